@@ -1,0 +1,3 @@
+module github.com/csi-node/csi-node
+
+go 1.26.0

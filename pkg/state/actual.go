@@ -1,0 +1,141 @@
+package state
+
+import "fmt"
+
+// Actual is what the kernel and the backend say of one volume at one moment.
+// It is observed before each step and never stored.
+type Actual struct {
+	Device   Device
+	View     Device // a read-only device over Device, for read-only block targets
+	Contents Contents
+	Stage    Mountpoint            // at the staging path of the record
+	Targets  map[string]Mountpoint // by target path of the record
+}
+
+// DeviceNumber identifies a block device; the zero value is no device.
+type DeviceNumber struct {
+	Major uint32 `json:"major"`
+	Minor uint32 `json:"minor"`
+}
+
+func (n DeviceNumber) String() string { return fmt.Sprintf("%d:%d", n.Major, n.Minor) }
+
+// DeviceState is the condition of a volume's device on this node.
+type DeviceState int
+
+const (
+	// DeviceAbsent: no device stands for the volume.
+	DeviceAbsent DeviceState = iota
+	// DeviceAttached: the plugin's device stands for the volume.
+	DeviceAttached
+	// DeviceDetaching: a detach was accepted and completes when the last
+	// holder closes the device (autoclear).
+	DeviceDetaching
+	// DeviceForeign: something that the plugin did not attach uses the volume's backing.
+	DeviceForeign
+)
+
+var deviceStateNames = [...]string{"absent", "attached", "detaching", "foreign"}
+
+func (s DeviceState) String() string { return deviceStateNames[s] }
+
+// Device is what stands for a volume on this node.
+type Device struct {
+	State    DeviceState
+	Missing  bool         // the backend knows no such volume
+	Path     string       // of the device node, as /dev/loop3
+	Number   DeviceNumber // of the device node
+	Size     int64        // bytes; of the device when there is one
+	Capacity int64        // bytes that the backend's metadata promises; 0 when unknown
+	ReadOnly bool         // the device refuses writes
+	Held     bool         // mounted or claimed by somebody, in whatever namespace (an O_EXCL open says EBUSY)
+	Holder   string       // of a foreign device: what holds the backing, for humans
+	Backing  string       // the file behind the device, whose holes read as zeros; empty when there is none
+
+	// The durable facts about formatting that live with the data.
+	Formatting bool   // a format was begun and its end is not known
+	Formatted  string // the fs type of the last format that completed
+}
+
+// Attached reports whether the plugin's device stands and is not going away.
+func (d Device) Attached() bool { return d.State == DeviceAttached }
+
+// ContentsKind says what a device was found to hold.
+type ContentsKind int
+
+const (
+	// ContentsUnread: there was no device to read.
+	ContentsUnread ContentsKind = iota
+	// ContentsBlank: provably blank.
+	ContentsBlank
+	// ContentsFilesystem: a file system that this node can mount.
+	ContentsFilesystem
+	// ContentsOther: anything else, including what could not be read.
+	ContentsOther
+)
+
+var contentsKindNames = [...]string{"unread", "blank", "filesystem", "other"}
+
+func (k ContentsKind) String() string { return contentsKindNames[k] }
+
+// Contents is what is on a device.
+type Contents struct {
+	Kind   ContentsKind
+	FSType string // of a file system: "ext4", "xfs"
+	UUID   string // of a file system
+	Size   int64  // bytes that the file system spans on its device
+	Found  string // for humans: "ext4 file system", "LUKS header at byte 0", "data at byte 4096"
+
+	NeedsCheck bool // the superblock asks for a check before the next mount
+	Growable   bool // the device has room for the file system to grow into
+
+	// When this kind of file system can grow on this node.
+	GrowsMounted   bool
+	GrowsUnmounted bool
+}
+
+// FileType is the type of the file at a path, beneath whatever is mounted there
+// if the mount hides it no better than its own root.
+type FileType int
+
+const (
+	// NoFile: the path does not exist.
+	NoFile FileType = iota
+	// Directory is a directory.
+	Directory
+	// RegularFile is a regular file.
+	RegularFile
+	// BlockDevice is a block device node.
+	BlockDevice
+	// OtherFile is a symbolic link, a socket, a character device or a pipe.
+	OtherFile
+)
+
+var fileTypeNames = [...]string{"nothing", "a directory", "a file", "a block device", "a special file"}
+
+func (t FileType) String() string { return fileTypeNames[t] }
+
+// Mountpoint is what is seen at one path.
+type Mountpoint struct {
+	File   FileType // what a look at the path meets: the root of the top mount, or the file itself
+	Empty  bool     // nothing is mounted, and the directory has no entries or the file no bytes
+	Mounts []Mount  // stacked here, the top first; empty when the path is no mount point
+}
+
+// Mount is one mount at a mount point.
+type Mount struct {
+	Device        DeviceNumber // the block device under the file system; of a bound device node its own number
+	Node          bool         // the mount is a bound device node
+	FSType        string
+	Source        string
+	Root          string // of the mount within its file system; "/" is the whole
+	Attributes    Attributes
+	SuperReadOnly bool // the superblock refuses writes, whatever the attributes say
+	Corrupt       bool // looking at its root fails with ESTALE, ENOTCONN, EIO or the like
+}
+
+// Is reports whether m is the whole of the file system on the device, or the
+// node of the device itself.
+func (m Mount) Is(device DeviceNumber) bool {
+	return device != DeviceNumber{} && m.Device == device && (m.Node || m.Root == "/")
+}

@@ -1,0 +1,77 @@
+package state
+
+import (
+	"context"
+	"errors"
+	"fmt"
+)
+
+// Class says what a failure means to the caller of a CSI RPC. Each class is
+// named after the gRPC code that it becomes; pkg/driver holds the only mapping.
+type Class int
+
+// The zero class is Unavailable: an error that nobody has classified is worth
+// another try.
+const (
+	Unavailable Class = iota
+	DeadlineExceeded
+	Canceled
+	Aborted
+	ResourceExhausted
+	InvalidArgument
+	NotFound
+	AlreadyExists
+	FailedPrecondition
+	OutOfRange
+	Unauthenticated
+	Unimplemented
+	Internal
+)
+
+var classNames = [...]string{
+	"Unavailable", "DeadlineExceeded", "Canceled", "Aborted", "ResourceExhausted",
+	"InvalidArgument", "NotFound", "AlreadyExists", "FailedPrecondition", "OutOfRange",
+	"Unauthenticated", "Unimplemented", "Internal",
+}
+
+func (c Class) String() string {
+	if c < 0 || int(c) >= len(classNames) {
+		return fmt.Sprintf("Class(%d)", int(c))
+	}
+	return classNames[c]
+}
+
+// Final reports whether kubelet takes the class to mean that nothing was done
+// and nothing is under way (isFinalError in kubelet's CSI client). An intent
+// stands through every class that is not final.
+func (c Class) Final() bool { return c >= InvalidArgument }
+
+// Error is a failure with a class. Packages wrap it with %w to add the volume,
+// the path and the step.
+type Error struct {
+	Class Class
+	Err   error
+}
+
+func (e *Error) Error() string { return e.Err.Error() }
+func (e *Error) Unwrap() error { return e.Err }
+
+// Errorf returns an *Error of the class; the format is that of fmt.Errorf.
+func Errorf(class Class, format string, args ...any) error {
+	return &Error{Class: class, Err: fmt.Errorf(format, args...)}
+}
+
+// ClassOf returns the class of the outermost *Error in err's chain, else that
+// of a context error, else Unavailable.
+func ClassOf(err error) Class {
+	var e *Error
+	switch {
+	case errors.As(err, &e):
+		return e.Class
+	case errors.Is(err, context.DeadlineExceeded):
+		return DeadlineExceeded
+	case errors.Is(err, context.Canceled):
+		return Canceled
+	}
+	return Unavailable
+}

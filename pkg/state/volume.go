@@ -1,0 +1,123 @@
+package state
+
+import (
+	"maps"
+	"slices"
+	"time"
+)
+
+// Volume is the desired state of one volume: the record that the store keeps.
+type Volume struct {
+	ID       string             `json:"id"`
+	Revision uint64             `json:"revision"` // grows with every committed edit
+	Stage    *Stage             `json:"stage,omitempty"`
+	Targets  map[string]*Target `json:"targets,omitempty"` // by target path
+	Size     *Size              `json:"size,omitempty"`
+}
+
+// Intent is what a stage, a target and a size have in common.
+type Intent struct {
+	// Gone makes the intent a tombstone: what it describes must not be there.
+	// It stays until that is observed.
+	Gone bool `json:"gone,omitempty"`
+	// Withdrawn tells a tombstone that undoes a refused request, which removes
+	// nothing but mounts, from one that the CO asked for.
+	Withdrawn bool `json:"withdrawn,omitempty"`
+	// Accepted is set once the intent was seen to hold. What was accepted is
+	// never withdrawn.
+	Accepted bool `json:"accepted,omitempty"`
+	// Revision is that of the record when this intent last changed its meaning.
+	Revision uint64 `json:"revision"`
+	// Since is when it did so.
+	Since time.Time `json:"since"`
+
+	// Asked is set by the reconciler while a caller waits for the intent. Only
+	// then may a directory be made that was there before and is not.
+	Asked bool `json:"-"`
+}
+
+// AccessType is how a volume appears to a pod.
+type AccessType string
+
+const (
+	MountAccess AccessType = "mount"
+	BlockAccess AccessType = "block"
+)
+
+// Capability is a CSI VolumeCapability, normalised.
+type Capability struct {
+	Access AccessType `json:"access"`
+	Mode   string     `json:"mode"`             // the name of the CSI access mode
+	FSType string     `json:"fsType,omitempty"` // never empty for mount access
+	Flags  []string   `json:"flags,omitempty"`  // as given
+}
+
+// Equal reports whether two capabilities ask for the same; the order of mount
+// flags does not count.
+func (c Capability) Equal(o Capability) bool {
+	return c.Access == o.Access && c.Mode == o.Mode && c.FSType == o.FSType &&
+		slices.Equal(slices.Sorted(slices.Values(c.Flags)), slices.Sorted(slices.Values(o.Flags)))
+}
+
+// Stage is the intent that a volume is staged: its device attached and, for
+// mount access, its file system mounted at Path.
+type Stage struct {
+	Intent
+	Path       string            `json:"path"`
+	Capability Capability        `json:"capability"`
+	ReadOnly   bool              `json:"readOnly,omitempty"` // nobody writes: the device itself is attached read-only
+	Context    map[string]string `json:"context,omitempty"`  // volume and publish context without secrets
+}
+
+// SameAs reports whether two intents ask for the same stage.
+func (s *Stage) SameAs(o *Stage) bool {
+	return s.Path == o.Path && s.ReadOnly == o.ReadOnly && s.Capability.Equal(o.Capability) && maps.Equal(s.Context, o.Context)
+}
+
+// Target is the intent that a staged volume is published at Path.
+type Target struct {
+	Intent
+	Path       string            `json:"path"`
+	Capability Capability        `json:"capability"`
+	ReadOnly   bool              `json:"readOnly,omitempty"`
+	Context    map[string]string `json:"context,omitempty"`
+	// Device is the number that a block target was first seen with: a pod
+	// keeps the number, so another one cannot heal it.
+	Device DeviceNumber `json:"device,omitzero"`
+}
+
+// SameAs reports whether two intents ask for the same publish.
+func (t *Target) SameAs(o *Target) bool {
+	return t.Path == o.Path && t.ReadOnly == o.ReadOnly && t.Capability.Equal(o.Capability) && maps.Equal(t.Context, o.Context)
+}
+
+// Size is the intent that a volume has at least Bytes.
+type Size struct {
+	Intent
+	Bytes int64 `json:"bytes"`
+	// Before is the last accepted size in bytes, to which a refused growth
+	// returns; 0 when there was none.
+	Before int64 `json:"before,omitempty"`
+}
+
+// Empty reports whether nothing is left to do or to keep for the volume.
+func (v *Volume) Empty() bool { return v.Stage == nil && len(v.Targets) == 0 }
+
+// Clone returns a deep copy.
+func (v *Volume) Clone() *Volume {
+	c := *v
+	if v.Stage != nil {
+		s := *v.Stage
+		c.Stage = &s
+	}
+	if v.Size != nil {
+		s := *v.Size
+		c.Size = &s
+	}
+	c.Targets = make(map[string]*Target, len(v.Targets))
+	for path, target := range v.Targets {
+		t := *target
+		c.Targets[path] = &t
+	}
+	return &c
+}
