@@ -85,6 +85,7 @@ type Contents struct {
 	UUID   string // of a file system
 	Size   int64  // bytes that the file system spans on its device
 	Found  string // for humans: "ext4 file system", "LUKS header at byte 0", "data at byte 4096"
+	Err    error  // the device could not be looked at now
 
 	NeedsCheck bool // the superblock asks for a check before the next mount
 	Growable   bool // the device has room for the file system to grow into
@@ -120,6 +121,7 @@ type Mountpoint struct {
 	File   FileType // what a look at the path meets: the root of the top mount, or the file itself
 	Empty  bool     // nothing is mounted, and the directory has no entries or the file no bytes
 	Mounts []Mount  // stacked here, the top first; empty when the path is no mount point
+	Err    error    // the path could not be looked at now; then nothing else is known
 }
 
 // Mount is one mount at a mount point.
@@ -139,3 +141,9 @@ type Mount struct {
 func (m Mount) Is(device DeviceNumber) bool {
 	return device != DeviceNumber{} && m.Device == device && (m.Node || m.Root == "/")
 }
+
+// Usage is how full a file system is.
+type Usage struct{ Bytes, Inodes Amount }
+
+// Amount is in bytes, or in inodes.
+type Amount struct{ Total, Used, Available int64 }

@@ -3,6 +3,7 @@ package state
 import (
 	"maps"
 	"slices"
+	"strings"
 	"time"
 )
 
@@ -59,6 +60,17 @@ func (c Capability) Equal(o Capability) bool {
 		slices.Equal(slices.Sorted(slices.Values(c.Flags)), slices.Sorted(slices.Values(o.Flags)))
 }
 
+func (c Capability) String() string {
+	words := []string{string(c.Access), c.Mode}
+	if c.FSType != "" {
+		words = append(words, c.FSType)
+	}
+	if len(c.Flags) > 0 {
+		words = append(words, "flags "+strings.Join(c.Flags, ","))
+	}
+	return strings.Join(words, " ")
+}
+
 // Stage is the intent that a volume is staged: its device attached and, for
 // mount access, its file system mounted at Path.
 type Stage struct {
@@ -67,6 +79,9 @@ type Stage struct {
 	Capability Capability        `json:"capability"`
 	ReadOnly   bool              `json:"readOnly,omitempty"` // nobody writes: the device itself is attached read-only
 	Context    map[string]string `json:"context,omitempty"`  // volume and publish context without secrets
+	// Adopted marks a stage that was found standing without an intent: its
+	// access mode, flags and context are guesses until the CO names them.
+	Adopted bool `json:"adopted,omitempty"`
 }
 
 // SameAs reports whether two intents ask for the same stage.

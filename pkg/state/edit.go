@@ -1,0 +1,228 @@
+package state
+
+import (
+	"maps"
+	"slices"
+	"strings"
+	"time"
+)
+
+// ErrNotStaged is what AskPublish and AskSize return of a volume without a stage.
+var ErrNotStaged = Errorf(FailedPrecondition, "the volume is not staged on this node: NodeStageVolume comes first")
+
+// The edits below are the whole grammar of requests. Each is made inside
+// Store.Edit, on a record that already carries the revision of the edit; each
+// either refuses with a classified error or leaves the record as asked. An
+// edit that asks for what is asked for already changes nothing, which is how a
+// repeated call joins the one before.
+
+// AskStage asks for the stage s.
+//
+// AlreadyExists: another stage stands. Aborted: another stage is being taken down.
+func (v *Volume) AskStage(s *Stage, now time.Time) error {
+	have := v.Stage
+	switch {
+	case have == nil:
+	case !have.Gone && have.SameAs(s):
+		return nil
+	case !have.Gone && have.Adopted && have.Path == s.Path && have.ReadOnly == s.ReadOnly &&
+		have.Capability.Access == s.Capability.Access && have.Capability.FSType == s.Capability.FSType:
+		s.Intent = have.Intent
+		v.Stage = s
+		return nil
+	case !have.Gone && have.Path != s.Path:
+		return Errorf(AlreadyExists, "the volume is staged already at %s", have.Path)
+	case !have.Gone:
+		return Errorf(AlreadyExists, "the volume is staged already at %s with another capability or context: asked for %s, staged with %s", have.Path, s.Capability, have.Capability)
+	case !have.SameAs(s):
+		return Errorf(Aborted, "the volume is still being unstaged from %s", have.Path)
+	}
+	v.Stage = s
+	v.Stage.Intent = Intent{Revision: v.Revision, Since: now}
+	return nil
+}
+
+// AskUnstage asks that nothing is staged at path. A stage elsewhere is left alone.
+//
+// FailedPrecondition: the volume is still published, at the targets named.
+func (v *Volume) AskUnstage(path string, now time.Time) error {
+	if v.Stage != nil && v.Stage.Path != path {
+		return nil
+	}
+	if standing := v.standing(); len(standing) > 0 {
+		return Errorf(FailedPrecondition, "the volume is still published at %s: NodeUnpublishVolume comes first", strings.Join(standing, ", "))
+	}
+	if v.Stage == nil {
+		v.Stage = &Stage{Path: path}
+	}
+	v.Stage.remove(v.Revision, now)
+	v.Size = nil
+	return nil
+}
+
+// oneTarget holds the access modes under which one target at a time may be
+// published on a node (CSI spec v1.13, NodePublishVolume, table of second calls).
+var oneTarget = []string{"SINGLE_NODE_SINGLE_WRITER", "SINGLE_NODE_WRITER", "SINGLE_NODE_READER_ONLY"}
+
+// AskPublish asks for the target t, bound from stagingPath.
+//
+// ErrNotStaged: no stage stands. FailedPrecondition: it stands elsewhere or
+// unlike the target, or the access mode allows no second target.
+// AlreadyExists: the target is published with other arguments. Aborted:
+// something is being taken down that must be gone first.
+func (v *Volume) AskPublish(t *Target, stagingPath string, now time.Time) error {
+	s := v.Stage
+	have := v.Targets[t.Path]
+	switch {
+	case have != nil && !have.Gone && have.SameAs(t) && s != nil && s.Path == stagingPath:
+		return nil
+	case have != nil && !have.Gone && s != nil && s.Path == stagingPath:
+		return Errorf(AlreadyExists, "the volume is published already at %s with another capability, context or read-only setting", t.Path)
+	case s == nil:
+		return ErrNotStaged
+	case s.Gone:
+		return Errorf(Aborted, "the volume is being unstaged from %s", s.Path)
+	case s.Path != stagingPath:
+		return Errorf(FailedPrecondition, "the volume is staged at %s, not at the staging target path %s", s.Path, stagingPath)
+	case s.Capability.Access != t.Capability.Access, s.Capability.FSType != t.Capability.FSType:
+		return Errorf(FailedPrecondition, "the volume is staged as %s, not as %s", s.Capability, t.Capability)
+	case have != nil && have.Gone && !have.SameAs(t):
+		return Errorf(Aborted, "the volume is still being unpublished from %s", t.Path)
+	}
+	if err := t.flagsBeyond(s); err != nil {
+		return err
+	}
+	if err := v.allowsAnother(t); err != nil {
+		return err
+	}
+	if v.Targets == nil {
+		v.Targets = map[string]*Target{}
+	}
+	v.Targets[t.Path] = t
+	t.Intent = Intent{Revision: v.Revision, Since: now}
+	return nil
+}
+
+// flagsBeyond refuses flags that only a superblock knows and that the stage was
+// not mounted with: a bind cannot add them.
+func (t *Target) flagsBeyond(s *Stage) error {
+	mine, err := ParseFlags(t.Capability.Flags)
+	if err != nil {
+		return err
+	}
+	staged, err := ParseFlags(s.Capability.Flags)
+	if err != nil {
+		return err
+	}
+	for _, flag := range mine.Super {
+		if !slices.Contains(staged.Super, flag) {
+			return Errorf(InvalidArgument, "mount flag %q: the volume was staged without it, and a publish cannot add it", flag)
+		}
+	}
+	return nil
+}
+
+// allowsAnother applies the access modes to a target beside those that are there.
+func (v *Volume) allowsAnother(t *Target) error {
+	for _, path := range v.TargetPaths() {
+		other := v.Targets[path]
+		if path == t.Path || !slices.Contains(oneTarget, t.Capability.Mode) && !slices.Contains(oneTarget, other.Capability.Mode) {
+			continue
+		}
+		if other.Gone {
+			return Errorf(Aborted, "the volume is still being unpublished from %s, and access mode %s allows one target", path, t.Capability.Mode)
+		}
+		return Errorf(FailedPrecondition, "the volume is published at %s, and access mode %s allows one target", path, t.Capability.Mode)
+	}
+	return nil
+}
+
+// AskUnpublish asks that the volume is not published at path.
+func (v *Volume) AskUnpublish(path string, now time.Time) error {
+	t := v.Targets[path]
+	if t == nil {
+		if v.Targets == nil {
+			v.Targets = map[string]*Target{}
+		}
+		t = &Target{Path: path}
+		v.Targets[path] = t
+	}
+	t.remove(v.Revision, now)
+	return nil
+}
+
+// AskSize asks for at least that many bytes. A smaller size than was asked
+// before changes nothing.
+func (v *Volume) AskSize(bytes int64, now time.Time) error {
+	switch {
+	case v.Stage == nil:
+		return ErrNotStaged
+	case v.Stage.Gone:
+		return Errorf(Aborted, "the volume is being unstaged from %s", v.Stage.Path)
+	case v.Size != nil && v.Size.Bytes >= bytes:
+		return nil
+	}
+	before := int64(0)
+	if v.Size != nil && v.Size.Accepted {
+		before = v.Size.Bytes
+	} else if v.Size != nil {
+		before = v.Size.Before
+	}
+	v.Size = &Size{Intent: Intent{Revision: v.Revision, Since: now}, Bytes: bytes, Before: before}
+	return nil
+}
+
+// Withdraw takes back the part's intent after a final failure, if it was never
+// accepted: a stage and a target become tombstones, a size returns to the last
+// accepted one.
+func (v *Volume) Withdraw(p Part, now time.Time) {
+	intent := v.Intent(p)
+	if intent == nil || intent.Accepted || intent.Gone {
+		return
+	}
+	if p.Kind == SizeKind {
+		before := v.Size.Before
+		v.Size = nil
+		if before > 0 {
+			v.Size = &Size{Intent: Intent{Accepted: true, Revision: v.Revision, Since: now}, Bytes: before, Before: before}
+		}
+		return
+	}
+	intent.remove(v.Revision, now)
+	intent.Withdrawn = true
+}
+
+// Accept notes that the part was seen to hold.
+func (v *Volume) Accept(p Part) {
+	if intent := v.Intent(p); intent != nil {
+		intent.Accepted = true
+	}
+}
+
+// Drop forgets a tombstone that was seen to hold.
+func (v *Volume) Drop(p Part) {
+	switch intent := v.Intent(p); {
+	case intent == nil || !intent.Gone:
+	case p.Kind == StageKind:
+		v.Stage = nil
+	case p.Kind == TargetKind:
+		delete(v.Targets, p.Path)
+	}
+}
+
+// remove turns the intent into a tombstone that the CO asked for.
+func (i *Intent) remove(revision uint64, now time.Time) {
+	i.Withdrawn = false
+	if i.Gone {
+		return
+	}
+	*i = Intent{Gone: true, Revision: revision, Since: now}
+}
+
+// standing returns the paths of the targets that are to stay published.
+func (v *Volume) standing() []string {
+	return slices.DeleteFunc(v.TargetPaths(), func(path string) bool { return v.Targets[path].Gone })
+}
+
+// TargetPaths returns the paths of all targets, tombstones too, in order.
+func (v *Volume) TargetPaths() []string { return slices.Sorted(maps.Keys(v.Targets)) }

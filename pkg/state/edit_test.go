@@ -1,0 +1,236 @@
+package state
+
+import (
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+)
+
+var editTime = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
+
+func aStage(changes ...func(*Stage)) *Stage {
+	s := &Stage{Path: "/stage", Capability: Capability{Access: MountAccess, Mode: "SINGLE_NODE_MULTI_WRITER", FSType: "ext4", Flags: []string{"discard"}}}
+	for _, change := range changes {
+		change(s)
+	}
+	return s
+}
+
+func aTarget(path string, changes ...func(*Target)) *Target {
+	t := &Target{Path: path, Capability: Capability{Access: MountAccess, Mode: "SINGLE_NODE_MULTI_WRITER", FSType: "ext4"}}
+	for _, change := range changes {
+		change(t)
+	}
+	return t
+}
+
+func gone(i *Intent) { *i = Intent{Gone: true, Revision: 3} }
+
+// record returns a volume at revision 10 that is staged since revision 1, with changes.
+func record(changes ...func(*Volume)) *Volume {
+	v := &Volume{ID: "v", Revision: 10, Stage: aStage(func(s *Stage) { s.Intent = Intent{Revision: 1} }), Targets: map[string]*Target{}}
+	for _, change := range changes {
+		change(v)
+	}
+	return v
+}
+
+func with(path string, changes ...func(*Target)) func(*Volume) {
+	return func(v *Volume) {
+		v.Targets[path] = aTarget(path, changes...)
+		v.Targets[path].Revision = 2
+	}
+}
+
+func goneTarget(t *Target) { gone(&t.Intent) }
+
+func single(t *Target) { t.Capability.Mode = "SINGLE_NODE_SINGLE_WRITER" }
+
+// asks is a table of edits: what each makes of a record.
+type asks map[string]struct {
+	have  *Volume
+	edit  func(*Volume) error
+	class Class // of the refusal, if words are given
+	words string
+	part  Part // that has the edit's revision afterwards; none: the record is unchanged
+}
+
+func (table asks) run(t *testing.T) {
+	for name, test := range table {
+		t.Run(name, func(t *testing.T) {
+			v, before := test.have.Clone(), test.have.Clone()
+			err := test.edit(v)
+			switch {
+			case test.words != "":
+				if err == nil || ClassOf(err) != test.class || !strings.Contains(err.Error(), test.words) {
+					t.Errorf("the error is %v, not %s with %q", err, test.class, test.words)
+				}
+			case err != nil:
+				t.Fatal(err)
+			}
+			if test.part == (Part{}) {
+				if !reflect.DeepEqual(v, before) {
+					t.Errorf("the record became %+v", v)
+				}
+				return
+			}
+			if i := v.Intent(test.part); i == nil || i.Revision != 10 || !i.Since.Equal(editTime) || i.Accepted {
+				t.Errorf("the intent is %+v", i)
+			}
+		})
+	}
+}
+
+func TestAskStage(t *testing.T) {
+	ask := func(changes ...func(*Stage)) func(*Volume) error {
+		return func(v *Volume) error { return v.AskStage(aStage(changes...), editTime) }
+	}
+	elsewhere := func(s *Stage) { s.Path = "/elsewhere" }
+	xfs := func(s *Stage) { s.Capability.FSType = "xfs" }
+	asks{
+		"first":              {have: &Volume{ID: "v", Revision: 10}, edit: ask(), part: StagePart()},
+		"again":              {have: record(), edit: ask()},
+		"elsewhere":          {have: record(), edit: ask(elsewhere), class: AlreadyExists, words: "/stage"},
+		"other fs type":      {have: record(), edit: ask(xfs), class: AlreadyExists, words: "xfs"},
+		"while going":        {have: record(func(v *Volume) { gone(&v.Stage.Intent) }), edit: ask(), part: StagePart()},
+		"other, while going": {have: record(func(v *Volume) { gone(&v.Stage.Intent) }), edit: ask(xfs), class: Aborted, words: "unstaged"},
+	}.run(t)
+
+	v := record(func(v *Volume) {
+		v.Stage.Adopted, v.Stage.Accepted, v.Stage.Capability.Flags, v.Stage.Capability.Mode = true, true, nil, ""
+	})
+	if err := v.AskStage(aStage(), editTime); err != nil || v.Stage.Adopted || !v.Stage.Accepted || v.Stage.Revision != 1 || len(v.Stage.Capability.Flags) != 1 {
+		t.Errorf("an adopted stage became %+v (%v)", v.Stage, err)
+	}
+}
+
+func TestAskUnstage(t *testing.T) {
+	ask := func(path string) func(*Volume) error {
+		return func(v *Volume) error { return v.AskUnstage(path, editTime) }
+	}
+	asks{
+		"staged":       {have: record(), edit: ask("/stage"), part: StagePart()},
+		"elsewhere":    {have: record(), edit: ask("/elsewhere")},
+		"unknown":      {have: &Volume{ID: "v", Revision: 10}, edit: ask("/stage"), part: StagePart()},
+		"again":        {have: record(func(v *Volume) { gone(&v.Stage.Intent) }), edit: ask("/stage")},
+		"published":    {have: record(with("/b"), with("/a")), edit: ask("/stage"), class: FailedPrecondition, words: "/a, /b"},
+		"unpublishing": {have: record(with("/a", goneTarget)), edit: ask("/stage"), part: StagePart()},
+	}.run(t)
+
+	v := record(func(v *Volume) { v.Size = &Size{Bytes: 1} })
+	if err := v.AskUnstage("/stage", editTime); err != nil || v.Size != nil || !v.Stage.Gone || v.Stage.Path != "/stage" {
+		t.Errorf("an unstaged volume is %+v (%v)", v, err)
+	}
+	v.Stage.Withdrawn = true
+	if err := v.AskUnstage("/stage", editTime); err != nil || v.Stage.Withdrawn {
+		t.Errorf("a withdrawn stage that the CO asks away is %+v (%v)", v.Stage, err)
+	}
+}
+
+func TestAskPublish(t *testing.T) {
+	ask := func(target *Target) func(*Volume) error {
+		return func(v *Volume) error { return v.AskPublish(target, "/stage", editTime) }
+	}
+	flags := func(f string) func(*Target) { return func(t *Target) { t.Capability.Flags = []string{f} } }
+	reading := func(t *Target) { t.ReadOnly = true }
+	block := func(t *Target) { t.Capability.Access, t.Capability.FSType = BlockAccess, "" }
+	asks{
+		"first":               {have: record(), edit: ask(aTarget("/a")), part: TargetPart("/a")},
+		"again":               {have: record(with("/a")), edit: ask(aTarget("/a"))},
+		"again, otherwise":    {have: record(with("/a")), edit: ask(aTarget("/a", reading)), class: AlreadyExists, words: "/a"},
+		"second":              {have: record(with("/a")), edit: ask(aTarget("/b")), part: TargetPart("/b")},
+		"unstaged":            {have: &Volume{ID: "v", Revision: 10}, edit: ask(aTarget("/a")), class: FailedPrecondition, words: "not staged"},
+		"unstaging":           {have: record(func(v *Volume) { gone(&v.Stage.Intent) }), edit: ask(aTarget("/a")), class: Aborted, words: "unstaged"},
+		"staged elsewhere":    {have: record(func(v *Volume) { v.Stage.Path = "/x" }), edit: ask(aTarget("/a")), class: FailedPrecondition, words: "/x"},
+		"staged as block":     {have: record(), edit: ask(aTarget("/a", block)), class: FailedPrecondition, words: "block"},
+		"while going":         {have: record(with("/a", goneTarget)), edit: ask(aTarget("/a")), part: TargetPart("/a")},
+		"other, going":        {have: record(with("/a", goneTarget)), edit: ask(aTarget("/a", reading)), class: Aborted, words: "unpublished"},
+		"staged flag":         {have: record(), edit: ask(aTarget("/a", flags("ro,discard"))), part: TargetPart("/a")},
+		"new flag":            {have: record(), edit: ask(aTarget("/a", flags("data=journal"))), class: InvalidArgument, words: "data=journal"},
+		"bad flag":            {have: record(), edit: ask(aTarget("/a", flags("bind"))), class: InvalidArgument, words: "bind"},
+		"single, first":       {have: record(), edit: ask(aTarget("/a", single)), part: TargetPart("/a")},
+		"single, second":      {have: record(with("/a", single)), edit: ask(aTarget("/b", single)), class: FailedPrecondition, words: "/a"},
+		"single after multi":  {have: record(with("/a")), edit: ask(aTarget("/b", single)), class: FailedPrecondition, words: "/a"},
+		"multi after single":  {have: record(with("/a", single)), edit: ask(aTarget("/b")), class: FailedPrecondition, words: "/a"},
+		"single, while going": {have: record(with("/a", single, goneTarget)), edit: ask(aTarget("/b", single)), class: Aborted, words: "/a"},
+	}.run(t)
+}
+
+func TestAskUnpublish(t *testing.T) {
+	ask := func(v *Volume) error { return v.AskUnpublish("/a", editTime) }
+	asks{
+		"published": {have: record(with("/a")), edit: ask, part: TargetPart("/a")},
+		"unknown":   {have: &Volume{ID: "v", Revision: 10}, edit: ask, part: TargetPart("/a")},
+		"again":     {have: record(with("/a", goneTarget)), edit: ask},
+	}.run(t)
+}
+
+func TestAskSize(t *testing.T) {
+	ask := func(v *Volume) error { return v.AskSize(100, editTime) }
+	size := func(bytes int64) func(*Volume) { return func(v *Volume) { v.Size = &Size{Bytes: bytes} } }
+	asks{
+		"first":     {have: record(), edit: ask, part: SizePart()},
+		"again":     {have: record(size(100)), edit: ask},
+		"smaller":   {have: record(size(200)), edit: ask},
+		"larger":    {have: record(size(50)), edit: ask, part: SizePart()},
+		"unstaged":  {have: &Volume{ID: "v"}, edit: ask, class: FailedPrecondition, words: "not staged"},
+		"unstaging": {have: record(func(v *Volume) { gone(&v.Stage.Intent) }), edit: ask, class: Aborted, words: "unstaged"},
+	}.run(t)
+}
+
+// A refused growth returns to the last size that was accepted, however many
+// were asked since.
+func TestWithdrawSize(t *testing.T) {
+	v := record()
+	ask := func(bytes int64) {
+		v.Revision++
+		if err := v.AskSize(bytes, editTime); err != nil {
+			t.Fatal(err)
+		}
+	}
+	ask(100)
+	v.Accept(SizePart())
+	v.Withdraw(SizePart(), editTime)
+	if v.Size.Bytes != 100 {
+		t.Errorf("an accepted size was withdrawn: %+v", v.Size)
+	}
+	ask(200)
+	ask(300)
+	v.Withdraw(SizePart(), editTime)
+	if v.Size.Bytes != 100 || !v.Size.Accepted || v.Size.Revision != v.Revision {
+		t.Errorf("withdrawn to %+v", v.Size)
+	}
+	v.Size = nil
+	ask(50)
+	v.Withdraw(SizePart(), editTime)
+	if v.Size != nil {
+		t.Errorf("a first size was withdrawn to %+v", v.Size)
+	}
+}
+
+func TestWithdrawAcceptDrop(t *testing.T) {
+	v := record(with("/a"))
+	v.Drop(TargetPart("/a")) // stands: not dropped
+	v.Withdraw(TargetPart("/a"), editTime)
+	if i := v.Targets["/a"].Intent; !i.Gone || !i.Withdrawn || i.Revision != 10 {
+		t.Errorf("a withdrawn target is %+v", i)
+	}
+	v.Accept(StagePart())
+	v.Withdraw(StagePart(), editTime)
+	if v.Stage.Gone {
+		t.Error("an accepted stage was withdrawn")
+	}
+	v.Drop(TargetPart("/a"))
+	v.Drop(TargetPart("/a"))
+	if len(v.Targets) != 0 {
+		t.Errorf("a dropped target is there: %v", v.Targets)
+	}
+	gone(&v.Stage.Intent)
+	v.Drop(StagePart())
+	v.Accept(StagePart())
+	v.Withdraw(StagePart(), editTime)
+	if !v.Empty() {
+		t.Errorf("the volume is %+v", v)
+	}
+}

@@ -1,0 +1,149 @@
+package state
+
+import (
+	"encoding/json"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+)
+
+// fullVolume has every field set.
+func fullVolume() *Volume {
+	at := time.Date(2026, 1, 2, 3, 4, 5, 6, time.UTC)
+	intent := Intent{Gone: true, Withdrawn: true, Accepted: true, Revision: 7, Since: at, Asked: true}
+	c := Capability{Access: MountAccess, Mode: "SINGLE_NODE_WRITER", FSType: "ext4", Flags: []string{"ro"}}
+	return &Volume{
+		ID: "v", Revision: 9,
+		Stage: &Stage{Intent: intent, Path: "/stage", Capability: c, ReadOnly: true, Context: map[string]string{"a": "b"}, Adopted: true},
+		Targets: map[string]*Target{"/pod": {Intent: intent, Path: "/pod", Capability: c, ReadOnly: true,
+			Context: map[string]string{"a": "b"}, Device: DeviceNumber{Major: 7, Minor: 3}}},
+		Size: &Size{Intent: intent, Bytes: 2, Before: 1},
+	}
+}
+
+func TestCloneSharesNoIntent(t *testing.T) {
+	v, c := fullVolume(), fullVolume().Clone()
+	if !reflect.DeepEqual(v, c) {
+		t.Fatalf("the clone is %+v", c)
+	}
+	c = v.Clone()
+	c.Stage.Path, c.Size.Bytes, c.Targets["/pod"].Path = "x", 99, "x"
+	c.Targets["/other"] = &Target{}
+	if !reflect.DeepEqual(v, fullVolume()) {
+		t.Errorf("a change of the clone changed %+v", v)
+	}
+	if c := (&Volume{ID: "v"}).Clone(); c.Targets == nil || !c.Empty() {
+		t.Errorf("the clone of an empty volume is %+v", c)
+	}
+}
+
+func TestDeepCopySharesNothing(t *testing.T) {
+	v := fullVolume()
+	c := deepCopy(v)
+	c.Stage.Context["a"], c.Stage.Capability.Flags[0] = "x", "x"
+	c.Targets["/pod"].Context["a"], c.Targets["/pod"].Capability.Flags[0] = "x", "x"
+	if !reflect.DeepEqual(v, fullVolume()) {
+		t.Errorf("a change of the copy changed %+v", v)
+	}
+	if c.Stage.Asked || c.Size.Asked || c.Targets["/pod"].Asked {
+		t.Error("the copy keeps a mark that is never stored")
+	}
+}
+
+func TestVolumeJSON(t *testing.T) {
+	text, err := json.Marshal(fullVolume())
+	if err != nil {
+		t.Fatal(err)
+	}
+	var back Volume
+	if err := json.Unmarshal(text, &back); err != nil {
+		t.Fatal(err)
+	}
+	if want := deepCopy(fullVolume()); !reflect.DeepEqual(&back, want) {
+		t.Errorf("read back %+v, not %+v", back, want)
+	}
+	if strings.Contains(string(text), "sked") {
+		t.Errorf("%s holds the mark Asked", text)
+	}
+}
+
+func TestSameAs(t *testing.T) {
+	for name, change := range map[string]func(*Stage, *Target){
+		"path":    func(s *Stage, t *Target) { s.Path, t.Path = "x", "x" },
+		"access":  func(s *Stage, t *Target) { s.Capability.Access, t.Capability.Access = BlockAccess, BlockAccess },
+		"mode":    func(s *Stage, t *Target) { s.Capability.Mode, t.Capability.Mode = "x", "x" },
+		"fs type": func(s *Stage, t *Target) { s.Capability.FSType, t.Capability.FSType = "xfs", "xfs" },
+		"flags":   func(s *Stage, t *Target) { s.Capability.Flags, t.Capability.Flags = nil, nil },
+		"reading": func(s *Stage, t *Target) { s.ReadOnly, t.ReadOnly = false, false },
+		"context": func(s *Stage, t *Target) { s.Context, t.Context = nil, nil },
+	} {
+		a, b := fullVolume(), fullVolume()
+		change(b.Stage, b.Targets["/pod"])
+		if a.Stage.SameAs(b.Stage) || a.Targets["/pod"].SameAs(b.Targets["/pod"]) {
+			t.Errorf("another %s counts as the same", name)
+		}
+	}
+	a, b := fullVolume(), fullVolume()
+	b.Stage.Intent, b.Stage.Adopted = Intent{}, false
+	b.Targets["/pod"].Intent, b.Targets["/pod"].Device = Intent{}, DeviceNumber{}
+	a.Stage.Capability.Flags, b.Stage.Capability.Flags = []string{"x", "y"}, []string{"y", "x"}
+	if !a.Stage.SameAs(b.Stage) || !a.Targets["/pod"].SameAs(b.Targets["/pod"]) {
+		t.Error("what is not asked for counts")
+	}
+}
+
+func TestStrings(t *testing.T) {
+	for got, want := range map[string]string{
+		Capability{Access: BlockAccess, Mode: "M"}.String():    "block M",
+		fullVolume().Stage.Capability.String():                 "mount SINGLE_NODE_WRITER ext4 flags ro",
+		TargetPart("/pod").String():                            "target /pod",
+		StagePart().String():                                   "stage",
+		SizePart().String():                                    "size",
+		DeviceNumber{Major: 7, Minor: 3}.String():              "7:3",
+		DeviceAttached.String() + " " + DeviceForeign.String(): "attached foreign",
+	} {
+		if got != want {
+			t.Errorf("%q, not %q", got, want)
+		}
+	}
+}
+
+func TestMountIs(t *testing.T) {
+	seven := DeviceNumber{Major: 7}
+	for _, test := range []struct {
+		mount  Mount
+		device DeviceNumber
+		want   bool
+	}{
+		{Mount{Device: seven, Root: "/"}, seven, true},
+		{Mount{Device: seven, Root: "/sub"}, seven, false},
+		{Mount{Device: seven, Root: "/loop0", Node: true}, seven, true},
+		{Mount{Device: seven, Root: "/"}, DeviceNumber{Major: 8}, false},
+		{Mount{Root: "/"}, DeviceNumber{}, false},
+	} {
+		if test.mount.Is(test.device) != test.want {
+			t.Errorf("%+v is %s: %v", test.mount, test.device, !test.want)
+		}
+	}
+}
+
+func TestParts(t *testing.T) {
+	v := fullVolume()
+	v.Targets["/a"] = &Target{Path: "/a"}
+	if got := v.Parts(); !slices.Equal(got, []Part{TargetPart("/a"), TargetPart("/pod"), StagePart(), SizePart()}) {
+		t.Errorf("parts %v", got)
+	}
+	for _, p := range v.Parts() {
+		v.Intent(p).Revision = 100 // points into the record
+	}
+	if v.Stage.Revision != 100 || v.Size.Revision != 100 || v.Targets["/a"].Revision != 100 {
+		t.Errorf("the record is %+v", v)
+	}
+	for _, p := range []Part{StagePart(), SizePart(), TargetPart("/pod"), {}} {
+		if (&Volume{}).Intent(p) != nil {
+			t.Errorf("an empty volume has a %s", p)
+		}
+	}
+}
