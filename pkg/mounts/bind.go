@@ -1,0 +1,162 @@
+package mounts
+
+import (
+	"context"
+	"fmt"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/csi-node/csi-node/pkg/state"
+)
+
+// BindMount shows at target what is mounted at source, which must be the whole
+// of the file system on device. The flags' attributes are set before the mount
+// can be reached, so a read-only bind is never writable; flags.Super are left
+// alone, they belong to the superblock.
+//
+// It makes the directory target if it is missing, but none above it, and
+// removes it again if it then fails. FailedPrecondition: source does not show
+// the device, the directory above target is missing, or target is a mount
+// point already. It may block if either file system does not answer.
+func (h *Host) BindMount(ctx context.Context, source string, device state.DeviceNumber, target string, flags state.Flags) error {
+	if err := h.bindMount(ctx, source, device, target, flags); err != nil {
+		return fmt.Errorf("bind %s at %s: %w", source, target, err)
+	}
+	return nil
+}
+
+// BindDevice shows the node of a device at target, a file that it makes if it
+// is missing; the rules are those of BindMount. The node at device.Path must be
+// that of device.Number.
+func (h *Host) BindDevice(ctx context.Context, device state.Device, target string) error {
+	if err := h.bindDevice(ctx, device, target); err != nil {
+		return fmt.Errorf("bind %s at %s: %w", device.Path, target, err)
+	}
+	return nil
+}
+
+func (h *Host) bindMount(ctx context.Context, source string, device state.DeviceNumber, target string, flags state.Flags) error {
+	p, err := h.beginBind(ctx, target)
+	if err != nil {
+		return err
+	}
+	defer p.close()
+	fd, err := h.openMounted(source, device)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	return p.bind(fd, flags, state.Directory)
+}
+
+func (h *Host) bindDevice(ctx context.Context, device state.Device, target string) error {
+	p, err := h.beginBind(ctx, target)
+	if err != nil {
+		return err
+	}
+	defer p.close()
+	fd, err := openNode(device)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	return p.bind(fd, state.Flags{}, state.RegularFile)
+}
+
+// beginBind opens the place of a target, above which nothing is ever made.
+func (h *Host) beginBind(ctx context.Context, target string) (*place, error) {
+	p, err := h.begin(ctx, target)
+	if missing(err) {
+		return nil, state.Errorf(state.FailedPrecondition, "the directory above the target is missing, and it is for the caller to make: %v", err)
+	}
+	return p, err
+}
+
+// openMounted opens (O_PATH) the root of the top mount at a path, after it has
+// made sure that this is the whole file system on the device.
+func (h *Host) openMounted(path string, device state.DeviceNumber) (int, error) {
+	notMounted := func(found string) error {
+		return state.Errorf(state.FailedPrecondition, "%s is not mounted with the volume's device %s: %s", path, device, found)
+	}
+	p, err := h.open(path)
+	if missing(err) {
+		return -1, notMounted(err.Error())
+	} else if err != nil {
+		return -1, err
+	}
+	defer p.close()
+	fd, err := openat2(p.dir, p.name, unix.O_PATH, 0)
+	switch {
+	case err == unix.ELOOP:
+		return -1, refuseLink(path)
+	case missing(err):
+		return -1, notMounted("it does not exist")
+	case err != nil:
+		return -1, fmt.Errorf("open %s: %w", path, err)
+	}
+	if err := h.verifyRoot(fd, device, notMounted); err != nil {
+		unix.Close(fd)
+		return -1, err
+	}
+	return fd, nil
+}
+
+func (h *Host) verifyRoot(fd int, device state.DeviceNumber, notMounted func(found string) error) error {
+	st, err := statx(fd, "", h.table.mask())
+	switch {
+	case err != nil:
+		return fmt.Errorf("statx of the source: %w", err)
+	case st.Attributes&unix.STATX_ATTR_MOUNT_ROOT == 0:
+		return notMounted("it is no mount point")
+	}
+	stack, err := h.table.stack(st.Mnt_id)
+	if err != nil {
+		return fmt.Errorf("mount id %d of the source: %w", st.Mnt_id, err)
+	}
+	if m := stack[0].mount(); m.Node || !m.Is(device) {
+		return notMounted(fmt.Sprintf("it shows %q of %s, device %s", m.Root, m.Source, m.Device))
+	}
+	return nil
+}
+
+// openNode opens (O_PATH) the node of a device.
+func openNode(device state.Device) (int, error) {
+	fd, err := unix.Open(device.Path, unix.O_PATH|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return -1, fmt.Errorf("open the device node: %w", err)
+	}
+	st, err := statx(fd, "", 0)
+	number := state.DeviceNumber{Major: st.Rdev_major, Minor: st.Rdev_minor}
+	switch {
+	case err != nil:
+		err = fmt.Errorf("statx of the device node: %w", err)
+	case fileType(st.Mode) != state.BlockDevice:
+		err = fmt.Errorf("the device node is %s: it should be device %s", fileType(st.Mode), device.Number)
+	case number != device.Number:
+		err = fmt.Errorf("the device node is that of device %s now, not %s", number, device.Number)
+	default:
+		return fd, nil
+	}
+	unix.Close(fd)
+	return -1, err
+}
+
+// bind clones the one mount that fd is on, from fd downwards, sets the
+// attributes while nobody can reach the clone, and attaches it.
+//
+// The clone of a shared mount would belong to its peer group: what anybody
+// mounts on a bound device node would then appear on the node in /dev, and what
+// a pod mounts in its volume would appear in the stage, and keep it busy. So it
+// is made private; where it is attached below a shared mount the kernel makes a
+// group of its own of it.
+func (p *place) bind(fd int, flags state.Flags, kind state.FileType) error {
+	tree, err := unix.OpenTree(fd, "", unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_EMPTY_PATH)
+	if err != nil {
+		return fmt.Errorf("open_tree: %w", err)
+	}
+	defer unix.Close(tree)
+	if err := setAttributes(tree, "", flags, unix.MS_PRIVATE); err != nil {
+		return fmt.Errorf("set the attributes %q: %w", flags.Set, err)
+	}
+	return p.attach(tree, kind)
+}

@@ -1,0 +1,241 @@
+package mounts
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/csi-node/csi-node/pkg/state"
+)
+
+// MountDevice mounts the file system on a device. It makes the directory, and
+// those above it below the root, if they are missing.
+//
+// flags.Set become attributes of the mount and flags.Super options of the
+// superblock; readOnly makes both read-only. An option that the kernel refuses
+// is InvalidArgument with the kernel's own words. FailedPrecondition: the
+// kernel has no such file system, or something is mounted at path already. A
+// node at device.Path that is not device.Number is never mounted.
+//
+// It blocks while the kernel reads the device and replays the journal. After an
+// error nothing is mounted at path, and a directory of that name is gone again
+// if it was made here.
+func (h *Host) MountDevice(ctx context.Context, device state.Device, path, fsType string, flags state.Flags, readOnly bool) error {
+	if err := h.mountDevice(ctx, device, path, fsType, flags, readOnly); err != nil {
+		return fmt.Errorf("mount %s of %s at %s: %w", fsType, device.Path, path, err)
+	}
+	return nil
+}
+
+func (h *Host) mountDevice(ctx context.Context, device state.Device, path, fsType string, flags state.Flags, readOnly bool) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	if err := h.Check(path); err != nil {
+		return err
+	}
+	if err := verifyNode(device); err != nil {
+		return err
+	}
+	mnt, err := newMount(device, fsType, flags, readOnly)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(mnt) // unmounts it, unless it was attached
+	if err := verifySuper(mnt, device); err != nil {
+		return err
+	}
+	p, err := h.openMaking(path)
+	if err != nil {
+		return err
+	}
+	defer p.close()
+	return p.attach(mnt, state.Directory)
+}
+
+// verifyNode keeps a device whose node was made anew for another one from being
+// mounted: that alone would write to it.
+func verifyNode(device state.Device) error {
+	switch number, ok := blockNumber(device.Path); {
+	case !ok:
+		return fmt.Errorf("%s is no block device now: it should be device %s", device.Path, device.Number)
+	case number != device.Number:
+		return fmt.Errorf("%s is device %s now, not %s", device.Path, number, device.Number)
+	}
+	return nil
+}
+
+// verifySuper makes sure that a mount shows the device. A file system that
+// gives itself a number of its own (btrfs) is judged by the node once more.
+func verifySuper(mnt int, device state.Device) error {
+	st, err := statx(mnt, "", 0)
+	if err != nil {
+		return fmt.Errorf("statx: %w", err)
+	}
+	if number := (state.DeviceNumber{Major: st.Dev_major, Minor: st.Dev_minor}); number.Major != 0 && number != device.Number {
+		return fmt.Errorf("%s became device %s while it was mounted, it should be %s", device.Path, number, device.Number)
+	}
+	return verifyNode(device)
+}
+
+// newMount creates a mount that is attached nowhere yet (fsopen(2), Linux 5.2).
+func newMount(device state.Device, fsType string, flags state.Flags, readOnly bool) (int, error) {
+	fs, err := unix.Fsopen(fsType, unix.FSOPEN_CLOEXEC)
+	switch {
+	case err == unix.ENODEV:
+		return -1, state.Errorf(state.FailedPrecondition, "this node's kernel has no file system %q: load its module", fsType)
+	case err != nil:
+		return -1, fmt.Errorf("fsopen: %w", err)
+	}
+	defer unix.Close(fs)
+	if err := unix.FsconfigSetString(fs, "source", device.Path); err != nil {
+		return -1, fmt.Errorf("set the source: %w", withWords(err, kernelWords(fs)))
+	}
+	attributes := flags.Set
+	if readOnly {
+		attributes |= state.ReadOnly
+		if err := unix.FsconfigSetFlag(fs, "ro"); err != nil {
+			return -1, fmt.Errorf("set read-only: %w", withWords(err, kernelWords(fs)))
+		}
+	}
+	for _, option := range flags.Super {
+		if err := setOption(fs, option); err != nil {
+			return -1, err
+		}
+	}
+	log := listen()
+	defer log.close()
+	if err := unix.FsconfigCreate(fs); err != nil {
+		return -1, createError(err, kernelWords(fs), log.about(device.Path), flags.Super)
+	}
+	mnt, err := unix.Fsmount(fs, unix.FSMOUNT_CLOEXEC, int(attributes))
+	if err != nil {
+		return -1, fmt.Errorf("fsmount with attributes %q: %w", attributes, withWords(err, kernelWords(fs)))
+	}
+	return mnt, nil
+}
+
+// setOption gives one option to the kernel, as mount(8) would: a value may
+// stand in double quotes, which keep its commas together.
+func setOption(fs int, option string) error {
+	var err error
+	if key, value, ok := strings.Cut(option, "="); ok {
+		err = unix.FsconfigSetString(fs, key, unquote(value))
+	} else {
+		err = unix.FsconfigSetFlag(fs, key)
+	}
+	switch words := kernelWords(fs); {
+	case err == nil:
+		return nil
+	case err == unix.EINVAL && words == "":
+		words = "invalid argument"
+		fallthrough
+	case err == unix.EINVAL:
+		return state.Errorf(state.InvalidArgument, "the kernel refuses the mount option %q: %s", option, words)
+	default:
+		return fmt.Errorf("set the mount option %q: %w", option, withWords(err, words))
+	}
+}
+
+// createError classifies the failure to make a superblock. The kernel blames
+// some options only now, and names them in its words; what it says in its log
+// is for humans.
+func createError(err error, words, logged string, options []string) error {
+	for _, option := range options {
+		key, _, _ := strings.Cut(option, "=")
+		if err == unix.EINVAL && strings.Contains(words, key) {
+			return state.Errorf(state.InvalidArgument, "the kernel refuses the mount option %q: %s", option, words)
+		}
+	}
+	for _, text := range []string{words, logged} {
+		err = withWords(err, text)
+	}
+	if words == "" && logged == "" {
+		err = withWords(err, "the kernel's log may say why")
+	}
+	if len(options) > 0 {
+		err = fmt.Errorf("with the options %q: %w", options, err)
+	}
+	return err
+}
+
+// unquote takes off the double quotes around a value.
+func unquote(value string) string {
+	if len(value) >= 2 && value[0] == '"' && value[len(value)-1] == '"' {
+		return value[1 : len(value)-1]
+	}
+	return value
+}
+
+// kernelWords reads what a file system context has to say: one message a read,
+// "e " before an error, "w " before a warning, until ENODATA.
+func kernelWords(fs int) string {
+	var words []string
+	buf := make([]byte, 4<<10)
+	for {
+		n, err := again(func() (int, error) { return unix.Read(fs, buf) })
+		if err != nil || n <= 0 {
+			return strings.Join(words, "; ")
+		}
+		if text := strings.TrimSpace(string(buf[:n])); !strings.HasPrefix(text, "i ") {
+			words = append(words, text[min(2, len(text)):])
+		}
+	}
+}
+
+func withWords(err error, words string) error {
+	if words == "" {
+		return err
+	}
+	return fmt.Errorf("%w (%s)", err, words)
+}
+
+// attach puts a mount on the place, which it makes if it is missing, and takes
+// it away again on an error. Nothing may be mounted there: mounts would stack.
+func (p *place) attach(mnt int, kind state.FileType) (err error) {
+	made, err := p.make(kind)
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if err != nil && made {
+			err = errors.Join(err, p.unlink(kind))
+		}
+	}()
+	target, err := p.openBare(kind)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(target)
+	if err := unix.MoveMount(mnt, "", target, "", unix.MOVE_MOUNT_F_EMPTY_PATH|unix.MOVE_MOUNT_T_EMPTY_PATH); err != nil {
+		return fmt.Errorf("move_mount: %w", err)
+	}
+	return nil
+}
+
+// openBare opens (O_PATH) a directory or file on which nothing is mounted.
+func (p *place) openBare(kind state.FileType) (int, error) {
+	fd, err := openat2(p.dir, p.name, unix.O_PATH|unix.O_NOFOLLOW, unix.RESOLVE_NO_XDEV)
+	switch {
+	case err == unix.EXDEV:
+		return -1, state.Errorf(state.FailedPrecondition, "%s is a mount point already, and binding twice stacks two mounts: unmount it first", p.path)
+	case err != nil:
+		return -1, fmt.Errorf("open %s: %w", p.path, err)
+	}
+	st, err := statx(fd, "", 0)
+	switch {
+	case err != nil:
+		err = fmt.Errorf("statx: %w", err)
+	case st.Mode&unix.S_IFMT == unix.S_IFLNK:
+		err = refuseLink(p.path)
+	case fileType(st.Mode) != kind:
+		err = state.Errorf(state.FailedPrecondition, "%s is %s, not %s", p.path, fileType(st.Mode), kind)
+	default:
+		return fd, nil
+	}
+	unix.Close(fd)
+	return -1, err
+}

@@ -1,0 +1,198 @@
+package mounts
+
+import (
+	"bufio"
+	"cmp"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/moby/sys/mountinfo"
+	"golang.org/x/sys/unix"
+
+	"github.com/csi-node/csi-node/pkg/state"
+)
+
+// newHost returns a Host on a directory of the test, below which nothing stays
+// mounted.
+func newHost(t testing.TB) (*Host, string) {
+	t.Helper()
+	root, err := filepath.EvalSymlinks(t.TempDir())
+	must(t, err)
+	h, err := New(root)
+	must(t, err)
+	t.Cleanup(func() { unmountBelow(t, root) })
+	return h, root
+}
+
+// bothTables runs a test once with each way to read the mount table.
+func bothTables(t *testing.T, test func(t *testing.T, h *Host, root string)) {
+	t.Run("statmount", func(t *testing.T) {
+		h, root := newHost(t)
+		if _, ok := h.table.(statmountTable); !ok {
+			t.Skip("this kernel has no statmount(2), or not all of it")
+		}
+		test(t, h, root)
+	})
+	t.Run("mountinfo", func(t *testing.T) {
+		h, root := newHost(t)
+		h.table = mountinfoTable{}
+		test(t, h, root)
+	})
+}
+
+func unmountBelow(t testing.TB, root string) {
+	infos, err := mountinfo.GetMounts(mountinfo.PrefixFilter(root))
+	must(t, err)
+	for _, i := range slices.Backward(infos) {
+		if err := unix.Unmount(i.Mountpoint, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); err != nil {
+			t.Errorf("clean up %q: %v", i.Mountpoint, err)
+		}
+	}
+}
+
+// newDevice returns a loop device with a file system on it; "" leaves it blank.
+func newDevice(t testing.TB, root, fsType string) state.Device {
+	t.Helper()
+	image := filepath.Join(t.TempDir(), "image")
+	must(t, os.WriteFile(image, nil, 0o600))
+	size := int64(16 << 20)
+	if fsType == "xfs" {
+		size = 300 << 20 // mkfs.xfs makes nothing smaller
+	}
+	must(t, os.Truncate(image, size))
+	switch fsType {
+	case "ext4":
+		run(t, "mkfs.ext4", "-q", image)
+	case "xfs":
+		run(t, "mkfs.xfs", "-q", image)
+	}
+	path := run(t, "losetup", "--find", "--show", image)
+	t.Cleanup(func() {
+		unmountBelow(t, root)
+		run(t, "losetup", "--detach", path)
+	})
+	number, ok := blockNumber(path)
+	if !ok {
+		t.Fatalf("%s is no block device", path)
+	}
+	return state.Device{State: state.DeviceAttached, Path: path, Number: number, Size: size}
+}
+
+// mounted returns a staged ext4 and its device.
+func mounted(t testing.TB, h *Host, path string) state.Device {
+	t.Helper()
+	d := newDevice(t, h.real, "ext4")
+	must(t, h.MountDevice(t.Context(), d, path, "ext4", state.Flags{}, false))
+	return d
+}
+
+func mountTmpfs(t testing.TB, source, path string, flags uintptr) {
+	t.Helper()
+	must(t, os.MkdirAll(path, 0o750))
+	must(t, unix.Mount(source, path, "tmpfs", flags, ""))
+}
+
+// start runs a program until the test ends and waits for its first line.
+func start(t testing.TB, dir string, args ...string) *exec.Cmd {
+	t.Helper()
+	cmd := exec.Command(args[0], args[1:]...)
+	cmd.Dir = dir
+	out, err := cmd.StdoutPipe()
+	must(t, err)
+	must(t, cmd.Start())
+	t.Cleanup(func() { stop(cmd) })
+	line, err := bufio.NewReader(out).ReadString('\n')
+	if err != nil || line != "ready\n" {
+		t.Fatalf("%q said %q: %v", args, line, err)
+	}
+	return cmd
+}
+
+// stop kills a program that start began; again is no harm.
+func stop(cmd *exec.Cmd) {
+	_ = cmd.Process.Kill() // it may have ended already
+	_ = cmd.Wait()         // of a killed program it is always an error
+}
+
+// wantClass fails the test unless err has the class and names all words.
+func wantClass(t testing.TB, err error, class state.Class, words ...string) {
+	t.Helper()
+	if err == nil {
+		t.Fatalf("no error, want %s", class)
+	}
+	if got := state.ClassOf(err); got != class {
+		t.Errorf("class %s, want %s: %v", got, class, err)
+	}
+	for _, word := range words {
+		if !strings.Contains(err.Error(), word) {
+			t.Errorf("error %q does not say %q", err, word)
+		}
+	}
+}
+
+// wantMount fails the test unless one mount of the device is at path.
+func wantMount(t testing.TB, h *Host, path string, device state.DeviceNumber) state.Mount {
+	t.Helper()
+	m, err := h.Look(t.Context(), path)
+	must(t, err)
+	if len(m.Mounts) != 1 || !m.Mounts[0].Is(device) {
+		t.Fatalf("%s: %+v, want one mount of %s", path, m, device)
+	}
+	return m.Mounts[0]
+}
+
+// wantFile fails the test unless nothing is mounted at path and a file of the
+// type is there.
+func wantFile(t testing.TB, h *Host, path string, want state.FileType) {
+	t.Helper()
+	m, err := h.Look(t.Context(), path)
+	must(t, err)
+	if len(m.Mounts) != 0 || m.File != want {
+		t.Errorf("%s: %+v, want %s and no mount", path, m, want)
+	}
+}
+
+func run(t testing.TB, args ...string) string {
+	t.Helper()
+	out, err := exec.Command(args[0], args[1:]...).CombinedOutput()
+	if err != nil {
+		t.Fatalf("%q: %v: %s", args, err, out)
+	}
+	return strings.TrimSpace(string(out))
+}
+
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func mustBe[T comparable](t testing.TB, what string, got, want T) {
+	t.Helper()
+	if got != want {
+		t.Errorf("%s: %v, want %v", what, got, want)
+	}
+}
+
+// kernelBefore reports whether the kernel is older than major.minor.
+func kernelBefore(t testing.TB, major, minor int) bool {
+	t.Helper()
+	var uts unix.Utsname
+	must(t, unix.Uname(&uts))
+	release := strings.FieldsFunc(unix.ByteSliceToString(uts.Release[:]), func(r rune) bool { return r < '0' || r > '9' })
+	return cmp.Or(cmp.Compare(atoi(t, release[0]), major), cmp.Compare(atoi(t, release[1]), minor)) < 0
+}
+
+func atoi(t testing.TB, digits string) int {
+	t.Helper()
+	n := 0
+	for _, d := range digits {
+		n = n*10 + int(d-'0')
+	}
+	return n
+}

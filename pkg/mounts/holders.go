@@ -1,0 +1,215 @@
+package mounts
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"iter"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/moby/sys/mountinfo"
+	"golang.org/x/sys/unix"
+
+	"github.com/csi-node/csi-node/pkg/state"
+)
+
+const (
+	holderLimit = 16              // no error text should name more
+	holderTime  = 2 * time.Second // a stuck process can make /proc wait for it
+)
+
+// Holders names what keeps a device, as "pid 123 (bash)": processes that have a
+// file, a directory or a mapping on its file system, or the device node itself;
+// and, as "the mount at /x" or "pid 123 (bash) with a mount at /x in its own
+// mount namespace", where it is mounted.
+//
+// It is for error texts: at most 16 names, found within two seconds or before
+// ctx ends, and only processes that /proc of this PID namespace shows. What the
+// kernel itself holds (a loop device over a file, swap) has no process, and
+// files of a btrfs show another number than the device.
+func Holders(ctx context.Context, device state.DeviceNumber) []string {
+	return collect(ctx, func(yield func(string) bool) {
+		for name := range openers(device) {
+			if !yield(name) {
+				return
+			}
+		}
+		for name := range mounters(device) {
+			if !yield(name) {
+				return
+			}
+		}
+	})
+}
+
+// collect gathers names for as long as there is time. A search that is stuck in
+// /proc is left behind.
+func collect(ctx context.Context, names iter.Seq[string]) []string {
+	ctx, cancel := context.WithTimeout(ctx, holderTime)
+	defer cancel()
+	next := make(chan string)
+	go func() {
+		defer close(next)
+		for name := range names {
+			select {
+			case next <- name:
+			case <-ctx.Done():
+				return
+			}
+		}
+	}()
+	var found []string
+	for len(found) < holderLimit {
+		select {
+		case name, ok := <-next:
+			if !ok {
+				return found
+			}
+			found = append(found, name)
+		case <-ctx.Done():
+			return found
+		}
+	}
+	return found
+}
+
+// openers yields the processes that use files of the device. What cannot be
+// read, mostly because a process has just ended, is passed over.
+func openers(device state.DeviceNumber) iter.Seq[string] {
+	return func(yield func(string) bool) {
+		for proc := range processes() {
+			if opens(proc, device) && !yield(describe(proc)) {
+				return
+			}
+		}
+	}
+}
+
+// mounters yields the mounts of the device: all of this mount namespace, and
+// one of each other that a process lives in.
+func mounters(device state.DeviceNumber) iter.Seq[string] {
+	return func(yield func(string) bool) {
+		if infos, err := mountinfo.GetMounts(showing(device, false)); err == nil {
+			for _, i := range infos {
+				if !yield("the mount at " + i.Mountpoint) {
+					return
+				}
+			}
+		}
+		own, err := os.Readlink("/proc/self/ns/mnt")
+		if err != nil {
+			return
+		}
+		seen := map[string]bool{own: true}
+		for proc := range processes() {
+			namespace, err := os.Readlink(proc + "/ns/mnt")
+			if err != nil || seen[namespace] {
+				continue
+			}
+			seen[namespace] = true
+			at, ok := mountIn(proc, device)
+			if ok && !yield(fmt.Sprintf("%s with a mount at %s in its own mount namespace", describe(proc), at)) {
+				return
+			}
+		}
+	}
+}
+
+// processes yields the directories in /proc of all processes.
+func processes() iter.Seq[string] {
+	return func(yield func(string) bool) {
+		procs, err := filepath.Glob("/proc/[0-9]*")
+		if err != nil {
+			return // only a malformed pattern has an error
+		}
+		for _, proc := range procs {
+			if !yield(proc) {
+				return
+			}
+		}
+	}
+}
+
+func opens(proc string, device state.DeviceNumber) bool {
+	for _, link := range []string{"cwd", "root", "exe"} {
+		if isOn(proc+"/"+link, device) {
+			return true
+		}
+	}
+	fds, err := os.ReadDir(proc + "/fd")
+	if err != nil {
+		return false // the process has ended
+	}
+	for _, fd := range fds {
+		if isOn(proc+"/fd/"+fd.Name(), device) {
+			return true
+		}
+	}
+	return mapped(proc, device)
+}
+
+// isOn reports whether a link of /proc leads to a file on the device, or to the
+// node of the device.
+func isOn(link string, device state.DeviceNumber) bool {
+	st, err := again(func() (st unix.Statx_t, err error) {
+		err = unix.Statx(unix.AT_FDCWD, link, unix.AT_NO_AUTOMOUNT|unix.AT_STATX_DONT_SYNC, unix.STATX_BASIC_STATS, &st)
+		return st, err
+	})
+	if err != nil {
+		return false
+	}
+	return device == state.DeviceNumber{Major: st.Dev_major, Minor: st.Dev_minor} ||
+		fileType(st.Mode) == state.BlockDevice && device == state.DeviceNumber{Major: st.Rdev_major, Minor: st.Rdev_minor}
+}
+
+// mapped reports whether a process has a file of the device in its memory. A line
+// is "address perms offset dev inode path", with dev in hexadecimal.
+func mapped(proc string, device state.DeviceNumber) bool {
+	f, err := os.Open(proc + "/maps")
+	if err != nil {
+		return false
+	}
+	defer f.Close()
+	dev := fmt.Sprintf("%02x:%02x", device.Major, device.Minor)
+	for lines := bufio.NewScanner(f); lines.Scan(); {
+		if fields := strings.Fields(lines.Text()); len(fields) > 3 && fields[3] == dev {
+			return true
+		}
+	}
+	return false
+}
+
+// mountIn returns where the mount namespace of a process shows the device.
+func mountIn(proc string, device state.DeviceNumber) (string, bool) {
+	f, err := os.Open(proc + "/mountinfo")
+	if err != nil {
+		return "", false
+	}
+	defer f.Close()
+	infos, err := mountinfo.GetMountsFromReader(f, showing(device, true))
+	if err != nil || len(infos) == 0 {
+		return "", false
+	}
+	return infos[0].Mountpoint, true
+}
+
+// showing passes mounts of the device, all or the first.
+func showing(device state.DeviceNumber, first bool) mountinfo.FilterFunc {
+	return func(i *mountinfo.Info) (bool, bool) {
+		shows := entryOf(i).mount().Device == device
+		return !shows, shows && first
+	}
+}
+
+// describe names a process for humans.
+func describe(proc string) string {
+	pid := filepath.Base(proc)
+	comm, err := os.ReadFile(proc + "/comm")
+	if err != nil {
+		return "pid " + pid
+	}
+	return fmt.Sprintf("pid %s (%s)", pid, strings.TrimSpace(string(comm)))
+}

@@ -1,0 +1,124 @@
+// Package mounts tells what the kernel's mount table says of a path, and makes
+// single changes to it: mount, bind, set attributes, unmount. It knows nothing
+// of volumes or of what anybody wants.
+//
+// A path is taken apart first. The directory that holds it is opened from the
+// root that was resolved in New, without following any symbolic link, and the
+// last name is only ever used relative to that directory:
+//
+//	/var/lib/kubelet  /  pods/1/volumes/x   /   mount
+//	     root             the place's dir        name
+//
+// So nobody who can write below the root can send an operation elsewhere, and
+// no file descriptor stays on the mount itself, which would keep it busy.
+package mounts
+
+import (
+	"errors"
+	"fmt"
+	"path/filepath"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/csi-node/csi-node/pkg/state"
+)
+
+// Host is the mount table of the mount namespace that the process runs in,
+// seen below one directory. Its methods may be called concurrently; two calls
+// that change the same path are for the caller to keep apart.
+//
+// A method that changes something may block for as long as the file system
+// does, whatever becomes of ctx: an operation under way in the kernel cannot
+// be called off. ctx that has ended keeps it from starting. Look, Check and
+// Usage say of themselves how long they wait.
+//
+// Errors name the path and what was found there. One with no class of package
+// state is worth another try.
+type Host struct {
+	root  string // as given to New, clean
+	real  string // the same directory without symbolic links
+	table table
+
+	looks, usages calls
+}
+
+// New returns a Host for the paths below root, an absolute path of a directory;
+// "/" allows every path. Symbolic links on the way to root are resolved now
+// and never again; those below it are refused. A path may be written with root
+// as it is given here or as it was resolved.
+//
+// It needs Linux 5.12 (mount_setattr(2)) and uses statmount(2) where the kernel
+// has all of it (6.13); before that every look reads /proc/self/mountinfo.
+func New(root string) (*Host, error) {
+	if !filepath.IsAbs(root) {
+		return nil, state.Errorf(state.InvalidArgument, "the directory %q is not an absolute path", root)
+	}
+	real, err := filepath.EvalSymlinks(root)
+	if err != nil {
+		return nil, fmt.Errorf("resolve the directory that holds all mounts: %w", err)
+	}
+	h := &Host{root: filepath.Clean(root), real: real}
+	fd, err := openat2(unix.AT_FDCWD, real, unix.O_PATH|unix.O_DIRECTORY, 0)
+	if err != nil {
+		return nil, fmt.Errorf("open %s (openat2, Linux 5.6): %w", real, err)
+	}
+	defer unix.Close(fd)
+	h.table, err = chooseTable(fd)
+	return h, err
+}
+
+// Check returns InvalidArgument for a path that no request may name: one that
+// is relative, not clean, not below the root, too long for the kernel, or that
+// leads over a symbolic link or ends in one. A path that does not exist passes.
+// It looks at the directories on the way, never at what is mounted at the path,
+// so a file system that does not answer there does not keep it waiting.
+func (h *Host) Check(path string) error {
+	p, err := h.open(path)
+	switch {
+	case missing(err):
+		return nil
+	case err != nil:
+		return err
+	}
+	defer p.close()
+	fd, err := openat2(p.dir, p.name, unix.O_PATH|unix.O_NOFOLLOW, unix.RESOLVE_NO_XDEV)
+	switch {
+	case missing(err), errors.Is(err, unix.EXDEV): // a mount point is no symbolic link
+		return nil
+	case err != nil:
+		return fmt.Errorf("open %s: %w", path, err)
+	}
+	defer unix.Close(fd)
+	st, err := statx(fd, "", 0)
+	if err == nil && st.Mode&unix.S_IFMT == unix.S_IFLNK {
+		err = refuseLink(path)
+	}
+	return err
+}
+
+// relative returns the part of path below the root, or InvalidArgument.
+func (h *Host) relative(path string) (string, error) {
+	switch {
+	case !filepath.IsAbs(path) || filepath.Clean(path) != path:
+		return "", state.Errorf(state.InvalidArgument, "the path %q is not absolute and clean", path)
+	case strings.ContainsRune(path, 0):
+		return "", state.Errorf(state.InvalidArgument, "the path %q holds a NUL", path)
+	case len(path) >= unix.PathMax:
+		return "", state.Errorf(state.InvalidArgument, "the path %.64q… has %d bytes, more than PATH_MAX (%d)", path, len(path), unix.PathMax-1)
+	}
+	for name := range strings.SplitSeq(path, "/") {
+		if len(name) > nameMax {
+			return "", state.Errorf(state.InvalidArgument, "the path %q has a name of %d bytes, more than NAME_MAX (%d)", path, len(name), nameMax)
+		}
+	}
+	for _, root := range []string{h.root, h.real} {
+		rel, below := strings.CutPrefix(path, strings.TrimSuffix(root, "/")+"/")
+		if below && rel != "" {
+			return rel, nil
+		}
+	}
+	return "", state.Errorf(state.InvalidArgument, "the path %q is not below %s, where all mounts belong", path, h.root)
+}
+
+const nameMax = 255 // NAME_MAX of limits.h

@@ -1,0 +1,56 @@
+package mounts
+
+import (
+	"path/filepath"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// kernelLog is the kernel's log from one moment on: ext4 and xfs tell there,
+// and nowhere else, why they refuse to mount. It is for error texts, so what
+// cannot be had is left out.
+type kernelLog int
+
+// listen begins to listen now.
+func listen() kernelLog {
+	fd, err := unix.Open("/dev/kmsg", unix.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return -1
+	}
+	if _, err := unix.Seek(fd, 0, unix.SEEK_END); err != nil {
+		unix.Close(fd)
+		return -1
+	}
+	return kernelLog(fd)
+}
+
+func (l kernelLog) close() {
+	if l >= 0 {
+		unix.Close(int(l))
+	}
+}
+
+// about returns the first few messages that name the device, as file systems do:
+// "XFS (loop3): why". A record is "facts;message" and comes with one read, see
+// Documentation/ABI/testing/dev-kmsg in the kernel's sources.
+func (l kernelLog) about(device string) string {
+	const enough = 4
+	var said []string
+	buf := make([]byte, 8<<10)
+	for l >= 0 && len(said) < enough {
+		n, err := again(func() (int, error) { return unix.Read(int(l), buf) })
+		if err == unix.EPIPE { // records were overwritten before they were read
+			continue
+		}
+		if err != nil || n <= 0 {
+			break
+		}
+		_, message, _ := strings.Cut(string(buf[:n]), ";")
+		message, _, _ = strings.Cut(message, "\n")
+		if strings.Contains(message, "("+filepath.Base(device)+")") {
+			said = append(said, message)
+		}
+	}
+	return strings.Join(said, "; ")
+}

@@ -1,0 +1,133 @@
+package mounts
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"golang.org/x/sys/unix"
+	"k8s.io/mount-utils"
+
+	"github.com/csi-node/csi-node/pkg/state"
+)
+
+// Look tells what is at a path. A path that does not exist, or whose parent
+// does not, is NoFile and no error. A symbolic link at the path is OtherFile; one
+// on the way to it is InvalidArgument.
+//
+// ctx ends the wait, not the look: a file system that does not answer keeps one
+// goroutine a path, and later looks at that path wait for it.
+//
+// Where the kernel has statmount(2) the cost does not depend on the number of
+// mounts, but for a Corrupt one.
+func (h *Host) Look(ctx context.Context, path string) (state.Mountpoint, error) {
+	m, err := wait(ctx, &h.looks, path, func() (state.Mountpoint, error) { return h.look(path) })
+	if err != nil {
+		return state.Mountpoint{}, fmt.Errorf("look at %s: %w", path, err)
+	}
+	return m, nil
+}
+
+// lookTries bounds how often a look begins anew because the mount table changed
+// beneath it.
+const lookTries = 5
+
+func (h *Host) look(path string) (state.Mountpoint, error) {
+	p, err := h.open(path)
+	switch {
+	case missing(err):
+		return state.Mountpoint{}, nil
+	case err != nil:
+		return state.Mountpoint{}, err
+	}
+	defer p.close()
+	for range lookTries {
+		m, err := h.lookOnce(p)
+		if !errors.Is(err, errChanged) {
+			return m, err
+		}
+	}
+	return state.Mountpoint{}, errChanged
+}
+
+// errChanged: what was seen first was not there any more a moment later.
+var errChanged = errors.New("mounts come and go there too fast to be seen")
+
+func (h *Host) lookOnce(p *place) (state.Mountpoint, error) {
+	st, err := statx(p.dir, p.name, h.table.mask())
+	switch {
+	case missing(err):
+		return state.Mountpoint{}, nil
+	case mount.IsCorruptedMnt(err):
+		return lookCorrupt(p, err)
+	case err != nil:
+		return state.Mountpoint{}, err
+	}
+	m := state.Mountpoint{File: fileType(st.Mode)}
+	if st.Attributes&unix.STATX_ATTR_MOUNT_ROOT == 0 {
+		m.Empty, err = p.empty(m.File, st.Size)
+		return m, err
+	}
+	stack, err := h.table.stack(st.Mnt_id)
+	switch {
+	case errors.Is(err, unix.ENOENT):
+		return state.Mountpoint{}, errChanged
+	case err != nil:
+		return state.Mountpoint{}, fmt.Errorf("mount id %d: %w", st.Mnt_id, err)
+	}
+	for _, e := range stack {
+		m.Mounts = append(m.Mounts, e.mount())
+	}
+	if top := &m.Mounts[0]; m.File == state.BlockDevice {
+		top.Node, top.Device = true, state.DeviceNumber{Major: st.Rdev_major, Minor: st.Rdev_minor}
+	}
+	return m, nil
+}
+
+// lookCorrupt finds the mount whose root cannot be looked at. Of its file no
+// more is known than that file systems have directories for roots.
+func lookCorrupt(p *place, cause error) (state.Mountpoint, error) {
+	stack, err := stackAt(p.real)
+	switch {
+	case err != nil:
+		return state.Mountpoint{}, err
+	case len(stack) == 0:
+		return state.Mountpoint{}, cause
+	}
+	m := state.Mountpoint{File: state.Directory}
+	for _, e := range stack {
+		m.Mounts = append(m.Mounts, e.mount())
+	}
+	m.Mounts[0].Corrupt = true
+	return m, nil
+}
+
+// empty reports whether a directory has no entries or a file no bytes, provided
+// that nothing is mounted there.
+func (p *place) empty(kind state.FileType, size uint64) (bool, error) {
+	switch kind {
+	case state.RegularFile:
+		return size == 0, nil
+	case state.Directory:
+	default:
+		return false, nil
+	}
+	fd, err := openat2(p.dir, p.name, unix.O_RDONLY|unix.O_DIRECTORY, unix.RESOLVE_NO_XDEV)
+	switch {
+	case missing(err), err == unix.EXDEV, err == unix.ELOOP:
+		return false, errChanged
+	case err != nil:
+		return false, fmt.Errorf("open: %w", err)
+	}
+	defer unix.Close(fd)
+	buf := make([]byte, 1<<10) // holds "." and ".." and at least one more
+	for {
+		n, err := again(func() (int, error) { return unix.Getdents(fd, buf) })
+		if err != nil || n <= 0 {
+			return err == nil, err
+		}
+		if _, _, names := unix.ParseDirent(buf[:n], 1, nil); len(names) > 0 { // leaves out "." and ".."
+			return false, nil
+		}
+	}
+}

@@ -1,0 +1,194 @@
+package mounts
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/csi-node/csi-node/pkg/state"
+)
+
+// place is a path taken apart: an open directory and a name in it.
+type place struct {
+	path string // as in the request, for messages
+	real string // without symbolic links, as the mount table has it
+	dir  int    // O_PATH
+	name string
+}
+
+// begin opens the place of an operation that changes something.
+func (h *Host) begin(ctx context.Context, path string) (*place, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	return h.open(path)
+}
+
+// open returns the place of a path that may exist or not. missing holds for its
+// error if a directory on the way does not exist or is a file.
+func (h *Host) open(path string) (*place, error) {
+	rel, err := h.relative(path)
+	if err != nil {
+		return nil, err
+	}
+	root, err := openat2(unix.AT_FDCWD, h.real, unix.O_PATH|unix.O_DIRECTORY, 0)
+	if err != nil {
+		// Not %w: a root that is gone says nothing of what is below it.
+		return nil, state.Errorf(state.Unavailable, "open %s, which was there at start: %v", h.real, err)
+	}
+	defer unix.Close(root)
+	parent, name := filepath.Split(rel)
+	dir, err := openat2(root, filepath.Clean(parent), unix.O_PATH|unix.O_DIRECTORY, 0)
+	switch {
+	case err == unix.ELOOP:
+		return nil, refuseLink(filepath.Join(h.root, firstLink(root, rel)))
+	case err != nil:
+		return nil, fmt.Errorf("open %s: %w", filepath.Dir(path), err)
+	}
+	return &place{path: path, real: filepath.Join(h.real, rel), dir: dir, name: name}, nil
+}
+
+// openMaking is open, but makes the directories that are missing on the way.
+func (h *Host) openMaking(path string) (*place, error) {
+	p, err := h.open(path)
+	if !errors.Is(err, unix.ENOENT) {
+		return p, err
+	}
+	parent, err := h.openMaking(filepath.Dir(path))
+	if err != nil {
+		return nil, err
+	}
+	defer parent.close()
+	if _, err := parent.make(state.Directory); err != nil {
+		return nil, err
+	}
+	return h.open(path)
+}
+
+// close never fails: nothing is written through an O_PATH descriptor.
+func (p *place) close() { unix.Close(p.dir) }
+
+// proc returns a path of the place for system calls that take nothing else. It
+// holds for as long as p is open.
+func (p *place) proc() string {
+	return "/proc/self/fd/" + strconv.Itoa(p.dir) + "/" + p.name
+}
+
+// make creates an empty directory (0750) or file (0640), and reports whether it
+// was not there before.
+func (p *place) make(kind state.FileType) (bool, error) {
+	var err error
+	if kind == state.Directory {
+		err = unix.Mkdirat(p.dir, p.name, 0o750)
+	} else {
+		var fd int
+		if fd, err = unix.Openat(p.dir, p.name, unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o640); err == nil {
+			err = unix.Close(fd)
+		}
+	}
+	switch err {
+	case nil:
+		return true, nil
+	case unix.EEXIST:
+		return false, nil
+	}
+	return false, fmt.Errorf("create %s: %w", p.path, err)
+}
+
+// unlink removes an empty directory or a file.
+func (p *place) unlink(kind state.FileType) error {
+	flags := 0
+	if kind == state.Directory {
+		flags = unix.AT_REMOVEDIR
+	}
+	if err := unix.Unlinkat(p.dir, p.name, flags); err != nil {
+		return fmt.Errorf("remove %s: %w", p.path, err)
+	}
+	return nil
+}
+
+// firstLink returns the first part of rel that is a symbolic link.
+func firstLink(root int, rel string) string {
+	for end := range rel + "/" {
+		if end < len(rel) && rel[end] != '/' {
+			continue
+		}
+		fd, err := openat2(root, rel[:end], unix.O_PATH|unix.O_NOFOLLOW, 0)
+		if err != nil {
+			break
+		}
+		st, err := statx(fd, "", 0)
+		unix.Close(fd)
+		if err == nil && st.Mode&unix.S_IFMT == unix.S_IFLNK {
+			return rel[:end]
+		}
+	}
+	return rel
+}
+
+func refuseLink(path string) error {
+	return state.Errorf(state.InvalidArgument, "%s is a symbolic link: none is followed below the directory that holds all mounts; put a directory in its place", path)
+}
+
+// openat2 opens without following any symbolic link (openat2(2), Linux 5.6).
+func openat2(dir int, name string, flags int, resolve uint64) (int, error) {
+	how := unix.OpenHow{
+		Flags:   uint64(flags | unix.O_CLOEXEC),
+		Resolve: resolve | unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_MAGICLINKS,
+	}
+	return again(func() (int, error) { return unix.Openat2(dir, name, &how) })
+}
+
+// statx looks without waking an automount and without asking a server; an empty
+// name is dir itself.
+func statx(dir int, name string, mask int) (unix.Statx_t, error) {
+	flags := unix.AT_SYMLINK_NOFOLLOW | unix.AT_NO_AUTOMOUNT | unix.AT_STATX_DONT_SYNC
+	if name == "" {
+		flags |= unix.AT_EMPTY_PATH
+	}
+	return again(func() (st unix.Statx_t, err error) {
+		err = unix.Statx(dir, name, flags, unix.STATX_BASIC_STATS|mask, &st)
+		return st, err
+	})
+}
+
+// again repeats a call that a signal interrupted, such as those by which the Go
+// runtime preempts goroutines.
+func again[T any](call func() (T, error)) (T, error) {
+	for {
+		if v, err := call(); err != unix.EINTR {
+			return v, err
+		}
+	}
+}
+
+// missing reports whether an error says that there is no file at a path.
+func missing(err error) bool { return errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENOTDIR) }
+
+// fileType returns the type of a file by its mode.
+func fileType(mode uint16) state.FileType {
+	switch mode & unix.S_IFMT {
+	case unix.S_IFDIR:
+		return state.Directory
+	case unix.S_IFREG:
+		return state.RegularFile
+	case unix.S_IFBLK:
+		return state.BlockDevice
+	}
+	return state.OtherFile
+}
+
+// hasWord reports whether one of comma-separated words is word.
+func hasWord(words, word string) bool {
+	for w := range strings.SplitSeq(words, ",") {
+		if w == word {
+			return true
+		}
+	}
+	return false
+}

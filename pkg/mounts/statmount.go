@@ -1,0 +1,127 @@
+package mounts
+
+import (
+	"bytes"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/csi-node/csi-node/pkg/state"
+)
+
+// statmountTable asks the kernel for one mount at a time, so a look costs the
+// same however many mounts there are.
+type statmountTable struct{}
+
+func (statmountTable) mask() int { return unix.STATX_MNT_ID_UNIQUE }
+
+func (statmountTable) stack(id uint64) ([]entry, error) {
+	top, err := statmount(id)
+	if err != nil {
+		return nil, err
+	}
+	stack := []entry{top}
+	for e := top; e.parent != e.id; {
+		// An error: the parent is beyond the root of this process, or went just now.
+		if e, err = statmount(e.parent); err != nil || e.point != top.point {
+			break
+		}
+		stack = append(stack, e)
+	}
+	return stack, nil
+}
+
+// mountIDRequest is struct mnt_id_req of linux/mount.h, first version.
+type mountIDRequest struct {
+	size  uint32
+	_     uint32
+	id    uint64
+	param uint64
+}
+
+// statmountHeader is struct statmount of linux/mount.h as far as it is used
+// here. Strings are offsets from the end of the whole struct, statmountSize.
+type statmountHeader struct {
+	size        uint32
+	options     uint32
+	mask        uint64
+	major       uint32
+	minor       uint32
+	magic       uint64
+	superFlags  uint32
+	fsType      uint32
+	id          uint64
+	parent      uint64
+	oldID       uint32
+	oldParent   uint32
+	attributes  uint64
+	propagation uint64
+	peerGroup   uint64
+	master      uint64
+	from        uint64
+	root        uint32
+	point       uint32
+	namespace   uint64
+	subtype     uint32
+	source      uint32
+}
+
+const (
+	statmountSize = 512
+
+	statmountSuper   = 0x1 // STATMOUNT_SB_BASIC
+	statmountMount   = 0x2 // STATMOUNT_MNT_BASIC
+	statmountRoot    = 0x8
+	statmountPoint   = 0x10
+	statmountType    = 0x20
+	statmountOptions = 0x80  // Linux 6.11
+	statmountSource  = 0x200 // Linux 6.13
+
+	statmountAll = statmountSuper | statmountMount | statmountRoot | statmountPoint | statmountType | statmountOptions | statmountSource
+
+	superReadOnly = 0x1 // SB_RDONLY
+)
+
+// statmount calls statmount(2) with a buffer that grows until all strings fit.
+func statmount(id uint64) (entry, error) {
+	req := mountIDRequest{size: uint32(unsafe.Sizeof(mountIDRequest{})), id: id, param: statmountAll}
+	for size := uintptr(4 << 10); ; size *= 2 {
+		words := make([]uint64, size/8) // aligned for the struct
+		_, _, errno := unix.Syscall6(unix.SYS_STATMOUNT, uintptr(unsafe.Pointer(&req)), uintptr(unsafe.Pointer(&words[0])), size, 0, 0, 0)
+		switch errno {
+		case 0:
+			return decode(words), nil
+		case unix.EOVERFLOW, unix.EINTR:
+		default:
+			return entry{}, errno
+		}
+	}
+}
+
+func decode(words []uint64) entry {
+	s := (*statmountHeader)(unsafe.Pointer(&words[0]))
+	strs := unsafe.Slice((*byte)(unsafe.Pointer(&words[0])), len(words)*8)[statmountSize:]
+	str := func(bit uint64, offset uint32) string {
+		if s.mask&bit == 0 {
+			return ""
+		}
+		text, _, _ := bytes.Cut(strs[offset:], []byte{0})
+		return string(text)
+	}
+	return entry{
+		id:         s.id,
+		parent:     s.parent,
+		point:      str(statmountPoint, s.point),
+		root:       str(statmountRoot, s.root),
+		device:     state.DeviceNumber{Major: s.major, Minor: s.minor},
+		fsType:     str(statmountType, s.fsType),
+		source:     str(statmountSource, s.source),
+		attributes: state.Attributes(s.attributes) & knownAttributes,
+		readOnly:   s.superFlags&superReadOnly != 0,
+		options:    str(statmountOptions, s.options),
+	}
+}
+
+// knownAttributes leaves out what package state has no name for (idmapped mounts).
+const knownAttributes = state.ReadOnly | state.NoSuid | state.NoDev | state.NoExec |
+	state.AtimeMask | state.NoDirAtime | state.NoSymFollow

@@ -1,0 +1,80 @@
+package mounts
+
+import (
+	"context"
+	"fmt"
+	"strings"
+
+	"github.com/moby/sys/mountinfo"
+	"golang.org/x/sys/unix"
+)
+
+// Unmount takes away exactly one mount, the top one at path. It is neither lazy
+// nor forced: when it returns nil the mount has gone, and all is written if no
+// other mount, in whatever namespace, shows the file system. It blocks until then.
+//
+// A path that is no mount point is an error. A busy mount is an error without a
+// class that names what keeps it: mounts below it and processes, see Holders.
+func (h *Host) Unmount(ctx context.Context, path string) error {
+	p, err := h.begin(ctx, path)
+	if err == nil {
+		defer p.close()
+		err = unmount(p)
+	}
+	if err == unix.EBUSY {
+		err = h.busyUnmount(ctx, p)
+	}
+	switch {
+	case err == nil:
+		return nil
+	case err == unix.EINVAL, missing(err):
+		err = fmt.Errorf("it is not a mount point (%w)", err)
+	}
+	return fmt.Errorf("unmount %s: %w", path, err)
+}
+
+func unmount(p *place) error { return unix.Unmount(p.proc(), unix.UMOUNT_NOFOLLOW) }
+
+// busyUnmount explains why a mount is busy. When it finds nothing it tries once
+// more: a look from elsewhere makes a mount busy for microseconds.
+func (h *Host) busyUnmount(ctx context.Context, p *place) error {
+	if users := h.users(ctx, p); len(users) > 0 {
+		return inUse(users)
+	}
+	err := unmount(p)
+	if err == unix.EBUSY {
+		err = inUse(nil)
+	}
+	return err
+}
+
+// users names what keeps the mount at a place busy.
+func (h *Host) users(ctx context.Context, p *place) []string {
+	users := mountsBelow(p.real)
+	if m, err := h.Look(ctx, p.path); err == nil && len(m.Mounts) > 0 {
+		users = append(users, collect(ctx, openers(m.Mounts[0].Device))...)
+	}
+	return users
+}
+
+func inUse(users []string) error {
+	if len(users) == 0 {
+		return fmt.Errorf("it is in use, but by no process or mount that can be seen from here: look for one on the node (%w)", unix.EBUSY)
+	}
+	return fmt.Errorf("it is in use by %s: end that first (%w)", strings.Join(users, ", "), unix.EBUSY)
+}
+
+// mountsBelow names the first few mounts below a path.
+func mountsBelow(path string) []string {
+	infos, err := mountinfo.GetMounts(func(i *mountinfo.Info) (bool, bool) {
+		return !strings.HasPrefix(i.Mountpoint, path+"/"), false
+	})
+	if err != nil {
+		return nil // the error it would explain says enough
+	}
+	var found []string
+	for _, i := range infos[:min(len(infos), holderLimit)] {
+		found = append(found, "the mount at "+i.Mountpoint)
+	}
+	return found
+}
