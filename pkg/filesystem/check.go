@@ -1,0 +1,57 @@
+package filesystem
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/csi-node/csi-node/pkg/state"
+)
+
+// Check repairs an unmounted file system that asks for it (Contents.NeedsCheck),
+// as far as that goes without a human, and verifies that it asks no more.
+// It blocks for a slot (see New) and for the program; when ctx ends, the
+// program is killed.
+//
+// FailedPrecondition: a human must look, or the device is read-only.
+// InvalidArgument: the type is not of Types. Other errors have no class.
+func (h *Host) Check(ctx context.Context, facts state.Device, fsType string) error {
+	if err := h.check(ctx, facts, fsType); err != nil {
+		return fmt.Errorf("check the %s on %s: %w", fsType, facts.Path, err)
+	}
+	return nil
+}
+
+func (h *Host) check(ctx context.Context, facts state.Device, fsType string) error {
+	k, err := h.kind(fsType)
+	if err != nil {
+		return err
+	}
+	if facts.ReadOnly {
+		return state.Errorf(state.FailedPrecondition, "the device is read-only")
+	}
+	release, err := h.slot(ctx)
+	if err != nil {
+		return err
+	}
+	defer release()
+	if _, err := h.require(ctx, facts, fsType, ""); err != nil {
+		return err
+	}
+	if err := k.check(ctx, facts.Path); err != nil {
+		return err
+	}
+	after, err := h.require(ctx, facts, fsType, "")
+	if err == nil && after.NeedsCheck {
+		return state.Errorf(state.FailedPrecondition, "the check ended well, and the superblock asks for another: check by hand, with the volume unstaged")
+	}
+	return err
+}
+
+// require probes a device that must hold a file system of the type.
+func (h *Host) require(ctx context.Context, facts state.Device, fsType, mountpoint string) (state.Contents, error) {
+	c, err := h.Probe(ctx, facts, mountpoint)
+	if err == nil && (c.Kind != state.ContentsFilesystem || c.FSType != fsType) {
+		err = state.Errorf(state.FailedPrecondition, "the device holds %s", c.Found)
+	}
+	return c, err
+}

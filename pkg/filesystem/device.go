@@ -1,0 +1,126 @@
+package filesystem
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/csi-node/csi-node/pkg/state"
+)
+
+// device is an open device node, or a regular file that stands for one.
+type device struct {
+	*os.File
+	bytes  int64
+	block  bool // a block device
+	number state.DeviceNumber
+	facts  state.Device // what the caller knows
+}
+
+// open opens a device for reading, with further flags of open(2). The node
+// must be the device that the caller means: a path may have been given to
+// another device since the caller looked.
+func open(facts state.Device, flags int) (*device, error) {
+	if facts.Path == "" {
+		return nil, errors.New("there is no device node to open")
+	}
+	f, err := os.OpenFile(facts.Path, os.O_RDONLY|flags, 0)
+	if err != nil {
+		return nil, err
+	}
+	d := &device{File: f, facts: facts}
+	if err := d.identify(); err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	return d, nil
+}
+
+func (d *device) identify() error {
+	var st unix.Stat_t
+	if err := unix.Fstat(int(d.Fd()), &st); err != nil {
+		return fmt.Errorf("fstat %s: %w", d.Name(), err)
+	}
+	d.block = st.Mode&unix.S_IFMT == unix.S_IFBLK
+	if !d.block && st.Mode&unix.S_IFMT != unix.S_IFREG {
+		return fmt.Errorf("%s is no block device", d.Name())
+	}
+	if d.block {
+		d.number = numberOf(st.Rdev)
+	}
+	if d.number != d.facts.Number && d.facts.Number != (state.DeviceNumber{}) {
+		return fmt.Errorf("%s is device %s now, not %s", d.Name(), d.number, d.facts.Number)
+	}
+	var err error
+	if d.bytes, err = d.Seek(0, io.SeekEnd); err != nil {
+		return fmt.Errorf("size of %s: %w", d.Name(), err)
+	}
+	return nil
+}
+
+// readAt reads up to n bytes at an offset, fewer only at the end of the device.
+func (d *device) readAt(offset, n int64) ([]byte, error) {
+	offset = max(offset, 0)
+	b := make([]byte, max(min(n, d.bytes-offset), 0))
+	_, err := d.ReadAt(b, offset)
+	return b, err
+}
+
+// readHead reads the first headSize bytes, or all of a smaller device; direct
+// asks for what is on the disk and not in the page cache, where that can be done.
+func (d *device) readHead(direct bool) ([]byte, error) {
+	if !direct {
+		return d.readAt(0, headSize)
+	}
+	f, err := os.OpenFile(d.Name(), os.O_RDONLY|unix.O_DIRECT, 0)
+	if err != nil {
+		return d.readAt(0, headSize) // a file on a file system without O_DIRECT
+	}
+	aligned, err := unix.Mmap(-1, 0, headSize, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON)
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("mmap: %w", err), f.Close())
+	}
+	n, err := f.ReadAt(aligned, 0)
+	if errors.Is(err, io.EOF) {
+		err = nil
+	}
+	head := bytes.Clone(aligned[:n])
+	return head, errors.Join(err, unix.Munmap(aligned), f.Close())
+}
+
+// openRoot opens the root of the file system that is mounted at path, which
+// must be that of the device.
+func (d *device) openRoot(path string) (*os.File, error) {
+	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW, 0)
+	if err != nil {
+		return nil, err
+	}
+	var st unix.Stat_t
+	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
+		return nil, errors.Join(fmt.Errorf("fstat %s: %w", path, err), f.Close())
+	}
+	if numberOf(st.Dev) != d.number {
+		return nil, errors.Join(fmt.Errorf("what is mounted at %s is device %s, not %s (%s)", path, numberOf(st.Dev), d.number, d.Name()), f.Close())
+	}
+	return f, nil
+}
+
+func numberOf(dev uint64) state.DeviceNumber {
+	return state.DeviceNumber{Major: unix.Major(dev), Minor: unix.Minor(dev)}
+}
+
+// unreadable tells a human what failed while the device was read.
+func unreadable(err error) string {
+	var path *os.PathError
+	if errors.As(err, &path) {
+		err = path.Err
+	}
+	return fmt.Sprintf("nothing, because the device cannot be read: %v", err)
+}
+
+// and joins findings for humans.
+func and(findings []string) string { return strings.Join(findings, " and ") }

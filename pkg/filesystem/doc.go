@@ -1,0 +1,41 @@
+// Package filesystem knows what is on a device: it probes, proves blank,
+// formats, checks and grows. It knows nothing of volumes and of intents.
+//
+// # What Probe answers
+//
+// Probe reads superblocks itself and judges in this order:
+//
+//  1. a superblock that is valid (magic, checksum and consistency), of a file
+//     system that fits on the device, with no sign of another owner of the
+//     device: a file system;
+//  2. a valid superblock together with such a sign, two valid superblocks, a
+//     file system that is larger than its device, a superblock with the right
+//     magic that is otherwise broken, any other signature: something else;
+//  3. nothing known: the device is proven blank, or it is something else.
+//
+// A sign of another owner is any signature of signatures.go in the first 68 KiB
+// (a LUKS header, an LVM physical volume, swap, another file system, a
+// partition table with entries), because mkfs.ext4 and mkfs.xfs leave none
+// there, and a RAID superblock at the end of the device, behind the file
+// system. A file system beneath another owner is stale: mounting it would
+// replay its journal over somebody's data. A signature inside the span of the
+// file system, past its head, is a user's file and does not count, nor does
+// the backup of a partition table, which nobody reads without the primary.
+//
+// What cannot be read is something else, too: never blank, never mounted.
+//
+// # The proof of blankness
+//
+// Only zeros are blank. The device is opened, has the size it should have, and
+// every byte of it is read and is zero, but for what is known to be zero without
+// reading (holes and unwritten extents of the file behind a loop device) and
+// but for a device with more than 1 GiB to read, of which guard.go reads a
+// sample. That the known signatures are looked for as well only gives the
+// finding a name.
+//
+// # Kinds
+//
+// A kind of file system is a file of its own (ext4.go, xfs.go) behind the small
+// interface kind, with the parser of its superblock and the arithmetic of its
+// growth beside it.
+package filesystem

@@ -1,0 +1,114 @@
+package filesystem
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/csi-node/csi-node/pkg/state"
+)
+
+// Format makes a file system on a blank device. It proves blankness itself,
+// whatever was seen before, and reads back what mkfs made. When it fails, mkfs
+// may have written: the device is then blank, or it is not, and the next probe tells.
+//
+// It blocks for a slot (see New), for the proof and for mkfs; when ctx ends,
+// mkfs is killed, and Format returns once it is gone.
+//
+// FailedPrecondition: the device is not blank, is read-only, or is too small.
+// InvalidArgument: the type is not of Types. A device that somebody else holds
+// is an error without a class.
+func (h *Host) Format(ctx context.Context, facts state.Device, fsType string) error {
+	if err := h.format(ctx, facts, fsType); err != nil {
+		return fmt.Errorf("format %s as %s: %w", facts.Path, fsType, err)
+	}
+	return nil
+}
+
+func (h *Host) format(ctx context.Context, facts state.Device, fsType string) error {
+	k, err := h.kind(fsType)
+	if err != nil {
+		return err
+	}
+	if facts.ReadOnly {
+		return state.Errorf(state.FailedPrecondition, "the device is read-only")
+	}
+	release, err := h.slot(ctx)
+	if err != nil {
+		return err
+	}
+	defer release()
+	// Held open throughout, so that a loop device with autoclear stays.
+	d, err := open(facts, 0)
+	if err != nil {
+		return err
+	}
+	return errors.Join(h.formatOpen(ctx, d, k), d.Close())
+}
+
+func (h *Host) formatOpen(ctx context.Context, d *device, k kind) error {
+	zeroed, err := h.refuseUnlessBlank(ctx, d)
+	if err != nil {
+		return err
+	}
+	t := k.traits()
+	if d.bytes < t.smallest {
+		return state.Errorf(state.FailedPrecondition, "the device has %d bytes, and %s needs at least %d: use a larger volume or another file system", d.bytes, t.name, t.smallest)
+	}
+	if err := k.format(ctx, d.facts.Path, zeroed); err != nil {
+		return err
+	}
+	if err := d.flush(); err != nil {
+		return fmt.Errorf("flush after mkfs: %w", err)
+	}
+	_, sb, other := h.recognise(d)
+	switch {
+	case other != nil:
+		return fmt.Errorf("mkfs reported success, and the device holds %s", other.Found)
+	case sb == nil:
+		return errors.New("mkfs reported success, and there is no file system on the device")
+	case sb.fsType != t.name:
+		return fmt.Errorf("mkfs reported success, and the device holds a file system of type %s", sb.fsType)
+	case sb.bytes < d.bytes/2:
+		return fmt.Errorf("mkfs reported success, and the file system has only %d of the device's %d bytes", sb.bytes, d.bytes)
+	}
+	return nil
+}
+
+// refuseUnlessBlank is the guard. While it reads, the device is claimed
+// (O_EXCL), so that nobody can mount it; mkfs then claims it itself. It reports
+// whether all of the device is known to be zero.
+func (h *Host) refuseUnlessBlank(ctx context.Context, d *device) (zeroed bool, err error) {
+	claim, err := open(d.facts, unix.O_EXCL)
+	if err != nil {
+		if errors.Is(err, unix.EBUSY) {
+			return false, fmt.Errorf("somebody has it mounted or claimed: %w", err)
+		}
+		return false, err
+	}
+	defer func() { err = errors.Join(err, claim.Close()) }()
+	var p proof
+	if _, sb, other := h.recognise(d); other != nil {
+		p.found = other.Found
+	} else if sb != nil {
+		p.found = sb.fsType + " file system"
+	} else if p, err = proveBlank(ctx, d); err != nil {
+		return false, err
+	}
+	if p.found != "" {
+		return false, state.Errorf(state.FailedPrecondition,
+			"only a blank device is formatted; found %s. To destroy that deliberately, unstage the volume and run %s", p.found, eraser(d))
+	}
+	return p.whole, nil
+}
+
+// eraser is the command with which an operator makes the device blank. wipefs
+// would leave the data, and so a device that is not blank.
+func eraser(d *device) string {
+	if d.facts.Backing != "" {
+		return fmt.Sprintf("fallocate --zero-range --offset 0 --length %d %s", d.bytes, d.facts.Backing)
+	}
+	return "blkdiscard --zeroout " + d.facts.Path
+}

@@ -1,0 +1,168 @@
+package filesystem
+
+import (
+	"context"
+	"os"
+	"strings"
+	"testing"
+	"testing/synctest"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/csi-node/csi-node/pkg/state"
+)
+
+func TestNewNamesWhatIsMissing(t *testing.T) {
+	if _, err := New(0); err == nil {
+		t.Error("New(0) is no error")
+	}
+	t.Setenv("PATH", t.TempDir())
+	_, err := New(1)
+	wantClass(t, err, state.Unavailable, "mkfs.ext4", "apt-get install e2fsprogs")
+}
+
+func TestTypes(t *testing.T) {
+	if got := strings.Join(newHost(t).Types(), " "); got != "ext4 xfs" {
+		t.Errorf("Types: %s", got)
+	}
+}
+
+// A thick volume stays allocated and a thin one thin.
+func TestFormatKeepsAllocation(t *testing.T) {
+	h := newHost(t)
+	for _, fsType := range h.Types() {
+		for _, thick := range []bool{true, false} {
+			image := newImage(t, 400*mib)
+			if thick {
+				command(t, "fallocate", "--length", "400MiB", image)
+			}
+			device := attach(t, image)
+			must0(t, h.Format(t.Context(), device, fsType))
+			var st unix.Stat_t
+			must0(t, unix.Stat(image, &st))
+			allocated := st.Blocks * 512
+			if thick && allocated < 400*mib || !thick && allocated > 100*mib {
+				t.Errorf("%s, thick %t: %d bytes are allocated", fsType, thick, allocated)
+			}
+			mount(t, device, fsType)
+		}
+	}
+}
+
+func TestFormatIsSound(t *testing.T) {
+	h := newHost(t)
+	device := attach(t, newImage(t, 400*mib))
+	must0(t, h.Format(t.Context(), device, "ext4"))
+	command(t, "e2fsck", "-f", "-n", device.Path)
+	if out := command(t, "dumpe2fs", "-h", device.Path); !strings.Contains(out, "Reserved block count:     0\n") {
+		t.Errorf("blocks are reserved for root:\n%s", out)
+	}
+	device = attach(t, newImage(t, 400*mib))
+	must0(t, h.Format(t.Context(), device, "xfs"))
+	command(t, "xfs_repair", "-n", device.Path)
+}
+
+func TestFormatRefuses(t *testing.T) {
+	h := newHost(t)
+	device := attach(t, newImage(t, 64*mib))
+	unchanged(t, device.Backing, func() {
+		wantClass(t, h.Format(t.Context(), device, "vfat"), state.InvalidArgument, "use one of ext4, xfs")
+		wantClass(t, h.Format(t.Context(), device, "xfs"), state.FailedPrecondition, "67108864 bytes", "at least 314572800")
+		readOnly := device
+		readOnly.ReadOnly = true
+		wantClass(t, h.Format(t.Context(), readOnly, "ext4"), state.FailedPrecondition, "read-only")
+		held, err := os.OpenFile(device.Path, os.O_RDONLY|unix.O_EXCL, 0)
+		must0(t, err)
+		wantClass(t, h.Format(t.Context(), device, "ext4"), state.Unavailable, "mounted or claimed", "busy")
+		must0(t, held.Close())
+	})
+	must0(t, h.Format(t.Context(), device, "ext4"))
+	unchanged(t, device.Backing, func() {
+		err := h.Format(t.Context(), device, "ext4")
+		wantClass(t, err, state.FailedPrecondition, "found ext4 file system", "fallocate --zero-range --offset 0 --length 67108864 "+device.Backing)
+	})
+}
+
+// The command that the refusal names makes the device blank.
+func TestFormatEraser(t *testing.T) {
+	h := newHost(t)
+	device := attach(t, newImage(t, 64*mib))
+	for _, backed := range []bool{true, false} {
+		if !backed {
+			device.Backing = ""
+		}
+		must0(t, h.Format(t.Context(), device, "ext4"))
+		d, err := open(device, 0)
+		must0(t, err)
+		words := strings.Fields(eraser(d))
+		must0(t, d.Close())
+		command(t, words[0], words[1:]...)
+		if c := probe(t, h, device, ""); c.Kind != state.ContentsBlank {
+			t.Errorf("after %v: %+v", words, c)
+		}
+	}
+}
+
+func TestFormatToolFails(t *testing.T) {
+	h := newHost(t)
+	device := attach(t, newImage(t, 64*mib))
+	t.Run("exit code", func(t *testing.T) {
+		script(t, "mkfs.ext4", "echo no luck today >&2; exit 3")
+		wantClass(t, h.Format(t.Context(), device, "ext4"), state.Unavailable, "mkfs.ext4 failed with exit code 3: no luck today", device.Path)
+	})
+	t.Run("nothing made", func(t *testing.T) {
+		script(t, "mkfs.ext4", "exit 0")
+		wantClass(t, h.Format(t.Context(), device, "ext4"), state.Unavailable, "there is no file system")
+	})
+	t.Run("something else made", func(t *testing.T) {
+		script(t, "mkfs.ext4", `for last; do :; done; exec mkfs.ext3 -q "$last"`)
+		wantClass(t, h.Format(t.Context(), device, "ext4"), state.Unavailable, "file system of type ext3")
+	})
+}
+
+// No more formats run at a time than New was told, and who waits can give up.
+func TestFormatSlots(t *testing.T) {
+	h, err := New(1)
+	must0(t, err)
+	first, second := attach(t, newImage(t, 16*mib)), attach(t, newImage(t, 16*mib))
+	line := newFIFO(t)
+	script(t, "mkfs.ext4", "exec 9>"+line.path+"; echo started >&9; sleep 60")
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- h.Format(ctx, first, "ext4") }()
+	line.waitFor(t, "started")
+	impatient, giveUp := context.WithCancel(t.Context())
+	waiting := make(chan error, 1)
+	go func() { waiting <- h.Format(impatient, second, "ext4") }()
+	giveUp()
+	wantClass(t, <-waiting, state.Canceled)
+	cancel()
+	wantClass(t, <-done, state.Canceled, "mkfs.ext4 was killed")
+	line.waitForEnd(t)
+}
+
+func TestSlotWaits(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := &Host{slots: make(chan struct{}, 1)}
+		release, err := h.slot(t.Context())
+		must0(t, err)
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error, 1)
+		go func() {
+			_, err := h.slot(ctx)
+			done <- err
+		}()
+		synctest.Wait()
+		select {
+		case err := <-done:
+			t.Errorf("a second slot was not waited for: %v", err)
+		default:
+		}
+		cancel()
+		wantClass(t, <-done, state.Canceled, "waiting for one of 1 formats")
+		release()
+		release, err = h.slot(t.Context())
+		must0(t, err)
+		release()
+	})
+}

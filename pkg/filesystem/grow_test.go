@@ -1,0 +1,215 @@
+package filesystem
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/csi-node/csi-node/pkg/state"
+)
+
+func TestGrowExt4(t *testing.T) {
+	h := newHost(t)
+	device := attach(t, newImage(t, 64*mib))
+	must0(t, h.Format(t.Context(), device, "ext4"))
+	must0(t, h.Grow(t.Context(), device, "ext4", "")) // nothing to do
+	device = resize(t, device, 512*mib)
+	if c := probe(t, h, device, ""); !c.Growable || c.Size != 64*mib {
+		t.Errorf("before: %+v", c)
+	}
+	must0(t, h.Grow(t.Context(), device, "ext4", ""))
+	if c := probe(t, h, device, ""); c.Growable || c.Size != 512*mib || c.NeedsCheck {
+		t.Errorf("after: %+v", c)
+	}
+	command(t, "e2fsck", "-f", "-n", device.Path)
+}
+
+// A journal that waits to be replayed is no obstacle.
+func TestGrowExt4AfterCrash(t *testing.T) {
+	h := newHost(t)
+	device := attach(t, newImage(t, 64*mib))
+	must0(t, h.Format(t.Context(), device, "ext4"))
+	dir := mount(t, device, "ext4")
+	must0(t, os.WriteFile(filepath.Join(dir, "file"), []byte("data"), 0o644))
+	unix.Sync()
+	image := newImage(t, 0)
+	command(t, "cp", "--sparse=always", device.Backing, image)
+	unmount(t, dir)
+	crashed := attach(t, image)
+	crashed = resize(t, crashed, 256*mib)
+	must0(t, h.Grow(t.Context(), crashed, "ext4", ""))
+	b, err := os.ReadFile(filepath.Join(mount(t, crashed, "ext4"), "file"))
+	if string(b) != "data" {
+		t.Errorf("%q, %v", b, err)
+	}
+}
+
+// Whether a mounted ext4 grows depends on this process's capabilities.
+func TestGrowExt4Mounted(t *testing.T) {
+	h := newHost(t)
+	device := attach(t, newImage(t, 64*mib))
+	must0(t, h.Format(t.Context(), device, "ext4"))
+	dir := mount(t, device, "ext4")
+	device = resize(t, device, 512*mib)
+	before := probe(t, h, device, dir)
+	err := h.Grow(t.Context(), device, "ext4", dir)
+	if !before.GrowsMounted {
+		wantClass(t, err, state.FailedPrecondition, "CAP_SYS_RESOURCE")
+		return
+	}
+	must0(t, err)
+	if c := probe(t, h, device, dir); c.Growable || c.Size != 512*mib {
+		t.Errorf("after: %+v", c)
+	}
+}
+
+func TestGrowRefuses(t *testing.T) {
+	h := newHost(t)
+	device := attach(t, newImage(t, 300*mib))
+	wantClass(t, h.Grow(t.Context(), device, "ext4", ""), state.FailedPrecondition, "holds a blank device")
+	wantClass(t, h.Grow(t.Context(), device, "btrfs", ""), state.InvalidArgument)
+	must0(t, h.Format(t.Context(), device, "xfs"))
+	device = resize(t, device, 400*mib)
+	wantClass(t, h.Grow(t.Context(), device, "xfs", ""), state.FailedPrecondition, "only while it is mounted")
+	device.ReadOnly = true
+	wantClass(t, h.Grow(t.Context(), device, "xfs", mount(t, device, "xfs")), state.FailedPrecondition, "read-only")
+}
+
+// TestGrowableExt4IsExact compares what the superblock's arithmetic says with
+// what resize2fs does, at sizes around the boundaries of block groups.
+func TestGrowableExt4IsExact(t *testing.T) {
+	h := newHost(t)
+	for name, c := range map[string]struct {
+		options []string
+		start   int64 // bytes to format
+		block   int64
+		group   int64 // blocks
+		groups  []int64
+	}{
+		"1 KiB blocks":           {[]string{"-b", "1024"}, 8 * mib, 1024, 8192, []int64{1, 2, 3, 4, 5, 9, 26, 33}},
+		"4 KiB blocks":           {[]string{"-b", "4096"}, 64 * mib, 4096, 32768, []int64{1, 2, 3, 4}},
+		"no resize inode":        {[]string{"-b", "1024", "-O", "^resize_inode"}, 8 * mib, 1024, 8192, []int64{1, 3, 33}},
+		"no 64 bit":              {[]string{"-b", "1024", "-O", "^64bit"}, 8 * mib, 1024, 8192, []int64{1, 3, 65}},
+		"sparse_super2":          {[]string{"-b", "1024", "-O", "sparse_super2"}, 40 * mib, 1024, 8192, []int64{5, 6, 9}},
+		"a copy in every group":  {[]string{"-b", "1024", "-O", "^sparse_super,^resize_inode"}, 8 * mib, 1024, 8192, []int64{2, 4}},
+		"small groups, 2 groups": {[]string{"-b", "1024", "-g", "1024"}, 4 * mib, 1024, 1024, []int64{5, 6, 7, 9, 10, 27}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			fresh := newImage(t, c.start)
+			command(t, "mkfs.ext4", append(append([]string{"-q"}, c.options...), fresh)...)
+			head, err := os.ReadFile(fresh)
+			must0(t, err)
+			s, err := parseExt4(head)
+			must0(t, err)
+			overhead := 2 + s.inodesPerGroup*s.inodeSize/s.blockSize
+			for _, groups := range c.groups {
+				edges := []int64{0, overhead + 50, overhead + 50 + 1 + s.reservedGDT + (groups*s.descSize+s.blockSize)/s.blockSize}
+				for _, edge := range edges {
+					for _, off := range []int64{-5, -4, -1, 0, 1, 3, 4, 5, 8} {
+						size := (s.firstBlock + groups*c.group + edge + off) * c.block
+						if size > c.start {
+							growExactly(t, h, fresh, size)
+						}
+					}
+				}
+			}
+		})
+	}
+}
+
+// growExactly copies a file system onto a device of so many bytes, lets
+// resize2fs do what it will, and compares with what was foretold.
+func growExactly(t *testing.T, h *Host, fresh string, size int64) {
+	t.Helper()
+	image := filepath.Join(t.TempDir(), "image")
+	command(t, "cp", "--sparse=always", fresh, image)
+	must0(t, os.Truncate(image, size))
+	device := state.Device{Path: image}
+	before := probe(t, h, device, "")
+	d, err := open(device, 0)
+	must0(t, err)
+	defer d.Close()
+	_, sb, _ := h.recognise(d)
+	foretold := sb.grown(size)
+	if before.Growable != (foretold > before.Size) {
+		t.Errorf("%d bytes: growable %t, to %d", size, before.Growable, foretold)
+	}
+	must0(t, ext4{}.grow(t.Context(), d, "", foretold))
+	after := probe(t, h, device, "")
+	if after.Size != foretold || after.Growable {
+		t.Errorf("%d bytes: grew from %d to %d bytes, foretold %d; growable %t", size, before.Size, after.Size, foretold, after.Growable)
+	}
+	must0(t, os.Remove(image))
+}
+
+// TestGrowXFS grows a mounted xfs by sizes around what makes a new allocation group.
+func TestGrowXFS(t *testing.T) {
+	h := newHost(t)
+	device := attach(t, newImage(t, 300*mib))
+	must0(t, h.Format(t.Context(), device, "xfs"))
+	dir := mount(t, device, "xfs")
+	before := probe(t, h, device, dir)
+	if before.Growable || before.Size != 300*mib {
+		t.Fatalf("fresh: %+v", before)
+	}
+	const block, most = 4096, 300 * mib
+	for _, c := range []struct{ device, size int64 }{
+		{most + block - 512, most},
+		{most + 63*block, most},
+		{most + 64*block, most + 64*block},
+		{most + 64*block + 3584, most + 64*block},
+		{most + 65*block, most + 65*block},
+		{375*mib + 63*block, 375 * mib},
+		{450 * mib, 450 * mib},
+	} {
+		t.Run(fmt.Sprint(c.device), func(t *testing.T) {
+			device = resize(t, device, c.device)
+			old := probe(t, h, device, dir)
+			if old.Growable != (c.size > old.Size) {
+				t.Errorf("before: %+v", old)
+			}
+			must0(t, h.Grow(t.Context(), device, "xfs", dir))
+			command(t, "xfs_growfs", "-d", dir) // must find nothing left to do
+			if c2 := probe(t, h, device, dir); c2.Growable || c2.Size != c.size {
+				t.Errorf("after: %+v", c2)
+			}
+		})
+	}
+	unmount(t, dir)
+	if c := probe(t, h, device, ""); c.Growable || c.Size != 450*mib {
+		t.Errorf("unmounted: %+v", c)
+	}
+}
+
+func FuzzParse(f *testing.F) {
+	for _, args := range [][]string{{"mkfs.ext4", "-q"}, {"mkfs.ext2", "-q"}, {"mkfs.xfs", "-q"}} {
+		image := newImage(f, 300*mib)
+		command(f, args[0], append(args[1:], image)...)
+		file, err := os.Open(image)
+		must0(f, err)
+		head := make([]byte, 2048)
+		_, err = file.Read(head)
+		must0(f, err)
+		must0(f, file.Close())
+		f.Add(head, int64(400*mib))
+	}
+	f.Fuzz(func(t *testing.T, head []byte, deviceBytes int64) {
+		headSignatures(head)
+		if deviceBytes < 0 || deviceBytes > mostBytes {
+			return
+		}
+		for _, k := range []kind{ext4{}, xfs{}} {
+			sb, err := k.parse(head)
+			if sb == nil || err != nil {
+				continue
+			}
+			if grown := sb.grown(deviceBytes); sb.bytes <= 0 || grown < sb.bytes {
+				t.Errorf("%s of %d bytes grows to %d on a device of %d", sb.fsType, sb.bytes, grown, deviceBytes)
+			}
+		}
+	})
+}

@@ -1,0 +1,354 @@
+package filesystem
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/csi-node/csi-node/pkg/state"
+)
+
+// guardCase is one image and what Probe must say of it.
+type guardCase struct {
+	name  string
+	size  int64 // 0: 16 MiB
+	make  func(t *testing.T, image string)
+	kind  state.ContentsKind
+	found string // what Found must contain
+}
+
+func at(offset int64, b string) func(*testing.T, string) {
+	return func(t *testing.T, image string) { write(t, image, offset, []byte(b)) }
+}
+
+func tool(name string, args ...string) func(*testing.T, string) {
+	return func(t *testing.T, image string) { command(t, name, append(args, image)...) }
+}
+
+func both(fs ...func(*testing.T, string)) func(*testing.T, string) {
+	return func(t *testing.T, image string) {
+		for _, f := range fs {
+			f(t, image)
+		}
+	}
+}
+
+func mbr() string {
+	b := make([]byte, 512)
+	copy(b[510:], bootMagic)
+	copy(b[mbrEntries:], "\x80\x00\x00\x00\x83")
+	binary.LittleEndian.PutUint32(b[mbrEntries+8:], 2048)
+	binary.LittleEndian.PutUint32(b[mbrEntries+12:], 4096)
+	return string(b)
+}
+
+func random(n int) string {
+	b := make([]byte, n)
+	rand.Read(b)
+	b[0], b[0x438%n] = 1, 1
+	return string(b)
+}
+
+// mkfsTo makes a file system of only so many 4 KiB blocks.
+func mkfsTo(blocks string) func(*testing.T, string) {
+	return func(t *testing.T, image string) { command(t, "mkfs.ext4", "-q", "-b", "4096", image, blocks) }
+}
+
+var guardCases = []guardCase{
+	{name: "holes", make: at(0, ""), kind: state.ContentsBlank},
+	{name: "zeros", make: at(0, string(make([]byte, 3*mib))), kind: state.ContentsBlank},
+	{name: "preallocated", make: tool("fallocate", "--length", "16MiB"), kind: state.ContentsBlank},
+	{name: "an odd size", size: 16*mib + 512, make: at(0, ""), kind: state.ContentsBlank},
+
+	{name: "ext4", make: tool("mkfs.ext4", "-q"), kind: state.ContentsFilesystem, found: "ext4 file system"},
+	{name: "ext3", make: tool("mkfs.ext3", "-q"), kind: state.ContentsFilesystem, found: "ext3 file system"},
+	{name: "ext2", make: tool("mkfs.ext2", "-q"), kind: state.ContentsFilesystem, found: "ext2 file system"},
+	{name: "ext4 without journal", make: tool("mkfs.ext4", "-q", "-O", "^has_journal"), kind: state.ContentsFilesystem, found: "ext4 file system"},
+	{name: "xfs", size: 300 * mib, make: tool("mkfs.xfs", "-q"), kind: state.ContentsFilesystem, found: "xfs file system"},
+	{name: "old xfs", size: 300 * mib, make: tool("mkfs.xfs", "-q", "-m", "crc=0"), kind: state.ContentsFilesystem, found: "xfs file system"},
+	{name: "ext4 behind boot code", make: both(tool("mkfs.ext4", "-q"), at(0, "\xeb\x3c\x90"), at(446, "\x13\x37 code"), at(510, bootMagic)), kind: state.ContentsFilesystem, found: "ext4"},
+	{name: "ext4 with an old backup GPT", make: both(mkfsTo("2000"), at(-512, gptMagic)), kind: state.ContentsFilesystem, found: "ext4"},
+	{name: "ext4 with the magic of RAID inside a file", make: both(tool("mkfs.ext4", "-q"), at(-64<<10, mdMagic)), kind: state.ContentsFilesystem, found: "ext4"},
+
+	{name: "swap", make: tool("mkswap", "-q"), kind: state.ContentsOther, found: "swap area at byte 4086"},
+	{name: "external journal", make: tool("mke2fs", "-q", "-O", "journal_dev"), kind: state.ContentsOther, found: "external ext4 journal"},
+	{name: "btrfs", make: at(64<<10+64, "_BHRfS_M"), kind: state.ContentsOther, found: "btrfs file system"},
+	{name: "vfat", make: both(at(0, "\xeb\x3c\x90mkfs.fat"), at(54, "FAT16   "), at(510, bootMagic)), kind: state.ContentsOther, found: "vfat file system"},
+	{name: "ntfs", make: at(0, "\xeb\x52\x90NTFS    "), kind: state.ContentsOther, found: "ntfs file system"},
+	{name: "iso9660", make: at(32<<10+1, "CD001"), kind: state.ContentsOther, found: "iso9660 file system"},
+	{name: "zfs", make: at(16<<10, "\x01\x01\x00\x00\x00\x00\x00\x00\x00\x00\x00\x01"), kind: state.ContentsOther, found: "ZFS label"},
+	{name: "GPT", make: both(at(0, mbr()), at(512, gptMagic), at(-512, gptMagic)), kind: state.ContentsOther, found: "GPT partition table at byte 512"},
+	{name: "backup GPT", make: at(-512, gptMagic), kind: state.ContentsOther, found: "backup GPT partition table at byte 16776704"},
+	{name: "backup GPT of 4 KiB sectors", make: at(-4096, gptMagic), kind: state.ContentsOther, found: "backup GPT partition table"},
+	{name: "MBR", make: at(0, mbr()), kind: state.ContentsOther, found: "MBR partition table"},
+	{name: "LUKS", make: at(0, "LUKS\xba\xbe\x00\x02"), kind: state.ContentsOther, found: "LUKS header at byte 0"},
+	{name: "second LUKS2 header", make: at(16<<10, "SKUL\xba\xbe"), kind: state.ContentsOther, found: "second LUKS2 header at byte 16384"},
+	{name: "second LUKS2 header far in", make: at(4<<20, "SKUL\xba\xbe"), kind: state.ContentsOther, found: "data at byte 4194304"},
+	{name: "LVM", make: at(512, "LABELONE\x01"), kind: state.ContentsOther, found: "LVM2 physical volume at byte 512"},
+	{name: "MD 0.90", make: at(-64<<10, mdMagic), kind: state.ContentsOther, found: "MD RAID 0.90"},
+	{name: "MD 1.0", make: at(-8<<10, mdMagic), kind: state.ContentsOther, found: "MD RAID 1.0"},
+	{name: "MD 1.1", make: at(0, mdMagic), kind: state.ContentsOther, found: "MD RAID 1.1"},
+	{name: "MD 1.2", make: at(4096, mdMagic), kind: state.ContentsOther, found: "MD RAID 1.2"},
+	{name: "bcache", make: at(4096+24, "\xc6\x85\x73\xf6\x4e\x1a\x45\xca\x82\x65\xf5\x7f\x48\xba\x6d\x81"), kind: state.ContentsOther, found: "bcache"},
+
+	{name: "random bytes", make: at(0, random(16*mib)), kind: state.ContentsOther, found: ""},
+	{name: "a byte at the start", make: at(0, "x"), kind: state.ContentsOther, found: "data at byte 0"},
+	{name: "a byte in the middle", make: at(8*mib+77, "x"), kind: state.ContentsOther, found: "data at byte 8388685"},
+	{name: "a high byte in the middle", make: at(8*mib+77, "\xff"), kind: state.ContentsOther, found: "data at byte 8388685"},
+	{name: "the last byte", make: at(-1, "x"), kind: state.ContentsOther, found: "data at byte 16777215"},
+	{name: "a byte in preallocated space", make: both(tool("fallocate", "--length", "16MiB"), at(5*mib, "x")), kind: state.ContentsOther, found: "data at byte 5242880"},
+
+	{name: "damaged ext4", make: both(tool("mkfs.ext4", "-q"), at(1024+0x78, "x")), kind: state.ContentsOther, found: "damaged ext4 superblock at byte 1024: its checksum"},
+	{name: "damaged ext2", make: both(tool("mkfs.ext2", "-q"), at(1024+0x28, "\xff\xff\xff")), kind: state.ContentsOther, found: "damaged ext4 superblock at byte 1024: it has groups of"},
+	{name: "damaged xfs", size: 300 * mib, make: both(tool("mkfs.xfs", "-q"), at(108, "x")), kind: state.ContentsOther, found: "damaged xfs superblock at byte 0: its checksum"},
+	{name: "the magic of xfs", make: at(0, xfsMagic), kind: state.ContentsOther, found: "damaged xfs superblock at byte 0"},
+	{name: "ext4 under LVM", make: both(tool("mkfs.ext4", "-q"), at(512, "LABELONE")), kind: state.ContentsOther, found: "ext4 file system and LVM2"},
+	{name: "ext4 under a partition table", make: both(tool("mkfs.ext4", "-q"), at(0, mbr())), kind: state.ContentsOther, found: "ext4 file system and MBR"},
+	{name: "ext4 under RAID", make: both(mkfsTo("2000"), at(-64<<10, mdMagic)), kind: state.ContentsOther, found: "ext4 file system and MD RAID 0.90"},
+	{name: "xfs under swap", size: 300 * mib, make: both(tool("mkfs.xfs", "-q"), at(4086, "SWAPSPACE2")), kind: state.ContentsOther, found: "xfs file system and swap"},
+	{name: "ext4 cut short", make: func(t *testing.T, image string) {
+		command(t, "mkfs.ext4", "-q", image)
+		must0(t, os.Truncate(image, 12*mib))
+	}, kind: state.ContentsOther, found: "of which the device has only 12582912"},
+}
+
+// TestGuard attempts to format every image, with and without knowing the file
+// behind the device, and compares the image before and after.
+func TestGuard(t *testing.T) {
+	h := newHost(t)
+	for _, c := range guardCases {
+		for _, backed := range []bool{true, false} {
+			t.Run(fmt.Sprintf("%s/backing=%t", c.name, backed), func(t *testing.T) {
+				t.Parallel()
+				image := newImage(t, max(c.size, 16*mib*b2i(c.size == 0)))
+				c.make(t, image)
+				device := attach(t, image)
+				if !backed {
+					device.Backing = ""
+				}
+				got := probe(t, h, device, "")
+				if got.Kind != c.kind || !strings.Contains(got.Found, c.found) || got.Found == "" {
+					t.Errorf("found %s %q, want %s %q", got.Kind, got.Found, c.kind, c.found)
+				}
+				if c.kind == state.ContentsBlank {
+					must0(t, h.Format(t.Context(), device, "ext4"))
+					if got := probe(t, h, device, ""); got.Kind != state.ContentsFilesystem || got.FSType != "ext4" {
+						t.Errorf("after Format: %+v", got)
+					}
+					return
+				}
+				unchanged(t, image, func() {
+					wantClass(t, h.Format(t.Context(), device, "ext4"), state.FailedPrecondition, c.found, device.Path)
+				})
+			})
+		}
+	}
+}
+
+func b2i(b bool) int64 {
+	if b {
+		return 1
+	}
+	return 0
+}
+
+func TestGuardShorterThanVolume(t *testing.T) {
+	h := newHost(t)
+	device := attach(t, newImage(t, 16*mib))
+	device.Capacity += 50
+	if c := probe(t, h, device, ""); c.Kind != state.ContentsOther || !strings.Contains(c.Found, "50 bytes shorter than the volume") {
+		t.Errorf("%+v", c)
+	}
+	wantClass(t, h.Format(t.Context(), device, "ext4"), state.FailedPrecondition, "50 bytes shorter")
+}
+
+// The file of a loop device that is cut short after the attach reads as an
+// I/O error past its end.
+func TestGuardUnreadable(t *testing.T) {
+	h := newHost(t)
+	for _, left := range []int64{0, 4 * mib} {
+		for _, backed := range []bool{true, false} {
+			device := attach(t, newImage(t, 16*mib))
+			must0(t, os.Truncate(device.Backing, left))
+			if !backed {
+				device.Backing = ""
+			}
+			c := probe(t, h, device, "")
+			if c.Kind != state.ContentsOther || !strings.Contains(c.Found, "cannot be read: input/output error") {
+				t.Errorf("%d bytes left, backing %t: %+v", left, backed, c)
+			}
+			wantClass(t, h.Format(t.Context(), device, "ext4"), state.FailedPrecondition, "cannot be read")
+		}
+	}
+}
+
+// Data that only the page cache of the device knows makes no extent yet in the
+// file behind it.
+func TestGuardSeesUnwrittenPages(t *testing.T) {
+	h := newHost(t)
+	device := attach(t, newImage(t, 64*mib))
+	f, err := os.OpenFile(device.Path, os.O_RDWR, 0)
+	must0(t, err)
+	defer f.Close()
+	_, err = f.WriteAt([]byte("x"), 40*mib)
+	must0(t, err)
+	if c := probe(t, h, device, ""); c.Found != "data at byte 41943040" {
+		t.Errorf("%+v", c)
+	}
+}
+
+// Holes are believed only of the file that is really behind the device.
+func TestGuardChecksBacking(t *testing.T) {
+	h := newHost(t)
+	image := newImage(t, 16*mib)
+	write(t, image, 9*mib, []byte("x"))
+	for name, device := range map[string]state.Device{
+		"another file": attach(t, image),
+		"no file":      attach(t, image),
+		"an offset":    attach(t, image, "--offset", "1048576"),
+	} {
+		where := "data at byte 9437184"
+		switch name {
+		case "another file":
+			device.Backing = newImage(t, 16*mib)
+		case "no file":
+			device.Backing = filepath.Join(t.TempDir(), "gone")
+		default:
+			where = "data at byte 8388608"
+		}
+		if c := probe(t, h, device, ""); c.Found != where {
+			t.Errorf("%s: %+v", name, c)
+		}
+	}
+}
+
+// A device with more than 1 GiB to read is read in samples.
+func TestGuardSamples(t *testing.T) {
+	h := newHost(t)
+	image := newImage(t, 3<<30)
+	device := attach(t, image)
+	device.Backing = ""
+	for _, offset := range []int64{10 * mib, 3<<30 - 10*mib, 128 * mib, 3 * 128 * mib, 8*mib + 1024, 2000 * (3 << 30 / sampleCount)} {
+		write(t, image, offset, []byte{1})
+		if c := probe(t, h, device, ""); c.Found != fmt.Sprintf("data at byte %d", offset) {
+			t.Errorf("byte %d: %+v", offset, c)
+		}
+		write(t, image, offset, []byte{0})
+	}
+	must0(t, h.Format(t.Context(), device, "ext4"))
+}
+
+func TestSample(t *testing.T) {
+	if places, whole := sample([]extent{{0, wholeLimit}}, wholeLimit); !whole || len(places) != 1 || places[0] != (extent{0, wholeLimit}) {
+		t.Errorf("a device of the limit: %d places, whole %t", len(places), whole)
+	}
+	const size = 1 << 40
+	data := []extent{{4096, 8192}, {1 << 30, 3 << 30}, {1 << 38, 1<<38 + 1<<34}, {size - 4096, size}}
+	places, whole := sample(data, size)
+	if whole {
+		t.Error("all of 18 GiB is to be read")
+	}
+	in, total := make([]int, len(data)), int64(0)
+	for _, p := range places {
+		total += p.end - p.start
+		inside := false
+		for i, e := range data {
+			if p.start >= e.start && p.end <= e.end && p.start < p.end {
+				in[i]++
+				inside = true
+			}
+		}
+		if !inside {
+			t.Errorf("%v is not within the data", p)
+		}
+	}
+	for i, n := range in {
+		if n == 0 {
+			t.Errorf("nothing is read of %v", data[i])
+		}
+	}
+	if total > 512<<20 {
+		t.Errorf("%d bytes are read", total)
+	}
+}
+
+func TestGuardEndsWithContext(t *testing.T) {
+	h := newHost(t)
+	device := attach(t, newImage(t, 16*mib))
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	_, err := h.Probe(ctx, device, "")
+	wantClass(t, err, state.Canceled)
+	wantClass(t, h.Format(ctx, device, "ext4"), state.Canceled)
+	d, err := open(device, 0)
+	must0(t, err)
+	defer d.Close()
+	device.Backing = ""
+	if _, err := proveBlank(ctx, d); !errors.Is(err, context.Canceled) {
+		t.Errorf("proveBlank: %v", err)
+	}
+	if _, err := d.firstData(ctx, []extent{{0, mib}}); !errors.Is(err, context.Canceled) {
+		t.Errorf("firstData: %v", err)
+	}
+}
+
+func TestProbeOpening(t *testing.T) {
+	h := newHost(t)
+	_, err := h.Probe(t.Context(), state.Device{}, "")
+	wantClass(t, err, state.Unavailable, "no device node")
+	_, err = h.Probe(t.Context(), state.Device{Path: filepath.Join(t.TempDir(), "gone")}, "")
+	wantClass(t, err, state.Unavailable, "no such file")
+	_, err = h.Probe(t.Context(), state.Device{Path: t.TempDir()}, "")
+	wantClass(t, err, state.Unavailable, "no block device")
+	device := attach(t, newImage(t, mib))
+	device.Number.Minor += 1000
+	_, err = h.Probe(t.Context(), device, "")
+	wantClass(t, err, state.Unavailable, "is device")
+}
+
+func TestZero(t *testing.T) {
+	b := make([]byte, 70000)
+	if !zero(b) || !zero(nil) || !zero(b[:1]) {
+		t.Error("zeros are not zero")
+	}
+	for _, i := range []int{0, 1, 4095, 69998, 69999} {
+		b[i] = 1
+		if zero(b) {
+			t.Errorf("byte %d was missed", i)
+		}
+		b[i] = 0
+	}
+	for i := range b {
+		b[i] = 7
+	}
+	if zero(b) {
+		t.Error("equal bytes are not zeros")
+	}
+}
+
+func BenchmarkProveBlank(b *testing.B) {
+	h := newHost(b)
+	image := newImage(b, 1<<30)
+	command(b, "fallocate", "--length", "1GiB", image)
+	device := attach(b, image)
+	for _, backed := range []bool{true, false} {
+		b.Run(fmt.Sprintf("backing=%t", backed), func(b *testing.B) {
+			device := device
+			if !backed {
+				device.Backing = ""
+			}
+			b.SetBytes(1 << 30)
+			for b.Loop() {
+				if c := probe(b, h, device, ""); c.Kind != state.ContentsBlank {
+					b.Fatal(c)
+				}
+			}
+		})
+	}
+}

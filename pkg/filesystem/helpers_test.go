@@ -1,0 +1,191 @@
+package filesystem
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/csi-node/csi-node/pkg/state"
+)
+
+const mib = 1 << 20
+
+func newHost(t testing.TB) *Host {
+	t.Helper()
+	h, err := New(2)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return h
+}
+
+// newImage makes a sparse file.
+func newImage(t testing.TB, size int64) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "image")
+	f, err := os.Create(path)
+	must0(t, err)
+	must0(t, f.Truncate(size))
+	must0(t, f.Close())
+	return path
+}
+
+var loops atomic.Int32
+
+// attach puts a loop device over a file until the test ends. Its Backing is set.
+//
+// The device has a number of its own, far from those that losetup --find hands
+// out: a process that loses the race for a number has claimed the winner's
+// device for a moment, and whoever wants to mount or format it then is refused.
+func attach(t testing.TB, path string, options ...string) state.Device {
+	t.Helper()
+	control, err := os.OpenFile("/dev/loop-control", os.O_RDWR, 0)
+	must0(t, err)
+	defer control.Close()
+	number := 1<<16 + os.Getpid()%1024*512 + int(loops.Add(1))%512
+	must0(t, unix.IoctlSetInt(int(control.Fd()), unix.LOOP_CTL_ADD, number))
+	node := fmt.Sprintf("/dev/loop%d", number)
+	t.Cleanup(func() {
+		control, err := os.OpenFile("/dev/loop-control", os.O_RDWR, 0)
+		must0(t, err)
+		defer control.Close()
+		command(t, "losetup", "--detach", node)
+		// Somebody who lists loop devices may have it open just now.
+		if err := unix.IoctlSetInt(int(control.Fd()), unix.LOOP_CTL_REMOVE, number); err != nil && err != unix.EBUSY {
+			t.Errorf("remove %s: %v", node, err)
+		}
+	})
+	command(t, "losetup", append(options, node, path)...)
+	return deviceOf(t, node, path)
+}
+
+func deviceOf(t testing.TB, node, backing string) state.Device {
+	t.Helper()
+	d, err := open(state.Device{Path: node}, 0)
+	must0(t, err)
+	defer d.Close()
+	return state.Device{State: state.DeviceAttached, Path: node, Number: d.number, Size: d.bytes, Capacity: d.bytes, Backing: backing}
+}
+
+// resize gives the file behind a loop device another size, and the device too.
+func resize(t testing.TB, device state.Device, size int64) state.Device {
+	t.Helper()
+	must0(t, os.Truncate(device.Backing, size))
+	command(t, "losetup", "--set-capacity", device.Path)
+	return deviceOf(t, device.Path, device.Backing)
+}
+
+// mount mounts a device until the test ends.
+func mount(t testing.TB, device state.Device, fsType string) string {
+	t.Helper()
+	dir := t.TempDir()
+	must0(t, unix.Mount(device.Path, dir, fsType, 0, ""))
+	t.Cleanup(func() {
+		if err := unix.Unmount(dir, 0); err != nil && err != unix.EINVAL {
+			t.Errorf("unmount %s: %v", dir, err)
+		}
+	})
+	return dir
+}
+
+func unmount(t testing.TB, dir string) {
+	t.Helper()
+	must0(t, unix.Unmount(dir, 0))
+}
+
+// command runs a program that must succeed and returns what it wrote.
+func command(t testing.TB, name string, args ...string) string {
+	t.Helper()
+	out, err := exec.Command(name, args...).CombinedOutput()
+	if err != nil {
+		t.Fatalf("%s %s: %v\n%s", name, strings.Join(args, " "), err, out)
+	}
+	return string(out)
+}
+
+// write puts bytes at an offset of a file; a negative offset counts from its end.
+func write(t testing.TB, path string, offset int64, b []byte) {
+	t.Helper()
+	f, err := os.OpenFile(path, os.O_WRONLY, 0)
+	must0(t, err)
+	if offset < 0 {
+		end, err := f.Seek(0, io.SeekEnd)
+		must0(t, err)
+		offset += end
+	}
+	_, err = f.WriteAt(b, offset)
+	must0(t, err)
+	must0(t, f.Close())
+}
+
+func digest(t testing.TB, path string) []byte {
+	t.Helper()
+	f, err := os.Open(path)
+	must0(t, err)
+	defer f.Close()
+	sum := sha256.New()
+	_, err = io.Copy(sum, f)
+	must0(t, err)
+	return sum.Sum(nil)
+}
+
+func probe(t testing.TB, h *Host, device state.Device, mountpoint string) state.Contents {
+	t.Helper()
+	c, err := h.Probe(t.Context(), device, mountpoint)
+	must0(t, err)
+	return c
+}
+
+// unchanged runs f and fails when the file is another one afterwards.
+func unchanged(t testing.TB, path string, f func()) {
+	t.Helper()
+	before := digest(t, path)
+	f()
+	if !bytes.Equal(before, digest(t, path)) {
+		t.Errorf("%s was written to", path)
+	}
+}
+
+func wantClass(t testing.TB, err error, class state.Class, words ...string) {
+	t.Helper()
+	if err == nil {
+		t.Fatalf("no error, want one of class %s", class)
+	}
+	if got := state.ClassOf(err); got != class {
+		t.Errorf("class %s, want %s: %v", got, class, err)
+	}
+	for _, word := range words {
+		if !strings.Contains(err.Error(), word) {
+			t.Errorf("error lacks %q: %v", word, err)
+		}
+	}
+}
+
+// script puts a shell script of that name first in PATH.
+func script(t testing.TB, name, body string) {
+	t.Helper()
+	dir := t.TempDir()
+	must0(t, os.WriteFile(filepath.Join(dir, name), []byte("#!/bin/sh\n"+body+"\n"), 0o755))
+	switch t := t.(type) {
+	case *testing.T:
+		t.Setenv("PATH", dir+":"+os.Getenv("PATH"))
+	case *testing.B:
+		t.Setenv("PATH", dir+":"+os.Getenv("PATH"))
+	}
+}
+
+func must0(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}

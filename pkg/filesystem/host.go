@@ -1,0 +1,176 @@
+package filesystem
+
+import (
+	"context"
+	"fmt"
+	"os/exec"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/csi-node/csi-node/pkg/state"
+)
+
+// Host works on the file systems of this node's devices. Its methods may be
+// called concurrently; those that change a device must not meet on the same one.
+type Host struct {
+	kinds        []kind
+	growsMounted map[string]bool // by file system type; what this process may do
+	slots        chan struct{}   // one is held while mkfs or fsck runs
+}
+
+// kind is one kind of file system that the plugin makes and mounts.
+type kind interface {
+	traits() traits
+	// parse reads the superblock from the first headSize bytes of a device, or
+	// from all bytes of a smaller one. It returns nil when the magic is not
+	// there, and an error that says what is wrong when it is there and the
+	// rest is not as it must be.
+	parse(head []byte) (*superblock, error)
+	// live puts what only the kernel knows of a file system that is mounted at
+	// mountpoint into sb.
+	live(d *device, mountpoint string, sb *superblock) error
+	// format runs mkfs. zeroed says that every byte of the device reads as zero.
+	format(ctx context.Context, path string, zeroed bool) error
+	// check repairs what can be repaired without a human, unmounted.
+	check(ctx context.Context, path string) error
+	// grow grows the file system to bytes, unmounted if mountpoint is "".
+	grow(ctx context.Context, d *device, mountpoint string, bytes int64) error
+}
+
+// traits are the facts about a kind that need no device.
+type traits struct {
+	name         string   // the type, as mount(2) takes it
+	programs     []string // that format, check and grow run
+	debian       string   // the Debian package that has them
+	smallest     int64    // bytes; mkfs makes nothing smaller. 0: mkfs tells itself
+	growsMounted bool
+	growsOffline bool
+	capability   uint // that growing mounted takes beyond CAP_SYS_ADMIN; 0: none
+}
+
+// mostBytes is more than any file system spans, and safe to compute with.
+const mostBytes = 1 << 60
+
+// superblock is what a file system says of itself.
+type superblock struct {
+	fsType     string
+	uuid       [16]byte
+	bytes      int64 // that the file system spans
+	needsCheck bool
+
+	// grown returns the bytes that the file system would span after growing
+	// on a device of so many bytes: never fewer than it spans now.
+	grown func(deviceBytes int64) int64
+}
+
+// New returns a Host that runs at most maxConcurrent formats and checks at a
+// time. It is an error when a helper program is not installed; the error names
+// the program and its Debian package.
+func New(maxConcurrent int) (*Host, error) {
+	if maxConcurrent < 1 {
+		return nil, fmt.Errorf("at most %d formats and checks at a time: at least 1 is needed", maxConcurrent)
+	}
+	h := &Host{
+		kinds:        []kind{ext4{}, xfs{}},
+		growsMounted: map[string]bool{},
+		slots:        make(chan struct{}, maxConcurrent),
+	}
+	if err := h.CheckPrograms(); err != nil {
+		return nil, err
+	}
+	for _, k := range h.kinds {
+		t := k.traits()
+		capable, err := hasCapability(t.capability)
+		if err != nil {
+			return nil, err
+		}
+		h.growsMounted[t.name] = t.growsMounted && capable
+	}
+	return h, nil
+}
+
+// CheckPrograms returns an error that names a helper program which is not
+// installed, and its Debian package.
+func (h *Host) CheckPrograms() error {
+	for _, k := range h.kinds {
+		t := k.traits()
+		for _, program := range t.programs {
+			if _, err := exec.LookPath(program); err != nil {
+				return fmt.Errorf("%s is needed for %s and was not found (Debian: apt-get install %s): %w", program, t.name, t.debian, err)
+			}
+		}
+	}
+	return nil
+}
+
+// Types returns the file system types that Format makes.
+func (h *Host) Types() []string {
+	var names []string
+	for _, k := range h.kinds {
+		names = append(names, k.traits().name)
+	}
+	return names
+}
+
+// Smallest returns the bytes below which Format makes no file system of the
+// type; 0 when mkfs tells itself, or there is no such type.
+func (h *Host) Smallest(fsType string) int64 {
+	for _, k := range h.kinds {
+		if k.traits().name == fsType {
+			return k.traits().smallest
+		}
+	}
+	return 0
+}
+
+// Default returns the type to make on a device of so many bytes if nobody names
+// one: ext4, unless it cannot grow while mounted on this node (see New) and
+// another that fits can.
+func (h *Host) Default(bytes int64) string {
+	for _, k := range h.kinds {
+		if t := k.traits(); h.growsMounted[t.name] && t.smallest <= bytes {
+			return t.name
+		}
+	}
+	return h.kinds[0].traits().name
+}
+
+// kind returns the kind of a type; InvalidArgument when there is none.
+func (h *Host) kind(fsType string) (kind, error) {
+	for _, k := range h.kinds {
+		if k.traits().name == fsType {
+			return k, nil
+		}
+	}
+	return nil, state.Errorf(state.InvalidArgument, "file system type %q: not supported, use one of %s", fsType, strings.Join(h.Types(), ", "))
+}
+
+// slot waits for leave to run mkfs or fsck; the function it returns gives the
+// leave back. A helper program that the kernel cannot kill (it waits for a
+// dead disk) keeps its slot until the kernel lets go of it.
+func (h *Host) slot(ctx context.Context) (release func(), err error) {
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	select {
+	case h.slots <- struct{}{}:
+		return func() { <-h.slots }, nil
+	case <-ctx.Done():
+		return nil, fmt.Errorf("waiting for one of %d formats and checks under way to end: %w", cap(h.slots), ctx.Err())
+	}
+}
+
+// hasCapability reports whether a capability is in this process's effective
+// set; 0 stands for none needed.
+func hasCapability(capability uint) (bool, error) {
+	if capability == 0 {
+		return true, nil
+	}
+	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	var data [2]unix.CapUserData
+	if err := unix.Capget(&header, &data[0]); err != nil {
+		return false, fmt.Errorf("read the capabilities of this process: %w", err)
+	}
+	return data[capability/32].Effective&(1<<(capability%32)) != 0, nil
+}

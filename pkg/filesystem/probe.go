@@ -1,0 +1,142 @@
+package filesystem
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/csi-node/csi-node/pkg/state"
+)
+
+// headSize is how many bytes at the start of a device hold all signatures that
+// are looked for there (btrfs at 64 KiB is the last).
+const headSize = 68 << 10
+
+// parseAttempts is how often a superblock is read before it is called damaged.
+// A mounted ext4 changes its superblock and then the checksum, in the very page
+// that Probe reads first. The further reads go past the page cache: what is on
+// the disk was written under the lock that covers both changes (resize2fs and
+// libblkid do likewise).
+const parseAttempts = 5
+
+// Probe says what is on a device. mountpoint is where this node has its file
+// system mounted, "" when it is not mounted here: the kernel then knows more
+// than the device (an xfs that has grown writes its superblock later).
+//
+// A recognised device costs one read of 68 KiB. A device without any known
+// signature is read whole, or in samples when it holds more than 1 GiB: do not
+// probe a device that somebody uses as a raw block volume.
+//
+// An error means that the device could not be looked at now (no such node,
+// ctx ended). A device that cannot be read is ContentsOther. A read from a dead
+// device ends when the kernel gives it up; ctx is looked at between reads.
+func (h *Host) Probe(ctx context.Context, facts state.Device, mountpoint string) (state.Contents, error) {
+	if err := ctx.Err(); err != nil {
+		return state.Contents{}, fmt.Errorf("probe %s: %w", facts.Path, err)
+	}
+	d, err := open(facts, 0)
+	if err != nil {
+		return state.Contents{}, fmt.Errorf("probe: %w", err)
+	}
+	contents, err := h.probe(ctx, d, mountpoint)
+	if err = errors.Join(err, d.Close()); err != nil {
+		return state.Contents{}, fmt.Errorf("probe %s: %w", facts.Path, err)
+	}
+	return contents, nil
+}
+
+func (h *Host) probe(ctx context.Context, d *device, mountpoint string) (state.Contents, error) {
+	k, sb, other := h.recognise(d)
+	switch {
+	case other != nil:
+		return *other, nil
+	case sb != nil:
+		return h.describe(d, k, sb, mountpoint)
+	}
+	p, err := proveBlank(ctx, d)
+	switch {
+	case err != nil:
+		return state.Contents{}, err
+	case p.found != "":
+		return state.Contents{Kind: state.ContentsOther, Found: p.found}, nil
+	}
+	return state.Contents{Kind: state.ContentsBlank, Found: "a blank device"}, nil
+}
+
+// recognise looks at the known places of a device. It returns the one file
+// system that is there, or what else is there, or nothing.
+func (h *Host) recognise(d *device) (kind, *superblock, *state.Contents) {
+	var head []byte
+	var k kind
+	var sb *superblock
+	var found, damaged []string
+	for attempt := range parseAttempts {
+		var err error
+		if head, err = d.readHead(attempt > 0); err != nil {
+			return nil, nil, &state.Contents{Kind: state.ContentsOther, Found: unreadable(err)}
+		}
+		if k, sb, found, damaged = h.parse(head); len(damaged) == 0 {
+			break
+		}
+	}
+	signatures, fsType := headSignatures(head)
+	found = append(found, signatures...)
+	if sb != nil {
+		tail, err := tailOwners(d, sb.bytes)
+		if err != nil {
+			return nil, nil, &state.Contents{Kind: state.ContentsOther, Found: unreadable(err)}
+		}
+		found = append(found, tail...)
+	}
+	found = append(found, damaged...)
+	switch {
+	case len(found) == 0:
+		return nil, nil, nil
+	case len(found) > 1 || sb == nil:
+		return nil, nil, &state.Contents{Kind: state.ContentsOther, FSType: fsType, Found: and(found)}
+	case sb.bytes > d.bytes:
+		return nil, nil, &state.Contents{Kind: state.ContentsOther, FSType: sb.fsType,
+			Found: fmt.Sprintf("%s file system of %d bytes, of which the device has only %d", sb.fsType, sb.bytes, d.bytes)}
+	}
+	return k, sb, nil
+}
+
+// parse tries all kinds on the head of a device.
+func (h *Host) parse(head []byte) (k kind, sb *superblock, found, damaged []string) {
+	for _, candidate := range h.kinds {
+		switch s, err := candidate.parse(head); {
+		case err != nil:
+			damaged = append(damaged, err.Error())
+		case s != nil:
+			k, sb = candidate, s
+			found = append(found, s.fsType+" file system")
+		}
+	}
+	return k, sb, found, damaged
+}
+
+// describe says of a file system what the planner asks.
+func (h *Host) describe(d *device, k kind, sb *superblock, mountpoint string) (state.Contents, error) {
+	if mountpoint != "" {
+		if err := k.live(d, mountpoint, sb); err != nil {
+			return state.Contents{}, err
+		}
+	}
+	c := state.Contents{
+		Kind:       state.ContentsFilesystem,
+		FSType:     sb.fsType,
+		UUID:       uuidString(sb.uuid),
+		Size:       sb.bytes,
+		Found:      sb.fsType + " file system",
+		NeedsCheck: sb.needsCheck,
+		Growable:   sb.grown(d.bytes) > sb.bytes,
+	}
+	if t := k.traits(); t.name == sb.fsType {
+		c.GrowsMounted, c.GrowsUnmounted = h.growsMounted[t.name], t.growsOffline
+	}
+	return c, nil
+}
+
+func uuidString(u [16]byte) string {
+	return fmt.Sprintf("%x-%x-%x-%x-%x", u[0:4], u[4:6], u[6:8], u[8:10], u[10:])
+}

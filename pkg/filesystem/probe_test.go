@@ -1,0 +1,199 @@
+package filesystem
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/csi-node/csi-node/pkg/state"
+)
+
+func TestProbeDescribes(t *testing.T) {
+	h := newHost(t)
+	capable, err := hasCapability(unix.CAP_SYS_RESOURCE)
+	must0(t, err)
+	for fsType, want := range map[string]state.Contents{
+		"ext4": {GrowsMounted: capable, GrowsUnmounted: true},
+		"xfs":  {GrowsMounted: true},
+	} {
+		device := attach(t, newImage(t, 320*mib))
+		must0(t, h.Format(t.Context(), device, fsType))
+		got := probe(t, h, device, "")
+		want.Kind, want.FSType, want.Size, want.Found = state.ContentsFilesystem, fsType, 320*mib, fsType+" file system"
+		want.UUID = strings.TrimSpace(command(t, "blkid", "-p", "-o", "value", "-s", "UUID", device.Path))
+		if got != want {
+			t.Errorf("got  %+v\nwant %+v", got, want)
+		}
+		if mounted := probe(t, h, device, mount(t, device, fsType)); mounted != want {
+			t.Errorf("mounted: got  %+v\nwant %+v", mounted, want)
+		}
+	}
+}
+
+// A kind that the plugin does not make is told, and never said to grow.
+func TestProbeExt3(t *testing.T) {
+	h := newHost(t)
+	image := newImage(t, 16*mib)
+	command(t, "mkfs.ext3", "-q", image)
+	if c := probe(t, h, attach(t, image), ""); c.FSType != "ext3" || c.GrowsMounted || c.GrowsUnmounted {
+		t.Errorf("%+v", c)
+	}
+}
+
+// A file system whose machine died is mounted as it is: the mount replays the journal.
+func TestProbeAfterCrash(t *testing.T) {
+	h := newHost(t)
+	for _, fsType := range h.Types() {
+		device := attach(t, newImage(t, 320*mib))
+		must0(t, h.Format(t.Context(), device, fsType))
+		dir := mount(t, device, fsType)
+		must0(t, os.WriteFile(filepath.Join(dir, "file"), []byte("data"), 0o644))
+		unix.Sync()
+		crashed := newImage(t, 0)
+		command(t, "cp", "--sparse=always", device.Backing, crashed)
+		unmount(t, dir)
+		c := probe(t, h, attach(t, crashed), "")
+		if c.Kind != state.ContentsFilesystem || c.FSType != fsType || c.NeedsCheck {
+			t.Errorf("%s: %+v", fsType, c)
+		}
+	}
+}
+
+// What the kernel writes into the superblock of a mounted ext4 is seen at
+// once through the device, even by somebody who has read it before.
+func TestMountedExt4IsCoherent(t *testing.T) {
+	h := newHost(t)
+	device := attach(t, newImage(t, 64*mib))
+	must0(t, h.Format(t.Context(), device, "ext4"))
+	d, err := open(device, 0) // keeps the pages of the device in memory
+	must0(t, err)
+	defer d.Close()
+	recovers := func() bool {
+		head, err := d.readAt(0, headSize)
+		must0(t, err)
+		s, err := parseExt4(head)
+		must0(t, err)
+		return s.incompat&incompatRecover != 0
+	}
+	if recovers() {
+		t.Error("a fresh ext4 has a journal to replay")
+	}
+	dir := mount(t, device, "ext4")
+	if !recovers() {
+		t.Error("the mount did not show in the superblock")
+	}
+	unmount(t, dir)
+	if recovers() {
+		t.Error("the unmount did not show in the superblock")
+	}
+}
+
+// The superblock changes under Probe's eyes while a mounted ext4 works.
+func TestProbeBusyExt4(t *testing.T) {
+	h := newHost(t)
+	device := attach(t, newImage(t, 64*mib))
+	must0(t, h.Format(t.Context(), device, "ext4"))
+	dir := mount(t, device, "ext4")
+	stop, stopped := make(chan struct{}), make(chan error)
+	go func() {
+		for {
+			select {
+			case <-stop:
+				stopped <- nil
+				return
+			default:
+			}
+			// An orphan inode goes through the superblock.
+			f, err := os.Create(filepath.Join(dir, "file"))
+			if err == nil {
+				err = unix.Unlink(f.Name())
+			}
+			if err == nil {
+				err = f.Close()
+			}
+			if err != nil {
+				<-stop
+				stopped <- err
+				return
+			}
+		}
+	}()
+	for range 5000 {
+		if c := probe(t, h, device, dir); c.Kind != state.ContentsFilesystem {
+			t.Errorf("%+v", c)
+			break
+		}
+	}
+	close(stop)
+	must0(t, <-stopped)
+}
+
+func TestProbeWrongMountpoint(t *testing.T) {
+	h := newHost(t)
+	device := attach(t, newImage(t, 300*mib))
+	must0(t, h.Format(t.Context(), device, "xfs"))
+	_, err := h.Probe(t.Context(), device, t.TempDir())
+	wantClass(t, err, state.Unavailable, "what is mounted at")
+}
+
+func TestCheck(t *testing.T) {
+	h := newHost(t)
+	device := attach(t, newImage(t, 64*mib))
+	must0(t, h.Format(t.Context(), device, "ext4"))
+	for _, flags := range []string{"0", "3"} { // not cleanly unmounted; errors seen
+		command(t, "debugfs", "-w", "-R", "set_super_value state "+flags, device.Path)
+		if c := probe(t, h, device, ""); c.Kind != state.ContentsFilesystem || !c.NeedsCheck {
+			t.Errorf("state %s: %+v", flags, c)
+		}
+		must0(t, h.Check(t.Context(), device, "ext4"))
+		if c := probe(t, h, device, ""); c.NeedsCheck {
+			t.Errorf("state %s after Check: %+v", flags, c)
+		}
+	}
+	command(t, "debugfs", "-w", "-R", "clri <2>", device.Path)
+	command(t, "debugfs", "-w", "-R", "set_super_value state 2", device.Path)
+	wantClass(t, h.Check(t.Context(), device, "ext4"), state.FailedPrecondition, "run e2fsck "+device.Path+" by hand", "oot inode")
+}
+
+func TestCheckRefuses(t *testing.T) {
+	h := newHost(t)
+	device := attach(t, newImage(t, 300*mib))
+	wantClass(t, h.Check(t.Context(), device, "ext4"), state.FailedPrecondition, "holds a blank device")
+	wantClass(t, h.Check(t.Context(), device, "vfat"), state.InvalidArgument, "vfat", "use one of ext4, xfs")
+	must0(t, h.Format(t.Context(), device, "xfs"))
+	wantClass(t, h.Check(t.Context(), device, "ext4"), state.FailedPrecondition, "holds xfs file system")
+	wantClass(t, h.Check(t.Context(), device, "xfs"), state.FailedPrecondition, "xfs_repair")
+	device.ReadOnly = true
+	wantClass(t, h.Check(t.Context(), device, "xfs"), state.FailedPrecondition, "read-only")
+}
+
+// A mounted file system is never checked.
+func TestCheckMounted(t *testing.T) {
+	h := newHost(t)
+	device := attach(t, newImage(t, 64*mib))
+	must0(t, h.Format(t.Context(), device, "ext4"))
+	mount(t, device, "ext4")
+	wantClass(t, h.Check(t.Context(), device, "ext4"), state.Unavailable, "e2fsck failed with exit code 8", "is mounted")
+}
+
+func BenchmarkProbe(b *testing.B) {
+	h := newHost(b)
+	for _, fsType := range h.Types() {
+		device := attach(b, newImage(b, 320*mib))
+		must0(b, h.Format(b.Context(), device, fsType))
+		b.Run(fsType, func(b *testing.B) {
+			for b.Loop() {
+				probe(b, h, device, "")
+			}
+		})
+		dir := mount(b, device, fsType)
+		b.Run(fsType+"/mounted", func(b *testing.B) {
+			for b.Loop() {
+				probe(b, h, device, dir)
+			}
+		})
+	}
+}
