@@ -1,0 +1,314 @@
+// Package devicestest is the suite that every backend of package devices runs,
+// on the real thing or on a fake.
+package devicestest
+
+import (
+	"context"
+	"sync"
+	"testing"
+
+	"github.com/csi-node/csi-node/pkg/devices"
+	"github.com/csi-node/csi-node/pkg/state"
+)
+
+// Size is that of the volumes that the suite asks for, in bytes.
+const Size = 4 << 20
+
+// Harness is what the suite needs of a backend. Each function fails the test
+// if it cannot do its work, and the test's clean-up undoes all of it.
+type Harness struct {
+	// Open returns a backend over the same volumes each time, as after a
+	// restart of the plugin. A backend that is also a Formatter or a Viewer is
+	// tested as such.
+	Open func(t *testing.T) devices.Backend
+	// Create makes a writable volume of Size bytes and returns its id.
+	Create func(t *testing.T, name string) string
+	// Hold claims a device as a mount does, until release is called.
+	Hold func(t *testing.T, device state.Device) (release func())
+	// Write and Read reach the bytes of a device.
+	Write func(t *testing.T, device state.Device, offset int64, data []byte)
+	Read  func(t *testing.T, device state.Device, offset int64, data []byte)
+}
+
+// Backend runs the suite, each test with a harness of its own.
+func Backend(t *testing.T, fresh func(t *testing.T) Harness) {
+	for name, test := range map[string]func(*suite){
+		"Unknown":          (*suite).unknown,
+		"BadID":            (*suite).badID,
+		"Absent":           (*suite).absent,
+		"Attach":           (*suite).attach,
+		"AttachReadOnly":   (*suite).attachReadOnly,
+		"OtherMode":        (*suite).otherMode,
+		"OtherModeHeld":    (*suite).otherModeHeld,
+		"Detach":           (*suite).detach,
+		"DetachHeld":       (*suite).detachHeld,
+		"Restart":          (*suite).restart,
+		"GrowAbsent":       (*suite).growAbsent,
+		"GrowAttached":     (*suite).growAttached,
+		"GrowTooLarge":     (*suite).growTooLarge,
+		"AttachConcurrent": (*suite).attachConcurrent,
+		"MixConcurrent":    (*suite).mixConcurrent,
+		"EndedContext":     (*suite).endedContext,
+		"FormatMark":       (*suite).formatMark,
+		"Erase":            (*suite).erase,
+		"EraseRefused":     (*suite).eraseRefused,
+		"View":             (*suite).view,
+		"ViewRestart":      (*suite).viewRestart,
+		"ViewGrows":        (*suite).viewGrows,
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := fresh(t)
+			test(&suite{T: t, Harness: h, ctx: t.Context(), b: h.Open(t)})
+		})
+	}
+}
+
+type suite struct {
+	*testing.T
+	Harness
+	ctx context.Context
+	b   devices.Backend
+}
+
+func (s *suite) ok(err error) {
+	s.Helper()
+	if err != nil {
+		s.Fatal(err)
+	}
+}
+
+func (s *suite) class(err error, want state.Class) {
+	s.Helper()
+	if err == nil || state.ClassOf(err) != want {
+		s.Fatalf("error %v, want one of class %s", err, want)
+	}
+}
+
+func (s *suite) find(volume string) state.Device {
+	s.Helper()
+	d, err := s.b.Find(s.ctx, volume)
+	s.ok(err)
+	return d
+}
+
+func (s *suite) want(volume string, want state.DeviceState) state.Device {
+	s.Helper()
+	d := s.find(volume)
+	if d.State != want {
+		s.Fatalf("volume %s is %s, want %s: %+v", volume, d.State, want, d)
+	}
+	return d
+}
+
+func (s *suite) attached(volume string, readOnly bool) state.Device {
+	s.Helper()
+	s.ok(s.b.Attach(s.ctx, volume, readOnly))
+	d := s.want(volume, state.DeviceAttached)
+	if d.ReadOnly != readOnly || d.Missing || d.Held || d.Path == "" || d.Number == (state.DeviceNumber{}) {
+		s.Fatalf("attached, read-only %t: %+v", readOnly, d)
+	}
+	return d
+}
+
+func (s *suite) size(d state.Device, want int64) {
+	s.Helper()
+	if d.Size != want || d.Capacity != 0 && d.Capacity != want {
+		s.Fatalf("%d bytes of %d, want %d", d.Size, d.Capacity, want)
+	}
+}
+
+func (s *suite) unknown() {
+	d := s.find("unknown")
+	if d.State != state.DeviceAbsent || !d.Missing {
+		s.Errorf("unknown volume: %+v", d)
+	}
+	s.class(s.b.Attach(s.ctx, "unknown", false), state.NotFound)
+	s.ok(s.b.Detach(s.ctx, "unknown"))
+	s.class(s.b.Grow(s.ctx, "unknown", Size), state.NotFound)
+}
+
+func (s *suite) badID() {
+	for _, id := range []string{"", "../etc", "a/b", "a\x00b"} {
+		_, err := s.b.Find(s.ctx, id)
+		s.class(err, state.InvalidArgument)
+		s.class(s.b.Attach(s.ctx, id, false), state.InvalidArgument)
+		s.class(s.b.Detach(s.ctx, id), state.InvalidArgument)
+		s.class(s.b.Grow(s.ctx, id, Size), state.InvalidArgument)
+	}
+}
+
+func (s *suite) absent() {
+	v := s.Create(s.T, "absent")
+	d := s.want(v, state.DeviceAbsent)
+	s.size(d, Size)
+	if d.Missing || d.Held || d.Path != "" || d.Number != (state.DeviceNumber{}) {
+		s.Errorf("absent: %+v", d)
+	}
+	s.ok(s.b.Detach(s.ctx, v))
+}
+
+func (s *suite) attach() {
+	v := s.Create(s.T, "attach")
+	first := s.attached(v, false)
+	s.size(first, Size)
+	if again := s.attached(v, false); again != first {
+		s.Errorf("attached again: %+v, before %+v", again, first)
+	}
+	other := s.Create(s.T, "other")
+	if d := s.attached(other, false); d.Number == first.Number {
+		s.Errorf("two volumes have the device %s", d.Path)
+	}
+}
+
+func (s *suite) attachReadOnly() {
+	v := s.Create(s.T, "read-only")
+	s.size(s.attached(v, true), Size)
+}
+
+func (s *suite) otherMode() {
+	v := s.Create(s.T, "mode")
+	s.attached(v, false)
+	s.attached(v, true)
+	d := s.attached(v, false)
+	s.Write(s.T, d, 0, []byte("written"))
+}
+
+func (s *suite) otherModeHeld() {
+	v := s.Create(s.T, "mode-held")
+	before := s.attached(v, false)
+	release := s.Hold(s.T, before)
+	s.class(s.b.Attach(s.ctx, v, true), state.FailedPrecondition)
+	if d := s.want(v, state.DeviceAttached); !d.Held || d.ReadOnly || d.Number != before.Number {
+		s.Errorf("after the refusal: %+v", d)
+	}
+	release()
+	s.attached(v, true)
+}
+
+func (s *suite) detach() {
+	v := s.Create(s.T, "detach")
+	s.Write(s.T, s.attached(v, false), 4096, []byte("kept"))
+	for range 2 {
+		s.ok(s.b.Detach(s.ctx, v))
+		s.want(v, state.DeviceAbsent)
+	}
+	got := make([]byte, 4)
+	s.Read(s.T, s.attached(v, true), 4096, got)
+	if string(got) != "kept" {
+		s.Errorf("read %q after attaching again", got)
+	}
+}
+
+func (s *suite) detachHeld() {
+	v := s.Create(s.T, "held")
+	before := s.attached(v, false)
+	release := s.Hold(s.T, before)
+	s.class(s.b.Detach(s.ctx, v), state.Unavailable)
+	if d := s.want(v, state.DeviceAttached); !d.Held || d.Number != before.Number {
+		s.Errorf("after the refusal: %+v", d)
+	}
+	release()
+	if d := s.find(v); d != before {
+		s.Errorf("after the release: %+v, before %+v", d, before)
+	}
+	s.ok(s.b.Detach(s.ctx, v))
+	s.want(v, state.DeviceAbsent)
+}
+
+func (s *suite) restart() {
+	v := s.Create(s.T, "restart")
+	before := s.attached(v, true)
+	s.b = s.Open(s.T)
+	if d := s.find(v); d != before {
+		s.Errorf("after a restart: %+v, before %+v", d, before)
+	}
+	s.ok(s.b.Detach(s.ctx, v))
+	s.b = s.Open(s.T)
+	s.want(v, state.DeviceAbsent)
+}
+
+func (s *suite) growAbsent() {
+	v := s.Create(s.T, "grow-absent")
+	s.ok(s.b.Grow(s.ctx, v, 2*Size))
+	s.size(s.want(v, state.DeviceAbsent), 2*Size)
+	s.ok(s.b.Grow(s.ctx, v, Size)) // never shrinks
+	s.size(s.attached(v, false), 2*Size)
+}
+
+func (s *suite) growAttached() {
+	v := s.Create(s.T, "grow-attached")
+	before := s.attached(v, false)
+	release := s.Hold(s.T, before)
+	s.ok(s.b.Grow(s.ctx, v, 2*Size))
+	d := s.want(v, state.DeviceAttached)
+	s.size(d, 2*Size)
+	if d.Number != before.Number {
+		s.Errorf("the device is %s after growing, %s before", d.Number, before.Number)
+	}
+	release()
+	s.ok(s.b.Detach(s.ctx, v))
+	s.size(s.attached(v, true), 2*Size)
+}
+
+func (s *suite) growTooLarge() {
+	v := s.Create(s.T, "grow-too-large")
+	s.class(s.b.Grow(s.ctx, v, 1<<60), state.ResourceExhausted)
+	s.size(s.want(v, state.DeviceAbsent), Size)
+}
+
+func (s *suite) attachConcurrent() {
+	v := s.Create(s.T, "concurrent")
+	found := make([]state.Device, 8)
+	var group sync.WaitGroup
+	for i := range found {
+		group.Go(func() {
+			err := s.b.Attach(s.ctx, v, false)
+			if err == nil {
+				found[i], err = s.b.Find(s.ctx, v)
+			}
+			if err != nil {
+				s.Error(err)
+			}
+		})
+	}
+	group.Wait()
+	for _, d := range found[1:] {
+		if d != found[0] || d.State != state.DeviceAttached {
+			s.Errorf("%+v beside %+v", d, found[0])
+		}
+	}
+	s.ok(s.b.Detach(s.ctx, v))
+	s.b = s.Open(s.T) // which would find a second device
+	s.want(v, state.DeviceAbsent)
+}
+
+// mixConcurrent attaches, looks and detaches many volumes at a time. Nobody
+// holds them, so nothing may fail.
+func (s *suite) mixConcurrent() {
+	var group sync.WaitGroup
+	for _, name := range []string{"mix-a", "mix-b", "mix-c", "mix-d", "mix-e", "mix-f", "mix-g", "mix-h"} {
+		v := s.Create(s.T, name)
+		group.Go(func() {
+			for range 10 {
+				if err := s.b.Attach(s.ctx, v, false); err != nil {
+					s.Error(err)
+				}
+				if d, err := s.b.Find(s.ctx, v); err != nil || d.State != state.DeviceAttached || d.Held {
+					s.Errorf("%+v, %v", d, err)
+				}
+				if err := s.b.Detach(s.ctx, v); err != nil {
+					s.Error(err)
+				}
+			}
+		})
+	}
+	group.Wait()
+}
+
+func (s *suite) endedContext() {
+	v := s.Create(s.T, "ended")
+	ctx, cancel := context.WithCancel(s.ctx)
+	cancel()
+	s.class(s.b.Attach(ctx, v, false), state.Canceled)
+	s.want(v, state.DeviceAbsent)
+}

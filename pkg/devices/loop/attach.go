@@ -1,0 +1,192 @@
+package loop
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/csi-node/csi-node/pkg/state"
+)
+
+// attachTries bounds the race for a free device with other processes.
+const attachTries = 256
+
+// Attach attaches the volume, read-only or not. A device that is going away is
+// reclaimed; one of the other mode that nobody uses is attached anew.
+//
+// NotFound: no such volume. FailedPrecondition: something else shows the data,
+// the device is held in the other mode, or the data was truncated or replaced.
+func (b *Backend) Attach(ctx context.Context, volume string, readOnly bool) error {
+	done, err := b.turn(ctx, volume)
+	if err != nil {
+		return err
+	}
+	defer done()
+	facts, data, err := b.volume(ctx, volume)
+	switch {
+	case err != nil:
+		return err
+	case data == nil:
+		return state.Errorf(state.NotFound, "volume %s: attach: there is no such volume, or its data is gone", volume)
+	}
+	match := b.stands(volume, data)
+	d, err := b.current(ctx, b.tag(volume), match)
+	if err == nil && d != nil && b.owns(d, volume) && d.readOnly != readOnly {
+		if err = b.abandon(ctx, b.tag(volume), d); err == nil {
+			d, err = b.search(ctx, b.tag(volume), match)
+		}
+	}
+	switch {
+	case err != nil:
+		return fmt.Errorf("volume %s: attach: %w", volume, err)
+	case d == nil && facts.Size < facts.Capacity:
+		return state.Errorf(state.FailedPrecondition, "volume %s: attach: %s has %d bytes, %d fewer than the volume: it was truncated; restore it from a backup", volume, facts.Backing, facts.Size, facts.Capacity-facts.Size)
+	case d == nil:
+		err = b.attach(ctx, volume, facts.Backing, data.id, readOnly)
+	case !b.owns(d, volume):
+		return foreign(volume, d)
+	case d.file() != data.id:
+		return state.Errorf(state.FailedPrecondition, "volume %s: attach: %s shows another file than %s, which was replaced meanwhile: unstage the volume first", volume, d, facts.Backing)
+	case d.detaching():
+		err = b.reclaim(ctx, b.tag(volume), d)
+	}
+	if err != nil {
+		return fmt.Errorf("volume %s: attach: %w", volume, err)
+	}
+	return nil
+}
+
+// attach attaches the file at path, which must still be the one looked at.
+func (b *Backend) attach(ctx context.Context, volume, path string, id fileID, readOnly bool) (err error) {
+	backing, err := os.OpenFile(path, modeOf(readOnly)|unix.O_NOFOLLOW, 0)
+	if err != nil {
+		return err
+	}
+	defer closeAfter(backing, &err)
+	var st unix.Stat_t
+	if err := unix.Fstat(int(backing.Fd()), &st); err != nil {
+		return pathError("fstat", backing, err)
+	}
+	if id != (fileID{numberOf(st.Dev), st.Ino}) {
+		return fmt.Errorf("%s was replaced meanwhile", path)
+	}
+	return b.configure(ctx, b.tag(volume), backing, b.tag(volume), readOnly, func(d *device) bool {
+		return b.owns(d, volume) && d.file() == id && d.readOnly == readOnly
+	})
+}
+
+// modeOf returns how backings and devices are opened. A loop device that is
+// configured through a descriptor that cannot write is read-only.
+func modeOf(readOnly bool) int {
+	if readOnly {
+		return os.O_RDONLY
+	}
+	return os.O_RDWR
+}
+
+// configure makes a free loop device show a file, and looks whether match
+// accepts it.
+func (b *Backend) configure(ctx context.Context, key string, backing *os.File, tag string, readOnly bool, match func(*device) bool) (err error) {
+	config := unix.LoopConfig{Fd: uint32(backing.Fd())}
+	copy(config.Info.File_name[:tagSize], tag)
+	if readOnly {
+		config.Info.Flags = unix.LO_FLAGS_READ_ONLY
+	}
+	control, err := os.OpenFile(controlPath, os.O_RDWR, 0)
+	if err != nil {
+		return err
+	}
+	defer closeAfter(control, &err)
+
+	for range attachTries {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		n, err := unix.IoctlRetInt(int(control.Fd()), unix.LOOP_CTL_GET_FREE)
+		if err != nil {
+			return fmt.Errorf("LOOP_CTL_GET_FREE: %w", err)
+		}
+		name := fmt.Sprintf("loop%d", n)
+		taken, err := bind(name, modeOf(readOnly), &config)
+		switch {
+		case err != nil:
+			return err
+		case taken:
+			continue
+		}
+		b.remember(key, &device{name: name})
+		switch d, _, err := b.recall(ctx, key, match); {
+		case err != nil:
+			return err
+		case d == nil:
+			return fmt.Errorf("%s was configured for %s and does not show it so", name, backing.Name())
+		}
+		return nil
+	}
+	return fmt.Errorf("no free loop device could be had in %d tries: other processes took each one first", attachTries)
+}
+
+// bind configures one device; taken says that another process was faster.
+func bind(name string, mode int, config *unix.LoopConfig) (taken bool, err error) {
+	f, err := open(name, mode)
+	if raced(err) || errors.Is(err, os.ErrNotExist) {
+		return true, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	defer closeAfter(f, &err)
+	err = unix.IoctlLoopConfigure(int(f.Fd()), config)
+	switch {
+	case raced(err):
+		return true, nil
+	case err != nil:
+		return false, fmt.Errorf("LOOP_CONFIGURE (Linux 5.8) %s: %w", f.Name(), err)
+	case mode == os.O_RDONLY:
+		return false, nil
+	}
+	// BLKROSET outlives the backing that it was meant for.
+	return false, pathError("BLKROSET", f, unix.IoctlSetPointerInt(int(f.Fd()), unix.BLKROSET, 0))
+}
+
+// raced reports whether another process has taken the device, or removes it.
+func raced(err error) bool {
+	return errors.Is(err, unix.EBUSY) || errors.Is(err, unix.ENXIO) || errors.Is(err, unix.ENODEV)
+}
+
+// reclaim keeps a device that is going away. While it is open here it cannot
+// go, so what is seen then holds.
+func (b *Backend) reclaim(ctx context.Context, key string, d *device) (err error) {
+	unlock, err := b.nodes.Lock(ctx, d.name)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	f, err := open(d.name, os.O_RDONLY)
+	if err != nil {
+		return fmt.Errorf("reclaim: %w", err)
+	}
+	defer closeAfter(f, &err)
+	now, err := describe(f, d.name)
+	switch {
+	case err != nil:
+		return err
+	case now == nil || now.tag() != d.tag() || now.file() != d.file():
+		b.forget(key)
+		return fmt.Errorf("%s went away before it could be reclaimed", d.path())
+	}
+	now.info.Flags &^= unix.LO_FLAGS_AUTOCLEAR
+	if err := unix.IoctlLoopSetStatus64(int(f.Fd()), &now.info); err != nil {
+		return &os.PathError{Op: "LOOP_SET_STATUS64", Path: d.path(), Err: err}
+	}
+	switch now, err = describe(f, d.name); {
+	case err != nil:
+		return err
+	case now == nil || now.detaching():
+		return fmt.Errorf("%s is still going away", d.path())
+	}
+	return nil
+}

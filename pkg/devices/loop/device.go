@@ -1,0 +1,168 @@
+package loop
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/csi-node/csi-node/pkg/state"
+)
+
+const (
+	controlPath = "/dev/loop-control"
+	sysBlock    = "/sys/block"
+)
+
+// device is one bound loop device as the kernel described it.
+type device struct {
+	name     string // as "loop3"
+	number   state.DeviceNumber
+	info     unix.LoopInfo64
+	bytes    int64
+	readOnly bool
+}
+
+func (d *device) path() string             { return "/dev/" + d.name }
+func (d *device) tag() string              { return unix.ByteSliceToString(d.info.File_name[:]) }
+func (d *device) file() fileID             { return fileID{numberOf(d.info.Device), d.info.Inode} }
+func (d *device) over() state.DeviceNumber { return numberOf(d.info.Rdevice) }
+func (d *device) detaching() bool          { return d.info.Flags&unix.LO_FLAGS_AUTOCLEAR != 0 }
+
+// whole reports whether the device shows all of its backing.
+func (d *device) whole() bool { return d.info.Offset == 0 && d.info.Sizelimit == 0 }
+
+// isView reports whether the device is a view of ours.
+func (d *device) isView() bool {
+	return d.tag() == viewTag && d.whole() && d.info.Flags&unix.LO_FLAGS_READ_ONLY != 0
+}
+
+func (d *device) String() string {
+	text := d.path()
+	if backing := backingOf(d.name); backing != "" {
+		text += " (backing " + backing
+		if !d.whole() {
+			text += fmt.Sprintf(", from byte %d", d.info.Offset)
+		}
+		text += ")"
+	}
+	return text
+}
+
+// facts puts what is known of the device into facts.
+func (d *device) facts(facts *state.Device, held bool) {
+	facts.State = state.DeviceAttached
+	if d.detaching() {
+		facts.State = state.DeviceDetaching
+	}
+	facts.Path, facts.Number = d.path(), d.number
+	facts.Size, facts.ReadOnly, facts.Held = d.bytes, d.readOnly, held
+}
+
+// open opens the node of a loop device, which it makes if it is missing: a
+// container's own /dev does not get the nodes of new devices.
+func open(name string, flags int) (*os.File, error) {
+	path := "/dev/" + name
+	f, err := os.OpenFile(path, flags, 0)
+	if !errors.Is(err, os.ErrNotExist) {
+		return f, err
+	}
+	raw, err := os.ReadFile(filepath.Join(sysBlock, name, "dev"))
+	if err != nil {
+		return nil, err
+	}
+	var n state.DeviceNumber
+	if _, err := fmt.Sscanf(string(raw), "%d:%d", &n.Major, &n.Minor); err != nil {
+		return nil, fmt.Errorf("device number of %s: %w", name, err)
+	}
+	if err := unix.Mknod(path, unix.S_IFBLK|0o600, int(unix.Mkdev(n.Major, n.Minor))); err != nil && !errors.Is(err, unix.EEXIST) {
+		return nil, &os.PathError{Op: "mknod", Path: path, Err: err}
+	}
+	return os.OpenFile(path, flags, 0)
+}
+
+// describe asks the kernel about an open device; nil when it is not bound.
+func describe(f *os.File, name string) (*device, error) {
+	var st unix.Stat_t
+	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
+		return nil, &os.PathError{Op: "fstat", Path: f.Name(), Err: err}
+	}
+	info, err := unix.IoctlLoopGetStatus64(int(f.Fd()))
+	if errors.Is(err, unix.ENXIO) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, &os.PathError{Op: "LOOP_GET_STATUS64", Path: f.Name(), Err: err}
+	}
+	d := &device{name: name, number: numberOf(st.Rdev), info: *info}
+	if d.bytes, err = f.Seek(0, io.SeekEnd); err != nil {
+		return nil, fmt.Errorf("size of %s: %w", f.Name(), err)
+	}
+	readOnly, err := unix.IoctlGetInt(int(f.Fd()), unix.BLKROGET)
+	if err != nil {
+		return nil, &os.PathError{Op: "BLKROGET", Path: f.Name(), Err: err}
+	}
+	d.readOnly = readOnly != 0
+	return d, nil
+}
+
+// ask opens a device for as long as it takes to describe it; nil when it is
+// not bound, or being cleared (the open says ENXIO).
+func ask(name string) (*device, error) {
+	f, err := open(name, os.O_RDONLY)
+	switch {
+	case errors.Is(err, unix.ENXIO), errors.Is(err, os.ErrNotExist), errors.Is(err, unix.ENODEV):
+		return nil, nil
+	case err != nil:
+		return nil, err
+	}
+	d, err := describe(f, name)
+	return d, errors.Join(err, f.Close())
+}
+
+// setCapacity makes a device as large as what backs it is now.
+func setCapacity(name string) error {
+	f, err := open(name, os.O_RDONLY)
+	if err != nil {
+		return err
+	}
+	if err := unix.IoctlSetInt(int(f.Fd()), unix.LOOP_SET_CAPACITY, 0); err != nil {
+		return errors.Join(&os.PathError{Op: "LOOP_SET_CAPACITY", Path: f.Name(), Err: err}, f.Close())
+	}
+	return f.Close()
+}
+
+// bound returns the names of the loop devices that sysfs shows as bound, which
+// takes no open of any.
+func bound() ([]string, error) {
+	entries, err := os.ReadDir(sysBlock)
+	if err != nil {
+		return nil, err
+	}
+	var names []string
+	for _, entry := range entries {
+		if name := entry.Name(); strings.HasPrefix(name, "loop") && backingOf(name) != "" {
+			names = append(names, name)
+		}
+	}
+	return names, nil
+}
+
+// backingOf returns what sysfs names as the backing of a loop device, for
+// humans and to tell whether it is another than before; "" when the device is
+// not bound.
+func backingOf(name string) string {
+	raw, err := os.ReadFile(filepath.Join(sysBlock, name, "loop", "backing_file"))
+	if err != nil {
+		return ""
+	}
+	return string(bytes.TrimSuffix(raw, []byte("\n")))
+}
+
+// closeAfter closes f and joins the error, if any, to *err.
+func closeAfter(f *os.File, err *error) { *err = errors.Join(*err, f.Close()) }

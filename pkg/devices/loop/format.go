@@ -1,0 +1,112 @@
+package loop
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/csi-node/csi-node/pkg/devices/pool"
+	"github.com/csi-node/csi-node/pkg/state"
+)
+
+// eraseChunk is how many bytes are erased between two looks at ctx.
+const eraseChunk = 1 << 30
+
+// BeginFormat sets the formatting mark in the pool, durably.
+func (b *Backend) BeginFormat(ctx context.Context, volume string) error {
+	return b.pool.BeginFormat(ctx, volume)
+}
+
+// EndFormat clears the mark and remembers the file system type, durably.
+func (b *Backend) EndFormat(ctx context.Context, volume, fsType string) error {
+	return b.pool.EndFormat(ctx, volume, fsType)
+}
+
+// Erase makes every byte of an attached volume zero, durably: a thick volume
+// keeps its blocks, a thin one gives them back. It holds the device O_EXCL
+// meanwhile, and fails when anybody else has it claimed, as a mkfs that
+// outlived its caller has.
+//
+// FailedPrecondition: the volume has no formatting mark, so what is on it may
+// be data; or it is not attached for writing.
+func (b *Backend) Erase(ctx context.Context, volume string) error {
+	done, err := b.turn(ctx, volume)
+	if err != nil {
+		return err
+	}
+	defer done()
+	v, err := b.pool.Get(ctx, volume)
+	if err != nil {
+		return err
+	}
+	d, err := b.own(ctx, volume)
+	switch {
+	case err != nil:
+		return fmt.Errorf("volume %s: erase: %w", volume, err)
+	case !v.Formatting:
+		return state.Errorf(state.FailedPrecondition, "volume %s: erase: no format was begun that was not ended, so its contents may be data", volume)
+	case d == nil || d.readOnly || d.detaching():
+		return state.Errorf(state.FailedPrecondition, "volume %s: erase: it is not attached for writing", volume)
+	}
+	unlock, err := b.nodes.Lock(ctx, d.name)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	if err := b.erase(ctx, d, v.Provisioning == pool.Thick); err != nil {
+		return fmt.Errorf("volume %s: erase: %w", volume, err)
+	}
+	return nil
+}
+
+// erase goes through the device, so that no page of it survives in a cache.
+// fallocate(2) on a block device becomes a WRITE_ZEROES request, for which the
+// loop driver punches holes into the file, or zeroes its range and keeps the
+// blocks; where the file system can do neither, the kernel writes zeros.
+func (b *Backend) erase(ctx context.Context, d *device, thick bool) (err error) {
+	f, err := open(d.name, os.O_RDWR|unix.O_EXCL)
+	if errors.Is(err, unix.EBUSY) {
+		return fmt.Errorf("%s is %w: it is mounted or claimed, perhaps by a mkfs that has not ended", d, errHeld)
+	}
+	if err != nil {
+		return err
+	}
+	defer closeAfter(f, &err)
+	now, err := describe(f, d.name)
+	switch {
+	case err != nil:
+		return err
+	case now == nil || now.tag() != d.tag() || now.file() != d.file():
+		return fmt.Errorf("%s does not show the volume any more", d.path())
+	}
+	for offset := int64(0); offset < now.bytes; offset += eraseChunk {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		if err := zero(f, offset, min(eraseChunk, now.bytes-offset), thick); err != nil {
+			return err
+		}
+	}
+	return f.Sync()
+}
+
+// zero makes a range of a device zero.
+func zero(f *os.File, offset, bytes int64, allocated bool) error {
+	if !allocated {
+		err := unix.Fallocate(int(f.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, offset, bytes)
+		if !errors.Is(err, unix.EOPNOTSUPP) {
+			return pathError("punch", f, err)
+		}
+	}
+	return pathError("zero", f, unix.Fallocate(int(f.Fd()), unix.FALLOC_FL_ZERO_RANGE|unix.FALLOC_FL_KEEP_SIZE, offset, bytes))
+}
+
+func pathError(op string, f *os.File, err error) error {
+	if err == nil {
+		return nil
+	}
+	return &os.PathError{Op: op, Path: f.Name(), Err: err}
+}

@@ -1,0 +1,197 @@
+package loop
+
+import (
+	"bytes"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/csi-node/csi-node/pkg/devices"
+	"github.com/csi-node/csi-node/pkg/devices/devicestest"
+	"github.com/csi-node/csi-node/pkg/devices/pool"
+	"github.com/csi-node/csi-node/pkg/state"
+)
+
+// newPool makes a pool in a directory of the test, whose devices are all
+// detached when the test ends, whatever became of it.
+func newPool(t testing.TB) (p *pool.Pool, dir string) {
+	t.Helper()
+	dir = filepath.Join(t.TempDir(), "pool")
+	p, err := pool.Open(t.Context(), dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { detachAll(t, dir) })
+	return p, dir
+}
+
+// detachAll detaches the loop devices over files below dir, and those over them.
+func detachAll(t testing.TB, dir string) {
+	t.Helper()
+	names, err := bound()
+	if err != nil {
+		t.Error(err)
+	}
+	mine := map[string]bool{}
+	for _, name := range names {
+		if strings.HasPrefix(backingOf(name), dir+"/") {
+			mine["/dev/"+name] = true
+		}
+	}
+	for _, name := range names {
+		if mine[backingOf(name)] {
+			losetupDetach(t, "/dev/"+name)
+		}
+	}
+	for path := range mine {
+		losetupDetach(t, path)
+	}
+}
+
+func losetupDetach(t testing.TB, path string) {
+	t.Helper()
+	if out, err := exec.Command("losetup", "-d", path).CombinedOutput(); err != nil && !bytes.Contains(out, []byte("No such device")) {
+		t.Errorf("losetup -d %s: %v: %s", path, err, out)
+	}
+}
+
+func newBackend(t testing.TB, p *pool.Pool) *Backend {
+	t.Helper()
+	b, err := New(p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+// setup returns a backend with one volume, "vol".
+func setup(t testing.TB, how pool.Provisioning) (b *Backend, data string) {
+	t.Helper()
+	p, _ := newPool(t)
+	return newBackend(t, p), create(t, p, "vol", how)
+}
+
+// create makes a volume and returns the path of its data.
+func create(t testing.TB, p *pool.Pool, id string, how pool.Provisioning) string {
+	t.Helper()
+	if _, err := p.Create(t.Context(), pool.Volume{ID: id, Name: id, Bytes: devicestest.Size, Provisioning: how}); err != nil {
+		t.Fatal(err)
+	}
+	path, err := p.DataPath(id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+func attach(t testing.TB, b *Backend, volume string, readOnly bool) state.Device {
+	t.Helper()
+	if err := b.Attach(t.Context(), volume, readOnly); err != nil {
+		t.Fatal(err)
+	}
+	return want(t, b, volume, state.DeviceAttached)
+}
+
+func want(t testing.TB, b *Backend, volume string, want state.DeviceState) state.Device {
+	t.Helper()
+	d, err := b.Find(t.Context(), volume)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if d.State != want {
+		t.Fatalf("volume %s is %s, want %s: %+v", volume, d.State, want, d)
+	}
+	return d
+}
+
+// wantError fails unless err is of the class and its text holds all words.
+func wantError(t testing.TB, err error, class state.Class, words ...string) {
+	t.Helper()
+	if err == nil || state.ClassOf(err) != class {
+		t.Fatalf("error %v, want one of class %s", err, class)
+	}
+	for _, word := range words {
+		if !strings.Contains(err.Error(), word) {
+			t.Errorf("error %q does not name %q", err, word)
+		}
+	}
+}
+
+func run(t testing.TB, name string, args ...string) string {
+	t.Helper()
+	out, err := exec.Command(name, args...).CombinedOutput()
+	if err != nil {
+		t.Fatalf("%s %s: %v: %s", name, strings.Join(args, " "), err, out)
+	}
+	return strings.TrimSpace(string(out))
+}
+
+// openFile opens a file and closes it when the test ends, if close was not
+// called before.
+func openFile(t testing.TB, path string, flags int) (close func()) {
+	t.Helper()
+	f, err := os.OpenFile(path, flags, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	close = func() {
+		if err := f.Close(); err != nil && !errors.Is(err, os.ErrClosed) {
+			t.Error(err)
+		}
+	}
+	t.Cleanup(close)
+	return close
+}
+
+func TestConformance(t *testing.T) {
+	for _, how := range []pool.Provisioning{pool.Thick, pool.Thin} {
+		t.Run(string(how), func(t *testing.T) {
+			devicestest.Backend(t, func(t *testing.T) devicestest.Harness { return harness(t, how) })
+		})
+	}
+}
+
+func harness(t *testing.T, how pool.Provisioning) devicestest.Harness {
+	p, dir := newPool(t)
+	return devicestest.Harness{
+		Open: func(t *testing.T) devices.Backend {
+			again, err := pool.Open(t.Context(), dir)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return newBackend(t, again)
+		},
+		Create: func(t *testing.T, name string) string {
+			create(t, p, name, how)
+			return name
+		},
+		Hold: func(t *testing.T, d state.Device) func() {
+			return openFile(t, d.Path, os.O_RDONLY|unix.O_EXCL)
+		},
+		Write: func(t *testing.T, d state.Device, offset int64, data []byte) {
+			f, err := os.OpenFile(d.Path, os.O_WRONLY, 0)
+			if err != nil {
+				t.Fatal(err)
+			}
+			_, err = f.WriteAt(data, offset)
+			if err := errors.Join(err, f.Sync(), f.Close()); err != nil {
+				t.Fatal(err)
+			}
+		},
+		Read: func(t *testing.T, d state.Device, offset int64, data []byte) {
+			f, err := os.Open(d.Path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			_, err = f.ReadAt(data, offset)
+			if err := errors.Join(err, f.Close()); err != nil {
+				t.Fatal(err)
+			}
+		},
+	}
+}

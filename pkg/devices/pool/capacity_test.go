@@ -1,0 +1,214 @@
+package pool
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/csi-node/csi-node/pkg/state"
+)
+
+func capacity(t testing.TB, p *Pool) Capacity {
+	t.Helper()
+	c, err := p.Capacity(t.Context())
+	ok(t, err)
+	return c
+}
+
+func TestCapacityCountsPromises(t *testing.T) {
+	p := small(t, 64*mib)
+	empty := capacity(t, p)
+	if empty.Total != 64*mib || empty.Promised != 0 || empty.Available < 63*mib {
+		t.Fatalf("empty: %+v", empty)
+	}
+	create(t, p, "thick", 16*mib, Thick)
+	create(t, p, "thin", 16*mib, Thin)
+	before := capacity(t, p)
+	if before.Promised != 16*mib || before.Available > 32*mib || before.Available < 31*mib {
+		t.Errorf("%+v", before)
+	}
+
+	thin, err := os.OpenFile(p.path(volumesDir, "thin", dataFile), os.O_WRONLY, 0)
+	ok(t, err)
+	_, err = thin.Write(make([]byte, 8*mib))
+	ok(t, err)
+	if c := capacity(t, p); c.Promised != 8*mib || c.Available != before.Available {
+		t.Errorf("half of thin is written: %+v, before %+v", c, before)
+	}
+	ok(t, thin.Close())
+
+	thick, err := os.OpenFile(p.path(volumesDir, "thick", dataFile), os.O_RDWR, 0)
+	ok(t, err)
+	ok(t, unix.Fallocate(int(thick.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, 0, 4*mib))
+	ok(t, thick.Close())
+	if c := capacity(t, p); c.Promised != 12*mib || c.Available != before.Available {
+		t.Errorf("a part of thick was trimmed: %+v, before %+v", c, before)
+	}
+	ok(t, p.Grow(t.Context(), "thick", 20*mib)) // allocates that again
+	if a := allocated(t, p.path(volumesDir, "thick", dataFile)); a != 20*mib {
+		t.Errorf("%d bytes allocated", a)
+	}
+
+	for _, id := range []string{"thin", "thick"} {
+		ok(t, p.Delete(t.Context(), id))
+	}
+	if c := capacity(t, p); c != empty {
+		t.Errorf("empty again: %+v, before %+v", c, empty)
+	}
+}
+
+func TestPromisesAreNotMadeTwice(t *testing.T) {
+	for _, first := range []Provisioning{Thick, Thin} {
+		for _, second := range []Provisioning{Thick, Thin} {
+			t.Run(fmt.Sprintf("%s then %s", first, second), func(t *testing.T) {
+				p := small(t, 32*mib)
+				create(t, p, "first", 20*mib, first)
+				before := files(t, p.dir)
+				_, err := p.Create(t.Context(), volume("second", 20*mib, second))
+				wantError(t, err, state.ResourceExhausted, "20971520", p.dir)
+				wantError(t, p.Grow(t.Context(), "first", 40*mib), state.ResourceExhausted)
+				if v, err := p.Get(t.Context(), "first"); err != nil || v.Bytes != 20*mib {
+					t.Errorf("%+v, %v", v, err)
+				}
+				if after := files(t, p.dir); !slices.Equal(after, before) {
+					t.Errorf("files %q, before %q", after, before)
+				}
+				create(t, p, "second", 8*mib, second)
+			})
+		}
+	}
+}
+
+func TestConcurrentCreationTakesAllThereIs(t *testing.T) {
+	p := small(t, 32*mib)
+	var mu sync.Mutex
+	made := 0
+	var group sync.WaitGroup
+	for i := range 16 {
+		group.Go(func() {
+			how := []Provisioning{Thick, Thin}[i%2]
+			switch _, err := p.Create(t.Context(), volume(fmt.Sprintf("v%d", i), 4*mib-BlockSize, how)); {
+			case err == nil:
+				mu.Lock()
+				defer mu.Unlock()
+				made++
+			case state.ClassOf(err) != state.ResourceExhausted:
+				t.Error(err)
+			}
+		})
+	}
+	group.Wait()
+	ids, err := p.IDs()
+	ok(t, err)
+	if c := capacity(t, p); made < 7 || made > 8 || len(ids) != made || c.Promised > 32*mib {
+		t.Errorf("%d made, %d there, %+v", made, len(ids), c)
+	}
+}
+
+func TestConcurrentCreationOfOneVolume(t *testing.T) {
+	p := open(t, newDir(t))
+	var group sync.WaitGroup
+	for range 8 {
+		group.Go(func() {
+			if _, err := p.Create(t.Context(), volume("v", mib, Thick)); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	group.Wait()
+	ok(t, p.Delete(t.Context(), "v"))
+	if left := files(t, p.dir); len(left) != 1 {
+		t.Errorf("files left: %q", left)
+	}
+}
+
+// TestConcurrentChangesOfOneVolume: none is lost.
+func TestConcurrentChangesOfOneVolume(t *testing.T) {
+	p := open(t, newDir(t))
+	create(t, p, "v", mib, Thin)
+	var group sync.WaitGroup
+	for i := range 8 {
+		group.Go(func() {
+			if err := p.Grow(t.Context(), "v", int64(i+2)*mib); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	group.Go(func() {
+		if err := p.BeginFormat(t.Context(), "v"); err != nil {
+			t.Error(err)
+		}
+	})
+	group.Wait()
+	if v, err := p.Get(t.Context(), "v"); err != nil || v.Bytes != 9*mib || !v.Formatting {
+		t.Errorf("%+v, %v", v, err)
+	}
+}
+
+// TestFullPool: the space goes to somebody else while the pool counts on it.
+func TestFullPool(t *testing.T) {
+	p := small(t, 16*mib)
+	create(t, p, "v", mib, Thick)
+	other := filepath.Join(p.dir, "somebody-elses")
+	f, err := os.Create(other)
+	ok(t, err)
+	if err := unix.Fallocate(int(f.Fd()), 0, 0, capacity(t, p).Available); err != nil {
+		t.Fatal(err)
+	}
+	ok(t, f.Close())
+	before := files(t, p.dir)
+	_, err = p.Create(t.Context(), volume("w", mib, Thick))
+	wantError(t, err, state.ResourceExhausted)
+	wantError(t, p.Grow(t.Context(), "v", 2*mib), state.ResourceExhausted)
+	if err := p.BeginFormat(t.Context(), "v"); err != nil { // has no room for its file
+		wantError(t, err, state.ResourceExhausted)
+	}
+	if after := files(t, p.dir); !slices.Equal(after, before) {
+		t.Errorf("files %q, before %q", after, before)
+	}
+	ok(t, os.Remove(other))
+	ok(t, p.Grow(t.Context(), "v", 2*mib))
+}
+
+func TestThickNeedsFallocate(t *testing.T) {
+	wantError(t, noRoom(fmt.Errorf("fallocate: %w", unix.EOPNOTSUPP)), state.FailedPrecondition, "ext4", "thin")
+	wantError(t, noRoom(fmt.Errorf("write: %w", unix.EDQUOT)), state.ResourceExhausted)
+	wantError(t, noRoom(fmt.Errorf("fallocate: %w", unix.EFBIG)), state.OutOfRange)
+}
+
+func BenchmarkCreateDelete(b *testing.B) {
+	p := open(b, newDir(b))
+	for b.Loop() {
+		create(b, p, "v", mib, Thick)
+		ok(b, p.Delete(b.Context(), "v"))
+	}
+}
+
+func BenchmarkGet(b *testing.B) {
+	p := open(b, newDir(b))
+	create(b, p, "v", mib, Thin)
+	for b.Loop() {
+		if _, err := p.Get(b.Context(), "v"); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
+
+func BenchmarkCapacity(b *testing.B) {
+	for _, volumes := range []int{1, 1000} {
+		b.Run(fmt.Sprintf("%d volumes", volumes), func(b *testing.B) {
+			p := open(b, newDir(b))
+			for i := range volumes {
+				write(b, p.path(volumesDir, fmt.Sprintf("v%d", i), dataFile), "")
+			}
+			for b.Loop() {
+				capacity(b, p)
+			}
+		})
+	}
+}

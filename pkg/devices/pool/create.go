@@ -1,0 +1,103 @@
+package pool
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/csi-node/csi-node/pkg/state"
+)
+
+// Create makes a volume of v's ID (ID(v.Name) when it is empty), Name, Bytes
+// (rounded up to BlockSize), Provisioning, FSType and Parameters, and returns
+// it. It is on the disk then. If there is such a volume already, that one is
+// returned.
+//
+// AlreadyExists, with the volume that is there: it was asked for otherwise, or
+// has grown since. ResourceExhausted: there is no room. OutOfRange: larger than
+// a file can be. InvalidArgument: an unfit id, size or provisioning. A failed
+// Create leaves nothing.
+func (p *Pool) Create(ctx context.Context, v Volume) (Volume, error) {
+	if v.ID == "" {
+		v.ID = ID(v.Name)
+	}
+	err := ValidateID(v.ID)
+	if err != nil {
+		return Volume{}, err
+	}
+	if v.Bytes, err = roundUp(v.Bytes); err != nil {
+		return Volume{}, fmt.Errorf("volume %s: %w", v.ID, err)
+	}
+	if v.Provisioning != Thick && v.Provisioning != Thin {
+		return Volume{}, state.Errorf(state.InvalidArgument, "volume %s: provisioning %q: must be %s or %s", v.ID, v.Provisioning, Thick, Thin)
+	}
+	unlock, err := p.volumes.Lock(ctx, v.ID)
+	if err != nil {
+		return Volume{}, fmt.Errorf("volume %s: create: %w", v.ID, err)
+	}
+	defer unlock()
+
+	switch have, err := p.Get(ctx, v.ID); {
+	case err == nil && sameRequest(have, v):
+		return have, nil
+	case err == nil:
+		return have, state.Errorf(state.AlreadyExists, "volume %s: it exists already, with %d bytes, %s, for name %q", v.ID, have.Bytes, have.Provisioning, have.Name)
+	case state.ClassOf(err) != state.NotFound:
+		return Volume{}, err
+	}
+	v.Version, v.Created, v.Formatting, v.Formatted = volumeVersion, time.Now().UTC(), false, ""
+	if err := p.build(ctx, v); err != nil {
+		return Volume{}, fmt.Errorf("volume %s: create: %w", v.ID, err)
+	}
+	return v, nil
+}
+
+// build makes the volume in tmp and moves it to its place.
+func (p *Pool) build(ctx context.Context, v Volume) (err error) {
+	tmp, err := os.MkdirTemp(p.path(tmpDir), v.ID+"~")
+	if err != nil {
+		return noRoom(err)
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, os.RemoveAll(tmp))
+		}
+	}()
+	// The lock tells other processes that tmp is in use.
+	lock, err := os.Open(tmp)
+	if err != nil {
+		return err
+	}
+	defer lock.Close()
+	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		return fmt.Errorf("flock %s: %w", tmp, err)
+	}
+
+	data, err := os.OpenFile(filepath.Join(tmp, dataFile), os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return noRoom(err)
+	}
+	err = p.extend(ctx, data, v.Bytes, v.Provisioning)
+	if err = errors.Join(err, data.Close()); err != nil {
+		return err
+	}
+	facts, err := encode(v, nil)
+	if err != nil {
+		return err
+	}
+	if err := writeFile(filepath.Join(tmp, volumeFile), facts); err != nil {
+		return noRoom(err)
+	}
+	if err := os.Rename(tmp, p.path(volumesDir, v.ID)); err != nil {
+		return noRoom(err)
+	}
+	if err := syncDir(p.path(volumesDir)); err != nil {
+		return errors.Join(err, p.remove(v.ID))
+	}
+	return nil
+}

@@ -1,0 +1,419 @@
+package pool
+
+import (
+	"fmt"
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/csi-node/csi-node/pkg/state"
+)
+
+const mib = 1 << 20
+
+func newDir(t testing.TB) string { return filepath.Join(t.TempDir(), "pool") }
+
+func open(t testing.TB, dir string) *Pool {
+	t.Helper()
+	p, err := Open(t.Context(), dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+// small opens a pool on a file system of its own of so many bytes.
+func small(t testing.TB, bytes int64) *Pool {
+	t.Helper()
+	dir := newDir(t)
+	mountTmpfs(t, dir, bytes)
+	return open(t, dir)
+}
+
+func mountTmpfs(t testing.TB, dir string, bytes int64) (unmount func()) {
+	t.Helper()
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, fmt.Sprintf("size=%d", bytes)); err != nil {
+		t.Fatal(err)
+	}
+	mounted := true
+	unmount = func() {
+		if mounted {
+			mounted = false
+			if err := unix.Unmount(dir, 0); err != nil {
+				t.Error(err)
+			}
+		}
+	}
+	t.Cleanup(unmount)
+	return unmount
+}
+
+func create(t testing.TB, p *Pool, id string, bytes int64, how Provisioning) Volume {
+	t.Helper()
+	v, err := p.Create(t.Context(), volume(id, bytes, how))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return v
+}
+
+func volume(id string, bytes int64, how Provisioning) Volume {
+	return Volume{ID: id, Name: id, Bytes: bytes, Provisioning: how}
+}
+
+func ok(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// wantError fails unless err is of the class and its text holds all words.
+func wantError(t testing.TB, err error, class state.Class, words ...string) {
+	t.Helper()
+	if err == nil || state.ClassOf(err) != class {
+		t.Fatalf("error %v, want one of class %s", err, class)
+	}
+	for _, word := range words {
+		if !strings.Contains(err.Error(), word) {
+			t.Errorf("error %q does not name %q", err, word)
+		}
+	}
+}
+
+// files returns the paths of all files below dir, relative to it.
+func files(t testing.TB, dir string) []string {
+	t.Helper()
+	var found []string
+	ok(t, filepath.WalkDir(dir, func(path string, entry os.DirEntry, err error) error {
+		if err == nil && !entry.IsDir() {
+			found = append(found, strings.TrimPrefix(path, dir+"/"))
+		}
+		return err
+	}))
+	return found
+}
+
+func allocated(t testing.TB, path string) int64 {
+	t.Helper()
+	var st unix.Stat_t
+	ok(t, unix.Stat(path, &st))
+	return st.Blocks * 512
+}
+
+func write(t testing.TB, path, text string) {
+	t.Helper()
+	ok(t, os.MkdirAll(filepath.Dir(path), 0o700))
+	ok(t, os.WriteFile(path, []byte(text), 0o600))
+}
+
+func TestID(t *testing.T) {
+	long := strings.Repeat("x", 129)
+	ids := map[string]bool{}
+	for name, want := range map[string]string{
+		"pvc-6f9619ff-8b86-d011-b42d-00cf4fc964ff": "pvc-6f9619ff-8b86-d011-b42d-00cf4fc964ff",
+		"a": "a", "A.b_c-9": "A.b_c-9", long[1:]: long[1:],
+		"": "", long: "", "../x": "", ".x": "", "a..b": "", "a/b": "", "ä": "", "a b": "", "a\n": "", "-a": "", "a\x00": "", "a~b": "",
+	} {
+		id := ID(name)
+		if want != "" && id != want || ValidateID(id) != nil || id != ID(name) || ids[id] {
+			t.Errorf("ID(%q) = %q", name, id)
+		}
+		if err := ValidateID(name); (err == nil) != (want != "") || err != nil && state.ClassOf(err) != state.InvalidArgument {
+			t.Errorf("ValidateID(%q): %v", name, err)
+		}
+		ids[id] = true
+	}
+}
+
+func FuzzID(f *testing.F) {
+	f.Add("pvc-1")
+	f.Add("../../etc/passwd")
+	f.Fuzz(func(t *testing.T, name string) {
+		id := ID(name)
+		if err := ValidateID(id); err != nil || filepath.Base(id) != id || strings.HasPrefix(id, ".") {
+			t.Errorf("ID(%q) = %q: %v", name, id, err)
+		}
+	})
+}
+
+func TestCreate(t *testing.T) {
+	for _, how := range []Provisioning{Thick, Thin} {
+		t.Run(string(how), func(t *testing.T) {
+			p := open(t, newDir(t))
+			asked := Volume{ID: "v", Name: "name of v", Bytes: 8*mib - 5, Provisioning: how, FSType: "xfs", Parameters: map[string]string{"a": "b"}, Formatted: "ignored", Formatting: true}
+			made, err := p.Create(t.Context(), asked)
+			ok(t, err)
+			if made.Bytes != 8*mib || made.Formatting || made.Formatted != "" || made.Created.IsZero() || made.Version != 1 || made.FSType != "xfs" || !maps.Equal(made.Parameters, asked.Parameters) {
+				t.Errorf("made %+v", made)
+			}
+			path, err := p.DataPath("v")
+			ok(t, err)
+			info, err := os.Stat(path)
+			ok(t, err)
+			if a := allocated(t, path); info.Size() != 8*mib || how == Thick && a < 8*mib || how == Thin && a > mib {
+				t.Errorf("%d bytes, %d allocated", info.Size(), a)
+			}
+			again, err := p.Create(t.Context(), asked)
+			ok(t, err)
+			got, err := open(t, p.dir).Get(t.Context(), "v")
+			ok(t, err)
+			for _, v := range []Volume{again, got} {
+				if !v.Created.Equal(made.Created) || v.Bytes != made.Bytes || v.Name != made.Name {
+					t.Errorf("%+v, made %+v", v, made)
+				}
+			}
+			if left := files(t, p.dir); len(left) != 3 {
+				t.Errorf("files %q", left)
+			}
+		})
+	}
+}
+
+func TestCreateOfOtherAttributesShowsTheExisting(t *testing.T) {
+	p := open(t, newDir(t))
+	create(t, p, "v", mib, Thin)
+	for name, change := range map[string]func(*Volume){
+		"name":         func(v *Volume) { v.Name = "other" },
+		"size":         func(v *Volume) { v.Bytes *= 2 },
+		"provisioning": func(v *Volume) { v.Provisioning = Thick },
+		"fs type":      func(v *Volume) { v.FSType = "xfs" },
+		"parameters":   func(v *Volume) { v.Parameters = map[string]string{"a": "b"} },
+	} {
+		v := volume("v", mib, Thin)
+		change(&v)
+		have, err := p.Create(t.Context(), v)
+		wantError(t, err, state.AlreadyExists, "v", fmt.Sprint(mib))
+		if have.Name != "v" || have.Bytes != mib {
+			t.Errorf("%s: %+v", name, have)
+		}
+	}
+}
+
+func TestCreateRefuses(t *testing.T) {
+	p := open(t, newDir(t))
+	for name, test := range map[string]struct {
+		v     Volume
+		class state.Class
+	}{
+		"no size":      {volume("v", 0, Thin), state.InvalidArgument},
+		"negative":     {volume("v", -1, Thin), state.InvalidArgument},
+		"bad id":       {volume("../v", mib, Thin), state.InvalidArgument},
+		"provisioning": {volume("v", mib, "fat"), state.InvalidArgument},
+		"largest":      {volume("v", 1<<63-1, Thin), state.OutOfRange},
+		"thin, full":   {volume("v", 1<<55, Thin), state.ResourceExhausted},
+		"thick, full":  {volume("v", 1<<55, Thick), state.ResourceExhausted},
+	} {
+		_, err := p.Create(t.Context(), test.v)
+		if state.ClassOf(err) != test.class || err == nil {
+			t.Errorf("%s: %v, want %s", name, err, test.class)
+		}
+	}
+	if left := files(t, p.dir); !slices.Equal(left, []string{markerFile}) {
+		t.Errorf("files left: %q", left)
+	}
+}
+
+func TestDelete(t *testing.T) {
+	p := open(t, newDir(t))
+	create(t, p, "v", mib, Thick)
+	create(t, p, "v.v", mib, Thin)
+	for range 2 {
+		ok(t, p.Delete(t.Context(), "v"))
+		_, err := p.Get(t.Context(), "v")
+		wantError(t, err, state.NotFound, "v")
+	}
+	wantError(t, p.Delete(t.Context(), ".."), state.InvalidArgument)
+	ids, err := p.IDs()
+	ok(t, err)
+	if left := files(t, p.dir); !slices.Equal(ids, []string{"v.v"}) || len(left) != 3 {
+		t.Errorf("volumes %q, files %q", ids, left)
+	}
+	trash, err := os.ReadDir(p.path(trashDir))
+	ok(t, err)
+	if len(trash) > 0 {
+		t.Errorf("left in trash: %v", trash)
+	}
+}
+
+func TestGrow(t *testing.T) {
+	for _, how := range []Provisioning{Thick, Thin} {
+		t.Run(string(how), func(t *testing.T) {
+			p := open(t, newDir(t))
+			create(t, p, "v", mib, how)
+			path, err := p.DataPath("v")
+			ok(t, err)
+			for _, step := range []struct{ ask, want int64 }{{2*mib - 1, 2 * mib}, {mib, 2 * mib}, {3 * mib, 3 * mib}} {
+				ok(t, p.Grow(t.Context(), "v", step.ask))
+				v, err := p.Get(t.Context(), "v")
+				ok(t, err)
+				info, err := os.Stat(path)
+				ok(t, err)
+				if v.Bytes != step.want || info.Size() != step.want || how == Thick && allocated(t, path) < step.want {
+					t.Errorf("grown to %d: volume %d, file %d, allocated %d", step.ask, v.Bytes, info.Size(), allocated(t, path))
+				}
+			}
+			wantError(t, p.Grow(t.Context(), "v", 1<<55), state.ResourceExhausted)
+			wantError(t, p.Grow(t.Context(), "v", 0), state.InvalidArgument)
+			wantError(t, p.Grow(t.Context(), "w", mib), state.NotFound)
+
+			ok(t, os.Truncate(path, 5*mib)) // as a crash before the facts were written leaves it
+			ok(t, p.Grow(t.Context(), "v", 4*mib))
+			if v, err := p.Get(t.Context(), "v"); err != nil || v.Bytes != 4*mib || how == Thick && allocated(t, path) < 4*mib {
+				t.Errorf("%+v, %v", v, err)
+			}
+			ok(t, os.Truncate(path, mib))
+			wantError(t, p.Grow(t.Context(), "v", 6*mib), state.FailedPrecondition, path, "truncated")
+		})
+	}
+}
+
+func TestFormatMark(t *testing.T) {
+	p := open(t, newDir(t))
+	create(t, p, "v", mib, Thin)
+	ok(t, p.BeginFormat(t.Context(), "v"))
+	if v, err := open(t, p.dir).Get(t.Context(), "v"); err != nil || !v.Formatting || v.Formatted != "" {
+		t.Errorf("begun: %+v, %v", v, err)
+	}
+	ok(t, p.EndFormat(t.Context(), "v", "xfs"))
+	if v, err := open(t, p.dir).Get(t.Context(), "v"); err != nil || v.Formatting || v.Formatted != "xfs" {
+		t.Errorf("ended: %+v, %v", v, err)
+	}
+	wantError(t, p.BeginFormat(t.Context(), "v"), state.FailedPrecondition, "xfs")
+	wantError(t, p.EndFormat(t.Context(), "v", "ext4"), state.FailedPrecondition)
+	wantError(t, p.BeginFormat(t.Context(), "../v"), state.InvalidArgument)
+}
+
+// TestFieldsOfALaterVersion are ignored and kept, so that a node can go back
+// to an earlier version of the plugin and forward again.
+func TestFieldsOfALaterVersion(t *testing.T) {
+	p := open(t, newDir(t))
+	create(t, p, "v", mib, Thin)
+	path := p.path(volumesDir, "v", volumeFile)
+	raw, err := os.ReadFile(path)
+	ok(t, err)
+	write(t, path, strings.Replace(string(raw), "{", `{"later": {"a": [1]},`, 1))
+	ok(t, p.BeginFormat(t.Context(), "v"))
+	ok(t, p.Grow(t.Context(), "v", 2*mib))
+	ok(t, p.EndFormat(t.Context(), "v", "ext4"))
+	v, err := p.Get(t.Context(), "v")
+	ok(t, err)
+	raw, err = os.ReadFile(path)
+	ok(t, err)
+	if v.Bytes != 2*mib || v.Formatted != "ext4" || v.Formatting || !strings.Contains(string(raw), `"later"`) {
+		t.Errorf("%+v, %s", v, raw)
+	}
+}
+
+func TestDamagedFactsHarmOneVolume(t *testing.T) {
+	for name, text := range map[string]string{
+		"empty": "", "garbage": "\x00\x00\x00", "half": `{"id":"v","by`, "not ours": `{"id":"w","bytes":4096,"provisioning":"thin"}`,
+		"no size": `{"id":"v","provisioning":"thin"}`, "odd size": `{"id":"v","bytes":77,"provisioning":"thin"}`, "no provisioning": `{"id":"v","bytes":4096}`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := open(t, newDir(t))
+			create(t, p, "good", mib, Thin)
+			create(t, p, "v", mib, Thin)
+			write(t, p.path(volumesDir, "v", volumeFile), text)
+			p = open(t, p.dir)
+			_, err := p.Get(t.Context(), "v")
+			wantError(t, err, state.Internal, volumeFile, "v")
+			wantError(t, p.BeginFormat(t.Context(), "v"), state.Internal, volumeFile)
+			_, err = p.Create(t.Context(), volume("v", mib, Thin))
+			wantError(t, err, state.Internal)
+			volumes, err := p.List(t.Context())
+			if err == nil || len(volumes) != 1 || volumes[0].ID != "good" {
+				t.Errorf("List: %+v, %v", volumes, err)
+			}
+			create(t, p, "another", mib, Thin)
+			if c, err := p.Capacity(t.Context()); err != nil || c.Promised < 3*mib {
+				t.Errorf("%+v, %v", c, err)
+			}
+			ok(t, p.Delete(t.Context(), "v"))
+		})
+	}
+}
+
+func TestOpenAfterACrash(t *testing.T) {
+	dir := newDir(t)
+	p := open(t, dir)
+	create(t, p, "kept", mib, Thick)
+	before := files(t, dir)
+	for name, left := range map[string][]string{
+		"creation, nothing yet":       {"tmp/v~1/"},
+		"creation, data":              {"tmp/v~1/data"},
+		"creation, facts half":        {"tmp/v~1/data", "tmp/v~1/volume.json.new"},
+		"creation, all but rename":    {"tmp/v~1/data", "tmp/v~1/volume.json"},
+		"deletion, renamed":           {"trash/v~1/data", "trash/v~1/volume.json"},
+		"deletion, half taken apart":  {"trash/v~1/volume.json"},
+		"deletion, empty":             {"trash/v~1/"},
+		"stray files":                 {"tmp/file", "trash/file"},
+		"nested deletions and builds": {"trash/v~1/a/b/c", "tmp/v~1/a/b/c"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			for _, path := range left {
+				if strings.HasSuffix(path, "/") {
+					ok(t, os.MkdirAll(filepath.Join(dir, path), 0o700))
+				} else {
+					write(t, filepath.Join(dir, path), "half")
+				}
+			}
+			p := open(t, dir)
+			_, err := p.Get(t.Context(), "v")
+			wantError(t, err, state.NotFound)
+			for _, name := range []string{tmpDir, trashDir} {
+				entries, err := os.ReadDir(p.path(name))
+				if err != nil || len(entries) > 0 {
+					t.Errorf("%s holds %v, %v", name, entries, err)
+				}
+			}
+			create(t, p, "v", mib, Thin)
+			ok(t, p.Delete(t.Context(), "v"))
+			if after := files(t, dir); !slices.Equal(after, before) {
+				t.Errorf("files %q, before %q", after, before)
+			}
+		})
+	}
+	t.Run("facts half replaced", func(t *testing.T) {
+		write(t, filepath.Join(dir, "volumes/kept/volume.json.new"), "{")
+		p := open(t, dir)
+		ok(t, p.BeginFormat(t.Context(), "kept"))
+		if after := files(t, dir); !slices.Equal(after, before) {
+			t.Errorf("files %q, before %q", after, before)
+		}
+	})
+}
+
+// TestOpenSparesAVolumeUnderConstruction: another process builds it.
+func TestOpenSparesAVolumeUnderConstruction(t *testing.T) {
+	dir := newDir(t)
+	p := open(t, dir)
+	write(t, p.path(tmpDir, "v~1", dataFile), "half")
+	builder := exec.Command("flock", "--exclusive", p.path(tmpDir, "v~1"), "sh", "-c", "echo locked; read -r line")
+	in, err := builder.StdinPipe()
+	ok(t, err)
+	out, err := builder.StdoutPipe()
+	ok(t, err)
+	ok(t, builder.Start())
+	_, err = out.Read(make([]byte, 16))
+	ok(t, err)
+	open(t, dir)
+	if _, err := os.Stat(p.path(tmpDir, "v~1", dataFile)); err != nil {
+		t.Error(err)
+	}
+	_ = in.Close()
+	_ = builder.Wait() // read ends with 1 at the end of its input
+	open(t, dir)
+	if _, err := os.Stat(p.path(tmpDir, "v~1")); !os.IsNotExist(err) {
+		t.Errorf("left after the builder's end: %v", err)
+	}
+}

@@ -1,0 +1,125 @@
+package pool
+
+import (
+	"crypto/rand"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+)
+
+const (
+	markerFile    = ".csi-node-pool"
+	seenSuffix    = ".uuid"
+	markerVersion = 1
+)
+
+// marker is the contents of the file that makes a directory a pool.
+type marker struct {
+	Version int    `json:"version"`
+	UUID    string `json:"uuid"`
+}
+
+// identify returns the UUID of the pool in dir, making dir a pool if it never
+// was one and holds nothing.
+func identify(dir string) (string, error) {
+	seen, err := readSeen(dir)
+	if err != nil {
+		return "", err
+	}
+	have, err := readMarker(dir)
+	switch {
+	case err != nil:
+		return "", err
+	case have == nil && seen != "":
+		return "", absentError(dir, seen)
+	case have == nil:
+		if have, err = initialize(dir); err != nil {
+			return "", err
+		}
+	case have.UUID != seen && seen != "":
+		return "", otherError(dir, have.UUID, seen)
+	}
+	if seen == "" {
+		return have.UUID, writeFile(dir+seenSuffix, []byte(have.UUID+"\n"))
+	}
+	return have.UUID, nil
+}
+
+// initialize makes an empty or missing directory a pool. The marker comes
+// before everything else, <dir>.uuid included, so that a crash at any point
+// leaves what the next Open takes up.
+func initialize(dir string) (*marker, error) {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, err
+	}
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return nil, err
+	}
+	for _, entry := range entries {
+		if name := entry.Name(); name != "lost+found" && name != markerFile+newSuffix {
+			return nil, fmt.Errorf("the directory is no pool, and it holds %q: give an empty directory, or move away what is in this one", name)
+		}
+	}
+	m := &marker{Version: markerVersion, UUID: newUUID()}
+	raw, err := json.Marshal(m)
+	if err != nil {
+		return nil, err
+	}
+	if err := writeFile(filepath.Join(dir, markerFile), raw); err != nil {
+		return nil, err
+	}
+	return m, syncDir(filepath.Dir(dir))
+}
+
+// readMarker returns nil when there is no marker in dir, or no dir.
+func readMarker(dir string) (*marker, error) {
+	path := filepath.Join(dir, markerFile)
+	raw, err := os.ReadFile(path)
+	if err != nil {
+		return nil, ignore(err, os.ErrNotExist)
+	}
+	m := &marker{}
+	err = json.Unmarshal(raw, m)
+	if err == nil && m.UUID == "" {
+		err = errors.New("it names no UUID")
+	}
+	if err != nil {
+		return nil, fmt.Errorf("the marker %s is damaged: %w. Write {\"version\":1,\"uuid\":\"…\"} to it, with the UUID that %s holds", path, err, dir+seenSuffix)
+	}
+	return m, nil
+}
+
+// readSeen returns the UUID of the pool once seen at dir, "" when none was.
+func readSeen(dir string) (string, error) {
+	path := dir + seenSuffix
+	raw, err := os.ReadFile(path)
+	if err != nil {
+		return "", ignore(err, os.ErrNotExist)
+	}
+	uuid := strings.TrimSpace(string(raw))
+	if uuid == "" {
+		return "", fmt.Errorf("%s is empty: write the UUID of the pool to it, or remove it if there never was a pool", path)
+	}
+	return uuid, nil
+}
+
+func absentError(dir, uuid string) error {
+	return fmt.Errorf("the pool %s that was seen here is not here now, perhaps its disk is not mounted: mount it, or remove %s if a new pool is to be made", uuid, dir+seenSuffix)
+}
+
+func otherError(dir, have, want string) error {
+	return fmt.Errorf("here is the pool %s, and the one seen here before is %s: mount the right disk, or remove %s if this pool is to be used from now on", have, want, dir+seenSuffix)
+}
+
+// newUUID returns a random UUID (RFC 9562, version 4).
+func newUUID() string {
+	var b [16]byte
+	rand.Read(b[:]) // never fails
+	b[6] = b[6]&0x0f | 0x40
+	b[8] = b[8]&0x3f | 0x80
+	return fmt.Sprintf("%x-%x-%x-%x-%x", b[:4], b[4:6], b[6:8], b[8:10], b[10:])
+}

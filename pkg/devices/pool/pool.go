@@ -1,0 +1,151 @@
+// Package pool keeps volumes as files in a directory, the pool. It knows
+// nothing of devices: package loop attaches the files.
+//
+//	<dir>.uuid               the UUID of the pool once seen at <dir>, outside of it
+//	<dir>/.csi-node-pool     the marker: {"version":1,"uuid":"…"}
+//	<dir>/volumes/<id>/data         the bytes of a volume
+//	<dir>/volumes/<id>/volume.json  the facts about it: Volume
+//	<dir>/tmp/<id>~…         a volume being created
+//	<dir>/trash/<id>~…       a volume being deleted
+//
+// A volume is built in tmp and renamed into volumes when all of it is on the
+// disk, and it is renamed into trash before it is taken apart: what is in
+// volumes is whole, whenever the power goes. Open empties tmp and trash.
+//
+// <dir>.uuid must live as long as the node: in a container, mount the parent
+// of the pool's directory from the host. It tells a pool whose disk is not
+// mounted from a directory that is to become a pool.
+//
+// One process at a time should use a pool (the plugin's store has the lock
+// for that): two would not see each other's changes of one volume. Emptying
+// tmp and trash is safe even then, as whoever builds in tmp holds a lock.
+package pool
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"golang.org/x/sys/unix"
+	"k8s.io/klog/v2"
+
+	"github.com/csi-node/csi-node/pkg/devices/internal/keylock"
+)
+
+const (
+	volumesDir = "volumes"
+	tmpDir     = "tmp"
+	trashDir   = "trash"
+	dataFile   = "data"
+	volumeFile = "volume.json"
+)
+
+// Pool is an open pool. Its methods may be called concurrently; those that
+// change a volume take turns for that volume. They block for as long as the
+// pool's file system does; ctx ends waiting for a turn, not a system call.
+type Pool struct {
+	dir  string
+	uuid string
+
+	volumes keylock.Map // by volume id
+	// space is held, under the key "", while room is counted and taken.
+	space keylock.Map
+}
+
+// Open opens the pool in dir, an absolute path, and makes an empty or missing
+// directory a pool. It is an error, which says what to do, when the pool that
+// was seen here before is not here now, or when dir holds anything else.
+func Open(ctx context.Context, dir string) (*Pool, error) {
+	dir = filepath.Clean(dir)
+	if !filepath.IsAbs(dir) || dir == "/" {
+		return nil, fmt.Errorf("pool directory %s: must be an absolute path below /", dir)
+	}
+	uuid, err := identify(dir)
+	if err != nil {
+		return nil, fmt.Errorf("pool %s: %w", dir, err)
+	}
+	p := &Pool{dir: dir, uuid: uuid}
+	for _, name := range []string{volumesDir, tmpDir, trashDir} {
+		if err := os.Mkdir(p.path(name), 0o700); err != nil && !errors.Is(err, os.ErrExist) {
+			return nil, fmt.Errorf("pool: %w", err)
+		}
+	}
+	if err := syncDir(dir); err != nil {
+		return nil, fmt.Errorf("pool: %w", err)
+	}
+	p.sweep(ctx)
+	return p, nil
+}
+
+// UUID returns the pool's identity, which its marker keeps.
+func (p *Pool) UUID() string { return p.uuid }
+
+// Check returns an error when the pool is not in its directory any more, as
+// when its disk was unmounted.
+func (p *Pool) Check(ctx context.Context) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	switch m, err := readMarker(p.dir); {
+	case err != nil:
+		return fmt.Errorf("pool %s: %w", p.dir, err)
+	case m == nil:
+		return fmt.Errorf("pool %s: %w", p.dir, absentError(p.dir, p.uuid))
+	case m.UUID != p.uuid:
+		return fmt.Errorf("pool %s: %w", p.dir, otherError(p.dir, m.UUID, p.uuid))
+	}
+	return nil
+}
+
+// DataPath returns the path of a volume's bytes, be they there or not.
+// InvalidArgument: no volume can have that id.
+func (p *Pool) DataPath(id string) (string, error) {
+	if err := ValidateID(id); err != nil {
+		return "", err
+	}
+	return p.path(volumesDir, id, dataFile), nil
+}
+
+// sweep removes what a crash left in tmp and trash. What cannot be removed
+// costs space but harms no volume, so it is logged and left.
+func (p *Pool) sweep(ctx context.Context) {
+	for _, name := range []string{tmpDir, trashDir} {
+		entries, err := os.ReadDir(p.path(name))
+		if err != nil {
+			klog.FromContext(ctx).Error(err, "Cannot look for remains in the pool", "pool", p.dir)
+		}
+		for _, entry := range entries {
+			path := p.path(name, entry.Name())
+			removed, err := removeUnlocked(path)
+			if err != nil {
+				klog.FromContext(ctx).Error(err, "Cannot remove remains from the pool", "path", path)
+			} else if removed {
+				klog.FromContext(ctx).Info("Removed remains of an interrupted creation or deletion", "path", path)
+			}
+		}
+	}
+}
+
+// removeUnlocked removes a tree unless the process that builds it still lives,
+// which holds its lock.
+func removeUnlocked(path string) (removed bool, err error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return false, ignore(err, os.ErrNotExist)
+	}
+	defer f.Close() // also lets go of the lock
+	switch err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); {
+	case errors.Is(err, unix.EWOULDBLOCK):
+		return false, nil
+	case err != nil:
+		return false, fmt.Errorf("flock %s: %w", path, err)
+	}
+	return true, os.RemoveAll(path)
+}
+
+// path returns the path of something in the pool.
+func (p *Pool) path(names ...string) string {
+	return filepath.Join(append([]string{p.dir}, names...)...)
+}

@@ -1,0 +1,221 @@
+package pool
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"math"
+	"os"
+	"regexp"
+	"strings"
+	"time"
+
+	"github.com/csi-node/csi-node/pkg/state"
+)
+
+// Provisioning says when a volume takes its space from the pool.
+type Provisioning string
+
+const (
+	// Thick volumes have all their blocks allocated when they are created.
+	Thick Provisioning = "thick"
+	// Thin volumes take blocks as they are written. The space is promised, and
+	// promises are never made beyond what the pool has.
+	Thin Provisioning = "thin"
+)
+
+// Volume is the facts about a volume, which live with its data. The JSON is
+// additive: a version ignores the fields that it does not know, and keeps them
+// when it writes the file again.
+type Volume struct {
+	Version      int               `json:"version"` // of the file's layout; set by Create
+	ID           string            `json:"id"`
+	Name         string            `json:"name"`  // as the CO asked for it
+	Bytes        int64             `json:"bytes"` // a multiple of BlockSize
+	Provisioning Provisioning      `json:"provisioning"`
+	FSType       string            `json:"fsType"`     // that the volume was created for; may be empty
+	Parameters   map[string]string `json:"parameters"` // that it was created with
+	Created      time.Time         `json:"created"`    // set by Create
+
+	// Formatting is the mark: a format was begun, and its end is not known.
+	Formatting bool `json:"formatting"`
+	// Formatted is the file system type of the last format that completed.
+	Formatted string `json:"formatted"`
+}
+
+// BlockSize is what the sizes of volumes are multiples of, in bytes.
+const BlockSize = 4096
+
+const volumeVersion = 1
+
+// maxID is the length of the longest volume id, in bytes (CSI spec v1.13,
+// "Size Limits").
+const maxID = 128
+
+var fitID = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]*$`)
+
+// ValidateID returns InvalidArgument for an id that no volume can have: ids
+// are names of directories.
+func ValidateID(id string) error {
+	if len(id) > maxID || !fitID.MatchString(id) || strings.Contains(id, "..") {
+		return state.Errorf(state.InvalidArgument, "volume id %.200q: must be 1 to %d letters, digits, dots, dashes and underscores, begin with a letter or digit, and hold no two dots in a row", id, maxID)
+	}
+	return nil
+}
+
+// ID returns the id of the volume of that name: the name itself when it is fit
+// to be one, else one derived from it.
+func ID(name string) string {
+	if ValidateID(name) == nil {
+		return name
+	}
+	sum := sha256.Sum256([]byte(name))
+	return "vol-" + hex.EncodeToString(sum[:16])
+}
+
+// Get returns the facts about a volume. NotFound: there is no such volume.
+// InvalidArgument: there can be none of that id. Internal: volume.json is
+// damaged. Unclassified: the pool is not there, or cannot be read.
+func (p *Pool) Get(ctx context.Context, id string) (Volume, error) {
+	v, _, err := p.read(ctx, id)
+	return v, err
+}
+
+// List returns the volumes in the order of their ids: all that can be read,
+// with an error that names the others.
+func (p *Pool) List(ctx context.Context) ([]Volume, error) {
+	if err := p.Check(ctx); err != nil {
+		return nil, err
+	}
+	ids, err := p.IDs()
+	if err != nil {
+		return nil, err
+	}
+	var volumes []Volume
+	var failed []error
+	for _, id := range ids {
+		switch v, err := p.Get(ctx, id); {
+		case err == nil:
+			volumes = append(volumes, v)
+		case state.ClassOf(err) != state.NotFound: // which was deleted meanwhile
+			failed = append(failed, err)
+		}
+	}
+	return volumes, errors.Join(failed...)
+}
+
+// IDs returns the ids of all volumes, in order, also of those whose facts
+// cannot be read.
+func (p *Pool) IDs() ([]string, error) {
+	entries, err := os.ReadDir(p.path(volumesDir))
+	if err != nil {
+		return nil, fmt.Errorf("pool: %w", err)
+	}
+	var ids []string
+	for _, entry := range entries {
+		if ValidateID(entry.Name()) == nil && entry.IsDir() {
+			ids = append(ids, entry.Name())
+		}
+	}
+	return ids, nil
+}
+
+// read returns the facts about a volume, parsed and as they are on the disk.
+func (p *Pool) read(ctx context.Context, id string) (Volume, []byte, error) {
+	if err := ValidateID(id); err != nil {
+		return Volume{}, nil, err
+	}
+	path := p.path(volumesDir, id, volumeFile)
+	raw, err := os.ReadFile(path)
+	if errors.Is(err, os.ErrNotExist) {
+		if err := p.Check(ctx); err != nil { // else a pool that is away looks empty
+			return Volume{}, nil, fmt.Errorf("volume %s: %w", id, err)
+		}
+		return Volume{}, nil, state.Errorf(state.NotFound, "volume %s: there is no such volume in the pool %s", id, p.dir)
+	}
+	if err != nil {
+		return Volume{}, nil, fmt.Errorf("volume %s: %w", id, err)
+	}
+	v, err := decode(raw, id)
+	if err != nil {
+		return Volume{}, nil, state.Errorf(state.Internal, "volume %s: %s is damaged: %w. Restore the file from a backup; the data beside it is untouched", id, path, err)
+	}
+	return v, raw, nil
+}
+
+// update changes the facts about a volume, durably. The caller has the
+// volume's turn.
+func (p *Pool) update(ctx context.Context, id string, change func(*Volume) error) error {
+	v, raw, err := p.read(ctx, id)
+	if err != nil {
+		return err
+	}
+	if err := change(&v); err != nil {
+		return err
+	}
+	after, err := encode(v, raw)
+	if err != nil {
+		return fmt.Errorf("volume %s: %w", id, err)
+	}
+	if err := writeFile(p.path(volumesDir, id, volumeFile), after); err != nil {
+		return fmt.Errorf("volume %s: %w", id, noRoom(err))
+	}
+	return nil
+}
+
+func decode(raw []byte, id string) (Volume, error) {
+	var v Volume
+	if err := json.Unmarshal(raw, &v); err != nil {
+		return Volume{}, err
+	}
+	switch {
+	case v.ID != id:
+		return Volume{}, fmt.Errorf("it is about volume %q", v.ID)
+	case v.Bytes <= 0 || v.Bytes%BlockSize != 0:
+		return Volume{}, fmt.Errorf("a size of %d bytes", v.Bytes)
+	case v.Provisioning != Thick && v.Provisioning != Thin:
+		return Volume{}, fmt.Errorf("provisioning %q", v.Provisioning)
+	}
+	return v, nil
+}
+
+// encode returns the facts as JSON, with the fields of before, if any, that
+// this version does not know. No field of Volume is ever left out, so that
+// each one replaces what was there.
+func encode(v Volume, before []byte) ([]byte, error) {
+	fields := map[string]json.RawMessage{}
+	if before != nil {
+		if err := json.Unmarshal(before, &fields); err != nil {
+			return nil, err
+		}
+	}
+	known, err := json.Marshal(v)
+	if err != nil {
+		return nil, err
+	}
+	if err := json.Unmarshal(known, &fields); err != nil {
+		return nil, err
+	}
+	return json.MarshalIndent(fields, "", "  ")
+}
+
+// sameRequest reports whether two volumes were asked for alike.
+func sameRequest(a, b Volume) bool {
+	return a.Name == b.Name && a.Bytes == b.Bytes && a.Provisioning == b.Provisioning &&
+		a.FSType == b.FSType && maps.Equal(a.Parameters, b.Parameters)
+}
+
+// roundUp returns the size of a volume that has at least so many bytes.
+func roundUp(bytes int64) (int64, error) {
+	switch {
+	case bytes <= 0:
+		return 0, state.Errorf(state.InvalidArgument, "a size of %d bytes: must be at least 1", bytes)
+	case bytes > math.MaxInt64-BlockSize:
+		return 0, state.Errorf(state.OutOfRange, "a size of %d bytes: no file can have it", bytes)
+	}
+	return (bytes + BlockSize - 1) / BlockSize * BlockSize, nil
+}
