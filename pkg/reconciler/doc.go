@@ -1,0 +1,11 @@
+// Package reconciler makes the kernel match the desired state, and is the only
+// place that acts on it.
+//
+//	Ensure ──edit──> store ──> queue ──> worker: observe ──> MakePlan ──> one step ──> observe …
+//	   ^                                    │
+//	   └── settled · failed · superseded ───┘
+//
+// MakePlan is pure: all policy is in it. A volume has one worker at a time and
+// none while it is at rest; a worker that hangs holds up its own volume only.
+// A caller waits for its own part of the volume: its target, the stage, the size.
+package reconciler

@@ -1,0 +1,89 @@
+package reconciler
+
+import (
+	"context"
+	"fmt"
+	"strings"
+
+	"github.com/csi-node/csi-node/pkg/state"
+)
+
+// Observe looks at what is there for the paths of a record, which need not be
+// in the store. It changes nothing. ctx ends the wait, not a look that hangs.
+func (r *Reconciler) Observe(ctx context.Context, want *state.Volume) (state.Actual, error) {
+	type result struct {
+		have state.Actual
+		err  error
+	}
+	done := make(chan result, 1)
+	go func() { // may be lost to a dead file system
+		have, err := r.observe(ctx, want)
+		done <- result{have, err}
+	}()
+	select {
+	case res := <-done:
+		return res.have, res.err
+	case <-ctx.Done():
+		return state.Actual{}, fmt.Errorf("volume %s: looking at the volume: %w", want.ID, ctx.Err())
+	}
+}
+
+func (r *Reconciler) observe(ctx context.Context, want *state.Volume) (have state.Actual, err error) {
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("volume %s: observe: %w", want.ID, err)
+		}
+	}()
+	if have.Device, err = r.kernel.Devices.Find(ctx, want.ID); err != nil {
+		return have, err
+	}
+	device := have.Device.State == state.DeviceAttached || have.Device.State == state.DeviceDetaching
+	if device {
+		if have.View, err = r.kernel.Views.FindView(ctx, have.Device); err != nil {
+			return have, err
+		}
+	}
+	if want.Stage != nil {
+		have.Stage = r.look(ctx, want.Stage.Path)
+	}
+	have.Targets = make(map[string]state.Mountpoint, len(want.Targets))
+	for path := range want.Targets {
+		have.Targets[path] = r.look(ctx, path)
+	}
+	if readContents(want, have) {
+		mountpoint := ""
+		if len(have.Stage.Mounts) > 0 && have.Stage.Mounts[0].Is(have.Device.Number) {
+			mountpoint = want.Stage.Path
+		}
+		if have.Contents, err = r.kernel.Filesystems.Probe(ctx, have.Device, mountpoint); err != nil {
+			have.Contents = state.Contents{Err: err}
+		}
+	}
+	return have, r.nameHolder(ctx, want, &have)
+}
+
+// look keeps what goes wrong at one path from hiding the rest of the volume.
+func (r *Reconciler) look(ctx context.Context, path string) state.Mountpoint {
+	m, err := r.kernel.Mounts.Look(ctx, path)
+	if err != nil {
+		return state.Mountpoint{Err: err}
+	}
+	return m
+}
+
+// readContents reports whether the plan depends on what the device holds.
+func readContents(want *state.Volume, have state.Actual) bool {
+	s := want.Stage
+	return have.Device.Attached() && s != nil && !s.Gone && s.Capability.Access == state.MountAccess
+}
+
+// nameHolder finds out who holds a device that is to go.
+func (r *Reconciler) nameHolder(ctx context.Context, want *state.Volume, have *state.Actual) error {
+	d := &have.Device
+	leaving := want.Stage != nil && want.Stage.Gone && len(have.Stage.Mounts) == 0
+	if r.kernel.Holders == nil || !leaving || d.Holder != "" || !d.Held && d.State != state.DeviceDetaching {
+		return nil
+	}
+	d.Holder = strings.Join(r.kernel.Holders(ctx, d.Number), ", ")
+	return ctx.Err()
+}

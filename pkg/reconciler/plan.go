@@ -1,0 +1,174 @@
+package reconciler
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/csi-node/csi-node/pkg/state"
+)
+
+// Action is the name of a step. Names are part of the log, the metrics and the status.
+type Action string
+
+const (
+	Unbind         Action = "unbind"          // unmount the top mount at a target
+	RemoveTarget   Action = "remove-target"   // delete the empty file or directory that was a target
+	Unmount        Action = "unmount"         // unmount the top mount at the staging path
+	DetachView     Action = "detach-view"     // detach the read-only device over the device
+	Detach         Action = "detach"          // detach the device
+	Attach         Action = "attach"          // attach the device, or reclaim one that is going away
+	GrowDevice     Action = "grow-device"     // grow the backing and the device
+	BeginFormat    Action = "begin-format"    // make the formatting mark durable
+	Erase          Action = "erase"           // zero what an interrupted format left
+	Format         Action = "format"          // mkfs, read back, clear the mark
+	Check          Action = "check"           // fsck
+	GrowFilesystem Action = "grow-filesystem" // grow the file system to its device
+	Mount          Action = "mount"           // mount the file system at the staging path
+	SetAttributes  Action = "set-attributes"  // put the flags of a mount right
+	AttachView     Action = "attach-view"     // attach a read-only device over the device
+	Bind           Action = "bind"            // bind the stage, or the device node, at a target
+)
+
+// Step is one act on the kernel for the sake of one part. It is comparable.
+type Step struct {
+	Action Action     `json:"action"`
+	Part   state.Part `json:"part"`
+}
+
+func (s Step) String() string { return fmt.Sprintf("%s for %s", s.Action, s.Part) }
+
+// Problem is why a part cannot be had, in words for an operator. A zero
+// Problem is none.
+type Problem struct {
+	Class state.Class
+	Text  string
+}
+
+// Verdict is what a plan says of one part: settled, stuck on a problem, waiting
+// for other parts, or (none of these) under way by a step of the plan. An end
+// that is settled with a problem left something behind that is not the
+// volume's: the caller is told, the work is over.
+type Verdict struct {
+	Settled bool
+	Problem Problem
+	Needs   []state.Part
+}
+
+// Plan is what MakePlan decides. Each step may run now, whether or not another fails.
+type Plan struct {
+	Steps    []Step
+	Verdicts map[state.Part]Verdict // one for each part of the desired state
+}
+
+// MakePlan decides what to do so that have becomes want. It is pure: no I/O,
+// no clock, no globals; the same input gives the same plan. The steps come in
+// the order pods, stage, device for what must go, then device, stage, pods for
+// what must come.
+func MakePlan(want *state.Volume, have state.Actual) Plan {
+	p := planner{want: want, have: have, plan: Plan{Verdicts: map[state.Part]Verdict{}}}
+	for _, path := range want.TargetPaths() {
+		if t := want.Targets[path]; t.Gone {
+			p.say(state.TargetPart(path), p.unpublish(t))
+		}
+	}
+	if s := want.Stage; s != nil {
+		if s.Gone {
+			p.say(state.StagePart(), p.unstage(s))
+		} else {
+			p.say(state.StagePart(), p.stage(s))
+		}
+	}
+	if want.Size != nil {
+		p.say(state.SizePart(), p.size(want.Size))
+	}
+	for _, path := range want.TargetPaths() {
+		if t := want.Targets[path]; !t.Gone {
+			p.say(state.TargetPart(path), p.publish(t))
+		}
+	}
+	p.dropIdleView()
+	p.growMounted()
+	return p.plan
+}
+
+// PartProblem is a problem and the part that it stands in the way of.
+type PartProblem struct {
+	Part state.Part
+	Problem
+}
+
+// Problems returns what stands in the way, in the order of the parts' names.
+func (p Plan) Problems() []PartProblem {
+	var problems []PartProblem
+	for part, v := range p.Verdicts {
+		if v.Problem != (Problem{}) {
+			problems = append(problems, PartProblem{part, v.Problem})
+		}
+	}
+	slices.SortFunc(problems, func(a, b PartProblem) int { return strings.Compare(a.Part.String(), b.Part.String()) })
+	return problems
+}
+
+type planner struct {
+	want *state.Volume
+	have state.Actual
+	plan Plan
+}
+
+func (p *planner) say(part state.Part, v Verdict) { p.plan.Verdicts[part] = v }
+
+// do adds a step; the verdict is that the part is under way.
+func (p *planner) do(action Action, part state.Part) Verdict {
+	p.plan.Steps = append(p.plan.Steps, Step{action, part})
+	return Verdict{}
+}
+
+var settled = Verdict{Settled: true}
+
+// residue is the verdict on an end that leaves what the plugin did not make.
+func residue(format string, args ...any) Verdict {
+	v := stuck(state.FailedPrecondition, format, args...)
+	v.Settled = true
+	return v
+}
+
+func stuck(class state.Class, format string, args ...any) Verdict {
+	return Verdict{Problem: Problem{class, fmt.Sprintf(format, args...)}}
+}
+
+// unseen is the verdict on a part whose path or device could not be looked at.
+func unseen(err error) Verdict { return stuck(state.ClassOf(err), "%v", err) }
+
+// ours reports whether a mount is of the volume's device or of its view.
+func (p *planner) ours(m state.Mount) bool {
+	return m.Is(p.have.Device.Number) || m.Is(p.have.View.Number)
+}
+
+// oursAt is ours for a target, which remembers the number of its device node.
+func (p *planner) oursAt(t *state.Target, m state.Mount) bool {
+	return p.ours(m) || m.Node && m.Is(t.Device)
+}
+
+// bound returns the parts of the targets at which the volume is still mounted.
+func (p *planner) bound() []state.Part {
+	var parts []state.Part
+	for _, path := range p.want.TargetPaths() {
+		t := p.want.Targets[path]
+		if slices.ContainsFunc(p.have.Targets[path].Mounts, func(m state.Mount) bool { return p.oursAt(t, m) }) {
+			parts = append(parts, state.TargetPart(path))
+		}
+	}
+	return parts
+}
+
+// describe says what is mounted at a path that should be something else.
+func describe(m state.Mount) string {
+	switch {
+	case m.Node:
+		return fmt.Sprintf("the block device %s", m.Device)
+	case m.Device != state.DeviceNumber{}:
+		return fmt.Sprintf("%s (%s on %s, root %s)", m.Source, m.FSType, m.Device, m.Root)
+	}
+	return fmt.Sprintf("%s (%s)", m.Source, m.FSType)
+}

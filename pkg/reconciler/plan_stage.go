@@ -1,0 +1,236 @@
+package reconciler
+
+import (
+	"github.com/csi-node/csi-node/pkg/state"
+)
+
+// stage plans towards a staged volume: device, contents, mount.
+func (p *planner) stage(s *state.Stage) Verdict {
+	if v := p.device(s); !v.Settled || s.Capability.Access == state.BlockAccess {
+		return v
+	}
+	if err := p.have.Stage.Err; err != nil {
+		return unseen(err)
+	}
+	if len(p.have.Stage.Mounts) > 0 {
+		return p.keepMounted(s)
+	}
+	if v := p.contents(s); !v.Settled {
+		return v
+	}
+	switch m := p.have.Stage; {
+	case m.File != state.NoFile && m.File != state.Directory:
+		return stuck(state.FailedPrecondition, "the staging path %s is %s, not a directory", s.Path, m.File)
+	case m.File == state.Directory && !m.Empty:
+		return stuck(state.FailedPrecondition, "the staging directory %s holds files that the mount would hide: move them away", s.Path)
+	}
+	return p.do(Mount, state.StagePart())
+}
+
+// device plans towards an attached device that takes writes or not, as the stage asks.
+func (p *planner) device(s *state.Stage) Verdict {
+	d := p.have.Device
+	switch {
+	case d.Missing:
+		return stuck(state.NotFound, "no such volume on this node")
+	case d.State == state.DeviceForeign:
+		return stuck(state.FailedPrecondition, "the volume's backing is used by %s, which the plugin did not attach: detach that first", d.Holder)
+	case d.Attached() && d.Size < d.Capacity: // a growth was interrupted before it reached the device
+		return p.do(GrowDevice, state.StagePart())
+	case d.Size < d.Capacity:
+		return stuck(state.FailedPrecondition, "the volume has %d bytes, %d fewer than it was created with: its backing was truncated", d.Size, d.Capacity-d.Size)
+	case d.State != state.DeviceAttached:
+		return p.do(Attach, state.StagePart())
+	case d.ReadOnly == s.ReadOnly:
+		return settled
+	case d.Held || p.have.View.State != state.DeviceAbsent || len(p.bound()) > 0 || p.stageIsOurs():
+		return stuck(state.FailedPrecondition, "the device %s is attached %s and in use, so it cannot be attached %s", d.Path, access(d.ReadOnly), access(s.ReadOnly))
+	}
+	return p.do(Detach, state.StagePart())
+}
+
+func access(readOnly bool) string {
+	if readOnly {
+		return "read-only"
+	}
+	return "read-write"
+}
+
+// stageIsOurs reports whether the volume is mounted anywhere in the stack at the staging path.
+func (p *planner) stageIsOurs() bool {
+	for _, m := range p.have.Stage.Mounts {
+		if p.ours(m) {
+			return true
+		}
+	}
+	return false
+}
+
+// keepMounted judges what is mounted at the staging path and plans to put it right.
+func (p *planner) keepMounted(s *state.Stage) Verdict {
+	mounts := p.have.Stage.Mounts
+	top := mounts[0]
+	flags, err := stageFlags(s)
+	switch {
+	case err != nil:
+		return stuck(state.ClassOf(err), "%v", err)
+	case !p.ours(top):
+		return stuck(state.FailedPrecondition, "%s is mounted at the staging path %s: unmount it, the plugin did not mount it", describe(top), s.Path)
+	case len(mounts) > 1 && p.ours(mounts[1]):
+		return p.do(Unmount, state.StagePart()) // mounted twice
+	case top.Corrupt && len(p.bound()) > 0:
+		return stuck(state.Unavailable, "the file system at the staging path %s is broken, and targets are still bound from it", s.Path)
+	case top.Corrupt:
+		return p.do(Unmount, state.StagePart())
+	case top.FSType != s.Capability.FSType:
+		return stuck(state.FailedPrecondition, "the volume is mounted at %s as %s, and %s was asked for", s.Path, top.FSType, s.Capability.FSType)
+	case top.SuperReadOnly && !s.ReadOnly:
+		return stuck(state.FailedPrecondition, "the file system at the staging path %s has turned read-only, which the kernel does after errors: see the kernel's log, then restart the pods that use the volume", s.Path)
+	case !flags.Met(top.Attributes):
+		return p.do(SetAttributes, state.StagePart())
+	}
+	return settled
+}
+
+// contents plans towards a device that can be mounted: formatted once, checked
+// when the superblock asks for it, and grown if this kind grows only unmounted.
+func (p *planner) contents(s *state.Stage) Verdict {
+	d, c := p.have.Device, p.have.Contents
+	switch {
+	case c.Err != nil:
+		return unseen(c.Err)
+	case d.Formatting:
+		return p.finishFormat(s)
+	}
+	switch c.Kind {
+	case state.ContentsFilesystem:
+		switch {
+		case c.FSType != s.Capability.FSType:
+			return stuck(state.FailedPrecondition, "the volume holds a file system of type %s, and %s was asked for", c.FSType, s.Capability.FSType)
+		case s.ReadOnly || !c.NeedsCheck && !(c.Growable && c.GrowsUnmounted && !c.GrowsMounted):
+			return settled
+		case d.Held:
+			return p.held(d, "checking or growing the file system")
+		case c.NeedsCheck:
+			return p.do(Check, state.StagePart())
+		}
+		return p.do(GrowFilesystem, state.StagePart())
+	case state.ContentsBlank:
+		switch {
+		case s.ReadOnly:
+			return stuck(state.FailedPrecondition, "the volume is blank and read-only access was asked for: stage it once for writing, which formats it")
+		case d.Formatted != "":
+			return stuck(state.FailedPrecondition, "the volume was formatted as %s before and is blank now: its data is lost, and it is not formatted again", d.Formatted)
+		case d.Held:
+			return p.held(d, "formatting")
+		}
+		return p.do(BeginFormat, state.StagePart())
+	}
+	return stuck(state.FailedPrecondition, "the volume is neither blank nor a file system that this node can mount: found %s. It is not formatted; to destroy what is there deliberately, unstage the volume and clear its backing%s", c.Found, backing(d))
+}
+
+// finishFormat plans from a formatting mark on: a device that carries it was
+// never mounted.
+func (p *planner) finishFormat(s *state.Stage) Verdict {
+	d := p.have.Device
+	switch {
+	case s.ReadOnly:
+		return stuck(state.FailedPrecondition, "formatting the volume was interrupted and read-only access was asked for: stage it once for writing")
+	case d.Held:
+		return p.held(d, "formatting again")
+	case p.have.Contents.Kind != state.ContentsBlank:
+		return p.do(Erase, state.StagePart())
+	}
+	return p.do(Format, state.StagePart())
+}
+
+func backing(d state.Device) string {
+	if d.Backing == "" {
+		return ""
+	}
+	return " " + d.Backing
+}
+
+// held is the verdict on a device that somebody else has claimed.
+func (p *planner) held(d state.Device, before string) Verdict {
+	return stuck(state.Unavailable, "the device %s is still held, which must end before %s: %s", d.Path, before, holder(d))
+}
+
+func holder(d state.Device) string {
+	if d.Holder != "" {
+		return d.Holder
+	}
+	return "it is mounted or claimed elsewhere, perhaps in another mount namespace"
+}
+
+// unstage plans the end of a stage: mount, view, device.
+func (p *planner) unstage(s *state.Stage) Verdict {
+	if bound := p.bound(); len(bound) > 0 {
+		return Verdict{Needs: bound}
+	}
+	mounts, d, view := p.have.Stage.Mounts, p.have.Device, p.have.View
+	switch {
+	case p.have.Stage.Err != nil:
+		return unseen(p.have.Stage.Err)
+	case len(mounts) > 0 && p.ours(mounts[0]):
+		return p.do(Unmount, state.StagePart())
+	case p.stageIsOurs():
+		return stuck(state.FailedPrecondition, "%s is mounted over the volume at the staging path %s: unmount it, the plugin did not mount it", describe(mounts[0]), s.Path)
+	case view.State == state.DeviceDetaching:
+		return p.held(view, "it is detached")
+	case view.State == state.DeviceAttached:
+		return p.do(DetachView, state.StagePart())
+	case d.State == state.DeviceDetaching, d.State == state.DeviceAttached && d.Held:
+		return p.held(d, "it is detached")
+	case d.State == state.DeviceAttached:
+		return p.do(Detach, state.StagePart())
+	}
+	return settled
+}
+
+// size plans the growth of a staged volume.
+func (p *planner) size(z *state.Size) Verdict {
+	s, d, c := p.want.Stage, p.have.Device, p.have.Contents
+	switch {
+	case s == nil || s.Gone:
+		return stuck(state.FailedPrecondition, "the volume is not staged on this node")
+	case !p.plan.Verdicts[state.StagePart()].Settled:
+		return Verdict{Needs: []state.Part{state.StagePart()}}
+	case d.Size < z.Bytes:
+		return p.do(GrowDevice, state.SizePart())
+	case s.Capability.Access == state.BlockAccess:
+		return settled
+	case c.Err != nil:
+		return unseen(c.Err)
+	case !c.Growable:
+		return settled
+	case s.ReadOnly:
+		return stuck(state.FailedPrecondition, "the device has %d bytes now; the %s file system is mounted read-only and grows when the volume is next staged for writing", d.Size, c.FSType)
+	case !c.GrowsMounted && z.Accepted:
+		return settled // it held; the device has grown since by a request that was refused
+	case !c.GrowsMounted:
+		return stuck(state.FailedPrecondition, "the device has %d bytes now; a mounted %s file system grows only by a process with CAP_SYS_RESOURCE, which the plugin lacks: it grows when the volume is next staged", d.Size, c.FSType)
+	}
+	return Verdict{} // growMounted plans the step
+}
+
+// growMounted lets a mounted file system fill its device, asked or not.
+func (p *planner) growMounted() {
+	s, c := p.want.Stage, p.have.Contents
+	if s == nil || s.Gone || s.ReadOnly || s.Capability.Access != state.MountAccess || !c.Growable || !c.GrowsMounted {
+		return
+	}
+	if p.plan.Verdicts[state.StagePart()].Settled {
+		p.do(GrowFilesystem, state.SizePart())
+	}
+}
+
+// stageFlags returns the flags of the stage mount.
+func stageFlags(s *state.Stage) (state.Flags, error) {
+	flags, err := state.ParseFlags(s.Capability.Flags)
+	if s.ReadOnly {
+		flags.Set |= state.ReadOnly
+		flags.Clear &^= state.ReadOnly
+	}
+	return flags, err
+}

@@ -1,0 +1,137 @@
+package reconciler
+
+import (
+	"slices"
+
+	"github.com/csi-node/csi-node/pkg/state"
+)
+
+// unpublish plans the end of a publish. Only the volume's own mounts are
+// unmounted, and only what is empty is removed.
+func (p *planner) unpublish(t *state.Target) Verdict {
+	part, m := state.TargetPart(t.Path), p.have.Targets[t.Path]
+	covered := slices.ContainsFunc(m.Mounts, func(m state.Mount) bool { return p.oursAt(t, m) })
+	switch {
+	case m.Err != nil && t.Withdrawn && state.ClassOf(m.Err).Final():
+		return settled // a path at which nothing can have been mounted
+	case m.Err != nil:
+		return unseen(m.Err)
+	case covered && p.oursAt(t, m.Mounts[0]):
+		return p.do(Unbind, part)
+	case covered:
+		return stuck(state.FailedPrecondition, "%s is mounted over the volume at %s: unmount it, the plugin did not mount it", describe(m.Mounts[0]), t.Path)
+	case t.Withdrawn || m.File == state.NoFile:
+		return settled // what is there was there before
+	case len(m.Mounts) > 0:
+		return residue("%s is mounted at %s: unmount it, the plugin did not mount it", describe(m.Mounts[0]), t.Path)
+	case m.Empty && (m.File == state.Directory || m.File == state.RegularFile):
+		return p.do(RemoveTarget, part)
+	case m.File == state.Directory:
+		return residue("the volume is not mounted at %s, but the directory holds files: move them away, they are not removed", t.Path)
+	}
+	return residue("%s is %s that the plugin did not make: it is not removed", t.Path, m.File)
+}
+
+// publish plans towards a target that shows the stage, or the device.
+func (p *planner) publish(t *state.Target) Verdict {
+	s := p.want.Stage
+	switch {
+	case s == nil || s.Gone:
+		return stuck(state.FailedPrecondition, "the volume is not staged on this node")
+	case p.have.Targets[t.Path].Err != nil:
+		return unseen(p.have.Targets[t.Path].Err)
+	case !p.plan.Verdicts[state.StagePart()].Settled:
+		return Verdict{Needs: []state.Part{state.StagePart()}}
+	case t.Capability.Access == state.BlockAccess:
+		return p.publishDevice(t)
+	}
+	flags, err := targetFlags(s, t)
+	m := p.have.Targets[t.Path]
+	switch {
+	case err != nil:
+		return stuck(state.ClassOf(err), "%v", err)
+	case len(m.Mounts) == 0:
+		return p.bind(t, state.Directory)
+	case !m.Mounts[0].Is(p.have.Device.Number):
+		return p.foreign(t)
+	case len(m.Mounts) > 1 && m.Mounts[1].Is(p.have.Device.Number):
+		return p.do(Unbind, state.TargetPart(t.Path)) // bound twice
+	case !flags.Met(m.Mounts[0].Attributes):
+		return p.do(SetAttributes, state.TargetPart(t.Path))
+	}
+	return settled
+}
+
+// publishDevice binds the node of the device, or for a read-only target of a
+// writable device that of its view: a read-only bind of a device node does not
+// stop writes.
+func (p *planner) publishDevice(t *state.Target) Verdict {
+	part, m, d := state.TargetPart(t.Path), p.have.Targets[t.Path], p.have.Device
+	if needsView(t, d) {
+		if d = p.have.View; d.State != state.DeviceAttached {
+			return p.do(AttachView, part)
+		}
+	}
+	switch {
+	case t.Accepted && t.Device != state.DeviceNumber{} && t.Device != d.Number:
+		return stuck(state.FailedPrecondition, "the volume was published at %s as device %s and is device %s now; a pod keeps the number it was started with: restart the pod", t.Path, t.Device, d.Number)
+	case len(m.Mounts) == 0:
+		return p.bind(t, state.RegularFile)
+	case !p.oursAt(t, m.Mounts[0]):
+		return p.foreign(t)
+	case !m.Mounts[0].Is(d.Number), len(m.Mounts) > 1 && p.oursAt(t, m.Mounts[1]):
+		return p.do(Unbind, part) // the other node of the volume, or bound twice
+	}
+	return settled
+}
+
+// needsView reports whether a target shows the read-only view of the device.
+func needsView(t *state.Target, d state.Device) bool {
+	return t.Capability.Access == state.BlockAccess && t.ReadOnly && !d.ReadOnly
+}
+
+// bind plans a bind onto a target at which nothing is mounted. What a repair
+// finds removed stays removed, because kubelet removes the directories of dead pods.
+func (p *planner) bind(t *state.Target, want state.FileType) Verdict {
+	switch m := p.have.Targets[t.Path]; {
+	case m.File == state.NoFile && t.Accepted && !t.Asked:
+		return stuck(state.FailedPrecondition, "the target %s was removed; it is made again only when the volume is published there again", t.Path)
+	case m.File != state.NoFile && m.File != want:
+		return stuck(state.FailedPrecondition, "the target %s is %s, not %s", t.Path, m.File, want)
+	case m.File != state.NoFile && !m.Empty:
+		return stuck(state.FailedPrecondition, "the target %s holds data that the volume would hide: move it away", t.Path)
+	}
+	return p.do(Bind, state.TargetPart(t.Path))
+}
+
+func (p *planner) foreign(t *state.Target) Verdict {
+	return stuck(state.FailedPrecondition, "%s is mounted at %s: unmount it, the plugin did not mount it", describe(p.have.Targets[t.Path].Mounts[0]), t.Path)
+}
+
+// dropIdleView detaches the view of a staged volume once no target shows it.
+func (p *planner) dropIdleView() {
+	s := p.want.Stage
+	if s == nil || s.Gone || p.have.View.State != state.DeviceAttached {
+		return
+	}
+	for path, t := range p.want.Targets {
+		shown := slices.ContainsFunc(p.have.Targets[path].Mounts, func(m state.Mount) bool { return m.Is(p.have.View.Number) })
+		if shown || !t.Gone && needsView(t, p.have.Device) {
+			return
+		}
+	}
+	p.do(DetachView, state.StagePart())
+}
+
+// targetFlags returns the flags of a bind: those of the stage, those of the
+// target, and its read-only setting.
+func targetFlags(s *state.Stage, t *state.Target) (state.Flags, error) {
+	flags, err := state.ParseFlags(append(slices.Clone(s.Capability.Flags), t.Capability.Flags...))
+	if s.ReadOnly || t.ReadOnly {
+		flags.Set |= state.ReadOnly
+		flags.Clear &^= state.ReadOnly
+	} else if flags.Set&state.ReadOnly == 0 {
+		flags.Clear |= state.ReadOnly
+	}
+	return flags, err
+}

@@ -1,0 +1,215 @@
+package reconciler
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	"k8s.io/client-go/util/workqueue"
+	"k8s.io/klog/v2"
+
+	"github.com/csi-node/csi-node/pkg/devices"
+	"github.com/csi-node/csi-node/pkg/state"
+)
+
+// Store is the durable desired state; *state.Store is one.
+type Store interface {
+	Get(id string) *state.Volume
+	Edit(id string, edit func(*state.Volume) error) (*state.Volume, error)
+	List() []*state.Volume
+}
+
+// Filesystems works on what is on a device. Calls may block as long as a helper
+// program runs; ctx ends the program.
+type Filesystems interface {
+	Probe(ctx context.Context, device state.Device, mountpoint string) (state.Contents, error)
+	Format(ctx context.Context, device state.Device, fsType string) error
+	Check(ctx context.Context, device state.Device, fsType string) error
+	Grow(ctx context.Context, device state.Device, fsType, mountpoint string) error
+}
+
+// Mounts looks at the mount table and changes it, one mount at a time.
+type Mounts interface {
+	Look(ctx context.Context, path string) (state.Mountpoint, error)
+	MountDevice(ctx context.Context, device state.Device, path, fsType string, flags state.Flags, readOnly bool) error
+	BindMount(ctx context.Context, source string, device state.DeviceNumber, target string, flags state.Flags) error
+	BindDevice(ctx context.Context, device state.Device, target string) error
+	SetAttributes(ctx context.Context, path string, flags state.Flags) error
+	Unmount(ctx context.Context, path string) error
+}
+
+// Directories takes care of the directories that mounts leave behind.
+type Directories interface {
+	// Remove deletes an empty directory or file.
+	Remove(ctx context.Context, path string) error
+	// Renew deletes and makes again an empty directory, which takes the copies
+	// of a former mount at it out of other mount namespaces.
+	Renew(ctx context.Context, path string) error
+}
+
+// Kernel is everything that steps act on.
+type Kernel struct {
+	Devices     devices.Backend
+	Formats     devices.Formatter
+	Views       devices.Viewer
+	Filesystems Filesystems
+	Mounts      Mounts
+	Directories Directories
+	// Holders names who holds a device, for error texts; it may be nil.
+	Holders func(ctx context.Context, device state.DeviceNumber) []string
+}
+
+// Moment says on which side of a step a hook is called.
+type Moment string
+
+const (
+	Before Moment = "before"
+	After  Moment = "after"
+)
+
+// Config is what a Reconciler is made of.
+type Config struct {
+	Store  Store
+	Kernel Kernel
+	// Hook, when set, is called around each step, and its error fails the
+	// step. Tests make steps fail, hang and die by it.
+	Hook func(ctx context.Context, volume string, step Step, moment Moment) error
+	// Metrics, when set, counts steps and back-offs.
+	Metrics Metrics
+}
+
+// Metrics counts what the reconciler does. Its methods are called concurrently.
+type Metrics interface {
+	Step(action Action, took time.Duration, err error)
+	BackOff()
+}
+
+// Reconciler owns the workers of all volumes. Its methods may be called
+// concurrently.
+type Reconciler struct {
+	store   Store
+	kernel  Kernel
+	hook    func(context.Context, string, Step, Moment) error
+	metrics Metrics
+	queue   workqueue.TypedDelayingInterface[string]
+	stopped chan struct{} // closed when Run is told to end
+
+	mu      sync.Mutex
+	volumes map[string]*volume
+}
+
+// New returns a Reconciler that does nothing until Run. Every record of the
+// store is queued when it returns.
+func New(cfg Config) *Reconciler {
+	r := &Reconciler{
+		store:   cfg.Store,
+		kernel:  cfg.Kernel,
+		hook:    cfg.Hook,
+		metrics: cfg.Metrics,
+		queue:   workqueue.NewTypedDelayingQueue[string](),
+		stopped: make(chan struct{}),
+		volumes: map[string]*volume{},
+	}
+	for _, v := range r.store.List() {
+		r.queue.Add(v.ID)
+	}
+	return r
+}
+
+// Run works until ctx ends and every worker has returned: callers that still
+// wait are told Unavailable, the step that each worker is in is the last one.
+// A worker whose step ignores ctx (a hung mount) keeps Run from returning.
+func (r *Reconciler) Run(ctx context.Context) {
+	var workers sync.WaitGroup
+	workers.Go(func() {
+		<-ctx.Done()
+		close(r.stopped)
+		r.queue.ShutDown()
+	})
+	for {
+		id, shutdown := r.queue.Get()
+		if shutdown {
+			break
+		}
+		// Not capped: a worker that hangs must not take another volume's place.
+		workers.Go(func() {
+			defer r.queue.Done(id)
+			r.converge(klog.NewContext(ctx, klog.FromContext(ctx).WithValues("volume", id)), id)
+		})
+	}
+	workers.Wait()
+}
+
+// Ensure commits the edit and waits until part is seen to be as the edit asks.
+//
+// The error is the edit's own if it refuses, and then nothing has changed.
+// DeadlineExceeded and Canceled: ctx ended first (the answer comes a little
+// before its deadline); the intent stands and the work goes on. Unavailable: the
+// plugin stops, or an attempt failed that will be made again. Aborted: a later
+// request superseded this one. A final class: the part cannot be had; unless it
+// was accepted before, the edit was withdrawn and seen undone.
+func (r *Reconciler) Ensure(ctx context.Context, id string, part state.Part, edit func(*state.Volume) error) error {
+	w := r.register(id, part)
+	defer r.unregister(id, w)
+	record, err := r.store.Edit(id, edit)
+	if err != nil {
+		return fmt.Errorf("volume %s: %w", id, err)
+	}
+	intent := record.Intent(part)
+	if intent == nil {
+		return nil // the edit found nothing to ask for
+	}
+	r.arm(id, w, intent)
+	r.queue.Add(id)
+
+	early, stop := beforeDeadline(ctx)
+	defer stop()
+	select {
+	case err := <-w.answer:
+		return err
+	case <-early:
+		return r.late(id, part, state.DeadlineExceeded)
+	case <-ctx.Done():
+		return r.late(id, part, state.ClassOf(ctx.Err()))
+	case <-r.stopped:
+		return state.Errorf(state.Unavailable, "volume %s: %s: the plugin is stopping; the intent is kept, ask again", id, part)
+	}
+}
+
+// beforeDeadline returns a channel that fires a little before ctx's deadline:
+// a tenth of what is left, at most two seconds.
+func beforeDeadline(ctx context.Context) (<-chan time.Time, func() bool) {
+	deadline, ok := ctx.Deadline()
+	if !ok {
+		return nil, func() bool { return true }
+	}
+	left := time.Until(deadline)
+	timer := time.NewTimer(left - min(left/10, 2*time.Second))
+	return timer.C, timer.Stop
+}
+
+// Adopt writes the stage into the store as accepted if the kernel shows it to
+// stand already, and reports whether it did. It acts on nothing.
+func (r *Reconciler) Adopt(ctx context.Context, id string, stage *state.Stage) (bool, error) {
+	have, err := r.Observe(ctx, &state.Volume{ID: id, Stage: stage})
+	if err != nil {
+		return false, err
+	}
+	plan := MakePlan(&state.Volume{ID: id, Stage: stage}, have)
+	if !plan.Verdicts[state.StagePart()].Settled {
+		return false, nil
+	}
+	_, err = r.store.Edit(id, func(v *state.Volume) error {
+		if err := v.AskStage(stage, time.Now()); err != nil {
+			return err
+		}
+		v.Accept(state.StagePart())
+		return nil
+	})
+	if err != nil {
+		return false, fmt.Errorf("volume %s: %w", id, err)
+	}
+	klog.FromContext(ctx).Info("Adopted a stage that no intent explained", "volume", id, "path", stage.Path)
+	return true, nil
+}

@@ -1,0 +1,151 @@
+package reconciler
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/csi-node/csi-node/pkg/state"
+)
+
+// Status is desired against actual of one volume, for people. The JSON is the
+// contract of `csi-node status --output json`.
+type Status struct {
+	Volume string       `json:"volume"`
+	Device string       `json:"device"`         // as last seen; "unknown" when it was not
+	Parts  []PartStatus `json:"parts"`          // targets, stage, size
+	Step   *StepStatus  `json:"step,omitempty"` // that runs now
+}
+
+// PartStatus is desired against actual of one part.
+type PartStatus struct {
+	Part  string    `json:"part"`
+	Asked string    `json:"asked"` // "staged at …", "gone"
+	Is    Condition `json:"is"`
+	Since time.Time `json:"since"` // it was asked
+	// Error is why the part is stuck or the last attempt failed.
+	Error   string     `json:"error,omitempty"`
+	NextTry *time.Time `json:"nextTry,omitempty"`
+}
+
+// StepStatus is the step that runs now.
+type StepStatus struct {
+	Step string        `json:"step"`
+	Age  time.Duration `json:"ageNanoseconds"`
+}
+
+// Condition is how a part stands.
+type Condition string
+
+const (
+	Settled  Condition = "settled"
+	UnderWay Condition = "under way"
+	Waiting  Condition = "waiting" // for another part
+	Failing  Condition = "failing" // stuck, or in back-off
+	Unseen   Condition = "unseen"  // not observed since the plugin started
+)
+
+// Conditions lists every Condition, the best first.
+func Conditions() []Condition { return []Condition{Settled, Waiting, UnderWay, Unseen, Failing} }
+
+// Status returns the state of every volume with a record, in the order of
+// their ids. It looks at nothing but memory.
+func (r *Reconciler) Status() []Status {
+	records := r.store.List()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	all := make([]Status, 0, len(records))
+	for _, record := range records {
+		all = append(all, r.status(record))
+	}
+	return all
+}
+
+func (r *Reconciler) status(record *state.Volume) Status {
+	v := r.volumes[record.ID]
+	s := StatusOf(record)
+	if v == nil {
+		return s
+	}
+	if v.seen {
+		s.Device = deviceStatus(v.have)
+	}
+	if !v.since.IsZero() {
+		s.Step = &StepStatus{v.running.String(), time.Since(v.since)}
+	}
+	for i, part := range record.Parts() {
+		p := &s.Parts[i]
+		p.Is = v.condition(record, part)
+		if a := v.attempts[part]; a != nil && a.err != nil && p.Is != Settled {
+			next := a.next
+			p.Error, p.NextTry = a.err.Error(), &next
+		}
+	}
+	return s
+}
+
+// StatusOf is the status of a record of which nothing was observed.
+func StatusOf(record *state.Volume) Status {
+	s := Status{Volume: record.ID, Device: "unknown"}
+	for _, part := range record.Parts() {
+		s.Parts = append(s.Parts, PartStatus{Part: part.String(), Asked: asked(record, part), Is: Unseen, Since: record.Intent(part).Since})
+	}
+	return s
+}
+
+// condition judges a part by the last look at the volume.
+func (v *volume) condition(record *state.Volume, part state.Part) Condition {
+	looked := v.want.Intent(part)
+	verdict := v.plan.Verdicts[part]
+	switch a := v.attempts[part]; {
+	case a != nil && a.err != nil && !verdict.Settled, verdict.Problem != (Problem{}):
+		return Failing
+	case !v.seen:
+		return Unseen
+	case looked == nil || looked.Revision != record.Intent(part).Revision:
+		return UnderWay // asked since
+	case verdict.Settled:
+		return Settled
+	case len(verdict.Needs) > 0:
+		return Waiting
+	}
+	return UnderWay
+}
+
+func asked(record *state.Volume, part state.Part) string {
+	switch {
+	case record.Intent(part).Gone:
+		return "gone"
+	case part.Kind == state.SizeKind:
+		return fmt.Sprintf("%d bytes", record.Size.Bytes)
+	case part.Kind == state.StageKind:
+		return fmt.Sprintf("staged at %s as %s", record.Stage.Path, record.Stage.Capability)
+	}
+	if record.Targets[part.Path].ReadOnly {
+		return "published read-only"
+	}
+	return "published"
+}
+
+func deviceStatus(have state.Actual) string {
+	d := have.Device
+	if d.State == state.DeviceAbsent {
+		return d.State.String()
+	}
+	words := []string{d.Path, d.State.String(), access(d.ReadOnly), fmt.Sprintf("%d bytes", d.Size)}
+	if have.View.State != state.DeviceAbsent {
+		words = append(words, "with read-only view "+have.View.Path)
+	}
+	return strings.Join(words, " ")
+}
+
+// Worst returns the condition of the volume's worst part.
+func (s Status) Worst() Condition {
+	order := Conditions()
+	worst := 0
+	for _, p := range s.Parts {
+		worst = max(worst, slices.Index(order, p.Is))
+	}
+	return order[worst]
+}

@@ -1,0 +1,141 @@
+package reconciler
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"github.com/csi-node/csi-node/pkg/state"
+)
+
+// run does one step between its hooks and reports it to log and metrics.
+func (r *Reconciler) run(ctx context.Context, step Step, want *state.Volume, have state.Actual) error {
+	start := time.Now()
+	err := r.hooked(ctx, step, want, have)
+	took := time.Since(start)
+	if err != nil {
+		err = fmt.Errorf("volume %s: step %s: %w", want.ID, step, err)
+	}
+	if r.metrics != nil {
+		r.metrics.Step(step.Action, took, err)
+	}
+	logger := klog.FromContext(ctx)
+	if err != nil {
+		logger.Error(err, "Step failed", "step", step.Action, "part", step.Part, "took", took)
+	} else {
+		logger.V(2).Info("Step done", "step", step.Action, "part", step.Part, "took", took)
+	}
+	return err
+}
+
+func (r *Reconciler) hooked(ctx context.Context, step Step, want *state.Volume, have state.Actual) error {
+	if r.hook == nil {
+		return r.do(ctx, step, want, have)
+	}
+	if err := r.hook(ctx, want.ID, step, Before); err != nil {
+		return err
+	}
+	if err := r.do(ctx, step, want, have); err != nil {
+		return err
+	}
+	return r.hook(ctx, want.ID, step, After)
+}
+
+// do is the whole list of what the plugin does to a node.
+func (r *Reconciler) do(ctx context.Context, step Step, want *state.Volume, have state.Actual) error {
+	k, s, t, d := r.kernel, want.Stage, want.Targets[step.Part.Path], have.Device
+	switch step.Action {
+	case Unbind:
+		return k.Mounts.Unmount(ctx, t.Path)
+	case RemoveTarget:
+		return k.Directories.Remove(ctx, t.Path)
+	case Unmount:
+		if err := k.Mounts.Unmount(ctx, s.Path); err != nil {
+			return err
+		}
+		return r.renew(ctx, s.Path)
+	case DetachView:
+		return k.Views.DetachView(ctx, d)
+	case Detach:
+		return k.Devices.Detach(ctx, want.ID)
+	case Attach:
+		return k.Devices.Attach(ctx, want.ID, s.ReadOnly)
+	case GrowDevice:
+		bytes := d.Capacity
+		if step.Part == state.SizePart() {
+			bytes = want.Size.Bytes
+		}
+		return k.Devices.Grow(ctx, want.ID, bytes)
+	case BeginFormat:
+		return k.Formats.BeginFormat(ctx, want.ID)
+	case Erase:
+		return k.Formats.Erase(ctx, want.ID)
+	case Format:
+		if err := k.Filesystems.Format(ctx, d, s.Capability.FSType); err != nil {
+			return err
+		}
+		return k.Formats.EndFormat(ctx, want.ID, s.Capability.FSType)
+	case Check:
+		return k.Filesystems.Check(ctx, d, have.Contents.FSType)
+	case GrowFilesystem:
+		mountpoint := ""
+		if len(have.Stage.Mounts) > 0 {
+			mountpoint = s.Path
+		}
+		return k.Filesystems.Grow(ctx, d, have.Contents.FSType, mountpoint)
+	case Mount:
+		flags, err := stageFlags(s)
+		if err != nil {
+			return err
+		}
+		return k.Mounts.MountDevice(ctx, d, s.Path, s.Capability.FSType, flags, s.ReadOnly)
+	case SetAttributes:
+		return r.setAttributes(ctx, s, t)
+	case AttachView:
+		return k.Views.AttachView(ctx, d)
+	case Bind:
+		return r.bind(ctx, s, t, have)
+	}
+	return state.Errorf(state.Internal, "unknown step %s", step)
+}
+
+// renew takes the copies of an unmounted stage out of other mount namespaces.
+// A directory that is not empty, or still a mount point, is left as it is.
+func (r *Reconciler) renew(ctx context.Context, path string) error {
+	switch m, err := r.kernel.Mounts.Look(ctx, path); {
+	case err != nil:
+		return err
+	case m.File != state.Directory || len(m.Mounts) > 0 || !m.Empty:
+		return nil
+	}
+	return r.kernel.Directories.Renew(ctx, path)
+}
+
+func (r *Reconciler) setAttributes(ctx context.Context, s *state.Stage, t *state.Target) error {
+	path := s.Path
+	flags, err := stageFlags(s)
+	if t != nil {
+		path = t.Path
+		flags, err = targetFlags(s, t)
+	}
+	if err != nil {
+		return err
+	}
+	return r.kernel.Mounts.SetAttributes(ctx, path, flags)
+}
+
+func (r *Reconciler) bind(ctx context.Context, s *state.Stage, t *state.Target, have state.Actual) error {
+	if t.Capability.Access == state.BlockAccess {
+		if needsView(t, have.Device) {
+			return r.kernel.Mounts.BindDevice(ctx, have.View, t.Path)
+		}
+		return r.kernel.Mounts.BindDevice(ctx, have.Device, t.Path)
+	}
+	flags, err := targetFlags(s, t)
+	if err != nil {
+		return err
+	}
+	return r.kernel.Mounts.BindMount(ctx, s.Path, have.Device.Number, t.Path, flags)
+}

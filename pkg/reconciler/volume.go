@@ -1,0 +1,124 @@
+package reconciler
+
+import (
+	"math/rand/v2"
+	"time"
+
+	"github.com/csi-node/csi-node/pkg/state"
+)
+
+// volume is what the reconciler keeps in memory of one volume: who waits, what
+// runs, what failed, and the last look at it. Reconciler.mu guards it.
+type volume struct {
+	waiters  map[*waiter]struct{}
+	attempts map[state.Part]*attempt // of parts that failed or are stuck
+	running  Step
+	since    time.Time // when running began; zero when no step runs
+
+	seen bool // observed since the plugin started
+	want *state.Volume
+	have state.Actual
+	plan Plan
+}
+
+// volume returns the entry, which it makes if need be. The caller holds mu.
+func (r *Reconciler) volume(id string) *volume {
+	v := r.volumes[id]
+	if v == nil {
+		v = &volume{waiters: map[*waiter]struct{}{}, attempts: map[state.Part]*attempt{}, want: &state.Volume{ID: id}}
+		r.volumes[id] = v
+	}
+	return v
+}
+
+// forget drops the entry of a volume that has no record and nobody waiting.
+// The caller holds mu.
+func (r *Reconciler) forget(id string) {
+	v := r.volumes[id]
+	if v != nil && len(v.waiters) == 0 && len(v.attempts) == 0 && v.since.IsZero() && v.want.Empty() && r.store.Get(id) == nil {
+		delete(r.volumes, id)
+	}
+}
+
+// observed keeps the last look at a volume.
+func (r *Reconciler) observed(id string, want *state.Volume, have state.Actual, plan Plan) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	v := r.volume(id)
+	v.seen, v.want, v.have, v.plan = true, want, have, plan
+}
+
+// unobserved notes that the last look failed.
+func (r *Reconciler) unobserved(id string, want *state.Volume) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	v := r.volume(id)
+	v.want, v.plan = want, Plan{}
+}
+
+func (r *Reconciler) begin(id string, step Step) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	v := r.volume(id)
+	v.running, v.since = step, time.Now()
+}
+
+func (r *Reconciler) end(id string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	v := r.volume(id)
+	v.running, v.since = Step{}, time.Time{}
+}
+
+// Back-off grows from firstDelay, doubling with each failure in a row, to maxDelay.
+const (
+	firstDelay = 500 * time.Millisecond
+	maxDelay   = 2 * time.Minute
+)
+
+// attempt is the record of a part's failures in a row.
+type attempt struct {
+	failures int
+	next     time.Time // zero: due
+	step     bool      // a step failed, and waits for next; else the planner saw nothing to do
+	err      error
+}
+
+func (v *volume) attempt(part state.Part) *attempt {
+	a := v.attempts[part]
+	if a == nil {
+		a = &attempt{}
+		v.attempts[part] = a
+	}
+	return a
+}
+
+func (a *attempt) failed(step bool, err error) {
+	a.failures++
+	a.step, a.err = step, err
+	delay := maxDelay
+	if shift := a.failures - 1; shift < 10 {
+		delay = min(firstDelay<<shift, maxDelay)
+	}
+	// The jitter keeps volumes that failed together from coming back together.
+	a.next = time.Now().Add(time.Duration(float64(delay) * (0.8 + 0.4*rand.Float64())))
+}
+
+// due reports whether steps for the part may run now.
+func (r *Reconciler) due(id string, part state.Part) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	a := r.volume(id).attempts[part]
+	return a == nil || !a.step || !time.Now().Before(a.next)
+}
+
+// untilNext returns how long until the first part is due again.
+func (v *volume) untilNext(now time.Time) (time.Duration, bool) {
+	var first time.Time
+	for _, a := range v.attempts {
+		if first.IsZero() || a.next.Before(first) {
+			first = a.next
+		}
+	}
+	return max(first.Sub(now), 0), len(v.attempts) > 0
+}

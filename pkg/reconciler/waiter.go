@@ -1,0 +1,147 @@
+package reconciler
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"github.com/csi-node/csi-node/pkg/state"
+)
+
+// waiter is one caller of Ensure. Reconciler.mu guards intent and refused.
+type waiter struct {
+	part    state.Part
+	intent  uint64 // revision of the intent it waits for; 0 until its edit is committed
+	gone    bool   // it waits for an end
+	refused error  // the final failure of what it asked for, told once the undo is seen
+	answer  chan error
+}
+
+func (r *Reconciler) register(id string, part state.Part) *waiter {
+	w := &waiter{part: part, answer: make(chan error, 1)}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.volume(id).waiters[w] = struct{}{}
+	return w
+}
+
+func (r *Reconciler) unregister(id string, w *waiter) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	delete(r.volume(id).waiters, w)
+	r.forget(id)
+}
+
+// arm lets the waiter be answered, and makes what it waits for due now: its
+// part, the stage that a publish needs, the targets that an unstage needs gone.
+func (r *Reconciler) arm(id string, w *waiter, intent *state.Intent) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	w.intent, w.gone = intent.Revision, intent.Gone
+	for part, a := range r.volume(id).attempts {
+		if part == w.part || part == state.StagePart() && !intent.Gone || w.part == state.StagePart() && intent.Gone {
+			a.next = time.Time{}
+		}
+	}
+}
+
+// armed returns the waiters whose edits are committed.
+func (r *Reconciler) armed(id string) []*waiter {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	var armed []*waiter
+	for w := range r.volume(id).waiters {
+		if w.intent != 0 {
+			armed = append(armed, w)
+		}
+	}
+	return armed
+}
+
+// waitForUndo sees to the callers of intents that were just withdrawn: they
+// are told why when the tombstone in record is seen to hold, those of a size,
+// which leaves nothing to undo, when the worker next looks.
+func (p *pass) waitForUndo(want *state.Volume, plan Plan, record *state.Volume) {
+	p.r.mu.Lock()
+	defer p.r.mu.Unlock()
+	p.waiters = slices.DeleteFunc(p.waiters, func(w *waiter) bool {
+		before := want.Intent(w.part)
+		if w.refused != nil || before == nil || before.Gone || before.Accepted || before.Revision != w.intent || plan.Verdicts[w.part].Settled {
+			return false
+		}
+		err := p.reason(want, plan, w.part)
+		if err == nil || !state.ClassOf(err).Final() {
+			return false
+		}
+		w.refused, w.gone = err, true
+		if now := record.Intent(w.part); now != nil {
+			w.intent = now.Revision
+		}
+		return true
+	})
+}
+
+// answer tells each waiter what is known of its part now; a waiter whose part
+// is under way is told nothing.
+func (p *pass) answer(ctx context.Context, want *state.Volume, plan Plan) {
+	p.r.mu.Lock()
+	defer p.r.mu.Unlock()
+	for _, w := range p.waiters {
+		if err, known := p.outcome(want, plan, w); known {
+			select {
+			case w.answer <- err:
+				klog.FromContext(ctx).V(4).Info("Answered", "part", w.part, "err", err)
+			default: // answered before
+			}
+		}
+	}
+}
+
+// outcome returns the answer for a waiter, if there is one yet.
+func (p *pass) outcome(want *state.Volume, plan Plan, w *waiter) (error, bool) {
+	intent := want.Intent(w.part)
+	switch {
+	case intent == nil && w.gone:
+		return w.refused, true
+	case intent == nil || intent.Revision != w.intent:
+		return state.Errorf(state.Aborted, "volume %s: %s: superseded by a later request", p.id, w.part), true
+	case plan.Verdicts[w.part].Settled && w.refused == nil:
+		return p.reason(want, plan, w.part), true
+	case plan.Verdicts[w.part].Settled:
+		return w.refused, true
+	}
+	err := p.reason(want, plan, w.part)
+	switch {
+	case err == nil:
+		return nil, false
+	case w.refused != nil:
+		return state.Errorf(state.Unavailable, "%v; and taking back what was begun fails: %v", w.refused, err), true
+	}
+	return err, true
+}
+
+// late is the answer to a caller whose time is up.
+func (r *Reconciler) late(id string, part state.Part, class state.Class) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	v := r.volume(id)
+	now := time.Now()
+	detail := "it waits for its turn"
+	a := v.attempts[part]
+	if a == nil {
+		a = v.attempts[state.StagePart()]
+	}
+	switch {
+	case !v.since.IsZero():
+		detail = fmt.Sprintf("step %s has been running for %s", v.running, now.Sub(v.since).Round(time.Millisecond))
+	case !v.seen:
+		detail = "the volume has not been observed yet since the plugin started"
+		class = state.Unavailable
+	case a != nil && a.err != nil:
+		detail = fmt.Sprintf("the last attempt failed (%v); the next is in %s", a.err, max(a.next.Sub(now), 0).Round(time.Millisecond))
+	}
+	return state.Errorf(class, "volume %s: %s: %s; the work goes on, ask again", id, part, detail)
+}

@@ -1,0 +1,252 @@
+package reconciler
+
+import (
+	"context"
+	"fmt"
+	"reflect"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"github.com/csi-node/csi-node/pkg/state"
+)
+
+// maxSteps bounds the steps of one pass. The longest way through the planner
+// has a dozen steps and a few for each target.
+const maxSteps = 1000
+
+// pass is one run of a volume's worker: observe, plan, answer who waits, do one
+// step, until nothing more can be done now.
+type pass struct {
+	r       *Reconciler
+	id      string
+	waiters []*waiter              // those armed before the record was read
+	failed  map[state.Part]failure // steps of this pass
+	steps   int
+	last    Step // the last step that succeeded, and what was there before it
+	before  state.Actual
+}
+
+// failure is a failed step and the intent that it was made for.
+type failure struct {
+	err    error
+	intent uint64
+}
+
+// converge brings a volume as far as it can be brought now. The queue sees to
+// it that a volume has one converge at a time.
+func (r *Reconciler) converge(ctx context.Context, id string) {
+	p := &pass{r: r, id: id, failed: map[state.Part]failure{}}
+	for ctx.Err() == nil && p.advance(ctx) {
+	}
+	if ctx.Err() == nil {
+		p.retryLater()
+	}
+}
+
+// advance observes once and does at most one step. It reports whether another
+// round may bring more.
+func (p *pass) advance(ctx context.Context) bool {
+	p.waiters = p.r.armed(p.id)
+	want := p.r.store.Get(p.id)
+	if want == nil {
+		want = &state.Volume{ID: p.id}
+		p.answer(ctx, want, Plan{})
+		p.r.observed(p.id, want, state.Actual{}, Plan{})
+		return false
+	}
+	for _, w := range p.waiters {
+		if intent := want.Intent(w.part); intent != nil && intent.Revision == w.intent {
+			intent.Asked = true
+		}
+	}
+	have, err := p.r.observe(ctx, want)
+	if err != nil {
+		for _, part := range want.Parts() {
+			p.fail(want, part, err)
+		}
+		klog.FromContext(ctx).Error(err, "Volume cannot be observed")
+		p.r.unobserved(p.id, want)
+		p.answer(ctx, want, Plan{})
+		return false
+	}
+	plan := MakePlan(want, have)
+	p.r.observed(p.id, want, have, plan)
+	if p.settle(ctx, want, have, plan) {
+		return true
+	}
+	step, ok := p.next(want, plan)
+	if !ok {
+		return false
+	}
+	p.step(ctx, step, want, have)
+	return true
+}
+
+// next returns the first step of the plan that has not failed in this pass and
+// is not backing off.
+func (p *pass) next(want *state.Volume, plan Plan) (Step, bool) {
+	for _, step := range plan.Steps {
+		if p.failure(want, step.Part) == nil && p.r.due(p.id, step.Part) {
+			return step, true
+		}
+	}
+	return Step{}, false
+}
+
+// step runs one step. A step that leaves everything as it was has failed.
+func (p *pass) step(ctx context.Context, step Step, want *state.Volume, have state.Actual) {
+	p.steps++
+	switch {
+	case step == p.last && reflect.DeepEqual(have, p.before):
+		p.fail(want, step.Part, fmt.Errorf("volume %s: step %s reported success and changed nothing", p.id, step))
+		return
+	case p.steps > maxSteps:
+		p.fail(want, step.Part, fmt.Errorf("volume %s: step %s: more than %d steps in one pass: something undoes them", p.id, step, maxSteps))
+		return
+	}
+	p.r.begin(p.id, step)
+	err := p.r.run(ctx, step, want, have)
+	p.r.end(p.id)
+	if err != nil {
+		p.fail(want, step.Part, err)
+		return
+	}
+	p.last, p.before = step, have
+}
+
+func (p *pass) fail(want *state.Volume, part state.Part, err error) {
+	f := failure{err: err}
+	if intent := want.Intent(part); intent != nil {
+		f.intent = intent.Revision
+	}
+	p.failed[part] = f
+}
+
+// failure returns why a step for the part failed in this pass, for its present intent.
+func (p *pass) failure(want *state.Volume, part state.Part) error {
+	f, failed := p.failed[part]
+	intent := want.Intent(part)
+	if !failed || intent != nil && intent.Revision != f.intent {
+		return nil
+	}
+	return f.err
+}
+
+// reason returns why a part is not settled and not under way: its own failure,
+// what the planner says of it, or the reason of a part that it needs.
+func (p *pass) reason(want *state.Volume, plan Plan, part state.Part) error {
+	v := plan.Verdicts[part]
+	if err := p.failure(want, part); err != nil && !v.Settled {
+		return err
+	}
+	if v.Problem != (Problem{}) {
+		return state.Errorf(v.Problem.Class, "volume %s: %s: %s", p.id, part, v.Problem.Text)
+	}
+	for _, need := range v.Needs {
+		if err := p.reason(want, plan, need); err != nil {
+			return fmt.Errorf("%s waits for %s: %w", part, need, err)
+		}
+	}
+	return nil
+}
+
+// settle brings the record up to what was seen — tombstones that hold are
+// dropped, intents that hold are accepted, refused ones withdrawn — and then
+// answers the callers. It reports whether the record changed.
+func (p *pass) settle(ctx context.Context, want *state.Volume, have state.Actual, plan Plan) bool {
+	edits := map[state.Part]func(*state.Volume){}
+	for _, part := range want.Parts() {
+		intent, seen := want.Intent(part), plan.Verdicts[part].Settled
+		switch {
+		case seen && intent.Gone:
+			edits[part] = func(v *state.Volume) { v.Drop(part) }
+		case seen && !intent.Accepted:
+			edits[part] = func(v *state.Volume) { accept(v, part, have) }
+		case !seen && !intent.Gone && !intent.Accepted && p.refused(want, plan, part):
+			edits[part] = func(v *state.Volume) { v.Withdraw(part, time.Now()) }
+		}
+	}
+	if len(edits) == 0 {
+		p.answer(ctx, want, plan)
+		return false
+	}
+	record, err := p.r.store.Edit(p.id, func(v *state.Volume) error {
+		for part, edit := range edits {
+			if intent := v.Intent(part); intent != nil && intent.Revision == want.Intent(part).Revision {
+				edit(v)
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		klog.FromContext(ctx).Error(err, "Record cannot be brought up to date")
+		for part := range edits {
+			p.fail(want, part, fmt.Errorf("volume %s: writing the record: %w", p.id, err))
+		}
+		p.answer(ctx, want, Plan{})
+		return false
+	}
+	p.waitForUndo(want, plan, record)
+	p.answer(ctx, want, plan)
+	return true
+}
+
+// accept notes that a part holds, and of a block target which device it shows.
+func accept(v *state.Volume, part state.Part, have state.Actual) {
+	v.Accept(part)
+	t := v.Targets[part.Path]
+	if part.Kind != state.TargetKind || t.Capability.Access != state.BlockAccess {
+		return
+	}
+	t.Device = have.Device.Number
+	if needsView(t, have.Device) {
+		t.Device = have.View.Number
+	}
+}
+
+// refused reports whether the part failed for good while a caller waits to be told.
+func (p *pass) refused(want *state.Volume, plan Plan, part state.Part) bool {
+	err := p.reason(want, plan, part)
+	if err == nil || !state.ClassOf(err).Final() {
+		return false
+	}
+	for _, w := range p.waiters {
+		if w.part == part && w.intent == want.Intent(part).Revision {
+			return true
+		}
+	}
+	return false
+}
+
+// retryLater puts the volume back into the queue if a part of it failed or is stuck.
+func (p *pass) retryLater() {
+	r := p.r
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	v := r.volume(p.id)
+	for part := range v.attempts {
+		if v.want.Intent(part) == nil && p.failed[part].err == nil {
+			delete(v.attempts, part)
+		}
+	}
+	for part, verdict := range v.plan.Verdicts {
+		if verdict.Settled {
+			delete(v.attempts, part)
+		} else if verdict.Problem != (Problem{}) && p.failure(v.want, part) == nil {
+			v.attempt(part).failed(false, p.reason(v.want, v.plan, part))
+		}
+	}
+	for part := range p.failed {
+		if err := p.failure(v.want, part); err != nil {
+			v.attempt(part).failed(true, err)
+		}
+	}
+	if wait, ok := v.untilNext(time.Now()); ok {
+		r.queue.AddAfter(p.id, wait)
+		if r.metrics != nil {
+			r.metrics.BackOff()
+		}
+	}
+	r.forget(p.id)
+}
