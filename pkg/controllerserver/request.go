@@ -1,0 +1,123 @@
+package controllerserver
+
+import (
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+
+	"github.com/csi-node/csi-node/pkg/devices/pool"
+	"github.com/csi-node/csi-node/pkg/state"
+)
+
+const (
+	provisioningKey = "provisioning"
+	// Keys of external-provisioner, which are not for the driver to know.
+	kubernetesPrefix = "csi.storage.k8s.io/"
+)
+
+// provisioningOf reads the parameters. InvalidArgument names those that are known.
+func provisioningOf(parameters map[string]string) (pool.Provisioning, error) {
+	provisioning := pool.Thick
+	for _, key := range slices.Sorted(maps.Keys(parameters)) {
+		value := parameters[key]
+		switch {
+		case strings.HasPrefix(key, kubernetesPrefix):
+		case key != provisioningKey:
+			return "", state.Errorf(state.InvalidArgument, "parameter %q is not known; there is %s: %s (default) or %s", key, provisioningKey, pool.Thick, pool.Thin)
+		case value != string(pool.Thick) && value != string(pool.Thin):
+			return "", state.Errorf(state.InvalidArgument, "parameter %s: %q is not %s or %s", key, value, pool.Thick, pool.Thin)
+		default:
+			provisioning = pool.Provisioning(value)
+		}
+	}
+	return provisioning, nil
+}
+
+// modes are the access modes of a volume that is reached from one node.
+var modes = []csi.VolumeCapability_AccessMode_Mode{
+	csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER,
+	csi.VolumeCapability_AccessMode_SINGLE_NODE_READER_ONLY,
+	csi.VolumeCapability_AccessMode_SINGLE_NODE_SINGLE_WRITER,
+	csi.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER,
+}
+
+// complete returns InvalidArgument if a capability lacks a required field.
+func complete(capabilities []*csi.VolumeCapability) error {
+	if len(capabilities) == 0 {
+		return state.Errorf(state.InvalidArgument, "volume_capabilities is missing")
+	}
+	for _, c := range capabilities {
+		switch {
+		case c.GetAccessMode() == nil || c.GetAccessMode().GetMode() == csi.VolumeCapability_AccessMode_UNKNOWN:
+			return state.Errorf(state.InvalidArgument, "volume_capability.access_mode is missing or unknown")
+		case c.GetBlock() == nil && c.GetMount() == nil:
+			return state.Errorf(state.InvalidArgument, "volume_capability.access_type is missing")
+		}
+	}
+	return nil
+}
+
+// fsTypeOf returns the file system type of a volume that has all the
+// capabilities and at most limit bytes, 0 for no limit; it is empty for a block
+// device. InvalidArgument says why there can be no such volume.
+func (s *Server) fsTypeOf(capabilities []*csi.VolumeCapability, limit int64) (string, error) {
+	if err := complete(capabilities); err != nil {
+		return "", err
+	}
+	fsType := ""
+	for _, c := range capabilities {
+		if mode := c.GetAccessMode().GetMode(); !slices.Contains(modes, mode) {
+			return "", state.Errorf(state.InvalidArgument, "access mode %s: a volume of this driver is a file on one node and can be reached from that node alone; use a SINGLE_NODE mode (ReadWriteOnce, ReadWriteOncePod)", mode)
+		}
+		if c.GetMount() == nil {
+			continue
+		}
+		t, err := s.mountType(c.GetMount(), limit)
+		switch {
+		case err != nil:
+			return "", err
+		case fsType != "" && fsType != t:
+			return "", state.Errorf(state.InvalidArgument, "fs_type %s and fs_type %s: a volume has one file system", fsType, t)
+		}
+		fsType = t
+	}
+	return fsType, nil
+}
+
+// mountType checks a mount capability and returns its file system type.
+func (s *Server) mountType(m *csi.VolumeCapability_MountVolume, limit int64) (string, error) {
+	t, types := m.GetFsType(), s.Filesystems.Types()
+	if t == "" { // the node service will choose likewise
+		if limit <= 0 {
+			limit = largestSize
+		}
+		t = s.Filesystems.Default(limit)
+	}
+	if !slices.Contains(types, t) {
+		return "", state.Errorf(state.InvalidArgument, "fs_type %q is not one that this node makes (%s)", t, strings.Join(types, ", "))
+	}
+	if m.GetVolumeMountGroup() != "" {
+		return "", state.Errorf(state.InvalidArgument, "volume_mount_group: %s takes no group at mount; leave it to fsGroupPolicy File", t)
+	}
+	_, err := state.ParseFlags(m.GetMountFlags())
+	return t, err
+}
+
+// here reports whether this node's volumes are accessible from the topology.
+// CSI spec v1.13: the keys of segments are case-insensitive.
+func (s *Server) here(t *csi.Topology) bool {
+	for key, value := range t.GetSegments() {
+		if !strings.EqualFold(key, s.TopologyKey) || value != s.NodeID {
+			return false
+		}
+	}
+	return true
+}
+
+// reaches reports whether a volume here meets the requirement: it names no
+// requisite topology, or one that this node is in.
+func (s *Server) reaches(r *csi.TopologyRequirement) bool {
+	return len(r.GetRequisite()) == 0 || slices.ContainsFunc(r.GetRequisite(), s.here)
+}

@@ -1,0 +1,109 @@
+package nodeserver
+
+import (
+	"context"
+	"path/filepath"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+
+	"github.com/csi-node/csi-node/pkg/state"
+)
+
+// sizeUnit is what sizes are rounded up to, in bytes: the largest sector size.
+const sizeUnit = 4096
+
+// NodeExpandVolume asks for a size of backing, device and file system.
+//
+// kubelet takes InvalidArgument, NotFound and OutOfRange for infeasible and
+// stops asking, so these are kept for what can never succeed.
+func (s *Server) NodeExpandVolume(ctx context.Context, req *csi.NodeExpandVolumeRequest) (*csi.NodeExpandVolumeResponse, error) {
+	id := req.GetVolumeId()
+	if err := s.volumeID(id); err != nil {
+		return nil, err
+	}
+	if req.GetVolumePath() == "" {
+		return nil, state.Errorf(state.InvalidArgument, "volume_path is missing")
+	}
+	if req.GetVolumeCapability() != nil {
+		if _, _, err := s.capability(req.GetVolumeCapability()); err != nil {
+			return nil, err
+		}
+	}
+	have, err := s.standing(ctx, req)
+	if err != nil {
+		return nil, err
+	}
+	bytes, err := wantedSize(req.GetCapacityRange(), max(have.Device.Size, have.Device.Capacity))
+	if err != nil {
+		return nil, err
+	}
+	err = s.Reconciler.Ensure(ctx, id, state.SizePart(), func(v *state.Volume) error { return v.AskSize(bytes, time.Now()) })
+	if err != nil {
+		return nil, err
+	}
+	grown, err := s.Reconciler.Observe(ctx, &state.Volume{ID: id})
+	if err != nil {
+		return nil, err
+	}
+	return &csi.NodeExpandVolumeResponse{CapacityBytes: grown.Device.Size}, nil
+}
+
+// standing looks at a volume that is staged here, if the request's paths have to do with it.
+func (s *Server) standing(ctx context.Context, req *csi.NodeExpandVolumeRequest) (state.Actual, error) {
+	id, path, staging := req.GetVolumeId(), req.GetVolumePath(), req.GetStagingTargetPath()
+	none := state.Actual{}
+	if !filepath.IsAbs(path) {
+		return none, state.Errorf(state.NotFound, "volume %s: not at the path %s, which is relative", id, path)
+	}
+	have, err := s.Reconciler.Observe(ctx, &state.Volume{ID: id})
+	if err != nil {
+		return none, err
+	}
+	record := s.Records.Get(id)
+	if (record == nil || record.Stage == nil) && staging != "" && req.GetVolumeCapability() != nil && s.path("staging_target_path", staging) == nil {
+		c, _, err := s.capability(req.GetVolumeCapability())
+		if err != nil {
+			return none, err
+		}
+		if err := s.settleFSType(ctx, id, &c); err != nil {
+			return none, err
+		}
+		if err := s.adopt(ctx, id, staging, c, nil); err != nil {
+			return none, err
+		}
+		record = s.Records.Get(id)
+	}
+	switch {
+	case record == nil && have.Device.Missing:
+		return none, state.Errorf(state.NotFound, "volume %s: no such volume on this node", id)
+	case record == nil || record.Stage == nil:
+		return none, state.Errorf(state.FailedPrecondition, "volume %s: %w", id, state.ErrNotStaged)
+	case record.Stage.Path != path && record.Stage.Path != staging && record.Targets[path] == nil:
+		return none, state.Errorf(state.NotFound, "volume %s: neither staged nor published at %s", id, path)
+	}
+	return have, nil
+}
+
+// wantedSize returns the size in bytes that a capacity range asks of a volume
+// that has some already.
+func wantedSize(r *csi.CapacityRange, have int64) (int64, error) {
+	required, limit := r.GetRequiredBytes(), r.GetLimitBytes()
+	switch {
+	case required < 0 || limit < 0:
+		return 0, state.Errorf(state.InvalidArgument, "capacity_range holds a negative size")
+	case limit > 0 && limit < have:
+		return 0, state.Errorf(state.OutOfRange, "the volume has %d bytes already, more than the limit of %d, and never shrinks", have, limit)
+	case limit > 0 && required > limit:
+		return 0, state.Errorf(state.InvalidArgument, "capacity_range requires %d bytes and limits them to %d", required, limit)
+	case required <= have:
+		return have, nil
+	case required > 1<<62:
+		return 0, state.Errorf(state.OutOfRange, "a volume cannot have %d bytes", required)
+	}
+	rounded := (required + sizeUnit - 1) / sizeUnit * sizeUnit
+	if limit > 0 && rounded > limit {
+		return 0, state.Errorf(state.OutOfRange, "sizes are multiples of %d bytes, and none lies between %d and %d", sizeUnit, required, limit)
+	}
+	return rounded, nil
+}

@@ -1,0 +1,94 @@
+package nodeserver
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+
+	"github.com/csi-node/csi-node/pkg/state"
+)
+
+// NodePublishVolume asks for the staged volume at the target path.
+func (s *Server) NodePublishVolume(ctx context.Context, req *csi.NodePublishVolumeRequest) (*csi.NodePublishVolumeResponse, error) {
+	target, err := s.target(req)
+	if err != nil {
+		return nil, err
+	}
+	staging := req.GetStagingTargetPath()
+	if staging == "" {
+		return nil, state.Errorf(state.FailedPrecondition, "staging_target_path is missing: the volume must be staged first")
+	}
+	if err := s.path("staging_target_path", staging); err != nil {
+		return nil, err
+	}
+	if err := s.settleFSType(ctx, req.GetVolumeId(), &target.Capability); err != nil {
+		return nil, err
+	}
+	publish := func() error {
+		return s.Reconciler.Ensure(ctx, req.GetVolumeId(), state.TargetPart(target.Path), func(v *state.Volume) error {
+			ask := *target
+			return v.AskPublish(&ask, staging, time.Now())
+		})
+	}
+	err = publish()
+	if errors.Is(err, state.ErrNotStaged) {
+		if err = s.adopt(ctx, req.GetVolumeId(), staging, target.Capability, err); err == nil {
+			err = publish()
+		}
+	}
+	if err != nil {
+		return nil, err
+	}
+	return &csi.NodePublishVolumeResponse{}, nil
+}
+
+// target translates the request but for its staging path.
+func (s *Server) target(req *csi.NodePublishVolumeRequest) (*state.Target, error) {
+	if err := s.volumeID(req.GetVolumeId()); err != nil {
+		return nil, err
+	}
+	if err := s.path("target_path", req.GetTargetPath()); err != nil {
+		return nil, err
+	}
+	capability, readOnly, err := s.capability(req.GetVolumeCapability())
+	if err != nil {
+		return nil, err
+	}
+	joined, err := volumeContext(req.GetVolumeContext(), req.GetPublishContext())
+	if err != nil {
+		return nil, err
+	}
+	return &state.Target{Path: req.GetTargetPath(), Capability: capability, ReadOnly: readOnly || req.GetReadonly(), Context: joined}, nil
+}
+
+// adopt takes over a stage that stands on the node and that the store knows
+// nothing of, because the store was lost: kubelet does not stage again what it
+// believes staged. notStaged is the error when there is nothing to adopt.
+func (s *Server) adopt(ctx context.Context, id, staging string, c state.Capability, notStaged error) error {
+	for _, readOnly := range []bool{false, true} {
+		adopted, err := s.Reconciler.Adopt(ctx, id, &state.Stage{Path: staging, Capability: c, ReadOnly: readOnly, Adopted: true})
+		if err != nil || adopted {
+			return err
+		}
+	}
+	return notStaged
+}
+
+// NodeUnpublishVolume asks that the volume is not at the target path.
+func (s *Server) NodeUnpublishVolume(ctx context.Context, req *csi.NodeUnpublishVolumeRequest) (*csi.NodeUnpublishVolumeResponse, error) {
+	if err := s.volumeID(req.GetVolumeId()); err != nil {
+		return nil, err
+	}
+	if err := s.path("target_path", req.GetTargetPath()); err != nil {
+		return nil, err
+	}
+	err := s.Reconciler.Ensure(ctx, req.GetVolumeId(), state.TargetPart(req.GetTargetPath()), func(v *state.Volume) error {
+		return v.AskUnpublish(req.GetTargetPath(), time.Now())
+	})
+	if err != nil {
+		return nil, err
+	}
+	return &csi.NodeUnpublishVolumeResponse{}, nil
+}

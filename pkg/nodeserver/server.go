@@ -1,0 +1,97 @@
+// Package nodeserver turns the CSI Node RPCs into intents, waits for them, and
+// turns the outcome into responses. It never touches a mount or a device.
+//
+// Errors are classified by package state; the gRPC server's interceptor turns
+// the class into a status code. The rules are those of the CSI specification
+// v1.13, section "Node Service RPC".
+package nodeserver
+
+import (
+	"context"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+
+	"github.com/csi-node/csi-node/pkg/state"
+)
+
+// Reconciler makes intents true; *reconciler.Reconciler is one.
+type Reconciler interface {
+	Ensure(ctx context.Context, id string, part state.Part, edit func(*state.Volume) error) error
+	Adopt(ctx context.Context, id string, stage *state.Stage) (bool, error)
+	Observe(ctx context.Context, want *state.Volume) (state.Actual, error)
+}
+
+// Records reads the desired state; *state.Store is one.
+type Records interface {
+	Get(id string) *state.Volume
+}
+
+// Paths answers for the paths in requests; *mounts.Host is one.
+type Paths interface {
+	// Check returns InvalidArgument for a path that no request may name.
+	Check(path string) error
+	Usage(ctx context.Context, path string) (state.Usage, error)
+}
+
+// Filesystems knows what this node can make; *filesystem.Host is one.
+type Filesystems interface {
+	Types() []string
+	Default(bytes int64) string
+}
+
+// Config is what a Server is made of.
+type Config struct {
+	NodeID      string
+	TopologyKey string // of the segment that names the node
+	MaxVolumes  int64  // 0: no limit
+	// ValidateVolumeID returns InvalidArgument for an id that no volume can have.
+	ValidateVolumeID func(string) error
+
+	Reconciler  Reconciler
+	Records     Records
+	Filesystems Filesystems
+	Paths       Paths
+	// StorageHealth tells what is wrong with the place that volumes are kept
+	// in; ResourceExhausted means that it is full.
+	StorageHealth func(ctx context.Context) error
+}
+
+// Server serves the CSI Node RPCs. Its methods may be called concurrently.
+type Server struct {
+	csi.UnimplementedNodeServer
+	Config
+	probes probes
+}
+
+// New returns a Server.
+func New(cfg Config) *Server { return &Server{Config: cfg} }
+
+// NodeGetInfo tells the node's name, its place, and how many volumes it takes.
+func (s *Server) NodeGetInfo(context.Context, *csi.NodeGetInfoRequest) (*csi.NodeGetInfoResponse, error) {
+	return &csi.NodeGetInfoResponse{
+		NodeId:             s.NodeID,
+		MaxVolumesPerNode:  s.MaxVolumes,
+		AccessibleTopology: &csi.Topology{Segments: map[string]string{s.TopologyKey: s.NodeID}},
+	}, nil
+}
+
+// VOLUME_MOUNT_GROUP is not among them: ext4, xfs and btrfs take no group at mount.
+var capabilities = []csi.NodeServiceCapability_RPC_Type{
+	csi.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME,
+	csi.NodeServiceCapability_RPC_GET_VOLUME_STATS,
+	csi.NodeServiceCapability_RPC_EXPAND_VOLUME,
+	csi.NodeServiceCapability_RPC_SINGLE_NODE_MULTI_WRITER,
+	csi.NodeServiceCapability_RPC_GET_VOLUME_HEALTH,
+	csi.NodeServiceCapability_RPC_GET_STORAGE_HEALTH,
+}
+
+// NodeGetCapabilities lists the optional RPCs that work.
+func (s *Server) NodeGetCapabilities(context.Context, *csi.NodeGetCapabilitiesRequest) (*csi.NodeGetCapabilitiesResponse, error) {
+	resp := &csi.NodeGetCapabilitiesResponse{}
+	for _, c := range capabilities {
+		resp.Capabilities = append(resp.Capabilities, &csi.NodeServiceCapability{
+			Type: &csi.NodeServiceCapability_Rpc{Rpc: &csi.NodeServiceCapability_RPC{Type: c}},
+		})
+	}
+	return resp, nil
+}

@@ -1,0 +1,56 @@
+package nodeserver
+
+import (
+	"context"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+
+	"github.com/csi-node/csi-node/pkg/state"
+)
+
+// NodeStageVolume asks for the volume's device and, for mount access, its file
+// system at the staging path.
+func (s *Server) NodeStageVolume(ctx context.Context, req *csi.NodeStageVolumeRequest) (*csi.NodeStageVolumeResponse, error) {
+	if err := s.volumeID(req.GetVolumeId()); err != nil {
+		return nil, err
+	}
+	if err := s.path("staging_target_path", req.GetStagingTargetPath()); err != nil {
+		return nil, err
+	}
+	capability, readOnly, err := s.capability(req.GetVolumeCapability())
+	if err != nil {
+		return nil, err
+	}
+	joined, err := volumeContext(req.GetVolumeContext(), req.GetPublishContext())
+	if err != nil {
+		return nil, err
+	}
+	if err := s.settleFSType(ctx, req.GetVolumeId(), &capability); err != nil {
+		return nil, err
+	}
+	err = s.Reconciler.Ensure(ctx, req.GetVolumeId(), state.StagePart(), func(v *state.Volume) error {
+		return v.AskStage(&state.Stage{Path: req.GetStagingTargetPath(), Capability: capability, ReadOnly: readOnly, Context: joined}, time.Now())
+	})
+	if err != nil {
+		return nil, err
+	}
+	return &csi.NodeStageVolumeResponse{}, nil
+}
+
+// NodeUnstageVolume asks for the end of the stage and of the device.
+func (s *Server) NodeUnstageVolume(ctx context.Context, req *csi.NodeUnstageVolumeRequest) (*csi.NodeUnstageVolumeResponse, error) {
+	if err := s.volumeID(req.GetVolumeId()); err != nil {
+		return nil, err
+	}
+	if err := s.path("staging_target_path", req.GetStagingTargetPath()); err != nil {
+		return nil, err
+	}
+	err := s.Reconciler.Ensure(ctx, req.GetVolumeId(), state.StagePart(), func(v *state.Volume) error {
+		return v.AskUnstage(req.GetStagingTargetPath(), time.Now())
+	})
+	if err != nil {
+		return nil, err
+	}
+	return &csi.NodeUnstageVolumeResponse{}, nil
+}

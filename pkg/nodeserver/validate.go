@@ -1,0 +1,116 @@
+package nodeserver
+
+import (
+	"context"
+	"maps"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+
+	"github.com/csi-node/csi-node/pkg/state"
+)
+
+// Keys of the volume context that kubelet adds.
+const (
+	ephemeralKey = "csi.storage.k8s.io/ephemeral"
+	tokensKey    = "csi.storage.k8s.io/serviceAccount.tokens" // secret
+)
+
+func (s *Server) volumeID(id string) error {
+	if id == "" {
+		return state.Errorf(state.InvalidArgument, "volume_id is missing")
+	}
+	return s.ValidateVolumeID(id)
+}
+
+// path checks a required path of a request.
+func (s *Server) path(field, path string) error {
+	switch {
+	case path == "":
+		return state.Errorf(state.InvalidArgument, "%s is missing", field)
+	case !filepath.IsAbs(path), filepath.Clean(path) != path, strings.ContainsRune(path, 0):
+		return state.Errorf(state.InvalidArgument, "%s %q is not an absolute path in its shortest form", field, path)
+	}
+	return s.Paths.Check(path)
+}
+
+// modesReading are the access modes under which nobody writes.
+var modesReading = []csi.VolumeCapability_AccessMode_Mode{
+	csi.VolumeCapability_AccessMode_SINGLE_NODE_READER_ONLY,
+	csi.VolumeCapability_AccessMode_MULTI_NODE_READER_ONLY,
+}
+
+// capability normalises a capability, and tells whether it asks that nobody
+// writes. An empty fs_type stays so, see settleFSType.
+func (s *Server) capability(c *csi.VolumeCapability) (state.Capability, bool, error) {
+	none := state.Capability{}
+	if c == nil {
+		return none, false, state.Errorf(state.InvalidArgument, "volume_capability is missing")
+	}
+	mode := c.GetAccessMode().GetMode()
+	name, known := csi.VolumeCapability_AccessMode_Mode_name[int32(mode)]
+	if c.AccessMode == nil || mode == csi.VolumeCapability_AccessMode_UNKNOWN || !known {
+		return none, false, state.Errorf(state.InvalidArgument, "volume_capability.access_mode is missing or unknown")
+	}
+	reading := slices.Contains(modesReading, mode)
+	switch access := c.GetAccessType().(type) {
+	case *csi.VolumeCapability_Block:
+		return state.Capability{Access: state.BlockAccess, Mode: name}, reading, nil
+	case *csi.VolumeCapability_Mount:
+		out := state.Capability{Access: state.MountAccess, Mode: name, FSType: access.Mount.GetFsType(), Flags: access.Mount.GetMountFlags()}
+		if types := s.Filesystems.Types(); out.FSType != "" && !slices.Contains(types, out.FSType) {
+			return none, false, state.Errorf(state.InvalidArgument, "fs_type %q is not one that this node makes (%s)", out.FSType, strings.Join(types, ", "))
+		}
+		if access.Mount.GetVolumeMountGroup() != "" {
+			return none, false, state.Errorf(state.InvalidArgument, "volume_mount_group: the file systems of this node take no group at mount; leave it to fsGroupPolicy File")
+		}
+		flags, err := state.ParseFlags(out.Flags)
+		return out, reading || flags.Set&state.ReadOnly != 0, err
+	}
+	return none, false, state.Errorf(state.InvalidArgument, "volume_capability.access_type is missing")
+}
+
+// settleFSType gives an empty fs_type its meaning: what the volume is staged
+// as, else what it was formatted as, else this node's default for its size.
+func (s *Server) settleFSType(ctx context.Context, id string, c *state.Capability) error {
+	if c.Access != state.MountAccess || c.FSType != "" {
+		return nil
+	}
+	if record := s.Records.Get(id); record != nil && record.Stage != nil && record.Stage.Capability.FSType != "" {
+		c.FSType = record.Stage.Capability.FSType
+		return nil
+	}
+	have, err := s.Reconciler.Observe(ctx, &state.Volume{ID: id})
+	if err != nil {
+		return err
+	}
+	if c.FSType = have.Device.Formatted; c.FSType == "" {
+		c.FSType = s.Filesystems.Default(have.Device.Size)
+	}
+	return nil
+}
+
+// volumeContext joins the contexts of a request, without what is secret.
+func volumeContext(volume, publish map[string]string) (map[string]string, error) {
+	switch volume[ephemeralKey] {
+	case "", "false":
+	case "true":
+		return nil, state.Errorf(state.InvalidArgument, "inline ephemeral volumes are not served by this driver")
+	default:
+		return nil, state.Errorf(state.InvalidArgument, "volume_context: %s is %q, neither true nor false", ephemeralKey, volume[ephemeralKey])
+	}
+	joined := maps.Clone(volume)
+	delete(joined, tokensKey)
+	for key, value := range publish {
+		if joined == nil {
+			joined = map[string]string{}
+		}
+		joined["publish:"+key] = value
+	}
+	if len(joined) == 0 {
+		return nil, nil
+	}
+	return joined, nil
+}
