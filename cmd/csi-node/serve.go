@@ -1,0 +1,67 @@
+package main
+
+import (
+	"flag"
+	"fmt"
+	"os"
+	"strconv"
+
+	"github.com/spf13/cobra"
+	"k8s.io/klog/v2"
+
+	"github.com/csi-node/csi-node/pkg/driver"
+)
+
+const defaultStateDir = "/run/csi-node"
+
+func newServeCommand() *cobra.Command {
+	cfg := driver.Config{Version: buildVersion(), Hook: faults()}
+	verbosity := 0
+	cmd := &cobra.Command{
+		Use:   "serve",
+		Short: "Serve the CSI socket (the default)",
+		Long: `serve answers CSI calls until SIGTERM, and then leaves every mount in place; the
+next start takes over what is there. A second process on the same state
+directory waits for the first to end, so that upgrades may overlap.
+
+Needed: root, /dev/loop-control, mkfs.ext4 and its kin (Debian: e2fsprogs), mkfs.xfs and its
+kin (Debian: xfsprogs). What is missing is told at once.`,
+		Example: `  csi-node serve --endpoint unix:///tmp/csi.sock --state-dir /tmp/csi-state --pool-dir /tmp/csi-pool --kubelet-dir /tmp --v 4`,
+		Args:    cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := setVerbosity(verbosity); err != nil {
+				return err
+			}
+			defer klog.Flush()
+			if cfg.NodeID == "" {
+				name, err := os.Hostname()
+				if err != nil {
+					return fmt.Errorf("--node-id is not set and the hostname is not known: %w", err)
+				}
+				cfg.NodeID = name
+			}
+			return driver.Run(cmd.Context(), cfg)
+		},
+	}
+	endpoint := os.Getenv("CSI_ENDPOINT")
+	if endpoint == "" {
+		endpoint = "unix:///csi/csi.sock"
+	}
+	f := cmd.Flags()
+	f.StringVar(&cfg.Endpoint, "endpoint", endpoint, "CSI socket; the environment's CSI_ENDPOINT is the default if set")
+	f.StringVar(&cfg.NodeID, "node-id", "", "name of this node (default: the hostname)")
+	f.StringVar(&cfg.DriverName, "driver-name", "csi-node.local", "name of the CSI driver")
+	f.StringVar(&cfg.StateDir, "state-dir", defaultStateDir, "directory of the intents; on a tmpfs, so that a reboot forgets them with the mounts")
+	f.StringVar(&cfg.KubeletDir, "kubelet-dir", "/var/lib/kubelet", "paths in requests must lie under it; / allows all")
+	f.StringVar(&cfg.PoolDir, "pool-dir", "/var/lib/csi-node/pool", "directory of the volumes' files; made if it was never seen before")
+	f.StringVar(&cfg.HTTPEndpoint, "http-endpoint", "", "address for /metrics, /healthz and /readyz, as 127.0.0.1:9810 (default: none)")
+	f.Int64Var(&cfg.MaxVolumes, "max-volumes-per-node", 0, "limit told to the scheduler; 0: none")
+	f.IntVar(&verbosity, "v", 2, "log level: 2 tells each step, 4 each call")
+	return cmd
+}
+
+func setVerbosity(level int) error {
+	flags := flag.NewFlagSet("klog", flag.ContinueOnError)
+	klog.InitFlags(flags)
+	return flags.Set("v", strconv.Itoa(level))
+}

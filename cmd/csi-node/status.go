@@ -1,0 +1,74 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/csi-node/csi-node/pkg/driver"
+)
+
+func newStatusCommand() *cobra.Command {
+	stateDir, output := "", ""
+	cmd := &cobra.Command{
+		Use:   "status",
+		Short: "Show what is asked of this node against what is",
+		Long: `status asks the running plugin; if none runs it reads the store itself, which
+tells what is asked but not what is. It changes nothing.`,
+		Example: `  csi-node status
+  csi-node status --output json`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if output != "table" && output != "json" {
+				return fmt.Errorf("--output %q: must be table or json", output)
+			}
+			ctx, cancel := context.WithTimeout(cmd.Context(), 10*time.Second)
+			defer cancel()
+			report, err := driver.ReadReport(ctx, stateDir)
+			if err != nil {
+				return err
+			}
+			if output == "json" {
+				e := json.NewEncoder(cmd.OutOrStdout())
+				e.SetIndent("", "  ")
+				return e.Encode(report)
+			}
+			return printStatus(cmd.OutOrStdout(), report)
+		},
+	}
+	cmd.Flags().StringVar(&stateDir, "state-dir", defaultStateDir, "the plugin's --state-dir")
+	cmd.Flags().StringVar(&output, "output", "table", "table or json")
+	return cmd
+}
+
+func printStatus(out io.Writer, report driver.Report) error {
+	if !report.Running {
+		fmt.Fprintln(out, "No plugin is running. This is what the store says is asked; what is on the node is not known.")
+	}
+	if len(report.Volumes) == 0 {
+		_, err := fmt.Fprintln(out, "No volume is asked of this node.")
+		return err
+	}
+	t := tabwriter.NewWriter(out, 0, 8, 2, ' ', 0)
+	fmt.Fprintln(t, "VOLUME\tPART\tASKED\tIS\tSINCE\tNEXT TRY\tDETAIL")
+	for _, v := range report.Volumes {
+		detail := "device " + v.Device
+		if v.Step != nil {
+			detail += fmt.Sprintf("; step %s runs since %s", v.Step.Step, v.Step.Age.Round(time.Millisecond))
+		}
+		fmt.Fprintf(t, "%s\t\t\t%s\t\t\t%s\n", v.Volume, v.Worst(), detail)
+		for _, p := range v.Parts {
+			next := ""
+			if p.NextTry != nil {
+				next = "in " + max(time.Until(*p.NextTry), 0).Round(time.Second/10).String()
+			}
+			fmt.Fprintf(t, "\t%s\t%s\t%s\t%s ago\t%s\t%s\n", p.Part, p.Asked, p.Is, time.Since(p.Since).Round(time.Second), next, p.Error)
+		}
+	}
+	return t.Flush()
+}

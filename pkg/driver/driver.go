@@ -1,0 +1,252 @@
+// Package driver wires the plugin together and runs it: the store, the
+// reconciler, the CSI services on their socket, metrics, health and shutdown.
+package driver
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"runtime"
+	"sync"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc"
+	"k8s.io/klog/v2"
+
+	"github.com/csi-node/csi-node/pkg/controllerserver"
+	"github.com/csi-node/csi-node/pkg/devices/loop"
+	"github.com/csi-node/csi-node/pkg/devices/pool"
+	"github.com/csi-node/csi-node/pkg/filesystem"
+	"github.com/csi-node/csi-node/pkg/mounts"
+	"github.com/csi-node/csi-node/pkg/nodeserver"
+	"github.com/csi-node/csi-node/pkg/reconciler"
+	"github.com/csi-node/csi-node/pkg/state"
+)
+
+// Config is how the plugin is set up; each field is a flag of `csi-node serve`.
+type Config struct {
+	Endpoint     string // of the CSI socket: unix:///path
+	DriverName   string
+	NodeID       string
+	StateDir     string
+	KubeletDir   string
+	PoolDir      string
+	HTTPEndpoint string // host:port; empty: none
+	MaxVolumes   int64
+	Version      string
+
+	// Hook is called before and after each step, and its error fails the step;
+	// only builds for tests set it.
+	Hook func(ctx context.Context, volume, moment, step string) error
+}
+
+// StoreFile and StatusSocket are the names in the state directory.
+const (
+	StoreFile    = "intents.db"
+	StatusSocket = "status.sock"
+)
+
+// stopTimeout bounds the wait, at shutdown, for calls to be answered and for
+// steps to end. A step that hangs longer is left to the next start.
+const stopTimeout = 10 * time.Second
+
+// CSI spec v1.13, GetPluginInfo: a domain-like name of at most 63 characters.
+var driverName = regexp.MustCompile(`^[a-zA-Z0-9]([-a-zA-Z0-9_.]{0,61}[a-zA-Z0-9])?$`)
+
+func (c Config) validate() error {
+	switch {
+	case !driverName.MatchString(c.DriverName):
+		return fmt.Errorf("--driver-name %q: must be a domain-like name of at most 63 letters, digits, dots, dashes and underscores", c.DriverName)
+	case c.NodeID == "" || len(c.NodeID) > 256:
+		return fmt.Errorf("--node-id %q: must have 1 to 256 bytes", c.NodeID)
+	case c.MaxVolumes < 0:
+		return fmt.Errorf("--max-volumes-per-node %d: must not be negative; 0 means no limit", c.MaxVolumes)
+	}
+	for flag, path := range map[string]string{"--state-dir": c.StateDir, "--kubelet-dir": c.KubeletDir, "--pool-dir": c.PoolDir} {
+		if !filepath.IsAbs(path) {
+			return fmt.Errorf("%s %q: must be an absolute path", flag, path)
+		}
+	}
+	return nil
+}
+
+// plugin is the parts that Run has put together.
+type plugin struct {
+	Config
+	store      *state.Store
+	pool       *pool.Pool
+	devices    *loop.Backend
+	filesystem *filesystem.Host
+	mounts     *mounts.Host
+	reconciler *reconciler.Reconciler
+	metrics    *metrics
+}
+
+// Run serves until ctx ends, and then leaves every mount and device as it is.
+// An error that comes back before the socket serves names what is wrong with
+// the setup and what to do. A second process on the same state directory waits
+// until the first has ended.
+func Run(ctx context.Context, cfg Config) (err error) {
+	if err := cfg.validate(); err != nil {
+		return err
+	}
+	p := &plugin{Config: cfg, metrics: newMetrics(cfg.Version)}
+	if err := p.open(ctx); err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, p.store.Close()) }()
+	return p.serve(ctx)
+}
+
+// open puts the parts together, those first that fail on a wrong setup.
+func (p *plugin) open(ctx context.Context) (err error) {
+	if p.mounts, err = mounts.New(p.KubeletDir); err != nil {
+		return fmt.Errorf("--kubelet-dir %s: %w", p.KubeletDir, err)
+	}
+	if p.filesystem, err = filesystem.New(runtime.NumCPU()); err != nil {
+		return err
+	}
+	if err := os.MkdirAll(p.StateDir, 0o750); err != nil {
+		return fmt.Errorf("--state-dir %s: %w", p.StateDir, err)
+	}
+	bootID, err := state.BootID()
+	if err != nil {
+		return err
+	}
+	// The store's lock comes before everything that two processes must not share.
+	if p.store, err = state.Open(ctx, filepath.Join(p.StateDir, StoreFile), bootID); err != nil {
+		return err
+	}
+	if err := p.openVolumes(ctx); err != nil {
+		return errors.Join(err, p.store.Close())
+	}
+	return nil
+}
+
+func (p *plugin) openVolumes(ctx context.Context) (err error) {
+	if p.pool, err = pool.Open(ctx, p.PoolDir); err != nil {
+		return fmt.Errorf("--pool-dir %s: %w", p.PoolDir, err)
+	}
+	if p.devices, err = loop.New(p.pool); err != nil {
+		return err
+	}
+	p.reconciler = reconciler.New(reconciler.Config{
+		Store: p.store,
+		Kernel: reconciler.Kernel{
+			Devices:     p.devices,
+			Formats:     p.devices,
+			Views:       p.devices,
+			Filesystems: p.filesystem,
+			Mounts:      p.mounts,
+			Directories: p.mounts,
+			Holders:     mounts.Holders,
+		},
+		Hook:    p.hook(),
+		Metrics: p.metrics,
+	})
+	p.metrics.watch(p.reconciler)
+	return nil
+}
+
+func (p *plugin) hook() func(context.Context, string, reconciler.Step, reconciler.Moment) error {
+	if p.Hook == nil {
+		return nil
+	}
+	return func(ctx context.Context, volume string, step reconciler.Step, moment reconciler.Moment) error {
+		return p.Hook(ctx, volume, string(moment), string(step.Action))
+	}
+}
+
+// storageHealth tells whether the pool is there (else an error of any class)
+// and has room (else ResourceExhausted).
+func (p *plugin) storageHealth(ctx context.Context) error {
+	if err := p.pool.Check(ctx); err != nil {
+		return err
+	}
+	capacity, err := p.pool.Capacity(ctx)
+	if err == nil && capacity.Available == 0 {
+		err = state.Errorf(state.ResourceExhausted, "the pool %s has no room for new volumes or for growth", p.PoolDir)
+	}
+	return err
+}
+
+// serve runs the reconciler and the servers until ctx ends.
+func (p *plugin) serve(ctx context.Context) error {
+	listener, err := listen(p.Endpoint)
+	if err != nil {
+		return err
+	}
+	web, err := p.webServers()
+	if err != nil {
+		return errors.Join(err, listener.Close())
+	}
+	server := p.grpcServer()
+	klog.FromContext(ctx).Info("Serving", "driver", p.DriverName, "version", p.Version, "node", p.NodeID, "endpoint", p.Endpoint,
+		"pool", p.PoolDir, "volumes", len(p.store.List()))
+
+	working, stop := context.WithCancel(context.WithoutCancel(ctx))
+	defer stop()
+	var group sync.WaitGroup
+	failed := make(chan error, 1+len(web))
+	settled := make(chan struct{})
+	go func() { defer close(settled); p.reconciler.Run(working) }()
+	group.Go(func() { failed <- server.Serve(listener) })
+	for _, w := range web {
+		group.Go(func() { failed <- w.serve() })
+	}
+
+	select {
+	case <-ctx.Done():
+		klog.FromContext(ctx).Info("Stopping; mounts and devices stay")
+	case err = <-failed:
+	}
+	stop() // answers every waiting call with Unavailable
+	stopServer(server)
+	for _, w := range web {
+		err = errors.Join(err, w.close())
+	}
+	group.Wait()
+	select {
+	case <-settled:
+	case <-time.After(stopTimeout):
+		klog.FromContext(ctx).Info("A step does not end and is left to the next start", "waited", stopTimeout)
+	}
+	return err
+}
+
+// stopServer stops accepting and gives calls their answers, within stopTimeout.
+func stopServer(server *grpc.Server) {
+	timer := time.AfterFunc(stopTimeout, server.Stop)
+	defer timer.Stop()
+	server.GracefulStop()
+}
+
+func (p *plugin) grpcServer() *grpc.Server {
+	server := grpc.NewServer(grpc.ChainUnaryInterceptor(p.metrics.intercept, logCalls, statusCodes))
+	topologyKey := "topology." + p.DriverName + "/node"
+	csi.RegisterIdentityServer(server, &identity{name: p.DriverName, version: p.Version, checks: p.checks()})
+	csi.RegisterControllerServer(server, controllerserver.New(controllerserver.Config{
+		NodeID:      p.NodeID,
+		TopologyKey: topologyKey,
+		Filesystems: p.filesystem,
+		Pool:        p.pool,
+		Deleter:     p.devices,
+		Intents:     p.store,
+	}))
+	csi.RegisterNodeServer(server, nodeserver.New(nodeserver.Config{
+		NodeID:           p.NodeID,
+		TopologyKey:      topologyKey,
+		MaxVolumes:       p.MaxVolumes,
+		Filesystems:      p.filesystem,
+		ValidateVolumeID: pool.ValidateID,
+		Reconciler:       p.reconciler,
+		Records:          p.store,
+		Paths:            p.mounts,
+		StorageHealth:    p.storageHealth,
+	}))
+	return server
+}

@@ -1,0 +1,83 @@
+package driver
+
+import (
+	"context"
+	"path"
+	"time"
+
+	"github.com/kubernetes-csi/csi-lib-utils/protosanitizer"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+	"k8s.io/klog/v2"
+
+	"github.com/csi-node/csi-node/pkg/state"
+)
+
+// grpcCodes is the only place where an error class becomes a gRPC code.
+var grpcCodes = map[state.Class]codes.Code{
+	state.Unavailable:        codes.Unavailable,
+	state.DeadlineExceeded:   codes.DeadlineExceeded,
+	state.Canceled:           codes.Canceled,
+	state.Aborted:            codes.Aborted,
+	state.ResourceExhausted:  codes.ResourceExhausted,
+	state.InvalidArgument:    codes.InvalidArgument,
+	state.NotFound:           codes.NotFound,
+	state.AlreadyExists:      codes.AlreadyExists,
+	state.FailedPrecondition: codes.FailedPrecondition,
+	state.OutOfRange:         codes.OutOfRange,
+	state.Unauthenticated:    codes.Unauthenticated,
+	state.Unimplemented:      codes.Unimplemented,
+	state.Internal:           codes.Internal,
+}
+
+// statusCodes turns the class of an error into its gRPC code. Errors that are
+// a gRPC status already, as those of unimplemented RPCs, pass.
+func statusCodes(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+	resp, err := handler(ctx, req)
+	if err == nil {
+		return resp, nil
+	}
+	if _, ok := status.FromError(err); ok {
+		return nil, err
+	}
+	return nil, status.Error(grpcCodes[state.ClassOf(err)], err.Error())
+}
+
+// logCalls logs each call without its secrets: failed ones always, others at level 4.
+func logCalls(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+	logger := klog.FromContext(ctx).WithValues("rpc", path.Base(info.FullMethod))
+	if v, ok := req.(interface{ GetVolumeId() string }); ok {
+		logger = logger.WithValues("volume", v.GetVolumeId())
+	}
+	ctx = klog.NewContext(ctx, logger)
+	logger.V(4).Info("Called", "request", withoutSecrets{req})
+	start := time.Now()
+	resp, err := handler(ctx, req)
+	if err != nil {
+		logger.Error(err, "Call failed", "code", status.Code(err), "took", time.Since(start), "request", withoutSecrets{req})
+	} else {
+		logger.V(4).Info("Call answered", "took", time.Since(start))
+	}
+	return resp, err
+}
+
+// withoutSecrets prints a request without what the CSI spec marks as secret and
+// without the pod's tokens, which kubelet puts into the volume context.
+type withoutSecrets struct{ req any }
+
+func (w withoutSecrets) String() string {
+	req := w.req
+	if m, ok := req.(proto.Message); ok {
+		m = proto.Clone(m)
+		if c, ok := m.(interface{ GetVolumeContext() map[string]string }); ok {
+			delete(c.GetVolumeContext(), "csi.storage.k8s.io/serviceAccount.tokens")
+		}
+		req = m
+	}
+	return protosanitizer.StripSecrets(req).String()
+}
+
+// MarshalLog makes klog print the String.
+func (w withoutSecrets) MarshalLog() any { return w.String() }

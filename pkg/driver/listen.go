@@ -1,0 +1,50 @@
+package driver
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+)
+
+// listen opens the CSI socket. A socket that a dead process left is replaced;
+// one that a process serves, or a file of another kind, is not.
+func listen(endpoint string) (net.Listener, error) {
+	path, ok := strings.CutPrefix(endpoint, "unix://")
+	if !ok {
+		path, ok = strings.CutPrefix(endpoint, "unix:")
+	}
+	if !ok || !filepath.IsAbs(path) {
+		return nil, fmt.Errorf("--endpoint %q: must be unix:// and an absolute path, as unix:///csi/csi.sock", endpoint)
+	}
+	listener, err := listenUnix(path)
+	if err != nil {
+		return nil, fmt.Errorf("--endpoint %s: %w", endpoint, err)
+	}
+	return listener, nil
+}
+
+// listenUnix listens on a socket that only root may use.
+func listenUnix(path string) (net.Listener, error) {
+	if info, err := os.Lstat(path); err == nil {
+		if info.Mode()&os.ModeSocket == 0 {
+			return nil, errors.New("a file that is no socket stands there: remove it")
+		}
+		if conn, err := net.Dial("unix", path); err == nil {
+			return nil, errors.Join(errors.New("another process serves it: stop that first"), conn.Close())
+		}
+		if err := os.Remove(path); err != nil {
+			return nil, err
+		}
+	}
+	listener, err := net.Listen("unix", path)
+	if err != nil {
+		return nil, fmt.Errorf("%w (its directory must exist and be writable)", err)
+	}
+	if err := os.Chmod(path, 0o600); err != nil {
+		return nil, errors.Join(err, listener.Close())
+	}
+	return listener, nil
+}
