@@ -1,0 +1,37 @@
+# Both main targets run as root on a machine with nothing but Go installed:
+#   make demo   one volume's life, from creation to deletion
+#   make test   everything: unit, property, real-kernel tests, csi-sanity
+SHELL := /bin/bash
+.DEFAULT_GOAL := build
+
+GO      ?= go
+VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo v0.0.0-dev)
+LDFLAGS := -s -w -X main.version=$(VERSION)
+
+STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
+
+.PHONY: build demo test lint deps bench clean
+
+build: ## bin/csi-node, a static binary
+	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o bin/csi-node ./cmd/csi-node
+
+demo: deps build ## play kubelet for one volume (root)
+	bin/csi-node demo
+
+test: deps lint ## everything (root, within 15 minutes on 2 cores)
+	$(GO) test -race -timeout 15m ./...
+
+lint: ## formatting, vet, staticcheck
+	@test -z "$$(gofmt -l .)" || { echo "gofmt these files:"; gofmt -l .; exit 1; }
+	$(GO) vet ./...
+	$(GO) vet -tags faults ./cmd/...
+	$(GO) run $(STATICCHECK) ./...
+
+deps: ## the programs that the plugin runs
+	hack/install-deps
+
+bench: ## what things cost
+	$(GO) test -run '^$$' -bench . -benchtime 200ms ./...
+
+clean:
+	rm -rf bin

@@ -1,0 +1,79 @@
+// Package architecture keeps the direction of imports: an arrow only ever
+// points down, as drawn in docs/architecture.md.
+package architecture
+
+import (
+	"encoding/json"
+	"errors"
+	"io"
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+)
+
+const module = "github.com/csi-node/csi-node/"
+
+// below lists, for each package, the packages of this module that it may import.
+var below = map[string][]string{
+	"pkg/state":                    {},
+	"pkg/mounts":                   {"pkg/state"},
+	"pkg/filesystem":               {"pkg/state"},
+	"pkg/devices":                  {"pkg/state"},
+	"pkg/devices/devicestest":      {"pkg/devices", "pkg/state"},
+	"pkg/devices/internal/keylock": {},
+	"pkg/devices/pool":             {"pkg/devices/internal/keylock", "pkg/state"},
+	"pkg/devices/loop":             {"pkg/devices", "pkg/devices/internal/keylock", "pkg/devices/pool", "pkg/state"},
+	"pkg/reconciler":               {"pkg/devices", "pkg/state"},
+	"pkg/nodeserver":               {"pkg/reconciler", "pkg/state"},
+	"pkg/controllerserver":         {"pkg/devices/pool", "pkg/state"},
+	"pkg/driver": {"pkg/controllerserver", "pkg/devices/loop", "pkg/devices/pool", "pkg/filesystem",
+		"pkg/mounts", "pkg/nodeserver", "pkg/reconciler", "pkg/state"},
+	"cmd/csi-node": {"pkg/driver"},
+}
+
+// strangers lists packages of others that must not reach a package.
+var strangers = map[string][]string{
+	"pkg/state":      {"google.golang.org/grpc", "github.com/container-storage-interface"},
+	"pkg/mounts":     {"google.golang.org/grpc", "github.com/container-storage-interface"},
+	"pkg/filesystem": {"google.golang.org/grpc", "github.com/container-storage-interface"},
+	"pkg/reconciler": {"google.golang.org/grpc", "github.com/container-storage-interface"},
+	"pkg/nodeserver": {"google.golang.org/grpc/codes", "google.golang.org/grpc/status"},
+}
+
+func TestImportsPointDown(t *testing.T) {
+	out, err := exec.Command("go", "list", "-json=ImportPath,Imports", module+"pkg/...", module+"cmd/...").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	seen := 0
+	for decoder := json.NewDecoder(strings.NewReader(string(out))); ; seen++ {
+		var p struct {
+			ImportPath string
+			Imports    []string
+		}
+		if err := decoder.Decode(&p); errors.Is(err, io.EOF) {
+			break
+		} else if err != nil {
+			t.Fatal(err)
+		}
+		name := strings.TrimPrefix(p.ImportPath, module)
+		allowed, known := below[name]
+		if !known {
+			t.Errorf("%s has no place in the architecture: give it one in this test and in docs/architecture.md", name)
+		}
+		for _, imported := range p.Imports {
+			if own, ok := strings.CutPrefix(imported, module); ok && !slices.Contains(allowed, own) {
+				t.Errorf("%s must not import %s", name, own)
+			}
+			for _, stranger := range strangers[name] {
+				if strings.HasPrefix(imported, stranger) {
+					t.Errorf("%s must not import %s", name, imported)
+				}
+			}
+		}
+	}
+	if seen != len(below) {
+		t.Errorf("walked %d packages, the architecture has %d", seen, len(below))
+	}
+}

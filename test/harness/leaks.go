@@ -1,0 +1,148 @@
+package harness
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/moby/sys/mountinfo"
+	"golang.org/x/sys/unix"
+)
+
+// Mounts returns the mount points below Dir in the order of their mounting: a
+// path twice for two mounts stacked there.
+func (p *Plugin) Mounts() []string {
+	p.t.Helper()
+	infos, err := mountinfo.GetMounts(mountinfo.PrefixFilter(p.Dir))
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	var paths []string
+	for _, info := range infos {
+		paths = append(paths, info.Mountpoint)
+	}
+	return paths
+}
+
+// Loop is an attached loop device.
+type Loop struct {
+	Path     string // of the device node
+	Backing  string // file or device
+	ReadOnly bool
+}
+
+// Loops returns the loop devices that are backed by a file below Dir, and the
+// loop devices over those.
+func (p *Plugin) Loops() []Loop {
+	p.t.Helper()
+	all := p.allLoops()
+	var ours []Loop
+	known := func(path string) bool {
+		return slices.ContainsFunc(ours, func(l Loop) bool { return l.Path == path })
+	}
+	for before := -1; before != len(ours); {
+		before = len(ours)
+		for _, l := range all {
+			if !known(l.Path) && (strings.HasPrefix(l.Backing, p.Dir+"/") || known(l.Backing)) {
+				ours = append(ours, l)
+			}
+		}
+	}
+	return ours
+}
+
+func (p *Plugin) allLoops() []Loop {
+	p.t.Helper()
+	dirs, err := filepath.Glob("/sys/block/loop*/loop")
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	var all []Loop
+	for _, dir := range dirs {
+		backing, err := os.ReadFile(filepath.Join(dir, "backing_file"))
+		if err != nil {
+			continue // detached meanwhile
+		}
+		readOnly, err := os.ReadFile(filepath.Join(dir, "..", "ro"))
+		if err != nil {
+			continue
+		}
+		all = append(all, Loop{
+			Path:     "/dev/" + filepath.Base(filepath.Dir(dir)),
+			Backing:  strings.TrimSuffix(strings.TrimSuffix(string(backing), "\n"), " (deleted)"),
+			ReadOnly: strings.TrimSpace(string(readOnly)) == "1",
+		})
+	}
+	return all
+}
+
+// cleanUp stops the plugin, tells what is left, and removes it.
+func (p *Plugin) cleanUp() {
+	for _, process := range p.processes {
+		p.stop(process)
+	}
+	if p.conn != nil {
+		if err := p.conn.Close(); err != nil {
+			p.t.Error(err)
+		}
+	}
+	// What is left after a test has failed anyway is its consequence.
+	leak := p.t.Errorf
+	if p.t.Failed() {
+		leak = p.t.Logf
+	}
+	for _, err := range []error{p.killHelpers(leak), p.unmountAll(leak), p.detachAll(leak), os.RemoveAll(p.Dir)} {
+		if err != nil {
+			p.t.Error(err)
+		}
+	}
+	if p.t.Failed() {
+		for _, process := range p.processes {
+			p.t.Logf("log of process %d:\n%s", process.PID(), process.Log)
+		}
+	}
+}
+
+func (p *Plugin) killHelpers(leak func(string, ...any)) error {
+	var errs []error
+	for _, process := range p.processes {
+		for _, h := range process.Helpers(p.t) {
+			if ended, err := h.AwaitEnd(); err != nil || ended {
+				errs = append(errs, err)
+				continue
+			}
+			leak("left behind: process %s", h)
+			errs = append(errs, unix.PidfdSendSignal(h.fd, unix.SIGKILL, nil, 0))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func (p *Plugin) unmountAll(leak func(string, ...any)) error {
+	var errs []error
+	for _, path := range slices.Backward(p.Mounts()) {
+		leak("left behind: a mount at %s", path)
+		if err := unix.Unmount(path, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); err != nil {
+			errs = append(errs, fmt.Errorf("unmount %s: %w", path, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func (p *Plugin) detachAll(leak func(string, ...any)) error {
+	var errs []error
+	for _, l := range slices.Backward(p.Loops()) {
+		leak("left behind: %s, backed by %s", l.Path, l.Backing)
+		device, err := os.Open(l.Path)
+		if err == nil {
+			err = errors.Join(unix.IoctlSetInt(int(device.Fd()), unix.LOOP_CLR_FD, 0), device.Close())
+		}
+		if err != nil {
+			errs = append(errs, fmt.Errorf("detach %s: %w", l.Path, err))
+		}
+	}
+	return errors.Join(errs...)
+}

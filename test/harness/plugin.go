@@ -1,0 +1,206 @@
+package harness
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+)
+
+// Plugin is a place for a plugin to run in: directories, a socket, and clients
+// that speak to whatever process serves the socket. The process may come and go.
+type Plugin struct {
+	Dir        string // holds all the others
+	StateDir   string
+	KubeletDir string
+	PoolDir    string
+	Socket     string
+
+	// The clients wait for a process that is not there yet, and give each call
+	// that has no deadline Patience.
+	Identity   csi.IdentityClient
+	Controller csi.ControllerClient
+	Node       csi.NodeClient
+
+	// Process is the last one started by Start, nil before.
+	*Process
+
+	t         testing.TB
+	conn      *grpc.ClientConn
+	processes []*Process
+}
+
+// Options is how a process is started.
+type Options struct {
+	Env    []string // added to the test's own
+	Flags  []string // added to those that name the directories
+	Faults bool     // run the binary that obeys CSI_NODE_FAULT
+}
+
+// New makes the directories and starts nothing. At the end of the test it stops
+// the plugin and fails the test if anything is left: mounts or loop devices
+// that have to do with Dir, helper processes. It removes those, too.
+func New(t testing.TB) *Plugin {
+	t.Helper()
+	// Not t.TempDir, which may be too long for a socket.
+	dir, err := os.MkdirTemp("", "csi-node-test-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if dir, err = filepath.EvalSymlinks(dir); err != nil {
+		t.Fatal(err)
+	}
+	p := &Plugin{
+		Dir:        dir,
+		StateDir:   filepath.Join(dir, "state"),
+		KubeletDir: filepath.Join(dir, "kubelet"),
+		PoolDir:    filepath.Join(dir, "pool"),
+		Socket:     filepath.Join(dir, "socket", "csi.sock"),
+		t:          t,
+	}
+	t.Cleanup(p.cleanUp)
+	for _, sub := range []string{p.KubeletDir, filepath.Dir(p.Socket)} {
+		if err := os.MkdirAll(sub, 0o750); err != nil {
+			t.Fatal(err)
+		}
+	}
+	p.dial()
+	return p
+}
+
+// Start is New, with a plugin that is ready.
+func Start(t testing.TB, o Options) *Plugin {
+	t.Helper()
+	p := New(t)
+	p.Start(o)
+	return p
+}
+
+// Start starts a process and waits until it is ready. A process that ends
+// instead fails the test.
+func (p *Plugin) Start(o Options) {
+	p.t.Helper()
+	p.Process = p.Launch(o)
+	p.AwaitReady(p.Process)
+}
+
+// Launch starts a process and does not wait for it.
+func (p *Plugin) Launch(o Options) *Process {
+	p.t.Helper()
+	binary := Binary
+	if o.Faults {
+		binary = FaultsBinary
+	}
+	process := launch(p.t, binary(p.t), o.Env, append([]string{"serve"}, append(p.Flags(), o.Flags...)...)...)
+	p.processes = append(p.processes, process)
+	return process
+}
+
+// Flags returns the flags of `csi-node serve` for these directories.
+func (p *Plugin) Flags() []string {
+	return []string{"--endpoint", "unix://" + p.Socket, "--node-id", "node-1", "--v", "4",
+		"--state-dir", p.StateDir, "--kubelet-dir", p.KubeletDir, "--pool-dir", p.PoolDir}
+}
+
+// AwaitReady blocks until the socket is served and Probe says ready. A process
+// that ends meanwhile fails the test.
+func (p *Plugin) AwaitReady(process *Process) {
+	p.t.Helper()
+	ctx, cancel := context.WithTimeout(p.t.Context(), Patience)
+	defer cancel()
+	go func() {
+		select {
+		case <-process.Exited():
+			cancel()
+		case <-ctx.Done():
+		}
+	}()
+	for {
+		resp, err := p.Identity.Probe(ctx, &csi.ProbeRequest{})
+		switch {
+		case err == nil && resp.GetReady().GetValue():
+			return
+		case status.Code(err) == codes.Unavailable && ctx.Err() == nil:
+			// The connection was still that to the process before.
+		default:
+			p.t.Fatalf("the plugin is not ready: %v, %v", resp, err)
+		}
+	}
+}
+
+// Kill ends the process with SIGKILL, as a crash would.
+func (p *Plugin) Kill() {
+	p.t.Helper()
+	p.Signal(p.t, syscall.SIGKILL)
+	p.Wait(p.t)
+}
+
+// Terminate ends the process with SIGTERM, which it must take with exit code 0.
+func (p *Plugin) Terminate() {
+	p.t.Helper()
+	p.Signal(p.t, syscall.SIGTERM)
+	if state := p.Wait(p.t); state.ExitCode() != 0 {
+		p.t.Fatalf("after SIGTERM: %s", state)
+	}
+}
+
+// Restart is Terminate and Start.
+func (p *Plugin) Restart(o Options) {
+	p.t.Helper()
+	p.Terminate()
+	p.Start(o)
+}
+
+// dial makes the clients. They connect when they are first used, and again
+// after each restart.
+func (p *Plugin) dial() {
+	p.t.Helper()
+	quickly := grpc.ConnectParams{
+		Backoff:           backoff.Config{BaseDelay: 5 * time.Millisecond, Multiplier: 1.5, MaxDelay: 50 * time.Millisecond},
+		MinConnectTimeout: Patience,
+	}
+	conn, err := grpc.NewClient("unix://"+p.Socket, grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithConnectParams(quickly), grpc.WithUnaryInterceptor(patiently), grpc.WithDefaultCallOptions(grpc.WaitForReady(true)))
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	p.conn = conn
+	p.Identity, p.Controller, p.Node = csi.NewIdentityClient(conn), csi.NewControllerClient(conn), csi.NewNodeClient(conn)
+}
+
+// patiently gives each call that has no deadline Patience.
+func patiently(ctx context.Context, method string, req, reply any, conn *grpc.ClientConn, invoke grpc.UnaryInvoker, options ...grpc.CallOption) error {
+	if _, has := ctx.Deadline(); !has {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, Patience)
+		defer cancel()
+	}
+	return invoke(ctx, method, req, reply, conn, options...)
+}
+
+// stop ends a process at the end of the test, in peace if it can be had.
+func (p *Plugin) stop(process *Process) {
+	select {
+	case <-process.Exited():
+	default:
+		process.Signal(p.t, syscall.SIGTERM)
+		if state := process.Wait(p.t); state.ExitCode() != 0 {
+			p.t.Errorf("stopping the plugin: %s", state)
+		}
+	}
+	for _, sign := range []string{"WARNING: DATA RACE", "panic: ", "fatal error: "} {
+		if strings.Contains(process.Log.String(), sign) {
+			p.t.Errorf("the log of process %d holds %q", process.PID(), sign)
+		}
+	}
+}

@@ -1,0 +1,113 @@
+package harness
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"fmt"
+	"net"
+	"net/http"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/csi-node/csi-node/pkg/driver"
+	"github.com/csi-node/csi-node/pkg/reconciler"
+)
+
+// Status returns what `csi-node status --output json` says.
+func (p *Plugin) Status() driver.Report {
+	p.t.Helper()
+	result := Run(p.t, nil, Binary(p.t), "status", "--state-dir", p.StateDir, "--output", "json")
+	if result.Code != 0 {
+		p.t.Fatalf("csi-node status: %s", result.Stderr)
+	}
+	var report driver.Report
+	if err := json.Unmarshal([]byte(result.Stdout), &report); err != nil {
+		p.t.Fatalf("csi-node status: %v in %s", err, result.Stdout)
+	}
+	return report
+}
+
+// AwaitRest blocks until every part of every volume is settled, or stuck, and
+// no step runs.
+func (p *Plugin) AwaitRest() {
+	p.t.Helper()
+	Eventually(p.t, "the plugin is at rest", func() bool {
+		ctx, cancel := context.WithTimeout(p.t.Context(), Patience)
+		defer cancel()
+		report, err := driver.ReadReport(ctx, p.StateDir)
+		if err != nil {
+			p.t.Fatal(err)
+		}
+		for _, v := range report.Volumes {
+			for _, part := range v.Parts {
+				if v.Step != nil || part.Is == reconciler.UnderWay || part.Is == reconciler.Unseen {
+					return false
+				}
+			}
+		}
+		return true
+	})
+}
+
+// Eventually looks until what is asked for is true, for things that nobody
+// tells of; it fails the test after Patience.
+func Eventually(t testing.TB, what string, true func() bool) {
+	t.Helper()
+	tick := time.NewTicker(10 * time.Millisecond)
+	defer tick.Stop()
+	for end := time.After(Patience); !true(); {
+		select {
+		case <-tick.C:
+		case <-end:
+			t.Fatalf("not within %s: %s", Patience, what)
+		}
+	}
+}
+
+// FreeAddress returns a TCP address of this host that was free a moment ago.
+func FreeAddress(t testing.TB) string {
+	t.Helper()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := listener.Close(); err != nil {
+		t.Fatal(err)
+	}
+	return listener.Addr().String()
+}
+
+// Metrics returns the sums of the samples at an HTTP endpoint by metric name,
+// whatever their labels.
+func Metrics(t testing.TB, address string) map[string]float64 {
+	t.Helper()
+	resp, err := http.Get("http://" + address + "/metrics")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = resp.Body.Close() }() // only read from
+	if resp.StatusCode != http.StatusOK {
+		t.Fatal(fmt.Errorf("/metrics answers %s", resp.Status))
+	}
+	sums := map[string]float64{}
+	lines := bufio.NewScanner(resp.Body)
+	for lines.Scan() {
+		line := lines.Text()
+		name, _, _ := strings.Cut(strings.Fields(line + " ")[0], "{")
+		if strings.HasPrefix(line, "#") {
+			continue
+		}
+		value, err := strconv.ParseFloat(line[strings.LastIndexByte(line, ' ')+1:], 64)
+		if err != nil {
+			t.Fatalf("metric %q: %v", line, err)
+		}
+		sums[name] += value
+	}
+	if err := lines.Err(); err != nil {
+		t.Fatal(err)
+	}
+	return sums
+}
