@@ -31,7 +31,7 @@ func (s *Server) GetCapacity(ctx context.Context, req *csi.GetCapacityRequest) (
 			return nil, err
 		}
 		var err error
-		if fsType, err = s.fsTypeOf(req.GetVolumeCapabilities(), 0); err != nil {
+		if fsType, err = s.fsTypeOf(req.GetVolumeCapabilities(), s.Filesystems.Default(largestSize)); err != nil {
 			return &csi.GetCapacityResponse{}, nil // the caller asks how much there is: none
 		}
 	}

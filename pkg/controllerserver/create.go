@@ -1,6 +1,7 @@
 package controllerserver
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"strings"
@@ -56,7 +57,8 @@ func (s *Server) wanted(req *csi.CreateVolumeRequest) (pool.Volume, error) {
 	case len(req.GetMutableParameters()) > 0:
 		return none, state.Errorf(state.InvalidArgument, "volume %s: mutable_parameters: this driver has none", name)
 	}
-	fsType, err := s.fsTypeOf(req.GetVolumeCapabilities(), req.GetCapacityRange().GetLimitBytes())
+	room := cmp.Or(req.GetCapacityRange().GetLimitBytes(), largestSize)
+	fsType, err := s.fsTypeOf(req.GetVolumeCapabilities(), s.Filesystems.Default(room)) // the node service chooses likewise
 	if err != nil {
 		return none, fmt.Errorf("volume %s: %w", name, err)
 	}
@@ -81,15 +83,18 @@ func banned(r rune) bool {
 // the request. It may have grown since it was created.
 func (s *Server) compatible(have, want pool.Volume, req *csi.CreateVolumeRequest) error {
 	limit := req.GetCapacityRange().GetLimitBytes()
+	fsType, err := s.fsTypeOf(req.GetVolumeCapabilities(), cmp.Or(have.FSType, want.FSType))
 	switch {
+	case err != nil:
+		return err
 	case have.Name != want.Name:
 		return state.Errorf(state.AlreadyExists, "volume %s: its id %s is taken by the volume named %s", want.Name, have.ID, have.Name)
 	case have.Bytes < req.GetCapacityRange().GetRequiredBytes(), limit > 0 && have.Bytes > limit:
 		return state.Errorf(state.AlreadyExists, "volume %s: it exists with %d bytes, outside of the capacity_range", want.Name, have.Bytes)
 	case have.Provisioning != want.Provisioning:
 		return state.Errorf(state.AlreadyExists, "volume %s: it exists with provisioning %s, not %s", want.Name, have.Provisioning, want.Provisioning)
-	case have.FSType != want.FSType:
-		return state.Errorf(state.AlreadyExists, "volume %s: it exists as %s, not as %s", want.Name, use(have.FSType), use(want.FSType))
+	case have.FSType != fsType:
+		return state.Errorf(state.AlreadyExists, "volume %s: it exists as %s, not as %s", want.Name, use(have.FSType), use(fsType))
 	case !s.reaches(req.GetAccessibilityRequirements()):
 		return state.Errorf(state.AlreadyExists, "volume %s: it exists on node %s, which the accessibility_requirements do not name", want.Name, s.NodeID)
 	}

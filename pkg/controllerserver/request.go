@@ -1,6 +1,7 @@
 package controllerserver
 
 import (
+	"cmp"
 	"maps"
 	"slices"
 	"strings"
@@ -60,9 +61,9 @@ func complete(capabilities []*csi.VolumeCapability) error {
 }
 
 // fsTypeOf returns the file system type of a volume that has all the
-// capabilities and at most limit bytes, 0 for no limit; it is empty for a block
+// capabilities, where an empty fs_type means unnamed; it is empty for a block
 // device. InvalidArgument says why there can be no such volume.
-func (s *Server) fsTypeOf(capabilities []*csi.VolumeCapability, limit int64) (string, error) {
+func (s *Server) fsTypeOf(capabilities []*csi.VolumeCapability, unnamed string) (string, error) {
 	if err := complete(capabilities); err != nil {
 		return "", err
 	}
@@ -74,7 +75,7 @@ func (s *Server) fsTypeOf(capabilities []*csi.VolumeCapability, limit int64) (st
 		if c.GetMount() == nil {
 			continue
 		}
-		t, err := s.mountType(c.GetMount(), limit)
+		t, err := s.mountType(c.GetMount(), unnamed)
 		switch {
 		case err != nil:
 			return "", err
@@ -87,14 +88,8 @@ func (s *Server) fsTypeOf(capabilities []*csi.VolumeCapability, limit int64) (st
 }
 
 // mountType checks a mount capability and returns its file system type.
-func (s *Server) mountType(m *csi.VolumeCapability_MountVolume, limit int64) (string, error) {
-	t, types := m.GetFsType(), s.Filesystems.Types()
-	if t == "" { // the node service will choose likewise
-		if limit <= 0 {
-			limit = largestSize
-		}
-		t = s.Filesystems.Default(limit)
-	}
+func (s *Server) mountType(m *csi.VolumeCapability_MountVolume, unnamed string) (string, error) {
+	t, types := cmp.Or(m.GetFsType(), unnamed), s.Filesystems.Types()
 	if !slices.Contains(types, t) {
 		return "", state.Errorf(state.InvalidArgument, "fs_type %q is not one that this node makes (%s)", t, strings.Join(types, ", "))
 	}

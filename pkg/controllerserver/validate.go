@@ -1,6 +1,7 @@
 package controllerserver
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"strings"
@@ -42,7 +43,7 @@ func (s *Server) ValidateVolumeCapabilities(ctx context.Context, req *csi.Valida
 
 // lacks says what of the request the volume has not; empty if it has all.
 func (s *Server) lacks(v pool.Volume, req *csi.ValidateVolumeCapabilitiesRequest) string {
-	fsType, err := s.fsTypeOf(req.GetVolumeCapabilities(), v.Bytes)
+	fsType, err := s.fsTypeOf(req.GetVolumeCapabilities(), cmp.Or(v.FSType, s.Filesystems.Default(v.Bytes)))
 	if err != nil {
 		return err.Error()
 	}

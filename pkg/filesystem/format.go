@@ -77,18 +77,12 @@ func (h *Host) formatOpen(ctx context.Context, d *device, k kind) error {
 	return nil
 }
 
-// refuseUnlessBlank is the guard. While it reads, the device is claimed
-// (O_EXCL), so that nobody can mount it; mkfs then claims it itself. It reports
-// whether all of the device is known to be zero.
+// refuseUnlessBlank is the guard. It reports whether all of the device is known
+// to be zero.
 func (h *Host) refuseUnlessBlank(ctx context.Context, d *device) (zeroed bool, err error) {
-	claim, err := open(d.facts, unix.O_EXCL)
-	if err != nil {
-		if errors.Is(err, unix.EBUSY) {
-			return false, fmt.Errorf("somebody has it mounted or claimed: %w", err)
-		}
+	if err := claim(d.facts); err != nil {
 		return false, err
 	}
-	defer func() { err = errors.Join(err, claim.Close()) }()
 	var p proof
 	if _, sb, other := h.recognise(d); other != nil {
 		p.found = other.Found
@@ -102,6 +96,21 @@ func (h *Host) refuseUnlessBlank(ctx context.Context, d *device) (zeroed bool, e
 			"only a blank device is formatted; found %s. To destroy that deliberately, unstage the volume and run %s", p.found, eraser(d))
 	}
 	return p.whole, nil
+}
+
+// claim claims the device (O_EXCL) and lets go of it at once: an error when
+// somebody has it mounted or claimed. It is not kept until mkfs claims the
+// device itself, because every child that is forked meanwhile keeps it, too,
+// from its fork to its exec, and mkfs would be refused.
+func claim(facts state.Device) error {
+	d, err := open(facts, unix.O_EXCL)
+	if errors.Is(err, unix.EBUSY) {
+		return fmt.Errorf("somebody has it mounted or claimed: %w", err)
+	}
+	if err != nil {
+		return err
+	}
+	return d.Close()
 }
 
 // eraser is the command with which an operator makes the device blank. wipefs

@@ -125,7 +125,6 @@ func TestGuard(t *testing.T) {
 	for _, c := range guardCases {
 		for _, backed := range []bool{true, false} {
 			t.Run(fmt.Sprintf("%s/backing=%t", c.name, backed), func(t *testing.T) {
-				t.Parallel()
 				image := newImage(t, max(c.size, 16*mib*b2i(c.size == 0)))
 				c.make(t, image)
 				device := attach(t, image)

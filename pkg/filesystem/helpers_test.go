@@ -9,7 +9,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"sync/atomic"
+	"syscall"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -39,8 +39,6 @@ func newImage(t testing.TB, size int64) string {
 	return path
 }
 
-var loops atomic.Int32
-
 // attach puts a loop device over a file until the test ends. Its Backing is set.
 //
 // The device has a number of its own, far from those that losetup --find hands
@@ -51,15 +49,22 @@ func attach(t testing.TB, path string, options ...string) state.Device {
 	control, err := os.OpenFile("/dev/loop-control", os.O_RDWR, 0)
 	must0(t, err)
 	defer control.Close()
-	number := 1<<16 + os.Getpid()%1024*512 + int(loops.Add(1))%512
-	must0(t, unix.IoctlSetInt(int(control.Fd()), unix.LOOP_CTL_ADD, number))
+	number := 1<<16 + os.Getpid()%1024*512
+	for err = error(unix.EEXIST); err == unix.EEXIST; {
+		number++
+		err = unix.IoctlSetInt(int(control.Fd()), unix.LOOP_CTL_ADD, number)
+	}
+	must0(t, err)
 	node := fmt.Sprintf("/dev/loop%d", number)
 	t.Cleanup(func() {
 		control, err := os.OpenFile("/dev/loop-control", os.O_RDWR, 0)
 		must0(t, err)
 		defer control.Close()
 		command(t, "losetup", "--detach", node)
-		// Somebody who lists loop devices may have it open just now.
+		// A child of another test that has not reached its exec has the
+		// device open, too, and so may somebody who lists loop devices.
+		syscall.ForkLock.Lock()
+		defer syscall.ForkLock.Unlock()
 		if err := unix.IoctlSetInt(int(control.Fd()), unix.LOOP_CTL_REMOVE, number); err != nil && err != unix.EBUSY {
 			t.Errorf("remove %s: %v", node, err)
 		}

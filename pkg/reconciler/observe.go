@@ -34,7 +34,14 @@ func (r *Reconciler) observe(ctx context.Context, want *state.Volume) (have stat
 			err = fmt.Errorf("volume %s: observe: %w", want.ID, err)
 		}
 	}()
-	if have.Device, err = r.kernel.Devices.Find(ctx, want.ID); err != nil {
+	have.Device, err = r.kernel.Devices.Find(ctx, want.ID)
+	switch class := state.ClassOf(err); {
+	case err == nil:
+	case class == state.InvalidArgument:
+		have.Device = state.Device{Missing: true} // no volume can have that id
+	case class.Final():
+		return have, state.Errorf(state.Unavailable, "%w", err) // nothing could be seen undone
+	default:
 		return have, err
 	}
 	device := have.Device.State == state.DeviceAttached || have.Device.State == state.DeviceDetaching
@@ -59,7 +66,11 @@ func (r *Reconciler) observe(ctx context.Context, want *state.Volume) (have stat
 			have.Contents = state.Contents{Err: err}
 		}
 	}
-	return have, r.nameHolder(ctx, want, &have)
+	leaving := want.Stage != nil && want.Stage.Gone && len(have.Stage.Mounts) == 0
+	if d := &have.Device; leaving && d.Holder == "" && (d.Held || d.State == state.DeviceDetaching) {
+		d.Holder = r.holders(ctx, *d)
+	}
+	return have, nil
 }
 
 // look keeps what goes wrong at one path from hiding the rest of the volume.
@@ -77,13 +88,10 @@ func readContents(want *state.Volume, have state.Actual) bool {
 	return have.Device.Attached() && s != nil && !s.Gone && s.Capability.Access == state.MountAccess
 }
 
-// nameHolder finds out who holds a device that is to go.
-func (r *Reconciler) nameHolder(ctx context.Context, want *state.Volume, have *state.Actual) error {
-	d := &have.Device
-	leaving := want.Stage != nil && want.Stage.Gone && len(have.Stage.Mounts) == 0
-	if r.kernel.Holders == nil || !leaving || d.Holder != "" || !d.Held && d.State != state.DeviceDetaching {
-		return nil
+// holders names who holds a device, for humans.
+func (r *Reconciler) holders(ctx context.Context, d state.Device) string {
+	if r.kernel.Holders == nil {
+		return ""
 	}
-	d.Holder = strings.Join(r.kernel.Holders(ctx, d.Number), ", ")
-	return ctx.Err()
+	return strings.Join(r.kernel.Holders(ctx, d.Number), ", ")
 }

@@ -15,6 +15,7 @@ const (
 	Unbind         Action = "unbind"          // unmount the top mount at a target
 	RemoveTarget   Action = "remove-target"   // delete the empty file or directory that was a target
 	Unmount        Action = "unmount"         // unmount the top mount at the staging path
+	Release        Action = "release"         // take copies of the stage out of other mount namespaces
 	DetachView     Action = "detach-view"     // detach the read-only device over the device
 	Detach         Action = "detach"          // detach the device
 	Attach         Action = "attach"          // attach the device, or reclaim one that is going away
@@ -72,6 +73,7 @@ func MakePlan(want *state.Volume, have state.Actual) Plan {
 			p.say(state.TargetPart(path), p.unpublish(t))
 		}
 	}
+	p.dropIdleView()
 	if s := want.Stage; s != nil {
 		if s.Gone {
 			p.say(state.StagePart(), p.unstage(s))
@@ -82,13 +84,12 @@ func MakePlan(want *state.Volume, have state.Actual) Plan {
 	if want.Size != nil {
 		p.say(state.SizePart(), p.size(want.Size))
 	}
+	p.growMounted()
 	for _, path := range want.TargetPaths() {
 		if t := want.Targets[path]; !t.Gone {
 			p.say(state.TargetPart(path), p.publish(t))
 		}
 	}
-	p.dropIdleView()
-	p.growMounted()
 	return p.plan
 }
 
@@ -152,15 +153,29 @@ func (p *planner) oursAt(t *state.Target, m state.Mount) bool {
 
 // bound returns the parts of the targets at which the volume is still mounted.
 func (p *planner) bound() []state.Part {
+	return p.targets(func(t *state.Target, m state.Mountpoint) bool {
+		return slices.ContainsFunc(m.Mounts, func(m state.Mount) bool { return p.oursAt(t, m) })
+	})
+}
+
+// maybeBound is bound and the targets that could not be looked at.
+func (p *planner) maybeBound() []state.Part {
+	return append(p.bound(), p.targets(func(_ *state.Target, m state.Mountpoint) bool { return unknown(m) })...)
+}
+
+func (p *planner) targets(such func(*state.Target, state.Mountpoint) bool) []state.Part {
 	var parts []state.Part
 	for _, path := range p.want.TargetPaths() {
-		t := p.want.Targets[path]
-		if slices.ContainsFunc(p.have.Targets[path].Mounts, func(m state.Mount) bool { return p.oursAt(t, m) }) {
+		if such(p.want.Targets[path], p.have.Targets[path]) {
 			parts = append(parts, state.TargetPart(path))
 		}
 	}
 	return parts
 }
+
+// unknown reports whether something may be mounted at a path that could not be
+// looked at. A final error tells that it is no path to mount at.
+func unknown(m state.Mountpoint) bool { return m.Err != nil && !state.ClassOf(m.Err).Final() }
 
 // describe says what is mounted at a path that should be something else.
 func describe(m state.Mount) string {

@@ -43,11 +43,15 @@ func (p *planner) device(s *state.Stage) Verdict {
 		return p.do(Attach, state.StagePart())
 	case d.ReadOnly == s.ReadOnly:
 		return settled
-	case d.Held || p.have.View.State != state.DeviceAbsent || len(p.bound()) > 0 || p.stageIsOurs():
+	case d.Held || p.have.View.State != state.DeviceAbsent || len(p.maybeBound()) > 0 || p.stageIsOurs() || unknown(p.have.Stage):
 		return stuck(state.FailedPrecondition, "the device %s is attached %s and in use, so it cannot be attached %s", d.Path, access(d.ReadOnly), access(s.ReadOnly))
 	}
 	return p.do(Detach, state.StagePart())
 }
+
+// inUse reports whether somebody has claimed the device or a target shows it: a
+// bound device node claims nothing.
+func (p *planner) inUse() bool { return p.have.Device.Held || len(p.bound()) > 0 }
 
 func access(readOnly bool) string {
 	if readOnly {
@@ -74,12 +78,12 @@ func (p *planner) keepMounted(s *state.Stage) Verdict {
 	switch {
 	case err != nil:
 		return stuck(state.ClassOf(err), "%v", err)
-	case !p.ours(top):
+	case top.Node || !top.Is(p.have.Device.Number):
 		return stuck(state.FailedPrecondition, "%s is mounted at the staging path %s: unmount it, the plugin did not mount it", describe(top), s.Path)
 	case len(mounts) > 1 && p.ours(mounts[1]):
 		return p.do(Unmount, state.StagePart()) // mounted twice
-	case top.Corrupt && len(p.bound()) > 0:
-		return stuck(state.Unavailable, "the file system at the staging path %s is broken, and targets are still bound from it", s.Path)
+	case top.Corrupt && len(p.maybeBound()) > 0:
+		return stuck(state.Unavailable, "the file system at the staging path %s is broken, and targets are still bound from it or cannot be looked at", s.Path)
 	case top.Corrupt:
 		return p.do(Unmount, state.StagePart())
 	case top.FSType != s.Capability.FSType:
@@ -109,7 +113,7 @@ func (p *planner) contents(s *state.Stage) Verdict {
 			return stuck(state.FailedPrecondition, "the volume holds a file system of type %s, and %s was asked for", c.FSType, s.Capability.FSType)
 		case s.ReadOnly || !c.NeedsCheck && !(c.Growable && c.GrowsUnmounted && !c.GrowsMounted):
 			return settled
-		case d.Held:
+		case p.inUse():
 			return p.held(d, "checking or growing the file system")
 		case c.NeedsCheck:
 			return p.do(Check, state.StagePart())
@@ -121,7 +125,7 @@ func (p *planner) contents(s *state.Stage) Verdict {
 			return stuck(state.FailedPrecondition, "the volume is blank and read-only access was asked for: stage it once for writing, which formats it")
 		case d.Formatted != "":
 			return stuck(state.FailedPrecondition, "the volume was formatted as %s before and is blank now: its data is lost, and it is not formatted again", d.Formatted)
-		case d.Held:
+		case p.inUse():
 			return p.held(d, "formatting")
 		}
 		return p.do(BeginFormat, state.StagePart())
@@ -136,7 +140,7 @@ func (p *planner) finishFormat(s *state.Stage) Verdict {
 	switch {
 	case s.ReadOnly:
 		return stuck(state.FailedPrecondition, "formatting the volume was interrupted and read-only access was asked for: stage it once for writing")
-	case d.Held:
+	case p.inUse():
 		return p.held(d, "formatting again")
 	case p.have.Contents.Kind != state.ContentsBlank:
 		return p.do(Erase, state.StagePart())
@@ -165,7 +169,7 @@ func holder(d state.Device) string {
 
 // unstage plans the end of a stage: mount, view, device.
 func (p *planner) unstage(s *state.Stage) Verdict {
-	if bound := p.bound(); len(bound) > 0 {
+	if bound := p.maybeBound(); len(bound) > 0 {
 		return Verdict{Needs: bound}
 	}
 	mounts, d, view := p.have.Stage.Mounts, p.have.Device, p.have.View
@@ -176,16 +180,18 @@ func (p *planner) unstage(s *state.Stage) Verdict {
 		return p.do(Unmount, state.StagePart())
 	case p.stageIsOurs():
 		return stuck(state.FailedPrecondition, "%s is mounted over the volume at the staging path %s: unmount it, the plugin did not mount it", describe(mounts[0]), s.Path)
-	case view.State == state.DeviceDetaching:
+	case view.State == state.DeviceDetaching, view.State == state.DeviceAttached && view.Held:
 		return p.held(view, "it is detached")
 	case view.State == state.DeviceAttached:
 		return p.do(DetachView, state.StagePart())
-	case d.State == state.DeviceDetaching, d.State == state.DeviceAttached && d.Held:
+	case d.State != state.DeviceAttached && d.State != state.DeviceDetaching:
+		return settled
+	case d.Held && p.have.Stage.File == state.Directory && p.have.Stage.Empty:
+		return p.do(Release, state.StagePart())
+	case d.Held || d.State == state.DeviceDetaching:
 		return p.held(d, "it is detached")
-	case d.State == state.DeviceAttached:
-		return p.do(Detach, state.StagePart())
 	}
-	return settled
+	return p.do(Detach, state.StagePart())
 }
 
 // size plans the growth of a staged volume.
@@ -231,6 +237,8 @@ func stageFlags(s *state.Stage) (state.Flags, error) {
 	if s.ReadOnly {
 		flags.Set |= state.ReadOnly
 		flags.Clear &^= state.ReadOnly
+	} else if flags.Set&state.ReadOnly == 0 {
+		flags.Clear |= state.ReadOnly
 	}
 	return flags, err
 }

@@ -52,8 +52,10 @@ func (p *planner) publish(t *state.Target) Verdict {
 		return stuck(state.ClassOf(err), "%v", err)
 	case len(m.Mounts) == 0:
 		return p.bind(t, state.Directory)
-	case !m.Mounts[0].Is(p.have.Device.Number):
+	case m.Mounts[0].Node || !m.Mounts[0].Is(p.have.Device.Number):
 		return p.foreign(t)
+	case m.Mounts[0].Corrupt:
+		return p.do(Unbind, state.TargetPart(t.Path))
 	case len(m.Mounts) > 1 && m.Mounts[1].Is(p.have.Device.Number):
 		return p.do(Unbind, state.TargetPart(t.Path)) // bound twice
 	case !flags.Met(m.Mounts[0].Attributes):
@@ -77,7 +79,7 @@ func (p *planner) publishDevice(t *state.Target) Verdict {
 		return stuck(state.FailedPrecondition, "the volume was published at %s as device %s and is device %s now; a pod keeps the number it was started with: restart the pod", t.Path, t.Device, d.Number)
 	case len(m.Mounts) == 0:
 		return p.bind(t, state.RegularFile)
-	case !p.oursAt(t, m.Mounts[0]):
+	case !m.Mounts[0].Node || !p.oursAt(t, m.Mounts[0]):
 		return p.foreign(t)
 	case !m.Mounts[0].Is(d.Number), len(m.Mounts) > 1 && p.oursAt(t, m.Mounts[1]):
 		return p.do(Unbind, part) // the other node of the volume, or bound twice
@@ -111,7 +113,7 @@ func (p *planner) foreign(t *state.Target) Verdict {
 // dropIdleView detaches the view of a staged volume once no target shows it.
 func (p *planner) dropIdleView() {
 	s := p.want.Stage
-	if s == nil || s.Gone || p.have.View.State != state.DeviceAttached {
+	if s == nil || s.Gone || p.have.View.State != state.DeviceAttached || p.have.View.Held {
 		return
 	}
 	for path, t := range p.want.Targets {

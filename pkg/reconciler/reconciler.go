@@ -2,6 +2,7 @@ package reconciler
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync"
 	"time"
@@ -153,7 +154,10 @@ func (r *Reconciler) Ensure(ctx context.Context, id string, part state.Part, edi
 	w := r.register(id, part)
 	defer r.unregister(id, w)
 	record, err := r.store.Edit(id, edit)
-	if err != nil {
+	switch {
+	case errors.Is(err, state.ErrNothingThere):
+		return nil
+	case err != nil:
 		return fmt.Errorf("volume %s: %w", id, err)
 	}
 	intent := record.Intent(part)
@@ -201,6 +205,9 @@ func (r *Reconciler) Adopt(ctx context.Context, id string, stage *state.Stage) (
 		return false, nil
 	}
 	_, err = r.store.Edit(id, func(v *state.Volume) error {
+		if v.Stage != nil && v.Stage.Gone {
+			return state.Errorf(state.Aborted, "the volume is being unstaged from %s", v.Stage.Path)
+		}
 		if err := v.AskStage(stage, time.Now()); err != nil {
 			return err
 		}

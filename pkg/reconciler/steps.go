@@ -52,10 +52,9 @@ func (r *Reconciler) do(ctx context.Context, step Step, want *state.Volume, have
 	case RemoveTarget:
 		return k.Directories.Remove(ctx, t.Path)
 	case Unmount:
-		if err := k.Mounts.Unmount(ctx, s.Path); err != nil {
-			return err
-		}
-		return r.renew(ctx, s.Path)
+		return k.Mounts.Unmount(ctx, s.Path)
+	case Release:
+		return r.release(ctx, want)
 	case DetachView:
 		return k.Views.DetachView(ctx, d)
 	case Detach:
@@ -101,16 +100,18 @@ func (r *Reconciler) do(ctx context.Context, step Step, want *state.Volume, have
 	return state.Errorf(state.Internal, "unknown step %s", step)
 }
 
-// renew takes the copies of an unmounted stage out of other mount namespaces.
-// A directory that is not empty, or still a mount point, is left as it is.
-func (r *Reconciler) renew(ctx context.Context, path string) error {
-	switch m, err := r.kernel.Mounts.Look(ctx, path); {
-	case err != nil:
+// release takes the copies of an unmounted stage out of other mount
+// namespaces. Open files still hold the device after that.
+func (r *Reconciler) release(ctx context.Context, want *state.Volume) error {
+	if err := r.kernel.Directories.Renew(ctx, want.Stage.Path); err != nil {
 		return err
-	case m.File != state.Directory || len(m.Mounts) > 0 || !m.Empty:
-		return nil
 	}
-	return r.kernel.Directories.Renew(ctx, path)
+	d, err := r.kernel.Devices.Find(ctx, want.ID)
+	if err == nil && d.Held {
+		d.Holder = r.holders(ctx, d)
+		return fmt.Errorf("the device %s is still held, which must end before it is detached: %s", d.Path, holder(d))
+	}
+	return err
 }
 
 func (r *Reconciler) setAttributes(ctx context.Context, s *state.Stage, t *state.Target) error {

@@ -101,7 +101,7 @@ func (a *attempt) failed(step bool, err error) {
 		delay = min(firstDelay<<shift, maxDelay)
 	}
 	// The jitter keeps volumes that failed together from coming back together.
-	a.next = time.Now().Add(time.Duration(float64(delay) * (0.8 + 0.4*rand.Float64())))
+	a.next = time.Now().Add(time.Duration(float64(delay) * (0.8 + 0.2*rand.Float64())))
 }
 
 // due reports whether steps for the part may run now.

@@ -17,6 +17,7 @@ type waiter struct {
 	intent  uint64 // revision of the intent it waits for; 0 until its edit is committed
 	gone    bool   // it waits for an end
 	refused error  // the final failure of what it asked for, told once the undo is seen
+	told    bool   // it has its answer
 	answer  chan error
 }
 
@@ -41,8 +42,13 @@ func (r *Reconciler) arm(id string, w *waiter, intent *state.Intent) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	w.intent, w.gone = intent.Revision, intent.Gone
-	for part, a := range r.volume(id).attempts {
-		if part == w.part || part == state.StagePart() && !intent.Gone || w.part == state.StagePart() && intent.Gone {
+	r.volume(id).kick(w)
+}
+
+// kick makes due what a waiter waits for.
+func (v *volume) kick(w *waiter) {
+	for part, a := range v.attempts {
+		if part == w.part || part == state.StagePart() && !w.gone || w.part == state.StagePart() && w.gone {
 			a.next = time.Time{}
 		}
 	}
@@ -76,8 +82,12 @@ func (p *pass) waitForUndo(want *state.Volume, plan Plan, record *state.Volume) 
 		if err == nil || !state.ClassOf(err).Final() {
 			return false
 		}
+		now := record.Intent(w.part)
+		if now != nil && !now.Withdrawn && !now.Accepted {
+			return true // superseded before it could be withdrawn, as the next look tells
+		}
 		w.refused, w.gone = err, true
-		if now := record.Intent(w.part); now != nil {
+		if now != nil {
 			w.intent = now.Revision
 		}
 		return true
@@ -93,6 +103,7 @@ func (p *pass) answer(ctx context.Context, want *state.Volume, plan Plan) {
 		if err, known := p.outcome(want, plan, w); known {
 			select {
 			case w.answer <- err:
+				w.told = true
 				klog.FromContext(ctx).V(4).Info("Answered", "part", w.part, "err", err)
 			default: // answered before
 			}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"reflect"
+	"slices"
 	"time"
 
 	"k8s.io/klog/v2"
@@ -61,6 +62,9 @@ func (p *pass) advance(ctx context.Context) bool {
 		}
 	}
 	have, err := p.r.observe(ctx, want)
+	if ctx.Err() != nil {
+		return false // the plugin stops, and the callers are told so
+	}
 	if err != nil {
 		for _, part := range want.Parts() {
 			p.fail(want, part, err)
@@ -127,7 +131,11 @@ func (p *pass) fail(want *state.Volume, part state.Part, err error) {
 func (p *pass) failure(want *state.Volume, part state.Part) error {
 	f, failed := p.failed[part]
 	intent := want.Intent(part)
-	if !failed || intent != nil && intent.Revision != f.intent {
+	now := uint64(0)
+	if intent != nil {
+		now = intent.Revision
+	}
+	if !failed || now != f.intent {
 		return nil
 	}
 	return f.err
@@ -225,21 +233,29 @@ func (p *pass) retryLater() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	v := r.volume(p.id)
+	planned := map[state.Part]bool{}
+	for _, step := range v.plan.Steps {
+		planned[step.Part] = true
+	}
 	for part := range v.attempts {
-		if v.want.Intent(part) == nil && p.failed[part].err == nil {
+		// What settled, or waits for another part, has nothing to be due.
+		if verdict := v.plan.Verdicts[part]; !planned[part] && (verdict.Settled || verdict.Problem == (Problem{})) && p.failure(v.want, part) == nil {
 			delete(v.attempts, part)
 		}
 	}
 	for part, verdict := range v.plan.Verdicts {
-		if verdict.Settled {
-			delete(v.attempts, part)
-		} else if verdict.Problem != (Problem{}) && p.failure(v.want, part) == nil {
+		if !verdict.Settled && verdict.Problem != (Problem{}) && p.failure(v.want, part) == nil {
 			v.attempt(part).failed(false, p.reason(v.want, v.plan, part))
 		}
 	}
 	for part := range p.failed {
 		if err := p.failure(v.want, part); err != nil {
 			v.attempt(part).failed(true, err)
+		}
+	}
+	for w := range v.waiters {
+		if w.intent != 0 && !slices.Contains(p.waiters, w) && !w.told { // it came too late for this pass
+			v.kick(w)
 		}
 	}
 	if wait, ok := v.untilNext(time.Now()); ok {

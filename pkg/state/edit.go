@@ -10,6 +10,10 @@ import (
 // ErrNotStaged is what AskPublish and AskSize return of a volume without a stage.
 var ErrNotStaged = Errorf(FailedPrecondition, "the volume is not staged on this node: NodeStageVolume comes first")
 
+// ErrNothingThere is what an edit returns that asks for the end of what the
+// record knows nothing of: the request is met.
+var ErrNothingThere = Errorf(NotFound, "nothing is there")
+
 // The edits below are the whole grammar of requests. Each is made inside
 // Store.Edit, on a record that already carries the revision of the edit; each
 // either refuses with a classified error or leaves the record as asked. An
@@ -47,7 +51,7 @@ func (v *Volume) AskStage(s *Stage, now time.Time) error {
 // FailedPrecondition: the volume is still published, at the targets named.
 func (v *Volume) AskUnstage(path string, now time.Time) error {
 	if v.Stage != nil && v.Stage.Path != path {
-		return nil
+		return ErrNothingThere
 	}
 	if standing := v.standing(); len(standing) > 0 {
 		return Errorf(FailedPrecondition, "the volume is still published at %s: NodeUnpublishVolume comes first", strings.Join(standing, ", "))

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -133,22 +132,12 @@ func (s *Store) Close() error {
 	return s.closeErr
 }
 
-// deepCopy returns a copy that shares nothing with v, as the store would read
-// it back: without the marks that are never stored.
+// deepCopy returns a copy as the store would read it back: without the marks
+// that are never stored.
 func deepCopy(v *Volume) *Volume {
 	c := v.Clone()
-	if c.Stage != nil {
-		c.Stage.Asked = false
-		c.Stage.Capability.Flags = slices.Clone(c.Stage.Capability.Flags)
-		c.Stage.Context = maps.Clone(c.Stage.Context)
-	}
-	if c.Size != nil {
-		c.Size.Asked = false
-	}
-	for _, t := range c.Targets {
-		t.Asked = false
-		t.Capability.Flags = slices.Clone(t.Capability.Flags)
-		t.Context = maps.Clone(t.Context)
+	for _, part := range c.Parts() {
+		c.Intent(part).Asked = false
 	}
 	return c
 }

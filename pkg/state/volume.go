@@ -118,11 +118,12 @@ type Size struct {
 // Empty reports whether nothing is left to do or to keep for the volume.
 func (v *Volume) Empty() bool { return v.Stage == nil && len(v.Targets) == 0 }
 
-// Clone returns a deep copy.
+// Clone returns a copy that shares nothing with v.
 func (v *Volume) Clone() *Volume {
 	c := *v
 	if v.Stage != nil {
 		s := *v.Stage
+		s.Capability.Flags, s.Context = slices.Clone(s.Capability.Flags), maps.Clone(s.Context)
 		c.Stage = &s
 	}
 	if v.Size != nil {
@@ -132,6 +133,7 @@ func (v *Volume) Clone() *Volume {
 	c.Targets = make(map[string]*Target, len(v.Targets))
 	for path, target := range v.Targets {
 		t := *target
+		t.Capability.Flags, t.Context = slices.Clone(t.Capability.Flags), maps.Clone(t.Context)
 		c.Targets[path] = &t
 	}
 	return &c

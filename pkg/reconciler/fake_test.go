@@ -1,0 +1,1261 @@
+package reconciler
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"path"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"github.com/csi-node/csi-node/pkg/state"
+)
+
+// fakeKernel is a node in memory: devices, contents, mounts, files. It outlives
+// the processes that act on it. Each call is checked against the safety rules
+// of the planner, whatever the planner thinks; a breach is kept in violations.
+type fakeKernel struct {
+	mu         sync.Mutex
+	volumes    map[string]*fakeVolume
+	mounts     map[string][]fakeMount // by path, the top first
+	files      map[string]*fakeFile   // by path, beneath the mounts
+	minors     uint32                 // never used twice
+	formats    int
+	faults     []*fault
+	calls      map[callKey]int
+	acting     map[string]op // the mutating call that a volume is in
+	looks      map[string]spin
+	log        []string
+	violations []string
+	began      time.Time
+
+	// By fs type: whether it grows while mounted, and while not.
+	growsMounted, growsUnmounted map[string]bool
+}
+
+// fakeVolume is the data of one volume and what is attached of it.
+type fakeVolume struct {
+	capacity   int64 // bytes promised
+	size       int64 // bytes of the backing
+	foreign    string
+	device     *fakeDevice
+	view       *fakeDevice
+	held       bool // claimed by somebody outside
+	private    bool // a pod with a private mount namespace keeps a copy of the stage
+	copied     bool // such a copy holds the device now
+	formatting bool
+	formatted  string
+	contents   state.Contents
+	data       bool // it was mounted for writing: erasing it would lose data
+	superRO    bool // the kernel turned the file system read-only
+}
+
+type fakeDevice struct {
+	number    state.DeviceNumber
+	size      int64
+	readOnly  bool
+	detaching bool
+}
+
+type fakeMount struct {
+	state.Mount
+	volume string // empty for a mount that the plugin did not make
+}
+
+type fakeFile struct {
+	kind  state.FileType
+	inUse bool // holds entries or bytes
+}
+
+// op names a call. Those of reads come first.
+type op string
+
+const (
+	opFind     op = "find"
+	opFindView op = "find-view"
+	opProbe    op = "probe"
+	opLook     op = "look"
+
+	opAttach        op = "attach"
+	opDetach        op = "detach"
+	opGrowDevice    op = "grow-device"
+	opBeginFormat   op = "begin-format"
+	opErase         op = "erase"
+	opEndFormat     op = "end-format"
+	opAttachView    op = "attach-view"
+	opDetachView    op = "detach-view"
+	opFormat        op = "format"
+	opCheck         op = "check"
+	opGrow          op = "grow"
+	opMount         op = "mount"
+	opBind          op = "bind"
+	opBindDevice    op = "bind-device"
+	opSetAttributes op = "set-attributes"
+	opUnmount       op = "unmount"
+	opRemove        op = "remove"
+	opRenew         op = "renew"
+)
+
+// mutators lists every call that changes something.
+func mutators() []op {
+	return []op{opAttach, opDetach, opGrowDevice, opBeginFormat, opErase, opEndFormat, opAttachView, opDetachView,
+		opFormat, opCheck, opGrow, opMount, opBind, opBindDevice, opSetAttributes, opUnmount, opRemove, opRenew}
+}
+
+func (o op) reads() bool { return o == opFind || o == opFindView || o == opProbe || o == opLook }
+
+type callKey struct {
+	op  op
+	key string // volume id, or path of a call that has one
+}
+
+type spin struct {
+	at time.Time
+	n  int
+}
+
+// maxLooks at one volume at one instant: a worker that looks more often spins.
+const maxLooks = 3000
+
+// mode is what becomes of a call that meets a fault.
+type mode int
+
+const (
+	works   mode = iota // after the delay
+	fails               // and has no effect
+	halfway             // has part of its effect, then fails
+	idles               // reports success and has no effect
+	crashes             // has part of its effect, and the process dies
+)
+
+// fault is what calls of an op meet.
+type fault struct {
+	op     op
+	key    string // volume id or path; empty for any
+	times  int    // that are left; negative for ever
+	mode   mode
+	err    error
+	takes  time.Duration
+	hang   chan struct{} // until closed, or ctx ends
+	deaf   bool          // the hang does not end with ctx
+	opened sync.Once
+}
+
+func newFakeKernel() *fakeKernel {
+	return &fakeKernel{
+		volumes: map[string]*fakeVolume{}, mounts: map[string][]fakeMount{}, files: map[string]*fakeFile{},
+		calls: map[callKey]int{}, acting: map[string]op{}, looks: map[string]spin{}, began: time.Now(),
+		growsMounted: map[string]bool{"xfs": true}, growsUnmounted: map[string]bool{"ext4": true},
+	}
+}
+
+// fault adds one; of several that fit a call the first that is left counts.
+func (k *fakeKernel) fault(f *fault) *fault {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.faults = append(k.faults, f)
+	return f
+}
+
+// fail makes calls fail, times of them or (negative) for ever.
+func (k *fakeKernel) fail(o op, key string, times int, err error) *fault {
+	return k.fault(&fault{op: o, key: key, times: times, mode: fails, err: err})
+}
+
+// slow makes calls take virtual time.
+func (k *fakeKernel) slow(o op, key string, times int, takes time.Duration) *fault {
+	return k.fault(&fault{op: o, key: key, times: times, takes: takes})
+}
+
+// hang makes one call hang until open or, unless deaf, until its ctx ends.
+func (k *fakeKernel) hang(o op, key string, deaf bool) *fault {
+	return k.fault(&fault{op: o, key: key, times: 1, hang: make(chan struct{}), deaf: deaf})
+}
+
+// open ends a hang: the call then has its effect.
+func (f *fault) open() { f.opened.Do(func() { close(f.hang) }) }
+
+// mend takes away all faults and opens all hangs.
+func (k *fakeKernel) mend() {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	for _, f := range k.faults {
+		f.times = 0
+		if f.hang != nil {
+			f.open()
+		}
+	}
+}
+
+// count returns how many calls there were.
+func (k *fakeKernel) count(o op, key string) int {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.calls[callKey{o, key}]
+}
+
+// changes returns how many mutating calls there were.
+func (k *fakeKernel) changes() int {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	n := 0
+	for key, calls := range k.calls {
+		if !key.op.reads() {
+			n += calls
+		}
+	}
+	return n
+}
+
+// with lets a test look at the node, or change it behind the plugin's back.
+func (k *fakeKernel) with(f func()) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	f()
+}
+
+func (k *fakeKernel) violate(format string, args ...any) error {
+	err := fmt.Errorf("VIOLATION: "+format, args...)
+	k.violations = append(k.violations, err.Error())
+	k.log = append(k.log, err.Error())
+	return err
+}
+
+func (k *fakeKernel) note(format string, args ...any) {
+	k.log = append(k.log, fmt.Sprintf("%12s ", time.Since(k.began))+fmt.Sprintf(format, args...))
+}
+
+var errDead = errors.New("the process is dead")
+
+// call is the frame of every call: it counts and checks, meets the faults, and
+// has its effect at once at its end.
+func (p *process) call(ctx context.Context, o op, volume, key string, effect func(half bool) error) (err error) {
+	k := p.k
+	f, err := k.enter(p, o, volume, key)
+	if err != nil {
+		return err
+	}
+	defer func() {
+		k.mu.Lock()
+		defer k.mu.Unlock()
+		if !o.reads() {
+			delete(k.acting, volume)
+			k.note("%s %s: %v", o, key, err)
+		}
+	}()
+	if err := f.wait(ctx); err != nil {
+		return err
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if p.dead {
+		return errDead
+	}
+	switch f.mode {
+	case fails:
+		return f.err
+	case idles:
+		if o == opFormat { // reads back what it made
+			return errors.New("mkfs reported success, and there is no file system on the device")
+		}
+		return nil
+	case halfway:
+		return errors.Join(f.err, effect(true))
+	case crashes:
+		err := effect(true)
+		p.die()
+		return errors.Join(errDead, err)
+	}
+	return effect(false)
+}
+
+func (k *fakeKernel) enter(p *process, o op, volume, key string) (*fault, error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if p.dead {
+		return nil, errDead
+	}
+	k.calls[callKey{o, key}]++
+	if other, busy := k.acting[volume]; busy && !o.reads() {
+		return nil, k.violate("volume %s: %s of %s while %s is under way", volume, o, key, other)
+	}
+	if !o.reads() {
+		k.acting[volume] = o
+	}
+	if o == opFind {
+		s := k.looks[volume]
+		if !s.at.Equal(time.Now()) {
+			s = spin{at: time.Now()}
+		}
+		s.n++
+		k.looks[volume] = s
+		if s.n == maxLooks {
+			k.violate("volume %s: the worker spins: %d looks at one instant", volume, s.n)
+			p.die() // or the test would never end
+			return nil, errDead
+		}
+	}
+	for _, f := range k.faults {
+		if f.op == o && f.times != 0 && (f.key == "" || f.key == key || f.key == volume) {
+			f.times--
+			return f, nil
+		}
+	}
+	return &fault{}, nil
+}
+
+func (f *fault) wait(ctx context.Context) error {
+	if f.takes > 0 {
+		timer := time.NewTimer(f.takes)
+		defer timer.Stop()
+		select {
+		case <-timer.C:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	switch {
+	case f.hang == nil:
+	case f.deaf:
+		<-f.hang
+	default:
+		select {
+		case <-f.hang:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	return nil
+}
+
+// The paths of volume id; the last component names the volume.
+func stagePath(id string) string         { return "/k/stage/" + id }
+func targetPath(id string, n int) string { return fmt.Sprintf("/k/pods/%d/%s", n, id) }
+func volumeOf(p string) string           { return path.Base(p) }
+
+// mounted returns the paths at which a device is mounted, whole or as a node,
+// but for one path.
+func (k *fakeKernel) mounted(number state.DeviceNumber, but string) []string {
+	var paths []string
+	for p, stack := range k.mounts {
+		if p != but && slices.ContainsFunc(stack, func(m fakeMount) bool { return m.Device == number }) {
+			paths = append(paths, p)
+		}
+	}
+	slices.Sort(paths)
+	return paths
+}
+
+// claimed reports whether an exclusive open of the device would say EBUSY.
+func (k *fakeKernel) claimed(v *fakeVolume) bool {
+	if v.held || v.copied {
+		return true
+	}
+	for _, stack := range k.mounts {
+		for _, m := range stack {
+			if v.device != nil && m.Device == v.device.number && !m.Node {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// autoclear lets a device go whose last holder has gone.
+func (k *fakeKernel) autoclear(v *fakeVolume) {
+	if v.device != nil && v.device.detaching && !k.claimed(v) {
+		v.device = nil
+	}
+}
+
+func (k *fakeKernel) number() state.DeviceNumber {
+	k.minors++
+	return state.DeviceNumber{Major: 7, Minor: k.minors}
+}
+
+func (k *fakeKernel) facts(id string) state.Device {
+	v := k.volumes[id]
+	if v == nil {
+		return state.Device{Missing: true}
+	}
+	d := state.Device{Size: v.size, Capacity: v.capacity, Backing: "/pool/" + id, Formatting: v.formatting, Formatted: v.formatted}
+	switch {
+	case v.foreign != "":
+		d.State, d.Holder = state.DeviceForeign, v.foreign
+	case v.device != nil:
+		d.State = state.DeviceAttached
+		if v.device.detaching {
+			d.State = state.DeviceDetaching
+		}
+		d.Number, d.Path = v.device.number, fmt.Sprintf("/dev/loop%d", v.device.number.Minor)
+		d.Size, d.ReadOnly, d.Held = v.device.size, v.device.readOnly, k.claimed(v)
+	}
+	return d
+}
+
+// fakeDevices is the backend, the formatter and the viewer of a process.
+type fakeDevices struct{ *process }
+
+func (d fakeDevices) Find(ctx context.Context, id string) (have state.Device, err error) {
+	err = d.call(ctx, opFind, id, id, func(bool) error {
+		have = d.k.facts(id)
+		return nil
+	})
+	return have, err
+}
+
+func (d fakeDevices) Attach(ctx context.Context, id string, readOnly bool) error {
+	return d.call(ctx, opAttach, id, id, func(bool) error {
+		v := d.k.volumes[id]
+		switch {
+		case v == nil:
+			return d.k.violate("volume %s: attach of a missing volume", id)
+		case v.foreign != "":
+			return d.k.violate("volume %s: attach beside %s", id, v.foreign)
+		case v.device == nil && v.size < v.capacity:
+			return d.k.violate("volume %s: attach of a truncated backing", id)
+		case v.device == nil:
+			v.device = &fakeDevice{number: d.k.number(), size: v.size, readOnly: readOnly}
+		case v.device.readOnly != readOnly && !v.device.detaching:
+			return d.k.violate("volume %s: attach of a device that stands with another access", id)
+		}
+		v.device.detaching = false
+		return nil
+	})
+}
+
+func (d fakeDevices) Detach(ctx context.Context, id string) error {
+	return d.call(ctx, opDetach, id, id, func(bool) error {
+		v := d.k.volumes[id]
+		if v == nil || v.device == nil {
+			return nil
+		}
+		if paths := d.k.mounted(v.device.number, ""); len(paths) > 0 {
+			return d.k.violate("volume %s: detach while mounted at %v", id, paths)
+		}
+		if v.view != nil {
+			return d.k.violate("volume %s: detach beneath its view", id)
+		}
+		v.device.detaching = true
+		d.k.autoclear(v)
+		if v.device != nil {
+			return fmt.Errorf("device of %s is held by pid 7 (holder)", id)
+		}
+		return nil
+	})
+}
+
+func (d fakeDevices) Grow(ctx context.Context, id string, bytes int64) error {
+	return d.call(ctx, opGrowDevice, id, id, func(half bool) error {
+		v := d.k.volumes[id]
+		v.capacity = max(v.capacity, bytes)
+		v.size = max(v.size, v.capacity)
+		if !half && v.device != nil {
+			v.device.size = v.size
+		}
+		return nil
+	})
+}
+
+func (d fakeDevices) BeginFormat(ctx context.Context, id string) error {
+	return d.call(ctx, opBeginFormat, id, id, func(bool) error {
+		v := d.k.volumes[id]
+		if v.contents.Kind != state.ContentsBlank || v.formatted != "" || v.data {
+			return d.k.violate("volume %s: formatting mark on %v, formatted %q", id, v.contents.Kind, v.formatted)
+		}
+		v.formatting = true
+		return d.k.exclusive(id, "formatting mark")
+	})
+}
+
+func (d fakeDevices) Erase(ctx context.Context, id string) error {
+	return d.call(ctx, opErase, id, id, func(half bool) error {
+		v := d.k.volumes[id]
+		if !v.formatting || v.data {
+			return d.k.violate("volume %s: erased without a formatting mark or with data", id)
+		}
+		if err := d.k.exclusive(id, "erase"); err != nil {
+			return err
+		}
+		if !half {
+			v.contents = state.Contents{Kind: state.ContentsBlank}
+		}
+		return nil
+	})
+}
+
+func (d fakeDevices) EndFormat(ctx context.Context, id, fsType string) error {
+	return d.call(ctx, opEndFormat, id, id, func(half bool) error {
+		v := d.k.volumes[id]
+		if v.contents.FSType != fsType {
+			return d.k.violate("volume %s: end of a format that left %q", id, v.contents.FSType)
+		}
+		if !half {
+			v.formatting, v.formatted = false, fsType
+		}
+		return nil
+	})
+}
+
+// exclusive checks that a device may be written to: attached, writable, held
+// by nobody.
+func (k *fakeKernel) exclusive(id, what string) error {
+	v := k.volumes[id]
+	if v.device == nil || v.device.detaching || v.device.readOnly || v.superRO || k.claimed(v) || v.view != nil || len(k.mounted(v.device.number, "")) > 0 {
+		return k.violate("volume %s: %s on a device that is not attached for writing and free", id, what)
+	}
+	return nil
+}
+
+func (d fakeDevices) FindView(ctx context.Context, device state.Device) (view state.Device, err error) {
+	id := path.Base(device.Backing)
+	err = d.call(ctx, opFindView, id, id, func(bool) error {
+		if v := d.k.volumes[id]; v != nil && v.view != nil {
+			view = state.Device{State: state.DeviceAttached, Number: v.view.number, Path: fmt.Sprintf("/dev/loop%d", v.view.number.Minor), ReadOnly: true, Size: device.Size}
+		}
+		return nil
+	})
+	return view, err
+}
+
+func (d fakeDevices) AttachView(ctx context.Context, device state.Device) error {
+	id := path.Base(device.Backing)
+	return d.call(ctx, opAttachView, id, id, func(bool) error {
+		v := d.k.volumes[id]
+		if v.device == nil || v.device.number != device.Number || v.view != nil {
+			return d.k.violate("volume %s: view over a device that is not there or has one", id)
+		}
+		v.view = &fakeDevice{number: d.k.number(), readOnly: true}
+		return nil
+	})
+}
+
+func (d fakeDevices) DetachView(ctx context.Context, device state.Device) error {
+	id := path.Base(device.Backing)
+	return d.call(ctx, opDetachView, id, id, func(bool) error {
+		v := d.k.volumes[id]
+		if v.view == nil {
+			return nil
+		}
+		if paths := d.k.mounted(v.view.number, ""); len(paths) > 0 {
+			return d.k.violate("volume %s: view detached while shown at %v", id, paths)
+		}
+		v.view = nil
+		return nil
+	})
+}
+
+// fakeFilesystems is mkfs and its kin.
+type fakeFilesystems struct{ *process }
+
+func (f fakeFilesystems) Probe(ctx context.Context, device state.Device, mountpoint string) (c state.Contents, err error) {
+	id := path.Base(device.Backing)
+	err = f.call(ctx, opProbe, id, id, func(bool) error {
+		v := f.k.volumes[id]
+		if v.device == nil {
+			return fmt.Errorf("no device of %s", id)
+		}
+		c = v.contents
+		if c.Kind == state.ContentsFilesystem {
+			c.Growable = c.Size < v.device.size
+			c.GrowsMounted, c.GrowsUnmounted = f.k.growsMounted[c.FSType], f.k.growsUnmounted[c.FSType]
+		}
+		return nil
+	})
+	return c, err
+}
+
+func (f fakeFilesystems) Format(ctx context.Context, device state.Device, fsType string) error {
+	id := path.Base(device.Backing)
+	return f.call(ctx, opFormat, id, id, func(half bool) error {
+		v := f.k.volumes[id]
+		if !v.formatting || v.contents.Kind != state.ContentsBlank || v.data {
+			return f.k.violate("volume %s: format of %v, mark %t", id, v.contents.Kind, v.formatting)
+		}
+		if err := f.k.exclusive(id, "format"); err != nil {
+			return err
+		}
+		if half {
+			v.contents = state.Contents{Kind: state.ContentsOther, Found: "half of " + fsType}
+			return nil
+		}
+		f.k.formats++
+		v.contents = state.Contents{Kind: state.ContentsFilesystem, FSType: fsType, UUID: fmt.Sprintf("uuid-%d", f.k.formats), Size: v.device.size}
+		return nil
+	})
+}
+
+func (f fakeFilesystems) Check(ctx context.Context, device state.Device, fsType string) error {
+	id := path.Base(device.Backing)
+	return f.call(ctx, opCheck, id, id, func(half bool) error {
+		v := f.k.volumes[id]
+		if err := f.k.exclusive(id, "check"); err != nil {
+			return err
+		}
+		v.contents.NeedsCheck = half
+		return nil
+	})
+}
+
+func (f fakeFilesystems) Grow(ctx context.Context, device state.Device, fsType, mountpoint string) error {
+	id := path.Base(device.Backing)
+	return f.call(ctx, opGrow, id, id, func(half bool) error {
+		v := f.k.volumes[id]
+		switch {
+		case mountpoint == "" && !f.k.growsUnmounted[fsType], mountpoint != "" && !f.k.growsMounted[fsType]:
+			return f.k.violate("volume %s: %s cannot grow at %q", id, fsType, mountpoint)
+		case mountpoint == "":
+			if err := f.k.exclusive(id, "grow"); err != nil {
+				return err
+			}
+		case len(f.k.mounts[mountpoint]) == 0 || f.k.mounts[mountpoint][0].volume != id || f.k.mounts[mountpoint][0].SuperReadOnly:
+			return f.k.violate("volume %s: grow at %s, where it is not mounted for writing", id, mountpoint)
+		}
+		if half {
+			v.contents.Size += (v.device.size - v.contents.Size) / 2
+			return nil
+		}
+		v.contents.Size = v.device.size
+		return nil
+	})
+}
+
+// fakeMounts is the mount table and the directories.
+type fakeMounts struct{ *process }
+
+func (m fakeMounts) Look(ctx context.Context, at string) (have state.Mountpoint, err error) {
+	err = m.call(ctx, opLook, volumeOf(at), at, func(bool) error {
+		have = m.k.look(at)
+		return nil
+	})
+	return have, err
+}
+
+func (k *fakeKernel) look(at string) state.Mountpoint {
+	var have state.Mountpoint
+	for _, mount := range k.mounts[at] {
+		if v := k.volumes[mount.volume]; v != nil && v.superRO && !mount.Node {
+			mount.SuperReadOnly = true
+		}
+		have.Mounts = append(have.Mounts, mount.Mount)
+	}
+	f := k.files[at]
+	switch {
+	case len(have.Mounts) > 0 && have.Mounts[0].Node:
+		have.File = state.BlockDevice
+	case len(have.Mounts) > 0:
+		have.File = state.Directory
+	case f != nil:
+		have.File, have.Empty = f.kind, !f.inUse
+	}
+	return have
+}
+
+// place puts a mount at a path and makes the file beneath it if it is missing.
+func (m fakeMounts) place(at string, kind state.FileType, mount fakeMount) error {
+	k := m.k
+	f := k.files[at]
+	switch {
+	case len(k.mounts[at]) > 0:
+		return k.violate("%s: mounted over %s", at, describe(k.mounts[at][0].Mount))
+	case f == nil:
+		k.files[at] = &fakeFile{kind: kind}
+	case f.kind != kind || f.inUse:
+		return k.violate("%s: mounted over %s, in use %t", at, f.kind, f.inUse)
+	}
+	k.mounts[at] = []fakeMount{mount}
+	return nil
+}
+
+func (m fakeMounts) MountDevice(ctx context.Context, device state.Device, at, fsType string, flags state.Flags, readOnly bool) error {
+	id := volumeOf(at)
+	return m.call(ctx, opMount, id, at, func(bool) error {
+		v := m.k.volumes[id]
+		switch {
+		case v.device == nil || v.device.detaching || v.device.number != device.Number:
+			return m.k.violate("%s: mount of a device that is not the volume's", at)
+		case v.device.readOnly && !readOnly:
+			return m.k.violate("%s: writable mount of a read-only device", at)
+		case v.formatting || v.contents.Kind != state.ContentsFilesystem || v.contents.FSType != fsType:
+			return m.k.violate("%s: mount of %s %s as %s, formatting mark %t", at, v.contents.Kind, v.contents.FSType, fsType, v.formatting)
+		}
+		v.data = v.data || !readOnly
+		attributes := flags.Set
+		if readOnly {
+			attributes |= state.ReadOnly
+		}
+		return m.place(at, state.Directory, fakeMount{volume: id, Mount: state.Mount{
+			Device: device.Number, FSType: fsType, Source: device.Path, Root: "/", Attributes: attributes, SuperReadOnly: readOnly}})
+	})
+}
+
+func (m fakeMounts) BindMount(ctx context.Context, source string, device state.DeviceNumber, target string, flags state.Flags) error {
+	return m.call(ctx, opBind, volumeOf(target), target, func(half bool) error {
+		stack := m.k.mounts[source]
+		if len(stack) == 0 || !stack[0].Is(device) || stack[0].volume != volumeOf(target) {
+			return m.k.violate("%s: bound from %s, where the volume is not mounted", target, source)
+		}
+		mount := stack[0]
+		mount.Attributes = mount.Attributes&^flags.Clear | flags.Set
+		if half {
+			m.k.files[target] = &fakeFile{kind: state.Directory}
+			return nil
+		}
+		return m.place(target, state.Directory, mount)
+	})
+}
+
+func (m fakeMounts) BindDevice(ctx context.Context, device state.Device, target string) error {
+	id := volumeOf(target)
+	return m.call(ctx, opBindDevice, id, target, func(half bool) error {
+		v := m.k.volumes[id]
+		if v.device == nil || v.device.detaching || v.device.number != device.Number && (v.view == nil || v.view.number != device.Number) {
+			return m.k.violate("%s: bind of a device that is not the volume's", target)
+		}
+		if half {
+			m.k.files[target] = &fakeFile{kind: state.RegularFile}
+			return nil
+		}
+		return m.place(target, state.RegularFile, fakeMount{volume: id, Mount: state.Mount{
+			Device: device.Number, Node: true, FSType: "devtmpfs", Source: "devtmpfs", Root: fmt.Sprintf("/loop%d", device.Number.Minor)}})
+	})
+}
+
+func (m fakeMounts) SetAttributes(ctx context.Context, at string, flags state.Flags) error {
+	return m.call(ctx, opSetAttributes, volumeOf(at), at, func(bool) error {
+		stack := m.k.mounts[at]
+		if len(stack) == 0 || stack[0].volume == "" {
+			return m.k.violate("%s: attributes of a foreign mount", at)
+		}
+		stack[0].Attributes = stack[0].Attributes&^flags.Clear | flags.Set
+		return nil
+	})
+}
+
+func (m fakeMounts) Unmount(ctx context.Context, at string) error {
+	id := volumeOf(at)
+	return m.call(ctx, opUnmount, id, at, func(bool) error {
+		k, stack := m.k, m.k.mounts[at]
+		if len(stack) == 0 {
+			return fmt.Errorf("%s is not a mount point", at)
+		}
+		if stack[0].volume != id {
+			return k.violate("%s: unmount of a foreign mount", at)
+		}
+		if at == stagePath(id) && len(stack) == 1 {
+			if paths := k.mounted(stack[0].Device, at); len(paths) > 0 {
+				return k.violate("%s: unmount of a stage that is bound at %v", at, paths)
+			}
+		}
+		k.mounts[at] = slices.Clone(stack[1:])
+		if len(k.mounts[at]) == 0 {
+			delete(k.mounts, at)
+		}
+		v := k.volumes[id]
+		v.copied = v.copied || v.private && at == stagePath(id)
+		k.autoclear(v)
+		return nil
+	})
+}
+
+func (m fakeMounts) Remove(ctx context.Context, at string) error {
+	return m.call(ctx, opRemove, volumeOf(at), at, func(bool) error {
+		f := m.k.files[at]
+		if len(m.k.mounts[at]) > 0 || f != nil && f.inUse {
+			return m.k.violate("%s: removed while mounted or not empty", at)
+		}
+		delete(m.k.files, at)
+		return nil
+	})
+}
+
+func (m fakeMounts) Renew(ctx context.Context, at string) error {
+	return m.call(ctx, opRenew, volumeOf(at), at, func(half bool) error {
+		f := m.k.files[at]
+		if len(m.k.mounts[at]) > 0 || f == nil || f.kind != state.Directory || f.inUse {
+			return m.k.violate("%s: renewed while mounted, not empty or no directory", at)
+		}
+		if half {
+			return nil
+		}
+		v := m.k.volumes[volumeOf(at)]
+		v.copied = false
+		m.k.autoclear(v)
+		return nil
+	})
+}
+
+// fakeStore keeps records as JSON, with the contract of state.Store: the edit
+// sees the revision it would commit, revisions rise for ever, an edit that
+// changes nothing commits nothing, an empty record goes.
+type fakeStore struct {
+	mu       sync.Mutex
+	records  map[string][]byte
+	revision uint64
+	fail     func(id string) error // asked before each commit; nil for none
+	edits    func(id string)       // called before each edit, without the lock; nil for none
+}
+
+func newFakeStore() *fakeStore { return &fakeStore{records: map[string][]byte{}} }
+
+func (s *fakeStore) Get(id string) *state.Volume {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.get(id)
+}
+
+func (s *fakeStore) get(id string) *state.Volume {
+	raw, ok := s.records[id]
+	if !ok {
+		return nil
+	}
+	v := &state.Volume{}
+	if err := json.Unmarshal(raw, v); err != nil {
+		panic(err)
+	}
+	return v
+}
+
+func (s *fakeStore) List() []*state.Volume {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var all []*state.Volume
+	for _, id := range slices.Sorted(maps.Keys(s.records)) {
+		all = append(all, s.get(id))
+	}
+	return all
+}
+
+func (s *fakeStore) Edit(id string, edit func(*state.Volume) error) (*state.Volume, error) {
+	if s.edits != nil {
+		s.edits(id)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	before := s.get(id)
+	if before == nil {
+		before = &state.Volume{ID: id, Targets: map[string]*state.Target{}}
+	}
+	v := before.Clone()
+	v.Revision = s.revision + 1
+	if err := edit(v); err != nil {
+		return nil, err
+	}
+	committed := v.Revision
+	v.Revision = before.Revision
+	if marshal(v) == marshal(before) {
+		return before, nil
+	}
+	if s.fail != nil {
+		if err := s.fail(id); err != nil {
+			return nil, err
+		}
+	}
+	v.Revision, s.revision = committed, committed
+	if v.Empty() {
+		delete(s.records, id)
+		return &state.Volume{ID: id, Targets: map[string]*state.Target{}}, nil
+	}
+	s.records[id] = []byte(marshal(v))
+	return s.get(id), nil
+}
+
+func marshal(v *state.Volume) string {
+	raw, err := json.Marshal(v)
+	if err != nil {
+		panic(err)
+	}
+	return string(raw)
+}
+
+// processStore is the store as one process sees it: none after its death.
+type processStore struct {
+	*fakeStore
+	p *process
+}
+
+func (s processStore) Edit(id string, edit func(*state.Volume) error) (*state.Volume, error) {
+	s.p.k.mu.Lock()
+	dead := s.p.dead
+	s.p.k.mu.Unlock()
+	if dead {
+		return nil, errDead
+	}
+	return s.fakeStore.Edit(id, edit)
+}
+
+// process is one life of the plugin over a kernel and a store.
+type process struct {
+	k    *fakeKernel
+	r    *Reconciler
+	end  context.CancelFunc
+	done chan struct{} // closed when Run has returned
+	dead bool          // guarded by k.mu: nothing that it does has an effect any more
+}
+
+// die ends the process as kill -9 does. The caller holds k.mu.
+func (p *process) die() {
+	p.dead = true
+	p.end()
+}
+
+func (p *process) kernel() Kernel {
+	return Kernel{
+		Devices: fakeDevices{p}, Formats: fakeDevices{p}, Views: fakeDevices{p},
+		Filesystems: fakeFilesystems{p}, Mounts: fakeMounts{p}, Directories: fakeMounts{p},
+		Holders: func(context.Context, state.DeviceNumber) []string { return []string{"pid 7 (holder)"} },
+	}
+}
+
+// story returns the end of the log.
+func (k *fakeKernel) story() string {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return strings.Join(k.log[max(0, len(k.log)-60):], "\n")
+}
+
+// harness is a node, a store and the process that works on them, in a bubble
+// of virtual time.
+type harness struct {
+	t     *testing.T
+	k     *fakeKernel
+	store *fakeStore
+	p     *process
+
+	hook    func(ctx context.Context, volume string, step Step, moment Moment) error // of processes started after it was set
+	metrics Metrics
+}
+
+// bubble runs a test in virtual time with a process started. At its end the
+// process is stopped and the node must have seen no breach of the safety rules.
+func bubble(t *testing.T, test func(h *harness)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		h := &harness{t: t, k: newFakeKernel(), store: newFakeStore()}
+		t.Cleanup(func() {
+			h.k.mend()
+			h.stop()
+			for _, v := range h.k.violations {
+				t.Error(v)
+			}
+			if t.Failed() {
+				t.Logf("the story:\n%s", h.k.story())
+			}
+		})
+		h.start()
+		test(h)
+	})
+}
+
+const gib = int64(1) << 30
+
+// volume adds a blank volume of 1 GiB.
+func (h *harness) volume(id string) *fakeVolume {
+	v := &fakeVolume{capacity: gib, size: gib, contents: state.Contents{Kind: state.ContentsBlank}}
+	h.k.with(func() { h.k.volumes[id] = v })
+	return v
+}
+
+// formatted adds a volume that holds a file system.
+func (h *harness) formatted(id, fsType string) *fakeVolume {
+	v := h.volume(id)
+	h.k.with(func() {
+		v.formatted = fsType
+		v.contents = state.Contents{Kind: state.ContentsFilesystem, FSType: fsType, Size: gib}
+	})
+	return v
+}
+
+func (h *harness) start() {
+	ctx, cancel := context.WithCancel(klog.NewContext(context.Background(), klog.Logger{}))
+	p := &process{k: h.k, end: cancel, done: make(chan struct{})}
+	p.r = New(Config{Store: processStore{h.store, p}, Kernel: p.kernel(), Hook: h.hook, Metrics: h.metrics})
+	h.p = p
+	go func() {
+		defer close(p.done)
+		p.r.Run(ctx)
+	}()
+}
+
+// stop ends the process as SIGTERM does, and waits for its end.
+func (h *harness) stop() {
+	h.p.end()
+	<-h.p.done
+}
+
+func (h *harness) restart() {
+	h.stop()
+	h.start()
+}
+
+// kill ends the process as kill -9 does; a step that hangs has no effect.
+func (h *harness) kill() {
+	h.k.with(h.p.die)
+	<-h.p.done
+}
+
+// wake queues the volume and lets the worker finish: drift was noticed.
+func (h *harness) wake(id string) {
+	h.p.r.queue.Add(id)
+	synctest.Wait()
+}
+
+// sleep lets virtual time pass, and all that is due in it be done.
+func (h *harness) sleep(d time.Duration) {
+	time.Sleep(d)
+	synctest.Wait()
+}
+
+// request is one call of Ensure.
+type request struct {
+	id   string
+	part state.Part
+	edit func(*state.Volume) error
+}
+
+func (r request) String() string { return r.id + " " + r.part.String() }
+
+func mountCapability() state.Capability {
+	return state.Capability{Access: state.MountAccess, Mode: "SINGLE_NODE_MULTI_WRITER", FSType: "ext4"}
+}
+
+func blockCapability() state.Capability {
+	return state.Capability{Access: state.BlockAccess, Mode: "SINGLE_NODE_MULTI_WRITER"}
+}
+
+func stage(id string, change ...func(*state.Stage)) request {
+	return request{id, state.StagePart(), func(v *state.Volume) error {
+		s := &state.Stage{Path: stagePath(id), Capability: mountCapability()}
+		for _, c := range change {
+			c(s)
+		}
+		return v.AskStage(s, time.Now())
+	}}
+}
+
+func publish(id string, n int, change ...func(*state.Target)) request {
+	return request{id, state.TargetPart(targetPath(id, n)), func(v *state.Volume) error {
+		t := &state.Target{Path: targetPath(id, n), Capability: mountCapability()}
+		for _, c := range change {
+			c(t)
+		}
+		return v.AskPublish(t, stagePath(id), time.Now())
+	}}
+}
+
+func unpublish(id string, n int) request {
+	return request{id, state.TargetPart(targetPath(id, n)), func(v *state.Volume) error {
+		return v.AskUnpublish(targetPath(id, n), time.Now())
+	}}
+}
+
+func unstage(id string) request {
+	return request{id, state.StagePart(), func(v *state.Volume) error {
+		return v.AskUnstage(stagePath(id), time.Now())
+	}}
+}
+
+func resize(id string, bytes int64) request {
+	return request{id, state.SizePart(), func(v *state.Volume) error { return v.AskSize(bytes, time.Now()) }}
+}
+
+func stageBlock(s *state.Stage)    { s.Capability = blockCapability() }
+func stageXFS(s *state.Stage)      { s.Capability.FSType = "xfs" }
+func stageReadOnly(s *state.Stage) { s.ReadOnly = true }
+
+func publishBlock(t *state.Target)    { t.Capability = blockCapability() }
+func publishXFS(t *state.Target)      { t.Capability.FSType = "xfs" }
+func publishReadOnly(t *state.Target) { t.ReadOnly = true }
+
+// do makes a request as kubelet does, with two minutes for an answer.
+func (h *harness) do(r request) error { return h.within(2*time.Minute, r) }
+
+func (h *harness) within(d time.Duration, r request) error {
+	ctx, cancel := context.WithTimeout(context.Background(), d)
+	defer cancel()
+	return h.p.r.Ensure(ctx, r.id, r.part, r.edit)
+}
+
+// begin makes a request in the background and returns when all is blocked.
+func (h *harness) begin(r request) <-chan error {
+	answer := make(chan error, 1)
+	go func() { answer <- h.do(r) }()
+	synctest.Wait()
+	return answer
+}
+
+// ok makes requests that must succeed, one after the other.
+func (h *harness) ok(requests ...request) {
+	h.t.Helper()
+	for _, r := range requests {
+		if err := h.do(r); err != nil {
+			h.t.Fatalf("%s: %v", r, err)
+		}
+		if lie := h.lie(r); lie != "" {
+			h.t.Fatalf("%s: answered OK, and %s", r, lie)
+		}
+	}
+}
+
+// refuse checks that err has the class and names all the words.
+func (h *harness) refuse(err error, class state.Class, words ...string) {
+	h.t.Helper()
+	if err == nil {
+		h.t.Fatalf("OK, want %s", class)
+	}
+	if got := state.ClassOf(err); got != class {
+		h.t.Fatalf("%s (%v), want %s", got, err, class)
+	}
+	for _, w := range words {
+		if !strings.Contains(err.Error(), w) {
+			h.t.Errorf("error %q does not say %q", err, w)
+		}
+	}
+}
+
+// got returns an answer that must be there already.
+func (h *harness) got(answer <-chan error) error {
+	h.t.Helper()
+	synctest.Wait()
+	select {
+	case err := <-answer:
+		return err
+	default:
+		h.t.Fatal("no answer yet")
+		return nil
+	}
+}
+
+// pending checks that there is no answer yet.
+func (h *harness) pending(answer <-chan error) {
+	h.t.Helper()
+	synctest.Wait()
+	select {
+	case err := <-answer:
+		h.t.Fatalf("answered already: %v", err)
+	default:
+	}
+}
+
+// lie says what is wrong with the node if the request was answered OK just now.
+func (h *harness) lie(r request) (lie string) {
+	h.k.with(func() { lie = h.k.lie(h.store.Get(r.id), r) })
+	return lie
+}
+
+func (k *fakeKernel) lie(record *state.Volume, r request) string {
+	asked := &state.Volume{ID: r.id, Stage: &state.Stage{Path: stagePath(r.id)}}
+	if record != nil {
+		asked = record
+	}
+	v := k.volumes[r.id]
+	intent := asked.Intent(r.part)
+	switch r.part.Kind {
+	case state.SizeKind:
+		if intent == nil || v.device == nil || v.device.size < asked.Size.Bytes {
+			return "the device is smaller"
+		}
+	case state.StageKind:
+		if record == nil || intent == nil {
+			if v != nil && v.device != nil || len(k.mounts[stagePath(r.id)]) > 0 {
+				return "the volume is still attached or mounted"
+			}
+			return ""
+		}
+		if v.device == nil || v.device.detaching {
+			return "the device is not attached"
+		}
+		if asked.Stage.Capability.Access == state.MountAccess {
+			return k.shows(asked.Stage.Path, v.device.number, asked.Stage.ReadOnly)
+		}
+	case state.TargetKind:
+		if record == nil || intent == nil || intent.Gone {
+			if len(k.mounts[r.part.Path]) > 0 || k.files[r.part.Path] != nil {
+				return "the target is still there"
+			}
+			return ""
+		}
+		t := asked.Targets[r.part.Path]
+		if v.device == nil {
+			return "the device is not attached"
+		}
+		if t.Capability.Access == state.BlockAccess && t.ReadOnly && !v.device.readOnly {
+			if v.view == nil {
+				return "there is no read-only view"
+			}
+			return k.shows(t.Path, v.view.number, false)
+		}
+		return k.shows(t.Path, v.device.number, t.Capability.Access == state.MountAccess && (t.ReadOnly || asked.Stage.ReadOnly))
+	}
+	return ""
+}
+
+// shows says what is wrong if not just the device is mounted at a path, once.
+func (k *fakeKernel) shows(at string, number state.DeviceNumber, readOnly bool) string {
+	stack := k.mounts[at]
+	switch {
+	case len(stack) != 1:
+		return fmt.Sprintf("%d mounts are at %s", len(stack), at)
+	case stack[0].Device != number:
+		return fmt.Sprintf("device %s is mounted at %s, not %s", stack[0].Device, at, number)
+	case readOnly && stack[0].Attributes&state.ReadOnly == 0:
+		return at + " is writable"
+	}
+	return ""
+}
+
+// atRest checks that the volume is as its record asks, with nothing under way
+// and nothing forgotten.
+func (h *harness) atRest(id string) {
+	h.t.Helper()
+	synctest.Wait()
+	record := h.store.Get(id)
+	if record != nil {
+		for _, part := range record.Parts() {
+			intent := record.Intent(part)
+			if intent.Gone || !intent.Accepted {
+				h.t.Errorf("volume %s: %s is at rest unsettled: %+v", id, part, *intent)
+			}
+			if lie := h.lie(request{id: id, part: part}); lie != "" {
+				h.t.Errorf("volume %s: %s is at rest, and %s", id, part, lie)
+			}
+		}
+	}
+	h.k.with(func() {
+		for at, stack := range h.k.mounts {
+			if volumeOf(at) != id || stack[0].volume == "" {
+				continue
+			}
+			if record == nil || at != stagePath(id) && record.Targets[at] == nil || at == stagePath(id) && record.Stage == nil {
+				h.t.Errorf("volume %s: still mounted at %s, which no record asks for", id, at)
+			}
+			if len(stack) > 1 {
+				h.t.Errorf("volume %s: %d mounts stacked at %s", id, len(stack), at)
+			}
+		}
+		if v := h.k.volumes[id]; v != nil && v.device != nil && (record == nil || record.Stage == nil) {
+			h.t.Errorf("volume %s: still attached, which no record asks for", id)
+		}
+	})
+	r := h.p.r
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	v := r.volumes[id]
+	switch {
+	case v == nil && record != nil:
+		h.t.Errorf("volume %s: nothing is known of it", id)
+	case v == nil:
+	case record == nil:
+		h.t.Errorf("volume %s: kept in memory without a record", id)
+	case !v.since.IsZero() || len(v.waiters) > 0 || len(v.attempts) > 0:
+		h.t.Errorf("volume %s: not at rest: step since %v, %d waiters, %d attempts", id, v.since, len(v.waiters), len(v.attempts))
+	}
+}

@@ -1,0 +1,1519 @@
+package reconciler_test
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"hash/maphash"
+	"iter"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/csi-node/csi-node/pkg/reconciler"
+	"github.com/csi-node/csi-node/pkg/state"
+)
+
+// TestPlanForEveryState walks every pair of a desired and an actual state
+// within two bounds, and from each of them every order in which the steps of
+// the plans can be run on a model of the kernel, until nothing is planned. Each
+// plan on the way is held against rules that know nothing of the planner. A
+// rule that is broken fails as a subtest of its own, with the first state that
+// broke it: worlds are listed simplest first.
+func TestPlanForEveryState(t *testing.T) {
+	for _, walk := range []struct {
+		name   string
+		worlds iter.Seq[planWorld]
+	}{
+		{"device, contents and stage", planDeviceWorlds},
+		{"stage and targets", planTargetWorlds},
+	} {
+		t.Run(walk.name, func(t *testing.T) {
+			t.Parallel()
+			w := newPlanWalk()
+			every, starts := 1, 0
+			if testing.Short() {
+				every = 23 // prime to the lengths of the lists that the worlds are made of
+			}
+			i := 0
+			for world := range walk.worlds {
+				if i++; i%every == 0 {
+					starts++
+					w.longest = max(w.longest, w.from(world))
+				}
+			}
+			t.Logf("%d states to start from, %d walked with those that steps lead to; at most %d steps to the end", starts, len(w.seen), w.longest)
+			for _, name := range w.rules {
+				t.Run(name, func(t *testing.T) {
+					for why, b := range w.broken[name] {
+						t.Errorf("broken in %d states: %s, first in this one:\n%s", b.states, why, b.first)
+					}
+				})
+			}
+		})
+	}
+}
+
+// planWalk is one walk through worlds and what was found on it.
+type planWalk struct {
+	seed    maphash.Seed
+	seen    map[uint64]int8 // by hash of the world: most steps to the end, or planOnTheWay
+	longest int
+	rules   []string
+	broken  map[string]map[string]*planBreach // by rule and why
+	alone   map[uint64]planOutcome            // by hash of the world: what the first target gets without the second
+}
+
+type planBreach struct {
+	states int
+	first  string
+}
+
+// planOutcome is what a plan says of one target.
+type planOutcome struct {
+	verdict reconciler.Verdict
+	steps   []reconciler.Step
+}
+
+const (
+	planOnTheWay = -1
+	planMaxSteps = 40
+
+	ruleEnds   = "every order of steps ends"
+	ruleAtEnd  = "at the end nothing is left under way"
+	ruleAlone  = "a target does not depend on the other target"
+	rulePurity = "the same input gives the same plan and stays as it is"
+)
+
+func newPlanWalk() *planWalk {
+	w := &planWalk{seed: maphash.MakeSeed(), seen: map[uint64]int8{}, broken: map[string]map[string]*planBreach{}, alone: map[uint64]planOutcome{}}
+	for _, action := range planActions() {
+		w.rules = append(w.rules, planStepRules[action].name)
+	}
+	for _, r := range planStateRules {
+		w.rules = append(w.rules, r.name)
+	}
+	w.rules = append(w.rules, ruleEnds, ruleAtEnd, ruleAlone, rulePurity)
+	return w
+}
+
+// key is a hash, which keeps the memory of a walk small: that two of some
+// millions of worlds share one of 64 bits is a matter of one run in a million.
+func (w *planWalk) key(world planWorld) uint64 { return maphash.Comparable(w.seed, world) }
+
+func planActions() []reconciler.Action {
+	var actions []reconciler.Action
+	for action := range planStepRules {
+		actions = append(actions, action)
+	}
+	slices.Sort(actions)
+	return actions
+}
+
+func (w *planWalk) breach(rule, why string, c *planCase) {
+	if w.broken[rule] == nil {
+		w.broken[rule] = map[string]*planBreach{}
+	}
+	b := w.broken[rule][why]
+	if b == nil {
+		b = &planBreach{first: c.String()}
+		w.broken[rule][why] = b
+	}
+	b.states++
+}
+
+// from judges the plan for a world and those for every world that its steps
+// lead to. It returns the most steps that can be run until none is planned.
+func (w *planWalk) from(world planWorld) int {
+	key := w.key(world)
+	if steps, ok := w.seen[key]; ok {
+		if steps == planOnTheWay {
+			c := world.look()
+			w.breach(ruleEnds, "the steps lead back to where they began", &c)
+			return 0
+		}
+		return int(steps)
+	}
+	w.seen[key] = planOnTheWay
+	c := world.look()
+	w.judge(world, &c)
+	longest := 0
+	if next := world.settle(&c); next != world {
+		longest = w.from(next)
+	} else {
+		for _, step := range c.plan.Steps {
+			next := world.after(step)
+			if step.Action == reconciler.Release && next.look().have.Device.Held {
+				continue // it fails, as mounts at the record's own paths hold the device too
+			}
+			longest = max(longest, 1+w.from(next))
+		}
+		if len(c.plan.Steps) == 0 {
+			w.judgeEnd(&c)
+		}
+	}
+	if longest > planMaxSteps {
+		w.breach(ruleEnds, fmt.Sprintf("more than %d steps", planMaxSteps), &c)
+		longest = planMaxSteps
+	}
+	w.seen[key] = int8(longest)
+	return longest
+}
+
+func (w *planWalk) judge(world planWorld, c *planCase) {
+	for _, step := range c.plan.Steps {
+		rule, known := planStepRules[step.Action]
+		if !known {
+			w.breach(ruleEnds, "unknown step "+step.String(), c)
+			continue
+		}
+		if why := rule.broken(c, step.Part); why != "" {
+			w.breach(rule.name, step.String()+": "+why, c)
+		}
+	}
+	for _, rule := range planStateRules {
+		if why := rule.broken(c); why != "" {
+			w.breach(rule.name, why, c)
+		}
+	}
+	if why := w.dependence(world, c); why != "" {
+		w.breach(ruleAlone, why, c)
+	}
+	if len(w.seen)%64 == 0 {
+		again := world.look()
+		if !reflect.DeepEqual(*c, again) {
+			w.breach(rulePurity, fmt.Sprintf("against %+v", again), c)
+		}
+		if plan := reconciler.MakePlan(c.want, c.have); !reflect.DeepEqual(plan, c.plan) || !reflect.DeepEqual(*c, again) {
+			w.breach(rulePurity, fmt.Sprintf("against %+v", plan), c)
+		}
+	}
+}
+
+// dependence says what the second target changed for the first one.
+func (w *planWalk) dependence(world planWorld, c *planCase) string {
+	if world.targets[0].want == wantNothing || world.targets[1].want == wantNothing {
+		return ""
+	}
+	lone := world
+	lone.targets[1] = targetWorld{}
+	key := w.key(lone)
+	alone, ok := w.alone[key]
+	if !ok {
+		l := lone.look()
+		alone = planOutcome{l.plan.Verdicts[planFirst], l.steps(planFirst)}
+		w.alone[key] = alone
+	}
+	verdict, steps := c.plan.Verdicts[planFirst], c.steps(planFirst)
+	if !slices.Equal(steps, alone.steps) || verdict.Settled != alone.verdict.Settled ||
+		verdict.Problem != alone.verdict.Problem || !slices.Equal(verdict.Needs, alone.verdict.Needs) {
+		return fmt.Sprintf("alone it gets %+v", alone)
+	}
+	return ""
+}
+
+// judgeEnd judges a world for which nothing is planned and nothing to be noted.
+func (w *planWalk) judgeEnd(c *planCase) {
+	for part, v := range c.plan.Verdicts {
+		if !v.Settled && !c.explained(part, len(c.plan.Verdicts)) {
+			w.breach(ruleAtEnd, part.String()+" is neither settled nor stuck", c)
+		}
+	}
+	v := c.have.View
+	if c.stageWanted() && v.State == state.DeviceAttached && !v.Held && !c.someTargetWantsView() &&
+		!c.somewhere(func(_ *state.Target, m state.Mount) bool { return mountOf(m, v.Number) }) {
+		w.breach(ruleAtEnd, "a view is left that nobody shows", c)
+	}
+}
+
+// ---- Rules for steps: what must hold for a step to be planned. ----
+
+type planStepRule struct {
+	name   string
+	broken func(c *planCase, part state.Part) string // why, empty when the rule holds
+}
+
+var planStepRules = map[reconciler.Action]planStepRule{
+	reconciler.Unbind: {"unbind takes only the volume's own mount from a target that must not be so", func(c *planCase, part state.Part) string {
+		t, m := c.want.Targets[part.Path], c.have.Targets[part.Path]
+		return firstOf(
+			t == nil, "no such target",
+			m.Err != nil, "the path was not seen",
+			len(m.Mounts) == 0 || !c.showsAt(t, m.Mounts[0]), "the top mount is not the volume's",
+			t != nil && !t.Gone && c.targetStands(t), "the target is as asked")
+	}},
+	reconciler.RemoveTarget: {"remove-target takes only what is empty, unmounted and asked away by the CO", func(c *planCase, part state.Part) string {
+		t, m := c.want.Targets[part.Path], c.have.Targets[part.Path]
+		return firstOf(
+			t == nil || !t.Gone, "the target is not to go",
+			t != nil && t.Withdrawn, "what a refused request found is not its to remove",
+			m.Err != nil, "the path was not seen",
+			len(m.Mounts) > 0, "something is mounted",
+			!m.Empty, "it is not empty",
+			m.File != state.Directory && m.File != state.RegularFile, "neither a directory nor a file")
+	}},
+	reconciler.Unmount: {"unmount never takes the stage from under a target, nor what is not the volume's", func(c *planCase, part state.Part) string {
+		s, m := c.want.Stage, c.have.Stage
+		doubled := len(m.Mounts) > 1 && c.shows(m.Mounts[1])
+		return firstOf(
+			part != state.StagePart() || s == nil, "not for the stage",
+			m.Err != nil, "the path was not seen",
+			len(m.Mounts) == 0 || !c.shows(m.Mounts[0]), "the top mount is not the volume's",
+			c.stageWanted() && c.stageStands(), "the stage is as asked",
+			!(doubled && c.stageWanted()) && c.someTargetBound(), "a target is mounted from it",
+			!(doubled && c.stageWanted()) && c.someTargetUnseen(), "a target that was not seen may be mounted from it")
+	}},
+	reconciler.Release: {"release empties only the unmounted directory of a stage that ends", func(c *planCase, part state.Part) string {
+		s, m := c.want.Stage, c.have.Stage
+		return firstOf(
+			part != state.StagePart() || s == nil || !s.Gone, "the stage is not to go",
+			m.Err != nil, "the path was not seen",
+			len(m.Mounts) > 0, "something is mounted",
+			m.File != state.Directory || !m.Empty, "it is no empty directory",
+			!c.have.Device.Held, "nobody holds the device",
+			c.someTargetBound() || c.someTargetUnseen(), "a target is or may be mounted from it")
+	}},
+	reconciler.DetachView: {"detach-view never takes a view that is shown, wanted or held", func(c *planCase, part state.Part) string {
+		v := c.have.View
+		return firstOf(
+			part != state.StagePart() || c.want.Stage == nil, "not for the stage",
+			v.State != state.DeviceAttached, "no view is attached",
+			v.Held, "the view is held",
+			c.somewhere(func(_ *state.Target, m state.Mount) bool { return mountOf(m, v.Number) }), "the view is mounted",
+			c.stageWanted() && c.someTargetWantsView(), "a target wants the view")
+	}},
+	reconciler.Detach: {"detach never takes a device that is mounted, held or under a view", func(c *planCase, part state.Part) string {
+		s, d := c.want.Stage, c.have.Device
+		return firstOf(
+			part != state.StagePart() || s == nil, "not for the stage",
+			d.State != state.DeviceAttached, "no device is attached",
+			d.Held, "the device is held",
+			c.have.View.State != state.DeviceAbsent, "a view stands on it",
+			c.somewhere(c.showsAt), "the device is mounted",
+			unseen(c.have.Stage) && !c.wantsBlock(), "the device may be mounted at the staging path, which was not seen",
+			c.someTargetUnseen(), "a target that was not seen may show the device",
+			c.stageWanted() && d.ReadOnly == s.ReadOnly, "the device is as asked")
+	}},
+	reconciler.Attach: {"attach never takes a device that is missing, foreign, truncated or attached", func(c *planCase, part state.Part) string {
+		d := c.have.Device
+		return firstOf(
+			part != state.StagePart() || !c.stageWanted(), "no stage is wanted",
+			d.Missing, "the backend knows no such volume",
+			d.State == state.DeviceForeign, "something else uses the backing",
+			d.State == state.DeviceAttached, "the device is attached",
+			d.Size < d.Capacity, "the backing was truncated")
+	}},
+	reconciler.GrowDevice: {"grow-device only grows an attached device of a wanted stage", func(c *planCase, part state.Part) string {
+		d := c.have.Device
+		bySize := part == state.SizePart()
+		return firstOf(
+			!c.stageWanted(), "no stage is wanted",
+			d.State != state.DeviceAttached || d.Missing, "no device is attached",
+			!bySize && d.Size >= d.Capacity, "the device has its size",
+			bySize && (c.want.Size == nil || d.Size >= c.want.Size.Bytes), "the device has the size wanted",
+			bySize && !c.stageStands(), "the stage does not stand")
+	}},
+	reconciler.BeginFormat: {"begin-format needs a provably blank device that never was formatted", func(c *planCase, part state.Part) string {
+		d := c.have.Device
+		return c.whyNotWrite(part, firstOf(
+			c.have.Contents.Kind != state.ContentsBlank, "the device is not blank",
+			d.Formatting, "it has the mark",
+			d.Formatted != "", "it was formatted before"))
+	}},
+	reconciler.Erase: {"erase needs the formatting mark", func(c *planCase, part state.Part) string {
+		return c.whyNotWrite(part, firstOf(!c.have.Device.Formatting, "without the mark"))
+	}},
+	reconciler.Format: {"format needs the formatting mark and a provably blank device", func(c *planCase, part state.Part) string {
+		return c.whyNotWrite(part, firstOf(
+			!c.have.Device.Formatting, "without the mark",
+			c.have.Contents.Kind != state.ContentsBlank, "the device is not blank"))
+	}},
+	reconciler.Check: {"check needs an idle device with the file system asked for", func(c *planCase, part state.Part) string {
+		return c.whyNotWrite(part, firstOf(
+			!c.holdsFilesystem(), "not the file system asked for",
+			!c.have.Contents.NeedsCheck, "no check is needed"))
+	}},
+	reconciler.GrowFilesystem: {"grow-filesystem grows as this kind of file system can", func(c *planCase, part state.Part) string {
+		f := c.have.Contents
+		if part == state.SizePart() {
+			return firstOf(
+				!c.stageWanted() || !c.stageStands() || c.wantsBlock(), "the file system is not mounted as asked",
+				f.Err != nil || !f.Growable || !f.GrowsMounted, "it does not grow mounted",
+				c.want.Stage.ReadOnly, "it is read-only")
+		}
+		return c.whyNotWrite(part, firstOf(
+			!c.holdsFilesystem(), "not the file system asked for",
+			f.NeedsCheck, "it needs a check first",
+			!f.Growable || !f.GrowsUnmounted, "it does not grow unmounted"))
+	}},
+	reconciler.Mount: {"mount needs the right device with the right file system, and a free path", func(c *planCase, part state.Part) string {
+		s, m, f := c.want.Stage, c.have.Stage, c.have.Contents
+		return firstOf(
+			part != state.StagePart() || !c.stageWanted() || c.wantsBlock(), "no mounted stage is wanted",
+			!c.deviceStands(), "the device is not as asked",
+			c.have.Device.Formatting, "a format was interrupted",
+			!c.holdsFilesystem(), "not the file system asked for",
+			f.NeedsCheck && s != nil && !s.ReadOnly, "it needs a check first",
+			!freePath(m, state.Directory), "the staging path is not free")
+	}},
+	reconciler.SetAttributes: {"set-attributes touches only the volume's own mount with the wrong attributes", func(c *planCase, part state.Part) string {
+		if part == state.StagePart() {
+			m := c.have.Stage
+			return firstOf(
+				!c.stageWanted() || c.wantsBlock(), "no mounted stage is wanted",
+				m.Err != nil || len(m.Mounts) == 0 || !wholeOf(m.Mounts[0], c.have.Device.Number), "the top mount is not the stage",
+				c.stageStands(), "the stage is as asked")
+		}
+		t, m := c.want.Targets[part.Path], c.have.Targets[part.Path]
+		return firstOf(
+			t == nil || t.Gone, "the target is not wanted",
+			m.Err != nil || len(m.Mounts) == 0 || !wholeOf(m.Mounts[0], c.have.Device.Number), "the top mount is not the volume's",
+			t != nil && c.targetStands(t), "the target is as asked")
+	}},
+	reconciler.AttachView: {"attach-view needs an attached writable device and a target that wants it", func(c *planCase, part state.Part) string {
+		t := c.want.Targets[part.Path]
+		return firstOf(
+			t == nil || t.Gone || !c.wantsView(t), "the target wants no view",
+			!c.stageWanted() || !c.stageStands(), "the stage does not stand",
+			c.have.View.State == state.DeviceAttached, "the view is attached")
+	}},
+	reconciler.Bind: {"bind needs the stage to stand and a free target that may be made", func(c *planCase, part state.Part) string {
+		t, m := c.want.Targets[part.Path], c.have.Targets[part.Path]
+		if t == nil || t.Gone {
+			return "the target is not wanted"
+		}
+		return firstOf(
+			!c.stageWanted() || !c.stageStands(), "the stage does not stand",
+			!freePath(m, fileFor(t)), "the target is not free",
+			m.File == state.NoFile && t.Accepted && !t.Asked, "a removed target is made again though nobody asks",
+			c.wantsView(t) && c.have.View.State != state.DeviceAttached, "there is no view",
+			c.numberChanged(t), "the pod knows another number")
+	}},
+}
+
+// whyNotWrite says why a device must not be written to below a file system; why
+// is what else stands against it.
+func (c *planCase) whyNotWrite(part state.Part, why string) string {
+	d := c.have.Device
+	return firstOf(
+		part != state.StagePart() || !c.stageWanted() || c.wantsBlock(), "no mounted stage is wanted",
+		c.want.Stage != nil && c.want.Stage.ReadOnly, "read-only access was asked for",
+		d.State != state.DeviceAttached || d.Missing, "no device is attached",
+		d.ReadOnly, "the device is read-only",
+		d.Held, "the device is held",
+		c.somewhere(c.showsAt), "the device is mounted",
+		c.have.Contents.Err != nil, "the contents were not seen",
+		why != "", why)
+}
+
+// ---- Rules for plans. ----
+
+var planStateRules = []struct {
+	name   string
+	broken func(c *planCase) string
+}{
+	{"settled means that it holds", func(c *planCase) string {
+		for part, v := range c.plan.Verdicts {
+			if v.Settled && !c.holds(part) && (v.Problem == reconciler.Problem{} || !c.leftBehind(part)) {
+				return part.String()
+			}
+		}
+		return ""
+	}},
+	{"what holds is settled and left alone", func(c *planCase) string {
+		for _, part := range c.parts {
+			v := c.plan.Verdicts[part]
+			if c.holds(part) && (!v.Settled || v.Problem != reconciler.Problem{} || len(c.ownSteps(part)) > 0) {
+				return part.String()
+			}
+		}
+		return ""
+	}},
+	{"every part has one of four verdicts, and a step exactly when under way", func(c *planCase) string {
+		if len(c.parts) != len(c.plan.Verdicts) {
+			return fmt.Sprintf("%d verdicts for %d parts", len(c.plan.Verdicts), len(c.parts))
+		}
+		for _, part := range c.parts {
+			v, known := c.plan.Verdicts[part]
+			steps := len(c.ownSteps(part))
+			stuck := v.Problem != reconciler.Problem{}
+			underWay := !v.Settled && !stuck && len(v.Needs) == 0
+			why := firstOf(
+				!known, "no verdict",
+				underWay && steps == 0, "silently stuck",
+				steps > 1 && part != state.SizePart(), "two steps at once", // a size may grow the device and the file system
+				!underWay && steps != 0, "a step without need",
+				len(v.Needs) > 0 && (v.Settled || stuck), "two verdicts",
+				stuck && v.Problem.Text == "", "a problem without words")
+			if why != "" {
+				return part.String() + ": " + why
+			}
+		}
+		return ""
+	}},
+	{"needs lead to a step or a problem, never in a circle", func(c *planCase) string {
+		for part, v := range c.plan.Verdicts {
+			if len(v.Needs) > 0 && !c.leads(part, len(c.plan.Verdicts)) {
+				return part.String()
+			}
+		}
+		return ""
+	}},
+	{"what is stuck has a cause", func(c *planCase) string {
+		for part, v := range c.plan.Verdicts {
+			if !v.Settled && v.Problem != (reconciler.Problem{}) && !c.hasCause(part) {
+				return part.String()
+			}
+		}
+		return ""
+	}},
+	{"what must go is planned before what must come, in the order of MakePlan", func(c *planCase) string {
+		last := 0
+		for _, step := range c.plan.Steps {
+			r := c.rank(step)
+			if r < last {
+				return step.String() + " comes too late"
+			}
+			last = r
+		}
+		return ""
+	}},
+	{"no step is planned twice", func(c *planCase) string {
+		for i, step := range c.plan.Steps {
+			if slices.Contains(c.plan.Steps[:i], step) {
+				return step.String()
+			}
+		}
+		return ""
+	}},
+}
+
+// rank is the place of a step: pods, stage, device for what must go, then
+// device, stage, pods for what must come. A part that stays may need something
+// taken away to be put right; that is part of its coming.
+func (c *planCase) rank(step reconciler.Step) int {
+	intent := c.want.Intent(step.Part)
+	gone := intent != nil && intent.Gone
+	switch {
+	case gone && step.Part.Kind == state.TargetKind:
+		return 0
+	case gone:
+		return 1
+	case step.Action == reconciler.DetachView: // of a stage that stays: nobody shows it
+		return 2
+	case step.Part.Kind == state.StageKind:
+		return 3
+	case step.Part.Kind == state.SizeKind:
+		return 4
+	}
+	return 5
+}
+
+// leads reports whether the needs of a part end at steps or problems within
+// that many hops.
+func (c *planCase) leads(part state.Part, hops int) bool {
+	v, known := c.plan.Verdicts[part]
+	switch {
+	case !known || hops == 0 || v.Settled:
+		return false
+	case v.Problem != (reconciler.Problem{}), len(c.ownSteps(part)) > 0:
+		return true
+	}
+	for _, need := range v.Needs {
+		if !c.leads(need, hops-1) {
+			return false
+		}
+	}
+	return len(v.Needs) > 0
+}
+
+// explained reports whether a part that is not settled is stuck, or waits for one that is.
+func (c *planCase) explained(part state.Part, hops int) bool {
+	v := c.plan.Verdicts[part]
+	if v.Problem != (reconciler.Problem{}) {
+		return true
+	}
+	return hops > 0 && slices.ContainsFunc(v.Needs, func(need state.Part) bool { return c.explained(need, hops-1) })
+}
+
+// ---- What holds, judged from the desired and the actual state alone. ----
+
+// planCase is one desired and one actual state, and the plan for them.
+type planCase struct {
+	want  *state.Volume
+	parts []state.Part // of want
+	have  state.Actual
+	plan  reconciler.Plan
+}
+
+func (c *planCase) String() string {
+	want, err := json.Marshal(c.want)
+	if err != nil {
+		return err.Error()
+	}
+	return strings.Join([]string{
+		fmt.Sprintf("want %s", want),
+		fmt.Sprintf("device %+v", c.have.Device), fmt.Sprintf("view %+v", c.have.View),
+		fmt.Sprintf("contents %+v", c.have.Contents), fmt.Sprintf("stage %+v", c.have.Stage),
+		fmt.Sprintf("targets %+v", c.have.Targets),
+		fmt.Sprintf("steps %v", c.plan.Steps), fmt.Sprintf("verdicts %+v", c.plan.Verdicts),
+	}, "\n")
+}
+
+func (c *planCase) steps(part state.Part) []reconciler.Step {
+	var steps []reconciler.Step
+	for _, step := range c.plan.Steps {
+		if step.Part == part {
+			steps = append(steps, step)
+		}
+	}
+	return steps
+}
+
+// ownSteps leaves out the two steps that are planned whatever is asked of their
+// part: detaching an idle view and growing into the device.
+func (c *planCase) ownSteps(part state.Part) []reconciler.Step {
+	return slices.DeleteFunc(c.steps(part), func(s reconciler.Step) bool {
+		return s.Action == reconciler.DetachView && c.stageWanted()
+	})
+}
+
+func (c *planCase) stageWanted() bool { return c.want.Stage != nil && !c.want.Stage.Gone }
+
+func (c *planCase) wantsBlock() bool {
+	return c.want.Stage != nil && c.want.Stage.Capability.Access == state.BlockAccess
+}
+
+func (c *planCase) wantsView(t *state.Target) bool {
+	return t.Capability.Access == state.BlockAccess && t.ReadOnly && !c.have.Device.ReadOnly
+}
+
+func (c *planCase) someTargetWantsView() bool {
+	for _, t := range c.want.Targets {
+		if !t.Gone && c.wantsView(t) {
+			return true
+		}
+	}
+	return false
+}
+
+// node is the device whose node a block target shows.
+func (c *planCase) node(t *state.Target) state.DeviceNumber {
+	if c.wantsView(t) {
+		return c.have.View.Number
+	}
+	return c.have.Device.Number
+}
+
+func (c *planCase) numberChanged(t *state.Target) bool {
+	return t.Capability.Access == state.BlockAccess && t.Accepted && t.Device != state.DeviceNumber{} && t.Device != c.node(t)
+}
+
+// mountOf reports whether m is all of a device: its file system or its node.
+func mountOf(m state.Mount, n state.DeviceNumber) bool {
+	return n != state.DeviceNumber{} && m.Device == n && (m.Node || m.Root == "/")
+}
+
+func wholeOf(m state.Mount, n state.DeviceNumber) bool { return mountOf(m, n) && !m.Node }
+
+// shows reports whether a mount is one of the volume.
+func (c *planCase) shows(m state.Mount) bool {
+	return mountOf(m, c.have.Device.Number) || mountOf(m, c.have.View.Number)
+}
+
+// showsAt is shows at a target, nil for the staging path. A node that the
+// target was seen with is the volume's still when the device has gone.
+func (c *planCase) showsAt(t *state.Target, m state.Mount) bool {
+	return c.shows(m) || t != nil && m.Node && mountOf(m, t.Device)
+}
+
+// somewhere reports whether a mount at any path of the record is such.
+func (c *planCase) somewhere(such func(*state.Target, state.Mount) bool) bool {
+	for _, m := range c.have.Stage.Mounts {
+		if such(nil, m) {
+			return true
+		}
+	}
+	return c.atSomeTarget(such)
+}
+
+func (c *planCase) atSomeTarget(such func(*state.Target, state.Mount) bool) bool {
+	for path, t := range c.want.Targets {
+		for _, m := range c.have.Targets[path].Mounts {
+			if such(t, m) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+func (c *planCase) someTargetBound() bool { return c.atSomeTarget(c.showsAt) }
+
+// someTargetUnseen reports whether a target could not be looked at, for a
+// reason other than that nothing can be mounted there.
+func (c *planCase) someTargetUnseen() bool {
+	for _, m := range c.have.Targets {
+		if unseen(m) {
+			return true
+		}
+	}
+	return false
+}
+
+func unseen(m state.Mountpoint) bool { return m.Err != nil && !state.ClassOf(m.Err).Final() }
+
+func (c *planCase) holdsFilesystem() bool {
+	f := c.have.Contents
+	return f.Err == nil && f.Kind == state.ContentsFilesystem && f.FSType == c.want.Stage.Capability.FSType
+}
+
+// freePath reports whether something may be mounted at a path: nothing is
+// there, or an empty directory or file of the kind.
+func freePath(m state.Mountpoint, kind state.FileType) bool {
+	return m.Err == nil && len(m.Mounts) == 0 && (m.File == state.NoFile || m.File == kind && m.Empty)
+}
+
+// attributesMet reports whether a mount has the attributes that flags and the
+// read-only setting ask for. Only the flags that worlds know count.
+func attributesMet(a state.Attributes, readOnly bool, flags ...string) bool {
+	readOnly = readOnly || slices.Contains(flags, "ro")
+	return (a&state.ReadOnly != 0) == readOnly && (a&state.NoDev != 0 || !slices.Contains(flags, "nodev"))
+}
+
+func (c *planCase) deviceStands() bool {
+	d := c.have.Device
+	return d.State == state.DeviceAttached && !d.Missing && d.Size >= d.Capacity && d.ReadOnly == c.want.Stage.ReadOnly
+}
+
+// stageStands reports whether the wanted stage is exactly as asked.
+func (c *planCase) stageStands() bool {
+	s, mounts := c.want.Stage, c.have.Stage.Mounts
+	if !c.deviceStands() || c.wantsBlock() {
+		return c.deviceStands()
+	}
+	if c.have.Stage.Err != nil || len(mounts) == 0 || len(mounts) > 1 && c.shows(mounts[1]) {
+		return false
+	}
+	m := mounts[0]
+	return wholeOf(m, c.have.Device.Number) && m.FSType == s.Capability.FSType && !m.Corrupt &&
+		(s.ReadOnly || !m.SuperReadOnly) && attributesMet(m.Attributes, s.ReadOnly, s.Capability.Flags...)
+}
+
+// targetStands reports whether a wanted target is exactly as asked.
+func (c *planCase) targetStands(t *state.Target) bool {
+	m := c.have.Targets[t.Path]
+	if !c.stageWanted() || !c.stageStands() || m.Err != nil || len(m.Mounts) == 0 || len(m.Mounts) > 1 && c.showsAt(t, m.Mounts[1]) {
+		return false
+	}
+	top := m.Mounts[0]
+	if t.Capability.Access == state.BlockAccess {
+		return top.Node && mountOf(top, c.node(t)) && !c.numberChanged(t) && (!c.wantsView(t) || c.have.View.State == state.DeviceAttached)
+	}
+	s := c.want.Stage
+	return wholeOf(top, c.have.Device.Number) && !top.Corrupt &&
+		attributesMet(top.Attributes, s.ReadOnly || t.ReadOnly, append(slices.Clone(s.Capability.Flags), t.Capability.Flags...)...)
+}
+
+// holds reports whether a part is exactly as asked.
+func (c *planCase) holds(part state.Part) bool {
+	d, f := c.have.Device, c.have.Contents
+	switch part.Kind {
+	case state.StageKind:
+		if c.stageWanted() {
+			return c.stageStands()
+		}
+		return c.have.Stage.Err == nil && !c.somewhere(c.showsAt) && !c.someTargetUnseen() && c.have.View.State == state.DeviceAbsent &&
+			(d.State == state.DeviceAbsent || d.State == state.DeviceForeign)
+	case state.SizeKind:
+		if !c.stageWanted() || !c.stageStands() || d.Size < c.want.Size.Bytes {
+			return false
+		}
+		return c.wantsBlock() || f.Err == nil && (!f.Growable || c.want.Size.Accepted && !f.GrowsMounted && !c.want.Stage.ReadOnly)
+	}
+	t, m := c.want.Targets[part.Path], c.have.Targets[part.Path]
+	switch {
+	case !t.Gone:
+		return c.targetStands(t)
+	case m.Err != nil:
+		return t.Withdrawn && state.ClassOf(m.Err).Final()
+	}
+	return (t.Withdrawn || m.File == state.NoFile) && !slices.ContainsFunc(m.Mounts, func(m state.Mount) bool { return c.showsAt(t, m) })
+}
+
+// leftBehind reports whether a target that is to go shows nothing of the volume
+// and something that the plugin did not make.
+func (c *planCase) leftBehind(part state.Part) bool {
+	t, m := c.want.Targets[part.Path], c.have.Targets[part.Path]
+	if t == nil || !t.Gone || m.Err != nil || slices.ContainsFunc(m.Mounts, func(m state.Mount) bool { return c.showsAt(t, m) }) {
+		return false
+	}
+	return len(m.Mounts) > 0 || !m.Empty || m.File != state.Directory && m.File != state.RegularFile
+}
+
+// hasCause reports whether anything stands in the way of a part that no step
+// could put right.
+func (c *planCase) hasCause(part state.Part) bool {
+	switch part.Kind {
+	case state.StageKind:
+		if c.stageWanted() {
+			return c.deviceCause() || !c.wantsBlock() && (c.mountCause() || len(c.have.Stage.Mounts) == 0 && c.contentsCause())
+		}
+		d, v, mounts := c.have.Device, c.have.View, c.have.Stage.Mounts
+		covered := len(mounts) > 1 && !c.shows(mounts[0]) && c.shows(mounts[1])
+		return c.have.Stage.Err != nil || covered || v.State == state.DeviceDetaching || v.Held ||
+			d.State == state.DeviceDetaching || d.State == state.DeviceAttached && d.Held
+	case state.SizeKind:
+		f := c.have.Contents
+		return !c.stageWanted() || !c.wantsBlock() && (f.Err != nil || f.Growable && (c.want.Stage.ReadOnly || !f.GrowsMounted))
+	}
+	t, m := c.want.Targets[part.Path], c.have.Targets[part.Path]
+	switch {
+	case m.Err != nil, len(m.Mounts) > 0 && !c.showsAt(t, m.Mounts[0]):
+		return true
+	case t.Gone:
+		return false
+	case !c.stageWanted(), c.numberChanged(t):
+		return true
+	case len(m.Mounts) > 0:
+		return !c.rightKind(t, m.Mounts[0])
+	}
+	return !freePath(m, fileFor(t)) || m.File == state.NoFile && t.Accepted && !t.Asked
+}
+
+// rightKind reports whether a mount is what the plugin binds at such a target,
+// right or wrong in detail: a node, or the file system on the device itself.
+func (c *planCase) rightKind(t *state.Target, m state.Mount) bool {
+	if t.Capability.Access == state.BlockAccess {
+		return m.Node
+	}
+	return wholeOf(m, c.have.Device.Number)
+}
+
+// fileFor is what a target is made as.
+func fileFor(t *state.Target) state.FileType {
+	if t.Capability.Access == state.BlockAccess {
+		return state.RegularFile
+	}
+	return state.Directory
+}
+
+func (c *planCase) deviceCause() bool {
+	s, d := c.want.Stage, c.have.Device
+	inUse := d.Held || c.have.View.State != state.DeviceAbsent || c.somewhere(c.showsAt) ||
+		c.someTargetUnseen() || unseen(c.have.Stage)
+	return d.Missing || d.State == state.DeviceForeign || d.State != state.DeviceAttached && d.Size < d.Capacity ||
+		d.State == state.DeviceAttached && d.ReadOnly != s.ReadOnly && inUse
+}
+
+func (c *planCase) mountCause() bool {
+	s, m := c.want.Stage, c.have.Stage
+	if m.Err != nil || len(m.Mounts) == 0 {
+		return m.Err != nil || !freePath(m, state.Directory)
+	}
+	top := m.Mounts[0]
+	return !wholeOf(top, c.have.Device.Number) || top.FSType != s.Capability.FSType || top.SuperReadOnly && !s.ReadOnly ||
+		top.Corrupt && (c.someTargetBound() || c.someTargetUnseen())
+}
+
+func (c *planCase) contentsCause() bool {
+	s, d, f := c.want.Stage, c.have.Device, c.have.Contents
+	inUse := d.Held || c.someTargetBound()
+	switch {
+	case f.Err != nil:
+		return true
+	case d.Formatting:
+		return s.ReadOnly || inUse
+	case f.Kind == state.ContentsBlank:
+		return s.ReadOnly || inUse || d.Formatted != ""
+	}
+	return !c.holdsFilesystem() || inUse && !s.ReadOnly && (f.NeedsCheck || f.Growable && f.GrowsUnmounted)
+}
+
+// firstOf returns the words after the first condition that is true.
+func firstOf(pairs ...any) string {
+	for i := 0; i < len(pairs); i += 2 {
+		if pairs[i].(bool) {
+			return pairs[i+1].(string)
+		}
+	}
+	return ""
+}
+
+// ---- Worlds: desired and actual states in few bytes, and a model of the kernel. ----
+
+// planWorld is a desired state and what is really there. It is comparable.
+type planWorld struct {
+	stage    stageWorld
+	at       placeWorld // of the stage
+	targets  [2]targetWorld
+	size     sizeWorld
+	device   deviceWorld
+	contents contentsWorld // of the device, whether it can be read now or not
+}
+
+type wish uint8
+
+const (
+	wantNothing wish = iota
+	wantThere
+	wantGone
+)
+
+type stageWorld struct {
+	want                              wish
+	block, readOnly, noDev, withdrawn bool
+}
+
+type targetWorld struct {
+	want                                               wish
+	block, readOnly, noDev, withdrawn, accepted, asked bool
+	remembers                                          number
+	at                                                 placeWorld
+}
+
+type sizeWorld struct {
+	want, larger, accepted bool
+}
+
+// number names a block device.
+type number uint8
+
+const (
+	noDevice number = iota
+	theDevice
+	theView
+	olderDevice // which the volume once was
+	otherDevice // which the volume never was
+)
+
+func (n number) number() state.DeviceNumber {
+	if n == noDevice {
+		return state.DeviceNumber{}
+	}
+	return state.DeviceNumber{Major: 7, Minor: uint32(n)}
+}
+
+type deviceWorld struct {
+	state                 state.DeviceState
+	missing, readOnly     bool
+	held                  heldWorld
+	bytes                 bytesWorld
+	view                  state.DeviceState
+	viewHeld              bool
+	formatting, formatted bool
+}
+
+type heldWorld uint8
+
+const (
+	heldByMounts heldWorld = iota // by those at the paths of the record
+	heldElsewhere
+	heldUnseen // its mounts came after the look at the device
+)
+
+type bytesWorld uint8
+
+const (
+	bytesPromised bytesWorld = iota // 100, as the backend promised
+	bytesUnknown                    // 100, and no promise is known
+	bytesFewer                      // 50 of 100
+	bytesGrown                      // 200, as the backend promised
+)
+
+type contentsWorld struct {
+	kind                                          contentsKind
+	check, growable, growsMounted, growsUnmounted bool
+}
+
+type contentsKind uint8
+
+const (
+	holdsNothing contentsKind = iota
+	holdsExt4
+	holdsXFS
+	holdsOther
+	holdsUnreadable
+)
+
+// placeWorld is a path: the file there and what is mounted on it, the top first.
+type placeWorld struct {
+	file   fileWorld
+	err    errWorld
+	mounts [2]mountWorld
+}
+
+type fileWorld uint8
+
+const (
+	fileNone fileWorld = iota
+	fileEmptyDirectory
+	fileFullDirectory
+	fileEmpty
+	fileFull
+	fileSpecial
+)
+
+type errWorld uint8
+
+const (
+	errNone errWorld = iota
+	errNow           // the path cannot be looked at now
+	errPath          // it is no path to look at
+)
+
+type mountWorld struct {
+	kind                                         mountKind
+	of                                           number
+	xfs, superReadOnly, corrupt, readOnly, noDev bool
+}
+
+type mountKind uint8
+
+const (
+	noMount mountKind = iota
+	wholeMount
+	subMount
+	nodeMount
+	otherMount // of no block device
+)
+
+const (
+	planStagePath = "/staging"
+	planPathA     = "/pods/a/volume"
+	planPathB     = "/pods/b/volume"
+)
+
+var (
+	planPaths = [2]string{planPathA, planPathB}
+	planFirst = state.TargetPart(planPathA)
+
+	errPlanNow  = errors.New("input/output error")
+	errPlanPath = state.Errorf(state.InvalidArgument, "a symbolic link")
+)
+
+// look returns what the planner is told of a world, and what it decides.
+func (w *planWorld) look() planCase {
+	c := planCase{want: &state.Volume{ID: "vol", Targets: map[string]*state.Target{}}, have: state.Actual{Targets: map[string]state.Mountpoint{}}}
+	if s := w.stage; s.want != wantNothing {
+		capability := planCapability(s.block, s.noDev)
+		c.want.Stage = &state.Stage{Path: planStagePath, Capability: capability, ReadOnly: s.readOnly, Intent: state.Intent{Gone: s.want == wantGone, Withdrawn: s.withdrawn}}
+		c.have.Stage = w.at.look()
+	}
+	for i, t := range w.targets {
+		if t.want == wantNothing {
+			continue
+		}
+		path := planPaths[i]
+		c.want.Targets[path] = &state.Target{
+			Path: path, Capability: planCapability(t.block, t.noDev), ReadOnly: t.readOnly, Device: t.remembers.number(),
+			Intent: state.Intent{Gone: t.want == wantGone, Withdrawn: t.withdrawn, Accepted: t.accepted, Asked: t.asked},
+		}
+		c.have.Targets[path] = t.at.look()
+	}
+	if w.size.want {
+		c.want.Size = &state.Size{Bytes: 80, Intent: state.Intent{Accepted: w.size.accepted}}
+		if w.size.larger {
+			c.want.Size.Bytes = 200
+		}
+	}
+	w.lookAtDevice(&c)
+	c.parts = c.want.Parts()
+	c.plan = reconciler.MakePlan(c.want, c.have)
+	return c
+}
+
+func planCapability(block, noDev bool) state.Capability {
+	c := state.Capability{Access: state.MountAccess, FSType: "ext4"}
+	if block {
+		c = state.Capability{Access: state.BlockAccess}
+	}
+	if noDev {
+		c.Flags = []string{"nodev"}
+	}
+	return c
+}
+
+func (w *planWorld) lookAtDevice(c *planCase) {
+	d := w.device
+	stands := d.state == state.DeviceAttached || d.state == state.DeviceDetaching
+	c.have.Device = state.Device{State: d.state, Missing: d.missing, Formatting: d.formatting, ReadOnly: stands && d.readOnly}
+	have := &c.have.Device
+	if d.formatted {
+		have.Formatted = "ext4"
+	}
+	switch d.bytes {
+	case bytesPromised:
+		have.Size, have.Capacity = 100, 100
+	case bytesUnknown:
+		have.Size = 100
+	case bytesFewer:
+		have.Size, have.Capacity = 50, 100
+	case bytesGrown:
+		have.Size, have.Capacity = 200, 200
+	}
+	if !stands {
+		return
+	}
+	have.Number = theDevice.number()
+	have.Held = d.held == heldElsewhere || d.held == heldByMounts && w.mounted(theDevice)
+	if d.view != state.DeviceAbsent {
+		c.have.View = state.Device{State: d.view, Number: theView.number(), ReadOnly: true, Held: d.viewHeld || w.mounted(theView)}
+	}
+	if d.state == state.DeviceAttached && w.stage.want == wantThere && !w.stage.block {
+		c.have.Contents = w.contents.look()
+	}
+}
+
+// mounted reports whether a file system on the device is mounted. A bound node
+// claims nothing.
+func (w *planWorld) mounted(n number) bool {
+	for _, place := range []placeWorld{w.at, w.targets[0].at, w.targets[1].at} {
+		for _, m := range place.mounts {
+			if m.of == n && (m.kind == wholeMount || m.kind == subMount) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+func (f contentsWorld) look() state.Contents {
+	switch f.kind {
+	case holdsNothing:
+		return state.Contents{Kind: state.ContentsBlank}
+	case holdsOther:
+		return state.Contents{Kind: state.ContentsOther}
+	case holdsUnreadable:
+		return state.Contents{Err: errPlanNow}
+	}
+	c := state.Contents{Kind: state.ContentsFilesystem, FSType: "ext4", NeedsCheck: f.check, Growable: f.growable, GrowsMounted: f.growsMounted, GrowsUnmounted: f.growsUnmounted}
+	if f.kind == holdsXFS {
+		c.FSType = "xfs"
+	}
+	return c
+}
+
+func (p placeWorld) look() state.Mountpoint {
+	switch p.err {
+	case errNow:
+		return state.Mountpoint{Err: errPlanNow}
+	case errPath:
+		return state.Mountpoint{Err: errPlanPath}
+	}
+	m := state.Mountpoint{
+		File:  [...]state.FileType{state.NoFile, state.Directory, state.Directory, state.RegularFile, state.RegularFile, state.OtherFile}[p.file],
+		Empty: p.file == fileEmptyDirectory || p.file == fileEmpty,
+	}
+	for _, mount := range p.mounts {
+		if mount.kind != noMount {
+			m.Mounts = append(m.Mounts, mount.look())
+		}
+	}
+	if len(m.Mounts) > 0 {
+		m.File, m.Empty = state.Directory, false
+		if m.Mounts[0].Node {
+			m.File = state.BlockDevice
+		}
+	}
+	return m
+}
+
+func (m mountWorld) look() state.Mount {
+	if m.kind == otherMount {
+		return state.Mount{FSType: "tmpfs", Source: "tmpfs", Root: "/"}
+	}
+	look := state.Mount{Device: m.of.number(), FSType: "ext4", Source: "/dev/loop", Root: "/", SuperReadOnly: m.superReadOnly, Corrupt: m.corrupt}
+	switch {
+	case m.kind == nodeMount:
+		look.Node, look.FSType, look.Root = true, "devtmpfs", "/loop"
+	case m.kind == subMount:
+		look.Root = "/sub"
+	case m.xfs:
+		look.FSType = "xfs"
+	}
+	if m.readOnly {
+		look.Attributes |= state.ReadOnly
+	}
+	if m.noDev {
+		look.Attributes |= state.NoDev
+	}
+	return look
+}
+
+// settle notes what a plan found to hold: ends are forgotten, the rest accepted.
+func (w planWorld) settle(c *planCase) planWorld {
+	for i := range w.targets {
+		t := &w.targets[i]
+		switch {
+		case t.want == wantNothing || !c.plan.Verdicts[state.TargetPart(planPaths[i])].Settled:
+		case t.want == wantGone:
+			*t = targetWorld{}
+		case !t.accepted:
+			t.accepted, t.asked = true, false
+			if t.block {
+				t.remembers = w.shownBy(t)
+			}
+		}
+	}
+	if w.stage.want == wantGone && c.plan.Verdicts[state.StagePart()].Settled {
+		w.stage, w.at = stageWorld{}, placeWorld{}
+	}
+	if w.size.want && c.plan.Verdicts[state.SizePart()].Settled {
+		w.size.accepted = true
+	}
+	return w
+}
+
+func (w *planWorld) shownBy(t *targetWorld) number {
+	if t.readOnly && !w.device.readOnly {
+		return theView
+	}
+	return theDevice
+}
+
+// after returns the world after a step that did what it is for.
+func (w planWorld) after(step reconciler.Step) planWorld {
+	var t *targetWorld
+	if i := slices.Index(planPaths[:], step.Part.Path); i >= 0 {
+		t = &w.targets[i]
+	}
+	d, s := &w.device, w.stage
+	switch step.Action {
+	case reconciler.Unbind:
+		t.at.pop()
+	case reconciler.RemoveTarget:
+		t.at.file = fileNone
+	case reconciler.Unmount:
+		w.at.pop()
+	case reconciler.Release:
+		d.held = heldByMounts
+	case reconciler.DetachView:
+		d.view, d.viewHeld = state.DeviceAbsent, false
+	case reconciler.Detach:
+		d.state, d.readOnly = state.DeviceAbsent, false
+	case reconciler.Attach:
+		if d.state == state.DeviceAbsent {
+			d.readOnly = s.readOnly
+		}
+		d.state = state.DeviceAttached
+	case reconciler.GrowDevice:
+		d.bytes = bytesPromised
+		if step.Part == state.SizePart() {
+			d.bytes = bytesGrown
+		}
+		w.contents.growable = w.contents.kind == holdsExt4 || w.contents.kind == holdsXFS
+	case reconciler.BeginFormat:
+		d.formatting = true
+	case reconciler.Erase:
+		w.contents = contentsWorld{growsMounted: w.contents.growsMounted, growsUnmounted: w.contents.growsUnmounted}
+	case reconciler.Format:
+		d.formatting, d.formatted, w.contents.kind = false, true, holdsExt4
+	case reconciler.Check:
+		w.contents.check = false
+	case reconciler.GrowFilesystem:
+		w.contents.growable = false
+	case reconciler.Mount:
+		w.at.push(fileEmptyDirectory, mountWorld{kind: wholeMount, of: theDevice, superReadOnly: s.readOnly, readOnly: s.readOnly, noDev: s.noDev})
+	case reconciler.SetAttributes:
+		m := &w.at.mounts[0]
+		m.readOnly, m.noDev = s.readOnly, m.noDev || s.noDev
+		if t != nil {
+			m = &t.at.mounts[0]
+			m.readOnly, m.noDev = s.readOnly || t.readOnly, m.noDev || s.noDev || t.noDev
+		}
+	case reconciler.AttachView:
+		d.view = state.DeviceAttached
+	case reconciler.Bind:
+		if t.block {
+			t.at.push(fileEmpty, mountWorld{kind: nodeMount, of: w.shownBy(t)})
+			break
+		}
+		stage := w.at.mounts[0]
+		t.at.push(fileEmptyDirectory, mountWorld{
+			kind: wholeMount, of: stage.of, superReadOnly: stage.superReadOnly,
+			readOnly: s.readOnly || t.readOnly, noDev: stage.noDev || s.noDev || t.noDev,
+		})
+	}
+	return w
+}
+
+func (p *placeWorld) pop() { p.mounts = [2]mountWorld{p.mounts[1]} }
+
+func (p *placeWorld) push(file fileWorld, m mountWorld) {
+	if p.file == fileNone {
+		p.file = file
+	}
+	p.mounts = [2]mountWorld{m, p.mounts[0]}
+}
+
+// ---- The bounds of the walks. ----
+
+var (
+	mountedHere = mountWorld{kind: wholeMount, of: theDevice}
+	mountedRO   = mountWorld{kind: wholeMount, of: theDevice, readOnly: true}
+	mountedTurn = mountWorld{kind: wholeMount, of: theDevice, superReadOnly: true}
+	mountedBoth = mountWorld{kind: wholeMount, of: theDevice, superReadOnly: true, readOnly: true}
+	mountedDev  = mountWorld{kind: wholeMount, of: theDevice, noDev: true}
+	mountedSick = mountWorld{kind: wholeMount, of: theDevice, corrupt: true}
+	mountedXFS  = mountWorld{kind: wholeMount, of: theDevice, xfs: true}
+	mountedSub  = mountWorld{kind: subMount, of: theDevice}
+	mountedView = mountWorld{kind: wholeMount, of: theView}
+	mountedDisk = mountWorld{kind: wholeMount, of: otherDevice}
+	mountedTmp  = mountWorld{kind: otherMount}
+	boundNode   = mountWorld{kind: nodeMount, of: theDevice}
+	boundView   = mountWorld{kind: nodeMount, of: theView}
+	boundOld    = mountWorld{kind: nodeMount, of: olderDevice}
+	boundDisk   = mountWorld{kind: nodeMount, of: otherDevice}
+)
+
+// placesOf returns the places at which mounts stand on a file, each stack the top first.
+func placesOf(file fileWorld, stacks ...[2]mountWorld) []placeWorld {
+	var places []placeWorld
+	for _, stack := range stacks {
+		places = append(places, placeWorld{file: file, mounts: stack})
+	}
+	return places
+}
+
+// unmounted are the places at which nothing is mounted.
+var unmounted = []placeWorld{
+	{}, {file: fileEmptyDirectory}, {file: fileFullDirectory}, {file: fileEmpty}, {file: fileFull}, {file: fileSpecial}, {err: errNow}, {err: errPath},
+}
+
+var (
+	stagePlaces = slices.Concat(unmounted, placesOf(fileEmptyDirectory,
+		[2]mountWorld{mountedHere}, [2]mountWorld{mountedRO}, [2]mountWorld{mountedTurn}, [2]mountWorld{mountedBoth}, [2]mountWorld{mountedDev},
+		[2]mountWorld{mountedSick}, [2]mountWorld{mountedXFS}, [2]mountWorld{mountedSub}, [2]mountWorld{mountedView},
+		[2]mountWorld{mountedDisk}, [2]mountWorld{mountedTmp}, [2]mountWorld{boundNode},
+		[2]mountWorld{mountedHere, mountedHere}, [2]mountWorld{mountedSick, mountedHere}, [2]mountWorld{mountedRO, mountedSick},
+		[2]mountWorld{mountedTmp, mountedHere}, [2]mountWorld{mountedHere, mountedTmp}, [2]mountWorld{mountedDisk, mountedTmp},
+	))
+	targetPlaces = slices.Concat(unmounted, placesOf(fileEmptyDirectory,
+		[2]mountWorld{mountedHere}, [2]mountWorld{mountedRO}, [2]mountWorld{mountedDev}, [2]mountWorld{mountedSick}, [2]mountWorld{mountedSub},
+		[2]mountWorld{mountedView}, [2]mountWorld{mountedDisk}, [2]mountWorld{mountedTmp}, [2]mountWorld{boundNode},
+		[2]mountWorld{mountedHere, mountedHere}, [2]mountWorld{mountedRO, mountedHere}, [2]mountWorld{mountedTmp, mountedHere}, [2]mountWorld{mountedHere, mountedTmp},
+	), placesOf(fileFullDirectory, [2]mountWorld{mountedHere}))
+	nodePlaces = slices.Concat(unmounted, placesOf(fileEmpty,
+		[2]mountWorld{boundNode}, [2]mountWorld{boundView}, [2]mountWorld{boundOld}, [2]mountWorld{boundDisk}, [2]mountWorld{mountedHere}, [2]mountWorld{mountedTmp},
+		[2]mountWorld{boundNode, boundNode}, [2]mountWorld{boundNode, boundView}, [2]mountWorld{boundView, boundNode}, [2]mountWorld{boundOld, boundNode},
+		[2]mountWorld{mountedTmp, boundNode}, [2]mountWorld{boundNode, mountedTmp}, [2]mountWorld{mountedTmp, boundView},
+	), placesOf(fileFull, [2]mountWorld{boundNode}))
+)
+
+var stageWishes = []stageWorld{
+	{want: wantThere}, {want: wantThere, readOnly: true}, {want: wantThere, noDev: true},
+	{want: wantThere, block: true}, {want: wantThere, block: true, readOnly: true},
+	{}, {want: wantGone}, {want: wantGone, withdrawn: true}, {want: wantGone, block: true},
+}
+
+// planDeviceWorlds ranges over everything that a device, its contents, the
+// staging path and the size wanted can be, with few targets.
+func planDeviceWorlds(yield func(planWorld) bool) {
+	for _, stage := range stageWishes {
+		for _, device := range deviceWorlds() {
+			for _, contents := range contentsFor(stage, &device) {
+				for _, at := range stagePlacesFor(stage) {
+					for _, rest := range deviceSides(stage) {
+						w := rest
+						w.stage, w.at, w.device, w.contents = stage, at, device, contents
+						if !yield(w) {
+							return
+						}
+					}
+				}
+			}
+		}
+	}
+}
+
+func stagePlacesFor(stage stageWorld) []placeWorld {
+	switch {
+	case stage.want == wantNothing:
+		return []placeWorld{{}}
+	case stage.block && stage.want == wantThere: // nobody looks at the path
+		return []placeWorld{{file: fileEmptyDirectory}, {err: errNow}, {file: fileEmptyDirectory, mounts: [2]mountWorld{mountedHere}}}
+	}
+	return stagePlaces
+}
+
+// deviceWorlds returns every device; the marks of a format vary with the contents.
+func deviceWorlds() []deviceWorld {
+	var all []deviceWorld
+	for bytes := bytesPromised; bytes <= bytesGrown; bytes++ {
+		all = append(all, deviceWorld{bytes: bytes})
+	}
+	all = append(all, deviceWorld{missing: true}, deviceWorld{state: state.DeviceForeign}, deviceWorld{state: state.DeviceForeign, bytes: bytesFewer})
+	for _, d := range []deviceWorld{
+		{state: state.DeviceAttached}, {state: state.DeviceDetaching}, {state: state.DeviceAttached, readOnly: true}, {state: state.DeviceDetaching, readOnly: true},
+	} {
+		for d.held = heldByMounts; d.held <= heldUnseen; d.held++ {
+			view, fewer := d, d
+			view.view, fewer.bytes = state.DeviceAttached, bytesFewer
+			all = append(all, d, view, fewer)
+		}
+		d.held = heldByMounts
+		heldView, leavingView, missing, unknown, grown := d, d, d, d, d
+		heldView.view, heldView.viewHeld, leavingView.view = state.DeviceAttached, true, state.DeviceDetaching
+		missing.missing, unknown.bytes, grown.bytes = true, bytesUnknown, bytesGrown
+		all = append(all, heldView, leavingView, missing, unknown, grown)
+	}
+	return all
+}
+
+// contentsFor returns every contents that makes a difference to a stage. They
+// are read only from an attached device for a wanted file system; elsewhere a
+// few are enough to see what comes to light on the way.
+func contentsFor(stage stageWorld, d *deviceWorld) iter.Seq2[int, contentsWorld] {
+	return func(yield func(int, contentsWorld) bool) {
+		all := []contentsWorld{
+			{kind: holdsExt4}, {growsMounted: true, growsUnmounted: true}, {kind: holdsOther},
+			{growsUnmounted: true}, {kind: holdsXFS}, {kind: holdsUnreadable}, {kind: holdsExt4, check: true},
+			{kind: holdsExt4, growable: true}, {kind: holdsExt4, growable: true, growsUnmounted: true},
+			{kind: holdsExt4, growable: true, growsMounted: true}, {kind: holdsExt4, growable: true, growsMounted: true, growsUnmounted: true},
+			{kind: holdsExt4, growable: true, check: true, growsUnmounted: true}, {kind: holdsExt4, growable: true, check: true, growsMounted: true},
+			{kind: holdsExt4, growsMounted: true},
+		}
+		read := stage.want == wantThere && !stage.block && d.state == state.DeviceAttached && !d.missing
+		if !read {
+			all = all[:3]
+		}
+		for mark := range 4 {
+			d.formatting, d.formatted = mark&1 != 0, mark&2 != 0
+			if !read && mark == 3 {
+				continue
+			}
+			for i, contents := range all {
+				if !yield(i, contents) {
+					return
+				}
+			}
+		}
+	}
+}
+
+// deviceSides returns the sizes and targets that stand beside a device.
+func deviceSides(stage stageWorld) []planWorld {
+	place := placeWorld{file: fileEmptyDirectory, mounts: [2]mountWorld{mountedHere}}
+	if stage.block {
+		place = placeWorld{file: fileEmpty, mounts: [2]mountWorld{boundNode}}
+	}
+	bound := targetWorld{want: wantThere, block: stage.block, accepted: true, at: place}
+	leaving := targetWorld{want: wantGone, block: stage.block, at: place}
+	blind := targetWorld{want: wantThere, block: stage.block, at: placeWorld{err: errNow}}
+	node := targetWorld{want: wantGone, block: true, at: placeWorld{file: fileEmpty, mounts: [2]mountWorld{boundNode}}}
+	smaller, larger, accepted := sizeWorld{want: true}, sizeWorld{want: true, larger: true}, sizeWorld{want: true, larger: true, accepted: true}
+	return []planWorld{
+		{}, {size: larger, targets: [2]targetWorld{blind}}, {size: smaller, targets: [2]targetWorld{bound}}, {size: accepted, targets: [2]targetWorld{bound}},
+		{targets: [2]targetWorld{leaving}}, {targets: [2]targetWorld{node}},
+	}
+}
+
+// planTargetWorlds ranges over everything that a target can be, with a few
+// second targets, devices and stages.
+func planTargetWorlds(yield func(planWorld) bool) {
+	for _, stage := range stageWishes {
+		for _, block := range []bool{stage.block, !stage.block} {
+			if block != stage.block && stage.want == wantThere {
+				continue // a publish is refused that differs from the stage
+			}
+			for _, device := range targetDevices(block) {
+				for _, at := range targetStages(stage) {
+					for _, first := range targetWorlds(block) {
+						for _, second := range secondTargets(block) {
+							w := planWorld{stage: stage, at: at, targets: [2]targetWorld{first, second}, device: device, contents: contentsWorld{kind: holdsExt4}}
+							if !yield(w) {
+								return
+							}
+						}
+					}
+				}
+			}
+		}
+	}
+}
+
+// targetDevices returns the devices that make a difference to a target.
+func targetDevices(block bool) []deviceWorld {
+	attached := deviceWorld{state: state.DeviceAttached}
+	readOnly, held, view := attached, attached, attached
+	readOnly.readOnly, held.held, view.view = true, heldElsewhere, state.DeviceAttached
+	all := []deviceWorld{attached, readOnly, {}, {state: state.DeviceDetaching}, view}
+	if !block {
+		return append(all, held, deviceWorld{state: state.DeviceForeign})
+	}
+	heldView, leavingView, readOnlyView := view, view, view
+	heldView.viewHeld, leavingView.view, readOnlyView.readOnly = true, state.DeviceDetaching, true
+	return append(all, heldView, leavingView, readOnlyView)
+}
+
+func targetStages(stage stageWorld) []placeWorld {
+	if stage.want == wantNothing {
+		return []placeWorld{{}}
+	}
+	places := []placeWorld{{file: fileEmptyDirectory}}
+	if stage.block {
+		return places
+	}
+	return append(places, placesOf(fileEmptyDirectory,
+		[2]mountWorld{mountedHere}, [2]mountWorld{mountedBoth}, [2]mountWorld{mountedDev}, [2]mountWorld{mountedSick}, [2]mountWorld{mountedTmp, mountedHere}, [2]mountWorld{mountedHere, mountedHere})...)
+}
+
+// targetWorlds returns every target of one access type.
+func targetWorlds(block bool) []targetWorld {
+	var wishes []targetWorld
+	for _, readOnly := range []bool{false, true} {
+		t := targetWorld{want: wantThere, block: block, readOnly: readOnly}
+		asked, accepted, again := t, t, t
+		asked.asked, accepted.accepted, again.accepted, again.asked = true, true, true, true
+		wishes = append(wishes, t, asked, accepted, again)
+		if block {
+			for n := theDevice; n <= olderDevice; n++ {
+				accepted.remembers, again.remembers = n, n
+				wishes = append(wishes, accepted, again)
+			}
+		} else {
+			accepted.noDev = true
+			wishes = append(wishes, accepted)
+		}
+	}
+	gone := targetWorld{want: wantGone, block: block}
+	withdrawn := gone
+	withdrawn.withdrawn = true
+	wishes = append(wishes, gone, withdrawn)
+	places := targetPlaces
+	if block {
+		places = nodePlaces
+		for gone.remembers = theDevice; gone.remembers <= olderDevice; gone.remembers++ {
+			wishes = append(wishes, gone)
+		}
+	}
+	var all []targetWorld
+	for _, t := range wishes {
+		for _, t.at = range places {
+			all = append(all, t)
+		}
+	}
+	return all
+}
+
+// secondTargets returns the targets that stand beside the first one.
+func secondTargets(block bool) []targetWorld {
+	there, gone := targetWorld{want: wantThere, block: block}, targetWorld{want: wantGone, block: block}
+	file, ours := fileEmptyDirectory, mountedHere
+	if block {
+		file, ours = fileEmpty, boundNode
+	}
+	with := func(t targetWorld, p placeWorld) targetWorld { t.at = p; return t }
+	bound := placeWorld{file: file, mounts: [2]mountWorld{ours}}
+	foreign := placeWorld{file: file, mounts: [2]mountWorld{mountedTmp}}
+	covered := placeWorld{file: file, mounts: [2]mountWorld{mountedTmp, ours}}
+	readOnly, accepted := there, there
+	readOnly.readOnly, accepted.accepted = true, true
+	return []targetWorld{
+		{}, with(there, placeWorld{file: file}), with(readOnly, bound), with(accepted, bound),
+		with(there, foreign), with(there, placeWorld{err: errNow}),
+		with(gone, bound), with(gone, covered), with(gone, foreign), with(gone, placeWorld{err: errNow}),
+	}
+}

@@ -1,0 +1,189 @@
+package reconciler
+
+import (
+	"encoding/json"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/csi-node/csi-node/pkg/state"
+)
+
+// one returns the status of the only volume.
+func (h *harness) one() Status {
+	h.t.Helper()
+	synctest.Wait()
+	all := h.p.r.Status()
+	if len(all) != 1 {
+		h.t.Fatalf("%d volumes, want 1: %+v", len(all), all)
+	}
+	return all[0]
+}
+
+func part(t *testing.T, s Status, name string) PartStatus {
+	t.Helper()
+	i := slices.IndexFunc(s.Parts, func(p PartStatus) bool { return p.Part == name })
+	if i < 0 {
+		t.Fatalf("no part %q in %+v", name, s.Parts)
+	}
+	return s.Parts[i]
+}
+
+func TestStatusOfAStepThatRuns(t *testing.T) {
+	bubble(t, func(h *harness) {
+		h.volume("v")
+		hang := h.k.hang(opFormat, "v", true)
+		asked := time.Now()
+		answer := h.begin(stage("v"))
+		h.sleep(time.Minute)
+		s := h.one()
+		if s.Volume != "v" || s.Step == nil || s.Step.Step != "format for stage" || s.Step.Age != time.Minute {
+			t.Errorf("%+v, step %+v", s, s.Step)
+		}
+		p := part(t, s, "stage")
+		if p.Is != UnderWay || p.Error != "" || p.NextTry != nil || !p.Since.Equal(asked) || !strings.Contains(p.Asked, stagePath("v")) {
+			t.Errorf("%+v", p)
+		}
+		if !strings.Contains(s.Device, "/dev/loop1 attached read-write 1073741824 bytes") {
+			t.Errorf("device %q", s.Device)
+		}
+		hang.open()
+		if err := h.got(answer); err != nil {
+			t.Error(err)
+		}
+		if s := h.one(); s.Step != nil || part(t, s, "stage").Is != Settled || s.Worst() != Settled {
+			t.Errorf("%+v", s)
+		}
+	})
+}
+
+func TestStatusInBackOff(t *testing.T) {
+	bubble(t, func(h *harness) {
+		h.volume("v")
+		h.ok(stage("v"))
+		h.k.fail(opBind, "", -1, errBoom)
+		h.refuse(h.do(publish("v", 1)), state.Unavailable)
+		s := h.one()
+		p := part(t, s, "target "+targetPath("v", 1))
+		if p.Is != Failing || !strings.Contains(p.Error, "boom") || p.NextTry == nil || !p.NextTry.After(time.Now()) {
+			t.Errorf("%+v", p)
+		}
+		if part(t, s, "stage").Is != Settled || s.Worst() != Failing || s.Step != nil {
+			t.Errorf("%+v", s)
+		}
+		h.k.mend()
+		h.ok(publish("v", 1))
+		if p := part(t, h.one(), "target "+targetPath("v", 1)); p.Is != Settled || p.Error != "" || p.NextTry != nil || p.Asked != "published" {
+			t.Errorf("%+v", p)
+		}
+	})
+}
+
+func TestStatusOfWhatWaits(t *testing.T) {
+	bubble(t, func(h *harness) {
+		v := h.volume("v")
+		h.ok(stage("v"), publish("v", 1, publishReadOnly))
+		h.k.with(func() { v.superRO = true })
+		h.wake("v")
+		s := h.one()
+		if p := part(t, s, "stage"); p.Is != Failing || !strings.Contains(p.Error, "turned read-only") {
+			t.Errorf("%+v", p)
+		}
+		if p := part(t, s, "target "+targetPath("v", 1)); p.Is != Waiting || p.Asked != "published read-only" {
+			t.Errorf("%+v", p)
+		}
+	})
+}
+
+func TestStatusOfARemoval(t *testing.T) {
+	bubble(t, func(h *harness) {
+		v := h.volume("v")
+		h.ok(stage("v"))
+		h.k.with(func() { v.held = true })
+		h.refuse(h.do(unstage("v")), state.Unavailable)
+		if p := part(t, h.one(), "stage"); p.Is != Failing || p.Asked != "gone" || !strings.Contains(p.Error, "pid 7 (holder)") {
+			t.Errorf("%+v", p)
+		}
+	})
+}
+
+func TestStatusBeforeTheFirstLook(t *testing.T) {
+	bubble(t, func(h *harness) {
+		h.volume("v")
+		h.ok(stage("v"), publish("v", 1))
+		h.stop()
+		h.k.hang(opFind, "v", true)
+		h.start()
+		s := h.one()
+		if s.Device != "unknown" || s.Worst() != Unseen || len(s.Parts) != 2 || s.Parts[0].Is != Unseen {
+			t.Errorf("%+v", s)
+		}
+		h.k.mend()
+		if s := h.one(); s.Worst() != Settled {
+			t.Errorf("%+v", s)
+		}
+	})
+}
+
+// What was asked since the last look is not settled by what was seen before.
+func TestStatusOfWhatWasAskedSince(t *testing.T) {
+	bubble(t, func(h *harness) {
+		h.volume("v")
+		h.ok(stage("v"), publish("v", 1))
+		hang := h.k.hang(opFind, "v", true)
+		answer := h.begin(unpublish("v", 1))
+		if p := part(t, h.one(), "target "+targetPath("v", 1)); p.Is != UnderWay || p.Asked != "gone" {
+			t.Errorf("%+v", p)
+		}
+		hang.open()
+		if err := h.got(answer); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+func TestStatusOfAFailedLook(t *testing.T) {
+	bubble(t, func(h *harness) {
+		h.volume("v")
+		h.ok(stage("v"))
+		h.k.fail(opFind, "v", -1, errBoom)
+		h.wake("v")
+		if p := part(t, h.one(), "stage"); p.Is != Failing || !strings.Contains(p.Error, "boom") {
+			t.Errorf("%+v", p)
+		}
+	})
+}
+
+func TestStatusOfASize(t *testing.T) {
+	bubble(t, func(h *harness) {
+		h.formatted("v", "xfs")
+		h.ok(stage("v", stageXFS), resize("v", 2*gib))
+		if p := part(t, h.one(), "size"); p.Is != Settled || p.Asked != "2147483648 bytes" {
+			t.Errorf("%+v", p)
+		}
+	})
+}
+
+func TestStatusIsSortedAndJSON(t *testing.T) {
+	bubble(t, func(h *harness) {
+		for _, id := range []string{"c", "a", "b"} {
+			h.volume(id)
+			h.ok(stage(id))
+		}
+		all := h.p.r.Status()
+		if len(all) != 3 || all[0].Volume != "a" || all[2].Volume != "c" {
+			t.Errorf("%+v", all)
+		}
+		raw, err := json.Marshal(all[0])
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, field := range []string{`"volume":"a"`, `"is":"settled"`, `"part":"stage"`, `"asked":`, `"since":`, `"device":`} {
+			if !strings.Contains(string(raw), field) {
+				t.Errorf("%s lacks %s", raw, field)
+			}
+		}
+	})
+}
