@@ -52,12 +52,20 @@ func (ext4) live(*device, string, *superblock) error { return nil }
 // not write empty inode tables and an empty journal: a thin volume of 20 GiB
 // takes 4 MiB then, not 450 MiB (e2fsprogs 1.46.6 and later). Else the kernel
 // writes the tables in the background after the first mount.
-func (ext4) format(ctx context.Context, path string, zeroed bool) error {
-	extended := "nodiscard"
+//
+// Blocks have 4 KiB, as soon as 2048 of them make room for a journal: mke2fs.conf
+// would give anything under 512 MiB blocks of 1 KiB, which it would keep when it
+// grows, and with which it grows mounted to 32 GiB only before the kernel must
+// convert its group descriptors.
+func (ext4) format(ctx context.Context, d *device, zeroed bool) error {
+	options := []string{"-q", "-m", "0", "-E", "nodiscard"}
 	if zeroed {
-		extended += ",assume_storage_prezeroed=1"
+		options[len(options)-1] += ",assume_storage_prezeroed=1"
 	}
-	return must(run(ctx, "mkfs.ext4", "-q", "-m", "0", "-E", extended, path))
+	if d.bytes >= 2048*4096 {
+		options = append(options, "-b", "4096")
+	}
+	return must(run(ctx, "mkfs.ext4", append(options, d.Name())...))
 }
 
 // check runs e2fsck -p. Its exit code is a sum: 1 repaired, 2 repaired and a

@@ -57,7 +57,7 @@ func (h *Host) formatOpen(ctx context.Context, d *device, k kind) error {
 	if d.bytes < t.smallest {
 		return state.Errorf(state.FailedPrecondition, "the device has %d bytes, and %s needs at least %d: use a larger volume or another file system", d.bytes, t.name, t.smallest)
 	}
-	if err := k.format(ctx, d.facts.Path, zeroed); err != nil {
+	if err := k.format(ctx, d, zeroed); err != nil {
 		return err
 	}
 	if err := d.flush(); err != nil {

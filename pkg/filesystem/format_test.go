@@ -62,6 +62,23 @@ func TestFormatIsSound(t *testing.T) {
 	command(t, "xfs_repair", "-n", device.Path)
 }
 
+// Every ext4 has a journal, and blocks of 4 KiB where that allows.
+func TestFormatSmall(t *testing.T) {
+	h := newHost(t)
+	wantClass(t, h.Format(t.Context(), attach(t, newImage(t, 2*mib-4096)), "ext4"), state.FailedPrecondition, "ext4 needs at least 2097152")
+	for bytes, block := range map[int64]string{2 * mib: "1024", 8*mib - 4096: "1024", 8 * mib: "4096", 64 * mib: "4096"} {
+		device := attach(t, newImage(t, bytes))
+		must0(t, h.Format(t.Context(), device, "ext4"))
+		out := command(t, "dumpe2fs", "-h", device.Path)
+		if !strings.Contains(out, "has_journal") || !strings.Contains(out, "Block size:               "+block+"\n") {
+			t.Errorf("%d bytes:\n%s", bytes, out)
+		}
+		if c := probe(t, h, device, mount(t, device, "ext4")); c.FSType != "ext4" || c.Growable {
+			t.Errorf("%d bytes: %+v", bytes, c)
+		}
+	}
+}
+
 func TestFormatRefuses(t *testing.T) {
 	h := newHost(t)
 	device := attach(t, newImage(t, 64*mib))

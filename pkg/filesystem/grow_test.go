@@ -61,9 +61,22 @@ func TestGrowExt4Mounted(t *testing.T) {
 		return
 	}
 	must0(t, err)
-	if c := probe(t, h, device, dir); c.Growable || c.Size != 512*mib {
-		t.Errorf("after: %+v", c)
+	for _, c := range []struct{ device, size int64 }{
+		{512 * mib, 512 * mib},
+		{512*mib + 4096, 512 * mib},        // too little for a group
+		{513*mib + 512, 512 * mib},         // still too little
+		{640*mib + 512, 640 * mib},         // no whole page
+		{4<<30 + 64*mib, 4<<30 + 64*mib},   // many groups at once
+		{16<<30 + 64*mib, 16<<30 + 64*mib}, // more descriptor blocks
+	} {
+		device = resize(t, device, c.device)
+		must0(t, h.Grow(t.Context(), device, "ext4", dir))
+		if got := probe(t, h, device, dir); got.Growable || got.Size != c.size {
+			t.Errorf("on %d bytes: %+v", c.device, got)
+		}
 	}
+	unmount(t, dir)
+	command(t, "e2fsck", "-f", "-n", device.Path)
 }
 
 func TestGrowRefuses(t *testing.T) {

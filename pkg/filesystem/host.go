@@ -31,7 +31,7 @@ type kind interface {
 	// mountpoint into sb.
 	live(d *device, mountpoint string, sb *superblock) error
 	// format runs mkfs. zeroed says that every byte of the device reads as zero.
-	format(ctx context.Context, path string, zeroed bool) error
+	format(ctx context.Context, d *device, zeroed bool) error
 	// check repairs what can be repaired without a human, unmounted.
 	check(ctx context.Context, path string) error
 	// grow grows the file system to bytes, unmounted if mountpoint is "".

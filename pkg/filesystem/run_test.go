@@ -17,8 +17,8 @@ import (
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
-// hang is after what time a test fails that waits for a process to die. What
-// the process left behind ends by itself (sleep 60).
+// hang is after what time a test fails that waits for a process to start or to
+// die. What the process left behind ends by itself (sleep 60).
 const hang = 20 * time.Second
 
 // runProgram makes the test binary a process that only runs the named program,
@@ -51,9 +51,21 @@ func newFIFO(t *testing.T) *fifo {
 // waitFor blocks until a program has opened the pipe and written the line.
 func (f *fifo) waitFor(t *testing.T, want string) {
 	t.Helper()
-	file, err := os.Open(f.path)
-	must0(t, err)
-	t.Cleanup(func() { must0(t, file.Close()) })
+	opened := make(chan *os.File, 1)
+	go func() {
+		file, err := os.Open(f.path) // waits for the writer
+		if err != nil {
+			t.Error(err)
+		}
+		opened <- file
+	}()
+	var file *os.File
+	select {
+	case file = <-opened:
+		t.Cleanup(func() { must0(t, file.Close()) })
+	case <-time.After(hang):
+		t.Fatalf("nobody has opened %s", f.path)
+	}
 	must0(t, file.SetReadDeadline(time.Now().Add(hang)))
 	f.reader = bufio.NewReader(file)
 	line, err := f.reader.ReadString('\n')

@@ -140,8 +140,8 @@ func xfsAsk(root *os.File) (geometry xfsFSOpGeomV1, err error) {
 // format discards nothing (-K), which would punch holes into the file of a
 // thick volume. Without -f, mkfs.xfs itself refuses a device on which libblkid
 // finds anything.
-func (xfs) format(ctx context.Context, path string, _ bool) error {
-	return must(run(ctx, "mkfs.xfs", "-q", "-K", path))
+func (xfs) format(ctx context.Context, d *device, _ bool) error {
+	return must(run(ctx, "mkfs.xfs", "-q", "-K", d.Name()))
 }
 
 // check does nothing but say so: an xfs repairs itself from its log at mount,

@@ -1,6 +1,7 @@
 package nodeserver
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"time"
@@ -65,7 +66,8 @@ func (s *Server) target(req *csi.NodePublishVolumeRequest) (*state.Target, error
 
 // adopt takes over a stage that stands on the node and that the store knows
 // nothing of, because the store was lost: kubelet does not stage again what it
-// believes staged. notStaged is the error when there is nothing to adopt.
+// believes staged. notStaged is the error when there is nothing to adopt; it is
+// NotFound when there is no such volume.
 func (s *Server) adopt(ctx context.Context, id, staging string, c state.Capability, notStaged error) error {
 	for _, readOnly := range []bool{false, true} {
 		adopted, err := s.Reconciler.Adopt(ctx, id, &state.Stage{Path: staging, Capability: c, ReadOnly: readOnly, Adopted: true})
@@ -73,7 +75,11 @@ func (s *Server) adopt(ctx context.Context, id, staging string, c state.Capabili
 			return err
 		}
 	}
-	return notStaged
+	have, err := s.Reconciler.Observe(ctx, &state.Volume{ID: id})
+	if err == nil && have.Device.Missing {
+		return state.Errorf(state.NotFound, "volume %s: no such volume on this node", id)
+	}
+	return cmp.Or(err, notStaged)
 }
 
 // NodeUnpublishVolume asks that the volume is not at the target path.

@@ -113,6 +113,7 @@ func New(cfg Config) *Reconciler {
 		volumes: map[string]*volume{},
 	}
 	for _, v := range r.store.List() {
+		r.volume(v.ID).unseen = true
 		r.queue.Add(v.ID)
 	}
 	return r
@@ -153,7 +154,13 @@ func (r *Reconciler) Run(ctx context.Context) {
 func (r *Reconciler) Ensure(ctx context.Context, id string, part state.Part, edit func(*state.Volume) error) error {
 	w := r.register(id, part)
 	defer r.unregister(id, w)
-	record, err := r.store.Edit(id, edit)
+	record, err := r.store.Edit(id, func(v *state.Volume) error {
+		// A caller that has gone must not have its edit land after a later call's.
+		if err := ctx.Err(); err != nil {
+			return fmt.Errorf("nothing was asked: %w", err)
+		}
+		return edit(v)
+	})
 	switch {
 	case errors.Is(err, state.ErrNothingThere):
 		return nil

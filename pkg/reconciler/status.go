@@ -68,7 +68,7 @@ func (r *Reconciler) status(record *state.Volume) Status {
 	if v == nil {
 		return s
 	}
-	if v.seen {
+	if !v.unseen {
 		s.Device = deviceStatus(v.have)
 	}
 	if !v.since.IsZero() {
@@ -101,7 +101,7 @@ func (v *volume) condition(record *state.Volume, part state.Part) Condition {
 	switch a := v.attempts[part]; {
 	case a != nil && a.err != nil && !verdict.Settled, verdict.Problem != (Problem{}):
 		return Failing
-	case !v.seen:
+	case v.unseen:
 		return Unseen
 	case looked == nil || looked.Revision != record.Intent(part).Revision:
 		return UnderWay // asked since

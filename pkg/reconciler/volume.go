@@ -15,10 +15,10 @@ type volume struct {
 	running  Step
 	since    time.Time // when running began; zero when no step runs
 
-	seen bool // observed since the plugin started
-	want *state.Volume
-	have state.Actual
-	plan Plan
+	unseen bool          // it was in the store at start, and was not observed since
+	want   *state.Volume // at the last look
+	have   state.Actual
+	plan   Plan
 }
 
 // volume returns the entry, which it makes if need be. The caller holds mu.
@@ -45,7 +45,7 @@ func (r *Reconciler) observed(id string, want *state.Volume, have state.Actual, 
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	v := r.volume(id)
-	v.seen, v.want, v.have, v.plan = true, want, have, plan
+	v.unseen, v.want, v.have, v.plan = false, want, have, plan
 }
 
 // unobserved notes that the last look failed.

@@ -1,0 +1,55 @@
+package node
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+
+	"github.com/csi-node/csi-node/test/harness"
+)
+
+// A step that fails is told at once, with its name and cause, and each new call
+// tries again; what was begun can be taken down meanwhile.
+func TestFailingStep(t *testing.T) {
+	t.Parallel()
+	p := harness.Start(t, harness.Options{Faults: true, Env: []string{"CSI_NODE_FAULT=after:attach=fail,before:mount=fail"}})
+	ctx := t.Context()
+	v := create(t, p, "volume", 32*mib, mountAs("ext4", multiWriter))
+	mustRefuse(t, v.stage(ctx), codes.Unavailable, v.id, "step attach", "fault after attach")
+	for range 3 { // attach has done its work; it is not tried again
+		mustRefuse(t, v.stage(ctx), codes.Unavailable, v.id, "step mount", "fault before mount")
+	}
+	must(t, v.unstage(ctx))
+	mustRefuse(t, v.stage(ctx), codes.Unavailable, "fault after attach")
+	p.Restart(harness.Options{})
+	must(t, v.stage(ctx))
+	v.end()
+}
+
+// A step that hangs holds up its own volume only, is named to those who wait,
+// and does not keep the plugin from being ready or from ending.
+func TestHangingStep(t *testing.T) {
+	t.Parallel()
+	hanging := harness.Options{Faults: true, Env: []string{"CSI_NODE_FAULT=before:mount=hang"}}
+	p := harness.Start(t, hanging)
+	ctx := t.Context()
+	v := create(t, p, "volume", 32*mib, mountAs("ext4", multiWriter))
+	for range 2 {
+		short, cancel := context.WithTimeout(ctx, 2*time.Second)
+		mustRefuse(t, v.stage(short), codes.DeadlineExceeded, v.id, "step mount", "running for")
+		cancel()
+		block := create(t, p, "block", 32*mib, blockAs(multiWriter))
+		pod := block.target("pod")
+		must(t, block.stage(ctx))
+		must(t, block.publish(ctx, pod))
+		must(t, block.unpublish(ctx, pod))
+		must(t, block.unstage(ctx))
+		must(t, block.delete(ctx))
+		p.Restart(hanging)
+	}
+	p.Restart(harness.Options{})
+	must(t, v.stage(ctx))
+	v.end()
+}

@@ -1,0 +1,132 @@
+package node
+
+import (
+	"crypto/rand"
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+
+	"google.golang.org/grpc/codes"
+
+	"github.com/csi-node/csi-node/test/harness"
+)
+
+// gpt begins the header of a GUID partition table, in its first and last sector.
+const gpt = "EFI PART\x00\x00\x01\x00\x5c\x00\x00\x00"
+
+// Nothing is ever formatted over data, whatever kind of data it is.
+func TestGuard(t *testing.T) {
+	t.Parallel()
+	p := harness.Start(t, harness.Options{})
+	for _, row := range []struct {
+		name   string
+		fsType string // that is asked for
+		bytes  int64
+		fill   func(*testing.T, string)
+		told   string
+	}{
+		{"ext4", "xfs", 320 * mib, tool("mkfs.ext4", "-q", "-F"), "ext4"},
+		{"xfs", "ext4", 320 * mib, tool("mkfs.xfs", "-q"), "xfs"},
+		{"swap", "ext4", 32 * mib, tool("mkswap"), "swap"},
+		{"gpt", "ext4", 32 * mib, put(map[int64]string{450: "\xee", 510: "\x55\xaa", 512: gpt, 32*mib - 512: gpt}), "GPT"},
+		{"gpt backup", "ext4", 32 * mib, put(map[int64]string{32*mib - 512: gpt}), "GPT"},
+		{"mbr", "ext4", 32 * mib, put(map[int64]string{446: "\x80\x00\x00\x00\x83\x00\x00\x00\x00\x08\x00\x00\x00\x20\x00\x00", 510: "\x55\xaa"}), "MBR"},
+		{"luks", "ext4", 32 * mib, put(map[int64]string{0: "LUKS\xba\xbe\x00\x02"}), "LUKS"},
+		{"lvm", "ext4", 32 * mib, put(map[int64]string{512: "LABELONE", 536: "LVM2 001"}), "LVM"},
+		{"random", "ext4", 32 * mib, random, "data"},
+		{"first byte", "xfs", 320 * mib, put(map[int64]string{0: "\x01"}), "data at byte 0"},
+		{"last sector", "ext4", 32 * mib, put(map[int64]string{32*mib - 512: "\x01"}), "data at byte 33553920"},
+		{"last byte", "xfs", 320 * mib, put(map[int64]string{320*mib - 1: "\x01"}), "data"},
+		{"middle", "ext4", 32 * mib, put(map[int64]string{16*mib + 12345: "\x01"}), "data"},
+		{"truncated", "ext4", 32 * mib, func(t *testing.T, path string) { must(t, os.Truncate(path, 16*mib)) }, "truncated"},
+		{"empty", "ext4", 32 * mib, func(t *testing.T, path string) { must(t, os.Truncate(path, 0)) }, "truncated"},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			v := create(t, p, strings.ReplaceAll(row.name, " ", "-"), row.bytes, mountAs(row.fsType, multiWriter))
+			row.fill(t, v.data())
+			before := sum(t, v.data())
+			for range 2 {
+				mustRefuse(t, v.stage(t.Context()), codes.FailedPrecondition, v.id, row.told)
+				if sum(t, v.data()) != before {
+					t.Fatal("the volume's bytes have changed")
+				}
+			}
+			mustHaveNoRecord(t, p)
+			if loops := p.Loops(); len(loops) > 0 {
+				t.Errorf("attached after the refusal: %+v", loops)
+			}
+			must(t, v.delete(t.Context()))
+		})
+	}
+}
+
+// Blankness that is lost after a format is data loss, not a new volume.
+func TestLostFilesystem(t *testing.T) {
+	t.Parallel()
+	p := harness.Start(t, harness.Options{})
+	v := create(t, p, "volume", 32*mib, mountAs("ext4", multiWriter))
+	must(t, v.stage(t.Context()))
+	must(t, v.unstage(t.Context()))
+	must(t, os.Truncate(v.data(), 0))
+	must(t, os.Truncate(v.data(), 32*mib))
+	before := sum(t, v.data())
+	mustRefuse(t, v.stage(t.Context()), codes.FailedPrecondition, "lost", "formatted as ext4 before")
+	if sum(t, v.data()) != before {
+		t.Error("the volume's bytes have changed")
+	}
+	must(t, v.delete(t.Context()))
+}
+
+// A backing file that somebody else has attached is left to them.
+func TestForeignLoopDevice(t *testing.T) {
+	t.Parallel()
+	p := harness.Start(t, harness.Options{})
+	ctx := t.Context()
+	v := create(t, p, "volume", 32*mib, mountAs("ext4", multiWriter))
+	device := harness.Command(t, "losetup", "--find", "--show", v.data())
+	attached := true
+	t.Cleanup(func() {
+		if attached {
+			_ = exec.Command("losetup", "--detach", device).Run()
+		}
+	})
+	before := sum(t, v.data())
+	mustRefuse(t, v.stage(ctx), codes.FailedPrecondition, v.id, device)
+	mustRefuse(t, v.delete(ctx), codes.FailedPrecondition, device)
+	if loops := p.Loops(); len(loops) != 1 || loops[0].Path != device {
+		t.Errorf("attached: %+v", loops)
+	}
+	if sum(t, v.data()) != before {
+		t.Error("the volume's bytes have changed")
+	}
+	mustHaveNoRecord(t, p)
+	harness.Command(t, "losetup", "--detach", device)
+	attached = false
+	must(t, v.stage(ctx))
+	v.end()
+}
+
+// tool fills a file by a program that takes its path last.
+func tool(name string, args ...string) func(*testing.T, string) {
+	return func(t *testing.T, path string) { harness.Command(t, name, append(args, path)...) }
+}
+
+// put writes the beginnings and ends of things that no tool here makes.
+func put(places map[int64]string) func(*testing.T, string) {
+	return func(t *testing.T, path string) {
+		f, err := os.OpenFile(path, os.O_WRONLY, 0)
+		must(t, err)
+		for offset, text := range places {
+			_, err := f.WriteAt([]byte(text), offset)
+			must(t, err)
+		}
+		must(t, f.Close())
+	}
+}
+
+func random(t *testing.T, path string) {
+	text := make([]byte, 32*mib)
+	_, _ = rand.Read(text) // never fails
+	must(t, os.WriteFile(path, text, 0o600))
+}

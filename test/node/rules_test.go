@@ -1,0 +1,289 @@
+package node
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/csi-node/csi-node/test/harness"
+)
+
+// The table of second publishes (CSI spec v1.13, NodePublishVolume).
+func TestSecondPublish(t *testing.T) {
+	t.Parallel()
+	p := harness.Start(t, harness.Options{})
+	several := []accessMode{
+		csi.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER,
+		csi.VolumeCapability_AccessMode_MULTI_NODE_READER_ONLY,
+		csi.VolumeCapability_AccessMode_MULTI_NODE_SINGLE_WRITER,
+		csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER,
+	}
+	one := []accessMode{
+		csi.VolumeCapability_AccessMode_SINGLE_NODE_SINGLE_WRITER,
+		csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER,
+		csi.VolumeCapability_AccessMode_SINGLE_NODE_READER_ONLY,
+	}
+	for _, mode := range append(several, one...) {
+		t.Run(mode.String(), func(t *testing.T) {
+			ctx := t.Context()
+			v := create(t, p, strings.ToLower(mode.String()), 32*mib, mountAs("ext4", multiWriter))
+			must(t, v.stage(ctx)) // formats it, for the modes of readers
+			must(t, v.unstage(ctx))
+			v.capability = mountAs("ext4", mode)
+			first, second := v.target("pod-1"), v.target("pod-2")
+			must(t, v.stage(ctx))
+			must(t, v.publish(ctx, first))
+
+			must(t, v.publish(ctx, first))
+			differing := v.publishRequest(first)
+			differing.VolumeContext = map[string]string{"key": "other"}
+			_, err := v.Node.NodePublishVolume(ctx, differing)
+			mustRefuse(t, err, codes.AlreadyExists, v.id, first)
+			if slices.Contains(several, mode) {
+				must(t, v.publish(ctx, second))
+			} else {
+				mustRefuse(t, v.publish(ctx, second), codes.FailedPrecondition, v.id, first)
+				mustBeGone(t, second)
+			}
+			if n := mountsAt(p, first); n != 1 {
+				t.Errorf("%d mounts at the first target", n)
+			}
+			v.end(first, second)
+		})
+	}
+}
+
+// Calls that contradict what stands are refused and leave it as it is.
+func TestContradictions(t *testing.T) {
+	t.Parallel()
+	p := harness.Start(t, harness.Options{})
+	v := create(t, p, "volume", 32*mib, mountAs("ext4", multiWriter, "noatime"))
+	ctx, pod, fresh := t.Context(), v.target("pod-1"), v.target("pod-2")
+	must(t, v.stage(ctx))
+	must(t, v.publish(ctx, pod))
+	write(t, filepath.Join(pod, "file"), "kept")
+
+	stage := func(change func(*csi.NodeStageVolumeRequest)) func() error {
+		return func() error {
+			req := v.stageRequest()
+			change(req)
+			_, err := v.Node.NodeStageVolume(ctx, req)
+			return err
+		}
+	}
+	publish := func(target string, change func(*csi.NodePublishVolumeRequest)) func() error {
+		return func() error {
+			req := v.publishRequest(target)
+			change(req)
+			_, err := v.Node.NodePublishVolume(ctx, req)
+			return err
+		}
+	}
+	for _, row := range []struct {
+		name string
+		call func() error
+		code codes.Code
+	}{
+		{"stage as it is", stage(func(*csi.NodeStageVolumeRequest) {}), codes.OK},
+		{"stage with secrets", stage(func(r *csi.NodeStageVolumeRequest) { r.Secrets = map[string]string{"key": "secret"} }), codes.OK},
+		{"stage with another fs_type", stage(func(r *csi.NodeStageVolumeRequest) { r.VolumeCapability = mountAs("xfs", multiWriter, "noatime") }), codes.AlreadyExists},
+		{"stage with other flags", stage(func(r *csi.NodeStageVolumeRequest) { r.VolumeCapability = mountAs("ext4", multiWriter) }), codes.AlreadyExists},
+		{"stage with another access mode", stage(func(r *csi.NodeStageVolumeRequest) { r.VolumeCapability = mountAs("ext4", singleWriter, "noatime") }), codes.AlreadyExists},
+		{"stage as a block device", stage(func(r *csi.NodeStageVolumeRequest) { r.VolumeCapability = blockAs(multiWriter) }), codes.AlreadyExists},
+		{"stage with another volume context", stage(func(r *csi.NodeStageVolumeRequest) { r.VolumeContext = map[string]string{"key": "value"} }), codes.AlreadyExists},
+		{"stage with another publish context", stage(func(r *csi.NodeStageVolumeRequest) { r.PublishContext = map[string]string{"key": "value"} }), codes.AlreadyExists},
+		{"stage elsewhere", stage(func(r *csi.NodeStageVolumeRequest) { r.StagingTargetPath += "-2" }), codes.AlreadyExists},
+		{"unstage while published", func() error { return v.unstage(ctx) }, codes.FailedPrecondition},
+		{"delete while staged", func() error { return v.delete(ctx) }, codes.FailedPrecondition},
+
+		{"publish as it is", publish(pod, func(*csi.NodePublishVolumeRequest) {}), codes.OK},
+		{"publish with a fresh token", publish(pod, func(r *csi.NodePublishVolumeRequest) {
+			r.VolumeContext = map[string]string{"csi.storage.k8s.io/serviceAccount.tokens": "secret"}
+		}), codes.OK},
+		{"publish read-only", publish(pod, func(r *csi.NodePublishVolumeRequest) { r.Readonly = true }), codes.AlreadyExists},
+		{"publish with other flags", publish(pod, func(r *csi.NodePublishVolumeRequest) { r.VolumeCapability = mountAs("ext4", multiWriter, "noexec") }), codes.AlreadyExists},
+		{"publish with another access mode", publish(pod, func(r *csi.NodePublishVolumeRequest) { r.VolumeCapability = mountAs("ext4", singleWriter, "noatime") }), codes.AlreadyExists},
+		{"publish anew with another fs_type", publish(fresh, func(r *csi.NodePublishVolumeRequest) { r.VolumeCapability = mountAs("xfs", multiWriter) }), codes.FailedPrecondition},
+		{"publish anew as a block device", publish(fresh, func(r *csi.NodePublishVolumeRequest) { r.VolumeCapability = blockAs(multiWriter) }), codes.FailedPrecondition},
+		{"publish anew with a flag of the superblock", publish(fresh, func(r *csi.NodePublishVolumeRequest) {
+			r.VolumeCapability = mountAs("ext4", multiWriter, "data=journal")
+		}), codes.InvalidArgument},
+		{"publish from another staging path", publish(fresh, func(r *csi.NodePublishVolumeRequest) { r.StagingTargetPath += "-2" }), codes.FailedPrecondition},
+		{"publish below a directory that is missing", publish(fresh+"/a/b", func(*csi.NodePublishVolumeRequest) {}), codes.FailedPrecondition},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			before, report := snapshot(t, p), p.Status().Volumes
+			mustRefuse(t, row.call(), row.code)
+			mustEqual(t, before, snapshot(t, p))
+			for i, part := range p.Status().Volumes[0].Parts {
+				if was := report[0].Parts[i]; was.Part != part.Part || was.Asked != part.Asked || was.Is != part.Is || !was.Since.Equal(part.Since) {
+					t.Errorf("%s: %+v, was %+v", part.Part, part, was)
+				}
+			}
+		})
+	}
+	mustRefuse(t, v.unstage(ctx), codes.FailedPrecondition, pod)
+	mustRead(t, filepath.Join(pod, "file"), "kept")
+	v.end(pod)
+}
+
+// Mount flags of a publish that a bind can have are honoured at the bind alone.
+func TestMountFlags(t *testing.T) {
+	t.Parallel()
+	p := harness.Start(t, harness.Options{})
+	v := create(t, p, "volume", 32*mib, mountAs("ext4", multiWriter))
+	ctx, plain, strict := t.Context(), v.target("pod-1"), v.target("pod-2")
+	must(t, v.stage(ctx))
+	must(t, v.publish(ctx, plain))
+	v.capability = mountAs("ext4", multiWriter, "noexec", "nosuid", "nodev", "noatime")
+	must(t, v.publish(ctx, strict))
+	const all = unix.ST_NOEXEC | unix.ST_NOSUID | unix.ST_NODEV | unix.ST_NOATIME
+	for path, want := range map[string]int64{plain: 0, strict: all} {
+		var st unix.Statfs_t
+		must(t, unix.Statfs(path, &st))
+		if got := st.Flags & all; got != want {
+			t.Errorf("%s has flags %#x, want %#x", path, got, want)
+		}
+	}
+	v.end(plain, strict)
+}
+
+// A flag that the file system refuses is the caller's mistake, told in the kernel's words.
+func TestRefusedFlag(t *testing.T) {
+	t.Parallel()
+	p := harness.Start(t, harness.Options{})
+	for _, fsType := range []string{"ext4", "xfs"} {
+		t.Run(fsType, func(t *testing.T) {
+			v := create(t, p, fsType, smallest(fsType), mountAs(fsType, multiWriter, "nonsense"))
+			mustRefuse(t, v.stage(t.Context()), codes.InvalidArgument, "nonsense")
+			mustHaveNoRecord(t, p)
+			if mounts, loops := p.Mounts(), p.Loops(); len(mounts)+len(loops) > 0 {
+				t.Errorf("left after the refusal: %q, %+v", mounts, loops)
+			}
+			v.capability = mountAs(fsType, multiWriter)
+			must(t, v.stage(t.Context()))
+			v.end()
+		})
+	}
+}
+
+// A pool that is full now is no end of the growth: it goes on once there is room.
+func TestFullPool(t *testing.T) {
+	t.Parallel()
+	p := harness.New(t)
+	makeDir(t, p.PoolDir)
+	must(t, unix.Mount("pool", p.PoolDir, "tmpfs", 0, "size=96m"))
+	t.Cleanup(func() {
+		if err := unix.Unmount(p.PoolDir, unix.MNT_DETACH); err != nil {
+			t.Error(err)
+		}
+	})
+	p.Start(harness.Options{})
+	t.Cleanup(p.Kill)
+	for _, provisioning := range []string{"thin", "thick"} {
+		t.Run(provisioning, func(t *testing.T) {
+			ctx := t.Context()
+			other := createAs(t, p, "other", 48*mib, blockAs(multiWriter), provisioning)
+			v := createAs(t, p, "volume", 32*mib, blockAs(multiWriter), provisioning)
+			_, err := p.Controller.CreateVolume(ctx, &csi.CreateVolumeRequest{
+				Name: "third", CapacityRange: &csi.CapacityRange{RequiredBytes: 64 * mib}, VolumeCapabilities: []*csi.VolumeCapability{v.capability},
+				Parameters: map[string]string{"provisioning": provisioning},
+			})
+			mustRefuse(t, err, codes.ResourceExhausted)
+			must(t, v.stage(ctx))
+			_, err = v.expand(ctx, 64*mib)
+			mustRefuse(t, err, codes.ResourceExhausted, v.id)
+			must(t, other.delete(ctx))
+			got, err := v.expand(ctx, 64*mib)
+			must(t, err)
+			if got != 64*mib {
+				t.Errorf("%d bytes after growth", got)
+			}
+			v.end()
+		})
+	}
+}
+
+// Whatever a volume's size, shrinking is refused and repeating is not.
+func TestExpandRules(t *testing.T) {
+	t.Parallel()
+	p := harness.Start(t, harness.Options{})
+	v := create(t, p, "volume", 32*mib, blockAs(multiWriter))
+	ctx, pod := t.Context(), v.target("pod")
+	must(t, v.stage(ctx))
+	must(t, v.publish(ctx, pod))
+	gone := v.target("gone-pod")
+	for _, row := range []struct {
+		name string
+		req  *csi.NodeExpandVolumeRequest
+		code codes.Code
+		size int64
+	}{
+		{"no range", &csi.NodeExpandVolumeRequest{VolumePath: pod}, codes.OK, 32 * mib},
+		{"less than it has", &csi.NodeExpandVolumeRequest{VolumePath: pod, CapacityRange: &csi.CapacityRange{RequiredBytes: mib}}, codes.OK, 32 * mib},
+		{"a limit that it has passed", &csi.NodeExpandVolumeRequest{VolumePath: pod, CapacityRange: &csi.CapacityRange{LimitBytes: mib}}, codes.OutOfRange, 0},
+		{"more than the limit", &csi.NodeExpandVolumeRequest{VolumePath: pod, CapacityRange: &csi.CapacityRange{RequiredBytes: 96 * mib, LimitBytes: 64 * mib}}, codes.InvalidArgument, 0},
+		{"a negative size", &csi.NodeExpandVolumeRequest{VolumePath: pod, CapacityRange: &csi.CapacityRange{RequiredBytes: -1}}, codes.InvalidArgument, 0},
+		{"a path of no relation", &csi.NodeExpandVolumeRequest{VolumePath: gone}, codes.NotFound, 0},
+		{"an odd size", &csi.NodeExpandVolumeRequest{VolumePath: pod, CapacityRange: &csi.CapacityRange{RequiredBytes: 40*mib + 1}}, codes.OK, 40*mib + 4096},
+		{"a gone path with the staging path", &csi.NodeExpandVolumeRequest{VolumePath: gone, StagingTargetPath: v.staging, CapacityRange: &csi.CapacityRange{RequiredBytes: 48 * mib}}, codes.OK, 48 * mib},
+		{"once more", &csi.NodeExpandVolumeRequest{VolumePath: pod, CapacityRange: &csi.CapacityRange{RequiredBytes: 48 * mib}}, codes.OK, 48 * mib},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			row.req.VolumeId = v.id
+			resp, err := v.Node.NodeExpandVolume(ctx, row.req)
+			mustRefuse(t, err, row.code)
+			if resp.GetCapacityBytes() != row.size {
+				t.Errorf("%d bytes, want %d", resp.GetCapacityBytes(), row.size)
+			}
+		})
+	}
+	v.end(pod)
+}
+
+// What the plugin says of itself, and of a volume that is well.
+func TestIdentityAndHealth(t *testing.T) {
+	t.Parallel()
+	p := harness.Start(t, harness.Options{})
+	ctx := t.Context()
+	info, err := p.Identity.GetPluginInfo(ctx, &csi.GetPluginInfoRequest{})
+	if must(t, err); info.GetName() != "csi-node.local" || info.GetVendorVersion() == "" {
+		t.Errorf("GetPluginInfo: %v", info)
+	}
+	node, err := p.Node.NodeGetInfo(ctx, &csi.NodeGetInfoRequest{})
+	if must(t, err); node.GetNodeId() != "node-1" || len(node.GetAccessibleTopology().GetSegments()) != 1 {
+		t.Errorf("NodeGetInfo: %v", node)
+	}
+	v := create(t, p, "volume", 32*mib, mountAs("ext4", multiWriter))
+	must(t, v.stage(ctx))
+	health, err := p.Node.NodeGetVolumeHealth(ctx, &csi.NodeGetVolumeHealthRequest{VolumeId: v.id})
+	if must(t, err); len(health.GetVolumeHealth().GetHealthStatuses()) > 0 {
+		t.Errorf("NodeGetVolumeHealth: %v", health)
+	}
+	storage, err := p.Node.NodeGetStorageHealth(ctx, &csi.NodeGetStorageHealthRequest{})
+	if must(t, err); len(storage.GetBackendHealth()) > 0 {
+		t.Errorf("NodeGetStorageHealth: %v", storage)
+	}
+	v.end()
+
+	marker := filepath.Join(p.PoolDir, ".csi-node-pool")
+	must(t, os.Rename(marker, marker+".away"))
+	storage, err = p.Node.NodeGetStorageHealth(ctx, &csi.NodeGetStorageHealthRequest{})
+	if must(t, err); len(storage.GetBackendHealth()) != 1 {
+		t.Errorf("NodeGetStorageHealth without the pool's marker: %v", storage)
+	}
+	_, err = p.Identity.Probe(ctx, &csi.ProbeRequest{})
+	if status.Code(err) != codes.FailedPrecondition {
+		t.Errorf("Probe without the pool's marker: %v", err)
+	}
+	must(t, os.Rename(marker+".away", marker))
+	_, err = p.Identity.Probe(ctx, &csi.ProbeRequest{})
+	must(t, err)
+}

@@ -1,0 +1,96 @@
+package node
+
+import (
+	"context"
+	"regexp"
+	"testing"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/csi-node/csi-node/test/harness"
+)
+
+// A format that takes longer than its callers wait is done once, and each
+// caller is told before its deadline what is going on.
+func TestSlowMkfs(t *testing.T) {
+	t.Parallel()
+	for name, then := range map[string]string{"exec": byExec, "grandchild": byGrandchild} {
+		t.Run(name, func(t *testing.T) {
+			p := harness.New(t)
+			w := wrapMkfs(t, p, then)
+			p.Start(harness.Options{Env: w.env()})
+			slow := create(t, p, "slow", 32*mib, mountAs("ext4", multiWriter))
+			swift := create(t, p, "swift", smallest("xfs"), mountAs("xfs", multiWriter))
+			told := regexp.MustCompile(`step format .* running for [0-9.]+m?s`)
+
+			for range 2 {
+				var calls errgroup.Group
+				for range 3 {
+					calls.Go(func() error {
+						// The plugin keeps a tenth for the way back.
+						ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
+						defer cancel()
+						err := slow.stage(ctx)
+						if status.Code(err) != codes.DeadlineExceeded || !told.MatchString(status.Convert(err).Message()) {
+							t.Errorf("while mkfs runs, NodeStageVolume answers %v", err)
+						}
+						return nil
+					})
+				}
+				must(t, swift.stage(t.Context()))
+				must(t, swift.unstage(t.Context()))
+				must(t, calls.Wait())
+			}
+			w.awaitStart()
+			if helpers := p.Helpers(t); len(helpers) == 0 {
+				t.Error("no helper process is running")
+			}
+			w.open()
+			must(t, slow.stage(t.Context()))
+			if runs := w.runs(); runs != 1 {
+				t.Errorf("mkfs was run %d times", runs)
+			}
+			if helpers := p.Helpers(t); len(helpers) > 0 {
+				t.Errorf("still running after the format: %v", helpers)
+			}
+			must(t, swift.delete(t.Context()))
+			slow.end()
+		})
+	}
+}
+
+// A volume may be unstaged while it is being formatted: the stage call that is
+// superseded is told so, and the volume can be staged again.
+func TestUnstageDuringMkfs(t *testing.T) {
+	t.Parallel()
+	p := harness.New(t)
+	w := wrapMkfs(t, p, byExec)
+	p.Start(harness.Options{Env: w.env()})
+	v := create(t, p, "volume", 32*mib, mountAs("ext4", multiWriter))
+	staged, unstaged := make(chan error, 1), make(chan error, 1)
+	go func() { staged <- v.stage(t.Context()) }()
+	w.awaitStart()
+	go func() { unstaged <- v.unstage(t.Context()) }()
+	harness.Eventually(t, "the unstage is asked for", func() bool {
+		for _, part := range p.Status().Volumes[0].Parts {
+			if part.Asked == "gone" {
+				return true
+			}
+		}
+		return false
+	})
+	w.open()
+	mustRefuse(t, <-staged, codes.Aborted, v.id)
+	must(t, <-unstaged)
+	if loops := p.Loops(); len(loops) > 0 {
+		t.Errorf("attached after NodeUnstageVolume: %+v", loops)
+	}
+	must(t, v.stage(t.Context()))
+	if runs := w.runs(); runs != 1 {
+		t.Errorf("mkfs was run %d times", runs)
+	}
+	v.end()
+}

@@ -1,0 +1,151 @@
+package node
+
+import (
+	"bytes"
+	"context"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/csi-node/csi-node/test/harness"
+)
+
+// damages are what may befall the store while the plugin is down.
+var damages = map[string]func(t *testing.T, path string){
+	"deleted": func(t *testing.T, path string) { must(t, os.Remove(path)) },
+	"garbage": func(t *testing.T, path string) {
+		must(t, os.WriteFile(path, bytes.Repeat([]byte("garbage\n"), 4096), 0o600))
+	},
+	"cut": func(t *testing.T, path string) { must(t, os.Truncate(path, 5000)) },
+}
+
+// A lost store loses no mount: kubelet's next calls adopt what stands.
+func TestLostStore(t *testing.T) {
+	t.Parallel()
+	for damage, inflict := range damages {
+		for _, access := range []string{"mount", "block", "read-only"} {
+			t.Run(damage+" "+access, func(t *testing.T) {
+				p := harness.Start(t, harness.Options{})
+				ctx := t.Context()
+				v := create(t, p, "volume", 32*mib, mountAs("ext4", multiWriter))
+				if access == "block" {
+					v.capability = blockAs(multiWriter)
+				}
+				if access == "read-only" {
+					must(t, v.stage(ctx))
+					must(t, v.unstage(ctx))
+					v.capability = mountAs("ext4", readerOnly)
+				}
+				pod1, pod2 := v.target("pod-1"), v.target("pod-2")
+				must(t, v.stage(ctx))
+				if access != "read-only" { // which allows one target
+					must(t, v.publish(ctx, pod1))
+				}
+				p.Kill()
+				inflict(t, filepath.Join(p.StateDir, "intents.db"))
+				p.Start(harness.Options{})
+				if aside, err := filepath.Glob(filepath.Join(p.StateDir, "intents.db.corrupt-*")); err != nil || (len(aside) == 1) != (damage != "deleted") {
+					t.Errorf("set aside: %q (%v)", aside, err)
+				}
+
+				must(t, v.publish(ctx, pod2))
+				must(t, v.stage(ctx)) // kubelet may repeat it
+				for _, pod := range []string{pod2, pod1} {
+					must(t, v.unpublish(ctx, pod))
+					mustBeGone(t, pod)
+				}
+				v.end()
+			})
+		}
+	}
+}
+
+// An unstage that meets a target which no record names ends only with that target.
+func TestUnstageAfterLostStore(t *testing.T) {
+	t.Parallel()
+	for _, access := range []string{"mount", "block"} {
+		t.Run(access, func(t *testing.T) {
+			p := harness.Start(t, harness.Options{})
+			ctx := t.Context()
+			v := create(t, p, "volume", 32*mib, mountAs("ext4", multiWriter))
+			if access == "block" {
+				v.capability = blockAs(multiWriter)
+			}
+			pod := v.target("pod")
+			must(t, v.stage(ctx))
+			must(t, v.publish(ctx, pod))
+			var open *os.File
+			if access == "mount" {
+				write(t, filepath.Join(pod, "file"), "kept")
+			} else { // a bound device node holds nothing; a pod that has it open does
+				var err error
+				open, err = os.OpenFile(pod, os.O_RDWR|os.O_EXCL, 0)
+				must(t, err)
+			}
+			p.Kill()
+			must(t, os.Remove(filepath.Join(p.StateDir, "intents.db")))
+			p.Start(harness.Options{})
+
+			short, cancel := context.WithTimeout(ctx, 10*time.Second)
+			defer cancel()
+			if err := v.unstage(short); status.Code(err) == codes.OK {
+				t.Fatal("NodeUnstageVolume answers OK while a pod has the volume")
+			}
+			if access == "mount" {
+				mustRead(t, filepath.Join(pod, "file"), "kept")
+			} else {
+				must(t, open.Close())
+			}
+			must(t, v.unpublish(ctx, pod))
+			v.end()
+		})
+	}
+}
+
+// A second plugin on the same state directory waits for the first and then
+// takes over: upgrades may overlap.
+func TestTwoPlugins(t *testing.T) {
+	t.Parallel()
+	p := harness.Start(t, harness.Options{})
+	ctx := t.Context()
+	v := create(t, p, "volume", 32*mib, mountAs("ext4", multiWriter))
+	pod := v.target("pod")
+	must(t, v.stage(ctx))
+
+	second := p.Launch(harness.Options{})
+	waiting, cancel := context.WithTimeout(ctx, harness.Patience)
+	defer cancel()
+	must(t, second.Log.Await(waiting, "aiting for another csi-node process"))
+	must(t, v.publish(ctx, pod)) // the first still serves
+	write(t, filepath.Join(pod, "file"), "kept")
+	p.Terminate()
+	p.AwaitReady(second)
+	p.Process = second
+
+	must(t, v.publish(ctx, pod))
+	mustRead(t, filepath.Join(pod, "file"), "kept")
+	v.end(pod)
+}
+
+// The store tells what is asked also when no plugin runs.
+func TestStatusWithoutPlugin(t *testing.T) {
+	t.Parallel()
+	p := harness.Start(t, harness.Options{})
+	v := create(t, p, "volume", 32*mib, mountAs("ext4", multiWriter))
+	must(t, v.stage(t.Context()))
+	running := p.Status()
+	p.Kill()
+	stopped := p.Status()
+	if !running.Running || stopped.Running || len(running.Volumes) != 1 || len(stopped.Volumes) != 1 {
+		t.Fatalf("status while it runs: %+v, afterwards: %+v", running, stopped)
+	}
+	if is, was := stopped.Volumes[0].Parts[0], running.Volumes[0].Parts[0]; is.Part != was.Part || is.Asked != was.Asked {
+		t.Errorf("asked: %+v, was %+v", is, was)
+	}
+	p.Start(harness.Options{})
+	v.end()
+}
