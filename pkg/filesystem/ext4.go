@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"strings"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -57,15 +58,23 @@ func (ext4) live(*device, string, *superblock) error { return nil }
 // would give anything under 512 MiB blocks of 1 KiB, which it would keep when it
 // grows, and with which it grows mounted to 32 GiB only before the kernel must
 // convert its group descriptors.
-func (ext4) format(ctx context.Context, d *device, zeroed bool) error {
+//
+// mkfs.ext4 before e2fsprogs 1.47 knows nothing of zeroed devices, says so
+// before it writes anything, and is then run without that option.
+func (k ext4) format(ctx context.Context, d *device, zeroed bool) error {
+	const prezeroed = "assume_storage_prezeroed"
 	options := []string{"-q", "-m", "0", "-E", "nodiscard"}
 	if zeroed {
-		options[len(options)-1] += ",assume_storage_prezeroed=1"
+		options[len(options)-1] += "," + prezeroed + "=1"
 	}
 	if d.bytes >= 2048*4096 {
 		options = append(options, "-b", "4096")
 	}
-	return must(run(ctx, "mkfs.ext4", append(options, d.Name())...))
+	o, err := run(ctx, "mkfs.ext4", append(options, d.Name())...)
+	if err == nil && o.code != 0 && zeroed && strings.Contains(o.output, prezeroed) {
+		return k.format(ctx, d, false)
+	}
+	return must(o, err)
 }
 
 // check runs e2fsck -p. Its exit code is a sum: 1 repaired, 2 repaired and a

@@ -3,6 +3,8 @@ package filesystem
 import (
 	"context"
 	"os"
+	"os/exec"
+	"path/filepath"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -182,4 +184,15 @@ func TestSlotWaits(t *testing.T) {
 		must0(t, err)
 		release()
 	})
+}
+
+// An mkfs.ext4 that does not know assume_storage_prezeroed is run without it.
+func TestFormatWithOlderMkfs(t *testing.T) {
+	real, err := exec.LookPath("mkfs.ext4")
+	must0(t, err)
+	dir := t.TempDir()
+	script := "#!/bin/sh\ncase \"$*\" in *prezeroed*) echo 'Bad option(s) specified: assume_storage_prezeroed' >&2; exit 1;; esac\nexec " + real + " \"$@\"\n"
+	must0(t, os.WriteFile(filepath.Join(dir, "mkfs.ext4"), []byte(script), 0o755))
+	t.Setenv("PATH", dir+":"+os.Getenv("PATH"))
+	must0(t, newHost(t).Format(t.Context(), attach(t, newImage(t, 64*mib)), "ext4"))
 }

@@ -73,7 +73,8 @@ type extent struct{ start, end int64 }
 
 // data returns the extents of the device that may hold anything but zeros. It
 // is the whole device unless the file behind a loop device tells of holes and
-// of extents never written (SEEK_DATA in lseek(2)).
+// of extents never written (SEEK_DATA in lseek(2)). What was read ahead of a
+// former proof counts as data and is read, too.
 func (d *device) data(ctx context.Context) ([]extent, error) {
 	whole := []extent{{0, d.bytes}}
 	backing := d.openBacking()
