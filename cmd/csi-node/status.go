@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"strings"
 	"text/tabwriter"
 	"time"
 
@@ -67,7 +68,7 @@ func printStatus(out io.Writer, report driver.Report) error {
 			if p.NextTry != nil {
 				next = "in " + max(time.Until(*p.NextTry), 0).Round(time.Second/10).String()
 			}
-			fmt.Fprintf(t, "\t%s\t%s\t%s\t%s ago\t%s\t%s\n", p.Part, p.Asked, p.Is, time.Since(p.Since).Round(time.Second), next, p.Error)
+			fmt.Fprintf(t, "\t%s\t%s\t%s\t%s ago\t%s\t%s\n", p.Part, p.Asked, p.Is, time.Since(p.Since).Round(time.Second), next, strings.Join(strings.Fields(p.Error), " "))
 		}
 	}
 	return t.Flush()

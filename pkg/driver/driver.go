@@ -54,21 +54,24 @@ const (
 // steps to end. A step that hangs longer is left to the next start.
 const stopTimeout = 10 * time.Second
 
-// CSI spec v1.13, GetPluginInfo: a domain-like name of at most 63 characters.
-var driverName = regexp.MustCompile(`^[a-zA-Z0-9]([-a-zA-Z0-9_.]{0,61}[a-zA-Z0-9])?$`)
+// CSI spec v1.13, GetPluginInfo: domain name notation, at most 63 characters.
+// The topology key is made of it, which Kubernetes wants in lower case.
+var driverName = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$`)
 
 func (c Config) validate() error {
 	switch {
-	case !driverName.MatchString(c.DriverName):
-		return fmt.Errorf("--driver-name %q: must be a domain-like name of at most 63 letters, digits, dots, dashes and underscores", c.DriverName)
+	case len(c.DriverName) > 63 || !driverName.MatchString(c.DriverName):
+		return fmt.Errorf("--driver-name %q: must be a domain name of at most 63 lower-case letters, digits, dots and dashes, as csi-node.local", c.DriverName)
 	case c.NodeID == "" || len(c.NodeID) > 256:
 		return fmt.Errorf("--node-id %q: must have 1 to 256 bytes", c.NodeID)
 	case c.MaxVolumes < 0:
 		return fmt.Errorf("--max-volumes-per-node %d: must not be negative; 0 means no limit", c.MaxVolumes)
 	}
-	for flag, path := range map[string]string{"--state-dir": c.StateDir, "--kubelet-dir": c.KubeletDir, "--pool-dir": c.PoolDir} {
-		if !filepath.IsAbs(path) {
-			return fmt.Errorf("%s %q: must be an absolute path", flag, path)
+	for _, dir := range []struct{ flag, path string }{
+		{"--state-dir", c.StateDir}, {"--kubelet-dir", c.KubeletDir}, {"--pool-dir", c.PoolDir},
+	} {
+		if !filepath.IsAbs(dir.path) {
+			return fmt.Errorf("%s %q: must be an absolute path", dir.flag, dir.path)
 		}
 	}
 	return nil

@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 )
 
 // listen opens the CSI socket. A socket that a dead process left is replaced;
@@ -32,8 +33,11 @@ func listenUnix(path string) (net.Listener, error) {
 		if info.Mode()&os.ModeSocket == 0 {
 			return nil, errors.New("a file that is no socket stands there: remove it")
 		}
-		if conn, err := net.Dial("unix", path); err == nil {
+		switch conn, err := net.Dial("unix", path); {
+		case err == nil:
 			return nil, errors.Join(errors.New("another process serves it: stop that first"), conn.Close())
+		case !errors.Is(err, syscall.ECONNREFUSED): // such as EAGAIN of a process that is busy
+			return nil, fmt.Errorf("another process may serve it: stop that, or remove the socket: %w", err)
 		}
 		if err := os.Remove(path); err != nil {
 			return nil, err

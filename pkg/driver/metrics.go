@@ -24,7 +24,7 @@ type metrics struct {
 
 func newMetrics(version string) *metrics {
 	// From the cost of a bind mount to kubelet's deadline.
-	buckets := prometheus.ExponentialBuckets(0.0001, 4, 11)
+	buckets := prometheus.ExponentialBuckets(0.0001, 4, 12)
 	m := &metrics{
 		registry: prometheus.NewRegistry(),
 		calls: prometheus.NewHistogramVec(prometheus.HistogramOpts{

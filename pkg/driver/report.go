@@ -39,6 +39,7 @@ func ReadReport(ctx context.Context, stateDir string) (Report, error) {
 	if err != nil {
 		return report, err
 	}
+	report.Volumes = []reconciler.Status{}
 	for _, record := range store.List() {
 		report.Volumes = append(report.Volumes, reconciler.StatusOf(record))
 	}

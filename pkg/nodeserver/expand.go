@@ -46,6 +46,9 @@ func (s *Server) NodeExpandVolume(ctx context.Context, req *csi.NodeExpandVolume
 	if err != nil {
 		return nil, err
 	}
+	if limit := req.GetCapacityRange().GetLimitBytes(); limit > 0 && grown.Device.Size > limit {
+		return nil, state.Errorf(state.OutOfRange, "volume %s: it has %d bytes by now, more than the limit of %d, and never shrinks", id, grown.Device.Size, limit)
+	}
 	return &csi.NodeExpandVolumeResponse{CapacityBytes: grown.Device.Size}, nil
 }
 

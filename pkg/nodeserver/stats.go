@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"path/filepath"
+	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"golang.org/x/sync/singleflight"
@@ -14,7 +15,10 @@ import (
 // probes lets one look at a volume's usage run at a time; callers share it.
 type probes struct{ flight singleflight.Group }
 
-// NodeGetVolumeStats tells how full a volume is. It answers before its deadline
+// statsTimeout bounds NodeGetVolumeStats, which kubelet calls for each volume in turn.
+const statsTimeout = 10 * time.Second
+
+// NodeGetVolumeStats tells how full a volume is. It answers within statsTimeout,
 // even if the file system hangs.
 func (s *Server) NodeGetVolumeStats(ctx context.Context, req *csi.NodeGetVolumeStatsRequest) (*csi.NodeGetVolumeStatsResponse, error) {
 	id, path := req.GetVolumeId(), req.GetVolumePath()
@@ -30,6 +34,8 @@ func (s *Server) NodeGetVolumeStats(ctx context.Context, req *csi.NodeGetVolumeS
 	if err := s.path("volume_path", path); err != nil {
 		return nil, err
 	}
+	ctx, cancel := context.WithTimeout(ctx, statsTimeout)
+	defer cancel()
 	have, err := s.Reconciler.Observe(ctx, &state.Volume{ID: id, Targets: map[string]*state.Target{path: {Path: path}}})
 	if err != nil {
 		return nil, err

@@ -155,24 +155,28 @@ func (v *Volume) AskUnpublish(path string, now time.Time) error {
 	return nil
 }
 
-// AskSize asks for at least that many bytes. A smaller size than was asked
-// before changes nothing.
+// AskSize asks for at least that many bytes. A size that was accepted never
+// shrinks; one that was not gives way to any other, so that a growth for which
+// there is no room does not stand in the way of a smaller one.
 func (v *Volume) AskSize(bytes int64, now time.Time) error {
+	before := int64(0) // the last accepted size
 	switch {
 	case v.Stage == nil:
 		return ErrNotStaged
 	case v.Stage.Gone:
 		return Errorf(Aborted, "the volume is being unstaged from %s", v.Stage.Path)
-	case v.Size != nil && v.Size.Bytes >= bytes:
+	case v.Size == nil:
+	case v.Size.Accepted && v.Size.Bytes >= bytes, v.Size.Bytes == bytes:
 		return nil
-	}
-	before := int64(0)
-	if v.Size != nil && v.Size.Accepted {
+	case v.Size.Accepted:
 		before = v.Size.Bytes
-	} else if v.Size != nil {
+	default:
 		before = v.Size.Before
 	}
 	v.Size = &Size{Intent: Intent{Revision: v.Revision, Since: now}, Bytes: bytes, Before: before}
+	if bytes <= before {
+		v.Size.Bytes, v.Size.Accepted = before, true
+	}
 	return nil
 }
 

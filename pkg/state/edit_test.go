@@ -169,13 +169,15 @@ func TestAskUnpublish(t *testing.T) {
 func TestAskSize(t *testing.T) {
 	ask := func(v *Volume) error { return v.AskSize(100, editTime) }
 	size := func(bytes int64) func(*Volume) { return func(v *Volume) { v.Size = &Size{Bytes: bytes} } }
+	acceptedSize := func(v *Volume) { v.Size.Accepted = true }
 	asks{
-		"first":     {have: record(), edit: ask, part: SizePart()},
-		"again":     {have: record(size(100)), edit: ask},
-		"smaller":   {have: record(size(200)), edit: ask},
-		"larger":    {have: record(size(50)), edit: ask, part: SizePart()},
-		"unstaged":  {have: &Volume{ID: "v"}, edit: ask, class: FailedPrecondition, words: "not staged"},
-		"unstaging": {have: record(func(v *Volume) { gone(&v.Stage.Intent) }), edit: ask, class: Aborted, words: "unstaged"},
+		"first":                        {have: record(), edit: ask, part: SizePart()},
+		"again":                        {have: record(size(100)), edit: ask},
+		"smaller":                      {have: record(size(200), acceptedSize), edit: ask},
+		"larger":                       {have: record(size(50)), edit: ask, part: SizePart()},
+		"smaller than what never came": {have: record(size(200)), edit: ask, part: SizePart()},
+		"unstaged":                     {have: &Volume{ID: "v"}, edit: ask, class: FailedPrecondition, words: "not staged"},
+		"unstaging":                    {have: record(func(v *Volume) { gone(&v.Stage.Intent) }), edit: ask, class: Aborted, words: "unstaged"},
 	}.run(t)
 }
 
@@ -200,6 +202,11 @@ func TestWithdrawSize(t *testing.T) {
 	v.Withdraw(SizePart(), editTime)
 	if v.Size.Bytes != 100 || !v.Size.Accepted || v.Size.Revision != v.Revision {
 		t.Errorf("withdrawn to %+v", v.Size)
+	}
+	ask(300)
+	ask(50)
+	if v.Size.Bytes != 100 || !v.Size.Accepted {
+		t.Errorf("less than what was accepted, in place of what was not, is %+v", v.Size)
 	}
 	v.Size = nil
 	ask(50)

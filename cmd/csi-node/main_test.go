@@ -1,0 +1,165 @@
+package main
+
+import (
+	"bytes"
+	"maps"
+	"os"
+	"os/exec"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/spf13/cobra"
+)
+
+// Manifests and scripts of others hold these names and defaults.
+var serveFlags = map[string]string{
+	"endpoint":             "unix:///csi/csi.sock",
+	"node-id":              "", // the hostname
+	"driver-name":          "csi-node.local",
+	"state-dir":            "/run/csi-node",
+	"kubelet-dir":          "/var/lib/kubelet",
+	"pool-dir":             "/var/lib/csi-node/pool",
+	"http-endpoint":        "",
+	"max-volumes-per-node": "0",
+	"v":                    "2",
+}
+
+func find(t *testing.T, name string) *cobra.Command {
+	t.Helper()
+	root := newCommand()
+	cmd, _, err := root.Find(strings.Fields(name))
+	if err != nil || name != "" && cmd == root {
+		t.Fatalf("no command %q (%v)", name, err)
+	}
+	return cmd
+}
+
+var flagName = regexp.MustCompile(`(?m)^ +(?:-\w, )?--([\w-]+)`)
+
+// defaults returns the flags of a command and their defaults.
+func defaults(cmd *cobra.Command) map[string]string {
+	all := map[string]string{}
+	for _, m := range flagName.FindAllStringSubmatch(cmd.Flags().FlagUsages(), -1) {
+		all[m[1]] = cmd.Flags().Lookup(m[1]).DefValue
+	}
+	return all
+}
+
+func TestFlags(t *testing.T) {
+	t.Setenv("CSI_ENDPOINT", "")
+	for name, want := range map[string]map[string]string{
+		"":        serveFlags,
+		"serve":   serveFlags,
+		"status":  {"output": "table", "state-dir": "/run/csi-node"},
+		"demo":    {},
+		"version": {},
+	} {
+		if got := defaults(find(t, name)); !maps.Equal(got, want) {
+			t.Errorf("csi-node %s has the flags %v, not %v", name, got, want)
+		}
+	}
+}
+
+func TestCSIEndpoint(t *testing.T) {
+	t.Setenv("CSI_ENDPOINT", "unix:///env.sock")
+	for title, test := range map[string]struct {
+		args []string
+		want string
+	}{
+		"environment":        {nil, `"unix:///env.sock"`},
+		"serve, environment": {[]string{"serve"}, `"unix:///env.sock"`},
+		"flag":               {[]string{"--endpoint", "unix:///flag.sock"}, `"unix:///flag.sock"`},
+		"serve, flag":        {[]string{"serve", "--endpoint=unix:///flag.sock"}, `"unix:///flag.sock"`},
+	} {
+		t.Run(title, func(t *testing.T) {
+			root := newCommand()
+			cmd, rest, err := root.Find(test.args)
+			if err == nil {
+				err = cmd.ParseFlags(rest)
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got := cmd.Flags().Lookup("endpoint").Value.String(); `"`+got+`"` != test.want {
+				t.Errorf("the endpoint is %q, not %s", got, test.want)
+			}
+		})
+	}
+}
+
+// run returns what a command prints and its error.
+func run(t *testing.T, args ...string) (string, error) {
+	t.Helper()
+	var out bytes.Buffer
+	cmd := newCommand()
+	cmd.SetArgs(args)
+	cmd.SetOut(&out)
+	cmd.SetErr(&out)
+	err := cmd.ExecuteContext(t.Context())
+	return out.String(), err
+}
+
+func TestWrongUse(t *testing.T) {
+	for _, test := range []struct {
+		args  []string
+		words []string
+	}{
+		{[]string{"--nonsense"}, []string{"--nonsense", "csi-node --help"}},
+		{[]string{"serve", "--nonsense"}, []string{"--nonsense", "csi-node serve --help"}},
+		{[]string{"status", "--v", "4"}, []string{"--v", "csi-node status --help"}},
+		{[]string{"--max-volumes-per-node", "many"}, []string{"--max-volumes-per-node", "many"}},
+		{[]string{"nonsense"}, []string{"nonsense"}},
+		{[]string{"serve", "nonsense"}, []string{"nonsense"}},
+		{[]string{"version", "nonsense"}, []string{"nonsense"}},
+		{[]string{"status", "--output", "yaml"}, []string{"--output", "yaml", "table or json"}},
+		{[]string{"status", "--state-dir", "/no/such"}, []string{"/no/such", "--state-dir"}},
+		{[]string{"--driver-name", "a/b"}, []string{"--driver-name", "a/b"}},
+		{[]string{"serve", "--max-volumes-per-node", "-1"}, []string{"--max-volumes-per-node"}},
+		// The hostname stands in for the name of the node: the next complaint is of another flag.
+		{[]string{"--state-dir", "relative"}, []string{"--state-dir"}},
+	} {
+		out, err := run(t, test.args...)
+		if err == nil || out != "" || strings.Contains(err.Error(), "\n") {
+			t.Errorf("%q prints %q; %v, not one line of error", test.args, out, err)
+			continue
+		}
+		for _, words := range test.words {
+			if !strings.Contains(err.Error(), words) {
+				t.Errorf("%q: no %q in: %v", test.args, words, err)
+			}
+		}
+	}
+}
+
+func TestVersion(t *testing.T) {
+	if out, err := run(t, "version"); err != nil || out != buildVersion()+"\n" || len(out) < 3 {
+		t.Errorf("prints %q (%v)", out, err)
+	}
+}
+
+// Nothing in a release can make a step fail.
+func TestFaultsAreNotInReleases(t *testing.T) {
+	files := func(tags string) []string {
+		cmd := exec.CommandContext(t.Context(), "go", "list", "-tags", tags, "-f", `{{join .GoFiles "\n"}}`, ".")
+		cmd.Stderr = os.Stderr
+		out, err := cmd.Output()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return strings.Fields(string(out))
+	}
+	release, faulty := files(""), files("faults")
+	if !slices.Contains(release, "faults_none.go") || slices.Contains(release, "faults.go") {
+		t.Errorf("a release is made of %v", release)
+	}
+	if slices.Contains(faulty, "faults_none.go") || !slices.Contains(faulty, "faults.go") {
+		t.Errorf("a build with faults is made of %v", faulty)
+	}
+	for _, name := range release {
+		if text, err := os.ReadFile(name); err != nil || bytes.Contains(text, []byte("CSI_NODE_FAULT")) {
+			t.Errorf("%s of a release reads CSI_NODE_FAULT (%v)", name, err)
+		}
+	}
+}

@@ -1,0 +1,52 @@
+package driver
+
+import (
+	"strings"
+	"testing"
+)
+
+func goodConfig() Config {
+	return Config{
+		Endpoint: "unix:///csi/csi.sock", DriverName: "csi-node.local", NodeID: "node-1",
+		StateDir: "/run/csi-node", KubeletDir: "/var/lib/kubelet", PoolDir: "/pool", Version: "v1",
+	}
+}
+
+func TestConfigValidate(t *testing.T) {
+	for title, test := range map[string]struct {
+		change func(*Config)
+		words  string // of the error; empty: good
+	}{
+		"good":              {func(*Config) {}, ""},
+		"one letter":        {func(c *Config) { c.DriverName = "x" }, ""},
+		"63 characters":     {func(c *Config) { c.DriverName = strings.Repeat("x", 63) }, ""},
+		"64 characters":     {func(c *Config) { c.DriverName = strings.Repeat("x", 64) }, "--driver-name"},
+		"no name":           {func(c *Config) { c.DriverName = "" }, "--driver-name"},
+		"name with a slash": {func(c *Config) { c.DriverName = "a/b" }, "--driver-name"},
+		"name with a dash":  {func(c *Config) { c.DriverName = "-a" }, "--driver-name"},
+		"name with a dot":   {func(c *Config) { c.DriverName = "a." }, "--driver-name"},
+		"no node":           {func(c *Config) { c.NodeID = "" }, "--node-id"},
+		"a long node":       {func(c *Config) { c.NodeID = strings.Repeat("x", 257) }, "--node-id"},
+		"volumes":           {func(c *Config) { c.MaxVolumes = 10 }, ""},
+		"volumes below 0":   {func(c *Config) { c.MaxVolumes = -1 }, "--max-volumes-per-node"},
+		"no state":          {func(c *Config) { c.StateDir = "" }, "--state-dir"},
+		"relative state":    {func(c *Config) { c.StateDir = "run" }, "--state-dir"},
+		"relative kubelet":  {func(c *Config) { c.KubeletDir = "./kubelet" }, "--kubelet-dir"},
+		"relative pool":     {func(c *Config) { c.PoolDir = "pool" }, "--pool-dir"},
+	} {
+		t.Run(title, func(t *testing.T) {
+			c := goodConfig()
+			test.change(&c)
+			err := c.validate()
+			switch {
+			case test.words == "" && err != nil:
+				t.Error(err)
+			case test.words != "" && (err == nil || !strings.Contains(err.Error(), test.words) || strings.Contains(err.Error(), "\n")):
+				t.Errorf("the error is %v; it should be one line with %q", err, test.words)
+			}
+		})
+	}
+	if err := Run(t.Context(), Config{}); err == nil || !strings.Contains(err.Error(), "--driver-name") {
+		t.Errorf("Run with a wrong setup: %v", err)
+	}
+}

@@ -1,0 +1,164 @@
+package driver
+
+import (
+	"context"
+	"net"
+	"net/http"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+)
+
+// leaveSocket closes a listener as a kill would: its file stays.
+func leaveSocket(t *testing.T, l net.Listener) {
+	t.Helper()
+	l.(*net.UnixListener).SetUnlinkOnClose(false)
+	if err := l.Close(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// serving runs a plugin until stop, which returns what Run does.
+func serving(t *testing.T, c Config) (conn *grpc.ClientConn, stop func() error) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan struct{})
+	var runErr error
+	go func() {
+		defer close(ended)
+		runErr = Run(ctx, c)
+	}()
+	stop = func() error {
+		cancel()
+		<-ended
+		return runErr
+	}
+	t.Cleanup(func() { _ = stop() }) // a test that cares has asked
+	conn, err := grpc.NewClient(c.Endpoint, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { conn.Close() })
+	waiting, done := context.WithCancel(t.Context())
+	defer done()
+	go func() { // a plugin that ends will never answer
+		select {
+		case <-ended:
+			done()
+		case <-waiting.Done():
+		}
+	}()
+	if _, err := csi.NewIdentityClient(conn).Probe(waiting, &csi.ProbeRequest{}, grpc.WaitForReady(true)); err != nil {
+		t.Fatalf("%v; the plugin says %v", err, stop())
+	}
+	return conn, stop
+}
+
+func TestRun(t *testing.T) {
+	c := testConfig(t)
+	c.DriverName, c.MaxVolumes = "run.test", 5
+	conn, stop := serving(t, c)
+	info, err := csi.NewIdentityClient(conn).GetPluginInfo(t.Context(), &csi.GetPluginInfoRequest{})
+	if err != nil || info.GetName() != "run.test" || info.GetVendorVersion() != "v1" {
+		t.Errorf("GetPluginInfo answers %v (%v)", info, err)
+	}
+	able, err := csi.NewIdentityClient(conn).GetPluginCapabilities(t.Context(), &csi.GetPluginCapabilitiesRequest{})
+	for _, want := range []string{"CONTROLLER_SERVICE", "VOLUME_ACCESSIBILITY_CONSTRAINTS", "ONLINE"} {
+		if err != nil || !strings.Contains(able.String(), want) {
+			t.Errorf("GetPluginCapabilities has no %s: %v (%v)", want, able, err)
+		}
+	}
+	node := csi.NewNodeClient(conn)
+	place, err := node.NodeGetInfo(t.Context(), &csi.NodeGetInfoRequest{})
+	if err != nil || place.GetNodeId() != "node-1" || place.GetMaxVolumesPerNode() != 5 || place.GetAccessibleTopology().GetSegments()["topology.run.test/node"] != "node-1" {
+		t.Errorf("NodeGetInfo answers %v (%v)", place, err)
+	}
+	if _, err := node.NodeStageVolume(t.Context(), &csi.NodeStageVolumeRequest{}); status.Code(err) != codes.InvalidArgument {
+		t.Errorf("a bad request: %v", err)
+	}
+	if _, err := csi.NewControllerClient(conn).ControllerExpandVolume(t.Context(), &csi.ControllerExpandVolumeRequest{}); status.Code(err) != codes.Unimplemented {
+		t.Errorf("an RPC that is not there: %v", err)
+	}
+	report, err := ReadReport(t.Context(), c.StateDir)
+	if err != nil || !report.Running || report.Driver != "run.test" || report.Version != "v1" || report.Volumes == nil || len(report.Volumes) > 0 {
+		t.Errorf("reports %+v (%v)", report, err)
+	}
+	if err := stop(); err != nil {
+		t.Errorf("Run ends with %v", err)
+	}
+	if _, err := os.Lstat(strings.TrimPrefix(c.Endpoint, "unix://")); !os.IsNotExist(err) {
+		t.Errorf("its socket is left (%v)", err)
+	}
+}
+
+func TestHTTPEndpoint(t *testing.T) {
+	p := openPlugin(t)
+	p.HTTPEndpoint = "127.0.0.1:0"
+	all, err := p.webServers()
+	if err != nil || len(all) != 2 {
+		t.Fatalf("%d servers (%v)", len(all), err)
+	}
+	ended := make(chan error, len(all))
+	for _, w := range all {
+		go func() { ended <- w.serve() }()
+	}
+	address := all[1].listener.Addr().String()
+	resp, err := http.Get("http://" + address + "/readyz")
+	if err != nil {
+		t.Fatal(err)
+	}
+	resp.Body.Close()
+	if resp.StatusCode != http.StatusOK {
+		t.Errorf("answers %s", resp.Status)
+	}
+	// A second plugin is told at once that the address is taken.
+	c := testConfig(t)
+	c.HTTPEndpoint = address
+	if err := Run(t.Context(), c); err == nil || !strings.Contains(err.Error(), "--http-endpoint "+address) {
+		t.Errorf("with a taken address: %v", err)
+	}
+	for _, w := range all {
+		if err := w.close(); err != nil {
+			t.Error(err)
+		}
+		if err := <-ended; err != nil {
+			t.Errorf("serving ends with %v", err)
+		}
+	}
+}
+
+// What is wrong with the setup is told in one line that names the flag.
+func TestRunWithAWrongSetup(t *testing.T) {
+	for title, test := range map[string]struct {
+		change func(*Config)
+		words  string
+	}{
+		"no kubelet directory": {func(c *Config) { c.KubeletDir += ".none" }, "--kubelet-dir"},
+		"a file for a state":   {func(c *Config) { c.StateDir = c.KubeletDir + "/f"; write(t, c.StateDir) }, "--state-dir"},
+		"a file for a pool":    {func(c *Config) { c.PoolDir = c.KubeletDir + "/f"; write(t, c.PoolDir) }, "--pool-dir"},
+		"not a pool":           {func(c *Config) { c.PoolDir = c.KubeletDir; write(t, c.PoolDir+"/f") }, "--pool-dir"},
+		"no socket directory":  {func(c *Config) { c.Endpoint = "unix:///no/such/csi.sock" }, "--endpoint"},
+	} {
+		t.Run(title, func(t *testing.T) {
+			c := testConfig(t)
+			test.change(&c)
+			err := Run(t.Context(), c)
+			if err == nil || !strings.Contains(err.Error(), test.words) || strings.Contains(err.Error(), "\n") {
+				t.Errorf("the error is %v; it should be one line with %q", err, test.words)
+			}
+		})
+	}
+}
+
+func write(t *testing.T, path string) {
+	t.Helper()
+	if err := os.WriteFile(path, []byte("x"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+}

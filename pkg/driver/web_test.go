@@ -1,0 +1,231 @@
+package driver
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/csi-node/csi-node/pkg/reconciler"
+	"github.com/csi-node/csi-node/pkg/state"
+)
+
+// testConfig is of a plugin with directories of its own.
+func testConfig(t *testing.T) Config {
+	t.Helper()
+	// Not named after the test: the path of a socket has at most 107 bytes.
+	dir, err := os.MkdirTemp("", "driver-test-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := os.RemoveAll(dir); err != nil {
+			t.Error(err)
+		}
+	})
+	c := goodConfig()
+	c.Endpoint = "unix://" + filepath.Join(dir, "csi.sock")
+	c.StateDir, c.KubeletDir, c.PoolDir = filepath.Join(dir, "state"), filepath.Join(dir, "kubelet"), filepath.Join(dir, "pool")
+	if err := os.Mkdir(c.KubeletDir, 0o750); err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+// openPlugin returns a plugin of which no part runs.
+func openPlugin(t *testing.T) *plugin {
+	t.Helper()
+	p := &plugin{Config: testConfig(t), metrics: newMetrics("v1")}
+	if err := p.open(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := p.store.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return p
+}
+
+// askStage leaves an intent in the store.
+func askStage(t *testing.T, s *state.Store, id string) {
+	t.Helper()
+	_, err := s.Edit(id, func(v *state.Volume) error {
+		return v.AskStage(&state.Stage{Path: "/kubelet/" + id, Capability: state.Capability{Access: state.BlockAccess, Mode: "SINGLE_NODE_WRITER"}}, time.Now())
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func (p *plugin) get(t *testing.T, path string) (int, string) {
+	t.Helper()
+	w := httptest.NewRecorder()
+	p.httpHandler().ServeHTTP(w, httptest.NewRequestWithContext(t.Context(), http.MethodGet, path, nil))
+	return w.Code, w.Body.String()
+}
+
+func TestHealthEndpoints(t *testing.T) {
+	p := openPlugin(t)
+	probe := func() error {
+		i := &identity{checks: p.checks()}
+		resp, err := i.Probe(t.Context(), &csi.ProbeRequest{})
+		if err == nil && !resp.GetReady().GetValue() {
+			return errors.New("not ready")
+		}
+		return err
+	}
+	for _, path := range []string{"/healthz", "/readyz"} {
+		if code, body := p.get(t, path); code != http.StatusOK || body != "ok\n" {
+			t.Errorf("%s answers %d %q", path, code, body)
+		}
+	}
+	if err := probe(); err != nil {
+		t.Error(err)
+	}
+	if err := p.storageHealth(t.Context()); err != nil {
+		t.Errorf("the pool: %v", err)
+	}
+
+	if err := os.Rename(p.PoolDir, p.PoolDir+".away"); err != nil {
+		t.Fatal(err)
+	}
+	if code, body := p.get(t, "/healthz"); code != http.StatusOK {
+		t.Errorf("without a pool the process is to be killed: %d %q", code, body)
+	}
+	if code, body := p.get(t, "/readyz"); code != http.StatusServiceUnavailable || !strings.Contains(body, p.PoolDir) {
+		t.Errorf("without a pool: %d %q", code, body)
+	}
+	if err := probe(); state.ClassOf(err) != state.FailedPrecondition || !strings.Contains(err.Error(), p.PoolDir) {
+		t.Errorf("without a pool Probe says %v", err)
+	}
+	if err := p.storageHealth(t.Context()); err == nil || state.ClassOf(err) == state.ResourceExhausted {
+		t.Errorf("without a pool the storage's health is %v", err)
+	}
+	if code, _ := p.get(t, "/other"); code != http.StatusNotFound {
+		t.Errorf("another path answers %d", code)
+	}
+}
+
+func TestMetrics(t *testing.T) {
+	p := openPlugin(t)
+	call := func(err error) {
+		if _, got := p.metrics.intercept(t.Context(), nil, stageCall, answering(err)); got != err {
+			t.Errorf("the error becomes %v", got)
+		}
+	}
+	call(nil)
+	call(nil)
+	call(status.Error(codes.NotFound, "none"))
+	p.metrics.Step(reconciler.Format, time.Minute, nil)
+	p.metrics.Step(reconciler.Format, time.Second, errors.New("failed"))
+	p.metrics.BackOff()
+	p.metrics.BackOff()
+	askStage(t, p.store, "v1")
+	askStage(t, p.store, "v2")
+
+	code, body := p.get(t, "/metrics")
+	if code != http.StatusOK {
+		t.Fatalf("answers %d", code)
+	}
+	lines := map[string]bool{}
+	for line := range strings.Lines(body) {
+		lines[strings.TrimSpace(line)] = true
+	}
+	for _, want := range []string{
+		`csi_node_rpc_duration_seconds_count{code="OK",method="NodeStageVolume"} 2`,
+		`csi_node_rpc_duration_seconds_count{code="NotFound",method="NodeStageVolume"} 1`,
+		`csi_node_step_duration_seconds_count{outcome="done",step="format"} 1`,
+		`csi_node_step_duration_seconds_sum{outcome="done",step="format"} 60`,
+		`csi_node_step_duration_seconds_count{outcome="failed",step="format"} 1`,
+		`csi_node_backoffs_total 2`,
+		`csi_node_build_info{version="v1"} 1`,
+		`csi_node_volumes{state="settled"} 0`,
+		`csi_node_volumes{state="waiting"} 0`,
+		`csi_node_volumes{state="under way"} 0`,
+		`csi_node_volumes{state="unseen"} 2`,
+		`csi_node_volumes{state="failing"} 0`,
+	} {
+		if !lines[want] {
+			t.Errorf("no line %s", want)
+		}
+	}
+}
+
+func TestReportOfTheStore(t *testing.T) {
+	p := openPlugin(t)
+	askStage(t, p.store, "v1")
+	// A plugin that has the store and serves no status, as one that starts or ends.
+	if _, err := ReadReport(t.Context(), p.StateDir); !errors.Is(err, state.ErrLocked) {
+		t.Errorf("while it is locked: %v", err)
+	}
+	if err := p.store.Close(); err != nil {
+		t.Fatal(err)
+	}
+	report, err := ReadReport(t.Context(), p.StateDir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if report.Running || len(report.Volumes) != 1 || report.Volumes[0].Volume != "v1" || report.Volumes[0].Device != "unknown" {
+		t.Fatalf("reports %+v", report)
+	}
+	if parts := report.Volumes[0].Parts; len(parts) != 1 || parts[0].Is != reconciler.Unseen || !strings.Contains(parts[0].Asked, "/kubelet/v1") {
+		t.Errorf("reports %+v", parts)
+	}
+	// A socket that a killed plugin left behind.
+	l, err := listenUnix(filepath.Join(p.StateDir, StatusSocket))
+	if err != nil {
+		t.Fatal(err)
+	}
+	leaveSocket(t, l)
+	if again, err := ReadReport(t.Context(), p.StateDir); err != nil || again.Running || len(again.Volumes) != 1 {
+		t.Errorf("with a stale socket: %+v (%v)", again, err)
+	}
+}
+
+func TestReportOfNothing(t *testing.T) {
+	dir := t.TempDir()
+	report, err := ReadReport(t.Context(), dir)
+	if err == nil {
+		t.Fatalf("reports %+v", report)
+	}
+	for _, words := range []string{filepath.Join(dir, StatusSocket), filepath.Join(dir, StoreFile), "--state-dir"} {
+		if !strings.Contains(err.Error(), words) {
+			t.Errorf("no %q in: %v", words, err)
+		}
+	}
+	if names, err := os.ReadDir(dir); err != nil || len(names) > 0 {
+		t.Errorf("reading made %v (%v)", names, err)
+	}
+}
+
+// A plugin that does not answer holds the reader no longer than its context.
+func TestReportOfAHungPlugin(t *testing.T) {
+	dir := t.TempDir()
+	l, err := listenUnix(filepath.Join(dir, StatusSocket))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	ctx, cancel := context.WithCancel(t.Context())
+	go func() {
+		conn, err := l.Accept()
+		cancel() // the call is under way, and nobody answers
+		if err == nil {
+			<-t.Context().Done()
+			conn.Close()
+		}
+	}()
+	if _, err := ReadReport(ctx, dir); !errors.Is(err, context.Canceled) {
+		t.Errorf("the reader is told %v", err)
+	}
+}

@@ -1,0 +1,146 @@
+package nodeserver
+
+import (
+	"testing"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+
+	"github.com/csi-node/csi-node/pkg/state"
+)
+
+func TestWantedSize(t *testing.T) {
+	const have = gib
+	for title, test := range map[string]struct {
+		required, limit, want int64
+		class                 state.Class
+	}{
+		"nothing asked":             {0, 0, have, 0},
+		"less than there is":        {1, 0, have, 0},
+		"what there is":             {have, have, have, 0},
+		"a byte more":               {have + 1, 0, have + 4096, 0},
+		"a unit more":               {have + 4096, have + 4096, have + 4096, 0},
+		"rounded to the limit":      {have + 1, have + 4096, have + 4096, 0},
+		"only a limit":              {0, 2 * have, have, 0},
+		"the most":                  {1 << 62, 0, 1 << 62, 0},
+		"no multiple within":        {have + 1, have + 4095, 0, state.OutOfRange},
+		"a limit below":             {0, have - 1, 0, state.OutOfRange},
+		"both below":                {have - 2, have - 1, 0, state.OutOfRange},
+		"more than can be":          {1<<62 + 1, 0, 0, state.OutOfRange},
+		"more than an int64 rounds": {1<<63 - 1, 0, 0, state.OutOfRange},
+		"negative":                  {-1, 0, 0, state.InvalidArgument},
+		"negative limit":            {0, -1, 0, state.InvalidArgument},
+		"contradiction":             {3 * have, 2 * have, 0, state.InvalidArgument},
+	} {
+		t.Run(title, func(t *testing.T) {
+			got, err := wantedSize(&csi.CapacityRange{RequiredBytes: test.required, LimitBytes: test.limit}, have)
+			if test.class != 0 {
+				check(t, err, test.class, "")
+			} else if err != nil || got != test.want {
+				t.Errorf("%d (%v), not %d", got, err, test.want)
+			}
+		})
+	}
+	if got, err := wantedSize(nil, have); err != nil || got != have {
+		t.Errorf("without a range: %d (%v)", got, err)
+	}
+}
+
+func TestExpand(t *testing.T) {
+	path := func(volume, staging string) expandChange {
+		return func(r *csi.NodeExpandVolumeRequest) { r.VolumePath, r.StagingTargetPath = volume, staging }
+	}
+	size := func(required, limit int64) expandChange {
+		return func(r *csi.NodeExpandVolumeRequest) {
+			r.CapacityRange = &csi.CapacityRange{RequiredBytes: required, LimitBytes: limit}
+		}
+	}
+	all := func(changes ...expandChange) []expandChange { return changes }
+	for title, test := range map[string]struct {
+		changes []expandChange
+		node    func(*fakeNode)
+		want    int64 // asked for and answered
+		class   state.Class
+		words   string
+	}{
+		"by the staging path":      {want: 2 * gib},
+		"by a target":              {changes: all(path(target, "")), want: 2 * gib},
+		"by a target that is gone": {changes: all(path("/kubelet/gone", staging)), want: 2 * gib},
+		"a capability":             {changes: all(func(r *csi.NodeExpandVolumeRequest) { r.VolumeCapability = mount(writer, "ext4") }), want: 2 * gib},
+		"no range":                 {changes: all(func(r *csi.NodeExpandVolumeRequest) { r.CapacityRange = nil }), want: gib},
+		"as large already":         {changes: all(size(mib, 0)), want: gib},
+		"promised more than it has": {
+			changes: all(size(mib, 0)), want: 3 * gib,
+			node: func(f *fakeNode) { f.devices[id] = state.Device{Number: device, Size: gib, Capacity: 3 * gib} },
+		},
+		"no relation":     {changes: all(path("/kubelet/x", "")), class: state.NotFound, words: "neither staged nor published at /kubelet/x"},
+		"no relation, 2":  {changes: all(path("/kubelet/x", "/kubelet/y")), class: state.NotFound, words: "/kubelet/x"},
+		"relative":        {changes: all(path("kubelet/stage", staging)), class: state.NotFound, words: "relative"},
+		"no path":         {changes: all(path("", staging)), class: state.InvalidArgument, words: "volume_path"},
+		"limit below":     {changes: all(size(0, mib)), class: state.OutOfRange, words: "never shrinks"},
+		"unknown":         {node: func(f *fakeNode) { clear(f.devices); clear(f.records) }, class: state.NotFound, words: "no such volume"},
+		"unknown, staged": {node: func(f *fakeNode) { clear(f.devices); f.err = state.Errorf(state.NotFound, "its backing is gone") }, class: state.NotFound, words: "its backing is gone"},
+		"not staged":      {node: func(f *fakeNode) { clear(f.records) }, class: state.FailedPrecondition, words: "not staged"},
+		"being unstaged":  {node: func(f *fakeNode) { f.records[id].Stage.Gone = true }, class: state.Aborted, words: "being unstaged"},
+		"full pool":       {node: func(f *fakeNode) { f.err = state.Errorf(state.ResourceExhausted, "full") }, class: state.ResourceExhausted, words: "full"},
+		"blind":           {node: func(f *fakeNode) { f.blind = state.Errorf(state.Unavailable, "blind") }, class: state.Unavailable, words: "blind"},
+	} {
+		t.Run(title, func(t *testing.T) {
+			s, f := newServer()
+			f.staged(asExt4).Targets = map[string]*state.Target{target: {Path: target, Capability: asExt4}}
+			if test.node != nil {
+				test.node(f)
+			}
+			resp, err := s.NodeExpandVolume(t.Context(), expandRequest(test.changes...))
+			if test.words != "" {
+				check(t, err, test.class, test.words)
+				return
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			f.wantAsked(t, state.SizePart())
+			if asked := f.records[id].Size.Bytes; asked != test.want || resp.GetCapacityBytes() != test.want {
+				t.Errorf("asked for %d bytes and answered %d, not %d", asked, resp.GetCapacityBytes(), test.want)
+			}
+		})
+	}
+}
+
+// A store that was lost is no reason to refuse growth for good.
+func TestExpandAdopts(t *testing.T) {
+	for title, test := range map[string]struct {
+		change expandChange
+		class  state.Class // 0: it grows
+	}{
+		"staging path and capability": {func(*csi.NodeExpandVolumeRequest) {}, 0},
+		"fs type left open":           {func(r *csi.NodeExpandVolumeRequest) { r.VolumeCapability = mount(writer, "") }, 0},
+		"no staging path":             {func(r *csi.NodeExpandVolumeRequest) { r.StagingTargetPath = "" }, state.FailedPrecondition},
+		"no capability":               {func(r *csi.NodeExpandVolumeRequest) { r.VolumeCapability = nil }, state.FailedPrecondition},
+		"not what stands":             {func(r *csi.NodeExpandVolumeRequest) { r.VolumeCapability = mount(writer, "xfs") }, state.FailedPrecondition},
+		"a staging path elsewhere":    {func(r *csi.NodeExpandVolumeRequest) { r.StagingTargetPath = "/etc" }, state.FailedPrecondition},
+	} {
+		t.Run(title, func(t *testing.T) {
+			s, f := newServer()
+			f.devices[id] = state.Device{Number: device, Size: gib, Capacity: gib, Formatted: "ext4"}
+			f.stands = &state.Stage{Path: staging, Capability: asExt4}
+			err := expand(t, s, func(r *csi.NodeExpandVolumeRequest) {
+				r.VolumePath, r.StagingTargetPath, r.VolumeCapability = target, staging, mount(writer, "ext4")
+				test.change(r)
+			})
+			if test.class != 0 {
+				check(t, err, test.class, "not staged")
+				f.wantAsked(t)
+				return
+			}
+			if err != nil || !f.records[id].Stage.Adopted || f.records[id].Size.Bytes != 2*gib {
+				t.Errorf("the record is %+v (%v)", f.records[id], err)
+			}
+		})
+	}
+	s, f := emptyServer()
+	err := expand(t, s, func(r *csi.NodeExpandVolumeRequest) {
+		r.StagingTargetPath, r.VolumeCapability = staging, mount(writer, "ext4")
+	})
+	check(t, err, state.NotFound, "no such volume")
+	f.wantAsked(t)
+}

@@ -1,0 +1,236 @@
+package nodeserver
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+
+	"github.com/csi-node/csi-node/pkg/state"
+)
+
+const (
+	gib     = 1 << 30
+	mib     = 1 << 20
+	id      = "pvc-1"
+	staging = "/kubelet/stage"
+	target  = "/kubelet/pods/1/mount"
+	writer  = csi.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER
+)
+
+var (
+	device = state.DeviceNumber{Major: 7, Minor: 1}
+	view   = state.DeviceNumber{Major: 7, Minor: 2}
+	other  = state.DeviceNumber{Major: 8, Minor: 1}
+)
+
+// fakeNode keeps records and what is on the node in memory. It makes every
+// intent true at once, unless err is set.
+type fakeNode struct {
+	records map[string]*state.Volume
+	devices map[string]state.Device
+	mounts  map[string]state.Mountpoint
+	stands  *state.Stage // what Adopt finds at its path
+	err     error        // of Ensure, once the edit was made
+	blind   error        // of Observe
+
+	asked   []state.Part // by Ensure
+	looks   int          // of Observe
+	adopted int          // calls of Adopt
+}
+
+func (f *fakeNode) Get(id string) *state.Volume {
+	if v := f.records[id]; v != nil {
+		return v.Clone()
+	}
+	return nil
+}
+
+func (f *fakeNode) Ensure(_ context.Context, id string, part state.Part, edit func(*state.Volume) error) error {
+	f.asked = append(f.asked, part)
+	v := f.edited(id)
+	switch err := edit(v); {
+	case err == state.ErrNothingThere:
+		return nil
+	case err != nil:
+		return fmt.Errorf("volume %s: %w", id, err)
+	}
+	f.records[id] = v
+	if d := f.devices[id]; part.Kind == state.SizeKind && d.Size < v.Size.Bytes && f.err == nil {
+		d.Size = v.Size.Bytes
+		f.devices[id] = d
+	}
+	return f.err
+}
+
+func (f *fakeNode) edited(id string) *state.Volume {
+	v := f.Get(id)
+	if v == nil {
+		v = &state.Volume{ID: id}
+	}
+	v.Revision++
+	return v
+}
+
+func (f *fakeNode) Adopt(_ context.Context, id string, s *state.Stage) (bool, error) {
+	f.adopted++
+	if f.blind != nil {
+		return false, f.blind
+	}
+	if f.stands == nil || f.stands.Path != s.Path || f.stands.ReadOnly != s.ReadOnly || f.stands.Capability.FSType != s.Capability.FSType {
+		return false, nil
+	}
+	v := f.edited(id)
+	if err := v.AskStage(s, now); err != nil {
+		return false, err
+	}
+	v.Accept(state.StagePart())
+	f.records[id] = v
+	return true, nil
+}
+
+func (f *fakeNode) Observe(_ context.Context, want *state.Volume) (state.Actual, error) {
+	f.looks++
+	d, ok := f.devices[want.ID]
+	have := state.Actual{Device: d, View: state.Device{}, Targets: map[string]state.Mountpoint{}}
+	have.Device.Missing = !ok
+	if ok {
+		have.View.Number = view
+	}
+	if want.Stage != nil {
+		have.Stage = f.mounts[want.Stage.Path]
+	}
+	for path := range want.Targets {
+		have.Targets[path] = f.mounts[path]
+	}
+	return have, f.blind
+}
+
+type fakePaths struct {
+	usage func(ctx context.Context, path string) (state.Usage, error)
+}
+
+func (fakePaths) Check(path string) error {
+	if !strings.HasPrefix(path, "/kubelet/") {
+		return state.Errorf(state.InvalidArgument, "%s does not lie under /kubelet", path)
+	}
+	return nil
+}
+
+func (f fakePaths) Usage(ctx context.Context, path string) (state.Usage, error) {
+	return f.usage(ctx, path)
+}
+
+type fakeFilesystems struct{}
+
+func (fakeFilesystems) Types() []string { return []string{"ext4", "xfs"} }
+func (fakeFilesystems) Default(bytes int64) string {
+	if bytes < gib {
+		return "ext4"
+	}
+	return "xfs"
+}
+
+// newServer returns a server of a node that has the volume id, a GiB in size,
+// attached and with nothing asked of it.
+func newServer() (*Server, *fakeNode) {
+	f := &fakeNode{
+		records: map[string]*state.Volume{},
+		devices: map[string]state.Device{id: {State: state.DeviceAttached, Path: "/dev/loop1", Number: device, Size: gib, Capacity: gib}},
+		mounts:  map[string]state.Mountpoint{},
+	}
+	return New(Config{
+		NodeID: "node-1", TopologyKey: "topology.test/node", MaxVolumes: 7,
+		ValidateVolumeID: func(id string) error {
+			if strings.Contains(id, "/") {
+				return state.Errorf(state.InvalidArgument, "volume_id %q holds a slash", id)
+			}
+			return nil
+		},
+		Reconciler: f, Records: f, Filesystems: fakeFilesystems{},
+		Paths: fakePaths{func(context.Context, string) (state.Usage, error) {
+			return state.Usage{Bytes: state.Amount{Total: 10, Used: 7, Available: 2}, Inodes: state.Amount{Total: 6, Used: 1, Available: 5}}, nil
+		}},
+		StorageHealth: func(context.Context) error { return nil },
+	}), f
+}
+
+// staged gives the volume an accepted stage.
+func (f *fakeNode) staged(c state.Capability) *state.Volume {
+	v := &state.Volume{ID: id, Revision: 5, Stage: &state.Stage{Path: staging, Capability: c, Intent: state.Intent{Revision: 3, Accepted: true, Since: now}}}
+	f.records[id] = v
+	return v
+}
+
+var (
+	asExt4  = state.Capability{Access: state.MountAccess, Mode: "SINGLE_NODE_MULTI_WRITER", FSType: "ext4"}
+	asBlock = state.Capability{Access: state.BlockAccess, Mode: "SINGLE_NODE_MULTI_WRITER"}
+)
+
+type mode = csi.VolumeCapability_AccessMode_Mode
+
+func mount(m mode, fsType string, flags ...string) *csi.VolumeCapability {
+	return &csi.VolumeCapability{
+		AccessMode: &csi.VolumeCapability_AccessMode{Mode: m},
+		AccessType: &csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{FsType: fsType, MountFlags: flags}},
+	}
+}
+
+func block(m mode) *csi.VolumeCapability {
+	return &csi.VolumeCapability{
+		AccessMode: &csi.VolumeCapability_AccessMode{Mode: m},
+		AccessType: &csi.VolumeCapability_Block{Block: &csi.VolumeCapability_BlockVolume{}},
+	}
+}
+
+type (
+	stageChange   = func(*csi.NodeStageVolumeRequest)
+	publishChange = func(*csi.NodePublishVolumeRequest)
+	expandChange  = func(*csi.NodeExpandVolumeRequest)
+)
+
+// stageRequest returns a good request with changes; so do its siblings.
+func stageRequest(changes ...stageChange) *csi.NodeStageVolumeRequest {
+	r := &csi.NodeStageVolumeRequest{VolumeId: id, StagingTargetPath: staging, VolumeCapability: mount(writer, "ext4")}
+	for _, change := range changes {
+		change(r)
+	}
+	return r
+}
+
+func publishRequest(changes ...publishChange) *csi.NodePublishVolumeRequest {
+	r := &csi.NodePublishVolumeRequest{VolumeId: id, StagingTargetPath: staging, TargetPath: target, VolumeCapability: mount(writer, "ext4")}
+	for _, change := range changes {
+		change(r)
+	}
+	return r
+}
+
+func expandRequest(changes ...expandChange) *csi.NodeExpandVolumeRequest {
+	r := &csi.NodeExpandVolumeRequest{VolumeId: id, VolumePath: staging, CapacityRange: &csi.CapacityRange{RequiredBytes: 2 * gib}}
+	for _, change := range changes {
+		change(r)
+	}
+	return r
+}
+
+func check(t *testing.T, err error, class state.Class, words string) {
+	t.Helper()
+	if err == nil {
+		t.Fatalf("no error, not %s", class)
+	}
+	if state.ClassOf(err) != class || !strings.Contains(err.Error(), words) {
+		t.Errorf("the error is %s: %v; it should be %s with %q", state.ClassOf(err), err, class, words)
+	}
+}
+
+// wantAsked checks which parts were asked for, in order.
+func (f *fakeNode) wantAsked(t *testing.T, parts ...state.Part) {
+	t.Helper()
+	if !slices.Equal(f.asked, parts) {
+		t.Errorf("asked for %v, not %v", f.asked, parts)
+	}
+}

@@ -1,0 +1,266 @@
+package nodeserver
+
+import (
+	"encoding/json"
+	"maps"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+
+	"github.com/csi-node/csi-node/pkg/state"
+)
+
+var now = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
+
+// asking is what a stage and a publish request have in common, and what becomes of it.
+type asking struct {
+	ask             *csi.VolumeCapability
+	volume, publish map[string]string
+	want            state.Capability
+	readOnly        bool
+	context         map[string]string
+}
+
+func askings() map[string]asking {
+	all := map[string]asking{
+		"mount": {ask: mount(writer, "ext4"), want: asExt4},
+		"block": {ask: block(writer), want: asBlock},
+		"flags stay as given": {
+			ask:  mount(writer, "ext4", "noatime", "discard,nosuid"),
+			want: state.Capability{Access: state.MountAccess, Mode: "SINGLE_NODE_MULTI_WRITER", FSType: "ext4", Flags: []string{"noatime", "discard,nosuid"}},
+		},
+		"flag ro": {
+			ask: mount(writer, "ext4", "ro"), readOnly: true,
+			want: state.Capability{Access: state.MountAccess, Mode: "SINGLE_NODE_MULTI_WRITER", FSType: "ext4", Flags: []string{"ro"}},
+		},
+		"flags ro, then rw": {
+			ask:  mount(writer, "ext4", "ro", "rw"),
+			want: state.Capability{Access: state.MountAccess, Mode: "SINGLE_NODE_MULTI_WRITER", FSType: "ext4", Flags: []string{"ro", "rw"}},
+		},
+		"contexts": {
+			ask: mount(writer, "ext4"), want: asExt4,
+			volume:  map[string]string{"a": "1", ephemeralKey: "false", tokensKey: "s3cret"},
+			publish: map[string]string{"a": "2"},
+			context: map[string]string{"a": "1", ephemeralKey: "false", "publish:a": "2"},
+		},
+		"a publish context alone": {ask: mount(writer, "ext4"), want: asExt4, publish: map[string]string{"a": "2"}, context: map[string]string{"publish:a": "2"}},
+		"tokens alone":            {ask: mount(writer, "ext4"), want: asExt4, volume: map[string]string{tokensKey: "s3cret"}},
+		"an empty context":        {ask: mount(writer, "ext4"), want: asExt4, volume: map[string]string{}},
+	}
+	for number, name := range csi.VolumeCapability_AccessMode_Mode_name {
+		if number == 0 {
+			continue
+		}
+		reading := name == "SINGLE_NODE_READER_ONLY" || name == "MULTI_NODE_READER_ONLY"
+		all["mode "+name] = asking{ask: mount(mode(number), "ext4"), want: state.Capability{Access: state.MountAccess, Mode: name, FSType: "ext4"}, readOnly: reading}
+		all["block mode "+name] = asking{ask: block(mode(number)), want: state.Capability{Access: state.BlockAccess, Mode: name}, readOnly: reading}
+	}
+	return all
+}
+
+// wantIntent takes the intent out of a part after checking that it was just asked for.
+func wantIntent(t *testing.T, v *state.Volume, part state.Part, revision uint64) {
+	t.Helper()
+	intent := v.Intent(part)
+	if intent == nil {
+		t.Fatalf("nothing is asked of the %s", part)
+	}
+	if intent.Revision != revision || time.Since(intent.Since) > time.Hour || intent.Accepted || intent.Gone {
+		t.Errorf("the intent is %+v", *intent)
+	}
+	*intent = state.Intent{}
+}
+
+func noSecrets(t *testing.T, v *state.Volume) {
+	t.Helper()
+	if text, err := json.Marshal(v); err != nil || strings.Contains(string(text), "s3cret") {
+		t.Errorf("the record keeps a secret: %s (%v)", text, err)
+	}
+}
+
+func TestStageBecomesAnIntent(t *testing.T) {
+	for title, test := range askings() {
+		t.Run(title, func(t *testing.T) {
+			s, f := newServer()
+			r := stageRequest(func(r *csi.NodeStageVolumeRequest) {
+				r.VolumeCapability, r.VolumeContext, r.PublishContext = test.ask, maps.Clone(test.volume), test.publish
+				r.Secrets = map[string]string{"key": "s3cret"}
+			})
+			for range 2 { // the second call changes nothing
+				if _, err := s.NodeStageVolume(t.Context(), r); err != nil {
+					t.Fatal(err)
+				}
+			}
+			f.wantAsked(t, state.StagePart(), state.StagePart())
+			if !maps.Equal(r.VolumeContext, test.volume) {
+				t.Errorf("the request's context is %v now", r.VolumeContext)
+			}
+			v := f.records[id]
+			wantIntent(t, v, state.StagePart(), 1)
+			noSecrets(t, v)
+			want := &state.Stage{Path: staging, Capability: test.want, ReadOnly: test.readOnly, Context: test.context}
+			if !reflect.DeepEqual(v.Stage, want) || len(v.Targets) > 0 || v.Size != nil {
+				t.Errorf("asked for %+v, not %+v", v.Stage, want)
+			}
+		})
+	}
+}
+
+func TestPublishBecomesAnIntent(t *testing.T) {
+	for title, test := range askings() {
+		for _, readOnly := range []bool{false, true} {
+			t.Run(title, func(t *testing.T) {
+				s, f := newServer()
+				c := test.want
+				c.Flags = []string{"discard"}
+				f.staged(c)
+				r := publishRequest(func(r *csi.NodePublishVolumeRequest) {
+					r.VolumeCapability, r.VolumeContext, r.PublishContext, r.Readonly = test.ask, maps.Clone(test.volume), test.publish, readOnly
+					r.Secrets = map[string]string{"key": "s3cret"}
+				})
+				for range 2 {
+					if _, err := s.NodePublishVolume(t.Context(), r); err != nil {
+						t.Fatal(err)
+					}
+				}
+				f.wantAsked(t, state.TargetPart(target), state.TargetPart(target))
+				if !maps.Equal(r.VolumeContext, test.volume) {
+					t.Errorf("the request's context is %v now", r.VolumeContext)
+				}
+				v := f.records[id]
+				wantIntent(t, v, state.TargetPart(target), 6)
+				noSecrets(t, v)
+				want := &state.Target{Path: target, Capability: test.want, ReadOnly: test.readOnly || readOnly, Context: test.context}
+				if !reflect.DeepEqual(v.Targets[target], want) || v.Stage.Revision != 3 {
+					t.Errorf("asked for %+v, not %+v", v.Targets[target], want)
+				}
+			})
+		}
+	}
+}
+
+// A republish with other tokens is the same publish.
+func TestRepublishWithNewTokens(t *testing.T) {
+	s, f := newServer()
+	f.staged(asExt4)
+	for _, token := range []string{"one", "two"} {
+		if err := publish(t, s, func(r *csi.NodePublishVolumeRequest) { r.VolumeContext = map[string]string{"a": "1", tokensKey: token} }); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// Another request than the one that stands is refused, and what stands stays.
+func TestDifferentRequests(t *testing.T) {
+	s, f := newServer()
+	before := f.staged(asExt4)
+	check(t, stage(t, s, func(r *csi.NodeStageVolumeRequest) { r.StagingTargetPath = "/kubelet/elsewhere" }), state.AlreadyExists, staging)
+	check(t, stage(t, s, func(r *csi.NodeStageVolumeRequest) { r.VolumeCapability = mount(writer, "xfs") }), state.AlreadyExists, "ext4")
+	check(t, stage(t, s, func(r *csi.NodeStageVolumeRequest) { r.VolumeContext = map[string]string{"a": "1"} }), state.AlreadyExists, "context")
+	check(t, publish(t, s, func(r *csi.NodePublishVolumeRequest) { r.VolumeCapability = block(writer) }), state.FailedPrecondition, "staged as mount")
+	if !reflect.DeepEqual(f.records[id], before) {
+		t.Errorf("the record is %+v now", f.records[id])
+	}
+	if err := publish(t, s); err != nil {
+		t.Fatal(err)
+	}
+	check(t, publish(t, s, func(r *csi.NodePublishVolumeRequest) { r.Readonly = true }), state.AlreadyExists, target)
+}
+
+func TestRemovals(t *testing.T) {
+	s, f := newServer()
+	unstage := func() error {
+		_, err := s.NodeUnstageVolume(t.Context(), &csi.NodeUnstageVolumeRequest{VolumeId: id, StagingTargetPath: staging})
+		return err
+	}
+	unpublish := func() error {
+		_, err := s.NodeUnpublishVolume(t.Context(), &csi.NodeUnpublishVolumeRequest{VolumeId: id, TargetPath: target})
+		return err
+	}
+	f.staged(asExt4)
+	if err := publish(t, s); err != nil {
+		t.Fatal(err)
+	}
+	check(t, unstage(), state.FailedPrecondition, target)
+	f.asked = nil
+	for range 2 {
+		if err := unpublish(); err != nil || !f.records[id].Targets[target].Gone || f.records[id].Stage.Gone {
+			t.Fatalf("the record is %+v (%v)", f.records[id], err)
+		}
+	}
+	for range 2 {
+		if err := unstage(); err != nil || !f.records[id].Stage.Gone {
+			t.Fatalf("the record is %+v (%v)", f.records[id], err)
+		}
+	}
+	f.wantAsked(t, state.TargetPart(target), state.TargetPart(target), state.StagePart(), state.StagePart())
+
+	s, f = emptyServer()
+	if err := unstage(); err != nil {
+		t.Errorf("unstaging an unknown volume: %v", err)
+	}
+	if err := unpublish(); err != nil {
+		t.Errorf("unpublishing an unknown volume: %v", err)
+	}
+	f.wantAsked(t, state.StagePart(), state.TargetPart(target))
+}
+
+func TestPublishAdopts(t *testing.T) {
+	standing := func(readOnly bool) *state.Stage {
+		return &state.Stage{Path: staging, ReadOnly: readOnly, Capability: asExt4}
+	}
+	for title, test := range map[string]struct {
+		change func(*fakeNode)
+		class  state.Class
+		words  string
+		asked  int // times that the target was asked for
+		found  bool
+		ro     bool
+	}{
+		"writable":       {change: func(f *fakeNode) { f.stands = standing(false) }, asked: 2, found: true},
+		"read-only":      {change: func(f *fakeNode) { f.stands = standing(true) }, asked: 2, found: true, ro: true},
+		"nothing":        {change: func(*fakeNode) {}, class: state.FailedPrecondition, words: "not staged on this node", asked: 1},
+		"elsewhere":      {change: func(f *fakeNode) { f.stands = standing(false); f.stands.Path += "2" }, class: state.FailedPrecondition, words: "not staged", asked: 1},
+		"unknown volume": {change: func(f *fakeNode) { clear(f.devices) }, class: state.NotFound, words: "no such volume", asked: 1},
+		"blind":          {change: func(f *fakeNode) { f.blind = state.Errorf(state.DeadlineExceeded, "hangs") }, class: state.DeadlineExceeded, words: "hangs", asked: 1},
+	} {
+		t.Run(title, func(t *testing.T) {
+			s, f := newServer()
+			test.change(f)
+			err := publish(t, s)
+			if len(f.asked) != test.asked {
+				t.Errorf("asked for %v", f.asked)
+			}
+			if !test.found {
+				check(t, err, test.class, test.words)
+				if len(f.records) > 0 {
+					t.Errorf("a refused publish left %v", f.records)
+				}
+				return
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			v := f.records[id]
+			if v.Stage == nil || !v.Stage.Adopted || !v.Stage.Accepted || v.Stage.ReadOnly != test.ro || v.Targets[target] == nil {
+				t.Errorf("the record is %+v", v)
+			}
+		})
+	}
+}
+
+// Only a volume without any stage record is a candidate.
+func TestPublishDoesNotAdoptWhatIsRecorded(t *testing.T) {
+	s, f := newServer()
+	f.staged(asExt4).Stage.Path = "/kubelet/elsewhere"
+	f.stands = &state.Stage{Path: staging, Capability: asExt4}
+	check(t, publish(t, s), state.FailedPrecondition, "/kubelet/elsewhere")
+	f.records[id].Stage.Gone = true
+	check(t, publish(t, s), state.Aborted, "being unstaged")
+	if f.adopted > 0 {
+		t.Errorf("adopted %d times", f.adopted)
+	}
+}

@@ -1,0 +1,285 @@
+package nodeserver
+
+import (
+	"errors"
+	"strings"
+	"testing"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+
+	"github.com/csi-node/csi-node/pkg/state"
+)
+
+// rpc calls an RPC with one field of a good request replaced.
+type rpc struct {
+	name string
+	call func(s *Server, value string) error
+}
+
+func volumeIDs(t *testing.T) []rpc {
+	return []rpc{
+		{"stage", func(s *Server, v string) error {
+			return stage(t, s, func(r *csi.NodeStageVolumeRequest) { r.VolumeId = v })
+		}},
+		{"unstage", func(s *Server, v string) error {
+			_, err := s.NodeUnstageVolume(t.Context(), &csi.NodeUnstageVolumeRequest{VolumeId: v, StagingTargetPath: staging})
+			return err
+		}},
+		{"publish", func(s *Server, v string) error {
+			return publish(t, s, func(r *csi.NodePublishVolumeRequest) { r.VolumeId = v })
+		}},
+		{"unpublish", func(s *Server, v string) error {
+			_, err := s.NodeUnpublishVolume(t.Context(), &csi.NodeUnpublishVolumeRequest{VolumeId: v, TargetPath: target})
+			return err
+		}},
+		{"stats", func(s *Server, v string) error {
+			_, err := s.NodeGetVolumeStats(t.Context(), &csi.NodeGetVolumeStatsRequest{VolumeId: v, VolumePath: target})
+			return err
+		}},
+		{"health", func(s *Server, v string) error {
+			_, err := s.NodeGetVolumeHealth(t.Context(), &csi.NodeGetVolumeHealthRequest{VolumeId: v})
+			return err
+		}},
+		{"expand", func(s *Server, v string) error {
+			return expand(t, s, func(r *csi.NodeExpandVolumeRequest) { r.VolumeId = v })
+		}},
+	}
+}
+
+func paths(t *testing.T) []rpc {
+	return []rpc{
+		{"stage", func(s *Server, v string) error {
+			return stage(t, s, func(r *csi.NodeStageVolumeRequest) { r.StagingTargetPath = v })
+		}},
+		{"unstage", func(s *Server, v string) error {
+			_, err := s.NodeUnstageVolume(t.Context(), &csi.NodeUnstageVolumeRequest{VolumeId: id, StagingTargetPath: v})
+			return err
+		}},
+		{"publish target", func(s *Server, v string) error {
+			return publish(t, s, func(r *csi.NodePublishVolumeRequest) { r.TargetPath = v })
+		}},
+		{"publish staging", func(s *Server, v string) error {
+			return publish(t, s, func(r *csi.NodePublishVolumeRequest) { r.StagingTargetPath = v })
+		}},
+		{"unpublish", func(s *Server, v string) error {
+			_, err := s.NodeUnpublishVolume(t.Context(), &csi.NodeUnpublishVolumeRequest{VolumeId: id, TargetPath: v})
+			return err
+		}},
+		{"stats", func(s *Server, v string) error {
+			_, err := s.NodeGetVolumeStats(t.Context(), &csi.NodeGetVolumeStatsRequest{VolumeId: id, VolumePath: v})
+			return err
+		}},
+		{"expand", func(s *Server, v string) error {
+			return expand(t, s, func(r *csi.NodeExpandVolumeRequest) { r.VolumePath = v })
+		}},
+	}
+}
+
+func capables(t *testing.T) map[string]func(*Server, *csi.VolumeCapability) error {
+	return map[string]func(*Server, *csi.VolumeCapability) error{
+		"stage": func(s *Server, c *csi.VolumeCapability) error {
+			return stage(t, s, func(r *csi.NodeStageVolumeRequest) { r.VolumeCapability = c })
+		},
+		"publish": func(s *Server, c *csi.VolumeCapability) error {
+			return publish(t, s, func(r *csi.NodePublishVolumeRequest) { r.VolumeCapability = c })
+		},
+		"expand": func(s *Server, c *csi.VolumeCapability) error {
+			return expand(t, s, func(r *csi.NodeExpandVolumeRequest) { r.VolumeCapability = c })
+		},
+	}
+}
+
+func stage(t *testing.T, s *Server, changes ...stageChange) error {
+	_, err := s.NodeStageVolume(t.Context(), stageRequest(changes...))
+	return err
+}
+
+func publish(t *testing.T, s *Server, changes ...publishChange) error {
+	_, err := s.NodePublishVolume(t.Context(), publishRequest(changes...))
+	return err
+}
+
+func expand(t *testing.T, s *Server, changes ...expandChange) error {
+	_, err := s.NodeExpandVolume(t.Context(), expandRequest(changes...))
+	return err
+}
+
+// emptyServer knows no volume: what is wrong with a request is told before
+// whether there is such a volume.
+func emptyServer() (*Server, *fakeNode) {
+	s, f := newServer()
+	clear(f.devices)
+	return s, f
+}
+
+func refused(t *testing.T, f *fakeNode, err error, class state.Class, words string) {
+	t.Helper()
+	check(t, err, class, words)
+	f.wantAsked(t)
+	if len(f.records) > 0 || f.looks > 0 || f.adopted > 0 {
+		t.Errorf("a refused request left %v after %d looks and %d adoptions", f.records, f.looks, f.adopted)
+	}
+}
+
+func TestBadVolumeIDs(t *testing.T) {
+	for _, r := range volumeIDs(t) {
+		for value, words := range map[string]string{"": "volume_id is missing", "../v": "slash"} {
+			t.Run(r.name+" "+value, func(t *testing.T) {
+				s, f := emptyServer()
+				refused(t, f, r.call(s, value), state.InvalidArgument, words)
+			})
+		}
+	}
+}
+
+func TestBadPaths(t *testing.T) {
+	for _, r := range paths(t) {
+		for title, value := range map[string]string{
+			"missing":  "",
+			"relative": "kubelet/x",
+			"dots":     "/kubelet/../etc",
+			"slash":    "/kubelet/x/",
+			"slashes":  "/kubelet//x",
+			"NUL":      "/kubelet/x\x00y",
+			"outside":  "/etc/x",
+		} {
+			t.Run(r.name+" "+title, func(t *testing.T) {
+				s, f := emptyServer()
+				class := state.InvalidArgument
+				switch {
+				case title == "missing" && r.name == "publish staging":
+					class = state.FailedPrecondition
+				case title == "relative" && (r.name == "stats" || r.name == "expand"):
+					class = state.NotFound // csi-sanity asks for that
+				case title != "missing" && r.name == "expand":
+					check(t, r.call(s, value), state.NotFound, "") // any path of no relation
+					return
+				}
+				refused(t, f, r.call(s, value), class, "")
+			})
+		}
+	}
+}
+
+func TestBadCapabilities(t *testing.T) {
+	group := mount(writer, "ext4")
+	group.GetMount().VolumeMountGroup = "1000"
+	for title, test := range map[string]struct {
+		capability *csi.VolumeCapability
+		words      string
+	}{
+		"missing":        {nil, "volume_capability is missing"},
+		"no mode":        {&csi.VolumeCapability{AccessType: mount(writer, "").AccessType}, "access_mode"},
+		"mode UNKNOWN":   {mount(csi.VolumeCapability_AccessMode_UNKNOWN, ""), "access_mode"},
+		"mode 99":        {mount(99, ""), "access_mode"},
+		"no access type": {&csi.VolumeCapability{AccessMode: mount(writer, "").AccessMode}, "access_type"},
+		"fs type":        {mount(writer, "vfat"), `"vfat" is not one that this node makes (ext4, xfs)`},
+		"mount group":    {group, "volume_mount_group"},
+		"flag bind":      {mount(writer, "ext4", "noatime", "bind"), `"bind"`},
+		"flag newline":   {mount(writer, "ext4", "a\nb"), "control character"},
+	} {
+		for name, call := range capables(t) {
+			if name == "expand" && test.capability == nil {
+				continue // optional there
+			}
+			t.Run(name+" "+title, func(t *testing.T) {
+				s, f := emptyServer()
+				refused(t, f, call(s, test.capability), state.InvalidArgument, test.words)
+			})
+		}
+	}
+}
+
+func TestBadContexts(t *testing.T) {
+	for value, words := range map[string]string{"true": "inline ephemeral", "yes": `"yes"`} {
+		volume := map[string]string{ephemeralKey: value}
+		s, f := emptyServer()
+		refused(t, f, stage(t, s, func(r *csi.NodeStageVolumeRequest) { r.VolumeContext = volume }), state.InvalidArgument, words)
+		refused(t, f, publish(t, s, func(r *csi.NodePublishVolumeRequest) { r.VolumeContext = volume }), state.InvalidArgument, words)
+		// An inline ephemeral publish has no staging path; that is not what is wrong with it.
+		refused(t, f, publish(t, s, func(r *csi.NodePublishVolumeRequest) { r.VolumeContext, r.StagingTargetPath = volume, "" }), state.InvalidArgument, words)
+	}
+}
+
+// What the reconciler says of an intent is the answer.
+func TestFailuresPass(t *testing.T) {
+	for class := state.Unavailable; class <= state.Internal; class++ {
+		for _, r := range volumeIDs(t) {
+			if r.name == "stats" || r.name == "health" {
+				continue // ask for nothing
+			}
+			s, f := newServer()
+			f.staged(asExt4)
+			f.err = state.Errorf(class, "the step failed")
+			check(t, r.call(s, id), class, "the step failed")
+		}
+	}
+}
+
+func TestSettleFSType(t *testing.T) {
+	blind := errors.New("blind")
+	for title, test := range map[string]struct {
+		ask       *csi.VolumeCapability
+		staged    string
+		formatted string
+		bytes     int64
+		blind     error
+		want      string
+		looks     int
+	}{
+		"asked for":       {ask: mount(writer, "ext4"), formatted: "xfs", bytes: gib, blind: blind, want: "ext4"},
+		"staged as":       {ask: mount(writer, ""), staged: "xfs", formatted: "ext4", blind: blind, want: "xfs"},
+		"formatted as":    {ask: mount(writer, ""), formatted: "ext4", bytes: gib, want: "ext4", looks: 1},
+		"default, small":  {ask: mount(writer, ""), bytes: gib - 1, want: "ext4", looks: 1},
+		"default, big":    {ask: mount(writer, ""), bytes: gib, want: "xfs", looks: 1},
+		"block has none":  {ask: block(writer), formatted: "ext4", blind: blind},
+		"cannot be known": {ask: mount(writer, ""), blind: blind, looks: 1},
+	} {
+		t.Run(title, func(t *testing.T) {
+			s, f := newServer()
+			f.devices[id] = state.Device{Size: test.bytes, Formatted: test.formatted}
+			f.blind = test.blind
+			if test.staged != "" {
+				c := asExt4
+				c.FSType = test.staged
+				f.staged(c)
+			}
+			err := stage(t, s, func(r *csi.NodeStageVolumeRequest) { r.VolumeCapability = test.ask })
+			if f.looks != test.looks {
+				t.Errorf("looked %d times, not %d", f.looks, test.looks)
+			}
+			if test.looks > 0 && test.blind != nil {
+				if !errors.Is(err, test.blind) || len(f.asked) > 0 {
+					t.Errorf("answers %v after asking for %v", err, f.asked)
+				}
+				return
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got := f.records[id].Stage.Capability.FSType; got != test.want {
+				t.Errorf("staged as %q, not %q", got, test.want)
+			}
+		})
+	}
+}
+
+func TestNodeGetInfoAndCapabilities(t *testing.T) {
+	s, _ := newServer()
+	info, err := s.NodeGetInfo(t.Context(), &csi.NodeGetInfoRequest{})
+	if err != nil || info.GetNodeId() != "node-1" || info.GetMaxVolumesPerNode() != 7 || info.GetAccessibleTopology().GetSegments()["topology.test/node"] != "node-1" {
+		t.Errorf("answers %v (%v)", info, err)
+	}
+	resp, err := s.NodeGetCapabilities(t.Context(), &csi.NodeGetCapabilitiesRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for _, c := range resp.GetCapabilities() {
+		got = append(got, c.GetRpc().GetType().String())
+	}
+	const want = "STAGE_UNSTAGE_VOLUME GET_VOLUME_STATS EXPAND_VOLUME SINGLE_NODE_MULTI_WRITER GET_VOLUME_HEALTH GET_STORAGE_HEALTH"
+	if strings.Join(got, " ") != want {
+		t.Errorf("capabilities %v, not %s", got, want)
+	}
+}
