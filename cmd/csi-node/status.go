@@ -60,7 +60,7 @@ func printStatus(out io.Writer, report driver.Report) error {
 	for _, v := range report.Volumes {
 		detail := "device " + v.Device
 		if v.Step != nil {
-			detail += fmt.Sprintf("; step %s runs since %s", v.Step.Step, v.Step.Age.Round(time.Millisecond))
+			detail += fmt.Sprintf("; step %s has been running for %s", v.Step.Step, v.Step.Age.Round(time.Millisecond))
 		}
 		fmt.Fprintf(t, "%s\t\t\t%s\t\t\t%s\n", v.Volume, v.Worst(), detail)
 		for _, p := range v.Parts {

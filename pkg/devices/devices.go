@@ -18,6 +18,10 @@ type Backend interface {
 	// Missing too, so that it can be taken down. It is O(1) in the number of
 	// volumes and devices.
 	Find(ctx context.Context, volume string) (state.Device, error)
+	// Held reports whether a device that stands, one of Find's or a Viewer's, is
+	// mounted or claimed by somebody, in whatever mount namespace. Asking may
+	// disturb who is about to claim it, so only the volume's worker asks.
+	Held(ctx context.Context, device state.Device) (bool, error)
 	// Attach attaches the volume, or reclaims a device that is going away; it
 	// does nothing if the volume is attached so already. NotFound: no such
 	// volume. FailedPrecondition: something else uses it, or it is in use in

@@ -9,6 +9,7 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
+	"github.com/csi-node/csi-node/pkg/reconciler"
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
@@ -30,12 +31,13 @@ var (
 // fakeNode keeps records and what is on the node in memory. It makes every
 // intent true at once, unless err is set.
 type fakeNode struct {
-	records map[string]*state.Volume
-	devices map[string]state.Device
-	mounts  map[string]state.Mountpoint
-	stands  *state.Stage // what Adopt finds at its path
-	err     error        // of Ensure, once the edit was made
-	blind   error        // of Observe
+	failures []reconciler.PartProblem
+	records  map[string]*state.Volume
+	devices  map[string]state.Device
+	mounts   map[string]state.Mountpoint
+	stands   *state.Stage // what Adopt finds at its path
+	err      error        // of Ensure, once the edit was made
+	blind    error        // of Observe
 
 	asked   []state.Part // by Ensure
 	looks   int          // of Observe
@@ -91,6 +93,8 @@ func (f *fakeNode) Adopt(_ context.Context, id string, s *state.Stage) (bool, er
 	f.records[id] = v
 	return true, nil
 }
+
+func (f *fakeNode) Failures(string) []reconciler.PartProblem { return f.failures }
 
 func (f *fakeNode) Observe(_ context.Context, want *state.Volume) (state.Actual, error) {
 	f.looks++

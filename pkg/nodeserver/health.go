@@ -3,6 +3,7 @@ package nodeserver
 import (
 	"context"
 	"fmt"
+	"slices"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
@@ -40,10 +41,16 @@ func (s *Server) NodeGetVolumeHealth(ctx context.Context, req *csi.NodeGetVolume
 	}
 	if d := have.Device; d.Formatted != "" && have.Contents.Kind == state.ContentsBlank {
 		say(csi.VolumeHealthErrorType_DATA_LOSS, "FilesystemLost", fmt.Sprintf("the volume was formatted as %s and is blank now", d.Formatted))
-	} else if d.Size < d.Capacity {
+	} else if !d.Attached() && d.Size < d.Capacity { // a device lags behind its backing while it grows
 		say(csi.VolumeHealthErrorType_DATA_LOSS, "BackingTruncated", fmt.Sprintf("the volume has %d bytes of %d", d.Size, d.Capacity))
 	}
-	for _, p := range reconciler.MakePlan(want, have).Problems() {
+	problems := reconciler.MakePlan(want, have).Problems()
+	for _, failure := range s.Reconciler.Failures(id) {
+		if !slices.ContainsFunc(problems, func(p reconciler.PartProblem) bool { return p.Part == failure.Part }) {
+			problems = append(problems, failure)
+		}
+	}
+	for _, p := range problems {
 		kind, reason := csi.VolumeHealthErrorType_DEGRADED, "TargetUnusable"
 		switch p.Part.Kind {
 		case state.StageKind:

@@ -68,7 +68,7 @@ func TestVolumeHealth(t *testing.T) {
 		},
 		"truncated": {
 			node: func(*fakeNode) {},
-			have: func(a *state.Actual) { a.Device.Size = mib },
+			have: func(a *state.Actual) { a.Device.State, a.Device.Size = state.DeviceAbsent, mib },
 			want: []string{fmt.Sprintf("DATA_LOSS BackingTruncated: %d bytes of %d", mib, gib)},
 		},
 		"stage and target": {

@@ -230,7 +230,7 @@ func TestPublishAdopts(t *testing.T) {
 		t.Run(title, func(t *testing.T) {
 			s, f := newServer()
 			test.change(f)
-			err := publish(t, s)
+			err := publish(t, s, func(r *csi.NodePublishVolumeRequest) { r.Readonly = test.ro })
 			if len(f.asked) != test.asked {
 				t.Errorf("asked for %v", f.asked)
 			}

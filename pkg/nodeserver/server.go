@@ -11,6 +11,7 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
+	"github.com/csi-node/csi-node/pkg/reconciler"
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
@@ -19,6 +20,7 @@ type Reconciler interface {
 	Ensure(ctx context.Context, id string, part state.Part, edit func(*state.Volume) error) error
 	Adopt(ctx context.Context, id string, stage *state.Stage) (bool, error)
 	Observe(ctx context.Context, want *state.Volume) (state.Actual, error)
+	Failures(id string) []reconciler.PartProblem
 }
 
 // Records reads the desired state; *state.Store is one.

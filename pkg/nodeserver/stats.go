@@ -36,7 +36,8 @@ func (s *Server) NodeGetVolumeStats(ctx context.Context, req *csi.NodeGetVolumeS
 	}
 	ctx, cancel := context.WithTimeout(ctx, statsTimeout)
 	defer cancel()
-	have, err := s.Reconciler.Observe(ctx, &state.Volume{ID: id, Targets: map[string]*state.Target{path: {Path: path}}})
+	want := &state.Volume{ID: id, Targets: map[string]*state.Target{path: {Path: path}}}
+	have, err := s.Reconciler.Observe(ctx, want)
 	if err != nil {
 		return nil, err
 	}
@@ -49,9 +50,17 @@ func (s *Server) NodeGetVolumeStats(ctx context.Context, req *csi.NodeGetVolumeS
 	case len(at.Mounts) == 0 || !at.Mounts[0].Is(have.Device.Number):
 		return nil, state.Errorf(state.NotFound, "volume %s: not mounted at %s", id, path)
 	}
-	usage, err := s.usage(ctx, id, path)
+	usage, err := s.usage(ctx, path)
 	if err != nil {
 		return nil, fmt.Errorf("volume %s: usage of %s: %w", id, path, err)
+	}
+	// What was unmounted meanwhile would have told of the file system beneath.
+	have, err = s.Reconciler.Observe(ctx, want)
+	if err != nil {
+		return nil, err
+	}
+	if at := have.Targets[path]; len(at.Mounts) == 0 || !at.Mounts[0].Is(have.Device.Number) {
+		return nil, state.Errorf(state.NotFound, "volume %s: not mounted at %s any more", id, path)
 	}
 	return &csi.NodeGetVolumeStatsResponse{Usage: []*csi.VolumeUsage{
 		{Unit: csi.VolumeUsage_BYTES, Total: usage.Bytes.Total, Used: usage.Bytes.Used, Available: usage.Bytes.Available},
@@ -67,8 +76,8 @@ func (s *Server) stagedBlock(id, path string) bool {
 		record.Stage.Path == path && record.Stage.Capability.Access == state.BlockAccess
 }
 
-func (s *Server) usage(ctx context.Context, id, path string) (state.Usage, error) {
-	look := s.probes.flight.DoChan(id, func() (any, error) { return s.Paths.Usage(context.WithoutCancel(ctx), path) })
+func (s *Server) usage(ctx context.Context, path string) (state.Usage, error) {
+	look := s.probes.flight.DoChan(path, func() (any, error) { return s.Paths.Usage(context.WithoutCancel(ctx), path) })
 	select {
 	case res := <-look:
 		usage, _ := res.Val.(state.Usage)

@@ -4,28 +4,84 @@ import (
 	"context"
 	"fmt"
 	"strings"
+	"time"
 
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
 // Observe looks at what is there for the paths of a record, which need not be
-// in the store. It changes nothing. ctx ends the wait, not a look that hangs.
+// in the store. It changes nothing, and leaves out who holds the device. ctx ends
+// the wait, not a look that hangs: then the volume's next look waits for that one.
 func (r *Reconciler) Observe(ctx context.Context, want *state.Volume) (state.Actual, error) {
 	type result struct {
 		have state.Actual
 		err  error
 	}
-	done := make(chan result, 1)
-	go func() { // may be lost to a dead file system
+	for lost := r.lostLook(want.ID); lost != nil; lost = r.lostLook(want.ID) {
+		select {
+		case <-lost:
+		case <-ctx.Done():
+			return state.Actual{}, fmt.Errorf("volume %s: an earlier look at the volume has not ended: %w", want.ID, ctx.Err())
+		}
+	}
+	answer, done := make(chan result, 1), make(chan struct{})
+	go func() {
 		have, err := r.observe(ctx, want)
-		done <- result{have, err}
+		answer <- result{have, err}
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		close(done)
+		if r.lost[want.ID] == done {
+			delete(r.lost, want.ID)
+		}
 	}()
 	select {
-	case res := <-done:
+	case res := <-answer:
 		return res.have, res.err
 	case <-ctx.Done():
+		r.loseLook(want.ID, done)
 		return state.Actual{}, fmt.Errorf("volume %s: looking at the volume: %w", want.ID, ctx.Err())
 	}
+}
+
+func (r *Reconciler) lostLook(id string) chan struct{} {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.lost[id]
+}
+
+func (r *Reconciler) loseLook(id string, done chan struct{}) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	select {
+	case <-done: // it has just ended
+	default:
+		r.lost[id] = done
+	}
+}
+
+// observeAlone is the look of the volume's worker, who alone may ask who holds
+// the device, and names the holders of one that is to go.
+func (r *Reconciler) observeAlone(ctx context.Context, want *state.Volume) (state.Actual, error) {
+	have, err := r.observe(ctx, want)
+	for _, d := range []*state.Device{&have.Device, &have.View} {
+		if err == nil && stands(*d) {
+			d.Held, err = r.kernel.Devices.Held(ctx, *d)
+		}
+	}
+	if err != nil {
+		return have, err
+	}
+	leaving := want.Stage != nil && want.Stage.Gone && len(have.Stage.Mounts) == 0
+	if d := &have.Device; leaving && d.Holder == "" && (d.Held || d.State == state.DeviceDetaching) {
+		d.Holder = r.holders(ctx, *d)
+	}
+	return have, nil
+}
+
+// stands reports whether there is a device of the plugin's, be it on its way out.
+func stands(d state.Device) bool {
+	return d.State == state.DeviceAttached || d.State == state.DeviceDetaching
 }
 
 func (r *Reconciler) observe(ctx context.Context, want *state.Volume) (have state.Actual, err error) {
@@ -44,8 +100,7 @@ func (r *Reconciler) observe(ctx context.Context, want *state.Volume) (have stat
 	default:
 		return have, err
 	}
-	device := have.Device.State == state.DeviceAttached || have.Device.State == state.DeviceDetaching
-	if device {
+	if stands(have.Device) {
 		if have.View, err = r.kernel.Views.FindView(ctx, have.Device); err != nil {
 			return have, err
 		}
@@ -66,15 +121,17 @@ func (r *Reconciler) observe(ctx context.Context, want *state.Volume) (have stat
 			have.Contents = state.Contents{Err: err}
 		}
 	}
-	leaving := want.Stage != nil && want.Stage.Gone && len(have.Stage.Mounts) == 0
-	if d := &have.Device; leaving && d.Holder == "" && (d.Held || d.State == state.DeviceDetaching) {
-		d.Holder = r.holders(ctx, *d)
-	}
 	return have, nil
 }
 
+// lookTime bounds the look at one path: a dead file system must not take the
+// worker with it, nor the volume's other targets.
+const lookTime = 5 * time.Second
+
 // look keeps what goes wrong at one path from hiding the rest of the volume.
 func (r *Reconciler) look(ctx context.Context, path string) state.Mountpoint {
+	ctx, cancel := context.WithTimeout(ctx, lookTime)
+	defer cancel()
 	m, err := r.kernel.Mounts.Look(ctx, path)
 	if err != nil {
 		return state.Mountpoint{Err: err}

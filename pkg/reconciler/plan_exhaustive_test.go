@@ -691,7 +691,7 @@ func (c *planCase) deviceStands() bool {
 func (c *planCase) stageStands() bool {
 	s, mounts := c.want.Stage, c.have.Stage.Mounts
 	if !c.deviceStands() || c.wantsBlock() {
-		return c.deviceStands()
+		return c.deviceStands() && !c.rawCause()
 	}
 	if c.have.Stage.Err != nil || len(mounts) == 0 || len(mounts) > 1 && c.shows(mounts[1]) {
 		return false
@@ -730,7 +730,7 @@ func (c *planCase) holds(part state.Part) bool {
 		if !c.stageWanted() || !c.stageStands() || d.Size < c.want.Size.Bytes {
 			return false
 		}
-		return c.wantsBlock() || f.Err == nil && (!f.Growable || c.want.Size.Accepted && !f.GrowsMounted && !c.want.Stage.ReadOnly)
+		return c.wantsBlock() || f.Err == nil && (!f.Growable || c.want.Size.Accepted && (!f.GrowsMounted || c.want.Stage.ReadOnly))
 	}
 	t, m := c.want.Targets[part.Path], c.have.Targets[part.Path]
 	switch {
@@ -758,7 +758,7 @@ func (c *planCase) hasCause(part state.Part) bool {
 	switch part.Kind {
 	case state.StageKind:
 		if c.stageWanted() {
-			return c.deviceCause() || !c.wantsBlock() && (c.mountCause() || len(c.have.Stage.Mounts) == 0 && c.contentsCause())
+			return c.deviceCause() || c.wantsBlock() && c.rawCause() || !c.wantsBlock() && (c.mountCause() || len(c.have.Stage.Mounts) == 0 && c.contentsCause())
 		}
 		d, v, mounts := c.have.Device, c.have.View, c.have.Stage.Mounts
 		covered := len(mounts) > 1 && !c.shows(mounts[0]) && c.shows(mounts[1])
@@ -805,6 +805,14 @@ func (c *planCase) deviceCause() bool {
 		c.someTargetUnseen() || unseen(c.have.Stage)
 	return d.Missing || d.State == state.DeviceForeign || d.State != state.DeviceAttached && d.Size < d.Capacity ||
 		d.State == state.DeviceAttached && d.ReadOnly != s.ReadOnly && inUse
+}
+
+// rawCause tells why a device that stands must not be shown raw: its file
+// system is or may be mounted, or the next mount would erase it.
+func (c *planCase) rawCause() bool {
+	s := c.want.Stage
+	return c.have.Stage.Err != nil || slices.ContainsFunc(c.have.Stage.Mounts, c.shows) ||
+		c.have.Device.Formatting && !s.ReadOnly && !s.Accepted
 }
 
 func (c *planCase) mountCause() bool {

@@ -6,8 +6,11 @@ import (
 
 // stage plans towards a staged volume: device, contents, mount.
 func (p *planner) stage(s *state.Stage) Verdict {
-	if v := p.device(s); !v.Settled || s.Capability.Access == state.BlockAccess {
+	if v := p.device(s); !v.Settled {
 		return v
+	}
+	if s.Capability.Access == state.BlockAccess {
+		return p.raw(s)
 	}
 	if err := p.have.Stage.Err; err != nil {
 		return unseen(err)
@@ -21,10 +24,25 @@ func (p *planner) stage(s *state.Stage) Verdict {
 	switch m := p.have.Stage; {
 	case m.File != state.NoFile && m.File != state.Directory:
 		return stuck(state.FailedPrecondition, "the staging path %s is %s, not a directory", s.Path, m.File)
+	case m.File == state.NoFile && s.Accepted && !p.asked():
+		return stuck(state.FailedPrecondition, "the staging directory %s was removed; it is made again only when the volume is staged or published", s.Path)
 	case m.File == state.Directory && !m.Empty:
 		return stuck(state.FailedPrecondition, "the staging directory %s holds files that the mount would hide: move them away", s.Path)
 	}
 	return p.do(Mount, state.StagePart())
+}
+
+// raw judges a device that is to be shown as it is.
+func (p *planner) raw(s *state.Stage) Verdict {
+	switch {
+	case p.have.Stage.Err != nil:
+		return unseen(p.have.Stage.Err)
+	case p.stageIsOurs():
+		return stuck(state.FailedPrecondition, "the volume's file system is mounted at the staging path %s, and raw block access was asked for: unpublish and unstage it first", s.Path)
+	case p.have.Device.Formatting && !s.ReadOnly && !s.Accepted:
+		return stuck(state.FailedPrecondition, "formatting the volume was interrupted, so the next mount erases it: stage it once as a file system before it is used as a raw block device")
+	}
+	return settled
 }
 
 // device plans towards an attached device that takes writes or not, as the stage asks.
@@ -58,6 +76,16 @@ func access(readOnly bool) string {
 		return "read-only"
 	}
 	return "read-write"
+}
+
+// asked reports whether a caller waits for the stage, or for a target, which needs it.
+func (p *planner) asked() bool {
+	for _, t := range p.want.Targets {
+		if t.Asked && !t.Gone {
+			return true
+		}
+	}
+	return p.want.Stage.Asked
 }
 
 // stageIsOurs reports whether the volume is mounted anywhere in the stack at the staging path.
@@ -210,10 +238,10 @@ func (p *planner) size(z *state.Size) Verdict {
 		return unseen(c.Err)
 	case !c.Growable:
 		return settled
+	case z.Accepted && (s.ReadOnly || !c.GrowsMounted):
+		return settled // it held; the device has grown since by a request that was refused
 	case s.ReadOnly:
 		return stuck(state.FailedPrecondition, "the device has %d bytes now; the %s file system is mounted read-only and grows when the volume is next staged for writing", d.Size, c.FSType)
-	case !c.GrowsMounted && z.Accepted:
-		return settled // it held; the device has grown since by a request that was refused
 	case !c.GrowsMounted:
 		return stuck(state.FailedPrecondition, "the device has %d bytes now; a mounted %s file system grows only by a process with CAP_SYS_RESOURCE, which the plugin lacks: it grows when the volume is next staged", d.Size, c.FSType)
 	}

@@ -98,6 +98,7 @@ type Reconciler struct {
 
 	mu      sync.Mutex
 	volumes map[string]*volume
+	lost    map[string]chan struct{} // looks that nobody waits for any more, by volume
 }
 
 // New returns a Reconciler that does nothing until Run. Every record of the
@@ -111,6 +112,7 @@ func New(cfg Config) *Reconciler {
 		queue:   workqueue.NewTypedDelayingQueue[string](),
 		stopped: make(chan struct{}),
 		volumes: map[string]*volume{},
+		lost:    map[string]chan struct{}{},
 	}
 	for _, v := range r.store.List() {
 		r.volume(v.ID).unseen = true
@@ -212,8 +214,12 @@ func (r *Reconciler) Adopt(ctx context.Context, id string, stage *state.Stage) (
 		return false, nil
 	}
 	_, err = r.store.Edit(id, func(v *state.Volume) error {
-		if v.Stage != nil && v.Stage.Gone {
+		switch {
+		case v.Stage == nil:
+		case v.Stage.Gone:
 			return state.Errorf(state.Aborted, "the volume is being unstaged from %s", v.Stage.Path)
+		default: // somebody was faster
+			return nil
 		}
 		if err := v.AskStage(stage, time.Now()); err != nil {
 			return err

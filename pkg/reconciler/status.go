@@ -85,6 +85,25 @@ func (r *Reconciler) status(record *state.Volume) Status {
 	return s
 }
 
+// Failures returns why parts of a volume failed when they were last tried, in
+// the order of the record's parts.
+func (r *Reconciler) Failures(id string) []PartProblem {
+	record := r.store.Get(id)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	v := r.volumes[id]
+	if v == nil || record == nil {
+		return nil
+	}
+	var failures []PartProblem
+	for _, part := range record.Parts() {
+		if a := v.attempts[part]; a != nil && a.err != nil {
+			failures = append(failures, PartProblem{part, Problem{state.ClassOf(a.err), a.err.Error()}})
+		}
+	}
+	return failures
+}
+
 // StatusOf is the status of a record of which nothing was observed.
 func StatusOf(record *state.Volume) Status {
 	s := Status{Volume: record.ID, Device: "unknown"}

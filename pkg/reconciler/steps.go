@@ -107,7 +107,11 @@ func (r *Reconciler) release(ctx context.Context, want *state.Volume) error {
 		return err
 	}
 	d, err := r.kernel.Devices.Find(ctx, want.ID)
-	if err == nil && d.Held {
+	if err != nil || !stands(d) {
+		return err
+	}
+	held, err := r.kernel.Devices.Held(ctx, d)
+	if held {
 		d.Holder = r.holders(ctx, d)
 		return fmt.Errorf("the device %s is still held, which must end before it is detached: %s", d.Path, holder(d))
 	}

@@ -48,10 +48,15 @@ func (r *Reconciler) arm(id string, w *waiter, intent *state.Intent) {
 // kick makes due what a waiter waits for.
 func (v *volume) kick(w *waiter) {
 	for part, a := range v.attempts {
-		if part == w.part || part == state.StagePart() && !w.gone || w.part == state.StagePart() && w.gone {
+		if w.needs(part) {
 			a.next = time.Time{}
 		}
 	}
+}
+
+// needs reports whether what the waiter waits for may depend on the part.
+func (w *waiter) needs(part state.Part) bool {
+	return part == w.part || part == state.StagePart() && !w.gone || w.part == state.StagePart() && w.gone
 }
 
 // armed returns the waiters whose edits are committed.

@@ -3,6 +3,7 @@ package reconciler
 import (
 	"context"
 	"fmt"
+	"maps"
 	"reflect"
 	"slices"
 	"time"
@@ -48,7 +49,7 @@ func (r *Reconciler) converge(ctx context.Context, id string) {
 // advance observes once and does at most one step. It reports whether another
 // round may bring more.
 func (p *pass) advance(ctx context.Context) bool {
-	p.waiters = p.r.armed(p.id)
+	p.join(p.r.armed(p.id))
 	want := p.r.store.Get(p.id)
 	if want == nil {
 		want = &state.Volume{ID: p.id}
@@ -61,7 +62,7 @@ func (p *pass) advance(ctx context.Context) bool {
 			intent.Asked = true
 		}
 	}
-	have, err := p.r.observe(ctx, want)
+	have, err := p.r.observeAlone(ctx, want)
 	if ctx.Err() != nil {
 		return false // the plugin stops, and the callers are told so
 	}
@@ -87,6 +88,17 @@ func (p *pass) advance(ctx context.Context) bool {
 	return true
 }
 
+// join takes in the waiters. What failed before one came is no answer to it: it
+// has an attempt of its own.
+func (p *pass) join(waiters []*waiter) {
+	for _, w := range waiters {
+		if !slices.Contains(p.waiters, w) {
+			maps.DeleteFunc(p.failed, func(part state.Part, _ failure) bool { return w.needs(part) })
+		}
+	}
+	p.waiters = waiters
+}
+
 // next returns the first step of the plan that has not failed in this pass and
 // is not backing off.
 func (p *pass) next(want *state.Volume, plan Plan) (Step, bool) {
@@ -109,6 +121,10 @@ func (p *pass) step(ctx context.Context, step Step, want *state.Volume, have sta
 		p.fail(want, step.Part, fmt.Errorf("volume %s: step %s: more than %d steps in one pass: something undoes them", p.id, step, maxSteps))
 		return
 	}
+	if err := p.noteBegun(step.Part, want); err != nil {
+		p.fail(want, step.Part, err)
+		return
+	}
 	p.r.begin(p.id, step)
 	err := p.r.run(ctx, step, want, have)
 	p.r.end(p.id)
@@ -117,6 +133,24 @@ func (p *pass) step(ctx context.Context, step Step, want *state.Volume, have sta
 		return
 	}
 	p.last, p.before = step, have
+}
+
+// noteBegun makes it durable that steps are made for a part, before the first.
+func (p *pass) noteBegun(part state.Part, want *state.Volume) error {
+	have := want.Intent(part)
+	if have == nil || have.Gone || have.Accepted || have.Begun {
+		return nil
+	}
+	_, err := p.r.store.Edit(p.id, func(v *state.Volume) error {
+		if now := v.Intent(part); now != nil && now.Revision == have.Revision {
+			now.Begun = true
+		}
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("volume %s: writing the record: %w", p.id, err)
+	}
+	return nil
 }
 
 func (p *pass) fail(want *state.Volume, part state.Part, err error) {

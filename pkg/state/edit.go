@@ -90,8 +90,13 @@ func (v *Volume) AskPublish(t *Target, stagingPath string, now time.Time) error 
 		return Errorf(FailedPrecondition, "the volume is staged at %s, not at the staging target path %s", s.Path, stagingPath)
 	case s.Capability.Access != t.Capability.Access, s.Capability.FSType != t.Capability.FSType:
 		return Errorf(FailedPrecondition, "the volume is staged as %s, not as %s", s.Capability, t.Capability)
+	case s.ReadOnly && !t.ReadOnly:
+		return Errorf(FailedPrecondition, "the volume is staged read-only at %s, and publishing it for writing was asked for", s.Path)
 	case have != nil && have.Gone && !have.SameAs(t):
 		return Errorf(Aborted, "the volume is still being unpublished from %s", t.Path)
+	}
+	if have != nil {
+		t.Device = have.Device
 	}
 	if err := t.flagsBeyond(s); err != nil {
 		return err
@@ -194,6 +199,10 @@ func (v *Volume) Withdraw(p Part, now time.Time) {
 		if before > 0 {
 			v.Size = &Size{Intent: Intent{Accepted: true, Revision: v.Revision, Since: now}, Bytes: before, Before: before}
 		}
+		return
+	}
+	if p.Kind == StageKind && !intent.Begun {
+		v.Stage = nil
 		return
 	}
 	intent.remove(v.Revision, now)

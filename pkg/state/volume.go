@@ -27,6 +27,9 @@ type Intent struct {
 	// Accepted is set once the intent was seen to hold. What was accepted is
 	// never withdrawn.
 	Accepted bool `json:"accepted,omitempty"`
+	// Begun is set before the first step that is made for the intent: until
+	// then a withdrawal has nothing to undo, and what stands is another's.
+	Begun bool `json:"begun,omitempty"`
 	// Revision is that of the record when this intent last changed its meaning.
 	Revision uint64 `json:"revision"`
 	// Since is when it did so.

@@ -88,6 +88,17 @@ func (s *suite) find(volume string) state.Device {
 	s.Helper()
 	d, err := s.b.Find(s.ctx, volume)
 	s.ok(err)
+	return s.held(d)
+}
+
+// held completes what Find says by what Held says.
+func (s *suite) held(d state.Device) state.Device {
+	s.Helper()
+	if d.State == state.DeviceAttached || d.State == state.DeviceDetaching {
+		var err error
+		d.Held, err = s.b.Held(s.ctx, d)
+		s.ok(err)
+	}
 	return d
 }
 

@@ -18,6 +18,7 @@ func (s *suite) wantView(d state.Device, want state.DeviceState) state.Device {
 	s.Helper()
 	view, err := s.viewer().FindView(s.ctx, d)
 	s.ok(err)
+	view = s.held(view)
 	if view.State != want {
 		s.Fatalf("the view is %s, want %s: %+v", view.State, want, view)
 	}

@@ -118,7 +118,7 @@ func (b *Backend) configure(ctx context.Context, key string, backing *os.File, t
 			continue
 		}
 		b.remember(key, &device{name: name})
-		switch d, _, err := b.recall(ctx, key, match); {
+		switch d, err := b.recall(ctx, key, match); {
 		case err != nil:
 			return err
 		case d == nil:

@@ -154,7 +154,7 @@ func awaitGone(ctx context.Context, d *device) error {
 // holders (device-mapper, md, bcache).
 func (b *Backend) stackedOn(ctx context.Context, d *device) ([]string, error) {
 	var users []string
-	if view, _, err := b.recall(ctx, viewKey(d.number), showing(d.number)); err != nil {
+	if view, err := b.recall(ctx, viewKey(d.number), showing(d.number)); err != nil {
 		return nil, err
 	} else if view != nil {
 		users = append(users, view.String())

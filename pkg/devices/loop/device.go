@@ -55,13 +55,13 @@ func (d *device) String() string {
 }
 
 // facts puts what is known of the device into facts.
-func (d *device) facts(facts *state.Device, held bool) {
+func (d *device) facts(facts *state.Device) {
 	facts.State = state.DeviceAttached
 	if d.detaching() {
 		facts.State = state.DeviceDetaching
 	}
 	facts.Path, facts.Number = d.path(), d.number
-	facts.Size, facts.ReadOnly, facts.Held = d.bytes, d.readOnly, held
+	facts.Size, facts.ReadOnly = d.bytes, d.readOnly
 }
 
 // open opens the node of a loop device, which it makes if it is missing: a

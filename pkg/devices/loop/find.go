@@ -10,13 +10,13 @@ import (
 // Find tells what stands for the volume. It looks at the device of the index
 // only: what something else attaches meanwhile is found by Attach. A device
 // whose volume is gone, or whose data is another file by now, is attached and
-// Missing. The O_EXCL probe for Held claims the device for some microseconds.
+// Missing.
 func (b *Backend) Find(ctx context.Context, volume string) (state.Device, error) {
 	facts, data, err := b.volume(ctx, volume)
 	if err != nil {
 		return state.Device{}, err
 	}
-	d, held, err := b.recall(ctx, b.tag(volume), b.stands(volume, data))
+	d, err := b.recall(ctx, b.tag(volume), b.stands(volume, data))
 	switch {
 	case err != nil:
 		return state.Device{}, fmt.Errorf("volume %s: find: %w", volume, err)
@@ -24,7 +24,7 @@ func (b *Backend) Find(ctx context.Context, volume string) (state.Device, error)
 	case !b.owns(d, volume):
 		facts.State, facts.Holder = state.DeviceForeign, d.String()
 	default:
-		d.facts(&facts, held)
+		d.facts(&facts)
 		facts.Missing = facts.Missing || d.file() != data.id
 	}
 	return facts, nil

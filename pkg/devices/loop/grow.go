@@ -38,7 +38,7 @@ func (b *Backend) growDevices(ctx context.Context, d *device, bytes int64) error
 	case after == nil || after.bytes < bytes:
 		return fmt.Errorf("%s did not take the size of %d bytes", d.path(), bytes)
 	}
-	view, _, err := b.recall(ctx, viewKey(d.number), showing(d.number))
+	view, err := b.recall(ctx, viewKey(d.number), showing(d.number))
 	if view == nil || err != nil {
 		return err
 	}

@@ -100,6 +100,9 @@ func attach(t testing.TB, b *Backend, volume string, readOnly bool) state.Device
 func want(t testing.TB, b *Backend, volume string, want state.DeviceState) state.Device {
 	t.Helper()
 	d, err := b.Find(t.Context(), volume)
+	if err == nil && (d.State == state.DeviceAttached || d.State == state.DeviceDetaching) {
+		d.Held, err = b.Held(t.Context(), d)
+	}
 	if err != nil {
 		t.Fatal(err)
 	}

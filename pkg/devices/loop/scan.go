@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -92,26 +93,39 @@ func (b *Backend) askWithin(ctx context.Context, name string) (*device, error) {
 }
 
 // recall returns the device that the index has for a key, if match still
-// accepts it, and whether somebody else holds it. It is O(1).
-func (b *Backend) recall(ctx context.Context, key string, match func(*device) bool) (d *device, held bool, err error) {
+// accepts it. It is O(1).
+func (b *Backend) recall(ctx context.Context, key string, match func(*device) bool) (*device, error) {
 	name := b.hint(key)
 	if name == "" {
-		return nil, false, nil
+		return nil, nil
 	}
 	unlock, err := b.nodes.Lock(ctx, name)
 	if err != nil {
-		return nil, false, err
+		return nil, err
 	}
 	defer unlock()
-	if d, err = ask(name); err != nil {
-		return nil, false, err
+	d, err := ask(name)
+	if err != nil {
+		return nil, err
 	}
 	if d == nil || !match(d) {
 		b.forgetAs(key, name)
-		return nil, false, nil
+		return nil, nil
 	}
-	held, err = probe(name)
-	return d, held, err
+	return d, nil
+}
+
+// Held reports whether a device that Find or FindView returned is claimed:
+// mounted in whatever namespace, or opened O_EXCL. The question is a claim
+// itself, for some microseconds: only who alone acts on the volume may ask.
+func (b *Backend) Held(ctx context.Context, d state.Device) (bool, error) {
+	name := filepath.Base(d.Path)
+	unlock, err := b.nodes.Lock(ctx, name)
+	if err != nil {
+		return false, err
+	}
+	defer unlock()
+	return probe(name)
 }
 
 // forgetAs removes a hint unless it has been renewed meanwhile.
@@ -158,7 +172,7 @@ func (b *Backend) search(ctx context.Context, key string, match func(*device) bo
 // current returns the device for a key: the one of the index, else what a
 // search finds.
 func (b *Backend) current(ctx context.Context, key string, match func(*device) bool) (*device, error) {
-	d, _, err := b.recall(ctx, key, match)
+	d, err := b.recall(ctx, key, match)
 	if d != nil || err != nil {
 		return d, err
 	}
@@ -180,7 +194,7 @@ func (b *Backend) own(ctx context.Context, volume string) (*device, error) {
 	if err != nil {
 		return nil, err
 	}
-	d, _, err := b.recall(ctx, b.tag(volume), b.stands(volume, data))
+	d, err := b.recall(ctx, b.tag(volume), b.stands(volume, data))
 	if d == nil || err != nil || !b.owns(d, volume) {
 		return nil, err
 	}

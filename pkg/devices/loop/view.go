@@ -13,12 +13,12 @@ import (
 // FindView tells what read-only device of the plugin stands over a device.
 func (b *Backend) FindView(ctx context.Context, over state.Device) (state.Device, error) {
 	var facts state.Device
-	d, held, err := b.recall(ctx, viewKey(over.Number), showing(over.Number))
+	d, err := b.recall(ctx, viewKey(over.Number), showing(over.Number))
 	if err != nil {
 		return facts, fmt.Errorf("view of %s: find: %w", over.Path, err)
 	}
 	if d != nil {
-		d.facts(&facts, held)
+		d.facts(&facts)
 	}
 	return facts, nil
 }
