@@ -30,7 +30,7 @@ func TestPrintStatus(t *testing.T) {
 		}
 		const table = `
 VOLUME  PART         ASKED       IS       SINCE      NEXT TRY  DETAIL
-pvc-1                            failing                       device /dev/loop3 attached read-write 4096 bytes; step format for stage runs since 1.235s
+pvc-1                            failing                       device /dev/loop3 attached read-write 4096 bytes; step format for stage has been running for 1.235s
         target /pod  published   failing  1m30s ago  in 1.5s   busy
         stage        gone        settled  0s ago     in 0s     
 v2                               unseen                        device unknown

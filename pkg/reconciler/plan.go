@@ -111,6 +111,16 @@ func (p Plan) Problems() []PartProblem {
 	return problems
 }
 
+// settled reports whether every part is.
+func (p Plan) settled() bool {
+	for _, v := range p.Verdicts {
+		if !v.Settled {
+			return false
+		}
+	}
+	return true
+}
+
 type planner struct {
 	want *state.Volume
 	have state.Actual

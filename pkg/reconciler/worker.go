@@ -195,7 +195,7 @@ func (p *pass) reason(want *state.Volume, plan Plan, part state.Part) error {
 
 // settle brings the record up to what was seen — tombstones that hold are
 // dropped, intents that hold are accepted, refused ones withdrawn — and then
-// answers the callers. It reports whether the record changed.
+// answers the callers. It reports whether that calls for another look.
 func (p *pass) settle(ctx context.Context, want *state.Volume, have state.Actual, plan Plan) bool {
 	edits := map[state.Part]func(*state.Volume){}
 	for _, part := range want.Parts() {
@@ -229,9 +229,12 @@ func (p *pass) settle(ctx context.Context, want *state.Volume, have state.Actual
 		p.answer(ctx, want, Plan{})
 		return false
 	}
+	p.r.observed(p.id, record, have, plan)
 	p.waitForUndo(want, plan, record)
 	p.answer(ctx, want, plan)
-	return true
+	// Without a step to make and a refusal to undo, what was seen is the end. What
+	// came in meanwhile has put the volume into the queue again.
+	return len(plan.Steps) > 0 || !plan.settled()
 }
 
 // accept notes that a part holds, and of a block target which device it shows.

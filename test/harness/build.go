@@ -36,13 +36,18 @@ func Main(m *testing.M) {
 // Each binary is built once a test process, when it is first asked for.
 var (
 	buildDir = sync.OnceValues(func() (string, error) { return os.MkdirTemp("", "csi-node-build-") })
-	plain    = sync.OnceValues(func() (string, error) { return build("csi-node") })
-	faulty   = sync.OnceValues(func() (string, error) { return build("csi-node-faults", "-tags", "faults") })
+	fast     = sync.OnceValues(func() (string, error) { return build("csi-node-fast") })
+	plain    = sync.OnceValues(func() (string, error) { return build("csi-node", "-race") })
+	faulty   = sync.OnceValues(func() (string, error) { return build("csi-node-faults", "-race", "-tags", "faults") })
 )
 
-// Binary returns the path of the csi-node binary, built with the race detector.
+// Binary returns the path of the csi-node binary, built with the race detector
+// but for a benchmark.
 func Binary(t testing.TB) string {
 	t.Helper()
+	if _, benchmark := t.(*testing.B); benchmark {
+		return built(t, fast)
+	}
 	return built(t, plain)
 }
 
@@ -67,7 +72,7 @@ func build(name string, flags ...string) (string, error) {
 		return "", err
 	}
 	path := filepath.Join(dir, name)
-	args := append([]string{"build", "-race", "-o", path}, flags...)
+	args := append([]string{"build", "-o", path}, flags...)
 	out, err := exec.Command("go", append(args, "github.com/csi-node/csi-node/cmd/csi-node")...).CombinedOutput()
 	if err != nil {
 		return "", fmt.Errorf("build %s: %w\n%s", name, err, out)
