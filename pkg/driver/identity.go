@@ -2,9 +2,12 @@ package driver
 
 import (
 	"context"
+	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+	"golang.org/x/sync/singleflight"
 	"google.golang.org/protobuf/types/known/wrapperspb"
+	"k8s.io/klog/v2"
 
 	"github.com/csi-node/csi-node/pkg/state"
 )
@@ -14,6 +17,7 @@ type identity struct {
 	csi.UnimplementedIdentityServer
 	name, version string
 	checks        []func(context.Context) error // of what the plugin cannot do without
+	looks         singleflight.Group
 }
 
 func (i *identity) GetPluginInfo(context.Context, *csi.GetPluginInfoRequest) (*csi.GetPluginInfoResponse, error) {
@@ -45,13 +49,31 @@ func (i *identity) Probe(ctx context.Context, _ *csi.ProbeRequest) (*csi.ProbeRe
 	return &csi.ProbeResponse{Ready: wrapperspb.Bool(true)}, nil
 }
 
+// checkTime bounds the checks. One that hangs, on a dead disk, is no reason to
+// restart the plugin, which would kill the helpers that work on other disks.
+const checkTime = 3 * time.Second
+
+// healthy returns what is missing. Callers share one round of the checks.
 func (i *identity) healthy(ctx context.Context) error {
-	for _, check := range i.checks {
-		if err := check(ctx); err != nil {
-			return err
+	look := i.looks.DoChan("", func() (any, error) {
+		for _, check := range i.checks {
+			if err := check(context.WithoutCancel(ctx)); err != nil {
+				return nil, err
+			}
 		}
+		return nil, nil
+	})
+	timer := time.NewTimer(checkTime)
+	defer timer.Stop()
+	select {
+	case res := <-look:
+		return res.Err
+	case <-timer.C:
+		klog.FromContext(ctx).Info("A check of the plugin's needs does not end", "waited", checkTime)
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
 	}
-	return nil
 }
 
 // checks are of what may go missing while the plugin runs.

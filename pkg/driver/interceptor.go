@@ -5,6 +5,7 @@ import (
 	"path"
 	"time"
 
+	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/kubernetes-csi/csi-lib-utils/protosanitizer"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -63,8 +64,9 @@ func logCalls(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler 
 	return resp, err
 }
 
-// withoutSecrets prints a request without what the CSI spec marks as secret and
-// without the pod's tokens, which kubelet puts into the volume context.
+// withoutSecrets prints a request without what the CSI spec marks as secret,
+// without mount flags, which may be, and without the pod's tokens, which
+// kubelet puts into the volume context.
 type withoutSecrets struct{ req any }
 
 func (w withoutSecrets) String() string {
@@ -74,9 +76,26 @@ func (w withoutSecrets) String() string {
 		if c, ok := m.(interface{ GetVolumeContext() map[string]string }); ok {
 			delete(c.GetVolumeContext(), "csi.storage.k8s.io/serviceAccount.tokens")
 		}
+		for _, c := range capabilities(m) {
+			if mount := c.GetMount(); mount != nil {
+				mount.MountFlags = nil
+			}
+		}
 		req = m
 	}
 	return protosanitizer.StripSecrets(req).String()
+}
+
+func capabilities(m proto.Message) []*csi.VolumeCapability {
+	switch r := m.(type) {
+	case interface{ GetVolumeCapability() *csi.VolumeCapability }:
+		return []*csi.VolumeCapability{r.GetVolumeCapability()}
+	case interface {
+		GetVolumeCapabilities() []*csi.VolumeCapability
+	}:
+		return r.GetVolumeCapabilities()
+	}
+	return nil
 }
 
 // MarshalLog makes klog print the String.

@@ -76,11 +76,12 @@ func logging(t *testing.T, level int) (context.Context, *strings.Builder) {
 func TestLogsKeepNoSecrets(t *testing.T) {
 	secrets := map[string]string{"key": "s3cret"}
 	volume := map[string]string{"plain": "visible", "csi.storage.k8s.io/serviceAccount.tokens": "s3cret"}
+	flags := &csi.VolumeCapability{AccessType: &csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{MountFlags: []string{"key=s3cret"}}}}
 	for _, req := range []proto.Message{
-		&csi.NodeStageVolumeRequest{VolumeId: "v", Secrets: secrets, VolumeContext: volume},
+		&csi.NodeStageVolumeRequest{VolumeId: "v", Secrets: secrets, VolumeContext: volume, VolumeCapability: flags},
 		&csi.NodePublishVolumeRequest{VolumeId: "v", Secrets: secrets, VolumeContext: volume},
 		&csi.NodeExpandVolumeRequest{VolumeId: "v", VolumePath: "/visible", Secrets: secrets},
-		&csi.CreateVolumeRequest{Name: "visible", Secrets: secrets},
+		&csi.CreateVolumeRequest{Name: "visible", Secrets: secrets, VolumeCapabilities: []*csi.VolumeCapability{flags}},
 		&csi.ValidateVolumeCapabilitiesRequest{VolumeId: "v", Secrets: secrets, VolumeContext: volume},
 	} {
 		for _, fails := range []error{nil, errors.New("failed")} {

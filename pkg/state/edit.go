@@ -37,7 +37,7 @@ func (v *Volume) AskStage(s *Stage, now time.Time) error {
 	case !have.Gone && have.Path != s.Path:
 		return Errorf(AlreadyExists, "the volume is staged already at %s", have.Path)
 	case !have.Gone:
-		return Errorf(AlreadyExists, "the volume is staged already at %s with another capability or context: asked for %s, staged with %s", have.Path, s.Capability, have.Capability)
+		return Errorf(AlreadyExists, "the volume is staged already at %s with another capability, other mount flags or another context: asked for %s, staged with %s", have.Path, s.Capability, have.Capability)
 	case !have.SameAs(s):
 		return Errorf(Aborted, "the volume is still being unstaged from %s", have.Path)
 	}

@@ -63,13 +63,15 @@ func (c Capability) Equal(o Capability) bool {
 		slices.Equal(slices.Sorted(slices.Values(c.Flags)), slices.Sorted(slices.Values(o.Flags)))
 }
 
+// String leaves the mount flags out, which may be sensitive (CSI spec v1.13,
+// MountVolume).
 func (c Capability) String() string {
 	words := []string{string(c.Access), c.Mode}
 	if c.FSType != "" {
 		words = append(words, c.FSType)
 	}
 	if len(c.Flags) > 0 {
-		words = append(words, "flags "+strings.Join(c.Flags, ","))
+		words = append(words, "with mount flags")
 	}
 	return strings.Join(words, " ")
 }

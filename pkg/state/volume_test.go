@@ -97,7 +97,7 @@ func TestSameAs(t *testing.T) {
 func TestStrings(t *testing.T) {
 	for got, want := range map[string]string{
 		Capability{Access: BlockAccess, Mode: "M"}.String():    "block M",
-		fullVolume().Stage.Capability.String():                 "mount SINGLE_NODE_WRITER ext4 flags ro",
+		fullVolume().Stage.Capability.String():                 "mount SINGLE_NODE_WRITER ext4 with mount flags",
 		TargetPart("/pod").String():                            "target /pod",
 		StagePart().String():                                   "stage",
 		SizePart().String():                                    "size",
