@@ -1,0 +1,38 @@
+package node
+
+import (
+	"testing"
+
+	"github.com/csi-node/csi-node/test/harness"
+)
+
+// A volume at rest costs nothing: after many calls the plugin has no more
+// goroutines and open files than before, and has taken no more looks.
+func TestRestCostsNothing(t *testing.T) {
+	t.Parallel()
+	address := harness.FreeAddress(t)
+	p := harness.Start(t, harness.Options{Flags: []string{"--http-endpoint", address, "--v", "0"}})
+	v := create(t, p, "volume", 32*mib, mountAs("ext4", multiWriter))
+	cycle := func() {
+		must(t, v.stage(t.Context()))
+		for _, name := range []string{"one", "two"} {
+			must(t, v.publish(t.Context(), v.target(name)))
+		}
+		for _, name := range []string{"one", "two"} {
+			must(t, v.unpublish(t.Context(), v.target(name)))
+		}
+		must(t, v.unstage(t.Context()))
+	}
+	cycle()
+	count := func(name string) float64 { return harness.Metrics(t, address)[name] }
+	goroutines, files := count("go_goroutines"), count("process_open_fds")
+	for range 100 {
+		cycle()
+	}
+	harness.Eventually(t, "as many goroutines as before", func() bool { return count("go_goroutines") <= goroutines })
+	harness.Eventually(t, "as many open files as before", func() bool { return count("process_open_fds") <= files })
+	if backOffs := count("csi_node_backoffs_total"); backOffs > 0 {
+		t.Errorf("%v passes ended with something to try again", backOffs)
+	}
+	must(t, v.delete(t.Context()))
+}
