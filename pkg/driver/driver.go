@@ -67,6 +67,9 @@ func (c Config) validate() error {
 	case c.MaxVolumes < 0:
 		return fmt.Errorf("--max-volumes-per-node %d: must not be negative; 0 means no limit", c.MaxVolumes)
 	}
+	if _, err := socketPath(c.Endpoint); err != nil {
+		return err
+	}
 	for _, dir := range []struct{ flag, path string }{
 		{"--state-dir", c.StateDir}, {"--kubelet-dir", c.KubeletDir}, {"--pool-dir", c.PoolDir},
 	} {

@@ -13,18 +13,27 @@ import (
 // listen opens the CSI socket. A socket that a dead process left is replaced;
 // one that a process serves, or a file of another kind, is not.
 func listen(endpoint string) (net.Listener, error) {
-	path, ok := strings.CutPrefix(endpoint, "unix://")
-	if !ok {
-		path, ok = strings.CutPrefix(endpoint, "unix:")
-	}
-	if !ok || !filepath.IsAbs(path) {
-		return nil, fmt.Errorf("--endpoint %q: must be unix:// and an absolute path, as unix:///csi/csi.sock", endpoint)
+	path, err := socketPath(endpoint)
+	if err != nil {
+		return nil, err
 	}
 	listener, err := listenUnix(path)
 	if err != nil {
 		return nil, fmt.Errorf("--endpoint %s: %w", endpoint, err)
 	}
 	return listener, nil
+}
+
+// socketPath returns the path of the socket that an endpoint names.
+func socketPath(endpoint string) (string, error) {
+	path, ok := strings.CutPrefix(endpoint, "unix://")
+	if !ok {
+		path, ok = strings.CutPrefix(endpoint, "unix:")
+	}
+	if !ok || !filepath.IsAbs(path) {
+		return "", fmt.Errorf("--endpoint %q: must be unix:// and an absolute path, as unix:///csi/csi.sock", endpoint)
+	}
+	return path, nil
 }
 
 // listenUnix listens on a socket that only root may use.
