@@ -47,7 +47,7 @@ func run(ctx context.Context, program string, args ...string) (outcome, error) {
 	defer runtime.UnlockOSThread()
 	var output tail
 	cmd := exec.CommandContext(ctx, path, args...)
-	cmd.Env = []string{"LC_ALL=C", "PATH=" + os.Getenv("PATH")}
+	cmd.Env = append(os.Environ(), "LC_ALL=C") // an operator may configure a program by its environment
 	cmd.Stdout, cmd.Stderr = &output, &output
 	cmd.WaitDelay = pipeDelay
 	cmd.SysProcAttr = &syscall.SysProcAttr{

@@ -88,13 +88,13 @@ func family(line *fifo) string {
 
 func TestRunOutcome(t *testing.T) {
 	script(t, "helper", `echo "out $1 $LC_ALL $HOME"; echo err >&2; [ "$$" = 1 ] || exit 99; read line; exit 7`)
-	t.Setenv("HOME", "/not/inherited")
+	t.Setenv("HOME", "/inherited")
 	o, err := run(t.Context(), "helper", "argument")
 	must0(t, err)
-	if o.code != 7 || o.output != "out argument C; err" {
+	if o.code != 7 || o.output != "out argument C /inherited; err" {
 		t.Errorf("%+v", o)
 	}
-	wantClass(t, must(o, nil), state.Unavailable, "helper failed with exit code 7: out argument C")
+	wantClass(t, must(o, nil), state.Unavailable, "helper failed with exit code 7: out argument C /inherited")
 }
 
 func TestRunKeepsLastOutput(t *testing.T) {

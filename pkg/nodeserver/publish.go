@@ -47,17 +47,7 @@ func (s *Server) NodePublishVolume(ctx context.Context, req *csi.NodePublishVolu
 
 // target translates the request but for its staging path.
 func (s *Server) target(req *csi.NodePublishVolumeRequest) (*state.Target, error) {
-	if err := s.volumeID(req.GetVolumeId()); err != nil {
-		return nil, err
-	}
-	if err := s.path("target_path", req.GetTargetPath()); err != nil {
-		return nil, err
-	}
-	capability, readOnly, err := s.capability(req.GetVolumeCapability())
-	if err != nil {
-		return nil, err
-	}
-	joined, err := volumeContext(req.GetVolumeContext(), req.GetPublishContext())
+	capability, readOnly, joined, err := s.asked(req, "target_path", req.GetTargetPath())
 	if err != nil {
 		return nil, err
 	}

@@ -12,17 +12,7 @@ import (
 // NodeStageVolume asks for the volume's device and, for mount access, its file
 // system at the staging path.
 func (s *Server) NodeStageVolume(ctx context.Context, req *csi.NodeStageVolumeRequest) (*csi.NodeStageVolumeResponse, error) {
-	if err := s.volumeID(req.GetVolumeId()); err != nil {
-		return nil, err
-	}
-	if err := s.path("staging_target_path", req.GetStagingTargetPath()); err != nil {
-		return nil, err
-	}
-	capability, readOnly, err := s.capability(req.GetVolumeCapability())
-	if err != nil {
-		return nil, err
-	}
-	joined, err := volumeContext(req.GetVolumeContext(), req.GetPublishContext())
+	capability, readOnly, joined, err := s.asked(req, "staging_target_path", req.GetStagingTargetPath())
 	if err != nil {
 		return nil, err
 	}

@@ -36,6 +36,27 @@ func (s *Server) path(field, path string) error {
 	return s.Paths.Check(path)
 }
 
+// asked translates what requests to stage and to publish have in common, in the
+// order in which the rules want it checked.
+func (s *Server) asked(req interface {
+	GetVolumeId() string
+	GetVolumeCapability() *csi.VolumeCapability
+	GetVolumeContext() map[string]string
+	GetPublishContext() map[string]string
+}, field, path string) (c state.Capability, readOnly bool, joined map[string]string, err error) {
+	if err = s.volumeID(req.GetVolumeId()); err != nil {
+		return
+	}
+	if err = s.path(field, path); err != nil {
+		return
+	}
+	if c, readOnly, err = s.capability(req.GetVolumeCapability()); err != nil {
+		return
+	}
+	joined, err = volumeContext(req.GetVolumeContext(), req.GetPublishContext())
+	return
+}
+
 // modesReading are the access modes under which nobody writes.
 var modesReading = []csi.VolumeCapability_AccessMode_Mode{
 	csi.VolumeCapability_AccessMode_SINGLE_NODE_READER_ONLY,
