@@ -112,6 +112,15 @@ func start(t testing.TB, dir string, args ...string) *exec.Cmd {
 	return cmd
 }
 
+// waiting returns a command that says that it is ready and then waits. It is
+// the program itself that says so, so it has its final name by then.
+func waiting(t testing.TB) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "ready")
+	must(t, os.WriteFile(path, []byte("ready\n"), 0o600))
+	return "tail -n 1 -f " + path
+}
+
 // stop kills a program that start began; again is no harm.
 func stop(cmd *exec.Cmd) {
 	_ = cmd.Process.Kill() // it may have ended already

@@ -63,7 +63,7 @@ func TestBusyUnmountNamesTheProcess(t *testing.T) {
 	must(t, unix.Mount("", root, "", unix.MS_SHARED, ""))
 	d := mounted(t, h, path)
 	must(t, os.WriteFile(filepath.Join(path, "file"), []byte("some bytes"), 0o600))
-	const wait = "; echo ready; exec sleep 1000"
+	wait := "; exec " + waiting(t)
 	for name, program := range map[string][]string{
 		"a working directory": {"sh", "-c", "cd " + path + wait},
 		"an open file":        {"sh", "-c", "exec 5<" + path + "/file" + wait},
@@ -72,7 +72,7 @@ func TestBusyUnmountNamesTheProcess(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			cmd := start(t, "", program...)
-			wantClass(t, h.Unmount(ctx, path), state.Unavailable, path, "in use by", fmt.Sprintf("pid %d (sleep)", cmd.Process.Pid))
+			wantClass(t, h.Unmount(ctx, path), state.Unavailable, path, "in use by", fmt.Sprintf("pid %d (tail)", cmd.Process.Pid))
 			wantMount(t, h, path, d.Number)
 			stop(cmd)
 		})
@@ -114,13 +114,13 @@ func TestRenewFreesCopiesInOtherNamespaces(t *testing.T) {
 	h, root := newHost(t)
 	ctx, path := t.Context(), filepath.Join(root, "stage")
 	d := mounted(t, h, path)
-	cmd := start(t, "", "unshare", "-m", "--propagation", "private", "sh", "-c", "echo ready; exec sleep 1000")
+	cmd := start(t, "", "unshare", "-m", "--propagation", "private", "sh", "-c", "exec "+waiting(t))
 	wantClass(t, h.Renew(ctx, path), state.FailedPrecondition, "is a mount point")
 	must(t, h.Unmount(ctx, path))
 	if err := claim(d); !errors.Is(err, unix.EBUSY) {
 		t.Fatalf("the copy does not hold the device: %v", err)
 	}
-	want := fmt.Sprintf("pid %d (sleep) with a mount at %s in its own mount namespace", cmd.Process.Pid, path)
+	want := fmt.Sprintf("pid %d (tail) with a mount at %s in its own mount namespace", cmd.Process.Pid, path)
 	if found := Holders(ctx, d.Number); !slices.Contains(found, want) {
 		t.Errorf("holders %q, want %q", found, want)
 	}
