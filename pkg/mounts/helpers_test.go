@@ -33,6 +33,9 @@ func bothTables(t *testing.T, test func(t *testing.T, h *Host, root string)) {
 	t.Run("statmount", func(t *testing.T) {
 		h, root := newHost(t)
 		if _, ok := h.table.(statmountTable); !ok {
+			if !kernelBefore(t, 6, 13) {
+				t.Fatal("this kernel has all of statmount(2), and it is not used")
+			}
 			t.Skip("this kernel has no statmount(2), or not all of it")
 		}
 		test(t, h, root)

@@ -1,6 +1,8 @@
 package reconciler
 
 import (
+	"fmt"
+
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
@@ -56,7 +58,7 @@ func (p *planner) device(s *state.Stage) Verdict {
 	case d.Attached() && d.Size < d.Capacity: // a growth was interrupted before it reached the device
 		return p.do(GrowDevice, state.StagePart())
 	case d.Size < d.Capacity:
-		return stuck(state.FailedPrecondition, "the volume has %d bytes, %d fewer than it was created with: its backing was truncated", d.Size, d.Capacity-d.Size)
+		return stuck(state.FailedPrecondition, "the volume has %d bytes, %d fewer than it was created with: its backing%s was truncated. Restore it from a backup, or delete the volume", d.Size, d.Capacity-d.Size, backing(d))
 	case d.State != state.DeviceAttached:
 		return p.do(Attach, state.StagePart())
 	case d.ReadOnly == s.ReadOnly:
@@ -152,13 +154,13 @@ func (p *planner) contents(s *state.Stage) Verdict {
 		case s.ReadOnly:
 			return stuck(state.FailedPrecondition, "the volume is blank and read-only access was asked for: stage it once for writing, which formats it")
 		case d.Formatted != "":
-			return stuck(state.FailedPrecondition, "the volume was formatted as %s before and is blank now: its data is lost, and it is not formatted again", d.Formatted)
+			return stuck(state.FailedPrecondition, "the volume was formatted as %s before and is blank now: its data is lost, and it is not formatted again. Restore its backing%s from a backup, or delete the volume", d.Formatted, backing(d))
 		case p.inUse():
 			return p.held(d, "formatting")
 		}
 		return p.do(BeginFormat, state.StagePart())
 	}
-	return stuck(state.FailedPrecondition, "the volume is neither blank nor a file system that this node can mount: found %s. It is not formatted; to destroy what is there deliberately, unstage the volume and clear its backing%s", c.Found, backing(d))
+	return stuck(state.FailedPrecondition, "the volume is neither blank nor a file system that this node can mount: found %s. It is not formatted; to destroy what is there deliberately, unstage the volume and run %s", c.Found, eraser(d))
 }
 
 // finishFormat plans from a formatting mark on: a device that carries it was
@@ -174,6 +176,14 @@ func (p *planner) finishFormat(s *state.Stage) Verdict {
 		return p.do(Erase, state.StagePart())
 	}
 	return p.do(Format, state.StagePart())
+}
+
+// eraser is the command by which an operator clears a device deliberately.
+func eraser(d state.Device) string {
+	if d.Backing != "" {
+		return fmt.Sprintf("fallocate --zero-range --offset 0 --length %d %s", d.Size, d.Backing)
+	}
+	return "blkdiscard --zeroout " + d.Path
 }
 
 func backing(d state.Device) string {

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/csi-node/csi-node/test/harness"
 )
@@ -76,6 +77,25 @@ func TestLostFilesystem(t *testing.T) {
 		t.Error("the volume's bytes have changed")
 	}
 	must(t, v.delete(t.Context()))
+}
+
+// What a refusal tells an operator to run does what it says.
+func TestClearingAsTheRefusalSays(t *testing.T) {
+	t.Parallel()
+	p := harness.Start(t, harness.Options{})
+	for _, provisioning := range []string{"thick", "thin"} {
+		v := createAs(t, p, provisioning, 32*mib, mountAs("ext4", multiWriter), provisioning)
+		random(t, v.data())
+		err := v.stage(t.Context())
+		mustRefuse(t, err, codes.FailedPrecondition, v.id)
+		_, command, found := strings.Cut(status.Convert(err).Message(), "unstage the volume and run ")
+		if !found {
+			t.Fatalf("the refusal names no command: %v", err)
+		}
+		harness.Command(t, "sh", "-c", command)
+		must(t, v.stage(t.Context()))
+		v.end()
+	}
 }
 
 // A backing file that somebody else has attached is left to them.

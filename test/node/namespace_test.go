@@ -48,6 +48,24 @@ func TestUnstageFreesOtherNamespaces(t *testing.T) {
 	v.end()
 }
 
+// Killed while it frees such a copy, the plugin frees it the next time.
+func TestKillAtRelease(t *testing.T) {
+	for _, moment := range []string{"before", "after"} {
+		t.Run(moment, func(t *testing.T) {
+			t.Parallel()
+			p := harness.Start(t, harness.Options{Faults: true, Env: []string{"CSI_NODE_FAULT=" + moment + ":release=die"}})
+			v := create(t, p, "volume", 32*mib, mountAs("ext4", multiWriter))
+			must(t, v.stage(t.Context()))
+			startElsewhere(t, "")
+			ended := story{v: v, parts: []func(context.Context) error{v.unstage}}
+			if !tell(t, p, ended) {
+				t.Errorf("the plugin never came to %s release", moment)
+			}
+			v.end()
+		})
+	}
+}
+
 // elsewhere is a process in a mount namespace of its own.
 type elsewhere struct {
 	t     *testing.T
