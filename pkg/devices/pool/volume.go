@@ -37,9 +37,10 @@ type Volume struct {
 	Name         string            `json:"name"`  // as the CO asked for it
 	Bytes        int64             `json:"bytes"` // a multiple of BlockSize
 	Provisioning Provisioning      `json:"provisioning"`
-	FSType       string            `json:"fsType"`     // that the volume was created for; may be empty
-	Parameters   map[string]string `json:"parameters"` // that it was created with
-	Created      time.Time         `json:"created"`    // set by Create
+	FSType       string            `json:"fsType"`      // that the volume was created for; may be empty
+	SectorBytes  int64             `json:"sectorBytes"` // logical sectors of its device: 512 or 4096; 0 is the default
+	Parameters   map[string]string `json:"parameters"`  // that it was created with
+	Created      time.Time         `json:"created"`     // set by Create
 
 	// Formatting is the mark: a format was begun, and its end is not known.
 	Formatting bool `json:"formatting"`
