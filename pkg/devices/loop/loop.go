@@ -84,7 +84,7 @@ func New(p *pool.Pool) (*Backend, error) {
 // index finds the devices that stand for volumes, also foreign ones, and the
 // views. A view lags behind its device if a crash came between their growth.
 func (b *Backend) index(ctx context.Context) error {
-	ids, err := b.pool.IDs()
+	ids, err := b.pool.IDs(ctx)
 	if err != nil {
 		return err
 	}

@@ -4,19 +4,56 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"os"
+	"path/filepath"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
-// Capacity is how much room a pool has, in bytes.
+// Capacity is how much room a pool has, in bytes, and who has it.
+//
+// Every volume has a claim: its size, or the share of its size that its
+// overcommit leaves. What it has not taken of the claim is promised to it, and
+// given to no other volume: so the claims never exceed what there is, and
+// thick volumes, thin ones and those overcommitted differently are added up
+// alike. A volume that is overcommitted may take more than its claim, from
+// what is free; when that brings Free below Promised, the promises are broken.
 type Capacity struct {
 	Total     int64 // of the pool's file system
-	Available int64 // for new volumes and growth: what is free and not promised
+	Free      int64 // of it, for anybody
+	Allocated int64 // that volumes have taken
 	Promised  int64 // to volumes that have not taken it yet
+	Owed      int64 // that volumes may yet take; more than Free if the pool is overcommitted
+	Available int64 // for the claims of new volumes and of growth
+	Largest   int64 // size that a volume can have, whatever the room
+
+	Thick, Thin, Damaged int // volumes, by provisioning; that of the damaged is not known
 }
+
+// Room returns the bytes that new volumes of the overcommit (see Volume) can
+// have together.
+func (c Capacity) Room(overcommitPercent int64) int64 {
+	hundreds, rest := c.Available/100, c.Available%100
+	if hundreds >= math.MaxInt64/overcommitPercent {
+		return math.MaxInt64
+	}
+	return hundreds*overcommitPercent + rest*overcommitPercent/100
+}
+
+// claim returns what a volume of so many bytes counts for: the inverse of
+// Room, rounded up.
+func claim(bytes, overcommitPercent int64) int64 {
+	hundreds, rest := bytes/overcommitPercent, bytes%overcommitPercent
+	return hundreds*100 + (rest*100+overcommitPercent-1)/overcommitPercent
+}
+
+// ownBytes is kept free for the pool's own files and what its file system
+// writes about them. The half of it may be taken by the time that somebody
+// asks for all that was told to be available, and gets it.
+const ownBytes = 1 << 20
 
 // Capacity counts the pool's room. It looks at every volume's file, and waits
 // while another call takes room.
@@ -36,75 +73,159 @@ func (p *Pool) capacity(ctx context.Context) (Capacity, error) {
 	if err := p.Check(ctx); err != nil {
 		return Capacity{}, err
 	}
-	promised, err := p.promised()
+	c, err := p.countFiles()
 	if err != nil {
-		return Capacity{}, err
+		return Capacity{}, fmt.Errorf("pool: %w", err)
 	}
 	var fs unix.Statfs_t
 	if err := unix.Statfs(p.dir, &fs); err != nil {
 		return Capacity{}, fmt.Errorf("pool %s: statfs: %w", p.dir, err)
 	}
-	return Capacity{
-		Total:     int64(fs.Blocks) * fs.Bsize,
-		Available: max(int64(fs.Bavail)*fs.Bsize-promised, 0),
-		Promised:  promised,
-	}, nil
+	c.Total, c.Free = int64(fs.Blocks)*fs.Bsize, int64(fs.Bavail)*fs.Bsize
+	c.Available = max(c.Free-c.Promised-ownBytes, 0)
+	c.Largest = largestFile(fs)
+	return c, nil
 }
 
-// promised adds up what the volumes' files lack to be fully allocated, also
-// those of thick volumes: a TRIM of the file system in them gives blocks back.
-// Volumes being created count too. They come first, as they move from tmp to
-// volumes meanwhile.
-func (p *Pool) promised() (int64, error) {
-	lacks := map[uint64]int64{} // by inode
+// largestFile returns the size of the largest file, a multiple of BlockSize.
+// ext4 numbers a file's blocks with 32 bits; no other file system that pools
+// are kept on has a limit below what sizes are computed with.
+func largestFile(fs unix.Statfs_t) int64 {
+	if fs.Type == unix.EXT4_SUPER_MAGIC {
+		return (1<<32 - 1) * fs.Bsize / BlockSize * BlockSize
+	}
+	return 1 << 62
+}
+
+// part is what of a volume's facts the count needs. It never changes while the
+// volume's file is the same.
+type part struct {
+	inode        uint64
+	provisioning Provisioning // empty: the facts are damaged
+	overcommit   int64        // percent
+}
+
+// countFiles adds up the volumes' files, also those of thick volumes: a TRIM
+// of the file system in them gives blocks back. Volumes being created count,
+// too. They come first, as they move from tmp to volumes meanwhile.
+func (p *Pool) countFiles() (Capacity, error) {
+	var c Capacity
+	parts, moving := make(map[string]part, len(p.parts)), map[uint64]bool{}
 	for _, name := range []string{tmpDir, volumesDir} {
-		entries, err := os.ReadDir(p.path(name))
-		if err != nil {
-			return 0, fmt.Errorf("pool: %w", err)
-		}
-		for _, entry := range entries {
-			var st unix.Stat_t
-			path := p.path(name, entry.Name(), dataFile)
-			switch err := unix.Stat(path, &st); {
-			case errors.Is(err, unix.ENOENT), errors.Is(err, unix.ENOTDIR):
-			case err != nil:
-				return 0, fmt.Errorf("pool: stat %s: %w", path, err)
-			default:
-				lacks[st.Ino] = max(st.Size-st.Blocks*512, 0) // st_blocks counts 512 bytes each, see stat(2)
+		err := p.eachFile(name, func(entry string, st unix.Stat_t) {
+			switch {
+			case name == tmpDir:
+				moving[st.Ino] = true
+			case moving[st.Ino]:
+				return // it is counted
 			}
+			v := p.partOf(name, entry, st.Ino)
+			if v.provisioning != "" { // else its facts may yet be written, or mended
+				parts[entry] = v
+			}
+			c.add(st, v)
+			if name == volumesDir {
+				c.tell(v.provisioning)
+			}
+		})
+		if err != nil {
+			return Capacity{}, err
 		}
 	}
-	total := int64(0)
-	for _, lack := range lacks {
-		total += lack
-	}
-	return total, nil
+	p.parts = parts
+	return c, nil
 }
 
-// extend makes a volume's file that many bytes long, if it is shorter, and
+// add adds what a volume's file has and is to have.
+func (c *Capacity) add(st unix.Stat_t, v part) {
+	taken := st.Blocks * 512 // see stat(2)
+	c.Allocated += taken
+	c.Promised += max(claim(st.Size, v.overcommit)-taken, 0)
+	c.Owed += max(st.Size-taken, 0)
+}
+
+func (c *Capacity) tell(how Provisioning) {
+	switch how {
+	case Thick:
+		c.Thick++
+	case Thin:
+		c.Thin++
+	default:
+		c.Damaged++
+	}
+}
+
+// eachFile looks at the volumes' files below a directory of the pool.
+func (p *Pool) eachFile(name string, look func(entry string, st unix.Stat_t)) error {
+	dir, err := os.Open(p.path(name))
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	entries, err := dir.Readdirnames(-1)
+	if err != nil {
+		return err
+	}
+	fd := int(dir.Fd())
+	for _, entry := range entries {
+		var st unix.Stat_t
+		switch err := unix.Fstatat(fd, entry+"/"+dataFile, &st, 0); {
+		case errors.Is(err, unix.ENOENT), errors.Is(err, unix.ENOTDIR):
+		case err != nil:
+			return fmt.Errorf("stat %s: %w", p.path(name, entry, dataFile), err)
+		default:
+			look(entry, st)
+		}
+	}
+	return nil
+}
+
+// partOf returns the facts that count about a file, which are read when they
+// are not known yet. Without facts a file counts for all of its size.
+func (p *Pool) partOf(name, entry string, inode uint64) part {
+	if v, ok := p.parts[entry]; ok && v.inode == inode {
+		return v
+	}
+	none := part{inode: inode, overcommit: NoOvercommit}
+	raw, err := os.ReadFile(p.path(name, entry, volumeFile))
+	if err != nil {
+		return none
+	}
+	v, err := decode(raw, entry)
+	if err != nil {
+		return none
+	}
+	return part{inode, v.Provisioning, v.OvercommitPercent}
+}
+
+// extend makes the volume's file that many bytes long, if it is shorter, and
 // allocates all of it if it is thick. The file itself is the promise from then
 // on. On failure the file is as long as before.
-func (p *Pool) extend(ctx context.Context, f *os.File, bytes int64, how Provisioning) error {
+func (p *Pool) extend(ctx context.Context, f *os.File, v Volume, bytes int64) error {
 	unlock, err := p.space.Lock(ctx, "")
 	if err != nil {
 		return err
 	}
 	defer unlock()
-	info, err := f.Stat()
-	if err != nil {
-		return err
+	var st unix.Stat_t
+	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
+		return fmt.Errorf("fstat %s: %w", f.Name(), err)
 	}
-	if missing := bytes - info.Size(); missing > 0 {
+	// The file may be in tmp yet, and what is known under the id be of a volume
+	// that was deleted and had the same inode.
+	delete(p.parts, v.ID)
+	p.parts[filepath.Base(filepath.Dir(f.Name()))] = part{st.Ino, v.Provisioning, v.OvercommitPercent}
+	if missing := claim(bytes, v.OvercommitPercent) - claim(st.Size, v.OvercommitPercent); missing > 0 {
 		c, err := p.capacity(ctx)
 		if err != nil {
 			return err
 		}
-		if missing > c.Available {
+		if missing > c.Free-c.Promised-ownBytes/2 {
 			return state.Errorf(state.ResourceExhausted, "the pool %s has no room for %d bytes more: %d of %d bytes are available, with %d promised to other volumes", p.dir, missing, c.Available, c.Total, c.Promised)
 		}
 	}
-	if err := allocate(ctx, f, max(bytes, info.Size()), how); err != nil {
-		return errors.Join(noRoom(err), f.Truncate(info.Size()))
+	if err := allocate(ctx, f, max(bytes, st.Size), v.Provisioning); err != nil {
+		return errors.Join(noRoom(err), f.Truncate(st.Size))
 	}
 	return wrap(f.Sync(), "fsync %s", f.Name())
 }

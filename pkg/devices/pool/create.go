@@ -1,6 +1,7 @@
 package pool
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -14,14 +15,14 @@ import (
 )
 
 // Create makes a volume of v's ID (ID(v.Name) when it is empty), Name, Bytes
-// (rounded up to BlockSize), Provisioning, FSType and Parameters, and returns
-// it. It is on the disk then. If there is such a volume already, that one is
-// returned.
+// (rounded up to BlockSize), Provisioning, OvercommitPercent, FSType and
+// SectorBytes, and returns it. It is on the disk then. If there is such a
+// volume already, that one is returned.
 //
 // AlreadyExists, with the volume that is there: it was asked for otherwise, or
 // has grown since. ResourceExhausted: there is no room. OutOfRange: larger than
-// a file can be. InvalidArgument: an unfit id, size or provisioning. A failed
-// Create leaves nothing.
+// a file can be. InvalidArgument: an unfit id, or facts that no volume can have.
+// A failed Create leaves nothing.
 func (p *Pool) Create(ctx context.Context, v Volume) (Volume, error) {
 	if v.ID == "" {
 		v.ID = ID(v.Name)
@@ -33,8 +34,9 @@ func (p *Pool) Create(ctx context.Context, v Volume) (Volume, error) {
 	if v.Bytes, err = roundUp(v.Bytes); err != nil {
 		return Volume{}, fmt.Errorf("volume %s: %w", v.ID, err)
 	}
-	if v.Provisioning != Thick && v.Provisioning != Thin {
-		return Volume{}, state.Errorf(state.InvalidArgument, "volume %s: provisioning %q: must be %s or %s", v.ID, v.Provisioning, Thick, Thin)
+	v.OvercommitPercent = cmp.Or(v.OvercommitPercent, NoOvercommit)
+	if err := v.check(); err != nil {
+		return Volume{}, state.Errorf(state.InvalidArgument, "volume %s: %w", v.ID, err)
 	}
 	unlock, err := p.volumes.Lock(ctx, v.ID)
 	if err != nil {
@@ -82,7 +84,7 @@ func (p *Pool) build(ctx context.Context, v Volume) (err error) {
 	if err != nil {
 		return noRoom(err)
 	}
-	err = p.extend(ctx, data, v.Bytes, v.Provisioning)
+	err = p.extend(ctx, data, v, v.Bytes)
 	if err = errors.Join(err, data.Close()); err != nil {
 		return err
 	}

@@ -2,7 +2,6 @@ package pool
 
 import (
 	"fmt"
-	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -110,6 +109,13 @@ func allocated(t testing.TB, path string) int64 {
 	return st.Blocks * 512
 }
 
+func run(t testing.TB, command ...string) {
+	t.Helper()
+	if out, err := exec.Command(command[0], command[1:]...).CombinedOutput(); err != nil {
+		t.Fatalf("%q: %v: %s", command, err, out)
+	}
+}
+
 func write(t testing.TB, path, text string) {
 	t.Helper()
 	ok(t, os.MkdirAll(filepath.Dir(path), 0o700))
@@ -121,7 +127,7 @@ func TestID(t *testing.T) {
 	ids := map[string]bool{}
 	for name, want := range map[string]string{
 		"pvc-6f9619ff-8b86-d011-b42d-00cf4fc964ff": "pvc-6f9619ff-8b86-d011-b42d-00cf4fc964ff",
-		"a": "a", "A.b_c-9": "A.b_c-9", long[1:]: long[1:],
+		"a": "a", "9.b_c-9": "9.b_c-9", long[1:]: long[1:],
 		"": "", long: "", "../x": "", ".x": "", "a..b": "", "a/b": "", "ä": "", "a b": "", "a\n": "", "-a": "", "a\x00": "", "a~b": "",
 	} {
 		id := ID(name)
@@ -135,13 +141,40 @@ func TestID(t *testing.T) {
 	}
 }
 
+// TestIDsOfTwoNames: they are never the same, not even to a file system that
+// tells no capitals from small letters.
+func TestIDsOfTwoNames(t *testing.T) {
+	names := map[string]bool{"": true}
+	for _, seed := range []string{"pvc-1", "PVC-1", "a/b", "..", "\x00", "\xff\xfe", "Å", "A\u030a", "ſ", "K", "CON", "vol-", "a b\n", strings.Repeat("x", 128), strings.Repeat("x", 129)} {
+		for range 4 { // a name, its id, the id of its id, …
+			for _, name := range []string{seed, strings.ToUpper(seed), seed + "~", seed + ".", "." + seed, seed + "/", seed + "\x00"} {
+				names[name] = true
+			}
+			seed = ID(seed)
+		}
+	}
+	ids := map[string]string{}
+	for name := range names {
+		id := ID(name)
+		if other, taken := ids[strings.ToLower(id)]; taken {
+			t.Errorf("%q and %q have the id %s", name, other, id)
+		}
+		ids[strings.ToLower(id)] = name
+	}
+}
+
 func FuzzID(f *testing.F) {
-	f.Add("pvc-1")
-	f.Add("../../etc/passwd")
-	f.Fuzz(func(t *testing.T, name string) {
+	f.Add("pvc-1", "PVC-1")
+	f.Add("../../etc/passwd", "vol-"+strings.Repeat("0", 32))
+	f.Fuzz(func(t *testing.T, name, other string) {
 		id := ID(name)
 		if err := ValidateID(id); err != nil || filepath.Base(id) != id || strings.HasPrefix(id, ".") {
 			t.Errorf("ID(%q) = %q: %v", name, id, err)
+		}
+		for _, other := range []string{other, id, strings.ToUpper(id), name + other} {
+			if other != name && strings.EqualFold(ID(other), id) {
+				t.Errorf("%q and %q have the id %s", name, other, id)
+			}
 		}
 	})
 }
@@ -150,10 +183,10 @@ func TestCreate(t *testing.T) {
 	for _, how := range []Provisioning{Thick, Thin} {
 		t.Run(string(how), func(t *testing.T) {
 			p := open(t, newDir(t))
-			asked := Volume{ID: "v", Name: "name of v", Bytes: 8*mib - 5, Provisioning: how, FSType: "xfs", Parameters: map[string]string{"a": "b"}, Formatted: "ignored", Formatting: true}
+			asked := Volume{ID: "v", Name: "name of v", Bytes: 8*mib - 5, Provisioning: how, FSType: "xfs", SectorBytes: 4096, Formatted: "ignored", Formatting: true}
 			made, err := p.Create(t.Context(), asked)
 			ok(t, err)
-			if made.Bytes != 8*mib || made.Formatting || made.Formatted != "" || made.Created.IsZero() || made.Version != 1 || made.FSType != "xfs" || !maps.Equal(made.Parameters, asked.Parameters) {
+			if made.Bytes != 8*mib || made.Formatting || made.Formatted != "" || made.Created.IsZero() || made.Version != 1 || made.FSType != "xfs" || made.SectorBytes != 4096 || made.OvercommitPercent != NoOvercommit {
 				t.Errorf("made %+v", made)
 			}
 			path, err := p.DataPath("v")
@@ -187,7 +220,8 @@ func TestCreateOfOtherAttributesShowsTheExisting(t *testing.T) {
 		"size":         func(v *Volume) { v.Bytes *= 2 },
 		"provisioning": func(v *Volume) { v.Provisioning = Thick },
 		"fs type":      func(v *Volume) { v.FSType = "xfs" },
-		"parameters":   func(v *Volume) { v.Parameters = map[string]string{"a": "b"} },
+		"overcommit":   func(v *Volume) { v.OvercommitPercent = 150 },
+		"sectors":      func(v *Volume) { v.SectorBytes = 512 },
 	} {
 		v := volume("v", mib, Thin)
 		change(&v)
@@ -209,6 +243,10 @@ func TestCreateRefuses(t *testing.T) {
 		"negative":     {volume("v", -1, Thin), state.InvalidArgument},
 		"bad id":       {volume("../v", mib, Thin), state.InvalidArgument},
 		"provisioning": {volume("v", mib, "fat"), state.InvalidArgument},
+		"overcommit":   {Volume{ID: "v", Bytes: mib, Provisioning: Thin, OvercommitPercent: 99}, state.InvalidArgument},
+		"more":         {Volume{ID: "v", Bytes: mib, Provisioning: Thin, OvercommitPercent: MaxOvercommit + 1}, state.InvalidArgument},
+		"of thick":     {Volume{ID: "v", Bytes: mib, Provisioning: Thick, OvercommitPercent: 101}, state.InvalidArgument},
+		"sectors":      {Volume{ID: "v", Bytes: mib, Provisioning: Thin, SectorBytes: 1024}, state.InvalidArgument},
 		"largest":      {volume("v", 1<<63-1, Thin), state.OutOfRange},
 		"thin, full":   {volume("v", 1<<55, Thin), state.ResourceExhausted},
 		"thick, full":  {volume("v", 1<<55, Thick), state.ResourceExhausted},
@@ -233,7 +271,7 @@ func TestDelete(t *testing.T) {
 		wantError(t, err, state.NotFound, "v")
 	}
 	wantError(t, p.Delete(t.Context(), ".."), state.InvalidArgument)
-	ids, err := p.IDs()
+	ids, err := p.IDs(t.Context())
 	ok(t, err)
 	if left := files(t, p.dir); !slices.Equal(ids, []string{"v.v"}) || len(left) != 3 {
 		t.Errorf("volumes %q, files %q", ids, left)
@@ -318,6 +356,7 @@ func TestDamagedFactsHarmOneVolume(t *testing.T) {
 	for name, text := range map[string]string{
 		"empty": "", "garbage": "\x00\x00\x00", "half": `{"id":"v","by`, "not ours": `{"id":"w","bytes":4096,"provisioning":"thin"}`,
 		"no size": `{"id":"v","provisioning":"thin"}`, "odd size": `{"id":"v","bytes":77,"provisioning":"thin"}`, "no provisioning": `{"id":"v","bytes":4096}`,
+		"odd overcommit": `{"id":"v","bytes":4096,"provisioning":"thin","overcommitPercent":-1}`,
 	} {
 		t.Run(name, func(t *testing.T) {
 			p := open(t, newDir(t))
@@ -330,13 +369,16 @@ func TestDamagedFactsHarmOneVolume(t *testing.T) {
 			wantError(t, p.BeginFormat(t.Context(), "v"), state.Internal, volumeFile)
 			_, err = p.Create(t.Context(), volume("v", mib, Thin))
 			wantError(t, err, state.Internal)
-			volumes, err := p.List(t.Context())
-			if err == nil || len(volumes) != 1 || volumes[0].ID != "good" {
-				t.Errorf("List: %+v, %v", volumes, err)
+			if ids, err := p.IDs(t.Context()); err != nil || !slices.Equal(ids, []string{"good", "v"}) {
+				t.Errorf("volumes %q, %v", ids, err)
 			}
 			create(t, p, "another", mib, Thin)
-			if c, err := p.Capacity(t.Context()); err != nil || c.Promised < 3*mib {
-				t.Errorf("%+v, %v", c, err)
+			if c := capacity(t, p); c.Promised != 3*mib || c.Thin != 2 || c.Damaged != 1 {
+				t.Errorf("%+v", c)
+			}
+			write(t, p.path(volumesDir, "v", volumeFile), `{"id":"v","bytes":1048576,"provisioning":"thin","overcommitPercent":200}`)
+			if c := capacity(t, p); c.Promised != 5*mib/2 || c.Thin != 3 || c.Damaged != 0 {
+				t.Errorf("mended: %+v", c)
 			}
 			ok(t, p.Delete(t.Context(), "v"))
 		})

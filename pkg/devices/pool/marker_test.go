@@ -99,7 +99,7 @@ func TestUnmountedPool(t *testing.T) {
 	check(p.Check(t.Context()))
 	_, err := p.Get(t.Context(), "v")
 	check(err)
-	_, err = p.List(t.Context())
+	_, err = p.IDs(t.Context())
 	check(err)
 	_, err = p.Create(t.Context(), volume("w", mib, Thin))
 	check(err)

@@ -52,6 +52,9 @@ type Pool struct {
 	volumes keylock.Map // by volume id
 	// space is held, under the key "", while room is counted and taken.
 	space keylock.Map
+	// parts is what is known of the volumes' files, by the name of their
+	// directory; for the holder of space.
+	parts map[string]part
 }
 
 // Open opens the pool in dir, an absolute path, and makes an empty or missing
@@ -66,7 +69,7 @@ func Open(ctx context.Context, dir string) (*Pool, error) {
 	if err != nil {
 		return nil, fmt.Errorf("pool %s: %w", dir, err)
 	}
-	p := &Pool{dir: dir, uuid: uuid}
+	p := &Pool{dir: dir, uuid: uuid, parts: map[string]part{}}
 	for _, name := range []string{volumesDir, tmpDir, trashDir} {
 		if err := os.Mkdir(p.path(name), 0o700); err != nil && !errors.Is(err, os.ErrExist) {
 			return nil, fmt.Errorf("pool: %w", err)

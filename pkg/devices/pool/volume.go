@@ -1,13 +1,13 @@
 package pool
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"maps"
 	"math"
 	"os"
 	"regexp"
@@ -24,7 +24,8 @@ const (
 	// Thick volumes have all their blocks allocated when they are created.
 	Thick Provisioning = "thick"
 	// Thin volumes take blocks as they are written. The space is promised, and
-	// promises are never made beyond what the pool has.
+	// promises are never made beyond what the pool has, unless a volume is
+	// overcommitted.
 	Thin Provisioning = "thin"
 )
 
@@ -32,21 +33,31 @@ const (
 // additive: a version ignores the fields that it does not know, and keeps them
 // when it writes the file again.
 type Volume struct {
-	Version      int               `json:"version"` // of the file's layout; set by Create
-	ID           string            `json:"id"`
-	Name         string            `json:"name"`  // as the CO asked for it
-	Bytes        int64             `json:"bytes"` // a multiple of BlockSize
-	Provisioning Provisioning      `json:"provisioning"`
-	FSType       string            `json:"fsType"`      // that the volume was created for; may be empty
-	SectorBytes  int64             `json:"sectorBytes"` // logical sectors of its device: 512 or 4096; 0 is the default
-	Parameters   map[string]string `json:"parameters"`  // that it was created with
-	Created      time.Time         `json:"created"`     // set by Create
+	Version      int          `json:"version"` // of the file's layout; set by Create
+	ID           string       `json:"id"`
+	Name         string       `json:"name"`  // as the CO asked for it
+	Bytes        int64        `json:"bytes"` // a multiple of BlockSize
+	Provisioning Provisioning `json:"provisioning"`
+	FSType       string       `json:"fsType"`      // that the volume was created for; may be empty
+	SectorBytes  int64        `json:"sectorBytes"` // logical sectors of its device: 512 or 4096; 0 is the default
+	Created      time.Time    `json:"created"`     // set by Create
+
+	// OvercommitPercent, of a thin volume, says how far promises may exceed the
+	// pool: the volume counts for Bytes × 100 / OvercommitPercent of it. It is
+	// NoOvercommit to MaxOvercommit; 0 stands for NoOvercommit.
+	OvercommitPercent int64 `json:"overcommitPercent"`
 
 	// Formatting is the mark: a format was begun, and its end is not known.
 	Formatting bool `json:"formatting"`
 	// Formatted is the file system type of the last format that completed.
 	Formatted string `json:"formatted"`
 }
+
+// The bounds of Volume.OvercommitPercent.
+const (
+	NoOvercommit  = 100
+	MaxOvercommit = 100 * 100
+)
 
 // BlockSize is what the sizes of volumes are multiples of, in bytes.
 const BlockSize = 4096
@@ -57,7 +68,11 @@ const volumeVersion = 1
 // "Size Limits").
 const maxID = 128
 
-var fitID = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]*$`)
+var (
+	fitID = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]*$`)
+	// derivedID is what ID makes of names that are not fit to be ids.
+	derivedID = regexp.MustCompile(`^vol-[0-9a-f]{32}$`)
+)
 
 // ValidateID returns InvalidArgument for an id that no volume can have: ids
 // are names of directories.
@@ -69,9 +84,11 @@ func ValidateID(id string) error {
 }
 
 // ID returns the id of the volume of that name: the name itself when it is fit
-// to be one, else one derived from it.
+// to be one, else one derived from it. No two names have the same id, nor ids
+// that differ only in case, which some file systems take for the same. So a
+// name with capitals is not fit, and neither is one that looks derived.
 func ID(name string) string {
-	if ValidateID(name) == nil {
+	if ValidateID(name) == nil && !derivedID.MatchString(name) && name == strings.ToLower(name) {
 		return name
 	}
 	sum := sha256.Sum256([]byte(name))
@@ -86,32 +103,12 @@ func (p *Pool) Get(ctx context.Context, id string) (Volume, error) {
 	return v, err
 }
 
-// List returns the volumes in the order of their ids: all that can be read,
-// with an error that names the others.
-func (p *Pool) List(ctx context.Context) ([]Volume, error) {
-	if err := p.Check(ctx); err != nil {
-		return nil, err
-	}
-	ids, err := p.IDs()
-	if err != nil {
-		return nil, err
-	}
-	var volumes []Volume
-	var failed []error
-	for _, id := range ids {
-		switch v, err := p.Get(ctx, id); {
-		case err == nil:
-			volumes = append(volumes, v)
-		case state.ClassOf(err) != state.NotFound: // which was deleted meanwhile
-			failed = append(failed, err)
-		}
-	}
-	return volumes, errors.Join(failed...)
-}
-
 // IDs returns the ids of all volumes, in order, also of those whose facts
-// cannot be read.
-func (p *Pool) IDs() ([]string, error) {
+// cannot be read. It is an error when the pool is not there.
+func (p *Pool) IDs(ctx context.Context) ([]string, error) {
+	if err := p.Check(ctx); err != nil { // a pool that is away looks empty
+		return nil, err
+	}
 	entries, err := os.ReadDir(p.path(volumesDir))
 	if err != nil {
 		return nil, fmt.Errorf("pool: %w", err)
@@ -178,10 +175,24 @@ func decode(raw []byte, id string) (Volume, error) {
 		return Volume{}, fmt.Errorf("it is about volume %q", v.ID)
 	case v.Bytes <= 0 || v.Bytes%BlockSize != 0:
 		return Volume{}, fmt.Errorf("a size of %d bytes", v.Bytes)
-	case v.Provisioning != Thick && v.Provisioning != Thin:
-		return Volume{}, fmt.Errorf("provisioning %q", v.Provisioning)
 	}
-	return v, nil
+	v.OvercommitPercent = cmp.Or(v.OvercommitPercent, NoOvercommit) // older versions wrote none
+	return v, v.check()
+}
+
+// check says what of the facts that are chosen no volume can have.
+func (v Volume) check() error {
+	switch {
+	case v.Provisioning != Thick && v.Provisioning != Thin:
+		return fmt.Errorf("provisioning %q: must be %s or %s", v.Provisioning, Thick, Thin)
+	case v.OvercommitPercent < NoOvercommit || v.OvercommitPercent > MaxOvercommit:
+		return fmt.Errorf("overcommit of %d%%: must be %d%% to %d%%", v.OvercommitPercent, NoOvercommit, MaxOvercommit)
+	case v.OvercommitPercent > NoOvercommit && v.Provisioning != Thin:
+		return fmt.Errorf("overcommit of %d%%: a %s volume takes all of its space", v.OvercommitPercent, v.Provisioning)
+	case v.SectorBytes != 0 && v.SectorBytes != 512 && v.SectorBytes != 4096:
+		return fmt.Errorf("sectors of %d bytes: must be 512 or 4096", v.SectorBytes)
+	}
+	return nil
 }
 
 // encode returns the facts as JSON, with the fields of before, if any, that
@@ -207,7 +218,7 @@ func encode(v Volume, before []byte) ([]byte, error) {
 // sameRequest reports whether two volumes were asked for alike.
 func sameRequest(a, b Volume) bool {
 	return a.Name == b.Name && a.Bytes == b.Bytes && a.Provisioning == b.Provisioning &&
-		a.FSType == b.FSType && maps.Equal(a.Parameters, b.Parameters)
+		a.OvercommitPercent == b.OvercommitPercent && a.FSType == b.FSType && a.SectorBytes == b.SectorBytes
 }
 
 // roundUp returns the size of a volume that has at least so many bytes.

@@ -1,0 +1,214 @@
+package pool
+
+import (
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"os"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/csi-node/csi-node/pkg/state"
+)
+
+func thin(id string, bytes, overcommitPercent int64) Volume {
+	return Volume{ID: id, Name: id, Bytes: bytes, Provisioning: Thin, OvercommitPercent: overcommitPercent}
+}
+
+func TestClaimAndRoom(t *testing.T) {
+	for _, percent := range []int64{NoOvercommit, 101, 150, 333, 9999, MaxOvercommit} {
+		for _, available := range []int64{0, 1, 99, 4096, 1<<30 + 1, 1 << 45, 1<<62 - 1} {
+			room := Capacity{Available: available}.Room(percent)
+			if room < available || room < math.MaxInt64 && claim(room, percent) > available {
+				t.Errorf("at %d%%, %d bytes are room for %d, which claim %d", percent, available, room, claim(room, percent))
+			}
+			if room < math.MaxInt64 && claim(room+1, percent) <= available {
+				t.Errorf("at %d%%, %d bytes are room for more than %d", percent, available, room)
+			}
+		}
+		if claim(0, percent) != 0 || claim(1, percent) != 1 {
+			t.Errorf("at %d%%, a byte claims %d, none %d", percent, claim(1, percent), claim(0, percent))
+		}
+	}
+	if claim(3*mib, 150) != 2*mib || claim(mib, NoOvercommit) != mib {
+		t.Errorf("claims of %d and %d", claim(3*mib, 150), claim(mib, NoOvercommit))
+	}
+}
+
+// TestOvercommit: each volume counts for its claim, and no volume counts on
+// what another was promised.
+func TestOvercommit(t *testing.T) {
+	p := small(t, 65*mib+mib/2)
+	for _, v := range []Volume{thin("double", 40*mib, 200), volume("full", 20*mib, Thin), volume("thick", 12*mib, Thick), thin("triple", 15*mib, 300)} {
+		_, err := p.Create(t.Context(), v)
+		ok(t, err)
+	}
+	c := capacity(t, p)
+	if c.Promised != 45*mib || c.Owed != 75*mib || c.Allocated != 12*mib || c.Available > 7*mib+mib/2 || c.Available < 7*mib {
+		t.Fatalf("%+v", c)
+	}
+	_, err := p.Create(t.Context(), volume("w", 8*mib, Thick))
+	wantError(t, err, state.ResourceExhausted)
+	_, err = p.Create(t.Context(), volume("w", 8*mib, Thin))
+	wantError(t, err, state.ResourceExhausted)
+	_, err = p.Create(t.Context(), thin("w", 16*mib, 200))
+	wantError(t, err, state.ResourceExhausted)
+	wantError(t, p.Grow(t.Context(), "full", 28*mib), state.ResourceExhausted)
+	wantError(t, p.Grow(t.Context(), "double", 56*mib), state.ResourceExhausted)
+	ok(t, p.Grow(t.Context(), "double", 54*mib))
+	if c := capacity(t, p); c.Promised != 52*mib || c.Available > mib/2 {
+		t.Fatalf("grown: %+v", c)
+	}
+
+	// Up to its claim a volume takes what it was promised, beyond it what is free.
+	fill := func(bytes int64) {
+		t.Helper()
+		f, err := os.OpenFile(p.path(volumesDir, "double", dataFile), os.O_WRONLY, 0)
+		ok(t, err)
+		ok(t, unix.Fallocate(int(f.Fd()), 0, 0, bytes))
+		ok(t, f.Close())
+	}
+	fill(27 * mib)
+	if c := capacity(t, p); c.Promised != 25*mib || c.Free < c.Promised {
+		t.Errorf("the claim is taken: %+v", c)
+	}
+	fill(33 * mib)
+	if c := capacity(t, p); c.Promised != 25*mib || c.Free >= c.Promised || c.Available != 0 {
+		t.Errorf("more is taken: %+v", c)
+	}
+	ok(t, p.Delete(t.Context(), "double"))
+	create(t, p, "w", 27*mib, Thick)
+}
+
+func TestConcurrentCreationWithOvercommit(t *testing.T) {
+	p := small(t, 32*mib)
+	var made atomic.Int64
+	var group sync.WaitGroup
+	for i := range 24 {
+		group.Go(func() {
+			switch _, err := p.Create(t.Context(), thin(fmt.Sprintf("v%d", i), 8*mib-BlockSize, 400)); {
+			case err == nil:
+				made.Add(1)
+			case state.ClassOf(err) != state.ResourceExhausted:
+				t.Error(err)
+			}
+		})
+	}
+	group.Wait()
+	if c := capacity(t, p); made.Load() != 15 || c.Thin != 15 || c.Promised > 31*mib {
+		t.Errorf("%d made, %+v", made.Load(), c)
+	}
+}
+
+// TestAllThatIsAvailable can be had, whatever it is asked as, and not much more.
+func TestAllThatIsAvailable(t *testing.T) {
+	for title, p := range map[string]*Pool{"tmpfs": small(t, 32*mib), "ext4": onExt4(t, 64*mib)} {
+		for _, v := range []Volume{volume("v", 0, Thick), volume("v", 0, Thin), thin("v", 0, 250), thin("v", 0, MaxOvercommit)} {
+			t.Run(fmt.Sprintf("%s %s %d", title, v.Provisioning, v.OvercommitPercent), func(t *testing.T) {
+				room := capacity(t, p).Room(max(v.OvercommitPercent, NoOvercommit)) / BlockSize * BlockSize
+				v.Bytes = room + ownBytes*max(v.OvercommitPercent, NoOvercommit)/100
+				_, err := p.Create(t.Context(), v)
+				wantError(t, err, state.ResourceExhausted)
+				v.Bytes = room
+				_, err = p.Create(t.Context(), v)
+				ok(t, err)
+				if err := p.BeginFormat(t.Context(), "v"); err != nil {
+					t.Errorf("no room for the pool's own files: %v", err)
+				}
+				ok(t, p.Delete(t.Context(), "v"))
+			})
+		}
+	}
+}
+
+// TestLargestFile: it can be made, and nothing larger.
+func TestLargestFile(t *testing.T) {
+	p := onExt4(t, 64*mib)
+	largest := capacity(t, p).Largest
+	f, err := os.Create(p.path(tmpDir, "largest"))
+	ok(t, err)
+	defer f.Close()
+	if err := f.Truncate(largest); err != nil || largest%BlockSize != 0 {
+		t.Errorf("%d bytes: %v", largest, err)
+	}
+	if err := f.Truncate(largest + BlockSize); err == nil {
+		t.Errorf("a file can have more than %d bytes", largest)
+	}
+}
+
+// onExt4 opens a pool on an ext4 of its own of so many bytes.
+func onExt4(t testing.TB, bytes int64) *Pool {
+	t.Helper()
+	image, dir := newDir(t)+".img", newDir(t)
+	ok(t, os.WriteFile(image, nil, 0o600))
+	ok(t, os.Truncate(image, bytes))
+	run(t, "mkfs.ext4", "-q", "-m", "0", image)
+	ok(t, os.Mkdir(dir, 0o700))
+	run(t, "mount", "-o", "loop", image, dir)
+	t.Cleanup(func() { run(t, "umount", dir) })
+	ok(t, os.Remove(dir+"/lost+found"))
+	return open(t, dir)
+}
+
+// TestRandomHistory: whatever happens to the volumes, what is remembered of
+// them counts as what is read, and no guaranteed promise is given away.
+func TestRandomHistory(t *testing.T) {
+	for seed := range uint64(8) {
+		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {
+			r := rand.New(rand.NewPCG(seed, 0))
+			p := small(t, 64*mib)
+			for range 60 {
+				id, before := fmt.Sprintf("v%d", r.IntN(6)), capacity(t, p)
+				v := thin(id, r.Int64N(24*mib/BlockSize)*BlockSize+BlockSize, []int64{0, 100, 125, 200, 700}[r.IntN(5)])
+				if r.IntN(3) == 0 {
+					v = volume(id, v.Bytes, Thick)
+				}
+				switch _, err := p.Get(t.Context(), id); {
+				case err != nil:
+					_, err := p.Create(t.Context(), v)
+					takes := claim(v.Bytes, max(v.OvercommitPercent, NoOvercommit))
+					if err != nil && (state.ClassOf(err) != state.ResourceExhausted || takes <= before.Available) || err == nil && takes > before.Free-before.Promised {
+						t.Errorf("%+v in %+v: %v", v, before, err)
+					}
+				case r.IntN(4) == 0:
+					ok(t, p.Delete(t.Context(), id))
+				case r.IntN(3) == 0:
+					if err := p.Grow(t.Context(), id, v.Bytes); err != nil && state.ClassOf(err) != state.ResourceExhausted {
+						t.Error(err)
+					}
+				default:
+					scribble(t, r, p.path(volumesDir, id, dataFile))
+				}
+				have, fresh := capacity(t, p), capacity(t, open(t, p.dir))
+				if have != fresh {
+					t.Fatalf("remembered %+v, read %+v", have, fresh)
+				}
+				if have.Promised > have.Owed || have.Available > max(have.Free-have.Promised, 0) {
+					t.Errorf("%+v", have)
+				}
+			}
+		})
+	}
+}
+
+// scribble allocates or frees a range of a file that is within its size.
+func scribble(t testing.TB, r *rand.Rand, path string) {
+	t.Helper()
+	f, err := os.OpenFile(path, os.O_RDWR, 0)
+	ok(t, err)
+	defer f.Close()
+	info, err := f.Stat()
+	ok(t, err)
+	offset := r.Int64N(info.Size()/BlockSize) * BlockSize
+	bytes := r.Int64N((info.Size()-offset)/BlockSize)*BlockSize + BlockSize
+	mode := uint32(unix.FALLOC_FL_KEEP_SIZE)
+	if r.IntN(2) == 0 {
+		mode |= unix.FALLOC_FL_PUNCH_HOLE
+	}
+	if err := unix.Fallocate(int(f.Fd()), mode, offset, bytes); err != nil && err != unix.ENOSPC {
+		t.Fatal(err)
+	}
+}
