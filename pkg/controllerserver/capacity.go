@@ -15,11 +15,13 @@ const (
 	largestSize = 1 << 62 // bytes; no file is larger, and sums do not overflow
 )
 
-// GetCapacity returns the bytes that new volumes can have: what is free less
-// what thin volumes were promised. It is none for other nodes and for
-// capabilities that no volume here has.
+// GetCapacity returns the bytes that new volumes with these parameters can
+// have: what is free and not promised, times their overcommit. It is none for
+// other nodes, for capabilities that no volume here has, and when the smallest
+// volume has no room.
 func (s *Server) GetCapacity(ctx context.Context, req *csi.GetCapacityRequest) (*csi.GetCapacityResponse, error) {
-	if _, err := provisioningOf(req.GetParameters()); err != nil {
+	v, err := parse(req.GetParameters())
+	if err != nil {
 		return nil, err
 	}
 	if !s.here(req.GetAccessibleTopology()) {
@@ -30,7 +32,6 @@ func (s *Server) GetCapacity(ctx context.Context, req *csi.GetCapacityRequest) (
 		if err := complete(req.GetVolumeCapabilities()); err != nil {
 			return nil, err
 		}
-		var err error
 		if fsType, err = s.fsTypeOf(req.GetVolumeCapabilities(), s.Filesystems.Default(largestSize)); err != nil {
 			return &csi.GetCapacityResponse{}, nil // the caller asks how much there is: none
 		}
@@ -39,8 +40,13 @@ func (s *Server) GetCapacity(ctx context.Context, req *csi.GetCapacityRequest) (
 	if err != nil {
 		return nil, err
 	}
+	room := capacity.Room(v.OvercommitPercent) / sizeUnit * sizeUnit
+	if room < s.smallest(fsType) {
+		room = 0
+	}
 	return &csi.GetCapacityResponse{
-		AvailableCapacity: max(capacity.Available, 0) / sizeUnit * sizeUnit,
+		AvailableCapacity: room,
+		MaximumVolumeSize: wrapperspb.Int64(min(room, capacity.Largest, largestSize)),
 		MinimumVolumeSize: wrapperspb.Int64(s.smallest(fsType)),
 	}, nil
 }

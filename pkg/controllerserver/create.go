@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"strings"
+	"unicode/utf8"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
@@ -48,8 +49,8 @@ func (s *Server) wanted(req *csi.CreateVolumeRequest) (pool.Volume, error) {
 	switch {
 	case name == "":
 		return none, state.Errorf(state.InvalidArgument, "name is missing")
-	case len(name) > maxNameBytes || strings.ContainsFunc(name, banned):
-		return none, state.Errorf(state.InvalidArgument, "name %.200q: must have at most %d bytes and no control characters", name, maxNameBytes)
+	case len(name) > maxNameBytes || !utf8.ValidString(name) || strings.ContainsFunc(name, banned):
+		return none, state.Errorf(state.InvalidArgument, "name %.200q: must have at most %d bytes, be UTF-8, and hold no control characters", name, maxNameBytes)
 	case len(req.GetVolumeCapabilities()) == 0:
 		return none, state.Errorf(state.InvalidArgument, "volume %s: volume_capabilities is missing", name)
 	case req.GetVolumeContentSource() != nil:
@@ -62,7 +63,7 @@ func (s *Server) wanted(req *csi.CreateVolumeRequest) (pool.Volume, error) {
 	if err != nil {
 		return none, fmt.Errorf("volume %s: %w", name, err)
 	}
-	provisioning, err := provisioningOf(req.GetParameters())
+	v, err := parse(req.GetParameters())
 	if err != nil {
 		return none, fmt.Errorf("volume %s: %w", name, err)
 	}
@@ -70,7 +71,8 @@ func (s *Server) wanted(req *csi.CreateVolumeRequest) (pool.Volume, error) {
 	if err != nil {
 		return none, fmt.Errorf("volume %s: %w", name, err)
 	}
-	return pool.Volume{ID: pool.ID(name), Name: name, Bytes: bytes, Provisioning: provisioning, FSType: fsType}, nil
+	v.ID, v.Name, v.Bytes, v.FSType = pool.ID(name), name, bytes, fsType
+	return v, nil
 }
 
 // banned reports the characters that the spec bans from names: control
@@ -84,6 +86,7 @@ func banned(r rune) bool {
 func (s *Server) compatible(have, want pool.Volume, req *csi.CreateVolumeRequest) error {
 	limit := req.GetCapacityRange().GetLimitBytes()
 	fsType, err := s.fsTypeOf(req.GetVolumeCapabilities(), cmp.Or(have.FSType, want.FSType))
+	other := differs(have, want, keys())
 	switch {
 	case err != nil:
 		return err
@@ -91,8 +94,8 @@ func (s *Server) compatible(have, want pool.Volume, req *csi.CreateVolumeRequest
 		return state.Errorf(state.AlreadyExists, "volume %s: its id %s is taken by the volume named %s", want.Name, have.ID, have.Name)
 	case have.Bytes < req.GetCapacityRange().GetRequiredBytes(), limit > 0 && have.Bytes > limit:
 		return state.Errorf(state.AlreadyExists, "volume %s: it exists with %d bytes, outside of the capacity_range", want.Name, have.Bytes)
-	case have.Provisioning != want.Provisioning:
-		return state.Errorf(state.AlreadyExists, "volume %s: it exists with provisioning %s, not %s", want.Name, have.Provisioning, want.Provisioning)
+	case other != "":
+		return state.Errorf(state.AlreadyExists, "volume %s: it exists with %s", want.Name, other)
 	case have.FSType != fsType:
 		return state.Errorf(state.AlreadyExists, "volume %s: it exists as %s, not as %s", want.Name, use(have.FSType), use(fsType))
 	case !s.reaches(req.GetAccessibilityRequirements()):
@@ -114,9 +117,5 @@ func (s *Server) answer(v pool.Volume, err error) (*csi.CreateVolumeResponse, er
 	if err != nil {
 		return nil, err
 	}
-	return &csi.CreateVolumeResponse{Volume: &csi.Volume{
-		VolumeId:           v.ID,
-		CapacityBytes:      v.Bytes,
-		AccessibleTopology: []*csi.Topology{{Segments: map[string]string{s.TopologyKey: s.NodeID}}},
-	}}, nil
+	return &csi.CreateVolumeResponse{Volume: s.describe(v)}, nil
 }

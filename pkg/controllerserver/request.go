@@ -2,39 +2,13 @@ package controllerserver
 
 import (
 	"cmp"
-	"maps"
 	"slices"
 	"strings"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
-	"github.com/csi-node/csi-node/pkg/devices/pool"
 	"github.com/csi-node/csi-node/pkg/state"
 )
-
-const (
-	provisioningKey = "provisioning"
-	// Keys of external-provisioner, which are not for the driver to know.
-	kubernetesPrefix = "csi.storage.k8s.io/"
-)
-
-// provisioningOf reads the parameters. InvalidArgument names those that are known.
-func provisioningOf(parameters map[string]string) (pool.Provisioning, error) {
-	provisioning := pool.Thick
-	for _, key := range slices.Sorted(maps.Keys(parameters)) {
-		value := parameters[key]
-		switch {
-		case strings.HasPrefix(key, kubernetesPrefix):
-		case key != provisioningKey:
-			return "", state.Errorf(state.InvalidArgument, "parameter %q is not known; there is %s: %s (default) or %s", key, provisioningKey, pool.Thick, pool.Thin)
-		case value != string(pool.Thick) && value != string(pool.Thin):
-			return "", state.Errorf(state.InvalidArgument, "parameter %s: %q is not %s or %s", key, value, pool.Thick, pool.Thin)
-		default:
-			provisioning = pool.Provisioning(value)
-		}
-	}
-	return provisioning, nil
-}
 
 // modes are the access modes of a volume that is reached from one node.
 var modes = []csi.VolumeCapability_AccessMode_Mode{

@@ -1,6 +1,6 @@
 // Package controllerserver serves the CSI Controller RPCs of a pool of volumes
-// that live on this node: create, delete, validate, capacity. It never touches
-// a mount.
+// that live on this node: create, delete, list, validate, capacity. It never
+// touches a mount.
 //
 // It runs beside the node service on every node (external-provisioner with
 // --node-deployment), and each pod of it answers for its own pool. Errors are
@@ -23,6 +23,8 @@ type Pool interface {
 	// Create returns AlreadyExists together with the volume that is there.
 	Create(ctx context.Context, v pool.Volume) (pool.Volume, error)
 	Get(ctx context.Context, id string) (pool.Volume, error)
+	// IDs returns the ids of all volumes, also of those that Get cannot read.
+	IDs(ctx context.Context) ([]string, error)
 	Capacity(ctx context.Context) (pool.Capacity, error)
 }
 
@@ -65,7 +67,9 @@ func New(cfg Config) *Server { return &Server{Config: cfg} }
 
 var capabilities = []csi.ControllerServiceCapability_RPC_Type{
 	csi.ControllerServiceCapability_RPC_CREATE_DELETE_VOLUME,
+	csi.ControllerServiceCapability_RPC_LIST_VOLUMES,
 	csi.ControllerServiceCapability_RPC_GET_CAPACITY,
+	csi.ControllerServiceCapability_RPC_GET_VOLUME,
 	csi.ControllerServiceCapability_RPC_SINGLE_NODE_MULTI_WRITER,
 }
 

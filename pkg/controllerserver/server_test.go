@@ -47,6 +47,10 @@ func (f *fakePool) Get(_ context.Context, id string) (pool.Volume, error) {
 	return v, f.err
 }
 
+func (f *fakePool) IDs(context.Context) ([]string, error) {
+	return slices.Sorted(maps.Keys(f.volumes)), f.err
+}
+
 func (f *fakePool) Capacity(context.Context) (pool.Capacity, error) { return f.capacity, f.err }
 
 func (f *fakePool) Delete(_ context.Context, id string) error {
@@ -68,7 +72,7 @@ type fakeIntents map[string]*state.Volume
 func (f fakeIntents) Get(id string) *state.Volume { return f[id] }
 
 func newServer() (*Server, *fakePool) {
-	p := &fakePool{volumes: map[string]pool.Volume{}, capacity: pool.Capacity{Total: 100 * gib, Available: 10*gib + 1, Promised: gib}}
+	p := &fakePool{volumes: map[string]pool.Volume{}, capacity: pool.Capacity{Total: 100 * gib, Available: 10*gib + 1, Promised: gib, Largest: 64 * gib}}
 	return New(Config{
 		NodeID: "node-1", TopologyKey: topologyKey, Filesystems: fakeFilesystems{},
 		Pool: p, Deleter: p, Intents: fakeIntents{},
@@ -162,6 +166,9 @@ func TestCreateVolume(t *testing.T) {
 		"smallest ext4":     {[]change{size(1, 0)}, pool.Volume{ID: "pvc-1", Name: "pvc-1", Bytes: 2 * mib, Provisioning: pool.Thick, FSType: "ext4"}},
 		"smallest block":    {[]change{size(1, 4096), capable(block(writer))}, pool.Volume{ID: "pvc-1", Name: "pvc-1", Bytes: 4096, Provisioning: pool.Thick}},
 		"thin":              {[]change{parameters("provisioning", "thin", "csi.storage.k8s.io/pvc/name", "x")}, pool.Volume{ID: "pvc-1", Name: "pvc-1", Bytes: gib, Provisioning: pool.Thin, FSType: "ext4"}},
+		"overcommit":        {[]change{parameters("provisioning", "thin", "overcommit", "2.5")}, pool.Volume{ID: "pvc-1", Name: "pvc-1", Bytes: gib, Provisioning: pool.Thin, OvercommitPercent: 250, FSType: "ext4"}},
+		"no overcommit":     {[]change{parameters("overcommit", "1.00")}, pool.Volume{ID: "pvc-1", Name: "pvc-1", Bytes: gib, Provisioning: pool.Thick, FSType: "ext4"}},
+		"sectors":           {[]change{parameters("sectorSize", "4096")}, pool.Volume{ID: "pvc-1", Name: "pvc-1", Bytes: gib, Provisioning: pool.Thick, SectorBytes: 4096, FSType: "ext4"}},
 		"longest name":      {[]change{name(long)}, pool.Volume{ID: long, Name: long, Bytes: gib, Provisioning: pool.Thick, FSType: "ext4"}},
 		"odd name":          {[]change{name("../π\t")}, pool.Volume{ID: pool.ID("../π\t"), Name: "../π\t", Bytes: gib, Provisioning: pool.Thick, FSType: "ext4"}},
 		"block and mount":   {[]change{capable(block(writer), mount(writer, "xfs"))}, pool.Volume{ID: "pvc-1", Name: "pvc-1", Bytes: gib, Provisioning: pool.Thick, FSType: "xfs"}},
@@ -186,7 +193,8 @@ func TestCreateVolume(t *testing.T) {
 					t.Errorf("is accessible from %v", at)
 				}
 			}
-			if got := p.volumes[test.want.ID]; got.Name != test.want.Name || got.Bytes != test.want.Bytes || got.Provisioning != test.want.Provisioning || got.FSType != test.want.FSType {
+			test.want.OvercommitPercent = max(test.want.OvercommitPercent, pool.NoOvercommit)
+			if got := p.volumes[test.want.ID]; got != test.want {
 				t.Errorf("made %+v, not %+v", got, test.want)
 			}
 		})
@@ -236,8 +244,13 @@ func TestCreateVolumeRefuses(t *testing.T) {
 		"limit < smallest":  {func(r *csi.CreateVolumeRequest) { size(1, 299*mib)(r); capable(mount(writer, "xfs"))(r) }, state.OutOfRange, "at least 314572800 bytes"},
 		"beyond sums":       {size(1<<63-1, 0), state.OutOfRange, "9223372036854775807"},
 		"beyond the pool":   {size(11*gib, 0), state.ResourceExhausted, "no room"},
-		"parameter":         {parameters("Provisioning", "thin"), state.InvalidArgument, "there is provisioning: thick (default) or thin"},
-		"provisioning":      {parameters("provisioning", ""), state.InvalidArgument, "thick or thin"},
+		"name not UTF-8":    {name("a\xff"), state.InvalidArgument, "UTF-8"},
+		"parameter":         {parameters("Provisioning", "thin"), state.InvalidArgument, "there are overcommit: 1 (default) to 100"},
+		"no parameter":      {parameters("", ""), state.InvalidArgument, "provisioning: thick (default) or thin; sectorSize: 512 or 4096"},
+		"provisioning":      {parameters("provisioning", ""), state.InvalidArgument, "not thick (default) or thin"},
+		"thick overcommit":  {parameters("overcommit", "1.01"), state.InvalidArgument, "provisioning: thin"},
+		"sector size":       {parameters("sectorSize", "1024"), state.InvalidArgument, "not 512 or 4096"},
+		"no sector size":    {parameters("sectorSize", ""), state.InvalidArgument, "not 512 or 4096"},
 		"elsewhere":         {requisite(topology(topologyKey, "node-2"), topology("zone", "z")), state.ResourceExhausted, "node-1 alone"},
 		"more than here":    {requisite(topology(topologyKey, "node-1", "zone", "z")), state.ResourceExhausted, "node-1 alone"},
 		"source":            {func(r *csi.CreateVolumeRequest) { r.VolumeContentSource = &csi.VolumeContentSource{} }, state.InvalidArgument, "volume_content_source"},
@@ -267,7 +280,9 @@ func TestCreateVolumeThatExists(t *testing.T) {
 		"no range":         {func(r *csi.CreateVolumeRequest) { r.CapacityRange = nil }, ""},
 		"larger":           {size(2*gib, 0), "outside"},
 		"lower limit":      {size(0, gib/2), "outside"},
-		"thin":             {parameters("provisioning", "thin"), "provisioning thick"},
+		"thin":             {parameters("provisioning", "thin"), "provisioning thick, not thin"},
+		"overcommit":       {parameters("provisioning", "thin", "overcommit", "1.5"), "overcommit 1, not 1.5"},
+		"sector size":      {parameters("sectorSize", "512"), "sectorSize by default, not 512"},
 		"xfs":              {capable(mount(writer, "xfs")), "type xfs"},
 		"block":            {capable(block(writer)), "not as a block device"},
 		"elsewhere":        {requisite(topology(topologyKey, "node-2")), "node-1"},
@@ -325,6 +340,11 @@ func TestPoolErrorsPass(t *testing.T) {
 		"create": func() error { _, err := s.CreateVolume(t.Context(), request()); return err },
 		"delete": func() error {
 			_, err := s.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: "v"})
+			return err
+		},
+		"list": func() error { _, err := s.ListVolumes(t.Context(), &csi.ListVolumesRequest{}); return err },
+		"get": func() error {
+			_, err := s.ControllerGetVolume(t.Context(), &csi.ControllerGetVolumeRequest{VolumeId: "v"})
 			return err
 		},
 		"capacity": func() error { _, err := s.GetCapacity(t.Context(), &csi.GetCapacityRequest{}); return err },
@@ -397,7 +417,10 @@ func TestValidateVolumeCapabilities(t *testing.T) {
 		}, 0, "MULTI_NODE_MULTI_WRITER"},
 		"fs type":          {func(r *validate) { r.VolumeCapabilities = []*csi.VolumeCapability{mount(writer, "xfs")} }, 0, "not as a file system of type xfs"},
 		"block":            {func(r *validate) { r.VolumeCapabilities = []*csi.VolumeCapability{block(writer)} }, 0, "not as a block device"},
-		"thick":            {func(r *validate) { r.Parameters = map[string]string{"provisioning": "thick"} }, 0, "provisioning is thin"},
+		"thick":            {func(r *validate) { r.Parameters = map[string]string{"provisioning": "thick"} }, 0, "provisioning thin, not thick"},
+		"overcommit":       {func(r *validate) { r.Parameters = map[string]string{"provisioning": "thin", "overcommit": "2"} }, 0, "overcommit 1, not 2"},
+		"one":              {func(r *validate) { r.Parameters = map[string]string{"overcommit": "1"} }, 0, ""},
+		"sector size":      {func(r *validate) { r.Parameters = map[string]string{"sectorSize": "512"} }, 0, "sectorSize by default, not 512"},
 		"bad parameter":    {func(r *validate) { r.Parameters = map[string]string{"x": "y"} }, 0, `"x"`},
 		"another context":  {func(r *validate) { r.VolumeContext = map[string]string{"x": "y"} }, 0, `"x"`},
 		"mutable":          {func(r *validate) { r.MutableParameters = map[string]string{"x": "y"} }, 0, "mutable_parameters"},
@@ -436,6 +459,9 @@ func TestGetCapacity(t *testing.T) {
 		least   int64
 		class   state.Class
 	}{
+		"overcommit":     {&capacity{Parameters: map[string]string{"provisioning": "thin", "overcommit": "1.5"}}, 15 * gib, 4096, 0},
+		"beyond a file":  {&capacity{Parameters: map[string]string{"provisioning": "thin", "overcommit": "100"}}, 1000 * gib, 4096, 0},
+		"thick, though":  {&capacity{Parameters: map[string]string{"overcommit": "2"}}, 0, 0, state.InvalidArgument},
 		"all":            {&capacity{}, 10 * gib, 4096, 0},
 		"here":           {&capacity{AccessibleTopology: topology(topologyKey, "node-1")}, 10 * gib, 4096, 0},
 		"anywhere":       {&capacity{AccessibleTopology: topology()}, 10 * gib, 4096, 0},
@@ -455,15 +481,19 @@ func TestGetCapacity(t *testing.T) {
 				check(t, err, test.class, "")
 				return
 			}
-			if err != nil || resp.GetAvailableCapacity() != test.want || resp.GetMinimumVolumeSize().GetValue() != test.least {
+			if err != nil || resp.GetAvailableCapacity() != test.want || resp.GetMinimumVolumeSize().GetValue() != test.least ||
+				resp.GetMaximumVolumeSize().GetValue() != min(test.want, 64*gib) {
 				t.Errorf("answers %v (%v)", resp, err)
 			}
 		})
 	}
 	s, p := newServer()
-	p.capacity.Available = -5
-	if resp, err := s.GetCapacity(t.Context(), &csi.GetCapacityRequest{}); err != nil || resp.GetAvailableCapacity() != 0 {
-		t.Errorf("an overfull pool answers %v (%v)", resp, err)
+	for _, available := range []int64{-5, 0, 300*mib - 1} {
+		p.capacity.Available = available
+		resp, err := s.GetCapacity(t.Context(), &csi.GetCapacityRequest{VolumeCapabilities: []*csi.VolumeCapability{mount(writer, "xfs")}})
+		if err != nil || resp.GetAvailableCapacity() != 0 || resp.GetMaximumVolumeSize().GetValue() != 0 {
+			t.Errorf("with %d bytes it answers %v (%v)", available, resp, err)
+		}
 	}
 }
 
@@ -477,7 +507,7 @@ func TestControllerGetCapabilities(t *testing.T) {
 	for _, c := range resp.GetCapabilities() {
 		got = append(got, c.GetRpc().GetType().String())
 	}
-	if !slices.Equal(got, []string{"CREATE_DELETE_VOLUME", "GET_CAPACITY", "SINGLE_NODE_MULTI_WRITER"}) {
+	if !slices.Equal(got, []string{"CREATE_DELETE_VOLUME", "LIST_VOLUMES", "GET_CAPACITY", "GET_VOLUME", "SINGLE_NODE_MULTI_WRITER"}) {
 		t.Errorf("capabilities %v", got)
 	}
 }
@@ -506,7 +536,7 @@ func TestCreateVolumeInARealPool(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if ids, err := p.IDs(); err != nil || len(ids) != 0 {
+	if ids, err := p.IDs(t.Context()); err != nil || len(ids) != 0 {
 		t.Errorf("the pool has %v (%v)", ids, err)
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -24,10 +25,7 @@ func (s *Server) ValidateVolumeCapabilities(ctx context.Context, req *csi.Valida
 	if err := complete(req.GetVolumeCapabilities()); err != nil {
 		return nil, fmt.Errorf("volume %s: %w", id, err)
 	}
-	if pool.ValidateID(id) != nil {
-		return nil, state.Errorf(state.NotFound, "volume %.200q: there is no such volume on node %s", id, s.NodeID)
-	}
-	volume, err := s.Pool.Get(ctx, id)
+	volume, err := s.get(ctx, id)
 	if err != nil {
 		return nil, err
 	}
@@ -59,12 +57,13 @@ func (s *Server) lacks(v pool.Volume, req *csi.ValidateVolumeCapabilitiesRequest
 	if len(req.GetMutableParameters()) > 0 {
 		return "mutable_parameters: this driver has none"
 	}
-	provisioning, err := provisioningOf(req.GetParameters())
+	want, err := parse(req.GetParameters())
 	if err != nil {
 		return err.Error()
 	}
-	if _, named := req.GetParameters()[provisioningKey]; named && provisioning != v.Provisioning {
-		return fmt.Sprintf("its provisioning is %s, not %s", v.Provisioning, provisioning)
+	named := slices.DeleteFunc(keys(), func(key string) bool { _, is := req.GetParameters()[key]; return !is })
+	if other := differs(v, want, named); other != "" {
+		return "it has " + other
 	}
 	return ""
 }

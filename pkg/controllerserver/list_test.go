@@ -1,0 +1,228 @@
+package controllerserver
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/csi-node/csi-node/pkg/devices/pool"
+	"github.com/csi-node/csi-node/pkg/state"
+)
+
+// realServer has a pool of its own.
+func realServer(t testing.TB) (*Server, *pool.Pool, string) {
+	t.Helper()
+	dir := t.TempDir() + "/pool"
+	p, err := pool.Open(t.Context(), dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return New(Config{NodeID: "node-1", TopologyKey: topologyKey, Filesystems: fakeFilesystems{}, Pool: p, Deleter: p, Intents: fakeIntents{}}), p, dir
+}
+
+// pages lists all volumes and returns their ids, page by page. between is
+// called after each page.
+func pages(t testing.TB, s *Server, most int32, between func()) [][]string {
+	t.Helper()
+	var all [][]string
+	for token := ""; ; between() {
+		resp, err := s.ListVolumes(t.Context(), &csi.ListVolumesRequest{MaxEntries: most, StartingToken: token})
+		if err != nil {
+			t.Fatal(err)
+		}
+		var page []string
+		for _, e := range resp.GetEntries() {
+			page = append(page, e.GetVolume().GetVolumeId())
+		}
+		all = append(all, page)
+		if token = resp.GetNextToken(); token == "" {
+			return all
+		}
+		if len(token) > 128 {
+			t.Errorf("a token of %d bytes", len(token))
+		}
+	}
+}
+
+func TestListVolumes(t *testing.T) {
+	s, p := newServer()
+	if resp, err := s.ListVolumes(t.Context(), &csi.ListVolumesRequest{}); err != nil || len(resp.GetEntries()) != 0 || resp.GetNextToken() != "" {
+		t.Errorf("an empty pool: %v, %v", resp, err)
+	}
+	var ids []string
+	for i := range 10 {
+		id := fmt.Sprintf("v%d", i)
+		if i == 0 {
+			id = strings.Repeat("x", 128)
+		}
+		ids = append(ids, id)
+		p.volumes[id] = pool.Volume{ID: id, Name: "name of " + id, Bytes: gib, Provisioning: pool.Thin}
+	}
+	slices.Sort(ids)
+	for most, sizes := range map[int32][]int{0: {10}, 1: {1, 1, 1, 1, 1, 1, 1, 1, 1, 1}, 3: {3, 3, 3, 1}, 5: {5, 5}, 9: {9, 1}, 10: {10}, 11: {10}, math.MaxInt32: {10}} {
+		var got []int
+		all := pages(t, s, most, func() {})
+		for _, page := range all {
+			got = append(got, len(page))
+		}
+		if !slices.Equal(got, sizes) {
+			t.Errorf("max_entries %d: pages of %v, want %v", most, got, sizes)
+		}
+		if listed := slices.Concat(all...); !slices.Equal(slices.Sorted(slices.Values(listed)), ids) {
+			t.Errorf("max_entries %d lists %q", most, listed)
+		}
+	}
+	resp, err := s.ListVolumes(t.Context(), &csi.ListVolumesRequest{MaxEntries: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	v := resp.GetEntries()[0].GetVolume()
+	want := &csi.Volume{VolumeId: v.GetVolumeId(), CapacityBytes: gib, AccessibleTopology: []*csi.Topology{topology(topologyKey, "node-1")}}
+	if !proto.Equal(v, want) {
+		t.Errorf("lists %v, not %v", v, want)
+	}
+}
+
+func TestListVolumesRefuses(t *testing.T) {
+	s, _ := newServer()
+	_, err := s.ListVolumes(t.Context(), &csi.ListVolumesRequest{MaxEntries: -1})
+	check(t, err, state.InvalidArgument, "max_entries")
+	for _, token := range []string{"invalid-token", "0", "v1", strings.Repeat("g", 64), strings.Repeat("0", 63), strings.Repeat("0", 65), strings.Repeat("A", 64), strings.Repeat("0", 64) + "\n"} {
+		_, err := s.ListVolumes(t.Context(), &csi.ListVolumesRequest{StartingToken: token})
+		check(t, err, state.Aborted, "starting_token")
+	}
+}
+
+// TestListVolumesWhileTheyComeAndGo: what is there all the while is listed
+// once, and nothing twice.
+func TestListVolumesWhileTheyComeAndGo(t *testing.T) {
+	for seed := range uint64(20) {
+		r := rand.New(rand.NewPCG(seed, 0))
+		s, p := newServer()
+		put := func(id string) { p.volumes[id] = pool.Volume{ID: id, Bytes: gib} }
+		for i := range 40 {
+			put(fmt.Sprintf("stays-%d", i))
+			put(fmt.Sprintf("goes-%d", i))
+		}
+		listed := map[string]int{}
+		for _, page := range pages(t, s, 1+r.Int32N(7), func() {
+			put(fmt.Sprintf("came-%d", r.Int()))
+			for range r.IntN(6) {
+				delete(p.volumes, fmt.Sprintf("goes-%d", r.IntN(40)))
+			}
+		}) {
+			for _, id := range page {
+				if listed[id]++; listed[id] > 1 {
+					t.Errorf("seed %d: %s is listed twice", seed, id)
+				}
+			}
+		}
+		for i := range 40 {
+			if id := fmt.Sprintf("stays-%d", i); listed[id] != 1 {
+				t.Errorf("seed %d: %s is not listed", seed, id)
+			}
+		}
+	}
+}
+
+// TestListVolumesOfADamagedOne: it is listed, of a capacity that is not known.
+func TestListVolumesOfADamagedOne(t *testing.T) {
+	s, p, dir := realServer(t)
+	for _, id := range []string{"a", "b", "c"} {
+		if _, err := p.Create(t.Context(), pool.Volume{Name: id, Bytes: mib, Provisioning: pool.Thin}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.WriteFile(dir+"/volumes/b/volume.json", []byte("{"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	resp, err := s.ListVolumes(t.Context(), &csi.ListVolumesRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := map[string]int64{}
+	for _, e := range resp.GetEntries() {
+		got[e.GetVolume().GetVolumeId()] = e.GetVolume().GetCapacityBytes()
+	}
+	if len(got) != 3 || got["a"] != mib || got["b"] != 0 || got["c"] != mib {
+		t.Errorf("lists %v", got)
+	}
+	_, err = s.ControllerGetVolume(t.Context(), &csi.ControllerGetVolumeRequest{VolumeId: "b"})
+	check(t, err, state.Internal, "volume.json")
+	if err := os.Rename(dir, dir+".away"); err != nil {
+		t.Fatal(err)
+	}
+	if resp, err := s.ListVolumes(t.Context(), &csi.ListVolumesRequest{}); err == nil {
+		t.Errorf("a pool that is away lists %v", resp)
+	}
+}
+
+func TestListVolumesThatVanish(t *testing.T) {
+	s, p := newServer()
+	p.volumes["v"] = pool.Volume{ID: "v"}
+	s.Pool = late{p} // Get finds none of those that are listed
+	if resp, err := s.ListVolumes(t.Context(), &csi.ListVolumesRequest{}); err != nil || len(resp.GetEntries()) != 0 {
+		t.Errorf("lists %v (%v)", resp, err)
+	}
+}
+
+// TestListVolumesInMessages: no page is larger than gRPC's clients take.
+func TestListVolumesInMessages(t *testing.T) {
+	s, p := newServer()
+	s.NodeID, s.TopologyKey = strings.Repeat("n", 256), "topology."+strings.Repeat("k", 63)+"/node"
+	for i := range mostEntries + 1 {
+		id := fmt.Sprintf("%0128d", i)
+		p.volumes[id] = pool.Volume{ID: id, Bytes: math.MaxInt64}
+	}
+	resp, err := s.ListVolumes(t.Context(), &csi.ListVolumesRequest{MaxEntries: math.MaxInt32})
+	if err != nil || len(resp.GetEntries()) != mostEntries || resp.GetNextToken() == "" || proto.Size(resp) > 4<<20 {
+		t.Errorf("%d entries, %d bytes, next %q (%v)", len(resp.GetEntries()), proto.Size(resp), resp.GetNextToken(), err)
+	}
+}
+
+func TestControllerGetVolume(t *testing.T) {
+	s, p := newServer()
+	p.volumes["v"] = pool.Volume{ID: "v", Bytes: gib}
+	resp, err := s.ControllerGetVolume(t.Context(), &csi.ControllerGetVolumeRequest{VolumeId: "v"})
+	if err != nil || resp.GetVolume().GetVolumeId() != "v" || resp.GetVolume().GetCapacityBytes() != gib || len(resp.GetVolume().GetAccessibleTopology()) != 1 || resp.GetStatus() == nil {
+		t.Errorf("answers %v (%v)", resp, err)
+	}
+	for id, class := range map[string]state.Class{"": state.InvalidArgument, "w": state.NotFound, "../v": state.NotFound, strings.Repeat("v", 129): state.NotFound} {
+		_, err := s.ControllerGetVolume(t.Context(), &csi.ControllerGetVolumeRequest{VolumeId: id})
+		check(t, err, class, "volume")
+	}
+}
+
+func BenchmarkListVolumes(b *testing.B) {
+	s, p, dir := realServer(b)
+	if _, err := p.Create(b.Context(), pool.Volume{Name: "v", Bytes: mib, Provisioning: pool.Thin}); err != nil {
+		b.Fatal(err)
+	}
+	facts, err := os.ReadFile(dir + "/volumes/v/volume.json")
+	if err != nil {
+		b.Fatal(err)
+	}
+	for i := range 10_000 { // without the wait for a disk
+		id := fmt.Sprintf("v%d", i)
+		err := errors.Join(os.Mkdir(dir+"/volumes/"+id, 0o700),
+			os.WriteFile(dir+"/volumes/"+id+"/volume.json", []byte(strings.Replace(string(facts), `"v"`, `"`+id+`"`, 1)), 0o600))
+		if err != nil {
+			b.Fatal(err)
+		}
+	}
+	for _, most := range []int32{100, mostEntries} {
+		b.Run(fmt.Sprintf("10000 volumes in pages of %d", most), func(b *testing.B) {
+			for b.Loop() {
+				pages(b, s, most, func() {})
+			}
+		})
+	}
+}
