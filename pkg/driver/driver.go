@@ -155,6 +155,7 @@ func (p *plugin) openVolumes(ctx context.Context) (err error) {
 		Metrics: p.metrics,
 	})
 	p.metrics.watch(p.reconciler)
+	p.metrics.watchPool(func() (pool.Capacity, error) { return p.pool.Capacity(context.WithoutCancel(ctx)) })
 	return nil
 }
 
@@ -174,10 +175,22 @@ func (p *plugin) storageHealth(ctx context.Context) error {
 		return err
 	}
 	capacity, err := p.pool.Capacity(ctx)
-	if err == nil && capacity.Available == 0 {
-		err = state.Errorf(state.ResourceExhausted, "the pool %s has no room for new volumes or for growth", p.PoolDir)
+	if err != nil {
+		return err
 	}
-	return err
+	return roomLeft(p.PoolDir, capacity)
+}
+
+// roomLeft returns ResourceExhausted when a pool has no room for new volumes,
+// and before it has none for what the volumes write.
+func roomLeft(dir string, c pool.Capacity) error {
+	switch {
+	case c.Promised > c.Free, c.Owed > c.Free && c.Free < c.Total/10:
+		return state.Errorf(state.ResourceExhausted, "the pool %s has %d of %d bytes free, and its volumes may yet take %d: their writes fail once it is full; delete data or volumes, or enlarge the pool", dir, c.Free, c.Total, c.Owed)
+	case c.Available == 0:
+		return state.Errorf(state.ResourceExhausted, "the pool %s has no room for new volumes or for growth", dir)
+	}
+	return nil
 }
 
 // serve runs the reconciler and the servers until ctx ends.

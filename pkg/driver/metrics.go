@@ -3,13 +3,16 @@ package driver
 import (
 	"context"
 	"path"
+	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/status"
+	"k8s.io/klog/v2"
 
+	"github.com/csi-node/csi-node/pkg/devices/pool"
 	"github.com/csi-node/csi-node/pkg/reconciler"
 )
 
@@ -88,4 +91,112 @@ func (c *volumesByState) Collect(out chan<- prometheus.Metric) {
 	for _, condition := range reconciler.Conditions() {
 		out <- prometheus.MustNewConstMetric(c.desc, prometheus.GaugeValue, float64(count[condition]), string(condition))
 	}
+}
+
+// watchPool adds what the pool has, which count tells. It may hang.
+func (m *metrics) watchPool(count func() (pool.Capacity, error)) {
+	m.registry.MustRegister(newPoolUse(count))
+}
+
+// poolWait is how long a scrape waits for the pool to be counted. After that it
+// shows what was counted last, with the time of that.
+const poolWait = 2 * time.Second
+
+// poolUse shows how the pool is used. At most one count is under way at a time,
+// so that scrapes of a pool whose disk hangs do not pile up.
+type poolUse struct {
+	count func() (pool.Capacity, error)
+
+	mu      sync.Mutex
+	counted chan struct{} // is closed at the end of the count under way; nil: there is none
+	last    pool.Capacity
+	seen    time.Time // when last was counted; zero: never
+}
+
+func newPoolUse(count func() (pool.Capacity, error)) *poolUse { return &poolUse{count: count} }
+
+// poolGauge is a value of the pool.
+type poolGauge struct {
+	desc  *prometheus.Desc
+	value func(pool.Capacity) int64
+}
+
+func newPoolGauge(name, help string, value func(pool.Capacity) int64) poolGauge {
+	return poolGauge{prometheus.NewDesc("csi_node_pool_"+name, help, nil, nil), value}
+}
+
+var (
+	poolGauges = []poolGauge{
+		newPoolGauge("size_bytes", "Size of the pool's file system.", func(c pool.Capacity) int64 { return c.Total }),
+		newPoolGauge("free_bytes", "What nobody has taken of the pool's file system.", func(c pool.Capacity) int64 { return c.Free }),
+		newPoolGauge("available_bytes", "What new volumes and growth can be promised.", func(c pool.Capacity) int64 { return c.Available }),
+		newPoolGauge("allocated_bytes", "What volumes have taken.", func(c pool.Capacity) int64 { return c.Allocated }),
+		newPoolGauge("promised_bytes", "What volumes were promised and have not taken; more than is free if promises are broken.", func(c pool.Capacity) int64 { return c.Promised }),
+		newPoolGauge("owed_bytes", "What volumes may yet take; more than is free if the pool is overcommitted.", func(c pool.Capacity) int64 { return c.Owed }),
+	}
+	poolVolumes = prometheus.NewDesc("csi_node_pool_volumes", "Volumes of the pool; the provisioning of one with damaged metadata is unknown.", []string{"provisioning"}, nil)
+	poolSeen    = prometheus.NewDesc("csi_node_pool_seen_timestamp_seconds", "When the pool was last counted; the pool hangs or is away if that is long ago.", nil, nil)
+)
+
+func (p *poolUse) Describe(descs chan<- *prometheus.Desc) {
+	for _, g := range poolGauges {
+		descs <- g.desc
+	}
+	descs <- poolVolumes
+	descs <- poolSeen
+}
+
+func (p *poolUse) Collect(out chan<- prometheus.Metric) {
+	c, seen := p.look()
+	if seen.IsZero() {
+		return
+	}
+	gauge := func(desc *prometheus.Desc, value float64, labels ...string) {
+		out <- prometheus.MustNewConstMetric(desc, prometheus.GaugeValue, value, labels...)
+	}
+	for _, g := range poolGauges {
+		gauge(g.desc, float64(g.value(c)))
+	}
+	gauge(poolVolumes, float64(c.Thick), string(pool.Thick))
+	gauge(poolVolumes, float64(c.Thin), string(pool.Thin))
+	gauge(poolVolumes, float64(c.Damaged), "unknown")
+	gauge(poolSeen, float64(seen.UnixMilli())/1000)
+}
+
+// look waits for a count, but not for long, and returns the last one that ended.
+func (p *poolUse) look() (pool.Capacity, time.Time) {
+	timer := time.NewTimer(poolWait)
+	defer timer.Stop()
+	select {
+	case <-p.start():
+	case <-timer.C:
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.last, p.seen
+}
+
+// start starts a count if none is under way, and returns what its end closes.
+func (p *poolUse) start() <-chan struct{} {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.counted != nil {
+		return p.counted
+	}
+	counted := make(chan struct{})
+	p.counted = counted
+	go func() {
+		defer close(counted)
+		c, err := p.count()
+		if err != nil {
+			klog.Background().Error(err, "Cannot count the pool's room for the metrics")
+		}
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		p.counted = nil
+		if err == nil {
+			p.last, p.seen = c, time.Now()
+		}
+	}()
+	return counted
 }

@@ -154,6 +154,8 @@ func TestMetrics(t *testing.T) {
 		`csi_node_volumes{state="under way"} 0`,
 		`csi_node_volumes{state="unseen"} 2`,
 		`csi_node_volumes{state="failing"} 0`,
+		`csi_node_pool_volumes{provisioning="thin"} 0`,
+		`csi_node_pool_allocated_bytes 0`,
 	} {
 		if !lines[want] {
 			t.Errorf("no line %s", want)
