@@ -15,10 +15,11 @@ import (
 // notOffered names the optional parts of CSI that the plugin does not
 // advertise: only their specs may be skipped.
 var notOffered = []string{
-	"Snapshot", "snapshot", "ListVolumes", "ControllerPublishVolume", "ControllerUnpublishVolume", "ControllerGetVolume",
+	"Snapshot", "snapshot", "ControllerPublishVolume", "ControllerUnpublishVolume",
 	"ExpandVolume [Controller Server]", "ModifyVolume", "source volume", "volume source volume", "volume attribute class",
 	"ListVolumeHealth", "GetVolumeHealth [Controller Server]", "VolumeGroup", "GroupController",
-	"volume lifecycle", // needs ControllerPublishVolume
+	"volume lifecycle",                       // needs ControllerPublishVolume
+	"pagination should detect volumes added", // switched off by csi-sanity itself; controllerserver tests it
 }
 
 type report struct {
@@ -86,7 +87,7 @@ func run(t *testing.T, sanity, access, provisioning string) {
 		}
 	}
 	t.Logf("csi-sanity %s %s: %d specs ran, %d skipped", access, provisioning, ran, skipped)
-	if ran < 45 {
+	if ran < 48 {
 		t.Errorf("only %d specs ran:\n%s", ran, out)
 	}
 }
