@@ -6,11 +6,9 @@ import (
 	"fmt"
 	"math"
 	"os"
-	"path/filepath"
+	"time"
 
 	"golang.org/x/sys/unix"
-
-	"github.com/csi-node/csi-node/pkg/state"
 )
 
 // Capacity is how much room a pool has, in bytes, and who has it.
@@ -50,11 +48,6 @@ func claim(bytes, overcommitPercent int64) int64 {
 	return hundreds*100 + (rest*100+overcommitPercent-1)/overcommitPercent
 }
 
-// ownBytes is kept free for the pool's own files and what its file system
-// writes about them. The half of it may be taken by the time that somebody
-// asks for all that was told to be available, and gets it.
-const ownBytes = 1 << 20
-
 // Capacity counts the pool's room. It looks at every volume's file, and waits
 // while another call takes room.
 func (p *Pool) Capacity(ctx context.Context) (Capacity, error) {
@@ -77,15 +70,24 @@ func (p *Pool) capacity(ctx context.Context) (Capacity, error) {
 	if err != nil {
 		return Capacity{}, fmt.Errorf("pool: %w", err)
 	}
-	var fs unix.Statfs_t
-	if err := unix.Statfs(p.dir, &fs); err != nil {
-		return Capacity{}, fmt.Errorf("pool %s: statfs: %w", p.dir, err)
+	fs, err := p.statfs()
+	if err != nil {
+		return Capacity{}, err
 	}
-	c.Total, c.Free = int64(fs.Blocks)*fs.Bsize, int64(fs.Bavail)*fs.Bsize
+	c.Total, c.Free = int64(fs.Blocks)*fs.Bsize, free(fs)
 	c.Available = max(c.Free-c.Promised-ownBytes, 0)
 	c.Largest = largestFile(fs)
+	p.ledger = ledger{at: time.Now(), free: c.Free, spare: c.Free - c.Promised}
 	return c, nil
 }
+
+func (p *Pool) statfs() (unix.Statfs_t, error) {
+	var fs unix.Statfs_t
+	err := unix.Statfs(p.dir, &fs)
+	return fs, wrap(err, "pool %s: statfs", p.dir)
+}
+
+func free(fs unix.Statfs_t) int64 { return int64(fs.Bavail) * fs.Bsize }
 
 // largestFile returns the size of the largest file, a multiple of BlockSize.
 // ext4 numbers a file's blocks with 32 bits; no other file system that pools
@@ -196,50 +198,4 @@ func (p *Pool) partOf(name, entry string, inode uint64) part {
 		return none
 	}
 	return part{inode, v.Provisioning, v.OvercommitPercent}
-}
-
-// extend makes the volume's file that many bytes long, if it is shorter, and
-// allocates all of it if it is thick. The file itself is the promise from then
-// on. On failure the file is as long as before.
-func (p *Pool) extend(ctx context.Context, f *os.File, v Volume, bytes int64) error {
-	unlock, err := p.space.Lock(ctx, "")
-	if err != nil {
-		return err
-	}
-	defer unlock()
-	var st unix.Stat_t
-	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
-		return fmt.Errorf("fstat %s: %w", f.Name(), err)
-	}
-	// The file may be in tmp yet, and what is known under the id be of a volume
-	// that was deleted and had the same inode.
-	delete(p.parts, v.ID)
-	p.parts[filepath.Base(filepath.Dir(f.Name()))] = part{st.Ino, v.Provisioning, v.OvercommitPercent}
-	if missing := claim(bytes, v.OvercommitPercent) - claim(st.Size, v.OvercommitPercent); missing > 0 {
-		c, err := p.capacity(ctx)
-		if err != nil {
-			return err
-		}
-		if missing > c.Free-c.Promised-ownBytes/2 {
-			return state.Errorf(state.ResourceExhausted, "the pool %s has no room for %d bytes more: %d of %d bytes are available, with %d promised to other volumes", p.dir, missing, c.Available, c.Total, c.Promised)
-		}
-	}
-	if err := allocate(ctx, f, max(bytes, st.Size), v.Provisioning); err != nil {
-		return errors.Join(noRoom(err), f.Truncate(st.Size))
-	}
-	return wrap(f.Sync(), "fsync %s", f.Name())
-}
-
-func allocate(ctx context.Context, f *os.File, bytes int64, how Provisioning) error {
-	if how == Thin {
-		return f.Truncate(bytes)
-	}
-	for {
-		switch err := unix.Fallocate(int(f.Fd()), 0, 0, bytes); {
-		case !errors.Is(err, unix.EINTR):
-			return wrap(err, "fallocate %s to %d bytes", f.Name(), bytes)
-		case ctx.Err() != nil:
-			return ctx.Err()
-		}
-	}
 }

@@ -8,6 +8,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -210,5 +211,91 @@ func scribble(t testing.TB, r *rand.Rand, path string) {
 	}
 	if err := unix.Fallocate(int(f.Fd()), mode, offset, bytes); err != nil && err != unix.ENOSPC {
 		t.Fatal(err)
+	}
+}
+
+// TestLedger: a count is carried forward while nobody else takes room.
+func TestLedger(t *testing.T) {
+	p := small(t, 64*mib)
+	capacity(t, p)
+	count := func() time.Time { // of which the age is no matter
+		p.ledger.at = time.Now().Add(time.Hour)
+		return p.ledger.at
+	}
+	last := count()
+	spare := p.ledger.spare
+	create(t, p, "thick", 8*mib, Thick)
+	_, err := p.Create(t.Context(), thin("thin", 16*mib, 200))
+	ok(t, err)
+	ok(t, p.Grow(t.Context(), "thick", 12*mib))
+	ok(t, p.Grow(t.Context(), "thin", 32*mib))
+	if p.ledger.at != last || p.ledger.spare != spare-28*mib {
+		t.Errorf("counted anew, or %d bytes were taken", spare-p.ledger.spare)
+	}
+	if c := capacity(t, p); p.ledger.spare > spare-28*mib || p.ledger.spare < spare-28*mib-ownBytes/2 {
+		t.Errorf("%d are spare in %+v, and were %d", p.ledger.spare, c, spare)
+	}
+
+	last = count()
+	ok(t, p.Delete(t.Context(), "thick"))
+	create(t, p, "instead", 40*mib, Thick) // more than was spare
+	if p.ledger.at == last {
+		t.Error("what a deletion gave back is not counted")
+	}
+
+	last = count()
+	f, err := os.Create(p.dir + "/somebody-elses")
+	ok(t, err)
+	ok(t, unix.Fallocate(int(f.Fd()), 0, 0, 5*mib))
+	ok(t, f.Close())
+	_, err = p.Create(t.Context(), volume("w", 4*mib, Thin))
+	wantError(t, err, state.ResourceExhausted)
+	if p.ledger.at == last {
+		t.Error("what somebody else takes is not counted")
+	}
+
+	ok(t, os.Remove(p.dir+"/somebody-elses"))
+	capacity(t, p)
+	p.ledger.at = p.ledger.at.Add(-ledgerAge)
+	last = p.ledger.at
+	create(t, p, "w", mib, Thin)
+	if p.ledger.at == last {
+		t.Error("an old count is believed")
+	}
+}
+
+// TestConcurrentChanges: whoever comes when, no promise is made twice.
+func TestConcurrentChanges(t *testing.T) {
+	p := small(t, 64*mib)
+	var group sync.WaitGroup
+	for worker := range uint64(6) {
+		group.Go(func() {
+			r := rand.New(rand.NewPCG(worker, 0))
+			for range 30 {
+				v := thin(fmt.Sprintf("v%d", r.IntN(8)), r.Int64N(12*mib/BlockSize)*BlockSize+BlockSize, []int64{100, 200, 1000}[r.IntN(3)])
+				if r.IntN(2) == 0 {
+					v.Provisioning, v.OvercommitPercent = Thick, NoOvercommit
+				}
+				var err error
+				switch r.IntN(4) {
+				case 0:
+					err = p.Delete(t.Context(), v.ID)
+				case 1:
+					err = p.Grow(t.Context(), v.ID, v.Bytes)
+				default:
+					_, err = p.Create(t.Context(), v)
+				}
+				if c := state.ClassOf(err); err != nil && c != state.ResourceExhausted && c != state.AlreadyExists && c != state.NotFound {
+					t.Error(err)
+				}
+				if c, err := p.Capacity(t.Context()); err != nil || c.Promised > c.Free {
+					t.Errorf("%+v (%v)", c, err)
+				}
+			}
+		})
+	}
+	group.Wait()
+	if have, fresh := capacity(t, p), capacity(t, open(t, p.dir)); have != fresh {
+		t.Errorf("remembered %+v, read %+v", have, fresh)
 	}
 }

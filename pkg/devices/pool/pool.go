@@ -52,9 +52,10 @@ type Pool struct {
 	volumes keylock.Map // by volume id
 	// space is held, under the key "", while room is counted and taken.
 	space keylock.Map
-	// parts is what is known of the volumes' files, by the name of their
-	// directory; for the holder of space.
-	parts map[string]part
+	// The holder of space remembers what the last count told: of each volume's
+	// file, by the name of its directory, and in all.
+	parts  map[string]part
+	ledger ledger
 }
 
 // Open opens the pool in dir, an absolute path, and makes an empty or missing
