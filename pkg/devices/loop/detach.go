@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+	"k8s.io/klog/v2"
 
 	"github.com/csi-node/csi-node/pkg/state"
 )
@@ -60,9 +61,9 @@ func (b *Backend) detach(ctx context.Context, key string, match, ours func(*devi
 	}
 }
 
-// abandon detaches a device to attach it in the other mode. It is kept if it
+// abandon detaches a device to attach it in another shape. It is kept if it
 // does not go at once.
-func (b *Backend) abandon(ctx context.Context, key string, d *device) error {
+func (b *Backend) abandon(ctx context.Context, key string, d *device, solid bool) error {
 	err := b.release(ctx, d)
 	if err == nil {
 		b.forget(key)
@@ -72,16 +73,17 @@ func (b *Backend) abandon(ctx context.Context, key string, d *device) error {
 		if now, asked := ask(d.name); asked != nil {
 			err = errors.Join(err, asked)
 		} else if now != nil && now.tag() == d.tag() && now.detaching() {
-			err = errors.Join(err, b.reclaim(ctx, key, now))
+			err = errors.Join(err, b.reclaim(ctx, key, now, solid))
 		}
 	}
 	if errors.Is(err, errHeld) {
-		return state.Errorf(state.FailedPrecondition, "it is attached in the other mode (read-only %t): %w", d.readOnly, err)
+		return state.Errorf(state.FailedPrecondition, "it is attached otherwise (read-only %t, sectors of %d bytes): %w", d.readOnly, d.sector, err)
 	}
 	return err
 }
 
-// release clears a device and sees that it is gone.
+// release clears a device, sees that it is gone, and leaves to the next user of
+// its number no limit that was set here.
 func (b *Backend) release(ctx context.Context, d *device) error {
 	unlock, err := b.nodes.Lock(ctx, d.name)
 	if err != nil {
@@ -91,7 +93,15 @@ func (b *Backend) release(ctx context.Context, d *device) error {
 	if gone, err := b.clear(ctx, d); gone || err != nil {
 		return err
 	}
-	return awaitGone(ctx, d)
+	if err := awaitGone(ctx, d); err != nil {
+		return err
+	}
+	if discardIsOff(d.name) {
+		if err := renew(int(d.info.Number)); err != nil {
+			klog.FromContext(ctx).V(2).Info("A free loop device goes on refusing discards until it is attached here again", "device", d.path(), "err", err)
+		}
+	}
+	return nil
 }
 
 // clear tells the kernel to let go of the backing, unless the device is in
@@ -121,6 +131,9 @@ func (b *Backend) clear(ctx context.Context, d *device) (gone bool, err error) {
 		return false, err
 	case len(users) > 0:
 		return false, fmt.Errorf("%s is %w by %s", d, errHeld, strings.Join(users, ", "))
+	}
+	if err := turnDiscardOn(d.name); err != nil {
+		klog.FromContext(ctx).V(2).Info("Cannot let a loop device discard again", "device", d.path(), "err", err)
 	}
 	if err := unix.IoctlSetInt(int(f.Fd()), unix.LOOP_CLR_FD, 0); err != nil && !errors.Is(err, unix.ENXIO) {
 		return false, &os.PathError{Op: "LOOP_CLR_FD", Path: d.path(), Err: err}

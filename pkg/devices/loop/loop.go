@@ -82,14 +82,15 @@ func New(p *pool.Pool) (*Backend, error) {
 }
 
 // index finds the devices that stand for volumes, also foreign ones, and the
-// views. A view lags behind its device if a crash came between their growth.
+// views. A crash may have come before a thick volume's device got its limit.
 func (b *Backend) index(ctx context.Context) error {
 	ids, err := b.pool.IDs()
 	if err != nil {
 		return err
 	}
-	tags := map[fileID]string{}
+	volumes, tags := map[string]string{}, map[fileID]string{}
 	for _, id := range ids {
+		volumes[b.tag(id)] = id
 		path, err := b.pool.DataPath(id)
 		if err != nil {
 			return err
@@ -109,11 +110,11 @@ func (b *Backend) index(ctx context.Context) error {
 		switch tag := d.tag(); {
 		case d.isView():
 			b.remember(viewKey(d.over()), d)
-			if err := setCapacity(d.name); err != nil {
-				klog.FromContext(ctx).Error(err, "A view may be smaller than its device", "view", d.name)
-			}
 		case strings.HasPrefix(tag, b.tag("")) && d.whole():
 			b.remember(tag, d)
+			if v, err := b.pool.Get(ctx, volumes[tag]); err == nil && v.Provisioning == pool.Thick {
+				turnDiscardOff(ctx, d.name)
+			}
 		case tags[d.file()] != "" && b.hint(tags[d.file()]) == "":
 			b.remember(tags[d.file()], d)
 		}

@@ -296,7 +296,18 @@ func TestInterruptedGrowthReachesTheView(t *testing.T) {
 	if err := setCapacity(filepath.Base(d.Path)); err != nil { // and then the crash
 		t.Fatal(err)
 	}
-	if view, err := newBackend(t, b.pool).FindView(t.Context(), d); err != nil || view.Size != 2*devicestest.Size {
+	for _, b := range []*Backend{b, newBackend(t, b.pool)} {
+		if d := want(t, b, "vol", state.DeviceAttached); d.Size != devicestest.Size || d.Capacity != 2*devicestest.Size {
+			t.Errorf("half grown: %+v", d)
+		}
+	}
+	if err := b.Grow(t.Context(), "vol", 2*devicestest.Size); err != nil {
+		t.Fatal(err)
+	}
+	if d := want(t, b, "vol", state.DeviceAttached); d.Size != 2*devicestest.Size {
+		t.Errorf("grown: %+v", d)
+	}
+	if view, err := b.FindView(t.Context(), d); err != nil || view.Size != 2*devicestest.Size {
 		t.Errorf("view: %+v, %v", view, err)
 	}
 }
@@ -502,14 +513,18 @@ func TestDescriptorsDoNotLeak(t *testing.T) {
 }
 
 func BenchmarkAttachDetach(b *testing.B) {
-	backend, _ := setup(b, pool.Thin)
-	for b.Loop() {
-		if err := backend.Attach(b.Context(), "vol", false); err != nil {
-			b.Fatal(err)
-		}
-		if err := backend.Detach(b.Context(), "vol"); err != nil {
-			b.Fatal(err)
-		}
+	for _, how := range []pool.Provisioning{pool.Thin, pool.Thick} {
+		b.Run(string(how), func(b *testing.B) {
+			backend, _ := setup(b, how)
+			for b.Loop() {
+				if err := backend.Attach(b.Context(), "vol", false); err != nil {
+					b.Fatal(err)
+				}
+				if err := backend.Detach(b.Context(), "vol"); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
 	}
 }
 
