@@ -445,21 +445,6 @@ func TestTwoBackendsRaceForFreeDevices(t *testing.T) {
 	}
 }
 
-// TestNodeIsMade: a container's own /dev does not get the nodes of new devices.
-func TestNodeIsMade(t *testing.T) {
-	b, _ := setup(t, pool.Thin)
-	d := attach(t, b, "vol", false)
-	if err := os.Remove(d.Path); err != nil {
-		t.Fatal(err)
-	}
-	if again := want(t, b, "vol", state.DeviceAttached); again != d {
-		t.Errorf("%+v, before %+v", again, d)
-	}
-	if err := b.Detach(t.Context(), "vol"); err != nil {
-		t.Error(err)
-	}
-}
-
 func TestViewOfAnotherDeviceThanMeantIsRefused(t *testing.T) {
 	b, _ := setup(t, pool.Thin)
 	d := attach(t, b, "vol", false)
