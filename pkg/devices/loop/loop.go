@@ -13,6 +13,10 @@
 // volume, and the kernel is asked about that device each time. All devices are
 // looked at when the backend is made and before a device is configured.
 //
+// A device has the sectors that the volume's metadata names, does direct I/O
+// where the pool's file system can, and passes discards down for a thin volume
+// only. A number is left to its next user as it was found.
+//
 // The loop ioctls take no deadline: one that meets a hung disk blocks until
 // the disk answers, and with it the calls for that volume only.
 package loop
