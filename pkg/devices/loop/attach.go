@@ -19,7 +19,7 @@ const attachTries = 256
 type shape struct {
 	readOnly bool
 	sector   int  // of the device, in bytes: a logical one
-	solid    bool // a discard must not take blocks from the backing
+	solid    bool // writable, and a discard must not take blocks from the backing
 }
 
 // Attach attaches the volume, read-only or not, with the sectors that its
@@ -77,7 +77,7 @@ func (b *Backend) attach(ctx context.Context, volume, path string, id fileID, as
 		return err
 	}
 	defer closeAfter(backing, &err)
-	if as.solid && !as.readOnly {
+	if as.solid {
 		if err := refill(ctx, backing); err != nil {
 			klog.FromContext(ctx).Error(err, "A thick volume lacks blocks; what is written there may find no room", "volume", volume)
 		}
@@ -140,7 +140,7 @@ func (b *Backend) configure(ctx context.Context, key string, backing *os.File, t
 			return fmt.Errorf("LOOP_CTL_GET_FREE: %w", err)
 		}
 		name := fmt.Sprintf("loop%d", n)
-		if !as.solid && discardIsOff(name) && renew(n) == nil {
+		if !as.readOnly && !as.solid && discardIsOff(name) && renew(n) == nil {
 			continue
 		}
 		taken, err := bind(ctx, name, &config, as)
@@ -161,7 +161,7 @@ func (b *Backend) configure(ctx context.Context, key string, backing *os.File, t
 		if buffered == "" && !d.direct() {
 			buffered = "the kernel declined"
 		}
-		klog.FromContext(ctx).V(2).Info("Attached a loop device", "device", d.path(), "backing", backing.Name(), "readOnly", d.readOnly, "sectorBytes", d.sector, "directIO", d.direct(), "whyNot", buffered)
+		klog.FromContext(ctx).V(2).Info("Attached a loop device", "device", d.path(), "backing", backing.Name(), "readOnly", d.readOnly, "sectorBytes", d.sector, "directIO", d.direct(), "whyBuffered", buffered)
 		return nil
 	}
 	return fmt.Errorf("no free loop device could be had in %d tries: other processes took each one first", attachTries)

@@ -16,7 +16,8 @@ import (
 // A discard of a loop device punches holes into its backing: so a thin volume
 // gives back what its file system frees. A thick volume must not lose blocks:
 // its device's discard_max_bytes is 0, with which the driver refuses discards
-// and all else that punches (fallocate(2) on the device, BLKZEROOUT writes).
+// and all else that calls fallocate on the file. The kernel then writes zeros
+// where it is asked for them, and Linux 6.1 logs that each time.
 //
 // That limit outlives the backing, and from Linux 6.10 on nothing turns it back
 // for as long as the device exists: so once it is free, it is removed and made anew.
@@ -29,7 +30,8 @@ const (
 // read-only in an unprivileged container, it says so in the log: what a discard
 // takes then, the next attach puts back.
 func turnDiscardOff(ctx context.Context, name string) {
-	if discardIsOff(name) {
+	limit, err := readQueue(name, discardLimit)
+	if err == nil && limit == 0 || discardIsOff(name) {
 		return
 	}
 	if err := os.WriteFile(queueFile(name, discardMax), []byte("0"), 0); err != nil {

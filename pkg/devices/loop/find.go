@@ -24,7 +24,7 @@ type known struct {
 
 // shape returns how the volume's device is to be.
 func (k known) shape(readOnly bool) shape {
-	return shape{readOnly: readOnly, sector: k.sector, solid: k.thick}
+	return shape{readOnly: readOnly, sector: k.sector, solid: k.thick && !readOnly}
 }
 
 // Find tells what stands for the volume. It looks at the device of the index
