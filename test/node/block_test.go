@@ -233,26 +233,32 @@ func kubeletMaps(t *testing.T, v *volume, target, pod string) mapped {
 	makeDir(t, filepath.Dir(m.bind))
 	write(t, m.bind, "")
 	must(t, unix.Mount(target, m.bind, "", unix.MS_BIND, ""))
-	out, err := exec.Command("losetup", "--find", "--show", m.bind).CombinedOutput()
-	if err != nil {
-		t.Fatalf("losetup: %v: %s", err, out)
-	}
-	m.loop = strings.TrimSpace(string(out[bytes.LastIndex(out, []byte("/dev/")):])) // after a warning about a read-only device
+	harness.Eventually(t, "losetup gets a device", func() bool { // it gives up when the one it is offered is made anew
+		out, err := exec.CommandContext(t.Context(), "losetup", "--find", "--show", m.bind).CombinedOutput()
+		if err == nil {
+			m.loop = strings.TrimSpace(string(out[bytes.LastIndex(out, []byte("/dev/")):])) // after a warning about a read-only device
+		} else if !bytes.Contains(out, []byte("No such")) {
+			t.Fatalf("losetup: %v: %s", err, out)
+		}
+		return err == nil
+	})
 	return m
 }
 
 func (m mapped) end(t *testing.T) {
 	t.Helper()
-	m.detach(t)
-	must(t, unix.Unmount(m.bind, unix.UMOUNT_NOFOLLOW))
-	must(t, os.Remove(m.bind))
-}
-
-func (m mapped) detach(t *testing.T) {
-	t.Helper()
 	if out, err := exec.Command("losetup", "--detach", m.loop).CombinedOutput(); err != nil {
-		t.Errorf("losetup --detach %s: %v: %s", m.loop, err, out)
+		t.Fatalf("losetup --detach %s: %v: %s", m.loop, err, out)
 	}
+	// Whoever lists loop devices may have it open for a moment more.
+	harness.Eventually(t, m.bind+" is unmounted", func() bool {
+		err := unix.Unmount(m.bind, unix.UMOUNT_NOFOLLOW)
+		if err != nil && !errors.Is(err, unix.EBUSY) {
+			t.Fatal(err)
+		}
+		return err == nil
+	})
+	must(t, os.Remove(m.bind))
 }
 
 // kubelet's own loop device over a published one is none of the plugin's
@@ -380,7 +386,7 @@ func takeLoop(t *testing.T, path string) {
 	must(t, os.WriteFile(file, make([]byte, mib), 0o600))
 	harness.Eventually(t, path+" is taken", func() bool {
 		out, err := exec.CommandContext(t.Context(), "losetup", path, file).CombinedOutput()
-		if err != nil && !bytes.Contains(out, []byte("busy")) {
+		if err != nil && !bytes.Contains(out, []byte("busy")) && !bytes.Contains(out, []byte("No such")) {
 			t.Fatalf("losetup %s: %v: %s", path, err, out)
 		}
 		return err == nil

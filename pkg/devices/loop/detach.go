@@ -90,16 +90,21 @@ func (b *Backend) release(ctx context.Context, d *device) error {
 		return err
 	}
 	defer unlock()
-	if gone, err := b.clear(ctx, d); gone || err != nil {
+	limited, number := discardIsOff(d.name), int(d.info.Number)
+	gone, err := b.clear(ctx, d)
+	switch {
+	case err != nil:
+		return err
+	case limited && renew(number) == nil: // at once, before others are offered the device; then it is gone
+		return nil
+	case !gone:
+		err = awaitGone(ctx, d)
+	}
+	if err != nil || !limited {
 		return err
 	}
-	if err := awaitGone(ctx, d); err != nil {
-		return err
-	}
-	if discardIsOff(d.name) {
-		if err := renew(int(d.info.Number)); err != nil {
-			klog.FromContext(ctx).V(2).Info("A free loop device goes on refusing discards until it is attached here again", "device", d.path(), "err", err)
-		}
+	if err := renew(number); err != nil {
+		klog.FromContext(ctx).V(2).Info("A loop device refuses discards until it is attached here again", "device", d.path(), "err", err)
 	}
 	return nil
 }
@@ -131,9 +136,6 @@ func (b *Backend) clear(ctx context.Context, d *device) (gone bool, err error) {
 		return false, err
 	case len(users) > 0:
 		return false, fmt.Errorf("%s is %w by %s", d, errHeld, strings.Join(users, ", "))
-	}
-	if err := turnDiscardOn(d.name); err != nil {
-		klog.FromContext(ctx).V(2).Info("Cannot let a loop device discard again", "device", d.path(), "err", err)
 	}
 	if err := unix.IoctlSetInt(int(f.Fd()), unix.LOOP_CLR_FD, 0); err != nil && !errors.Is(err, unix.ENXIO) {
 		return false, &os.PathError{Op: "LOOP_CLR_FD", Path: d.path(), Err: err}

@@ -19,8 +19,9 @@ import (
 // and all else that calls fallocate on the file. The kernel then writes zeros
 // where it is asked for them, and Linux 6.1 logs that each time.
 //
-// That limit outlives the backing, and from Linux 6.10 on nothing turns it back
-// for as long as the device exists: so once it is free, it is removed and made anew.
+// That limit outlives the backing. From Linux 6.10 on even LOOP_CONFIGURE keeps
+// it, and no write to sysfs takes it back, as 0 is the only multiple of the
+// granularity that the kernel then has. So a free device that has it is made anew.
 const (
 	discardMax   = "discard_max_bytes"    // that are in force, settable
 	discardLimit = "discard_max_hw_bytes" // that the driver could do
@@ -37,22 +38,6 @@ func turnDiscardOff(ctx context.Context, name string) {
 	if err := os.WriteFile(queueFile(name, discardMax), []byte("0"), 0); err != nil {
 		klog.FromContext(ctx).Error(err, "A discard can take blocks from a thick volume until it is attached anew", "device", name)
 	}
-}
-
-// turnDiscardOn takes the limit back, where the kernel lets it.
-func turnDiscardOn(name string) error {
-	if !discardIsOff(name) {
-		return nil
-	}
-	limit, err := readQueue(name, discardLimit)
-	if err != nil {
-		return err
-	}
-	granularity, err := readQueue(name, "discard_granularity")
-	if err != nil || granularity == 0 { // no value is a multiple of it
-		return err
-	}
-	return os.WriteFile(queueFile(name, discardMax), []byte(strconv.FormatUint(limit-limit%granularity, 10)), 0)
 }
 
 // discardIsOff reports whether a device, bound or not, refuses discards that
