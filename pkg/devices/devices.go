@@ -51,7 +51,8 @@ type Formatter interface {
 	EndFormat(ctx context.Context, volume, fsType string) error
 }
 
-// Viewer keeps read-only devices over other devices.
+// Viewer keeps read-only devices over other devices. Grow grows a view with its
+// device; while a view lags behind, Find tells the size of the view.
 type Viewer interface {
 	// FindView tells what view stands over a device.
 	FindView(ctx context.Context, device state.Device) (state.Device, error)

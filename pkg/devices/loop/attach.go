@@ -7,6 +7,7 @@ import (
 	"os"
 
 	"golang.org/x/sys/unix"
+	"k8s.io/klog/v2"
 
 	"github.com/csi-node/csi-node/pkg/state"
 )
@@ -14,8 +15,17 @@ import (
 // attachTries bounds the race for a free device with other processes.
 const attachTries = 256
 
-// Attach attaches the volume, read-only or not. A device that is going away is
-// reclaimed; one of the other mode that nobody uses is attached anew.
+// shape is how a device shows its backing.
+type shape struct {
+	readOnly bool
+	sector   int  // of the device, in bytes: a logical one
+	solid    bool // writable, and a discard must not take blocks from the backing
+}
+
+// Attach attaches the volume, read-only or not, with the sectors that its
+// metadata names. A device that is going away is reclaimed; one of another mode
+// or sector size that nobody uses is attached anew. A thick volume gets back
+// the blocks that it lacks before it is attached for writing, if there is room.
 //
 // NotFound: no such volume. FailedPrecondition: something else shows the data,
 // the device is held in the other mode, or the data was truncated or replaced.
@@ -25,17 +35,18 @@ func (b *Backend) Attach(ctx context.Context, volume string, readOnly bool) erro
 		return err
 	}
 	defer done()
-	facts, data, err := b.volume(ctx, volume)
+	v, err := b.volume(ctx, volume)
+	facts, data := v.facts, v.data
 	switch {
 	case err != nil:
 		return err
 	case data == nil:
 		return state.Errorf(state.NotFound, "volume %s: attach: there is no such volume, or its data is gone", volume)
 	}
-	match := b.stands(volume, data)
+	match, as := b.stands(volume, data), v.shape(readOnly)
 	d, err := b.current(ctx, b.tag(volume), match)
-	if err == nil && d != nil && b.owns(d, volume) && d.readOnly != readOnly {
-		if err = b.abandon(ctx, b.tag(volume), d); err == nil {
+	if err == nil && d != nil && b.owns(d, volume) && !d.is(as) {
+		if err = b.abandon(ctx, b.tag(volume), d, as.solid); err == nil {
 			d, err = b.search(ctx, b.tag(volume), match)
 		}
 	}
@@ -45,13 +56,13 @@ func (b *Backend) Attach(ctx context.Context, volume string, readOnly bool) erro
 	case d == nil && facts.Size < facts.Capacity:
 		return state.Errorf(state.FailedPrecondition, "volume %s: attach: %s has %d bytes, %d fewer than the volume: it was truncated; restore it from a backup", volume, facts.Backing, facts.Size, facts.Capacity-facts.Size)
 	case d == nil:
-		err = b.attach(ctx, volume, facts.Backing, data.id, readOnly)
+		err = b.attach(ctx, volume, facts.Backing, data.id, as)
 	case !b.owns(d, volume):
 		return foreign(volume, d)
 	case d.file() != data.id:
 		return state.Errorf(state.FailedPrecondition, "volume %s: attach: %s shows another file than %s, which was replaced meanwhile: unstage the volume first", volume, d, facts.Backing)
 	case d.detaching():
-		err = b.reclaim(ctx, b.tag(volume), d)
+		err = b.reclaim(ctx, b.tag(volume), d, as.solid)
 	}
 	if err != nil {
 		return fmt.Errorf("volume %s: attach: %w", volume, err)
@@ -60,22 +71,36 @@ func (b *Backend) Attach(ctx context.Context, volume string, readOnly bool) erro
 }
 
 // attach attaches the file at path, which must still be the one looked at.
-func (b *Backend) attach(ctx context.Context, volume, path string, id fileID, readOnly bool) (err error) {
-	backing, err := os.OpenFile(path, modeOf(readOnly)|unix.O_NOFOLLOW, 0)
+func (b *Backend) attach(ctx context.Context, volume, path string, id fileID, as shape) (err error) {
+	backing, err := openData(path, id, modeOf(as.readOnly))
 	if err != nil {
 		return err
 	}
 	defer closeAfter(backing, &err)
+	if as.solid {
+		if err := refill(ctx, backing); err != nil {
+			klog.FromContext(ctx).Error(err, "A thick volume lacks blocks; what is written there may find no room", "volume", volume)
+		}
+	}
+	return b.configure(ctx, b.tag(volume), backing, b.tag(volume), as, func(d *device) bool {
+		return b.owns(d, volume) && d.file() == id && d.is(as)
+	})
+}
+
+// openData opens a volume's file, which must still be the one looked at.
+func openData(path string, id fileID, mode int) (*os.File, error) {
+	f, err := os.OpenFile(path, mode|unix.O_NOFOLLOW, 0)
+	if err != nil {
+		return nil, err
+	}
 	var st unix.Stat_t
-	if err := unix.Fstat(int(backing.Fd()), &st); err != nil {
-		return pathError("fstat", backing, err)
+	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
+		return nil, errors.Join(pathError("fstat", f, err), f.Close())
 	}
 	if id != (fileID{numberOf(st.Dev), st.Ino}) {
-		return fmt.Errorf("%s was replaced meanwhile", path)
+		return nil, errors.Join(fmt.Errorf("%s was replaced meanwhile", path), f.Close())
 	}
-	return b.configure(ctx, b.tag(volume), backing, b.tag(volume), readOnly, func(d *device) bool {
-		return b.owns(d, volume) && d.file() == id && d.readOnly == readOnly
-	})
+	return f, nil
 }
 
 // modeOf returns how backings and devices are opened. A loop device that is
@@ -89,11 +114,16 @@ func modeOf(readOnly bool) int {
 
 // configure makes a free loop device show a file, and looks whether match
 // accepts it.
-func (b *Backend) configure(ctx context.Context, key string, backing *os.File, tag string, readOnly bool, match func(*device) bool) (err error) {
-	config := unix.LoopConfig{Fd: uint32(backing.Fd())}
+func (b *Backend) configure(ctx context.Context, key string, backing *os.File, tag string, as shape, match func(*device) bool) (err error) {
+	// Size 0 is another default with direct I/O than without, since Linux 6.14.
+	config := unix.LoopConfig{Fd: uint32(backing.Fd()), Size: uint32(as.sector)}
 	copy(config.Info.File_name[:tagSize], tag)
-	if readOnly {
+	if as.readOnly {
 		config.Info.Flags = unix.LO_FLAGS_READ_ONLY
+	}
+	buffered := whyBuffered(backing, as.sector)
+	if buffered == "" {
+		config.Info.Flags |= unix.LO_FLAGS_DIRECT_IO
 	}
 	control, err := os.OpenFile(controlPath, os.O_RDWR, 0)
 	if err != nil {
@@ -110,7 +140,10 @@ func (b *Backend) configure(ctx context.Context, key string, backing *os.File, t
 			return fmt.Errorf("LOOP_CTL_GET_FREE: %w", err)
 		}
 		name := fmt.Sprintf("loop%d", n)
-		taken, err := bind(name, modeOf(readOnly), &config)
+		if !as.readOnly && !as.solid && discardIsOff(name) && renew(n) == nil {
+			continue
+		}
+		taken, err := bind(ctx, name, &config, as)
 		switch {
 		case err != nil:
 			return err
@@ -118,20 +151,25 @@ func (b *Backend) configure(ctx context.Context, key string, backing *os.File, t
 			continue
 		}
 		b.remember(key, &device{name: name})
-		switch d, err := b.recall(ctx, key, match); {
+		d, err := b.recall(ctx, key, match)
+		switch {
 		case err != nil:
 			return err
 		case d == nil:
 			return fmt.Errorf("%s was configured for %s and does not show it so", name, backing.Name())
 		}
+		if buffered == "" && !d.direct() {
+			buffered = "the kernel declined"
+		}
+		klog.FromContext(ctx).V(2).Info("Attached a loop device", "device", d.path(), "backing", backing.Name(), "readOnly", d.readOnly, "sectorBytes", d.sector, "directIO", d.direct(), "whyBuffered", buffered)
 		return nil
 	}
 	return fmt.Errorf("no free loop device could be had in %d tries: other processes took each one first", attachTries)
 }
 
 // bind configures one device; taken says that another process was faster.
-func bind(name string, mode int, config *unix.LoopConfig) (taken bool, err error) {
-	f, err := open(name, mode)
+func bind(ctx context.Context, name string, config *unix.LoopConfig, as shape) (taken bool, err error) {
+	f, err := open(name, modeOf(as.readOnly))
 	if raced(err) || errors.Is(err, os.ErrNotExist) {
 		return true, nil
 	}
@@ -145,7 +183,11 @@ func bind(name string, mode int, config *unix.LoopConfig) (taken bool, err error
 		return true, nil
 	case err != nil:
 		return false, fmt.Errorf("LOOP_CONFIGURE (Linux 5.8) %s: %w", f.Name(), err)
-	case mode == os.O_RDONLY:
+	}
+	if as.solid {
+		turnDiscardOff(ctx, name)
+	}
+	if as.readOnly {
 		return false, nil
 	}
 	// BLKROSET outlives the backing that it was meant for.
@@ -159,7 +201,7 @@ func raced(err error) bool {
 
 // reclaim keeps a device that is going away. While it is open here it cannot
 // go, so what is seen then holds.
-func (b *Backend) reclaim(ctx context.Context, key string, d *device) (err error) {
+func (b *Backend) reclaim(ctx context.Context, key string, d *device, solid bool) (err error) {
 	unlock, err := b.nodes.Lock(ctx, d.name)
 	if err != nil {
 		return err
@@ -181,6 +223,9 @@ func (b *Backend) reclaim(ctx context.Context, key string, d *device) (err error
 	now.info.Flags &^= unix.LO_FLAGS_AUTOCLEAR
 	if err := unix.IoctlLoopSetStatus64(int(f.Fd()), &now.info); err != nil {
 		return &os.PathError{Op: "LOOP_SET_STATUS64", Path: d.path(), Err: err}
+	}
+	if solid { // LOOP_SET_STATUS64 turned it on again, before Linux 6.11
+		turnDiscardOff(ctx, d.name)
 	}
 	switch now, err = describe(f, d.name); {
 	case err != nil:

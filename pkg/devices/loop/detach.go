@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+	"k8s.io/klog/v2"
 
 	"github.com/csi-node/csi-node/pkg/state"
 )
@@ -60,9 +61,9 @@ func (b *Backend) detach(ctx context.Context, key string, match, ours func(*devi
 	}
 }
 
-// abandon detaches a device to attach it in the other mode. It is kept if it
+// abandon detaches a device to attach it in another shape. It is kept if it
 // does not go at once.
-func (b *Backend) abandon(ctx context.Context, key string, d *device) error {
+func (b *Backend) abandon(ctx context.Context, key string, d *device, solid bool) error {
 	err := b.release(ctx, d)
 	if err == nil {
 		b.forget(key)
@@ -72,26 +73,40 @@ func (b *Backend) abandon(ctx context.Context, key string, d *device) error {
 		if now, asked := ask(d.name); asked != nil {
 			err = errors.Join(err, asked)
 		} else if now != nil && now.tag() == d.tag() && now.detaching() {
-			err = errors.Join(err, b.reclaim(ctx, key, now))
+			err = errors.Join(err, b.reclaim(ctx, key, now, solid))
 		}
 	}
 	if errors.Is(err, errHeld) {
-		return state.Errorf(state.FailedPrecondition, "it is attached in the other mode (read-only %t): %w", d.readOnly, err)
+		return state.Errorf(state.FailedPrecondition, "it is attached otherwise (read-only %t, sectors of %d bytes): %w", d.readOnly, d.sector, err)
 	}
 	return err
 }
 
-// release clears a device and sees that it is gone.
+// release clears a device, sees that it is gone, and leaves to the next user of
+// its number no limit that was set here.
 func (b *Backend) release(ctx context.Context, d *device) error {
 	unlock, err := b.nodes.Lock(ctx, d.name)
 	if err != nil {
 		return err
 	}
 	defer unlock()
-	if gone, err := b.clear(ctx, d); gone || err != nil {
+	limited, number := discardIsOff(d.name), int(d.info.Number)
+	gone, err := b.clear(ctx, d)
+	switch {
+	case err != nil:
+		return err
+	case limited && renew(number) == nil: // at once, before others are offered the device; then it is gone
+		return nil
+	case !gone:
+		err = awaitGone(ctx, d)
+	}
+	if err != nil || !limited {
 		return err
 	}
-	return awaitGone(ctx, d)
+	if err := renew(number); err != nil {
+		klog.FromContext(ctx).V(2).Info("A loop device refuses discards until it is attached here again", "device", d.path(), "err", err)
+	}
+	return nil
 }
 
 // clear tells the kernel to let go of the backing, unless the device is in

@@ -25,6 +25,7 @@ type device struct {
 	number   state.DeviceNumber
 	info     unix.LoopInfo64
 	bytes    int64
+	sector   int // bytes, of a logical one
 	readOnly bool
 }
 
@@ -33,6 +34,10 @@ func (d *device) tag() string              { return unix.ByteSliceToString(d.inf
 func (d *device) file() fileID             { return fileID{numberOf(d.info.Device), d.info.Inode} }
 func (d *device) over() state.DeviceNumber { return numberOf(d.info.Rdevice) }
 func (d *device) detaching() bool          { return d.info.Flags&unix.LO_FLAGS_AUTOCLEAR != 0 }
+func (d *device) direct() bool             { return d.info.Flags&unix.LO_FLAGS_DIRECT_IO != 0 }
+
+// is reports whether the device has a shape, as far as it can be seen.
+func (d *device) is(s shape) bool { return d.readOnly == s.readOnly && d.sector == s.sector }
 
 // whole reports whether the device shows all of its backing.
 func (d *device) whole() bool { return d.info.Offset == 0 && d.info.Sizelimit == 0 }
@@ -64,28 +69,6 @@ func (d *device) facts(facts *state.Device) {
 	facts.Size, facts.ReadOnly = d.bytes, d.readOnly
 }
 
-// open opens the node of a loop device, which it makes if it is missing: a
-// container's own /dev does not get the nodes of new devices.
-func open(name string, flags int) (*os.File, error) {
-	path := "/dev/" + name
-	f, err := os.OpenFile(path, flags, 0)
-	if !errors.Is(err, os.ErrNotExist) {
-		return f, err
-	}
-	raw, err := os.ReadFile(filepath.Join(sysBlock, name, "dev"))
-	if err != nil {
-		return nil, err
-	}
-	var n state.DeviceNumber
-	if _, err := fmt.Sscanf(string(raw), "%d:%d", &n.Major, &n.Minor); err != nil {
-		return nil, fmt.Errorf("device number of %s: %w", name, err)
-	}
-	if err := unix.Mknod(path, unix.S_IFBLK|0o600, int(unix.Mkdev(n.Major, n.Minor))); err != nil && !errors.Is(err, unix.EEXIST) {
-		return nil, &os.PathError{Op: "mknod", Path: path, Err: err}
-	}
-	return os.OpenFile(path, flags, 0)
-}
-
 // describe asks the kernel about an open device; nil when it is not bound.
 func describe(f *os.File, name string) (*device, error) {
 	var st unix.Stat_t
@@ -108,6 +91,9 @@ func describe(f *os.File, name string) (*device, error) {
 		return nil, &os.PathError{Op: "BLKROGET", Path: f.Name(), Err: err}
 	}
 	d.readOnly = readOnly != 0
+	if d.sector, err = unix.IoctlGetInt(int(f.Fd()), unix.BLKSSZGET); err != nil {
+		return nil, &os.PathError{Op: "BLKSSZGET", Path: f.Name(), Err: err}
+	}
 	return d, nil
 }
 

@@ -1,22 +1,48 @@
 package loop
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 
+	"github.com/csi-node/csi-node/pkg/devices/pool"
 	"github.com/csi-node/csi-node/pkg/state"
 )
+
+// defaultSector is the logical sector, in bytes, of a volume whose metadata
+// names none: what loop devices have by default. It never depends on the pool's
+// disk, as data made with sectors of 512 bytes cannot be used with 4096.
+const defaultSector = 512
+
+// known is what is known of a volume without a device.
+type known struct {
+	facts  state.Device
+	data   *file // nil when there is none
+	sector int   // bytes
+	thick  bool
+}
+
+// shape returns how the volume's device is to be.
+func (k known) shape(readOnly bool) shape {
+	return shape{readOnly: readOnly, sector: k.sector, solid: k.thick && !readOnly}
+}
 
 // Find tells what stands for the volume. It looks at the device of the index
 // only: what something else attaches meanwhile is found by Attach. A device
 // whose volume is gone, or whose data is another file by now, is attached and
-// Missing.
+// Missing. The size is that of the device and of its view, the smaller of the
+// two, so that a growth which did not reach the view is seen not to be complete.
 func (b *Backend) Find(ctx context.Context, volume string) (state.Device, error) {
-	facts, data, err := b.volume(ctx, volume)
+	v, err := b.volume(ctx, volume)
 	if err != nil {
 		return state.Device{}, err
 	}
+	facts, data := v.facts, v.data
+	var view *device
 	d, err := b.recall(ctx, b.tag(volume), b.stands(volume, data))
+	if err == nil && d != nil {
+		view, err = b.recall(ctx, viewKey(d.number), showing(d.number))
+	}
 	switch {
 	case err != nil:
 		return state.Device{}, fmt.Errorf("volume %s: find: %w", volume, err)
@@ -26,33 +52,38 @@ func (b *Backend) Find(ctx context.Context, volume string) (state.Device, error)
 	default:
 		d.facts(&facts)
 		facts.Missing = facts.Missing || d.file() != data.id
+		if view != nil {
+			facts.Size = min(facts.Size, view.bytes)
+		}
 	}
 	return facts, nil
 }
 
-// volume returns what is known of a volume without a device, and of its data;
-// nil when there is none.
-func (b *Backend) volume(ctx context.Context, volume string) (state.Device, *file, error) {
+// volume looks at a volume's metadata and its data.
+func (b *Backend) volume(ctx context.Context, volume string) (known, error) {
 	path, err := b.pool.DataPath(volume)
 	if err != nil {
-		return state.Device{}, nil, err
+		return known{}, err
 	}
 	v, err := b.pool.Get(ctx, volume)
 	if state.ClassOf(err) == state.NotFound {
-		return state.Device{Missing: true}, nil, nil
+		return known{facts: state.Device{Missing: true}}, nil
 	}
 	if err != nil {
-		return state.Device{}, nil, err
+		return known{}, err
 	}
 	data, err := statFile(path)
 	if err != nil {
-		return state.Device{}, nil, fmt.Errorf("volume %s: %w", volume, err)
+		return known{}, fmt.Errorf("volume %s: %w", volume, err)
 	}
-	facts := state.Device{Capacity: v.Bytes, Backing: path, Formatting: v.Formatting, Formatted: v.Formatted}
-	if data == nil {
-		facts.Missing = true
-		return facts, nil, nil
+	k := known{
+		facts:  state.Device{Capacity: v.Bytes, Backing: path, Formatting: v.Formatting, Formatted: v.Formatted, Missing: data == nil},
+		data:   data,
+		sector: cmp.Or(int(v.SectorBytes), defaultSector),
+		thick:  v.Provisioning == pool.Thick,
 	}
-	facts.Size = data.bytes
-	return facts, data, nil
+	if data != nil {
+		k.facts.Size = data.bytes
+	}
+	return k, nil
 }

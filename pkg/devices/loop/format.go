@@ -56,7 +56,7 @@ func (b *Backend) Erase(ctx context.Context, volume string) error {
 		return err
 	}
 	defer unlock()
-	if err := b.erase(ctx, d, v.Provisioning == pool.Thick); err != nil {
+	if err := b.erase(ctx, d, volume, v.Provisioning == pool.Thick); err != nil {
 		return fmt.Errorf("volume %s: erase: %w", volume, err)
 	}
 	return nil
@@ -64,9 +64,10 @@ func (b *Backend) Erase(ctx context.Context, volume string) error {
 
 // erase goes through the device, so that no page of it survives in a cache.
 // fallocate(2) on a block device becomes a WRITE_ZEROES request, for which the
-// loop driver punches holes into the file, or zeroes its range and keeps the
-// blocks; where the file system can do neither, the kernel writes zeros.
-func (b *Backend) erase(ctx context.Context, d *device, thick bool) (err error) {
+// loop driver punches holes into the file; where the file system cannot, the
+// kernel writes zeros. A thick volume's device refuses such requests: its file
+// is zeroed, which keeps the blocks, between two flushes of the device.
+func (b *Backend) erase(ctx context.Context, d *device, volume string, thick bool) (err error) {
 	f, err := open(d.name, os.O_RDWR|unix.O_EXCL)
 	if errors.Is(err, unix.EBUSY) {
 		return fmt.Errorf("%s is %w: it is mounted or claimed, perhaps by a mkfs that has not ended", d, errHeld)
@@ -82,27 +83,56 @@ func (b *Backend) erase(ctx context.Context, d *device, thick bool) (err error) 
 	case now == nil || now.tag() != d.tag() || now.file() != d.file():
 		return fmt.Errorf("%s does not show the volume any more", d.path())
 	}
+	makeZero := func(offset, bytes int64) error { return punch(f, offset, bytes) }
+	if thick {
+		path, pathErr := b.pool.DataPath(volume)
+		if pathErr != nil {
+			return pathErr
+		}
+		data, openErr := openData(path, d.file(), os.O_RDWR)
+		if openErr != nil {
+			return openErr
+		}
+		defer closeAfter(data, &err)
+		makeZero = func(offset, bytes int64) error { return zero(data, f, offset, bytes) }
+	}
+	if err := f.Sync(); err != nil {
+		return err
+	}
 	for offset := int64(0); offset < now.bytes; offset += eraseChunk {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		if err := zero(f, offset, min(eraseChunk, now.bytes-offset), thick); err != nil {
+		if err := makeZero(offset, min(eraseChunk, now.bytes-offset)); err != nil {
 			return err
 		}
 	}
-	return f.Sync()
+	if err := f.Sync(); err != nil { // of the file as well
+		return err
+	}
+	return pathError("BLKFLSBUF", f, unix.IoctlSetInt(int(f.Fd()), unix.BLKFLSBUF, 0))
 }
 
-// zero makes a range of a device zero.
-func zero(f *os.File, offset, bytes int64, allocated bool) error {
-	if !allocated {
-		err := unix.Fallocate(int(f.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, offset, bytes)
-		if !errors.Is(err, unix.EOPNOTSUPP) {
-			return pathError("punch", f, err)
-		}
+// punch makes a range of a device zero and gives back its blocks, if possible.
+func punch(f *os.File, offset, bytes int64) error {
+	err := unix.Fallocate(int(f.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, offset, bytes)
+	if errors.Is(err, unix.EOPNOTSUPP) {
+		err = unix.Fallocate(int(f.Fd()), zeroRange, offset, bytes)
 	}
-	return pathError("zero", f, unix.Fallocate(int(f.Fd()), unix.FALLOC_FL_ZERO_RANGE|unix.FALLOC_FL_KEEP_SIZE, offset, bytes))
+	return pathError("punch", f, err)
 }
+
+// zero makes a range of a file zero and keeps its blocks, in the file if its
+// file system can, else through the device.
+func zero(data, f *os.File, offset, bytes int64) error {
+	err := unix.Fallocate(int(data.Fd()), zeroRange, offset, bytes)
+	if !errors.Is(err, unix.EOPNOTSUPP) {
+		return pathError("zero", data, err)
+	}
+	return pathError("zero", f, unix.Fallocate(int(f.Fd()), zeroRange, offset, bytes))
+}
+
+const zeroRange = unix.FALLOC_FL_ZERO_RANGE | unix.FALLOC_FL_KEEP_SIZE
 
 func pathError(op string, f *os.File, err error) error {
 	if err == nil {

@@ -13,6 +13,10 @@
 // volume, and the kernel is asked about that device each time. All devices are
 // looked at when the backend is made and before a device is configured.
 //
+// A device has the sectors that the volume's metadata names, does direct I/O
+// where the pool's file system can, and passes discards down for a thin volume
+// only. A number is left to its next user as it was found.
+//
 // The loop ioctls take no deadline: one that meets a hung disk blocks until
 // the disk answers, and with it the calls for that volume only.
 package loop
@@ -82,14 +86,15 @@ func New(p *pool.Pool) (*Backend, error) {
 }
 
 // index finds the devices that stand for volumes, also foreign ones, and the
-// views. A view lags behind its device if a crash came between their growth.
+// views. A crash may have come before a thick volume's device got its limit.
 func (b *Backend) index(ctx context.Context) error {
 	ids, err := b.pool.IDs(ctx)
 	if err != nil {
 		return err
 	}
-	tags := map[fileID]string{}
+	volumes, tags := map[string]string{}, map[fileID]string{}
 	for _, id := range ids {
+		volumes[b.tag(id)] = id
 		path, err := b.pool.DataPath(id)
 		if err != nil {
 			return err
@@ -109,11 +114,11 @@ func (b *Backend) index(ctx context.Context) error {
 		switch tag := d.tag(); {
 		case d.isView():
 			b.remember(viewKey(d.over()), d)
-			if err := setCapacity(d.name); err != nil {
-				klog.FromContext(ctx).Error(err, "A view may be smaller than its device", "view", d.name)
-			}
 		case strings.HasPrefix(tag, b.tag("")) && d.whole():
 			b.remember(tag, d)
+			if v, err := b.pool.Get(ctx, volumes[tag]); err == nil && v.Provisioning == pool.Thick && !d.readOnly {
+				turnDiscardOff(ctx, d.name)
+			}
 		case tags[d.file()] != "" && b.hint(tags[d.file()]) == "":
 			b.remember(tags[d.file()], d)
 		}

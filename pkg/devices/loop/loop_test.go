@@ -296,7 +296,18 @@ func TestInterruptedGrowthReachesTheView(t *testing.T) {
 	if err := setCapacity(filepath.Base(d.Path)); err != nil { // and then the crash
 		t.Fatal(err)
 	}
-	if view, err := newBackend(t, b.pool).FindView(t.Context(), d); err != nil || view.Size != 2*devicestest.Size {
+	for _, b := range []*Backend{b, newBackend(t, b.pool)} {
+		if d := want(t, b, "vol", state.DeviceAttached); d.Size != devicestest.Size || d.Capacity != 2*devicestest.Size {
+			t.Errorf("half grown: %+v", d)
+		}
+	}
+	if err := b.Grow(t.Context(), "vol", 2*devicestest.Size); err != nil {
+		t.Fatal(err)
+	}
+	if d := want(t, b, "vol", state.DeviceAttached); d.Size != 2*devicestest.Size {
+		t.Errorf("grown: %+v", d)
+	}
+	if view, err := b.FindView(t.Context(), d); err != nil || view.Size != 2*devicestest.Size {
 		t.Errorf("view: %+v, %v", view, err)
 	}
 }
@@ -434,21 +445,6 @@ func TestTwoBackendsRaceForFreeDevices(t *testing.T) {
 	}
 }
 
-// TestNodeIsMade: a container's own /dev does not get the nodes of new devices.
-func TestNodeIsMade(t *testing.T) {
-	b, _ := setup(t, pool.Thin)
-	d := attach(t, b, "vol", false)
-	if err := os.Remove(d.Path); err != nil {
-		t.Fatal(err)
-	}
-	if again := want(t, b, "vol", state.DeviceAttached); again != d {
-		t.Errorf("%+v, before %+v", again, d)
-	}
-	if err := b.Detach(t.Context(), "vol"); err != nil {
-		t.Error(err)
-	}
-}
-
 func TestViewOfAnotherDeviceThanMeantIsRefused(t *testing.T) {
 	b, _ := setup(t, pool.Thin)
 	d := attach(t, b, "vol", false)
@@ -502,14 +498,18 @@ func TestDescriptorsDoNotLeak(t *testing.T) {
 }
 
 func BenchmarkAttachDetach(b *testing.B) {
-	backend, _ := setup(b, pool.Thin)
-	for b.Loop() {
-		if err := backend.Attach(b.Context(), "vol", false); err != nil {
-			b.Fatal(err)
-		}
-		if err := backend.Detach(b.Context(), "vol"); err != nil {
-			b.Fatal(err)
-		}
+	for _, how := range []pool.Provisioning{pool.Thin, pool.Thick} {
+		b.Run(string(how), func(b *testing.B) {
+			backend, _ := setup(b, how)
+			for b.Loop() {
+				if err := backend.Attach(b.Context(), "vol", false); err != nil {
+					b.Fatal(err)
+				}
+				if err := backend.Detach(b.Context(), "vol"); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
 	}
 }
 

@@ -23,8 +23,8 @@ func (b *Backend) FindView(ctx context.Context, over state.Device) (state.Device
 	return facts, nil
 }
 
-// AttachView attaches a read-only device over a device, or reclaims the one
-// that is there.
+// AttachView attaches a read-only device over a device, with sectors of the same
+// size, or reclaims the one that is there.
 func (b *Backend) AttachView(ctx context.Context, over state.Device) error {
 	key := viewKey(over.Number)
 	done, err := b.turns.Lock(ctx, key)
@@ -38,7 +38,7 @@ func (b *Backend) AttachView(ctx context.Context, over state.Device) error {
 	case d == nil:
 		err = b.attachView(ctx, key, over)
 	case d.detaching():
-		err = b.reclaim(ctx, key, d)
+		err = b.reclaim(ctx, key, d, false)
 	}
 	if err != nil {
 		return fmt.Errorf("view of %s: attach: %w", over.Path, err)
@@ -59,7 +59,13 @@ func (b *Backend) attachView(ctx context.Context, key string, over state.Device)
 	if numberOf(st.Rdev) != over.Number {
 		return fmt.Errorf("%s is not the device %s any more", over.Path, over.Number)
 	}
-	return b.configure(ctx, key, backing, viewTag, true, showing(over.Number))
+	sector, err := unix.IoctlGetInt(int(backing.Fd()), unix.BLKSSZGET)
+	if err != nil {
+		return pathError("BLKSSZGET", backing, err)
+	}
+	as := shape{readOnly: true, sector: sector}
+	is := showing(over.Number)
+	return b.configure(ctx, key, backing, viewTag, as, func(d *device) bool { return is(d) && d.is(as) })
 }
 
 // DetachView detaches the view of a device; as for Detach, nil means that it

@@ -1,0 +1,102 @@
+package loop
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+	"k8s.io/klog/v2"
+)
+
+// A discard of a loop device punches holes into its backing: so a thin volume
+// gives back what its file system frees. A thick volume must not lose blocks:
+// its device's discard_max_bytes is 0, with which the driver refuses discards
+// and all else that calls fallocate on the file. The kernel then writes zeros
+// where it is asked for them, and Linux 6.1 logs that each time.
+//
+// That limit outlives the backing. From Linux 6.10 on even LOOP_CONFIGURE keeps
+// it, and no write to sysfs takes it back, as 0 is the only multiple of the
+// granularity that the kernel then has. So a free device that has it is made anew.
+const (
+	discardMax   = "discard_max_bytes"    // that are in force, settable
+	discardLimit = "discard_max_hw_bytes" // that the driver could do
+)
+
+// turnDiscardOff makes a device refuse discards. Where it cannot, as sysfs is
+// read-only in an unprivileged container, it says so in the log: what a discard
+// takes then, the next attach puts back.
+func turnDiscardOff(ctx context.Context, name string) {
+	limit, err := readQueue(name, discardLimit)
+	if err == nil && limit == 0 || discardIsOff(name) {
+		return
+	}
+	if err := os.WriteFile(queueFile(name, discardMax), []byte("0"), 0); err != nil {
+		klog.FromContext(ctx).Error(err, "A discard can take blocks from a thick volume until it is attached anew", "device", name)
+	}
+}
+
+// discardIsOff reports whether a device, bound or not, refuses discards that
+// its driver could do.
+func discardIsOff(name string) bool {
+	limit, err := readQueue(name, discardLimit)
+	if err != nil || limit == 0 {
+		return false
+	}
+	now, err := readQueue(name, discardMax)
+	return err == nil && now == 0
+}
+
+// renew makes a free device anew, without the limits that it was given. EBUSY:
+// it is bound again, or open.
+func renew(number int) (err error) {
+	control, err := os.OpenFile(controlPath, os.O_RDWR, 0)
+	if err != nil {
+		return err
+	}
+	defer closeAfter(control, &err)
+	if err := unix.IoctlSetInt(int(control.Fd()), unix.LOOP_CTL_REMOVE, number); err != nil {
+		return fmt.Errorf("LOOP_CTL_REMOVE %d: %w", number, err)
+	}
+	if err := unix.IoctlSetInt(int(control.Fd()), unix.LOOP_CTL_ADD, number); err != nil && !errors.Is(err, unix.EEXIST) {
+		return fmt.Errorf("LOOP_CTL_ADD %d: %w", number, err)
+	}
+	return nil
+}
+
+// refill allocates what a thick volume's file lacks: the holes of a discard
+// that could not be refused. It begins only what there is room for.
+func refill(ctx context.Context, f *os.File) error {
+	var st unix.Stat_t
+	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
+		return pathError("fstat", f, err)
+	}
+	var fs unix.Statfs_t
+	if err := unix.Fstatfs(int(f.Fd()), &fs); err != nil {
+		return pathError("fstatfs", f, err)
+	}
+	lack, room := st.Size-st.Blocks*512, int64(fs.Bavail)*fs.Bsize // st_blocks counts 512 bytes each, see stat(2)
+	if lack > room {
+		return fmt.Errorf("%s lacks %d bytes, and its file system has room for %d", f.Name(), lack, room)
+	}
+	for { // all of it, as st_blocks counts metadata too
+		err := unix.Fallocate(int(f.Fd()), unix.FALLOC_FL_KEEP_SIZE, 0, st.Size)
+		if !errors.Is(err, unix.EINTR) || ctx.Err() != nil {
+			return pathError("fallocate", f, err)
+		}
+	}
+}
+
+func queueFile(name, file string) string { return filepath.Join(sysBlock, name, "queue", file) }
+
+func readQueue(name, file string) (uint64, error) {
+	raw, err := os.ReadFile(queueFile(name, file))
+	if err != nil {
+		return 0, err
+	}
+	return strconv.ParseUint(strings.TrimSpace(string(raw)), 10, 64)
+}
