@@ -1,7 +1,6 @@
 package filesystem
 
 import (
-	"crypto/sha256"
 	"encoding/binary"
 	"fmt"
 	"hash/crc32"
@@ -97,10 +96,6 @@ func TestProbeBtrfsChecksums(t *testing.T) {
 		if c := probe(t, h, device, ""); c.Kind != want {
 			t.Errorf("%s: %+v", kind, c)
 		}
-	}
-	sum := sha256.Sum256(nil)
-	if len(sum) != 0x20 {
-		t.Error("a checksum does not fill its field")
 	}
 }
 
