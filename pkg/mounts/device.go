@@ -153,13 +153,13 @@ func setOption(fs int, option string) error {
 }
 
 // createError classifies the failure to make a superblock. The kernel blames
-// some options only now, and names them in its words; what it says in its log
-// is for humans.
+// some options only now, and names them in its words, or, where a file system
+// still takes options the old way (a btrfs before Linux 6.8), in its log.
 func createError(err error, words, logged string, options []string) error {
 	for _, option := range options {
 		key, _, _ := strings.Cut(option, "=")
-		if err == unix.EINVAL && strings.Contains(words, key) {
-			return state.Errorf(state.InvalidArgument, "the kernel refuses the mount option %q: %s", option, words)
+		if said := join(words, logged); err == unix.EINVAL && strings.Contains(said, key) {
+			return state.Errorf(state.InvalidArgument, "the kernel refuses the mount option %q: %s", option, said)
 		}
 	}
 	for _, text := range []string{words, logged} {

@@ -330,6 +330,14 @@ func TestExplain(t *testing.T) {
 	}
 }
 
+// An option that is named in the log alone is refused, too.
+func TestCreateError(t *testing.T) {
+	const logged = "BTRFS error (device loop3): unrecognized mount option 'nonsense'"
+	wantClass(t, createError(unix.EINVAL, "", logged, []string{"compress", "nonsense=1"}), state.InvalidArgument, `the mount option "nonsense=1"`, logged)
+	wantClass(t, createError(unix.EIO, "", logged, []string{"nonsense"}), state.Unavailable, logged)
+	wantClass(t, createError(unix.EINVAL, "", "", []string{"compress"}), state.Unavailable, "the kernel's log may say why", "compress")
+}
+
 func TestKernelLogRecords(t *testing.T) {
 	for facts, want := range map[string]bool{"6,1,2,-": false, "5,1": false, "4,1": true, "3,9,9,c": true, "11,": true, "14,": false, "": false, "x": false} {
 		mustBe(t, facts, warns(facts), want)
