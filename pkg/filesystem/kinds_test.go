@@ -154,7 +154,7 @@ func formatsAfterAnInterruption(t *testing.T, h *Host, k traits) {
 	unchanged(t, device.Backing, func() {
 		wantClass(t, h.Format(t.Context(), device, k.name), state.FailedPrecondition, c.Found)
 	})
-	command(t, "fallocate", "--zero-range", "--offset", "0", "--length", fmt.Sprint(kindBytes), device.Backing)
+	command(t, "blkdiscard", "--zeroout", device.Path)
 	must0(t, h.Format(t.Context(), device, k.name))
 	verify(t, device, k.name)
 }
