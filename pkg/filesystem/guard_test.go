@@ -78,7 +78,8 @@ var guardCases = []guardCase{
 
 	{name: "swap", make: tool("mkswap", "-q"), kind: state.ContentsOther, found: "swap area at byte 4086"},
 	{name: "external journal", make: tool("mke2fs", "-q", "-O", "journal_dev"), kind: state.ContentsOther, found: "external ext4 journal"},
-	{name: "btrfs", make: at(64<<10+64, "_BHRfS_M"), kind: state.ContentsOther, found: "btrfs file system"},
+	{name: "the magic of btrfs", make: at(btrfsOffset+0x40, btrfsMagic), kind: state.ContentsOther, found: "damaged btrfs superblock at byte 65536"},
+	{name: "a btrfs being made", make: at(btrfsOffset+0x40, btrfsUnmade), kind: state.ContentsOther, found: "mkfs.btrfs did not finish at byte 65600"},
 	{name: "vfat", make: both(at(0, "\xeb\x3c\x90mkfs.fat"), at(54, "FAT16   "), at(510, bootMagic)), kind: state.ContentsOther, found: "vfat file system"},
 	{name: "ntfs", make: at(0, "\xeb\x52\x90NTFS    "), kind: state.ContentsOther, found: "ntfs file system"},
 	{name: "iso9660", make: at(32<<10+1, "CD001"), kind: state.ContentsOther, found: "iso9660 file system"},

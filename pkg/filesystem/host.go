@@ -47,6 +47,7 @@ type traits struct {
 	growsMounted bool
 	growsOffline bool
 	capability   uint // that growing mounted takes beyond CAP_SYS_ADMIN; 0: none
+	onlyAsked    bool // never made unless somebody names it
 }
 
 // mostBytes is more than any file system spans, and safe to compute with.
@@ -72,7 +73,7 @@ func New(maxConcurrent int) (*Host, error) {
 		return nil, fmt.Errorf("at most %d formats and checks at a time: at least 1 is needed", maxConcurrent)
 	}
 	h := &Host{
-		kinds:        []kind{ext4{}, xfs{}},
+		kinds:        []kind{ext4{}, xfs{}, btrfsKind{}},
 		growsMounted: map[string]bool{},
 		slots:        make(chan struct{}, maxConcurrent),
 	}
@@ -125,11 +126,11 @@ func (h *Host) Smallest(fsType string) int64 {
 }
 
 // Default returns the type to make on a device of so many bytes if nobody names
-// one: ext4, unless it cannot grow while mounted on this node (see New) and
-// another that fits can.
+// one: ext4, unless it cannot grow while mounted on this node (see New) and xfs,
+// if that fits, can.
 func (h *Host) Default(bytes int64) string {
 	for _, k := range h.kinds {
-		if t := k.traits(); h.growsMounted[t.name] && t.smallest <= bytes {
+		if t := k.traits(); h.growsMounted[t.name] && t.smallest <= bytes && !t.onlyAsked {
 			return t.name
 		}
 	}

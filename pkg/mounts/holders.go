@@ -28,8 +28,8 @@ const (
 //
 // It is for error texts: at most 16 names, found within two seconds or before
 // ctx ends, and only processes that /proc of this PID namespace shows. What the
-// kernel itself holds (a loop device over a file, swap) has no process, and
-// files of a btrfs show another number than the device.
+// kernel itself holds (a loop device over a file, swap) has no process, and a
+// file of a btrfs is known by its mount, so not once that is gone.
 func Holders(ctx context.Context, device state.DeviceNumber) []string {
 	return collect(ctx, func(yield func(string) bool) {
 		for name := range openers(device) {
@@ -80,12 +80,45 @@ func collect(ctx context.Context, names iter.Seq[string]) []string {
 // read, mostly because a process has just ended, is passed over.
 func openers(device state.DeviceNumber) iter.Seq[string] {
 	return func(yield func(string) bool) {
+		seen := map[string]faces{}
 		for proc := range processes() {
-			if opens(proc, device) && !yield(describe(proc)) {
+			if opens(proc, facesIn(proc, device, seen)) && !yield(describe(proc)) {
 				return
 			}
 		}
 	}
+}
+
+// faces are the ways in which the files of a device show in one mount
+// namespace: by the number of the device, or, those of a btrfs, by their mount,
+// because each subvolume has a number of its own, and the maps of a process
+// have yet another.
+type faces struct {
+	device state.DeviceNumber
+	mounts map[uint64]state.DeviceNumber // the number of the superblock, by the mount's id
+}
+
+// facesIn returns the faces in the mount namespace of a process; seen has those
+// of the namespaces met before. What cannot be read is left out.
+func facesIn(proc string, device state.DeviceNumber, seen map[string]faces) faces {
+	f := faces{device: device}
+	namespace, err := os.Readlink(proc + "/ns/mnt")
+	if err != nil {
+		return f
+	}
+	if known, ok := seen[namespace]; ok {
+		return known
+	}
+	for _, i := range mountsOf(proc, showing(device, false)) {
+		if e := entryOf(i); e.device.Major == 0 && e.fsType == "btrfs" {
+			if f.mounts == nil {
+				f.mounts = map[uint64]state.DeviceNumber{}
+			}
+			f.mounts[e.id] = e.device
+		}
+	}
+	seen[namespace] = f
+	return f
 }
 
 // mounters yields the mounts of the device: all of this mount namespace, and
@@ -133,9 +166,9 @@ func processes() iter.Seq[string] {
 	}
 }
 
-func opens(proc string, device state.DeviceNumber) bool {
+func opens(proc string, f faces) bool {
 	for _, link := range []string{"cwd", "root", "exe"} {
-		if isOn(proc+"/"+link, device) {
+		if f.match(proc + "/" + link) {
 			return true
 		}
 	}
@@ -144,56 +177,71 @@ func opens(proc string, device state.DeviceNumber) bool {
 		return false // the process has ended
 	}
 	for _, fd := range fds {
-		if isOn(proc+"/fd/"+fd.Name(), device) {
+		if f.match(proc + "/fd/" + fd.Name()) {
 			return true
 		}
 	}
-	return mapped(proc, device)
+	return f.mapped(proc)
 }
 
-// isOn reports whether a link of /proc leads to a file on the device, or to the
+// match reports whether a link of /proc leads to a file on the device, or to the
 // node of the device.
-func isOn(link string, device state.DeviceNumber) bool {
+func (f faces) match(link string) bool {
 	st, err := again(func() (st unix.Statx_t, err error) {
-		err = unix.Statx(unix.AT_FDCWD, link, unix.AT_NO_AUTOMOUNT|unix.AT_STATX_DONT_SYNC, unix.STATX_BASIC_STATS, &st)
+		err = unix.Statx(unix.AT_FDCWD, link, unix.AT_NO_AUTOMOUNT|unix.AT_STATX_DONT_SYNC, unix.STATX_BASIC_STATS|unix.STATX_MNT_ID, &st)
 		return st, err
 	})
 	if err != nil {
 		return false
 	}
-	return device == state.DeviceNumber{Major: st.Dev_major, Minor: st.Dev_minor} ||
-		fileType(st.Mode) == state.BlockDevice && device == state.DeviceNumber{Major: st.Rdev_major, Minor: st.Rdev_minor}
+	_, mounted := f.mounts[st.Mnt_id]
+	return mounted || f.device == state.DeviceNumber{Major: st.Dev_major, Minor: st.Dev_minor} ||
+		fileType(st.Mode) == state.BlockDevice && f.device == state.DeviceNumber{Major: st.Rdev_major, Minor: st.Rdev_minor}
 }
 
 // mapped reports whether a process has a file of the device in its memory. A line
 // is "address perms offset dev inode path", with dev in hexadecimal.
-func mapped(proc string, device state.DeviceNumber) bool {
-	f, err := os.Open(proc + "/maps")
+func (f faces) mapped(proc string) bool {
+	memory, err := os.Open(proc + "/maps")
 	if err != nil {
 		return false
 	}
-	defer f.Close()
-	dev := fmt.Sprintf("%02x:%02x", device.Major, device.Minor)
-	for lines := bufio.NewScanner(f); lines.Scan(); {
-		if fields := strings.Fields(lines.Text()); len(fields) > 3 && fields[3] == dev {
+	defer memory.Close()
+	numbers := map[string]bool{hex(f.device): true}
+	for _, n := range f.mounts {
+		numbers[hex(n)] = true
+	}
+	for lines := bufio.NewScanner(memory); lines.Scan(); {
+		if fields := strings.Fields(lines.Text()); len(fields) > 3 && numbers[fields[3]] {
 			return true
 		}
 	}
 	return false
 }
 
+func hex(n state.DeviceNumber) string { return fmt.Sprintf("%02x:%02x", n.Major, n.Minor) }
+
 // mountIn returns where the mount namespace of a process shows the device.
 func mountIn(proc string, device state.DeviceNumber) (string, bool) {
-	f, err := os.Open(proc + "/mountinfo")
-	if err != nil {
-		return "", false
-	}
-	defer f.Close()
-	infos, err := mountinfo.GetMountsFromReader(f, showing(device, true))
-	if err != nil || len(infos) == 0 {
+	infos := mountsOf(proc, showing(device, true))
+	if len(infos) == 0 {
 		return "", false
 	}
 	return infos[0].Mountpoint, true
+}
+
+// mountsOf returns mounts of the namespace of a process, none if it has ended.
+func mountsOf(proc string, filter mountinfo.FilterFunc) []*mountinfo.Info {
+	f, err := os.Open(proc + "/mountinfo")
+	if err != nil {
+		return nil
+	}
+	defer f.Close()
+	infos, err := mountinfo.GetMountsFromReader(f, filter)
+	if err != nil {
+		return nil
+	}
+	return infos
 }
 
 // showing passes mounts of the device, all or the first.

@@ -2,13 +2,14 @@ package mounts
 
 import (
 	"path/filepath"
+	"strconv"
 	"strings"
 
 	"golang.org/x/sys/unix"
 )
 
-// kernelLog is the kernel's log from one moment on: ext4 and xfs tell there,
-// and nowhere else, why they refuse to mount. It is for error texts, so what
+// kernelLog is the kernel's log from one moment on: file systems tell there, and
+// nowhere else, why they refuse to mount. It is for error texts, so what
 // cannot be had is left out.
 type kernelLog int
 
@@ -31,8 +32,9 @@ func (l kernelLog) close() {
 	}
 }
 
-// about returns the first few messages that name the device, as file systems do:
-// "XFS (loop3): why". A record is "facts;message" and comes with one read, see
+// about returns the first few warnings and errors that name the device, as file
+// systems do: "XFS (loop3): why", "BTRFS error (device loop3 state E): why". A
+// record is "priority,facts;message" and comes with one read, see
 // Documentation/ABI/testing/dev-kmsg in the kernel's sources.
 func (l kernelLog) about(device string) string {
 	const enough = 4
@@ -46,11 +48,26 @@ func (l kernelLog) about(device string) string {
 		if err != nil || n <= 0 {
 			break
 		}
-		_, message, _ := strings.Cut(string(buf[:n]), ";")
+		facts, message, _ := strings.Cut(string(buf[:n]), ";")
 		message, _, _ = strings.Cut(message, "\n")
-		if strings.Contains(message, "("+filepath.Base(device)+")") {
+		if warns(facts) && names(message, filepath.Base(device)) {
 			said = append(said, message)
 		}
 	}
 	return strings.Join(said, "; ")
+}
+
+// warns reports whether a record is a warning or worse; the lowest three bits
+// of its priority are the level of syslog(2).
+func warns(facts string) bool {
+	const warning, levels = 4, 7
+	priority, _, _ := strings.Cut(facts, ",")
+	n, err := strconv.Atoi(priority)
+	return err == nil && n&levels <= warning
+}
+
+// names reports whether a message is about a device.
+func names(message, device string) bool {
+	return strings.Contains(message, "("+device+")") ||
+		strings.Contains(message, "(device "+device+")") || strings.Contains(message, "(device "+device+" ")
 }

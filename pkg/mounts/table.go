@@ -69,7 +69,7 @@ func (e entry) mount() state.Mount {
 		if number, ok := blockNumber("/dev" + e.root); ok {
 			m.Node, m.Device = true, number
 		}
-	case e.device.Major == 0 && strings.HasPrefix(e.source, "/dev/"): // btrfs
+	case e.device.Major == 0 && strings.HasPrefix(e.source, "/dev/"): // btrfs, whose number is its own
 		if number, ok := blockNumber(e.source); ok {
 			m.Device = number
 		}

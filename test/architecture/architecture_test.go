@@ -17,8 +17,9 @@ const module = "github.com/csi-node/csi-node/"
 // below lists, for each package, the packages of this module that it may import.
 var below = map[string][]string{
 	"pkg/state":                    {},
-	"pkg/mounts":                   {"pkg/state"},
-	"pkg/filesystem":               {"pkg/state"},
+	"pkg/internal/btrfs":           {"pkg/state"},
+	"pkg/mounts":                   {"pkg/internal/btrfs", "pkg/state"},
+	"pkg/filesystem":               {"pkg/internal/btrfs", "pkg/state"},
 	"pkg/devices":                  {"pkg/state"},
 	"pkg/devices/devicestest":      {"pkg/devices", "pkg/state"},
 	"pkg/devices/internal/keylock": {},

@@ -20,7 +20,7 @@ import (
 func TestMountCycle(t *testing.T) {
 	t.Parallel()
 	p := harness.Start(t, harness.Options{})
-	for _, fsType := range []string{"ext4", "xfs"} {
+	for _, fsType := range fsTypes {
 		for _, provisioning := range []string{"thin", "thick"} {
 			t.Run(fsType+" "+provisioning, func(t *testing.T) {
 				ctx, bytes := t.Context(), smallest(fsType)
@@ -30,11 +30,17 @@ func TestMountCycle(t *testing.T) {
 				must(t, v.publish(ctx, pod1))
 				must(t, v.publish(ctx, pod2))
 				must(t, v.publishReadOnly(ctx, pod3))
-				text := strings.Repeat(rand.Text(), 100_000) // 2.6 MB
-				write(t, filepath.Join(pod1, "file"), text)
-				for _, pod := range []string{pod2, pod3} {
-					mustRead(t, filepath.Join(pod, "file"), text)
+				write(t, filepath.Join(pod1, "file"), strings.Repeat(rand.Text(), 100_000)) // 2.6 MB
+				data := sum(t, filepath.Join(pod1, "file"))
+				unharmed := func(pods ...string) {
+					t.Helper()
+					for _, pod := range pods {
+						if got := sum(t, filepath.Join(pod, "file")); got != data {
+							t.Errorf("%s: the data has changed", pod)
+						}
+					}
 				}
+				unharmed(pod2, pod3)
 				if err := os.WriteFile(filepath.Join(pod3, "file"), nil, 0); !errors.Is(err, unix.EROFS) {
 					t.Errorf("writing through the read-only target: %v", err)
 				}
@@ -50,6 +56,12 @@ func TestMountCycle(t *testing.T) {
 						t.Errorf("after growth: %d bytes answered, %d in the pod, %d before", got, v.total(pod1), before)
 					}
 				}
+				unharmed(pod1, pod2, pod3)
+				p.Restart(harness.Options{})
+				p.AwaitRest()
+				must(t, v.stage(ctx))
+				must(t, v.publish(ctx, pod1))
+				unharmed(pod1, pod2, pod3)
 				again := func() {
 					for _, pod := range []string{pod1, pod2, pod3} {
 						must(t, v.unpublish(ctx, pod))
@@ -63,11 +75,17 @@ func TestMountCycle(t *testing.T) {
 				again()
 				must(t, v.stage(ctx))
 				must(t, v.publish(ctx, pod1))
-				mustRead(t, filepath.Join(pod1, "file"), text)
+				unharmed(pod1)
 				if total := v.total(v.staging); total <= before {
 					t.Errorf("staged again it has %d bytes, %d before it was grown", total, before)
 				}
+				if provisioning == "thick" {
+					must(t, os.Remove(filepath.Join(pod1, "file")))
+				}
 				again()
+				if allocated := allocatedBytes(t, v.data()); provisioning == "thick" && allocated < grown || provisioning == "thin" && allocated > bytes {
+					t.Errorf("%d bytes are allocated", allocated)
+				}
 				v.end()
 				mustRefuse(t, v.stage(ctx), codes.NotFound, v.id)
 			})
@@ -127,7 +145,7 @@ func TestBlockCycle(t *testing.T) {
 func TestReaderOnlyStage(t *testing.T) {
 	t.Parallel()
 	p := harness.Start(t, harness.Options{})
-	for _, fsType := range []string{"ext4", "xfs"} {
+	for _, fsType := range fsTypes {
 		t.Run(fsType, func(t *testing.T) {
 			ctx := t.Context()
 			v := create(t, p, fsType+"-reader", smallest(fsType), mountAs(fsType, multiWriter))
@@ -173,6 +191,14 @@ func TestReaderOnlyStage(t *testing.T) {
 		refuseWrite(t, pod, 0)
 		v.end(pod)
 	})
+}
+
+// allocatedBytes is what a file takes on its disk.
+func allocatedBytes(t testing.TB, path string) int64 {
+	t.Helper()
+	var st unix.Stat_t
+	must(t, unix.Stat(path, &st))
+	return st.Blocks * 512
 }
 
 // writeAt writes to a device through to its backing.

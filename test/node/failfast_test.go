@@ -50,6 +50,9 @@ func TestFailFast(t *testing.T) {
 		{"no mkfs.xfs", func(t *testing.T, p *harness.Plugin) ([]string, []string) {
 			return nil, []string{"PATH=" + pathWithout(t, p, "mkfs.xfs")}
 		}, []string{"mkfs.xfs", "xfsprogs"}},
+		{"no mkfs.btrfs", func(t *testing.T, p *harness.Plugin) ([]string, []string) {
+			return nil, []string{"PATH=" + pathWithout(t, p, "mkfs.btrfs")}
+		}, []string{"mkfs.btrfs", "btrfs-progs"}},
 		{"no mkfs.ext4", func(t *testing.T, p *harness.Plugin) ([]string, []string) {
 			return nil, []string{"PATH=" + pathWithout(t, p, "mkfs.ext4")}
 		}, []string{"mkfs.ext4", "e2fsprogs"}},
@@ -117,7 +120,7 @@ func pathWithout(t *testing.T, p *harness.Plugin, missing string) string {
 	t.Helper()
 	dir := filepath.Join(p.Dir, "bin")
 	makeDir(t, dir)
-	for _, name := range []string{"mkfs.ext4", "e2fsck", "resize2fs", "mkfs.xfs"} {
+	for _, name := range []string{"mkfs.ext4", "e2fsck", "resize2fs", "mkfs.xfs", "mkfs.btrfs"} {
 		if name == missing {
 			continue
 		}

@@ -159,7 +159,7 @@ func TestMountFlags(t *testing.T) {
 func TestRefusedFlag(t *testing.T) {
 	t.Parallel()
 	p := harness.Start(t, harness.Options{})
-	for _, fsType := range []string{"ext4", "xfs"} {
+	for _, fsType := range fsTypes {
 		t.Run(fsType, func(t *testing.T) {
 			v := create(t, p, fsType, smallest(fsType), mountAs(fsType, multiWriter, "nonsense"))
 			mustRefuse(t, v.stage(t.Context()), codes.InvalidArgument, "nonsense")

@@ -21,6 +21,9 @@ const (
 
 type accessMode = csi.VolumeCapability_AccessMode_Mode
 
+// fsTypes are the file systems that the plugin makes.
+var fsTypes = []string{"ext4", "xfs", "btrfs"}
+
 func mountAs(fsType string, mode accessMode, flags ...string) *csi.VolumeCapability {
 	return &csi.VolumeCapability{
 		AccessMode: &csi.VolumeCapability_AccessMode{Mode: mode},
@@ -37,8 +40,11 @@ func blockAs(mode accessMode) *csi.VolumeCapability {
 
 // smallest is a size in bytes that suits a file system, and raw blocks.
 func smallest(fsType string) int64 {
-	if fsType == "xfs" {
+	switch fsType {
+	case "xfs":
 		return 320 * mib // mkfs.xfs makes nothing under 300 MiB
+	case "btrfs":
+		return 256 * mib // the plugin makes none that is smaller
 	}
 	return 32 * mib
 }

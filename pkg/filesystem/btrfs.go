@@ -1,0 +1,87 @@
+package filesystem
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/csi-node/csi-node/pkg/internal/btrfs"
+	"github.com/csi-node/csi-node/pkg/state"
+)
+
+// btrfsKind is the kind of btrfs on one device.
+type btrfsKind struct{}
+
+func (btrfsKind) traits() traits {
+	return traits{
+		name:         "btrfs",
+		programs:     []string{"mkfs.btrfs"},
+		debian:       "btrfs-progs",
+		smallest:     btrfsSmallest,
+		growsMounted: true,
+		onlyAsked:    true,
+	}
+}
+
+func (btrfsKind) parse(head []byte) (*superblock, error) {
+	s, err := parseBtrfs(head)
+	if s == nil || err != nil {
+		return nil, err
+	}
+	return &superblock{fsType: "btrfs", uuid: s.uuid, bytes: s.bytes, grown: s.grown}, nil
+}
+
+// live asks the kernel for the size, which it writes with its next commit.
+func (btrfsKind) live(d *device, mountpoint string, sb *superblock) error {
+	root, on, err := d.openBtrfs(mountpoint)
+	if err != nil {
+		return err
+	}
+	sb.bytes = on.Bytes
+	return root.Close()
+}
+
+// format keeps two copies of the metadata and one of the data, whatever the
+// defaults of the mkfs.btrfs at hand, with the checksums that parse can verify.
+// It discards nothing (-K), which would punch holes into the file of a thick
+// volume. Without -f, mkfs.btrfs itself refuses a device on which libblkid finds
+// anything. It does not mix metadata and data (--mixed), which would save room
+// only on a small device, and would last when that has grown.
+func (btrfsKind) format(ctx context.Context, d *device, _ bool) error {
+	return must(run(ctx, "mkfs.btrfs", "-q", "-K", "-m", "dup", "-d", "single", "--csum", "crc32c", d.Name()))
+}
+
+// check does nothing but say so: a btrfs is whole after each commit and replays
+// its log at mount, and its superblock never asks for a check.
+func (btrfsKind) check(context.Context, string) error {
+	return state.Errorf(state.FailedPrecondition, "a btrfs is not checked by the plugin; run btrfs scrub while it is mounted, or, with the volume unstaged, btrfs check by hand")
+}
+
+// grow asks the kernel, as btrfs filesystem resize does; a btrfs is always mounted here.
+func (btrfsKind) grow(_ context.Context, d *device, mountpoint string, bytes int64) error {
+	root, on, err := d.openBtrfs(mountpoint)
+	if err != nil {
+		return err
+	}
+	return errors.Join(btrfs.Resize(root, on, bytes), root.Close())
+}
+
+// openBtrfs opens the root of the btrfs that is mounted at path, which must be
+// on the device and on no other.
+func (d *device) openBtrfs(path string) (*os.File, btrfs.Device, error) {
+	root, err := os.OpenFile(path, os.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW, 0)
+	if err != nil {
+		return nil, btrfs.Device{}, err
+	}
+	on, err := btrfs.Ask(root)
+	if err == nil && on.Number != d.number {
+		err = fmt.Errorf("what is mounted at %s is on device %s, not %s (%s)", path, on.Number, d.number, d.Name())
+	}
+	if err != nil {
+		return nil, on, errors.Join(err, root.Close())
+	}
+	return root, on, nil
+}

@@ -1,0 +1,106 @@
+// Package btrfs asks the kernel about a mounted btrfs, and grows it. A btrfs
+// gives itself a device number of its own, and the kernel finds devices by the
+// identity that is written on them, so that only the kernel can tell which
+// block device is beneath. The ioctls are those of linux/btrfs.h.
+package btrfs
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/csi-node/csi-node/pkg/state"
+)
+
+// Device is the one block device beneath a btrfs.
+type Device struct {
+	ID     uint64 // within the btrfs
+	Bytes  int64  // that the btrfs spans on it
+	Number state.DeviceNumber
+}
+
+// fsInfo is struct btrfs_ioctl_fs_info_args.
+type fsInfo struct {
+	maxID, devices uint64
+	fsid           [16]byte
+	_              [1024 - 32]byte
+}
+
+// deviceInfo is struct btrfs_ioctl_dev_info_args.
+type deviceInfo struct {
+	id    uint64
+	uuid  [16]byte
+	used  uint64
+	bytes uint64
+	_     [3072 - 40]byte
+	path  [1024]byte
+}
+
+// Ask tells the device beneath the btrfs that root, any open file or directory,
+// lies on. It is an error when that is no btrfs, when it has several devices,
+// and when the node that the kernel names is no block device here.
+func Ask(root *os.File) (Device, error) {
+	const askAll, askOne = 0x8400941f, 0xd000941e // BTRFS_IOC_FS_INFO, BTRFS_IOC_DEV_INFO
+	var all fsInfo
+	if _, err := ioctl(root, askAll, unsafe.Pointer(&all)); err != nil {
+		return Device{}, fmt.Errorf("BTRFS_IOC_FS_INFO at %s: %w", root.Name(), err)
+	}
+	if all.devices != 1 {
+		return Device{}, fmt.Errorf("the btrfs at %s has %d devices", root.Name(), all.devices)
+	}
+	one := deviceInfo{id: all.maxID} // numbers are never given again, so the last device mostly has the highest
+	_, err := ioctl(root, askOne, unsafe.Pointer(&one))
+	for errors.Is(err, unix.ENODEV) && one.id > 1 {
+		one = deviceInfo{id: one.id - 1}
+		_, err = ioctl(root, askOne, unsafe.Pointer(&one))
+	}
+	if err != nil {
+		return Device{}, fmt.Errorf("BTRFS_IOC_DEV_INFO of device %d at %s: %w", one.id, root.Name(), err)
+	}
+	path, _, _ := bytes.Cut(one.path[:], []byte{0})
+	number, err := numberOf(string(path))
+	return Device{ID: one.id, Bytes: int64(one.bytes), Number: number}, err
+}
+
+// Resize makes the btrfs of root span so many bytes of its device. It blocks
+// until that is committed. The kernel refuses with EINVAL what is less than 256 MiB.
+func Resize(root *os.File, device Device, bytes int64) error {
+	const resize = 0x50009403 // BTRFS_IOC_RESIZE
+	args := struct {          // struct btrfs_ioctl_vol_args
+		fd   int64
+		name [4088]byte
+	}{}
+	copy(args.name[:], fmt.Sprintf("%d:%d", device.ID, bytes))
+	busy, err := ioctl(root, resize, unsafe.Pointer(&args))
+	switch {
+	case err != nil:
+		return fmt.Errorf("BTRFS_IOC_RESIZE to %d bytes at %s (see the kernel's log): %w", bytes, root.Name(), err)
+	case busy != 0: // BTRFS_ERROR_DEV_EXCL_RUN_IN_PROGRESS
+		return fmt.Errorf("BTRFS_IOC_RESIZE to %d bytes at %s: a balance or another such operation is under way in it", bytes, root.Name())
+	}
+	return nil
+}
+
+// numberOf returns the number of a block device node.
+func numberOf(path string) (state.DeviceNumber, error) {
+	var st unix.Stat_t
+	if err := unix.Stat(path, &st); err != nil {
+		return state.DeviceNumber{}, fmt.Errorf("the kernel says that the btrfs is on %q: %w", path, err)
+	}
+	if st.Mode&unix.S_IFMT != unix.S_IFBLK {
+		return state.DeviceNumber{}, fmt.Errorf("the kernel says that the btrfs is on %q, which is no block device here", path)
+	}
+	return state.DeviceNumber{Major: unix.Major(st.Rdev), Minor: unix.Minor(st.Rdev)}, nil
+}
+
+func ioctl(f *os.File, request uintptr, arg unsafe.Pointer) (uintptr, error) {
+	value, _, errno := unix.Syscall(unix.SYS_IOCTL, f.Fd(), request, uintptr(arg))
+	if errno != 0 {
+		return 0, errno
+	}
+	return value, nil
+}
