@@ -101,73 +101,25 @@ func newMount(device state.Device, fsType string, flags state.Flags, readOnly bo
 			return -1, fmt.Errorf("set read-only: %w", withWords(err, kernelWords(fs)))
 		}
 	}
-	for _, option := range flags.Super {
-		if err := setOption(fs, option); err != nil {
-			return -1, err
-		}
-	}
 	log := listen()
 	defer log.close()
+	for _, option := range flags.Super {
+		if err := setOption(fs, option); err != nil {
+			return -1, optionError(err, kernelWords(fs), log.about(fsType, device.Path), option)
+		}
+	}
 	if err := unix.FsconfigCreate(fs); err != nil {
-		return -1, createError(err, kernelWords(fs), log.about(device.Path), flags.Super)
+		words, logged := kernelWords(fs), log.about(fsType, device.Path)
+		if len(flags.Super) > 0 && blames(err) && mountsWithout(device, fsType, flags.Super, readOnly) {
+			return -1, optionError(err, words, logged, flags.Super...)
+		}
+		return -1, createError(err, words, logged, flags.Super)
 	}
 	mnt, err := unix.Fsmount(fs, unix.FSMOUNT_CLOEXEC, int(attributes))
 	if err != nil {
 		return -1, fmt.Errorf("fsmount with attributes %q: %w", attributes, withWords(err, kernelWords(fs)))
 	}
 	return mnt, nil
-}
-
-// setOption gives one option to the kernel, as mount(8) would: a value may
-// stand in double quotes, which keep its commas together.
-func setOption(fs int, option string) error {
-	var err error
-	if key, value, ok := strings.Cut(option, "="); ok {
-		err = unix.FsconfigSetString(fs, key, unquote(value))
-	} else {
-		err = unix.FsconfigSetFlag(fs, key)
-	}
-	switch words := kernelWords(fs); {
-	case err == nil:
-		return nil
-	case err == unix.EINVAL && words == "":
-		words = "invalid argument"
-		fallthrough
-	case err == unix.EINVAL:
-		return state.Errorf(state.InvalidArgument, "the kernel refuses the mount option %q: %s", option, words)
-	default:
-		return fmt.Errorf("set the mount option %q: %w", option, withWords(err, words))
-	}
-}
-
-// createError classifies the failure to make a superblock. The kernel blames
-// some options only now, and names them in its words; what it says in its log
-// is for humans.
-func createError(err error, words, logged string, options []string) error {
-	for _, option := range options {
-		key, _, _ := strings.Cut(option, "=")
-		if err == unix.EINVAL && strings.Contains(words, key) {
-			return state.Errorf(state.InvalidArgument, "the kernel refuses the mount option %q: %s", option, words)
-		}
-	}
-	for _, text := range []string{words, logged} {
-		err = withWords(err, text)
-	}
-	if words == "" && logged == "" {
-		err = withWords(err, "the kernel's log may say why")
-	}
-	if len(options) > 0 {
-		err = fmt.Errorf("with the options %q: %w", options, err)
-	}
-	return err
-}
-
-// unquote takes off the double quotes around a value.
-func unquote(value string) string {
-	if len(value) >= 2 && value[0] == '"' && value[len(value)-1] == '"' {
-		return value[1 : len(value)-1]
-	}
-	return value
 }
 
 // kernelWords reads what a file system context has to say: one message a read,

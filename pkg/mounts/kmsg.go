@@ -31,10 +31,10 @@ func (l kernelLog) close() {
 	}
 }
 
-// about returns the first few messages that name the device, as file systems do:
-// "XFS (loop3): why". A record is "facts;message" and comes with one read, see
-// Documentation/ABI/testing/dev-kmsg in the kernel's sources.
-func (l kernelLog) about(device string) string {
+// about returns the first few messages that are about the device. A record is
+// "facts;message" and comes with one read, see Documentation/ABI/testing/dev-kmsg
+// in the kernel's sources.
+func (l kernelLog) about(fsType, device string) string {
 	const enough = 4
 	var said []string
 	buf := make([]byte, 8<<10)
@@ -48,9 +48,30 @@ func (l kernelLog) about(device string) string {
 		}
 		_, message, _ := strings.Cut(string(buf[:n]), ";")
 		message, _, _ = strings.Cut(message, "\n")
-		if strings.Contains(message, "("+filepath.Base(device)+")") {
+		if concerns(message, fsType, filepath.Base(device)) {
 			said = append(said, message)
 		}
 	}
 	return strings.Join(said, "; ")
+}
+
+// concerns reports whether a message is a file system's about a device: "XFS
+// (loop3): why", "BTRFS error (device loop3): why". Before they know their
+// device, which is while options are parsed, they name none; such a message may
+// be about another mount of this moment.
+func concerns(message, fsType, device string) bool {
+	for _, sign := range []string{"(" + device + ")", "(device " + device + ")", "(device " + device + " "} {
+		if strings.Contains(message, sign) {
+			return true
+		}
+	}
+	switch fsType {
+	case "ext4":
+		return strings.HasPrefix(message, "EXT4-fs: ")
+	case "xfs":
+		return strings.HasPrefix(message, "XFS: ")
+	case "btrfs":
+		return strings.HasPrefix(message, "BTRFS") && strings.Contains(message, "(device <unknown>)")
+	}
+	return false
 }

@@ -123,10 +123,8 @@ func (t *Target) flagsBeyond(s *Stage) error {
 	if err != nil {
 		return err
 	}
-	for _, flag := range mine.Super {
-		if !slices.Contains(staged.Super, flag) {
-			return Errorf(InvalidArgument, "mount flag %q: the volume was staged without it, and a publish cannot add it", flag)
-		}
+	if flag := mine.Beyond(staged); flag != "" {
+		return Errorf(InvalidArgument, "mount flag %q: the volume was staged without it or with another value, and a publish cannot change it: stage the volume with it", flag)
 	}
 	return nil
 }

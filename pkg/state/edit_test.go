@@ -147,7 +147,7 @@ func TestAskPublish(t *testing.T) {
 		"while going":         {have: record(with("/a", goneTarget)), edit: ask(aTarget("/a")), part: TargetPart("/a")},
 		"other, going":        {have: record(with("/a", goneTarget)), edit: ask(aTarget("/a", reading)), class: Aborted, words: "unpublished"},
 		"staged flag":         {have: record(), edit: ask(aTarget("/a", flags("ro,discard"))), part: TargetPart("/a")},
-		"new flag":            {have: record(), edit: ask(aTarget("/a", flags("data=journal"))), class: InvalidArgument, words: "data=journal"},
+		"new flag":            {have: record(), edit: ask(aTarget("/a", flags("data=journal"))), class: InvalidArgument, words: "data"},
 		"bad flag":            {have: record(), edit: ask(aTarget("/a", flags("bind"))), class: InvalidArgument, words: "bind"},
 		"single, first":       {have: record(), edit: ask(aTarget("/a", single)), part: TargetPart("/a")},
 		"single, second":      {have: record(with("/a", single)), edit: ask(aTarget("/b", single)), class: FailedPrecondition, words: "/a"},
