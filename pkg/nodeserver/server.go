@@ -32,7 +32,8 @@ type Records interface {
 type Paths interface {
 	// Check returns InvalidArgument for a path that no request may name.
 	Check(path string) error
-	Usage(ctx context.Context, path string) (state.Usage, error)
+	// Usage tells what is mounted at a path and how full it is.
+	Usage(ctx context.Context, path string) (state.Mount, state.Usage, error)
 }
 
 // Filesystems knows what this node can make; *filesystem.Host is one.
