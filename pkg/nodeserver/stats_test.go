@@ -98,7 +98,6 @@ type patient struct {
 	*fakeNode
 	hang   chan struct{} // nil: they answer
 	looks  atomic.Int64
-	header metadata.MD
 	total  int64 // bytes that a look finds
 }
 
