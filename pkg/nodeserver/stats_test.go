@@ -96,9 +96,9 @@ func TestStatsOfABrokenFileSystem(t *testing.T) {
 type patient struct {
 	*Server
 	*fakeNode
-	hang   chan struct{} // nil: they answer
-	looks  atomic.Int64
-	total  int64 // bytes that a look finds
+	hang  chan struct{} // nil: they answer
+	looks atomic.Int64
+	total int64 // bytes that a look finds
 }
 
 // newPatient has the volume id, and another of the name "other", both staged at

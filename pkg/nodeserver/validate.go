@@ -2,6 +2,7 @@ package nodeserver
 
 import (
 	"context"
+	"fmt"
 	"maps"
 	"path/filepath"
 	"slices"
@@ -47,6 +48,11 @@ func (s *Server) asked(req interface {
 	if err = s.volumeID(req.GetVolumeId()); err != nil {
 		return
 	}
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("volume %s: %w", req.GetVolumeId(), err)
+		}
+	}()
 	if err = s.path(field, path); err != nil {
 		return
 	}

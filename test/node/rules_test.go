@@ -134,46 +134,6 @@ func TestContradictions(t *testing.T) {
 	v.end(pod)
 }
 
-// Mount flags of a publish that a bind can have are honoured at the bind alone.
-func TestMountFlags(t *testing.T) {
-	t.Parallel()
-	p := harness.Start(t, harness.Options{})
-	v := create(t, p, "volume", 32*mib, mountAs("ext4", multiWriter))
-	ctx, plain, strict := t.Context(), v.target("pod-1"), v.target("pod-2")
-	must(t, v.stage(ctx))
-	must(t, v.publish(ctx, plain))
-	v.capability = mountAs("ext4", multiWriter, "noexec", "nosuid", "nodev", "noatime")
-	must(t, v.publish(ctx, strict))
-	const all = unix.ST_NOEXEC | unix.ST_NOSUID | unix.ST_NODEV | unix.ST_NOATIME
-	for path, want := range map[string]int64{plain: 0, strict: all} {
-		var st unix.Statfs_t
-		must(t, unix.Statfs(path, &st))
-		if got := st.Flags & all; got != want {
-			t.Errorf("%s has flags %#x, want %#x", path, got, want)
-		}
-	}
-	v.end(plain, strict)
-}
-
-// A flag that the file system refuses is the caller's mistake, told in the kernel's words.
-func TestRefusedFlag(t *testing.T) {
-	t.Parallel()
-	p := harness.Start(t, harness.Options{})
-	for _, fsType := range []string{"ext4", "xfs"} {
-		t.Run(fsType, func(t *testing.T) {
-			v := create(t, p, fsType, smallest(fsType), mountAs(fsType, multiWriter, "nonsense"))
-			mustRefuse(t, v.stage(t.Context()), codes.InvalidArgument, "nonsense")
-			mustHaveNoRecord(t, p)
-			if mounts, loops := p.Mounts(), p.Loops(); len(mounts)+len(loops) > 0 {
-				t.Errorf("left after the refusal: %q, %+v", mounts, loops)
-			}
-			v.capability = mountAs(fsType, multiWriter)
-			must(t, v.stage(t.Context()))
-			v.end()
-		})
-	}
-}
-
 // A pool that is full now is no end of the growth: it goes on once there is room.
 func TestFullPool(t *testing.T) {
 	t.Parallel()
