@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"path/filepath"
 	"strconv"
 	"time"
 
@@ -27,13 +26,12 @@ func (s *Server) NodeGetVolumeStats(ctx context.Context, req *csi.NodeGetVolumeS
 	if err := s.volumeID(id); err != nil {
 		return nil, err
 	}
-	if path == "" {
-		return nil, state.Errorf(state.InvalidArgument, "volume_path is missing")
+	if err := s.volumePath(id, path); err != nil {
+		return nil, err
 	}
-	if !filepath.IsAbs(path) {
-		return nil, state.Errorf(state.NotFound, "volume %s: not at the path %s, which is relative", id, path)
-	}
-	if err := s.path("volume_path", path); err != nil {
+	if err := s.Paths.Check(path); state.ClassOf(err) == state.InvalidArgument {
+		return nil, state.Errorf(state.NotFound, "volume %s: it can be at no such path: %w", id, err)
+	} else if err != nil {
 		return nil, err
 	}
 	usage, err := s.probes.ask(ctx, id, path, func(ctx context.Context) ([]*csi.VolumeUsage, error) { return s.usage(ctx, id, path) })
