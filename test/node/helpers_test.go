@@ -114,8 +114,11 @@ func snapshot(t testing.TB, p *harness.Plugin) []string {
 				return err
 			}
 			line := fmt.Sprintf("%s %s", info.Mode(), path)
+			if info.Mode().IsRegular() {
+				line += fmt.Sprintf(" %d bytes", info.Size())
+			}
 			if info.Mode().IsRegular() && !attached[path] {
-				line += fmt.Sprintf(" %d bytes of %s", info.Size(), info.ModTime())
+				line += fmt.Sprintf(" of %s", info.ModTime())
 			}
 			all = append(all, line)
 			return nil
