@@ -30,33 +30,53 @@ func TestSecondPublish(t *testing.T) {
 		csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER,
 		csi.VolumeCapability_AccessMode_SINGLE_NODE_READER_ONLY,
 	}
-	for _, mode := range append(several, one...) {
-		t.Run(mode.String(), func(t *testing.T) {
-			ctx := t.Context()
-			v := create(t, p, strings.ToLower(mode.String()), 32*mib, mountAs("ext4", multiWriter))
-			must(t, v.stage(ctx)) // formats it, for the modes of readers
-			must(t, v.unstage(ctx))
-			v.capability = mountAs("ext4", mode)
-			first, second := v.target("pod-1"), v.target("pod-2")
-			must(t, v.stage(ctx))
-			must(t, v.publish(ctx, first))
-
-			must(t, v.publish(ctx, first))
-			differing := v.publishRequest(first)
-			differing.VolumeContext = map[string]string{"key": "other"}
-			_, err := v.Node.NodePublishVolume(ctx, differing)
-			mustRefuse(t, err, codes.AlreadyExists, v.id, first)
-			if slices.Contains(several, mode) {
-				must(t, v.publish(ctx, second))
+	differ := map[string]func(*csi.NodePublishVolumeRequest){
+		"context":         func(r *csi.NodePublishVolumeRequest) { r.VolumeContext = map[string]string{"key": "other"} },
+		"publish context": func(r *csi.NodePublishVolumeRequest) { r.PublishContext = map[string]string{"key": "other"} },
+		"access type": func(r *csi.NodePublishVolumeRequest) {
+			if r.VolumeCapability.GetBlock() != nil {
+				r.VolumeCapability = mountAs("ext4", r.VolumeCapability.AccessMode.Mode)
 			} else {
-				mustRefuse(t, v.publish(ctx, second), codes.FailedPrecondition, v.id, first)
-				mustBeGone(t, second)
+				r.VolumeCapability = blockAs(r.VolumeCapability.AccessMode.Mode)
 			}
-			if n := mountsAt(p, first); n != 1 {
-				t.Errorf("%d mounts at the first target", n)
-			}
-			v.end(first, second)
-		})
+		},
+	}
+	for _, mode := range append(several, one...) {
+		for access, c := range map[string]*csi.VolumeCapability{"mount": mountAs("ext4", mode), "block": blockAs(mode)} {
+			t.Run(access+" "+mode.String(), func(t *testing.T) {
+				ctx := t.Context()
+				v := create(t, p, strings.ToLower(mode.String())+"-"+access, 32*mib, mountAs("ext4", multiWriter))
+				must(t, v.stage(ctx)) // formats it, for the modes of readers
+				must(t, v.unstage(ctx))
+				v.capability = c
+				first, second := v.target("pod-1"), v.target("pod-2")
+				must(t, v.stage(ctx))
+				must(t, v.publish(ctx, first))
+
+				before := snapshot(t, p)
+				must(t, v.publish(ctx, first))
+				for what, change := range differ {
+					differing := v.publishRequest(first)
+					change(differing)
+					_, err := v.Node.NodePublishVolume(ctx, differing)
+					if mustRefuse(t, err, codes.AlreadyExists, v.id, first); t.Failed() {
+						t.Fatalf("another %s", what)
+					}
+				}
+				mustEqual(t, before, snapshot(t, p))
+				if slices.Contains(several, mode) {
+					must(t, v.publish(ctx, second))
+				} else {
+					mustRefuse(t, v.publish(ctx, second), codes.FailedPrecondition, v.id, first)
+					mustBeGone(t, second)
+					mustEqual(t, before, snapshot(t, p))
+				}
+				if n := mountsAt(p, first); n != 1 {
+					t.Errorf("%d mounts at the first target", n)
+				}
+				v.end(first, second)
+			})
+		}
 	}
 }
 
