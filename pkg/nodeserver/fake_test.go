@@ -157,7 +157,7 @@ func newServer() (*Server, *fakeNode) {
 		mounts:  map[string]state.Mountpoint{},
 	}
 	return New(Config{
-		NodeID: "node-1", TopologyKey: "topology.test/node", MaxVolumes: 7,
+		NodeID: "node-1", TopologyKey: "topology.test/node", TopologyValue: "segment-1", MaxVolumes: 7,
 		ValidateVolumeID: func(id string) error {
 			if strings.Contains(id, "/") {
 				return state.Errorf(state.InvalidArgument, "volume_id %q holds a slash", id)

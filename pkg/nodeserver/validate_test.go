@@ -269,7 +269,7 @@ func TestSettleFSType(t *testing.T) {
 func TestNodeGetInfoAndCapabilities(t *testing.T) {
 	s, _ := newServer()
 	info, err := s.NodeGetInfo(t.Context(), &csi.NodeGetInfoRequest{})
-	if err != nil || info.GetNodeId() != "node-1" || info.GetMaxVolumesPerNode() != 7 || info.GetAccessibleTopology().GetSegments()["topology.test/node"] != "node-1" {
+	if err != nil || info.GetNodeId() != "node-1" || info.GetMaxVolumesPerNode() != 7 || info.GetAccessibleTopology().GetSegments()["topology.test/node"] != "segment-1" {
 		t.Errorf("answers %v (%v)", info, err)
 	}
 	resp, err := s.NodeGetCapabilities(t.Context(), &csi.NodeGetCapabilitiesRequest{})

@@ -8,7 +8,7 @@ import (
 
 // stage plans towards a staged volume: device, contents, mount.
 func (p *planner) stage(s *state.Stage) Verdict {
-	if d := p.have.Device; d.State == state.DeviceAbsent && !d.Missing && s.Capability.Access == state.MountAccess {
+	if d := p.have.Device; d.State == state.DeviceAbsent && !d.Missing && s.Capability.Access == state.MountAccess && len(p.have.Stage.Mounts) == 0 {
 		if v := p.place(s); !v.Settled { // before anything is done to the volume
 			return v
 		}
@@ -39,8 +39,6 @@ func (p *planner) place(s *state.Stage) Verdict {
 	switch m := p.have.Stage; {
 	case m.Err != nil:
 		return unseen(m.Err)
-	case len(m.Mounts) > 0:
-		return stuck(state.FailedPrecondition, "%s is mounted at the staging path %s: unmount it, the plugin did not mount it", describe(m.Mounts[0]), s.Path)
 	case m.File != state.NoFile && m.File != state.Directory:
 		return stuck(state.FailedPrecondition, "the staging path %s is %s, not a directory", s.Path, m.File)
 	case m.File == state.NoFile && s.Accepted && !p.asked():
