@@ -246,11 +246,10 @@ func stopServer(server *grpc.Server) {
 
 func (p *plugin) grpcServer() *grpc.Server {
 	server := grpc.NewServer(grpc.ChainUnaryInterceptor(p.metrics.intercept, logCalls, statusCodes))
-	topologyKey := "topology." + p.DriverName + "/node"
 	csi.RegisterIdentityServer(server, &identity{name: p.DriverName, version: p.Version, checks: p.checks()})
 	csi.RegisterControllerServer(server, controllerserver.New(controllerserver.Config{
-		NodeID:      p.NodeID,
-		TopologyKey: topologyKey,
+		NodeID:      topologyValue(p.NodeID),
+		TopologyKey: topologyKey(p.DriverName),
 		Filesystems: p.filesystem,
 		Pool:        p.pool,
 		Deleter:     p.devices,
@@ -258,7 +257,8 @@ func (p *plugin) grpcServer() *grpc.Server {
 	}))
 	csi.RegisterNodeServer(server, nodeserver.New(nodeserver.Config{
 		NodeID:           p.NodeID,
-		TopologyKey:      topologyKey,
+		TopologyKey:      topologyKey(p.DriverName),
+		TopologyValue:    topologyValue(p.NodeID),
 		MaxVolumes:       p.MaxVolumes,
 		Filesystems:      p.filesystem,
 		ValidateVolumeID: pool.ValidateID,

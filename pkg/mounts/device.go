@@ -109,17 +109,20 @@ func newMount(device state.Device, fsType string, flags state.Flags, readOnly bo
 	if err != nil {
 		return -1, err
 	}
-	for _, option := range options {
-		if err := setOption(fs, option); err != nil {
-			return -1, err
-		}
-	}
 	log := listen()
 	defer log.close()
+	for _, option := range options {
+		if err := setOption(fs, option); err != nil {
+			return -1, optionError(err, kernelWords(fs), log.about(fsType, device.Path), option)
+		}
+	}
 	if err := unix.FsconfigCreate(fs); err != nil {
-		words, logged := kernelWords(fs), log.about(device.Path)
+		words, logged := kernelWords(fs), log.about(fsType, device.Path)
 		if err := dialects[fsType].explain(err, join(words, logged), flags.Super, readOnly); err != nil {
 			return -1, err
+		}
+		if len(flags.Super) > 0 && blames(err) && mountsWithout(device, fsType, flags.Super, readOnly) {
+			return -1, optionError(err, words, logged, flags.Super...)
 		}
 		return -1, createError(err, words, logged, flags.Super)
 	}
@@ -128,58 +131,6 @@ func newMount(device state.Device, fsType string, flags state.Flags, readOnly bo
 		return -1, fmt.Errorf("fsmount with attributes %q: %w", attributes, withWords(err, kernelWords(fs)))
 	}
 	return mnt, nil
-}
-
-// setOption gives one option to the kernel, as mount(8) would: a value may
-// stand in double quotes, which keep its commas together.
-func setOption(fs int, option string) error {
-	var err error
-	if key, value, ok := strings.Cut(option, "="); ok {
-		err = unix.FsconfigSetString(fs, key, unquote(value))
-	} else {
-		err = unix.FsconfigSetFlag(fs, key)
-	}
-	switch words := kernelWords(fs); {
-	case err == nil:
-		return nil
-	case err == unix.EINVAL && words == "":
-		words = "invalid argument"
-		fallthrough
-	case err == unix.EINVAL:
-		return state.Errorf(state.InvalidArgument, "the kernel refuses the mount option %q: %s", option, words)
-	default:
-		return fmt.Errorf("set the mount option %q: %w", option, withWords(err, words))
-	}
-}
-
-// createError classifies the failure to make a superblock. The kernel blames
-// some options only now, and names them in its words, or, where a file system
-// still takes options the old way (a btrfs before Linux 6.8), in its log.
-func createError(err error, words, logged string, options []string) error {
-	for _, option := range options {
-		key, _, _ := strings.Cut(option, "=")
-		if said := join(words, logged); err == unix.EINVAL && strings.Contains(said, key) {
-			return state.Errorf(state.InvalidArgument, "the kernel refuses the mount option %q: %s", option, said)
-		}
-	}
-	for _, text := range []string{words, logged} {
-		err = withWords(err, text)
-	}
-	if words == "" && logged == "" {
-		err = withWords(err, "the kernel's log may say why")
-	}
-	if len(options) > 0 {
-		err = fmt.Errorf("with the options %q: %w", options, err)
-	}
-	return err
-}
-
-// unquote takes off the double quotes around a value.
-func unquote(value string) string {
-	if len(value) >= 2 && value[0] == '"' && value[len(value)-1] == '"' {
-		return value[1 : len(value)-1]
-	}
-	return value
 }
 
 // kernelWords reads what a file system context has to say: one message a read,

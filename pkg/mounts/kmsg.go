@@ -32,11 +32,10 @@ func (l kernelLog) close() {
 	}
 }
 
-// about returns the first few warnings and errors that name the device, as file
-// systems do: "XFS (loop3): why", "BTRFS error (device loop3 state E): why". A
+// about returns the first few warnings and errors that are about the device. A
 // record is "priority,facts;message" and comes with one read, see
 // Documentation/ABI/testing/dev-kmsg in the kernel's sources.
-func (l kernelLog) about(device string) string {
+func (l kernelLog) about(fsType, device string) string {
 	const enough = 4
 	var said []string
 	buf := make([]byte, 8<<10)
@@ -50,7 +49,7 @@ func (l kernelLog) about(device string) string {
 		}
 		facts, message, _ := strings.Cut(string(buf[:n]), ";")
 		message, _, _ = strings.Cut(message, "\n")
-		if warns(facts) && names(message, filepath.Base(device)) {
+		if warns(facts) && concerns(message, fsType, filepath.Base(device)) {
 			said = append(said, message)
 		}
 	}
@@ -70,4 +69,23 @@ func warns(facts string) bool {
 func names(message, device string) bool {
 	return strings.Contains(message, "("+device+")") ||
 		strings.Contains(message, "(device "+device+")") || strings.Contains(message, "(device "+device+" ")
+}
+
+// concerns reports whether a message is a file system's about a device: "XFS
+// (loop3): why", "BTRFS error (device loop3): why". Before they know their
+// device, which is while options are parsed, they name none; such a message may
+// be about another mount of this moment.
+func concerns(message, fsType, device string) bool {
+	if names(message, device) {
+		return true
+	}
+	switch fsType {
+	case "ext4":
+		return strings.HasPrefix(message, "EXT4-fs: ")
+	case "xfs":
+		return strings.HasPrefix(message, "XFS: ")
+	case "btrfs":
+		return strings.HasPrefix(message, "BTRFS") && strings.Contains(message, "(device <unknown>)")
+	}
+	return false
 }

@@ -199,7 +199,7 @@ func TestPathsUpToPathMax(t *testing.T) {
 		d := newDevice(t, root, "ext4")
 		must(t, h.MountDevice(t.Context(), d, path, "ext4", state.Flags{}, false))
 		wantMount(t, h, path, d.Number)
-		_, err := h.Usage(t.Context(), path)
+		_, _, err := h.Usage(t.Context(), path)
 		must(t, err)
 		target := filepath.Join(root, "target")
 		must(t, h.BindMount(t.Context(), path, d.Number, target, state.Flags{}))

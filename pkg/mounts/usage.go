@@ -9,37 +9,78 @@ import (
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
-// Usage tells how full the file system at a path is, in bytes and in inodes,
-// which are all zero where a file system has no fixed number of them (btrfs).
-// Available is what users other than root may still have, so Used and Available
-// need not add up to Total. NotFound: the path does not exist.
+// Usage tells what is mounted at a path, on top, and how full it is, in bytes
+// and in inodes, which are all zero where a file system has no fixed number of
+// them (btrfs) and of the node of a device. Both are of the same mount, whatever
+// is unmounted meanwhile. Available is what users other than root may still
+// have, so Used and Available need not add up to Total. NotFound: the path is no
+// mount point.
 //
 // ctx ends the wait as it does for Look.
-func (h *Host) Usage(ctx context.Context, path string) (state.Usage, error) {
-	usage, err := wait(ctx, &h.usages, path, func() (state.Usage, error) { return h.usage(path) })
+func (h *Host) Usage(ctx context.Context, path string) (state.Mount, state.Usage, error) {
+	type used struct {
+		mount state.Mount
+		usage state.Usage
+	}
+	u, err := wait(ctx, &h.usages, path, func() (used, error) {
+		m, usage, err := h.usage(path)
+		return used{m, usage}, err
+	})
 	switch {
 	case err == nil:
-		return usage, nil
+		return u.mount, u.usage, nil
 	case missing(err):
 		err = state.Errorf(state.NotFound, "%w", err)
 	}
-	return state.Usage{}, fmt.Errorf("usage of the file system at %s: %w", path, err)
+	return state.Mount{}, state.Usage{}, fmt.Errorf("usage of the file system at %s: %w", path, err)
 }
 
-func (h *Host) usage(path string) (state.Usage, error) {
+// usage opens the root of the top mount once, so that all that it asks is asked
+// of one mount.
+func (h *Host) usage(path string) (state.Mount, state.Usage, error) {
+	none := state.Usage{}
 	p, err := h.open(path)
 	if err != nil {
-		return state.Usage{}, err
+		return state.Mount{}, none, err
 	}
 	defer p.close()
 	fd, err := openat2(p.dir, p.name, unix.O_PATH, 0)
 	switch {
 	case err == unix.ELOOP:
-		return state.Usage{}, refuseLink(path)
+		return state.Mount{}, none, refuseLink(path)
 	case err != nil:
-		return state.Usage{}, fmt.Errorf("open: %w", err)
+		return state.Mount{}, none, fmt.Errorf("open: %w", err)
 	}
 	defer unix.Close(fd)
+	m, err := h.mountOf(fd)
+	if err != nil || m.Node {
+		return m, none, err
+	}
+	usage, err := statfs(fd)
+	return m, usage, err
+}
+
+// mountOf returns the mount that fd is the root of.
+func (h *Host) mountOf(fd int) (state.Mount, error) {
+	st, err := statx(fd, "", h.table.mask())
+	switch {
+	case err != nil:
+		return state.Mount{}, fmt.Errorf("statx: %w", err)
+	case st.Attributes&unix.STATX_ATTR_MOUNT_ROOT == 0:
+		return state.Mount{}, state.Errorf(state.NotFound, "nothing is mounted there")
+	}
+	stack, err := h.table.stack(st.Mnt_id)
+	if err != nil { // ENOENT: it has been unmounted
+		return state.Mount{}, fmt.Errorf("mount id %d: %w", st.Mnt_id, err)
+	}
+	m := stack[0].mount()
+	if fileType(st.Mode) == state.BlockDevice {
+		m.Node, m.Device = true, state.DeviceNumber{Major: st.Rdev_major, Minor: st.Rdev_minor}
+	}
+	return m, nil
+}
+
+func statfs(fd int) (state.Usage, error) {
 	st, err := again(func() (st unix.Statfs_t, err error) {
 		err = unix.Fstatfs(fd, &st)
 		return st, err

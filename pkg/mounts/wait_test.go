@@ -43,9 +43,9 @@ func TestDeadFilesystem(t *testing.T) {
 		// Usage does, and is given up.
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()
-		_, err = h.Usage(ctx, path)
+		_, _, err = h.Usage(ctx, path)
 		wantClass(t, err, state.Canceled, "does not answer", path)
-		_, err = h.Usage(ctx, path)
+		_, _, err = h.Usage(ctx, path)
 		wantClass(t, err, state.Canceled, "earlier", path)
 		mustBe(t, "a lost call", h.usages.find(path) != nil, true)
 
@@ -54,7 +54,7 @@ func TestDeadFilesystem(t *testing.T) {
 
 		// Once the server has ended, so do the lost call and the waiting.
 		must(t, server.Close())
-		_, err = h.Usage(t.Context(), path)
+		_, _, err = h.Usage(t.Context(), path)
 		if !errors.Is(err, unix.ENOTCONN) {
 			t.Errorf("usage of a file system without a server: %v", err)
 		}

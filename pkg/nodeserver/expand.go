@@ -2,7 +2,7 @@ package nodeserver
 
 import (
 	"context"
-	"path/filepath"
+	"fmt"
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -22,8 +22,16 @@ func (s *Server) NodeExpandVolume(ctx context.Context, req *csi.NodeExpandVolume
 	if err := s.volumeID(id); err != nil {
 		return nil, err
 	}
-	if req.GetVolumePath() == "" {
-		return nil, state.Errorf(state.InvalidArgument, "volume_path is missing")
+	if err := s.volumePath(id, req.GetVolumePath()); err != nil {
+		return nil, err
+	}
+	if staging := req.GetStagingTargetPath(); staging != "" {
+		if err := wellFormed("staging_target_path", staging); err != nil {
+			return nil, err
+		}
+	}
+	if err := checkRange(req.GetCapacityRange()); err != nil {
+		return nil, fmt.Errorf("volume %s: %w", id, err)
 	}
 	if req.GetVolumeCapability() != nil {
 		if _, _, err := s.capability(req.GetVolumeCapability()); err != nil {
@@ -36,7 +44,7 @@ func (s *Server) NodeExpandVolume(ctx context.Context, req *csi.NodeExpandVolume
 	}
 	bytes, err := wantedSize(req.GetCapacityRange(), max(have.Device.Size, have.Device.Capacity))
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("volume %s: %w", id, err)
 	}
 	err = s.Reconciler.Ensure(ctx, id, state.SizePart(), func(v *state.Volume) error { return v.AskSize(bytes, time.Now()) })
 	if err != nil {
@@ -56,9 +64,6 @@ func (s *Server) NodeExpandVolume(ctx context.Context, req *csi.NodeExpandVolume
 func (s *Server) standing(ctx context.Context, req *csi.NodeExpandVolumeRequest) (state.Actual, error) {
 	id, path, staging := req.GetVolumeId(), req.GetVolumePath(), req.GetStagingTargetPath()
 	none := state.Actual{}
-	if !filepath.IsAbs(path) {
-		return none, state.Errorf(state.NotFound, "volume %s: not at the path %s, which is relative", id, path)
-	}
 	have, err := s.Reconciler.Observe(ctx, &state.Volume{ID: id})
 	if err != nil {
 		return none, err
@@ -88,17 +93,25 @@ func (s *Server) standing(ctx context.Context, req *csi.NodeExpandVolumeRequest)
 	return have, nil
 }
 
-// wantedSize returns the size in bytes that a capacity range asks of a volume
-// that has some already.
-func wantedSize(r *csi.CapacityRange, have int64) (int64, error) {
+// checkRange returns InvalidArgument for a range that no size meets.
+func checkRange(r *csi.CapacityRange) error {
 	required, limit := r.GetRequiredBytes(), r.GetLimitBytes()
 	switch {
 	case required < 0 || limit < 0:
-		return 0, state.Errorf(state.InvalidArgument, "capacity_range holds a negative size")
+		return state.Errorf(state.InvalidArgument, "capacity_range holds a negative size")
+	case limit > 0 && required > limit:
+		return state.Errorf(state.InvalidArgument, "capacity_range requires %d bytes and limits them to %d", required, limit)
+	}
+	return nil
+}
+
+// wantedSize returns the size in bytes that a sound capacity range asks of a
+// volume that has some already.
+func wantedSize(r *csi.CapacityRange, have int64) (int64, error) {
+	required, limit := r.GetRequiredBytes(), r.GetLimitBytes()
+	switch {
 	case limit > 0 && limit < have:
 		return 0, state.Errorf(state.OutOfRange, "the volume has %d bytes already, more than the limit of %d, and never shrinks", have, limit)
-	case limit > 0 && required > limit:
-		return 0, state.Errorf(state.InvalidArgument, "capacity_range requires %d bytes and limits them to %d", required, limit)
 	case required <= have:
 		return have, nil
 	case required > 1<<62:

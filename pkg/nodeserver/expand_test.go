@@ -32,7 +32,11 @@ func TestWantedSize(t *testing.T) {
 		"contradiction":             {3 * have, 2 * have, 0, state.InvalidArgument},
 	} {
 		t.Run(title, func(t *testing.T) {
-			got, err := wantedSize(&csi.CapacityRange{RequiredBytes: test.required, LimitBytes: test.limit}, have)
+			r := &csi.CapacityRange{RequiredBytes: test.required, LimitBytes: test.limit}
+			got, err := int64(0), checkRange(r)
+			if err == nil {
+				got, err = wantedSize(r, have)
+			}
 			if test.class != 0 {
 				check(t, err, test.class, "")
 			} else if err != nil || got != test.want {
@@ -75,6 +79,10 @@ func TestExpand(t *testing.T) {
 		"no relation":     {changes: all(path("/kubelet/x", "")), class: state.NotFound, words: "neither staged nor published at /kubelet/x"},
 		"no relation, 2":  {changes: all(path("/kubelet/x", "/kubelet/y")), class: state.NotFound, words: "/kubelet/x"},
 		"relative":        {changes: all(path("kubelet/stage", staging)), class: state.NotFound, words: "relative"},
+		"malformed":       {changes: all(path("/kubelet//stage", staging)), class: state.InvalidArgument, words: "volume_path"},
+		"malformed, 2":    {changes: all(path(staging, "stage")), class: state.InvalidArgument, words: "staging_target_path"},
+		"negative size":   {changes: all(size(-1, 0)), node: func(f *fakeNode) { clear(f.devices) }, class: state.InvalidArgument, words: "negative"},
+		"contradiction":   {changes: all(size(3*gib, 2*gib)), node: func(f *fakeNode) { clear(f.devices) }, class: state.InvalidArgument, words: "limits"},
 		"no path":         {changes: all(path("", staging)), class: state.InvalidArgument, words: "volume_path"},
 		"limit below":     {changes: all(size(0, mib)), class: state.OutOfRange, words: "never shrinks"},
 		"unknown":         {node: func(f *fakeNode) { clear(f.devices); clear(f.records) }, class: state.NotFound, words: "no such volume"},

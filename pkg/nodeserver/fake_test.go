@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -40,7 +41,7 @@ type fakeNode struct {
 	blind    error        // of Observe
 
 	asked   []state.Part // by Ensure
-	looks   int          // of Observe
+	looks   atomic.Int64 // of Observe
 	adopted int          // calls of Adopt
 }
 
@@ -97,7 +98,7 @@ func (f *fakeNode) Adopt(_ context.Context, id string, s *state.Stage) (bool, er
 func (f *fakeNode) Failures(string) []reconciler.PartProblem { return f.failures }
 
 func (f *fakeNode) Observe(_ context.Context, want *state.Volume) (state.Actual, error) {
-	f.looks++
+	f.looks.Add(1)
 	d, ok := f.devices[want.ID]
 	have := state.Actual{Device: d, View: state.Device{}, Targets: map[string]state.Mountpoint{}}
 	have.Device.Missing = !ok
@@ -114,6 +115,7 @@ func (f *fakeNode) Observe(_ context.Context, want *state.Volume) (state.Actual,
 }
 
 type fakePaths struct {
+	node  *fakeNode
 	usage func(ctx context.Context, path string) (state.Usage, error)
 }
 
@@ -124,8 +126,16 @@ func (fakePaths) Check(path string) error {
 	return nil
 }
 
-func (f fakePaths) Usage(ctx context.Context, path string) (state.Usage, error) {
-	return f.usage(ctx, path)
+func (f fakePaths) Usage(ctx context.Context, path string) (state.Mount, state.Usage, error) {
+	m := f.node.mounts[path]
+	switch {
+	case m.Err != nil:
+		return state.Mount{}, state.Usage{}, m.Err
+	case len(m.Mounts) == 0:
+		return state.Mount{}, state.Usage{}, state.Errorf(state.NotFound, "nothing is mounted there")
+	}
+	usage, err := f.usage(ctx, path)
+	return m.Mounts[0], usage, err
 }
 
 type fakeFilesystems struct{}
@@ -147,7 +157,7 @@ func newServer() (*Server, *fakeNode) {
 		mounts:  map[string]state.Mountpoint{},
 	}
 	return New(Config{
-		NodeID: "node-1", TopologyKey: "topology.test/node", MaxVolumes: 7,
+		NodeID: "node-1", TopologyKey: "topology.test/node", TopologyValue: "segment-1", MaxVolumes: 7,
 		ValidateVolumeID: func(id string) error {
 			if strings.Contains(id, "/") {
 				return state.Errorf(state.InvalidArgument, "volume_id %q holds a slash", id)
@@ -155,7 +165,7 @@ func newServer() (*Server, *fakeNode) {
 			return nil
 		},
 		Reconciler: f, Records: f, Filesystems: fakeFilesystems{},
-		Paths: fakePaths{func(context.Context, string) (state.Usage, error) {
+		Paths: fakePaths{f, func(context.Context, string) (state.Usage, error) {
 			return state.Usage{Bytes: state.Amount{Total: 10, Used: 7, Available: 2}, Inodes: state.Amount{Total: 6, Used: 1, Available: 5}}, nil
 		}},
 		StorageHealth: func(context.Context) error { return nil },

@@ -2,6 +2,7 @@ package nodeserver
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 
@@ -12,6 +13,7 @@ import (
 )
 
 // NodeGetVolumeHealth tells what is wrong with a volume, nothing if nothing is.
+// It answers within answerTimeout, even if the volume does not.
 func (s *Server) NodeGetVolumeHealth(ctx context.Context, req *csi.NodeGetVolumeHealthRequest) (*csi.NodeGetVolumeHealthResponse, error) {
 	id := req.GetVolumeId()
 	if err := s.volumeID(id); err != nil {
@@ -22,7 +24,12 @@ func (s *Server) NodeGetVolumeHealth(ctx context.Context, req *csi.NodeGetVolume
 	if want == nil {
 		want = &state.Volume{ID: id}
 	}
-	have, err := s.Reconciler.Observe(ctx, want)
+	have, err := s.observe(ctx, want)
+	if hangs := (noAnswer{}); errors.As(err, &hangs) && record != nil {
+		return &csi.NodeGetVolumeHealthResponse{VolumeHealth: &csi.VolumeHealth{VolumeId: id, HealthStatuses: []*csi.VolumeHealth_VolumeHealthEntry{
+			{Status: csi.VolumeHealthErrorType_INACCESSIBLE, Reason: "DoesNotAnswer", Message: err.Error()},
+		}}}, nil
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -61,6 +68,19 @@ func (s *Server) NodeGetVolumeHealth(ctx context.Context, req *csi.NodeGetVolume
 		say(kind, reason, p.Text)
 	}
 	return &csi.NodeGetVolumeHealthResponse{VolumeHealth: health}, nil
+}
+
+// observe looks at a volume as the Reconciler does, but gives up in time.
+func (s *Server) observe(ctx context.Context, want *state.Volume) (state.Actual, error) {
+	var have state.Actual
+	_, err := s.probes.ask(ctx, want.ID, "", func(ctx context.Context) (_ []*csi.VolumeUsage, err error) {
+		have, err = s.Reconciler.Observe(ctx, want)
+		return nil, err
+	})
+	if err != nil {
+		return state.Actual{}, fmt.Errorf("volume %s: %w", want.ID, err)
+	}
+	return have, nil
 }
 
 // NodeGetStorageHealth tells what is wrong with the pool.

@@ -32,7 +32,8 @@ type Records interface {
 type Paths interface {
 	// Check returns InvalidArgument for a path that no request may name.
 	Check(path string) error
-	Usage(ctx context.Context, path string) (state.Usage, error)
+	// Usage tells what is mounted at a path and how full it is.
+	Usage(ctx context.Context, path string) (state.Mount, state.Usage, error)
 }
 
 // Filesystems knows what this node can make; *filesystem.Host is one.
@@ -43,9 +44,10 @@ type Filesystems interface {
 
 // Config is what a Server is made of.
 type Config struct {
-	NodeID      string
-	TopologyKey string // of the segment that names the node
-	MaxVolumes  int64  // 0: no limit
+	NodeID string
+	// The topology segment that names the node.
+	TopologyKey, TopologyValue string
+	MaxVolumes                 int64 // 0: no limit
 	// ValidateVolumeID returns InvalidArgument for an id that no volume can have.
 	ValidateVolumeID func(string) error
 
@@ -73,7 +75,7 @@ func (s *Server) NodeGetInfo(context.Context, *csi.NodeGetInfoRequest) (*csi.Nod
 	return &csi.NodeGetInfoResponse{
 		NodeId:             s.NodeID,
 		MaxVolumesPerNode:  s.MaxVolumes,
-		AccessibleTopology: &csi.Topology{Segments: map[string]string{s.TopologyKey: s.NodeID}},
+		AccessibleTopology: &csi.Topology{Segments: map[string]string{s.TopologyKey: s.TopologyValue}},
 	}, nil
 }
 

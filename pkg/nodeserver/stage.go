@@ -39,6 +39,7 @@ func (s *Server) NodeUnstageVolume(ctx context.Context, req *csi.NodeUnstageVolu
 	err := s.Reconciler.Ensure(ctx, req.GetVolumeId(), state.StagePart(), func(v *state.Volume) error {
 		return v.AskUnstage(req.GetStagingTargetPath(), time.Now())
 	})
+	s.probes.forget(req.GetVolumeId())
 	if err != nil {
 		return nil, err
 	}

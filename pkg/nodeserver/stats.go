@@ -2,70 +2,84 @@ package nodeserver
 
 import (
 	"context"
+	"errors"
 	"fmt"
-	"path/filepath"
+	"strconv"
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
-	"golang.org/x/sync/singleflight"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/metadata"
+	"k8s.io/klog/v2"
 
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
-// probes lets one look at a volume's usage run at a time; callers share it.
-type probes struct{ flight singleflight.Group }
+// StatsAgeHeader is the gRPC response header of an answer of NodeGetVolumeStats
+// that is not of now: its age in whole seconds.
+const StatsAgeHeader = "csi-node-stats-age"
 
-// statsTimeout bounds NodeGetVolumeStats, which kubelet calls for each volume in turn.
-const statsTimeout = 10 * time.Second
-
-// NodeGetVolumeStats tells how full a volume is. It answers within statsTimeout,
-// even if the file system hangs.
+// NodeGetVolumeStats tells how full a volume is. It answers within answerTimeout:
+// if the volume does not, with what was seen of it last, or DeadlineExceeded.
 func (s *Server) NodeGetVolumeStats(ctx context.Context, req *csi.NodeGetVolumeStatsRequest) (*csi.NodeGetVolumeStatsResponse, error) {
 	id, path := req.GetVolumeId(), req.GetVolumePath()
 	if err := s.volumeID(id); err != nil {
 		return nil, err
 	}
-	if path == "" {
-		return nil, state.Errorf(state.InvalidArgument, "volume_path is missing")
-	}
-	if !filepath.IsAbs(path) {
-		return nil, state.Errorf(state.NotFound, "volume %s: not at the path %s, which is relative", id, path)
-	}
-	if err := s.path("volume_path", path); err != nil {
+	if err := s.volumePath(id, path); err != nil {
 		return nil, err
 	}
-	ctx, cancel := context.WithTimeout(ctx, statsTimeout)
-	defer cancel()
-	want := &state.Volume{ID: id, Targets: map[string]*state.Target{path: {Path: path}}}
-	have, err := s.Reconciler.Observe(ctx, want)
-	if err != nil {
+	if err := s.Paths.Check(path); state.ClassOf(err) == state.InvalidArgument {
+		return nil, state.Errorf(state.NotFound, "volume %s: it can be at no such path: %w", id, err)
+	} else if err != nil {
 		return nil, err
 	}
-	at := have.Targets[path]
-	switch {
-	case at.Err != nil:
-		return nil, at.Err
-	case len(at.Mounts) > 0 && at.Mounts[0].Node && (at.Mounts[0].Is(have.Device.Number) || at.Mounts[0].Is(have.View.Number)), s.stagedBlock(id, path):
-		return &csi.NodeGetVolumeStatsResponse{Usage: []*csi.VolumeUsage{{Unit: csi.VolumeUsage_BYTES, Total: have.Device.Size}}}, nil
-	case len(at.Mounts) == 0 || !at.Mounts[0].Is(have.Device.Number):
-		return nil, state.Errorf(state.NotFound, "volume %s: not mounted at %s", id, path)
+	usage, err := s.probes.ask(ctx, id, path, func(ctx context.Context) ([]*csi.VolumeUsage, error) { return s.usage(ctx, id, path) })
+	if hangs := (noAnswer{}); errors.As(err, &hangs) {
+		if last, ok := s.probes.seen(id); ok && standsAt(s.Records.Get(id), path) {
+			tellAge(ctx, path, last.at, hangs)
+			usage, err = last.usage, nil
+		}
 	}
-	usage, err := s.usage(ctx, path)
 	if err != nil {
 		return nil, fmt.Errorf("volume %s: usage of %s: %w", id, path, err)
 	}
-	// What was unmounted meanwhile would have told of the file system beneath.
-	have, err = s.Reconciler.Observe(ctx, want)
+	return &csi.NodeGetVolumeStatsResponse{Usage: usage}, nil
+}
+
+// tellAge marks the answer as one of the past, in its header and in the log.
+func tellAge(ctx context.Context, path string, at time.Time, hangs noAnswer) {
+	logger := klog.FromContext(ctx)
+	logger.Info("The volume does not answer: told its last known usage", "path", path, "age", age(at), "silent", age(hangs.since))
+	seconds := strconv.FormatInt(int64(time.Since(at)/time.Second), 10)
+	if err := grpc.SetHeader(ctx, metadata.Pairs(StatsAgeHeader, seconds)); err != nil {
+		logger.Error(err, "The answer does not tell its age")
+	}
+}
+
+// usage looks at the volume; it may take for ever.
+func (s *Server) usage(ctx context.Context, id, path string) ([]*csi.VolumeUsage, error) {
+	have, err := s.Reconciler.Observe(ctx, &state.Volume{ID: id})
 	if err != nil {
 		return nil, err
 	}
-	if at := have.Targets[path]; len(at.Mounts) == 0 || !at.Mounts[0].Is(have.Device.Number) {
-		return nil, state.Errorf(state.NotFound, "volume %s: not mounted at %s any more", id, path)
+	bytes := []*csi.VolumeUsage{{Unit: csi.VolumeUsage_BYTES, Total: have.Device.Size}}
+	if s.stagedBlock(id, path) {
+		return bytes, nil
 	}
-	return &csi.NodeGetVolumeStatsResponse{Usage: []*csi.VolumeUsage{
+	at, usage, err := s.Paths.Usage(ctx, path)
+	switch {
+	case err != nil:
+		return nil, err
+	case at.Node && (at.Is(have.Device.Number) || at.Is(have.View.Number)):
+		return bytes, nil
+	case at.Node, !at.Is(have.Device.Number):
+		return nil, state.Errorf(state.NotFound, "the volume is not mounted there")
+	}
+	return []*csi.VolumeUsage{
 		{Unit: csi.VolumeUsage_BYTES, Total: usage.Bytes.Total, Used: usage.Bytes.Used, Available: usage.Bytes.Available},
 		{Unit: csi.VolumeUsage_INODES, Total: usage.Inodes.Total, Used: usage.Inodes.Used, Available: usage.Inodes.Available},
-	}}, nil
+	}, nil
 }
 
 // stagedBlock reports whether path is where a raw block volume is staged;
@@ -74,15 +88,4 @@ func (s *Server) stagedBlock(id, path string) bool {
 	record := s.Records.Get(id)
 	return record != nil && record.Stage != nil && record.Stage.Accepted &&
 		record.Stage.Path == path && record.Stage.Capability.Access == state.BlockAccess
-}
-
-func (s *Server) usage(ctx context.Context, path string) (state.Usage, error) {
-	look := s.probes.flight.DoChan(path, func() (any, error) { return s.Paths.Usage(context.WithoutCancel(ctx), path) })
-	select {
-	case res := <-look:
-		usage, _ := res.Val.(state.Usage)
-		return usage, res.Err
-	case <-ctx.Done():
-		return state.Usage{}, ctx.Err()
-	}
 }

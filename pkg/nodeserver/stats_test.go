@@ -3,12 +3,16 @@ package nodeserver
 import (
 	"context"
 	"errors"
+	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/metadata"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/csi-node/csi-node/pkg/state"
@@ -43,10 +47,10 @@ func TestStats(t *testing.T) {
 		"block":                {node: mounted(state.Mount{Device: device, Node: true, Root: "/loop1"}), want: bytes},
 		"read-only block":      {node: mounted(state.Mount{Device: view, Node: true, Root: "/loop2"}), want: bytes},
 		"staged block":         {node: blockStage(func(*state.Stage) {}), want: bytes},
-		"block not staged yet": {node: blockStage(func(s *state.Stage) { s.Accepted = false }), class: state.NotFound, words: "not mounted"},
-		"staged, not mounted":  {node: blockStage(func(s *state.Stage) { s.Capability = asExt4 }), class: state.NotFound, words: "not mounted"},
-		"staged elsewhere":     {node: blockStage(func(s *state.Stage) { s.Path = staging }), class: state.NotFound, words: "not mounted"},
-		"nothing mounted":      {node: mounted(), class: state.NotFound, words: "not mounted at " + target},
+		"block not staged yet": {node: blockStage(func(s *state.Stage) { s.Accepted = false }), class: state.NotFound, words: "nothing is mounted"},
+		"staged, not mounted":  {node: blockStage(func(s *state.Stage) { s.Capability = asExt4 }), class: state.NotFound, words: "nothing is mounted"},
+		"staged elsewhere":     {node: blockStage(func(s *state.Stage) { s.Path = staging }), class: state.NotFound, words: "nothing is mounted"},
+		"nothing mounted":      {node: mounted(), class: state.NotFound, words: target + ": nothing is mounted"},
 		"another device":       {node: mounted(state.Mount{Device: other, Root: "/"}), class: state.NotFound, words: "not mounted"},
 		"another block device": {node: mounted(state.Mount{Device: other, Node: true}), class: state.NotFound, words: "not mounted"},
 		"another over ours":    {node: mounted(state.Mount{Device: other, Root: "/"}, ours), class: state.NotFound, words: "not mounted"},
@@ -80,7 +84,7 @@ func TestStatsOfABrokenFileSystem(t *testing.T) {
 	s, f := newServer()
 	f.mounts[target] = state.Mountpoint{Mounts: []state.Mount{{Device: device, Root: "/"}}}
 	broken := errors.New("input/output error")
-	s.Paths = fakePaths{func(context.Context, string) (state.Usage, error) { return state.Usage{}, broken }}
+	s.Paths = fakePaths{f, func(context.Context, string) (state.Usage, error) { return state.Usage{}, broken }}
 	_, err := s.NodeGetVolumeStats(t.Context(), &csi.NodeGetVolumeStatsRequest{VolumeId: id, VolumePath: target})
 	check(t, err, state.Unavailable, target)
 	if !errors.Is(err, broken) {
@@ -88,50 +92,235 @@ func TestStatsOfABrokenFileSystem(t *testing.T) {
 	}
 }
 
-// Callers of a file system that hangs get their answer in time, and no more than one look is ever stuck in it.
+// patient is a server whose file systems hang for as long as a test wants.
+type patient struct {
+	*Server
+	*fakeNode
+	hang  chan struct{} // nil: they answer
+	looks atomic.Int64
+	total int64 // bytes that a look finds
+}
+
+// newPatient has the volume id, and another of the name "other", both staged at
+// staging and published at target, or at paths with "2" at the end.
+func newPatient() *patient {
+	p := &patient{total: 10}
+	p.Server, p.fakeNode = newServer()
+	p.staged(asExt4).Targets = map[string]*state.Target{target: {Path: target}}
+	p.records["other"] = &state.Volume{ID: "other", Stage: &state.Stage{Path: staging + "2"}, Targets: map[string]*state.Target{target + "2": {Path: target + "2"}}}
+	p.devices["other"] = state.Device{State: state.DeviceAttached, Number: other}
+	for _, path := range []string{staging, target} {
+		p.mounts[path] = state.Mountpoint{Mounts: []state.Mount{{Device: device, Root: "/", FSType: "ext4"}}}
+		p.mounts[path+"2"] = state.Mountpoint{Mounts: []state.Mount{{Device: other, Root: "/"}}}
+	}
+	p.Paths = fakePaths{p.fakeNode, func(_ context.Context, path string) (state.Usage, error) {
+		p.looks.Add(1)
+		total := p.total
+		if p.hang != nil && !strings.HasSuffix(path, "2") {
+			<-p.hang
+		}
+		return state.Usage{Bytes: state.Amount{Total: total}}, nil
+	}}
+	return p
+}
+
+// stats asks with a deadline, and returns the bytes that are answered, the age in
+// the header, and how long the answer took.
+func (p *patient) stats(t *testing.T, id, path string, wait time.Duration) (total int64, age string, took time.Duration, err error) {
+	ctx, cancel := context.WithTimeout(t.Context(), wait)
+	defer cancel()
+	stream := &headers{}
+	start := time.Now()
+	resp, err := p.NodeGetVolumeStats(grpc.NewContextWithServerTransportStream(ctx, stream), &csi.NodeGetVolumeStatsRequest{VolumeId: id, VolumePath: path})
+	if err == nil {
+		total = resp.GetUsage()[0].GetTotal()
+	}
+	return total, strings.Join(stream.md.Get(StatsAgeHeader), " "), time.Since(start), err
+}
+
+// headers is a stream that keeps the headers that are set.
+type headers struct{ md metadata.MD }
+
+func (*headers) Method() string                   { return "" }
+func (h *headers) SetHeader(md metadata.MD) error { h.md = metadata.Join(h.md, md); return nil }
+func (*headers) SendHeader(metadata.MD) error     { return nil }
+func (*headers) SetTrailer(metadata.MD) error     { return nil }
+
+// Callers of a file system that hangs and was never seen are told for how long, in
+// time; no more than one look is ever stuck in it, at whatever of its paths.
 func TestStatsOfAHungFileSystem(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s, f := newServer()
-		f.mounts[target] = state.Mountpoint{Mounts: []state.Mount{{Device: device, Root: "/"}}}
-		var looks atomic.Int64
-		revive := make(chan struct{})
-		s.Paths = fakePaths{func(ctx context.Context, _ string) (state.Usage, error) {
-			looks.Add(1)
-			<-revive
-			return state.Usage{Bytes: state.Amount{Total: 3}}, ctx.Err()
-		}}
-		stats := func(wait time.Duration) (*csi.NodeGetVolumeStatsResponse, time.Duration, error) {
-			ctx, cancel := context.WithTimeout(t.Context(), wait)
-			defer cancel()
-			start := time.Now()
-			resp, err := s.NodeGetVolumeStats(ctx, &csi.NodeGetVolumeStatsRequest{VolumeId: id, VolumePath: target})
-			return resp, time.Since(start), err
-		}
-		for _, wait := range []time.Duration{time.Second, time.Minute} {
-			_, took, err := stats(wait)
-			check(t, err, state.DeadlineExceeded, target)
-			if want := min(wait, statsTimeout); took != want {
-				t.Errorf("answers after %s, not after %s", took, want)
+		p := newPatient()
+		p.hang = make(chan struct{})
+		for _, row := range []struct {
+			path       string
+			wait, took time.Duration
+			words      string
+		}{
+			{target, time.Second, 900 * time.Millisecond, "for 900ms"},
+			{target, time.Minute, 1100 * time.Millisecond, "for 2s"}, // the same look, begun 900 ms ago
+			{target, time.Minute, 0, "for 2s"},
+			{staging, time.Minute, 0, "for 2s"},
+		} {
+			_, _, took, err := p.stats(t, id, row.path, row.wait)
+			check(t, err, state.DeadlineExceeded, row.path)
+			if took != row.took || !strings.Contains(err.Error(), row.words) {
+				t.Errorf("after %s, not %s: %v, which should say %q", took, row.took, err, row.words)
 			}
 		}
-		late := make(chan error)
-		go func() {
-			resp, _, err := stats(time.Hour)
-			if err == nil && resp.GetUsage()[0].GetTotal() != 3 {
-				err = errors.New("it has another size")
-			}
-			late <- err
-		}()
+		if total, age, took, err := p.stats(t, "other", target+"2", time.Minute); total != 10 || age != "" || took != 0 || err != nil {
+			t.Errorf("another volume: %d bytes of age %q after %s (%v)", total, age, took, err)
+		}
+		if n := p.looks.Load(); n != 2 {
+			t.Errorf("%d looks, not one a volume", n)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		_, err := p.NodeGetVolumeStats(ctx, &csi.NodeGetVolumeStatsRequest{VolumeId: id, VolumePath: target})
+		if class := state.ClassOf(err); class != state.Canceled && class != state.DeadlineExceeded {
+			t.Errorf("a cancelled call: %v", err)
+		}
+
+		close(p.hang)
 		synctest.Wait()
-		if n := looks.Load(); n != 1 {
-			t.Errorf("%d looks are stuck", n)
-		}
-		close(revive)
-		if err := <-late; err != nil {
-			t.Errorf("the file system came back, and the caller is told %v", err)
-		}
-		if _, _, err := stats(time.Second); err != nil || looks.Load() != 2 {
-			t.Errorf("the next call looked %d times in all (%v)", looks.Load(), err)
+		if total, age, _, err := p.stats(t, id, target, time.Second); total != 10 || age != "" || err != nil {
+			t.Errorf("the file system came back, and the caller is told %d bytes of age %q (%v)", total, age, err)
 		}
 	})
+}
+
+// What was seen last is told for as long as the volume stands at the path, with
+// its age, and no longer.
+func TestLastKnownStats(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newPatient()
+		want := func(path string, total int64, wantAge string) {
+			t.Helper()
+			defer synctest.Wait() // a look that hangs has read all that it wants by then
+			if got, age, took, err := p.stats(t, id, path, time.Minute); got != total || age != wantAge || took > answerTimeout || err != nil {
+				t.Errorf("%d bytes of age %q after %s (%v), want %d of age %q", got, age, took, err, total, wantAge)
+			}
+		}
+		wantNone := func(path string) {
+			t.Helper()
+			defer synctest.Wait()
+			_, _, _, err := p.stats(t, id, path, time.Minute)
+			check(t, err, state.DeadlineExceeded, path)
+		}
+		want(target, 10, "")
+		p.hang, p.total = make(chan struct{}), 20
+		time.Sleep(time.Minute)
+		want(target, 10, "62") // it waits for two seconds
+		want(staging, 10, "62")
+		wantNone(target + "3") // not there
+
+		p.records[id].Targets[target].Gone = true
+		wantNone(target)
+		p.records[id].Targets[target].Gone = false
+
+		close(p.hang)
+		synctest.Wait()
+		p.hang, p.total = make(chan struct{}), 30
+		want(target, 20, "2") // what the look saw that came back late
+		delete(p.records[id].Targets, target)
+		unstage := func() {
+			t.Helper()
+			if _, err := p.NodeUnstageVolume(t.Context(), &csi.NodeUnstageVolumeRequest{VolumeId: id, StagingTargetPath: staging}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		unstage()
+		if _, kept := p.probes.seen(id); kept {
+			t.Error("an unstaged volume is remembered")
+		}
+		close(p.hang)
+		synctest.Wait()
+		if _, kept := p.probes.seen(id); kept || len(p.probes.running) > 0 {
+			t.Error("a look that came back after the unstage is remembered")
+		}
+	})
+}
+
+// Looks at one volume take turns, at several paths too, and callers share them.
+func TestStatsTakeTurns(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newPatient()
+		p.hang = make(chan struct{})
+		var callers sync.WaitGroup
+		for _, path := range []string{target, target, staging, staging, target} {
+			callers.Go(func() {
+				if total, age, _, err := p.stats(t, id, path, time.Minute); total != 10 || age != "" || err != nil {
+					t.Errorf("%d bytes of age %q (%v)", total, age, err)
+				}
+			})
+		}
+		synctest.Wait()
+		if n := p.looks.Load(); n != 1 {
+			t.Errorf("%d looks run at a time", n)
+		}
+		close(p.hang)
+		callers.Wait()
+		if n := p.looks.Load(); n < 2 || n > 5 {
+			t.Errorf("%d looks at two paths", n)
+		}
+	})
+}
+
+// A volume that hangs is told to be inaccessible, and for how long.
+func TestHealthOfAHungVolume(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newPatient()
+		p.hang = make(chan struct{})
+		_, _, _, err := p.stats(t, id, target, time.Minute)
+		check(t, err, state.DeadlineExceeded, "for 2s")
+		time.Sleep(time.Minute)
+		health := func(id string) []*csi.VolumeHealth_VolumeHealthEntry {
+			t.Helper()
+			start := time.Now()
+			resp, err := p.NodeGetVolumeHealth(t.Context(), &csi.NodeGetVolumeHealthRequest{VolumeId: id})
+			if err != nil || time.Since(start) > answerTimeout {
+				t.Errorf("after %s: %v", time.Since(start), err)
+			}
+			return resp.GetVolumeHealth().GetHealthStatuses()
+		}
+		e := health(id)
+		if len(e) != 1 || e[0].GetStatus() != csi.VolumeHealthErrorType_INACCESSIBLE || e[0].GetReason() != "DoesNotAnswer" || !strings.Contains(e[0].GetMessage(), "for 1m2s") {
+			t.Errorf("its health is %v", e)
+		}
+		if e := health("other"); len(e) != 0 {
+			t.Errorf("another volume's health is %v", e)
+		}
+		close(p.hang)
+		synctest.Wait()
+		if e := health(id); len(e) != 0 {
+			t.Errorf("once it answers again its health is %v", e)
+		}
+
+		// The look of the health itself may hang, too.
+		hang := make(chan struct{})
+		p.Reconciler = hangs{p.fakeNode, hang}
+		for range 2 {
+			if e := health(id); len(e) != 1 || e[0].GetReason() != "DoesNotAnswer" {
+				t.Errorf("its health is %v", e)
+			}
+		}
+		_, err = p.NodeGetVolumeHealth(t.Context(), &csi.NodeGetVolumeHealthRequest{VolumeId: "unknown"})
+		check(t, err, state.DeadlineExceeded, "unknown")
+		close(hang)
+		synctest.Wait()
+		if len(p.probes.running) > 0 {
+			t.Error("looks that have come back are still held for running")
+		}
+	})
+}
+
+// hangs does not come back from a look until it is closed.
+type hangs struct {
+	*fakeNode
+	until chan struct{}
+}
+
+func (h hangs) Observe(context.Context, *state.Volume) (state.Actual, error) {
+	<-h.until
+	return state.Actual{}, nil
 }

@@ -2,6 +2,7 @@ package nodeserver
 
 import (
 	"context"
+	"fmt"
 	"maps"
 	"path/filepath"
 	"slices"
@@ -25,15 +26,32 @@ func (s *Server) volumeID(id string) error {
 	return s.ValidateVolumeID(id)
 }
 
-// path checks a required path of a request.
+// path checks a required path of a request at which something is to be made or
+// to go.
 func (s *Server) path(field, path string) error {
+	if err := wellFormed(field, path); err != nil {
+		return err
+	}
+	return s.Paths.Check(path)
+}
+
+func wellFormed(field, path string) error {
 	switch {
 	case path == "":
 		return state.Errorf(state.InvalidArgument, "%s is missing", field)
 	case !filepath.IsAbs(path), filepath.Clean(path) != path, strings.ContainsRune(path, 0):
-		return state.Errorf(state.InvalidArgument, "%s %q is not an absolute path in its shortest form", field, path)
+		return state.Errorf(state.InvalidArgument, "%s %.200q is not an absolute path in its shortest form", field, path)
 	}
-	return s.Paths.Check(path)
+	return nil
+}
+
+// volumePath checks the path of a request that asks after a volume. A relative
+// one is no mistake, csi-sanity has it: no volume is there.
+func (s *Server) volumePath(id, path string) error {
+	if path != "" && !filepath.IsAbs(path) {
+		return state.Errorf(state.NotFound, "volume %s: not at the path %.200q, which is relative", id, path)
+	}
+	return wellFormed("volume_path", path)
 }
 
 // asked translates what requests to stage and to publish have in common, in the
@@ -47,6 +65,11 @@ func (s *Server) asked(req interface {
 	if err = s.volumeID(req.GetVolumeId()); err != nil {
 		return
 	}
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("volume %s: %w", req.GetVolumeId(), err)
+		}
+	}()
 	if err = s.path(field, path); err != nil {
 		return
 	}

@@ -8,6 +8,11 @@ import (
 
 // stage plans towards a staged volume: device, contents, mount.
 func (p *planner) stage(s *state.Stage) Verdict {
+	if d := p.have.Device; d.State == state.DeviceAbsent && !d.Missing && s.Capability.Access == state.MountAccess && len(p.have.Stage.Mounts) == 0 {
+		if v := p.place(s); !v.Settled { // before anything is done to the volume
+			return v
+		}
+	}
 	if v := p.device(s); !v.Settled {
 		return v
 	}
@@ -20,10 +25,20 @@ func (p *planner) stage(s *state.Stage) Verdict {
 	if len(p.have.Stage.Mounts) > 0 {
 		return p.keepMounted(s)
 	}
+	if v := p.place(s); !v.Settled {
+		return v
+	}
 	if v := p.contents(s); !v.Settled {
 		return v
 	}
+	return p.do(Mount, state.StagePart())
+}
+
+// place judges what is at the staging path of a volume that is not mounted there.
+func (p *planner) place(s *state.Stage) Verdict {
 	switch m := p.have.Stage; {
+	case m.Err != nil:
+		return unseen(m.Err)
 	case m.File != state.NoFile && m.File != state.Directory:
 		return stuck(state.FailedPrecondition, "the staging path %s is %s, not a directory", s.Path, m.File)
 	case m.File == state.NoFile && s.Accepted && !p.asked():
@@ -31,7 +46,7 @@ func (p *planner) stage(s *state.Stage) Verdict {
 	case m.File == state.Directory && !m.Empty:
 		return stuck(state.FailedPrecondition, "the staging directory %s holds files that the mount would hide: move them away", s.Path)
 	}
-	return p.do(Mount, state.StagePart())
+	return settled
 }
 
 // raw judges a device that is to be shown as it is.

@@ -63,6 +63,11 @@ func TestPlan(t *testing.T) {
 		{"a device on its way out is reclaimed", volume(staged()), actual(device(state.DeviceDetaching)),
 			[]string{"attach for stage", "stage: under way"}},
 
+		{"what is in the way of a stage is told before a device is attached", volume(staged()), actual(stageIs(fullDir())),
+			[]string{"stage: stuck, FailedPrecondition: holds files"}},
+		{"or a blank one is formatted", volume(staged()), actual(attached(), blank(), stageIs(fullDir())),
+			[]string{"stage: stuck, FailedPrecondition: holds files"}},
+
 		// Devices that are not attached.
 		{"an unknown volume", volume(staged()), actual(device(state.DeviceAbsent, missing)),
 			[]string{"stage: stuck, NotFound: no such volume"}},

@@ -98,6 +98,9 @@ func (v *Volume) AskPublish(t *Target, stagingPath string, now time.Time) error 
 	if have != nil {
 		t.Device = have.Device
 	}
+	if err := v.apart(t.Path); err != nil {
+		return err
+	}
 	if err := t.flagsBeyond(s); err != nil {
 		return err
 	}
@@ -112,6 +115,27 @@ func (v *Volume) AskPublish(t *Target, stagingPath string, now time.Time) error 
 	return nil
 }
 
+// apart refuses a target path that lies in the volume, or that the volume lies
+// in. Aborted: what lies there is being taken down.
+func (v *Volume) apart(path string) error {
+	if place := v.Stage.Path; place == path || within(path, place) || within(place, path) {
+		return Errorf(InvalidArgument, "the target path %s and the staging path %s must lie apart", path, place)
+	}
+	for _, place := range v.TargetPaths() {
+		switch {
+		case !within(path, place) && !within(place, path):
+		case v.Targets[place].Gone:
+			return Errorf(Aborted, "the volume is still being unpublished from %s", place)
+		default:
+			return Errorf(InvalidArgument, "the target path %s and %s, where the volume is published, must lie apart", path, place)
+		}
+	}
+	return nil
+}
+
+// within reports whether a path lies below a directory.
+func within(path, dir string) bool { return strings.HasPrefix(path, dir+"/") }
+
 // flagsBeyond refuses flags that only a superblock knows and that the stage was
 // not mounted with: a bind cannot add them.
 func (t *Target) flagsBeyond(s *Stage) error {
@@ -123,10 +147,8 @@ func (t *Target) flagsBeyond(s *Stage) error {
 	if err != nil {
 		return err
 	}
-	for _, flag := range mine.Super {
-		if !slices.Contains(staged.Super, flag) {
-			return Errorf(InvalidArgument, "mount flag %q: the volume was staged without it, and a publish cannot add it", flag)
-		}
+	if flag := mine.Beyond(staged); flag != "" {
+		return Errorf(InvalidArgument, "mount flag %q: the volume was staged without it or with another value, and a publish cannot change it: stage the volume with it", flag)
 	}
 	return nil
 }
@@ -146,10 +168,19 @@ func (v *Volume) allowsAnother(t *Target) error {
 	return nil
 }
 
-// AskUnpublish asks that the volume is not published at path.
+// AskUnpublish asks that the volume is not published at path. The stage is no
+// publish, and what lies in the volume is a pod's.
 func (v *Volume) AskUnpublish(path string, now time.Time) error {
 	t := v.Targets[path]
 	if t == nil {
+		if v.Stage != nil && (path == v.Stage.Path || within(path, v.Stage.Path)) {
+			return ErrNothingThere
+		}
+		for other := range v.Targets {
+			if within(path, other) {
+				return ErrNothingThere
+			}
+		}
 		if v.Targets == nil {
 			v.Targets = map[string]*Target{}
 		}

@@ -147,8 +147,15 @@ func TestAskPublish(t *testing.T) {
 		"while going":         {have: record(with("/a", goneTarget)), edit: ask(aTarget("/a")), part: TargetPart("/a")},
 		"other, going":        {have: record(with("/a", goneTarget)), edit: ask(aTarget("/a", reading)), class: Aborted, words: "unpublished"},
 		"staged flag":         {have: record(), edit: ask(aTarget("/a", flags("ro,discard"))), part: TargetPart("/a")},
-		"new flag":            {have: record(), edit: ask(aTarget("/a", flags("data=journal"))), class: InvalidArgument, words: "data=journal"},
+		"new flag":            {have: record(), edit: ask(aTarget("/a", flags("data=journal"))), class: InvalidArgument, words: "data"},
 		"bad flag":            {have: record(), edit: ask(aTarget("/a", flags("bind"))), class: InvalidArgument, words: "bind"},
+		"at the stage":        {have: record(), edit: ask(aTarget("/stage")), class: InvalidArgument, words: "/stage"},
+		"in the stage":        {have: record(), edit: ask(aTarget("/stage/a")), class: InvalidArgument, words: "/stage/a"},
+		"beside the stage":    {have: record(), edit: ask(aTarget("/stage2")), part: TargetPart("/stage2")},
+		"in a target":         {have: record(with("/a")), edit: ask(aTarget("/a/b")), class: InvalidArgument, words: "/a/b"},
+		"over a target":       {have: record(with("/a/b")), edit: ask(aTarget("/a")), class: InvalidArgument, words: "/a/b"},
+		"beside a target":     {have: record(with("/a")), edit: ask(aTarget("/ab")), part: TargetPart("/ab")},
+		"in what is going":    {have: record(with("/a", goneTarget)), edit: ask(aTarget("/a/b")), class: Aborted, words: "unpublished"},
 		"single, first":       {have: record(), edit: ask(aTarget("/a", single)), part: TargetPart("/a")},
 		"single, second":      {have: record(with("/a", single)), edit: ask(aTarget("/b", single)), class: FailedPrecondition, words: "/a"},
 		"single after multi":  {have: record(with("/a")), edit: ask(aTarget("/b", single)), class: FailedPrecondition, words: "/a"},
@@ -162,6 +169,9 @@ func TestAskUnpublish(t *testing.T) {
 	asks{
 		"published": {have: record(with("/a")), edit: ask, part: TargetPart("/a")},
 		"unknown":   {have: &Volume{ID: "v", Revision: 10}, edit: ask, part: TargetPart("/a")},
+		"the stage": {have: record(func(v *Volume) { v.Stage.Path = "/a" }), edit: ask, class: NotFound, words: ErrNothingThere.Error()},
+		"in a pod":  {have: record(with("/x")), edit: func(v *Volume) error { return v.AskUnpublish("/x/a", editTime) }, class: NotFound, words: ErrNothingThere.Error()},
+		"in stage":  {have: record(), edit: func(v *Volume) error { return v.AskUnpublish("/stage/a", editTime) }, class: NotFound, words: ErrNothingThere.Error()},
 		"again":     {have: record(with("/a", goneTarget)), edit: ask},
 	}.run(t)
 }

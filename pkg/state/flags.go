@@ -1,9 +1,11 @@
 package state
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
+	"unicode"
 )
 
 // Attributes are the flags of one mount, as against those of its superblock;
@@ -59,7 +61,7 @@ var attributeWords = map[string]Flags{
 
 // Words that mount(8) keeps to itself and never gives to the kernel.
 var userspaceWords = []string{
-	"defaults", "_netdev", "nofail", "auto", "noauto", "user", "nouser", "users", "owner", "group",
+	"defaults", "_netdev", "nofail", "auto", "noauto", "user", "nouser", "users", "owner", "group", "silent", "loud",
 }
 
 // Words that ask for another operation than a mount.
@@ -68,32 +70,53 @@ var refusedWords = []string{
 	"private", "rprivate", "unbindable", "runbindable", "loop",
 }
 
+// Words that name another device, or a part of the file system: a volume is one
+// device, and is mounted whole.
+var beyondWords = []string{
+	"source", "device", "journal_dev", "journal_path", "logdev", "rtdev", "subvol", "subvolid",
+}
+
 // ParseFlags sorts out mount flags. Each may itself be a comma-separated list,
 // as in mount -o; a quoted value (context="a:b:c,d") keeps its commas. Of
 // flags that contradict each other the last one holds. The error is
-// InvalidArgument and names the flag.
+// InvalidArgument and names the flag, but not its value, which may be sensitive
+// (CSI spec v1.13, MountVolume).
 func ParseFlags(flags []string) (Flags, error) {
 	var f Flags
 	for _, flag := range flags {
 		for _, word := range splitOptions(flag) {
-			name, _, _ := strings.Cut(word, "=")
-			a, known := attributeWords[word]
-			switch {
-			case word == "":
-			case strings.ContainsAny(word, "\x00\n"):
-				return Flags{}, Errorf(InvalidArgument, "mount flag %q: holds a control character", word)
-			case known:
-				f.Set = f.Set&^a.Clear | a.Set
-				f.Clear = f.Clear&^a.Set | a.Clear
-			case slices.Contains(userspaceWords, word), strings.HasPrefix(word, "x-"), strings.HasPrefix(word, "X-"), name == "comment":
-			case slices.Contains(refusedWords, name):
-				return Flags{}, Errorf(InvalidArgument, "mount flag %q: not a flag of a file system", word)
-			default:
-				f.Super = append(f.Super, word)
+			if err := f.add(word); err != nil {
+				return Flags{}, Errorf(InvalidArgument, "mount flag %q: %w", OptionName(word), err)
 			}
 		}
 	}
 	return f, nil
+}
+
+func (f *Flags) add(word string) error {
+	name, _, valued := strings.Cut(word, "=")
+	a, isAttribute := attributeWords[name]
+	switch {
+	case strings.ContainsFunc(word, unicode.IsControl):
+		return errors.New("it holds a control character")
+	case strings.Count(word, `"`)%2 != 0:
+		return errors.New("a quote is not closed")
+	case isAttribute && valued: // the kernel would take "ro=0" for "ro"
+		return errors.New("it takes no value")
+	case isAttribute:
+		f.Set = f.Set&^a.Clear | a.Set
+		f.Clear = f.Clear&^a.Set | a.Clear
+	case strings.HasPrefix(name, "X-mount."):
+		return errors.New("it asks for more than a mount")
+	case slices.Contains(userspaceWords, word), strings.HasPrefix(word, "x-"), strings.HasPrefix(word, "X-"), name == "comment":
+	case slices.Contains(refusedWords, name):
+		return errors.New("not a flag of a file system")
+	case slices.Contains(beyondWords, name):
+		return errors.New("a volume is one device, and is mounted whole")
+	default:
+		f.Super = append(f.Super, word)
+	}
+	return nil
 }
 
 // splitOptions splits at commas that stand outside double quotes.
@@ -106,6 +129,18 @@ func splitOptions(s string) []string {
 		return r == ',' && !quoted
 	})
 }
+
+// OptionName returns an option without its value, for messages: no more of it
+// than a line has room for.
+func OptionName(option string) string {
+	name, _, _ := strings.Cut(option, "=")
+	if len(name) > longestName {
+		return strings.ToValidUTF8(name[:longestName], "") + "…"
+	}
+	return name
+}
+
+const longestName = 64
 
 func (a Attributes) String() string {
 	var words []string

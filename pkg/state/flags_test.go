@@ -23,6 +23,8 @@ func TestParseFlags(t *testing.T) {
 		"defaults,_netdev,x-a=b,X-c": {},
 		"comment=x,nofail,user":      {},
 		",,ro,":                      {Set: ReadOnly},
+		"silent,X-c,x-systemd.a=b":   {},
+		`a="b,c",d "e,f"`:            {Super: []string{`a="b,c"`, "d", `"e,f"`}},
 	} {
 		got, err := ParseFlags(strings.Fields(given))
 		if err != nil {
@@ -38,8 +40,15 @@ func TestParseFlags(t *testing.T) {
 			t.Errorf("%q is %+v, not %+v", given, got, want)
 		}
 	}
-	for _, given := range []string{"bind", "ro,remount", "rshared", "loop=/dev/loop0", "a\x00b", "a\nb"} {
-		if _, err := ParseFlags([]string{given}); ClassOf(err) != InvalidArgument {
+	for given, words := range map[string]string{
+		"bind": `"bind"`, "ro,remount": `"remount"`, "rshared": `"rshared"`, "loop=/dev/loop0": `"loop"`,
+		"a\x00b": "control", "a\nb": "control", "a=\x7f": "control", `context="a,b`: "quote",
+		"ro=0": "no value", "noatime=": "no value", "X-mount.subdir=s3cret": "more than a mount",
+		"logdev=/s3cret": "one device", "device=/dev/sda": "one device", "subvol=s3cret": "whole", "source=x": "one device",
+		strings.Repeat("é", 5000) + "\n": strings.Repeat("é", longestName/2) + "…\"",
+	} {
+		_, err := ParseFlags([]string{given})
+		if ClassOf(err) != InvalidArgument || err == nil || !strings.Contains(err.Error(), words) || strings.Contains(err.Error(), "s3cret") {
 			t.Errorf("%q: %v", given, err)
 		}
 	}

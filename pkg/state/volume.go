@@ -56,11 +56,22 @@ type Capability struct {
 	Flags  []string   `json:"flags,omitempty"`  // as given
 }
 
-// Equal reports whether two capabilities ask for the same; the order of mount
-// flags does not count.
+// Equal reports whether two capabilities ask for the same: mount flags by what
+// they mean, see Flags.Same, not by how they are written.
 func (c Capability) Equal(o Capability) bool {
-	return c.Access == o.Access && c.Mode == o.Mode && c.FSType == o.FSType &&
-		slices.Equal(slices.Sorted(slices.Values(c.Flags)), slices.Sorted(slices.Values(o.Flags)))
+	return c.Access == o.Access && c.Mode == o.Mode && c.FSType == o.FSType && sameFlags(c.Flags, o.Flags)
+}
+
+func sameFlags(a, b []string) bool {
+	if slices.Equal(a, b) {
+		return true
+	}
+	x, err := ParseFlags(a)
+	if err != nil {
+		return false
+	}
+	y, err := ParseFlags(b)
+	return err == nil && x.Same(y)
 }
 
 // String leaves the mount flags out, which may be sensitive (CSI spec v1.13,

@@ -135,3 +135,17 @@ func BenchmarkLife(b *testing.B) {
 		b.Error("a target is left")
 	}
 }
+
+// What kubelet asks of each volume about every minute.
+func BenchmarkStats(b *testing.B) {
+	n := newNode(b)
+	path := filepath.Join(n.KubeletDir, "pod")
+	n.publish(b, path)
+	for b.Loop() {
+		if _, err := n.Node.NodeGetVolumeStats(b.Context(), &csi.NodeGetVolumeStatsRequest{VolumeId: n.id, VolumePath: path}); err != nil {
+			b.Fatal(err)
+		}
+	}
+	n.unpublish(b, path)
+	n.unstage(b)
+}

@@ -7,6 +7,7 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/csi-node/csi-node/test/harness"
 )
@@ -39,6 +40,9 @@ func TestBadRequests(t *testing.T) {
 				}
 			}
 			mustRefuse(t, err, row.codes[0])
+			if details := status.Convert(err).Details(); len(details) > 0 {
+				t.Errorf("status.details must stay empty: %v", details)
+			}
 			mustEqual(t, before, snapshot(t, p))
 			mustHaveNoRecord(t, p)
 		})
@@ -221,6 +225,24 @@ func badQuestions(v *volume) (rows []badRequest) {
 	add("stats/a relative path", &csi.NodeGetVolumeStatsRequest{VolumeId: v.id, VolumePath: "relative"}, notFound)
 	add("stats/not there", &csi.NodeGetVolumeStatsRequest{VolumeId: v.id, VolumePath: v.staging}, notFound)
 	add("stats/an unknown volume", &csi.NodeGetVolumeStatsRequest{VolumeId: "unknown", VolumePath: v.staging}, notFound)
+	for name, path := range badPaths(v) {
+		want := notFound // no volume can be there
+		if path != "relative/path" && path != filepath.Clean(path) || strings.Contains(path, "\x00") {
+			want = invalid
+		}
+		add("stats/"+name, &csi.NodeGetVolumeStatsRequest{VolumeId: v.id, VolumePath: path}, want)
+		if want[0] == codes.InvalidArgument {
+			add("expand/"+name, &csi.NodeExpandVolumeRequest{VolumeId: v.id, VolumePath: path}, want)
+			add("expand/"+name+" for staging", &csi.NodeExpandVolumeRequest{VolumeId: v.id, VolumePath: v.staging, StagingTargetPath: path}, want)
+		}
+	}
+	for name, r := range map[string]*csi.CapacityRange{
+		"a negative size": {RequiredBytes: -1}, "a negative limit": {LimitBytes: -1}, "more than the limit": {RequiredBytes: 2, LimitBytes: 1},
+	} {
+		for _, id := range []string{v.id, "unknown"} {
+			add("expand/"+name+" of "+id, &csi.NodeExpandVolumeRequest{VolumeId: id, VolumePath: v.staging, CapacityRange: r}, invalid)
+		}
+	}
 	add("health/an unknown volume", &csi.NodeGetVolumeHealthRequest{VolumeId: "unknown"}, notFound)
 	add("expand/no volume_path", &csi.NodeExpandVolumeRequest{VolumeId: v.id}, invalid)
 	add("expand/a relative path", &csi.NodeExpandVolumeRequest{VolumeId: v.id, VolumePath: "relative"}, notFound)

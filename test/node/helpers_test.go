@@ -99,8 +99,10 @@ func sum(t testing.TB, path string) string {
 func snapshot(t testing.TB, p *harness.Plugin) []string {
 	t.Helper()
 	all := p.Mounts()
+	attached := map[string]bool{} // what is mounted is written to at any time
 	for _, loop := range p.Loops() {
 		all = append(all, fmt.Sprintf("%+v", loop))
+		attached[loop.Backing] = true
 	}
 	for _, root := range []string{p.KubeletDir, p.PoolDir} {
 		must(t, filepath.WalkDir(root, func(path string, entry fs.DirEntry, err error) error {
@@ -113,7 +115,10 @@ func snapshot(t testing.TB, p *harness.Plugin) []string {
 			}
 			line := fmt.Sprintf("%s %s", info.Mode(), path)
 			if info.Mode().IsRegular() {
-				line += fmt.Sprintf(" %d bytes of %s", info.Size(), info.ModTime())
+				line += fmt.Sprintf(" %d bytes", info.Size())
+			}
+			if info.Mode().IsRegular() && !attached[path] {
+				line += fmt.Sprintf(" of %s", info.ModTime())
 			}
 			all = append(all, line)
 			return nil

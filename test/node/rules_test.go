@@ -30,33 +30,53 @@ func TestSecondPublish(t *testing.T) {
 		csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER,
 		csi.VolumeCapability_AccessMode_SINGLE_NODE_READER_ONLY,
 	}
-	for _, mode := range append(several, one...) {
-		t.Run(mode.String(), func(t *testing.T) {
-			ctx := t.Context()
-			v := create(t, p, strings.ToLower(mode.String()), 32*mib, mountAs("ext4", multiWriter))
-			must(t, v.stage(ctx)) // formats it, for the modes of readers
-			must(t, v.unstage(ctx))
-			v.capability = mountAs("ext4", mode)
-			first, second := v.target("pod-1"), v.target("pod-2")
-			must(t, v.stage(ctx))
-			must(t, v.publish(ctx, first))
-
-			must(t, v.publish(ctx, first))
-			differing := v.publishRequest(first)
-			differing.VolumeContext = map[string]string{"key": "other"}
-			_, err := v.Node.NodePublishVolume(ctx, differing)
-			mustRefuse(t, err, codes.AlreadyExists, v.id, first)
-			if slices.Contains(several, mode) {
-				must(t, v.publish(ctx, second))
+	differ := map[string]func(*csi.NodePublishVolumeRequest){
+		"context":         func(r *csi.NodePublishVolumeRequest) { r.VolumeContext = map[string]string{"key": "other"} },
+		"publish context": func(r *csi.NodePublishVolumeRequest) { r.PublishContext = map[string]string{"key": "other"} },
+		"access type": func(r *csi.NodePublishVolumeRequest) {
+			if r.VolumeCapability.GetBlock() != nil {
+				r.VolumeCapability = mountAs("ext4", r.VolumeCapability.AccessMode.Mode)
 			} else {
-				mustRefuse(t, v.publish(ctx, second), codes.FailedPrecondition, v.id, first)
-				mustBeGone(t, second)
+				r.VolumeCapability = blockAs(r.VolumeCapability.AccessMode.Mode)
 			}
-			if n := mountsAt(p, first); n != 1 {
-				t.Errorf("%d mounts at the first target", n)
-			}
-			v.end(first, second)
-		})
+		},
+	}
+	for _, mode := range append(several, one...) {
+		for access, c := range map[string]*csi.VolumeCapability{"mount": mountAs("ext4", mode), "block": blockAs(mode)} {
+			t.Run(access+" "+mode.String(), func(t *testing.T) {
+				ctx := t.Context()
+				v := create(t, p, strings.ToLower(mode.String())+"-"+access, 32*mib, mountAs("ext4", multiWriter))
+				must(t, v.stage(ctx)) // formats it, for the modes of readers
+				must(t, v.unstage(ctx))
+				v.capability = c
+				first, second := v.target("pod-1"), v.target("pod-2")
+				must(t, v.stage(ctx))
+				must(t, v.publish(ctx, first))
+
+				before := snapshot(t, p)
+				must(t, v.publish(ctx, first))
+				for what, change := range differ {
+					differing := v.publishRequest(first)
+					change(differing)
+					_, err := v.Node.NodePublishVolume(ctx, differing)
+					if mustRefuse(t, err, codes.AlreadyExists, v.id, first); t.Failed() {
+						t.Fatalf("another %s", what)
+					}
+				}
+				mustEqual(t, before, snapshot(t, p))
+				if slices.Contains(several, mode) {
+					must(t, v.publish(ctx, second))
+				} else {
+					mustRefuse(t, v.publish(ctx, second), codes.FailedPrecondition, v.id, first)
+					mustBeGone(t, second)
+					mustEqual(t, before, snapshot(t, p))
+				}
+				if n := mountsAt(p, first); n != 1 {
+					t.Errorf("%d mounts at the first target", n)
+				}
+				v.end(first, second)
+			})
+		}
 	}
 }
 
@@ -132,46 +152,6 @@ func TestContradictions(t *testing.T) {
 	mustRefuse(t, v.unstage(ctx), codes.FailedPrecondition, pod)
 	mustRead(t, filepath.Join(pod, "file"), "kept")
 	v.end(pod)
-}
-
-// Mount flags of a publish that a bind can have are honoured at the bind alone.
-func TestMountFlags(t *testing.T) {
-	t.Parallel()
-	p := harness.Start(t, harness.Options{})
-	v := create(t, p, "volume", 32*mib, mountAs("ext4", multiWriter))
-	ctx, plain, strict := t.Context(), v.target("pod-1"), v.target("pod-2")
-	must(t, v.stage(ctx))
-	must(t, v.publish(ctx, plain))
-	v.capability = mountAs("ext4", multiWriter, "noexec", "nosuid", "nodev", "noatime")
-	must(t, v.publish(ctx, strict))
-	const all = unix.ST_NOEXEC | unix.ST_NOSUID | unix.ST_NODEV | unix.ST_NOATIME
-	for path, want := range map[string]int64{plain: 0, strict: all} {
-		var st unix.Statfs_t
-		must(t, unix.Statfs(path, &st))
-		if got := st.Flags & all; got != want {
-			t.Errorf("%s has flags %#x, want %#x", path, got, want)
-		}
-	}
-	v.end(plain, strict)
-}
-
-// A flag that the file system refuses is the caller's mistake, told in the kernel's words.
-func TestRefusedFlag(t *testing.T) {
-	t.Parallel()
-	p := harness.Start(t, harness.Options{})
-	for _, fsType := range fsTypes {
-		t.Run(fsType, func(t *testing.T) {
-			v := create(t, p, fsType, smallest(fsType), mountAs(fsType, multiWriter, "nonsense"))
-			mustRefuse(t, v.stage(t.Context()), codes.InvalidArgument, "nonsense")
-			mustHaveNoRecord(t, p)
-			if mounts, loops := p.Mounts(), p.Loops(); len(mounts)+len(loops) > 0 {
-				t.Errorf("left after the refusal: %q, %+v", mounts, loops)
-			}
-			v.capability = mountAs(fsType, multiWriter)
-			must(t, v.stage(t.Context()))
-			v.end()
-		})
-	}
 }
 
 // A pool that is full now is no end of the growth: it goes on once there is room.

@@ -1,0 +1,32 @@
+package driver
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"regexp"
+)
+
+// CSI spec v1.13, Topology, and Kubernetes, which makes node labels of it: the
+// prefix of a key and a value have at most 63 characters each, and a value
+// begins and ends with a letter or digit.
+const maxSegment = 63
+
+var segmentValue = regexp.MustCompile(`^[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$`)
+
+// topologyKey is the key of the segment that names the node.
+func topologyKey(driverName string) string {
+	if prefix := "topology." + driverName; len(prefix) <= maxSegment {
+		return prefix + "/node"
+	}
+	return driverName + "/node"
+}
+
+// topologyValue is what a node is called in its segment: its id, which may have
+// 256 bytes of any kind, if that is fit for one, else a name derived from it.
+func topologyValue(nodeID string) string {
+	if len(nodeID) <= maxSegment && segmentValue.MatchString(nodeID) {
+		return nodeID
+	}
+	sum := sha256.Sum256([]byte(nodeID))
+	return "node-" + hex.EncodeToString(sum[:16])
+}

@@ -1,0 +1,144 @@
+package nodeserver
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+
+	"github.com/csi-node/csi-node/pkg/state"
+)
+
+// answerTimeout bounds how long a question about a volume waits for the volume:
+// kubelet asks for one volume after the other.
+const answerTimeout = 2 * time.Second
+
+// patience is how long a call may wait for a volume and still answer in time.
+func patience(ctx context.Context) time.Duration {
+	deadline, ok := ctx.Deadline()
+	if !ok {
+		return answerTimeout
+	}
+	left := time.Until(deadline)
+	return min(left-left/10, answerTimeout)
+}
+
+// probes lets one look at a volume run at a time, and keeps the usage that the
+// last one saw. A volume that does not answer occupies one goroutine, and keeps
+// no other volume waiting. The zero value is ready.
+type probes struct {
+	mu      sync.Mutex
+	running map[string]*probe // by volume
+	last    map[string]sight  // by volume, until it is forgotten
+}
+
+// probe is a look that runs.
+type probe struct {
+	path  string // empty: no other caller may share it
+	since time.Time
+	stale bool          // what it sees is not to be kept
+	done  chan struct{} // closed at its end, when the result is set
+	usage []*csi.VolumeUsage
+	err   error
+}
+
+// sight is what was seen of a volume; it is the same at all of its paths.
+type sight struct {
+	usage []*csi.VolumeUsage
+	at    time.Time
+}
+
+// noAnswer says that a look at a volume has not ended.
+type noAnswer struct{ since time.Time }
+
+func (e noAnswer) Error() string {
+	return fmt.Sprintf("it has not answered a look for %s", age(e.since))
+}
+
+// Unwrap gives the error its class.
+func (noAnswer) Unwrap() error { return context.DeadlineExceeded }
+
+func age(since time.Time) time.Duration { return time.Since(since).Round(time.Second / 10) }
+
+// ask makes a look at a volume, or shares one at the same path that runs. It
+// returns noAnswer when ctx is about to end or a look has run for answerTimeout;
+// then the look goes on, and what it sees is kept.
+func (p *probes) ask(ctx context.Context, id, path string, look func(context.Context) ([]*csi.VolumeUsage, error)) ([]*csi.VolumeUsage, error) {
+	end := time.Now().Add(patience(ctx))
+	for {
+		running, own := p.join(ctx, id, path, look)
+		timer := time.NewTimer(min(time.Until(end), answerTimeout-time.Since(running.since)))
+		select {
+		case <-running.done:
+			timer.Stop()
+			if own || path != "" && running.path == path {
+				return running.usage, running.err
+			}
+		case <-timer.C:
+			return nil, noAnswer{running.since}
+		case <-ctx.Done():
+			timer.Stop()
+			return nil, ctx.Err()
+		}
+	}
+}
+
+// join returns the look at the volume that runs, at whatever path, or begins the
+// caller's own.
+func (p *probes) join(ctx context.Context, id, path string, look func(context.Context) ([]*csi.VolumeUsage, error)) (_ *probe, own bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if running := p.running[id]; running != nil {
+		return running, false
+	}
+	if p.running == nil {
+		p.running, p.last = map[string]*probe{}, map[string]sight{}
+	}
+	begun := &probe{path: path, since: time.Now(), done: make(chan struct{})}
+	p.running[id] = begun
+	go func() {
+		usage, err := look(context.WithoutCancel(ctx))
+		p.end(id, begun, usage, err)
+	}()
+	return begun, true
+}
+
+func (p *probes) end(id string, ended *probe, usage []*csi.VolumeUsage, err error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	ended.usage, ended.err = usage, err
+	if err == nil && usage != nil && !ended.stale {
+		p.last[id] = sight{usage, time.Now()}
+	}
+	delete(p.running, id)
+	close(ended.done)
+}
+
+// seen returns what the last look at a volume saw.
+func (p *probes) seen(id string) (sight, bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	s, ok := p.last[id]
+	return s, ok
+}
+
+// forget drops what was seen of a volume, and what a look that runs will see.
+func (p *probes) forget(id string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	delete(p.last, id)
+	if running := p.running[id]; running != nil {
+		running.stale = true
+	}
+}
+
+// standsAt reports whether the record has the volume staged or published at path.
+func standsAt(v *state.Volume, path string) bool {
+	if v == nil {
+		return false
+	}
+	t := v.Targets[path]
+	return t != nil && !t.Gone || v.Stage != nil && !v.Stage.Gone && v.Stage.Path == path
+}

@@ -1,0 +1,226 @@
+package node
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/moby/sys/mountinfo"
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
+
+	"github.com/csi-node/csi-node/test/harness"
+)
+
+// flagsAt returns the options of the top mount at a path and of its superblock.
+func flagsAt(t *testing.T, path string) (mount, super []string) {
+	t.Helper()
+	infos, err := mountinfo.GetMounts(mountinfo.SingleEntryFilter(path))
+	must(t, err)
+	if len(infos) != 1 {
+		t.Fatalf("%d mounts at %s", len(infos), path)
+	}
+	return strings.Split(infos[0].Options, ","), strings.Split(infos[0].VFSOptions, ",")
+}
+
+// mustHaveFlags fails unless a mount has all of the words that begin with no
+// "-" and none of the others.
+func mustHaveFlags(t *testing.T, path, mount, super string) {
+	t.Helper()
+	m, s := flagsAt(t, path)
+	for what, have := range map[string][]string{mount: m, super: s} {
+		for word := range strings.FieldsSeq(what) {
+			name, absent := strings.CutPrefix(word, "-")
+			if slices.Contains(have, name) == absent {
+				t.Errorf("%s has %q, want %s", path, have, what)
+			}
+		}
+	}
+}
+
+// Flags of the superblock and of the mount are as asked, and again after the
+// mounts were lost while the plugin was not there.
+func TestFlagsOfAStage(t *testing.T) {
+	t.Parallel()
+	for _, row := range []struct {
+		fsType, flags string // separated by spaces
+		mount, super  string
+	}{
+		{"ext4", "noexec,data=journal lazytime sync", "noexec -nosuid relatime", "data=journal lazytime sync"},
+		{"ext4", "commit=11,commit=7 nodev nodiratime", "nodev nodiratime", "commit=7"},
+		{"xfs", "swalloc strictatime,nosymfollow dirsync", "nosymfollow -relatime -noatime", "swalloc dirsync"},
+		{"xfs", "nosuid,suid noatime,atime", "relatime -nosuid", "-sync"},
+	} {
+		t.Run(row.fsType+" "+row.flags, func(t *testing.T) {
+			t.Parallel()
+			p := harness.Start(t, harness.Options{})
+			v := create(t, p, "volume", smallest(row.fsType), mountAs(row.fsType, multiWriter, strings.Fields(row.flags)...))
+			ctx, pod := t.Context(), v.target("pod")
+			must(t, v.stage(ctx))
+			must(t, v.publish(ctx, pod))
+			mustHaveFlags(t, v.staging, row.mount, row.super)
+			mustHaveFlags(t, pod, row.mount, row.super)
+
+			p.Kill()
+			must(t, unix.Unmount(pod, unix.UMOUNT_NOFOLLOW))
+			must(t, unix.Unmount(v.staging, unix.UMOUNT_NOFOLLOW))
+			p.Start(harness.Options{})
+			must(t, v.publish(ctx, pod))
+			mustHaveFlags(t, v.staging, row.mount, row.super)
+			mustHaveFlags(t, pod, row.mount, row.super)
+			v.end(pod)
+		})
+	}
+}
+
+// A publish may set and clear what is a bind's own, and nothing of the superblock.
+func TestFlagsOfAPublish(t *testing.T) {
+	t.Parallel()
+	p := harness.Start(t, harness.Options{})
+	v := create(t, p, "volume", 32*mib, mountAs("ext4", multiWriter, "noexec", "noatime,lazytime", "commit=9"))
+	ctx, pod := t.Context(), v.target("pod")
+	must(t, v.stage(ctx))
+	for flags, want := range map[string]string{
+		"":                          "noexec noatime -ro",
+		"commit=9 lazytime":         "noexec noatime",
+		"commit=7,commit=9":         "noexec noatime",
+		"exec":                      "-noexec noatime",
+		"ro":                        "ro noexec noatime",
+		"ro rw":                     "rw",
+		"rw":                        "rw noexec",
+		"nosuid,nodev nodiratime":   "nosuid nodev nodiratime noexec noatime",
+		"nosymfollow relatime":      "nosymfollow relatime -noatime",
+		"strictatime":               "-relatime -noatime noexec",
+		"noexec,exec dev,suid":      "-noexec -nodev -nosuid",
+		"defaults,nofail,x-a=b,,ro": "ro",
+	} {
+		v.capability = mountAs("ext4", multiWriter, strings.Fields(flags)...)
+		must(t, v.publish(ctx, pod))
+		must(t, v.publish(ctx, pod))
+		mustHaveFlags(t, pod, want, "rw lazytime commit=9")
+		mustHaveFlags(t, v.staging, "rw noexec noatime -nodev", "rw")
+		must(t, v.unpublish(ctx, pod))
+	}
+	before := snapshot(t, p)
+	for _, flags := range []string{"discard", "commit=7", "commit=9,commit=7", "nolazytime", "sync", "data=journal", "ro=1", "bind", "remount", "context=x"} {
+		v.capability = mountAs("ext4", multiWriter, flags)
+		name, _, _ := strings.Cut(flags, "=")
+		mustRefuse(t, v.publish(ctx, pod), codes.InvalidArgument, name, v.id)
+		mustEqual(t, before, snapshot(t, p))
+	}
+	v.end()
+}
+
+// Whoever reads may be published from a writable stage, but nobody writes
+// through one that reads.
+func TestReadOnlyFlags(t *testing.T) {
+	t.Parallel()
+	p := harness.Start(t, harness.Options{})
+	v := create(t, p, "volume", 32*mib, mountAs("ext4", multiWriter))
+	ctx, pod := t.Context(), v.target("pod")
+	must(t, v.stage(ctx)) // formats it
+	must(t, v.unstage(ctx))
+	v.capability = mountAs("ext4", multiWriter, "ro")
+	must(t, v.stage(ctx))
+	mustHaveFlags(t, v.staging, "ro", "ro")
+	for _, flags := range []string{"", "rw", "ro,rw"} {
+		v.capability = mountAs("ext4", multiWriter, flags)
+		mustRefuse(t, v.publish(ctx, pod), codes.FailedPrecondition, "read-only")
+		mustBeGone(t, pod)
+		must(t, v.publishReadOnly(ctx, pod)) // readonly says it, whatever the flags
+		mustHaveFlags(t, pod, "ro", "ro")
+		must(t, v.unpublish(ctx, pod))
+	}
+	v.capability = mountAs("ext4", multiWriter, "rw,ro")
+	must(t, v.publish(ctx, pod))
+	mustHaveFlags(t, pod, "ro", "ro")
+	v.end(pod)
+}
+
+// Flags in another order, or written in another way, are the same request;
+// flags of another meaning are another one.
+func TestRepeatsWithOtherFlags(t *testing.T) {
+	t.Parallel()
+	p := harness.Start(t, harness.Options{})
+	v := create(t, p, "volume", 32*mib, mountAs("ext4", multiWriter, "noatime", "nodev", "discard", "commit=5"))
+	ctx, pod := t.Context(), v.target("pod")
+	must(t, v.stage(ctx))
+	must(t, v.publish(ctx, pod))
+	before := snapshot(t, p)
+	for flags, code := range map[string]codes.Code{
+		"commit=5 discard nodev noatime":                    codes.OK,
+		"noatime,nodev discard,commit=5":                    codes.OK,
+		"noatime noatime nodev discard commit=5 commit=5":   codes.OK,
+		"relatime noatime nodev nodiscard,discard commit=5": codes.OK,
+		"commit=9 commit=5 discard nodev noatime defaults":  codes.OK,
+		"noatime,relatime nodev discard commit=5":           codes.AlreadyExists,
+		"noatime nodev discard,nodiscard commit=5":          codes.AlreadyExists,
+		"noatime nodev discard commit=5,commit=9":           codes.AlreadyExists,
+		"noatime nodev discard":                             codes.AlreadyExists,
+		"noatime nodev discard commit=5 sync":               codes.AlreadyExists,
+	} {
+		v.capability = mountAs("ext4", multiWriter, strings.Fields(flags)...)
+		mustRefuse(t, v.stage(ctx), code)
+		mustRefuse(t, v.publish(ctx, pod), code)
+		mustEqual(t, before, snapshot(t, p))
+	}
+	v.end(pod)
+	v = create(t, p, "volume", 32*mib, mountAs("ext4", multiWriter, "ro", "rw"))
+	must(t, v.stage(ctx))
+	v.capability = mountAs("ext4", multiWriter, "rw", "ro")
+	mustRefuse(t, v.stage(ctx), codes.AlreadyExists)
+	v.end()
+}
+
+// Whenever the kernel finds out that a flag is wrong: it is the caller's mistake,
+// in the kernel's words, told at once, and nothing stays.
+func TestRefusedFlags(t *testing.T) {
+	t.Parallel()
+	p := harness.Start(t, harness.Options{})
+	for _, row := range []struct{ fsType, flags, words string }{
+		{"ext4", "nonsense", "Unknown parameter 'nonsense'"},
+		{"ext4", "noatime,commit=s3cret", "Bad value for 'commit'"},
+		{"ext4", "discard=1", "Unexpected value for 'discard'"},
+		{"ext4", "journal_async_commit", "data=ordered"},
+		{"ext4", "dax", "DAX"},
+		{"ext4", "prjquota", "prjquota"},
+		{"ext4", "logdev=/s3cret", "one device"},
+		{"ext4", strings.Repeat("o", 5000), "ooo"},
+		{"xfs", "nonsense=s3cret", "Unknown parameter 'nonsense'"},
+		{"xfs", "logbufs=99", "logbufs"},
+		{"xfs", "sunit=7,swidth=3", "swidth"},
+		{"xfs", "norecovery", "read-only"},
+	} {
+		t.Run(row.fsType+" "+row.flags[:min(len(row.flags), 30)], func(t *testing.T) {
+			v := create(t, p, "volume", smallest(row.fsType), mountAs(row.fsType, multiWriter))
+			must(t, v.stage(t.Context())) // formats it
+			must(t, v.unstage(t.Context()))
+			v.capability = mountAs(row.fsType, multiWriter, row.flags)
+			mustRefuse(t, v.stage(t.Context()), codes.InvalidArgument, row.words, v.id)
+			mustHaveNoRecord(t, p)
+			if mounts, loops := p.Mounts(), p.Loops(); len(mounts)+len(loops) > 0 {
+				t.Errorf("left after the refusal: %q, %+v", mounts, loops)
+			}
+			v.capability = mountAs(row.fsType, multiWriter)
+			must(t, v.stage(t.Context()))
+			v.end()
+		})
+	}
+	if text := p.Log.String(); strings.Contains(text, "s3cret") {
+		t.Error("the log tells the value of a flag")
+	}
+}
+
+// A new volume whose flags are refused is formatted and then not mounted; with
+// better flags it is.
+func TestRefusedFlagsOfABlankVolume(t *testing.T) {
+	t.Parallel()
+	p := harness.Start(t, harness.Options{})
+	v := create(t, p, "volume", 32*mib, mountAs("ext4", multiWriter, "journal_async_commit"))
+	mustRefuse(t, v.stage(t.Context()), codes.InvalidArgument, "journal_async_commit")
+	mustHaveNoRecord(t, p)
+	v.capability = mountAs("ext4", multiWriter, "journal_async_commit,data=journal")
+	must(t, v.stage(t.Context()))
+	mustHaveFlags(t, v.staging, "rw", "journal_async_commit data=journal")
+	v.end()
+}
