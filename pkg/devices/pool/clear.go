@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -12,6 +13,12 @@ import (
 )
 
 const (
+	// aloneLimit is how long a short open by others is waited for: a helper
+	// program keeps every file of this process from its fork to its exec. The
+	// kernel wakes nobody when a file is closed, so it is asked every aloneInterval.
+	aloneLimit    = 500 * time.Millisecond
+	aloneInterval = 5 * time.Millisecond
+
 	clearChunk = 1 << 30 // bytes that are cleared between two looks at ctx
 	writeChunk = 1 << 20 // the same where zeros must be written
 )
@@ -33,7 +40,7 @@ func (p *Pool) Clear(ctx context.Context, id string) (err error) {
 	if err != nil {
 		return err
 	}
-	f, err := p.openAlone(id, os.O_RDWR)
+	f, err := p.openAlone(ctx, id, os.O_RDWR)
 	if err != nil {
 		return err
 	}
@@ -53,7 +60,7 @@ func (p *Pool) CheckClosed(ctx context.Context, id string) error {
 	if _, err := p.Get(ctx, id); err != nil {
 		return err
 	}
-	f, err := p.openAlone(id, os.O_RDONLY)
+	f, err := p.openAlone(ctx, id, os.O_RDONLY)
 	if err != nil {
 		return err
 	}
@@ -64,7 +71,7 @@ func (p *Pool) CheckClosed(ctx context.Context, id string) error {
 // which the kernel grants only if nobody else has the file open, in whatever
 // namespace. Until the file is closed, whoever opens it waits, at most for
 // /proc/sys/fs/lease-break-time.
-func (p *Pool) openAlone(id string, mode int) (*os.File, error) {
+func (p *Pool) openAlone(ctx context.Context, id string, mode int) (*os.File, error) {
 	path, err := p.DataPath(id)
 	if err != nil {
 		return nil, err
@@ -76,16 +83,36 @@ func (p *Pool) openAlone(id string, mode int) (*os.File, error) {
 	if err != nil {
 		return nil, fmt.Errorf("volume %s: %w", id, err)
 	}
-	_, err = unix.FcntlInt(f.Fd(), unix.F_SETLEASE, unix.F_WRLCK)
-	switch {
+	switch err = lease(ctx, f); {
 	case err == nil:
 		return f, nil
 	case errors.Is(err, unix.EAGAIN):
 		err = state.Errorf(state.FailedPrecondition, "volume %s: somebody has %s open; `fuser -v %s` and `losetup -j %s` name them", id, path, path, path)
-	default:
-		err = state.Errorf(state.FailedPrecondition, "volume %s: whether somebody has %s open cannot be told: lease: %w", id, path, err)
+	case ctx.Err() == nil:
+		err = state.Errorf(state.FailedPrecondition, "volume %s: whether somebody has %s open cannot be told: %w", id, path, err)
 	}
 	return nil, errors.Join(err, f.Close())
+}
+
+// lease takes a write lease on an open file, waiting a moment for others.
+func lease(ctx context.Context, f *os.File) error {
+	limit := time.NewTimer(aloneLimit)
+	defer limit.Stop()
+	again := time.NewTicker(aloneInterval)
+	defer again.Stop()
+	for {
+		_, err := unix.FcntlInt(f.Fd(), unix.F_SETLEASE, unix.F_WRLCK)
+		if !errors.Is(err, unix.EAGAIN) {
+			return wrap(err, "lease on %s", f.Name())
+		}
+		select {
+		case <-again.C:
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-limit.C:
+			return err
+		}
+	}
 }
 
 // clearData makes all of a file zero, durably.
