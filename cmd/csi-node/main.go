@@ -42,8 +42,8 @@ Exit codes: 0 done, 1 refused or failed, 2 wrong use.`,
 		Example: `  # Serve on a socket of your own, with volumes in a directory of your own:
   csi-node --endpoint unix:///tmp/csi.sock --state-dir /tmp/csi-state --pool-dir /tmp/csi-pool --kubelet-dir /tmp
 
-  # See what is asked of this node and what is:
-  csi-node status`,
+  # In another terminal, see what is asked of this node and what is:
+  csi-node status --state-dir /tmp/csi-state`,
 		Args:          cobra.NoArgs,
 		RunE:          serve.RunE,
 		SilenceUsage:  true,

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
@@ -214,6 +215,29 @@ func TestStatusSocket(t *testing.T) {
 		}
 		if resp.StatusCode != row.code {
 			t.Errorf("%s %.40s answers %s, want %d", row.method, row.path, resp.Status, row.code)
+		}
+	}
+}
+
+// Who waits for a busy volume is told what keeps it, in time.
+func TestBusyVolume(t *testing.T) {
+	p := openPlugin(t) // no worker runs
+	askStage(t, p.store, "vol")
+	for _, row := range []struct {
+		method, path, timeout string
+		code                  int
+		word                  string
+	}{
+		{http.MethodPost, "/volumes/vol/retry", "1ms", http.StatusGatewayTimeout, "its worker is busy"},
+		{http.MethodPost, "/volumes/vol/clear-device", "1ms", http.StatusGatewayTimeout, "its worker is busy"},
+		{http.MethodPost, "/volumes/vol/retry", "soon", http.StatusBadRequest, "soon"},
+	} {
+		w := httptest.NewRecorder()
+		req := httptest.NewRequestWithContext(t.Context(), row.method, row.path, nil)
+		req.Header.Set(timeoutHeader, row.timeout)
+		p.statusHandler().ServeHTTP(w, req)
+		if w.Code != row.code || !strings.Contains(w.Body.String(), row.word) {
+			t.Errorf("%s within %s answers %d %q", row.path, row.timeout, w.Code, w.Body)
 		}
 	}
 }

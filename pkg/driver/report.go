@@ -13,6 +13,7 @@ import (
 	"path/filepath"
 	"strings"
 	"syscall"
+	"time"
 
 	"github.com/csi-node/csi-node/pkg/reconciler"
 	"github.com/csi-node/csi-node/pkg/state"
@@ -105,6 +106,10 @@ func ask(ctx context.Context, stateDir, method, path string, answer any) (err er
 	if err != nil {
 		return err
 	}
+	if deadline, ok := ctx.Deadline(); ok {
+		left := time.Until(deadline)
+		req.Header.Set(timeoutHeader, (left - min(left/10, 2*time.Second)).String())
+	}
 	resp, err := client.Do(req)
 	switch {
 	case errors.Is(err, os.ErrNotExist), errors.Is(err, syscall.ECONNREFUSED):
@@ -121,6 +126,9 @@ func ask(ctx context.Context, stateDir, method, path string, answer any) (err er
 		text, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswer))
 		if err != nil {
 			return fmt.Errorf("the plugin answers %s: %w", resp.Status, err)
+		}
+		if resp.StatusCode == http.StatusGatewayTimeout {
+			return fmt.Errorf("the plugin is busy: %s (it goes on with that; repeat the command)", strings.TrimSpace(string(text)))
 		}
 		return fmt.Errorf("the plugin says: %s", strings.TrimSpace(string(text)))
 	}

@@ -99,6 +99,10 @@ func (p *plugin) report(volumes ...reconciler.Status) Report {
 	return Report{Running: true, Driver: p.DriverName, Version: p.Version, Volumes: volumes}
 }
 
+// timeoutHeader is how long the client will wait for the answer, in Go's
+// notation: so it is told what keeps it waiting before it leaves.
+const timeoutHeader = "Csi-Node-Timeout"
+
 // serveVolume serves what is asked of the volume that the path names.
 func serveVolume(do func(ctx context.Context, id string) (any, error)) http.HandlerFunc {
 	return serve(func(req *http.Request) (any, error) {
@@ -106,7 +110,17 @@ func serveVolume(do func(ctx context.Context, id string) (any, error)) http.Hand
 		if err := pool.ValidateID(id); err != nil {
 			return nil, err
 		}
-		return do(req.Context(), id)
+		ctx := req.Context()
+		if text := req.Header.Get(timeoutHeader); text != "" {
+			timeout, err := time.ParseDuration(text)
+			if err != nil {
+				return nil, state.Errorf(state.InvalidArgument, "%s: %w", timeoutHeader, err)
+			}
+			var cancel context.CancelFunc
+			ctx, cancel = context.WithTimeout(ctx, timeout)
+			defer cancel()
+		}
+		return do(ctx, id)
 	})
 }
 

@@ -191,6 +191,13 @@ func TestTypedRetry(t *testing.T) {
 		t.Fatal("unstaged beneath a foreign mount")
 	}
 	refused(t, p, 1, "csi-node volume retry volume", "stage is failing", "tmpfs")
+	for range 8 { // until the next try is more than a minute away
+		report, err := driver.Retry(t.Context(), p.StateDir, "volume")
+		must(t, err)
+		if len(report.Unsettled()) != 1 {
+			t.Fatalf("reports %+v", report)
+		}
+	}
 	must(t, unix.Unmount(v.staging, 0))
 	undone = true
 	var report driver.Report
