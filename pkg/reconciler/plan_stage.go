@@ -156,7 +156,7 @@ func (p *planner) contents(s *state.Stage) Verdict {
 		}
 		return p.do(BeginFormat, state.StagePart())
 	}
-	return stuck(state.FailedPrecondition, "the volume is neither blank nor a file system that this node can mount: found %s. It is not formatted; to destroy what is there deliberately, unstage the volume and run csi-node volume clear-device %s --i-understand-this-destroys-data", c.Found, p.want.ID)
+	return stuck(state.FailedPrecondition, "the volume is neither blank nor a file system that this node can mount: found %s. Its backing%s is left as it is; to destroy what is there deliberately, unstage the volume and run csi-node volume clear-device %s --i-understand-this-destroys-data", c.Found, backing(d), p.want.ID)
 }
 
 // finishFormat plans from a formatting mark on: a device that carries it was
