@@ -14,9 +14,8 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/spf13/cobra"
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/backoff"
-	"google.golang.org/grpc/credentials/insecure"
 
+	"github.com/csi-node/csi-node/pkg/client"
 	"github.com/csi-node/csi-node/pkg/driver"
 )
 
@@ -51,7 +50,7 @@ type demo struct {
 	dir    string
 	plugin *exec.Cmd
 	log    *os.File
-	conn   *grpc.ClientConn
+	client *client.Client
 	volume string
 }
 
@@ -114,8 +113,8 @@ func (d *demo) capability() *csi.VolumeCapability {
 
 func (d *demo) story() []demoStep {
 	stage, pod1, pod2 := d.path("kubelet/stage"), d.path("kubelet/pod-1/mount"), d.path("kubelet/pod-2/mount")
-	node := func() csi.NodeClient { return csi.NewNodeClient(d.conn) }
-	controller := func() csi.ControllerClient { return csi.NewControllerClient(d.conn) }
+	node := func() csi.NodeClient { return d.client.Node }
+	controller := func() csi.ControllerClient { return d.client.Controller }
 	publish := func(path string) func(context.Context) (string, error) {
 		return func(ctx context.Context) (string, error) {
 			_, err := node().NodePublishVolume(ctx, &csi.NodePublishVolumeRequest{VolumeId: d.volume, StagingTargetPath: stage, TargetPath: path, VolumeCapability: d.capability()})
@@ -199,9 +198,6 @@ func (d *demo) readBack(pod string) error {
 	return err
 }
 
-// quickly tries a socket that is not there yet again and again, not after a second.
-var quickly = grpc.ConnectParams{Backoff: backoff.Config{BaseDelay: 10 * time.Millisecond, Multiplier: 1.5, MaxDelay: time.Second}}
-
 // start starts the plugin and waits until it is ready.
 func (d *demo) start(ctx context.Context) (string, error) {
 	self, err := os.Executable()
@@ -216,12 +212,12 @@ func (d *demo) start(ctx context.Context) (string, error) {
 		d.plugin = nil
 		return "", err
 	}
-	if d.conn, err = grpc.NewClient(endpoint, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithConnectParams(quickly)); err != nil {
+	if d.client, err = client.Connect(endpoint); err != nil {
 		return "", err
 	}
 	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
 	defer cancel()
-	_, err = csi.NewIdentityClient(d.conn).Probe(ctx, &csi.ProbeRequest{}, grpc.WaitForReady(true))
+	_, err = d.client.Identity.Probe(ctx, &csi.ProbeRequest{}, grpc.WaitForReady(true))
 	return fmt.Sprintf(": pid %d", d.plugin.Process.Pid), err
 }
 
@@ -230,7 +226,7 @@ func (d *demo) kill() error {
 	if d.plugin == nil {
 		return nil
 	}
-	err := errors.Join(d.plugin.Process.Kill(), d.conn.Close())
+	err := errors.Join(d.plugin.Process.Kill(), d.client.Close())
 	_ = d.plugin.Wait() // reports the kill itself
 	d.plugin = nil
 	return err
@@ -271,7 +267,7 @@ func (d *demo) cleanUp() error {
 	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 	defer cancel()
 	if d.plugin != nil && d.volume != "" {
-		node := csi.NewNodeClient(d.conn)
+		node := d.client.Node
 		var errs []error
 		for _, pod := range []string{"kubelet/pod-1/mount", "kubelet/pod-2/mount"} {
 			_, err := node.NodeUnpublishVolume(ctx, &csi.NodeUnpublishVolumeRequest{VolumeId: d.volume, TargetPath: d.path(pod)})

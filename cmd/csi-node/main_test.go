@@ -47,14 +47,52 @@ func defaults(cmd *cobra.Command) map[string]string {
 	return all
 }
 
+// Flags of several commands.
+var (
+	callDefaults   = map[string]string{"endpoint": "unix:///csi/csi.sock", "timeout": "2m0s", "output": "table"}
+	pluginDefaults = map[string]string{"state-dir": "/run/csi-node", "timeout": "2m0s", "output": "table"}
+	accessDefaults = map[string]string{"access-mode": "ReadWriteOnce", "block": "false", "fs-type": "", "mount-flag": "[]"}
+	secretDefaults = map[string]string{"secret": "[]"}
+	pathDefaults   = map[string]string{"kubelet-dir": "/var/lib/kubelet", "staging-path": "", "target": ""}
+)
+
+func union(all ...map[string]string) map[string]string {
+	sum := map[string]string{}
+	for _, m := range all {
+		maps.Copy(sum, m)
+	}
+	return sum
+}
+
+func without(m map[string]string, key string) map[string]string {
+	m = maps.Clone(m)
+	delete(m, key)
+	return m
+}
+
 func TestFlags(t *testing.T) {
-	t.Setenv("CSI_ENDPOINT", "")
+	for _, name := range []string{"CSI_ENDPOINT", "CSI_NODE_STATE_DIR", "CSI_NODE_KUBELET_DIR"} {
+		t.Setenv(name, "")
+	}
 	for name, want := range map[string]map[string]string{
-		"":        serveFlags,
-		"serve":   serveFlags,
-		"status":  {"output": "table", "state-dir": "/run/csi-node"},
-		"demo":    {},
-		"version": {},
+		"":                    serveFlags,
+		"serve":               serveFlags,
+		"status":              {"output": "table", "state-dir": "/run/csi-node"},
+		"demo":                {},
+		"version":             {},
+		"volume":              {},
+		"volume capabilities": callDefaults,
+		"volume create":       union(callDefaults, accessDefaults, secretDefaults, map[string]string{"size": "", "parameter": "[]"}),
+		"volume list":         callDefaults,
+		"volume stage":        union(callDefaults, accessDefaults, secretDefaults, without(pathDefaults, "target"), map[string]string{"context": "[]"}),
+		"volume publish":      union(callDefaults, accessDefaults, secretDefaults, pathDefaults, map[string]string{"context": "[]", "read-only": "false"}),
+		"volume stats":        union(callDefaults, pathDefaults, map[string]string{"path": ""}),
+		"volume expand":       union(callDefaults, accessDefaults, secretDefaults, pathDefaults, map[string]string{"path": "", "size": ""}),
+		"volume retry":        pluginDefaults,
+		"volume unpublish":    union(callDefaults, without(pathDefaults, "staging-path")),
+		"volume unstage":      union(callDefaults, without(pathDefaults, "target")),
+		"volume clear-device": union(pluginDefaults, map[string]string{understood: "false"}),
+		"volume delete":       union(callDefaults, secretDefaults),
 	} {
 		if got := defaults(find(t, name)); !maps.Equal(got, want) {
 			t.Errorf("csi-node %s has the flags %v, not %v", name, got, want)

@@ -12,8 +12,6 @@ import (
 	"github.com/csi-node/csi-node/pkg/driver"
 )
 
-const defaultStateDir = "/run/csi-node"
-
 func newServeCommand() *cobra.Command {
 	cfg := driver.Config{Version: buildVersion(), Hook: faults()}
 	verbosity := 0
@@ -43,16 +41,12 @@ xfsprogs), mkfs.btrfs (Debian: btrfs-progs). What is missing is told at once.`,
 			return driver.Run(cmd.Context(), cfg)
 		},
 	}
-	endpoint := os.Getenv("CSI_ENDPOINT")
-	if endpoint == "" {
-		endpoint = "unix:///csi/csi.sock"
-	}
 	f := cmd.Flags()
-	f.StringVar(&cfg.Endpoint, "endpoint", endpoint, "CSI socket; the environment's CSI_ENDPOINT is the default if set")
+	f.StringVar(&cfg.Endpoint, "endpoint", endpointDefault(), "CSI socket; the environment's CSI_ENDPOINT is the default if set")
 	f.StringVar(&cfg.NodeID, "node-id", "", "name of this node (default: the hostname)")
 	f.StringVar(&cfg.DriverName, "driver-name", "csi-node.local", "name of the CSI driver")
-	f.StringVar(&cfg.StateDir, "state-dir", defaultStateDir, "directory of the intents; on a tmpfs, so that a reboot forgets them with the mounts")
-	f.StringVar(&cfg.KubeletDir, "kubelet-dir", "/var/lib/kubelet", "paths in requests must lie under it; / allows all")
+	f.StringVar(&cfg.StateDir, "state-dir", stateDirDefault(), "directory of the intents; on a tmpfs, so that a reboot forgets them with the mounts")
+	f.StringVar(&cfg.KubeletDir, "kubelet-dir", kubeletDirDefault(), "paths in requests must lie under it; / allows all")
 	f.StringVar(&cfg.PoolDir, "pool-dir", "/var/lib/csi-node/pool", "directory of the volumes' files; made if it was never seen before")
 	f.StringVar(&cfg.HTTPEndpoint, "http-endpoint", "", "address for /metrics, /healthz and /readyz, as 127.0.0.1:9810 (default: none)")
 	f.Int64Var(&cfg.MaxVolumes, "max-volumes-per-node", 0, "limit told to the scheduler; 0: none")

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"io"
 	"strings"
@@ -15,7 +14,8 @@ import (
 )
 
 func newStatusCommand() *cobra.Command {
-	stateDir, output := "", ""
+	var stateDir string
+	var output outputFlag
 	cmd := &cobra.Command{
 		Use:   "status",
 		Short: "Show what is asked of this node against what is",
@@ -25,8 +25,8 @@ tells what is asked but not what is. It changes nothing.`,
   csi-node status --output json`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if output != "table" && output != "json" {
-				return fmt.Errorf("--output %q: must be table or json", output)
+			if err := output.check(); err != nil {
+				return err
 			}
 			ctx, cancel := context.WithTimeout(cmd.Context(), 10*time.Second)
 			defer cancel()
@@ -34,17 +34,20 @@ tells what is asked but not what is. It changes nothing.`,
 			if err != nil {
 				return err
 			}
-			if output == "json" {
-				e := json.NewEncoder(cmd.OutOrStdout())
-				e.SetIndent("", "  ")
-				return e.Encode(report)
-			}
-			return printStatus(cmd.OutOrStdout(), report)
+			return output.show(cmd.OutOrStdout(), report)
 		},
 	}
-	cmd.Flags().StringVar(&stateDir, "state-dir", defaultStateDir, "the plugin's --state-dir")
-	cmd.Flags().StringVar(&output, "output", "table", "table or json")
+	addStateDir(cmd, &stateDir)
+	output.add(cmd)
 	return cmd
+}
+
+// show prints a report in the format that was asked for.
+func (o outputFlag) show(out io.Writer, report driver.Report) error {
+	if o == "json" {
+		return o.print(out, report, nil)
+	}
+	return printStatus(out, report)
 }
 
 func printStatus(out io.Writer, report driver.Report) error {

@@ -51,6 +51,17 @@ type Formatter interface {
 	EndFormat(ctx context.Context, volume, fsType string) error
 }
 
+// Clearer empties volumes because an operator says so.
+type Clearer interface {
+	// Unused returns FailedPrecondition, naming who uses it, unless the volume
+	// is detached and nobody has its data open. NotFound: no such volume.
+	Unused(ctx context.Context, volume string) error
+	// Clear makes every byte of an unused volume zero and forgets that it was
+	// ever formatted, durably. The formatting mark stands meanwhile: a volume on
+	// which Clear was interrupted is erased before it is next mounted.
+	Clear(ctx context.Context, volume string) error
+}
+
 // Viewer keeps read-only devices over other devices. Grow grows a view with its
 // device; while a view lags behind, Find tells the size of the view.
 type Viewer interface {

@@ -5,11 +5,15 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
+	"net/url"
 	"os"
 	"path/filepath"
+	"strings"
 	"syscall"
+	"time"
 
 	"github.com/csi-node/csi-node/pkg/reconciler"
 	"github.com/csi-node/csi-node/pkg/state"
@@ -25,15 +29,14 @@ type Report struct {
 
 // ReadReport asks the plugin that runs on the state directory, and if none
 // does, reads its store. It changes nothing, and ctx bounds it.
-func ReadReport(ctx context.Context, stateDir string) (Report, error) {
-	socket := filepath.Join(stateDir, StatusSocket)
-	report, err := ask(ctx, socket)
-	if err == nil || !errors.Is(err, os.ErrNotExist) && !errors.Is(err, syscall.ECONNREFUSED) {
+func ReadReport(ctx context.Context, stateDir string) (report Report, err error) {
+	err = ask(ctx, stateDir, http.MethodGet, "/status", &report)
+	if !errors.Is(err, errNotRunning) {
 		return report, err
 	}
 	path := filepath.Join(stateDir, StoreFile)
 	if _, err := os.Stat(path); errors.Is(err, os.ErrNotExist) {
-		return report, fmt.Errorf("no plugin answers at %s and there is no store at %s: is --state-dir right?", socket, path)
+		return report, fmt.Errorf("no plugin answers at %s and there is no store at %s: is --state-dir right?", filepath.Join(stateDir, StatusSocket), path)
 	}
 	store, err := state.OpenReadOnly(ctx, path)
 	if err != nil {
@@ -46,21 +49,88 @@ func ReadReport(ctx context.Context, stateDir string) (Report, error) {
 	return report, store.Close()
 }
 
-func ask(ctx context.Context, socket string) (report Report, err error) {
-	client := &http.Client{Transport: &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+// Unsettled says of each part that is not as asked how it stands and why.
+func (r Report) Unsettled() []string {
+	var all []string
+	for _, v := range r.Volumes {
+		for _, p := range v.Parts {
+			if p.Is != reconciler.Settled {
+				all = append(all, strings.TrimSuffix(fmt.Sprintf("%s is %s: %s", p.Part, p.Is, p.Error), ": "))
+			}
+		}
+	}
+	return all
+}
+
+// Retry lets the plugin that runs on the state directory take a volume out of
+// back-off, and returns how that volume stands after the attempt. ctx bounds the
+// wait, not the attempt.
+func Retry(ctx context.Context, stateDir, volume string) (report Report, err error) {
+	err = ask(ctx, stateDir, http.MethodPost, volumePath(volume, "retry"), &report)
+	return report, err
+}
+
+// InspectDevice lets the plugin that runs on the state directory look at what
+// ClearDevice would destroy. It is an error, which says what stands in the way,
+// when ClearDevice would refuse. It changes nothing.
+func InspectDevice(ctx context.Context, stateDir, volume string) (c Clearance, err error) {
+	err = ask(ctx, stateDir, http.MethodGet, volumePath(volume, "clear-device"), &c)
+	return c, err
+}
+
+// ClearDevice lets the plugin that runs on the state directory destroy what is
+// on a volume that nothing uses, and returns what that was. ctx bounds the wait
+// for the volume's turn and for the answer: once begun, the plugin goes on.
+func ClearDevice(ctx context.Context, stateDir, volume string) (c Clearance, err error) {
+	err = ask(ctx, stateDir, http.MethodPost, volumePath(volume, "clear-device"), &c)
+	return c, err
+}
+
+func volumePath(volume, act string) string {
+	return "/volumes/" + url.PathEscape(volume) + "/" + act
+}
+
+// errNotRunning is in the error when no plugin runs on a state directory.
+var errNotRunning = errors.New("no plugin runs on the state directory")
+
+// maxAnswer bounds an error's text that is read from the plugin, in bytes.
+const maxAnswer = 64 << 10
+
+// ask makes a request of the plugin's status socket.
+func ask(ctx context.Context, stateDir, method, path string, answer any) (err error) {
+	socket := filepath.Join(stateDir, StatusSocket)
+	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 		return (&net.Dialer{}).DialContext(ctx, "unix", socket)
 	}}}
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://csi-node/status", nil)
+	req, err := http.NewRequestWithContext(ctx, method, "http://csi-node"+path, nil)
 	if err != nil {
-		return report, err
+		return err
+	}
+	if deadline, ok := ctx.Deadline(); ok {
+		left := time.Until(deadline)
+		req.Header.Set(timeoutHeader, (left - min(left/10, 2*time.Second)).String())
 	}
 	resp, err := client.Do(req)
-	if err != nil {
-		return report, err
+	switch {
+	case errors.Is(err, os.ErrNotExist), errors.Is(err, syscall.ECONNREFUSED):
+		return fmt.Errorf("%w %s (%s answers nobody): start it, or set --state-dir (or CSI_NODE_STATE_DIR) to the plugin's", errNotRunning, stateDir, socket)
+	case errors.Is(err, os.ErrPermission):
+		return fmt.Errorf("%s is not for this user: run the command as root", socket)
+	case errors.Is(err, context.DeadlineExceeded):
+		return fmt.Errorf("the plugin did not answer in time; it goes on: repeat the command, or give it more time: %w", err)
+	case err != nil:
+		return fmt.Errorf("the plugin went away or does not answer: %w", err)
 	}
 	defer func() { err = errors.Join(err, resp.Body.Close()) }()
 	if resp.StatusCode != http.StatusOK {
-		return report, fmt.Errorf("the plugin answers %s", resp.Status)
+		text, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswer))
+		if err != nil {
+			return fmt.Errorf("the plugin answers %s: %w", resp.Status, err)
+		}
+		if resp.StatusCode == http.StatusGatewayTimeout {
+			return fmt.Errorf("the plugin is busy: %s (it goes on with that; repeat the command)", strings.TrimSpace(string(text)))
+		}
+		return fmt.Errorf("the plugin says: %s", strings.TrimSpace(string(text)))
 	}
-	return report, json.NewDecoder(resp.Body).Decode(&report)
+	return json.NewDecoder(resp.Body).Decode(answer)
 }

@@ -1,6 +1,7 @@
 package driver
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -10,6 +11,10 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus/promhttp"
+
+	"github.com/csi-node/csi-node/pkg/devices/pool"
+	"github.com/csi-node/csi-node/pkg/reconciler"
+	"github.com/csi-node/csi-node/pkg/state"
 )
 
 // web is an HTTP server and its listener.
@@ -34,9 +39,7 @@ func (p *plugin) webServers() ([]*web, error) {
 	if err != nil {
 		return nil, fmt.Errorf("status socket %s: %w", path, err)
 	}
-	status := http.NewServeMux()
-	status.HandleFunc("GET /status", p.serveStatus)
-	all := []*web{{newHTTPServer(status), listener}}
+	all := []*web{{newHTTPServer(p.statusHandler()), listener}}
 	if p.HTTPEndpoint == "" {
 		return all, nil
 	}
@@ -47,8 +50,14 @@ func (p *plugin) webServers() ([]*web, error) {
 	return append(all, &web{newHTTPServer(p.httpHandler()), listener}), nil
 }
 
+// No request has a body to speak of.
+const (
+	maxHeaderBytes = 16 << 10
+	maxBodyBytes   = 4 << 10
+)
+
 func newHTTPServer(handler http.Handler) *http.Server {
-	return &http.Server{Handler: handler, ReadHeaderTimeout: 10 * time.Second}
+	return &http.Server{Handler: http.MaxBytesHandler(handler, maxBodyBytes), ReadHeaderTimeout: 10 * time.Second, MaxHeaderBytes: maxHeaderBytes}
 }
 
 // httpHandler serves /metrics, /healthz (the process serves) and /readyz (and
@@ -70,8 +79,74 @@ func answer(w http.ResponseWriter, err error) {
 	_, _ = w.Write([]byte("ok\n")) // the client may have gone
 }
 
-func (p *plugin) serveStatus(w http.ResponseWriter, _ *http.Request) {
-	w.Header().Set("Content-Type", "application/json")
-	report := Report{Running: true, Driver: p.DriverName, Version: p.Version, Volumes: p.reconciler.Status()}
-	_ = json.NewEncoder(w).Encode(report) // the client may have gone
+// statusHandler serves the status socket, which only root may use (listenUnix).
+// GET looks, POST acts.
+func (p *plugin) statusHandler() http.Handler {
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /status", serve(func(*http.Request) (any, error) {
+		return p.report(p.reconciler.Status()...), nil
+	}))
+	mux.HandleFunc("POST /volumes/{id}/retry", serveVolume(func(ctx context.Context, id string) (any, error) {
+		status, err := p.reconciler.Retry(ctx, id)
+		return p.report(status), err
+	}))
+	mux.HandleFunc("GET /volumes/{id}/clear-device", serveVolume(func(ctx context.Context, id string) (any, error) { return p.clearDevice(ctx, id, false) }))
+	mux.HandleFunc("POST /volumes/{id}/clear-device", serveVolume(func(ctx context.Context, id string) (any, error) { return p.clearDevice(ctx, id, true) }))
+	return mux
+}
+
+func (p *plugin) report(volumes ...reconciler.Status) Report {
+	return Report{Running: true, Driver: p.DriverName, Version: p.Version, Volumes: volumes}
+}
+
+// timeoutHeader is how long the client will wait for the answer, in Go's
+// notation: so it is told what keeps it waiting before it leaves.
+const timeoutHeader = "Csi-Node-Timeout"
+
+// serveVolume serves what is asked of the volume that the path names.
+func serveVolume(do func(ctx context.Context, id string) (any, error)) http.HandlerFunc {
+	return serve(func(req *http.Request) (any, error) {
+		id := req.PathValue("id")
+		if err := pool.ValidateID(id); err != nil {
+			return nil, err
+		}
+		ctx := req.Context()
+		if text := req.Header.Get(timeoutHeader); text != "" {
+			timeout, err := time.ParseDuration(text)
+			if err != nil {
+				return nil, state.Errorf(state.InvalidArgument, "%s: %w", timeoutHeader, err)
+			}
+			var cancel context.CancelFunc
+			ctx, cancel = context.WithTimeout(ctx, timeout)
+			defer cancel()
+		}
+		return do(ctx, id)
+	})
+}
+
+// serve answers with JSON, or with an error's text.
+func serve(do func(*http.Request) (any, error)) http.HandlerFunc {
+	return func(w http.ResponseWriter, req *http.Request) {
+		value, err := do(req)
+		if err != nil {
+			code, known := httpCodes[state.ClassOf(err)]
+			if !known {
+				code = http.StatusInternalServerError
+			}
+			http.Error(w, err.Error(), code)
+			return
+		}
+		w.Header().Set("Content-Type", "application/json")
+		_ = json.NewEncoder(w).Encode(value) // the client may have gone
+	}
+}
+
+var httpCodes = map[state.Class]int{
+	state.InvalidArgument:    http.StatusBadRequest,
+	state.NotFound:           http.StatusNotFound,
+	state.FailedPrecondition: http.StatusConflict,
+	state.Unavailable:        http.StatusServiceUnavailable,
+	state.DeadlineExceeded:   http.StatusGatewayTimeout,
+	state.Canceled:           http.StatusGatewayTimeout,
+	state.ResourceExhausted:  http.StatusInsufficientStorage,
 }

@@ -92,8 +92,7 @@ func (h *Host) refuseUnlessBlank(ctx context.Context, d *device) (zeroed bool, e
 		return false, err
 	}
 	if p.found != "" {
-		return false, state.Errorf(state.FailedPrecondition,
-			"only a blank device is formatted; found %s. To destroy that deliberately, unstage the volume and run %s", p.found, eraser(d))
+		return false, state.Errorf(state.FailedPrecondition, "only a blank device is formatted; found %s", p.found)
 	}
 	return p.whole, nil
 }
@@ -111,13 +110,4 @@ func claim(facts state.Device) error {
 		return err
 	}
 	return d.Close()
-}
-
-// eraser is the command with which an operator makes the device blank. wipefs
-// would leave the data, and so a device that is not blank.
-func eraser(d *device) string {
-	if d.facts.Backing != "" {
-		return fmt.Sprintf("fallocate --zero-range --offset 0 --length %d %s", d.bytes, d.facts.Backing)
-	}
-	return "blkdiscard --zeroout " + d.facts.Path
 }

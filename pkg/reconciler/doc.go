@@ -8,4 +8,5 @@
 // MakePlan is pure: all policy is in it. A volume has one worker at a time and
 // none while it is at rest; a worker that hangs holds up its own volume only.
 // A caller waits for its own part of the volume: its target, the stage, the size.
+// An operator gets hold of a volume's worker between two passes (Exclusive, Retry).
 package reconciler

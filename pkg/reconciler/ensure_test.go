@@ -190,7 +190,7 @@ func TestFinalFailureWithdrawsTheStage(t *testing.T) {
 		v.contents = state.Contents{Kind: state.ContentsOther, Found: "LUKS header at byte 0"}
 		h.k.slow(opDetach, "v", -1, 30*time.Second)
 		start := time.Now()
-		h.refuse(h.do(stage("v")), state.FailedPrecondition, "volume v", "LUKS header", "/pool/v")
+		h.refuse(h.do(stage("v")), state.FailedPrecondition, "volume v", "LUKS header", "/pool/v", "clear-device v --i-understand-this-destroys-data")
 		if took := time.Since(start); took != 30*time.Second {
 			t.Errorf("the answer came after %s, and the undo took 30s", took)
 		}

@@ -1,10 +1,6 @@
 package reconciler
 
-import (
-	"fmt"
-
-	"github.com/csi-node/csi-node/pkg/state"
-)
+import "github.com/csi-node/csi-node/pkg/state"
 
 // stage plans towards a staged volume: device, contents, mount.
 func (p *planner) stage(s *state.Stage) Verdict {
@@ -175,7 +171,7 @@ func (p *planner) contents(s *state.Stage) Verdict {
 		}
 		return p.do(BeginFormat, state.StagePart())
 	}
-	return stuck(state.FailedPrecondition, "the volume is neither blank nor a file system that this node can mount: found %s. It is not formatted; to destroy what is there deliberately, unstage the volume and run %s", c.Found, eraser(d))
+	return stuck(state.FailedPrecondition, "the volume is neither blank nor a file system that this node can mount: found %s. Its backing%s is left as it is; to destroy what is there deliberately, unstage the volume and run csi-node volume clear-device %s --i-understand-this-destroys-data", c.Found, backing(d), p.want.ID)
 }
 
 // finishFormat plans from a formatting mark on: a device that carries it was
@@ -191,14 +187,6 @@ func (p *planner) finishFormat(s *state.Stage) Verdict {
 		return p.do(Erase, state.StagePart())
 	}
 	return p.do(Format, state.StagePart())
-}
-
-// eraser is the command by which an operator clears a device deliberately.
-func eraser(d state.Device) string {
-	if d.Backing != "" {
-		return fmt.Sprintf("fallocate --zero-range --offset 0 --length %d %s", d.Size, d.Backing)
-	}
-	return "blkdiscard --zeroout " + d.Path
 }
 
 func backing(d state.Device) string {

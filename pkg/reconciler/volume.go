@@ -12,6 +12,7 @@ import (
 type volume struct {
 	waiters  map[*waiter]struct{}
 	attempts map[state.Part]*attempt // of parts that failed or are stuck
+	visits   []*visit                // that wait for their turn
 	running  Step
 	since    time.Time // when running began; zero when no step runs
 
@@ -35,7 +36,7 @@ func (r *Reconciler) volume(id string) *volume {
 // The caller holds mu.
 func (r *Reconciler) forget(id string) {
 	v := r.volumes[id]
-	if v != nil && len(v.waiters) == 0 && len(v.attempts) == 0 && v.since.IsZero() && v.want.Empty() && r.store.Get(id) == nil {
+	if v != nil && len(v.waiters) == 0 && len(v.attempts) == 0 && len(v.visits) == 0 && v.since.IsZero() && v.want.Empty() && r.store.Get(id) == nil {
 		delete(r.volumes, id)
 	}
 }

@@ -38,11 +38,15 @@ type failure struct {
 // converge brings a volume as far as it can be brought now. The queue sees to
 // it that a volume has one converge at a time.
 func (r *Reconciler) converge(ctx context.Context, id string) {
+	staying := r.receive(ctx, id)
 	p := &pass{r: r, id: id, failed: map[state.Part]failure{}}
 	for ctx.Err() == nil && p.advance(ctx) {
 	}
 	if ctx.Err() == nil {
 		p.retryLater()
+		for _, v := range staying {
+			close(v.ended)
+		}
 	}
 }
 

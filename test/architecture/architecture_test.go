@@ -16,6 +16,7 @@ const module = "github.com/csi-node/csi-node/"
 
 // below lists, for each package, the packages of this module that it may import.
 var below = map[string][]string{
+	"pkg/client":                   {},
 	"pkg/state":                    {},
 	"pkg/internal/btrfs":           {"pkg/state"},
 	"pkg/mounts":                   {"pkg/internal/btrfs", "pkg/state"},
@@ -30,7 +31,7 @@ var below = map[string][]string{
 	"pkg/controllerserver":         {"pkg/devices/pool", "pkg/state"},
 	"pkg/driver": {"pkg/controllerserver", "pkg/devices/loop", "pkg/devices/pool", "pkg/filesystem",
 		"pkg/mounts", "pkg/nodeserver", "pkg/reconciler", "pkg/state"},
-	"cmd/csi-node": {"pkg/driver"},
+	"cmd/csi-node": {"pkg/client", "pkg/driver"},
 }
 
 // strangers lists packages of others that must not reach a package.

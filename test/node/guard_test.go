@@ -92,7 +92,14 @@ func TestClearingAsTheRefusalSays(t *testing.T) {
 		if !found {
 			t.Fatalf("the refusal names no command: %v", err)
 		}
-		harness.Command(t, "sh", "-c", command)
+		for _, word := range []string{"csi-node volume clear-device", v.id} {
+			if !strings.Contains(command, word) {
+				t.Fatalf("the command does not say %q: %s", word, command)
+			}
+		}
+		if result := shell(t, p, command); result.Code != 0 {
+			t.Fatalf("%s: %+v", command, result)
+		}
 		must(t, v.stage(t.Context()))
 		v.end()
 	}

@@ -18,8 +18,8 @@ const Size = 4 << 20
 // if it cannot do its work, and the test's clean-up undoes all of it.
 type Harness struct {
 	// Open returns a backend over the same volumes each time, as after a
-	// restart of the plugin. A backend that is also a Formatter or a Viewer is
-	// tested as such.
+	// restart of the plugin. A backend that is also a Formatter, a Clearer
+	// or a Viewer is tested as such.
 	Open func(t *testing.T) devices.Backend
 	// Create makes a writable volume of Size bytes and returns its id.
 	Create func(t *testing.T, name string) string
@@ -52,6 +52,7 @@ func Backend(t *testing.T, fresh func(t *testing.T) Harness) {
 		"FormatMark":       (*suite).formatMark,
 		"Erase":            (*suite).erase,
 		"EraseRefused":     (*suite).eraseRefused,
+		"Clear":            (*suite).clear,
 		"View":             (*suite).view,
 		"ViewRestart":      (*suite).viewRestart,
 		"ViewGrows":        (*suite).viewGrows,

@@ -1,0 +1,63 @@
+package main
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/spf13/cobra"
+)
+
+func walk(cmd *cobra.Command, visit func(*cobra.Command)) {
+	visit(cmd)
+	for _, sub := range cmd.Commands() {
+		walk(sub, visit)
+	}
+}
+
+// Each command teaches: it says what it does, and shows it. The examples are run
+// by test/node.
+func TestEveryCommandHasAnExample(t *testing.T) {
+	seen := 0
+	walk(newCommand(), func(cmd *cobra.Command) {
+		seen++
+		if cmd.Short == "" || cmd.Long == "" && cmd.Name() != "version" {
+			t.Errorf("%s does not say what it does", cmd.CommandPath())
+		}
+		if !strings.Contains(cmd.Example, "csi-node") {
+			t.Errorf("%s has no example", cmd.CommandPath())
+		}
+		for line := range strings.Lines(cmd.Example) {
+			if strings.TrimSpace(line) != "" && !strings.HasPrefix(line, "  ") {
+				t.Errorf("%s: the example %q is not indented", cmd.CommandPath(), line)
+			}
+		}
+		out, err := run(t, append(strings.Fields(cmd.CommandPath())[1:], "--help")...)
+		if err != nil || !strings.Contains(out, "Examples:") {
+			t.Errorf("%s --help prints %q (%v)", cmd.CommandPath(), out, err)
+		}
+	})
+	if seen < 24 {
+		t.Errorf("%d commands", seen)
+	}
+}
+
+func TestHelpGroupsCommands(t *testing.T) {
+	out, err := run(t, "--help")
+	if err != nil {
+		t.Fatal(err)
+	}
+	place := -1
+	for _, words := range []string{"The plugin:", "serve ", "status ", "By hand:", "volume ", "demo ", "More:", "version ", "completion ", "help "} {
+		i := strings.Index(out, "\n"+words)
+		if i < 0 {
+			i = strings.Index(out, "\n  "+words)
+		}
+		if i <= place {
+			t.Errorf("%q is missing or not in its place in\n%s", words, out)
+		}
+		place = i
+	}
+	if strings.Contains(out, "Additional Commands") {
+		t.Errorf("a command is in no group:\n%s", out)
+	}
+}

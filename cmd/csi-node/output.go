@@ -1,0 +1,59 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"io"
+	"maps"
+	"slices"
+	"strings"
+	"text/tabwriter"
+
+	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/csi-node/csi-node/pkg/client"
+)
+
+// print writes value as JSON, or what table writes, in columns.
+func (o outputFlag) print(out io.Writer, value any, table func(io.Writer)) error {
+	if o == "json" {
+		e := json.NewEncoder(out)
+		e.SetEscapeHTML(false)
+		e.SetIndent("", "  ")
+		return e.Encode(value)
+	}
+	t := tabwriter.NewWriter(out, 0, 8, 2, ' ', 0)
+	table(t)
+	return t.Flush()
+}
+
+// message is a message of CSI that prints as the JSON of protobuf, byte for byte
+// the same each time.
+type message struct{ proto.Message }
+
+func (m message) MarshalJSON() ([]byte, error) {
+	if !m.ProtoReflect().IsValid() {
+		return []byte("null"), nil
+	}
+	raw, err := protojson.Marshal(m.Message) // with spaces at random
+	if err != nil {
+		return nil, err
+	}
+	var out bytes.Buffer
+	err = json.Compact(&out, raw)
+	return out.Bytes(), err
+}
+
+// size writes a size in bytes for people, and exactly.
+func size(bytes int64) string { return fmt.Sprintf("%s (%d)", client.FormatSize(bytes), bytes) }
+
+// joined writes a map in the order of its keys.
+func joined(all map[string]string) string {
+	var words []string
+	for _, key := range slices.Sorted(maps.Keys(all)) {
+		words = append(words, key+"="+all[key])
+	}
+	return strings.Join(words, ",")
+}

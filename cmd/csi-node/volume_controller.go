@@ -1,0 +1,192 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"io"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/spf13/cobra"
+
+	"github.com/csi-node/csi-node/pkg/client"
+)
+
+func newCreateCommand() *cobra.Command {
+	var f callFlags
+	var access accessFlags
+	var secrets secretFlag
+	var bytes string
+	var parameters []string
+	cmd := &cobra.Command{
+		Use:   "create NAME",
+		Short: "Make a volume (CreateVolume)",
+		Long: `create asks the controller service for a volume of that name, as the provisioner
+does for a claim. It prints the volume's id, which the other commands take. The
+same command again finds the same volume.`,
+		Example: `  csi-node volume create try --size 320Mi
+  csi-node volume create raw --size 64Mi --block --parameter provisioning=thin`,
+		Args: one("the NAME of the volume"),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			req := &csi.CreateVolumeRequest{Name: args[0]}
+			var err, secretErr error
+			req.Parameters, err = pairs("parameter", parameters)
+			req.Secrets, secretErr = secrets.read()
+			if err = cmp.Or(access.check(), err, secretErr); err != nil {
+				return err
+			}
+			if bytes != "" {
+				required, err := client.ParseSize(bytes)
+				if err != nil {
+					return wrongUse("--size: %w", err)
+				}
+				req.CapacityRange = &csi.CapacityRange{RequiredBytes: required}
+			}
+			return f.call(cmd, func(ctx context.Context, c *client.Client) error {
+				capability, err := c.Capability(ctx, access.Access)
+				if err != nil {
+					return err
+				}
+				req.VolumeCapabilities = []*csi.VolumeCapability{capability}
+				resp, err := c.Create(ctx, req)
+				if err != nil {
+					return err
+				}
+				v := resp.GetVolume()
+				return f.output.print(cmd.OutOrStdout(), message{resp}, func(out io.Writer) {
+					fmt.Fprintln(out, "VOLUME\tSIZE\tCONTEXT")
+					fmt.Fprintf(out, "%s\t%s\t%s\n", v.GetVolumeId(), size(v.GetCapacityBytes()), joined(v.GetVolumeContext()))
+				})
+			})
+		},
+		ValidArgsFunction: cobra.NoFileCompletions,
+	}
+	cmd.Flags().StringVar(&bytes, "size", "", "size, as 1Gi, 500M or 1073741824 (default: the driver chooses)")
+	cmd.Flags().StringArrayVar(&parameters, "parameter", nil, "parameter as key=value, as of a StorageClass; may be given several times")
+	complete(cmd, "size", "1Gi", "10Gi", "100Gi")
+	access.add(cmd)
+	secrets.add(cmd)
+	f.add(cmd)
+	return cmd
+}
+
+func newDeleteCommand() *cobra.Command {
+	var f callFlags
+	var secrets secretFlag
+	cmd := &cobra.Command{
+		Use:   "delete VOLUME",
+		Short: "Delete a volume and its data (DeleteVolume)",
+		Long:  `delete asks the controller service to delete a volume with its data. A volume that is not there is deleted already.`,
+		Example: `  csi-node volume delete try
+  csi-node volume delete raw`,
+		Args: one("the id of the VOLUME"),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			read, err := secrets.read()
+			if err != nil {
+				return err
+			}
+			return f.call(cmd, func(ctx context.Context, c *client.Client) error {
+				if err := c.Delete(ctx, &csi.DeleteVolumeRequest{VolumeId: args[0], Secrets: read}); err != nil {
+					return err
+				}
+				return f.output.print(cmd.OutOrStdout(), outcome{Volume: args[0], Result: "deleted"}, func(out io.Writer) {
+					fmt.Fprintf(out, "Volume %s is deleted.\n", args[0])
+				})
+			})
+		},
+		ValidArgsFunction: completeVolume,
+	}
+	secrets.add(cmd)
+	f.add(cmd)
+	return cmd
+}
+
+func newListCommand() *cobra.Command {
+	var f callFlags
+	cmd := &cobra.Command{
+		Use:     "list",
+		Short:   "List the driver's volumes (ListVolumes)",
+		Long:    `list prints the ids and sizes of all volumes that the controller service tells of, all pages of them.`,
+		Example: `  csi-node volume list`,
+		Args:    cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return f.call(cmd, func(ctx context.Context, c *client.Client) error {
+				all, err := c.List(ctx)
+				if err != nil {
+					return err
+				}
+				return f.output.print(cmd.OutOrStdout(), message{&csi.ListVolumesResponse{Entries: all}}, func(out io.Writer) {
+					if len(all) == 0 {
+						fmt.Fprintln(out, "There are no volumes.")
+						return
+					}
+					fmt.Fprintln(out, "VOLUME\tSIZE")
+					for _, entry := range all {
+						fmt.Fprintf(out, "%s\t%s\n", entry.GetVolume().GetVolumeId(), size(entry.GetVolume().GetCapacityBytes()))
+					}
+				})
+			})
+		},
+	}
+	f.add(cmd)
+	return cmd
+}
+
+func newCapabilitiesCommand() *cobra.Command {
+	var f callFlags
+	cmd := &cobra.Command{
+		Use:     "capabilities",
+		Short:   "Show what the plugin says of itself",
+		Long:    `capabilities shows the driver's name, whether it is ready, the capabilities of its services, and what it says of the node.`,
+		Example: `  csi-node volume capabilities`,
+		Args:    cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return f.call(cmd, func(ctx context.Context, c *client.Client) error {
+				o, err := c.Offer(ctx)
+				if err != nil {
+					return err
+				}
+				value := struct {
+					Info       message `json:"info"`
+					NotReady   string  `json:"notReady,omitempty"`
+					Plugin     message `json:"plugin"`
+					Controller message `json:"controller"`
+					Node       message `json:"node"`
+					NodeInfo   message `json:"nodeInfo"`
+				}{message{o.Info}, o.NotReady, message{o.Plugin}, message{o.Controller}, message{o.Node}, message{o.NodeInfo}}
+				return f.output.print(cmd.OutOrStdout(), value, func(out io.Writer) { printOffer(out, o) })
+			})
+		},
+	}
+	f.add(cmd)
+	return cmd
+}
+
+func printOffer(out io.Writer, o *client.Offer) {
+	row := func(what, text string) {
+		if text != "" {
+			fmt.Fprintf(out, "%s\t%s\n", what, text)
+		}
+	}
+	row("driver", o.Info.GetName())
+	row("version", o.Info.GetVendorVersion())
+	row("ready", map[bool]string{true: "yes", false: "no: " + o.NotReady}[o.NotReady == ""])
+	for _, c := range o.Plugin.GetCapabilities() {
+		if c.GetVolumeExpansion() != nil {
+			row("plugin", "VolumeExpansion "+c.GetVolumeExpansion().GetType().String())
+		} else {
+			row("plugin", c.GetService().GetType().String())
+		}
+	}
+	for _, c := range o.Controller.GetCapabilities() {
+		row("controller", c.GetRpc().GetType().String())
+	}
+	for _, c := range o.Node.GetCapabilities() {
+		row("node", c.GetRpc().GetType().String())
+	}
+	row("node id", o.NodeInfo.GetNodeId())
+	if limit := o.NodeInfo.GetMaxVolumesPerNode(); limit > 0 {
+		row("volumes at most", fmt.Sprint(limit))
+	}
+	row("topology", joined(o.NodeInfo.GetAccessibleTopology().GetSegments()))
+}

@@ -1,0 +1,186 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"io"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/csi-node/csi-node/pkg/client"
+	"github.com/csi-node/csi-node/pkg/driver"
+)
+
+// pluginFlags are the flags of the commands that ask csi-node itself.
+type pluginFlags struct {
+	stateDir string
+	timeout  timeoutFlag
+	output   outputFlag
+}
+
+func (f *pluginFlags) add(cmd *cobra.Command) {
+	addStateDir(cmd, &f.stateDir)
+	f.timeout.add(cmd, "the plugin")
+	f.output.add(cmd)
+}
+
+func addStateDir(cmd *cobra.Command, dir *string) {
+	cmd.Flags().StringVar(dir, "state-dir", stateDirDefault(), "the plugin's --state-dir; the environment's CSI_NODE_STATE_DIR is the default if set")
+}
+
+func (f *pluginFlags) check() error { return cmp.Or(f.timeout.check(), f.output.check()) }
+
+func (f *pluginFlags) context(cmd *cobra.Command) (context.Context, context.CancelFunc) {
+	return context.WithTimeout(cmd.Context(), time.Duration(f.timeout))
+}
+
+func newRetryCommand() *cobra.Command {
+	var f pluginFlags
+	cmd := &cobra.Command{
+		Use:   "retry VOLUME",
+		Short: "Try again now what fails (csi-node alone)",
+		Long: `retry takes a volume out of back-off: the plugin makes an attempt at once, and
+retry prints what came of it, as status does. It exits with 0 if all that is
+asked of the volume is so now.
+
+It asks the plugin on --state-dir, and so works with csi-node alone.`,
+		Example: `  csi-node volume retry try`,
+		Args:    one("the id of the VOLUME"),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if err := f.check(); err != nil {
+				return err
+			}
+			ctx, cancel := f.context(cmd)
+			defer cancel()
+			report, err := driver.Retry(ctx, f.stateDir, args[0])
+			if err != nil {
+				return fmt.Errorf("retry volume %s: %w", args[0], err)
+			}
+			err = f.output.show(cmd.OutOrStdout(), report)
+			if failed := report.Unsettled(); err == nil && len(failed) > 0 {
+				err = fmt.Errorf("retry volume %s: %s", args[0], strings.Join(failed, "; "))
+			}
+			return err
+		},
+		ValidArgsFunction: func(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
+			if len(args) > 0 {
+				return nil, cobra.ShellCompDirectiveNoFileComp
+			}
+			ctx, cancel := context.WithTimeout(cmd.Context(), completionTime)
+			defer cancel()
+			report, err := driver.ReadReport(ctx, f.stateDir)
+			if err != nil {
+				return nil, cobra.ShellCompDirectiveNoFileComp
+			}
+			var ids []string
+			for _, v := range report.Volumes {
+				ids = append(ids, v.Volume)
+			}
+			return ids, cobra.ShellCompDirectiveNoFileComp
+		},
+	}
+	f.add(cmd)
+	return cmd
+}
+
+// understood is the flag without which clear-device changes nothing.
+const understood = "i-understand-this-destroys-data"
+
+func newClearDeviceCommand() *cobra.Command {
+	var f pluginFlags
+	var sure bool
+	cmd := &cobra.Command{
+		Use:   "clear-device VOLUME",
+		Short: "Destroy what is on a volume, so that it is blank again (csi-node alone)",
+		Long: `clear-device is the way out for a volume that the plugin refuses to format because
+it is not blank. It tells what is on the volume, and with
+--` + understood + ` makes every byte of it zero and forgets that the volume was
+ever formatted: the next stage formats it like a new one. There is no way back.
+
+Without the flag it changes nothing and exits with 1. It refuses a volume that
+is staged, published or attached, or whose file somebody has open. It asks the
+plugin on --state-dir, which sees to it that nothing comes between.`,
+		Example: `  # See what would be destroyed (exits with 1):
+  csi-node volume clear-device try
+
+  csi-node volume clear-device try --` + understood,
+		Args: one("the id of the VOLUME"),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if err := f.check(); err != nil {
+				return err
+			}
+			ctx, cancel := f.context(cmd)
+			defer cancel()
+			act := driver.InspectDevice
+			if sure {
+				act = driver.ClearDevice
+			}
+			c, err := act(ctx, f.stateDir, args[0])
+			if err != nil {
+				return fmt.Errorf("clear the device of volume %s: %w", args[0], err)
+			}
+			err = f.output.print(cmd.OutOrStdout(), c, func(out io.Writer) { printClearance(out, c) })
+			if err == nil && !c.Cleared {
+				err = fmt.Errorf("volume %s: nothing was changed; --%s destroys what is on it", c.Volume, understood)
+			}
+			return err
+		},
+		ValidArgsFunction: completeVolume,
+	}
+	cmd.Flags().BoolVar(&sure, understood, false, "do it")
+	f.add(cmd)
+	return cmd
+}
+
+func printClearance(out io.Writer, c driver.Clearance) {
+	fmt.Fprintf(out, "volume\t%s\n", c.Volume)
+	fmt.Fprintf(out, "data\t%s\n", c.Backing)
+	fmt.Fprintf(out, "size\t%s\n", size(c.Bytes))
+	found := c.Found
+	if c.UUID != "" {
+		found += fmt.Sprintf(", UUID %s, %s", c.UUID, size(c.FilesystemBytes))
+	}
+	fmt.Fprintf(out, "found\t%s\n", found)
+	switch {
+	case c.Formatting:
+		fmt.Fprintf(out, "formatted\tinterrupted: the next mount erases it and formats it again\n")
+	case c.Formatted != "":
+		fmt.Fprintf(out, "formatted\tas %s\n", c.Formatted)
+	default:
+		fmt.Fprintf(out, "formatted\tnever by the plugin\n")
+	}
+	if c.Cleared {
+		fmt.Fprintf(out, "result\tevery byte is zero; the next stage formats the volume like a new one\n")
+	} else {
+		fmt.Fprintf(out, "would do\tmake every byte zero, and forget that it was ever formatted\n")
+	}
+}
+
+// completionTime bounds what completion asks of a plugin.
+const completionTime = time.Second
+
+// completeVolume offers the ids of the driver's volumes. When they cannot be had
+// it offers nothing: there is nobody to tell.
+func completeVolume(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
+	if len(args) > 0 {
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
+	endpoint := endpointDefault()
+	if f := cmd.Flag("endpoint"); f != nil {
+		endpoint = f.Value.String()
+	}
+	ctx, cancel := context.WithTimeout(cmd.Context(), completionTime)
+	defer cancel()
+	var ids []string
+	if c, err := client.Dial(ctx, endpoint); err == nil {
+		all, _ := c.List(ctx)
+		for _, entry := range all {
+			ids = append(ids, entry.GetVolume().GetVolumeId())
+		}
+		_ = c.Close()
+	}
+	return ids, cobra.ShellCompDirectiveNoFileComp
+}

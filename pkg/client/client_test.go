@@ -1,0 +1,187 @@
+package client
+
+import (
+	"context"
+	"errors"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+)
+
+func TestParseSize(t *testing.T) {
+	for text, want := range map[string]int64{
+		"1": 1, "1073741824": 1 << 30, "1Gi": 1 << 30, "1.5Gi": 3 << 29, "500M": 500e6, "64Ki": 64 << 10, "2k": 2000, "1e9": 1e9, "1E": 1e18,
+		"2T": 2e12, "3Pi": 3 << 50, "7Ei": 7 << 60, "0.5": 1, "0.0001Ki": 1, "9223372036854775807": 1<<63 - 1,
+	} {
+		if got, err := ParseSize(text); err != nil || got != want {
+			t.Errorf("%s is %d (%v), not %d", text, got, err, want)
+		}
+	}
+	for _, text := range []string{"", "0", "-1", "1KiB", "1KB", "1ki", "Gi", "1 Gi", "1e3Gi", "1e99", "1e999999999", "8Ei", "9223372036854775808", "1.", ".5", "1,5Gi", "0x10", "NaN", "1Gi\n", strings.Repeat("9", 100)} {
+		if got, err := ParseSize(text); err == nil {
+			t.Errorf("%q is %d", text, got)
+		}
+	}
+}
+
+func FuzzParseSize(f *testing.F) {
+	for _, text := range []string{"1Gi", "1.5G", "1e9", "x"} {
+		f.Add(text)
+	}
+	f.Fuzz(func(t *testing.T, text string) {
+		if n, err := ParseSize(text); err == nil && n <= 0 {
+			t.Errorf("%q is %d", text, n)
+		}
+	})
+}
+
+func TestFormatSize(t *testing.T) {
+	for bytes, want := range map[int64]string{
+		0: "0", 1023: "1023", 1024: "1Ki", 1536: "1.5Ki", 1 << 20: "1Mi", 1<<30 + 1: "1.0Gi", 5 << 40: "5Ti", 1 << 50: "1Pi", 1 << 62: "4Ei", -5: "-5",
+	} {
+		if got := FormatSize(bytes); got != want {
+			t.Errorf("%d is %q, not %q", bytes, got, want)
+		}
+	}
+}
+
+func TestSocketPath(t *testing.T) {
+	for _, endpoint := range []string{"unix:///run/csi.sock", "unix:/run/csi.sock", "/run/csi.sock"} {
+		if path, err := SocketPath(endpoint); err != nil || path != "/run/csi.sock" {
+			t.Errorf("%s names %q (%v)", endpoint, path, err)
+		}
+	}
+	for _, endpoint := range []string{"", "run/csi.sock", "unix:csi.sock", "unix://csi.sock", "tcp://127.0.0.1:1", "//run/csi.sock"} {
+		if path, err := SocketPath(endpoint); err == nil {
+			t.Errorf("%q names %q", endpoint, path)
+		}
+	}
+}
+
+func wantWords(t *testing.T, err error, words ...string) {
+	t.Helper()
+	if err == nil {
+		t.Fatalf("no error, want one of %q", words)
+	}
+	for _, word := range words {
+		if !strings.Contains(err.Error(), word) {
+			t.Errorf("no %q in: %v", word, err)
+		}
+	}
+}
+
+func TestDial(t *testing.T) {
+	dir, err := os.MkdirTemp("", "client-test-") // t.TempDir may be too long for a socket
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := os.RemoveAll(dir); err != nil {
+			t.Error(err)
+		}
+	})
+	path := filepath.Join(dir, "csi.sock")
+	_, err = Dial(t.Context(), "unix://"+path)
+	wantWords(t, err, path, "is the plugin running", "--endpoint", "CSI_ENDPOINT")
+	l, err := net.Listen("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := Dial(t.Context(), path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Close(); err != nil {
+		t.Error(err)
+	}
+	l.(*net.UnixListener).SetUnlinkOnClose(false)
+	if err := l.Close(); err != nil {
+		t.Fatal(err)
+	}
+	_, err = Dial(t.Context(), path)
+	wantWords(t, err, path, "not running")
+	_, err = Dial(t.Context(), "tcp://127.0.0.1:1")
+	wantWords(t, err, "tcp://127.0.0.1:1", "unix://")
+}
+
+func TestExplain(t *testing.T) {
+	if err := Explain(nil, "stage volume %s", "v"); err != nil {
+		t.Error(err)
+	}
+	late := status.Error(codes.DeadlineExceeded, "it takes long")
+	err := Explain(late, "stage volume %s", "v")
+	wantWords(t, err, "stage volume v: DeadlineExceeded: it takes long", "the plugin goes on; repeat the command to join")
+	if !errors.Is(err, late) || status.Code(err) != codes.DeadlineExceeded {
+		t.Error("the error within is lost")
+	}
+	wantWords(t, Explain(status.Error(codes.DataLoss, "oh"), "x"), "DataLoss: oh", "the plugin's log")
+	if err := Explain(context.Canceled, "x"); !errors.Is(err, context.Canceled) {
+		t.Error("an error that is none of gRPC is lost")
+	}
+	for code := codes.Canceled; code <= codes.Unauthenticated; code++ {
+		kubelet := map[codes.Code]bool{codes.Canceled: true, codes.DeadlineExceeded: true, codes.Aborted: true, codes.Unavailable: true, codes.ResourceExhausted: true}
+		if got := underWay(Explain(status.Error(code, "x"), "y")); got != kubelet[code] {
+			t.Errorf("%s: under way %t", code, got)
+		}
+	}
+}
+
+func TestPaths(t *testing.T) {
+	dir := t.TempDir()
+	p := DefaultPaths(dir, "drv.example", "vol")
+	// sha256 of "vol", as kubelet's makeDeviceMountPath has it.
+	own := filepath.Join(dir, "plugins/kubernetes.io/csi/drv.example/b9f6da279ec59af95d121d1e1e502ecf056504e267f2f7dfc747ebd0f3f74298")
+	if p.Staging != own+"/globalmount" || p.Target != own+"/by-hand/mount" {
+		t.Errorf("the paths are %+v", p)
+	}
+	if p.Shown() != p.Staging {
+		t.Errorf("nothing is published, and %s is shown", p.Shown())
+	}
+	made, err := makeDirs(filepath.Dir(p.Target))
+	if err != nil || len(made) != 6 || made[5] != filepath.Dir(p.Target) {
+		t.Errorf("made %q (%v)", made, err)
+	}
+	if made, err := makeDirs(p.Staging); err != nil || len(made) != 1 {
+		t.Errorf("made %q (%v)", made, err)
+	}
+	if made, err := makeDirs(p.Staging); err != nil || len(made) != 0 {
+		t.Errorf("made %q (%v)", made, err)
+	}
+	if err := p.tidyTarget(); err != nil {
+		t.Error(err)
+	}
+	if _, err := os.Stat(filepath.Dir(p.Target)); !os.IsNotExist(err) {
+		t.Errorf("the target's parent is left (%v)", err)
+	}
+	if err := os.WriteFile(filepath.Join(p.Staging, "file"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := p.tidyStaging(); err != nil {
+		t.Error(err)
+	}
+	if _, err := os.Stat(filepath.Join(p.Staging, "file")); err != nil {
+		t.Errorf("what is not empty was removed: %v", err)
+	}
+	elsewhere := p
+	elsewhere.Staging = filepath.Join(dir, "elsewhere")
+	if _, err := makeDirs(elsewhere.Staging); err != nil {
+		t.Fatal(err)
+	}
+	if err := elsewhere.tidyStaging(); err != nil {
+		t.Error(err)
+	}
+	if _, err := os.Stat(elsewhere.Staging); err != nil {
+		t.Errorf("a path that was given was removed: %v", err)
+	}
+	if err := removeEmpty(made); err != nil {
+		t.Error(err)
+	}
+	if _, err := makeDirs(filepath.Join(p.Staging, "file", "below")); err == nil {
+		t.Error("a directory was made in a file")
+	}
+}

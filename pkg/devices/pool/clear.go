@@ -1,0 +1,155 @@
+package pool
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/csi-node/csi-node/pkg/state"
+)
+
+const (
+	// aloneLimit is how long a short open by others is waited for: a helper
+	// program keeps every file of this process from its fork to its exec. The
+	// kernel wakes nobody when a file is closed, so it is asked every aloneInterval.
+	aloneLimit    = 500 * time.Millisecond
+	aloneInterval = 5 * time.Millisecond
+
+	clearChunk = 1 << 30 // bytes that are cleared between two looks at ctx
+	writeChunk = 1 << 20 // the same where zeros must be written
+)
+
+// Clear makes every byte of a volume zero and forgets that it was ever
+// formatted, durably: it is as it was created. A thick volume keeps its blocks,
+// a thin one gives them back. The formatting mark stands meanwhile, so that a
+// volume on which Clear was interrupted is erased before it is next mounted.
+//
+// Nobody else can open the data meanwhile. FailedPrecondition: somebody has it
+// open, as a loop device has, or that cannot be told. NotFound: there is no such volume.
+func (p *Pool) Clear(ctx context.Context, id string) (err error) {
+	unlock, err := p.volumes.Lock(ctx, id)
+	if err != nil {
+		return fmt.Errorf("volume %s: clear: %w", id, err)
+	}
+	defer unlock()
+	v, err := p.Get(ctx, id)
+	if err != nil {
+		return err
+	}
+	f, err := p.openAlone(ctx, id, os.O_RDWR)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, f.Close()) }()
+	if err := p.update(ctx, id, func(v *Volume) error { v.Formatting, v.Formatted = true, ""; return nil }); err != nil {
+		return err
+	}
+	if err := clearData(ctx, f, v.Provisioning); err != nil {
+		return fmt.Errorf("volume %s: clear: %w", id, noRoom(err))
+	}
+	return p.update(ctx, id, func(v *Volume) error { v.Formatting = false; return nil })
+}
+
+// CheckClosed returns FailedPrecondition when somebody has a volume's data open,
+// and NotFound when there is no such volume.
+func (p *Pool) CheckClosed(ctx context.Context, id string) error {
+	if _, err := p.Get(ctx, id); err != nil {
+		return err
+	}
+	f, err := p.openAlone(ctx, id, os.O_RDONLY)
+	if err != nil {
+		return err
+	}
+	return f.Close()
+}
+
+// openAlone opens a volume's data with a write lease (fcntl(2), F_SETLEASE),
+// which the kernel grants only if nobody else has the file open, in whatever
+// namespace. Until the file is closed, whoever opens it waits, at most for
+// /proc/sys/fs/lease-break-time.
+func (p *Pool) openAlone(ctx context.Context, id string, mode int) (*os.File, error) {
+	path, err := p.DataPath(id)
+	if err != nil {
+		return nil, err
+	}
+	f, err := os.OpenFile(path, mode|unix.O_NOFOLLOW, 0)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, state.Errorf(state.NotFound, "volume %s: there is no such volume, or its data is gone: %w", id, err)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("volume %s: %w", id, err)
+	}
+	switch err = lease(ctx, f); {
+	case err == nil:
+		return f, nil
+	case errors.Is(err, unix.EAGAIN):
+		err = state.Errorf(state.FailedPrecondition, "volume %s: somebody has %s open; `fuser -v %s` and `losetup -j %s` name them", id, path, path, path)
+	case ctx.Err() == nil:
+		err = state.Errorf(state.FailedPrecondition, "volume %s: whether somebody has %s open cannot be told: %w", id, path, err)
+	}
+	return nil, errors.Join(err, f.Close())
+}
+
+// lease takes a write lease on an open file, waiting a moment for others.
+func lease(ctx context.Context, f *os.File) error {
+	limit := time.NewTimer(aloneLimit)
+	defer limit.Stop()
+	again := time.NewTicker(aloneInterval)
+	defer again.Stop()
+	for {
+		_, err := unix.FcntlInt(f.Fd(), unix.F_SETLEASE, unix.F_WRLCK)
+		if !errors.Is(err, unix.EAGAIN) {
+			return wrap(err, "lease on %s", f.Name())
+		}
+		select {
+		case <-again.C:
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-limit.C:
+			return err
+		}
+	}
+}
+
+// clearData makes all of a file zero, durably.
+func clearData(ctx context.Context, f *os.File, how Provisioning) error {
+	info, err := f.Stat()
+	if err != nil {
+		return err
+	}
+	mode := uint32(unix.FALLOC_FL_ZERO_RANGE | unix.FALLOC_FL_KEEP_SIZE)
+	if how == Thin {
+		mode = unix.FALLOC_FL_PUNCH_HOLE | unix.FALLOC_FL_KEEP_SIZE
+	}
+	for offset := int64(0); offset < info.Size(); offset += clearChunk {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		bytes := min(clearChunk, info.Size()-offset)
+		err := unix.Fallocate(int(f.Fd()), mode, offset, bytes)
+		if errors.Is(err, unix.EOPNOTSUPP) {
+			err = writeZeros(ctx, f, offset, bytes)
+		}
+		if err != nil {
+			return wrap(err, "zero %s from byte %d on", f.Name(), offset)
+		}
+	}
+	return f.Sync()
+}
+
+func writeZeros(ctx context.Context, f *os.File, offset, bytes int64) error {
+	zeros := make([]byte, writeChunk)
+	for end := offset + bytes; offset < end; offset += writeChunk {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		if _, err := f.WriteAt(zeros[:min(writeChunk, end-offset)], offset); err != nil {
+			return err
+		}
+	}
+	return nil
+}

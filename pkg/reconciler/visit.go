@@ -1,0 +1,147 @@
+package reconciler
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/csi-node/csi-node/pkg/state"
+)
+
+// visit is a caller who gets a volume's worker to himself: act runs between two
+// passes, when nothing else acts on the volume. It is called once, or never
+// after its caller has left.
+type visit struct {
+	act   func(ctx context.Context)
+	whole bool          // the caller stays for the pass that follows
+	ended chan struct{} // closed when the caller may go
+}
+
+// Exclusive runs f in the volume's worker while nothing else acts on the
+// volume: a request that comes meanwhile is carried out afterwards. want is the
+// record, empty when nothing is asked of the volume; have is what was just seen.
+//
+// It waits for its turn until ctx ends (DeadlineExceeded, Canceled) or the
+// plugin stops (Unavailable): f was not called then. Once f runs, Exclusive
+// waits for its end and returns its error; f's own context ends when the plugin
+// stops. An error of the look comes instead of f.
+func (r *Reconciler) Exclusive(ctx context.Context, id string, f func(ctx context.Context, want *state.Volume, have state.Actual) error) error {
+	var failed error
+	err := r.visit(ctx, id, &visit{act: func(ctx context.Context) {
+		want := r.store.Get(id)
+		if want == nil {
+			want = &state.Volume{ID: id}
+		}
+		have, err := r.observeAlone(ctx, want)
+		if err == nil {
+			err = f(ctx, want, have)
+		}
+		failed = err
+	}})
+	if err != nil {
+		return err
+	}
+	return failed
+}
+
+// Retry takes every part of a volume out of back-off, waits until the worker
+// has tried them, and returns how the volume stands then.
+//
+// NotFound: nothing is asked of the volume. DeadlineExceeded, Canceled: ctx
+// ended first, and the attempt, if it had begun, goes on. Unavailable: the
+// plugin stops.
+func (r *Reconciler) Retry(ctx context.Context, id string) (Status, error) {
+	if r.store.Get(id) == nil {
+		return Status{}, state.Errorf(state.NotFound, "volume %s: nothing is asked of it on this node, so there is nothing to try again", id)
+	}
+	err := r.visit(ctx, id, &visit{whole: true, act: func(context.Context) {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		for _, a := range r.volume(id).attempts {
+			a.next = time.Time{}
+		}
+	}})
+	if err != nil {
+		return Status{}, err
+	}
+	record := r.store.Get(id)
+	if record == nil {
+		return Status{Volume: id, Device: state.DeviceAbsent.String(), Parts: []PartStatus{}}, nil // all that was asked for was its end
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.status(record), nil
+}
+
+// visit waits until the visit has ended, or ctx, or the plugin.
+func (r *Reconciler) visit(ctx context.Context, id string, v *visit) error {
+	v.ended = make(chan struct{})
+	r.mu.Lock()
+	entry := r.volume(id)
+	entry.visits = append(entry.visits, v)
+	r.mu.Unlock()
+	r.queue.Add(id)
+	var err error
+	select {
+	case <-v.ended:
+		return nil
+	case <-ctx.Done():
+		err = r.busy(id, state.ClassOf(ctx.Err()))
+	case <-r.stopped:
+		err = state.Errorf(state.Unavailable, "volume %s: the plugin is stopping", id)
+	}
+	if !r.leave(id, v) && !v.whole {
+		<-v.ended // it acts already
+		return nil
+	}
+	return err
+}
+
+// leave takes back a visit that has not begun, and reports whether it could.
+func (r *Reconciler) leave(id string, v *visit) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	entry := r.volume(id)
+	i := slices.Index(entry.visits, v)
+	if i >= 0 {
+		entry.visits = slices.Delete(entry.visits, i, i+1)
+	}
+	r.forget(id)
+	return i >= 0
+}
+
+// receive lets those visits act that have come, one after the other, and
+// returns the ones that stay for the pass.
+func (r *Reconciler) receive(ctx context.Context, id string) []*visit {
+	var staying []*visit
+	for ctx.Err() == nil {
+		r.mu.Lock()
+		entry := r.volumes[id]
+		if entry == nil || len(entry.visits) == 0 {
+			r.mu.Unlock()
+			break
+		}
+		v := entry.visits[0]
+		entry.visits = entry.visits[1:]
+		r.mu.Unlock()
+		v.act(ctx)
+		if v.whole {
+			staying = append(staying, v)
+		} else {
+			close(v.ended)
+		}
+	}
+	return staying
+}
+
+// busy is the answer to a visitor whose time is up.
+func (r *Reconciler) busy(id string, class state.Class) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	detail := "its worker is busy"
+	if v := r.volume(id); !v.since.IsZero() {
+		detail = fmt.Sprintf("step %s has been running for %s", v.running, time.Since(v.since).Round(time.Millisecond))
+	}
+	return state.Errorf(class, "volume %s: %s", id, detail)
+}

@@ -1,0 +1,292 @@
+package reconciler
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/csi-node/csi-node/pkg/state"
+)
+
+func (h *harness) retry(id string) (Status, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	return h.p.r.Retry(ctx, id)
+}
+
+// exclusive begins a visit whose f blocks until its ctx ends or release is called.
+func (h *harness) exclusive(ctx context.Context, id string, f func()) (answer <-chan error, release func()) {
+	open, done := make(chan struct{}), make(chan error, 1)
+	go func() {
+		done <- h.p.r.Exclusive(ctx, id, func(ctx context.Context, _ *state.Volume, _ state.Actual) error {
+			f()
+			select {
+			case <-open:
+				return nil
+			case <-ctx.Done():
+				return ctx.Err()
+			}
+		})
+	}()
+	synctest.Wait()
+	return done, sync.OnceFunc(func() { close(open) })
+}
+
+// forgotten checks that nothing is kept of a volume that has no record.
+func (h *harness) forgotten(id string) {
+	h.t.Helper()
+	synctest.Wait()
+	h.p.r.mu.Lock()
+	defer h.p.r.mu.Unlock()
+	if h.p.r.volumes[id] != nil {
+		h.t.Errorf("volume %s: kept in memory", id)
+	}
+}
+
+func TestRetryMakesAnAttemptAtOnce(t *testing.T) {
+	bubble(t, func(h *harness) {
+		times := h.attempts(Bind)
+		h.volume("v")
+		h.ok(stage("v"))
+		h.k.fail(opBind, "", -1, errBoom)
+		h.refuse(h.do(publish("v", 1)), state.Unavailable)
+		h.sleep(time.Hour)
+		before := len(*times)
+		now, err := h.retry("v")
+		if err != nil || len(*times) != before+1 {
+			t.Fatalf("%d attempts (%v)", len(*times)-before, err)
+		}
+		if p := now.Parts[0]; p.Is != Failing || p.NextTry == nil || p.Error == "" {
+			t.Errorf("after an attempt that failed: %+v", p)
+		}
+		h.k.mend()
+		now, err = h.retry("v")
+		if err != nil || now.Worst() != Settled || len(*times) != before+2 {
+			t.Errorf("after an attempt that succeeded: %+v (%v)", now, err)
+		}
+		h.atRest("v")
+		changes := h.k.changes()
+		if now, err := h.retry("v"); err != nil || now.Worst() != Settled || h.k.changes() != changes {
+			t.Errorf("of a settled volume: %+v (%v)", now, err)
+		}
+	})
+}
+
+func TestRetryOfAnEnd(t *testing.T) {
+	bubble(t, func(h *harness) {
+		h.volume("v")
+		h.ok(stage("v"))
+		h.k.fail(opDetach, "", -1, errBoom)
+		h.refuse(h.do(unstage("v")), state.Unavailable)
+		h.sleep(time.Hour)
+		h.k.mend()
+		if now, err := h.retry("v"); err != nil || now.Worst() != Settled || len(now.Parts) > 0 {
+			t.Errorf("%+v (%v)", now, err)
+		}
+		h.atRest("v")
+	})
+}
+
+func TestRetryOfAnUnknownVolume(t *testing.T) {
+	bubble(t, func(h *harness) {
+		h.volume("v")
+		_, err := h.retry("v")
+		h.refuse(err, state.NotFound, "v", "nothing is asked")
+		h.forgotten("v")
+	})
+}
+
+// A step that hangs is told; the attempt that was asked for comes after it.
+func TestRetryBehindAHungStep(t *testing.T) {
+	bubble(t, func(h *harness) {
+		h.volume("v")
+		hung := h.k.hang(opFormat, "v", false)
+		answer := h.begin(stage("v"))
+		_, err := h.retry("v")
+		h.refuse(err, state.DeadlineExceeded, "format for stage", "1m0s")
+		hung.open()
+		if err := h.got(answer); err != nil {
+			t.Error(err)
+		}
+		h.atRest("v")
+	})
+}
+
+func TestRetryWhoseAttemptHangs(t *testing.T) {
+	bubble(t, func(h *harness) {
+		h.volume("v")
+		h.ok(stage("v"))
+		h.k.fail(opBind, "", 1, errBoom)
+		h.refuse(h.do(publish("v", 1)), state.Unavailable)
+		hung := h.k.hang(opBind, "", false)
+		_, err := h.retry("v")
+		h.refuse(err, state.DeadlineExceeded, "bind for target")
+		hung.open()
+		h.atRest("v")
+	})
+}
+
+func TestExclusiveIsAlone(t *testing.T) {
+	bubble(t, func(h *harness) {
+		h.volume("v")
+		answer, release := h.exclusive(context.Background(), "v", func() {})
+		before := h.k.changes()
+		staged := h.begin(stage("v"))
+		h.sleep(10 * time.Second)
+		h.pending(staged)
+		h.pending(answer)
+		if h.k.changes() != before {
+			t.Error("steps were taken meanwhile")
+		}
+		release()
+		if err := h.got(answer); err != nil {
+			t.Error(err)
+		}
+		if err := h.got(staged); err != nil {
+			t.Errorf("the request that came meanwhile: %v", err)
+		}
+		h.atRest("v")
+	})
+}
+
+func TestExclusiveWaitsForAStep(t *testing.T) {
+	bubble(t, func(h *harness) {
+		h.volume("v")
+		hung := h.k.hang(opFormat, "v", false)
+		staged := h.begin(stage("v"))
+		called := false
+		answer, release := h.exclusive(context.Background(), "v", func() { called = true })
+		h.sleep(time.Minute)
+		if called {
+			t.Fatal("called while a step runs")
+		}
+		release()
+		hung.open()
+		if err := h.got(staged); err != nil {
+			t.Error(err)
+		}
+		if err := h.got(answer); err != nil || !called {
+			t.Errorf("called %t: %v", called, err)
+		}
+		h.atRest("v")
+	})
+}
+
+func TestExclusiveIsToldWhatIs(t *testing.T) {
+	bubble(t, func(h *harness) {
+		v := h.volume("v")
+		look := func() (want *state.Volume, have state.Actual) {
+			err := h.p.r.Exclusive(context.Background(), "v", func(_ context.Context, w *state.Volume, a state.Actual) error {
+				want, have = w, a
+				return errBoom
+			})
+			if !errors.Is(err, errBoom) {
+				t.Errorf("got %v, not the error of the function", err)
+			}
+			return want, have
+		}
+		if want, have := look(); want.ID != "v" || len(want.Parts()) > 0 || have.Device.State != state.DeviceAbsent || have.Device.Size != gib {
+			t.Errorf("of a volume that nobody asked for: %+v, %+v", want, have.Device)
+		}
+		h.forgotten("v")
+		h.ok(stage("v"))
+		if want, have := look(); want.Stage == nil || have.Device.Number != v.device.number || !have.Device.Held {
+			t.Errorf("of a staged volume: %+v, %+v", want, have.Device)
+		}
+		h.atRest("v")
+		h.k.fail(opFind, "v", 1, errors.New("no look"))
+		err := h.p.r.Exclusive(context.Background(), "v", func(context.Context, *state.Volume, state.Actual) error {
+			t.Error("called without a look")
+			return nil
+		})
+		h.refuse(err, state.Unavailable, "no look")
+	})
+}
+
+func TestExclusiveOfACallerWhoLeaves(t *testing.T) {
+	bubble(t, func(h *harness) {
+		h.volume("v")
+		first, release := h.exclusive(context.Background(), "v", func() {})
+		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+		defer cancel()
+		second, _ := h.exclusive(ctx, "v", func() { t.Error("called for somebody who has left") })
+		h.sleep(2 * time.Second)
+		h.refuse(h.got(second), state.DeadlineExceeded, "v")
+		release()
+		if err := h.got(first); err != nil {
+			t.Error(err)
+		}
+		h.forgotten("v")
+
+		// Once it is called, the caller stays to its end.
+		ctx, cancel = context.WithCancel(context.Background())
+		third, release := h.exclusive(ctx, "v", func() {})
+		cancel()
+		h.pending(third)
+		release()
+		if err := h.got(third); err != nil {
+			t.Error(err)
+		}
+		h.forgotten("v")
+	})
+}
+
+func TestExclusiveWhenThePluginStops(t *testing.T) {
+	bubble(t, func(h *harness) {
+		h.volume("v")
+		running, _ := h.exclusive(context.Background(), "v", func() {})
+		waiting, _ := h.exclusive(context.Background(), "v", func() { t.Error("called while the plugin stops") })
+		h.stop()
+		if err := h.got(running); !errors.Is(err, context.Canceled) {
+			t.Errorf("the one that runs: %v", err)
+		}
+		h.refuse(h.got(waiting), state.Unavailable, "stopping")
+		late, _ := h.exclusive(context.Background(), "v", func() { t.Error("called after the plugin has stopped") })
+		h.refuse(h.got(late), state.Unavailable, "stopping")
+		h.start()
+		h.ok(stage("v"))
+	})
+}
+
+// Visits of one volume are never two at a time, and none is lost.
+func TestManyVisits(t *testing.T) {
+	bubble(t, func(h *harness) {
+		h.volume("v")
+		inside, visits := 0, 0
+		var group sync.WaitGroup
+		for i := range 20 {
+			group.Go(func() {
+				err := h.p.r.Exclusive(context.Background(), "v", func(context.Context, *state.Volume, state.Actual) error {
+					inside++ // no lock: the race detector watches
+					if inside != 1 {
+						t.Error("two at a time")
+					}
+					time.Sleep(time.Millisecond)
+					inside--
+					visits++
+					return nil
+				})
+				if err != nil {
+					t.Error(err)
+				}
+			})
+			group.Go(func() {
+				r := stage("v")
+				if i%2 == 1 {
+					r = unstage("v")
+				}
+				_ = h.do(r) // superseded by others
+			})
+			group.Go(func() { _, _ = h.retry("v") })
+		}
+		group.Wait()
+		if visits != 20 {
+			t.Errorf("%d visits", visits)
+		}
+		h.ok(stage("v"))
+		h.atRest("v")
+	})
+}
