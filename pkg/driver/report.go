@@ -47,9 +47,12 @@ func ReadReport(ctx context.Context, stateDir string) (Report, error) {
 }
 
 func ask(ctx context.Context, socket string) (report Report, err error) {
-	client := &http.Client{Transport: &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-		return (&net.Dialer{}).DialContext(ctx, "unix", socket)
-	}}}
+	client := &http.Client{Transport: &http.Transport{
+		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return (&net.Dialer{}).DialContext(ctx, "unix", socket)
+		},
+		DisableKeepAlives: true, // nobody asks again through this one
+	}}
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://csi-node/status", nil)
 	if err != nil {
 		return report, err
