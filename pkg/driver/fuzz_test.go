@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"math/rand/v2"
 	"net"
 	"os"
 	"path/filepath"
@@ -162,12 +163,9 @@ type scene struct {
 
 // newScene logs into log, which the process must have for its global logger.
 func newScene(log *logText) (*scene, error) {
-	dir, err := os.MkdirTemp("", "csi-fuzz-") // not named after the test, see testConfig
-	if err != nil {
-		return nil, err
-	}
-	s := &scene{dir: dir, kubelet: filepath.Join(dir, "kubelet"), log: log}
-	if err := os.Mkdir(s.kubelet, 0o750); err != nil {
+	s := &scene{dir: sceneDir(rand.Uint32()), log: log} // not named after the test, see testConfig
+	s.kubelet = filepath.Join(s.dir, "kubelet")
+	if err := errors.Join(os.Mkdir(s.dir, 0o700), os.Mkdir(s.kubelet, 0o750)); err != nil {
 		return nil, err
 	}
 	host, err := mounts.New(s.kubelet)
@@ -184,6 +182,12 @@ func newScene(log *logText) (*scene, error) {
 	s.before, s.nodeBefore = s.what(), s.node.clone()
 	s.storeBefore, err = os.ReadFile(s.storeFile())
 	return s, err
+}
+
+// sceneDir names the directory of a scene. All names are of one length, so that
+// raw requests that hold one can be given that of another scene.
+func sceneDir(number uint32) string {
+	return filepath.Join(os.TempDir(), fmt.Sprintf("csi-fuzz-%010d", number))
 }
 
 func (s *scene) open() (err error) {
@@ -449,7 +453,8 @@ func setScene(f *testing.F) *scene {
 	return s
 }
 
-// FuzzRawRequest sends bytes to each RPC.
+// FuzzRawRequest sends bytes to each RPC. The scene's directory stands in them
+// as sceneDir(0).
 func FuzzRawRequest(f *testing.F) {
 	s, all := setScene(f), rpcs(f)
 	for i, r := range all {
@@ -460,11 +465,11 @@ func FuzzRawRequest(f *testing.F) {
 			if err != nil {
 				f.Fatal(err)
 			}
-			f.Add(uint8(i), bytes.ReplaceAll(raw, []byte(s.kubelet), []byte("/kubelet")))
+			f.Add(uint8(i), bytes.ReplaceAll(raw, []byte(s.dir), []byte(sceneDir(0))))
 		}
 	}
 	f.Fuzz(func(t *testing.T, method uint8, raw []byte) {
-		s.try(t, all[int(method)%len(all)], raw)
+		s.try(t, all[int(method)%len(all)], bytes.ReplaceAll(raw, []byte(sceneDir(0)), []byte(s.dir)))
 	})
 }
 
