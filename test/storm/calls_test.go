@@ -52,10 +52,23 @@ var answers = map[verb][]codes.Code{
 }
 
 // unfinal are the codes after which the work goes on, or may be asked for again.
-// Unavailable is not among them: no step fails here.
-var unfinal = []codes.Code{codes.DeadlineExceeded, codes.Canceled, codes.Aborted}
+var unfinal = []codes.Code{codes.DeadlineExceeded, codes.Canceled, codes.Aborted, codes.Unavailable}
 
 func final(c codes.Code) bool { return !slices.Contains(unfinal, c) }
+
+// mayBe reports whether a call may be answered so. Unavailable is for what fails
+// and is tried again, and nothing fails here but for one thing: whoever on this
+// machine makes a mount namespace holds, as long as that lives, what is mounted
+// at that moment.
+func (c call) mayBe() bool {
+	switch {
+	case c.code == codes.Unavailable:
+		return strings.Contains(status.Convert(c.err).Message(), "is still held")
+	case c.code == codes.OK || !final(c.code):
+		return true
+	}
+	return slices.Contains(answers[c.verb], c.code)
+}
 
 // ask is a call to be made. What is not set is as the volume was made for.
 type ask struct {
@@ -168,7 +181,7 @@ func (s *storm) make(ctx context.Context, v *volume, a ask) call {
 	v.mu.Lock()
 	v.calls = append(v.calls, c)
 	v.mu.Unlock()
-	if c.code != codes.OK && final(c.code) && !slices.Contains(answers[a.verb], c.code) {
+	if !c.mayBe() {
 		s.complain(v, "%s answers %v", a.verb, c.err)
 	}
 	return c

@@ -164,15 +164,13 @@ func (s *storm) lastWords() {
 }
 
 // word makes a call until its answer is final, and returns the last one.
-func (s *storm) word(v *volume, a ask) call {
+func (s *storm) word(v *volume, a ask) (c call) {
 	s.t.Helper()
-	for range 50 {
-		if c := s.make(s.t.Context(), v, a); final(c.code) {
-			return c
-		}
-	}
-	s.complain(v, "%s at %s is never answered for good", a.verb, a.path)
-	return call{}
+	harness.Eventually(s.t, fmt.Sprintf("%s of %s at %s is answered for good", a.verb, v.name, a.path), func() bool {
+		c = s.make(s.t.Context(), v, a)
+		return final(c.code)
+	})
+	return c
 }
 
 // restage takes each volume down and up again and looks for its data.
