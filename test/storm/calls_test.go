@@ -219,8 +219,12 @@ func (s *storm) send(ctx context.Context, v *volume, a ask) (err error) {
 	case unpublish:
 		_, err = s.Node.NodeUnpublishVolume(ctx, &csi.NodeUnpublishVolumeRequest{VolumeId: v.name, TargetPath: a.path})
 	case expand:
-		_, err = s.Node.NodeExpandVolume(ctx, &csi.NodeExpandVolumeRequest{VolumeId: v.name, VolumePath: a.path, StagingTargetPath: v.stagings[0],
+		var resp *csi.NodeExpandVolumeResponse
+		resp, err = s.Node.NodeExpandVolume(ctx, &csi.NodeExpandVolumeRequest{VolumeId: v.name, VolumePath: a.path, StagingTargetPath: v.stagings[0],
 			VolumeCapability: c, CapacityRange: &csi.CapacityRange{RequiredBytes: a.bytes}})
+		if got := resp.GetCapacityBytes(); err == nil && got < a.bytes {
+			s.complain(v, "grown to %d bytes, asked for %d", got, a.bytes)
+		}
 	case stats:
 		_, err = s.Node.NodeGetVolumeStats(ctx, &csi.NodeGetVolumeStatsRequest{VolumeId: v.name, VolumePath: a.path})
 	case health:

@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
@@ -63,7 +64,8 @@ func (s *storm) lookAt(v *volume, mounts map[string][]*mountinfo.Info, loops []h
 	if c, ok := v.known(create, ""); ok && (c.verb == create) != (created != "") {
 		s.complain(v, "is there: %t, after %s", created != "", c)
 	}
-	if created != v.created {
+	same := created != "" && created == v.created
+	if !same {
 		v.created, v.text = created, ""
 	}
 	device := slices.IndexFunc(loops, func(l harness.Loop) bool { return l.Backing == v.data(s) })
@@ -114,9 +116,16 @@ func (s *storm) lookAt(v *volume, mounts map[string][]*mountinfo.Info, loops []h
 			s.lookAtTarget(v, c, ours(mounts[path][0]), loops[device])
 		}
 	}
-	if size := s.size(v); created != "" && size < v.bytes {
+	size := s.size(v)
+	if created != "" && size < v.bytes {
 		s.complain(v, "it has only %d bytes", size)
 	}
+	for _, c := range v.calls {
+		if same && c.start > v.looked && c.verb == expand && c.code == codes.OK && size < c.bytes {
+			s.complain(v, "it has only %d bytes, after %s", size, c)
+		}
+	}
+	v.looked = time.Since(s.began)
 }
 
 // readOnlyFlag reports whether a call asked for a mount that nobody writes to by

@@ -96,7 +96,7 @@ type volume struct {
 
 	// What was written into it, and which of the volumes of that name it was.
 	text, created string
-	grown         int64 // bytes, by the last growth that was answered OK
+	looked        time.Duration // when it was last looked at, since the storm began
 }
 
 func (s *storm) volume(name, fsType, provisioning string, bytes int64) *volume {
