@@ -10,7 +10,9 @@ LDFLAGS := -s -w -X main.version=$(VERSION)
 
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 
-.PHONY: build demo test lint deps bench clean
+STORM ?= 20000
+
+.PHONY: build demo test fuzz storm lint deps bench clean
 
 build: ## bin/csi-node, a static binary
 	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o bin/csi-node ./cmd/csi-node
@@ -20,6 +22,13 @@ demo: deps build ## play kubelet for one volume (root)
 
 test: deps lint ## everything (root, within 15 minutes on 2 cores)
 	$(GO) test -race -timeout 15m ./...
+	FUZZTIME=2s hack/fuzz
+
+fuzz: deps ## each fuzz target for FUZZTIME (5m)
+	hack/fuzz
+
+storm: deps ## random calls on the real kernel, STORM of them (20000; root)
+	$(GO) test -count 1 -timeout 2h -v ./test/storm -storm.calls $(STORM)
 
 lint: ## formatting, vet, staticcheck
 	@test -z "$$(gofmt -l .)" || { echo "gofmt these files:"; gofmt -l .; exit 1; }

@@ -245,17 +245,15 @@ func stopServer(server *grpc.Server) {
 }
 
 func (p *plugin) grpcServer() *grpc.Server {
-	server := grpc.NewServer(grpc.ChainUnaryInterceptor(p.metrics.intercept, logCalls, statusCodes))
-	csi.RegisterIdentityServer(server, &identity{name: p.DriverName, version: p.Version, checks: p.checks()})
-	csi.RegisterControllerServer(server, controllerserver.New(controllerserver.Config{
+	controller := controllerserver.New(controllerserver.Config{
 		NodeID:      topologyValue(p.NodeID),
 		TopologyKey: topologyKey(p.DriverName),
 		Filesystems: p.filesystem,
 		Pool:        p.pool,
 		Deleter:     p.devices,
 		Intents:     p.store,
-	}))
-	csi.RegisterNodeServer(server, nodeserver.New(nodeserver.Config{
+	})
+	node := nodeserver.New(nodeserver.Config{
 		NodeID:           p.NodeID,
 		TopologyKey:      topologyKey(p.DriverName),
 		TopologyValue:    topologyValue(p.NodeID),
@@ -266,6 +264,15 @@ func (p *plugin) grpcServer() *grpc.Server {
 		Records:          p.store,
 		Paths:            p.mounts,
 		StorageHealth:    p.storageHealth,
-	}))
+	})
+	return newServer(p.metrics, &identity{name: p.DriverName, version: p.Version, checks: p.checks()}, controller, node)
+}
+
+// newServer returns a server of the services behind the interceptors.
+func newServer(m *metrics, i csi.IdentityServer, c csi.ControllerServer, n csi.NodeServer) *grpc.Server {
+	server := grpc.NewServer(grpc.ChainUnaryInterceptor(m.intercept, logCalls, statusCodes))
+	csi.RegisterIdentityServer(server, i)
+	csi.RegisterControllerServer(server, c)
+	csi.RegisterNodeServer(server, n)
 	return server
 }

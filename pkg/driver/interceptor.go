@@ -3,6 +3,7 @@ package driver
 import (
 	"context"
 	"path"
+	"strings"
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -43,7 +44,19 @@ func statusCodes(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler 
 	if _, ok := status.FromError(err); ok {
 		return nil, err
 	}
-	return nil, status.Error(grpcCodes[state.ClassOf(err)], err.Error())
+	return nil, status.Error(grpcCodes[state.ClassOf(err)], short(err.Error()))
+}
+
+// maxMessage bounds the message of an answer, in bytes. A refused string may
+// have megabytes, gRPC sends messages as headers, and a caller that finds its
+// headers too large sees Internal in place of the code. Two paths fit.
+const maxMessage = 16 << 10
+
+func short(message string) string {
+	if len(message) <= maxMessage {
+		return message
+	}
+	return strings.ToValidUTF8(message[:maxMessage], "") + "…"
 }
 
 // logCalls logs each call without its secrets: failed ones always, others at level 4.

@@ -66,6 +66,20 @@ func TestStatusCodes(t *testing.T) {
 	}
 }
 
+func TestMessagesAreBounded(t *testing.T) {
+	for text, want := range map[string]string{
+		"words":                                 "words",
+		strings.Repeat("x", maxMessage):         strings.Repeat("x", maxMessage),
+		strings.Repeat("x", maxMessage+1):       strings.Repeat("x", maxMessage) + "…",
+		strings.Repeat("x", maxMessage-1) + "é": strings.Repeat("x", maxMessage-1) + "…",
+	} {
+		_, err := statusCodes(t.Context(), nil, stageCall, answering(state.Errorf(state.InvalidArgument, "%s", text)))
+		if s := status.Convert(err); s.Code() != codes.InvalidArgument || s.Message() != want {
+			t.Errorf("%d bytes become %d: %.40q", len(text), len(s.Message()), s.Message())
+		}
+	}
+}
+
 // logging returns a context whose logger writes into the text.
 func logging(t *testing.T, level int) (context.Context, *strings.Builder) {
 	var text strings.Builder

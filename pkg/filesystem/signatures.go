@@ -173,7 +173,7 @@ func hasPartitions(head []byte) bool {
 // isJournalDevice reports whether the device holds nothing but the journal of
 // an ext4 on another device.
 func isJournalDevice(head []byte) bool {
-	return magicAt(head, ext4Offset+0x38, ext4Magic) && head[ext4Offset+0x60]&incompatJournalDev != 0
+	return len(head) > ext4Offset+0x60 && magicAt(head, ext4Offset+0x38, ext4Magic) && head[ext4Offset+0x60]&incompatJournalDev != 0
 }
 
 func magicAt(b []byte, offset int, magic string) bool {

@@ -45,7 +45,8 @@ func stackAt(path string) ([]entry, error) {
 }
 
 // climb walks from a mount to its parent for as long as both have the same
-// mount point.
+// mount point. ENOENT: the mount has gone, or others came while the table was
+// read, with its id or another that was free again, and it leads in a circle.
 func climb(infos []*mountinfo.Info, id uint64) ([]entry, error) {
 	byID := make(map[uint64]*mountinfo.Info, len(infos))
 	for _, i := range infos {
@@ -57,6 +58,9 @@ func climb(infos []*mountinfo.Info, id uint64) ([]entry, error) {
 	}
 	var stack []entry
 	for i := top; i != nil && i.Mountpoint == top.Mountpoint; i = byID[uint64(i.Parent)] {
+		if len(stack) == len(byID) {
+			return nil, unix.ENOENT
+		}
 		stack = append(stack, entryOf(i))
 		if i.Parent == i.ID {
 			break

@@ -102,7 +102,7 @@ func decode(words []uint64) entry {
 	s := (*statmountHeader)(unsafe.Pointer(&words[0]))
 	strs := unsafe.Slice((*byte)(unsafe.Pointer(&words[0])), len(words)*8)[statmountSize:]
 	str := func(bit uint64, offset uint32) string {
-		if s.mask&bit == 0 {
+		if s.mask&bit == 0 || int(offset) > len(strs) {
 			return ""
 		}
 		text, _, _ := bytes.Cut(strs[offset:], []byte{0})

@@ -84,6 +84,7 @@ func readMarker(dir string) (*marker, error) {
 	}
 	m := &marker{}
 	err = json.Unmarshal(raw, m)
+	m.UUID = strings.TrimSpace(m.UUID) // as that in <dir>.uuid is read
 	if err == nil && m.UUID == "" {
 		err = errors.New("it names no UUID")
 	}

@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"math"
 	"os"
 	"regexp"
@@ -199,20 +200,25 @@ func (v Volume) check() error {
 // this version does not know. No field of Volume is ever left out, so that
 // each one replaces what was there.
 func encode(v Volume, before []byte) ([]byte, error) {
-	fields := map[string]json.RawMessage{}
+	var fields map[string]json.RawMessage
 	if before != nil {
 		if err := json.Unmarshal(before, &fields); err != nil {
 			return nil, err
 		}
 	}
-	known, err := json.Marshal(v)
+	raw, err := json.Marshal(v)
 	if err != nil {
 		return nil, err
 	}
-	if err := json.Unmarshal(known, &fields); err != nil {
+	var known map[string]json.RawMessage
+	if err := json.Unmarshal(raw, &known); err != nil {
 		return nil, err
 	}
-	return json.MarshalIndent(fields, "", "  ")
+	for name := range known { // also as "FSTYPE", which encoding/json takes for fsType
+		maps.DeleteFunc(fields, func(other string, _ json.RawMessage) bool { return strings.EqualFold(other, name) })
+	}
+	maps.Copy(known, fields)
+	return json.MarshalIndent(known, "", "  ")
 }
 
 // sameRequest reports whether two volumes were asked for alike.
