@@ -120,10 +120,19 @@ func (p *place) empty(kind state.FileType, size uint64) (bool, error) {
 		return false, fmt.Errorf("open: %w", err)
 	}
 	defer unix.Close(fd)
+	return noEntries(fd)
+}
+
+// noEntries reports whether an open directory has none. errChanged: it was
+// removed since it was opened, which getdents(2) tells by ENOENT.
+func noEntries(fd int) (bool, error) {
 	buf := make([]byte, 1<<10) // holds "." and ".." and at least one more
 	for {
 		n, err := again(func() (int, error) { return unix.Getdents(fd, buf) })
-		if err != nil || n <= 0 {
+		switch {
+		case err == unix.ENOENT:
+			return false, errChanged
+		case err != nil || n <= 0:
 			return err == nil, err
 		}
 		if _, _, names := unix.ParseDirent(buf[:n], 1, nil); len(names) > 0 { // leaves out "." and ".."

@@ -335,6 +335,19 @@ func source(t *testing.T, path string) string {
 	return stack[0].source
 }
 
+// A directory that is removed while its entries are read is looked at again.
+func TestNoEntriesOfARemovedDirectory(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "dir")
+	must(t, os.Mkdir(dir, 0o750))
+	fd, err := unix.Open(dir, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	must(t, err)
+	defer unix.Close(fd)
+	must(t, os.Remove(dir))
+	if empty, err := noEntries(fd); empty || err != errChanged {
+		t.Errorf("it is empty: %t (%v)", empty, err)
+	}
+}
+
 func BenchmarkLook(b *testing.B) {
 	for _, others := range []struct {
 		name  string
