@@ -65,10 +65,9 @@ func Image(ctx context.Context, dir string) (string, error) {
 	return image, nil
 }
 
-// Disk is one more disk of a guest. Serial is how the guest finds it (`disk
-// SERIAL` in the job's program).
+// Disk is one more disk of a guest.
 type Disk struct {
-	Serial string
+	Serial string // the guest finds it as /dev/by-serial/<Serial>
 	Path   string // a raw image
 
 	// Log, if any, is a file that gets every write and flush of the guest, in

@@ -60,7 +60,7 @@ func TestOtherKernel(t *testing.T) {
 // compile makes the test programs of packages, named <last element>.test.
 func compile(t *testing.T, dir string, packages []string) {
 	t.Helper()
-	args := []string{"test", "-c", "-ldflags", "-s -w", "-o", dir + "/"}
+	args := []string{"test", "-c", "-tags", "vm", "-ldflags", "-s -w", "-o", dir + "/"}
 	for _, p := range packages {
 		args = append(args, module+p)
 	}

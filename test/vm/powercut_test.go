@@ -134,11 +134,11 @@ func lifeJob(t *testing.T, binaries, test string, disks []Disk) string {
 	job := t.TempDir()
 	link(t, binaries, filepath.Join(job, "bin"))
 	compile(t, job, []string{"test/vm/life"})
-	var find strings.Builder
+	var devices []string
 	for _, d := range disks {
-		fmt.Fprintf(&find, "$(disk %s) ", d.Serial)
+		devices = append(devices, "/dev/by-serial/"+d.Serial)
 	}
-	script := fmt.Sprintf("#!/bin/bash\nexport CSI_NODE_BINARIES=/job/bin CSI_NODE_GUEST=\"%s\"\nexec ./life.test -test.v -test.run '^%s$' -test.timeout 15m\n", find.String(), test)
+	script := fmt.Sprintf("#!/bin/bash\nexport CSI_NODE_BINARIES=/job/bin CSI_NODE_GUEST=\"%s\"\nexec ./life.test -test.v -test.run '^%s$' -test.timeout 15m\n", strings.Join(devices, " "), test)
 	if err := os.WriteFile(filepath.Join(job, "run"), []byte(script), 0o755); err != nil {
 		t.Fatal(err)
 	}

@@ -99,7 +99,7 @@ const pageBytes = 4096
 // is cut after the first n entries: all that a flush covers, and of the later
 // writes, page by page, what keep says. Notes are always kept.
 func (l *WriteLog) Replay(disk *os.File, n int, keep func() bool) error {
-	covered := 0 // entries
+	covered := -1 // up to which entry
 	for i, e := range l.Entries[:n] {
 		if e.Flush {
 			covered = i
