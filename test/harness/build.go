@@ -108,7 +108,7 @@ func find(name string, flags ...string) (string, error) {
 // the race detector, for a machine on which Prebuilt names a copy of dir.
 func BuildAll(dir string) error {
 	for _, name := range []string{"csi-node", "csi-node-faults", "csi-sanity"} {
-		if err := build(filepath.Join(dir, name), []string{"CGO_ENABLED=0"}); err != nil {
+		if err := build(filepath.Join(dir, name), []string{"CGO_ENABLED=0"}, "-ldflags", "-s -w"); err != nil {
 			return err
 		}
 	}

@@ -23,6 +23,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"syscall"
 )
@@ -110,6 +111,10 @@ func (g *Guest) run(ctx context.Context, work string) error {
 	}
 	ctx, cut := context.WithCancelCause(ctx)
 	defer cut(nil)
+	// It must not outlive the test, which may be killed: Pdeathsig, sent when the
+	// thread ends that started it.
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
 	qemu := exec.CommandContext(ctx, "qemu-system-x86_64", g.arguments(job)...) // killed with SIGKILL when ctx ends
 	qemu.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	var complaints strings.Builder
@@ -138,12 +143,15 @@ func (g *Guest) run(ctx context.Context, work string) error {
 			break
 		}
 	}
+	if lines.Err() != nil {
+		cut(lines.Err())
+	}
 	err = errors.Join(lines.Err(), qemu.Wait())
 	switch {
 	case errors.Is(context.Cause(ctx), errPowerCut):
 		return nil
 	case ctx.Err() != nil:
-		err = fmt.Errorf("the guest was ended: %w", ctx.Err())
+		err = fmt.Errorf("the guest was ended: %w", context.Cause(ctx))
 	case err == nil && result == "0":
 		return nil
 	case err == nil && result != "":

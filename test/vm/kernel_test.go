@@ -21,7 +21,7 @@ const module = "github.com/csi-node/csi-node/"
 // the packages are left out: they are pure, or speak to fakes.
 var guests = map[string][]string{
 	"packages": {"pkg/state", "pkg/mounts", "pkg/filesystem", "pkg/devices/pool", "pkg/devices/loop",
-		"pkg/controllerserver", "pkg/driver", "pkg/reconciler", "test/sanity"},
+		"pkg/controllerserver", "pkg/driver", "test/sanity"},
 	"node": {"test/node"},
 }
 
