@@ -24,7 +24,7 @@ test: deps lint ## everything (root, within 15 minutes on 2 cores)
 
 test-vm: ## in virtual machines: another kernel, power cuts (root, Debian)
 	hack/install-vm-deps
-	$(GO) test -tags vm -v -count 1 -timeout 45m ./test/vm
+	$(GO) test -tags vm -v -count 1 -timeout 90m ./test/vm
 
 lint: ## formatting, vet, staticcheck
 	@test -z "$$(gofmt -l .)" || { echo "gofmt these files:"; gofmt -l .; exit 1; }

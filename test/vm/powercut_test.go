@@ -123,7 +123,7 @@ func after(t *testing.T, image, binaries string, disks []Disk, line func(string)
 		line(l)
 		return false
 	}}
-	if err := g.Run(within(t, 15*time.Minute)); err != nil {
+	if err := g.Run(within(t, 30*time.Minute)); err != nil {
 		t.Error(err)
 	}
 }
@@ -138,20 +138,23 @@ func lifeJob(t *testing.T, binaries, test string, disks []Disk) string {
 	for _, d := range disks {
 		devices = append(devices, "/dev/by-serial/"+d.Serial)
 	}
-	script := fmt.Sprintf("#!/bin/bash\nexport CSI_NODE_BINARIES=/job/bin CSI_NODE_GUEST=\"%s\"\nexec ./life.test -test.v -test.run '^%s$' -test.timeout 15m\n", strings.Join(devices, " "), test)
+	script := fmt.Sprintf("#!/bin/bash\nexport CSI_NODE_BINARIES=/job/bin CSI_NODE_GUEST=\"%s\"\nexec ./life.test -test.v -test.run '^%s$' -test.timeout 25m\n", strings.Join(devices, " "), test)
 	if err := os.WriteFile(filepath.Join(job, "run"), []byte(script), 0o755); err != nil {
 		t.Fatal(err)
 	}
 	return job
 }
 
-// choose returns the instants to cut at: for everything that the node did, one
-// while it did it, and the moment of its promise, when nothing may be lost that
-// the promise covers; and some between the mark and the end of a format.
+// mostCuts bounds how many cuts one run makes.
+const mostCuts = 24
+
+// choose returns the instants to cut at: one in each first format, and some of
+// these: for everything that the node did, one while it did it, and the moment
+// of its promise, when nothing may be lost that the promise covers.
 func choose(t *testing.T, log *WriteLog, random *rand.Rand) []cut {
 	t.Helper()
-	var cuts []cut
-	begun, mark := 0, 0
+	var formats, others []cut
+	begun, mark, flushes := 0, 0, 0
 	for i, e := range log.Entries {
 		data, err := log.Data(e)
 		if err != nil {
@@ -162,8 +165,10 @@ func choose(t *testing.T, log *WriteLog, random *rand.Rand) []cut {
 			t.Fatal(err)
 		}
 		switch {
+		case e.Flush:
+			flushes++
 		case isNote && note.Done:
-			cuts = append(cuts,
+			others = append(others,
 				cut{fmt.Sprintf("before %s", note), begun + 1 + random.IntN(i-begun), true},
 				cut{fmt.Sprintf("at %s", note), i + 1, false})
 		case isNote:
@@ -171,17 +176,19 @@ func choose(t *testing.T, log *WriteLog, random *rand.Rand) []cut {
 		case bytes.Contains(data, []byte(`"formatting": true`)):
 			mark = i
 		case bytes.Contains(data, []byte(`"formatting": false`)) && mark > 0:
-			// The mark is durable with the first flushes behind it, and its end is
-			// not before this write: the last third is certainly in between.
+			// Some flushes behind its first write the mark is durable, and before
+			// the write that takes it away it is there: the last third is in between.
 			third := (i - mark) / 3
-			cuts = append(cuts, cut{"in a format", i - random.IntN(max(third, 1)), true})
+			formats = append(formats, cut{"in a format", i - random.IntN(max(third, 1)), true})
 			mark = 0
 		}
 	}
-	t.Logf("%d writes and flushes, %d cuts", len(log.Entries), len(cuts))
-	if len(cuts) == 0 {
-		t.Fatal("the log holds no notes")
+	if len(others) == 0 || len(formats) == 0 {
+		t.Fatalf("among %d entries of the log are %d notes and %d formats", len(log.Entries), len(others)/2, len(formats))
 	}
+	random.Shuffle(len(others), func(i, j int) { others[i], others[j] = others[j], others[i] })
+	cuts := append(formats, others[:min(len(others), mostCuts-len(formats))]...)
+	t.Logf("%d writes and %d flushes, %d cuts", len(log.Entries)-flushes, flushes, len(cuts))
 	return cuts
 }
 
