@@ -68,7 +68,8 @@ func TestPowerCuts(t *testing.T) {
 				t.Parallel()
 				var disks []Disk
 				for i := half; i < len(cuts); i += 2 {
-					d := Disk{Serial: fmt.Sprintf("cut%d", i), Path: filepath.Join(t.TempDir(), "disk.raw")}
+					d := Disk{Serial: fmt.Sprintf("cut%d", i)}
+					d.Path = filepath.Join(t.ArtifactDir(), d.Serial+".raw") // go test -artifacts keeps it
 					replay(t, log, cuts[i], rand.New(rand.NewPCG(seed, uint64(i+1))), blank.Path, d.Path)
 					disks = append(disks, d)
 					t.Logf("%s: %s, after %d entries", d.Serial, cuts[i].why, cuts[i].entries)
