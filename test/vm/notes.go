@@ -118,6 +118,6 @@ func (l *WriteLog) NoteIn(e Entry) (n Note, ok bool, err error) {
 
 // What the guest says on the console.
 const (
-	Lived       = "the node has lived"
-	Reformatted = "formatted anew:"
+	Lived  = "the node has lived"
+	Erased = "erased and formatted anew:" // what a format that was cut had left
 )
