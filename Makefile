@@ -1,6 +1,7 @@
-# Both main targets run as root on a machine with nothing but Go installed:
-#   make demo   one volume's life, from creation to deletion
-#   make test   everything: unit, property, real-kernel tests, csi-sanity
+# The main targets run as root on a machine with nothing but Go installed:
+#   make demo      one volume's life, from creation to deletion
+#   make test      everything: unit, property, real-kernel tests, csi-sanity
+#   make test-vm   the real-kernel tests on another kernel, and power cuts
 SHELL := /bin/bash
 .DEFAULT_GOAL := build
 
@@ -12,7 +13,7 @@ STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 
 STORM ?= 20000
 
-.PHONY: build demo test fuzz storm lint deps bench clean
+.PHONY: build demo test test-vm fuzz storm lint deps bench clean
 
 build: ## bin/csi-node, a static binary
 	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o bin/csi-node ./cmd/csi-node
@@ -30,11 +31,17 @@ fuzz: deps ## each fuzz target for FUZZTIME (5m)
 storm: deps ## random calls on the real kernel, STORM of them (20000; root)
 	$(GO) test -count 1 -timeout 2h -v ./test/storm -storm.calls $(STORM)
 
+test-vm: ## in virtual machines: another kernel, power cuts (root, Debian)
+	hack/install-vm-deps
+	$(GO) test -tags vm -v -count 1 -timeout 90m ./test/vm
+
 lint: ## formatting, vet, staticcheck
 	@test -z "$$(gofmt -l .)" || { echo "gofmt these files:"; gofmt -l .; exit 1; }
 	$(GO) vet ./...
 	$(GO) vet -tags faults ./cmd/...
+	$(GO) vet -tags vm ./test/vm/...
 	$(GO) run $(STATICCHECK) ./...
+	$(GO) run $(STATICCHECK) -tags vm ./test/vm/...
 
 deps: ## the programs that the plugin runs
 	hack/install-deps

@@ -18,8 +18,8 @@ import (
 )
 
 // Patience bounds every wait of the harness. It is no measure of speed: the
-// machine may be busy.
-const Patience = time.Minute
+// machine may be busy, or simulated.
+const Patience = 3 * time.Minute
 
 // Process is one run of the binary. It leads a session of its own, by which
 // its helper programs are known even after its death.

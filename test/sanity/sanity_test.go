@@ -37,18 +37,14 @@ type report struct {
 func TestMain(m *testing.M) { harness.Main(m) }
 
 func TestSanity(t *testing.T) {
-	sanity := filepath.Join(t.TempDir(), "csi-sanity")
-	if out, err := exec.Command("go", "build", "-o", sanity, "github.com/kubernetes-csi/csi-test/v5/cmd/csi-sanity").CombinedOutput(); err != nil {
-		t.Fatalf("building csi-sanity: %v\n%s", err, out)
-	}
 	for _, access := range []string{"mount", "block"} {
 		for _, provisioning := range []string{"thick", "thin"} {
-			t.Run(access+" "+provisioning, func(t *testing.T) { run(t, sanity, access, provisioning) })
+			t.Run(access+" "+provisioning, func(t *testing.T) { run(t, access, provisioning) })
 		}
 	}
 }
 
-func run(t *testing.T, sanity, access, provisioning string) {
+func run(t *testing.T, access, provisioning string) {
 	p := harness.Start(t, harness.Options{})
 	dir := t.TempDir()
 	parameters := filepath.Join(dir, "parameters.yaml")
@@ -56,7 +52,7 @@ func run(t *testing.T, sanity, access, provisioning string) {
 		t.Fatal(err)
 	}
 	results := filepath.Join(dir, "junit.xml")
-	out, err := exec.Command(sanity,
+	out, err := exec.Command(harness.SanityBinary(t),
 		"-csi.endpoint", "unix://"+p.Socket, "-csi.stagingdir", filepath.Join(p.KubeletDir, "staging"), "-csi.mountdir", filepath.Join(p.KubeletDir, "mount"),
 		"-csi.testvolumeaccesstype", access, "-csi.testvolumeparameters", parameters,
 		"-csi.testvolumesize", "67108864", "-csi.testvolumeexpandsize", "100663296",

@@ -1,0 +1,134 @@
+//go:build vm
+
+package vm
+
+import (
+	"context"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/csi-node/csi-node/test/harness"
+)
+
+const module = "github.com/csi-node/csi-node/"
+
+// The tests that meet the kernel, in guests that run side by side. The rest of
+// the packages are left out: they are pure, or speak to fakes.
+var guests = map[string][]string{
+	"packages": {"pkg/state", "pkg/mounts", "pkg/filesystem", "pkg/devices/pool", "pkg/devices/loop",
+		"pkg/controllerserver", "pkg/driver", "test/sanity"},
+	"node": {"test/node"},
+}
+
+func TestOtherKernel(t *testing.T) {
+	image := newImage(t)
+	binaries := t.TempDir()
+	if err := harness.BuildAll(binaries); err != nil {
+		t.Fatal(err)
+	}
+	for name, packages := range guests {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			job := t.TempDir()
+			link(t, binaries, filepath.Join(job, "bin"))
+			compile(t, job, packages)
+			copyProgram(t, "run-tests", filepath.Join(job, "run"))
+			var order []string
+			for _, p := range packages {
+				order = append(order, filepath.Base(p))
+			}
+			write(t, filepath.Join(job, "order"), strings.Join(order, "\n")+"\n")
+			scratch := newDisk(t, "scratch", 20<<30)
+			g := Guest{Image: image, Job: job, Disks: []Disk{scratch}, Line: func(line string) bool {
+				t.Log(line)
+				return false
+			}}
+			if err := g.Run(within(t, 45*time.Minute)); errors.Is(err, ErrJob) {
+				t.Error(ErrJob) // the log tells which
+			} else if err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+// compile makes the test programs of packages, named <last element>.test.
+func compile(t *testing.T, dir string, packages []string) {
+	t.Helper()
+	args := []string{"test", "-c", "-tags", "vm", "-ldflags", "-s -w", "-o", dir + "/"}
+	for _, p := range packages {
+		args = append(args, module+p)
+	}
+	cmd := exec.Command("go", args...)
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("compiling the tests: %v\n%s", err, out)
+	}
+}
+
+// newImage returns the guest's image.
+func newImage(t *testing.T) string {
+	t.Helper()
+	image, err := Image(within(t, 10*time.Minute), ".")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return image
+}
+
+// newDisk makes an empty disk of so many bytes.
+func newDisk(t *testing.T, serial string, bytes int64) Disk {
+	t.Helper()
+	d := Disk{Serial: serial, Path: filepath.Join(t.TempDir(), serial+".raw")}
+	write(t, d.Path, "")
+	if err := os.Truncate(d.Path, bytes); err != nil {
+		t.Fatal(err)
+	}
+	return d
+}
+
+// within returns a context for one part of the test.
+func within(t *testing.T, d time.Duration) context.Context {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), d)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+func write(t *testing.T, path, text string) {
+	t.Helper()
+	if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func copyProgram(t *testing.T, from, to string) {
+	t.Helper()
+	text, err := os.ReadFile(from)
+	if err == nil {
+		err = os.WriteFile(to, text, 0o755)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// link makes hard links of a directory's files in a new one.
+func link(t *testing.T, from, to string) {
+	t.Helper()
+	files, err := os.ReadDir(from)
+	if err == nil {
+		err = os.Mkdir(to, 0o755)
+	}
+	for _, f := range files {
+		err = errors.Join(err, os.Link(filepath.Join(from, f.Name()), filepath.Join(to, f.Name())))
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+}
