@@ -21,16 +21,16 @@ func main() {
 	all := flag.Bool("all", false, "run all tests of a package and name all that fail, to find those that kill a mutant")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
-	defer stop()
-	if err := kill(ctx, *all, flag.Args()); err != nil {
+	err := kill(ctx, *all, flag.Args())
+	stop()
+	if err != nil {
 		fmt.Fprintln(os.Stderr, "mutants:", err)
-		stop()
 		os.Exit(1)
 	}
 }
 
-// kill makes the mutants whose names hold one of the words, all without words,
-// and returns an error unless every one is killed.
+// kill makes the mutants whose file or name holds one of the words, all without
+// words, and returns an error unless every one is killed.
 func kill(ctx context.Context, all bool, words []string) error {
 	if os.Geteuid() != 0 {
 		return errors.New("some of the tests mount and attach devices: run this as root")
@@ -44,7 +44,7 @@ func kill(ctx context.Context, all bool, words []string) error {
 		return err
 	}
 	mutants = slices.DeleteFunc(mutants, func(m *mutant) bool {
-		return len(words) > 0 && !slices.ContainsFunc(words, func(word string) bool { return strings.Contains(m.name, word) })
+		return len(words) > 0 && !slices.ContainsFunc(words, func(word string) bool { return strings.Contains(m.file+" "+m.name, word) })
 	})
 	scratch, err := os.MkdirTemp("", "mut")
 	if err != nil {
@@ -53,12 +53,15 @@ func kill(ctx context.Context, all bool, words []string) error {
 	defer os.RemoveAll(scratch)
 	r := &runner{root: strings.TrimSpace(string(root)), scratch: scratch, all: all}
 	start := time.Now()
-	if err := r.sound(ctx, mutants); err != nil {
+	builds, err := r.plan(mutants)
+	if err != nil {
 		return err
 	}
-	counts := r.killAll(ctx, mutants)
-	if ctx.Err() != nil {
-		return ctx.Err()
+	counts := map[kind]int{}
+	for _, b := range builds {
+		if err := r.killAll(ctx, b, counts); err != nil {
+			return err
+		}
 	}
 	fmt.Printf("%d mutants in %s: %d killed, %d of them by hanging\n", len(mutants), time.Since(start).Round(time.Second), counts[killed]+counts[hung], counts[hung])
 	if counts[survived]+counts[broken] > 0 {
@@ -67,35 +70,48 @@ func kill(ctx context.Context, all bool, words []string) error {
 	return nil
 }
 
-// killAll runs the mutants, parallel at a time, and counts how they end.
-func (r *runner) killAll(ctx context.Context, mutants []*mutant) map[kind]int {
+// killAll runs the mutants of a program, parallel at a time, and counts how they
+// end. An error: the program cannot be made, or its tests fail without a mutant.
+func (r *runner) killAll(ctx context.Context, b *build, counts map[kind]int) error {
+	if err := r.make(ctx, b); err != nil {
+		return err
+	}
+	defer os.Remove(b.program)
+	if b.ids != nil {
+		res := r.sound(ctx, b)
+		if res.kind != survived {
+			return fmt.Errorf("the tests of %s fail without any mutant:\n%s", b.pkg, res.output)
+		}
+		fmt.Printf("%s: its tests pass without a mutant (%.1fs)\n", b.pkg, res.took.Seconds())
+	}
 	var mu sync.Mutex
 	var running sync.WaitGroup
-	counts := map[kind]int{}
 	next := make(chan *mutant)
 	for range parallel {
 		running.Go(func() {
 			for m := range next {
-				res := r.mutant(ctx, m)
+				res := r.run(ctx, b, m)
 				mu.Lock()
-				counts[res.kind]++
-				report(m, res)
+				if ctx.Err() == nil {
+					counts[res.kind]++
+					report(m, res)
+				}
 				mu.Unlock()
 			}
 		})
 	}
-	for _, m := range mutants {
+	for _, m := range b.mutants {
 		if ctx.Err() == nil {
 			next <- m
 		}
 	}
 	close(next)
 	running.Wait()
-	return counts
+	return ctx.Err()
 }
 
 func report(m *mutant, res result) {
-	line := fmt.Sprintf("%s %5.1fs  %s: %s", res.kind, res.took.Seconds(), m.pkg, m.name)
+	line := fmt.Sprintf("%s in %.1fs: %s: %s", res.kind, res.took.Seconds(), m.pkg, m.name)
 	if res.by != "" {
 		line += "  [by " + res.by + "]"
 	}

@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -22,7 +23,7 @@ type kind string
 
 const (
 	killed   kind = "killed"
-	hung     kind = "killed, for it hung"
+	hung     kind = "killed, for it hung,"
 	survived kind = "SURVIVED"
 	broken   kind = "BROKEN" // an error of the list, or of the machine
 )
@@ -35,83 +36,102 @@ type result struct {
 	took   time.Duration
 }
 
-const (
-	testTimeout = time.Minute     // of a mutant's tests; who hangs is killed
-	runTimeout  = 5 * time.Minute // of the compiler, too
-)
+// testTimeout bounds the tests of one mutant: who hangs is killed.
+const testTimeout = 2 * time.Minute
 
-// runner runs tests of the module at root. Its methods may be called concurrently.
+// build is a test program of a package with mutants asleep in it. A mutant that
+// cannot be woven has a program of its own, in which it is awake.
+type build struct {
+	pkg     string
+	ids     map[*mutant]int
+	mutants []*mutant
+	files   map[string]string // other texts for files, by their paths
+	program string
+}
+
+// runner makes and runs test programs of the module at root. Its methods may be
+// called concurrently.
 type runner struct {
 	root    string
 	scratch string // a directory of this process
 	all     bool   // run all tests of a package, and do not stop at the first failure
 }
 
-// mutant runs the tests that must fail once the fault is there.
-func (r *runner) mutant(ctx context.Context, m *mutant) result {
-	path := filepath.Join(r.root, m.file)
-	text, err := os.ReadFile(path)
-	if err != nil {
-		return result{kind: broken, output: err.Error()}
+// plan sorts mutants into programs.
+func (r *runner) plan(mutants []*mutant) ([]*build, error) {
+	var builds []*build
+	together := map[string]*build{}
+	files := map[string]map[string]*woven{} // by package and path
+	for i, m := range mutants {
+		path := filepath.Join(r.root, m.file)
+		text, err := os.ReadFile(path)
+		if err != nil {
+			return nil, err
+		}
+		faulty, err := m.apply(string(text))
+		if err != nil {
+			return nil, fmt.Errorf("mutant %q: %w", m.name, err)
+		}
+		b := together[m.pkg]
+		if b == nil {
+			b = &build{pkg: m.pkg, ids: map[*mutant]int{}, files: map[string]string{}}
+			together[m.pkg], files[m.pkg] = b, map[string]*woven{}
+			builds = append(builds, b)
+		}
+		w := files[m.pkg][path]
+		if w == nil {
+			w = &woven{text: string(text)}
+		}
+		asleep, err := w.weave(i+1, m, faulty)
+		switch {
+		case err != nil:
+			return nil, fmt.Errorf("mutant %q: %w", m.name, err)
+		case !asleep:
+			builds = append(builds, &build{pkg: m.pkg, mutants: []*mutant{m}, files: map[string]string{path: faulty}})
+			continue
+		}
+		files[m.pkg][path] = w
+		b.ids[m] = i + 1
+		b.mutants = append(b.mutants, m)
 	}
-	faulty, err := m.apply(string(text))
-	if err != nil {
-		return result{kind: broken, output: err.Error()}
+	for pkg, b := range together {
+		for path, w := range files[pkg] {
+			b.files[path] = w.file()
+			b.files[switchPath(path)] = switchFile(packageName(w.text))
+		}
 	}
-	return r.tests(ctx, m.pkg, m.tests, map[string]string{path: faulty})
+	return slices.DeleteFunc(builds, func(b *build) bool { return len(b.mutants) == 0 }), nil
 }
 
-// tests runs tests of a package with other texts for some of its files.
-func (r *runner) tests(ctx context.Context, pkg string, names []string, instead map[string]string) (res result) {
-	start := time.Now()
+var packageLine = regexp.MustCompile(`(?m)^package (\w+)`)
+
+func packageName(text string) string { return packageLine.FindStringSubmatch(text)[1] }
+
+// make compiles the program; the error holds what the compiler said.
+func (r *runner) make(ctx context.Context, b *build) error {
 	dir, err := os.MkdirTemp(r.scratch, "")
 	if err != nil {
-		return result{kind: broken, output: err.Error()}
+		return err
 	}
-	defer func() {
-		if err := errors.Join(detachBelow(dir), os.RemoveAll(dir)); err != nil {
-			res.kind, res.output = broken, res.output+"\ncleaning up: "+err.Error()
-		}
-	}()
-	timeout := testTimeout
-	if r.all {
-		timeout = runTimeout
+	overlay, err := writeOverlay(dir, b.files)
+	if err != nil {
+		return err
 	}
-	args := []string{"test", "-count=1", "-vet=off", "-timeout", timeout.String()}
-	if !r.all {
-		args = append(args, "-failfast", "-run", "^("+strings.Join(names, "|")+")$")
-	}
-	if len(instead) > 0 {
-		overlay, err := writeOverlay(dir, instead)
-		if err != nil {
-			return result{kind: broken, output: err.Error()}
-		}
-		args = append(args, "-overlay", overlay)
-	}
-	ctx, cancel := context.WithTimeout(ctx, runTimeout)
-	defer cancel()
-	cmd := exec.CommandContext(ctx, "go", append(args, pkg)...)
+	b.program = filepath.Join(dir, "test")
+	cmd := exec.CommandContext(ctx, "go", "test", "-c", "-vet=off", "-overlay", overlay, "-o", b.program, b.pkg)
 	cmd.Dir = r.root
-	cmd.Env = append(os.Environ(), "TMPDIR="+dir)
-	cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS}
-	cmd.WaitDelay = 10 * time.Second
-	output, err := cmd.CombinedOutput()
-	res = result{output: string(output), took: time.Since(start)}
-	var exit *exec.ExitError
-	if err != nil && !errors.As(err, &exit) || ctx.Err() != nil {
-		res.kind, res.output = broken, res.output+errors.Join(err, ctx.Err()).Error()
-		return res
+	if output, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("%s with its mutants: %w\n%s", b.pkg, err, output)
 	}
-	res.kind, res.by = verdict(res.output, err != nil)
-	return res
+	return nil
 }
 
 // writeOverlay writes the texts into dir and returns the path of the file that
 // go's -overlay takes.
-func writeOverlay(dir string, instead map[string]string) (string, error) {
+func writeOverlay(dir string, files map[string]string) (string, error) {
 	replace := map[string]string{}
-	for path, text := range instead {
-		replace[path] = filepath.Join(dir, filepath.Base(path))
+	for path, text := range files {
+		replace[path] = filepath.Join(dir, strconv.Itoa(len(replace))+".go")
 		if err := os.WriteFile(replace[path], []byte(text), 0o600); err != nil {
 			return "", err
 		}
@@ -124,17 +144,72 @@ func writeOverlay(dir string, instead map[string]string) (string, error) {
 	return overlay, os.WriteFile(overlay, raw, 0o600)
 }
 
+// run runs the tests that must fail while the mutant is awake.
+func (r *runner) run(ctx context.Context, b *build, m *mutant) result {
+	awake := ""
+	if id, ok := b.ids[m]; ok {
+		awake = strconv.Itoa(id)
+	}
+	names := m.tests
+	if r.all {
+		names = nil
+	}
+	return r.tests(ctx, b, names, awake)
+}
+
+// sound runs the tests that the mutants name while all are asleep: a test that
+// fails then kills nothing.
+func (r *runner) sound(ctx context.Context, b *build) result {
+	var names []string
+	for _, m := range b.mutants {
+		names = append(names, m.tests...)
+	}
+	slices.Sort(names)
+	return r.tests(ctx, b, slices.Compact(names), "")
+}
+
+// tests runs tests of a program, all without names.
+func (r *runner) tests(ctx context.Context, b *build, names []string, awake string) (res result) {
+	start := time.Now()
+	dir, err := os.MkdirTemp(r.scratch, "")
+	if err != nil {
+		return result{kind: broken, output: err.Error()}
+	}
+	defer func() {
+		if err := errors.Join(detachBelow(dir), os.RemoveAll(dir)); err != nil {
+			res.kind, res.output = broken, res.output+"\ncleaning up: "+err.Error()
+		}
+	}()
+	args := []string{"-test.timeout", testTimeout.String()}
+	if len(names) > 0 {
+		args = append(args, "-test.failfast", "-test.run", "^("+strings.Join(names, "|")+")$")
+	}
+	ctx, cancel := context.WithTimeout(ctx, testTimeout+10*time.Second)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, b.program, args...)
+	cmd.Dir = filepath.Join(r.root, b.pkg)
+	cmd.Env = append(os.Environ(), "TMPDIR="+dir, envName+"="+awake)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS}
+	cmd.WaitDelay = 5 * time.Second
+	output, err := cmd.CombinedOutput()
+	res = result{output: string(output), took: time.Since(start)}
+	var exit *exec.ExitError
+	if err != nil && !errors.As(err, &exit) || ctx.Err() != nil {
+		res.kind, res.output = broken, fmt.Sprintf("%s\n%v %v", res.output, err, ctx.Err())
+		return res
+	}
+	res.kind, res.by = verdict(res.output, err != nil)
+	return res
+}
+
 var (
-	failLine    = regexp.MustCompile(`(?m)^ *--- FAIL: (\S+)`)
-	timedOut    = regexp.MustCompile(`panic: test timed out after .*\n\s*running tests:\n\s*(\S+)`)
-	failedRun   = regexp.MustCompile(`(?m)^FAIL\t`)
-	neverBegun  = regexp.MustCompile(`\[(build|setup) failed\]|no tests to run`)
-	failureSeen = regexp.MustCompile(`(?m)^(panic|fatal error|exit status|signal): `)
+	failLine = regexp.MustCompile(`(?m)^ *--- FAIL: (\S+)`)
+	timedOut = regexp.MustCompile(`panic: test timed out after .*\n\s*running tests:\n\s*(\S+)`)
 )
 
-// verdict says how tests ended by what go test wrote.
+// verdict says how tests ended by what they wrote.
 func verdict(output string, failed bool) (kind, string) {
-	if neverBegun.MatchString(output) {
+	if !failed && strings.Contains(output, "no tests to run") {
 		return broken, ""
 	}
 	if !failed {
@@ -151,13 +226,10 @@ func verdict(output string, failed bool) (kind, string) {
 			by = append(by, match[1])
 		}
 	}
-	switch {
-	case len(by) > 0:
-		return killed, strings.Join(by, ", ")
-	case failedRun.MatchString(output) || failureSeen.MatchString(output):
+	if len(by) == 0 {
 		return killed, "a fatal error"
 	}
-	return broken, ""
+	return killed, strings.Join(by, ", ")
 }
 
 // detachBelow detaches the loop devices over files below dir, and those over
@@ -168,7 +240,7 @@ func detachBelow(dir string) error {
 	if err != nil {
 		return err
 	}
-	left := map[string]string{} // device by backing
+	left := map[string]string{} // backing by device
 	for _, path := range backings {
 		if raw, err := os.ReadFile(path); err == nil { // else it has gone meanwhile
 			left["/dev/"+filepath.Base(filepath.Dir(filepath.Dir(path)))] = strings.TrimSpace(string(raw))
@@ -195,29 +267,4 @@ func detach(device string) error {
 		err = fmt.Errorf("detach %s: %w", device, err)
 	}
 	return errors.Join(err, f.Close())
-}
-
-// sound runs the tests that the mutants name without any fault, or else every
-// mutant would look killed.
-func (r *runner) sound(ctx context.Context, mutants []*mutant) error {
-	names := map[string][]string{}
-	var pkgs []string
-	for _, m := range mutants {
-		if names[m.pkg] == nil {
-			pkgs = append(pkgs, m.pkg)
-		}
-		for _, name := range m.tests {
-			if !slices.Contains(names[m.pkg], name) {
-				names[m.pkg] = append(names[m.pkg], name)
-			}
-		}
-	}
-	for _, pkg := range pkgs {
-		res := r.tests(ctx, pkg, names[pkg], nil)
-		if res.kind != survived {
-			return fmt.Errorf("the tests of %s fail without any mutant:\n%s", pkg, res.output)
-		}
-		fmt.Printf("sound   %5.1fs  %s: %d tests pass without a mutant\n", res.took.Seconds(), pkg, len(names[pkg]))
-	}
-	return nil
 }
