@@ -19,9 +19,10 @@ const parallel = 2
 
 func main() {
 	all := flag.Bool("all", false, "run all tests of a package and name all that fail, to find those that kill a mutant")
+	skip := flag.String("skip", "", "with -all: the tests to leave out, as go test -skip has it")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
-	err := kill(ctx, *all, flag.Args())
+	err := kill(ctx, *all, *skip, flag.Args())
 	stop()
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "mutants:", err)
@@ -31,7 +32,7 @@ func main() {
 
 // kill makes the mutants whose file or name holds one of the words, all without
 // words, and returns an error unless every one is killed.
-func kill(ctx context.Context, all bool, words []string) error {
+func kill(ctx context.Context, all bool, skip string, words []string) error {
 	if os.Geteuid() != 0 {
 		return errors.New("some of the tests mount and attach devices: run this as root")
 	}
@@ -51,7 +52,7 @@ func kill(ctx context.Context, all bool, words []string) error {
 		return err
 	}
 	defer os.RemoveAll(scratch)
-	r := &runner{root: strings.TrimSpace(string(root)), scratch: scratch, all: all}
+	r := &runner{root: strings.TrimSpace(string(root)), scratch: scratch, all: all, skip: skip}
 	start := time.Now()
 	builds, err := r.plan(mutants)
 	if err != nil {

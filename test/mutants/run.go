@@ -55,6 +55,7 @@ type runner struct {
 	root    string
 	scratch string // a directory of this process
 	all     bool   // run all tests of a package, and do not stop at the first failure
+	skip    string // but these, a regular expression
 }
 
 // plan sorts mutants into programs.
@@ -180,7 +181,7 @@ func (r *runner) tests(ctx context.Context, b *build, names []string, awake stri
 			res.kind, res.output = broken, res.output+"\ncleaning up: "+err.Error()
 		}
 	}()
-	args := []string{"-test.timeout", testTimeout.String()}
+	args := []string{"-test.timeout", testTimeout.String(), "-test.skip", r.skip}
 	if len(names) > 0 {
 		args = append(args, "-test.failfast", "-test.run", "^("+strings.Join(names, "|")+")$")
 	}
