@@ -36,8 +36,12 @@ type result struct {
 	took   time.Duration
 }
 
-// testTimeout bounds the tests of one mutant: who hangs is killed.
-const testTimeout = 2 * time.Minute
+// Who hangs is killed: the tests of one mutant have mutantTime, and five times
+// what all tests of the program took without one.
+const (
+	mutantTime = time.Minute
+	soundTime  = 10 * time.Minute
+)
 
 // build is a test program of a package with mutants asleep in it. A mutant that
 // cannot be woven has a program of its own, in which it is awake.
@@ -47,6 +51,7 @@ type build struct {
 	mutants []*mutant
 	files   map[string]string // other texts for files, by their paths
 	program string
+	limit   time.Duration // of a run
 }
 
 // runner makes and runs test programs of the module at root. Its methods may be
@@ -88,7 +93,7 @@ func (r *runner) plan(mutants []*mutant) ([]*build, error) {
 		case err != nil:
 			return nil, fmt.Errorf("mutant %q: %w", m.name, err)
 		case !asleep:
-			builds = append(builds, &build{pkg: m.pkg, mutants: []*mutant{m}, files: map[string]string{path: faulty}})
+			builds = append(builds, &build{pkg: m.pkg, mutants: []*mutant{m}, limit: soundTime, files: map[string]string{path: faulty}})
 			continue
 		}
 		files[m.pkg][path] = w
@@ -151,11 +156,7 @@ func (r *runner) run(ctx context.Context, b *build, m *mutant) result {
 	if id, ok := b.ids[m]; ok {
 		awake = strconv.Itoa(id)
 	}
-	names := m.tests
-	if r.all {
-		names = nil
-	}
-	return r.tests(ctx, b, names, awake)
+	return r.tests(ctx, b, m.tests, awake)
 }
 
 // sound runs the tests that the mutants name while all are asleep: a test that
@@ -166,10 +167,13 @@ func (r *runner) sound(ctx context.Context, b *build) result {
 		names = append(names, m.tests...)
 	}
 	slices.Sort(names)
-	return r.tests(ctx, b, slices.Compact(names), "")
+	b.limit = soundTime
+	res := r.tests(ctx, b, slices.Compact(names), "")
+	b.limit = mutantTime + 5*res.took
+	return res
 }
 
-// tests runs tests of a program, all without names.
+// tests runs tests of a program.
 func (r *runner) tests(ctx context.Context, b *build, names []string, awake string) (res result) {
 	start := time.Now()
 	dir, err := os.MkdirTemp(r.scratch, "")
@@ -181,11 +185,11 @@ func (r *runner) tests(ctx context.Context, b *build, names []string, awake stri
 			res.kind, res.output = broken, res.output+"\ncleaning up: "+err.Error()
 		}
 	}()
-	args := []string{"-test.timeout", testTimeout.String(), "-test.skip", r.skip}
-	if len(names) > 0 {
+	args := []string{"-test.timeout", b.limit.String(), "-test.skip", r.skip}
+	if !r.all {
 		args = append(args, "-test.failfast", "-test.run", "^("+strings.Join(names, "|")+")$")
 	}
-	ctx, cancel := context.WithTimeout(ctx, testTimeout+10*time.Second)
+	ctx, cancel := context.WithTimeout(ctx, b.limit+10*time.Second)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, b.program, args...)
 	cmd.Dir = filepath.Join(r.root, b.pkg)

@@ -1,0 +1,94 @@
+package filesystem
+
+import (
+	"encoding/binary"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/csi-node/csi-node/pkg/state"
+)
+
+// A loop device that nothing backs any more has no bytes at all.
+func TestGuardProof(t *testing.T) {
+	empty, err := open(state.Device{Path: newImage(t, 0)}, 0)
+	must0(t, err)
+	defer empty.Close()
+	if p, err := proveBlank(t.Context(), empty); err != nil || !strings.Contains(p.found, "without any bytes") || p.whole {
+		t.Errorf("a device without bytes: %+v, %v", p, err)
+	}
+
+	image := newImage(t, 4*mib)
+	write(t, image, mib, make([]byte, 3*mib))
+	f, err := os.Open(image)
+	must0(t, err)
+	defer f.Close()
+	extents, err := dataExtents(t.Context(), f, 2*mib)
+	if err != nil || len(extents) != 1 || extents[0] != (extent{mib, 2 * mib}) {
+		t.Errorf("the data of the first 2 MiB is %v (%v)", extents, err)
+	}
+}
+
+// headOf makes a file system and returns what parse gets of it.
+func headOf(t *testing.T, size int64, mkfs ...string) []byte {
+	t.Helper()
+	image := newImage(t, size)
+	command(t, mkfs[0], append(mkfs[1:], image)...)
+	f, err := os.Open(image)
+	must0(t, err)
+	defer f.Close()
+	head := make([]byte, headSize)
+	_, err = f.ReadAt(head, 0)
+	must0(t, err)
+	return head
+}
+
+func wantDamaged(t *testing.T, k kind, head []byte, words string) {
+	t.Helper()
+	if _, err := k.parse(head); err == nil || !strings.Contains(err.Error(), words) {
+		t.Errorf("parse: %v, want an error with %q", err, words)
+	}
+}
+
+// Without a checksum the sums within the superblock must be right.
+func TestDamagedExt4(t *testing.T) {
+	head := headOf(t, 16*mib, "mkfs.ext4", "-q", "-O", "^metadata_csum")
+	if sb, err := (ext4{}).parse(head); err != nil || sb == nil {
+		t.Fatalf("undamaged: %+v, %v", sb, err)
+	}
+	head[ext4Offset]++ // s_inodes_count
+	wantDamaged(t, ext4{}, head, "inodes in")
+}
+
+func TestDamagedXFS(t *testing.T) {
+	seal := func(head []byte) { binary.LittleEndian.PutUint32(head[224:], xfsChecksum(head[:512])) }
+	sound := headOf(t, 300*mib, "mkfs.xfs", "-q", "-s", "size=512")
+	for words, damage := range map[string]func(head []byte){
+		"interrupted": func(head []byte) { head[126] = 1 },
+		"xfs_repair":  func(head []byte) { head[219] |= xfsNeedsRepair },
+	} {
+		head := append([]byte{}, sound...)
+		damage(head)
+		wantDamaged(t, xfs{}, head, "its checksum is wrong")
+		seal(head)
+		wantDamaged(t, xfs{}, head, words)
+	}
+}
+
+// mkfs is not believed how much of the device it has used.
+func TestFormatHalf(t *testing.T) {
+	h := newHost(t)
+	device := attach(t, newImage(t, 64*mib))
+	script(t, "mkfs.ext4", `for last; do :; done; exec mke2fs -t ext4 -q -b 4096 "$last" 2000`)
+	wantClass(t, h.Format(t.Context(), device, "ext4"), state.Unavailable, "only 8192000 of the device's 67108864 bytes")
+}
+
+// resize2fs is not believed that the file system has grown.
+func TestGrowVerified(t *testing.T) {
+	h := newHost(t)
+	device := attach(t, newImage(t, 64*mib))
+	must0(t, h.Format(t.Context(), device, "ext4"))
+	device = resize(t, device, 128*mib)
+	script(t, "resize2fs", "exit 0")
+	wantClass(t, h.Grow(t.Context(), device, "ext4", ""), state.Unavailable, "fewer than the device allows")
+}
