@@ -3,6 +3,7 @@ package filesystem
 import (
 	"encoding/binary"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 
@@ -26,6 +27,45 @@ func TestGuardProof(t *testing.T) {
 	extents, err := dataExtents(t.Context(), f, 2*mib)
 	if err != nil || len(extents) != 1 || extents[0] != (extent{mib, 2 * mib}) {
 		t.Errorf("the data of the first 2 MiB is %v (%v)", extents, err)
+	}
+}
+
+// Neither zeros that the page cache remembers nor an error is a proof.
+func TestGuardAsksTheDevice(t *testing.T) {
+	h := newHost(t)
+	device := attach(t, newImage(t, 16*mib))
+	image := device.Backing
+	device.Backing = ""
+	if c := probe(t, h, device, ""); c.Kind != state.ContentsBlank {
+		t.Fatalf("blank: %+v", c)
+	}
+	write(t, image, 9*mib, []byte("x"))
+	if c := probe(t, h, device, ""); c.Found != "data at byte 9437184" {
+		t.Errorf("after a write beneath the device: %+v", c)
+	}
+
+	closed, err := open(device, 0)
+	must0(t, err)
+	must0(t, closed.Close())
+	if found, err := closed.firstData(t.Context(), []extent{{0, mib}}); err != nil || !strings.Contains(found, "cannot be read") {
+		t.Errorf("a device that fails: %q, %v", found, err)
+	}
+}
+
+func TestSampleIsEven(t *testing.T) {
+	const gib = int64(1) << 30
+	data := []extent{{0, gib}, {2 * gib, 3 * gib}, {4 * gib, 5 * gib}, {6 * gib, 7 * gib}}
+	places, _ := sample(data, 7*gib)
+	for _, e := range data {
+		n := 0
+		for _, p := range places {
+			if p.start >= e.start && p.end <= e.end && p.end-p.start == sampleBytes {
+				n++
+			}
+		}
+		if n < sampleCount/len(data)-1 || n > sampleCount/len(data)+1 {
+			t.Errorf("%d samples in %v, want a quarter of %d", n, e, sampleCount)
+		}
 	}
 }
 
@@ -91,4 +131,22 @@ func TestGrowVerified(t *testing.T) {
 	device = resize(t, device, 128*mib)
 	script(t, "resize2fs", "exit 0")
 	wantClass(t, h.Grow(t.Context(), device, "ext4", ""), state.Unavailable, "fewer than the device allows")
+}
+
+// However large a device is, its start, its end and the places of ext4's
+// superblock copies are read.
+func TestSampleIsWhereItCounts(t *testing.T) {
+	const size = int64(64) << 30
+	places, whole := sample([]extent{{0, size}}, size)
+	if whole {
+		t.Error("all of 64 GiB is to be read")
+	}
+	for _, e := range []extent{
+		{0, edgeBytes}, {size - edgeBytes, size},
+		{128 * mib, 128*mib + 4096}, {3 * 128 * mib, 3*128*mib + 4096}, {8*mib + 1024, 8*mib + 2048},
+	} {
+		if !slices.ContainsFunc(places, func(p extent) bool { return p.start <= e.start && p.end >= e.end }) {
+			t.Errorf("%v is not read", e)
+		}
+	}
 }

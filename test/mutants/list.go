@@ -129,7 +129,7 @@ func (m *mutant) check(root string, tests func(pkg string) []string) error {
 	}
 	there := tests(m.pkg)
 	for _, name := range m.tests {
-		if !slices.Contains(there, name) {
+		if name, _, _ := strings.Cut(name, "/"); !slices.Contains(there, name) {
 			return fmt.Errorf("%s has no test %s", m.pkg, name)
 		}
 	}

@@ -187,7 +187,7 @@ func (r *runner) tests(ctx context.Context, b *build, names []string, awake stri
 	}()
 	args := []string{"-test.timeout", b.limit.String(), "-test.skip", r.skip}
 	if !r.all {
-		args = append(args, "-test.failfast", "-test.run", "^("+strings.Join(names, "|")+")$")
+		args = append(args, "-test.failfast", "-test.run", pattern(names))
 	}
 	ctx, cancel := context.WithTimeout(ctx, b.limit+10*time.Second)
 	defer cancel()
@@ -205,6 +205,20 @@ func (r *runner) tests(ctx context.Context, b *build, names []string, awake stri
 	}
 	res.kind, res.by = verdict(res.output, err != nil)
 	return res
+}
+
+// pattern returns what go test -run takes for the tests; of a subtest a part of
+// its name will do.
+func pattern(names []string) string {
+	var patterns []string
+	for _, name := range names {
+		test, sub, found := strings.Cut(name, "/")
+		if test = "^" + test + "$"; found {
+			test += "/" + sub
+		}
+		patterns = append(patterns, test)
+	}
+	return strings.Join(patterns, "|")
 }
 
 var (
