@@ -10,7 +10,7 @@ LDFLAGS := -s -w -X main.version=$(VERSION)
 
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 
-.PHONY: build demo test lint deps bench clean
+.PHONY: build demo test test-mutants lint deps bench clean
 
 build: ## bin/csi-node, a static binary
 	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o bin/csi-node ./cmd/csi-node
@@ -20,6 +20,9 @@ demo: deps build ## play kubelet for one volume (root)
 
 test: deps lint ## everything (root, within 15 minutes on 2 cores)
 	$(GO) test -race -timeout 15m ./...
+
+test-mutants: deps ## small faults, one at a time: a test must notice each (root, within 10 minutes on 2 cores)
+	$(GO) run ./test/mutants
 
 lint: ## formatting, vet, staticcheck
 	@test -z "$$(gofmt -l .)" || { echo "gofmt these files:"; gofmt -l .; exit 1; }
