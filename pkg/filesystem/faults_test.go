@@ -154,3 +154,27 @@ func TestSampleIsWhereItCounts(t *testing.T) {
 		}
 	}
 }
+
+// Boot code may look like an entry of a partition table further on.
+func TestBootCodeIsNoPartitionTable(t *testing.T) {
+	head := []byte(mbr())
+	if !hasPartitions(head) {
+		t.Fatal("a partition table is none")
+	}
+	copy(head[mbrEntries+16:], head[mbrEntries:mbrEntries+16])
+	head[mbrEntries] = 0x13
+	if hasPartitions(head) {
+		t.Error("code is a partition table")
+	}
+}
+
+// Without the capability the operator is told which one is missing.
+func TestGrowNamesTheCapability(t *testing.T) {
+	h := newHost(t)
+	h.growsMounted["ext4"] = false
+	device := attach(t, newImage(t, 64*mib))
+	must0(t, h.Format(t.Context(), device, "ext4"))
+	dir := mount(t, device, "ext4")
+	device = resize(t, device, 128*mib)
+	wantClass(t, h.Grow(t.Context(), device, "ext4", dir), state.FailedPrecondition, "CAP_SYS_RESOURCE")
+}

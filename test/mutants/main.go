@@ -60,8 +60,11 @@ func kill(ctx context.Context, all bool, skip string, words []string) error {
 	}
 	counts := map[kind]int{}
 	for _, b := range builds {
-		if err := r.killAll(ctx, b, counts); err != nil {
-			return err
+		if err := r.killAll(ctx, b, counts); ctx.Err() != nil {
+			return ctx.Err()
+		} else if err != nil {
+			counts[broken] += len(b.mutants)
+			fmt.Println(err)
 		}
 	}
 	fmt.Printf("%d mutants in %s: %d killed, %d of them by hanging\n", len(mutants), time.Since(start).Round(time.Second), counts[killed]+counts[hung], counts[hung])
