@@ -1,11 +1,14 @@
 package mounts
 
 import (
+	"bytes"
 	"os"
 	"path/filepath"
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/csi-node/csi-node/pkg/state"
 )
 
 // kubelet made the directory: what takes its place is like it.
@@ -32,5 +35,39 @@ func TestEmergencyReadOnly(t *testing.T) {
 	}
 	if e = (entry{options: "rw,errors=remount-ro"}); e.mount().SuperReadOnly {
 		t.Error("a writable superblock counts as read-only")
+	}
+}
+
+// To mount is to write: the device is judged before.
+func TestWrongNodeIsNotWrittenTo(t *testing.T) {
+	h, root := newHost(t)
+	d := newDevice(t, root, "ext4")
+	before, err := os.ReadFile(d.Path)
+	must(t, err)
+	d.Number.Minor += 1000
+	err = h.MountDevice(t.Context(), d, filepath.Join(root, "stage"), "ext4", state.Flags{}, false)
+	wantClass(t, err, state.Unavailable, d.Path)
+	after, err := os.ReadFile(d.Path)
+	must(t, err)
+	if !bytes.Equal(before, after) {
+		t.Error("the device was written to")
+	}
+}
+
+func TestRootIsNoPath(t *testing.T) {
+	h, err := New("/")
+	must(t, err)
+	wantClass(t, h.Check("/"), state.InvalidArgument, "not below")
+}
+
+// mkfs.ext4 keeps some blocks for root, unless it is told otherwise.
+func TestUsageLeavesOutWhatIsRoots(t *testing.T) {
+	h, root := newHost(t)
+	path := filepath.Join(root, "stage")
+	mounted(t, h, path)
+	u, err := h.Usage(t.Context(), path)
+	must(t, err)
+	if free := u.Bytes.Total - u.Bytes.Used; u.Bytes.Available >= free {
+		t.Errorf("%d bytes are available, of %d free", u.Bytes.Available, free)
 	}
 }
