@@ -17,14 +17,20 @@
 //	+	if false {
 //
 // The tests are those of the file's package, unless a path ("./test/node")
-// stands before them; naming the fewest keeps the whole fast. With -all, every
-// test of the package runs, and all that fail are named. What must be found
-// exactly once and is not, does not compile, or names a test that is not there,
-// is an error of the list; go test checks all but the compiling.
+// stands before them; TestGuard/swap is one with its subtests. Naming the fewest
+// keeps the whole fast. With -all, every test of the package runs, and all that
+// fail are named. What must be found exactly once and is not, does not compile,
+// or names a test that is not there, is an error of the list; go test checks all
+// but the compiling.
 //
-// Nothing is written to the source: go test -overlay takes the mutant from a
-// scratch directory. The tests run in a mount namespace of their own, so no
-// mount outlives them, and a loop device over a file of theirs is detached. A
-// mutant must not reach for anything else: one that takes every loop device for
-// its own has no place here.
+// Nothing is written to the source: go test -overlay takes it from a scratch
+// directory. All mutants of a package sleep in one test program, and the
+// environment wakes one at a time (see weave), so most take no more than their
+// test. The tests pass once with all asleep, or else everything would look killed.
+//
+// The tests run in a mount namespace of their own, so no mount outlives them,
+// and a loop device over a file of theirs is detached. A mutant must not reach
+// for anything else: one that takes every loop device for its own has no place
+// here. Nor has one that changes nothing that can be seen, because two checks
+// refuse the same.
 package main
