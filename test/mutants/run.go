@@ -47,6 +47,7 @@ const (
 // cannot be woven has a program of its own, in which it is awake.
 type build struct {
 	pkg     string
+	checks  []string // tests of all mutants of the package, which must pass while all sleep
 	ids     map[*mutant]int
 	mutants []*mutant
 	files   map[string]string // other texts for files, by their paths
@@ -84,6 +85,7 @@ func (r *runner) plan(mutants []*mutant) ([]*build, error) {
 			together[m.pkg], files[m.pkg] = b, map[string]*woven{}
 			builds = append(builds, b)
 		}
+		b.checks = append(b.checks, m.tests...)
 		w := files[m.pkg][path]
 		if w == nil {
 			w = &woven{text: string(text)}
@@ -93,7 +95,7 @@ func (r *runner) plan(mutants []*mutant) ([]*build, error) {
 		case err != nil:
 			return nil, fmt.Errorf("mutant %q: %w", m.name, err)
 		case !asleep:
-			builds = append(builds, &build{pkg: m.pkg, mutants: []*mutant{m}, limit: soundTime, files: map[string]string{path: faulty}})
+			builds = append(builds, &build{pkg: m.pkg, mutants: []*mutant{m}, limit: 2 * mutantTime, files: map[string]string{path: faulty}})
 			continue
 		}
 		files[m.pkg][path] = w
@@ -106,7 +108,7 @@ func (r *runner) plan(mutants []*mutant) ([]*build, error) {
 			b.files[switchPath(path)] = switchFile(packageName(w.text))
 		}
 	}
-	return slices.DeleteFunc(builds, func(b *build) bool { return len(b.mutants) == 0 }), nil
+	return builds, nil
 }
 
 var packageLine = regexp.MustCompile(`(?m)^package (\w+)`)
@@ -162,13 +164,9 @@ func (r *runner) run(ctx context.Context, b *build, m *mutant) result {
 // sound runs the tests that the mutants name while all are asleep: a test that
 // fails then kills nothing.
 func (r *runner) sound(ctx context.Context, b *build) result {
-	var names []string
-	for _, m := range b.mutants {
-		names = append(names, m.tests...)
-	}
-	slices.Sort(names)
+	slices.Sort(b.checks)
 	b.limit = soundTime
-	res := r.tests(ctx, b, slices.Compact(names), "")
+	res := r.tests(ctx, b, slices.Compact(b.checks), "")
 	b.limit = mutantTime + 5*res.took
 	return res
 }
