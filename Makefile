@@ -13,7 +13,7 @@ STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 
 STORM ?= 20000
 
-.PHONY: build demo test test-vm fuzz storm lint deps bench clean
+.PHONY: build demo test test-vm test-mutants fuzz storm lint deps bench clean
 
 build: ## bin/csi-node, a static binary
 	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o bin/csi-node ./cmd/csi-node
@@ -34,6 +34,9 @@ storm: deps ## random calls on the real kernel, STORM of them (20000; root)
 test-vm: ## in virtual machines: another kernel, power cuts (root, Debian)
 	hack/install-vm-deps
 	$(GO) test -tags vm -v -count 1 -timeout 90m ./test/vm
+
+test-mutants: deps ## small faults, one at a time: a test must notice each (root, within 10 minutes on 2 cores)
+	$(GO) run ./test/mutants
 
 lint: ## formatting, vet, staticcheck
 	@test -z "$$(gofmt -l .)" || { echo "gofmt these files:"; gofmt -l .; exit 1; }

@@ -393,28 +393,30 @@ func TestStageSupersedesUnstage(t *testing.T) {
 // The edit of a final failure meets an intent that was superseded meanwhile:
 // the caller is told that, and never a final code for what stands again.
 func TestSupersededWhileBeingWithdrawn(t *testing.T) {
-	bubble(t, func(h *harness) {
-		h.volume("v")
-		h.ok(stage("v"))
-		h.k.fail(opBind, "", 1, state.Errorf(state.FailedPrecondition, "no parent"))
-		first := make(chan error, 1)
-		edits := 0
-		h.store.edits = func(string) {
-			if edits++; edits == 2 { // the worker's withdrawal
-				h.store.edits = nil
-				if _, err := h.store.Edit("v", unpublish("v", 1).edit); err != nil {
-					t.Error(err)
-				}
-				if _, err := h.store.Edit("v", publish("v", 1).edit); err != nil {
-					t.Error(err)
+	for _, at := range []int{2, 3} { // the worker notes that it begins, and withdraws
+		bubble(t, func(h *harness) {
+			h.volume("v")
+			h.ok(stage("v"))
+			h.k.fail(opBind, "", 1, state.Errorf(state.FailedPrecondition, "no parent"))
+			first := make(chan error, 1)
+			edits := 0
+			h.store.edits = func(string) {
+				if edits++; edits == at {
+					h.store.edits = nil
+					if _, err := h.store.Edit("v", unpublish("v", 1).edit); err != nil {
+						t.Error(err)
+					}
+					if _, err := h.store.Edit("v", publish("v", 1).edit); err != nil {
+						t.Error(err)
+					}
 				}
 			}
-		}
-		go func() { first <- h.do(publish("v", 1)) }()
-		synctest.Wait()
-		h.refuse(h.got(first), state.Aborted)
-		h.ok(publish("v", 1))
-	})
+			go func() { first <- h.do(publish("v", 1)) }()
+			synctest.Wait()
+			h.refuse(h.got(first), state.Aborted)
+			h.ok(publish("v", 1))
+		})
+	}
 }
 
 func TestUnstageIsRefusedWhilePublished(t *testing.T) {

@@ -1,0 +1,138 @@
+package reconciler_test
+
+import (
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/csi-node/csi-node/pkg/reconciler"
+	"github.com/csi-node/csi-node/pkg/state"
+)
+
+// TestPlanConditions shows each condition of a rule where it alone decides.
+func TestPlanConditions(t *testing.T) {
+	for _, tt := range []struct {
+		name string
+		want *state.Volume
+		have state.Actual
+		plan []string
+	}{
+		// What keeps a device from being attached in the other mode.
+		{"mode: a view", volume(stagedBlock(readOnly)), actual(attached(), view(held)),
+			[]string{"stage: stuck, FailedPrecondition: in use"}},
+		{"mode: a target out of sight", volume(staged(readOnly), unpublished(podA)), actual(attached(), ext4(), targetIs(podA, unseenNow())),
+			[]string{"stage: stuck, FailedPrecondition: in use", "A: stuck, Unavailable: timed out"}},
+		{"mode: a stage that claims nothing", volume(staged(readOnly)), actual(attached(), ext4(), stageIs(mounted(rw))),
+			[]string{"stage: stuck, FailedPrecondition: in use"}},
+		{"mode: a stage out of sight", volume(staged(readOnly)), actual(attached(), ext4(), stageIs(unseenNow())),
+			[]string{"stage: stuck, FailedPrecondition: in use"}},
+
+		// What is done to a device that nobody uses.
+		{"no check of what is held", volume(staged()), actual(attached(held), ext4(needsCheck)),
+			[]string{"stage: stuck, Unavailable: before checking"}},
+		{"no erasing of what is held", volume(staged()), actual(attached(held, marked), ext4()),
+			[]string{"stage: stuck, Unavailable: before formatting again"}},
+
+		// What must not be at the staging path.
+		{"stage: out of sight", volume(staged()), actual(attached(), ext4(), stageIs(unseenNow())),
+			[]string{"stage: stuck, Unavailable: timed out"}},
+		{"stage: a file", volume(staged()), actual(attached(), ext4(), stageIs(emptyFile())),
+			[]string{"stage: stuck, FailedPrecondition: a file, not a directory"}},
+		{"stage: another volume of the same type", volume(staged()), actual(attached(), ext4(), stageIs(mounted(rw, on(formerDisk)))),
+			[]string{"stage: stuck, FailedPrecondition: the plugin did not mount it"}},
+		{"stage: a part of the volume", volume(staged()), actual(attached(), ext4(), stageIs(mounted(rw, part("/sub")))),
+			[]string{"stage: stuck, FailedPrecondition: the plugin did not mount it"}},
+		{"stage: the volume as another type", volume(staged()), actual(attached(), ext4(), stageIs(mounted(rw, of("xfs")))),
+			[]string{"stage: stuck, FailedPrecondition: as xfs, and ext4 was asked for"}},
+		{"stage: writable where read-only was asked for", volume(staged(readOnly)), actual(attached(readOnlyDevice), ext4(), stageIs(mounted(rw, turned))),
+			[]string{"set-attributes for stage", "stage: under way"}},
+		{"stage: broken, and a target is out of sight", volume(staged(), unpublished(podA)), actual(attached(), ext4(), stageIs(mounted(rw, corrupt)), targetIs(podA, unseenNow())),
+			[]string{"stage: stuck, Unavailable: broken", "A: stuck, Unavailable: timed out"}},
+
+		// A staging directory that was removed.
+		{"removed: stays removed", volume(staged(stageAccepted)), actual(attached(), ext4()),
+			[]string{"stage: stuck, FailedPrecondition: was removed"}},
+		{"removed: made when asked for", volume(staged(stageAccepted, stageAsked)), actual(attached(), ext4()),
+			[]string{"mount for stage", "stage: under way"}},
+		{"removed: made for a publish", volume(staged(stageAccepted), published(podA, asked)), actual(attached(), ext4()),
+			[]string{"mount for stage", "stage: under way", "A: waits for stage"}},
+		{"removed: not made for an unpublish", volume(staged(stageAccepted), unpublished(podA, asked)), actual(attached(), ext4(), targetIs(podA, emptyDir())),
+			[]string{"remove-target for A", "stage: stuck, FailedPrecondition: was removed", "A: under way"}},
+
+		// Raw access.
+		{"raw: not to a mounted file system", volume(stagedBlock()), actual(attached(), stageIs(mounted(rw))),
+			[]string{"stage: stuck, FailedPrecondition: file system is mounted"}},
+		{"raw: not to a marked device", volume(stagedBlock()), actual(attached(marked)),
+			[]string{"stage: stuck, FailedPrecondition: interrupted"}},
+		{"raw: reading a marked device is no harm", volume(stagedBlock(readOnly)), actual(attached(marked, readOnlyDevice)),
+			[]string{"stage: settled"}},
+		{"raw: what was accepted stays", volume(stagedBlock(stageAccepted)), actual(attached(marked)),
+			[]string{"stage: settled"}},
+
+		// The end of a stage.
+		{"end: out of sight", volume(unstaged()), actual(attached(), stageIs(unseenNow())),
+			[]string{"stage: stuck, Unavailable: timed out"}},
+		{"end: a target that is no path holds nothing up", volume(unstaged(), unpublished(podA)), actual(attached(), stageIs(emptyDir()), targetIs(podA, noPath())),
+			[]string{"detach for stage", "stage: under way", "A: stuck, InvalidArgument: a symbolic link"}},
+
+		// Growth.
+		{"growth: the contents cannot be read", volume(staged(), size(100)), actual(attached(), contents(state.Contents{Err: errors.New("read failed")}), stageIs(mounted(rw))),
+			[]string{"stage: settled", "size: stuck, Unavailable: read failed"}},
+		{"growth: of what is being unstaged", volume(unstaged(), size(200)), actual(attached(), stageIs(mounted(rw))),
+			[]string{"unmount for stage", "stage: under way", "size: stuck, FailedPrecondition: not staged"}},
+		{"growth: what was accepted stays", volume(staged(), size(100), sizeAccepted), actual(attached(), ext4(growable), stageIs(mounted(rw))),
+			[]string{"stage: settled", "size: settled"}},
+		{"growth: not before the volume is mounted", volume(staged()), actual(attached(), ext4(growable, growsMounted), stageIs(emptyDir())),
+			[]string{"mount for stage", "stage: under way"}},
+
+		// Targets.
+		{"target: not while the stage goes", volume(unstaged(), published(podA)), actual(attached(), stageIs(emptyDir())),
+			[]string{"detach for stage", "stage: under way", "A: stuck, FailedPrecondition: not staged"}},
+		{"target: out of sight", volume(staged(), published(podA)), actual(attached(), ext4(), stageIs(mounted(rw)), targetIs(podA, unseenNow())),
+			[]string{"stage: settled", "A: stuck, Unavailable: timed out"}},
+		{"target: another volume of the same type", volume(staged(), published(podA)), actual(attached(), ext4(), stageIs(mounted(rw)), targetIs(podA, mounted(rw, on(formerDisk)))),
+			[]string{"stage: settled", "A: stuck, FailedPrecondition: the plugin did not mount it"}},
+		{"target: flags of its own", volume(staged(), published(podA, flagged("noexec"))), actual(attached(), ext4(), stageIs(mounted(rw)), targetIs(podA, mounted(rw))),
+			[]string{"set-attributes for A", "stage: settled", "A: under way"}},
+		{"target: the node of another device", volume(stagedBlock(), publishedBlock(podA)), actual(attached(), targetIs(podA, node(formerDisk))),
+			[]string{"stage: settled", "A: stuck, FailedPrecondition: the plugin did not mount it"}},
+		{"target: the view that a target shows until its end stays", volume(stagedBlock(), unpublished(podA)), actual(attached(), view(), targetIs(podA, node(overlay))),
+			[]string{"unbind for A", "stage: settled", "A: under way"}},
+		{"target: a view that is held stays", volume(stagedBlock()), actual(attached(), view(held)),
+			[]string{"stage: settled"}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			told := tellPlan(tt.want, reconciler.MakePlan(tt.want, tt.have))
+			if !slices.EqualFunc(told, tt.plan, matches) {
+				t.Errorf("plan\n\t%s\nwant\n\t%s", strings.Join(told, "\n\t"), strings.Join(tt.plan, "\n\t"))
+			}
+		})
+	}
+}
+
+func TestProblems(t *testing.T) {
+	plan := reconciler.MakePlan(volume(staged(), published(podB), published(podA), size(200)),
+		actual(attached(sized(200, 200)), ext4(growable), stageIs(mounted(rw)), targetIs(podA, foreign()), targetIs(podB, unseenNow())))
+	var parts []string
+	for _, p := range plan.Problems() {
+		if p.Text == "" {
+			t.Errorf("%s has a problem without words", p.Part)
+		}
+		parts = append(parts, p.Part.String())
+	}
+	if want := []string{"size", "target " + podA, "target " + podB}; !slices.Equal(parts, want) {
+		t.Errorf("problems of %q, want %q", parts, want)
+	}
+}
+
+func stageAccepted(s *state.Stage, _ *state.Target) { s.Accepted = true }
+func stageAsked(s *state.Stage, _ *state.Target)    { s.Asked = true }
+func sizeAccepted(v *state.Volume)                  { v.Size.Accepted = true }
+
+func flagged(flags ...string) how {
+	return func(_ *state.Stage, t *state.Target) { t.Capability.Flags = flags }
+}
+
+func on(n state.DeviceNumber) mountFact { return func(m *state.Mount) { m.Device = n } }
+func part(root string) mountFact        { return func(m *state.Mount) { m.Root = root } }
