@@ -21,10 +21,10 @@ func (p *planner) stage(s *state.Stage) Verdict {
 	if len(p.have.Stage.Mounts) > 0 {
 		return p.keepMounted(s)
 	}
-	if v := p.place(s); !v.Settled {
+	if v := p.contents(s); !v.Settled {
 		return v
 	}
-	if v := p.contents(s); !v.Settled {
+	if v := p.place(s); !v.Settled {
 		return v
 	}
 	return p.do(Mount, state.StagePart())

@@ -65,8 +65,6 @@ func TestPlan(t *testing.T) {
 
 		{"what is in the way of a stage is told before a device is attached", volume(staged()), actual(stageIs(fullDir())),
 			[]string{"stage: stuck, FailedPrecondition: holds files"}},
-		{"or a blank one is formatted", volume(staged()), actual(attached(), blank(), stageIs(fullDir())),
-			[]string{"stage: stuck, FailedPrecondition: holds files"}},
 
 		// Devices that are not attached.
 		{"an unknown volume", volume(staged()), actual(device(state.DeviceAbsent, missing)),
