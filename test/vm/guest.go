@@ -87,15 +87,12 @@ type Guest struct {
 	Line func(line string) (cut bool)
 }
 
-// ErrJob is returned for a job that has run to its end and failed.
-var ErrJob = errors.New("the job failed")
-
 // consoleTail is how many lines of the console an error shows.
 const consoleTail = 60
 
-// Run runs the machine until it turns itself off, or its power is cut by Line,
-// or ctx ends: nil only in the first case, if the job ended with 0, and in the
-// second. Other errors hold the end of the console.
+// Run runs the machine until its job ends, its power is cut by Line, or ctx
+// ends. It returns nil if the job ended with 0 or the power was cut; the error
+// holds the end of the console unless the job itself failed.
 func (g *Guest) Run(ctx context.Context) error {
 	work, err := os.MkdirTemp("", "csi-node-vm-")
 	if err != nil {
@@ -155,7 +152,7 @@ func (g *Guest) run(ctx context.Context, work string) error {
 	case err == nil && result == "0":
 		return nil
 	case err == nil && result != "":
-		err = fmt.Errorf("%w with exit code %s", ErrJob, result)
+		return fmt.Errorf("the job failed with exit code %s", result) // it has told why
 	case err == nil:
 		err = errors.New("the guest ended before its job")
 	}
