@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
-	"k8s.io/klog/v2"
 
 	"github.com/csi-node/csi-node/pkg/state"
 )
@@ -82,31 +81,18 @@ func (b *Backend) abandon(ctx context.Context, key string, d *device, solid bool
 	return err
 }
 
-// release clears a device, sees that it is gone, and leaves to the next user of
-// its number no limit that was set here.
+// release clears a device and sees that it is gone.
 func (b *Backend) release(ctx context.Context, d *device) error {
 	unlock, err := b.nodes.Lock(ctx, d.name)
 	if err != nil {
 		return err
 	}
 	defer unlock()
-	limited, number := discardIsOff(d.name), int(d.info.Number)
 	gone, err := b.clear(ctx, d)
-	switch {
-	case err != nil:
-		return err
-	case limited && renew(number) == nil: // at once, before others are offered the device; then it is gone
-		return nil
-	case !gone:
-		err = awaitGone(ctx, d)
-	}
-	if err != nil || !limited {
+	if err != nil || gone {
 		return err
 	}
-	if err := renew(number); err != nil {
-		klog.FromContext(ctx).V(2).Info("A loop device refuses discards until it is attached here again", "device", d.path(), "err", err)
-	}
-	return nil
+	return awaitGone(ctx, d)
 }
 
 // clear tells the kernel to let go of the backing, unless the device is in
