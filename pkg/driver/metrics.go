@@ -11,6 +11,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/csi-node/csi-node/pkg/reconciler"
+	"github.com/csi-node/csi-node/pkg/state"
 )
 
 // metrics is what the plugin counts. No label holds a volume, a path or any
@@ -20,6 +21,7 @@ type metrics struct {
 	calls    *prometheus.HistogramVec
 	steps    *prometheus.HistogramVec
 	backOffs prometheus.Counter
+	repairs  *prometheus.CounterVec
 }
 
 func newMetrics(version string) *metrics {
@@ -36,12 +38,15 @@ func newMetrics(version string) *metrics {
 		backOffs: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "csi_node_backoffs_total", Help: "Passes over a volume that ended with something to try again later.",
 		}),
+		repairs: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "csi_node_repairs_total", Help: "Mounts that were lost, not by the plugin's doing, and that it set out to restore, by part of the volume.",
+		}, []string{"part"}),
 	}
 	build := prometheus.NewGauge(prometheus.GaugeOpts{
 		Name: "csi_node_build_info", Help: "Always 1; the version is in the label.", ConstLabels: prometheus.Labels{"version": version},
 	})
 	build.Set(1)
-	m.registry.MustRegister(m.calls, m.steps, m.backOffs, build,
+	m.registry.MustRegister(m.calls, m.steps, m.backOffs, m.repairs, build,
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return m
 }
@@ -57,6 +62,9 @@ func (m *metrics) Step(action reconciler.Action, took time.Duration, err error) 
 
 // BackOff implements reconciler.Metrics.
 func (m *metrics) BackOff() { m.backOffs.Inc() }
+
+// Repair implements reconciler.Metrics.
+func (m *metrics) Repair(kind state.PartKind) { m.repairs.WithLabelValues(string(kind)).Inc() }
 
 func (m *metrics) intercept(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
 	start := time.Now()

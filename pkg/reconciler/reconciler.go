@@ -76,14 +76,19 @@ type Config struct {
 	// Hook, when set, is called around each step, and its error fails the
 	// step. Tests make steps fail, hang and die by it.
 	Hook func(ctx context.Context, volume string, step Step, moment Moment) error
-	// Metrics, when set, counts steps and back-offs.
+	// Metrics, when set, counts steps, back-offs and repairs.
 	Metrics Metrics
+	// DetectOnly leaves what was lost as it is, until somebody asks for it.
+	DetectOnly bool
+	// Resync is how often a volume is looked at when nothing happens to it; 0: never.
+	Resync time.Duration
 }
 
 // Metrics counts what the reconciler does. Its methods are called concurrently.
 type Metrics interface {
 	Step(action Action, took time.Duration, err error)
 	BackOff()
+	Repair(kind state.PartKind)
 }
 
 // Reconciler owns the workers of all volumes. Its methods may be called
@@ -93,6 +98,8 @@ type Reconciler struct {
 	kernel  Kernel
 	hook    func(context.Context, string, Step, Moment) error
 	metrics Metrics
+	heals   bool
+	resync  time.Duration
 	queue   workqueue.TypedDelayingInterface[string]
 	stopped chan struct{} // closed when Run is told to end
 
@@ -109,6 +116,8 @@ func New(cfg Config) *Reconciler {
 		kernel:  cfg.Kernel,
 		hook:    cfg.Hook,
 		metrics: cfg.Metrics,
+		heals:   !cfg.DetectOnly,
+		resync:  cfg.Resync,
 		queue:   workqueue.NewTypedDelayingQueue[string](),
 		stopped: make(chan struct{}),
 		volumes: map[string]*volume{},

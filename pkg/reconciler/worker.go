@@ -20,13 +20,14 @@ const maxSteps = 1000
 // pass is one run of a volume's worker: observe, plan, answer who waits, do one
 // step, until nothing more can be done now.
 type pass struct {
-	r       *Reconciler
-	id      string
-	waiters []*waiter              // those armed before the record was read
-	failed  map[state.Part]failure // steps of this pass
-	steps   int
-	last    Step // the last step that succeeded, and what was there before it
-	before  state.Actual
+	r        *Reconciler
+	id       string
+	waiters  []*waiter              // those armed before the record was read
+	failed   map[state.Part]failure // steps of this pass
+	repaired map[state.Part]bool    // parts that it restores
+	steps    int
+	last     Step // the last step that succeeded, and what was there before it
+	before   state.Actual
 }
 
 // failure is a failed step and the intent that it was made for.
@@ -80,7 +81,7 @@ func (p *pass) advance(ctx context.Context) bool {
 	if p.settle(ctx, want, have, plan) {
 		return true
 	}
-	step, ok := p.next(want, plan)
+	step, ok := p.next(ctx, want, plan)
 	if !ok {
 		return false
 	}
@@ -101,9 +102,9 @@ func (p *pass) join(waiters []*waiter) {
 
 // next returns the first step of the plan that has not failed in this pass and
 // is not backing off.
-func (p *pass) next(want *state.Volume, plan Plan) (Step, bool) {
+func (p *pass) next(ctx context.Context, want *state.Volume, plan Plan) (Step, bool) {
 	for _, step := range plan.Steps {
-		if p.failure(want, step.Part) == nil && p.r.due(p.id, step.Part) {
+		if p.failure(want, step.Part) == nil && p.r.due(p.id, step.Part) && p.mayRepair(ctx, want, step.Part) {
 			return step, true
 		}
 	}
@@ -295,11 +296,20 @@ func (p *pass) retryLater() {
 			v.kick(w)
 		}
 	}
+	for part, lost := range v.repairs {
+		if intent := v.want.Intent(part); intent == nil || intent.Gone {
+			delete(v.repairs, part)
+		} else if v.plan.Verdicts[part].Settled {
+			lost.state = whole
+		}
+	}
 	if wait, ok := v.untilNext(time.Now()); ok {
 		r.queue.AddAfter(p.id, wait)
 		if r.metrics != nil {
 			r.metrics.BackOff()
 		}
+	} else if r.resync > 0 && !v.want.Empty() {
+		r.queue.AddAfter(p.id, jitter(r.resync))
 	}
 	r.forget(p.id)
 }

@@ -593,6 +593,7 @@ type countingMetrics struct {
 	mu            sync.Mutex
 	steps, failed int
 	backOffs      int
+	repairs       []state.PartKind
 	longest       time.Duration
 	longestAction Action
 }
@@ -613,6 +614,12 @@ func (c *countingMetrics) BackOff() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.backOffs++
+}
+
+func (c *countingMetrics) Repair(kind state.PartKind) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.repairs = append(c.repairs, kind)
 }
 
 func TestMetricsCount(t *testing.T) {
