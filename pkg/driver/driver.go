@@ -23,6 +23,7 @@ import (
 	"github.com/csi-node/csi-node/pkg/filesystem"
 	"github.com/csi-node/csi-node/pkg/mounts"
 	"github.com/csi-node/csi-node/pkg/nodeserver"
+	"github.com/csi-node/csi-node/pkg/pods"
 	"github.com/csi-node/csi-node/pkg/reconciler"
 	"github.com/csi-node/csi-node/pkg/state"
 )
@@ -92,6 +93,7 @@ type plugin struct {
 	devices    *loop.Backend
 	filesystem *filesystem.Host
 	mounts     *mounts.Host
+	pods       *pods.Directory
 	reconciler *reconciler.Reconciler
 	metrics    *metrics
 }
@@ -115,6 +117,9 @@ func Run(ctx context.Context, cfg Config) (err error) {
 // open puts the parts together, those first that fail on a wrong setup.
 func (p *plugin) open(ctx context.Context) (err error) {
 	if p.mounts, err = mounts.New(p.KubeletDir); err != nil {
+		return fmt.Errorf("--kubelet-dir %s: %w", p.KubeletDir, err)
+	}
+	if p.pods, err = pods.New(p.KubeletDir); err != nil {
 		return fmt.Errorf("--kubelet-dir %s: %w", p.KubeletDir, err)
 	}
 	if p.filesystem, err = filesystem.New(runtime.NumCPU()); err != nil {
@@ -153,6 +158,7 @@ func (p *plugin) openVolumes(ctx context.Context) (err error) {
 			Filesystems: p.filesystem,
 			Mounts:      p.mounts,
 			Directories: p.mounts,
+			Pods:        p.pods,
 			Holders:     mounts.Holders,
 		},
 		Hook:       p.hook(),

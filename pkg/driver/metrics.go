@@ -22,6 +22,7 @@ type metrics struct {
 	steps    *prometheus.HistogramVec
 	backOffs prometheus.Counter
 	repairs  *prometheus.CounterVec
+	retired  prometheus.Counter
 }
 
 func newMetrics(version string) *metrics {
@@ -41,12 +42,15 @@ func newMetrics(version string) *metrics {
 		repairs: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "csi_node_repairs_total", Help: "Mounts that were lost, not by the plugin's doing, and that it set out to restore, by part of the volume.",
 		}, []string{"part"}),
+		retired: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "csi_node_retired_publishes_total", Help: "Publishes that were ended because their pod was gone.",
+		}),
 	}
 	build := prometheus.NewGauge(prometheus.GaugeOpts{
 		Name: "csi_node_build_info", Help: "Always 1; the version is in the label.", ConstLabels: prometheus.Labels{"version": version},
 	})
 	build.Set(1)
-	m.registry.MustRegister(m.calls, m.steps, m.backOffs, m.repairs, build,
+	m.registry.MustRegister(m.calls, m.steps, m.backOffs, m.repairs, m.retired, build,
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return m
 }
@@ -65,6 +69,9 @@ func (m *metrics) BackOff() { m.backOffs.Inc() }
 
 // Repair implements reconciler.Metrics.
 func (m *metrics) Repair(kind state.PartKind) { m.repairs.WithLabelValues(string(kind)).Inc() }
+
+// Retire implements reconciler.Metrics.
+func (m *metrics) Retire() { m.retired.Inc() }
 
 func (m *metrics) intercept(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
 	start := time.Now()

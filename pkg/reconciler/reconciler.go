@@ -49,6 +49,11 @@ type Directories interface {
 	Renew(ctx context.Context, path string) error
 }
 
+// Pods tells whether the pod of a target path is known to be gone.
+type Pods interface {
+	Gone(target string) bool
+}
+
 // Kernel is everything that steps act on.
 type Kernel struct {
 	Devices     devices.Backend
@@ -57,6 +62,8 @@ type Kernel struct {
 	Filesystems Filesystems
 	Mounts      Mounts
 	Directories Directories
+	// Pods, when set, lets publishes of pods that are gone retire.
+	Pods Pods
 	// Holders names who holds a device, for error texts; it may be nil.
 	Holders func(ctx context.Context, device state.DeviceNumber) []string
 }
@@ -89,6 +96,7 @@ type Metrics interface {
 	Step(action Action, took time.Duration, err error)
 	BackOff()
 	Repair(kind state.PartKind)
+	Retire()
 }
 
 // Reconciler owns the workers of all volumes. Its methods may be called

@@ -12,6 +12,7 @@ type volume struct {
 	waiters  map[*waiter]struct{}
 	attempts map[state.Part]*attempt // of parts that failed or are stuck
 	repairs  map[state.Part]*repair  // of parts that were lost
+	podless  map[string]time.Time    // by target path: since when its pod is seen to be gone
 	running  Step
 	since    time.Time // when running began; zero when no step runs
 
@@ -25,7 +26,7 @@ type volume struct {
 func (r *Reconciler) volume(id string) *volume {
 	v := r.volumes[id]
 	if v == nil {
-		v = &volume{waiters: map[*waiter]struct{}{}, attempts: map[state.Part]*attempt{}, repairs: map[state.Part]*repair{}, want: &state.Volume{ID: id}}
+		v = &volume{waiters: map[*waiter]struct{}{}, attempts: map[state.Part]*attempt{}, repairs: map[state.Part]*repair{}, podless: map[string]time.Time{}, want: &state.Volume{ID: id}}
 		r.volumes[id] = v
 	}
 	return v
@@ -121,6 +122,9 @@ func (v *volume) untilNext(now time.Time) (wait time.Duration, any bool) {
 		if r.state == putOff {
 			first(r.next)
 		}
+	}
+	for _, since := range v.podless {
+		first(since.Add(grace))
 	}
 	return wait, any
 }

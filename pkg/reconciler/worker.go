@@ -76,6 +76,9 @@ func (p *pass) advance(ctx context.Context) bool {
 		p.answer(ctx, want, Plan{})
 		return false
 	}
+	if p.retire(ctx, want) {
+		return true
+	}
 	plan := MakePlan(want, have)
 	p.r.observed(p.id, want, have, plan)
 	if p.settle(ctx, want, have, plan) {
@@ -303,9 +306,14 @@ func (p *pass) retryLater() {
 			lost.state = whole
 		}
 	}
+	for path := range v.podless {
+		if v.want.Targets[path] == nil {
+			delete(v.podless, path)
+		}
+	}
 	if wait, ok := v.untilNext(time.Now()); ok {
 		r.queue.AddAfter(p.id, wait)
-		if r.metrics != nil {
+		if r.metrics != nil && len(v.attempts) > 0 {
 			r.metrics.BackOff()
 		}
 	} else if r.resync > 0 && !v.want.Empty() {

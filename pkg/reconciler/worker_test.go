@@ -594,6 +594,7 @@ type countingMetrics struct {
 	steps, failed int
 	backOffs      int
 	repairs       []state.PartKind
+	retired       int
 	longest       time.Duration
 	longestAction Action
 }
@@ -620,6 +621,12 @@ func (c *countingMetrics) Repair(kind state.PartKind) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.repairs = append(c.repairs, kind)
+}
+
+func (c *countingMetrics) Retire() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.retired++
 }
 
 func TestMetricsCount(t *testing.T) {

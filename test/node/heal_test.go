@@ -1,9 +1,12 @@
 package node
 
 import (
+	"context"
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/csi-node/csi-node/test/harness"
 )
@@ -60,4 +63,22 @@ func TestHealSwitchedOff(t *testing.T) {
 	}
 	must(t, v.publish(t.Context(), target))
 	v.end(target)
+}
+
+// A pod that is gone does not come back to be unpublished.
+func TestPublishOfAPodThatIsGoneRetires(t *testing.T) {
+	t.Parallel()
+	p := harness.Start(t, harness.Options{})
+	v := create(t, p, "volume", 32*mib, blockAs(multiWriter))
+	must(t, v.stage(t.Context()))
+	dead, alive := v.target("dead"), v.target("alive")
+	must(t, v.publish(t.Context(), dead))
+	must(t, os.Remove(v.path("pods/dead")))
+	must(t, v.publish(t.Context(), alive)) // the volume is looked at; a minute later it is looked at again
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	defer cancel()
+	must(t, p.Log.Await(ctx, "Retired the publish"))
+	must(t, v.publish(t.Context(), alive))
+	mustBeGone(t, dead)
+	v.end(alive)
 }
