@@ -62,9 +62,9 @@ const calm = 10 * time.Minute
 // mayRepair reports whether a step for the part may be made: always, unless it
 // restores what was accepted, nobody waits, and repair is switched off or was
 // undone a moment ago. Each turn of the story is logged once.
-func (p *pass) mayRepair(ctx context.Context, want *state.Volume, part state.Part) bool {
+func (p *pass) mayRepair(ctx context.Context, want *state.Volume, plan Plan, part state.Part) bool {
 	intent := want.Intent(part)
-	if intent == nil || intent.Gone || !intent.Accepted {
+	if intent == nil || intent.Gone || !intent.Accepted || plan.Verdicts[part].Settled {
 		return true
 	}
 	lost, turned := p.r.loss(p.id, part, len(p.waiters) > 0)
