@@ -23,6 +23,7 @@ var serveFlags = map[string]string{
 	"pool-dir":             "/var/lib/csi-node/pool",
 	"http-endpoint":        "",
 	"max-volumes-per-node": "0",
+	"heal":                 "true",
 	"v":                    "2",
 }
 

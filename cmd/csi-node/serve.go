@@ -14,7 +14,7 @@ import (
 
 func newServeCommand() *cobra.Command {
 	cfg := driver.Config{Version: buildVersion(), Hook: faults()}
-	verbosity := 0
+	verbosity, heal := 0, true
 	cmd := &cobra.Command{
 		Use:   "serve",
 		Short: "Serve the CSI socket (the default)",
@@ -38,6 +38,7 @@ xfsprogs), mkfs.btrfs (Debian: btrfs-progs). What is missing is told at once.`,
 				}
 				cfg.NodeID = name
 			}
+			cfg.DetectOnly = !heal
 			return driver.Run(cmd.Context(), cfg)
 		},
 	}
@@ -50,6 +51,7 @@ xfsprogs), mkfs.btrfs (Debian: btrfs-progs). What is missing is told at once.`,
 	f.StringVar(&cfg.PoolDir, "pool-dir", "/var/lib/csi-node/pool", "directory of the volumes' files; made if it was never seen before")
 	f.StringVar(&cfg.HTTPEndpoint, "http-endpoint", "", "address for /metrics, /healthz and /readyz, as 127.0.0.1:9810 (default: none)")
 	f.Int64Var(&cfg.MaxVolumes, "max-volumes-per-node", 0, "limit told to the scheduler; 0: none")
+	f.BoolVar(&heal, "heal", true, "restore mounts that are lost behind the plugin's back; false: only tell of them")
 	f.IntVar(&verbosity, "v", 2, "log level: 2 tells each step, 4 each call")
 	return cmd
 }

@@ -23,6 +23,7 @@ import (
 	"github.com/csi-node/csi-node/pkg/filesystem"
 	"github.com/csi-node/csi-node/pkg/mounts"
 	"github.com/csi-node/csi-node/pkg/nodeserver"
+	"github.com/csi-node/csi-node/pkg/pods"
 	"github.com/csi-node/csi-node/pkg/reconciler"
 	"github.com/csi-node/csi-node/pkg/state"
 )
@@ -37,6 +38,7 @@ type Config struct {
 	PoolDir      string
 	HTTPEndpoint string // host:port; empty: none
 	MaxVolumes   int64
+	DetectOnly   bool // tell of lost mounts, and do not restore them unasked
 	Version      string
 
 	// Hook is called before and after each step, and its error fails the step;
@@ -49,6 +51,9 @@ const (
 	StoreFile    = "intents.db"
 	StatusSocket = "status.sock"
 )
+
+// resync is how often a volume is looked at though nothing was noticed.
+const resync = 10 * time.Minute
 
 // stopTimeout bounds the wait, at shutdown, for calls to be answered and for
 // steps to end. A step that hangs longer is left to the next start.
@@ -88,6 +93,7 @@ type plugin struct {
 	devices    *loop.Backend
 	filesystem *filesystem.Host
 	mounts     *mounts.Host
+	pods       *pods.Directory
 	reconciler *reconciler.Reconciler
 	metrics    *metrics
 }
@@ -111,6 +117,9 @@ func Run(ctx context.Context, cfg Config) (err error) {
 // open puts the parts together, those first that fail on a wrong setup.
 func (p *plugin) open(ctx context.Context) (err error) {
 	if p.mounts, err = mounts.New(p.KubeletDir); err != nil {
+		return fmt.Errorf("--kubelet-dir %s: %w", p.KubeletDir, err)
+	}
+	if p.pods, err = pods.New(p.KubeletDir); err != nil {
 		return fmt.Errorf("--kubelet-dir %s: %w", p.KubeletDir, err)
 	}
 	if p.filesystem, err = filesystem.New(runtime.NumCPU()); err != nil {
@@ -149,10 +158,13 @@ func (p *plugin) openVolumes(ctx context.Context) (err error) {
 			Filesystems: p.filesystem,
 			Mounts:      p.mounts,
 			Directories: p.mounts,
+			Pods:        p.pods,
 			Holders:     mounts.Holders,
 		},
-		Hook:    p.hook(),
-		Metrics: p.metrics,
+		Hook:       p.hook(),
+		Metrics:    p.metrics,
+		DetectOnly: p.DetectOnly,
+		Resync:     resync,
 	})
 	p.metrics.watch(p.reconciler)
 	p.metrics.watchPool(func() (pool.Capacity, error) { return p.pool.Capacity(context.WithoutCancel(ctx)) })
@@ -203,17 +215,26 @@ func (p *plugin) serve(ctx context.Context) error {
 	if err != nil {
 		return errors.Join(err, listener.Close())
 	}
+	// Before the first look at a volume, so that no change falls between the two.
+	watcher, err := p.mounts.NewWatcher()
+	if err != nil {
+		for _, w := range web {
+			err = errors.Join(err, w.listener.Close())
+		}
+		return errors.Join(err, listener.Close())
+	}
 	server := p.grpcServer()
 	klog.FromContext(ctx).Info("Serving", "driver", p.DriverName, "version", p.Version, "node", p.NodeID, "endpoint", p.Endpoint,
-		"pool", p.PoolDir, "volumes", len(p.store.List()))
+		"pool", p.PoolDir, "volumes", len(p.store.List()), "mountsWatchedBy", watcher.Source(), "heal", !p.DetectOnly)
 
 	working, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()
 	var group sync.WaitGroup
-	failed := make(chan error, 1+len(web))
+	failed := make(chan error, 2+len(web))
 	settled := make(chan struct{})
 	go func() { defer close(settled); p.reconciler.Run(working) }()
 	group.Go(func() { failed <- server.Serve(listener) })
+	group.Go(func() { failed <- watcher.Run(working, p.reconciler.Changed) })
 	for _, w := range web {
 		group.Go(func() { failed <- w.serve() })
 	}

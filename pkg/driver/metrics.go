@@ -14,6 +14,7 @@ import (
 
 	"github.com/csi-node/csi-node/pkg/devices/pool"
 	"github.com/csi-node/csi-node/pkg/reconciler"
+	"github.com/csi-node/csi-node/pkg/state"
 )
 
 // metrics is what the plugin counts. No label holds a volume, a path or any
@@ -23,6 +24,8 @@ type metrics struct {
 	calls    *prometheus.HistogramVec
 	steps    *prometheus.HistogramVec
 	backOffs prometheus.Counter
+	repairs  *prometheus.CounterVec
+	retired  prometheus.Counter
 }
 
 func newMetrics(version string) *metrics {
@@ -39,12 +42,18 @@ func newMetrics(version string) *metrics {
 		backOffs: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "csi_node_backoffs_total", Help: "Passes over a volume that ended with something to try again later.",
 		}),
+		repairs: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "csi_node_repairs_total", Help: "Mounts that were lost, not by the plugin's doing, and that it set out to restore, by part of the volume.",
+		}, []string{"part"}),
+		retired: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "csi_node_retired_publishes_total", Help: "Publishes that were ended because their pod was gone.",
+		}),
 	}
 	build := prometheus.NewGauge(prometheus.GaugeOpts{
 		Name: "csi_node_build_info", Help: "Always 1; the version is in the label.", ConstLabels: prometheus.Labels{"version": version},
 	})
 	build.Set(1)
-	m.registry.MustRegister(m.calls, m.steps, m.backOffs, build,
+	m.registry.MustRegister(m.calls, m.steps, m.backOffs, m.repairs, m.retired, build,
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return m
 }
@@ -60,6 +69,12 @@ func (m *metrics) Step(action reconciler.Action, took time.Duration, err error) 
 
 // BackOff implements reconciler.Metrics.
 func (m *metrics) BackOff() { m.backOffs.Inc() }
+
+// Repair implements reconciler.Metrics.
+func (m *metrics) Repair(kind state.PartKind) { m.repairs.WithLabelValues(string(kind)).Inc() }
+
+// Retire implements reconciler.Metrics.
+func (m *metrics) Retire() { m.retired.Inc() }
 
 func (m *metrics) intercept(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
 	start := time.Now()

@@ -1,6 +1,7 @@
 package nodeserver
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"maps"
@@ -117,7 +118,8 @@ func (s *Server) capability(c *csi.VolumeCapability) (state.Capability, bool, er
 }
 
 // settleFSType gives an empty fs_type its meaning: what the volume is staged
-// as, else what it was formatted as, else this node's default for its size.
+// as, else what it was formatted as, else what it was created for, else this
+// node's default for its size.
 func (s *Server) settleFSType(ctx context.Context, id string, c *state.Capability) error {
 	if c.Access != state.MountAccess || c.FSType != "" {
 		return nil
@@ -130,9 +132,7 @@ func (s *Server) settleFSType(ctx context.Context, id string, c *state.Capabilit
 	if err != nil {
 		return err
 	}
-	if c.FSType = have.Device.Formatted; c.FSType == "" {
-		c.FSType = s.Filesystems.Default(have.Device.Size)
-	}
+	c.FSType = cmp.Or(have.Device.Formatted, have.Device.CreatedFor, s.Filesystems.Default(have.Device.Size))
 	return nil
 }
 

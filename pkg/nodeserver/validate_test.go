@@ -224,6 +224,7 @@ func TestSettleFSType(t *testing.T) {
 		ask       *csi.VolumeCapability
 		staged    string
 		formatted string
+		created   string
 		bytes     int64
 		blind     error
 		want      string
@@ -232,6 +233,7 @@ func TestSettleFSType(t *testing.T) {
 		"asked for":       {ask: mount(writer, "ext4"), formatted: "xfs", bytes: gib, blind: blind, want: "ext4"},
 		"staged as":       {ask: mount(writer, ""), staged: "xfs", formatted: "ext4", blind: blind, want: "xfs"},
 		"formatted as":    {ask: mount(writer, ""), formatted: "ext4", bytes: gib, want: "ext4", looks: 1},
+		"created for":     {ask: mount(writer, ""), created: "btrfs", bytes: gib, want: "btrfs", looks: 1},
 		"default, small":  {ask: mount(writer, ""), bytes: gib - 1, want: "ext4", looks: 1},
 		"default, big":    {ask: mount(writer, ""), bytes: gib, want: "xfs", looks: 1},
 		"block has none":  {ask: block(writer), formatted: "ext4", blind: blind},
@@ -239,7 +241,7 @@ func TestSettleFSType(t *testing.T) {
 	} {
 		t.Run(title, func(t *testing.T) {
 			s, f := newServer()
-			f.devices[id] = state.Device{Size: test.bytes, Formatted: test.formatted}
+			f.devices[id] = state.Device{Size: test.bytes, Formatted: test.formatted, CreatedFor: test.created}
 			f.blind = test.blind
 			if test.staged != "" {
 				c := asExt4

@@ -940,6 +940,10 @@ type harness struct {
 
 	hook    func(ctx context.Context, volume string, step Step, moment Moment) error // of processes started after it was set
 	metrics Metrics
+
+	detectOnly bool
+	resync     time.Duration
+	pods       Pods
 }
 
 // bubble runs a test in virtual time with a process started. At its end the
@@ -985,7 +989,9 @@ func (h *harness) formatted(id, fsType string) *fakeVolume {
 func (h *harness) start() {
 	ctx, cancel := context.WithCancel(klog.NewContext(context.Background(), klog.Logger{}))
 	p := &process{k: h.k, end: cancel, done: make(chan struct{})}
-	p.r = New(Config{Store: processStore{h.store, p}, Kernel: p.kernel(), Hook: h.hook, Metrics: h.metrics})
+	kernel := p.kernel()
+	kernel.Pods = h.pods
+	p.r = New(Config{Store: processStore{h.store, p}, Kernel: kernel, Hook: h.hook, Metrics: h.metrics, DetectOnly: h.detectOnly, Resync: h.resync})
 	h.p = p
 	go func() {
 		defer close(p.done)

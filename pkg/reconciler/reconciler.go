@@ -49,6 +49,11 @@ type Directories interface {
 	Renew(ctx context.Context, path string) error
 }
 
+// Pods tells whether the pod of a target path is known to be gone.
+type Pods interface {
+	Gone(target string) bool
+}
+
 // Kernel is everything that steps act on.
 type Kernel struct {
 	Devices     devices.Backend
@@ -57,6 +62,8 @@ type Kernel struct {
 	Filesystems Filesystems
 	Mounts      Mounts
 	Directories Directories
+	// Pods, when set, lets publishes of pods that are gone retire.
+	Pods Pods
 	// Holders names who holds a device, for error texts; it may be nil.
 	Holders func(ctx context.Context, device state.DeviceNumber) []string
 }
@@ -76,14 +83,20 @@ type Config struct {
 	// Hook, when set, is called around each step, and its error fails the
 	// step. Tests make steps fail, hang and die by it.
 	Hook func(ctx context.Context, volume string, step Step, moment Moment) error
-	// Metrics, when set, counts steps and back-offs.
+	// Metrics, when set, counts steps, back-offs and repairs.
 	Metrics Metrics
+	// DetectOnly leaves what was lost as it is, until somebody asks for it.
+	DetectOnly bool
+	// Resync is how often a volume is looked at when nothing happens to it; 0: never.
+	Resync time.Duration
 }
 
 // Metrics counts what the reconciler does. Its methods are called concurrently.
 type Metrics interface {
 	Step(action Action, took time.Duration, err error)
 	BackOff()
+	Repair(kind state.PartKind)
+	Retire()
 }
 
 // Reconciler owns the workers of all volumes. Its methods may be called
@@ -93,6 +106,8 @@ type Reconciler struct {
 	kernel  Kernel
 	hook    func(context.Context, string, Step, Moment) error
 	metrics Metrics
+	heals   bool
+	resync  time.Duration
 	queue   workqueue.TypedDelayingInterface[string]
 	stopped chan struct{} // closed when Run is told to end
 
@@ -109,6 +124,8 @@ func New(cfg Config) *Reconciler {
 		kernel:  cfg.Kernel,
 		hook:    cfg.Hook,
 		metrics: cfg.Metrics,
+		heals:   !cfg.DetectOnly,
+		resync:  cfg.Resync,
 		queue:   workqueue.NewTypedDelayingQueue[string](),
 		stopped: make(chan struct{}),
 		volumes: map[string]*volume{},

@@ -27,6 +27,8 @@ type PartStatus struct {
 	// Error is why the part is stuck or the last attempt failed.
 	Error   string     `json:"error,omitempty"`
 	NextTry *time.Time `json:"nextTry,omitempty"`
+	// Losses is how often in a row, each soon after the other, the part was lost and repaired.
+	Losses int `json:"losses,omitempty"`
 }
 
 // StepStatus is the step that runs now.
@@ -80,6 +82,19 @@ func (r *Reconciler) status(record *state.Volume) Status {
 		if a := v.attempts[part]; a != nil && a.err != nil && p.Is != Settled {
 			next := a.next
 			p.Error, p.NextTry = a.err.Error(), &next
+		}
+		lost := v.repairs[part]
+		if lost == nil {
+			continue
+		}
+		p.Losses = lost.losses
+		switch lost.state {
+		case putOff:
+			next := lost.next
+			p.Is, p.NextTry = Failing, &next
+			p.Error = fmt.Sprintf("lost %d times in a row, and repaired each time: something keeps undoing it", lost.losses)
+		case left:
+			p.Is, p.Error = Failing, "lost, and left so until somebody asks for it: repair is switched off (--heal=false)"
 		}
 	}
 	return s

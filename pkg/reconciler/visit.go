@@ -45,8 +45,9 @@ func (r *Reconciler) Exclusive(ctx context.Context, id string, f func(ctx contex
 	return failed
 }
 
-// Retry takes every part of a volume out of back-off, waits until the worker
-// has tried them, and returns how the volume stands then.
+// Retry takes every part of a volume out of back-off, also those whose repair
+// is put off or switched off, waits until the worker has tried them, and returns
+// how the volume stands then.
 //
 // NotFound: nothing is asked of the volume. DeadlineExceeded, Canceled: ctx
 // ended first, and the attempt, if it had begun, goes on. Unavailable: the
@@ -60,6 +61,11 @@ func (r *Reconciler) Retry(ctx context.Context, id string) (Status, error) {
 		defer r.mu.Unlock()
 		for _, a := range r.volume(id).attempts {
 			a.next = time.Time{}
+		}
+		for _, lost := range r.volume(id).repairs {
+			if lost.state != whole {
+				lost.state = repairing
+			}
 		}
 	}})
 	if err != nil {

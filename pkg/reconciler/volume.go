@@ -1,7 +1,6 @@
 package reconciler
 
 import (
-	"math/rand/v2"
 	"time"
 
 	"github.com/csi-node/csi-node/pkg/state"
@@ -13,6 +12,8 @@ type volume struct {
 	waiters  map[*waiter]struct{}
 	attempts map[state.Part]*attempt // of parts that failed or are stuck
 	visits   []*visit                // that wait for their turn
+	repairs  map[state.Part]*repair  // of parts that were lost
+	podless  map[string]time.Time    // by target path: since when its pod is seen to be gone
 	running  Step
 	since    time.Time // when running began; zero when no step runs
 
@@ -26,7 +27,7 @@ type volume struct {
 func (r *Reconciler) volume(id string) *volume {
 	v := r.volumes[id]
 	if v == nil {
-		v = &volume{waiters: map[*waiter]struct{}{}, attempts: map[state.Part]*attempt{}, want: &state.Volume{ID: id}}
+		v = &volume{waiters: map[*waiter]struct{}{}, attempts: map[state.Part]*attempt{}, repairs: map[state.Part]*repair{}, podless: map[string]time.Time{}, want: &state.Volume{ID: id}}
 		r.volumes[id] = v
 	}
 	return v
@@ -97,12 +98,7 @@ func (v *volume) attempt(part state.Part) *attempt {
 func (a *attempt) failed(step bool, err error) {
 	a.failures++
 	a.step, a.err = step, err
-	delay := maxDelay
-	if shift := a.failures - 1; shift < 10 {
-		delay = min(firstDelay<<shift, maxDelay)
-	}
-	// The jitter keeps volumes that failed together from coming back together.
-	a.next = time.Now().Add(time.Duration(float64(delay) * (0.8 + 0.2*rand.Float64())))
+	a.next = time.Now().Add(jitter(backOff(a.failures)))
 }
 
 // due reports whether steps for the part may run now.
@@ -114,12 +110,22 @@ func (r *Reconciler) due(id string, part state.Part) bool {
 }
 
 // untilNext returns how long until the first part is due again.
-func (v *volume) untilNext(now time.Time) (time.Duration, bool) {
-	var first time.Time
-	for _, a := range v.attempts {
-		if first.IsZero() || a.next.Before(first) {
-			first = a.next
+func (v *volume) untilNext(now time.Time) (wait time.Duration, any bool) {
+	first := func(next time.Time) {
+		if left := max(next.Sub(now), 0); !any || left < wait {
+			wait, any = left, true
 		}
 	}
-	return max(first.Sub(now), 0), len(v.attempts) > 0
+	for _, a := range v.attempts {
+		first(a.next)
+	}
+	for _, r := range v.repairs {
+		if r.state == putOff {
+			first(r.next)
+		}
+	}
+	for _, since := range v.podless {
+		first(since.Add(grace))
+	}
+	return wait, any
 }

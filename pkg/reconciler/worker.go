@@ -79,12 +79,15 @@ func (p *pass) advance(ctx context.Context) bool {
 		p.answer(ctx, want, Plan{})
 		return false
 	}
+	if p.retire(ctx, want) {
+		return true
+	}
 	plan := MakePlan(want, have)
 	p.r.observed(p.id, want, have, plan)
 	if p.settle(ctx, want, have, plan) {
 		return true
 	}
-	step, ok := p.next(want, plan)
+	step, ok := p.next(ctx, want, plan)
 	if !ok {
 		return false
 	}
@@ -105,9 +108,9 @@ func (p *pass) join(waiters []*waiter) {
 
 // next returns the first step of the plan that has not failed in this pass and
 // is not backing off.
-func (p *pass) next(want *state.Volume, plan Plan) (Step, bool) {
+func (p *pass) next(ctx context.Context, want *state.Volume, plan Plan) (Step, bool) {
 	for _, step := range plan.Steps {
-		if p.failure(want, step.Part) == nil && p.r.due(p.id, step.Part) {
+		if p.failure(want, step.Part) == nil && p.r.due(p.id, step.Part) && p.mayRepair(ctx, want, plan, step.Part) {
 			return step, true
 		}
 	}
@@ -299,11 +302,25 @@ func (p *pass) retryLater() {
 			v.kick(w)
 		}
 	}
+	for part, lost := range v.repairs {
+		if intent := v.want.Intent(part); intent == nil || intent.Gone {
+			delete(v.repairs, part)
+		} else if v.plan.Verdicts[part].Settled {
+			lost.state = whole
+		}
+	}
+	for path := range v.podless {
+		if v.want.Targets[path] == nil {
+			delete(v.podless, path)
+		}
+	}
 	if wait, ok := v.untilNext(time.Now()); ok {
 		r.queue.AddAfter(p.id, wait)
-		if r.metrics != nil {
+		if r.metrics != nil && len(v.attempts) > 0 {
 			r.metrics.BackOff()
 		}
+	} else if r.resync > 0 && !v.want.Empty() {
+		r.queue.AddAfter(p.id, jitter(r.resync))
 	}
 	r.forget(p.id)
 }

@@ -593,6 +593,8 @@ type countingMetrics struct {
 	mu            sync.Mutex
 	steps, failed int
 	backOffs      int
+	repairs       []state.PartKind
+	retired       int
 	longest       time.Duration
 	longestAction Action
 }
@@ -613,6 +615,18 @@ func (c *countingMetrics) BackOff() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.backOffs++
+}
+
+func (c *countingMetrics) Repair(kind state.PartKind) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.repairs = append(c.repairs, kind)
+}
+
+func (c *countingMetrics) Retire() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.retired++
 }
 
 func TestMetricsCount(t *testing.T) {

@@ -55,6 +55,8 @@ type Device struct {
 	// The durable facts about formatting that live with the data.
 	Formatting bool   // a format was begun and its end is not known
 	Formatted  string // the fs type of the last format that completed
+
+	CreatedFor string // the fs type that whoever created the volume asked for; may be empty
 }
 
 // Attached reports whether the plugin's device stands and is not going away.

@@ -21,6 +21,7 @@ var below = map[string][]string{
 	"pkg/internal/btrfs":           {"pkg/state"},
 	"pkg/mounts":                   {"pkg/internal/btrfs", "pkg/state"},
 	"pkg/filesystem":               {"pkg/internal/btrfs", "pkg/state"},
+	"pkg/pods":                     {},
 	"pkg/devices":                  {"pkg/state"},
 	"pkg/devices/devicestest":      {"pkg/devices", "pkg/state"},
 	"pkg/devices/internal/keylock": {},
@@ -30,7 +31,7 @@ var below = map[string][]string{
 	"pkg/nodeserver":               {"pkg/reconciler", "pkg/state"},
 	"pkg/controllerserver":         {"pkg/devices/pool", "pkg/state"},
 	"pkg/driver": {"pkg/controllerserver", "pkg/devices/loop", "pkg/devices/pool", "pkg/filesystem",
-		"pkg/mounts", "pkg/nodeserver", "pkg/reconciler", "pkg/state"},
+		"pkg/mounts", "pkg/nodeserver", "pkg/pods", "pkg/reconciler", "pkg/state"},
 	"cmd/csi-node": {"pkg/client", "pkg/driver"},
 }
 

@@ -1,0 +1,133 @@
+package mounts
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"os"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// fanotify is told of each mount by its id and by who did it (Linux 6.15,
+// fanotify(7)); what the ids stand for statmount(2) tells.
+type fanotify struct {
+	group *os.File
+	pid   int32
+	buf   []byte
+}
+
+func newFanotify() (_ newsSource, err error) {
+	fd, err := unix.FanotifyInit(unix.FAN_CLASS_NOTIF|unix.FAN_REPORT_MNT|unix.FAN_CLOEXEC|unix.FAN_NONBLOCK, 0)
+	if err != nil {
+		return nil, fmt.Errorf("fanotify_init: %w", err)
+	}
+	group := os.NewFile(uintptr(fd), "fanotify") // nonblocking, so Close ends a Read
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, group.Close())
+		}
+	}()
+	namespace, err := os.Open("/proc/self/ns/mnt")
+	if err != nil {
+		return nil, err
+	}
+	defer namespace.Close()
+	if err := unix.FanotifyMark(fd, unix.FAN_MARK_ADD|unix.FAN_MARK_MNTNS, unix.FAN_MNT_ATTACH|unix.FAN_MNT_DETACH, int(namespace.Fd()), ""); err != nil {
+		return nil, fmt.Errorf("fanotify_mark: %w", err)
+	}
+	return &fanotify{group: group, pid: int32(os.Getpid()), buf: make([]byte, 64<<10)}, nil
+}
+
+func (*fanotify) name() string { return "fanotify" }
+
+func (s *fanotify) next() (changes []change, all bool, err error) {
+	n, err := s.group.Read(s.buf)
+	if err != nil {
+		return nil, false, err
+	}
+	return s.parse(s.buf[:n])
+}
+
+const (
+	eventSize    = int(unsafe.Sizeof(unix.FanotifyEventMetadata{}))
+	infoSize     = 4  // struct fanotify_event_info_header
+	infoMountID  = 8  // in struct fanotify_event_info_mnt
+	infoMountLen = 16 // its size
+)
+
+// parse reads a run of struct fanotify_event_metadata, each with its records.
+func (s *fanotify) parse(buf []byte) (changes []change, all bool, err error) {
+	for len(buf) > 0 {
+		if len(buf) < eventSize {
+			return nil, false, fmt.Errorf("fanotify: %d bytes are no event", len(buf))
+		}
+		length := int(binary.NativeEndian.Uint32(buf))
+		head := int(binary.NativeEndian.Uint16(buf[6:]))
+		if length < head || length > len(buf) || head < eventSize || buf[4] != unix.FANOTIFY_METADATA_VERSION {
+			return nil, false, fmt.Errorf("fanotify: an event of version %d with %d bytes, %d of them its head", buf[4], length, head)
+		}
+		mask := binary.NativeEndian.Uint64(buf[8:])
+		c := change{
+			came: mask&unix.FAN_MNT_ATTACH != 0,
+			went: mask&unix.FAN_MNT_DETACH != 0,
+			own:  int32(binary.NativeEndian.Uint32(buf[20:])) == s.pid,
+		}
+		if mask&unix.FAN_Q_OVERFLOW != 0 {
+			all = true
+		}
+		for records := buf[head:length]; len(records) >= infoSize; {
+			size := int(binary.NativeEndian.Uint16(records[2:]))
+			if size < infoSize || size > len(records) {
+				return nil, false, fmt.Errorf("fanotify: a record of %d bytes in %d", size, len(records))
+			}
+			if records[0] == unix.FAN_EVENT_INFO_TYPE_MNT && size >= infoMountLen {
+				c.id = binary.NativeEndian.Uint64(records[infoMountID:])
+				changes = append(changes, c)
+			}
+			records = records[size:]
+		}
+		buf = buf[length:]
+	}
+	return changes, all, nil
+}
+
+// list asks for the ids first, so a mount that goes meanwhile is left out.
+func (*fanotify) list() (map[uint64]string, error) {
+	points := map[uint64]string{}
+	ids := make([]uint64, 1<<10)
+	for last := uint64(0); ; {
+		n, err := listmount(last, ids)
+		if err != nil {
+			return nil, err
+		}
+		for _, id := range ids[:n] {
+			if e, err := statmount(id); err == nil {
+				points[id] = e.point
+			}
+		}
+		if n == 0 {
+			return points, nil
+		}
+		last = ids[n-1]
+	}
+}
+
+// listmount calls listmount(2) for all mounts that this process can reach,
+// after the one with the id.
+func listmount(after uint64, ids []uint64) (int, error) {
+	req := mountIDRequest{size: uint32(unsafe.Sizeof(mountIDRequest{})), id: ^uint64(0), param: after} // LSMT_ROOT
+	for {
+		n, _, errno := unix.Syscall6(unix.SYS_LISTMOUNT, uintptr(unsafe.Pointer(&req)), uintptr(unsafe.Pointer(&ids[0])), uintptr(len(ids)), 0, 0, 0)
+		switch errno {
+		case 0:
+			return int(n), nil
+		case unix.EINTR:
+		default:
+			return 0, fmt.Errorf("listmount: %w", errno)
+		}
+	}
+}
+
+func (s *fanotify) close() error { return s.group.Close() }

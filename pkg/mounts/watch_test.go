@@ -1,0 +1,206 @@
+package mounts
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// bothSources runs a test once with each source of news.
+func bothSources(t *testing.T, test func(t *testing.T, h *Host, root string, s newsSource)) {
+	t.Run("fanotify", func(t *testing.T) {
+		s, err := newFanotify()
+		if err != nil {
+			if !kernelBefore(t, 6, 15) {
+				t.Fatalf("this kernel tells of mounts by fanotify: %v", err)
+			}
+			t.Skipf("this kernel does not tell of mounts: %v", err)
+		}
+		h, root := newHost(t)
+		test(t, h, root, s)
+	})
+	t.Run("mountinfo", func(t *testing.T) {
+		s, err := newMountinfoPoll(100 * time.Millisecond)
+		must(t, err)
+		h, root := newHost(t)
+		test(t, h, root, s)
+	})
+}
+
+// news runs a Watcher and returns what it tells. The channel is closed at the end.
+func news(t *testing.T, h *Host, s newsSource) <-chan string {
+	t.Helper()
+	w, err := h.watch(s)
+	must(t, err)
+	ctx, cancel := context.WithCancel(t.Context())
+	told, ended := make(chan string, 1000), make(chan error, 1)
+	go func() {
+		ended <- w.Run(ctx, func(path string) { told <- path })
+		close(told)
+	}()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-ended; err != nil {
+			t.Errorf("the watch ends with %v", err)
+		}
+	})
+	return told
+}
+
+// awaitPath waits until a path is told, and passes over others.
+func awaitPath(t *testing.T, told <-chan string, want string) {
+	t.Helper()
+	for path := range told {
+		if path == want {
+			return
+		}
+	}
+	t.Fatalf("the watch ended and never told of %s", want)
+}
+
+// A child process does it: the deeds of this process are not news by fanotify.
+func TestWatch(t *testing.T) {
+	bothSources(t, func(t *testing.T, h *Host, root string, s newsSource) {
+		a, deep := filepath.Join(root, "a"), filepath.Join(root, "a/deep")
+		must(t, os.Mkdir(a, 0o700))
+		run(t, "mount", "-t", "tmpfs", "before", a)
+		must(t, os.Mkdir(deep, 0o700))
+		told := news(t, h, s)
+		run(t, "mount", "-t", "tmpfs", "x", deep)
+		awaitPath(t, told, deep)
+		run(t, "umount", deep)
+		awaitPath(t, told, deep)
+		run(t, "mount", "-t", "tmpfs", "x", deep)
+		awaitPath(t, told, deep)
+		run(t, "umount", "--lazy", a) // takes the one below along
+		awaitPath(t, told, a)
+	})
+}
+
+// A tree that is taken down at once is told of mount by mount.
+func TestWatchTree(t *testing.T) {
+	bothSources(t, func(t *testing.T, h *Host, root string, s newsSource) {
+		a, deep := filepath.Join(root, "a"), filepath.Join(root, "a/deep")
+		must(t, os.Mkdir(a, 0o700))
+		run(t, "mount", "-t", "tmpfs", "a", a)
+		must(t, os.Mkdir(deep, 0o700))
+		run(t, "mount", "-t", "tmpfs", "deep", deep)
+		told := news(t, h, s)
+		run(t, "umount", "--lazy", a)
+		awaitPath(t, told, deep)
+	})
+}
+
+func TestWatchMove(t *testing.T) {
+	bothSources(t, func(t *testing.T, h *Host, root string, s newsSource) {
+		base, a, b := filepath.Join(root, "base"), filepath.Join(root, "base/a"), filepath.Join(root, "base/b")
+		must(t, os.Mkdir(base, 0o700))
+		run(t, "mount", "-t", "tmpfs", "base", base)
+		run(t, "mount", "--make-private", base) // else nothing moves out of it
+		must(t, os.Mkdir(a, 0o700))
+		must(t, os.Mkdir(b, 0o700))
+		run(t, "mount", "-t", "tmpfs", "a", a)
+		told := news(t, h, s)
+		run(t, "mount", "--move", a, b)
+		seen := map[string]bool{}
+		for !seen[a] || !seen[b] {
+			path, open := <-told
+			if !open {
+				t.Fatalf("told of %v only", seen)
+			}
+			seen[path] = true
+		}
+	})
+}
+
+// What this process does itself is not told, and is known afterwards.
+func TestWatchLeavesOutOwnDeeds(t *testing.T) {
+	s, err := newFanotify()
+	if err != nil {
+		t.Skipf("this kernel does not tell of mounts: %v", err)
+	}
+	h, root := newHost(t)
+	own, other := filepath.Join(root, "own"), filepath.Join(root, "other")
+	must(t, os.Mkdir(own, 0o700))
+	must(t, os.Mkdir(other, 0o700))
+	told := news(t, h, s)
+	must(t, unix.Mount("own", own, "tmpfs", 0, ""))
+	run(t, "mount", "-t", "tmpfs", "other", other)
+	if path := <-told; path != other {
+		t.Errorf("told of %s first", path)
+	}
+	run(t, "umount", own)
+	awaitPath(t, told, own)
+}
+
+// A root with a symbolic link in it: both spellings are told, because requests
+// may use both. What covers the root, or a directory above it, is told as the root.
+func TestWatchSpelling(t *testing.T) {
+	bothSources(t, func(t *testing.T, _ *Host, root string, s newsSource) {
+		real, link := filepath.Join(root, "real/kubelet"), filepath.Join(root, "link")
+		must(t, os.MkdirAll(filepath.Join(real, "x"), 0o700))
+		must(t, os.Symlink("real/kubelet", link))
+		h, err := New(link)
+		must(t, err)
+		told := news(t, h, s)
+		run(t, "mount", "-t", "tmpfs", "x", filepath.Join(real, "x"))
+		awaitPath(t, told, filepath.Join(link, "x"))
+		awaitPath(t, told, filepath.Join(real, "x"))
+		run(t, "mount", "-t", "tmpfs", "above", filepath.Join(root, "real"))
+		awaitPath(t, told, link)
+		awaitPath(t, told, real)
+	})
+}
+
+// A queue that overflowed, and a table that says only that it changed, are made
+// up for by comparing.
+func TestWatchResync(t *testing.T) {
+	bothSources(t, func(t *testing.T, h *Host, root string, s newsSource) {
+		a, b := filepath.Join(root, "a"), filepath.Join(root, "b")
+		must(t, os.Mkdir(a, 0o700))
+		must(t, os.Mkdir(b, 0o700))
+		run(t, "mount", "-t", "tmpfs", "a", a)
+		w, err := h.watch(s)
+		must(t, err)
+		defer func() { must(t, w.Close()) }()
+		run(t, "umount", a)
+		run(t, "mount", "-t", "tmpfs", "b", b)
+		told := map[string]bool{}
+		must(t, w.resync(func(path string) { told[path] = true }))
+		if !told[a] || !told[b] || len(told) != 2 {
+			t.Errorf("told of %v", told)
+		}
+	})
+}
+
+func TestParseFanotify(t *testing.T) {
+	s := &fanotify{pid: 7}
+	event := func(mask uint64, pid int32, record []byte) []byte {
+		buf := make([]byte, eventSize, eventSize+len(record))
+		buf[0], buf[4], buf[6] = byte(eventSize+len(record)), unix.FANOTIFY_METADATA_VERSION, byte(eventSize)
+		for i := range 8 {
+			buf[8+i] = byte(mask >> (8 * i))
+		}
+		buf[20] = byte(pid)
+		return append(buf, record...)
+	}
+	mount := []byte{unix.FAN_EVENT_INFO_TYPE_MNT, 0, infoMountLen, 0, 0, 0, 0, 0, 42, 0, 0, 0, 0, 0, 0, 0}
+	changes, all, err := s.parse(append(event(unix.FAN_MNT_ATTACH, 7, mount), event(unix.FAN_Q_OVERFLOW, 0, nil)...))
+	if err != nil || !all || len(changes) != 1 || changes[0] != (change{id: 42, came: true, own: true}) {
+		t.Errorf("%+v, all %v (%v)", changes, all, err)
+	}
+	whole := event(unix.FAN_MNT_DETACH, 1, mount)
+	for n := 1; n < len(whole); n++ {
+		if changes, _, err := s.parse(whole[:n]); err == nil {
+			t.Errorf("%d of %d bytes are %+v", n, len(whole), changes)
+		}
+	}
+	whole[eventSize+2] = 200 // a record longer than its event
+	if _, _, err := s.parse(whole); err == nil {
+		t.Error("a record that is too long is taken")
+	}
+}

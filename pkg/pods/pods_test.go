@@ -1,0 +1,94 @@
+package pods
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+func TestGone(t *testing.T) {
+	root, err := filepath.EvalSymlinks(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	real, link := filepath.Join(root, "real"), filepath.Join(root, "link")
+	for _, dir := range []string{"pods/alive/volumes", "pods/other"} {
+		if err := os.MkdirAll(filepath.Join(real, dir), 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.Symlink("real", link); err != nil {
+		t.Fatal(err)
+	}
+	d, err := New(link)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for path, want := range map[string]bool{
+		"pods/dead/volumes/kubernetes.io~csi/v/mount":                 true,
+		"pods/alive/volumes/kubernetes.io~csi/v/mount":                false,
+		"plugins/kubernetes.io/csi/volumeDevices/publish/v/dead":      true,
+		"plugins/kubernetes.io/csi/volumeDevices/publish/v/alive":     false,
+		"plugins/kubernetes.io/csi/volumeDevices/publish/v/dead/more": false,
+		"plugins/kubernetes.io/csi/volumeDevices/publish/dead":        false,
+		"pods/dead/mount":        false,
+		"pods/dead/other/x/y":    false,
+		"pods//volumes/x":        false,
+		"elsewhere/dead/volumes": false,
+	} {
+		for _, spelling := range []string{real, link} {
+			if got := d.Gone(filepath.Join(spelling) + "/" + path); got != want {
+				t.Errorf("%s below %s: gone %v", path, spelling, got)
+			}
+		}
+	}
+	if d.Gone("/elsewhere/pods/dead/volumes/x/mount") {
+		t.Error("a path elsewhere is taken for a pod's")
+	}
+}
+
+// Nothing looks dead while the directory of all pods is not what it was.
+func TestNothingIsGoneInADirectoryThatIsNotWhole(t *testing.T) {
+	root, err := filepath.EvalSymlinks(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	d, err := New(root)
+	if err != nil {
+		t.Fatal(err)
+	}
+	pods, dead := filepath.Join(root, "pods"), filepath.Join(root, "pods/dead/volumes/v/mount")
+	check := func(what string, want bool) {
+		t.Helper()
+		if d.Gone(dead) != want {
+			t.Errorf("%s: gone %v", what, !want)
+		}
+	}
+	check("no directory of pods", false)
+	if err := os.Mkdir(pods, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	check("an empty directory", false)
+	if err := os.Mkdir(filepath.Join(pods, "other"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	check("another pod is there", true)
+	if err := unix.Mount("elsewhere", pods, "tmpfs", 0, ""); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = unix.Unmount(pods, unix.MNT_DETACH) })
+	if err := os.Mkdir(filepath.Join(pods, "other"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	check("another disk", false)
+	if err := unix.Unmount(pods, 0); err != nil {
+		t.Fatal(err)
+	}
+	check("the first disk again", true)
+	if err := os.WriteFile(filepath.Join(pods, "dead"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	check("something of that name", false)
+}

@@ -1,0 +1,129 @@
+package reconciler
+
+import (
+	"context"
+	"math/rand/v2"
+	"strings"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"github.com/csi-node/csi-node/pkg/state"
+)
+
+// Changed tells that a mount came or went at a path, not by this process's
+// doing. Volumes with an intent for that path, or below it, are looked at.
+func (r *Reconciler) Changed(path string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for id, v := range r.volumes {
+		if v.lies(path) {
+			r.queue.Add(id)
+		}
+	}
+}
+
+// lies reports whether a path of the volume is the given one or below it.
+func (v *volume) lies(path string) bool {
+	below := strings.TrimSuffix(path, "/") + "/"
+	at := func(own string) bool { return own == path || strings.HasPrefix(own, below) }
+	if v.want.Stage != nil && at(v.want.Stage.Path) {
+		return true
+	}
+	for own := range v.want.Targets {
+		if at(own) {
+			return true
+		}
+	}
+	return false
+}
+
+// repair is the record of one part's losses: it was seen to hold, and then it
+// did not, though nobody had asked for that.
+type repair struct {
+	losses int       // in a row
+	met    time.Time // when the last one was
+	next   time.Time // not before then is another one repaired unasked
+	state  repairState
+}
+
+type repairState int
+
+const (
+	whole     repairState = iota // it holds again
+	repairing                    // steps are made for it
+	putOff                       // until next: something undoes the repairs
+	left                         // as it is, because repair is switched off
+)
+
+// calm is how long after a loss the next one is taken for a new story.
+const calm = 10 * time.Minute
+
+// mayRepair reports whether a step for the part may be made: always, unless it
+// restores what was accepted, nobody waits, and repair is switched off or was
+// undone a moment ago. Each turn of the story is logged once.
+func (p *pass) mayRepair(ctx context.Context, want *state.Volume, plan Plan, part state.Part) bool {
+	intent := want.Intent(part)
+	if intent == nil || intent.Gone || !intent.Accepted || plan.Verdicts[part].Settled {
+		return true
+	}
+	lost, turned := p.r.loss(p.id, part, len(p.waiters) > 0)
+	if !turned {
+		return lost.state == repairing
+	}
+	logger := klog.FromContext(ctx).WithValues("part", part, "losses", lost.losses)
+	switch lost.state {
+	case repairing:
+		logger.Info("Repairing what was lost")
+		if p.r.metrics != nil {
+			p.r.metrics.Repair(part.Kind)
+		}
+	case putOff:
+		logger.Info("Something keeps undoing what is repaired; it is left for a while", "next", lost.next)
+	case left:
+		logger.Info("Lost, and left so: repair is switched off")
+	}
+	return lost.state == repairing
+}
+
+// loss moves the record of a part that does not hold by one turn, if it is due.
+func (r *Reconciler) loss(id string, part state.Part, asked bool) (now repair, turned bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	v := r.volume(id)
+	lost := v.repairs[part]
+	if lost == nil {
+		lost = &repair{}
+		v.repairs[part] = lost
+	}
+	before := lost.state
+	switch at := time.Now(); {
+	case lost.state == repairing:
+	case !asked && !r.heals:
+		lost.state = left
+	case !asked && at.Before(lost.next):
+		lost.state = putOff
+	default:
+		if at.Sub(lost.met) > calm {
+			lost.losses = 0
+		}
+		lost.losses++
+		lost.state, lost.met = repairing, at
+		lost.next = at.Add(jitter(backOff(lost.losses)))
+	}
+	return *lost, lost.state != before
+}
+
+// backOff is the pause after so many failures, or losses, in a row: firstDelay,
+// doubling to maxDelay.
+func backOff(failures int) time.Duration {
+	if shift := failures - 1; shift < 10 {
+		return min(firstDelay<<shift, maxDelay)
+	}
+	return maxDelay
+}
+
+// jitter keeps volumes that failed together from coming back together.
+func jitter(d time.Duration) time.Duration {
+	return time.Duration(float64(d) * (0.8 + 0.2*rand.Float64()))
+}

@@ -1,0 +1,173 @@
+package reconciler
+
+import (
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/csi-node/csi-node/pkg/state"
+)
+
+// tear takes away what is mounted at a path, behind the plugin's back, and lets
+// it be noticed.
+func (h *harness) tear(path string) {
+	h.t.Helper()
+	h.k.with(func() {
+		if len(h.k.mounts[path]) == 0 {
+			h.t.Errorf("nothing is mounted at %s", path)
+		}
+		delete(h.k.mounts, path)
+	})
+	h.p.r.Changed(path)
+	synctest.Wait()
+}
+
+// published is a volume with a stage and two targets, and what is counted.
+func (h *harness) published() *countingMetrics {
+	m := &countingMetrics{}
+	h.metrics = m
+	h.restart()
+	h.volume("v")
+	h.ok(stage("v"), publish("v", 1), publish("v", 2, publishReadOnly))
+	synctest.Wait()
+	return m
+}
+
+func TestLostMountsAreRestored(t *testing.T) {
+	for name, test := range map[string]struct {
+		torn []string
+		want []state.PartKind
+	}{
+		"a bind":               {[]string{targetPath("v", 1)}, []state.PartKind{state.TargetKind}},
+		"the stage":            {[]string{stagePath("v")}, []state.PartKind{state.StageKind}},
+		"the stage and a bind": {[]string{stagePath("v"), targetPath("v", 2)}, []state.PartKind{state.StageKind, state.TargetKind}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(h *harness) {
+				m := h.published()
+				for _, path := range test.torn {
+					h.tear(path)
+				}
+				h.atRest("v")
+				if !slices.Equal(m.repairs, test.want) {
+					t.Errorf("repaired %v, want %v", m.repairs, test.want)
+				}
+				h.ok(unpublish("v", 1), unpublish("v", 2), unstage("v"))
+				h.atRest("v")
+			})
+		})
+	}
+}
+
+// What is mounted over a directory above hides the volume.
+func TestChangeAboveIsLookedAt(t *testing.T) {
+	bubble(t, func(h *harness) {
+		h.published()
+		for path, looks := range map[string]int{
+			"/k/pods/1": 1, "/k": 1, "/": 1, "/k/pods/1/v": 1, stagePath("v"): 1,
+			"/k/pods/1/v/below": 0, "/k/pods/11": 0, "/k/stage/vv": 0, "/elsewhere": 0,
+		} {
+			before := h.k.count(opFind, "v")
+			h.p.r.Changed(path)
+			synctest.Wait()
+			if n := h.k.count(opFind, "v") - before; n != looks {
+				t.Errorf("a change at %s: looked %d times, want %d", path, n, looks)
+			}
+		}
+	})
+}
+
+func TestRepairsThatAreUndoneBackOff(t *testing.T) {
+	bubble(t, func(h *harness) {
+		times := h.attempts(Bind)
+		h.volume("v")
+		h.ok(stage("v"), publish("v", 1))
+		*times = nil
+		for end := time.Now().Add(time.Hour); time.Now().Before(end); h.sleep(100 * time.Millisecond) {
+			if h.k.isMounted(targetPath("v", 1)) {
+				h.tear(targetPath("v", 1))
+			}
+		}
+		if len(*times) < 30 || len(*times) > 60 {
+			t.Errorf("%d repairs in an hour", len(*times))
+		}
+		last := (*times)[len(*times)-1].Sub((*times)[len(*times)-2])
+		if last < 90*time.Second || last > 121*time.Second {
+			t.Errorf("the last repairs are %s apart", last)
+		}
+		p := part(t, h.one(), "target "+targetPath("v", 1))
+		if p.Is != Failing || !strings.Contains(p.Error, "undoing") || p.NextTry == nil || p.Losses < 30 {
+			t.Errorf("%+v", p)
+		}
+		h.ok(publish("v", 1)) // who asks does not wait
+		h.atRest("v")
+		h.sleep(2 * calm)
+		h.tear(targetPath("v", 1))
+		h.atRest("v") // a new story
+	})
+}
+
+func (k *fakeKernel) isMounted(path string) (yes bool) {
+	k.with(func() { yes = len(k.mounts[path]) > 0 })
+	return yes
+}
+
+func TestDetectOnly(t *testing.T) {
+	bubble(t, func(h *harness) {
+		h.detectOnly = true
+		m := h.published()
+		h.tear(stagePath("v"))
+		h.tear(targetPath("v", 1))
+		h.sleep(time.Hour)
+		if h.k.isMounted(stagePath("v")) || h.k.isMounted(targetPath("v", 1)) || len(m.repairs) != 0 {
+			t.Errorf("repaired %v", m.repairs)
+		}
+		if p := part(t, h.one(), "stage"); p.Is != Failing || !strings.Contains(p.Error, "--heal") {
+			t.Errorf("%+v", p)
+		}
+		h.ok(publish("v", 2, publishReadOnly)) // needs the stage
+		if !h.k.isMounted(stagePath("v")) {
+			t.Error("published without a stage")
+		}
+		h.ok(publish("v", 1), unpublish("v", 1), unpublish("v", 2), unstage("v"))
+		h.atRest("v")
+	})
+}
+
+// Nothing is noticed, and a resync finds it all the same.
+func TestResync(t *testing.T) {
+	bubble(t, func(h *harness) {
+		h.resync = 10 * time.Minute
+		h.published()
+		h.k.with(func() { delete(h.k.mounts, targetPath("v", 1)) })
+		h.sleep(10 * time.Minute)
+		h.atRest("v")
+		before := h.k.count(opFind, "v")
+		h.sleep(10 * time.Hour)
+		if n := h.k.count(opFind, "v") - before; n < 60 || n > 76 {
+			t.Errorf("%d looks in ten hours", n)
+		}
+		h.ok(unpublish("v", 1), unpublish("v", 2), unstage("v"))
+		before = h.k.count(opFind, "v")
+		h.sleep(10 * time.Hour)
+		if n := h.k.count(opFind, "v") - before; n > 1 {
+			t.Errorf("%d looks at a volume that nobody wants", n)
+		}
+	})
+}
+
+// An operator who says so has what was left repaired, whoever undid it.
+func TestRetryRepairs(t *testing.T) {
+	bubble(t, func(h *harness) {
+		h.detectOnly = true
+		h.published()
+		h.tear(targetPath("v", 1))
+		status, err := h.p.r.Retry(h.t.Context(), "v")
+		if err != nil || status.Worst() != Settled {
+			t.Errorf("%+v, %v", status, err)
+		}
+		h.atRest("v")
+	})
+}

@@ -1,0 +1,73 @@
+package reconciler
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"github.com/csi-node/csi-node/pkg/state"
+)
+
+// grace lies between the two looks that must both find a pod gone.
+const grace = time.Minute
+
+// retire asks for the end of publishes whose pods are gone: nobody will. It
+// reports whether it did.
+func (p *pass) retire(ctx context.Context, want *state.Volume) bool {
+	if p.r.kernel.Pods == nil {
+		return false
+	}
+	var dead []string
+	for path, t := range want.Targets {
+		gone := !t.Gone && !t.Asked && p.r.kernel.Pods.Gone(path)
+		if p.r.podless(p.id, path, gone) {
+			dead = append(dead, path)
+		}
+	}
+	if len(dead) == 0 {
+		return false
+	}
+	_, err := p.r.store.Edit(p.id, func(v *state.Volume) error {
+		for _, path := range dead {
+			// A call that came meanwhile knows better.
+			if now := v.Targets[path]; now != nil && now.Revision == want.Targets[path].Revision {
+				if err := v.AskUnpublish(path, time.Now()); err != nil {
+					return err
+				}
+			}
+		}
+		return nil
+	})
+	for _, path := range dead {
+		if err != nil {
+			p.fail(want, state.TargetPart(path), fmt.Errorf("volume %s: retiring the publish of a pod that is gone: %w", p.id, err))
+			continue
+		}
+		klog.FromContext(ctx).Info("Retired the publish of a pod that is gone", "target", path)
+		if p.r.metrics != nil {
+			p.r.metrics.Retire()
+		}
+	}
+	return err == nil
+}
+
+// podless notes whether the pod of a target is gone, and reports whether it has
+// been so for long enough.
+func (r *Reconciler) podless(id, path string, gone bool) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	v := r.volume(id)
+	since, before := v.podless[path]
+	switch {
+	case !gone:
+		delete(v.podless, path)
+	case !before:
+		v.podless[path] = time.Now()
+	case time.Since(since) >= grace:
+		delete(v.podless, path)
+		return true
+	}
+	return false
+}
