@@ -94,3 +94,16 @@ func TestReadersHaveCopies(t *testing.T) {
 		t.Errorf("a reader changed the record to %+v", v.Stage)
 	}
 }
+
+func TestFailedWriteIsTold(t *testing.T) {
+	s := openStore(t, storePath(t), "boot")
+	if err := s.db.Close(); err != nil { // beneath it
+		t.Fatal(err)
+	}
+	if v, err := s.Edit("v", staged("/stage")); err == nil {
+		t.Errorf("answered %+v", v)
+	}
+	if v := s.Get("v"); v != nil {
+		t.Errorf("what was not written is shown: %+v", v)
+	}
+}
