@@ -78,6 +78,8 @@ var answers = map[string][]codes.Code{
 	"DeleteVolume":               {codes.InvalidArgument, codes.FailedPrecondition},
 	"ValidateVolumeCapabilities": {codes.InvalidArgument, codes.NotFound},
 	"GetCapacity":                {codes.InvalidArgument},
+	"ListVolumes":                {codes.InvalidArgument, codes.Aborted},
+	"ControllerGetVolume":        {codes.InvalidArgument, codes.NotFound},
 	"NodeGetInfo":                {}, "NodeGetCapabilities": {}, "NodeGetStorageHealth": {},
 	"NodeStageVolume":     {codes.InvalidArgument, codes.NotFound, codes.AlreadyExists, codes.FailedPrecondition},
 	"NodeUnstageVolume":   {codes.InvalidArgument, codes.FailedPrecondition},
@@ -94,6 +96,7 @@ var required = map[string][]protoreflect.Name{
 	"CreateVolume":               {"name", "volume_capabilities"},
 	"DeleteVolume":               {"volume_id"},
 	"ValidateVolumeCapabilities": {"volume_id", "volume_capabilities"},
+	"ControllerGetVolume":        {"volume_id"},
 	"NodeStageVolume":            {"volume_id", "staging_target_path", "volume_capability"},
 	"NodeUnstageVolume":          {"volume_id", "staging_target_path"},
 	"NodePublishVolume":          {"volume_id", "target_path", "volume_capability"},
@@ -366,7 +369,7 @@ func (c *choices) next(n int) int {
 	return int(b) % n
 }
 
-var long, wide = strings.Repeat("long", 1<<18), strings.Repeat("\U0010ffff", 1<<12)
+var long, wide = strings.Repeat("long", 1<<16), strings.Repeat("\U0010ffff", 1<<12)
 
 // values of strings that matter somewhere.
 func (s *scene) values() []string {

@@ -44,7 +44,7 @@ func statusCodes(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler 
 	if _, ok := status.FromError(err); ok {
 		return nil, err
 	}
-	return nil, status.Error(grpcCodes[state.ClassOf(err)], short(err.Error()))
+	return nil, status.Error(grpcCodes[state.ClassOf(err)], short(err.Error(), maxMessage))
 }
 
 // maxMessage bounds the message of an answer, in bytes. A refused string may
@@ -52,18 +52,21 @@ func statusCodes(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler 
 // headers too large sees Internal in place of the code. Two paths fit.
 const maxMessage = 16 << 10
 
-func short(message string) string {
-	if len(message) <= maxMessage {
-		return message
+// maxLogged bounds what the log repeats of a request, in bytes.
+const maxLogged = 4 << 10
+
+func short(text string, most int) string {
+	if len(text) <= most {
+		return text
 	}
-	return strings.ToValidUTF8(message[:maxMessage], "") + "…"
+	return strings.ToValidUTF8(text[:most], "") + "…"
 }
 
 // logCalls logs each call without its secrets: failed ones always, others at level 4.
 func logCalls(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
 	logger := klog.FromContext(ctx).WithValues("rpc", path.Base(info.FullMethod))
 	if v, ok := req.(interface{ GetVolumeId() string }); ok {
-		logger = logger.WithValues("volume", v.GetVolumeId())
+		logger = logger.WithValues("volume", short(v.GetVolumeId(), maxLogged))
 	}
 	ctx = klog.NewContext(ctx, logger)
 	logger.V(4).Info("Called", "request", withoutSecrets{req})
@@ -96,7 +99,7 @@ func (w withoutSecrets) String() string {
 		}
 		req = m
 	}
-	return protosanitizer.StripSecrets(req).String()
+	return short(protosanitizer.StripSecrets(req).String(), maxLogged)
 }
 
 func capabilities(m proto.Message) []*csi.VolumeCapability {
