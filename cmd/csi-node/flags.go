@@ -106,10 +106,10 @@ func (a *accessFlags) add(cmd *cobra.Command) {
 	f := cmd.Flags()
 	f.StringVar(&a.Mode, "access-mode", "ReadWriteOnce", "ReadWriteOnce, ReadWriteOncePod, ReadOnlyMany, ReadWriteMany, or a name of CSI as SINGLE_NODE_WRITER")
 	f.BoolVar(&a.Block, "block", false, "as a raw block device, without a file system")
-	f.StringVar(&a.FSType, "fs-type", "", "file system, as ext4 or xfs (default: the driver chooses)")
+	f.StringVar(&a.FSType, "fs-type", "", "file system, as ext4, xfs or btrfs (default: the driver chooses)")
 	f.StringArrayVar(&a.Flags, "mount-flag", nil, "mount flag, as noatime; may be given several times")
 	complete(cmd, "access-mode", client.AccessModes()...)
-	complete(cmd, "fs-type", "ext4", "xfs")
+	complete(cmd, "fs-type", "ext4", "xfs", "btrfs")
 	complete(cmd, "mount-flag", "noatime", "nodev", "noexec", "nosuid", "ro")
 }
 

@@ -329,7 +329,7 @@ func (s stats) MarshalJSON() ([]byte, error) {
 	if err := json.Unmarshal(raw, &fields); err != nil {
 		return nil, err
 	}
-	for name, text := range map[string]string{"volumePath": s.path, "age": s.age} {
+	for name, text := range map[string]string{"volumePath": s.path, "ageSeconds": s.age} {
 		if text == "" {
 			continue
 		}
@@ -357,6 +357,6 @@ func printStats(out io.Writer, s stats) {
 		fmt.Fprintf(out, "%s\t%s\t%s\t%s\n", strings.ToLower(u.GetUnit().String()), amount(u.GetTotal()), amount(u.GetUsed()), amount(u.GetAvailable()))
 	}
 	if s.age != "" {
-		fmt.Fprintf(out, "The values are %s old.\n", s.age)
+		fmt.Fprintf(out, "The values are %s seconds old.\n", s.age)
 	}
 }

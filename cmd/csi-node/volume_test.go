@@ -150,9 +150,9 @@ func TestVolumeCommands(t *testing.T) {
 			"At {staging}:\nUNIT    TOTAL             USED              AVAILABLE\nbytes   3Gi (3221225472)  1Gi (1073741824)  2.0Gi (2147483643)\ninodes  100               1                 99\n",
 		},
 		"stats with an age": {
-			"stats vol --path {dir}/target --output json", func(p *fakePlugin) { p.age = "12s" },
+			"stats vol --path {dir}/target --output json", func(p *fakePlugin) { p.age = "12" },
 			[]call{{"NodeGetVolumeStats", `{"volumeId":"vol","volumePath":"{dir}/target","stagingTargetPath":"{staging}"}`}},
-			"{\n  \"age\": \"12s\",\n  \"usage\": [\n    {\n      \"available\": \"2147483643\",\n      \"total\": \"3221225472\",\n      \"used\": \"1073741824\",\n      \"unit\": \"BYTES\"\n    },\n    {\n      \"available\": \"99\",\n      \"total\": \"100\",\n      \"used\": \"1\",\n      \"unit\": \"INODES\"\n    }\n  ],\n  \"volumePath\": \"{dir}/target\"\n}\n",
+			"{\n  \"ageSeconds\": \"12\",\n  \"usage\": [\n    {\n      \"available\": \"2147483643\",\n      \"total\": \"3221225472\",\n      \"used\": \"1073741824\",\n      \"unit\": \"BYTES\"\n    },\n    {\n      \"available\": \"99\",\n      \"total\": \"100\",\n      \"used\": \"1\",\n      \"unit\": \"INODES\"\n    }\n  ],\n  \"volumePath\": \"{dir}/target\"\n}\n",
 		},
 		"capabilities": {
 			"capabilities", func(p *fakePlugin) { p.node = p.node[:2] }, nil,
@@ -368,7 +368,7 @@ func TestCompletion(t *testing.T) {
 		{"volume clear-device ", "vol-a vol-b vol-c"},
 		{"volume stage vol-a ", ""},
 		{"volume create ", ""},
-		{"volume create x --fs-type ", "ext4 xfs"},
+		{"volume create x --fs-type ", "ext4 xfs btrfs"},
 		{"volume list --output ", "table json"},
 		{"status --output ", "table json"},
 		{"volume stage --access-mode ", strings.Join(client.AccessModes(), " ")},

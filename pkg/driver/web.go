@@ -57,7 +57,7 @@ const (
 )
 
 func newHTTPServer(handler http.Handler) *http.Server {
-	return &http.Server{Handler: http.MaxBytesHandler(handler, maxBodyBytes), ReadHeaderTimeout: 10 * time.Second, MaxHeaderBytes: maxHeaderBytes}
+	return &http.Server{Handler: http.MaxBytesHandler(handler, maxBodyBytes), ReadHeaderTimeout: 10 * time.Second, IdleTimeout: time.Minute, MaxHeaderBytes: maxHeaderBytes}
 }
 
 // httpHandler serves /metrics, /healthz (the process serves) and /readyz (and

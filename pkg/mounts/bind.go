@@ -3,7 +3,9 @@ package mounts
 import (
 	"context"
 	"fmt"
+	"slices"
 
+	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 
 	"github.com/csi-node/csi-node/pkg/state"
@@ -159,4 +161,27 @@ func (p *place) bind(fd int, flags state.Flags, kind state.FileType) error {
 		return fmt.Errorf("set the attributes %q: %w", flags.Set, err)
 	}
 	return p.attach(tree, kind)
+}
+
+// BoundAt returns the paths at which the node of a device is bound in this
+// mount namespace, in order: nobody else knows, for a node that is not open
+// claims nothing. It reads the whole mount table.
+func (h *Host) BoundAt(ctx context.Context, device state.DeviceNumber) ([]string, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	infos, err := mountinfo.GetMounts(func(i *mountinfo.Info) (bool, bool) {
+		return i.Root == "/" || i.FSType != "devtmpfs" && i.FSType != "tmpfs", false
+	})
+	if err != nil {
+		return nil, fmt.Errorf("where device %s is bound: %w", device, err)
+	}
+	var paths []string
+	for _, i := range infos {
+		if number, ok := blockNumber(i.Mountpoint); ok && number == device {
+			paths = append(paths, i.Mountpoint)
+		}
+	}
+	slices.Sort(paths)
+	return slices.Compact(paths), nil
 }

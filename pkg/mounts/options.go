@@ -10,6 +10,26 @@ import (
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
+// CheckOptions returns InvalidArgument, with the kernel's words, for an option
+// that the kernel refuses for this type of file system whatever is on the
+// device. It mounts nothing. What it cannot know, a mount will tell.
+func (h *Host) CheckOptions(fsType string, flags state.Flags) error {
+	if len(flags.Super) == 0 {
+		return nil
+	}
+	fs, err := unix.Fsopen(fsType, unix.FSOPEN_CLOEXEC)
+	if err != nil {
+		return nil
+	}
+	defer unix.Close(fs)
+	for _, option := range flags.Super {
+		if err := setOption(fs, option); blames(err) {
+			return fmt.Errorf("mount %s: %w", fsType, optionError(err, kernelWords(fs), "", option))
+		}
+	}
+	return nil
+}
+
 // setOption gives one option to the kernel, as mount(8) would: a value may
 // stand in double quotes, which keep its commas together.
 func setOption(fs int, option string) error {

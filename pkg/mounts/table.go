@@ -2,7 +2,6 @@ package mounts
 
 import (
 	"fmt"
-	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -69,7 +68,7 @@ func (e entry) mount() state.Mount {
 		if number, ok := blockNumber("/dev" + e.root); ok {
 			m.Node, m.Device = true, number
 		}
-	case e.device.Major == 0 && strings.HasPrefix(e.source, "/dev/"): // btrfs, whose number is its own
+	case e.fsType == "btrfs": // its number is its own
 		if number, ok := blockNumber(e.source); ok {
 			m.Device = number
 		}

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"strings"
 	"sync"
+
+	"k8s.io/klog/v2"
 )
 
 // Watcher tells where mounts come and go in this mount namespace. It costs
@@ -71,7 +73,9 @@ func (w *Watcher) Run(ctx context.Context, changed func(path string)) error {
 	for {
 		changes, all, err := w.source.next()
 		if err == nil && all {
-			err = w.resync(changed)
+			if err := w.resync(changed); err != nil { // the next change asks again
+				klog.FromContext(ctx).Error(err, "Changes of the mount table are missed")
+			}
 		}
 		if err != nil {
 			if ctx.Err() != nil {

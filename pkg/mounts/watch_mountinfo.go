@@ -20,6 +20,7 @@ type mountinfoPoll struct {
 	every time.Duration
 	wake  int        // an eventfd that ends the poll
 	mu    sync.Mutex // held while the descriptors are polled
+	shut  bool       // the descriptors are closed, and perhaps others' by now
 }
 
 // pollEvery costs 0.3 ms a thousand mounts a second.
@@ -42,6 +43,9 @@ func (*mountinfoPoll) name() string { return "mountinfo" }
 func (s *mountinfoPoll) next() (changes []change, all bool, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if s.shut {
+		return nil, false, os.ErrClosed
+	}
 	fds := []unix.PollFd{{Fd: int32(s.table.Fd()), Events: unix.POLLPRI}, {Fd: int32(s.wake), Events: unix.POLLIN}}
 	if _, err := again(func() (int, error) { return unix.Poll(fds, int(s.every.Milliseconds())) }); err != nil {
 		return nil, false, fmt.Errorf("poll %s: %w", s.table.Name(), err)
@@ -65,5 +69,6 @@ func (s *mountinfoPoll) close() error {
 	_, err := unix.Write(s.wake, []byte{1, 0, 0, 0, 0, 0, 0, 0})
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.shut = true
 	return errors.Join(err, unix.Close(s.wake), s.table.Close())
 }

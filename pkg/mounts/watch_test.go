@@ -204,3 +204,13 @@ func TestParseFanotify(t *testing.T) {
 		t.Error("a record that is too long is taken")
 	}
 }
+
+// Descriptors that were closed may be somebody else's by now.
+func TestPollAfterClose(t *testing.T) {
+	s, err := newMountinfoPoll(time.Millisecond)
+	must(t, err)
+	must(t, s.close())
+	if _, all, err := s.next(); err != os.ErrClosed {
+		t.Errorf("all %v, %v", all, err)
+	}
+}

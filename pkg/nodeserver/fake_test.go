@@ -126,6 +126,13 @@ func (fakePaths) Check(path string) error {
 	return nil
 }
 
+func (fakePaths) CheckOptions(fsType string, flags state.Flags) error {
+	if slices.Contains(flags.Super, "nonsense") {
+		return state.Errorf(state.InvalidArgument, "the kernel refuses nonsense")
+	}
+	return nil
+}
+
 func (f fakePaths) Usage(ctx context.Context, path string) (state.Mount, state.Usage, error) {
 	m := f.node.mounts[path]
 	switch {

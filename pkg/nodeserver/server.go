@@ -28,12 +28,15 @@ type Records interface {
 	Get(id string) *state.Volume
 }
 
-// Paths answers for the paths in requests; *mounts.Host is one.
+// Paths answers for the paths and mounts in requests; *mounts.Host is one.
 type Paths interface {
 	// Check returns InvalidArgument for a path that no request may name.
 	Check(path string) error
 	// Usage tells what is mounted at a path and how full it is.
 	Usage(ctx context.Context, path string) (state.Mount, state.Usage, error)
+	// CheckOptions returns InvalidArgument for an option that the kernel
+	// refuses for the type of file system, whatever the device.
+	CheckOptions(fsType string, flags state.Flags) error
 }
 
 // Filesystems knows what this node can make; *filesystem.Host is one.

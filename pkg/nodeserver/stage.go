@@ -19,6 +19,9 @@ func (s *Server) NodeStageVolume(ctx context.Context, req *csi.NodeStageVolumeRe
 	if err := s.settleFSType(ctx, req.GetVolumeId(), &capability); err != nil {
 		return nil, err
 	}
+	if err := s.flags(capability); err != nil {
+		return nil, err
+	}
 	err = s.Reconciler.Ensure(ctx, req.GetVolumeId(), state.StagePart(), func(v *state.Volume) error {
 		return v.AskStage(&state.Stage{Path: req.GetStagingTargetPath(), Capability: capability, ReadOnly: readOnly, Context: joined}, time.Now())
 	})

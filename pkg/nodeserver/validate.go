@@ -136,6 +136,19 @@ func (s *Server) settleFSType(ctx context.Context, id string, c *state.Capabilit
 	return nil
 }
 
+// flags checks the mount flags of a stage as far as that goes without a device:
+// a volume must not be formatted for flags with which it cannot be mounted.
+func (s *Server) flags(c state.Capability) error {
+	if c.Access != state.MountAccess {
+		return nil
+	}
+	flags, err := state.ParseFlags(c.Flags)
+	if err != nil {
+		return err
+	}
+	return s.Paths.CheckOptions(c.FSType, flags)
+}
+
 // volumeContext joins the contexts of a request, without what is secret.
 func volumeContext(volume, publish map[string]string) (map[string]string, error) {
 	switch volume[ephemeralKey] {

@@ -1,6 +1,7 @@
 package reconciler
 
 import (
+	"errors"
 	"slices"
 	"strings"
 	"testing"
@@ -168,6 +169,78 @@ func TestRetryRepairs(t *testing.T) {
 		if err != nil || status.Worst() != Settled {
 			t.Errorf("%+v, %v", status, err)
 		}
+		h.atRest("v")
+	})
+}
+
+// What is put off, left, or waits for its second look must not be asked about
+// again and again when something else is the matter by then.
+func TestPutOffDoesNotSpin(t *testing.T) {
+	path := targetPath("v", 1)
+	undone := func(h *harness) {
+		for range 6 {
+			if h.k.isMounted(path) {
+				h.tear(path)
+			}
+			h.sleep(10 * time.Millisecond)
+		}
+	}
+	blind := func(h *harness, times int) {
+		h.k.fail(opFind, "v", times, errors.New("the pool's disk fails"))
+		h.p.r.Changed(path)
+	}
+	for name, trouble := range map[string]func(h *harness){
+		"put off, and something else is mounted": func(h *harness) {
+			undone(h)
+			h.k.with(func() {
+				h.k.mounts[path] = []fakeMount{{Mount: state.Mount{FSType: "tmpfs", Source: "tmpfs", Root: "/"}}}
+			})
+			h.p.r.Changed(path)
+		},
+		"put off, and not to be seen":      func(h *harness) { undone(h); blind(h, -1) },
+		"put off, and not seen once":       func(h *harness) { undone(h); blind(h, 1) },
+		"left, and not seen once":          func(h *harness) { h.tear(path); blind(h, 1) },
+		"a pod gone, and not to be seen":   func(h *harness) { h.pods.(*fakePods).set("/pods/1/", true); h.wake("v"); blind(h, -1) },
+		"a pod gone, and not seen once":    func(h *harness) { h.pods.(*fakePods).set("/pods/1/", true); h.wake("v"); blind(h, 1) },
+		"a pod gone, and its mount is too": func(h *harness) { h.pods.(*fakePods).set("/pods/1/", true); undone(h) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(h *harness) {
+				h.pods = &fakePods{gone: map[string]bool{}}
+				h.detectOnly = strings.HasPrefix(name, "left")
+				h.published()
+				trouble(h)
+				before := h.k.count(opFind, "v")
+				h.sleep(10 * time.Minute)
+				if n := h.k.count(opFind, "v") - before; n > 20 {
+					t.Errorf("%d looks in ten minutes", n)
+				}
+				h.k.mend()
+			})
+		})
+	}
+}
+
+// A store was lost, and a target that only the node knows of shows the view, or
+// the device: neither is detached, so that its number is given to nobody else.
+func TestNodeBoundByNobodysIntentHoldsItsDevice(t *testing.T) {
+	bubble(t, func(h *harness) {
+		v := h.volume("v")
+		h.ok(stage("v", stageBlock), publish("v", 1, publishBlock), publish("v", 2, publishBlock, publishReadOnly))
+		h.stop()
+		h.store = newFakeStore()
+		h.start()
+		h.ok(stage("v", stageBlock), publish("v", 1, publishBlock))
+		h.sleep(time.Hour)
+		if v.view == nil {
+			t.Fatal("the view was detached beneath a target")
+		}
+		h.ok(unpublish("v", 1))
+		h.refuse(h.do(unstage("v")), state.Unavailable, "bound at "+targetPath("v", 2))
+		if v.view == nil || v.device == nil {
+			t.Fatal("detached beneath a target")
+		}
+		h.ok(unpublish("v", 2), unstage("v"))
 		h.atRest("v")
 	})
 }

@@ -748,6 +748,17 @@ func (m fakeMounts) SetAttributes(ctx context.Context, at string, flags state.Fl
 	})
 }
 
+func (m fakeMounts) BoundAt(_ context.Context, device state.DeviceNumber) (paths []string, err error) {
+	m.k.with(func() {
+		for at, stack := range m.k.mounts {
+			if len(stack) > 0 && stack[0].Node && stack[0].Device == device {
+				paths = append(paths, at)
+			}
+		}
+	})
+	return paths, nil
+}
+
 func (m fakeMounts) Unmount(ctx context.Context, at string) error {
 	id := volumeOf(at)
 	return m.call(ctx, opUnmount, id, at, func(bool) error {

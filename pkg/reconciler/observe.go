@@ -3,6 +3,7 @@ package reconciler
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -72,11 +73,36 @@ func (r *Reconciler) observeAlone(ctx context.Context, want *state.Volume) (stat
 	if err != nil {
 		return have, err
 	}
+	if s := want.Stage; s == nil || s.Gone || stands(have.View) || s.ReadOnly != have.Device.ReadOnly {
+		for _, d := range []*state.Device{&have.Device, &have.View} {
+			if err := r.boundElsewhere(ctx, want, d); err != nil {
+				return have, err
+			}
+		}
+	}
 	leaving := want.Stage != nil && want.Stage.Gone && len(have.Stage.Mounts) == 0
 	if d := &have.Device; leaving && d.Holder == "" && (d.Held || d.State == state.DeviceDetaching) {
 		d.Holder = r.holders(ctx, *d)
 	}
 	return have, nil
+}
+
+// boundElsewhere takes a device for held whose node is bound where the record
+// has no target: whoever lost the record has not lost the mount, and the number
+// must not become another volume's beneath it.
+func (r *Reconciler) boundElsewhere(ctx context.Context, want *state.Volume, d *state.Device) error {
+	if !stands(*d) {
+		return nil
+	}
+	paths, err := r.kernel.Mounts.BoundAt(ctx, d.Number)
+	if err != nil {
+		return fmt.Errorf("volume %s: observe: %w", want.ID, err)
+	}
+	paths = slices.DeleteFunc(paths, func(path string) bool { return want.Targets[path] != nil })
+	if len(paths) > 0 {
+		d.Held, d.Holder = true, "it is bound at "+strings.Join(paths, ", ")+", unpublish it there"
+	}
+	return nil
 }
 
 // stands reports whether there is a device of the plugin's, be it on its way out.

@@ -120,7 +120,7 @@ func (p *planner) keepMounted(s *state.Stage) Verdict {
 	case err != nil:
 		return stuck(state.ClassOf(err), "%v", err)
 	case top.Node || !top.Is(p.have.Device.Number):
-		return stuck(state.FailedPrecondition, "%s is mounted at the staging path %s: unmount it, the plugin did not mount it", describe(top), s.Path)
+		return stuck(state.FailedPrecondition, "%s is mounted at the staging path %s: it is not this volume's; find out whose before you unmount it", describe(top), s.Path)
 	case len(mounts) > 1 && p.ours(mounts[1]):
 		return p.do(Unmount, state.StagePart()) // mounted twice
 	case top.Corrupt && len(p.maybeBound()) > 0:
@@ -154,6 +154,8 @@ func (p *planner) contents(s *state.Stage) Verdict {
 			return stuck(state.FailedPrecondition, "the volume holds a file system of type %s, and %s was asked for", c.FSType, s.Capability.FSType)
 		case s.ReadOnly || !c.NeedsCheck && !(c.Growable && c.GrowsUnmounted && !c.GrowsMounted):
 			return settled
+		case len(p.bound()) > 0:
+			return settled // the kernel has it mounted: it is past checks, and grows another time
 		case p.inUse():
 			return p.held(d, "checking or growing the file system")
 		case c.NeedsCheck:
@@ -220,7 +222,7 @@ func (p *planner) unstage(s *state.Stage) Verdict {
 	case len(mounts) > 0 && p.ours(mounts[0]):
 		return p.do(Unmount, state.StagePart())
 	case p.stageIsOurs():
-		return stuck(state.FailedPrecondition, "%s is mounted over the volume at the staging path %s: unmount it, the plugin did not mount it", describe(mounts[0]), s.Path)
+		return stuck(state.FailedPrecondition, "%s is mounted over the volume at the staging path %s: it is not this volume's; find out whose before you unmount it", describe(mounts[0]), s.Path)
 	case view.State == state.DeviceDetaching, view.State == state.DeviceAttached && view.Held:
 		return p.held(view, "it is detached")
 	case view.State == state.DeviceAttached:

@@ -19,11 +19,11 @@ func (p *planner) unpublish(t *state.Target) Verdict {
 	case covered && p.oursAt(t, m.Mounts[0]):
 		return p.do(Unbind, part)
 	case covered:
-		return stuck(state.FailedPrecondition, "%s is mounted over the volume at %s: unmount it, the plugin did not mount it", describe(m.Mounts[0]), t.Path)
+		return stuck(state.FailedPrecondition, "%s is mounted over the volume at %s: it is not this volume's; find out whose before you unmount it", describe(m.Mounts[0]), t.Path)
 	case t.Withdrawn || m.File == state.NoFile:
 		return settled // what is there was there before
 	case len(m.Mounts) > 0:
-		return residue("%s is mounted at %s: unmount it, the plugin did not mount it", describe(m.Mounts[0]), t.Path)
+		return residue("%s is mounted at %s: it is not this volume's; find out whose before you unmount it", describe(m.Mounts[0]), t.Path)
 	case m.Empty && (m.File == state.Directory || m.File == state.RegularFile):
 		return p.do(RemoveTarget, part)
 	case m.File == state.Directory:
@@ -107,7 +107,7 @@ func (p *planner) bind(t *state.Target, want state.FileType) Verdict {
 }
 
 func (p *planner) foreign(t *state.Target) Verdict {
-	return stuck(state.FailedPrecondition, "%s is mounted at %s: unmount it, the plugin did not mount it", describe(p.have.Targets[t.Path].Mounts[0]), t.Path)
+	return stuck(state.FailedPrecondition, "%s is mounted at %s: it is not this volume's; find out whose before you unmount it", describe(p.have.Targets[t.Path].Mounts[0]), t.Path)
 }
 
 // dropIdleView detaches the view of a staged volume once no target shows it.

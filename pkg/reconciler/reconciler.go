@@ -38,6 +38,8 @@ type Mounts interface {
 	BindDevice(ctx context.Context, device state.Device, target string) error
 	SetAttributes(ctx context.Context, path string, flags state.Flags) error
 	Unmount(ctx context.Context, path string) error
+	// BoundAt tells where the node of a device is bound, also by nobody's intent.
+	BoundAt(ctx context.Context, device state.DeviceNumber) ([]string, error)
 }
 
 // Directories takes care of the directories that mounts leave behind.

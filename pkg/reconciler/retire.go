@@ -29,28 +29,33 @@ func (p *pass) retire(ctx context.Context, want *state.Volume) bool {
 	if len(dead) == 0 {
 		return false
 	}
+	var retired []string
 	_, err := p.r.store.Edit(p.id, func(v *state.Volume) error {
+		retired = nil
 		for _, path := range dead {
 			// A call that came meanwhile knows better.
 			if now := v.Targets[path]; now != nil && now.Revision == want.Targets[path].Revision {
 				if err := v.AskUnpublish(path, time.Now()); err != nil {
 					return err
 				}
+				retired = append(retired, path)
 			}
 		}
 		return nil
 	})
-	for _, path := range dead {
-		if err != nil {
+	if err != nil {
+		for _, path := range dead {
 			p.fail(want, state.TargetPart(path), fmt.Errorf("volume %s: retiring the publish of a pod that is gone: %w", p.id, err))
-			continue
 		}
+		return false
+	}
+	for _, path := range retired {
 		klog.FromContext(ctx).Info("Retired the publish of a pod that is gone", "target", path)
 		if p.r.metrics != nil {
 			p.r.metrics.Retire()
 		}
 	}
-	return err == nil
+	return len(retired) > 0
 }
 
 // podless notes whether the pod of a target is gone, and reports whether it has

@@ -56,6 +56,7 @@ func (r *Reconciler) unobserved(id string, want *state.Volume) {
 	defer r.mu.Unlock()
 	v := r.volume(id)
 	v.want, v.plan = want, Plan{}
+	clear(v.podless) // the grace begins anew when it is seen again
 }
 
 func (r *Reconciler) begin(id string, step Step) {
@@ -109,8 +110,9 @@ func (r *Reconciler) due(id string, part state.Part) bool {
 	return a == nil || !a.step || !time.Now().Before(a.next)
 }
 
-// untilNext returns how long until the first part is due again.
-func (v *volume) untilNext(now time.Time) (wait time.Duration, any bool) {
+// untilNext returns how long until the first part is due again. A repair that
+// is put off is due only while there is a step for it.
+func (v *volume) untilNext(now time.Time, planned map[state.Part]bool) (wait time.Duration, any bool) {
 	first := func(next time.Time) {
 		if left := max(next.Sub(now), 0); !any || left < wait {
 			wait, any = left, true
@@ -119,8 +121,8 @@ func (v *volume) untilNext(now time.Time) (wait time.Duration, any bool) {
 	for _, a := range v.attempts {
 		first(a.next)
 	}
-	for _, r := range v.repairs {
-		if r.state == putOff {
+	for part, r := range v.repairs {
+		if r.state == putOff && planned[part] && v.attempts[part] == nil {
 			first(r.next)
 		}
 	}

@@ -282,8 +282,13 @@ func (p *pass) retryLater() {
 		planned[step.Part] = true
 	}
 	for part := range v.attempts {
-		// What settled, or waits for another part, has nothing to be due.
-		if verdict := v.plan.Verdicts[part]; !planned[part] && (verdict.Settled || verdict.Problem == (Problem{})) && p.failure(v.want, part) == nil {
+		// What settled, waits for another part, or is not repaired now has nothing to be due.
+		verdict, lost := v.plan.Verdicts[part], v.repairs[part]
+		idle := verdict.Settled || verdict.Problem == (Problem{})
+		if planned[part] {
+			idle = lost != nil && (lost.state == putOff || lost.state == left)
+		}
+		if idle && p.failure(v.want, part) == nil {
 			delete(v.attempts, part)
 		}
 	}
@@ -314,7 +319,7 @@ func (p *pass) retryLater() {
 			delete(v.podless, path)
 		}
 	}
-	if wait, ok := v.untilNext(time.Now()); ok {
+	if wait, ok := v.untilNext(time.Now(), planned); ok {
 		r.queue.AddAfter(p.id, wait)
 		if r.metrics != nil && len(v.attempts) > 0 {
 			r.metrics.BackOff()

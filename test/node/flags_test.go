@@ -211,8 +211,25 @@ func TestRefusedFlags(t *testing.T) {
 	}
 }
 
-// A new volume whose flags are refused is formatted and then not mounted; with
-// better flags it is.
+// A new volume is not formatted for flags that no such file system takes.
+func TestRefusedFlagsFormatNothing(t *testing.T) {
+	t.Parallel()
+	p := harness.Start(t, harness.Options{})
+	for _, fsType := range fsTypes {
+		v := create(t, p, fsType, smallest(fsType), mountAs(fsType, multiWriter, "nonsense"))
+		mustRefuse(t, v.stage(t.Context()), codes.InvalidArgument, "nonsense")
+		mustHaveNoRecord(t, p)
+		must(t, v.delete(t.Context()))
+	}
+	v := create(t, p, "volume", smallest("xfs"), mountAs("xfs", multiWriter, "nonsense"))
+	mustRefuse(t, v.stage(t.Context()), codes.InvalidArgument, "nonsense")
+	v.capability = mountAs("ext4", multiWriter) // it is blank yet
+	must(t, v.stage(t.Context()))
+	v.end()
+}
+
+// A new volume whose flags are refused only with its file system is formatted
+// and then not mounted; with better flags it is.
 func TestRefusedFlagsOfABlankVolume(t *testing.T) {
 	t.Parallel()
 	p := harness.Start(t, harness.Options{})

@@ -140,8 +140,15 @@ func (b *Backend) configure(ctx context.Context, key string, backing *os.File, t
 			return fmt.Errorf("LOOP_CTL_GET_FREE: %w", err)
 		}
 		name := fmt.Sprintf("loop%d", n)
-		if !as.readOnly && !as.solid && discardIsOff(name) && renew(n) == nil {
-			continue
+		if !as.readOnly && !as.solid && discardIsOff(name) {
+			if renew(n) == nil {
+				continue
+			}
+			// Somebody looks at it just now: then another, which nobody had yet.
+			if n, err = add(control); err != nil {
+				return err
+			}
+			name = fmt.Sprintf("loop%d", n)
 		}
 		taken, err := bind(ctx, name, &config, as)
 		switch {

@@ -71,6 +71,16 @@ func renew(number int) (err error) {
 	return nil
 }
 
+// add makes a device of the first number that there is none of.
+func add(control *os.File) (number int, err error) {
+	const any = ^uintptr(0) // -1
+	n, _, errno := unix.Syscall(unix.SYS_IOCTL, control.Fd(), unix.LOOP_CTL_ADD, any)
+	if errno != 0 {
+		return 0, fmt.Errorf("LOOP_CTL_ADD: %w", errno)
+	}
+	return int(n), nil
+}
+
 // refill allocates what a thick volume's file lacks: the holes of a discard
 // that could not be refused. It begins only what there is room for.
 func refill(ctx context.Context, f *os.File) error {

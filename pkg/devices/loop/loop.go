@@ -15,7 +15,7 @@
 //
 // A device has the sectors that the volume's metadata names, does direct I/O
 // where the pool's file system can, and passes discards down for a thin volume
-// only. A number is left to its next user as it was found.
+// only.
 //
 // The loop ioctls take no deadline: one that meets a hung disk blocks until
 // the disk answers, and with it the calls for that volume only.
