@@ -35,6 +35,8 @@ func proveBlank(ctx context.Context, d *device) (proof, error) {
 		return proof{found: "a device without any bytes: nothing is attached to it"}, nil
 	case d.bytes < d.facts.Capacity:
 		return proof{found: fmt.Sprintf("a device of %d bytes that is %d bytes shorter than the volume", d.bytes, d.facts.Capacity-d.bytes)}, nil
+	case d.missing() > 0:
+		return proof{found: fmt.Sprintf("a device of %d bytes whose file %s was cut short by %d bytes", d.bytes, d.facts.Backing, d.missing())}, nil
 	}
 	if err := d.flush(); err != nil {
 		return proof{found: fmt.Sprintf("a device that cannot be flushed: %v", err)}, nil
@@ -77,9 +79,12 @@ type extent struct{ start, end int64 }
 // former proof counts as data and is read, too.
 func (d *device) data(ctx context.Context) ([]extent, error) {
 	whole := []extent{{0, d.bytes}}
-	backing := d.openBacking()
+	backing, size := d.openBacking()
 	if backing == nil {
 		return whole, nil
+	}
+	if size < d.bytes { // cut short just now
+		return whole, backing.Close()
 	}
 	extents, err := dataExtents(ctx, backing, d.bytes)
 	err = errors.Join(err, backing.Close())
@@ -92,29 +97,39 @@ func (d *device) data(ctx context.Context) ([]extent, error) {
 	return extents, nil
 }
 
+// missing returns how many bytes of the device its file does not have. Some
+// kernels read them as zeros (Linux 6.1 does), others fail to (6.18).
+func (d *device) missing() int64 {
+	backing, size := d.openBacking()
+	if backing == nil {
+		return 0
+	}
+	backing.Close()
+	return max(d.bytes-size, 0)
+}
+
 // openBacking opens the file behind a loop device, if it is indeed the one that
-// the caller named and the device shows it from its first byte to its last.
-// Else there is nothing to trust, and the device itself will be read.
-func (d *device) openBacking() *os.File {
+// the caller named and the device shows it from its first byte, and returns its
+// size. Else there is nothing to trust, and the device itself will be read.
+func (d *device) openBacking() (f *os.File, bytes int64) {
 	if d.facts.Backing == "" || !d.block {
-		return nil
+		return nil, 0
 	}
 	loop, err := unix.IoctlLoopGetStatus64(int(d.Fd()))
 	if err != nil || loop.Offset != 0 || loop.Encrypt_type != 0 {
-		return nil
+		return nil, 0
 	}
-	f, err := os.OpenFile(d.facts.Backing, os.O_RDONLY|unix.O_NONBLOCK, 0)
+	f, err = os.OpenFile(d.facts.Backing, os.O_RDONLY|unix.O_NONBLOCK, 0)
 	if err != nil {
-		return nil
+		return nil, 0
 	}
 	var st unix.Stat_t
 	err = unix.Fstat(int(f.Fd()), &st)
-	if err == nil && st.Mode&unix.S_IFMT == unix.S_IFREG && st.Ino == loop.Inode && st.Size >= d.bytes &&
-		numberOf(st.Dev) == numberOf(loop.Device) {
-		return f
+	if err == nil && st.Mode&unix.S_IFMT == unix.S_IFREG && st.Ino == loop.Inode && numberOf(st.Dev) == numberOf(loop.Device) {
+		return f, st.Size
 	}
 	f.Close()
-	return nil
+	return nil, 0
 }
 
 // dataExtents returns where within its first size bytes the file has data.

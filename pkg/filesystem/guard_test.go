@@ -169,8 +169,8 @@ func TestGuardShorterThanVolume(t *testing.T) {
 }
 
 // The file of a loop device that is cut short after the attach reads as an
-// I/O error past its end.
-func TestGuardUnreadable(t *testing.T) {
+// I/O error past its end, or as zeros: that depends on the kernel.
+func TestGuardCutShort(t *testing.T) {
 	h := newHost(t)
 	for _, left := range []int64{0, 4 * mib} {
 		for _, backed := range []bool{true, false} {
@@ -178,12 +178,17 @@ func TestGuardUnreadable(t *testing.T) {
 			must0(t, os.Truncate(device.Backing, left))
 			if !backed {
 				device.Backing = ""
+				if _, err := os.ReadFile(device.Path); err == nil {
+					continue // nothing tells
+				}
 			}
 			c := probe(t, h, device, "")
-			if c.Kind != state.ContentsOther || !strings.Contains(c.Found, "cannot be read: input/output error") {
+			told := strings.Contains(c.Found, "cannot be read: input/output error") ||
+				backed && strings.Contains(c.Found, fmt.Sprintf("cut short by %d bytes", 16*mib-left))
+			if c.Kind != state.ContentsOther || !told {
 				t.Errorf("%d bytes left, backing %t: %+v", left, backed, c)
 			}
-			wantClass(t, h.Format(t.Context(), device, "ext4"), state.FailedPrecondition, "cannot be read")
+			wantClass(t, h.Format(t.Context(), device, "ext4"), state.FailedPrecondition, c.Found)
 		}
 	}
 }

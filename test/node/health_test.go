@@ -15,7 +15,11 @@ import (
 func TestLooksDisturbNothing(t *testing.T) {
 	t.Parallel()
 	p := harness.Start(t, harness.Options{Flags: []string{"--v", "0"}})
-	for i := range 20 {
+	rounds := 20
+	if testing.Short() {
+		rounds = 3
+	}
+	for i := range rounds {
 		v := create(t, p, fmt.Sprintf("volume-%d", i), 32*mib, mountAs("ext4", multiWriter))
 		done, stop := context.WithCancel(t.Context())
 		var lookers sync.WaitGroup

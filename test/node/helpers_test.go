@@ -1,8 +1,10 @@
 package node
 
 import (
+	"bytes"
 	"crypto/sha256"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"io"
 	"io/fs"
@@ -82,15 +84,24 @@ func mustRead(t testing.TB, path, want string) {
 	}
 }
 
-// sum is the SHA-256 of a file.
+// sum is a SHA-256 of a file, in which its zeros do not count.
 func sum(t testing.TB, path string) string {
 	t.Helper()
 	f, err := os.Open(path)
 	must(t, err)
 	defer func() { _ = f.Close() }() // only read from
 	h := sha256.New()
-	_, err = io.Copy(h, f)
-	must(t, err)
+	for page, at := make([]byte, 64<<10), int64(0); ; at += int64(len(page)) {
+		n, err := f.ReadAt(page, at)
+		if len(bytes.Trim(page[:n], "\x00")) > 0 { // the others would take minutes on a simulated machine
+			fmt.Fprintf(h, "%d: %s\n", at, page[:n])
+		}
+		if errors.Is(err, io.EOF) {
+			fmt.Fprintf(h, "%d bytes", at+int64(n))
+			break
+		}
+		must(t, err)
+	}
 	return hex.EncodeToString(h.Sum(nil))
 }
 

@@ -43,7 +43,11 @@ func raceOver(t *testing.T, p *harness.Plugin, access string, seed uint64) {
 		v.capability = blockAs(multiWriter)
 	}
 	r := &races{t: t, v: v, target: v.target("pod"), random: rand.New(rand.NewPCG(seed, 0))}
-	for round := range raceRounds / 2 {
+	rounds := raceRounds / 2
+	if testing.Short() {
+		rounds /= 10
+	}
+	for round := range rounds {
 		if r.round(); t.Failed() {
 			t.Fatalf("in round %d of seed %d: %q", round, seed, r.done)
 		}

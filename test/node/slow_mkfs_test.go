@@ -26,6 +26,9 @@ func TestSlowMkfs(t *testing.T) {
 			swift := create(t, p, "swift", smallest("xfs"), mountAs("xfs", multiWriter))
 			told := regexp.MustCompile(`step format .* running for [0-9.]+m?s`)
 
+			patient := make(chan error, 1)
+			go func() { patient <- slow.stage(t.Context()) }()
+			w.awaitStart()
 			for range 2 {
 				var calls errgroup.Group
 				for range 3 {
@@ -44,11 +47,11 @@ func TestSlowMkfs(t *testing.T) {
 				must(t, swift.unstage(t.Context()))
 				must(t, calls.Wait())
 			}
-			w.awaitStart()
 			if helpers := p.Helpers(t); len(helpers) == 0 {
 				t.Error("no helper process is running")
 			}
 			w.open()
+			must(t, <-patient)
 			must(t, slow.stage(t.Context()))
 			if runs := w.runs(); runs != 1 {
 				t.Errorf("mkfs was run %d times", runs)
