@@ -67,7 +67,7 @@ func TestChangeAboveIsLookedAt(t *testing.T) {
 		h.published()
 		for path, looks := range map[string]int{
 			"/k/pods/1": 1, "/k": 1, "/": 1, "/k/pods/1/v": 1, stagePath("v"): 1,
-			"/k/pods/1/v/below": 0, "/k/pods/11": 0, "/k/stage/vv": 0, "/elsewhere": 0,
+			"/k/pods/1/v/below": 0, "/k/pods/11": 0, "/k/pod": 0, "/k/stage/vv": 0, "/elsewhere": 0,
 		} {
 			before := h.k.count(opFind, "v")
 			h.p.r.Changed(path)
@@ -101,7 +101,11 @@ func TestRepairsThatAreUndoneBackOff(t *testing.T) {
 		if p.Is != Failing || !strings.Contains(p.Error, "undoing") || p.NextTry == nil || p.Losses < 30 {
 			t.Errorf("%+v", p)
 		}
-		h.ok(publish("v", 1)) // who asks does not wait
+		start := time.Now()
+		h.ok(publish("v", 1))
+		if took := time.Since(start); took >= firstDelay {
+			t.Errorf("who asks waits for %s", took)
+		}
 		h.atRest("v")
 		h.sleep(2 * calm)
 		h.tear(targetPath("v", 1))
