@@ -195,9 +195,12 @@ func TestControllerGetVolume(t *testing.T) {
 	if err != nil || resp.GetVolume().GetVolumeId() != "v" || resp.GetVolume().GetCapacityBytes() != gib || len(resp.GetVolume().GetAccessibleTopology()) != 1 || resp.GetStatus() == nil {
 		t.Errorf("answers %v (%v)", resp, err)
 	}
+	real, _, _ := realServer(t)
 	for id, class := range map[string]state.Class{"": state.InvalidArgument, "w": state.NotFound, "../v": state.NotFound, strings.Repeat("v", 129): state.NotFound} {
-		_, err := s.ControllerGetVolume(t.Context(), &csi.ControllerGetVolumeRequest{VolumeId: id})
-		check(t, err, class, "volume")
+		for _, s := range []*Server{s, real} {
+			_, err := s.ControllerGetVolume(t.Context(), &csi.ControllerGetVolumeRequest{VolumeId: id})
+			check(t, err, class, "volume")
+		}
 	}
 }
 

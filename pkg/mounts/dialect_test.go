@@ -130,6 +130,22 @@ func TestReadOnlyMountWithALog(t *testing.T) {
 	}
 }
 
+// To find out what is wrong with an option, nothing is mounted with its log.
+func TestRefusedOptionsLeaveTheLogAlone(t *testing.T) {
+	for fsType, wrong := range map[string]string{"ext4": "sb=4096", "xfs": "logbsize=3"} {
+		h, root := newHost(t)
+		path := filepath.Join(root, "stage")
+		image := written(t, mountedAs(t, h, path, fsType), path, "file", "in the log")
+		must(t, h.Unmount(t.Context(), path))
+		before := digest(t, image)
+		d := attach(t, root, image)
+		flags := state.Flags{Super: []string{dialects[fsType].noRecovery, wrong}}
+		wantClass(t, h.MountDevice(t.Context(), d, path, fsType, flags, true), state.InvalidArgument, "the kernel refuses", strings.Split(wrong, "=")[0])
+		run(t, "blockdev", "--flushbufs", d.Path)
+		mustBe(t, "the image of an "+fsType, digest(t, image), before)
+	}
+}
+
 // A btrfs is mounted whole, whatever its default subvolume, and nothing else is
 // taken for the volume.
 func TestBtrfsSubvolumes(t *testing.T) {

@@ -266,6 +266,52 @@ func TestStatsTakeTurns(t *testing.T) {
 	})
 }
 
+// Who has waited for another's look has not as long again for its own.
+func TestStatsAfterAnothersLook(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newPatient()
+		first := make(chan struct{})
+		p.hang = first
+		var callers sync.WaitGroup
+		for _, path := range []string{target, staging} {
+			callers.Go(func() {
+				if _, _, took, _ := p.stats(t, id, path, time.Minute); took > answerTimeout {
+					t.Errorf("%s: answered after %s", path, took)
+				}
+			})
+			synctest.Wait()
+		}
+		time.Sleep(answerTimeout - answerTimeout/10)
+		p.hang = make(chan struct{})
+		close(first)
+		callers.Wait()
+		close(p.hang)
+	})
+}
+
+// What a look sees is kept though its caller could not wait.
+func TestLookOutlivesItsCaller(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p, answers := newPatient(), make(chan struct{})
+		p.Paths = fakePaths{p.fakeNode, func(ctx context.Context, _ string) (state.Usage, error) {
+			select {
+			case <-answers:
+				return state.Usage{Bytes: state.Amount{Total: 10}}, nil
+			case <-ctx.Done():
+				return state.Usage{}, ctx.Err()
+			}
+		}}
+		_, _, _, err := p.stats(t, id, target, time.Second)
+		check(t, err, state.DeadlineExceeded, target)
+		time.Sleep(time.Minute)
+		close(answers)
+		synctest.Wait()
+		if s, kept := p.probes.seen(id); !kept || s.usage[0].GetTotal() != 10 {
+			t.Errorf("kept %t: %v", kept, s.usage)
+		}
+	})
+}
+
 // A volume that hangs is told to be inaccessible, and for how long.
 func TestHealthOfAHungVolume(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -3,6 +3,7 @@ package pods
 import (
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -37,6 +38,7 @@ func TestGone(t *testing.T) {
 		"pods/dead/other/x/y":    false,
 		"pods//volumes/x":        false,
 		"elsewhere/dead/volumes": false,
+		"pods/" + strings.Repeat("x", 256) + "/volumes/x/y": false, // ENAMETOOLONG
 	} {
 		for _, spelling := range []string{real, link} {
 			if got := d.Gone(filepath.Join(spelling) + "/" + path); got != want {
@@ -91,4 +93,34 @@ func TestNothingIsGoneInADirectoryThatIsNotWhole(t *testing.T) {
 		t.Fatal(err)
 	}
 	check("something of that name", false)
+}
+
+// The directory of all pods is looked at before anybody asks: its disk may be
+// away by then.
+func TestFirstSeenAtTheStart(t *testing.T) {
+	root, err := filepath.EvalSymlinks(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	pods := filepath.Join(root, "pods")
+	if err := os.MkdirAll(filepath.Join(pods, "beneath"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Mount("disk", pods, "tmpfs", 0, ""); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = unix.Unmount(pods, unix.MNT_DETACH) })
+	if err := os.Mkdir(filepath.Join(pods, "other"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	d, err := New(root)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Unmount(pods, 0); err != nil {
+		t.Fatal(err)
+	}
+	if d.Gone(filepath.Join(root, "pods/dead/volumes/v/mount")) {
+		t.Error("gone from a directory that is beneath the first one")
+	}
 }

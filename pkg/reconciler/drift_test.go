@@ -68,7 +68,7 @@ func TestChangeAboveIsLookedAt(t *testing.T) {
 		h.published()
 		for path, looks := range map[string]int{
 			"/k/pods/1": 1, "/k": 1, "/": 1, "/k/pods/1/v": 1, stagePath("v"): 1,
-			"/k/pods/1/v/below": 0, "/k/pods/11": 0, "/k/stage/vv": 0, "/elsewhere": 0,
+			"/k/pods/1/v/below": 0, "/k/pods/11": 0, "/k/pod": 0, "/k/stage/vv": 0, "/elsewhere": 0,
 		} {
 			before := h.k.count(opFind, "v")
 			h.p.r.Changed(path)
@@ -102,7 +102,11 @@ func TestRepairsThatAreUndoneBackOff(t *testing.T) {
 		if p.Is != Failing || !strings.Contains(p.Error, "undoing") || p.NextTry == nil || p.Losses < 30 {
 			t.Errorf("%+v", p)
 		}
-		h.ok(publish("v", 1)) // who asks does not wait
+		start := time.Now()
+		h.ok(publish("v", 1))
+		if took := time.Since(start); took >= firstDelay {
+			t.Errorf("who asks waits for %s", took)
+		}
 		h.atRest("v")
 		h.sleep(2 * calm)
 		h.tear(targetPath("v", 1))
@@ -241,6 +245,82 @@ func TestNodeBoundByNobodysIntentHoldsItsDevice(t *testing.T) {
 			t.Fatal("detached beneath a target")
 		}
 		h.ok(unpublish("v", 2), unstage("v"))
+		h.atRest("v")
+	})
+}
+
+// story has the first target lost again and again.
+func (h *harness) story() {
+	for range 8 {
+		h.tear(targetPath("v", 1))
+		h.sleep(maxDelay)
+	}
+}
+
+// tearTwice loses the first target and, once it is repaired, loses it again: as
+// in a new story, it is back after the shortest pause.
+func (h *harness) tearTwice() {
+	h.t.Helper()
+	h.tear(targetPath("v", 1))
+	h.tear(targetPath("v", 1))
+	h.sleep(firstDelay)
+	if !h.k.isMounted(targetPath("v", 1)) {
+		h.t.Errorf("not repaired after %s", firstDelay)
+	}
+}
+
+// After a while of calm, a loss is not the next one of an old story.
+func TestCalmEndsAStory(t *testing.T) {
+	bubble(t, func(h *harness) {
+		h.published()
+		h.story()
+		h.sleep(2 * calm)
+		h.tearTwice()
+		h.atRest("v")
+	})
+}
+
+// With repair switched off, what was asked for and never stood is made all the same.
+func TestNewIntentIsNoRepair(t *testing.T) {
+	bubble(t, func(h *harness) {
+		h.detectOnly = true
+		h.published()
+		h.k.fail(opBind, targetPath("v", 3), 1, errBoom)
+		h.refuse(h.do(publish("v", 3)), state.Unavailable)
+		h.kill()
+		h.start()
+		h.sleep(time.Hour)
+		if !h.k.isMounted(targetPath("v", 3)) {
+			t.Error("a publish whose caller has left is not carried out")
+		}
+		h.atRest("v")
+	})
+}
+
+// With repair switched off, what is to go goes all the same.
+func TestRemovalIsNoRepair(t *testing.T) {
+	bubble(t, func(h *harness) {
+		h.detectOnly = true
+		h.published()
+		h.k.fail(opUnmount, targetPath("v", 1), 1, errBoom)
+		h.refuse(h.do(unpublish("v", 1)), state.Unavailable)
+		h.kill()
+		h.start()
+		h.sleep(time.Hour)
+		if h.k.isMounted(targetPath("v", 1)) {
+			t.Error("an unpublish whose caller has left is not carried out")
+		}
+		h.atRest("v")
+	})
+}
+
+// A new publish has no losses yet, whatever was lost at its path before.
+func TestLossesEndWithTheIntent(t *testing.T) {
+	bubble(t, func(h *harness) {
+		h.published()
+		h.story()
+		h.ok(unpublish("v", 1), publish("v", 1))
+		h.tearTwice()
 		h.atRest("v")
 	})
 }

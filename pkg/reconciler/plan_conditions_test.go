@@ -60,6 +60,9 @@ func TestPlanConditions(t *testing.T) {
 		{"removed: not made for an unpublish", volume(staged(stageAccepted), unpublished(podA, asked)), actual(attached(), ext4(), targetIs(podA, emptyDir())),
 			[]string{"remove-target for A", "stage: stuck, FailedPrecondition: was removed", "A: under way"}},
 
+		{"out of sight: nothing is done to the device", volume(staged()), actual(attached(), contents(state.Contents{Kind: state.ContentsBlank}), stageIs(unseenNow())),
+			[]string{"stage: stuck, Unavailable: timed out"}},
+
 		// Raw access.
 		{"raw: not to a mounted file system", volume(stagedBlock()), actual(attached(), stageIs(mounted(rw))),
 			[]string{"stage: stuck, FailedPrecondition: file system is mounted"}},

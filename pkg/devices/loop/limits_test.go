@@ -311,18 +311,30 @@ func TestAttachAllocatesWhatAThickVolumeLacks(t *testing.T) {
 
 // TestAttachWithoutRoomForTheBlocks: the data is there, so the volume is shown.
 func TestAttachWithoutRoomForTheBlocks(t *testing.T) {
-	p, dir := poolOn(t, "tmpfs", "tmpfs", "size=6m")
-	b := newBackend(t, p)
-	data := create(t, p, "vol", pool.Thick)
-	punchFile(t, data)
-	other := filepath.Join(filepath.Dir(dir), "other")
-	if err := os.WriteFile(other, make([]byte, 3<<20), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	before := allocated(t, data)
-	attach(t, b, "vol", false)
-	if got := allocated(t, data); got != before {
-		t.Errorf("%d bytes are allocated, %d before: the rest of the room was taken in vain", got, before)
+	for _, fsType := range []string{"tmpfs", "ext4"} { // which keeps what it has allocated until it fails
+		source := fsType
+		if fsType == "ext4" {
+			source = disk(t, 512, fsType, 64<<20)
+			run(t, "tune2fs", "-m", "0", source)
+		}
+		p, dir := poolOn(t, source, fsType, map[string]string{"tmpfs": "size=16m"}[fsType])
+		b := newBackend(t, p)
+		data := create(t, p, "vol", pool.Thick)
+		punchFile(t, data)
+		var fs unix.Statfs_t
+		if err := unix.Statfs(dir, &fs); err != nil {
+			t.Fatal(err)
+		}
+		other := filepath.Join(filepath.Dir(dir), "other")
+		if err := os.WriteFile(other, make([]byte, int64(fs.Bavail)*fs.Bsize-1<<20), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		unix.Sync()
+		before := allocated(t, data)
+		attach(t, b, "vol", false)
+		if got := allocated(t, data); got != before {
+			t.Errorf("%s: %d bytes are allocated, %d before: the rest of the room was taken in vain", fsType, got, before)
+		}
 	}
 }
 

@@ -264,6 +264,21 @@ func TestLedger(t *testing.T) {
 	}
 }
 
+// TestFailedGrowthTakesNothing: an ext4 makes a file longer as far as it gets.
+func TestFailedGrowthTakesNothing(t *testing.T) {
+	p := onExt4(t, 64*mib)
+	create(t, p, "v", 4*mib, Thick)
+	before := capacity(t, p)
+	p.ledger.at, p.ledger.spare = time.Now().Add(time.Hour), 1<<40 // somebody takes the room meanwhile
+	wantError(t, p.Grow(t.Context(), "v", 256*mib), state.ResourceExhausted)
+	if info, err := os.Stat(p.path(volumesDir, "v", dataFile)); err != nil || info.Size() != 4*mib {
+		t.Errorf("the file has %d bytes (%v)", info.Size(), err)
+	}
+	if after := capacity(t, p); after.Allocated > before.Allocated+mib || after.Promised != before.Promised {
+		t.Errorf("%+v, before %+v", after, before)
+	}
+}
+
 // TestConcurrentChanges: whoever comes when, no promise is made twice.
 func TestConcurrentChanges(t *testing.T) {
 	p := small(t, 64*mib)
