@@ -354,7 +354,7 @@ var planStepRules = map[reconciler.Action]planStepRule{
 			!c.deviceStands(), "the device is not as asked",
 			c.have.Device.Formatting, "a format was interrupted",
 			!c.holdsFilesystem(), "not the file system asked for",
-			f.NeedsCheck && s != nil && !s.ReadOnly, "it needs a check first",
+			f.NeedsCheck && s != nil && !s.ReadOnly && !c.mountedElsewhere(), "it needs a check first",
 			!freePath(m, state.Directory), "the staging path is not free")
 	}},
 	reconciler.SetAttributes: {"set-attributes touches only the volume's own mount with the wrong attributes", func(c *planCase, part state.Part) string {
@@ -1072,6 +1072,18 @@ func (w *planWorld) lookAtDevice(c *planCase) {
 	if d.state == state.DeviceAttached && w.stage.want == wantThere && !w.stage.block {
 		c.have.Contents = w.contents.look()
 	}
+}
+
+// mountedElsewhere reports whether a target of the volume shows its file system.
+func (c *planCase) mountedElsewhere() bool {
+	for path := range c.want.Targets {
+		for _, m := range c.have.Targets[path].Mounts {
+			if wholeOf(m, c.have.Device.Number) && !m.Node {
+				return true
+			}
+		}
+	}
+	return false
 }
 
 // mounted reports whether a file system on the device is mounted. A bound node

@@ -1,6 +1,10 @@
 package reconciler
 
-import "github.com/csi-node/csi-node/pkg/state"
+import (
+	"slices"
+
+	"github.com/csi-node/csi-node/pkg/state"
+)
 
 // stage plans towards a staged volume: device, contents, mount.
 func (p *planner) stage(s *state.Stage) Verdict {
@@ -80,6 +84,14 @@ func (p *planner) device(s *state.Stage) Verdict {
 	return p.do(Detach, state.StagePart())
 }
 
+// mountedAtTarget reports whether a target shows the file system, so that the
+// kernel has it mounted, and a stage that was lost can be mounted again as it is.
+func (p *planner) mountedAtTarget() bool {
+	return len(p.targets(func(_ *state.Target, m state.Mountpoint) bool {
+		return slices.ContainsFunc(m.Mounts, func(m state.Mount) bool { return !m.Node && m.Is(p.have.Device.Number) })
+	})) > 0
+}
+
 // inUse reports whether somebody has claimed the device or a target shows it: a
 // bound device node claims nothing.
 func (p *planner) inUse() bool { return p.have.Device.Held || len(p.bound()) > 0 }
@@ -154,8 +166,8 @@ func (p *planner) contents(s *state.Stage) Verdict {
 			return stuck(state.FailedPrecondition, "the volume holds a file system of type %s, and %s was asked for", c.FSType, s.Capability.FSType)
 		case s.ReadOnly || !c.NeedsCheck && !(c.Growable && c.GrowsUnmounted && !c.GrowsMounted):
 			return settled
-		case len(p.bound()) > 0:
-			return settled // the kernel has it mounted: it is past checks, and grows another time
+		case p.mountedAtTarget():
+			return settled // it is past checks, and grows another time
 		case p.inUse():
 			return p.held(d, "checking or growing the file system")
 		case c.NeedsCheck:
