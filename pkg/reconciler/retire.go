@@ -14,7 +14,7 @@ import (
 const grace = time.Minute
 
 // retire asks for the end of publishes whose pods are gone: nobody will. It
-// reports whether it did.
+// reports whether the record is to be read again.
 func (p *pass) retire(ctx context.Context, want *state.Volume) bool {
 	if p.r.kernel.Pods == nil {
 		return false
@@ -55,7 +55,7 @@ func (p *pass) retire(ctx context.Context, want *state.Volume) bool {
 			p.r.metrics.Retire()
 		}
 	}
-	return len(retired) > 0
+	return true // or the record has moved on
 }
 
 // podless notes whether the pod of a target is gone, and reports whether it has
