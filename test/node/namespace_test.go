@@ -18,8 +18,9 @@ import (
 
 // A pod that holds the kubelet directory in a mount namespace of its own keeps
 // a copy of the stage: unstaging frees that, and waits for files that are open.
+// It is not parallel, nor is the next, because the namespace would copy the
+// stages of other tests, too, just when they unstage them.
 func TestUnstageFreesOtherNamespaces(t *testing.T) {
-	t.Parallel()
 	p := harness.Start(t, harness.Options{})
 	ctx := t.Context()
 	v := create(t, p, "volume", 32*mib, mountAs("ext4", multiWriter))
@@ -52,7 +53,6 @@ func TestUnstageFreesOtherNamespaces(t *testing.T) {
 func TestKillAtRelease(t *testing.T) {
 	for _, moment := range []string{"before", "after"} {
 		t.Run(moment, func(t *testing.T) {
-			t.Parallel()
 			p := harness.Start(t, harness.Options{Faults: true, Env: []string{"CSI_NODE_FAULT=" + moment + ":release=die"}})
 			v := create(t, p, "volume", 32*mib, mountAs("ext4", multiWriter))
 			must(t, v.stage(t.Context()))
