@@ -2,6 +2,7 @@ package nodeserver
 
 import (
 	"context"
+	"fmt"
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -20,7 +21,7 @@ func (s *Server) NodeStageVolume(ctx context.Context, req *csi.NodeStageVolumeRe
 		return nil, err
 	}
 	if err := s.flags(capability); err != nil {
-		return nil, err
+		return nil, fmt.Errorf("volume %s: %w", req.GetVolumeId(), err)
 	}
 	err = s.Reconciler.Ensure(ctx, req.GetVolumeId(), state.StagePart(), func(v *state.Volume) error {
 		return v.AskStage(&state.Stage{Path: req.GetStagingTargetPath(), Capability: capability, ReadOnly: readOnly, Context: joined}, time.Now())

@@ -101,6 +101,9 @@ func (r *Reconciler) boundElsewhere(ctx context.Context, want *state.Volume, d *
 	paths = slices.DeleteFunc(paths, func(path string) bool { return want.Targets[path] != nil })
 	if len(paths) > 0 {
 		d.Held, d.Holder = true, "it is bound at "+strings.Join(paths, ", ")+", unpublish it there"
+		if others := r.holders(ctx, *d); others != "" {
+			d.Holder += "; " + others
+		}
 	}
 	return nil
 }

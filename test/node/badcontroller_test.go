@@ -165,7 +165,6 @@ func unserved(v *volume) (rows []badRequest) {
 	for name, req := range map[string]any{
 		"ControllerPublishVolume":   &csi.ControllerPublishVolumeRequest{VolumeId: v.id, NodeId: "node-1", VolumeCapability: v.capability},
 		"ControllerUnpublishVolume": &csi.ControllerUnpublishVolumeRequest{VolumeId: v.id},
-		"ListVolumes":               &csi.ListVolumesRequest{},
 		"CreateSnapshot":            &csi.CreateSnapshotRequest{SourceVolumeId: v.id, Name: "snapshot"},
 		"DeleteSnapshot":            &csi.DeleteSnapshotRequest{SnapshotId: "snapshot"},
 		"ListSnapshots":             &csi.ListSnapshotsRequest{},

@@ -1,10 +1,8 @@
 package node
 
 import (
-	"bytes"
 	"crypto/sha256"
 	"encoding/hex"
-	"errors"
 	"fmt"
 	"io"
 	"io/fs"
@@ -91,17 +89,8 @@ func sum(t testing.TB, path string) string {
 	must(t, err)
 	defer func() { _ = f.Close() }() // only read from
 	h := sha256.New()
-	for page, at := make([]byte, 64<<10), int64(0); ; at += int64(len(page)) {
-		n, err := f.ReadAt(page, at)
-		if len(bytes.Trim(page[:n], "\x00")) > 0 { // the others would take minutes on a simulated machine
-			fmt.Fprintf(h, "%d: %s\n", at, page[:n])
-		}
-		if errors.Is(err, io.EOF) {
-			fmt.Fprintf(h, "%d bytes", at+int64(n))
-			break
-		}
-		must(t, err)
-	}
+	_, err = io.Copy(h, f)
+	must(t, err)
 	return hex.EncodeToString(h.Sum(nil))
 }
 
