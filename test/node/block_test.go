@@ -302,7 +302,7 @@ func TestBlockUnderKubeletsLoop(t *testing.T) {
 					m = kubeletMaps(t, v, target, "pod")
 					must(t, v.unpublish(ctx, target))
 					for range 2 {
-						mustRefuse(t, v.unstage(ctx), codes.Unavailable, v.id, m.loop)
+						mustRefuse(t, v.unstage(ctx), codes.Unavailable, v.id, m.bind)
 					}
 					if sum(t, m.loop) != before {
 						t.Errorf("%s does not show the volume any more", m.loop)
