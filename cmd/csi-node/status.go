@@ -19,8 +19,8 @@ func newStatusCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "status",
 		Short: "Show what is asked of this node against what is",
-		Long: `status asks the running plugin; if none runs it reads the store itself, which
-tells what is asked but not what is. It changes nothing.`,
+		Long: `status asks the running plugin; if none runs it looks at the store and the kernel
+itself. It changes nothing.`,
 		Example: `  csi-node status
   csi-node status --output json`,
 		Args: cobra.NoArgs,
@@ -52,7 +52,7 @@ func (o outputFlag) show(out io.Writer, report driver.Report) error {
 
 func printStatus(out io.Writer, report driver.Report) error {
 	if !report.Running {
-		fmt.Fprintln(out, "No plugin is running. This is what the store says is asked; what is on the node is not known.")
+		fmt.Fprintln(out, "No plugin is running. This is what the store asks for and what is on the node; nothing is done about it until one is started.")
 	}
 	if len(report.Volumes) == 0 {
 		_, err := fmt.Fprintln(out, "No volume is asked of this node.")
@@ -62,6 +62,9 @@ func printStatus(out io.Writer, report driver.Report) error {
 	fmt.Fprintln(t, "VOLUME\tPART\tASKED\tIS\tSINCE\tNEXT TRY\tDETAIL")
 	for _, v := range report.Volumes {
 		detail := "device " + v.Device
+		if v.Holder != "" {
+			detail += "; held by " + v.Holder
+		}
 		if v.Step != nil {
 			detail += fmt.Sprintf("; step %s has been running for %s", v.Step.Step, v.Step.Age.Round(time.Millisecond))
 		}
@@ -71,8 +74,17 @@ func printStatus(out io.Writer, report driver.Report) error {
 			if p.NextTry != nil {
 				next = "in " + max(time.Until(*p.NextTry), 0).Round(time.Second/10).String()
 			}
-			fmt.Fprintf(t, "\t%s\t%s\t%s\t%s ago\t%s\t%s\n", p.Part, p.Asked, p.Is, time.Since(p.Since).Round(time.Second), next, strings.Join(strings.Fields(p.Error), " "))
+			fmt.Fprintf(t, "\t%s\t%s\t%s\t%s ago\t%s\t%s\n", p.Part, p.Asked, p.Is, time.Since(p.Since).Round(time.Second), next, detailOf(p))
 		}
 	}
 	return t.Flush()
+}
+
+// detailOf says what is wrong with a part, in one line, and how often it was lost.
+func detailOf(p driver.PartStatus) string {
+	words := strings.Fields(p.Error)
+	if p.Losses > 0 {
+		words = append(words, fmt.Sprintf("(lost %d times in a row, last %s ago)", p.Losses, time.Since(p.Lost).Round(time.Second)))
+	}
+	return strings.Join(words, " ")
 }

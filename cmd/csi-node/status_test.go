@@ -1,7 +1,6 @@
 package main
 
 import (
-	"path/filepath"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -9,7 +8,6 @@ import (
 
 	"github.com/csi-node/csi-node/pkg/driver"
 	"github.com/csi-node/csi-node/pkg/reconciler"
-	"github.com/csi-node/csi-node/pkg/state"
 )
 
 func TestPrintStatus(t *testing.T) {
@@ -19,9 +17,9 @@ func TestPrintStatus(t *testing.T) {
 		past := now.Add(-time.Second)
 		volumes := []reconciler.Status{
 			{
-				Volume: "pvc-1", Device: "/dev/loop3 attached read-write 4096 bytes",
+				Volume: "pvc-1", Device: "/dev/loop3 attached read-write 4096 bytes", Holder: "pid 7 (tar)",
 				Parts: []reconciler.PartStatus{
-					{Part: "target /pod", Asked: "published", Is: reconciler.Failing, Since: now.Add(-90 * time.Second), Error: "busy", NextTry: &next},
+					{Part: "target /pod", Asked: "published", Is: reconciler.Failing, Since: now.Add(-90 * time.Second), Error: "busy", NextTry: &next, Losses: 2, Lost: now.Add(-3 * time.Second)},
 					{Part: "stage", Asked: "gone", Is: reconciler.Settled, Since: now, NextTry: &past},
 				},
 				Step: &reconciler.StepStatus{Step: "format for stage", Age: 1234567 * time.Microsecond},
@@ -30,13 +28,13 @@ func TestPrintStatus(t *testing.T) {
 		}
 		const table = `
 VOLUME  PART         ASKED       IS       SINCE      NEXT TRY  DETAIL
-pvc-1                            failing                       device /dev/loop3 attached read-write 4096 bytes; step format for stage has been running for 1.235s
-        target /pod  published   failing  1m30s ago  in 1.5s   busy
+pvc-1                            failing                       device /dev/loop3 attached read-write 4096 bytes; held by pid 7 (tar); step format for stage has been running for 1.235s
+        target /pod  published   failing  1m30s ago  in 1.5s   busy (lost 2 times in a row, last 3s ago)
         stage        gone        settled  0s ago     in 0s     
 v2                               unseen                        device unknown
         size         4096 bytes  unseen   0s ago               
 `
-		const down = "No plugin is running. This is what the store says is asked; what is on the node is not known.\n"
+		const down = "No plugin is running. This is what the store asks for and what is on the node; nothing is done about it until one is started.\n"
 		for title, test := range map[string]struct {
 			report driver.Report
 			want   string
@@ -54,35 +52,16 @@ v2                               unseen                        device unknown
 	})
 }
 
-func TestStatusOfAStore(t *testing.T) {
+func TestStatusWhereNothingEverRan(t *testing.T) {
 	dir := t.TempDir()
-	boot, err := state.BootID()
-	if err != nil {
-		t.Fatal(err)
-	}
-	store, err := state.Open(t.Context(), filepath.Join(dir, driver.StoreFile), boot)
-	if err != nil {
-		t.Fatal(err)
-	}
-	_, err = store.Edit("pvc-1", func(v *state.Volume) error { return v.AskUnpublish("/pod", time.Now()) })
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := store.Close(); err != nil {
-		t.Fatal(err)
-	}
-	for output, words := range map[string][]string{
-		"table": {"No plugin is running", "pvc-1", "target /pod", "gone", "unseen"},
-		"json":  {`"running": false`, `"volume": "pvc-1"`, `"part": "target /pod"`, `"asked": "gone"`, `"is": "unseen"`},
-	} {
-		out, err := run(t, "status", "--state-dir", dir, "--output", output)
-		if err != nil {
-			t.Fatal(err)
+	for _, args := range [][]string{{"status"}, {"orphans"}, {"explain", "pvc-1"}} {
+		_, err := run(t, append(args, "--state-dir", dir)...)
+		if err == nil || !strings.Contains(err.Error(), "--state-dir right?") {
+			t.Errorf("%s: %v", args, err)
 		}
-		for _, w := range words {
-			if !strings.Contains(out, w) {
-				t.Errorf("%s: no %s in\n%s", output, w, out)
-			}
-		}
+	}
+	_, err := run(t, "orphans", "--clean", "--state-dir", dir)
+	if err == nil || !strings.Contains(err.Error(), "start it") {
+		t.Errorf("orphans --clean: %v", err)
 	}
 }

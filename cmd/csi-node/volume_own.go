@@ -66,20 +66,7 @@ It asks the plugin on --state-dir, and so works with csi-node alone.`,
 			return err
 		},
 		ValidArgsFunction: func(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
-			if len(args) > 0 {
-				return nil, cobra.ShellCompDirectiveNoFileComp
-			}
-			ctx, cancel := context.WithTimeout(cmd.Context(), completionTime)
-			defer cancel()
-			report, err := driver.ReadReport(ctx, f.stateDir)
-			if err != nil {
-				return nil, cobra.ShellCompDirectiveNoFileComp
-			}
-			var ids []string
-			for _, v := range report.Volumes {
-				ids = append(ids, v.Volume)
-			}
-			return ids, cobra.ShellCompDirectiveNoFileComp
+			return completeAsked(cmd, args, f.stateDir)
 		},
 	}
 	f.add(cmd)
@@ -161,6 +148,24 @@ func printClearance(out io.Writer, c driver.Clearance) {
 
 // completionTime bounds what completion asks of a plugin.
 const completionTime = time.Second
+
+// completeAsked offers the ids of the volumes that a plugin has been asked for.
+func completeAsked(cmd *cobra.Command, args []string, stateDir string) ([]string, cobra.ShellCompDirective) {
+	if len(args) > 0 {
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
+	ctx, cancel := context.WithTimeout(cmd.Context(), completionTime)
+	defer cancel()
+	report, err := driver.ReadReport(ctx, stateDir)
+	if err != nil {
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
+	var ids []string
+	for _, v := range report.Volumes {
+		ids = append(ids, v.Volume)
+	}
+	return ids, cobra.ShellCompDirectiveNoFileComp
+}
 
 // completeVolume offers the ids of the driver's volumes. When they cannot be had
 // it offers nothing: there is nobody to tell.

@@ -96,6 +96,7 @@ type plugin struct {
 	pods       *pods.Directory
 	reconciler *reconciler.Reconciler
 	metrics    *metrics
+	looking    chan struct{} // holds a token while orphans are looked for
 }
 
 // Run serves until ctx ends, and then leaves every mount and device as it is.
@@ -106,7 +107,7 @@ func Run(ctx context.Context, cfg Config) (err error) {
 	if err := cfg.validate(); err != nil {
 		return err
 	}
-	p := &plugin{Config: cfg, metrics: newMetrics(cfg.Version)}
+	p := &plugin{Config: cfg, metrics: newMetrics(cfg.Version), looking: make(chan struct{}, 1)}
 	if err := p.open(ctx); err != nil {
 		return err
 	}
@@ -139,6 +140,9 @@ func (p *plugin) open(ctx context.Context) (err error) {
 	if err := p.openVolumes(ctx); err != nil {
 		return errors.Join(err, p.store.Close())
 	}
+	if err := p.writeSettings(); err != nil {
+		return errors.Join(fmt.Errorf("--state-dir %s: %w", p.StateDir, err), p.store.Close())
+	}
 	return nil
 }
 
@@ -150,17 +154,8 @@ func (p *plugin) openVolumes(ctx context.Context) (err error) {
 		return err
 	}
 	p.reconciler = reconciler.New(reconciler.Config{
-		Store: p.store,
-		Kernel: reconciler.Kernel{
-			Devices:     p.devices,
-			Formats:     p.devices,
-			Views:       p.devices,
-			Filesystems: p.filesystem,
-			Mounts:      p.mounts,
-			Directories: p.mounts,
-			Pods:        p.pods,
-			Holders:     mounts.Holders,
-		},
+		Store:      p.store,
+		Kernel:     p.kernel(),
 		Hook:       p.hook(),
 		Metrics:    p.metrics,
 		DetectOnly: p.DetectOnly,
@@ -169,6 +164,22 @@ func (p *plugin) openVolumes(ctx context.Context) (err error) {
 	p.metrics.watch(p.reconciler)
 	p.metrics.watchPool(func() (pool.Capacity, error) { return p.pool.Capacity(context.WithoutCancel(ctx)) })
 	return nil
+}
+
+func (p *plugin) kernel() reconciler.Kernel {
+	k := reconciler.Kernel{
+		Devices:     p.devices,
+		Formats:     p.devices,
+		Views:       p.devices,
+		Filesystems: p.filesystem,
+		Mounts:      p.mounts,
+		Directories: p.mounts,
+		Holders:     mounts.Holders,
+	}
+	if p.pods != nil {
+		k.Pods = p.pods
+	}
+	return k
 }
 
 func (p *plugin) hook() func(context.Context, string, reconciler.Step, reconciler.Moment) error {
@@ -235,6 +246,8 @@ func (p *plugin) serve(ctx context.Context) error {
 	go func() { defer close(settled); p.reconciler.Run(working) }()
 	group.Go(func() { failed <- server.Serve(listener) })
 	group.Go(func() { failed <- watcher.Run(working, p.reconciler.Changed) })
+	adopted := make(chan struct{}) // or hung on a device, and left
+	go func() { defer close(adopted); p.adoptOrphans(working) }()
 	for _, w := range web {
 		group.Go(func() { failed <- w.serve() })
 	}
@@ -250,10 +263,14 @@ func (p *plugin) serve(ctx context.Context) error {
 		err = errors.Join(err, w.close())
 	}
 	group.Wait()
-	select {
-	case <-settled:
-	case <-time.After(stopTimeout):
-		klog.FromContext(ctx).Info("A step does not end and is left to the next start", "waited", stopTimeout)
+	limit := time.After(stopTimeout)
+	for _, ended := range []<-chan struct{}{settled, adopted} {
+		select {
+		case <-ended:
+		case <-limit:
+			klog.FromContext(ctx).Info("A step does not end and is left to the next start", "waited", stopTimeout)
+			return err
+		}
 	}
 	return err
 }

@@ -26,6 +26,7 @@ type metrics struct {
 	backOffs prometheus.Counter
 	repairs  *prometheus.CounterVec
 	retired  prometheus.Counter
+	orphans  prometheus.Gauge
 }
 
 func newMetrics(version string) *metrics {
@@ -48,12 +49,15 @@ func newMetrics(version string) *metrics {
 		retired: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "csi_node_retired_publishes_total", Help: "Publishes that were ended because their pod was gone.",
 		}),
+		orphans: prometheus.NewGauge(prometheus.GaugeOpts{
+			Name: "csi_node_orphans", Help: "Devices and mounts of the plugin's making that no intent explained when they were last looked for: at the start, and by `csi-node orphans`.",
+		}),
 	}
 	build := prometheus.NewGauge(prometheus.GaugeOpts{
 		Name: "csi_node_build_info", Help: "Always 1; the version is in the label.", ConstLabels: prometheus.Labels{"version": version},
 	})
 	build.Set(1)
-	m.registry.MustRegister(m.calls, m.steps, m.backOffs, m.repairs, m.retired, build,
+	m.registry.MustRegister(m.calls, m.steps, m.backOffs, m.repairs, m.retired, m.orphans, build,
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return m
 }

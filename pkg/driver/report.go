@@ -15,38 +15,87 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/csi-node/csi-node/pkg/devices/loop"
 	"github.com/csi-node/csi-node/pkg/reconciler"
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
 // Report is the answer of the status socket.
 type Report struct {
-	Running bool                `json:"running"` // a plugin answered; else the store was read
+	Running bool                `json:"running"` // a plugin answered; else store and kernel were looked at
 	Driver  string              `json:"driver,omitempty"`
 	Version string              `json:"version,omitempty"`
 	Volumes []reconciler.Status `json:"volumes"`
 }
 
+// Story and PartStatus are the reconciler's, for those who print them.
+type (
+	Story      = reconciler.Story
+	PartStatus = reconciler.PartStatus
+)
+
 // ReadReport asks the plugin that runs on the state directory, and if none
-// does, reads its store. It changes nothing, and ctx bounds it.
+// does, looks at its store and the kernel. It changes nothing, and ctx bounds it.
 func ReadReport(ctx context.Context, stateDir string) (report Report, err error) {
 	err = ask(ctx, stateDir, http.MethodGet, "/status", &report)
 	if !errors.Is(err, errNotRunning) {
 		return report, err
 	}
-	path := filepath.Join(stateDir, StoreFile)
-	if _, err := os.Stat(path); errors.Is(err, os.ErrNotExist) {
-		return report, fmt.Errorf("no plugin answers at %s and there is no store at %s: is --state-dir right?", filepath.Join(stateDir, StatusSocket), path)
+	return report, offline(ctx, stateDir, func(p *plugin) error {
+		p.reconciler.Inspect(ctx)
+		report.Volumes = p.reconciler.Status()
+		return nil
+	})
+}
+
+// Explain tells the story of a volume, by the plugin that runs on the state
+// directory, else by a look at its store and the kernel, which changes nothing.
+// NotFound: there is nothing to tell.
+func Explain(ctx context.Context, stateDir, volume string) (story Story, err error) {
+	err = ask(ctx, stateDir, http.MethodGet, volumePath(volume, "explain"), &story)
+	if !errors.Is(err, errNotRunning) {
+		return story, err
 	}
-	store, err := state.OpenReadOnly(ctx, path)
-	if err != nil {
-		return report, err
+	return story, offline(ctx, stateDir, func(p *plugin) error {
+		p.reconciler.Inspect(ctx)
+		story, err = p.reconciler.Explain(ctx, volume)
+		story.InTheWay = append([]string{"No plugin runs on this node: start it."}, story.InTheWay...)
+		return err
+	})
+}
+
+// Orphans lists what the plugin made and no intent explains. It changes nothing,
+// and also looks when no plugin runs on the state directory.
+func Orphans(ctx context.Context, stateDir string) (orphans []Orphan, err error) {
+	err = ask(ctx, stateDir, http.MethodGet, "/orphans", &orphans)
+	if !errors.Is(err, errNotRunning) {
+		return orphans, err
 	}
-	report.Volumes = []reconciler.Status{}
-	for _, record := range store.List() {
-		report.Volumes = append(report.Volumes, reconciler.StatusOf(record))
-	}
-	return report, store.Close()
+	return orphans, offline(ctx, stateDir, func(p *plugin) error {
+		orphans, err = p.findOrphans(ctx, func(a loop.Attachment, o *Orphan) error {
+			for _, d := range []state.Device{a.Device, a.View} {
+				if d.State == state.DeviceAbsent {
+					continue
+				}
+				held, err := p.devices.Held(ctx, d)
+				if err != nil {
+					return err
+				}
+				if held {
+					o.Kept = "it is in use, perhaps in another mount namespace"
+				}
+			}
+			return nil
+		})
+		return err
+	})
+}
+
+// CleanOrphans lets the plugin that runs on the state directory detach the
+// orphans that nobody uses, and returns all that it found.
+func CleanOrphans(ctx context.Context, stateDir string) (orphans []Orphan, err error) {
+	err = ask(ctx, stateDir, http.MethodPost, "/orphans/clean", &orphans)
+	return orphans, err
 }
 
 // Unsettled says of each part that is not as asked how it stands and why.

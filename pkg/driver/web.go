@@ -86,6 +86,9 @@ func (p *plugin) statusHandler() http.Handler {
 	mux.HandleFunc("GET /status", serve(func(*http.Request) (any, error) {
 		return p.report(p.reconciler.Status()...), nil
 	}))
+	mux.HandleFunc("GET /orphans", serveInTime(func(ctx context.Context, _ *http.Request) (any, error) { return p.orphansNow(ctx, false) }))
+	mux.HandleFunc("POST /orphans/clean", serveInTime(func(ctx context.Context, _ *http.Request) (any, error) { return p.orphansNow(ctx, true) }))
+	mux.HandleFunc("GET /volumes/{id}/explain", serveVolume(func(ctx context.Context, id string) (any, error) { return p.reconciler.Explain(ctx, id) }))
 	mux.HandleFunc("POST /volumes/{id}/retry", serveVolume(func(ctx context.Context, id string) (any, error) {
 		status, err := p.reconciler.Retry(ctx, id)
 		return p.report(status), err
@@ -105,11 +108,18 @@ const timeoutHeader = "Csi-Node-Timeout"
 
 // serveVolume serves what is asked of the volume that the path names.
 func serveVolume(do func(ctx context.Context, id string) (any, error)) http.HandlerFunc {
-	return serve(func(req *http.Request) (any, error) {
+	return serveInTime(func(ctx context.Context, req *http.Request) (any, error) {
 		id := req.PathValue("id")
 		if err := pool.ValidateID(id); err != nil {
 			return nil, err
 		}
+		return do(ctx, id)
+	})
+}
+
+// serveInTime serves with a context that ends when the client says.
+func serveInTime(do func(ctx context.Context, req *http.Request) (any, error)) http.HandlerFunc {
+	return serve(func(req *http.Request) (any, error) {
 		ctx := req.Context()
 		if text := req.Header.Get(timeoutHeader); text != "" {
 			timeout, err := time.ParseDuration(text)
@@ -120,7 +130,7 @@ func serveVolume(do func(ctx context.Context, id string) (any, error)) http.Hand
 			ctx, cancel = context.WithTimeout(ctx, timeout)
 			defer cancel()
 		}
-		return do(ctx, id)
+		return do(ctx, req)
 	})
 }
 

@@ -177,10 +177,10 @@ func TestReportOfTheStore(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if report.Running || len(report.Volumes) != 1 || report.Volumes[0].Volume != "v1" || report.Volumes[0].Device != "unknown" {
+	if report.Running || len(report.Volumes) != 1 || report.Volumes[0].Volume != "v1" || report.Volumes[0].Device != "absent" {
 		t.Fatalf("reports %+v", report)
 	}
-	if parts := report.Volumes[0].Parts; len(parts) != 1 || parts[0].Is != reconciler.Unseen || !strings.Contains(parts[0].Asked, "/kubelet/v1") {
+	if parts := report.Volumes[0].Parts; len(parts) != 1 || parts[0].Is != reconciler.Failing || !strings.Contains(parts[0].Error, "no such volume") || !strings.Contains(parts[0].Asked, "/kubelet/v1") {
 		t.Errorf("reports %+v", parts)
 	}
 	// A socket that a killed plugin left behind.
@@ -200,7 +200,7 @@ func TestReportOfNothing(t *testing.T) {
 	if err == nil {
 		t.Fatalf("reports %+v", report)
 	}
-	for _, words := range []string{filepath.Join(dir, StatusSocket), filepath.Join(dir, StoreFile), "--state-dir"} {
+	for _, words := range []string{filepath.Join(dir, StatusSocket), filepath.Join(dir, settingsFile), "--state-dir"} {
 		if !strings.Contains(err.Error(), words) {
 			t.Errorf("no %q in: %v", words, err)
 		}

@@ -171,7 +171,7 @@ func (h *Host) BoundAt(ctx context.Context, device state.DeviceNumber) ([]string
 		return nil, err
 	}
 	infos, err := mountinfo.GetMounts(func(i *mountinfo.Info) (bool, bool) {
-		return i.Root == "/" || i.FSType != "devtmpfs" && i.FSType != "tmpfs", false
+		return !bindsNode(i), false
 	})
 	if err != nil {
 		return nil, fmt.Errorf("where device %s is bound: %w", device, err)
@@ -184,4 +184,39 @@ func (h *Host) BoundAt(ctx context.Context, device state.DeviceNumber) ([]string
 	}
 	slices.Sort(paths)
 	return slices.Compact(paths), nil
+}
+
+// ShownAt returns, for each block device, the paths in this mount namespace at
+// which its file system is mounted or its node bound, in order. It reads the
+// whole mount table.
+func (h *Host) ShownAt(ctx context.Context) (map[state.DeviceNumber][]string, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	infos, err := mountinfo.GetMounts(nil)
+	if err != nil {
+		return nil, fmt.Errorf("where devices are mounted: %w", err)
+	}
+	shown := map[state.DeviceNumber][]string{}
+	for _, i := range infos {
+		number := entryOf(i).mount().Device
+		if bindsNode(i) {
+			var ok bool
+			if number, ok = blockNumber(i.Mountpoint); !ok {
+				continue
+			}
+		}
+		if number.Major != 0 && !slices.Contains(shown[number], i.Mountpoint) {
+			shown[number] = append(shown[number], i.Mountpoint)
+		}
+	}
+	for _, paths := range shown {
+		slices.Sort(paths)
+	}
+	return shown, nil
+}
+
+// bindsNode reports whether a mount may be a bound device node.
+func bindsNode(i *mountinfo.Info) bool {
+	return i.Root != "/" && (i.FSType == "devtmpfs" || i.FSType == "tmpfs")
 }

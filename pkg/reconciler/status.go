@@ -13,9 +13,10 @@ import (
 // contract of `csi-node status --output json`.
 type Status struct {
 	Volume string       `json:"volume"`
-	Device string       `json:"device"`         // as last seen; "unknown" when it was not
-	Parts  []PartStatus `json:"parts"`          // targets, stage, size
-	Step   *StepStatus  `json:"step,omitempty"` // that runs now
+	Device string       `json:"device"`           // as last seen; "unknown" when it was not
+	Holder string       `json:"holder,omitempty"` // who keeps a device that should go, as last seen
+	Parts  []PartStatus `json:"parts"`            // targets, stage, size
+	Step   *StepStatus  `json:"step,omitempty"`   // that runs now
 }
 
 // PartStatus is desired against actual of one part.
@@ -29,6 +30,8 @@ type PartStatus struct {
 	NextTry *time.Time `json:"nextTry,omitempty"`
 	// Losses is how often in a row, each soon after the other, the part was lost and repaired.
 	Losses int `json:"losses,omitempty"`
+	// Lost is when the part was last lost; zero if it was not.
+	Lost time.Time `json:"lost,omitzero"`
 }
 
 // StepStatus is the step that runs now.
@@ -72,6 +75,7 @@ func (r *Reconciler) status(record *state.Volume) Status {
 	}
 	if !v.unseen {
 		s.Device = deviceStatus(v.have)
+		s.Holder = v.have.Device.Holder
 	}
 	if !v.since.IsZero() {
 		s.Step = &StepStatus{v.running.String(), time.Since(v.since)}
@@ -80,14 +84,19 @@ func (r *Reconciler) status(record *state.Volume) Status {
 		p := &s.Parts[i]
 		p.Is = v.condition(record, part)
 		if a := v.attempts[part]; a != nil && a.err != nil && p.Is != Settled {
-			next := a.next
-			p.Error, p.NextTry = a.err.Error(), &next
+			p.Error = a.err.Error()
+			if next := a.next; !next.IsZero() {
+				p.NextTry = &next
+			}
+		}
+		if p.Is == Failing && p.Error == "" { // seen, and not tried yet
+			p.Error = v.plan.Verdicts[part].Problem.Text
 		}
 		lost := v.repairs[part]
 		if lost == nil {
 			continue
 		}
-		p.Losses = lost.losses
+		p.Losses, p.Lost = lost.losses, lost.met
 		switch lost.state {
 		case putOff:
 			next := lost.next

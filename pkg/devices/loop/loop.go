@@ -116,7 +116,7 @@ func (b *Backend) index(ctx context.Context) error {
 			b.remember(viewKey(d.over()), d)
 		case strings.HasPrefix(tag, b.tag("")) && d.whole():
 			b.remember(tag, d)
-			if v, err := b.pool.Get(ctx, volumes[tag]); err == nil && v.Provisioning == pool.Thick && !d.readOnly {
+			if v, err := b.pool.Get(ctx, volumes[tag]); err == nil && v.Provisioning == pool.Thick && !d.readOnly && !b.pool.ReadOnly() {
 				turnDiscardOff(ctx, d.name)
 			}
 		case tags[d.file()] != "" && b.hint(tags[d.file()]) == "":

@@ -46,8 +46,9 @@ const (
 // change a volume take turns for that volume. They block for as long as the
 // pool's file system does; ctx ends waiting for a turn, not a system call.
 type Pool struct {
-	dir  string
-	uuid string
+	dir      string
+	uuid     string
+	readOnly bool
 
 	volumes keylock.Map // by volume id
 	// space is held, under the key "", while room is counted and taken.
@@ -82,6 +83,31 @@ func Open(ctx context.Context, dir string) (*Pool, error) {
 	p.sweep(ctx)
 	return p, nil
 }
+
+// OpenReadOnly opens the pool in dir to look at it: nothing is made or removed,
+// and whoever uses the pool may go on. It is an error when there is no pool.
+func OpenReadOnly(dir string) (*Pool, error) {
+	dir = filepath.Clean(dir)
+	seen, err := readSeen(dir)
+	if err != nil {
+		return nil, fmt.Errorf("pool %s: %w", dir, err)
+	}
+	m, err := readMarker(dir)
+	switch {
+	case err != nil:
+		return nil, fmt.Errorf("pool %s: %w", dir, err)
+	case m == nil && seen != "":
+		return nil, fmt.Errorf("pool %s: %w", dir, absentError(dir, seen))
+	case m == nil:
+		return nil, fmt.Errorf("pool %s: there is no pool", dir)
+	case seen != "" && m.UUID != seen:
+		return nil, fmt.Errorf("pool %s: %w", dir, otherError(dir, m.UUID, seen))
+	}
+	return &Pool{dir: dir, uuid: m.UUID, readOnly: true, parts: map[string]part{}}, nil
+}
+
+// ReadOnly reports whether the pool was opened to look at it only.
+func (p *Pool) ReadOnly() bool { return p.readOnly }
 
 // UUID returns the pool's identity, which its marker keeps.
 func (p *Pool) UUID() string { return p.uuid }

@@ -1,0 +1,61 @@
+package main
+
+import (
+	"fmt"
+	"io"
+
+	"github.com/spf13/cobra"
+
+	"github.com/csi-node/csi-node/pkg/driver"
+)
+
+func newExplainCommand() *cobra.Command {
+	var f pluginFlags
+	cmd := &cobra.Command{
+		Use:   "explain VOLUME",
+		Short: "Tell the story of one volume in sentences",
+		Long: `explain tells what was asked of a volume and when, what is there, what is
+missing, what the plugin does about it, what stands in the way, and what a person
+can do. It changes nothing.
+
+It asks the running plugin; if none runs it looks at the store and the kernel
+itself.`,
+		Example: `  csi-node explain try`,
+		Args:    one("the id of the VOLUME"),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if err := f.check(); err != nil {
+				return err
+			}
+			ctx, cancel := f.context(cmd)
+			defer cancel()
+			story, err := driver.Explain(ctx, f.stateDir, args[0])
+			if err != nil {
+				return fmt.Errorf("explain volume %s: %w", args[0], err)
+			}
+			return f.output.print(cmd.OutOrStdout(), story, func(out io.Writer) { printStory(out, story) })
+		},
+		ValidArgsFunction: func(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
+			return completeAsked(cmd, args, f.stateDir)
+		},
+	}
+	f.add(cmd)
+	return cmd
+}
+
+func printStory(out io.Writer, s driver.Story) {
+	fmt.Fprintf(out, "volume %s\n", s.Volume)
+	for _, part := range []struct {
+		title     string
+		sentences []string
+	}{
+		{"Asked", s.Asked}, {"Is", s.Is}, {"Missing", s.Missing}, {"In the way", s.InTheWay}, {"Next", s.Next}, {"You can", s.YouCan},
+	} {
+		if len(part.sentences) == 0 {
+			continue
+		}
+		fmt.Fprintf(out, "\n%s:\n", part.title)
+		for _, sentence := range part.sentences {
+			fmt.Fprintf(out, "  %s\n", sentence)
+		}
+	}
+}

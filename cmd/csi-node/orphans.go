@@ -1,0 +1,68 @@
+package main
+
+import (
+	"cmp"
+	"fmt"
+	"io"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/csi-node/csi-node/pkg/driver"
+)
+
+func newOrphansCommand() *cobra.Command {
+	var f pluginFlags
+	var clean bool
+	cmd := &cobra.Command{
+		Use:   "orphans",
+		Short: "List what the plugin made and no intent explains",
+		Long: `orphans lists loop devices and mounts of the plugin's volumes that nothing in its
+store asks for, as they are left when the store was lost, and says of each why it
+stays. Volumes, their files and their data are never orphans.
+
+Without --clean it changes nothing, and looks by itself if no plugin runs. With
+--clean the running plugin detaches those devices that nobody uses; nothing that
+is mounted, bound or open anywhere is touched.`,
+		Example: `  csi-node orphans
+  csi-node orphans --clean`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := f.check(); err != nil {
+				return err
+			}
+			ctx, cancel := f.context(cmd)
+			defer cancel()
+			act := driver.Orphans
+			if clean {
+				act = driver.CleanOrphans
+			}
+			found, err := act(ctx, f.stateDir)
+			if err != nil {
+				return fmt.Errorf("orphans: %w", err)
+			}
+			return f.output.print(cmd.OutOrStdout(), found, func(out io.Writer) { printOrphans(out, found) })
+		},
+	}
+	cmd.Flags().BoolVar(&clean, "clean", false, "detach the devices that nobody uses")
+	f.add(cmd)
+	return cmd
+}
+
+func printOrphans(out io.Writer, found []driver.Orphan) {
+	if len(found) == 0 {
+		fmt.Fprintln(out, "No orphans: an intent explains every device and mount of the plugin's.")
+		return
+	}
+	fmt.Fprintln(out, "VOLUME\tDEVICE\tMOUNTED AT\tSTATE")
+	for _, o := range found {
+		state := "stays: " + o.Kept
+		switch {
+		case o.Cleaned:
+			state = "detached"
+		case o.Kept == "":
+			state = "nobody uses it: `csi-node orphans --clean` detaches it"
+		}
+		fmt.Fprintf(out, "%s\t%s\t%s\t%s\n", cmp.Or(o.Volume, "unknown"), o.Device, strings.Join(o.Paths, ", "), state)
+	}
+}

@@ -1,0 +1,58 @@
+package loop
+
+import (
+	"context"
+	"slices"
+	"strings"
+
+	"github.com/csi-node/csi-node/pkg/state"
+)
+
+// Attachment is a device that the plugin attached.
+type Attachment struct {
+	// Volume is the id of the volume; empty when the pool has no volume for the
+	// device any more.
+	Volume string
+	Device state.Device
+	View   state.Device // over Device; its state is absent when there is none
+}
+
+// Attached returns the devices that stand for volumes of the pool, in the order
+// of the volumes' ids, whoever asked for them and whenever. It looks at every
+// volume, and blocks for as long as one of their devices does.
+func (b *Backend) Attached(ctx context.Context) ([]Attachment, error) {
+	ids, err := b.pool.IDs(ctx)
+	if err != nil {
+		return nil, err
+	}
+	var all []Attachment
+	seen := map[string]bool{}
+	for _, id := range ids {
+		seen[b.tag(id)] = true
+		d, err := b.Find(ctx, id)
+		if err != nil {
+			return nil, err
+		}
+		if d.State != state.DeviceAttached && d.State != state.DeviceDetaching {
+			continue
+		}
+		view, err := b.FindView(ctx, d)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, Attachment{Volume: id, Device: d, View: view})
+	}
+	strays, err := b.scan(ctx)
+	if err != nil {
+		return nil, err
+	}
+	for _, d := range strays {
+		if tag := d.tag(); strings.HasPrefix(tag, b.tag("")) && !seen[tag] && d.whole() {
+			a := Attachment{Device: state.Device{Missing: true, Backing: backingOf(d.name)}}
+			d.facts(&a.Device)
+			all = append(all, a)
+		}
+	}
+	slices.SortStableFunc(all, func(x, y Attachment) int { return strings.Compare(x.Volume, y.Volume) })
+	return all, nil
+}

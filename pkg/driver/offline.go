@@ -1,0 +1,103 @@
+package driver
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"github.com/csi-node/csi-node/pkg/devices/loop"
+	"github.com/csi-node/csi-node/pkg/devices/pool"
+	"github.com/csi-node/csi-node/pkg/filesystem"
+	"github.com/csi-node/csi-node/pkg/mounts"
+	"github.com/csi-node/csi-node/pkg/reconciler"
+	"github.com/csi-node/csi-node/pkg/state"
+)
+
+// settingsFile in the state directory says what the last plugin there was
+// started with, for the tools that look when none runs.
+const settingsFile = "settings.json"
+
+// settings are the facts of Config that those tools need.
+type settings struct {
+	KubeletDir string `json:"kubeletDir"`
+	PoolDir    string `json:"poolDir"`
+}
+
+// writeSettings replaces the file in one step.
+func (p *plugin) writeSettings() error {
+	raw, err := json.Marshal(settings{KubeletDir: p.KubeletDir, PoolDir: p.PoolDir})
+	if err != nil {
+		return err
+	}
+	path := filepath.Join(p.StateDir, settingsFile)
+	if err := os.WriteFile(path+".new", raw, 0o600); err != nil {
+		return err
+	}
+	return os.Rename(path+".new", path)
+}
+
+func readSettings(stateDir string) (s settings, err error) {
+	path := filepath.Join(stateDir, settingsFile)
+	raw, err := os.ReadFile(path)
+	if errors.Is(err, os.ErrNotExist) {
+		return s, fmt.Errorf("no plugin answers at %s, and none has ever run on this directory since the node started (%s is missing): is --state-dir right?", filepath.Join(stateDir, StatusSocket), path)
+	}
+	if err != nil {
+		return s, err
+	}
+	if err := json.Unmarshal(raw, &s); err != nil {
+		return s, fmt.Errorf("%s: %w", path, err)
+	}
+	return s, nil
+}
+
+// openOffline puts the parts together that look at the store and the kernel,
+// for a state directory on which no plugin runs. Nothing is changed. A store
+// that is not there holds no intents.
+func openOffline(ctx context.Context, stateDir string) (*plugin, error) {
+	s, err := readSettings(stateDir)
+	if err != nil {
+		return nil, err
+	}
+	p := &plugin{Config: Config{StateDir: stateDir, KubeletDir: s.KubeletDir, PoolDir: s.PoolDir}}
+	path := filepath.Join(stateDir, StoreFile)
+	if _, err := os.Stat(path); errors.Is(err, os.ErrNotExist) {
+		p.store = &state.Store{}
+	} else if p.store, err = state.OpenReadOnly(ctx, path); err != nil {
+		return nil, err
+	}
+	if p.mounts, err = mounts.New(s.KubeletDir); err != nil {
+		return nil, fmt.Errorf("the kubelet directory %s: %w", s.KubeletDir, err)
+	}
+	if p.filesystem, err = filesystem.New(1); err != nil {
+		return nil, err
+	}
+	if p.pool, err = pool.OpenReadOnly(s.PoolDir); err != nil {
+		return nil, err
+	}
+	if p.devices, err = loop.New(p.pool); err != nil {
+		return nil, err
+	}
+	p.reconciler = reconciler.New(reconciler.Config{Store: p.store, Kernel: p.kernel()})
+	return p, nil
+}
+
+// close ends what openOffline began.
+func (p *plugin) close() error {
+	ended, end := context.WithCancel(context.Background())
+	end()
+	p.reconciler.Run(ended)
+	return p.store.Close()
+}
+
+// offline lets f look at a node on which no plugin runs.
+func offline(ctx context.Context, stateDir string, f func(*plugin) error) error {
+	p, err := openOffline(ctx, stateDir)
+	if err != nil {
+		return fmt.Errorf("no plugin runs on %s, so the node is looked at without it: %w", stateDir, err)
+	}
+	return errors.Join(f(p), p.close())
+}

@@ -1,0 +1,148 @@
+package driver
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	"k8s.io/klog/v2"
+
+	"github.com/csi-node/csi-node/pkg/devices/loop"
+	"github.com/csi-node/csi-node/pkg/state"
+)
+
+// Orphan is a device or are mounts of the plugin's own making that no intent
+// explains, as after the loss of the store. The JSON is the contract of
+// `csi-node orphans --output json`.
+type Orphan struct {
+	Volume  string   `json:"volume"`         // empty when the pool does not know it any more
+	Device  string   `json:"device"`         // as /dev/loop3
+	Backing string   `json:"backing"`        // the file behind the device
+	Paths   []string `json:"paths"`          // where it is mounted or bound and no intent says so
+	Kept    string   `json:"kept,omitempty"` // why it stays; else `orphans --clean` detaches it
+	Cleaned bool     `json:"cleaned"`        // it was detached just now
+
+	formatted bool // so nobody can publish it unless it is mounted somewhere
+}
+
+// findOrphans compares the devices and mounts of the plugin's making with the
+// store. What is mounted nowhere is shown to unasked, which says why it is kept
+// or, of what is not kept, may detach it.
+//
+// It blocks for as long as a device of the pool does.
+func (p *plugin) findOrphans(ctx context.Context, unasked func(loop.Attachment, *Orphan) error) ([]Orphan, error) {
+	attached, err := p.devices.Attached(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("look for orphans: %w", err)
+	}
+	shown, err := p.mounts.ShownAt(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("look for orphans: %w", err)
+	}
+	orphans := []Orphan{}
+	for _, a := range attached {
+		// The record is read after the look: what was asked meanwhile explains what was seen.
+		o, is := orphanOf(a, shown, p.store.Get(a.Volume))
+		if !is {
+			continue
+		}
+		if o.Kept == "" {
+			if err := unasked(a, &o); err != nil {
+				return nil, fmt.Errorf("look for orphans: %w", err)
+			}
+		}
+		orphans = append(orphans, o)
+	}
+	return orphans, nil
+}
+
+// orphanOf compares a device with the record of its volume, nil if there is none.
+func orphanOf(a loop.Attachment, shown map[state.DeviceNumber][]string, record *state.Volume) (o Orphan, is bool) {
+	o = Orphan{Volume: a.Volume, Device: a.Device.Path, Backing: a.Device.Backing, formatted: a.Device.Formatted != ""}
+	o.Paths = slices.Concat(shown[a.Device.Number], shown[a.View.Number])
+	slices.Sort(o.Paths)
+	if record != nil {
+		o.Paths = slices.DeleteFunc(o.Paths, func(path string) bool {
+			return record.Stage != nil && record.Stage.Path == path || record.Targets[path] != nil
+		})
+		o.Kept = "the volume is in use, and NodeUnpublishVolume ends these mounts"
+		return o, len(o.Paths) > 0
+	}
+	switch {
+	case a.Volume == "":
+		o.Kept = "its volume is gone from the pool; once you know why, `losetup -d " + o.Device + "` detaches it"
+	case len(o.Paths) > 0:
+		o.Kept = "it is mounted: NodePublishVolume takes it over, NodeUnpublishVolume and NodeUnstageVolume end it"
+	}
+	return o, true
+}
+
+// orphans is findOrphans beside the reconciler, and detaches what clean says.
+func (p *plugin) orphans(ctx context.Context, clean func(Orphan) bool) ([]Orphan, error) {
+	found, err := p.findOrphans(ctx, func(a loop.Attachment, o *Orphan) error {
+		kept, err := p.reconciler.Unasked(ctx, a.Volume, clean(*o))
+		o.Kept = kept
+		if err != nil { // of this one alone
+			o.Kept = err.Error()
+		}
+		o.Cleaned = o.Kept == "" && clean(*o)
+		return nil
+	})
+	if err == nil {
+		left := slices.DeleteFunc(slices.Clone(found), func(o Orphan) bool { return o.Cleaned })
+		p.metrics.orphans.Set(float64(len(left)))
+	}
+	return found, err
+}
+
+// adoptOrphans tells, when the plugin starts, of what no intent explains, and
+// detaches devices that nobody can use any more: those of formatted volumes
+// which are mounted nowhere. A raw one may be staged, for all that kubelet knows.
+func (p *plugin) adoptOrphans(ctx context.Context) {
+	logger := klog.FromContext(ctx)
+	found, err := p.orphans(ctx, func(o Orphan) bool { return o.formatted })
+	if err != nil {
+		if ctx.Err() == nil {
+			logger.Error(err, "What no intent explains is not known")
+		}
+		return
+	}
+	for _, o := range found {
+		logger := logger.WithValues("volume", o.Volume, "device", o.Device, "backing", o.Backing, "paths", o.Paths)
+		if o.Cleaned {
+			logger.Info("Detached a device that no intent explains and nobody uses")
+			continue
+		}
+		logger.Info("Found what no intent explains", "kept", o.Kept)
+	}
+}
+
+// orphansNow is orphans for somebody who waits until ctx ends: DeadlineExceeded
+// or Canceled. Only one look is under way at a time, so that those of a device
+// that hangs do not pile up.
+func (p *plugin) orphansNow(ctx context.Context, clean bool) ([]Orphan, error) {
+	type result struct {
+		found []Orphan
+		err   error
+	}
+	answer := make(chan result, 1)
+	late := func() error {
+		return state.Errorf(state.ClassOf(ctx.Err()), "looking for orphans: a device, or the pool, does not answer")
+	}
+	select {
+	case p.looking <- struct{}{}:
+	case <-ctx.Done():
+		return nil, late()
+	}
+	go func() {
+		defer func() { <-p.looking }()
+		found, err := p.orphans(ctx, func(Orphan) bool { return clean })
+		answer <- result{found, err}
+	}()
+	select {
+	case r := <-answer:
+		return r.found, r.err
+	case <-ctx.Done():
+		return nil, late()
+	}
+}

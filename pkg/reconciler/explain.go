@@ -1,0 +1,257 @@
+package reconciler
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/csi-node/csi-node/pkg/state"
+)
+
+// Story tells of one volume in sentences, for people. The JSON is the contract
+// of `csi-node explain --output json`; the sentences are not.
+type Story struct {
+	Volume   string   `json:"volume"`
+	Asked    []string `json:"asked"`    // what was asked, and when
+	Is       []string `json:"is"`       // what is there
+	Missing  []string `json:"missing"`  // of what was asked
+	Next     []string `json:"next"`     // what is being done, and what comes then
+	InTheWay []string `json:"inTheWay"` // why it is not done
+	YouCan   []string `json:"youCan"`   // what a person can do
+}
+
+// explainTime bounds the look that Explain makes.
+const explainTime = 3 * time.Second
+
+// Explain looks at a volume and tells its story. It acts on nothing. When the
+// look does not end in time, it tells what was seen last. NotFound: nothing is
+// asked of the volume, and there is no such volume.
+func (r *Reconciler) Explain(ctx context.Context, id string) (Story, error) {
+	want := r.store.Get(id)
+	if want == nil {
+		want = &state.Volume{ID: id}
+	}
+	ctx, cancel := context.WithTimeout(ctx, explainTime)
+	defer cancel()
+	have, err := r.Observe(ctx, want)
+	if want.Empty() && err != nil {
+		return Story{}, err
+	}
+	if want.Empty() && have.Device.Missing && !stands(have.Device) {
+		return Story{}, state.Errorf(state.NotFound, "volume %s: nothing is asked of it on this node, and there is no such volume", id)
+	}
+	plan := MakePlan(want, have)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	v := r.volumes[id]
+	if v == nil {
+		v = &volume{want: want}
+	}
+	now := time.Now()
+	story := Story{Volume: id, Asked: tellAsked(want, now)}
+	if err != nil {
+		plan, have = v.plan, v.have
+		story.InTheWay = append(story.InTheWay, sentence("the volume cannot be looked at now, so this is what was seen last: %v", err))
+	}
+	// What holds now was seen just now; the rest the worker knows better.
+	status := r.status(want)
+	for i, part := range want.Parts() {
+		p := status.Parts[i]
+		if plan.Verdicts[part].Settled && !want.Intent(part).Gone {
+			continue
+		}
+		story.Missing = append(story.Missing, sentence("%s: it should be %s, and is %s", p.Part, p.Asked, p.Is))
+		story.InTheWay = append(story.InTheWay, v.tellObstacle(part, p, plan, now)...)
+	}
+	story.Is = tellActual(want, have)
+	story.Next = v.tellNext(plan, now)
+	story.YouCan = v.tellHelp(want, have, story, now)
+	return story, nil
+}
+
+// sentence makes one of a phrase: it begins with a capital, unless with a path,
+// and ends with a full stop.
+func sentence(format string, args ...any) string {
+	text := strings.Join(strings.Fields(fmt.Sprintf(format, args...)), " ")
+	if text != "" && text[0] >= 'a' && text[0] <= 'z' {
+		text = strings.ToUpper(text[:1]) + text[1:]
+	}
+	return strings.TrimSuffix(text, ".") + "."
+}
+
+func ago(since, now time.Time) string {
+	return now.Sub(since).Round(time.Second).String() + " ago"
+}
+
+func tellAsked(want *state.Volume, now time.Time) []string {
+	if len(want.Parts()) == 0 {
+		return []string{"Nothing is asked of it on this node."}
+	}
+	var all []string
+	if s := want.Stage; s != nil {
+		when := ago(s.Since, now)
+		switch {
+		case s.Withdrawn:
+			all = append(all, sentence("staging it at %s failed for good %s, and what was begun is taken back", s.Path, when))
+		case s.Gone:
+			all = append(all, sentence("NodeUnstageVolume asked %s that it is not staged at %s", when, s.Path))
+		case s.Adopted:
+			all = append(all, sentence("%s it was found staged at %s as %s, without an intent, and taken over", when, s.Path, s.Capability))
+		default:
+			all = append(all, sentence("NodeStageVolume asked %s that it is staged at %s as %s, %s", when, s.Path, s.Capability, access(s.ReadOnly)))
+		}
+	}
+	if s := want.Size; s != nil {
+		all = append(all, sentence("NodeExpandVolume asked %s that it has %d bytes", ago(s.Since, now), s.Bytes))
+	}
+	for _, path := range want.TargetPaths() {
+		t := want.Targets[path]
+		when := ago(t.Since, now)
+		switch {
+		case t.Withdrawn:
+			all = append(all, sentence("publishing it at %s failed for good %s, and what was begun is taken back", path, when))
+		case t.Gone:
+			all = append(all, sentence("NodeUnpublishVolume, or the end of the pod, asked %s that it is not published at %s", when, path))
+		default:
+			all = append(all, sentence("NodePublishVolume asked %s that it is published at %s, %s", when, path, access(t.ReadOnly)))
+		}
+	}
+	return all
+}
+
+func tellActual(want *state.Volume, have state.Actual) []string {
+	d := have.Device
+	var all []string
+	if d.Missing {
+		all = append(all, "There is no such volume on this node, or its data is gone.")
+	} else {
+		format := "never formatted"
+		switch {
+		case d.Formatting:
+			format = "with a format that was begun and has not ended"
+		case d.Formatted != "":
+			format = "formatted as " + d.Formatted
+		}
+		all = append(all, sentence("its data is %s: %d bytes, %s", d.Backing, d.Capacity, format))
+	}
+	switch d.State {
+	case state.DeviceAbsent:
+		all = append(all, "It is not attached.")
+	case state.DeviceForeign:
+		all = append(all, sentence("its data is used by %s, which the plugin did not attach", d.Holder))
+	default:
+		all = append(all, sentence("%s (%s) is %s and shows it %s, with %d bytes", d.Path, d.Number, d.State, access(d.ReadOnly), d.Size))
+	}
+	if v := have.View; stands(v) {
+		all = append(all, sentence("%s (%s) is a read-only view of it", v.Path, v.Number))
+	}
+	if c := have.Contents; c.Err != nil {
+		all = append(all, sentence("what is on it cannot be read: %v", c.Err))
+	} else if c.Kind != state.ContentsUnread {
+		found := c.Found
+		if c.UUID != "" {
+			found += ", UUID " + c.UUID
+		}
+		all = append(all, sentence("it holds: %s", found))
+	}
+	if want.Stage != nil {
+		all = append(all, tellPlace(want.Stage.Path, have.Stage))
+	}
+	for _, path := range slices.Sorted(maps.Keys(have.Targets)) {
+		all = append(all, tellPlace(path, have.Targets[path]))
+	}
+	return all
+}
+
+func tellPlace(path string, m state.Mountpoint) string {
+	if m.Err != nil {
+		return sentence("%s cannot be looked at: %v", path, m.Err)
+	}
+	if len(m.Mounts) == 0 {
+		return sentence("at %s is %s, and nothing is mounted there", path, m.File)
+	}
+	var words []string
+	for _, one := range m.Mounts {
+		text := describe(one)
+		if flags := one.Attributes.String(); flags != "" && !one.Node {
+			text += " with " + flags
+		}
+		if one.SuperReadOnly {
+			text += ", read-only as a whole"
+		}
+		if one.Corrupt {
+			text += ", broken"
+		}
+		words = append(words, text)
+	}
+	return sentence("at %s is mounted: %s", path, strings.Join(words, "; beneath it "))
+}
+
+// tellObstacle says why a part is not as it should be.
+func (v *volume) tellObstacle(part state.Part, p PartStatus, plan Plan, now time.Time) []string {
+	var all []string
+	problem := plan.Verdicts[part].Problem.Text
+	if p.Error != "" {
+		all = append(all, sentence("%s: %s", part, p.Error))
+	}
+	if problem != "" && !strings.Contains(p.Error, problem) {
+		all = append(all, sentence("%s: %s", part, problem))
+	}
+	for _, need := range plan.Verdicts[part].Needs {
+		all = append(all, sentence("%s waits for %s", part, need))
+	}
+	if lost := v.repairs[part]; lost != nil && lost.losses > 0 {
+		all = append(all, sentence("%s was lost, not by the plugin's doing, %s, and %d times in a row", part, ago(lost.met, now), lost.losses))
+	}
+	return all
+}
+
+// tellNext says what runs and what comes then.
+func (v *volume) tellNext(plan Plan, now time.Time) []string {
+	var all []string
+	if !v.since.IsZero() {
+		all = append(all, sentence("%s has been running for %s", v.running, now.Sub(v.since).Round(time.Second)))
+	}
+	for _, step := range plan.Steps {
+		if !v.since.IsZero() && step == v.running {
+			continue
+		}
+		when := ""
+		next := time.Time{}
+		if a := v.attempts[step.Part]; a != nil {
+			next = a.next
+		}
+		if lost := v.repairs[step.Part]; lost != nil && lost.state == putOff && lost.next.After(next) {
+			next = lost.next
+		}
+		if wait := next.Sub(now); wait > 0 {
+			when = ", in " + wait.Round(time.Second).String()
+		}
+		all = append(all, sentence("%s%s", step, when))
+	}
+	return all
+}
+
+// longStep is when a step has taken so long that somebody should look.
+const longStep = 30 * time.Second
+
+// tellHelp says what a person can do.
+func (v *volume) tellHelp(want *state.Volume, have state.Actual, story Story, now time.Time) []string {
+	var all []string
+	if len(want.Parts()) == 0 && stands(have.Device) {
+		all = append(all, "`csi-node orphans --clean` detaches the device, unless somebody uses it.")
+	}
+	if !v.since.IsZero() && now.Sub(v.since) > longStep {
+		all = append(all, "Look into the kernel's log (dmesg) for errors of the disk: a step that waits for a dead disk ends only when the disk answers. Other volumes are not held up.")
+	}
+	if len(story.InTheWay) > 0 && v.since.IsZero() {
+		all = append(all, sentence("mend what is in the way; `csi-node volume retry %s` then tries at once, and otherwise the plugin tries by itself", want.ID))
+	}
+	if len(all) == 0 && len(story.Missing) == 0 {
+		all = append(all, "Nothing is left to do.")
+	}
+	return all
+}
