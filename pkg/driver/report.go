@@ -59,7 +59,8 @@ func Explain(ctx context.Context, stateDir, volume string) (story Story, err err
 	return story, offline(ctx, stateDir, func(p *plugin) error {
 		p.reconciler.Inspect(ctx)
 		story, err = p.reconciler.Explain(ctx, volume)
-		story.InTheWay = append([]string{"No plugin runs on this node: start it."}, story.InTheWay...)
+		story.InTheWay = append([]string{"No plugin runs on this node."}, story.InTheWay...)
+		story.YouCan = []string{"Start the plugin: it takes up what is missing."}
 		return err
 	})
 }

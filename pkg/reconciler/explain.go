@@ -194,8 +194,8 @@ func tellPlace(path string, m state.Mountpoint) string {
 func (v *volume) tellObstacle(part state.Part, p PartStatus, plan Plan, now time.Time) []string {
 	var all []string
 	problem := plan.Verdicts[part].Problem.Text
-	if p.Error != "" {
-		all = append(all, sentence("%s: %s", part, p.Error))
+	if text := strings.TrimPrefix(p.Error, "volume "+v.want.ID+": "); text != "" {
+		all = append(all, sentence("%s: %s", part, strings.TrimPrefix(text, part.String()+": ")))
 	}
 	if problem != "" && !strings.Contains(p.Error, problem) {
 		all = append(all, sentence("%s: %s", part, problem))

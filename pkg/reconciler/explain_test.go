@@ -1,0 +1,217 @@
+package reconciler
+
+import (
+	"context"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/csi-node/csi-node/pkg/state"
+)
+
+// tells checks that a story says all the words in the part of it that they belong to.
+func (h *harness) tells(id string, want map[string][]string) {
+	h.t.Helper()
+	story, err := h.p.r.Explain(context.Background(), id)
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	parts := map[string][]string{
+		"asked": story.Asked, "is": story.Is, "missing": story.Missing, "next": story.Next, "in the way": story.InTheWay, "you can": story.YouCan,
+	}
+	for part, sentences := range parts {
+		text := strings.Join(sentences, "\n")
+		for _, words := range want[part] {
+			if !strings.Contains(text, words) {
+				h.t.Errorf("%s: no %q in %q", part, words, text)
+			}
+		}
+		if len(want[part]) == 0 && text != "" {
+			h.t.Errorf("%s: %q, want nothing", part, text)
+		}
+		for _, sentence := range sentences {
+			if !strings.HasSuffix(sentence, ".") || strings.Contains(sentence, "\n") {
+				h.t.Errorf("%s: %q is no sentence", part, sentence)
+			}
+		}
+	}
+}
+
+func TestExplainWhatIsAsAsked(t *testing.T) {
+	bubble(t, func(h *harness) {
+		h.formatted("v", "xfs")
+		h.ok(stage("v", stageXFS), publish("v", 1, publishXFS, publishReadOnly), resize("v", 2*gib))
+		h.sleep(90 * time.Second)
+		h.tells("v", map[string][]string{
+			"asked":   {"NodeStageVolume asked 1m30s ago", stagePath("v"), "NodePublishVolume asked 1m30s ago", targetPath("v", 1) + ", read-only", "NodeExpandVolume asked", "2147483648 bytes"},
+			"is":      {"/pool/v", "formatted as xfs", "/dev/loop1 (7:1) is attached", "At " + stagePath("v") + " is mounted", "At " + targetPath("v", 1) + " is mounted", "with ro"},
+			"you can": {"Nothing is left to do"},
+		})
+	})
+}
+
+func TestExplainWhatFails(t *testing.T) {
+	bubble(t, func(h *harness) {
+		h.volume("v")
+		h.ok(stage("v"))
+		h.k.fail(opBind, "", -1, errBoom)
+		h.refuse(h.do(publish("v", 1)), state.Unavailable)
+		h.sleep(time.Hour)
+		h.tells("v", map[string][]string{
+			"asked":      {"NodeStageVolume", "NodePublishVolume asked 1h0m0s ago"},
+			"is":         {"formatted as ext4", "At " + targetPath("v", 1) + " is nothing, and nothing is mounted there"},
+			"missing":    {"Target " + targetPath("v", 1) + ": it should be published, and is failing"},
+			"in the way": {"boom"},
+			"next":       {"Bind for target " + targetPath("v", 1) + ", in "},
+			"you can":    {"csi-node volume retry v"},
+		})
+	})
+}
+
+func TestExplainWhatRuns(t *testing.T) {
+	bubble(t, func(h *harness) {
+		h.volume("v")
+		f := h.k.hang(opFormat, "", true)
+		answer := h.begin(stage("v"))
+		h.sleep(time.Minute)
+		h.tells("v", map[string][]string{
+			"asked":   {"NodeStageVolume asked 1m0s ago"},
+			"is":      {"with a format that was begun and has not ended", "is nothing, and nothing is mounted there"},
+			"missing": {"Stage: it should be staged at"},
+			"next":    {"Format for stage has been running for 1m0s"},
+			"you can": {"dmesg"},
+		})
+		f.open()
+		if err := h.got(answer); err != nil {
+			t.Fatal(err)
+		}
+	})
+}
+
+func TestExplainWhatIsTakenDown(t *testing.T) {
+	bubble(t, func(h *harness) {
+		v := h.volume("v")
+		h.ok(stage("v"), publish("v", 1))
+		h.k.fail(opUnmount, targetPath("v", 1), -1, errBoom)
+		h.refuse(h.do(unpublish("v", 1)), state.Unavailable)
+		h.refuse(h.do(unstage("v")), state.Unavailable)
+		h.tells("v", map[string][]string{
+			"asked":      {"NodeUnstageVolume asked", "NodeUnpublishVolume, or the end of the pod, asked"},
+			"is":         {"At " + stagePath("v") + " is mounted"},
+			"missing":    {"Stage: it should be gone", "Target " + targetPath("v", 1) + ": it should be gone"},
+			"in the way": {"boom", "Stage waits for target"},
+			"next":       {"Unbind for target"},
+			"you can":    {"csi-node volume retry v"},
+		})
+		h.k.mend()
+		h.sleep(10 * time.Minute)
+		h.tells("v", map[string][]string{
+			"asked":   {"Nothing is asked of it"},
+			"is":      {"It is not attached"},
+			"you can": {"Nothing is left to do"},
+		})
+		h.k.with(func() { v.device = &fakeDevice{number: h.k.number(), size: gib} })
+		h.tells("v", map[string][]string{
+			"asked":   {"Nothing is asked of it"},
+			"is":      {"is attached and shows it read-write"},
+			"you can": {"csi-node orphans --clean"},
+		})
+	})
+}
+
+// A look that hangs does not keep the story from being told.
+func TestExplainAHungVolume(t *testing.T) {
+	bubble(t, func(h *harness) {
+		h.volume("v")
+		h.ok(stage("v"))
+		h.k.hang(opFind, "v", true)
+		h.tells("v", map[string][]string{
+			"asked":      {"NodeStageVolume"},
+			"is":         {"At " + stagePath("v") + " is mounted"},
+			"in the way": {"cannot be looked at now"},
+			"you can":    {"csi-node volume retry v"},
+		})
+	})
+}
+
+func TestExplainAStranger(t *testing.T) {
+	bubble(t, func(h *harness) {
+		_, err := h.p.r.Explain(context.Background(), "stranger")
+		h.refuse(err, state.NotFound, "stranger")
+	})
+}
+
+func TestInspectActsOnNothing(t *testing.T) {
+	bubble(t, func(h *harness) {
+		h.volume("v")
+		h.volume("w")
+		h.ok(stage("v"), publish("v", 1), stage("w"))
+		h.kill()
+		h.k.with(func() { delete(h.k.mounts, targetPath("v", 1)) })
+		h.k.fail(opFind, "w", -1, errBoom)
+		before := h.k.changes()
+		offline := &process{k: h.k, end: func() {}, done: make(chan struct{})}
+		r := New(Config{Store: h.store, Kernel: offline.kernel()})
+		r.Inspect(context.Background())
+		ended, end := context.WithCancel(context.Background())
+		end()
+		r.Run(ended)
+		conditions := map[string]Condition{}
+		for _, s := range r.Status() {
+			for _, p := range s.Parts {
+				conditions[s.Volume+" "+p.Part] = p.Is
+				if s.Volume == "w" && (!strings.Contains(p.Error, "boom") || p.NextTry != nil) {
+					t.Errorf("of what cannot be looked at: %+v", p)
+				}
+			}
+		}
+		if conditions["v stage"] != Settled || conditions["v target "+targetPath("v", 1)] != UnderWay || conditions["w stage"] != Failing {
+			t.Errorf("conditions are %v", conditions)
+		}
+		if h.k.changes() != before {
+			t.Error("something was done")
+		}
+	})
+}
+
+func TestUnasked(t *testing.T) {
+	bubble(t, func(h *harness) {
+		v := h.volume("v")
+		ask := func(detach bool, want string) {
+			t.Helper()
+			kept, err := h.p.r.Unasked(context.Background(), "v", detach)
+			if err != nil || !strings.Contains(kept, want) || want == "" && kept != "" {
+				t.Errorf("kept because %q (%v), want %q", kept, err, want)
+			}
+		}
+		ask(true, "not attached")
+		h.ok(stage("v", stageBlock), publish("v", 1, publishBlock, publishReadOnly))
+		ask(true, "asked")
+		h.stop()
+		h.store = newFakeStore() // lost
+		h.start()
+		ask(true, "bound at "+targetPath("v", 1))
+		h.k.with(func() { delete(h.k.mounts, targetPath("v", 1)); v.held = true })
+		ask(true, "pid 7")
+		h.k.with(func() { v.held = false })
+		ask(false, "")
+		h.k.with(func() {
+			if v.device == nil || v.view == nil {
+				t.Error("detached without leave")
+			}
+		})
+		ask(true, "")
+		h.k.with(func() {
+			if v.device != nil || v.view != nil {
+				t.Error("still attached")
+			}
+		})
+		synctest.Wait()
+		h.p.r.mu.Lock()
+		defer h.p.r.mu.Unlock()
+		if len(h.p.r.volumes) > 0 {
+			t.Error("the volume is kept in memory")
+		}
+	})
+}
