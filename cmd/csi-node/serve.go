@@ -50,6 +50,7 @@ xfsprogs), mkfs.btrfs (Debian: btrfs-progs). What is missing is told at once.`,
 	f.StringVar(&cfg.KubeletDir, "kubelet-dir", kubeletDirDefault(), "paths in requests must lie under it; / allows all")
 	f.StringVar(&cfg.PoolDir, "pool-dir", "/var/lib/csi-node/pool", "directory of the volumes' files; made if it was never seen before")
 	f.StringVar(&cfg.HTTPEndpoint, "http-endpoint", "", "address for /metrics, /healthz and /readyz, as 127.0.0.1:9810 (default: none)")
+	f.StringVar(&cfg.RegistrationDir, "registration-dir", "", "kubelet's plugins_registry: register there, without node-driver-registrar; --endpoint must be the socket's path on the node (default: somebody else registers)")
 	f.Int64Var(&cfg.MaxVolumes, "max-volumes-per-node", 0, "limit told to the scheduler; 0: none")
 	f.BoolVar(&heal, "heal", true, "restore mounts that are lost behind the plugin's back; false: only tell of them")
 	f.IntVar(&verbosity, "v", 2, "log level: 2 tells each step, 4 each call")

@@ -54,6 +54,16 @@ func printStatus(out io.Writer, report driver.Report) error {
 	if !report.Running {
 		fmt.Fprintln(out, "No plugin is running. This is what the store asks for and what is on the node; nothing is done about it until one is started.")
 	}
+	if r := report.Registration; r != nil {
+		switch {
+		case r.Registered:
+			fmt.Fprintf(out, "Registered with kubelet %s ago.\n", time.Since(r.Since).Round(time.Second))
+		case r.Error != "":
+			fmt.Fprintf(out, "kubelet refused to register the plugin %s ago: %s\n", time.Since(r.Since).Round(time.Second), r.Error)
+		default:
+			fmt.Fprintf(out, "kubelet has not asked at %s yet: is it running, and is this its plugins_registry?\n", r.Socket)
+		}
+	}
 	if len(report.Volumes) == 0 {
 		_, err := fmt.Fprintln(out, "No volume is asked of this node.")
 		return err

@@ -25,6 +25,7 @@ import (
 	"github.com/csi-node/csi-node/pkg/nodeserver"
 	"github.com/csi-node/csi-node/pkg/pods"
 	"github.com/csi-node/csi-node/pkg/reconciler"
+	"github.com/csi-node/csi-node/pkg/registration"
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
@@ -37,9 +38,12 @@ type Config struct {
 	KubeletDir   string
 	PoolDir      string
 	HTTPEndpoint string // host:port; empty: none
-	MaxVolumes   int64
-	DetectOnly   bool // tell of lost mounts, and do not restore them unasked
-	Version      string
+	// RegistrationDir is where kubelet looks for plugins; empty: somebody else
+	// registers the plugin.
+	RegistrationDir string
+	MaxVolumes      int64
+	DetectOnly      bool // tell of lost mounts, and do not restore them unasked
+	Version         string
 
 	// Hook is called before and after each step, and its error fails the step;
 	// only builds for tests set it.
@@ -76,9 +80,9 @@ func (c Config) validate() error {
 		return err
 	}
 	for _, dir := range []struct{ flag, path string }{
-		{"--state-dir", c.StateDir}, {"--kubelet-dir", c.KubeletDir}, {"--pool-dir", c.PoolDir},
+		{"--state-dir", c.StateDir}, {"--kubelet-dir", c.KubeletDir}, {"--pool-dir", c.PoolDir}, {"--registration-dir", c.RegistrationDir},
 	} {
-		if !filepath.IsAbs(dir.path) {
+		if !filepath.IsAbs(dir.path) && (dir.flag != "--registration-dir" || dir.path != "") {
 			return fmt.Errorf("%s %q: must be an absolute path", dir.flag, dir.path)
 		}
 	}
@@ -96,7 +100,8 @@ type plugin struct {
 	pods       *pods.Directory
 	reconciler *reconciler.Reconciler
 	metrics    *metrics
-	looking    chan struct{} // holds a token while orphans are looked for
+	looking    chan struct{}           // holds a token while orphans are looked for
+	registrar  *registration.Registrar // nil when somebody else registers the plugin
 }
 
 // Run serves until ctx ends, and then leaves every mount and device as it is.
@@ -108,11 +113,27 @@ func Run(ctx context.Context, cfg Config) (err error) {
 		return err
 	}
 	p := &plugin{Config: cfg, metrics: newMetrics(cfg.Version), looking: make(chan struct{}, 1)}
+	if cfg.RegistrationDir != "" {
+		if err := p.register(); err != nil {
+			return err
+		}
+	}
 	if err := p.open(ctx); err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, p.store.Close()) }()
 	return p.serve(ctx)
+}
+
+// register makes the registrar, which speaks to kubelet once the CSI socket serves.
+func (p *plugin) register() error {
+	path, err := socketPath(p.Endpoint)
+	if err != nil {
+		return err
+	}
+	p.registrar = registration.New(registration.Config{Dir: p.RegistrationDir, DriverName: p.DriverName, Endpoint: path})
+	p.metrics.watchRegistration(func() bool { return p.registrar.Status().Registered })
+	return nil
 }
 
 // open puts the parts together, those first that fail on a wrong setup.
@@ -241,7 +262,7 @@ func (p *plugin) serve(ctx context.Context) error {
 	working, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()
 	var group sync.WaitGroup
-	failed := make(chan error, 2+len(web))
+	failed := make(chan error, 3+len(web))
 	settled := make(chan struct{})
 	go func() { defer close(settled); p.reconciler.Run(working) }()
 	group.Go(func() { failed <- server.Serve(listener) })
@@ -250,6 +271,9 @@ func (p *plugin) serve(ctx context.Context) error {
 	go func() { defer close(adopted); p.adoptOrphans(working) }()
 	for _, w := range web {
 		group.Go(func() { failed <- w.serve() })
+	}
+	if p.registrar != nil {
+		group.Go(func() { failed <- p.registrar.Run(working) })
 	}
 
 	select {

@@ -112,6 +112,18 @@ func (c *volumesByState) Collect(out chan<- prometheus.Metric) {
 	}
 }
 
+// watchRegistration adds whether kubelet has registered the plugin.
+func (m *metrics) watchRegistration(registered func() bool) {
+	m.registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+		Name: "csi_node_registered", Help: "1 if kubelet has registered the plugin, which serves its own registration (--registration-dir).",
+	}, func() float64 {
+		if registered() {
+			return 1
+		}
+		return 0
+	}))
+}
+
 // watchPool adds what the pool has, which count tells. It may hang.
 func (m *metrics) watchPool(count func() (pool.Capacity, error)) {
 	m.registry.MustRegister(newPoolUse(count))

@@ -17,6 +17,7 @@ import (
 
 	"github.com/csi-node/csi-node/pkg/devices/loop"
 	"github.com/csi-node/csi-node/pkg/reconciler"
+	"github.com/csi-node/csi-node/pkg/registration"
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
@@ -26,6 +27,8 @@ type Report struct {
 	Driver  string              `json:"driver,omitempty"`
 	Version string              `json:"version,omitempty"`
 	Volumes []reconciler.Status `json:"volumes"`
+	// Registration is what kubelet answered, if the plugin registers itself.
+	Registration *registration.Status `json:"registration,omitempty"`
 }
 
 // Story and PartStatus are the reconciler's, for those who print them.

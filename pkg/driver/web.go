@@ -99,7 +99,12 @@ func (p *plugin) statusHandler() http.Handler {
 }
 
 func (p *plugin) report(volumes ...reconciler.Status) Report {
-	return Report{Running: true, Driver: p.DriverName, Version: p.Version, Volumes: volumes}
+	report := Report{Running: true, Driver: p.DriverName, Version: p.Version, Volumes: volumes}
+	if p.registrar != nil {
+		status := p.registrar.Status()
+		report.Registration = &status
+	}
+	return report
 }
 
 // timeoutHeader is how long the client will wait for the answer, in Go's

@@ -28,10 +28,11 @@ var below = map[string][]string{
 	"pkg/devices/pool":             {"pkg/devices/internal/keylock", "pkg/state"},
 	"pkg/devices/loop":             {"pkg/devices", "pkg/devices/internal/keylock", "pkg/devices/pool", "pkg/state"},
 	"pkg/reconciler":               {"pkg/devices", "pkg/state"},
+	"pkg/registration":             {},
 	"pkg/nodeserver":               {"pkg/reconciler", "pkg/state"},
 	"pkg/controllerserver":         {"pkg/devices/pool", "pkg/state"},
 	"pkg/driver": {"pkg/controllerserver", "pkg/devices/loop", "pkg/devices/pool", "pkg/filesystem",
-		"pkg/mounts", "pkg/nodeserver", "pkg/pods", "pkg/reconciler", "pkg/state"},
+		"pkg/mounts", "pkg/nodeserver", "pkg/pods", "pkg/reconciler", "pkg/registration", "pkg/state"},
 	"cmd/csi-node": {"pkg/client", "pkg/driver"},
 }
 

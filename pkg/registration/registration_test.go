@@ -1,0 +1,141 @@
+package registration
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
+)
+
+// start runs a Registrar for a directory; its end is part of the test.
+func start(t *testing.T, dir string) (r *Registrar, stop func()) {
+	t.Helper()
+	r = New(Config{Dir: dir, DriverName: "csi.test", Endpoint: "/plugins/csi.sock"})
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- r.Run(ctx) }()
+	stop = func() {
+		cancel()
+		select {
+		case err := <-ended:
+			if err != nil {
+				t.Errorf("ended with %v", err)
+			}
+		case <-time.After(time.Minute):
+			t.Error("does not end")
+		}
+	}
+	return r, stop
+}
+
+// asKubelet asks the socket what the plugin is, as soon as there is one.
+func asKubelet(t *testing.T, socket string) (registerapi.RegistrationClient, *registerapi.PluginInfo) {
+	t.Helper()
+	conn, err := grpc.NewClient("unix://"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithDefaultCallOptions(grpc.WaitForReady(true)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = conn.Close() })
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	client := registerapi.NewRegistrationClient(conn)
+	info, err := client.GetInfo(ctx, &registerapi.InfoRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return client, info
+}
+
+// directory is short enough for the path of a socket.
+func directory(t *testing.T) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "registration-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := os.RemoveAll(dir); err != nil {
+			t.Error(err)
+		}
+	})
+	return filepath.Join(dir, "plugins_registry")
+}
+
+func TestRegistration(t *testing.T) {
+	dir := directory(t)
+	r, stop := start(t, dir)
+	socket := filepath.Join(dir, "csi.test-reg.sock")
+	kubelet, info := asKubelet(t, socket)
+	if info.GetType() != "CSIPlugin" || info.GetName() != "csi.test" || info.GetEndpoint() != "/plugins/csi.sock" || len(info.GetSupportedVersions()) != 1 || info.GetSupportedVersions()[0] != "1.0.0" {
+		t.Errorf("tells %v", info)
+	}
+	if s := r.Status(); s.Registered || !s.Since.IsZero() || s.Socket != socket {
+		t.Errorf("before kubelet has spoken: %+v", s)
+	}
+	for _, told := range []*registerapi.RegistrationStatus{{Error: "the socket does not answer"}, {PluginRegistered: true}} {
+		if _, err := kubelet.NotifyRegistrationStatus(t.Context(), told); err != nil {
+			t.Fatal(err)
+		}
+		if s := r.Status(); s.Registered != told.GetPluginRegistered() || s.Error != told.GetError() || s.Since.IsZero() {
+			t.Errorf("told %v: %+v", told, s)
+		}
+	}
+	stop()
+	if names, err := os.ReadDir(dir); err != nil || len(names) > 0 {
+		t.Errorf("left %v (%v)", names, err)
+	}
+}
+
+// What is taken away comes back, be it the socket, the directory, or both by
+// another's: a kubelet that starts anew looks there.
+func TestRegistrationComesBack(t *testing.T) {
+	dir := directory(t)
+	_, stop := start(t, dir)
+	defer stop()
+	socket := filepath.Join(dir, "csi.test-reg.sock")
+	asKubelet(t, socket)
+	for name, take := range map[string]func() error{
+		"socket":          func() error { return os.Remove(socket) },
+		"directory":       func() error { return os.RemoveAll(dir) },
+		"directory moved": func() error { return os.Rename(dir, dir+".old") },
+		"another's file": func() error {
+			return os.Rename(func() string {
+				if err := os.WriteFile(dir+"-other", nil, 0o600); err != nil {
+					t.Error(err)
+				}
+				return dir + "-other"
+			}(), socket)
+		},
+	} {
+		if err := take(); err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		asKubelet(t, socket)
+	}
+}
+
+// A socket that a killed plugin left is replaced.
+func TestRegistrationTakesOver(t *testing.T) {
+	dir := directory(t)
+	if err := os.MkdirAll(dir, 0o750); err != nil {
+		t.Fatal(err)
+	}
+	dead := New(Config{Dir: dir, DriverName: "csi.test"})
+	for range 2 {
+		l, err := dead.listen()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := l.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	_, stop := start(t, dir)
+	defer stop()
+	asKubelet(t, filepath.Join(dir, "csi.test-reg.sock"))
+}
