@@ -39,10 +39,13 @@ v2                               unseen                        device unknown
 			report driver.Report
 			want   string
 		}{
-			"running": {driver.Report{Running: true, Volumes: volumes}, table[1:]},
-			"down":    {driver.Report{Volumes: volumes}, down + table[1:]},
-			"idle":    {driver.Report{Running: true}, "No volume is asked of this node.\n"},
-			"nothing": {driver.Report{}, down + "No volume is asked of this node.\n"},
+			"running":    {driver.Report{Running: true, Volumes: volumes}, table[1:]},
+			"down":       {driver.Report{Volumes: volumes}, down + table[1:]},
+			"new":        {driver.Report{Running: true, Registration: &driver.Registration{Socket: "/reg/x.sock"}}, "kubelet has not asked at /reg/x.sock yet: is it running, and is this its plugins_registry?\nNo volume is asked of this node.\n"},
+			"refused":    {driver.Report{Running: true, Registration: &driver.Registration{Error: "no answer", Since: past}}, "kubelet refused to register the plugin 1s ago: no answer\nNo volume is asked of this node.\n"},
+			"registered": {driver.Report{Running: true, Registration: &driver.Registration{Registered: true, Since: past}}, "Registered with kubelet 1s ago.\nNo volume is asked of this node.\n"},
+			"idle":       {driver.Report{Running: true}, "No volume is asked of this node.\n"},
+			"nothing":    {driver.Report{}, down + "No volume is asked of this node.\n"},
 		} {
 			var got strings.Builder
 			if err := printStatus(&got, test.report); err != nil || got.String() != test.want {

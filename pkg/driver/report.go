@@ -28,13 +28,14 @@ type Report struct {
 	Version string              `json:"version,omitempty"`
 	Volumes []reconciler.Status `json:"volumes"`
 	// Registration is what kubelet answered, if the plugin registers itself.
-	Registration *registration.Status `json:"registration,omitempty"`
+	Registration *Registration `json:"registration,omitempty"`
 }
 
-// Story and PartStatus are the reconciler's, for those who print them.
+// What a report is made of, for those who print it.
 type (
-	Story      = reconciler.Story
-	PartStatus = reconciler.PartStatus
+	Story        = reconciler.Story
+	PartStatus   = reconciler.PartStatus
+	Registration = registration.Status
 )
 
 // ReadReport asks the plugin that runs on the state directory, and if none

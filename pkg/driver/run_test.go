@@ -5,6 +5,7 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -13,6 +14,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
+	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 )
 
 // leaveSocket closes a listener as a kill would: its file stays.
@@ -160,5 +162,44 @@ func write(t *testing.T, path string) {
 	t.Helper()
 	if err := os.WriteFile(path, []byte("x"), 0o600); err != nil {
 		t.Fatal(err)
+	}
+}
+
+// kubelet is spoken to while the CSI socket serves.
+func TestRunRegisters(t *testing.T) {
+	c := testConfig(t)
+	c.RegistrationDir = filepath.Join(c.StateDir, "registry")
+	_, stop := serving(t, c)
+	conn, err := grpc.NewClient("unix://"+filepath.Join(c.RegistrationDir, c.DriverName+"-reg.sock"), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	kubelet := registerapi.NewRegistrationClient(conn)
+	info, err := kubelet.GetInfo(t.Context(), &registerapi.InfoRequest{}, grpc.WaitForReady(true))
+	if err != nil || "unix://"+info.GetEndpoint() != c.Endpoint || info.GetName() != c.DriverName {
+		t.Fatalf("tells kubelet %v (%v)", info, err)
+	}
+	registered := func() bool {
+		report, err := ReadReport(t.Context(), c.StateDir)
+		if err != nil || report.Registration == nil {
+			t.Fatalf("reports %+v (%v)", report, err)
+		}
+		return report.Registration.Registered
+	}
+	if registered() {
+		t.Error("registered before kubelet said so")
+	}
+	if _, err := kubelet.NotifyRegistrationStatus(t.Context(), &registerapi.RegistrationStatus{PluginRegistered: true}); err != nil {
+		t.Fatal(err)
+	}
+	if !registered() {
+		t.Error("not registered though kubelet said so")
+	}
+	if err := stop(); err != nil {
+		t.Error(err)
+	}
+	if names, err := os.ReadDir(c.RegistrationDir); err != nil || len(names) > 0 {
+		t.Errorf("left %v (%v)", names, err)
 	}
 }
