@@ -23,16 +23,16 @@ const (
 
 // Holders names what keeps a device, as "pid 123 (bash)": processes that have a
 // file, a directory or a mapping on its file system, or the device node itself;
-// and, as "the mount at /x" or "pid 123 (bash) with a mount at /x in its own
+// loop devices over a file on it, or over its node; and, as "the mount at /x" or "pid 123 (bash) with a mount at /x in its own
 // mount namespace", where it is mounted.
 //
 // It is for error texts: at most 16 names, found within two seconds or before
-// ctx ends, and only processes that /proc of this PID namespace shows. What the
-// kernel itself holds (a loop device over a file, swap) has no process, and a
-// file of a btrfs is known by its mount, so not once that is gone.
+// ctx ends, only processes that /proc of this PID namespace shows, and only loop
+// devices whose file has a path here. What else the kernel itself holds (swap) has
+// no process, and a file of a btrfs is known by its mount, so not once that is gone.
 func Holders(ctx context.Context, device state.DeviceNumber) []string {
 	return collect(ctx, func(yield func(string) bool) {
-		for name := range openers(device) {
+		for name := range usersOf(device) {
 			if !yield(name) {
 				return
 			}
@@ -74,6 +74,45 @@ func collect(ctx context.Context, names iter.Seq[string]) []string {
 		}
 	}
 	return found
+}
+
+// usersOf yields the processes and the loop devices that use files of the device.
+func usersOf(device state.DeviceNumber) iter.Seq[string] {
+	return func(yield func(string) bool) {
+		for name := range openers(device) {
+			if !yield(name) {
+				return
+			}
+		}
+		for name := range loopsOver(device) {
+			if !yield(name) {
+				return
+			}
+		}
+	}
+}
+
+// loopsOver yields the loop devices whose backing is on the device, or is its
+// node. It opens none of them: that would keep one which is being detached.
+func loopsOver(device state.DeviceNumber) iter.Seq[string] {
+	return func(yield func(string) bool) {
+		files, err := filepath.Glob("/sys/block/loop*/loop/backing_file")
+		if err != nil {
+			return // only a malformed pattern has an error
+		}
+		own := facesIn("/proc/self", device, map[string]faces{})
+		for _, file := range files {
+			backing, err := os.ReadFile(file)
+			if err != nil {
+				continue // it was detached just now
+			}
+			path := strings.TrimSuffix(string(backing), "\n")
+			name := filepath.Base(filepath.Dir(filepath.Dir(file)))
+			if own.match(path) && !yield(fmt.Sprintf("the loop device /dev/%s over %s", name, path)) {
+				return
+			}
+		}
+	}
 }
 
 // openers yields the processes that use files of the device. What cannot be

@@ -52,7 +52,7 @@ func (h *Host) busyUnmount(ctx context.Context, p *place) error {
 func (h *Host) users(ctx context.Context, p *place) []string {
 	users := mountsBelow(p.real)
 	if m, err := h.Look(ctx, p.path); err == nil && len(m.Mounts) > 0 {
-		users = append(users, collect(ctx, openers(m.Mounts[0].Device))...)
+		users = append(users, collect(ctx, usersOf(m.Mounts[0].Device))...)
 	}
 	return users
 }

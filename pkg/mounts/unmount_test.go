@@ -108,6 +108,25 @@ func TestBusyUnmountNamesAMapping(t *testing.T) {
 	}
 }
 
+// A loop device over a file in the volume has no process.
+func TestBusyUnmountNamesALoopDevice(t *testing.T) {
+	for _, fsType := range []string{"ext4", "btrfs"} {
+		t.Run(fsType, func(t *testing.T) {
+			h, root := newHost(t)
+			ctx, path := t.Context(), filepath.Join(root, "stage")
+			d := newDevice(t, root, fsType)
+			must(t, h.MountDevice(ctx, d, path, fsType, state.Flags{}, false))
+			image := filepath.Join(path, "image")
+			must(t, os.WriteFile(image, make([]byte, 1<<20), 0o600))
+			over := attach(t, root, image).Path
+			wantClass(t, h.Unmount(ctx, path), state.Unavailable, "in use by the loop device "+over+" over "+image)
+			if found := Holders(ctx, d.Number); !slices.Contains(found, "the loop device "+over+" over "+image) {
+				t.Errorf("holders %q", found)
+			}
+		})
+	}
+}
+
 // A copy of the stage in a private mount namespace outlives the stage and keeps
 // the device, until the directory is renewed.
 func TestRenewFreesCopiesInOtherNamespaces(t *testing.T) {
