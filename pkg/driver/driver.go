@@ -20,6 +20,7 @@ import (
 	"github.com/csi-node/csi-node/pkg/controllerserver"
 	"github.com/csi-node/csi-node/pkg/devices/loop"
 	"github.com/csi-node/csi-node/pkg/devices/pool"
+	"github.com/csi-node/csi-node/pkg/ephemeral"
 	"github.com/csi-node/csi-node/pkg/filesystem"
 	"github.com/csi-node/csi-node/pkg/mounts"
 	"github.com/csi-node/csi-node/pkg/nodeserver"
@@ -99,6 +100,8 @@ type plugin struct {
 	mounts     *mounts.Host
 	pods       *pods.Directory
 	reconciler *reconciler.Reconciler
+	ephemeral  *ephemeral.Volumes
+	controller *controllerserver.Server
 	metrics    *metrics
 	looking    chan struct{}           // holds a token while orphans are looked for
 	registrar  *registration.Registrar // nil when somebody else registers the plugin
@@ -181,6 +184,24 @@ func (p *plugin) openVolumes(ctx context.Context) (err error) {
 		Metrics:    p.metrics,
 		DetectOnly: p.DetectOnly,
 		Resync:     resync,
+	})
+	p.controller = controllerserver.New(controllerserver.Config{
+		NodeID:      topologyValue(p.NodeID),
+		TopologyKey: topologyKey(p.DriverName),
+		Filesystems: p.filesystem,
+		Pool:        p.pool,
+		Deleter:     p.devices,
+		Intents:     p.store,
+	})
+	p.ephemeral = ephemeral.New(ephemeral.Config{
+		StagingDir:  filepath.Join(p.KubeletDir, "plugins", p.DriverName, "ephemeral"),
+		Reconciler:  p.reconciler,
+		Records:     p.store,
+		Pool:        p.pool,
+		Maker:       p.controller,
+		Deleter:     p.devices,
+		Directories: p.mounts,
+		Pods:        p.pods,
 	})
 	p.metrics.watch(p.reconciler)
 	p.metrics.watchPool(func() (pool.Capacity, error) { return p.pool.Capacity(context.WithoutCancel(ctx)) })
@@ -267,8 +288,12 @@ func (p *plugin) serve(ctx context.Context) error {
 	go func() { defer close(settled); p.reconciler.Run(working) }()
 	group.Go(func() { failed <- server.Serve(listener) })
 	group.Go(func() { failed <- watcher.Run(working, p.reconciler.Changed) })
-	adopted := make(chan struct{}) // or hung on a device, and left
-	go func() { defer close(adopted); p.adoptOrphans(working) }()
+	swept := make(chan struct{}) // or hung on a device, and left
+	go func() {
+		defer close(swept)
+		p.adoptOrphans(working)
+		p.ephemeral.Run(working)
+	}()
 	for _, w := range web {
 		group.Go(func() { failed <- w.serve() })
 	}
@@ -288,7 +313,7 @@ func (p *plugin) serve(ctx context.Context) error {
 	}
 	group.Wait()
 	limit := time.After(stopTimeout)
-	for _, ended := range []<-chan struct{}{settled, adopted} {
+	for _, ended := range []<-chan struct{}{settled, swept} {
 		select {
 		case <-ended:
 		case <-limit:
@@ -307,14 +332,6 @@ func stopServer(server *grpc.Server) {
 }
 
 func (p *plugin) grpcServer() *grpc.Server {
-	controller := controllerserver.New(controllerserver.Config{
-		NodeID:      topologyValue(p.NodeID),
-		TopologyKey: topologyKey(p.DriverName),
-		Filesystems: p.filesystem,
-		Pool:        p.pool,
-		Deleter:     p.devices,
-		Intents:     p.store,
-	})
 	node := nodeserver.New(nodeserver.Config{
 		NodeID:           p.NodeID,
 		TopologyKey:      topologyKey(p.DriverName),
@@ -325,9 +342,10 @@ func (p *plugin) grpcServer() *grpc.Server {
 		Reconciler:       p.reconciler,
 		Records:          p.store,
 		Paths:            p.mounts,
+		Ephemeral:        p.ephemeral,
 		StorageHealth:    p.storageHealth,
 	})
-	return newServer(p.metrics, &identity{name: p.DriverName, version: p.Version, checks: p.checks()}, controller, node)
+	return newServer(p.metrics, &identity{name: p.DriverName, version: p.Version, checks: p.checks()}, p.controller, node)
 }
 
 // newServer returns a server of the services behind the interceptors.

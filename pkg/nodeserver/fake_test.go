@@ -40,6 +40,9 @@ type fakeNode struct {
 	err      error        // of Ensure, once the edit was made
 	blind    error        // of Observe
 
+	ephemerals []string // published and unpublished, as "publish id pod attributes target"
+	lingers    error    // of Unpublish
+
 	asked   []state.Part // by Ensure
 	looks   atomic.Int64 // of Observe
 	adopted int          // calls of Adopt
@@ -175,6 +178,7 @@ func newServer() (*Server, *fakeNode) {
 		Paths: fakePaths{f, func(context.Context, string) (state.Usage, error) {
 			return state.Usage{Bytes: state.Amount{Total: 10, Used: 7, Available: 2}, Inodes: state.Amount{Total: 6, Used: 1, Available: 5}}, nil
 		}},
+		Ephemeral:     f,
 		StorageHealth: func(context.Context) error { return nil },
 	}), f
 }
@@ -254,4 +258,14 @@ func (f *fakeNode) wantAsked(t *testing.T, parts ...state.Part) {
 	if !slices.Equal(f.asked, parts) {
 		t.Errorf("asked for %v, not %v", f.asked, parts)
 	}
+}
+
+func (f *fakeNode) Publish(_ context.Context, id, podUID string, attributes map[string]string, target *state.Target) error {
+	f.ephemerals = append(f.ephemerals, fmt.Sprintf("publish %s %s size=%s %s", id, podUID, attributes["size"], target.Path))
+	return f.err
+}
+
+func (f *fakeNode) Unpublish(_ context.Context, id, target string) error {
+	f.ephemerals = append(f.ephemerals, "unpublish "+id+" "+target)
+	return f.lingers
 }

@@ -2,8 +2,10 @@ package nodeserver
 
 import (
 	"encoding/json"
+	"errors"
 	"maps"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -262,5 +264,33 @@ func TestPublishDoesNotAdoptWhatIsRecorded(t *testing.T) {
 	check(t, publish(t, s), state.Aborted, "being unstaged")
 	if f.adopted > 0 {
 		t.Errorf("adopted %d times", f.adopted)
+	}
+}
+
+func TestEphemeral(t *testing.T) {
+	volume := map[string]string{ephemeralKey: "true", podUIDKey: "uid", "size": "1Gi"}
+	inline := func(r *csi.NodePublishVolumeRequest) { r.VolumeContext, r.StagingTargetPath = volume, "" }
+	s, f := emptyServer()
+	if err := publish(t, s, inline); err != nil {
+		t.Fatal(err)
+	}
+	_, err := s.NodeUnpublishVolume(t.Context(), &csi.NodeUnpublishVolumeRequest{VolumeId: id, TargetPath: target})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := []string{"publish " + id + " uid size=1Gi " + target, "unpublish " + id + " " + target}; !slices.Equal(f.ephemerals, want) {
+		t.Errorf("asked %q, want %q", f.ephemerals, want)
+	}
+	f.lingers = state.Errorf(state.Unavailable, "it lingers")
+	_, err = s.NodeUnpublishVolume(t.Context(), &csi.NodeUnpublishVolumeRequest{VolumeId: id, TargetPath: target})
+	if !errors.Is(err, f.lingers) {
+		t.Errorf("unpublish: %v", err)
+	}
+
+	s, f = emptyServer()
+	refused(t, f, stage(t, s, func(r *csi.NodeStageVolumeRequest) { r.VolumeContext = volume }), state.InvalidArgument, "without being staged")
+	refused(t, f, publish(t, s, func(r *csi.NodePublishVolumeRequest) { inline(r); r.VolumeCapability = block(writer) }), state.InvalidArgument, "has a file system")
+	if len(f.ephemerals) > 0 {
+		t.Errorf("asked %q", f.ephemerals)
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -16,6 +17,9 @@ func (s *Server) NodePublishVolume(ctx context.Context, req *csi.NodePublishVolu
 	target, err := s.target(req)
 	if err != nil {
 		return nil, err
+	}
+	if target.Context[ephemeralKey] == "true" {
+		return s.publishEphemeral(ctx, req, target)
 	}
 	staging := req.GetStagingTargetPath()
 	if staging == "" {
@@ -40,6 +44,23 @@ func (s *Server) NodePublishVolume(ctx context.Context, req *csi.NodePublishVolu
 		}
 	}
 	if err != nil {
+		return nil, err
+	}
+	return &csi.NodePublishVolumeResponse{}, nil
+}
+
+// publishEphemeral asks for a volume that lives as long as this publish.
+func (s *Server) publishEphemeral(ctx context.Context, req *csi.NodePublishVolumeRequest, target *state.Target) (*csi.NodePublishVolumeResponse, error) {
+	if target.Capability.Access != state.MountAccess {
+		return nil, state.Errorf(state.InvalidArgument, "volume %s: an inline ephemeral volume has a file system", req.GetVolumeId())
+	}
+	if c := target.Capability; c.FSType != "" {
+		if err := s.flags(c); err != nil {
+			return nil, fmt.Errorf("volume %s: %w", req.GetVolumeId(), err)
+		}
+	}
+	context := req.GetVolumeContext()
+	if err := s.Ephemeral.Publish(ctx, req.GetVolumeId(), context[podUIDKey], context, target); err != nil {
 		return nil, err
 	}
 	return &csi.NodePublishVolumeResponse{}, nil
@@ -72,7 +93,8 @@ func (s *Server) adopt(ctx context.Context, id, staging string, c state.Capabili
 	return cmp.Or(err, notStaged)
 }
 
-// NodeUnpublishVolume asks that the volume is not at the target path.
+// NodeUnpublishVolume asks that the volume is not at the target path. An inline
+// ephemeral volume ends with that.
 func (s *Server) NodeUnpublishVolume(ctx context.Context, req *csi.NodeUnpublishVolumeRequest) (*csi.NodeUnpublishVolumeResponse, error) {
 	if err := s.volumeID(req.GetVolumeId()); err != nil {
 		return nil, err
@@ -83,6 +105,9 @@ func (s *Server) NodeUnpublishVolume(ctx context.Context, req *csi.NodeUnpublish
 	err := s.Reconciler.Ensure(ctx, req.GetVolumeId(), state.TargetPart(req.GetTargetPath()), func(v *state.Volume) error {
 		return v.AskUnpublish(req.GetTargetPath(), time.Now())
 	})
+	if err == nil {
+		err = s.Ephemeral.Unpublish(ctx, req.GetVolumeId(), req.GetTargetPath())
+	}
 	if err != nil {
 		return nil, err
 	}

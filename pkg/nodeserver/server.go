@@ -45,6 +45,15 @@ type Filesystems interface {
 	Default(bytes int64) string
 }
 
+// Ephemeral serves volumes that live as long as a publish; *ephemeral.Volumes does.
+type Ephemeral interface {
+	// Publish makes, stages and publishes the volume.
+	Publish(ctx context.Context, id, podUID string, attributes map[string]string, target *state.Target) error
+	// Unpublish unstages and deletes the volume if its publish was at target,
+	// which has ended. Of other volumes it knows nothing.
+	Unpublish(ctx context.Context, id, target string) error
+}
+
 // Config is what a Server is made of.
 type Config struct {
 	NodeID string
@@ -58,6 +67,7 @@ type Config struct {
 	Records     Records
 	Filesystems Filesystems
 	Paths       Paths
+	Ephemeral   Ephemeral
 	// StorageHealth tells what is wrong with the place that volumes are kept
 	// in; ResourceExhausted means that it is full.
 	StorageHealth func(ctx context.Context) error

@@ -17,6 +17,9 @@ func (s *Server) NodeStageVolume(ctx context.Context, req *csi.NodeStageVolumeRe
 	if err != nil {
 		return nil, err
 	}
+	if joined[ephemeralKey] == "true" {
+		return nil, state.Errorf(state.InvalidArgument, "volume %s: an inline ephemeral volume is published without being staged", req.GetVolumeId())
+	}
 	if err := s.settleFSType(ctx, req.GetVolumeId(), &capability); err != nil {
 		return nil, err
 	}

@@ -17,6 +17,7 @@ import (
 // Keys of the volume context that kubelet adds.
 const (
 	ephemeralKey = "csi.storage.k8s.io/ephemeral"
+	podUIDKey    = "csi.storage.k8s.io/pod.uid"
 	tokensKey    = "csi.storage.k8s.io/serviceAccount.tokens" // secret
 )
 
@@ -152,9 +153,7 @@ func (s *Server) flags(c state.Capability) error {
 // volumeContext joins the contexts of a request, without what is secret.
 func volumeContext(volume, publish map[string]string) (map[string]string, error) {
 	switch volume[ephemeralKey] {
-	case "", "false":
-	case "true":
-		return nil, state.Errorf(state.InvalidArgument, "inline ephemeral volumes are not served by this driver")
+	case "", "false", "true":
 	default:
 		return nil, state.Errorf(state.InvalidArgument, "volume_context: %s is %q, neither true nor false", ephemeralKey, volume[ephemeralKey])
 	}

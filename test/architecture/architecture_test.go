@@ -31,7 +31,8 @@ var below = map[string][]string{
 	"pkg/registration":             {},
 	"pkg/nodeserver":               {"pkg/reconciler", "pkg/state"},
 	"pkg/controllerserver":         {"pkg/devices/pool", "pkg/state"},
-	"pkg/driver": {"pkg/controllerserver", "pkg/devices/loop", "pkg/devices/pool", "pkg/filesystem",
+	"pkg/ephemeral":                {"pkg/devices/pool", "pkg/state"},
+	"pkg/driver": {"pkg/controllerserver", "pkg/devices/loop", "pkg/devices/pool", "pkg/ephemeral", "pkg/filesystem",
 		"pkg/mounts", "pkg/nodeserver", "pkg/pods", "pkg/reconciler", "pkg/registration", "pkg/state"},
 	"cmd/csi-node": {"pkg/client", "pkg/driver"},
 }

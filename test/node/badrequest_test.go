@@ -1,6 +1,7 @@
 package node
 
 import (
+	"fmt"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -187,9 +188,18 @@ func badPublishes(v *volume) (rows []badRequest) {
 	add("no staging_target_path", precondition, func(r *csi.NodePublishVolumeRequest) { r.StagingTargetPath = "" })
 	add("nothing staged", precondition, func(*csi.NodePublishVolumeRequest) {})
 	add("an unknown volume", []codes.Code{codes.FailedPrecondition, codes.NotFound}, func(r *csi.NodePublishVolumeRequest) { r.VolumeId = "unknown" })
-	for _, value := range []string{"true", "perhaps"} {
-		add("ephemeral: "+value, invalid, func(r *csi.NodePublishVolumeRequest) {
-			r.VolumeContext = map[string]string{"csi.storage.k8s.io/ephemeral": value}
+	inline := func(r *csi.NodePublishVolumeRequest, value string, attributes ...string) {
+		r.VolumeContext = map[string]string{"csi.storage.k8s.io/ephemeral": value}
+		for i := 0; i < len(attributes); i += 2 {
+			r.VolumeContext[attributes[i]] = attributes[i+1]
+		}
+	}
+	add("ephemeral: perhaps", invalid, func(r *csi.NodePublishVolumeRequest) { inline(r, "perhaps") })
+	add("ephemeral, with the id of a volume", []codes.Code{codes.AlreadyExists}, func(r *csi.NodePublishVolumeRequest) { inline(r, "true") })
+	for _, attribute := range [][]string{{"size", "much"}, {"size", "-1"}, {"size", "0"}, {"size", "1e30"}, {"overcommit", "2", "provisioning", "thin"}, {"provisioning", "fat"}, {"colour", "red"}} {
+		add(fmt.Sprintf("ephemeral, with %q", attribute), invalid, func(r *csi.NodePublishVolumeRequest) {
+			r.VolumeId, r.StagingTargetPath = "csi-inline", ""
+			inline(r, "true", attribute...)
 		})
 	}
 	return rows

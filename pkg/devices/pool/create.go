@@ -15,8 +15,8 @@ import (
 )
 
 // Create makes a volume of v's ID (ID(v.Name) when it is empty), Name, Bytes
-// (rounded up to BlockSize), Provisioning, OvercommitPercent, FSType and
-// SectorBytes, and returns it. It is on the disk then. If there is such a
+// (rounded up to BlockSize), Provisioning, OvercommitPercent, FSType,
+// SectorBytes and Ephemeral, and returns it. It is on the disk then. If there is such a
 // volume already, that one is returned.
 //
 // AlreadyExists, with the volume that is there: it was asked for otherwise, or

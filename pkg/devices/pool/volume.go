@@ -48,10 +48,19 @@ type Volume struct {
 	// NoOvercommit to MaxOvercommit; 0 stands for NoOvercommit.
 	OvercommitPercent int64 `json:"overcommitPercent"`
 
+	// Ephemeral, when set, says whose inline ephemeral volume this is.
+	Ephemeral *Owner `json:"ephemeral"`
+
 	// Formatting is the mark: a format was begun, and its end is not known.
 	Formatting bool `json:"formatting"`
 	// Formatted is the file system type of the last format that completed.
 	Formatted string `json:"formatted"`
+}
+
+// Owner is the one publish that an inline ephemeral volume lives for.
+type Owner struct {
+	PodUID string `json:"podUID"`
+	Target string `json:"target"` // target path
 }
 
 // The bounds of Volume.OvercommitPercent.
@@ -224,7 +233,8 @@ func encode(v Volume, before []byte) ([]byte, error) {
 // sameRequest reports whether two volumes were asked for alike.
 func sameRequest(a, b Volume) bool {
 	return a.Name == b.Name && a.Bytes == b.Bytes && a.Provisioning == b.Provisioning &&
-		a.OvercommitPercent == b.OvercommitPercent && a.FSType == b.FSType && a.SectorBytes == b.SectorBytes
+		a.OvercommitPercent == b.OvercommitPercent && a.FSType == b.FSType && a.SectorBytes == b.SectorBytes &&
+		(a.Ephemeral == nil) == (b.Ephemeral == nil) && (a.Ephemeral == nil || *a.Ephemeral == *b.Ephemeral)
 }
 
 // roundUp returns the size of a volume that has at least so many bytes.

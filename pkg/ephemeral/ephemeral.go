@@ -1,0 +1,268 @@
+// Package ephemeral gives a pod a volume of its own that lives as long as its
+// publish: an inline ephemeral volume is created, staged and published by one
+// call, and unpublished, unstaged and deleted by another.
+//
+// The pool keeps with the data whose it is (pool.Owner). So an unpublish deletes
+// the right file and no other, also after a reboot or the loss of the store, and
+// volumes of pods that are gone are found and deleted though nobody asks.
+package ephemeral
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"sync/atomic"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"github.com/csi-node/csi-node/pkg/devices/pool"
+	"github.com/csi-node/csi-node/pkg/state"
+)
+
+// Reconciler makes intents true; *reconciler.Reconciler is one.
+type Reconciler interface {
+	Ensure(ctx context.Context, id string, part state.Part, edit func(*state.Volume) error) error
+}
+
+// Pool keeps the volumes; *pool.Pool is one.
+type Pool interface {
+	Get(ctx context.Context, id string) (pool.Volume, error)
+	IDs(ctx context.Context) ([]string, error)
+}
+
+// Maker makes the volume that a pod's attributes ask for; *controllerserver.Server is one.
+type Maker interface {
+	// MakeEphemeral returns the volume that is there if it is as asked.
+	MakeEphemeral(ctx context.Context, id string, attributes map[string]string, fsType string, owner pool.Owner) (pool.Volume, error)
+}
+
+// Deleter deletes a volume that nothing is attached to; *loop.Backend is one.
+type Deleter interface {
+	Delete(ctx context.Context, volume string) error
+}
+
+// Directories removes an empty directory; *mounts.Host does.
+type Directories interface {
+	Remove(ctx context.Context, path string) error
+}
+
+// Pods tells whether the pod of a target path is known to be gone; *pods.Directory does.
+type Pods interface {
+	Gone(target string) bool
+}
+
+// Records reads the desired state; *state.Store is one.
+type Records interface {
+	Get(id string) *state.Volume
+}
+
+// Config is what Volumes is made of.
+type Config struct {
+	StagingDir  string // below kubelet's directory; holds a directory for each volume
+	Reconciler  Reconciler
+	Records     Records
+	Pool        Pool
+	Maker       Maker
+	Deleter     Deleter
+	Directories Directories
+	Pods        Pods
+}
+
+// Volumes serves inline ephemeral volumes. Its methods may be called
+// concurrently, but for Run.
+type Volumes struct {
+	Config
+	look    chan struct{}        // holds a token when Run shall look
+	looking atomic.Bool          // Run will look again by itself
+	gone    map[string]time.Time // by volume: since when its pod is seen to be gone; Run's alone
+}
+
+// New returns Volumes.
+func New(cfg Config) *Volumes {
+	return &Volumes{Config: cfg, look: make(chan struct{}, 1), gone: map[string]time.Time{}}
+}
+
+func (v *Volumes) staging(id string) string { return filepath.Join(v.StagingDir, id) }
+
+// Publish makes the volume, stages it and publishes it at target.Path.
+//
+// The errors are those of Maker and Reconciler. After a final one nothing is
+// left, unless the volume was published before; when that cannot be had yet, the
+// error is Unavailable.
+func (v *Volumes) Publish(ctx context.Context, id, podUID string, attributes map[string]string, target *state.Target) error {
+	made, err := v.Maker.MakeEphemeral(ctx, id, attributes, target.Capability.FSType, pool.Owner{PodUID: podUID, Target: target.Path})
+	if err != nil {
+		return err
+	}
+	v.Look()
+	target.Capability.FSType = made.FSType
+	err = v.Reconciler.Ensure(ctx, id, state.StagePart(), func(record *state.Volume) error {
+		return record.AskStage(&state.Stage{Path: v.staging(id), Capability: target.Capability}, time.Now())
+	})
+	if err == nil {
+		err = v.Reconciler.Ensure(ctx, id, state.TargetPart(target.Path), func(record *state.Volume) error {
+			ask := *target
+			return record.AskPublish(&ask, v.staging(id), time.Now())
+		})
+	}
+	if err == nil || !state.ClassOf(err).Final() || v.published(id) {
+		return err
+	}
+	if undo := v.end(ctx, id); undo != nil {
+		return state.Errorf(state.Unavailable, "%v; and taking back what was begun fails: %v", err, undo)
+	}
+	return err
+}
+
+// published reports whether a target of the volume is asked for.
+func (v *Volumes) published(id string) bool {
+	record := v.Records.Get(id)
+	if record == nil {
+		return false
+	}
+	for _, t := range record.Targets {
+		if !t.Gone {
+			return true
+		}
+	}
+	return false
+}
+
+// Unpublish ends the volume whose publish at target has ended, with its data. It
+// does nothing to volumes of other kinds, and to a volume of another target.
+func (v *Volumes) Unpublish(ctx context.Context, id, target string) error {
+	have, err := v.Pool.Get(ctx, id)
+	switch class := state.ClassOf(err); {
+	case class == state.NotFound, class == state.InvalidArgument:
+		return nil
+	case class == state.Internal: // its facts are damaged, and nobody's pod shall wait for that
+		klog.FromContext(ctx).Error(err, "A volume was unpublished that may be an ephemeral one; delete it by hand then", "volume", id)
+		return nil
+	case err != nil:
+		return err
+	case have.Ephemeral == nil || have.Ephemeral.Target != target:
+		return nil
+	}
+	return v.end(ctx, id)
+}
+
+// end unstages and deletes an ephemeral volume.
+func (v *Volumes) end(ctx context.Context, id string) error {
+	err := v.Reconciler.Ensure(ctx, id, state.StagePart(), func(record *state.Volume) error {
+		return record.AskUnstage(v.staging(id), time.Now())
+	})
+	if err == nil {
+		err = v.Deleter.Delete(ctx, id)
+	}
+	if err == nil {
+		err = v.Directories.Remove(ctx, v.staging(id))
+	}
+	return err
+}
+
+const (
+	// grace lies between the two looks that must both find a pod gone.
+	grace = time.Minute
+	// again is when pods are looked for though nothing was noticed.
+	again = 10 * time.Minute
+	// endTime bounds the attempt to end one volume; the work goes on behind it.
+	endTime = time.Minute
+)
+
+// Look lets Run look for pods that are gone, from now on. It does not block.
+func (v *Volumes) Look() {
+	if v.looking.Load() {
+		return
+	}
+	select {
+	case v.look <- struct{}{}:
+	default:
+	}
+}
+
+// Run ends the volumes whose pods are gone, until ctx ends. While there is no
+// ephemeral volume it does nothing but wait for Look.
+func (v *Volumes) Run(ctx context.Context) {
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-v.look:
+		case <-timer.C:
+		}
+		v.looking.Store(false) // who comes during the sweep may be missed by it
+		wait, err := v.sweep(ctx)
+		if err != nil && ctx.Err() == nil {
+			klog.FromContext(ctx).Error(err, "Ephemeral volumes of pods that are gone are not known")
+			wait = again
+		}
+		timer.Stop()
+		if wait > 0 {
+			timer.Reset(wait)
+			v.looking.Store(true)
+		}
+	}
+}
+
+// sweep looks at the pod of each ephemeral volume, and returns when to look
+// again; 0: when there are new ones.
+func (v *Volumes) sweep(ctx context.Context) (wait time.Duration, err error) {
+	ids, err := v.Pool.IDs(ctx)
+	if err != nil {
+		return 0, err
+	}
+	still := map[string]time.Time{}
+	for _, id := range ids {
+		have, err := v.Pool.Get(ctx, id)
+		if err != nil || have.Ephemeral == nil {
+			continue // deleted meanwhile, or damaged, as others will say
+		}
+		if wait == 0 {
+			wait = again
+		}
+		if !v.Pods.Gone(have.Ephemeral.Target) {
+			continue
+		}
+		since, before := v.gone[id]
+		if !before {
+			since = time.Now()
+		}
+		still[id] = since
+		left := grace - time.Since(since)
+		if left <= 0 {
+			if err := v.bury(ctx, id, have.Ephemeral.Target); err == nil {
+				delete(still, id)
+				continue
+			}
+			left = grace
+		}
+		wait = min(wait, left)
+	}
+	v.gone = still
+	return wait, ctx.Err()
+}
+
+// bury ends the volume of a pod that is gone.
+func (v *Volumes) bury(ctx context.Context, id, target string) error {
+	ctx, cancel := context.WithTimeout(ctx, endTime)
+	defer cancel()
+	err := v.Reconciler.Ensure(ctx, id, state.TargetPart(target), func(record *state.Volume) error {
+		return record.AskUnpublish(target, time.Now())
+	})
+	if err == nil {
+		err = v.end(ctx, id)
+	}
+	logger := klog.FromContext(ctx).WithValues("volume", id, "target", target)
+	if err != nil {
+		if !errors.Is(err, context.Canceled) {
+			logger.Error(err, "Cannot delete the ephemeral volume of a pod that is gone; it is tried again")
+		}
+		return fmt.Errorf("volume %s: %w", id, err)
+	}
+	logger.Info("Deleted the ephemeral volume of a pod that is gone")
+	return nil
+}

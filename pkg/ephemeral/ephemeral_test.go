@@ -1,0 +1,333 @@
+package ephemeral
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/csi-node/csi-node/pkg/devices/pool"
+	"github.com/csi-node/csi-node/pkg/state"
+)
+
+// fakeNode makes every intent true at once, unless err says otherwise of the part.
+type fakeNode struct {
+	mu      sync.Mutex
+	volumes map[string]pool.Volume
+	records map[string]*state.Volume
+	err     map[state.Part]error
+	dead    map[string]bool // by target
+	damaged bool
+	away    error
+	sweeps  int
+	did     []string
+}
+
+func newFakeNode() *fakeNode {
+	return &fakeNode{volumes: map[string]pool.Volume{}, records: map[string]*state.Volume{}, err: map[state.Part]error{}, dead: map[string]bool{}}
+}
+
+func (f *fakeNode) note(what string) { f.did = append(f.did, what) }
+
+func (f *fakeNode) Ensure(_ context.Context, id string, part state.Part, edit func(*state.Volume) error) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	v := &state.Volume{ID: id}
+	if have := f.records[id]; have != nil {
+		v = have.Clone()
+	}
+	if err := edit(v); err != nil {
+		if errors.Is(err, state.ErrNothingThere) {
+			return nil
+		}
+		return err
+	}
+	intent := v.Intent(part)
+	if err := f.err[part]; err != nil && !intent.Gone {
+		return err // withdrawn
+	} else if err != nil {
+		f.records[id] = v
+		return err
+	}
+	if intent.Gone {
+		f.note("end " + string(part.Kind))
+		v.Drop(part)
+	} else {
+		f.note(string(part.Kind))
+		v.Accept(part)
+	}
+	f.records[id] = v
+	if v.Empty() {
+		delete(f.records, id)
+	}
+	return nil
+}
+
+func (f *fakeNode) MakeEphemeral(_ context.Context, id string, attributes map[string]string, fsType string, owner pool.Owner) (pool.Volume, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if attributes["size"] == "bad" {
+		return pool.Volume{}, state.Errorf(state.InvalidArgument, "size")
+	}
+	if fsType == "" {
+		fsType = "ext4"
+	}
+	f.note("make")
+	f.volumes[id] = pool.Volume{ID: id, FSType: fsType, Ephemeral: &owner}
+	return f.volumes[id], nil
+}
+
+type fakePool struct{ *fakeNode }
+
+func (f fakePool) Get(_ context.Context, id string) (pool.Volume, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	v, ok := f.volumes[id]
+	switch {
+	case f.away != nil:
+		return v, f.away
+	case !ok:
+		return v, state.Errorf(state.NotFound, "no volume")
+	case f.damaged:
+		return pool.Volume{}, state.Errorf(state.Internal, "damaged")
+	}
+	return v, nil
+}
+
+func (f fakePool) IDs(context.Context) ([]string, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.sweeps++
+	return slices.Sorted(maps.Keys(f.volumes)), f.away
+}
+
+func (f *fakeNode) Delete(_ context.Context, id string) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.note("delete")
+	delete(f.volumes, id)
+	return nil
+}
+
+func (f *fakeNode) Remove(context.Context, string) error { return nil }
+
+func (f *fakeNode) Gone(target string) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.dead[target]
+}
+
+func (f *fakeNode) Get(id string) *state.Volume {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if v := f.records[id]; v != nil {
+		return v.Clone()
+	}
+	return nil
+}
+
+const path = "/kubelet/pods/1/volumes/x/mount"
+
+func newVolumes(f *fakeNode) *Volumes {
+	return New(Config{StagingDir: "/kubelet/plugins/driver/ephemeral", Reconciler: f, Records: f, Pool: fakePool{f}, Maker: f, Deleter: f, Directories: f, Pods: f})
+}
+
+func publish(v *Volumes, attributes map[string]string) error {
+	return v.Publish(context.Background(), "csi-1", "1", attributes, &state.Target{Path: path, Capability: state.Capability{Access: state.MountAccess, Mode: "SINGLE_NODE_WRITER"}})
+}
+
+func (f *fakeNode) wantDone(t *testing.T, want string) {
+	t.Helper()
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if got := strings.Join(f.did, ", "); got != want {
+		t.Errorf("did %q, want %q", got, want)
+	}
+	f.did = nil
+}
+
+func TestLife(t *testing.T) {
+	f := newFakeNode()
+	v := newVolumes(f)
+	if err := publish(v, nil); err != nil {
+		t.Fatal(err)
+	}
+	f.wantDone(t, "make, stage, target")
+	record := f.Get("csi-1")
+	if record.Stage.Path != "/kubelet/plugins/driver/ephemeral/csi-1" || record.Stage.Capability.FSType != "ext4" || record.Targets[path] == nil {
+		t.Errorf("the record is %+v", record)
+	}
+	if owner := f.volumes["csi-1"].Ephemeral; owner == nil || *owner != (pool.Owner{PodUID: "1", Target: path}) {
+		t.Errorf("the owner is %+v", owner)
+	}
+	if err := v.Unpublish(t.Context(), "csi-1", "/another/target"); err != nil {
+		t.Fatal(err)
+	}
+	f.wantDone(t, "")
+	if err := f.Ensure(t.Context(), "csi-1", state.TargetPart(path), func(v *state.Volume) error { return v.AskUnpublish(path, time.Now()) }); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		if err := v.Unpublish(t.Context(), "csi-1", path); err != nil {
+			t.Fatal(err)
+		}
+	}
+	f.wantDone(t, "end target, end stage, delete")
+	if len(f.records) > 0 || len(f.volumes) > 0 {
+		t.Errorf("left: %v, %v", f.records, f.volumes)
+	}
+}
+
+// What cannot be had leaves nothing; what was had before stays.
+func TestRefusal(t *testing.T) {
+	final, other := state.Errorf(state.FailedPrecondition, "in the way"), errors.New("a hiccup")
+	for _, part := range []state.Part{state.StagePart(), state.TargetPart(path)} {
+		f := newFakeNode()
+		v := newVolumes(f)
+		f.err[part] = other
+		if err := publish(v, nil); !errors.Is(err, other) || len(f.volumes) != 1 {
+			t.Errorf("%s: %v, volumes %v", part, err, f.volumes)
+		}
+		f.err[part] = final
+		if part != state.StagePart() { // whose undo is its own failure
+			continue
+		}
+		err := publish(v, nil)
+		if state.ClassOf(err) != state.Unavailable || !strings.Contains(err.Error(), "taking back") {
+			t.Errorf("%s: %v, while the undo fails", part, err)
+		}
+	}
+	f := newFakeNode()
+	v := newVolumes(f)
+	if err := publish(v, map[string]string{"size": "bad"}); state.ClassOf(err) != state.InvalidArgument {
+		t.Errorf("bad attributes: %v", err)
+	}
+	f.wantDone(t, "")
+	if err := publish(v, nil); err != nil {
+		t.Fatal(err)
+	}
+	f.err[state.StagePart()] = final
+	if err := publish(v, nil); !errors.Is(err, final) || len(f.volumes) != 1 || !v.published("csi-1") {
+		t.Errorf("a refused repeat: %v, volumes %v", err, f.volumes)
+	}
+}
+
+// failingOnce refuses a target for good, and lets it go.
+type failingOnce struct{ *fakeNode }
+
+func (f failingOnce) Ensure(ctx context.Context, id string, part state.Part, edit func(*state.Volume) error) error {
+	v := &state.Volume{ID: id}
+	if have := f.Get(id); have != nil {
+		v = have
+	}
+	if err := edit(v); err == nil && part.Kind == state.TargetKind && !v.Intent(part).Gone {
+		return state.Errorf(state.FailedPrecondition, "a file is in the way")
+	}
+	return f.fakeNode.Ensure(ctx, id, part, edit)
+}
+
+func TestRefusedTargetLeavesNothing(t *testing.T) {
+	f := newFakeNode()
+	v := newVolumes(f)
+	v.Reconciler = failingOnce{f}
+	if err := publish(v, nil); state.ClassOf(err) != state.FailedPrecondition {
+		t.Errorf("%v", err)
+	}
+	f.wantDone(t, "make, stage, end stage, delete")
+	if len(f.records) > 0 || len(f.volumes) > 0 {
+		t.Errorf("left: %v, %v", f.records, f.volumes)
+	}
+}
+
+// Other volumes are none of its business, damaged ones keep no pod from ending.
+func TestUnpublishOfOthers(t *testing.T) {
+	f := newFakeNode()
+	v := newVolumes(f)
+	f.volumes["pvc-1"] = pool.Volume{ID: "pvc-1"}
+	for _, id := range []string{"pvc-1", "stranger"} {
+		if err := v.Unpublish(t.Context(), id, path); err != nil {
+			t.Errorf("%s: %v", id, err)
+		}
+	}
+	f.damaged = true
+	if err := v.Unpublish(t.Context(), "pvc-1", path); err != nil {
+		t.Errorf("damaged: %v", err)
+	}
+	f.away = errors.New("the pool is away")
+	if err := v.Unpublish(t.Context(), "pvc-1", path); !errors.Is(err, f.away) {
+		t.Errorf("%v, while the pool is away", err)
+	}
+	f.wantDone(t, "")
+}
+
+func TestSweep(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFakeNode()
+		v := newVolumes(f)
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan struct{})
+		go func() { defer close(done); v.Run(ctx) }()
+		sleep := func(d time.Duration) { time.Sleep(d); synctest.Wait() }
+		with := func(change func()) {
+			f.mu.Lock()
+			defer f.mu.Unlock()
+			change()
+		}
+		looked := func() (n int) {
+			with(func() { n, f.sweeps = f.sweeps, 0 })
+			return n
+		}
+		sleep(24 * time.Hour)
+		if n := looked(); n != 1 {
+			t.Errorf("looked %d times without a volume", n)
+		}
+		with(func() { f.volumes["pvc-1"] = pool.Volume{ID: "pvc-1"} })
+		for range 3 {
+			if err := publish(v, nil); err != nil {
+				t.Fatal(err)
+			}
+		}
+		sleep(time.Hour)
+		if n := looked(); n > 2+6 {
+			t.Errorf("looked %d times in an hour", n)
+		}
+		f.wantDone(t, "make, stage, target, make, stage, target, make, stage, target")
+		with(func() { f.dead[path] = true })
+		sleep(again + time.Second)
+		f.wantDone(t, "") // seen once
+		with(func() { f.dead[path] = false })
+		sleep(grace)
+		with(func() { f.dead[path] = true })
+		sleep(again - time.Second)
+		f.wantDone(t, "") // it was back meanwhile
+		with(func() { f.err[state.StagePart()] = errors.New("held") })
+		sleep(grace + 2*time.Second)
+		f.wantDone(t, "end target")
+		with(func() { clear(f.err) })
+		sleep(grace)
+		f.wantDone(t, "end target, end stage, delete")
+		with(func() {
+			if len(f.volumes) != 1 {
+				t.Errorf("volumes %v", f.volumes)
+			}
+		})
+		looked()
+		sleep(24 * time.Hour)
+		if n := looked(); n > 1 {
+			t.Errorf("looked %d times after the last one", n)
+		}
+		with(func() { f.away = errors.New("the pool is away") })
+		v.Look()
+		sleep(time.Hour)
+		if n := looked(); n < 6 {
+			t.Errorf("looked %d times while the pool was away", n)
+		}
+		cancel()
+		<-done
+	})
+}
