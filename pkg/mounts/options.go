@@ -62,6 +62,7 @@ func blames(err error) bool { return slices.Contains(optionErrors, err) }
 // MountVolume).
 func optionError(err error, words, logged string, options ...string) error {
 	names := optionNames(options)
+	words, logged = withoutValues(words, options), withoutValues(logged, options)
 	if !blames(err) {
 		return fmt.Errorf("set the mount options %s: %w", names, withWords(err, words))
 	}
@@ -75,6 +76,19 @@ func optionError(err error, words, logged string, options ...string) error {
 		said += " (" + logged + ")"
 	}
 	return state.Errorf(state.InvalidArgument, "the kernel refuses the mount options %s: %s", names, said)
+}
+
+// withoutValues takes the values of options out of what the kernel says: a btrfs
+// before Linux 6.8 repeats them.
+func withoutValues(text string, options []string) string {
+	for _, option := range options {
+		if key, value, ok := strings.Cut(option, "="); ok && value != "" {
+			for _, value := range []string{value, unquote(value)} {
+				text = strings.ReplaceAll(text, key+"="+value, key+"=…")
+			}
+		}
+	}
+	return text
 }
 
 func optionNames(options []string) string {
@@ -106,7 +120,7 @@ func mountsWithout(device state.Device, fsType string, options []string, readOnl
 // to options. The kernel tells the reason in its words or in its log.
 func createError(err error, words, logged string, options []string) error {
 	for _, text := range []string{words, logged} {
-		err = withWords(err, text)
+		err = withWords(err, withoutValues(text, options))
 	}
 	if words == "" && logged == "" {
 		err = withWords(err, "the kernel's log may say why")
