@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/moby/sys/mountinfo"
+	"golang.org/x/sys/unix"
 
 	"github.com/csi-node/csi-node/pkg/state"
 )
