@@ -107,7 +107,7 @@ func TestRefusedOptions(t *testing.T) {
 		{"ext4", "inode_readahead_blks=3", "power of 2"},
 		// Refused only when the superblock is made.
 		{"ext4", "journal_async_commit", "can't mount with journal_async_commit in data=ordered mode"},
-		{"ext4", "data=journal,delalloc", "can't mount with both data=journal and delalloc"},
+		{"ext4", "data=journal,delalloc", "can't mount with both data=… and delalloc"},
 		{"ext4", "dax", "DAX unsupported by block device"},
 		{"ext4", "prjquota", "invalid argument"},
 		{"ext4", "sb=4096", "Can't find ext4 filesystem"},
