@@ -31,6 +31,7 @@ import (
 
 	"github.com/csi-node/csi-node/pkg/controllerserver"
 	"github.com/csi-node/csi-node/pkg/devices/pool"
+	"github.com/csi-node/csi-node/pkg/ephemeral"
 	"github.com/csi-node/csi-node/pkg/mounts"
 	"github.com/csi-node/csi-node/pkg/nodeserver"
 	"github.com/csi-node/csi-node/pkg/reconciler"
@@ -201,10 +202,11 @@ func (s *scene) open() (err error) {
 		Devices: fakeBackend{s.node}, Formats: s.node, Views: s.node, Filesystems: fakeFilesystems{s.node}, Mounts: s.node, Directories: s.node,
 	}})
 	const key = "topology.fuzz.test/node"
-	server := newServer(newMetrics("v1"), &identity{name: "fuzz.test", version: "v1"},
-		controllerserver.New(controllerserver.Config{NodeID: "node-1", TopologyKey: key, Filesystems: s.node, Pool: s.node, Deleter: s.node, Intents: s.store}),
+	controller := controllerserver.New(controllerserver.Config{NodeID: "node-1", TopologyKey: key, Filesystems: s.node, Pool: s.node, Deleter: s.node, Intents: s.store})
+	inline := ephemeral.New(ephemeral.Config{StagingDir: filepath.Join(s.kubelet, "ephemeral"), Reconciler: r, Records: s.store, Pool: s.node, Maker: controller, Deleter: s.node, Directories: s.node})
+	server := newServer(newMetrics("v1"), &identity{name: "fuzz.test", version: "v1"}, controller,
 		nodeserver.New(nodeserver.Config{NodeID: "node-1", TopologyKey: key, Filesystems: s.node, ValidateVolumeID: pool.ValidateID,
-			Reconciler: r, Records: s.store, Paths: s.node, StorageHealth: func(context.Context) error { return nil }}))
+			Reconciler: r, Records: s.store, Paths: s.node, Ephemeral: inline, StorageHealth: func(context.Context) error { return nil }}))
 	listener, err := net.Listen("unix", filepath.Join(s.dir, "csi.sock"))
 	if err != nil {
 		return err
