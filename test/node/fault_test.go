@@ -2,10 +2,12 @@ package node
 
 import (
 	"context"
+	"strings"
 	"testing"
 	"time"
 
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/csi-node/csi-node/test/harness"
 )
@@ -37,6 +39,11 @@ func TestHangingStep(t *testing.T) {
 	ctx := t.Context()
 	v := create(t, p, "volume", 32*mib, mountAs("ext4", multiWriter))
 	for range 2 {
+		harness.Eventually(t, "the step hangs", func() bool { // on a slow machine formatting comes first for a while
+			short, cancel := context.WithTimeout(ctx, 2*time.Second)
+			defer cancel()
+			return strings.Contains(status.Convert(v.stage(short)).Message(), "step mount")
+		})
 		short, cancel := context.WithTimeout(ctx, 2*time.Second)
 		mustRefuse(t, v.stage(short), codes.DeadlineExceeded, v.id, "step mount", "running for")
 		cancel()
