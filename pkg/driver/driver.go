@@ -289,11 +289,10 @@ func (p *plugin) serve(ctx context.Context) error {
 	group.Go(func() { failed <- server.Serve(listener) })
 	group.Go(func() { failed <- watcher.Run(working, p.reconciler.Changed) })
 	swept := make(chan struct{}) // or hung on a device, and left
-	go func() {
-		defer close(swept)
-		p.adoptOrphans(working)
-		p.ephemeral.Run(working)
-	}()
+	var sweeps sync.WaitGroup
+	sweeps.Go(func() { p.adoptOrphans(working) })
+	sweeps.Go(func() { p.ephemeral.Run(working) })
+	go func() { defer close(swept); sweeps.Wait() }()
 	for _, w := range web {
 		group.Go(func() { failed <- w.serve() })
 	}

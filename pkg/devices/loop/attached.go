@@ -5,6 +5,8 @@ import (
 	"slices"
 	"strings"
 
+	"k8s.io/klog/v2"
+
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
@@ -19,7 +21,8 @@ type Attachment struct {
 
 // Attached returns the devices that stand for volumes of the pool, in the order
 // of the volumes' ids, whoever asked for them and whenever. It looks at every
-// volume, and blocks for as long as one of their devices does.
+// volume, and blocks for as long as one of their devices does. A volume that
+// cannot be looked at is logged and left out.
 func (b *Backend) Attached(ctx context.Context) ([]Attachment, error) {
 	ids, err := b.pool.IDs(ctx)
 	if err != nil {
@@ -29,18 +32,15 @@ func (b *Backend) Attached(ctx context.Context) ([]Attachment, error) {
 	seen := map[string]bool{}
 	for _, id := range ids {
 		seen[b.tag(id)] = true
-		d, err := b.Find(ctx, id)
-		if err != nil {
-			return nil, err
+		a, err := b.attachment(ctx, id)
+		switch {
+		case ctx.Err() != nil:
+			return nil, ctx.Err()
+		case err != nil:
+			klog.FromContext(ctx).Error(err, "Skipped a volume, so whether it is attached is not known", "volume", id)
+		case a.Device.State == state.DeviceAttached || a.Device.State == state.DeviceDetaching:
+			all = append(all, a)
 		}
-		if d.State != state.DeviceAttached && d.State != state.DeviceDetaching {
-			continue
-		}
-		view, err := b.FindView(ctx, d)
-		if err != nil {
-			return nil, err
-		}
-		all = append(all, Attachment{Volume: id, Device: d, View: view})
 	}
 	strays, err := b.scan(ctx)
 	if err != nil {
@@ -55,4 +55,13 @@ func (b *Backend) Attached(ctx context.Context) ([]Attachment, error) {
 	}
 	slices.SortStableFunc(all, func(x, y Attachment) int { return strings.Compare(x.Volume, y.Volume) })
 	return all, nil
+}
+
+func (b *Backend) attachment(ctx context.Context, id string) (Attachment, error) {
+	a := Attachment{Volume: id}
+	var err error
+	if a.Device, err = b.Find(ctx, id); err == nil {
+		a.View, err = b.FindView(ctx, a.Device)
+	}
+	return a, err
 }
