@@ -2,6 +2,7 @@ package reconciler
 
 import (
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -159,6 +160,39 @@ func TestResync(t *testing.T) {
 		h.sleep(10 * time.Hour)
 		if n := h.k.count(opFind, "v") - before; n > 1 {
 			t.Errorf("%d looks at a volume that nobody wants", n)
+		}
+	})
+}
+
+// Volumes that a start looks at all at once are not looked at all at once again.
+func TestResyncIsSpreadAfterAStart(t *testing.T) {
+	bubble(t, func(h *harness) {
+		h.resync = 10 * time.Minute
+		const volumes = 100
+		ids := make([]string, volumes)
+		for i := range ids {
+			ids[i] = fmt.Sprintf("v%d", i)
+			h.volume(ids[i])
+			h.ok(stage(ids[i]))
+		}
+		h.restart()
+		synctest.Wait()
+		looks := func() (n int) {
+			for _, id := range ids {
+				n += h.k.count(opFind, id)
+			}
+			return n
+		}
+		for part, before := 0, looks(); part < 5; part++ {
+			h.sleep(h.resync / 5)
+			// A fifth of them, give or take what chance may, and in the end the first come again.
+			if n := looks() - before; n < 1 || n > volumes/2 {
+				t.Errorf("%d of %d volumes are looked at in part %d of 5", n, volumes, part)
+			}
+			before = looks()
+		}
+		for _, id := range ids {
+			h.atRest(id)
 		}
 	})
 }

@@ -90,6 +90,7 @@ type Config struct {
 	// DetectOnly leaves what was lost as it is, until somebody asks for it.
 	DetectOnly bool
 	// Resync is how often a volume is looked at when nothing happens to it; 0: never.
+	// After a start the volumes come one by one over all of that time.
 	Resync time.Duration
 }
 
@@ -134,7 +135,8 @@ func New(cfg Config) *Reconciler {
 		lost:    map[string]chan struct{}{},
 	}
 	for _, v := range r.store.List() {
-		r.volume(v.ID).unseen = true
+		known := r.volume(v.ID)
+		known.unseen, known.spread = true, true
 		r.queue.Add(v.ID)
 	}
 	return r

@@ -325,7 +325,7 @@ func (p *pass) retryLater() {
 			r.metrics.BackOff()
 		}
 	} else if r.resync > 0 && !v.want.Empty() {
-		r.queue.AddAfter(p.id, jitter(r.resync))
+		r.queue.AddAfter(p.id, v.untilResync(r.resync))
 	}
 	r.forget(p.id)
 }
