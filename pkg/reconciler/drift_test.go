@@ -303,6 +303,67 @@ func (h *harness) tearTwice() {
 	}
 }
 
+// swap puts another file system onto a volume's device, behind everybody's back.
+func (h *harness) swap(v *fakeVolume, uuid string) {
+	h.k.with(func() { v.contents.UUID = uuid })
+	h.wake("v")
+}
+
+// A file system that is not the one that the volume was staged with is neither
+// mounted nor called staged, until somebody stages it anew.
+func TestOtherDataIsNotShown(t *testing.T) {
+	for name, lost := range map[string]bool{"mounted": false, "lost": true} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(h *harness) {
+				v := h.volume("v")
+				h.ok(stage("v"))
+				its := v.contents.UUID
+				if uuid := h.store.Get("v").Stage.UUID; uuid != its {
+					t.Errorf("%q is remembered, want %s", uuid, its)
+				}
+				h.ok(publish("v", 1))
+				h.restart()
+				if lost {
+					h.k.with(func() { clear(h.k.mounts) })
+				}
+				h.swap(v, "another")
+				h.refuse(h.do(stage("v")), state.FailedPrecondition, "another", its, "/pool/v")
+				h.refuse(h.do(publish("v", 2)), state.FailedPrecondition, "waits for stage", "another", its)
+				if h.k.isMounted(stagePath("v")) == lost || h.k.isMounted(targetPath("v", 2)) {
+					t.Error("other data is shown, or what was shown was taken away")
+				}
+				h.swap(v, its)
+				h.ok(stage("v"), publish("v", 2))
+				h.swap(v, "another")
+				h.ok(unpublish("v", 1), unpublish("v", 2), unstage("v"), stage("v"), publish("v", 1))
+				h.atRest("v")
+				if uuid := h.store.Get("v").Stage.UUID; uuid != "another" {
+					t.Errorf("staged with %s", uuid)
+				}
+			})
+		})
+	}
+}
+
+// A file system that could not be read when the stage was accepted is
+// remembered when it can.
+func TestFilesystemIsRememberedLater(t *testing.T) {
+	bubble(t, func(h *harness) {
+		v := h.formatted("v", "ext4")
+		h.ok(stage("v"))
+		if uuid := h.store.Get("v").Stage.UUID; uuid != "" {
+			t.Fatalf("%q is remembered of a file system without a UUID", uuid)
+		}
+		h.swap(v, "its")
+		h.k.with(func() { clear(h.k.mounts) })
+		h.swap(v, "another")
+		h.refuse(h.do(stage("v")), state.FailedPrecondition, "another", "its")
+		h.swap(v, "its")
+		h.ok(stage("v"))
+		h.atRest("v")
+	})
+}
+
 // After a while of calm, a loss is not the next one of an old story.
 func TestCalmEndsAStory(t *testing.T) {
 	bubble(t, func(h *harness) {

@@ -319,19 +319,23 @@ var planStepRules = map[reconciler.Action]planStepRule{
 		return c.whyNotWrite(part, firstOf(
 			c.have.Contents.Kind != state.ContentsBlank, "the device is not blank",
 			d.Formatting, "it has the mark",
-			d.Formatted != "", "it was formatted before"))
+			d.Formatted != "", "it was formatted before",
+			c.remembers(), "the stage was seen with a file system"))
 	}},
 	reconciler.Erase: {"erase needs the formatting mark", func(c *planCase, part state.Part) string {
-		return c.whyNotWrite(part, firstOf(!c.have.Device.Formatting, "without the mark"))
+		return c.whyNotWrite(part, firstOf(
+			!c.have.Device.Formatting, "without the mark",
+			c.remembers(), "the stage was seen with a file system"))
 	}},
 	reconciler.Format: {"format needs the formatting mark and a provably blank device", func(c *planCase, part state.Part) string {
 		return c.whyNotWrite(part, firstOf(
 			!c.have.Device.Formatting, "without the mark",
-			c.have.Contents.Kind != state.ContentsBlank, "the device is not blank"))
+			c.have.Contents.Kind != state.ContentsBlank, "the device is not blank",
+			c.remembers(), "the stage was seen with a file system"))
 	}},
 	reconciler.Check: {"check needs an idle device with the file system asked for", func(c *planCase, part state.Part) string {
 		return c.whyNotWrite(part, firstOf(
-			!c.holdsFilesystem(), "not the file system asked for",
+			!c.holdsFilesystem() || c.swapped(), "not the file system asked for",
 			!c.have.Contents.NeedsCheck, "no check is needed"))
 	}},
 	reconciler.GrowFilesystem: {"grow-filesystem grows as this kind of file system can", func(c *planCase, part state.Part) string {
@@ -343,7 +347,7 @@ var planStepRules = map[reconciler.Action]planStepRule{
 				c.want.Stage.ReadOnly, "it is read-only")
 		}
 		return c.whyNotWrite(part, firstOf(
-			!c.holdsFilesystem(), "not the file system asked for",
+			!c.holdsFilesystem() || c.swapped(), "not the file system asked for",
 			f.NeedsCheck, "it needs a check first",
 			!f.Growable || !f.GrowsUnmounted, "it does not grow unmounted"))
 	}},
@@ -353,6 +357,7 @@ var planStepRules = map[reconciler.Action]planStepRule{
 			part != state.StagePart() || !c.stageWanted() || c.wantsBlock(), "no mounted stage is wanted",
 			!c.deviceStands(), "the device is not as asked",
 			c.have.Device.Formatting, "a format was interrupted",
+			c.swapped(), "the file system is not the one that the stage was seen with",
 			!c.holdsFilesystem(), "not the file system asked for",
 			f.NeedsCheck && s != nil && !s.ReadOnly && !c.mountedElsewhere(), "it needs a check first",
 			!freePath(m, state.Directory), "the staging path is not free")
@@ -669,6 +674,15 @@ func (c *planCase) holdsFilesystem() bool {
 	return f.Err == nil && f.Kind == state.ContentsFilesystem && f.FSType == c.want.Stage.Capability.FSType
 }
 
+// remembers reports whether the stage was seen to hold with a file system.
+func (c *planCase) remembers() bool { return c.want.Stage != nil && c.want.Stage.UUID != "" }
+
+// swapped reports whether the device shows another file system than that one.
+func (c *planCase) swapped() bool {
+	f := c.have.Contents
+	return c.remembers() && f.Err == nil && f.UUID != "" && f.UUID != c.want.Stage.UUID
+}
+
 // freePath reports whether something may be mounted at a path: nothing is
 // there, or an empty directory or file of the kind.
 func freePath(m state.Mountpoint, kind state.FileType) bool {
@@ -697,7 +711,7 @@ func (c *planCase) stageStands() bool {
 		return false
 	}
 	m := mounts[0]
-	return wholeOf(m, c.have.Device.Number) && m.FSType == s.Capability.FSType && !m.Corrupt &&
+	return wholeOf(m, c.have.Device.Number) && m.FSType == s.Capability.FSType && !m.Corrupt && !c.swapped() &&
 		(s.ReadOnly || !m.SuperReadOnly) && attributesMet(m.Attributes, s.ReadOnly, s.Capability.Flags...)
 }
 
@@ -821,7 +835,7 @@ func (c *planCase) mountCause() bool {
 		return m.Err != nil || !freePath(m, state.Directory)
 	}
 	top := m.Mounts[0]
-	return !wholeOf(top, c.have.Device.Number) || top.FSType != s.Capability.FSType || top.SuperReadOnly && !s.ReadOnly ||
+	return !wholeOf(top, c.have.Device.Number) || c.swapped() || top.FSType != s.Capability.FSType || top.SuperReadOnly && !s.ReadOnly ||
 		top.Corrupt && (c.someTargetBound() || c.someTargetUnseen())
 }
 
@@ -832,11 +846,11 @@ func (c *planCase) contentsCause() bool {
 	case f.Err != nil:
 		return true
 	case d.Formatting:
-		return s.ReadOnly || inUse
+		return s.ReadOnly || inUse || c.remembers()
 	case f.Kind == state.ContentsBlank:
-		return s.ReadOnly || inUse || d.Formatted != ""
+		return s.ReadOnly || inUse || d.Formatted != "" || c.remembers()
 	}
-	return !c.holdsFilesystem() || inUse && !s.ReadOnly && (f.NeedsCheck || f.Growable && f.GrowsUnmounted)
+	return !c.holdsFilesystem() || c.swapped() || inUse && !s.ReadOnly && (f.NeedsCheck || f.Growable && f.GrowsUnmounted)
 }
 
 // firstOf returns the words after the first condition that is true.
@@ -872,6 +886,7 @@ const (
 type stageWorld struct {
 	want                              wish
 	block, readOnly, noDev, withdrawn bool
+	remembers                         bool // the file system that it was seen with
 }
 
 type targetWorld struct {
@@ -933,6 +948,7 @@ const (
 type contentsWorld struct {
 	kind                                          contentsKind
 	check, growable, growsMounted, growsUnmounted bool
+	swapped                                       bool // for another than a stage remembers
 }
 
 type contentsKind uint8
@@ -1007,6 +1023,9 @@ func (w *planWorld) look() planCase {
 	if s := w.stage; s.want != wantNothing {
 		capability := planCapability(s.block, s.noDev)
 		c.want.Stage = &state.Stage{Path: planStagePath, Capability: capability, ReadOnly: s.readOnly, Intent: state.Intent{Gone: s.want == wantGone, Withdrawn: s.withdrawn}}
+		if s.remembers {
+			c.want.Stage.UUID = "its"
+		}
 		c.have.Stage = w.at.look()
 	}
 	for i, t := range w.targets {
@@ -1111,6 +1130,10 @@ func (f contentsWorld) look() state.Contents {
 	c := state.Contents{Kind: state.ContentsFilesystem, FSType: "ext4", NeedsCheck: f.check, Growable: f.growable, GrowsMounted: f.growsMounted, GrowsUnmounted: f.growsUnmounted}
 	if f.kind == holdsXFS {
 		c.FSType = "xfs"
+	}
+	c.UUID = "its"
+	if f.swapped {
+		c.UUID = "another"
 	}
 	return c
 }
@@ -1326,6 +1349,7 @@ var stageWishes = []stageWorld{
 	{want: wantThere}, {want: wantThere, readOnly: true}, {want: wantThere, noDev: true},
 	{want: wantThere, block: true}, {want: wantThere, block: true, readOnly: true},
 	{}, {want: wantGone}, {want: wantGone, withdrawn: true}, {want: wantGone, block: true},
+	{want: wantThere, remembers: true}, {want: wantThere, readOnly: true, remembers: true},
 }
 
 // planDeviceWorlds ranges over everything that a device, its contents, the
@@ -1395,6 +1419,12 @@ func contentsFor(stage stageWorld, d *deviceWorld) iter.Seq2[int, contentsWorld]
 			{kind: holdsExt4, growable: true, check: true, growsUnmounted: true}, {kind: holdsExt4, growable: true, check: true, growsMounted: true},
 			{kind: holdsExt4, growsMounted: true},
 		}
+		if stage.remembers {
+			all = []contentsWorld{
+				{kind: holdsExt4}, {kind: holdsExt4, swapped: true}, {}, {kind: holdsXFS, swapped: true}, {kind: holdsUnreadable, swapped: true},
+				{kind: holdsExt4, check: true, swapped: true}, {kind: holdsExt4, growable: true, growsMounted: true, growsUnmounted: true, swapped: true},
+			}
+		}
 		read := stage.want == wantThere && !stage.block && d.state == state.DeviceAttached && !d.missing
 		if !read {
 			all = all[:3]
@@ -1442,7 +1472,7 @@ func planTargetWorlds(yield func(planWorld) bool) {
 				for _, at := range targetStages(stage) {
 					for _, first := range targetWorlds(block) {
 						for _, second := range secondTargets(block) {
-							w := planWorld{stage: stage, at: at, targets: [2]targetWorld{first, second}, device: device, contents: contentsWorld{kind: holdsExt4}}
+							w := planWorld{stage: stage, at: at, targets: [2]targetWorld{first, second}, device: device, contents: contentsWorld{kind: holdsExt4, swapped: stage.remembers}}
 							if !yield(w) {
 								return
 							}

@@ -139,6 +139,8 @@ func (p *planner) keepMounted(s *state.Stage) Verdict {
 		return stuck(state.Unavailable, "the file system at the staging path %s is broken, and targets are still bound from it or cannot be looked at", s.Path)
 	case top.Corrupt:
 		return p.do(Unmount, state.StagePart())
+	case p.swapped(s):
+		return p.another(s)
 	case top.FSType != s.Capability.FSType:
 		return stuck(state.FailedPrecondition, "the volume is mounted at %s as %s, and %s was asked for", s.Path, top.FSType, s.Capability.FSType)
 	case top.SuperReadOnly && !s.ReadOnly:
@@ -149,6 +151,19 @@ func (p *planner) keepMounted(s *state.Stage) Verdict {
 	return settled
 }
 
+// swapped reports whether the device holds another file system than the one
+// that the stage was first seen to hold with.
+func (p *planner) swapped(s *state.Stage) bool {
+	c := p.have.Contents
+	return c.Err == nil && s.UUID != "" && c.UUID != "" && c.UUID != s.UUID
+}
+
+// another is the verdict on a device that was swapped.
+func (p *planner) another(s *state.Stage) Verdict {
+	d := p.have.Device
+	return stuck(state.FailedPrecondition, "the device %s holds the file system %s, and the volume was staged with %s: its data was swapped. Put the right data back into its backing%s; or, to take what is there, unpublish and unstage the volume and stage it again", d.Path, p.have.Contents.UUID, s.UUID, backing(d))
+}
+
 // contents plans towards a device that can be mounted: formatted once, checked
 // when the superblock asks for it, and grown if this kind grows only unmounted.
 func (p *planner) contents(s *state.Stage) Verdict {
@@ -156,6 +171,10 @@ func (p *planner) contents(s *state.Stage) Verdict {
 	switch {
 	case c.Err != nil:
 		return unseen(c.Err)
+	case p.swapped(s):
+		return p.another(s)
+	case s.UUID != "" && (d.Formatting || c.Kind == state.ContentsBlank):
+		return stuck(state.FailedPrecondition, "the volume was staged with the file system %s, and is blank or to be formatted now: its data is lost, and it is not formatted again. Restore its backing%s from a backup; or, to have it formatted, unpublish and unstage the volume and stage it again", s.UUID, backing(d))
 	case d.Formatting:
 		return p.finishFormat(s)
 	}

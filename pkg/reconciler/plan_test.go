@@ -81,6 +81,18 @@ func TestPlan(t *testing.T) {
 			[]string{"stage: stuck, FailedPrecondition: found LUKS header at byte 0"}},
 		{"blank after a format", volume(staged()), actual(attached(formattedBefore), blank()),
 			[]string{"stage: stuck, FailedPrecondition: its data is lost"}},
+		{"other data than it was staged with", volume(staged(its("a"))), actual(attached(), ext4(uuid("b"))),
+			[]string{"stage: stuck, FailedPrecondition: holds the file system b, and the volume was staged with a"}},
+		{"other data beneath what is mounted", volume(staged(its("a")), published(podA), unpublished(podB)), actual(attached(), ext4(uuid("b"), growable, growsMounted), stageIs(mounted(ro)), targetIs(podA, mounted(rw)), targetIs(podB, mounted(rw))),
+			[]string{"unbind for B", "stage: stuck, FailedPrecondition: swapped", "A: waits for stage", "B: under way"}},
+		{"the data that it was staged with", volume(staged(its("a"))), actual(attached(), ext4(uuid("a"), needsCheck)),
+			[]string{"check for stage", "stage: under way"}},
+		{"blank after it was staged", volume(staged(its("a"))), actual(attached(), blank()),
+			[]string{"stage: stuck, FailedPrecondition: staged with the file system a, and is blank"}},
+		{"marked after it was staged", volume(staged(its("a"))), actual(attached(marked), ext4(uuid("a"))),
+			[]string{"stage: stuck, FailedPrecondition: not formatted again"}},
+		{"an end takes any data", volume(stageOf(asFilesystem, []how{gone, its("a")})), actual(attached(), ext4(uuid("b")), stageIs(mounted(rw))),
+			[]string{"unmount for stage", "stage: under way"}},
 		{"unreadable now", volume(staged()), actual(attached(), contents(state.Contents{Err: errors.New("read failed")})),
 			[]string{"stage: stuck, Unavailable: read failed"}},
 		{"blank but held", volume(staged()), actual(attached(held), blank()),
@@ -131,6 +143,8 @@ func TestPlan(t *testing.T) {
 			[]string{"stage: stuck, FailedPrecondition: tmpfs", "A: waits for stage"}},
 		{"files at the staging path", volume(staged()), actual(attached(), ext4(), stageIs(fullDir())),
 			[]string{"stage: stuck, FailedPrecondition: holds files"}},
+		{"mounted, and unreadable now", volume(staged(its("a"))), actual(attached(), contents(state.Contents{Err: errors.New("read failed"), UUID: "b"}), stageIs(mounted(rw))),
+			[]string{"stage: settled"}},
 		{"mounted twice", volume(staged()), actual(attached(), ext4(), stageIs(over(mounted(rw), mounted(rw)))),
 			[]string{"unmount for stage", "stage: under way"}},
 		{"attributes of the stage went astray", volume(staged()), actual(attached(), ext4(), stageIs(mounted(ro))),
@@ -337,6 +351,10 @@ func asked(_ *state.Stage, t *state.Target)     { t.Asked = true }
 func as(fsType string) how {
 	return func(s *state.Stage, _ *state.Target) { s.Capability.FSType = fsType }
 }
+
+// its is the UUID of the file system that a stage was first seen with.
+func its(uuid string) how { return func(s *state.Stage, _ *state.Target) { s.UUID = uuid } }
+
 func seenAs(n state.DeviceNumber) how {
 	return func(_ *state.Stage, t *state.Target) { t.Device = n }
 }
@@ -410,6 +428,7 @@ func ext4(facts ...contentsFact) fact {
 func xfs(facts ...contentsFact) fact {
 	return contents(state.Contents{Kind: state.ContentsFilesystem, FSType: "xfs"}, facts...)
 }
+func uuid(u string) contentsFact       { return func(c *state.Contents) { c.UUID = u } }
 func needsCheck(c *state.Contents)     { c.NeedsCheck = true }
 func growable(c *state.Contents)       { c.Growable = true }
 func growsMounted(c *state.Contents)   { c.GrowsMounted = true }
