@@ -303,6 +303,51 @@ func (h *harness) tearTwice() {
 	}
 }
 
+// shutDown breaks the mounted file system of volume v. No event tells of it.
+func (h *harness) shutDown(v *fakeVolume, keepers ...string) {
+	h.k.with(func() { v.dead, v.keepers = true, keepers })
+	h.wake("v")
+}
+
+func TestBrokenFilesystemIsMountedAnew(t *testing.T) {
+	bubble(t, func(h *harness) {
+		m := h.published()
+		v := h.k.volumes["v"]
+		h.shutDown(v)
+		h.atRest("v")
+		if want := []state.PartKind{state.TargetKind, state.TargetKind, state.StageKind}; v.dead || !slices.Equal(m.repairs, want) {
+			t.Errorf("broken: %t, repaired %v, want %v", v.dead, m.repairs, want)
+		}
+		h.k.with(func() { delete(h.k.mounts, stagePath("v")) })
+		h.shutDown(v)
+		h.sleep(maxDelay)
+		h.atRest("v")
+	})
+}
+
+// What would stay broken is left as it is, and told.
+func TestBrokenFilesystemThatIsKept(t *testing.T) {
+	bubble(t, func(h *harness) {
+		h.published()
+		v := h.k.volumes["v"]
+		before := h.k.changes()
+		h.shutDown(v, "pid 7 (app)")
+		h.refuse(h.do(publish("v", 1)), state.Unavailable, "waits for stage", "kept by pid 7 (app)")
+		h.refuse(h.do(stage("v")), state.Unavailable, "kept by pid 7 (app)")
+		h.sleep(time.Hour)
+		if n := h.k.changes() - before; n != 0 {
+			t.Errorf("%d changes were made", n)
+		}
+		h.k.with(func() { v.keepers = nil })
+		h.ok(publish("v", 1), publish("v", 2, publishReadOnly))
+		h.atRest("v")
+		h.shutDown(v, "pid 7 (app)")
+		h.ok(unpublish("v", 1), unpublish("v", 2))
+		h.k.with(func() { v.keepers = nil })
+		h.ok(unstage("v"))
+	})
+}
+
 // swap puts another file system onto a volume's device, behind everybody's back.
 func (h *harness) swap(v *fakeVolume, uuid string) {
 	h.k.with(func() { v.contents.UUID = uuid })

@@ -196,6 +196,9 @@ func (w *planWalk) dependence(world planWorld, c *planCase) string {
 	if world.targets[0].want == wantNothing || world.targets[1].want == wantNothing {
 		return ""
 	}
+	if c.broken() {
+		return "" // all its mounts go or none
+	}
 	lone := world
 	lone.targets[1] = targetWorld{}
 	key := w.key(lone)
@@ -241,7 +244,8 @@ var planStepRules = map[reconciler.Action]planStepRule{
 			t == nil, "no such target",
 			m.Err != nil, "the path was not seen",
 			len(m.Mounts) == 0 || !c.showsAt(t, m.Mounts[0]), "the top mount is not the volume's",
-			t != nil && !t.Gone && c.targetStands(t), "the target is as asked")
+			t != nil && !t.Gone && c.targetStands(t), "the target is as asked",
+			t != nil && !t.Gone && c.broken() && c.brokenCause(), "a pod loses what is broken and stays so")
 	}},
 	reconciler.RemoveTarget: {"remove-target takes only what is empty, unmounted and asked away by the CO", func(c *planCase, part state.Part) string {
 		t, m := c.want.Targets[part.Path], c.have.Targets[part.Path]
@@ -261,6 +265,7 @@ var planStepRules = map[reconciler.Action]planStepRule{
 			m.Err != nil, "the path was not seen",
 			len(m.Mounts) == 0 || !c.shows(m.Mounts[0]), "the top mount is not the volume's",
 			c.stageWanted() && c.stageStands(), "the stage is as asked",
+			c.stageWanted() && c.broken() && c.brokenCause(), "what is broken is taken down and stays so",
 			!(doubled && c.stageWanted()) && c.someTargetBound(), "a target is mounted from it",
 			!(doubled && c.stageWanted()) && c.someTargetUnseen(), "a target that was not seen may be mounted from it")
 	}},
@@ -357,6 +362,7 @@ var planStepRules = map[reconciler.Action]planStepRule{
 			part != state.StagePart() || !c.stageWanted() || c.wantsBlock(), "no mounted stage is wanted",
 			!c.deviceStands(), "the device is not as asked",
 			c.have.Device.Formatting, "a format was interrupted",
+			c.broken(), "it is mounted and broken",
 			c.swapped(), "the file system is not the one that the stage was seen with",
 			!c.holdsFilesystem(), "not the file system asked for",
 			f.NeedsCheck && s != nil && !s.ReadOnly && !c.mountedElsewhere(), "it needs a check first",
@@ -683,6 +689,38 @@ func (c *planCase) swapped() bool {
 	return c.remembers() && f.Err == nil && f.UUID != "" && f.UUID != c.want.Stage.UUID
 }
 
+// broken reports whether the volume's file system is broken where it is mounted,
+// at the staging path or, when nothing is mounted there, at a target.
+func (c *planCase) broken() bool {
+	if len(c.have.Stage.Mounts) > 0 {
+		return c.corrupt(c.have.Stage)
+	}
+	for _, m := range c.have.Targets {
+		if c.corrupt(m) {
+			return true
+		}
+	}
+	return false
+}
+
+func (c *planCase) corrupt(m state.Mountpoint) bool {
+	return len(m.Mounts) == 1 && wholeOf(m.Mounts[0], c.have.Device.Number) && m.Mounts[0].Corrupt
+}
+
+// brokenCause tells why a broken file system must stay: something keeps it that
+// is not the record's, or its data is not there to be mounted anew.
+func (c *planCase) brokenCause() bool {
+	for path, t := range c.want.Targets {
+		m := c.have.Targets[path]
+		bound := slices.ContainsFunc(m.Mounts, func(m state.Mount) bool { return c.showsAt(t, m) })
+		if unseen(m) || bound && !c.corrupt(m) {
+			return true
+		}
+	}
+	f := c.have.Contents
+	return len(c.have.Keepers) > 0 || f.Err != nil || f.Kind != state.ContentsFilesystem || c.swapped() || c.have.Device.Formatting
+}
+
 // freePath reports whether something may be mounted at a path: nothing is
 // there, or an empty directory or file of the kind.
 func freePath(m state.Mountpoint, kind state.FileType) bool {
@@ -772,7 +810,7 @@ func (c *planCase) hasCause(part state.Part) bool {
 	switch part.Kind {
 	case state.StageKind:
 		if c.stageWanted() {
-			return c.deviceCause() || c.wantsBlock() && c.rawCause() || !c.wantsBlock() && (c.mountCause() || len(c.have.Stage.Mounts) == 0 && c.contentsCause())
+			return c.deviceCause() || c.wantsBlock() && c.rawCause() || !c.wantsBlock() && (c.mountCause() || c.broken() && c.brokenCause() || len(c.have.Stage.Mounts) == 0 && c.contentsCause())
 		}
 		d, v, mounts := c.have.Device, c.have.View, c.have.Stage.Mounts
 		covered := len(mounts) > 1 && !c.shows(mounts[0]) && c.shows(mounts[1])
@@ -836,7 +874,7 @@ func (c *planCase) mountCause() bool {
 	}
 	top := m.Mounts[0]
 	return !wholeOf(top, c.have.Device.Number) || c.swapped() || top.FSType != s.Capability.FSType || top.SuperReadOnly && !s.ReadOnly ||
-		top.Corrupt && (c.someTargetBound() || c.someTargetUnseen())
+		top.Corrupt && len(m.Mounts) > 1 && !c.shows(m.Mounts[1])
 }
 
 func (c *planCase) contentsCause() bool {
@@ -1084,6 +1122,9 @@ func (w *planWorld) lookAtDevice(c *planCase) {
 		return
 	}
 	have.Number = theDevice.number()
+	if d.held == heldElsewhere {
+		c.have.Keepers = []string{"somebody"}
+	}
 	have.Held = d.held == heldElsewhere || d.held == heldByMounts && w.mounted(theDevice)
 	if d.view != state.DeviceAbsent {
 		c.have.View = state.Device{State: d.view, Number: theView.number(), ReadOnly: true, Held: d.viewHeld || w.mounted(theView)}

@@ -153,8 +153,26 @@ func TestPlan(t *testing.T) {
 			[]string{"stage: stuck, FailedPrecondition: turned read-only", "A: waits for stage"}},
 		{"a broken stage is mounted anew", volume(staged()), actual(attached(), ext4(), stageIs(mounted(rw, corrupt))),
 			[]string{"unmount for stage", "stage: under way"}},
-		{"but not from under a target", volume(staged(), published(podA)), actual(attached(), ext4(), stageIs(mounted(rw, corrupt)), targetIs(podA, mounted(rw))),
+		{"broken: targets go before it", volume(staged(), published(podA, accepted), published(podB)), actual(attached(), ext4(), stageIs(mounted(rw, corrupt)), targetIs(podA, mounted(rw, corrupt)), targetIs(podB, emptyDir())),
+			[]string{"unbind for A", "stage: waits for A", "A: under way", "B: waits for stage"}},
+		{"broken: also of a stage that was lost", volume(staged(), published(podA)), actual(attached(), ext4(), stageIs(emptyDir()), targetIs(podA, mounted(rw, corrupt))),
+			[]string{"unbind for A", "stage: waits for A", "A: under way"}},
+		{"broken: an end goes on", volume(staged(), unpublished(podA)), actual(attached(), ext4(), stageIs(mounted(rw, corrupt)), targetIs(podA, mounted(rw, corrupt))),
+			[]string{"unbind for A", "stage: waits for A", "A: under way"}},
+		{"broken: all or none", volume(staged(), published(podA), published(podB)), actual(attached(), ext4(), stageIs(mounted(rw, corrupt)), targetIs(podA, mounted(rw, corrupt)), targetIs(podB, over(foreign(), mounted(rw, corrupt)))),
+			[]string{"stage: stuck, Unavailable: broken, and targets are covered", "A: waits for stage", "B: waits for stage"}},
+		{"broken: not while it looks whole at a target", volume(staged(), published(podA)), actual(attached(), ext4(), stageIs(mounted(rw, corrupt)), targetIs(podA, mounted(rw))),
 			[]string{"stage: stuck, Unavailable: broken", "A: waits for stage"}},
+		{"broken: not while somebody keeps it", volume(staged(), published(podA)), actual(attached(), ext4(), keptBy("pid 7 (app)"), stageIs(mounted(rw, corrupt)), targetIs(podA, mounted(rw, corrupt))),
+			[]string{"stage: stuck, Unavailable: kept by pid 7 (app)", "A: waits for stage"}},
+		{"broken: not while its device fails", volume(staged(), published(podA)), actual(attached(), contents(state.Contents{Err: errors.New("read failed")}), stageIs(mounted(rw, corrupt)), targetIs(podA, mounted(rw, corrupt))),
+			[]string{"stage: stuck, Unavailable: read failed", "A: waits for stage"}},
+		{"broken: not while there is nothing to mount", volume(staged()), actual(attached(), blank(), stageIs(mounted(rw, corrupt))),
+			[]string{"stage: stuck, FailedPrecondition: holds none now"}},
+		{"broken: not while there is other data", volume(staged(its("a"))), actual(attached(), ext4(uuid("b")), stageIs(mounted(rw, corrupt))),
+			[]string{"stage: stuck, FailedPrecondition: swapped"}},
+		{"broken: over something else", volume(staged()), actual(attached(), ext4(), stageIs(over(mounted(rw, corrupt), foreign()))),
+			[]string{"stage: stuck, FailedPrecondition: lies over tmpfs"}},
 		{"foreign over a stage that is to go", volume(unstaged()), actual(attached(), stageIs(over(foreign(), mounted(rw)))),
 			[]string{"stage: stuck, FailedPrecondition: mounted over the volume"}},
 		{"a stage does not end while a target is out of sight", volume(unstaged(), unpublished(podA)), actual(attached(), stageIs(mounted(rw)), targetIs(podA, unseenNow())),
@@ -376,6 +394,8 @@ func actual(facts ...fact) state.Actual {
 	}
 	return have
 }
+
+func keptBy(names ...string) fact { return func(have *state.Actual) { have.Keepers = names } }
 
 type deviceFact func(*state.Device)
 

@@ -40,6 +40,9 @@ type Mounts interface {
 	Unmount(ctx context.Context, path string) error
 	// BoundAt tells where the node of a device is bound, also by nobody's intent.
 	BoundAt(ctx context.Context, device state.DeviceNumber) ([]string, error)
+	// Keepers names what would keep the file system on a device alive if its
+	// mounts at the paths went.
+	Keepers(ctx context.Context, device state.DeviceNumber, paths []string) []string
 }
 
 // Directories takes care of the directories that mounts leave behind.
