@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -135,6 +136,37 @@ func TestSlotWaits(t *testing.T) {
 		release, err = h.slot(t.Context())
 		must0(t, err)
 		release()
+	})
+}
+
+// What hangs gives its slot back, once, and leaves no timer behind when it ends
+// in time.
+func TestSlotOfAHungHelper(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := &Host{slots: make(chan struct{}, 2)}
+		hung, err := h.slot(t.Context())
+		must0(t, err)
+		quick, err := h.slot(t.Context())
+		must0(t, err)
+		quick()
+		slow, err := h.slot(t.Context())
+		must0(t, err)
+		start := time.Now()
+		next, err := h.slot(t.Context())
+		must0(t, err)
+		if waited := time.Since(start); waited != slotTime {
+			t.Errorf("a slot was had after %s, want %s", waited, slotTime)
+		}
+		hung()
+		slow()
+		if len(h.slots) != 1 {
+			t.Errorf("%d slots are held, want 1", len(h.slots))
+		}
+		next()
+		time.Sleep(2 * slotTime)
+		if len(h.slots) != 0 {
+			t.Errorf("%d slots are held at the end", len(h.slots))
+		}
 	})
 }
 

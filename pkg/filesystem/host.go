@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"os/exec"
 	"strings"
+	"sync"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -66,7 +68,9 @@ type superblock struct {
 }
 
 // New returns a Host that runs at most maxConcurrent formats and checks at a
-// time. It is an error when a helper program is not installed; the error names
+// time, not counting those that have run for half a minute: they wait for their
+// disks, not for a CPU, and one that hangs keeps none of the others waiting for
+// longer than that. It is an error when a helper program is not installed; the error names
 // the program and its Debian package.
 func New(maxConcurrent int) (*Host, error) {
 	if maxConcurrent < 1 {
@@ -147,16 +151,23 @@ func (h *Host) kind(fsType string) (kind, error) {
 	return nil, state.Errorf(state.InvalidArgument, "file system type %q: not supported, use one of %s", fsType, strings.Join(h.Types(), ", "))
 }
 
+// slotTime is how long a format or check keeps its slot. Those that work are
+// over by then, or wait for their disk.
+const slotTime = 30 * time.Second
+
 // slot waits for leave to run mkfs or fsck; the function it returns gives the
-// leave back. A helper program that the kernel cannot kill (it waits for a
-// dead disk) keeps its slot until the kernel lets go of it.
+// leave back. After slotTime it is given back by itself, so that a helper
+// program that the kernel cannot kill (it waits for a dead disk) does not take
+// another volume's place.
 func (h *Host) slot(ctx context.Context) (release func(), err error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
 	select {
 	case h.slots <- struct{}{}:
-		return func() { <-h.slots }, nil
+		giveBack := sync.OnceFunc(func() { <-h.slots })
+		timer := time.AfterFunc(slotTime, giveBack)
+		return func() { timer.Stop(); giveBack() }, nil
 	case <-ctx.Done():
 		return nil, fmt.Errorf("waiting for one of %d formats and checks under way to end: %w", cap(h.slots), ctx.Err())
 	}

@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+	"k8s.io/mount-utils"
 
 	"github.com/csi-node/csi-node/pkg/state"
 )
@@ -21,6 +22,9 @@ import (
 // FailedPrecondition: the kernel has no such file system, something is mounted
 // at path already, or readOnly was asked of a file system whose log must be
 // replayed. A node at device.Path that is not device.Number is never mounted.
+//
+// A file system that was shut down, or whose device failed, lives on as long as
+// anybody keeps it: it is not mounted once more, and the error names who does.
 //
 // It blocks while the kernel reads the device and replays the journal. After an
 // error nothing is mounted at path, and a directory of that name is gone again
@@ -47,7 +51,13 @@ func (h *Host) mountDevice(ctx context.Context, device state.Device, path, fsTyp
 		return err
 	}
 	defer unix.Close(mnt) // unmounts it, unless it was attached
-	if err := verifySuper(mnt, device, fsType); err != nil {
+	if err := verifySuper(mnt, device, fsType); corrupt(err) {
+		kept := "nobody that can be seen from here"
+		if holders := Holders(ctx, device.Number); len(holders) > 0 {
+			kept = strings.Join(holders, ", ")
+		}
+		return fmt.Errorf("the file system is broken and kept by %s: once that has ended it is mounted anew (%w)", kept, err)
+	} else if err != nil {
 		return err
 	}
 	p, err := h.openMaking(path)
@@ -76,6 +86,11 @@ func verifySuper(mnt int, device state.Device, fsType string) error {
 	if err != nil {
 		return fmt.Errorf("statx: %w", err)
 	}
+	if device.Held { // so the kernel may have shown the superblock that is in use
+		if err := verifyAlive(mnt); err != nil {
+			return err
+		}
+	}
 	if fsType == "btrfs" { // has a number of its own
 		return verifyBtrfs(mnt, device)
 	}
@@ -83,6 +98,26 @@ func verifySuper(mnt int, device state.Device, fsType string) error {
 		return fmt.Errorf("%s became device %s while it was mounted, it should be %s", device.Path, number, device.Number)
 	}
 	return verifyNode(device)
+}
+
+// verifyAlive finds an ext4 that was shut down: that answers statx(2), and
+// refuses fsync(2).
+func verifyAlive(mnt int) error {
+	root, err := openat2(mnt, ".", unix.O_RDONLY|unix.O_DIRECTORY, 0)
+	if err != nil {
+		return fmt.Errorf("open its root: %w", err)
+	}
+	defer unix.Close(root)
+	if err := unix.Fsync(root); corrupt(err) {
+		return fmt.Errorf("fsync: %w", err)
+	}
+	return nil // what else it refuses is none of a mount's business
+}
+
+// corrupt reports whether an error tells of a file system that does not work any more.
+func corrupt(err error) bool {
+	var errno unix.Errno
+	return errors.As(err, &errno) && mount.IsCorruptedMnt(errno)
 }
 
 // newMount creates a mount that is attached nowhere yet (fsopen(2), Linux 5.2).

@@ -7,6 +7,7 @@ import (
 	"iter"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -43,6 +44,127 @@ func Holders(ctx context.Context, device state.DeviceNumber) []string {
 			}
 		}
 	})
+}
+
+// Keepers names what would keep the file system on a device alive if its mounts
+// at the paths were taken away, in the words of Holders and with its limits:
+// processes that use its files, mounts below the paths, and mounts elsewhere, in
+// other mount namespaces those that would not go along by propagation.
+func (h *Host) Keepers(ctx context.Context, device state.DeviceNumber, paths []string) []string {
+	going := map[string]bool{}
+	for _, path := range paths {
+		if rel, err := h.relative(path); err == nil {
+			going[filepath.Join(h.real, rel)] = true
+		}
+	}
+	return collect(ctx, func(yield func(string) bool) {
+		for name := range usersOf(device) {
+			if !yield(name) {
+				return
+			}
+		}
+		for name := range stayers(device, going) {
+			if !yield(name) {
+				return
+			}
+		}
+	})
+}
+
+// stayers yields the mounts that Keepers names.
+func stayers(device state.DeviceNumber, going map[string]bool) iter.Seq[string] {
+	return func(yield func(string) bool) {
+		infos, err := mountinfo.GetMounts(nil)
+		if err != nil {
+			yield(fmt.Sprintf("mounts that cannot be seen (%v)", err))
+			return
+		}
+		shows := showing(device, false)
+		parents, groups := byID(infos), map[string]bool{}
+		for _, i := range infos {
+			switch other, _ := shows(i); {
+			case !other && going[i.Mountpoint]:
+				if parent := parents[i.Parent]; parent != nil {
+					for group := range peerGroups(parent, "shared:") {
+						groups[group] = true
+					}
+				}
+			case !other, belowAny(i.Mountpoint, going):
+				if !yield("the mount at " + i.Mountpoint) {
+					return
+				}
+			}
+		}
+		own, err := os.Readlink("/proc/self/ns/mnt")
+		if err != nil {
+			return
+		}
+		seen := map[string]bool{own: true}
+		for proc := range processes() {
+			namespace, err := os.Readlink(proc + "/ns/mnt")
+			if err != nil || seen[namespace] {
+				continue
+			}
+			seen[namespace] = true
+			at, ok := stayerIn(proc, shows, groups)
+			if ok && !yield(fmt.Sprintf("%s with a mount at %s in its own mount namespace", describe(proc), at)) {
+				return
+			}
+		}
+	}
+}
+
+// stayerIn returns where the mount namespace of a process shows a device and no
+// unmount in one of the peer groups takes it away: an unmount reaches what is
+// mounted on a member of the group, or on a slave of it (mount_namespaces(7)).
+func stayerIn(proc string, shows mountinfo.FilterFunc, groups map[string]bool) (string, bool) {
+	infos := mountsOf(proc, nil)
+	parents := byID(infos)
+	for _, i := range infos {
+		if other, _ := shows(i); other {
+			continue
+		}
+		goes := false
+		if parent := parents[i.Parent]; parent != nil {
+			for _, kind := range []string{"shared:", "master:"} {
+				for group := range peerGroups(parent, kind) {
+					goes = goes || groups[group]
+				}
+			}
+		}
+		if !goes {
+			return i.Mountpoint, true
+		}
+	}
+	return "", false
+}
+
+func byID(infos []*mountinfo.Info) map[int]*mountinfo.Info {
+	all := make(map[int]*mountinfo.Info, len(infos))
+	for _, i := range infos {
+		all[i.ID] = i
+	}
+	return all
+}
+
+// peerGroups yields the groups that a mount is in, by a word of its optional fields.
+func peerGroups(i *mountinfo.Info, kind string) iter.Seq[string] {
+	return func(yield func(string) bool) {
+		for word := range strings.FieldsSeq(i.Optional) {
+			if group, ok := strings.CutPrefix(word, kind); ok && !yield(group) {
+				return
+			}
+		}
+	}
+}
+
+func belowAny(path string, dirs map[string]bool) bool {
+	for dir := range dirs {
+		if strings.HasPrefix(path, dir+"/") {
+			return true
+		}
+	}
+	return false
 }
 
 // collect gathers names for as long as there is time. A search that is stuck in
@@ -134,6 +256,7 @@ func openers(device state.DeviceNumber) iter.Seq[string] {
 // have yet another.
 type faces struct {
 	device state.DeviceNumber
+	points []string                      // where the device is mounted
 	mounts map[uint64]state.DeviceNumber // the number of the superblock, by the mount's id
 }
 
@@ -149,6 +272,7 @@ func facesIn(proc string, device state.DeviceNumber, seen map[string]faces) face
 		return known
 	}
 	for _, i := range mountsOf(proc, showing(device, false)) {
+		f.points = append(f.points, i.Mountpoint)
 		if e := entryOf(i); e.device.Major == 0 && e.fsType == "btrfs" {
 			if f.mounts == nil {
 				f.mounts = map[uint64]state.DeviceNumber{}
@@ -224,12 +348,16 @@ func opens(proc string, f faces) bool {
 }
 
 // match reports whether a link of /proc leads to a file on the device, or to the
-// node of the device.
+// node of the device. A file on a broken file system is known by its path.
 func (f faces) match(link string) bool {
 	st, err := again(func() (st unix.Statx_t, err error) {
 		err = unix.Statx(unix.AT_FDCWD, link, unix.AT_NO_AUTOMOUNT|unix.AT_STATX_DONT_SYNC, unix.STATX_BASIC_STATS|unix.STATX_MNT_ID, &st)
 		return st, err
 	})
+	if corrupt(err) {
+		path, err := os.Readlink(link)
+		return err == nil && slices.ContainsFunc(f.points, func(point string) bool { return path == point || strings.HasPrefix(path, point+"/") })
+	}
 	if err != nil {
 		return false
 	}

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 
@@ -46,6 +47,15 @@ type fakeNode struct {
 	asked   []state.Part // by Ensure
 	looks   atomic.Int64 // of Observe
 	adopted int          // calls of Adopt
+
+	mu      sync.Mutex
+	changed []string // by Changed
+}
+
+func (f *fakeNode) Changed(path string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.changed = append(f.changed, path)
 }
 
 func (f *fakeNode) Get(id string) *state.Volume {

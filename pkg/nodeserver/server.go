@@ -21,6 +21,8 @@ type Reconciler interface {
 	Adopt(ctx context.Context, id string, stage *state.Stage) (bool, error)
 	Observe(ctx context.Context, want *state.Volume) (state.Actual, error)
 	Failures(id string) []reconciler.PartProblem
+	// Changed has the volumes at a path looked at.
+	Changed(path string)
 }
 
 // Records reads the desired state; *state.Store is one.

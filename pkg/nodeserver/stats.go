@@ -68,6 +68,9 @@ func (s *Server) usage(ctx context.Context, id, path string) ([]*csi.VolumeUsage
 		return bytes, nil
 	}
 	at, usage, err := s.Paths.Usage(ctx, path)
+	if err != nil || at.Corrupt { // nothing else tells of a file system that broke down
+		s.Reconciler.Changed(path)
+	}
 	switch {
 	case err != nil:
 		return nil, err
@@ -75,6 +78,8 @@ func (s *Server) usage(ctx context.Context, id, path string) ([]*csi.VolumeUsage
 		return bytes, nil
 	case at.Node, !at.Is(have.Device.Number):
 		return nil, state.Errorf(state.NotFound, "the volume is not mounted there")
+	case at.Corrupt:
+		return nil, state.Errorf(state.Unavailable, "its file system is broken: it was shut down, or its device failed")
 	}
 	return []*csi.VolumeUsage{
 		{Unit: csi.VolumeUsage_BYTES, Total: usage.Bytes.Total, Used: usage.Bytes.Used, Available: usage.Bytes.Available},

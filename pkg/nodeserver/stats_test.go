@@ -3,6 +3,7 @@ package nodeserver
 import (
 	"context"
 	"errors"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -89,6 +90,18 @@ func TestStatsOfABrokenFileSystem(t *testing.T) {
 	check(t, err, state.Unavailable, target)
 	if !errors.Is(err, broken) {
 		t.Errorf("the cause is lost: %v", err)
+	}
+	f.mounts[target].Mounts[0].Corrupt = true // as an ext4 that answers statfs(2) all the same
+	s.Paths = fakePaths{f, func(context.Context, string) (state.Usage, error) { return state.Usage{}, nil }}
+	_, err = s.NodeGetVolumeStats(t.Context(), &csi.NodeGetVolumeStatsRequest{VolumeId: id, VolumePath: target})
+	check(t, err, state.Unavailable, "broken")
+	if !slices.Equal(f.changed, []string{target, target}) {
+		t.Errorf("%q are looked at, want the path after each call", f.changed)
+	}
+	f.mounts[target].Mounts[0].Corrupt = false
+	_, err = s.NodeGetVolumeStats(t.Context(), &csi.NodeGetVolumeStatsRequest{VolumeId: id, VolumePath: target})
+	if err != nil || len(f.changed) != 2 {
+		t.Errorf("one that works: %v, %q are looked at", err, f.changed)
 	}
 }
 

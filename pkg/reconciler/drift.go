@@ -123,6 +123,16 @@ func backOff(failures int) time.Duration {
 	return maxDelay
 }
 
+// untilResync returns when a volume at rest is looked at again. Those that a start
+// has looked at all at once do not come back all at once.
+func (v *volume) untilResync(every time.Duration) time.Duration {
+	if v.spread {
+		v.spread = false
+		return time.Duration(float64(every) * rand.Float64())
+	}
+	return jitter(every)
+}
+
 // jitter keeps volumes that failed together from coming back together.
 func jitter(d time.Duration) time.Duration {
 	return time.Duration(float64(d) * (0.8 + 0.2*rand.Float64()))

@@ -56,6 +56,8 @@ type fakeVolume struct {
 	contents   state.Contents
 	data       bool // it was mounted for writing: erasing it would lose data
 	superRO    bool // the kernel turned the file system read-only
+	dead       bool // the mounted file system was shut down
+	keepers    []string
 }
 
 type fakeDevice struct {
@@ -653,6 +655,9 @@ func (k *fakeKernel) look(at string) state.Mountpoint {
 		if v := k.volumes[mount.volume]; v != nil && v.superRO && !mount.Node {
 			mount.SuperReadOnly = true
 		}
+		if v := k.volumes[mount.volume]; v != nil && v.dead && !mount.Node {
+			mount.Corrupt = true
+		}
 		have.Mounts = append(have.Mounts, mount.Mount)
 	}
 	f := k.files[at]
@@ -694,6 +699,9 @@ func (m fakeMounts) MountDevice(ctx context.Context, device state.Device, at, fs
 			return m.k.violate("%s: writable mount of a read-only device", at)
 		case v.formatting || v.contents.Kind != state.ContentsFilesystem || v.contents.FSType != fsType:
 			return m.k.violate("%s: mount of %s %s as %s, formatting mark %t", at, v.contents.Kind, v.contents.FSType, fsType, v.formatting)
+		}
+		if v.dead {
+			return fmt.Errorf("the file system is broken and kept by %v", v.keepers)
 		}
 		v.data = v.data || !readOnly
 		attributes := flags.Set
@@ -759,6 +767,17 @@ func (m fakeMounts) BoundAt(_ context.Context, device state.DeviceNumber) (paths
 	return paths, nil
 }
 
+func (m fakeMounts) Keepers(_ context.Context, device state.DeviceNumber, _ []string) (names []string) {
+	m.k.with(func() {
+		for _, v := range m.k.volumes {
+			if v.device != nil && v.device.number == device {
+				names = v.keepers
+			}
+		}
+	})
+	return names
+}
+
 func (m fakeMounts) Unmount(ctx context.Context, at string) error {
 	id := volumeOf(at)
 	return m.call(ctx, opUnmount, id, at, func(bool) error {
@@ -780,6 +799,7 @@ func (m fakeMounts) Unmount(ctx context.Context, at string) error {
 		}
 		v := k.volumes[id]
 		v.copied = v.copied || v.private && at == stagePath(id)
+		v.dead = v.dead && (len(v.keepers) > 0 || k.claimed(v))
 		k.autoclear(v)
 		return nil
 	})

@@ -62,7 +62,7 @@ func (r *Reconciler) loseLook(id string, done chan struct{}) {
 }
 
 // observeAlone is the look of the volume's worker, who alone may ask who holds
-// the device, and names the holders of one that is to go.
+// the device, and names the holders of one that is to go, or of a broken file system.
 func (r *Reconciler) observeAlone(ctx context.Context, want *state.Volume) (state.Actual, error) {
 	have, err := r.observe(ctx, want)
 	for _, d := range []*state.Device{&have.Device, &have.View} {
@@ -79,6 +79,9 @@ func (r *Reconciler) observeAlone(ctx context.Context, want *state.Volume) (stat
 				return have, err
 			}
 		}
+	}
+	if s := want.Stage; s != nil && !s.Gone && (&planner{want: want, have: have}).broken() {
+		have.Keepers = r.kernel.Mounts.Keepers(ctx, have.Device.Number, append(want.TargetPaths(), s.Path))
 	}
 	leaving := want.Stage != nil && want.Stage.Gone && len(have.Stage.Mounts) == 0
 	if d := &have.Device; leaving && d.Holder == "" && (d.Held || d.State == state.DeviceDetaching) {
@@ -143,7 +146,7 @@ func (r *Reconciler) observe(ctx context.Context, want *state.Volume) (have stat
 	}
 	if readContents(want, have) {
 		mountpoint := ""
-		if len(have.Stage.Mounts) > 0 && have.Stage.Mounts[0].Is(have.Device.Number) {
+		if len(have.Stage.Mounts) > 0 && have.Stage.Mounts[0].Is(have.Device.Number) && !have.Stage.Mounts[0].Corrupt {
 			mountpoint = want.Stage.Path
 		}
 		if have.Contents, err = r.kernel.Filesystems.Probe(ctx, have.Device, mountpoint); err != nil {

@@ -122,9 +122,10 @@ func (p Plan) settled() bool {
 }
 
 type planner struct {
-	want *state.Volume
-	have state.Actual
-	plan Plan
+	want     *state.Volume
+	have     state.Actual
+	plan     Plan
+	clearing bool // targets are unbound so that a broken file system can be mounted anew
 }
 
 func (p *planner) say(part state.Part, v Verdict) { p.plan.Verdicts[part] = v }

@@ -196,6 +196,9 @@ func (w *planWalk) dependence(world planWorld, c *planCase) string {
 	if world.targets[0].want == wantNothing || world.targets[1].want == wantNothing {
 		return ""
 	}
+	if c.broken() {
+		return "" // all its mounts go or none
+	}
 	lone := world
 	lone.targets[1] = targetWorld{}
 	key := w.key(lone)
@@ -241,7 +244,8 @@ var planStepRules = map[reconciler.Action]planStepRule{
 			t == nil, "no such target",
 			m.Err != nil, "the path was not seen",
 			len(m.Mounts) == 0 || !c.showsAt(t, m.Mounts[0]), "the top mount is not the volume's",
-			t != nil && !t.Gone && c.targetStands(t), "the target is as asked")
+			t != nil && !t.Gone && c.targetStands(t), "the target is as asked",
+			t != nil && !t.Gone && c.broken() && c.brokenCause(), "a pod loses what is broken and stays so")
 	}},
 	reconciler.RemoveTarget: {"remove-target takes only what is empty, unmounted and asked away by the CO", func(c *planCase, part state.Part) string {
 		t, m := c.want.Targets[part.Path], c.have.Targets[part.Path]
@@ -261,6 +265,7 @@ var planStepRules = map[reconciler.Action]planStepRule{
 			m.Err != nil, "the path was not seen",
 			len(m.Mounts) == 0 || !c.shows(m.Mounts[0]), "the top mount is not the volume's",
 			c.stageWanted() && c.stageStands(), "the stage is as asked",
+			c.stageWanted() && c.broken() && c.brokenCause(), "what is broken is taken down and stays so",
 			!(doubled && c.stageWanted()) && c.someTargetBound(), "a target is mounted from it",
 			!(doubled && c.stageWanted()) && c.someTargetUnseen(), "a target that was not seen may be mounted from it")
 	}},
@@ -319,19 +324,23 @@ var planStepRules = map[reconciler.Action]planStepRule{
 		return c.whyNotWrite(part, firstOf(
 			c.have.Contents.Kind != state.ContentsBlank, "the device is not blank",
 			d.Formatting, "it has the mark",
-			d.Formatted != "", "it was formatted before"))
+			d.Formatted != "", "it was formatted before",
+			c.remembers(), "the stage was seen with a file system"))
 	}},
 	reconciler.Erase: {"erase needs the formatting mark", func(c *planCase, part state.Part) string {
-		return c.whyNotWrite(part, firstOf(!c.have.Device.Formatting, "without the mark"))
+		return c.whyNotWrite(part, firstOf(
+			!c.have.Device.Formatting, "without the mark",
+			c.remembers(), "the stage was seen with a file system"))
 	}},
 	reconciler.Format: {"format needs the formatting mark and a provably blank device", func(c *planCase, part state.Part) string {
 		return c.whyNotWrite(part, firstOf(
 			!c.have.Device.Formatting, "without the mark",
-			c.have.Contents.Kind != state.ContentsBlank, "the device is not blank"))
+			c.have.Contents.Kind != state.ContentsBlank, "the device is not blank",
+			c.remembers(), "the stage was seen with a file system"))
 	}},
 	reconciler.Check: {"check needs an idle device with the file system asked for", func(c *planCase, part state.Part) string {
 		return c.whyNotWrite(part, firstOf(
-			!c.holdsFilesystem(), "not the file system asked for",
+			!c.holdsFilesystem() || c.swapped(), "not the file system asked for",
 			!c.have.Contents.NeedsCheck, "no check is needed"))
 	}},
 	reconciler.GrowFilesystem: {"grow-filesystem grows as this kind of file system can", func(c *planCase, part state.Part) string {
@@ -343,7 +352,7 @@ var planStepRules = map[reconciler.Action]planStepRule{
 				c.want.Stage.ReadOnly, "it is read-only")
 		}
 		return c.whyNotWrite(part, firstOf(
-			!c.holdsFilesystem(), "not the file system asked for",
+			!c.holdsFilesystem() || c.swapped(), "not the file system asked for",
 			f.NeedsCheck, "it needs a check first",
 			!f.Growable || !f.GrowsUnmounted, "it does not grow unmounted"))
 	}},
@@ -353,6 +362,8 @@ var planStepRules = map[reconciler.Action]planStepRule{
 			part != state.StagePart() || !c.stageWanted() || c.wantsBlock(), "no mounted stage is wanted",
 			!c.deviceStands(), "the device is not as asked",
 			c.have.Device.Formatting, "a format was interrupted",
+			c.broken(), "it is mounted and broken",
+			c.swapped(), "the file system is not the one that the stage was seen with",
 			!c.holdsFilesystem(), "not the file system asked for",
 			f.NeedsCheck && s != nil && !s.ReadOnly && !c.mountedElsewhere(), "it needs a check first",
 			!freePath(m, state.Directory), "the staging path is not free")
@@ -669,6 +680,47 @@ func (c *planCase) holdsFilesystem() bool {
 	return f.Err == nil && f.Kind == state.ContentsFilesystem && f.FSType == c.want.Stage.Capability.FSType
 }
 
+// remembers reports whether the stage was seen to hold with a file system.
+func (c *planCase) remembers() bool { return c.want.Stage != nil && c.want.Stage.UUID != "" }
+
+// swapped reports whether the device shows another file system than that one.
+func (c *planCase) swapped() bool {
+	f := c.have.Contents
+	return c.remembers() && f.Err == nil && f.UUID != "" && f.UUID != c.want.Stage.UUID
+}
+
+// broken reports whether the volume's file system is broken where it is mounted,
+// at the staging path or, when nothing is mounted there, at a target.
+func (c *planCase) broken() bool {
+	if len(c.have.Stage.Mounts) > 0 {
+		return c.corrupt(c.have.Stage)
+	}
+	for _, m := range c.have.Targets {
+		if c.corrupt(m) {
+			return true
+		}
+	}
+	return false
+}
+
+func (c *planCase) corrupt(m state.Mountpoint) bool {
+	return len(m.Mounts) == 1 && wholeOf(m.Mounts[0], c.have.Device.Number) && m.Mounts[0].Corrupt
+}
+
+// brokenCause tells why a broken file system must stay: something keeps it that
+// is not the record's, or its data is not there to be mounted anew.
+func (c *planCase) brokenCause() bool {
+	for path, t := range c.want.Targets {
+		m := c.have.Targets[path]
+		bound := slices.ContainsFunc(m.Mounts, func(m state.Mount) bool { return c.showsAt(t, m) })
+		if unseen(m) || bound && !c.corrupt(m) {
+			return true
+		}
+	}
+	f := c.have.Contents
+	return len(c.have.Keepers) > 0 || f.Err != nil || f.Kind != state.ContentsFilesystem || c.swapped() || c.have.Device.Formatting
+}
+
 // freePath reports whether something may be mounted at a path: nothing is
 // there, or an empty directory or file of the kind.
 func freePath(m state.Mountpoint, kind state.FileType) bool {
@@ -697,7 +749,7 @@ func (c *planCase) stageStands() bool {
 		return false
 	}
 	m := mounts[0]
-	return wholeOf(m, c.have.Device.Number) && m.FSType == s.Capability.FSType && !m.Corrupt &&
+	return wholeOf(m, c.have.Device.Number) && m.FSType == s.Capability.FSType && !m.Corrupt && !c.swapped() &&
 		(s.ReadOnly || !m.SuperReadOnly) && attributesMet(m.Attributes, s.ReadOnly, s.Capability.Flags...)
 }
 
@@ -758,7 +810,7 @@ func (c *planCase) hasCause(part state.Part) bool {
 	switch part.Kind {
 	case state.StageKind:
 		if c.stageWanted() {
-			return c.deviceCause() || c.wantsBlock() && c.rawCause() || !c.wantsBlock() && (c.mountCause() || len(c.have.Stage.Mounts) == 0 && c.contentsCause())
+			return c.deviceCause() || c.wantsBlock() && c.rawCause() || !c.wantsBlock() && (c.mountCause() || c.broken() && c.brokenCause() || len(c.have.Stage.Mounts) == 0 && c.contentsCause())
 		}
 		d, v, mounts := c.have.Device, c.have.View, c.have.Stage.Mounts
 		covered := len(mounts) > 1 && !c.shows(mounts[0]) && c.shows(mounts[1])
@@ -821,8 +873,8 @@ func (c *planCase) mountCause() bool {
 		return m.Err != nil || !freePath(m, state.Directory)
 	}
 	top := m.Mounts[0]
-	return !wholeOf(top, c.have.Device.Number) || top.FSType != s.Capability.FSType || top.SuperReadOnly && !s.ReadOnly ||
-		top.Corrupt && (c.someTargetBound() || c.someTargetUnseen())
+	return !wholeOf(top, c.have.Device.Number) || c.swapped() || top.FSType != s.Capability.FSType || top.SuperReadOnly && !s.ReadOnly ||
+		top.Corrupt && len(m.Mounts) > 1 && !c.shows(m.Mounts[1])
 }
 
 func (c *planCase) contentsCause() bool {
@@ -832,11 +884,11 @@ func (c *planCase) contentsCause() bool {
 	case f.Err != nil:
 		return true
 	case d.Formatting:
-		return s.ReadOnly || inUse
+		return s.ReadOnly || inUse || c.remembers()
 	case f.Kind == state.ContentsBlank:
-		return s.ReadOnly || inUse || d.Formatted != ""
+		return s.ReadOnly || inUse || d.Formatted != "" || c.remembers()
 	}
-	return !c.holdsFilesystem() || inUse && !s.ReadOnly && (f.NeedsCheck || f.Growable && f.GrowsUnmounted)
+	return !c.holdsFilesystem() || c.swapped() || inUse && !s.ReadOnly && (f.NeedsCheck || f.Growable && f.GrowsUnmounted)
 }
 
 // firstOf returns the words after the first condition that is true.
@@ -872,6 +924,7 @@ const (
 type stageWorld struct {
 	want                              wish
 	block, readOnly, noDev, withdrawn bool
+	remembers                         bool // the file system that it was seen with
 }
 
 type targetWorld struct {
@@ -933,6 +986,7 @@ const (
 type contentsWorld struct {
 	kind                                          contentsKind
 	check, growable, growsMounted, growsUnmounted bool
+	swapped                                       bool // for another than a stage remembers
 }
 
 type contentsKind uint8
@@ -1007,6 +1061,9 @@ func (w *planWorld) look() planCase {
 	if s := w.stage; s.want != wantNothing {
 		capability := planCapability(s.block, s.noDev)
 		c.want.Stage = &state.Stage{Path: planStagePath, Capability: capability, ReadOnly: s.readOnly, Intent: state.Intent{Gone: s.want == wantGone, Withdrawn: s.withdrawn}}
+		if s.remembers {
+			c.want.Stage.UUID = "its"
+		}
 		c.have.Stage = w.at.look()
 	}
 	for i, t := range w.targets {
@@ -1065,6 +1122,9 @@ func (w *planWorld) lookAtDevice(c *planCase) {
 		return
 	}
 	have.Number = theDevice.number()
+	if d.held == heldElsewhere {
+		c.have.Keepers = []string{"somebody"}
+	}
 	have.Held = d.held == heldElsewhere || d.held == heldByMounts && w.mounted(theDevice)
 	if d.view != state.DeviceAbsent {
 		c.have.View = state.Device{State: d.view, Number: theView.number(), ReadOnly: true, Held: d.viewHeld || w.mounted(theView)}
@@ -1111,6 +1171,10 @@ func (f contentsWorld) look() state.Contents {
 	c := state.Contents{Kind: state.ContentsFilesystem, FSType: "ext4", NeedsCheck: f.check, Growable: f.growable, GrowsMounted: f.growsMounted, GrowsUnmounted: f.growsUnmounted}
 	if f.kind == holdsXFS {
 		c.FSType = "xfs"
+	}
+	c.UUID = "its"
+	if f.swapped {
+		c.UUID = "another"
 	}
 	return c
 }
@@ -1326,6 +1390,7 @@ var stageWishes = []stageWorld{
 	{want: wantThere}, {want: wantThere, readOnly: true}, {want: wantThere, noDev: true},
 	{want: wantThere, block: true}, {want: wantThere, block: true, readOnly: true},
 	{}, {want: wantGone}, {want: wantGone, withdrawn: true}, {want: wantGone, block: true},
+	{want: wantThere, remembers: true}, {want: wantThere, readOnly: true, remembers: true},
 }
 
 // planDeviceWorlds ranges over everything that a device, its contents, the
@@ -1395,6 +1460,12 @@ func contentsFor(stage stageWorld, d *deviceWorld) iter.Seq2[int, contentsWorld]
 			{kind: holdsExt4, growable: true, check: true, growsUnmounted: true}, {kind: holdsExt4, growable: true, check: true, growsMounted: true},
 			{kind: holdsExt4, growsMounted: true},
 		}
+		if stage.remembers {
+			all = []contentsWorld{
+				{kind: holdsExt4}, {kind: holdsExt4, swapped: true}, {}, {kind: holdsXFS, swapped: true}, {kind: holdsUnreadable, swapped: true},
+				{kind: holdsExt4, check: true, swapped: true}, {kind: holdsExt4, growable: true, growsMounted: true, growsUnmounted: true, swapped: true},
+			}
+		}
 		read := stage.want == wantThere && !stage.block && d.state == state.DeviceAttached && !d.missing
 		if !read {
 			all = all[:3]
@@ -1442,7 +1513,7 @@ func planTargetWorlds(yield func(planWorld) bool) {
 				for _, at := range targetStages(stage) {
 					for _, first := range targetWorlds(block) {
 						for _, second := range secondTargets(block) {
-							w := planWorld{stage: stage, at: at, targets: [2]targetWorld{first, second}, device: device, contents: contentsWorld{kind: holdsExt4}}
+							w := planWorld{stage: stage, at: at, targets: [2]targetWorld{first, second}, device: device, contents: contentsWorld{kind: holdsExt4, swapped: stage.remembers}}
 							if !yield(w) {
 								return
 							}

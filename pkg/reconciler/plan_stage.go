@@ -2,6 +2,7 @@ package reconciler
 
 import (
 	"slices"
+	"strings"
 
 	"github.com/csi-node/csi-node/pkg/state"
 )
@@ -21,6 +22,9 @@ func (p *planner) stage(s *state.Stage) Verdict {
 	}
 	if err := p.have.Stage.Err; err != nil {
 		return unseen(err)
+	}
+	if p.broken() {
+		return p.renew(s)
 	}
 	if len(p.have.Stage.Mounts) > 0 {
 		return p.keepMounted(s)
@@ -135,10 +139,10 @@ func (p *planner) keepMounted(s *state.Stage) Verdict {
 		return stuck(state.FailedPrecondition, "%s is mounted at the staging path %s: it is not this volume's; find out whose before you unmount it", describe(top), s.Path)
 	case len(mounts) > 1 && p.ours(mounts[1]):
 		return p.do(Unmount, state.StagePart()) // mounted twice
-	case top.Corrupt && len(p.maybeBound()) > 0:
-		return stuck(state.Unavailable, "the file system at the staging path %s is broken, and targets are still bound from it or cannot be looked at", s.Path)
 	case top.Corrupt:
-		return p.do(Unmount, state.StagePart())
+		return stuck(state.FailedPrecondition, "the file system at the staging path %s is broken, and lies over %s: it is not this volume's; find out whose before you unmount both", s.Path, describe(mounts[1]))
+	case p.swapped(s):
+		return p.another(s)
 	case top.FSType != s.Capability.FSType:
 		return stuck(state.FailedPrecondition, "the volume is mounted at %s as %s, and %s was asked for", s.Path, top.FSType, s.Capability.FSType)
 	case top.SuperReadOnly && !s.ReadOnly:
@@ -149,6 +153,59 @@ func (p *planner) keepMounted(s *state.Stage) Verdict {
 	return settled
 }
 
+// broken reports whether the volume's file system is mounted and does not work
+// any more: it was shut down, or its device failed. All its mounts show the one
+// superblock, which goes with the last of them, and only then comes a new one.
+func (p *planner) broken() bool {
+	if mounts := p.have.Stage.Mounts; len(mounts) > 0 {
+		return p.corrupt(p.have.Stage)
+	}
+	return len(p.targets(func(_ *state.Target, m state.Mountpoint) bool { return p.corrupt(m) })) > 0
+}
+
+// corrupt reports whether what is mounted at a path is the volume's file system,
+// broken, and neither covers nor is covered by another.
+func (p *planner) corrupt(m state.Mountpoint) bool {
+	return len(m.Mounts) == 1 && m.Mounts[0].Corrupt && !m.Mounts[0].Node && m.Mounts[0].Is(p.have.Device.Number)
+}
+
+// renew plans towards a broken file system's being mounted anew. Its mounts are
+// taken away only if nothing else keeps it and the data can be read: a target
+// that fails is better than one that shows an empty directory.
+func (p *planner) renew(s *state.Stage) Verdict {
+	c, bound := p.have.Contents, p.bound()
+	whole := p.targets(func(_ *state.Target, m state.Mountpoint) bool { return p.corrupt(m) })
+	switch {
+	case c.Err != nil:
+		return unseen(c.Err)
+	case p.swapped(s):
+		return p.another(s)
+	case p.have.Device.Formatting || c.Kind != state.ContentsFilesystem:
+		return stuck(state.FailedPrecondition, "the file system at the staging path %s is broken, and its device %s holds none now: restore its backing%s from a backup", s.Path, p.have.Device.Path, backing(p.have.Device))
+	case len(p.have.Keepers) > 0:
+		return stuck(state.Unavailable, "the file system at the staging path %s is broken (it was shut down, or its device failed: see the kernel's log) and kept by %s: end that, then it is mounted anew", s.Path, strings.Join(p.have.Keepers, ", "))
+	case len(whole) < len(p.maybeBound()):
+		return stuck(state.Unavailable, "the file system at the staging path %s is broken, and targets are covered, not broken, or cannot be looked at", s.Path)
+	case len(bound) > 0:
+		p.clearing = true
+		return Verdict{Needs: bound}
+	}
+	return p.do(Unmount, state.StagePart())
+}
+
+// swapped reports whether the device holds another file system than the one
+// that the stage was first seen to hold with.
+func (p *planner) swapped(s *state.Stage) bool {
+	c := p.have.Contents
+	return c.Err == nil && s.UUID != "" && c.UUID != "" && c.UUID != s.UUID
+}
+
+// another is the verdict on a device that was swapped.
+func (p *planner) another(s *state.Stage) Verdict {
+	d := p.have.Device
+	return stuck(state.FailedPrecondition, "the device %s holds the file system %s, and the volume was staged with %s: its data was swapped. Put the right data back into its backing%s; or, to take what is there, unpublish and unstage the volume and stage it again", d.Path, p.have.Contents.UUID, s.UUID, backing(d))
+}
+
 // contents plans towards a device that can be mounted: formatted once, checked
 // when the superblock asks for it, and grown if this kind grows only unmounted.
 func (p *planner) contents(s *state.Stage) Verdict {
@@ -156,6 +213,10 @@ func (p *planner) contents(s *state.Stage) Verdict {
 	switch {
 	case c.Err != nil:
 		return unseen(c.Err)
+	case p.swapped(s):
+		return p.another(s)
+	case s.UUID != "" && (d.Formatting || c.Kind == state.ContentsBlank):
+		return stuck(state.FailedPrecondition, "the volume was staged with the file system %s, and is blank or to be formatted now: its data is lost, and it is not formatted again. Restore its backing%s from a backup; or, to have it formatted, unpublish and unstage the volume and stage it again", s.UUID, backing(d))
 	case d.Formatting:
 		return p.finishFormat(s)
 	}

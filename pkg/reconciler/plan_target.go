@@ -40,6 +40,8 @@ func (p *planner) publish(t *state.Target) Verdict {
 		return stuck(state.FailedPrecondition, "the volume is not staged on this node")
 	case p.have.Targets[t.Path].Err != nil:
 		return unseen(p.have.Targets[t.Path].Err)
+	case p.clearing && p.corrupt(p.have.Targets[t.Path]):
+		return p.do(Unbind, state.TargetPart(t.Path))
 	case !p.plan.Verdicts[state.StagePart()].Settled:
 		return Verdict{Needs: []state.Part{state.StagePart()}}
 	case t.Capability.Access == state.BlockAccess:

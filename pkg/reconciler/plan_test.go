@@ -81,6 +81,18 @@ func TestPlan(t *testing.T) {
 			[]string{"stage: stuck, FailedPrecondition: found LUKS header at byte 0"}},
 		{"blank after a format", volume(staged()), actual(attached(formattedBefore), blank()),
 			[]string{"stage: stuck, FailedPrecondition: its data is lost"}},
+		{"other data than it was staged with", volume(staged(its("a"))), actual(attached(), ext4(uuid("b"))),
+			[]string{"stage: stuck, FailedPrecondition: holds the file system b, and the volume was staged with a"}},
+		{"other data beneath what is mounted", volume(staged(its("a")), published(podA), unpublished(podB)), actual(attached(), ext4(uuid("b"), growable, growsMounted), stageIs(mounted(ro)), targetIs(podA, mounted(rw)), targetIs(podB, mounted(rw))),
+			[]string{"unbind for B", "stage: stuck, FailedPrecondition: swapped", "A: waits for stage", "B: under way"}},
+		{"the data that it was staged with", volume(staged(its("a"))), actual(attached(), ext4(uuid("a"), needsCheck)),
+			[]string{"check for stage", "stage: under way"}},
+		{"blank after it was staged", volume(staged(its("a"))), actual(attached(), blank()),
+			[]string{"stage: stuck, FailedPrecondition: staged with the file system a, and is blank"}},
+		{"marked after it was staged", volume(staged(its("a"))), actual(attached(marked), ext4(uuid("a"))),
+			[]string{"stage: stuck, FailedPrecondition: not formatted again"}},
+		{"an end takes any data", volume(stageOf(asFilesystem, []how{gone, its("a")})), actual(attached(), ext4(uuid("b")), stageIs(mounted(rw))),
+			[]string{"unmount for stage", "stage: under way"}},
 		{"unreadable now", volume(staged()), actual(attached(), contents(state.Contents{Err: errors.New("read failed")})),
 			[]string{"stage: stuck, Unavailable: read failed"}},
 		{"blank but held", volume(staged()), actual(attached(held), blank()),
@@ -131,6 +143,8 @@ func TestPlan(t *testing.T) {
 			[]string{"stage: stuck, FailedPrecondition: tmpfs", "A: waits for stage"}},
 		{"files at the staging path", volume(staged()), actual(attached(), ext4(), stageIs(fullDir())),
 			[]string{"stage: stuck, FailedPrecondition: holds files"}},
+		{"mounted, and unreadable now", volume(staged(its("a"))), actual(attached(), contents(state.Contents{Err: errors.New("read failed"), UUID: "b"}), stageIs(mounted(rw))),
+			[]string{"stage: settled"}},
 		{"mounted twice", volume(staged()), actual(attached(), ext4(), stageIs(over(mounted(rw), mounted(rw)))),
 			[]string{"unmount for stage", "stage: under way"}},
 		{"attributes of the stage went astray", volume(staged()), actual(attached(), ext4(), stageIs(mounted(ro))),
@@ -139,8 +153,26 @@ func TestPlan(t *testing.T) {
 			[]string{"stage: stuck, FailedPrecondition: turned read-only", "A: waits for stage"}},
 		{"a broken stage is mounted anew", volume(staged()), actual(attached(), ext4(), stageIs(mounted(rw, corrupt))),
 			[]string{"unmount for stage", "stage: under way"}},
-		{"but not from under a target", volume(staged(), published(podA)), actual(attached(), ext4(), stageIs(mounted(rw, corrupt)), targetIs(podA, mounted(rw))),
+		{"broken: targets go before it", volume(staged(), published(podA, accepted), published(podB)), actual(attached(), ext4(), stageIs(mounted(rw, corrupt)), targetIs(podA, mounted(rw, corrupt)), targetIs(podB, emptyDir())),
+			[]string{"unbind for A", "stage: waits for A", "A: under way", "B: waits for stage"}},
+		{"broken: also of a stage that was lost", volume(staged(), published(podA)), actual(attached(), ext4(), stageIs(emptyDir()), targetIs(podA, mounted(rw, corrupt))),
+			[]string{"unbind for A", "stage: waits for A", "A: under way"}},
+		{"broken: an end goes on", volume(staged(), unpublished(podA)), actual(attached(), ext4(), stageIs(mounted(rw, corrupt)), targetIs(podA, mounted(rw, corrupt))),
+			[]string{"unbind for A", "stage: waits for A", "A: under way"}},
+		{"broken: all or none", volume(staged(), published(podA), published(podB)), actual(attached(), ext4(), stageIs(mounted(rw, corrupt)), targetIs(podA, mounted(rw, corrupt)), targetIs(podB, over(foreign(), mounted(rw, corrupt)))),
+			[]string{"stage: stuck, Unavailable: broken, and targets are covered", "A: waits for stage", "B: waits for stage"}},
+		{"broken: not while it looks whole at a target", volume(staged(), published(podA)), actual(attached(), ext4(), stageIs(mounted(rw, corrupt)), targetIs(podA, mounted(rw))),
 			[]string{"stage: stuck, Unavailable: broken", "A: waits for stage"}},
+		{"broken: not while somebody keeps it", volume(staged(), published(podA)), actual(attached(), ext4(), keptBy("pid 7 (app)"), stageIs(mounted(rw, corrupt)), targetIs(podA, mounted(rw, corrupt))),
+			[]string{"stage: stuck, Unavailable: kept by pid 7 (app)", "A: waits for stage"}},
+		{"broken: not while its device fails", volume(staged(), published(podA)), actual(attached(), contents(state.Contents{Err: errors.New("read failed")}), stageIs(mounted(rw, corrupt)), targetIs(podA, mounted(rw, corrupt))),
+			[]string{"stage: stuck, Unavailable: read failed", "A: waits for stage"}},
+		{"broken: not while there is nothing to mount", volume(staged()), actual(attached(), blank(), stageIs(mounted(rw, corrupt))),
+			[]string{"stage: stuck, FailedPrecondition: holds none now"}},
+		{"broken: not while there is other data", volume(staged(its("a"))), actual(attached(), ext4(uuid("b")), stageIs(mounted(rw, corrupt))),
+			[]string{"stage: stuck, FailedPrecondition: swapped"}},
+		{"broken: over something else", volume(staged()), actual(attached(), ext4(), stageIs(over(mounted(rw, corrupt), foreign()))),
+			[]string{"stage: stuck, FailedPrecondition: lies over tmpfs"}},
 		{"foreign over a stage that is to go", volume(unstaged()), actual(attached(), stageIs(over(foreign(), mounted(rw)))),
 			[]string{"stage: stuck, FailedPrecondition: mounted over the volume"}},
 		{"a stage does not end while a target is out of sight", volume(unstaged(), unpublished(podA)), actual(attached(), stageIs(mounted(rw)), targetIs(podA, unseenNow())),
@@ -337,6 +369,10 @@ func asked(_ *state.Stage, t *state.Target)     { t.Asked = true }
 func as(fsType string) how {
 	return func(s *state.Stage, _ *state.Target) { s.Capability.FSType = fsType }
 }
+
+// its is the UUID of the file system that a stage was first seen with.
+func its(uuid string) how { return func(s *state.Stage, _ *state.Target) { s.UUID = uuid } }
+
 func seenAs(n state.DeviceNumber) how {
 	return func(_ *state.Stage, t *state.Target) { t.Device = n }
 }
@@ -358,6 +394,8 @@ func actual(facts ...fact) state.Actual {
 	}
 	return have
 }
+
+func keptBy(names ...string) fact { return func(have *state.Actual) { have.Keepers = names } }
 
 type deviceFact func(*state.Device)
 
@@ -410,6 +448,7 @@ func ext4(facts ...contentsFact) fact {
 func xfs(facts ...contentsFact) fact {
 	return contents(state.Contents{Kind: state.ContentsFilesystem, FSType: "xfs"}, facts...)
 }
+func uuid(u string) contentsFact       { return func(c *state.Contents) { c.UUID = u } }
 func needsCheck(c *state.Contents)     { c.NeedsCheck = true }
 func growable(c *state.Contents)       { c.Growable = true }
 func growsMounted(c *state.Contents)   { c.GrowsMounted = true }

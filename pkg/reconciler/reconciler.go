@@ -40,6 +40,9 @@ type Mounts interface {
 	Unmount(ctx context.Context, path string) error
 	// BoundAt tells where the node of a device is bound, also by nobody's intent.
 	BoundAt(ctx context.Context, device state.DeviceNumber) ([]string, error)
+	// Keepers names what would keep the file system on a device alive if its
+	// mounts at the paths went.
+	Keepers(ctx context.Context, device state.DeviceNumber, paths []string) []string
 }
 
 // Directories takes care of the directories that mounts leave behind.
@@ -90,6 +93,7 @@ type Config struct {
 	// DetectOnly leaves what was lost as it is, until somebody asks for it.
 	DetectOnly bool
 	// Resync is how often a volume is looked at when nothing happens to it; 0: never.
+	// After a start the volumes come one by one over all of that time.
 	Resync time.Duration
 }
 
@@ -134,7 +138,8 @@ func New(cfg Config) *Reconciler {
 		lost:    map[string]chan struct{}{},
 	}
 	for _, v := range r.store.List() {
-		r.volume(v.ID).unseen = true
+		known := r.volume(v.ID)
+		known.unseen, known.spread = true, true
 		r.queue.Add(v.ID)
 	}
 	return r

@@ -17,6 +17,7 @@ type volume struct {
 	running  Step
 	since    time.Time // when running began; zero when no step runs
 
+	spread bool          // it was in the store at start, and no resync of it was set since
 	unseen bool          // it was in the store at start, and was not observed since
 	want   *state.Volume // at the last look
 	have   state.Actual

@@ -212,6 +212,8 @@ func (p *pass) settle(ctx context.Context, want *state.Volume, have state.Actual
 			edits[part] = func(v *state.Volume) { v.Drop(part) }
 		case seen && !intent.Accepted:
 			edits[part] = func(v *state.Volume) { accept(v, part, have) }
+		case seen && part.Kind == state.StageKind && want.Stage.UUID == "" && have.Contents.UUID != "": // not read before, or adopted
+			edits[part] = func(v *state.Volume) { v.Stage.UUID = have.Contents.UUID }
 		case !seen && !intent.Gone && !intent.Accepted && p.refused(want, plan, part):
 			edits[part] = func(v *state.Volume) { v.Withdraw(part, time.Now()) }
 		}
@@ -244,9 +246,13 @@ func (p *pass) settle(ctx context.Context, want *state.Volume, have state.Actual
 	return len(plan.Steps) > 0 || !plan.settled()
 }
 
-// accept notes that a part holds, and of a block target which device it shows.
+// accept notes that a part holds: of a stage with which file system, of a block
+// target which device it shows.
 func accept(v *state.Volume, part state.Part, have state.Actual) {
 	v.Accept(part)
+	if part.Kind == state.StageKind && v.Stage.UUID == "" {
+		v.Stage.UUID = have.Contents.UUID
+	}
 	t := v.Targets[part.Path]
 	if part.Kind != state.TargetKind || t.Capability.Access != state.BlockAccess {
 		return
@@ -325,7 +331,7 @@ func (p *pass) retryLater() {
 			r.metrics.BackOff()
 		}
 	} else if r.resync > 0 && !v.want.Empty() {
-		r.queue.AddAfter(p.id, jitter(r.resync))
+		r.queue.AddAfter(p.id, v.untilResync(r.resync))
 	}
 	r.forget(p.id)
 }

@@ -10,6 +10,9 @@ type Actual struct {
 	Contents Contents
 	Stage    Mountpoint            // at the staging path of the record
 	Targets  map[string]Mountpoint // by target path of the record
+	// Keepers are what would keep a corrupt file system alive if all mounts at
+	// the record's paths went, for humans.
+	Keepers []string
 }
 
 // DeviceNumber identifies a block device; the zero value is no device.

@@ -31,7 +31,7 @@ func (v *Volume) AskStage(s *Stage, now time.Time) error {
 		return nil
 	case !have.Gone && have.Adopted && have.Path == s.Path && have.ReadOnly == s.ReadOnly &&
 		have.Capability.Access == s.Capability.Access && have.Capability.FSType == s.Capability.FSType:
-		s.Intent = have.Intent
+		s.Intent, s.UUID = have.Intent, have.UUID
 		v.Stage = s
 		return nil
 	case !have.Gone && have.Path != s.Path:

@@ -98,10 +98,14 @@ func TestAskStage(t *testing.T) {
 	}.run(t)
 
 	v := record(func(v *Volume) {
-		v.Stage.Adopted, v.Stage.Accepted, v.Stage.Capability.Flags, v.Stage.Capability.Mode = true, true, nil, ""
+		v.Stage.Adopted, v.Stage.Accepted, v.Stage.Capability.Flags, v.Stage.Capability.Mode, v.Stage.UUID = true, true, nil, "", "its"
 	})
-	if err := v.AskStage(aStage(), editTime); err != nil || v.Stage.Adopted || !v.Stage.Accepted || v.Stage.Revision != 1 || len(v.Stage.Capability.Flags) != 1 {
+	if err := v.AskStage(aStage(), editTime); err != nil || v.Stage.Adopted || !v.Stage.Accepted || v.Stage.Revision != 1 || len(v.Stage.Capability.Flags) != 1 || v.Stage.UUID != "its" {
 		t.Errorf("an adopted stage became %+v (%v)", v.Stage, err)
+	}
+	gone(&v.Stage.Intent)
+	if err := v.AskStage(aStage(), editTime); err != nil || v.Stage.UUID != "" {
+		t.Errorf("a new stage is %+v (%v)", v.Stage, err)
 	}
 }
 

@@ -98,6 +98,10 @@ type Stage struct {
 	// Adopted marks a stage that was found standing without an intent: its
 	// access mode, flags and context are guesses until the CO names them.
 	Adopted bool `json:"adopted,omitempty"`
+	// UUID is that of the file system that the stage was first seen to hold
+	// with, in other words the data that pods have used: another one is not
+	// shown to them.
+	UUID string `json:"uuid,omitempty"`
 }
 
 // SameAs reports whether two intents ask for the same stage.

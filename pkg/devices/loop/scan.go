@@ -14,12 +14,14 @@ import (
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
-// lookLimit is how long a scan waits for one device that is not known: the
-// kernel asks the backing's file system, and a dead NFS server never answers.
+// lookLimit is how long scans wait for one device that is not known, all of them
+// together: the kernel asks the backing's file system, and a dead NFS server
+// never answers.
 const lookLimit = 2 * time.Second
 
 // look is a question about a device that is under way.
 type look struct {
+	since  time.Time
 	done   chan struct{}
 	device *device // nil when the device is not bound
 	err    error
@@ -69,7 +71,7 @@ func (b *Backend) askWithin(ctx context.Context, name string) (*device, error) {
 	b.mu.Lock()
 	l := b.looks[name]
 	if l == nil {
-		l = &look{done: make(chan struct{})}
+		l = &look{since: time.Now(), done: make(chan struct{})}
 		b.looks[name] = l
 		go func() {
 			l.device, l.err = ask(name)
@@ -80,7 +82,7 @@ func (b *Backend) askWithin(ctx context.Context, name string) (*device, error) {
 		}()
 	}
 	b.mu.Unlock()
-	limit := time.NewTimer(lookLimit)
+	limit := time.NewTimer(lookLimit - time.Since(l.since)) // at once for one that hangs
 	defer limit.Stop()
 	select {
 	case <-l.done:

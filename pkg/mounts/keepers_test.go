@@ -1,0 +1,113 @@
+package mounts
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/csi-node/csi-node/pkg/state"
+)
+
+// A file system that was shut down is broken at all its mounts, and is one that
+// works only when the last of them is gone, in whatever namespace: until then
+// who keeps it is named, and it is not mounted once more.
+func TestBrokenFilesystem(t *testing.T) {
+	for _, fsType := range []string{"ext4", "xfs"} {
+		t.Run(fsType, func(t *testing.T) {
+			if fsType == "ext4" && kernelBefore(t, 6, 15) {
+				t.Skip("before Linux 6.15 ext4 does not tell")
+			}
+			h, root := newHost(t)
+			ctx, stage, target := t.Context(), filepath.Join(root, "stage"), filepath.Join(root, "target")
+			mountTmpfs(t, "shared", root, 0)
+			must(t, unix.Mount("", root, "", unix.MS_SHARED, ""))
+			d := mountedAs(t, h, stage, fsType)
+			must(t, h.BindMount(ctx, stage, d.Number, target, state.Flags{}))
+			file := filepath.Join(stage, "file")
+			must(t, os.WriteFile(file, []byte("kept"), 0o600))
+			run(t, "sync", file)
+
+			wait := "; exec " + waiting(t)
+			user := start(t, "", "sh", "-c", "exec 5<"+file+wait)
+			slave := start(t, "", "unshare", "-m", "--propagation", "slave", "sh", "-c", "true"+wait)
+			private := start(t, "", "unshare", "-m", "--propagation", "private", "sh", "-c", "true"+wait)
+			shutDown(t, stage)
+			for _, path := range []string{stage, target} {
+				if m := wantMount(t, h, path, d.Number); !m.Corrupt {
+					t.Errorf("%s: %+v is not corrupt", path, m)
+				}
+			}
+
+			keepers := func(paths ...string) string {
+				return strings.Join(h.Keepers(ctx, d.Number, paths), ", ")
+			}
+			says := func(found string, want bool, words ...string) {
+				t.Helper()
+				for _, w := range words {
+					if strings.Contains(found, w) != want {
+						t.Errorf("keepers %q: %q is among them: %t", found, w, !want)
+					}
+				}
+			}
+			using := fmt.Sprintf("pid %d (tail)", user.Process.Pid)
+			copied := fmt.Sprintf("pid %d (tail) with a mount at ", private.Process.Pid)
+			following := fmt.Sprintf("pid %d (tail)", slave.Process.Pid)
+			found := keepers(stage, target)
+			says(found, true, using, copied)
+			says(found, false, following, "the mount at ")
+			says(keepers(stage), true, "the mount at "+target)
+			wantClass(t, h.Unmount(ctx, stage), state.Unavailable, "in use by", using)
+			stop(user)
+			says(keepers(stage, target), false, using)
+			below := filepath.Join(root, "elsewhere")
+			must(t, os.Mkdir(below, 0o700))
+			must(t, unix.Mount(target, below, "", unix.MS_BIND, ""))
+			says(keepers(stage, target), true, "the mount at "+below)
+			must(t, h.Unmount(ctx, below))
+
+			must(t, h.Unmount(ctx, target))
+			must(t, h.Unmount(ctx, stage))
+			d.Held = true // as the copy holds it
+			wantClass(t, h.MountDevice(ctx, d, stage, fsType, state.Flags{}, false), state.Unavailable, "is broken and kept by", copied)
+			wantFile(t, h, stage, state.Directory)
+			stop(private)
+			wantFree(t, d)
+			must(t, h.MountDevice(ctx, d, stage, fsType, state.Flags{}, false))
+			if data, err := os.ReadFile(file); err != nil || string(data) != "kept" {
+				t.Errorf("the file holds %q, %v", data, err)
+			}
+			must(t, h.Unmount(ctx, stage))
+		})
+	}
+}
+
+// A volume that works and is held elsewhere is mounted all the same.
+func TestMountOfAFilesystemThatIsShown(t *testing.T) {
+	h, root := newHost(t)
+	one, two := filepath.Join(root, "one"), filepath.Join(root, "two")
+	for _, fsType := range []string{"ext4", "xfs", "btrfs"} {
+		d := mountedAs(t, h, one, fsType)
+		d.Held = true
+		must(t, h.MountDevice(t.Context(), d, two, fsType, state.Flags{}, false))
+		must(t, h.Unmount(t.Context(), two))
+		must(t, h.Unmount(t.Context(), one))
+		d.Held = false
+	}
+}
+
+// What lies below a path keeps it busy.
+func TestKeepersBelow(t *testing.T) {
+	h, root := newHost(t)
+	stage := filepath.Join(root, "stage")
+	d := mounted(t, h, stage)
+	below := filepath.Join(stage, "below")
+	mountTmpfs(t, "below", below, 0)
+	if found := h.Keepers(t.Context(), d.Number, []string{stage}); !slices.Contains(found, "the mount at "+below) {
+		t.Errorf("keepers %q", found)
+	}
+}
