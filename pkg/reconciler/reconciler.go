@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"sync"
 	"time"
 
@@ -111,7 +112,8 @@ type Reconciler struct {
 	heals   bool
 	resync  time.Duration
 	queue   workqueue.TypedDelayingInterface[string]
-	stopped chan struct{} // closed when Run is told to end
+	stopped chan struct{}  // closed when Run is told to end
+	random  func() float64 // in [0, 1), for jitter
 
 	mu      sync.Mutex
 	volumes map[string]*volume
@@ -130,6 +132,7 @@ func New(cfg Config) *Reconciler {
 		resync:  cfg.Resync,
 		queue:   workqueue.NewTypedDelayingQueue[string](),
 		stopped: make(chan struct{}),
+		random:  rand.Float64,
 		volumes: map[string]*volume{},
 		lost:    map[string]chan struct{}{},
 	}

@@ -294,12 +294,12 @@ func (p *pass) retryLater() {
 	}
 	for part, verdict := range v.plan.Verdicts {
 		if !verdict.Settled && verdict.Problem != (Problem{}) && p.failure(v.want, part) == nil {
-			v.attempt(part).failed(false, p.reason(v.want, v.plan, part))
+			r.failed(v, part, false, p.reason(v.want, v.plan, part))
 		}
 	}
 	for part := range p.failed {
 		if err := p.failure(v.want, part); err != nil {
-			v.attempt(part).failed(true, err)
+			r.failed(v, part, true, err)
 		}
 	}
 	for w := range v.waiters {
@@ -325,7 +325,7 @@ func (p *pass) retryLater() {
 			r.metrics.BackOff()
 		}
 	} else if r.resync > 0 && !v.want.Empty() {
-		r.queue.AddAfter(p.id, jitter(r.resync))
+		r.queue.AddAfter(p.id, r.jitter(r.resync))
 	}
 	r.forget(p.id)
 }
