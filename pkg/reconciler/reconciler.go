@@ -252,6 +252,7 @@ func (r *Reconciler) Adopt(ctx context.Context, id string, stage *state.Stage) (
 	if err != nil {
 		return false, fmt.Errorf("volume %s: %w", id, err)
 	}
+	r.queue.Add(id) // so that its changes are looked at from now on
 	klog.FromContext(ctx).Info("Adopted a stage that no intent explained", "volume", id, "path", stage.Path)
 	return true, nil
 }
