@@ -238,6 +238,7 @@ func (p *pass) settle(ctx context.Context, want *state.Volume, have state.Actual
 	}
 	p.r.observed(p.id, record, have, plan)
 	p.waitForUndo(want, plan, record)
+	p.leaveWord(want, plan)
 	p.answer(ctx, want, plan)
 	// Without a step to make and a refusal to undo, what was seen is the end. What
 	// came in meanwhile has put the volume into the queue again.
