@@ -42,7 +42,8 @@ func (v *Volume) AskStage(s *Stage, now time.Time) error {
 		return Errorf(Aborted, "the volume is still being unstaged from %s", have.Path)
 	}
 	v.Stage = s
-	v.Stage.Intent = Intent{Revision: v.Revision, Since: now}
+	// What is still being unstaged is this volume's, so a refusal takes it down.
+	v.Stage.Intent = Intent{Revision: v.Revision, Since: now, Begun: have != nil}
 	return nil
 }
 
