@@ -79,8 +79,8 @@ func (v *Volume) AskPublish(t *Target, stagingPath string, now time.Time) error 
 	s := v.Stage
 	have := v.Targets[t.Path]
 	switch {
-	case have != nil && !have.Gone && have.SameAs(t) && s != nil && s.Path == stagingPath:
-		return nil
+	case have != nil && !have.Gone && have.SameAs(t) && (s == nil || s.Path == stagingPath):
+		return nil // without a stage, which was refused since, it is refused and taken back
 	case have != nil && !have.Gone && s != nil && s.Path == stagingPath:
 		return Errorf(AlreadyExists, "the volume is published already at %s with another capability, context or read-only setting", t.Path)
 	case s == nil:
