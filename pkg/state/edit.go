@@ -261,8 +261,7 @@ func (v *Volume) Drop(p Part) {
 
 // remove turns the intent into a tombstone that the CO asked for.
 func (i *Intent) remove(revision uint64, now time.Time) {
-	i.Withdrawn = false
-	if i.Gone {
+	if i.Gone && !i.Withdrawn {
 		return
 	}
 	*i = Intent{Gone: true, Revision: revision, Since: now}
