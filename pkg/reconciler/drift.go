@@ -2,7 +2,6 @@ package reconciler
 
 import (
 	"context"
-	"math/rand/v2"
 	"strings"
 	"time"
 
@@ -109,7 +108,7 @@ func (r *Reconciler) loss(id string, part state.Part, asked bool) (now repair, t
 		}
 		lost.losses++
 		lost.state, lost.met = repairing, at
-		lost.next = at.Add(jitter(backOff(lost.losses)))
+		lost.next = at.Add(r.jitter(backOff(lost.losses)))
 	}
 	return *lost, lost.state != before
 }
@@ -125,15 +124,15 @@ func backOff(failures int) time.Duration {
 
 // untilResync returns when a volume at rest is looked at again. Those that a start
 // has looked at all at once do not come back all at once.
-func (v *volume) untilResync(every time.Duration) time.Duration {
+func (r *Reconciler) untilResync(v *volume) time.Duration {
 	if v.spread {
 		v.spread = false
-		return time.Duration(float64(every) * rand.Float64())
+		return time.Duration(float64(r.resync) * r.random())
 	}
-	return jitter(every)
+	return r.jitter(r.resync)
 }
 
 // jitter keeps volumes that failed together from coming back together.
-func jitter(d time.Duration) time.Duration {
-	return time.Duration(float64(d) * (0.8 + 0.2*rand.Float64()))
+func (r *Reconciler) jitter(d time.Duration) time.Duration {
+	return time.Duration(float64(d) * (0.8 + 0.2*r.random()))
 }

@@ -54,7 +54,7 @@ func (r *Reconciler) Explain(ctx context.Context, id string) (Story, error) {
 	story := Story{Volume: id, Asked: tellAsked(want, now)}
 	if err != nil {
 		plan, have = v.plan, v.have
-		story.InTheWay = append(story.InTheWay, sentence("the volume cannot be looked at now, so this is what was seen last: %v", err))
+		story.InTheWay = append(story.InTheWay, inWords("the volume cannot be looked at now, so this is what was seen last: %v", err))
 	}
 	// What holds now was seen just now; the rest the worker knows better.
 	status := r.status(want)
@@ -63,7 +63,7 @@ func (r *Reconciler) Explain(ctx context.Context, id string) (Story, error) {
 		if plan.Verdicts[part].Settled && !want.Intent(part).Gone {
 			continue
 		}
-		story.Missing = append(story.Missing, sentence("%s: it should be %s, and is %s", p.Part, p.Asked, p.Is))
+		story.Missing = append(story.Missing, inWords("%s: it should be %s, and is %s", p.Part, p.Asked, p.Is))
 		story.InTheWay = append(story.InTheWay, v.tellObstacle(part, p, plan, now)...)
 	}
 	story.Is = tellActual(want, have)
@@ -72,9 +72,9 @@ func (r *Reconciler) Explain(ctx context.Context, id string) (Story, error) {
 	return story, nil
 }
 
-// sentence makes one of a phrase: it begins with a capital, unless with a path,
+// inWords makes a sentence of a phrase: it begins with a capital, unless with a path,
 // and ends with a full stop.
-func sentence(format string, args ...any) string {
+func inWords(format string, args ...any) string {
 	text := strings.Join(strings.Fields(fmt.Sprintf(format, args...)), " ")
 	if text != "" && text[0] >= 'a' && text[0] <= 'z' {
 		text = strings.ToUpper(text[:1]) + text[1:]
@@ -95,28 +95,28 @@ func tellAsked(want *state.Volume, now time.Time) []string {
 		when := ago(s.Since, now)
 		switch {
 		case s.Withdrawn:
-			all = append(all, sentence("staging it at %s failed for good %s, and what was begun is taken back", s.Path, when))
+			all = append(all, inWords("staging it at %s failed for good %s, and what was begun is taken back", s.Path, when))
 		case s.Gone:
-			all = append(all, sentence("NodeUnstageVolume asked %s that it is not staged at %s", when, s.Path))
+			all = append(all, inWords("NodeUnstageVolume asked %s that it is not staged at %s", when, s.Path))
 		case s.Adopted:
-			all = append(all, sentence("%s it was found staged at %s as %s, without an intent, and taken over", when, s.Path, s.Capability))
+			all = append(all, inWords("%s it was found staged at %s as %s, without an intent, and taken over", when, s.Path, s.Capability))
 		default:
-			all = append(all, sentence("NodeStageVolume asked %s that it is staged at %s as %s, %s", when, s.Path, s.Capability, access(s.ReadOnly)))
+			all = append(all, inWords("NodeStageVolume asked %s that it is staged at %s as %s, %s", when, s.Path, s.Capability, access(s.ReadOnly)))
 		}
 	}
 	if s := want.Size; s != nil {
-		all = append(all, sentence("NodeExpandVolume asked %s that it has %d bytes", ago(s.Since, now), s.Bytes))
+		all = append(all, inWords("NodeExpandVolume asked %s that it has %d bytes", ago(s.Since, now), s.Bytes))
 	}
 	for _, path := range want.TargetPaths() {
 		t := want.Targets[path]
 		when := ago(t.Since, now)
 		switch {
 		case t.Withdrawn:
-			all = append(all, sentence("publishing it at %s failed for good %s, and what was begun is taken back", path, when))
+			all = append(all, inWords("publishing it at %s failed for good %s, and what was begun is taken back", path, when))
 		case t.Gone:
-			all = append(all, sentence("NodeUnpublishVolume, or the end of the pod, asked %s that it is not published at %s", when, path))
+			all = append(all, inWords("NodeUnpublishVolume, or the end of the pod, asked %s that it is not published at %s", when, path))
 		default:
-			all = append(all, sentence("NodePublishVolume asked %s that it is published at %s, %s", when, path, access(t.ReadOnly)))
+			all = append(all, inWords("NodePublishVolume asked %s that it is published at %s, %s", when, path, access(t.ReadOnly)))
 		}
 	}
 	return all
@@ -135,27 +135,27 @@ func tellActual(want *state.Volume, have state.Actual) []string {
 		case d.Formatted != "":
 			format = "formatted as " + d.Formatted
 		}
-		all = append(all, sentence("its data is %s: %d bytes, %s", d.Backing, d.Capacity, format))
+		all = append(all, inWords("its data is %s: %d bytes, %s", d.Backing, d.Capacity, format))
 	}
 	switch d.State {
 	case state.DeviceAbsent:
 		all = append(all, "It is not attached.")
 	case state.DeviceForeign:
-		all = append(all, sentence("its data is used by %s, which the plugin did not attach", d.Holder))
+		all = append(all, inWords("its data is used by %s, which the plugin did not attach", d.Holder))
 	default:
-		all = append(all, sentence("%s (%s) is %s and shows it %s, with %d bytes", d.Path, d.Number, d.State, access(d.ReadOnly), d.Size))
+		all = append(all, inWords("%s (%s) is %s and shows it %s, with %d bytes", d.Path, d.Number, d.State, access(d.ReadOnly), d.Size))
 	}
 	if v := have.View; stands(v) {
-		all = append(all, sentence("%s (%s) is a read-only view of it", v.Path, v.Number))
+		all = append(all, inWords("%s (%s) is a read-only view of it", v.Path, v.Number))
 	}
 	if c := have.Contents; c.Err != nil {
-		all = append(all, sentence("what is on it cannot be read: %v", c.Err))
+		all = append(all, inWords("what is on it cannot be read: %v", c.Err))
 	} else if c.Kind != state.ContentsUnread {
 		found := c.Found
 		if c.UUID != "" {
 			found += ", UUID " + c.UUID
 		}
-		all = append(all, sentence("it holds: %s", found))
+		all = append(all, inWords("it holds: %s", found))
 	}
 	if want.Stage != nil {
 		all = append(all, tellPlace(want.Stage.Path, have.Stage))
@@ -168,10 +168,10 @@ func tellActual(want *state.Volume, have state.Actual) []string {
 
 func tellPlace(path string, m state.Mountpoint) string {
 	if m.Err != nil {
-		return sentence("%s cannot be looked at: %v", path, m.Err)
+		return inWords("%s cannot be looked at: %v", path, m.Err)
 	}
 	if len(m.Mounts) == 0 {
-		return sentence("at %s is %s, and nothing is mounted there", path, m.File)
+		return inWords("at %s is %s, and nothing is mounted there", path, m.File)
 	}
 	var words []string
 	for _, one := range m.Mounts {
@@ -187,7 +187,7 @@ func tellPlace(path string, m state.Mountpoint) string {
 		}
 		words = append(words, text)
 	}
-	return sentence("at %s is mounted: %s", path, strings.Join(words, "; beneath it "))
+	return inWords("at %s is mounted: %s", path, strings.Join(words, "; beneath it "))
 }
 
 // tellObstacle says why a part is not as it should be.
@@ -195,16 +195,16 @@ func (v *volume) tellObstacle(part state.Part, p PartStatus, plan Plan, now time
 	var all []string
 	problem := plan.Verdicts[part].Problem.Text
 	if text := strings.TrimPrefix(p.Error, "volume "+v.want.ID+": "); text != "" {
-		all = append(all, sentence("%s: %s", part, strings.TrimPrefix(text, part.String()+": ")))
+		all = append(all, inWords("%s: %s", part, strings.TrimPrefix(text, part.String()+": ")))
 	}
 	if problem != "" && !strings.Contains(p.Error, problem) {
-		all = append(all, sentence("%s: %s", part, problem))
+		all = append(all, inWords("%s: %s", part, problem))
 	}
 	for _, need := range plan.Verdicts[part].Needs {
-		all = append(all, sentence("%s waits for %s", part, need))
+		all = append(all, inWords("%s waits for %s", part, need))
 	}
 	if lost := v.repairs[part]; lost != nil && lost.losses > 0 {
-		all = append(all, sentence("%s was lost, not by the plugin's doing, %s, and %d times in a row", part, ago(lost.met, now), lost.losses))
+		all = append(all, inWords("%s was lost, not by the plugin's doing, %s, and %d times in a row", part, ago(lost.met, now), lost.losses))
 	}
 	return all
 }
@@ -213,7 +213,7 @@ func (v *volume) tellObstacle(part state.Part, p PartStatus, plan Plan, now time
 func (v *volume) tellNext(plan Plan, now time.Time) []string {
 	var all []string
 	if !v.since.IsZero() {
-		all = append(all, sentence("%s has been running for %s", v.running, now.Sub(v.since).Round(time.Second)))
+		all = append(all, inWords("%s has been running for %s", v.running, now.Sub(v.since).Round(time.Second)))
 	}
 	for _, step := range plan.Steps {
 		if !v.since.IsZero() && step == v.running {
@@ -230,7 +230,7 @@ func (v *volume) tellNext(plan Plan, now time.Time) []string {
 		if wait := next.Sub(now); wait > 0 {
 			when = ", in " + wait.Round(time.Second).String()
 		}
-		all = append(all, sentence("%s%s", step, when))
+		all = append(all, inWords("%s%s", step, when))
 	}
 	return all
 }
@@ -248,7 +248,7 @@ func (v *volume) tellHelp(want *state.Volume, have state.Actual, story Story, no
 		all = append(all, "Look into the kernel's log (dmesg) for errors of the disk: a step that waits for a dead disk ends only when the disk answers. Other volumes are not held up.")
 	}
 	if len(story.InTheWay) > 0 && v.since.IsZero() {
-		all = append(all, sentence("mend what is in the way; `csi-node volume retry %s` then tries at once, and otherwise the plugin tries by itself", want.ID))
+		all = append(all, inWords("mend what is in the way; `csi-node volume retry %s` then tries at once, and otherwise the plugin tries by itself", want.ID))
 	}
 	if len(all) == 0 && len(story.Missing) == 0 {
 		all = append(all, "Nothing is left to do.")

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"hash/fnv"
 	"maps"
 	"path"
 	"slices"
@@ -33,9 +34,16 @@ type fakeKernel struct {
 	calls      map[callKey]int
 	acting     map[string]op // the mutating call that a volume is in
 	looks      map[string]spin
-	log        []string
+	log        []entry
 	violations []string
 	began      time.Time
+	delays     uint64 // when not 0, each call takes a little time, which depends on this
+	events     int    // looks at volumes and drifts so far
+
+	forgotten map[string]bool // paths of mounts whose records were lost
+
+	// By volume: the last look, the last one of an earlier moment, the last drift.
+	looked, lookedBefore, drifted map[string]event
 
 	// By fs type: whether it grows while mounted, and while not.
 	growsMounted, growsUnmounted map[string]bool
@@ -85,6 +93,7 @@ const (
 	opFindView op = "find-view"
 	opProbe    op = "probe"
 	opLook     op = "look"
+	opCommit   op = "commit" // of the store: it only counts
 
 	opAttach        op = "attach"
 	opDetach        op = "detach"
@@ -112,7 +121,9 @@ func mutators() []op {
 		opFormat, opCheck, opGrow, opMount, opBind, opBindDevice, opSetAttributes, opUnmount, opRemove, opRenew}
 }
 
-func (o op) reads() bool { return o == opFind || o == opFindView || o == opProbe || o == opLook }
+func (o op) reads() bool {
+	return o == opFind || o == opFindView || o == opProbe || o == opLook || o == opCommit
+}
 
 type callKey struct {
 	op  op
@@ -120,12 +131,21 @@ type callKey struct {
 }
 
 type spin struct {
-	at time.Time
-	n  int
+	since time.Time
+	n     int
 }
 
-// maxLooks at one volume at one instant: a worker that looks more often spins.
+// maxLooks at one volume within a second: a worker that looks more often spins.
 const maxLooks = 3000
+
+// entry is a line of the log. It is put into words only when somebody reads it.
+type entry struct {
+	at     time.Duration // since the kernel began
+	format string
+	args   []any
+}
+
+func (e entry) String() string { return fmt.Sprintf("%14s ", e.at) + fmt.Sprintf(e.format, e.args...) }
 
 // mode is what becomes of a call that meets a fault.
 type mode int
@@ -148,6 +168,7 @@ type fault struct {
 	takes  time.Duration
 	hang   chan struct{} // until closed, or ctx ends
 	deaf   bool          // the hang does not end with ctx
+	late   bool          // and then has its effect though the process is dead
 	opened sync.Once
 }
 
@@ -155,6 +176,7 @@ func newFakeKernel() *fakeKernel {
 	return &fakeKernel{
 		volumes: map[string]*fakeVolume{}, mounts: map[string][]fakeMount{}, files: map[string]*fakeFile{},
 		calls: map[callKey]int{}, acting: map[string]op{}, looks: map[string]spin{}, began: time.Now(),
+		forgotten: map[string]bool{}, looked: map[string]event{}, lookedBefore: map[string]event{}, drifted: map[string]event{},
 		growsMounted: map[string]bool{"xfs": true}, growsUnmounted: map[string]bool{"ext4": true},
 	}
 }
@@ -224,15 +246,72 @@ func (k *fakeKernel) with(f func()) {
 	f()
 }
 
+// violate notes a breach of the safety rules, and is the error of the call.
 func (k *fakeKernel) violate(format string, args ...any) error {
 	err := fmt.Errorf("VIOLATION: "+format, args...)
 	k.violations = append(k.violations, err.Error())
-	k.log = append(k.log, err.Error())
+	k.note("%v", err)
 	return err
 }
 
+// refuse is the answer to a call that nobody should have made who has just
+// looked at the volume: a breach, unless the volume was changed by somebody else
+// since that look. Then the kernel, or who acts on it, refuses.
+func (k *fakeKernel) refuse(id, format string, args ...any) error {
+	if k.fresh(id) {
+		return k.violate("volume "+id+": "+format, args...)
+	}
+	return fmt.Errorf(format, args...)
+}
+
 func (k *fakeKernel) note(format string, args ...any) {
-	k.log = append(k.log, fmt.Sprintf("%12s ", time.Since(k.began))+fmt.Sprintf(format, args...))
+	k.log = append(k.log, entry{time.Since(k.began), format, args})
+}
+
+// drift notes that somebody else has changed a volume, or what is at its paths.
+// The caller holds mu.
+func (k *fakeKernel) drift(id string) {
+	k.drifted[id] = k.event()
+}
+
+// event is a look or a drift: the number that it has among all, and its moment.
+type event struct {
+	n  int
+	at time.Time
+}
+
+func (k *fakeKernel) event() event {
+	k.events++
+	return event{k.events, time.Now()}
+}
+
+// fresh reports whether nobody has changed a volume since its worker last began
+// to look at it, so that what the worker does is what it should do. The caller
+// holds mu.
+func (k *fakeKernel) fresh(id string) bool { return k.drifted[id].n <= k.looked[id].n }
+
+// told reports whether what the worker has just said of a volume must be true:
+// nobody has changed it since the look that the worker speaks of, which may
+// have been followed by another at the same moment. The caller holds mu.
+func (k *fakeKernel) told(id string) bool {
+	look := k.looked[id]
+	if k.delays != 0 && look.at.Equal(time.Now()) {
+		look = k.lookedBefore[id]
+	}
+	return k.drifted[id].n <= look.n
+}
+
+// delay is how long a call takes, or a commit: nothing, or at most two
+// milliseconds that depend on nothing but the call, so that a history takes the
+// same turns each time.
+func (k *fakeKernel) delay(what, key string, n int) time.Duration {
+	if k.delays == 0 {
+		return 0
+	}
+	hash := fnv.New64a()
+	fmt.Fprintf(hash, "%d %s %s %d", k.delays, what, key, n)
+	sum := hash.Sum64()
+	return time.Duration(1+sum>>32%1000) * time.Duration(1+sum%2000)
 }
 
 var errDead = errors.New("the process is dead")
@@ -259,6 +338,9 @@ func (p *process) call(ctx context.Context, o op, volume, key string, effect fun
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if p.dead {
+		if f.late {
+			return errors.Join(errDead, effect(false))
+		}
 		return errDead
 	}
 	switch f.mode {
@@ -279,42 +361,55 @@ func (p *process) call(ctx context.Context, o op, volume, key string, effect fun
 	return effect(false)
 }
 
-func (k *fakeKernel) enter(p *process, o op, volume, key string) (*fault, error) {
+func (k *fakeKernel) enter(p *process, o op, volume, key string) (met, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if p.dead {
-		return nil, errDead
+		return met{}, errDead
 	}
 	k.calls[callKey{o, key}]++
 	if other, busy := k.acting[volume]; busy && !o.reads() {
-		return nil, k.violate("volume %s: %s of %s while %s is under way", volume, o, key, other)
+		return met{}, k.violate("volume %s: %s of %s while %s is under way", volume, o, key, other)
 	}
 	if !o.reads() {
 		k.acting[volume] = o
 	}
 	if o == opFind {
+		if look := k.looked[volume]; !look.at.Equal(time.Now()) {
+			k.lookedBefore[volume] = look
+		}
+		k.looked[volume] = k.event()
 		s := k.looks[volume]
-		if !s.at.Equal(time.Now()) {
-			s = spin{at: time.Now()}
+		if time.Since(s.since) >= time.Second {
+			s = spin{since: time.Now()}
 		}
 		s.n++
 		k.looks[volume] = s
 		if s.n == maxLooks {
-			k.violate("volume %s: the worker spins: %d looks at one instant", volume, s.n)
+			k.violate("volume %s: the worker spins: %d looks within a second", volume, s.n)
 			p.die() // or the test would never end
-			return nil, errDead
+			return met{}, errDead
 		}
 	}
+	met := met{fault: &fault{}, takes: k.delay(string(o), key, k.calls[callKey{o, key}])}
 	for _, f := range k.faults {
 		if f.op == o && f.times != 0 && (f.key == "" || f.key == key || f.key == volume) {
 			f.times--
-			return f, nil
+			met.fault = f
+			met.takes += f.takes
+			break
 		}
 	}
-	return &fault{}, nil
+	return met, nil
 }
 
-func (f *fault) wait(ctx context.Context) error {
+// met is what one call meets.
+type met struct {
+	*fault
+	takes time.Duration
+}
+
+func (f met) wait(ctx context.Context) error {
 	if f.takes > 0 {
 		timer := time.NewTimer(f.takes)
 		defer timer.Stop()
@@ -373,7 +468,7 @@ func (k *fakeKernel) claimed(v *fakeVolume) bool {
 
 // autoclear lets a device go whose last holder has gone.
 func (k *fakeKernel) autoclear(v *fakeVolume) {
-	if v.device != nil && v.device.detaching && !k.claimed(v) {
+	if v.device != nil && v.device.detaching && !k.claimed(v) && v.view == nil {
 		v.device = nil
 	}
 }
@@ -419,15 +514,15 @@ func (d fakeDevices) Attach(ctx context.Context, id string, readOnly bool) error
 		v := d.k.volumes[id]
 		switch {
 		case v == nil:
-			return d.k.violate("volume %s: attach of a missing volume", id)
+			return d.k.refuse(id, "attach of a missing volume")
 		case v.foreign != "":
-			return d.k.violate("volume %s: attach beside %s", id, v.foreign)
+			return d.k.refuse(id, "attach beside %s", v.foreign)
 		case v.device == nil && v.size < v.capacity:
-			return d.k.violate("volume %s: attach of a truncated backing", id)
+			return d.k.refuse(id, "attach of a truncated backing")
 		case v.device == nil:
 			v.device = &fakeDevice{number: d.k.number(), size: v.size, readOnly: readOnly}
 		case v.device.readOnly != readOnly && !v.device.detaching:
-			return d.k.violate("volume %s: attach of a device that stands with another access", id)
+			return d.k.refuse(id, "attach of a device that stands with another access")
 		}
 		v.device.detaching = false
 		return nil
@@ -441,10 +536,10 @@ func (d fakeDevices) Detach(ctx context.Context, id string) error {
 			return nil
 		}
 		if paths := d.k.mounted(v.device.number, ""); len(paths) > 0 {
-			return d.k.violate("volume %s: detach while mounted at %v", id, paths)
+			return d.k.refuse(id, "detach while mounted at %v", paths)
 		}
 		if v.view != nil {
-			return d.k.violate("volume %s: detach beneath its view", id)
+			return d.k.refuse(id, "detach beneath its view")
 		}
 		v.device.detaching = true
 		d.k.autoclear(v)
@@ -471,7 +566,7 @@ func (d fakeDevices) BeginFormat(ctx context.Context, id string) error {
 	return d.call(ctx, opBeginFormat, id, id, func(bool) error {
 		v := d.k.volumes[id]
 		if v.contents.Kind != state.ContentsBlank || v.formatted != "" || v.data {
-			return d.k.violate("volume %s: formatting mark on %v, formatted %q", id, v.contents.Kind, v.formatted)
+			return d.k.refuse(id, "formatting mark on %v, formatted %q", v.contents.Kind, v.formatted)
 		}
 		v.formatting = true
 		return d.k.exclusive(id, "formatting mark")
@@ -482,7 +577,7 @@ func (d fakeDevices) Erase(ctx context.Context, id string) error {
 	return d.call(ctx, opErase, id, id, func(half bool) error {
 		v := d.k.volumes[id]
 		if !v.formatting || v.data {
-			return d.k.violate("volume %s: erased without a formatting mark or with data", id)
+			return d.k.refuse(id, "erased without a formatting mark or with data")
 		}
 		if err := d.k.exclusive(id, "erase"); err != nil {
 			return err
@@ -498,7 +593,7 @@ func (d fakeDevices) EndFormat(ctx context.Context, id, fsType string) error {
 	return d.call(ctx, opEndFormat, id, id, func(half bool) error {
 		v := d.k.volumes[id]
 		if v.contents.FSType != fsType {
-			return d.k.violate("volume %s: end of a format that left %q", id, v.contents.FSType)
+			return d.k.refuse(id, "end of a format that left %q", v.contents.FSType)
 		}
 		if !half {
 			v.formatting, v.formatted = false, fsType
@@ -512,7 +607,7 @@ func (d fakeDevices) EndFormat(ctx context.Context, id, fsType string) error {
 func (k *fakeKernel) exclusive(id, what string) error {
 	v := k.volumes[id]
 	if v.device == nil || v.device.detaching || v.device.readOnly || v.superRO || k.claimed(v) || v.view != nil || len(k.mounted(v.device.number, "")) > 0 {
-		return k.violate("volume %s: %s on a device that is not attached for writing and free", id, what)
+		return k.refuse(id, "%s on a device that is not attached for writing and free", what)
 	}
 	return nil
 }
@@ -541,7 +636,7 @@ func (d fakeDevices) AttachView(ctx context.Context, device state.Device) error 
 	return d.call(ctx, opAttachView, id, id, func(bool) error {
 		v := d.k.volumes[id]
 		if v.device == nil || v.device.number != device.Number || v.view != nil {
-			return d.k.violate("volume %s: view over a device that is not there or has one", id)
+			return d.k.refuse(id, "view over a device that is not there or has one")
 		}
 		v.view = &fakeDevice{number: d.k.number(), readOnly: true}
 		return nil
@@ -556,9 +651,10 @@ func (d fakeDevices) DetachView(ctx context.Context, device state.Device) error 
 			return nil
 		}
 		if paths := d.k.mounted(v.view.number, ""); len(paths) > 0 {
-			return d.k.violate("volume %s: view detached while shown at %v", id, paths)
+			return d.k.refuse(id, "view detached while shown at %v", paths)
 		}
 		v.view = nil
+		d.k.autoclear(v)
 		return nil
 	})
 }
@@ -588,7 +684,7 @@ func (f fakeFilesystems) Format(ctx context.Context, device state.Device, fsType
 	return f.call(ctx, opFormat, id, id, func(half bool) error {
 		v := f.k.volumes[id]
 		if !v.formatting || v.contents.Kind != state.ContentsBlank || v.data {
-			return f.k.violate("volume %s: format of %v, mark %t", id, v.contents.Kind, v.formatting)
+			return f.k.refuse(id, "format of %v, mark %t", v.contents.Kind, v.formatting)
 		}
 		if err := f.k.exclusive(id, "format"); err != nil {
 			return err
@@ -621,13 +717,13 @@ func (f fakeFilesystems) Grow(ctx context.Context, device state.Device, fsType, 
 		v := f.k.volumes[id]
 		switch {
 		case mountpoint == "" && !f.k.growsUnmounted[fsType], mountpoint != "" && !f.k.growsMounted[fsType]:
-			return f.k.violate("volume %s: %s cannot grow at %q", id, fsType, mountpoint)
+			return f.k.refuse(id, "%s cannot grow at %q", fsType, mountpoint)
 		case mountpoint == "":
 			if err := f.k.exclusive(id, "grow"); err != nil {
 				return err
 			}
 		case len(f.k.mounts[mountpoint]) == 0 || f.k.mounts[mountpoint][0].volume != id || f.k.mounts[mountpoint][0].SuperReadOnly:
-			return f.k.violate("volume %s: grow at %s, where it is not mounted for writing", id, mountpoint)
+			return f.k.refuse(id, "grow at %s, where it is not mounted for writing", mountpoint)
 		}
 		if half {
 			v.contents.Size += (v.device.size - v.contents.Size) / 2
@@ -678,11 +774,11 @@ func (m fakeMounts) place(at string, kind state.FileType, mount fakeMount) error
 	f := k.files[at]
 	switch {
 	case len(k.mounts[at]) > 0:
-		return k.violate("%s: mounted over %s", at, describe(k.mounts[at][0].Mount))
+		return k.refuse(volumeOf(at), "%s: mounted over %s", at, describe(k.mounts[at][0].Mount))
 	case f == nil:
 		k.files[at] = &fakeFile{kind: kind}
 	case f.kind != kind || f.inUse:
-		return k.violate("%s: mounted over %s, in use %t", at, f.kind, f.inUse)
+		return k.refuse(volumeOf(at), "%s: mounted over %s, in use %t", at, f.kind, f.inUse)
 	}
 	k.mounts[at] = []fakeMount{mount}
 	return nil
@@ -694,11 +790,11 @@ func (m fakeMounts) MountDevice(ctx context.Context, device state.Device, at, fs
 		v := m.k.volumes[id]
 		switch {
 		case v.device == nil || v.device.detaching || v.device.number != device.Number:
-			return m.k.violate("%s: mount of a device that is not the volume's", at)
+			return m.k.refuse(volumeOf(at), "%s: mount of a device that is not the volume's", at)
 		case v.device.readOnly && !readOnly:
-			return m.k.violate("%s: writable mount of a read-only device", at)
+			return m.k.refuse(volumeOf(at), "%s: writable mount of a read-only device", at)
 		case v.formatting || v.contents.Kind != state.ContentsFilesystem || v.contents.FSType != fsType:
-			return m.k.violate("%s: mount of %s %s as %s, formatting mark %t", at, v.contents.Kind, v.contents.FSType, fsType, v.formatting)
+			return m.k.refuse(volumeOf(at), "%s: mount of %s %s as %s, formatting mark %t", at, v.contents.Kind, v.contents.FSType, fsType, v.formatting)
 		}
 		if v.dead {
 			return fmt.Errorf("the file system is broken and kept by %v", v.keepers)
@@ -717,7 +813,7 @@ func (m fakeMounts) BindMount(ctx context.Context, source string, device state.D
 	return m.call(ctx, opBind, volumeOf(target), target, func(half bool) error {
 		stack := m.k.mounts[source]
 		if len(stack) == 0 || !stack[0].Is(device) || stack[0].volume != volumeOf(target) {
-			return m.k.violate("%s: bound from %s, where the volume is not mounted", target, source)
+			return m.k.refuse(volumeOf(target), "%s: bound from %s, where the volume is not mounted", target, source)
 		}
 		mount := stack[0]
 		mount.Attributes = mount.Attributes&^flags.Clear | flags.Set
@@ -734,11 +830,17 @@ func (m fakeMounts) BindDevice(ctx context.Context, device state.Device, target 
 	return m.call(ctx, opBindDevice, id, target, func(half bool) error {
 		v := m.k.volumes[id]
 		if v.device == nil || v.device.detaching || v.device.number != device.Number && (v.view == nil || v.view.number != device.Number) {
-			return m.k.violate("%s: bind of a device that is not the volume's", target)
+			return m.k.refuse(volumeOf(target), "%s: bind of a device that is not the volume's", target)
 		}
 		if half {
 			m.k.files[target] = &fakeFile{kind: state.RegularFile}
 			return nil
+		}
+		if number := v.device.number; number == device.Number && !v.device.readOnly {
+			v.data = true // whatever the pod writes
+			if v.contents.Kind == state.ContentsBlank {
+				v.contents = state.Contents{Kind: state.ContentsOther, Found: "a pod's data"}
+			}
 		}
 		return m.place(target, state.RegularFile, fakeMount{volume: id, Mount: state.Mount{
 			Device: device.Number, Node: true, FSType: "devtmpfs", Source: "devtmpfs", Root: fmt.Sprintf("/loop%d", device.Number.Minor)}})
@@ -749,7 +851,7 @@ func (m fakeMounts) SetAttributes(ctx context.Context, at string, flags state.Fl
 	return m.call(ctx, opSetAttributes, volumeOf(at), at, func(bool) error {
 		stack := m.k.mounts[at]
 		if len(stack) == 0 || stack[0].volume == "" {
-			return m.k.violate("%s: attributes of a foreign mount", at)
+			return m.k.refuse(volumeOf(at), "%s: attributes of a foreign mount", at)
 		}
 		stack[0].Attributes = stack[0].Attributes&^flags.Clear | flags.Set
 		return nil
@@ -786,30 +888,45 @@ func (m fakeMounts) Unmount(ctx context.Context, at string) error {
 			return fmt.Errorf("%s is not a mount point", at)
 		}
 		if stack[0].volume != id {
-			return k.violate("%s: unmount of a foreign mount", at)
+			return k.refuse(volumeOf(at), "%s: unmount of a foreign mount", at)
 		}
 		if at == stagePath(id) && len(stack) == 1 {
-			if paths := k.mounted(stack[0].Device, at); len(paths) > 0 {
-				return k.violate("%s: unmount of a stage that is bound at %v", at, paths)
+			paths := k.mounted(stack[0].Device, at)
+			paths = slices.DeleteFunc(paths, func(p string) bool { return k.forgotten[p] })
+			if len(paths) > 0 {
+				return k.refuse(volumeOf(at), "%s: unmount of a stage that is bound at %v", at, paths)
 			}
 		}
-		k.mounts[at] = slices.Clone(stack[1:])
-		if len(k.mounts[at]) == 0 {
-			delete(k.mounts, at)
-		}
-		v := k.volumes[id]
-		v.copied = v.copied || v.private && at == stagePath(id)
-		v.dead = v.dead && (len(v.keepers) > 0 || k.claimed(v))
-		k.autoclear(v)
+		k.unmount(at)
 		return nil
 	})
+}
+
+// unmount takes the top mount at a path away, whoever does it.
+func (k *fakeKernel) unmount(at string) {
+	top, id := k.mounts[at][0], volumeOf(at)
+	k.mounts[at] = slices.Clone(k.mounts[at][1:])
+	if len(k.mounts[at]) == 0 {
+		delete(k.mounts, at)
+		delete(k.forgotten, at)
+	}
+	v := k.volumes[id]
+	if v == nil || top.volume != id {
+		return
+	}
+	v.copied = v.copied || v.private && at == stagePath(id)
+	if !k.claimed(v) {
+		v.superRO = false // with the superblock
+	}
+	v.dead = v.dead && (len(v.keepers) > 0 || k.claimed(v))
+	k.autoclear(v)
 }
 
 func (m fakeMounts) Remove(ctx context.Context, at string) error {
 	return m.call(ctx, opRemove, volumeOf(at), at, func(bool) error {
 		f := m.k.files[at]
 		if len(m.k.mounts[at]) > 0 || f != nil && f.inUse {
-			return m.k.violate("%s: removed while mounted or not empty", at)
+			return m.k.refuse(volumeOf(at), "%s: removed while mounted or not empty", at)
 		}
 		delete(m.k.files, at)
 		return nil
@@ -820,7 +937,7 @@ func (m fakeMounts) Renew(ctx context.Context, at string) error {
 	return m.call(ctx, opRenew, volumeOf(at), at, func(half bool) error {
 		f := m.k.files[at]
 		if len(m.k.mounts[at]) > 0 || f == nil || f.kind != state.Directory || f.inUse {
-			return m.k.violate("%s: renewed while mounted, not empty or no directory", at)
+			return m.k.refuse(volumeOf(at), "%s: renewed while mounted, not empty or no directory", at)
 		}
 		if half {
 			return nil
@@ -839,8 +956,9 @@ type fakeStore struct {
 	mu       sync.Mutex
 	records  map[string][]byte
 	revision uint64
-	fail     func(id string) error // asked before each commit; nil for none
-	edits    func(id string)       // called before each edit, without the lock; nil for none
+	fail     func(id string) error             // asked before each commit; nil for none
+	edits    func(id string)                   // called before each edit, without the lock; nil for none
+	edited   func(before, after *state.Volume) // called after each edit, with the lock; after is before when nothing was committed; nil for none
 }
 
 func newFakeStore() *fakeStore { return &fakeStore{records: map[string][]byte{}} }
@@ -883,6 +1001,10 @@ func (s *fakeStore) Edit(id string, edit func(*state.Volume) error) (*state.Volu
 	if before == nil {
 		before = &state.Volume{ID: id, Targets: map[string]*state.Target{}}
 	}
+	after := before
+	if s.edited != nil {
+		defer func() { s.edited(before, after) }()
+	}
 	v := before.Clone()
 	v.Revision = s.revision + 1
 	if err := edit(v); err != nil {
@@ -899,6 +1021,7 @@ func (s *fakeStore) Edit(id string, edit func(*state.Volume) error) (*state.Volu
 		}
 	}
 	v.Revision, s.revision = committed, committed
+	after = v
 	if v.Empty() {
 		delete(s.records, id)
 		return &state.Volume{ID: id, Targets: map[string]*state.Target{}}, nil
@@ -922,13 +1045,21 @@ type processStore struct {
 }
 
 func (s processStore) Edit(id string, edit func(*state.Volume) error) (*state.Volume, error) {
-	s.p.k.mu.Lock()
-	dead := s.p.dead
-	s.p.k.mu.Unlock()
-	if dead {
+	k := s.p.k
+	var dead bool
+	var before, after time.Duration
+	k.with(func() {
+		n := k.calls[callKey{opCommit, id}]
+		k.calls[callKey{opCommit, id}] = n + 1
+		before, after = k.delay("before", id, n), k.delay("after", id, n)
+	})
+	time.Sleep(before)
+	if k.with(func() { dead = s.p.dead }); dead {
 		return nil, errDead
 	}
-	return s.fakeStore.Edit(id, edit)
+	record, err := s.fakeStore.Edit(id, edit)
+	time.Sleep(after)
+	return record, err
 }
 
 // process is one life of the plugin over a kernel and a store.
@@ -958,13 +1089,17 @@ func (p *process) kernel() Kernel {
 func (k *fakeKernel) story() string {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	return strings.Join(k.log[max(0, len(k.log)-60):], "\n")
+	var story strings.Builder
+	for _, e := range k.log[max(0, len(k.log)-80):] {
+		fmt.Fprintln(&story, e)
+	}
+	return story.String()
 }
 
 // harness is a node, a store and the process that works on them, in a bubble
 // of virtual time.
 type harness struct {
-	t     *testing.T
+	t     testing.TB
 	k     *fakeKernel
 	store *fakeStore
 	p     *process
@@ -975,6 +1110,8 @@ type harness struct {
 	detectOnly bool
 	resync     time.Duration
 	pods       Pods
+	random     func() float64                // for jitter; nil for another one each time
+	plant      func(*process, Kernel) Kernel // puts a fault of the plugin's into its kernel; nil for none
 }
 
 // bubble runs a test in virtual time with a process started. At its end the
@@ -1022,7 +1159,13 @@ func (h *harness) start() {
 	p := &process{k: h.k, end: cancel, done: make(chan struct{})}
 	kernel := p.kernel()
 	kernel.Pods = h.pods
+	if h.plant != nil {
+		kernel = h.plant(p, kernel)
+	}
 	p.r = New(Config{Store: processStore{h.store, p}, Kernel: kernel, Hook: h.hook, Metrics: h.metrics, DetectOnly: h.detectOnly, Resync: h.resync})
+	if h.random != nil {
+		p.r.random = h.random
+	}
 	h.p = p
 	go func() {
 		defer close(p.done)
@@ -1192,7 +1335,8 @@ func (h *harness) pending(answer <-chan error) {
 
 // lie says what is wrong with the node if the request was answered OK just now.
 func (h *harness) lie(r request) (lie string) {
-	h.k.with(func() { lie = h.k.lie(h.store.Get(r.id), r) })
+	record := h.store.Get(r.id)
+	h.k.with(func() { lie = h.k.lie(record, r) })
 	return lie
 }
 
@@ -1210,7 +1354,7 @@ func (k *fakeKernel) lie(record *state.Volume, r request) string {
 		}
 	case state.StageKind:
 		if record == nil || intent == nil {
-			if v != nil && v.device != nil || len(k.mounts[stagePath(r.id)]) > 0 {
+			if k.shown(r) {
 				return "the volume is still attached or mounted"
 			}
 			return ""

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"sync"
 	"time"
 
@@ -115,7 +116,8 @@ type Reconciler struct {
 	heals   bool
 	resync  time.Duration
 	queue   workqueue.TypedDelayingInterface[string]
-	stopped chan struct{} // closed when Run is told to end
+	stopped chan struct{}  // closed when Run is told to end
+	random  func() float64 // in [0, 1), for jitter
 
 	mu      sync.Mutex
 	volumes map[string]*volume
@@ -134,6 +136,7 @@ func New(cfg Config) *Reconciler {
 		resync:  cfg.Resync,
 		queue:   workqueue.NewTypedDelayingQueue[string](),
 		stopped: make(chan struct{}),
+		random:  rand.Float64,
 		volumes: map[string]*volume{},
 		lost:    map[string]chan struct{}{},
 	}
@@ -254,6 +257,7 @@ func (r *Reconciler) Adopt(ctx context.Context, id string, stage *state.Stage) (
 	if err != nil {
 		return false, fmt.Errorf("volume %s: %w", id, err)
 	}
+	r.queue.Add(id) // so that its changes are looked at from now on
 	klog.FromContext(ctx).Info("Adopted a stage that no intent explained", "volume", id, "path", stage.Path)
 	return true, nil
 }

@@ -110,12 +110,16 @@ func (r *Reconciler) release(ctx context.Context, want *state.Volume) error {
 	if err != nil || !stands(d) {
 		return err
 	}
-	held, err := r.kernel.Devices.Held(ctx, d)
-	if held {
-		d.Holder = r.holders(ctx, d)
-		return fmt.Errorf("the device %s is still held, which must end before it is detached: %s", d.Path, holder(d))
+	if d.Held, err = r.kernel.Devices.Held(ctx, d); err == nil {
+		err = r.boundElsewhere(ctx, want, &d)
 	}
-	return err
+	if err != nil || !d.Held {
+		return err
+	}
+	if d.Holder == "" {
+		d.Holder = r.holders(ctx, d)
+	}
+	return fmt.Errorf("the device %s is still held, which must end before it is detached: %s", d.Path, holder(d))
 }
 
 func (r *Reconciler) setAttributes(ctx context.Context, s *state.Stage, t *state.Target) error {

@@ -97,10 +97,13 @@ func (v *volume) attempt(part state.Part) *attempt {
 	return a
 }
 
-func (a *attempt) failed(step bool, err error) {
+// failed notes one more failure of a part, of which a step failed or which is
+// stuck. The caller holds mu.
+func (r *Reconciler) failed(v *volume, part state.Part, step bool, err error) {
+	a := v.attempt(part)
 	a.failures++
 	a.step, a.err = step, err
-	a.next = time.Now().Add(jitter(backOff(a.failures)))
+	a.next = time.Now().Add(r.jitter(backOff(a.failures)))
 }
 
 // due reports whether steps for the part may run now.

@@ -11,12 +11,14 @@ import (
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
-// waiter is one caller of Ensure. Reconciler.mu guards intent and refused.
+// waiter is one caller of Ensure. Reconciler.mu guards all but part and answer.
 type waiter struct {
 	part    state.Part
 	intent  uint64 // revision of the intent it waits for; 0 until its edit is committed
 	gone    bool   // it waits for an end
 	refused error  // the final failure of what it asked for, told once the undo is seen
+	residue error  // what the end of intent ended left behind
+	ended   uint64 // revision of the intent that ended before this waiter was armed
 	told    bool   // it has its answer
 	answer  chan error
 }
@@ -99,6 +101,18 @@ func (p *pass) waitForUndo(want *state.Volume, plan Plan, record *state.Volume) 
 	})
 }
 
+// leaveWord keeps what ends left behind for callers who are committed and not
+// armed yet: when they are, the tombstone that they wait for is forgotten.
+func (p *pass) leaveWord(want *state.Volume, plan Plan) {
+	p.r.mu.Lock()
+	defer p.r.mu.Unlock()
+	for w := range p.r.volume(p.id).waiters {
+		if intent := want.Intent(w.part); intent != nil && intent.Gone && plan.Verdicts[w.part].Settled {
+			w.residue, w.ended = p.reason(want, plan, w.part), intent.Revision
+		}
+	}
+}
+
 // answer tells each waiter what is known of its part now; a waiter whose part
 // is under way is told nothing.
 func (p *pass) answer(ctx context.Context, want *state.Volume, plan Plan) {
@@ -120,6 +134,8 @@ func (p *pass) answer(ctx context.Context, want *state.Volume, plan Plan) {
 func (p *pass) outcome(want *state.Volume, plan Plan, w *waiter) (error, bool) {
 	intent := want.Intent(w.part)
 	switch {
+	case intent == nil && w.gone && w.refused == nil && w.ended == w.intent:
+		return w.residue, true
 	case intent == nil && w.gone:
 		return w.refused, true
 	case intent == nil || intent.Revision != w.intent:

@@ -240,6 +240,7 @@ func (p *pass) settle(ctx context.Context, want *state.Volume, have state.Actual
 	}
 	p.r.observed(p.id, record, have, plan)
 	p.waitForUndo(want, plan, record)
+	p.leaveWord(want, plan)
 	p.answer(ctx, want, plan)
 	// Without a step to make and a refusal to undo, what was seen is the end. What
 	// came in meanwhile has put the volume into the queue again.
@@ -300,12 +301,12 @@ func (p *pass) retryLater() {
 	}
 	for part, verdict := range v.plan.Verdicts {
 		if !verdict.Settled && verdict.Problem != (Problem{}) && p.failure(v.want, part) == nil {
-			v.attempt(part).failed(false, p.reason(v.want, v.plan, part))
+			r.failed(v, part, false, p.reason(v.want, v.plan, part))
 		}
 	}
 	for part := range p.failed {
 		if err := p.failure(v.want, part); err != nil {
-			v.attempt(part).failed(true, err)
+			r.failed(v, part, true, err)
 		}
 	}
 	for w := range v.waiters {
@@ -331,7 +332,7 @@ func (p *pass) retryLater() {
 			r.metrics.BackOff()
 		}
 	} else if r.resync > 0 && !v.want.Empty() {
-		r.queue.AddAfter(p.id, v.untilResync(r.resync))
+		r.queue.AddAfter(p.id, r.untilResync(v))
 	}
 	r.forget(p.id)
 }

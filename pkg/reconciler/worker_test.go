@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"runtime"
 	"slices"
 	"strings"
@@ -693,129 +692,6 @@ func TestNothingHappensAtRest(t *testing.T) {
 			t.Errorf("%d looks at rest", n)
 		}
 	})
-}
-
-// history is one random history: callers of several volumes at once, who
-// publish, unpublish, stage and unstage over a node that fails now and then.
-type history struct {
-	*harness
-	mu     sync.Mutex
-	orders map[string]int // by part: how many edits were committed that changed what is asked
-}
-
-// ordered is r, which keeps count of the edits that were made of its part.
-func (y *history) ordered(r request, mine *int) request {
-	edit := r.edit
-	r.edit = func(v *state.Volume) error {
-		before := v.Clone()
-		if err := edit(v); err != nil {
-			return err
-		}
-		y.mu.Lock()
-		defer y.mu.Unlock()
-		if marshal(before) != marshal(v) {
-			y.orders[r.String()]++
-		}
-		*mine = y.orders[r.String()]
-		return nil
-	}
-	return r
-}
-
-// call makes a request and checks its answer: an OK must be true unless
-// somebody has asked for something else since.
-func (y *history) call(r request) {
-	mine := 0
-	err := y.do(y.ordered(r, &mine))
-	if err != nil {
-		switch class := state.ClassOf(err); class {
-		case state.Aborted, state.Unavailable, state.DeadlineExceeded:
-		case state.FailedPrecondition:
-			if !strings.Contains(err.Error(), "not staged") && !strings.Contains(err.Error(), "still published at") {
-				y.t.Errorf("%s: %v", r, err)
-			}
-		default:
-			y.t.Errorf("%s: %s: %v", r, class, err)
-		}
-		return
-	}
-	y.store.mu.Lock() // no edit now
-	defer y.store.mu.Unlock()
-	y.mu.Lock()
-	defer y.mu.Unlock()
-	if y.orders[r.String()] != mine {
-		return
-	}
-	y.k.with(func() {
-		if lie := y.k.lie(y.store.get(r.id), r); lie != "" {
-			y.t.Errorf("%s: answered OK, and %s", r, lie)
-			y.k.note("%s: answered OK, and %s", r, lie)
-		}
-	})
-}
-
-func (y *history) run(seed uint64) {
-	random := rand.New(rand.NewPCG(seed, 1))
-	volumes := []string{"a", "b", "c"}
-	for _, id := range volumes {
-		y.volume(id)
-	}
-	for range random.IntN(12) {
-		o := mutators()[random.IntN(len(mutators()))]
-		if random.IntN(5) == 0 {
-			o = []op{opFind, opFindView, opLook, opProbe}[random.IntN(4)]
-		}
-		f := &fault{op: o, times: 1 + random.IntN(3), err: errBoom, takes: time.Duration(random.IntN(3000)) * time.Millisecond}
-		f.mode = []mode{works, works, fails, fails, halfway, idles}[random.IntN(6)]
-		if o.reads() && f.mode != fails {
-			f.mode = works
-		}
-		y.k.fault(f)
-	}
-	var callers sync.WaitGroup
-	for _, id := range volumes {
-		for range 4 {
-			random := rand.New(rand.NewPCG(seed, random.Uint64()))
-			callers.Go(func() {
-				for range 8 {
-					time.Sleep(time.Duration(random.IntN(2000)) * time.Millisecond)
-					n := random.IntN(3)
-					y.call([]request{stage(id), publish(id, n), publish(id, n), unpublish(id, n), unpublish(id, n), unstage(id)}[random.IntN(6)])
-				}
-			})
-		}
-	}
-	callers.Wait()
-	y.k.mend()
-	y.sleep(10 * time.Minute)
-	for _, id := range volumes {
-		y.atRest(id)
-	}
-	for _, id := range volumes {
-		for n := range 3 {
-			y.ok(unpublish(id, n))
-		}
-		y.ok(unstage(id))
-		y.atRest(id)
-	}
-	if records := y.store.List(); len(records) > 0 {
-		y.t.Errorf("%d records are left", len(records))
-	}
-}
-
-func TestRandomRaces(t *testing.T) {
-	rounds := uint64(500)
-	if testing.Short() {
-		rounds = 50
-	}
-	for seed := range rounds { // -run TestRandomRaces/seed=17 plays one again
-		t.Run(fmt.Sprintf("seed=%d", seed), func(t *testing.T) {
-			bubble(t, func(h *harness) { (&history{harness: h, orders: map[string]int{}}).run(seed) })
-		})
-		if t.Failed() {
-			return
-		}
-	}
 }
 
 // Removals that fail for a while, one after the other, end all the same, and in

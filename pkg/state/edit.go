@@ -42,7 +42,8 @@ func (v *Volume) AskStage(s *Stage, now time.Time) error {
 		return Errorf(Aborted, "the volume is still being unstaged from %s", have.Path)
 	}
 	v.Stage = s
-	v.Stage.Intent = Intent{Revision: v.Revision, Since: now}
+	// What is still being unstaged is this volume's, so a refusal takes it down.
+	v.Stage.Intent = Intent{Revision: v.Revision, Since: now, Begun: have != nil}
 	return nil
 }
 
@@ -78,8 +79,8 @@ func (v *Volume) AskPublish(t *Target, stagingPath string, now time.Time) error 
 	s := v.Stage
 	have := v.Targets[t.Path]
 	switch {
-	case have != nil && !have.Gone && have.SameAs(t) && s != nil && s.Path == stagingPath:
-		return nil
+	case have != nil && !have.Gone && have.SameAs(t) && (s == nil || s.Path == stagingPath):
+		return nil // without a stage, which was refused since, it is refused and taken back
 	case have != nil && !have.Gone && s != nil && s.Path == stagingPath:
 		return Errorf(AlreadyExists, "the volume is published already at %s with another capability, context or read-only setting", t.Path)
 	case s == nil:
@@ -260,8 +261,7 @@ func (v *Volume) Drop(p Part) {
 
 // remove turns the intent into a tombstone that the CO asked for.
 func (i *Intent) remove(revision uint64, now time.Time) {
-	i.Withdrawn = false
-	if i.Gone {
+	if i.Gone && !i.Withdrawn {
 		return
 	}
 	*i = Intent{Gone: true, Revision: revision, Since: now}

@@ -1,0 +1,441 @@
+package reconciler
+
+import (
+	"context"
+	"slices"
+	"strings"
+	"testing/synctest"
+	"time"
+
+	"github.com/csi-node/csi-node/pkg/state"
+)
+
+// demand is one request, as far as the judge needs to know it. History.mu guards
+// what changes.
+type demand struct {
+	request
+	stands   func(*state.Volume) bool // whether a record asks for just this; nil for a removal
+	order    int                      // which edit of its part this is
+	intent   uint64                   // the revision that it waits for; 0 while it has asked for nothing
+	existed  bool                     // the volume was mounted there, or attached for a stage, before it came
+	answered int                      // the event before its answer
+}
+
+// ask is r under the eyes of the judge.
+func (y *history) ask(r request, stands func(*state.Volume) bool) *demand {
+	a := &demand{request: r, stands: stands}
+	edit := r.edit
+	a.edit = func(v *state.Volume) error {
+		y.asking = a
+		a.intent = 0
+		if err := edit(v); err != nil {
+			return err
+		}
+		if intent := v.Intent(r.part); intent != nil {
+			a.intent = intent.Revision
+		}
+		y.k.with(func() { a.existed = y.k.shown(r) })
+		return nil
+	}
+	y.mu.Lock()
+	defer y.mu.Unlock()
+	y.waiting[a] = struct{}{}
+	return a
+}
+
+// shown reports whether anything of a part's is there. The caller holds mu.
+func (k *fakeKernel) shown(r request) bool {
+	at := r.part.Path
+	if r.part.Kind == state.StageKind {
+		if v := k.volumes[r.id]; v != nil && v.device != nil {
+			return true
+		}
+		at = stagePath(r.id)
+	}
+	return slices.ContainsFunc(k.mounts[at], func(m fakeMount) bool { return m.volume == r.id })
+}
+
+// edited judges an edit of a record, whoever made it.
+func (y *history) edited(before, after *state.Volume) {
+	by := y.asking
+	y.asking = nil
+	if before == after {
+		if by != nil {
+			y.note(by, false)
+		}
+		return
+	}
+	for _, part := range parts(before, after) {
+		was, is := before.Intent(part), after.Intent(part)
+		if by == nil {
+			y.editedByWorker(before, after, part)
+		} else if own := part == by.part || part == state.SizePart() && by.part == state.StagePart(); !own && !same(was, is) {
+			y.t.Errorf("%s: the edit changed %s", by, part)
+		}
+	}
+	if by != nil {
+		y.note(by, true)
+	}
+}
+
+// note counts a caller's edit.
+func (y *history) note(by *demand, changed bool) {
+	y.mu.Lock()
+	defer y.mu.Unlock()
+	if changed {
+		y.orders[by.String()]++
+		if by.part == state.StagePart() {
+			y.orders[request{id: by.id, part: state.SizePart()}.String()]++ // an unstage forgets it
+		}
+	}
+	by.order = y.orders[by.String()]
+}
+
+func parts(records ...*state.Volume) (all []state.Part) {
+	for _, v := range records {
+		for _, part := range v.Parts() {
+			if !slices.Contains(all, part) {
+				all = append(all, part)
+			}
+		}
+	}
+	return all
+}
+
+func same(a, b *state.Intent) bool { return a == b || a != nil && b != nil && *a == *b }
+
+// editedByWorker judges what the worker made of one part of a record: it may
+// note what it has seen, take back what it has refused, and retire.
+func (y *history) editedByWorker(before, after *state.Volume, part state.Part) {
+	was, is := before.Intent(part), after.Intent(part)
+	what := request{id: before.ID, part: part}
+	gone := is == nil || is.Gone
+	switch {
+	case same(was, is):
+	case was == nil && part == state.StagePart() && after.Stage.Adopted:
+		y.mustBeTrue("adopted", after, what)
+	case was == nil:
+		y.t.Errorf("%s: the worker asked for it", what)
+	case was.Gone && !gone:
+		y.t.Errorf("%s: a removal was withdrawn", what)
+	case was.Gone:
+		if is == nil {
+			y.k.with(func() {
+				if y.k.shown(what) && y.k.told(what.id) {
+					y.t.Errorf("%s: forgotten, and it is still there", what)
+				}
+			})
+		}
+	case gone && part.Kind == state.TargetKind && y.gone.Gone(part.Path): // retired
+	case gone && was.Accepted:
+		y.t.Errorf("%s: what was accepted was taken back", what)
+	case gone, part.Kind == state.SizeKind && is.Revision != was.Revision:
+		if !y.somebodyWaits(what, was.Revision) {
+			y.t.Errorf("%s: taken back, and there is nobody to be told", what)
+		}
+	case is.Revision != was.Revision || was.Accepted && !is.Accepted || was.Begun && !is.Begun:
+		y.t.Errorf("%s: %+v became %+v", what, *was, *is)
+	case is.Accepted && !was.Accepted:
+		y.mustBeTrue("accepted", after, what)
+		y.k.with(func() { delete(y.k.forgotten, part.Path) })
+	}
+}
+
+// mustBeTrue checks a record against the node, unless that was changed since it
+// was looked at. The caller holds store.mu.
+func (y *history) mustBeTrue(claim string, record *state.Volume, r request) {
+	y.k.with(func() {
+		if lie := y.k.lie(record, r); lie != "" && y.k.told(r.id) {
+			y.t.Errorf("%s: %s, and %s", r, claim, lie)
+			y.k.note("%s: %s, and %s", r, claim, lie)
+		}
+	})
+}
+
+// somebodyWaits reports whether a caller waits for an intent, or did so when
+// the worker last looked.
+func (y *history) somebodyWaits(r request, intent uint64) bool {
+	var looked int
+	y.k.with(func() { looked = y.k.looked[r.id].n })
+	y.mu.Lock()
+	defer y.mu.Unlock()
+	for a := range y.waiting {
+		if a.id == r.id && a.part == r.part && a.intent == intent && (a.answered == 0 || a.answered >= looked) {
+			return true
+		}
+	}
+	return false
+}
+
+// refusals are the words of which each final refusal holds some: everything
+// for which a history gives a reason.
+var refusals = []string{
+	"not staged", "still published at", "staged already", "published already", "no such volume", "it cannot be: boom",
+	"is staged as", "staged read-only", "allows one target", "was asked for", "restart the pod", "was removed",
+	"find out whose", "which the plugin did not attach", "in use, so it cannot be attached", "has turned read-only",
+	"neither blank nor a file system", "formatting the volume was interrupted", "holds files", "holds data", "that the plugin did not make",
+	"not a directory", "not a file", "grows when the volume is next staged", "is blank now",
+}
+
+// answered judges the answer to a request.
+func (y *history) answered(a *demand, err error, took, deadline time.Duration) {
+	y.store.mu.Lock() // no edit now
+	defer y.store.mu.Unlock()
+	y.mu.Lock()
+	defer y.mu.Unlock()
+	y.k.with(func() {
+		a.answered = max(y.k.events, 1)
+		y.k.note("%s: answered %v", a, err)
+	})
+	if took > deadline+10*time.Millisecond { // the store takes its time
+		y.t.Errorf("%s: answered after %s, with a deadline of %s", a, took, deadline)
+	}
+	record := y.store.get(a.id)
+	if record == nil {
+		record = &state.Volume{ID: a.id}
+	}
+	latest := y.orders[a.String()] == a.order
+	class := state.ClassOf(err)
+	switch {
+	case err == nil && latest && a.intent != 0:
+		y.mustBeTrue("answered OK", record, a.request)
+	case err == nil:
+	case !class.Final():
+		if class == state.ResourceExhausted {
+			y.t.Errorf("%s: %s: %v", a, class, err)
+		}
+	case !slices.ContainsFunc(refusals, func(words string) bool { return strings.Contains(err.Error(), words) }):
+		y.t.Errorf("%s: %s for no good reason: %v", a, class, err)
+	case latest && (a.intent != 0 || a.stands != nil && a.stands(record)):
+		y.mustBeUndone(a, record, err)
+	}
+}
+
+// mustBeUndone checks that nothing is left of a request that was refused for
+// good. The caller holds store.mu.
+func (y *history) mustBeUndone(a *demand, record *state.Volume, err error) {
+	intent := record.Intent(a.part)
+	switch {
+	case intent == nil || intent.Gone:
+	case !intent.Accepted:
+		y.t.Errorf("%s: refused for good (%v), and asked for still: %+v", a, err, *intent)
+		return
+	default:
+		return // what stood before, stands
+	}
+	y.k.with(func() {
+		if y.k.shown(a.request) && !a.existed && y.k.told(a.id) && a.part.Kind != state.SizeKind {
+			y.t.Errorf("%s: refused for good (%v), and it is still there", a, err)
+		}
+	})
+}
+
+// unhealed are the words for what a repair cannot put right, and a call can.
+var unhealed = []string{"restart the pod", "made again only when", "repair is switched off"}
+
+// finish takes away all that stands in the way, gives the plugin time, and then
+// wants to see every volume at rest as it was asked for, and every part gone
+// once that is asked for.
+func (y *history) finish() {
+	y.alive()
+	y.clean()
+	y.callers.Wait()
+	y.alive()                                                            // if a fault had the last word
+	for y.sleep(25 * time.Minute); y.dead(); y.sleep(25 * time.Minute) { // a step that died late
+		y.alive()
+	}
+	for _, record := range y.store.List() {
+		y.mustHaveHealed(record)
+	}
+	for _, record := range y.store.List() {
+		y.askAgain(record)
+	}
+	ids := y.ids()
+	for _, id := range ids {
+		if !y.amnesia {
+			y.atRest(id)
+		}
+	}
+	for _, id := range ids {
+		for n := range 3 {
+			y.mustDo(unpublish(id, n+1))
+		}
+		y.mustDo(unstage(id))
+		y.atRest(id)
+	}
+	y.nothingIsLeft()
+}
+
+func (y *history) ids() (ids []string) {
+	y.k.with(func() {
+		for id := range y.k.volumes {
+			ids = append(ids, id)
+		}
+	})
+	slices.Sort(ids)
+	return ids
+}
+
+// clean takes away all that others did. What they mounted must still be there.
+func (y *history) clean() {
+	y.mend(nil)
+	for _, n := range []string{"1", "2", "3"} {
+		y.podBack(operation{"pod-back", n})
+	}
+	for _, id := range y.ids() {
+		y.tamper(id, func(v *fakeVolume) (paths []string) {
+			v.held, v.private, v.copied, v.superRO, v.foreign = false, false, false, false, ""
+			for n := range 4 {
+				path := pathOf(id, n)
+				if f := y.k.files[path]; f != nil {
+					f.inUse = false
+				}
+				y.k.mounts[path] = slices.DeleteFunc(slices.Clone(y.k.mounts[path]), func(m fakeMount) bool {
+					if m.volume == "" {
+						y.strangers[path]--
+					}
+					return m.volume == ""
+				})
+				for i := range y.k.mounts[path] {
+					y.k.mounts[path][i].Corrupt = false
+				}
+				if len(y.k.mounts[path]) == 0 {
+					delete(y.k.mounts, path)
+				}
+				paths = append(paths, path)
+			}
+			y.k.autoclear(v)
+			return paths
+		})
+	}
+	for path, n := range y.strangers {
+		if n != 0 {
+			y.t.Errorf("%d mounts that are somebody else's are gone from %s", n, path)
+		}
+	}
+}
+
+// mustHaveHealed checks that nothing is under way after all that time, and that
+// nothing fails but for good.
+func (y *history) mustHaveHealed(record *state.Volume) {
+	problems := map[state.Part]PartProblem{}
+	for _, p := range y.p.r.Failures(record.ID) {
+		problems[p.Part] = p
+	}
+	for i, status := range y.statusOf(record.ID).Parts {
+		part := record.Parts()[i]
+		words := []string{status.Error}
+		if p, failed := problems[part]; failed {
+			words = append(words, p.Text)
+		}
+		text := strings.Join(words, " ")
+		given := func(all []string) bool {
+			return slices.ContainsFunc(all, func(w string) bool { return strings.Contains(text, w) })
+		}
+		switch {
+		case status.Is == Settled && record.Intent(part).Accepted:
+		case status.Is == Failing && given(unhealed):
+		case status.Is == Failing && !record.Intent(part).Accepted && given(refusals):
+		case status.Is == Waiting && y.stageIsNot(record):
+		case y.amnesia && strings.Contains(text, "still held"): // by targets of which no record is left
+		default:
+			y.t.Errorf("volume %s: %s is %s (%s), %+v", record.ID, part, status.Is, text, *record.Intent(part))
+		}
+	}
+}
+
+// stageIsNot reports whether the stage is not settled, for which others wait.
+func (y *history) stageIsNot(record *state.Volume) bool {
+	for i, status := range y.statusOf(record.ID).Parts {
+		if record.Parts()[i] == state.StagePart() {
+			return status.Is != Settled
+		}
+	}
+	return false
+}
+
+func (y *history) statusOf(id string) Status {
+	for _, s := range y.p.r.Status() {
+		if s.Volume == id {
+			return s
+		}
+	}
+	return Status{}
+}
+
+// askAgain repeats all that stands in a record. What was never accepted may be
+// refused; of what was, a publish whose device has another number by now must
+// be possible again after an unpublish.
+func (y *history) askAgain(record *state.Volume) {
+	again := func(part state.Part, edit func(v *state.Volume) error) error {
+		return y.finally(request{record.ID, part, edit})
+	}
+	judge := func(part state.Part, err error) {
+		intent := record.Intent(part)
+		if err != nil && (intent.Accepted || !state.ClassOf(err).Final()) {
+			y.t.Errorf("volume %s: %s: asked again in the end: %v", record.ID, part, err)
+		}
+	}
+	if s := record.Stage; s != nil && !s.Gone {
+		judge(state.StagePart(), again(state.StagePart(), func(v *state.Volume) error {
+			ask := *s
+			return v.AskStage(&ask, time.Now())
+		}))
+	}
+	for _, path := range record.TargetPaths() {
+		t := record.Targets[path]
+		if t.Gone {
+			continue
+		}
+		part := state.TargetPart(path)
+		publish := func(v *state.Volume) error {
+			ask := *t
+			return v.AskPublish(&ask, stagePath(record.ID), time.Now())
+		}
+		err := again(part, publish)
+		if err != nil && strings.Contains(err.Error(), "restart the pod") {
+			y.mustDo(request{record.ID, part, func(v *state.Volume) error { return v.AskUnpublish(path, time.Now()) }})
+			err = again(part, publish)
+		}
+		judge(part, err)
+	}
+	if z := record.Size; z != nil {
+		judge(state.SizePart(), again(state.SizePart(), func(v *state.Volume) error { return v.AskSize(z.Bytes, time.Now()) }))
+	}
+}
+
+// finally makes a call when nothing stands in its way any more.
+func (y *history) finally(r request) error {
+	ctx, end := context.WithTimeout(context.Background(), 2*time.Minute)
+	defer end()
+	return y.ensure(ctx, y.p, r, how{deadline: 2 * time.Minute}, nil)
+}
+
+func (y *history) mustDo(r request) {
+	if err := y.finally(r); err != nil {
+		y.t.Errorf("%s: in the end: %v", r, err)
+	}
+}
+
+// nothingIsLeft checks that a node of which nothing is asked holds nothing.
+func (y *history) nothingIsLeft() {
+	synctest.Wait()
+	for _, record := range y.store.List() {
+		y.t.Errorf("a record is left: %s", marshal(record))
+	}
+	y.k.with(func() {
+		for path := range y.k.mounts {
+			y.t.Errorf("%s is still mounted", path)
+		}
+		for id, v := range y.k.volumes {
+			if v.device != nil || v.view != nil {
+				y.t.Errorf("volume %s: still attached", id)
+			}
+		}
+	})
+	y.p.r.mu.Lock()
+	defer y.p.r.mu.Unlock()
+	for id := range y.p.r.volumes {
+		y.t.Errorf("volume %s: kept in memory", id)
+	}
+}

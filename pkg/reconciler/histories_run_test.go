@@ -1,0 +1,564 @@
+package reconciler
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"sync"
+	"testing/synctest"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"github.com/csi-node/csi-node/pkg/state"
+)
+
+// history is one run of a history: a node, the plugin on it, callers, and
+// everything that goes wrong. What it checks is in histories_judge_test.go.
+type history struct {
+	*harness
+	amnesia   bool // what stands may be in no record, which was lost
+	gone      *fakePods
+	callers   sync.WaitGroup
+	down      bool
+	unwritten int            // commits of the store that are yet to fail; guarded by store.mu
+	strangers map[string]int // by path: mounts of somebody else's that must be left alone
+	asking    *demand        // whose edit is being made; guarded by store.mu
+	mu        sync.Mutex
+	orders    map[string]int       // by part: how many edits of callers changed what is asked
+	waiting   map[*demand]struct{} // callers that have no answer yet
+}
+
+// play makes the operations one after the other, and then sees to it that all
+// ends well. Whatever is wrong is told to h.t.
+func (h *harness) play(operations []operation) {
+	y := &history{
+		harness: h, gone: &fakePods{gone: map[string]bool{}}, down: true,
+		strangers: map[string]int{}, orders: map[string]int{}, waiting: map[*demand]struct{}{},
+	}
+	h.pods, h.resync = y.gone, 10*time.Minute
+	h.random = func() float64 { // the same for all that is asked at one moment, whatever the order
+		return float64(time.Now().UnixNano()%997) / 997
+	}
+	y.watch()
+	speak := grammar()
+	for _, o := range operations {
+		h.k.with(func() { h.k.note("-- %s", o) })
+		y.bury()
+		speak[o[0]].do(y, o)
+		synctest.Wait()
+	}
+	y.finish()
+}
+
+// watch puts the judge beside the store.
+func (y *history) watch() {
+	y.store.edited = y.edited
+	y.store.fail = func(id string) error {
+		if y.unwritten > 0 {
+			y.unwritten--
+			return errors.New("no space left on device")
+		}
+		return nil
+	}
+}
+
+// bury waits for the end of a process that has died of itself.
+func (y *history) bury() {
+	if !y.down && y.dead() {
+		y.ended()
+	}
+}
+
+// ended waits until a process that was told to end, or is dead, has ended. What
+// hangs in the kernel has its effect first: until then the process holds the lock
+// of the store.
+func (y *history) ended() {
+	y.k.with(func() {
+		for _, f := range y.k.faults {
+			if f.hang != nil && f.deaf {
+				f.times = 0
+				f.open()
+			}
+		}
+	})
+	<-y.p.done
+	y.k.with(y.p.die) // what its callers are at has no effect any more
+	y.down = true
+}
+
+// alive starts the plugin if it is down.
+func (y *history) alive() {
+	y.bury()
+	if y.down {
+		y.start()
+		y.down = false
+	}
+}
+
+func (y *history) up(operation) { y.alive() }
+
+func (y *history) kill9(operation) {
+	if !y.down {
+		y.k.with(y.p.die)
+		y.ended()
+	}
+}
+
+// terminate ends the plugin as SIGTERM does: after ten seconds it leaves a step
+// that hangs.
+func (y *history) terminate(operation) {
+	if y.down {
+		return
+	}
+	y.p.end()
+	select {
+	case <-y.p.done:
+		y.ended()
+	case <-time.After(10 * time.Second):
+		y.kill9(nil)
+	}
+}
+
+func (y *history) loseStore(operation) {
+	if !y.down {
+		return
+	}
+	y.store.mu.Lock()
+	defer y.store.mu.Unlock()
+	clear(y.store.records)
+	y.amnesia = true
+	y.k.with(func() {
+		for path := range y.k.mounts {
+			y.k.forgotten[path] = true
+		}
+		y.orphan()
+	})
+	y.disturbAll()
+}
+
+// reboot leaves the data, the directories, and nothing else.
+func (y *history) reboot(operation) {
+	y.kill9(nil)
+	y.k.with(func() {
+		clear(y.k.mounts)
+		for id, v := range y.k.volumes {
+			v.device, v.view, v.held, v.private, v.copied, v.superRO, v.foreign = nil, nil, false, false, false, false, ""
+			y.k.drift(id)
+		}
+	})
+	clear(y.strangers)
+	y.loseStore(nil)
+	y.amnesia = false
+	clear(y.k.forgotten)
+}
+
+func (y *history) disturbAll() {
+	y.k.with(func() {
+		for id := range y.k.volumes {
+			y.k.drift(id)
+		}
+	})
+}
+
+func (y *history) delays(o operation) { y.k.with(func() { y.k.delays = uint64(o.number(1)) }) }
+
+func (y *history) heal(o operation) {
+	if y.down {
+		y.detectOnly = o.number(1) == 0
+	}
+}
+
+func (y *history) add(o operation) {
+	y.k.with(func() {
+		if y.k.volumes[o.volume()] != nil {
+			return
+		}
+		v := &fakeVolume{capacity: gib, size: gib, contents: state.Contents{Kind: state.ContentsBlank}}
+		switch content := o[2]; content {
+		case "ext4", "xfs":
+			v.formatted, v.data = content, true
+			v.contents = state.Contents{Kind: state.ContentsFilesystem, FSType: content, UUID: "old", Size: gib}
+		case "other":
+			v.data = true
+			v.contents = state.Contents{Kind: state.ContentsOther, Found: "a LUKS header"}
+		}
+		y.k.volumes[o.volume()] = v
+		y.k.drift(o.volume())
+	})
+}
+
+func (y *history) pause(o operation) { time.Sleep(o.duration(1)) }
+
+func (y *history) await(operation) {
+	y.alive()
+	y.callers.Wait()
+}
+
+// Calls.
+
+func (y *history) callVolume(o operation) {
+	w := howOf(o[2:])
+	if o[0] == "unstage" {
+		y.begin(unstage(o.volume()), w, nil)
+		return
+	}
+	ask := func() *state.Stage {
+		return &state.Stage{Path: stagePath(o.volume()), Capability: w.capability, ReadOnly: w.readOnly}
+	}
+	y.begin(request{o.volume(), state.StagePart(), func(v *state.Volume) error { return v.AskStage(ask(), time.Now()) }}, w,
+		func(v *state.Volume) bool { return v.Stage != nil && !v.Stage.Gone && v.Stage.SameAs(ask()) })
+}
+
+func (y *history) callTarget(o operation) {
+	w, path := howOf(o[3:]), o.path(2)
+	if o[0] == "unpublish" {
+		y.begin(unpublish(o.volume(), o.number(2)), w, nil)
+		return
+	}
+	ask := func() *state.Target { return &state.Target{Path: path, Capability: w.capability, ReadOnly: w.readOnly} }
+	y.begin(request{o.volume(), state.TargetPart(path), func(v *state.Volume) error { return v.AskPublish(ask(), stagePath(o.volume()), time.Now()) }}, w,
+		func(v *state.Volume) bool {
+			t := v.Targets[path]
+			return t != nil && !t.Gone && t.SameAs(ask())
+		})
+}
+
+func (y *history) callSize(o operation) {
+	y.begin(resize(o.volume(), int64(o.number(2))*gib), howOf(o[3:]), nil)
+}
+
+// begin makes a call in the background.
+func (y *history) begin(r request, w how, stands func(*state.Volume) bool) {
+	y.alive()
+	p := y.p
+	y.callers.Go(func() {
+		ctx, end := context.WithTimeout(klog.NewContext(context.Background(), klog.Logger{}), w.deadline)
+		defer end()
+		if w.cancel > 0 {
+			defer time.AfterFunc(w.cancel, end).Stop()
+		}
+		err := y.ensure(ctx, p, r, w, stands)
+		if errors.Is(err, state.ErrNotStaged) && r.part.Kind == state.TargetKind && y.adopt(ctx, p, r.id, w) {
+			y.ensure(ctx, p, r, w, stands)
+		}
+	})
+}
+
+// ensure is one request, and the judgement of its answer.
+func (y *history) ensure(ctx context.Context, p *process, r request, w how, stands func(*state.Volume) bool) error {
+	a := y.ask(r, stands)
+	began := time.Now()
+	err := p.r.Ensure(ctx, r.id, r.part, a.edit)
+	y.answered(a, err, time.Since(began), w.deadline)
+	return err
+}
+
+// adopt takes over a stage as NodePublishVolume does when the store was lost.
+func (y *history) adopt(ctx context.Context, p *process, id string, w how) bool {
+	defer y.k.with(func() { y.k.drift(id) }) // its look was not the worker's
+	for _, readOnly := range []bool{false, true} {
+		adopted, err := p.r.Adopt(ctx, id, &state.Stage{Path: stagePath(id), Capability: w.capability, ReadOnly: readOnly, Adopted: true})
+		if err != nil || adopted {
+			return adopted
+		}
+	}
+	return false
+}
+
+func (y *history) retry(o operation) {
+	y.alive()
+	p := y.p
+	y.callers.Go(func() {
+		ctx, end := context.WithTimeout(context.Background(), 10*time.Second)
+		defer end()
+		began := time.Now()
+		_, err := p.r.Retry(ctx, o.volume())
+		y.k.with(func() { y.k.note("retry %s: %v", o.volume(), err) })
+		if took := time.Since(began); took > 10*time.Second {
+			y.t.Errorf("retry %s: answered after %s", o.volume(), took)
+		}
+		switch class := state.ClassOf(err); {
+		case err == nil, class == state.NotFound, class == state.DeadlineExceeded, class == state.Unavailable:
+		default:
+			y.t.Errorf("retry %s: %s: %v", o.volume(), class, err)
+		}
+	})
+}
+
+// What others do to the node.
+
+// tamper changes a volume, or what is at one of its paths, behind the plugin's
+// back. It is noticed only if change returns paths: of mounts that came or went.
+func (y *history) tamper(id string, change func(v *fakeVolume) []string) {
+	var paths []string
+	y.k.with(func() {
+		if v := y.k.volumes[id]; v != nil {
+			paths = change(v)
+			y.orphan()
+			y.k.drift(id)
+		}
+	})
+	if y.down || y.dead() {
+		return
+	}
+	for _, path := range paths {
+		y.p.r.Changed(path)
+	}
+}
+
+// orphan makes strangers of bound device nodes of which no record is left nor a
+// device: nothing tells whose they were. The caller holds k.mu.
+func (y *history) orphan() {
+	for path := range y.k.forgotten {
+		stack := slices.Clone(y.k.mounts[path])
+		for i, m := range stack {
+			v := y.k.volumes[m.volume]
+			if m.Node && v != nil && (v.device == nil || v.device.number != m.Device) && (v.view == nil || v.view.number != m.Device) {
+				stack[i].volume = ""
+				y.strangers[path]++
+				y.k.mounts[path] = stack
+			}
+		}
+	}
+}
+
+// unmountOne takes the top mount away. The caller holds k.mu.
+func (y *history) unmountOne(path string) []string {
+	stack := y.k.mounts[path]
+	if len(stack) == 0 {
+		return nil
+	}
+	if stack[0].volume == "" {
+		y.strangers[path]--
+	}
+	y.k.unmount(path)
+	return []string{path}
+}
+
+func (y *history) umount(o operation) {
+	y.tamper(o.volume(), func(*fakeVolume) []string { return y.unmountOne(o.path(2)) })
+}
+
+func (y *history) umountAll(o operation) {
+	y.tamper(o.volume(), func(*fakeVolume) (paths []string) {
+		for n := 3; n >= 0; n-- {
+			for path := pathOf(o.volume(), n); len(y.k.mounts[path]) > 0; {
+				paths = append(paths, y.unmountOne(path)...)
+			}
+		}
+		return paths
+	})
+}
+
+func (y *history) rmdir(o operation) {
+	y.tamper(o.volume(), func(v *fakeVolume) []string {
+		if path := o.path(2); len(y.k.mounts[path]) == 0 {
+			delete(y.k.files, path)
+			if path == stagePath(o.volume()) { // the kernel drops copies with the directory
+				v.copied = false
+				y.k.autoclear(v)
+			}
+		}
+		return nil
+	})
+}
+
+func (y *history) litter(o operation) {
+	y.tamper(o.volume(), func(*fakeVolume) []string {
+		path := o.path(2)
+		if f := y.k.files[path]; len(y.k.mounts[path]) == 0 && f != nil {
+			f.inUse = true
+		} else if f == nil {
+			y.k.files[path] = &fakeFile{kind: state.Directory, inUse: true}
+		}
+		return nil
+	})
+}
+
+// push mounts something over what is at a path. The caller holds k.mu.
+func (y *history) push(path string, m fakeMount) []string {
+	if y.k.files[path] == nil {
+		y.k.files[path] = &fakeFile{kind: state.Directory}
+	}
+	y.k.mounts[path] = append([]fakeMount{m}, y.k.mounts[path]...)
+	return []string{path}
+}
+
+func (y *history) cover(o operation) {
+	y.tamper(o.volume(), func(*fakeVolume) []string {
+		y.strangers[o.path(2)]++
+		return y.push(o.path(2), fakeMount{Mount: state.Mount{FSType: "tmpfs", Source: "tmpfs", Root: "/"}})
+	})
+}
+
+func (y *history) uncover(o operation) {
+	y.tamper(o.volume(), func(*fakeVolume) []string { return y.unclad(o.path(2)) })
+}
+
+// unclad takes away what was mounted over a path. The caller holds k.mu.
+func (y *history) unclad(path string) (paths []string) {
+	for len(y.k.mounts[path]) > 0 && y.k.mounts[path][0].volume == "" {
+		paths = append(paths, y.unmountOne(path)...)
+	}
+	return paths
+}
+
+func (y *history) twice(o operation) {
+	y.tamper(o.volume(), func(*fakeVolume) []string {
+		stack := y.k.mounts[o.path(2)]
+		if len(stack) == 0 || stack[0].volume == "" {
+			return nil
+		}
+		return y.push(o.path(2), stack[0])
+	})
+}
+
+func (y *history) remount(o operation) {
+	y.tamper(o.volume(), func(*fakeVolume) []string {
+		if stack := slices.Clone(y.k.mounts[o.path(2)]); len(stack) > 0 {
+			stack[0].Attributes ^= state.ReadOnly
+			y.k.mounts[o.path(2)] = stack
+		}
+		return nil
+	})
+}
+
+func (y *history) corrupt(o operation) {
+	y.tamper(o.volume(), func(*fakeVolume) []string {
+		if stack := slices.Clone(y.k.mounts[o.path(2)]); len(stack) > 0 && !stack[0].Node {
+			stack[0].Corrupt = true
+			y.k.mounts[o.path(2)] = stack
+		}
+		return nil
+	})
+}
+
+func (y *history) turnReadOnly(o operation) {
+	y.tamper(o.volume(), func(v *fakeVolume) []string {
+		v.superRO = y.k.mountedAnywhere(v)
+		return nil
+	})
+}
+
+// mountedAnywhere reports whether the file system of a volume is mounted. The
+// caller holds mu.
+func (k *fakeKernel) mountedAnywhere(v *fakeVolume) bool {
+	for _, stack := range k.mounts {
+		for _, m := range stack {
+			if v.device != nil && m.Device == v.device.number && !m.Node {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+func (y *history) dirty(o operation) {
+	y.tamper(o.volume(), func(v *fakeVolume) []string {
+		v.contents.NeedsCheck = v.contents.Kind == state.ContentsFilesystem
+		return nil
+	})
+}
+
+func (y *history) losetupD(o operation) {
+	y.tamper(o.volume(), func(v *fakeVolume) []string {
+		if v.device != nil {
+			v.device.detaching = true
+			y.k.autoclear(v)
+		}
+		return nil
+	})
+}
+
+func (y *history) losetupView(o operation) {
+	y.tamper(o.volume(), func(v *fakeVolume) []string {
+		v.view = nil
+		y.k.autoclear(v)
+		return nil
+	})
+}
+
+func (y *history) hold(o operation) {
+	y.tamper(o.volume(), func(v *fakeVolume) []string {
+		v.held = v.device != nil && !y.k.claimed(v) && v.view == nil || v.held
+		return nil
+	})
+}
+
+func (y *history) release(o operation) {
+	y.tamper(o.volume(), func(v *fakeVolume) []string {
+		v.held = false
+		y.k.autoclear(v)
+		return nil
+	})
+}
+
+func (y *history) private(o operation) {
+	y.tamper(o.volume(), func(v *fakeVolume) []string {
+		v.private = true
+		return nil
+	})
+}
+
+func (y *history) loop(o operation) {
+	y.tamper(o.volume(), func(v *fakeVolume) []string {
+		if v.device == nil {
+			v.foreign = "/dev/loop99"
+		}
+		return nil
+	})
+}
+
+func (y *history) unloop(o operation) {
+	y.tamper(o.volume(), func(v *fakeVolume) []string {
+		v.foreign = ""
+		return nil
+	})
+}
+
+func (y *history) podGone(o operation) { y.gone.set("/pods/"+o[1]+"/", true) }
+func (y *history) podBack(o operation) { y.gone.set("/pods/"+o[1]+"/", false) }
+
+// Faults.
+
+func (y *history) addFault(o operation) {
+	f := &fault{op: op(o[1]), times: o.number(5), err: errBoom, takes: o.duration(6), key: o[2]}
+	switch f.op {
+	case opMount, opBind, opBindDevice, opSetAttributes, opUnmount, opRemove, opRenew, opLook:
+		f.key = pathOf(o[2], o.number(3))
+	}
+	switch o[4] {
+	case "fails":
+		f.mode = fails
+	case "final":
+		f.mode, f.err = fails, state.Errorf(state.FailedPrecondition, "it cannot be: %w", errBoom)
+	case "halfway":
+		f.mode = halfway
+	case "idles":
+		f.mode = idles
+	case "crashes":
+		f.mode = crashes
+	case "hangs":
+		f.hang = make(chan struct{})
+	case "late":
+		f.hang, f.deaf, f.late = make(chan struct{}), true, true
+	}
+	if f.op.reads() && f.mode != fails {
+		f.mode = works
+	}
+	y.k.fault(f)
+}
+
+func (y *history) unwritable(o operation) {
+	y.store.mu.Lock()
+	defer y.store.mu.Unlock()
+	y.unwritten = o.number(1)
+}
+
+func (y *history) mend(operation) {
+	y.k.mend()
+	y.store.mu.Lock()
+	defer y.store.mu.Unlock()
+	y.unwritten = 0
+}
