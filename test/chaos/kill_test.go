@@ -8,13 +8,10 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 	"sync"
 	"syscall"
 	"testing"
 	"time"
-
-	"github.com/moby/sys/mountinfo"
 
 	"github.com/csi-node/csi-node/pkg/reconciler"
 	"github.com/csi-node/csi-node/test/harness"
@@ -214,12 +211,7 @@ func (c *crash) damage() {
 // look holds everything that is there against what was answered.
 func (c *crash) look() {
 	c.t.Helper()
-	infos, err := mountinfo.GetMounts(mountinfo.PrefixFilter(c.Dir))
-	must(c.t, err)
-	mounts := map[string][]*mountinfo.Info{}
-	for _, info := range infos {
-		mounts[info.Mountpoint] = append(mounts[info.Mountpoint], info)
-	}
+	mounts := mountsOf(c.t, c.Plugin)
 	runs := c.mkfs.runs()
 	for _, l := range c.lives {
 		l.look(mounts)
@@ -239,7 +231,7 @@ func (c *crash) look() {
 	}
 }
 
-func (l *life) look(mounts map[string][]*mountinfo.Info) {
+func (l *life) look(mounts mountTable) {
 	l.t.Helper()
 	if facts := l.facts(); (facts != nil) != l.created {
 		l.complain("created: %t, and the pool has %+v", l.created, facts)
@@ -252,16 +244,9 @@ func (l *life) look(mounts map[string][]*mountinfo.Info) {
 	if info, err := os.Stat(l.data()); l.created && (err != nil || info.Size() < l.size) {
 		l.complain("it must have %d bytes, and its file is %+v (%v)", l.size, info, err)
 	}
-	number := l.number()
 	shows := func(path string, want bool) {
-		at := mounts[path]
-		switch {
-		case !want && len(at) > 0, want && len(at) != 1:
-			l.complain("%d mounts at %s, where it is mounted: %t", len(at), path, want)
-		case want && l.fsType != "" && fmt.Sprintf("%d:%d", at[0].Major, at[0].Minor) != number:
-			l.complain("at %s is %+v, and its device is %s", path, at[0], number)
-		case want && l.fsType != "" && slices.Contains(strings.Split(at[0].Options, ","), "ro") != (path != l.staging && l.readOnly(path)):
-			l.complain("at %s it is mounted with %s", path, at[0].Options)
+		if wrong := l.wrong(mounts, path, want); wrong != "" {
+			l.complain("%s", wrong)
 		}
 	}
 	shows(l.staging, l.staged && l.fsType != "")

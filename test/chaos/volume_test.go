@@ -8,10 +8,12 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/moby/sys/mountinfo"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
@@ -162,6 +164,39 @@ func insist(ctx context.Context, call func(context.Context) error) error {
 		}
 		pause(10*time.Millisecond, ctx.Done())
 	}
+}
+
+// mountTable is the mounts of a plugin by their mount points.
+type mountTable map[string][]*mountinfo.Info
+
+func mountsOf(t testing.TB, p *harness.Plugin) mountTable {
+	t.Helper()
+	infos, err := mountinfo.GetMounts(mountinfo.PrefixFilter(p.Dir))
+	must(t, err)
+	mounts := mountTable{}
+	for _, info := range infos {
+		mounts[info.Mountpoint] = append(mounts[info.Mountpoint], info)
+	}
+	return mounts
+}
+
+// wrong says what is not as it must be at a path of the volume; "" if all is.
+func (v *volume) wrong(mounts mountTable, path string, mounted bool) string {
+	v.t.Helper()
+	at := mounts[path]
+	switch {
+	case !mounted && len(at) > 0, mounted && len(at) != 1:
+		return fmt.Sprintf("%d mounts at %s, where it is mounted: %t", len(at), path, mounted)
+	case !mounted || v.fsType == "":
+		return ""
+	case fmt.Sprintf("%d:%d", at[0].Major, at[0].Minor) != v.number() || at[0].Root != "/":
+		return fmt.Sprintf("at %s is %+v, and its device is %s", path, at[0], v.number())
+	}
+	readOnly := slices.Contains(strings.Split(at[0].Options, ","), "ro")
+	if readOnly != (path != v.staging && v.readOnly(path)) || slices.Contains(strings.Split(at[0].VFSOptions, ","), "ro") {
+		return fmt.Sprintf("at %s it is mounted with %s and %s", path, at[0].Options, at[0].VFSOptions)
+	}
+	return ""
 }
 
 // up creates and stages the volume and publishes it at all its targets.
