@@ -1,6 +1,7 @@
 # The main targets run as root on a machine with nothing but Go installed:
 #   make demo      one volume's life, from creation to deletion
 #   make test      everything: unit, property, real-kernel tests, csi-sanity
+#   make test-crash  hundreds of kills of the plugin, and a saboteur at work
 #   make test-vm   the real-kernel tests on another kernel, and power cuts
 SHELL := /bin/bash
 .DEFAULT_GOAL := build
@@ -12,11 +13,13 @@ LDFLAGS := -s -w -X main.version=$(VERSION)
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 
 STORM ?= 20000
+KILLS ?= 300
+ACTS  ?= 300
 
 # Walks millions of states in one goroutine: the race detector would only slow it down.
 WALK := TestPlanForEveryState
 
-.PHONY: build demo test test-vm test-mutants fuzz storm lint deps bench clean
+.PHONY: build demo test test-crash test-vm test-mutants fuzz storm lint deps bench clean
 
 build: ## bin/csi-node, a static binary
 	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o bin/csi-node ./cmd/csi-node
@@ -34,6 +37,9 @@ fuzz: deps ## each fuzz target for FUZZTIME (5m)
 
 storm: deps ## random calls on the real kernel, STORM of them (20000; root)
 	$(GO) test -count 1 -timeout 2h -v ./test/storm -storm.calls $(STORM)
+
+test-crash: deps ## KILLS (300) of the plugin, ACTS (300) of a saboteur (root, within 10 minutes on 2 cores)
+	$(GO) test -count 1 -timeout 30m -v ./test/chaos -chaos.kills $(KILLS) -chaos.acts $(ACTS)
 
 test-vm: ## in virtual machines: another kernel, power cuts (root, Debian)
 	hack/install-vm-deps

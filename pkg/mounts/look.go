@@ -4,7 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"path/filepath"
+	"strings"
 
+	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 	"k8s.io/mount-utils"
 
@@ -13,7 +16,8 @@ import (
 
 // Look tells what is at a path. A path that does not exist, or whose parent
 // does not, is NoFile and no error. A symbolic link at the path is OtherFile; one
-// on the way to it is InvalidArgument.
+// on the way to it is InvalidArgument. Unavailable: what is mounted there is
+// hidden by a mount on a directory above.
 //
 // ctx ends the wait, not the look: a file system that does not answer keeps one
 // goroutine a path, and later looks at that path wait for it.
@@ -21,7 +25,13 @@ import (
 // Where the kernel has statmount(2) the cost does not depend on the number of
 // mounts, but for a Corrupt one.
 func (h *Host) Look(ctx context.Context, path string) (state.Mountpoint, error) {
-	m, err := wait(ctx, &h.looks, path, func() (state.Mountpoint, error) { return h.look(path) })
+	m, err := wait(ctx, &h.looks, path, func() (state.Mountpoint, error) {
+		m, err := h.look(path)
+		if err == nil && len(m.Mounts) == 0 {
+			err = h.hidden(path)
+		}
+		return m, err
+	})
 	if err != nil {
 		return state.Mountpoint{}, fmt.Errorf("look at %s: %w", path, err)
 	}
@@ -48,6 +58,49 @@ func (h *Host) look(path string) (state.Mountpoint, error) {
 		}
 	}
 	return state.Mountpoint{}, errChanged
+}
+
+// hidden returns Unavailable if there is a mount at a path at which none can be
+// seen. It reads the mount table only if another file system, or a bind, is
+// mounted on the way to the path.
+func (h *Host) hidden(path string) error {
+	rel, err := h.relative(path)
+	if err != nil {
+		return err
+	}
+	root, err := openat2(unix.AT_FDCWD, h.real, unix.O_PATH|unix.O_DIRECTORY, 0)
+	if err != nil {
+		return nil // the look has told
+	}
+	defer unix.Close(root)
+	switch fd, err := openat2(root, filepath.Dir(rel), unix.O_PATH, unix.RESOLVE_NO_XDEV); err {
+	case nil:
+		unix.Close(fd)
+		return nil
+	case unix.EXDEV:
+	default: // it ends before it comes to a mount
+		return nil
+	}
+	real := filepath.Join(h.real, rel)
+	infos, err := mountinfo.GetMounts(func(i *mountinfo.Info) (bool, bool) {
+		return real != i.Mountpoint && (!strings.HasPrefix(real, i.Mountpoint+"/") || len(i.Mountpoint) <= len(h.real)), false
+	})
+	if err != nil {
+		return err
+	}
+	var above *mountinfo.Info // the last one is the one that is seen
+	below := false
+	for _, i := range infos {
+		if i.Mountpoint == real {
+			below = true
+		} else {
+			above = i
+		}
+	}
+	if !below || above == nil {
+		return nil
+	}
+	return state.Errorf(state.Unavailable, "what is mounted there is hidden by %s (%s), which is mounted at %s: unmount that", above.Source, above.FSType, above.Mountpoint)
 }
 
 // errChanged: what was seen first was not there any more a moment later.

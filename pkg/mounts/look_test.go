@@ -86,11 +86,6 @@ var lookCases = map[string]func(t *testing.T, root, path string) state.Mountpoin
 		mountTmpfs(t, "inner", path, 0)
 		return on(tmpfs(t, path, "inner", 0))
 	},
-	"hidden by a mount above": func(t *testing.T, _, path string) state.Mountpoint {
-		mountTmpfs(t, "hidden", path, 0)
-		mountTmpfs(t, "above", filepath.Dir(path), 0)
-		return state.Mountpoint{}
-	},
 	"seen in spite of an older hidden one": func(t *testing.T, _, path string) state.Mountpoint {
 		mountTmpfs(t, "hidden", path, 0)
 		mountTmpfs(t, "above", filepath.Dir(path), 0)
@@ -372,4 +367,30 @@ func BenchmarkLook(b *testing.B) {
 		}
 		unmountBelow(b, root)
 	}
+}
+
+// What a mount on a directory above hides is not taken for gone; where nothing
+// is hidden, a mount on the way is none of the volume's business.
+func TestLookAtWhatIsHidden(t *testing.T) {
+	h, root := newHost(t)
+	above, bare := filepath.Join(root, "above"), filepath.Join(root, "above/bare")
+	hidden := filepath.Join(root, "above/between/hidden")
+	must(t, os.MkdirAll(hidden, 0o750))
+	mountTmpfs(t, "hidden", hidden, 0)
+	for range 2 {
+		mountTmpfs(t, "theirs", above, 0)
+		_, err := h.Look(t.Context(), hidden)
+		wantClass(t, err, state.Unavailable, hidden, "hidden by theirs (tmpfs)", "mounted at "+above)
+		wantFile(t, h, bare, state.NoFile)
+		must(t, os.MkdirAll(hidden, 0o750)) // the directory is not the one that was mounted on
+		_, err = h.Look(t.Context(), hidden)
+		wantClass(t, err, state.Unavailable, "hidden by")
+		must(t, unix.Unmount(above, 0))
+		if m, err := h.Look(t.Context(), hidden); err != nil || len(m.Mounts) != 1 {
+			t.Errorf("uncovered it is %+v (%v)", m, err)
+		}
+	}
+	must(t, unix.Unmount(hidden, 0))
+	mountTmpfs(t, "theirs", above, 0)
+	wantFile(t, h, hidden, state.NoFile)
 }

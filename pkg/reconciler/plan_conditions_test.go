@@ -52,13 +52,13 @@ func TestPlanConditions(t *testing.T) {
 
 		// A staging directory that was removed.
 		{"removed: stays removed", volume(staged(stageAccepted)), actual(attached(), ext4()),
-			[]string{"stage: stuck, FailedPrecondition: was removed"}},
+			[]string{"stage: stuck, FailedPrecondition: is not there any more"}},
 		{"removed: made when asked for", volume(staged(stageAccepted, stageAsked)), actual(attached(), ext4()),
 			[]string{"mount for stage", "stage: under way"}},
 		{"removed: made for a publish", volume(staged(stageAccepted), published(podA, asked)), actual(attached(), ext4()),
 			[]string{"mount for stage", "stage: under way", "A: waits for stage"}},
 		{"removed: not made for an unpublish", volume(staged(stageAccepted), unpublished(podA, asked)), actual(attached(), ext4(), targetIs(podA, emptyDir())),
-			[]string{"remove-target for A", "stage: stuck, FailedPrecondition: was removed", "A: under way"}},
+			[]string{"remove-target for A", "stage: stuck, FailedPrecondition: is not there any more", "A: under way"}},
 
 		{"out of sight: nothing is done to the device", volume(staged()), actual(attached(), contents(state.Contents{Kind: state.ContentsBlank}), stageIs(unseenNow())),
 			[]string{"stage: stuck, Unavailable: timed out"}},

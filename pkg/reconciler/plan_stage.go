@@ -46,7 +46,7 @@ func (p *planner) place(s *state.Stage) Verdict {
 	case m.File != state.NoFile && m.File != state.Directory:
 		return stuck(state.FailedPrecondition, "the staging path %s is %s, not a directory", s.Path, m.File)
 	case m.File == state.NoFile && s.Accepted && !p.asked():
-		return stuck(state.FailedPrecondition, "the staging directory %s was removed; it is made again only when the volume is staged or published", s.Path)
+		return stuck(state.FailedPrecondition, "the staging directory %s is not there any more; it is made again only when the volume is staged or published", s.Path)
 	case m.File == state.Directory && !m.Empty:
 		return stuck(state.FailedPrecondition, "the staging directory %s holds files that the mount would hide: move them away", s.Path)
 	}

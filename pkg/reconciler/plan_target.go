@@ -99,7 +99,7 @@ func needsView(t *state.Target, d state.Device) bool {
 func (p *planner) bind(t *state.Target, want state.FileType) Verdict {
 	switch m := p.have.Targets[t.Path]; {
 	case m.File == state.NoFile && t.Accepted && !t.Asked:
-		return stuck(state.FailedPrecondition, "the target %s was removed; it is made again only when the volume is published there again", t.Path)
+		return stuck(state.FailedPrecondition, "the target %s is not there any more; it is made again only when the volume is published there again", t.Path)
 	case m.File != state.NoFile && m.File != want:
 		return stuck(state.FailedPrecondition, "the target %s is %s, not %s", t.Path, m.File, want)
 	case m.File != state.NoFile && !m.Empty:

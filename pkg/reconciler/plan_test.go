@@ -190,7 +190,7 @@ func TestPlan(t *testing.T) {
 		{"a broken target is bound anew", volume(staged(), published(podA)), actual(attached(), ext4(), stageIs(mounted(rw)), targetIs(podA, mounted(rw, corrupt))),
 			[]string{"unbind for A", "stage: settled", "A: under way"}},
 		{"a removed target stays removed", volume(staged(), published(podA, accepted)), actual(attached(), ext4(), stageIs(mounted(rw))),
-			[]string{"stage: settled", "A: stuck, FailedPrecondition: was removed"}},
+			[]string{"stage: settled", "A: stuck, FailedPrecondition: is not there any more"}},
 		{"unless it is asked for", volume(staged(), published(podA, accepted, asked)), actual(attached(), ext4(), stageIs(mounted(rw))),
 			[]string{"bind for A", "stage: settled", "A: under way"}},
 		{"an unmounted one is bound again", volume(staged(), published(podA, accepted)), actual(attached(), ext4(), stageIs(mounted(rw)), targetIs(podA, emptyDir())),

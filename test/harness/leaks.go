@@ -94,7 +94,7 @@ func (p *Plugin) cleanUp() {
 	if p.t.Failed() {
 		leak = p.t.Logf
 	}
-	for _, err := range []error{p.killHelpers(leak), p.unmountAll(leak), p.detachAll(leak), os.RemoveAll(p.Dir)} {
+	for _, err := range []error{p.killHelpers(p.processes, leak), p.unmountAll(leak), p.detachAll(leak), os.RemoveAll(p.Dir)} {
 		if err != nil {
 			p.t.Error(err)
 		}
@@ -106,9 +106,35 @@ func (p *Plugin) cleanUp() {
 	}
 }
 
-func (p *Plugin) killHelpers(leak func(string, ...any)) error {
+// Discard forgets the processes that have ended, and their logs, after it has
+// seen to them as the end of the test does: for tests that start hundreds. It
+// fails the test if one has left a helper program.
+func (p *Plugin) Discard() {
+	p.t.Helper()
+	var ended []*Process
+	p.processes = slices.DeleteFunc(p.processes, func(process *Process) bool {
+		select {
+		case <-process.Exited():
+			ended = append(ended, process)
+			return true
+		default:
+			return false
+		}
+	})
+	if err := p.killHelpers(ended, p.t.Errorf); err != nil {
+		p.t.Error(err)
+	}
+	for _, process := range ended {
+		p.checkLog(process)
+		if p.t.Failed() {
+			p.t.Logf("log of process %d:\n%s", process.PID(), process.Log)
+		}
+	}
+}
+
+func (p *Plugin) killHelpers(of []*Process, leak func(string, ...any)) error {
 	var errs []error
-	for _, process := range p.processes {
+	for _, process := range of {
 		for _, h := range process.Helpers(p.t) {
 			if ended, err := h.AwaitEnd(); err != nil || ended {
 				errs = append(errs, err)

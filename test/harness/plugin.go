@@ -198,6 +198,12 @@ func (p *Plugin) stop(process *Process) {
 			p.t.Errorf("stopping the plugin: %s", state)
 		}
 	}
+	p.checkLog(process)
+}
+
+// checkLog fails the test if a process broke the rules of Go.
+func (p *Plugin) checkLog(process *Process) {
+	p.t.Helper()
 	for _, sign := range []string{"WARNING: DATA RACE", "panic: ", "fatal error: "} {
 		if strings.Contains(process.Log.String(), sign) {
 			p.t.Errorf("the log of process %d holds %q", process.PID(), sign)

@@ -30,18 +30,37 @@ func (p *Plugin) Status() driver.Report {
 	return report
 }
 
+// Report asks the plugin, or its store, for what Status shows, without a process
+// of its own for that.
+func (p *Plugin) Report() driver.Report {
+	p.t.Helper()
+	ctx, cancel := context.WithTimeout(p.t.Context(), Patience)
+	defer cancel()
+	report, err := driver.ReadReport(ctx, p.StateDir)
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	return report
+}
+
+// Retry is `csi-node volume retry`, and returns how the volume stands then.
+func (p *Plugin) Retry(volume string) driver.Report {
+	p.t.Helper()
+	ctx, cancel := context.WithTimeout(p.t.Context(), Patience)
+	defer cancel()
+	report, err := driver.Retry(ctx, p.StateDir, volume)
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	return report
+}
+
 // AwaitRest blocks until every part of every volume is settled, or stuck, and
 // no step runs.
 func (p *Plugin) AwaitRest() {
 	p.t.Helper()
 	Eventually(p.t, "the plugin is at rest", func() bool {
-		ctx, cancel := context.WithTimeout(p.t.Context(), Patience)
-		defer cancel()
-		report, err := driver.ReadReport(ctx, p.StateDir)
-		if err != nil {
-			p.t.Fatal(err)
-		}
-		for _, v := range report.Volumes {
+		for _, v := range p.Report().Volumes {
 			for _, part := range v.Parts {
 				if v.Step != nil || part.Is == reconciler.UnderWay || part.Is == reconciler.Unseen {
 					return false

@@ -82,7 +82,7 @@ func (b *Backend) attach(ctx context.Context, volume, path string, id fileID, as
 			klog.FromContext(ctx).Error(err, "A thick volume lacks blocks; what is written there may find no room", "volume", volume)
 		}
 	}
-	return b.configure(ctx, b.tag(volume), backing, b.tag(volume), as, func(d *device) bool {
+	return b.configure(ctx, b.tag(volume), b.tag(volume), backing, b.tag(volume), as, func(d *device) bool {
 		return b.owns(d, volume) && d.file() == id && d.is(as)
 	})
 }
@@ -112,9 +112,9 @@ func modeOf(readOnly bool) int {
 	return os.O_RDWR
 }
 
-// configure makes a free loop device show a file, and looks whether match
-// accepts it.
-func (b *Backend) configure(ctx context.Context, key string, backing *os.File, tag string, as shape, match func(*device) bool) (err error) {
+// configure makes a free loop device show a file for the sake of the volume with
+// the tag of, and looks whether match accepts it.
+func (b *Backend) configure(ctx context.Context, of, key string, backing *os.File, tag string, as shape, match func(*device) bool) (err error) {
 	// Size 0 is another default with direct I/O than without, since Linux 6.14.
 	config := unix.LoopConfig{Fd: uint32(backing.Fd()), Size: uint32(as.sector)}
 	copy(config.Info.File_name[:tagSize], tag)
@@ -135,9 +135,9 @@ func (b *Backend) configure(ctx context.Context, key string, backing *os.File, t
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		n, err := unix.IoctlRetInt(int(control.Fd()), unix.LOOP_CTL_GET_FREE)
+		n, err := b.free(control, of)
 		if err != nil {
-			return fmt.Errorf("LOOP_CTL_GET_FREE: %w", err)
+			return err
 		}
 		name := fmt.Sprintf("loop%d", n)
 		if !as.readOnly && !as.solid && discardIsOff(name) {

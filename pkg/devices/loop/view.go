@@ -65,7 +65,7 @@ func (b *Backend) attachView(ctx context.Context, key string, over state.Device)
 	}
 	as := shape{readOnly: true, sector: sector}
 	is := showing(over.Number)
-	return b.configure(ctx, key, backing, viewTag, as, func(d *device) bool { return is(d) && d.is(as) })
+	return b.configure(ctx, b.over(over), key, backing, viewTag, as, func(d *device) bool { return is(d) && d.is(as) })
 }
 
 // DetachView detaches the view of a device; as for Detach, nil means that it
