@@ -177,7 +177,7 @@ func (p *plugin) openVolumes(ctx context.Context) (err error) {
 	if p.devices, err = loop.New(p.pool); err != nil {
 		return err
 	}
-	p.devices.Spare(p.shows)
+	p.devices.Spare(p.store.ShownAs)
 	p.reconciler = reconciler.New(reconciler.Config{
 		Store:      p.store,
 		Kernel:     p.kernel(),
@@ -223,18 +223,6 @@ func (p *plugin) kernel() reconciler.Kernel {
 		k.Pods = p.pods
 	}
 	return k
-}
-
-// shows returns the volume that is published as the device number, "" for none.
-func (p *plugin) shows(number state.DeviceNumber) string {
-	for _, v := range p.store.List() {
-		for _, t := range v.Targets {
-			if t.Device == number {
-				return v.ID
-			}
-		}
-	}
-	return ""
 }
 
 func (p *plugin) hook() func(context.Context, string, reconciler.Step, reconciler.Moment) error {

@@ -117,6 +117,21 @@ func (s *Store) List() []*Volume {
 	return list
 }
 
+// ShownAs returns the id of the volume that is published as a device number, be
+// it on its way out; empty when there is none.
+func (s *Store) ShownAs(number DeviceNumber) string {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	for id, v := range s.records {
+		for _, t := range v.Targets {
+			if t.Device == number {
+				return id
+			}
+		}
+	}
+	return ""
+}
+
 // SetAside returns where Open put a file that was no sound store; empty when
 // there was none.
 func (s *Store) SetAside() string { return s.setAside }

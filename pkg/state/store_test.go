@@ -383,3 +383,24 @@ func TestBootID(t *testing.T) {
 		t.Errorf("boot id %q: %v", a, err)
 	}
 }
+
+func TestShownAs(t *testing.T) {
+	s := openStore(t, filepath.Join(t.TempDir(), "intents.db"), "boot")
+	number := DeviceNumber{Major: 7, Minor: 3}
+	_, err := s.Edit("v", func(v *Volume) error {
+		if err := v.AskUnpublish("/pod", time.Now()); err != nil {
+			return err
+		}
+		v.Targets["/pod"].Device = number
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := s.ShownAs(number); got != "v" {
+		t.Errorf("%q is shown as %s", got, number)
+	}
+	if got := s.ShownAs(DeviceNumber{Major: 7, Minor: 4}); got != "" {
+		t.Errorf("%q is shown as another number", got)
+	}
+}
