@@ -128,7 +128,7 @@ func TestCompareTellsEachChangeOnce(t *testing.T) {
 	must(t, err)
 	defer func() { must(t, w.Close()) }()
 	var told []string
-	for _, options := range []string{"remount,bind,ro", "remount,bind,rw"} {
+	for _, options := range []string{"remount,bind,ro", "remount,bind,rw,noexec"} {
 		run(t, "mount", "-o", options, a)
 		for range 2 {
 			w.compare(func(path string) { told = append(told, path) })
