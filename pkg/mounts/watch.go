@@ -6,17 +6,33 @@ import (
 	"fmt"
 	"strings"
 	"sync"
+	"time"
 
 	"k8s.io/klog/v2"
+
+	"github.com/csi-node/csi-node/pkg/state"
 )
 
-// Watcher tells where mounts come and go in this mount namespace. It costs
-// nothing while none does.
+// Watcher tells where mounts come and go in this mount namespace, or change
+// their attributes. It costs nothing while none does.
 type Watcher struct {
 	h      *Host
 	source newsSource
-	points map[uint64]string // the mount point of each mount, by its id
+	// ear hears that something has changed of which the source does not tell:
+	// attributes. It is nil if the source hears that itself.
+	ear newsSource
+
+	mu     sync.Mutex
+	mounts map[uint64]known // by id
 }
+
+// known is what was seen of a mount last.
+type known struct {
+	point      string
+	attributes state.Attributes
+}
+
+func (e entry) known() known { return known{e.point, e.attributes} }
 
 // newsSource is where the news of mounts comes from.
 type newsSource interface {
@@ -24,8 +40,8 @@ type newsSource interface {
 	// next blocks until something has changed or the source is closed. all
 	// says that what has changed is not known.
 	next() (changes []change, all bool, err error)
-	// list returns the mount points of the namespace by the ids of the mounts.
-	list() (map[uint64]string, error)
+	// list returns the mounts of the namespace by their ids.
+	list() (map[uint64]known, error)
 	close() error
 }
 
@@ -38,7 +54,9 @@ type change struct {
 
 // NewWatcher begins to collect news: by fanotify (Linux 6.15), else by poll(2)
 // of /proc/self/mountinfo, which the kernel wakes at every change, and which is
-// then read as a whole. Run, or else Close, ends it.
+// then read as a whole. fanotify does not tell of attributes: the same poll is
+// kept beside it, after which only the mounts below the root are asked for
+// theirs. Run, or else Close, ends it.
 func (h *Host) NewWatcher() (*Watcher, error) {
 	var s newsSource
 	s, err := newFanotify()
@@ -52,11 +70,17 @@ func (h *Host) NewWatcher() (*Watcher, error) {
 
 // watch lists the mounts after the source has begun, so that none is missed.
 func (h *Host) watch(s newsSource) (*Watcher, error) {
-	points, err := s.list()
-	if err != nil {
-		return nil, errors.Join(fmt.Errorf("list the mounts: %w", err), s.close())
+	w := &Watcher{h: h, source: s}
+	var err error
+	if _, deaf := s.(*fanotify); deaf {
+		if w.ear, err = newMountinfoPoll(-time.Millisecond); err != nil { // no timeout
+			return nil, errors.Join(fmt.Errorf("watch the attributes of mounts: %w", err), s.close())
+		}
 	}
-	return &Watcher{h: h, source: s, points: points}, nil
+	if w.mounts, err = s.list(); err != nil {
+		return nil, errors.Join(fmt.Errorf("list the mounts: %w", err), w.Close())
+	}
+	return w, nil
 }
 
 // Source names where the news comes from: "fanotify" or "mountinfo".
@@ -64,12 +88,20 @@ func (w *Watcher) Source() string { return w.source.name() }
 
 // Run calls changed, in turn, with each path below the Host's root at which a
 // mount came or went by another process's doing, or whose directory above was
-// hidden or uncovered so. Where the kernel does not tell who did it, that is by
+// hidden or uncovered so, and where the attributes of a mount changed. Where the
+// kernel does not tell who did it, as it never does of attributes, that is by
 // anybody's doing. It returns nil when ctx ends, and closes the Watcher.
 func (w *Watcher) Run(ctx context.Context, changed func(path string)) error {
-	closeOnce := sync.OnceValue(w.source.close)
-	stop := context.AfterFunc(ctx, func() { _ = closeOnce() }) // its error comes again below
+	listening, hush := context.WithCancel(ctx)
+	closeOnce := sync.OnceValue(w.Close)
+	stop := context.AfterFunc(listening, func() { _ = closeOnce() }) // its error comes again below
 	defer stop()
+	var ear sync.WaitGroup
+	defer ear.Wait()
+	defer hush()
+	if w.ear != nil {
+		ear.Go(func() { w.listen(listening, changed) })
+	}
 	for {
 		changes, all, err := w.source.next()
 		if err == nil && all {
@@ -90,14 +122,63 @@ func (w *Watcher) Run(ctx context.Context, changed func(path string)) error {
 }
 
 // Close ends a Watcher that is not run.
-func (w *Watcher) Close() error { return w.source.close() }
+func (w *Watcher) Close() error {
+	if w.ear == nil {
+		return w.source.close()
+	}
+	return errors.Join(w.source.close(), w.ear.close())
+}
+
+// rest is how long the ear does not listen after it has heard something: what
+// changes meanwhile it hears then.
+const rest = time.Second
+
+// listen asks for the attributes of the mounts whenever something has changed.
+func (w *Watcher) listen(ctx context.Context, changed func(string)) {
+	for {
+		if _, _, err := w.ear.next(); err != nil {
+			if ctx.Err() == nil {
+				klog.FromContext(ctx).Error(err, "Changed attributes of mounts are noticed late from now on")
+			}
+			return
+		}
+		w.compare(changed)
+		pause := time.NewTimer(rest)
+		select {
+		case <-pause.C:
+		case <-ctx.Done():
+			pause.Stop()
+			return
+		}
+	}
+}
+
+// compare asks each mount below the root for its attributes.
+func (w *Watcher) compare(changed func(string)) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	root := strings.TrimSuffix(w.h.real, "/") + "/"
+	for id, before := range w.mounts {
+		if !strings.HasPrefix(before.point, root) {
+			continue
+		}
+		now, err := statmount(id)
+		if err != nil || now.attributes == before.attributes { // it has gone: the source tells
+			continue
+		}
+		w.mounts[id] = known{before.point, now.attributes}
+		w.tell(before.point, changed)
+	}
+}
 
 func (w *Watcher) apply(c change, changed func(string)) {
-	before, known := w.points[c.id]
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	before, found := w.mounts[c.id]
 	if c.went {
-		delete(w.points, c.id)
-		if known && !c.own {
-			w.tell(before, changed)
+		delete(w.mounts, c.id)
+		if found && !c.own {
+			w.tell(before.point, changed)
 		}
 	}
 	if !c.came {
@@ -107,7 +188,7 @@ func (w *Watcher) apply(c change, changed func(string)) {
 	if err != nil { // it has gone again
 		return
 	}
-	w.points[c.id] = e.point
+	w.mounts[c.id] = e.known()
 	if !c.own {
 		w.tell(e.point, changed)
 	}
@@ -115,20 +196,22 @@ func (w *Watcher) apply(c change, changed func(string)) {
 
 // resync compares all mounts with those known.
 func (w *Watcher) resync(changed func(string)) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
 	now, err := w.source.list()
 	if err != nil {
 		return fmt.Errorf("list the mounts: %w", err)
 	}
-	before := w.points
-	w.points = now
-	for id, point := range before {
-		if now[id] != point {
-			w.tell(point, changed)
+	before := w.mounts
+	w.mounts = now
+	for id, m := range before {
+		if now[id] != m {
+			w.tell(m.point, changed)
 		}
 	}
-	for id, point := range now {
-		if before[id] != point {
-			w.tell(point, changed)
+	for id, m := range now {
+		if before[id].point != m.point { // else it was told above
+			w.tell(m.point, changed)
 		}
 	}
 	return nil

@@ -94,8 +94,8 @@ func (s *fanotify) parse(buf []byte) (changes []change, all bool, err error) {
 }
 
 // list asks for the ids first, so a mount that goes meanwhile is left out.
-func (*fanotify) list() (map[uint64]string, error) {
-	points := map[uint64]string{}
+func (*fanotify) list() (map[uint64]known, error) {
+	all := map[uint64]known{}
 	ids := make([]uint64, 1<<10)
 	for last := uint64(0); ; {
 		n, err := listmount(last, ids)
@@ -104,11 +104,11 @@ func (*fanotify) list() (map[uint64]string, error) {
 		}
 		for _, id := range ids[:n] {
 			if e, err := statmount(id); err == nil {
-				points[id] = e.point
+				all[id] = e.known()
 			}
 		}
 		if n == 0 {
-			return points, nil
+			return all, nil
 		}
 		last = ids[n-1]
 	}

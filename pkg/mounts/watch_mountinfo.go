@@ -12,11 +12,12 @@ import (
 )
 
 // mountinfoPoll is woken by the kernel when the table changes, and not told
-// what has changed (proc_pid_mountinfo(5)). Some kernels forget to wake it while
-// other mount namespaces change, too (seen on Linux 6.18, one time in thirty),
-// so the table is also read every so often.
+// what has changed (proc_pid_mountinfo(5)). The kernel forgets a change once it
+// has told of it, so nobody else may poll the descriptor: it is no os.File,
+// which the Go runtime's epoll(7) would ask. Unless every is negative, the table
+// is taken for changed every so often all the same.
 type mountinfoPoll struct {
-	table *os.File
+	table int
 	every time.Duration
 	wake  int        // an eventfd that ends the poll
 	mu    sync.Mutex // held while the descriptors are polled
@@ -26,14 +27,16 @@ type mountinfoPoll struct {
 // pollEvery costs 0.3 ms a thousand mounts a second.
 const pollEvery = 10 * time.Second
 
+const tablePath = "/proc/self/mountinfo"
+
 func newMountinfoPoll(every time.Duration) (*mountinfoPoll, error) {
-	table, err := os.Open("/proc/self/mountinfo")
+	table, err := unix.Open(tablePath, unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
-		return nil, err
+		return nil, &os.PathError{Op: "open", Path: tablePath, Err: err}
 	}
 	wake, err := unix.Eventfd(0, unix.EFD_CLOEXEC)
 	if err != nil {
-		return nil, errors.Join(fmt.Errorf("eventfd: %w", err), table.Close())
+		return nil, errors.Join(fmt.Errorf("eventfd: %w", err), unix.Close(table))
 	}
 	return &mountinfoPoll{table: table, every: every, wake: wake}, nil
 }
@@ -46,9 +49,9 @@ func (s *mountinfoPoll) next() (changes []change, all bool, err error) {
 	if s.shut {
 		return nil, false, os.ErrClosed
 	}
-	fds := []unix.PollFd{{Fd: int32(s.table.Fd()), Events: unix.POLLPRI}, {Fd: int32(s.wake), Events: unix.POLLIN}}
+	fds := []unix.PollFd{{Fd: int32(s.table), Events: unix.POLLPRI}, {Fd: int32(s.wake), Events: unix.POLLIN}}
 	if _, err := again(func() (int, error) { return unix.Poll(fds, int(s.every.Milliseconds())) }); err != nil {
-		return nil, false, fmt.Errorf("poll %s: %w", s.table.Name(), err)
+		return nil, false, fmt.Errorf("poll %s: %w", tablePath, err)
 	}
 	if fds[1].Revents != 0 {
 		return nil, false, os.ErrClosed
@@ -56,13 +59,13 @@ func (s *mountinfoPoll) next() (changes []change, all bool, err error) {
 	return nil, true, nil
 }
 
-func (*mountinfoPoll) list() (map[uint64]string, error) {
+func (*mountinfoPoll) list() (map[uint64]known, error) {
 	infos, err := mountinfo.GetMounts(nil)
-	points := make(map[uint64]string, len(infos))
+	all := make(map[uint64]known, len(infos))
 	for _, i := range infos {
-		points[uint64(i.ID)] = i.Mountpoint
+		all[uint64(i.ID)] = entryOf(i).known()
 	}
-	return points, err
+	return all, err
 }
 
 func (s *mountinfoPoll) close() error {
@@ -70,5 +73,5 @@ func (s *mountinfoPoll) close() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.shut = true
-	return errors.Join(err, unix.Close(s.wake), s.table.Close())
+	return errors.Join(err, unix.Close(s.wake), unix.Close(s.table))
 }

@@ -4,10 +4,13 @@ import (
 	"context"
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/csi-node/csi-node/pkg/state"
 )
 
 // bothSources runs a test once with each source of news.
@@ -92,6 +95,70 @@ func TestWatch(t *testing.T) {
 		run(t, "umount", "--lazy", a) // takes the one below along
 		awaitPath(t, told, a)
 	})
+}
+
+// Attributes that somebody changes are told of, each time.
+func TestWatchAttributes(t *testing.T) {
+	bothSources(t, func(t *testing.T, h *Host, root string, s newsSource) {
+		a, b := filepath.Join(root, "a"), filepath.Join(root, "b")
+		must(t, os.Mkdir(a, 0o700))
+		must(t, os.Mkdir(b, 0o700))
+		run(t, "mount", "-t", "tmpfs", "a", a)
+		told := news(t, h, s)
+		run(t, "mount", "-o", "remount,bind,ro", a)
+		awaitPath(t, told, a)
+		run(t, "mount", "--bind", a, b)
+		awaitPath(t, told, b)
+		run(t, "mount", "-o", "remount,bind,rw,noexec", b)
+		awaitPath(t, told, b)
+		run(t, "mount", "-o", "remount,bind,rw", a)
+		awaitPath(t, told, a)
+	})
+}
+
+func TestCompareTellsEachChangeOnce(t *testing.T) {
+	h, root := newHost(t)
+	s := wantFanotify(t, h)
+	if s == nil {
+		return // the mountinfo source compares by itself
+	}
+	a := filepath.Join(root, "a")
+	mountTmpfs(t, "a", a, 0)
+	w, err := h.watch(s)
+	must(t, err)
+	defer func() { must(t, w.Close()) }()
+	var told []string
+	for _, options := range []string{"remount,bind,ro", "remount,bind,rw,noexec"} {
+		run(t, "mount", "-o", options, a)
+		for range 2 {
+			w.compare(func(path string) { told = append(told, path) })
+		}
+	}
+	if !slices.Equal(told, []string{a, a}) {
+		t.Errorf("told of %q", told)
+	}
+}
+
+// Of mounts that are not below the root nothing is asked.
+func TestCompareLeavesOutOtherMounts(t *testing.T) {
+	h, _ := newHost(t)
+	s := wantFanotify(t, h)
+	if s == nil {
+		return
+	}
+	w, err := h.watch(s)
+	must(t, err)
+	defer func() { must(t, w.Close()) }()
+	const odd = state.ReadOnly | state.NoExec | state.NoDev | state.NoSuid | state.NoSymFollow | state.NoDirAtime // none has all
+	for id, m := range w.mounts {
+		w.mounts[id] = known{m.point, odd}
+	}
+	w.compare(func(path string) { t.Errorf("told of %s", path) })
+	for _, m := range w.mounts {
+		if m.attributes != odd {
+			t.Errorf("%s was asked", m.point)
+		}
+	}
 }
 
 // A tree that is taken down at once is told of mount by mount.

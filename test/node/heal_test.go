@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -46,6 +47,28 @@ func TestLostMountsComeBack(t *testing.T) {
 			v.end(one, two)
 		})
 	}
+}
+
+// Attributes that somebody changes, of which fanotify does not tell, are put
+// right though nobody calls.
+func TestChangedAttributesArePutRight(t *testing.T) {
+	t.Parallel()
+	p := harness.Start(t, harness.Options{})
+	v := create(t, p, "volume", 32*mib, mountAs("ext4", multiWriter, "noexec"))
+	must(t, v.stage(t.Context()))
+	target := v.target("pod")
+	must(t, v.publishReadOnly(t.Context(), target))
+	is := func(path string, words ...string) bool {
+		flags := strings.Split(harness.Command(t, "findmnt", "--noheadings", "--output", "VFS-OPTIONS", path), ",")
+		return !slices.ContainsFunc(words, func(w string) bool { return !slices.Contains(flags, w) })
+	}
+	for range 2 {
+		harness.Command(t, "mount", "-o", "remount,bind,rw,exec", target)
+		harness.Eventually(t, "the target is as asked", func() bool { return is(target, "ro", "noexec") })
+		harness.Command(t, "mount", "-o", "remount,bind,ro", v.staging)
+		harness.Eventually(t, "the stage is as asked", func() bool { return is(v.staging, "rw", "noexec") })
+	}
+	v.end(target)
 }
 
 // A file system that was shut down comes back by itself, with its data, once
