@@ -2,6 +2,7 @@
 #   make demo      one volume's life, from creation to deletion
 #   make test      everything: unit, property, real-kernel tests, csi-sanity
 #   make test-vm   the real-kernel tests on another kernel, and power cuts
+#   make test-histories   100,000 random histories of a simulated node
 SHELL := /bin/bash
 .DEFAULT_GOAL := build
 
@@ -13,10 +14,12 @@ STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 
 STORM ?= 20000
 
-# Walks millions of states in one goroutine: the race detector would only slow it down.
-WALK := TestPlanForEveryState
+HISTORIES ?= 100000
 
-.PHONY: build demo test test-vm test-mutants fuzz storm lint deps bench clean
+# Walk millions of states, or thousands of histories: the race detector would only slow them down.
+WALK := (TestPlanForEveryState|TestHistories)
+
+.PHONY: build demo test test-histories test-vm test-mutants fuzz storm lint deps bench clean
 
 build: ## bin/csi-node, a static binary
 	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o bin/csi-node ./cmd/csi-node
@@ -34,6 +37,9 @@ fuzz: deps ## each fuzz target for FUZZTIME (5m)
 
 storm: deps ## random calls on the real kernel, STORM of them (20000; root)
 	$(GO) test -count 1 -timeout 2h -v ./test/storm -storm.calls $(STORM)
+
+test-histories: ## random histories of a simulated node, HISTORIES of them (100000, some 10 minutes on 2 cores)
+	$(GO) test -count 1 -timeout 4h -v -run '^TestHistories$$' ./pkg/reconciler -histories.count $(HISTORIES)
 
 test-vm: ## in virtual machines: another kernel, power cuts (root, Debian)
 	hack/install-vm-deps

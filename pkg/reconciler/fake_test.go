@@ -389,7 +389,11 @@ func (k *fakeKernel) enter(p *process, o op, volume, key string) (met, error) {
 			return met{}, errDead
 		}
 	}
-	met := met{fault: &fault{}, takes: k.delay(string(o), key, k.calls[callKey{o, key}])}
+	nth := k.calls[callKey{o, key}]
+	if o.reads() {
+		nth = 0 // or a look more, of which the scheduler decides, would change all that follows
+	}
+	met := met{fault: &fault{}, takes: k.delay(string(o), key, nth)}
 	for _, f := range k.faults {
 		if f.op == o && f.times != 0 && (f.key == "" || f.key == key || f.key == volume) {
 			f.times--
