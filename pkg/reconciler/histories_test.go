@@ -138,8 +138,12 @@ func replay(t *testing.T, text string) {
 func report(t *testing.T, seed uint64, history []operation, v verdict) {
 	t.Helper()
 	short := shrink(history, func(h []operation) bool {
-		// Twice, for the scheduler has a word in what happens at one moment.
-		return len(try(t, h, nil).failures) > 0 || len(try(t, h, nil).failures) > 0
+		for range 2 { // for the scheduler has a word in what happens at one moment
+			if len(try(t, h, nil).failures) > 0 {
+				return true
+			}
+		}
+		return false
 	})
 	if again := try(t, short, nil); len(again.failures) > 0 {
 		v = again
