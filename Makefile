@@ -3,6 +3,7 @@
 #   make test      everything: unit, property, real-kernel tests, csi-sanity
 #   make test-crash  hundreds of kills of the plugin, and a saboteur at work
 #   make test-vm   the real-kernel tests on another kernel, and power cuts
+#   make test-histories   100,000 random histories of a simulated node
 SHELL := /bin/bash
 .DEFAULT_GOAL := build
 
@@ -16,10 +17,12 @@ STORM ?= 20000
 KILLS ?= 300
 ACTS  ?= 300
 
-# Walks millions of states in one goroutine: the race detector would only slow it down.
-WALK := TestPlanForEveryState
+HISTORIES ?= 100000
 
-.PHONY: build demo test test-crash test-vm test-mutants fuzz storm lint deps bench clean
+# Walk millions of states, or thousands of histories: the race detector would only slow them down.
+WALK := (TestPlanForEveryState|TestHistories)
+
+.PHONY: build demo test test-crash test-histories test-vm test-mutants fuzz storm lint deps bench clean
 
 build: ## bin/csi-node, a static binary
 	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o bin/csi-node ./cmd/csi-node
@@ -40,6 +43,9 @@ storm: deps ## random calls on the real kernel, STORM of them (20000; root)
 
 test-crash: deps ## KILLS (300) of the plugin, ACTS (300) of a saboteur (root, within 10 minutes on 2 cores)
 	$(GO) test -count 1 -timeout 30m -v ./test/chaos -chaos.kills $(KILLS) -chaos.acts $(ACTS)
+
+test-histories: ## random histories of a simulated node, HISTORIES of them (100000, some 10 minutes on 2 cores)
+	$(GO) test -count 1 -timeout 4h -v -run '^TestHistories$$' ./pkg/reconciler -histories.count $(HISTORIES)
 
 test-vm: ## in virtual machines: another kernel, power cuts (root, Debian)
 	hack/install-vm-deps

@@ -39,6 +39,7 @@ type fakeKernel struct {
 	began      time.Time
 	delays     uint64 // when not 0, each call takes a little time, which depends on this
 	events     int    // looks at volumes and drifts so far
+	obeys      bool   // it does what a kernel does, whatever the planner's rules say
 
 	forgotten map[string]bool // paths of mounts whose records were lost
 
@@ -264,6 +265,15 @@ func (k *fakeKernel) refuse(id, format string, args ...any) error {
 	return fmt.Errorf(format, args...)
 }
 
+// rule is refuse for what a kernel does when it is told to, and the plugin must
+// never tell it to.
+func (k *fakeKernel) rule(id, format string, args ...any) error {
+	if k.obeys {
+		return nil
+	}
+	return k.refuse(id, format, args...)
+}
+
 func (k *fakeKernel) note(format string, args ...any) {
 	k.log = append(k.log, entry{time.Since(k.began), format, args})
 }
@@ -391,7 +401,11 @@ func (k *fakeKernel) enter(p *process, o op, volume, key string) (met, error) {
 			return met{}, errDead
 		}
 	}
-	met := met{fault: &fault{}, takes: k.delay(string(o), key, k.calls[callKey{o, key}])}
+	nth := k.calls[callKey{o, key}]
+	if o.reads() {
+		nth = 0 // or a look more, of which the scheduler decides, would change all that follows
+	}
+	met := met{fault: &fault{}, takes: k.delay(string(o), key, nth)}
 	for _, f := range k.faults {
 		if f.op == o && f.times != 0 && (f.key == "" || f.key == key || f.key == volume) {
 			f.times--
@@ -431,6 +445,48 @@ func (f met) wait(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// What others do to a node. The callers hold mu.
+
+// rmdir removes a directory, or a file, on which nothing is mounted.
+func (k *fakeKernel) rmdir(at string) {
+	v := k.volumes[volumeOf(at)]
+	if len(k.mounts[at]) > 0 {
+		return
+	}
+	delete(k.files, at)
+	if at == stagePath(volumeOf(at)) { // the kernel drops copies with the directory
+		v.copied = false
+		k.autoclear(v)
+	}
+}
+
+// litter puts something into a directory, or a file, on which nothing is mounted.
+func (k *fakeKernel) litter(at string) {
+	switch f := k.files[at]; {
+	case f == nil:
+		k.files[at] = &fakeFile{kind: state.Directory, inUse: true}
+	case len(k.mounts[at]) == 0:
+		f.inUse = true
+	}
+}
+
+// push mounts something over what is at a path, and returns the path.
+func (k *fakeKernel) push(at string, m fakeMount) []string {
+	if k.files[at] == nil {
+		k.files[at] = &fakeFile{kind: state.Directory}
+	}
+	k.mounts[at] = append([]fakeMount{m}, k.mounts[at]...)
+	return []string{at}
+}
+
+// losetupD detaches a device, or has it go with the last who holds it.
+func (k *fakeKernel) losetupD(v *fakeVolume) {
+	if v.device != nil {
+		v.device.detaching = true
+		k.autoclear(v)
+	}
 }
 
 // The paths of volume id; the last component names the volume.
@@ -541,11 +597,10 @@ func (d fakeDevices) Detach(ctx context.Context, id string) error {
 		if v.view != nil {
 			return d.k.refuse(id, "detach beneath its view")
 		}
-		v.device.detaching = true
-		d.k.autoclear(v)
-		if v.device != nil {
+		if d.k.claimed(v) {
 			return fmt.Errorf("device of %s is held by pid 7 (holder)", id)
 		}
+		v.device = nil
 		return nil
 	})
 }
@@ -565,11 +620,16 @@ func (d fakeDevices) Grow(ctx context.Context, id string, bytes int64) error {
 func (d fakeDevices) BeginFormat(ctx context.Context, id string) error {
 	return d.call(ctx, opBeginFormat, id, id, func(bool) error {
 		v := d.k.volumes[id]
-		if v.contents.Kind != state.ContentsBlank || v.formatted != "" || v.data {
-			return d.k.refuse(id, "formatting mark on %v, formatted %q", v.contents.Kind, v.formatted)
+		if v.formatted != "" {
+			return d.k.refuse(id, "formatting mark on what was formatted as %q", v.formatted)
+		}
+		if free := d.k.free(v); v.contents.Kind != state.ContentsBlank || v.data || !free {
+			if err := d.k.rule(id, "formatting mark on %v, data %t, free %t", v.contents.Kind, v.data, free); err != nil {
+				return err
+			}
 		}
 		v.formatting = true
-		return d.k.exclusive(id, "formatting mark")
+		return nil
 	})
 }
 
@@ -592,8 +652,13 @@ func (d fakeDevices) Erase(ctx context.Context, id string) error {
 func (d fakeDevices) EndFormat(ctx context.Context, id, fsType string) error {
 	return d.call(ctx, opEndFormat, id, id, func(half bool) error {
 		v := d.k.volumes[id]
+		if !v.formatting && v.formatted != fsType {
+			return d.k.refuse(id, "end of a format that was not begun")
+		}
 		if v.contents.FSType != fsType {
-			return d.k.refuse(id, "end of a format that left %q", v.contents.FSType)
+			if err := d.k.rule(id, "end of a format that left %q", v.contents.FSType); err != nil {
+				return err
+			}
 		}
 		if !half {
 			v.formatting, v.formatted = false, fsType
@@ -602,11 +667,15 @@ func (d fakeDevices) EndFormat(ctx context.Context, id, fsType string) error {
 	})
 }
 
+// free reports whether a device is there to be written to, and nobody has it.
+func (k *fakeKernel) free(v *fakeVolume) bool {
+	return v.device != nil && !v.device.detaching && !v.device.readOnly && !v.superRO && !k.claimed(v) && v.view == nil && len(k.mounted(v.device.number, "")) == 0
+}
+
 // exclusive checks that a device may be written to: attached, writable, held
 // by nobody.
 func (k *fakeKernel) exclusive(id, what string) error {
-	v := k.volumes[id]
-	if v.device == nil || v.device.detaching || v.device.readOnly || v.superRO || k.claimed(v) || v.view != nil || len(k.mounted(v.device.number, "")) > 0 {
+	if !k.free(k.volumes[id]) {
 		return k.refuse(id, "%s on a device that is not attached for writing and free", what)
 	}
 	return nil
@@ -635,8 +704,11 @@ func (d fakeDevices) AttachView(ctx context.Context, device state.Device) error 
 	id := path.Base(device.Backing)
 	return d.call(ctx, opAttachView, id, id, func(bool) error {
 		v := d.k.volumes[id]
-		if v.device == nil || v.device.number != device.Number || v.view != nil {
-			return d.k.refuse(id, "view over a device that is not there or has one")
+		if v.device == nil || v.device.number != device.Number {
+			return d.k.refuse(id, "view over a device that is not there")
+		}
+		if v.view != nil {
+			return d.k.rule(id, "view over a device that has one")
 		}
 		v.view = &fakeDevice{number: d.k.number(), readOnly: true}
 		return nil
@@ -777,8 +849,12 @@ func (m fakeMounts) place(at string, kind state.FileType, mount fakeMount) error
 		return k.refuse(volumeOf(at), "%s: mounted over %s", at, describe(k.mounts[at][0].Mount))
 	case f == nil:
 		k.files[at] = &fakeFile{kind: kind}
-	case f.kind != kind || f.inUse:
-		return k.refuse(volumeOf(at), "%s: mounted over %s, in use %t", at, f.kind, f.inUse)
+	case f.kind != kind:
+		return k.refuse(volumeOf(at), "%s: mounted over %s", at, f.kind)
+	case f.inUse:
+		if err := k.rule(volumeOf(at), "%s: mounted over what is in use", at); err != nil {
+			return err
+		}
 	}
 	k.mounts[at] = []fakeMount{mount}
 	return nil
@@ -836,7 +912,7 @@ func (m fakeMounts) BindDevice(ctx context.Context, device state.Device, target 
 			m.k.files[target] = &fakeFile{kind: state.RegularFile}
 			return nil
 		}
-		if number := v.device.number; number == device.Number && !v.device.readOnly {
+		if number := v.device.number; number == device.Number && !v.device.readOnly && !m.k.obeys {
 			v.data = true // whatever the pod writes
 			if v.contents.Kind == state.ContentsBlank {
 				v.contents = state.Contents{Kind: state.ContentsOther, Found: "a pod's data"}
@@ -894,7 +970,9 @@ func (m fakeMounts) Unmount(ctx context.Context, at string) error {
 			paths := k.mounted(stack[0].Device, at)
 			paths = slices.DeleteFunc(paths, func(p string) bool { return k.forgotten[p] })
 			if len(paths) > 0 {
-				return k.refuse(volumeOf(at), "%s: unmount of a stage that is bound at %v", at, paths)
+				if err := k.rule(id, "%s: unmount of a stage that is bound at %v", at, paths); err != nil {
+					return err
+				}
 			}
 		}
 		k.unmount(at)

@@ -196,7 +196,7 @@ func generate(seed uint64) []operation {
 		g.staged[id] = kind
 		g.say("volume %s %s", id, content)
 	}
-	for left := 5 + g.one(45-len(g.history)); left > 0; left-- {
+	for left := 5 + g.one(44-len(g.history)); left > 0; left-- {
 		g.next()
 	}
 	return g.history

@@ -47,6 +47,7 @@ func (h *harness) play(operations []operation) {
 		y.bury()
 		speak[o[0]].do(y, o)
 		synctest.Wait()
+		time.Sleep(time.Nanosecond)
 	}
 	y.finish()
 }
@@ -193,6 +194,7 @@ func (y *history) pause(o operation) { time.Sleep(o.duration(1)) }
 func (y *history) await(operation) {
 	y.alive()
 	y.callers.Wait()
+	time.Sleep(time.Nanosecond) // the next operation is not at the moment of the last answer
 }
 
 // Calls.
@@ -352,43 +354,23 @@ func (y *history) umountAll(o operation) {
 }
 
 func (y *history) rmdir(o operation) {
-	y.tamper(o.volume(), func(v *fakeVolume) []string {
-		if path := o.path(2); len(y.k.mounts[path]) == 0 {
-			delete(y.k.files, path)
-			if path == stagePath(o.volume()) { // the kernel drops copies with the directory
-				v.copied = false
-				y.k.autoclear(v)
-			}
-		}
+	y.tamper(o.volume(), func(*fakeVolume) []string {
+		y.k.rmdir(o.path(2))
 		return nil
 	})
 }
 
 func (y *history) litter(o operation) {
 	y.tamper(o.volume(), func(*fakeVolume) []string {
-		path := o.path(2)
-		if f := y.k.files[path]; len(y.k.mounts[path]) == 0 && f != nil {
-			f.inUse = true
-		} else if f == nil {
-			y.k.files[path] = &fakeFile{kind: state.Directory, inUse: true}
-		}
+		y.k.litter(o.path(2))
 		return nil
 	})
-}
-
-// push mounts something over what is at a path. The caller holds k.mu.
-func (y *history) push(path string, m fakeMount) []string {
-	if y.k.files[path] == nil {
-		y.k.files[path] = &fakeFile{kind: state.Directory}
-	}
-	y.k.mounts[path] = append([]fakeMount{m}, y.k.mounts[path]...)
-	return []string{path}
 }
 
 func (y *history) cover(o operation) {
 	y.tamper(o.volume(), func(*fakeVolume) []string {
 		y.strangers[o.path(2)]++
-		return y.push(o.path(2), fakeMount{Mount: state.Mount{FSType: "tmpfs", Source: "tmpfs", Root: "/"}})
+		return y.k.push(o.path(2), fakeMount{Mount: state.Mount{FSType: "tmpfs", Source: "tmpfs", Root: "/"}})
 	})
 }
 
@@ -410,7 +392,7 @@ func (y *history) twice(o operation) {
 		if len(stack) == 0 || stack[0].volume == "" {
 			return nil
 		}
-		return y.push(o.path(2), stack[0])
+		return y.k.push(o.path(2), stack[0])
 	})
 }
 
@@ -463,10 +445,7 @@ func (y *history) dirty(o operation) {
 
 func (y *history) losetupD(o operation) {
 	y.tamper(o.volume(), func(v *fakeVolume) []string {
-		if v.device != nil {
-			v.device.detaching = true
-			y.k.autoclear(v)
-		}
+		y.k.losetupD(v)
 		return nil
 	})
 }

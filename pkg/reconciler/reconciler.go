@@ -230,9 +230,25 @@ func beforeDeadline(ctx context.Context) (<-chan time.Time, func() bool) {
 }
 
 // Adopt writes the stage into the store as accepted if the kernel shows it to
-// stand already, and reports whether it did. It acts on nothing.
+// stand already, and reports whether it did. It looks in the volume's worker, so
+// that nothing is taken down meanwhile, and stays for the pass that follows.
+//
+// Aborted: the volume is being unstaged. DeadlineExceeded, Canceled, Unavailable:
+// as Retry.
 func (r *Reconciler) Adopt(ctx context.Context, id string, stage *state.Stage) (bool, error) {
-	have, err := r.Observe(ctx, &state.Volume{ID: id, Stage: stage})
+	var adopted bool
+	var failed error
+	err := r.visit(ctx, id, &visit{whole: true, act: func(ctx context.Context) {
+		adopted, failed = r.adopt(ctx, id, stage)
+	}})
+	if err != nil {
+		return false, err
+	}
+	return adopted, failed
+}
+
+func (r *Reconciler) adopt(ctx context.Context, id string, stage *state.Stage) (bool, error) {
+	have, err := r.observe(ctx, &state.Volume{ID: id, Stage: stage})
 	if err != nil {
 		return false, err
 	}
@@ -257,7 +273,6 @@ func (r *Reconciler) Adopt(ctx context.Context, id string, stage *state.Stage) (
 	if err != nil {
 		return false, fmt.Errorf("volume %s: %w", id, err)
 	}
-	r.queue.Add(id) // so that its changes are looked at from now on
 	klog.FromContext(ctx).Info("Adopted a stage that no intent explained", "volume", id, "path", stage.Path)
 	return true, nil
 }

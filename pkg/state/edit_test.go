@@ -97,6 +97,11 @@ func TestAskStage(t *testing.T) {
 		"other, while going": {have: record(func(v *Volume) { gone(&v.Stage.Intent) }), edit: ask(xfs), class: Aborted, words: "unstaged"},
 	}.run(t)
 
+	going := record(func(v *Volume) { gone(&v.Stage.Intent) })
+	if err := going.AskStage(aStage(), editTime); err != nil || !going.Stage.Begun {
+		t.Errorf("a stage over one that is still there is %+v (%v): a refusal would forget that one", going.Stage, err)
+	}
+
 	v := record(func(v *Volume) {
 		v.Stage.Adopted, v.Stage.Accepted, v.Stage.Capability.Flags, v.Stage.Capability.Mode, v.Stage.UUID = true, true, nil, "", "its"
 	})
@@ -142,6 +147,7 @@ func TestAskPublish(t *testing.T) {
 	asks{
 		"first":               {have: record(), edit: ask(aTarget("/a")), part: TargetPart("/a")},
 		"again":               {have: record(with("/a")), edit: ask(aTarget("/a"))},
+		"again, unstaged":     {have: record(with("/a"), func(v *Volume) { v.Stage = nil }), edit: ask(aTarget("/a"))},
 		"again, otherwise":    {have: record(with("/a")), edit: ask(aTarget("/a", reading)), class: AlreadyExists, words: "/a"},
 		"second":              {have: record(with("/a")), edit: ask(aTarget("/b")), part: TargetPart("/b")},
 		"unstaged":            {have: &Volume{ID: "v", Revision: 10}, edit: ask(aTarget("/a")), class: FailedPrecondition, words: "not staged"},
@@ -177,6 +183,7 @@ func TestAskUnpublish(t *testing.T) {
 		"in a pod":  {have: record(with("/x")), edit: func(v *Volume) error { return v.AskUnpublish("/x/a", editTime) }, class: NotFound, words: ErrNothingThere.Error()},
 		"in stage":  {have: record(), edit: func(v *Volume) error { return v.AskUnpublish("/stage/a", editTime) }, class: NotFound, words: ErrNothingThere.Error()},
 		"again":     {have: record(with("/a", goneTarget)), edit: ask},
+		"withdrawn": {have: record(with("/a", goneTarget, func(t *Target) { t.Withdrawn = true })), edit: ask, part: TargetPart("/a")},
 	}.run(t)
 }
 

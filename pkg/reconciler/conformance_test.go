@@ -1,0 +1,439 @@
+package reconciler
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+	"k8s.io/klog/v2"
+
+	"github.com/csi-node/csi-node/pkg/devices/loop"
+	"github.com/csi-node/csi-node/pkg/devices/pool"
+	"github.com/csi-node/csi-node/pkg/filesystem"
+	"github.com/csi-node/csi-node/pkg/mounts"
+	"github.com/csi-node/csi-node/pkg/state"
+)
+
+// small is the size of a volume on the real kernel, in bytes.
+const small = 64 << 20
+
+// node is a kernel under the hands of the plugin and of somebody else: the fake,
+// or the real one. All is done to volume "v", which is blank at first.
+type node interface {
+	kernel() Kernel
+	path(n int) string // of the stage, for 0, or of a target
+	// What others do.
+	umount(n int) error
+	tmpfs(n int) error
+	litter(n int) error
+	rmdir(n int) error
+	losetupD() error
+	hold() error
+	release() error
+}
+
+// call is one call of a conformance history.
+type call func(ctx context.Context, n node, have state.Actual, words []string) error
+
+// dictionary names the calls. Those that begin with "!" are somebody else's.
+func dictionary() map[string]call {
+	at := func(n node, words []string) string { return n.path(digit(words)) }
+	flags := func(words []string) state.Flags {
+		if strings.Contains(strings.Join(words, " "), "ro") {
+			return state.Flags{Set: state.ReadOnly}
+		}
+		return state.Flags{Clear: state.ReadOnly}
+	}
+	other := func(act func(n node, at int) error) call {
+		return func(_ context.Context, n node, _ state.Actual, words []string) error { return act(n, digit(words)) }
+	}
+	return map[string]call{
+		"attach": func(ctx context.Context, n node, _ state.Actual, words []string) error {
+			return n.kernel().Devices.Attach(ctx, "v", len(words) > 0)
+		},
+		"detach": func(ctx context.Context, n node, _ state.Actual, _ []string) error {
+			return n.kernel().Devices.Detach(ctx, "v")
+		},
+		"grow-device": func(ctx context.Context, n node, _ state.Actual, _ []string) error {
+			return n.kernel().Devices.Grow(ctx, "v", 2*small)
+		},
+		"begin-format": func(ctx context.Context, n node, _ state.Actual, _ []string) error {
+			return n.kernel().Formats.BeginFormat(ctx, "v")
+		},
+		"end-format": func(ctx context.Context, n node, _ state.Actual, _ []string) error {
+			return n.kernel().Formats.EndFormat(ctx, "v", "ext4")
+		},
+		"erase": func(ctx context.Context, n node, _ state.Actual, _ []string) error {
+			return n.kernel().Formats.Erase(ctx, "v")
+		},
+		"format": func(ctx context.Context, n node, have state.Actual, _ []string) error {
+			return n.kernel().Filesystems.Format(ctx, have.Device, "ext4")
+		},
+		"check": func(ctx context.Context, n node, have state.Actual, _ []string) error {
+			return n.kernel().Filesystems.Check(ctx, have.Device, "ext4")
+		},
+		"grow": func(ctx context.Context, n node, have state.Actual, _ []string) error {
+			return n.kernel().Filesystems.Grow(ctx, have.Device, "ext4", "")
+		},
+		"mount": func(ctx context.Context, n node, have state.Actual, words []string) error {
+			return n.kernel().Mounts.MountDevice(ctx, have.Device, n.path(0), "ext4", state.Flags{}, len(words) > 0)
+		},
+		"bind": func(ctx context.Context, n node, have state.Actual, words []string) error {
+			return n.kernel().Mounts.BindMount(ctx, n.path(0), have.Device.Number, at(n, words), flags(words))
+		},
+		"bind-device": func(ctx context.Context, n node, have state.Actual, words []string) error {
+			return n.kernel().Mounts.BindDevice(ctx, have.Device, at(n, words))
+		},
+		"bind-view": func(ctx context.Context, n node, have state.Actual, words []string) error {
+			return n.kernel().Mounts.BindDevice(ctx, have.View, at(n, words))
+		},
+		"set": func(ctx context.Context, n node, _ state.Actual, words []string) error {
+			return n.kernel().Mounts.SetAttributes(ctx, at(n, words), flags(words))
+		},
+		"unmount": func(ctx context.Context, n node, _ state.Actual, words []string) error {
+			return n.kernel().Mounts.Unmount(ctx, at(n, words))
+		},
+		"remove": func(ctx context.Context, n node, _ state.Actual, words []string) error {
+			return n.kernel().Directories.Remove(ctx, at(n, words))
+		},
+		"renew": func(ctx context.Context, n node, _ state.Actual, words []string) error {
+			return n.kernel().Directories.Renew(ctx, at(n, words))
+		},
+		"attach-view": func(ctx context.Context, n node, have state.Actual, _ []string) error {
+			return n.kernel().Views.AttachView(ctx, have.Device)
+		},
+		"detach-view": func(ctx context.Context, n node, have state.Actual, _ []string) error {
+			return n.kernel().Views.DetachView(ctx, have.Device)
+		},
+
+		"!umount":    other(node.umount),
+		"!tmpfs":     other(node.tmpfs),
+		"!litter":    other(node.litter),
+		"!rmdir":     other(node.rmdir),
+		"!losetup-d": other(func(n node, _ int) error { return n.losetupD() }),
+		"!hold":      other(func(n node, _ int) error { return n.hold() }),
+		"!release":   other(func(n node, _ int) error { return n.release() }),
+	}
+}
+
+// digit is the number of a target among words; 0, the stage, when there is none.
+func digit(words []string) int {
+	for _, w := range words {
+		if n, err := strconv.Atoi(w); err == nil {
+			return n
+		}
+	}
+	return 0
+}
+
+// conformance holds the histories that both kernels must tell alike.
+var conformance = map[string]string{
+	"the life of a mount volume":           "attach; begin-format; format; end-format; mount; bind 1; bind 2 ro; unmount 1; remove 1; unmount 2; remove 2; unmount; renew; detach",
+	"the life of a block volume":           "attach; bind-device 1; attach-view; bind-view 2; unmount 2; remove 2; detach-view; unmount 1; remove 1; detach",
+	"attached twice, detached twice":       "attach; attach; detach; detach",
+	"attached read-only":                   "attach ro; bind-device 1; unmount 1; detach",
+	"attached otherwise while mounted":     "attach; begin-format; format; end-format; mount; attach ro; unmount; detach",
+	"mounted read-only":                    "attach; begin-format; format; end-format; detach; attach ro; mount ro; bind 1 ro; unmount 1; unmount; detach",
+	"a writable mount of read-only":        "attach; begin-format; format; end-format; detach; attach ro; mount; detach",
+	"detached while mounted":               "attach; begin-format; format; end-format; mount; detach; bind 1; unmount; detach; unmount 1; detach",
+	"detached beneath a bound node":        "attach; bind-device 1; !losetup-d; unmount 1; remove 1",
+	"detached beneath its view":            "attach; attach-view; detach; detach-view; detach",
+	"two views":                            "attach; attach-view; attach-view; detach-view; detach-view; detach",
+	"detached by somebody while mounted":   "attach; begin-format; format; end-format; mount; !losetup-d; attach; !losetup-d; unmount; detach",
+	"detached by somebody beneath a view":  "attach; attach-view; !losetup-d; detach-view",
+	"held":                                 "attach; !hold; detach; !release; detach",
+	"held, and detached by somebody":       "attach; !hold; !losetup-d; attach; !losetup-d; !release",
+	"formatted twice":                      "attach; begin-format; format; format; end-format; begin-format; format; erase; detach",
+	"a format that was interrupted":        "attach; begin-format; format; erase; format; end-format; mount; unmount; detach",
+	"formatted while held":                 "attach; begin-format; !hold; format; erase; !release; format; end-format; detach",
+	"erased without a mark":                "attach; erase; begin-format; format; end-format; erase; mount; unmount; detach",
+	"checked":                              "attach; begin-format; format; end-format; check; mount; check; unmount; detach",
+	"grown while detached":                 "grow-device; attach; begin-format; format; end-format; mount; unmount; detach",
+	"grown while unmounted":                "attach; begin-format; format; end-format; grow-device; grow; mount; unmount; detach",
+	"grown beneath a view":                 "attach; attach-view; grow-device; detach-view; detach",
+	"mounted before it is formatted":       "attach; mount; begin-format; mount; detach",
+	"mounted twice":                        "attach; begin-format; format; end-format; mount; mount; bind 1; bind 1; unmount 1; unmount; detach",
+	"bound from nothing":                   "attach; begin-format; format; end-format; bind 1; mount; bind 1; unmount; bind 2; unmount 1; detach",
+	"attributes":                           "attach; begin-format; format; end-format; mount; bind 1 ro; set 1; set 1 ro; set 2; unmount 1; set; set 0 ro; unmount; detach",
+	"nothing to unmount":                   "unmount; unmount 1; remove 1; renew; detach; detach-view",
+	"removed while mounted":                "attach; begin-format; format; end-format; mount; bind 1; remove 1; renew; renew 1; unmount 1; remove 1; remove 1; unmount; detach",
+	"removed while not empty":              "!litter 1; remove 1; !litter; renew; attach; begin-format; format; end-format; mount; unmount; detach",
+	"mounted over what is not empty":       "attach; begin-format; format; end-format; mount; !litter 1; bind 1; bind-device 1; unmount; detach",
+	"mounts of somebody else":              "attach; begin-format; format; end-format; !tmpfs 1; mount; bind 1; bind-device 1; remove 1; !umount 1; bind 1; !tmpfs 1; !umount 1; unmount 1; unmount; detach",
+	"a stage beneath somebody else's":      "attach; begin-format; format; end-format; mount; !tmpfs; bind 1; !umount; bind 1; !umount; unmount 1; detach",
+	"unmounted by somebody":                "attach; begin-format; format; end-format; mount; bind 1; !umount; detach; !umount 1; detach",
+	"directories removed by somebody":      "attach; begin-format; format; end-format; mount; bind 1; unmount 1; !rmdir 1; bind 1; !umount 1; !rmdir 1; remove 1; unmount; !rmdir; renew; mount; unmount; detach",
+	"a node is bound over a directory":     "attach; bind-device 1; unmount 1; begin-format; format; end-format; mount; bind 1; remove 1; bind 1; unmount 1; bind-device 1; unmount; detach",
+	"a view of a device that has gone":     "attach; attach-view; detach-view; detach; attach-view; attach; attach-view; detach-view; detach",
+	"steps for a device that is not there": "format; check; grow; mount; bind-device 1; erase; begin-format; end-format; detach",
+}
+
+// The fake kernel, on which histories are played, answers as the real one does,
+// and then looks the same.
+func TestFakeKernelIsLikeTheRealOne(t *testing.T) {
+	for name, text := range conformance {
+		t.Run(name, func(t *testing.T) {
+			imagined, real := newFakeNode(), newRealNode(t)
+			for i, line := range strings.Split(text, "; ") {
+				words := strings.Fields(line)
+				do := dictionary()[words[0]]
+				if do == nil {
+					t.Fatalf("unknown call %q", line)
+				}
+				told := func(n node) (string, error) {
+					err := do(t.Context(), n, lookAt(t, n), words[1:])
+					answer := "done"
+					if err != nil {
+						answer = "refused"
+					}
+					return answer + "\n" + portrait(lookAt(t, n)), err
+				}
+				a, fakeErr := told(imagined)
+				b, realErr := told(real)
+				if a != b {
+					t.Fatalf("call %d of %q: %s\nthe fake (%v):\n%s\nthe kernel (%v):\n%s", i+1, text, line, fakeErr, a, realErr, b)
+				}
+			}
+		})
+	}
+}
+
+// lookAt is what the worker of a volume would see that is staged and published
+// at two targets.
+func lookAt(t *testing.T, n node) state.Actual {
+	t.Helper()
+	want := &state.Volume{ID: "v", Stage: &state.Stage{Path: n.path(0), Capability: mountCapability()}, Targets: map[string]*state.Target{}}
+	for i := 1; i <= 2; i++ {
+		want.Targets[n.path(i)] = &state.Target{Path: n.path(i), Capability: mountCapability()}
+	}
+	r := New(Config{Store: newFakeStore(), Kernel: n.kernel()})
+	defer r.queue.ShutDown()
+	have, err := r.observeAlone(klog.NewContext(t.Context(), klog.Logger{}), want)
+	if err != nil {
+		t.Fatal(err)
+	}
+	have.Stage.Mounts = append([]state.Mount(nil), have.Stage.Mounts...)
+	return state.Actual{Device: have.Device, View: have.View, Contents: have.Contents, Stage: have.Stage,
+		Targets: map[string]state.Mountpoint{"1": have.Targets[n.path(1)], "2": have.Targets[n.path(2)]}}
+}
+
+// portrait is what matters of a look, without numbers and paths.
+func portrait(have state.Actual) string {
+	var b strings.Builder
+	d, v, c := have.Device, have.View, have.Contents
+	fmt.Fprintf(&b, "device %s", d.State)
+	if stands(d) {
+		fmt.Fprintf(&b, " held %t ro %t", d.Held, d.ReadOnly)
+	}
+	fmt.Fprintf(&b, " full size %t, mark %t, formatted %q\nview %s", d.Size >= d.Capacity, d.Formatting, d.Formatted, v.State)
+	if stands(v) {
+		fmt.Fprintf(&b, " ro %t held %t", v.ReadOnly, v.Held)
+	}
+	fmt.Fprintf(&b, "\ncontents %s %q growable %t check %t unread %t\n", c.Kind, c.FSType, c.Growable, c.NeedsCheck, c.Err != nil)
+	for i, m := range []state.Mountpoint{have.Stage, have.Targets["1"], have.Targets["2"]} {
+		fmt.Fprintf(&b, "at %d: %s, empty %t, unseen %t\n", i, m.File, m.Empty, m.Err != nil)
+		for _, mount := range m.Mounts {
+			which := "something else"
+			switch mount.Device {
+			case d.Number:
+				which = "the device"
+			case v.Number:
+				which = "the view"
+			}
+			if mount.Device == (state.DeviceNumber{}) {
+				which = "something else"
+			}
+			fmt.Fprintf(&b, "   %s node %t ro %t super ro %t corrupt %t\n", which, mount.Node, mount.Attributes&state.ReadOnly != 0, mount.SuperReadOnly && !mount.Node, mount.Corrupt)
+		}
+	}
+	return b.String()
+}
+
+// fakeNode is the fake kernel.
+type fakeNode struct {
+	*process
+	v *fakeVolume
+}
+
+func newFakeNode() *fakeNode {
+	k := newFakeKernel()
+	k.obeys = true
+	v := &fakeVolume{capacity: small, size: small, contents: state.Contents{Kind: state.ContentsBlank}}
+	k.volumes["v"] = v
+	return &fakeNode{process: &process{k: k, end: func() {}}, v: v}
+}
+
+func (n *fakeNode) path(i int) string { return pathOf("v", i) }
+
+func (n *fakeNode) umount(i int) error {
+	if len(n.k.mounts[n.path(i)]) == 0 {
+		return errors.New("nothing is mounted")
+	}
+	n.k.unmount(n.path(i))
+	return nil
+}
+
+func (n *fakeNode) tmpfs(i int) error {
+	n.k.push(n.path(i), fakeMount{Mount: state.Mount{FSType: "tmpfs", Source: "tmpfs", Root: "/"}})
+	return nil
+}
+
+func (n *fakeNode) litter(i int) error {
+	n.k.litter(n.path(i))
+	return nil
+}
+
+func (n *fakeNode) rmdir(i int) error {
+	n.k.rmdir(n.path(i))
+	return nil
+}
+
+func (n *fakeNode) losetupD() error {
+	n.k.losetupD(n.v)
+	return nil
+}
+
+func (n *fakeNode) hold() error {
+	n.v.held = true
+	return nil
+}
+
+func (n *fakeNode) release() error {
+	n.v.held = false
+	n.k.autoclear(n.v)
+	return nil
+}
+
+// realNode is the kernel of this machine, with a pool of its own.
+type realNode struct {
+	t     *testing.T
+	root  string
+	data  string
+	parts Kernel
+	held  *os.File
+}
+
+func newRealNode(t *testing.T) *realNode {
+	t.Helper()
+	must := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	root, err := filepath.EvalSymlinks(t.TempDir())
+	must(err)
+	n := &realNode{t: t, root: root}
+	p, err := pool.Open(t.Context(), filepath.Join(root, "pool"))
+	must(err)
+	_, err = p.Create(t.Context(), pool.Volume{ID: "v", Name: "v", Bytes: small, Provisioning: pool.Thin})
+	must(err)
+	n.data, err = p.DataPath("v")
+	must(err)
+	b, err := loop.New(p)
+	must(err)
+	fs, err := filesystem.New(1)
+	must(err)
+	m, err := mounts.New(root)
+	must(err)
+	n.parts = Kernel{Devices: b, Formats: b, Views: b, Filesystems: fs, Mounts: m, Directories: m}
+	for i := range 3 {
+		must(os.MkdirAll(filepath.Dir(n.path(i)), 0o750))
+	}
+	t.Cleanup(n.clean)
+	return n
+}
+
+// clean takes down what a failed history has left: its mounts, its devices.
+func (n *realNode) clean() {
+	if err := n.release(); err != nil {
+		n.t.Error(err)
+	}
+	for i := range 3 {
+		for n.umount(2-i) == nil { // EINVAL: no more
+		}
+	}
+	for _, device := range n.devices(n.data) {
+		for _, view := range n.devices(device) {
+			n.detach(view)
+		}
+		n.detach(device)
+	}
+}
+
+// devices lists the loop devices over a file.
+func (n *realNode) devices(over string) []string {
+	out, err := exec.Command("losetup", "--noheadings", "--output", "NAME", "--associated", over).Output()
+	if err != nil {
+		n.t.Errorf("losetup: %v", err)
+	}
+	return strings.Fields(string(out))
+}
+
+func (n *realNode) detach(device string) {
+	if out, err := exec.Command("losetup", "--detach", device).CombinedOutput(); err != nil {
+		n.t.Errorf("losetup --detach %s: %v: %s", device, err, out)
+	}
+}
+
+func (n *realNode) kernel() Kernel { return n.parts }
+
+func (n *realNode) path(i int) string {
+	if i == 0 {
+		return filepath.Join(n.root, "stage", "v")
+	}
+	return filepath.Join(n.root, "pods", strconv.Itoa(i), "v")
+}
+
+func (n *realNode) umount(i int) error {
+	return unix.Unmount(n.path(i), unix.UMOUNT_NOFOLLOW)
+}
+
+func (n *realNode) tmpfs(i int) error {
+	if err := os.Mkdir(n.path(i), 0o750); err != nil && !os.IsExist(err) {
+		return err
+	}
+	return unix.Mount("tmpfs", n.path(i), "tmpfs", 0, "size=1m")
+}
+
+func (n *realNode) litter(i int) error {
+	if err := os.Mkdir(n.path(i), 0o750); err != nil && !os.IsExist(err) {
+		return err
+	}
+	return os.WriteFile(filepath.Join(n.path(i), "litter"), []byte("x"), 0o600)
+}
+
+func (n *realNode) rmdir(i int) error { return os.Remove(n.path(i)) }
+
+func (n *realNode) losetupD() error {
+	for _, device := range n.devices(n.data) {
+		n.detach(device)
+	}
+	return nil
+}
+
+// hold claims the device as a mkfs does.
+func (n *realNode) hold() error {
+	d, err := n.parts.Devices.Find(n.t.Context(), "v")
+	if err != nil {
+		return err
+	}
+	n.held, err = os.OpenFile(d.Path, os.O_RDONLY|unix.O_EXCL, 0)
+	return err
+}
+
+func (n *realNode) release() error {
+	if n.held == nil {
+		return nil
+	}
+	err := n.held.Close()
+	n.held = nil
+	return err
+}
