@@ -108,6 +108,9 @@ func (w *Watcher) apply(c change, changed func(string)) {
 		return
 	}
 	w.points[c.id] = e.point
+	if known && !c.went && before != e.point { // it was moved on before this was read, and the news of that will find it here
+		w.tell(before, changed)
+	}
 	if !c.own {
 		w.tell(e.point, changed)
 	}
