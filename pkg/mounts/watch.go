@@ -189,6 +189,9 @@ func (w *Watcher) apply(c change, changed func(string)) {
 		return
 	}
 	w.mounts[c.id] = e.known()
+	if found && !c.went && before.point != e.point { // it was moved on before this was read, and the news of that will find it here
+		w.tell(before.point, changed)
+	}
 	if !c.own {
 		w.tell(e.point, changed)
 	}

@@ -197,6 +197,36 @@ func TestWatchMove(t *testing.T) {
 	})
 }
 
+// A mount that is moved before the news of its coming is read was at its old
+// place when the mounts were listed: that place is told, too.
+func TestWatchMoveBehindNews(t *testing.T) {
+	bothSources(t, func(t *testing.T, h *Host, root string, s newsSource) {
+		base, a, b, last := filepath.Join(root, "base"), filepath.Join(root, "base/a"), filepath.Join(root, "base/b"), filepath.Join(root, "base/last")
+		must(t, os.Mkdir(base, 0o700))
+		run(t, "mount", "-t", "tmpfs", "base", base)
+		run(t, "mount", "--make-private", base) // else nothing moves out of it
+		for _, dir := range []string{a, b, last} {
+			must(t, os.Mkdir(dir, 0o700))
+		}
+		run(t, "mount", "-t", "tmpfs", "a", a) // its news waits in the source
+		w, err := h.watch(s)
+		must(t, err)
+		run(t, "mount", "--move", a, b)
+		run(t, "mount", "-t", "tmpfs", "last", last)
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		seen := map[string]bool{}
+		must(t, w.Run(ctx, func(path string) {
+			if seen[path] = true; path == last {
+				cancel()
+			}
+		}))
+		if !seen[a] || !seen[b] {
+			t.Errorf("told of %v only", seen)
+		}
+	})
+}
+
 // What this process does itself is not told, and is known afterwards; where the
 // kernel does not say who did it, it is told.
 func TestWatchLeavesOutOwnDeeds(t *testing.T) {
