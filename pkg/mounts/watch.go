@@ -61,7 +61,7 @@ func (h *Host) NewWatcher() (*Watcher, error) {
 	var s newsSource
 	s, err := newFanotify()
 	if err != nil {
-		if s, err = newMountinfoPoll(pollEvery); err != nil {
+		if s, err = newMountinfoPoll(); err != nil {
 			return nil, fmt.Errorf("watch the mount table: %w", err)
 		}
 	}
@@ -73,7 +73,7 @@ func (h *Host) watch(s newsSource) (*Watcher, error) {
 	w := &Watcher{h: h, source: s}
 	var err error
 	if _, deaf := s.(*fanotify); deaf {
-		if w.ear, err = newMountinfoPoll(-time.Millisecond); err != nil { // no timeout
+		if w.ear, err = newMountinfoPoll(); err != nil {
 			return nil, errors.Join(fmt.Errorf("watch the attributes of mounts: %w", err), s.close())
 		}
 	}

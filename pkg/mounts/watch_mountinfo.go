@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"os"
 	"sync"
-	"time"
 
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
@@ -14,22 +13,17 @@ import (
 // mountinfoPoll is woken by the kernel when the table changes, and not told
 // what has changed (proc_pid_mountinfo(5)). The kernel forgets a change once it
 // has told of it, so nobody else may poll the descriptor: it is no os.File,
-// which the Go runtime's epoll(7) would ask. Unless every is negative, the table
-// is taken for changed every so often all the same.
+// which the Go runtime's epoll(7) would ask.
 type mountinfoPoll struct {
 	table int
-	every time.Duration
 	wake  int        // an eventfd that ends the poll
 	mu    sync.Mutex // held while the descriptors are polled
 	shut  bool       // the descriptors are closed, and perhaps others' by now
 }
 
-// pollEvery costs 0.3 ms a thousand mounts a second.
-const pollEvery = 10 * time.Second
-
 const tablePath = "/proc/self/mountinfo"
 
-func newMountinfoPoll(every time.Duration) (*mountinfoPoll, error) {
+func newMountinfoPoll() (*mountinfoPoll, error) {
 	table, err := unix.Open(tablePath, unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return nil, &os.PathError{Op: "open", Path: tablePath, Err: err}
@@ -38,7 +32,7 @@ func newMountinfoPoll(every time.Duration) (*mountinfoPoll, error) {
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("eventfd: %w", err), unix.Close(table))
 	}
-	return &mountinfoPoll{table: table, every: every, wake: wake}, nil
+	return &mountinfoPoll{table: table, wake: wake}, nil
 }
 
 func (*mountinfoPoll) name() string { return "mountinfo" }
@@ -50,7 +44,7 @@ func (s *mountinfoPoll) next() (changes []change, all bool, err error) {
 		return nil, false, os.ErrClosed
 	}
 	fds := []unix.PollFd{{Fd: int32(s.table), Events: unix.POLLPRI}, {Fd: int32(s.wake), Events: unix.POLLIN}}
-	if _, err := again(func() (int, error) { return unix.Poll(fds, int(s.every.Milliseconds())) }); err != nil {
+	if _, err := again(func() (int, error) { return unix.Poll(fds, -1) }); err != nil {
 		return nil, false, fmt.Errorf("poll %s: %w", tablePath, err)
 	}
 	if fds[1].Revents != 0 {

@@ -6,7 +6,6 @@ import (
 	"path/filepath"
 	"slices"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -22,7 +21,7 @@ func bothSources(t *testing.T, test func(t *testing.T, h *Host, root string, s n
 		}
 	})
 	t.Run("mountinfo", func(t *testing.T) {
-		s, err := newMountinfoPoll(100 * time.Millisecond)
+		s, err := newMountinfoPoll()
 		must(t, err)
 		h, root := newHost(t)
 		test(t, h, root, s)
@@ -235,7 +234,7 @@ func TestWatchLeavesOutOwnDeeds(t *testing.T) {
 	knowsWho := s != nil
 	if !knowsWho {
 		var err error
-		s, err = newMountinfoPoll(100 * time.Millisecond)
+		s, err = newMountinfoPoll()
 		must(t, err)
 	}
 	own, other := filepath.Join(root, "own"), filepath.Join(root, "other")
@@ -324,7 +323,7 @@ func TestParseFanotify(t *testing.T) {
 
 // Descriptors that were closed may be somebody else's by now.
 func TestPollAfterClose(t *testing.T) {
-	s, err := newMountinfoPoll(time.Millisecond)
+	s, err := newMountinfoPoll()
 	must(t, err)
 	must(t, s.close())
 	if _, all, err := s.next(); err != os.ErrClosed {
