@@ -42,6 +42,7 @@ type fakeKernel struct {
 	obeys      bool   // it does what a kernel does, whatever the planner's rules say
 
 	forgotten map[string]bool // paths of mounts whose records were lost
+	strangers map[string]int  // by path: mounts of somebody else's that must be left alone
 
 	// By volume: the last look, the last one of an earlier moment, the last drift.
 	looked, lookedBefore, drifted map[string]event
@@ -177,7 +178,7 @@ func newFakeKernel() *fakeKernel {
 	return &fakeKernel{
 		volumes: map[string]*fakeVolume{}, mounts: map[string][]fakeMount{}, files: map[string]*fakeFile{},
 		calls: map[callKey]int{}, acting: map[string]op{}, looks: map[string]spin{}, began: time.Now(),
-		forgotten: map[string]bool{}, looked: map[string]event{}, lookedBefore: map[string]event{}, drifted: map[string]event{},
+		forgotten: map[string]bool{}, strangers: map[string]int{}, looked: map[string]event{}, lookedBefore: map[string]event{}, drifted: map[string]event{},
 		growsMounted: map[string]bool{"xfs": true}, growsUnmounted: map[string]bool{"ext4": true},
 	}
 }
@@ -507,6 +508,28 @@ func (k *fakeKernel) mounted(number state.DeviceNumber, but string) []string {
 	return paths
 }
 
+// seen is mounted without what nobody can see: the record was lost, and
+// something else covers the mount.
+func (k *fakeKernel) seen(number state.DeviceNumber) []string {
+	return slices.DeleteFunc(k.mounted(number, ""), func(p string) bool { return k.forgotten[p] && k.mounts[p][0].volume == "" })
+}
+
+// orphan makes strangers of bound device nodes of which no record is left nor a
+// device: nothing tells whose they were. The caller holds k.mu.
+func (k *fakeKernel) orphan() {
+	for path := range k.forgotten {
+		stack := slices.Clone(k.mounts[path])
+		for i, m := range stack {
+			v := k.volumes[m.volume]
+			if m.Node && v != nil && (v.device == nil || v.device.number != m.Device) && (v.view == nil || v.view.number != m.Device) {
+				stack[i].volume = ""
+				k.strangers[path]++
+				k.mounts[path] = stack
+			}
+		}
+	}
+}
+
 // claimed reports whether an exclusive open of the device would say EBUSY.
 func (k *fakeKernel) claimed(v *fakeVolume) bool {
 	if v.held || v.copied {
@@ -591,7 +614,7 @@ func (d fakeDevices) Detach(ctx context.Context, id string) error {
 		if v == nil || v.device == nil {
 			return nil
 		}
-		if paths := d.k.mounted(v.device.number, ""); len(paths) > 0 {
+		if paths := d.k.seen(v.device.number); len(paths) > 0 {
 			return d.k.refuse(id, "detach while mounted at %v", paths)
 		}
 		if v.view != nil {
@@ -601,6 +624,7 @@ func (d fakeDevices) Detach(ctx context.Context, id string) error {
 			return fmt.Errorf("device of %s is held by pid 7 (holder)", id)
 		}
 		v.device = nil
+		d.k.orphan()
 		return nil
 	})
 }
@@ -722,11 +746,12 @@ func (d fakeDevices) DetachView(ctx context.Context, device state.Device) error 
 		if v.view == nil {
 			return nil
 		}
-		if paths := d.k.mounted(v.view.number, ""); len(paths) > 0 {
+		if paths := d.k.seen(v.view.number); len(paths) > 0 {
 			return d.k.refuse(id, "view detached while shown at %v", paths)
 		}
 		v.view = nil
 		d.k.autoclear(v)
+		d.k.orphan()
 		return nil
 	})
 }

@@ -159,6 +159,8 @@ func TestAdoptedIsAccepted(t *testing.T) {
 		h.stop()
 		h.store = newFakeStore() // lost
 		h.start()
+		h.k.fault(&fault{op: opFind, times: 1}) // the look of the adoption
+		h.k.fail(opFind, "v", 1, errBoom)       // and that of the pass that follows
 		s := &state.Stage{Path: stagePath("v"), Capability: mountCapability(), Adopted: true}
 		if adopted, err := h.p.r.Adopt(context.Background(), "v", s); err != nil || !adopted {
 			t.Fatalf("adopted %t: %v", adopted, err)

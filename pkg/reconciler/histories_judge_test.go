@@ -287,6 +287,7 @@ func (y *history) ids() (ids []string) {
 // clean takes away all that others did. What they mounted must still be there.
 func (y *history) clean() {
 	y.mend(nil)
+	y.k.with(y.k.orphan)
 	for _, n := range []string{"1", "2", "3"} {
 		y.podBack(operation{"pod-back", n})
 	}
@@ -300,7 +301,7 @@ func (y *history) clean() {
 				}
 				y.k.mounts[path] = slices.DeleteFunc(slices.Clone(y.k.mounts[path]), func(m fakeMount) bool {
 					if m.volume == "" {
-						y.strangers[path]--
+						y.k.strangers[path]--
 					}
 					return m.volume == ""
 				})
@@ -316,7 +317,7 @@ func (y *history) clean() {
 			return paths
 		})
 	}
-	for path, n := range y.strangers {
+	for path, n := range y.k.strangers {
 		if n != 0 {
 			y.t.Errorf("%d mounts that are somebody else's are gone from %s", n, path)
 		}

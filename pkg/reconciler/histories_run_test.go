@@ -21,9 +21,8 @@ type history struct {
 	gone      *fakePods
 	callers   sync.WaitGroup
 	down      bool
-	unwritten int            // commits of the store that are yet to fail; guarded by store.mu
-	strangers map[string]int // by path: mounts of somebody else's that must be left alone
-	asking    *demand        // whose edit is being made; guarded by store.mu
+	unwritten int     // commits of the store that are yet to fail; guarded by store.mu
+	asking    *demand // whose edit is being made; guarded by store.mu
 	mu        sync.Mutex
 	orders    map[string]int       // by part: how many edits of callers changed what is asked
 	waiting   map[*demand]struct{} // callers that have no answer yet
@@ -34,7 +33,7 @@ type history struct {
 func (h *harness) play(operations []operation) {
 	y := &history{
 		harness: h, gone: &fakePods{gone: map[string]bool{}}, down: true,
-		strangers: map[string]int{}, orders: map[string]int{}, waiting: map[*demand]struct{}{},
+		orders: map[string]int{}, waiting: map[*demand]struct{}{},
 	}
 	h.pods, h.resync = y.gone, 10*time.Minute
 	h.random = func() float64 { // the same for all that is asked at one moment, whatever the order
@@ -133,7 +132,7 @@ func (y *history) loseStore(operation) {
 		for path := range y.k.mounts {
 			y.k.forgotten[path] = true
 		}
-		y.orphan()
+		y.k.orphan()
 	})
 	y.disturbAll()
 }
@@ -148,7 +147,7 @@ func (y *history) reboot(operation) {
 			y.k.drift(id)
 		}
 	})
-	clear(y.strangers)
+	clear(y.k.strangers)
 	y.loseStore(nil)
 	y.amnesia = false
 	clear(y.k.forgotten)
@@ -297,7 +296,7 @@ func (y *history) tamper(id string, change func(v *fakeVolume) []string) {
 	y.k.with(func() {
 		if v := y.k.volumes[id]; v != nil {
 			paths = change(v)
-			y.orphan()
+			y.k.orphan()
 			y.k.drift(id)
 		}
 	})
@@ -309,22 +308,6 @@ func (y *history) tamper(id string, change func(v *fakeVolume) []string) {
 	}
 }
 
-// orphan makes strangers of bound device nodes of which no record is left nor a
-// device: nothing tells whose they were. The caller holds k.mu.
-func (y *history) orphan() {
-	for path := range y.k.forgotten {
-		stack := slices.Clone(y.k.mounts[path])
-		for i, m := range stack {
-			v := y.k.volumes[m.volume]
-			if m.Node && v != nil && (v.device == nil || v.device.number != m.Device) && (v.view == nil || v.view.number != m.Device) {
-				stack[i].volume = ""
-				y.strangers[path]++
-				y.k.mounts[path] = stack
-			}
-		}
-	}
-}
-
 // unmountOne takes the top mount away. The caller holds k.mu.
 func (y *history) unmountOne(path string) []string {
 	stack := y.k.mounts[path]
@@ -332,7 +315,7 @@ func (y *history) unmountOne(path string) []string {
 		return nil
 	}
 	if stack[0].volume == "" {
-		y.strangers[path]--
+		y.k.strangers[path]--
 	}
 	y.k.unmount(path)
 	return []string{path}
@@ -369,7 +352,7 @@ func (y *history) litter(o operation) {
 
 func (y *history) cover(o operation) {
 	y.tamper(o.volume(), func(*fakeVolume) []string {
-		y.strangers[o.path(2)]++
+		y.k.strangers[o.path(2)]++
 		return y.k.push(o.path(2), fakeMount{Mount: state.Mount{FSType: "tmpfs", Source: "tmpfs", Root: "/"}})
 	})
 }
