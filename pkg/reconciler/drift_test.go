@@ -464,3 +464,22 @@ func TestLossesEndWithTheIntent(t *testing.T) {
 		h.atRest("v")
 	})
 }
+
+// A repair that is put off is not what is told once something stands in its way.
+func TestStatusOfWhatCannotBeRepairedAnyMore(t *testing.T) {
+	bubble(t, func(h *harness) {
+		path := targetPath("v", 1)
+		h.published()
+		for range 2 {
+			h.tear(path)
+		}
+		if p := part(t, h.one(), "target "+path); !strings.Contains(p.Error, "undoing") {
+			t.Errorf("put off: %+v", p)
+		}
+		h.k.with(func() { delete(h.k.files, path) })
+		h.sleep(time.Minute)
+		if p := part(t, h.one(), "target "+path); p.Is != Failing || !strings.Contains(p.Error, "not there any more") || p.Losses != 1 {
+			t.Errorf("gone: %+v", p)
+		}
+	})
+}

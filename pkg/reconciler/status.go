@@ -97,6 +97,9 @@ func (r *Reconciler) status(record *state.Volume) Status {
 			continue
 		}
 		p.Losses, p.Lost = lost.losses, lost.met
+		if v.plan.Verdicts[part].Problem != (Problem{}) {
+			continue // there is no repair to put off: why not is told above
+		}
 		switch lost.state {
 		case putOff:
 			next := lost.next

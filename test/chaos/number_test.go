@@ -2,7 +2,6 @@ package chaos
 
 import (
 	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 
@@ -39,12 +38,13 @@ func TestNumberOfAPublishedDeviceIsSpared(t *testing.T) {
 		}
 		others = append(others, other)
 	}
-	for _, target := range v.targets {
-		if f, err := os.Open(target); err == nil {
-			if n, err := f.Read(make([]byte, 1)); n > 0 {
-				t.Errorf("%s reads something (%v) without a device", filepath.Base(target), err)
+	for _, other := range others {
+		must(t, other.sign())
+		for _, target := range v.targets { // another process may have taken the number
+			if f := other.meet(target, os.O_RDONLY); f != nil {
+				t.Errorf("%s shows volume %s", target, other.id)
+				must(t, f.Close())
 			}
-			must(t, f.Close())
 		}
 	}
 
