@@ -183,6 +183,7 @@ func TestPublishOfAPodThatIsGoneRetires(t *testing.T) {
 	defer cancel()
 	must(t, p.Log.Await(ctx, "Retired the publish"))
 	must(t, v.publish(t.Context(), alive))
+	p.AwaitRest()
 	mustBeGone(t, dead)
 	v.end(alive)
 }
