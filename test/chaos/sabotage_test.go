@@ -63,17 +63,17 @@ func acts() []act {
 			}
 			return func() error { return os.MkdirAll(dir, 0o750) }, os.RemoveAll(s.podDirectory()) // nothing is mounted below it
 		}, told: []string{"target", "not there"}, again: true},
-		{name: "stage made read-only", idle: true, silent: true, do: func(s *scene) (func() error, error) {
+		{name: "stage made read-only", idle: true, do: func(s *scene) (func() error, error) {
 			remount := func(flags uintptr) error { return unix.Mount("", s.victim.staging, "", unix.MS_REMOUNT|flags, "") }
 			return func() error { return remount(unix.MS_NOATIME) }, remount(unix.MS_RDONLY | unix.MS_NOATIME)
 		}, told: []string{"read-only"}},
-		{name: "stage's mount made read-only", silent: true, do: func(s *scene) (func() error, error) {
+		{name: "stage's mount made read-only", do: func(s *scene) (func() error, error) {
 			return nil, unix.MountSetattr(unix.AT_FDCWD, s.victim.staging, 0, &unix.MountAttr{Attr_set: unix.MOUNT_ATTR_RDONLY})
 		}},
-		{name: "bind made read-only", idle: true, silent: true, do: func(s *scene) (func() error, error) {
+		{name: "bind made read-only", idle: true, do: func(s *scene) (func() error, error) {
 			return nil, unix.MountSetattr(unix.AT_FDCWD, s.victim.targets[0], 0, &unix.MountAttr{Attr_set: unix.MOUNT_ATTR_RDONLY})
 		}},
-		{name: "read-only bind made writable", silent: true, do: func(s *scene) (func() error, error) {
+		{name: "read-only bind made writable", do: func(s *scene) (func() error, error) {
 			return nil, unix.MountSetattr(unix.AT_FDCWD, s.victim.targets[1], 0, &unix.MountAttr{Attr_clr: unix.MOUNT_ATTR_RDONLY})
 		}},
 		{name: "tmpfs over a target", do: func(s *scene) (func() error, error) { return cover(s.victim.targets[0]) }, told: []string{"tmpfs", "mounted at"}},
