@@ -145,17 +145,15 @@ func (r *races) race(one, other act) {
 // alone makes a call, as kubelet does until it is answered OK, and sees that it is true.
 func (r *races) alone(a act) {
 	r.t.Helper()
-	for try := 0; ; try++ {
+	harness.Eventually(r.t, a.name+" alone is answered OK", func() bool {
 		err := a.call(r.t.Context())
 		r.done = append(r.done, fmt.Sprintf("%s alone → %s", a.name, status.Code(err)))
-		switch {
-		case err == nil:
-			r.see(a, a.want)
-			return
-		case status.Code(err) != codes.Aborted || try == 20: // one that was cut off may reach the plugin late
+		if err != nil && status.Code(err) != codes.Aborted { // one that was cut off may reach the plugin late
 			r.t.Fatalf("%s alone: %v", a.name, err)
 		}
-	}
+		return err == nil
+	})
+	r.see(a, a.want)
 }
 
 // retried reports whether an answer is one that a race may end with.
