@@ -543,8 +543,12 @@ func (k *fakeKernel) claimed(v *fakeVolume) bool {
 	return false
 }
 
-// autoclear lets a device go whose last holder has gone.
+// autoclear lets a device go whose last holder has gone, and the superblock
+// with its last mount.
 func (k *fakeKernel) autoclear(v *fakeVolume) {
+	if !k.claimed(v) {
+		v.superRO = false
+	}
 	if v.device != nil && v.device.detaching && !k.claimed(v) && v.view == nil {
 		v.device = nil
 	}
@@ -999,9 +1003,6 @@ func (k *fakeKernel) unmount(at string) {
 		return
 	}
 	v.copied = v.copied || v.private && at == stagePath(id)
-	if !k.claimed(v) {
-		v.superRO = false // with the superblock
-	}
 	k.autoclear(v)
 }
 
