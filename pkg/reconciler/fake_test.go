@@ -41,7 +41,8 @@ type fakeKernel struct {
 	events     int    // looks at volumes and drifts so far
 	obeys      bool   // it does what a kernel does, whatever the planner's rules say
 
-	forgotten map[string]bool // paths of mounts whose records were lost
+	forgotten map[string]bool // paths of mounts whose records were lost, or do not tell the number yet
+	judged    bool            // a history's judge says when a record tells it
 	strangers map[string]int  // by path: mounts of somebody else's that must be left alone
 
 	// By volume: the last look, the last one of an earlier moment, the last drift.
@@ -939,6 +940,7 @@ func (m fakeMounts) BindDevice(ctx context.Context, device state.Device, target 
 				v.contents = state.Contents{Kind: state.ContentsOther, Found: "a pod's data"}
 			}
 		}
+		m.k.forgotten[target] = m.k.judged // until the number is in the record
 		return m.place(target, state.RegularFile, fakeMount{volume: id, Mount: state.Mount{
 			Device: device.Number, Node: true, FSType: "devtmpfs", Source: "devtmpfs", Root: fmt.Sprintf("/loop%d", device.Number.Minor)}})
 	})

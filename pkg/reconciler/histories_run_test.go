@@ -41,6 +41,7 @@ func (h *harness) play(operations []operation) {
 		return float64(time.Now().UnixNano()%997) / 997
 	}
 	y.watch()
+	h.k.judged = true
 	speak := grammar()
 	for _, o := range operations {
 		h.k.with(func() { h.k.note("-- %s", o) })
