@@ -41,7 +41,8 @@ type fakeKernel struct {
 	events     int    // looks at volumes and drifts so far
 	obeys      bool   // it does what a kernel does, whatever the planner's rules say
 
-	forgotten map[string]bool // paths of mounts whose records were lost
+	forgotten map[string]bool // paths of mounts whose records were lost, or do not tell the number yet
+	judged    bool            // a history's judge says when a record tells it
 	strangers map[string]int  // by path: mounts of somebody else's that must be left alone
 
 	// By volume: the last look, the last one of an earlier moment, the last drift.
@@ -545,8 +546,12 @@ func (k *fakeKernel) claimed(v *fakeVolume) bool {
 	return false
 }
 
-// autoclear lets a device go whose last holder has gone.
+// autoclear lets a device go whose last holder has gone, and the superblock
+// with its last mount.
 func (k *fakeKernel) autoclear(v *fakeVolume) {
+	if !k.claimed(v) {
+		v.superRO = false
+	}
 	if v.device != nil && v.device.detaching && !k.claimed(v) && v.view == nil {
 		v.device = nil
 	}
@@ -943,6 +948,7 @@ func (m fakeMounts) BindDevice(ctx context.Context, device state.Device, target 
 				v.contents = state.Contents{Kind: state.ContentsOther, Found: "a pod's data"}
 			}
 		}
+		m.k.forgotten[target] = m.k.judged // until the number is in the record
 		return m.place(target, state.RegularFile, fakeMount{volume: id, Mount: state.Mount{
 			Device: device.Number, Node: true, FSType: "devtmpfs", Source: "devtmpfs", Root: fmt.Sprintf("/loop%d", device.Number.Minor)}})
 	})
@@ -1018,9 +1024,6 @@ func (k *fakeKernel) unmount(at string) {
 		return
 	}
 	v.copied = v.copied || v.private && at == stagePath(id)
-	if !k.claimed(v) {
-		v.superRO = false // with the superblock
-	}
 	v.dead = v.dead && (len(v.keepers) > 0 || k.claimed(v))
 	k.autoclear(v)
 }

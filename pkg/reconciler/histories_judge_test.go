@@ -18,7 +18,6 @@ type demand struct {
 	order    int                      // which edit of its part this is
 	intent   uint64                   // the revision that it waits for; 0 while it has asked for nothing
 	gone     bool                     // it asks for an end
-	drifted  int                      // the last drift before it
 	existed  bool                     // the volume was mounted there, or attached for a stage, before it came
 	answered int                      // the event before its answer
 }
@@ -36,7 +35,7 @@ func (y *history) ask(r request, stands func(*state.Volume) bool) *demand {
 		if intent := v.Intent(r.part); intent != nil {
 			a.intent, a.gone = intent.Revision, intent.Gone
 		}
-		y.k.with(func() { a.existed, a.drifted = y.k.shown(r), y.k.drifted[r.id].n })
+		y.k.with(func() { a.existed = y.k.shown(r) })
 		return nil
 	}
 	y.mu.Lock()
@@ -123,6 +122,7 @@ func (y *history) editedByWorker(before, after *state.Volume, part state.Part) {
 	case was.Gone:
 		if is == nil {
 			y.k.with(func() {
+				y.ends[what.String()] = y.k.looked[what.id].n
 				if y.k.shown(what) && y.k.told(what.id) {
 					y.t.Errorf("%s: forgotten, and it is still there", what)
 				}
@@ -201,7 +201,7 @@ func (y *history) answered(a *demand, err error, took, deadline time.Duration) {
 	switch {
 	case err == nil && latest && a.intent != 0:
 		undisturbed := false
-		y.k.with(func() { undisturbed = y.k.drifted[a.id].n <= a.drifted })
+		y.k.with(func() { undisturbed = y.k.drifted[a.id].n <= y.ends[a.String()] })
 		if undisturbed || record.Intent(a.part) != nil { // what is forgotten, the worker saw end some time ago
 			y.mustBeTrue("answered OK", record, a.request)
 		}

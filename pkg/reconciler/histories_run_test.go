@@ -21,8 +21,9 @@ type history struct {
 	gone      *fakePods
 	callers   sync.WaitGroup
 	down      bool
-	unwritten int     // commits of the store that are yet to fail; guarded by store.mu
-	asking    *demand // whose edit is being made; guarded by store.mu
+	unwritten int            // commits of the store that are yet to fail; guarded by store.mu
+	asking    *demand        // whose edit is being made; guarded by store.mu
+	ends      map[string]int // by part: the look that saw its end; guarded by store.mu
 	mu        sync.Mutex
 	orders    map[string]int       // by part: how many edits of callers changed what is asked
 	waiting   map[*demand]struct{} // callers that have no answer yet
@@ -33,13 +34,14 @@ type history struct {
 func (h *harness) play(operations []operation) {
 	y := &history{
 		harness: h, gone: &fakePods{gone: map[string]bool{}}, down: true,
-		orders: map[string]int{}, waiting: map[*demand]struct{}{},
+		orders: map[string]int{}, ends: map[string]int{}, waiting: map[*demand]struct{}{},
 	}
 	h.pods, h.resync = y.gone, 10*time.Minute
 	h.random = func() float64 { // the same for all that is asked at one moment, whatever the order
 		return float64(time.Now().UnixNano()%997) / 997
 	}
 	y.watch()
+	h.k.judged = true
 	speak := grammar()
 	for _, o := range operations {
 		h.k.with(func() { h.k.note("-- %s", o) })

@@ -307,7 +307,7 @@ var planStepRules = map[reconciler.Action]planStepRule{
 			d.Missing, "the backend knows no such volume",
 			d.State == state.DeviceForeign, "something else uses the backing",
 			d.State == state.DeviceAttached, "the device is attached",
-			d.Size < d.Capacity, "the backing was truncated")
+			d.State == state.DeviceAbsent && d.Size < d.Capacity, "the backing was truncated")
 	}},
 	reconciler.GrowDevice: {"grow-device only grows an attached device of a wanted stage", func(c *planCase, part state.Part) string {
 		d := c.have.Device

@@ -76,7 +76,7 @@ func (p *planner) device(s *state.Stage) Verdict {
 		return stuck(state.FailedPrecondition, "the volume's backing is used by %s, which the plugin did not attach: detach that first", d.Holder)
 	case d.Attached() && d.Size < d.Capacity: // a growth was interrupted before it reached the device
 		return p.do(GrowDevice, state.StagePart())
-	case d.Size < d.Capacity:
+	case d.State == state.DeviceAbsent && d.Size < d.Capacity:
 		return stuck(state.FailedPrecondition, "the volume has %d bytes, %d fewer than it was created with: its backing%s was truncated. Restore it from a backup, or delete the volume", d.Size, d.Capacity-d.Size, backing(d))
 	case d.State != state.DeviceAttached:
 		return p.do(Attach, state.StagePart())

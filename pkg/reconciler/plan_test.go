@@ -73,6 +73,8 @@ func TestPlan(t *testing.T) {
 			[]string{"stage: stuck, FailedPrecondition: used by /dev/loop9"}},
 		{"a truncated backing", volume(staged()), actual(device(state.DeviceAbsent, sized(50, 100))),
 			[]string{"stage: stuck, FailedPrecondition: truncated"}},
+		{"a device on its way out that lacks a growth", volume(staged()), actual(device(state.DeviceDetaching, sized(50, 100))),
+			[]string{"attach for stage", "stage: under way"}},
 
 		// Contents that are refused.
 		{"another file system", volume(staged()), actual(attached(), xfs()),
