@@ -3,7 +3,9 @@ package driver
 import (
 	"context"
 	"fmt"
+	"path/filepath"
 	"slices"
+	"strings"
 
 	"k8s.io/klog/v2"
 
@@ -26,11 +28,11 @@ type Orphan struct {
 }
 
 // findOrphans compares the devices and mounts of the plugin's making with the
-// store. What is mounted nowhere is shown to unasked, which says why it is kept
-// or, of what is not kept, may detach it.
+// store. What is mounted nowhere is shown to unasked, which says whether it is
+// an orphan still and why it is kept, and may detach it.
 //
 // It blocks for as long as a device of the pool does.
-func (p *plugin) findOrphans(ctx context.Context, unasked func(loop.Attachment, *Orphan) error) ([]Orphan, error) {
+func (p *plugin) findOrphans(ctx context.Context, unasked func(loop.Attachment, *Orphan) (is bool)) ([]Orphan, error) {
 	attached, err := p.devices.Attached(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("look for orphans: %w", err)
@@ -43,15 +45,12 @@ func (p *plugin) findOrphans(ctx context.Context, unasked func(loop.Attachment, 
 	for _, a := range attached {
 		// The record is read after the look: what was asked meanwhile explains what was seen.
 		o, is := orphanOf(a, shown, p.store.Get(a.Volume))
-		if !is {
-			continue
+		if is && o.Kept == "" {
+			is = unasked(a, &o)
 		}
-		if o.Kept == "" {
-			if err := unasked(a, &o); err != nil {
-				return nil, fmt.Errorf("look for orphans: %w", err)
-			}
+		if is {
+			orphans = append(orphans, o)
 		}
-		orphans = append(orphans, o)
 	}
 	return orphans, nil
 }
@@ -63,7 +62,7 @@ func orphanOf(a loop.Attachment, shown map[state.DeviceNumber][]string, record *
 	slices.Sort(o.Paths)
 	if record != nil {
 		o.Paths = slices.DeleteFunc(o.Paths, func(path string) bool {
-			return record.Stage != nil && record.Stage.Path == path || record.Targets[path] != nil
+			return record.Stage != nil && record.Stage.Path == path || record.Targets[path] != nil || boundByKubelet(path)
 		})
 		o.Kept = "the volume is in use, and NodeUnpublishVolume ends these mounts"
 		return o, len(o.Paths) > 0
@@ -77,16 +76,22 @@ func orphanOf(a loop.Attachment, shown map[state.DeviceNumber][]string, record *
 	return o, true
 }
 
+// boundByKubelet reports whether kubelet binds the node of a published raw volume
+// at the path: …/volumeDevices/<volume>/dev/<pod uid> (mapBindMountDevice in
+// pkg/volume/util/volumepathhandler, v1.36).
+func boundByKubelet(path string) bool {
+	return strings.Contains(path, "/plugins/kubernetes.io/csi/volumeDevices/") && filepath.Base(filepath.Dir(path)) == "dev"
+}
+
 // orphans is findOrphans beside the reconciler, and detaches what clean says.
 func (p *plugin) orphans(ctx context.Context, clean func(Orphan) bool) ([]Orphan, error) {
-	found, err := p.findOrphans(ctx, func(a loop.Attachment, o *Orphan) error {
-		kept, err := p.reconciler.Unasked(ctx, a.Volume, clean(*o))
-		o.Kept = kept
-		if err != nil { // of this one alone
-			o.Kept = err.Error()
+	found, err := p.findOrphans(ctx, func(a loop.Attachment, o *Orphan) (is bool) {
+		var err error
+		if is, o.Kept, err = p.reconciler.Unasked(ctx, a.Volume, clean(*o)); err != nil { // of this one alone
+			is, o.Kept = true, err.Error()
 		}
-		o.Cleaned = o.Kept == "" && clean(*o)
-		return nil
+		o.Cleaned = is && o.Kept == "" && clean(*o)
+		return is
 	})
 	if err == nil {
 		left := slices.DeleteFunc(slices.Clone(found), func(o Orphan) bool { return o.Cleaned })

@@ -45,11 +45,12 @@ func ReadReport(ctx context.Context, stateDir string) (report Report, err error)
 	if !errors.Is(err, errNotRunning) {
 		return report, err
 	}
-	return report, offline(ctx, stateDir, func(p *plugin) error {
+	err = offline(ctx, stateDir, func(p *plugin) error {
 		p.reconciler.Inspect(ctx)
 		report.Volumes = p.reconciler.Status()
 		return nil
 	})
+	return report, err
 }
 
 // Explain tells the story of a volume, by the plugin that runs on the state
@@ -60,13 +61,14 @@ func Explain(ctx context.Context, stateDir, volume string) (story Story, err err
 	if !errors.Is(err, errNotRunning) {
 		return story, err
 	}
-	return story, offline(ctx, stateDir, func(p *plugin) error {
+	err = offline(ctx, stateDir, func(p *plugin) (err error) {
 		p.reconciler.Inspect(ctx)
 		story, err = p.reconciler.Explain(ctx, volume)
 		story.InTheWay = append([]string{"No plugin runs on this node."}, story.InTheWay...)
 		story.YouCan = []string{"Start the plugin: it takes up what is missing."}
 		return err
 	})
+	return story, err
 }
 
 // Orphans lists what the plugin made and no intent explains. It changes nothing,
@@ -76,24 +78,23 @@ func Orphans(ctx context.Context, stateDir string) (orphans []Orphan, err error)
 	if !errors.Is(err, errNotRunning) {
 		return orphans, err
 	}
-	return orphans, offline(ctx, stateDir, func(p *plugin) error {
-		orphans, err = p.findOrphans(ctx, func(a loop.Attachment, o *Orphan) error {
+	err = offline(ctx, stateDir, func(p *plugin) (err error) {
+		orphans, err = p.findOrphans(ctx, func(a loop.Attachment, o *Orphan) bool {
 			for _, d := range []state.Device{a.Device, a.View} {
 				if d.State == state.DeviceAbsent {
 					continue
 				}
-				held, err := p.devices.Held(ctx, d)
-				if err != nil {
-					return err
-				}
-				if held {
+				if held, err := p.devices.Held(ctx, d); err != nil {
+					o.Kept = err.Error()
+				} else if held {
 					o.Kept = "it is in use, perhaps in another mount namespace"
 				}
 			}
-			return nil
+			return true
 		})
 		return err
 	})
+	return orphans, err
 }
 
 // CleanOrphans lets the plugin that runs on the state directory detach the

@@ -89,8 +89,9 @@ func (v *Volumes) staging(id string) string { return filepath.Join(v.StagingDir,
 // Publish makes the volume, stages it and publishes it at target.Path.
 //
 // The errors are those of Maker and Reconciler. After a final one nothing is
-// left, unless the volume was published before; when that cannot be had yet, the
-// error is Unavailable.
+// left, unless the volume was published or formatted before, and may hold a pod's
+// data: that is ended by Unpublish, or by Run. When nothing cannot be had yet,
+// the error is Unavailable.
 func (v *Volumes) Publish(ctx context.Context, id, podUID string, attributes map[string]string, target *state.Target) error {
 	made, err := v.Maker.MakeEphemeral(ctx, id, attributes, target.Capability.FSType, pool.Owner{PodUID: podUID, Target: target.Path})
 	if err != nil {
@@ -107,7 +108,9 @@ func (v *Volumes) Publish(ctx context.Context, id, podUID string, attributes map
 			return record.AskPublish(&ask, v.staging(id), time.Now())
 		})
 	}
-	if err == nil || !state.ClassOf(err).Final() || v.published(id) {
+	// What was formatted before this call may hold a pod's data, whatever the
+	// store knows: a reboot empties the store, and the pod goes on.
+	if err == nil || !state.ClassOf(err).Final() || made.Formatted != "" || v.published(id) {
 		return err
 	}
 	if undo := v.end(ctx, id); undo != nil {
@@ -137,9 +140,6 @@ func (v *Volumes) Unpublish(ctx context.Context, id, target string) error {
 	switch class := state.ClassOf(err); {
 	case class == state.NotFound, class == state.InvalidArgument:
 		return nil
-	case class == state.Internal: // its facts are damaged, and nobody's pod shall wait for that
-		klog.FromContext(ctx).Error(err, "A volume was unpublished that may be an ephemeral one; delete it by hand then", "volume", id)
-		return nil
 	case err != nil:
 		return err
 	case have.Ephemeral == nil || have.Ephemeral.Target != target:
@@ -153,11 +153,11 @@ func (v *Volumes) end(ctx context.Context, id string) error {
 	err := v.Reconciler.Ensure(ctx, id, state.StagePart(), func(record *state.Volume) error {
 		return record.AskUnstage(v.staging(id), time.Now())
 	})
-	if err == nil {
-		err = v.Deleter.Delete(ctx, id)
+	if err == nil { // before the volume, by which a next attempt knows what to do
+		err = v.Directories.Remove(ctx, v.staging(id))
 	}
 	if err == nil {
-		err = v.Directories.Remove(ctx, v.staging(id))
+		err = v.Deleter.Delete(ctx, id)
 	}
 	return err
 }
@@ -218,11 +218,14 @@ func (v *Volumes) sweep(ctx context.Context) (wait time.Duration, err error) {
 	still := map[string]time.Time{}
 	for _, id := range ids {
 		have, err := v.Pool.Get(ctx, id)
-		if err != nil || have.Ephemeral == nil {
-			continue // deleted meanwhile, or damaged, as others will say
+		if state.ClassOf(err) == state.NotFound || err == nil && have.Ephemeral == nil {
+			continue
 		}
 		if wait == 0 {
 			wait = again
+		}
+		if err != nil {
+			continue // it may be one; others say what is wrong with it
 		}
 		if !v.Pods.Gone(have.Ephemeral.Target) {
 			continue

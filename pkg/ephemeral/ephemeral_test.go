@@ -22,7 +22,6 @@ type fakeNode struct {
 	records map[string]*state.Volume
 	err     map[state.Part]error
 	dead    map[string]bool // by target
-	damaged bool
 	away    error
 	sweeps  int
 	did     []string
@@ -78,7 +77,7 @@ func (f *fakeNode) MakeEphemeral(_ context.Context, id string, attributes map[st
 		fsType = "ext4"
 	}
 	f.note("make")
-	f.volumes[id] = pool.Volume{ID: id, FSType: fsType, Ephemeral: &owner}
+	f.volumes[id] = pool.Volume{ID: id, FSType: fsType, Ephemeral: &owner, Formatted: f.volumes[id].Formatted}
 	return f.volumes[id], nil
 }
 
@@ -93,8 +92,6 @@ func (f fakePool) Get(_ context.Context, id string) (pool.Volume, error) {
 		return v, f.away
 	case !ok:
 		return v, state.Errorf(state.NotFound, "no volume")
-	case f.damaged:
-		return pool.Volume{}, state.Errorf(state.Internal, "damaged")
 	}
 	return v, nil
 }
@@ -244,7 +241,18 @@ func TestRefusedTargetLeavesNothing(t *testing.T) {
 	}
 }
 
-// Other volumes are none of its business, damaged ones keep no pod from ending.
+// A reboot leaves the data and no record: a refusal says nothing of the data.
+func TestRefusedRepeatAfterAReboot(t *testing.T) {
+	f := newFakeNode()
+	v := newVolumes(f)
+	f.volumes["csi-1"] = pool.Volume{ID: "csi-1", Formatted: "ext4"}
+	f.err[state.StagePart()] = state.Errorf(state.FailedPrecondition, "in the way")
+	if err := publish(v, nil); state.ClassOf(err) != state.FailedPrecondition || len(f.volumes) != 1 {
+		t.Errorf("%v, volumes %v", err, f.volumes)
+	}
+}
+
+// Other volumes are none of its business.
 func TestUnpublishOfOthers(t *testing.T) {
 	f := newFakeNode()
 	v := newVolumes(f)
@@ -253,10 +261,6 @@ func TestUnpublishOfOthers(t *testing.T) {
 		if err := v.Unpublish(t.Context(), id, path); err != nil {
 			t.Errorf("%s: %v", id, err)
 		}
-	}
-	f.damaged = true
-	if err := v.Unpublish(t.Context(), "pvc-1", path); err != nil {
-		t.Errorf("damaged: %v", err)
 	}
 	f.away = errors.New("the pool is away")
 	if err := v.Unpublish(t.Context(), "pvc-1", path); !errors.Is(err, f.away) {

@@ -199,12 +199,16 @@ func (h *Host) ShownAt(ctx context.Context) (map[state.DeviceNumber][]string, er
 	}
 	shown := map[state.DeviceNumber][]string{}
 	for _, i := range infos {
-		number := entryOf(i).mount().Device
-		if bindsNode(i) {
+		m := entryOf(i).mount()
+		number := m.Device
+		switch {
+		case bindsNode(i):
 			var ok bool
 			if number, ok = blockNumber(i.Mountpoint); !ok {
 				continue
 			}
+		case m.Root != "/": // a part of it, as kubelet binds for a subPath
+			continue
 		}
 		if number.Major != 0 && !slices.Contains(shown[number], i.Mountpoint) {
 			shown[number] = append(shown[number], i.Mountpoint)

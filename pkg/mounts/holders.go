@@ -57,7 +57,7 @@ func (h *Host) Keepers(ctx context.Context, device state.DeviceNumber, paths []s
 			going[filepath.Join(h.real, rel)] = true
 		}
 	}
-	return collect(ctx, func(yield func(string) bool) {
+	found, whole := collectAll(ctx, func(yield func(string) bool) {
 		for name := range usersOf(device) {
 			if !yield(name) {
 				return
@@ -69,6 +69,10 @@ func (h *Host) Keepers(ctx context.Context, device state.DeviceNumber, paths []s
 			}
 		}
 	})
+	if !whole {
+		found = append(found, "what could not be looked at in time")
+	}
+	return found
 }
 
 // stayers yields the mounts that Keepers names.
@@ -170,6 +174,12 @@ func belowAny(path string, dirs map[string]bool) bool {
 // collect gathers names for as long as there is time. A search that is stuck in
 // /proc is left behind.
 func collect(ctx context.Context, names iter.Seq[string]) []string {
+	found, _ := collectAll(ctx, names)
+	return found
+}
+
+// collectAll is collect, and tells whether the search came to its end.
+func collectAll(ctx context.Context, names iter.Seq[string]) (found []string, whole bool) {
 	ctx, cancel := context.WithTimeout(ctx, holderTime)
 	defer cancel()
 	next := make(chan string)
@@ -183,19 +193,18 @@ func collect(ctx context.Context, names iter.Seq[string]) []string {
 			}
 		}
 	}()
-	var found []string
 	for len(found) < holderLimit {
 		select {
 		case name, ok := <-next:
 			if !ok {
-				return found
+				return found, ctx.Err() == nil
 			}
 			found = append(found, name)
 		case <-ctx.Done():
-			return found
+			return found, false
 		}
 	}
-	return found
+	return found, true
 }
 
 // usersOf yields the processes and the loop devices that use files of the device.
@@ -230,11 +239,17 @@ func loopsOver(device state.DeviceNumber) iter.Seq[string] {
 			}
 			path := strings.TrimSuffix(string(backing), "\n")
 			name := filepath.Base(filepath.Dir(filepath.Dir(file)))
-			if own.match(path) && !yield(fmt.Sprintf("the loop device /dev/%s over %s", name, path)) {
+			if own.mayHold(path) && own.match(path) && !yield(fmt.Sprintf("the loop device /dev/%s over %s", name, path)) {
 				return
 			}
 		}
 	}
+}
+
+// mayHold reports whether a path may lead to a file on the device, or to its
+// node: other paths are not walked, as they may lie on a server that is dead.
+func (f faces) mayHold(path string) bool {
+	return strings.HasPrefix(path, "/dev/") || slices.ContainsFunc(f.points, func(point string) bool { return strings.HasPrefix(path, strings.TrimSuffix(point, "/")+"/") })
 }
 
 // openers yields the processes that use files of the device. What cannot be

@@ -1,6 +1,7 @@
 package reconciler
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"maps"
@@ -43,13 +44,20 @@ func (r *Reconciler) Explain(ctx context.Context, id string) (Story, error) {
 	if want.Empty() && have.Device.Missing && !stands(have.Device) {
 		return Story{}, state.Errorf(state.NotFound, "volume %s: nothing is asked of it on this node, and there is no such volume", id)
 	}
-	plan := MakePlan(want, have)
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	v := r.volumes[id]
 	if v == nil {
 		v = &volume{want: want}
 	}
+	// Who holds what only the worker may ask.
+	if have.Keepers = v.have.Keepers; v.have.Device.Number == have.Device.Number {
+		have.Device.Held, have.Device.Holder = v.have.Device.Held, cmp.Or(have.Device.Holder, v.have.Device.Holder)
+	}
+	if v.have.View.Number == have.View.Number {
+		have.View.Held, have.View.Holder = v.have.View.Held, cmp.Or(have.View.Holder, v.have.View.Holder)
+	}
+	plan := MakePlan(want, have)
 	now := time.Now()
 	story := Story{Volume: id, Asked: tellAsked(want, now)}
 	if err != nil {

@@ -178,30 +178,30 @@ func TestInspectActsOnNothing(t *testing.T) {
 func TestUnasked(t *testing.T) {
 	bubble(t, func(h *harness) {
 		v := h.volume("v")
-		ask := func(detach bool, want string) {
+		ask := func(detach, orphan bool, want string) {
 			t.Helper()
-			kept, err := h.p.r.Unasked(context.Background(), "v", detach)
-			if err != nil || !strings.Contains(kept, want) || want == "" && kept != "" {
-				t.Errorf("kept because %q (%v), want %q", kept, err, want)
+			is, kept, err := h.p.r.Unasked(context.Background(), "v", detach)
+			if err != nil || is != orphan || !strings.Contains(kept, want) || want == "" && kept != "" {
+				t.Errorf("an orphan: %t, kept because %q (%v), want %t and %q", is, kept, err, orphan, want)
 			}
 		}
-		ask(true, "not attached")
+		ask(true, false, "")
 		h.ok(stage("v", stageBlock), publish("v", 1, publishBlock, publishReadOnly))
-		ask(true, "asked")
+		ask(true, false, "")
 		h.stop()
 		h.store = newFakeStore() // lost
 		h.start()
-		ask(true, "bound at "+targetPath("v", 1))
+		ask(true, true, "bound at "+targetPath("v", 1))
 		h.k.with(func() { delete(h.k.mounts, targetPath("v", 1)); v.held = true })
-		ask(true, "pid 7")
+		ask(true, true, "pid 7")
 		h.k.with(func() { v.held = false })
-		ask(false, "")
+		ask(false, true, "")
 		h.k.with(func() {
 			if v.device == nil || v.view == nil {
 				t.Error("detached without leave")
 			}
 		})
-		ask(true, "")
+		ask(true, true, "")
 		h.k.with(func() {
 			if v.device != nil || v.view != nil {
 				t.Error("still attached")

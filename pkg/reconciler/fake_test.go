@@ -1187,7 +1187,16 @@ func (p *process) kernel() Kernel {
 	return Kernel{
 		Devices: fakeDevices{p}, Formats: fakeDevices{p}, Views: fakeDevices{p},
 		Filesystems: fakeFilesystems{p}, Mounts: fakeMounts{p}, Directories: fakeMounts{p},
-		Holders: func(context.Context, state.DeviceNumber) []string { return []string{"pid 7 (holder)"} },
+		Holders: func(_ context.Context, device state.DeviceNumber) (names []string) {
+			p.k.with(func() {
+				for _, v := range p.k.volumes {
+					if v.device != nil && v.device.number == device && p.k.claimed(v) {
+						names = []string{"pid 7 (holder)"}
+					}
+				}
+			})
+			return names
+		},
 	}
 }
 

@@ -36,22 +36,26 @@ func (r *Reconciler) inspect(ctx context.Context, want *state.Volume) (state.Act
 	return r.Observe(ctx, want)
 }
 
-// Unasked looks whether a device stands for a volume of which nothing is asked
-// and which nobody uses, and detaches it, with the view over it, if detach is
-// set. kept tells why it has to stay; it is empty otherwise.
+// Unasked looks whether a device stands for a volume of which nothing is asked,
+// an orphan, and detaches it, with the view over it, if detach is set and nobody
+// uses it. kept tells why it has to stay; it is empty otherwise.
 //
 // It waits for its turn as Exclusive does.
-func (r *Reconciler) Unasked(ctx context.Context, id string, detach bool) (kept string, err error) {
+func (r *Reconciler) Unasked(ctx context.Context, id string, detach bool) (orphan bool, kept string, err error) {
 	err = r.Exclusive(ctx, id, func(ctx context.Context, want *state.Volume, have state.Actual) error {
+		if !want.Empty() || !stands(have.Device) {
+			return nil
+		}
+		orphan = true
 		switch {
-		case !want.Empty():
-			kept = "something is asked of the volume by now"
-		case !stands(have.Device):
-			kept = "it is not attached any more"
 		case have.Device.Held:
 			kept = "it is in use: " + r.whoHolds(ctx, have.Device)
 		case have.View.Held:
 			kept = "its read-only view is in use: " + r.whoHolds(ctx, have.View)
+		case stands(have.View):
+			kept = r.inUse(ctx, have.View)
+		default:
+			kept = r.inUse(ctx, have.Device)
 		}
 		if kept != "" || !detach {
 			return nil
@@ -60,13 +64,26 @@ func (r *Reconciler) Unasked(ctx context.Context, id string, detach bool) (kept 
 			if err := r.kernel.Views.DetachView(ctx, have.Device); err != nil {
 				return fmt.Errorf("volume %s: %w", id, err)
 			}
+			if kept = r.inUse(ctx, have.Device); kept != "" {
+				return nil
+			}
 		}
 		if err := r.kernel.Devices.Detach(ctx, id); err != nil {
 			return fmt.Errorf("volume %s: %w", id, err)
 		}
 		return nil
 	})
-	return kept, err
+	return orphan, kept, err
+}
+
+// inUse names who uses a device that nobody has claimed: whoever has its node
+// open, as a pod with a raw volume does, would meet another volume under its
+// number once it is detached. It is empty when there is none.
+func (r *Reconciler) inUse(ctx context.Context, d state.Device) string {
+	if who := r.holders(ctx, d); who != "" {
+		return d.Path + " is open: " + who
+	}
+	return ""
 }
 
 // whoHolds names who holds a device, as far as that can be seen.

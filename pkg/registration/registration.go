@@ -108,7 +108,10 @@ func (r *Registrar) serve(ctx context.Context, watcher *fsnotify.Watcher) error 
 		err = errors.Join(err, os.Remove(listener.path))
 	}
 	server.Stop()
-	return errors.Join(err, <-served)
+	if e := <-served; !errors.Is(e, grpc.ErrServerStopped) { // stopped before it served
+		err = errors.Join(err, e)
+	}
+	return err
 }
 
 // awaitLoss blocks until the socket is not in its place any more, or ctx ends.

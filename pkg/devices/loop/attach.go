@@ -145,7 +145,7 @@ func (b *Backend) configure(ctx context.Context, of, key string, backing *os.Fil
 				continue
 			}
 			// Somebody looks at it just now: then another, which nobody had yet.
-			if n, err = add(control); err != nil {
+			if n, err = b.addUnspared(control, of); err != nil {
 				return err
 			}
 			name = fmt.Sprintf("loop%d", n)

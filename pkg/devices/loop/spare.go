@@ -53,7 +53,18 @@ func (b *Backend) free(control *os.File, tag string) (int, error) {
 			return n, nil
 		}
 	}
-	return add(control)
+	return b.addUnspared(control, tag)
+}
+
+// addUnspared makes devices until one's number is not kept for another volume:
+// the kernel gives the lowest that has no device, be its number shown or not.
+func (b *Backend) addUnspared(control *os.File, tag string) (int, error) {
+	for range attachTries {
+		if n, err := add(control); err != nil || !b.spared(n, tag) {
+			return n, err
+		}
+	}
+	return 0, fmt.Errorf("LOOP_CTL_ADD: %d numbers in a row are shown to other volumes' pods", attachTries)
 }
 
 // over returns the tag of the device with a number, "" when the index has none.
