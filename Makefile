@@ -2,6 +2,7 @@
 #   make demo      one volume's life, from creation to deletion
 #   make test      everything: unit, property, real-kernel tests, csi-sanity
 #   make test-vm   the real-kernel tests on another kernel, and power cuts
+#   make e2e       pods on a real Kubernetes
 SHELL := /bin/bash
 .DEFAULT_GOAL := build
 
@@ -16,7 +17,7 @@ STORM ?= 20000
 # Walks millions of states in one goroutine: the race detector would only slow it down.
 WALK := TestPlanForEveryState
 
-.PHONY: build demo test test-vm test-mutants fuzz storm lint deps bench clean
+.PHONY: build demo test test-vm e2e test-mutants fuzz storm lint deps bench clean
 
 build: ## bin/csi-node, a static binary
 	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o bin/csi-node ./cmd/csi-node
@@ -38,6 +39,10 @@ storm: deps ## random calls on the real kernel, STORM of them (20000; root)
 test-vm: ## in virtual machines: another kernel, power cuts (root, Debian)
 	hack/install-vm-deps
 	$(GO) test -tags vm -v -count 1 -timeout 90m ./test/vm
+
+e2e: deps ## pods on a real Kubernetes, which is built first, in half an hour (root, Debian)
+	hack/install-e2e-deps
+	cd test/e2e && $(GO) vet ./... && $(GO) test -v -count 1 -timeout 60m . $(E2E)
 
 test-mutants: deps ## small faults, one at a time: a test must notice each (root, within 10 minutes on 2 cores)
 	$(GO) run ./test/mutants
