@@ -104,6 +104,16 @@ func (c *cluster) importImages(ctx context.Context) error {
 	return nil
 }
 
+// deploy brings the plugin up, as a reader of the README would.
+func deploy(ctx context.Context, c *cluster) error {
+	if err := c.check(ctx, "apply", "--kustomize", "deploy"); err != nil {
+		return err
+	}
+	return c.await(ctx, "the plugin", func(ctx context.Context) error {
+		return c.check(ctx, "rollout", "status", "--namespace=csi-node", "daemonset/csi-node", "--timeout=30s")
+	})
+}
+
 // await repeats check, which says why it is not yet, and says when it has come.
 func (c *cluster) await(ctx context.Context, what string, check func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Minute)

@@ -37,6 +37,9 @@ func play(m *testing.M) (int, error) {
 	if the, err = start(context.Background(), r); err != nil {
 		return 1, err
 	}
+	if err := deploy(context.Background(), the); err != nil {
+		return 1, err
+	}
 	code := m.Run()
 	if *hold {
 		say("tests ended with code %d; the cluster is kept until an interrupt", code)
