@@ -233,6 +233,35 @@ func inPlugin(t testing.TB, args ...string) string {
 	return kubectl(t, append([]string{"exec", "--namespace=csi-node", "daemonset/csi-node", "--container=csi-node", "--", "csi-node"}, args...)...)
 }
 
+// created makes a volume by hand and returns its handle.
+func (s *space) created(name string) string {
+	s.Helper()
+	var made struct {
+		Volume struct {
+			ID string `json:"volumeId"`
+		}
+	}
+	if err := json.Unmarshal([]byte(inPlugin(s, "volume", "create", name, "--size=32Mi", "--output=json")), &made); err != nil {
+		s.Fatal(err)
+	}
+	return made.Volume.ID
+}
+
+// static is a manifest of a PersistentVolume for a volume that is there. It outlives its claim.
+func static(name, handle, fsType string) string {
+	return fmt.Sprintf(`apiVersion: v1
+kind: PersistentVolume
+metadata: {name: %s}
+spec:
+  capacity: {storage: 32Mi}
+  accessModes: [ReadWriteOnce]
+  persistentVolumeReclaimPolicy: Retain
+  storageClassName: ""
+  csi: {driver: csi-node.local, volumeHandle: %s, fsType: %s}
+  nodeAffinity: {required: {nodeSelectorTerms: [{matchExpressions: [{key: topology.csi-node.local/node, operator: In, values: [%s]}]}]}}`,
+		name, handle, fsType, nodeName)
+}
+
 // deployed waits until the DaemonSet is as it should be.
 func deployed(t testing.TB) {
 	t.Helper()
