@@ -18,6 +18,9 @@ func TestManifests(t *testing.T) {
 			t.Errorf("%s: %v\n%s", dir, err, out)
 		}
 	}
+	if out, err := try("", "apply", "--dry-run=server", "--validate=strict", "--filename=../../deploy/examples"); err != nil {
+		t.Errorf("examples: %v\n%s", err, out)
+	}
 }
 
 // registered tells whether kubelet has the plugin, in CSINode and by the plugin's own account.
