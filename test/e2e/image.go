@@ -241,23 +241,24 @@ func (i *image) addPackage(pkg string) error {
 }
 
 // withDependencies returns installed packages and all that they depend on.
-func withDependencies(names []string) ([]string, error) {
-	var all []string
+func withDependencies(wanted []string) (all []string, err error) {
+	names := slices.Clone(wanted)
 	for len(names) > 0 {
 		name := names[0]
 		names = names[1:]
 		if slices.Contains(all, name) {
 			continue
 		}
-		out, err := exec.Command("dpkg-query", "-W", "-f", "${Pre-Depends}, ${Depends}", name).Output()
-		if err != nil {
-			if len(all) == 0 {
-				return nil, fmt.Errorf("package %s: %w", name, err)
+		out, err := exec.Command("dpkg-query", "-W", "-f", "${db:Status-Status},${Pre-Depends},${Depends}", name).Output()
+		status, dependencies, _ := strings.Cut(string(out), ",")
+		if err != nil || status != "installed" {
+			if slices.Contains(wanted, name) {
+				return nil, errors.Join(fmt.Errorf("package %s is not installed", name), err)
 			}
-			continue // a virtual package, or an alternative that is not installed
+			continue // a virtual package, or an alternative that is not there
 		}
 		all = append(all, name)
-		for dependency := range strings.FieldsFuncSeq(string(out), func(r rune) bool { return r == ',' || r == '|' }) {
+		for dependency := range strings.FieldsFuncSeq(dependencies, func(r rune) bool { return r == ',' || r == '|' }) {
 			if dependency, _, _ = strings.Cut(strings.TrimSpace(dependency), " "); dependency != "" {
 				dependency, _, _ = strings.Cut(dependency, ":")
 				names = append(names, dependency)

@@ -306,7 +306,7 @@ func leftovers() (left []error) {
 		return []error{err}
 	}
 	for _, l := range devices {
-		left = append(left, fmt.Errorf("device %s on %s", l.name, l.file))
+		left = append(left, fmt.Errorf("device %s on %s", l.Name, l.File))
 	}
 	mounts, err := mountPoints()
 	if err != nil {

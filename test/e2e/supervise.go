@@ -139,8 +139,8 @@ func (r *run) startInit(ctx context.Context) (int, error) {
 	}
 	say("to look inside: nsenter -t %d -m -n -p; logs: %s", r.Init, r.logs())
 	err = cmd.Wait()
-	if exit := (*exec.ExitError)(nil); errors.As(err, &exit) && exit.Exited() {
-		return exit.ExitCode(), nil
+	if state := cmd.ProcessState; state != nil && state.Exited() {
+		return state.ExitCode(), nil
 	}
 	return 1, err
 }
@@ -206,20 +206,25 @@ func eventually(ctx context.Context, f func() error) error {
 }
 
 // loop is a loop device in use.
-type loop struct{ name, file, filesystem string }
+type loop struct {
+	Name       string
+	File       string `json:"back-file"`
+	Filesystem string `json:"back-maj:min"` // with blanks around
+}
 
 func loops() ([]loop, error) {
-	out, err := exec.Command("losetup", "--list", "--noheadings", "--raw", "--output", "NAME,BACK-MAJ:MIN,BACK-FILE").Output()
+	out, err := exec.Command("losetup", "--list", "--json", "--output", "NAME,BACK-FILE,BACK-MAJ:MIN").Output()
 	if err != nil {
 		return nil, fmt.Errorf("losetup: %w", err)
 	}
-	var all []loop
-	for line := range strings.Lines(string(out)) {
-		if f := strings.Fields(line); len(f) >= 3 {
-			all = append(all, loop{f[0], strings.Join(f[2:], " "), f[1]})
-		}
+	if len(out) == 0 {
+		return nil, nil
 	}
-	return all, nil
+	var all struct{ LoopDevices []loop }
+	if err := json.Unmarshal(out, &all); err != nil {
+		return nil, fmt.Errorf("losetup: %w", err)
+	}
+	return all.LoopDevices, nil
 }
 
 // volumeLoops returns the devices whose files lie in the pool, and the views of these, first.
@@ -237,13 +242,13 @@ func (r *run) volumeLoops() ([]loop, error) {
 	}
 	var volumes, views []loop
 	for _, l := range all {
-		if l.filesystem == string(device) {
+		if strings.TrimSpace(l.Filesystem) == string(device) {
 			volumes = append(volumes, l)
 		}
 	}
 	for _, l := range all {
 		for _, v := range volumes {
-			if l.file == v.name {
+			if l.File == v.Name {
 				views = append(views, l)
 			}
 		}
@@ -258,8 +263,8 @@ func (r *run) detachLoops() error {
 	}
 	var left []string
 	for _, l := range ours {
-		left = append(left, l.name+" on "+l.file)
-		_ = exec.Command("losetup", "--detach", l.name).Run() // the next look tells
+		left = append(left, l.Name+" on "+l.File)
+		_ = exec.Command("losetup", "--detach", l.Name).Run() // the next look tells
 	}
 	if len(left) > 0 {
 		return fmt.Errorf("still attached: %s", strings.Join(left, ", "))
@@ -267,16 +272,30 @@ func (r *run) detachLoops() error {
 	// The pool's own device detaches itself when the last volume is gone.
 	all, err := loops()
 	for _, l := range all {
-		if strings.TrimSuffix(l.file, " (deleted)") == r.poolImage() {
-			err = errors.Join(err, fmt.Errorf("still attached: %s", l.name))
+		if strings.TrimSuffix(l.File, " (deleted)") == r.poolImage() {
+			err = errors.Join(err, fmt.Errorf("still attached: %s", l.Name))
 		}
 	}
 	return err
 }
 
-// hierarchies returns the mount points of cgroup hierarchies, of either version.
+// hierarchies returns the root directory of each cgroup hierarchy, of either version.
 func hierarchies() ([]string, error) {
-	return filepath.Glob("/sys/fs/cgroup/*/cgroup.procs")
+	const root = "/sys/fs/cgroup"
+	if _, err := os.Stat(filepath.Join(root, "cgroup.procs")); err == nil {
+		return []string{root}, nil
+	}
+	entries, err := os.ReadDir(root)
+	if err != nil {
+		return nil, err
+	}
+	var all []string
+	for _, e := range entries {
+		if e.IsDir() { // and no symlink, as cpu often is one to cpu,cpuacct
+			all = append(all, filepath.Join(root, e.Name()))
+		}
+	}
+	return all, nil
 }
 
 // makeCgroups makes the directory in each hierarchy below which kubelet makes its own.
@@ -285,14 +304,14 @@ func (r *run) makeCgroups() error {
 	if err != nil {
 		return err
 	}
-	for _, procs := range all {
-		dir := filepath.Join(filepath.Dir(procs), r.Cgroup)
+	for _, hierarchy := range all {
+		dir := filepath.Join(hierarchy, r.Cgroup)
 		if err := os.Mkdir(dir, 0o755); err != nil {
 			return err
 		}
 		// In a cpuset of version 1 nothing runs before these are filled in.
 		for _, file := range []string{"cpuset.cpus", "cpuset.mems"} {
-			text, err := os.ReadFile(filepath.Join(filepath.Dir(procs), file))
+			text, err := os.ReadFile(filepath.Join(hierarchy, file))
 			if errors.Is(err, fs.ErrNotExist) {
 				continue
 			}
@@ -303,8 +322,8 @@ func (r *run) makeCgroups() error {
 				return err
 			}
 		}
-		if file := filepath.Join(dir, "cgroup.clone_children"); filepath.Base(filepath.Dir(procs)) == "cpuset" {
-			if err := os.WriteFile(file, []byte("1"), 0o644); err != nil {
+		if filepath.Base(hierarchy) == "cpuset" {
+			if err := os.WriteFile(filepath.Join(dir, "cgroup.clone_children"), []byte("1"), 0o644); err != nil {
 				return err
 			}
 		}
@@ -319,9 +338,9 @@ func (r *run) removeCgroups() error {
 		return err
 	}
 	var errs []error
-	for _, procs := range all {
+	for _, hierarchy := range all {
 		var dirs []string
-		err := filepath.WalkDir(filepath.Join(filepath.Dir(procs), r.Cgroup), func(path string, d fs.DirEntry, err error) error {
+		err := filepath.WalkDir(filepath.Join(hierarchy, r.Cgroup), func(path string, d fs.DirEntry, err error) error {
 			if err == nil && d.IsDir() {
 				dirs = append(dirs, path)
 			}
