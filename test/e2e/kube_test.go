@@ -282,6 +282,22 @@ func pluginPID() (int, error) {
 	return 0, errors.New("no process of the plugin")
 }
 
+// restartKubelet ends kubelet by a signal, runs between, starts it, and waits until it knows its pods.
+func restartKubelet(t testing.TB, signal syscall.Signal, between func()) {
+	t.Helper()
+	if err := the.kubelet.stop(signal); err != nil {
+		t.Fatal(err)
+	}
+	between()
+	if err := the.startKubelet(); err != nil {
+		t.Fatal(err)
+	}
+	await(t, "kubelet", func() error {
+		_, err := try("", "exec", "--namespace=csi-node", "daemonset/csi-node", "--container=csi-node", "--", "csi-node", "status")
+		return err
+	})
+}
+
 // killPlugin ends the plugin's process as a power cut would end it.
 func killPlugin(t testing.TB) {
 	t.Helper()

@@ -76,12 +76,7 @@ func TestRegistration(t *testing.T) {
 	}
 
 	restarted := time.Now()
-	if err := the.kubelet.stop(syscall.SIGKILL); err != nil {
-		t.Fatal(err)
-	}
-	if err := the.startKubelet(); err != nil {
-		t.Fatal(err)
-	}
+	restartKubelet(t, syscall.SIGKILL, func() {})
 	await(t, "registration after kubelet's restart", func() error { return registered(t, restarted) })
 
 	restarted = time.Now()
@@ -191,9 +186,7 @@ func TestKubeletRestart(t *testing.T) {
 	s.apply(claim("data", "csi-node-local", "32Mi"), pod("writer", "data", writer, "restartPolicy: Never"))
 	s.ready("writer")
 	for _, signal := range []syscall.Signal{syscall.SIGTERM, syscall.SIGKILL} {
-		if err := errors.Join(the.kubelet.stop(signal), the.startKubelet()); err != nil {
-			t.Fatal(err)
-		}
+		restartKubelet(t, signal, func() {})
 		s.wrote("writer")
 	}
 	s.apply(claim("more", "csi-node-local", "32Mi"), pod("more", "more", idle))

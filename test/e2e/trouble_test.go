@@ -18,13 +18,7 @@ func TestForcedDeletionWithoutKubelet(t *testing.T) {
 		claim("raw", "csi-node-local", "32Mi", "volumeMode: Block"),
 		podOf("raw", idle, "volumeDevices: [{name: data, devicePath: /dev/data}]", "volumes: [{name: data, persistentVolumeClaim: {claimName: raw}}]"))
 	s.ready("one", "two", "raw")
-	if err := the.kubelet.stop(syscall.SIGKILL); err != nil {
-		t.Fatal(err)
-	}
-	s.kubectl("delete", "pod", "--all", "--force", "--grace-period=0")
-	if err := the.startKubelet(); err != nil {
-		t.Fatal(err)
-	}
+	restartKubelet(t, syscall.SIGKILL, func() { s.kubectl("delete", "pod", "--all", "--force", "--grace-period=0") })
 	assertUnused(t)
 }
 
