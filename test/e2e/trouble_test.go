@@ -93,11 +93,6 @@ func TestEventsTellWhatToDo(t *testing.T) {
 		s.event("zfs", "zfs", "ext4")
 	})
 
-	run("too small for the file system", func(s *space) {
-		s.apply(claim("small", "csi-node-xfs", "16Mi"), pod("small", "small", idle))
-		s.event("small", "300 MiB")
-	})
-
 	run("foreign data", func(s *space) {
 		s.apply(claim("foreign", "csi-node-local", "32Mi", "volumeMode: Block"),
 			podOf("raw", idle, "volumeDevices: [{name: data, devicePath: /dev/data}]", "volumes: [{name: data, persistentVolumeClaim: {claimName: foreign}}]"))
