@@ -351,7 +351,7 @@ func leftovers() (left []error) {
 	return left
 }
 
-// mountPoints returns the mount points of the node.
+// mountPoints returns the mount points below kubelet's directory.
 func mountPoints() ([]string, error) {
 	text, err := os.ReadFile("/proc/self/mountinfo")
 	if err != nil {
@@ -359,7 +359,7 @@ func mountPoints() ([]string, error) {
 	}
 	var paths []string
 	for line := range strings.Lines(string(text)) {
-		if f := strings.Fields(line); len(f) > 4 {
+		if f := strings.Fields(line); len(f) > 4 && strings.HasPrefix(f[4], "/var/lib/kubelet/") {
 			paths = append(paths, f[4])
 		}
 	}
