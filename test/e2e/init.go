@@ -7,6 +7,8 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
+	"strings"
 	"syscall"
 )
 
@@ -60,6 +62,9 @@ func (r *run) mountAll() error {
 	if err := syscall.Mount("", "/", "", syscall.MS_REC|syscall.MS_PRIVATE, ""); err != nil {
 		return fmt.Errorf("make all mounts private: %w", err)
 	}
+	if err := letGo(); err != nil {
+		return err
+	}
 	if err := errors.Join(syscall.Mount("proc", "/proc", "proc", 0, ""), syscall.Mount("run", "/run", "tmpfs", 0, "mode=755")); err != nil {
 		return fmt.Errorf("mount /proc and /run: %w", err)
 	}
@@ -88,6 +93,28 @@ func (r *run) mountAll() error {
 	// As systemd does it on a node: mounts of kubelet and of the plugin reach each other.
 	if err := syscall.Mount("", "/", "", syscall.MS_REC|syscall.MS_SHARED, ""); err != nil {
 		return fmt.Errorf("make all mounts shared: %w", err)
+	}
+	return nil
+}
+
+// letGo drops this namespace's copies of mounts of loop devices, which would keep
+// them busy for whoever has mounted them outside. They are private, so that nobody notices.
+func letGo() error {
+	text, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		return err
+	}
+	lines := strings.Split(strings.TrimSpace(string(text)), "\n")
+	for _, line := range slices.Backward(lines) {
+		before, after, _ := strings.Cut(line, " - ")
+		at, of := strings.Fields(before), strings.Fields(after)
+		if len(at) < 5 || len(of) < 2 || at[4] == "/" || !strings.HasPrefix(of[1], "/dev/loop") {
+			continue
+		}
+		// EINVAL: an outer one was dropped with what is in it, or the path has blanks.
+		if err := syscall.Unmount(at[4], syscall.MNT_DETACH); err != nil && !errors.Is(err, syscall.EINVAL) && !errors.Is(err, syscall.ENOENT) {
+			return fmt.Errorf("drop the copy of %s: %w", at[4], err)
+		}
 	}
 	return nil
 }

@@ -157,14 +157,3 @@ func (s *space) startTogether(n int, manifests func(name string) []string) time.
 	}
 	return time.Since(start)
 }
-
-// TestRights: in all that the tests before it have asked of them, the sidecars were refused nothing.
-func TestRights(t *testing.T) {
-	for _, container := range []string{"external-provisioner", "external-resizer"} {
-		for line := range strings.Lines(kubectl(t, "logs", "--namespace=csi-node", "daemonset/csi-node", "--container="+container)) {
-			if strings.Contains(line, "forbidden") {
-				t.Errorf("%s: %s", container, line)
-			}
-		}
-	}
-}

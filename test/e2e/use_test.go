@@ -180,3 +180,14 @@ func TestGenericEphemeral(t *testing.T) {
 	})
 	assertNothingLeft(t)
 }
+
+// TestRights: in all that the tests before it have asked of them, the sidecars were refused nothing.
+func TestRights(t *testing.T) {
+	for _, container := range []string{"external-provisioner", "external-resizer"} {
+		for line := range strings.Lines(kubectl(t, "logs", "--namespace=csi-node", "daemonset/csi-node", "--container="+container)) {
+			if strings.Contains(line, "forbidden") {
+				t.Errorf("%s: %s", container, line)
+			}
+		}
+	}
+}
