@@ -4,7 +4,9 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"os"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -150,8 +152,9 @@ func (s *space) grown(claim, size string) {
 func TestExpansion(t *testing.T) {
 	s := newSpace(t)
 	s.apply(claim("online", "csi-node-xfs", "320Mi"), pod("online", "online", writer, "restartPolicy: Never"),
-		claim("offline", "csi-node-local", "32Mi"), pod("offline", "offline", "echo kept > /data/file; "+idle))
-	s.ready("online", "offline")
+		claim("offline", "csi-node-local", "320Mi"), pod("offline", "offline", "echo kept > /data/file; "+idle),
+		claim("offline-xfs", "csi-node-xfs", "320Mi"), pod("offline-xfs", "offline-xfs", "echo kept > /data/file; "+idle))
+	s.ready("online", "offline", "offline-xfs")
 
 	before := s.mebibytes("online")
 	s.grow("online", "512Mi")
@@ -161,23 +164,53 @@ func TestExpansion(t *testing.T) {
 	}
 	s.wrote("online")
 
-	before = s.mebibytes("offline")
-	s.remove("pod/offline")
-	s.grow("offline", "128Mi")
-	await(t, "resizer", func() error {
-		got, err := s.try("get", "persistentvolumeclaim", "offline", "--output=jsonpath={.status.conditions[*].type}")
-		if err == nil && !strings.Contains(got, "FileSystemResizePending") {
-			err = fmt.Errorf("conditions: %q", got)
+	for _, name := range []string{"offline", "offline-xfs"} {
+		before := s.mebibytes(name)
+		s.remove("pod/" + name)
+		s.grow(name, "512Mi")
+		await(t, "resizer", func() error {
+			got, err := s.try("get", "persistentvolumeclaim", name, "--output=jsonpath={.status.conditions[*].type}")
+			if err == nil && !strings.Contains(got, "FileSystemResizePending") {
+				err = fmt.Errorf("conditions: %q", got)
+			}
+			return err
+		})
+		s.apply(pod(name, name, idle))
+		s.ready(name)
+		// kubelet asks for the growth when the volume is mounted already. Where that is too late for ext4 the claim says so, and the next start does it.
+		if name == "offline" && !mayGrowMountedExt4(t) {
+			await(t, "condition", func() error {
+				got, err := s.try("get", "persistentvolumeclaim", name, "--output=jsonpath={.status.conditions[*].message}")
+				if err == nil && !strings.Contains(got, "it grows when the volume is next staged") {
+					err = fmt.Errorf("conditions: %q", got)
+				}
+				return err
+			})
+			s.remove("pod/" + name)
+			s.apply(pod(name, name, idle))
+			s.ready(name)
 		}
-		return err
-	})
-	s.apply(pod("offline", "offline", idle))
-	s.ready("offline")
-	s.grown("offline", "128Mi")
-	if after := s.mebibytes("offline"); after < before+80 {
-		t.Errorf("the file system had %d MiB and has %d MiB", before, after)
+		s.grown(name, "512Mi")
+		if after := s.mebibytes(name); after < before+100 {
+			t.Errorf("%s: the file system had %d MiB and has %d MiB", name, before, after)
+		}
+		s.holds(name, "cat /data/file", "kept")
 	}
-	s.holds("offline", "cat /data/file", "kept")
+}
+
+// mayGrowMountedExt4 tells whether this process, and so a privileged pod, has CAP_SYS_RESOURCE.
+func mayGrowMountedExt4(t *testing.T) bool {
+	t.Helper()
+	text, err := os.ReadFile("/proc/self/status")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, after, _ := strings.Cut(string(text), "CapEff:")
+	set, err := strconv.ParseUint(strings.Fields(after)[0], 16, 64)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return set&(1<<24) != 0
 }
 
 // TestKubeletRestart: kubelet is restarted while a pod writes; then the pod goes and nothing stays.
