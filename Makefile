@@ -1,9 +1,10 @@
 # The main targets run as root on a machine with nothing but Go installed:
 #   make demo      one volume's life, from creation to deletion
 #   make test      everything: unit, property, real-kernel tests, csi-sanity
-#   make test-crash  hundreds of kills of the plugin, and a saboteur at work
 #   make test-vm   the real-kernel tests on another kernel, and power cuts
+#   make test-crash       hundreds of kills of the plugin, and a saboteur at work
 #   make test-histories   100,000 random histories of a simulated node
+#   make e2e       pods on a real Kubernetes
 SHELL := /bin/bash
 .DEFAULT_GOAL := build
 
@@ -16,13 +17,12 @@ STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 STORM ?= 20000
 KILLS ?= 300
 ACTS  ?= 300
-
 HISTORIES ?= 100000
 
 # Walk millions of states, or thousands of histories: the race detector would only slow them down.
 WALK := (TestPlanForEveryState|TestHistories)
 
-.PHONY: build demo test test-crash test-histories test-vm test-mutants fuzz storm lint deps bench clean
+.PHONY: build demo test test-crash test-histories test-vm e2e test-mutants fuzz storm lint deps bench clean
 
 build: ## bin/csi-node, a static binary
 	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o bin/csi-node ./cmd/csi-node
@@ -50,6 +50,10 @@ test-histories: ## random histories of a simulated node, HISTORIES of them (1000
 test-vm: ## in virtual machines: another kernel, power cuts (root, Debian)
 	hack/install-vm-deps
 	$(GO) test -tags vm -v -count 1 -timeout 90m ./test/vm
+
+e2e: deps ## pods on a real Kubernetes, which is built first, in half an hour (root, Debian; E2E='-run TestX -hold')
+	hack/install-e2e-deps
+	cd test/e2e && $(GO) vet ./... && $(GO) test -v -count 1 -timeout 120m . $(E2E)
 
 test-mutants: deps ## small faults, one at a time: a test must notice each (root, within 10 minutes on 2 cores)
 	$(GO) run ./test/mutants

@@ -66,15 +66,19 @@ func (r *Reconciler) Explain(ctx context.Context, id string) (Story, error) {
 	}
 	// What holds now was seen just now; the rest the worker knows better.
 	status := r.status(want)
+	var restored []string
 	for i, part := range want.Parts() {
 		p := status.Parts[i]
 		if plan.Verdicts[part].Settled && !want.Intent(part).Gone {
+			if lost := v.repairs[part]; lost != nil && lost.losses > 0 {
+				restored = append(restored, inWords("%s was lost, not by the plugin's doing, %s, and is there again", part, ago(lost.met, now)))
+			}
 			continue
 		}
 		story.Missing = append(story.Missing, inWords("%s: it should be %s, and is %s", p.Part, p.Asked, p.Is))
 		story.InTheWay = append(story.InTheWay, v.tellObstacle(part, p, plan, now)...)
 	}
-	story.Is = tellActual(want, have)
+	story.Is = append(tellActual(want, have), restored...)
 	story.Next = v.tellNext(plan, now)
 	story.YouCan = v.tellHelp(want, have, story, now)
 	return story, nil

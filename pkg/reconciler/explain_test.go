@@ -51,6 +51,20 @@ func TestExplainWhatIsAsAsked(t *testing.T) {
 	})
 }
 
+func TestExplainWhatWasRestored(t *testing.T) {
+	bubble(t, func(h *harness) {
+		h.published()
+		h.tear(stagePath("v"))
+		h.atRest("v")
+		h.sleep(time.Minute)
+		h.tells("v", map[string][]string{
+			"asked":   {"NodeStageVolume", "NodePublishVolume"},
+			"is":      {"Stage was lost, not by the plugin's doing, 1m0s ago, and is there again", "At " + stagePath("v") + " is mounted"},
+			"you can": {"Nothing is left to do"},
+		})
+	})
+}
+
 func TestExplainWhatFails(t *testing.T) {
 	bubble(t, func(h *harness) {
 		h.volume("v")

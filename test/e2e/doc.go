@@ -1,0 +1,16 @@
+// Package e2e proves the plugin on a real Kubernetes: etcd, the control plane,
+// containerd and kubelet run on this machine, the plugin in a pod of its own
+// DaemonSet, and the tests are pods that use its volumes.
+//
+// The test binary plays three roles, one within the other:
+//
+//	supervisor   builds what is missing, makes the images, starts init in new mount, pid and
+//	             network namespaces, and removes what is left when it has ended
+//	init         process 1 there: mounts, network, reaps orphans
+//	test         brings the cluster up, deploys the plugin, runs the tests
+//
+// When init ends, the kernel ends all that it started, containers too, and drops
+// their mounts and network. Only three kinds of things are left then: cgroup
+// directories, loop devices of volumes, and the work directory. The supervisor
+// removes them by name, and what a supervisor that was killed has left, the next.
+package e2e

@@ -1,0 +1,370 @@
+package e2e
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// roleVariable tells the test binary what it is.
+const roleVariable = "CSI_NODE_E2E_ROLE"
+
+// run is what a run leaves on the machine until it is cleaned up.
+type run struct {
+	Work   string // directory of the cluster's files
+	Cgroup string // name of a directory in each cgroup hierarchy
+	Init   int    // pid; 0 before it was started
+
+	cache string
+	built map[string]string
+}
+
+func (r *run) images() string     { return filepath.Join(r.Work, "images") }
+func (r *run) poolImage() string  { return filepath.Join(r.Work, "pool.img") }
+func (r *run) poolDevice() string { return filepath.Join(r.Work, "pool-device") }
+func (r *run) logs() string       { return filepath.Join(r.cache, "logs") }
+func (r *run) record() string     { return filepath.Join(r.cache, "run.json") }
+
+func (r *run) save() error {
+	text, err := json.Marshal(r)
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(r.record(), text, 0o600)
+}
+
+// supervise plays the supervisor and returns the exit code of the tests.
+func supervise() (code int, err error) {
+	if os.Getuid() != 0 {
+		return 1, errors.New("the end-to-end test needs root")
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	home, err := os.UserCacheDir()
+	if err != nil {
+		return 1, err
+	}
+	r := &run{cache: filepath.Join(home, "csi-node-e2e")}
+	if err := os.MkdirAll(r.cache, 0o755); err != nil {
+		return 1, err
+	}
+	lock, err := os.OpenFile(filepath.Join(r.cache, "lock"), os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return 1, err
+	}
+	defer lock.Close()
+	if err := syscall.Flock(int(lock.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
+		return 1, fmt.Errorf("another run is under way (%s): %w", lock.Name(), err)
+	}
+	if err := cleanUpLast(r.cache); err != nil {
+		return 1, err
+	}
+	if r.built, err = buildAll(ctx, r.cache); err != nil {
+		return 1, err
+	}
+	if r.Work, err = os.MkdirTemp("", "csi-node-e2e-"); err != nil {
+		return 1, err
+	}
+	r.Cgroup = filepath.Base(r.Work)
+	if err := r.save(); err != nil {
+		return 1, errors.Join(err, os.Remove(r.Work))
+	}
+	defer func() {
+		if cleanErr := r.cleanUp(); cleanErr != nil {
+			code, err = 1, errors.Join(err, cleanErr)
+		}
+	}()
+	if err := r.prepare(ctx); err != nil {
+		return 1, err
+	}
+	return r.startInit(ctx)
+}
+
+// prepare makes what init finds: binaries, images, the pool's file system, cgroups.
+func (r *run) prepare(ctx context.Context) error {
+	say("building the plugin, making images")
+	for _, p := range []struct{ dir, pkg string }{{"../..", "./cmd/csi-node"}, {".", "./pause"}} {
+		r.built[filepath.Base(p.pkg)] = filepath.Join(r.Work, filepath.Base(p.pkg))
+		if err := goBuild(ctx, p.dir, p.pkg, "", r.built[filepath.Base(p.pkg)]); err != nil {
+			return err
+		}
+	}
+	if err := os.RemoveAll(r.logs()); err != nil {
+		return err
+	}
+	for _, dir := range []string{r.images(), r.logs()} {
+		if err := os.MkdirAll(dir, 0o755); err != nil {
+			return err
+		}
+	}
+	if err := makeImages(r.images(), r.built); err != nil {
+		return err
+	}
+	if out, err := exec.Command("mkfs.ext4", "-q", "-F", r.poolImage(), "8G").CombinedOutput(); err != nil {
+		return fmt.Errorf("mkfs.ext4: %w\n%s", err, out)
+	}
+	return r.makeCgroups()
+}
+
+// startInit starts init in namespaces of its own and waits until it ends.
+func (r *run) startInit(ctx context.Context) (int, error) {
+	// The kernel kills init when the thread that started it ends.
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	built, err := json.Marshal(r.built)
+	if err != nil {
+		return 1, err
+	}
+	cmd := exec.CommandContext(ctx, "/proc/self/exe", os.Args[1:]...) // a signal ends all at once
+	cmd.Env = append(os.Environ(), roleVariable+"=init", "CSI_NODE_E2E_WORK="+r.Work, "CSI_NODE_E2E_CACHE="+r.cache, "CSI_NODE_E2E_BUILT="+string(built))
+	cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
+	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNS | syscall.CLONE_NEWPID | syscall.CLONE_NEWNET, Pdeathsig: syscall.SIGKILL}
+	if err := cmd.Start(); err != nil {
+		return 1, fmt.Errorf("start init: %w", err)
+	}
+	r.Init = cmd.Process.Pid
+	if err := r.save(); err != nil {
+		return 1, errors.Join(err, cmd.Process.Kill(), cmd.Wait())
+	}
+	say("to look inside: nsenter -t %d -m -n -p; logs: %s", r.Init, r.logs())
+	err = cmd.Wait()
+	if state := cmd.ProcessState; state != nil && state.Exited() {
+		return state.ExitCode(), nil
+	}
+	return 1, err
+}
+
+// cleanUpLast cleans up after a supervisor that could not.
+func cleanUpLast(cache string) error {
+	last := &run{cache: cache}
+	text, err := os.ReadFile(last.record())
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if err := json.Unmarshal(text, last); err != nil {
+		return fmt.Errorf("%s: %w", last.record(), err)
+	}
+	say("cleaning up after the last run: %s", last.Work)
+	return last.cleanUp()
+}
+
+// cleanUp removes what is left when init has ended: by name, nothing else.
+func (r *run) cleanUp() error {
+	if !strings.HasPrefix(r.Cgroup, "csi-node-e2e-") || filepath.Base(r.Work) != r.Cgroup {
+		return fmt.Errorf("%s names no run: %+v", r.record(), r)
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	for _, step := range []func() error{r.detachLoops, r.removeCgroups} {
+		if err := eventually(ctx, step); err != nil {
+			return fmt.Errorf("clean up after %s: %w", r.Work, err)
+		}
+	}
+	mounts, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		return err
+	}
+	if strings.Contains(string(mounts), r.Work) {
+		return fmt.Errorf("something is mounted below %s: it is left alone", r.Work)
+	}
+	if err := os.RemoveAll(r.Work); err != nil {
+		return err
+	}
+	return os.Remove(r.record())
+}
+
+// eventually repeats f until it returns nil: the kernel takes down the namespaces of
+// the dead after they have died.
+func eventually(ctx context.Context, f func() error) error {
+	ticker := time.NewTicker(100 * time.Millisecond)
+	defer ticker.Stop()
+	for {
+		err := f()
+		if err == nil {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return err
+		case <-ticker.C:
+		}
+	}
+}
+
+// loop is a loop device in use.
+type loop struct {
+	Name       string
+	File       string `json:"back-file"`
+	Filesystem string `json:"back-maj:min"` // with blanks around
+}
+
+func loops() ([]loop, error) {
+	out, err := exec.Command("losetup", "--list", "--json", "--output", "NAME,BACK-FILE,BACK-MAJ:MIN").Output()
+	if err != nil {
+		return nil, fmt.Errorf("losetup: %w", err)
+	}
+	if len(out) == 0 {
+		return nil, nil
+	}
+	var all struct{ LoopDevices []loop }
+	if err := json.Unmarshal(out, &all); err != nil {
+		return nil, fmt.Errorf("losetup: %w", err)
+	}
+	return all.LoopDevices, nil
+}
+
+// volumeLoops returns the devices whose files lie in the pool, and the views of these, first.
+func (r *run) volumeLoops() ([]loop, error) {
+	device, err := os.ReadFile(r.poolDevice())
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil // init did not get as far
+	}
+	if err != nil {
+		return nil, err
+	}
+	all, err := loops()
+	if err != nil {
+		return nil, err
+	}
+	var volumes, views []loop
+	for _, l := range all {
+		if strings.TrimSpace(l.Filesystem) == string(device) {
+			volumes = append(volumes, l)
+		}
+	}
+	for _, l := range all {
+		for _, v := range volumes {
+			if l.File == v.Name {
+				views = append(views, l)
+			}
+		}
+	}
+	return append(views, volumes...), nil
+}
+
+func (r *run) detachLoops() error {
+	ours, err := r.volumeLoops()
+	if err != nil {
+		return err
+	}
+	var left []string
+	for _, l := range ours {
+		left = append(left, l.Name+" on "+l.File)
+		_ = exec.Command("losetup", "--detach", l.Name).Run() // the next look tells
+	}
+	if len(left) > 0 {
+		return fmt.Errorf("still attached: %s", strings.Join(left, ", "))
+	}
+	// The pool's own device detaches itself when the last volume is gone.
+	all, err := loops()
+	for _, l := range all {
+		if strings.TrimSuffix(l.File, " (deleted)") == r.poolImage() {
+			err = errors.Join(err, fmt.Errorf("still attached: %s", l.Name))
+		}
+	}
+	return err
+}
+
+// hierarchies returns the root directory of each cgroup hierarchy, of either version.
+func hierarchies() ([]string, error) {
+	const root = "/sys/fs/cgroup"
+	if _, err := os.Stat(filepath.Join(root, "cgroup.procs")); err == nil {
+		return []string{root}, nil
+	}
+	entries, err := os.ReadDir(root)
+	if err != nil {
+		return nil, err
+	}
+	var all []string
+	for _, e := range entries {
+		if e.IsDir() { // and no symlink, as cpu often is one to cpu,cpuacct
+			all = append(all, filepath.Join(root, e.Name()))
+		}
+	}
+	return all, nil
+}
+
+// makeCgroups makes the directory in each hierarchy below which kubelet makes its own.
+func (r *run) makeCgroups() error {
+	all, err := hierarchies()
+	if err != nil {
+		return err
+	}
+	for _, hierarchy := range all {
+		dir := filepath.Join(hierarchy, r.Cgroup)
+		if err := os.Mkdir(dir, 0o755); err != nil {
+			return err
+		}
+		// In a cpuset of version 1 nothing runs before these are filled in.
+		for _, file := range []string{"cpuset.cpus", "cpuset.mems"} {
+			text, err := os.ReadFile(filepath.Join(hierarchy, file))
+			if errors.Is(err, fs.ErrNotExist) {
+				continue
+			}
+			if err == nil {
+				err = os.WriteFile(filepath.Join(dir, file), text, 0o644)
+			}
+			if err != nil {
+				return err
+			}
+		}
+		if filepath.Base(hierarchy) == "cpuset" {
+			if err := os.WriteFile(filepath.Join(dir, "cgroup.clone_children"), []byte("1"), 0o644); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// removeCgroups removes the run's directories, the deepest first.
+func (r *run) removeCgroups() error {
+	all, err := hierarchies()
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, hierarchy := range all {
+		var dirs []string
+		err := filepath.WalkDir(filepath.Join(hierarchy, r.Cgroup), func(path string, d fs.DirEntry, err error) error {
+			if err == nil && d.IsDir() {
+				dirs = append(dirs, path)
+			}
+			if errors.Is(err, fs.ErrNotExist) {
+				return nil
+			}
+			return err
+		})
+		errs = append(errs, err)
+		for i := len(dirs) - 1; i >= 0; i-- {
+			if err := syscall.Rmdir(dirs[i]); err != nil && !errors.Is(err, syscall.ENOENT) {
+				errs = append(errs, fmt.Errorf("rmdir %s: %w", dirs[i], err))
+			}
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// deviceNumber returns the major and minor number of the file system at path, as losetup prints it.
+func deviceNumber(path string) (string, error) {
+	var st syscall.Stat_t
+	if err := syscall.Stat(path, &st); err != nil {
+		return "", err
+	}
+	major, minor := (st.Dev>>8)&0xfff|(st.Dev>>32)&^0xfff, st.Dev&0xff|(st.Dev>>12)&^0xff
+	return strconv.FormatUint(major, 10) + ":" + strconv.FormatUint(minor, 10), nil
+}

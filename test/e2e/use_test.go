@@ -1,0 +1,193 @@
+package e2e
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+)
+
+// TestStatefulSet: each replica has a volume of its own and finds it again.
+func TestStatefulSet(t *testing.T) {
+	s := newSpace(t)
+	s.apply(`apiVersion: apps/v1
+kind: StatefulSet
+metadata: {name: set}
+spec:
+  replicas: 3
+  podManagementPolicy: Parallel
+  serviceName: set
+  selector: {matchLabels: {app: set}}
+  persistentVolumeClaimRetentionPolicy: {whenDeleted: Delete}
+  template:
+    metadata: {labels: {app: set}}
+    spec:
+      terminationGracePeriodSeconds: 1
+      containers:
+        - name: main
+          image: ` + shellImage + `
+          command: [sh, -c, "hostname >> /data/names; ` + idle + `"]
+          volumeMounts: [{name: data, mountPath: /data}]
+  volumeClaimTemplates:
+    - metadata: {name: data}
+      spec: {accessModes: [ReadWriteOnce], storageClassName: csi-node-local, resources: {requests: {storage: 32Mi}}}
+`)
+	all := []string{"set-0", "set-1", "set-2"}
+	s.kubectl("rollout", "status", "statefulset/set", "--timeout="+patience.String())
+	s.kubectl("delete", "pod", "--all", "--timeout="+patience.String())
+	s.kubectl("rollout", "status", "statefulset/set", "--timeout="+patience.String())
+	s.ready(all...)
+	for _, pod := range all {
+		s.holds(pod, "cat /data/names", pod+"\n"+pod)
+	}
+	s.remove("statefulset/set")
+}
+
+// TestSharedByTwoPods: two pods of the node write to one ReadWriteOnce volume, and one that has it read-only cannot.
+func TestSharedByTwoPods(t *testing.T) {
+	s := newSpace(t)
+	s.apply(claim("data", "csi-node-local", "32Mi"), pod("one", "data", idle), pod("two", "data", idle),
+		podOf("reader", idle, "volumeMounts: [{name: data, mountPath: /data}]", "volumes: [{name: data, persistentVolumeClaim: {claimName: data, readOnly: true}}]"))
+	s.ready("one", "two", "reader")
+	s.sh("one", "echo one > /data/one")
+	s.sh("two", "echo two > /data/two")
+	for _, pod := range []string{"one", "two", "reader"} {
+		s.holds(pod, "cat /data/one /data/two", "one\ntwo")
+	}
+	s.holds("reader", "(echo x > /data/three) 2>/dev/null || echo refused; grep ' /data ' /proc/mounts | cut -d' ' -f4 | cut -d, -f1", "refused\nro")
+	s.remove("pod/one")
+	s.holds("two", "echo still > /data/two && cat /data/two", "still")
+}
+
+// TestReadWriteOncePod: a second pod waits until the first is gone.
+func TestReadWriteOncePod(t *testing.T) {
+	s := newSpace(t)
+	s.apply(claim("data", "csi-node-local", "32Mi", "accessModes: [ReadWriteOncePod]"), pod("first", "data", "echo first > /data/file; "+idle))
+	s.ready("first")
+	s.apply(pod("second", "data", idle))
+	s.event("second", "ReadWriteOncePod")
+	s.remove("pod/first")
+	s.ready("second")
+	s.holds("second", "cat /data/file", "first")
+}
+
+// TestSubPath: two containers' worth of paths in one volume, one of them read-only.
+func TestSubPath(t *testing.T) {
+	s := newSpace(t)
+	s.apply(claim("data", "csi-node-local", "32Mi"),
+		podOf("pod", idle, "volumeMounts: [{name: data, mountPath: /a, subPath: a/deep}, {name: data, mountPath: /all}, {name: data, mountPath: /ro, subPath: a, readOnly: true}]",
+			"volumes: [{name: data, persistentVolumeClaim: {claimName: data}}]"))
+	s.ready("pod")
+	s.sh("pod", "echo below > /a/file")
+	s.holds("pod", "cat /all/a/deep/file /ro/deep/file; touch /ro/x 2>/dev/null; echo $?", "below\nbelow\n1")
+}
+
+// TestRawBlock: a device that two pods share, one of them read-only, grows under them and keeps its bytes for the next pod.
+func TestRawBlock(t *testing.T) {
+	s := newSpace(t)
+	device := func(name string, readOnly bool) string {
+		return podOf(name, idle, "volumeDevices: [{name: data, devicePath: /dev/data}]",
+			fmt.Sprintf("volumes: [{name: data, persistentVolumeClaim: {claimName: data, readOnly: %t}}]", readOnly))
+	}
+	s.apply(claim("data", "csi-node-local", "32Mi", "volumeMode: Block"), device("writer", false))
+	s.ready("writer")
+	s.holds("writer", "echo bytes | dd of=/dev/data conv=fsync,notrunc 2>/dev/null; blockdev --getsize64 /dev/data", "33554432")
+
+	s.apply(device("reader", true))
+	s.ready("reader")
+	s.holds("reader", "head -c 5 /dev/data; (echo x > /dev/data) 2>/dev/null || echo refused", "bytesrefused")
+
+	s.grow("data", "64Mi")
+	s.grown("data", "64Mi")
+	s.holds("writer", "blockdev --getsize64 /dev/data; head -c 5 /dev/data", "67108864\nbytes")
+	s.remove("pod/writer", "pod/reader")
+	s.apply(device("next", false))
+	s.ready("next")
+	s.holds("next", "head -c 5 /dev/data", "bytes")
+}
+
+// TestFSGroup: a pod of an ordinary user owns the thousands of files that root has left.
+func TestFSGroup(t *testing.T) {
+	s := newSpace(t)
+	s.apply(claim("data", "csi-node-local", "64Mi"),
+		pod("root", "data", "mkdir -p /data/d && for i in $(seq 4000); do echo $i > /data/d/$i; done; touch /tmp/done; "+idle))
+	s.ready("root")
+	await(t, "files", func() error {
+		_, err := s.try("exec", "root", "--", "test", "-e", "/tmp/done")
+		return err
+	})
+	s.remove("pod/root")
+	s.apply(pod("user", "data", idle, "securityContext: {runAsUser: 1000, runAsGroup: 1000, fsGroup: 2000}"))
+	s.ready("user")
+	s.holds("user", "cat /data/d/4000 && echo mine > /data/d/1 && find /data/d -group 2000 | wc -l", "4000\n4001")
+}
+
+// TestFilesystems: each file system, with mount options of its class.
+func TestFilesystems(t *testing.T) {
+	s := newSpace(t)
+	for _, fsType := range []string{"ext4", "xfs", "btrfs"} {
+		class(t, "e2e-"+fsType, fsType, "mountOptions: [noatime, nodev]")
+		s.apply(claim(fsType, "e2e-"+fsType, "320Mi"), pod(fsType, fsType, idle))
+	}
+	for _, fsType := range []string{"ext4", "xfs", "btrfs"} {
+		s.ready(fsType)
+		line := s.sh(fsType, "echo data > /data/file && sync && cat /data/file && grep ' /data ' /proc/mounts | cut -d' ' -f3,4")
+		if !strings.HasPrefix(line, "data\n"+fsType+" rw,") || !strings.Contains(line, "nodev") || !strings.Contains(line, "noatime") {
+			t.Errorf("%s: %s", fsType, line)
+		}
+		s.remove("pod/" + fsType)
+		s.apply(pod(fsType, fsType, idle))
+	}
+	for _, fsType := range []string{"ext4", "xfs", "btrfs"} {
+		s.ready(fsType)
+		s.holds(fsType, "cat /data/file", "data")
+	}
+	// The classes go before the volumes: these do not need them any more.
+}
+
+// TestStaticVolume: a volume that somebody else has made, as a PersistentVolume; it stays when the claim goes.
+func TestStaticVolume(t *testing.T) {
+	s := newSpace(t)
+	handle := s.created("static")
+	persistent := static("static", handle, "ext4")
+	s.apply(persistent, claim("data", `""`, "32Mi", "volumeName: static"), pod("pod", "data", idle))
+	s.ready("pod")
+	s.sh("pod", "echo kept > /data/file")
+	s.remove("pod/pod", "persistentvolumeclaim/data")
+	kubectl(t, "delete", "persistentvolume", "static")
+	s.apply(persistent, claim("again", `""`, "32Mi", "volumeName: static"), pod("again", "again", idle))
+	s.ready("again")
+	s.holds("again", "cat /data/file", "kept")
+	s.remove("pod/again", "persistentvolumeclaim/again")
+	kubectl(t, "delete", "persistentvolume", "static")
+	inPlugin(t, "volume", "delete", handle)
+}
+
+// TestGenericEphemeral: a volume that lives as long as its pod.
+func TestGenericEphemeral(t *testing.T) {
+	s := newSpace(t)
+	s.apply(podOf("pod", idle, "volumeMounts: [{name: data, mountPath: /data}]",
+		"volumes: [{name: data, ephemeral: {volumeClaimTemplate: {spec: {storageClassName: csi-node-local, accessModes: [ReadWriteOnce], resources: {requests: {storage: 32Mi}}}}}}]"))
+	s.ready("pod")
+	s.holds("pod", "echo scratch > /data/file && cat /data/file && df -m /data | tail -n 1 | awk '{print ($2 <= 32)}'", "scratch\n1")
+	s.remove("pod/pod")
+	await(t, "claim of the pod", func() error {
+		out, err := s.try("get", "persistentvolumeclaims", "--output=name")
+		if err == nil && out != "" {
+			err = errors.New("still there: " + out)
+		}
+		return err
+	})
+	assertNothingLeft(t)
+}
+
+// TestRights: in all that the tests before it have asked of them, the sidecars were refused nothing.
+func TestRights(t *testing.T) {
+	for _, container := range []string{"external-provisioner", "external-resizer"} {
+		for line := range strings.Lines(kubectl(t, "logs", "--namespace=csi-node", "daemonset/csi-node", "--container="+container)) {
+			if strings.Contains(line, "forbidden") {
+				t.Errorf("%s: %s", container, line)
+			}
+		}
+	}
+}
