@@ -3,6 +3,7 @@ package main
 import (
 	"fmt"
 	"io"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -38,7 +39,7 @@ itself.`,
 			return completeAsked(cmd, args, f.stateDir)
 		},
 	}
-	f.add(cmd)
+	f.add(cmd, 10*time.Second)
 	return cmd
 }
 

@@ -88,8 +88,8 @@ func complete(cmd *cobra.Command, flag string, values ...string) {
 // timeoutFlag is --timeout.
 type timeoutFlag time.Duration
 
-func (t *timeoutFlag) add(cmd *cobra.Command, what string) {
-	cmd.Flags().DurationVar((*time.Duration)(t), "timeout", 2*time.Minute, "how long to wait for "+what)
+func (t *timeoutFlag) add(cmd *cobra.Command, usual time.Duration, what string) {
+	cmd.Flags().DurationVar((*time.Duration)(t), "timeout", usual, "how long to wait for "+what)
 }
 
 func (t timeoutFlag) check() error {

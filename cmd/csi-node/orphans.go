@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -23,7 +24,8 @@ stays. Volumes, their files and their data are never orphans.
 
 Without --clean it changes nothing, and looks by itself if no plugin runs. With
 --clean the running plugin detaches those devices that nobody uses; nothing that
-is mounted, bound or open anywhere is touched.`,
+is mounted, bound or open where it can be seen is touched. A raw volume that is
+staged and not published looks like an orphan, too: detached, it must be staged anew.`,
 		Example: `  csi-node orphans
   csi-node orphans --clean`,
 		Args: cobra.NoArgs,
@@ -45,7 +47,7 @@ is mounted, bound or open anywhere is touched.`,
 		},
 	}
 	cmd.Flags().BoolVar(&clean, "clean", false, "detach the devices that nobody uses")
-	f.add(cmd)
+	f.add(cmd, 30*time.Second)
 	return cmd
 }
 
@@ -61,7 +63,7 @@ func printOrphans(out io.Writer, found []driver.Orphan) {
 		case o.Cleaned:
 			state = "detached"
 		case o.Kept == "":
-			state = "nobody uses it: `csi-node orphans --clean` detaches it"
+			state = "nobody uses it now: `csi-node orphans --clean` detaches it"
 		}
 		fmt.Fprintf(out, "%s\t%s\t%s\t%s\n", cmp.Or(o.Volume, "unknown"), o.Device, strings.Join(o.Paths, ", "), state)
 	}

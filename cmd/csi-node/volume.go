@@ -48,7 +48,7 @@ type callFlags struct {
 
 func (f *callFlags) add(cmd *cobra.Command) {
 	cmd.Flags().StringVar(&f.endpoint, "endpoint", endpointDefault(), "socket of the plugin; the environment's CSI_ENDPOINT is the default if set")
-	f.timeout.add(cmd, "the plugin")
+	f.timeout.add(cmd, 2*time.Minute, "the plugin")
 	f.output.add(cmd)
 }
 

@@ -21,9 +21,9 @@ type pluginFlags struct {
 	output   outputFlag
 }
 
-func (f *pluginFlags) add(cmd *cobra.Command) {
+func (f *pluginFlags) add(cmd *cobra.Command, timeout time.Duration) {
 	addStateDir(cmd, &f.stateDir)
-	f.timeout.add(cmd, "the plugin")
+	f.timeout.add(cmd, timeout, "the plugin")
 	f.output.add(cmd)
 }
 
@@ -69,7 +69,7 @@ It asks the plugin on --state-dir, and so works with csi-node alone.`,
 			return completeAsked(cmd, args, f.stateDir)
 		},
 	}
-	f.add(cmd)
+	f.add(cmd, 2*time.Minute)
 	return cmd
 }
 
@@ -118,7 +118,7 @@ plugin on --state-dir, which sees to it that nothing comes between.`,
 		ValidArgsFunction: completeVolume,
 	}
 	cmd.Flags().BoolVar(&sure, understood, false, "do it")
-	f.add(cmd)
+	f.add(cmd, 2*time.Minute)
 	return cmd
 }
 

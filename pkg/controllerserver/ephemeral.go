@@ -29,7 +29,7 @@ func (s *Server) MakeEphemeral(ctx context.Context, id string, attributes map[st
 	if err != nil {
 		return want, fmt.Errorf("volume %s: %w", id, err)
 	}
-	want.ID, want.Name, want.Ephemeral = id, id, &owner
+	want.ID, want.Ephemeral = id, &owner // without a name: CreateVolume never gives it to a claim
 	return s.Pool.Create(ctx, want)
 }
 

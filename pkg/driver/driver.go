@@ -183,6 +183,7 @@ func (p *plugin) openVolumes(ctx context.Context) (err error) {
 		Kernel:     p.kernel(),
 		Hook:       p.hook(),
 		Metrics:    p.metrics,
+		Retired:    func(string) { p.ephemeral.Look() },
 		DetectOnly: p.DetectOnly,
 		Resync:     resync,
 	})

@@ -8,6 +8,8 @@ import (
 	"os"
 	"path/filepath"
 
+	"k8s.io/klog/v2"
+
 	"github.com/csi-node/csi-node/pkg/devices/loop"
 	"github.com/csi-node/csi-node/pkg/devices/pool"
 	"github.com/csi-node/csi-node/pkg/filesystem"
@@ -66,7 +68,10 @@ func openOffline(ctx context.Context, stateDir string) (*plugin, error) {
 	path := filepath.Join(stateDir, StoreFile)
 	if _, err := os.Stat(path); errors.Is(err, os.ErrNotExist) {
 		p.store = &state.Store{}
-	} else if p.store, err = state.OpenReadOnly(ctx, path); err != nil {
+	} else if p.store, err = state.OpenReadOnly(ctx, path); errors.Is(err, state.ErrCorrupt) {
+		klog.FromContext(ctx).Error(err, "The store cannot be read, and counts as empty; the plugin sets it aside when it starts, and takes over what is mounted", "store", path)
+		p.store = &state.Store{}
+	} else if err != nil {
 		return nil, err
 	}
 	if p.mounts, err = mounts.New(s.KubeletDir); err != nil {

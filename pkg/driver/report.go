@@ -65,7 +65,9 @@ func Explain(ctx context.Context, stateDir, volume string) (story Story, err err
 		p.reconciler.Inspect(ctx)
 		story, err = p.reconciler.Explain(ctx, volume)
 		story.InTheWay = append([]string{"No plugin runs on this node."}, story.InTheWay...)
-		story.YouCan = []string{"Start the plugin: it takes up what is missing."}
+		if len(story.Missing) > 0 {
+			story.YouCan = []string{"Start the plugin: it takes up what is missing."}
+		}
 		return err
 	})
 	return story, err

@@ -97,7 +97,9 @@ func (v *Volumes) Publish(ctx context.Context, id, podUID string, attributes map
 	if err != nil {
 		return err
 	}
-	v.Look()
+	if !v.looking.Load() {
+		v.Look()
+	}
 	target.Capability.FSType = made.FSType
 	err = v.Reconciler.Ensure(ctx, id, state.StagePart(), func(record *state.Volume) error {
 		return record.AskStage(&state.Stage{Path: v.staging(id), Capability: target.Capability}, time.Now())
@@ -110,7 +112,8 @@ func (v *Volumes) Publish(ctx context.Context, id, podUID string, attributes map
 	}
 	// What was formatted before this call may hold a pod's data, whatever the
 	// store knows: a reboot empties the store, and the pod goes on.
-	if err == nil || !state.ClassOf(err).Final() || made.Formatted != "" || v.published(id) {
+	// AlreadyExists tells of what somebody else asks for.
+	if class := state.ClassOf(err); err == nil || !class.Final() || class == state.AlreadyExists || made.Formatted != "" || v.published(id) {
 		return err
 	}
 	if undo := v.end(ctx, id); undo != nil {
@@ -171,11 +174,8 @@ const (
 	endTime = time.Minute
 )
 
-// Look lets Run look for pods that are gone, from now on. It does not block.
+// Look lets Run look for pods that are gone now. It does not block.
 func (v *Volumes) Look() {
-	if v.looking.Load() {
-		return
-	}
 	select {
 	case v.look <- struct{}{}:
 	default:

@@ -68,7 +68,7 @@ type superblock struct {
 }
 
 // New returns a Host that runs at most maxConcurrent formats and checks at a
-// time, not counting those that have run for half a minute: they wait for their
+// time, not counting those that have run for five seconds: they wait for their
 // disks, not for a CPU, and one that hangs keeps none of the others waiting for
 // longer than that. It is an error when a helper program is not installed; the error names
 // the program and its Debian package.
@@ -153,7 +153,7 @@ func (h *Host) kind(fsType string) (kind, error) {
 
 // slotTime is how long a format or check keeps its slot. Those that work are
 // over by then, or wait for their disk.
-const slotTime = 30 * time.Second
+const slotTime = 5 * time.Second
 
 // slot waits for leave to run mkfs or fsck; the function it returns gives the
 // leave back. After slotTime it is given back by itself, so that a helper

@@ -165,7 +165,8 @@ func (p *place) bind(fd int, flags state.Flags, kind state.FileType) error {
 
 // BoundAt returns the paths at which the node of a device is bound in this
 // mount namespace, in order: nobody else knows, for a node that is not open
-// claims nothing. It reads the whole mount table.
+// claims nothing. If there is none, it names processes with such a bind in
+// another mount namespace, in the words of Holders. It reads whole mount tables.
 func (h *Host) BoundAt(ctx context.Context, device state.DeviceNumber) ([]string, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
@@ -183,6 +184,9 @@ func (h *Host) BoundAt(ctx context.Context, device state.DeviceNumber) ([]string
 		}
 	}
 	slices.Sort(paths)
+	if len(paths) == 0 {
+		paths = collect(ctx, strangers(device))
+	}
 	return slices.Compact(paths), nil
 }
 

@@ -310,6 +310,17 @@ func mounters(device state.DeviceNumber) iter.Seq[string] {
 				}
 			}
 		}
+		for name := range strangers(device) {
+			if !yield(name) {
+				return
+			}
+		}
+	}
+}
+
+// strangers yields a process of each other mount namespace that has the device.
+func strangers(device state.DeviceNumber) iter.Seq[string] {
+	return func(yield func(string) bool) {
 		own, err := os.Readlink("/proc/self/ns/mnt")
 		if err != nil {
 			return

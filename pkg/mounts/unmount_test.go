@@ -206,3 +206,26 @@ func TestHoldersIsBounded(t *testing.T) {
 		t.Errorf("%q", found)
 	}
 }
+
+// Whoever has a node bound in a namespace of its own has the number.
+func TestBoundInAnotherNamespace(t *testing.T) {
+	h, root := newHost(t)
+	ctx, target, other := t.Context(), filepath.Join(root, "target"), filepath.Join(t.TempDir(), "node")
+	d := newDevice(t, root, "")
+	must(t, h.BindDevice(ctx, d, target))
+	must(t, os.WriteFile(other, nil, 0o600))
+	cmd := start(t, "", "unshare", "-m", "--propagation", "private", "sh", "-c", "mount --bind "+target+" "+other+"; exec "+waiting(t))
+	if paths, err := h.BoundAt(ctx, d.Number); err != nil || !slices.Equal(paths, []string{target}) {
+		t.Errorf("bound at %q (%v)", paths, err)
+	}
+	must(t, h.Unmount(ctx, target))
+	must(t, h.Remove(ctx, target))
+	want := fmt.Sprintf("pid %d (tail) with a mount at %s in its own mount namespace", cmd.Process.Pid, other)
+	if paths, err := h.BoundAt(ctx, d.Number); err != nil || !slices.Equal(paths, []string{want}) {
+		t.Errorf("bound at %q (%v), want %q", paths, err, want)
+	}
+	stop(cmd)
+	if paths, err := h.BoundAt(ctx, d.Number); err != nil || len(paths) > 0 {
+		t.Errorf("bound at %q (%v) at the end", paths, err)
+	}
+}

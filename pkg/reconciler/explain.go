@@ -75,6 +75,12 @@ func (r *Reconciler) Explain(ctx context.Context, id string) (Story, error) {
 			}
 			continue
 		}
+		if p.Is == Settled { // as the worker saw it last
+			p.Is = UnderWay
+			if plan.Verdicts[part].Problem != (Problem{}) {
+				p.Is = Failing
+			}
+		}
 		story.Missing = append(story.Missing, inWords("%s: it should be %s, and is %s", p.Part, p.Asked, p.Is))
 		story.InTheWay = append(story.InTheWay, v.tellObstacle(part, p, plan, now)...)
 	}
@@ -228,7 +234,8 @@ func (v *volume) tellNext(plan Plan, now time.Time) []string {
 		all = append(all, inWords("%s has been running for %s", v.running, now.Sub(v.since).Round(time.Second)))
 	}
 	for _, step := range plan.Steps {
-		if !v.since.IsZero() && step == v.running {
+		lost := v.repairs[step.Part]
+		if !v.since.IsZero() && step == v.running || lost != nil && lost.state == left {
 			continue
 		}
 		when := ""
@@ -236,7 +243,7 @@ func (v *volume) tellNext(plan Plan, now time.Time) []string {
 		if a := v.attempts[step.Part]; a != nil {
 			next = a.next
 		}
-		if lost := v.repairs[step.Part]; lost != nil && lost.state == putOff && lost.next.After(next) {
+		if lost != nil && lost.state == putOff && lost.next.After(next) {
 			next = lost.next
 		}
 		if wait := next.Sub(now); wait > 0 {
@@ -260,7 +267,7 @@ func (v *volume) tellHelp(want *state.Volume, have state.Actual, story Story, no
 		all = append(all, "Look into the kernel's log (dmesg) for errors of the disk: a step that waits for a dead disk ends only when the disk answers. Other volumes are not held up.")
 	}
 	if len(story.InTheWay) > 0 && v.since.IsZero() {
-		all = append(all, inWords("mend what is in the way; `csi-node volume retry %s` then tries at once, and otherwise the plugin tries by itself", want.ID))
+		all = append(all, inWords("mend what is in the way; `csi-node volume retry %s` then tries at once", want.ID))
 	}
 	if len(all) == 0 && len(story.Missing) == 0 {
 		all = append(all, "Nothing is left to do.")

@@ -73,7 +73,7 @@ func (r *Reconciler) observeAlone(ctx context.Context, want *state.Volume) (stat
 	if err != nil {
 		return have, err
 	}
-	if s := want.Stage; s == nil || s.Gone || stands(have.View) || s.ReadOnly != have.Device.ReadOnly {
+	if s := want.Stage; s == nil || s.Gone && s.Capability.Access != state.MountAccess || stands(have.View) || s.ReadOnly != have.Device.ReadOnly {
 		for _, d := range []*state.Device{&have.Device, &have.View} {
 			if err := r.boundElsewhere(ctx, want, d); err != nil {
 				return have, err

@@ -91,6 +91,9 @@ type Config struct {
 	Hook func(ctx context.Context, volume string, step Step, moment Moment) error
 	// Metrics, when set, counts steps, back-offs and repairs.
 	Metrics Metrics
+	// Retired, when set, is told of each volume of which a publish was ended
+	// because its pod was gone. It must not block.
+	Retired func(volume string)
 	// DetectOnly leaves what was lost as it is, until somebody asks for it.
 	DetectOnly bool
 	// Resync is how often a volume is looked at when nothing happens to it; 0: never.
@@ -113,6 +116,7 @@ type Reconciler struct {
 	kernel  Kernel
 	hook    func(context.Context, string, Step, Moment) error
 	metrics Metrics
+	retired func(string)
 	heals   bool
 	resync  time.Duration
 	queue   workqueue.TypedDelayingInterface[string]
@@ -132,6 +136,7 @@ func New(cfg Config) *Reconciler {
 		kernel:  cfg.Kernel,
 		hook:    cfg.Hook,
 		metrics: cfg.Metrics,
+		retired: cfg.Retired,
 		heals:   !cfg.DetectOnly,
 		resync:  cfg.Resync,
 		queue:   workqueue.NewTypedDelayingQueue[string](),

@@ -55,6 +55,9 @@ func (p *pass) retire(ctx context.Context, want *state.Volume) bool {
 			p.r.metrics.Retire()
 		}
 	}
+	if len(retired) > 0 && p.r.retired != nil {
+		p.r.retired(p.id)
+	}
 	return true // or the record has moved on
 }
 

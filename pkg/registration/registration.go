@@ -36,7 +36,7 @@ type Config struct {
 type Status struct {
 	Socket     string    `json:"socket"`
 	Registered bool      `json:"registered"`
-	Error      string    `json:"error,omitempty"` // why kubelet refused
+	Error      string    `json:"error,omitempty"` // why kubelet refused, or cannot be spoken to
 	Since      time.Time `json:"since,omitzero"`  // kubelet said so; zero: it has not asked
 }
 
@@ -69,13 +69,30 @@ func (r *Registrar) Run(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("registration: watch %s: %w", r.cfg.Dir, err)
 	}
-	for err == nil && ctx.Err() == nil {
-		err = r.serve(ctx, watcher)
+	for ctx.Err() == nil {
+		if err := r.serve(ctx, watcher); err != nil && ctx.Err() == nil {
+			r.fail(ctx, err)
+		}
 	}
-	if err != nil {
-		err = fmt.Errorf("registration: %w", err)
+	return watcher.Close()
+}
+
+// retryTime is the pause after a failure to serve.
+const retryTime = 10 * time.Second
+
+// fail tells why kubelet cannot find the plugin, which serves its volumes all
+// the same, and waits a while.
+func (r *Registrar) fail(ctx context.Context, err error) {
+	klog.FromContext(ctx).Error(err, "kubelet cannot be spoken to; it is tried again", "socket", r.Status().Socket, "pause", retryTime)
+	r.mu.Lock()
+	r.status.Registered, r.status.Error, r.status.Since = false, err.Error(), time.Now()
+	r.mu.Unlock()
+	pause := time.NewTimer(retryTime)
+	defer pause.Stop()
+	select {
+	case <-pause.C:
+	case <-ctx.Done():
 	}
-	return errors.Join(err, watcher.Close())
 }
 
 // serve serves on one socket until it is taken away or ctx ends.

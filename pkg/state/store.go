@@ -26,8 +26,13 @@ const readOnlyWait = time.Second
 // every edit is on disk before it is seen. Its methods may be called concurrently.
 type Store struct {
 	path     string
-	db       *bolt.DB // nil in a store opened read-only
 	setAside string
+
+	// The committer's alone, once it runs.
+	db     *bolt.DB
+	file   *os.File // of db
+	size   int64    // of file, in bytes, after the last commit
+	bootID string
 
 	// The committer alone writes these two, and reads them without the lock.
 	revision uint64 // the last one given out
@@ -62,7 +67,7 @@ func Open(ctx context.Context, path, bootID string) (*Store, error) {
 		stopped:  make(chan struct{}),
 	}
 	err := s.open(ctx, bootID)
-	if errors.Is(err, errCorrupt) && s.setAside != "" {
+	if errors.Is(err, ErrCorrupt) && s.setAside != "" {
 		klog.FromContext(ctx).Error(err, "Store was set aside and begun anew; mounts without a record stay until they are unpublished", "store", path, "setAside", s.setAside)
 		err = s.open(ctx, bootID)
 	}
@@ -139,7 +144,7 @@ func (s *Store) SetAside() string { return s.setAside }
 // Close ends the store once the commit under way has ended, and releases its
 // lock. Edits that come later fail. It may be called more than once.
 func (s *Store) Close() error {
-	if s.db == nil {
+	if s.closing == nil { // opened for reading
 		return nil
 	}
 	s.once.Do(func() { close(s.closing) })

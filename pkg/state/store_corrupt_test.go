@@ -356,7 +356,7 @@ func TestBucketsThatAreNoStore(t *testing.T) {
 }
 
 func TestGuarded(t *testing.T) {
-	if err := guarded(func() error { panic("page 7 is odd") }); !errors.Is(err, errCorrupt) || !strings.Contains(err.Error(), "page 7") {
+	if err := guarded(func() error { panic("page 7 is odd") }); !errors.Is(err, ErrCorrupt) || !strings.Contains(err.Error(), "page 7") {
 		t.Errorf("a panic became %v", err)
 	}
 	if err := guarded(func() error { return nil }); err != nil {

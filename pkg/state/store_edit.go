@@ -7,6 +7,7 @@ import (
 	"unicode/utf8"
 
 	bolt "go.etcd.io/bbolt"
+	"k8s.io/klog/v2"
 )
 
 // maxIDBytes bounds a volume id; CSI spec v1.13 allows 128 bytes in a string
@@ -50,7 +51,7 @@ type change struct {
 // change is not seen, and only after a restart of the plugin may it turn out to be there.
 func (s *Store) Edit(id string, edit func(*Volume) error) (*Volume, error) {
 	switch {
-	case s.db == nil:
+	case s.closing == nil:
 		return nil, fmt.Errorf("store %s: volume %s: opened only for reading", s.path, id)
 	case id == "" || len(id) > maxIDBytes || !utf8.ValidString(id):
 		return nil, Errorf(InvalidArgument, "volume id %q: must have 1 to %d bytes of UTF-8", id, maxIDBytes)
@@ -75,7 +76,7 @@ func (s *Store) commitAll() {
 		case r := <-s.requests:
 			s.commit(s.withWaiting(r))
 		case <-s.closing:
-			s.closeErr = s.db.Close()
+			s.closeErr = closeDB(s.db, s.file)
 			return
 		}
 	}
@@ -145,29 +146,46 @@ func (s *Store) apply(r *request, changes map[string]change) (*Volume, error) {
 	return deepCopy(v), nil
 }
 
-// write makes the changes durable, all or none.
+// write makes the changes durable, all or none. If somebody has taken the file
+// away, or damaged it, it is made anew with all records.
 func (s *Store) write(changes map[string]change) error {
 	if len(changes) == 0 {
 		return nil
 	}
-	return s.db.Update(func(tx *bolt.Tx) error {
-		records := tx.Bucket(recordsBucket)
-		if err := records.SetSequence(s.revision); err != nil {
+	lost := s.intact()
+	if lost == nil {
+		err := guarded(func() error {
+			return s.db.Update(func(tx *bolt.Tx) error { return put(tx, s.revision, changes) })
+		})
+		if err == nil {
+			err = s.measure()
+		}
+		if !errors.Is(err, ErrCorrupt) {
 			return err
 		}
-		for id, c := range changes {
-			var err error
-			if c.record.Empty() {
-				err = records.Delete([]byte(id))
-			} else {
-				err = records.Put([]byte(id), c.value)
-			}
-			if err != nil {
-				return err
-			}
+		lost = err
+	}
+	klog.Background().Error(lost, "The store's file was taken away or damaged while the plugin runs; it is made anew with all records", "store", s.path)
+	return s.renew(changes)
+}
+
+func put(tx *bolt.Tx, revision uint64, changes map[string]change) error {
+	records := tx.Bucket(recordsBucket)
+	if err := records.SetSequence(revision); err != nil {
+		return err
+	}
+	for id, c := range changes {
+		var err error
+		if c.record.Empty() {
+			err = records.Delete([]byte(id))
+		} else {
+			err = records.Put([]byte(id), c.value)
 		}
-		return nil
-	})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // show makes the changes visible.

@@ -12,8 +12,8 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// errCorrupt is in the chain of every error that says: the file is no sound store.
-var errCorrupt = errors.New("not a sound store")
+// ErrCorrupt is in the chain of every error that says: the file is no sound store.
+var ErrCorrupt = errors.New("not a sound store")
 
 // schemaVersion is raised when a field is added that a reader may want to know of.
 const schemaVersion = "1"
@@ -28,7 +28,7 @@ var (
 
 // open takes the file, checks it and reads the records. A corrupt file is
 // renamed while its lock is held, so that no other process meets it; the error
-// is then errCorrupt, and s.setAside tells the new name.
+// is then ErrCorrupt, and s.setAside tells the new name.
 func (s *Store) open(ctx context.Context, bootID string) error {
 	f, err := lockFile(ctx, s.path, false)
 	if err != nil {
@@ -39,10 +39,9 @@ func (s *Store) open(ctx context.Context, bootID string) error {
 		err = guarded(func() error { return s.load(ctx, db, bootID) })
 	}
 	if err == nil {
-		s.db = db
-		return nil
+		return s.take(db, f, bootID)
 	}
-	if errors.Is(err, errCorrupt) && s.setAside == "" {
+	if errors.Is(err, ErrCorrupt) && s.setAside == "" {
 		aside, renameErr := setAside(s.path)
 		if renameErr != nil {
 			err = fmt.Errorf("%v; setting it aside: %w", err, renameErr)
@@ -50,6 +49,16 @@ func (s *Store) open(ctx context.Context, bootID string) error {
 		s.setAside = aside
 	}
 	return errors.Join(err, closeDB(db, f))
+}
+
+// take makes an open file the store's.
+func (s *Store) take(db *bolt.DB, f *os.File, bootID string) error {
+	info, err := f.Stat()
+	if err != nil {
+		return errors.Join(err, closeDB(db, f))
+	}
+	s.db, s.file, s.size, s.bootID = db, f, info.Size(), bootID
+	return nil
 }
 
 // snapshot reads the records without changing the file.
@@ -124,12 +133,12 @@ func closeDB(db *bolt.DB, f *os.File) error {
 }
 
 // guarded turns a panic of f, and a fault in the memory that f maps, into
-// errCorrupt. checkPages should leave bbolt no cause for either.
+// ErrCorrupt. checkPages should leave bbolt no cause for either.
 func guarded(f func() error) (err error) {
 	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
 	defer func() {
 		if r := recover(); r != nil {
-			err = fmt.Errorf("%w: reading it fails: %v", errCorrupt, r)
+			err = fmt.Errorf("%w: reading it fails: %v", ErrCorrupt, r)
 		}
 	}()
 	return f()
@@ -156,7 +165,7 @@ func (c *contents) read(tx *bolt.Tx) error {
 	for key, value := root.First(); key != nil; key, value = root.Next() {
 		c.fresh = false
 		if value != nil {
-			return fmt.Errorf("%w: %q is no bucket", errCorrupt, key)
+			return fmt.Errorf("%w: %q is no bucket", ErrCorrupt, key)
 		}
 	}
 	if c.fresh {
@@ -164,19 +173,19 @@ func (c *contents) read(tx *bolt.Tx) error {
 	}
 	meta, records := tx.Bucket(metaBucket), tx.Bucket(recordsBucket)
 	if meta == nil || records == nil {
-		return fmt.Errorf("%w: its bucket meta or records is missing", errCorrupt)
+		return fmt.Errorf("%w: its bucket meta or records is missing", ErrCorrupt)
 	}
 	bootID, err := unseal(meta.Get(bootKey))
 	if err != nil {
-		return fmt.Errorf("%w: its boot id: %v", errCorrupt, err)
+		return fmt.Errorf("%w: its boot id: %v", ErrCorrupt, err)
 	}
 	c.bootID = string(bootID)
 	if c.sequence = records.Sequence(); c.sequence > math.MaxInt64 {
-		return fmt.Errorf("%w: its revision %d cannot be", errCorrupt, c.sequence)
+		return fmt.Errorf("%w: its revision %d cannot be", ErrCorrupt, c.sequence)
 	}
 	return records.ForEach(func(key, value []byte) error {
 		if value == nil {
-			return fmt.Errorf("%w: there is a bucket %q among its records", errCorrupt, key)
+			return fmt.Errorf("%w: there is a bucket %q among its records", ErrCorrupt, key)
 		}
 		id := string(key)
 		v, err := decodeRecord(id, value)

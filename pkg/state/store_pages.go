@@ -55,7 +55,7 @@ type meta struct {
 	pageSize, root, freelist, pages, transaction uint64
 }
 
-// checkPages returns errCorrupt unless bbolt can safely open the file: every
+// checkPages returns ErrCorrupt unless bbolt can safely open the file: every
 // page that can be reached is in the file, has one use only, and keeps its
 // elements within itself and in order. Pages without any use are harmless.
 func checkPages(f io.ReaderAt, fileSize int64) error {
@@ -64,7 +64,7 @@ func checkPages(f io.ReaderAt, fileSize int64) error {
 		return err
 	}
 	if m.pages < 2 || m.pages > uint64(fileSize)/m.pageSize {
-		return fmt.Errorf("%w: it has %d bytes and should have %d pages of %d bytes: it was truncated", errCorrupt, fileSize, m.pages, m.pageSize)
+		return fmt.Errorf("%w: it has %d bytes and should have %d pages of %d bytes: it was truncated", ErrCorrupt, fileSize, m.pages, m.pageSize)
 	}
 	p := &pages{f: f, size: m.pageSize, seen: make([]bool, m.pages)}
 	p.seen[0], p.seen[1] = true, true
@@ -90,7 +90,7 @@ func readMeta(f io.ReaderAt, fileSize int64) (*meta, error) {
 	case err != nil:
 		return nil, err
 	case first == nil && second == nil:
-		return nil, fmt.Errorf("%w: neither meta page is valid", errCorrupt)
+		return nil, fmt.Errorf("%w: neither meta page is valid", ErrCorrupt)
 	case first == nil, second != nil && second.transaction > first.transaction:
 		return second, nil
 	}
@@ -126,10 +126,10 @@ func metaAt(f io.ReaderAt, fileSize, at int64) (*meta, error) {
 // use notes that a page has a use.
 func (p *pages) use(id uint64) error {
 	if id >= uint64(len(p.seen)) {
-		return fmt.Errorf("%w: page %d is beyond the end", errCorrupt, id)
+		return fmt.Errorf("%w: page %d is beyond the end", ErrCorrupt, id)
 	}
 	if p.seen[id] {
-		return fmt.Errorf("%w: page %d is used twice", errCorrupt, id)
+		return fmt.Errorf("%w: page %d is used twice", ErrCorrupt, id)
 	}
 	p.seen[id] = true
 	return nil
@@ -145,7 +145,7 @@ func (p *pages) read(id uint64) ([]byte, error) {
 		return nil, err
 	}
 	if got := order.Uint64(header); got != id {
-		return nil, fmt.Errorf("%w: page %d says that it is page %d", errCorrupt, id, got)
+		return nil, fmt.Errorf("%w: page %d says that it is page %d", ErrCorrupt, id, got)
 	}
 	overflow := uint64(order.Uint32(header[12:]))
 	for i := range overflow {
@@ -164,14 +164,14 @@ func (p *pages) freelist(id uint64) error {
 		return err
 	}
 	if flags(b) != freelistFlag {
-		return fmt.Errorf("%w: page %d is no freelist", errCorrupt, id)
+		return fmt.Errorf("%w: page %d is no freelist", ErrCorrupt, id)
 	}
 	ids, n := b[pageHeader:], uint64(count(b))
 	if n == countOverflow {
 		ids, n = ids[8:], order.Uint64(ids)
 	}
 	if n > uint64(len(ids))/8 {
-		return fmt.Errorf("%w: freelist page %d says that it has %d entries", errCorrupt, id, n)
+		return fmt.Errorf("%w: freelist page %d says that it has %d entries", ErrCorrupt, id, n)
 	}
 	for i := range n {
 		if err := p.use(order.Uint64(ids[8*i:])); err != nil {
@@ -196,7 +196,7 @@ func (p *pages) tree(id uint64, low, high []byte) error {
 	}
 	switch {
 	case len(elements) == 0 && (flags(b) == branchFlag || low != nil):
-		return fmt.Errorf("%w: page %d has no elements", errCorrupt, id)
+		return fmt.Errorf("%w: page %d has no elements", ErrCorrupt, id)
 	case flags(b) == leafFlag:
 		return p.buckets(elements)
 	}
@@ -219,7 +219,7 @@ func (p *pages) buckets(leaf []element) error {
 			continue
 		}
 		if len(e.value) < bucketHeader {
-			return fmt.Errorf("%w: bucket %q has no header", errCorrupt, e.key)
+			return fmt.Errorf("%w: bucket %q has no header", ErrCorrupt, e.key)
 		}
 		if root := order.Uint64(e.value); root != 0 {
 			if err := p.tree(root, nil, nil); err != nil {
@@ -229,7 +229,7 @@ func (p *pages) buckets(leaf []element) error {
 		}
 		inline := e.value[bucketHeader:]
 		if len(inline) < pageHeader || flags(inline) != leafFlag {
-			return fmt.Errorf("%w: bucket %q has no page", errCorrupt, e.key)
+			return fmt.Errorf("%w: bucket %q has no page", ErrCorrupt, e.key)
 		}
 		inner, err := elements(inline, nil, nil)
 		if err != nil {
@@ -237,7 +237,7 @@ func (p *pages) buckets(leaf []element) error {
 		}
 		for _, e := range inner {
 			if e.bucket {
-				return fmt.Errorf("%w: bucket %q is inside an inline bucket", errCorrupt, e.key)
+				return fmt.Errorf("%w: bucket %q is inside an inline bucket", ErrCorrupt, e.key)
 			}
 		}
 	}
@@ -255,10 +255,10 @@ type element struct {
 func elements(b, low, high []byte) ([]element, error) {
 	kind := flags(b)
 	if kind != branchFlag && kind != leafFlag {
-		return nil, fmt.Errorf("%w: it is neither branch nor leaf", errCorrupt)
+		return nil, fmt.Errorf("%w: it is neither branch nor leaf", ErrCorrupt)
 	}
 	if pageHeader+count(b)*elementSize > len(b) {
-		return nil, fmt.Errorf("%w: it says that it has %d elements", errCorrupt, count(b))
+		return nil, fmt.Errorf("%w: it says that it has %d elements", ErrCorrupt, count(b))
 	}
 	list := make([]element, count(b))
 	for i := range list {
@@ -274,7 +274,7 @@ func elements(b, low, high []byte) ([]element, error) {
 		key := uint64(start) + pos
 		value := key + keySize
 		if keySize == 0 || value+valueSize > uint64(len(b)) {
-			return nil, fmt.Errorf("%w: element %d has no key or reaches beyond the page", errCorrupt, i)
+			return nil, fmt.Errorf("%w: element %d has no key or reaches beyond the page", ErrCorrupt, i)
 		}
 		e.key, e.value = b[key:value], b[value:value+valueSize]
 		ordered := high == nil || bytes.Compare(e.key, high) < 0
@@ -284,7 +284,7 @@ func elements(b, low, high []byte) ([]element, error) {
 			ordered = ordered && bytes.Equal(e.key, low)
 		}
 		if !ordered {
-			return nil, fmt.Errorf("%w: element %d is out of order", errCorrupt, i)
+			return nil, fmt.Errorf("%w: element %d is out of order", ErrCorrupt, i)
 		}
 	}
 	return list, nil

@@ -368,7 +368,7 @@ func TestOpenReadOnlyChangesNothing(t *testing.T) {
 			t.Fatal(err)
 		}
 		s, err := OpenReadOnly(t.Context(), path)
-		if contents == "" && (err != nil || len(s.List()) != 0) || contents != "" && !errors.Is(err, errCorrupt) {
+		if contents == "" && (err != nil || len(s.List()) != 0) || contents != "" && !errors.Is(err, ErrCorrupt) {
 			t.Errorf("%.7q: %v", contents, err)
 		}
 		if got, err := os.ReadFile(path); err != nil || string(got) != contents {
