@@ -252,6 +252,17 @@ func TestRefusedRepeatAfterAReboot(t *testing.T) {
 	}
 }
 
+// Two calls at once: the one that asks for something else leaves the first alone.
+func TestRefusedBesideAnother(t *testing.T) {
+	f := newFakeNode()
+	v := newVolumes(f)
+	f.err[state.StagePart()] = state.Errorf(state.AlreadyExists, "it is being staged otherwise")
+	if err := publish(v, nil); state.ClassOf(err) != state.AlreadyExists || len(f.volumes) != 1 {
+		t.Errorf("%v, volumes %v", err, f.volumes)
+	}
+	f.wantDone(t, "make")
+}
+
 // Other volumes are none of its business.
 func TestUnpublishOfOthers(t *testing.T) {
 	f := newFakeNode()
