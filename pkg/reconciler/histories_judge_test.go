@@ -287,13 +287,14 @@ func (y *history) ids() (ids []string) {
 // clean takes away all that others did. What they mounted must still be there.
 func (y *history) clean() {
 	y.mend(nil)
-	y.k.with(y.k.orphan)
 	for _, n := range []string{"1", "2", "3"} {
 		y.podBack(operation{"pod-back", n})
 	}
 	for _, id := range y.ids() {
 		y.tamper(id, func(v *fakeVolume) (paths []string) {
 			v.held, v.private, v.copied, v.superRO, v.foreign = false, false, false, false, ""
+			y.k.autoclear(v)
+			y.k.orphan()
 			for n := range 4 {
 				path := pathOf(id, n)
 				if f := y.k.files[path]; f != nil {
