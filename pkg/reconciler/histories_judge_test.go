@@ -123,6 +123,7 @@ func (y *history) editedByWorker(before, after *state.Volume, part state.Part) {
 		if is == nil {
 			y.k.with(func() {
 				y.ends[what.String()] = y.k.looked[what.id].n
+				delete(y.k.known, part.Path)
 				if y.k.shown(what) && y.k.told(what.id) {
 					y.t.Errorf("%s: forgotten, and it is still there", what)
 				}
@@ -139,7 +140,12 @@ func (y *history) editedByWorker(before, after *state.Volume, part state.Part) {
 		y.t.Errorf("%s: %+v became %+v", what, *was, *is)
 	case is.Accepted && !was.Accepted:
 		y.mustBeTrue("accepted", after, what)
-		y.k.with(func() { delete(y.k.forgotten, part.Path) })
+		y.k.with(func() {
+			delete(y.k.forgotten, part.Path)
+			if t := after.Targets[part.Path]; t != nil {
+				y.k.known[t.Path] = t.Device
+			}
+		})
 	}
 }
 
