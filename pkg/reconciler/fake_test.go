@@ -41,9 +41,10 @@ type fakeKernel struct {
 	events     int    // looks at volumes and drifts so far
 	obeys      bool   // it does what a kernel does, whatever the planner's rules say
 
-	forgotten map[string]bool // paths of mounts whose records were lost, or do not tell the number yet
-	judged    bool            // a history's judge says when a record tells it
-	strangers map[string]int  // by path: mounts of somebody else's that must be left alone
+	forgotten map[string]bool               // paths of mounts whose records were lost, or do not tell the number yet
+	known     map[string]state.DeviceNumber // by path: the number that a record tells
+	judged    bool                          // a history's judge says when a record tells it
+	strangers map[string]int                // by path: mounts of somebody else's that must be left alone
 
 	// By volume: the last look, the last one of an earlier moment, the last drift.
 	looked, lookedBefore, drifted map[string]event
@@ -179,7 +180,7 @@ func newFakeKernel() *fakeKernel {
 	return &fakeKernel{
 		volumes: map[string]*fakeVolume{}, mounts: map[string][]fakeMount{}, files: map[string]*fakeFile{},
 		calls: map[callKey]int{}, acting: map[string]op{}, looks: map[string]spin{}, began: time.Now(),
-		forgotten: map[string]bool{}, strangers: map[string]int{}, looked: map[string]event{}, lookedBefore: map[string]event{}, drifted: map[string]event{},
+		forgotten: map[string]bool{}, known: map[string]state.DeviceNumber{}, strangers: map[string]int{}, looked: map[string]event{}, lookedBefore: map[string]event{}, drifted: map[string]event{},
 		growsMounted: map[string]bool{"xfs": true}, growsUnmounted: map[string]bool{"ext4": true},
 	}
 }
@@ -522,7 +523,7 @@ func (k *fakeKernel) orphan() {
 		stack := slices.Clone(k.mounts[path])
 		for i, m := range stack {
 			v := k.volumes[m.volume]
-			if m.Node && v != nil && (v.device == nil || v.device.number != m.Device) && (v.view == nil || v.view.number != m.Device) {
+			if m.Node && v != nil && k.known[path] != m.Device && (v.device == nil || v.device.number != m.Device) && (v.view == nil || v.view.number != m.Device) {
 				stack[i].volume = ""
 				k.strangers[path]++
 				k.mounts[path] = stack

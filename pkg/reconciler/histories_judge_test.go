@@ -123,6 +123,7 @@ func (y *history) editedByWorker(before, after *state.Volume, part state.Part) {
 		if is == nil {
 			y.k.with(func() {
 				y.ends[what.String()] = y.k.looked[what.id].n
+				delete(y.k.known, part.Path)
 				if y.k.shown(what) && y.k.told(what.id) {
 					y.t.Errorf("%s: forgotten, and it is still there", what)
 				}
@@ -139,7 +140,12 @@ func (y *history) editedByWorker(before, after *state.Volume, part state.Part) {
 		y.t.Errorf("%s: %+v became %+v", what, *was, *is)
 	case is.Accepted && !was.Accepted:
 		y.mustBeTrue("accepted", after, what)
-		y.k.with(func() { delete(y.k.forgotten, part.Path) })
+		y.k.with(func() {
+			delete(y.k.forgotten, part.Path)
+			if t := after.Targets[part.Path]; t != nil {
+				y.k.known[t.Path] = t.Device
+			}
+		})
 	}
 }
 
@@ -287,13 +293,14 @@ func (y *history) ids() (ids []string) {
 // clean takes away all that others did. What they mounted must still be there.
 func (y *history) clean() {
 	y.mend(nil)
-	y.k.with(y.k.orphan)
 	for _, n := range []string{"1", "2", "3"} {
 		y.podBack(operation{"pod-back", n})
 	}
 	for _, id := range y.ids() {
 		y.tamper(id, func(v *fakeVolume) (paths []string) {
 			v.held, v.private, v.copied, v.superRO, v.foreign = false, false, false, false, ""
+			y.k.autoclear(v)
+			y.k.orphan()
 			for n := range 4 {
 				path := pathOf(id, n)
 				if f := y.k.files[path]; f != nil {

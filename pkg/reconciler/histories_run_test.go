@@ -131,6 +131,7 @@ func (y *history) loseStore(operation) {
 	clear(y.store.records)
 	y.amnesia = true
 	y.k.with(func() {
+		clear(y.k.known)
 		for path := range y.k.mounts {
 			y.k.forgotten[path] = true
 		}

@@ -412,6 +412,7 @@ func (c *planCase) whyNotWrite(part state.Part, why string) string {
 		c.want.Stage != nil && c.want.Stage.ReadOnly, "read-only access was asked for",
 		d.State != state.DeviceAttached || d.Missing, "no device is attached",
 		d.ReadOnly, "the device is read-only",
+		c.have.View.Held, "its view is held",
 		d.Held, "the device is held",
 		c.somewhere(c.showsAt), "the device is mounted",
 		c.have.Contents.Err != nil, "the contents were not seen",
@@ -855,7 +856,7 @@ func (c *planCase) deviceCause() bool {
 	s, d := c.want.Stage, c.have.Device
 	inUse := d.Held || c.have.View.State != state.DeviceAbsent || c.somewhere(c.showsAt) ||
 		c.someTargetUnseen() || unseen(c.have.Stage)
-	return d.Missing || d.State == state.DeviceForeign || d.State != state.DeviceAttached && d.Size < d.Capacity ||
+	return d.Missing || d.State == state.DeviceForeign || d.State == state.DeviceAbsent && d.Size < d.Capacity ||
 		d.State == state.DeviceAttached && d.ReadOnly != s.ReadOnly && inUse
 }
 
@@ -879,7 +880,7 @@ func (c *planCase) mountCause() bool {
 
 func (c *planCase) contentsCause() bool {
 	s, d, f := c.want.Stage, c.have.Device, c.have.Contents
-	inUse := d.Held || c.someTargetBound()
+	inUse := d.Held || c.have.View.Held || c.someTargetBound()
 	switch {
 	case f.Err != nil:
 		return true

@@ -96,9 +96,11 @@ func (p *planner) mountedAtTarget() bool {
 	})) > 0
 }
 
-// inUse reports whether somebody has claimed the device or a target shows it: a
-// bound device node claims nothing.
-func (p *planner) inUse() bool { return p.have.Device.Held || len(p.bound()) > 0 }
+// inUse reports whether somebody has claimed the device or its view, or a
+// target shows it: a bound device node claims nothing.
+func (p *planner) inUse() bool {
+	return p.have.Device.Held || p.have.View.Held || len(p.bound()) > 0
+}
 
 func access(readOnly bool) string {
 	if readOnly {
@@ -273,6 +275,9 @@ func backing(d state.Device) string {
 
 // held is the verdict on a device that somebody else has claimed.
 func (p *planner) held(d state.Device, before string) Verdict {
+	if !d.Held && p.have.View.Held {
+		d = p.have.View
+	}
 	return stuck(state.Unavailable, "the device %s is still held, which must end before %s: %s", d.Path, before, holder(d))
 }
 
