@@ -103,7 +103,7 @@ func FuzzMountinfoLine(f *testing.F) {
 		if err != nil || len(others) != 1 {
 			t.Fatalf("%q is read by mount-utils as %+v (%v)", line, others, err)
 		}
-		if o := others[0]; o.ID != int(want.id) || o.ParentID != int(want.parent) || o.Minor != int(want.device.Minor) || o.FsType != want.fsType ||
+		if o := others[0]; o.ID != int(want.id) || o.ParentID != int(want.parent) || o.Minor != int(want.device.Minor) || o.FsType != escaped(want.fsType, " \t\n\\#") ||
 			o.MountPoint != escaped(want.point, " \t\n\\") {
 			t.Errorf("%q is read by mount-utils as %+v", line, o)
 		}
