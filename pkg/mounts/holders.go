@@ -99,19 +99,8 @@ func stayers(device state.DeviceNumber, going map[string]bool) iter.Seq[string] 
 				}
 			}
 		}
-		own, err := os.Readlink("/proc/self/ns/mnt")
-		if err != nil {
-			return
-		}
-		seen := map[string]bool{own: true}
-		for proc := range processes() {
-			namespace, err := os.Readlink(proc + "/ns/mnt")
-			if err != nil || seen[namespace] {
-				continue
-			}
-			seen[namespace] = true
-			at, ok := stayerIn(proc, shows, groups)
-			if ok && !yield(fmt.Sprintf("%s with a mount at %s in its own mount namespace", describe(proc), at)) {
+		for name := range elsewhere(func(proc string) (string, bool) { return stayerIn(proc, shows, groups) }) {
+			if !yield(name) {
 				return
 			}
 		}
@@ -320,6 +309,12 @@ func mounters(device state.DeviceNumber) iter.Seq[string] {
 
 // strangers yields a process of each other mount namespace that has the device.
 func strangers(device state.DeviceNumber) iter.Seq[string] {
+	return elsewhere(func(proc string) (string, bool) { return mountIn(proc, device) })
+}
+
+// elsewhere yields a process of each other mount namespace in which find finds
+// a mount, and where.
+func elsewhere(find func(proc string) (at string, ok bool)) iter.Seq[string] {
 	return func(yield func(string) bool) {
 		own, err := os.Readlink("/proc/self/ns/mnt")
 		if err != nil {
@@ -332,7 +327,7 @@ func strangers(device state.DeviceNumber) iter.Seq[string] {
 				continue
 			}
 			seen[namespace] = true
-			at, ok := mountIn(proc, device)
+			at, ok := find(proc)
 			if ok && !yield(fmt.Sprintf("%s with a mount at %s in its own mount namespace", describe(proc), at)) {
 				return
 			}
