@@ -59,7 +59,7 @@ func printStatus(out io.Writer, report driver.Report) error {
 		case r.Registered:
 			fmt.Fprintf(out, "Registered with kubelet %s ago.\n", time.Since(r.Since).Round(time.Second))
 		case r.Error != "":
-			fmt.Fprintf(out, "kubelet refused to register the plugin %s ago: %s\n", time.Since(r.Since).Round(time.Second), r.Error)
+			fmt.Fprintf(out, "The plugin is not registered with kubelet, as of %s ago: %s\n", time.Since(r.Since).Round(time.Second), r.Error)
 		default:
 			fmt.Fprintf(out, "kubelet has not asked at %s yet: is it running, and is this its plugins_registry?\n", r.Socket)
 		}

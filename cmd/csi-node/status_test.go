@@ -42,7 +42,7 @@ v2                               unseen                        device unknown
 			"running":    {driver.Report{Running: true, Volumes: volumes}, table[1:]},
 			"down":       {driver.Report{Volumes: volumes}, down + table[1:]},
 			"new":        {driver.Report{Running: true, Registration: &driver.Registration{Socket: "/reg/x.sock"}}, "kubelet has not asked at /reg/x.sock yet: is it running, and is this its plugins_registry?\nNo volume is asked of this node.\n"},
-			"refused":    {driver.Report{Running: true, Registration: &driver.Registration{Error: "no answer", Since: past}}, "kubelet refused to register the plugin 1s ago: no answer\nNo volume is asked of this node.\n"},
+			"refused":    {driver.Report{Running: true, Registration: &driver.Registration{Error: "no answer", Since: past}}, "The plugin is not registered with kubelet, as of 1s ago: no answer\nNo volume is asked of this node.\n"},
 			"registered": {driver.Report{Running: true, Registration: &driver.Registration{Registered: true, Since: past}}, "Registered with kubelet 1s ago.\nNo volume is asked of this node.\n"},
 			"idle":       {driver.Report{Running: true}, "No volume is asked of this node.\n"},
 			"nothing":    {driver.Report{}, down + "No volume is asked of this node.\n"},

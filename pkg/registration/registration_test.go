@@ -139,3 +139,25 @@ func TestRegistrationTakesOver(t *testing.T) {
 	defer stop()
 	asKubelet(t, filepath.Join(dir, "csi.test-reg.sock"))
 }
+
+// A directory that cannot be had is told, and had as soon as it can be.
+func TestRegistrationFailsAndGoesOn(t *testing.T) {
+	dir := directory(t)
+	if err := os.WriteFile(dir, nil, 0o600); err != nil { // a file in its place
+		t.Fatal(err)
+	}
+	r, stop := start(t, dir)
+	defer stop()
+	for deadline := time.Now().Add(time.Minute); r.Status().Error == ""; time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatal("no error is told")
+		}
+	}
+	if s := r.Status(); s.Registered || s.Since.IsZero() {
+		t.Errorf("tells %+v", s)
+	}
+	if err := os.Remove(dir); err != nil {
+		t.Fatal(err)
+	}
+	asKubelet(t, filepath.Join(dir, "csi.test-reg.sock"))
+}
