@@ -12,6 +12,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
+	"github.com/csi-node/csi-node/pkg/client"
 	"github.com/csi-node/csi-node/pkg/devices/pool"
 	"github.com/csi-node/csi-node/pkg/reconciler"
 	"github.com/csi-node/csi-node/pkg/state"
@@ -60,15 +61,33 @@ func newHTTPServer(handler http.Handler) *http.Server {
 	return &http.Server{Handler: http.MaxBytesHandler(handler, maxBodyBytes), ReadHeaderTimeout: 10 * time.Second, IdleTimeout: time.Minute, MaxHeaderBytes: maxHeaderBytes}
 }
 
-// httpHandler serves /metrics, /healthz (the process serves) and /readyz (and
-// nothing that it needs is missing).
+// httpHandler serves /metrics, /healthz (the CSI socket answers) and /readyz
+// (nothing that the plugin needs is missing).
 func (p *plugin) httpHandler() http.Handler {
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", promhttp.HandlerFor(p.metrics.registry, promhttp.HandlerOpts{}))
-	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { answer(w, nil) })
+	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, req *http.Request) { answer(w, p.socketAnswers(req.Context())) })
 	i := &identity{checks: p.checks()}
 	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, req *http.Request) { answer(w, i.healthy(req.Context())) })
 	return mux
+}
+
+// socketTime bounds how long the CSI socket may take to answer.
+const socketTime = 5 * time.Second
+
+// socketAnswers calls the plugin as kubelet does. It asks for less than the
+// livenessprobe sidecar, whose Probe also fails while the pool is away: to start
+// the plugin again would not bring that back, and would end the helpers that work
+// on other disks.
+func (p *plugin) socketAnswers(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, socketTime)
+	defer cancel()
+	c, err := client.Dial(ctx, p.Endpoint)
+	if err != nil {
+		return err
+	}
+	_, err = c.DriverName(ctx)
+	return errors.Join(err, c.Close())
 }
 
 func answer(w http.ResponseWriter, err error) {

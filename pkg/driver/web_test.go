@@ -74,6 +74,23 @@ func (p *plugin) get(t *testing.T, path string) (int, string) {
 	return w.Code, w.Body.String()
 }
 
+// serveCSI serves the CSI socket until the test ends.
+func (p *plugin) serveCSI(t *testing.T) {
+	t.Helper()
+	listener, err := listen(p.Endpoint)
+	if err != nil {
+		t.Fatal(err)
+	}
+	server, ended := p.grpcServer(), make(chan error)
+	go func() { ended <- server.Serve(listener) }()
+	t.Cleanup(func() {
+		server.Stop()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	})
+}
+
 func TestHealthEndpoints(t *testing.T) {
 	p := openPlugin(t)
 	probe := func() error {
@@ -84,6 +101,10 @@ func TestHealthEndpoints(t *testing.T) {
 		}
 		return err
 	}
+	if code, body := p.get(t, "/healthz"); code != http.StatusServiceUnavailable || !strings.Contains(body, "socket") {
+		t.Errorf("nobody serves the CSI socket: %d %q", code, body)
+	}
+	p.serveCSI(t)
 	for _, path := range []string{"/healthz", "/readyz"} {
 		if code, body := p.get(t, path); code != http.StatusOK || body != "ok\n" {
 			t.Errorf("%s answers %d %q", path, code, body)

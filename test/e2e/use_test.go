@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"syscall"
 	"testing"
 )
 
@@ -177,6 +178,29 @@ func TestGenericEphemeral(t *testing.T) {
 			err = errors.New("still there: " + out)
 		}
 		return err
+	})
+	assertNothingLeft(t)
+}
+
+// scratch is a pod with an inline ephemeral volume at /data.
+func scratch(name, script, fsType, size string) string {
+	return podOf(name, script, "volumeMounts: [{name: data, mountPath: /data}]",
+		fmt.Sprintf("volumes: [{name: data, csi: {driver: csi-node.local, fsType: %s, volumeAttributes: {size: %s}}}]", fsType, size))
+}
+
+// TestInlineEphemeral: a pod's own scratch disk has a hard limit and goes with the pod, also when kubelet and the plugin are
+// down while the pod goes; what it cannot be is told in an event.
+func TestInlineEphemeral(t *testing.T) {
+	s := newSpace(t)
+	s.apply(scratch("small", idle, "ext4", "16Mi"), scratch("large", idle, "xfs", "320Mi"), scratch("wrong", idle, "ext4", "plenty"))
+	s.ready("small", "large")
+	s.holds("small", "dd if=/dev/zero of=/data/file bs=1M count=20 2>&1 | grep -o 'No space left'; grep ' /data ' /proc/mounts | cut -d' ' -f3", "No space left\next4")
+	s.holds("large", "dd if=/dev/zero of=/data/file bs=1M count=20 conv=fsync 2>/dev/null && grep ' /data ' /proc/mounts | cut -d' ' -f3", "xfs")
+	s.event("wrong", "plenty", "is not a size as 500Mi or 1Gi")
+	s.remove("pod/wrong", "pod/small")
+	restartKubelet(t, syscall.SIGKILL, func() {
+		s.kubectl("delete", "pod", "large", "--force", "--grace-period=0")
+		killPlugin(t)
 	})
 	assertNothingLeft(t)
 }
