@@ -99,7 +99,7 @@ func (n *node) crowd(b *testing.B, mounts int) (remove func()) {
 // its published volumes, extrapolated to a minute.
 func BenchmarkIdle(b *testing.B) {
 	const wait = 20 * time.Second
-	for _, volumes := range []int{1, 300} {
+	for _, volumes := range []int{1, 1000} {
 		b.Run(fmt.Sprint("volumes=", volumes), func(b *testing.B) {
 			n := &node{Plugin: harness.Start(b, harness.Options{})}
 			var all []node
