@@ -151,8 +151,9 @@ func (s *space) grown(claim, size string) {
 // TestExpansion: a volume grows while its pod writes, and while no pod runs.
 func TestExpansion(t *testing.T) {
 	s := newSpace(t)
-	s.apply(claim("online", "csi-node-xfs", "320Mi"), pod("online", "online", writer, "restartPolicy: Never"),
-		claim("offline", "csi-node-local", "320Mi"), pod("offline", "offline", "echo kept > /data/file; "+idle),
+	class(t, "e2e-growing-ext4", "ext4")
+	s.apply(claim("online", "csi-node-local", "320Mi"), pod("online", "online", writer, "restartPolicy: Never"),
+		claim("offline", "e2e-growing-ext4", "320Mi"), pod("offline", "offline", "echo kept > /data/file; "+idle),
 		claim("offline-xfs", "csi-node-xfs", "320Mi"), pod("offline-xfs", "offline-xfs", "echo kept > /data/file; "+idle))
 	s.ready("online", "offline", "offline-xfs")
 
