@@ -183,21 +183,22 @@ func TestGenericEphemeral(t *testing.T) {
 }
 
 // scratch is a pod with an inline ephemeral volume at /data.
-func scratch(name, script, fsType, size string) string {
-	return podOf(name, script, "volumeMounts: [{name: data, mountPath: /data}]",
-		fmt.Sprintf("volumes: [{name: data, csi: {driver: csi-node.local, fsType: %s, volumeAttributes: {size: %s}}}]", fsType, size))
+func scratch(name, fsType, size string, fields ...string) string {
+	return podOf(name, idle, "volumeMounts: [{name: data, mountPath: /data}]",
+		fmt.Sprintf("volumes: [{name: data, csi: {%s}}]", strings.Join(append(fields, "driver: csi-node.local", "fsType: "+fsType, "volumeAttributes: {size: "+size+"}"), ", ")))
 }
 
 // TestInlineEphemeral: a pod's own scratch disk has a hard limit and goes with the pod, also when kubelet and the plugin are
 // down while the pod goes; what it cannot be is told in an event.
 func TestInlineEphemeral(t *testing.T) {
 	s := newSpace(t)
-	s.apply(scratch("small", idle, "ext4", "16Mi"), scratch("large", idle, "xfs", "320Mi"), scratch("wrong", idle, "ext4", "plenty"))
-	s.ready("small", "large")
+	s.apply(scratch("small", "ext4", "16Mi"), scratch("large", "xfs", "320Mi"), scratch("reader", "ext4", "16Mi", "readOnly: true"), scratch("wrong", "ext4", "plenty"))
+	s.ready("small", "large", "reader")
+	s.holds("reader", "grep ' /data ' /proc/mounts | cut -d' ' -f4 | cut -d, -f1", "ro")
 	s.holds("small", "dd if=/dev/zero of=/data/file bs=1M count=20 2>&1 | grep -o 'No space left'; grep ' /data ' /proc/mounts | cut -d' ' -f3", "No space left\next4")
 	s.holds("large", "dd if=/dev/zero of=/data/file bs=1M count=20 conv=fsync 2>/dev/null && grep ' /data ' /proc/mounts | cut -d' ' -f3", "xfs")
 	s.event("wrong", "plenty", "is not a size as 500Mi or 1Gi")
-	s.remove("pod/wrong", "pod/small")
+	s.remove("pod/wrong", "pod/small", "pod/reader")
 	restartKubelet(t, syscall.SIGKILL, func() {
 		s.kubectl("delete", "pod", "large", "--force", "--grace-period=0")
 		killPlugin(t)
