@@ -58,8 +58,7 @@ func (s *Server) wanted(req *csi.CreateVolumeRequest) (pool.Volume, error) {
 	case len(req.GetMutableParameters()) > 0:
 		return none, state.Errorf(state.InvalidArgument, "volume %s: mutable_parameters: this driver has none", name)
 	}
-	room := cmp.Or(req.GetCapacityRange().GetLimitBytes(), largestSize)
-	fsType, err := s.fsTypeOf(req.GetVolumeCapabilities(), s.Filesystems.Default(room)) // the node service chooses likewise
+	fsType, err := s.fsTypeOf(req.GetVolumeCapabilities(), s.Filesystems.Default(asked(req.GetCapacityRange()))) // the node service chooses likewise
 	if err != nil {
 		return none, fmt.Errorf("volume %s: %w", name, err)
 	}

@@ -540,3 +540,41 @@ func TestCreateVolumeInARealPool(t *testing.T) {
 		t.Errorf("the pool has %v (%v)", ids, err)
 	}
 }
+
+// preferXFS are the file systems of a node on which ext4 does not grow while mounted.
+type preferXFS struct{ fakeFilesystems }
+
+func (preferXFS) Default(bytes int64) string {
+	if bytes >= 300*mib {
+		return "xfs"
+	}
+	return "ext4"
+}
+
+// A small volume stays small: the default type is one that fits it.
+func TestDefaultTypeFitsTheSize(t *testing.T) {
+	for name, want := range map[string]struct {
+		size   change
+		bytes  int64
+		fsType string
+	}{
+		"large":              {size(gib, 0), gib, "xfs"},
+		"as large as it may": {size(300*mib, 0), 300 * mib, "xfs"},
+		"small":              {size(32*mib, 0), 32 * mib, "ext4"},
+		"small of many":      {size(32*mib, gib), 32 * mib, "ext4"},
+		"no size":            {size(0, 0), gib, "xfs"},
+		"only a limit":       {size(0, 64*mib), 64 * mib, "ext4"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s, p := newServer()
+			s.Filesystems = preferXFS{}
+			resp, err := s.CreateVolume(t.Context(), request(want.size))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got := p.volumes[resp.GetVolume().GetVolumeId()]; got.Bytes != want.bytes || got.FSType != want.fsType {
+				t.Errorf("made %d bytes for %s, want %d for %s", got.Bytes, got.FSType, want.bytes, want.fsType)
+			}
+		})
+	}
+}

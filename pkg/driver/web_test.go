@@ -3,6 +3,7 @@ package driver
 import (
 	"context"
 	"errors"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -74,13 +75,9 @@ func (p *plugin) get(t *testing.T, path string) (int, string) {
 	return w.Code, w.Body.String()
 }
 
-// serveCSI serves the CSI socket until the test ends.
-func (p *plugin) serveCSI(t *testing.T) {
+// serveCSI serves a listener of the CSI socket until the test ends.
+func (p *plugin) serveCSI(t *testing.T, listener net.Listener) {
 	t.Helper()
-	listener, err := listen(p.Endpoint)
-	if err != nil {
-		t.Fatal(err)
-	}
 	server, ended := p.grpcServer(), make(chan error)
 	go func() { ended <- server.Serve(listener) }()
 	t.Cleanup(func() {
@@ -104,7 +101,16 @@ func TestHealthEndpoints(t *testing.T) {
 	if code, body := p.get(t, "/healthz"); code != http.StatusServiceUnavailable || !strings.Contains(body, "socket") {
 		t.Errorf("nobody serves the CSI socket: %d %q", code, body)
 	}
-	p.serveCSI(t)
+	listener, err := listen(p.Endpoint)
+	if err != nil {
+		t.Fatal(err)
+	}
+	soon, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer cancel()
+	if err := p.socketAnswers(soon); err == nil {
+		t.Error("a socket that accepts and does not answer is alive")
+	}
+	p.serveCSI(t, listener)
 	for _, path := range []string{"/healthz", "/readyz"} {
 		if code, body := p.get(t, path); code != http.StatusOK || body != "ok\n" {
 			t.Errorf("%s answers %d %q", path, code, body)
