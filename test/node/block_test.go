@@ -99,7 +99,7 @@ func TestBlockSharedByPods(t *testing.T) {
 	for _, how := range []pool.Provisioning{pool.Thin, pool.Thick} {
 		for _, sector := range []int64{512, 4096} {
 			t.Run(fmt.Sprint(how, " ", sector), func(t *testing.T) {
-				ctx, size := t.Context(), int64(32*mib)
+				ctx, size := t.Context(), int64(8*mib)
 				v := createWithSectors(t, p, volume{id: fmt.Sprint("shared-", how, sector), capability: blockAs(multiWriter)}, size, sector, how)
 				writers := []string{v.target("pod-1"), v.target("pod-2")}
 				readers := []string{v.target("pod-3"), v.target("pod-4")}
