@@ -179,7 +179,7 @@ func (y *history) somebodyWaits(r request, intent uint64) bool {
 // for which a history gives a reason.
 var refusals = []string{
 	"not staged", "still published at", "staged already", "published already", "no such volume", "it cannot be: boom",
-	"is staged as", "staged read-only", "allows one target", "was asked for", "restart the pod", "was removed",
+	"is staged as", "staged read-only", "allows one target", "was asked for", "restart the pod", "is not there any more",
 	"find out whose", "which the plugin did not attach", "in use, so it cannot be attached", "has turned read-only",
 	"neither blank nor a file system", "formatting the volume was interrupted", "holds files", "holds data", "that the plugin did not make",
 	"not a directory", "not a file", "grows when the volume is next staged", "is blank now",
