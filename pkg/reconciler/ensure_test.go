@@ -761,6 +761,60 @@ func TestAdopt(t *testing.T) {
 	})
 }
 
+// The store is lost while something about the stage is to be put right: it is
+// adopted nevertheless, and put right then; what does not stand is not.
+func TestAdoptWhatIsToBePutRight(t *testing.T) {
+	growing := func(h *harness) { h.k.volumes["v"].capacity, h.k.volumes["v"].size = 2*gib, 2*gib } // the device is behind
+	for name, row := range map[string]struct {
+		before  request
+		happens func(h *harness)
+		never   func(*state.Stage)
+		after   request
+	}{
+		"growth":      {stage("v"), growing, stageXFS, publish("v", 1)},
+		"raw growth":  {stage("v", stageBlock), growing, stageReadOnly, publish("v", 1, publishBlock)},
+		"not raw":     {stage("v"), growing, stageBlock, publish("v", 1)},
+		"other flags": {stage("v"), func(h *harness) { h.k.mounts[stagePath("v")][0].Attributes |= state.ReadOnly }, stageReadOnly, publish("v", 1)},
+	} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(h *harness) {
+				h.volume("v")
+				h.ok(row.before)
+				adopt := func(change func(*state.Stage)) bool {
+					v := &state.Volume{ID: "v"}
+					if err := row.before.edit(v); err != nil {
+						t.Fatal(err)
+					}
+					v.Stage.Adopted = true
+					change(v.Stage)
+					adopted, err := h.p.r.Adopt(context.Background(), "v", v.Stage)
+					if err != nil {
+						t.Fatal(err)
+					}
+					return adopted
+				}
+				h.stop()
+				h.store = newFakeStore() // lost
+				h.k.with(func() { row.happens(h) })
+				h.start()
+				if adopt(row.never) {
+					t.Error("adopted a stage unlike the one that stands")
+				}
+				if !adopt(func(*state.Stage) {}) {
+					t.Fatal("not adopted")
+				}
+				h.ok(row.after)
+				h.atRest("v")
+				if d := h.k.volumes["v"].device; d.size != h.k.volumes["v"].size {
+					t.Errorf("the device has %d bytes", d.size)
+				}
+				h.ok(unpublish("v", 1), unstage("v"))
+				h.atRest("v")
+			})
+		})
+	}
+}
+
 // A stage on its way out is a removal, and Adopt is no request to stage.
 func TestAdoptNeverSupersedesAnUnstage(t *testing.T) {
 	bubble(t, func(h *harness) {

@@ -155,6 +155,21 @@ func (p *planner) keepMounted(s *state.Stage) Verdict {
 	return settled
 }
 
+// adoptable reports whether the kernel shows the stage that is wanted, be it that
+// something about it is to be put right, as a growth that was interrupted.
+func adoptable(want *state.Volume, have state.Actual) bool {
+	p := planner{want: want, have: have}
+	switch s, d := want.Stage, have.Device; {
+	case !stands(d), d.ReadOnly != s.ReadOnly:
+		return false
+	case s.Capability.Access == state.BlockAccess:
+		return d.Attached() && p.raw(s).Settled
+	case have.Stage.Err != nil, len(have.Stage.Mounts) == 0:
+		return false
+	}
+	return p.broken() || p.keepMounted(want.Stage).Problem == Problem{}
+}
+
 // broken reports whether the volume's file system is mounted and does not work
 // any more: it was shut down, or its device failed. All its mounts show the one
 // superblock, which goes with the last of them, and only then comes a new one.

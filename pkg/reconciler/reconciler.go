@@ -253,12 +253,12 @@ func (r *Reconciler) Adopt(ctx context.Context, id string, stage *state.Stage) (
 }
 
 func (r *Reconciler) adopt(ctx context.Context, id string, stage *state.Stage) (bool, error) {
-	have, err := r.observe(ctx, &state.Volume{ID: id, Stage: stage})
+	want := &state.Volume{ID: id, Stage: stage}
+	have, err := r.observe(ctx, want)
 	if err != nil {
 		return false, err
 	}
-	plan := MakePlan(&state.Volume{ID: id, Stage: stage}, have)
-	if !plan.Verdicts[state.StagePart()].Settled {
+	if !adoptable(want, have) {
 		return false, nil
 	}
 	_, err = r.store.Edit(id, func(v *state.Volume) error {
