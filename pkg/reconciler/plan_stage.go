@@ -160,10 +160,10 @@ func (p *planner) keepMounted(s *state.Stage) Verdict {
 func adoptable(want *state.Volume, have state.Actual) bool {
 	p := planner{want: want, have: have}
 	switch s, d := want.Stage, have.Device; {
-	case !stands(d), d.ReadOnly != s.ReadOnly:
+	case !d.Attached(), d.ReadOnly != s.ReadOnly:
 		return false
 	case s.Capability.Access == state.BlockAccess:
-		return d.Attached() && p.raw(s).Settled
+		return p.raw(s).Settled
 	case have.Stage.Err != nil, len(have.Stage.Mounts) == 0:
 		return false
 	}
