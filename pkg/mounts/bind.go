@@ -48,7 +48,7 @@ func (h *Host) bindMount(ctx context.Context, source string, device state.Device
 		return err
 	}
 	defer unix.Close(fd)
-	return p.bind(fd, flags, state.Directory)
+	return h.bind(p, fd, flags, state.Directory)
 }
 
 func (h *Host) bindDevice(ctx context.Context, device state.Device, target string) error {
@@ -62,7 +62,7 @@ func (h *Host) bindDevice(ctx context.Context, device state.Device, target strin
 		return err
 	}
 	defer unix.Close(fd)
-	return p.bind(fd, state.Flags{}, state.RegularFile)
+	return h.bind(p, fd, state.Flags{}, state.RegularFile)
 }
 
 // beginBind opens the place of a target, above which nothing is ever made.
@@ -151,7 +151,7 @@ func openNode(device state.Device) (int, error) {
 // a pod mounts in its volume would appear in the stage, and keep it busy. So it
 // is made private; where it is attached below a shared mount the kernel makes a
 // group of its own of it.
-func (p *place) bind(fd int, flags state.Flags, kind state.FileType) error {
+func (h *Host) bind(p *place, fd int, flags state.Flags, kind state.FileType) error {
 	tree, err := unix.OpenTree(fd, "", unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_EMPTY_PATH)
 	if err != nil {
 		return fmt.Errorf("open_tree: %w", err)
@@ -160,7 +160,7 @@ func (p *place) bind(fd int, flags state.Flags, kind state.FileType) error {
 	if err := setAttributes(tree, "", flags, unix.MS_PRIVATE); err != nil {
 		return fmt.Errorf("set the attributes %q: %w", flags.Set, err)
 	}
-	return p.attach(tree, kind)
+	return h.attach(p, tree, kind)
 }
 
 // BoundAt returns the paths at which the node of a device is bound in this

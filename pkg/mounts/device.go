@@ -65,7 +65,7 @@ func (h *Host) mountDevice(ctx context.Context, device state.Device, path, fsTyp
 		return err
 	}
 	defer p.close()
-	return p.attach(mnt, state.Directory)
+	return h.attach(p, mnt, state.Directory)
 }
 
 // verifyNode keeps a device whose node was made anew for another one from being
@@ -194,6 +194,21 @@ func withWords(err error, words string) error {
 		return err
 	}
 	return fmt.Errorf("%w (%s)", err, words)
+}
+
+// attach is that of a place, of which the watchers know before anybody is told.
+func (h *Host) attach(p *place, mnt int, kind state.FileType) error {
+	if err := p.attach(mnt, kind); err != nil {
+		return err
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for w := range h.watchers {
+		if err := w.made(mnt, p.real); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // attach puts a mount on the place, which it makes if it is missing, and takes

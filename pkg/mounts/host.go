@@ -18,6 +18,7 @@ import (
 	"fmt"
 	"path/filepath"
 	"strings"
+	"sync"
 
 	"golang.org/x/sys/unix"
 
@@ -41,6 +42,9 @@ type Host struct {
 	table table
 
 	looks, usages calls
+
+	mu       sync.Mutex
+	watchers map[*Watcher]bool // that are not closed
 }
 
 // New returns a Host for the paths below root, an absolute path of a directory;
@@ -58,7 +62,7 @@ func New(root string) (*Host, error) {
 	if err != nil {
 		return nil, fmt.Errorf("resolve the directory that holds all mounts: %w", err)
 	}
-	h := &Host{root: filepath.Clean(root), real: real}
+	h := &Host{root: filepath.Clean(root), real: real, watchers: map[*Watcher]bool{}}
 	fd, err := openat2(unix.AT_FDCWD, real, unix.O_PATH|unix.O_DIRECTORY, 0)
 	if err != nil {
 		return nil, fmt.Errorf("open %s (openat2, Linux 5.6): %w", real, err)

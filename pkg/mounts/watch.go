@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sys/unix"
 	"k8s.io/klog/v2"
 
 	"github.com/csi-node/csi-node/pkg/state"
@@ -42,6 +43,9 @@ type newsSource interface {
 	next() (changes []change, all bool, err error)
 	// list returns the mounts of the namespace by their ids.
 	list() (map[uint64]known, error)
+	// find returns the id of the mount that a descriptor is of, and what list
+	// would tell of it if it is cheap to know; ENOENT if it has gone.
+	find(fd int, point string) (uint64, known, error)
 	close() error
 }
 
@@ -80,6 +84,9 @@ func (h *Host) watch(s newsSource) (*Watcher, error) {
 	if w.mounts, err = s.list(); err != nil {
 		return nil, errors.Join(fmt.Errorf("list the mounts: %w", err), w.Close())
 	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.watchers[w] = true
 	return w, nil
 }
 
@@ -123,6 +130,9 @@ func (w *Watcher) Run(ctx context.Context, changed func(path string)) error {
 
 // Close ends a Watcher that is not run.
 func (w *Watcher) Close() error {
+	w.h.mu.Lock()
+	delete(w.h.watchers, w)
+	w.h.mu.Unlock()
 	if w.ear == nil {
 		return w.source.close()
 	}
@@ -169,6 +179,25 @@ func (w *Watcher) compare(changed func(string)) {
 		w.mounts[id] = known{before.point, now.attributes}
 		w.tell(before.point, changed)
 	}
+}
+
+// made takes note of a mount that this process has just made. The news of it may
+// be read so late that it has gone again, by another's doing: then nobody would
+// know any more where it was.
+func (w *Watcher) made(fd int, point string) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	id, m, err := w.source.find(fd, point)
+	switch {
+	case errors.Is(err, unix.ENOENT):
+		return nil // whoever made it looks again
+	case err != nil:
+		return fmt.Errorf("which mount was made at %s: %w", point, err)
+	}
+	if _, found := w.mounts[id]; !found {
+		w.mounts[id] = m
+	}
+	return nil
 }
 
 func (w *Watcher) apply(c change, changed func(string)) {

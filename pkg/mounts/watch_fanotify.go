@@ -114,6 +114,15 @@ func (*fanotify) list() (map[uint64]known, error) {
 	}
 }
 
+func (*fanotify) find(fd int, _ string) (uint64, known, error) {
+	st, err := statx(fd, "", unix.STATX_MNT_ID_UNIQUE)
+	if err != nil {
+		return 0, known{}, fmt.Errorf("statx: %w", err)
+	}
+	e, err := statmount(st.Mnt_id)
+	return st.Mnt_id, e.known(), err
+}
+
 // listmount calls listmount(2) for all mounts that this process can reach,
 // after the one with the id.
 func listmount(after uint64, ids []uint64) (int, error) {

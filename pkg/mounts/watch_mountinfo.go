@@ -62,6 +62,12 @@ func (*mountinfoPoll) list() (map[uint64]known, error) {
 	return all, err
 }
 
+// find leaves out the attributes: the next list tells them.
+func (*mountinfoPoll) find(fd int, point string) (uint64, known, error) {
+	st, err := statx(fd, "", unix.STATX_MNT_ID)
+	return st.Mnt_id, known{point: point}, err
+}
+
 func (s *mountinfoPoll) close() error {
 	_, err := unix.Write(s.wake, []byte{1, 0, 0, 0, 0, 0, 0, 0})
 	s.mu.Lock()

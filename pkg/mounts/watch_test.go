@@ -96,6 +96,28 @@ func TestWatch(t *testing.T) {
 	})
 }
 
+// A mount of this process's is taken away before the news that it came was read.
+func TestWatchTellsWhatWentBeforeItWasRead(t *testing.T) {
+	bothSources(t, func(t *testing.T, h *Host, root string, s newsSource) {
+		source, target := filepath.Join(root, "source"), filepath.Join(root, "target")
+		must(t, os.Mkdir(source, 0o700))
+		run(t, "mount", "-t", "tmpfs", "source", source)
+		var st unix.Stat_t
+		must(t, unix.Stat(source, &st))
+		device := state.DeviceNumber{Major: unix.Major(st.Dev), Minor: unix.Minor(st.Dev)}
+		w, err := h.watch(s)
+		must(t, err)
+		must(t, h.BindMount(t.Context(), source, device, target, state.Flags{}))
+		run(t, "umount", target)
+		ctx, cancel := context.WithCancel(t.Context())
+		told, ended := make(chan string, 1000), make(chan error, 1)
+		go func() { ended <- w.Run(ctx, func(path string) { told <- path }) }()
+		awaitPath(t, told, target)
+		cancel()
+		must(t, <-ended)
+	})
+}
+
 // Attributes that somebody changes are told of, each time.
 func TestWatchAttributes(t *testing.T) {
 	bothSources(t, func(t *testing.T, h *Host, root string, s newsSource) {

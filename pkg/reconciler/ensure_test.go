@@ -774,6 +774,7 @@ func TestAdoptWhatIsToBePutRight(t *testing.T) {
 		"growth":      {stage("v"), growing, stageXFS, publish("v", 1)},
 		"raw growth":  {stage("v", stageBlock), growing, stageReadOnly, publish("v", 1, publishBlock)},
 		"not raw":     {stage("v"), growing, stageBlock, publish("v", 1)},
+		"broken":      {stage("v"), func(h *harness) { h.k.volumes["v"].dead = true }, stageXFS, publish("v", 1)},
 		"other flags": {stage("v"), func(h *harness) { h.k.mounts[stagePath("v")][0].Attributes |= state.ReadOnly }, stageReadOnly, publish("v", 1)},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -167,7 +167,10 @@ func adoptable(want *state.Volume, have state.Actual) bool {
 	case have.Stage.Err != nil, len(have.Stage.Mounts) == 0:
 		return false
 	}
-	return p.broken() || p.keepMounted(want.Stage).Problem == Problem{}
+	if p.broken() { // it will be mounted anew
+		return have.Stage.Mounts[0].FSType == want.Stage.Capability.FSType
+	}
+	return p.keepMounted(want.Stage).Problem == Problem{}
 }
 
 // broken reports whether the volume's file system is mounted and does not work
