@@ -156,7 +156,7 @@ func (p *planner) keepMounted(s *state.Stage) Verdict {
 }
 
 // adoptable reports whether the kernel shows the stage that is wanted, be it that
-// something about it is to be put right, as a growth that was interrupted.
+// a growth was interrupted and the device is to follow its backing.
 func adoptable(want *state.Volume, have state.Actual) bool {
 	p := planner{want: want, have: have}
 	switch s, d := want.Stage, have.Device; {
@@ -164,13 +164,10 @@ func adoptable(want *state.Volume, have state.Actual) bool {
 		return false
 	case s.Capability.Access == state.BlockAccess:
 		return p.raw(s).Settled
-	case have.Stage.Err != nil, len(have.Stage.Mounts) == 0:
+	case have.Stage.Err != nil, len(have.Stage.Mounts) == 0, p.broken():
 		return false
 	}
-	if p.broken() { // it will be mounted anew
-		return have.Stage.Mounts[0].FSType == want.Stage.Capability.FSType
-	}
-	return p.keepMounted(want.Stage).Problem == Problem{}
+	return p.keepMounted(want.Stage).Settled
 }
 
 // broken reports whether the volume's file system is mounted and does not work
