@@ -32,7 +32,7 @@ func (s *Server) GetCapacity(ctx context.Context, req *csi.GetCapacityRequest) (
 		if err := complete(req.GetVolumeCapabilities()); err != nil {
 			return nil, err
 		}
-		if fsType, err = s.fsTypeOf(req.GetVolumeCapabilities(), s.Filesystems.Default(0)); err != nil {
+		if fsType, err = s.fsTypeOf(req.GetVolumeCapabilities(), s.Filesystems.Default(largestSize)); err != nil {
 			return &csi.GetCapacityResponse{}, nil // the caller asks how much there is: none
 		}
 	}
@@ -56,21 +56,9 @@ func (s *Server) smallest(fsType string) int64 {
 	return max(s.Filesystems.Smallest(fsType), sizeUnit)
 }
 
-// asked returns the bytes that a range asks for; without a requirement, the
-// default, if the limit allows that.
-func asked(r *csi.CapacityRange) int64 {
-	required, limit := r.GetRequiredBytes(), r.GetLimitBytes()
-	switch {
-	case required != 0:
-		return required
-	case limit > 0:
-		return min(defaultSize, limit/sizeUnit*sizeUnit)
-	}
-	return defaultSize
-}
-
 // sizeOf returns the size in bytes of a volume that meets the range: the least
-// that is asked for, rounded up, and no less than smallest.
+// that the range requires, rounded up, and no less than smallest; without a
+// requirement, the default.
 func sizeOf(r *csi.CapacityRange, fsType string, smallest int64) (int64, error) {
 	required, limit := r.GetRequiredBytes(), r.GetLimitBytes()
 	switch {
@@ -83,7 +71,12 @@ func sizeOf(r *csi.CapacityRange, fsType string, smallest int64) (int64, error) 
 	case required > largestSize:
 		return 0, state.Errorf(state.OutOfRange, "a volume cannot have %d bytes", required)
 	}
-	required = asked(r)
+	if required == 0 {
+		required = defaultSize
+		if limit > 0 {
+			required = min(defaultSize, limit/sizeUnit*sizeUnit)
+		}
+	}
 	bytes := max((required+sizeUnit-1)/sizeUnit*sizeUnit, smallest)
 	if limit > 0 && bytes > limit {
 		return 0, state.Errorf(state.OutOfRange, "sizes are multiples of %d bytes, and none lies between %d and %d", sizeUnit, required, limit)

@@ -58,7 +58,10 @@ func (s *Server) wanted(req *csi.CreateVolumeRequest) (pool.Volume, error) {
 	case len(req.GetMutableParameters()) > 0:
 		return none, state.Errorf(state.InvalidArgument, "volume %s: mutable_parameters: this driver has none", name)
 	}
-	fsType, err := s.fsTypeOf(req.GetVolumeCapabilities(), s.Filesystems.Default(asked(req.GetCapacityRange()))) // the node service chooses likewise
+	// Growing while mounted is worth more than being as small as was asked: a type
+	// that can is the default if the limit lets it fit.
+	room := cmp.Or(req.GetCapacityRange().GetLimitBytes(), largestSize)
+	fsType, err := s.fsTypeOf(req.GetVolumeCapabilities(), s.Filesystems.Default(room)) // the node service chooses likewise
 	if err != nil {
 		return none, fmt.Errorf("volume %s: %w", name, err)
 	}

@@ -551,17 +551,17 @@ func (preferXFS) Default(bytes int64) string {
 	return "ext4"
 }
 
-// A small volume stays small: the default type is one that fits it.
-func TestDefaultTypeFitsTheSize(t *testing.T) {
+// The default type is one that grows while mounted, if the limit lets it fit.
+func TestDefaultTypeFitsTheLimit(t *testing.T) {
 	for name, want := range map[string]struct {
 		size   change
 		bytes  int64
 		fsType string
 	}{
 		"large":              {size(gib, 0), gib, "xfs"},
-		"as large as it may": {size(300*mib, 0), 300 * mib, "xfs"},
-		"small":              {size(32*mib, 0), 32 * mib, "ext4"},
-		"small of many":      {size(32*mib, gib), 32 * mib, "ext4"},
+		"as small as can be": {size(300*mib, 0), 300 * mib, "xfs"},
+		"small":              {size(32*mib, 0), 300 * mib, "xfs"},
+		"small by limit":     {size(32*mib, 64*mib), 32 * mib, "ext4"},
 		"no size":            {size(0, 0), gib, "xfs"},
 		"only a limit":       {size(0, 64*mib), 64 * mib, "ext4"},
 	} {

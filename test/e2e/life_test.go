@@ -90,7 +90,7 @@ func TestRegistration(t *testing.T) {
 // TestDynamicVolume: a claim gets a volume when its first pod comes, the data is there for the next pod, and with the claim all goes.
 func TestDynamicVolume(t *testing.T) {
 	s := newSpace(t)
-	s.apply(claim("data", "csi-node-local", "32Mi"), pod("first", "data", idle))
+	s.apply(claim("data", "e2e-ext4", "32Mi"), pod("first", "data", idle))
 	s.ready("first")
 	s.holds("first", "echo kept > /data/file && sync && grep ' /data ' /proc/mounts | cut -d' ' -f3", "ext4")
 	s.remove("pod/first")
@@ -151,9 +151,8 @@ func (s *space) grown(claim, size string) {
 // TestExpansion: a volume grows while its pod writes, and while no pod runs.
 func TestExpansion(t *testing.T) {
 	s := newSpace(t)
-	class(t, "e2e-growing-ext4", "ext4")
 	s.apply(claim("online", "csi-node-local", "320Mi"), pod("online", "online", writer, "restartPolicy: Never"),
-		claim("offline", "e2e-growing-ext4", "320Mi"), pod("offline", "offline", "echo kept > /data/file; "+idle),
+		claim("offline", "e2e-ext4", "320Mi"), pod("offline", "offline", "echo kept > /data/file; "+idle),
 		claim("offline-xfs", "csi-node-xfs", "320Mi"), pod("offline-xfs", "offline-xfs", "echo kept > /data/file; "+idle))
 	s.ready("online", "offline", "offline-xfs")
 
@@ -217,13 +216,13 @@ func mayGrowMountedExt4(t *testing.T) bool {
 // TestKubeletRestart: kubelet is restarted while a pod writes; then the pod goes and nothing stays.
 func TestKubeletRestart(t *testing.T) {
 	s := newSpace(t)
-	s.apply(claim("data", "csi-node-local", "32Mi"), pod("writer", "data", writer, "restartPolicy: Never"))
+	s.apply(claim("data", "e2e-ext4", "32Mi"), pod("writer", "data", writer, "restartPolicy: Never"))
 	s.ready("writer")
 	for _, signal := range []syscall.Signal{syscall.SIGTERM, syscall.SIGKILL} {
 		restartKubelet(t, signal, func() {})
 		s.wrote("writer")
 	}
-	s.apply(claim("more", "csi-node-local", "32Mi"), pod("more", "more", idle))
+	s.apply(claim("more", "e2e-ext4", "32Mi"), pod("more", "more", idle))
 	s.ready("more") // kubelet and plugin know each other again
 	s.wrote("writer")
 }
@@ -234,7 +233,7 @@ func TestPluginKilled(t *testing.T) {
 	var manifests, pods []string
 	for i := range 6 {
 		name := fmt.Sprintf("p%d", i)
-		manifests = append(manifests, claim(name, "csi-node-local", "32Mi"), pod(name, name, "echo kept > /data/file; "+idle))
+		manifests = append(manifests, claim(name, "e2e-ext4", "32Mi"), pod(name, name, "echo kept > /data/file; "+idle))
 		pods = append(pods, name)
 	}
 	s.apply(manifests...)
@@ -310,7 +309,7 @@ func mountsOf(t testing.TB, claimed string) (stage string, targets []string) {
 // TestTornMount: stage and target are torn off under a running pod; they come back, a new container sees its data, and the plugin tells of it.
 func TestTornMount(t *testing.T) {
 	s := newSpace(t)
-	s.apply(claim("data", "csi-node-local", "32Mi"), pod("pod", "data", "echo start >> /data/starts; until [ -e /tmp/end ]; do usleep 100000; done"))
+	s.apply(claim("data", "e2e-ext4", "32Mi"), pod("pod", "data", "echo start >> /data/starts; until [ -e /tmp/end ]; do usleep 100000; done"))
 	s.ready("pod")
 	volume := s.volumeOf("data")
 	stage, targets := mountsOf(t, s.kubectl("get", "persistentvolumeclaim", "data", "--output=jsonpath={.spec.volumeName}"))

@@ -14,8 +14,8 @@ import (
 // TestForcedDeletionWithoutKubelet: pods are deleted by force while kubelet is down; after its return nothing of them stays.
 func TestForcedDeletionWithoutKubelet(t *testing.T) {
 	s := newSpace(t)
-	s.apply(claim("data", "csi-node-local", "32Mi"), pod("one", "data", idle), pod("two", "data", idle),
-		claim("raw", "csi-node-local", "32Mi", "volumeMode: Block"),
+	s.apply(claim("data", "e2e-ext4", "32Mi"), pod("one", "data", idle), pod("two", "data", idle),
+		claim("raw", "e2e-ext4", "32Mi", "volumeMode: Block"),
 		podOf("raw", idle, "volumeDevices: [{name: data, devicePath: /dev/data}]", "volumes: [{name: data, persistentVolumeClaim: {claimName: raw}}]"))
 	s.ready("one", "two", "raw")
 	restartKubelet(t, syscall.SIGKILL, func() { s.kubectl("delete", "pod", "--all", "--force", "--grace-period=0") })
@@ -39,7 +39,7 @@ func assertUnused(t testing.TB) {
 // TestLostStore: the plugin's store is lost under running pods; their deletion completes and leaves nothing.
 func TestLostStore(t *testing.T) {
 	s := newSpace(t)
-	s.apply(claim("data", "csi-node-local", "32Mi"), pod("one", "data", "echo kept > /data/file; "+idle), pod("two", "data", idle))
+	s.apply(claim("data", "e2e-ext4", "32Mi"), pod("one", "data", "echo kept > /data/file; "+idle), pod("two", "data", idle))
 	s.ready("one", "two")
 	// The store is where the plugin keeps it; the plugin ends at once, as with a crash.
 	files, err := filepath.Glob("/run/csi-node/*")
@@ -64,7 +64,7 @@ func TestLostStore(t *testing.T) {
 // that learns nothing of their end; unstage completes all the same.
 func TestPrivateNamespaceHoldsMounts(t *testing.T) {
 	s := newSpace(t)
-	s.apply(claim("data", "csi-node-local", "32Mi"), pod("pod", "data", idle))
+	s.apply(claim("data", "e2e-ext4", "32Mi"), pod("pod", "data", idle))
 	s.ready("pod")
 	s.apply(podOf("holder", idle, "volumeMounts: [{name: kubelet, mountPath: /var/lib/kubelet}]", "volumes: [{name: kubelet, hostPath: {path: /var/lib/kubelet}}]"))
 	s.ready("holder")
@@ -83,7 +83,7 @@ func TestEventsTellWhatToDo(t *testing.T) {
 	}
 
 	run("pool full", func(s *space) {
-		s.apply(claim("large", "csi-node-local", "1Ti"), pod("large", "large", idle))
+		s.apply(claim("large", "e2e-ext4", "1Ti"), pod("large", "large", idle))
 		s.event("large", "did not have enough free storage")
 	})
 
@@ -94,7 +94,7 @@ func TestEventsTellWhatToDo(t *testing.T) {
 	})
 
 	run("foreign data", func(s *space) {
-		s.apply(claim("foreign", "csi-node-local", "32Mi", "volumeMode: Block"),
+		s.apply(claim("foreign", "e2e-ext4", "32Mi", "volumeMode: Block"),
 			podOf("raw", idle, "volumeDevices: [{name: data, devicePath: /dev/data}]", "volumes: [{name: data, persistentVolumeClaim: {claimName: foreign}}]"))
 		s.ready("raw")
 		s.sh("raw", "echo not a file system | dd of=/dev/data conv=fsync,notrunc 2>/dev/null")
@@ -133,7 +133,7 @@ func TestManyPods(t *testing.T) {
 		})
 		s.remove("pod", "--all")
 		volumes := s.startTogether(n, func(name string) []string {
-			return []string{claim(name, "csi-node-local", "16Mi"), pod(name, name, idle)}
+			return []string{claim(name, "e2e-ext4", "16Mi"), pod(name, name, idle)}
 		})
 		s.remove("pod", "--all")
 		assertUnused(t)

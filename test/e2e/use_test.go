@@ -127,8 +127,8 @@ func TestFSGroup(t *testing.T) {
 func TestFilesystems(t *testing.T) {
 	s := newSpace(t)
 	for _, fsType := range []string{"ext4", "xfs", "btrfs"} {
-		class(t, "e2e-"+fsType, fsType, "mountOptions: [noatime, nodev]")
-		s.apply(claim(fsType, "e2e-"+fsType, "320Mi"), pod(fsType, fsType, idle))
+		class(t, "e2e-"+fsType+"-options", fsType, "mountOptions: [noatime, nodev]")
+		s.apply(claim(fsType, "e2e-"+fsType+"-options", "320Mi"), pod(fsType, fsType, idle))
 	}
 	for _, fsType := range []string{"ext4", "xfs", "btrfs"} {
 		s.ready(fsType)
@@ -168,7 +168,7 @@ func TestStaticVolume(t *testing.T) {
 func TestGenericEphemeral(t *testing.T) {
 	s := newSpace(t)
 	s.apply(podOf("pod", idle, "volumeMounts: [{name: data, mountPath: /data}]",
-		"volumes: [{name: data, ephemeral: {volumeClaimTemplate: {spec: {storageClassName: csi-node-local, accessModes: [ReadWriteOnce], resources: {requests: {storage: 32Mi}}}}}}]"))
+		"volumes: [{name: data, ephemeral: {volumeClaimTemplate: {spec: {storageClassName: e2e-ext4, accessModes: [ReadWriteOnce], resources: {requests: {storage: 32Mi}}}}}}]"))
 	s.ready("pod")
 	s.holds("pod", "echo scratch > /data/file && cat /data/file && df -m /data | tail -n 1 | awk '{print ($2 <= 32)}'", "scratch\n1")
 	s.remove("pod/pod")
