@@ -196,7 +196,9 @@ func (p *plugin) openVolumes(ctx context.Context) (err error) {
 		Intents:     p.store,
 	})
 	p.ephemeral = ephemeral.New(ephemeral.Config{
-		StagingDir:  filepath.Join(p.KubeletDir, "plugins", p.DriverName, "ephemeral"),
+		// Not in the directory of the socket: sidecars, and the plugin, have that as a volume, and each new
+		// container would get a copy of what is mounted below it.
+		StagingDir:  filepath.Join(p.KubeletDir, "plugins", p.DriverName+"-ephemeral"),
 		Reconciler:  p.reconciler,
 		Records:     p.store,
 		Pool:        p.pool,

@@ -131,7 +131,7 @@ func (f *fakeNode) Get(id string) *state.Volume {
 const path = "/kubelet/pods/1/volumes/x/mount"
 
 func newVolumes(f *fakeNode) *Volumes {
-	return New(Config{StagingDir: "/kubelet/plugins/driver/ephemeral", Reconciler: f, Records: f, Pool: fakePool{f}, Maker: f, Deleter: f, Directories: f, Pods: f})
+	return New(Config{StagingDir: "/kubelet/plugins/driver-ephemeral", Reconciler: f, Records: f, Pool: fakePool{f}, Maker: f, Deleter: f, Directories: f, Pods: f})
 }
 
 func publish(v *Volumes, attributes map[string]string) error {
@@ -156,7 +156,7 @@ func TestLife(t *testing.T) {
 	}
 	f.wantDone(t, "make, stage, target")
 	record := f.Get("csi-1")
-	if record.Stage.Path != "/kubelet/plugins/driver/ephemeral/csi-1" || record.Stage.Capability.FSType != "ext4" || record.Targets[path] == nil {
+	if record.Stage.Path != "/kubelet/plugins/driver-ephemeral/csi-1" || record.Stage.Capability.FSType != "ext4" || record.Targets[path] == nil {
 		t.Errorf("the record is %+v", record)
 	}
 	if owner := f.volumes["csi-1"].Ephemeral; owner == nil || *owner != (pool.Owner{PodUID: "1", Target: path}) {

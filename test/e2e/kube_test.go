@@ -339,7 +339,7 @@ func leftovers() (left []error) {
 		"/var/lib/kubelet/plugins/kubernetes.io/csi/volumeDevices/pvc-*",
 		"/var/lib/kubelet/plugins/kubernetes.io/csi/volumeDevices/staging/*",
 		"/var/lib/kubelet/plugins/kubernetes.io/csi/volumeDevices/publish/*",
-		"/var/lib/kubelet/plugins/csi-node.local/ephemeral/*",
+		"/var/lib/kubelet/plugins/csi-node.local-ephemeral/*",
 		"/var/lib/kubelet/pods/*/volumes/kubernetes.io~csi/*",
 		"/var/lib/kubelet/pods/*/volumeDevices/kubernetes.io~csi/*",
 	} {

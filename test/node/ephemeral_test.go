@@ -46,7 +46,7 @@ func (v *inline) gone() {
 	v.t.Helper()
 	mustBeGone(v.t, v.pod)
 	mustBeGone(v.t, filepath.Dir(v.data()))
-	mustBeGone(v.t, v.path("plugins/csi-node.local/ephemeral", v.id))
+	mustBeGone(v.t, v.path("plugins/csi-node.local-ephemeral", v.id))
 	mustHaveNoRecord(v.t, v.Plugin)
 	if loops := v.Loops(); len(loops) > 0 {
 		v.t.Errorf("attached: %v", loops)
@@ -102,7 +102,7 @@ func TestEphemeralAfterAReboot(t *testing.T) {
 	p.Kill()
 	for _, v := range []*inline{v, other} {
 		harness.Command(t, "umount", v.pod)
-		harness.Command(t, "umount", v.path("plugins/csi-node.local/ephemeral", v.id))
+		harness.Command(t, "umount", v.path("plugins/csi-node.local-ephemeral", v.id))
 		harness.Command(t, "losetup", "--detach", deviceOf(t, v.volume))
 	}
 	loseStore(t, p)
