@@ -99,8 +99,9 @@ func TestWatch(t *testing.T) {
 // A mount of this process's is taken away before the news that it came was read.
 func TestWatchTellsWhatWentBeforeItWasRead(t *testing.T) {
 	bothSources(t, func(t *testing.T, h *Host, root string, s newsSource) {
-		source, target := filepath.Join(root, "source"), filepath.Join(root, "target")
+		source, target, later := filepath.Join(root, "source"), filepath.Join(root, "target"), filepath.Join(root, "later")
 		must(t, os.Mkdir(source, 0o700))
+		must(t, os.Mkdir(later, 0o700))
 		run(t, "mount", "-t", "tmpfs", "source", source)
 		var st unix.Stat_t
 		must(t, unix.Stat(source, &st))
@@ -112,7 +113,15 @@ func TestWatchTellsWhatWentBeforeItWasRead(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		told, ended := make(chan string, 1000), make(chan error, 1)
 		go func() { ended <- w.Run(ctx, func(path string) { told <- path }) }()
-		awaitPath(t, told, target)
+		run(t, "mount", "-t", "tmpfs", "later", later)
+		for path := range told {
+			if path == later {
+				t.Error("what came later was told first")
+			}
+			if path == target || path == later {
+				break
+			}
+		}
 		cancel()
 		must(t, <-ended)
 	})
