@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+	"k8s.io/klog/v2"
 	"k8s.io/mount-utils"
 
 	"github.com/csi-node/csi-node/pkg/state"
@@ -196,7 +197,7 @@ func withWords(err error, words string) error {
 	return fmt.Errorf("%w (%s)", err, words)
 }
 
-// attach is that of a place, of which the watchers know before anybody is told.
+// attach is that of a place, and lets the watchers know before it returns.
 func (h *Host) attach(p *place, mnt int, kind state.FileType) error {
 	if err := p.attach(mnt, kind); err != nil {
 		return err
@@ -204,8 +205,8 @@ func (h *Host) attach(p *place, mnt int, kind state.FileType) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for w := range h.watchers {
-		if err := w.made(mnt, p.real); err != nil {
-			return err
+		if err := w.made(mnt, p.real); err != nil { // it stands, and the news of it may do
+			klog.Background().Error(err, "If somebody else unmounts this soon, that is noticed late", "path", p.path)
 		}
 	}
 	return nil

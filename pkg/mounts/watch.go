@@ -81,12 +81,15 @@ func (h *Host) watch(s newsSource) (*Watcher, error) {
 			return nil, errors.Join(fmt.Errorf("watch the attributes of mounts: %w", err), s.close())
 		}
 	}
-	if w.mounts, err = s.list(); err != nil {
+	w.mu.Lock() // what this process mounts meanwhile is noted after the list
+	h.mu.Lock()
+	h.watchers[w] = true
+	h.mu.Unlock()
+	w.mounts, err = s.list()
+	w.mu.Unlock()
+	if err != nil {
 		return nil, errors.Join(fmt.Errorf("list the mounts: %w", err), w.Close())
 	}
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	h.watchers[w] = true
 	return w, nil
 }
 

@@ -165,7 +165,7 @@ func (g *Guest) arguments(job string) []string {
 	args := []string{
 		// Without la57 because Linux 6.1 mangles paths in mountinfo with it; without erms and fsrm because
 		// string instructions that the emulator does byte by byte are slow, and Linux then copies by words.
-		// One processor: a second would cost more than it does, as all that it writes is looked at.
+		// One processor: to keep a second one in step costs more than it does.
 		"-accel", "tcg", "-cpu", "max,-la57,-erms,-fsrm", "-smp", "1", "-m", "2G", "-M", "q35",
 		"-nodefaults", "-no-user-config", "-display", "none", "-no-reboot", "-serial", "stdio",
 		"-kernel", filepath.Join(g.Image, "vmlinuz"),
