@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -93,6 +94,9 @@ func TestDynamicVolume(t *testing.T) {
 	s.apply(claim("data", "e2e-ext4", "32Mi"), pod("first", "data", idle))
 	s.ready("first")
 	s.holds("first", "echo kept > /data/file && sync && grep ' /data ' /proc/mounts | cut -d' ' -f3", "ext4")
+	if limit, err := os.ReadFile("/sys/block/" + filepath.Base(s.sh("first", "grep ' /data ' /proc/mounts | cut -d' ' -f1")) + "/queue/discard_max_bytes"); err != nil || string(limit) != "0\n" {
+		t.Errorf("the device of a thick volume discards up to %q bytes, %v", limit, err)
+	}
 	s.remove("pod/first")
 
 	s.apply(pod("second", "data", idle))

@@ -30,16 +30,16 @@ const (
 	discardLimit = "discard_max_hw_bytes" // that the driver could do
 )
 
-// turnDiscardOff makes a device refuse discards. Where it cannot, as sysfs is
-// read-only in an unprivileged container, it says so in the log: what a discard
-// takes then, the next attach puts back.
+// turnDiscardOff makes a device refuse discards. Where it cannot, as a container
+// without the node's /sys has a read-only one, even if it is privileged, it says
+// so in the log: what a discard takes then, the next attach puts back.
 func turnDiscardOff(ctx context.Context, name string) {
 	limit, err := readQueue(name, discardLimit)
 	if err == nil && limit == 0 || discardIsOff(name) {
 		return
 	}
 	if err := os.WriteFile(queueFile(name, discardMax), []byte("0"), 0); err != nil {
-		klog.FromContext(ctx).Error(err, "A discard can take blocks from a thick volume until it is attached anew", "device", name)
+		klog.FromContext(ctx).Error(err, "A discard can take blocks from a thick volume until it is attached anew; the plugin needs the node's /sys, writable", "device", name)
 	}
 }
 
