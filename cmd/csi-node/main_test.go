@@ -176,8 +176,10 @@ func TestWrongUse(t *testing.T) {
 }
 
 func TestVersion(t *testing.T) {
-	if out, err := run(t, "version"); err != nil || out != buildVersion()+"\n" || len(out) < 3 {
-		t.Errorf("prints %q (%v)", out, err)
+	for _, arg := range []string{"version", "--version"} {
+		if out, err := run(t, arg); err != nil || out != buildVersion()+"\n" || len(out) < 3 {
+			t.Errorf("%s prints %q (%v)", arg, out, err)
+		}
 	}
 }
 

@@ -19,10 +19,14 @@ const (
 // have: what is free and not promised, times their overcommit. It is none for
 // other nodes, for capabilities that no volume here has, and when the smallest
 // volume has no room.
+//
+// Parameters that are no good count as none. Where GetCapacity refused them, the
+// Kubernetes scheduler would call the node full, for ever, and nobody would come to
+// CreateVolume, whose refusal says in the claim's events what is wrong with its class.
 func (s *Server) GetCapacity(ctx context.Context, req *csi.GetCapacityRequest) (*csi.GetCapacityResponse, error) {
 	v, err := parse(req.GetParameters())
 	if err != nil {
-		return nil, err
+		v, _ = parse(nil)
 	}
 	if !s.here(req.GetAccessibleTopology()) {
 		return &csi.GetCapacityResponse{}, nil

@@ -5,6 +5,8 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"slices"
+	"strings"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -36,6 +38,12 @@ func (s *Server) MakeEphemeral(ctx context.Context, id string, attributes map[st
 func (s *Server) ephemeral(attributes map[string]string, fsType string) (pool.Volume, error) {
 	parameters := maps.Clone(attributes)
 	delete(parameters, sizeKey)
+	for _, key := range slices.Sorted(maps.Keys(parameters)) {
+		if _, known := values[key]; !known && !strings.HasPrefix(key, kubernetesPrefix) {
+			return pool.Volume{}, state.Errorf(state.InvalidArgument, "attribute %.200q is not known; there are %s: as 500Mi or 1Gi (default); %s: %s; %s: %s",
+				key, sizeKey, provisioningKey, values[provisioningKey], sectorSizeKey, values[sectorSizeKey])
+		}
+	}
 	v, err := parse(parameters)
 	switch {
 	case err != nil:

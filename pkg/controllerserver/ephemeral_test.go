@@ -1,6 +1,7 @@
 package controllerserver
 
 import (
+	"strings"
 	"testing"
 
 	"github.com/csi-node/csi-node/pkg/devices/pool"
@@ -34,6 +35,9 @@ func TestMakeEphemeral(t *testing.T) {
 		_, err := s.MakeEphemeral(t.Context(), "csi-1", attributes, "ext4", owner)
 		if state.ClassOf(err) != state.InvalidArgument || len(f.volumes) > 0 {
 			t.Errorf("%v: %v, volumes %v", attributes, err, f.volumes)
+		}
+		if _, unknown := attributes["colour"]; unknown && !strings.Contains(err.Error(), "size: as 500Mi") {
+			t.Errorf("%v: %v, which does not name the attributes that there are", attributes, err)
 		}
 	}
 }

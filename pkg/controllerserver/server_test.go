@@ -461,7 +461,7 @@ func TestGetCapacity(t *testing.T) {
 	}{
 		"overcommit":     {&capacity{Parameters: map[string]string{"provisioning": "thin", "overcommit": "1.5"}}, 15 * gib, 4096, 0},
 		"beyond a file":  {&capacity{Parameters: map[string]string{"provisioning": "thin", "overcommit": "100"}}, 1000 * gib, 4096, 0},
-		"thick, though":  {&capacity{Parameters: map[string]string{"overcommit": "2"}}, 0, 0, state.InvalidArgument},
+		"thick, though":  {&capacity{Parameters: map[string]string{"overcommit": "2"}}, 10 * gib, 4096, 0},
 		"all":            {&capacity{}, 10 * gib, 4096, 0},
 		"here":           {&capacity{AccessibleTopology: topology(topologyKey, "node-1")}, 10 * gib, 4096, 0},
 		"anywhere":       {&capacity{AccessibleTopology: topology()}, 10 * gib, 4096, 0},
@@ -471,7 +471,7 @@ func TestGetCapacity(t *testing.T) {
 		"other fs type":  {&capacity{VolumeCapabilities: []*csi.VolumeCapability{mount(writer, "btrfs")}}, 0, 0, 0},
 		"several nodes":  {&capacity{VolumeCapabilities: []*csi.VolumeCapability{block(csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER)}}, 0, 0, 0},
 		"thin":           {&capacity{Parameters: map[string]string{"provisioning": "thin"}}, 10 * gib, 4096, 0},
-		"bad parameter":  {&capacity{Parameters: map[string]string{"provisioning": "fat"}}, 0, 0, state.InvalidArgument},
+		"bad parameter":  {&capacity{Parameters: map[string]string{"overcommit": "0", "provisioning": "fat"}}, 10 * gib, 4096, 0},
 		"bad capability": {&capacity{VolumeCapabilities: []*csi.VolumeCapability{{}}}, 0, 0, state.InvalidArgument},
 	} {
 		t.Run(title, func(t *testing.T) {

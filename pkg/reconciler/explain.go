@@ -271,6 +271,9 @@ func (v *volume) tellHelp(want *state.Volume, have state.Actual, story Story, no
 	}
 	if len(all) == 0 && len(story.Missing) == 0 {
 		all = append(all, "Nothing is left to do.")
+		if len(want.Parts()) == 0 {
+			all = append(all, "If a pod waits for it, `kubectl describe pod` tells why its calls are refused.")
+		}
 	}
 	return all
 }

@@ -241,7 +241,7 @@ func (p *planner) contents(s *state.Stage) Verdict {
 	case state.ContentsFilesystem:
 		switch {
 		case c.FSType != s.Capability.FSType:
-			return stuck(state.FailedPrecondition, "the volume holds a file system of type %s, and %s was asked for", c.FSType, s.Capability.FSType)
+			return stuck(state.FailedPrecondition, "the volume holds a file system of type %s, and %s was asked for; a PersistentVolume without fsType takes what is there", c.FSType, s.Capability.FSType)
 		case s.ReadOnly || !c.NeedsCheck && !(c.Growable && c.GrowsUnmounted && !c.GrowsMounted):
 			return settled
 		case p.mountedAtTarget():

@@ -93,6 +93,13 @@ func TestEventsTellWhatToDo(t *testing.T) {
 		s.event("zfs", "zfs", "ext4")
 	})
 
+	run("misspelt parameter", func(s *space) {
+		class(s.T, "misspelt", "ext4, provisionning: thin")
+		s.apply(claim("misspelt", "misspelt", "32Mi"), pod("misspelt", "misspelt", idle))
+		s.event("misspelt", `parameter "provisionning" is not known`, "provisioning: thick (default) or thin")
+		s.remove("pod/misspelt", "persistentvolumeclaim/misspelt")
+	})
+
 	run("foreign data", func(s *space) {
 		s.apply(claim("foreign", "e2e-ext4", "32Mi", "volumeMode: Block"),
 			podOf("raw", idle, "volumeDevices: [{name: data, devicePath: /dev/data}]", "volumes: [{name: data, persistentVolumeClaim: {claimName: foreign}}]"))

@@ -30,8 +30,8 @@ func TestBadControllerRequests(t *testing.T) {
 	}
 	rows = append(rows,
 		badRequest{"delete/an unknown volume", &csi.DeleteVolumeRequest{VolumeId: "unknown"}, fine},
-		badRequest{"capacity/an unknown parameter", &csi.GetCapacityRequest{Parameters: map[string]string{"colour": "blue"}}, invalid},
-		badRequest{"capacity/a bad parameter", &csi.GetCapacityRequest{Parameters: map[string]string{"provisioning": "blue"}}, invalid},
+		badRequest{"capacity/an unknown parameter", &csi.GetCapacityRequest{Parameters: map[string]string{"colour": "blue"}}, fine},
+		badRequest{"capacity/a bad parameter", &csi.GetCapacityRequest{Parameters: map[string]string{"provisioning": "blue"}}, fine},
 		badRequest{"capacity/no access_type", &csi.GetCapacityRequest{VolumeCapabilities: []*csi.VolumeCapability{{AccessMode: v.capability.AccessMode}}}, invalid},
 		badRequest{"capacity/of another node", &csi.GetCapacityRequest{AccessibleTopology: &csi.Topology{Segments: map[string]string{"x/node": "y"}}}, fine},
 	)
