@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"regexp"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -20,7 +21,8 @@ func newStatusCommand() *cobra.Command {
 		Use:   "status",
 		Short: "Show what is asked of this node against what is",
 		Long: `status asks the running plugin; if none runs it looks at the store and the kernel
-itself. It changes nothing.`,
+itself. It changes nothing. Paths are cut short where they are not needed to tell
+things apart; explain and --output json have all of them.`,
 		Example: `  csi-node status
   csi-node status --output json`,
 		Args: cobra.NoArgs,
@@ -84,11 +86,20 @@ func printStatus(out io.Writer, report driver.Report) error {
 			if p.NextTry != nil {
 				next = "in " + max(time.Until(*p.NextTry), 0).Round(time.Second/10).String()
 			}
-			fmt.Fprintf(t, "\t%s\t%s\t%s\t%s ago\t%s\t%s\n", p.Part, p.Asked, p.Is, time.Since(p.Since).Round(time.Second), next, detailOf(p))
+			part := p.Part
+			if p.Pod != "" {
+				part = "target of pod " + p.Pod
+			}
+			fmt.Fprintf(t, "\t%s\t%s\t%s\t%s ago\t%s\t%s\n", part, short(p.Asked), p.Is, time.Since(p.Since).Round(time.Second), next, detailOf(p))
 		}
 	}
 	return t.Flush()
 }
+
+var longPath = regexp.MustCompile(`(/[^/ ]+/[^/ ]+)/[^ ]+(/[^/ ]+)`)
+
+// short leaves out the middle of long paths.
+func short(text string) string { return longPath.ReplaceAllString(text, "$1/…$2") }
 
 // detailOf says what is wrong with a part, in one line, and how often it was lost.
 func detailOf(p driver.PartStatus) string {

@@ -128,6 +128,9 @@ func tellAsked(want *state.Volume, now time.Time) []string {
 	for _, path := range want.TargetPaths() {
 		t := want.Targets[path]
 		when := ago(t.Since, now)
+		if pod := t.Pod(); pod != "" {
+			path += " for pod " + pod
+		}
 		switch {
 		case t.Withdrawn:
 			all = append(all, inWords("publishing it at %s failed for good %s, and what was begun is taken back", path, when))

@@ -51,6 +51,23 @@ func TestExplainWhatIsAsAsked(t *testing.T) {
 	})
 }
 
+func TestPodsAreNamed(t *testing.T) {
+	bubble(t, func(h *harness) {
+		h.formatted("v", "xfs")
+		h.ok(stage("v", stageXFS), publish("v", 1, publishXFS, func(t *state.Target) {
+			t.Context = map[string]string{"csi.storage.k8s.io/pod.namespace": "default", "csi.storage.k8s.io/pod.name": "writer"}
+		}))
+		h.tells("v", map[string][]string{
+			"asked":   {"published at " + targetPath("v", 1) + " for pod default/writer, read-write"},
+			"is":      {"At " + targetPath("v", 1) + " is mounted"},
+			"you can": {"Nothing is left to do"},
+		})
+		if got := h.p.r.Status()[0].Parts[0].Pod; got != "default/writer" {
+			t.Errorf("status names the pod %q", got)
+		}
+	})
+}
+
 func TestExplainWhatWasRestored(t *testing.T) {
 	bubble(t, func(h *harness) {
 		h.published()

@@ -22,7 +22,8 @@ type Status struct {
 // PartStatus is desired against actual of one part.
 type PartStatus struct {
 	Part  string    `json:"part"`
-	Asked string    `json:"asked"` // "staged at …", "gone"
+	Pod   string    `json:"pod,omitempty"` // that a target is for, as namespace/name
+	Asked string    `json:"asked"`         // "staged at …", "gone"
 	Is    Condition `json:"is"`
 	Since time.Time `json:"since"` // it was asked
 	// Error is why the part is stuck or the last attempt failed.
@@ -135,7 +136,11 @@ func (r *Reconciler) Failures(id string) []PartProblem {
 func StatusOf(record *state.Volume) Status {
 	s := Status{Volume: record.ID, Device: "unknown"}
 	for _, part := range record.Parts() {
-		s.Parts = append(s.Parts, PartStatus{Part: part.String(), Asked: asked(record, part), Is: Unseen, Since: record.Intent(part).Since})
+		p := PartStatus{Part: part.String(), Asked: asked(record, part), Is: Unseen, Since: record.Intent(part).Since}
+		if t := record.Targets[part.Path]; t != nil {
+			p.Pod = t.Pod()
+		}
+		s.Parts = append(s.Parts, p)
 	}
 	return s
 }

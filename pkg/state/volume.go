@@ -2,6 +2,7 @@ package state
 
 import (
 	"maps"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -124,6 +125,24 @@ type Target struct {
 // SameAs reports whether two intents ask for the same publish.
 func (t *Target) SameAs(o *Target) bool {
 	return t.Path == o.Path && t.ReadOnly == o.ReadOnly && t.Capability.Equal(o.Capability) && maps.Equal(t.Context, o.Context)
+}
+
+// Keys of the volume context with which kubelet names the pod, where the
+// CSIDriver has podInfoOnMount.
+const (
+	podNamespaceKey = "csi.storage.k8s.io/pod.namespace"
+	podNameKey      = "csi.storage.k8s.io/pod.name"
+)
+
+var namespacedName = regexp.MustCompile(`^[a-z0-9.-]+/[a-z0-9.-]+$`)
+
+// Pod names the pod that the target is for, as namespace/name; empty when the
+// caller did not tell.
+func (t *Target) Pod() string {
+	if pod := t.Context[podNamespaceKey] + "/" + t.Context[podNameKey]; namespacedName.MatchString(pod) {
+		return pod
+	}
+	return ""
 }
 
 // Size is the intent that a volume has at least Bytes.

@@ -94,6 +94,22 @@ func TestSameAs(t *testing.T) {
 	}
 }
 
+func TestPod(t *testing.T) {
+	for want, context := range map[string]map[string]string{
+		"default/writer-0": {podNamespaceKey: "default", podNameKey: "writer-0", "other": "x"},
+		"":                 nil,
+	} {
+		if got := (&Target{Context: context}).Pod(); got != want {
+			t.Errorf("%v: %q, want %q", context, got, want)
+		}
+	}
+	for _, context := range []map[string]string{{podNameKey: "writer"}, {podNamespaceKey: "default"}, {podNamespaceKey: "default", podNameKey: "a\nb"}, {podNamespaceKey: "a/b", podNameKey: "c"}} {
+		if got := (&Target{Context: context}).Pod(); got != "" {
+			t.Errorf("%v: %q names no pod", context, got)
+		}
+	}
+}
+
 func TestStrings(t *testing.T) {
 	for got, want := range map[string]string{
 		Capability{Access: BlockAccess, Mode: "M"}.String():    "block M",
