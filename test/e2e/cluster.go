@@ -24,11 +24,11 @@ import (
 // cluster is a Kubernetes of one node, in this process's namespaces.
 type cluster struct {
 	*run
-	kubelet *process
+	kubelet, containerd *process
 }
 
 func (c *cluster) file(name string) string       { return filepath.Join(c.Work, name) }
-func (c *cluster) containerd() string            { return c.file("containerd.sock") }
+func (c *cluster) containerdSocket() string      { return c.file("containerd.sock") }
 func (c *cluster) kubeconfig(user string) string { return c.file(user + ".conf") }
 
 // start brings the cluster up until its node is Ready.
@@ -42,7 +42,7 @@ func start(ctx context.Context, r *run) (*cluster, error) {
 		"--listen-peer-urls=http://127.0.0.1:2380", "--initial-advertise-peer-urls=http://127.0.0.1:2380", "--initial-cluster=default=http://127.0.0.1:2380"); err != nil {
 		return nil, err
 	}
-	if _, err := c.launch("containerd", "containerd", "--config", c.file("containerd.toml")); err != nil {
+	if err := c.startContainerd(); err != nil {
 		return nil, err
 	}
 	if _, err := c.launch("kube-apiserver", c.built["kube-apiserver"], "--etcd-servers=http://127.0.0.1:2379",
@@ -79,6 +79,11 @@ func start(ctx context.Context, r *run) (*cluster, error) {
 	return c, c.await(ctx, "service account", func(ctx context.Context) error { return c.check(ctx, "get", "serviceaccount", "default") })
 }
 
+func (c *cluster) startContainerd() (err error) {
+	c.containerd, err = c.launch("containerd", "containerd", "--config", c.file("containerd.toml"))
+	return err
+}
+
 func (c *cluster) startKubelet() (err error) {
 	c.kubelet, err = c.launch("kubelet", c.built["kubelet"], "--config="+c.file("kubelet.yaml"), "--kubeconfig="+c.kubeconfig("kubelet"),
 		"--hostname-override="+nodeName, "--node-ip="+nodeIP, "--v=4")
@@ -87,7 +92,7 @@ func (c *cluster) startKubelet() (err error) {
 
 func (c *cluster) importImages(ctx context.Context) error {
 	if err := c.await(ctx, "containerd", func(ctx context.Context) error {
-		return runQuietly(ctx, "ctr", "--address", c.containerd(), "version")
+		return runQuietly(ctx, "ctr", "--address", c.containerdSocket(), "version")
 	}); err != nil {
 		return err
 	}
@@ -96,7 +101,7 @@ func (c *cluster) importImages(ctx context.Context) error {
 		return err
 	}
 	for _, image := range images {
-		if err := runQuietly(ctx, "ctr", "--address", c.containerd(), "--namespace", "k8s.io", "images", "import", image); err != nil {
+		if err := runQuietly(ctx, "ctr", "--address", c.containerdSocket(), "--namespace", "k8s.io", "images", "import", image); err != nil {
 			return err
 		}
 	}
@@ -238,7 +243,7 @@ func (c *cluster) writeConfiguration() error {
 root = "`+c.file("containerd")+`"
 state = "/run/containerd"
 [grpc]
-  address = "`+c.containerd()+`"
+  address = "`+c.containerdSocket()+`"
 [plugins."io.containerd.grpc.v1.cri"]
   sandbox_image = "`+pauseImage+`"
   stream_server_address = "127.0.0.1"
@@ -267,7 +272,7 @@ kind: KubeletConfiguration
 failCgroupV1: false # runs on either version
 cgroupDriver: cgroupfs
 cgroupRoot: /`+c.Cgroup+`
-containerRuntimeEndpoint: unix://`+c.containerd()+`
+containerRuntimeEndpoint: unix://`+c.containerdSocket()+`
 readOnlyPort: 0
 authentication: {anonymous: {enabled: true}, webhook: {enabled: false}} # in a network of its own
 authorization: {mode: AlwaysAllow}

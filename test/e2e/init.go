@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -42,6 +43,13 @@ func beInit() (int, error) {
 	if err != nil {
 		return 1, err
 	}
+	interrupts := make(chan os.Signal, 1)
+	signal.Notify(interrupts, os.Interrupt)
+	go func() {
+		for s := range interrupts {
+			_ = tests.Signal(s) // if they are still there
+		}
+	}()
 	for {
 		var status syscall.WaitStatus
 		switch pid, err := syscall.Wait4(-1, &status, 0, nil); {

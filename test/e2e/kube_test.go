@@ -293,6 +293,11 @@ func restartKubelet(t testing.TB, signal syscall.Signal, between func()) {
 		t.Fatal(err)
 	}
 	await(t, "kubelet", func() error {
+		select {
+		case <-the.kubelet.done: // it ends where containerd is not ready yet, and is started again, as systemd would
+			return the.startKubelet()
+		default:
+		}
 		_, err := try("", "exec", "--namespace=csi-node", "daemonset/csi-node", "--container=csi-node", "--", "csi-node", "status")
 		return err
 	})

@@ -126,7 +126,8 @@ func (r *run) startInit(ctx context.Context) (int, error) {
 	if err != nil {
 		return 1, err
 	}
-	cmd := exec.CommandContext(ctx, "/proc/self/exe", os.Args[1:]...) // a signal ends all at once
+	cmd := exec.CommandContext(ctx, "/proc/self/exe", os.Args[1:]...)
+	cmd.Cancel, cmd.WaitDelay = func() error { return cmd.Process.Signal(os.Interrupt) }, 10*time.Second // a signal ends the tests, if need be all at once
 	cmd.Env = append(os.Environ(), roleVariable+"=init", "CSI_NODE_E2E_WORK="+r.Work, "CSI_NODE_E2E_CACHE="+r.cache, "CSI_NODE_E2E_BUILT="+string(built))
 	cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
 	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNS | syscall.CLONE_NEWPID | syscall.CLONE_NEWNET, Pdeathsig: syscall.SIGKILL}
