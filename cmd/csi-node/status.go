@@ -90,7 +90,7 @@ func printStatus(out io.Writer, report driver.Report) error {
 			if p.Pod != "" {
 				part = "target of pod " + p.Pod
 			}
-			fmt.Fprintf(t, "\t%s\t%s\t%s\t%s ago\t%s\t%s\n", part, short(p.Asked), p.Is, time.Since(p.Since).Round(time.Second), next, detailOf(p))
+			fmt.Fprintf(t, "\t%s\t%s\t%s\t%s ago\t%s\t%s\n", part, short(strings.ReplaceAll(p.Asked, "/"+v.Volume, "")), p.Is, time.Since(p.Since).Round(time.Second), next, detailOf(p))
 		}
 	}
 	return t.Flush()

@@ -27,7 +27,7 @@ func TestPrintStatus(t *testing.T) {
 			{Volume: "v3", Device: "absent", Parts: []reconciler.PartStatus{
 				{Part: "target /var/lib/kubelet/pods/uid/volumes/kubernetes.io~csi/v3/mount", Pod: "default/writer", Asked: "published", Is: reconciler.Settled, Since: now},
 				{Part: "target /var/lib/kubelet/pods/uid/mount", Asked: "published", Is: reconciler.Settled, Since: now},
-				{Part: "stage", Asked: "staged at /var/lib/kubelet/plugins/x/globalmount as mount xfs", Is: reconciler.Settled, Since: now},
+				{Part: "stage", Asked: "staged at /var/lib/kubelet/plugins/x/globalmount/v3 as mount xfs", Is: reconciler.Settled, Since: now},
 			}},
 			{Volume: "v2", Device: "unknown", Parts: []reconciler.PartStatus{{Part: "size", Asked: "4096 bytes", Is: reconciler.Unseen, Since: now}}},
 		}
