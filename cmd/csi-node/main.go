@@ -48,9 +48,7 @@ Exit codes: 0 done, 1 refused or failed, 2 wrong use.`,
 		RunE:          serve.RunE,
 		SilenceUsage:  true,
 		SilenceErrors: true,
-		Version:       buildVersion(),
 	}
-	root.SetVersionTemplate("{{.Version}}\n")
 	root.Flags().AddFlagSet(serve.Flags())
 	root.AddGroup(&cobra.Group{ID: "plugin", Title: "The plugin:"}, &cobra.Group{ID: "hand", Title: "By hand:"}, &cobra.Group{ID: "more", Title: "More:"})
 	for _, c := range []struct {

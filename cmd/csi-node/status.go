@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"regexp"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -21,8 +20,8 @@ func newStatusCommand() *cobra.Command {
 		Use:   "status",
 		Short: "Show what is asked of this node against what is",
 		Long: `status asks the running plugin; if none runs it looks at the store and the kernel
-itself. It changes nothing. Paths are cut short where they are not needed to tell
-things apart; explain and --output json have all of them.`,
+itself. It changes nothing. Paths that are not needed to tell things apart are left
+out; explain and --output json have them.`,
 		Example: `  csi-node status
   csi-node status --output json`,
 		Args: cobra.NoArgs,
@@ -90,16 +89,11 @@ func printStatus(out io.Writer, report driver.Report) error {
 			if p.Pod != "" {
 				part = "target of pod " + p.Pod
 			}
-			fmt.Fprintf(t, "\t%s\t%s\t%s\t%s ago\t%s\t%s\n", part, short(strings.ReplaceAll(p.Asked, "/"+v.Volume, "")), p.Is, time.Since(p.Since).Round(time.Second), next, detailOf(p))
+			fmt.Fprintf(t, "\t%s\t%s\t%s\t%s ago\t%s\t%s\n", part, strings.Replace(p.Asked, " at "+p.Path, "", 1), p.Is, time.Since(p.Since).Round(time.Second), next, detailOf(p))
 		}
 	}
 	return t.Flush()
 }
-
-var longPath = regexp.MustCompile(`(/[^/ ]+/[^/ ]+)/[^ ]+(/[^/ ]+)`)
-
-// short leaves out the middle of long paths.
-func short(text string) string { return longPath.ReplaceAllString(text, "$1/…$2") }
 
 // detailOf says what is wrong with a part, in one line, and how often it was lost.
 func detailOf(p driver.PartStatus) string {

@@ -27,21 +27,21 @@ func TestPrintStatus(t *testing.T) {
 			{Volume: "v3", Device: "absent", Parts: []reconciler.PartStatus{
 				{Part: "target /var/lib/kubelet/pods/uid/volumes/kubernetes.io~csi/v3/mount", Pod: "default/writer", Asked: "published", Is: reconciler.Settled, Since: now},
 				{Part: "target /var/lib/kubelet/pods/uid/mount", Asked: "published", Is: reconciler.Settled, Since: now},
-				{Part: "stage", Asked: "staged at /var/lib/kubelet/plugins/x/globalmount/v3 as mount xfs", Is: reconciler.Settled, Since: now},
+				{Part: "stage", Path: "/var/lib/x/globalmount", Asked: "staged at /var/lib/x/globalmount as mount xfs", Is: reconciler.Settled, Since: now},
 			}},
 			{Volume: "v2", Device: "unknown", Parts: []reconciler.PartStatus{{Part: "size", Asked: "4096 bytes", Is: reconciler.Unseen, Since: now}}},
 		}
 		const table = `
-VOLUME  PART                                    ASKED                                          IS       SINCE      NEXT TRY  DETAIL
-pvc-1                                                                                          failing                       device /dev/loop3 attached read-write 4096 bytes; held by pid 7 (tar); step format for stage has been running for 1.235s
-        target /pod                             published                                      failing  1m30s ago  in 1.5s   busy (lost 2 times in a row, last 3s ago)
-        stage                                   gone                                           settled  0s ago     in 0s     
-v3                                                                                             settled                       device absent
-        target of pod default/writer            published                                      settled  0s ago               
-        target /var/lib/kubelet/pods/uid/mount  published                                      settled  0s ago               
-        stage                                   staged at /var/lib/…/globalmount as mount xfs  settled  0s ago               
-v2                                                                                             unseen                        device unknown
-        size                                    4096 bytes                                     unseen   0s ago               
+VOLUME  PART                                    ASKED                IS       SINCE      NEXT TRY  DETAIL
+pvc-1                                                                failing                       device /dev/loop3 attached read-write 4096 bytes; held by pid 7 (tar); step format for stage has been running for 1.235s
+        target /pod                             published            failing  1m30s ago  in 1.5s   busy (lost 2 times in a row, last 3s ago)
+        stage                                   gone                 settled  0s ago     in 0s     
+v3                                                                   settled                       device absent
+        target of pod default/writer            published            settled  0s ago               
+        target /var/lib/kubelet/pods/uid/mount  published            settled  0s ago               
+        stage                                   staged as mount xfs  settled  0s ago               
+v2                                                                   unseen                        device unknown
+        size                                    4096 bytes           unseen   0s ago               
 `
 		const down = "No plugin is running. This is what the store asks for and what is on the node; nothing is done about it until one is started.\n"
 		for title, test := range map[string]struct {

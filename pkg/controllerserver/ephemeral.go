@@ -40,8 +40,8 @@ func (s *Server) ephemeral(attributes map[string]string, fsType string) (pool.Vo
 	delete(parameters, sizeKey)
 	for _, key := range slices.Sorted(maps.Keys(parameters)) {
 		if _, known := values[key]; !known && !strings.HasPrefix(key, kubernetesPrefix) {
-			return pool.Volume{}, state.Errorf(state.InvalidArgument, "attribute %.200q is not known; there are %s: as 500Mi or 1Gi (default); %s: %s; %s: %s",
-				key, sizeKey, provisioningKey, values[provisioningKey], sectorSizeKey, values[sectorSizeKey])
+			return pool.Volume{}, state.Errorf(state.InvalidArgument, "attribute %.200q is not known; there are %s: as 500Mi or 1Gi (default); %s",
+				key, sizeKey, manual(provisioningKey, sectorSizeKey))
 		}
 	}
 	v, err := parse(parameters)

@@ -39,7 +39,7 @@ func parse(parameters map[string]string) (pool.Volume, error) {
 		known, good := set(&v, key, parameters[key])
 		switch {
 		case !known:
-			return v, state.Errorf(state.InvalidArgument, "parameter %.200q is not known; there are %s", key, manual())
+			return v, state.Errorf(state.InvalidArgument, "parameter %.200q is not known; there are %s", key, manual(keys()...))
 		case !good:
 			return v, state.Errorf(state.InvalidArgument, "parameter %s: %.200q is not %s", key, parameters[key], values[key])
 		}
@@ -93,10 +93,10 @@ func differs(have, want pool.Volume, keys []string) string {
 // keys returns the names of the parameters.
 func keys() []string { return slices.Sorted(maps.Keys(values)) }
 
-// manual lists the parameters and what they may be.
-func manual() string {
+// manual lists parameters and what they may be.
+func manual(keys ...string) string {
 	var list []string
-	for _, key := range keys() {
+	for _, key := range keys {
 		list = append(list, key+": "+values[key])
 	}
 	return strings.Join(list, "; ")

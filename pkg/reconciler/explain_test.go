@@ -62,8 +62,9 @@ func TestPodsAreNamed(t *testing.T) {
 			"is":      {"At " + targetPath("v", 1) + " is mounted"},
 			"you can": {"Nothing is left to do"},
 		})
-		if got := h.p.r.Status()[0].Parts[0].Pod; got != "default/writer" {
-			t.Errorf("status names the pod %q", got)
+		target, stage := h.p.r.Status()[0].Parts[0], h.p.r.Status()[0].Parts[1]
+		if target.Pod != "default/writer" || target.Path != targetPath("v", 1) || stage.Pod != "" || stage.Path != stagePath("v") {
+			t.Errorf("status tells %+v and %+v", target, stage)
 		}
 	})
 }

@@ -22,8 +22,9 @@ type Status struct {
 // PartStatus is desired against actual of one part.
 type PartStatus struct {
 	Part  string    `json:"part"`
-	Pod   string    `json:"pod,omitempty"` // that a target is for, as namespace/name
-	Asked string    `json:"asked"`         // "staged at …", "gone"
+	Path  string    `json:"path,omitempty"` // of a target, or where it is staged
+	Pod   string    `json:"pod,omitempty"`  // that a target is for, as namespace/name
+	Asked string    `json:"asked"`          // "staged at …", "gone"
 	Is    Condition `json:"is"`
 	Since time.Time `json:"since"` // it was asked
 	// Error is why the part is stuck or the last attempt failed.
@@ -137,8 +138,11 @@ func StatusOf(record *state.Volume) Status {
 	s := Status{Volume: record.ID, Device: "unknown"}
 	for _, part := range record.Parts() {
 		p := PartStatus{Part: part.String(), Asked: asked(record, part), Is: Unseen, Since: record.Intent(part).Since}
-		if t := record.Targets[part.Path]; t != nil {
-			p.Pod = t.Pod()
+		switch part.Kind {
+		case state.TargetKind:
+			p.Path, p.Pod = part.Path, record.Targets[part.Path].Pod()
+		case state.StageKind:
+			p.Path = record.Stage.Path
 		}
 		s.Parts = append(s.Parts, p)
 	}

@@ -295,7 +295,7 @@ func restartKubelet(t testing.TB, signal syscall.Signal, between func()) {
 	await(t, "kubelet", func() error {
 		select {
 		case <-the.kubelet.done: // it ends where containerd is not ready yet, and is started again, as systemd would
-			return the.startKubelet()
+			return errors.Join(errors.New("it has ended, and was started again"), the.startKubelet())
 		default:
 		}
 		_, err := try("", "exec", "--namespace=csi-node", "daemonset/csi-node", "--container=csi-node", "--", "csi-node", "status")

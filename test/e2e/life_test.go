@@ -94,9 +94,7 @@ func TestDynamicVolume(t *testing.T) {
 	s.apply(claim("data", "e2e-ext4", "32Mi"), pod("first", "data", idle))
 	s.ready("first")
 	s.holds("first", "echo kept > /data/file && sync && grep ' /data ' /proc/mounts | cut -d' ' -f3", "ext4")
-	if limit, err := os.ReadFile("/sys/block/" + filepath.Base(s.sh("first", "grep ' /data ' /proc/mounts | cut -d' ' -f1")) + "/queue/discard_max_bytes"); err != nil || string(limit) != "0\n" {
-		t.Errorf("the device of a thick volume discards up to %q bytes, %v", limit, err)
-	}
+	s.refusesDiscards(s.sh("first", "grep ' /data ' /proc/mounts | cut -d' ' -f1"))
 	s.remove("pod/first")
 
 	s.apply(pod("second", "data", idle))
@@ -104,6 +102,25 @@ func TestDynamicVolume(t *testing.T) {
 	s.holds("second", "cat /data/file", "kept")
 	s.remove("pod/second", "persistentvolumeclaim/data")
 	assertNothingLeft(t)
+}
+
+// refusesDiscards checks that the device of a thick volume does, and that this is the plugin's doing: a device may have
+// refused them before, and then goes on. So the plugin must be able to tell it.
+func (s *space) refusesDiscards(device string) {
+	s.Helper()
+	file := filepath.Join("/sys/block", filepath.Base(device), "queue/discard_max_bytes")
+	if limit, err := os.ReadFile(file); err != nil || string(limit) != "0\n" {
+		s.Errorf("%s discards up to %q bytes (%v)", device, limit, err)
+	}
+	pid, err := pluginPID()
+	if err != nil {
+		s.Fatal(err)
+	}
+	f, err := os.OpenFile(filepath.Join("/proc", strconv.Itoa(pid), "root", file), os.O_WRONLY, 0)
+	if err != nil {
+		s.Fatalf("the plugin cannot have discards refused: %v", err)
+	}
+	f.Close()
 }
 
 // writer writes and syncs until a write fails, and then ends: a pod with

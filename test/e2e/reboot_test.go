@@ -60,7 +60,8 @@ func reboot(t *testing.T, off func()) {
 		}
 		await(t, "end of all processes", endProcesses)
 		await(t, "end of kubelet's loop devices", func() error { return endLoops(kubeletLoops) }) // while mounts tell whose they are
-		if err := errors.Join(endMounts(), clearRun()); err != nil {
+		await(t, "end of all mounts", endMounts)
+		if err := clearRun(); err != nil {
 			t.Fatal(err)
 		}
 		await(t, "end of the volumes' loop devices", func() error { return endLoops(the.volumeLoops) })
@@ -96,23 +97,21 @@ func endProcesses() error {
 	return errors.Join(left...)
 }
 
-// endMounts unmounts all that kubelet, the plugin and containerd have mounted, the last first.
+// endMounts unmounts all that kubelet, the plugin and containerd have mounted, the last first, and tells what was there.
 func endMounts() error {
 	text, err := os.ReadFile("/proc/self/mountinfo")
 	if err != nil {
 		return err
 	}
+	var left []error
 	for _, line := range slices.Backward(strings.Split(strings.TrimSpace(string(text)), "\n")) {
 		path := strings.Fields(line)[4]
 		if !strings.HasPrefix(path, "/var/lib/kubelet/") && !strings.HasPrefix(path, "/run/") {
 			continue
 		}
-		// EINVAL: it went with another, which it was propagated from.
-		if err := syscall.Unmount(path, syscall.MNT_DETACH); err != nil && !errors.Is(err, syscall.EINVAL) {
-			return fmt.Errorf("umount %s: %w", path, err)
-		}
+		left = append(left, errors.Join(fmt.Errorf("mount %s", path), syscall.Unmount(path, syscall.MNT_DETACH))) // the next look tells
 	}
-	return nil
+	return errors.Join(left...)
 }
 
 // clearRun empties the tmpfs that a reboot makes anew.
