@@ -161,6 +161,7 @@ func (p *plugin) open(ctx context.Context) (err error) {
 	if p.store, err = state.Open(ctx, filepath.Join(p.StateDir, StoreFile), bootID); err != nil {
 		return err
 	}
+	p.store.Spell(p.spell)
 	if err := p.openVolumes(ctx); err != nil {
 		return errors.Join(err, p.store.Close())
 	}
@@ -198,7 +199,7 @@ func (p *plugin) openVolumes(ctx context.Context) (err error) {
 	p.ephemeral = ephemeral.New(ephemeral.Config{
 		// Not in the directory of the socket: sidecars, and the plugin, have that as a volume, and each new
 		// container would get a copy of what is mounted below it.
-		StagingDir:  filepath.Join(p.KubeletDir, "plugins", p.DriverName+"-ephemeral"),
+		StagingDir:  p.spell(filepath.Join(p.KubeletDir, "plugins", p.DriverName+"-ephemeral")),
 		Reconciler:  p.reconciler,
 		Records:     p.store,
 		Pool:        p.pool,
@@ -206,10 +207,20 @@ func (p *plugin) openVolumes(ctx context.Context) (err error) {
 		Deleter:     p.devices,
 		Directories: p.mounts,
 		Pods:        p.pods,
+		Spell:       p.mounts.Spell,
 	})
 	p.metrics.watch(p.reconciler)
 	p.metrics.watchPool(func() (pool.Capacity, error) { return p.pool.Capacity(context.WithoutCancel(ctx)) })
 	return nil
+}
+
+// spell returns the one spelling that a path has in intents; a path of which that
+// cannot be told now stays as it is.
+func (p *plugin) spell(path string) string {
+	if spelled, err := p.mounts.Spell(context.Background(), path); err == nil {
+		return spelled
+	}
+	return path
 }
 
 func (p *plugin) kernel() reconciler.Kernel {

@@ -131,7 +131,10 @@ func (f *fakeNode) Get(id string) *state.Volume {
 const path = "/kubelet/pods/1/volumes/x/mount"
 
 func newVolumes(f *fakeNode) *Volumes {
-	return New(Config{StagingDir: "/kubelet/plugins/driver-ephemeral", Reconciler: f, Records: f, Pool: fakePool{f}, Maker: f, Deleter: f, Directories: f, Pods: f})
+	return New(Config{StagingDir: "/kubelet/plugins/driver-ephemeral", Reconciler: f, Records: f, Pool: fakePool{f}, Maker: f, Deleter: f, Directories: f, Pods: f,
+		Spell: func(_ context.Context, path string) (string, error) {
+			return strings.Replace(path, "/link/", "/kubelet/", 1), nil
+		}})
 }
 
 func publish(v *Volumes, attributes map[string]string) error {

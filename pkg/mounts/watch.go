@@ -252,18 +252,13 @@ func (w *Watcher) resync(changed func(string)) error {
 	return nil
 }
 
-// tell spells a mount point as requests may.
+// tell passes on a mount point below the root; one above it is told as the root.
 func (w *Watcher) tell(point string, changed func(string)) {
-	rel, below := strings.CutPrefix(point+"/", strings.TrimSuffix(w.h.real, "/")+"/")
-	if !below {
-		if !strings.HasPrefix(w.h.real+"/", strings.TrimSuffix(point, "/")+"/") {
-			return
-		}
-		rel = "" // at the root or above
+	under := func(path, dir string) bool { return strings.HasPrefix(path+"/", strings.TrimSuffix(dir, "/")+"/") }
+	if under(w.h.real, point) {
+		point = w.h.real
 	}
-	rel = strings.TrimSuffix("/"+rel, "/")
-	changed(strings.TrimSuffix(w.h.root, "/") + rel)
-	if w.h.root != w.h.real {
-		changed(strings.TrimSuffix(w.h.real, "/") + rel)
+	if under(point, w.h.real) {
+		changed(point)
 	}
 }

@@ -18,6 +18,10 @@ const sizeUnit = 4096
 // kubelet takes InvalidArgument, NotFound and OutOfRange for infeasible and
 // stops asking, so these are kept for what can never succeed.
 func (s *Server) NodeExpandVolume(ctx context.Context, req *csi.NodeExpandVolumeRequest) (*csi.NodeExpandVolumeResponse, error) {
+	req, err := spell(ctx, s.Paths, req)
+	if err != nil {
+		return nil, err
+	}
 	id := req.GetVolumeId()
 	if err := s.volumeID(id); err != nil {
 		return nil, err

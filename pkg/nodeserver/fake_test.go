@@ -132,6 +132,18 @@ type fakePaths struct {
 	usage func(ctx context.Context, path string) (state.Usage, error)
 }
 
+// Spell knows /link for /kubelet, and nothing behind /hung.
+func (fakePaths) Spell(ctx context.Context, path string) (string, error) {
+	if strings.HasPrefix(path, "/hung/") {
+		<-ctx.Done()
+		return "", ctx.Err()
+	}
+	if rel, linked := strings.CutPrefix(path, "/link/"); linked {
+		return "/kubelet/" + rel, nil
+	}
+	return path, nil
+}
+
 func (fakePaths) Check(path string) error {
 	if !strings.HasPrefix(path, "/kubelet/") {
 		return state.Errorf(state.InvalidArgument, "%s does not lie under /kubelet", path)

@@ -14,6 +14,10 @@ import (
 
 // NodePublishVolume asks for the staged volume at the target path.
 func (s *Server) NodePublishVolume(ctx context.Context, req *csi.NodePublishVolumeRequest) (*csi.NodePublishVolumeResponse, error) {
+	req, err := spell(ctx, s.Paths, req)
+	if err != nil {
+		return nil, err
+	}
 	target, err := s.target(req)
 	if err != nil {
 		return nil, err
@@ -96,13 +100,17 @@ func (s *Server) adopt(ctx context.Context, id, staging string, c state.Capabili
 // NodeUnpublishVolume asks that the volume is not at the target path. An inline
 // ephemeral volume ends with that.
 func (s *Server) NodeUnpublishVolume(ctx context.Context, req *csi.NodeUnpublishVolumeRequest) (*csi.NodeUnpublishVolumeResponse, error) {
+	req, err := spell(ctx, s.Paths, req)
+	if err != nil {
+		return nil, err
+	}
 	if err := s.volumeID(req.GetVolumeId()); err != nil {
 		return nil, err
 	}
 	if err := s.path("target_path", req.GetTargetPath()); err != nil {
 		return nil, err
 	}
-	err := s.Reconciler.Ensure(ctx, req.GetVolumeId(), state.TargetPart(req.GetTargetPath()), func(v *state.Volume) error {
+	err = s.Reconciler.Ensure(ctx, req.GetVolumeId(), state.TargetPart(req.GetTargetPath()), func(v *state.Volume) error {
 		return v.AskUnpublish(req.GetTargetPath(), time.Now())
 	})
 	if err == nil {

@@ -32,6 +32,9 @@ type Records interface {
 
 // Paths answers for the paths and mounts in requests; *mounts.Host is one.
 type Paths interface {
+	// Spell returns the one spelling that a path has in intents and in the mount
+	// table; a path that Check refuses may come back as it is. It waits until ctx ends.
+	Spell(ctx context.Context, path string) (string, error)
 	// Check returns InvalidArgument for a path that no request may name.
 	Check(path string) error
 	// Usage tells what is mounted at a path and how full it is.

@@ -13,6 +13,10 @@ import (
 // NodeStageVolume asks for the volume's device and, for mount access, its file
 // system at the staging path.
 func (s *Server) NodeStageVolume(ctx context.Context, req *csi.NodeStageVolumeRequest) (*csi.NodeStageVolumeResponse, error) {
+	req, err := spell(ctx, s.Paths, req)
+	if err != nil {
+		return nil, err
+	}
 	capability, readOnly, joined, err := s.asked(req, "staging_target_path", req.GetStagingTargetPath())
 	if err != nil {
 		return nil, err
@@ -37,13 +41,17 @@ func (s *Server) NodeStageVolume(ctx context.Context, req *csi.NodeStageVolumeRe
 
 // NodeUnstageVolume asks for the end of the stage and of the device.
 func (s *Server) NodeUnstageVolume(ctx context.Context, req *csi.NodeUnstageVolumeRequest) (*csi.NodeUnstageVolumeResponse, error) {
+	req, err := spell(ctx, s.Paths, req)
+	if err != nil {
+		return nil, err
+	}
 	if err := s.volumeID(req.GetVolumeId()); err != nil {
 		return nil, err
 	}
 	if err := s.path("staging_target_path", req.GetStagingTargetPath()); err != nil {
 		return nil, err
 	}
-	err := s.Reconciler.Ensure(ctx, req.GetVolumeId(), state.StagePart(), func(v *state.Volume) error {
+	err = s.Reconciler.Ensure(ctx, req.GetVolumeId(), state.StagePart(), func(v *state.Volume) error {
 		return v.AskUnstage(req.GetStagingTargetPath(), time.Now())
 	})
 	s.probes.forget(req.GetVolumeId())

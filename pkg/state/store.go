@@ -33,6 +33,7 @@ type Store struct {
 	file   *os.File // of db
 	size   int64    // of file, in bytes, after the last commit
 	bootID string
+	places *places // of records, and of what is being committed; nil until the first edit
 
 	// The committer alone writes these two, and reads them without the lock.
 	revision uint64 // the last one given out

@@ -46,6 +46,10 @@ type change struct {
 // Edits of one volume are atomic. Concurrent edits share commits: edit runs on
 // the committer's goroutine, so it must not block, nor call Edit.
 //
+// An edit that asks for a stage or a target at, above or below the path of another
+// one, of whatever volume, is refused: FailedPrecondition if that one is to stay,
+// Aborted while it is being taken down.
+//
 // Edit blocks for as long as the disk does. InvalidArgument: no record can have
 // that id. Any other error of Edit's own is unclassified: the write failed, the
 // change is not seen, and only after a restart of the plugin may it turn out to be there.
@@ -104,6 +108,8 @@ func (s *Store) commit(rs []*request) {
 	err := s.write(changes)
 	if err == nil {
 		s.show(changes)
+	} else {
+		s.places = nil // it has what was not written
 	}
 	for _, r := range rs {
 		// Refusals and repeats, too, are answers to a record that was not written.
@@ -138,10 +144,17 @@ func (s *Store) apply(r *request, changes map[string]change) (*Volume, error) {
 		return v, nil
 	}
 	v.Revision = s.revision
+	if s.places == nil {
+		s.places = newPlaces(s.records)
+	}
+	if err := s.places.apart(current, v); err != nil {
+		return nil, err
+	}
 	value, err := encodeRecord(v)
 	if err != nil {
 		return nil, fmt.Errorf("store %s: volume %s: encoding the record: %w", s.path, r.id, err)
 	}
+	s.places.move(current, v)
 	changes[r.id] = change{record: v, value: value}
 	return deepCopy(v), nil
 }
