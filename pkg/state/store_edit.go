@@ -108,7 +108,8 @@ func (s *Store) commit(rs []*request) {
 	err := s.write(changes)
 	if err == nil {
 		s.show(changes)
-	} else {
+	}
+	if err != nil {
 		s.places = nil // it has what was not written
 	}
 	for _, r := range rs {
