@@ -353,6 +353,7 @@ func (p *plugin) grpcServer() *grpc.Server {
 		MaxVolumes:       p.MaxVolumes,
 		Filesystems:      p.filesystem,
 		ValidateVolumeID: pool.ValidateID,
+		VolumeAt:         p.devices.VolumeAt,
 		Reconciler:       p.reconciler,
 		Records:          p.store,
 		Paths:            p.mounts,

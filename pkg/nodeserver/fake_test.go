@@ -151,6 +151,14 @@ func (fakePaths) Check(path string) error {
 	return nil
 }
 
+// Above knows a mount at /kubelet/in, of a device that stands for the volume pvc-lost.
+func (fakePaths) Above(path string) (m state.Mount, point string, err error) {
+	if strings.HasPrefix(path, "/kubelet/in/") {
+		return state.Mount{Device: other}, "/kubelet/in", nil
+	}
+	return m, "", nil
+}
+
 func (fakePaths) CheckOptions(fsType string, flags state.Flags) error {
 	if slices.Contains(flags.Super, "nonsense") {
 		return state.Errorf(state.InvalidArgument, "the kernel refuses nonsense")
@@ -195,6 +203,12 @@ func newServer() (*Server, *fakeNode) {
 				return state.Errorf(state.InvalidArgument, "volume_id %q holds a slash", id)
 			}
 			return nil
+		},
+		VolumeAt: func(number state.DeviceNumber) string {
+			if number == other {
+				return "pvc-lost"
+			}
+			return ""
 		},
 		Reconciler: f, Records: f, Filesystems: fakeFilesystems{},
 		Paths: fakePaths{f, func(context.Context, string) (state.Usage, error) {

@@ -37,6 +37,9 @@ type Paths interface {
 	Spell(ctx context.Context, path string) (string, error)
 	// Check returns InvalidArgument for a path that no request may name.
 	Check(path string) error
+	// Above tells which mount holds the directory of a path; none if it is that
+	// of the kubelet directory.
+	Above(path string) (m state.Mount, point string, err error)
 	// Usage tells what is mounted at a path and how full it is.
 	Usage(ctx context.Context, path string) (state.Mount, state.Usage, error)
 	// CheckOptions returns InvalidArgument for an option that the kernel
@@ -67,6 +70,8 @@ type Config struct {
 	MaxVolumes                 int64 // 0: no limit
 	// ValidateVolumeID returns InvalidArgument for an id that no volume can have.
 	ValidateVolumeID func(string) error
+	// VolumeAt returns the volume that a device stands for; empty: none.
+	VolumeAt func(state.DeviceNumber) string
 
 	Reconciler  Reconciler
 	Records     Records

@@ -37,6 +37,21 @@ func (s *Server) path(field, path string) error {
 	return s.Paths.Check(path)
 }
 
+// outside refuses a path that lies in a volume of which there is no record, as
+// after the loss of the store. Where there is one, the store knows whether the
+// path is free.
+func (s *Server) outside(path string) error {
+	m, point, err := s.Paths.Above(path)
+	if err != nil || point == "" {
+		return err
+	}
+	other := s.VolumeAt(m.Device)
+	if other == "" || s.Records.Get(other) != nil {
+		return nil
+	}
+	return state.Errorf(state.FailedPrecondition, "the path %s lies in volume %s, which is mounted at %s, and two must lie apart: choose another path, or end that by NodeUnpublishVolume and NodeUnstageVolume", path, other, point)
+}
+
 func wellFormed(field, path string) error {
 	switch {
 	case path == "":
@@ -76,6 +91,9 @@ func (s *Server) asked(req interface {
 		return
 	}
 	if c, readOnly, err = s.capability(req.GetVolumeCapability()); err != nil {
+		return
+	}
+	if err = s.outside(path); err != nil {
 		return
 	}
 	joined, err = volumeContext(req.GetVolumeContext(), req.GetPublishContext())

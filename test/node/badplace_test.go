@@ -15,6 +15,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/csi-node/csi-node/pkg/driver"
 	"github.com/csi-node/csi-node/test/harness"
 )
 
@@ -357,4 +358,32 @@ func TestStagesInEachOther(t *testing.T) {
 	must(t, inner.stage(ctx))
 	inner.end()
 	must(t, outer.delete(ctx))
+}
+
+// The loss of the store does not lose what is mounted: nothing is staged or
+// published in it.
+func TestPathsInAVolumeWithoutARecord(t *testing.T) {
+	t.Parallel()
+	p := harness.Start(t, harness.Options{})
+	ctx := t.Context()
+	v, other := create(t, p, "volume", 32*mib, mountAs("ext4", multiWriter)), create(t, p, "other", 32*mib, mountAs("ext4", multiWriter))
+	pod, own := v.target("pod"), other.staging
+	must(t, v.stage(ctx))
+	must(t, v.publish(ctx, pod))
+	makeDir(t, filepath.Join(pod, "directory"))
+	p.Terminate()
+	must(t, os.Remove(filepath.Join(p.StateDir, driver.StoreFile)))
+	p.Start(harness.Options{})
+	for _, path := range []string{v.staging + "/directory", v.staging + "/new/deep", pod + "/directory", filepath.Dir(pod), pod} {
+		other.staging = path
+		mustChangeNothing(t, p, denied, func() error { return other.stage(ctx) })
+		mustRefuse(t, other.stage(ctx), denied, path)
+	}
+	other.staging = own
+	must(t, other.stage(ctx))
+	mustChangeNothing(t, p, denied, func() error { return other.publish(ctx, v.staging+"/directory") })
+	must(t, other.unstage(ctx))
+	must(t, other.delete(ctx))
+	must(t, v.publish(ctx, pod))
+	v.end(pod)
 }
