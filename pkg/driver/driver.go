@@ -161,7 +161,7 @@ func (p *plugin) open(ctx context.Context) (err error) {
 	if p.store, err = state.Open(ctx, filepath.Join(p.StateDir, StoreFile), bootID); err != nil {
 		return err
 	}
-	p.store.Spell(p.spell)
+	p.spellRecords(ctx)
 	if err := p.openVolumes(ctx); err != nil {
 		return errors.Join(err, p.store.Close())
 	}
@@ -196,10 +196,14 @@ func (p *plugin) openVolumes(ctx context.Context) (err error) {
 		Deleter:     p.devices,
 		Intents:     p.store,
 	})
+	staging, err := p.mounts.Spell(ctx, filepath.Join(p.KubeletDir, "plugins", p.DriverName+"-ephemeral"))
+	if err != nil {
+		return err
+	}
 	p.ephemeral = ephemeral.New(ephemeral.Config{
 		// Not in the directory of the socket: sidecars, and the plugin, have that as a volume, and each new
 		// container would get a copy of what is mounted below it.
-		StagingDir:  p.spell(filepath.Join(p.KubeletDir, "plugins", p.DriverName+"-ephemeral")),
+		StagingDir:  staging,
 		Reconciler:  p.reconciler,
 		Records:     p.store,
 		Pool:        p.pool,
@@ -214,13 +218,23 @@ func (p *plugin) openVolumes(ctx context.Context) (err error) {
 	return nil
 }
 
-// spell returns the one spelling that a path has in intents; a path of which that
-// cannot be told now stays as it is.
-func (p *plugin) spell(path string) string {
-	if spelled, err := p.mounts.Spell(context.Background(), path); err == nil {
+// spellTime bounds how long the start waits for directories that lead to the
+// kubelet directory in the paths of records.
+const spellTime = 5 * time.Second
+
+// spellRecords gives the paths of records the spelling of requests. One of which
+// that cannot be told now stays as it is.
+func (p *plugin) spellRecords(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, spellTime)
+	defer cancel()
+	p.store.Spell(func(path string) string {
+		spelled, err := p.mounts.Spell(ctx, path)
+		if err != nil {
+			klog.FromContext(ctx).Error(err, "A path in a record is taken as it is spelled", "path", path)
+			return path
+		}
 		return spelled
-	}
-	return path
+	})
 }
 
 func (p *plugin) kernel() reconciler.Kernel {

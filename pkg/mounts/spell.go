@@ -30,6 +30,9 @@ func (h *Host) Spell(ctx context.Context, path string) (string, error) {
 	if !filepath.IsAbs(path) || filepath.Clean(path) != path || strings.ContainsRune(path, 0) || len(path) >= unix.PathMax {
 		return path, nil
 	}
+	if err := ctx.Err(); err != nil {
+		return "", fmt.Errorf("find out whether %s lies below %s: %w", path, h.real, err)
+	}
 	ctx, cancel := context.WithTimeout(ctx, spellTime)
 	defer cancel()
 	spelled, err := wait(ctx, &h.spellings, path, func() (string, error) { return h.spell(path) })
