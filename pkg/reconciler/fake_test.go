@@ -65,6 +65,7 @@ type fakeVolume struct {
 	copied     bool // such a copy holds the device now
 	formatting bool
 	formatted  string
+	created    string // the fs type that it was made for
 	contents   state.Contents
 	data       bool // it was mounted for writing: erasing it would lose data
 	superRO    bool // the kernel turned the file system read-only
@@ -568,7 +569,7 @@ func (k *fakeKernel) facts(id string) state.Device {
 	if v == nil {
 		return state.Device{Missing: true}
 	}
-	d := state.Device{Size: v.size, Capacity: v.capacity, Backing: "/pool/" + id, Formatting: v.formatting, Formatted: v.formatted}
+	d := state.Device{Size: v.size, Capacity: v.capacity, Backing: "/pool/" + id, Formatting: v.formatting, Formatted: v.formatted, CreatedFor: v.created}
 	switch {
 	case v.foreign != "":
 		d.State, d.Holder = state.DeviceForeign, v.foreign

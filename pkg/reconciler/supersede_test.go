@@ -137,6 +137,30 @@ func stageOf(r request) *state.Stage {
 	return v.Stage
 }
 
+// What gives way before anything was begun for it leaves nothing to undo, so no
+// step is made for it.
+func TestGivesWayBeforeItIsBegun(t *testing.T) {
+	bubble(t, func(h *harness) {
+		h.formatted("v", "ext4")
+		edits := 0
+		h.store.edits = func(string) {
+			if edits++; edits == 2 { // the worker notes that it begins
+				h.store.edits = nil
+				if _, err := h.store.Edit("v", stage("v", stageReadOnly).edit); err != nil {
+					t.Error(err)
+				}
+			}
+		}
+		h.refuse(h.do(stage("v")), state.Aborted, "superseded")
+		synctest.Wait()
+		if n := h.k.count(opAttach, "v"); n != 1 {
+			t.Errorf("attached %d times", n)
+		}
+		h.ok(stage("v", stageReadOnly))
+		h.atRest("v")
+	})
+}
+
 // An administrator who corrects a mount option need not delete the pod.
 func TestCorrectedOption(t *testing.T) {
 	bubble(t, func(h *harness) {
@@ -308,6 +332,11 @@ func TestChosenType(t *testing.T) {
 		h.ok(stage("v", stageOpen))
 		if s := h.store.Get("v").Stage; s.Capability.FSType != "ext4" {
 			t.Errorf("staged as %s", s.Capability.FSType)
+		}
+		h.volume("c").created = "ext4"
+		h.ok(stage("c", stageOpen))
+		if s := h.store.Get("c").Stage; s.Capability.FSType != "ext4" {
+			t.Errorf("staged as %s what was created for ext4", s.Capability.FSType)
 		}
 		w := h.volume("w")
 		bad := func(s *state.Stage) { s.Capability.FSType, s.Capability.Flags = "", []string{"bad-for-xfs"} }

@@ -173,3 +173,32 @@ func TestPodInformationIsNoPartOfTheRequest(t *testing.T) {
 		}
 	}
 }
+
+// A publish that leaves the fs type open takes that of the stage; while that is
+// not chosen yet, one that names a type is for later.
+func TestFSTypeOfThePublish(t *testing.T) {
+	open := func(t *Target) { t.Capability.FSType = "" }
+	v := record()
+	if err := v.AskPublish(aTarget("/a", open), "/stage", editTime); err != nil || v.Targets["/a"].Capability.FSType != "ext4" {
+		t.Errorf("published is %+v (%v)", v.Targets["/a"], err)
+	}
+	v = record(func(v *Volume) { v.Stage.Capability.FSType = "" })
+	if err := v.AskPublish(aTarget("/a"), "/stage", editTime); ClassOf(err) != Aborted {
+		t.Errorf("a publish as ext4 of what is not chosen: %v", err)
+	}
+	if err := v.AskPublish(aTarget("/a", open), "/stage", editTime); err != nil {
+		t.Fatal(err)
+	}
+	v.Choose("xfs")
+	if v.Stage.Capability.FSType != "xfs" || v.Targets["/a"].Capability.FSType != "xfs" {
+		t.Errorf("chosen: %+v, %+v", v.Stage, v.Targets["/a"])
+	}
+}
+
+func TestRoundedSize(t *testing.T) {
+	for bytes, want := range map[int64]int64{1: 4096, 4096: 4096, 4097: 8192, 1 << 62: 1 << 62} {
+		if got := (&Size{Bytes: bytes}).Rounded(); got != want {
+			t.Errorf("%d bytes are rounded to %d", bytes, got)
+		}
+	}
+}
