@@ -33,6 +33,9 @@ func TestContradictingStage(t *testing.T) {
 		if s := h.store.Get("v").Stage; !s.Gone || s.Next == nil || s.Next.Capability.Flags[0] != "noatime" {
 			t.Errorf("the record asks for %+v", s)
 		}
+		if p := h.p.r.Status()[0].Parts[0]; p.Asked != "gone, then staged at /k/stage/v as mount SINGLE_NODE_MULTI_WRITER ext4 with mount flags" || p.Is == Settled {
+			t.Errorf("the status is %+v", p)
+		}
 		hang.open()
 		synctest.Wait()
 		h.atRest("v")
@@ -135,6 +138,22 @@ func stageOf(r request) *state.Stage {
 		panic(err)
 	}
 	return v.Stage
+}
+
+// The store remembers what is to be undone and what is to follow.
+func TestSupersedingSurvivesAKill(t *testing.T) {
+	bubble(t, func(h *harness) {
+		h.volume("v")
+		h.k.hang(opFormat, "v", false)
+		h.refuse(h.within(time.Second, stage("v")), state.DeadlineExceeded)
+		h.refuse(h.within(time.Second, stage("v", stageNoatime)), state.DeadlineExceeded)
+		h.kill()
+		h.k.mend()
+		h.start()
+		synctest.Wait()
+		h.atRest("v")
+		h.mustShow(stagePath("v"), state.NoAtime, true)
+	})
 }
 
 // What gives way before anything was begun for it leaves nothing to undo, so no

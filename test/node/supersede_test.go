@@ -4,6 +4,7 @@ import (
 	"context"
 	"path/filepath"
 	"regexp"
+	"strings"
 	"testing"
 	"time"
 
@@ -50,7 +51,7 @@ func TestStageIsSuperseded(t *testing.T) {
 			w.open()
 			harness.Eventually(t, "the second stage stands, though nobody asks again", func() bool {
 				part := p.Status().Volumes[0].Parts[0]
-				return part.Is == reconciler.Settled && part.Asked != "gone"
+				return part.Is == reconciler.Settled && strings.HasPrefix(part.Asked, "staged")
 			})
 			mustHaveFlags(t, v.staging, "noatime -noexec", "commit=7")
 			must(t, v.stage(t.Context()))
