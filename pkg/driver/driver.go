@@ -379,7 +379,7 @@ func (p *plugin) grpcServer() *grpc.Server {
 
 // newServer returns a server of the services behind the interceptors.
 func newServer(m *metrics, i csi.IdentityServer, c csi.ControllerServer, n csi.NodeServer) *grpc.Server {
-	server := grpc.NewServer(grpc.ChainUnaryInterceptor(m.intercept, logCalls, statusCodes))
+	server := grpc.NewServer(grpc.ChainUnaryInterceptor(m.intercept, logCalls, statusCodes, inTime))
 	csi.RegisterIdentityServer(server, i)
 	csi.RegisterControllerServer(server, c)
 	csi.RegisterNodeServer(server, n)

@@ -96,9 +96,10 @@ func (f *fakeNode) Adopt(_ context.Context, id string, s *state.Stage) (bool, er
 	if f.blind != nil {
 		return false, f.blind
 	}
-	if f.stands == nil || f.stands.Path != s.Path || f.stands.ReadOnly != s.ReadOnly || f.stands.Capability.FSType != s.Capability.FSType {
+	if f.stands == nil || f.stands.Path != s.Path || f.stands.ReadOnly != s.ReadOnly || s.Capability.FSType != "" && f.stands.Capability.FSType != s.Capability.FSType {
 		return false, nil
 	}
+	s.Capability.FSType = f.stands.Capability.FSType
 	v := f.edited(id)
 	if err := v.AskStage(s, now); err != nil {
 		return false, err
@@ -181,12 +182,6 @@ func (f fakePaths) Usage(ctx context.Context, path string) (state.Mount, state.U
 type fakeFilesystems struct{}
 
 func (fakeFilesystems) Types() []string { return []string{"ext4", "xfs"} }
-func (fakeFilesystems) Default(bytes int64) string {
-	if bytes < gib {
-		return "ext4"
-	}
-	return "xfs"
-}
 
 // newServer returns a server of a node that has the volume id, a GiB in size,
 // attached and with nothing asked of it.

@@ -20,7 +20,7 @@ func (s *Server) NodePublishVolume(ctx context.Context, req *csi.NodePublishVolu
 	}
 	target, err := s.target(req)
 	if err != nil {
-		return nil, err
+		return nil, s.whilePending(req.GetVolumeId(), state.TargetPart(req.GetTargetPath()), err)
 	}
 	if target.Context[ephemeralKey] == "true" {
 		return s.publishEphemeral(ctx, req, target)
@@ -30,9 +30,6 @@ func (s *Server) NodePublishVolume(ctx context.Context, req *csi.NodePublishVolu
 		return nil, state.Errorf(state.FailedPrecondition, "staging_target_path is missing: the volume must be staged first")
 	}
 	if err := s.path("staging_target_path", staging); err != nil {
-		return nil, err
-	}
-	if err := s.settleFSType(ctx, req.GetVolumeId(), &target.Capability); err != nil {
 		return nil, err
 	}
 	publish := func() error {
@@ -58,10 +55,8 @@ func (s *Server) publishEphemeral(ctx context.Context, req *csi.NodePublishVolum
 	if target.Capability.Access != state.MountAccess {
 		return nil, state.Errorf(state.InvalidArgument, "volume %s: an inline ephemeral volume has a file system", req.GetVolumeId())
 	}
-	if c := target.Capability; c.FSType != "" {
-		if err := s.flags(c); err != nil {
-			return nil, fmt.Errorf("volume %s: %w", req.GetVolumeId(), err)
-		}
+	if err := s.flags(target.Capability); err != nil {
+		return nil, fmt.Errorf("volume %s: %w", req.GetVolumeId(), err)
 	}
 	context := req.GetVolumeContext()
 	if err := s.Ephemeral.Publish(ctx, req.GetVolumeId(), context[podUIDKey], context, target); err != nil {

@@ -3,7 +3,8 @@
 //
 // Errors are classified by package state; the gRPC server's interceptor turns
 // the class into a status code. The rules are those of the CSI specification
-// v1.13, section "Node Service RPC".
+// v1.13, section "Node Service RPC". No request to stage, to publish or to expand
+// a volume with a record waits for a look at the volume before its intent is written.
 package nodeserver
 
 import (
@@ -50,7 +51,6 @@ type Paths interface {
 // Filesystems knows what this node can make; *filesystem.Host is one.
 type Filesystems interface {
 	Types() []string
-	Default(bytes int64) string
 }
 
 // Ephemeral serves volumes that live as long as a publish; *ephemeral.Volumes does.

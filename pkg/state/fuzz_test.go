@@ -117,7 +117,7 @@ func edited(t *testing.T, before *Volume, op, arg byte) *Volume {
 		case 4:
 			return v.AskUnpublish(path+"/t", now)
 		case 5:
-			return v.AskSize(int64(arg)<<20, now)
+			return v.AskSize(int64(arg)<<20, 0, now)
 		}
 		return nil
 	}

@@ -35,11 +35,13 @@ func (v *Volume) occupants() []occupant {
 		return nil
 	}
 	all := make([]occupant, 0, 1+len(v.Targets))
-	if v.Stage != nil {
-		all = append(all, occupant{v.ID, StageKind, v.Stage.Path, v.Stage.Gone})
+	for s := v.Stage; s != nil; s = s.Next {
+		all = append(all, occupant{v.ID, StageKind, s.Path, s.Gone})
 	}
 	for _, t := range v.Targets {
-		all = append(all, occupant{v.ID, TargetKind, t.Path, t.Gone})
+		for ; t != nil; t = t.Next {
+			all = append(all, occupant{v.ID, TargetKind, t.Path, t.Gone})
+		}
 	}
 	return all
 }

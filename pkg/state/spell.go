@@ -16,12 +16,14 @@ func (s *Store) Spell(spell func(path string) string) {
 }
 
 func (v *Volume) spell(spell func(path string) string) {
-	if v.Stage != nil {
-		v.Stage.Path = spell(v.Stage.Path)
+	for s := v.Stage; s != nil; s = s.Next {
+		s.Path = spell(s.Path)
 	}
 	targets := make(map[string]*Target, len(v.Targets))
 	for _, t := range v.Targets {
-		t.Path = spell(t.Path)
+		for ask := t; ask != nil; ask = ask.Next {
+			ask.Path = spell(ask.Path)
+		}
 		if other := targets[t.Path]; other == nil || other.Revision < t.Revision {
 			targets[t.Path] = t
 		}

@@ -159,6 +159,7 @@ func deepCopy(v *Volume) *Volume {
 	c := v.Clone()
 	for _, part := range c.Parts() {
 		c.Intent(part).Asked = false
+		c.Latest(part).Asked = false
 	}
 	return c
 }

@@ -151,7 +151,7 @@ func TestEditDeletesEmptyRecords(t *testing.T) {
 	path := storePath(t)
 	s := openStore(t, path, testBoot)
 	mustEdit(t, s, "v", staged("/stage"))
-	before := mustEdit(t, s, "v", func(v *Volume) error { return v.AskSize(1<<30, time.Now()) })
+	before := mustEdit(t, s, "v", func(v *Volume) error { return v.AskSize(1<<30, 0, time.Now()) })
 	gone := mustEdit(t, s, "v", emptied)
 	if !gone.Empty() || gone.Size != nil || gone.ID != "v" || gone.Revision <= before.Revision {
 		t.Errorf("the deleted record came back as %+v", gone)
