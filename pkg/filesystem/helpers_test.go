@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/csi-node/csi-node/pkg/state"
+	"github.com/csi-node/csi-node/test/machine"
 )
 
 const mib = 1 << 20
@@ -46,6 +47,7 @@ func newImage(t testing.TB, size int64) string {
 // device for a moment, and whoever wants to mount or format it then is refused.
 func attach(t testing.TB, path string, options ...string) state.Device {
 	t.Helper()
+	machine.Kernel(t)
 	control, err := os.OpenFile("/dev/loop-control", os.O_RDWR, 0)
 	must0(t, err)
 	defer control.Close()
@@ -204,6 +206,7 @@ func wantClass(t testing.TB, err error, class state.Class, words ...string) {
 // script puts a shell script of that name first in PATH.
 func script(t testing.TB, name, body string) {
 	t.Helper()
+	machine.Kernel(t)
 	dir := t.TempDir()
 	must0(t, os.WriteFile(filepath.Join(dir, name), []byte("#!/bin/sh\n"+body+"\n"), 0o755))
 	switch t := t.(type) {

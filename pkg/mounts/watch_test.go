@@ -10,10 +10,12 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/csi-node/csi-node/pkg/state"
+	"github.com/csi-node/csi-node/test/machine"
 )
 
 // bothSources runs a test once with each source of news.
 func bothSources(t *testing.T, test func(t *testing.T, h *Host, root string, s newsSource)) {
+	machine.Kernel(t)
 	t.Run("fanotify", func(t *testing.T) {
 		h, root := newHost(t)
 		if s := wantFanotify(t, h); s != nil {
@@ -32,6 +34,7 @@ func bothSources(t *testing.T, test func(t *testing.T, h *Host, root string, s n
 // be left with the other one, and nil is returned.
 func wantFanotify(t *testing.T, h *Host) newsSource {
 	t.Helper()
+	machine.Kernel(t)
 	s, err := newFanotify()
 	if err == nil {
 		return s

@@ -19,6 +19,7 @@ import (
 	"github.com/csi-node/csi-node/pkg/filesystem"
 	"github.com/csi-node/csi-node/pkg/mounts"
 	"github.com/csi-node/csi-node/pkg/state"
+	"github.com/csi-node/csi-node/test/machine"
 )
 
 // small is the size of a volume on the real kernel, in bytes.
@@ -322,6 +323,7 @@ type realNode struct {
 
 func newRealNode(t *testing.T) *realNode {
 	t.Helper()
+	machine.Kernel(t)
 	must := func(err error) {
 		t.Helper()
 		if err != nil {

@@ -17,6 +17,7 @@ import (
 	"github.com/csi-node/csi-node/pkg/devices/devicestest"
 	"github.com/csi-node/csi-node/pkg/devices/pool"
 	"github.com/csi-node/csi-node/pkg/state"
+	"github.com/csi-node/csi-node/test/machine"
 )
 
 // createWith makes a volume of a sector size and returns the path of its data.
@@ -67,6 +68,7 @@ func allocated(t testing.TB, path string) int64 {
 // poolOn makes a pool on a file system of its own, mounted as asked.
 func poolOn(t testing.TB, source, fsType, options string) (*pool.Pool, string) {
 	t.Helper()
+	machine.Kernel(t)
 	mountpoint := t.TempDir()
 	if err := unix.Mount(source, mountpoint, fsType, 0, options); err != nil {
 		t.Fatalf("mount %s on %s: %v", fsType, mountpoint, err)
@@ -88,6 +90,7 @@ func poolOn(t testing.TB, source, fsType, options string) (*pool.Pool, string) {
 // disk makes a disk with sectors of so many bytes and a file system on it.
 func disk(t testing.TB, sector int, fsType string, bytes int64) string {
 	t.Helper()
+	machine.Kernel(t)
 	image := filepath.Join(t.TempDir(), "disk")
 	if err := os.WriteFile(image, nil, 0o600); err != nil {
 		t.Fatal(err)
@@ -387,6 +390,7 @@ func TestThinVolumeIsGivenNoLimitedDevice(t *testing.T) {
 // prepared by prepare. It returns false in the process that started that one.
 func elsewhere(t *testing.T, prepare func()) bool {
 	t.Helper()
+	machine.Kernel(t)
 	const name = "CSI_NODE_TEST_ELSEWHERE"
 	if os.Getenv(name) == t.Name() {
 		prepare()

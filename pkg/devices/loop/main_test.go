@@ -16,12 +16,14 @@ import (
 	"github.com/csi-node/csi-node/pkg/devices/devicestest"
 	"github.com/csi-node/csi-node/pkg/devices/pool"
 	"github.com/csi-node/csi-node/pkg/state"
+	"github.com/csi-node/csi-node/test/machine"
 )
 
 // newPool makes a pool in a directory of the test, whose devices are all
 // detached when the test ends, whatever became of it.
 func newPool(t testing.TB) (p *pool.Pool, dir string) {
 	t.Helper()
+	machine.Kernel(t)
 	dir = filepath.Join(t.TempDir(), "pool")
 	p, err := pool.Open(t.Context(), dir)
 	if err != nil {

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/csi-node/csi-node/pkg/state"
+	"github.com/csi-node/csi-node/test/machine"
 )
 
 func thin(id string, bytes, overcommitPercent int64) Volume {
@@ -143,6 +144,7 @@ func TestLargestFile(t *testing.T) {
 // onExt4 opens a pool on an ext4 of its own of so many bytes.
 func onExt4(t testing.TB, bytes int64) *Pool {
 	t.Helper()
+	machine.Kernel(t)
 	image, dir := newDir(t)+".img", newDir(t)
 	ok(t, os.WriteFile(image, nil, 0o600))
 	ok(t, os.Truncate(image, bytes))
