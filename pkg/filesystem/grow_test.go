@@ -6,8 +6,6 @@ import (
 	"path/filepath"
 	"testing"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/csi-node/csi-node/pkg/state"
 	"github.com/csi-node/csi-node/test/machine"
 )
@@ -35,7 +33,7 @@ func TestGrowExt4AfterCrash(t *testing.T) {
 	must0(t, h.Format(t.Context(), device, "ext4"))
 	dir := mount(t, device, "ext4")
 	must0(t, os.WriteFile(filepath.Join(dir, "file"), []byte("data"), 0o644))
-	unix.Sync()
+	syncFS(t, dir)
 	image := newImage(t, 0)
 	command(t, "cp", "--sparse=always", device.Backing, image)
 	unmount(t, dir)

@@ -3,7 +3,6 @@ package mounts
 import (
 	"bufio"
 	"cmp"
-	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -79,24 +78,11 @@ func newDevice(t testing.TB, root, fsType string) state.Device {
 	return attach(t, root, image)
 }
 
-// attach puts a loop device over an image until the test ends. One on which
-// nothing can be discarded, as a thick volume leaves it, is made anew.
+// attach puts a loop device over an image until the test ends.
 func attach(t testing.TB, root, image string, options ...string) state.Device {
 	t.Helper()
 	machine.Kernel(t)
-	losetup := append(append([]string{"losetup", "--find", "--show"}, options...), image)
-	path := run(t, losetup...)
-	if limit, err := os.ReadFile("/sys/block/" + filepath.Base(path) + "/queue/discard_max_bytes"); err == nil && string(limit) == "0\n" {
-		run(t, "losetup", "--detach", path)
-		control, err := os.OpenFile("/dev/loop-control", os.O_RDWR, 0)
-		must(t, err)
-		defer control.Close()
-		var number int
-		_, err = fmt.Sscanf(path, "/dev/loop%d", &number)
-		must(t, err)
-		_ = unix.IoctlSetInt(int(control.Fd()), unix.LOOP_CTL_REMOVE, number) // unless another test has it by now
-		path = run(t, losetup...)
-	}
+	path := machine.Losetup(t, append(options, image)...)
 	t.Cleanup(func() {
 		unmountBelow(t, root)
 		run(t, "losetup", "--detach", path)

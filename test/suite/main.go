@@ -17,6 +17,7 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"path"
 	"slices"
 	"strings"
 	"time"
@@ -36,18 +37,18 @@ func main() {
 	}
 	s := suite{out: os.Stdout}
 	began := time.Now()
-	for args := range splitSeq(os.Args[1:], "+") {
+	for args := range split(os.Args[1:], "+") {
 		s.run(args)
 	}
-	line, ok := s.sum(missing, strict)
-	fmt.Printf("%s (%s)\n", line, time.Since(began).Round(time.Second))
+	text, ok := s.sum(missing, strict)
+	fmt.Printf("%s (%s)\n", text, time.Since(began).Round(time.Second))
 	if !ok {
 		os.Exit(1)
 	}
 }
 
-// splitSeq yields the parts of args between separators.
-func splitSeq(args []string, separator string) func(yield func([]string) bool) {
+// split yields the parts of args between separators.
+func split(args []string, separator string) func(yield func([]string) bool) {
 	return func(yield func([]string) bool) {
 		for {
 			i := slices.Index(args, separator)
@@ -65,10 +66,11 @@ func splitSeq(args []string, separator string) func(yield func([]string) bool) {
 
 // suite is what came of the tests.
 type suite struct {
-	out                     io.Writer
-	passed, failed, leftOut int
-	broken                  bool // go test itself failed: something does not build, a package died
-	unexplained             []string
+	out             io.Writer
+	passed, leftOut int
+	failed          []string
+	unexplained     []string // left out by others than package machine
+	broken          bool     // go test failed
 }
 
 // run runs go test once.
@@ -152,50 +154,48 @@ func (s *suite) read(events io.Reader) {
 func (s *suite) ended(e event, text []string) {
 	switch e.Action {
 	case "fail":
-		for _, line := range text {
-			fmt.Fprint(s.out, line)
-		}
-		fmt.Fprintf(s.out, "FAIL  %-55s %6.1fs\n", e.Package, e.Elapsed)
+		s.broken = true
+		fmt.Fprint(s.out, strings.Join(text, "")) // ends with FAIL and the package
 	case "pass":
-		fmt.Fprintf(s.out, "ok    %-55s %6.1fs\n", e.Package, e.Elapsed)
+		fmt.Fprintf(s.out, "ok    %-60s %6.1fs\n", e.Package, e.Elapsed)
 	}
 }
 
 // count takes the end of a test.
 func (s *suite) count(e event, text []string, parent bool) {
-	said := strings.Join(text, "")
+	said, name := strings.Join(text, ""), path.Base(e.Package)+" "+e.Test
 	switch {
 	case e.Action == "fail":
 		fmt.Fprintf(s.out, "%s:\n%s", e.Package, said)
 		if !parent {
-			s.failed++
+			s.failed = append(s.failed, name)
 		}
+		s.broken = true
 	case e.Action == "skip":
 		s.leftOut++
 		if !strings.Contains(said, machine.LeftOut) {
-			s.unexplained = append(s.unexplained, e.Package+" "+e.Test)
+			s.unexplained = append(s.unexplained, name)
 		}
 	case !parent:
 		s.passed++
 	}
 }
 
-// sum returns the last line, and whether all is well.
-func (s *suite) sum(missing string, strict bool) (string, bool) {
-	ok := s.failed == 0 && !s.broken && len(s.unexplained) == 0 && (s.leftOut == 0 || !strict)
-	word := "ok"
-	if !ok {
-		word = "FAILED"
+// sum returns the last lines, and whether all is well.
+func (s *suite) sum(missing string, strict bool) (text string, ok bool) {
+	for _, name := range s.failed {
+		text += "failed: " + name + "\n"
 	}
-	line := fmt.Sprintf("%s: %d tests passed", word, s.passed)
-	if s.failed > 0 {
-		line += fmt.Sprintf(", %d failed", s.failed)
+	for _, name := range s.unexplained {
+		text += "left out, which only package machine may do: " + name + "\n"
+	}
+	ok = !s.broken && len(s.failed)+len(s.unexplained) == 0 && (s.leftOut == 0 || !strict)
+	text += map[bool]string{true: "ok", false: "FAILED"}[ok] + fmt.Sprintf(": %d tests passed", s.passed)
+	if len(s.failed) > 0 {
+		text += fmt.Sprintf(", %d failed", len(s.failed))
 	}
 	if s.leftOut > 0 {
-		line += fmt.Sprintf("; %d left out: %s", s.leftOut, missing)
+		text += fmt.Sprintf("; %d left out: %s", s.leftOut, missing)
 	}
-	if len(s.unexplained) > 0 {
-		line += "; only package machine may leave tests out, not " + strings.Join(s.unexplained, ", ")
-	}
-	return line, ok
+	return text, ok
 }

@@ -98,7 +98,7 @@ func disk(t testing.TB, sector int, fsType string, bytes int64) string {
 	if err := os.Truncate(image, bytes); err != nil {
 		t.Fatal(err)
 	}
-	path := run(t, "losetup", "--find", "--show", "--sector-size", fmt.Sprint(sector), image)
+	path := machine.Losetup(t, "--sector-size", fmt.Sprint(sector), image)
 	t.Cleanup(func() { losetupDetach(t, path) })
 	run(t, "mkfs."+fsType, "-q", path)
 	return path
@@ -206,16 +206,12 @@ func trimmed(t *testing.T, d state.Device) error {
 	if err := os.WriteFile(file, bytes.Repeat([]byte("x"), 2<<20), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	unix.Sync()
-	if err := os.Remove(file); err != nil {
-		t.Fatal(err)
-	}
 	root, err := os.Open(dir)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer root.Close()
-	if err := unix.Syncfs(int(root.Fd())); err != nil {
+	if err := errors.Join(unix.Syncfs(int(root.Fd())), os.Remove(file), unix.Syncfs(int(root.Fd()))); err != nil {
 		t.Fatal(err)
 	}
 	span := struct{ start, length, shortest uint64 }{length: 1 << 40}
@@ -332,7 +328,7 @@ func TestAttachWithoutRoomForTheBlocks(t *testing.T) {
 		if err := os.WriteFile(other, make([]byte, int64(fs.Bavail)*fs.Bsize-1<<20), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		unix.Sync()
+		run(t, "sync", "--file-system", other)
 		before := allocated(t, data)
 		attach(t, b, "vol", false)
 		if got := allocated(t, data); got != before {
@@ -377,7 +373,7 @@ func TestThinVolumeIsGivenNoLimitedDevice(t *testing.T) {
 	if err := os.WriteFile(other, make([]byte, devicestest.Size), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	path := run(t, "losetup", "--find", "--show", other)
+	path := machine.Losetup(t, other)
 	turnDiscardOff(t.Context(), filepath.Base(path))
 	run(t, "losetup", "--detach", path)
 	t.Cleanup(func() { leaveAsNew(t, path) })
@@ -393,6 +389,7 @@ func elsewhere(t *testing.T, prepare func()) bool {
 	machine.Kernel(t)
 	const name = "CSI_NODE_TEST_ELSEWHERE"
 	if os.Getenv(name) == t.Name() {
+		machine.ForgetMounts(t, t.TempDir())
 		prepare()
 		return true
 	}

@@ -150,7 +150,9 @@ func onExt4(t testing.TB, bytes int64) *Pool {
 	ok(t, os.Truncate(image, bytes))
 	run(t, "mkfs.ext4", "-q", "-m", "0", image)
 	ok(t, os.Mkdir(dir, 0o700))
-	run(t, "mount", "-o", "loop", image, dir)
+	device := machine.Losetup(t, image)
+	run(t, "mount", device, dir)
+	run(t, "losetup", "--detach", device) // when it is unmounted
 	t.Cleanup(func() { run(t, "umount", dir) })
 	ok(t, os.Remove(dir+"/lost+found"))
 	return open(t, dir)
