@@ -49,7 +49,7 @@ func (b *Backend) free(control *os.File, tag string) (int, error) {
 	for _, dir := range dirs {
 		name := filepath.Base(dir)
 		n, err := strconv.Atoi(strings.TrimPrefix(name, "loop"))
-		if err == nil && backingOf(name) == "" && !b.spared(n, tag) {
+		if err == nil && isFree(name) && !b.spared(n, tag) {
 			return n, nil
 		}
 	}
