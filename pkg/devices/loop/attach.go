@@ -86,7 +86,7 @@ func (b *Backend) attach(ctx context.Context, volume string, match sought, as sh
 		}
 	}
 	tag := b.tag(volume)
-	return b.configure(ctx, tag, tag, backing, tag, as, &match, func(d *device) bool {
+	return b.configure(ctx, receiver{volume: volume}, tag, backing, tag, as, &match, func(d *device) bool {
 		return b.owns(d, volume) && d.file() == match.data.id && d.is(as)
 	})
 }
@@ -116,10 +116,9 @@ func modeOf(readOnly bool) int {
 	return os.O_RDWR
 }
 
-// configure makes a free loop device show a file for the sake of the volume with
-// the tag of, and looks whether match accepts it. When no other device may show
+// configure makes a free loop device show a file, and looks whether match accepts it. When no other device may show
 // the file, only says which ones would.
-func (b *Backend) configure(ctx context.Context, of, key string, backing *os.File, tag string, as shape, only *sought, match func(*device) bool) (err error) {
+func (b *Backend) configure(ctx context.Context, to receiver, key string, backing *os.File, tag string, as shape, only *sought, match func(*device) bool) (err error) {
 	// Size 0 is another default with direct I/O than without, since Linux 6.14.
 	config := unix.LoopConfig{Fd: uint32(backing.Fd()), Size: uint32(as.sector)}
 	copy(config.Info.File_name[:tagSize], tag)
@@ -136,24 +135,23 @@ func (b *Backend) configure(ctx context.Context, of, key string, backing *os.Fil
 	}
 	defer closeAfter(control, &err)
 
-	for range attachTries {
+	for try := range attachTries {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		n, err := b.free(control, of)
+		name, sure, err := b.free(ctx, control, to, try < attachTries/2)
 		if err != nil {
 			return err
 		}
-		name := fmt.Sprintf("loop%d", n)
 		if !as.readOnly && !as.solid && discardIsOff(name) {
-			if renew(n) == nil {
+			switch err := renew(name); {
+			case err == nil:
 				continue
+			case !sure: // Somebody looks at it just now: then another, which nobody had yet.
+				if name, err = b.addUnspared(control, to); err != nil {
+					return err
+				}
 			}
-			// Somebody looks at it just now: then another, which nobody had yet.
-			if n, err = b.addUnspared(control, of); err != nil {
-				return err
-			}
-			name = fmt.Sprintf("loop%d", n)
 		}
 		leased := false
 		if only != nil {

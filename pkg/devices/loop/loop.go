@@ -52,8 +52,8 @@ const (
 // Backend attaches the volumes of one pool. Its methods may be called
 // concurrently; those for one volume take turns, but for Find.
 type Backend struct {
-	pool  *pool.Pool
-	owner func(state.DeviceNumber) string // see Spare; nil: nobody's
+	pool    *pool.Pool
+	numbers Numbers // that are somebody's
 
 	turns keylock.Map // by the tag of a volume, or the key of a view
 	// nodes is held, by the name of a device of ours, while it is open here:

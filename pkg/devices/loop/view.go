@@ -65,9 +65,13 @@ func (b *Backend) attachView(ctx context.Context, key string, over state.Device)
 	if err != nil {
 		return pathError("BLKSSZGET", backing, err)
 	}
+	volume, err := b.over(ctx, over)
+	if err != nil {
+		return err
+	}
 	as := shape{readOnly: true, sector: sector}
 	is := showing(over.Number).is
-	return b.configure(ctx, b.over(over), key, backing, viewTag, as, nil, func(d *device) bool { return is(d) && d.is(as) })
+	return b.configure(ctx, receiver{volume: volume, view: true}, key, backing, viewTag, as, nil, func(d *device) bool { return is(d) && d.is(as) })
 }
 
 // DetachView detaches the view of a device; as for Detach, nil means that it
