@@ -266,7 +266,7 @@ func TestThickDevicesRefuseDiscardsAgain(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := b.attach(t.Context(), "vol", data, is.id, shape{sector: 512}); err != nil {
+	if err := b.attach(t.Context(), "vol", b.stands("vol", is), shape{sector: 512}); err != nil {
 		t.Fatal(err)
 	}
 	b = newBackend(t, b.pool)

@@ -3,7 +3,6 @@ package loop
 import (
 	"bytes"
 	"errors"
-	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -67,14 +66,10 @@ func losetupDetach(t testing.TB, path string) {
 // leaveAsNew takes from a free device what the tests of others are not to meet.
 func leaveAsNew(t testing.TB, path string) {
 	t.Helper()
-	number := 0
-	if _, err := fmt.Sscanf(path, "/dev/loop%d", &number); err != nil {
-		t.Fatal(err)
-	}
 	if !discardIsOff(filepath.Base(path)) {
 		return
 	}
-	if err := renew(number); err != nil && !errors.Is(err, unix.EBUSY) && !errors.Is(err, unix.ENODEV) {
+	if err := renew(filepath.Base(path)); err != nil && !errors.Is(err, unix.EBUSY) && !errors.Is(err, unix.ENODEV) {
 		t.Error(err)
 	}
 }
