@@ -13,6 +13,7 @@ import (
 	"github.com/csi-node/csi-node/pkg/devices/devicestest"
 	"github.com/csi-node/csi-node/pkg/devices/pool"
 	"github.com/csi-node/csi-node/pkg/state"
+	"github.com/csi-node/csi-node/test/machine"
 )
 
 // Ioctls of linux/fs.h that package unix has no names for.
@@ -153,7 +154,7 @@ func TestUnreadableBackingIsNotAbsent(t *testing.T) {
 	if err := os.Link(data, link); err != nil {
 		t.Fatal(err)
 	}
-	path := run(t, "losetup", "-f", "--show", link)
+	path := machine.Losetup(t, link)
 	t.Cleanup(func() { losetupDetach(t, path) })
 	shown := filepath.Join(sysBlock, filepath.Base(path), "loop", "backing_file")
 	if err := unix.Mount("/proc/self/mem", shown, "", unix.MS_BIND, ""); err != nil { // reading it is EIO

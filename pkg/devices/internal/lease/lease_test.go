@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/csi-node/csi-node/test/machine"
 )
 
 func TestLease(t *testing.T) {
@@ -59,6 +61,7 @@ func TestLease(t *testing.T) {
 
 // Through an overlay the kernel grants a lease on a file that others have open.
 func TestOverlayProvesNothing(t *testing.T) {
+	machine.Kernel(t)
 	dir := t.TempDir()
 	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, ""); err != nil {
 		t.Fatal(err)
