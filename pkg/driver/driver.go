@@ -178,7 +178,6 @@ func (p *plugin) openVolumes(ctx context.Context) (err error) {
 	if p.devices, err = loop.New(p.pool); err != nil {
 		return err
 	}
-	p.devices.Spare(p.store.ShownAs)
 	p.reconciler = reconciler.New(reconciler.Config{
 		Store:      p.store,
 		Kernel:     p.kernel(),
@@ -305,6 +304,7 @@ func (p *plugin) serve(ctx context.Context) error {
 		}
 		return errors.Join(err, listener.Close())
 	}
+	p.devices.Spare(p.numbers(watcher))
 	server := p.grpcServer()
 	klog.FromContext(ctx).Info("Serving", "driver", p.DriverName, "version", p.Version, "node", p.NodeID, "endpoint", p.Endpoint,
 		"pool", p.PoolDir, "volumes", len(p.store.List()), "mountsWatchedBy", watcher.Source(), "heal", !p.DetectOnly)

@@ -17,6 +17,8 @@ import (
 
 	"k8s.io/klog/v2"
 	"k8s.io/klog/v2/ktesting"
+
+	"github.com/csi-node/csi-node/test/machine"
 )
 
 // waitLog is a log that tells when a wait for the lock is logged.
@@ -246,6 +248,7 @@ func TestOpenFailsFast(t *testing.T) {
 
 // Without space the file stays where it is: that says nothing about its contents.
 func TestStoreWithoutSpace(t *testing.T) {
+	machine.Kernel(t)
 	dir := t.TempDir()
 	if err := syscall.Mount("tmpfs", dir, "tmpfs", 0, "size=64k"); err != nil {
 		t.Fatal(err)
