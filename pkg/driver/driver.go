@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+	"golang.org/x/net/netutil"
 	"google.golang.org/grpc"
 	"k8s.io/klog/v2"
 
@@ -264,11 +265,16 @@ func roomLeft(dir string, c pool.Capacity) error {
 
 // serve runs the reconciler and the servers until ctx ends.
 func (p *plugin) serve(ctx context.Context) error {
+	most, err := connectionLimits()
+	if err != nil {
+		return err
+	}
 	listener, err := listen(p.Endpoint)
 	if err != nil {
 		return err
 	}
-	web, err := p.webServers()
+	listener = netutil.LimitListener(listener, most.csi)
+	web, err := p.webServers(most)
 	if err != nil {
 		return errors.Join(err, listener.Close())
 	}
@@ -351,9 +357,16 @@ func (p *plugin) grpcServer() *grpc.Server {
 	return newServer(p.metrics, &identity{name: p.DriverName, version: p.Version, checks: p.checks()}, p.controller, node)
 }
 
+// What one client of the CSI socket may take up.
+const (
+	maxCalls      = 1024 // on one connection; more wait at the client
+	handshakeTime = 10 * time.Second
+)
+
 // newServer returns a server of the services behind the interceptors.
 func newServer(m *metrics, i csi.IdentityServer, c csi.ControllerServer, n csi.NodeServer) *grpc.Server {
-	server := grpc.NewServer(grpc.ChainUnaryInterceptor(m.intercept, logCalls, statusCodes))
+	server := grpc.NewServer(grpc.ChainUnaryInterceptor(m.intercept, logCalls, statusCodes),
+		grpc.MaxConcurrentStreams(maxCalls), grpc.ConnectionTimeout(handshakeTime))
 	csi.RegisterIdentityServer(server, i)
 	csi.RegisterControllerServer(server, c)
 	csi.RegisterNodeServer(server, n)

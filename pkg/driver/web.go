@@ -10,7 +10,10 @@ import (
 	"path/filepath"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
+	dto "github.com/prometheus/client_model/go"
+	"golang.org/x/sync/singleflight"
 
 	"github.com/csi-node/csi-node/pkg/client"
 	"github.com/csi-node/csi-node/pkg/devices/pool"
@@ -34,13 +37,13 @@ func (w *web) serve() error {
 func (w *web) close() error { return w.server.Close() }
 
 // webServers opens the status socket, and the HTTP endpoint if there is one.
-func (p *plugin) webServers() ([]*web, error) {
+func (p *plugin) webServers(most limits) ([]*web, error) {
 	path := filepath.Join(p.StateDir, StatusSocket)
 	listener, err := listenUnix(path)
 	if err != nil {
 		return nil, fmt.Errorf("status socket %s: %w", path, err)
 	}
-	all := []*web{{newHTTPServer(p.statusHandler()), listener}}
+	all := []*web{newWeb(p.statusHandler(), listener, most.status)}
 	if p.HTTPEndpoint == "" {
 		return all, nil
 	}
@@ -48,7 +51,7 @@ func (p *plugin) webServers() ([]*web, error) {
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("--http-endpoint %s: %w", p.HTTPEndpoint, err), all[0].listener.Close())
 	}
-	return append(all, &web{newHTTPServer(p.httpHandler()), listener}), nil
+	return append(all, newWeb(p.httpHandler(), listener, most.http).forStrangers()), nil
 }
 
 // No request has a body to speak of.
@@ -57,19 +60,60 @@ const (
 	maxBodyBytes   = 4 << 10
 )
 
-func newHTTPServer(handler http.Handler) *http.Server {
-	return &http.Server{Handler: http.MaxBytesHandler(handler, maxBodyBytes), ReadHeaderTimeout: 10 * time.Second, IdleTimeout: time.Minute, MaxHeaderBytes: maxHeaderBytes}
+// newWeb returns a server that keeps at most so many connections.
+func newWeb(handler http.Handler, l net.Listener, most int) *web {
+	bounded := newBoundedListener(l, most)
+	return &web{listener: bounded, server: &http.Server{
+		Handler:           http.MaxBytesHandler(handler, maxBodyBytes),
+		ReadHeaderTimeout: 10 * time.Second,
+		IdleTimeout:       time.Minute,
+		MaxHeaderBytes:    maxHeaderBytes,
+		ConnState:         bounded.note,
+	}}
 }
 
-// httpHandler serves /metrics, /healthz (the CSI socket answers) and /readyz
-// (nothing that the plugin needs is missing).
+// forStrangers bounds the time of every connection, which serves one request.
+func (w *web) forStrangers() *web {
+	w.server.ReadHeaderTimeout, w.server.ReadTimeout, w.server.WriteTimeout = 5*time.Second, 5*time.Second, 10*time.Second
+	w.server.SetKeepAlivesEnabled(false)
+	return w
+}
+
+// httpHandler serves /metrics, /healthz and /readyz. Whatever it does, it does
+// once for all who ask at a time.
 func (p *plugin) httpHandler() http.Handler {
 	mux := http.NewServeMux()
-	mux.Handle("GET /metrics", promhttp.HandlerFor(p.metrics.registry, promhttp.HandlerOpts{}))
-	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, req *http.Request) { answer(w, p.socketAnswers(req.Context())) })
-	i := &identity{checks: p.checks()}
-	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, req *http.Request) { answer(w, i.healthy(req.Context())) })
+	// Not compressed: that takes more memory than the metrics.
+	mux.Handle("GET /metrics", promhttp.HandlerFor(&sharedGatherer{from: p.metrics.registry}, promhttp.HandlerOpts{DisableCompression: true}))
+	live, ready := p.probes()
+	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, req *http.Request) { answer(w, live(req.Context())) })
+	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, req *http.Request) { answer(w, ready(req.Context())) })
 	return mux
+}
+
+// sharedGatherer gathers once for all who ask at a time.
+type sharedGatherer struct {
+	from    prometheus.Gatherer
+	gathers singleflight.Group
+}
+
+// Gather implements prometheus.Gatherer.
+func (g *sharedGatherer) Gather() ([]*dto.MetricFamily, error) {
+	all, err, _ := g.gathers.Do("", func() (any, error) { return g.from.Gather() })
+	families, _ := all.([]*dto.MetricFamily) // nil beside some errors
+	return families, err
+}
+
+// probes returns what tells whether the plugin lives (the CSI socket answers),
+// and whether it is ready (nothing that it needs is missing). Callers share one
+// look.
+func (p *plugin) probes() (live, ready func(context.Context) error) {
+	var looks singleflight.Group
+	live = func(ctx context.Context) error {
+		_, err, _ := looks.Do("", func() (any, error) { return nil, p.socketAnswers(context.WithoutCancel(ctx)) })
+		return err
+	}
+	return live, (&identity{checks: p.checks()}).healthy
 }
 
 // socketTime bounds how long the CSI socket may take to answer.
@@ -105,6 +149,9 @@ func (p *plugin) statusHandler() http.Handler {
 	mux.HandleFunc("GET /status", serve(func(*http.Request) (any, error) {
 		return p.report(p.reconciler.Status()...), nil
 	}))
+	live, ready := p.probes()
+	mux.HandleFunc("GET /probes/live", serveInTime(func(ctx context.Context, _ *http.Request) (any, error) { return "ok", live(ctx) }))
+	mux.HandleFunc("GET /probes/ready", serveInTime(func(ctx context.Context, _ *http.Request) (any, error) { return "ok", ready(ctx) }))
 	mux.HandleFunc("GET /orphans", serveInTime(func(ctx context.Context, _ *http.Request) (any, error) { return p.orphansNow(ctx, false) }))
 	mux.HandleFunc("POST /orphans/clean", serveInTime(func(ctx context.Context, _ *http.Request) (any, error) { return p.orphansNow(ctx, true) }))
 	mux.HandleFunc("GET /volumes/{id}/explain", serveVolume(func(ctx context.Context, id string) (any, error) { return p.reconciler.Explain(ctx, id) }))

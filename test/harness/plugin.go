@@ -2,6 +2,7 @@ package harness
 
 import (
 	"context"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -45,6 +46,7 @@ type Options struct {
 	Env    []string // added to the test's own
 	Flags  []string // added to those that name the directories
 	Faults bool     // run the binary that obeys CSI_NODE_FAULT
+	Files  int      // how many files it may open, as by ulimit -n; 0: as many as the test
 }
 
 // New makes the directories and starts nothing. At the end of the test it stops
@@ -101,7 +103,11 @@ func (p *Plugin) Launch(o Options) *Process {
 	if o.Faults {
 		binary = FaultsBinary
 	}
-	process := launch(p.t, binary(p.t), o.Env, append([]string{"serve"}, append(p.Flags(), o.Flags...)...)...)
+	line := append([]string{binary(p.t), "serve"}, append(p.Flags(), o.Flags...)...)
+	if o.Files > 0 {
+		line = append([]string{"prlimit", fmt.Sprintf("--nofile=%d:%d", o.Files, o.Files)}, line...)
+	}
+	process := launch(p.t, line[0], o.Env, line[1:]...)
 	p.processes = append(p.processes, process)
 	return process
 }
