@@ -32,7 +32,11 @@ type Store struct {
 	db     *bolt.DB
 	file   *os.File // of db
 	size   int64    // of file, in bytes, after the last commit
+	used   int64    // of size, in bytes, from the start
+	owned  int64    // so many bytes of file have their blocks, see room
 	bootID string
+	// unwritten holds the ids of records that changed in memory alone, see keep.
+	unwritten map[string]bool
 
 	// The committer alone writes these two, and reads them without the lock.
 	revision uint64 // the last one given out
@@ -55,16 +59,18 @@ type Store struct {
 // renamed (see SetAside) and an empty store is begun; a single record that
 // cannot be read is put aside inside the store. Both are logged as errors. An
 // error is returned for what a human must mend: a directory in the way, missing
-// permission, no space, a failing disk.
+// permission, no space for a new store, a failing disk. A store that is there opens
+// without any space.
 func Open(ctx context.Context, path, bootID string) (*Store, error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o750); err != nil {
 		return nil, fmt.Errorf("store %s: making its directory: %w", path, err)
 	}
 	s := &Store{
-		path:     path,
-		requests: make(chan *request),
-		closing:  make(chan struct{}),
-		stopped:  make(chan struct{}),
+		path:      path,
+		unwritten: map[string]bool{},
+		requests:  make(chan *request),
+		closing:   make(chan struct{}),
+		stopped:   make(chan struct{}),
 	}
 	err := s.open(ctx, bootID)
 	if errors.Is(err, ErrCorrupt) && s.setAside != "" {
@@ -73,6 +79,9 @@ func Open(ctx context.Context, path, bootID string) (*Store, error) {
 	}
 	if err != nil {
 		return nil, fmt.Errorf("store %s: %w", path, err)
+	}
+	if err := s.room(0); err != nil {
+		klog.FromContext(ctx).Error(err, "There is no room beside the store: nothing new can be set up; removals go on", "store", path)
 	}
 	go s.commitAll()
 	return s, nil

@@ -37,13 +37,16 @@ func (s *Store) intact() error {
 	return nil
 }
 
-// measure remembers how large the file is.
+// measure remembers how large the file is and how much of it is in use.
 func (s *Store) measure() error {
 	info, err := s.file.Stat()
-	if err == nil {
-		s.size = info.Size()
+	if err != nil {
+		return err
 	}
-	return err
+	s.size = info.Size()
+	return guarded(func() error {
+		return s.db.View(func(tx *bolt.Tx) error { s.used = tx.Size(); return nil })
+	})
 }
 
 // renew puts a new file with all records, the changes applied, into the place of
