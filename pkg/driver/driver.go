@@ -165,7 +165,7 @@ func (p *plugin) open(ctx context.Context) (err error) {
 	if err := p.openVolumes(ctx); err != nil {
 		return errors.Join(err, p.store.Close())
 	}
-	if err := p.writeSettings(); err != nil {
+	if err := p.writeSettings(ctx); err != nil {
 		return errors.Join(fmt.Errorf("--state-dir %s: %w", p.StateDir, err), p.store.Close())
 	}
 	return nil
@@ -274,7 +274,7 @@ func (p *plugin) serve(ctx context.Context) error {
 		return err
 	}
 	listener = netutil.LimitListener(listener, most.csi)
-	web, err := p.webServers(most)
+	web, err := p.webServers(ctx, most)
 	if err != nil {
 		return errors.Join(err, listener.Close())
 	}

@@ -37,7 +37,7 @@ func socketPath(endpoint string) (string, error) {
 }
 
 // listenUnix listens on a socket that only root may use.
-func listenUnix(path string) (net.Listener, error) {
+func listenUnix(path string) (*net.UnixListener, error) {
 	if info, err := os.Lstat(path); err == nil {
 		if info.Mode()&os.ModeSocket == 0 {
 			return nil, errors.New("a file that is no socket stands there: remove it")
@@ -52,7 +52,7 @@ func listenUnix(path string) (net.Listener, error) {
 			return nil, err
 		}
 	}
-	listener, err := net.Listen("unix", path)
+	listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
 	if err != nil {
 		return nil, fmt.Errorf("%w (its directory must exist and be writable)", err)
 	}

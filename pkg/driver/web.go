@@ -8,12 +8,14 @@ import (
 	"net"
 	"net/http"
 	"path/filepath"
+	"syscall"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	dto "github.com/prometheus/client_model/go"
 	"golang.org/x/sync/singleflight"
+	"k8s.io/klog/v2"
 
 	"github.com/csi-node/csi-node/pkg/client"
 	"github.com/csi-node/csi-node/pkg/devices/pool"
@@ -36,22 +38,35 @@ func (w *web) serve() error {
 
 func (w *web) close() error { return w.server.Close() }
 
-// webServers opens the status socket, and the HTTP endpoint if there is one.
-func (p *plugin) webServers(most limits) ([]*web, error) {
+// webServers opens the status socket, and the HTTP endpoint if there is one. The
+// file of the status socket stays when it is closed: it holds the inode that the
+// next one needs, which a full file system would not give. Where there is none,
+// the plugin serves without.
+func (p *plugin) webServers(ctx context.Context, most limits) ([]*web, error) {
 	path := filepath.Join(p.StateDir, StatusSocket)
 	listener, err := listenUnix(path)
-	if err != nil {
+	if errors.Is(err, syscall.ENOSPC) {
+		klog.FromContext(ctx).Error(err, "There is no status socket: status, explain and probe get no answer until the plugin is started with room for it", "socket", path)
+	} else if err != nil {
 		return nil, fmt.Errorf("status socket %s: %w", path, err)
 	}
-	all := []*web{newWeb(p.statusHandler(), listener, most.status)}
+	var all []*web
+	if listener != nil {
+		listener.SetUnlinkOnClose(false)
+		all = append(all, newWeb(p.statusHandler(), listener, most.status))
+	}
 	if p.HTTPEndpoint == "" {
 		return all, nil
 	}
-	listener, err = net.Listen("tcp", p.HTTPEndpoint)
+	open, err := net.Listen("tcp", p.HTTPEndpoint)
 	if err != nil {
-		return nil, errors.Join(fmt.Errorf("--http-endpoint %s: %w", p.HTTPEndpoint, err), all[0].listener.Close())
+		err = fmt.Errorf("--http-endpoint %s: %w", p.HTTPEndpoint, err)
+		for _, w := range all {
+			err = errors.Join(err, w.listener.Close())
+		}
+		return nil, err
 	}
-	return append(all, newWeb(p.httpHandler(), listener, most.http).forStrangers()), nil
+	return append(all, newWeb(p.httpHandler(), open, most.http).forStrangers()), nil
 }
 
 // No request has a body to speak of.
