@@ -37,8 +37,8 @@ func connectionLimits() (limits, error) {
 // keeps nobody out; while all are being answered, which takes them a bounded
 // time, it is refused.
 type boundedListener struct {
-	net.Listener
-	max int
+	net.Listener // nil as long as its address is awaited, see web
+	max          int
 
 	mu    sync.Mutex
 	conns []*boundedConn // open ones, the oldest first
@@ -69,6 +69,14 @@ func (l *boundedListener) Accept() (net.Conn, error) {
 			return c, nil
 		}
 	}
+}
+
+// Close implements net.Listener.
+func (l *boundedListener) Close() error {
+	if l.Listener == nil {
+		return nil
+	}
+	return l.Listener.Close()
 }
 
 // admit takes a connection in, and returns the one that goes for it: another,

@@ -19,6 +19,7 @@ import (
 
 	"github.com/csi-node/csi-node/pkg/client"
 	"github.com/csi-node/csi-node/pkg/devices/pool"
+	"github.com/csi-node/csi-node/pkg/process"
 	"github.com/csi-node/csi-node/pkg/reconciler"
 	"github.com/csi-node/csi-node/pkg/state"
 )
@@ -26,17 +27,38 @@ import (
 // web is an HTTP server and its listener.
 type web struct {
 	server   *http.Server
-	listener net.Listener
+	listener *boundedListener
+	awaits   string        // address that is listened at once it is free; empty: it listens
+	closed   chan struct{} // at once by close, which is called once
 }
 
+// portEvery is how often an address is tried that is not free yet.
+const portEvery = 5 * time.Second
+
 func (w *web) serve() error {
+	for w.awaits != "" {
+		select {
+		case <-w.closed:
+			return nil
+		case <-time.After(portEvery):
+		}
+		l, err := net.Listen("tcp", w.awaits)
+		if err == nil {
+			w.listener.Listener, w.awaits = l, ""
+		} else if !errors.Is(err, syscall.EADDRINUSE) {
+			return err
+		}
+	}
 	if err := w.server.Serve(w.listener); !errors.Is(err, http.ErrServerClosed) {
 		return err
 	}
 	return nil
 }
 
-func (w *web) close() error { return w.server.Close() }
+func (w *web) close() error {
+	close(w.closed)
+	return w.server.Close()
+}
 
 // webServers opens the status socket, and the HTTP endpoint if there is one. The
 // file of the status socket stays when it is closed: it holds the inode that the
@@ -59,14 +81,20 @@ func (p *plugin) webServers(ctx context.Context, most limits) ([]*web, error) {
 		return all, nil
 	}
 	open, err := net.Listen("tcp", p.HTTPEndpoint)
-	if err != nil {
+	awaits := ""
+	if dead := p.store.TakenFrom(); dead != 0 && errors.Is(err, syscall.EADDRINUSE) {
+		klog.FromContext(ctx).Info("The HTTP endpoint is served once its address is free, which a dead process may still have", "address", p.HTTPEndpoint, "process", process.Name(dead))
+		awaits = p.HTTPEndpoint
+	} else if err != nil {
 		err = fmt.Errorf("--http-endpoint %s: %w", p.HTTPEndpoint, err)
 		for _, w := range all {
 			err = errors.Join(err, w.listener.Close())
 		}
 		return nil, err
 	}
-	return append(all, newWeb(p.httpHandler(), open, most.http).forStrangers()), nil
+	w := newWeb(p.httpHandler(), open, most.http).forStrangers()
+	w.awaits = awaits
+	return append(all, w), nil
 }
 
 // No request has a body to speak of.
@@ -78,7 +106,7 @@ const (
 // newWeb returns a server that keeps at most so many connections.
 func newWeb(handler http.Handler, l net.Listener, most int) *web {
 	bounded := newBoundedListener(l, most)
-	return &web{listener: bounded, server: &http.Server{
+	return &web{closed: make(chan struct{}), listener: bounded, server: &http.Server{
 		Handler:           http.MaxBytesHandler(handler, maxBodyBytes),
 		ReadHeaderTimeout: 10 * time.Second,
 		IdleTimeout:       time.Minute,

@@ -25,8 +25,9 @@ const readOnlyWait = time.Second
 // Store keeps the desired state of this node's volumes. Reading is from memory;
 // every edit is on disk before it is seen. Its methods may be called concurrently.
 type Store struct {
-	path     string
-	setAside string
+	path      string
+	setAside  string
+	takenFrom int
 
 	// The committer's alone, once it runs.
 	db     *bolt.DB
@@ -52,7 +53,9 @@ type Store struct {
 
 // Open opens the store at path, and makes it (mode 0600, its directory 0750) if
 // there is none. The caller is its only user until Close: while another process
-// has it, Open waits until ctx ends.
+// has it, Open waits until ctx ends, or until that process is dead (process.Dead):
+// killed, and kept by a thread that hangs in the kernel. Such a one is taken over.
+// Where the other process is not seen, in another PID namespace, Open waits.
 //
 // Records that were written under another boot id are dropped, because the
 // mounts that they speak of are gone. A file that is not a sound store is
@@ -149,6 +152,10 @@ func (s *Store) ShownAs(number DeviceNumber) string {
 // SetAside returns where Open put a file that was no sound store; empty when
 // there was none.
 func (s *Store) SetAside() string { return s.setAside }
+
+// TakenFrom returns the id of the process that Open took the store over from;
+// 0 when there was none.
+func (s *Store) TakenFrom() int { return s.takenFrom }
 
 // Close ends the store once the commit under way has ended, and releases its
 // lock. Edits that come later fail. It may be called more than once.

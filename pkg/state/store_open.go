@@ -31,10 +31,11 @@ var (
 // renamed while its lock is held, so that no other process meets it; the error
 // is then ErrCorrupt, and s.setAside tells the new name.
 func (s *Store) open(ctx context.Context, bootID string) error {
-	f, err := lockFile(ctx, s.path, false)
+	f, dead, err := lockFile(ctx, s.path, false)
 	if err != nil {
 		return err
 	}
+	s.takenFrom = max(s.takenFrom, dead)
 	db, err := openDB(f, false)
 	if err == nil {
 		err = guarded(func() error { return s.load(ctx, db, bootID) })
@@ -69,7 +70,7 @@ func (s *Store) snapshot(ctx context.Context) (err error) {
 	}
 	wait, cancel := context.WithTimeout(ctx, readOnlyWait)
 	defer cancel()
-	f, err := lockFile(wait, s.path, true)
+	f, _, err := lockFile(wait, s.path, true)
 	if errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil {
 		return ErrLocked
 	}

@@ -167,6 +167,16 @@ func (p *Plugin) Restart(o Options) {
 	p.Start(o)
 }
 
+// Reconnect makes new clients: the old ones' connection may be that to a process
+// which was killed and cannot end.
+func (p *Plugin) Reconnect() {
+	p.t.Helper()
+	if err := p.conn.Close(); err != nil {
+		p.t.Error(err)
+	}
+	p.dial()
+}
+
 // dial makes the clients. They connect when they are first used, and again
 // after each restart.
 func (p *Plugin) dial() {
