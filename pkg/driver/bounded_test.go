@@ -5,7 +5,9 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"os"
 	"testing"
+	"time"
 )
 
 // A listener that is full closes the oldest connection that is silent; one that
@@ -17,7 +19,7 @@ func TestBoundedListener(t *testing.T) {
 	}
 	l := newBoundedListener(plain, 2)
 	defer l.Close()
-	accepted := make(chan net.Conn)
+	accepted := make(chan net.Conn, 8)
 	go func() {
 		for {
 			conn, err := l.Accept()
@@ -38,8 +40,11 @@ func TestBoundedListener(t *testing.T) {
 	}
 	mustBeClosed := func(title string, conn net.Conn) {
 		t.Helper()
-		if n, err := conn.Read(make([]byte, 1)); n > 0 || err == nil {
-			t.Errorf("%s got an answer", title)
+		if err := conn.SetReadDeadline(time.Now().Add(5 * time.Second)); err != nil {
+			t.Fatal(err)
+		}
+		if n, err := conn.Read(make([]byte, 1)); n > 0 || err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
+			t.Fatalf("%s is not closed (%v)", title, err)
 		}
 	}
 	first, firstHere := dial(), <-accepted

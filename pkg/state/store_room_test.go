@@ -167,3 +167,39 @@ func TestRemovalsInMemory(t *testing.T) {
 		t.Errorf("written: %+v", left)
 	}
 }
+
+// A removal that could not be written goes with the next write that can be.
+func TestRemovalsAreWrittenLater(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "intents.db")
+	s := openStore(t, path, testBoot)
+	for _, id := range []string{"goes", "stays"} {
+		lifeTo(t, s, id)
+	}
+	if err := s.db.Close(); err != nil { // and with it the file: no write can be
+		t.Fatal(err)
+	}
+	if err := end(s, "goes"); err != nil {
+		t.Errorf("a removal: %v", err)
+	}
+	if v, err := s.Edit("stays", func(v *Volume) error { v.Accept(StagePart()); return nil }); err == nil {
+		t.Errorf("accepted in memory: %+v", v)
+	}
+	if left := copied(t, path); len(left) != 2 {
+		t.Errorf("written too early: %+v", left)
+	}
+	f, _, err := lockFile(t.Context(), path, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	db, err := openDB(f, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.take(db, f, testBoot); err != nil {
+		t.Fatal(err)
+	}
+	mustEdit(t, s, "stays", func(v *Volume) error { v.Accept(StagePart()); return nil })
+	if left := copied(t, path); len(left) != 1 || left[0].ID != "stays" || !left[0].Stage.Accepted {
+		t.Errorf("written: %+v", left)
+	}
+}
