@@ -36,7 +36,7 @@ func TestEveryCommandHasAnExample(t *testing.T) {
 			t.Errorf("%s --help prints %q (%v)", cmd.CommandPath(), out, err)
 		}
 	})
-	if seen < 26 {
+	if seen < 27 {
 		t.Errorf("%d commands", seen)
 	}
 }
@@ -47,7 +47,7 @@ func TestHelpGroupsCommands(t *testing.T) {
 		t.Fatal(err)
 	}
 	place := -1
-	for _, words := range []string{"The plugin:", "serve ", "status ", "explain ", "orphans ", "By hand:", "volume ", "demo ", "More:", "version ", "completion ", "help "} {
+	for _, words := range []string{"The plugin:", "serve ", "status ", "explain ", "orphans ", "probe ", "By hand:", "volume ", "demo ", "More:", "version ", "completion ", "help "} {
 		i := strings.Index(out, "\n"+words)
 		if i < 0 {
 			i = strings.Index(out, "\n  "+words)

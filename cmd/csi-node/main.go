@@ -54,7 +54,7 @@ Exit codes: 0 done, 1 refused or failed, 2 wrong use.`,
 	for _, c := range []struct {
 		group string
 		cmd   *cobra.Command
-	}{{"plugin", serve}, {"plugin", newStatusCommand()}, {"plugin", newExplainCommand()}, {"plugin", newOrphansCommand()}, {"hand", newVolumeCommand()}, {"hand", newDemoCommand()}, {"more", newVersionCommand()}} {
+	}{{"plugin", serve}, {"plugin", newStatusCommand()}, {"plugin", newExplainCommand()}, {"plugin", newOrphansCommand()}, {"plugin", newProbeCommand()}, {"hand", newVolumeCommand()}, {"hand", newDemoCommand()}, {"more", newVersionCommand()}} {
 		c.cmd.GroupID = c.group
 		root.AddCommand(c.cmd)
 	}

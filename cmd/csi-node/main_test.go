@@ -82,6 +82,7 @@ func TestFlags(t *testing.T) {
 		"status":              {"output": "table", "state-dir": "/run/csi-node"},
 		"explain":             union(pluginDefaults, map[string]string{"timeout": "10s"}),
 		"orphans":             union(pluginDefaults, map[string]string{"clean": "false", "timeout": "30s"}),
+		"probe":               {"state-dir": "/run/csi-node", "timeout": "5s"},
 		"demo":                {},
 		"version":             {},
 		"volume":              {},

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+	"golang.org/x/net/netutil"
 	"google.golang.org/grpc"
 	"k8s.io/klog/v2"
 
@@ -166,7 +167,7 @@ func (p *plugin) open(ctx context.Context) (err error) {
 	if err := p.openVolumes(ctx); err != nil {
 		return errors.Join(err, p.store.Close())
 	}
-	if err := p.writeSettings(); err != nil {
+	if err := p.writeSettings(ctx); err != nil {
 		return errors.Join(fmt.Errorf("--state-dir %s: %w", p.StateDir, err), p.store.Close())
 	}
 	return nil
@@ -289,11 +290,16 @@ func roomLeft(dir string, c pool.Capacity) error {
 
 // serve runs the reconciler and the servers until ctx ends.
 func (p *plugin) serve(ctx context.Context) error {
+	most, err := connectionLimits()
+	if err != nil {
+		return err
+	}
 	listener, err := listen(p.Endpoint)
 	if err != nil {
 		return err
 	}
-	web, err := p.webServers()
+	listener = netutil.LimitListener(listener, most.csi)
+	web, err := p.webServers(ctx, most)
 	if err != nil {
 		return errors.Join(err, listener.Close())
 	}
@@ -394,9 +400,16 @@ func (p *plugin) grpcServer() *grpc.Server {
 	return newServer(p.metrics, &identity{name: p.DriverName, version: p.Version, checks: p.checks()}, p.controller, node)
 }
 
+// What one client of the CSI socket may take up.
+const (
+	maxCalls      = 1024 // on one connection; more wait at the client
+	handshakeTime = 10 * time.Second
+)
+
 // newServer returns a server of the services behind the interceptors.
 func newServer(m *metrics, i csi.IdentityServer, c csi.ControllerServer, n csi.NodeServer) *grpc.Server {
-	server := grpc.NewServer(grpc.ChainUnaryInterceptor(m.intercept, logCalls, statusCodes, inTime))
+	server := grpc.NewServer(grpc.ChainUnaryInterceptor(m.intercept, logCalls, statusCodes, inTime),
+		grpc.MaxConcurrentStreams(maxCalls), grpc.ConnectionTimeout(handshakeTime))
 	csi.RegisterIdentityServer(server, i)
 	csi.RegisterControllerServer(server, c)
 	csi.RegisterNodeServer(server, n)

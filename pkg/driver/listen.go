@@ -8,6 +8,10 @@ import (
 	"path/filepath"
 	"strings"
 	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/csi-node/csi-node/pkg/process"
 )
 
 // listen opens the CSI socket. A socket that a dead process left is replaced;
@@ -36,15 +40,41 @@ func socketPath(endpoint string) (string, error) {
 	return path, nil
 }
 
-// listenUnix listens on a socket that only root may use.
-func listenUnix(path string) (net.Listener, error) {
+// servedBy returns the process that listens on the other side (unix(7),
+// SO_PEERCRED); 0 if it is not seen from this PID namespace.
+func servedBy(conn net.Conn) (int, error) {
+	raw, err := conn.(*net.UnixConn).SyscallConn()
+	if err != nil {
+		return 0, err
+	}
+	var peer *unix.Ucred
+	controlErr := raw.Control(func(fd uintptr) { peer, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) })
+	if err := errors.Join(controlErr, err); err != nil {
+		return 0, err
+	}
+	return int(peer.Pid), nil
+}
+
+// listenUnix listens on a socket that only root may use. One whose process is
+// gone or dead (process.Dead) is replaced.
+func listenUnix(path string) (*net.UnixListener, error) {
 	if info, err := os.Lstat(path); err == nil {
 		if info.Mode()&os.ModeSocket == 0 {
 			return nil, errors.New("a file that is no socket stands there: remove it")
 		}
 		switch conn, err := net.Dial("unix", path); {
 		case err == nil:
-			return nil, errors.Join(errors.New("another process serves it: stop that first"), conn.Close())
+			server, err := servedBy(conn)
+			if err := errors.Join(err, conn.Close()); err != nil {
+				return nil, err
+			}
+			dead, err := process.Dead(server)
+			if err != nil {
+				return nil, err
+			}
+			if !dead {
+				return nil, fmt.Errorf("another process serves it: stop that first: %s", process.Name(server))
+			}
 		case !errors.Is(err, syscall.ECONNREFUSED): // such as EAGAIN of a process that is busy
 			return nil, fmt.Errorf("another process may serve it: stop that, or remove the socket: %w", err)
 		}
@@ -52,7 +82,7 @@ func listenUnix(path string) (net.Listener, error) {
 			return nil, err
 		}
 	}
-	listener, err := net.Listen("unix", path)
+	listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
 	if err != nil {
 		return nil, fmt.Errorf("%w (its directory must exist and be writable)", err)
 	}

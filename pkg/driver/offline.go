@@ -1,6 +1,7 @@
 package driver
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -28,17 +29,29 @@ type settings struct {
 	PoolDir    string `json:"poolDir"`
 }
 
-// writeSettings replaces the file in one step.
-func (p *plugin) writeSettings() error {
+// writeSettings replaces the file in one step, if there is anything to write.
+// Only the tools need it: where it cannot be written there is none, rather than
+// a wrong one, and the plugin serves.
+func (p *plugin) writeSettings(ctx context.Context) error {
 	raw, err := json.Marshal(settings{KubeletDir: p.KubeletDir, PoolDir: p.PoolDir})
 	if err != nil {
 		return err
 	}
 	path := filepath.Join(p.StateDir, settingsFile)
-	if err := os.WriteFile(path+".new", raw, 0o600); err != nil {
-		return err
+	if have, err := os.ReadFile(path); err == nil && bytes.Equal(have, raw) {
+		return nil
 	}
-	return os.Rename(path+".new", path)
+	err = os.WriteFile(path+".new", raw, 0o600)
+	if err == nil {
+		return os.Rename(path+".new", path)
+	}
+	klog.FromContext(ctx).Error(err, "Settings cannot be written: while no plugin runs, the tools that look at this node will not find its directories", "file", path)
+	for _, wrong := range []string{path + ".new", path} {
+		if err := os.Remove(wrong); err != nil && !errors.Is(err, os.ErrNotExist) {
+			return err
+		}
+	}
+	return nil
 }
 
 func readSettings(stateDir string) (s settings, err error) {

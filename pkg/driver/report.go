@@ -143,6 +143,19 @@ func ClearDevice(ctx context.Context, stateDir, volume string) (c Clearance, err
 	return c, err
 }
 
+// Probes are what Probe can ask.
+const (
+	Live  = "live"  // the CSI socket answers
+	Ready = "ready" // nothing that the plugin needs is missing
+)
+
+// Probe asks the plugin that runs on the state directory for its health. It goes
+// over the status socket, so that nobody but root can keep it from its answer.
+func Probe(ctx context.Context, stateDir, probe string) error {
+	var word string
+	return ask(ctx, stateDir, http.MethodGet, "/probes/"+probe, &word)
+}
+
 func volumePath(volume, act string) string {
 	return "/volumes/" + url.PathEscape(volume) + "/" + act
 }

@@ -105,7 +105,7 @@ func TestRun(t *testing.T) {
 func TestHTTPEndpoint(t *testing.T) {
 	p := openPlugin(t)
 	p.HTTPEndpoint = "127.0.0.1:0"
-	all, err := p.webServers()
+	all, err := p.webServers(t.Context(), limits{status: 4, http: 4})
 	if err != nil || len(all) != 2 {
 		t.Fatalf("%d servers (%v)", len(all), err)
 	}

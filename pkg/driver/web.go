@@ -8,12 +8,18 @@ import (
 	"net"
 	"net/http"
 	"path/filepath"
+	"syscall"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
+	dto "github.com/prometheus/client_model/go"
+	"golang.org/x/sync/singleflight"
+	"k8s.io/klog/v2"
 
 	"github.com/csi-node/csi-node/pkg/client"
 	"github.com/csi-node/csi-node/pkg/devices/pool"
+	"github.com/csi-node/csi-node/pkg/process"
 	"github.com/csi-node/csi-node/pkg/reconciler"
 	"github.com/csi-node/csi-node/pkg/state"
 )
@@ -21,34 +27,74 @@ import (
 // web is an HTTP server and its listener.
 type web struct {
 	server   *http.Server
-	listener net.Listener
+	listener *boundedListener
+	awaits   string        // address that is listened at once it is free; empty: it listens
+	closed   chan struct{} // at once by close, which is called once
 }
 
+// portEvery is how often an address is tried that is not free yet.
+const portEvery = 5 * time.Second
+
 func (w *web) serve() error {
+	for w.awaits != "" {
+		select {
+		case <-w.closed:
+			return nil
+		case <-time.After(portEvery):
+		}
+		l, err := net.Listen("tcp", w.awaits)
+		if err == nil {
+			w.listener.Listener, w.awaits = l, ""
+		} else if !errors.Is(err, syscall.EADDRINUSE) {
+			return err
+		}
+	}
 	if err := w.server.Serve(w.listener); !errors.Is(err, http.ErrServerClosed) {
 		return err
 	}
 	return nil
 }
 
-func (w *web) close() error { return w.server.Close() }
+func (w *web) close() error {
+	close(w.closed)
+	return w.server.Close()
+}
 
-// webServers opens the status socket, and the HTTP endpoint if there is one.
-func (p *plugin) webServers() ([]*web, error) {
+// webServers opens the status socket, and the HTTP endpoint if there is one. The
+// file of the status socket stays when it is closed: it holds the inode that the
+// next one needs, which a full file system would not give. Where there is none,
+// the plugin serves without.
+func (p *plugin) webServers(ctx context.Context, most limits) ([]*web, error) {
 	path := filepath.Join(p.StateDir, StatusSocket)
 	listener, err := listenUnix(path)
-	if err != nil {
+	if errors.Is(err, syscall.ENOSPC) {
+		klog.FromContext(ctx).Error(err, "There is no status socket: status, explain and probe get no answer until the plugin is started with room for it", "socket", path)
+	} else if err != nil {
 		return nil, fmt.Errorf("status socket %s: %w", path, err)
 	}
-	all := []*web{{newHTTPServer(p.statusHandler()), listener}}
+	var all []*web
+	if listener != nil {
+		listener.SetUnlinkOnClose(false)
+		all = append(all, newWeb(p.statusHandler(), listener, most.status))
+	}
 	if p.HTTPEndpoint == "" {
 		return all, nil
 	}
-	listener, err = net.Listen("tcp", p.HTTPEndpoint)
-	if err != nil {
-		return nil, errors.Join(fmt.Errorf("--http-endpoint %s: %w", p.HTTPEndpoint, err), all[0].listener.Close())
+	open, err := net.Listen("tcp", p.HTTPEndpoint)
+	awaits := ""
+	if dead := p.store.TakenFrom(); dead != 0 && errors.Is(err, syscall.EADDRINUSE) {
+		klog.FromContext(ctx).Info("The HTTP endpoint is served once its address is free, which a dead process may still have", "address", p.HTTPEndpoint, "process", process.Name(dead))
+		awaits = p.HTTPEndpoint
+	} else if err != nil {
+		err = fmt.Errorf("--http-endpoint %s: %w", p.HTTPEndpoint, err)
+		for _, w := range all {
+			err = errors.Join(err, w.listener.Close())
+		}
+		return nil, err
 	}
-	return append(all, &web{newHTTPServer(p.httpHandler()), listener}), nil
+	w := newWeb(p.httpHandler(), open, most.http).forStrangers()
+	w.awaits = awaits
+	return append(all, w), nil
 }
 
 // No request has a body to speak of.
@@ -57,19 +103,60 @@ const (
 	maxBodyBytes   = 4 << 10
 )
 
-func newHTTPServer(handler http.Handler) *http.Server {
-	return &http.Server{Handler: http.MaxBytesHandler(handler, maxBodyBytes), ReadHeaderTimeout: 10 * time.Second, IdleTimeout: time.Minute, MaxHeaderBytes: maxHeaderBytes}
+// newWeb returns a server that keeps at most so many connections.
+func newWeb(handler http.Handler, l net.Listener, most int) *web {
+	bounded := newBoundedListener(l, most)
+	return &web{closed: make(chan struct{}), listener: bounded, server: &http.Server{
+		Handler:           http.MaxBytesHandler(handler, maxBodyBytes),
+		ReadHeaderTimeout: 10 * time.Second,
+		IdleTimeout:       time.Minute,
+		MaxHeaderBytes:    maxHeaderBytes,
+		ConnState:         bounded.note,
+	}}
 }
 
-// httpHandler serves /metrics, /healthz (the CSI socket answers) and /readyz
-// (nothing that the plugin needs is missing).
+// forStrangers bounds the time of every connection, which serves one request.
+func (w *web) forStrangers() *web {
+	w.server.ReadHeaderTimeout, w.server.ReadTimeout, w.server.WriteTimeout = 5*time.Second, 5*time.Second, 10*time.Second
+	w.server.SetKeepAlivesEnabled(false)
+	return w
+}
+
+// httpHandler serves /metrics, /healthz and /readyz. Whatever it does, it does
+// once for all who ask at a time.
 func (p *plugin) httpHandler() http.Handler {
 	mux := http.NewServeMux()
-	mux.Handle("GET /metrics", promhttp.HandlerFor(p.metrics.registry, promhttp.HandlerOpts{}))
-	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, req *http.Request) { answer(w, p.socketAnswers(req.Context())) })
-	i := &identity{checks: p.checks()}
-	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, req *http.Request) { answer(w, i.healthy(req.Context())) })
+	// Not compressed: that takes more memory than the metrics.
+	mux.Handle("GET /metrics", promhttp.HandlerFor(&sharedGatherer{from: p.metrics.registry}, promhttp.HandlerOpts{DisableCompression: true}))
+	live, ready := p.probes()
+	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, req *http.Request) { answer(w, live(req.Context())) })
+	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, req *http.Request) { answer(w, ready(req.Context())) })
 	return mux
+}
+
+// sharedGatherer gathers once for all who ask at a time.
+type sharedGatherer struct {
+	from    prometheus.Gatherer
+	gathers singleflight.Group
+}
+
+// Gather implements prometheus.Gatherer.
+func (g *sharedGatherer) Gather() ([]*dto.MetricFamily, error) {
+	all, err, _ := g.gathers.Do("", func() (any, error) { return g.from.Gather() })
+	families, _ := all.([]*dto.MetricFamily) // nil beside some errors
+	return families, err
+}
+
+// probes returns what tells whether the plugin lives (the CSI socket answers),
+// and whether it is ready (nothing that it needs is missing). Callers share one
+// look.
+func (p *plugin) probes() (live, ready func(context.Context) error) {
+	var looks singleflight.Group
+	live = func(ctx context.Context) error {
+		_, err, _ := looks.Do("", func() (any, error) { return nil, p.socketAnswers(context.WithoutCancel(ctx)) })
+		return err
+	}
+	return live, (&identity{checks: p.checks()}).healthy
 }
 
 // socketTime bounds how long the CSI socket may take to answer.
@@ -105,6 +192,9 @@ func (p *plugin) statusHandler() http.Handler {
 	mux.HandleFunc("GET /status", serve(func(*http.Request) (any, error) {
 		return p.report(p.reconciler.Status()...), nil
 	}))
+	live, ready := p.probes()
+	mux.HandleFunc("GET /probes/live", serveInTime(func(ctx context.Context, _ *http.Request) (any, error) { return "ok", live(ctx) }))
+	mux.HandleFunc("GET /probes/ready", serveInTime(func(ctx context.Context, _ *http.Request) (any, error) { return "ok", ready(ctx) }))
 	mux.HandleFunc("GET /orphans", serveInTime(func(ctx context.Context, _ *http.Request) (any, error) { return p.orphansNow(ctx, false) }))
 	mux.HandleFunc("POST /orphans/clean", serveInTime(func(ctx context.Context, _ *http.Request) (any, error) { return p.orphansNow(ctx, true) }))
 	mux.HandleFunc("GET /volumes/{id}/explain", serveVolume(func(ctx context.Context, id string) (any, error) { return p.reconciler.Explain(ctx, id) }))

@@ -25,15 +25,20 @@ const readOnlyWait = time.Second
 // Store keeps the desired state of this node's volumes. Reading is from memory;
 // every edit is on disk before it is seen. Its methods may be called concurrently.
 type Store struct {
-	path     string
-	setAside string
+	path      string
+	setAside  string
+	takenFrom int
 
 	// The committer's alone, once it runs.
 	db     *bolt.DB
 	file   *os.File // of db
 	size   int64    // of file, in bytes, after the last commit
+	used   int64    // of size, in bytes, from the start
+	owned  int64    // so many bytes of file have their blocks, see room
 	bootID string
 	places *places // of records, and of what is being committed; nil until the first edit
+	// unwritten holds the ids of records that changed in memory alone, see keep.
+	unwritten map[string]bool
 
 	// The committer alone writes these two, and reads them without the lock.
 	revision uint64 // the last one given out
@@ -49,23 +54,27 @@ type Store struct {
 
 // Open opens the store at path, and makes it (mode 0600, its directory 0750) if
 // there is none. The caller is its only user until Close: while another process
-// has it, Open waits until ctx ends.
+// has it, Open waits until ctx ends, or until that process is dead (process.Dead):
+// killed, and kept by a thread that hangs in the kernel. Such a one is taken over.
+// Where the other process is not seen, in another PID namespace, Open waits.
 //
 // Records that were written under another boot id are dropped, because the
 // mounts that they speak of are gone. A file that is not a sound store is
 // renamed (see SetAside) and an empty store is begun; a single record that
 // cannot be read is put aside inside the store. Both are logged as errors. An
 // error is returned for what a human must mend: a directory in the way, missing
-// permission, no space, a failing disk.
+// permission, no space for a new store, a failing disk. A store that is there opens
+// without any space.
 func Open(ctx context.Context, path, bootID string) (*Store, error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o750); err != nil {
 		return nil, fmt.Errorf("store %s: making its directory: %w", path, err)
 	}
 	s := &Store{
-		path:     path,
-		requests: make(chan *request),
-		closing:  make(chan struct{}),
-		stopped:  make(chan struct{}),
+		path:      path,
+		unwritten: map[string]bool{},
+		requests:  make(chan *request),
+		closing:   make(chan struct{}),
+		stopped:   make(chan struct{}),
 	}
 	err := s.open(ctx, bootID)
 	if errors.Is(err, ErrCorrupt) && s.setAside != "" {
@@ -74,6 +83,9 @@ func Open(ctx context.Context, path, bootID string) (*Store, error) {
 	}
 	if err != nil {
 		return nil, fmt.Errorf("store %s: %w", path, err)
+	}
+	if err := s.room(0); err != nil {
+		klog.FromContext(ctx).Error(err, "There is no room beside the store: nothing new can be set up; removals go on", "store", path)
 	}
 	go s.commitAll()
 	return s, nil
@@ -141,6 +153,10 @@ func (s *Store) ShownAs(number DeviceNumber) string {
 // SetAside returns where Open put a file that was no sound store; empty when
 // there was none.
 func (s *Store) SetAside() string { return s.setAside }
+
+// TakenFrom returns the id of the process that Open took the store over from;
+// 0 when there was none.
+func (s *Store) TakenFrom() int { return s.takenFrom }
 
 // Close ends the store once the commit under way has ended, and releases its
 // lock. Edits that come later fail. It may be called more than once.

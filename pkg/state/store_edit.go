@@ -4,9 +4,11 @@ import (
 	"errors"
 	"fmt"
 	"reflect"
+	"time"
 	"unicode/utf8"
 
 	bolt "go.etcd.io/bbolt"
+	"golang.org/x/sys/unix"
 	"k8s.io/klog/v2"
 )
 
@@ -50,8 +52,12 @@ type change struct {
 // one, of whatever volume, is refused: FailedPrecondition if that one is to stay,
 // Aborted while it is being taken down.
 //
+// An edit that only removes succeeds although it cannot be written: it holds in
+// memory, and is written as soon as there is room.
+//
 // Edit blocks for as long as the disk does. InvalidArgument: no record can have
-// that id. Any other error of Edit's own is unclassified: the write failed, the
+// that id. ResourceExhausted: there is no room for what the edit asks for beside
+// the room that removals need. Any other error of Edit's own is unclassified: the write failed, the
 // change is not seen, and only after a restart of the plugin may it turn out to be there.
 func (s *Store) Edit(id string, edit func(*Volume) error) (*Volume, error) {
 	switch {
@@ -76,11 +82,17 @@ func (s *Store) Edit(id string, edit func(*Volume) error) (*Volume, error) {
 func (s *Store) commitAll() {
 	defer close(s.stopped)
 	for {
+		var again <-chan time.Time
+		if len(s.unwritten) > 0 {
+			again = time.After(rewriteEvery)
+		}
 		select {
 		case r := <-s.requests:
 			s.commit(s.withWaiting(r))
+		case <-again:
+			_ = s.rewrite() // the cause was logged, and it is tried again
 		case <-s.closing:
-			s.closeErr = closeDB(s.db, s.file)
+			s.closeErr = errors.Join(s.rewrite(), closeDB(s.db, s.file))
 			return
 		}
 	}
@@ -105,16 +117,23 @@ func (s *Store) commit(rs []*request) {
 	for _, r := range rs {
 		r.record, r.err = s.apply(r, changes)
 	}
-	err := s.write(changes)
+	all, err := s.withUnwritten(changes)
 	if err == nil {
+		err = s.write(all)
+	}
+	kept := changes
+	if err == nil {
+		clear(s.unwritten)
 		s.show(changes)
+	} else {
+		kept = s.keep(changes, err)
 	}
 	if err != nil {
 		s.places = nil // it has what was not written
 	}
 	for _, r := range rs {
 		// Refusals and repeats, too, are answers to a record that was not written.
-		if _, changed := changes[r.id]; changed && err != nil {
+		if _, changed := changes[r.id]; changed && kept[r.id].record == nil {
 			r.record, r.err = nil, fmt.Errorf("store %s: volume %s: writing the record: %w", s.path, r.id, err)
 		}
 		close(r.done)
@@ -155,9 +174,22 @@ func (s *Store) apply(r *request, changes map[string]change) (*Volume, error) {
 	if err != nil {
 		return nil, fmt.Errorf("store %s: volume %s: encoding the record: %w", s.path, r.id, err)
 	}
+	if asksMore(current, v) {
+		if err := s.room(len(value)); err != nil {
+			return nil, s.refuse(r.id, err)
+		}
+	}
 	s.places.move(current, v)
 	changes[r.id] = change{record: v, value: value}
 	return deepCopy(v), nil
+}
+
+// refuse says why what is asked for cannot be remembered.
+func (s *Store) refuse(id string, err error) error {
+	if !errors.Is(err, unix.ENOSPC) && !errors.Is(err, unix.EDQUOT) {
+		return fmt.Errorf("store %s: volume %s: making room for the record: %w", s.path, id, err)
+	}
+	return Errorf(ResourceExhausted, "store %s: volume %s: the file system of the state directory is full, and nothing new can be set up until there is room on it: %w", s.path, id, err)
 }
 
 // write makes the changes durable, all or none. If somebody has taken the file

@@ -18,7 +18,6 @@ import (
 	"k8s.io/klog/v2"
 	"k8s.io/klog/v2/ktesting"
 
-	"github.com/csi-node/csi-node/test/machine"
 )
 
 // waitLog is a log that tells when a wait for the lock is logged.
@@ -248,16 +247,7 @@ func TestOpenFailsFast(t *testing.T) {
 
 // Without space the file stays where it is: that says nothing about its contents.
 func TestStoreWithoutSpace(t *testing.T) {
-	machine.Kernel(t)
-	dir := t.TempDir()
-	if err := syscall.Mount("tmpfs", dir, "tmpfs", 0, "size=64k"); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := syscall.Unmount(dir, syscall.MNT_DETACH); err != nil {
-			t.Error(err)
-		}
-	})
+	dir := smallTmpfs(t)
 	path := filepath.Join(dir, "intents.db")
 	s := openStore(t, path, testBoot)
 	mustEdit(t, s, "v", staged("/stage"))
@@ -294,7 +284,7 @@ func TestStoreWithoutSpace(t *testing.T) {
 	if s, err := Open(t.Context(), path, testBoot); !errors.Is(err, syscall.ENOSPC) {
 		t.Errorf("a new store without space: %v, %v", s, err)
 	}
-	if err := syscall.Mount("", dir, "", syscall.MS_REMOUNT|syscall.MS_RDONLY, "size=64k"); err != nil {
+	if err := syscall.Mount("", dir, "", syscall.MS_REMOUNT|syscall.MS_RDONLY, "size=512k"); err != nil {
 		t.Fatal(err)
 	}
 	if s, err := Open(t.Context(), path, testBoot); !errors.Is(err, syscall.EROFS) {

@@ -9,6 +9,7 @@ import (
 	"runtime/debug"
 
 	bolt "go.etcd.io/bbolt"
+	"golang.org/x/sys/unix"
 	"k8s.io/klog/v2"
 )
 
@@ -30,10 +31,11 @@ var (
 // renamed while its lock is held, so that no other process meets it; the error
 // is then ErrCorrupt, and s.setAside tells the new name.
 func (s *Store) open(ctx context.Context, bootID string) error {
-	f, err := lockFile(ctx, s.path, false)
+	f, dead, err := lockFile(ctx, s.path, false)
 	if err != nil {
 		return err
 	}
+	s.takenFrom = max(s.takenFrom, dead)
 	db, err := openDB(f, false)
 	if err == nil {
 		err = guarded(func() error { return s.load(ctx, db, bootID) })
@@ -53,11 +55,10 @@ func (s *Store) open(ctx context.Context, bootID string) error {
 
 // take makes an open file the store's.
 func (s *Store) take(db *bolt.DB, f *os.File, bootID string) error {
-	info, err := f.Stat()
-	if err != nil {
+	s.db, s.file, s.owned, s.bootID = db, f, 0, bootID
+	if err := s.measure(); err != nil {
 		return errors.Join(err, closeDB(db, f))
 	}
-	s.db, s.file, s.size, s.bootID = db, f, info.Size(), bootID
 	return nil
 }
 
@@ -69,7 +70,7 @@ func (s *Store) snapshot(ctx context.Context) (err error) {
 	}
 	wait, cancel := context.WithTimeout(ctx, readOnlyWait)
 	defer cancel()
-	f, err := lockFile(wait, s.path, true)
+	f, _, err := lockFile(wait, s.path, true)
 	if errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil {
 		return ErrLocked
 	}
@@ -221,7 +222,12 @@ func (s *Store) load(ctx context.Context, db *bolt.DB, bootID string) error {
 	case c.fresh || c.bootID != bootID:
 		return db.Update(func(tx *bolt.Tx) error { return begin(tx, bootID, c.sequence) })
 	case len(c.bad) > 0:
-		return db.Update(func(tx *bolt.Tx) error { return moveBad(tx, c.bad) })
+		err := db.Update(func(tx *bolt.Tx) error { return moveBad(tx, c.bad) })
+		if errors.Is(err, unix.ENOSPC) {
+			klog.FromContext(ctx).Error(err, "Records that cannot be read stay where they are until the next start", "store", s.path)
+			return nil
+		}
+		return err
 	}
 	return nil
 }

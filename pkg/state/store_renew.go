@@ -13,6 +13,8 @@ import (
 
 const (
 	freshSuffix = ".new"
+	// successorSuffix is of the copy by which a store is taken over.
+	successorSuffix = ".successor"
 	// renewTime bounds the wait for a file that nobody else knows of.
 	renewTime = time.Second
 )
@@ -37,13 +39,16 @@ func (s *Store) intact() error {
 	return nil
 }
 
-// measure remembers how large the file is.
+// measure remembers how large the file is and how much of it is in use.
 func (s *Store) measure() error {
 	info, err := s.file.Stat()
-	if err == nil {
-		s.size = info.Size()
+	if err != nil {
+		return err
 	}
-	return err
+	s.size = info.Size()
+	return guarded(func() error {
+		return s.db.View(func(tx *bolt.Tx) error { s.used = tx.Size(); return nil })
+	})
 }
 
 // renew puts a new file with all records, the changes applied, into the place of
@@ -60,7 +65,7 @@ func (s *Store) renew(changes map[string]change) (err error) {
 	if err := os.Remove(fresh); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return err
 	}
-	f, err := lockFile(ctx, fresh, false)
+	f, _, err := lockFile(ctx, fresh, false)
 	if err != nil {
 		return err
 	}
@@ -115,7 +120,7 @@ func (s *Store) makeWay() error {
 	if !same {
 		ctx, cancel := context.WithTimeout(context.Background(), renewTime)
 		defer cancel()
-		other, err := lockFile(ctx, s.path, true)
+		other, _, err := lockFile(ctx, s.path, true)
 		if err != nil {
 			return fmt.Errorf("another process has begun a store there: stop one of the two: %w", err)
 		}

@@ -2,6 +2,7 @@ package harness
 
 import (
 	"context"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -47,6 +48,7 @@ type Options struct {
 	Env    []string // added to the test's own
 	Flags  []string // added to those that name the directories
 	Faults bool     // run the binary that obeys CSI_NODE_FAULT
+	Files  int      // how many files it may open, as by ulimit -n; 0: as many as the test
 }
 
 // New makes the directories and starts nothing. At the end of the test it stops
@@ -104,7 +106,11 @@ func (p *Plugin) Launch(o Options) *Process {
 	if o.Faults {
 		binary = FaultsBinary
 	}
-	process := launch(p.t, binary(p.t), o.Env, append([]string{"serve"}, append(p.Flags(), o.Flags...)...)...)
+	line := append([]string{binary(p.t), "serve"}, append(p.Flags(), o.Flags...)...)
+	if o.Files > 0 {
+		line = append([]string{"prlimit", fmt.Sprintf("--nofile=%d:%d", o.Files, o.Files)}, line...)
+	}
+	process := launch(p.t, line[0], o.Env, line[1:]...)
 	p.processes = append(p.processes, process)
 	return process
 }
@@ -162,6 +168,16 @@ func (p *Plugin) Restart(o Options) {
 	p.t.Helper()
 	p.Terminate()
 	p.Start(o)
+}
+
+// Reconnect makes new clients: the old ones' connection may be that to a process
+// which was killed and cannot end.
+func (p *Plugin) Reconnect() {
+	p.t.Helper()
+	if err := p.conn.Close(); err != nil {
+		p.t.Error(err)
+	}
+	p.dial()
 }
 
 // dial makes the clients. They connect when they are first used, and again

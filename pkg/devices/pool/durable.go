@@ -15,13 +15,18 @@ import (
 const newSuffix = ".new"
 
 // writeFile replaces a file, or makes it, in one step and durably: after a
-// crash it has its old contents or the new. No two calls may meet on a path.
+// crash it has its old contents or the new. No two calls may meet on a path. It
+// is not opened with O_TRUNC: that of a process which was killed and hung on it
+// would empty what its successor has written meanwhile.
 func writeFile(path string, contents []byte) (err error) {
-	f, err := os.OpenFile(path+newSuffix, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
+	f, err := os.OpenFile(path+newSuffix, os.O_WRONLY|os.O_CREATE, 0o600)
 	if err != nil {
 		return err
 	}
 	_, err = f.Write(contents)
+	if err == nil {
+		err = f.Truncate(int64(len(contents)))
+	}
 	if err == nil {
 		err = f.Sync()
 	}

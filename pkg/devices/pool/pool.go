@@ -72,16 +72,26 @@ func Open(ctx context.Context, dir string) (*Pool, error) {
 		return nil, fmt.Errorf("pool %s: %w", dir, err)
 	}
 	p := &Pool{dir: dir, uuid: uuid, parts: map[string]part{}}
-	for _, name := range []string{volumesDir, tmpDir, trashDir} {
-		if err := os.Mkdir(p.path(name), 0o700); err != nil && !errors.Is(err, os.ErrExist) {
-			return nil, fmt.Errorf("pool: %w", err)
-		}
-	}
-	if err := syncDir(dir); err != nil {
+	if err := p.makeDirs(); err != nil {
 		return nil, fmt.Errorf("pool: %w", err)
 	}
 	p.sweep(ctx)
 	return p, nil
+}
+
+// makeDirs makes the directories that are missing: even a mkdir of one that is
+// there waits for ever on a disk that takes no writes any more.
+func (p *Pool) makeDirs() error {
+	for _, name := range []string{volumesDir, tmpDir, trashDir} {
+		_, err := os.Lstat(p.path(name))
+		if errors.Is(err, os.ErrNotExist) {
+			err = os.Mkdir(p.path(name), 0o700)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return syncDir(p.dir)
 }
 
 // OpenReadOnly opens the pool in dir to look at it: nothing is made or removed,

@@ -1,0 +1,49 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/csi-node/csi-node/pkg/driver"
+)
+
+func newProbeCommand() *cobra.Command {
+	stateDir, timeout := "", timeoutFlag(0)
+	cmd := &cobra.Command{
+		Use:   "probe live|ready",
+		Short: "Ask whether the plugin lives or is ready, for a container's probes",
+		Long: `probe asks the plugin that runs on the state directory: "live" is answered when
+its CSI socket answers, "ready" when nothing is missing that it needs (tools, pool,
+loop devices). The exit code tells; what is wrong is told on standard error.
+
+It asks over a socket in the state directory that only root can use: who can reach
+--http-endpoint can keep it from answering, and would have the plugin restarted.`,
+		Example: `  csi-node probe live --state-dir /tmp/csi-state
+  csi-node probe ready --state-dir /tmp/csi-state --timeout 2s`,
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) != 1 || args[0] != driver.Live && args[0] != driver.Ready {
+				return fmt.Errorf("`csi-node probe` takes one argument, %s or %s, not %q", driver.Live, driver.Ready, args)
+			}
+			return nil
+		},
+		ValidArgs: []string{driver.Live, driver.Ready},
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if err := timeout.check(); err != nil {
+				return err
+			}
+			ctx, cancel := context.WithTimeout(cmd.Context(), time.Duration(timeout))
+			defer cancel()
+			if err := driver.Probe(ctx, stateDir, args[0]); err != nil {
+				return err
+			}
+			_, err := fmt.Fprintln(cmd.OutOrStdout(), "ok")
+			return err
+		},
+	}
+	addStateDir(cmd, &stateDir)
+	timeout.add(cmd, 5*time.Second, "the answer")
+	return cmd
+}

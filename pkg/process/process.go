@@ -1,0 +1,141 @@
+// Package process tells of other processes what they leave behind when they are
+// killed: one of whose threads hangs in the kernel keeps its locks, sockets and
+// ports for as long as that lasts, though it can run no instruction again.
+package process
+
+import (
+	"bufio"
+	"bytes"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// Dead reports whether a process was killed and can run no instruction of its
+// own again, though it is still there: each of its threads has ended, is ending,
+// or is in the kernel with a SIGKILL pending, which ends it before it would
+// return from there. What the kernel does for such a thread may still come to
+// its end. A process that is gone, or that is not seen from this PID namespace,
+// is not Dead.
+//
+// A process that was killed a moment ago, and ends in the next, is Dead, too.
+func Dead(pid int) (bool, error) {
+	if pid <= 0 {
+		return false, nil
+	}
+	threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/[0-9]*", pid))
+	if err != nil {
+		return false, err
+	}
+	left := false
+	for _, dir := range threads {
+		t, err := look(dir)
+		switch {
+		case errors.Is(err, fs.ErrNotExist), errors.Is(err, unix.ESRCH): // it has ended meanwhile
+		case err != nil:
+			return false, err
+		case t.ended:
+		case t.ends:
+			left = true
+		default:
+			return false, nil
+		}
+	}
+	return left, nil
+}
+
+// thread is what Dead must know of one.
+type thread struct {
+	ended bool // its state is Z or X
+	ends  bool // a SIGKILL is pending, or the thread is on its way out
+}
+
+// exiting is PF_EXITING of a thread's flags (proc(5), stat, field 9).
+const exiting = 4
+
+// look reads stat and status of proc(5) in the directory of a thread.
+func look(dir string) (t thread, err error) {
+	stat, err := os.ReadFile(filepath.Join(dir, "stat"))
+	if err != nil {
+		return t, err
+	}
+	// pid (comm) state ppid pgrp session tty tpgid flags …; comm may hold anything.
+	fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
+	if len(fields) < 7 {
+		return t, fmt.Errorf("%s/stat reads %q", dir, stat)
+	}
+	flags, err := strconv.ParseUint(fields[6], 10, 64)
+	if err != nil {
+		return t, fmt.Errorf("%s/stat: %w", dir, err)
+	}
+	t.ended = fields[0] == "Z" || fields[0] == "X"
+	t.ends = flags&exiting != 0
+	status, err := os.ReadFile(filepath.Join(dir, "status"))
+	if err != nil {
+		return t, err
+	}
+	for line := range strings.Lines(string(status)) {
+		key, value, _ := strings.Cut(line, ":")
+		if key != "SigPnd" && key != "ShdPnd" {
+			continue
+		}
+		signals, err := strconv.ParseUint(strings.TrimSpace(value), 16, 64)
+		if err != nil {
+			return t, fmt.Errorf("%s/status: %w", dir, err)
+		}
+		t.ends = t.ends || signals&(1<<(unix.SIGKILL-1)) != 0
+	}
+	return t, nil
+}
+
+// LockHolder returns the process that locked an open file with flock(2); 0 if
+// nobody did, or nobody who is seen from this PID namespace. A lock that was
+// inherited counts as that of the process which took it.
+func LockHolder(f *os.File) (int, error) {
+	conn, err := f.SyscallConn()
+	if err != nil {
+		return 0, err
+	}
+	var st unix.Stat_t
+	if controlErr := conn.Control(func(fd uintptr) { err = unix.Fstat(int(fd), &st) }); errors.Join(controlErr, err) != nil {
+		return 0, errors.Join(controlErr, err)
+	}
+	file := fmt.Sprintf("%02x:%02x:%d", unix.Major(st.Dev), unix.Minor(st.Dev), st.Ino)
+	locks, err := os.Open("/proc/locks")
+	if err != nil {
+		return 0, err
+	}
+	defer locks.Close() // only read from
+	scanner := bufio.NewScanner(locks)
+	for scanner.Scan() { // 1: FLOCK  ADVISORY  WRITE 1234 00:1a:5678 0 EOF
+		words := strings.Fields(scanner.Text())
+		if len(words) < 6 || words[1] != "FLOCK" || words[5] != file {
+			continue // those who wait have an arrow for a second word
+		}
+		pid, err := strconv.Atoi(words[4])
+		if err != nil {
+			return 0, fmt.Errorf("/proc/locks: %q: %w", scanner.Text(), err)
+		}
+		return max(pid, 0), nil
+	}
+	return 0, scanner.Err()
+}
+
+// Name returns what a process is to a person: its number and its command, or
+// that it is not seen.
+func Name(pid int) string {
+	if pid <= 0 {
+		return "a process that is not seen from here"
+	}
+	comm, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid))
+	if err != nil {
+		return fmt.Sprintf("process %d", pid)
+	}
+	return fmt.Sprintf("process %d (%s)", pid, strings.TrimSpace(string(comm)))
+}
