@@ -17,7 +17,6 @@ import (
 
 	"k8s.io/klog/v2"
 	"k8s.io/klog/v2/ktesting"
-
 )
 
 // waitLog is a log that tells when a wait for the lock is logged.
