@@ -150,20 +150,19 @@ func (b *Backend) configure(ctx context.Context, of, key string, backing *os.Fil
 			}
 			name = fmt.Sprintf("loop%d", n)
 		}
-		taken, err := bind(ctx, name, &config, as)
+		var d *device
+		taken, err := bind(ctx, name, &config, as, func() (err error) {
+			b.remember(key, &device{name: name})
+			if d, err = b.recall(ctx, key, match); err == nil && d == nil {
+				err = fmt.Errorf("%s was configured for %s and does not show it so", name, backing.Name())
+			}
+			return err
+		})
 		switch {
 		case err != nil:
 			return err
 		case taken:
 			continue
-		}
-		b.remember(key, &device{name: name})
-		d, err := b.recall(ctx, key, match)
-		switch {
-		case err != nil:
-			return err
-		case d == nil:
-			return fmt.Errorf("%s was configured for %s and does not show it so", name, backing.Name())
 		}
 		if buffered == "" && !d.direct() {
 			buffered = "the kernel declined"
@@ -174,8 +173,10 @@ func (b *Backend) configure(ctx context.Context, of, key string, backing *os.Fil
 	return fmt.Errorf("no free loop device could be had in %d tries: other processes took each one first", attachTries)
 }
 
-// bind configures one device; taken says that another process was faster.
-func bind(ctx context.Context, name string, config *unix.LoopConfig, as shape) (taken bool, err error) {
+// bind configures one device and looks at it; taken says that another process
+// was faster. What fails once it is configured takes it back at once: nobody is
+// to meet a device that the volume's attach has not told of.
+func bind(ctx context.Context, name string, config *unix.LoopConfig, as shape, look func() error) (taken bool, err error) {
 	f, err := open(name, modeOf(as.readOnly))
 	if raced(err) || errors.Is(err, os.ErrNotExist) {
 		return true, nil
@@ -191,14 +192,21 @@ func bind(ctx context.Context, name string, config *unix.LoopConfig, as shape) (
 	case err != nil:
 		return false, fmt.Errorf("LOOP_CONFIGURE (Linux 5.8) %s: %w", f.Name(), err)
 	}
+	defer func() {
+		if err != nil { // nobody else can have configured it meanwhile: it is open here
+			err = errors.Join(err, pathError("LOOP_CLR_FD", f, unix.IoctlSetInt(int(f.Fd()), unix.LOOP_CLR_FD, 0)))
+		}
+	}()
 	if as.solid {
 		turnDiscardOff(ctx, name)
 	}
-	if as.readOnly {
-		return false, nil
+	if !as.readOnly {
+		// BLKROSET outlives the backing that it was meant for. Without CAP_SYS_ADMIN it is refused, and LOOP_CONFIGURE is not.
+		if err := unix.IoctlSetPointerInt(int(f.Fd()), unix.BLKROSET, 0); err != nil {
+			return false, pathError("BLKROSET (needs CAP_SYS_ADMIN)", f, err)
+		}
 	}
-	// BLKROSET outlives the backing that it was meant for.
-	return false, pathError("BLKROSET", f, unix.IoctlSetPointerInt(int(f.Fd()), unix.BLKROSET, 0))
+	return false, look()
 }
 
 // raced reports whether another process has taken the device, or removes it.

@@ -1,7 +1,12 @@
 package loop
 
 import (
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
 	"testing"
+	"time"
 
 	"github.com/csi-node/csi-node/pkg/devices/pool"
 	"github.com/csi-node/csi-node/pkg/state"
@@ -23,4 +28,59 @@ func TestRefusedViewLeavesNoDevice(t *testing.T) {
 			t.Errorf("/dev/%s was attached over %s", name, d.Path)
 		}
 	}
+}
+
+// Who may configure a device and not make it writable leaves none behind.
+// LOOP_CONFIGURE asks for no capability, BLKROSET after it does.
+func TestFailedAttachLeavesNoDevice(t *testing.T) {
+	const name = "CSI_NODE_TEST_INCAPABLE"
+	if os.Getenv(name) == "" {
+		cmd := exec.Command("setpriv", "--bounding-set", "-sys_admin", os.Args[0], "-test.run", "^"+t.Name()+"$")
+		cmd.Env = append(os.Environ(), name+"=1")
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Errorf("without CAP_SYS_ADMIN: %v:\n%s", err, out)
+		}
+		return
+	}
+	for _, how := range []pool.Provisioning{pool.Thin, pool.Thick} {
+		b, data := setup(t, how)
+		wantError(t, b.Attach(t.Context(), "vol", false), state.Unavailable, "CAP_SYS_ADMIN")
+		mustHaveNoDevice(t, data)
+	}
+}
+
+// A device that does not show what it was configured for is not kept.
+func TestDeviceThatDoesNotMatchIsTakenBack(t *testing.T) {
+	b, data := setup(t, pool.Thin)
+	backing, err := os.OpenFile(data, os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = b.configure(t.Context(), b.tag("vol"), b.tag("vol"), backing, b.tag("vol"), shape{sector: 512}, func(*device) bool { return false })
+	if err == nil || !strings.Contains(err.Error(), data) {
+		t.Errorf("configured without a match: %v", err)
+	}
+	if err := backing.Close(); err != nil {
+		t.Error(err)
+	}
+	mustHaveNoDevice(t, data)
+	attach(t, b, "vol", false)
+}
+
+// mustHaveNoDevice waits for those that udev looks at just now.
+func mustHaveNoDevice(t *testing.T, data string) {
+	t.Helper()
+	var shown []string
+	for range 1000 {
+		names, err := bound()
+		if err != nil {
+			t.Fatal(err)
+		}
+		shown = slices.DeleteFunc(names, func(name string) bool { return backingOf(name) != data })
+		if len(shown) == 0 {
+			return
+		}
+		time.Sleep(goneInterval)
+	}
+	t.Errorf("%s is attached as %v", data, shown)
 }
