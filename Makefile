@@ -1,5 +1,5 @@
 # The main targets run as root on a machine with nothing but Go installed:
-#   make demo      one volume's life, from creation to deletion
+#   make demo      one volume's life, from creation to deletion (make demo-vm: in a virtual machine, by anybody)
 #   make test      everything: unit, property, real-kernel tests, csi-sanity
 #   make test-vm   the real-kernel tests on another kernel, and power cuts
 #   make test-crash       hundreds of kills of the plugin, and a saboteur at work
@@ -22,13 +22,19 @@ HISTORIES ?= 100000
 # Walk millions of states, or thousands of histories: the race detector would only slow them down.
 WALK := (TestPlanForEveryState|TestHistories)
 
-.PHONY: build demo test test-crash test-histories test-vm e2e test-mutants fuzz storm lint deps bench clean
+.PHONY: build demo demo-vm test test-crash test-histories test-vm e2e test-mutants fuzz storm lint deps bench clean
 
 build: ## bin/csi-node, a static binary
 	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o bin/csi-node ./cmd/csi-node
 
-demo: deps build ## play kubelet for one volume (root)
-	bin/csi-node demo
+demo: build ## play kubelet for one volume (root)
+	@[ "$$(id -u)" != 0 ] || hack/install-deps || : # the demo says what it lacks
+	@bin/csi-node demo
+
+demo-vm: build ## the same in a virtual machine, emulated: some 20 s (anybody who has QEMU; Debian)
+	@hack/install-vm-deps
+	@$(GO) build -trimpath -o bin/demo-vm ./test/vm/demo
+	@bin/demo-vm bin/csi-node test/vm
 
 test: deps lint ## everything (root, within 15 minutes on 2 cores)
 	$(GO) test -race -timeout 30m -skip '^$(WALK)$$' ./...
