@@ -121,7 +121,7 @@ func (t told) Write(p []byte) (int, error) {
 // play takes the volume through its life.
 func (d *demo) play(ctx context.Context) (err error) {
 	for _, sub := range []string{"", "state", "kubelet", "kubelet/stage", "kubelet/pod-1", "kubelet/pod-2"} {
-		if err := os.Mkdir(filepath.Join(d.dir, sub), 0o750); err != nil {
+		if err := os.Mkdir(filepath.Join(d.dir, sub), 0o700); err != nil {
 			return err
 		}
 	}
@@ -195,8 +195,9 @@ func (d *demo) story() []demoStep {
 	}
 	return []demoStep{
 		{"Start the plugin on a temporary pool and socket", false, d.start},
-		{fmt.Sprintf("CreateVolume: %d MiB in the pool", demoSize>>20), false, func(ctx context.Context) (string, error) {
-			resp, err := controller().CreateVolume(ctx, &csi.CreateVolumeRequest{Name: "demo", CapacityRange: &csi.CapacityRange{RequiredBytes: demoSize}, VolumeCapabilities: []*csi.VolumeCapability{d.capability()}})
+		{fmt.Sprintf("CreateVolume: %d MiB in the pool, thin", demoSize>>20), false, func(ctx context.Context) (string, error) {
+			resp, err := controller().CreateVolume(ctx, &csi.CreateVolumeRequest{Name: "demo", CapacityRange: &csi.CapacityRange{RequiredBytes: demoSize}, VolumeCapabilities: []*csi.VolumeCapability{d.capability()},
+				Parameters: map[string]string{"provisioning": "thin"}}) // the device of a thick one would refuse discards ever after
 			d.volume = resp.GetVolume().GetVolumeId()
 			return ": volume " + d.volume, err
 		}},

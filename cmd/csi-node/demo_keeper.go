@@ -26,6 +26,8 @@ const (
 	// looks: the kernel wakes nobody when a device is gone.
 	demoCleanLimit    = 30 * time.Second
 	demoCleanInterval = 10 * time.Millisecond
+	// demoEndLimit bounds the wait for the keeper, which waits for the plugin's helpers.
+	demoEndLimit = 2 * demoCleanLimit
 )
 
 // newDemoKeeperCommand is the process that a demo starts first and waits for at
@@ -85,6 +87,8 @@ func startDemoKeeper(dir string) (*demoKeeper, error) {
 // end has the keeper clean up and waits for it. It cleans up itself when the
 // keeper could not, as when somebody has killed that one.
 func (k *demoKeeper) end() error {
+	limit := time.AfterFunc(demoEndLimit, func() { _ = k.cmd.Process.Kill() }) // an error says that it has ended
+	defer limit.Stop()
 	if errors.Join(k.alive.Close(), k.cmd.Wait()) == nil {
 		return nil
 	}
@@ -92,7 +96,7 @@ func (k *demoKeeper) end() error {
 }
 
 // cleanUpDemo takes down what is below a demo's directory, and the directory.
-// None of the demo's processes runs any more. Others may look at its mounts:
+// None of the demo's processes is to run any more. Others may look at its mounts:
 // those are detached lazily, and so are devices, and both go when the last one
 // closes them, which is waited for.
 func cleanUpDemo(dir string) error {

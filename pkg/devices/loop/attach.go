@@ -197,14 +197,14 @@ func bind(ctx context.Context, name string, config *unix.LoopConfig, as shape, l
 			err = errors.Join(err, pathError("LOOP_CLR_FD", f, unix.IoctlSetInt(int(f.Fd()), unix.LOOP_CLR_FD, 0)))
 		}
 	}()
-	if as.solid {
-		turnDiscardOff(ctx, name)
-	}
 	if !as.readOnly {
 		// BLKROSET outlives the backing that it was meant for. Without CAP_SYS_ADMIN it is refused, and LOOP_CONFIGURE is not.
 		if err := unix.IoctlSetPointerInt(int(f.Fd()), unix.BLKROSET, 0); err != nil {
 			return false, pathError("BLKROSET (needs CAP_SYS_ADMIN)", f, err)
 		}
+	}
+	if as.solid {
+		turnDiscardOff(ctx, name)
 	}
 	return false, look()
 }
