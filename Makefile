@@ -1,5 +1,5 @@
 # The main targets run as root on a machine with nothing but Go installed:
-#   make demo      one volume's life, from creation to deletion
+#   make demo      one volume's life, from creation to deletion (make demo-vm: in a virtual machine, by anybody)
 #   make test      what to run before a commit: unit, property, real-kernel tests, csi-sanity
 #   make test-all  the same at length, with the race detector
 #   make test-vm   the real-kernel tests on another kernel, and power cuts
@@ -29,13 +29,19 @@ SUITE := $(GO) run ./test/suite -count 1 -timeout 30m -p 3 -parallel 6
 # The longest first.
 TESTS := ./test/node ./pkg/filesystem ./test/chaos ./...
 
-.PHONY: build demo test test-all test-crash test-histories test-vm e2e test-mutants fuzz storm lint deps bench clean
+.PHONY: build demo demo-vm test test-all test-crash test-histories test-vm e2e test-mutants fuzz storm lint deps bench clean
 
 build: ## bin/csi-node, a static binary
 	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o bin/csi-node ./cmd/csi-node
 
-demo: deps build ## play kubelet for one volume (root)
-	bin/csi-node demo
+demo: build ## play kubelet for one volume (root)
+	@[ "$$(id -u)" != 0 ] || hack/install-deps || : # the demo says what it lacks
+	@bin/csi-node demo
+
+demo-vm: build ## the same in a virtual machine, emulated: some 20 s (anybody who has QEMU; Debian)
+	@hack/install-vm-deps
+	@$(GO) build -trimpath -o bin/demo-vm ./test/vm/demo
+	@bin/demo-vm bin/csi-node test/vm
 
 test: lint ## what to run before a commit: every test, the random ones for a short time (root, within 5 minutes on 2 cores)
 	@hack/install-deps --try

@@ -2,13 +2,17 @@ package main
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"io"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
+	"runtime"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -26,74 +30,134 @@ const (
 )
 
 func newDemoCommand() *cobra.Command {
-	return &cobra.Command{
+	cmd := &cobra.Command{
 		Use:   "demo",
 		Short: "Play kubelet for one volume, from creation to deletion",
 		Long: `demo starts a plugin of its own on a temporary pool and socket and takes one
 volume through its life: create, stage, publish to two pods, write, read, grow
 while mounted, stats, a plugin killed and started again, unpublish, unstage,
-delete. It needs root and leaves nothing behind.`,
+delete. It needs root and leaves nothing behind, however it ends: interrupted
+and killed, too.
+
+Where it lacks a privilege it says so and does nothing. "make demo-vm", in the
+source, runs it in a virtual machine.`,
 		Example: "  sudo csi-node demo",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if os.Geteuid() != 0 {
-				return errors.New("the demo mounts file systems: run it as root")
+			if missing := demoLacks(); len(missing) > 0 {
+				return fmt.Errorf("the demo cannot run here: %s; in the source, `make demo-vm` runs it in a virtual machine instead", strings.Join(missing, "; "))
 			}
-			return runDemo(cmd.Context(), cmd.OutOrStdout())
+			// Interrupts are known to main. A terminal that is closed, or a reader of the output that ends, is no reason to
+			// leave anything either. What nobody can catch is left to the keeper.
+			ctx, stop := signal.NotifyContext(cmd.Context(), syscall.SIGHUP, syscall.SIGQUIT)
+			defer stop()
+			signal.Ignore(syscall.SIGPIPE)
+			return runDemo(ctx, cmd.OutOrStdout())
 		},
 	}
+	cmd.AddCommand(newDemoKeeperCommand())
+	return cmd
 }
 
 // demo is one volume's life and the plugin that it is lived with.
 type demo struct {
 	out    io.Writer
 	dir    string
+	alive  *os.File // kept open by all that must end before the keeper cleans up
 	plugin *exec.Cmd
 	log    *os.File
 	client *client.Client
 	volume string
 }
 
-func runDemo(ctx context.Context, out io.Writer) (err error) {
-	dir, err := os.MkdirTemp("", "csi-node-demo-")
+func runDemo(ctx context.Context, out io.Writer) error {
+	// The plugin refuses paths through symbolic links, which a TMPDIR may hold.
+	temp, err := filepath.EvalSymlinks(os.TempDir())
 	if err != nil {
 		return err
 	}
-	// The plugin refuses paths through symbolic links, which a TMPDIR may hold.
-	if dir, err = filepath.EvalSymlinks(dir); err != nil {
+	// The plugin is killed when the thread that started it ends: this one, then, must not end before.
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	ctx, stop := context.WithCancelCause(ctx)
+	defer stop(nil)
+	d := &demo{out: told{out, stop}, dir: filepath.Join(temp, demoPrefix+rand.Text()[:10])}
+	keeper, err := startDemoKeeper(d.dir)
+	if err != nil {
 		return err
 	}
-	d := &demo{out: out, dir: dir}
-	defer func() {
-		if clean := d.cleanUp(); clean != nil {
-			err = errors.Join(err, fmt.Errorf("something of the demo is left in %s: %w", dir, clean))
-		}
-	}()
-	for _, sub := range []string{"state", "kubelet", "kubelet/stage", "kubelet/pod-1", "kubelet/pod-2"} {
-		if err := os.MkdirAll(filepath.Join(dir, sub), 0o750); err != nil {
+	d.alive = keeper.alive
+	start := time.Now()
+	err = errors.Join(d.play(ctx), d.kill())
+	if err == nil {
+		err = d.mustBeOver()
+	}
+	if clean := keeper.end(); clean != nil {
+		return errors.Join(err, fmt.Errorf("something of the demo is left: %w", clean))
+	}
+	if ctx.Err() != nil {
+		return fmt.Errorf("%w: nothing is left of the demo (%v)", context.Cause(ctx), err)
+	}
+	if err == nil {
+		fmt.Fprintf(out, "\nA whole life in %s: nothing was lost, and nothing is left.\n", time.Since(start).Round(time.Millisecond))
+	}
+	return err
+}
+
+// told is an output whose failure stops the demo.
+type told struct {
+	to   io.Writer
+	stop context.CancelCauseFunc
+}
+
+func (t told) Write(p []byte) (int, error) {
+	n, err := t.to.Write(p)
+	if err != nil {
+		t.stop(err)
+	}
+	return n, err
+}
+
+// play takes the volume through its life.
+func (d *demo) play(ctx context.Context) (err error) {
+	for _, sub := range []string{"", "state", "kubelet", "kubelet/stage", "kubelet/pod-1", "kubelet/pod-2"} {
+		if err := os.Mkdir(filepath.Join(d.dir, sub), 0o700); err != nil {
 			return err
 		}
 	}
-	if d.log, err = os.Create(filepath.Join(dir, "plugin.log")); err != nil {
+	if d.log, err = os.Create(filepath.Join(d.dir, "plugin.log")); err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, d.log.Close()) }()
-	start := time.Now()
 	for i, step := range d.story() {
 		began := time.Now()
-		fmt.Fprintf(out, "%2d. %s\n", i+1, step.title)
+		fmt.Fprintf(d.out, "%2d. %s\n", i+1, step.title)
 		result, err := step.do(ctx)
-		if err != nil {
+		if err == nil {
+			err = ctx.Err()
+		} else if ctx.Err() == nil {
 			d.showLog()
+		}
+		if err != nil {
 			return fmt.Errorf("%s: %w", step.title, err)
 		}
-		fmt.Fprintf(out, "    ok in %s%s\n", time.Since(began).Round(100*time.Microsecond), result)
+		fmt.Fprintf(d.out, "    ok in %s%s\n", time.Since(began).Round(100*time.Microsecond), result)
 		if step.status {
 			d.showStatus(ctx)
 		}
 	}
-	fmt.Fprintf(out, "\nA whole life in %s: nothing was lost, and nothing is left.\n", time.Since(start).Round(time.Millisecond))
 	return nil
+}
+
+// mustBeOver returns an error if the whole story has left anything, which the
+// keeper would take down in silence.
+func (d *demo) mustBeOver() error {
+	points, err := demoMounts(d.dir)
+	devices, alsoErr := demoDevices(d.dir)
+	if left := append(points, devices...); len(left) > 0 {
+		return fmt.Errorf("the story has ended and has left %s", strings.Join(left, ", "))
+	}
+	return errors.Join(err, alsoErr)
 }
 
 type demoStep struct {
@@ -131,8 +195,9 @@ func (d *demo) story() []demoStep {
 	}
 	return []demoStep{
 		{"Start the plugin on a temporary pool and socket", false, d.start},
-		{fmt.Sprintf("CreateVolume: %d MiB in the pool", demoSize>>20), false, func(ctx context.Context) (string, error) {
-			resp, err := controller().CreateVolume(ctx, &csi.CreateVolumeRequest{Name: "demo", CapacityRange: &csi.CapacityRange{RequiredBytes: demoSize}, VolumeCapabilities: []*csi.VolumeCapability{d.capability()}})
+		{fmt.Sprintf("CreateVolume: %d MiB in the pool, thin", demoSize>>20), false, func(ctx context.Context) (string, error) {
+			resp, err := controller().CreateVolume(ctx, &csi.CreateVolumeRequest{Name: "demo", CapacityRange: &csi.CapacityRange{RequiredBytes: demoSize}, VolumeCapabilities: []*csi.VolumeCapability{d.capability()},
+				Parameters: map[string]string{"provisioning": "thin"}}) // the device of a thick one would refuse discards ever after
 			d.volume = resp.GetVolume().GetVolumeId()
 			return ": volume " + d.volume, err
 		}},
@@ -208,6 +273,9 @@ func (d *demo) start(ctx context.Context) (string, error) {
 	d.plugin = exec.Command(self, "serve", "--endpoint", endpoint, "--node-id", "demo", "--state-dir", d.path("state"),
 		"--pool-dir", d.path("pool"), "--kubelet-dir", d.path("kubelet"))
 	d.plugin.Stdout, d.plugin.Stderr = d.log, d.log
+	d.plugin.ExtraFiles = []*os.File{d.alive}
+	// In a process group of its own, as a terminal interrupts all of one.
+	d.plugin.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	if err := d.plugin.Start(); err != nil {
 		d.plugin = nil
 		return "", err
@@ -226,8 +294,15 @@ func (d *demo) kill() error {
 	if d.plugin == nil {
 		return nil
 	}
-	err := errors.Join(d.plugin.Process.Kill(), d.client.Close())
+	err := d.plugin.Process.Kill()
+	if errors.Is(err, os.ErrProcessDone) {
+		err = nil
+	}
 	_ = d.plugin.Wait() // reports the kill itself
+	if d.client != nil {
+		err = errors.Join(err, d.client.Close())
+		d.client = nil
+	}
 	d.plugin = nil
 	return err
 }
@@ -260,26 +335,4 @@ func (d *demo) showLog() {
 	}
 	lines := strings.Split(strings.TrimRight(string(log), "\n"), "\n")
 	fmt.Fprintf(d.out, "The plugin's last words:\n  %s\n", strings.Join(lines[max(0, len(lines)-20):], "\n  "))
-}
-
-// cleanUp takes down whatever a story that broke off has left.
-func (d *demo) cleanUp() error {
-	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
-	defer cancel()
-	if d.plugin != nil && d.volume != "" {
-		node := d.client.Node
-		var errs []error
-		for _, pod := range []string{"kubelet/pod-1/mount", "kubelet/pod-2/mount"} {
-			_, err := node.NodeUnpublishVolume(ctx, &csi.NodeUnpublishVolumeRequest{VolumeId: d.volume, TargetPath: d.path(pod)})
-			errs = append(errs, err)
-		}
-		_, err := node.NodeUnstageVolume(ctx, &csi.NodeUnstageVolumeRequest{VolumeId: d.volume, StagingTargetPath: d.path("kubelet/stage")})
-		if err := errors.Join(append(errs, err)...); err != nil {
-			return errors.Join(err, d.kill())
-		}
-	}
-	if err := d.kill(); err != nil {
-		return err
-	}
-	return os.RemoveAll(d.dir)
 }

@@ -269,17 +269,20 @@ func deployed(t testing.TB) {
 }
 
 // pluginPID finds the plugin's process.
-func pluginPID() (int, error) {
+func pluginPID() (int, error) { return pidOf("/usr/local/bin/csi-node") }
+
+// pidOf finds the process of a container by its program.
+func pidOf(program string) (int, error) {
 	executables, err := filepath.Glob("/proc/[0-9]*/exe") // of this pid namespace
 	if err != nil {
 		return 0, err
 	}
 	for _, exe := range executables {
-		if path, err := os.Readlink(exe); err == nil && path == "/usr/local/bin/csi-node" {
+		if path, err := os.Readlink(exe); err == nil && path == program {
 			return strconv.Atoi(filepath.Base(filepath.Dir(exe)))
 		}
 	}
-	return 0, errors.New("no process of the plugin")
+	return 0, fmt.Errorf("no process runs %s", program)
 }
 
 // restartKubelet ends kubelet by a signal, runs between, starts it, and waits until it knows its pods.

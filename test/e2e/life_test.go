@@ -26,6 +26,35 @@ func TestManifests(t *testing.T) {
 	}
 }
 
+// TestLeastPrivilege: the API server's token is only where it is used, and a sidecar has none of root's capabilities.
+func TestLeastPrivilege(t *testing.T) {
+	deployed(t)
+	for program, sidecar := range map[string]bool{"/usr/local/bin/csi-node": false, "/csi-provisioner": true, "/csi-resizer": true} {
+		pid, err := pidOf(program)
+		if err != nil {
+			t.Error(err)
+			continue
+		}
+		mounts, err := os.ReadFile(fmt.Sprintf("/proc/%d/mountinfo", pid))
+		if err != nil || sidecar != strings.Contains(string(mounts), "/secrets/kubernetes.io/serviceaccount ") { // /var/run may be /run
+			t.Errorf("%s: sidecar %t, and of a token in its mounts (%v):\n%s", program, sidecar, err, mounts)
+		}
+		status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+		if err != nil {
+			t.Error(err)
+		}
+		for _, line := range []string{"CapPrm:\t0000000000000000\n", "CapBnd:\t0000000000000000\n", "NoNewPrivs:\t1\n", "Seccomp:\t2\n"} {
+			if sidecar != strings.Contains(string(status), line) {
+				t.Errorf("%s: sidecar %t, and of %q in its status:\n%s", program, sidecar, line, status)
+			}
+		}
+		written := fmt.Sprintf("/proc/%d/root/written", pid)
+		if err := os.WriteFile(written, nil, 0o600); !errors.Is(err, syscall.EROFS) {
+			t.Errorf("%s: its root file system can be written: %v", program, err)
+		}
+	}
+}
+
 // registered tells whether kubelet has the plugin, in CSINode and by the plugin's own account.
 func registered(t testing.TB, since time.Time) error {
 	t.Helper()

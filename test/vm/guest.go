@@ -9,8 +9,9 @@
 //	job/ ──tar──> disk "job" ──> init unpacks it, runs ./run ──> console
 //
 // The root file system is never changed by a run: QEMU keeps what a guest
-// writes in a temporary file without a name. `make test-vm` runs everything;
-// `go test ./...` does not, because the tests have the build tag vm.
+// writes in a temporary file without a name. Nobody need be root for it. `make
+// test-vm` runs everything, `make demo-vm` the demo; `go test ./...` does
+// neither, because the tests have the build tag vm.
 package vm
 
 import (
@@ -24,6 +25,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"strconv"
 	"strings"
 	"syscall"
 )
@@ -90,9 +92,19 @@ type Guest struct {
 // consoleTail is how many lines of the console an error shows.
 const consoleTail = 60
 
+// JobError says that a job has failed. The job itself has told why.
+type JobError struct {
+	Code int // its exit code
+}
+
+func (e JobError) Error() string { return fmt.Sprintf("the job failed with exit code %d", e.Code) }
+
+// ended is what init prints of a job, before its exit code.
+const ended = "job ended with "
+
 // Run runs the machine until its job ends, its power is cut by Line, or ctx
-// ends. It returns nil if the job ended with 0 or the power was cut; the error
-// holds the end of the console unless the job itself failed.
+// ends. It returns nil if the job ended with 0 or the power was cut, a JobError
+// if the job failed; any other error holds the end of the console.
 func (g *Guest) Run(ctx context.Context) error {
 	work, err := os.MkdirTemp("", "csi-node-vm-")
 	if err != nil {
@@ -132,7 +144,7 @@ func (g *Guest) run(ctx context.Context, work string) error {
 		if tail = append(tail, line); len(tail) > consoleTail {
 			tail = tail[1:]
 		}
-		if status, ended := strings.CutPrefix(line, "job ended with "); ended {
+		if status, is := strings.CutPrefix(line, ended); is {
 			result = status
 		}
 		if g.Line != nil && g.Line(line) {
@@ -152,7 +164,11 @@ func (g *Guest) run(ctx context.Context, work string) error {
 	case err == nil && result == "0":
 		return nil
 	case err == nil && result != "":
-		return fmt.Errorf("the job failed with exit code %s", result) // it has told why
+		code, err := strconv.Atoi(result)
+		if err != nil {
+			return err
+		}
+		return JobError{code}
 	case err == nil:
 		err = errors.New("the guest ended before its job")
 	}
@@ -169,7 +185,8 @@ func (g *Guest) arguments(job string) []string {
 		"-accel", "tcg", "-cpu", "max,-la57,-erms,-fsrm", "-smp", "1", "-m", "2G", "-M", "q35",
 		"-nodefaults", "-no-user-config", "-display", "none", "-no-reboot", "-serial", "stdio",
 		"-kernel", filepath.Join(g.Image, "vmlinuz"),
-		"-append", "console=ttyS0 quiet loglevel=2 panic=-1 mitigations=off root=/dev/nvme0n1 rw rootfstype=ext4",
+		"-append", "console=ttyS0 quiet loglevel=2 panic=-1 mitigations=off root=/dev/nvme0n1 rw rootfstype=ext4" +
+			" nvme_core.io_timeout=600", // a host whose disk is busy for half a minute is none that has lost it
 		"-drive", "if=none,id=root,format=raw,cache=unsafe,snapshot=on,file=" + filepath.Join(g.Image, "root.ext4"),
 		"-device", "nvme,drive=root,serial=root",
 		"-drive", "if=none,id=job,format=raw,cache=unsafe,file=" + job,

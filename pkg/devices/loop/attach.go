@@ -159,20 +159,19 @@ func (b *Backend) configure(ctx context.Context, to receiver, key string, backin
 				return err
 			}
 		}
-		taken, err := bind(ctx, name, backing, &config, as, leased)
+		var d *device
+		taken, err := bind(ctx, name, backing, &config, as, leased, func() (err error) {
+			b.remember(key, &device{name: name})
+			if d, err = b.recall(ctx, key, sought{is: match, named: func(string) bool { return false }}); err == nil && d == nil {
+				err = fmt.Errorf("%s was configured for %s and does not show it so", name, backing.Name())
+			}
+			return err
+		})
 		switch {
 		case err != nil:
 			return err
 		case taken:
 			continue
-		}
-		b.remember(key, &device{name: name})
-		d, err := b.recall(ctx, key, sought{is: match, named: func(string) bool { return false }})
-		switch {
-		case err != nil:
-			return err
-		case d == nil:
-			return fmt.Errorf("%s was configured for %s and does not show it so", name, backing.Name())
 		}
 		if buffered == "" && !d.direct() {
 			buffered = "the kernel declined"
@@ -199,7 +198,7 @@ func (b *Backend) alone(ctx context.Context, key string, backing *os.File, only 
 // bind configures one device; taken says that another process was faster, or
 // wants the leased backing, too. The lease ends. After an error the device is
 // free again.
-func bind(ctx context.Context, name string, backing *os.File, config *unix.LoopConfig, as shape, leased bool) (taken bool, err error) {
+func bind(ctx context.Context, name string, backing *os.File, config *unix.LoopConfig, as shape, leased bool, look func() error) (taken bool, err error) {
 	if leased {
 		defer func() { err = errors.Join(err, lease.Drop(backing)) }()
 	}
@@ -218,22 +217,26 @@ func bind(ctx context.Context, name string, backing *os.File, config *unix.LoopC
 	case err != nil:
 		return false, fmt.Errorf("LOOP_CONFIGURE (Linux 5.8) %s: %w", f.Name(), err)
 	}
+	defer func() {
+		if taken || err != nil { // nobody else can have configured it meanwhile: it is open here
+			err = errors.Join(err, takeBack(f))
+		}
+	}()
 	if leased {
 		if taken, err = broken(backing); taken || err != nil {
-			return taken, errors.Join(err, takeBack(f))
+			return taken, err
+		}
+	}
+	if !as.readOnly {
+		// BLKROSET outlives the backing that it was meant for. Without CAP_SYS_ADMIN it is refused, and LOOP_CONFIGURE is not.
+		if err := unix.IoctlSetPointerInt(int(f.Fd()), unix.BLKROSET, 0); err != nil {
+			return false, pathError("BLKROSET (needs CAP_SYS_ADMIN)", f, err)
 		}
 	}
 	if as.solid {
 		turnDiscardOff(ctx, name)
 	}
-	if as.readOnly {
-		return false, nil
-	}
-	// BLKROSET outlives the backing that it was meant for.
-	if err := unix.IoctlSetPointerInt(int(f.Fd()), unix.BLKROSET, 0); err != nil {
-		return false, errors.Join(pathError("BLKROSET", f, err), takeBack(f))
-	}
-	return false, nil
+	return false, look()
 }
 
 // broken reports whether a lease did not last until now.

@@ -199,7 +199,7 @@ func TestLostLeaseIsNoProof(t *testing.T) {
 		t.Fatalf("no device %s: %v", number, err)
 	}
 	config := unix.LoopConfig{Fd: uint32(backing.Fd()), Size: 512}
-	taken, err := bind(t.Context(), name, backing, &config, shape{sector: 512}, true) // though none was taken
+	taken, err := bind(t.Context(), name, backing, &config, shape{sector: 512}, true, func() error { return nil }) // though none was taken
 	if err != nil || !taken {
 		t.Errorf("taken by another: %t, %v", taken, err)
 	}

@@ -1,0 +1,39 @@
+//go:build vm
+
+package vm
+
+import (
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+// TestDemo: what `make demo-vm` runs tells the whole story, and how it ended.
+func TestDemo(t *testing.T) {
+	image := newImage(t)
+	binary := filepath.Join(t.TempDir(), "csi-node")
+	build := exec.Command("go", "build", "-o", binary, module+"cmd/csi-node")
+	build.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	var told strings.Builder
+	if err := Demo(within(t, 10*time.Minute), image, binary, &told); err != nil {
+		t.Error(err)
+	}
+	if first, last := "\n 1. ", "nothing is left.\n"; !strings.Contains("\n"+told.String(), first) || !strings.HasSuffix(told.String(), last) {
+		t.Errorf("the demo tells, not from %q to %q:\n%s", first, last, told.String())
+	}
+	if err := os.WriteFile(binary, []byte("#!/bin/sh\necho refused >&2\nexit 3\n"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	told.Reset()
+	var failed JobError
+	if err := Demo(within(t, 10*time.Minute), image, binary, &told); !errors.As(err, &failed) || failed.Code != 3 || told.String() != "refused\n" {
+		t.Errorf("a demo that fails with 3 ended with %v and told %q", err, told.String())
+	}
+}
