@@ -271,7 +271,8 @@ func deployed(t testing.TB) {
 // pluginPID finds the plugin's process.
 func pluginPID() (int, error) { return pidOf("/usr/local/bin/csi-node") }
 
-// pidOf finds the process of a container by its program.
+// pidOf finds the process of a container by its program. A probe of kubelet's runs
+// the same one for a moment.
 func pidOf(program string) (int, error) {
 	executables, err := filepath.Glob("/proc/[0-9]*/exe") // of this pid namespace
 	if err != nil {
@@ -279,6 +280,10 @@ func pidOf(program string) (int, error) {
 	}
 	for _, exe := range executables {
 		if path, err := os.Readlink(exe); err == nil && path == program {
+			line, err := os.ReadFile(filepath.Join(filepath.Dir(exe), "cmdline"))
+			if arguments := strings.Split(string(line), "\x00"); err != nil || len(arguments) > 1 && arguments[1] == "probe" {
+				continue
+			}
 			return strconv.Atoi(filepath.Base(filepath.Dir(exe)))
 		}
 	}
