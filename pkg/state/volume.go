@@ -144,11 +144,14 @@ const (
 )
 
 // podKeys are the keys of the volume context that tell whose the pod is and not
-// what is asked for (kubelet, pkg/volume/csi/csi_mounter.go and csi_attacher.go).
+// what is asked for (getPodInfoAttrs in kubelet's pkg/volume/csi/csi_mounter.go).
 var podKeys = []string{
 	podNamespaceKey, podNameKey, "csi.storage.k8s.io/pod.uid",
 	"csi.storage.k8s.io/serviceAccount.name", "csi.storage.k8s.io/serviceAccount.tokens",
 }
+
+// ephemeralKey comes and goes with them. False means what its absence means.
+const ephemeralKey = "csi.storage.k8s.io/ephemeral"
 
 // sameContext compares two contexts without what they tell of the pod.
 func sameContext(a, b map[string]string) bool {
@@ -159,6 +162,9 @@ func withoutPod(context map[string]string) map[string]string {
 	c := maps.Clone(context)
 	for _, key := range podKeys {
 		delete(c, key)
+	}
+	if c[ephemeralKey] == "false" {
+		delete(c, ephemeralKey)
 	}
 	return c
 }
