@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
-	"path"
 	"strconv"
 	"strings"
 	"testing"
@@ -85,39 +84,6 @@ func Bound(major, minor uint32) (bool, error) {
 		}
 	}
 	return false, nil
-}
-
-// ForgetMounts takes out of the calling process's mount namespace, which must be a
-// copy that nothing propagates from, what other tests have mounted: all below the
-// directory for temporary files but what keep is, lies below, or is above. A copy
-// keeps a file system in use that its owner has unmounted.
-func ForgetMounts(t testing.TB, keep string) {
-	t.Helper()
-	table, err := mountPoints()
-	if err != nil {
-		t.Fatal(err)
-	}
-	for i := len(table) - 1; i >= 0; i-- {
-		at := table[i].path
-		if below(at, os.TempDir()) && !below(at, keep) && !below(keep, at) && at != keep {
-			_ = unix.Unmount(at, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW) // it may have gone with one above
-		}
-	}
-}
-
-func below(p, dir string) bool { return strings.HasPrefix(p, path.Clean(dir)+"/") }
-
-// InNamespace returns the arguments of a shell with a mount namespace of its own,
-// private or slave, which has what is mounted at or below keep, but not what
-// other tests have mounted: see ForgetMounts. The shell runs a script with args.
-func InNamespace(propagation, keep, script string, args ...string) []string {
-	const forget = `tac /proc/self/mountinfo | cut -d ' ' -f 5 | while read -r at; do
-	case $at in "$KEEP" | "$KEEP"/*) ;; "$TEMP"/*) case $KEEP in "$at"/*) ;; *) printf '%s\n' "$at" ;; esac ;; esac
-done | xargs -r -d '\n' umount --lazy 2>/dev/null
-unset KEEP TEMP
-`
-	return append([]string{"env", "KEEP=" + keep, "TEMP=" + path.Clean(os.TempDir()),
-		"unshare", "--mount", "--propagation", propagation, "sh", "-c", forget + script, "sh"}, args...)
 }
 
 // mountPoint is a line of mountinfo (proc(5)), with its escapes undone.
