@@ -1,6 +1,7 @@
 # The main targets run as root on a machine with nothing but Go installed:
 #   make demo      one volume's life, from creation to deletion
-#   make test      everything: unit, property, real-kernel tests, csi-sanity
+#   make test      what to run before a commit: unit, property, real-kernel tests, csi-sanity
+#   make test-all  the same at length, with the race detector
 #   make test-vm   the real-kernel tests on another kernel, and power cuts
 #   make test-crash       hundreds of kills of the plugin, and a saboteur at work
 #   make test-histories   100,000 random histories of a simulated node
@@ -22,7 +23,13 @@ HISTORIES ?= 100000
 # Walk millions of states, or thousands of histories: the race detector would only slow them down.
 WALK := (TestPlanForEveryState|TestHistories)
 
-.PHONY: build demo test test-crash test-histories test-vm e2e test-mutants fuzz storm lint deps bench clean
+# Nothing is cached: what was left out, or met another kernel, says nothing of this
+# machine now. Many tests wait for the kernel, or for a deadline, and do so together.
+SUITE := $(GO) run ./test/suite -count 1 -timeout 30m -p 3 -parallel 6
+# The longest first.
+TESTS := ./test/node ./pkg/filesystem ./test/chaos ./...
+
+.PHONY: build demo test test-all test-crash test-histories test-vm e2e test-mutants fuzz storm lint deps bench clean
 
 build: ## bin/csi-node, a static binary
 	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o bin/csi-node ./cmd/csi-node
@@ -30,10 +37,16 @@ build: ## bin/csi-node, a static binary
 demo: deps build ## play kubelet for one volume (root)
 	bin/csi-node demo
 
-test: deps lint ## everything (root, within 15 minutes on 2 cores)
-	$(GO) test -race -timeout 30m -skip '^$(WALK)$$' ./...
-	$(GO) test -timeout 15m -run '^$(WALK)$$' ./pkg/reconciler
+test: lint ## what to run before a commit: every test, the random ones for a short time (root, within 5 minutes on 2 cores)
+	@hack/install-deps --try
+	CGO_ENABLED=0 $(SUITE) -short $(TESTS)
+
+test-all: ## the whole: race detector, every state, random histories, fuzzing, crashes (root, within 15 minutes on 2 cores)
+	@hack/install-deps --try race
 	FUZZTIME=2s hack/fuzz
+	CGO_ENABLED=1 $(SUITE) -race -skip '^$(WALK)$$' $(TESTS) \
+		+ -run '^$(WALK)$$' ./pkg/reconciler -histories.count 20000 \
+		+ ./test/chaos -chaos.kills 100 -chaos.acts 100
 
 fuzz: deps ## each fuzz target for FUZZTIME (5m)
 	hack/fuzz

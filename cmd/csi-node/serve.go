@@ -47,7 +47,7 @@ xfsprogs), mkfs.btrfs (Debian: btrfs-progs). What is missing is told at once.`,
 	f.StringVar(&cfg.NodeID, "node-id", "", "name of this node (default: the hostname)")
 	f.StringVar(&cfg.DriverName, "driver-name", "csi-node.local", "name of the CSI driver")
 	f.StringVar(&cfg.StateDir, "state-dir", stateDirDefault(), "directory of the intents; on a tmpfs, so that a reboot forgets them with the mounts")
-	f.StringVar(&cfg.KubeletDir, "kubelet-dir", kubeletDirDefault(), "paths in requests must lie under it; / allows all")
+	f.StringVar(&cfg.KubeletDir, "kubelet-dir", kubeletDirDefault(), "paths in requests must lie under it, by whatever symbolic links lead to it; / allows all")
 	f.StringVar(&cfg.PoolDir, "pool-dir", "/var/lib/csi-node/pool", "directory of the volumes' files; made if it was never seen before")
 	f.StringVar(&cfg.HTTPEndpoint, "http-endpoint", "", "address for /metrics, /healthz and /readyz, as 127.0.0.1:9810; keeps few connections, each for one request (default: none)")
 	f.StringVar(&cfg.RegistrationDir, "registration-dir", "", "kubelet's plugins_registry: register there, without node-driver-registrar; --endpoint must be the socket's path on the node (default: somebody else registers)")

@@ -29,6 +29,7 @@ import (
 	"github.com/csi-node/csi-node/pkg/reconciler"
 	"github.com/csi-node/csi-node/pkg/registration"
 	"github.com/csi-node/csi-node/pkg/state"
+	"github.com/csi-node/csi-node/pkg/uevents"
 )
 
 // Config is how the plugin is set up; each field is a flag of `csi-node serve`.
@@ -162,6 +163,7 @@ func (p *plugin) open(ctx context.Context) (err error) {
 	if p.store, err = state.Open(ctx, filepath.Join(p.StateDir, StoreFile), bootID); err != nil {
 		return err
 	}
+	p.spellRecords(ctx)
 	if err := p.openVolumes(ctx); err != nil {
 		return errors.Join(err, p.store.Close())
 	}
@@ -178,7 +180,6 @@ func (p *plugin) openVolumes(ctx context.Context) (err error) {
 	if p.devices, err = loop.New(p.pool); err != nil {
 		return err
 	}
-	p.devices.Spare(p.store.ShownAs)
 	p.reconciler = reconciler.New(reconciler.Config{
 		Store:      p.store,
 		Kernel:     p.kernel(),
@@ -196,10 +197,14 @@ func (p *plugin) openVolumes(ctx context.Context) (err error) {
 		Deleter:     p.devices,
 		Intents:     p.store,
 	})
+	staging, err := p.mounts.Spell(ctx, filepath.Join(p.KubeletDir, "plugins", p.DriverName+"-ephemeral"))
+	if err != nil {
+		return err
+	}
 	p.ephemeral = ephemeral.New(ephemeral.Config{
 		// Not in the directory of the socket: sidecars, and the plugin, have that as a volume, and each new
 		// container would get a copy of what is mounted below it.
-		StagingDir:  filepath.Join(p.KubeletDir, "plugins", p.DriverName+"-ephemeral"),
+		StagingDir:  staging,
 		Reconciler:  p.reconciler,
 		Records:     p.store,
 		Pool:        p.pool,
@@ -207,10 +212,30 @@ func (p *plugin) openVolumes(ctx context.Context) (err error) {
 		Deleter:     p.devices,
 		Directories: p.mounts,
 		Pods:        p.pods,
+		Spell:       p.mounts.Spell,
 	})
 	p.metrics.watch(p.reconciler)
 	p.metrics.watchPool(func() (pool.Capacity, error) { return p.pool.Capacity(context.WithoutCancel(ctx)) })
 	return nil
+}
+
+// spellTime bounds how long the start waits for directories that lead to the
+// kubelet directory in the paths of records.
+const spellTime = 5 * time.Second
+
+// spellRecords gives the paths of records the spelling of requests. One of which
+// that cannot be told now stays as it is.
+func (p *plugin) spellRecords(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, spellTime)
+	defer cancel()
+	p.store.Spell(func(path string) string {
+		spelled, err := p.mounts.Spell(ctx, path)
+		if err != nil {
+			klog.FromContext(ctx).Error(err, "A path in a record is taken as it is spelled", "path", path)
+			return path
+		}
+		return spelled
+	})
 }
 
 func (p *plugin) kernel() reconciler.Kernel {
@@ -286,6 +311,11 @@ func (p *plugin) serve(ctx context.Context) error {
 		}
 		return errors.Join(err, listener.Close())
 	}
+	p.devices.Spare(p.numbers(watcher))
+	events, deaf := uevents.Listen()
+	if deaf != nil {
+		klog.FromContext(ctx).Error(deaf, "A device that is lost is noticed late", "after", resync)
+	}
 	server := p.grpcServer()
 	klog.FromContext(ctx).Info("Serving", "driver", p.DriverName, "version", p.Version, "node", p.NodeID, "endpoint", p.Endpoint,
 		"pool", p.PoolDir, "volumes", len(p.store.List()), "mountsWatchedBy", watcher.Source(), "heal", !p.DetectOnly)
@@ -298,6 +328,9 @@ func (p *plugin) serve(ctx context.Context) error {
 	go func() { defer close(settled); p.reconciler.Run(working) }()
 	group.Go(func() { failed <- server.Serve(listener) })
 	group.Go(func() { failed <- watcher.Run(working, p.reconciler.Changed) })
+	if events != nil {
+		group.Go(func() { p.hear(working, events) })
+	}
 	swept := make(chan struct{}) // or hung on a device, and left
 	var sweeps sync.WaitGroup
 	sweeps.Go(func() { p.adoptOrphans(working) })
@@ -333,6 +366,15 @@ func (p *plugin) serve(ctx context.Context) error {
 	return err
 }
 
+// hear tells the reconciler what becomes of devices. Without it, that is noticed
+// when the volume is looked at.
+func (p *plugin) hear(ctx context.Context, events *uevents.Listener) {
+	err := events.Run(ctx, func(e uevents.Event) { p.reconciler.DeviceChanged(e.Number) }, p.reconciler.AllChanged)
+	if err != nil {
+		klog.FromContext(ctx).Error(err, "A device that is lost is noticed late from now on", "after", resync)
+	}
+}
+
 // stopServer stops accepting and gives calls their answers, within stopTimeout.
 func stopServer(server *grpc.Server) {
 	timer := time.AfterFunc(stopTimeout, server.Stop)
@@ -348,6 +390,7 @@ func (p *plugin) grpcServer() *grpc.Server {
 		MaxVolumes:       p.MaxVolumes,
 		Filesystems:      p.filesystem,
 		ValidateVolumeID: pool.ValidateID,
+		VolumeAt:         p.devices.VolumeAt,
 		Reconciler:       p.reconciler,
 		Records:          p.store,
 		Paths:            p.mounts,
@@ -365,7 +408,7 @@ const (
 
 // newServer returns a server of the services behind the interceptors.
 func newServer(m *metrics, i csi.IdentityServer, c csi.ControllerServer, n csi.NodeServer) *grpc.Server {
-	server := grpc.NewServer(grpc.ChainUnaryInterceptor(m.intercept, logCalls, statusCodes),
+	server := grpc.NewServer(grpc.ChainUnaryInterceptor(m.intercept, logCalls, statusCodes, inTime),
 		grpc.MaxConcurrentStreams(maxCalls), grpc.ConnectionTimeout(handshakeTime))
 	csi.RegisterIdentityServer(server, i)
 	csi.RegisterControllerServer(server, c)

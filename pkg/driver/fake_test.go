@@ -213,6 +213,10 @@ func (f fakeFilesystems) Grow(_ context.Context, d state.Device, _, _ string) er
 
 // Mounts.
 
+func (*fakeNode) Spell(_ context.Context, path string) (string, error) { return path, nil }
+
+func (*fakeNode) Above(string) (m state.Mount, point string, err error) { return m, "", nil }
+
 func (f *fakeNode) Usage(ctx context.Context, path string) (state.Mount, state.Usage, error) {
 	at, err := f.Look(ctx, path)
 	switch {

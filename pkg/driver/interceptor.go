@@ -14,6 +14,7 @@ import (
 	"google.golang.org/protobuf/proto"
 	"k8s.io/klog/v2"
 
+	"github.com/csi-node/csi-node/pkg/reconciler"
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
@@ -45,6 +46,11 @@ func statusCodes(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler 
 		return nil, err
 	}
 	return nil, status.Error(grpcCodes[state.ClassOf(err)], short(err.Error(), maxMessage))
+}
+
+// inTime fixes when the call must be answered, before it waits for anything.
+func inTime(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+	return handler(reconciler.InTime(ctx), req)
 }
 
 // maxMessage bounds the message of an answer, in bytes. A refused string may

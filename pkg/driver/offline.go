@@ -90,6 +90,7 @@ func openOffline(ctx context.Context, stateDir string) (*plugin, error) {
 	if p.mounts, err = mounts.New(s.KubeletDir); err != nil {
 		return nil, fmt.Errorf("the kubelet directory %s: %w", s.KubeletDir, err)
 	}
+	p.spellRecords(ctx)
 	if p.filesystem, err = filesystem.New(1); err != nil {
 		return nil, err
 	}

@@ -15,6 +15,8 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
+
+	"github.com/csi-node/csi-node/test/machine"
 )
 
 // leaveSocket closes a listener as a kill would: its file stays.
@@ -29,6 +31,7 @@ func leaveSocket(t *testing.T, l net.Listener) {
 // serving runs a plugin until stop, which returns what Run does.
 func serving(t *testing.T, c Config) (conn *grpc.ClientConn, stop func() error) {
 	t.Helper()
+	machine.Kernel(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan struct{})
 	var runErr error
@@ -137,6 +140,7 @@ func TestHTTPEndpoint(t *testing.T) {
 
 // What is wrong with the setup is told in one line that names the flag.
 func TestRunWithAWrongSetup(t *testing.T) {
+	machine.Kernel(t)
 	for title, test := range map[string]struct {
 		change func(*Config)
 		words  string

@@ -18,6 +18,7 @@ import (
 
 	"github.com/csi-node/csi-node/pkg/reconciler"
 	"github.com/csi-node/csi-node/pkg/state"
+	"github.com/csi-node/csi-node/test/machine"
 )
 
 // testConfig is of a plugin with directories of its own.
@@ -45,6 +46,7 @@ func testConfig(t *testing.T) Config {
 // openPlugin returns a plugin of which no part runs.
 func openPlugin(t *testing.T) *plugin {
 	t.Helper()
+	machine.Kernel(t)
 	p := &plugin{Config: testConfig(t), metrics: newMetrics("v1")}
 	if err := p.open(t.Context()); err != nil {
 		t.Fatal(err)

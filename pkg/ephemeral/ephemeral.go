@@ -68,6 +68,9 @@ type Config struct {
 	Deleter     Deleter
 	Directories Directories
 	Pods        Pods
+	// Spell returns the one spelling that a path has in requests. Owners of
+	// volumes that an earlier version made may have another.
+	Spell func(ctx context.Context, path string) (string, error)
 }
 
 // Volumes serves inline ephemeral volumes. Its methods may be called
@@ -93,7 +96,14 @@ func (v *Volumes) staging(id string) string { return filepath.Join(v.StagingDir,
 // data: that is ended by Unpublish, or by Run. When nothing cannot be had yet,
 // the error is Unavailable.
 func (v *Volumes) Publish(ctx context.Context, id, podUID string, attributes map[string]string, target *state.Target) error {
-	made, err := v.Maker.MakeEphemeral(ctx, id, attributes, target.Capability.FSType, pool.Owner{PodUID: podUID, Target: target.Path})
+	owner := pool.Owner{PodUID: podUID, Target: target.Path}
+	made, err := v.Maker.MakeEphemeral(ctx, id, attributes, target.Capability.FSType, owner)
+	if state.ClassOf(err) == state.AlreadyExists {
+		if have, at, spellErr := v.owned(ctx, id); spellErr == nil && at == target.Path && have.Ephemeral.Target != at {
+			owner.Target = have.Ephemeral.Target
+			made, err = v.Maker.MakeEphemeral(ctx, id, attributes, target.Capability.FSType, owner)
+		}
+	}
 	if err != nil {
 		return err
 	}
@@ -139,16 +149,25 @@ func (v *Volumes) published(id string) bool {
 // Unpublish ends the volume whose publish at target has ended, with its data. It
 // does nothing to volumes of other kinds, and to a volume of another target.
 func (v *Volumes) Unpublish(ctx context.Context, id, target string) error {
-	have, err := v.Pool.Get(ctx, id)
+	have, at, err := v.owned(ctx, id)
 	switch class := state.ClassOf(err); {
 	case class == state.NotFound, class == state.InvalidArgument:
 		return nil
 	case err != nil:
 		return err
-	case have.Ephemeral == nil || have.Ephemeral.Target != target:
+	case have.Ephemeral == nil || at != target:
 		return nil
 	}
 	return v.end(ctx, id)
+}
+
+// owned returns a volume, and if it is an ephemeral one the path at which it is
+// published as requests spell it.
+func (v *Volumes) owned(ctx context.Context, id string) (have pool.Volume, target string, err error) {
+	if have, err = v.Pool.Get(ctx, id); err == nil && have.Ephemeral != nil {
+		target, err = v.Spell(ctx, have.Ephemeral.Target)
+	}
+	return have, target, err
 }
 
 // end unstages and deletes an ephemeral volume.
@@ -217,7 +236,7 @@ func (v *Volumes) sweep(ctx context.Context) (wait time.Duration, err error) {
 	}
 	still := map[string]time.Time{}
 	for _, id := range ids {
-		have, err := v.Pool.Get(ctx, id)
+		have, target, err := v.owned(ctx, id)
 		if state.ClassOf(err) == state.NotFound || err == nil && have.Ephemeral == nil {
 			continue
 		}
@@ -227,7 +246,7 @@ func (v *Volumes) sweep(ctx context.Context) (wait time.Duration, err error) {
 		if err != nil {
 			continue // it may be one; others say what is wrong with it
 		}
-		if !v.Pods.Gone(have.Ephemeral.Target) {
+		if !v.Pods.Gone(target) {
 			continue
 		}
 		since, before := v.gone[id]
@@ -237,7 +256,7 @@ func (v *Volumes) sweep(ctx context.Context) (wait time.Duration, err error) {
 		still[id] = since
 		left := grace - time.Since(since)
 		if left <= 0 {
-			if err := v.bury(ctx, id, have.Ephemeral.Target); err == nil {
+			if err := v.bury(ctx, id, target); err == nil {
 				delete(still, id)
 				continue
 			}

@@ -76,6 +76,9 @@ func (f *fakeNode) MakeEphemeral(_ context.Context, id string, attributes map[st
 	if fsType == "" {
 		fsType = "ext4"
 	}
+	if have := f.volumes[id].Ephemeral; have != nil && *have != owner {
+		return pool.Volume{}, state.Errorf(state.AlreadyExists, "it is another's")
+	}
 	f.note("make")
 	f.volumes[id] = pool.Volume{ID: id, FSType: fsType, Ephemeral: &owner, Formatted: f.volumes[id].Formatted}
 	return f.volumes[id], nil
@@ -131,7 +134,10 @@ func (f *fakeNode) Get(id string) *state.Volume {
 const path = "/kubelet/pods/1/volumes/x/mount"
 
 func newVolumes(f *fakeNode) *Volumes {
-	return New(Config{StagingDir: "/kubelet/plugins/driver-ephemeral", Reconciler: f, Records: f, Pool: fakePool{f}, Maker: f, Deleter: f, Directories: f, Pods: f})
+	return New(Config{StagingDir: "/kubelet/plugins/driver-ephemeral", Reconciler: f, Records: f, Pool: fakePool{f}, Maker: f, Deleter: f, Directories: f, Pods: f,
+		Spell: func(_ context.Context, path string) (string, error) {
+			return strings.Replace(path, "/link/", "/kubelet/", 1), nil
+		}})
 }
 
 func publish(v *Volumes, attributes map[string]string) error {
@@ -178,6 +184,29 @@ func TestLife(t *testing.T) {
 	if len(f.records) > 0 || len(f.volumes) > 0 {
 		t.Errorf("left: %v, %v", f.records, f.volumes)
 	}
+}
+
+// What an earlier version wrote of the owner may be spelled otherwise: it is the
+// same target.
+func TestOwnerOfAnotherSpelling(t *testing.T) {
+	f := newFakeNode()
+	v := newVolumes(f)
+	written := pool.Owner{PodUID: "1", Target: strings.Replace(path, "/kubelet/", "/link/", 1)}
+	f.volumes["csi-1"] = pool.Volume{ID: "csi-1", FSType: "ext4", Ephemeral: &written}
+	if err := publish(v, nil); err != nil {
+		t.Fatal(err)
+	}
+	f.wantDone(t, "make, stage, target")
+	if owner := f.volumes["csi-1"].Ephemeral; *owner != written {
+		t.Errorf("the owner is %+v", owner)
+	}
+	if err := f.Ensure(t.Context(), "csi-1", state.TargetPart(path), func(v *state.Volume) error { return v.AskUnpublish(path, time.Now()) }); err != nil {
+		t.Fatal(err)
+	}
+	if err := v.Unpublish(t.Context(), "csi-1", path); err != nil {
+		t.Fatal(err)
+	}
+	f.wantDone(t, "end target, end stage, delete")
 }
 
 // What cannot be had leaves nothing; what was had before stays.

@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/csi-node/csi-node/pkg/state"
+	"github.com/csi-node/csi-node/test/machine"
 )
 
 // imageBytes is the size of the images whose heads are damaged.
@@ -25,6 +26,7 @@ const imageBytes = 512 * mib
 // that the Host makes, and older and odder ones of the same tools.
 func heads(t testing.TB, h *Host) [][]byte {
 	t.Helper()
+	machine.Kernel(t)
 	read := func(image string) []byte {
 		f, err := os.Open(image)
 		must0(t, err)
@@ -274,6 +276,7 @@ func content(t *testing.T, path string) []byte {
 // What libblkid finds on a device is never called blank, and what both take for
 // a file system they take for the same.
 func TestProbeAgreesWithBlkid(t *testing.T) {
+	machine.Kernel(t)
 	h := newHost(t)
 	agree := func(what string, head []byte) {
 		t.Helper()

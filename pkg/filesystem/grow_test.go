@@ -6,9 +6,8 @@ import (
 	"path/filepath"
 	"testing"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/csi-node/csi-node/pkg/state"
+	"github.com/csi-node/csi-node/test/machine"
 )
 
 func TestGrowExt4(t *testing.T) {
@@ -34,7 +33,7 @@ func TestGrowExt4AfterCrash(t *testing.T) {
 	must0(t, h.Format(t.Context(), device, "ext4"))
 	dir := mount(t, device, "ext4")
 	must0(t, os.WriteFile(filepath.Join(dir, "file"), []byte("data"), 0o644))
-	unix.Sync()
+	syncFS(t, dir)
 	image := newImage(t, 0)
 	command(t, "cp", "--sparse=always", device.Backing, image)
 	unmount(t, dir)
@@ -94,6 +93,7 @@ func TestGrowRefuses(t *testing.T) {
 // TestGrowableExt4IsExact compares what the superblock's arithmetic says with
 // what resize2fs does, at sizes around the boundaries of block groups.
 func TestGrowableExt4IsExact(t *testing.T) {
+	machine.Kernel(t)
 	h := newHost(t)
 	for name, c := range map[string]struct {
 		options []string
@@ -199,6 +199,7 @@ func TestGrowXFS(t *testing.T) {
 }
 
 func FuzzParse(f *testing.F) {
+	machine.Kernel(f)
 	for _, args := range [][]string{{"mkfs.ext4", "-q"}, {"mkfs.ext2", "-q"}, {"mkfs.xfs", "-q"}, {"mkfs.btrfs", "-q"}} {
 		image := newImage(f, 300*mib)
 		command(f, args[0], append(args[1:], image)...)

@@ -9,12 +9,12 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"syscall"
 	"testing"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/csi-node/csi-node/pkg/state"
+	"github.com/csi-node/csi-node/test/machine"
 )
 
 const mib = 1 << 20
@@ -40,45 +40,11 @@ func newImage(t testing.TB, size int64) string {
 }
 
 // attach puts a loop device over a file until the test ends. Its Backing is set.
-//
-// The device has a number of its own, far from those that losetup --find hands
-// out: a process that loses the race for a number has claimed the winner's
-// device for a moment, and whoever wants to mount or format it then is refused.
 func attach(t testing.TB, path string, options ...string) state.Device {
 	t.Helper()
-	control, err := os.OpenFile("/dev/loop-control", os.O_RDWR, 0)
-	must0(t, err)
-	defer control.Close()
-	number := 1<<16 + os.Getpid()%1024*512
-	node, taken := "", true
-	for taken {
-		number++
-		switch err := unix.IoctlSetInt(int(control.Fd()), unix.LOOP_CTL_ADD, number); err {
-		case unix.EEXIST:
-			continue
-		default:
-			must0(t, err)
-		}
-		node = fmt.Sprintf("/dev/loop%d", number)
-		out, err := exec.Command("losetup", append(options, node, path)...).CombinedOutput()
-		// On a busy machine somebody who asks for any free device gets this one first.
-		if taken = strings.Contains(string(out), "busy"); err != nil && !taken {
-			t.Fatalf("losetup %s %s: %v: %s", node, path, err, out)
-		}
-	}
-	t.Cleanup(func() {
-		control, err := os.OpenFile("/dev/loop-control", os.O_RDWR, 0)
-		must0(t, err)
-		defer control.Close()
-		command(t, "losetup", "--detach", node)
-		// A child of another test that has not reached its exec has the
-		// device open, too, and so may somebody who lists loop devices.
-		syscall.ForkLock.Lock()
-		defer syscall.ForkLock.Unlock()
-		if err := unix.IoctlSetInt(int(control.Fd()), unix.LOOP_CTL_REMOVE, number); err != nil && err != unix.EBUSY {
-			t.Errorf("remove %s: %v", node, err)
-		}
-	})
+	machine.Kernel(t)
+	node := machine.Losetup(t, append(options, path)...)
+	t.Cleanup(func() { command(t, "losetup", "--detach", node) })
 	return deviceOf(t, node, path)
 }
 
@@ -114,6 +80,16 @@ func mount(t testing.TB, device state.Device, fsType string) string {
 func unmount(t testing.TB, dir string) {
 	t.Helper()
 	must0(t, unix.Unmount(dir, 0))
+}
+
+// syncFS writes what the file system at path has in memory, and not, as sync(2)
+// does, what all others have.
+func syncFS(t testing.TB, path string) {
+	t.Helper()
+	f, err := os.Open(path)
+	must0(t, err)
+	defer f.Close()
+	must0(t, unix.Syncfs(int(f.Fd())))
 }
 
 // command runs a program that must succeed and returns what it wrote.
@@ -204,6 +180,7 @@ func wantClass(t testing.TB, err error, class state.Class, words ...string) {
 // script puts a shell script of that name first in PATH.
 func script(t testing.TB, name, body string) {
 	t.Helper()
+	machine.Kernel(t)
 	dir := t.TempDir()
 	must0(t, os.WriteFile(filepath.Join(dir, name), []byte("#!/bin/sh\n"+body+"\n"), 0o755))
 	switch t := t.(type) {

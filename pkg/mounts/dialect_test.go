@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/csi-node/csi-node/pkg/state"
+	"github.com/csi-node/csi-node/test/machine"
 )
 
 // written writes a file through to the log, and returns a copy of the image:
@@ -257,6 +258,7 @@ func TestBtrfsDevicesReused(t *testing.T) {
 // two times, so it may be lost, to be waited for.
 func sameDevice(t *testing.T, image string, use func(state.Device)) {
 	t.Helper()
+	machine.Kernel(t)
 	number := 1<<17 + os.Getpid()%1024
 	control, err := os.OpenFile("/dev/loop-control", os.O_RDWR, 0)
 	must(t, err)

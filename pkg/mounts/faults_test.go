@@ -9,10 +9,12 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/csi-node/csi-node/pkg/state"
+	"github.com/csi-node/csi-node/test/machine"
 )
 
 // kubelet made the directory: what takes its place is like it.
 func TestRenewKeepsModeAndOwner(t *testing.T) {
+	machine.Kernel(t)
 	h, root := newHost(t)
 	path := filepath.Join(root, "stage")
 	must(t, os.Mkdir(path, 0o700))

@@ -3,7 +3,6 @@ package mounts
 import (
 	"bufio"
 	"cmp"
-	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -15,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/csi-node/csi-node/pkg/state"
+	"github.com/csi-node/csi-node/test/machine"
 )
 
 // newHost returns a Host on a directory of the test, below which nothing stays
@@ -29,18 +29,19 @@ func newHost(t testing.TB) (*Host, string) {
 	return h, root
 }
 
-// bothTables runs a test once with each way to read the mount table.
+// bothTables runs a test once with each way to read the mount table that this
+// kernel has.
 func bothTables(t *testing.T, test func(t *testing.T, h *Host, root string)) {
-	t.Run("statmount", func(t *testing.T) {
-		h, root := newHost(t)
-		if _, ok := h.table.(statmountTable); !ok {
-			if !kernelBefore(t, 6, 13) {
-				t.Fatal("this kernel has all of statmount(2), and it is not used")
-			}
-			t.Skip("this kernel has no statmount(2), or not all of it")
-		}
-		test(t, h, root)
-	})
+	if h, err := New(t.TempDir()); err != nil {
+		t.Fatal(err)
+	} else if _, ok := h.table.(statmountTable); !ok && machine.Missing() == "" && !kernelBefore(t, 6, 13) {
+		t.Fatal("this kernel has all of statmount(2), and it is not used")
+	} else if ok {
+		t.Run("statmount", func(t *testing.T) {
+			h, root := newHost(t)
+			test(t, h, root)
+		})
+	}
 	t.Run("mountinfo", func(t *testing.T) {
 		h, root := newHost(t)
 		h.table = mountinfoTable{}
@@ -77,23 +78,11 @@ func newDevice(t testing.TB, root, fsType string) state.Device {
 	return attach(t, root, image)
 }
 
-// attach puts a loop device over an image until the test ends. One on which
-// nothing can be discarded, as a thick volume leaves it, is made anew.
+// attach puts a loop device over an image until the test ends.
 func attach(t testing.TB, root, image string, options ...string) state.Device {
 	t.Helper()
-	losetup := append(append([]string{"losetup", "--find", "--show"}, options...), image)
-	path := run(t, losetup...)
-	if limit, err := os.ReadFile("/sys/block/" + filepath.Base(path) + "/queue/discard_max_bytes"); err == nil && string(limit) == "0\n" {
-		run(t, "losetup", "--detach", path)
-		control, err := os.OpenFile("/dev/loop-control", os.O_RDWR, 0)
-		must(t, err)
-		defer control.Close()
-		var number int
-		_, err = fmt.Sscanf(path, "/dev/loop%d", &number)
-		must(t, err)
-		_ = unix.IoctlSetInt(int(control.Fd()), unix.LOOP_CTL_REMOVE, number) // unless another test has it by now
-		path = run(t, losetup...)
-	}
+	machine.Kernel(t)
+	path := machine.Losetup(t, append(options, image)...)
 	t.Cleanup(func() {
 		unmountBelow(t, root)
 		run(t, "losetup", "--detach", path)
@@ -122,6 +111,7 @@ func mountedAs(t testing.TB, h *Host, path, fsType string) state.Device {
 
 func mountTmpfs(t testing.TB, source, path string, flags uintptr) {
 	t.Helper()
+	machine.Kernel(t)
 	must(t, os.MkdirAll(path, 0o750))
 	must(t, unix.Mount(source, path, "tmpfs", flags, ""))
 }

@@ -41,7 +41,7 @@ type Host struct {
 	real  string // the same directory without symbolic links
 	table table
 
-	looks, usages calls
+	looks, usages, spellings calls
 
 	mu       sync.Mutex
 	watchers map[*Watcher]bool // that are not closed
@@ -50,7 +50,8 @@ type Host struct {
 // New returns a Host for the paths below root, an absolute path of a directory;
 // "/" allows every path. Symbolic links on the way to root are resolved now
 // and never again; those below it are refused. A path may be written with root
-// as it is given here or as it was resolved.
+// as it is given here or as it was resolved; results have it as it was resolved,
+// see Spell.
 //
 // It needs Linux 5.12 (mount_setattr(2)) and uses statmount(2) where the kernel
 // has all of it (6.13); before that every look reads /proc/self/mountinfo.

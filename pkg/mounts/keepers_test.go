@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/csi-node/csi-node/pkg/state"
+	"github.com/csi-node/csi-node/test/machine"
 )
 
 // A file system that was shut down is broken at all its mounts, and is one that
@@ -31,8 +32,8 @@ func TestBrokenFilesystem(t *testing.T) {
 
 			wait := "; exec " + waiting(t)
 			user := start(t, "", "sh", "-c", "exec 5<"+file+wait)
-			slave := start(t, "", "unshare", "-m", "--propagation", "slave", "sh", "-c", "true"+wait)
-			private := start(t, "", "unshare", "-m", "--propagation", "private", "sh", "-c", "true"+wait)
+			slave := start(t, "", machine.InNamespace("slave", root, "true"+wait)...)
+			private := start(t, "", machine.InNamespace("private", root, "true"+wait)...)
 			shutDown(t, stage)
 			for _, path := range []string{stage, target} {
 				told := fsType != "ext4" || !kernelBefore(t, 6, 15) // by then a mount is the first to tell

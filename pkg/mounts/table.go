@@ -2,6 +2,9 @@ package mounts
 
 import (
 	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -74,6 +77,63 @@ func (e entry) mount() state.Mount {
 		}
 	}
 	return m
+}
+
+// nodes returns the numbers of the block device node that a mount may be of: a
+// node in a devtmpfs, or in the tmpfs that a container has for /dev. What covers
+// the mount point is asked instead of the node, so that counts beside the name.
+func (e entry) nodes() (numbers [2]state.DeviceNumber) {
+	if e.root == "/" || e.fsType != "devtmpfs" && e.fsType != "tmpfs" {
+		return numbers
+	}
+	numbers[0] = cachedNumber(e.point)
+	if name := strings.TrimSuffix(e.root, "//deleted"); e.fsType == "devtmpfs" {
+		if number := diskNumber(filepath.Base(name)); number != numbers[0] {
+			numbers[1] = number
+		}
+	}
+	return numbers
+}
+
+const (
+	resolveCached = 0x20 // RESOLVE_CACHED of linux/openat2.h, Linux 5.12
+	// cachedTries bounds how often a walk that met a change of the tree begins anew.
+	cachedTries = 8
+)
+
+// cachedNumber returns the number of the block device node at a mount point, zero
+// if there is none. The walk to the directory above asks no file system that might
+// not answer, as the kernel has in memory what leads to a mount point; and the
+// mount itself is kept busy no longer than statx(2) takes.
+func cachedNumber(point string) (number state.DeviceNumber) {
+	for range cachedTries {
+		dir, err := openat2(unix.AT_FDCWD, filepath.Dir(point), unix.O_PATH|unix.O_DIRECTORY, resolveCached)
+		if err == unix.EAGAIN {
+			continue
+		}
+		if err != nil {
+			return number
+		}
+		st, err := statx(dir, filepath.Base(point), 0)
+		unix.Close(dir)
+		if err == nil && fileType(st.Mode) == state.BlockDevice {
+			number = state.DeviceNumber{Major: st.Rdev_major, Minor: st.Rdev_minor}
+		}
+		return number
+	}
+	return number
+}
+
+// diskNumber returns the number of a disk by its name, zero if there is none.
+func diskNumber(name string) (number state.DeviceNumber) {
+	raw, err := os.ReadFile(filepath.Join("/sys/class/block", name, "dev"))
+	if err != nil {
+		return state.DeviceNumber{}
+	}
+	if _, err := fmt.Sscanf(string(raw), "%d:%d", &number.Major, &number.Minor); err != nil {
+		return state.DeviceNumber{}
+	}
+	return number
 }
 
 // blockNumber returns the number of a block device node.

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/csi-node/csi-node/pkg/state"
+	"github.com/csi-node/csi-node/test/machine"
 )
 
 func TestUnmount(t *testing.T) {
@@ -67,8 +68,8 @@ func TestBusyUnmountNamesTheProcess(t *testing.T) {
 	for name, program := range map[string][]string{
 		"a working directory": {"sh", "-c", "cd " + path + wait},
 		"an open file":        {"sh", "-c", "exec 5<" + path + "/file" + wait},
-		"a mount namespace that receives from ours":  {"unshare", "-m", "--propagation", "slave", "sh", "-c", "cd " + path + wait},
-		"a mount namespace in which it was replaced": {"unshare", "-m", "--propagation", "slave", "sh", "-c", "cd " + path + "; mount -t tmpfs x " + root + wait},
+		"a mount namespace that receives from ours":  machine.InNamespace("slave", root, "cd "+path+wait),
+		"a mount namespace in which it was replaced": machine.InNamespace("slave", root, "cd "+path+"; mount -t tmpfs x "+root+wait),
 	} {
 		t.Run(name, func(t *testing.T) {
 			cmd := start(t, "", program...)
@@ -133,7 +134,7 @@ func TestRenewFreesCopiesInOtherNamespaces(t *testing.T) {
 	h, root := newHost(t)
 	ctx, path := t.Context(), filepath.Join(root, "stage")
 	d := mounted(t, h, path)
-	cmd := start(t, "", "unshare", "-m", "--propagation", "private", "sh", "-c", "exec "+waiting(t))
+	cmd := start(t, "", machine.InNamespace("private", root, "exec "+waiting(t))...)
 	wantClass(t, h.Renew(ctx, path), state.FailedPrecondition, "is a mount point")
 	must(t, h.Unmount(ctx, path))
 	if err := claim(d); !errors.Is(err, unix.EBUSY) {
@@ -214,7 +215,7 @@ func TestBoundInAnotherNamespace(t *testing.T) {
 	d := newDevice(t, root, "")
 	must(t, h.BindDevice(ctx, d, target))
 	must(t, os.WriteFile(other, nil, 0o600))
-	cmd := start(t, "", "unshare", "-m", "--propagation", "private", "sh", "-c", "mount --bind "+target+" "+other+"; exec "+waiting(t))
+	cmd := start(t, "", machine.InNamespace("private", root, "mount --bind "+target+" "+other+"; exec "+waiting(t))...)
 	if paths, err := h.BoundAt(ctx, d.Number); err != nil || !slices.Equal(paths, []string{target}) {
 		t.Errorf("bound at %q (%v)", paths, err)
 	}

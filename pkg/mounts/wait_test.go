@@ -12,12 +12,14 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/csi-node/csi-node/pkg/state"
+	"github.com/csi-node/csi-node/test/machine"
 )
 
 // mountDead mounts a FUSE whose server does not answer; the server ends with
 // the file that is returned.
 func mountDead(t *testing.T, path string) *os.File {
 	t.Helper()
+	machine.Kernel(t)
 	must(t, os.MkdirAll(path, 0o750))
 	fd, err := unix.Open("/dev/fuse", unix.O_RDWR|unix.O_CLOEXEC, 0)
 	must(t, err)

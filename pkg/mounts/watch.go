@@ -15,7 +15,8 @@ import (
 )
 
 // Watcher tells where mounts come and go in this mount namespace, or change
-// their attributes. It costs nothing while none does.
+// their attributes, and which device nodes are bound in it. It costs nothing while
+// nothing changes.
 type Watcher struct {
 	h      *Host
 	source newsSource
@@ -24,23 +25,43 @@ type Watcher struct {
 	ear newsSource
 
 	mu     sync.Mutex
-	mounts map[uint64]known // by id
+	mounts map[uint64]known           // by id
+	binds  map[state.DeviceNumber]int // how many mounts are of a node with that number
+	stale  bool                       // a resync is due, and failed
+	// changed is whom Run tells; what is heard before is in untold.
+	changed func(path string)
+	untold  []string
 }
 
 // known is what was seen of a mount last.
 type known struct {
 	point      string
 	attributes state.Attributes
+	// nodes are the numbers of the block device node that is bound: by what is at
+	// the mount point, which another mount may cover, and by the name of what is
+	// bound. Zero: none.
+	nodes [2]state.DeviceNumber
+	root  string // what is bound, if it has nodes
 }
 
-func (e entry) known() known { return known{e.point, e.attributes} }
+func (e entry) known() known {
+	m := known{point: e.point, attributes: e.attributes, nodes: e.nodes()}
+	if m.bindsNode() {
+		m.root = e.root
+	}
+	return m
+}
+
+func (m known) bindsNode() bool { return m.nodes != [2]state.DeviceNumber{} }
 
 // newsSource is where the news of mounts comes from.
 type newsSource interface {
 	name() string
-	// next blocks until something has changed or the source is closed. all
-	// says that what has changed is not known.
-	next() (changes []change, all bool, err error)
+	// wait blocks until there may be news; os.ErrClosed: the source is closed.
+	wait() error
+	// read returns the news that there are without waiting, everything that was
+	// done before it is called. all says that what has changed is not known.
+	read() (changes []change, all bool, err error)
 	// list returns the mounts of the namespace by their ids.
 	list() (map[uint64]known, error)
 	// find returns the id of the mount that a descriptor is of, and what list
@@ -85,12 +106,76 @@ func (h *Host) watch(s newsSource) (*Watcher, error) {
 	h.mu.Lock()
 	h.watchers[w] = true
 	h.mu.Unlock()
-	w.mounts, err = s.list()
+	mounts, err := s.list()
+	w.replace(mounts)
 	w.mu.Unlock()
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("list the mounts: %w", err), w.Close())
 	}
 	return w, nil
+}
+
+// Bound reports whether a block device node with the number is bound anywhere in
+// this mount namespace, by whomever, at the time of the call: what the kernel has
+// told of mounts is taken in first. It is O(1) but for what has changed since the
+// last call; where the source is "mountinfo", any change has the table read.
+func (w *Watcher) Bound(number state.DeviceNumber) (bool, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	tell := w.changed
+	if tell == nil {
+		tell = func(path string) { w.untold = append(w.untold, path) }
+	}
+	if err := w.take(tell); err != nil {
+		return false, fmt.Errorf("which device nodes are bound: %w", err)
+	}
+	return w.binds[number] > 0, nil
+}
+
+// take reads the news and takes them in. The caller holds mu, so that nobody
+// else has read some and not taken them in yet.
+func (w *Watcher) take(changed func(string)) error {
+	changes, all, err := w.source.read()
+	if err != nil {
+		return err
+	}
+	if w.stale = w.stale || all; w.stale {
+		if err := w.resync(changed); err != nil {
+			return err
+		}
+		w.stale = false
+	}
+	for _, c := range changes {
+		w.apply(c, changed)
+	}
+	return nil
+}
+
+// set takes note of a mount. The caller holds mu, as for drop and replace.
+func (w *Watcher) set(id uint64, m known) {
+	w.drop(id)
+	w.mounts[id] = m
+	for _, n := range m.nodes {
+		if (n != state.DeviceNumber{}) {
+			w.binds[n]++
+		}
+	}
+}
+
+func (w *Watcher) drop(id uint64) {
+	for _, n := range w.mounts[id].nodes {
+		if w.binds[n]--; w.binds[n] <= 0 {
+			delete(w.binds, n)
+		}
+	}
+	delete(w.mounts, id)
+}
+
+func (w *Watcher) replace(mounts map[uint64]known) {
+	w.mounts, w.binds = make(map[uint64]known, len(mounts)), map[state.DeviceNumber]int{}
+	for id, m := range mounts {
+		w.set(id, m)
+	}
 }
 
 // Source names where the news comes from: "fanotify" or "mountinfo".
@@ -112,21 +197,28 @@ func (w *Watcher) Run(ctx context.Context, changed func(path string)) error {
 	if w.ear != nil {
 		ear.Go(func() { w.listen(listening, changed) })
 	}
+	w.mu.Lock()
+	for _, path := range w.untold {
+		changed(path)
+	}
+	w.changed, w.untold = changed, nil
+	w.mu.Unlock()
 	for {
-		changes, all, err := w.source.next()
-		if err == nil && all {
-			if err := w.resync(changed); err != nil { // the next change asks again
-				klog.FromContext(ctx).Error(err, "Changes of the mount table are missed")
-			}
+		err := w.source.wait()
+		if err == nil {
+			w.mu.Lock()
+			err = w.take(changed)
+			w.mu.Unlock()
 		}
-		if err != nil {
-			if ctx.Err() != nil {
-				err = nil
-			}
+		var missed resyncError
+		switch {
+		case err == nil:
+		case ctx.Err() != nil:
+			return closeOnce()
+		case errors.As(err, &missed): // the next change asks again
+			klog.FromContext(ctx).Error(err, "Changes of the mount table are missed")
+		default:
 			return errors.Join(err, closeOnce())
-		}
-		for _, c := range changes {
-			w.apply(c, changed)
 		}
 	}
 }
@@ -149,7 +241,7 @@ const rest = time.Second
 // listen asks for the attributes of the mounts whenever something has changed.
 func (w *Watcher) listen(ctx context.Context, changed func(string)) {
 	for {
-		if _, _, err := w.ear.next(); err != nil {
+		if err := w.ear.wait(); err != nil {
 			if ctx.Err() == nil {
 				klog.FromContext(ctx).Error(err, "Changed attributes of mounts are noticed late from now on")
 			}
@@ -179,7 +271,8 @@ func (w *Watcher) compare(changed func(string)) {
 		if err != nil || now.attributes == before.attributes { // it has gone: the source tells
 			continue
 		}
-		w.mounts[id] = known{before.point, now.attributes}
+		before.attributes = now.attributes
+		w.mounts[id] = before
 		w.tell(before.point, changed)
 	}
 }
@@ -197,18 +290,21 @@ func (w *Watcher) made(fd int, point string) error {
 	case err != nil:
 		return fmt.Errorf("which mount was made at %s: %w", point, err)
 	}
-	if _, found := w.mounts[id]; !found {
-		w.mounts[id] = m
+	if _, found := w.mounts[id]; found {
+		return nil
 	}
+	if st, err := statx(fd, "", 0); err == nil && fileType(st.Mode) == state.BlockDevice {
+		m.nodes[0] = state.DeviceNumber{Major: st.Rdev_major, Minor: st.Rdev_minor}
+	}
+	w.set(id, m)
 	return nil
 }
 
+// apply takes in one change. The caller holds mu.
 func (w *Watcher) apply(c change, changed func(string)) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
 	before, found := w.mounts[c.id]
 	if c.went {
-		delete(w.mounts, c.id)
+		w.drop(c.id)
 		if found && !c.own {
 			w.tell(before.point, changed)
 		}
@@ -220,7 +316,7 @@ func (w *Watcher) apply(c change, changed func(string)) {
 	if err != nil { // it has gone again
 		return
 	}
-	w.mounts[c.id] = e.known()
+	w.set(c.id, e.known())
 	if found && !c.went && before.point != e.point { // it was moved on before this was read, and the news of that will find it here
 		w.tell(before.point, changed)
 	}
@@ -229,18 +325,27 @@ func (w *Watcher) apply(c change, changed func(string)) {
 	}
 }
 
-// resync compares all mounts with those known.
+// resyncError says that the mounts could not be listed.
+type resyncError struct{ error }
+
+func (e resyncError) Unwrap() error { return e.error }
+
+// resync compares all mounts with those known. The caller holds mu.
 func (w *Watcher) resync(changed func(string)) error {
-	w.mu.Lock()
-	defer w.mu.Unlock()
 	now, err := w.source.list()
 	if err != nil {
-		return fmt.Errorf("list the mounts: %w", err)
+		return resyncError{fmt.Errorf("list the mounts: %w", err)}
 	}
 	before := w.mounts
-	w.mounts = now
+	for id, m := range before { // by now it may be covered
+		if n := now[id]; m.bindsNode() && n.point == m.point && (n.root == m.root || !n.bindsNode()) {
+			n.nodes, n.root = m.nodes, m.root
+			now[id] = n
+		}
+	}
+	w.replace(now)
 	for id, m := range before {
-		if now[id] != m {
+		if n := now[id]; n.point != m.point || n.attributes != m.attributes {
 			w.tell(m.point, changed)
 		}
 	}
@@ -252,18 +357,13 @@ func (w *Watcher) resync(changed func(string)) error {
 	return nil
 }
 
-// tell spells a mount point as requests may.
+// tell passes on a mount point below the root; one above it is told as the root.
 func (w *Watcher) tell(point string, changed func(string)) {
-	rel, below := strings.CutPrefix(point+"/", strings.TrimSuffix(w.h.real, "/")+"/")
-	if !below {
-		if !strings.HasPrefix(w.h.real+"/", strings.TrimSuffix(point, "/")+"/") {
-			return
-		}
-		rel = "" // at the root or above
+	under := func(path, dir string) bool { return strings.HasPrefix(path+"/", strings.TrimSuffix(dir, "/")+"/") }
+	if under(w.h.real, point) {
+		point = w.h.real
 	}
-	rel = strings.TrimSuffix("/"+rel, "/")
-	changed(strings.TrimSuffix(w.h.root, "/") + rel)
-	if w.h.root != w.h.real {
-		changed(strings.TrimSuffix(w.h.real, "/") + rel)
+	if under(point, w.h.real) {
+		changed(point)
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"syscall"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -14,6 +15,7 @@ import (
 // fanotify(7)); what the ids stand for statmount(2) tells.
 type fanotify struct {
 	group *os.File
+	raw   syscall.RawConn // of group
 	pid   int32
 	buf   []byte
 }
@@ -37,17 +39,46 @@ func newFanotify() (_ newsSource, err error) {
 	if err := unix.FanotifyMark(fd, unix.FAN_MARK_ADD|unix.FAN_MARK_MNTNS, unix.FAN_MNT_ATTACH|unix.FAN_MNT_DETACH, int(namespace.Fd()), ""); err != nil {
 		return nil, fmt.Errorf("fanotify_mark: %w", err)
 	}
-	return &fanotify{group: group, pid: int32(os.Getpid()), buf: make([]byte, 64<<10)}, nil
+	raw, err := group.SyscallConn()
+	if err != nil {
+		return nil, err
+	}
+	return &fanotify{group: group, raw: raw, pid: int32(os.Getpid()), buf: make([]byte, 64<<10)}, nil
 }
 
 func (*fanotify) name() string { return "fanotify" }
 
-func (s *fanotify) next() (changes []change, all bool, err error) {
-	n, err := s.group.Read(s.buf)
-	if err != nil {
-		return nil, false, err
+// wait does not read: between a read and the taking in of what was read, nobody
+// may take the news for complete.
+func (s *fanotify) wait() error {
+	return s.raw.Read(func(fd uintptr) bool {
+		fds := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
+		n, err := again(func() (int, error) { return unix.Poll(fds, 0) })
+		return n > 0 || err != nil // an error is met again by read
+	})
+}
+
+func (s *fanotify) read() (changes []change, all bool, err error) {
+	for {
+		var n int
+		var failed error
+		if err := s.raw.Control(func(fd uintptr) {
+			n, failed = again(func() (int, error) { return unix.Read(int(fd), s.buf) })
+		}); err != nil {
+			return nil, false, err
+		}
+		switch {
+		case failed == unix.EAGAIN:
+			return changes, all, nil
+		case failed != nil:
+			return nil, false, os.NewSyscallError("read of fanotify", failed)
+		}
+		more, lost, err := s.parse(s.buf[:n])
+		if err != nil {
+			return nil, false, err
+		}
+		changes, all = append(changes, more...), all || lost
 	}
-	return s.parse(s.buf[:n])
 }
 
 const (

@@ -19,6 +19,11 @@ type mountinfoPoll struct {
 	wake  int        // an eventfd that ends the poll
 	mu    sync.Mutex // held while the descriptors are polled
 	shut  bool       // the descriptors are closed, and perhaps others' by now
+
+	// seen is the table once more, for read: it is told of each change as table is.
+	seen   int
+	seenMu sync.Mutex // held while seen is polled; guards closed
+	closed bool       // seen is
 }
 
 const tablePath = "/proc/self/mountinfo"
@@ -28,29 +33,47 @@ func newMountinfoPoll() (*mountinfoPoll, error) {
 	if err != nil {
 		return nil, &os.PathError{Op: "open", Path: tablePath, Err: err}
 	}
+	seen, err := unix.Open(tablePath, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, errors.Join(&os.PathError{Op: "open", Path: tablePath, Err: err}, unix.Close(table))
+	}
 	wake, err := unix.Eventfd(0, unix.EFD_CLOEXEC)
 	if err != nil {
-		return nil, errors.Join(fmt.Errorf("eventfd: %w", err), unix.Close(table))
+		return nil, errors.Join(fmt.Errorf("eventfd: %w", err), unix.Close(table), unix.Close(seen))
 	}
-	return &mountinfoPoll{table: table, wake: wake}, nil
+	return &mountinfoPoll{table: table, seen: seen, wake: wake}, nil
 }
 
 func (*mountinfoPoll) name() string { return "mountinfo" }
 
-func (s *mountinfoPoll) next() (changes []change, all bool, err error) {
+func (s *mountinfoPoll) wait() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.shut {
-		return nil, false, os.ErrClosed
+		return os.ErrClosed
 	}
 	fds := []unix.PollFd{{Fd: int32(s.table), Events: unix.POLLPRI}, {Fd: int32(s.wake), Events: unix.POLLIN}}
 	if _, err := again(func() (int, error) { return unix.Poll(fds, -1) }); err != nil {
-		return nil, false, fmt.Errorf("poll %s: %w", tablePath, err)
+		return fmt.Errorf("poll %s: %w", tablePath, err)
 	}
 	if fds[1].Revents != 0 {
+		return os.ErrClosed
+	}
+	return nil
+}
+
+func (s *mountinfoPoll) read() (changes []change, all bool, err error) {
+	s.seenMu.Lock()
+	defer s.seenMu.Unlock()
+	if s.closed {
 		return nil, false, os.ErrClosed
 	}
-	return nil, true, nil
+	fds := []unix.PollFd{{Fd: int32(s.seen), Events: unix.POLLPRI}}
+	n, err := again(func() (int, error) { return unix.Poll(fds, 0) })
+	if err != nil {
+		return nil, false, fmt.Errorf("poll %s: %w", tablePath, err)
+	}
+	return nil, n > 0, nil
 }
 
 func (*mountinfoPoll) list() (map[uint64]known, error) {
@@ -73,5 +96,8 @@ func (s *mountinfoPoll) close() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.shut = true
-	return errors.Join(err, unix.Close(s.wake), unix.Close(s.table))
+	s.seenMu.Lock()
+	defer s.seenMu.Unlock()
+	s.closed = true
+	return errors.Join(err, unix.Close(s.wake), unix.Close(s.table), unix.Close(s.seen))
 }

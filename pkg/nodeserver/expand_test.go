@@ -1,6 +1,7 @@
 package nodeserver
 
 import (
+	"cmp"
 	"testing"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -8,44 +9,26 @@ import (
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
-func TestWantedSize(t *testing.T) {
-	const have = gib
+// A range that no volume meets is refused before anybody looks at one.
+func TestImpossibleRanges(t *testing.T) {
 	for title, test := range map[string]struct {
-		required, limit, want int64
-		class                 state.Class
+		required, limit int64
+		class           state.Class
 	}{
-		"nothing asked":             {0, 0, have, 0},
-		"less than there is":        {1, 0, have, 0},
-		"what there is":             {have, have, have, 0},
-		"a byte more":               {have + 1, 0, have + 4096, 0},
-		"a unit more":               {have + 4096, have + 4096, have + 4096, 0},
-		"rounded to the limit":      {have + 1, have + 4096, have + 4096, 0},
-		"only a limit":              {0, 2 * have, have, 0},
-		"the most":                  {1 << 62, 0, 1 << 62, 0},
-		"no multiple within":        {have + 1, have + 4095, 0, state.OutOfRange},
-		"a limit below":             {0, have - 1, 0, state.OutOfRange},
-		"both below":                {have - 2, have - 1, 0, state.OutOfRange},
-		"more than can be":          {1<<62 + 1, 0, 0, state.OutOfRange},
-		"more than an int64 rounds": {1<<63 - 1, 0, 0, state.OutOfRange},
-		"negative":                  {-1, 0, 0, state.InvalidArgument},
-		"negative limit":            {0, -1, 0, state.InvalidArgument},
-		"contradiction":             {3 * have, 2 * have, 0, state.InvalidArgument},
+		"more than can be":          {1<<62 + 1, 0, state.OutOfRange},
+		"more than an int64 rounds": {1<<63 - 1, 0, state.OutOfRange},
+		"negative":                  {-1, 0, state.InvalidArgument},
+		"negative limit":            {0, -1, state.InvalidArgument},
+		"contradiction":             {3 * gib, 2 * gib, state.InvalidArgument},
 	} {
 		t.Run(title, func(t *testing.T) {
-			r := &csi.CapacityRange{RequiredBytes: test.required, LimitBytes: test.limit}
-			got, err := int64(0), checkRange(r)
-			if err == nil {
-				got, err = wantedSize(r, have)
-			}
-			if test.class != 0 {
-				check(t, err, test.class, "")
-			} else if err != nil || got != test.want {
-				t.Errorf("%d (%v), not %d", got, err, test.want)
-			}
+			check(t, checkRange(&csi.CapacityRange{RequiredBytes: test.required, LimitBytes: test.limit}), test.class, "")
 		})
 	}
-	if got, err := wantedSize(nil, have); err != nil || got != have {
-		t.Errorf("without a range: %d (%v)", got, err)
+	for _, r := range []*csi.CapacityRange{nil, {}, {RequiredBytes: 1 << 62}, {RequiredBytes: gib, LimitBytes: gib}} {
+		if err := checkRange(r); err != nil {
+			t.Errorf("%v: %v", r, err)
+		}
 	}
 }
 
@@ -62,7 +45,8 @@ func TestExpand(t *testing.T) {
 	for title, test := range map[string]struct {
 		changes []expandChange
 		node    func(*fakeNode)
-		want    int64 // asked for and answered
+		asked   int64 // 0: as much as answered
+		want    int64 // answered
 		class   state.Class
 		words   string
 	}{
@@ -70,27 +54,24 @@ func TestExpand(t *testing.T) {
 		"by a target":              {changes: all(path(target, "")), want: 2 * gib},
 		"by a target that is gone": {changes: all(path("/kubelet/gone", staging)), want: 2 * gib},
 		"a capability":             {changes: all(func(r *csi.NodeExpandVolumeRequest) { r.VolumeCapability = mount(writer, "ext4") }), want: 2 * gib},
-		"no range":                 {changes: all(func(r *csi.NodeExpandVolumeRequest) { r.CapacityRange = nil }), want: gib},
-		"as large already":         {changes: all(size(mib, 0)), want: gib},
-		"promised more than it has": {
-			changes: all(size(mib, 0)), want: 3 * gib,
-			node: func(f *fakeNode) { f.devices[id] = state.Device{Number: device, Size: gib, Capacity: 3 * gib} },
-		},
-		"no relation":     {changes: all(path("/kubelet/x", "")), class: state.NotFound, words: "neither staged nor published at /kubelet/x"},
-		"no relation, 2":  {changes: all(path("/kubelet/x", "/kubelet/y")), class: state.NotFound, words: "/kubelet/x"},
-		"relative":        {changes: all(path("kubelet/stage", staging)), class: state.NotFound, words: "relative"},
-		"malformed":       {changes: all(path("/kubelet//stage", staging)), class: state.InvalidArgument, words: "volume_path"},
-		"malformed, 2":    {changes: all(path(staging, "stage")), class: state.InvalidArgument, words: "staging_target_path"},
-		"negative size":   {changes: all(size(-1, 0)), node: func(f *fakeNode) { clear(f.devices) }, class: state.InvalidArgument, words: "negative"},
-		"contradiction":   {changes: all(size(3*gib, 2*gib)), node: func(f *fakeNode) { clear(f.devices) }, class: state.InvalidArgument, words: "limits"},
-		"no path":         {changes: all(path("", staging)), class: state.InvalidArgument, words: "volume_path"},
-		"limit below":     {changes: all(size(0, mib)), class: state.OutOfRange, words: "never shrinks"},
-		"unknown":         {node: func(f *fakeNode) { clear(f.devices); clear(f.records) }, class: state.NotFound, words: "no such volume"},
-		"unknown, staged": {node: func(f *fakeNode) { clear(f.devices); f.err = state.Errorf(state.NotFound, "its backing is gone") }, class: state.NotFound, words: "its backing is gone"},
-		"not staged":      {node: func(f *fakeNode) { clear(f.records) }, class: state.FailedPrecondition, words: "not staged"},
-		"being unstaged":  {node: func(f *fakeNode) { f.records[id].Stage.Gone = true }, class: state.Aborted, words: "being unstaged"},
-		"full pool":       {node: func(f *fakeNode) { f.err = state.Errorf(state.ResourceExhausted, "full") }, class: state.ResourceExhausted, words: "full"},
-		"blind":           {node: func(f *fakeNode) { f.blind = state.Errorf(state.Unavailable, "blind") }, class: state.Unavailable, words: "blind"},
+		"no range":                 {changes: all(func(r *csi.NodeExpandVolumeRequest) { r.CapacityRange = nil }), asked: 1, want: gib},
+		"as large already":         {changes: all(size(mib, 0)), asked: mib, want: gib},
+		"within a limit":           {changes: all(size(2*gib, 3*gib)), want: 2 * gib},
+		"no relation":              {changes: all(path("/kubelet/x", "")), class: state.NotFound, words: "neither staged nor published at /kubelet/x"},
+		"no relation, 2":           {changes: all(path("/kubelet/x", "/kubelet/y")), class: state.NotFound, words: "/kubelet/x"},
+		"relative":                 {changes: all(path("kubelet/stage", staging)), class: state.NotFound, words: "relative"},
+		"malformed":                {changes: all(path("/kubelet//stage", staging)), class: state.InvalidArgument, words: "volume_path"},
+		"malformed, 2":             {changes: all(path(staging, "stage")), class: state.InvalidArgument, words: "staging_target_path"},
+		"negative size":            {changes: all(size(-1, 0)), node: func(f *fakeNode) { clear(f.devices) }, class: state.InvalidArgument, words: "negative"},
+		"contradiction":            {changes: all(size(3*gib, 2*gib)), node: func(f *fakeNode) { clear(f.devices) }, class: state.InvalidArgument, words: "limits"},
+		"no path":                  {changes: all(path("", staging)), class: state.InvalidArgument, words: "volume_path"},
+		"limit below":              {changes: all(size(0, mib)), class: state.OutOfRange, words: "never shrinks"},
+		"unknown":                  {node: func(f *fakeNode) { clear(f.devices); clear(f.records) }, class: state.NotFound, words: "no such volume"},
+		"unknown, staged":          {node: func(f *fakeNode) { clear(f.devices); f.err = state.Errorf(state.NotFound, "its backing is gone") }, class: state.NotFound, words: "its backing is gone"},
+		"not staged":               {node: func(f *fakeNode) { clear(f.records) }, class: state.FailedPrecondition, words: "not staged"},
+		"being unstaged":           {node: func(f *fakeNode) { f.records[id].Stage.Gone = true }, class: state.Aborted, words: "being unstaged"},
+		"full pool":                {node: func(f *fakeNode) { f.err = state.Errorf(state.ResourceExhausted, "full") }, class: state.ResourceExhausted, words: "full"},
+		"blind":                    {node: func(f *fakeNode) { f.blind = state.Errorf(state.Unavailable, "blind") }, class: state.Unavailable, words: "blind"},
 	} {
 		t.Run(title, func(t *testing.T) {
 			s, f := newServer()
@@ -107,7 +88,7 @@ func TestExpand(t *testing.T) {
 				t.Fatal(err)
 			}
 			f.wantAsked(t, state.SizePart())
-			if asked := f.records[id].Size.Bytes; asked != test.want || resp.GetCapacityBytes() != test.want {
+			if asked := f.records[id].Size.Bytes; asked != cmp.Or(test.asked, test.want) || resp.GetCapacityBytes() != test.want {
 				t.Errorf("asked for %d bytes and answered %d, not %d", asked, resp.GetCapacityBytes(), test.want)
 			}
 		})

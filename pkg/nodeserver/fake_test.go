@@ -96,9 +96,10 @@ func (f *fakeNode) Adopt(_ context.Context, id string, s *state.Stage) (bool, er
 	if f.blind != nil {
 		return false, f.blind
 	}
-	if f.stands == nil || f.stands.Path != s.Path || f.stands.ReadOnly != s.ReadOnly || f.stands.Capability.FSType != s.Capability.FSType {
+	if f.stands == nil || f.stands.Path != s.Path || f.stands.ReadOnly != s.ReadOnly || s.Capability.FSType != "" && f.stands.Capability.FSType != s.Capability.FSType {
 		return false, nil
 	}
+	s.Capability.FSType = f.stands.Capability.FSType
 	v := f.edited(id)
 	if err := v.AskStage(s, now); err != nil {
 		return false, err
@@ -132,11 +133,31 @@ type fakePaths struct {
 	usage func(ctx context.Context, path string) (state.Usage, error)
 }
 
+// Spell knows /link for /kubelet, and nothing behind /hung.
+func (fakePaths) Spell(ctx context.Context, path string) (string, error) {
+	if strings.HasPrefix(path, "/hung/") {
+		<-ctx.Done()
+		return "", ctx.Err()
+	}
+	if rel, linked := strings.CutPrefix(path, "/link/"); linked {
+		return "/kubelet/" + rel, nil
+	}
+	return path, nil
+}
+
 func (fakePaths) Check(path string) error {
 	if !strings.HasPrefix(path, "/kubelet/") {
 		return state.Errorf(state.InvalidArgument, "%s does not lie under /kubelet", path)
 	}
 	return nil
+}
+
+// Above knows a mount at /kubelet/in, of a device that stands for the volume pvc-lost.
+func (fakePaths) Above(path string) (m state.Mount, point string, err error) {
+	if strings.HasPrefix(path, "/kubelet/in/") {
+		return state.Mount{Device: other}, "/kubelet/in", nil
+	}
+	return m, "", nil
 }
 
 func (fakePaths) CheckOptions(fsType string, flags state.Flags) error {
@@ -161,12 +182,6 @@ func (f fakePaths) Usage(ctx context.Context, path string) (state.Mount, state.U
 type fakeFilesystems struct{}
 
 func (fakeFilesystems) Types() []string { return []string{"ext4", "xfs"} }
-func (fakeFilesystems) Default(bytes int64) string {
-	if bytes < gib {
-		return "ext4"
-	}
-	return "xfs"
-}
 
 // newServer returns a server of a node that has the volume id, a GiB in size,
 // attached and with nothing asked of it.
@@ -183,6 +198,12 @@ func newServer() (*Server, *fakeNode) {
 				return state.Errorf(state.InvalidArgument, "volume_id %q holds a slash", id)
 			}
 			return nil
+		},
+		VolumeAt: func(number state.DeviceNumber) string {
+			if number == other {
+				return "pvc-lost"
+			}
+			return ""
 		},
 		Reconciler: f, Records: f, Filesystems: fakeFilesystems{},
 		Paths: fakePaths{f, func(context.Context, string) (state.Usage, error) {

@@ -169,6 +169,7 @@ func TestDifferentRequests(t *testing.T) {
 	if err := publish(t, s); err != nil {
 		t.Fatal(err)
 	}
+	f.records[id].Accept(state.TargetPart(target))
 	check(t, publish(t, s, func(r *csi.NodePublishVolumeRequest) { r.Readonly = true }), state.AlreadyExists, target)
 }
 

@@ -14,9 +14,13 @@ import (
 
 // NodePublishVolume asks for the staged volume at the target path.
 func (s *Server) NodePublishVolume(ctx context.Context, req *csi.NodePublishVolumeRequest) (*csi.NodePublishVolumeResponse, error) {
-	target, err := s.target(req)
+	req, err := spell(ctx, s.Paths, req)
 	if err != nil {
 		return nil, err
+	}
+	target, err := s.target(req)
+	if err != nil {
+		return nil, s.whilePending(req.GetVolumeId(), state.TargetPart(req.GetTargetPath()), err)
 	}
 	if target.Context[ephemeralKey] == "true" {
 		return s.publishEphemeral(ctx, req, target)
@@ -26,9 +30,6 @@ func (s *Server) NodePublishVolume(ctx context.Context, req *csi.NodePublishVolu
 		return nil, state.Errorf(state.FailedPrecondition, "staging_target_path is missing: the volume must be staged first")
 	}
 	if err := s.path("staging_target_path", staging); err != nil {
-		return nil, err
-	}
-	if err := s.settleFSType(ctx, req.GetVolumeId(), &target.Capability); err != nil {
 		return nil, err
 	}
 	publish := func() error {
@@ -54,10 +55,8 @@ func (s *Server) publishEphemeral(ctx context.Context, req *csi.NodePublishVolum
 	if target.Capability.Access != state.MountAccess {
 		return nil, state.Errorf(state.InvalidArgument, "volume %s: an inline ephemeral volume has a file system", req.GetVolumeId())
 	}
-	if c := target.Capability; c.FSType != "" {
-		if err := s.flags(c); err != nil {
-			return nil, fmt.Errorf("volume %s: %w", req.GetVolumeId(), err)
-		}
+	if err := s.flags(target.Capability); err != nil {
+		return nil, fmt.Errorf("volume %s: %w", req.GetVolumeId(), err)
 	}
 	context := req.GetVolumeContext()
 	if err := s.Ephemeral.Publish(ctx, req.GetVolumeId(), context[podUIDKey], context, target); err != nil {
@@ -96,13 +95,17 @@ func (s *Server) adopt(ctx context.Context, id, staging string, c state.Capabili
 // NodeUnpublishVolume asks that the volume is not at the target path. An inline
 // ephemeral volume ends with that.
 func (s *Server) NodeUnpublishVolume(ctx context.Context, req *csi.NodeUnpublishVolumeRequest) (*csi.NodeUnpublishVolumeResponse, error) {
+	req, err := spell(ctx, s.Paths, req)
+	if err != nil {
+		return nil, err
+	}
 	if err := s.volumeID(req.GetVolumeId()); err != nil {
 		return nil, err
 	}
 	if err := s.path("target_path", req.GetTargetPath()); err != nil {
 		return nil, err
 	}
-	err := s.Reconciler.Ensure(ctx, req.GetVolumeId(), state.TargetPart(req.GetTargetPath()), func(v *state.Volume) error {
+	err = s.Reconciler.Ensure(ctx, req.GetVolumeId(), state.TargetPart(req.GetTargetPath()), func(v *state.Volume) error {
 		return v.AskUnpublish(req.GetTargetPath(), time.Now())
 	})
 	if err == nil {

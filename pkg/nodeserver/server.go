@@ -3,7 +3,8 @@
 //
 // Errors are classified by package state; the gRPC server's interceptor turns
 // the class into a status code. The rules are those of the CSI specification
-// v1.13, section "Node Service RPC".
+// v1.13, section "Node Service RPC". No request to stage, to publish or to expand
+// a volume with a record waits for a look at the volume before its intent is written.
 package nodeserver
 
 import (
@@ -32,8 +33,14 @@ type Records interface {
 
 // Paths answers for the paths and mounts in requests; *mounts.Host is one.
 type Paths interface {
+	// Spell returns the one spelling that a path has in intents and in the mount
+	// table; a path that Check refuses may come back as it is. It waits until ctx ends.
+	Spell(ctx context.Context, path string) (string, error)
 	// Check returns InvalidArgument for a path that no request may name.
 	Check(path string) error
+	// Above tells which mount holds the directory of a path; none if it is that
+	// of the kubelet directory.
+	Above(path string) (m state.Mount, point string, err error)
 	// Usage tells what is mounted at a path and how full it is.
 	Usage(ctx context.Context, path string) (state.Mount, state.Usage, error)
 	// CheckOptions returns InvalidArgument for an option that the kernel
@@ -44,7 +51,6 @@ type Paths interface {
 // Filesystems knows what this node can make; *filesystem.Host is one.
 type Filesystems interface {
 	Types() []string
-	Default(bytes int64) string
 }
 
 // Ephemeral serves volumes that live as long as a publish; *ephemeral.Volumes does.
@@ -64,6 +70,8 @@ type Config struct {
 	MaxVolumes                 int64 // 0: no limit
 	// ValidateVolumeID returns InvalidArgument for an id that no volume can have.
 	ValidateVolumeID func(string) error
+	// VolumeAt returns the volume that a device stands for; empty: none.
+	VolumeAt func(state.DeviceNumber) string
 
 	Reconciler  Reconciler
 	Records     Records

@@ -11,23 +11,20 @@ import (
 )
 
 // NodeStageVolume asks for the volume's device and, for mount access, its file
-// system at the staging path.
+// system at the staging path. An empty fs_type is left to the worker, which sees
+// what the volume is.
 func (s *Server) NodeStageVolume(ctx context.Context, req *csi.NodeStageVolumeRequest) (*csi.NodeStageVolumeResponse, error) {
-	capability, readOnly, joined, err := s.asked(req, "staging_target_path", req.GetStagingTargetPath())
+	req, err := spell(ctx, s.Paths, req)
 	if err != nil {
 		return nil, err
 	}
-	if joined[ephemeralKey] == "true" {
-		return nil, state.Errorf(state.InvalidArgument, "volume %s: an inline ephemeral volume is published without being staged", req.GetVolumeId())
-	}
-	if err := s.settleFSType(ctx, req.GetVolumeId(), &capability); err != nil {
-		return nil, err
-	}
-	if err := s.flags(capability); err != nil {
-		return nil, fmt.Errorf("volume %s: %w", req.GetVolumeId(), err)
+	stage, err := s.stage(req)
+	if err != nil {
+		return nil, s.whilePending(req.GetVolumeId(), state.StagePart(), err)
 	}
 	err = s.Reconciler.Ensure(ctx, req.GetVolumeId(), state.StagePart(), func(v *state.Volume) error {
-		return v.AskStage(&state.Stage{Path: req.GetStagingTargetPath(), Capability: capability, ReadOnly: readOnly, Context: joined}, time.Now())
+		ask := *stage
+		return v.AskStage(&ask, time.Now())
 	})
 	if err != nil {
 		return nil, err
@@ -35,15 +32,34 @@ func (s *Server) NodeStageVolume(ctx context.Context, req *csi.NodeStageVolumeRe
 	return &csi.NodeStageVolumeResponse{}, nil
 }
 
+// stage translates the request.
+func (s *Server) stage(req *csi.NodeStageVolumeRequest) (*state.Stage, error) {
+	capability, readOnly, joined, err := s.asked(req, "staging_target_path", req.GetStagingTargetPath())
+	if err != nil {
+		return nil, err
+	}
+	if joined[ephemeralKey] == "true" {
+		return nil, state.Errorf(state.InvalidArgument, "volume %s: an inline ephemeral volume is published without being staged", req.GetVolumeId())
+	}
+	if err := s.flags(capability); err != nil {
+		return nil, fmt.Errorf("volume %s: %w", req.GetVolumeId(), err)
+	}
+	return &state.Stage{Path: req.GetStagingTargetPath(), Capability: capability, ReadOnly: readOnly, Context: joined}, nil
+}
+
 // NodeUnstageVolume asks for the end of the stage and of the device.
 func (s *Server) NodeUnstageVolume(ctx context.Context, req *csi.NodeUnstageVolumeRequest) (*csi.NodeUnstageVolumeResponse, error) {
+	req, err := spell(ctx, s.Paths, req)
+	if err != nil {
+		return nil, err
+	}
 	if err := s.volumeID(req.GetVolumeId()); err != nil {
 		return nil, err
 	}
 	if err := s.path("staging_target_path", req.GetStagingTargetPath()); err != nil {
 		return nil, err
 	}
-	err := s.Reconciler.Ensure(ctx, req.GetVolumeId(), state.StagePart(), func(v *state.Volume) error {
+	err = s.Reconciler.Ensure(ctx, req.GetVolumeId(), state.StagePart(), func(v *state.Volume) error {
 		return v.AskUnstage(req.GetStagingTargetPath(), time.Now())
 	})
 	s.probes.forget(req.GetVolumeId())

@@ -22,6 +22,10 @@ const StatsAgeHeader = "csi-node-stats-age"
 // NodeGetVolumeStats tells how full a volume is. It answers within answerTimeout:
 // if the volume does not, with what was seen of it last, or DeadlineExceeded.
 func (s *Server) NodeGetVolumeStats(ctx context.Context, req *csi.NodeGetVolumeStatsRequest) (*csi.NodeGetVolumeStatsResponse, error) {
+	req, err := spell(ctx, s.Paths, req)
+	if err != nil {
+		return nil, err
+	}
 	id, path := req.GetVolumeId(), req.GetVolumePath()
 	if err := s.volumeID(id); err != nil {
 		return nil, err

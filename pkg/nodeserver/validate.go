@@ -1,8 +1,6 @@
 package nodeserver
 
 import (
-	"cmp"
-	"context"
 	"fmt"
 	"maps"
 	"path/filepath"
@@ -35,6 +33,21 @@ func (s *Server) path(field, path string) error {
 		return err
 	}
 	return s.Paths.Check(path)
+}
+
+// outside refuses a path that lies in a volume of which there is no record, as
+// after the loss of the store. Where there is one, the store knows whether the
+// path is free.
+func (s *Server) outside(path string) error {
+	m, point, err := s.Paths.Above(path)
+	if err != nil || point == "" {
+		return err
+	}
+	other := s.VolumeAt(m.Device)
+	if other == "" || s.Records.Get(other) != nil {
+		return nil
+	}
+	return state.Errorf(state.FailedPrecondition, "the path %s lies in volume %s, which is mounted at %s, and two must lie apart: choose another path, or end that by NodeUnpublishVolume and NodeUnstageVolume", path, other, point)
 }
 
 func wellFormed(field, path string) error {
@@ -78,6 +91,9 @@ func (s *Server) asked(req interface {
 	if c, readOnly, err = s.capability(req.GetVolumeCapability()); err != nil {
 		return
 	}
+	if err = s.outside(path); err != nil {
+		return
+	}
 	joined, err = volumeContext(req.GetVolumeContext(), req.GetPublishContext())
 	return
 }
@@ -89,7 +105,7 @@ var modesReading = []csi.VolumeCapability_AccessMode_Mode{
 }
 
 // capability normalises a capability, and tells whether it asks that nobody
-// writes. An empty fs_type stays so, see settleFSType.
+// writes. An empty fs_type stays so.
 func (s *Server) capability(c *csi.VolumeCapability) (state.Capability, bool, error) {
 	none := state.Capability{}
 	if c == nil {
@@ -118,29 +134,25 @@ func (s *Server) capability(c *csi.VolumeCapability) (state.Capability, bool, er
 	return none, false, state.Errorf(state.InvalidArgument, "volume_capability.access_type is missing")
 }
 
-// settleFSType gives an empty fs_type its meaning: what the volume is staged
-// as, else what it was formatted as, else what it was created for, else this
-// node's default for its size.
-func (s *Server) settleFSType(ctx context.Context, id string, c *state.Capability) error {
-	if c.Access != state.MountAccess || c.FSType != "" {
-		return nil
-	}
-	if record := s.Records.Get(id); record != nil && record.Stage != nil && record.Stage.Capability.FSType != "" {
-		c.FSType = record.Stage.Capability.FSType
-		return nil
-	}
-	have, err := s.Reconciler.Observe(ctx, &state.Volume{ID: id})
-	if err != nil {
+// whilePending is the answer to a request that is wrong in itself. It is not
+// final while what was asked for the same part before may still come: kubelet
+// would take that for nothing being there, and never take it away.
+func (s *Server) whilePending(id string, part state.Part, err error) error {
+	record := s.Records.Get(id)
+	if record == nil {
 		return err
 	}
-	c.FSType = cmp.Or(have.Device.Formatted, have.Device.CreatedFor, s.Filesystems.Default(have.Device.Size))
-	return nil
+	if asked := record.Latest(part); asked == nil || asked.Gone || asked.Accepted {
+		return err
+	}
+	return state.Errorf(state.Aborted, "%w; and what was asked for before is not over", err)
 }
 
 // flags checks the mount flags of a stage as far as that goes without a device:
-// a volume must not be formatted for flags with which it cannot be mounted.
+// a volume must not be formatted for flags with which it cannot be mounted. Those
+// of a stage that leaves the fs type open are checked when it is chosen.
 func (s *Server) flags(c state.Capability) error {
-	if c.Access != state.MountAccess {
+	if c.Access != state.MountAccess || c.FSType == "" {
 		return nil
 	}
 	flags, err := state.ParseFlags(c.Flags)

@@ -218,54 +218,56 @@ func TestFailuresPass(t *testing.T) {
 	}
 }
 
-func TestSettleFSType(t *testing.T) {
-	blind := errors.New("blind")
+// What an empty fs_type means is for the worker, who looks at the volume; the
+// intent is written though nobody can.
+func TestFSTypeLeftOpen(t *testing.T) {
 	for title, test := range map[string]struct {
-		ask       *csi.VolumeCapability
-		staged    string
-		formatted string
-		created   string
-		bytes     int64
-		blind     error
-		want      string
-		looks     int64
+		ask          *csi.VolumeCapability
+		staged, want string
 	}{
-		"asked for":       {ask: mount(writer, "ext4"), formatted: "xfs", bytes: gib, blind: blind, want: "ext4"},
-		"staged as":       {ask: mount(writer, ""), staged: "xfs", formatted: "ext4", blind: blind, want: "xfs"},
-		"formatted as":    {ask: mount(writer, ""), formatted: "ext4", bytes: gib, want: "ext4", looks: 1},
-		"created for":     {ask: mount(writer, ""), created: "btrfs", bytes: gib, want: "btrfs", looks: 1},
-		"default, small":  {ask: mount(writer, ""), bytes: gib - 1, want: "ext4", looks: 1},
-		"default, big":    {ask: mount(writer, ""), bytes: gib, want: "xfs", looks: 1},
-		"block has none":  {ask: block(writer), formatted: "ext4", blind: blind},
-		"cannot be known": {ask: mount(writer, ""), blind: blind, looks: 1},
+		"asked for": {ask: mount(writer, "ext4"), want: "ext4"},
+		"staged as": {ask: mount(writer, ""), staged: "xfs", want: "xfs"},
+		"left open": {ask: mount(writer, "")},
+		"block":     {ask: block(writer)},
 	} {
 		t.Run(title, func(t *testing.T) {
 			s, f := newServer()
-			f.devices[id] = state.Device{Size: test.bytes, Formatted: test.formatted, CreatedFor: test.created}
-			f.blind = test.blind
+			f.blind = errors.New("blind")
 			if test.staged != "" {
 				c := asExt4
 				c.FSType = test.staged
 				f.staged(c)
 			}
-			err := stage(t, s, func(r *csi.NodeStageVolumeRequest) { r.VolumeCapability = test.ask })
-			if f.looks.Load() != test.looks {
-				t.Errorf("looked %d times, not %d", f.looks.Load(), test.looks)
-			}
-			if test.looks > 0 && test.blind != nil {
-				if !errors.Is(err, test.blind) || len(f.asked) > 0 {
-					t.Errorf("answers %v after asking for %v", err, f.asked)
-				}
-				return
-			}
-			if err != nil {
+			if err := stage(t, s, func(r *csi.NodeStageVolumeRequest) { r.VolumeCapability = test.ask }); err != nil {
 				t.Fatal(err)
 			}
-			if got := f.records[id].Stage.Capability.FSType; got != test.want {
-				t.Errorf("staged as %q, not %q", got, test.want)
+			if err := publish(t, s, func(r *csi.NodePublishVolumeRequest) { r.VolumeCapability = test.ask }); err != nil {
+				t.Fatal(err)
+			}
+			v := f.records[id]
+			if got, shown := v.Stage.Capability.FSType, v.Targets[target].Capability.FSType; got != test.want || shown != test.want || f.looks.Load() != 0 {
+				t.Errorf("staged as %q and published as %q, not %q, after %d looks", got, shown, test.want, f.looks.Load())
 			}
 		})
 	}
+}
+
+// A wrong request is no word on what was asked for before.
+func TestWrongRequestWhileAnotherIsPending(t *testing.T) {
+	s, f := newServer()
+	f.err = state.Errorf(state.DeadlineExceeded, "the work goes on")
+	nonsense := mount(writer, "ext4", "nonsense")
+	bind := mount(writer, "ext4", "bind")
+	check(t, stage(t, s, func(r *csi.NodeStageVolumeRequest) { r.VolumeCapability = nonsense }), state.InvalidArgument, "nonsense")
+	check(t, stage(t, s), state.DeadlineExceeded, "")
+	check(t, stage(t, s, func(r *csi.NodeStageVolumeRequest) { r.VolumeCapability = nonsense }), state.Aborted, "nonsense")
+	check(t, publish(t, s, func(r *csi.NodePublishVolumeRequest) { r.VolumeCapability = bind }), state.InvalidArgument, "bind")
+	check(t, publish(t, s), state.DeadlineExceeded, "")
+	check(t, publish(t, s, func(r *csi.NodePublishVolumeRequest) { r.VolumeCapability = bind }), state.Aborted, "bind")
+	f.records[id].Accept(state.StagePart())
+	f.records[id].Accept(state.TargetPart(target))
+	check(t, stage(t, s, func(r *csi.NodeStageVolumeRequest) { r.VolumeCapability = nonsense }), state.InvalidArgument, "nonsense")
+	check(t, publish(t, s, func(r *csi.NodePublishVolumeRequest) { r.VolumeCapability = bind }), state.InvalidArgument, "bind")
 }
 
 func TestNodeGetInfoAndCapabilities(t *testing.T) {

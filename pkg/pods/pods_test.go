@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/csi-node/csi-node/test/machine"
 )
 
 func TestGone(t *testing.T) {
@@ -53,6 +55,7 @@ func TestGone(t *testing.T) {
 
 // Nothing looks dead while the directory of all pods is not what it was.
 func TestNothingIsGoneInADirectoryThatIsNotWhole(t *testing.T) {
+	machine.Kernel(t)
 	root, err := filepath.EvalSymlinks(t.TempDir())
 	if err != nil {
 		t.Fatal(err)
@@ -98,6 +101,7 @@ func TestNothingIsGoneInADirectoryThatIsNotWhole(t *testing.T) {
 // The directory of all pods is looked at before anybody asks: its disk may be
 // away by then.
 func TestFirstSeenAtTheStart(t *testing.T) {
+	machine.Kernel(t)
 	root, err := filepath.EvalSymlinks(t.TempDir())
 	if err != nil {
 		t.Fatal(err)

@@ -19,6 +19,7 @@ import (
 	"github.com/csi-node/csi-node/pkg/filesystem"
 	"github.com/csi-node/csi-node/pkg/mounts"
 	"github.com/csi-node/csi-node/pkg/state"
+	"github.com/csi-node/csi-node/test/machine"
 )
 
 // small is the size of a volume on the real kernel, in bytes.
@@ -322,6 +323,7 @@ type realNode struct {
 
 func newRealNode(t *testing.T) *realNode {
 	t.Helper()
+	machine.Kernel(t)
 	must := func(err error) {
 		t.Helper()
 		if err != nil {
@@ -339,6 +341,8 @@ func newRealNode(t *testing.T) *realNode {
 	must(err)
 	b, err := loop.New(p)
 	must(err)
+	// What another package's test waits for to get again is not taken.
+	b.Spare(loop.Numbers{Bound: func(n state.DeviceNumber) (bool, error) { return machine.Bound(n.Major, n.Minor) }})
 	fs, err := filesystem.New(1)
 	must(err)
 	m, err := mounts.New(root)

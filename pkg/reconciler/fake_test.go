@@ -65,6 +65,7 @@ type fakeVolume struct {
 	copied     bool // such a copy holds the device now
 	formatting bool
 	formatted  string
+	created    string // the fs type that it was made for
 	contents   state.Contents
 	data       bool // it was mounted for writing: erasing it would lose data
 	superRO    bool // the kernel turned the file system read-only
@@ -568,7 +569,7 @@ func (k *fakeKernel) facts(id string) state.Device {
 	if v == nil {
 		return state.Device{Missing: true}
 	}
-	d := state.Device{Size: v.size, Capacity: v.capacity, Backing: "/pool/" + id, Formatting: v.formatting, Formatted: v.formatted}
+	d := state.Device{Size: v.size, Capacity: v.capacity, Backing: "/pool/" + id, Formatting: v.formatting, Formatted: v.formatted, CreatedFor: v.created}
 	switch {
 	case v.foreign != "":
 		d.State, d.Holder = state.DeviceForeign, v.foreign
@@ -838,7 +839,17 @@ func (f fakeFilesystems) Grow(ctx context.Context, device state.Device, fsType, 
 }
 
 // fakeMounts is the mount table and the directories.
+// Default is xfs for what nobody has formatted or asked a type of.
+func (f fakeFilesystems) Default(int64) string { return "xfs" }
+
 type fakeMounts struct{ *process }
+
+func (fakeMounts) CheckOptions(fsType string, flags state.Flags) error {
+	if slices.Contains(flags.Super, "bad-for-"+fsType) {
+		return state.Errorf(state.InvalidArgument, "%s does not know the option", fsType)
+	}
+	return nil
+}
 
 func (m fakeMounts) Look(ctx context.Context, at string) (have state.Mountpoint, err error) {
 	err = m.call(ctx, opLook, volumeOf(at), at, func(bool) error {
@@ -1368,7 +1379,7 @@ func unstage(id string) request {
 }
 
 func resize(id string, bytes int64) request {
-	return request{id, state.SizePart(), func(v *state.Volume) error { return v.AskSize(bytes, time.Now()) }}
+	return request{id, state.SizePart(), func(v *state.Volume) error { return v.AskSize(bytes, 0, time.Now()) }}
 }
 
 func stageBlock(s *state.Stage)    { s.Capability = blockCapability() }

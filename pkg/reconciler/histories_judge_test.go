@@ -2,6 +2,7 @@ package reconciler
 
 import (
 	"context"
+	"fmt"
 	"slices"
 	"strings"
 	"testing/synctest"
@@ -18,6 +19,7 @@ type demand struct {
 	order    int                      // which edit of its part this is
 	intent   uint64                   // the revision that it waits for; 0 while it has asked for nothing
 	gone     bool                     // it asks for an end
+	pending  bool                     // something else was asked for that was not accepted, when this one was refused
 	existed  bool                     // the volume was mounted there, or attached for a stage, before it came
 	answered int                      // the event before its answer
 }
@@ -28,11 +30,16 @@ func (y *history) ask(r request, stands func(*state.Volume) bool) *demand {
 	edit := r.edit
 	a.edit = func(v *state.Volume) error {
 		y.asking = a
-		a.intent = 0
+		a.intent, a.pending = 0, false
 		if err := edit(v); err != nil {
+			last := v.Latest(r.part)
+			a.pending = stands != nil && last != nil && !last.Gone && !last.Accepted
+			if strings.Contains(err.Error(), "a caller waits") && !y.anybodyWaits(a) {
+				y.t.Errorf("%s: refused for a caller, and there is none: %v", a, err)
+			}
 			return err
 		}
-		if intent := v.Intent(r.part); intent != nil {
+		if intent := v.Latest(r.part); intent != nil {
 			a.intent, a.gone = intent.Revision, intent.Gone
 		}
 		y.k.with(func() { a.existed = y.k.shown(r) })
@@ -70,13 +77,31 @@ func (y *history) edited(before, after *state.Volume) {
 		was, is := before.Intent(part), after.Intent(part)
 		if by == nil {
 			y.editedByWorker(before, after, part)
-		} else if own := part == by.part || part == state.SizePart() && by.part == state.StagePart(); !own && !same(was, is) {
+		} else if own := part == by.part || part == state.SizePart() && by.part == state.StagePart(); !own && !same(was, is) && !withdrawnWith(by, was, is) {
 			y.t.Errorf("%s: the edit changed %s", by, part)
 		}
 	}
 	if by != nil {
 		y.note(by, true)
 	}
+}
+
+// withdrawnWith reports whether a target was taken back because its stage, which
+// was never accepted, gave way to another.
+func withdrawnWith(by *demand, was, is *state.Intent) bool {
+	return by.part == state.StagePart() && by.stands != nil && was != nil && !was.Accepted && is != nil && is.Gone && is.Withdrawn
+}
+
+// anybodyWaits reports whether a caller other than a waits for something of the volume.
+func (y *history) anybodyWaits(a *demand) bool {
+	y.mu.Lock()
+	defer y.mu.Unlock()
+	for other := range y.waiting {
+		if other != a && other.id == a.id && other.answered == 0 && other.intent != 0 {
+			return true
+		}
+	}
+	return false
 }
 
 // note counts a caller's edit.
@@ -117,6 +142,12 @@ func (y *history) editedByWorker(before, after *state.Volume, part state.Part) {
 		y.mustBeTrue("adopted", after, what)
 	case was == nil:
 		y.t.Errorf("%s: the worker asked for it", what)
+	case was.Gone && !gone && before.Latest(part) != was && *before.Latest(part) == *is: // what was begun before is undone
+		y.k.with(func() {
+			if y.k.shown(what) && y.k.told(what.id) && y.k.fresh(what.id) {
+				y.t.Errorf("%s: the next begins, and what was begun before is still there", what)
+			}
+		})
 	case was.Gone && !gone:
 		y.t.Errorf("%s: a removal was withdrawn", what)
 	case was.Gone:
@@ -153,11 +184,34 @@ func (y *history) editedByWorker(before, after *state.Volume, part state.Part) {
 // was looked at. The caller holds store.mu.
 func (y *history) mustBeTrue(claim string, record *state.Volume, r request) {
 	y.k.with(func() {
-		if lie := y.k.lie(record, r); lie != "" && y.k.told(r.id) {
+		lie := y.k.lie(record, r)
+		if lie == "" && !y.amnesia {
+			lie = y.k.otherwise(record, r.part)
+		}
+		if lie != "" && y.k.told(r.id) {
 			y.t.Errorf("%s: %s, and %s", r, claim, lie)
 			y.k.note("%s: %s, and %s", r, claim, lie)
 		}
 	})
+}
+
+// otherwise says what is wrong with the access times of a mount, for which its
+// flags ask. The caller holds mu.
+func (k *fakeKernel) otherwise(record *state.Volume, part state.Part) string {
+	s := record.Stage
+	if s == nil || s.Gone || s.Capability.Access != state.MountAccess || record.Intent(part) == nil || record.Intent(part).Gone {
+		return ""
+	}
+	at, flags := s.Path, s.Capability.Flags
+	if t := record.Targets[part.Path]; part.Kind == state.TargetKind {
+		at, flags = part.Path, append(slices.Clone(flags), t.Capability.Flags...)
+	}
+	for _, m := range k.mounts[at] {
+		if got, want := m.Attributes&state.NoAtime != 0, slices.Contains(flags, "noatime"); m.volume != "" && got != want {
+			return fmt.Sprintf("noatime is %t at %s", got, at)
+		}
+	}
+	return ""
 }
 
 // somebodyWaits reports whether a caller waits for an intent, or did so when
@@ -181,7 +235,7 @@ var refusals = []string{
 	"not staged", "still published at", "staged already", "published already", "no such volume", "it cannot be: boom",
 	"is staged as", "staged read-only", "allows one target", "was asked for", "restart the pod", "is not there any more",
 	"find out whose", "which the plugin did not attach", "in use, so it cannot be attached", "has turned read-only",
-	"neither blank nor a file system", "formatting the volume was interrupted", "holds files", "holds data", "that the plugin did not make",
+	"does not know the option", "neither blank nor a file system", "formatting the volume was interrupted", "holds files", "holds data", "that the plugin did not make",
 	"not a directory", "not a file", "grows when the volume is next staged", "is blank now",
 }
 
@@ -204,6 +258,9 @@ func (y *history) answered(a *demand, err error, took, deadline time.Duration) {
 	}
 	latest := y.orders[a.String()] == a.order
 	class := state.ClassOf(err)
+	if err != nil && class.Final() && a.pending {
+		y.t.Errorf("%s: %s, and something else is asked for and not over: %v", a, class, err)
+	}
 	switch {
 	case err == nil && latest && a.intent != 0:
 		undisturbed := false
@@ -419,7 +476,7 @@ func (y *history) askAgain(record *state.Volume) {
 		judge(part, err)
 	}
 	if z := record.Size; z != nil {
-		judge(state.SizePart(), again(state.SizePart(), func(v *state.Volume) error { return v.AskSize(z.Bytes, time.Now()) }))
+		judge(state.SizePart(), again(state.SizePart(), func(v *state.Volume) error { return v.AskSize(z.Bytes, 0, time.Now()) }))
 	}
 }
 

@@ -113,7 +113,7 @@ func (a argument) is(word string) bool {
 	switch key {
 	case "in", "cancel":
 		return given && durations.is(value)
-	case "ext4", "xfs", "block", "ro", "single":
+	case "ext4", "xfs", "block", "open", "ro", "single", "noatime":
 		return !given
 	}
 	return false
@@ -196,7 +196,7 @@ func generate(seed uint64) []operation {
 		g.staged[id] = kind
 		g.say("volume %s %s", id, content)
 	}
-	for left := 5 + g.one(44-len(g.history)); left > 0; left-- {
+	for left := 5 + g.one(44-len(g.history)); left > 0 && len(g.history) < 49; left-- {
 		g.next()
 	}
 	return g.history
@@ -279,6 +279,12 @@ func (g *generator) how(id string) string {
 	if g.one(12) == 0 {
 		how += " single"
 	}
+	if g.one(8) == 0 {
+		how += " noatime"
+	}
+	if g.one(8) == 0 && how[0] != 'b' {
+		how += " open"
+	}
 	return how + " " + g.patience()
 }
 
@@ -360,6 +366,10 @@ func howOf(words []string) how {
 			h.capability.FSType = key
 		case "block":
 			h.capability.Access, h.capability.FSType = state.BlockAccess, ""
+		case "open": // the fs type, after it was named
+			h.capability.FSType = ""
+		case "noatime":
+			h.capability.Flags = []string{w}
 		case "single":
 			h.capability.Mode = "SINGLE_NODE_SINGLE_WRITER"
 		case "ro":

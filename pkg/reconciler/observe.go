@@ -18,11 +18,19 @@ func (r *Reconciler) Observe(ctx context.Context, want *state.Volume) (state.Act
 		have state.Actual
 		err  error
 	}
+	began := time.Now()
+	early, stop := beforeDeadline(ctx)
+	defer stop()
+	late := func(what string, err error) error {
+		return fmt.Errorf("volume %s: %s for %s: %w", want.ID, what, time.Since(began).Round(time.Millisecond), err)
+	}
 	for lost := r.lostLook(want.ID); lost != nil; lost = r.lostLook(want.ID) {
 		select {
 		case <-lost:
+		case <-early:
+			return state.Actual{}, late("waiting for an earlier look at the volume", context.DeadlineExceeded)
 		case <-ctx.Done():
-			return state.Actual{}, fmt.Errorf("volume %s: an earlier look at the volume has not ended: %w", want.ID, ctx.Err())
+			return state.Actual{}, late("waiting for an earlier look at the volume", ctx.Err())
 		}
 	}
 	answer, done := make(chan result, 1), make(chan struct{})
@@ -39,9 +47,12 @@ func (r *Reconciler) Observe(ctx context.Context, want *state.Volume) (state.Act
 	select {
 	case res := <-answer:
 		return res.have, res.err
+	case <-early:
+		r.loseLook(want.ID, done)
+		return state.Actual{}, late("step look has been running", context.DeadlineExceeded)
 	case <-ctx.Done():
 		r.loseLook(want.ID, done)
-		return state.Actual{}, fmt.Errorf("volume %s: looking at the volume: %w", want.ID, ctx.Err())
+		return state.Actual{}, late("step look has been running", ctx.Err())
 	}
 }
 

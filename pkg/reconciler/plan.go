@@ -12,12 +12,14 @@ import (
 type Action string
 
 const (
+	Look           Action = "look"            // the one that precedes each step, and is for no part
 	Unbind         Action = "unbind"          // unmount the top mount at a target
 	RemoveTarget   Action = "remove-target"   // delete the empty file or directory that was a target
 	Unmount        Action = "unmount"         // unmount the top mount at the staging path
 	Release        Action = "release"         // take copies of the stage out of other mount namespaces
 	DetachView     Action = "detach-view"     // detach the read-only device over the device
 	Detach         Action = "detach"          // detach the device
+	Choose         Action = "choose"          // the type of file system that a stage leaves open
 	Attach         Action = "attach"          // attach the device, or reclaim one that is going away
 	GrowDevice     Action = "grow-device"     // grow the backing and the device
 	BeginFormat    Action = "begin-format"    // make the formatting mark durable
@@ -37,7 +39,12 @@ type Step struct {
 	Part   state.Part `json:"part"`
 }
 
-func (s Step) String() string { return fmt.Sprintf("%s for %s", s.Action, s.Part) }
+func (s Step) String() string {
+	if s.Action == Look {
+		return string(s.Action)
+	}
+	return fmt.Sprintf("%s for %s", s.Action, s.Part)
+}
 
 // Problem is why a part cannot be had, in words for an operator. A zero
 // Problem is none.

@@ -34,6 +34,16 @@ func TestPlanConditions(t *testing.T) {
 		{"no erasing of what is held", volume(staged()), actual(attached(held, marked), ext4()),
 			[]string{"stage: stuck, Unavailable: before formatting again"}},
 
+		// A type that is left open.
+		{"type left open: chosen first", volume(staged(as(""))), actual(stageIs(fullDir())),
+			[]string{"choose for stage", "stage: under way"}},
+		{"type left open: of no volume", volume(staged(as(""))), actual(device(state.DeviceAbsent, missing)),
+			[]string{"stage: stuck, NotFound: no such volume"}},
+		{"type left open: raw access has none", volume(stagedBlock()), actual(attached()),
+			[]string{"stage: settled"}},
+		{"type left open: of no account in the end", volume(stageOf(asBlock, []how{as(""), gone})), actual(attached()),
+			[]string{"detach for stage", "stage: under way"}},
+
 		// What must not be at the staging path.
 		{"stage: out of sight", volume(staged()), actual(attached(), ext4(), stageIs(unseenNow())),
 			[]string{"stage: stuck, Unavailable: timed out"}},
@@ -85,6 +95,16 @@ func TestPlanConditions(t *testing.T) {
 		{"growth: of what is being unstaged", volume(unstaged(), size(200)), actual(attached(), stageIs(mounted(rw))),
 			[]string{"unmount for stage", "stage: under way", "size: stuck, FailedPrecondition: not staged"}},
 		{"growth: what was accepted stays", volume(staged(), size(100), sizeAccepted), actual(attached(), ext4(growable), stageIs(mounted(rw))),
+			[]string{"stage: settled", "size: settled"}},
+		{"growth: the volume is larger than the limit", volume(staged(), size(50), limit(99)), actual(attached(), ext4(), stageIs(mounted(rw))),
+			[]string{"stage: settled", "size: stuck, OutOfRange: never shrinks"}},
+		{"growth: the volume will be larger than the limit", volume(staged(), size(50), limit(150)), actual(attached(sized(100, 200)), ext4(), stageIs(mounted(rw))),
+			[]string{"grow-device for stage", "stage: under way", "size: stuck, OutOfRange: never shrinks"}},
+		{"growth: rounded beyond the limit", volume(staged(), size(150), limit(200)), actual(attached(), ext4(), stageIs(mounted(rw))),
+			[]string{"stage: settled", "size: stuck, OutOfRange: rounded up"}},
+		{"growth: within the limit", volume(staged(), size(150), limit(4096)), actual(attached(), ext4(), stageIs(mounted(rw))),
+			[]string{"grow-device for size", "stage: settled", "size: under way"}},
+		{"growth: there is enough, and no more is allowed", volume(staged(), size(50), limit(100)), actual(attached(), ext4(), stageIs(mounted(rw))),
 			[]string{"stage: settled", "size: settled"}},
 		{"growth: not before the volume is mounted", volume(staged()), actual(attached(), ext4(growable, growsMounted), stageIs(emptyDir())),
 			[]string{"mount for stage", "stage: under way"}},

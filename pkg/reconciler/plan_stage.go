@@ -9,6 +9,9 @@ import (
 
 // stage plans towards a staged volume: device, contents, mount.
 func (p *planner) stage(s *state.Stage) Verdict {
+	if s.Capability.Access == state.MountAccess && s.Capability.FSType == "" && !p.have.Device.Missing {
+		return p.do(Choose, state.StagePart()) // before anything is done to the volume
+	}
 	if d := p.have.Device; d.State == state.DeviceAbsent && !d.Missing && s.Capability.Access == state.MountAccess && len(p.have.Stage.Mounts) == 0 {
 		if v := p.place(s); !v.Settled { // before anything is done to the volume
 			return v
@@ -336,6 +339,10 @@ func (p *planner) size(z *state.Size) Verdict {
 	switch {
 	case s == nil || s.Gone:
 		return stuck(state.FailedPrecondition, "the volume is not staged on this node")
+	case !z.Accepted && z.Limit > 0 && max(d.Size, d.Capacity) > z.Limit:
+		return stuck(state.OutOfRange, "the volume has %d bytes already, more than the limit of %d, and never shrinks", max(d.Size, d.Capacity), z.Limit)
+	case d.Size < z.Bytes && z.Limit > 0 && z.Rounded() > z.Limit:
+		return stuck(state.OutOfRange, "sizes are rounded up: the volume would have %d bytes, more than the limit of %d", z.Rounded(), z.Limit)
 	case !p.plan.Verdicts[state.StagePart()].Settled:
 		return Verdict{Needs: []state.Part{state.StagePart()}}
 	case d.Size < z.Bytes:

@@ -349,6 +349,9 @@ func unpublished(path string, options ...how) asker {
 }
 func size(bytes int64) asker { return func(v *state.Volume) { v.Size = &state.Size{Bytes: bytes} } }
 
+// limit is the most that the size before it may come to.
+func limit(bytes int64) asker { return func(v *state.Volume) { v.Size.Limit = bytes } }
+
 func readOnly(s *state.Stage, t *state.Target) {
 	if s != nil {
 		s.ReadOnly = true

@@ -29,6 +29,8 @@ type Filesystems interface {
 	Format(ctx context.Context, device state.Device, fsType string) error
 	Check(ctx context.Context, device state.Device, fsType string) error
 	Grow(ctx context.Context, device state.Device, fsType, mountpoint string) error
+	// Default returns the type to make on a device of so many bytes if nobody names one.
+	Default(bytes int64) string
 }
 
 // Mounts looks at the mount table and changes it, one mount at a time.
@@ -44,6 +46,9 @@ type Mounts interface {
 	// Keepers names what would keep the file system on a device alive if its
 	// mounts at the paths went.
 	Keepers(ctx context.Context, device state.DeviceNumber, paths []string) []string
+	// CheckOptions returns InvalidArgument for an option that the kernel refuses
+	// for the type of file system, whatever the device.
+	CheckOptions(fsType string, flags state.Flags) error
 }
 
 // Directories takes care of the directories that mounts leave behind.
@@ -122,10 +127,12 @@ type Reconciler struct {
 	queue   workqueue.TypedDelayingInterface[string]
 	stopped chan struct{}  // closed when Run is told to end
 	random  func() float64 // in [0, 1), for jitter
+	claims  claims
 
 	mu      sync.Mutex
 	volumes map[string]*volume
-	lost    map[string]chan struct{} // looks that nobody waits for any more, by volume
+	devices map[state.DeviceNumber]map[string]struct{} // volumes by the numbers of their devices
+	lost    map[string]chan struct{}                   // looks that nobody waits for any more, by volume
 }
 
 // New returns a Reconciler that does nothing until Run. Every record of the
@@ -143,6 +150,7 @@ func New(cfg Config) *Reconciler {
 		stopped: make(chan struct{}),
 		random:  rand.Float64,
 		volumes: map[string]*volume{},
+		devices: map[state.DeviceNumber]map[string]struct{}{},
 		lost:    map[string]chan struct{}{},
 	}
 	for _, v := range r.store.List() {
@@ -183,29 +191,41 @@ func (r *Reconciler) Run(ctx context.Context) {
 // DeadlineExceeded and Canceled: ctx ended first (the answer comes a little
 // before its deadline); the intent stands and the work goes on. Unavailable: the
 // plugin stops, or an attempt failed that will be made again. Aborted: a later
-// request superseded this one. A final class: the part cannot be had; unless it
+// request superseded this one, or it contradicts one for which a caller waits. A
+// final class: the part cannot be had; unless it
 // was accepted before, the edit was withdrawn and seen undone.
 func (r *Reconciler) Ensure(ctx context.Context, id string, part state.Part, edit func(*state.Volume) error) error {
 	w := r.register(id, part)
 	defer r.unregister(id, w)
+	var asked claim
 	record, err := r.store.Edit(id, func(v *state.Volume) error {
 		// A caller that has gone must not have its edit land after a later call's.
 		if err := ctx.Err(); err != nil {
 			return fmt.Errorf("nothing was asked: %w", err)
 		}
-		return edit(v)
+		if err := r.claims.during(v, edit); err != nil {
+			return err
+		}
+		if intent := v.Latest(part); intent != nil { // from now on, whoever asks next
+			asked = claim{id, part, intent.Revision}
+			r.claims.add(asked)
+		}
+		return nil
 	})
+	if asked != (claim{}) {
+		defer r.claims.drop(asked)
+	}
 	switch {
 	case errors.Is(err, state.ErrNothingThere):
 		return nil
 	case err != nil:
 		return fmt.Errorf("volume %s: %w", id, err)
 	}
-	intent := record.Intent(part)
+	intent := record.Latest(part)
 	if intent == nil {
 		return nil // the edit found nothing to ask for
 	}
-	r.arm(id, w, intent)
+	r.arm(id, w, intent, intent != record.Intent(part))
 	r.queue.Add(id)
 
 	early, stop := beforeDeadline(ctx)
@@ -222,21 +242,34 @@ func (r *Reconciler) Ensure(ctx context.Context, id string, part state.Part, edi
 	}
 }
 
-// beforeDeadline returns a channel that fires a little before ctx's deadline:
-// a tenth of what is left, at most two seconds.
-func beforeDeadline(ctx context.Context) (<-chan time.Time, func() bool) {
+type answerTime struct{}
+
+// InTime fixes when a call with the deadline of ctx must be answered, whatever it
+// waits for in turn: a tenth of what is left before it, at most two seconds.
+func InTime(ctx context.Context) context.Context {
 	deadline, ok := ctx.Deadline()
-	if !ok {
-		return nil, func() bool { return true }
+	if !ok || ctx.Value(answerTime{}) != nil {
+		return ctx
 	}
 	left := time.Until(deadline)
-	timer := time.NewTimer(left - min(left/10, 2*time.Second))
+	return context.WithValue(ctx, answerTime{}, deadline.Add(-min(left/10, 2*time.Second)))
+}
+
+// beforeDeadline returns a channel that fires when a call must be answered, see InTime.
+func beforeDeadline(ctx context.Context) (<-chan time.Time, func() bool) {
+	at, ok := InTime(ctx).Value(answerTime{}).(time.Time)
+	if _, bounded := ctx.Deadline(); !ok || !bounded {
+		return nil, func() bool { return true }
+	}
+	timer := time.NewTimer(time.Until(at))
 	return timer.C, timer.Stop
 }
 
 // Adopt writes the stage into the store as accepted if the kernel shows it to
 // stand already, and reports whether it did. It looks in the volume's worker, so
 // that nothing is taken down meanwhile, and stays for the pass that follows.
+//
+// A stage that leaves the fs type open is given that of what stands.
 //
 // Aborted: the volume is being unstaged. DeadlineExceeded, Canceled, Unavailable:
 // as Retry.
@@ -254,9 +287,14 @@ func (r *Reconciler) Adopt(ctx context.Context, id string, stage *state.Stage) (
 
 func (r *Reconciler) adopt(ctx context.Context, id string, stage *state.Stage) (bool, error) {
 	want := &state.Volume{ID: id, Stage: stage}
+	r.begin(id, Step{Action: Look})
 	have, err := r.observe(ctx, want)
+	r.end(id)
 	if err != nil {
 		return false, err
+	}
+	if c := &stage.Capability; c.Access == state.MountAccess && c.FSType == "" && len(have.Stage.Mounts) > 0 {
+		c.FSType = have.Stage.Mounts[0].FSType // whatever stands is what was asked for
 	}
 	if !adoptable(want, have) {
 		return false, nil

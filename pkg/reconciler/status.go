@@ -24,7 +24,7 @@ type PartStatus struct {
 	Part  string    `json:"part"`
 	Path  string    `json:"path,omitempty"` // of a target, or where it is staged
 	Pod   string    `json:"pod,omitempty"`  // that a target is for, as namespace/name
-	Asked string    `json:"asked"`          // "staged at …", "gone"
+	Asked string    `json:"asked"`          // "staged at …", "gone", "gone, then staged at …"
 	Is    Condition `json:"is"`
 	Since time.Time `json:"since"` // it was asked
 	// Error is why the part is stuck or the last attempt failed.
@@ -169,15 +169,34 @@ func (v *volume) condition(record *state.Volume, part state.Part) Condition {
 }
 
 func asked(record *state.Volume, part state.Part) string {
-	switch {
-	case record.Intent(part).Gone:
-		return "gone"
-	case part.Kind == state.SizeKind:
+	s, t := record.Stage, record.Targets[part.Path]
+	switch part.Kind {
+	case state.SizeKind:
 		return fmt.Sprintf("%d bytes", record.Size.Bytes)
-	case part.Kind == state.StageKind:
-		return fmt.Sprintf("staged at %s as %s", record.Stage.Path, record.Stage.Capability)
+	case state.StageKind:
+		switch {
+		case s.Next != nil:
+			return "gone, then " + askedStage(s.Next)
+		case s.Gone:
+			return "gone"
+		}
+		return askedStage(s)
 	}
-	if record.Targets[part.Path].ReadOnly {
+	switch {
+	case t.Next != nil:
+		return "gone, then " + askedTarget(t.Next)
+	case t.Gone:
+		return "gone"
+	}
+	return askedTarget(t)
+}
+
+func askedStage(s *state.Stage) string {
+	return fmt.Sprintf("staged at %s as %s", s.Path, s.Capability)
+}
+
+func askedTarget(t *state.Target) string {
+	if t.ReadOnly {
 		return "published read-only"
 	}
 	return "published"

@@ -1,6 +1,7 @@
 package reconciler
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"time"
@@ -59,12 +60,14 @@ func (r *Reconciler) do(ctx context.Context, step Step, want *state.Volume, have
 		return k.Views.DetachView(ctx, d)
 	case Detach:
 		return k.Devices.Detach(ctx, want.ID)
+	case Choose:
+		return r.choose(ctx, want, d)
 	case Attach:
 		return k.Devices.Attach(ctx, want.ID, s.ReadOnly)
 	case GrowDevice:
 		bytes := d.Capacity
 		if step.Part == state.SizePart() {
-			bytes = want.Size.Bytes
+			bytes = want.Size.Rounded()
 		}
 		return k.Devices.Grow(ctx, want.ID, bytes)
 	case BeginFormat:
@@ -98,6 +101,28 @@ func (r *Reconciler) do(ctx context.Context, step Step, want *state.Volume, have
 		return r.bind(ctx, s, t, have)
 	}
 	return state.Errorf(state.Internal, "unknown step %s", step)
+}
+
+// choose settles what an empty fs_type means: what the volume was formatted as,
+// else what it was created for, else this node's default for its size. The flags
+// must go with it: a volume must not be formatted for flags with which it cannot
+// be mounted.
+func (r *Reconciler) choose(ctx context.Context, want *state.Volume, d state.Device) error {
+	fsType := cmp.Or(d.Formatted, d.CreatedFor, r.kernel.Filesystems.Default(d.Size))
+	flags, err := state.ParseFlags(want.Stage.Capability.Flags)
+	if err != nil {
+		return err
+	}
+	if err := r.kernel.Mounts.CheckOptions(fsType, flags); err != nil {
+		return err
+	}
+	_, err = r.store.Edit(want.ID, func(v *state.Volume) error {
+		if v.Stage != nil && v.Stage.Revision == want.Stage.Revision && !v.Stage.Gone {
+			v.Choose(fsType)
+		}
+		return nil
+	})
+	return err
 }
 
 // release takes the copies of an unmounted stage out of other mount

@@ -88,10 +88,14 @@ func (r *Reconciler) visit(ctx context.Context, id string, v *visit) error {
 	entry.visits = append(entry.visits, v)
 	r.mu.Unlock()
 	r.queue.Add(id)
+	early, stop := beforeDeadline(ctx)
+	defer stop()
 	var err error
 	select {
 	case <-v.ended:
 		return nil
+	case <-early:
+		err = r.busy(id, state.DeadlineExceeded)
 	case <-ctx.Done():
 		err = r.busy(id, state.ClassOf(ctx.Err()))
 	case <-r.stopped:

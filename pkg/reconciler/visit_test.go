@@ -106,7 +106,7 @@ func TestRetryBehindAHungStep(t *testing.T) {
 		hung := h.k.hang(opFormat, "v", false)
 		answer := h.begin(stage("v"))
 		_, err := h.retry("v")
-		h.refuse(err, state.DeadlineExceeded, "format for stage", "1m0s")
+		h.refuse(err, state.DeadlineExceeded, "format for stage", "58s")
 		hung.open()
 		if err := h.got(answer); err != nil {
 			t.Error(err)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"sync"
 	"time"
 
 	"k8s.io/klog/v2"
@@ -16,6 +17,7 @@ type waiter struct {
 	part    state.Part
 	intent  uint64 // revision of the intent it waits for; 0 until its edit is committed
 	gone    bool   // it waits for an end
+	undoes  bool   // what was asked for before must be undone first
 	refused error  // the final failure of what it asked for, told once the undo is seen
 	residue error  // what the end of intent ended left behind
 	ended   uint64 // revision of the intent that ended before this waiter was armed
@@ -40,10 +42,10 @@ func (r *Reconciler) unregister(id string, w *waiter) {
 
 // arm lets the waiter be answered, and makes what it waits for due now: its
 // part, the stage that a publish needs, the targets that an unstage needs gone.
-func (r *Reconciler) arm(id string, w *waiter, intent *state.Intent) {
+func (r *Reconciler) arm(id string, w *waiter, intent *state.Intent, undoes bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	w.intent, w.gone = intent.Revision, intent.Gone
+	w.intent, w.gone, w.undoes = intent.Revision, intent.Gone, undoes
 	r.volume(id).kick(w)
 }
 
@@ -58,7 +60,58 @@ func (v *volume) kick(w *waiter) {
 
 // needs reports whether what the waiter waits for may depend on the part.
 func (w *waiter) needs(part state.Part) bool {
-	return part == w.part || part == state.StagePart() && !w.gone || w.part == state.StagePart() && w.gone
+	return part == w.part || part == state.StagePart() && !w.gone || w.part == state.StagePart() && (w.gone || w.undoes)
+}
+
+// claim is an intent for which callers wait.
+type claim struct {
+	id       string
+	part     state.Part
+	revision uint64
+}
+
+// claims counts, for each claim, the callers who wait. It is of its own, because
+// edits ask it while the store makes them. The zero value is ready.
+type claims struct {
+	mu      sync.Mutex
+	waiting map[claim]int
+}
+
+// during makes an edit of a record whose intents are marked meanwhile: whether
+// somebody waits for each.
+func (c *claims) during(v *state.Volume, edit func(*state.Volume) error) error {
+	c.mu.Lock()
+	marked := map[*state.Intent]bool{}
+	for _, part := range v.Parts() {
+		for _, intent := range []*state.Intent{v.Intent(part), v.Latest(part)} {
+			intent.Asked = c.waiting[claim{v.ID, part, intent.Revision}] > 0
+			marked[intent] = true
+		}
+	}
+	c.mu.Unlock()
+	defer func() {
+		for intent := range marked {
+			intent.Asked = false
+		}
+	}()
+	return edit(v)
+}
+
+func (c *claims) add(what claim) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.waiting == nil {
+		c.waiting = map[claim]int{}
+	}
+	c.waiting[what]++
+}
+
+func (c *claims) drop(what claim) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.waiting[what]--; c.waiting[what] <= 0 {
+		delete(c.waiting, what)
+	}
 }
 
 // armed returns the waiters whose edits are committed.
@@ -133,12 +186,18 @@ func (p *pass) answer(ctx context.Context, want *state.Volume, plan Plan) {
 // outcome returns the answer for a waiter, if there is one yet.
 func (p *pass) outcome(want *state.Volume, plan Plan, w *waiter) (error, bool) {
 	intent := want.Intent(w.part)
+	if next := want.Latest(w.part); next != intent && next.Revision == w.intent && !w.gone { // what was begun before is being undone
+		if err := p.reason(want, plan, w.part); err != nil {
+			return state.Errorf(state.Unavailable, "taking back what an earlier request began: %w", err), true
+		}
+		return nil, false
+	}
 	switch {
 	case intent == nil && w.gone && w.refused == nil && w.ended == w.intent:
 		return w.residue, true
 	case intent == nil && w.gone:
 		return w.refused, true
-	case intent == nil || intent.Revision != w.intent:
+	case intent == nil || intent.Revision != w.intent || intent.Gone && !w.gone:
 		return state.Errorf(state.Aborted, "volume %s: %s: superseded by a later request", p.id, w.part), true
 	case plan.Verdicts[w.part].Settled && w.refused == nil:
 		return p.reason(want, plan, w.part), true
@@ -167,11 +226,14 @@ func (r *Reconciler) late(id string, part state.Part, class state.Class) error {
 		a = v.attempts[state.StagePart()]
 	}
 	switch {
-	case !v.since.IsZero():
-		detail = fmt.Sprintf("step %s has been running for %s", v.running, now.Sub(v.since).Round(time.Millisecond))
 	case v.unseen:
 		detail = "the volume has not been observed yet since the plugin started"
+		if !v.since.IsZero() {
+			detail += fmt.Sprintf(": step %s has been running for %s", v.running, now.Sub(v.since).Round(time.Millisecond))
+		}
 		class = state.Unavailable
+	case !v.since.IsZero():
+		detail = fmt.Sprintf("step %s has been running for %s", v.running, now.Sub(v.since).Round(time.Millisecond))
 	case a != nil && a.err != nil:
 		detail = fmt.Sprintf("the last attempt failed (%v); the next is in %s", a.err, max(a.next.Sub(now), 0).Round(time.Millisecond))
 	}

@@ -66,7 +66,9 @@ func (p *pass) advance(ctx context.Context) bool {
 			intent.Asked = true
 		}
 	}
+	p.r.begin(p.id, Step{Action: Look})
 	have, err := p.r.observeAlone(ctx, want)
+	p.r.end(p.id)
 	if ctx.Err() != nil {
 		return false // the plugin stops, and the callers are told so
 	}
@@ -128,8 +130,10 @@ func (p *pass) step(ctx context.Context, step Step, want *state.Volume, have sta
 		p.fail(want, step.Part, fmt.Errorf("volume %s: step %s: more than %d steps in one pass: something undoes them", p.id, step, maxSteps))
 		return
 	}
-	if err := p.noteBegun(step.Part, want); err != nil {
+	if current, err := p.noteBegun(step, want); err != nil {
 		p.fail(want, step.Part, err)
+		return
+	} else if !current {
 		return
 	}
 	p.r.begin(p.id, step)
@@ -142,22 +146,24 @@ func (p *pass) step(ctx context.Context, step Step, want *state.Volume, have sta
 	p.last, p.before = step, have
 }
 
-// noteBegun makes it durable that steps are made for a part, before the first.
-func (p *pass) noteBegun(part state.Part, want *state.Volume) error {
-	have := want.Intent(part)
-	if have == nil || have.Gone || have.Accepted || have.Begun {
-		return nil
+// noteBegun makes it durable that steps are made for a part, before the first. It
+// reports whether the intent is still asked for: of what gave way before it was
+// begun, nothing is to be undone.
+func (p *pass) noteBegun(step Step, want *state.Volume) (current bool, err error) {
+	have := want.Intent(step.Part)
+	if step.Action == Choose || have == nil || have.Gone || have.Accepted || have.Begun {
+		return true, nil
 	}
-	_, err := p.r.store.Edit(p.id, func(v *state.Volume) error {
-		if now := v.Intent(part); now != nil && now.Revision == have.Revision {
-			now.Begun = true
+	_, err = p.r.store.Edit(p.id, func(v *state.Volume) error {
+		if now := v.Intent(step.Part); now != nil && now.Revision == have.Revision {
+			now.Begun, current = true, true
 		}
 		return nil
 	})
 	if err != nil {
-		return fmt.Errorf("volume %s: writing the record: %w", p.id, err)
+		return false, fmt.Errorf("volume %s: writing the record: %w", p.id, err)
 	}
-	return nil
+	return current, nil
 }
 
 func (p *pass) fail(want *state.Volume, part state.Part, err error) {
@@ -223,8 +229,9 @@ func (p *pass) settle(ctx context.Context, want *state.Volume, have state.Actual
 		return false
 	}
 	record, err := p.r.store.Edit(p.id, func(v *state.Volume) error {
+		stays := sameStage(v, want) // or what a target shows is another stage's
 		for part, edit := range edits {
-			if intent := v.Intent(part); intent != nil && intent.Revision == want.Intent(part).Revision {
+			if intent := v.Intent(part); intent != nil && intent.Revision == want.Intent(part).Revision && (stays || part.Kind != state.TargetKind || intent.Gone) {
 				edit(v)
 			}
 		}
@@ -242,9 +249,24 @@ func (p *pass) settle(ctx context.Context, want *state.Volume, have state.Actual
 	p.waitForUndo(want, plan, record)
 	p.leaveWord(want, plan)
 	p.answer(ctx, want, plan)
+	next := false
+	for part := range edits {
+		if want.Latest(part) != want.Intent(part) { // what was undone gives way
+			delete(p.failed, part)
+			next = true
+		}
+	}
 	// Without a step to make and a refusal to undo, what was seen is the end. What
 	// came in meanwhile has put the volume into the queue again.
-	return len(plan.Steps) > 0 || !plan.settled()
+	return next || len(plan.Steps) > 0 || !plan.settled()
+}
+
+// sameStage reports whether two records ask for the same stage, at the same turn.
+func sameStage(a, b *state.Volume) bool {
+	if a.Stage == nil || b.Stage == nil {
+		return a.Stage == b.Stage
+	}
+	return a.Stage.Revision == b.Stage.Revision && a.Stage.Gone == b.Stage.Gone
 }
 
 // accept notes that a part holds: of a stage with which file system, of a block

@@ -19,26 +19,44 @@ var ErrNothingThere = Errorf(NotFound, "nothing is there")
 // either refuses with a classified error or leaves the record as asked. An
 // edit that asks for what is asked for already changes nothing, which is how a
 // repeated call joins the one before.
-
-// AskStage asks for the stage s.
 //
-// AlreadyExists: another stage stands. Aborted: another stage is being taken down.
+// What the CO was never told to hold gives way to another request for the same
+// part as soon as nobody waits for it: it becomes a tombstone, and what is asked
+// for now its Next.
+
+// AskStage asks for the stage s. An empty fs type is that of the stage that
+// stands, if there is one.
+//
+// AlreadyExists: another stage was accepted. Aborted: a caller waits for another
+// one, or it is being taken down.
 func (v *Volume) AskStage(s *Stage, now time.Time) error {
 	have := v.Stage
 	switch {
 	case have == nil:
-	case !have.Gone && have.SameAs(s):
+	case have.Next != nil && have.Next.meets(s):
+		have.Next.Context = s.Context
+		return nil
+	case have.Next != nil && have.Next.Asked:
+		return pending(StagePart())
+	case have.Next != nil && !have.meets(s):
+		s.Intent = Intent{Revision: v.Revision, Since: now}
+		have.Next = s
+		return nil
+	case !have.Gone && have.meets(s):
+		have.Context = s.Context
 		return nil
 	case !have.Gone && have.Adopted && have.Path == s.Path && have.ReadOnly == s.ReadOnly &&
-		have.Capability.Access == s.Capability.Access && have.Capability.FSType == s.Capability.FSType:
-		s.Intent, s.UUID = have.Intent, have.UUID
+		have.Capability.Access == s.Capability.Access && (s.Capability.FSType == "" || have.Capability.FSType == s.Capability.FSType):
+		s.Intent, s.UUID, s.Capability.FSType = have.Intent, have.UUID, have.Capability.FSType
 		v.Stage = s
 		return nil
+	case v.tentative():
+		return v.replaceStage(s, now)
 	case !have.Gone && have.Path != s.Path:
 		return Errorf(AlreadyExists, "the volume is staged already at %s", have.Path)
 	case !have.Gone:
 		return Errorf(AlreadyExists, "the volume is staged already at %s with another capability, other mount flags or another context: asked for %s, staged with %s", have.Path, s.Capability, have.Capability)
-	case !have.SameAs(s):
+	case !have.meets(s):
 		return Errorf(Aborted, "the volume is still being unstaged from %s", have.Path)
 	}
 	v.Stage = s
@@ -47,10 +65,73 @@ func (v *Volume) AskStage(s *Stage, now time.Time) error {
 	return nil
 }
 
+// meets reports whether the stage is what a request asks for, which may leave
+// the fs type open.
+func (s *Stage) meets(asked *Stage) bool {
+	o := *asked
+	if o.Capability.FSType == "" {
+		o.Capability.FSType = s.Capability.FSType
+	}
+	return s.SameAs(&o)
+}
+
+// tentative reports whether the stage that is asked for may give way: neither it
+// nor a target of it was ever seen to hold.
+func (v *Volume) tentative() bool {
+	for _, t := range v.Targets {
+		if t.Accepted {
+			return false
+		}
+	}
+	return !v.Stage.Gone && !v.Stage.Accepted
+}
+
+// replaceStage puts s in the place of a tentative stage, whose targets are taken
+// back with it. Aborted: a caller waits for one of them.
+func (v *Volume) replaceStage(s *Stage, now time.Time) error {
+	have := v.Stage
+	if have.Asked {
+		return pending(StagePart())
+	}
+	for path, t := range v.Targets {
+		if t.Asked && !t.Gone || t.Next != nil && t.Next.Asked {
+			return pending(TargetPart(path))
+		}
+	}
+	for path, t := range v.Targets {
+		t.Next = nil
+		v.Withdraw(TargetPart(path), now)
+	}
+	s.Intent = Intent{Revision: v.Revision, Since: now}
+	if !have.Begun { // nothing is to be undone
+		v.Stage = s
+		return nil
+	}
+	have.Intent = Intent{Gone: true, Withdrawn: true, Revision: v.Revision, Since: now}
+	have.Next = s
+	return nil
+}
+
+func pending(part Part) error {
+	return Errorf(Aborted, "%s: a caller waits for an earlier request that asks for something else; it gives way when nobody does", part)
+}
+
 // AskUnstage asks that nothing is staged at path. A stage elsewhere is left alone.
 //
 // FailedPrecondition: the volume is still published, at the targets named.
+// Aborted: what was begun there is being taken back in favour of a stage elsewhere.
 func (v *Volume) AskUnstage(path string, now time.Time) error {
+	if s := v.Stage; s != nil && s.Next != nil {
+		switch {
+		case s.Next.Path != path && s.Path == path:
+			return Errorf(Aborted, "the volume is still being unstaged from %s", path)
+		case s.Next.Path == path && s.Path != path:
+			s.Next = nil // and the caller waits for the end of what was begun
+			return nil
+		case s.Path == path:
+			s.Next = nil
+		}
+	}
 	if v.Stage != nil && v.Stage.Path != path {
 		return ErrNothingThere
 	}
@@ -73,15 +154,34 @@ var oneTarget = []string{"SINGLE_NODE_SINGLE_WRITER", "SINGLE_NODE_WRITER", "SIN
 //
 // ErrNotStaged: no stage stands. FailedPrecondition: it stands elsewhere or
 // unlike the target, or the access mode allows no second target.
-// AlreadyExists: the target is published with other arguments. Aborted:
-// something is being taken down that must be gone first.
+// AlreadyExists: the target was accepted with other arguments. Aborted:
+// a caller waits for another publish there, or something is being taken down
+// that must be gone first, or what was asked for before may yet come.
 func (v *Volume) AskPublish(t *Target, stagingPath string, now time.Time) error {
+	have := v.Targets[t.Path]
+	err := v.askPublish(t, stagingPath, now)
+	if ClassOf(err).Final() && have != nil && (have.Next != nil || !have.Gone && !have.Accepted) {
+		return Errorf(Aborted, "%w; and what was asked for at %s before is not over", err, t.Path)
+	}
+	return err
+}
+
+func (v *Volume) askPublish(t *Target, stagingPath string, now time.Time) error {
 	s := v.Stage
 	have := v.Targets[t.Path]
+	if t.Capability.FSType == "" && s != nil && s.Capability.Access == t.Capability.Access {
+		t.Capability.FSType = s.Capability.FSType
+	}
 	switch {
+	case have != nil && have.Next != nil && have.Next.SameAs(t) && s != nil && s.Path == stagingPath:
+		have.Next.Context = t.Context
+		return nil
+	case have != nil && have.Next != nil && have.Next.Asked, have != nil && !have.Gone && !have.Accepted && have.Asked && !have.SameAs(t):
+		return pending(TargetPart(t.Path))
 	case have != nil && !have.Gone && have.SameAs(t) && (s == nil || s.Path == stagingPath):
+		have.Context = t.Context
 		return nil // without a stage, which was refused since, it is refused and taken back
-	case have != nil && !have.Gone && s != nil && s.Path == stagingPath:
+	case have != nil && !have.Gone && have.Accepted && s != nil && s.Path == stagingPath:
 		return Errorf(AlreadyExists, "the volume is published already at %s with another capability, context or read-only setting", t.Path)
 	case s == nil:
 		return ErrNotStaged
@@ -89,11 +189,13 @@ func (v *Volume) AskPublish(t *Target, stagingPath string, now time.Time) error 
 		return Errorf(Aborted, "the volume is being unstaged from %s", s.Path)
 	case s.Path != stagingPath:
 		return Errorf(FailedPrecondition, "the volume is staged at %s, not at the staging target path %s", s.Path, stagingPath)
+	case s.Capability.Access == t.Capability.Access && s.Capability.FSType == "" && t.Capability.FSType != "":
+		return Errorf(Aborted, "the volume is being staged at %s, and the type of its file system is not chosen yet", s.Path)
 	case s.Capability.Access != t.Capability.Access, s.Capability.FSType != t.Capability.FSType:
 		return Errorf(FailedPrecondition, "the volume is staged as %s, not as %s", s.Capability, t.Capability)
 	case s.ReadOnly && !t.ReadOnly:
 		return Errorf(FailedPrecondition, "the volume is staged read-only at %s, and publishing it for writing was asked for", s.Path)
-	case have != nil && have.Gone && !have.SameAs(t):
+	case have != nil && have.Gone && have.Next == nil && !have.SameAs(t):
 		return Errorf(Aborted, "the volume is still being unpublished from %s", t.Path)
 	}
 	if have != nil {
@@ -111,8 +213,16 @@ func (v *Volume) AskPublish(t *Target, stagingPath string, now time.Time) error 
 	if v.Targets == nil {
 		v.Targets = map[string]*Target{}
 	}
-	v.Targets[t.Path] = t
 	t.Intent = Intent{Revision: v.Revision, Since: now}
+	switch {
+	case have == nil, have.SameAs(t), !have.Gone && !have.Begun:
+		v.Targets[t.Path] = t
+	default: // what was begun goes first
+		if !have.Gone {
+			have.Intent = Intent{Gone: true, Withdrawn: true, Revision: v.Revision, Since: now}
+		}
+		have.Next = t
+	}
 	return nil
 }
 
@@ -188,14 +298,19 @@ func (v *Volume) AskUnpublish(path string, now time.Time) error {
 		t = &Target{Path: path}
 		v.Targets[path] = t
 	}
+	t.Next = nil
 	t.remove(v.Revision, now)
 	return nil
 }
 
-// AskSize asks for at least that many bytes. A size that was accepted never
-// shrinks; one that was not gives way to any other, so that a growth for which
-// there is no room does not stand in the way of a smaller one.
-func (v *Volume) AskSize(bytes int64, now time.Time) error {
+// AskSize asks for at least that many bytes, and for no more than limit unless
+// that is 0. A size that was accepted never shrinks; one that was not gives way to
+// any other for which nobody waits, so that a growth for which there is no room
+// does not stand in the way of a smaller one.
+//
+// ErrNotStaged: no stage stands. Aborted: it is being taken down, or a caller
+// waits for another size.
+func (v *Volume) AskSize(bytes, limit int64, now time.Time) error {
 	before := int64(0) // the last accepted size
 	switch {
 	case v.Stage == nil:
@@ -203,14 +318,16 @@ func (v *Volume) AskSize(bytes int64, now time.Time) error {
 	case v.Stage.Gone:
 		return Errorf(Aborted, "the volume is being unstaged from %s", v.Stage.Path)
 	case v.Size == nil:
-	case v.Size.Accepted && v.Size.Bytes >= bytes, v.Size.Bytes == bytes:
+	case v.Size.Accepted && v.Size.Bytes >= bytes, v.Size.Bytes == bytes && v.Size.Limit == limit:
 		return nil
+	case !v.Size.Accepted && v.Size.Asked:
+		return pending(SizePart())
 	case v.Size.Accepted:
 		before = v.Size.Bytes
 	default:
 		before = v.Size.Before
 	}
-	v.Size = &Size{Intent: Intent{Revision: v.Revision, Since: now}, Bytes: bytes, Before: before}
+	v.Size = &Size{Intent: Intent{Revision: v.Revision, Since: now}, Bytes: bytes, Limit: limit, Before: before}
 	if bytes <= before {
 		v.Size.Bytes, v.Size.Accepted = before, true
 	}
@@ -248,14 +365,28 @@ func (v *Volume) Accept(p Part) {
 	}
 }
 
-// Drop forgets a tombstone that was seen to hold.
+// Drop forgets a tombstone that was seen to hold: its Next takes its place.
 func (v *Volume) Drop(p Part) {
 	switch intent := v.Intent(p); {
 	case intent == nil || !intent.Gone:
 	case p.Kind == StageKind:
-		v.Stage = nil
+		v.Stage = v.Stage.Next
+	case p.Kind == TargetKind && v.Targets[p.Path].Next != nil:
+		v.Targets[p.Path] = v.Targets[p.Path].Next
 	case p.Kind == TargetKind:
 		delete(v.Targets, p.Path)
+	}
+}
+
+// Choose gives a stage that leaves the fs type open that type, and its targets with it.
+func (v *Volume) Choose(fsType string) {
+	v.Stage.Capability.FSType = fsType
+	for _, t := range v.Targets {
+		for ; t != nil; t = t.Next {
+			if t.Capability.Access == MountAccess && t.Capability.FSType == "" {
+				t.Capability.FSType = fsType
+			}
+		}
 	}
 }
 
@@ -267,9 +398,11 @@ func (i *Intent) remove(revision uint64, now time.Time) {
 	*i = Intent{Gone: true, Revision: revision, Since: now}
 }
 
-// standing returns the paths of the targets that are to stay published.
+// standing returns the paths of the targets that are to be or to stay published.
 func (v *Volume) standing() []string {
-	return slices.DeleteFunc(v.TargetPaths(), func(path string) bool { return v.Targets[path].Gone })
+	return slices.DeleteFunc(v.TargetPaths(), func(path string) bool {
+		return v.Targets[path].Gone && v.Targets[path].Next == nil
+	})
 }
 
 // TargetPaths returns the paths of all targets, tombstones too, in order.

@@ -43,6 +43,10 @@ func with(path string, changes ...func(*Target)) func(*Volume) {
 	}
 }
 
+func acceptedStage(v *Volume) { v.Stage.Accepted = true }
+
+func acceptedTarget(t *Target) { t.Accepted = true }
+
 func goneTarget(t *Target) { gone(&t.Intent) }
 
 func single(t *Target) { t.Capability.Mode = "SINGLE_NODE_SINGLE_WRITER" }
@@ -91,8 +95,9 @@ func TestAskStage(t *testing.T) {
 	asks{
 		"first":              {have: &Volume{ID: "v", Revision: 10}, edit: ask(), part: StagePart()},
 		"again":              {have: record(), edit: ask()},
-		"elsewhere":          {have: record(), edit: ask(elsewhere), class: AlreadyExists, words: "/stage"},
-		"other fs type":      {have: record(), edit: ask(xfs), class: AlreadyExists, words: "xfs"},
+		"fs type left open":  {have: record(), edit: ask(func(s *Stage) { s.Capability.FSType = "" })},
+		"elsewhere":          {have: record(acceptedStage), edit: ask(elsewhere), class: AlreadyExists, words: "/stage"},
+		"other fs type":      {have: record(acceptedStage), edit: ask(xfs), class: AlreadyExists, words: "xfs"},
 		"while going":        {have: record(func(v *Volume) { gone(&v.Stage.Intent) }), edit: ask(), part: StagePart()},
 		"other, while going": {have: record(func(v *Volume) { gone(&v.Stage.Intent) }), edit: ask(xfs), class: Aborted, words: "unstaged"},
 	}.run(t)
@@ -148,7 +153,7 @@ func TestAskPublish(t *testing.T) {
 		"first":               {have: record(), edit: ask(aTarget("/a")), part: TargetPart("/a")},
 		"again":               {have: record(with("/a")), edit: ask(aTarget("/a"))},
 		"again, unstaged":     {have: record(with("/a"), func(v *Volume) { v.Stage = nil }), edit: ask(aTarget("/a"))},
-		"again, otherwise":    {have: record(with("/a")), edit: ask(aTarget("/a", reading)), class: AlreadyExists, words: "/a"},
+		"again, otherwise":    {have: record(with("/a", acceptedTarget)), edit: ask(aTarget("/a", reading)), class: AlreadyExists, words: "/a"},
 		"second":              {have: record(with("/a")), edit: ask(aTarget("/b")), part: TargetPart("/b")},
 		"unstaged":            {have: &Volume{ID: "v", Revision: 10}, edit: ask(aTarget("/a")), class: FailedPrecondition, words: "not staged"},
 		"unstaging":           {have: record(func(v *Volume) { gone(&v.Stage.Intent) }), edit: ask(aTarget("/a")), class: Aborted, words: "unstaged"},
@@ -188,7 +193,7 @@ func TestAskUnpublish(t *testing.T) {
 }
 
 func TestAskSize(t *testing.T) {
-	ask := func(v *Volume) error { return v.AskSize(100, editTime) }
+	ask := func(v *Volume) error { return v.AskSize(100, 0, editTime) }
 	size := func(bytes int64) func(*Volume) { return func(v *Volume) { v.Size = &Size{Bytes: bytes} } }
 	acceptedSize := func(v *Volume) { v.Size.Accepted = true }
 	asks{
@@ -208,7 +213,7 @@ func TestWithdrawSize(t *testing.T) {
 	v := record()
 	ask := func(bytes int64) {
 		v.Revision++
-		if err := v.AskSize(bytes, editTime); err != nil {
+		if err := v.AskSize(bytes, 0, editTime); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -38,7 +38,7 @@ func TestAskPublishKeepsTheDevice(t *testing.T) {
 func TestWithdrawTheSecondOfTwoGrowths(t *testing.T) {
 	v := record(func(v *Volume) { v.Size = &Size{Intent: Intent{Accepted: true}, Bytes: 100} })
 	for _, bytes := range []int64{300, 200} {
-		if err := v.AskSize(bytes, editTime); err != nil || v.Size.Bytes != bytes || v.Size.Before != 100 || v.Size.Accepted {
+		if err := v.AskSize(bytes, 0, editTime); err != nil || v.Size.Bytes != bytes || v.Size.Before != 100 || v.Size.Accepted {
 			t.Fatalf("%d bytes: %+v (%v)", bytes, v.Size, err)
 		}
 	}

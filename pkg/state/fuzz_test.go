@@ -68,6 +68,7 @@ func FuzzEdits(f *testing.F) {
 	f.Add([]byte{0, 0, 12, 3, 0, 13, 5, 0, 1, 0})           // a life
 	f.Add([]byte{0, 0, 3, 0, 9, 0, 12, 9, 6, 3, 7, 200})    // with refusals
 	f.Add([]byte{0, 0, 10, 0, 0, 64, 4, 4, 11, 2, 1, 128})  // and growth
+	f.Add([]byte{0, 0, 6, 64, 0, 16, 1, 0, 7, 0, 8, 16})    // and what gives way
 	f.Add([]byte{1, 0, 14, 0, 5, 7, 14, 1, 0, 129, 3, 255}) // of nothing
 	f.Fuzz(func(t *testing.T, program []byte) {
 		v := &Volume{ID: "v", Targets: map[string]*Target{}}
@@ -101,6 +102,9 @@ func edited(t *testing.T, before *Volume, op, arg byte) *Volume {
 	if arg&16 != 0 && c.FSType != "" {
 		c.Flags = []string{"noatime", "discard"}
 	}
+	if op&8 != 0 {
+		c.FSType = ""
+	}
 	part := []Part{StagePart(), SizePart(), TargetPart(path)}[arg/4%3]
 	ask := func(v *Volume) error {
 		switch op % 8 {
@@ -117,13 +121,17 @@ func edited(t *testing.T, before *Volume, op, arg byte) *Volume {
 		case 4:
 			return v.AskUnpublish(path+"/t", now)
 		case 5:
-			return v.AskSize(int64(arg)<<20, now)
+			return v.AskSize(int64(arg)<<20, 0, now)
 		}
 		return nil
 	}
 	switch op % 8 {
 	case 6:
-		v.Accept(part)
+		if intent := v.Intent(part); arg&64 != 0 && intent != nil && !intent.Gone {
+			intent.Begun = true
+		} else {
+			v.Accept(part)
+		}
 	case 7:
 		accepted := before.Intent(part) != nil && before.Intent(part).Accepted
 		if arg&128 == 0 {
@@ -145,7 +153,7 @@ func edited(t *testing.T, before *Volume, op, arg byte) *Volume {
 		}
 		once := deepCopy(v)
 		v.Revision++
-		if err := ask(v); err != nil {
+		if err := ask(v); err != nil && err != ErrNothingThere {
 			t.Fatalf("asked again: %v of %+v", err, once)
 		}
 		v.Revision--

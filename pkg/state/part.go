@@ -52,6 +52,17 @@ func (v *Volume) Intent(p Part) *Intent {
 	return nil
 }
 
+// Latest is Intent, but of what is to take the place of a tombstone, if there is such.
+func (v *Volume) Latest(p Part) *Intent {
+	switch t := v.Targets[p.Path]; {
+	case p.Kind == StageKind && v.Stage != nil && v.Stage.Next != nil:
+		return &v.Stage.Next.Intent
+	case p.Kind == TargetKind && t != nil && t.Next != nil:
+		return &t.Next.Intent
+	}
+	return v.Intent(p)
+}
+
 // Parts returns the parts that the record has an intent for, targets in the
 // order of their paths, then the stage, then the size.
 func (v *Volume) Parts() []Part {

@@ -36,6 +36,7 @@ type Store struct {
 	used   int64    // of size, in bytes, from the start
 	owned  int64    // so many bytes of file have their blocks, see room
 	bootID string
+	places *places // of records, and of what is being committed; nil until the first edit
 	// unwritten holds the ids of records that changed in memory alone, see keep.
 	unwritten map[string]bool
 
@@ -174,6 +175,7 @@ func deepCopy(v *Volume) *Volume {
 	c := v.Clone()
 	for _, part := range c.Parts() {
 		c.Intent(part).Asked = false
+		c.Latest(part).Asked = false
 	}
 	return c
 }

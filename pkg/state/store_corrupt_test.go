@@ -154,7 +154,7 @@ func TestSoundPagesPass(t *testing.T) {
 		edit := emptied
 		if random.IntN(3) > 0 {
 			edit = func(v *Volume) error {
-				v.Stage = &Stage{Path: strings.Repeat("x", random.IntN(1<<random.IntN(14)))}
+				v.Stage = &Stage{Path: "/" + id + strings.Repeat("x", random.IntN(1<<random.IntN(14)))}
 				return nil
 			}
 		}
@@ -261,9 +261,9 @@ func TestGarbagePages(t *testing.T) {
 func TestOneBadRecordIsPutAside(t *testing.T) {
 	path := storePath(t)
 	s := openStore(t, path, testBoot)
-	mustEdit(t, s, "good", staged("/stage"))
-	was := mustEdit(t, s, "wrong-id", staged("/stage"))
-	mustEdit(t, s, "flipped", staged("/stage"))
+	mustEdit(t, s, "good", staged("/stage/good"))
+	was := mustEdit(t, s, "wrong-id", staged("/stage/wrong-id"))
+	mustEdit(t, s, "flipped", staged("/stage/flipped"))
 	bad := map[string]string{"flipped": "", "wrong-id": "", "null-target": `{"id":"null-target","targets":{"/pod":null}}`, "no-json": "{"}
 	if err := s.db.Update(func(tx *bolt.Tx) error {
 		records := tx.Bucket(recordsBucket)
@@ -300,7 +300,7 @@ func TestOneBadRecordIsPutAside(t *testing.T) {
 	}); err != nil {
 		t.Fatal(err)
 	}
-	if v := mustEdit(t, s, "wrong-id", staged("/stage")); v.Revision <= was.Revision {
+	if v := mustEdit(t, s, "wrong-id", staged("/stage/wrong-id")); v.Revision <= was.Revision {
 		t.Errorf("revision %d is not later than %d", v.Revision, was.Revision)
 	}
 }
@@ -324,7 +324,7 @@ func TestStoreOfANewerVersion(t *testing.T) {
 	if v := s.Get("v"); v == nil || v.Stage.Path != "/stage" || v.Targets == nil {
 		t.Fatalf("the record is read as %+v", v)
 	}
-	if v := mustEdit(t, s, "w", staged("/stage")); v.Revision <= 7 {
+	if v := mustEdit(t, s, "w", staged("/other")); v.Revision <= 7 {
 		t.Errorf("revision %d is not later than that of a record", v.Revision)
 	}
 }

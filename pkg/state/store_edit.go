@@ -48,6 +48,10 @@ type change struct {
 // Edits of one volume are atomic. Concurrent edits share commits: edit runs on
 // the committer's goroutine, so it must not block, nor call Edit.
 //
+// An edit that asks for a stage or a target at, above or below the path of another
+// one, of whatever volume, is refused: FailedPrecondition if that one is to stay,
+// Aborted while it is being taken down.
+//
 // An edit that only removes succeeds although it cannot be written: it holds in
 // memory, and is written as soon as there is room.
 //
@@ -126,6 +130,9 @@ func (s *Store) commit(rs []*request) {
 	} else {
 		kept = s.keep(changes, err)
 	}
+	if err != nil {
+		s.places = nil // it has what was not written
+	}
 	for _, r := range rs {
 		// Refusals and repeats, too, are answers to a record that was not written.
 		if _, changed := changes[r.id]; changed && kept[r.id].record == nil {
@@ -159,6 +166,12 @@ func (s *Store) apply(r *request, changes map[string]change) (*Volume, error) {
 		return v, nil
 	}
 	v.Revision = s.revision
+	if s.places == nil {
+		s.places = newPlaces(s.records)
+	}
+	if err := s.places.apart(current, v); err != nil {
+		return nil, err
+	}
 	value, err := encodeRecord(v)
 	if err != nil {
 		return nil, fmt.Errorf("store %s: volume %s: encoding the record: %w", s.path, r.id, err)
@@ -168,6 +181,7 @@ func (s *Store) apply(r *request, changes map[string]change) (*Volume, error) {
 			return nil, s.refuse(r.id, err)
 		}
 	}
+	s.places.move(current, v)
 	changes[r.id] = change{record: v, value: value}
 	return deepCopy(v), nil
 }

@@ -266,7 +266,7 @@ func TestStoreWithoutSpace(t *testing.T) {
 	if err := os.Remove(filepath.Join(dir, "fill")); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := s.Edit("u", staged("/stage")); err != nil {
+	if _, err := s.Edit("u", staged("/other")); err != nil {
 		t.Errorf("an edit once there is space again: %v", err)
 	}
 	closeStore(t, s)

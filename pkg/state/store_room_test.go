@@ -9,11 +9,14 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/csi-node/csi-node/test/machine"
 )
 
 // smallTmpfs mounts a tmpfs of 512 KiB.
 func smallTmpfs(t *testing.T) string {
 	t.Helper()
+	machine.Kernel(t)
 	dir := t.TempDir()
 	if err := syscall.Mount("tmpfs", dir, "tmpfs", 0, "size=512k"); err != nil {
 		t.Fatal(err)

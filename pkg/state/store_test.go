@@ -151,7 +151,7 @@ func TestEditDeletesEmptyRecords(t *testing.T) {
 	path := storePath(t)
 	s := openStore(t, path, testBoot)
 	mustEdit(t, s, "v", staged("/stage"))
-	before := mustEdit(t, s, "v", func(v *Volume) error { return v.AskSize(1<<30, time.Now()) })
+	before := mustEdit(t, s, "v", func(v *Volume) error { return v.AskSize(1<<30, 0, time.Now()) })
 	gone := mustEdit(t, s, "v", emptied)
 	if !gone.Empty() || gone.Size != nil || gone.ID != "v" || gone.Revision <= before.Revision {
 		t.Errorf("the deleted record came back as %+v", gone)
@@ -186,7 +186,7 @@ func TestEditsAreAtomic(t *testing.T) {
 	const writers, edits = 32, 8
 	path := storePath(t)
 	s := openStore(t, path, testBoot)
-	mustEdit(t, s, "same", staged("/stage"))
+	mustEdit(t, s, "same", staged("/same"))
 	var wg sync.WaitGroup
 	for w := range writers {
 		wg.Go(func() {
@@ -195,9 +195,9 @@ func TestEditsAreAtomic(t *testing.T) {
 				for _, id := range []string{"same", own} {
 					v, err := s.Edit(id, func(v *Volume) error {
 						if v.Stage == nil {
-							v.Stage = &Stage{Path: "/stage"}
+							v.Stage = &Stage{Path: "/" + id}
 						}
-						target := fmt.Sprintf("/pod/%d/%d", w, n)
+						target := fmt.Sprintf("/pod/%s/%d/%d", id, w, n)
 						v.Targets[target] = &Target{Path: target, Intent: Intent{Revision: v.Revision}}
 						return nil
 					})
@@ -205,7 +205,7 @@ func TestEditsAreAtomic(t *testing.T) {
 						t.Error(err)
 						return
 					}
-					if v.Revision <= last || v.Targets[fmt.Sprintf("/pod/%d/%d", w, n)].Revision != v.Revision {
+					if v.Revision <= last || v.Targets[fmt.Sprintf("/pod/%s/%d/%d", id, w, n)].Revision != v.Revision {
 						t.Errorf("revision %d after %d", v.Revision, last)
 					}
 					last = v.Revision
@@ -296,7 +296,7 @@ func TestAnotherBootDropsRecords(t *testing.T) {
 	if len(s.List()) != 0 {
 		t.Fatal("there are records of another boot")
 	}
-	if after := mustEdit(t, s, "w", staged("/stage")); after.Revision <= before.Revision {
+	if after := mustEdit(t, s, "w", staged("/other")); after.Revision <= before.Revision {
 		t.Errorf("revision %d after the boot is not later than %d", after.Revision, before.Revision)
 	}
 	closeStore(t, s)

@@ -37,7 +37,8 @@ type Intent struct {
 	Since time.Time `json:"since"`
 
 	// Asked is set by the reconciler while a caller waits for the intent. Only
-	// then may a directory be made that was there before and is not.
+	// then may a directory be made that was there before and is not, and another
+	// request for the same part is refused for now.
 	Asked bool `json:"-"`
 }
 
@@ -53,7 +54,7 @@ const (
 type Capability struct {
 	Access AccessType `json:"access"`
 	Mode   string     `json:"mode"`             // the name of the CSI access mode
-	FSType string     `json:"fsType,omitempty"` // never empty for mount access
+	FSType string     `json:"fsType,omitempty"` // of mount access; empty: the worker chooses one before it begins, see Choose
 	Flags  []string   `json:"flags,omitempty"`  // as given
 }
 
@@ -103,11 +104,15 @@ type Stage struct {
 	// with, in other words the data that pods have used: another one is not
 	// shown to them.
 	UUID string `json:"uuid,omitempty"`
+	// Next is the stage that was asked for in place of this one, which was never
+	// accepted and is a tombstone now: it takes its place once that holds.
+	Next *Stage `json:"next,omitempty"`
 }
 
-// SameAs reports whether two intents ask for the same stage.
+// SameAs reports whether two intents ask for the same stage. The pod's
+// information does not count.
 func (s *Stage) SameAs(o *Stage) bool {
-	return s.Path == o.Path && s.ReadOnly == o.ReadOnly && s.Capability.Equal(o.Capability) && maps.Equal(s.Context, o.Context)
+	return s.Path == o.Path && s.ReadOnly == o.ReadOnly && s.Capability.Equal(o.Capability) && sameContext(s.Context, o.Context)
 }
 
 // Target is the intent that a staged volume is published at Path.
@@ -120,11 +125,15 @@ type Target struct {
 	// Device is the number that a block target was first seen with: a pod
 	// keeps the number, so another one cannot heal it.
 	Device DeviceNumber `json:"device,omitzero"`
+	// Next is the publish that was asked for in place of this one, as Stage.Next.
+	Next *Target `json:"next,omitempty"`
 }
 
-// SameAs reports whether two intents ask for the same publish.
+// SameAs reports whether two intents ask for the same publish. The pod's
+// information does not count: kubelet publishes again, with and without it, as
+// the CSIDriver's podInfoOnMount says at the moment.
 func (t *Target) SameAs(o *Target) bool {
-	return t.Path == o.Path && t.ReadOnly == o.ReadOnly && t.Capability.Equal(o.Capability) && maps.Equal(t.Context, o.Context)
+	return t.Path == o.Path && t.ReadOnly == o.ReadOnly && t.Capability.Equal(o.Capability) && sameContext(t.Context, o.Context)
 }
 
 // Keys of the volume context with which kubelet names the pod, where the
@@ -133,6 +142,26 @@ const (
 	podNamespaceKey = "csi.storage.k8s.io/pod.namespace"
 	podNameKey      = "csi.storage.k8s.io/pod.name"
 )
+
+// podKeys are the keys of the volume context that tell whose the pod is and not
+// what is asked for (kubelet, pkg/volume/csi/csi_mounter.go and csi_attacher.go).
+var podKeys = []string{
+	podNamespaceKey, podNameKey, "csi.storage.k8s.io/pod.uid",
+	"csi.storage.k8s.io/serviceAccount.name", "csi.storage.k8s.io/serviceAccount.tokens",
+}
+
+// sameContext compares two contexts without what they tell of the pod.
+func sameContext(a, b map[string]string) bool {
+	return maps.Equal(a, b) || maps.Equal(withoutPod(a), withoutPod(b))
+}
+
+func withoutPod(context map[string]string) map[string]string {
+	c := maps.Clone(context)
+	for _, key := range podKeys {
+		delete(c, key)
+	}
+	return c
+}
 
 var namespacedName = regexp.MustCompile(`^[a-z0-9.-]+/[a-z0-9.-]+$`)
 
@@ -149,10 +178,18 @@ func (t *Target) Pod() string {
 type Size struct {
 	Intent
 	Bytes int64 `json:"bytes"`
+	// Limit is the size in bytes that the volume must not exceed; 0: none.
+	Limit int64 `json:"limit,omitempty"`
 	// Before is the last accepted size in bytes, to which a refused growth
 	// returns; 0 when there was none.
 	Before int64 `json:"before,omitempty"`
 }
+
+// sizeUnit is what sizes are rounded up to, in bytes: the largest sector size.
+const sizeUnit = 4096
+
+// Rounded returns the size in bytes to which a volume with fewer than Bytes grows.
+func (z *Size) Rounded() int64 { return (z.Bytes + sizeUnit - 1) / sizeUnit * sizeUnit }
 
 // Empty reports whether nothing is left to do or to keep for the volume.
 func (v *Volume) Empty() bool { return v.Stage == nil && len(v.Targets) == 0 }
@@ -160,20 +197,32 @@ func (v *Volume) Empty() bool { return v.Stage == nil && len(v.Targets) == 0 }
 // Clone returns a copy that shares nothing with v.
 func (v *Volume) Clone() *Volume {
 	c := *v
-	if v.Stage != nil {
-		s := *v.Stage
-		s.Capability.Flags, s.Context = slices.Clone(s.Capability.Flags), maps.Clone(s.Context)
-		c.Stage = &s
-	}
+	c.Stage = v.Stage.clone()
 	if v.Size != nil {
 		s := *v.Size
 		c.Size = &s
 	}
 	c.Targets = make(map[string]*Target, len(v.Targets))
 	for path, target := range v.Targets {
-		t := *target
-		t.Capability.Flags, t.Context = slices.Clone(t.Capability.Flags), maps.Clone(t.Context)
-		c.Targets[path] = &t
+		c.Targets[path] = target.clone()
 	}
+	return &c
+}
+
+func (s *Stage) clone() *Stage {
+	if s == nil {
+		return nil
+	}
+	c := *s
+	c.Capability.Flags, c.Context, c.Next = slices.Clone(s.Capability.Flags), maps.Clone(s.Context), s.Next.clone()
+	return &c
+}
+
+func (t *Target) clone() *Target {
+	if t == nil {
+		return nil
+	}
+	c := *t
+	c.Capability.Flags, c.Context, c.Next = slices.Clone(t.Capability.Flags), maps.Clone(t.Context), t.Next.clone()
 	return &c
 }

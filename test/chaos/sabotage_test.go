@@ -15,6 +15,7 @@ import (
 
 	"github.com/csi-node/csi-node/pkg/reconciler"
 	"github.com/csi-node/csi-node/test/harness"
+	"github.com/csi-node/csi-node/test/machine"
 )
 
 // act is one thing that a saboteur does to a volume, and what must come of it:
@@ -97,7 +98,7 @@ func acts() []act {
 			return nil, unix.Mount(s.victim.staging, s.victim.targets[0], "", unix.MS_BIND, "")
 		}, idle: true},
 		{name: "a second device over its file", silent: true, do: func(s *scene) (func() error, error) {
-			device := harness.Command(s.t, "losetup", "--find", "--show", "--read-only", s.victim.data())
+			device := machine.Losetup(s.t, "--read-only", s.victim.data())
 			return func() error { harness.Command(s.t, "losetup", "--detach", device); return nil }, nil
 		}},
 	}

@@ -16,6 +16,8 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
+
+	"github.com/csi-node/csi-node/test/machine"
 )
 
 // Plugin is a place for a plugin to run in: directories, a socket, and clients
@@ -54,6 +56,7 @@ type Options struct {
 // that have to do with Dir, helper processes. It removes those, too.
 func New(t testing.TB) *Plugin {
 	t.Helper()
+	machine.Kernel(t)
 	// Not t.TempDir, which may be too long for a socket.
 	dir, err := os.MkdirTemp("", "csi-node-test-")
 	if err != nil {

@@ -7,12 +7,15 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
+	"github.com/csi-node/csi-node/pkg/driver"
 	"github.com/csi-node/csi-node/test/harness"
 )
 
@@ -210,8 +213,29 @@ func TestPathsInTheWay(t *testing.T) {
 	}
 
 	third := create(t, p, "third", 32*mib, mountAs("ext4", multiWriter))
-	third.staging = v.staging
-	mustChangeNothing(t, p, denied, func() error { return third.stage(ctx) })
+	own := third.staging
+	makeDir(t, filepath.Join(pod, "directory"))
+	for path, whose := range map[string]string{
+		v.staging:                       v.id,
+		v.staging + "/directory":        v.id,
+		v.staging + "/new":              v.id,
+		filepath.Dir(v.staging):         v.id,
+		pod:                             v.id,
+		pod + "/directory":              v.id,
+		filepath.Dir(pod):               v.id,
+		filepath.Dir(filepath.Dir(pod)): "volume",
+	} {
+		third.staging = path
+		mustChangeNothing(t, p, denied, func() error { return third.stage(ctx) })
+		mustRefuse(t, third.stage(ctx), denied, third.id, path, whose)
+	}
+	third.staging = own
+	must(t, third.stage(ctx))
+	for _, path := range []string{v.staging + "/directory", pod + "/directory", filepath.Dir(pod), filepath.Dir(v.staging)} {
+		mustChangeNothing(t, p, denied, func() error { return third.publish(ctx, path) })
+		mustRefuse(t, third.publish(ctx, path), denied, third.id, path, v.id)
+	}
+	must(t, third.unstage(ctx))
 	must(t, third.delete(ctx))
 	mustRefuse(t, other.unpublish(ctx, pod), denied) // asked to go, it would stay asked
 	if mountsAt(p, pod) != 1 {
@@ -285,5 +309,81 @@ func TestLongContexts(t *testing.T) {
 	mustRefuse(t, err, codes.AlreadyExists)
 	_, err = p.Node.NodePublishVolume(ctx, publish)
 	mustRefuse(t, err, codes.AlreadyExists)
+	v.end(pod)
+}
+
+// Of two volumes that are staged at once, one at a path within the other's, one
+// is refused, and nothing is done to it. While the other is unstaged, the first
+// has to wait.
+func TestStagesInEachOther(t *testing.T) {
+	t.Parallel()
+	p := harness.Start(t, harness.Options{})
+	ctx := t.Context()
+	outer, inner := create(t, p, "outer", 32*mib, mountAs("ext4", multiWriter)), create(t, p, "inner", 32*mib, mountAs("ext4", multiWriter))
+	for round := range 10 {
+		outer.staging = outer.path("stage", fmt.Sprint(round))
+		inner.staging = filepath.Join(outer.staging, "inner")
+		makeDir(t, outer.staging)
+		errs := make([]error, 2)
+		var group sync.WaitGroup
+		for i, v := range []*volume{outer, inner} {
+			group.Go(func() { errs[i] = v.stage(ctx) })
+		}
+		group.Wait()
+		won, lost := outer, inner
+		if errs[0] != nil {
+			won, lost = inner, outer
+			errs[0], errs[1] = errs[1], errs[0]
+		}
+		must(t, errs[0])
+		mustRefuse(t, errs[1], denied, lost.id, lost.staging, won.id, won.staging)
+		if loops := p.Loops(); len(loops) != 1 {
+			t.Errorf("attached: %+v", loops)
+		}
+		must(t, won.unstage(ctx))
+		must(t, os.RemoveAll(outer.staging))
+	}
+
+	makeDir(t, outer.staging)
+	must(t, outer.stage(ctx))
+	busy, err := os.Create(filepath.Join(outer.staging, "busy"))
+	must(t, err)
+	defer func() { _ = busy.Close() }() // is closed below
+	if err := outer.unstage(ctx); status.Code(err) == okay {
+		t.Fatal("unstaged while a file is open")
+	}
+	mustRefuse(t, inner.stage(ctx), codes.Aborted, inner.id, outer.id, "still being unstaged")
+	must(t, busy.Close())
+	must(t, outer.unstage(ctx))
+	must(t, inner.stage(ctx))
+	inner.end()
+	must(t, outer.delete(ctx))
+}
+
+// The loss of the store does not lose what is mounted: nothing is staged or
+// published in it.
+func TestPathsInAVolumeWithoutARecord(t *testing.T) {
+	t.Parallel()
+	p := harness.Start(t, harness.Options{})
+	ctx := t.Context()
+	v, other := create(t, p, "volume", 32*mib, mountAs("ext4", multiWriter)), create(t, p, "other", 32*mib, mountAs("ext4", multiWriter))
+	pod, own := v.target("pod"), other.staging
+	must(t, v.stage(ctx))
+	must(t, v.publish(ctx, pod))
+	makeDir(t, filepath.Join(pod, "directory"))
+	p.Terminate()
+	must(t, os.Remove(filepath.Join(p.StateDir, driver.StoreFile)))
+	p.Start(harness.Options{})
+	for _, path := range []string{v.staging + "/directory", v.staging + "/new/deep", pod + "/directory", filepath.Dir(pod), pod} {
+		other.staging = path
+		mustChangeNothing(t, p, denied, func() error { return other.stage(ctx) })
+		mustRefuse(t, other.stage(ctx), denied, path)
+	}
+	other.staging = own
+	must(t, other.stage(ctx))
+	mustChangeNothing(t, p, denied, func() error { return other.publish(ctx, v.staging+"/directory") })
+	must(t, other.unstage(ctx))
+	must(t, other.delete(ctx))
+	must(t, v.publish(ctx, pod))
 	v.end(pod)
 }

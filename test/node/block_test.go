@@ -12,7 +12,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strings"
 	"sync"
 	"testing"
 
@@ -21,6 +20,7 @@ import (
 
 	"github.com/csi-node/csi-node/pkg/devices/pool"
 	"github.com/csi-node/csi-node/test/harness"
+	"github.com/csi-node/csi-node/test/machine"
 )
 
 // createWithSectors makes a volume of bytes whose device has sectors of a size.
@@ -244,15 +244,7 @@ func kubeletMaps(t *testing.T, v *volume, target, pod string) mapped {
 	makeDir(t, filepath.Dir(m.bind))
 	write(t, m.bind, "")
 	must(t, unix.Mount(target, m.bind, "", unix.MS_BIND, ""))
-	harness.Eventually(t, "losetup gets a device", func() bool { // it gives up when the one it is offered is made anew
-		out, err := exec.CommandContext(t.Context(), "losetup", "--find", "--show", m.bind).CombinedOutput()
-		if err == nil {
-			m.loop = strings.TrimSpace(string(out[bytes.LastIndex(out, []byte("/dev/")):])) // after a warning about a read-only device
-		} else if !bytes.Contains(out, []byte("No such")) {
-			t.Fatalf("losetup: %v: %s", err, out)
-		}
-		return err == nil
-	})
+	m.loop = machine.Losetup(t, m.bind)
 	return m
 }
 

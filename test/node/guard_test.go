@@ -11,6 +11,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/csi-node/csi-node/test/harness"
+	"github.com/csi-node/csi-node/test/machine"
 )
 
 // gpt begins the header of a GUID partition table, in its first and last sector.
@@ -111,7 +112,7 @@ func TestForeignLoopDevice(t *testing.T) {
 	p := harness.Start(t, harness.Options{})
 	ctx := t.Context()
 	v := create(t, p, "volume", 32*mib, mountAs("ext4", multiWriter))
-	device := harness.Command(t, "losetup", "--find", "--show", v.data())
+	device := machine.Losetup(t, v.data())
 	attached := true
 	t.Cleanup(func() {
 		if attached {

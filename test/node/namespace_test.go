@@ -14,6 +14,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/csi-node/csi-node/test/harness"
+	"github.com/csi-node/csi-node/test/machine"
 )
 
 // A pod that holds the kubelet directory in a mount namespace of its own keeps
@@ -26,7 +27,7 @@ func TestUnstageFreesOtherNamespaces(t *testing.T) {
 	v := create(t, p, "volume", 32*mib, mountAs("ext4", multiWriter))
 
 	must(t, v.stage(ctx))
-	idle := startElsewhere(t, "")
+	idle := startElsewhere(t, p, "")
 	must(t, v.unstage(ctx))
 	if loops := p.Loops(); len(loops) > 0 {
 		t.Errorf("attached after NodeUnstageVolume: %+v", loops)
@@ -36,7 +37,7 @@ func TestUnstageFreesOtherNamespaces(t *testing.T) {
 	must(t, v.stage(ctx))
 	file := filepath.Join(v.staging, "file")
 	write(t, file, "kept")
-	reader := startElsewhere(t, file)
+	reader := startElsewhere(t, p, file)
 	short, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
 	err := v.unstage(short)
@@ -56,7 +57,7 @@ func TestKillAtRelease(t *testing.T) {
 			p := harness.Start(t, harness.Options{Faults: true, Env: []string{"CSI_NODE_FAULT=" + moment + ":release=die"}})
 			v := create(t, p, "volume", 32*mib, mountAs("ext4", multiWriter))
 			must(t, v.stage(t.Context()))
-			startElsewhere(t, "")
+			startElsewhere(t, p, "")
 			ended := story{v: v, parts: []func(context.Context) error{v.unstage}}
 			if !tell(t, p, ended) {
 				t.Errorf("the plugin never came to %s release", moment)
@@ -74,10 +75,11 @@ type elsewhere struct {
 }
 
 // startElsewhere starts one that reads a file, if one is named, and keeps it open.
-func startElsewhere(t *testing.T, file string) *elsewhere {
+func startElsewhere(t *testing.T, p *harness.Plugin, file string) *elsewhere {
 	t.Helper()
 	script := `if [ -n "$1" ]; then exec 3<"$1"; fi; echo ready; read -r _`
-	cmd := exec.Command("unshare", "--mount", "--propagation", "private", "sh", "-c", script, "sh", file)
+	args := machine.InNamespace("private", p.Dir, script, file)
+	cmd := exec.Command(args[0], args[1:]...)
 	stdin, err := cmd.StdinPipe()
 	must(t, err)
 	stdout, err := cmd.StdoutPipe()

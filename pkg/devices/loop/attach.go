@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 	"k8s.io/klog/v2"
 
+	"github.com/csi-node/csi-node/pkg/devices/internal/lease"
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
@@ -29,6 +30,8 @@ type shape struct {
 //
 // NotFound: no such volume. FailedPrecondition: something else shows the data,
 // the device is held in the other mode, or the data was truncated or replaced.
+// Unavailable: somebody has the file open, and a loop device that does not answer
+// may be it.
 func (b *Backend) Attach(ctx context.Context, volume string, readOnly bool) error {
 	done, err := b.turn(ctx, volume)
 	if err != nil {
@@ -56,7 +59,7 @@ func (b *Backend) Attach(ctx context.Context, volume string, readOnly bool) erro
 	case d == nil && facts.Size < facts.Capacity:
 		return state.Errorf(state.FailedPrecondition, "volume %s: attach: %s has %d bytes, %d fewer than the volume: it was truncated; restore it from a backup", volume, facts.Backing, facts.Size, facts.Capacity-facts.Size)
 	case d == nil:
-		err = b.attach(ctx, volume, facts.Backing, data.id, as)
+		err = b.attach(ctx, volume, match, as)
 	case !b.owns(d, volume):
 		return foreign(volume, d)
 	case d.file() != data.id:
@@ -70,9 +73,9 @@ func (b *Backend) Attach(ctx context.Context, volume string, readOnly bool) erro
 	return nil
 }
 
-// attach attaches the file at path, which must still be the one looked at.
-func (b *Backend) attach(ctx context.Context, volume, path string, id fileID, as shape) (err error) {
-	backing, err := openData(path, id, modeOf(as.readOnly))
+// attach attaches the file of a volume, which must still be the one looked at.
+func (b *Backend) attach(ctx context.Context, volume string, match sought, as shape) (err error) {
+	backing, err := openData(match.path, match.data.id, modeOf(as.readOnly))
 	if err != nil {
 		return err
 	}
@@ -82,8 +85,9 @@ func (b *Backend) attach(ctx context.Context, volume, path string, id fileID, as
 			klog.FromContext(ctx).Error(err, "A thick volume lacks blocks; what is written there may find no room", "volume", volume)
 		}
 	}
-	return b.configure(ctx, b.tag(volume), b.tag(volume), backing, b.tag(volume), as, func(d *device) bool {
-		return b.owns(d, volume) && d.file() == id && d.is(as)
+	tag := b.tag(volume)
+	return b.configure(ctx, receiver{volume: volume}, tag, backing, tag, as, &match, func(d *device) bool {
+		return b.owns(d, volume) && d.file() == match.data.id && d.is(as)
 	})
 }
 
@@ -112,9 +116,9 @@ func modeOf(readOnly bool) int {
 	return os.O_RDWR
 }
 
-// configure makes a free loop device show a file for the sake of the volume with
-// the tag of, and looks whether match accepts it.
-func (b *Backend) configure(ctx context.Context, of, key string, backing *os.File, tag string, as shape, match func(*device) bool) (err error) {
+// configure makes a free loop device show a file, and looks whether match accepts it. When no other device may show
+// the file, only says which ones would.
+func (b *Backend) configure(ctx context.Context, to receiver, key string, backing *os.File, tag string, as shape, only *sought, match func(*device) bool) (err error) {
 	// Size 0 is another default with direct I/O than without, since Linux 6.14.
 	config := unix.LoopConfig{Fd: uint32(backing.Fd()), Size: uint32(as.sector)}
 	copy(config.Info.File_name[:tagSize], tag)
@@ -131,26 +135,31 @@ func (b *Backend) configure(ctx context.Context, of, key string, backing *os.Fil
 	}
 	defer closeAfter(control, &err)
 
-	for range attachTries {
+	for try := range attachTries {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		n, err := b.free(control, of)
+		name, sure, err := b.free(ctx, control, to, try < attachTries/2)
 		if err != nil {
 			return err
 		}
-		name := fmt.Sprintf("loop%d", n)
 		if !as.readOnly && !as.solid && discardIsOff(name) {
-			if renew(n) == nil {
+			switch err := renew(name); {
+			case err == nil:
 				continue
+			case !sure: // Somebody looks at it just now: then another, which nobody had yet.
+				if name, err = b.addUnspared(control, to); err != nil {
+					return err
+				}
 			}
-			// Somebody looks at it just now: then another, which nobody had yet.
-			if n, err = b.addUnspared(control, of); err != nil {
+		}
+		leased := false
+		if only != nil {
+			if leased, err = b.alone(ctx, key, backing, *only); err != nil {
 				return err
 			}
-			name = fmt.Sprintf("loop%d", n)
 		}
-		taken, err := bind(ctx, name, &config, as)
+		taken, err := bind(ctx, name, backing, &config, as, leased)
 		switch {
 		case err != nil:
 			return err
@@ -158,7 +167,7 @@ func (b *Backend) configure(ctx context.Context, of, key string, backing *os.Fil
 			continue
 		}
 		b.remember(key, &device{name: name})
-		d, err := b.recall(ctx, key, match)
+		d, err := b.recall(ctx, key, sought{is: match, named: func(string) bool { return false }})
 		switch {
 		case err != nil:
 			return err
@@ -174,8 +183,26 @@ func (b *Backend) configure(ctx context.Context, of, key string, backing *os.Fil
 	return fmt.Errorf("no free loop device could be had in %d tries: other processes took each one first", attachTries)
 }
 
-// bind configures one device; taken says that another process was faster.
-func bind(ctx context.Context, name string, config *unix.LoopConfig, as shape) (taken bool, err error) {
+// alone makes sure that no device shows an open file: by a lease, which is left
+// to the caller and keeps others from opening it, or else by a look at all devices.
+func (b *Backend) alone(ctx context.Context, key string, backing *os.File, only sought) (leased bool, err error) {
+	if lease.Take(backing) == nil {
+		return true, nil
+	}
+	d, err := b.search(ctx, key, only)
+	if err == nil && d != nil {
+		err = fmt.Errorf("%s shows the data by now", d)
+	}
+	return false, err
+}
+
+// bind configures one device; taken says that another process was faster, or
+// wants the leased backing, too. The lease ends. After an error the device is
+// free again.
+func bind(ctx context.Context, name string, backing *os.File, config *unix.LoopConfig, as shape, leased bool) (taken bool, err error) {
+	if leased {
+		defer func() { err = errors.Join(err, lease.Drop(backing)) }()
+	}
 	f, err := open(name, modeOf(as.readOnly))
 	if raced(err) || errors.Is(err, os.ErrNotExist) {
 		return true, nil
@@ -191,6 +218,11 @@ func bind(ctx context.Context, name string, config *unix.LoopConfig, as shape) (
 	case err != nil:
 		return false, fmt.Errorf("LOOP_CONFIGURE (Linux 5.8) %s: %w", f.Name(), err)
 	}
+	if leased {
+		if taken, err = broken(backing); taken || err != nil {
+			return taken, errors.Join(err, takeBack(f))
+		}
+	}
 	if as.solid {
 		turnDiscardOff(ctx, name)
 	}
@@ -198,7 +230,22 @@ func bind(ctx context.Context, name string, config *unix.LoopConfig, as shape) (
 		return false, nil
 	}
 	// BLKROSET outlives the backing that it was meant for.
-	return false, pathError("BLKROSET", f, unix.IoctlSetPointerInt(int(f.Fd()), unix.BLKROSET, 0))
+	if err := unix.IoctlSetPointerInt(int(f.Fd()), unix.BLKROSET, 0); err != nil {
+		return false, errors.Join(pathError("BLKROSET", f, err), takeBack(f))
+	}
+	return false, nil
+}
+
+// broken reports whether a lease did not last until now.
+func broken(backing *os.File) (bool, error) {
+	held, err := lease.Held(backing)
+	return !held, err
+}
+
+// takeBack detaches what was configured through an open device just now. It goes
+// when that is closed.
+func takeBack(f *os.File) error {
+	return pathError("LOOP_CLR_FD", f, unix.IoctlSetInt(int(f.Fd()), unix.LOOP_CLR_FD, 0))
 }
 
 // raced reports whether another process has taken the device, or removes it.

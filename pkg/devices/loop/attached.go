@@ -42,7 +42,7 @@ func (b *Backend) Attached(ctx context.Context) ([]Attachment, error) {
 			all = append(all, a)
 		}
 	}
-	strays, err := b.scan(ctx)
+	strays, _, err := b.scan(ctx)
 	if err != nil {
 		return nil, err
 	}

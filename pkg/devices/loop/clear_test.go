@@ -6,11 +6,12 @@ import (
 
 	"github.com/csi-node/csi-node/pkg/devices/pool"
 	"github.com/csi-node/csi-node/pkg/state"
+	"github.com/csi-node/csi-node/test/machine"
 )
 
 func TestClearRefusesAForeignDevice(t *testing.T) {
 	b, data := setup(t, pool.Thin)
-	device := run(t, "losetup", "--find", "--show", data)
+	device := machine.Losetup(t, data)
 	attached := true
 	t.Cleanup(func() {
 		if attached {

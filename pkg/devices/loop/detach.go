@@ -47,7 +47,7 @@ func (b *Backend) Detach(ctx context.Context, volume string) error {
 }
 
 // detach releases the devices of ours for a key until none is found.
-func (b *Backend) detach(ctx context.Context, key string, match, ours func(*device) bool) error {
+func (b *Backend) detach(ctx context.Context, key string, match sought, ours func(*device) bool) error {
 	for {
 		d, err := b.current(ctx, key, match)
 		if d == nil || err != nil || !ours(d) {
@@ -138,7 +138,7 @@ func awaitGone(ctx context.Context, d *device) error {
 	for {
 		if now, err := ask(d.name); err != nil {
 			return err
-		} else if backingOf(d.name) == "" || now != nil && (now.tag() != d.tag() || now.file() != d.file()) {
+		} else if isFree(d.name) || now != nil && (now.tag() != d.tag() || now.file() != d.file()) {
 			return nil
 		}
 		select {
@@ -160,7 +160,7 @@ func (b *Backend) stackedOn(ctx context.Context, d *device) ([]string, error) {
 	} else if view != nil {
 		users = append(users, view.String())
 	}
-	all, err := b.scan(ctx)
+	all, silent, err := b.scan(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -169,6 +169,7 @@ func (b *Backend) stackedOn(ctx context.Context, d *device) ([]string, error) {
 			users = append(users, other.String())
 		}
 	}
+	users = append(users, showing(d.number).among(silent)...)
 	holders, err := os.ReadDir(filepath.Join(sysBlock, d.name, "holders"))
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, err

@@ -14,9 +14,12 @@ import (
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
-const (
-	controlPath = "/dev/loop-control"
+const controlPath = "/dev/loop-control"
+
+// Tests have others.
+var (
 	sysBlock    = "/sys/block"
+	maxPartPath = "/sys/module/loop/parameters/max_part"
 )
 
 // device is one bound loop device as the kernel described it.
@@ -123,8 +126,8 @@ func setCapacity(name string) error {
 	return f.Close()
 }
 
-// bound returns the names of the loop devices that sysfs shows as bound, which
-// takes no open of any.
+// bound returns the names of the loop devices that sysfs does not show as free,
+// which takes no open of any.
 func bound() ([]string, error) {
 	entries, err := os.ReadDir(sysBlock)
 	if err != nil {
@@ -132,22 +135,38 @@ func bound() ([]string, error) {
 	}
 	var names []string
 	for _, entry := range entries {
-		if name := entry.Name(); strings.HasPrefix(name, "loop") && backingOf(name) != "" {
+		if name := entry.Name(); strings.HasPrefix(name, "loop") && !isFree(name) {
 			names = append(names, name)
 		}
 	}
 	return names, nil
 }
 
-// backingOf returns what sysfs names as the backing of a loop device, for
-// humans and to tell whether it is another than before; "" when the device is
-// not bound.
-func backingOf(name string) string {
+// isFree reports whether sysfs shows that a device has no backing, or that there
+// is no such device. What cannot be read is not free.
+func isFree(name string) bool {
+	backing, err := readBacking(name)
+	return err == nil && backing == ""
+}
+
+// readBacking returns what sysfs names as the backing of a loop device; "" when
+// the device is not bound. The kernel has the file only while it is.
+func readBacking(name string) (string, error) {
 	raw, err := os.ReadFile(filepath.Join(sysBlock, name, "loop", "backing_file"))
+	if errors.Is(err, os.ErrNotExist) || errors.Is(err, unix.ENODEV) {
+		return "", nil
+	}
+	return string(bytes.TrimSuffix(raw, []byte("\n"))), err
+}
+
+// backingOf is readBacking for humans, and to tell whether a backing is another
+// than before: "" when it cannot be read, too.
+func backingOf(name string) string {
+	backing, err := readBacking(name)
 	if err != nil {
 		return ""
 	}
-	return string(bytes.TrimSuffix(raw, []byte("\n")))
+	return backing
 }
 
 // closeAfter closes f and joins the error, if any, to *err.

@@ -56,7 +56,11 @@ func discardIsOff(name string) bool {
 
 // renew makes a free device anew, without the limits that it was given. EBUSY:
 // it is bound again, or open.
-func renew(number int) (err error) {
+func renew(name string) (err error) {
+	number, err := strconv.Atoi(strings.TrimPrefix(name, "loop"))
+	if err != nil {
+		return err
+	}
 	control, err := os.OpenFile(controlPath, os.O_RDWR, 0)
 	if err != nil {
 		return err

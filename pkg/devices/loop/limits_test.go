@@ -17,6 +17,7 @@ import (
 	"github.com/csi-node/csi-node/pkg/devices/devicestest"
 	"github.com/csi-node/csi-node/pkg/devices/pool"
 	"github.com/csi-node/csi-node/pkg/state"
+	"github.com/csi-node/csi-node/test/machine"
 )
 
 // createWith makes a volume of a sector size and returns the path of its data.
@@ -67,6 +68,7 @@ func allocated(t testing.TB, path string) int64 {
 // poolOn makes a pool on a file system of its own, mounted as asked.
 func poolOn(t testing.TB, source, fsType, options string) (*pool.Pool, string) {
 	t.Helper()
+	machine.Kernel(t)
 	mountpoint := t.TempDir()
 	if err := unix.Mount(source, mountpoint, fsType, 0, options); err != nil {
 		t.Fatalf("mount %s on %s: %v", fsType, mountpoint, err)
@@ -88,6 +90,7 @@ func poolOn(t testing.TB, source, fsType, options string) (*pool.Pool, string) {
 // disk makes a disk with sectors of so many bytes and a file system on it.
 func disk(t testing.TB, sector int, fsType string, bytes int64) string {
 	t.Helper()
+	machine.Kernel(t)
 	image := filepath.Join(t.TempDir(), "disk")
 	if err := os.WriteFile(image, nil, 0o600); err != nil {
 		t.Fatal(err)
@@ -95,7 +98,7 @@ func disk(t testing.TB, sector int, fsType string, bytes int64) string {
 	if err := os.Truncate(image, bytes); err != nil {
 		t.Fatal(err)
 	}
-	path := run(t, "losetup", "--find", "--show", "--sector-size", fmt.Sprint(sector), image)
+	path := machine.Losetup(t, "--sector-size", fmt.Sprint(sector), image)
 	t.Cleanup(func() { losetupDetach(t, path) })
 	run(t, "mkfs."+fsType, "-q", path)
 	return path
@@ -203,16 +206,12 @@ func trimmed(t *testing.T, d state.Device) error {
 	if err := os.WriteFile(file, bytes.Repeat([]byte("x"), 2<<20), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	unix.Sync()
-	if err := os.Remove(file); err != nil {
-		t.Fatal(err)
-	}
 	root, err := os.Open(dir)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer root.Close()
-	if err := unix.Syncfs(int(root.Fd())); err != nil {
+	if err := errors.Join(unix.Syncfs(int(root.Fd())), os.Remove(file), unix.Syncfs(int(root.Fd()))); err != nil {
 		t.Fatal(err)
 	}
 	span := struct{ start, length, shortest uint64 }{length: 1 << 40}
@@ -267,7 +266,7 @@ func TestThickDevicesRefuseDiscardsAgain(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := b.attach(t.Context(), "vol", data, is.id, shape{sector: 512}); err != nil {
+	if err := b.attach(t.Context(), "vol", b.stands("vol", is), shape{sector: 512}); err != nil {
 		t.Fatal(err)
 	}
 	b = newBackend(t, b.pool)
@@ -329,7 +328,7 @@ func TestAttachWithoutRoomForTheBlocks(t *testing.T) {
 		if err := os.WriteFile(other, make([]byte, int64(fs.Bavail)*fs.Bsize-1<<20), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		unix.Sync()
+		run(t, "sync", "--file-system", other)
 		before := allocated(t, data)
 		attach(t, b, "vol", false)
 		if got := allocated(t, data); got != before {
@@ -374,7 +373,7 @@ func TestThinVolumeIsGivenNoLimitedDevice(t *testing.T) {
 	if err := os.WriteFile(other, make([]byte, devicestest.Size), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	path := run(t, "losetup", "--find", "--show", other)
+	path := machine.Losetup(t, other)
 	turnDiscardOff(t.Context(), filepath.Base(path))
 	run(t, "losetup", "--detach", path)
 	t.Cleanup(func() { leaveAsNew(t, path) })
@@ -387,8 +386,10 @@ func TestThinVolumeIsGivenNoLimitedDevice(t *testing.T) {
 // prepared by prepare. It returns false in the process that started that one.
 func elsewhere(t *testing.T, prepare func()) bool {
 	t.Helper()
+	machine.Kernel(t)
 	const name = "CSI_NODE_TEST_ELSEWHERE"
 	if os.Getenv(name) == t.Name() {
+		machine.ForgetMounts(t, t.TempDir())
 		prepare()
 		return true
 	}

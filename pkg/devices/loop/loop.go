@@ -11,7 +11,10 @@
 // neither detached nor attached a second time. Tables of loop devices are not
 // believed: an index remembers which device was last seen to stand for a
 // volume, and the kernel is asked about that device each time. All devices are
-// looked at when the backend is made and before a device is configured.
+// looked at when the backend is made. That none shows a file is asked of the file:
+// a write lease proves that nobody has it open. Only when that is refused, as it is
+// when anybody reads the file, are all devices looked at again. A device that does
+// not answer may show any file of which a lease does not prove otherwise.
 //
 // A device has the sectors that the volume's metadata names, does direct I/O
 // where the pool's file system can, and passes discards down for a thin volume
@@ -49,8 +52,8 @@ const (
 // Backend attaches the volumes of one pool. Its methods may be called
 // concurrently; those for one volume take turns, but for Find.
 type Backend struct {
-	pool  *pool.Pool
-	owner func(state.DeviceNumber) string // see Spare; nil: nobody's
+	pool    *pool.Pool
+	numbers Numbers // that are somebody's
 
 	turns keylock.Map // by the tag of a volume, or the key of a view
 	// nodes is held, by the name of a device of ours, while it is open here:
@@ -61,6 +64,8 @@ type Backend struct {
 	mu    sync.Mutex
 	hints map[string]hint // by the tag of a volume, or the key of a view
 	looks map[string]*look
+	// silent are the devices that did not answer the last scan.
+	silent []string
 }
 
 // hint is a device that was seen to stand for a volume or to be a view.
@@ -107,7 +112,7 @@ func (b *Backend) index(ctx context.Context) error {
 			tags[data.id] = b.tag(id)
 		}
 	}
-	all, err := b.scan(ctx)
+	all, _, err := b.scan(ctx)
 	if err != nil {
 		return err
 	}

@@ -14,20 +14,21 @@ import (
 	"github.com/csi-node/csi-node/pkg/devices/devicestest"
 	"github.com/csi-node/csi-node/pkg/devices/pool"
 	"github.com/csi-node/csi-node/pkg/state"
+	"github.com/csi-node/csi-node/test/machine"
 )
 
 func TestForeignDeviceIsReportedAndLeftAlone(t *testing.T) {
 	for name, losetup := range map[string]func(t *testing.T, data string) string{
-		"same path": func(t *testing.T, data string) string { return run(t, "losetup", "-f", "--show", data) },
+		"same path": func(t *testing.T, data string) string { return machine.Losetup(t, data) },
 		"hard link": func(t *testing.T, data string) string {
 			link := filepath.Join(filepath.Dir(data), "link")
 			if err := os.Link(data, link); err != nil {
 				t.Fatal(err)
 			}
-			return run(t, "losetup", "-f", "--show", link)
+			return machine.Losetup(t, link)
 		},
 		"a part, read-only": func(t *testing.T, data string) string {
-			return run(t, "losetup", "-f", "--show", "-r", "-o", "4096", data)
+			return machine.Losetup(t, "-r", "-o", "4096", data)
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -143,7 +144,7 @@ func TestRefusedChangeOfModeKeepsOpenDevice(t *testing.T) {
 func TestDetachRefusesStackedDevice(t *testing.T) {
 	b, _ := setup(t, pool.Thin)
 	before := attach(t, b, "vol", false)
-	over := run(t, "losetup", "-f", "--show", before.Path)
+	over := machine.Losetup(t, before.Path)
 	t.Cleanup(func() { losetupDetach(t, over) })
 	wantError(t, b.Detach(t.Context(), "vol"), state.Unavailable, over)
 	if d := want(t, b, "vol", state.DeviceAttached); d != before {
@@ -164,8 +165,8 @@ func TestMountedDeviceIsHeldInAnyNamespace(t *testing.T) {
 	before := attach(t, b, "vol", false)
 	run(t, "mkfs.ext4", "-q", before.Path)
 	dir := t.TempDir()
-	cmd := exec.Command("unshare", "--mount", "--propagation", "private", "sh", "-c",
-		`mount "$1" "$2" && echo mounted && read -r line; umount "$2"`, "sh", before.Path, dir)
+	args := machine.InNamespace("private", dir, `mount "$1" "$2" && echo mounted && read -r line; umount "$2"`, before.Path, dir)
+	cmd := exec.Command(args[0], args[1:]...)
 	in, err := cmd.StdinPipe()
 	if err != nil {
 		t.Fatal(err)

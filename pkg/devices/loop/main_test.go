@@ -3,7 +3,6 @@ package loop
 import (
 	"bytes"
 	"errors"
-	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -16,12 +15,14 @@ import (
 	"github.com/csi-node/csi-node/pkg/devices/devicestest"
 	"github.com/csi-node/csi-node/pkg/devices/pool"
 	"github.com/csi-node/csi-node/pkg/state"
+	"github.com/csi-node/csi-node/test/machine"
 )
 
 // newPool makes a pool in a directory of the test, whose devices are all
 // detached when the test ends, whatever became of it.
 func newPool(t testing.TB) (p *pool.Pool, dir string) {
 	t.Helper()
+	machine.Kernel(t)
 	dir = filepath.Join(t.TempDir(), "pool")
 	p, err := pool.Open(t.Context(), dir)
 	if err != nil {
@@ -65,14 +66,10 @@ func losetupDetach(t testing.TB, path string) {
 // leaveAsNew takes from a free device what the tests of others are not to meet.
 func leaveAsNew(t testing.TB, path string) {
 	t.Helper()
-	number := 0
-	if _, err := fmt.Sscanf(path, "/dev/loop%d", &number); err != nil {
-		t.Fatal(err)
-	}
 	if !discardIsOff(filepath.Base(path)) {
 		return
 	}
-	if err := renew(number); err != nil && !errors.Is(err, unix.EBUSY) && !errors.Is(err, unix.ENODEV) {
+	if err := renew(filepath.Base(path)); err != nil && !errors.Is(err, unix.EBUSY) && !errors.Is(err, unix.ENODEV) {
 		t.Error(err)
 	}
 }
@@ -83,6 +80,8 @@ func newBackend(t testing.TB, p *pool.Pool) *Backend {
 	if err != nil {
 		t.Fatal(err)
 	}
+	// What another package's test waits for to get again is not taken.
+	b.Spare(Numbers{Bound: func(n state.DeviceNumber) (bool, error) { return machine.Bound(n.Major, n.Minor) }})
 	return b
 }
 

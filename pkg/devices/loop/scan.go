@@ -6,11 +6,13 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
 	"k8s.io/klog/v2"
 
+	"github.com/csi-node/csi-node/pkg/devices/internal/lease"
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
@@ -29,14 +31,13 @@ type look struct {
 
 // scan returns all bound loop devices but those that the index knows and sysfs
 // confirms: opening a device that another goroutine detaches would delay that.
-// A device that does not answer is logged and left out.
-func (b *Backend) scan(ctx context.Context) ([]*device, error) {
+// Of the silent ones, which did not answer, nothing is known but their names.
+func (b *Backend) scan(ctx context.Context) (all []*device, silent []string, err error) {
 	names, err := bound()
 	if err != nil {
-		return nil, fmt.Errorf("look for loop devices: %w", err)
+		return nil, nil, fmt.Errorf("look for loop devices: %w", err)
 	}
 	known := b.known()
-	var all []*device
 	for _, name := range names {
 		if backing, ok := known[name]; ok && backing == backingOf(name) {
 			continue
@@ -44,14 +45,25 @@ func (b *Backend) scan(ctx context.Context) ([]*device, error) {
 		d, err := b.askWithin(ctx, name)
 		switch {
 		case ctx.Err() != nil:
-			return nil, ctx.Err()
+			return nil, nil, ctx.Err()
 		case err != nil:
-			klog.FromContext(ctx).Error(err, "Skipped a loop device", "device", name, "backing", backingOf(name))
+			klog.FromContext(ctx).Error(err, "A loop device does not answer, and may show any volume", "device", name, "backing", backingOf(name))
+			silent = append(silent, name)
 		case d != nil:
 			all = append(all, d)
 		}
 	}
-	return all, nil
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.silent = silent
+	return all, silent, nil
+}
+
+// silentOnes returns the devices that did not answer the last scan.
+func (b *Backend) silentOnes() []string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.silent
 }
 
 // known returns the backings of the devices in the index by their names.
@@ -95,10 +107,14 @@ func (b *Backend) askWithin(ctx context.Context, name string) (*device, error) {
 }
 
 // recall returns the device that the index has for a key, if match still
-// accepts it. It is O(1).
-func (b *Backend) recall(ctx context.Context, key string, match func(*device) bool) (*device, error) {
+// accepts it. It is O(1), unless a device did not answer the last scan and may be
+// the one: then all are asked again.
+func (b *Backend) recall(ctx context.Context, key string, match sought) (*device, error) {
 	name := b.hint(key)
 	if name == "" {
+		if len(match.among(b.silentOnes())) > 0 {
+			return b.search(ctx, key, match)
+		}
 		return nil, nil
 	}
 	unlock, err := b.nodes.Lock(ctx, name)
@@ -110,7 +126,7 @@ func (b *Backend) recall(ctx context.Context, key string, match func(*device) bo
 	if err != nil {
 		return nil, err
 	}
-	if d == nil || !match(d) {
+	if d == nil || !match.is(d) {
 		b.forgetAs(key, name)
 		return nil, nil
 	}
@@ -156,35 +172,90 @@ func probe(name string) (held bool, err error) {
 }
 
 // search looks through all devices that the index does not know for one that
-// match accepts, and puts it into the index.
-func (b *Backend) search(ctx context.Context, key string, match func(*device) bool) (*device, error) {
-	all, err := b.scan(ctx)
+// match accepts, and puts it into the index. Unavailable: none of those that
+// answer is it, and others do not.
+func (b *Backend) search(ctx context.Context, key string, match sought) (*device, error) {
+	all, silent, err := b.scan(ctx)
 	if err != nil {
 		return nil, err
 	}
 	for _, d := range all {
-		if match(d) {
+		if match.is(d) {
 			b.remember(key, d)
 			return d, nil
 		}
+	}
+	if maybe := match.among(silent); len(maybe) > 0 {
+		return nil, state.Errorf(state.Unavailable, "%s does not answer, so whether it shows the data is not known: see to the disk behind it", strings.Join(maybe, ", "))
 	}
 	return nil, nil
 }
 
 // current returns the device for a key: the one of the index, else what a
-// search finds.
-func (b *Backend) current(ctx context.Context, key string, match func(*device) bool) (*device, error) {
+// search finds, unless there is a proof that it would find none.
+func (b *Backend) current(ctx context.Context, key string, match sought) (*device, error) {
 	d, err := b.recall(ctx, key, match)
-	if d != nil || err != nil {
+	if d != nil || err != nil || match.unopened() {
 		return d, err
 	}
 	return b.search(ctx, key, match)
 }
 
+// sought is what a device is looked for by.
+type sought struct {
+	// is accepts a device by what it says.
+	is func(*device) bool
+	// named accepts a device that says nothing, by the name of its backing, which
+	// is "" where sysfs does not tell that either.
+	named func(backing string) bool
+	// data is the file that the device is to show, at path; nil when it is known
+	// by something else.
+	data *file
+	path string
+}
+
+// among describes those of the devices that do not answer which may be the one.
+func (s sought) among(silent []string) (maybe []string) {
+	if len(silent) == 0 {
+		return nil
+	}
+	open := s.data != nil && !s.unopened()
+	for _, name := range silent {
+		if backing := backingOf(name); open || s.named(backing) {
+			maybe = append(maybe, fmt.Sprintf("/dev/%s (backing %s)", name, backing))
+		}
+	}
+	return maybe
+}
+
+// unopened reports whether a lease proves that nobody has the file open, no
+// device either. It has the file open itself, for microseconds.
+func (s sought) unopened() bool {
+	if s.data == nil {
+		return false
+	}
+	f, err := openData(s.path, s.data.id, os.O_RDONLY)
+	if err != nil {
+		return false
+	}
+	defer f.Close()
+	return lease.Take(f) == nil && lease.Drop(f) == nil
+}
+
 // stands returns what accepts the devices that stand for a volume: ours by the
-// tag, and any other over its file, if there is one.
-func (b *Backend) stands(volume string, data *file) func(*device) bool {
-	return func(d *device) bool { return b.owns(d, volume) || data != nil && d.file() == data.id }
+// tag, and any other over its file, if there is one. One that says nothing is
+// known by the directory of the volume, whatever became of the file and wherever
+// that was mounted for who attached it.
+func (b *Backend) stands(volume string, data *file) sought {
+	path, err := b.pool.DataPath(volume)
+	dir := filepath.Dir(path)
+	place := "/" + filepath.Base(filepath.Dir(dir)) + "/" + filepath.Base(dir) + "/"
+	return sought{
+		is:    func(d *device) bool { return b.owns(d, volume) || data != nil && d.file() == data.id },
+		named: func(backing string) bool { return err == nil && strings.Contains(backing, place) },
+		data:  data,
+		path:  path,
+	}
 }
 
 // owns reports whether the plugin attached the device for the volume.

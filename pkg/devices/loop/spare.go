@@ -1,78 +1,189 @@
 package loop
 
 import (
+	"context"
+	"errors"
 	"fmt"
+	"math/bits"
 	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
 
 	"golang.org/x/sys/unix"
+	"k8s.io/klog/v2"
 
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
-// major is that of all loop devices: LOOP_MAJOR in the kernel's
-// include/uapi/linux/major.h.
-const major = 7
-
-// Spare sets what tells whose publishes show a device number, "" for nobody's.
-// Such a number is given to no other volume: what is bound at a target, or was
-// made in a pod, is a number only, and would show the other volume's data. It
-// must be set before anything is attached; owner is called concurrently.
-func (b *Backend) Spare(owner func(state.DeviceNumber) (volume string)) { b.owner = owner }
-
-// spared reports whether the number of a free device is kept for a volume other
-// than the one with the tag.
-func (b *Backend) spared(n int, tag string) bool {
-	if b.owner == nil {
-		return false
-	}
-	volume := b.owner(state.DeviceNumber{Major: major, Minor: uint32(n)})
-	return volume != "" && b.tag(volume) != tag
+// Numbers tells which device numbers are somebody's: what is bound at a path, or
+// was made in a pod, is a number only, and would show whatever volume is given it
+// next. The functions are called concurrently; a nil one knows of nothing.
+type Numbers struct {
+	// Owner returns the volume that is published with the number, "" for none.
+	Owner func(state.DeviceNumber) (volume string)
+	// Bound reports whether a device node with the number is bound anywhere on
+	// this node, by whomever.
+	Bound func(state.DeviceNumber) (bool, error)
+	// Published returns the numbers with which a volume is published: those of its
+	// device, or those of its read-only view.
+	Published func(volume string, view bool) []state.DeviceNumber
 }
 
-// free returns the number of a device that nobody has, for the volume with the
-// tag; another process may take it all the same.
-func (b *Backend) free(control *os.File, tag string) (int, error) {
-	n, err := unix.IoctlRetInt(int(control.Fd()), unix.LOOP_CTL_GET_FREE)
-	switch {
-	case err != nil:
-		return 0, fmt.Errorf("LOOP_CTL_GET_FREE: %w", err)
-	case !b.spared(n, tag):
-		return n, nil
+// Spare sets what keeps numbers from being given away: one that somebody shows is
+// given only to the volume that is published with it, and that gets it again if it
+// can. It must be called before anything is attached.
+func (b *Backend) Spare(numbers Numbers) { b.numbers = numbers }
+
+// receiver is whom a device is configured for.
+type receiver struct {
+	volume string // "" when it is not known
+	view   bool
+}
+
+// spared reports whether the number of a free device is kept for somebody else.
+func (b *Backend) spared(name string, to receiver) (bool, error) {
+	number, err := numberOfLoop(name)
+	if err != nil {
+		return false, err
 	}
+	owner := ""
+	if b.numbers.Owner != nil {
+		owner = b.numbers.Owner(number)
+	}
+	switch {
+	case owner != "":
+		return owner != to.volume, nil
+	case b.numbers.Bound == nil:
+		return false, nil
+	}
+	return b.numbers.Bound(number)
+}
+
+// free returns the name of a device that nobody has; another process may take it
+// all the same. again asks first for the one that the volume is published as: sure
+// says that it is that one, and no other will do.
+func (b *Backend) free(ctx context.Context, control *os.File, to receiver, again bool) (name string, sure bool, err error) {
+	if again {
+		if name, err = b.again(control, to); name != "" || err != nil {
+			return name, true, err
+		}
+	}
+	n, err := unix.IoctlRetInt(int(control.Fd()), unix.LOOP_CTL_GET_FREE)
+	if err != nil {
+		return "", false, fmt.Errorf("LOOP_CTL_GET_FREE: %w", err)
+	}
+	name = nameOf(n)
+	switch spared, err := b.spared(name, to); {
+	case err == nil && !spared:
+		return name, false, nil
+	case err != nil && !errors.Is(err, os.ErrNotExist): // it may have been removed just now
+		return "", false, err
+	}
+	klog.FromContext(ctx).V(2).Info("The number of a free loop device is shown to somebody, and left alone", "device", name)
 	dirs, err := filepath.Glob(filepath.Join(sysBlock, "loop*")) // the kernel names the lowest one only
 	if err != nil {
-		return 0, err
+		return "", false, err
 	}
 	for _, dir := range dirs {
 		name := filepath.Base(dir)
-		n, err := strconv.Atoi(strings.TrimPrefix(name, "loop"))
-		if err == nil && backingOf(name) == "" && !b.spared(n, tag) {
-			return n, nil
+		if !isFree(name) {
+			continue
+		}
+		if spared, err := b.spared(name, to); err == nil && !spared {
+			return name, false, nil
 		}
 	}
-	return b.addUnspared(control, tag)
+	name, err = b.addUnspared(control, to)
+	return name, false, err
 }
 
-// addUnspared makes devices until one's number is not kept for another volume:
+// again returns the device that a volume, or its view, is published as, if it is
+// free; "" if there is none.
+func (b *Backend) again(control *os.File, to receiver) (name string, err error) {
+	if b.numbers.Published == nil || to.volume == "" {
+		return "", nil
+	}
+	for _, number := range b.numbers.Published(to.volume, to.view) {
+		index, err := indexOf(number)
+		if err != nil {
+			return "", err
+		}
+		name := nameOf(index)
+		if !isFree(name) {
+			continue
+		}
+		// Somebody may have removed it (LOOP_CTL_REMOVE).
+		if err := unix.IoctlSetInt(int(control.Fd()), unix.LOOP_CTL_ADD, index); err != nil && !errors.Is(err, unix.EEXIST) {
+			return "", fmt.Errorf("LOOP_CTL_ADD %d: %w", index, err)
+		}
+		if now, err := numberOfLoop(name); err == nil && now == number {
+			return name, nil
+		}
+	}
+	return "", nil
+}
+
+// indexOf returns the index of the loop device with a number: each has minors
+// for as many partitions as max_part says, rounded up to a power of two.
+func indexOf(number state.DeviceNumber) (int, error) {
+	raw, err := os.ReadFile(maxPartPath)
+	if errors.Is(err, os.ErrNotExist) {
+		return int(number.Minor), nil
+	}
+	if err != nil {
+		return 0, err
+	}
+	parts, err := strconv.ParseUint(strings.TrimSpace(string(raw)), 10, 32)
+	if err != nil {
+		return 0, fmt.Errorf("loop.max_part: %w", err)
+	}
+	return int(number.Minor >> bits.Len64(parts)), nil
+}
+
+// addUnspared makes devices until one's number is not kept for somebody else:
 // the kernel gives the lowest that has no device, be its number shown or not.
-func (b *Backend) addUnspared(control *os.File, tag string) (int, error) {
+func (b *Backend) addUnspared(control *os.File, to receiver) (name string, err error) {
 	for range attachTries {
-		if n, err := add(control); err != nil || !b.spared(n, tag) {
-			return n, err
+		n, err := add(control)
+		if err != nil {
+			return "", err
+		}
+		if spared, err := b.spared(nameOf(n), to); err != nil || !spared {
+			return nameOf(n), err
 		}
 	}
-	return 0, fmt.Errorf("LOOP_CTL_ADD: %d numbers in a row are shown to other volumes' pods", attachTries)
+	return "", fmt.Errorf("LOOP_CTL_ADD: %d numbers in a row are shown to others", attachTries)
 }
 
-// over returns the tag of the device with a number, "" when the index has none.
-func (b *Backend) over(d state.Device) string {
+// nameOf returns the name of the device with an index, which is its number too
+// only where loop devices have no partitions.
+func nameOf(index int) string { return fmt.Sprintf("loop%d", index) }
+
+// over returns the volume whose device d is, "" when the index has none.
+func (b *Backend) over(ctx context.Context, d state.Device) (string, error) {
+	tag := b.tagOf(filepath.Base(d.Path))
+	volume, ours := strings.CutPrefix(tag, b.tag(""))
+	switch {
+	case !ours:
+		return "", nil
+	case !strings.Contains(volume, "~"):
+		return volume, nil
+	}
+	ids, err := b.pool.IDs(ctx) // the tag holds a part of the id and a hash of it
+	for _, id := range ids {
+		if b.tag(id) == tag {
+			return id, nil
+		}
+	}
+	return "", err
+}
+
+func (b *Backend) tagOf(name string) string {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	for key, h := range b.hints {
-		if h.name == filepath.Base(d.Path) && strings.HasPrefix(key, tagPrefix) {
+		if h.name == name && strings.HasPrefix(key, tagPrefix) {
 			return key
 		}
 	}

@@ -4,6 +4,8 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"path/filepath"
+	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -63,9 +65,13 @@ func (b *Backend) attachView(ctx context.Context, key string, over state.Device)
 	if err != nil {
 		return pathError("BLKSSZGET", backing, err)
 	}
+	volume, err := b.over(ctx, over)
+	if err != nil {
+		return err
+	}
 	as := shape{readOnly: true, sector: sector}
-	is := showing(over.Number)
-	return b.configure(ctx, b.over(over), key, backing, viewTag, as, func(d *device) bool { return is(d) && d.is(as) })
+	is := showing(over.Number).is
+	return b.configure(ctx, receiver{volume: volume, view: true}, key, backing, viewTag, as, nil, func(d *device) bool { return is(d) && d.is(as) })
 }
 
 // DetachView detaches the view of a device; as for Detach, nil means that it
@@ -86,6 +92,15 @@ func (b *Backend) DetachView(ctx context.Context, over state.Device) error {
 func viewKey(over state.DeviceNumber) string { return "view of " + over.String() }
 
 // showing returns what accepts the views of a device.
-func showing(over state.DeviceNumber) func(*device) bool {
-	return func(d *device) bool { return d.isView() && d.over() == over }
+func showing(over state.DeviceNumber) sought {
+	return sought{
+		is: func(d *device) bool { return d.isView() && d.over() == over },
+		named: func(backing string) bool { // by its last name: the path depends on who attached it, and where
+			number, err := numberOfLoop(filepath.Base(strings.TrimSuffix(backing, deleted)))
+			return backing == "" || err == nil && number == over
+		},
+	}
 }
+
+// deleted is what sysfs puts behind the path of a file that has none any more.
+const deleted = " (deleted)"

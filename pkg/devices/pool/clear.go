@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/csi-node/csi-node/pkg/devices/internal/lease"
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
@@ -67,10 +68,7 @@ func (p *Pool) CheckClosed(ctx context.Context, id string) error {
 	return f.Close()
 }
 
-// openAlone opens a volume's data with a write lease (fcntl(2), F_SETLEASE),
-// which the kernel grants only if nobody else has the file open, in whatever
-// namespace. Until the file is closed, whoever opens it waits, at most for
-// /proc/sys/fs/lease-break-time.
+// openAlone opens a volume's data with a lease that stands until the file is closed.
 func (p *Pool) openAlone(ctx context.Context, id string, mode int) (*os.File, error) {
 	path, err := p.DataPath(id)
 	if err != nil {
@@ -83,7 +81,7 @@ func (p *Pool) openAlone(ctx context.Context, id string, mode int) (*os.File, er
 	if err != nil {
 		return nil, fmt.Errorf("volume %s: %w", id, err)
 	}
-	switch err = lease(ctx, f); {
+	switch err = takeLease(ctx, f); {
 	case err == nil:
 		return f, nil
 	case errors.Is(err, unix.EAGAIN):
@@ -94,16 +92,16 @@ func (p *Pool) openAlone(ctx context.Context, id string, mode int) (*os.File, er
 	return nil, errors.Join(err, f.Close())
 }
 
-// lease takes a write lease on an open file, waiting a moment for others.
-func lease(ctx context.Context, f *os.File) error {
+// takeLease takes a lease on an open file, waiting a moment for others.
+func takeLease(ctx context.Context, f *os.File) error {
 	limit := time.NewTimer(aloneLimit)
 	defer limit.Stop()
 	again := time.NewTicker(aloneInterval)
 	defer again.Stop()
 	for {
-		_, err := unix.FcntlInt(f.Fd(), unix.F_SETLEASE, unix.F_WRLCK)
+		err := lease.Take(f)
 		if !errors.Is(err, unix.EAGAIN) {
-			return wrap(err, "lease on %s", f.Name())
+			return err
 		}
 		select {
 		case <-again.C:

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/csi-node/csi-node/pkg/state"
+	"github.com/csi-node/csi-node/test/machine"
 )
 
 const mib = 1 << 20
@@ -37,6 +38,7 @@ func small(t testing.TB, bytes int64) *Pool {
 
 func mountTmpfs(t testing.TB, dir string, bytes int64) (unmount func()) {
 	t.Helper()
+	machine.Kernel(t)
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		t.Fatal(err)
 	}

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/csi-node/csi-node/pkg/state"
+	"github.com/csi-node/csi-node/test/machine"
 )
 
 func thin(id string, bytes, overcommitPercent int64) Volume {
@@ -143,12 +144,15 @@ func TestLargestFile(t *testing.T) {
 // onExt4 opens a pool on an ext4 of its own of so many bytes.
 func onExt4(t testing.TB, bytes int64) *Pool {
 	t.Helper()
+	machine.Kernel(t)
 	image, dir := newDir(t)+".img", newDir(t)
 	ok(t, os.WriteFile(image, nil, 0o600))
 	ok(t, os.Truncate(image, bytes))
 	run(t, "mkfs.ext4", "-q", "-m", "0", image)
 	ok(t, os.Mkdir(dir, 0o700))
-	run(t, "mount", "-o", "loop", image, dir)
+	device := machine.Losetup(t, image)
+	run(t, "mount", device, dir)
+	run(t, "losetup", "--detach", device) // when it is unmounted
 	t.Cleanup(func() { run(t, "umount", dir) })
 	ok(t, os.Remove(dir+"/lost+found"))
 	return open(t, dir)

@@ -1,0 +1,171 @@
+package loop
+
+import (
+	"errors"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/csi-node/csi-node/pkg/devices/pool"
+	"github.com/csi-node/csi-node/pkg/state"
+)
+
+// numberFor detaches a volume and returns the number that it had.
+func numberFor(t *testing.T, b *Backend, volume string) state.DeviceNumber {
+	t.Helper()
+	d := attach(t, b, volume, false)
+	if err := b.Detach(t.Context(), volume); err != nil {
+		t.Fatal(err)
+	}
+	return d.Number
+}
+
+// A number that somebody shows is given to nobody but who is published with it.
+func TestShownNumbersAreSpared(t *testing.T) {
+	p, _ := newPool(t)
+	b := newBackend(t, p)
+	create(t, p, "vol", pool.Thin)
+	create(t, p, "other", pool.Thin)
+	shown := numberFor(t, b, "other")
+	owner, bound := "", false
+	b.Spare(Numbers{
+		Owner: func(n state.DeviceNumber) string {
+			if n == shown {
+				return owner
+			}
+			return ""
+		},
+		Bound: func(n state.DeviceNumber) (bool, error) { return n == shown && bound, nil },
+	})
+	for _, tt := range []struct {
+		owner string
+		bound bool
+	}{{"other", true}, {"other", false}, {"", true}} {
+		owner, bound = tt.owner, tt.bound
+		if got := numberFor(t, b, "vol"); got == shown {
+			t.Errorf("%+v: the volume got the number %s", tt, shown)
+		}
+	}
+
+	unknown := errors.New("no news")
+	b.Spare(Numbers{Bound: func(state.DeviceNumber) (bool, error) { return false, unknown }})
+	if err := b.Attach(t.Context(), "vol", false); !errors.Is(err, unknown) {
+		t.Errorf("attached though it is not known what is bound: %v", err)
+	}
+}
+
+// ownNumber returns the number of a loop device that nobody else uses, and that
+// there is none of yet.
+func ownNumber(t *testing.T) state.DeviceNumber {
+	t.Helper()
+	index := 1000 + rand.IntN(10000) // the kernel gives the lowest number that is free
+	parts := maxPart(t)
+	t.Cleanup(func() {
+		control, err := os.OpenFile(controlPath, os.O_RDWR, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer control.Close()
+		if err := unix.IoctlSetInt(int(control.Fd()), unix.LOOP_CTL_REMOVE, index); err != nil && !errors.Is(err, unix.ENODEV) {
+			t.Errorf("remove loop%d: %v", index, err)
+		}
+	})
+	return state.DeviceNumber{Major: 7, Minor: uint32(index) << parts}
+}
+
+// maxPart is for how many bits of a minor its partitions are.
+func maxPart(t *testing.T) (shift int) {
+	t.Helper()
+	for index := 1; ; shift++ {
+		got, err := indexOf(state.DeviceNumber{Minor: uint32(index) << shift})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got == index {
+			return shift
+		}
+	}
+}
+
+// A volume that is published gets its number back, and its view the view's, be
+// it that somebody has removed the device.
+func TestPublishedNumbersComeBack(t *testing.T) {
+	for _, id := range []string{"vol", strings.Repeat("long", 20)} { // its tag does not hold all of it
+		number, viewNumber := ownNumber(t), ownNumber(t)
+		p, _ := newPool(t)
+		b := newBackend(t, p)
+		create(t, p, id, pool.Thin)
+		b.Spare(Numbers{
+			Owner: func(n state.DeviceNumber) string {
+				if n == number || n == viewNumber {
+					return id
+				}
+				return ""
+			},
+			Published: func(volume string, view bool) []state.DeviceNumber {
+				switch {
+				case volume != id:
+					return nil
+				case view:
+					return []state.DeviceNumber{viewNumber}
+				}
+				return []state.DeviceNumber{number}
+			},
+		})
+		for range 2 {
+			d := attach(t, b, id, false)
+			if d.Number != number {
+				t.Errorf("%s is %s, and was published as %s", id, d.Number, number)
+			}
+			if v := view(t, b, d); v.Number != viewNumber {
+				t.Errorf("the view of %s is %s, and was published as %s", id, v.Number, viewNumber)
+			}
+			if err := errors.Join(b.DetachView(t.Context(), d), b.Detach(t.Context(), id)); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+}
+
+// With partitions (loop.max_part), a device's number is not the one in its name.
+func TestNumbersWithPartitions(t *testing.T) {
+	dir := t.TempDir()
+	replace(t, &sysBlock, dir)
+	replace(t, &maxPartPath, filepath.Join(dir, "max_part"))
+	shifted, unshifted := state.DeviceNumber{Major: 7, Minor: 5 << 4}, state.DeviceNumber{Major: 7, Minor: 5}
+	put(t, filepath.Join(dir, "loop5", "dev"), shifted.String()+"\n")
+	put(t, maxPartPath, "15\n")
+	b := &Backend{}
+	for number, want := range map[state.DeviceNumber]bool{shifted: true, unshifted: false} {
+		b.Spare(Numbers{Bound: func(n state.DeviceNumber) (bool, error) { return n == number, nil }})
+		if got, err := b.spared("loop5", receiver{volume: "vol"}); err != nil || got != want {
+			t.Errorf("where %s is bound, loop5 (%s) is spared: %t, %v", number, shifted, got, err)
+		}
+	}
+	if index, err := indexOf(shifted); err != nil || index != 5 {
+		t.Errorf("%s is of loop%d, %v", shifted, index, err)
+	}
+}
+
+// replace sets a variable until the test ends.
+func replace(t *testing.T, variable *string, value string) {
+	t.Helper()
+	before := *variable
+	*variable = value
+	t.Cleanup(func() { *variable = before })
+}
+
+// put writes a file, and makes the directory for it.
+func put(t *testing.T, path, text string) {
+	t.Helper()
+	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+}

@@ -1,0 +1,24 @@
+package mounts
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+)
+
+// The mount that a path lies in is told, be it that the path is not there yet.
+func TestAbove(t *testing.T) {
+	bothTables(t, func(t *testing.T, h *Host, root string) {
+		in := filepath.Join(root, "in")
+		mountTmpfs(t, "in", in, 0)
+		must(t, os.MkdirAll(filepath.Join(in, "directory"), 0o700))
+		for path, want := range map[string]string{
+			"in": "", "in/x": in, "in/directory/x": in, "in/not/yet/there": in, "x": "", "not/yet/there": "",
+		} {
+			m, point, err := h.Above(filepath.Join(root, path))
+			if err != nil || point != want || want != "" && m.Source != "in" {
+				t.Errorf("%s: %q, %+v (%v), want %q", path, point, m, err, want)
+			}
+		}
+	})
+}

@@ -1,0 +1,39 @@
+package nodeserver
+
+import (
+	"context"
+	"fmt"
+
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
+)
+
+// pathFields are the fields of requests that hold a path.
+var pathFields = []protoreflect.Name{"staging_target_path", "target_path", "volume_path"}
+
+// spell returns the request with its paths in the one spelling that intents
+// have, see Paths.Spell: a caller may name one file by several. The request
+// itself stays as it is.
+func spell[R proto.Message](ctx context.Context, paths Paths, req R) (R, error) {
+	ctx, cancel := context.WithTimeout(ctx, patience(ctx))
+	defer cancel()
+	spelled := req
+	for _, name := range pathFields {
+		field := req.ProtoReflect().Descriptor().Fields().ByName(name)
+		if field == nil {
+			continue
+		}
+		asked := req.ProtoReflect().Get(field).String()
+		path, err := paths.Spell(ctx, asked)
+		switch {
+		case err != nil:
+			return req, fmt.Errorf("%s: %w", name, err)
+		case path == asked:
+			continue
+		case any(spelled) == any(req):
+			spelled = proto.CloneOf(req)
+		}
+		spelled.ProtoReflect().Set(field, protoreflect.ValueOfString(path))
+	}
+	return spelled, nil
+}

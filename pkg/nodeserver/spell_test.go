@@ -1,0 +1,64 @@
+package nodeserver
+
+import (
+	"context"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+
+	"github.com/csi-node/csi-node/pkg/state"
+)
+
+// Every call speaks of the file, whatever spelling of its path it has, and
+// leaves the request as it came.
+func TestRequestsAreSpelled(t *testing.T) {
+	p := fakePaths{}
+	stage := &csi.NodeStageVolumeRequest{VolumeId: id, StagingTargetPath: "/link/stage", VolumeContext: map[string]string{"key": "/link/stage"}}
+	spelled, err := spell(t.Context(), p, stage)
+	if err != nil || spelled.StagingTargetPath != "/kubelet/stage" || spelled.VolumeId != id || spelled.VolumeContext["key"] != "/link/stage" || stage.StagingTargetPath != "/link/stage" {
+		t.Errorf("%v from %v (%v)", spelled, stage, err)
+	}
+	publish, err := spell(t.Context(), p, &csi.NodePublishVolumeRequest{StagingTargetPath: "/link/stage", TargetPath: "/link/pod"})
+	if err != nil || publish.StagingTargetPath != "/kubelet/stage" || publish.TargetPath != "/kubelet/pod" {
+		t.Errorf("%v (%v)", publish, err)
+	}
+	stats, err := spell(t.Context(), p, &csi.NodeGetVolumeStatsRequest{VolumePath: "/link/pod", StagingTargetPath: "/link/stage"})
+	if err != nil || stats.VolumePath != "/kubelet/pod" || stats.StagingTargetPath != "/kubelet/stage" {
+		t.Errorf("%v (%v)", stats, err)
+	}
+	if same, err := spell(t.Context(), p, publish); err != nil || same != publish {
+		t.Errorf("a request that needs no other spelling is copied (%v)", err)
+	}
+}
+
+// A path of which it cannot be told in time whether it is below the kubelet
+// directory gets no final answer, and a little before the deadline.
+func TestPathsThatDoNotAnswer(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+	defer cancel()
+	_, err := spell(ctx, fakePaths{}, &csi.NodeUnstageVolumeRequest{StagingTargetPath: "/hung/x"})
+	if class := state.ClassOf(err); class.Final() || ctx.Err() != nil || !strings.Contains(err.Error(), "staging_target_path") {
+		t.Errorf("%v, after the deadline: %v", err, ctx.Err())
+	}
+}
+
+// Nothing is staged or published in a volume whose record is lost; where there
+// is a record, the store decides.
+func TestPathsInAVolumeWithoutARecord(t *testing.T) {
+	s, f := newServer()
+	f.staged(state.Capability{Access: state.MountAccess, FSType: "ext4", Mode: "SINGLE_NODE_MULTI_WRITER"})
+	for range 2 {
+		for name, err := range map[string]error{
+			"stage":   stage(t, s, func(r *csi.NodeStageVolumeRequest) { r.StagingTargetPath = "/kubelet/in/stage" }),
+			"publish": publish(t, s, func(r *csi.NodePublishVolumeRequest) { r.TargetPath = "/kubelet/in/pod" }),
+		} {
+			refused := err != nil && state.ClassOf(err) == state.FailedPrecondition && strings.Contains(err.Error(), "volume pvc-lost, which is mounted at /kubelet/in")
+			if known := f.records["pvc-lost"] != nil; refused == known {
+				t.Errorf("%s: %v, with a record: %v", name, err, known)
+			}
+		}
+		f.records["pvc-lost"] = &state.Volume{ID: "pvc-lost"}
+	}
+}

@@ -1,0 +1,153 @@
+package state
+
+import (
+	"strings"
+)
+
+// places knows at which paths volumes are asked to be, or to go from: what is
+// mounted at one of two paths, one within the other, hides the other or keeps it
+// busy. Each question costs a step for each directory of a path, whatever the
+// number of volumes.
+type places struct {
+	at    map[string][]occupant // by path; more than one where something goes
+	below map[string]int        // how many occupants there are below a directory
+}
+
+// occupant is a part of a volume at a path.
+type occupant struct {
+	volume string
+	kind   PartKind
+	path   string
+	gone   bool // it is to go from there
+}
+
+func newPlaces(records map[string]*Volume) *places {
+	p := &places{at: map[string][]occupant{}, below: map[string]int{}}
+	for _, v := range records {
+		p.move(nil, v)
+	}
+	return p
+}
+
+// occupants returns the parts of a record that have a path; nil has none.
+func (v *Volume) occupants() []occupant {
+	if v == nil {
+		return nil
+	}
+	all := make([]occupant, 0, 1+len(v.Targets))
+	for s := v.Stage; s != nil; s = s.Next {
+		all = append(all, occupant{v.ID, StageKind, s.Path, s.Gone})
+	}
+	for _, t := range v.Targets {
+		for ; t != nil; t = t.Next {
+			all = append(all, occupant{v.ID, TargetKind, t.Path, t.Gone})
+		}
+	}
+	return all
+}
+
+// move notes that a record has become another.
+func (p *places) move(before, after *Volume) {
+	for _, o := range before.occupants() {
+		p.change(o, -1)
+	}
+	for _, o := range after.occupants() {
+		p.change(o, 1)
+	}
+}
+
+func (p *places) change(o occupant, by int) {
+	if by > 0 {
+		p.at[o.path] = append(p.at[o.path], o)
+	} else {
+		left := p.at[o.path][:0]
+		for _, other := range p.at[o.path] {
+			if other != o {
+				left = append(left, other)
+			}
+		}
+		if p.at[o.path] = left; len(left) == 0 {
+			delete(p.at, o.path)
+		}
+	}
+	for dir := range above(o.path) {
+		if p.below[dir] += by; p.below[dir] == 0 {
+			delete(p.below, dir)
+		}
+	}
+}
+
+// above yields the directories above a path, but for the root, the lowest first.
+func above(path string) func(yield func(string) bool) {
+	return func(yield func(string) bool) {
+		for end := strings.LastIndexByte(path, '/'); end > 0; end = strings.LastIndexByte(path[:end], '/') {
+			if !yield(path[:end]) {
+				return
+			}
+		}
+	}
+}
+
+// apart refuses an edit that asks for a part of a volume at, above or below the
+// path of another one. What stood before is not asked for anew, and what is to go
+// may go from wherever it is.
+//
+// FailedPrecondition: another part is to stay there. Aborted: it is to go.
+func (p *places) apart(before, after *Volume) error {
+	standing := map[occupant]bool{}
+	for _, o := range before.occupants() {
+		standing[o] = true
+	}
+	for _, o := range after.occupants() {
+		if o.gone || standing[o] {
+			continue
+		}
+		if err := p.refuse(o); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// refuse names the occupant that is in the way of another, one that is to stay if
+// there is one.
+func (p *places) refuse(asked occupant) error {
+	var found *occupant
+	meet := func(others []occupant) {
+		for _, o := range others {
+			itself := o.volume == asked.volume && o.kind == asked.kind && (o.kind == StageKind || o.path == asked.path)
+			if !itself && (found == nil || found.gone && !o.gone) {
+				found = &o
+			}
+		}
+	}
+	meet(p.at[asked.path])
+	for dir := range above(asked.path) {
+		meet(p.at[dir])
+	}
+	if p.below[asked.path] > 0 {
+		for path, others := range p.at {
+			if within(path, asked.path) {
+				meet(others)
+			}
+		}
+	}
+	if found == nil {
+		return nil
+	}
+	where := "the same path"
+	switch {
+	case within(asked.path, found.path):
+		where = found.path + ", which lies above it"
+	case within(found.path, asked.path):
+		where = found.path + ", which lies below it"
+	}
+	done, end := "staged", "NodeUnstageVolume"
+	if found.kind == TargetKind {
+		done, end = "published", "NodeUnpublishVolume"
+	}
+	if found.gone {
+		return Errorf(Aborted, "the path %s: volume %s is still being un%s from %s", asked.path, found.volume, done, where)
+	}
+	return Errorf(FailedPrecondition, "the path %s: volume %s is %s at %s, and two must lie apart: choose another path, or end that by %s", asked.path, found.volume, done, where, end)
+}

@@ -1,0 +1,204 @@
+package state
+
+import (
+	"reflect"
+	"testing"
+)
+
+func noatime(s *Stage)  { s.Capability.Flags = []string{"noatime"} }
+func reading(t *Target) { t.ReadOnly = true }
+
+// What was never accepted gives way to another request: at once if nothing was
+// begun for it, else behind a tombstone.
+func TestStageGivesWay(t *testing.T) {
+	elsewhere := func(s *Stage) { s.Path = "/elsewhere" }
+	for title, other := range map[string]func(*Stage){
+		"flags": noatime, "path": elsewhere,
+		"fs type":   func(s *Stage) { s.Capability.FSType = "xfs" },
+		"context":   func(s *Stage) { s.Context = map[string]string{"a": "1"} },
+		"mode":      func(s *Stage) { s.Capability.Mode = "SINGLE_NODE_WRITER" },
+		"read-only": func(s *Stage) { s.ReadOnly = true },
+		"block":     func(s *Stage) { s.Capability = Capability{Access: BlockAccess, Mode: s.Capability.Mode} },
+	} {
+		t.Run(title, func(t *testing.T) {
+			v := record()
+			if err := v.AskStage(aStage(other), editTime); err != nil || !v.Stage.SameAs(aStage(other)) || v.Stage.Revision != 10 || v.Stage.Begun || v.Stage.Gone {
+				t.Errorf("in place of what was not begun stands %+v (%v)", v.Stage, err)
+			}
+
+			v = record(with("/a"), func(v *Volume) { v.Stage.Begun = true })
+			if err := v.AskStage(aStage(other), editTime); err != nil {
+				t.Fatal(err)
+			}
+			s := v.Stage
+			if !s.Gone || !s.Withdrawn || s.Revision != 10 || !s.Next.SameAs(aStage(other)) || s.Next.Begun || v.Latest(StagePart()).Revision != 10 || !v.Targets["/a"].Withdrawn {
+				t.Fatalf("the tombstone is %+v, the next %+v, its target %+v", s, s.Next, v.Targets["/a"])
+			}
+			before := v.Clone()
+			v.Revision = 11
+			if err := v.AskStage(aStage(other), editTime); err != nil || !reflect.DeepEqual(v.Stage, before.Stage) {
+				t.Errorf("asked again: %+v (%v)", v.Stage, err)
+			}
+			if err := v.AskPublish(aTarget("/b"), "/stage", editTime); ClassOf(err) != Aborted {
+				t.Errorf("a publish meanwhile: %v", err)
+			}
+			third := v.Clone()
+			if err := third.AskStage(aStage(other, func(s *Stage) { s.Capability.Flags = []string{"nosuid"} }), editTime); err != nil || third.Stage.Next.Revision != 11 || !third.Stage.Gone {
+				t.Errorf("a third one: %+v (%v)", third.Stage, err)
+			}
+			back := v.Clone()
+			if err := back.AskStage(aStage(), editTime); err != nil || back.Stage.Gone || back.Stage.Next != nil || !back.Stage.Begun {
+				t.Errorf("back to the first: %+v (%v)", back.Stage, err)
+			}
+			v.Drop(StagePart())
+			if !v.Stage.SameAs(aStage(other)) || v.Stage.Gone || v.Stage.Next != nil {
+				t.Errorf("after the undo stands %+v", v.Stage)
+			}
+		})
+	}
+}
+
+func TestWhatIsWaitedForDoesNotGiveWay(t *testing.T) {
+	asked := func(v *Volume) { v.Stage.Asked = true }
+	askedTarget := func(t *Target) { t.Asked = true }
+	next := func(v *Volume) {
+		gone(&v.Stage.Intent)
+		v.Stage.Next = aStage(func(s *Stage) { s.Asked = true })
+	}
+	nextTarget := func(t *Target) {
+		gone(&t.Intent)
+		t.Next = aTarget("/a", func(t *Target) { t.Asked = true })
+	}
+	restage := func(v *Volume) error { return v.AskStage(aStage(noatime), editTime) }
+	republish := func(v *Volume) error { return v.AskPublish(aTarget("/a", reading), "/stage", editTime) }
+	asks{
+		"stage":                {have: record(asked), edit: restage, class: Aborted, words: "a caller waits"},
+		"target of the stage":  {have: record(with("/a", askedTarget)), edit: restage, class: Aborted, words: "target /a"},
+		"next stage":           {have: record(next), edit: restage, class: Aborted, words: "a caller waits"},
+		"target":               {have: record(with("/a", askedTarget)), edit: republish, class: Aborted, words: "target /a"},
+		"next target":          {have: record(with("/a", nextTarget)), edit: republish, class: Aborted, words: "target /a"},
+		"size":                 {have: record(func(v *Volume) { v.Size = &Size{Intent: Intent{Asked: true}, Bytes: 1} }), edit: func(v *Volume) error { return v.AskSize(2, 0, editTime) }, class: Aborted, words: "size"},
+		"what a pod was shown": {have: record(with("/a", acceptedTarget)), edit: restage, class: AlreadyExists, words: "staged already"},
+	}.run(t)
+}
+
+func TestTargetGivesWay(t *testing.T) {
+	ask := func(v *Volume, changes ...func(*Target)) error {
+		return v.AskPublish(aTarget("/a", changes...), "/stage", editTime)
+	}
+	v := record(with("/a"))
+	if err := ask(v, reading); err != nil || !v.Targets["/a"].ReadOnly || v.Targets["/a"].Gone {
+		t.Errorf("in place of what was not begun stands %+v (%v)", v.Targets["/a"], err)
+	}
+	v = record(with("/a", func(t *Target) { t.Begun = true }))
+	if err := ask(v, reading); err != nil {
+		t.Fatal(err)
+	}
+	if have := v.Targets["/a"]; !have.Gone || !have.Withdrawn || !have.Next.ReadOnly || have.Next.Revision != 10 {
+		t.Fatalf("the tombstone is %+v, the next %+v", have, have.Next)
+	}
+	if err := v.AskUnstage("/stage", editTime); ClassOf(err) != FailedPrecondition {
+		t.Errorf("an unstage beneath what is to be published: %v", err)
+	}
+	ended := v.Clone()
+	if err := ended.AskUnpublish("/a", editTime); err != nil || ended.Targets["/a"].Next != nil || ended.Targets["/a"].Withdrawn {
+		t.Errorf("an unpublish makes %+v (%v)", ended.Targets["/a"], err)
+	}
+	v.Drop(TargetPart("/a"))
+	if have := v.Targets["/a"]; have.Gone || !have.ReadOnly || have.Next != nil {
+		t.Errorf("after the undo stands %+v", have)
+	}
+}
+
+// A final code would have kubelet forget what an earlier call has begun.
+func TestNoFinalRefusalOverAPendingPublish(t *testing.T) {
+	begun := func(t *Target) { t.Begun = true }
+	flags := func(t *Target) { t.Capability.Flags = []string{"data=journal"} }
+	asks{
+		"flags":          {have: record(with("/a", begun)), edit: func(v *Volume) error { return v.AskPublish(aTarget("/a", flags), "/stage", editTime) }, class: Aborted, words: "data"},
+		"staged at /x":   {have: record(with("/a", begun)), edit: func(v *Volume) error { return v.AskPublish(aTarget("/a"), "/x", editTime) }, class: Aborted, words: "/x"},
+		"beside another": {have: record(with("/a", begun)), edit: func(v *Volume) error { return v.AskPublish(aTarget("/b", flags), "/stage", editTime) }, class: InvalidArgument, words: "data"},
+	}.run(t)
+}
+
+// An unstage ends what was begun and what was to follow.
+func TestUnstageOfWhatGivesWay(t *testing.T) {
+	superseded := func(path string) *Volume {
+		v := record(func(v *Volume) { v.Stage.Begun = true })
+		if err := v.AskStage(aStage(noatime, func(s *Stage) { s.Path = path }), editTime); err != nil {
+			t.Fatal(err)
+		}
+		return v
+	}
+	v := superseded("/stage")
+	if err := v.AskUnstage("/stage", editTime); err != nil || v.Stage.Next != nil || v.Stage.Withdrawn || !v.Stage.Gone {
+		t.Errorf("an unstage makes %+v (%v)", v.Stage, err)
+	}
+	v = superseded("/x")
+	if err := v.AskUnstage("/stage", editTime); ClassOf(err) != Aborted || v.Stage.Next == nil {
+		t.Errorf("an unstage of what is being undone: %v, %+v", err, v.Stage)
+	}
+	if err := v.AskUnstage("/x", editTime); err != nil || v.Stage.Next != nil || !v.Stage.Gone {
+		t.Errorf("an unstage of what was to follow makes %+v (%v)", v.Stage, err)
+	}
+}
+
+// What a context tells of the pod may come and go, and the latest is kept.
+func TestPodInformationIsNoPartOfTheRequest(t *testing.T) {
+	pod := map[string]string{
+		"a": "1", "csi.storage.k8s.io/pod.name": "web-0", "csi.storage.k8s.io/pod.namespace": "shop",
+		"csi.storage.k8s.io/pod.uid": "u", "csi.storage.k8s.io/serviceAccount.name": "default", "csi.storage.k8s.io/serviceAccount.tokens": "t",
+	}
+	plain := map[string]string{"a": "1"}
+	for title, test := range map[string]struct{ have, asked map[string]string }{"on": {plain, pod}, "off": {pod, plain}} {
+		t.Run(title, func(t *testing.T) {
+			context := func(t *Target) { t.Context, t.Accepted = test.have, true }
+			v := record(with("/a", context), acceptedStage, func(v *Volume) { v.Stage.Context = test.have })
+			if err := v.AskPublish(aTarget("/a", func(t *Target) { t.Context = test.asked }), "/stage", editTime); err != nil {
+				t.Fatal(err)
+			}
+			if have := v.Targets["/a"]; have.Revision != 2 || !have.Accepted || !reflect.DeepEqual(have.Context, test.asked) {
+				t.Errorf("the target is %+v", have)
+			}
+			if err := v.AskStage(aStage(func(s *Stage) { s.Context = test.asked }), editTime); err != nil || v.Stage.Revision != 1 || !reflect.DeepEqual(v.Stage.Context, test.asked) {
+				t.Errorf("the stage is %+v (%v)", v.Stage, err)
+			}
+		})
+	}
+	v := record(with("/a", func(t *Target) { t.Context, t.Accepted = plain, true }))
+	for key, value := range map[string]string{"a": "2", "csi.storage.k8s.io/ephemeral": "true", "publish:csi.storage.k8s.io/pod.name": "x"} {
+		other := map[string]string{"a": "1", key: value}
+		if err := v.AskPublish(aTarget("/a", func(t *Target) { t.Context = other }), "/stage", editTime); ClassOf(err) != AlreadyExists {
+			t.Errorf("with %s=%s: %v", key, value, err)
+		}
+	}
+}
+
+// A publish that leaves the fs type open takes that of the stage; while that is
+// not chosen yet, one that names a type is for later.
+func TestFSTypeOfThePublish(t *testing.T) {
+	open := func(t *Target) { t.Capability.FSType = "" }
+	v := record()
+	if err := v.AskPublish(aTarget("/a", open), "/stage", editTime); err != nil || v.Targets["/a"].Capability.FSType != "ext4" {
+		t.Errorf("published is %+v (%v)", v.Targets["/a"], err)
+	}
+	v = record(func(v *Volume) { v.Stage.Capability.FSType = "" })
+	if err := v.AskPublish(aTarget("/a"), "/stage", editTime); ClassOf(err) != Aborted {
+		t.Errorf("a publish as ext4 of what is not chosen: %v", err)
+	}
+	if err := v.AskPublish(aTarget("/a", open), "/stage", editTime); err != nil {
+		t.Fatal(err)
+	}
+	v.Choose("xfs")
+	if v.Stage.Capability.FSType != "xfs" || v.Targets["/a"].Capability.FSType != "xfs" {
+		t.Errorf("chosen: %+v, %+v", v.Stage, v.Targets["/a"])
+	}
+}
+
+func TestRoundedSize(t *testing.T) {
+	for bytes, want := range map[int64]int64{1: 4096, 4096: 4096, 4097: 8192, 1 << 62: 1 << 62} {
+		if got := (&Size{Bytes: bytes}).Rounded(); got != want {
+			t.Errorf("%d bytes are rounded to %d", bytes, got)
+		}
+	}
+}

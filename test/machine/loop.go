@@ -1,0 +1,158 @@
+package machine
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path"
+	"strconv"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// Losetup is losetup --find --show with those options, and the file to attach as
+// the last argument: it returns the path of the device. To detach that is the
+// caller's, be it with --detach or by a cleanup.
+//
+// The device has a number of its own, far from those that the kernel offers, and
+// that nobody had before. An offered one may be shown in another test by a node
+// that is bound there, whose device it has lost and is to get again. And two that
+// are offered the same one disturb each other: the loser has claimed the winner's
+// device for a moment, which then can be neither mounted nor formatted.
+func Losetup(t testing.TB, args ...string) string {
+	t.Helper()
+	control, err := os.OpenFile("/dev/loop-control", os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer control.Close()
+	options, file := args[:len(args)-1], args[len(args)-1]
+	for number := 1<<16 + os.Getpid()%1024*512; ; number++ {
+		switch err := unix.IoctlSetInt(int(control.Fd()), unix.LOOP_CTL_ADD, number); {
+		case errors.Is(err, unix.EEXIST):
+			continue
+		case err != nil:
+			t.Fatalf("LOOP_CTL_ADD %d: %v", number, err)
+		}
+		node := fmt.Sprintf("/dev/loop%d", number)
+		t.Cleanup(func() { removeLoop(t, number) })
+		out, err := exec.Command("losetup", append(append([]string{}, options...), node, file)...).CombinedOutput()
+		switch {
+		case err == nil:
+			return node
+		// When all others are in use, somebody who asks for any free device gets this one first.
+		case !strings.Contains(string(out), "busy"):
+			t.Fatalf("losetup %q %s %s: %v: %s", options, node, file, err, out)
+		}
+	}
+}
+
+// removeLoop removes a device that was added, unless somebody has it or looks at it.
+func removeLoop(t testing.TB, number int) {
+	control, err := os.OpenFile("/dev/loop-control", os.O_RDWR, 0)
+	if err != nil {
+		t.Error(err)
+		return
+	}
+	defer control.Close()
+	err = unix.IoctlSetInt(int(control.Fd()), unix.LOOP_CTL_REMOVE, number)
+	if err != nil && !errors.Is(err, unix.EBUSY) && !errors.Is(err, unix.ENODEV) {
+		t.Errorf("LOOP_CTL_REMOVE %d: %v", number, err)
+	}
+}
+
+// Bound reports whether a node of the block device is bound anywhere, by this test
+// or another: a free loop device that is has a number that somebody waits for.
+func Bound(major, minor uint32) (bool, error) {
+	table, err := mountPoints()
+	if err != nil {
+		return false, err
+	}
+	for _, m := range table {
+		if m.fsType != "devtmpfs" || m.root == "/" {
+			continue
+		}
+		var st unix.Stat_t
+		switch err := unix.Lstat("/dev"+m.root, &st); {
+		case errors.Is(err, unix.ENOENT): // its node was removed, and so has no number to give
+		case err != nil:
+			return false, err
+		case st.Mode&unix.S_IFMT == unix.S_IFBLK && unix.Major(st.Rdev) == major && unix.Minor(st.Rdev) == minor:
+			return true, nil
+		}
+	}
+	return false, nil
+}
+
+// ForgetMounts takes out of the calling process's mount namespace, which must be a
+// copy that nothing propagates from, what other tests have mounted: all below the
+// directory for temporary files but what keep is, lies below, or is above. A copy
+// keeps a file system in use that its owner has unmounted.
+func ForgetMounts(t testing.TB, keep string) {
+	t.Helper()
+	table, err := mountPoints()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := len(table) - 1; i >= 0; i-- {
+		at := table[i].path
+		if below(at, os.TempDir()) && !below(at, keep) && !below(keep, at) && at != keep {
+			_ = unix.Unmount(at, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW) // it may have gone with one above
+		}
+	}
+}
+
+func below(p, dir string) bool { return strings.HasPrefix(p, path.Clean(dir)+"/") }
+
+// InNamespace returns the arguments of a shell with a mount namespace of its own,
+// private or slave, which has what is mounted at or below keep, but not what
+// other tests have mounted: see ForgetMounts. The shell runs a script with args.
+func InNamespace(propagation, keep, script string, args ...string) []string {
+	const forget = `tac /proc/self/mountinfo | cut -d ' ' -f 5 | while read -r at; do
+	case $at in "$KEEP" | "$KEEP"/*) ;; "$TEMP"/*) case $KEEP in "$at"/*) ;; *) printf '%s\n' "$at" ;; esac ;; esac
+done | xargs -r -d '\n' umount --lazy 2>/dev/null
+unset KEEP TEMP
+`
+	return append([]string{"env", "KEEP=" + keep, "TEMP=" + path.Clean(os.TempDir()),
+		"unshare", "--mount", "--propagation", propagation, "sh", "-c", forget + script, "sh"}, args...)
+}
+
+// mountPoint is a line of mountinfo (proc(5)), with its escapes undone.
+type mountPoint struct{ root, path, fsType string }
+
+func mountPoints() ([]mountPoint, error) {
+	text, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		return nil, err
+	}
+	var all []mountPoint
+	for line := range strings.Lines(string(text)) {
+		// id parent major:minor root path options [optional ...] - type source options
+		before, after, _ := strings.Cut(line, " - ")
+		fields, rest := strings.Fields(before), strings.Fields(after)
+		if len(fields) < 5 || len(rest) < 1 {
+			return nil, fmt.Errorf("mountinfo: %q", line)
+		}
+		all = append(all, mountPoint{unescape(fields[3]), unescape(fields[4]), rest[0]})
+	}
+	return all, nil
+}
+
+// unescape undoes \ooo.
+func unescape(field string) string {
+	var b strings.Builder
+	for i := 0; i < len(field); i++ {
+		if field[i] == '\\' && i+4 <= len(field) {
+			if n, err := strconv.ParseUint(field[i+1:i+4], 8, 8); err == nil {
+				b.WriteByte(byte(n))
+				i += 3
+				continue
+			}
+		}
+		b.WriteByte(field[i])
+	}
+	return b.String()
+}

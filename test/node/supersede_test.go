@@ -1,0 +1,166 @@
+package node
+
+import (
+	"context"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+
+	"github.com/csi-node/csi-node/pkg/reconciler"
+	"github.com/csi-node/csi-node/test/harness"
+)
+
+// within makes a call with a deadline, and sees that it is answered well before.
+func within(t *testing.T, d time.Duration, call func(context.Context) error) error {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), d)
+	defer cancel()
+	err := call(ctx)
+	if deadline, _ := ctx.Deadline(); time.Until(deadline) <= 0 {
+		t.Errorf("answered after the deadline of %s: %v", d, err)
+	}
+	return err
+}
+
+// A stage that contradicts one under way is Aborted while that one's caller
+// waits, and then takes its place, whatever becomes of the plugin meanwhile: an
+// administrator who corrects a PersistentVolume need not delete the pod.
+func TestStageIsSuperseded(t *testing.T) {
+	t.Parallel()
+	for name, killed := range map[string]bool{"running": false, "killed": true} {
+		t.Run(name, func(t *testing.T) {
+			p := harness.New(t)
+			w := wrapMkfs(t, p, byExec)
+			p.Start(harness.Options{Env: w.env()})
+			v := create(t, p, "volume", 32*mib, mountAs("ext4", multiWriter, "noexec"))
+			first := make(chan error, 1)
+			go func() { first <- within(t, 6*time.Second, v.stage) }()
+			w.awaitStart()
+			v.capability = mountAs("ext4", multiWriter, "noatime", "commit=7")
+			mustRefuse(t, within(t, 3*time.Second, v.stage), codes.Aborted, v.id, "a caller waits")
+			mustRefuse(t, <-first, codes.DeadlineExceeded, v.id, "step format")
+			mustRefuse(t, within(t, 3*time.Second, v.stage), codes.DeadlineExceeded, v.id, "step format", "running for")
+			if killed {
+				p.Kill()
+				p.Start(harness.Options{Env: w.env()})
+			}
+			w.open()
+			harness.Eventually(t, "the second stage stands, though nobody asks again", func() bool {
+				part := p.Status().Volumes[0].Parts[0]
+				return part.Is == reconciler.Settled && strings.HasPrefix(part.Asked, "staged")
+			})
+			mustHaveFlags(t, v.staging, "noatime -noexec", "commit=7")
+			must(t, v.stage(t.Context()))
+			v.capability = mountAs("ext4", multiWriter, "noexec")
+			mustRefuse(t, v.stage(t.Context()), codes.AlreadyExists, v.id)
+			v.end()
+		})
+	}
+}
+
+// A mount option that only the mount refuses is corrected by staging with another.
+func TestCorrectedMountOption(t *testing.T) {
+	t.Parallel()
+	p := harness.Start(t, harness.Options{Faults: true, Env: []string{"CSI_NODE_FAULT=before:mount=fail"}})
+	v := create(t, p, "volume", 32*mib, mountAs("ext4", multiWriter, "noexec"))
+	mustRefuse(t, v.stage(t.Context()), codes.Unavailable, "fault before mount")
+	v.capability = mountAs("ext4", multiWriter, "noatime")
+	mustRefuse(t, v.stage(t.Context()), codes.Unavailable, "fault before mount")
+	p.Restart(harness.Options{})
+	must(t, v.stage(t.Context()))
+	mustHaveFlags(t, v.staging, "noatime -noexec", "")
+	v.end()
+}
+
+// A driver whose podInfoOnMount is switched on or off publishes again what a pod
+// is running with.
+func TestPodInfoOnMountMayChange(t *testing.T) {
+	t.Parallel()
+	p := harness.Start(t, harness.Options{})
+	v := create(t, p, "volume", 32*mib, mountAs("ext4", multiWriter))
+	pod := v.target("pod")
+	must(t, v.stage(t.Context()))
+	told := map[string]string{
+		"csi.storage.k8s.io/pod.name": "web-0", "csi.storage.k8s.io/pod.namespace": "shop", "csi.storage.k8s.io/pod.uid": "pod",
+		"csi.storage.k8s.io/serviceAccount.name": "default", "csi.storage.k8s.io/ephemeral": "false",
+	}
+	for _, context := range []map[string]string{told, {"csi.storage.k8s.io/ephemeral": "false"}, told} {
+		req := v.publishRequest(pod)
+		req.VolumeContext = context
+		_, err := v.Node.NodePublishVolume(t.Context(), req)
+		must(t, err)
+		if got, want := p.Status().Volumes[0].Parts[0].Pod, context["csi.storage.k8s.io/pod.namespace"] != ""; (got == "shop/web-0") != want {
+			t.Errorf("the status names the pod %q", got)
+		}
+	}
+	req := v.publishRequest(pod)
+	req.VolumeContext = map[string]string{"other": "1"}
+	_, err := v.Node.NodePublishVolume(t.Context(), req)
+	mustRefuse(t, err, codes.AlreadyExists, v.id)
+	v.end(pod)
+}
+
+// While the volume's place in the pool does not answer, calls are answered in
+// time, with what is waited for; what they ask for is written, and done when the
+// place is back.
+func TestHungPool(t *testing.T) {
+	t.Parallel()
+	p := harness.Start(t, harness.Options{})
+	fresh, grown := create(t, p, "fresh", 32*mib, mountAs("ext4", multiWriter)), create(t, p, "grown", 32*mib, blockAs(multiWriter))
+	fresh.capability = mountAs("", multiWriter)
+	must(t, grown.stage(t.Context()))
+	revive := []func(){hang(t, filepath.Dir(fresh.data())), hang(t, filepath.Dir(grown.data()))}
+	pod := fresh.target("pod")
+	look := regexp.MustCompile(`step look has been running for [0-9.]+m?s`)
+	for name, call := range map[string]func(context.Context) error{
+		"stage":   fresh.stage,
+		"publish": func(ctx context.Context) error { return fresh.publish(ctx, pod) },
+		"expand": func(ctx context.Context) error {
+			_, err := grown.expand(ctx, 64*mib)
+			return err
+		},
+	} {
+		start := time.Now()
+		err := within(t, 4*time.Second, call)
+		took := time.Since(start)
+		mustRefuse(t, err, codes.DeadlineExceeded)
+		if !look.MatchString(err.Error()) || took < 3*time.Second {
+			t.Errorf("%s: after %s: %v", name, took, err)
+		}
+	}
+	asked := map[string]bool{}
+	for _, v := range p.Status().Volumes {
+		for _, part := range v.Parts {
+			asked[v.Volume+" "+part.Part] = true
+		}
+	}
+	if !asked[fresh.id+" stage"] || !asked[grown.id+" size"] {
+		t.Errorf("asked is %v", asked)
+	}
+	for _, revive := range revive {
+		revive()
+	}
+	harness.Eventually(t, "the stage and the growth are done", func() bool {
+		settled := 0
+		for _, v := range p.Status().Volumes {
+			for _, part := range v.Parts {
+				if part.Is == reconciler.Settled && (v.Volume == fresh.id && part.Part == "stage" || v.Volume == grown.id && part.Part == "size") {
+					settled++
+				}
+			}
+		}
+		return settled == 2
+	})
+	must(t, fresh.stage(t.Context()))
+	must(t, fresh.publish(t.Context(), pod))
+	if bytes, err := grown.expand(t.Context(), 64*mib); err != nil || bytes != 64*mib {
+		t.Errorf("the volume has %d bytes (%v)", bytes, err)
+	}
+	must(t, grown.unstage(t.Context()))
+	must(t, grown.delete(t.Context()))
+	fresh.end(pod)
+}
