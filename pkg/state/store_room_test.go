@@ -134,6 +134,10 @@ func TestRemovalsInMemory(t *testing.T) {
 		"acceptance":   func(v *Volume) error { v.Accept(StagePart()); return nil },
 		"begin":        func(v *Volume) error { v.Stage.Begun = true; return nil },
 		"other target": published("/other"),
+		"other stage": func(v *Volume) error {
+			v.Stage.Gone, v.Stage.Next, v.Targets = true, &Stage{Path: "/other"}, nil
+			return nil
+		},
 		"both": func(v *Volume) error {
 			v.Accept(StagePart())
 			return v.AskUnpublish("/pod/stays", time.Now())
