@@ -83,7 +83,7 @@ func TestRemovalsWithoutSpace(t *testing.T) {
 	mustEdit(t, s, "v0", func(v *Volume) error { v.Accept(StagePart()); return nil }) // what is under way comes to its end
 	var err error
 	for i := range 1000 {
-		if _, err = s.Edit(fmt.Sprint("new", i), staged("/stage")); err != nil {
+		if _, err = s.Edit(fmt.Sprint("new", i), staged(fmt.Sprint("/new/", i))); err != nil {
 			break
 		}
 	}
