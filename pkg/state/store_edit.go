@@ -123,7 +123,9 @@ func (s *Store) commit(rs []*request) {
 	}
 	kept := changes
 	if err == nil {
-		clear(s.unwritten)
+		if len(s.unwritten) > 0 {
+			clear(s.unwritten)
+		}
 		s.show(changes)
 	} else {
 		kept = s.keep(changes, err)

@@ -50,7 +50,7 @@ func (s *Store) room(bytes int) error {
 // asked for before.
 func asksMore(before, after *Volume) bool {
 	for _, part := range after.Parts() {
-		is, was := after.Intent(part), before.Intent(part)
+		is, was := after.Latest(part), before.Latest(part)
 		if !is.Gone && (was == nil || was.Gone || was.Revision != is.Revision) {
 			return true
 		}
@@ -64,10 +64,10 @@ func removesOnly(before, after *Volume) bool {
 	standing := func(v *Volume) *Volume {
 		v = v.Clone()
 		v.Revision = 0
-		if v.Stage != nil && v.Stage.Gone {
+		if v.Stage != nil && v.Stage.Gone && v.Stage.Next == nil {
 			v.Stage = nil
 		}
-		maps.DeleteFunc(v.Targets, func(_ string, t *Target) bool { return t.Gone })
+		maps.DeleteFunc(v.Targets, func(_ string, t *Target) bool { return t.Gone && t.Next == nil })
 		return v
 	}
 	was, is := standing(before), standing(after)

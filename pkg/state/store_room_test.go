@@ -83,7 +83,7 @@ func TestRemovalsWithoutSpace(t *testing.T) {
 	mustEdit(t, s, "v0", func(v *Volume) error { v.Accept(StagePart()); return nil }) // what is under way comes to its end
 	var err error
 	for i := range 1000 {
-		if _, err = s.Edit(fmt.Sprint("new", i), staged(fmt.Sprint("/stage/new", i))); err != nil {
+		if _, err = s.Edit(fmt.Sprint("new", i), staged(fmt.Sprint("/new/", i))); err != nil {
 			break
 		}
 	}
@@ -134,6 +134,10 @@ func TestRemovalsInMemory(t *testing.T) {
 		"acceptance":   func(v *Volume) error { v.Accept(StagePart()); return nil },
 		"begin":        func(v *Volume) error { v.Stage.Begun = true; return nil },
 		"other target": published("/other"),
+		"other stage": func(v *Volume) error {
+			v.Stage.Gone, v.Stage.Next, v.Targets = true, &Stage{Path: "/other"}, nil
+			return nil
+		},
 		"both": func(v *Volume) error {
 			v.Accept(StagePart())
 			return v.AskUnpublish("/pod/stays", time.Now())
