@@ -39,6 +39,8 @@ type Config struct {
 	KubeletDir   string
 	PoolDir      string
 	HTTPEndpoint string // host:port; empty: none
+	// What is kept of the pool: amounts as pool.ParseAmount reads them; empty: none.
+	PoolReserve, InlineMaxSize, InlineMaxTotal string
 	// RegistrationDir is where kubelet looks for plugins; empty: somebody else
 	// registers the plugin.
 	RegistrationDir string
@@ -80,6 +82,9 @@ func (c Config) validate() error {
 	if _, err := socketPath(c.Endpoint); err != nil {
 		return err
 	}
+	if _, err := c.limits(); err != nil {
+		return err
+	}
 	for _, dir := range []struct{ flag, path string }{
 		{"--state-dir", c.StateDir}, {"--kubelet-dir", c.KubeletDir}, {"--pool-dir", c.PoolDir}, {"--registration-dir", c.RegistrationDir},
 	} {
@@ -88,6 +93,21 @@ func (c Config) validate() error {
 		}
 	}
 	return nil
+}
+
+// limits reads what is kept of the pool.
+func (c Config) limits() (l pool.Limits, err error) {
+	for _, amount := range []struct {
+		flag, text string
+		to         *pool.Amount
+	}{
+		{"--pool-reserve", c.PoolReserve, &l.Reserve}, {"--inline-max-size", c.InlineMaxSize, &l.InlineSize}, {"--inline-max-total", c.InlineMaxTotal, &l.InlineTotal},
+	} {
+		if *amount.to, err = pool.ParseAmount(amount.text); err != nil {
+			return l, fmt.Errorf("%s %q: %w", amount.flag, amount.text, err)
+		}
+	}
+	return l, nil
 }
 
 // plugin is the parts that Run has put together.
@@ -174,6 +194,11 @@ func (p *plugin) openVolumes(ctx context.Context) (err error) {
 	if p.pool, err = pool.Open(ctx, p.PoolDir); err != nil {
 		return fmt.Errorf("--pool-dir %s: %w", p.PoolDir, err)
 	}
+	limits, err := p.limits()
+	if err != nil {
+		return err
+	}
+	p.pool.SetLimits(limits)
 	if p.devices, err = loop.New(p.pool); err != nil {
 		return err
 	}
@@ -257,7 +282,7 @@ func roomLeft(dir string, c pool.Capacity) error {
 	case c.Promised > c.Free, c.Owed > c.Free && c.Free < c.Total/10:
 		return state.Errorf(state.ResourceExhausted, "the pool %s has %d of %d bytes free, and its volumes may yet take %d: their writes fail once it is full; delete data or volumes, or enlarge the pool", dir, c.Free, c.Total, c.Owed)
 	case c.Available == 0:
-		return state.Errorf(state.ResourceExhausted, "the pool %s has no room for new volumes or for growth", dir)
+		return state.Errorf(state.ResourceExhausted, "the pool %s has no room for new volumes or for growth: %d of %d bytes are free, %d promised to volumes and %d kept free (--pool-reserve)", dir, c.Free, c.Total, c.Promised, c.Kept)
 	}
 	return nil
 }
