@@ -255,6 +255,9 @@ func (r *Reconciler) Adopt(ctx context.Context, id string, stage *state.Stage) (
 func (r *Reconciler) adopt(ctx context.Context, id string, stage *state.Stage) (bool, error) {
 	want := &state.Volume{ID: id, Stage: stage}
 	have, err := r.observe(ctx, want)
+	if err == nil {
+		err = have.Device.Err
+	}
 	if err != nil {
 		return false, err
 	}

@@ -36,9 +36,17 @@ func (b *Backend) Detach(ctx context.Context, volume string) error {
 		return err
 	}
 	defer done()
-	data, err := b.data(volume)
+	// The tag says which one is ours. The pool is not asked: it may be away.
+	ours := func(d *device) bool { return b.owns(d, volume) }
+	d, err := b.recall(ctx, b.tag(volume), func(*device) bool { return true })
+	if d != nil && !ours(d) {
+		d, err = b.search(ctx, b.tag(volume), ours) // without forgetting the foreign one
+		if d == nil && err == nil {
+			return nil
+		}
+	}
 	if err == nil {
-		err = b.detach(ctx, b.tag(volume), b.stands(volume, data), func(d *device) bool { return b.owns(d, volume) })
+		err = b.detach(ctx, b.tag(volume), ours, ours)
 	}
 	if err != nil {
 		return fmt.Errorf("volume %s: detach: %w", volume, err)
