@@ -115,6 +115,7 @@ type plugin struct {
 	Config
 	store      *state.Store
 	pool       *pool.Pool
+	unlock     func() error // the pool
 	devices    *loop.Backend
 	filesystem *filesystem.Host
 	mounts     *mounts.Host
@@ -130,7 +131,7 @@ type plugin struct {
 // Run serves until ctx ends, and then leaves every mount and device as it is.
 // An error that comes back before the socket serves names what is wrong with
 // the setup and what to do. A second process on the same state directory waits
-// until the first has ended.
+// until the first has ended; one with another may not have the same pool.
 func Run(ctx context.Context, cfg Config) (err error) {
 	if err := cfg.validate(); err != nil {
 		return err
@@ -144,7 +145,7 @@ func Run(ctx context.Context, cfg Config) (err error) {
 	if err := p.open(ctx); err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, p.store.Close()) }()
+	defer func() { err = errors.Join(err, p.letGo()) }()
 	return p.serve(ctx)
 }
 
@@ -182,12 +183,20 @@ func (p *plugin) open(ctx context.Context) (err error) {
 		return err
 	}
 	if err := p.openVolumes(ctx); err != nil {
-		return errors.Join(err, p.store.Close())
+		return errors.Join(err, p.letGo())
 	}
 	if err := p.writeSettings(); err != nil {
-		return errors.Join(fmt.Errorf("--state-dir %s: %w", p.StateDir, err), p.store.Close())
+		return errors.Join(fmt.Errorf("--state-dir %s: %w", p.StateDir, err), p.letGo())
 	}
 	return nil
+}
+
+// letGo leaves the pool and the store to others.
+func (p *plugin) letGo() (err error) {
+	if p.unlock != nil {
+		err = p.unlock()
+	}
+	return errors.Join(err, p.store.Close())
 }
 
 func (p *plugin) openVolumes(ctx context.Context) (err error) {
@@ -199,6 +208,9 @@ func (p *plugin) openVolumes(ctx context.Context) (err error) {
 		return err
 	}
 	p.pool.SetLimits(limits)
+	if p.unlock, err = p.pool.Lock(p.StateDir); err != nil {
+		return fmt.Errorf("--pool-dir %s: %w", p.PoolDir, err)
+	}
 	if p.devices, err = loop.New(p.pool); err != nil {
 		return err
 	}

@@ -46,7 +46,7 @@ func (b *Backend) Detach(ctx context.Context, volume string) error {
 		}
 	}
 	if err == nil {
-		err = b.detach(ctx, b.tag(volume), ours, ours)
+		err = b.detach(ctx, b.tag(volume), ours)
 	}
 	if err != nil {
 		return fmt.Errorf("volume %s: detach: %w", volume, err)
@@ -54,11 +54,11 @@ func (b *Backend) Detach(ctx context.Context, volume string) error {
 	return nil
 }
 
-// detach releases the devices of ours for a key until none is found.
-func (b *Backend) detach(ctx context.Context, key string, match, ours func(*device) bool) error {
+// detach releases the devices for a key that are ours until none is found.
+func (b *Backend) detach(ctx context.Context, key string, ours func(*device) bool) error {
 	for {
-		d, err := b.current(ctx, key, match)
-		if d == nil || err != nil || !ours(d) {
+		d, err := b.current(ctx, key, ours)
+		if d == nil || err != nil {
 			return err
 		}
 		if err := b.release(ctx, d); err != nil {

@@ -61,13 +61,14 @@ func exhaust(t testing.TB, dir string, names ...string) {
 	}
 	source := filepath.Join(filler, "0")
 	for _, name := range append(names, filler) {
-		for i := 0; ; i++ {
-			err := os.Link(source, filepath.Join(name, fmt.Sprint(i, strings.Repeat("x", 200))))
-			if errors.Is(err, os.ErrExist) {
-				continue
-			} else if err != nil {
-				full(t, err)
-				break
+		for _, long := range []int{200, 40, 0} {
+			for i, err := 0, error(nil); err == nil; i++ {
+				err = os.Link(source, filepath.Join(name, fmt.Sprintf("%d.%s", i, strings.Repeat("x", long))))
+				if errors.Is(err, os.ErrExist) {
+					err = nil
+				} else if err != nil {
+					full(t, err)
+				}
 			}
 		}
 	}

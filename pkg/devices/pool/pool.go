@@ -21,9 +21,9 @@
 // of the pool's directory from the host. It tells a pool whose disk is not
 // mounted from a directory that is to become a pool.
 //
-// One process at a time should use a pool (the plugin's store has the lock
-// for that): two would not see each other's changes of one volume. Emptying
-// tmp and trash is safe even then, as whoever builds in tmp holds a lock.
+// One process at a time should use a pool, see Lock: two would not see each
+// other's changes of one volume. Emptying tmp and trash is safe even then, as
+// whoever builds in tmp holds a lock.
 package pool
 
 import (
