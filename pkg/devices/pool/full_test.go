@@ -107,6 +107,9 @@ func TestPoolWithoutABlock(t *testing.T) {
 			}
 			create(t, p, "thin", 8*mib, Thin)
 			fill(t, p, "thin")
+			f := dataOf(t, p, "raw") // which lacks blocks
+			ok(t, unix.Fallocate(int(f.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, mib, mib))
+			ok(t, f.Close())
 			ok(t, p.BeginFormat(t.Context(), "thick"))
 			for round := range 3 {
 				exhaust(t, dir, names...)
