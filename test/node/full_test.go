@@ -50,7 +50,7 @@ func TestFullPoolIsEmptied(t *testing.T) {
 		t.Run(mkfs[0], func(t *testing.T) {
 			t.Parallel()
 			p := harness.New(t)
-			mountPool(t, p, 512*mib, mkfs...)
+			mountPool(t, p, 320*mib, mkfs...)
 			p.Start(harness.Options{})
 			used := createAs(t, p, "used", 64*mib, mountAs("ext4", singleWriter), "thick")
 			fresh := createAs(t, p, "fresh", 32*mib, mountAs("ext4", singleWriter), "thick")
