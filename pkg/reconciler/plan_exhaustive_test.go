@@ -1458,7 +1458,10 @@ func deviceWorlds() []deviceWorld {
 		missing.missing, unknown.bytes, grown.bytes = true, bytesUnknown, bytesGrown
 		unread, unreadView := d, withView(d)
 		unread.unread, unreadView.unread = true, true
-		all = append(all, heldView, leavingView, missing, unknown, grown, unread, unreadView)
+		all = append(all, heldView, leavingView, missing, unknown, grown)
+		if !d.readOnly {
+			all = append(all, unread, unreadView)
+		}
 	}
 	return all
 }
