@@ -271,7 +271,7 @@ func (d *demo) start(ctx context.Context) (string, error) {
 	}
 	endpoint := "unix://" + d.path("csi.sock")
 	d.plugin = exec.Command(self, "serve", "--endpoint", endpoint, "--node-id", "demo", "--state-dir", d.path("state"),
-		"--pool-dir", d.path("pool"), "--kubelet-dir", d.path("kubelet"))
+		"--pool-dir", d.path("pool"), "--pool-reserve", "0", "--kubelet-dir", d.path("kubelet"))
 	d.plugin.Stdout, d.plugin.Stderr = d.log, d.log
 	d.plugin.ExtraFiles = []*os.File{d.alive}
 	// In a process group of its own, as a terminal interrupts all of one.

@@ -17,6 +17,8 @@ type Backend interface {
 	// not know is absent and Missing; one that is attached and unknown by now is
 	// Missing too, so that it can be taken down. It is O(1) in the number of
 	// volumes and devices.
+	// Facts that cannot be read are Device.Err, and no error of Find: a volume is
+	// taken down without them.
 	Find(ctx context.Context, volume string) (state.Device, error)
 	// Held reports whether a device that stands, one of Find's or a Viewer's, is
 	// mounted or claimed by somebody, in whatever mount namespace. Asking may

@@ -41,6 +41,8 @@ type Config struct {
 	KubeletDir   string
 	PoolDir      string
 	HTTPEndpoint string // host:port; empty: none
+	// What is kept of the pool: amounts as pool.ParseAmount reads them; empty: none.
+	PoolReserve, InlineMaxSize, InlineMaxTotal string
 	// RegistrationDir is where kubelet looks for plugins; empty: somebody else
 	// registers the plugin.
 	RegistrationDir string
@@ -82,6 +84,9 @@ func (c Config) validate() error {
 	if _, err := socketPath(c.Endpoint); err != nil {
 		return err
 	}
+	if _, err := c.limits(); err != nil {
+		return err
+	}
 	for _, dir := range []struct{ flag, path string }{
 		{"--state-dir", c.StateDir}, {"--kubelet-dir", c.KubeletDir}, {"--pool-dir", c.PoolDir}, {"--registration-dir", c.RegistrationDir},
 	} {
@@ -92,11 +97,27 @@ func (c Config) validate() error {
 	return nil
 }
 
+// limits reads what is kept of the pool.
+func (c Config) limits() (l pool.Limits, err error) {
+	for _, amount := range []struct {
+		flag, text string
+		to         *pool.Amount
+	}{
+		{"--pool-reserve", c.PoolReserve, &l.Reserve}, {"--inline-max-size", c.InlineMaxSize, &l.InlineSize}, {"--inline-max-total", c.InlineMaxTotal, &l.InlineTotal},
+	} {
+		if *amount.to, err = pool.ParseAmount(amount.text); err != nil {
+			return l, fmt.Errorf("%s %q: %w", amount.flag, amount.text, err)
+		}
+	}
+	return l, nil
+}
+
 // plugin is the parts that Run has put together.
 type plugin struct {
 	Config
 	store      *state.Store
 	pool       *pool.Pool
+	unlock     func() error // the pool
 	devices    *loop.Backend
 	filesystem *filesystem.Host
 	mounts     *mounts.Host
@@ -112,7 +133,7 @@ type plugin struct {
 // Run serves until ctx ends, and then leaves every mount and device as it is.
 // An error that comes back before the socket serves names what is wrong with
 // the setup and what to do. A second process on the same state directory waits
-// until the first has ended.
+// until the first has ended; one with another may not have the same pool.
 func Run(ctx context.Context, cfg Config) (err error) {
 	if err := cfg.validate(); err != nil {
 		return err
@@ -126,7 +147,7 @@ func Run(ctx context.Context, cfg Config) (err error) {
 	if err := p.open(ctx); err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, p.store.Close()) }()
+	defer func() { err = errors.Join(err, p.letGo()) }()
 	return p.serve(ctx)
 }
 
@@ -165,16 +186,32 @@ func (p *plugin) open(ctx context.Context) (err error) {
 	}
 	p.spellRecords(ctx)
 	if err := p.openVolumes(ctx); err != nil {
-		return errors.Join(err, p.store.Close())
+		return errors.Join(err, p.letGo())
 	}
 	if err := p.writeSettings(ctx); err != nil {
-		return errors.Join(fmt.Errorf("--state-dir %s: %w", p.StateDir, err), p.store.Close())
+		return errors.Join(fmt.Errorf("--state-dir %s: %w", p.StateDir, err), p.letGo())
 	}
 	return nil
 }
 
+// letGo leaves the pool and the store to others.
+func (p *plugin) letGo() (err error) {
+	if p.unlock != nil {
+		err = p.unlock()
+	}
+	return errors.Join(err, p.store.Close())
+}
+
 func (p *plugin) openVolumes(ctx context.Context) (err error) {
 	if p.pool, err = pool.Open(ctx, p.PoolDir); err != nil {
+		return fmt.Errorf("--pool-dir %s: %w", p.PoolDir, err)
+	}
+	limits, err := p.limits()
+	if err != nil {
+		return err
+	}
+	p.pool.SetLimits(limits)
+	if p.unlock, err = p.pool.Lock(p.StateDir); err != nil {
 		return fmt.Errorf("--pool-dir %s: %w", p.PoolDir, err)
 	}
 	if p.devices, err = loop.New(p.pool); err != nil {
@@ -283,7 +320,7 @@ func roomLeft(dir string, c pool.Capacity) error {
 	case c.Promised > c.Free, c.Owed > c.Free && c.Free < c.Total/10:
 		return state.Errorf(state.ResourceExhausted, "the pool %s has %d of %d bytes free, and its volumes may yet take %d: their writes fail once it is full; delete data or volumes, or enlarge the pool", dir, c.Free, c.Total, c.Owed)
 	case c.Available == 0:
-		return state.Errorf(state.ResourceExhausted, "the pool %s has no room for new volumes or for growth", dir)
+		return state.Errorf(state.ResourceExhausted, "the pool %s has no room for new volumes or for growth: %d of %d bytes are free, %d promised to volumes and %d kept free (--pool-reserve)", dir, c.Free, c.Total, c.Promised, c.Kept)
 	}
 	return nil
 }

@@ -12,6 +12,7 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
+	"regexp"
 	"sync/atomic"
 	"time"
 
@@ -148,17 +149,76 @@ func (v *Volumes) published(id string) bool {
 
 // Unpublish ends the volume whose publish at target has ended, with its data. It
 // does nothing to volumes of other kinds, and to a volume of another target.
+//
+// The record tells which volumes are of another kind, and the pool is not asked
+// about them. A volume of which nobody can say more is unstaged; its data is
+// deleted by Run when the pool can be read again.
 func (v *Volumes) Unpublish(ctx context.Context, id, target string) error {
-	have, at, err := v.owned(ctx, id)
+	staged := false // here
+	if record := v.Records.Get(id); record != nil && record.Stage != nil {
+		if staged = record.Stage.Path == v.staging(id); !staged {
+			return nil
+		}
+	}
+	have, at, err := v.ask(ctx, id)
 	switch class := state.ClassOf(err); {
-	case class == state.NotFound, class == state.InvalidArgument:
+	case err == nil && (have.Ephemeral == nil || at != target):
 		return nil
-	case err != nil:
-		return err
-	case have.Ephemeral == nil || at != target:
+	case err == nil:
+		return v.end(ctx, id)
+	case !staged && class == state.NotFound, class == state.InvalidArgument:
 		return nil
 	}
-	return v.end(ctx, id)
+	logger := klog.FromContext(ctx).WithValues("volume", id)
+	if !staged && !kubeletID.MatchString(id) {
+		logger.Error(err, "Whether this is an ephemeral volume is not known; if it is, it is deleted once the pool can be read and the pod is gone")
+		v.Look()
+		return nil
+	}
+	if v.published(id) {
+		return nil // at another target
+	}
+	if err := v.unstage(ctx, id); err != nil {
+		return err
+	}
+	if staged && state.ClassOf(err) != state.DeadlineExceeded {
+		if err = v.Deleter.Delete(ctx, id); err == nil || state.ClassOf(err).Final() {
+			return err
+		}
+	}
+	logger.Error(err, "An ephemeral volume has ended, and its data is not deleted yet: that is tried again when the pod is gone")
+	v.Look()
+	return nil
+}
+
+// kubeletID matches the ids that kubelet gives to inline ephemeral volumes
+// (makeVolumeHandle in its CSI volume plugin).
+var kubeletID = regexp.MustCompile(`^csi-[0-9a-f]{64}$`)
+
+// askTime bounds the wait for the pool, whose disk may hang.
+const askTime = 2 * time.Second
+
+// ask is owned, on a goroutine that may be lost to the pool's disk.
+// DeadlineExceeded: it does not answer.
+func (v *Volumes) ask(ctx context.Context, id string) (have pool.Volume, target string, err error) {
+	type answer struct {
+		volume pool.Volume
+		target string
+		err    error
+	}
+	ctx, cancel := context.WithTimeout(ctx, askTime)
+	defer cancel()
+	answers := make(chan answer, 1)
+	go func() {
+		have, target, err := v.owned(ctx, id)
+		answers <- answer{have, target, err}
+	}()
+	select {
+	case a := <-answers:
+		return a.volume, a.target, a.err
+	case <-ctx.Done():
+		return pool.Volume{}, "", fmt.Errorf("volume %s: the pool does not answer: %w", id, ctx.Err())
+	}
 }
 
 // owned returns a volume, and if it is an ephemeral one the path at which it is
@@ -172,14 +232,21 @@ func (v *Volumes) owned(ctx context.Context, id string) (have pool.Volume, targe
 
 // end unstages and deletes an ephemeral volume.
 func (v *Volumes) end(ctx context.Context, id string) error {
+	err := v.unstage(ctx, id)
+	if err == nil {
+		err = v.Deleter.Delete(ctx, id)
+	}
+	return err
+}
+
+// unstage ends the stage and removes its directory: before the volume, by which
+// a next attempt knows what to do.
+func (v *Volumes) unstage(ctx context.Context, id string) error {
 	err := v.Reconciler.Ensure(ctx, id, state.StagePart(), func(record *state.Volume) error {
 		return record.AskUnstage(v.staging(id), time.Now())
 	})
-	if err == nil { // before the volume, by which a next attempt knows what to do
-		err = v.Directories.Remove(ctx, v.staging(id))
-	}
 	if err == nil {
-		err = v.Deleter.Delete(ctx, id)
+		err = v.Directories.Remove(ctx, v.staging(id))
 	}
 	return err
 }

@@ -23,6 +23,9 @@ type fakeNode struct {
 	err     map[state.Part]error
 	dead    map[string]bool // by target
 	away    error
+	hang    chan struct{} // that the pool hangs on
+	deletes error
+	asked   int // the pool
 	sweeps  int
 	did     []string
 }
@@ -87,8 +90,12 @@ func (f *fakeNode) MakeEphemeral(_ context.Context, id string, attributes map[st
 type fakePool struct{ *fakeNode }
 
 func (f fakePool) Get(_ context.Context, id string) (pool.Volume, error) {
+	if f.hang != nil {
+		<-f.hang
+	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	f.asked++
 	v, ok := f.volumes[id]
 	switch {
 	case f.away != nil:
@@ -109,6 +116,9 @@ func (f fakePool) IDs(context.Context) ([]string, error) {
 func (f *fakeNode) Delete(_ context.Context, id string) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	if f.deletes != nil {
+		return f.deletes
+	}
 	f.note("delete")
 	delete(f.volumes, id)
 	return nil
@@ -303,10 +313,67 @@ func TestUnpublishOfOthers(t *testing.T) {
 		}
 	}
 	f.away = errors.New("the pool is away")
-	if err := v.Unpublish(t.Context(), "pvc-1", path); !errors.Is(err, f.away) {
+	if err := v.Unpublish(t.Context(), "pvc-1", path); err != nil {
 		t.Errorf("%v, while the pool is away", err)
 	}
+	f.records["pvc-1"] = &state.Volume{ID: "pvc-1", Stage: &state.Stage{Path: "/kubelet/plugins/staging"}}
+	f.asked = 0
+	if err := v.Unpublish(t.Context(), "pvc-1", path); err != nil || f.asked > 0 {
+		t.Errorf("%v; the pool was asked %d times about a volume that is known to be another's", err, f.asked)
+	}
 	f.wantDone(t, "")
+}
+
+// A pool that cannot say what a volume is keeps it from being deleted, not from being unstaged.
+func TestUnpublishWithoutThePool(t *testing.T) {
+	for title, test := range map[string]struct {
+		err     error
+		store   bool // knows the volume
+		deletes error
+		want    string
+		left    int
+	}{
+		"damaged facts":              {state.Errorf(state.Internal, "damaged"), true, nil, "end stage, delete", 0},
+		"facts that are gone":        {state.Errorf(state.NotFound, "no volume"), true, nil, "end stage, delete", 0},
+		"away":                       {errors.New("away"), true, errors.New("away"), "end stage", 1},
+		"in use":                     {errors.New("away"), true, state.Errorf(state.FailedPrecondition, "in use"), "end stage", 1},
+		"silent":                     {context.DeadlineExceeded, true, nil, "end stage", 1},
+		"damaged facts, store lost":  {state.Errorf(state.Internal, "damaged"), false, nil, "end stage", 1},
+		"away, and the store lost":   {errors.New("away"), false, nil, "end stage", 1},
+		"silent, and the store lost": {context.DeadlineExceeded, false, nil, "end stage", 1},
+	} {
+		t.Run(title, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				f := newFakeNode()
+				v := newVolumes(f)
+				id := "csi-" + strings.Repeat("0a", 32)
+				if err := v.Publish(t.Context(), id, "1", nil, &state.Target{Path: path, Capability: state.Capability{Access: state.MountAccess, Mode: "SINGLE_NODE_WRITER"}}); err != nil {
+					t.Fatal(err)
+				}
+				f.wantDone(t, "make, stage, target")
+				if f.away = test.err; state.ClassOf(test.err) == state.DeadlineExceeded {
+					f.hang, f.away = make(chan struct{}), nil
+					defer close(f.hang)
+				}
+				f.deletes = test.deletes
+				if err := v.Unpublish(t.Context(), id, "/another/target"); err != nil || len(f.did) > 0 {
+					t.Errorf("of another target: %v, %q", err, f.did)
+				}
+				delete(f.records[id].Targets, path)
+				if !test.store {
+					f.records[id] = &state.Volume{ID: id, Targets: map[string]*state.Target{}}
+				}
+				err := v.Unpublish(t.Context(), id, path)
+				if final := state.ClassOf(test.deletes).Final(); (err != nil) != (test.deletes != nil && final) {
+					t.Error(err)
+				}
+				f.wantDone(t, test.want)
+				if len(f.volumes) != test.left {
+					t.Errorf("%d volumes are left", len(f.volumes))
+				}
+			})
+		})
+	}
 }
 
 func TestSweep(t *testing.T) {

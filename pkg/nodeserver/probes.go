@@ -3,6 +3,7 @@ package nodeserver
 import (
 	"context"
 	"fmt"
+	"maps"
 	"sync"
 	"time"
 
@@ -32,6 +33,7 @@ type probes struct {
 	mu      sync.Mutex
 	running map[string]*probe // by volume
 	last    map[string]sight  // by volume, until it is forgotten
+	most    int               // of last, before it is looked through again
 }
 
 // probe is a look that runs.
@@ -132,6 +134,22 @@ func (p *probes) forget(id string) {
 	if running := p.running[id]; running != nil {
 		running.stale = true
 	}
+}
+
+// sparedSights are kept whatever has become of their volumes.
+const sparedSights = 64
+
+// tidy drops what was seen of volumes that are not known any more: an inline
+// volume whose pod was gone ended without a call. It looks through them when they
+// have doubled.
+func (p *probes) tidy(known func(id string) bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if len(p.last) <= max(p.most, sparedSights) {
+		return
+	}
+	maps.DeleteFunc(p.last, func(id string, _ sight) bool { return !known(id) })
+	p.most = 2 * len(p.last)
 }
 
 // standsAt reports whether the record has the volume staged or published at path.

@@ -111,6 +111,9 @@ func (s *Server) NodeUnpublishVolume(ctx context.Context, req *csi.NodeUnpublish
 	if err == nil {
 		err = s.Ephemeral.Unpublish(ctx, req.GetVolumeId(), req.GetTargetPath())
 	}
+	if s.Records.Get(req.GetVolumeId()) == nil { // an inline volume is not unstaged by kubelet
+		s.probes.forget(req.GetVolumeId())
+	}
 	if err != nil {
 		return nil, err
 	}

@@ -3,6 +3,7 @@ package nodeserver
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"sync"
@@ -382,4 +383,50 @@ type hangs struct {
 func (h hangs) Observe(context.Context, *state.Volume) (state.Actual, error) {
 	<-h.until
 	return state.Actual{}, nil
+}
+
+// ending ends a volume with its unpublish, so that no record is left.
+type ending struct{ *fakeNode }
+
+func (e ending) Unpublish(_ context.Context, id, _ string) error {
+	delete(e.records, id)
+	return nil
+}
+
+// What was seen of volumes is not kept for good: an inline volume ends with its
+// unpublish, or with its pod, which nobody tells.
+func TestStatsAreForgotten(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newPatient()
+		p.Ephemeral = ending{p.fakeNode}
+		for i := range 1000 {
+			inline := fmt.Sprint("csi-", i)
+			p.devices[inline] = p.devices[id]
+			if _, _, _, err := p.stats(t, inline, target, time.Minute); err != nil {
+				t.Fatal(err)
+			}
+			if i%2 == 0 {
+				if _, err := p.NodeUnpublishVolume(t.Context(), &csi.NodeUnpublishVolumeRequest{VolumeId: inline, TargetPath: target}); err != nil {
+					t.Fatal(err)
+				}
+				if _, kept := p.probes.seen(inline); kept {
+					t.Fatal("an inline volume that was unpublished is remembered")
+				}
+			}
+			if n := len(p.probes.last); n > 2*sparedSights {
+				t.Fatalf("after %d volumes, %d are remembered", i, n)
+			}
+		}
+		if _, _, _, err := p.stats(t, id, target, time.Minute); err != nil {
+			t.Fatal(err)
+		}
+		for i := range 200 {
+			if _, _, _, err := p.stats(t, fmt.Sprint("csi-", i), target, time.Minute); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if _, kept := p.probes.seen(id); !kept {
+			t.Error("what was seen of a volume that stands is forgotten")
+		}
+	})
 }

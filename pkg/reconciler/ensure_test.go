@@ -532,6 +532,26 @@ func TestFinalFailureOfTheLookWithdraws(t *testing.T) {
 	})
 }
 
+// Facts of the backend that cannot be read stop set-up and no teardown.
+func TestUnreadFactsStopNoTeardown(t *testing.T) {
+	for _, class := range []state.Class{state.Unavailable, state.Internal} {
+		bubble(t, func(h *harness) {
+			h.volume("v")
+			h.ok(stage("v"), publish("v", 1), publish("v", 2))
+			h.k.unread = state.Errorf(class, "the pool cannot be read")
+			h.ok(unpublish("v", 1))
+			h.refuse(h.do(publish("v", 3)), state.Unavailable, "volume v", "observe", "the pool cannot be read")
+			if _, err := h.p.r.Observe(context.Background(), &state.Volume{ID: "v"}); err == nil {
+				t.Error("facts that were not read are told")
+			}
+			h.ok(unpublish("v", 2), unpublish("v", 3), unstage("v"))
+			h.refuse(h.do(stage("v")), state.Unavailable, "the pool cannot be read")
+			h.k.unread = nil
+			h.ok(stage("v"), publish("v", 1))
+		})
+	}
+}
+
 func TestFailedLookIsAnsweredAtOnceAndKeepsTheIntent(t *testing.T) {
 	bubble(t, func(h *harness) {
 		h.volume("v")

@@ -37,6 +37,7 @@ type fakeKernel struct {
 	log        []entry
 	violations []string
 	began      time.Time
+	unread     error  // the backend's facts cannot be read
 	delays     uint64 // when not 0, each call takes a little time, which depends on this
 	events     int    // looks at volumes and drifts so far
 	obeys      bool   // it does what a kernel does, whatever the planner's rules say
@@ -580,6 +581,13 @@ func (k *fakeKernel) facts(id string) state.Device {
 		}
 		d.Number, d.Path = v.device.number, fmt.Sprintf("/dev/loop%d", v.device.number.Minor)
 		d.Size, d.ReadOnly = v.device.size, v.device.readOnly
+	}
+	if k.unread != nil {
+		known := state.Device{State: d.State, Number: d.Number, Path: d.Path, ReadOnly: d.ReadOnly, Err: k.unread}
+		if v.device != nil {
+			known.Size = d.Size
+		}
+		return known
 	}
 	return d
 }

@@ -11,7 +11,8 @@ import (
 )
 
 // Observe looks at what is there for the paths of a record, which need not be
-// in the store. It changes nothing, and leaves out who holds the device. ctx ends
+// in the store. It changes nothing, and leaves out who holds the device. Facts of
+// the backend that cannot be read are an error. ctx ends
 // the wait, not a look that hangs: then the volume's next look waits for that one.
 func (r *Reconciler) Observe(ctx context.Context, want *state.Volume) (state.Actual, error) {
 	type result struct {
@@ -36,6 +37,9 @@ func (r *Reconciler) Observe(ctx context.Context, want *state.Volume) (state.Act
 	answer, done := make(chan result, 1), make(chan struct{})
 	go func() {
 		have, err := r.observe(ctx, want)
+		if err == nil {
+			err = have.Device.Err
+		}
 		answer <- result{have, err}
 		r.mu.Lock()
 		defer r.mu.Unlock()
@@ -143,6 +147,13 @@ func (r *Reconciler) observe(ctx context.Context, want *state.Volume) (have stat
 	default:
 		return have, err
 	}
+	if err := have.Device.Err; err != nil {
+		err = fmt.Errorf("volume %s: observe: %w", want.ID, err)
+		if state.ClassOf(err).Final() {
+			err = state.Errorf(state.Unavailable, "%w", err)
+		}
+		have.Device.Err = err
+	}
 	if stands(have.Device) {
 		if have.View, err = r.kernel.Views.FindView(ctx, have.Device); err != nil {
 			return have, err
@@ -185,7 +196,7 @@ func (r *Reconciler) look(ctx context.Context, path string) state.Mountpoint {
 // readContents reports whether the plan depends on what the device holds.
 func readContents(want *state.Volume, have state.Actual) bool {
 	s := want.Stage
-	return have.Device.Attached() && s != nil && !s.Gone && s.Capability.Access == state.MountAccess
+	return have.Device.Attached() && have.Device.Err == nil && s != nil && !s.Gone && s.Capability.Access == state.MountAccess
 }
 
 // holders names who holds a device, for humans.

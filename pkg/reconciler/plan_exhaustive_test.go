@@ -304,6 +304,7 @@ var planStepRules = map[reconciler.Action]planStepRule{
 		d := c.have.Device
 		return firstOf(
 			part != state.StagePart() || !c.stageWanted(), "no stage is wanted",
+			d.Err != nil, "what the backend knows was not read",
 			d.Missing, "the backend knows no such volume",
 			d.State == state.DeviceForeign, "something else uses the backing",
 			d.State == state.DeviceAttached, "the device is attached",
@@ -314,6 +315,7 @@ var planStepRules = map[reconciler.Action]planStepRule{
 		bySize := part == state.SizePart()
 		return firstOf(
 			!c.stageWanted(), "no stage is wanted",
+			d.Err != nil, "what the backend knows was not read",
 			d.State != state.DeviceAttached || d.Missing, "no device is attached",
 			!bySize && d.Size >= d.Capacity, "the device has its size",
 			bySize && (c.want.Size == nil || d.Size >= c.want.Size.Bytes), "the device has the size wanted",
@@ -411,6 +413,7 @@ func (c *planCase) whyNotWrite(part state.Part, why string) string {
 		part != state.StagePart() || !c.stageWanted() || c.wantsBlock(), "no mounted stage is wanted",
 		c.want.Stage != nil && c.want.Stage.ReadOnly, "read-only access was asked for",
 		d.State != state.DeviceAttached || d.Missing, "no device is attached",
+		d.Err != nil, "what the backend knows was not read",
 		d.ReadOnly, "the device is read-only",
 		c.have.View.Held, "its view is held",
 		d.Held, "the device is held",
@@ -737,7 +740,7 @@ func attributesMet(a state.Attributes, readOnly bool, flags ...string) bool {
 
 func (c *planCase) deviceStands() bool {
 	d := c.have.Device
-	return d.State == state.DeviceAttached && !d.Missing && d.Size >= d.Capacity && d.ReadOnly == c.want.Stage.ReadOnly
+	return d.State == state.DeviceAttached && d.Err == nil && !d.Missing && d.Size >= d.Capacity && d.ReadOnly == c.want.Stage.ReadOnly
 }
 
 // stageStands reports whether the wanted stage is exactly as asked.
@@ -856,7 +859,7 @@ func (c *planCase) deviceCause() bool {
 	s, d := c.want.Stage, c.have.Device
 	inUse := d.Held || c.have.View.State != state.DeviceAbsent || c.somewhere(c.showsAt) ||
 		c.someTargetUnseen() || unseen(c.have.Stage)
-	return d.Missing || d.State == state.DeviceForeign || d.State == state.DeviceAbsent && d.Size < d.Capacity ||
+	return d.Err != nil || d.Missing || d.State == state.DeviceForeign || d.State == state.DeviceAbsent && d.Size < d.Capacity ||
 		d.State == state.DeviceAttached && d.ReadOnly != s.ReadOnly && inUse
 }
 
@@ -965,6 +968,7 @@ type deviceWorld struct {
 	view                  state.DeviceState
 	viewHeld              bool
 	formatting, formatted bool
+	unread                bool // what the backend knows of the volume
 }
 
 type heldWorld uint8
@@ -1109,8 +1113,17 @@ func (w *planWorld) lookAtDevice(c *planCase) {
 	if d.formatted {
 		have.Formatted = "ext4"
 	}
+	if d.unread {
+		*have = state.Device{State: d.state, ReadOnly: have.ReadOnly, Err: errors.New("unread")}
+		if stands {
+			have.Size = 100
+		}
+	}
 	switch d.bytes {
 	case bytesPromised:
+		if d.unread {
+			break
+		}
 		have.Size, have.Capacity = 100, 100
 	case bytesUnknown:
 		have.Size = 100
@@ -1130,7 +1143,7 @@ func (w *planWorld) lookAtDevice(c *planCase) {
 	if d.view != state.DeviceAbsent {
 		c.have.View = state.Device{State: d.view, Number: theView.number(), ReadOnly: true, Held: d.viewHeld || w.mounted(theView)}
 	}
-	if d.state == state.DeviceAttached && w.stage.want == wantThere && !w.stage.block {
+	if d.state == state.DeviceAttached && !d.unread && w.stage.want == wantThere && !w.stage.block {
 		c.have.Contents = w.contents.look()
 	}
 }
@@ -1430,22 +1443,32 @@ func deviceWorlds() []deviceWorld {
 	for bytes := bytesPromised; bytes <= bytesGrown; bytes++ {
 		all = append(all, deviceWorld{bytes: bytes})
 	}
-	all = append(all, deviceWorld{missing: true}, deviceWorld{state: state.DeviceForeign}, deviceWorld{state: state.DeviceForeign, bytes: bytesFewer})
+	all = append(all, deviceWorld{missing: true}, deviceWorld{unread: true}, deviceWorld{state: state.DeviceForeign}, deviceWorld{state: state.DeviceForeign, bytes: bytesFewer})
 	for _, d := range []deviceWorld{
 		{state: state.DeviceAttached}, {state: state.DeviceDetaching}, {state: state.DeviceAttached, readOnly: true}, {state: state.DeviceDetaching, readOnly: true},
 	} {
 		for d.held = heldByMounts; d.held <= heldUnseen; d.held++ {
-			view, fewer := d, d
-			view.view, fewer.bytes = state.DeviceAttached, bytesFewer
-			all = append(all, d, view, fewer)
+			fewer := d
+			fewer.bytes = bytesFewer
+			all = append(all, d, withView(d), fewer)
 		}
 		d.held = heldByMounts
 		heldView, leavingView, missing, unknown, grown := d, d, d, d, d
 		heldView.view, heldView.viewHeld, leavingView.view = state.DeviceAttached, true, state.DeviceDetaching
 		missing.missing, unknown.bytes, grown.bytes = true, bytesUnknown, bytesGrown
+		unread, unreadView := d, withView(d)
+		unread.unread, unreadView.unread = true, true
 		all = append(all, heldView, leavingView, missing, unknown, grown)
+		if !d.readOnly {
+			all = append(all, unread, unreadView)
+		}
 	}
 	return all
+}
+
+func withView(d deviceWorld) deviceWorld {
+	d.view = state.DeviceAttached
+	return d
 }
 
 // contentsFor returns every contents that makes a difference to a stage. They
@@ -1467,7 +1490,7 @@ func contentsFor(stage stageWorld, d *deviceWorld) iter.Seq2[int, contentsWorld]
 				{kind: holdsExt4, check: true, swapped: true}, {kind: holdsExt4, growable: true, growsMounted: true, growsUnmounted: true, swapped: true},
 			}
 		}
-		read := stage.want == wantThere && !stage.block && d.state == state.DeviceAttached && !d.missing
+		read := stage.want == wantThere && !stage.block && d.state == state.DeviceAttached && !d.missing && !d.unread
 		if !read {
 			all = all[:3]
 		}

@@ -73,6 +73,8 @@ func (p *planner) raw(s *state.Stage) Verdict {
 func (p *planner) device(s *state.Stage) Verdict {
 	d := p.have.Device
 	switch {
+	case d.Err != nil:
+		return unseen(d.Err)
 	case d.Missing:
 		return stuck(state.NotFound, "no such volume on this node")
 	case d.State == state.DeviceForeign:

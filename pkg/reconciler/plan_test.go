@@ -69,6 +69,10 @@ func TestPlan(t *testing.T) {
 		// Devices that are not attached.
 		{"an unknown volume", volume(staged()), actual(device(state.DeviceAbsent, missing)),
 			[]string{"stage: stuck, NotFound: no such volume"}},
+		{"facts that cannot be read", volume(staged()), actual(attached(unread), blank()),
+			[]string{"stage: stuck, Unavailable: the pool is away"}},
+		{"facts that cannot be read, of a volume that ends", volume(unstaged()), actual(attached(unread), stageIs(emptyDir())),
+			[]string{"detach for stage", "stage: under way"}},
 		{"a backing that something else uses", volume(staged()), actual(device(state.DeviceForeign, heldBy("/dev/loop9"))),
 			[]string{"stage: stuck, FailedPrecondition: used by /dev/loop9"}},
 		{"a truncated backing", volume(staged()), actual(device(state.DeviceAbsent, sized(50, 100))),
@@ -431,6 +435,7 @@ func marked(d *state.Device)          { d.Formatting = true }
 func formattedBefore(d *state.Device) { d.Formatted = "ext4" }
 func held(d *state.Device)            { d.Held = true }
 func missing(d *state.Device)         { d.Missing = true }
+func unread(d *state.Device)          { d.Err = errors.New("the pool is away") }
 func readOnlyDevice(d *state.Device)  { d.ReadOnly = true }
 func heldBy(holder string) deviceFact { return func(d *state.Device) { d.Holder = holder } }
 func sized(bytes, capacity int64) deviceFact {

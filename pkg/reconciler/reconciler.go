@@ -290,6 +290,9 @@ func (r *Reconciler) adopt(ctx context.Context, id string, stage *state.Stage) (
 	r.begin(id, Step{Action: Look})
 	have, err := r.observe(ctx, want)
 	r.end(id)
+	if err == nil {
+		err = have.Device.Err
+	}
 	if err != nil {
 		return false, err
 	}

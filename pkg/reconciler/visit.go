@@ -35,6 +35,9 @@ func (r *Reconciler) Exclusive(ctx context.Context, id string, f func(ctx contex
 		}
 		have, err := r.observeAlone(ctx, want)
 		if err == nil {
+			err = have.Device.Err
+		}
+		if err == nil {
 			err = f(ctx, want, have)
 		}
 		failed = err

@@ -60,6 +60,11 @@ type Device struct {
 	Formatted  string // the fs type of the last format that completed
 
 	CreatedFor string // the fs type that whoever created the volume asked for; may be empty
+
+	// Err, when set, is why the backend's facts (Missing, Capacity, Backing and
+	// the three above) could not be read. State, and what is known of a device
+	// that stands, hold all the same: they suffice to take it down.
+	Err error
 }
 
 // Attached reports whether the plugin's device stands and is not going away.

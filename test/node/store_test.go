@@ -3,8 +3,10 @@ package node
 import (
 	"bytes"
 	"context"
+	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -148,4 +150,27 @@ func TestStatusWithoutPlugin(t *testing.T) {
 	}
 	p.Start(harness.Options{})
 	v.end()
+}
+
+// TestPoolOfAnotherPlugin: a plugin with another state directory is kept from a
+// pool in use, and has it once the first has ended, however that came.
+func TestPoolOfAnotherPlugin(t *testing.T) {
+	t.Parallel()
+	p := harness.Start(t, harness.Options{})
+	other := harness.New(t)
+	other.PoolDir = p.PoolDir
+	second := other.Launch(harness.Options{})
+	if state := second.Wait(t); state.ExitCode() != 1 {
+		t.Errorf("the second plugin: %s", state)
+	}
+	for _, word := range []string{p.PoolDir, fmt.Sprintf("process %d ", p.PID()), "--state-dir", "--pool-dir"} {
+		if !strings.Contains(second.Log.String(), word) {
+			t.Errorf("it does not say %q:\n%s", word, second.Log)
+		}
+	}
+	create(t, p, "v", 16*mib, mountAs("ext4", singleWriter)).end()
+	p.Kill()
+	other.Start(harness.Options{})
+	other.Kill()
+	p.Start(harness.Options{})
 }

@@ -61,6 +61,9 @@ func (b *Backend) attachment(ctx context.Context, id string) (Attachment, error)
 	a := Attachment{Volume: id}
 	var err error
 	if a.Device, err = b.Find(ctx, id); err == nil {
+		err = a.Device.Err
+	}
+	if err == nil {
 		a.View, err = b.FindView(ctx, a.Device)
 	}
 	return a, err

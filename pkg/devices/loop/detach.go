@@ -36,9 +36,17 @@ func (b *Backend) Detach(ctx context.Context, volume string) error {
 		return err
 	}
 	defer done()
-	data, err := b.data(volume)
+	// The tag says which one is ours. The pool is not asked: it may be away.
+	ours := b.stands(volume, nil)
+	d, err := b.recall(ctx, b.tag(volume), sought{is: func(*device) bool { return true }, named: ours.named})
+	if d != nil && !ours.is(d) {
+		d, err = b.search(ctx, b.tag(volume), ours) // without forgetting the foreign one
+		if d == nil && err == nil {
+			return nil
+		}
+	}
 	if err == nil {
-		err = b.detach(ctx, b.tag(volume), b.stands(volume, data), func(d *device) bool { return b.owns(d, volume) })
+		err = b.detach(ctx, b.tag(volume), ours)
 	}
 	if err != nil {
 		return fmt.Errorf("volume %s: detach: %w", volume, err)
@@ -46,11 +54,11 @@ func (b *Backend) Detach(ctx context.Context, volume string) error {
 	return nil
 }
 
-// detach releases the devices of ours for a key until none is found.
-func (b *Backend) detach(ctx context.Context, key string, match sought, ours func(*device) bool) error {
+// detach releases the devices for a key that are ours until none is found.
+func (b *Backend) detach(ctx context.Context, key string, ours sought) error {
 	for {
-		d, err := b.current(ctx, key, match)
-		if d == nil || err != nil || !ours(d) {
+		d, err := b.current(ctx, key, ours)
+		if d == nil || err != nil {
 			return err
 		}
 		if err := b.release(ctx, d); err != nil {

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"time"
 
 	"github.com/csi-node/csi-node/pkg/devices/pool"
 	"github.com/csi-node/csi-node/pkg/state"
@@ -27,36 +28,99 @@ func (k known) shape(readOnly bool) shape {
 	return shape{readOnly: readOnly, sector: k.sector, solid: k.thick && !readOnly}
 }
 
+// factsLimit is how long Find waits for a volume's metadata: the pool's disk may
+// hang, and devices that stand are told, and taken down, without it.
+const factsLimit = 2 * time.Second
+
 // Find tells what stands for the volume. It looks at the device of the index
 // only: what something else attaches meanwhile is found by Attach. A device
 // whose volume is gone, or whose data is another file by now, is attached and
 // Missing. The size is that of the device and of its view, the smaller of the
 // two, so that a growth which did not reach the view is seen not to be complete.
 func (b *Backend) Find(ctx context.Context, volume string) (state.Device, error) {
-	v, err := b.volume(ctx, volume)
-	if err != nil {
+	v, err := b.volumeWithin(ctx, volume)
+	if ctx.Err() != nil || state.ClassOf(err) == state.InvalidArgument {
 		return state.Device{}, err
+	}
+	if err != nil {
+		v = known{facts: state.Device{Err: err}}
 	}
 	facts, data := v.facts, v.data
 	var view *device
-	d, err := b.recall(ctx, b.tag(volume), b.stands(volume, data))
+	match := b.stands(volume, data)
+	if facts.Err != nil {
+		match.is = func(*device) bool { return true }
+	}
+	d, err := b.recall(ctx, b.tag(volume), match)
 	if err == nil && d != nil {
 		view, err = b.recall(ctx, viewKey(d.number), showing(d.number))
 	}
 	switch {
 	case err != nil:
 		return state.Device{}, fmt.Errorf("volume %s: find: %w", volume, err)
-	case d == nil:
+	case d == nil, facts.Err != nil && !b.owns(d, volume): // whether that is the volume's data is not known
 	case !b.owns(d, volume):
 		facts.State, facts.Holder = state.DeviceForeign, d.String()
 	default:
 		d.facts(&facts)
-		facts.Missing = facts.Missing || d.file() != data.id
+		facts.Missing = facts.Missing || facts.Err == nil && d.file() != data.id
 		if view != nil {
 			facts.Size = min(facts.Size, view.bytes)
 		}
 	}
 	return facts, nil
+}
+
+// asking is a look at a volume's metadata that is under way.
+type asking struct {
+	since time.Time
+	done  chan struct{}
+}
+
+// volumeWithin is volume, on a goroutine that may be lost to a disk that hangs;
+// no volume ever has more than one.
+func (b *Backend) volumeWithin(ctx context.Context, volume string) (known, error) {
+	type answer struct {
+		known
+		err error
+	}
+	for {
+		b.mu.Lock()
+		a, own := b.asked[volume], false
+		answers := make(chan answer, 1)
+		if a == nil {
+			a, own = &asking{since: time.Now(), done: make(chan struct{})}, true
+			b.asked[volume] = a
+			go func() {
+				k, err := b.volume(context.WithoutCancel(ctx), volume)
+				answers <- answer{k, err}
+				b.mu.Lock()
+				delete(b.asked, volume)
+				b.mu.Unlock()
+				close(a.done)
+			}()
+		}
+		b.mu.Unlock()
+		limit := time.NewTimer(factsLimit - time.Since(a.since)) // at once for one that hangs
+		select {
+		case <-a.done:
+		case <-ctx.Done():
+		case <-limit.C:
+		}
+		limit.Stop()
+		select {
+		case <-a.done:
+			if own {
+				known := <-answers
+				return known.known, known.err
+			} // else it may have begun before what this caller is to see
+		default:
+			if ctx.Err() != nil {
+				return known{}, ctx.Err()
+			}
+			return known{}, state.Errorf(state.Unavailable, "volume %s: the pool has not told of it for %s: see whether its disk answers", volume, time.Since(a.since).Round(time.Second))
+		}
+	}
 }
 
 // volume looks at a volume's metadata and its data.

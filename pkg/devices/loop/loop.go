@@ -64,6 +64,7 @@ type Backend struct {
 	mu    sync.Mutex
 	hints map[string]hint // by the tag of a volume, or the key of a view
 	looks map[string]*look
+	asked map[string]*asking // by volume
 	// silent are the devices that did not answer the last scan.
 	silent []string
 }
@@ -87,7 +88,7 @@ func New(p *pool.Pool) (*Backend, error) {
 	if err := control.Close(); err != nil {
 		return nil, err
 	}
-	b := &Backend{pool: p, hints: map[string]hint{}, looks: map[string]*look{}}
+	b := &Backend{pool: p, hints: map[string]hint{}, looks: map[string]*look{}, asked: map[string]*asking{}}
 	return b, b.index(context.Background())
 }
 

@@ -459,8 +459,11 @@ func TestPoolWithoutItsDiskIsNoMissingVolume(t *testing.T) {
 	if err := os.Rename(dir, dir+".away"); err != nil {
 		t.Fatal(err)
 	}
-	_, err := b.Find(t.Context(), "vol")
-	wantError(t, err, state.Unavailable, dir, "mount")
+	d := want(t, b, "vol", state.DeviceAbsent)
+	wantError(t, d.Err, state.Unavailable, dir, "mount")
+	if d.Missing {
+		t.Errorf("missing: %+v", d)
+	}
 	wantError(t, b.Attach(t.Context(), "vol", false), state.Unavailable, dir)
 	wantError(t, b.Delete(t.Context(), "vol"), state.Unavailable, dir)
 }

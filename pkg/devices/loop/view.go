@@ -83,7 +83,7 @@ func (b *Backend) DetachView(ctx context.Context, over state.Device) error {
 		return err
 	}
 	defer done()
-	if err := b.detach(ctx, key, showing(over.Number), (*device).isView); err != nil {
+	if err := b.detach(ctx, key, showing(over.Number)); err != nil {
 		return fmt.Errorf("view of %s: detach: %w", over.Path, err)
 	}
 	return nil

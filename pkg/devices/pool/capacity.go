@@ -25,6 +25,8 @@ type Capacity struct {
 	Allocated int64 // that volumes have taken
 	Promised  int64 // to volumes that have not taken it yet
 	Owed      int64 // that volumes may yet take; more than Free if the pool is overcommitted
+	Kept      int64 // of Free, that is given to no volume (see Limits)
+	Inline    int64 // sizes of the inline ephemeral volumes
 	Available int64 // for the claims of new volumes and of growth
 	Largest   int64 // size that a volume can have, whatever the room
 
@@ -66,7 +68,7 @@ func (p *Pool) capacity(ctx context.Context) (Capacity, error) {
 	if err := p.Check(ctx); err != nil {
 		return Capacity{}, err
 	}
-	c, err := p.countFiles()
+	c, err := p.countFiles(ctx)
 	if err != nil {
 		return Capacity{}, fmt.Errorf("pool: %w", err)
 	}
@@ -75,7 +77,8 @@ func (p *Pool) capacity(ctx context.Context) (Capacity, error) {
 		return Capacity{}, err
 	}
 	c.Total, c.Free = int64(fs.Blocks)*fs.Bsize, free(fs)
-	c.Available = max(c.Free-c.Promised-ownBytes, 0)
+	c.Kept = p.kept(c.Total)
+	c.Available = max(c.Free-c.Promised-c.Kept, 0)
 	c.Largest = largestFile(fs)
 	p.ledger = ledger{at: time.Now(), free: c.Free, spare: c.Free - c.Promised}
 	return c, nil
@@ -105,12 +108,13 @@ type part struct {
 	inode        uint64
 	provisioning Provisioning // empty: the facts are damaged
 	overcommit   int64        // percent
+	inline       bool         // ephemeral
 }
 
 // countFiles adds up the volumes' files, also those of thick volumes: a TRIM
 // of the file system in them gives blocks back. Volumes being created count,
 // too. They come first, as they move from tmp to volumes meanwhile.
-func (p *Pool) countFiles() (Capacity, error) {
+func (p *Pool) countFiles(ctx context.Context) (Capacity, error) {
 	var c Capacity
 	parts, moving := make(map[string]part, len(p.parts)), map[uint64]bool{}
 	for _, name := range []string{tmpDir, volumesDir} {
@@ -121,7 +125,7 @@ func (p *Pool) countFiles() (Capacity, error) {
 			case moving[st.Ino]:
 				return // it is counted
 			}
-			v := p.partOf(name, entry, st.Ino)
+			v := p.look(ctx, name, entry, st.Ino)
 			if v.provisioning != "" { // else its facts may yet be written, or mended
 				parts[entry] = v
 			}
@@ -144,6 +148,9 @@ func (c *Capacity) add(st unix.Stat_t, v part) {
 	c.Allocated += taken
 	c.Promised += max(claim(st.Size, v.overcommit)-taken, 0)
 	c.Owed += max(st.Size-taken, 0)
+	if v.inline {
+		c.Inline += st.Size
+	}
 }
 
 func (c *Capacity) tell(how Provisioning) {
@@ -155,6 +162,10 @@ func (c *Capacity) tell(how Provisioning) {
 	default:
 		c.Damaged++
 	}
+}
+
+func partOf(inode uint64, v Volume) part {
+	return part{inode, v.Provisioning, v.OvercommitPercent, v.Ephemeral != nil}
 }
 
 // eachFile looks at the volumes' files below a directory of the pool.
@@ -182,14 +193,17 @@ func (p *Pool) eachFile(name string, look func(entry string, st unix.Stat_t)) er
 	return nil
 }
 
-// partOf returns the facts that count about a file, which are read when they
+// look returns the facts that count about a file, which are read when they
 // are not known yet. Without facts a file counts for all of its size.
-func (p *Pool) partOf(name, entry string, inode uint64) part {
+func (p *Pool) look(ctx context.Context, name, entry string, inode uint64) part {
 	if v, ok := p.parts[entry]; ok && v.inode == inode {
 		return v
 	}
 	none := part{inode: inode, overcommit: NoOvercommit}
-	raw, err := os.ReadFile(p.path(name, entry, volumeFile))
+	if name != volumesDir {
+		return none // its facts are not written yet
+	}
+	raw, err := p.readFacts(ctx, entry)
 	if err != nil {
 		return none
 	}
@@ -197,5 +211,5 @@ func (p *Pool) partOf(name, entry string, inode uint64) part {
 	if err != nil {
 		return none
 	}
-	return part{inode, v.Provisioning, v.OvercommitPercent}
+	return partOf(inode, v)
 }

@@ -25,9 +25,10 @@ const (
 )
 
 // Clear makes every byte of a volume zero and forgets that it was ever
-// formatted, durably: it is as it was created. A thick volume keeps its blocks,
-// a thin one gives them back. The formatting mark stands meanwhile, so that a
-// volume on which Clear was interrupted is erased before it is next mounted.
+// formatted, durably: it is as it was created. A thick volume keeps its blocks
+// unless some were lost and the pool is full; a thin one gives them back. The
+// formatting mark stands meanwhile, so that a volume on which Clear was
+// interrupted is erased before it is next mounted.
 //
 // Nobody else can open the data meanwhile. FailedPrecondition: somebody has it
 // open, as a loop device has, or that cannot be told. NotFound: there is no such volume.
@@ -119,9 +120,10 @@ func clearData(ctx context.Context, f *os.File, how Provisioning) error {
 	if err != nil {
 		return err
 	}
-	mode := uint32(unix.FALLOC_FL_ZERO_RANGE | unix.FALLOC_FL_KEEP_SIZE)
+	const zero, punch = unix.FALLOC_FL_ZERO_RANGE | unix.FALLOC_FL_KEEP_SIZE, unix.FALLOC_FL_PUNCH_HOLE | unix.FALLOC_FL_KEEP_SIZE
+	mode := uint32(zero)
 	if how == Thin {
-		mode = unix.FALLOC_FL_PUNCH_HOLE | unix.FALLOC_FL_KEEP_SIZE
+		mode = punch
 	}
 	for offset := int64(0); offset < info.Size(); offset += clearChunk {
 		if err := ctx.Err(); err != nil {
@@ -131,6 +133,9 @@ func clearData(ctx context.Context, f *os.File, how Provisioning) error {
 		err := unix.Fallocate(int(f.Fd()), mode, offset, bytes)
 		if errors.Is(err, unix.EOPNOTSUPP) {
 			err = writeZeros(ctx, f, offset, bytes)
+		}
+		if errors.Is(err, unix.ENOSPC) { // blocks that were lost: an attach allocates them again, if there is room
+			err = unix.Fallocate(int(f.Fd()), punch, offset, bytes)
 		}
 		if err != nil {
 			return wrap(err, "zero %s from byte %d on", f.Name(), offset)

@@ -92,7 +92,7 @@ func (p *Pool) build(ctx context.Context, v Volume) (err error) {
 	if err != nil {
 		return err
 	}
-	if err := writeFile(filepath.Join(tmp, volumeFile), facts); err != nil {
+	if err := errors.Join(makeFacts(tmp, facts), syncDir(tmp)); err != nil {
 		return noRoom(err)
 	}
 	if err := os.Rename(tmp, p.path(volumesDir, v.ID)); err != nil {

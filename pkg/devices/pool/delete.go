@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -28,27 +29,52 @@ func (p *Pool) Delete(ctx context.Context, id string) error {
 }
 
 // remove moves a volume to trash, durably, and then takes it apart, with what
-// an earlier call could not take apart.
+// an earlier call could not take apart. It takes no space from the pool.
 func (p *Pool) remove(id string) error {
-	trash, err := os.MkdirTemp(p.path(trashDir), id+"~")
+	trash, err := p.emptyTrash(id)
 	if err != nil {
 		return err
 	}
-	// A directory may be renamed over an empty one, see rename(2); os.Rename
-	// refuses that.
-	if err := ignore(unix.Rename(p.path(volumesDir, id), trash), unix.ENOENT); err != nil {
-		return errors.Join(fmt.Errorf("rename %s to %s: %w", p.path(volumesDir, id), trash, err), os.Remove(trash))
+	place := p.path(volumesDir, id)
+	switch err := unix.Rename(place, trash); {
+	case errors.Is(err, unix.ENOENT): // perhaps an earlier call renamed it, and failed then
+	case errors.Is(err, unix.ENOSPC), errors.Is(err, unix.EDQUOT): // the name would take one more block of trash
+		return takeApart(place)
+	case err != nil:
+		return fmt.Errorf("rename %s to %s: %w", place, trash, err)
 	}
 	for _, name := range []string{volumesDir, trashDir} {
 		if err := syncDir(p.path(name)); err != nil {
 			return err
 		}
 	}
+	return os.RemoveAll(trash)
+}
+
+// emptyTrash takes apart what earlier deletions of a volume left, and returns
+// the place for the next.
+func (p *Pool) emptyTrash(id string) (string, error) {
 	entries, err := os.ReadDir(p.path(trashDir))
+	if err != nil {
+		return "", err
+	}
 	for _, entry := range entries {
-		if strings.HasPrefix(entry.Name(), id+"~") {
+		if strings.HasPrefix(entry.Name(), id+"~") { // older versions appended a number
 			err = errors.Join(err, os.RemoveAll(p.path(trashDir, entry.Name())))
 		}
 	}
-	return err
+	return p.path(trashDir, id+"~"), err
+}
+
+// takeApart removes a volume where it is. The data goes first: until the facts
+// follow, the volume is there and its data is not, so it is neither attached nor
+// forgotten, and the caller, who has no answer yet, asks again.
+func takeApart(place string) error {
+	if err := ignore(os.Remove(filepath.Join(place, dataFile)), os.ErrNotExist); err != nil {
+		return err
+	}
+	if err := syncDir(place); err != nil {
+		return err
+	}
+	return errors.Join(os.RemoveAll(place), syncDir(filepath.Dir(place)))
 }

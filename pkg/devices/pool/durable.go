@@ -1,6 +1,7 @@
 package pool
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"os"
@@ -35,6 +36,68 @@ func writeFile(path string, contents []byte) (err error) {
 	}
 	if err := os.Rename(path+newSuffix, path); err != nil {
 		return err
+	}
+	return syncDir(filepath.Dir(path))
+}
+
+// The facts about a volume are padded to whole factsUnits, with factsSlack at
+// least, so that the blocks that they have once suffice for good.
+const (
+	factsUnit  = 1024 // bytes; the smallest block of ext4 and xfs
+	factsSlack = 256  // bytes
+)
+
+// pad appends spaces, which JSON allows.
+func pad(facts []byte) []byte {
+	size := (len(facts) + factsSlack + factsUnit - 1) / factsUnit * factsUnit
+	return append(facts, bytes.Repeat([]byte{' '}, size-len(facts))...)
+}
+
+// makeFacts writes the facts of a new volume, and the slot in which they are
+// written next, durably but for the names in dir.
+func makeFacts(dir string, facts []byte) error {
+	for _, name := range []string{slotFile, volumeFile} {
+		if err := overwrite(filepath.Join(dir, name), pad(facts)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// overwrite writes a file in place, durably. Where it has blocks it takes no others.
+func overwrite(path string, contents []byte) error {
+	f, err := writeInPlace(path, contents)
+	if err != nil {
+		return err
+	}
+	return errors.Join(f.Sync(), f.Close())
+}
+
+// writeInPlace writes a file, which need not be there, and leaves it open.
+func writeInPlace(path string, contents []byte) (*os.File, error) {
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|unix.O_NOFOLLOW, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	if _, err = f.WriteAt(contents, 0); err == nil {
+		err = f.Truncate(int64(len(contents)))
+	}
+	if err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	return f, nil
+}
+
+// exchange lets a file that was written beside another change places with it
+// in one step and durably: nothing is allocated, and the other's blocks stay for
+// the next time. Where the file system cannot, the other is replaced.
+func exchange(path, beside string) error {
+	err := unix.Renameat2(unix.AT_FDCWD, beside, unix.AT_FDCWD, path, unix.RENAME_EXCHANGE)
+	if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENOSYS) || errors.Is(err, unix.EOPNOTSUPP) {
+		err = unix.Rename(beside, path)
+	}
+	if err != nil {
+		return fmt.Errorf("exchange %s and %s: %w", beside, path, err)
 	}
 	return syncDir(filepath.Dir(path))
 }

@@ -207,7 +207,7 @@ func TestCreate(t *testing.T) {
 					t.Errorf("%+v, made %+v", v, made)
 				}
 			}
-			if left := files(t, p.dir); len(left) != 3 {
+			if left := files(t, p.dir); len(left) != 4 {
 				t.Errorf("files %q", left)
 			}
 		})
@@ -275,7 +275,7 @@ func TestDelete(t *testing.T) {
 	wantError(t, p.Delete(t.Context(), ".."), state.InvalidArgument)
 	ids, err := p.IDs(t.Context())
 	ok(t, err)
-	if left := files(t, p.dir); !slices.Equal(ids, []string{"v.v"}) || len(left) != 3 {
+	if left := files(t, p.dir); !slices.Equal(ids, []string{"v.v"}) || len(left) != 4 {
 		t.Errorf("volumes %q, files %q", ids, left)
 	}
 	trash, err := os.ReadDir(p.path(trashDir))

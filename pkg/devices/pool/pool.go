@@ -4,7 +4,8 @@
 //	<dir>.uuid               the UUID of the pool once seen at <dir>, outside of it
 //	<dir>/.csi-node-pool     the marker: {"version":1,"uuid":"…"}
 //	<dir>/volumes/<id>/data         the bytes of a volume
-//	<dir>/volumes/<id>/volume.json  the facts about it: Volume
+//	<dir>/volumes/<id>/volume.json      the facts about it: Volume
+//	<dir>/volumes/<id>/volume.json.new  blocks for the next facts; its contents mean nothing
 //	<dir>/tmp/<id>~…         a volume being created
 //	<dir>/trash/<id>~…       a volume being deleted
 //
@@ -12,13 +13,17 @@
 // disk, and it is renamed into trash before it is taken apart: what is in
 // volumes is whole, whenever the power goes. Open empties tmp and trash.
 //
+// A pool without a free block or inode loses no volume and keeps none: what is
+// deleted is renamed and taken apart, and new facts are written to blocks that
+// the volume has had since it was created, see writeFacts.
+//
 // <dir>.uuid must live as long as the node: in a container, mount the parent
 // of the pool's directory from the host. It tells a pool whose disk is not
 // mounted from a directory that is to become a pool.
 //
-// One process at a time should use a pool (the plugin's store has the lock
-// for that): two would not see each other's changes of one volume. Emptying
-// tmp and trash is safe even then, as whoever builds in tmp holds a lock.
+// One process at a time should use a pool, see Lock: two would not see each
+// other's changes of one volume. Emptying tmp and trash is safe even then, as
+// whoever builds in tmp holds a lock.
 package pool
 
 import (
@@ -40,6 +45,7 @@ const (
 	trashDir   = "trash"
 	dataFile   = "data"
 	volumeFile = "volume.json"
+	slotFile   = volumeFile + newSuffix
 )
 
 // Pool is an open pool. Its methods may be called concurrently; those that
@@ -49,8 +55,10 @@ type Pool struct {
 	dir      string
 	uuid     string
 	readOnly bool
+	limits   Limits
 
 	volumes keylock.Map // by volume id
+	facts   keylock.Map // by volume id; held while the facts are read, and while the slot is written
 	// space is held, under the key "", while room is counted and taken.
 	space keylock.Map
 	// The holder of space remembers what the last count told: of each volume's

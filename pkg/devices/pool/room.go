@@ -13,9 +13,9 @@ import (
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
-// ownBytes is kept free for the pool's own files and what its file system
-// writes about them. The half of it may be taken by the time that somebody
-// asks for all that was told to be available, and gets it.
+// ownBytes is kept free at least, for the pool's own files and what its file
+// system writes about them. The half of it may be taken by the time that
+// somebody asks for all that was told to be available, and gets it.
 const ownBytes = 1 << 20
 
 // ledger is a count that is carried forward, so that not each of many
@@ -34,9 +34,10 @@ type ledger struct {
 
 const ledgerAge = 5 * time.Second
 
-// covers reports whether that many bytes are spare when so many are free.
-func (l ledger) covers(bytes, free int64) bool {
-	return bytes <= l.spare-max(l.free-free, 0)-ownBytes/2
+// covers reports whether that many bytes are spare when so many are free, and
+// so many are to stay free.
+func (l ledger) covers(bytes, free, kept int64) bool {
+	return bytes <= l.spare-max(l.free-free, 0)-kept+ownBytes/2
 }
 
 // take takes bytes from what is spare. The caller holds p.space.
@@ -45,13 +46,14 @@ func (p *Pool) take(ctx context.Context, bytes int64) error {
 	if err != nil {
 		return err
 	}
-	if time.Since(p.ledger.at) > ledgerAge || !p.ledger.covers(bytes, free(fs)) {
+	kept := p.kept(int64(fs.Blocks) * fs.Bsize)
+	if time.Since(p.ledger.at) > ledgerAge || !p.ledger.covers(bytes, free(fs), kept) {
 		c, err := p.capacity(ctx)
 		if err != nil {
 			return err
 		}
-		if !p.ledger.covers(bytes, c.Free) {
-			return state.Errorf(state.ResourceExhausted, "the pool %s has no room for %d bytes more: %d of %d bytes are available, with %d promised to other volumes", p.dir, bytes, c.Available, c.Total, c.Promised)
+		if !p.ledger.covers(bytes, c.Free, kept) {
+			return state.Errorf(state.ResourceExhausted, "the pool %s has no room for %d bytes more: %d of %d bytes are available, with %d promised to other volumes and %d kept free (--pool-reserve)", p.dir, bytes, c.Available, c.Total, c.Promised, c.Kept)
 		}
 	}
 	p.ledger.spare -= bytes
@@ -74,7 +76,16 @@ func (p *Pool) extend(ctx context.Context, f *os.File, v Volume, bytes int64) er
 	// The file may be in tmp yet, and what is known under the id be of a volume
 	// that was deleted and had the same inode.
 	delete(p.parts, v.ID)
-	p.parts[filepath.Base(filepath.Dir(f.Name()))] = part{st.Ino, v.Provisioning, v.OvercommitPercent}
+	p.parts[filepath.Base(filepath.Dir(f.Name()))] = partOf(st.Ino, v)
+	if v.Ephemeral != nil && bytes > st.Size && p.limits.inline() {
+		c, err := p.capacity(ctx)
+		if err == nil {
+			err = p.limits.checkInline(bytes, c.Inline-st.Size, c.Total)
+		}
+		if err != nil {
+			return err
+		}
+	}
 	missing := claim(bytes, v.OvercommitPercent) - claim(st.Size, v.OvercommitPercent)
 	if missing > 0 {
 		if err := p.take(ctx, missing); err != nil {

@@ -138,7 +138,7 @@ func (p *Pool) read(ctx context.Context, id string) (Volume, []byte, error) {
 		return Volume{}, nil, err
 	}
 	path := p.path(volumesDir, id, volumeFile)
-	raw, err := os.ReadFile(path)
+	raw, err := p.readFacts(ctx, id)
 	if errors.Is(err, os.ErrNotExist) {
 		if err := p.Check(ctx); err != nil { // else a pool that is away looks empty
 			return Volume{}, nil, fmt.Errorf("volume %s: %w", id, err)
@@ -169,10 +169,40 @@ func (p *Pool) update(ctx context.Context, id string, change func(*Volume) error
 	if err != nil {
 		return fmt.Errorf("volume %s: %w", id, err)
 	}
-	if err := writeFile(p.path(volumesDir, id, volumeFile), after); err != nil {
+	if err := p.writeFacts(ctx, id, after); err != nil {
 		return fmt.Errorf("volume %s: %w", id, noRoom(err))
 	}
 	return nil
+}
+
+// writeFacts replaces the facts about a volume, durably. It takes no space: they
+// are written over the slot, which then changes places with them. What a crash
+// leaves in the slot is nobody's.
+func (p *Pool) writeFacts(ctx context.Context, id string, facts []byte) error {
+	slot := p.path(volumesDir, id, slotFile)
+	unlock, err := p.facts.Lock(ctx, id) // the slot may be what somebody opened as the facts, two changes ago
+	if err != nil {
+		return err
+	}
+	f, err := writeInPlace(slot, pad(facts))
+	unlock()
+	if err != nil {
+		return err
+	}
+	if err := errors.Join(f.Sync(), f.Close()); err != nil {
+		return err
+	}
+	return exchange(p.path(volumesDir, id, volumeFile), slot)
+}
+
+// readFacts reads the facts about a volume as they are on the disk.
+func (p *Pool) readFacts(ctx context.Context, id string) ([]byte, error) {
+	unlock, err := p.facts.Lock(ctx, id)
+	if err != nil {
+		return nil, err
+	}
+	defer unlock()
+	return os.ReadFile(p.path(volumesDir, id, volumeFile))
 }
 
 func decode(raw []byte, id string) (Volume, error) {

@@ -1,0 +1,95 @@
+package pool
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"strconv"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/api/resource"
+
+	"github.com/csi-node/csi-node/pkg/state"
+)
+
+// Amount is a part of the pool's file system: so many bytes, or a percentage of
+// its size, whichever is larger. The zero value is none.
+type Amount struct {
+	Bytes   int64
+	Percent int64
+}
+
+// ParseAmount reads a Kubernetes quantity as 10Gi, a percentage as 5%, or both
+// with a comma between them. 0, and an empty text, are none.
+func ParseAmount(text string) (Amount, error) {
+	var a Amount
+	if text == "" {
+		return a, nil
+	}
+	for _, part := range strings.Split(text, ",") {
+		if number, percent := strings.CutSuffix(part, "%"); percent {
+			n, err := strconv.ParseUint(number, 10, 8)
+			if err != nil || n > 100 || a.Percent > 0 {
+				return Amount{}, errNoAmount
+			}
+			a.Percent = int64(n)
+			continue
+		}
+		q, err := resource.ParseQuantity(part)
+		if err != nil || q.Sign() < 0 || q.Cmp(*resource.NewQuantity(math.MaxInt64, resource.BinarySI)) > 0 || a.Bytes > 0 {
+			return Amount{}, errNoAmount
+		}
+		a.Bytes = q.Value()
+	}
+	return a, nil
+}
+
+var errNoAmount = errors.New("must be a quantity as 10Gi, a percentage of the pool's file system as 5%, or both as 1Gi,5%, of which the larger counts; 0 for none")
+
+// Of returns the bytes that the amount is of a file system.
+func (a Amount) Of(total int64) int64 {
+	return max(a.Bytes, total/100*a.Percent)
+}
+
+// Limits keep a pool from being taken whole. The zero value has none.
+type Limits struct {
+	// Reserve of the pool's file system is given to no volume. Volumes that are
+	// overcommitted may write into it.
+	Reserve Amount
+	// InlineSize bounds each inline ephemeral volume, InlineTotal all of them
+	// together; none: no bound but the pool's.
+	InlineSize, InlineTotal Amount
+}
+
+// SetLimits sets what Create and Grow keep to. What is there stays, be it beyond.
+// It must be called before any other method is.
+func (p *Pool) SetLimits(l Limits) { p.limits = l }
+
+// kept returns the bytes of the pool's file system that are given to no volume.
+func (p *Pool) kept(total int64) int64 { return max(p.limits.Reserve.Of(total), ownBytes) }
+
+func (l Limits) inline() bool { return l.InlineSize != (Amount{}) || l.InlineTotal != (Amount{}) }
+
+// checkInline returns why an inline ephemeral volume of so many bytes may not be
+// made while the others have that many together.
+func (l Limits) checkInline(bytes, others, total int64) error {
+	if most := l.InlineSize.Of(total); l.InlineSize != (Amount{}) && bytes > most {
+		return state.Errorf(state.InvalidArgument, "an inline ephemeral volume of %d bytes: this node allows %d bytes each (--inline-max-size): ask for less in the pod's volumeAttributes, or use a PersistentVolumeClaim", bytes, most)
+	}
+	if most := l.InlineTotal.Of(total); l.InlineTotal != (Amount{}) && bytes > most-others {
+		return state.Errorf(state.ResourceExhausted, "an inline ephemeral volume of %d bytes: this node allows %d bytes to all of them together (--inline-max-total), and others have %d: wait until their pods end, ask for less, or use a PersistentVolumeClaim", bytes, most, others)
+	}
+	return nil
+}
+
+// String returns the amount as ParseAmount reads it.
+func (a Amount) String() string {
+	bytes := resource.NewQuantity(a.Bytes, resource.BinarySI).String()
+	switch {
+	case a.Percent == 0:
+		return bytes
+	case a.Bytes == 0:
+		return fmt.Sprintf("%d%%", a.Percent)
+	}
+	return fmt.Sprintf("%s,%d%%", bytes, a.Percent)
+}

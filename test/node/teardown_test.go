@@ -1,0 +1,90 @@
+package node
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/csi-node/csi-node/test/harness"
+)
+
+// mountPool mounts a new file system where the plugin's pool is to be.
+func mountPool(t *testing.T, p *harness.Plugin, bytes int64, mkfs ...string) {
+	t.Helper()
+	image := filepath.Join(t.TempDir(), "image")
+	must(t, os.WriteFile(image, nil, 0o600))
+	must(t, os.Truncate(image, bytes))
+	harness.Command(t, mkfs[0], append(mkfs[1:], image)...)
+	must(t, os.MkdirAll(p.PoolDir, 0o700))
+	harness.Command(t, "mount", "-o", "loop", image, p.PoolDir)
+	t.Cleanup(func() { // the plugin still runs; what is left is told by the harness
+		if err := unix.Unmount(p.PoolDir, unix.MNT_DETACH); err != nil && !errors.Is(err, unix.EINVAL) {
+			t.Error(err)
+		}
+	})
+}
+
+// TestTeardownNeedsNoFacts: whatever has become of the pool, a volume is
+// unpublished, unstaged and detached.
+func TestTeardownNeedsNoFacts(t *testing.T) {
+	t.Parallel()
+	facts := func(v *volume) string { return filepath.Join(filepath.Dir(v.data()), "volume.json") }
+	for title, breakIt := range map[string]func(t *testing.T, v *volume){
+		"damaged facts":       func(t *testing.T, v *volume) { write(t, facts(v), "garbage") },
+		"empty facts":         func(t *testing.T, v *volume) { write(t, facts(v), "") },
+		"no facts":            func(t *testing.T, v *volume) { must(t, os.Remove(facts(v))) },
+		"a directory":         func(t *testing.T, v *volume) { must(t, os.Remove(facts(v))); makeDir(t, facts(v)) },
+		"silent facts":        func(t *testing.T, v *volume) { must(t, os.Remove(facts(v))); must(t, unix.Mkfifo(facts(v), 0o600)) }, // open(2) waits for a writer
+		"no volume":           func(t *testing.T, v *volume) { must(t, os.RemoveAll(filepath.Dir(v.data()))) },
+		"a pool that is away": func(t *testing.T, v *volume) { must(t, unix.Unmount(v.PoolDir, unix.MNT_DETACH)) },
+		"a pool that is shut": func(t *testing.T, v *volume) { shutDown(t, v.PoolDir) },
+	} {
+		t.Run(title, func(t *testing.T) {
+			p := harness.New(t)
+			mountPool(t, p, 512*mib, "mkfs.ext4", "-q")
+			p.Start(harness.Options{})
+			v := create(t, p, "pvc-1", 64*mib, mountAs("ext4", multiWriter))
+			raw := create(t, p, "pvc-2", 16*mib, blockAs(multiWriter))
+			short := newInline(t, p, "csi-"+strings.Repeat("1f", 32), mountAs("ext4", singleWriter), map[string]string{"size": "32Mi"})
+			pods := []string{v.target("1"), v.target("2"), raw.target("3")}
+			for _, v := range []*volume{v, raw} {
+				must(t, v.stage(t.Context()))
+			}
+			must(t, v.publish(t.Context(), pods[0]))
+			must(t, v.publish(t.Context(), pods[1]))
+			must(t, raw.publish(t.Context(), pods[2]))
+			must(t, short.publishInline(t.Context()))
+			for _, v := range []*volume{v, raw, short.volume} {
+				breakIt(t, v)
+				if strings.HasPrefix(title, "a pool") {
+					break
+				}
+			}
+			must(t, v.unpublish(t.Context(), pods[0]))
+			mustBeGone(t, pods[0])
+			if err := v.publish(t.Context(), v.target("4")); err == nil {
+				t.Error("published, and what the volume is cannot be known")
+			}
+			must(t, v.unpublish(t.Context(), pods[1]))
+			must(t, raw.unpublish(t.Context(), pods[2]))
+			must(t, v.unpublish(t.Context(), v.target("4")))
+			must(t, short.unpublish(t.Context(), short.pod))
+			must(t, v.unstage(t.Context()))
+			must(t, raw.unstage(t.Context()))
+			for _, path := range append(pods, short.pod) {
+				mustBeGone(t, path)
+			}
+			for _, l := range p.Loops() {
+				t.Errorf("attached: %v", l)
+			}
+			mustHaveNoRecord(t, p)
+			if !strings.HasPrefix(title, "a pool") && title != "silent facts" { // else it is deleted when the pool answers
+				mustBeGone(t, filepath.Dir(short.data()))
+			}
+		})
+	}
+}
