@@ -10,6 +10,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -72,7 +73,12 @@ func poolOn(t testing.TB, source, fsType, options string) (*pool.Pool, string) {
 		t.Fatalf("mount %s on %s: %v", fsType, mountpoint, err)
 	}
 	t.Cleanup(func() {
-		if err := unix.Unmount(mountpoint, 0); err != nil {
+		// Whoever else lists loop devices may have one of the pool's open, so that it goes a moment later.
+		err := unix.Unmount(mountpoint, 0)
+		for end := time.Now().Add(10 * time.Second); errors.Is(err, unix.EBUSY) && time.Now().Before(end); err = unix.Unmount(mountpoint, 0) {
+			time.Sleep(goneInterval)
+		}
+		if err != nil {
 			t.Errorf("unmount %s: %v", mountpoint, err)
 		}
 	})

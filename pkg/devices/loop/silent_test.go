@@ -180,23 +180,13 @@ func TestUnreadableBackingIsNotAbsent(t *testing.T) {
 
 // A lease that did not last proves nothing: what was configured is detached at once.
 func TestLostLeaseIsNoProof(t *testing.T) {
-	b, data := setup(t, pool.Thin)
+	_, data := setup(t, pool.Thin)
 	backing, err := os.OpenFile(data, os.O_RDWR, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer backing.Close()
-	control, err := os.OpenFile(controlPath, os.O_RDWR, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer control.Close()
-	number := ownNumber(t)
-	b.Spare(Numbers{Published: func(string, bool) []state.DeviceNumber { return []state.DeviceNumber{number} }})
-	name, err := b.again(control, receiver{volume: "vol"})
-	if err != nil || name == "" {
-		t.Fatalf("no device %s: %v", number, err)
-	}
+	name := addLoop(t, ownNumber(t))
 	config := unix.LoopConfig{Fd: uint32(backing.Fd()), Size: 512}
 	taken, err := bind(t.Context(), name, backing, &config, shape{sector: 512}, true) // though none was taken
 	if err != nil || !taken {

@@ -30,23 +30,28 @@ func TestShownNumbersAreSpared(t *testing.T) {
 	b := newBackend(t, p)
 	create(t, p, "vol", pool.Thin)
 	create(t, p, "other", pool.Thin)
-	shown := numberFor(t, b, "other")
+	shown, alone := numberFor(t, b, "other"), ownNumber(t) // other tests may have the first for a while
+	name := addLoop(t, alone)
 	owner, bound := "", false
 	b.Spare(Numbers{
 		Owner: func(n state.DeviceNumber) string {
-			if n == shown {
+			if n == shown || n == alone {
 				return owner
 			}
 			return ""
 		},
-		Bound: func(n state.DeviceNumber) (bool, error) { return n == shown && bound, nil },
+		Bound: func(n state.DeviceNumber) (bool, error) { return (n == shown || n == alone) && bound, nil },
 	})
 	for _, tt := range []struct {
-		owner string
-		bound bool
-	}{{"other", true}, {"other", false}, {"", true}} {
+		owner  string
+		bound  bool
+		spared bool
+	}{{"other", true, true}, {"other", false, true}, {"", true, true}, {"vol", true, false}, {"", false, false}} {
 		owner, bound = tt.owner, tt.bound
-		if got := numberFor(t, b, "vol"); got == shown {
+		if got, err := b.spared(name, receiver{volume: "vol"}); err != nil || got != tt.spared {
+			t.Errorf("%+v: spared %t, %v", tt, got, err)
+		}
+		if got := numberFor(t, b, "vol"); got == shown && tt.spared {
 			t.Errorf("%+v: the volume got the number %s", tt, shown)
 		}
 	}
@@ -75,6 +80,21 @@ func ownNumber(t *testing.T) state.DeviceNumber {
 		}
 	})
 	return state.DeviceNumber{Major: 7, Minor: uint32(index) << parts}
+}
+
+// addLoop makes the loop device with a number.
+func addLoop(t *testing.T, number state.DeviceNumber) (name string) {
+	t.Helper()
+	control, err := os.OpenFile(controlPath, os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer control.Close()
+	b := &Backend{numbers: Numbers{Published: func(string, bool) []state.DeviceNumber { return []state.DeviceNumber{number} }}}
+	if name, err = b.again(control, receiver{volume: "vol"}); err != nil || name == "" {
+		t.Fatalf("no device %s: %v", number, err)
+	}
+	return name
 }
 
 // maxPart is for how many bits of a minor its partitions are.
