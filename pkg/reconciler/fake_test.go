@@ -30,6 +30,7 @@ type fakeKernel struct {
 	files      map[string]*fakeFile   // by path, beneath the mounts
 	minors     uint32                 // never used twice
 	formats    int
+	smallest   int64 // bytes that a format needs
 	faults     []*fault
 	calls      map[callKey]int
 	acting     map[string]op // the mutating call that a volume is in
@@ -65,6 +66,7 @@ type fakeVolume struct {
 	copied     bool // such a copy holds the device now
 	formatting bool
 	formatted  string
+	raw        bool // published raw for writing
 	contents   state.Contents
 	data       bool // it was mounted for writing: erasing it would lose data
 	superRO    bool // the kernel turned the file system read-only
@@ -97,12 +99,14 @@ const (
 	opFindView op = "find-view"
 	opProbe    op = "probe"
 	opLook     op = "look"
+	opProve    op = "prove"
 	opCommit   op = "commit" // of the store: it only counts
 
 	opAttach        op = "attach"
 	opDetach        op = "detach"
 	opGrowDevice    op = "grow-device"
 	opBeginFormat   op = "begin-format"
+	opBeginRaw      op = "begin-raw"
 	opErase         op = "erase"
 	opEndFormat     op = "end-format"
 	opAttachView    op = "attach-view"
@@ -121,12 +125,12 @@ const (
 
 // mutators lists every call that changes something.
 func mutators() []op {
-	return []op{opAttach, opDetach, opGrowDevice, opBeginFormat, opErase, opEndFormat, opAttachView, opDetachView,
+	return []op{opAttach, opDetach, opGrowDevice, opBeginFormat, opBeginRaw, opErase, opEndFormat, opAttachView, opDetachView,
 		opFormat, opCheck, opGrow, opMount, opBind, opBindDevice, opSetAttributes, opUnmount, opRemove, opRenew}
 }
 
 func (o op) reads() bool {
-	return o == opFind || o == opFindView || o == opProbe || o == opLook || o == opCommit
+	return o == opFind || o == opFindView || o == opProbe || o == opProve || o == opLook || o == opCommit
 }
 
 type callKey struct {
@@ -568,7 +572,7 @@ func (k *fakeKernel) facts(id string) state.Device {
 	if v == nil {
 		return state.Device{Missing: true}
 	}
-	d := state.Device{Size: v.size, Capacity: v.capacity, Backing: "/pool/" + id, Formatting: v.formatting, Formatted: v.formatted}
+	d := state.Device{Size: v.size, Capacity: v.capacity, Backing: "/pool/" + id, Formatting: v.formatting, Formatted: v.formatted, Raw: v.raw}
 	switch {
 	case v.foreign != "":
 		d.State, d.Holder = state.DeviceForeign, v.foreign
@@ -653,7 +657,11 @@ func (d fakeDevices) BeginFormat(ctx context.Context, id string) error {
 		if v.formatted != "" {
 			return d.k.refuse(id, "formatting mark on what was formatted as %q", v.formatted)
 		}
-		if free := d.k.free(v); v.contents.Kind != state.ContentsBlank || v.data || !free {
+		if v.raw {
+			return d.k.refuse(id, "formatting mark on what was published raw")
+		}
+		blank := v.contents.Kind == state.ContentsBlank || v.contents.Kind == state.ContentsUnproven
+		if free := d.k.free(v); !blank || v.data || !free {
 			if err := d.k.rule(id, "formatting mark on %v, data %t, free %t", v.contents.Kind, v.data, free); err != nil {
 				return err
 			}
@@ -675,6 +683,13 @@ func (d fakeDevices) Erase(ctx context.Context, id string) error {
 		if !half {
 			v.contents = state.Contents{Kind: state.ContentsBlank}
 		}
+		return nil
+	})
+}
+
+func (d fakeDevices) BeginRaw(ctx context.Context, id string) error {
+	return d.call(ctx, opBeginRaw, id, id, func(bool) error {
+		d.k.volumes[id].raw = true
 		return nil
 	})
 }
@@ -782,11 +797,28 @@ func (f fakeFilesystems) Probe(ctx context.Context, device state.Device, mountpo
 	return c, err
 }
 
+func (f fakeFilesystems) Prove(ctx context.Context, device state.Device) error {
+	id := path.Base(device.Backing)
+	state.Progress(ctx, "proving that it is blank: none read")
+	return f.call(ctx, opProve, id, id, func(bool) error {
+		if kind := f.k.volumes[id].contents.Kind; kind != state.ContentsBlank && kind != state.ContentsUnproven {
+			return f.k.refuse(id, "proof of %v", kind)
+		}
+		return nil
+	})
+}
+
+func (f fakeFilesystems) Smallest(string) (bytes int64) {
+	f.k.with(func() { bytes = f.k.smallest })
+	return bytes
+}
+
 func (f fakeFilesystems) Format(ctx context.Context, device state.Device, fsType string) error {
 	id := path.Base(device.Backing)
 	return f.call(ctx, opFormat, id, id, func(half bool) error {
 		v := f.k.volumes[id]
-		if !v.formatting || v.contents.Kind != state.ContentsBlank || v.data {
+		blank := v.contents.Kind == state.ContentsBlank || v.contents.Kind == state.ContentsUnproven && device.Fresh
+		if !v.formatting || !blank || v.data {
 			return f.k.refuse(id, "format of %v, mark %t", v.contents.Kind, v.formatting)
 		}
 		if err := f.k.exclusive(id, "format"); err != nil {
@@ -938,6 +970,11 @@ func (m fakeMounts) BindDevice(ctx context.Context, device state.Device, target 
 		v := m.k.volumes[id]
 		if v.device == nil || v.device.detaching || v.device.number != device.Number && (v.view == nil || v.view.number != device.Number) {
 			return m.k.refuse(volumeOf(target), "%s: bind of a device that is not the volume's", target)
+		}
+		if number := v.device.number; number == device.Number && !v.device.readOnly && !v.raw {
+			if err := m.k.rule(id, "%s: shown raw for writing, and nothing remembers that", target); err != nil {
+				return err
+			}
 		}
 		if half {
 			m.k.files[target] = &fakeFile{kind: state.RegularFile}

@@ -152,6 +152,7 @@ func (r *Reconciler) observe(ctx context.Context, want *state.Volume) (have stat
 		if have.Contents, err = r.kernel.Filesystems.Probe(ctx, have.Device, mountpoint); err != nil {
 			have.Contents = state.Contents{Err: err}
 		}
+		have.Smallest = r.kernel.Filesystems.Smallest(want.Stage.Capability.FSType)
 	}
 	return have, nil
 }

@@ -26,6 +26,12 @@ type Store interface {
 // program runs; ctx ends the program.
 type Filesystems interface {
 	Probe(ctx context.Context, device state.Device, mountpoint string) (state.Contents, error)
+	// Prove returns nil only if the device is blank; it may read for minutes, and
+	// tells ctx how far it is (state.Progress).
+	Prove(ctx context.Context, device state.Device) error
+	// Smallest is how many bytes a device must have for a format as the type; 0:
+	// that is not known.
+	Smallest(fsType string) int64
 	Format(ctx context.Context, device state.Device, fsType string) error
 	Check(ctx context.Context, device state.Device, fsType string) error
 	Grow(ctx context.Context, device state.Device, fsType, mountpoint string) error

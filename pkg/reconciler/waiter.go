@@ -168,7 +168,7 @@ func (r *Reconciler) late(id string, part state.Part, class state.Class) error {
 	}
 	switch {
 	case !v.since.IsZero():
-		detail = fmt.Sprintf("step %s has been running for %s", v.running, now.Sub(v.since).Round(time.Millisecond))
+		detail = "step " + v.tellRunning(now, time.Millisecond)
 	case v.unseen:
 		detail = "the volume has not been observed yet since the plugin started"
 		class = state.Unavailable

@@ -133,13 +133,20 @@ func (p *pass) step(ctx context.Context, step Step, want *state.Volume, have sta
 		return
 	}
 	p.r.begin(p.id, step)
-	err := p.r.run(ctx, step, want, have)
+	seen := have
+	if step.Action == Format && p.last.Action == BeginFormat && have.Device.Number == p.before.Device.Number {
+		have.Device.Fresh = true // it was proven just now, by the step that set the mark
+	}
+	err := p.r.run(state.WithProgress(ctx, func(words string) { p.r.progress(p.id, words) }), step, want, have)
 	p.r.end(p.id)
 	if err != nil {
 		p.fail(want, step.Part, err)
+		if step.Action == Format {
+			p.last = Step{} // mkfs may have written: what was proven is past
+		}
 		return
 	}
-	p.last, p.before = step, have
+	p.last, p.before = step, seen
 }
 
 // noteBegun makes it durable that steps are made for a part, before the first.
