@@ -944,7 +944,7 @@ func (m fakeMounts) MountDevice(ctx context.Context, device state.Device, at, fs
 			attributes |= state.ReadOnly
 		}
 		return m.place(at, state.Directory, fakeMount{volume: id, Mount: state.Mount{
-			Device: device.Number, FSType: fsType, Source: device.Path, Root: "/", Attributes: attributes, SuperReadOnly: readOnly}})
+			Device: device.Number, FSType: fsType, Source: device.Path, Root: "/", Attributes: attributes, Options: strings.Join(flags.Super, ","), SuperReadOnly: readOnly}})
 	})
 }
 
@@ -1002,6 +1002,8 @@ func (m fakeMounts) SetAttributes(ctx context.Context, at string, flags state.Fl
 		return nil
 	})
 }
+
+func (fakeMounts) Options(m state.Mount) string { return m.Options }
 
 func (m fakeMounts) BoundAt(_ context.Context, device state.DeviceNumber) (paths []string, err error) {
 	m.k.with(func() {

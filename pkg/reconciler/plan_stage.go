@@ -14,6 +14,9 @@ func (p *planner) stage(s *state.Stage) Verdict {
 			return v
 		}
 	}
+	if v := p.found(s); !v.Settled {
+		return v
+	}
 	if v := p.device(s); !v.Settled {
 		return v
 	}
@@ -36,6 +39,31 @@ func (p *planner) stage(s *state.Stage) Verdict {
 		return v
 	}
 	return p.do(Mount, state.StagePart())
+}
+
+// unexplained reports whether what is mounted for a stage was mounted before it
+// was asked for: nothing was done for it yet.
+func unexplained(s *state.Stage) bool { return !s.Gone && !s.Accepted && !s.Begun }
+
+// found judges the options of a file system that was mounted before the stage
+// was asked for. Those that the plugin mounts it with are the record's.
+func (p *planner) found(s *state.Stage) Verdict {
+	mounts := p.have.Stage.Mounts
+	if !unexplained(s) || s.Capability.Access != state.MountAccess || len(mounts) == 0 {
+		return settled
+	}
+	top := mounts[0]
+	if top.Node || top.Corrupt || !top.Is(p.have.Device.Number) || top.FSType != s.Capability.FSType {
+		return settled // which is judged elsewhere
+	}
+	flags, err := stageFlags(s)
+	if err != nil {
+		return stuck(state.ClassOf(err), "%v", err)
+	}
+	if option := flags.Shown(top.FSType, top.Options); option != "" {
+		return stuck(state.FailedPrecondition, "the volume was found mounted at %s, by a request that is not known any more, and its file system is not seen to be mounted as asked: the mount flag %q makes the difference. A file system keeps its options as long as it is mounted: unpublish and unstage the volume, then stage it anew; or ask for the options that it has", s.Path, option)
+	}
+	return settled
 }
 
 // place judges what is at the staging path of a volume that is not mounted there.

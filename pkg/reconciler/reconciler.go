@@ -45,6 +45,8 @@ type Mounts interface {
 	BindDevice(ctx context.Context, device state.Device, target string) error
 	SetAttributes(ctx context.Context, path string, flags state.Flags) error
 	Unmount(ctx context.Context, path string) error
+	// Options tells all that the kernel shows of the options of a mount's superblock.
+	Options(m state.Mount) string
 	// BoundAt tells where the node of a device is bound, also by nobody's intent.
 	BoundAt(ctx context.Context, device state.DeviceNumber) ([]string, error)
 	// Keepers names what would keep the file system on a device alive if its
@@ -244,7 +246,8 @@ func beforeDeadline(ctx context.Context) (<-chan time.Time, func() bool) {
 // stand already, and reports whether it did. It looks in the volume's worker, so
 // that nothing is taken down meanwhile, and stays for the pass that follows.
 //
-// Aborted: the volume is being unstaged. DeadlineExceeded, Canceled, Unavailable:
+// FailedPrecondition: it is mounted with other options. Aborted: the volume is
+// being unstaged. DeadlineExceeded, Canceled, Unavailable:
 // as Retry.
 func (r *Reconciler) Adopt(ctx context.Context, id string, stage *state.Stage) (bool, error) {
 	var adopted bool
@@ -264,8 +267,14 @@ func (r *Reconciler) adopt(ctx context.Context, id string, stage *state.Stage) (
 	if err != nil {
 		return false, err
 	}
+	if v := (&planner{want: want, have: have}).found(stage); !v.Settled {
+		return false, state.Errorf(v.Problem.Class, "volume %s: %s", id, v.Problem.Text)
+	}
 	if !adoptable(want, have) {
 		return false, nil
+	}
+	if len(have.Stage.Mounts) > 0 {
+		stage.Found = have.Stage.Mounts[0].Options
 	}
 	_, err = r.store.Edit(id, func(v *state.Volume) error {
 		switch {

@@ -145,8 +145,9 @@ type Mount struct {
 	Source        string
 	Root          string // of the mount within its file system; "/" is the whole
 	Attributes    Attributes
-	SuperReadOnly bool // the superblock refuses writes, whatever the attributes say
-	Corrupt       bool // looking at its root fails with ESTALE, ENOTCONN, EIO or the like
+	Options       string // of the superblock, as the kernel shows them, separated by commas
+	SuperReadOnly bool   // the superblock refuses writes, whatever the attributes say
+	Corrupt       bool   // looking at its root fails with ESTALE, ENOTCONN, EIO or the like
 }
 
 // Is reports whether m is the whole of the file system on the device, or the
