@@ -118,7 +118,7 @@ func (f *fakeNode) Find(_ context.Context, id string) (d state.Device, err error
 	}
 	err = f.locked(id, func(v *fakeVolume) error {
 		d = v.device
-		d.Size, d.Capacity, d.Formatting, d.Formatted = v.Bytes, v.Bytes, v.Formatting, v.Formatted
+		d.Size, d.Capacity, d.Formatting, d.Formatted, d.Raw = v.Bytes, v.Bytes, v.Formatting, v.Formatted, v.Raw
 		return nil
 	})
 	if err != nil {
@@ -179,7 +179,9 @@ func (f *fakeNode) BeginFormat(_ context.Context, id string) error {
 	return f.locked(id, func(v *fakeVolume) error { v.Formatting = true; return nil })
 }
 
-func (f *fakeNode) BeginRaw(context.Context, string) error { return nil }
+func (f *fakeNode) BeginRaw(_ context.Context, id string) error {
+	return f.locked(id, func(v *fakeVolume) error { v.Raw = true; return nil })
+}
 
 func (f *fakeNode) Erase(context.Context, string) error { return nil }
 

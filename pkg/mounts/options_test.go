@@ -73,6 +73,14 @@ func TestSuperblockOptions(t *testing.T) {
 			if options := superOptions(t, path); hasWord(options, word) == absent {
 				t.Errorf("%s with %s: the superblock has %s, want %s", fsType, row.flags, options, row.want)
 			}
+			m, err := h.Look(t.Context(), path)
+			must(t, err)
+			if option := flags.Shown(fsType, h.Options(m.Mounts[0])); option != "" && option != "mand" { // of which Linux 5.15 knows nothing any more
+				t.Errorf("%s with %s shows %s, and %s is not seen to hold", fsType, row.flags, h.Options(m.Mounts[0]), option)
+			}
+			if other, err := state.ParseFlags([]string{"sync,dirsync,lazytime,inode32,commit=77"}); err != nil || other.Shown(fsType, h.Options(m.Mounts[0])) == "" {
+				t.Errorf("%s with %s shows %s, which is taken for other options (%v)", fsType, row.flags, h.Options(m.Mounts[0]), err)
+			}
 			must(t, h.Unmount(t.Context(), path))
 		}
 	}

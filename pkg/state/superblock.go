@@ -13,11 +13,15 @@ import (
 // data and was not asked for; "" when there is none. What the kernel does not
 // show is not seen to hold.
 func (f Flags) Shown(fsType, options string) string {
-	shown := splitOptions(strings.ReplaceAll(options, `"`, ""))
+	shown := splitOptions(options)
+	for i := range shown {
+		shown[i] = strings.ReplaceAll(shown[i], `"`, "")
+	}
 	topics := f.effective()
 	var asked []string // in the kernel's words
 	for _, option := range f.Super {
-		if topic, _ := topicOf(option); !slices.Contains(topics[topic], option) {
+		topic, _ := topicOf(option)
+		if all := topics[topic]; !slices.Contains(all, option) || slices.Contains(lastHolds, topic) && option != all[len(all)-1] {
 			continue // a later one overrides it
 		}
 		word := kernelWord(fsType, option)
@@ -33,6 +37,9 @@ func (f Flags) Shown(fsType, options string) string {
 	}
 	return ""
 }
+
+// lastHolds are topics of which the last option overrides all others.
+var lastHolds = []string{"sync", "inodes", "groups", "df", "dioread"}
 
 // holds reports whether a word holds of a superblock: it is shown, or it is the
 // default and nothing to the contrary is shown.

@@ -88,7 +88,8 @@ func TestGuardOverRawData(t *testing.T) {
 	before := sum(t, v.data())
 
 	v.capability = mountAs("ext4", multiWriter)
-	mustRefuse(t, v.stage(ctx), codes.FailedPrecondition, v.id, "published as a raw block device before", "clear-device raw")
+	found := fmt.Sprintf("data at byte %d", place)
+	mustRefuse(t, v.stage(ctx), codes.FailedPrecondition, v.id, found, "clear-device raw")
 	mustHaveNoRecord(t, p)
 	facts := filepath.Join(filepath.Dir(v.data()), "volume.json")
 	edit := func(change func(map[string]any)) {
@@ -108,7 +109,7 @@ func TestGuardOverRawData(t *testing.T) {
 		delete(all, "raw")
 		delete(all, "fresh")
 	})
-	mustRefuse(t, v.stage(ctx), codes.FailedPrecondition, v.id, fmt.Sprintf("data at byte %d", place), "clear-device raw")
+	mustRefuse(t, v.stage(ctx), codes.FailedPrecondition, v.id, found, "clear-device raw")
 	edit(func(all map[string]any) {
 		if all["formatting"] == true {
 			t.Error("the volume is marked as being formatted")
@@ -118,6 +119,8 @@ func TestGuardOverRawData(t *testing.T) {
 	if sum(t, v.data()) != before {
 		t.Error("the volume's bytes have changed")
 	}
+	put(map[int64]string{place: string(make([]byte, len(written)))})(t, v.data())
+	mustRefuse(t, v.stage(ctx), codes.FailedPrecondition, v.id, "published as a raw block device before", "clear-device raw")
 
 	if result := shell(t, p, "csi-node volume clear-device raw --i-understand-this-destroys-data"); result.Code != 0 {
 		t.Fatalf("clear-device: %+v", result)
