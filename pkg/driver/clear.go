@@ -26,7 +26,8 @@ type Clearance struct {
 	// completed, and that a format was interrupted.
 	Formatted  string `json:"formatted,omitempty"`
 	Formatting bool   `json:"formatting,omitempty"`
-	Cleared    bool   `json:"cleared"` // every byte is zero now
+	Raw        bool   `json:"raw,omitempty"` // it was published as a raw block device, for writing
+	Cleared    bool   `json:"cleared"`       // every byte is zero now
 }
 
 // clearDevice looks at what is on a volume that nothing uses, and destroys it
@@ -91,6 +92,6 @@ func (p *plugin) readBacking(ctx context.Context, d state.Device) (state.Content
 func clearanceOf(id string, d state.Device, found state.Contents) Clearance {
 	return Clearance{
 		Volume: id, Backing: d.Backing, Bytes: d.Size, Blank: found.Kind == state.ContentsBlank,
-		Found: found.Found, UUID: found.UUID, FilesystemBytes: found.Size, Formatted: d.Formatted, Formatting: d.Formatting,
+		Found: found.Found, UUID: found.UUID, FilesystemBytes: found.Size, Formatted: d.Formatted, Formatting: d.Formatting, Raw: d.Raw,
 	}
 }

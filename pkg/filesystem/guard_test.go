@@ -361,6 +361,13 @@ func TestGuardEndsWithContext(t *testing.T) {
 	if _, err := d.firstData(ctx, mib); !errors.Is(err, context.Canceled) {
 		t.Errorf("firstData: %v", err)
 	}
+	chunks := 0
+	ctx, cancel = context.WithCancel(t.Context())
+	ctx = state.WithProgress(ctx, func(string) { chunks++; cancel() })
+	d.facts.Backing = "" // so that all is read
+	if _, err := d.firstData(ctx, 16*mib); !errors.Is(err, context.Canceled) || chunks != 1 {
+		t.Errorf("firstData read %d chunks after its end: %v", chunks, err)
+	}
 }
 
 func TestProbeOpening(t *testing.T) {

@@ -534,6 +534,30 @@ func TestAProofIsMadeOnceAndTold(t *testing.T) {
 	}
 }
 
+// A proof that nobody wants any more is not finished, and leaves no mark.
+func TestAProofEndsWithItsIntent(t *testing.T) {
+	bubble(t, func(h *harness) {
+		v := h.volume("v")
+		h.k.with(func() { v.contents.Kind, h.k.endless = state.ContentsUnproven, true })
+		answer := h.begin(stage("v"))
+		h.sleep(time.Minute)
+		if s := h.p.r.Status(); s[0].Step == nil || s[0].Step.Progress != "proving that it is blank: some read" {
+			t.Errorf("the step that runs: %+v", s[0].Step)
+		}
+		began := time.Now()
+		h.ok(unstage("v"))
+		if took := time.Since(began); took > 2*time.Second {
+			t.Errorf("the unstage took %s", took)
+		}
+		h.refuse(h.got(answer), state.Aborted, "superseded")
+		if n := h.k.count(opBeginFormat, "v"); n != 0 {
+			t.Errorf("marked %d times", n)
+		}
+		h.k.with(func() { h.k.endless = false })
+		h.ok(stage("v"))
+	})
+}
+
 // What was published raw for writing is not formatted, whatever it holds, also
 // by a plugin that has lost its store.
 func TestPublishedRawIsNotFormatted(t *testing.T) {
