@@ -78,6 +78,9 @@ func printStatus(out io.Writer, report driver.Report) error {
 		}
 		if v.Step != nil {
 			detail += fmt.Sprintf("; step %s has been running for %s", v.Step.Step, v.Step.Age.Round(time.Millisecond))
+			if v.Step.Progress != "" {
+				detail += " (" + v.Step.Progress + ")"
+			}
 		}
 		fmt.Fprintf(t, "%s\t\t\t%s\t\t\t%s\n", v.Volume, v.Worst(), detail)
 		for _, p := range v.Parts {

@@ -83,9 +83,10 @@ func newClearDeviceCommand() *cobra.Command {
 		Use:   "clear-device VOLUME",
 		Short: "Destroy what is on a volume, so that it is blank again (csi-node alone)",
 		Long: `clear-device is the way out for a volume that the plugin refuses to format because
-it is not blank. It tells what is on the volume, and with
---` + understood + ` makes every byte of it zero and forgets that the volume was
-ever formatted: the next stage formats it like a new one. There is no way back.
+it is not blank, or was published as a raw block device. It tells what is on the
+volume, and with --` + understood + ` makes every byte of it zero and
+forgets that the volume was ever formatted or published raw: the next stage formats
+it like a new one. There is no way back.
 
 Without the flag it changes nothing and exits with 1. It refuses a volume that
 is staged, published or attached, or whose file somebody has open. It asks the
@@ -139,10 +140,13 @@ func printClearance(out io.Writer, c driver.Clearance) {
 	default:
 		fmt.Fprintf(out, "formatted\tnever by the plugin\n")
 	}
+	if c.Raw {
+		fmt.Fprintf(out, "raw\tpublished as a raw block device before\n")
+	}
 	if c.Cleared {
 		fmt.Fprintf(out, "result\tevery byte is zero; the next stage formats the volume like a new one\n")
 	} else {
-		fmt.Fprintf(out, "would do\tmake every byte zero, and forget that it was ever formatted\n")
+		fmt.Fprintf(out, "would do\tmake every byte zero, and forget that it was ever formatted or published raw\n")
 	}
 }
 

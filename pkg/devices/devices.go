@@ -42,8 +42,9 @@ type Backend interface {
 // Formatter keeps the durable facts about formatting with the volume's data.
 type Formatter interface {
 	// BeginFormat sets the mark that says: a format may have been begun. It is
-	// durable when BeginFormat returns. FailedPrecondition: a format of the
-	// volume was completed before.
+	// durable when BeginFormat returns, and the volume is not Fresh then.
+	// FailedPrecondition: a format of the volume was completed before, or it was
+	// published raw.
 	BeginFormat(ctx context.Context, volume string) error
 	// Erase makes every byte of the attached volume zero, durably. It fails
 	// while anybody else has the device claimed, as a mkfs that lives on has.
@@ -51,6 +52,10 @@ type Formatter interface {
 	Erase(ctx context.Context, volume string) error
 	// EndFormat clears the mark and remembers the file system type, durably.
 	EndFormat(ctx context.Context, volume, fsType string) error
+	// BeginRaw notes that the volume is shown as a raw block device which takes
+	// writes, before it is. It is durable when BeginRaw returns, and the volume is
+	// not Fresh then.
+	BeginRaw(ctx context.Context, volume string) error
 }
 
 // Clearer empties volumes because an operator says so.
@@ -59,7 +64,7 @@ type Clearer interface {
 	// is detached and nobody has its data open. NotFound: no such volume.
 	Unused(ctx context.Context, volume string) error
 	// Clear makes every byte of an unused volume zero and forgets that it was
-	// ever formatted, durably. The formatting mark stands meanwhile: a volume on
+	// ever formatted or published raw, durably. The formatting mark stands meanwhile: a volume on
 	// which Clear was interrupted is erased before it is next mounted.
 	Clear(ctx context.Context, volume string) error
 }

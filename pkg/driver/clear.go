@@ -26,7 +26,8 @@ type Clearance struct {
 	// completed, and that a format was interrupted.
 	Formatted  string `json:"formatted,omitempty"`
 	Formatting bool   `json:"formatting,omitempty"`
-	Cleared    bool   `json:"cleared"` // every byte is zero now
+	Raw        bool   `json:"raw,omitempty"` // it was published as a raw block device, for writing
+	Cleared    bool   `json:"cleared"`       // every byte is zero now
 }
 
 // clearDevice looks at what is on a volume that nothing uses, and destroys it
@@ -56,7 +57,7 @@ func (p *plugin) clearDevice(ctx context.Context, id string, do bool) (c Clearan
 		switch {
 		case err != nil:
 			return fmt.Errorf("volume %s: reading it after it was cleared: %w", id, err)
-		case after.Kind != state.ContentsBlank:
+		case after.Kind != state.ContentsBlank && after.Kind != state.ContentsUnproven: // zeros that were written, where the pool cannot make holes
 			return state.Errorf(state.Internal, "volume %s: it was cleared, and holds %s", id, after.Found)
 		}
 		logger.Info("Cleared a volume")
@@ -91,6 +92,6 @@ func (p *plugin) readBacking(ctx context.Context, d state.Device) (state.Content
 func clearanceOf(id string, d state.Device, found state.Contents) Clearance {
 	return Clearance{
 		Volume: id, Backing: d.Backing, Bytes: d.Size, Blank: found.Kind == state.ContentsBlank,
-		Found: found.Found, UUID: found.UUID, FilesystemBytes: found.Size, Formatted: d.Formatted, Formatting: d.Formatting,
+		Found: found.Found, UUID: found.UUID, FilesystemBytes: found.Size, Formatted: d.Formatted, Formatting: d.Formatting, Raw: d.Raw,
 	}
 }

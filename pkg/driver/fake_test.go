@@ -118,7 +118,7 @@ func (f *fakeNode) Find(_ context.Context, id string) (d state.Device, err error
 	}
 	err = f.locked(id, func(v *fakeVolume) error {
 		d = v.device
-		d.Size, d.Capacity, d.Formatting, d.Formatted = v.Bytes, v.Bytes, v.Formatting, v.Formatted
+		d.Size, d.Capacity, d.Formatting, d.Formatted, d.Raw = v.Bytes, v.Bytes, v.Formatting, v.Formatted, v.Raw
 		return nil
 	})
 	if err != nil {
@@ -179,6 +179,10 @@ func (f *fakeNode) BeginFormat(_ context.Context, id string) error {
 	return f.locked(id, func(v *fakeVolume) error { v.Formatting = true; return nil })
 }
 
+func (f *fakeNode) BeginRaw(_ context.Context, id string) error {
+	return f.locked(id, func(v *fakeVolume) error { v.Raw = true; return nil })
+}
+
 func (f *fakeNode) Erase(context.Context, string) error { return nil }
 
 func (f *fakeNode) EndFormat(_ context.Context, id, fsType string) error {
@@ -205,6 +209,8 @@ func (f fakeFilesystems) Probe(_ context.Context, d state.Device, _ string) (c s
 	return c, err
 }
 
+func (f fakeFilesystems) Prove(context.Context, state.Device) error          { return nil }
+func (f fakeFilesystems) Smallest(string) int64                              { return 0 }
 func (f fakeFilesystems) Format(context.Context, state.Device, string) error { return nil }
 func (f fakeFilesystems) Check(context.Context, state.Device, string) error  { return nil }
 func (f fakeFilesystems) Grow(_ context.Context, d state.Device, _, _ string) error {

@@ -31,10 +31,15 @@
 //
 // Only zeros are blank. The device is opened, has the size it should have, and
 // every byte of it is read and is zero, but for what is known to be zero without
-// reading (holes and unwritten extents of the file behind a loop device) and
-// but for a device with more than 1 GiB to read, of which guard.go reads a
-// sample. That the known signatures are looked for as well only gives the
-// finding a name.
+// reading: holes and unwritten extents of the file behind a loop device, and a
+// device of which the backend's metadata vouches that nobody has had it. A
+// device is refused, not sampled, when there is more to read than ProveLimit.
+// That the known signatures are looked for as well only gives the finding a
+// name.
+//
+// A look (Probe) reads no more than 64 MiB and then says that the rest was not
+// proven; Prove reads, once, before a format is begun, and Format what may be
+// data when it begins.
 //
 // # Kinds
 //

@@ -15,19 +15,20 @@ func TestGuardProof(t *testing.T) {
 	empty, err := open(state.Device{Path: newImage(t, 0)}, 0)
 	must0(t, err)
 	defer empty.Close()
-	if p, err := proveBlank(t.Context(), empty); err != nil || !strings.Contains(p.found, "without any bytes") || p.whole {
+	if p, err := proveBlank(t.Context(), empty, ProveLimit); err != nil || !strings.Contains(p.found, "without any bytes") || p.blank() {
 		t.Errorf("a device without bytes: %+v, %v", p, err)
 	}
 
 	image := newImage(t, 4*mib)
 	write(t, image, 0, make([]byte, 4096))
 	write(t, image, mib, make([]byte, 3*mib))
-	f, err := os.Open(image)
+	d, err := open(state.Device{Path: image}, 0)
 	must0(t, err)
-	defer f.Close()
-	extents, err := dataExtents(t.Context(), f, 2*mib)
-	if err != nil || !slices.Equal(extents, []extent{{0, 4096}, {mib, 2 * mib}}) {
-		t.Errorf("the data of the first 2 MiB is %v (%v)", extents, err)
+	defer d.Close()
+	var extents []extent
+	err = d.eachData(t.Context(), func(e extent) bool { extents = append(extents, e); return e.start < mib })
+	if err != nil || !slices.Equal(extents, []extent{{0, 4096}, {mib, 4 * mib}}) {
+		t.Errorf("the data is %v (%v)", extents, err)
 	}
 }
 
@@ -51,25 +52,8 @@ func TestGuardAsksTheDevice(t *testing.T) {
 	closed, err := open(device, 0)
 	must0(t, err)
 	must0(t, closed.Close())
-	if found, err := closed.firstData(t.Context(), []extent{{0, mib}}); err != nil || !strings.Contains(found, "cannot be read") {
+	if found, err := closed.firstData(t.Context(), mib); err != nil || !strings.Contains(found, "cannot be read") {
 		t.Errorf("a device that fails: %q, %v", found, err)
-	}
-}
-
-func TestSampleIsEven(t *testing.T) {
-	const gib = int64(1) << 30
-	data := []extent{{0, gib}, {2 * gib, 3 * gib}, {4 * gib, 5 * gib}, {6 * gib, 7 * gib}}
-	places, _ := sample(data, 7*gib)
-	for _, e := range data {
-		n := 0
-		for _, p := range places {
-			if p.start >= e.start && p.end <= e.end && p.end-p.start == sampleBytes {
-				n++
-			}
-		}
-		if n < sampleCount/len(data)-1 || n > sampleCount/len(data)+1 {
-			t.Errorf("%d samples in %v, want a quarter of %d", n, e, sampleCount)
-		}
 	}
 }
 
@@ -135,24 +119,6 @@ func TestGrowVerified(t *testing.T) {
 	device = resize(t, device, 128*mib)
 	script(t, "resize2fs", "exit 0")
 	wantClass(t, h.Grow(t.Context(), device, "ext4", ""), state.Unavailable, "fewer than the device allows")
-}
-
-// However large a device is, its start, its end and the places of ext4's
-// superblock copies are read.
-func TestSampleIsWhereItCounts(t *testing.T) {
-	const size = int64(60) << 30 // the samples are 15 MiB apart
-	places, whole := sample([]extent{{0, size}}, size)
-	if whole {
-		t.Error("all of 60 GiB is to be read")
-	}
-	for _, e := range []extent{
-		{0, edgeBytes}, {size - edgeBytes, size},
-		{128 * mib, 128*mib + 4096}, {3 * 128 * mib, 3*128*mib + 4096}, {8*mib + 1024, 8*mib + 2048},
-	} {
-		if !slices.ContainsFunc(places, func(p extent) bool { return p.start <= e.start && p.end >= e.end }) {
-			t.Errorf("%v is not read", e)
-		}
-	}
 }
 
 // Boot code may look like an entry of a partition table further on.

@@ -4,14 +4,32 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
+// Prove returns nil if the device is blank: if everything on it that may be data
+// was read and is zero, or the device is Fresh. It writes nothing, blocks as
+// long as the reading takes, and tells ctx how far it is (state.Progress).
+//
+// FailedPrecondition: the device is not blank, or there is more than ProveLimit
+// to read. A device that somebody else holds is an error without a class.
+func (h *Host) Prove(ctx context.Context, facts state.Device) error {
+	d, err := open(facts, 0)
+	if err == nil {
+		err = errors.Join(h.refuseUnlessBlank(ctx, d, ProveLimit), d.Close())
+	}
+	if err != nil {
+		return fmt.Errorf("prove %s blank: %w", facts.Path, err)
+	}
+	return nil
+}
+
 // Format makes a file system on a blank device. It proves blankness itself,
-// whatever was seen before, and reads back what mkfs made. When it fails, mkfs
+// whatever was seen before and however much there is to read, and reads back what mkfs made. When it fails, mkfs
 // may have written: the device is then blank, or it is not, and the next probe tells.
 //
 // It blocks for a slot (see New), for the proof and for mkfs; when ctx ends,
@@ -49,15 +67,14 @@ func (h *Host) format(ctx context.Context, facts state.Device, fsType string) er
 }
 
 func (h *Host) formatOpen(ctx context.Context, d *device, k kind) error {
-	zeroed, err := h.refuseUnlessBlank(ctx, d)
-	if err != nil {
-		return err
-	}
 	t := k.traits()
 	if d.bytes < t.smallest {
 		return state.Errorf(state.FailedPrecondition, "the device has %d bytes, and %s needs at least %d: use a larger volume or another file system", d.bytes, t.name, t.smallest)
 	}
-	if err := k.format(ctx, d, zeroed); err != nil {
+	if err := h.refuseUnlessBlank(ctx, d, math.MaxInt64); err != nil {
+		return err
+	}
+	if err := k.format(ctx, d, true); err != nil {
 		return err
 	}
 	if err := d.flush(); err != nil {
@@ -77,24 +94,32 @@ func (h *Host) formatOpen(ctx context.Context, d *device, k kind) error {
 	return nil
 }
 
-// refuseUnlessBlank is the guard. It reports whether all of the device is known
-// to be zero.
-func (h *Host) refuseUnlessBlank(ctx context.Context, d *device) (zeroed bool, err error) {
+// refuseUnlessBlank is the guard; it reads no more than limit bytes.
+func (h *Host) refuseUnlessBlank(ctx context.Context, d *device, limit int64) error {
 	if err := claim(d.facts); err != nil {
-		return false, err
+		return err
 	}
 	var p proof
+	var err error
 	if _, sb, other := h.recognise(d); other != nil {
 		p.found = other.Found
 	} else if sb != nil {
 		p.found = sb.fsType + " file system"
-	} else if p, err = proveBlank(ctx, d); err != nil {
-		return false, err
+	} else if p, err = proveBlank(ctx, d, limit); err != nil {
+		return err
+	}
+	if p.unread > 0 {
+		p.found = p.tooMuch()
 	}
 	if p.found != "" {
-		return false, state.Errorf(state.FailedPrecondition, "only a blank device is formatted; found %s", p.found)
+		return state.Errorf(state.FailedPrecondition, "only a blank device is formatted; found %s", p.found)
 	}
-	return p.whole, nil
+	return nil
+}
+
+// tooMuch says why a device is not read to be proven blank.
+func (p proof) tooMuch() string {
+	return fmt.Sprintf("no known signature, and %.1f GiB that may be data: no more than %.1f GiB are read to prove a volume blank", gib(p.unread), gib(ProveLimit))
 }
 
 // claim claims the device (O_EXCL) and lets go of it at once: an error when

@@ -255,10 +255,8 @@ func content(t *testing.T, path string) []byte {
 	defer f.Close()
 	info, err := f.Stat()
 	must0(t, err)
-	extents, err := dataExtents(t.Context(), f, info.Size())
-	must0(t, err)
 	var all []byte
-	for _, e := range extents {
+	for _, e := range dataOf(t, f, info.Size()) {
 		if e.start > int64(len(all)) {
 			all = append(all, make([]byte, min(e.start-int64(len(all)), headSize))...)
 		}

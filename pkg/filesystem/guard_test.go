@@ -11,6 +11,8 @@ import (
 	"strings"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
@@ -233,53 +235,111 @@ func TestGuardChecksBacking(t *testing.T) {
 	}
 }
 
-// A device with more than 1 GiB to read is read in samples.
-func TestGuardSamples(t *testing.T) {
+// Every byte that may be data is read before a format: a look says that it did
+// not, and a proof finds what is anywhere.
+func TestGuardReadsAll(t *testing.T) {
 	h := newHost(t)
 	image := newImage(t, 3<<30)
 	device := attach(t, image)
-	device.Backing = ""
-	for _, offset := range []int64{10 * mib, 3<<30 - 10*mib, 128 * mib, 3 * 128 * mib, 8*mib + 1024, 2000 * (3 << 30 / sampleCount)} {
-		write(t, image, offset, []byte{1})
-		if c := probe(t, h, device, ""); c.Found != fmt.Sprintf("data at byte %d", offset) {
-			t.Errorf("byte %d: %+v", offset, c)
-		}
-		write(t, image, offset, []byte{0})
+	command(t, "fallocate", "--length", "3GiB", image)
+	write(t, image, 3<<29, []byte(random(600<<10)))
+	if c := probe(t, h, device, ""); c.Found != fmt.Sprintf("data at byte %d", 3<<29) {
+		t.Errorf("data among unwritten extents: %+v", c)
 	}
+	device.Backing = "" // so that nothing tells where it is
+	if c := probe(t, h, device, ""); c.Kind != state.ContentsUnproven || !strings.Contains(c.Found, "3.0 GiB that may be data") {
+		t.Errorf("a look at 3 GiB: %+v", c)
+	}
+	var told []string
+	ctx := state.WithProgress(t.Context(), func(words string) { told = append(told, words) })
+	unchanged(t, image, func() {
+		wantClass(t, h.Prove(ctx, device), state.FailedPrecondition, fmt.Sprintf("data at byte %d", 3<<29), device.Path)
+		wantClass(t, h.Format(t.Context(), device, "ext4"), state.FailedPrecondition, fmt.Sprintf("data at byte %d", 3<<29))
+	})
+	if len(told) == 0 || told[len(told)-1] != "proving that it is blank: 1.5 of 3.0 GiB read" {
+		t.Errorf("told %d times, at last %q", len(told), told[max(len(told)-1, 0):])
+	}
+	command(t, "fallocate", "--zero-range", "--offset", "1536MiB", "--length", "1MiB", image)
+	write(t, image, 3<<30-1, []byte("x"))
+	wantClass(t, h.Prove(t.Context(), device), state.FailedPrecondition, fmt.Sprintf("data at byte %d", 3<<30-1))
+	write(t, image, 3<<30-1, []byte{0})
+	must0(t, h.Prove(t.Context(), device))
 	must0(t, h.Format(t.Context(), device, "ext4"))
 }
 
-func TestSample(t *testing.T) {
-	if places, whole := sample([]extent{{0, wholeLimit}}, wholeLimit); !whole || len(places) != 1 || places[0] != (extent{0, wholeLimit}) {
-		t.Errorf("a device of the limit: %d places, whole %t", len(places), whole)
+// What would take too long to read is refused, unless its past is known.
+func TestGuardBound(t *testing.T) {
+	h := newHost(t)
+	device := attach(t, newImage(t, ProveLimit+mib))
+	if c := probe(t, h, device, ""); c.Kind != state.ContentsBlank {
+		t.Errorf("a hole: %+v", c)
 	}
-	const size = 1 << 40
-	data := []extent{{4096, 8192}, {1 << 30, 3 << 30}, {1 << 38, 1<<38 + 1<<34}, {size - 4096, size}}
-	places, whole := sample(data, size)
-	if whole {
-		t.Error("all of 18 GiB is to be read")
+	device.Backing = ""
+	if c := probe(t, h, device, ""); c.Kind != state.ContentsOther || !strings.Contains(c.Found, "no more than 64.0 GiB are read") {
+		t.Errorf("beyond the bound: %+v", c)
 	}
-	in, total := make([]int, len(data)), int64(0)
-	for _, p := range places {
-		total += p.end - p.start
-		inside := false
-		for i, e := range data {
-			if p.start >= e.start && p.end <= e.end && p.start < p.end {
-				in[i]++
-				inside = true
+	wantClass(t, h.Prove(t.Context(), device), state.FailedPrecondition, "no more than 64.0 GiB are read")
+	marked := device
+	marked.Formatting = true
+	if c := probe(t, h, marked, ""); c.Kind != state.ContentsUnproven {
+		t.Errorf("beyond the bound, to be erased: %+v", c)
+	}
+	device.Fresh = true
+	if c := probe(t, h, device, ""); c.Kind != state.ContentsBlank {
+		t.Errorf("fresh: %+v", c)
+	}
+	must0(t, h.Prove(t.Context(), device))
+	must0(t, h.Format(t.Context(), device, "ext4"))
+	if c := probe(t, h, device, ""); c.Kind != state.ContentsFilesystem {
+		t.Errorf("fresh no more: %+v", c)
+	}
+}
+
+// Whatever file system holds the volumes tells what was never written, and
+// what was.
+func TestGuardOnEveryPool(t *testing.T) {
+	h := newHost(t)
+	for _, fsType := range []string{"ext4", "xfs", "btrfs", "tmpfs"} {
+		t.Run(fsType, func(t *testing.T) {
+			dir := t.TempDir()
+			if fsType == "tmpfs" {
+				must0(t, unix.Mount("tmpfs", dir, "tmpfs", 0, "size=200m"))
+				t.Cleanup(func() { must0(t, unix.Unmount(dir, 0)) })
+			} else {
+				dir = mount(t, formatted(t, h, fsType, 1<<30), fsType)
 			}
-		}
-		if !inside {
-			t.Errorf("%v is not within the data", p)
-		}
-	}
-	for i, n := range in {
-		if n == 0 {
-			t.Errorf("nothing is read of %v", data[i])
-		}
-	}
-	if total > 512<<20 {
-		t.Errorf("%d bytes are read", total)
+			image := filepath.Join(dir, "data")
+			command(t, "fallocate", "--length", "128MiB", image)
+			device := attach(t, image)
+			mayBeData := func() (total int64) {
+				d, err := open(device, 0)
+				must0(t, err)
+				defer d.Close()
+				must0(t, d.flush())
+				must0(t, d.eachData(t.Context(), func(e extent) bool { total += e.end - e.start; return true }))
+				return total
+			}
+			for range 2 { // what a look reads counts for nothing
+				if c := probe(t, h, device, ""); c.Kind != state.ContentsBlank {
+					t.Errorf("never written: %+v", c)
+				}
+			}
+			if n := mayBeData(); n > mib {
+				t.Errorf("%d bytes of what was never written may be data", n)
+			}
+			f, err := os.OpenFile(device.Path, os.O_RDWR, 0)
+			must0(t, err)
+			_, err = f.WriteAt([]byte(random(600<<10)), 77*mib)
+			must0(t, err)
+			must0(t, f.Close())
+			if n := mayBeData(); n < 600<<10 || n > 8*mib {
+				t.Errorf("%d bytes may be data", n)
+			}
+			if c := probe(t, h, device, ""); c.Found != fmt.Sprintf("data at byte %d", 77*mib) {
+				t.Errorf("written: %+v", c)
+			}
+			wantClass(t, h.Format(t.Context(), device, "ext4"), state.FailedPrecondition, fmt.Sprintf("data at byte %d", 77*mib))
+		})
 	}
 }
 
@@ -295,11 +355,18 @@ func TestGuardEndsWithContext(t *testing.T) {
 	must0(t, err)
 	defer d.Close()
 	device.Backing = ""
-	if _, err := proveBlank(ctx, d); !errors.Is(err, context.Canceled) {
+	if _, err := proveBlank(ctx, d, ProveLimit); !errors.Is(err, context.Canceled) {
 		t.Errorf("proveBlank: %v", err)
 	}
-	if _, err := d.firstData(ctx, []extent{{0, mib}}); !errors.Is(err, context.Canceled) {
+	if _, err := d.firstData(ctx, mib); !errors.Is(err, context.Canceled) {
 		t.Errorf("firstData: %v", err)
+	}
+	chunks := 0
+	ctx, cancel = context.WithCancel(t.Context())
+	ctx = state.WithProgress(ctx, func(string) { chunks++; cancel() })
+	d.facts.Backing = "" // so that all is read
+	if _, err := d.firstData(ctx, 16*mib); !errors.Is(err, context.Canceled) || chunks != 1 {
+		t.Errorf("firstData read %d chunks after its end: %v", chunks, err)
 	}
 }
 

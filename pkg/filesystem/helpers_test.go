@@ -124,12 +124,10 @@ func digest(t testing.TB, path string) []byte {
 	defer f.Close()
 	size, err := f.Seek(0, io.SeekEnd)
 	must0(t, err)
-	extents, err := dataExtents(t.Context(), f, size) // most images are mostly holes
-	must0(t, err)
 	sum := sha256.New()
 	fmt.Fprintf(sum, "%d bytes", size)
 	chunk, next := make([]byte, mib), int64(0)
-	for _, e := range extents {
+	for _, e := range dataOf(t, f, size) { // most images are mostly holes
 		for offset := max(e.start&^(mib-1), next); offset < e.end; offset += mib {
 			n, err := f.ReadAt(chunk, offset)
 			if err != nil && err != io.EOF {
@@ -143,6 +141,14 @@ func digest(t testing.TB, path string) []byte {
 		}
 	}
 	return sum.Sum(nil)
+}
+
+// dataOf returns where a file has data.
+func dataOf(t testing.TB, f *os.File, size int64) (extents []extent) {
+	t.Helper()
+	d := &device{File: f, bytes: size}
+	must0(t, d.eachData(t.Context(), func(e extent) bool { extents = append(extents, e); return true }))
+	return extents
 }
 
 func probe(t testing.TB, h *Host, device state.Device, mountpoint string) state.Contents {

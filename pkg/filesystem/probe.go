@@ -23,9 +23,11 @@ const parseAttempts = 5
 // system mounted, "" when it is not mounted here: the kernel then knows more
 // than the device (an xfs that has grown writes its superblock later).
 //
-// A recognised device costs one read of 68 KiB. A device without any known
-// signature is read whole, or in samples when it holds more than 1 GiB: do not
-// probe a device that somebody uses as a raw block volume.
+// A recognised device costs one read of 68 KiB. One without any known signature
+// is blank if all of it that may be data, up to 64 MiB, is read and is zero; with
+// more than that it is ContentsUnproven, and with more than ProveLimit
+// ContentsOther, for nobody would read it. Do not probe a device that somebody
+// uses as a raw block volume.
 //
 // An error means that the device could not be looked at now (no such node,
 // ctx ended). A device that cannot be read is ContentsOther. A read from a dead
@@ -53,11 +55,15 @@ func (h *Host) probe(ctx context.Context, d *device, mountpoint string) (state.C
 	case sb != nil:
 		return h.describe(d, k, sb, mountpoint)
 	}
-	p, err := proveBlank(ctx, d)
+	p, err := proveBlank(ctx, d, lookLimit)
 	switch {
 	case err != nil:
 		return state.Contents{}, err
-	case p.found != "":
+	case p.unread > ProveLimit && !d.facts.Formatting:
+		return state.Contents{Kind: state.ContentsOther, Found: p.tooMuch()}, nil
+	case p.unread > 0:
+		return state.Contents{Kind: state.ContentsUnproven, Found: fmt.Sprintf("no known signature, and %.1f GiB that may be data, which are read before it is formatted", gib(p.unread))}, nil
+	case !p.blank():
 		return state.Contents{Kind: state.ContentsOther, Found: p.found}, nil
 	}
 	return state.Contents{Kind: state.ContentsBlank, Found: "a blank device"}, nil

@@ -2,6 +2,8 @@ package mounts
 
 import (
 	"fmt"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 
@@ -28,6 +30,26 @@ func (h *Host) CheckOptions(fsType string, flags state.Flags) error {
 		}
 	}
 	return nil
+}
+
+// Options returns all that the kernel shows of the options of a superblock that
+// was seen mounted, separated by commas. The mount table leaves out the defaults
+// of an ext4; /proc/fs/ext4 has them. On a device that takes no discards the
+// options about them make no difference, so both count as shown.
+func (h *Host) Options(m state.Mount) string {
+	all := m.Options
+	device := "/sys/dev/block/" + m.Device.String()
+	if m.FSType == "ext4" {
+		if place, err := os.Readlink(device); err == nil {
+			if text, err := os.ReadFile(filepath.Join("/proc/fs/ext4", filepath.Base(place), "options")); err == nil {
+				all += "," + strings.Join(strings.Fields(string(text)), ",")
+			}
+		}
+	}
+	if most, err := os.ReadFile(device + "/queue/discard_max_bytes"); err == nil && strings.TrimSpace(string(most)) == "0" {
+		all += ",discard,nodiscard"
+	}
+	return all
 }
 
 // setOption gives one option to the kernel, as mount(8) would: a value may

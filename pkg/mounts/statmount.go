@@ -82,6 +82,14 @@ const (
 	superReadOnly = 0x1 // SB_RDONLY
 )
 
+// superWords are the words of mountinfo for flags of a superblock, which are
+// not among the options that statmount(2) tells (show_sb_opts in
+// fs/proc_namespace.c).
+var superWords = []struct {
+	flag uint32
+	word string
+}{{0x10, "sync"}, {0x80, "dirsync"}, {0x2000000, "lazytime"}}
+
 // statmount calls statmount(2) with a buffer that grows until all strings fit.
 func statmount(id uint64) (entry, error) {
 	req := mountIDRequest{size: uint32(unsafe.Sizeof(mountIDRequest{})), id: id, param: statmountAll}
@@ -118,8 +126,17 @@ func decode(words []uint64) entry {
 		source:     str(statmountSource, s.source),
 		attributes: state.Attributes(s.attributes) & knownAttributes,
 		readOnly:   s.superFlags&superReadOnly != 0,
-		options:    str(statmountOptions, s.options),
+		options:    withFlags(str(statmountOptions, s.options), s.superFlags),
 	}
+}
+
+func withFlags(options string, flags uint32) string {
+	for _, f := range superWords {
+		if flags&f.flag != 0 {
+			options = f.word + "," + options
+		}
+	}
+	return options
 }
 
 // knownAttributes leaves out what package state has no name for (idmapped mounts).

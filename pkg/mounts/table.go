@@ -63,6 +63,7 @@ func (e entry) mount() state.Mount {
 		Source:        e.source,
 		Root:          e.root,
 		Attributes:    e.attributes,
+		Options:       e.options,
 		SuperReadOnly: e.readOnly || hasWord(e.options, "emergency_ro"),
 		Corrupt:       hasWord(e.options, "shutdown"),
 	}

@@ -781,6 +781,57 @@ func TestAdopt(t *testing.T) {
 	})
 }
 
+// What stands without a record is a success only for whoever asks for the
+// options that it is seen to have, and is left as it is.
+func TestFoundStage(t *testing.T) {
+	flags := func(words ...string) func(*state.Stage) {
+		return func(s *state.Stage) { s.Capability.Flags = words }
+	}
+	bubble(t, func(h *harness) {
+		v := h.volume("v")
+		h.ok(stage("v", flags("journal_ioprio=2", "sync")), publish("v", 1))
+		h.restart() // with the store kept nothing is in question
+		h.ok(stage("v", flags("journal_ioprio=2", "sync")))
+		adopt := func(words ...string) error {
+			s := &state.Stage{Path: stagePath("v"), Capability: mountCapability(), Adopted: true}
+			flags(words...)(s)
+			adopted, err := h.p.r.Adopt(context.Background(), "v", s)
+			if err == nil && !adopted {
+				t.Error("not adopted")
+			}
+			return err
+		}
+		lose := func() {
+			h.stop()
+			h.store = newFakeStore()
+			h.start()
+		}
+		lose()
+		h.k.with(func() {
+			h.k.mounts[stagePath("v")][0].Options = "rw,sync" // what the kernel shows
+			v.capacity *= 2                                   // a growth was interrupted: the first step is not the mount's
+			v.size = v.capacity
+		})
+		before := h.k.changes()
+		for _, words := range [][]string{nil, {"journal_ioprio=2", "sync"}, {"sync", "commit=17"}} {
+			h.refuse(h.do(stage("v", flags(words...))), state.FailedPrecondition, "makes the difference", "stage it anew")
+			h.refuse(adopt(words...), state.FailedPrecondition, "makes the difference")
+		}
+		if h.store.Get("v") != nil || h.k.changes() != before {
+			t.Errorf("a refusal leaves %+v, %d changes", h.store.Get("v"), h.k.changes()-before)
+		}
+		h.ok(stage("v", flags("sync")))
+		h.ok(stage("v", flags("sync")), publish("v", 1))
+		lose()
+		if err := adopt("sync"); err != nil {
+			t.Error(err)
+		}
+		h.refuse(h.do(stage("v", flags("sync", "commit=17"))), state.AlreadyExists, `"commit" makes the difference`)
+		h.refuse(h.do(stage("v")), state.AlreadyExists, `"sync" makes the difference`)
+		h.ok(stage("v", flags("sync,noexec")), publish("v", 1))
+	})
+}
+
 // The store is lost after a crash amid a growth, when the device is behind its
 // backing: the stage is adopted, and the device follows; what does not stand is not.
 func TestAdoptWhatIsGrowing(t *testing.T) {

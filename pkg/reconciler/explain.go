@@ -156,6 +156,9 @@ func tellActual(want *state.Volume, have state.Actual) []string {
 		case d.Formatted != "":
 			format = "formatted as " + d.Formatted
 		}
+		if d.Raw {
+			format += ", and published as a raw block device before"
+		}
 		all = append(all, inWords("its data is %s: %d bytes, %s", d.Backing, d.Capacity, format))
 	}
 	switch d.State {
@@ -234,7 +237,7 @@ func (v *volume) tellObstacle(part state.Part, p PartStatus, plan Plan, now time
 func (v *volume) tellNext(plan Plan, now time.Time) []string {
 	var all []string
 	if !v.since.IsZero() {
-		all = append(all, inWords("%s has been running for %s", v.running, now.Sub(v.since).Round(time.Second)))
+		all = append(all, inWords("%s", v.tellRunning(now, time.Second)))
 	}
 	for _, step := range plan.Steps {
 		lost := v.repairs[step.Part]
@@ -266,7 +269,7 @@ func (v *volume) tellHelp(want *state.Volume, have state.Actual, story Story, no
 	if len(want.Parts()) == 0 && stands(have.Device) {
 		all = append(all, "`csi-node orphans --clean` detaches the device, unless somebody uses it.")
 	}
-	if !v.since.IsZero() && now.Sub(v.since) > longStep {
+	if !v.since.IsZero() && now.Sub(v.since) > longStep && v.progress == "" {
 		all = append(all, "Look into the kernel's log (dmesg) for errors of the disk: a step that waits for a dead disk ends only when the disk answers. Other volumes are not held up.")
 	}
 	if len(story.InTheWay) > 0 && v.since.IsZero() {

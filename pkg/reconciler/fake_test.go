@@ -30,6 +30,8 @@ type fakeKernel struct {
 	files      map[string]*fakeFile   // by path, beneath the mounts
 	minors     uint32                 // never used twice
 	formats    int
+	smallest   int64 // bytes that a format needs
+	endless    bool  // a proof ends with its context only
 	faults     []*fault
 	calls      map[callKey]int
 	acting     map[string]op // the mutating call that a volume is in
@@ -67,6 +69,7 @@ type fakeVolume struct {
 	formatting bool
 	formatted  string
 	created    string // the fs type that it was made for
+	raw        bool   // published raw for writing
 	contents   state.Contents
 	data       bool // it was mounted for writing: erasing it would lose data
 	superRO    bool // the kernel turned the file system read-only
@@ -99,12 +102,14 @@ const (
 	opFindView op = "find-view"
 	opProbe    op = "probe"
 	opLook     op = "look"
+	opProve    op = "prove"
 	opCommit   op = "commit" // of the store: it only counts
 
 	opAttach        op = "attach"
 	opDetach        op = "detach"
 	opGrowDevice    op = "grow-device"
 	opBeginFormat   op = "begin-format"
+	opBeginRaw      op = "begin-raw"
 	opErase         op = "erase"
 	opEndFormat     op = "end-format"
 	opAttachView    op = "attach-view"
@@ -123,12 +128,12 @@ const (
 
 // mutators lists every call that changes something.
 func mutators() []op {
-	return []op{opAttach, opDetach, opGrowDevice, opBeginFormat, opErase, opEndFormat, opAttachView, opDetachView,
+	return []op{opAttach, opDetach, opGrowDevice, opBeginFormat, opBeginRaw, opErase, opEndFormat, opAttachView, opDetachView,
 		opFormat, opCheck, opGrow, opMount, opBind, opBindDevice, opSetAttributes, opUnmount, opRemove, opRenew}
 }
 
 func (o op) reads() bool {
-	return o == opFind || o == opFindView || o == opProbe || o == opLook || o == opCommit
+	return o == opFind || o == opFindView || o == opProbe || o == opProve || o == opLook || o == opCommit
 }
 
 type callKey struct {
@@ -570,7 +575,7 @@ func (k *fakeKernel) facts(id string) state.Device {
 	if v == nil {
 		return state.Device{Missing: true}
 	}
-	d := state.Device{Size: v.size, Capacity: v.capacity, Backing: "/pool/" + id, Formatting: v.formatting, Formatted: v.formatted, CreatedFor: v.created}
+	d := state.Device{Size: v.size, Capacity: v.capacity, Backing: "/pool/" + id, Formatting: v.formatting, Formatted: v.formatted, CreatedFor: v.created, Raw: v.raw}
 	switch {
 	case v.foreign != "":
 		d.State, d.Holder = state.DeviceForeign, v.foreign
@@ -662,7 +667,11 @@ func (d fakeDevices) BeginFormat(ctx context.Context, id string) error {
 		if v.formatted != "" {
 			return d.k.refuse(id, "formatting mark on what was formatted as %q", v.formatted)
 		}
-		if free := d.k.free(v); v.contents.Kind != state.ContentsBlank || v.data || !free {
+		if v.raw {
+			return d.k.refuse(id, "formatting mark on what was published raw")
+		}
+		blank := v.contents.Kind == state.ContentsBlank || v.contents.Kind == state.ContentsUnproven
+		if free := d.k.free(v); !blank || v.data || !free {
 			if err := d.k.rule(id, "formatting mark on %v, data %t, free %t", v.contents.Kind, v.data, free); err != nil {
 				return err
 			}
@@ -684,6 +693,13 @@ func (d fakeDevices) Erase(ctx context.Context, id string) error {
 		if !half {
 			v.contents = state.Contents{Kind: state.ContentsBlank}
 		}
+		return nil
+	})
+}
+
+func (d fakeDevices) BeginRaw(ctx context.Context, id string) error {
+	return d.call(ctx, opBeginRaw, id, id, func(bool) error {
+		d.k.volumes[id].raw = true
 		return nil
 	})
 }
@@ -791,11 +807,37 @@ func (f fakeFilesystems) Probe(ctx context.Context, device state.Device, mountpo
 	return c, err
 }
 
+func (f fakeFilesystems) Prove(ctx context.Context, device state.Device) error {
+	id := path.Base(device.Backing)
+	state.Progress(ctx, "proving that it is blank: none read")
+	var endless bool
+	for f.k.with(func() { endless = f.k.endless }); endless; {
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(time.Second):
+			state.Progress(ctx, "proving that it is blank: some read")
+		}
+	}
+	return f.call(ctx, opProve, id, id, func(bool) error {
+		if kind := f.k.volumes[id].contents.Kind; kind != state.ContentsBlank && kind != state.ContentsUnproven {
+			return f.k.refuse(id, "proof of %v", kind)
+		}
+		return nil
+	})
+}
+
+func (f fakeFilesystems) Smallest(string) (bytes int64) {
+	f.k.with(func() { bytes = f.k.smallest })
+	return bytes
+}
+
 func (f fakeFilesystems) Format(ctx context.Context, device state.Device, fsType string) error {
 	id := path.Base(device.Backing)
 	return f.call(ctx, opFormat, id, id, func(half bool) error {
 		v := f.k.volumes[id]
-		if !v.formatting || v.contents.Kind != state.ContentsBlank || v.data {
+		blank := v.contents.Kind == state.ContentsBlank || v.contents.Kind == state.ContentsUnproven && device.Fresh
+		if !v.formatting || !blank || v.data {
 			return f.k.refuse(id, "format of %v, mark %t", v.contents.Kind, v.formatting)
 		}
 		if err := f.k.exclusive(id, "format"); err != nil {
@@ -931,7 +973,7 @@ func (m fakeMounts) MountDevice(ctx context.Context, device state.Device, at, fs
 			attributes |= state.ReadOnly
 		}
 		return m.place(at, state.Directory, fakeMount{volume: id, Mount: state.Mount{
-			Device: device.Number, FSType: fsType, Source: device.Path, Root: "/", Attributes: attributes, SuperReadOnly: readOnly}})
+			Device: device.Number, FSType: fsType, Source: device.Path, Root: "/", Attributes: attributes, Options: strings.Join(flags.Super, ","), SuperReadOnly: readOnly}})
 	})
 }
 
@@ -957,6 +999,11 @@ func (m fakeMounts) BindDevice(ctx context.Context, device state.Device, target 
 		v := m.k.volumes[id]
 		if v.device == nil || v.device.detaching || v.device.number != device.Number && (v.view == nil || v.view.number != device.Number) {
 			return m.k.refuse(volumeOf(target), "%s: bind of a device that is not the volume's", target)
+		}
+		if number := v.device.number; number == device.Number && !v.device.readOnly && !v.raw {
+			if err := m.k.rule(id, "%s: shown raw for writing, and nothing remembers that", target); err != nil {
+				return err
+			}
 		}
 		if half {
 			m.k.files[target] = &fakeFile{kind: state.RegularFile}
@@ -984,6 +1031,8 @@ func (m fakeMounts) SetAttributes(ctx context.Context, at string, flags state.Fl
 		return nil
 	})
 }
+
+func (fakeMounts) Options(m state.Mount) string { return m.Options }
 
 func (m fakeMounts) BoundAt(_ context.Context, device state.DeviceNumber) (paths []string, err error) {
 	m.k.with(func() {

@@ -237,6 +237,7 @@ var refusals = []string{
 	"find out whose", "which the plugin did not attach", "in use, so it cannot be attached", "has turned read-only",
 	"does not know the option", "neither blank nor a file system", "formatting the volume was interrupted", "holds files", "holds data", "that the plugin did not make",
 	"not a directory", "not a file", "grows when the volume is next staged", "is blank now",
+	"published as a raw block device before",
 }
 
 // answered judges the answer to a request.

@@ -161,6 +161,9 @@ func (r *Reconciler) observe(ctx context.Context, want *state.Volume) (have stat
 	}
 	if want.Stage != nil {
 		have.Stage = r.look(ctx, want.Stage.Path)
+		if s := want.Stage; unexplained(s) && len(have.Stage.Mounts) > 0 {
+			have.Stage.Mounts[0].Options = r.kernel.Mounts.Options(have.Stage.Mounts[0])
+		}
 	}
 	have.Targets = make(map[string]state.Mountpoint, len(want.Targets))
 	for path := range want.Targets {
@@ -174,6 +177,7 @@ func (r *Reconciler) observe(ctx context.Context, want *state.Volume) (have stat
 		if have.Contents, err = r.kernel.Filesystems.Probe(ctx, have.Device, mountpoint); err != nil {
 			have.Contents = state.Contents{Err: err}
 		}
+		have.Smallest = r.kernel.Filesystems.Smallest(want.Stage.Capability.FSType)
 	}
 	return have, nil
 }

@@ -30,6 +30,7 @@ const (
 	Mount          Action = "mount"           // mount the file system at the staging path
 	SetAttributes  Action = "set-attributes"  // put the flags of a mount right
 	AttachView     Action = "attach-view"     // attach a read-only device over the device
+	MarkRaw        Action = "mark-raw"        // make it durable that the device is shown raw, for writing
 	Bind           Action = "bind"            // bind the stage, or the device node, at a target
 )
 

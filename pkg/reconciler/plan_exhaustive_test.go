@@ -324,20 +324,26 @@ var planStepRules = map[reconciler.Action]planStepRule{
 	reconciler.BeginFormat: {"begin-format needs a provably blank device that never was formatted", func(c *planCase, part state.Part) string {
 		d := c.have.Device
 		return c.whyNotWrite(part, firstOf(
-			c.have.Contents.Kind != state.ContentsBlank, "the device is not blank",
+			!c.maybeBlank(), "the device is not blank",
 			d.Formatting, "it has the mark",
+			d.Raw, "it was published raw",
+			d.Size < c.have.Smallest, "it is too small",
 			d.Formatted != "", "it was formatted before",
 			c.remembers(), "the stage was seen with a file system"))
 	}},
 	reconciler.Erase: {"erase needs the formatting mark", func(c *planCase, part state.Part) string {
 		return c.whyNotWrite(part, firstOf(
 			!c.have.Device.Formatting, "without the mark",
+			c.have.Device.Raw, "it was published raw",
+			c.have.Device.Size < c.have.Smallest, "it is too small",
 			c.remembers(), "the stage was seen with a file system"))
 	}},
 	reconciler.Format: {"format needs the formatting mark and a provably blank device", func(c *planCase, part state.Part) string {
 		return c.whyNotWrite(part, firstOf(
 			!c.have.Device.Formatting, "without the mark",
-			c.have.Contents.Kind != state.ContentsBlank, "the device is not blank",
+			c.have.Device.Raw, "it was published raw",
+			c.have.Device.Size < c.have.Smallest, "it is too small",
+			!c.maybeBlank(), "the device is not blank",
 			c.remembers(), "the stage was seen with a file system"))
 	}},
 	reconciler.Check: {"check needs an idle device with the file system asked for", func(c *planCase, part state.Part) string {
@@ -391,6 +397,14 @@ var planStepRules = map[reconciler.Action]planStepRule{
 			!c.stageWanted() || !c.stageStands(), "the stage does not stand",
 			c.have.View.State == state.DeviceAttached, "the view is attached")
 	}},
+	reconciler.MarkRaw: {"mark-raw comes before a target that takes raw writes", func(c *planCase, part state.Part) string {
+		t := c.want.Targets[part.Path]
+		return firstOf(
+			t == nil || t.Gone || t.Capability.Access != state.BlockAccess, "no raw target is wanted",
+			!c.stageWanted() || !c.stageStands(), "the stage does not stand",
+			!c.takesRawWrites(t), "nobody can write",
+			c.have.Device.Raw, "it has the mark")
+	}},
 	reconciler.Bind: {"bind needs the stage to stand and a free target that may be made", func(c *planCase, part state.Part) string {
 		t, m := c.want.Targets[part.Path], c.have.Targets[part.Path]
 		if t == nil || t.Gone {
@@ -401,6 +415,7 @@ var planStepRules = map[reconciler.Action]planStepRule{
 			!freePath(m, fileFor(t)), "the target is not free",
 			m.File == state.NoFile && t.Accepted && !t.Asked, "a removed target is made again though nobody asks",
 			c.wantsView(t) && c.have.View.State != state.DeviceAttached, "there is no view",
+			c.takesRawWrites(t) && !c.have.Device.Raw, "nothing would remember that it was written raw",
 			c.numberChanged(t), "the pod knows another number")
 	}},
 }
@@ -602,6 +617,16 @@ func (c *planCase) wantsBlock() bool {
 
 func (c *planCase) wantsView(t *state.Target) bool {
 	return t.Capability.Access == state.BlockAccess && t.ReadOnly && !c.have.Device.ReadOnly
+}
+
+// takesRawWrites reports whether who has the target can write to the device.
+func (c *planCase) takesRawWrites(t *state.Target) bool {
+	return t.Capability.Access == state.BlockAccess && !t.ReadOnly && !c.have.Device.ReadOnly
+}
+
+// maybeBlank reports whether a look found nothing that speaks against a format.
+func (c *planCase) maybeBlank() bool {
+	return c.have.Contents.Kind == state.ContentsBlank || c.have.Contents.Kind == state.ContentsUnproven
 }
 
 func (c *planCase) someTargetWantsView() bool {
@@ -888,9 +913,9 @@ func (c *planCase) contentsCause() bool {
 	case f.Err != nil:
 		return true
 	case d.Formatting:
-		return s.ReadOnly || inUse || c.remembers()
-	case f.Kind == state.ContentsBlank:
-		return s.ReadOnly || inUse || d.Formatted != "" || c.remembers()
+		return s.ReadOnly || inUse || c.remembers() || d.Raw || d.Size < c.have.Smallest
+	case c.maybeBlank():
+		return s.ReadOnly || inUse || d.Formatted != "" || c.remembers() || d.Raw || d.Size < c.have.Smallest
 	}
 	return !c.holdsFilesystem() || c.swapped() || inUse && !s.ReadOnly && (f.NeedsCheck || f.Growable && f.GrowsUnmounted)
 }
@@ -969,6 +994,7 @@ type deviceWorld struct {
 	viewHeld              bool
 	formatting, formatted bool
 	unread                bool // what the backend knows of the volume
+	raw                   bool
 }
 
 type heldWorld uint8
@@ -992,6 +1018,7 @@ type contentsWorld struct {
 	kind                                          contentsKind
 	check, growable, growsMounted, growsUnmounted bool
 	swapped                                       bool // for another than a stage remembers
+	tooSmall                                      bool // the device, for the file system wanted
 }
 
 type contentsKind uint8
@@ -1002,6 +1029,7 @@ const (
 	holdsXFS
 	holdsOther
 	holdsUnreadable
+	holdsUnproven
 )
 
 // placeWorld is a path: the file there and what is mounted on it, the top first.
@@ -1108,7 +1136,7 @@ func planCapability(block, noDev bool) state.Capability {
 func (w *planWorld) lookAtDevice(c *planCase) {
 	d := w.device
 	stands := d.state == state.DeviceAttached || d.state == state.DeviceDetaching
-	c.have.Device = state.Device{State: d.state, Missing: d.missing, Formatting: d.formatting, ReadOnly: stands && d.readOnly}
+	c.have.Device = state.Device{State: d.state, Missing: d.missing, Formatting: d.formatting, Raw: d.raw, ReadOnly: stands && d.readOnly}
 	have := &c.have.Device
 	if d.formatted {
 		have.Formatted = "ext4"
@@ -1145,6 +1173,9 @@ func (w *planWorld) lookAtDevice(c *planCase) {
 	}
 	if d.state == state.DeviceAttached && !d.unread && w.stage.want == wantThere && !w.stage.block {
 		c.have.Contents = w.contents.look()
+		if w.contents.tooSmall {
+			c.have.Smallest = 1000
+		}
 	}
 }
 
@@ -1181,6 +1212,8 @@ func (f contentsWorld) look() state.Contents {
 		return state.Contents{Kind: state.ContentsOther}
 	case holdsUnreadable:
 		return state.Contents{Err: errPlanNow}
+	case holdsUnproven:
+		return state.Contents{Kind: state.ContentsUnproven}
 	}
 	c := state.Contents{Kind: state.ContentsFilesystem, FSType: "ext4", NeedsCheck: f.check, Growable: f.growable, GrowsMounted: f.growsMounted, GrowsUnmounted: f.growsUnmounted}
 	if f.kind == holdsXFS {
@@ -1304,6 +1337,8 @@ func (w planWorld) after(step reconciler.Step) planWorld {
 		w.contents.growable = w.contents.kind == holdsExt4 || w.contents.kind == holdsXFS
 	case reconciler.BeginFormat:
 		d.formatting = true
+	case reconciler.MarkRaw:
+		d.raw = true
 	case reconciler.Erase:
 		w.contents = contentsWorld{growsMounted: w.contents.growsMounted, growsUnmounted: w.contents.growsUnmounted}
 	case reconciler.Format:
@@ -1482,7 +1517,7 @@ func contentsFor(stage stageWorld, d *deviceWorld) iter.Seq2[int, contentsWorld]
 			{kind: holdsExt4, growable: true}, {kind: holdsExt4, growable: true, growsUnmounted: true},
 			{kind: holdsExt4, growable: true, growsMounted: true}, {kind: holdsExt4, growable: true, growsMounted: true, growsUnmounted: true},
 			{kind: holdsExt4, growable: true, check: true, growsUnmounted: true}, {kind: holdsExt4, growable: true, check: true, growsMounted: true},
-			{kind: holdsExt4, growsMounted: true},
+			{kind: holdsExt4, growsMounted: true}, {kind: holdsUnproven}, {tooSmall: true}, {kind: holdsOther, tooSmall: true},
 		}
 		if stage.remembers {
 			all = []contentsWorld{
@@ -1494,12 +1529,15 @@ func contentsFor(stage stageWorld, d *deviceWorld) iter.Seq2[int, contentsWorld]
 		if !read {
 			all = all[:3]
 		}
-		for mark := range 4 {
-			d.formatting, d.formatted = mark&1 != 0, mark&2 != 0
-			if !read && mark == 3 {
+		for mark := range 6 { // what was published raw is not formatted, and seldom marked
+			d.formatting, d.formatted, d.raw = mark&1 != 0, mark&2 != 0, mark&4 != 0
+			if !read && mark >= 3 {
 				continue
 			}
 			for i, contents := range all {
+				if d.raw && i > 2 && contents.kind != holdsUnproven {
+					continue
+				}
 				if !yield(i, contents) {
 					return
 				}

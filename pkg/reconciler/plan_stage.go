@@ -17,6 +17,9 @@ func (p *planner) stage(s *state.Stage) Verdict {
 			return v
 		}
 	}
+	if v := p.found(s); !v.Settled {
+		return v
+	}
 	if v := p.device(s); !v.Settled {
 		return v
 	}
@@ -39,6 +42,31 @@ func (p *planner) stage(s *state.Stage) Verdict {
 		return v
 	}
 	return p.do(Mount, state.StagePart())
+}
+
+// unexplained reports whether what is mounted for a stage was mounted before it
+// was asked for: nothing was done for it yet.
+func unexplained(s *state.Stage) bool { return !s.Gone && !s.Accepted && !s.Begun }
+
+// found judges the options of a file system that was mounted before the stage
+// was asked for. Those that the plugin mounts it with are the record's.
+func (p *planner) found(s *state.Stage) Verdict {
+	mounts := p.have.Stage.Mounts
+	if !unexplained(s) || s.Capability.Access != state.MountAccess || len(mounts) == 0 {
+		return settled
+	}
+	top := mounts[0]
+	if top.Node || top.Corrupt || !top.Is(p.have.Device.Number) || top.FSType != s.Capability.FSType {
+		return settled // which is judged elsewhere
+	}
+	flags, err := stageFlags(s)
+	if err != nil {
+		return stuck(state.ClassOf(err), "%v", err)
+	}
+	if option := flags.Shown(top.FSType, top.Options); option != "" {
+		return stuck(state.FailedPrecondition, "the volume was found mounted at %s, by a request that is not known any more, and its file system is not seen to be mounted as asked: the mount flag %q makes the difference. A file system keeps its options as long as it is mounted: unpublish and unstage the volume, then stage it anew; or ask for the options that it has", s.Path, option)
+	}
+	return settled
 }
 
 // place judges what is at the staging path of a volume that is not mounted there.
@@ -237,8 +265,10 @@ func (p *planner) contents(s *state.Stage) Verdict {
 		return unseen(c.Err)
 	case p.swapped(s):
 		return p.another(s)
-	case s.UUID != "" && (d.Formatting || c.Kind == state.ContentsBlank):
+	case s.UUID != "" && (d.Formatting || maybeBlank(c)):
 		return stuck(state.FailedPrecondition, "the volume was staged with the file system %s, and is blank or to be formatted now: its data is lost, and it is not formatted again. Restore its backing%s from a backup; or, to have it formatted, unpublish and unstage the volume and stage it again", s.UUID, backing(d))
+	case d.Raw && (d.Formatting || maybeBlank(c)):
+		return stuck(state.FailedPrecondition, "the volume was published as a raw block device before, so it is not formatted, whatever it holds. Its backing%s is left as it is; to have it formatted, unstage the volume and run csi-node volume clear-device %s --i-understand-this-destroys-data", backing(d), p.want.ID)
 	case d.Formatting:
 		return p.finishFormat(s)
 	}
@@ -257,12 +287,14 @@ func (p *planner) contents(s *state.Stage) Verdict {
 			return p.do(Check, state.StagePart())
 		}
 		return p.do(GrowFilesystem, state.StagePart())
-	case state.ContentsBlank:
+	case state.ContentsBlank, state.ContentsUnproven:
 		switch {
 		case s.ReadOnly:
 			return stuck(state.FailedPrecondition, "the volume is blank and read-only access was asked for: stage it once for writing, which formats it")
 		case d.Formatted != "":
 			return stuck(state.FailedPrecondition, "the volume was formatted as %s before and is blank now: its data is lost, and it is not formatted again. Restore its backing%s from a backup, or delete the volume", d.Formatted, backing(d))
+		case d.Size < p.have.Smallest:
+			return p.tooSmall(s)
 		case p.inUse():
 			return p.held(d, "formatting")
 		}
@@ -278,12 +310,25 @@ func (p *planner) finishFormat(s *state.Stage) Verdict {
 	switch {
 	case s.ReadOnly:
 		return stuck(state.FailedPrecondition, "formatting the volume was interrupted and read-only access was asked for: stage it once for writing")
+	case d.Size < p.have.Smallest:
+		return p.tooSmall(s)
 	case p.inUse():
 		return p.held(d, "formatting again")
-	case p.have.Contents.Kind != state.ContentsBlank:
+	case !maybeBlank(p.have.Contents):
 		return p.do(Erase, state.StagePart())
 	}
 	return p.do(Format, state.StagePart())
+}
+
+// maybeBlank reports whether a device is blank as far as a look can tell: what
+// formats it proves that first.
+func maybeBlank(c state.Contents) bool {
+	return c.Kind == state.ContentsBlank || c.Kind == state.ContentsUnproven
+}
+
+// tooSmall is the verdict on a device that has no room for a file system of the type.
+func (p *planner) tooSmall(s *state.Stage) Verdict {
+	return stuck(state.FailedPrecondition, "the volume has %d bytes, and a file system of type %s needs at least %d: use a larger volume or another file system", p.have.Device.Size, s.Capability.FSType, p.have.Smallest)
 }
 
 func backing(d state.Device) string {

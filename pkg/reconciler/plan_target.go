@@ -105,6 +105,9 @@ func (p *planner) bind(t *state.Target, want state.FileType) Verdict {
 	case m.File != state.NoFile && !m.Empty:
 		return stuck(state.FailedPrecondition, "the target %s holds data that the volume would hide: move it away", t.Path)
 	}
+	if d := p.have.Device; t.Capability.Access == state.BlockAccess && !t.ReadOnly && !d.ReadOnly && !d.Raw {
+		return p.do(MarkRaw, state.TargetPart(t.Path)) // before anybody can write
+	}
 	return p.do(Bind, state.TargetPart(t.Path))
 }
 

@@ -87,6 +87,22 @@ func TestPlan(t *testing.T) {
 			[]string{"stage: stuck, FailedPrecondition: found LUKS header at byte 0"}},
 		{"blank after a format", volume(staged()), actual(attached(formattedBefore), blank()),
 			[]string{"stage: stuck, FailedPrecondition: its data is lost"}},
+		{"blank, and published raw before", volume(staged()), actual(attached(shownRaw), blank()),
+			[]string{"stage: stuck, FailedPrecondition: csi-node volume clear-device"}},
+		{"marked, and published raw", volume(staged()), actual(attached(shownRaw, marked), ext4()),
+			[]string{"stage: stuck, FailedPrecondition: not formatted, whatever it holds"}},
+		{"a file system that was made raw", volume(staged()), actual(attached(shownRaw), ext4(), stageIs(emptyDir())),
+			[]string{"mount for stage", "stage: under way"}},
+		{"more than a look reads is proven blank with the mark", volume(staged()), actual(attached(), unproven()),
+			[]string{"begin-format for stage", "stage: under way"}},
+		{"and is formatted then", volume(staged()), actual(attached(marked), unproven()),
+			[]string{"format for stage", "stage: under way"}},
+		{"too small for the file system", volume(staged()), actual(attached(sized(100, 100)), blank(), smallest(101)),
+			[]string{"stage: stuck, FailedPrecondition: has 100 bytes, and a file system of type ext4 needs at least 101"}},
+		{"marked, and too small for the file system", volume(staged()), actual(attached(marked, sized(100, 100)), blank(), smallest(101)),
+			[]string{"stage: stuck, FailedPrecondition: needs at least 101"}},
+		{"small, and with a file system", volume(staged()), actual(attached(sized(100, 100)), ext4(), smallest(101), stageIs(emptyDir())),
+			[]string{"mount for stage", "stage: under way"}},
 		{"other data than it was staged with", volume(staged(its("a"))), actual(attached(), ext4(uuid("b"))),
 			[]string{"stage: stuck, FailedPrecondition: holds the file system b, and the volume was staged with a"}},
 		{"other data beneath what is mounted", volume(staged(its("a")), published(podA), unpublished(podB)), actual(attached(), ext4(uuid("b"), growable, growsMounted), stageIs(mounted(ro)), targetIs(podA, mounted(rw)), targetIs(podB, mounted(rw))),
@@ -219,8 +235,10 @@ func TestPlan(t *testing.T) {
 			[]string{"stage: settled", "A: stuck, FailedPrecondition: mounted over the volume"}},
 
 		// Raw block.
-		{"block: attached is staged, the node is bound", volume(stagedBlock(), publishedBlock(podA)), actual(attached()),
+		{"block: attached is staged, the node is bound", volume(stagedBlock(), publishedBlock(podA)), actual(attached(shownRaw)),
 			[]string{"bind for A", "stage: settled", "A: under way"}},
+		{"block: that it may be written is noted first", volume(stagedBlock(), publishedBlock(podA)), actual(attached()),
+			[]string{"mark-raw for A", "stage: settled", "A: under way"}},
 		{"block: stands", volume(stagedBlock(), publishedBlock(podA, accepted, seenAs(disk))), actual(attached(), targetIs(podA, node(disk))),
 			[]string{"stage: settled", "A: settled"}},
 		{"block: read-only needs a view", volume(stagedBlock(), publishedBlock(podA, readOnly)), actual(attached()),
@@ -233,7 +251,7 @@ func TestPlan(t *testing.T) {
 			[]string{"unbind for A", "stage: settled", "A: under way"}},
 		{"block: a view is shown", volume(stagedBlock(), publishedBlock(podA, readOnly)), actual(attached(), view(), targetIs(podA, node(overlay))),
 			[]string{"stage: settled", "A: settled"}},
-		{"block: an idle view goes before others come", volume(stagedBlock(), publishedBlock(podA)), actual(attached(), view()),
+		{"block: an idle view goes before others come", volume(stagedBlock(), publishedBlock(podA)), actual(attached(shownRaw), view()),
 			[]string{"detach-view for stage", "bind for A", "stage: settled", "A: under way"}},
 		{"block: an end takes the view before the device", volume(unstagedBlock()), actual(attached(), view()),
 			[]string{"detach-view for stage", "stage: under way"}},
@@ -432,6 +450,7 @@ func view(facts ...deviceFact) fact {
 }
 
 func marked(d *state.Device)          { d.Formatting = true }
+func shownRaw(d *state.Device)        { d.Raw = true }
 func formattedBefore(d *state.Device) { d.Formatted = "ext4" }
 func held(d *state.Device)            { d.Held = true }
 func missing(d *state.Device)         { d.Missing = true }
@@ -452,6 +471,10 @@ func contents(c state.Contents, facts ...contentsFact) fact {
 }
 
 func blank() fact { return contents(state.Contents{Kind: state.ContentsBlank}) }
+func unproven() fact {
+	return contents(state.Contents{Kind: state.ContentsUnproven})
+}
+func smallest(bytes int64) fact { return func(have *state.Actual) { have.Smallest = bytes } }
 func ext4(facts ...contentsFact) fact {
 	return contents(state.Contents{Kind: state.ContentsFilesystem, FSType: "ext4"}, facts...)
 }

@@ -26,6 +26,12 @@ type Store interface {
 // program runs; ctx ends the program.
 type Filesystems interface {
 	Probe(ctx context.Context, device state.Device, mountpoint string) (state.Contents, error)
+	// Prove returns nil only if the device is blank; it may read for minutes, and
+	// tells ctx how far it is (state.Progress).
+	Prove(ctx context.Context, device state.Device) error
+	// Smallest is how many bytes a device must have for a format as the type; 0:
+	// that is not known.
+	Smallest(fsType string) int64
 	Format(ctx context.Context, device state.Device, fsType string) error
 	Check(ctx context.Context, device state.Device, fsType string) error
 	Grow(ctx context.Context, device state.Device, fsType, mountpoint string) error
@@ -41,6 +47,8 @@ type Mounts interface {
 	BindDevice(ctx context.Context, device state.Device, target string) error
 	SetAttributes(ctx context.Context, path string, flags state.Flags) error
 	Unmount(ctx context.Context, path string) error
+	// Options tells all that the kernel shows of the options of a mount's superblock.
+	Options(m state.Mount) string
 	// BoundAt tells where the node of a device is bound, also by nobody's intent.
 	BoundAt(ctx context.Context, device state.DeviceNumber) ([]string, error)
 	// Keepers names what would keep the file system on a device alive if its
@@ -271,7 +279,8 @@ func beforeDeadline(ctx context.Context) (<-chan time.Time, func() bool) {
 //
 // A stage that leaves the fs type open is given that of what stands.
 //
-// Aborted: the volume is being unstaged. DeadlineExceeded, Canceled, Unavailable:
+// FailedPrecondition: it is mounted with other options. Aborted: the volume is
+// being unstaged. DeadlineExceeded, Canceled, Unavailable:
 // as Retry.
 func (r *Reconciler) Adopt(ctx context.Context, id string, stage *state.Stage) (bool, error) {
 	var adopted bool
@@ -299,8 +308,14 @@ func (r *Reconciler) adopt(ctx context.Context, id string, stage *state.Stage) (
 	if c := &stage.Capability; c.Access == state.MountAccess && c.FSType == "" && len(have.Stage.Mounts) > 0 {
 		c.FSType = have.Stage.Mounts[0].FSType // whatever stands is what was asked for
 	}
+	if v := (&planner{want: want, have: have}).found(stage); !v.Settled {
+		return false, state.Errorf(v.Problem.Class, "volume %s: %s", id, v.Problem.Text)
+	}
 	if !adoptable(want, have) {
 		return false, nil
+	}
+	if len(have.Stage.Mounts) > 0 {
+		stage.Found = have.Stage.Mounts[0].Options
 	}
 	_, err = r.store.Edit(id, func(v *state.Volume) error {
 		switch {

@@ -40,6 +40,8 @@ type PartStatus struct {
 type StepStatus struct {
 	Step string        `json:"step"`
 	Age  time.Duration `json:"ageNanoseconds"`
+	// Progress is how far it has come, for people; empty where it does not tell.
+	Progress string `json:"progress,omitempty"`
 }
 
 // Condition is how a part stands.
@@ -80,7 +82,7 @@ func (r *Reconciler) status(record *state.Volume) Status {
 		s.Holder = v.have.Device.Holder
 	}
 	if !v.since.IsZero() {
-		s.Step = &StepStatus{v.running.String(), time.Since(v.since)}
+		s.Step = &StepStatus{v.running.String(), time.Since(v.since), v.progress}
 	}
 	for i, part := range record.Parts() {
 		p := &s.Parts[i]

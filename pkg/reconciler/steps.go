@@ -71,10 +71,20 @@ func (r *Reconciler) do(ctx context.Context, step Step, want *state.Volume, have
 		}
 		return k.Devices.Grow(ctx, want.ID, bytes)
 	case BeginFormat:
+		if err := k.Filesystems.Prove(ctx, d); err != nil {
+			return err
+		}
 		return k.Formats.BeginFormat(ctx, want.ID)
 	case Erase:
 		return k.Formats.Erase(ctx, want.ID)
 	case Format:
+		// What a look did not read through was proven in the step before, or may
+		// be left by a format that was interrupted.
+		if have.Contents.Kind != state.ContentsBlank && !d.Fresh {
+			if err := k.Formats.Erase(ctx, want.ID); err != nil {
+				return err
+			}
+		}
 		if err := k.Filesystems.Format(ctx, d, s.Capability.FSType); err != nil {
 			return err
 		}
@@ -97,6 +107,8 @@ func (r *Reconciler) do(ctx context.Context, step Step, want *state.Volume, have
 		return r.setAttributes(ctx, s, t)
 	case AttachView:
 		return k.Views.AttachView(ctx, d)
+	case MarkRaw:
+		return k.Formats.BeginRaw(ctx, want.ID)
 	case Bind:
 		return r.bind(ctx, s, t, have)
 	}

@@ -2,7 +2,6 @@ package reconciler
 
 import (
 	"context"
-	"fmt"
 	"slices"
 	"time"
 
@@ -154,7 +153,7 @@ func (r *Reconciler) busy(id string, class state.Class) error {
 	defer r.mu.Unlock()
 	detail := "its worker is busy"
 	if v := r.volume(id); !v.since.IsZero() {
-		detail = fmt.Sprintf("step %s has been running for %s", v.running, time.Since(v.since).Round(time.Millisecond))
+		detail = "step " + v.tellRunning(time.Now(), time.Millisecond)
 	}
 	return state.Errorf(class, "volume %s: %s", id, detail)
 }

@@ -1,6 +1,7 @@
 package reconciler
 
 import (
+	"fmt"
 	"time"
 
 	"github.com/csi-node/csi-node/pkg/state"
@@ -16,6 +17,7 @@ type volume struct {
 	podless  map[string]time.Time    // by target path: since when its pod is seen to be gone
 	running  Step
 	since    time.Time // when running began; zero when no step runs
+	progress string    // how far running is, for humans; may be empty
 
 	spread bool          // it was in the store at start, and no resync of it was set since
 	unseen bool          // it was in the store at start, and was not observed since
@@ -67,14 +69,30 @@ func (r *Reconciler) begin(id string, step Step) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	v := r.volume(id)
-	v.running, v.since = step, time.Now()
+	v.running, v.since, v.progress = step, time.Now(), ""
 }
 
 func (r *Reconciler) end(id string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	v := r.volume(id)
-	v.running, v.since = Step{}, time.Time{}
+	v.running, v.since, v.progress = Step{}, time.Time{}, ""
+}
+
+// progress keeps how far the running step is.
+func (r *Reconciler) progress(id, words string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.volume(id).progress = words
+}
+
+// tellRunning says which step runs and for how long; one does.
+func (v *volume) tellRunning(now time.Time, unit time.Duration) string {
+	text := fmt.Sprintf("%s has been running for %s", v.running, now.Sub(v.since).Round(unit))
+	if v.progress != "" {
+		text += ": " + v.progress
+	}
+	return text
 }
 
 // Back-off grows from firstDelay, doubling with each failure in a row, to maxDelay.

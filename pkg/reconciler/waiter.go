@@ -229,11 +229,11 @@ func (r *Reconciler) late(id string, part state.Part, class state.Class) error {
 	case v.unseen:
 		detail = "the volume has not been observed yet since the plugin started"
 		if !v.since.IsZero() {
-			detail += fmt.Sprintf(": step %s has been running for %s", v.running, now.Sub(v.since).Round(time.Millisecond))
+			detail += ": step " + v.tellRunning(now, time.Millisecond)
 		}
 		class = state.Unavailable
 	case !v.since.IsZero():
-		detail = fmt.Sprintf("step %s has been running for %s", v.running, now.Sub(v.since).Round(time.Millisecond))
+		detail = "step " + v.tellRunning(now, time.Millisecond)
 	case a != nil && a.err != nil:
 		detail = fmt.Sprintf("the last attempt failed (%v); the next is in %s", a.err, max(a.next.Sub(now), 0).Round(time.Millisecond))
 	}

@@ -137,13 +137,37 @@ func (p *pass) step(ctx context.Context, step Step, want *state.Volume, have sta
 		return
 	}
 	p.r.begin(p.id, step)
-	err := p.r.run(ctx, step, want, have)
+	seen := have
+	if step.Action == Format && p.last.Action == BeginFormat && have.Device.Number == p.before.Device.Number {
+		have.Device.Fresh = true // it was proven just now, by the step that set the mark
+	}
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
+	intent := revision(want, step.Part)
+	told := state.WithProgress(ctx, func(words string) {
+		p.r.progress(p.id, words)
+		if revision(p.r.store.Get(p.id), step.Part) != intent {
+			stop() // what only reads need not be finished for an intent that was superseded
+		}
+	})
+	err := p.r.run(told, step, want, have)
 	p.r.end(p.id)
 	if err != nil {
 		p.fail(want, step.Part, err)
+		if step.Action == Format {
+			p.last = Step{} // mkfs may have written: what was proven is past
+		}
 		return
 	}
-	p.last, p.before = step, have
+	p.last, p.before = step, seen
+}
+
+// revision returns that of the intent of a part; 0 when there is none.
+func revision(v *state.Volume, part state.Part) uint64 {
+	if v == nil || v.Intent(part) == nil {
+		return 0
+	}
+	return v.Intent(part).Revision
 }
 
 // noteBegun makes it durable that steps are made for a part, before the first. It

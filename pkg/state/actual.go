@@ -13,6 +13,9 @@ type Actual struct {
 	// Keepers are what would keep a corrupt file system alive if all mounts at
 	// the record's paths went, for humans.
 	Keepers []string
+	// Smallest is how many bytes a device must have to be formatted as the
+	// stage asks; 0 when that is not known.
+	Smallest int64
 }
 
 // DeviceNumber identifies a block device; the zero value is no device.
@@ -58,6 +61,8 @@ type Device struct {
 	// The durable facts about formatting that live with the data.
 	Formatting bool   // a format was begun and its end is not known
 	Formatted  string // the fs type of the last format that completed
+	Raw        bool   // it was published as a raw block device for writing, and not cleared since
+	Fresh      bool   // nobody has had it since it was made or cleared: every byte is zero
 
 	CreatedFor string // the fs type that whoever created the volume asked for; may be empty
 
@@ -82,9 +87,12 @@ const (
 	ContentsFilesystem
 	// ContentsOther: anything else, including what could not be read.
 	ContentsOther
+	// ContentsUnproven: no known signature, and more that may be data than a
+	// look reads; Found says how much.
+	ContentsUnproven
 )
 
-var contentsKindNames = [...]string{"unread", "blank", "filesystem", "other"}
+var contentsKindNames = [...]string{"unread", "blank", "filesystem", "other", "unproven"}
 
 func (k ContentsKind) String() string { return contentsKindNames[k] }
 
@@ -142,8 +150,9 @@ type Mount struct {
 	Source        string
 	Root          string // of the mount within its file system; "/" is the whole
 	Attributes    Attributes
-	SuperReadOnly bool // the superblock refuses writes, whatever the attributes say
-	Corrupt       bool // looking at its root fails with ESTALE, ENOTCONN, EIO or the like
+	Options       string // of the superblock, as the kernel shows them, separated by commas
+	SuperReadOnly bool   // the superblock refuses writes, whatever the attributes say
+	Corrupt       bool   // looking at its root fails with ESTALE, ENOTCONN, EIO or the like
 }
 
 // Is reports whether m is the whole of the file system on the device, or the

@@ -47,7 +47,11 @@ func (v *Volume) AskStage(s *Stage, now time.Time) error {
 		return nil
 	case !have.Gone && have.Adopted && have.Path == s.Path && have.ReadOnly == s.ReadOnly &&
 		have.Capability.Access == s.Capability.Access && (s.Capability.FSType == "" || have.Capability.FSType == s.Capability.FSType):
-		s.Intent, s.UUID, s.Capability.FSType = have.Intent, have.UUID, have.Capability.FSType
+		s.Capability.FSType = have.Capability.FSType
+		if err := s.asFound(have); err != nil {
+			return err
+		}
+		s.Intent, s.UUID = have.Intent, have.UUID
 		v.Stage = s
 		return nil
 	case v.tentative():
@@ -62,6 +66,25 @@ func (v *Volume) AskStage(s *Stage, now time.Time) error {
 	v.Stage = s
 	// What is still being unstaged is this volume's, so a refusal takes it down.
 	v.Stage.Intent = Intent{Revision: v.Revision, Since: now, Begun: have != nil}
+	return nil
+}
+
+// asFound refuses mount flags that an adopted stage is not seen to be mounted with.
+func (s *Stage) asFound(have *Stage) error {
+	flags, err := ParseFlags(s.Capability.Flags)
+	if err != nil {
+		return err
+	}
+	adopted, err := ParseFlags(have.Capability.Flags)
+	if err != nil {
+		return err
+	}
+	if maps.EqualFunc(flags.effective(), adopted.effective(), slices.Equal[[]string]) {
+		return nil // which were seen to hold when it was adopted
+	}
+	if option := flags.Shown(s.Capability.FSType, have.Found); option != "" {
+		return Errorf(AlreadyExists, "the volume was found staged at %s, and its file system is not seen to be mounted as asked: the mount flag %q makes the difference. Unpublish and unstage the volume, then stage it anew; or ask for the options that it has", have.Path, option)
+	}
 	return nil
 }
 

@@ -110,6 +110,10 @@ func TestAskStage(t *testing.T) {
 	v := record(func(v *Volume) {
 		v.Stage.Adopted, v.Stage.Accepted, v.Stage.Capability.Flags, v.Stage.Capability.Mode, v.Stage.UUID = true, true, nil, "", "its"
 	})
+	if err := v.Clone().AskStage(aStage(), editTime); ClassOf(err) != AlreadyExists || !strings.Contains(err.Error(), "discard") {
+		t.Errorf("flags that an adopted stage is not seen to have: %v", err)
+	}
+	v.Stage.Found = "rw,discard"
 	if err := v.AskStage(aStage(), editTime); err != nil || v.Stage.Adopted || !v.Stage.Accepted || v.Stage.Revision != 1 || len(v.Stage.Capability.Flags) != 1 || v.Stage.UUID != "its" {
 		t.Errorf("an adopted stage became %+v (%v)", v.Stage, err)
 	}

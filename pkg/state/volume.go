@@ -100,6 +100,9 @@ type Stage struct {
 	// Adopted marks a stage that was found standing without an intent: its
 	// access mode, flags and context are guesses until the CO names them.
 	Adopted bool `json:"adopted,omitempty"`
+	// Found is what the kernel showed of the options of the superblock of an
+	// adopted stage.
+	Found string `json:"found,omitempty"`
 	// UUID is that of the file system that the stage was first seen to hold
 	// with, in other words the data that pods have used: another one is not
 	// shown to them.

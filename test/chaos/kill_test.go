@@ -71,7 +71,7 @@ func TestKills(t *testing.T) {
 func steps(random *rand.Rand) []string {
 	var faults []string
 	for _, step := range []reconciler.Action{
-		reconciler.Attach, reconciler.BeginFormat, reconciler.Format, reconciler.Erase, reconciler.Mount, reconciler.Bind, reconciler.AttachView,
+		reconciler.Attach, reconciler.BeginFormat, reconciler.Format, reconciler.Erase, reconciler.Mount, reconciler.MarkRaw, reconciler.Bind, reconciler.AttachView,
 		reconciler.GrowDevice, reconciler.GrowFilesystem, reconciler.Unbind, reconciler.RemoveTarget, reconciler.Unmount, reconciler.DetachView, reconciler.Detach,
 	} {
 		for _, moment := range []reconciler.Moment{reconciler.Before, reconciler.After} {

@@ -2,8 +2,11 @@ package node
 
 import (
 	"crypto/rand"
+	"encoding/json"
+	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -61,6 +64,93 @@ func TestGuard(t *testing.T) {
 			must(t, v.delete(t.Context()))
 		})
 	}
+}
+
+// What a pod wrote raw, wherever in a large volume, is not formatted over: the
+// volume remembers that it was shown raw, and one of which an older version
+// wrote down nothing is read.
+func TestGuardOverRawData(t *testing.T) {
+	t.Parallel()
+	p := harness.Start(t, harness.Options{})
+	ctx := t.Context()
+	const bytes, place = 3 << 30, 3 << 29
+	v := createAs(t, p, "raw", bytes, blockAs(multiWriter), "thick")
+	pod := v.target("pod")
+	must(t, v.stage(ctx))
+	must(t, v.publish(ctx, pod))
+	written := make([]byte, 600<<10)
+	_, _ = rand.Read(written) // never fails
+	device := openDevice(t, pod, os.O_RDWR)
+	_, err := device.WriteAt(written, place)
+	must(t, err)
+	must(t, device.Close())
+	must(t, v.unpublish(ctx, pod))
+	must(t, v.unstage(ctx))
+	before := sum(t, v.data())
+
+	v.capability = mountAs("ext4", multiWriter)
+	found := fmt.Sprintf("data at byte %d", place)
+	mustRefuse(t, v.stage(ctx), codes.FailedPrecondition, v.id, found, "clear-device raw")
+	mustHaveNoRecord(t, p)
+	facts := filepath.Join(filepath.Dir(v.data()), "volume.json")
+	edit := func(change func(map[string]any)) {
+		var all map[string]any
+		text, err := os.ReadFile(facts)
+		must(t, err)
+		must(t, json.Unmarshal(text, &all))
+		change(all)
+		text, err = json.Marshal(all)
+		must(t, err)
+		must(t, os.WriteFile(facts, text, 0o600))
+	}
+	edit(func(all map[string]any) {
+		if all["raw"] != true || all["formatting"] == true {
+			t.Errorf("the volume's facts are %v", all)
+		}
+		delete(all, "raw")
+		delete(all, "fresh")
+	})
+	mustRefuse(t, v.stage(ctx), codes.FailedPrecondition, v.id, found, "clear-device raw")
+	edit(func(all map[string]any) {
+		if all["formatting"] == true {
+			t.Error("the volume is marked as being formatted")
+		}
+		all["raw"] = true
+	})
+	if sum(t, v.data()) != before {
+		t.Error("the volume's bytes have changed")
+	}
+	put(map[int64]string{place: string(make([]byte, len(written)))})(t, v.data())
+	mustRefuse(t, v.stage(ctx), codes.FailedPrecondition, v.id, "published as a raw block device before", "clear-device raw")
+
+	if result := shell(t, p, "csi-node volume clear-device raw --i-understand-this-destroys-data"); result.Code != 0 {
+		t.Fatalf("clear-device: %+v", result)
+	}
+	must(t, v.stage(ctx))
+	must(t, v.unstage(ctx))
+	v.capability = blockAs(multiWriter)
+	must(t, v.stage(ctx))
+	v.end()
+}
+
+// A volume that is too small for its file system is refused before it is marked.
+func TestGuardTooSmall(t *testing.T) {
+	t.Parallel()
+	p := harness.Start(t, harness.Options{})
+	v := create(t, p, "small", 64*mib, mountAs("ext4", multiWriter))
+	v.capability = mountAs("xfs", multiWriter)
+	mustRefuse(t, v.stage(t.Context()), codes.FailedPrecondition, v.id, "xfs", "at least 314572800")
+	text, err := os.ReadFile(filepath.Join(filepath.Dir(v.data()), "volume.json"))
+	must(t, err)
+	if !strings.Contains(string(text), `"formatting": false`) {
+		t.Errorf("marked as being formatted: %s", text)
+	}
+	v.capability = blockAs(multiWriter)
+	must(t, v.stage(t.Context()))
+	must(t, v.unstage(t.Context()))
+	v.capability = mountAs("ext4", multiWriter)
+	must(t, v.stage(t.Context()))
+	v.end()
 }
 
 // Blankness that is lost after a format is data loss, not a new volume.

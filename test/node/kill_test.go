@@ -162,7 +162,7 @@ func TestKillAtEachStep(t *testing.T) {
 			reconciler.GrowDevice, reconciler.GrowFilesystem, reconciler.Unbind, reconciler.RemoveTarget, reconciler.Unmount, reconciler.Detach,
 		}},
 		{blockStory, []reconciler.Action{
-			reconciler.Attach, reconciler.Bind, reconciler.AttachView, reconciler.GrowDevice, reconciler.Unbind, reconciler.RemoveTarget,
+			reconciler.Attach, reconciler.MarkRaw, reconciler.Bind, reconciler.AttachView, reconciler.GrowDevice, reconciler.Unbind, reconciler.RemoveTarget,
 			reconciler.DetachView, reconciler.Detach,
 		}},
 		{repairStory, []reconciler.Action{reconciler.Format, reconciler.Check, reconciler.GrowDevice, reconciler.GrowFilesystem}},

@@ -44,6 +44,21 @@ func (s *suite) formatMark() {
 	s.class(s.formatter().BeginFormat(s.ctx, v), state.FailedPrecondition)
 	s.marks(v, false, "ext4")
 	s.class(s.formatter().BeginFormat(s.ctx, "unknown"), state.NotFound)
+	s.class(s.formatter().BeginRaw(s.ctx, "unknown"), state.NotFound)
+
+	raw := s.Create(s.T, "raw")
+	if d := s.find(raw); d.Raw || !d.Fresh {
+		s.Fatalf("new: %+v", d)
+	}
+	for range 2 {
+		s.ok(s.formatter().BeginRaw(s.ctx, raw))
+		s.b = s.Open(s.T)
+		if d := s.find(raw); !d.Raw || d.Fresh {
+			s.Fatalf("shown raw: %+v", d)
+		}
+		s.class(s.formatter().BeginFormat(s.ctx, raw), state.FailedPrecondition)
+		s.marks(raw, false, "")
+	}
 	s.class(s.formatter().EndFormat(s.ctx, "unknown", "ext4"), state.NotFound)
 }
 

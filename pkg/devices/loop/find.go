@@ -141,7 +141,7 @@ func (b *Backend) volume(ctx context.Context, volume string) (known, error) {
 		return known{}, fmt.Errorf("volume %s: %w", volume, err)
 	}
 	k := known{
-		facts:  state.Device{Capacity: v.Bytes, Backing: path, Formatting: v.Formatting, Formatted: v.Formatted, CreatedFor: v.FSType, Missing: data == nil},
+		facts:  state.Device{Capacity: v.Bytes, Backing: path, Formatting: v.Formatting, Formatted: v.Formatted, Raw: v.Raw, Fresh: b.pool.IsFresh(v), CreatedFor: v.FSType, Missing: data == nil},
 		data:   data,
 		sector: cmp.Or(int(v.SectorBytes), defaultSector),
 		thick:  v.Provisioning == pool.Thick,

@@ -20,6 +20,11 @@ func (b *Backend) BeginFormat(ctx context.Context, volume string) error {
 	return b.pool.BeginFormat(ctx, volume)
 }
 
+// BeginRaw notes in the pool, durably, that the volume is shown raw for writing.
+func (b *Backend) BeginRaw(ctx context.Context, volume string) error {
+	return b.pool.BeginRaw(ctx, volume)
+}
+
 // EndFormat clears the mark and remembers the file system type, durably.
 func (b *Backend) EndFormat(ctx context.Context, volume, fsType string) error {
 	return b.pool.EndFormat(ctx, volume, fsType)

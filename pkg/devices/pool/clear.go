@@ -25,7 +25,7 @@ const (
 )
 
 // Clear makes every byte of a volume zero and forgets that it was ever
-// formatted, durably: it is as it was created. A thick volume keeps its blocks
+// formatted or published raw, durably: it is as it was created. A thick volume keeps its blocks
 // unless some were lost and the pool is full; a thin one gives them back. The
 // formatting mark stands meanwhile, so that a volume on which Clear was
 // interrupted is erased before it is next mounted.
@@ -47,13 +47,21 @@ func (p *Pool) Clear(ctx context.Context, id string) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, f.Close()) }()
-	if err := p.update(ctx, id, func(v *Volume) error { v.Formatting, v.Formatted = true, ""; return nil }); err != nil {
+	err = p.update(ctx, id, func(v *Volume) error {
+		v.Formatting, v.Formatted, v.Raw, v.Fresh = true, "", false, time.Time{}
+		return nil
+	})
+	if err != nil {
 		return err
 	}
 	if err := clearData(ctx, f, v.Provisioning); err != nil {
 		return fmt.Errorf("volume %s: clear: %w", id, noRoom(err))
 	}
-	return p.update(ctx, id, func(v *Volume) error { v.Formatting = false; return nil })
+	return p.update(ctx, id, func(v *Volume) (err error) {
+		v.Formatting = false
+		v.Fresh, err = changedAt(f.Name())
+		return err
+	})
 }
 
 // CheckClosed returns FailedPrecondition when somebody has a volume's data open,

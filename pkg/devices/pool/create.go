@@ -52,15 +52,15 @@ func (p *Pool) Create(ctx context.Context, v Volume) (Volume, error) {
 	case state.ClassOf(err) != state.NotFound:
 		return Volume{}, err
 	}
-	v.Version, v.Created, v.Formatting, v.Formatted = volumeVersion, time.Now().UTC(), false, ""
-	if err := p.build(ctx, v); err != nil {
+	v.Version, v.Created, v.Formatting, v.Formatted, v.Raw = volumeVersion, time.Now().UTC(), false, "", false
+	if err := p.build(ctx, &v); err != nil {
 		return Volume{}, fmt.Errorf("volume %s: create: %w", v.ID, err)
 	}
 	return v, nil
 }
 
-// build makes the volume in tmp and moves it to its place.
-func (p *Pool) build(ctx context.Context, v Volume) (err error) {
+// build makes the volume in tmp and moves it to its place. It sets v.Fresh.
+func (p *Pool) build(ctx context.Context, v *Volume) (err error) {
 	tmp, err := os.MkdirTemp(p.path(tmpDir), v.ID+"~")
 	if err != nil {
 		return noRoom(err)
@@ -84,11 +84,14 @@ func (p *Pool) build(ctx context.Context, v Volume) (err error) {
 	if err != nil {
 		return noRoom(err)
 	}
-	err = p.extend(ctx, data, v, v.Bytes)
+	err = p.extend(ctx, data, *v, v.Bytes)
 	if err = errors.Join(err, data.Close()); err != nil {
 		return err
 	}
-	facts, err := encode(v, nil)
+	if v.Fresh, err = changedAt(data.Name()); err != nil {
+		return err
+	}
+	facts, err := encode(*v, nil)
 	if err != nil {
 		return err
 	}

@@ -3,18 +3,23 @@ package pool
 import (
 	"context"
 	"fmt"
+	"time"
 
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
-// BeginFormat sets the formatting mark, durably.
-// FailedPrecondition: the volume was formatted before.
+// BeginFormat sets the formatting mark, durably, with which the volume is not
+// fresh any more.
+// FailedPrecondition: the volume was formatted before, or published raw.
 func (p *Pool) BeginFormat(ctx context.Context, id string) error {
 	return p.mark(ctx, id, func(v *Volume) error {
 		if v.Formatted != "" {
 			return state.Errorf(state.FailedPrecondition, "volume %s: it was formatted as %s before, and is never formatted again", id, v.Formatted)
 		}
-		v.Formatting = true
+		if v.Raw {
+			return state.Errorf(state.FailedPrecondition, "volume %s: it was published as a raw block device, and is never formatted unless it is cleared", id)
+		}
+		v.Formatting, v.Fresh = true, time.Time{}
 		return nil
 	})
 }
@@ -31,10 +36,22 @@ func (p *Pool) EndFormat(ctx context.Context, id, fsType string) error {
 	})
 }
 
+// BeginRaw notes, durably, that the volume is shown as a raw block device which
+// takes writes. It writes nothing if that was noted before.
+func (p *Pool) BeginRaw(ctx context.Context, id string) error {
+	if v, err := p.Get(ctx, id); err != nil || v.Raw {
+		return err
+	}
+	return p.mark(ctx, id, func(v *Volume) error {
+		v.Raw, v.Fresh = true, time.Time{}
+		return nil
+	})
+}
+
 func (p *Pool) mark(ctx context.Context, id string, change func(*Volume) error) error {
 	unlock, err := p.volumes.Lock(ctx, id)
 	if err != nil {
-		return fmt.Errorf("volume %s: formatting mark: %w", id, err)
+		return fmt.Errorf("volume %s: facts about its use: %w", id, err)
 	}
 	defer unlock()
 	return p.update(ctx, id, change)

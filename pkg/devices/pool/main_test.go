@@ -333,6 +333,63 @@ func TestFormatMark(t *testing.T) {
 	wantError(t, p.BeginFormat(t.Context(), "../v"), state.InvalidArgument)
 }
 
+// What was published raw is never formatted, and is not fresh.
+func TestRaw(t *testing.T) {
+	p := open(t, newDir(t))
+	create(t, p, "v", mib, Thin)
+	path := p.path(volumesDir, "v", volumeFile)
+	ok(t, p.BeginRaw(t.Context(), "v"))
+	before, err := os.Stat(path)
+	ok(t, err)
+	ok(t, p.BeginRaw(t.Context(), "v"))
+	if after, err := os.Stat(path); err != nil || !os.SameFile(before, after) || !after.ModTime().Equal(before.ModTime()) {
+		t.Errorf("noted twice (%v)", err)
+	}
+	if v := facts(t, open(t, p.dir), "v"); !v.Raw || p.IsFresh(v) {
+		t.Errorf("%+v", v)
+	}
+	wantError(t, p.BeginFormat(t.Context(), "v"), state.FailedPrecondition, "published as a raw block device", "cleared")
+	if facts(t, p, "v").Formatting {
+		t.Error("marked")
+	}
+	ok(t, p.Clear(t.Context(), "v"))
+	if v := facts(t, p, "v"); v.Raw || !p.IsFresh(v) {
+		t.Errorf("cleared: %+v", v)
+	}
+	ok(t, p.BeginFormat(t.Context(), "v"))
+	wantError(t, p.BeginRaw(t.Context(), "w"), state.NotFound)
+}
+
+// A volume is fresh until anybody may have had it, whoever wrote to it.
+func TestFresh(t *testing.T) {
+	p := open(t, newDir(t))
+	for name, use := range map[string]func(){
+		"marked":  func() { ok(t, p.BeginFormat(t.Context(), "v")) },
+		"raw":     func() { ok(t, p.BeginRaw(t.Context(), "v")) },
+		"written": func() { fill(t, p, "v") },
+		"written by a version that knows nothing of it": func() {
+			path := p.path(volumesDir, "v", volumeFile)
+			raw, err := os.ReadFile(path)
+			ok(t, err)
+			fill(t, p, "v")
+			write(t, path, string(raw))
+		},
+	} {
+		if v := create(t, p, "v", 4*mib, Thick); !p.IsFresh(v) || !p.IsFresh(facts(t, open(t, p.dir), "v")) {
+			t.Errorf("new: %+v", v)
+		}
+		use()
+		if v := facts(t, p, "v"); p.IsFresh(v) {
+			t.Errorf("%s: %+v", name, v)
+		}
+		ok(t, p.Clear(t.Context(), "v"))
+		if v := facts(t, p, "v"); !p.IsFresh(v) {
+			t.Errorf("%s and cleared: %+v", name, v)
+		}
+		ok(t, p.Delete(t.Context(), "v"))
+	}
+}
+
 // TestFieldsOfALaterVersion are ignored and kept, so that a node can go back
 // to an earlier version of the plugin and forward again.
 func TestFieldsOfALaterVersion(t *testing.T) {

@@ -55,6 +55,14 @@ type Volume struct {
 	Formatting bool `json:"formatting"`
 	// Formatted is the file system type of the last format that completed.
 	Formatted string `json:"formatted"`
+
+	// Raw says that the volume was published as a raw block device for writing,
+	// and not cleared since: it is never formatted.
+	Raw bool `json:"raw"`
+	// Fresh is when the data was last changed by the pool itself, which left
+	// nothing but zeros; zero once anybody may have had the volume. A file that
+	// was changed at another time is not fresh, whoever changed it.
+	Fresh time.Time `json:"fresh"`
 }
 
 // Owner is the one publish that an inline ephemeral volume lives for.
@@ -218,6 +226,29 @@ func decode(raw []byte, id string) (Volume, error) {
 	}
 	v.OvercommitPercent = cmp.Or(v.OvercommitPercent, NoOvercommit) // older versions wrote none
 	return v, v.check()
+}
+
+// IsFresh reports whether nobody has had the data since the pool made it or
+// cleared it, so that every byte of it is zero. It looks at the file.
+func (p *Pool) IsFresh(v Volume) bool {
+	if v.Fresh.IsZero() || v.Raw || v.Formatting || v.Formatted != "" {
+		return false
+	}
+	path, err := p.DataPath(v.ID)
+	if err != nil {
+		return false
+	}
+	changed, err := changedAt(path)
+	return err == nil && changed.Equal(v.Fresh)
+}
+
+// changedAt returns when a file's data was last changed.
+func changedAt(path string) (time.Time, error) {
+	info, err := os.Stat(path)
+	if err != nil {
+		return time.Time{}, err
+	}
+	return info.ModTime().UTC(), nil
 }
 
 // check says what of the facts that are chosen no volume can have.
