@@ -28,6 +28,7 @@ import (
 	"github.com/csi-node/csi-node/pkg/reconciler"
 	"github.com/csi-node/csi-node/pkg/registration"
 	"github.com/csi-node/csi-node/pkg/state"
+	"github.com/csi-node/csi-node/pkg/uevents"
 )
 
 // Config is how the plugin is set up; each field is a flag of `csi-node serve`.
@@ -280,6 +281,10 @@ func (p *plugin) serve(ctx context.Context) error {
 		return errors.Join(err, listener.Close())
 	}
 	p.devices.Spare(p.numbers(watcher))
+	events, deaf := uevents.Listen()
+	if deaf != nil {
+		klog.FromContext(ctx).Error(deaf, "A device that is lost is noticed late", "after", resync)
+	}
 	server := p.grpcServer()
 	klog.FromContext(ctx).Info("Serving", "driver", p.DriverName, "version", p.Version, "node", p.NodeID, "endpoint", p.Endpoint,
 		"pool", p.PoolDir, "volumes", len(p.store.List()), "mountsWatchedBy", watcher.Source(), "heal", !p.DetectOnly)
@@ -292,6 +297,9 @@ func (p *plugin) serve(ctx context.Context) error {
 	go func() { defer close(settled); p.reconciler.Run(working) }()
 	group.Go(func() { failed <- server.Serve(listener) })
 	group.Go(func() { failed <- watcher.Run(working, p.reconciler.Changed) })
+	if events != nil {
+		group.Go(func() { p.hear(working, events) })
+	}
 	swept := make(chan struct{}) // or hung on a device, and left
 	var sweeps sync.WaitGroup
 	sweeps.Go(func() { p.adoptOrphans(working) })
@@ -325,6 +333,15 @@ func (p *plugin) serve(ctx context.Context) error {
 		}
 	}
 	return err
+}
+
+// hear tells the reconciler what becomes of devices. Without it, that is noticed
+// when the volume is looked at.
+func (p *plugin) hear(ctx context.Context, events *uevents.Listener) {
+	err := events.Run(ctx, func(e uevents.Event) { p.reconciler.DeviceChanged(e.Number) }, p.reconciler.AllChanged)
+	if err != nil {
+		klog.FromContext(ctx).Error(err, "A device that is lost is noticed late from now on", "after", resync)
+	}
 }
 
 // stopServer stops accepting and gives calls their answers, within stopTimeout.

@@ -27,6 +27,7 @@ type Watcher struct {
 	mu     sync.Mutex
 	mounts map[uint64]known           // by id
 	binds  map[state.DeviceNumber]int // how many mounts are of a node with that number
+	stale  bool                       // a resync is due, and failed
 	// changed is whom Run tells; what is heard before is in untold.
 	changed func(path string)
 	untold  []string
@@ -138,10 +139,11 @@ func (w *Watcher) take(changed func(string)) error {
 	if err != nil {
 		return err
 	}
-	if all {
+	if w.stale = w.stale || all; w.stale {
 		if err := w.resync(changed); err != nil {
 			return err
 		}
+		w.stale = false
 	}
 	for _, c := range changes {
 		w.apply(c, changed)

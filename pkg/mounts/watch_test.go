@@ -406,7 +406,7 @@ func TestBoundNodes(t *testing.T) {
 		bound := func(number state.DeviceNumber, want bool) {
 			t.Helper()
 			if got, err := w.Bound(number); err != nil || got != want {
-				t.Errorf("%s is bound: %t, %v; want %t", number, got, err, want)
+				t.Fatalf("%s is bound: %t, %v; want %t", number, got, err, want)
 			}
 		}
 		bound(first, true)

@@ -2,6 +2,7 @@ package reconciler
 
 import (
 	"context"
+	"slices"
 	"strings"
 	"time"
 
@@ -19,6 +20,52 @@ func (r *Reconciler) Changed(path string) {
 		if v.lies(path) {
 			r.queue.Add(id)
 		}
+	}
+}
+
+// DeviceChanged tells that a block device is gone, or has another size, by
+// whomever. Volumes that have it, or are published with its number, are looked at.
+// It is O(1) in the number of volumes, and takes no time for devices of others.
+func (r *Reconciler) DeviceChanged(number state.DeviceNumber) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for id := range r.devices[number] {
+		r.queue.Add(id)
+	}
+}
+
+// AllChanged tells that any device or mount may have changed.
+func (r *Reconciler) AllChanged() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for id := range r.volumes {
+		r.queue.Add(id)
+	}
+}
+
+// index keeps by which device numbers a volume is found: those of its device and
+// view at the last look, and those with which it is published. The caller holds mu.
+func (r *Reconciler) index(id string, v *volume) {
+	for _, n := range v.numbers {
+		if delete(r.devices[n], id); len(r.devices[n]) == 0 {
+			delete(r.devices, n)
+		}
+	}
+	v.numbers = v.numbers[:0]
+	add := func(n state.DeviceNumber) {
+		if (n == state.DeviceNumber{}) || slices.Contains(v.numbers, n) {
+			return
+		}
+		v.numbers = append(v.numbers, n)
+		if r.devices[n] == nil {
+			r.devices[n] = map[string]struct{}{}
+		}
+		r.devices[n][id] = struct{}{}
+	}
+	add(v.have.Device.Number)
+	add(v.have.View.Number)
+	for _, t := range v.want.Targets {
+		add(t.Device)
 	}
 }
 

@@ -81,6 +81,47 @@ func TestChangeAboveIsLookedAt(t *testing.T) {
 	})
 }
 
+// The device of a raw volume is lost behind the plugin's back. That is heard by
+// its number, and nobody is looked at for the devices of others.
+func TestLostDeviceIsLookedAt(t *testing.T) {
+	bubble(t, func(h *harness) {
+		v := h.volume("v")
+		h.volume("other")
+		h.ok(stage("v", stageBlock), publish("v", 1, publishBlock), stage("other", stageBlock))
+		synctest.Wait()
+		number := v.device.number
+		told := func(number state.DeviceNumber, looks, others int) {
+			t.Helper()
+			before, beforeOthers := h.k.count(opFind, "v"), h.k.count(opFind, "other")
+			h.p.r.DeviceChanged(number)
+			synctest.Wait()
+			if n, o := h.k.count(opFind, "v")-before, h.k.count(opFind, "other")-beforeOthers; n != looks || o != others {
+				t.Errorf("device %s: looked %d times and at the other volume %d times, want %d and %d", number, n, o, looks, others)
+			}
+		}
+		told(number, 1, 0)
+		told(state.DeviceNumber{Major: 8, Minor: 1}, 0, 0)
+		told(state.DeviceNumber{}, 0, 0)
+		h.k.with(func() { v.device = nil })
+		h.p.r.DeviceChanged(number)
+		synctest.Wait()
+		if v.device == nil {
+			t.Error("the device was not attached again")
+		}
+		before := h.k.count(opFind, "other")
+		h.p.r.AllChanged()
+		synctest.Wait()
+		if h.k.count(opFind, "other") == before {
+			t.Error("events were lost, and a volume was not looked at")
+		}
+		h.ok(unpublish("v", 1), unstage("v"), unstage("other"))
+		synctest.Wait()
+		if len(h.p.r.devices) > 0 {
+			t.Errorf("numbers of no volume are kept: %v", h.p.r.devices)
+		}
+	})
+}
+
 func TestRepairsThatAreUndoneBackOff(t *testing.T) {
 	bubble(t, func(h *harness) {
 		times := h.attempts(Bind)

@@ -125,7 +125,8 @@ type Reconciler struct {
 
 	mu      sync.Mutex
 	volumes map[string]*volume
-	lost    map[string]chan struct{} // looks that nobody waits for any more, by volume
+	devices map[state.DeviceNumber]map[string]struct{} // volumes by the numbers of their devices
+	lost    map[string]chan struct{}                   // looks that nobody waits for any more, by volume
 }
 
 // New returns a Reconciler that does nothing until Run. Every record of the
@@ -143,6 +144,7 @@ func New(cfg Config) *Reconciler {
 		stopped: make(chan struct{}),
 		random:  rand.Float64,
 		volumes: map[string]*volume{},
+		devices: map[state.DeviceNumber]map[string]struct{}{},
 		lost:    map[string]chan struct{}{},
 	}
 	for _, v := range r.store.List() {

@@ -22,6 +22,8 @@ type volume struct {
 	want   *state.Volume // at the last look
 	have   state.Actual
 	plan   Plan
+
+	numbers []state.DeviceNumber // under which it is in Reconciler.devices
 }
 
 // volume returns the entry, which it makes if need be. The caller holds mu.
@@ -49,6 +51,7 @@ func (r *Reconciler) observed(id string, want *state.Volume, have state.Actual, 
 	defer r.mu.Unlock()
 	v := r.volume(id)
 	v.unseen, v.want, v.have, v.plan = false, want, have, plan
+	r.index(id, v)
 }
 
 // unobserved notes that the last look failed.

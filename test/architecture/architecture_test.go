@@ -22,6 +22,7 @@ var below = map[string][]string{
 	"pkg/mounts":                   {"pkg/internal/btrfs", "pkg/state"},
 	"pkg/filesystem":               {"pkg/internal/btrfs", "pkg/state"},
 	"pkg/pods":                     {},
+	"pkg/uevents":                  {"pkg/state"},
 	"pkg/devices":                  {"pkg/state"},
 	"pkg/devices/devicestest":      {"pkg/devices", "pkg/state"},
 	"pkg/devices/internal/keylock": {},
@@ -34,7 +35,7 @@ var below = map[string][]string{
 	"pkg/controllerserver":         {"pkg/devices/pool", "pkg/state"},
 	"pkg/ephemeral":                {"pkg/devices/pool", "pkg/state"},
 	"pkg/driver": {"pkg/client", "pkg/controllerserver", "pkg/devices/loop", "pkg/devices/pool", "pkg/ephemeral", "pkg/filesystem",
-		"pkg/mounts", "pkg/nodeserver", "pkg/pods", "pkg/reconciler", "pkg/registration", "pkg/state"},
+		"pkg/mounts", "pkg/nodeserver", "pkg/pods", "pkg/reconciler", "pkg/registration", "pkg/state", "pkg/uevents"},
 	"cmd/csi-node": {"pkg/client", "pkg/driver"},
 }
 

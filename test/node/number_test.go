@@ -1,11 +1,13 @@
 package node
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -13,23 +15,31 @@ import (
 	"github.com/csi-node/csi-node/test/harness"
 )
 
-// freeLoops returns free loop devices, the one first that the kernel gives next.
-func freeLoops(t *testing.T, count int) (paths []string) {
+// bindFreeLoop binds the loop device at a path that the kernel gives next, until
+// the test ends. What another test shows or has it leaves alone.
+func bindFreeLoop(t *testing.T, path string) {
 	t.Helper()
-	for index := 0; len(paths) < count; index++ {
-		path := fmt.Sprint("/dev/loop", index)
-		if _, err := os.Stat(fmt.Sprintf("/sys/block/loop%d/loop/backing_file", index)); err == nil {
+	write(t, path, "")
+	control, err := os.OpenFile("/dev/loop-control", os.O_RDWR, 0)
+	must(t, err)
+	defer func() { must(t, control.Close()) }()
+	for index := 0; ; index++ {
+		node := fmt.Sprint("/dev/loop", index)
+		table, err := os.ReadFile("/proc/self/mountinfo")
+		must(t, err)
+		if backingOf(node) != "" || strings.Contains(string(table), fmt.Sprintf(" /loop%d ", index)) {
 			continue
 		}
-		control, err := os.OpenFile("/dev/loop-control", os.O_RDWR, 0)
-		must(t, err)
-		if err := unix.IoctlSetInt(int(control.Fd()), unix.LOOP_CTL_ADD, index); err != nil && err != unix.EEXIST {
+		if err := unix.IoctlSetInt(int(control.Fd()), unix.LOOP_CTL_ADD, index); err != nil && !errors.Is(err, unix.EEXIST) {
 			t.Fatal(err)
 		}
-		must(t, control.Close())
-		paths = append(paths, path)
+		must(t, unix.Mount(node, path, "", unix.MS_BIND, ""))
+		if backingOf(node) == "" {
+			t.Cleanup(func() { must(t, unix.Unmount(path, 0)) })
+			return
+		}
+		must(t, unix.Unmount(path, 0)) // somebody was faster
 	}
-	return paths
 }
 
 // A loop device whose node is bound anywhere on the node, by whomever, may be
@@ -39,16 +49,14 @@ func TestBoundNumbersAreNotTaken(t *testing.T) {
 	t.Parallel()
 	p := harness.New(t)
 	outside := t.TempDir() // not below the kubelet directory
-	bind := func(number int, node string) uint64 {
+	bind := func(number int) uint64 {
 		path := filepath.Join(outside, fmt.Sprint(number))
-		write(t, path, "")
-		must(t, unix.Mount(node, path, "", unix.MS_BIND, ""))
-		t.Cleanup(func() { must(t, unix.Unmount(path, 0)) })
+		bindFreeLoop(t, path)
 		return numberAt(t, path)
 	}
 	var shown []uint64
-	for i, node := range freeLoops(t, 3) {
-		shown = append(shown, bind(i, node))
+	for i := range 3 {
+		shown = append(shown, bind(i))
 	}
 	p.Start(harness.Options{})
 	for i := range 3 {
@@ -59,7 +67,7 @@ func TestBoundNumbersAreNotTaken(t *testing.T) {
 		if got := numberAt(t, target); slices.Contains(shown, got) {
 			t.Errorf("volume %d has the number %#x, which others show", i, got)
 		}
-		shown = append(shown, numberAt(t, target), bind(10+i, freeLoops(t, 1)[0]))
+		shown = append(shown, numberAt(t, target), bind(10+i))
 		defer func() { must(t, v.unstage(t.Context())) }()
 		defer func() { must(t, v.unpublish(t.Context(), target)) }()
 	}

@@ -14,9 +14,12 @@ import (
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
-const (
-	controlPath = "/dev/loop-control"
+const controlPath = "/dev/loop-control"
+
+// Tests have others.
+var (
 	sysBlock    = "/sys/block"
+	maxPartPath = "/sys/module/loop/parameters/max_part"
 )
 
 // device is one bound loop device as the kernel described it.

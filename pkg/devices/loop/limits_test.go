@@ -74,11 +74,10 @@ func poolOn(t testing.TB, source, fsType, options string) (*pool.Pool, string) {
 		t.Fatalf("mount %s on %s: %v", fsType, mountpoint, err)
 	}
 	t.Cleanup(func() {
-		// A device that was detached goes with the last who has it open: others look at all devices.
+		// Whoever else lists loop devices may have one of the pool's open, so that it goes a moment later.
 		err := unix.Unmount(mountpoint, 0)
-		for end := time.Now().Add(time.Minute); errors.Is(err, unix.EBUSY) && time.Now().Before(end); {
-			time.Sleep(10 * time.Millisecond)
-			err = unix.Unmount(mountpoint, 0)
+		for end := time.Now().Add(10 * time.Second); errors.Is(err, unix.EBUSY) && time.Now().Before(end); err = unix.Unmount(mountpoint, 0) {
+			time.Sleep(goneInterval)
 		}
 		if err != nil {
 			t.Errorf("unmount %s: %v", mountpoint, err)

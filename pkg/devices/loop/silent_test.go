@@ -10,7 +10,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/csi-node/csi-node/pkg/devices/devicestest"
 	"github.com/csi-node/csi-node/pkg/devices/pool"
 	"github.com/csi-node/csi-node/pkg/state"
 	"github.com/csi-node/csi-node/test/machine"
@@ -146,30 +145,55 @@ func TestReadersDoNotStopAnAttach(t *testing.T) {
 
 // What sysfs says of a backing cannot be read, as when there are no descriptors left.
 func TestUnreadableBackingIsNotAbsent(t *testing.T) {
-	if !elsewhere(t, func() {}) {
-		return
-	}
 	b, data := setup(t, pool.Thin)
-	link := filepath.Join(filepath.Dir(filepath.Dir(filepath.Dir(data))), "link")
-	if err := os.Link(data, link); err != nil {
+	path := machine.Losetup(t, data)
+	defer losetupDetach(t, path)
+	name, dir := filepath.Base(path), t.TempDir()
+	number, err := os.ReadFile(filepath.Join(sysBlock, name, "dev"))
+	if err != nil {
 		t.Fatal(err)
 	}
-	path := machine.Losetup(t, link)
-	t.Cleanup(func() { losetupDetach(t, path) })
-	shown := filepath.Join(sysBlock, filepath.Base(path), "loop", "backing_file")
-	if err := unix.Mount("/proc/self/mem", shown, "", unix.MS_BIND, ""); err != nil { // reading it is EIO
+	entries, err := os.ReadDir(sysBlock)
+	if err != nil {
 		t.Fatal(err)
 	}
-	err := b.Attach(t.Context(), "vol", false)
-	if err := unix.Unmount(shown, 0); err != nil {
+	for _, entry := range entries {
+		if entry.Name() == name {
+			continue
+		}
+		if err := os.Symlink(filepath.Join(sysBlock, entry.Name()), filepath.Join(dir, entry.Name())); err != nil {
+			t.Fatal(err)
+		}
+	}
+	put(t, filepath.Join(dir, name, "dev"), string(number))
+	if err := os.MkdirAll(filepath.Join(dir, name, "loop", "backing_file"), 0o700); err != nil { // reading a directory fails
 		t.Fatal(err)
 	}
-	if err == nil {
-		t.Error("the file was attached twice")
-	} else if !strings.Contains(err.Error(), path) {
-		t.Errorf("the error does not name %s: %v", path, err)
+	real := sysBlock
+	sysBlock = dir
+	err = b.Attach(t.Context(), "vol", false)
+	sysBlock = real
+	wantError(t, err, state.FailedPrecondition, path)
+	if names := over(t, data); len(names) != 1 {
+		t.Errorf("the file is attached as %v", names)
 	}
-	if got := allocated(t, data); got > devicestest.Size {
-		t.Errorf("%d bytes are allocated", got)
+}
+
+// A lease that did not last proves nothing: what was configured is detached at once.
+func TestLostLeaseIsNoProof(t *testing.T) {
+	_, data := setup(t, pool.Thin)
+	backing, err := os.OpenFile(data, os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer backing.Close()
+	name := addLoop(t, ownNumber(t))
+	config := unix.LoopConfig{Fd: uint32(backing.Fd()), Size: 512}
+	taken, err := bind(t.Context(), name, backing, &config, shape{sector: 512}, true) // though none was taken
+	if err != nil || !taken {
+		t.Errorf("taken by another: %t, %v", taken, err)
+	}
+	if !isFree(name) {
+		t.Errorf("%s is left behind", name)
 	}
 }

@@ -127,7 +127,7 @@ func (b *Backend) again(control *os.File, to receiver) (name string, err error) 
 // indexOf returns the index of the loop device with a number: each has minors
 // for as many partitions as max_part says, rounded up to a power of two.
 func indexOf(number state.DeviceNumber) (int, error) {
-	raw, err := os.ReadFile("/sys/module/loop/parameters/max_part")
+	raw, err := os.ReadFile(maxPartPath)
 	if errors.Is(err, os.ErrNotExist) {
 		return int(number.Minor), nil
 	}

@@ -30,23 +30,28 @@ func TestShownNumbersAreSpared(t *testing.T) {
 	b := newBackend(t, p)
 	create(t, p, "vol", pool.Thin)
 	create(t, p, "other", pool.Thin)
-	shown := numberFor(t, b, "other")
+	shown, alone := numberFor(t, b, "other"), ownNumber(t) // other tests may have the first for a while
+	name := addLoop(t, alone)
 	owner, bound := "", false
 	b.Spare(Numbers{
 		Owner: func(n state.DeviceNumber) string {
-			if n == shown {
+			if n == shown || n == alone {
 				return owner
 			}
 			return ""
 		},
-		Bound: func(n state.DeviceNumber) (bool, error) { return n == shown && bound, nil },
+		Bound: func(n state.DeviceNumber) (bool, error) { return (n == shown || n == alone) && bound, nil },
 	})
 	for _, tt := range []struct {
-		owner string
-		bound bool
-	}{{"other", true}, {"other", false}, {"", true}} {
+		owner  string
+		bound  bool
+		spared bool
+	}{{"other", true, true}, {"other", false, true}, {"", true, true}, {"vol", true, false}, {"", false, false}} {
 		owner, bound = tt.owner, tt.bound
-		if got := numberFor(t, b, "vol"); got == shown {
+		if got, err := b.spared(name, receiver{volume: "vol"}); err != nil || got != tt.spared {
+			t.Errorf("%+v: spared %t, %v", tt, got, err)
+		}
+		if got := numberFor(t, b, "vol"); got == shown && tt.spared {
 			t.Errorf("%+v: the volume got the number %s", tt, shown)
 		}
 	}
@@ -75,6 +80,21 @@ func ownNumber(t *testing.T) state.DeviceNumber {
 		}
 	})
 	return state.DeviceNumber{Major: 7, Minor: uint32(index) << parts}
+}
+
+// addLoop makes the loop device with a number.
+func addLoop(t *testing.T, number state.DeviceNumber) (name string) {
+	t.Helper()
+	control, err := os.OpenFile(controlPath, os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer control.Close()
+	b := &Backend{numbers: Numbers{Published: func(string, bool) []state.DeviceNumber { return []state.DeviceNumber{number} }}}
+	if name, err = b.again(control, receiver{volume: "vol"}); err != nil || name == "" {
+		t.Fatalf("no device %s: %v", number, err)
+	}
+	return name
 }
 
 // maxPart is for how many bits of a minor its partitions are.
@@ -133,37 +153,39 @@ func TestPublishedNumbersComeBack(t *testing.T) {
 
 // With partitions (loop.max_part), a device's number is not the one in its name.
 func TestNumbersWithPartitions(t *testing.T) {
-	if !elsewhere(t, func() {}) {
-		return
-	}
-	b, _ := setup(t, pool.Thin)
-	d := attach(t, b, "vol", false)
-	name := filepath.Base(d.Path)
-	shifted := state.DeviceNumber{Major: d.Number.Major, Minor: d.Number.Minor<<4 | 1<<4}
-	for path, text := range map[string]string{
-		filepath.Join(sysBlock, name, "dev"):   shifted.String() + "\n",
-		"/sys/module/loop/parameters/max_part": "15\n",
-	} {
-		fake := filepath.Join(t.TempDir(), "fake")
-		if err := os.WriteFile(fake, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
-		if err := unix.Mount(fake, path, "", unix.MS_BIND, ""); err != nil {
-			t.Fatal(err)
-		}
-		defer func() {
-			if err := unix.Unmount(path, 0); err != nil {
-				t.Error(err)
-			}
-		}()
-	}
-	for number, want := range map[state.DeviceNumber]bool{shifted: true, d.Number: false} {
+	dir := t.TempDir()
+	replace(t, &sysBlock, dir)
+	replace(t, &maxPartPath, filepath.Join(dir, "max_part"))
+	shifted, unshifted := state.DeviceNumber{Major: 7, Minor: 5 << 4}, state.DeviceNumber{Major: 7, Minor: 5}
+	put(t, filepath.Join(dir, "loop5", "dev"), shifted.String()+"\n")
+	put(t, maxPartPath, "15\n")
+	b := &Backend{}
+	for number, want := range map[state.DeviceNumber]bool{shifted: true, unshifted: false} {
 		b.Spare(Numbers{Bound: func(n state.DeviceNumber) (bool, error) { return n == number, nil }})
-		if got, err := b.spared(name, receiver{volume: "vol"}); err != nil || got != want {
-			t.Errorf("where %s is bound, %s (%s) is spared: %t, %v", number, name, shifted, got, err)
+		if got, err := b.spared("loop5", receiver{volume: "vol"}); err != nil || got != want {
+			t.Errorf("where %s is bound, loop5 (%s) is spared: %t, %v", number, shifted, got, err)
 		}
 	}
-	if index, err := indexOf(shifted); err != nil || index != int(shifted.Minor>>4) {
+	if index, err := indexOf(shifted); err != nil || index != 5 {
 		t.Errorf("%s is of loop%d, %v", shifted, index, err)
+	}
+}
+
+// replace sets a variable until the test ends.
+func replace(t *testing.T, variable *string, value string) {
+	t.Helper()
+	before := *variable
+	*variable = value
+	t.Cleanup(func() { *variable = before })
+}
+
+// put writes a file, and makes the directory for it.
+func put(t *testing.T, path, text string) {
+	t.Helper()
+	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
 	}
 }

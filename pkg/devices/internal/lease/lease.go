@@ -3,6 +3,7 @@
 package lease
 
 import (
+	"errors"
 	"fmt"
 	"os"
 
@@ -38,9 +39,14 @@ func Held(f *os.File) (bool, error) {
 	return kind == unix.F_WRLCK, nil
 }
 
-// Drop gives the lease back. Closing the file does not do, once a loop device
-// has it: the lease is the open file's.
-func Drop(f *os.File) error { return set(f, unix.F_UNLCK) }
+// Drop gives the lease back, if the kernel has not taken it by now. Closing the
+// file does not do, once a loop device has it: the lease is the open file's.
+func Drop(f *os.File) error {
+	if err := set(f, unix.F_UNLCK); !errors.Is(err, unix.EAGAIN) {
+		return err
+	}
+	return nil
+}
 
 func set(f *os.File, kind int) error {
 	if _, err := unix.FcntlInt(f.Fd(), unix.F_SETLEASE, kind); err != nil {

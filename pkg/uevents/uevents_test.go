@@ -1,0 +1,185 @@
+package uevents
+
+import (
+	"context"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/csi-node/csi-node/pkg/state"
+)
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// heard runs a Listener until the test ends.
+func heard(t *testing.T, l *Listener) (events <-chan Event, lost <-chan struct{}) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	some, none, ended := make(chan Event), make(chan struct{}), make(chan error, 1)
+	go func() {
+		ended <- l.Run(ctx, func(e Event) {
+			select {
+			case some <- e:
+			case <-ctx.Done():
+			}
+		}, func() {
+			select {
+			case none <- struct{}{}:
+			case <-ctx.Done():
+			}
+		})
+	}()
+	t.Cleanup(func() {
+		cancel()
+		must(t, <-ended)
+	})
+	return some, none
+}
+
+// loopDevice attaches a file until the test ends.
+func loopDevice(t *testing.T) (path string, number state.DeviceNumber, detach func()) {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "file")
+	must(t, os.WriteFile(file, make([]byte, 1<<20), 0o600))
+	out, err := exec.Command("losetup", "--find", "--show", file).CombinedOutput()
+	if err != nil {
+		t.Fatalf("losetup: %v: %s", err, out)
+	}
+	path = strings.TrimSpace(string(out))
+	detached := false
+	detach = func() {
+		if detached {
+			return
+		}
+		detached = true
+		if out, err := exec.Command("losetup", "--detach", path).CombinedOutput(); err != nil {
+			t.Errorf("losetup: %v: %s", err, out)
+		}
+	}
+	t.Cleanup(detach)
+	var st unix.Stat_t
+	must(t, unix.Stat(path, &st))
+	return path, state.DeviceNumber{Major: unix.Major(st.Rdev), Minor: unix.Minor(st.Rdev)}, detach
+}
+
+func TestDetachIsHeard(t *testing.T) {
+	l, err := Listen()
+	must(t, err)
+	events, _ := heard(t, l)
+	_, number, detach := loopDevice(t)
+	detached := make(chan struct{})
+	go func() { defer close(detached); detach() }()
+	for e := range events {
+		if e.Number == number && e.Gone {
+			break
+		}
+	}
+	<-detached
+}
+
+func TestGrowthIsHeard(t *testing.T) {
+	path, number, _ := loopDevice(t)
+	l, err := Listen()
+	must(t, err)
+	backing, err := os.ReadFile("/sys/block/" + filepath.Base(path) + "/loop/backing_file")
+	must(t, err)
+	must(t, os.Truncate(strings.TrimSpace(string(backing)), 2<<20))
+	if out, err := exec.Command("losetup", "--set-capacity", path).CombinedOutput(); err != nil {
+		t.Fatalf("losetup: %v: %s", err, out)
+	}
+	events, _ := heard(t, l)
+	for e := range events {
+		if e.Number == number && e.Resized {
+			return
+		}
+	}
+}
+
+// What does not fit into the socket's buffer is told as lost, once.
+func TestLostEventsAreTold(t *testing.T) {
+	l, err := Listen()
+	must(t, err)
+	must(t, l.raw.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVBUF, 1) }))
+	must(t, err)
+	path, _, _ := loopDevice(t)
+	for range 100 {
+		must(t, os.WriteFile("/sys/block/"+filepath.Base(path)+"/uevent", []byte("change"), 0))
+	}
+	events, lost := heard(t, l)
+	for {
+		select {
+		case <-events:
+		case <-lost:
+			return
+		}
+	}
+}
+
+// In a user namespace no event arrives, and that is said.
+func TestUserNamespaceIsToldApart(t *testing.T) {
+	const child = "CSI_NODE_TEST_USERNS"
+	if os.Getenv(child) != "" {
+		_, err := Listen()
+		if state.ClassOf(err) != state.FailedPrecondition {
+			t.Errorf("in a user namespace: %v", err)
+		}
+		return
+	}
+	cmd := exec.Command(os.Args[0], "-test.run", "^"+t.Name()+"$")
+	cmd.Env = append(os.Environ(), child+"=1")
+	cmd.SysProcAttr = &syscall.SysProcAttr{
+		Cloneflags:  syscall.CLONE_NEWUSER,
+		UidMappings: []syscall.SysProcIDMap{{ContainerID: 0, HostID: 100000, Size: 65536}},
+	}
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Errorf("%v: %s", err, out)
+	}
+}
+
+// Whoever may send to the group is not the kernel.
+func TestProcessesAreNotBelieved(t *testing.T) {
+	for pid, want := range map[uint32]bool{0: true, 1: false} {
+		if got := fromKernel(&unix.SockaddrNetlink{Pid: pid}); got != want {
+			t.Errorf("a message of port %d is believed: %t", pid, got)
+		}
+	}
+	if fromKernel(nil) {
+		t.Error("a message of nobody is believed")
+	}
+}
+
+func TestParse(t *testing.T) {
+	const detach = "change@/devices/virtual/block/loop3\x00ACTION=change\x00DEVPATH=/devices/virtual/block/loop3\x00SUBSYSTEM=block\x00" +
+		"DISK_MEDIA_CHANGE=1\x00MAJOR=7\x00MINOR=3\x00DEVNAME=loop3\x00DEVTYPE=disk\x00DISKSEQ=12\x00SEQNUM=4711\x00"
+	loop3 := state.DeviceNumber{Major: 7, Minor: 3}
+	for message, want := range map[string]Event{
+		detach: {Number: loop3, Gone: true},
+		strings.Replace(detach, "DISK_MEDIA_CHANGE", "RESIZE", 1):                                           {Number: loop3, Resized: true},
+		strings.Replace(detach, "DISK_MEDIA_CHANGE=1\x00", "", 1):                                           {Number: loop3},
+		strings.Replace(strings.Replace(detach, "DISK_MEDIA_CHANGE=1\x00", "", 1), "=change", "=remove", 1): {Number: loop3, Gone: true},
+	} {
+		if e, ok := parse([]byte(message)); !ok || e != want {
+			t.Errorf("%q is %+v (%t), want %+v", message, e, ok, want)
+		}
+	}
+	for _, message := range []string{
+		"", "libudev\x00", "\x00\x00=",
+		strings.Replace(detach, "=block", "=net", 1),
+		strings.Replace(detach, "MINOR=3\x00", "", 1),
+		strings.Replace(detach, "MINOR=3", "MINOR=x", 1),
+	} {
+		if e, ok := parse([]byte(message)); ok {
+			t.Errorf("%q is %+v", message, e)
+		}
+	}
+}
