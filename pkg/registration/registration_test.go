@@ -2,6 +2,7 @@ package registration
 
 import (
 	"context"
+	"errors"
 	"os"
 	"path/filepath"
 	"testing"
@@ -100,8 +101,10 @@ func TestRegistrationComesBack(t *testing.T) {
 	socket := filepath.Join(dir, "csi.test-reg.sock")
 	asKubelet(t, socket)
 	for name, take := range map[string]func() error{
-		"socket":          func() error { return os.Remove(socket) },
-		"directory":       func() error { return os.RemoveAll(dir) },
+		"socket": func() error { return os.Remove(socket) },
+		"directory": func() error { // at once: it is made again
+			return errors.Join(os.Rename(dir, dir+".gone"), os.RemoveAll(dir+".gone"))
+		},
 		"directory moved": func() error { return os.Rename(dir, dir+".old") },
 		"another's file": func() error {
 			return os.Rename(func() string {

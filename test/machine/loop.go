@@ -76,7 +76,7 @@ func Bound(major, minor uint32) (bool, error) {
 		}
 		var st unix.Stat_t
 		switch err := unix.Lstat("/dev"+m.root, &st); {
-		case errors.Is(err, unix.ENOENT): // its node was removed, and so has no number to give
+		case errors.Is(err, unix.ENOENT), errors.Is(err, unix.ENOTDIR): // its node was removed, and so has no number to give
 		case err != nil:
 			return false, err
 		case st.Mode&unix.S_IFMT == unix.S_IFBLK && unix.Major(st.Rdev) == major && unix.Minor(st.Rdev) == minor:
