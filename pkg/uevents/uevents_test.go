@@ -53,11 +53,7 @@ func loopDevice(t *testing.T) (path string, number state.DeviceNumber, detach fu
 	machine.Kernel(t)
 	file := filepath.Join(t.TempDir(), "file")
 	must(t, os.WriteFile(file, make([]byte, 1<<20), 0o600))
-	out, err := exec.Command("losetup", "--find", "--show", file).CombinedOutput()
-	if err != nil {
-		t.Fatalf("losetup: %v: %s", err, out)
-	}
-	path = strings.TrimSpace(string(out))
+	path = machine.Losetup(t, file)
 	detached := false
 	detach = func() {
 		if detached {
