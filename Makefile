@@ -23,8 +23,9 @@ HISTORIES ?= 100000
 # Walk millions of states, or thousands of histories: the race detector would only slow them down.
 WALK := (TestPlanForEveryState|TestHistories)
 
-# Freezes the disk beneath a loop device, which whoever looks at all of them meets.
-ALONE := TestSilentDeviceIsNotAbsent
+# Disturb whoever else attaches loop devices: one freezes the disk beneath a device, one binds
+# the nodes of those that the kernel is about to give away.
+ALONE := (TestSilentDeviceIsNotAbsent|TestBoundNumbersAreNotTaken)
 
 # Nothing is cached: what was left out, or met another kernel, says nothing of this
 # machine now. Many tests wait for the kernel, or for a deadline, and do so together.
@@ -55,7 +56,7 @@ test-all: ## the whole: race detector, every state, random histories, fuzzing, c
 	FUZZTIME=2s hack/fuzz
 	CGO_ENABLED=1 $(SUITE) -race -skip '^($(WALK)|$(ALONE))$$' $(TESTS) \
 		+ -run '^$(WALK)$$' ./pkg/reconciler -histories.count 20000 \
-		+ -race -run '^$(ALONE)$$' ./pkg/devices/loop \
+		+ -race -p 1 -run '^$(ALONE)$$' ./pkg/devices/loop ./test/node \
 		+ ./test/chaos -chaos.kills 100 -chaos.acts 100
 
 fuzz: deps ## each fuzz target for FUZZTIME (5m)

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/csi-node/csi-node/pkg/state"
+	"github.com/csi-node/csi-node/test/machine"
 )
 
 func must(t *testing.T, err error) {
@@ -49,13 +50,10 @@ func heard(t *testing.T, l *Listener) (events <-chan Event, lost <-chan struct{}
 // loopDevice attaches a file until the test ends.
 func loopDevice(t *testing.T) (path string, number state.DeviceNumber, detach func()) {
 	t.Helper()
+	machine.Kernel(t)
 	file := filepath.Join(t.TempDir(), "file")
 	must(t, os.WriteFile(file, make([]byte, 1<<20), 0o600))
-	out, err := exec.Command("losetup", "--find", "--show", file).CombinedOutput()
-	if err != nil {
-		t.Fatalf("losetup: %v: %s", err, out)
-	}
-	path = strings.TrimSpace(string(out))
+	path = machine.Losetup(t, file)
 	detached := false
 	detach = func() {
 		if detached {
@@ -107,6 +105,7 @@ func TestGrowthIsHeard(t *testing.T) {
 
 // What does not fit into the socket's buffer is told as lost, once.
 func TestLostEventsAreTold(t *testing.T) {
+	machine.Kernel(t)
 	l, err := Listen()
 	must(t, err)
 	must(t, l.raw.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVBUF, 1) }))
@@ -127,6 +126,7 @@ func TestLostEventsAreTold(t *testing.T) {
 
 // In a user namespace no event arrives, and that is said.
 func TestUserNamespaceIsToldApart(t *testing.T) {
+	machine.Kernel(t)
 	const child = "CSI_NODE_TEST_USERNS"
 	if os.Getenv(child) != "" {
 		_, err := Listen()

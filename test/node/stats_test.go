@@ -99,10 +99,11 @@ func hang(t *testing.T, dir string) (revive func()) {
 			return
 		}
 		revived = true
-		if err := server.Close(); err != nil { // whoever waits is told that there is no server
+		// First, as mkfs.btrfs fails wherever a file system without a server is mounted.
+		if err := unix.Unmount(dir, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); err != nil {
 			t.Error(err)
 		}
-		if err := unix.Unmount(dir, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); err != nil {
+		if err := server.Close(); err != nil { // whoever waits is told that there is no server
 			t.Error(err)
 		}
 	}

@@ -12,6 +12,7 @@ import (
 
 	"github.com/csi-node/csi-node/pkg/devices/pool"
 	"github.com/csi-node/csi-node/pkg/state"
+	"github.com/csi-node/csi-node/test/machine"
 )
 
 // numberFor detaches a volume and returns the number that it had.
@@ -67,6 +68,7 @@ func TestShownNumbersAreSpared(t *testing.T) {
 // there is none of yet.
 func ownNumber(t *testing.T) state.DeviceNumber {
 	t.Helper()
+	machine.Kernel(t)
 	index := 1000 + rand.IntN(10000) // the kernel gives the lowest number that is free
 	parts := maxPart(t)
 	t.Cleanup(func() {
