@@ -135,11 +135,12 @@ func (b *Backend) configure(ctx context.Context, to receiver, key string, backin
 	}
 	defer closeAfter(control, &err)
 
+	taken := map[string]bool{} // those that others were faster to take
 	for try := range attachTries {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		name, sure, err := b.free(ctx, control, to, try < attachTries/2)
+		name, sure, err := b.free(ctx, control, to, try < attachTries/2, taken)
 		if err != nil {
 			return err
 		}
@@ -160,7 +161,7 @@ func (b *Backend) configure(ctx context.Context, to receiver, key string, backin
 			}
 		}
 		var d *device
-		taken, err := bind(ctx, name, backing, &config, as, leased, func() (err error) {
+		taken[name], err = bind(ctx, name, backing, &config, as, leased, func() (err error) {
 			b.remember(key, &device{name: name})
 			if d, err = b.recall(ctx, key, sought{is: match, named: func(string) bool { return false }}); err == nil && d == nil {
 				err = fmt.Errorf("%s was configured for %s and does not show it so", name, backing.Name())
@@ -170,7 +171,7 @@ func (b *Backend) configure(ctx context.Context, to receiver, key string, backin
 		switch {
 		case err != nil:
 			return err
-		case taken:
+		case taken[name]:
 			continue
 		}
 		if buffered == "" && !d.direct() {

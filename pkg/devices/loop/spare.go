@@ -62,8 +62,9 @@ func (b *Backend) spared(name string, to receiver) (bool, error) {
 
 // free returns the name of a device that nobody has; another process may take it
 // all the same. again asks first for the one that the volume is published as: sure
-// says that it is that one, and no other will do.
-func (b *Backend) free(ctx context.Context, control *os.File, to receiver, again bool) (name string, sure bool, err error) {
+// says that it is that one, and no other will do. A taken one is not offered
+// again: it may look free while somebody has it claimed.
+func (b *Backend) free(ctx context.Context, control *os.File, to receiver, again bool, taken map[string]bool) (name string, sure bool, err error) {
 	if again {
 		if name, err = b.again(control, to); name != "" || err != nil {
 			return name, true, err
@@ -75,19 +76,20 @@ func (b *Backend) free(ctx context.Context, control *os.File, to receiver, again
 	}
 	name = nameOf(n)
 	switch spared, err := b.spared(name, to); {
-	case err == nil && !spared:
+	case err == nil && !spared && !taken[name]:
 		return name, false, nil
 	case err != nil && !errors.Is(err, os.ErrNotExist): // it may have been removed just now
 		return "", false, err
+	case err == nil && spared:
+		klog.FromContext(ctx).V(2).Info("The number of a free loop device is shown to somebody, and left alone", "device", name)
 	}
-	klog.FromContext(ctx).V(2).Info("The number of a free loop device is shown to somebody, and left alone", "device", name)
 	dirs, err := filepath.Glob(filepath.Join(sysBlock, "loop*")) // the kernel names the lowest one only
 	if err != nil {
 		return "", false, err
 	}
 	for _, dir := range dirs {
 		name := filepath.Base(dir)
-		if !isFree(name) {
+		if taken[name] || !isFree(name) {
 			continue
 		}
 		if spared, err := b.spared(name, to); err == nil && !spared {

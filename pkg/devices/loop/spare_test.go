@@ -191,3 +191,28 @@ func put(t *testing.T, path, text string) {
 		t.Fatal(err)
 	}
 }
+
+// A device that looks free while somebody has it claimed is left for another one.
+func TestClaimedDeviceIsPassedOver(t *testing.T) {
+	b, _ := setup(t, pool.Thin)
+	control, err := os.OpenFile(controlPath, os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer control.Close()
+	var claimed *os.File
+	for claimed == nil {
+		n, err := unix.IoctlRetInt(int(control.Fd()), unix.LOOP_CTL_GET_FREE)
+		if err != nil {
+			t.Fatal(err)
+		}
+		claimed, err = open(nameOf(n), os.O_RDONLY|unix.O_EXCL)
+		if err != nil && !raced(err) {
+			t.Fatal(err)
+		}
+	}
+	defer claimed.Close()
+	if d := attach(t, b, "vol", false); d.Path == claimed.Name() {
+		t.Errorf("attached as %s, which is claimed", d.Path)
+	}
+}
