@@ -71,17 +71,25 @@ func ownNumber(t *testing.T) state.DeviceNumber {
 	machine.Kernel(t)
 	index := 1000 + rand.IntN(10000) // the kernel gives the lowest number that is free
 	parts := maxPart(t)
-	t.Cleanup(func() {
-		control, err := os.OpenFile(controlPath, os.O_RDWR, 0)
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer control.Close()
-		if err := unix.IoctlSetInt(int(control.Fd()), unix.LOOP_CTL_REMOVE, index); err != nil && !errors.Is(err, unix.ENODEV) {
+	number := state.DeviceNumber{Major: 7, Minor: uint32(index) << parts}
+	t.Cleanup(func() { removeLoops(t, number) })
+	return number
+}
+
+// removeLoops removes the loop devices with the numbers that are there.
+func removeLoops(t *testing.T, numbers ...state.DeviceNumber) {
+	t.Helper()
+	control, err := os.OpenFile(controlPath, os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer control.Close()
+	for _, number := range numbers {
+		index := int(number.Minor >> maxPart(t))
+		if err := unix.IoctlSetInt(int(control.Fd()), unix.LOOP_CTL_REMOVE, index); err != nil && !errors.Is(err, unix.ENODEV) && !errors.Is(err, unix.EBUSY) { // EBUSY: somebody looks at it
 			t.Errorf("remove loop%d: %v", index, err)
 		}
-	})
-	return state.DeviceNumber{Major: 7, Minor: uint32(index) << parts}
+	}
 }
 
 // addLoop makes the loop device with a number.
@@ -149,6 +157,7 @@ func TestPublishedNumbersComeBack(t *testing.T) {
 			if err := errors.Join(b.DetachView(t.Context(), d), b.Detach(t.Context(), id)); err != nil {
 				t.Fatal(err)
 			}
+			removeLoops(t, number, viewNumber) // as long as they are there and free, other tests may take them
 		}
 	}
 }
