@@ -52,10 +52,17 @@ type sight struct {
 	at    time.Time
 }
 
-// noAnswer says that a look at a volume has not ended.
-type noAnswer struct{ since time.Time }
+// noAnswer says that a look at a volume has not ended, or that it ended without
+// an answer, because of a cause of the class DeadlineExceeded.
+type noAnswer struct {
+	since time.Time
+	cause error
+}
 
 func (e noAnswer) Error() string {
+	if e.cause != nil {
+		return e.cause.Error()
+	}
 	return fmt.Sprintf("it has not answered a look for %s", age(e.since))
 }
 
@@ -76,10 +83,13 @@ func (p *probes) ask(ctx context.Context, id, path string, look func(context.Con
 		case <-running.done:
 			timer.Stop()
 			if own || path != "" && running.path == path {
+				if state.ClassOf(running.err) == state.DeadlineExceeded {
+					return nil, noAnswer{running.since, running.err}
+				}
 				return running.usage, running.err
 			}
 		case <-timer.C:
-			return nil, noAnswer{running.since}
+			return nil, noAnswer{since: running.since}
 		case <-ctx.Done():
 			timer.Stop()
 			return nil, ctx.Err()

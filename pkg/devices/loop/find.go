@@ -118,7 +118,7 @@ func (b *Backend) volumeWithin(ctx context.Context, volume string) (known, error
 			if ctx.Err() != nil {
 				return known{}, ctx.Err()
 			}
-			return known{}, state.Errorf(state.Unavailable, "volume %s: the pool has not told of it for %s: see whether its disk answers", volume, time.Since(a.since).Round(time.Second))
+			return known{}, state.Errorf(state.DeadlineExceeded, "volume %s: the pool has not told of it for %s: see whether its disk answers", volume, time.Since(a.since).Round(time.Second))
 		}
 	}
 }
