@@ -5,7 +5,7 @@
 //	<dir>/.csi-node-pool     the marker: {"version":1,"uuid":"…"}
 //	<dir>/volumes/<id>/data         the bytes of a volume
 //	<dir>/volumes/<id>/volume.json      the facts about it: Volume
-//	<dir>/volumes/<id>/volume.json.new  blocks for the next facts; its contents mean nothing
+//	<dir>/volumes/<id>/volume.json.new…  the slot: blocks for the next facts; its contents mean nothing
 //	<dir>/tmp/<id>~…         a volume being created
 //	<dir>/trash/<id>~…       a volume being deleted
 //
@@ -54,6 +54,7 @@ const (
 type Pool struct {
 	dir      string
 	uuid     string
+	slot     string // the name that slots have when this Pool uses them
 	readOnly bool
 	limits   Limits
 
@@ -79,7 +80,7 @@ func Open(ctx context.Context, dir string) (*Pool, error) {
 	if err != nil {
 		return nil, fmt.Errorf("pool %s: %w", dir, err)
 	}
-	p := &Pool{dir: dir, uuid: uuid, parts: map[string]part{}}
+	p := &Pool{dir: dir, uuid: uuid, slot: slotFile + "~" + newUUID()[:8], parts: map[string]part{}}
 	if err := p.makeDirs(); err != nil {
 		return nil, fmt.Errorf("pool: %w", err)
 	}
