@@ -203,7 +203,12 @@ func (p *plugin) letGo() (err error) {
 }
 
 func (p *plugin) openVolumes(ctx context.Context) (err error) {
-	if p.pool, err = pool.Open(ctx, p.PoolDir); err != nil {
+	p.pool, err = pool.Open(ctx, p.PoolDir)
+	absent := err
+	if errors.Is(err, pool.ErrAbsent) {
+		p.pool, err = pool.OpenAbsent(p.PoolDir)
+	}
+	if err != nil {
 		return fmt.Errorf("--pool-dir %s: %w", p.PoolDir, err)
 	}
 	limits, err := p.limits()
@@ -216,6 +221,12 @@ func (p *plugin) openVolumes(ctx context.Context) (err error) {
 	}
 	if p.devices, err = loop.New(p.pool); err != nil {
 		return err
+	}
+	switch {
+	case absent != nil && len(p.store.List()) == 0 && !p.devices.Any():
+		return fmt.Errorf("--pool-dir %s: %w", p.PoolDir, absent)
+	case absent != nil:
+		klog.FromContext(ctx).Error(absent, "Serving without the pool, so that volumes which stand can be unpublished and unstaged", "pool", p.PoolDir)
 	}
 	p.reconciler = reconciler.New(reconciler.Config{
 		Store:      p.store,

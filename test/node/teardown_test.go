@@ -2,12 +2,15 @@ package node
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
+	"github.com/container-storage-interface/spec/lib/go/csi"
 	"golang.org/x/sys/unix"
+	"google.golang.org/grpc"
 
 	"github.com/csi-node/csi-node/test/harness"
 )
@@ -85,6 +88,59 @@ func TestTeardownNeedsNoFacts(t *testing.T) {
 			if !strings.HasPrefix(title, "a pool") && title != "silent facts" { // else it is deleted when the pool answers
 				mustBeGone(t, filepath.Dir(short.data()))
 			}
+		})
+	}
+}
+
+// TestStartWithoutThePool: what stands is taken down by a plugin that starts
+// when the pool is away, with its store or without; and the pool is used when it
+// is there again.
+func TestStartWithoutThePool(t *testing.T) {
+	t.Parallel()
+	for title, lost := range map[string]bool{"with its store": false, "without": true} {
+		t.Run(title, func(t *testing.T) {
+			t.Parallel()
+			p := harness.New(t)
+			mountPool(t, p, 128*mib, "mkfs.ext4", "-q")
+			p.Start(harness.Options{})
+			v := create(t, p, "pvc-1", 16*mib, mountAs("ext4", multiWriter))
+			raw := create(t, p, "pvc-2", 16*mib, blockAs(multiWriter))
+			later := create(t, p, "pvc-3", 16*mib, mountAs("ext4", multiWriter))
+			for i, v := range []*volume{v, raw} {
+				must(t, v.stage(t.Context()))
+				must(t, v.publish(t.Context(), v.target(fmt.Sprint(i))))
+			}
+			p.Kill()
+			if lost {
+				must(t, os.RemoveAll(p.StateDir))
+			}
+			aside := filepath.Join(p.Dir, "aside")
+			makeDir(t, aside)
+			must(t, unix.Mount(p.PoolDir, aside, "", unix.MS_BIND, ""))
+			t.Cleanup(func() { must(t, unix.Unmount(aside, unix.MNT_DETACH)) })
+			must(t, unix.Unmount(p.PoolDir, unix.MNT_DETACH))
+			p.Process = p.Launch(harness.Options{}) // it is not ready without the pool
+			if _, err := p.Identity.GetPluginInfo(t.Context(), &csi.GetPluginInfoRequest{}, grpc.WaitForReady(true)); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := p.Identity.Probe(t.Context(), &csi.ProbeRequest{}); err == nil {
+				t.Error("it is well without the pool")
+			}
+			if err := later.stage(t.Context()); err == nil {
+				t.Error("staged without the pool")
+			}
+			must(t, later.unstage(t.Context()))
+			for i, v := range []*volume{v, raw} {
+				must(t, v.unpublish(t.Context(), v.target(fmt.Sprint(i))))
+				must(t, v.unstage(t.Context()))
+			}
+			for _, l := range p.Loops() {
+				t.Errorf("attached: %v", l)
+			}
+			mustHaveNoRecord(t, p)
+			must(t, unix.Mount(aside, p.PoolDir, "", unix.MS_BIND, ""))
+			must(t, later.stage(t.Context()))
+			must(t, later.unstage(t.Context()))
 		})
 	}
 }

@@ -96,7 +96,7 @@ func New(p *pool.Pool) (*Backend, error) {
 // views. A crash may have come before a thick volume's device got its limit.
 func (b *Backend) index(ctx context.Context) error {
 	ids, err := b.pool.IDs(ctx)
-	if err != nil {
+	if err != nil && !errors.Is(err, pool.ErrAbsent) { // of a pool that is away the tags tell
 		return err
 	}
 	volumes, tags := map[string]string{}, map[fileID]string{}
@@ -131,6 +131,18 @@ func (b *Backend) index(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// Any reports whether a device of one of the pool's volumes was seen.
+func (b *Backend) Any() bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for key := range b.hints {
+		if strings.HasPrefix(key, b.tag("")) { // else a view, perhaps of another pool
+			return true
+		}
+	}
+	return false
 }
 
 // tag returns the lo_file_name of a volume's device. Ids that do not fit are

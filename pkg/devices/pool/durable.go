@@ -111,10 +111,15 @@ func syncDir(path string) error {
 	return errors.Join(f.Sync(), f.Close())
 }
 
+// lacksRoom reports whether a file system is full or limited.
+func lacksRoom(err error) bool {
+	return errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT)
+}
+
 // noRoom gives errors of a full or limited file system their class.
 func noRoom(err error) error {
 	switch {
-	case errors.Is(err, unix.ENOSPC), errors.Is(err, unix.EDQUOT):
+	case lacksRoom(err):
 		return state.Errorf(state.ResourceExhausted, "the pool has no room: %w", err)
 	case errors.Is(err, unix.EFBIG):
 		return state.Errorf(state.OutOfRange, "larger than a file can be in the pool: %w", err)

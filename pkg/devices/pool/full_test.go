@@ -1,6 +1,7 @@
 package pool
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"os"
@@ -143,15 +144,88 @@ func TestPoolWithoutABlock(t *testing.T) {
 	}
 }
 
-// TestFactsOfAnOlderVersion: a volume without a slot gets one.
+// slots returns the places of a volume's facts to come.
+func slots(t testing.TB, p *Pool, id string) []string {
+	t.Helper()
+	found, err := filepath.Glob(p.path(volumesDir, id, slotFile+"*"))
+	ok(t, err)
+	return found
+}
+
+// withoutSlot makes a volume as an older version made it.
+func withoutSlot(t testing.TB, p *Pool, id string) {
+	t.Helper()
+	path := p.path(volumesDir, id, volumeFile)
+	raw, err := os.ReadFile(path)
+	ok(t, err)
+	for _, slot := range slots(t, p, id) {
+		ok(t, os.Remove(slot))
+	}
+	ok(t, os.WriteFile(path, bytes.TrimRight(raw, " "), 0o600))
+}
+
+// TestFactsOfAnOlderVersion: a volume without a slot gets one, if there is room.
 func TestFactsOfAnOlderVersion(t *testing.T) {
 	p := open(t, newDir(t))
 	create(t, p, "v", mib, Thin)
-	slot := p.path(volumesDir, "v", slotFile)
-	ok(t, os.Remove(slot))
+	withoutSlot(t, p, "v")
 	ok(t, p.BeginFormat(t.Context(), "v"))
-	if _, err := os.Stat(slot); err != nil || !facts(t, p, "v").Formatting {
-		t.Errorf("%v, %+v", err, facts(t, p, "v"))
+	if got := slots(t, p, "v"); len(got) != 1 || !facts(t, p, "v").Formatting {
+		t.Errorf("%q, %+v", got, facts(t, p, "v"))
+	}
+}
+
+// TestOlderVersionWithoutABlock: a full pool in which an older version made the
+// volumes takes facts and is emptied, too.
+func TestOlderVersionWithoutABlock(t *testing.T) {
+	for name, mkfs := range map[string][]string{"ext4": {"mkfs.ext4", "-q", "-b", "1024"}, "xfs": {"mkfs.xfs", "-q"}} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			dir := newDir(t)
+			mountImage(t, dir, 300*mib, mkfs...)
+			p := open(t, dir)
+			for id, how := range map[string]Provisioning{"thick": Thick, "thin": Thin} {
+				create(t, p, id, 8*mib, how)
+				fill(t, p, id)
+				withoutSlot(t, p, id)
+			}
+			p = open(t, dir)
+			for _, id := range []string{"thick", "thin"} {
+				exhaust(t, dir)
+				ok(t, p.BeginRaw(t.Context(), id))
+				if !facts(t, p, id).Raw {
+					t.Errorf("%+v", facts(t, p, id))
+				}
+				ok(t, p.Clear(t.Context(), id))
+				if v := facts(t, p, id); v.Raw || v.Formatting || !zero(t, p, id) {
+					t.Errorf("it is not clear: %+v", v)
+				}
+			}
+		})
+	}
+}
+
+// TestLateExchange: a process that was killed in the exchange of slot and facts
+// may carry it out when its successor has written others.
+func TestLateExchange(t *testing.T) {
+	dir := newDir(t)
+	p := open(t, dir)
+	create(t, p, "v", mib, Thin)
+	ok(t, p.BeginFormat(t.Context(), "v"))
+	late, path := slots(t, p, "v"), p.path(volumesDir, "v", volumeFile)
+	if len(late) != 1 {
+		t.Fatalf("slots %q", late)
+	}
+	p = open(t, dir)
+	ok(t, p.EndFormat(t.Context(), "v", "ext4"))
+	if err := exchange(path, late[0]); !errors.Is(err, unix.ENOENT) {
+		t.Errorf("the late exchange: %v", err)
+	}
+	if v := facts(t, p, "v"); v.Formatting || v.Formatted != "ext4" {
+		t.Errorf("the facts are of before: %+v", v)
+	}
+	if got := slots(t, p, "v"); len(got) != 1 {
+		t.Errorf("slots %q", got)
 	}
 }
 

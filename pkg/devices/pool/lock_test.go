@@ -38,6 +38,33 @@ func TestLock(t *testing.T) {
 	}
 }
 
+// TestLockByALink: a pool is one pool by whatever link it is reached.
+func TestLockByALink(t *testing.T) {
+	dir, links := newDir(t), t.TempDir()
+	p := open(t, dir)
+	one, other := t.TempDir(), t.TempDir()
+	for _, name := range []string{"a", "b"} {
+		ok(t, os.Symlink(dir, filepath.Join(links, name)))
+	}
+	a, b := open(t, filepath.Join(links, "a")), open(t, filepath.Join(links, "b"))
+	for _, round := range []struct{ first, second *Pool }{{p, a}, {a, p}, {a, b}} {
+		unlock, err := round.first.Lock(one)
+		ok(t, err)
+		if _, err := round.second.Lock(other); err == nil {
+			t.Errorf("%s is locked, and so is %s", round.first.dir, round.second.dir)
+		}
+		ok(t, unlock())
+	}
+	ok(t, os.Remove(dir+seenSuffix)) // the pool was only ever used by links
+	unlock, err := a.Lock(one)
+	ok(t, err)
+	if _, err := b.Lock(other); err == nil {
+		t.Error("locked by two links")
+	}
+	ok(t, unlock())
+	ok(t, open(t, dir).Check(t.Context()))
+}
+
 // TestLockAtOnce: of many that come at once one has it at most.
 func TestLockAtOnce(t *testing.T) {
 	p := open(t, newDir(t))

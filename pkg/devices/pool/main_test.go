@@ -97,6 +97,9 @@ func files(t testing.TB, dir string) []string {
 	var found []string
 	ok(t, filepath.WalkDir(dir, func(path string, entry os.DirEntry, err error) error {
 		if err == nil && !entry.IsDir() {
+			if strings.HasPrefix(entry.Name(), slotFile+"~") { // the name that an open Pool gives it
+				path = filepath.Join(filepath.Dir(path), slotFile)
+			}
 			found = append(found, strings.TrimPrefix(path, dir+"/"))
 		}
 		return err

@@ -31,6 +31,8 @@ func identify(dir string) (string, error) {
 	}
 	have, err := readMarker(dir)
 	switch {
+	case seen != "" && errors.As(err, new(*os.PathError)): // its disk does not answer
+		return "", fmt.Errorf("%w: %w", absentError(dir, seen), err)
 	case err != nil:
 		return "", err
 	case have == nil && seen != "":
@@ -108,8 +110,12 @@ func readSeen(dir string) (string, error) {
 	return uuid, nil
 }
 
+// ErrAbsent is in the errors about a pool that was seen in its directory before
+// and is not there now.
+var ErrAbsent = errors.New("that was seen here is not here now")
+
 func absentError(dir, uuid string) error {
-	return fmt.Errorf("the pool %s that was seen here is not here now, perhaps its disk is not mounted: mount it, or remove %s if a new pool is to be made", uuid, dir+seenSuffix)
+	return fmt.Errorf("the pool %s %w, perhaps its disk is not mounted: mount it, or remove %s if a new pool is to be made", uuid, ErrAbsent, dir+seenSuffix)
 }
 
 func otherError(dir, have, want string) error {

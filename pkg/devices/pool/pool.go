@@ -5,7 +5,7 @@
 //	<dir>/.csi-node-pool     the marker: {"version":1,"uuid":"…"}
 //	<dir>/volumes/<id>/data         the bytes of a volume
 //	<dir>/volumes/<id>/volume.json      the facts about it: Volume
-//	<dir>/volumes/<id>/volume.json.new  blocks for the next facts; its contents mean nothing
+//	<dir>/volumes/<id>/volume.json.new…  the slot: blocks for the next facts; its contents mean nothing
 //	<dir>/tmp/<id>~…         a volume being created
 //	<dir>/trash/<id>~…       a volume being deleted
 //
@@ -54,6 +54,7 @@ const (
 type Pool struct {
 	dir      string
 	uuid     string
+	slot     string // the name that slots have when this Pool uses them
 	readOnly bool
 	limits   Limits
 
@@ -79,12 +80,30 @@ func Open(ctx context.Context, dir string) (*Pool, error) {
 	if err != nil {
 		return nil, fmt.Errorf("pool %s: %w", dir, err)
 	}
-	p := &Pool{dir: dir, uuid: uuid, parts: map[string]part{}}
+	p := newPool(dir, uuid)
 	if err := p.makeDirs(); err != nil {
 		return nil, fmt.Errorf("pool: %w", err)
 	}
 	p.sweep(ctx)
 	return p, nil
+}
+
+func newPool(dir, uuid string) *Pool {
+	return &Pool{dir: dir, uuid: uuid, slot: slotFile + "~" + newUUID()[:8], parts: map[string]part{}}
+}
+
+// OpenAbsent opens the pool that was seen in dir before, of which Open says
+// ErrAbsent: what needs the pool fails until it is there.
+func OpenAbsent(dir string) (*Pool, error) {
+	dir = filepath.Clean(dir)
+	seen, err := readSeen(dir)
+	if err == nil && seen == "" {
+		err = errors.New("none was seen there")
+	}
+	if err != nil {
+		return nil, fmt.Errorf("pool %s: %w", dir, err)
+	}
+	return newPool(dir, seen), nil
 }
 
 // makeDirs makes the directories that are missing: even a mkdir of one that is

@@ -1,6 +1,7 @@
 package pool
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"crypto/sha256"
@@ -11,9 +12,12 @@ import (
 	"maps"
 	"math"
 	"os"
+	"path/filepath"
 	"regexp"
 	"strings"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/csi-node/csi-node/pkg/state"
 )
@@ -166,6 +170,7 @@ func (p *Pool) read(ctx context.Context, id string) (Volume, []byte, error) {
 // update changes the facts about a volume, durably. The caller has the
 // volume's turn.
 func (p *Pool) update(ctx context.Context, id string, change func(*Volume) error) error {
+	slot, claimed := p.claimSlot(id) // before the facts are read
 	v, raw, err := p.read(ctx, id)
 	if err != nil {
 		return err
@@ -177,17 +182,44 @@ func (p *Pool) update(ctx context.Context, id string, change func(*Volume) error
 	if err != nil {
 		return fmt.Errorf("volume %s: %w", id, err)
 	}
-	if err := p.writeFacts(ctx, id, after); err != nil {
+	err = claimed
+	if err == nil {
+		err = p.writeFacts(ctx, id, slot, after)
+	}
+	if lacksRoom(err) {
+		err = p.overwriteFacts(ctx, id, after)
+	}
+	if err != nil {
 		return fmt.Errorf("volume %s: %w", id, noRoom(err))
 	}
 	return nil
 }
 
+// claimSlot gives the slot of a volume a name that only this Pool uses. A
+// process that was killed may hang in the kernel on a disk that is away, and let
+// slot and facts change places once more when that comes back: it finds no
+// slot then, or did so before the caller reads the facts.
+func (p *Pool) claimSlot(id string) (path string, err error) {
+	dir := p.path(volumesDir, id)
+	path = filepath.Join(dir, p.slot)
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return "", err
+	}
+	for _, entry := range entries {
+		if strings.HasPrefix(entry.Name(), slotFile) && entry.Name() != p.slot {
+			if err := os.Rename(filepath.Join(dir, entry.Name()), path); err != nil {
+				return "", err
+			}
+		}
+	}
+	return path, nil
+}
+
 // writeFacts replaces the facts about a volume, durably. It takes no space: they
 // are written over the slot, which then changes places with them. What a crash
 // leaves in the slot is nobody's.
-func (p *Pool) writeFacts(ctx context.Context, id string, facts []byte) error {
-	slot := p.path(volumesDir, id, slotFile)
+func (p *Pool) writeFacts(ctx context.Context, id, slot string, facts []byte) error {
 	unlock, err := p.facts.Lock(ctx, id) // the slot may be what somebody opened as the facts, two changes ago
 	if err != nil {
 		return err
@@ -201,6 +233,27 @@ func (p *Pool) writeFacts(ctx context.Context, id string, facts []byte) error {
 		return err
 	}
 	return exchange(p.path(volumesDir, id, volumeFile), slot)
+}
+
+// overwriteFacts writes the facts about a volume in the block that they have,
+// where there is none for a slot: a version that made none made the volume, or
+// used it last. A block is not written by halves, but for a loss of power.
+func (p *Pool) overwriteFacts(ctx context.Context, id string, facts []byte) error {
+	unlock, err := p.facts.Lock(ctx, id)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	path := p.path(volumesDir, id, volumeFile)
+	var st unix.Stat_t
+	if err := unix.Stat(path, &st); err != nil {
+		return &os.PathError{Op: "stat", Path: path, Err: err}
+	}
+	facts = append(facts, bytes.Repeat([]byte{' '}, max(int(st.Size)-len(facts), 0))...)
+	if int64(len(facts)) > st.Blocks*512 { // see stat(2); what does not fit would be cut off
+		return &os.PathError{Op: "write", Path: path, Err: unix.ENOSPC}
+	}
+	return overwrite(path, facts)
 }
 
 // readFacts reads the facts about a volume as they are on the disk.
