@@ -119,6 +119,7 @@ type plugin struct {
 	pool       *pool.Pool
 	unlock     func() error // the pool
 	devices    *loop.Backend
+	watcher    *mounts.Watcher // nil until it serves
 	filesystem *filesystem.Host
 	mounts     *mounts.Host
 	pods       *pods.Directory
@@ -295,6 +296,7 @@ func (p *plugin) kernel() reconciler.Kernel {
 		Mounts:      p.mounts,
 		Directories: p.mounts,
 		Holders:     mounts.Holders,
+		Bound:       func(number state.DeviceNumber) (bool, error) { return p.watcher.Bound(number) },
 	}
 	if p.pods != nil {
 		k.Pods = p.pods
@@ -359,6 +361,7 @@ func (p *plugin) serve(ctx context.Context) error {
 		}
 		return errors.Join(err, listener.Close())
 	}
+	p.watcher = watcher
 	p.devices.Spare(p.numbers(watcher))
 	events, deaf := uevents.Listen()
 	if deaf != nil {

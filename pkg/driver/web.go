@@ -119,7 +119,20 @@ func newWeb(handler http.Handler, l net.Listener, most int) *web {
 func (w *web) forStrangers() *web {
 	w.server.ReadHeaderTimeout, w.server.ReadTimeout, w.server.WriteTimeout = 5*time.Second, 5*time.Second, 10*time.Second
 	w.server.SetKeepAlivesEnabled(false)
+	w.server.Handler = withoutBody(w.server.Handler)
 	return w
+}
+
+// withoutBody closes the connection of a request with a body: the server would
+// wait for that after the answer, and the client would keep another's place.
+func withoutBody(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+		if req.ContentLength != 0 {
+			_ = http.NewResponseController(w).SetReadDeadline(time.Now()) // else ReadTimeout ends it
+			panic(http.ErrAbortHandler)
+		}
+		next.ServeHTTP(w, req)
+	})
 }
 
 // httpHandler serves /metrics, /healthz and /readyz. Whatever it does, it does

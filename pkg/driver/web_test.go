@@ -260,3 +260,42 @@ func TestReportOfAHungPlugin(t *testing.T) {
 		t.Errorf("the reader is told %v", err)
 	}
 }
+
+// Who owes the body of a request is not waited for, and keeps nobody out.
+func TestStrangersWhoOweABody(t *testing.T) {
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := newWeb(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}), listener, 4).forStrangers()
+	served := make(chan error, 1)
+	go func() { served <- w.serve() }()
+	defer func() {
+		if err := errors.Join(w.close(), <-served); err != nil {
+			t.Error(err)
+		}
+	}()
+	for _, length := range []string{"Content-Length: 4000", "Content-Length: 400000", "Transfer-Encoding: chunked", "Expect: 100-continue\r\nContent-Length: 1"} {
+		conn, err := net.Dial("tcp", listener.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		begun := time.Now()
+		if _, err := conn.Write([]byte("POST / HTTP/1.1\r\nHost: x\r\n" + length + "\r\n\r\n")); err != nil {
+			t.Fatal(err)
+		}
+		if err := conn.SetDeadline(begun.Add(time.Minute)); err != nil {
+			t.Fatal(err)
+		}
+		_, _ = conn.Read(make([]byte, 1)) // until it is closed
+		if took := time.Since(begun); took > w.server.ReadTimeout/2 {
+			t.Errorf("%s: the connection was kept for %s", length, took)
+		}
+	}
+	resp, err := http.Get("http://" + listener.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	resp.Body.Close()
+}

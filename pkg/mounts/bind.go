@@ -3,7 +3,9 @@ package mounts
 import (
 	"context"
 	"fmt"
+	"path/filepath"
 	"slices"
+	"strings"
 
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
@@ -179,7 +181,11 @@ func (h *Host) BoundAt(ctx context.Context, device state.DeviceNumber) ([]string
 	}
 	var paths []string
 	for _, i := range infos {
-		if number, ok := blockNumber(i.Mountpoint); ok && number == device {
+		number, ok := blockNumber(i.Mountpoint)
+		if i.FSType == "devtmpfs" && (!ok || number != device) { // something may lie over it
+			number = diskNumber(filepath.Base(strings.TrimSuffix(i.Root, "//deleted")))
+		}
+		if number == device {
 			paths = append(paths, i.Mountpoint)
 		}
 	}

@@ -208,6 +208,19 @@ func TestHoldersIsBounded(t *testing.T) {
 	}
 }
 
+// What lies over a bound node does not take the number away from it.
+func TestBoundAtUnderACover(t *testing.T) {
+	h, root := newHost(t)
+	ctx, target, cover := t.Context(), filepath.Join(root, "target"), filepath.Join(root, "cover")
+	d := newDevice(t, root, "")
+	must(t, h.BindDevice(ctx, d, target))
+	must(t, os.WriteFile(cover, nil, 0o600))
+	must(t, unix.Mount(cover, target, "", unix.MS_BIND, ""))
+	if paths, err := h.BoundAt(ctx, d.Number); err != nil || !slices.Equal(paths, []string{target}) {
+		t.Errorf("bound at %q (%v)", paths, err)
+	}
+}
+
 // Whoever has a node bound in a namespace of its own has the number.
 func TestBoundInAnotherNamespace(t *testing.T) {
 	h, root := newHost(t)

@@ -1035,14 +1035,19 @@ func (m fakeMounts) SetAttributes(ctx context.Context, at string, flags state.Fl
 func (fakeMounts) Options(m state.Mount) string { return m.Options }
 
 func (m fakeMounts) BoundAt(_ context.Context, device state.DeviceNumber) (paths []string, err error) {
-	m.k.with(func() {
-		for at, stack := range m.k.mounts {
-			if len(stack) > 0 && stack[0].Node && stack[0].Device == device {
-				paths = append(paths, at)
-			}
-		}
-	})
+	m.k.with(func() { paths = m.k.nodes(device) })
 	return paths, nil
+}
+
+// nodes returns the paths at which the node of a device is bound, be it covered.
+// The caller holds mu.
+func (k *fakeKernel) nodes(device state.DeviceNumber) (paths []string) {
+	for at, stack := range k.mounts {
+		if slices.ContainsFunc(stack, func(m fakeMount) bool { return m.Node && m.Device == device }) {
+			paths = append(paths, at)
+		}
+	}
+	return paths
 }
 
 func (m fakeMounts) Keepers(_ context.Context, device state.DeviceNumber, _ []string) (names []string) {
@@ -1256,6 +1261,10 @@ func (p *process) kernel() Kernel {
 	return Kernel{
 		Devices: fakeDevices{p}, Formats: fakeDevices{p}, Views: fakeDevices{p},
 		Filesystems: fakeFilesystems{p}, Mounts: fakeMounts{p}, Directories: fakeMounts{p},
+		Bound: func(device state.DeviceNumber) (bound bool, _ error) {
+			p.k.with(func() { bound = len(p.k.nodes(device)) > 0 })
+			return bound, nil
+		},
 		Holders: func(_ context.Context, device state.DeviceNumber) (names []string) {
 			p.k.with(func() {
 				for _, v := range p.k.volumes {

@@ -88,7 +88,7 @@ func (r *Reconciler) observeAlone(ctx context.Context, want *state.Volume) (stat
 	if err != nil {
 		return have, err
 	}
-	if s := want.Stage; s == nil || s.Gone && s.Capability.Access != state.MountAccess || stands(have.View) || s.ReadOnly != have.Device.ReadOnly {
+	if s := want.Stage; s == nil || s.Gone || stands(have.View) || s.ReadOnly != have.Device.ReadOnly {
 		for _, d := range []*state.Device{&have.Device, &have.View} {
 			if err := r.boundElsewhere(ctx, want, d); err != nil {
 				return have, err
@@ -107,10 +107,17 @@ func (r *Reconciler) observeAlone(ctx context.Context, want *state.Volume) (stat
 
 // boundElsewhere takes a device for held whose node is bound where the record
 // has no target: whoever lost the record has not lost the mount, and the number
-// must not become another volume's beneath it.
+// must not become another volume's beneath it. That there is no such bind in this
+// mount namespace is known without a look at the mount table, which is all that
+// the end of a mounted stage asks.
 func (r *Reconciler) boundElsewhere(ctx context.Context, want *state.Volume, d *state.Device) error {
 	if !stands(*d) {
 		return nil
+	}
+	if s := want.Stage; s != nil && s.Gone && s.Capability.Access == state.MountAccess && r.kernel.Bound != nil {
+		if bound, err := r.kernel.Bound(d.Number); err == nil && !bound {
+			return nil
+		}
 	}
 	paths, err := r.kernel.Mounts.BoundAt(ctx, d.Number)
 	if err != nil {

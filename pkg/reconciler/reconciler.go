@@ -85,6 +85,9 @@ type Kernel struct {
 	Pods Pods
 	// Holders names who holds a device, for error texts; it may be nil.
 	Holders func(ctx context.Context, device state.DeviceNumber) []string
+	// Bound reports whether the node of a device is bound anywhere, be it covered,
+	// without a look at the mount table; nil: only that look tells.
+	Bound func(device state.DeviceNumber) (bool, error)
 }
 
 // Moment says on which side of a step a hook is called.

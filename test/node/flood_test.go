@@ -79,10 +79,10 @@ func TestFloodOfTheHTTPEndpoint(t *testing.T) {
 	if now := rss(t, p); now > memory+64*mib { // the race detector has a share in it
 		t.Errorf("%d MiB are resident, %d were before", now/mib, memory/mib)
 	}
-	after := harness.Metrics(t, address) // and it answers beside them
-	if was, is := before["go_goroutines"], after["go_goroutines"]; is > was+2*files/16+20 {
-		t.Errorf("%v goroutines, %v were before", is, was)
-	}
+	// It answers beside them. Those whose connections were closed just now end when they are next run.
+	harness.Eventually(t, "the goroutines are few", func() bool {
+		return harness.Metrics(t, address)["go_goroutines"] <= before["go_goroutines"]+2*files/16+20
+	})
 
 	// One request a connection.
 	conn, err := net.Dial("tcp", address)

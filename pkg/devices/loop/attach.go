@@ -161,12 +161,15 @@ func (b *Backend) configure(ctx context.Context, to receiver, key string, backin
 			}
 		}
 		var d *device
-		taken[name], err = bind(ctx, name, backing, &config, as, leased, func() (err error) {
+		taken[name], err = bind(ctx, name, backing, &config, as, leased, func() (shown bool, err error) {
 			b.remember(key, &device{name: name})
 			if d, err = b.recall(ctx, key, sought{is: match, named: func(string) bool { return false }}); err == nil && d == nil {
 				err = fmt.Errorf("%s was configured for %s and does not show it so", name, backing.Name())
 			}
-			return err
+			if err == nil { // somebody may have bound it since it was chosen
+				shown, err = b.spared(name, to)
+			}
+			return shown, err
 		})
 		switch {
 		case err != nil:
@@ -197,9 +200,9 @@ func (b *Backend) alone(ctx context.Context, key string, backing *os.File, only 
 }
 
 // bind configures one device; taken says that another process was faster, or
-// wants the leased backing, too. The lease ends. After an error the device is
+// wants the leased backing, too, or shows the device's number. The lease ends. After an error the device is
 // free again.
-func bind(ctx context.Context, name string, backing *os.File, config *unix.LoopConfig, as shape, leased bool, look func() error) (taken bool, err error) {
+func bind(ctx context.Context, name string, backing *os.File, config *unix.LoopConfig, as shape, leased bool, look func() (shown bool, err error)) (taken bool, err error) {
 	if leased {
 		defer func() { err = errors.Join(err, lease.Drop(backing)) }()
 	}
@@ -237,7 +240,7 @@ func bind(ctx context.Context, name string, backing *os.File, config *unix.LoopC
 	if as.solid {
 		turnDiscardOff(ctx, name)
 	}
-	return false, look()
+	return look()
 }
 
 // broken reports whether a lease did not last until now.

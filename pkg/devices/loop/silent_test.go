@@ -191,7 +191,7 @@ func TestLostLeaseIsNoProof(t *testing.T) {
 	defer backing.Close()
 	name := addLoop(t, ownNumber(t))
 	config := unix.LoopConfig{Fd: uint32(backing.Fd()), Size: 512}
-	taken, err := bind(t.Context(), name, backing, &config, shape{sector: 512}, true, func() error { return nil }) // though none was taken
+	taken, err := bind(t.Context(), name, backing, &config, shape{sector: 512}, true, func() (bool, error) { return false, nil }) // though none was taken
 	if err != nil || !taken {
 		t.Errorf("taken by another: %t, %v", taken, err)
 	}

@@ -64,6 +64,31 @@ func TestShownNumbersAreSpared(t *testing.T) {
 	}
 }
 
+// What is bound between the choice of a number and the attach would show the volume.
+func TestNumberThatIsBoundMeanwhileIsSpared(t *testing.T) {
+	p, _ := newPool(t)
+	b := newBackend(t, p)
+	create(t, p, "vol", pool.Thin)
+	asked := map[state.DeviceNumber]bool{}
+	var first state.DeviceNumber
+	b.Spare(Numbers{Bound: func(n state.DeviceNumber) (bool, error) {
+		if len(asked) == 0 {
+			first = n
+		}
+		again := asked[n]
+		asked[n] = true
+		return again && n == first, nil
+	}})
+	d := attach(t, b, "vol", false)
+	if d.Number == first {
+		t.Errorf("the volume got the number %s, which is bound by now", first)
+	}
+	if err := b.Detach(t.Context(), "vol"); err != nil {
+		t.Error(err)
+	}
+	want(t, b, "vol", state.DeviceAbsent)
+}
+
 // ownNumber returns the number of a loop device that nobody else uses, and that
 // there is none of yet.
 func ownNumber(t *testing.T) state.DeviceNumber {
