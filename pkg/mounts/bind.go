@@ -230,6 +230,25 @@ func (h *Host) ShownAt(ctx context.Context) (map[state.DeviceNumber][]string, er
 	return shown, nil
 }
 
+// Elsewhere returns the first mount of the file system on a device that this
+// mount namespace shows, be it of a part of it; nil when there is none. It reads
+// the whole mount table.
+func (h *Host) Elsewhere(ctx context.Context, device state.DeviceNumber) (*state.Sighting, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	infos, err := mountinfo.GetMounts(nil)
+	if err != nil {
+		return nil, fmt.Errorf("where device %s is mounted: %w", device, err)
+	}
+	for _, i := range infos {
+		if m := entryOf(i).mount(); m.Device == device && !bindsNode(i) {
+			return &state.Sighting{Path: i.Mountpoint, Mount: m}, nil
+		}
+	}
+	return nil, nil
+}
+
 // bindsNode reports whether a mount may be a bound device node.
 func bindsNode(i *mountinfo.Info) bool {
 	return i.Root != "/" && (i.FSType == "devtmpfs" || i.FSType == "tmpfs")

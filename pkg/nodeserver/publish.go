@@ -18,12 +18,18 @@ func (s *Server) NodePublishVolume(ctx context.Context, req *csi.NodePublishVolu
 	if err != nil {
 		return nil, err
 	}
+	pending := []state.Part{state.TargetPart(req.GetTargetPath())}
+	inline := req.GetVolumeContext()[ephemeralKey] == "true"
+	if inline { // which this call stages, too
+		pending = append(pending, state.StagePart())
+	}
 	target, err := s.target(req)
 	if err != nil {
-		return nil, s.whilePending(req.GetVolumeId(), state.TargetPart(req.GetTargetPath()), err)
+		return nil, s.whilePending(req.GetVolumeId(), err, pending...)
 	}
-	if target.Context[ephemeralKey] == "true" {
-		return s.publishEphemeral(ctx, req, target)
+	if inline {
+		resp, err := s.publishEphemeral(ctx, req, target)
+		return resp, s.whilePending(req.GetVolumeId(), err, pending...)
 	}
 	staging := req.GetStagingTargetPath()
 	if staging == "" {

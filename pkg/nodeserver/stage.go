@@ -20,7 +20,7 @@ func (s *Server) NodeStageVolume(ctx context.Context, req *csi.NodeStageVolumeRe
 	}
 	stage, err := s.stage(req)
 	if err != nil {
-		return nil, s.whilePending(req.GetVolumeId(), state.StagePart(), err)
+		return nil, s.whilePending(req.GetVolumeId(), err, state.StagePart())
 	}
 	err = s.Reconciler.Ensure(ctx, req.GetVolumeId(), state.StagePart(), func(v *state.Volume) error {
 		ask := *stage

@@ -137,15 +137,17 @@ func (s *Server) capability(c *csi.VolumeCapability) (state.Capability, bool, er
 // whilePending is the answer to a request that is wrong in itself. It is not
 // final while what was asked for the same part before may still come: kubelet
 // would take that for nothing being there, and never take it away.
-func (s *Server) whilePending(id string, part state.Part, err error) error {
+func (s *Server) whilePending(id string, err error, parts ...state.Part) error {
 	record := s.Records.Get(id)
-	if record == nil {
+	if record == nil || !state.ClassOf(err).Final() {
 		return err
 	}
-	if asked := record.Latest(part); asked == nil || asked.Gone || asked.Accepted {
-		return err
+	for _, part := range parts {
+		if asked := record.Latest(part); asked != nil && !asked.Gone && !asked.Accepted {
+			return state.Errorf(state.Aborted, "%w; and what was asked for before is not over", err)
+		}
 	}
-	return state.Errorf(state.Aborted, "%w; and what was asked for before is not over", err)
+	return err
 }
 
 // flags checks the mount flags of a stage as far as that goes without a device:

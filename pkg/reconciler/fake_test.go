@@ -1034,6 +1034,17 @@ func (m fakeMounts) SetAttributes(ctx context.Context, at string, flags state.Fl
 
 func (fakeMounts) Options(m state.Mount) string { return m.Options }
 
+func (m fakeMounts) Elsewhere(_ context.Context, device state.DeviceNumber) (seen *state.Sighting, err error) {
+	m.k.with(func() {
+		for at, stack := range m.k.mounts {
+			if len(stack) > 0 && !stack[0].Node && stack[0].Device == device {
+				seen = &state.Sighting{Path: at, Mount: stack[0].Mount}
+			}
+		}
+	})
+	return seen, nil
+}
+
 func (m fakeMounts) BoundAt(_ context.Context, device state.DeviceNumber) (paths []string, err error) {
 	m.k.with(func() { paths = m.k.nodes(device) })
 	return paths, nil

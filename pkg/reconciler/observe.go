@@ -88,6 +88,14 @@ func (r *Reconciler) observeAlone(ctx context.Context, want *state.Volume) (stat
 	if err != nil {
 		return have, err
 	}
+	if s := want.Stage; s != nil && unexplained(s) && s.Capability.Access == state.MountAccess && have.Device.Held && have.Stage.Err == nil && len(have.Stage.Mounts) == 0 {
+		if have.Elsewhere, err = r.kernel.Mounts.Elsewhere(ctx, have.Device.Number); err != nil {
+			return have, fmt.Errorf("volume %s: observe: %w", want.ID, err)
+		}
+		if have.Elsewhere != nil {
+			have.Elsewhere.Mount.Options = r.kernel.Mounts.Options(have.Elsewhere.Mount)
+		}
+	}
 	if s := want.Stage; s == nil || s.Gone || stands(have.View) || s.ReadOnly != have.Device.ReadOnly {
 		for _, d := range []*state.Device{&have.Device, &have.View} {
 			if err := r.boundElsewhere(ctx, want, d); err != nil {

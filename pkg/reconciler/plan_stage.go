@@ -51,11 +51,18 @@ func unexplained(s *state.Stage) bool { return !s.Gone && !s.Accepted && !s.Begu
 // found judges the options of a file system that was mounted before the stage
 // was asked for. Those that the plugin mounts it with are the record's.
 func (p *planner) found(s *state.Stage) Verdict {
-	mounts := p.have.Stage.Mounts
-	if !unexplained(s) || s.Capability.Access != state.MountAccess || len(mounts) == 0 {
+	if !unexplained(s) || s.Capability.Access != state.MountAccess {
 		return settled
 	}
-	top := mounts[0]
+	path, top := s.Path, state.Mount{}
+	switch mounts := p.have.Stage.Mounts; {
+	case len(mounts) > 0:
+		top = mounts[0]
+	case p.have.Elsewhere != nil: // at a pod's: a mount now would show the same superblock
+		path, top = p.have.Elsewhere.Path, p.have.Elsewhere.Mount
+	default:
+		return settled
+	}
 	if top.Node || top.Corrupt || !top.Is(p.have.Device.Number) || top.FSType != s.Capability.FSType {
 		return settled // which is judged elsewhere
 	}
@@ -64,7 +71,7 @@ func (p *planner) found(s *state.Stage) Verdict {
 		return stuck(state.ClassOf(err), "%v", err)
 	}
 	if option := flags.Shown(top.FSType, top.Options); option != "" {
-		return stuck(state.FailedPrecondition, "the volume was found mounted at %s, by a request that is not known any more, and its file system is not seen to be mounted as asked: the mount flag %q makes the difference. A file system keeps its options as long as it is mounted: unpublish and unstage the volume, then stage it anew; or ask for the options that it has", s.Path, option)
+		return stuck(state.FailedPrecondition, "the volume was found mounted at %s, by a request that is not known any more, and its file system is not seen to be mounted as asked: the mount flag %q makes the difference. A file system keeps its options as long as it is mounted: unpublish and unstage the volume, then stage it anew; or ask for the options that it has", path, option)
 	}
 	return settled
 }

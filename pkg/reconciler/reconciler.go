@@ -49,6 +49,8 @@ type Mounts interface {
 	Unmount(ctx context.Context, path string) error
 	// Options tells all that the kernel shows of the options of a mount's superblock.
 	Options(m state.Mount) string
+	// Elsewhere returns a mount of the file system on a device, wherever it is; nil: none.
+	Elsewhere(ctx context.Context, device state.DeviceNumber) (*state.Sighting, error)
 	// BoundAt tells where the node of a device is bound, also by nobody's intent.
 	BoundAt(ctx context.Context, device state.DeviceNumber) ([]string, error)
 	// Keepers names what would keep the file system on a device alive if its

@@ -10,6 +10,9 @@ type Actual struct {
 	Contents Contents
 	Stage    Mountpoint            // at the staging path of the record
 	Targets  map[string]Mountpoint // by target path of the record
+	// Elsewhere is where the file system is mounted that is to be staged anew and
+	// is not at the staging path; nil when nowhere, or when that was not looked at.
+	Elsewhere *Sighting
 	// Keepers are what would keep a corrupt file system alive if all mounts at
 	// the record's paths went, for humans.
 	Keepers []string
@@ -140,6 +143,12 @@ type Mountpoint struct {
 	Empty  bool     // nothing is mounted, and the directory has no entries or the file no bytes
 	Mounts []Mount  // stacked here, the top first; empty when the path is no mount point
 	Err    error    // the path could not be looked at now; then nothing else is known
+}
+
+// Sighting is a mount at a path that no intent names.
+type Sighting struct {
+	Path  string
+	Mount Mount
 }
 
 // Mount is one mount at a mount point.

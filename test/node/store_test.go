@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
@@ -63,6 +64,37 @@ func TestLostStore(t *testing.T) {
 				v.end()
 			})
 		}
+	}
+}
+
+// A stage whose mount went with the store shows the superblock that a pod keeps,
+// with whatever options that has: it is judged like one that stands.
+func TestLostStageOfAKeptSuperblock(t *testing.T) {
+	t.Parallel()
+	for flags, others := range map[string][]string{"": {"sync", "data=journal", "commit=7"}, "dirsync": {"", "sync"}} {
+		t.Run(flags, func(t *testing.T) {
+			p := harness.Start(t, harness.Options{})
+			ctx := t.Context()
+			as := func(flags string) *csi.VolumeCapability {
+				return mountAs("ext4", multiWriter, strings.Fields(flags)...)
+			}
+			v := create(t, p, "volume", 32*mib, as(flags))
+			pod := v.target("pod")
+			must(t, v.stage(ctx))
+			must(t, v.publish(ctx, pod))
+			p.Kill()
+			must(t, os.RemoveAll(p.StateDir))
+			harness.Command(t, "umount", v.staging)
+			p.Start(harness.Options{})
+			for _, other := range others {
+				v.capability = as(other)
+				mustRefuse(t, v.stage(ctx), codes.FailedPrecondition, v.id, pod, "makes the difference")
+			}
+			v.capability = as(flags)
+			must(t, v.stage(ctx))
+			must(t, v.publish(ctx, pod))
+			v.end(pod)
+		})
 	}
 }
 

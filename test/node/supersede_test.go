@@ -2,12 +2,15 @@ package node
 
 import (
 	"context"
+	"maps"
 	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/csi-node/csi-node/pkg/reconciler"
 	"github.com/csi-node/csi-node/test/harness"
@@ -59,6 +62,44 @@ func TestStageIsSuperseded(t *testing.T) {
 			v.end()
 		})
 	}
+}
+
+// Whatever is wrong with another publish of an inline volume, it is not final
+// while the volume is being made: kubelet would leave it behind.
+func TestInlineIsNotRefusedWhilePending(t *testing.T) {
+	t.Parallel()
+	p := harness.New(t)
+	w := wrapMkfs(t, p, byExec)
+	p.Start(harness.Options{Env: w.env()})
+	v := newInline(t, p, "csi-inline", mountAs("ext4", multiWriter), map[string]string{"size": "32Mi"})
+	first := make(chan error, 1)
+	go func() {
+		first <- within(t, 6*time.Second, func(ctx context.Context) error { return v.publishInline(ctx) })
+	}()
+	w.awaitStart()
+	others := map[string]func(*csi.NodePublishVolumeRequest){
+		"size": func(r *csi.NodePublishVolumeRequest) {
+			r.VolumeContext = maps.Clone(v.asking)
+			r.VolumeContext["size"] = "64Mi"
+		},
+		"bad size": func(r *csi.NodePublishVolumeRequest) {
+			r.VolumeContext = maps.Clone(v.asking)
+			r.VolumeContext["size"] = "large"
+		},
+		"type":     func(r *csi.NodePublishVolumeRequest) { r.VolumeCapability = mountAs("xfs", multiWriter) },
+		"flag":     func(r *csi.NodePublishVolumeRequest) { r.VolumeCapability = mountAs("ext4", multiWriter, "commit=7") },
+		"bad flag": func(r *csi.NodePublishVolumeRequest) { r.VolumeCapability = mountAs("ext4", multiWriter, "nonsense") },
+		"block":    func(r *csi.NodePublishVolumeRequest) { r.VolumeCapability = blockAs(multiWriter) },
+	}
+	for name, other := range others {
+		if err := v.publishInline(t.Context(), other); status.Code(err) != codes.Aborted {
+			t.Errorf("another %s: %v", name, err)
+		}
+	}
+	w.open()
+	must(t, <-first)
+	must(t, v.unpublish(t.Context(), v.pod))
+	v.gone()
 }
 
 // A mount option that only the mount refuses is corrected by staging with another.
