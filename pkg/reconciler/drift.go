@@ -105,12 +105,13 @@ const (
 // calm is how long after a loss the next one is taken for a new story.
 const calm = 10 * time.Minute
 
-// mayRepair reports whether a step for the part may be made: always, unless it
-// restores what was accepted, nobody waits, and repair is switched off or was
-// undone a moment ago. Each turn of the story is logged once.
-func (p *pass) mayRepair(ctx context.Context, want *state.Volume, plan Plan, part state.Part) bool {
+// mayRepair reports whether a step may be made: always, unless it restores what
+// was accepted, nobody waits, and repair is switched off or was undone a moment
+// ago. Each turn of the story is logged once.
+func (p *pass) mayRepair(ctx context.Context, want *state.Volume, plan Plan, step Step) bool {
+	part := step.Part
 	intent := want.Intent(part)
-	if intent == nil || intent.Gone || !intent.Accepted || plan.Verdicts[part].Settled {
+	if intent == nil || intent.Gone || !intent.Accepted || plan.Verdicts[part].Settled || step.Action == MarkRaw { // a mark restores nothing
 		return true
 	}
 	lost, turned := p.r.loss(p.id, part, len(p.waiters) > 0)

@@ -790,7 +790,8 @@ func (c *planCase) targetStands(t *state.Target) bool {
 	}
 	top := m.Mounts[0]
 	if t.Capability.Access == state.BlockAccess {
-		return top.Node && mountOf(top, c.node(t)) && !c.numberChanged(t) && (!c.wantsView(t) || c.have.View.State == state.DeviceAttached)
+		return top.Node && mountOf(top, c.node(t)) && !c.numberChanged(t) && (!c.wantsView(t) || c.have.View.State == state.DeviceAttached) &&
+			(!c.takesRawWrites(t) || c.have.Device.Raw)
 	}
 	s := c.want.Stage
 	return wholeOf(top, c.have.Device.Number) && !top.Corrupt &&

@@ -85,8 +85,17 @@ func (p *planner) publishDevice(t *state.Target) Verdict {
 		return p.foreign(t)
 	case !m.Mounts[0].Is(d.Number), len(m.Mounts) > 1 && p.oursAt(t, m.Mounts[1]):
 		return p.do(Unbind, part) // the other node of the volume, or bound twice
+	case p.writesUnmarked(t):
+		return p.do(MarkRaw, part) // it was bound by a version that did not mark
 	}
 	return settled
+}
+
+// writesUnmarked reports whether a target lets a pod write to a raw device of
+// which no mark says so.
+func (p *planner) writesUnmarked(t *state.Target) bool {
+	d := p.have.Device
+	return t.Capability.Access == state.BlockAccess && !t.ReadOnly && !d.ReadOnly && !d.Raw
 }
 
 // needsView reports whether a target shows the read-only view of the device.
@@ -105,7 +114,7 @@ func (p *planner) bind(t *state.Target, want state.FileType) Verdict {
 	case m.File != state.NoFile && !m.Empty:
 		return stuck(state.FailedPrecondition, "the target %s holds data that the volume would hide: move it away", t.Path)
 	}
-	if d := p.have.Device; t.Capability.Access == state.BlockAccess && !t.ReadOnly && !d.ReadOnly && !d.Raw {
+	if p.writesUnmarked(t) {
 		return p.do(MarkRaw, state.TargetPart(t.Path)) // before anybody can write
 	}
 	return p.do(Bind, state.TargetPart(t.Path))

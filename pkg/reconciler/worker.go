@@ -112,7 +112,7 @@ func (p *pass) join(waiters []*waiter) {
 // is not backing off.
 func (p *pass) next(ctx context.Context, want *state.Volume, plan Plan) (Step, bool) {
 	for _, step := range plan.Steps {
-		if p.failure(want, step.Part) == nil && p.r.due(p.id, step.Part) && p.mayRepair(ctx, want, plan, step.Part) {
+		if p.failure(want, step.Part) == nil && p.r.due(p.id, step.Part) && p.mayRepair(ctx, want, plan, step) {
 			return step, true
 		}
 	}

@@ -92,17 +92,7 @@ func TestGuardOverRawData(t *testing.T) {
 	found := fmt.Sprintf("data at byte %d", place)
 	mustRefuse(t, v.stage(ctx), codes.FailedPrecondition, v.id, found, "clear-device raw")
 	mustHaveNoRecord(t, p)
-	facts := filepath.Join(filepath.Dir(v.data()), "volume.json")
-	edit := func(change func(map[string]any)) {
-		var all map[string]any
-		text, err := os.ReadFile(facts)
-		must(t, err)
-		must(t, json.Unmarshal(text, &all))
-		change(all)
-		text, err = json.Marshal(all)
-		must(t, err)
-		must(t, os.WriteFile(facts, text, 0o600))
-	}
+	edit := func(change func(map[string]any)) { editFacts(t, v, change) }
 	edit(func(all map[string]any) {
 		if all["raw"] != true || all["formatting"] == true {
 			t.Errorf("the volume's facts are %v", all)
@@ -131,6 +121,57 @@ func TestGuardOverRawData(t *testing.T) {
 	v.capability = blockAs(multiWriter)
 	must(t, v.stage(ctx))
 	v.end()
+}
+
+// readFacts returns what the pool says of a volume, and the file that says it.
+func readFacts(t *testing.T, v *volume) (all map[string]any, path string) {
+	t.Helper()
+	path = filepath.Join(filepath.Dir(v.data()), "volume.json")
+	text, err := os.ReadFile(path)
+	must(t, err)
+	must(t, json.Unmarshal(text, &all))
+	return all, path
+}
+
+// editFacts changes what the pool says of a volume.
+func editFacts(t *testing.T, v *volume, change func(map[string]any)) {
+	t.Helper()
+	all, path := readFacts(t, v)
+	change(all)
+	text, err := json.Marshal(all)
+	must(t, err)
+	must(t, os.WriteFile(path, text, 0o600))
+}
+
+// A raw volume that an older version has published, which took no note of that,
+// is noted as soon as this one sees it, and never formatted, though it reads blank.
+func TestRawVolumeOfAnOlderVersion(t *testing.T) {
+	t.Parallel()
+	for _, heal := range []string{"true", "false"} {
+		t.Run("heal="+heal, func(t *testing.T) {
+			t.Parallel()
+			p := harness.Start(t, harness.Options{})
+			ctx := t.Context()
+			v := create(t, p, "raw", 32*mib, blockAs(multiWriter))
+			pod := v.target("pod")
+			must(t, v.stage(ctx))
+			must(t, v.publish(ctx, pod))
+			p.Kill()
+			editFacts(t, v, func(all map[string]any) {
+				delete(all, "raw")
+				delete(all, "fresh")
+			})
+			p.Start(harness.Options{Flags: []string{"--heal=" + heal}})
+			harness.Eventually(t, "the raw volume is noted", func() bool {
+				all, _ := readFacts(t, v)
+				return all["raw"] == true
+			})
+			must(t, v.unpublish(ctx, pod))
+			must(t, v.unstage(ctx))
+			v.capability = mountAs("ext4", multiWriter)
+			mustRefuse(t, v.stage(ctx), codes.FailedPrecondition, v.id, "published as a raw block device before", "clear-device raw")
+		})
+	}
 }
 
 // A volume that is too small for its file system is refused before it is marked.
