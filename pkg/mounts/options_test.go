@@ -49,7 +49,7 @@ func TestSuperblockOptions(t *testing.T) {
 		{"ext4", "data=journal,journal_async_commit", "journal_async_commit"},
 		{"ext4", "errors=remount-ro", "errors=remount-ro"},
 		{"ext4", "usrquota", "usrquota"},
-		{"ext4", "i_version,acl,user_xattr,journal_checksum", "rw"},
+		{"ext4", "acl,user_xattr,journal_checksum", "rw"},
 		{"xfs", "inode32", "inode32"},
 		{"xfs", "inode32,inode64", "inode64"},
 		{"xfs", "logbufs=4,logbsize=64k", "logbufs=4"},
