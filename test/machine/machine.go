@@ -91,13 +91,26 @@ func loopDevices() error {
 		return err
 	}
 	defer control.Close()
-	number, err := unix.IoctlRetInt(int(control.Fd()), unix.LOOP_CTL_GET_FREE)
-	if err != nil {
-		return fmt.Errorf("LOOP_CTL_GET_FREE: %w", err)
+	for range 100 {
+		number, err := unix.IoctlRetInt(int(control.Fd()), unix.LOOP_CTL_GET_FREE)
+		if err != nil {
+			return fmt.Errorf("LOOP_CTL_GET_FREE: %w", err)
+		}
+		device, err := os.OpenFile("/dev/loop"+strconv.Itoa(number), os.O_RDWR, 0)
+		switch {
+		case err == nil:
+			return device.Close()
+		case errors.Is(err, unix.ENXIO), errors.Is(err, unix.ENODEV), errors.Is(err, unix.ENOENT) && !exists(number):
+			// Another test has removed it since.
+		default:
+			return err
+		}
 	}
-	device, err := os.OpenFile("/dev/loop"+strconv.Itoa(number), os.O_RDWR, 0)
-	if err != nil {
-		return err
-	}
-	return device.Close()
+	return errors.New("each one that was free was gone at once")
+}
+
+// exists reports whether there is a loop device with the number.
+func exists(number int) bool {
+	_, err := os.Stat("/sys/block/loop" + strconv.Itoa(number))
+	return err == nil
 }
