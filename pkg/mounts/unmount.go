@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"strings"
+	"time"
 
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
@@ -14,7 +15,8 @@ import (
 // other mount, in whatever namespace, shows the file system. It blocks until then.
 //
 // A path that is no mount point is an error. A busy mount is an error without a
-// class that names what keeps it: mounts below it and processes, see Holders.
+// class that names what keeps it: mounts below it and processes, see Holders. What
+// keeps it for a moment only is waited for.
 func (h *Host) Unmount(ctx context.Context, path string) error {
 	p, err := h.begin(ctx, path)
 	if err == nil {
@@ -22,7 +24,10 @@ func (h *Host) Unmount(ctx context.Context, path string) error {
 		err = unmount(p)
 	}
 	if err == unix.EBUSY {
-		err = h.busyUnmount(ctx, p)
+		err = unmountSoon(ctx, p)
+	}
+	if err == unix.EBUSY {
+		err = inUse(h.users(ctx, p))
 	}
 	switch {
 	case err == nil:
@@ -35,17 +40,32 @@ func (h *Host) Unmount(ctx context.Context, path string) error {
 
 func unmount(p *place) error { return unix.Unmount(p.proc(), unix.UMOUNT_NOFOLLOW) }
 
-// busyUnmount explains why a mount is busy. When it finds nothing it tries once
-// more: a look from elsewhere makes a mount busy for microseconds.
-func (h *Host) busyUnmount(ctx context.Context, p *place) error {
-	if users := h.users(ctx, p); len(users) > 0 {
-		return inUse(users)
+const (
+	// busyLimit is how long a busy mount is tried again: a look from elsewhere
+	// keeps it for microseconds, and a process that had a file open as it forked
+	// for as long as the child takes to its exec. Nobody tells when that ends.
+	busyLimit    = 500 * time.Millisecond
+	busyInterval = 5 * time.Millisecond
+)
+
+// unmountSoon unmounts what is busy for a moment only; else it returns EBUSY.
+func unmountSoon(ctx context.Context, p *place) error {
+	limit := time.NewTimer(busyLimit)
+	defer limit.Stop()
+	again := time.NewTicker(busyInterval)
+	defer again.Stop()
+	for last := false; ; {
+		select {
+		case <-again.C:
+		case <-limit.C:
+			last = true
+		case <-ctx.Done():
+			last = true
+		}
+		if err := unmount(p); err != unix.EBUSY || last {
+			return err
+		}
 	}
-	err := unmount(p)
-	if err == unix.EBUSY {
-		err = inUse(nil)
-	}
-	return err
 }
 
 // users names what keeps the mount at a place busy.

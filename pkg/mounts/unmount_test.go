@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strconv"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -242,4 +243,19 @@ func TestBoundInAnotherNamespace(t *testing.T) {
 	if paths, err := h.BoundAt(ctx, d.Number); err != nil || len(paths) > 0 {
 		t.Errorf("bound at %q (%v) at the end", paths, err)
 	}
+}
+
+// What is busy for a moment is unmounted a moment later: a child that a process
+// forks while it has a file open has that too, until it becomes the program.
+func TestUnmountOfWhatIsBusyForAMoment(t *testing.T) {
+	h, root := newHost(t)
+	path := filepath.Join(root, "stage")
+	mountTmpfs(t, "busy", path, 0)
+	must(t, os.WriteFile(filepath.Join(path, "file"), []byte("some bytes"), 0o600))
+	f, err := os.Open(filepath.Join(path, "file"))
+	must(t, err)
+	closed := make(chan error, 1)
+	time.AfterFunc(busyLimit/5, func() { closed <- f.Close() })
+	must(t, h.Unmount(t.Context(), path))
+	must(t, <-closed)
 }
