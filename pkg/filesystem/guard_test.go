@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/csi-node/csi-node/pkg/state"
+	"github.com/csi-node/csi-node/test/machine"
 )
 
 // guardCase is one image and what Probe must say of it.
@@ -303,6 +304,7 @@ func TestGuardOnEveryPool(t *testing.T) {
 		t.Run(fsType, func(t *testing.T) {
 			dir := t.TempDir()
 			if fsType == "tmpfs" {
+				machine.Kernel(t)
 				must0(t, unix.Mount("tmpfs", dir, "tmpfs", 0, "size=200m"))
 				t.Cleanup(func() { must0(t, unix.Unmount(dir, 0)) })
 			} else {

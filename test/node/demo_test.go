@@ -16,6 +16,7 @@ import (
 	"github.com/moby/sys/mountinfo"
 
 	"github.com/csi-node/csi-node/test/harness"
+	"github.com/csi-node/csi-node/test/machine"
 )
 
 const demoSteps = 14
@@ -64,6 +65,7 @@ func leftOf(t *testing.T, place string) (left []string) {
 
 func TestDemo(t *testing.T) {
 	t.Parallel()
+	machine.Kernel(t)
 	place := demoPlace(t)
 	result := harness.Run(t, []string{"TMPDIR=" + place}, harness.Binary(t), "demo")
 	if result.Code != 0 || result.Stderr != "" || !strings.Contains(result.Stdout, fmt.Sprintf("\n%d. DeleteVolume\n", demoSteps)) || !strings.HasSuffix(result.Stdout, "nothing is left.\n") {
@@ -78,6 +80,7 @@ func TestDemo(t *testing.T) {
 // killed, or nobody reads on.
 func TestDemoThatIsEndedLeavesNothing(t *testing.T) {
 	t.Parallel()
+	machine.Kernel(t)
 	const closed = syscall.Signal(0) // stands for closing the demo's output
 	ends := []syscall.Signal{syscall.SIGINT, closed, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT}
 	for step := 1; step <= demoSteps; step++ {
@@ -127,6 +130,7 @@ func endDemo(t *testing.T, place string, step int, end syscall.Signal) {
 // is missing and how to run it elsewhere.
 func TestDemoSaysWhatIsMissing(t *testing.T) {
 	t.Parallel()
+	machine.Kernel(t)
 	binary := filepath.Join(t.TempDir(), "csi-node") // that anybody may run
 	text, err := os.ReadFile(harness.Binary(t))
 	must(t, err)

@@ -1,11 +1,12 @@
 package loop
 
 import (
-	"os"
-	"os/exec"
+	"runtime"
 	"slices"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/csi-node/csi-node/pkg/devices/pool"
 	"github.com/csi-node/csi-node/pkg/state"
@@ -32,20 +33,35 @@ func TestRefusedViewLeavesNoDevice(t *testing.T) {
 // Who may configure a device and not make it writable leaves none behind.
 // LOOP_CONFIGURE asks for no capability, BLKROSET after it does.
 func TestFailedAttachLeavesNoDevice(t *testing.T) {
-	const name = "CSI_NODE_TEST_INCAPABLE"
-	if os.Getenv(name) == "" {
-		cmd := exec.Command("setpriv", "--bounding-set", "-sys_admin", os.Args[0], "-test.run", "^"+t.Name()+"$")
-		cmd.Env = append(os.Environ(), name+"=1")
-		if out, err := cmd.CombinedOutput(); err != nil {
-			t.Errorf("without CAP_SYS_ADMIN: %v:\n%s", err, out)
-		}
-		return
-	}
 	for _, how := range []pool.Provisioning{pool.Thin, pool.Thick} {
 		b, data := setup(t, how)
-		wantError(t, b.Attach(t.Context(), "vol", false), state.Unavailable, "CAP_SYS_ADMIN")
+		withoutAdmin(t, func() {
+			wantError(t, b.Attach(t.Context(), "vol", false), state.Unavailable, "CAP_SYS_ADMIN")
+		})
 		mustHaveNoDevice(t, data)
 	}
+}
+
+// withoutAdmin runs f on a thread that lacks CAP_SYS_ADMIN meanwhile.
+func withoutAdmin(t *testing.T, f func()) {
+	t.Helper()
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	header, before := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}, [2]unix.CapUserData{}
+	if err := unix.Capget(&header, &before[0]); err != nil {
+		t.Fatal(err)
+	}
+	less := before
+	less[0].Effective &^= 1 << unix.CAP_SYS_ADMIN
+	if err := unix.Capset(&header, &less[0]); err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := unix.Capset(&header, &before[0]); err != nil {
+			t.Error(err)
+		}
+	}()
+	f()
 }
 
 // mustHaveNoDevice waits for those that udev looks at just now.

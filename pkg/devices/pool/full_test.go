@@ -10,11 +10,14 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/csi-node/csi-node/test/machine"
 )
 
 // mountImage mounts a new file system of that many bytes.
 func mountImage(t testing.TB, dir string, bytes int64, mkfs ...string) {
 	t.Helper()
+	machine.Kernel(t)
 	memory := t.TempDir()
 	mountSmall(t, memory, "-t", "tmpfs", "tmpfs")
 	image := filepath.Join(memory, "image")
@@ -26,6 +29,7 @@ func mountImage(t testing.TB, dir string, bytes int64, mkfs ...string) {
 
 func mountSmall(t testing.TB, dir string, arguments ...string) {
 	t.Helper()
+	machine.Kernel(t)
 	ok(t, os.MkdirAll(dir, 0o700))
 	run(t, append(append([]string{"mount"}, arguments...), dir)...)
 	t.Cleanup(func() { run(t, "umount", "--lazy", dir) }) // a loop device is let go of a moment later
