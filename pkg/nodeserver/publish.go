@@ -33,10 +33,12 @@ func (s *Server) NodePublishVolume(ctx context.Context, req *csi.NodePublishVolu
 	}
 	staging := req.GetStagingTargetPath()
 	if staging == "" {
-		return nil, state.Errorf(state.FailedPrecondition, "staging_target_path is missing: the volume must be staged first")
+		err = state.Errorf(state.FailedPrecondition, "staging_target_path is missing: the volume must be staged first")
+	} else {
+		err = s.path("staging_target_path", staging)
 	}
-	if err := s.path("staging_target_path", staging); err != nil {
-		return nil, err
+	if err != nil {
+		return nil, s.whilePending(req.GetVolumeId(), err, pending...)
 	}
 	publish := func() error {
 		return s.Reconciler.Ensure(ctx, req.GetVolumeId(), state.TargetPart(target.Path), func(v *state.Volume) error {

@@ -264,6 +264,9 @@ func TestWrongRequestWhileAnotherIsPending(t *testing.T) {
 	check(t, publish(t, s, func(r *csi.NodePublishVolumeRequest) { r.VolumeCapability = bind }), state.InvalidArgument, "bind")
 	check(t, publish(t, s), state.DeadlineExceeded, "")
 	check(t, publish(t, s, func(r *csi.NodePublishVolumeRequest) { r.VolumeCapability = bind }), state.Aborted, "bind")
+	for _, staging := range []string{"", "not/absolute"} {
+		check(t, publish(t, s, func(r *csi.NodePublishVolumeRequest) { r.StagingTargetPath = staging }), state.Aborted, "staging_target_path")
+	}
 	f.records[id].Accept(state.StagePart())
 	f.records[id].Accept(state.TargetPart(target))
 	check(t, stage(t, s, func(r *csi.NodeStageVolumeRequest) { r.VolumeCapability = nonsense }), state.InvalidArgument, "nonsense")

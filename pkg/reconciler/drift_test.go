@@ -122,6 +122,24 @@ func TestLostDeviceIsLookedAt(t *testing.T) {
 	})
 }
 
+// After the loss of the store a publish ends, and with it the record of a volume
+// whose device stands.
+func TestDeviceOfAForgottenVolume(t *testing.T) {
+	bubble(t, func(h *harness) {
+		h.volume("v")
+		h.ok(stage("v"), publish("v", 1))
+		h.kill()
+		h.store = newFakeStore() // lost
+		h.start()
+		h.ok(unpublish("v", 1))
+		synctest.Wait()
+		h.forgotten("v")
+		if len(h.p.r.devices) > 0 {
+			t.Errorf("numbers of no volume are kept: %v", h.p.r.devices)
+		}
+	})
+}
+
 func TestRepairsThatAreUndoneBackOff(t *testing.T) {
 	bubble(t, func(h *harness) {
 		times := h.attempts(Bind)

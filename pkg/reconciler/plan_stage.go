@@ -9,7 +9,7 @@ import (
 
 // stage plans towards a staged volume: device, contents, mount.
 func (p *planner) stage(s *state.Stage) Verdict {
-	if s.Capability.Access == state.MountAccess && s.Capability.FSType == "" && !p.have.Device.Missing {
+	if d := p.have.Device; s.Capability.Access == state.MountAccess && s.Capability.FSType == "" && !d.Missing && d.Err == nil {
 		return p.do(Choose, state.StagePart()) // before anything is done to the volume
 	}
 	if d := p.have.Device; d.State == state.DeviceAbsent && !d.Missing && s.Capability.Access == state.MountAccess && len(p.have.Stage.Mounts) == 0 {

@@ -71,6 +71,8 @@ func TestPlan(t *testing.T) {
 			[]string{"stage: stuck, NotFound: no such volume"}},
 		{"facts that cannot be read", volume(staged()), actual(attached(unread), blank()),
 			[]string{"stage: stuck, Unavailable: the pool is away"}},
+		{"facts that cannot be read, and a type left open", volume(staged(as(""))), actual(device(state.DeviceAbsent, unread)),
+			[]string{"stage: stuck, Unavailable: the pool is away"}},
 		{"facts that cannot be read, of a volume that ends", volume(unstaged()), actual(attached(unread), stageIs(emptyDir())),
 			[]string{"detach for stage", "stage: under way"}},
 		{"a backing that something else uses", volume(staged()), actual(device(state.DeviceForeign, heldBy("/dev/loop9"))),

@@ -43,6 +43,8 @@ func (r *Reconciler) volume(id string) *volume {
 func (r *Reconciler) forget(id string) {
 	v := r.volumes[id]
 	if v != nil && len(v.waiters) == 0 && len(v.attempts) == 0 && len(v.visits) == 0 && v.since.IsZero() && v.want.Empty() && r.store.Get(id) == nil {
+		v.have = state.Actual{} // of a device that nobody asks for
+		r.index(id, v)
 		delete(r.volumes, id)
 	}
 }

@@ -92,7 +92,8 @@ func above(path string) func(yield func(string) bool) {
 // path of another one. What stood before is not asked for anew, and what is to go
 // may go from wherever it is.
 //
-// FailedPrecondition: another part is to stay there. Aborted: it is to go.
+// FailedPrecondition: another part is to stay there. Aborted: it is to go, or the
+// part was asked for elsewhere before and may yet come.
 func (p *places) apart(before, after *Volume) error {
 	standing := map[occupant]bool{}
 	for _, o := range before.occupants() {
@@ -103,6 +104,13 @@ func (p *places) apart(before, after *Volume) error {
 			continue
 		}
 		if err := p.refuse(o); err != nil {
+			part := Part{Kind: o.kind}
+			if o.kind == TargetKind {
+				part.Path = o.path
+			}
+			if was := before.Latest(part); was != nil && !was.Gone && !was.Accepted {
+				err = Errorf(Aborted, "%w; and what was asked for before is not over", err)
+			}
 			return err
 		}
 	}

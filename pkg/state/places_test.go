@@ -81,6 +81,19 @@ func TestPathsOfVolumesLieApart(t *testing.T) {
 	}
 }
 
+// A refusal is not final while what was asked for the same part before may yet come.
+func TestRefusedPathOfAPendingStage(t *testing.T) {
+	s := openStore(t, storePath(t), testBoot)
+	mustEdit(t, s, "other", askedAt("stage", "/k/other"))
+	mustEdit(t, s, "v", askedAt("stage", "/k/v"))
+	if _, err := s.Edit("v", askedAt("stage", "/k/other/in")); ClassOf(err) != Aborted || !strings.Contains(err.Error(), "which lies above it") {
+		t.Errorf("while its stage is pending: %v", err)
+	}
+	if v := s.Get("v"); v.Stage.Path != "/k/v" || v.Stage.Gone {
+		t.Errorf("the stage is %+v", v.Stage)
+	}
+}
+
 // A path is free again once what was there has gone, and taken after a restart.
 func TestPathsAreFreedAndKept(t *testing.T) {
 	path := storePath(t)
@@ -168,9 +181,9 @@ func TestPlacesAgreeWithAWalk(t *testing.T) {
 		after := before.Clone()
 		switch where := path(); random.IntN(4) {
 		case 0:
-			after.Stage = &Stage{Path: where, Intent: Intent{Gone: random.IntN(2) == 0}}
+			after.Stage = &Stage{Path: where, Intent: Intent{Gone: random.IntN(2) == 0, Accepted: true}}
 		case 1:
-			after.Targets[where] = &Target{Path: where, Intent: Intent{Gone: random.IntN(2) == 0}}
+			after.Targets[where] = &Target{Path: where, Intent: Intent{Gone: random.IntN(2) == 0, Accepted: true}}
 		case 2:
 			after.Stage = nil
 		case 3:
