@@ -96,8 +96,8 @@ func New(p *pool.Pool) (*Backend, error) {
 // views. A crash may have come before a thick volume's device got its limit.
 func (b *Backend) index(ctx context.Context) error {
 	ids, err := b.pool.IDs(ctx)
-	if err != nil && !errors.Is(err, pool.ErrAbsent) { // of a pool that is away the tags tell
-		return err
+	if err != nil { // of a pool that is away, or whose disk does not answer, the tags tell
+		klog.FromContext(ctx).Error(err, "The volumes are not known, so devices over their data that the plugin did not attach are not either")
 	}
 	volumes, tags := map[string]string{}, map[fileID]string{}
 	for _, id := range ids {
