@@ -73,6 +73,7 @@ type Backend struct {
 type hint struct {
 	name    string // as "loop3"
 	backing string // what sysfs said of its backing then
+	was     device // what it said itself; nothing yet if sequence is 0
 }
 
 // New returns a Backend for the volumes of p, and finds the devices that were
@@ -166,7 +167,7 @@ func (b *Backend) turn(ctx context.Context, volume string) (done func(), err err
 }
 
 func (b *Backend) remember(key string, d *device) {
-	h := hint{name: d.name, backing: backingOf(d.name)}
+	h := hint{name: d.name, backing: backingOf(d.name), was: *d}
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.hints[key] = h
