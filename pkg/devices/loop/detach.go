@@ -118,6 +118,9 @@ func (b *Backend) clear(ctx context.Context, d *device) (gone bool, err error) {
 	}
 	defer closeAfter(f, &err)
 	now, err := describe(f, d.name)
+	if err != nil && d.still(f) {
+		now, err = d, nil
+	}
 	switch {
 	case err != nil:
 		return false, err

@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -30,6 +31,7 @@ type device struct {
 	bytes    int64
 	sector   int // bytes, of a logical one
 	readOnly bool
+	sequence uint64 // another at each attach; 0: this kernel tells none
 }
 
 func (d *device) path() string             { return "/dev/" + d.name }
@@ -85,7 +87,7 @@ func describe(f *os.File, name string) (*device, error) {
 	if err != nil {
 		return nil, &os.PathError{Op: "LOOP_GET_STATUS64", Path: f.Name(), Err: err}
 	}
-	d := &device{name: name, number: numberOf(st.Rdev), info: *info}
+	d := &device{name: name, number: numberOf(st.Rdev), info: *info, sequence: sequenceOf(f)}
 	if d.bytes, err = f.Seek(0, io.SeekEnd); err != nil {
 		return nil, fmt.Errorf("size of %s: %w", f.Name(), err)
 	}
@@ -99,6 +101,19 @@ func describe(f *os.File, name string) (*device, error) {
 	}
 	return d, nil
 }
+
+// sequenceOf returns the number that an open device got when it was last
+// attached or detached, which no other has (BLKGETDISKSEQ, Linux 5.15); 0: none.
+func sequenceOf(f *os.File) (n uint64) {
+	const blkGetDiskSeq = 0x80081280 // linux/fs.h
+	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, f.Fd(), blkGetDiskSeq, uintptr(unsafe.Pointer(&n))); errno != 0 {
+		return 0
+	}
+	return n
+}
+
+// still reports whether an open device is attached as it was when d was asked.
+func (d *device) still(f *os.File) bool { return d.sequence != 0 && sequenceOf(f) == d.sequence }
 
 // ask opens a device for as long as it takes to describe it; nil when it is
 // not bound, or being cleared (the open says ENXIO).

@@ -73,6 +73,7 @@ type Backend struct {
 type hint struct {
 	name    string // as "loop3"
 	backing string // what sysfs said of its backing then
+	was     device // what it said itself; nothing yet if sequence is 0
 }
 
 // New returns a Backend for the volumes of p, and finds the devices that were
@@ -96,8 +97,8 @@ func New(p *pool.Pool) (*Backend, error) {
 // views. A crash may have come before a thick volume's device got its limit.
 func (b *Backend) index(ctx context.Context) error {
 	ids, err := b.pool.IDs(ctx)
-	if err != nil && !errors.Is(err, pool.ErrAbsent) { // of a pool that is away the tags tell
-		return err
+	if err != nil { // of a pool that is away, or whose disk does not answer, the tags tell
+		klog.FromContext(ctx).Error(err, "The volumes are not known, so devices over their data that the plugin did not attach are not either")
 	}
 	volumes, tags := map[string]string{}, map[fileID]string{}
 	for _, id := range ids {
@@ -166,7 +167,7 @@ func (b *Backend) turn(ctx context.Context, volume string) (done func(), err err
 }
 
 func (b *Backend) remember(key string, d *device) {
-	h := hint{name: d.name, backing: backingOf(d.name)}
+	h := hint{name: d.name, backing: backingOf(d.name), was: *d}
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.hints[key] = h

@@ -124,13 +124,45 @@ func (b *Backend) recall(ctx context.Context, key string, match sought) (*device
 	defer unlock()
 	d, err := ask(name)
 	if err != nil {
-		return nil, err
+		d = b.asBefore(key, name)
 	}
-	if d == nil || !match.is(d) {
+	switch {
+	case err != nil && d == nil:
+		return nil, err
+	case d == nil || !match.is(d):
 		b.forgetAs(key, name)
 		return nil, nil
 	}
+	b.heard(key, d)
 	return d, nil
+}
+
+// asBefore returns what a device of the index said last, if it is attached as it
+// was then, else nil. A file system that was shut down may fail every question
+// about its files (xfs does), that for the tag of a loop device with it.
+func (b *Backend) asBefore(key, name string) *device {
+	b.mu.Lock()
+	was := b.hints[key].was
+	b.mu.Unlock()
+	f, err := open(name, os.O_RDONLY)
+	if err != nil {
+		return nil
+	}
+	defer f.Close()
+	if was.name != name || !was.still(f) {
+		return nil
+	}
+	return &was
+}
+
+// heard keeps what a device of the index has said.
+func (b *Backend) heard(key string, d *device) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if h := b.hints[key]; h.name == d.name {
+		h.was = *d
+		b.hints[key] = h
+	}
 }
 
 // Held reports whether a device that Find or FindView returned is claimed:

@@ -18,7 +18,16 @@ func (b *Backend) VolumeAt(number state.DeviceNumber) string {
 	}
 	backing := string(bytes.TrimSuffix(raw, []byte("\n")))
 	id := filepath.Base(filepath.Dir(backing))
-	if path, err := b.pool.DataPath(id); err != nil || path != backing {
+	path, err := b.pool.DataPath(id)
+	switch {
+	case err != nil:
+		return ""
+	case path == backing:
+		return id
+	}
+	// An earlier container attached it, and the path is what is left of that one's.
+	name, err := os.Readlink(filepath.Join("/sys/dev/block", number.String()))
+	if err != nil || filepath.Base(backing) != filepath.Base(path) || b.hint(b.tag(id)) != filepath.Base(name) {
 		return ""
 	}
 	return id

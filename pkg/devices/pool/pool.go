@@ -107,18 +107,24 @@ func OpenAbsent(dir string) (*Pool, error) {
 }
 
 // makeDirs makes the directories that are missing: even a mkdir of one that is
-// there waits for ever on a disk that takes no writes any more.
+// there waits for ever on a disk that takes no writes any more. When none is
+// missing, such a disk is no error: what stands on it is yet to be taken down.
 func (p *Pool) makeDirs() error {
+	made := false
 	for _, name := range []string{volumesDir, tmpDir, trashDir} {
 		_, err := os.Lstat(p.path(name))
 		if errors.Is(err, os.ErrNotExist) {
 			err = os.Mkdir(p.path(name), 0o700)
+			made = true
 		}
 		if err != nil {
 			return err
 		}
 	}
-	return syncDir(p.dir)
+	if err := syncDir(p.dir); made {
+		return err
+	}
+	return nil
 }
 
 // OpenReadOnly opens the pool in dir to look at it: nothing is made or removed,

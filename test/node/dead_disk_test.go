@@ -1,0 +1,53 @@
+package node
+
+import (
+	"testing"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc"
+
+	"github.com/csi-node/csi-node/test/harness"
+)
+
+// TestDeadDiskOfThePool: when the pool's file system was shut down, as by an error
+// of its disk, volumes are unpublished and unstaged: by the plugin that runs, and
+// by one that is started then where the kernel still tells the devices' tags.
+func TestDeadDiskOfThePool(t *testing.T) {
+	t.Parallel()
+	for name, tt := range map[string]struct {
+		mkfs    []string
+		restart bool
+	}{
+		"ext4":            {[]string{"mkfs.ext4", "-q"}, false},
+		"ext4, restarted": {[]string{"mkfs.ext4", "-q"}, true},
+		"xfs":             {[]string{"mkfs.xfs", "-q"}, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			p := harness.New(t)
+			mountPool(t, p, 320*mib, tt.mkfs...)
+			p.Start(harness.Options{})
+			formatted := create(t, p, "formatted", 32*mib, mountAs("ext4", singleWriter))
+			raw := create(t, p, "raw", 32*mib, blockAs(singleWriter))
+			for _, v := range []*volume{formatted, raw} {
+				must(t, v.stage(t.Context()))
+				must(t, v.publish(t.Context(), v.target("1")))
+			}
+			shutDown(t, p.PoolDir)
+			if tt.restart {
+				p.Kill()
+				p.Process = p.Launch(harness.Options{}) // it is not ready without the pool
+				_, err := p.Identity.GetPluginInfo(t.Context(), &csi.GetPluginInfoRequest{}, grpc.WaitForReady(true))
+				must(t, err)
+			}
+			for _, v := range []*volume{formatted, raw} {
+				must(t, v.unpublish(t.Context(), v.target("1")))
+				must(t, v.unstage(t.Context()))
+			}
+			for _, l := range p.Loops() {
+				t.Errorf("attached: %v", l)
+			}
+			mustHaveNoRecord(t, p)
+		})
+	}
+}
