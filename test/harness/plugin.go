@@ -125,6 +125,23 @@ func (p *Plugin) Flags() []string {
 // that ends meanwhile fails the test.
 func (p *Plugin) AwaitReady(process *Process) {
 	p.t.Helper()
+	p.await(process, func(ctx context.Context) (bool, error) {
+		resp, err := p.Identity.Probe(ctx, &csi.ProbeRequest{})
+		return resp.GetReady().GetValue(), err
+	})
+}
+
+// AwaitServing is AwaitReady for a plugin that serves and is not ready.
+func (p *Plugin) AwaitServing(process *Process) {
+	p.t.Helper()
+	p.await(process, func(ctx context.Context) (bool, error) {
+		_, err := p.Identity.GetPluginInfo(ctx, &csi.GetPluginInfoRequest{})
+		return true, err
+	})
+}
+
+func (p *Plugin) await(process *Process, call func(context.Context) (bool, error)) {
+	p.t.Helper()
 	ctx, cancel := context.WithTimeout(p.t.Context(), Patience)
 	defer cancel()
 	go func() {
@@ -135,14 +152,14 @@ func (p *Plugin) AwaitReady(process *Process) {
 		}
 	}()
 	for {
-		resp, err := p.Identity.Probe(ctx, &csi.ProbeRequest{})
+		done, err := call(ctx)
 		switch {
-		case err == nil && resp.GetReady().GetValue():
+		case err == nil && done:
 			return
 		case status.Code(err) == codes.Unavailable && ctx.Err() == nil:
 			// The connection was still that to the process before.
 		default:
-			p.t.Fatalf("the plugin is not ready: %v, %v", resp, err)
+			p.t.Fatalf("the plugin is not there as awaited: %t, %v", done, err)
 		}
 	}
 }

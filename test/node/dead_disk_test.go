@@ -3,9 +3,6 @@ package node
 import (
 	"testing"
 
-	"github.com/container-storage-interface/spec/lib/go/csi"
-	"google.golang.org/grpc"
-
 	"github.com/csi-node/csi-node/test/harness"
 )
 
@@ -37,8 +34,7 @@ func TestDeadDiskOfThePool(t *testing.T) {
 			if tt.restart {
 				p.Kill()
 				p.Process = p.Launch(harness.Options{}) // it is not ready without the pool
-				_, err := p.Identity.GetPluginInfo(t.Context(), &csi.GetPluginInfoRequest{}, grpc.WaitForReady(true))
-				must(t, err)
+				p.AwaitServing(p.Process)
 			}
 			for _, v := range []*volume{formatted, raw} {
 				must(t, v.unpublish(t.Context(), v.target("1")))

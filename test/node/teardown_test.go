@@ -10,7 +10,6 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"golang.org/x/sys/unix"
-	"google.golang.org/grpc"
 
 	"github.com/csi-node/csi-node/test/harness"
 )
@@ -120,9 +119,7 @@ func TestStartWithoutThePool(t *testing.T) {
 			t.Cleanup(func() { must(t, unix.Unmount(aside, unix.MNT_DETACH)) })
 			must(t, unix.Unmount(p.PoolDir, unix.MNT_DETACH))
 			p.Process = p.Launch(harness.Options{}) // it is not ready without the pool
-			if _, err := p.Identity.GetPluginInfo(t.Context(), &csi.GetPluginInfoRequest{}, grpc.WaitForReady(true)); err != nil {
-				t.Fatal(err)
-			}
+			p.AwaitServing(p.Process)
 			if _, err := p.Identity.Probe(t.Context(), &csi.ProbeRequest{}); err == nil {
 				t.Error("it is well without the pool")
 			}
