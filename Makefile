@@ -23,9 +23,9 @@ HISTORIES ?= 100000
 # Walk millions of states, or thousands of histories: the race detector would only slow them down.
 WALK := (TestPlanForEveryState|TestHistories)
 
-# Disturb whoever else attaches loop devices: one freezes the disk beneath a device, one binds
-# the nodes of those that the kernel is about to give away.
-ALONE := (TestSilentDeviceIsNotAbsent|TestBoundNumbersAreNotTaken)
+# Disturb whoever else attaches loop devices: they freeze or shut down the disk beneath one, or
+# bind the nodes of those that the kernel is about to give away.
+ALONE := (TestSilentDeviceIsNotAbsent|TestBoundNumbersAreNotTaken|TestDeadDiskOfThePool|TestDeviceOfADeadDiskIsTakenDown)
 
 # Nothing is cached: what was left out, or met another kernel, says nothing of this
 # machine now. Many tests wait for the kernel, or for a deadline, and do so together.

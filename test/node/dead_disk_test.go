@@ -1,6 +1,7 @@
 package node
 
 import (
+	"path/filepath"
 	"testing"
 
 	"github.com/csi-node/csi-node/test/harness"
@@ -24,8 +25,10 @@ func TestDeadDiskOfThePool(t *testing.T) {
 			p := harness.New(t)
 			mountPool(t, p, 320*mib, tt.mkfs...)
 			p.Start(harness.Options{})
-			formatted := create(t, p, "formatted", 32*mib, mountAs("ext4", singleWriter))
-			raw := create(t, p, "raw", 32*mib, blockAs(singleWriter))
+			// Devices that do not answer may stand for whatever volumes have their ids, in other tests too.
+			own := filepath.Base(p.Dir)
+			formatted := create(t, p, own+"-formatted", 32*mib, mountAs("ext4", singleWriter))
+			raw := create(t, p, own+"-raw", 32*mib, blockAs(singleWriter))
 			for _, v := range []*volume{formatted, raw} {
 				must(t, v.stage(t.Context()))
 				must(t, v.publish(t.Context(), v.target("1")))
