@@ -320,7 +320,9 @@ func (w *Watcher) apply(c change, changed func(string)) {
 	if found && !c.went && before.point != e.point { // it was moved on before this was read, and the news of that will find it here
 		w.tell(before.point, changed)
 	}
-	if !c.own {
+	// One of its own that has other attributes than when it was made was changed
+	// before this was read, and compare would find it as it is noted here.
+	if !c.own || found && before.attributes != e.attributes {
 		w.tell(e.point, changed)
 	}
 }

@@ -446,3 +446,30 @@ func TestBoundNodeThatIsCovered(t *testing.T) {
 		}
 	})
 }
+
+// The news of its own mount may be read after somebody has changed the attributes:
+// nothing else would tell of that.
+func TestWatchAttributesChangedBeforeTheNewsIsRead(t *testing.T) {
+	h, root := newHost(t)
+	s := wantFanotify(t, h)
+	if s == nil {
+		return // mountinfo tells of no mount by itself
+	}
+	w, err := h.watch(s)
+	must(t, err)
+	defer func() { must(t, w.Close()) }()
+	own := filepath.Join(root, "own")
+	mountTmpfs(t, "own", own, 0)
+	dir, err := os.Open(own)
+	must(t, err)
+	must(t, w.made(int(dir.Fd()), own))
+	must(t, dir.Close())
+	must(t, unix.Mount("", own, "", unix.MS_REMOUNT|unix.MS_BIND|unix.MS_NOEXEC, ""))
+	var told []string
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	must(t, w.take(func(path string) { told = append(told, path) }))
+	if !slices.Contains(told, own) {
+		t.Errorf("told of %q", told)
+	}
+}
