@@ -22,6 +22,20 @@ type Store interface {
 	List() []*state.Volume
 }
 
+// Devices attaches volumes, each by its backend; a *devices.Set is one.
+type Devices interface {
+	devices.Backend
+	devices.Grower
+	devices.Formatter
+	devices.Eraser
+}
+
+// Views keeps read-only devices over others, and tells who holds one.
+type Views interface {
+	devices.Viewer
+	devices.Holder
+}
+
 // Filesystems works on what is on a device. Calls may block as long as a helper
 // program runs; ctx ends the program.
 type Filesystems interface {
@@ -77,9 +91,8 @@ type Pods interface {
 
 // Kernel is everything that steps act on.
 type Kernel struct {
-	Devices     devices.Backend
-	Formats     devices.Formatter
-	Views       devices.Viewer
+	Devices     Devices
+	Views       Views
 	Filesystems Filesystems
 	Mounts      Mounts
 	Directories Directories

@@ -59,36 +59,36 @@ func (r *Reconciler) do(ctx context.Context, step Step, want *state.Volume, have
 	case DetachView:
 		return k.Views.DetachView(ctx, d)
 	case Detach:
-		return k.Devices.Detach(ctx, want.ID)
+		return k.Devices.Detach(ctx, spec(want))
 	case Choose:
 		return r.choose(ctx, want, d)
 	case Attach:
-		return k.Devices.Attach(ctx, want.ID, s.ReadOnly)
+		return k.Devices.Attach(ctx, spec(want), s.ReadOnly)
 	case GrowDevice:
 		bytes := d.Capacity
 		if step.Part == state.SizePart() {
 			bytes = want.Size.Rounded()
 		}
-		return k.Devices.Grow(ctx, want.ID, bytes)
+		return k.Devices.Grow(ctx, spec(want), bytes)
 	case BeginFormat:
 		if err := k.Filesystems.Prove(ctx, d); err != nil {
 			return err
 		}
-		return k.Formats.BeginFormat(ctx, want.ID)
+		return k.Devices.BeginFormat(ctx, spec(want))
 	case Erase:
-		return k.Formats.Erase(ctx, want.ID)
+		return k.Devices.Erase(ctx, spec(want))
 	case Format:
 		// What a look did not read through was proven in the step before, or may
 		// be left by a format that was interrupted.
 		if have.Contents.Kind != state.ContentsBlank && !d.Fresh {
-			if err := k.Formats.Erase(ctx, want.ID); err != nil {
+			if err := k.Devices.Erase(ctx, spec(want)); err != nil {
 				return err
 			}
 		}
 		if err := k.Filesystems.Format(ctx, d, s.Capability.FSType); err != nil {
 			return err
 		}
-		return k.Formats.EndFormat(ctx, want.ID, s.Capability.FSType)
+		return k.Devices.EndFormat(ctx, spec(want), s.Capability.FSType)
 	case Check:
 		return k.Filesystems.Check(ctx, d, have.Contents.FSType)
 	case GrowFilesystem:
@@ -108,7 +108,7 @@ func (r *Reconciler) do(ctx context.Context, step Step, want *state.Volume, have
 	case AttachView:
 		return k.Views.AttachView(ctx, d)
 	case MarkRaw:
-		return k.Formats.BeginRaw(ctx, want.ID)
+		return k.Devices.BeginRaw(ctx, spec(want))
 	case Bind:
 		return r.bind(ctx, s, t, have)
 	}
@@ -143,11 +143,11 @@ func (r *Reconciler) release(ctx context.Context, want *state.Volume) error {
 	if err := r.kernel.Directories.Renew(ctx, want.Stage.Path); err != nil {
 		return err
 	}
-	d, err := r.kernel.Devices.Find(ctx, want.ID)
+	d, err := r.kernel.Devices.Find(ctx, spec(want))
 	if err != nil || !stands(d) {
 		return err
 	}
-	if d.Held, err = r.kernel.Devices.Held(ctx, d); err == nil {
+	if d.Held, err = r.kernel.Views.Held(ctx, d); err == nil {
 		err = r.boundElsewhere(ctx, want, &d)
 	}
 	if err != nil || !d.Held {
