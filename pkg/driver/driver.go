@@ -297,6 +297,7 @@ func (p *plugin) kernel() reconciler.Kernel {
 		Views:       p.devices,
 		Filesystems: p.filesystem,
 		Mounts:      p.mounts,
+		Existing:    p.mounts.Existing(),
 		Directories: p.mounts,
 		Holders:     mounts.Holders,
 		Bound:       func(number state.DeviceNumber) (bool, error) { return p.watcher.Bound(number) },

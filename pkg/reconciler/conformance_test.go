@@ -348,7 +348,7 @@ func newRealNode(t *testing.T) *realNode {
 	must(err)
 	m, err := mounts.New(root)
 	must(err)
-	n.parts = Kernel{Devices: loop.Volumes{Backend: b}, Views: b, Filesystems: fs, Mounts: m, Directories: m}
+	n.parts = Kernel{Devices: loop.Volumes{Backend: b}, Views: b, Filesystems: fs, Mounts: m, Existing: m.Existing(), Directories: m}
 	for i := range 3 {
 		must(os.MkdirAll(filepath.Dir(n.path(i)), 0o750))
 	}

@@ -904,7 +904,10 @@ func (f fakeFilesystems) Grow(ctx context.Context, device state.Device, fsType, 
 // Default is xfs for what nobody has formatted or asked a type of.
 func (f fakeFilesystems) Default(int64) string { return "xfs" }
 
-type fakeMounts struct{ *process }
+type fakeMounts struct {
+	*process
+	existing bool // it makes nothing
+}
 
 func (fakeMounts) CheckOptions(fsType string, flags state.Flags) error {
 	if slices.Contains(flags.Super, "bad-for-"+fsType) {
@@ -951,6 +954,8 @@ func (m fakeMounts) place(at string, kind state.FileType, mount fakeMount) error
 	switch {
 	case len(k.mounts[at]) > 0:
 		return k.refuse(volumeOf(at), "%s: mounted over %s", at, describe(k.mounts[at][0].Mount))
+	case f == nil && m.existing:
+		return fmt.Errorf("%s does not exist", at)
 	case f == nil:
 		k.files[at] = &fakeFile{kind: kind}
 	case f.kind != kind:
@@ -1283,7 +1288,7 @@ func (p *process) die() {
 func (p *process) kernel() Kernel {
 	return Kernel{
 		Devices: fakeDevices{p}, Views: fakeDevices{p},
-		Filesystems: fakeFilesystems{p}, Mounts: fakeMounts{p}, Directories: fakeMounts{p},
+		Filesystems: fakeFilesystems{p}, Mounts: fakeMounts{p, false}, Existing: fakeMounts{p, true}, Directories: fakeMounts{p, false},
 		Bound: func(device state.DeviceNumber) (bound bool, _ error) {
 			p.k.with(func() { bound = len(p.k.nodes(device)) > 0 })
 			return bound, nil

@@ -71,7 +71,8 @@ func TestHistoriesFindPlantedFaults(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			plant := func(p *process, k Kernel) Kernel {
-				k.Mounts = c.plant(fakeMounts{p})
+				k.Mounts = c.plant(fakeMounts{p, false})
+				k.Existing = k.Mounts
 				return k
 			}
 			fails := func(h []operation) bool {

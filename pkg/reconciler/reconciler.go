@@ -56,9 +56,7 @@ type Filesystems interface {
 // Mounts looks at the mount table and changes it, one mount at a time.
 type Mounts interface {
 	Look(ctx context.Context, path string) (state.Mountpoint, error)
-	MountDevice(ctx context.Context, device state.Device, path, fsType string, flags state.Flags, readOnly bool) error
-	BindMount(ctx context.Context, source string, device state.DeviceNumber, target string, flags state.Flags) error
-	BindDevice(ctx context.Context, device state.Device, target string) error
+	Mounter
 	SetAttributes(ctx context.Context, path string, flags state.Flags) error
 	Unmount(ctx context.Context, path string) error
 	// Options tells all that the kernel shows of the options of a mount's superblock.
@@ -73,6 +71,13 @@ type Mounts interface {
 	// CheckOptions returns InvalidArgument for an option that the kernel refuses
 	// for the type of file system, whatever the device.
 	CheckOptions(fsType string, flags state.Flags) error
+}
+
+// Mounter mounts at a path.
+type Mounter interface {
+	MountDevice(ctx context.Context, device state.Device, path, fsType string, flags state.Flags, readOnly bool) error
+	BindMount(ctx context.Context, source string, device state.DeviceNumber, target string, flags state.Flags) error
+	BindDevice(ctx context.Context, device state.Device, target string) error
 }
 
 // Directories takes care of the directories that mounts leave behind.
@@ -95,6 +100,9 @@ type Kernel struct {
 	Views       Views
 	Filesystems Filesystems
 	Mounts      Mounts
+	// Existing mounts as Mounts does, and makes neither directories nor files: for
+	// repairs, because kubelet removes those of pods that are gone.
+	Existing    Mounter
 	Directories Directories
 	// Pods, when set, lets publishes of pods that are gone retire.
 	Pods Pods
