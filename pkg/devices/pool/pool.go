@@ -36,7 +36,7 @@ import (
 	"golang.org/x/sys/unix"
 	"k8s.io/klog/v2"
 
-	"github.com/csi-node/csi-node/pkg/devices/internal/keylock"
+	"github.com/csi-node/csi-node/pkg/internal/keylock"
 )
 
 const (
