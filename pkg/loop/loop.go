@@ -31,6 +31,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 
@@ -181,7 +182,8 @@ func (s *Devices) Tagged(ctx context.Context, prefix string, skip func(tag strin
 		return nil, err
 	}
 	for _, d := range others {
-		if strings.HasPrefix(d.Tag(), prefix) && d.whole() && !skip(d.Tag()) {
+		again := slices.ContainsFunc(tagged, func(other *Device) bool { return other.number == d.number })
+		if strings.HasPrefix(d.Tag(), prefix) && d.whole() && !skip(d.Tag()) && !again {
 			tagged = append(tagged, d)
 		}
 	}
