@@ -175,6 +175,12 @@ func TestConformance(t *testing.T) {
 	}
 }
 
+// provisioned is the backend that makes volumes, too.
+type provisioned struct {
+	Volumes
+	pool.Provisioner
+}
+
 func harness(t *testing.T, how pool.Provisioning) devicestest.Harness {
 	p, dir := newPool(t)
 	return devicestest.Harness{
@@ -183,12 +189,14 @@ func harness(t *testing.T, how pool.Provisioning) devicestest.Harness {
 			if err != nil {
 				t.Fatal(err)
 			}
-			return Volumes{newBackend(t, again)}
+			b := newBackend(t, again)
+			return provisioned{Volumes{b}, pool.Provisioner{Volumes: again, Delete: b.Delete}}
 		},
 		Create: func(t *testing.T, name string) string {
 			create(t, p, name, how)
 			return name
 		},
+		InlineAttributes: map[string]string{"size": "4Mi", "provisioning": string(how)},
 		Hold: func(t *testing.T, d state.Device) func() {
 			return openFile(t, d.Path, os.O_RDONLY|unix.O_EXCL)
 		},
