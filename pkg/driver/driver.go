@@ -233,6 +233,7 @@ func (p *plugin) openVolumes(ctx context.Context) (err error) {
 	case absent != nil:
 		klog.FromContext(ctx).Error(absent, "Serving without the pool, so that volumes which stand can be unpublished and unstaged", "pool", p.PoolDir)
 	}
+	backends := p.backends()
 	p.reconciler = reconciler.New(reconciler.Config{
 		Store:      p.store,
 		Kernel:     p.kernel(),
@@ -244,12 +245,15 @@ func (p *plugin) openVolumes(ctx context.Context) (err error) {
 	})
 	p.controller = controllerserver.New(controllerserver.Config{
 		NodeID:      topologyValue(p.NodeID),
-		TopologyKey: topologyKey(p.DriverName),
+		Topology:    map[string]string{topologyKey(p.DriverName): topologyValue(p.NodeID)},
 		Filesystems: p.filesystem,
-		Pool:        p.pool,
-		Deleter:     p.devices,
+		Backends:    backends,
 		Intents:     p.store,
 	})
+	inlineBackend, inliner, err := backends.Inliner()
+	if err != nil {
+		return err
+	}
 	staging, err := p.mounts.Spell(ctx, filepath.Join(p.KubeletDir, "plugins", p.DriverName+"-ephemeral"))
 	if err != nil {
 		return err
@@ -260,9 +264,9 @@ func (p *plugin) openVolumes(ctx context.Context) (err error) {
 		StagingDir:  staging,
 		Reconciler:  p.reconciler,
 		Records:     p.store,
-		Pool:        p.pool,
-		Maker:       p.controller,
-		Deleter:     p.devices,
+		Inliner:     inliner,
+		Backend:     inlineBackend,
+		Filesystems: p.filesystem,
 		Directories: p.mounts,
 		Pods:        p.pods,
 		Spell:       p.mounts.Spell,
@@ -303,9 +307,13 @@ func (p *plugin) spellRecords(ctx context.Context) {
 	})
 }
 
+func (p *plugin) backends() *devices.Set {
+	return devices.NewSet(pool.Name, map[string]devices.Backend{pool.Name: p.devices})
+}
+
 func (p *plugin) kernel() reconciler.Kernel {
 	k := reconciler.Kernel{
-		Devices:     devices.NewSet(pool.Name, map[string]devices.Backend{pool.Name: p.devices}),
+		Devices:     p.backends(),
 		Views:       p.views,
 		Filesystems: p.filesystem,
 		Mounts:      p.mounts,
