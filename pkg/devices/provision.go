@@ -2,6 +2,9 @@ package devices
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"regexp"
 	"strings"
 
 	"github.com/csi-node/csi-node/pkg/state"
@@ -26,11 +29,11 @@ type Provisioner interface {
 	CheckParameters(parameters map[string]string) (map[string]string, error)
 	// CreateVolume makes an empty volume, which is durable when CreateVolume returns.
 	// If there is one of that name already, it does nothing and returns that one,
-	// whatever it is like: the caller compares. A CreateVolume that fails leaves
-	// nothing, or what the next call of the same name takes up.
+	// whatever it is like: the caller compares.
 	//
 	// OutOfRange: the backend can have no volume of such a size. ResourceExhausted:
-	// there is no room now.
+	// there is no room now. After these nothing is left, as the CO may never ask again;
+	// what another failure leaves, the next call of the same name takes up.
 	CreateVolume(ctx context.Context, r CreateRequest) (Provisioned, error)
 	// DeleteVolume deletes a volume with its data. One that is not there is deleted
 	// already; an id that no volume can have may be InvalidArgument, and nothing else
@@ -49,8 +52,8 @@ type Provisioner interface {
 // CreateRequest is what is asked of a new volume.
 type CreateRequest struct {
 	// Name is the CO's: 1 to 128 bytes of UTF-8 without control characters, "/" and
-	// ".." among what it may hold. Whatever the id is made of, volumes of different
-	// names have different ids.
+	// ".." among what it may hold. Volumes of different names have different
+	// ids; VolumeID makes one of a name.
 	Name       string
 	Parameters map[string]string // as CheckParameters returned them
 	Size       SizeRange
@@ -63,7 +66,7 @@ type CreateRequest struct {
 type Provisioned struct {
 	ID    string
 	Name  string // that it was made for: who asks for another name never gets it
-	Bytes int64  // that whoever uses the volume sees; 0: not known
+	Bytes int64  // that whoever uses the volume sees
 	Use   Use    // that it was made for; zero: the backend does not keep it
 	// Parameters are the completed ones with which the volume was made, those that
 	// the backend did not know then among them; nil: it does not keep them.
@@ -71,6 +74,29 @@ type Provisioned struct {
 	// Context is the volume context that the CO is to hand to the nodes: what Attach
 	// needs beside the id. The engine adds the name of the backend.
 	Context map[string]string
+}
+
+// maxID is the length of the longest volume id, in bytes (CSI spec v1.13, "Size Limits").
+const maxID = 128
+
+var (
+	fitName = regexp.MustCompile(`^[a-z0-9][a-z0-9._-]*$`)
+	// derivedID is what VolumeID makes of names that are not fit to be in ids.
+	derivedID = regexp.MustCompile(`^vol-[0-9a-f]{32}$`)
+)
+
+// VolumeID returns an id for the volume of a name, for backends that choose the ids:
+// prefix, by which an Owner knows its own, and the name itself if that is fit to be the
+// name of a file, else one derived from it. No two names have the same id, nor ids that
+// differ only in case, which some storage takes for the same. So a name with capitals
+// is not fit, and neither is one that looks derived. The prefix is short: what is
+// derived has 36 bytes, and no id has more than 128.
+func VolumeID(prefix, name string) string {
+	if len(prefix)+len(name) <= maxID && fitName.MatchString(name) && !strings.Contains(name, "..") && !derivedID.MatchString(name) {
+		return prefix + name
+	}
+	sum := sha256.Sum256([]byte(name))
+	return prefix + "vol-" + hex.EncodeToString(sum[:16])
 }
 
 // Use is what a volume is made for. The zero value: not known.

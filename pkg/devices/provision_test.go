@@ -36,6 +36,24 @@ func TestChooseASize(t *testing.T) {
 	}
 }
 
+func TestVolumeID(t *testing.T) {
+	seen := map[string]string{}
+	for name, fit := range map[string]bool{
+		"pvc-1": true, "0": true, "a.b_c-d": true, strings.Repeat("n", 124): true, "vol-" + strings.Repeat("0", 31): true,
+		"": false, "PVC-1": false, "pvc-1 ": false, "a/b": false, "..": false, "a..b": false, "-a": false, "a\n": false, "ü": false,
+		strings.Repeat("n", 125): false, "vol-" + strings.Repeat("0", 32): false,
+	} {
+		id := VolumeID("lvm-", name)
+		if (id == "lvm-"+name) != fit || !strings.HasPrefix(id, "lvm-") || len(id) > 128 || !fitName.MatchString(id) {
+			t.Errorf("%q has the id %q", name, id)
+		}
+		if other, taken := seen[id]; taken {
+			t.Errorf("%q and %q have the id %q", name, other, id)
+		}
+		seen[id] = name
+	}
+}
+
 type (
 	plain struct{ Backend }
 	maker struct {

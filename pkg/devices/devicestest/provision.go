@@ -48,6 +48,11 @@ func (s *suite) provision() {
 		s.Errorf("after a restart: %+v (%v), made was %+v", have, err, v)
 	}
 
+	if o, is := s.b.(devices.Owner); is {
+		if owns, err := o.Owns(s.ctx, v.ID); err != nil || !owns {
+			s.Errorf("it owns what it made: %t (%v)", owns, err)
+		}
+	}
 	spec := devices.Volume{ID: v.ID, Context: v.Context}
 	s.ok(s.b.Validate(spec))
 	s.ok(s.b.Attach(s.ctx, spec, false))
