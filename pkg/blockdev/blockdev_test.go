@@ -256,7 +256,7 @@ func TestViewOfAnotherDeviceThanMeantIsRefused(t *testing.T) {
 	meant := d
 	meant.Number.Minor += 1000
 	b := open(t)
-	wantError(t, b.AttachView(t.Context(), meant), state.Unavailable, d.Path)
+	wantError(t, b.AttachView(t.Context(), meant), state.Unavailable, d.Path, "not the device")
 	view(t, b, d, state.DeviceAbsent)
 }
 

@@ -133,12 +133,13 @@ type Watcher interface {
 	Watch(ctx context.Context, changed func(id string)) error
 }
 
-// Viewer keeps read-only devices over other devices. A view grows with its device.
+// Viewer keeps read-only devices over other devices, of whichever backend; package
+// blockdev has one.
 type Viewer interface {
 	// FindView tells what view stands over a device.
 	FindView(ctx context.Context, device state.Device) (state.Device, error)
-	// AttachView attaches a view, or reclaims one that is going away; it does
-	// nothing if there is one.
+	// AttachView attaches a view, or reclaims one that is going away; one that is
+	// smaller than its device grows.
 	AttachView(ctx context.Context, device state.Device) error
 	// DetachView is to a view what Detach is to a volume.
 	DetachView(ctx context.Context, device state.Device) error

@@ -162,8 +162,9 @@ func (s *Devices) uncovered(ctx context.Context, d *Device) error {
 }
 
 // unshown returns an error that names other loop devices over d, which was
-// cleared and goes with the last of them, and keeps d then. It asks all devices
-// that the index does not know, as neither sysfs nor the name of a backing tells it.
+// cleared and goes with the last of them, and keeps d then, unless it was on its way
+// out before. It asks all devices that the index does not know, as neither sysfs nor
+// the name of a backing tells it.
 func (s *Devices) unshown(ctx context.Context, d *Device) error {
 	all, silent, err := s.scan(ctx, nil)
 	if err != nil {
@@ -175,8 +176,8 @@ func (s *Devices) unshown(ctx context.Context, d *Device) error {
 			users = append(users, other.String())
 		}
 	}
-	if len(users) == 0 {
-		return nil
+	if len(users) == 0 || d.Detaching() {
+		return heldBy(d, users)
 	}
 	switch gone, err := keep(ctx, d, discardIsOff(d.name)); {
 	case gone, isFree(d.name):

@@ -74,9 +74,9 @@ func (d *Device) is(s Shape) bool { return d.readOnly == s.ReadOnly && d.sector 
 // whole reports whether the device shows all of its backing.
 func (d *Device) whole() bool { return d.info.Offset == 0 && d.info.Sizelimit == 0 }
 
-// same reports whether a device, nil if it is not bound, is attached as d.
-func (now *Device) same(d *Device) bool {
-	return now != nil && now.Tag() == d.Tag() && now.File() == d.File()
+// same reports whether a device, nil if it is not bound, is attached as it was.
+func (d *Device) same(was *Device) bool {
+	return d != nil && d.Tag() == was.Tag() && d.File() == was.File()
 }
 
 // isView reports whether the device is a view of ours.

@@ -39,42 +39,46 @@ func (s *Devices) scan(ctx context.Context, only func(backing string) bool) (all
 	if err != nil {
 		return nil, nil, fmt.Errorf("look for loop devices: %w", err)
 	}
-	known, mute := s.known(), map[string]bool{}
-	for _, name := range s.silentOnes() {
-		mute[name] = true
-	}
+	known := s.known()
 	for _, name := range names {
 		backing := backingOf(name)
 		if was, ok := known[name]; ok && was == backing {
-			delete(mute, name)
+			s.setSilent(name, false)
 			continue
 		}
 		if only != nil && !only(backing) {
 			continue
 		}
 		d, err := s.askWithin(ctx, name)
-		delete(mute, name)
 		switch {
 		case ctx.Err() != nil:
 			return nil, nil, ctx.Err()
 		case err != nil:
 			klog.FromContext(ctx).Error(err, "A loop device does not answer, and may show any volume", "device", name, "backing", backing)
-			mute[name] = true
 		case d != nil:
 			all = append(all, d)
 		}
+		s.setSilent(name, err != nil)
 	}
-	maps.DeleteFunc(mute, func(name string, _ bool) bool { return !slices.Contains(names, name) })
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.silent = mute
-	return all, slices.Sorted(maps.Keys(mute)), nil
+	return all, s.silentOnes(), nil
 }
 
-// silentOnes returns the devices that did not answer when they were last asked.
+func (s *Devices) setSilent(name string, silent bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if silent {
+		s.silent[name] = true
+	} else {
+		delete(s.silent, name)
+	}
+}
+
+// silentOnes returns the devices that did not answer when they were last asked, and
+// are bound still.
 func (s *Devices) silentOnes() []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	maps.DeleteFunc(s.silent, func(name string, _ bool) bool { return isFree(name) })
 	return slices.Sorted(maps.Keys(s.silent))
 }
 

@@ -18,8 +18,8 @@ const Size = 4 << 20
 // if it cannot do its work, and the test's clean-up undoes all of it.
 type Harness struct {
 	// Open returns a backend over the same volumes each time, as after a
-	// restart of the plugin. A backend that is also a Formatter, a Clearer,
-	// a Viewer, a Provisioner or an Inliner is tested as such.
+	// restart of the plugin. A backend that is also a Formatter, a Clearer, a
+	// Provisioner or an Inliner is tested as such.
 	Open func(t *testing.T) devices.Backend
 	// Views returns what the engine keeps over the devices of the backend that was
 	// opened last.
