@@ -11,6 +11,8 @@ import (
 	"testing"
 
 	"github.com/spf13/cobra"
+
+	"github.com/csi-node/csi-node/pkg/driver"
 )
 
 // Manifests and scripts of others hold these names and defaults.
@@ -20,6 +22,7 @@ var serveFlags = map[string]string{
 	"driver-name":          "csi-node.local",
 	"state-dir":            "/run/csi-node",
 	"kubelet-dir":          "/var/lib/kubelet",
+	"lib-dir":              "/var/lib/csi-node",
 	"pool-dir":             "/var/lib/csi-node/pool",
 	"pool-reserve":         "1Gi,5%",
 	"inline-max-size":      "0",
@@ -87,6 +90,7 @@ func TestFlags(t *testing.T) {
 		"orphans":             union(pluginDefaults, map[string]string{"clean": "false", "timeout": "30s"}),
 		"probe":               {"state-dir": "/run/csi-node", "timeout": "5s"},
 		"demo":                {},
+		"csidriver":           {"driver-name": "csi-node.local"},
 		"version":             {},
 		"volume":              {},
 		"volume capabilities": callDefaults,
@@ -135,6 +139,10 @@ func TestCSIEndpoint(t *testing.T) {
 	}
 }
 
+func newCommand() *cobra.Command { return driver.Command(options()) }
+
+const understood = "i-understand-this-destroys-data"
+
 // run returns what a command prints and its error.
 func run(t *testing.T, args ...string) (string, error) {
 	t.Helper()
@@ -180,8 +188,12 @@ func TestWrongUse(t *testing.T) {
 }
 
 func TestVersion(t *testing.T) {
-	if out, err := run(t, "version"); err != nil || out != buildVersion()+"\n" || len(out) < 3 {
-		t.Errorf("prints %q (%v)", out, err)
+	linked := version
+	t.Cleanup(func() { version = linked })
+	for _, version = range []string{"", "v1.2.3"} {
+		if out, err := run(t, "version"); err != nil || version != "" && out != version+"\n" || !strings.HasPrefix(out, "v") || len(out) < 3 {
+			t.Errorf("the version %q prints %q (%v)", version, out, err)
+		}
 	}
 }
 
@@ -207,5 +219,19 @@ func TestFaultsAreNotInReleases(t *testing.T) {
 		if text, err := os.ReadFile(name); err != nil || bytes.Contains(text, []byte("CSI_NODE_FAULT")) {
 			t.Errorf("%s of a release reads CSI_NODE_FAULT (%v)", name, err)
 		}
+	}
+}
+
+func TestStatusWhereNothingEverRan(t *testing.T) {
+	dir := t.TempDir()
+	for _, args := range [][]string{{"status"}, {"orphans"}, {"explain", "pvc-1"}} {
+		_, err := run(t, append(args, "--state-dir", dir)...)
+		if err == nil || !strings.Contains(err.Error(), "--state-dir right?") {
+			t.Errorf("%s: %v", args, err)
+		}
+	}
+	_, err := run(t, "orphans", "--clean", "--state-dir", dir)
+	if err == nil || !strings.Contains(err.Error(), "start it") {
+		t.Errorf("orphans --clean: %v", err)
 	}
 }

@@ -35,9 +35,10 @@ var below = map[string][]string{
 	"pkg/nodeserver":               {"pkg/reconciler", "pkg/state"},
 	"pkg/controllerserver":         {"pkg/devices/pool", "pkg/state"},
 	"pkg/ephemeral":                {"pkg/devices/pool", "pkg/state"},
-	"pkg/driver": {"pkg/client", "pkg/controllerserver", "pkg/devices", "pkg/devices/loop", "pkg/devices/pool", "pkg/ephemeral", "pkg/filesystem",
+	"pkg/command":                  {"pkg/client"},
+	"pkg/driver": {"pkg/client", "pkg/command", "pkg/controllerserver", "pkg/devices", "pkg/ephemeral", "pkg/filesystem",
 		"pkg/mounts", "pkg/nodeserver", "pkg/pods", "pkg/process", "pkg/reconciler", "pkg/registration", "pkg/state", "pkg/uevents"},
-	"cmd/csi-node": {"pkg/client", "pkg/driver"},
+	"cmd/csi-node": {"pkg/client", "pkg/command", "pkg/devices", "pkg/devices/loop", "pkg/driver"},
 }
 
 // strangers lists packages of others that must not reach a package.

@@ -118,7 +118,7 @@ func (p *Plugin) Launch(o Options) *Process {
 // Flags returns the flags of `csi-node serve` for these directories.
 func (p *Plugin) Flags() []string {
 	return []string{"--endpoint", "unix://" + p.Socket, "--node-id", "node-1", "--v", "4",
-		"--state-dir", p.StateDir, "--kubelet-dir", p.KubeletDir, "--pool-dir", p.PoolDir, "--pool-reserve", "0"}
+		"--state-dir", p.StateDir, "--lib-dir", filepath.Join(p.Dir, "lib"), "--kubelet-dir", p.KubeletDir, "--pool-dir", p.PoolDir, "--pool-reserve", "0"}
 }
 
 // AwaitReady blocks until the socket is served and Probe says ready. A process

@@ -1,0 +1,109 @@
+package driver
+
+import (
+	"errors"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/csi-node/csi-node/pkg/devices"
+)
+
+// scrape returns the values of a backend's metrics, by name and label.
+func scrape(t *testing.T, p *backendUse) map[string]float64 {
+	t.Helper()
+	registry := prometheus.NewPedanticRegistry()
+	registry.MustRegister(p)
+	families, err := registry.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	values := map[string]float64{}
+	for _, f := range families {
+		for _, m := range f.GetMetric() {
+			name := f.GetName()
+			for _, l := range m.GetLabel() {
+				name += " " + l.GetValue()
+			}
+			values[name] = m.GetGauge().GetValue()
+		}
+	}
+	return values
+}
+
+func TestBackendMetrics(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		free, err := 80.0, errors.New("no pool yet")
+		p := newBackendUse("two-words", func() ([]devices.Measurement, error) {
+			return []devices.Measurement{
+				{Name: "free_bytes", Help: "Free.", Value: free},
+				{Name: "volumes", Help: "Volumes.", Labels: map[string]string{"provisioning": "thick"}, Value: 1},
+				{Name: "volumes", Help: "Volumes.", Labels: map[string]string{"provisioning": "thin"}, Value: 2},
+			}, err
+		})
+		if got := scrape(t, p); len(got) != 0 {
+			t.Errorf("before it was ever measured: %v", got)
+		}
+		err = nil
+		first := time.Now()
+		want := map[string]float64{
+			"csi_node_two_words_free_bytes": 80, "csi_node_two_words_volumes thick": 1, "csi_node_two_words_volumes thin": 2,
+			"csi_node_two_words_seen_timestamp_seconds": float64(first.Unix()),
+		}
+		mustShow := func() {
+			t.Helper()
+			got := scrape(t, p)
+			for name, value := range want {
+				if got[name] != value {
+					t.Errorf("%s is %v, not %v", name, got[name], value)
+				}
+			}
+			if len(got) != len(want) {
+				t.Errorf("shows %v", got)
+			}
+		}
+		mustShow()
+		time.Sleep(time.Minute)
+		free, err = 1, errors.New("the pool is away")
+		mustShow() // what was seen last
+		free, err = 2, nil
+		want["csi_node_two_words_free_bytes"], want["csi_node_two_words_seen_timestamp_seconds"] = 2, float64(time.Now().Unix())
+		mustShow()
+	})
+}
+
+// Scrapes of a backend that hangs answer in time, and one measurement hangs at most.
+func TestMetricsOfAHungBackend(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var hung chan struct{}
+		var counts atomic.Int64
+		p := newBackendUse("pool", func() ([]devices.Measurement, error) {
+			counts.Add(1)
+			if hung != nil {
+				<-hung
+			}
+			return []devices.Measurement{{Name: "free_bytes", Help: "Free.", Value: float64(counts.Load())}}, nil
+		})
+		if got := scrape(t, p)["csi_node_pool_free_bytes"]; got != 1 {
+			t.Fatalf("free are %v", got)
+		}
+		hung = make(chan struct{})
+		begin := time.Now()
+		for range 10 {
+			if got := scrape(t, p)["csi_node_pool_free_bytes"]; got != 1 {
+				t.Errorf("free are %v", got)
+			}
+		}
+		if took := time.Since(begin); took != 10*measureWait || counts.Load() != 2 {
+			t.Errorf("10 scrapes took %s, and %d counts", took, counts.Load())
+		}
+		close(hung)
+		synctest.Wait()
+		if got := scrape(t, p)["csi_node_pool_free_bytes"]; got != 3 {
+			t.Errorf("once it answers again, free are %v", got)
+		}
+	})
+}
