@@ -447,9 +447,15 @@ func (p *plugin) serve(ctx context.Context) error {
 	return err
 }
 
+// deviceEvents tells what becomes of devices, and that anything may have become
+// of them when events were lost; *uevents.Listener does.
+type deviceEvents interface {
+	Run(ctx context.Context, changed func(uevents.Event), all func()) error
+}
+
 // hear tells the reconciler what becomes of devices. Without it, that is noticed
 // when the volume is looked at.
-func (p *plugin) hear(ctx context.Context, events *uevents.Listener) {
+func (p *plugin) hear(ctx context.Context, events deviceEvents) {
 	err := events.Run(ctx, func(e uevents.Event) { p.reconciler.DeviceChanged(e.Number) }, p.reconciler.AllChanged)
 	if err != nil {
 		klog.FromContext(ctx).Error(err, "A device that is lost is noticed late from now on", "after", resync)

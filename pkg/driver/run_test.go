@@ -31,13 +31,18 @@ func leaveSocket(t *testing.T, l net.Listener) {
 // serving runs a plugin until stop, which returns what Run does.
 func serving(t *testing.T, c Config) (conn *grpc.ClientConn, stop func() error) {
 	t.Helper()
+	return servingWith(t, c, testOptions())
+}
+
+func servingWith(t *testing.T, c Config, o Options) (conn *grpc.ClientConn, stop func() error) {
+	t.Helper()
 	machine.Kernel(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan struct{})
 	var runErr error
 	go func() {
 		defer close(ended)
-		runErr = Run(ctx, c, testOptions())
+		runErr = Run(ctx, c, o)
 	}()
 	stop = func() error {
 		cancel()

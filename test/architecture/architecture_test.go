@@ -50,6 +50,31 @@ var strangers = map[string][]string{
 	"pkg/nodeserver": {"google.golang.org/grpc/codes", "google.golang.org/grpc/status"},
 }
 
+// backends are the kinds of storage. Nobody else knows one but the program that
+// lists them.
+var backends = map[string][]string{
+	"pkg/devices/loop": {"cmd/csi-node"},
+	"pkg/devices/pool": {"pkg/devices/loop", "pkg/controllerserver", "pkg/ephemeral"},
+}
+
+// A backend is one folder behind one interface: who may import it says backends,
+// whatever stands in below.
+func TestNobodyKnowsABackend(t *testing.T) {
+	for name, imports := range below {
+		for _, imported := range imports {
+			if by, is := backends[imported]; is && !slices.Contains(by, name) {
+				t.Errorf("%s knows the backend %s: let it ask through an interface of pkg/devices", name, imported)
+			}
+		}
+	}
+	for name := range below {
+		rest, found := strings.CutPrefix(name, "pkg/devices/")
+		if _, listed := backends[name]; found && !listed && !strings.Contains(rest, "/") && rest != "devicestest" {
+			t.Errorf("%s has no place in the list of backends", name)
+		}
+	}
+}
+
 func TestImportsPointDown(t *testing.T) {
 	out, err := exec.Command("go", "list", "-json=ImportPath,Imports", module+"pkg/...", module+"cmd/...").Output()
 	if err != nil {
