@@ -39,7 +39,7 @@ Exit codes: 0 done, 1 refused or failed, 2 wrong use.`,
   csi-node status --state-dir /tmp/csi-state`,
 		Backends: backends(),
 		Commands: commands,
-		Hook:     faults(),
+		Hook:     hook(),
 	}
 }
 

@@ -199,8 +199,8 @@ func TestVersion(t *testing.T) {
 
 // Nothing in a release can make a step fail.
 func TestFaultsAreNotInReleases(t *testing.T) {
-	files := func(tags string) []string {
-		cmd := exec.CommandContext(t.Context(), "go", "list", "-tags", tags, "-f", `{{join .GoFiles "\n"}}`, ".")
+	list := func(tags, what string) []string {
+		cmd := exec.CommandContext(t.Context(), "go", "list", "-tags", tags, "-f", what, ".")
 		cmd.Stderr = os.Stderr
 		out, err := cmd.Output()
 		if err != nil {
@@ -208,7 +208,14 @@ func TestFaultsAreNotInReleases(t *testing.T) {
 		}
 		return strings.Fields(string(out))
 	}
-	release, faulty := files(""), files("faults")
+	for tags, want := range map[string]bool{"": false, "faults": true} {
+		deps := list(tags, `{{join .Deps "\n"}}`)
+		if slices.Contains(deps, "github.com/csi-node/csi-node/pkg/driver/faults") != want || slices.Contains(deps, "testing") {
+			t.Errorf("with the tags %q a program is made of %q", tags, deps)
+		}
+	}
+	const files = `{{join .GoFiles "\n"}}`
+	release, faulty := list("", files), list("faults", files)
 	if !slices.Contains(release, "faults_none.go") || slices.Contains(release, "faults.go") {
 		t.Errorf("a release is made of %v", release)
 	}

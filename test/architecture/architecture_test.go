@@ -38,7 +38,9 @@ var below = map[string][]string{
 	"pkg/command":                  {"pkg/client"},
 	"pkg/driver": {"pkg/client", "pkg/command", "pkg/controllerserver", "pkg/devices", "pkg/ephemeral", "pkg/filesystem",
 		"pkg/mounts", "pkg/nodeserver", "pkg/pods", "pkg/process", "pkg/reconciler", "pkg/registration", "pkg/state", "pkg/uevents"},
-	"cmd/csi-node": {"pkg/client", "pkg/command", "pkg/devices", "pkg/devices/loop", "pkg/driver"},
+	"pkg/driver/faults":     {},
+	"pkg/driver/drivertest": {"pkg/driver", "pkg/driver/faults", "test/harness"},
+	"cmd/csi-node":          {"pkg/client", "pkg/command", "pkg/devices", "pkg/devices/loop", "pkg/driver"},
 }
 
 // strangers lists packages of others that must not reach a package.
