@@ -33,6 +33,7 @@ import (
 	"github.com/csi-node/csi-node/pkg/devices"
 	"github.com/csi-node/csi-node/pkg/ephemeral"
 	"github.com/csi-node/csi-node/pkg/filesystem"
+	"github.com/csi-node/csi-node/pkg/loop"
 	"github.com/csi-node/csi-node/pkg/mounts"
 	"github.com/csi-node/csi-node/pkg/nodeserver"
 	"github.com/csi-node/csi-node/pkg/pods"
@@ -109,6 +110,7 @@ type plugin struct {
 	store      *state.Store
 	backends   []backend // open ones, the usual one first
 	devices    *devices.Set
+	loops      *loop.Devices
 	views      reconciler.Views
 	watcher    *mounts.Watcher // nil until it serves
 	filesystem *filesystem.Host
@@ -205,13 +207,9 @@ func (p *plugin) openVolumes(ctx context.Context) (err error) {
 	if err := p.openBackends(ctx, false); err != nil {
 		return err
 	}
-	kernel, err := p.kernel()
-	if err != nil {
-		return err
-	}
 	p.reconciler = reconciler.New(reconciler.Config{
 		Store:   p.store,
-		Kernel:  kernel,
+		Kernel:  p.kernel(),
 		Hook:    p.hook(),
 		Metrics: p.metrics,
 		Retired: func(string) {
@@ -310,20 +308,7 @@ func (p *plugin) spellRecords(ctx context.Context) {
 	})
 }
 
-// openViews makes what keeps read-only views, and tells who holds a device.
-func (p *plugin) openViews() (reconciler.Views, error) {
-	views, ok := ability[reconciler.Views](p)
-	if !ok {
-		return nil, errors.New("no backend of this driver keeps read-only views")
-	}
-	return views, nil
-}
-
-func (p *plugin) kernel() (reconciler.Kernel, error) {
-	var err error
-	if p.views, err = p.openViews(); err != nil {
-		return reconciler.Kernel{}, err
-	}
+func (p *plugin) kernel() reconciler.Kernel {
 	k := reconciler.Kernel{
 		Devices:     p.devices,
 		Views:       p.views,
@@ -336,7 +321,7 @@ func (p *plugin) kernel() (reconciler.Kernel, error) {
 	if p.pods != nil {
 		k.Pods = p.pods
 	}
-	return k, nil
+	return k
 }
 
 func (p *plugin) hook() func(context.Context, string, reconciler.Step, reconciler.Moment) error {

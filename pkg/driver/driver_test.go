@@ -5,7 +5,7 @@ import (
 	"testing"
 
 	"github.com/csi-node/csi-node/pkg/devices"
-	"github.com/csi-node/csi-node/pkg/devices/loop"
+	"github.com/csi-node/csi-node/pkg/devices/pool"
 )
 
 func goodConfig() Config {
@@ -17,7 +17,7 @@ func goodConfig() Config {
 
 // testOptions are of a driver with a pool.
 func testOptions() Options {
-	return Options{Name: "csi-node.local", Program: "csi-node", Version: "v1", Backends: []devices.Kind{loop.Kind()}}
+	return Options{Name: "csi-node.local", Program: "csi-node", Version: "v1", Backends: []devices.Kind{pool.Kind()}}
 }
 
 func TestConfigValidate(t *testing.T) {

@@ -3,15 +3,15 @@ package driver
 import (
 	"errors"
 
-	"github.com/csi-node/csi-node/pkg/devices"
+	"github.com/csi-node/csi-node/pkg/loop"
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
-// numbers tells the backends which device numbers are somebody's: by the publishes
+// numbers tells the loop devices which of their numbers are somebody's: by the publishes
 // of the store, also of what is not bound just now, and by what is bound on this
 // node, also of what no record explains or another plugin has bound.
-func (p *plugin) numbers() devices.Numbers {
-	return devices.Numbers{Owner: p.store.ShownAs, Bound: p.bound, Published: p.published}
+func (p *plugin) numbers() loop.Numbers {
+	return loop.Numbers{Owner: p.store.ShownAs, Bound: p.bound, Published: p.published}
 }
 
 // bound reports whether a node of the device is bound anywhere on this node.

@@ -108,14 +108,10 @@ func openOffline(ctx context.Context, stateDir string, kinds []devices.Kind) (*p
 	if p.filesystem, err = filesystem.New(1); err != nil {
 		return nil, err
 	}
-	err = p.openBackends(ctx, true)
-	var kernel reconciler.Kernel
-	if err == nil {
-		kernel, err = p.kernel()
-	}
-	if err != nil {
+	if err := p.openBackends(ctx, true); err != nil {
 		return nil, errors.Join(err, p.letGo())
 	}
+	kernel := p.kernel()
 	kernel.Bound = nil // nobody watches: the mount table tells
 	p.reconciler = reconciler.New(reconciler.Config{Store: p.store, Kernel: kernel})
 	return p, nil

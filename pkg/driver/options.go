@@ -16,7 +16,9 @@ import (
 	"github.com/spf13/pflag"
 	"google.golang.org/grpc"
 
+	"github.com/csi-node/csi-node/pkg/blockdev"
 	"github.com/csi-node/csi-node/pkg/devices"
+	"github.com/csi-node/csi-node/pkg/loop"
 )
 
 // Options is what a driver is made of: what its builder decides, where Config is
@@ -140,11 +142,18 @@ func (p *plugin) openBackends(ctx context.Context, lookOnly bool) error {
 	if err := setFlags(p.options.Backends, p.BackendFlags, lookOnly); err != nil {
 		return err
 	}
+	var err error
+	if p.loops, err = loop.New(ctx); err != nil {
+		return err
+	}
+	if !lookOnly {
+		p.loops.Spare(p.numbers())
+	}
 	byName := map[string]devices.Backend{}
 	for _, kind := range p.options.Backends {
 		opened, err := kind.Open(ctx, devices.Environment{
 			DriverName: p.DriverName, NodeID: p.NodeID, StateDir: p.StateDir, LibDir: p.LibDir, LookOnly: lookOnly,
-			Wanted: func() []devices.Volume { return p.wanted(kind.Name) }, Numbers: p.numbers(),
+			Wanted: func() []devices.Volume { return p.wanted(kind.Name) }, Loops: p.loops,
 		})
 		if err != nil {
 			return err
@@ -153,6 +162,7 @@ func (p *plugin) openBackends(ctx context.Context, lookOnly bool) error {
 		byName[kind.Name] = opened
 	}
 	p.devices = devices.NewSet(p.options.Backends[0].Name, byName)
+	p.views = blockdev.New(p.loops, p.volumeAt)
 	return nil
 }
 

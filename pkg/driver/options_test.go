@@ -18,7 +18,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/csi-node/csi-node/pkg/devices"
-	"github.com/csi-node/csi-node/pkg/devices/loop"
+	"github.com/csi-node/csi-node/pkg/devices/pool"
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
@@ -36,7 +36,7 @@ func TestOptionsCheck(t *testing.T) {
 		"no name":    {[]devices.Kind{{Open: noBackend}}, `a backend ""`},
 		"no Open":    {[]devices.Kind{{Name: "disk"}}, `a backend "disk"`},
 		"twice":      {[]devices.Kind{{Name: "disk", Open: noBackend}, {Name: "disk", Open: noBackend}}, "two backends of the name disk"},
-		"differ":     {[]devices.Kind{loop.Kind(), {Name: "san", Open: noBackend, Properties: devices.Properties{AttachRequired: true}}}, "pool and san cannot be of one driver"},
+		"differ":     {[]devices.Kind{pool.Kind(), {Name: "san", Open: noBackend, Properties: devices.Properties{AttachRequired: true}}}, "pool and san cannot be of one driver"},
 		"a list": {[]devices.Kind{{Name: "disk", Open: noBackend, Flags: func(f *pflag.FlagSet) { f.StringSlice("disks", nil, "") }}},
 			"--disks that holds a list"},
 	} {
@@ -272,7 +272,7 @@ func TestSettings(t *testing.T) {
 	if s, err = readSettings(dir); err != nil || s.KubeletDir != "/k" || !maps.Equal(s.Flags, map[string]string{"pool-dir": "/old"}) {
 		t.Errorf("of the version before: %+v (%v)", s, err)
 	}
-	kinds := []devices.Kind{loop.Kind()}
+	kinds := []devices.Kind{pool.Kind()}
 	if err := setFlags(kinds, map[string]string{"pool-dir": "/p", "of-another-version": "x"}, true); err != nil {
 		t.Errorf("a flag that was written by another version: %v", err)
 	}

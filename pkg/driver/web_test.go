@@ -16,7 +16,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"github.com/csi-node/csi-node/pkg/devices/loop"
+	"github.com/csi-node/csi-node/pkg/devices/pool"
 	"github.com/csi-node/csi-node/pkg/reconciler"
 	"github.com/csi-node/csi-node/pkg/state"
 	"github.com/csi-node/csi-node/test/machine"
@@ -204,13 +204,13 @@ func TestReportOfTheStore(t *testing.T) {
 	p := openPlugin(t)
 	askStage(t, p.store, "v1")
 	// A plugin that has the store and serves no status, as one that starts or ends.
-	if _, err := ReadReport(t.Context(), p.StateDir, loop.Kind()); !errors.Is(err, state.ErrLocked) {
+	if _, err := ReadReport(t.Context(), p.StateDir, pool.Kind()); !errors.Is(err, state.ErrLocked) {
 		t.Errorf("while it is locked: %v", err)
 	}
 	if err := p.letGo(); err != nil {
 		t.Fatal(err)
 	}
-	report, err := ReadReport(t.Context(), p.StateDir, loop.Kind())
+	report, err := ReadReport(t.Context(), p.StateDir, pool.Kind())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -226,7 +226,7 @@ func TestReportOfTheStore(t *testing.T) {
 		t.Fatal(err)
 	}
 	leaveSocket(t, l)
-	if again, err := ReadReport(t.Context(), p.StateDir, loop.Kind()); err != nil || again.Running || len(again.Volumes) != 1 {
+	if again, err := ReadReport(t.Context(), p.StateDir, pool.Kind()); err != nil || again.Running || len(again.Volumes) != 1 {
 		t.Errorf("with a stale socket: %+v (%v)", again, err)
 	}
 }

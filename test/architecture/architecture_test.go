@@ -16,31 +16,33 @@ const module = "github.com/csi-node/csi-node/"
 
 // below lists, for each package, the packages of this module that it may import.
 var below = map[string][]string{
-	"pkg/client":                   {},
-	"pkg/process":                  {},
-	"pkg/state":                    {"pkg/process"},
-	"pkg/internal/btrfs":           {"pkg/state"},
-	"pkg/mounts":                   {"pkg/internal/btrfs", "pkg/state"},
-	"pkg/filesystem":               {"pkg/internal/btrfs", "pkg/state"},
-	"pkg/pods":                     {},
-	"pkg/uevents":                  {"pkg/state"},
-	"pkg/devices":                  {"pkg/state"},
-	"pkg/devices/devicestest":      {"pkg/devices", "pkg/state"},
-	"pkg/devices/internal/keylock": {},
-	"pkg/devices/internal/lease":   {"pkg/state"},
-	"pkg/devices/pool":             {"pkg/devices/internal/keylock", "pkg/devices/internal/lease", "pkg/state"},
-	"pkg/devices/loop":             {"pkg/devices", "pkg/devices/internal/keylock", "pkg/devices/internal/lease", "pkg/devices/pool", "pkg/state"},
-	"pkg/reconciler":               {"pkg/devices", "pkg/state"},
-	"pkg/registration":             {},
-	"pkg/nodeserver":               {"pkg/reconciler", "pkg/state"},
-	"pkg/controllerserver":         {"pkg/devices/pool", "pkg/state"},
-	"pkg/ephemeral":                {"pkg/devices/pool", "pkg/state"},
-	"pkg/command":                  {"pkg/client"},
-	"pkg/driver": {"pkg/client", "pkg/command", "pkg/controllerserver", "pkg/devices", "pkg/ephemeral", "pkg/filesystem",
-		"pkg/mounts", "pkg/nodeserver", "pkg/pods", "pkg/process", "pkg/reconciler", "pkg/registration", "pkg/state", "pkg/uevents"},
+	"pkg/client":              {},
+	"pkg/process":             {},
+	"pkg/state":               {"pkg/process"},
+	"pkg/internal/btrfs":      {"pkg/state"},
+	"pkg/mounts":              {"pkg/internal/btrfs", "pkg/state"},
+	"pkg/filesystem":          {"pkg/internal/btrfs", "pkg/state"},
+	"pkg/pods":                {},
+	"pkg/uevents":             {"pkg/state"},
+	"pkg/internal/keylock":    {},
+	"pkg/internal/lease":      {"pkg/state"},
+	"pkg/internal/devnode":    {"pkg/state"},
+	"pkg/loop":                {"pkg/internal/devnode", "pkg/internal/keylock", "pkg/internal/lease", "pkg/state"},
+	"pkg/blockdev":            {"pkg/internal/devnode", "pkg/internal/keylock", "pkg/loop", "pkg/state"},
+	"pkg/devices":             {"pkg/loop", "pkg/state"},
+	"pkg/devices/devicestest": {"pkg/devices", "pkg/state"},
+	"pkg/devices/pool":        {"pkg/blockdev", "pkg/devices", "pkg/internal/keylock", "pkg/internal/lease", "pkg/loop", "pkg/state"},
+	"pkg/reconciler":          {"pkg/devices", "pkg/state"},
+	"pkg/registration":        {},
+	"pkg/nodeserver":          {"pkg/reconciler", "pkg/state"},
+	"pkg/controllerserver":    {"pkg/devices/pool", "pkg/state"},
+	"pkg/ephemeral":           {"pkg/devices/pool", "pkg/state"},
+	"pkg/command":             {"pkg/client"},
+	"pkg/driver": {"pkg/blockdev", "pkg/client", "pkg/command", "pkg/controllerserver", "pkg/devices", "pkg/ephemeral", "pkg/filesystem",
+		"pkg/loop", "pkg/mounts", "pkg/nodeserver", "pkg/pods", "pkg/process", "pkg/reconciler", "pkg/registration", "pkg/state", "pkg/uevents"},
 	"pkg/driver/faults":     {},
 	"pkg/driver/drivertest": {"pkg/driver", "pkg/driver/faults", "test/harness"},
-	"cmd/csi-node":          {"pkg/client", "pkg/command", "pkg/devices", "pkg/devices/loop", "pkg/driver"},
+	"cmd/csi-node":          {"pkg/client", "pkg/command", "pkg/devices", "pkg/devices/pool", "pkg/driver"},
 }
 
 // strangers lists packages of others that must not reach a package.
@@ -55,8 +57,7 @@ var strangers = map[string][]string{
 // backends are the kinds of storage. Nobody else knows one but the program that
 // lists them.
 var backends = map[string][]string{
-	"pkg/devices/loop": {"cmd/csi-node"},
-	"pkg/devices/pool": {"pkg/devices/loop", "pkg/controllerserver", "pkg/ephemeral"},
+	"pkg/devices/pool": {"cmd/csi-node", "pkg/controllerserver", "pkg/ephemeral"},
 }
 
 // A backend is one folder behind one interface: who may import it says backends,
