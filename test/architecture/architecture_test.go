@@ -28,6 +28,7 @@ var below = map[string][]string{
 	"pkg/devices/devicestest":      {"pkg/devices", "pkg/state"},
 	"pkg/devices/internal/keylock": {},
 	"pkg/devices/internal/lease":   {"pkg/state"},
+	"pkg/blockdev":                 {"pkg/state"},
 	"pkg/devices/pool":             {"pkg/devices/internal/keylock", "pkg/devices/internal/lease", "pkg/state"},
 	"pkg/devices/loop":             {"pkg/devices", "pkg/devices/internal/keylock", "pkg/devices/internal/lease", "pkg/devices/pool", "pkg/state"},
 	"pkg/reconciler":               {"pkg/devices", "pkg/state"},
