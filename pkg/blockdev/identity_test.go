@@ -214,7 +214,7 @@ func TestOpen(t *testing.T) {
 	}
 }
 
-func TestZero(t *testing.T) {
+func TestZeroOut(t *testing.T) {
 	machine.Kernel(t)
 	file := filepath.Join(t.TempDir(), "file")
 	if err := os.WriteFile(file, []byte(strings.Repeat("junk", 1<<20)), 0o600); err != nil {
@@ -230,7 +230,7 @@ func TestZero(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := errors.Join(Zero(t.Context(), f, 4<<20), f.Close()); err != nil {
+	if err := errors.Join(ZeroOut(t.Context(), f, 4<<20), f.Close()); err != nil {
 		t.Fatal(err)
 	}
 	raw, err := os.ReadFile(file)

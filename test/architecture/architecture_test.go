@@ -29,6 +29,8 @@ var below = map[string][]string{
 	"pkg/devices/internal/keylock": {},
 	"pkg/devices/internal/lease":   {"pkg/state"},
 	"pkg/blockdev":                 {"pkg/state"},
+	"pkg/devices/note":             {"pkg/blockdev", "pkg/devices", "pkg/devices/internal/keylock", "pkg/state"},
+	"pkg/devices/disk":             {"pkg/blockdev", "pkg/devices", "pkg/devices/internal/keylock", "pkg/devices/note", "pkg/state"},
 	"pkg/devices/pool":             {"pkg/devices/internal/keylock", "pkg/devices/internal/lease", "pkg/state"},
 	"pkg/devices/loop":             {"pkg/devices", "pkg/devices/internal/keylock", "pkg/devices/internal/lease", "pkg/devices/pool", "pkg/state"},
 	"pkg/reconciler":               {"pkg/devices", "pkg/state"},
