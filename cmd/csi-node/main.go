@@ -6,6 +6,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/csi-node/csi-node/pkg/devices"
+	"github.com/csi-node/csi-node/pkg/devices/disk"
 	"github.com/csi-node/csi-node/pkg/devices/pool"
 	"github.com/csi-node/csi-node/pkg/driver"
 )
@@ -16,7 +17,7 @@ var version = ""
 func main() { driver.Main(options()) }
 
 // backends are the sorts of storage that this binary has.
-func backends() []devices.Kind { return []devices.Kind{pool.Kind()} }
+func backends() []devices.Kind { return []devices.Kind{pool.Kind(), disk.Kind()} }
 
 func options() driver.Options {
 	return driver.Options{

@@ -72,7 +72,7 @@ func readSettings(stateDir string) (s settings, err error) {
 		return s, fmt.Errorf("%s: %w", path, err)
 	}
 	if s.Flags == nil && s.PoolDir != "" {
-		s.Flags = map[string]string{"pool-dir": s.PoolDir}
+		s.Flags, s.LibDir = map[string]string{"pool-dir": s.PoolDir}, "/var/lib/csi-node"
 	}
 	return s, nil
 }

@@ -18,6 +18,7 @@ import (
 
 	"github.com/csi-node/csi-node/pkg/blockdev"
 	"github.com/csi-node/csi-node/pkg/devices"
+	"github.com/csi-node/csi-node/pkg/devices/note"
 	"github.com/csi-node/csi-node/pkg/loop"
 )
 
@@ -162,6 +163,11 @@ func (p *plugin) openBackends(ctx context.Context, lookOnly bool) error {
 		byName[kind.Name] = opened
 	}
 	p.devices = devices.NewSet(p.options.Backends[0].Name, byName)
+	facts, err := note.Open(p.LibDir)
+	if err != nil {
+		return fmt.Errorf("--lib-dir %s: %w", p.LibDir, err)
+	}
+	p.devices.KeepFacts(facts)
 	p.views = blockdev.New(p.loops, p.volumeAt)
 	return nil
 }

@@ -32,17 +32,19 @@ var below = map[string][]string{
 	"pkg/devices":             {"pkg/loop", "pkg/state"},
 	"pkg/devices/devicestest": {"pkg/devices", "pkg/state"},
 	"pkg/devices/pool":        {"pkg/blockdev", "pkg/devices", "pkg/internal/keylock", "pkg/internal/lease", "pkg/loop", "pkg/state"},
+	"pkg/devices/note":        {"pkg/blockdev", "pkg/devices", "pkg/internal/keylock", "pkg/state"},
+	"pkg/devices/disk":        {"pkg/blockdev", "pkg/devices", "pkg/internal/keylock", "pkg/devices/note", "pkg/state"},
 	"pkg/reconciler":          {"pkg/devices", "pkg/state"},
 	"pkg/registration":        {},
 	"pkg/nodeserver":          {"pkg/reconciler", "pkg/state"},
 	"pkg/controllerserver":    {"pkg/devices/pool", "pkg/state"},
 	"pkg/ephemeral":           {"pkg/devices/pool", "pkg/state"},
 	"pkg/command":             {"pkg/client"},
-	"pkg/driver": {"pkg/blockdev", "pkg/client", "pkg/command", "pkg/controllerserver", "pkg/devices", "pkg/ephemeral", "pkg/filesystem",
+	"pkg/driver": {"pkg/blockdev", "pkg/client", "pkg/command", "pkg/controllerserver", "pkg/devices", "pkg/devices/note", "pkg/ephemeral", "pkg/filesystem",
 		"pkg/loop", "pkg/mounts", "pkg/nodeserver", "pkg/pods", "pkg/process", "pkg/reconciler", "pkg/registration", "pkg/state", "pkg/uevents"},
 	"pkg/driver/faults":     {},
 	"pkg/driver/drivertest": {"pkg/driver", "pkg/driver/faults", "test/harness"},
-	"cmd/csi-node":          {"pkg/client", "pkg/command", "pkg/devices", "pkg/devices/pool", "pkg/driver"},
+	"cmd/csi-node":          {"pkg/client", "pkg/command", "pkg/devices", "pkg/devices/disk", "pkg/devices/pool", "pkg/driver"},
 }
 
 // strangers lists packages of others that must not reach a package.
@@ -57,6 +59,7 @@ var strangers = map[string][]string{
 // backends are the kinds of storage. Nobody else knows one but the program that
 // lists them.
 var backends = map[string][]string{
+	"pkg/devices/disk": {"cmd/csi-node"},
 	"pkg/devices/pool": {"cmd/csi-node", "pkg/controllerserver", "pkg/ephemeral"},
 }
 
@@ -72,7 +75,7 @@ func TestNobodyKnowsABackend(t *testing.T) {
 	}
 	for name := range below {
 		rest, found := strings.CutPrefix(name, "pkg/devices/")
-		if _, listed := backends[name]; found && !listed && !strings.Contains(rest, "/") && rest != "devicestest" {
+		if _, listed := backends[name]; found && !listed && !strings.Contains(rest, "/") && rest != "devicestest" && rest != "note" {
 			t.Errorf("%s has no place in the list of backends", name)
 		}
 	}
