@@ -68,6 +68,12 @@ type Volume struct {
 	Delete func()
 }
 
+// Driver is a test program whose TestMain calls Main, as the driver with flags of
+// its backends: what a harness.Plugin runs in tests beside the suite.
+func Driver(program string, flags ...string) *harness.Driver {
+	return &harness.Driver{Path: program, Env: []string{serveVariable + "=1"}, Flags: flags}
+}
+
 // Run runs the suite. fresh returns storage in a directory of its own, which is
 // removed afterwards, and is called once for each test; what it makes elsewhere it
 // undoes by t.Cleanup.
@@ -90,7 +96,7 @@ func Run(t *testing.T, fresh func(t *testing.T, dir string) Harness) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				p.Driver = &harness.Driver{Path: self, Env: []string{serveVariable + "=1"}, Flags: h.Flags}
+				p.Driver = Driver(self, h.Flags...)
 				return &life{Plugin: p, t: t, harness: h, raw: raw}
 			})
 		})
