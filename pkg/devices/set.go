@@ -15,6 +15,7 @@ import (
 type Set struct {
 	backends map[string]Backend
 	usual    string
+	facts    Facts // nil: none are kept for backends that are no Formatter
 }
 
 // NewSet returns a Set. Volumes that name no backend, and that no Owner claims,
@@ -48,17 +49,22 @@ func (s *Set) Resolve(ctx context.Context, v Volume) (string, error) {
 
 // of returns the backend of a volume. Unavailable: this plugin lacks it.
 func (s *Set) of(ctx context.Context, v Volume) (Backend, error) {
-	name := v.Backend
+	_, b, err := s.named(ctx, v)
+	return b, err
+}
+
+// named is of, with the name of the backend.
+func (s *Set) named(ctx context.Context, v Volume) (name string, b Backend, err error) {
+	name = v.Backend
 	if name == "" {
-		var err error
 		if name, err = s.Resolve(ctx, v); err != nil {
-			return nil, err
+			return "", nil, err
 		}
 	}
 	if b := s.backends[name]; b != nil {
-		return b, nil
+		return name, b, nil
 	}
-	return nil, state.Errorf(state.Unavailable, "volume %s: its storage is of the backend %q, and this plugin has %s: nothing is known of it. Run the version that has the backend", v.ID, name, strings.Join(s.Names(), ", "))
+	return name, nil, state.Errorf(state.Unavailable, "volume %s: its storage is of the backend %q, and this plugin has %s: nothing is known of it. Run the version that has the backend", v.ID, name, strings.Join(s.Names(), ", "))
 }
 
 // Validate returns InvalidArgument also for a backend that the Set lacks.
@@ -77,11 +83,15 @@ func (s *Set) Validate(v Volume) error {
 	return b.Validate(v)
 }
 
-// Find asks the volume's backend.
+// Find asks the volume's backend, and the Facts.
 func (s *Set) Find(ctx context.Context, v Volume) (state.Device, error) {
+	facts, _, d, err := s.noted(ctx, v)
+	if facts != nil || err != nil {
+		return d, err
+	}
 	b, err := s.of(ctx, v)
 	if err != nil {
-		return state.Device{}, err
+		return d, err
 	}
 	return b.Find(ctx, v)
 }
@@ -115,6 +125,11 @@ func (s *Set) Grow(ctx context.Context, v Volume, bytes int64) error {
 
 // BeginFormat is Formatter's.
 func (s *Set) BeginFormat(ctx context.Context, v Volume) error {
+	if facts, v, d, err := s.noted(ctx, v); err != nil {
+		return err
+	} else if facts != nil {
+		return facts.BeginFormat(ctx, v, d)
+	}
 	f, err := optional[Formatter](ctx, s, v, "format a volume")
 	if err != nil {
 		return err
@@ -124,6 +139,11 @@ func (s *Set) BeginFormat(ctx context.Context, v Volume) error {
 
 // EndFormat is Formatter's.
 func (s *Set) EndFormat(ctx context.Context, v Volume, fsType string) error {
+	if facts, v, d, err := s.noted(ctx, v); err != nil {
+		return err
+	} else if facts != nil {
+		return facts.EndFormat(ctx, v, d, fsType)
+	}
 	f, err := optional[Formatter](ctx, s, v, "format a volume")
 	if err != nil {
 		return err
@@ -133,6 +153,11 @@ func (s *Set) EndFormat(ctx context.Context, v Volume, fsType string) error {
 
 // BeginRaw is Formatter's.
 func (s *Set) BeginRaw(ctx context.Context, v Volume) error {
+	if facts, v, d, err := s.noted(ctx, v); err != nil {
+		return err
+	} else if facts != nil {
+		return facts.BeginRaw(ctx, v, d)
+	}
 	f, err := optional[Formatter](ctx, s, v, "show a volume raw")
 	if err != nil {
 		return err
@@ -142,11 +167,21 @@ func (s *Set) BeginRaw(ctx context.Context, v Volume) error {
 
 // Erase is Eraser's.
 func (s *Set) Erase(ctx context.Context, v Volume) error {
-	e, err := optional[Eraser](ctx, s, v, "erase a volume")
+	b, err := s.of(ctx, v)
 	if err != nil {
 		return err
 	}
-	return e.Erase(ctx, v)
+	if e, own := b.(Eraser); own {
+		return e.Erase(ctx, v)
+	}
+	facts, v, d, err := s.noted(ctx, v)
+	switch {
+	case err != nil:
+		return err
+	case facts == nil:
+		return state.Errorf(state.FailedPrecondition, "volume %s: its backend cannot erase a volume", v.ID)
+	}
+	return facts.Erase(ctx, v, d)
 }
 
 // Unused is Clearer's.
@@ -164,7 +199,17 @@ func (s *Set) Clear(ctx context.Context, v Volume) error {
 	if err != nil {
 		return err
 	}
-	return c.Clear(ctx, v)
+	facts, noted, d, err := s.noted(ctx, v)
+	switch {
+	case err != nil:
+		return err
+	case facts == nil:
+		return c.Clear(ctx, v)
+	}
+	if err := c.Unused(ctx, v); err != nil { // before the facts say that it is to be erased
+		return err
+	}
+	return facts.Clear(ctx, noted, d, func() error { return c.Clear(ctx, v) })
 }
 
 // optional returns the backend of a volume as one that can do more.

@@ -41,5 +41,5 @@ func (s *suite) clear() {
 
 	s.class(c.Unused(s.ctx, of("unknown")), state.NotFound)
 	s.class(c.Clear(s.ctx, of("unknown")), state.NotFound)
-	s.class(c.Clear(s.ctx, of("../unknown")), state.InvalidArgument)
+	s.class(c.Clear(s.ctx, of(s.badIDs()[1])), state.InvalidArgument)
 }

@@ -30,6 +30,11 @@ type Harness struct {
 	InlineAttributes map[string]string
 	// Hold claims a device as a mount does, until release is called.
 	Hold func(t *testing.T, device state.Device) (release func())
+	// BadIDs are ids that no volume of the backend can have; nil: those that are
+	// no name of a file.
+	BadIDs []string
+	// Existing: the volumes are made by others, so none is Fresh that was not cleared.
+	Existing bool
 	// Write and Read reach the bytes of a device.
 	Write func(t *testing.T, device state.Device, offset int64, data []byte)
 	Read  func(t *testing.T, device state.Device, offset int64, data []byte)
@@ -160,13 +165,20 @@ func (s *suite) unknown() {
 }
 
 func (s *suite) badID() {
-	for _, id := range []string{"", "../etc", "a/b", "a\x00b"} {
+	for _, id := range s.badIDs() {
 		_, err := s.b.Find(s.ctx, of(id))
 		s.class(err, state.InvalidArgument)
 		s.class(s.b.Attach(s.ctx, of(id), false), state.InvalidArgument)
 		s.class(s.b.Detach(s.ctx, of(id)), state.InvalidArgument)
 		s.class(s.grower().Grow(s.ctx, of(id), Size), state.InvalidArgument)
 	}
+}
+
+func (s *suite) badIDs() []string {
+	if s.BadIDs != nil {
+		return s.BadIDs
+	}
+	return []string{"", "../etc", "a/b", "a\x00b"}
 }
 
 func (s *suite) absent() {

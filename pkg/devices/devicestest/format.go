@@ -22,6 +22,7 @@ func (s *suite) marks(volume string, formatting bool, formatted string) {
 
 func (s *suite) formatMark() {
 	v := s.Create(s.T, "mark")
+	s.attached(v, false)
 	s.class(s.formatter().EndFormat(s.ctx, of(v), "ext4"), state.FailedPrecondition)
 	s.marks(v, false, "")
 	for range 2 {
@@ -43,9 +44,10 @@ func (s *suite) formatMark() {
 	s.class(s.formatter().BeginRaw(s.ctx, of("unknown")), state.NotFound)
 
 	raw := s.Create(s.T, "raw")
-	if d := s.find(raw); d.Raw || !d.Fresh {
+	if d := s.find(raw); d.Raw || d.Fresh == s.Existing {
 		s.Fatalf("new: %+v", d)
 	}
+	s.attached(raw, false)
 	for range 2 {
 		s.ok(s.formatter().BeginRaw(s.ctx, of(raw)))
 		s.b = s.Open(s.T)

@@ -1,0 +1,240 @@
+package blockdev
+
+import (
+	"encoding/hex"
+	"errors"
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/csi-node/csi-node/pkg/state"
+	"github.com/csi-node/csi-node/test/machine"
+)
+
+// tree writes a sysfs with the devices: each has a path below "devices" and files.
+func tree(t *testing.T, devices map[string]map[string]string) sysfs {
+	t.Helper()
+	root := t.TempDir()
+	for _, dir := range []string{"class/block", "dev/block"} {
+		if err := os.MkdirAll(filepath.Join(root, dir), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for name, files := range devices {
+		dir := filepath.Join(root, "devices", name)
+		files = maps.Clone(files)
+		for file, text := range map[string]string{"size": "8192\n", "ro": "0\n", "uevent": "DEVNAME=" + filepath.Base(name) + "\n"} {
+			if _, has := files[file]; !has {
+				files[file] = text
+			}
+		}
+		for file, text := range files {
+			path := filepath.Join(dir, file)
+			if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+				t.Fatal(err)
+			}
+			if strings.HasSuffix(file, "/") {
+				continue
+			}
+			if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
+				t.Fatal(err)
+			}
+		}
+		links := []string{"class/block/" + filepath.Base(name)}
+		if number := strings.TrimSpace(files["dev"]); number != "" {
+			links = append(links, "dev/block/"+number)
+		}
+		for _, link := range links {
+			if err := os.Symlink(dir, filepath.Join(root, link)); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	return sysfs(root)
+}
+
+// page83 is a page of designators, each with a code set, association and type, and a value.
+func page83(designators ...[3]string) string {
+	page := "\x00\x83\x00\x00"
+	for _, d := range designators {
+		head, err := hex.DecodeString(d[0])
+		if err != nil {
+			panic(err)
+		}
+		page += string(head) + "\x00" + string(rune(len(d[1]))) + d[1]
+	}
+	return page
+}
+
+func TestInfo(t *testing.T) {
+	s := tree(t, map[string]map[string]string{
+		"sda": {
+			"dev": "8:0\n", "diskseq": "7\n", "queue/logical_block_size": "4096\n", "ro": "1\n", "device/wwid": "naa.6001405A0b\n",
+			"device/vpd_pg80": "\x00\x80\x00\x08  ab 12 \x00", "holders/dm-0": "", "holders/dm-1": "",
+		},
+		"sda/sda1":  {"dev": "8:1\n", "partition": "1\n", "start": "2048\n", "uevent": "DEVNAME=sda1\nPARTUUID=ABCD-01\n", "size": "16\n"},
+		"sda/sda2":  {"dev": "8:2\n", "partition": "2\n", "start": "4096\n"},
+		"sdb":       {"dev": "8:16\n", "device/vpd_pg83": page83([3]string{"0201", "LIO-ORG  disk "}, [3]string{"0113", "\x11\x22\x33\x44\x55\x66\x77\x88"}, [3]string{"0103", "\x60\x01\x40\x5a\x66\x77\x88\x99"}, [3]string{"0102", "\x01\x02\x03\x04\x05\x06\x07\x08"})},
+		"sdc":       {"dev": "8:32\n", "device/vpd_pg83": page83([3]string{"0201", "LIO-ORG  disk "})},
+		"nvme0n1":   {"dev": "259:0\n", "uuid": "6D1B-AA\n", "nguid": "0000-0000\n", "eui": "00 25 38 ff\n", "wwid": "uuid.6d1b-aa\n", "device/serial": "S1 \n"},
+		"nvme0c0n1": {"hidden": "1\n"},
+		"vda":       {"dev": "254:0\n", "serial": "vol-0123456789abcdef"},
+		"dm-0":      {"dev": "253:0\n", "dm/uuid": "LVM-aBc\n", "dm/name": "vg-lv\n"},
+		"zram0":     {"dev": "252:0\n"},
+	})
+	identities := map[string]struct{ identity, others string }{
+		"8:0":   {"wwid:naa.6001405a0b", "serial:ab_12"},
+		"8:1":   {"partUUID:abcd-01", ""},
+		"8:2":   {"wwid:naa.6001405a0b-part2@4096", "serial:ab_12-part2@4096"},
+		"8:16":  {"wwid:naa.6001405a66778899", ""},
+		"8:32":  {"wwid:t10.LIO-ORG_disk", ""},
+		"259:0": {"nvmeUUID:6d1b-aa", "eui:002538ff serial:S1 wwid:uuid.6d1b-aa"},
+		"254:0": {"serial:vol-0123456789abcdef", ""},
+		"253:0": {"dmUUID:LVM-aBc", ""},
+		"252:0": {"", ""},
+	}
+	numbers, err := s.numbers()
+	if err != nil || len(numbers) != len(identities) {
+		t.Fatalf("%d devices, want %d: %v", len(numbers), len(identities), err)
+	}
+	for _, number := range numbers {
+		info, err := s.infoOf(number)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var others []string
+		for kind, value := range info.Identities {
+			if text := string(kind) + ":" + value; text != info.Identity() {
+				others = append(others, text)
+			}
+		}
+		slices.Sort(others)
+		if want := identities[number.String()]; info.Identity() != want.identity || strings.Join(others, " ") != want.others {
+			t.Errorf("%s is %q and %q, want %q", number, info.Identity(), others, want)
+		}
+	}
+
+	disk, err := s.infoOf(state.DeviceNumber{Major: 8})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if disk.Size != 4<<20 || disk.SectorSize != 4096 || !disk.ReadOnly || disk.Sequence != 7 || disk.Path != "/dev/sda" || disk.Partition != 0 ||
+		!slices.Equal(disk.Partitions, []string{"sda1", "sda2"}) || !slices.Equal(disk.Holders, []string{"dm-0", "dm-1"}) || disk.Disk != disk.Number {
+		t.Errorf("%+v", disk)
+	}
+	part, err := s.infoOf(state.DeviceNumber{Major: 8, Minor: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if part.Size != 8192 || part.Partition != 1 || part.Parent != "sda" || part.Disk != disk.Number || part.Sequence != 7 || part.SectorSize != 4096 {
+		t.Errorf("%+v", part)
+	}
+	if _, err := s.infoOf(state.DeviceNumber{Major: 1}); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("a device that is not there: %v", err)
+	}
+}
+
+func TestNormal(t *testing.T) {
+	for _, c := range []struct {
+		kind      IdentityKind
+		as, other string
+		same      bool
+	}{
+		{WWID, "naa.6001405abc000000", "36001405ABC000000", true},
+		{WWID, "naa.6001405abc0000006001405abc000000", "36001405abc0000006001405abc000000", true},
+		{WWID, "naa.6001405abc000000", "0x6001405abc000000", true},
+		{WWID, "eui.0025385b71b00a01", "20025385b71b00a01", true},
+		{WWID, "t10.ATA     DISK 1  ", "1ATA_DISK_1", true},
+		{WWID, "t10.ATA DISK 1", "t10.ata disk 1", false},
+		{WWID, "naa.6001405abc000000", "naa.6001405abc000001", false},
+		{NVMeUUID, "6D1BAA-1", "6d1baa-1\n", true},
+		{NGUID, "0025-38", "002538", true},
+		{EUI, "00 25 38", "0x002538", true}, // as the kernel prints it, with spaces
+		{EUI, "00-25-38", "0x002538", true},
+		{Serial, "vol-A", "vol-a", false},
+	} {
+		if same := Normal(c.kind, c.as) == Normal(c.kind, c.other); same != c.same {
+			t.Errorf("%s: %q and %q are the same: %t (%q, %q)", c.kind, c.as, c.other, same, Normal(c.kind, c.as), Normal(c.kind, c.other))
+		}
+	}
+}
+
+func TestOpen(t *testing.T) {
+	machine.Kernel(t)
+	dir := t.TempDir()
+	file, link := filepath.Join(dir, "file"), filepath.Join(dir, "link")
+	if err := os.WriteFile(file, make([]byte, 4<<20), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	node := machine.Losetup(t, file)
+	t.Cleanup(func() {
+		if out, err := exec.Command("losetup", "-d", node).CombinedOutput(); err != nil {
+			t.Errorf("%v: %s", err, out)
+		}
+	})
+	if err := os.Symlink(node, link); err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range []string{node, link} {
+		f, info, err := Open(path, unix.O_EXCL)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if info.Path != node || info.Size != 4<<20 || info.Identities[Backing] == "" || info.Sequence == 0 || info.SectorSize != 512 || info.ReadOnly {
+			t.Errorf("%s: %+v", path, info)
+		}
+		if _, _, err := Open(path, unix.O_EXCL); !errors.Is(err, unix.EBUSY) {
+			t.Errorf("opened twice: %v", err)
+		}
+		found, err := Search(Backing, info.Identities[Backing])
+		if err != nil || len(found) != 1 || found[0].Number != info.Number {
+			t.Errorf("found %+v, %v", found, err)
+		}
+		if err := f.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	fifo := filepath.Join(dir, "fifo")
+	if err := unix.Mkfifo(fifo, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range []string{file, fifo, "/dev/null", dir} {
+		if _, _, err := Open(path, 0); state.ClassOf(err) != state.FailedPrecondition {
+			t.Errorf("%s: %v", path, err)
+		}
+	}
+	if _, _, err := Open(filepath.Join(dir, "none"), 0); !errors.Is(err, os.ErrNotExist) {
+		t.Error(err)
+	}
+}
+
+func TestZeroOut(t *testing.T) {
+	machine.Kernel(t)
+	file := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(file, []byte(strings.Repeat("junk", 1<<20)), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	node := machine.Losetup(t, file)
+	t.Cleanup(func() {
+		if out, err := exec.Command("losetup", "-d", node).CombinedOutput(); err != nil {
+			t.Errorf("%v: %s", err, out)
+		}
+	})
+	f, err := os.OpenFile(node, os.O_RDWR|unix.O_EXCL, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(ZeroOut(t.Context(), f, 4<<20), f.Close()); err != nil {
+		t.Fatal(err)
+	}
+	raw, err := os.ReadFile(file)
+	if err != nil || len(raw) != 4<<20 || strings.Trim(string(raw), "\x00") != "" {
+		t.Errorf("%d bytes, not all zero: %v", len(raw), err)
+	}
+}

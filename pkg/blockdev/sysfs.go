@@ -1,0 +1,310 @@
+package blockdev
+
+import (
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/csi-node/csi-node/pkg/state"
+)
+
+// sysfs is a directory with the kernel's tree of devices.
+type sysfs string
+
+// host is that of this machine.
+const host sysfs = "/sys"
+
+// numbers returns the block devices that there are, without those that the
+// kernel hides, as the single paths of a multipath NVMe namespace.
+func (s sysfs) numbers() (numbers []state.DeviceNumber, err error) {
+	entries, err := os.ReadDir(filepath.Join(string(s), "class/block"))
+	if err != nil {
+		return nil, err
+	}
+	for _, entry := range entries {
+		text, err := read(filepath.Join(string(s), "class/block", entry.Name(), "dev"))
+		var n state.DeviceNumber
+		if _, scanErr := fmt.Sscanf(text, "%d:%d", &n.Major, &n.Minor); err == nil && scanErr == nil {
+			numbers = append(numbers, n)
+		} else if err != nil {
+			return nil, err
+		}
+	}
+	return numbers, nil
+}
+
+// infoOf reads what sysfs has of a device. What it was is read between two looks
+// at its sequence number: a device that changed meanwhile is read again.
+func (s sysfs) infoOf(number state.DeviceNumber) (Info, error) {
+	const attempts = 3
+	for range attempts {
+		info, err := s.read(number)
+		if err != nil {
+			return Info{}, err
+		}
+		if again, err := s.sequence(info.dir); err == nil && again == info.Sequence {
+			return info.Info, nil
+		}
+	}
+	return Info{}, fmt.Errorf("device %s: it changes all the time: %w", number, unix.ESTALE)
+}
+
+type entry struct {
+	Info
+	dir  string // of the device
+	disk string // of the whole disk: dir for one
+}
+
+func (s sysfs) read(number state.DeviceNumber) (e entry, err error) {
+	link := filepath.Join(string(s), "dev/block", number.String())
+	if e.dir, err = filepath.EvalSymlinks(link); err != nil {
+		return e, err
+	}
+	e.disk = e.dir
+	e.Info = Info{Number: number, Disk: number, Name: filepath.Base(e.dir), Identities: map[IdentityKind]string{}}
+	if e.Partition, err = e.number("partition"); err != nil {
+		return e, err
+	}
+	if e.Partition != 0 {
+		e.disk = filepath.Dir(e.dir)
+		e.Parent = filepath.Base(e.disk)
+		text, err := read(filepath.Join(e.disk, "dev"))
+		if err != nil {
+			return e, err
+		}
+		if _, err := fmt.Sscanf(text, "%d:%d", &e.Disk.Major, &e.Disk.Minor); err != nil {
+			return e, fmt.Errorf("device number of %s: %w", e.Parent, err)
+		}
+	}
+	if e.Sequence, err = s.sequence(e.dir); err != nil {
+		return e, err
+	}
+	sectors, err := e.number("size") // of 512 bytes, whatever the device's are
+	if err != nil {
+		return e, err
+	}
+	e.Size = int64(sectors) * 512
+	if e.SectorSize, err = (&entry{dir: e.disk}).number("queue/logical_block_size"); err != nil {
+		return e, err
+	}
+	readOnly, err := e.number("ro")
+	if err != nil {
+		return e, err
+	}
+	e.ReadOnly = readOnly != 0
+	if e.Holders, err = names(filepath.Join(e.dir, "holders")); err != nil {
+		return e, err
+	}
+	if err := e.partitions(); err != nil {
+		return e, err
+	}
+	return e, e.identify()
+}
+
+// sequence returns the sequence number of a disk, or of the disk of a partition.
+func (s sysfs) sequence(dir string) (uint64, error) {
+	for _, dir := range []string{dir, filepath.Dir(dir)} {
+		text, err := read(filepath.Join(dir, "diskseq"))
+		if err != nil {
+			return 0, err
+		}
+		if text != "" {
+			return strconv.ParseUint(text, 10, 64)
+		}
+	}
+	return 0, nil
+}
+
+// partitions finds the partitions of a disk, which are directories in its own.
+func (e *entry) partitions() error {
+	entries, err := os.ReadDir(e.dir)
+	if err != nil {
+		return err
+	}
+	for _, sub := range entries {
+		if !sub.IsDir() || !strings.HasPrefix(sub.Name(), e.Name) {
+			continue
+		}
+		if text, err := read(filepath.Join(e.dir, sub.Name(), "partition")); err != nil || text != "" {
+			e.Partitions = append(e.Partitions, sub.Name())
+		}
+	}
+	return nil
+}
+
+// identify reads whatever the device tells of what it is.
+func (e *entry) identify() error {
+	values, err := e.uevent()
+	if err != nil {
+		return err
+	}
+	e.Path = "/dev/" + values["DEVNAME"]
+	if values["DEVNAME"] == "" {
+		e.Path = "/dev/" + strings.ReplaceAll(e.Name, "!", "/")
+	}
+	if e.Partition != 0 {
+		e.add(PartUUID, values["PARTUUID"]) // Linux 6.13
+		if e.Identities[PartUUID] == "" {
+			return e.identifyByDisk()
+		}
+		return nil
+	}
+	for _, file := range []struct {
+		kind IdentityKind
+		name string
+	}{
+		{NVMeUUID, "uuid"}, {NGUID, "nguid"}, {EUI, "eui"}, {WWID, "wwid"}, {WWID, "device/wwid"}, {DMUUID, "dm/uuid"}, {Serial, "serial"}, {Serial, "device/serial"},
+	} {
+		if e.Identities[file.kind] != "" {
+			continue
+		}
+		text, err := read(filepath.Join(e.dir, file.name))
+		if err != nil {
+			return err
+		}
+		e.add(file.kind, text)
+	}
+	if e.Identities[WWID] == "" {
+		page, err := readAll(filepath.Join(e.dir, "device/vpd_pg83"))
+		if err != nil {
+			return err
+		}
+		e.add(WWID, designator(page))
+	}
+	if e.Identities[Serial] == "" {
+		page, err := readAll(filepath.Join(e.dir, "device/vpd_pg80"))
+		if err != nil {
+			return err
+		}
+		if len(page) > vpdHeader {
+			e.add(Serial, string(page[vpdHeader:]))
+		}
+	}
+	return nil
+}
+
+// identifyByDisk is for kernels that do not tell a partition's own UUID: a
+// partition is the one of its disk that begins at that place.
+func (e *entry) identifyByDisk() error {
+	disk := entry{Info: Info{Name: e.Parent, Identities: map[IdentityKind]string{}}, dir: e.disk, disk: e.disk}
+	if err := disk.identify(); err != nil {
+		return err
+	}
+	start, err := e.number("start")
+	if err != nil {
+		return err
+	}
+	for _, kind := range IdentityKinds {
+		if value := disk.Identities[kind]; value != "" {
+			e.Identities[kind] = fmt.Sprintf("%s-part%d@%d", value, e.Partition, start)
+		}
+	}
+	return nil
+}
+
+// add adds an identity, unless it says nothing.
+func (e *entry) add(kind IdentityKind, value string) {
+	value = Normal(kind, value)
+	if strings.Trim(value, "0-.") != "" {
+		e.Identities[kind] = value
+	}
+}
+
+func (e *entry) uevent() (map[string]string, error) {
+	text, err := read(filepath.Join(e.dir, "uevent"))
+	if err != nil {
+		return nil, err
+	}
+	values := map[string]string{}
+	for line := range strings.Lines(text) {
+		if key, value, ok := strings.Cut(strings.TrimSuffix(line, "\n"), "="); ok {
+			values[key] = value
+		}
+	}
+	return values, nil
+}
+
+// number reads a file that holds a number; 0 when there is none.
+func (e *entry) number(name string) (int, error) {
+	text, err := read(filepath.Join(e.dir, name))
+	if err != nil || text == "" {
+		return 0, err
+	}
+	n, err := strconv.Atoi(text)
+	if err != nil {
+		return 0, fmt.Errorf("%s of %s: %w", name, e.Name, err)
+	}
+	return n, nil
+}
+
+// vpdHeader is the length of the header of a page of SCSI's vital product data.
+const vpdHeader = 4
+
+// designator returns the name of a logical unit in the device identification page
+// of SCSI (SPC-4, 7.8.6), chosen as the kernel's wwid is: NAA before EUI-64
+// before T10, the longest of a kind.
+func designator(page []byte) (name string) {
+	const t10, eui, naa = 1, 2, 3
+	rank := 0
+	for rest := page[min(vpdHeader, len(page)):]; len(rest) >= 4; {
+		size := int(rest[3])
+		if len(rest) < 4+size {
+			break
+		}
+		kind, association, value := int(rest[1]&0xf), rest[1]>>4&3, rest[4:4+size]
+		rest = rest[4+size:]
+		if association != 0 || kind < t10 || kind > naa || kind<<8+size <= rank {
+			continue
+		}
+		rank = kind<<8 + size
+		switch kind {
+		case t10:
+			name = "t10." + string(value)
+		case eui:
+			name = "eui." + hex.EncodeToString(value)
+		case naa:
+			name = "naa." + hex.EncodeToString(value)
+		}
+	}
+	return name
+}
+
+// read is readAll for text, without white space around it.
+func read(path string) (string, error) {
+	raw, err := readAll(path)
+	return strings.TrimSpace(string(raw)), err
+}
+
+// readAll returns the contents of a file; nothing when there is none, or the
+// device has nothing to say there. os.ErrNotExist: the device is going away.
+func readAll(path string) ([]byte, error) {
+	raw, err := os.ReadFile(path)
+	for _, nothing := range []error{os.ErrNotExist, unix.ENOTDIR, unix.EINVAL, unix.ENXIO, unix.EOPNOTSUPP} {
+		if errors.Is(err, nothing) {
+			return nil, nil
+		}
+	}
+	if errors.Is(err, unix.ENODEV) {
+		return nil, fmt.Errorf("%w: %w", err, os.ErrNotExist)
+	}
+	return raw, err
+}
+
+func names(dir string) (names []string, err error) {
+	entries, err := os.ReadDir(dir)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, nil
+	}
+	for _, entry := range entries {
+		names = append(names, entry.Name())
+	}
+	slices.Sort(names)
+	return names, err
+}

@@ -1,0 +1,294 @@
+package disk
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+	"k8s.io/klog/v2"
+
+	"github.com/csi-node/csi-node/pkg/blockdev"
+	"github.com/csi-node/csi-node/pkg/devices"
+	"github.com/csi-node/csi-node/pkg/state"
+)
+
+const (
+	// patience is how long Attach waits for a disk that is not there: it may be
+	// being attached to the node. Then another attempt goes on waiting.
+	patience = 10 * time.Second
+	// lookInterval is how often sysfs is asked for it meanwhile.
+	lookInterval = 100 * time.Millisecond
+)
+
+// Attach takes the disk for the volume, after it has waited for the disk to be there.
+//
+// FailedPrecondition: it is another disk than is asked for, or than the volume was
+// before; it is in use by anybody else, or has partitions; it takes no writes.
+// Unavailable: it is not there. Nothing was done to the disk then.
+func (b *Backend) Attach(ctx context.Context, v devices.Volume, readOnly bool) error {
+	done, err := b.volumes.Lock(ctx, v.ID)
+	if err != nil {
+		return fmt.Errorf("volume %s: attach: %w", v.ID, err)
+	}
+	defer done()
+	c, s, err := b.known(v)
+	switch {
+	case err != nil:
+		return fmt.Errorf("volume %s: attach: %w", v.ID, err)
+	case s.empty():
+		return state.Errorf(state.NotFound, "volume %s: attach: its context names no disk, and no note tells which it is", v.ID)
+	}
+	info, err := b.await(ctx, s)
+	if err == nil {
+		err = b.take(ctx, v, c, s, info, readOnly)
+	}
+	if err != nil {
+		return fmt.Errorf("volume %s: attach: %w", v.ID, err)
+	}
+	return nil
+}
+
+// await waits for the disk to be there, and no longer than its patience.
+func (b *Backend) await(ctx context.Context, s spec) (blockdev.Info, error) {
+	limit := time.NewTimer(patience)
+	defer limit.Stop()
+	look := time.NewTicker(lookInterval)
+	defer look.Stop()
+	for {
+		info, err := b.resolve(s)
+		if !errors.Is(err, errAbsent) {
+			return info, err
+		}
+		state.Progress(ctx, "waiting for the disk (%s) to be attached to the node", s)
+		select {
+		case <-look.C:
+		case <-ctx.Done():
+			return info, fmt.Errorf("the disk (%s) is not there: %w", s, ctx.Err())
+		case <-limit.C:
+			return info, state.Errorf(state.Unavailable, "the disk (%s) is not there, after a wait of %s: see that it is attached to the node, and that the node's /dev is the plugin's: %w", s, patience, err)
+		}
+	}
+}
+
+// take makes the disk the volume's.
+func (b *Backend) take(ctx context.Context, v devices.Volume, c claim, s spec, info blockdev.Info, readOnly bool) (err error) {
+	done, err := b.disks.Lock(ctx, info.Number.String())
+	if err != nil {
+		return err
+	}
+	defer done()
+	if err := same(c, s, info); err != nil {
+		return err
+	}
+	held := c.Attached.is(info)
+	if held && info.ReadOnly == readOnly {
+		return nil
+	}
+	if err := b.free(v, c, info); err != nil {
+		return err
+	}
+	f, now, err := open(info, s, os.O_RDONLY)
+	if err != nil {
+		return err
+	}
+	defer closeAfter(f, &err)
+	switch {
+	case len(now.Partitions) > 0 && (c.Volume == "" || c.Identity != now.Identity()): // those of a disk that it had are its pods', as a virtual machine's
+		return state.Errorf(state.FailedPrecondition, "%s has the partitions %s: name one of them, or remove them if the whole disk is to be the volume", now.Path, strings.Join(now.Partitions, ", "))
+	case len(now.Holders) > 0:
+		return state.Errorf(state.FailedPrecondition, "%s is in use: %s", now.Path, users(now))
+	}
+	taken := claimOf(v, s, now)
+	taken.Attached = &attachment{Boot: b.boot, Number: now.Number, Sequence: now.Sequence, ReadOnly: readOnly && (!now.ReadOnly || held && c.Attached.ReadOnly)}
+	if err := b.claims.Write(v.ID, taken); err != nil { // before anything is set, so that Detach knows of it
+		return err
+	}
+	if err := setReadOnly(f, readOnly); err != nil {
+		if !held {
+			taken.Attached = nil
+			err = errors.Join(err, b.claims.Write(v.ID, taken))
+		}
+		return err
+	}
+	return nil
+}
+
+// free returns FailedPrecondition when another volume has the disk, and
+// Unavailable while the volume itself is mounted from what the disk was before it
+// was unplugged.
+func (b *Backend) free(v devices.Volume, c claim, info blockdev.Info) error {
+	for id, other := range b.held() {
+		if id == v.ID {
+			continue
+		}
+		if other.Attached.is(info) || other.Identity != "" && other.Identity == info.Identity() && stands(other.Attached) {
+			return state.Errorf(state.FailedPrecondition, "%s is the volume %s on this node (there as the device %s): a disk is one volume at a time. Unstage that one first, or name another disk", info.Path, id, other.Attached.Number)
+		}
+	}
+	if c.Attached == nil || c.Attached.is(info) {
+		return nil
+	}
+	if places := mountedAt(c.Attached.Number); len(places) > 0 {
+		return state.Errorf(state.Unavailable, "the disk has come back as %s (%s), and is still mounted as the device %s that it was, at %s: unpublish and unstage the volume first", info.Path, info.Number, c.Attached.Number, strings.Join(places, ", "))
+	}
+	return nil
+}
+
+// stands reports whether a disk is there as it was attached, or is still mounted
+// though it is not.
+func stands(a *attachment) bool {
+	info, err := blockdev.InfoOf(a.Number)
+	return err == nil && a.is(info) || len(mountedAt(a.Number)) > 0
+}
+
+// open opens a disk that nobody has, and proves that it is the one that was found.
+// FailedPrecondition: somebody has it, or it is another.
+func open(info blockdev.Info, s spec, mode int) (*os.File, blockdev.Info, error) {
+	f, now, err := blockdev.Open(info.Path, mode|unix.O_EXCL)
+	if errors.Is(err, unix.EBUSY) {
+		return nil, now, state.Errorf(state.FailedPrecondition, "%s is in use: %s: %w", info.Path, users(info), err)
+	}
+	if err != nil {
+		return nil, now, err
+	}
+	err = s.verify(now)
+	if err == nil && (now.Number != info.Number || now.Sequence != info.Sequence || now.Identity() != info.Identity()) {
+		err = state.Errorf(state.Unavailable, "%s has become another disk meanwhile: it has %s", info.Path, told(now))
+	}
+	if err != nil {
+		return nil, now, errors.Join(err, f.Close())
+	}
+	return f, now, nil
+}
+
+// setReadOnly sets the mode of an open device. FailedPrecondition: the disk itself takes no writes.
+func setReadOnly(f *os.File, readOnly bool) error {
+	mode := 0
+	if readOnly {
+		mode = 1
+	}
+	if err := unix.IoctlSetPointerInt(int(f.Fd()), unix.BLKROSET, mode); err != nil {
+		return &os.PathError{Op: "BLKROSET", Path: f.Name(), Err: err}
+	}
+	is, err := unix.IoctlGetInt(int(f.Fd()), unix.BLKROGET)
+	if err != nil {
+		return &os.PathError{Op: "BLKROGET", Path: f.Name(), Err: err}
+	}
+	if is != mode {
+		return state.Errorf(state.FailedPrecondition, "%s takes no writes by itself, and is asked for to be written: ask for it read-only, or see to its write protection", f.Name())
+	}
+	return nil
+}
+
+// Detach gives the disk up: it takes back the read-only mode that Attach has set,
+// and does nothing else to it. A disk that is gone, or has become another, is
+// given up as it is.
+func (b *Backend) Detach(ctx context.Context, v devices.Volume) (err error) {
+	done, err := b.volumes.Lock(ctx, v.ID)
+	if err != nil {
+		return fmt.Errorf("volume %s: detach: %w", v.ID, err)
+	}
+	defer done()
+	c, _, err := b.known(v)
+	switch {
+	case state.ClassOf(err) == state.InvalidArgument:
+		return err
+	case err != nil, c.Attached == nil: // what a damaged note has said cannot be taken back
+		return nil
+	}
+	if err := b.release(ctx, c.Attached); err != nil {
+		return fmt.Errorf("volume %s: detach: %w", v.ID, err)
+	}
+	c.Attached = nil
+	if err := b.claims.Write(v.ID, c); err != nil { // where there is no room, a disk goes all the same, and is not known again
+		if removeErr := b.claims.Remove(v.ID); removeErr != nil {
+			return fmt.Errorf("volume %s: detach: %w", v.ID, errors.Join(err, removeErr))
+		}
+		klog.FromContext(ctx).Error(err, "The note of which disk a volume was is lost", "volume", v.ID, "identity", c.Identity)
+	}
+	return nil
+}
+
+func (b *Backend) release(ctx context.Context, a *attachment) (err error) {
+	done, err := b.disks.Lock(ctx, a.Number.String())
+	if err != nil {
+		return err
+	}
+	defer done()
+	info, err := blockdev.InfoOf(a.Number)
+	if errors.Is(err, os.ErrNotExist) || err == nil && !a.is(info) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	f, now, err := blockdev.Open(info.Path, unix.O_EXCL)
+	switch {
+	case errors.Is(err, unix.EBUSY):
+		return fmt.Errorf("%s is in use: %s: %w", info.Path, users(info), err)
+	case err != nil: // a dead disk is given up: it has no mode any more that could matter
+		klog.FromContext(ctx).Error(err, "A disk is given up that cannot be opened", "path", info.Path)
+		return nil
+	}
+	defer closeAfter(f, &err)
+	if a.ReadOnly && a.is(now) {
+		return setReadOnly(f, false)
+	}
+	return nil
+}
+
+// users names who has a disk, for error texts: as far as it can be told.
+func users(info blockdev.Info) string {
+	var words []string
+	for _, place := range mountedAt(info.Number) {
+		words = append(words, "it is mounted at "+place)
+	}
+	for _, holder := range info.Holders {
+		text := "/dev/" + holder + " is made of it"
+		if name, err := os.ReadFile("/sys/class/block/" + holder + "/dm/name"); err == nil {
+			text += " (/dev/mapper/" + strings.TrimSpace(string(name)) + ")"
+		}
+		words = append(words, text)
+	}
+	if swaps, err := os.ReadFile("/proc/swaps"); err == nil {
+		for line := range strings.Lines(string(swaps)) {
+			if path, _, _ := strings.Cut(line, " "); path == info.Path {
+				words = append(words, "the node swaps to it")
+			}
+		}
+	}
+	for _, name := range info.Partitions {
+		if part, err := blockdev.Look("/dev/" + name); err == nil {
+			for _, place := range mountedAt(part.Number) {
+				words = append(words, "its partition "+name+" is mounted at "+place)
+			}
+		}
+	}
+	if len(words) == 0 {
+		return "it is mounted in another mount namespace, or claimed by a program (`fuser -v " + info.Path + "` may name it)"
+	}
+	return strings.Join(words, ", ")
+}
+
+// mountedAt returns where a device is mounted in this mount namespace.
+func mountedAt(number state.DeviceNumber) (places []string) {
+	table, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		return nil // it is said without the places
+	}
+	for line := range strings.Lines(string(table)) {
+		if fields := strings.Fields(line); len(fields) > 4 && fields[2] == number.String() {
+			places = append(places, fields[4])
+		}
+	}
+	slices.Sort(places)
+	return places
+}
+
+// closeAfter closes f and joins the error, if any, to *err.
+func closeAfter(f *os.File, err *error) { *err = errors.Join(*err, f.Close()) }

@@ -1,0 +1,85 @@
+package disk
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/csi-node/csi-node/pkg/blockdev"
+	"github.com/csi-node/csi-node/pkg/devices"
+	"github.com/csi-node/csi-node/pkg/state"
+)
+
+// Unused returns FailedPrecondition, naming who uses it, unless the volume is
+// detached and nobody has its disk claimed. NotFound: nothing tells which disk it is.
+func (b *Backend) Unused(ctx context.Context, v devices.Volume) error {
+	return b.alone(ctx, v, os.O_RDONLY, func(*os.File, blockdev.Info) error { return nil })
+}
+
+// Clear makes every byte of the disk zero, a partition table included, and tells
+// ctx how far it is. Nobody else can claim the disk meanwhile.
+func (b *Backend) Clear(ctx context.Context, v devices.Volume) error {
+	return b.alone(ctx, v, os.O_RDWR, func(f *os.File, info blockdev.Info) error {
+		if err := blockdev.ZeroOut(ctx, f, info.Size); err != nil {
+			return err
+		}
+		if info.Partition != 0 {
+			return nil
+		}
+		err := unix.IoctlSetInt(int(f.Fd()), unix.BLKRRPART, 0) // forget the partitions
+		if err == nil || errors.Is(err, unix.EINVAL) {          // it can have none
+			return nil
+		}
+		return &os.PathError{Op: "BLKRRPART", Path: f.Name(), Err: err}
+	})
+}
+
+// alone runs f with the disk of a volume that is not attached.
+func (b *Backend) alone(ctx context.Context, v devices.Volume, mode int, f func(*os.File, blockdev.Info) error) error {
+	done, err := b.volumes.Lock(ctx, v.ID)
+	if err != nil {
+		return fmt.Errorf("volume %s: clear: %w", v.ID, err)
+	}
+	defer done()
+	c, s, err := b.known(v)
+	switch {
+	case err != nil:
+		return fmt.Errorf("volume %s: clear: %w", v.ID, err)
+	case s.empty():
+		return state.Errorf(state.NotFound, "volume %s: clear: no note tells which disk it is", v.ID)
+	}
+	info, err := b.resolve(s)
+	if err == nil {
+		err = same(c, s, info)
+	}
+	if err == nil {
+		err = b.claimed(ctx, v, c, s, info, mode, f)
+	}
+	if err != nil {
+		return fmt.Errorf("volume %s: clear: %w", v.ID, err)
+	}
+	return nil
+}
+
+func (b *Backend) claimed(ctx context.Context, v devices.Volume, c claim, s spec, info blockdev.Info, mode int, f func(*os.File, blockdev.Info) error) (err error) {
+	done, err := b.disks.Lock(ctx, info.Number.String())
+	if err != nil {
+		return err
+	}
+	defer done()
+	if c.Attached.is(info) {
+		return state.Errorf(state.FailedPrecondition, "it is attached as %s: unstage it first", info.Path)
+	}
+	if err := b.free(v, c, info); err != nil {
+		return err
+	}
+	file, now, err := open(info, s, mode)
+	if err != nil {
+		return err
+	}
+	defer closeAfter(file, &err)
+	return f(file, now)
+}

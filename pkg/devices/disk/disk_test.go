@@ -1,0 +1,356 @@
+package disk
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/csi-node/csi-node/pkg/blockdev"
+	"github.com/csi-node/csi-node/pkg/devices"
+	"github.com/csi-node/csi-node/pkg/state"
+)
+
+const size = 4 << 20
+
+func TestValidate(t *testing.T) {
+	b := newBackend(t, t.TempDir())
+	type contexts = map[string]string
+	for name, c := range map[string]struct {
+		volume  devices.Volume
+		refused string // a word of the refusal; empty: it is fine
+	}{
+		"only an id":           {devices.Volume{ID: "a/b"}, ""},
+		"a path":               {at("v", "/dev/disk/by-id/x"), ""},
+		"an identity":          {devices.Volume{ID: "v", Context: contexts{"backend": "disk", "wwid": "naa.60"}}, ""},
+		"published":            {devices.Volume{ID: "v", Context: contexts{}, Publish: contexts{"path": "/dev/vdb"}}, ""},
+		"both alike":           {devices.Volume{ID: "v", Context: contexts{"path": "/dev/vdb"}, Publish: contexts{"path": "/dev/vdb"}}, ""},
+		"both, not alike":      {devices.Volume{ID: "v", Context: contexts{"path": "/dev/vda"}, Publish: contexts{"path": "/dev/vdb"}}, "publish context"},
+		"no id":                {at("", "/dev/vdb"), "volume id"},
+		"nothing":              {devices.Volume{ID: "v", Context: contexts{"backend": "disk"}}, "nvmeUUID"},
+		"a file":               {at("v", "/etc/passwd"), "/dev"},
+		"a relative path":      {at("v", "dev/vdb"), "/dev"},
+		"out of /dev":          {at("v", "/dev/../etc/passwd"), "/dev"},
+		"/dev itself":          {at("v", "/dev/"), "/dev"},
+		"an identity of zeros": {devices.Volume{ID: "v", Context: contexts{"wwid": "  "}}, "names nothing"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			err := b.Validate(c.volume)
+			if c.refused == "" && err != nil {
+				t.Error(err)
+			}
+			if c.refused != "" {
+				wantError(t, err, state.InvalidArgument, c.refused)
+			}
+		})
+	}
+}
+
+// A volume may be named by what its disk is, in any spelling, with a path or without.
+func TestIdentity(t *testing.T) {
+	node, _ := newDisk(t, size)
+	info, err := blockdev.Look(node)
+	if err != nil {
+		t.Fatal(err)
+	}
+	id, b := info.Identities[blockdev.Backing], newBackend(t, t.TempDir())
+	v := devices.Volume{ID: "v", Context: map[string]string{"loop": id}}
+	for range 2 { // the second time by the hint
+		if d := attach(t, b, v, false); d.Path != node || d.Identity != "loop:"+id || d.Size != size {
+			t.Errorf("%+v", d)
+		}
+	}
+	if err := b.Detach(t.Context(), v); err != nil {
+		t.Fatal(err)
+	}
+	v.Context[PathKey] = node
+	attach(t, b, v, false)
+	if err := b.Detach(t.Context(), v); err != nil {
+		t.Fatal(err)
+	}
+
+	other, _ := newDisk(t, size)
+	v.Context[PathKey] = other
+	wantError(t, b.Attach(t.Context(), v, true), state.FailedPrecondition, other, "another disk", id)
+	if d := want(t, b, v, state.DeviceAbsent); d.Missing {
+		t.Errorf("%+v", d)
+	}
+	untouched(t, other)
+}
+
+// untouched fails if a disk was made read-only, or is claimed.
+func untouched(t testing.TB, node string) {
+	t.Helper()
+	f, info, err := blockdev.Open(node, unix.O_EXCL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := f.Close(); err != nil || info.ReadOnly {
+		t.Errorf("%+v, %v", info, err)
+	}
+}
+
+func TestAnotherDiskAtThePath(t *testing.T) {
+	lib := t.TempDir()
+	node, file := newDisk(t, size)
+	b, v := newBackend(t, lib), at("v", node)
+	attach(t, b, v, false)
+	number := want(t, b, v, state.DeviceAttached).Number
+
+	unplug(t, node) // while it is attached
+	if d := want(t, b, v, state.DeviceAbsent); d.Number != number || d.Missing {
+		t.Errorf("its mounts are not known any more: %+v", d)
+	}
+	other := filepath.Join(t.TempDir(), "other")
+	if err := os.WriteFile(other, make([]byte, size), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	run(t, "losetup", node, other)
+	for _, step := range []string{"while it is attached", "when it was detached", "after a restart"} {
+		switch step {
+		case "when it was detached":
+			if err := b.Detach(t.Context(), v); err != nil {
+				t.Fatal(err)
+			}
+		case "after a restart":
+			b = newBackend(t, lib)
+		}
+		wantError(t, b.Attach(t.Context(), v, true), state.FailedPrecondition, node, "another now")
+		want(t, b, v, state.DeviceAbsent)
+		untouched(t, node)
+		wantError(t, b.Grow(t.Context(), v, 2*size), state.FailedPrecondition, "another now")
+		wantError(t, b.Clear(t.Context(), v), state.FailedPrecondition, "another now")
+	}
+	attach(t, b, at("w", node), false) // as another volume it is welcome
+	if err := b.Detach(t.Context(), at("w", node)); err != nil {
+		t.Fatal(err)
+	}
+	unplug(t, node)
+	run(t, "losetup", node, file)
+	attach(t, b, v, false) // the right one is back
+}
+
+// A disk that comes back with another number is the same disk.
+func TestDiskComesBackElsewhere(t *testing.T) {
+	node, file := newDisk(t, size)
+	info, err := blockdev.Look(node)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := newBackend(t, t.TempDir())
+	v := devices.Volume{ID: "v", Context: map[string]string{"loop": info.Identities[blockdev.Backing]}}
+	attach(t, b, v, true)
+	unplug(t, node)
+	again := plug(t, file)
+	if d := want(t, b, v, state.DeviceAbsent); d.Number != info.Number {
+		t.Errorf("%+v", d)
+	}
+	if d := attach(t, b, v, false); d.Path != again || d.ReadOnly {
+		t.Errorf("%+v", d)
+	}
+}
+
+func TestInUse(t *testing.T) {
+	lib := t.TempDir()
+	b := newBackend(t, lib)
+	t.Run("claimed", func(t *testing.T) {
+		node, _ := newDisk(t, size)
+		hold(t, node)
+		wantError(t, b.Attach(t.Context(), at("claimed", node), true), state.FailedPrecondition, node, "in use")
+	})
+	t.Run("mounted", func(t *testing.T) {
+		node, _ := newDisk(t, size)
+		run(t, "mkfs.ext4", "-q", node)
+		dir := t.TempDir()
+		run(t, "mount", node, dir)
+		t.Cleanup(func() { run(t, "umount", dir) })
+		wantError(t, b.Attach(t.Context(), at("mounted", node), true), state.FailedPrecondition, node, "mounted at "+dir)
+		wantError(t, b.Unused(t.Context(), at("mounted", node)), state.FailedPrecondition, "mounted at "+dir)
+		wantError(t, b.Clear(t.Context(), at("mounted", node)), state.FailedPrecondition, "mounted at "+dir)
+	})
+	t.Run("another volume's", func(t *testing.T) {
+		node, file := newDisk(t, size)
+		attach(t, b, at("first", node), false)
+		wantError(t, b.Attach(t.Context(), at("second", node), false), state.FailedPrecondition, "the volume first")
+		wantError(t, newBackend(t, lib).Clear(t.Context(), at("second", node)), state.FailedPrecondition, "the volume first")
+		copied := plug(t, file) // another way to the same data
+		wantError(t, b.Attach(t.Context(), at("second", copied), true), state.FailedPrecondition, "the volume first")
+		untouched(t, copied)
+		if err := b.Detach(t.Context(), at("first", node)); err != nil {
+			t.Fatal(err)
+		}
+		attach(t, b, at("second", node), false)
+		wantError(t, b.Attach(t.Context(), at("first", node), false), state.FailedPrecondition, "the volume second")
+		unplug(t, node) // and with it the second's hold on it
+		attach(t, b, at("third", copied), false)
+	})
+	t.Run("partitioned", func(t *testing.T) {
+		_, file := newDisk(t, 8<<20)
+		disk := plug(t, file, "--partscan")
+		run(t, "addpart", disk, "1", "2048", "2048") // sectors; the kernel here may not know any table
+		wantError(t, b.Attach(t.Context(), at("whole", disk), true), state.FailedPrecondition, filepath.Base(disk)+"p1")
+		untouched(t, disk)
+
+		part := devices.Volume{ID: "part", Context: map[string]string{PathKey: disk + "p1"}}
+		d := attach(t, b, part, false)
+		if d.Path != disk+"p1" || d.Size != 1<<20 {
+			t.Errorf("%+v", d)
+		}
+		if info, err := blockdev.Look(d.Path); err != nil || info.Partition != 1 || info.Parent != filepath.Base(disk) {
+			t.Errorf("%+v, %v", info, err)
+		}
+		release := hold(t, d.Path)
+		wantError(t, b.Unused(t.Context(), at("whole", disk)), state.FailedPrecondition, "in use")
+		release()
+		if err := b.Detach(t.Context(), part); err != nil {
+			t.Fatal(err)
+		}
+		if err := b.Clear(t.Context(), at("whole", disk)); err != nil { // an operator's word, for the table as well
+			t.Fatal(err)
+		}
+		attach(t, b, at("whole", disk), false)
+		if err := b.Detach(t.Context(), at("whole", disk)); err != nil {
+			t.Fatal(err)
+		}
+		run(t, "addpart", disk, "1", "2048", "2048") // a virtual machine has made a table on its disk
+		attach(t, b, at("whole", disk), false)
+		run(t, "delpart", disk, "1")
+	})
+}
+
+func TestReadOnly(t *testing.T) {
+	b := newBackend(t, t.TempDir())
+	node, file := newDisk(t, size)
+	v := at("v", node)
+	attach(t, b, v, true)
+	if err := os.WriteFile(node, make([]byte, 512), 0); !errors.Is(err, unix.EPERM) && !errors.Is(err, unix.EACCES) {
+		t.Errorf("written to: %v", err)
+	}
+	if err := b.Detach(t.Context(), v); err != nil {
+		t.Fatal(err)
+	}
+	untouched(t, node)
+
+	// Somebody else's mode is none of ours to take back.
+	run(t, "blockdev", "--setro", node)
+	attach(t, b, v, true)
+	if err := b.Detach(t.Context(), v); err != nil {
+		t.Fatal(err)
+	}
+	if info, err := blockdev.Look(node); err != nil || !info.ReadOnly {
+		t.Errorf("%+v, %v", info, err)
+	}
+
+	protected := plug(t, file, "--read-only")
+	unplug(t, node)
+	p := at("protected", protected)
+	wantError(t, b.Attach(t.Context(), p, false), state.FailedPrecondition, protected, "takes no writes")
+	want(t, b, p, state.DeviceAbsent)
+	attach(t, b, p, true)
+	if err := b.Detach(t.Context(), p); err != nil {
+		t.Fatal(err)
+	}
+	want(t, b, p, state.DeviceAbsent)
+}
+
+// A disk may yet be on its way to the node.
+func TestDiskIsWaitedFor(t *testing.T) {
+	node, file := newDisk(t, size)
+	unplug(t, node)
+	b, v := newBackend(t, t.TempDir()), at("v", node)
+	if d := want(t, b, v, state.DeviceAbsent); d.Missing {
+		t.Errorf("%+v", d)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+	defer cancel()
+	wantError(t, b.Attach(ctx, v, false), state.DeadlineExceeded, node, "not there")
+	told := make(chan string, 1000)
+	ctx = state.WithProgress(t.Context(), func(text string) { told <- text })
+	attached := make(chan error, 1)
+	go func() { attached <- b.Attach(ctx, v, false) }()
+	if text := <-told; !strings.Contains(text, "waiting for the disk") || !strings.Contains(text, node) {
+		t.Errorf("told %q", text)
+	}
+	run(t, "losetup", node, file)
+	if err := <-attached; err != nil {
+		t.Fatal(err)
+	}
+	want(t, b, v, state.DeviceAttached)
+}
+
+func TestGrowTellsToGrowTheDisk(t *testing.T) {
+	node, file := newDisk(t, size)
+	b, v := newBackend(t, t.TempDir()), at("v", node)
+	attach(t, b, v, false)
+	wantError(t, b.Grow(t.Context(), v, 2*size), state.ResourceExhausted, node, "make the disk larger first")
+	if err := os.Truncate(file, 2*size); err != nil {
+		t.Fatal(err)
+	}
+	if err := b.Grow(t.Context(), v, 2*size); err != nil {
+		t.Fatal(err)
+	}
+	if d := want(t, b, v, state.DeviceAttached); d.Size != 2*size {
+		t.Errorf("%+v", d)
+	}
+}
+
+// A note of another boot holds no disk, and still says which it is.
+func TestReboot(t *testing.T) {
+	lib := t.TempDir()
+	node, _ := newDisk(t, size)
+	b, v := newBackend(t, lib), at("v", node)
+	attach(t, b, v, true)
+	b = newBackend(t, lib)
+	b.boot = "another"
+	if d := want(t, b, devices.Volume{ID: "v"}, state.DeviceAbsent); d.Missing || d.Identity == "" || d.Number != (state.DeviceNumber{}) {
+		t.Errorf("%+v", d)
+	}
+	attach(t, b, at("w", node), false)
+}
+
+// A damaged note stops what is asked for, and no teardown.
+func TestDamagedNote(t *testing.T) {
+	lib := t.TempDir()
+	node, _ := newDisk(t, size)
+	b, v := newBackend(t, lib), at("v", node)
+	d := attach(t, b, v, false)
+	path := b.claims.Path("v")
+	if err := os.WriteFile(path, []byte("{}"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if now := want(t, b, v, state.DeviceAbsent); now.Err == nil || !strings.Contains(now.Err.Error(), path) || now.Number != d.Number || now.Missing {
+		t.Errorf("%+v", now)
+	}
+	wantError(t, b.Attach(t.Context(), v, false), state.Internal, path)
+	wantError(t, b.Clear(t.Context(), v), state.Internal, path)
+	if err := b.Detach(t.Context(), v); err != nil {
+		t.Error(err)
+	}
+	other, _ := newDisk(t, size)
+	attach(t, b, at("other", other), false)
+}
+
+func TestOwnsAndLists(t *testing.T) {
+	b := newBackend(t, t.TempDir())
+	for _, id := range []string{"b", "a"} {
+		node, _ := newDisk(t, size)
+		attach(t, b, at(id, node), false)
+	}
+	if err := b.Detach(t.Context(), devices.Volume{ID: "b"}); err != nil { // by the id alone
+		t.Fatal(err)
+	}
+	for id, want := range map[string]bool{"a": true, "b": true, "c": false} {
+		if owns, err := b.Owns(t.Context(), id); owns != want || err != nil {
+			t.Errorf("owns %s: %t, %v", id, owns, err)
+		}
+	}
+	all, err := b.Attached(t.Context())
+	if err != nil || len(all) != 1 || all[0].Volume != "a" || !all[0].Device.Attached() {
+		t.Errorf("%+v, %v", all, err)
+	}
+}

@@ -1,0 +1,138 @@
+package disk
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+
+	"github.com/csi-node/csi-node/pkg/blockdev"
+	"github.com/csi-node/csi-node/pkg/devices"
+	"github.com/csi-node/csi-node/pkg/state"
+)
+
+// errAbsent: the disk is not there, or not yet.
+var errAbsent = errors.New("it is not there")
+
+// Find tells what is known of the volume's disk by its note and sysfs; it opens no
+// disk but a loop device. A disk is attached while its note says so. One that is not attached any
+// more, as it has gone or another disk has come in its place, is absent with the
+// number that it had, by which its mounts are known.
+func (b *Backend) Find(_ context.Context, v devices.Volume) (state.Device, error) {
+	c, s, err := b.known(v)
+	if state.ClassOf(err) == state.InvalidArgument {
+		return state.Device{}, err
+	}
+	d := state.Device{State: state.DeviceAbsent, Err: err, Identity: c.Identity}
+	if s.empty() {
+		d.Missing = err == nil
+		return d, nil
+	}
+	if c.Attached != nil {
+		d.Number = c.Attached.Number
+	}
+	info, err := b.resolve(s)
+	switch {
+	case errors.Is(err, errAbsent), state.ClassOf(err) == state.FailedPrecondition: // which Attach says
+		return d, nil
+	case err != nil:
+		return state.Device{}, fmt.Errorf("volume %s: find: %w", v.ID, err)
+	}
+	d.Size, d.Identity, d.Backing = info.Size, info.Identity(), info.Path
+	switch {
+	case d.Err != nil: // whether it is attached is not known: whatever is mounted from it is to be known as its own
+		d.Number = info.Number
+	case c.Attached.is(info) && same(c, s, info) == nil:
+		d.State, d.Path, d.Number, d.ReadOnly = state.DeviceAttached, info.Path, info.Number, info.ReadOnly
+	}
+	return d, nil
+}
+
+// resolve returns the disk that is asked for. errAbsent: it is not there.
+// FailedPrecondition: what is there is another disk, or it is ambiguous.
+func (b *Backend) resolve(s spec) (info blockdev.Info, err error) {
+	if s.path != "" {
+		info, err = blockdev.Look(s.path)
+	} else {
+		info, err = b.search(s)
+	}
+	switch {
+	case errors.Is(err, os.ErrNotExist):
+		return info, fmt.Errorf("%w: %w", errAbsent, err)
+	case err != nil:
+		return info, err
+	case info.Size == 0: // a drive without a medium, a loop device without a file
+		return info, fmt.Errorf("%s has no medium: %w", info.Path, errAbsent)
+	}
+	return info, s.verify(info)
+}
+
+// verify returns FailedPrecondition unless the device is all that was asked for.
+func (s spec) verify(info blockdev.Info) error {
+	for kind, value := range s.ids {
+		if !info.Is(kind, value) {
+			return state.Errorf(state.FailedPrecondition, "%s is asked for, and %s is another disk: it has %s", s, info.Path, told(info))
+		}
+	}
+	return nil
+}
+
+func told(info blockdev.Info) string {
+	var words []string
+	for _, kind := range blockdev.IdentityKinds {
+		if value := info.Identities[kind]; value != "" {
+			words = append(words, string(kind)+" "+value)
+		}
+	}
+	if len(words) == 0 {
+		return "no identity"
+	}
+	return strings.Join(words, ", ")
+}
+
+// search finds a disk by its identity: where it was last, else among all.
+func (b *Backend) search(s spec) (blockdev.Info, error) {
+	var kind blockdev.IdentityKind
+	for _, k := range blockdev.IdentityKinds {
+		if s.ids[k] != "" {
+			kind = k
+			break
+		}
+	}
+	key := string(kind) + ":" + s.ids[kind]
+	b.mu.Lock()
+	hint, hinted := b.hints[key]
+	b.mu.Unlock()
+	if hinted {
+		if info, err := blockdev.InfoOf(hint); err == nil && info.Is(kind, s.ids[kind]) {
+			return info, nil
+		}
+	}
+	found, err := blockdev.Search(kind, s.ids[kind])
+	switch {
+	case err != nil:
+		return blockdev.Info{}, err
+	case len(found) == 0:
+		return blockdev.Info{}, fmt.Errorf("no block device has the %s %s: %w", kind, s.ids[kind], os.ErrNotExist)
+	case len(found) > 1:
+		var paths []string
+		for _, info := range found {
+			paths = append(paths, info.Path)
+		}
+		return blockdev.Info{}, state.Errorf(state.FailedPrecondition, "several block devices have the %s %s: %s. If they are paths to one disk, name the device that the device mapper makes of them by its dmUUID; if they are several namespaces or copies, name another identity", kind, s.ids[kind], strings.Join(paths, ", "))
+	}
+	b.mu.Lock()
+	b.hints[key] = found[0].Number
+	b.mu.Unlock()
+	return found[0], nil
+}
+
+// same returns FailedPrecondition for another disk than the volume had before,
+// unless it is named by what it is.
+func same(c claim, s spec, info blockdev.Info) error {
+	if c.Identity == "" || len(s.ids) > 0 || info.Identity() == c.Identity {
+		return nil
+	}
+	return state.Errorf(state.FailedPrecondition, "the volume was the disk %s before, and at %s is another now: it has %s. Nothing is done to it. If the volume is to be that disk, give it another volume handle, or name the disk by its identity", c.Identity, s.path, told(info))
+}

@@ -1,0 +1,117 @@
+package disk
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/csi-node/csi-node/pkg/blockdev"
+	"github.com/csi-node/csi-node/pkg/devices"
+	"github.com/csi-node/csi-node/pkg/state"
+)
+
+// rescanTime is how long a disk that was asked for its size anew has to tell it.
+const rescanTime = 5 * time.Second
+
+// Grow sees that the disk is as large as is asked for: whoever keeps the disk makes it
+// larger, and where the kernel has not noticed, the disk is asked anew.
+// ResourceExhausted: it is smaller.
+func (b *Backend) Grow(ctx context.Context, v devices.Volume, bytes int64) error {
+	c, s, err := b.known(v)
+	switch {
+	case err != nil:
+		return fmt.Errorf("volume %s: grow: %w", v.ID, err)
+	case s.empty():
+		return state.Errorf(state.NotFound, "volume %s: grow: its context names no disk, and no note tells which it is", v.ID)
+	}
+	info, err := b.resolve(s)
+	if err == nil {
+		err = same(c, s, info)
+	}
+	if err == nil && info.Size < bytes {
+		info, err = rescan(ctx, info, bytes)
+	}
+	switch {
+	case err != nil:
+		return fmt.Errorf("volume %s: grow: %w", v.ID, err)
+	case info.Size < bytes && info.Partition != 0:
+		return state.Errorf(state.ResourceExhausted, "volume %s: the partition %s has %d bytes, and %d are asked for: make the partition larger first", v.ID, info.Path, info.Size, bytes)
+	case info.Size < bytes:
+		return state.Errorf(state.ResourceExhausted, "volume %s: the disk %s has %d bytes, and %d are asked for: make the disk larger first, where it is kept", v.ID, info.Path, info.Size, bytes)
+	}
+	return nil
+}
+
+// rescan asks the disk for its size anew, if it can be asked, and waits for the answer.
+func rescan(ctx context.Context, info blockdev.Info, bytes int64) (blockdev.Info, error) {
+	if strings.HasPrefix(info.Name, "loop") && info.Partition == 0 {
+		return again(info, rescanLoop(info))
+	}
+	asked := false
+	for _, file := range []string{"device/rescan", "device/rescan_controller", "device/nvme*/rescan_controller"} {
+		paths, err := filepath.Glob(filepath.Join("/sys/class/block", info.Name, file))
+		if err != nil {
+			return info, err
+		}
+		for _, path := range paths {
+			if err := os.WriteFile(path, []byte("1\n"), 0); err != nil {
+				return info, fmt.Errorf("ask the disk for its size: %w", err)
+			}
+			asked = true
+		}
+	}
+	if !asked {
+		return info, nil
+	}
+	limit := time.NewTimer(rescanTime)
+	defer limit.Stop()
+	look := time.NewTicker(lookInterval)
+	defer look.Stop()
+	for {
+		now, err := again(info, nil)
+		if err != nil || now.Size >= bytes {
+			return now, err
+		}
+		select {
+		case <-look.C:
+		case <-limit.C:
+			return now, nil
+		case <-ctx.Done():
+			return now, ctx.Err()
+		}
+	}
+}
+
+// again looks at a disk once more.
+func again(info blockdev.Info, err error) (blockdev.Info, error) {
+	if err != nil {
+		return info, err
+	}
+	now, err := blockdev.InfoOf(info.Number)
+	if err == nil && now.Identity() != info.Identity() {
+		err = state.Errorf(state.Unavailable, "%s has become another disk meanwhile: it has %s", info.Path, told(now))
+	}
+	return now, err
+}
+
+// rescanLoop makes a loop device as large as its file.
+func rescanLoop(info blockdev.Info) (err error) {
+	f, now, err := blockdev.Open(info.Path, 0)
+	if err != nil {
+		return err
+	}
+	defer closeAfter(f, &err)
+	if now.Identity() != info.Identity() {
+		return errors.New("it has become another disk meanwhile")
+	}
+	if err := unix.IoctlSetInt(int(f.Fd()), unix.LOOP_SET_CAPACITY, 0); err != nil {
+		return &os.PathError{Op: "LOOP_SET_CAPACITY", Path: info.Path, Err: err}
+	}
+	return nil
+}

@@ -1,0 +1,239 @@
+package disk
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/csi-node/csi-node/pkg/blockdev"
+	"github.com/csi-node/csi-node/pkg/devices"
+	"github.com/csi-node/csi-node/pkg/devices/devicestest"
+	"github.com/csi-node/csi-node/pkg/devices/note"
+	"github.com/csi-node/csi-node/pkg/state"
+	"github.com/csi-node/csi-node/test/machine"
+)
+
+// newDisk makes a disk: a loop device over a file, which the backend does not know for one.
+func newDisk(t testing.TB, bytes int64) (node, file string) {
+	t.Helper()
+	machine.Kernel(t)
+	file = filepath.Join(t.TempDir(), "disk")
+	f, err := os.Create(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(f.Truncate(bytes), f.Close()); err != nil {
+		t.Fatal(err)
+	}
+	node = plug(t, file)
+	return node, file
+}
+
+// plug attaches a file as a disk until the test ends, or unplug.
+func plug(t testing.TB, file string, options ...string) (node string) {
+	t.Helper()
+	node = machine.Losetup(t, append(options, file)...)
+	t.Cleanup(func() { unplug(t, node) })
+	return node
+}
+
+func unplug(t testing.TB, node string) {
+	t.Helper()
+	if f, err := os.Open(node); err == nil { // the read-only mode outlives the file
+		if err := errors.Join(unix.IoctlSetPointerInt(int(f.Fd()), unix.BLKROSET, 0), f.Close()); err != nil {
+			t.Error(err)
+		}
+	}
+	if out, err := exec.Command("losetup", "-d", node).CombinedOutput(); err != nil && !bytes.Contains(out, []byte("No such device")) {
+		t.Errorf("losetup -d %s: %v: %s", node, err, out)
+	}
+}
+
+func newBackend(t testing.TB, libDir string) *Backend {
+	t.Helper()
+	b, err := New(devices.Environment{LibDir: libDir})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+// newSet returns the backend as the engine has it.
+func newSet(t testing.TB, libDir string) *devices.Set {
+	t.Helper()
+	facts, err := note.Open(libDir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	set := devices.NewSet(Name, map[string]devices.Backend{Name: newBackend(t, libDir)})
+	set.KeepFacts(facts)
+	return set
+}
+
+// at returns a volume whose context names a path.
+func at(id, path string) devices.Volume {
+	return devices.Volume{ID: id, Context: map[string]string{PathKey: path}}
+}
+
+func attach(t testing.TB, b devices.Backend, v devices.Volume, readOnly bool) state.Device {
+	t.Helper()
+	if err := b.Attach(t.Context(), v, readOnly); err != nil {
+		t.Fatal(err)
+	}
+	return want(t, b, v, state.DeviceAttached)
+}
+
+func want(t testing.TB, b devices.Backend, v devices.Volume, want state.DeviceState) state.Device {
+	t.Helper()
+	d, err := b.Find(t.Context(), v)
+	if err != nil || d.State != want {
+		t.Fatalf("volume %s is %s, want %s: %+v, %v", v.ID, d.State, want, d, err)
+	}
+	return d
+}
+
+// wantError fails unless err is of the class and its text holds all words.
+func wantError(t testing.TB, err error, class state.Class, words ...string) {
+	t.Helper()
+	if err == nil || state.ClassOf(err) != class {
+		t.Fatalf("error %v, want one of class %s", err, class)
+	}
+	for _, word := range words {
+		if !strings.Contains(err.Error(), word) {
+			t.Errorf("error %q does not name %q", err, word)
+		}
+	}
+}
+
+func run(t testing.TB, name string, args ...string) string {
+	t.Helper()
+	out, err := exec.Command(name, args...).CombinedOutput()
+	if err != nil {
+		t.Fatalf("%s %s: %v: %s", name, strings.Join(args, " "), err, out)
+	}
+	return strings.TrimSpace(string(out))
+}
+
+// hold claims a device as a mount does until release.
+func hold(t testing.TB, path string) (release func()) {
+	t.Helper()
+	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_EXCL, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	release = func() {
+		if err := f.Close(); err != nil && !errors.Is(err, os.ErrClosed) {
+			t.Error(err)
+		}
+	}
+	t.Cleanup(release)
+	return release
+}
+
+// rack is what gives disks to nodes: it knows which volume is which, and makes them larger.
+type rack struct {
+	*devices.Set
+	mu    *sync.Mutex
+	disks map[string][2]string // node and file, by volume
+}
+
+func (r rack) of(v devices.Volume) devices.Volume {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if disk, has := r.disks[v.ID]; has && v.Context == nil {
+		v.Context = map[string]string{PathKey: disk[0]}
+	}
+	return v
+}
+
+func (r rack) Find(ctx context.Context, v devices.Volume) (state.Device, error) {
+	return r.Set.Find(ctx, r.of(v))
+}
+
+func (r rack) Attach(ctx context.Context, v devices.Volume, readOnly bool) error {
+	return r.Set.Attach(ctx, r.of(v), readOnly)
+}
+
+func (r rack) Grow(ctx context.Context, v devices.Volume, bytes int64) error {
+	r.mu.Lock()
+	file := r.disks[v.ID][1]
+	r.mu.Unlock()
+	if info, err := os.Stat(file); err == nil && info.Size() < bytes && bytes < 1<<30 {
+		if err := os.Truncate(file, bytes); err != nil {
+			return err
+		}
+	}
+	return r.Set.Grow(ctx, r.of(v), bytes)
+}
+
+func (r rack) BeginFormat(ctx context.Context, v devices.Volume) error {
+	return r.Set.BeginFormat(ctx, r.of(v))
+}
+
+func (r rack) EndFormat(ctx context.Context, v devices.Volume, fsType string) error {
+	return r.Set.EndFormat(ctx, r.of(v), fsType)
+}
+
+func (r rack) BeginRaw(ctx context.Context, v devices.Volume) error {
+	return r.Set.BeginRaw(ctx, r.of(v))
+}
+
+// Held is the engine's, as are views.
+func (r rack) Held(_ context.Context, d state.Device) (bool, error) {
+	f, _, err := blockdev.Open(d.Path, unix.O_EXCL)
+	if errors.Is(err, unix.EBUSY) {
+		return true, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	return false, f.Close()
+}
+
+func TestConformance(t *testing.T) {
+	devicestest.Backend(t, func(t *testing.T) devicestest.Harness {
+		lib := t.TempDir()
+		mu, disks := &sync.Mutex{}, map[string][2]string{}
+		return devicestest.Harness{
+			Open: func(t *testing.T) devices.Backend { return rack{newSet(t, lib), mu, disks} },
+			Create: func(t *testing.T, name string) string {
+				node, file := newDisk(t, devicestest.Size)
+				mu.Lock()
+				defer mu.Unlock()
+				disks[name] = [2]string{node, file}
+				return name
+			},
+			Hold:     func(t *testing.T, d state.Device) func() { return hold(t, d.Path) },
+			BadIDs:   []string{"", "a\x00b", strings.Repeat("x", 2000)},
+			Existing: true,
+			Write: func(t *testing.T, d state.Device, offset int64, data []byte) {
+				f, err := os.OpenFile(d.Path, os.O_WRONLY, 0)
+				if err != nil {
+					t.Fatal(err)
+				}
+				_, err = f.WriteAt(data, offset)
+				if err := errors.Join(err, f.Sync(), f.Close()); err != nil {
+					t.Fatal(err)
+				}
+			},
+			Read: func(t *testing.T, d state.Device, offset int64, data []byte) {
+				f, err := os.Open(d.Path)
+				if err != nil {
+					t.Fatal(err)
+				}
+				_, err = f.ReadAt(data, offset)
+				if err := errors.Join(err, f.Close()); err != nil {
+					t.Fatal(err)
+				}
+			},
+		}
+	})
+}

@@ -1,0 +1,44 @@
+package devices
+
+import (
+	"context"
+
+	"github.com/csi-node/csi-node/pkg/state"
+)
+
+// Facts keeps the durable facts about formatting, and erases, for backends that
+// are no Formatter: by what a device says that it is. Its methods are told the
+// device as Find does; *note.Facts is one.
+type Facts interface {
+	// Tell adds the facts to a device; those that cannot be read are Device.Err.
+	Tell(v Volume, d *state.Device)
+	BeginFormat(ctx context.Context, v Volume, d state.Device) error
+	EndFormat(ctx context.Context, v Volume, d state.Device, fsType string) error
+	BeginRaw(ctx context.Context, v Volume, d state.Device) error
+	// Erase makes every byte of an attached device zero, as Eraser's does.
+	Erase(ctx context.Context, v Volume, d state.Device) error
+	// Clear sets the formatting mark, calls clear, and forgets all facts.
+	Clear(ctx context.Context, v Volume, d state.Device, clear func() error) error
+}
+
+// KeepFacts gives the backends of a Set that are no Formatter their facts. It is
+// called before anything else is.
+func (s *Set) KeepFacts(facts Facts) { s.facts = facts }
+
+// noted returns the Facts that tell of a volume, the volume with the name of its
+// backend, and its device; no Facts when the backend keeps its own, or none.
+func (s *Set) noted(ctx context.Context, v Volume) (Facts, Volume, state.Device, error) {
+	name, b, err := s.named(ctx, v)
+	if err != nil {
+		return nil, v, state.Device{}, err
+	}
+	if _, own := b.(Formatter); own || s.facts == nil {
+		return nil, v, state.Device{}, nil
+	}
+	v.Backend = name
+	d, err := b.Find(ctx, v)
+	if err == nil {
+		s.facts.Tell(v, &d)
+	}
+	return s.facts, v, d, err
+}

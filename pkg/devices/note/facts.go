@@ -1,0 +1,270 @@
+// Package note keeps what must outlive a reboot and has no place with the data: the
+// facts about formatting of devices whose backend has none for them, and whatever
+// a backend has to remember of what it attached.
+//
+// A note is as old as the data: it stays when the volume is unstaged or its
+// PersistentVolume is deleted, and ends when the volume is cleared, or when an
+// operator removes the file. Without its note a device is judged by what is on it:
+// a file system is mounted, a blank device is formatted, all else is refused.
+package note
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/csi-node/csi-node/pkg/blockdev"
+	"github.com/csi-node/csi-node/pkg/devices"
+	"github.com/csi-node/csi-node/pkg/internal/keylock"
+	"github.com/csi-node/csi-node/pkg/state"
+)
+
+// Facts keeps the facts about formatting by what the device says that it is
+// (state.Device.Identity), whichever volume it is and wherever it is plugged in. It
+// is the devices.Facts of a Set.
+//
+// A device that says nothing of what it is has a note by its volume's id. That
+// another device has come to be the volume cannot be seen then. So what only
+// forbids holds for good (it was formatted, it was raw), and the mark that lets a
+// device be erased only for the same device: it was not detached since, and the
+// machine not rebooted.
+type Facts struct {
+	dir   Dir
+	locks keylock.Map
+	boot  string
+}
+
+// Open returns the facts that are kept in a directory of a --lib-dir.
+func Open(libDir string) (*Facts, error) {
+	boot, err := state.BootID()
+	if err != nil {
+		return nil, err
+	}
+	return &Facts{dir: Dir(filepath.Join(libDir, "notes")), boot: boot}, nil
+}
+
+// fact is the note of one device.
+type fact struct {
+	Volume     string `json:"volume"` // the last that the device was
+	Backend    string `json:"backend,omitempty"`
+	Formatting bool   `json:"formatting,omitempty"`
+	Formatted  string `json:"formatted,omitempty"`
+	Raw        bool   `json:"raw,omitempty"`
+	Fresh      bool   `json:"fresh,omitempty"` // it was cleared, and nobody has had it since by this plugin
+	// Seen is the device that had no identity when the note was written.
+	Seen *sighting `json:"seen,omitempty"`
+}
+
+// sighting tells a device from others until the next boot.
+type sighting struct {
+	Boot     string             `json:"boot"`
+	Number   state.DeviceNumber `json:"number"`
+	Sequence uint64             `json:"sequence"`
+}
+
+func keyOf(v devices.Volume, d state.Device) string {
+	if d.Identity != "" {
+		return "device " + d.Identity
+	}
+	return "volume " + v.Backend + " " + v.ID
+}
+
+// Tell adds to a device what is noted of it. What cannot be read is Device.Err.
+func (f *Facts) Tell(v devices.Volume, d *state.Device) {
+	if d.Missing && !d.Attached() {
+		return
+	}
+	n := fact{}
+	_, err := f.dir.Read(keyOf(v, *d), &n)
+	d.Formatting, d.Formatted, d.Raw, d.Fresh = n.Formatting, n.Formatted, n.Raw, n.Fresh
+	if err == nil && d.Attached() {
+		err = f.check(v, *d, n)
+	}
+	if err != nil {
+		d.Err = errors.Join(d.Err, fmt.Errorf("volume %s: %w", v.ID, err))
+	}
+}
+
+// check returns FailedPrecondition for a mark that may be another device's.
+func (f *Facts) check(v devices.Volume, d state.Device, n fact) error {
+	if !n.Formatting || n.Seen == nil {
+		return nil
+	}
+	now, err := f.sight(d)
+	if err != nil || now == *n.Seen && now.Sequence != 0 {
+		return err
+	}
+	return state.Errorf(state.FailedPrecondition, "a format of the volume, or its clearing, was begun and has not ended, and the device %s tells nothing by which it could be known as the one on which it was: it is not erased. See what is on it, and remove the note %s", d.Path, f.dir.Path(keyOf(v, d)))
+}
+
+// sight returns what no device matches that is not attached.
+func (f *Facts) sight(d state.Device) (sighting, error) {
+	if !d.Attached() {
+		return sighting{Boot: f.boot}, nil
+	}
+	info, err := blockdev.InfoOf(d.Number)
+	return sighting{Boot: f.boot, Number: d.Number, Sequence: info.Sequence}, err
+}
+
+// BeginFormat is devices.Formatter's, for a device that was found.
+func (f *Facts) BeginFormat(ctx context.Context, v devices.Volume, d state.Device) error {
+	if err := usable(v, d); err != nil {
+		return err
+	}
+	return f.edit(ctx, v, d, func(n *fact) error {
+		if n.Formatted != "" {
+			return state.Errorf(state.FailedPrecondition, "volume %s: it was formatted as %s before, and is never formatted again", v.ID, n.Formatted)
+		}
+		if n.Raw {
+			return state.Errorf(state.FailedPrecondition, "volume %s: it was published as a raw block device, and is never formatted unless it is cleared", v.ID)
+		}
+		if err := f.check(v, d, *n); err != nil {
+			return fmt.Errorf("volume %s: %w", v.ID, err)
+		}
+		n.Formatting, n.Fresh = true, false
+		return nil
+	})
+}
+
+// EndFormat is devices.Formatter's, for a device that was found.
+func (f *Facts) EndFormat(ctx context.Context, v devices.Volume, d state.Device, fsType string) error {
+	if err := usable(v, d); err != nil {
+		return err
+	}
+	return f.edit(ctx, v, d, func(n *fact) error {
+		if !n.Formatting && n.Formatted != fsType {
+			return state.Errorf(state.FailedPrecondition, "volume %s: the end of a format as %s, and none was begun", v.ID, fsType)
+		}
+		n.Formatting, n.Formatted = false, fsType
+		return nil
+	})
+}
+
+// BeginRaw is devices.Formatter's, for a device that was found.
+func (f *Facts) BeginRaw(ctx context.Context, v devices.Volume, d state.Device) error {
+	if err := usable(v, d); err != nil {
+		return err
+	}
+	return f.edit(ctx, v, d, func(n *fact) error {
+		n.Raw, n.Fresh = true, false
+		return nil
+	})
+}
+
+// Clear marks the device as one to be erased, lets clear make it zero, and
+// forgets what it was used for.
+func (f *Facts) Clear(ctx context.Context, v devices.Volume, d state.Device, clear func() error) error {
+	err := f.edit(ctx, v, d, func(n *fact) error {
+		*n = fact{Formatting: true}
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	if err := clear(); err != nil {
+		return err
+	}
+	return f.edit(ctx, v, d, func(n *fact) error {
+		n.Formatting, n.Fresh = false, d.Identity != ""
+		return nil
+	})
+}
+
+// usable returns an error for a device of which nothing may be noted now: another
+// disk may be in its place.
+func usable(v devices.Volume, d state.Device) error {
+	switch {
+	case d.Missing:
+		return state.Errorf(state.NotFound, "volume %s: no such volume on this node", v.ID)
+	case !d.Attached() || d.ReadOnly:
+		return state.Errorf(state.FailedPrecondition, "volume %s: it is not attached for writing", v.ID)
+	case d.Err != nil:
+		return fmt.Errorf("volume %s: %w", v.ID, d.Err)
+	}
+	return nil
+}
+
+// edit changes the note of a device, durably.
+func (f *Facts) edit(ctx context.Context, v devices.Volume, d state.Device, change func(*fact) error) error {
+	key := keyOf(v, d)
+	unlock, err := f.locks.Lock(ctx, key)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	n := fact{}
+	if _, err := f.dir.Read(key, &n); err != nil {
+		return fmt.Errorf("volume %s: %w", v.ID, err)
+	}
+	before := n
+	if err := change(&n); err != nil {
+		return err
+	}
+	n.Volume, n.Backend = v.ID, v.Backend
+	if d.Identity == "" {
+		now, err := f.sight(d)
+		if err != nil {
+			return fmt.Errorf("volume %s: %w", v.ID, err)
+		}
+		if n.Seen == nil || *n.Seen != now {
+			n.Seen = &now
+		}
+	}
+	if n == before {
+		return nil
+	}
+	if err := f.dir.Write(key, n); err != nil {
+		return fmt.Errorf("volume %s: note what becomes of its device: %w", v.ID, err)
+	}
+	return nil
+}
+
+// Erase is devices.Eraser's, through a device of which Tell has told.
+func (f *Facts) Erase(ctx context.Context, v devices.Volume, d state.Device) (err error) {
+	if err := usable(v, d); err != nil {
+		return fmt.Errorf("erase: %w", err)
+	}
+	if !d.Formatting {
+		return state.Errorf(state.FailedPrecondition, "volume %s: erase: no format was begun that was not ended, so its contents may be data", v.ID)
+	}
+	file, err := os.OpenFile(d.Path, os.O_RDWR|unix.O_EXCL|unix.O_NOFOLLOW, 0)
+	if errors.Is(err, unix.EBUSY) {
+		return fmt.Errorf("volume %s: erase: %s is mounted or claimed, perhaps by a mkfs that has not ended: %w", v.ID, d.Path, err)
+	}
+	if err != nil {
+		return fmt.Errorf("volume %s: erase: %w", v.ID, err)
+	}
+	defer func() { err = errors.Join(err, file.Close()) }()
+	if err := f.same(file, d); err != nil {
+		return fmt.Errorf("volume %s: erase: %w", v.ID, err)
+	}
+	if err := blockdev.ZeroOut(ctx, file, d.Size); err != nil {
+		return fmt.Errorf("volume %s: erase: %w", v.ID, err)
+	}
+	return nil
+}
+
+// same returns an error unless an open file is of the device that was found.
+func (f *Facts) same(file *os.File, d state.Device) error {
+	var st unix.Stat_t
+	if err := unix.Fstat(int(file.Fd()), &st); err != nil {
+		return &os.PathError{Op: "fstat", Path: file.Name(), Err: err}
+	}
+	if number := (state.DeviceNumber{Major: unix.Major(st.Rdev), Minor: unix.Minor(st.Rdev)}); st.Mode&unix.S_IFMT != unix.S_IFBLK || number != d.Number {
+		return fmt.Errorf("%s is not the node of device %s any more", d.Path, d.Number)
+	}
+	kind, _, known := strings.Cut(d.Identity, ":")
+	info, err := blockdev.InfoOf(d.Number)
+	if err != nil || !known || info.Identities[blockdev.IdentityKind(kind)] == "" {
+		return err // an identity that is not the hardware's, as a vendor's backend has
+	}
+	if string(kind)+":"+info.Identities[blockdev.IdentityKind(kind)] != d.Identity {
+		return fmt.Errorf("%s was the device %s, and is %s now", d.Path, d.Identity, info.Identity())
+	}
+	return nil
+}

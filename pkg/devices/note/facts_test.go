@@ -1,0 +1,172 @@
+package note
+
+import (
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/csi-node/csi-node/pkg/blockdev"
+	"github.com/csi-node/csi-node/pkg/devices"
+	"github.com/csi-node/csi-node/pkg/state"
+	"github.com/csi-node/csi-node/test/machine"
+)
+
+// newDevice attaches a device whose backend tells no identity.
+func newDevice(t *testing.T) (d state.Device, file string) {
+	t.Helper()
+	machine.Kernel(t)
+	file = filepath.Join(t.TempDir(), "disk")
+	if err := os.WriteFile(file, []byte(strings.Repeat("junk", 1<<20)), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	node := machine.Losetup(t, file)
+	t.Cleanup(func() { detach(t, node) })
+	info, err := blockdev.Look(node)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return state.Device{State: state.DeviceAttached, Path: node, Number: info.Number, Size: info.Size}, file
+}
+
+func detach(t *testing.T, node string) {
+	t.Helper()
+	if out, err := exec.Command("losetup", "-d", node).CombinedOutput(); err != nil && !strings.Contains(string(out), "No such device") {
+		t.Errorf("%v: %s", err, out)
+	}
+}
+
+func open(t *testing.T, dir string) *Facts {
+	t.Helper()
+	f, err := Open(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return f
+}
+
+func (f *Facts) told(v devices.Volume, d state.Device) state.Device {
+	f.Tell(v, &d)
+	return d
+}
+
+func wantError(t *testing.T, err error, class state.Class, words ...string) {
+	t.Helper()
+	if err == nil || state.ClassOf(err) != class {
+		t.Fatalf("error %v, want one of class %s", err, class)
+	}
+	for _, word := range words {
+		if !strings.Contains(err.Error(), word) {
+			t.Errorf("error %q does not name %q", err, word)
+		}
+	}
+}
+
+// The mark of a device that tells nothing of what it is holds for that device only,
+// and what forbids a format for good.
+func TestDeviceWithoutIdentity(t *testing.T) {
+	lib := t.TempDir()
+	f, v := open(t, lib), devices.Volume{ID: "v", Backend: "b"}
+	d, file := newDevice(t)
+	if err := f.BeginFormat(t.Context(), v, d); err != nil {
+		t.Fatal(err)
+	}
+	if now := open(t, lib).told(v, d); !now.Formatting || now.Err != nil {
+		t.Errorf("%+v", now)
+	}
+	rebooted := open(t, lib)
+	rebooted.boot = "another"
+	detach(t, d.Path)
+	if out, err := exec.Command("losetup", d.Path, file).CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	for name, f := range map[string]*Facts{"another boot": rebooted, "another device with its number": f} {
+		t.Run(name, func(t *testing.T) {
+			now := f.told(v, d)
+			wantError(t, now.Err, state.FailedPrecondition, d.Path, f.dir.Path("volume b v"))
+			wantError(t, f.Erase(t.Context(), v, now), state.FailedPrecondition, "not erased")
+			wantError(t, f.BeginFormat(t.Context(), v, d), state.FailedPrecondition, "not erased")
+			if raw, err := os.ReadFile(file); err != nil || !strings.HasPrefix(string(raw), "junk") {
+				t.Errorf("%.10q, %v", raw, err)
+			}
+		})
+	}
+	absent := d
+	absent.State = state.DeviceAbsent
+	if err := f.Clear(t.Context(), v, absent, func() error { return nil }); err != nil { // an operator's word
+		t.Fatal(err)
+	}
+	if now := f.told(v, d); now.Formatting || now.Fresh || now.Err != nil {
+		t.Errorf("cleared: %+v", now)
+	}
+	if err := errors.Join(f.BeginFormat(t.Context(), v, d), f.EndFormat(t.Context(), v, d, "ext4")); err != nil {
+		t.Fatal(err)
+	}
+	if now := rebooted.told(v, d); now.Formatted != "ext4" || now.Err != nil {
+		t.Errorf("formatted: %+v", now)
+	}
+}
+
+// A device that another has replaced is neither erased nor noted of.
+func TestFactsFollowTheDevice(t *testing.T) {
+	f, v := open(t, t.TempDir()), devices.Volume{ID: "v", Backend: "b"}
+	d, _ := newDevice(t)
+	info, err := blockdev.Look(d.Path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	d.Identity = info.Identity()
+	if err := f.BeginFormat(t.Context(), v, d); err != nil {
+		t.Fatal(err)
+	}
+	w := devices.Volume{ID: "w", Backend: "other"} // the same device by another name
+	if now := f.told(w, d); !now.Formatting {
+		t.Errorf("%+v", now)
+	}
+	other, file := newDevice(t)
+	swapped := f.told(v, d)
+	swapped.Path, swapped.Number = other.Path, other.Number
+	if err := f.Erase(t.Context(), v, swapped); err == nil || !strings.Contains(err.Error(), info.Identity()) {
+		t.Errorf("another device is erased: %v", err)
+	}
+	if raw, err := os.ReadFile(file); err != nil || !strings.HasPrefix(string(raw), "junk") {
+		t.Errorf("%.10q, %v", raw, err)
+	}
+	for _, change := range []func(*state.Device){
+		func(d *state.Device) { d.ReadOnly = true },
+		func(d *state.Device) { d.State = state.DeviceAbsent },
+	} {
+		changed := f.told(v, d)
+		change(&changed)
+		wantError(t, f.Erase(t.Context(), v, changed), state.FailedPrecondition, "not attached for writing")
+		wantError(t, f.BeginRaw(t.Context(), v, changed), state.FailedPrecondition, "not attached for writing")
+	}
+	if err := f.Erase(t.Context(), v, f.told(v, d)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// A damaged note stops formats, and is told as what cannot be known.
+func TestDamagedFacts(t *testing.T) {
+	f, v := open(t, t.TempDir()), devices.Volume{ID: "v", Backend: "b"}
+	d, _ := newDevice(t)
+	d.Identity = "wwid:naa.60"
+	if err := errors.Join(f.BeginFormat(t.Context(), v, d), f.EndFormat(t.Context(), v, d, "xfs")); err != nil {
+		t.Fatal(err)
+	}
+	path := f.dir.Path("device wwid:naa.60")
+	if err := os.Truncate(path, 20); err != nil {
+		t.Fatal(err)
+	}
+	now := f.told(v, d)
+	wantError(t, now.Err, state.Internal, path)
+	if !now.Attached() {
+		t.Errorf("it cannot be taken down: %+v", now)
+	}
+	wantError(t, f.BeginFormat(t.Context(), v, d), state.Internal, path)
+	wantError(t, f.BeginRaw(t.Context(), v, d), state.Internal, path)
+	wantError(t, f.Erase(t.Context(), v, now), state.Internal, path)
+	wantError(t, f.Clear(t.Context(), v, d, func() error { return nil }), state.Internal, path)
+}
