@@ -33,7 +33,7 @@ type Deleter interface {
 	Delete(ctx context.Context, volume string) error
 }
 
-// Intents tells what is asked of a volume on this node; *state.Store does.
+// Intents tells what is asked of a volume on this node; *store.Store does.
 type Intents interface {
 	Get(id string) *state.Volume
 }

@@ -29,6 +29,7 @@ import (
 	"github.com/csi-node/csi-node/pkg/reconciler"
 	"github.com/csi-node/csi-node/pkg/registration"
 	"github.com/csi-node/csi-node/pkg/state"
+	"github.com/csi-node/csi-node/pkg/state/store"
 	"github.com/csi-node/csi-node/pkg/uevents"
 )
 
@@ -55,11 +56,8 @@ type Config struct {
 	Hook func(ctx context.Context, volume, moment, step string) error
 }
 
-// StoreFile and StatusSocket are the names in the state directory.
-const (
-	StoreFile    = "intents.db"
-	StatusSocket = "status.sock"
-)
+// StatusSocket is the name of a socket in the state directory.
+const StatusSocket = "status.sock"
 
 // resync is how often a volume is looked at though nothing was noticed.
 const resync = 10 * time.Minute
@@ -115,7 +113,7 @@ func (c Config) limits() (l pool.Limits, err error) {
 // plugin is the parts that Run has put together.
 type plugin struct {
 	Config
-	store      *state.Store
+	store      *store.Store
 	pool       *pool.Pool
 	unlock     func() error // the pool
 	devices    *loop.Backend
@@ -177,12 +175,12 @@ func (p *plugin) open(ctx context.Context) (err error) {
 	if err := os.MkdirAll(p.StateDir, 0o750); err != nil {
 		return fmt.Errorf("--state-dir %s: %w", p.StateDir, err)
 	}
-	bootID, err := state.BootID()
+	bootID, err := store.BootID()
 	if err != nil {
 		return err
 	}
 	// The store's lock comes before everything that two processes must not share.
-	if p.store, err = state.Open(ctx, filepath.Join(p.StateDir, StoreFile), bootID); err != nil {
+	if p.store, err = store.Open(ctx, p.StateDir, bootID); err != nil {
 		return err
 	}
 	p.spellRecords(ctx)

@@ -18,7 +18,8 @@ const module = "github.com/csi-node/csi-node/"
 var below = map[string][]string{
 	"pkg/client":                   {},
 	"pkg/process":                  {},
-	"pkg/state":                    {"pkg/process"},
+	"pkg/state":                    {},
+	"pkg/state/store":              {"pkg/process", "pkg/state"},
 	"pkg/internal/btrfs":           {"pkg/state"},
 	"pkg/mounts":                   {"pkg/internal/btrfs", "pkg/state"},
 	"pkg/filesystem":               {"pkg/internal/btrfs", "pkg/state"},
@@ -36,7 +37,7 @@ var below = map[string][]string{
 	"pkg/controllerserver":         {"pkg/devices/pool", "pkg/state"},
 	"pkg/ephemeral":                {"pkg/devices/pool", "pkg/state"},
 	"pkg/driver": {"pkg/client", "pkg/controllerserver", "pkg/devices/loop", "pkg/devices/pool", "pkg/ephemeral", "pkg/filesystem",
-		"pkg/mounts", "pkg/nodeserver", "pkg/pods", "pkg/process", "pkg/reconciler", "pkg/registration", "pkg/state", "pkg/uevents"},
+		"pkg/mounts", "pkg/nodeserver", "pkg/pods", "pkg/process", "pkg/reconciler", "pkg/registration", "pkg/state", "pkg/state/store", "pkg/uevents"},
 	"cmd/csi-node": {"pkg/client", "pkg/driver"},
 }
 
