@@ -74,7 +74,7 @@ func (d *directory) put(v *state.Volume, text []byte, more bool) error {
 		err = d.root.Rename(name+freshSuffix, name)
 	}
 	if err != nil {
-		err = errors.Join(err, d.remove(name+freshSuffix))
+		_ = d.remove(name + freshSuffix) // or the next start does
 	}
 	if !more && isFull(err) {
 		return d.writeSpare(name, text)

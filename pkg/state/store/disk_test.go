@@ -116,6 +116,17 @@ func TestFullFileSystem(t *testing.T) {
 		}
 		refused("new")
 		give()
+		mustEdit(t, s, "v", staged("/v"))
+		s.dir.short = true
+		must(t, os.Remove(filepath.Join(s.path, spareName)))
+		give = fill(t, dir, true)
+		filler, err := os.Stat(filepath.Join(dir, "fill", "0"))
+		must(t, err)
+		must(t, os.Truncate(filepath.Join(dir, "fill", "0"), filler.Size()-spareBytes/2)) // there is some room, and none to spare
+		for range 2 {
+			refused("new")
+		}
+		give()
 	}
 	dir := mountAt(t, "tmpfs", "size=512k")
 	must(t, syscall.Mount("", dir, "", syscall.MS_REMOUNT|syscall.MS_RDONLY, "size=512k"))

@@ -219,11 +219,6 @@ func (s *Store) renew(lost error) error {
 		_ = s.legacy.Close() // only locked
 		s.legacy = f
 	}
-	there, _, err := opener{deadHolder}.lockDirectory(ctx, s.path, unix.LOCK_EX)
-	if err != nil {
-		return fmt.Errorf("another process has begun a store there: stop one of the two: %w", err)
-	}
-	defer there.Close() // only locked
 	d, err := replace(s.path, func(d *directory) error {
 		for _, v := range s.records() {
 			text, err := encode(s.bootID, v)
