@@ -20,7 +20,7 @@ import (
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
-// Intents tells what is asked of a volume on this node; *state.Store does.
+// Intents tells what is asked of a volume on this node; *store.Store does.
 type Intents interface {
 	Get(id string) *state.Volume
 }

@@ -33,6 +33,7 @@ import (
 	"github.com/csi-node/csi-node/pkg/devices"
 	"github.com/csi-node/csi-node/pkg/ephemeral"
 	"github.com/csi-node/csi-node/pkg/filesystem"
+	"github.com/csi-node/csi-node/pkg/internal/boot"
 	"github.com/csi-node/csi-node/pkg/loop"
 	"github.com/csi-node/csi-node/pkg/mounts"
 	"github.com/csi-node/csi-node/pkg/nodeserver"
@@ -40,6 +41,7 @@ import (
 	"github.com/csi-node/csi-node/pkg/reconciler"
 	"github.com/csi-node/csi-node/pkg/registration"
 	"github.com/csi-node/csi-node/pkg/state"
+	"github.com/csi-node/csi-node/pkg/state/store"
 	"github.com/csi-node/csi-node/pkg/uevents"
 )
 
@@ -63,11 +65,8 @@ type Config struct {
 	DetectOnly      bool  // tell of lost mounts, and do not restore them unasked
 }
 
-// StoreFile and StatusSocket are the names in the state directory.
-const (
-	StoreFile    = "intents.db"
-	StatusSocket = "status.sock"
-)
+// StatusSocket is the name of a socket in the state directory.
+const StatusSocket = "status.sock"
 
 // resync is how often a volume is looked at though nothing was noticed.
 const resync = 10 * time.Minute
@@ -107,7 +106,7 @@ type plugin struct {
 	Config
 	options    Options
 	properties devices.Properties
-	store      *state.Store
+	store      *store.Store
 	backends   []backend // open ones, the usual one first
 	devices    *devices.Set
 	loops      *loop.Devices
@@ -174,12 +173,12 @@ func (p *plugin) open(ctx context.Context) (err error) {
 	if err := os.MkdirAll(p.StateDir, 0o750); err != nil {
 		return fmt.Errorf("--state-dir %s: %w", p.StateDir, err)
 	}
-	bootID, err := state.BootID()
+	bootID, err := boot.ID()
 	if err != nil {
 		return err
 	}
 	// The store's lock comes before everything that two processes must not share.
-	if p.store, err = state.Open(ctx, filepath.Join(p.StateDir, StoreFile), bootID); err != nil {
+	if p.store, err = store.Open(ctx, p.StateDir, bootID); err != nil {
 		return err
 	}
 	p.spellRecords(ctx)

@@ -37,6 +37,7 @@ import (
 	"github.com/csi-node/csi-node/pkg/nodeserver"
 	"github.com/csi-node/csi-node/pkg/reconciler"
 	"github.com/csi-node/csi-node/pkg/state"
+	"github.com/csi-node/csi-node/pkg/state/store"
 )
 
 // rpc is a method of the three services.
@@ -156,13 +157,13 @@ type scene struct {
 	kubelet string
 	log     *logText
 	node    *fakeNode
-	store   *state.Store
+	store   *store.Store
 	conn    *grpc.ClientConn
 	close   func() error // of what open has opened
 
 	// The beginning.
 	before      string
-	storeBefore []byte
+	storeBefore string // a copy of the state directory
 	nodeBefore  *fakeNode
 }
 
@@ -185,8 +186,8 @@ func newScene(log *logText) (*scene, error) {
 		return nil, err
 	}
 	s.before, s.nodeBefore = s.what(), s.node.clone()
-	s.storeBefore, err = os.ReadFile(s.storeFile())
-	return s, err
+	s.storeBefore = filepath.Join(s.dir, "before")
+	return s, os.CopyFS(s.storeBefore, os.DirFS(s.stateDir()))
 }
 
 // sceneDir names the directory of a scene. All names are of one length, so that
@@ -196,7 +197,7 @@ func sceneDir(number uint32) string {
 }
 
 func (s *scene) open() (err error) {
-	if s.store, err = state.Open(context.Background(), s.storeFile(), "boot"); err != nil {
+	if s.store, err = store.Open(context.Background(), s.stateDir(), "boot"); err != nil {
 		return err
 	}
 	r := reconciler.New(reconciler.Config{Store: s.store, Kernel: reconciler.Kernel{
@@ -237,13 +238,13 @@ func (s *scene) reset() error {
 		return err
 	}
 	s.node = s.nodeBefore.clone()
-	if err := os.WriteFile(s.storeFile(), s.storeBefore, 0o600); err != nil {
+	if err := errors.Join(os.RemoveAll(s.stateDir()), os.CopyFS(s.stateDir(), os.DirFS(s.storeBefore))); err != nil {
 		return err
 	}
 	return s.open()
 }
 
-func (s *scene) storeFile() string { return filepath.Join(s.dir, "state", "intents.db") }
+func (s *scene) stateDir() string { return filepath.Join(s.dir, "state") }
 
 func (s *scene) furnish() error {
 	for _, name := range []string{"mount", "block", "idle"} {
@@ -561,11 +562,17 @@ func (s *scene) try(t *testing.T, r rpc, raw []byte) {
 	}
 	stored := ""
 	if after != s.before {
-		b, err := os.ReadFile(s.storeFile())
+		files, err := filepath.Glob(filepath.Join(s.stateDir(), store.Directory, "*.json"))
 		if err != nil {
 			t.Fatal(err)
 		}
-		stored = string(b)
+		for _, file := range files {
+			b, err := os.ReadFile(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			stored += string(b)
+		}
 	}
 	for _, value := range secretsOf(req) {
 		for place, text := range map[string]string{"answer": message, "log": log, "store": stored, "record": after} {

@@ -2,7 +2,6 @@ package driver
 
 import (
 	"context"
-	"path/filepath"
 	"slices"
 	"sync"
 	"testing"
@@ -12,6 +11,7 @@ import (
 	"github.com/csi-node/csi-node/pkg/devices/pool"
 	"github.com/csi-node/csi-node/pkg/reconciler"
 	"github.com/csi-node/csi-node/pkg/state"
+	"github.com/csi-node/csi-node/pkg/state/store"
 	"github.com/csi-node/csi-node/pkg/uevents"
 )
 
@@ -65,7 +65,7 @@ func TestEventsWakeVolumes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		node := &fakeNode{volumes: map[string]*fakeVolume{}, mounts: map[string][]state.Mount{}, files: map[string]state.FileType{}}
 		seen := &watched{fakeBackend: fakeBackend{node}}
-		store, err := state.Open(t.Context(), filepath.Join(t.TempDir(), StoreFile), "boot")
+		store, err := store.Open(t.Context(), t.TempDir(), "boot")
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -15,7 +15,7 @@ import (
 	"github.com/csi-node/csi-node/pkg/filesystem"
 	"github.com/csi-node/csi-node/pkg/mounts"
 	"github.com/csi-node/csi-node/pkg/reconciler"
-	"github.com/csi-node/csi-node/pkg/state"
+	"github.com/csi-node/csi-node/pkg/state/store"
 )
 
 // settingsFile in the state directory says what the last plugin there was
@@ -78,8 +78,7 @@ func readSettings(stateDir string) (s settings, err error) {
 }
 
 // openOffline puts the parts together that look at the store and the kernel,
-// for a state directory on which no plugin runs. Nothing is changed. A store
-// that is not there holds no intents.
+// for a state directory on which no plugin runs. Nothing is changed.
 func openOffline(ctx context.Context, stateDir string, kinds []devices.Kind) (*plugin, error) {
 	s, err := readSettings(stateDir)
 	if err != nil {
@@ -92,13 +91,7 @@ func openOffline(ctx context.Context, stateDir string, kinds []devices.Kind) (*p
 	if _, err := p.options.check(); err != nil {
 		return nil, err
 	}
-	path := filepath.Join(stateDir, StoreFile)
-	if _, err := os.Stat(path); errors.Is(err, os.ErrNotExist) {
-		p.store = &state.Store{}
-	} else if p.store, err = state.OpenReadOnly(ctx, path); errors.Is(err, state.ErrCorrupt) {
-		klog.FromContext(ctx).Error(err, "The store cannot be read, and counts as empty; the plugin sets it aside when it starts, and takes over what is mounted", "store", path)
-		p.store = &state.Store{}
-	} else if err != nil {
+	if p.store, err = store.OpenReadOnly(ctx, stateDir); err != nil {
 		return nil, err
 	}
 	if p.mounts, err = mounts.New(s.KubeletDir); err != nil {

@@ -19,6 +19,7 @@ import (
 	"github.com/csi-node/csi-node/pkg/devices/pool"
 	"github.com/csi-node/csi-node/pkg/reconciler"
 	"github.com/csi-node/csi-node/pkg/state"
+	"github.com/csi-node/csi-node/pkg/state/store"
 	"github.com/csi-node/csi-node/test/machine"
 )
 
@@ -68,7 +69,7 @@ func openPlugin(t *testing.T) *plugin {
 }
 
 // askStage leaves an intent in the store.
-func askStage(t *testing.T, s *state.Store, id string) {
+func askStage(t *testing.T, s *store.Store, id string) {
 	t.Helper()
 	_, err := s.Edit(id, func(v *state.Volume) error {
 		return v.AskStage(&state.Stage{Path: "/kubelet/" + id, Capability: state.Capability{Access: state.BlockAccess, Mode: "SINGLE_NODE_WRITER"}}, time.Now())
@@ -204,7 +205,7 @@ func TestReportOfTheStore(t *testing.T) {
 	p := openPlugin(t)
 	askStage(t, p.store, "v1")
 	// A plugin that has the store and serves no status, as one that starts or ends.
-	if _, err := ReadReport(t.Context(), p.StateDir, pool.Kind()); !errors.Is(err, state.ErrLocked) {
+	if _, err := ReadReport(t.Context(), p.StateDir, pool.Kind()); !errors.Is(err, store.ErrLocked) {
 		t.Errorf("while it is locked: %v", err)
 	}
 	if err := p.letGo(); err != nil {

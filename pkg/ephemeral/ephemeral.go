@@ -46,7 +46,7 @@ type Pods interface {
 	Gone(target string) bool
 }
 
-// Records reads the desired state; *state.Store is one.
+// Records reads the desired state; *store.Store is one.
 type Records interface {
 	Get(id string) *state.Volume
 }

@@ -26,7 +26,7 @@ type Reconciler interface {
 	Changed(path string)
 }
 
-// Records reads the desired state; *state.Store is one.
+// Records reads the desired state; *store.Store is one.
 type Records interface {
 	Get(id string) *state.Volume
 }

@@ -1157,7 +1157,7 @@ func (m fakeMounts) Renew(ctx context.Context, at string) error {
 	})
 }
 
-// fakeStore keeps records as JSON, with the contract of state.Store: the edit
+// fakeStore keeps records as JSON, with the contract of store.Store: the edit
 // sees the revision it would commit, revisions rise for ever, an edit that
 // changes nothing commits nothing, an empty record goes.
 type fakeStore struct {

@@ -15,7 +15,7 @@ import (
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
-// Store is the durable desired state; *state.Store is one.
+// Store is the durable desired state; *store.Store is one.
 type Store interface {
 	Get(id string) *state.Volume
 	Edit(id string, edit func(*state.Volume) error) (*state.Volume, error)

@@ -15,7 +15,7 @@ var ErrNotStaged = Errorf(FailedPrecondition, "the volume is not staged on this 
 var ErrNothingThere = Errorf(NotFound, "nothing is there")
 
 // The edits below are the whole grammar of requests. Each is made inside
-// Store.Edit, on a record that already carries the revision of the edit; each
+// store.Store.Edit, on a record that already carries the revision of the edit; each
 // either refuses with a classified error or leaves the record as asked. An
 // edit that asks for what is asked for already changes nothing, which is how a
 // repeated call joins the one before.
@@ -252,12 +252,12 @@ func (v *Volume) askPublish(t *Target, stagingPath string, now time.Time) error 
 // apart refuses a target path that lies in the volume, or that the volume lies
 // in. Aborted: what lies there is being taken down.
 func (v *Volume) apart(path string) error {
-	if place := v.Stage.Path; place == path || within(path, place) || within(place, path) {
+	if place := v.Stage.Path; place == path || Within(path, place) || Within(place, path) {
 		return Errorf(InvalidArgument, "the target path %s and the staging path %s must lie apart", path, place)
 	}
 	for _, place := range v.TargetPaths() {
 		switch {
-		case !within(path, place) && !within(place, path):
+		case !Within(path, place) && !Within(place, path):
 		case v.Targets[place].Gone:
 			return Errorf(Aborted, "the volume is still being unpublished from %s", place)
 		default:
@@ -267,8 +267,8 @@ func (v *Volume) apart(path string) error {
 	return nil
 }
 
-// within reports whether a path lies below a directory.
-func within(path, dir string) bool { return strings.HasPrefix(path, dir+"/") }
+// Within reports whether a path lies below a directory.
+func Within(path, dir string) bool { return strings.HasPrefix(path, dir+"/") }
 
 // flagsBeyond refuses flags that only a superblock knows and that the stage was
 // not mounted with: a bind cannot add them.
@@ -307,11 +307,11 @@ func (v *Volume) allowsAnother(t *Target) error {
 func (v *Volume) AskUnpublish(path string, now time.Time) error {
 	t := v.Targets[path]
 	if t == nil {
-		if v.Stage != nil && (path == v.Stage.Path || within(path, v.Stage.Path)) {
+		if v.Stage != nil && (path == v.Stage.Path || Within(path, v.Stage.Path)) {
 			return ErrNothingThere
 		}
 		for other := range v.Targets {
-			if within(path, other) {
+			if Within(path, other) {
 				return ErrNothingThere
 			}
 		}

@@ -18,7 +18,14 @@ type Volume struct {
 	Stage    *Stage             `json:"stage,omitempty"`
 	Targets  map[string]*Target `json:"targets,omitempty"` // by target path
 	Size     *Size              `json:"size,omitempty"`
+
+	Unknown Unknown `json:"-"`
 }
+
+// Unknown holds the fields of a stored Volume, Stage, Target or Size that this
+// version does not know: a newer one wrote them, and they are written again with
+// what they were read with. It is never changed in place.
+type Unknown map[string]any
 
 // Intent is what a stage, a target and a size have in common.
 type Intent struct {
@@ -113,6 +120,8 @@ type Stage struct {
 	// Next is the stage that was asked for in place of this one, which was never
 	// accepted and is a tombstone now: it takes its place once that holds.
 	Next *Stage `json:"next,omitempty"`
+
+	Unknown Unknown `json:"-"`
 }
 
 // SameAs reports whether two intents ask for the same stage. The pod's
@@ -133,6 +142,8 @@ type Target struct {
 	Device DeviceNumber `json:"device,omitzero"`
 	// Next is the publish that was asked for in place of this one, as Stage.Next.
 	Next *Target `json:"next,omitempty"`
+
+	Unknown Unknown `json:"-"`
 }
 
 // SameAs reports whether two intents ask for the same publish. The pod's
@@ -226,6 +237,8 @@ type Size struct {
 	// Before is the last accepted size in bytes, to which a refused growth
 	// returns; 0 when there was none.
 	Before int64 `json:"before,omitempty"`
+
+	Unknown Unknown `json:"-"`
 }
 
 // sizeUnit is what sizes are rounded up to, in bytes: the largest sector size.
@@ -237,7 +250,7 @@ func (z *Size) Rounded() int64 { return (z.Bytes + sizeUnit - 1) / sizeUnit * si
 // Empty reports whether nothing is left to do or to keep for the volume.
 func (v *Volume) Empty() bool { return v.Stage == nil && len(v.Targets) == 0 }
 
-// Clone returns a copy that shares nothing with v.
+// Clone returns a copy that shares nothing that changes with v.
 func (v *Volume) Clone() *Volume {
 	c := *v
 	c.Stage = v.Stage.clone()
@@ -250,6 +263,17 @@ func (v *Volume) Clone() *Volume {
 		c.Targets[path] = target.clone()
 	}
 	return &c
+}
+
+// Stored returns a copy as it would be read back: without the marks that are
+// never stored.
+func (v *Volume) Stored() *Volume {
+	c := v.Clone()
+	for _, part := range c.Parts() {
+		c.Intent(part).Asked = false
+		c.Latest(part).Asked = false
+	}
+	return c
 }
 
 func (s *Stage) clone() *Stage {

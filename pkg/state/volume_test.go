@@ -39,9 +39,9 @@ func TestCloneSharesNoIntent(t *testing.T) {
 	}
 }
 
-func TestDeepCopySharesNothing(t *testing.T) {
+func TestStoredSharesNothing(t *testing.T) {
 	v := fullVolume()
-	c := deepCopy(v)
+	c := v.Stored()
 	c.Stage.Context["a"], c.Stage.Capability.Flags[0] = "x", "x"
 	c.Targets["/pod"].Context["a"], c.Targets["/pod"].Capability.Flags[0] = "x", "x"
 	if !reflect.DeepEqual(v, fullVolume()) {
@@ -61,7 +61,7 @@ func TestVolumeJSON(t *testing.T) {
 	if err := json.Unmarshal(text, &back); err != nil {
 		t.Fatal(err)
 	}
-	if want := deepCopy(fullVolume()); !reflect.DeepEqual(&back, want) {
+	if want := fullVolume().Stored(); !reflect.DeepEqual(&back, want) {
 		t.Errorf("read back %+v, not %+v", back, want)
 	}
 	if strings.Contains(string(text), "sked") {

@@ -1,7 +1,6 @@
 package chaos
 
 import (
-	"errors"
 	"fmt"
 	"io/fs"
 	"math/rand/v2"
@@ -14,6 +13,7 @@ import (
 	"time"
 
 	"github.com/csi-node/csi-node/pkg/reconciler"
+	"github.com/csi-node/csi-node/pkg/state/store"
 	"github.com/csi-node/csi-node/test/harness"
 )
 
@@ -192,19 +192,20 @@ func (c *crash) note(end string) {
 // damage does something to the store of a plugin that is down, now and then.
 func (c *crash) damage() {
 	c.t.Helper()
-	store := filepath.Join(c.StateDir, "intents.db")
-	info, err := os.Stat(store)
-	if errors.Is(err, os.ErrNotExist) {
-		return
-	}
+	dir := filepath.Join(c.StateDir, store.Directory)
+	files, err := filepath.Glob(filepath.Join(dir, "*.json"))
 	must(c.t, err)
 	switch c.random.IntN(12) {
 	case 0:
 		c.ends["store deleted"]++
-		must(c.t, os.Remove(store))
+		must(c.t, os.RemoveAll(dir))
 	case 1, 2:
-		c.ends["store cut"]++
-		must(c.t, os.Truncate(store, c.random.Int64N(info.Size())))
+		for _, file := range files {
+			info, err := os.Stat(file)
+			must(c.t, err)
+			c.ends["record cut"]++
+			must(c.t, os.Truncate(file, c.random.Int64N(max(info.Size(), 1))))
+		}
 	}
 }
 

@@ -15,7 +15,6 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"github.com/csi-node/csi-node/pkg/driver"
 	"github.com/csi-node/csi-node/test/harness"
 )
 
@@ -372,7 +371,7 @@ func TestPathsInAVolumeWithoutARecord(t *testing.T) {
 	must(t, v.publish(ctx, pod))
 	makeDir(t, filepath.Join(pod, "directory"))
 	p.Terminate()
-	must(t, os.Remove(filepath.Join(p.StateDir, driver.StoreFile)))
+	loseStore(t, p)
 	p.Start(harness.Options{})
 	for _, path := range []string{v.staging + "/directory", v.staging + "/new/deep", pod + "/directory", filepath.Dir(pod), pod} {
 		other.staging = path

@@ -8,13 +8,14 @@ import (
 
 	"github.com/csi-node/csi-node/pkg/driver"
 	"github.com/csi-node/csi-node/pkg/reconciler"
+	"github.com/csi-node/csi-node/pkg/state/store"
 	"github.com/csi-node/csi-node/test/harness"
 )
 
 // loseStore takes the intents away under a plugin that is down.
 func loseStore(t *testing.T, p *harness.Plugin) {
 	t.Helper()
-	must(t, os.Remove(filepath.Join(p.StateDir, driver.StoreFile)))
+	must(t, os.RemoveAll(filepath.Join(p.StateDir, store.Directory)))
 }
 
 // deviceOf returns the loop device over the volume's file, "" when there is none.

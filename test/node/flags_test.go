@@ -1,8 +1,6 @@
 package node
 
 import (
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -116,7 +114,7 @@ func TestFlagsAfterLostStore(t *testing.T) {
 				must(t, v.publish(ctx, pod))
 				lose := func() {
 					p.Kill()
-					must(t, os.Remove(filepath.Join(p.StateDir, "intents.db")))
+					loseStore(t, p)
 					p.Start(harness.Options{})
 				}
 				lose()

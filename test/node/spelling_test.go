@@ -11,6 +11,7 @@ import (
 
 	"github.com/csi-node/csi-node/pkg/driver"
 	"github.com/csi-node/csi-node/pkg/state"
+	"github.com/csi-node/csi-node/pkg/state/store"
 	"github.com/csi-node/csi-node/test/harness"
 )
 
@@ -101,15 +102,15 @@ func TestSpellings(t *testing.T) {
 // that of a version which kept paths as they were asked.
 func respell(t *testing.T, p *harness.Plugin, as func(string) string) {
 	t.Helper()
-	bootID, err := state.BootID()
+	bootID, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	must(t, err)
-	store, err := state.Open(t.Context(), filepath.Join(p.StateDir, driver.StoreFile), bootID)
+	records, err := store.Open(t.Context(), p.StateDir, strings.TrimSpace(string(bootID)))
 	must(t, err)
 	given := func(path string) string {
 		return p.KubeletDir + strings.TrimPrefix(path, filepath.Join(p.Dir, "data", "kubelet"))
 	}
-	for _, record := range store.List() {
-		_, err := store.Edit(record.ID, func(v *state.Volume) error {
+	for _, record := range records.List() {
+		_, err := records.Edit(record.ID, func(v *state.Volume) error {
 			v.Stage.Path = as(given(v.Stage.Path))
 			for path, target := range v.Targets {
 				delete(v.Targets, path)
@@ -120,7 +121,7 @@ func respell(t *testing.T, p *harness.Plugin, as func(string) string) {
 		})
 		must(t, err)
 	}
-	must(t, store.Close())
+	must(t, records.Close())
 }
 
 // The plugin that takes over may be told of the kubelet directory by another of

@@ -14,16 +14,19 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/csi-node/csi-node/pkg/state/store"
 	"github.com/csi-node/csi-node/test/harness"
 )
 
 // damages are what may befall the store while the plugin is down.
-var damages = map[string]func(t *testing.T, path string){
-	"deleted": func(t *testing.T, path string) { must(t, os.Remove(path)) },
-	"garbage": func(t *testing.T, path string) {
-		must(t, os.WriteFile(path, bytes.Repeat([]byte("garbage\n"), 4096), 0o600))
+// Each tells whether there is a record to set aside.
+var damages = map[string]func(t *testing.T, dir, file string) (aside bool){
+	"deleted": func(t *testing.T, dir, _ string) bool { must(t, os.RemoveAll(dir)); return false },
+	"garbage": func(t *testing.T, _, file string) bool {
+		must(t, os.WriteFile(file, bytes.Repeat([]byte("garbage\n"), 4096), 0o600))
+		return true
 	},
-	"cut": func(t *testing.T, path string) { must(t, os.Truncate(path, 5000)) },
+	"cut": func(t *testing.T, _, file string) bool { must(t, os.Truncate(file, 500)); return true },
 }
 
 // A lost store loses no mount: kubelet's next calls adopt what stands.
@@ -49,9 +52,14 @@ func TestLostStore(t *testing.T) {
 					must(t, v.publish(ctx, pod1))
 				}
 				p.Kill()
-				inflict(t, filepath.Join(p.StateDir, "intents.db"))
+				dir := filepath.Join(p.StateDir, store.Directory)
+				file, err := filepath.Glob(filepath.Join(dir, "*.json"))
+				if err != nil || len(file) != 1 {
+					t.Fatalf("records: %q (%v)", file, err)
+				}
+				lost := inflict(t, dir, file[0])
 				p.Start(harness.Options{})
-				if aside, err := filepath.Glob(filepath.Join(p.StateDir, "intents.db.corrupt-*")); err != nil || (len(aside) == 1) != (damage != "deleted") {
+				if aside, err := filepath.Glob(filepath.Join(dir, "*.corrupt-*")); err != nil || (len(aside) == 1) != lost {
 					t.Errorf("set aside: %q (%v)", aside, err)
 				}
 
@@ -121,7 +129,7 @@ func TestUnstageAfterLostStore(t *testing.T) {
 				must(t, err)
 			}
 			p.Kill()
-			must(t, os.Remove(filepath.Join(p.StateDir, "intents.db")))
+			loseStore(t, p)
 			p.Start(harness.Options{})
 
 			short, cancel := context.WithTimeout(ctx, 10*time.Second)

@@ -18,6 +18,7 @@ import (
 	"github.com/csi-node/csi-node/pkg/blockdev"
 	"github.com/csi-node/csi-node/pkg/devices"
 	"github.com/csi-node/csi-node/pkg/devices/note"
+	"github.com/csi-node/csi-node/pkg/internal/boot"
 	"github.com/csi-node/csi-node/pkg/internal/keylock"
 	"github.com/csi-node/csi-node/pkg/state"
 )
@@ -54,11 +55,11 @@ type Backend struct {
 
 // New returns the backend, which keeps its notes in env.LibDir.
 func New(env devices.Environment) (*Backend, error) {
-	boot, err := state.BootID()
+	bootID, err := boot.ID()
 	if err != nil {
 		return nil, err
 	}
-	return &Backend{claims: note.Dir(filepath.Join(env.LibDir, "disks")), boot: boot, hints: map[string]state.DeviceNumber{}}, nil
+	return &Backend{claims: note.Dir(filepath.Join(env.LibDir, "disks")), boot: bootID, hints: map[string]state.DeviceNumber{}}, nil
 }
 
 // spec is the disk that contexts ask for.

@@ -20,6 +20,7 @@ import (
 
 	"github.com/csi-node/csi-node/pkg/blockdev"
 	"github.com/csi-node/csi-node/pkg/devices"
+	"github.com/csi-node/csi-node/pkg/internal/boot"
 	"github.com/csi-node/csi-node/pkg/internal/keylock"
 	"github.com/csi-node/csi-node/pkg/state"
 )
@@ -41,11 +42,11 @@ type Facts struct {
 
 // Open returns the facts that are kept in a directory of a --lib-dir.
 func Open(libDir string) (*Facts, error) {
-	boot, err := state.BootID()
+	bootID, err := boot.ID()
 	if err != nil {
 		return nil, err
 	}
-	return &Facts{dir: Dir(filepath.Join(libDir, "notes")), boot: boot}, nil
+	return &Facts{dir: Dir(filepath.Join(libDir, "notes")), boot: bootID}, nil
 }
 
 // fact is the note of one device.

@@ -1,7 +1,10 @@
-package state
+package store
 
 import (
+	"slices"
 	"strings"
+
+	"github.com/csi-node/csi-node/pkg/state"
 )
 
 // places knows at which paths volumes are asked to be, or to go from: what is
@@ -16,43 +19,50 @@ type places struct {
 // occupant is a part of a volume at a path.
 type occupant struct {
 	volume string
-	kind   PartKind
+	kind   state.PartKind
 	path   string
 	gone   bool // it is to go from there
 }
 
-func newPlaces(records map[string]*Volume) *places {
-	p := &places{at: map[string][]occupant{}, below: map[string]int{}}
-	for _, v := range records {
-		p.move(nil, v)
-	}
-	return p
-}
+func newPlaces() *places { return &places{at: map[string][]occupant{}, below: map[string]int{}} }
 
 // occupants returns the parts of a record that have a path; nil has none.
-func (v *Volume) occupants() []occupant {
+func occupants(v *state.Volume) []occupant {
 	if v == nil {
 		return nil
 	}
 	all := make([]occupant, 0, 1+len(v.Targets))
 	for s := v.Stage; s != nil; s = s.Next {
-		all = append(all, occupant{v.ID, StageKind, s.Path, s.Gone})
+		all = append(all, occupant{v.ID, state.StageKind, s.Path, s.Gone})
 	}
 	for _, t := range v.Targets {
 		for ; t != nil; t = t.Next {
-			all = append(all, occupant{v.ID, TargetKind, t.Path, t.Gone})
+			all = append(all, occupant{v.ID, state.TargetKind, t.Path, t.Gone})
 		}
 	}
 	return all
 }
 
-// move notes that a record has become another.
-func (p *places) move(before, after *Volume) {
-	for _, o := range before.occupants() {
-		p.change(o, -1)
+// besides returns the occupants of a record that another one has not.
+func besides(v, other *state.Volume) []occupant {
+	has := map[occupant]bool{}
+	for _, o := range occupants(other) {
+		has[o] = true
 	}
-	for _, o := range after.occupants() {
+	return slices.DeleteFunc(occupants(v), func(o occupant) bool { return has[o] })
+}
+
+// claim gives a record that is about to become another one the places of both,
+// and release takes back those which it no longer needs.
+func (p *places) claim(before, after *state.Volume) {
+	for _, o := range besides(after, before) {
 		p.change(o, 1)
+	}
+}
+
+func (p *places) release(before, after *state.Volume) {
+	for _, o := range besides(before, after) {
+		p.change(o, -1)
 	}
 }
 
@@ -94,22 +104,18 @@ func above(path string) func(yield func(string) bool) {
 //
 // FailedPrecondition: another part is to stay there. Aborted: it is to go, or the
 // part was asked for elsewhere before and may yet come.
-func (p *places) apart(before, after *Volume) error {
-	standing := map[occupant]bool{}
-	for _, o := range before.occupants() {
-		standing[o] = true
-	}
-	for _, o := range after.occupants() {
-		if o.gone || standing[o] {
+func (p *places) apart(before, after *state.Volume) error {
+	for _, o := range besides(after, before) {
+		if o.gone {
 			continue
 		}
 		if err := p.refuse(o); err != nil {
-			part := Part{Kind: o.kind}
-			if o.kind == TargetKind {
+			part := state.Part{Kind: o.kind}
+			if o.kind == state.TargetKind {
 				part.Path = o.path
 			}
 			if was := before.Latest(part); was != nil && !was.Gone && !was.Accepted {
-				err = Errorf(Aborted, "%w; and what was asked for before is not over", err)
+				err = state.Errorf(state.Aborted, "%w; and what was asked for before is not over", err)
 			}
 			return err
 		}
@@ -123,7 +129,7 @@ func (p *places) refuse(asked occupant) error {
 	var found *occupant
 	meet := func(others []occupant) {
 		for _, o := range others {
-			itself := o.volume == asked.volume && o.kind == asked.kind && (o.kind == StageKind || o.path == asked.path)
+			itself := o.volume == asked.volume && o.kind == asked.kind && (o.kind == state.StageKind || o.path == asked.path)
 			if !itself && (found == nil || found.gone && !o.gone) {
 				found = &o
 			}
@@ -135,7 +141,7 @@ func (p *places) refuse(asked occupant) error {
 	}
 	if p.below[asked.path] > 0 {
 		for path, others := range p.at {
-			if within(path, asked.path) {
+			if state.Within(path, asked.path) {
 				meet(others)
 			}
 		}
@@ -145,17 +151,17 @@ func (p *places) refuse(asked occupant) error {
 	}
 	where := "the same path"
 	switch {
-	case within(asked.path, found.path):
+	case state.Within(asked.path, found.path):
 		where = found.path + ", which lies above it"
-	case within(found.path, asked.path):
+	case state.Within(found.path, asked.path):
 		where = found.path + ", which lies below it"
 	}
 	done, end := "staged", "NodeUnstageVolume"
-	if found.kind == TargetKind {
+	if found.kind == state.TargetKind {
 		done, end = "published", "NodeUnpublishVolume"
 	}
 	if found.gone {
-		return Errorf(Aborted, "the path %s: volume %s is still being un%s from %s", asked.path, found.volume, done, where)
+		return state.Errorf(state.Aborted, "the path %s: volume %s is still being un%s from %s", asked.path, found.volume, done, where)
 	}
-	return Errorf(FailedPrecondition, "the path %s: volume %s is %s at %s, and two must lie apart: choose another path, or end that by %s", asked.path, found.volume, done, where, end)
+	return state.Errorf(state.FailedPrecondition, "the path %s: volume %s is %s at %s, and two must lie apart: choose another path, or end that by %s", asked.path, found.volume, done, where, end)
 }

@@ -1,11 +1,10 @@
-package state
+package store
 
 import (
 	"fmt"
 	"os"
 	"path/filepath"
 	"runtime"
-	"strings"
 	"sync/atomic"
 	"testing"
 )
@@ -25,20 +24,11 @@ func benchDirs(b *testing.B) map[string]string {
 	return map[string]string{"disk": b.TempDir(), "tmpfs": shm}
 }
 
-// toggled alternates the stage's flag, so that each edit changes something.
-func toggled(v *Volume) error {
-	if v.Stage == nil {
-		return staged("/var/lib/kubelet/plugins/kubernetes.io/csi/csi-node/" + strings.Repeat("0", 64) + "/globalmount")(v)
-	}
-	v.Stage.Accepted = !v.Stage.Accepted
-	return nil
-}
-
 func BenchmarkEdit(b *testing.B) {
 	for kind, dir := range benchDirs(b) {
 		for _, writers := range []int{1, 32} {
 			b.Run(fmt.Sprintf("%s/writers=%d", kind, writers), func(b *testing.B) {
-				s := openStore(b, filepath.Join(dir, fmt.Sprint(writers, ".db")), testBoot)
+				s := openStore(b, filepath.Join(dir, fmt.Sprint(writers)), testBoot)
 				var next atomic.Int64
 				b.SetParallelism(writers / runtime.GOMAXPROCS(0))
 				if writers == 1 {
@@ -62,13 +52,16 @@ func BenchmarkEdit(b *testing.B) {
 }
 
 func BenchmarkOpen(b *testing.B) {
-	path := storePath(b)
-	s := openStore(b, path, testBoot)
-	for i := range 1000 {
-		mustEdit(b, s, fmt.Sprint(i), toggled)
-	}
-	closeStore(b, s)
-	for b.Loop() {
-		closeStore(b, openStore(b, path, testBoot))
+	for kind, dir := range benchDirs(b) {
+		b.Run(kind, func(b *testing.B) {
+			s := openStore(b, dir, testBoot)
+			for i := range 5000 {
+				mustEdit(b, s, fmt.Sprint(i), toggled)
+			}
+			closeStore(b, s)
+			for b.Loop() {
+				crash(b, openStore(b, dir, testBoot))
+			}
+		})
 	}
 }

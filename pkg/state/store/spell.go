@@ -1,4 +1,6 @@
-package state
+package store
+
+import "github.com/csi-node/csi-node/pkg/state"
 
 // Spell gives every path of every record the spelling that spell returns for it,
 // in memory: the disk follows with the next edit of a record. It serves records
@@ -8,18 +10,19 @@ package state
 func (s *Store) Spell(spell func(path string) string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for id, v := range s.records {
-		c := v.Clone() // what Get and List returned stays as it is
-		c.spell(spell)
-		s.records[id] = c
+	records := map[string]*state.Volume{}
+	for id, v := range s.volumes {
+		records[id] = v.record.Clone() // what Get and List returned stays as it is
+		spellRecord(records[id], spell)
 	}
+	s.take(records)
 }
 
-func (v *Volume) spell(spell func(path string) string) {
+func spellRecord(v *state.Volume, spell func(path string) string) {
 	for s := v.Stage; s != nil; s = s.Next {
 		s.Path = spell(s.Path)
 	}
-	targets := make(map[string]*Target, len(v.Targets))
+	targets := make(map[string]*state.Target, len(v.Targets))
 	for _, t := range v.Targets {
 		for ask := t; ask != nil; ask = ask.Next {
 			ask.Path = spell(ask.Path)

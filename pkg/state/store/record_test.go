@@ -1,0 +1,146 @@
+package store
+
+import (
+	"bytes"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"k8s.io/klog/v2"
+	"k8s.io/klog/v2/ktesting"
+
+	"github.com/csi-node/csi-node/pkg/state"
+)
+
+// quietly opens a store whose damage would be logged at length.
+func quietly(t *testing.T, dir string) *Store {
+	t.Helper()
+	ctx := klog.NewContext(t.Context(), ktesting.NewLogger(ktesting.NopTL{}, ktesting.NewConfig(ktesting.BufferLogs(false))))
+	s, err := Open(ctx, dir, testBoot)
+	must(t, err)
+	return s
+}
+
+// Whatever befalls one file, it costs one record, which is kept aside as it was
+// found, and the volume can have another one.
+func TestDamagedFileCostsOneRecord(t *testing.T) {
+	dir, err := os.MkdirTemp("/dev/shm", "csi-node-state-") // a tmpfs: there are many of them
+	must(t, err)
+	defer func() { must(t, os.RemoveAll(dir)) }()
+	s := quietly(t, dir)
+	good := mustEdit(t, s, "good", staged("/stage/good"))
+	mustEdit(t, s, "bad", staged("/stage/bad"))
+	sound := text(mustEdit(t, s, "bad", published("/pod")))
+	crash(t, s)
+
+	damaged := []string{"", "{", "{}", "null", "garbage\n", text(good), sound + "\n", sound + sound, strings.Replace(sound, "/stage", "/stagf", 1)}
+	for _, object := range []string{`{"id":"bad","boot":"boot-1","targets":{"/pod":null}}`, `{"id":"bad","boot":"boot-1","targets":{"/pod":{"path":"/p"}}}`, `{"id":7}`, `{"id":"bad"`, `{"id":"bad"}{}`} {
+		damaged = append(damaged, string(seal([]byte(object))))
+	}
+	for n := range sound {
+		damaged = append(damaged, sound[:n])
+	}
+	random := rand.New(rand.NewPCG(1, 2))
+	for range 300 {
+		raw := []byte(sound)
+		for range 1 + random.IntN(3) {
+			raw[random.IntN(len(raw))] ^= byte(1 + random.IntN(255))
+		}
+		damaged = append(damaged, string(raw))
+	}
+	for _, raw := range damaged {
+		if raw == sound {
+			continue
+		}
+		must(t, os.WriteFile(fileOf(dir, "bad"), []byte(raw), 0o600))
+		s := quietly(t, dir)
+		if idsOf(s) != "good" || text(s.Get("good")) != text(good) || len(s.SetAside()) != 1 {
+			t.Fatalf("of %q there are %s, set aside %q", raw, idsOf(s), s.SetAside())
+		}
+		if kept, err := os.ReadFile(s.SetAside()[0]); err != nil || string(kept) != raw {
+			t.Fatalf("of %q %q was kept (%v)", raw, kept, err)
+		}
+		must(t, os.Remove(s.SetAside()[0]))
+		mustEdit(t, s, "bad", staged("/stage/anew"))
+		crash(t, s)
+	}
+	must(t, os.Remove(fileOf(dir, "bad")))
+	must(t, os.MkdirAll(filepath.Join(fileOf(dir, "bad"), "in", "the", "way"), 0o700))
+	must(t, os.WriteFile(fileOf(dir, "good")+freshSuffix, []byte("half"), 0o600))
+	s = quietly(t, dir)
+	defer closeStore(t, s)
+	if _, err := os.Stat(fileOf(dir, "good") + freshSuffix); !os.IsNotExist(err) || idsOf(s) != "good" || len(s.SetAside()) != 1 {
+		t.Errorf("of a directory in the way there are %s, set aside %q; half a file: %v", idsOf(s), s.SetAside(), err)
+	}
+	mustEdit(t, s, "bad", staged("/stage/anew"))
+}
+
+// What a newer version wrote is kept in every part for as long as the part is there.
+func TestUnknownFieldsAreKept(t *testing.T) {
+	dir := t.TempDir()
+	closeStore(t, openStore(t, dir, testBoot))
+	const capability = `"capability":{"access":"mount","mode":"SINGLE_NODE_MULTI_WRITER","fsType":"ext4","future":"capability"}`
+	object := `{"boot":"boot-1","id":"v","revision":7,"future":["volume",12345678901234567890],
+		"stage":{"revision":7,"since":"2026-01-01T00:00:00Z","path":"/stage","future":{"a":"stage"},` + capability + `},
+		"targets":{"/pod":{"revision":7,"since":"2026-01-01T00:00:00Z","path":"/pod","future":"target","gone":true,` + capability + `,
+			"next":{"revision":8,"since":"2026-01-01T00:00:00Z","path":"/pod","future":"next","device":{"major":7,"minor":1,"future":"device"},` + capability + `}}},
+		"size":{"revision":7,"since":"2026-01-01T00:00:00Z","bytes":1,"future":"size"}}`
+	must(t, os.WriteFile(fileOf(dir, "v"), seal([]byte(object)), 0o600))
+	stored := func() string {
+		raw, err := os.ReadFile(fileOf(dir, "v"))
+		must(t, err)
+		return string(raw)
+	}
+	for range 2 {
+		s := openStore(t, dir, testBoot)
+		if v := s.Get("v"); v == nil || v.Stage.Path != "/stage" || len(v.Targets) != 1 {
+			t.Fatalf("the record is read as %+v", v)
+		}
+		if v := mustEdit(t, s, "v", func(v *state.Volume) error { v.Stage.Accepted = !v.Stage.Accepted; return nil }); v.Revision <= 7 {
+			t.Errorf("revision %d", v.Revision)
+		}
+		for want, n := range map[string]int{`"future":["volume",12345678901234567890]`: 1, `"future":{"a":"stage"}`: 1, `"future":"target"`: 1, `"future":"next"`: 1, `"future":"device"`: 1, `"future":"size"`: 1, `"future":"capability"`: 3} {
+			if strings.Count(stored(), want) != n {
+				t.Errorf("%s is not kept in %s", want, stored())
+			}
+		}
+		closeStore(t, s)
+	}
+	s := openStore(t, dir, testBoot)
+	mustEdit(t, s, "v", func(v *state.Volume) error { v.Drop(state.TargetPart("/pod")); return nil })
+	if got := stored(); strings.Contains(got, `"target"`) || !strings.Contains(got, `"future":"next"`) {
+		t.Errorf("after the next took its place there is %s", got)
+	}
+	mustEdit(t, s, "v", func(v *state.Volume) error { v.Targets = nil; return emptied(v) })
+	mustEdit(t, s, "v", staged("/stage"))
+	if strings.Contains(stored(), "future") {
+		t.Errorf("a new stage has fields of the one before: %s", stored())
+	}
+}
+
+func FuzzRecord(f *testing.F) {
+	f.Add([]byte(`{"id":"v","revision":1,"stage":{"path":"/stage"},"targets":{"/pod":{"path":"/pod"}},"size":{"bytes":1}}`))
+	f.Add([]byte(`{"id":"v","targets":{"/pod":null}}`))
+	f.Add([]byte(`{"id":"v","stage":null,"new":{"a":[1]},"size":{"new":{}}}`))
+	f.Fuzz(func(t *testing.T, object []byte) {
+		if _, _, err := decode(object); err == nil && !bytes.Contains(object, []byte("crc32c")) {
+			t.Error("an object without its checksum was read")
+		}
+		if len(object) == 0 {
+			return
+		}
+		boot, v, err := decode(seal(object))
+		if err != nil {
+			return
+		}
+		raw, err := encode(boot, v)
+		if err != nil {
+			t.Fatalf("%+v was read and cannot be written: %v", v, err)
+		}
+		if _, again, err := decode(raw); err != nil || text(v) != text(again) {
+			t.Errorf("%+v was read back as %+v (%v)", v, again, err)
+		}
+	})
+}
