@@ -291,15 +291,20 @@ func (p *plugin) spellRecords(ctx context.Context) {
 	})
 }
 
+func (p *plugin) backends() *devices.Set {
+	return devices.NewSet(poolBackend, map[string]devices.Backend{poolBackend: loop.Volumes{Backend: p.devices}})
+}
+
 func (p *plugin) kernel() reconciler.Kernel {
 	k := reconciler.Kernel{
-		Devices:     devices.NewSet(poolBackend, map[string]devices.Backend{poolBackend: loop.Volumes{Backend: p.devices}}),
+		Devices:     p.backends(),
 		Views:       p.devices,
 		Filesystems: p.filesystem,
 		Mounts:      p.mounts,
 		Directories: p.mounts,
 		Holders:     mounts.Holders,
 		Bound:       func(number state.DeviceNumber) (bool, error) { return p.watcher.Bound(number) },
+		VolumeAt:    p.devices.VolumeAt,
 	}
 	if p.pods != nil {
 		k.Pods = p.pods
@@ -438,18 +443,17 @@ func stopServer(server *grpc.Server) {
 
 func (p *plugin) grpcServer() *grpc.Server {
 	node := nodeserver.New(nodeserver.Config{
-		NodeID:           p.NodeID,
-		TopologyKey:      topologyKey(p.DriverName),
-		TopologyValue:    topologyValue(p.NodeID),
-		MaxVolumes:       p.MaxVolumes,
-		Filesystems:      p.filesystem,
-		ValidateVolumeID: pool.ValidateID,
-		VolumeAt:         p.devices.VolumeAt,
-		Reconciler:       p.reconciler,
-		Records:          p.store,
-		Paths:            p.mounts,
-		Ephemeral:        p.ephemeral,
-		StorageHealth:    p.storageHealth,
+		NodeID:        p.NodeID,
+		TopologyKey:   topologyKey(p.DriverName),
+		TopologyValue: topologyValue(p.NodeID),
+		MaxVolumes:    p.MaxVolumes,
+		Backends:      p.backends(),
+		Filesystems:   p.filesystem,
+		Reconciler:    p.reconciler,
+		Records:       p.store,
+		Paths:         p.mounts,
+		Ephemeral:     p.ephemeral,
+		StorageHealth: p.storageHealth,
 	})
 	return newServer(p.metrics, &identity{name: p.DriverName, version: p.Version, checks: p.checks()}, p.controller, node)
 }

@@ -30,7 +30,7 @@ import (
 	"k8s.io/klog/v2/textlogger"
 
 	"github.com/csi-node/csi-node/pkg/controllerserver"
-	"github.com/csi-node/csi-node/pkg/devices/pool"
+	"github.com/csi-node/csi-node/pkg/devices"
 	"github.com/csi-node/csi-node/pkg/ephemeral"
 	"github.com/csi-node/csi-node/pkg/mounts"
 	"github.com/csi-node/csi-node/pkg/nodeserver"
@@ -205,7 +205,7 @@ func (s *scene) open() (err error) {
 	controller := controllerserver.New(controllerserver.Config{NodeID: "node-1", TopologyKey: key, Filesystems: s.node, Pool: s.node, Deleter: s.node, Intents: s.store})
 	inline := ephemeral.New(ephemeral.Config{StagingDir: filepath.Join(s.kubelet, "ephemeral"), Reconciler: r, Records: s.store, Pool: s.node, Maker: controller, Deleter: s.node, Directories: s.node, Spell: s.node.Spell})
 	server := newServer(newMetrics("v1"), &identity{name: "fuzz.test", version: "v1"}, controller,
-		nodeserver.New(nodeserver.Config{NodeID: "node-1", TopologyKey: key, Filesystems: s.node, ValidateVolumeID: pool.ValidateID,
+		nodeserver.New(nodeserver.Config{NodeID: "node-1", TopologyKey: key, Filesystems: s.node, Backends: devices.NewSet("fuzz", map[string]devices.Backend{"fuzz": fakeBackend{s.node}}),
 			Reconciler: r, Records: s.store, Paths: s.node, Ephemeral: inline, StorageHealth: func(context.Context) error { return nil }}))
 	listener, err := net.Listen("unix", filepath.Join(s.dir, "csi.sock"))
 	if err != nil {

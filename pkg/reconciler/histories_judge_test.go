@@ -77,7 +77,7 @@ func (y *history) edited(before, after *state.Volume) {
 		was, is := before.Intent(part), after.Intent(part)
 		if by == nil {
 			y.editedByWorker(before, after, part)
-		} else if own := part == by.part || part == state.SizePart() && by.part == state.StagePart(); !own && !same(was, is) && !withdrawnWith(by, was, is) {
+		} else if own := part == by.part || part == state.SizePart() && by.part == state.StagePart(); !own && !same(was, is) && !withdrawnWith(by, was, is) && !y.presumedWith(before, after, part) {
 			y.t.Errorf("%s: the edit changed %s", by, part)
 		}
 	}
@@ -89,7 +89,23 @@ func (y *history) edited(before, after *state.Volume) {
 // withdrawnWith reports whether a target was taken back because its stage, which
 // was never accepted, gave way to another.
 func withdrawnWith(by *demand, was, is *state.Intent) bool {
-	return by.part == state.StagePart() && by.stands != nil && was != nil && !was.Accepted && is != nil && is.Gone && is.Withdrawn
+	return by.part == state.StagePart() && by.stands != nil && was != nil && !was.Accepted &&
+		(is == nil && !was.Begun || is != nil && is.Gone && is.Withdrawn)
+}
+
+// presumedWith reports whether a part came or went with a provisional stage, for
+// which nobody waits.
+func (y *history) presumedWith(before, after *state.Volume, part state.Part) bool {
+	was, is := before.Intent(part), after.Intent(part)
+	switch s := before.Stage; {
+	case s == nil:
+		return part == state.StagePart() && after.Stage.Provisional
+	case !s.Provisional:
+		return false
+	case part == state.StagePart():
+		return true
+	}
+	return is == nil && !was.Gone && !was.Accepted && !was.Begun && !y.waits(request{id: before.ID, part: part}, was.Revision)
 }
 
 // anybodyWaits reports whether a caller other than a waits for something of the volume.
@@ -138,8 +154,10 @@ func (y *history) editedByWorker(before, after *state.Volume, part state.Part) {
 	gone := is == nil || is.Gone
 	switch {
 	case same(was, is):
-	case was == nil && part == state.StagePart() && after.Stage.Adopted:
-		y.mustBeTrue("adopted", after, what)
+	case gone && part == state.StagePart() && before.Stage.Provisional:
+		if after.Size != nil || slices.ContainsFunc(after.TargetPaths(), func(path string) bool { return !after.Targets[path].Gone }) {
+			y.t.Errorf("%s: a provisional stage went before what needs it", what)
+		}
 	case was == nil:
 		y.t.Errorf("%s: the worker asked for it", what)
 	case was.Gone && !gone && before.Latest(part) != was && *before.Latest(part) == *is: // what was begun before is undone
@@ -212,6 +230,18 @@ func (k *fakeKernel) otherwise(record *state.Volume, part state.Part) string {
 		}
 	}
 	return ""
+}
+
+// waits reports whether a caller waits for an intent now.
+func (y *history) waits(r request, intent uint64) bool {
+	y.mu.Lock()
+	defer y.mu.Unlock()
+	for a := range y.waiting {
+		if a.id == r.id && a.part == r.part && a.intent == intent && a.answered == 0 {
+			return true
+		}
+	}
+	return false
 }
 
 // somebodyWaits reports whether a caller waits for an intent, or did so when

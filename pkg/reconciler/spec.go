@@ -6,8 +6,8 @@ import (
 )
 
 // spec returns what a backend is told of a volume.
-func spec(want *state.Volume) devices.Volume {
-	v := devices.Volume{ID: want.ID, Backend: want.Backend}
+func (r *Reconciler) spec(want *state.Volume) devices.Volume {
+	v := devices.Volume{ID: want.ID, Backend: want.Backend, Secrets: r.secrets.get(want.ID)}
 	if want.Stage != nil {
 		v.Context, v.Publish = state.SplitContext(want.Stage.Context)
 	}

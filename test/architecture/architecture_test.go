@@ -32,7 +32,7 @@ var below = map[string][]string{
 	"pkg/devices/loop":             {"pkg/devices", "pkg/devices/internal/keylock", "pkg/devices/internal/lease", "pkg/devices/pool", "pkg/state"},
 	"pkg/reconciler":               {"pkg/devices", "pkg/state"},
 	"pkg/registration":             {},
-	"pkg/nodeserver":               {"pkg/reconciler", "pkg/state"},
+	"pkg/nodeserver":               {"pkg/devices", "pkg/reconciler", "pkg/state"},
 	"pkg/controllerserver":         {"pkg/devices/pool", "pkg/state"},
 	"pkg/ephemeral":                {"pkg/devices/pool", "pkg/state"},
 	"pkg/driver": {"pkg/client", "pkg/controllerserver", "pkg/devices", "pkg/devices/loop", "pkg/devices/pool", "pkg/ephemeral", "pkg/filesystem",
