@@ -137,7 +137,7 @@ func TestExpandAdopts(t *testing.T) {
 	s, f = newServer()
 	f.err = state.Errorf(state.DeadlineExceeded, "hangs")
 	for range 2 {
-		check(t, expand(t, s), state.DeadlineExceeded, "hangs")
+		check(t, expand(t, s, func(r *csi.NodeExpandVolumeRequest) { r.VolumePath, r.StagingTargetPath = target, staging }), state.DeadlineExceeded, "hangs")
 	}
 	if v := f.records[id]; !v.Stage.Provisional || v.Size.Bytes != 2*gib || f.looks.Load() > 0 {
 		t.Errorf("the record is %+v after %d looks", v, f.looks.Load())

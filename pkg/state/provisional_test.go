@@ -111,6 +111,7 @@ func TestProvisionalStageGivesWay(t *testing.T) {
 		"publish, waited for":   {have: lost(t, publishAt("/a"), asked), edit: publishAt("/b", xfs), class: Aborted, words: "a caller waits"},
 		"unstage, published":    {have: lost(t, publishAt("/a")), edit: func(v *Volume) error { return v.AskUnstage("/x", editTime) }, class: FailedPrecondition, words: "/a"},
 		"publish of what goes":  {have: lost(t, func(v *Volume) error { return v.AskUnpublish("/a", editTime) }), edit: publishAt("/a"), class: Aborted, words: "unpublished"},
+		"publish of the same":   {have: record(with("/a", goneTarget), func(v *Volume) { v.Stage = nil }), edit: publishAt("/a"), class: Aborted, words: "unpublished"},
 		"publish in the volume": {have: lost(t), edit: publishAt("/stage/a"), class: InvalidArgument, words: "apart"},
 		"a size, waited for": {have: lost(t, func(v *Volume) error {
 			err := grow(v)
