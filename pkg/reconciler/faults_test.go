@@ -240,6 +240,21 @@ func TestLookAsksWhatThePlanNeeds(t *testing.T) {
 	})
 }
 
+// A target that cannot be looked at may show the view still.
+func TestViewOfAnUnseenTargetStays(t *testing.T) {
+	bubble(t, func(h *harness) {
+		h.volume("v")
+		h.ok(stage("v", stageBlock), publish("v", 1, publishBlock, publishReadOnly))
+		h.k.fail(opLook, targetPath("v", 1), 1, errBoom)
+		h.refuse(h.do(unpublish("v", 1)), state.Unavailable, "boom")
+		if n := h.k.count(opDetachView, "v"); n != 0 {
+			t.Errorf("the view was detached %d times", n)
+		}
+		h.ok(unpublish("v", 1))
+		h.atRest("v")
+	})
+}
+
 // A target has flags of its own, also when it is put right.
 func TestTargetIsPutRight(t *testing.T) {
 	bubble(t, func(h *harness) {

@@ -135,7 +135,7 @@ func (p *planner) dropIdleView() {
 		return
 	}
 	for path, t := range p.want.Targets {
-		shown := slices.ContainsFunc(p.have.Targets[path].Mounts, func(m state.Mount) bool { return m.Is(p.have.View.Number) })
+		shown := unknown(p.have.Targets[path]) || slices.ContainsFunc(p.have.Targets[path].Mounts, func(m state.Mount) bool { return m.Is(p.have.View.Number) })
 		if shown || !t.Gone && needsView(t, p.have.Device) {
 			return
 		}

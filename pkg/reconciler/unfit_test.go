@@ -114,6 +114,11 @@ type toldDevices struct {
 	told *[]devices.Volume
 }
 
+func (d toldDevices) Find(ctx context.Context, v devices.Volume) (state.Device, error) {
+	*d.told = append(*d.told, v)
+	return d.fakeDevices.Find(ctx, v)
+}
+
 func (d toldDevices) Attach(ctx context.Context, v devices.Volume, readOnly bool) error {
 	*d.told = append(*d.told, v)
 	return d.fakeDevices.Attach(ctx, v, readOnly)
@@ -134,8 +139,10 @@ func TestSecretsServeSteps(t *testing.T) {
 		h.ok(asked)
 		h.p.r.Remember("v", map[string]string{"other": "1"})
 		h.p.r.Remember("v", nil)
-		if len(told) != 1 || told[0].Secrets["key"] != "s3cret" {
-			t.Errorf("the backend was told %v", told)
+		for _, v := range told {
+			if v.Secrets["key"] != "s3cret" {
+				t.Errorf("the backend was told %v", v)
+			}
 		}
 		if s := h.p.r.spec(h.store.Get("v")).Secrets; s["key"] != "s3cret" || s["other"] != "1" {
 			t.Errorf("remembered are %v", s)
@@ -144,6 +151,24 @@ func TestSecretsServeSteps(t *testing.T) {
 		h.sleep(time.Second)
 		if s := h.p.r.secrets.get("v"); s != nil {
 			t.Errorf("of a volume of which nothing is asked is remembered %v", s)
+		}
+	})
+}
+
+// A question about an id is asked of the volume that the record describes.
+func TestQuestionsAreAboutTheRecord(t *testing.T) {
+	bubble(t, func(h *harness) {
+		h.volume("v")
+		h.ok(stage("v", func(s *state.Stage) {
+			s.Backend, s.Context = "disk", map[string]string{"path": "/dev/sdz", "publish:lun": "1"}
+		}))
+		var told []devices.Volume
+		h.p.r.kernel.Devices = toldDevices{fakeDevices{h.p}, &told}
+		if _, err := h.p.r.Observe(context.Background(), &state.Volume{ID: "v"}); err != nil {
+			t.Fatal(err)
+		}
+		if len(told) != 1 || told[0].Backend != "disk" || told[0].Context["path"] != "/dev/sdz" || told[0].Publish["lun"] != "1" {
+			t.Errorf("the backend was told %+v", told)
 		}
 	})
 }
