@@ -77,7 +77,7 @@ func (y *history) edited(before, after *state.Volume) {
 		was, is := before.Intent(part), after.Intent(part)
 		if by == nil {
 			y.editedByWorker(before, after, part)
-		} else if own := part == by.part || part == state.SizePart() && by.part == state.StagePart(); !own && !same(was, is) && !withdrawnWith(by, was, is) && !y.presumedWith(before, after, part) {
+		} else if own := part == by.part || part == state.SizePart() && by.part == state.StagePart(); !own && !same(was, is) && !withdrawnWith(by, was, is) && !presumedWith(before, after, part) {
 			y.t.Errorf("%s: the edit changed %s", by, part)
 		}
 	}
@@ -93,9 +93,8 @@ func withdrawnWith(by *demand, was, is *state.Intent) bool {
 		(is == nil && !was.Begun || is != nil && is.Gone && is.Withdrawn)
 }
 
-// presumedWith reports whether a part came or went with a provisional stage, for
-// which nobody waits.
-func (y *history) presumedWith(before, after *state.Volume, part state.Part) bool {
+// presumedWith reports whether a part came or went with a provisional stage.
+func presumedWith(before, after *state.Volume, part state.Part) bool {
 	was, is := before.Intent(part), after.Intent(part)
 	switch s := before.Stage; {
 	case s == nil:
@@ -105,7 +104,7 @@ func (y *history) presumedWith(before, after *state.Volume, part state.Part) boo
 	case part == state.StagePart():
 		return true
 	}
-	return is == nil && !was.Gone && !was.Accepted && !was.Begun && !y.waits(request{id: before.ID, part: part}, was.Revision)
+	return is == nil && !was.Gone && !was.Accepted && !was.Begun
 }
 
 // anybodyWaits reports whether a caller other than a waits for something of the volume.
@@ -232,18 +231,6 @@ func (k *fakeKernel) otherwise(record *state.Volume, part state.Part) string {
 	return ""
 }
 
-// waits reports whether a caller waits for an intent now.
-func (y *history) waits(r request, intent uint64) bool {
-	y.mu.Lock()
-	defer y.mu.Unlock()
-	for a := range y.waiting {
-		if a.id == r.id && a.part == r.part && a.intent == intent && a.answered == 0 {
-			return true
-		}
-	}
-	return false
-}
-
 // somebodyWaits reports whether a caller waits for an intent, or did so when
 // the worker last looked.
 func (y *history) somebodyWaits(r request, intent uint64) bool {
@@ -317,6 +304,7 @@ func (y *history) mustBeUndone(a *demand, record *state.Volume, err error) {
 	intent := record.Intent(a.part)
 	switch {
 	case intent == nil || intent.Gone:
+	case a.part == state.StagePart() && record.Stage.Provisional: // of a publish that came since
 	case !intent.Accepted:
 		y.t.Errorf("%s: refused for good (%v), and asked for still: %+v", a, err, *intent)
 		return
