@@ -303,6 +303,7 @@ func (p *plugin) kernel() reconciler.Kernel {
 		Directories: p.mounts,
 		Holders:     mounts.Holders,
 		Bound:       p.bound,
+		VolumeAt:    p.volumeAt,
 	}
 	if p.pods != nil {
 		k.Pods = p.pods
@@ -454,18 +455,17 @@ func stopServer(server *grpc.Server) {
 
 func (p *plugin) grpcServer() *grpc.Server {
 	node := nodeserver.Config{
-		NodeID:           p.NodeID,
-		TopologyKey:      topologyKey(p.DriverName),
-		TopologyValue:    topologyValue(p.NodeID),
-		MaxVolumes:       cmp.Or(p.MaxVolumes, p.properties.VolumeLimit),
-		Filesystems:      p.filesystem,
-		ValidateVolumeID: p.validateID,
-		VolumeAt:         p.volumeAt,
-		Reconciler:       p.reconciler,
-		Records:          p.store,
-		Paths:            p.mounts,
-		Ephemeral:        p.ephemeral,
-		StorageHealth:    p.storageHealth,
+		NodeID:        p.NodeID,
+		TopologyKey:   topologyKey(p.DriverName),
+		TopologyValue: topologyValue(p.NodeID),
+		MaxVolumes:    cmp.Or(p.MaxVolumes, p.properties.VolumeLimit),
+		Filesystems:   p.filesystem,
+		Backends:      p.devices,
+		Reconciler:    p.reconciler,
+		Records:       p.store,
+		Paths:         p.mounts,
+		Ephemeral:     p.ephemeral,
+		StorageHealth: p.storageHealth,
 	}
 	services := services{
 		identity: &identity{name: p.DriverName, version: p.options.version(), capabilities: p.capabilities(), checks: p.checks()},
@@ -478,23 +478,6 @@ func (p *plugin) grpcServer() *grpc.Server {
 		services.node = p.options.Node(services.node)
 	}
 	return newServer(p.metrics, services)
-}
-
-// validateID returns InvalidArgument for an id that no volume can have, of none
-// of the backends, or of the one that its record names.
-func (p *plugin) validateID(id string) error {
-	v := devices.Volume{ID: id}
-	if record := p.store.Get(id); record != nil && record.Backend != "" {
-		v.Backend = record.Backend
-		return p.devices.Validate(v)
-	}
-	refused := p.devices.Validate(v)
-	for _, b := range p.backends {
-		if refused == nil || b.Validate(v) == nil {
-			return nil
-		}
-	}
-	return refused
 }
 
 // volumeAt returns the volume that a device stands for; empty: none.

@@ -11,7 +11,6 @@ import (
 
 	"github.com/csi-node/csi-node/pkg/driver"
 	"github.com/csi-node/csi-node/pkg/state"
-	"github.com/csi-node/csi-node/pkg/state/store"
 	"github.com/csi-node/csi-node/test/harness"
 )
 
@@ -102,10 +101,7 @@ func TestSpellings(t *testing.T) {
 // that of a version which kept paths as they were asked.
 func respell(t *testing.T, p *harness.Plugin, as func(string) string) {
 	t.Helper()
-	bootID, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
-	must(t, err)
-	records, err := store.Open(t.Context(), p.StateDir, strings.TrimSpace(string(bootID)))
-	must(t, err)
+	records := openStore(t, p)
 	given := func(path string) string {
 		return p.KubeletDir + strings.TrimPrefix(path, filepath.Join(p.Dir, "data", "kubelet"))
 	}
