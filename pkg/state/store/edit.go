@@ -218,6 +218,9 @@ func (s *Store) renew(lost error) error {
 		}
 		_ = s.legacy.Close() // only locked
 		s.legacy = f
+		if err := f.Truncate(0); err != nil { // what another one left there is not ours
+			return err
+		}
 	}
 	d, err := replace(s.path, func(d *directory) error {
 		for _, v := range s.records() {
