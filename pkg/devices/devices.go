@@ -1,5 +1,7 @@
-// Package devices connects a volume to the node as a block device. Each backend
-// has a folder of its own and runs the suite in devicestest.
+// Package devices is the seam between the reconciler and storage. Whoever has
+// storage writes a Backend: a folder of its own that runs the suite in
+// devicestest. What only some storage can do is an optional interface, found by
+// a type assertion. A Set holds the backends of one plugin by name.
 package devices
 
 import (
@@ -8,69 +10,130 @@ import (
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
+// BackendKey is the key of the volume context that names the backend of a volume.
+const BackendKey = "backend"
+
+// Volume is what a backend is told of a volume.
+type Volume struct {
+	ID string
+	// Backend is the name under which a Set has the volume's backend; empty
+	// when nobody has said.
+	Backend string
+	// Context is the volume context, and Publish the publish context, as the CO
+	// gave them. Both are nil when only the id is known, as after the loss of the
+	// store: Find and Detach must do with that.
+	Context map[string]string
+	Publish map[string]string
+	// Secrets are those that a caller has named since the plugin started. They
+	// must reach no log, no error and no file.
+	Secrets map[string]string
+}
+
 // Backend attaches volumes. Its methods may be called concurrently; calls for
 // different volumes do not wait for each other. They may block for as long as
-// the kernel does: ctx ends waiting for a turn, not a system call. An id that
-// no volume can have is InvalidArgument.
+// the kernel does: ctx ends waiting for a turn, not a system call.
 type Backend interface {
+	// Validate returns InvalidArgument for a volume that the backend can never
+	// have: its id, or its contexts. It is pure.
+	Validate(Volume) error
 	// Find tells what stands for the volume. A volume that the backend does
 	// not know is absent and Missing; one that is attached and unknown by now is
 	// Missing too, so that it can be taken down. It is O(1) in the number of
 	// volumes and devices.
 	// Facts that cannot be read are Device.Err, and no error of Find: a volume is
 	// taken down without them.
-	Find(ctx context.Context, volume string) (state.Device, error)
-	// Held reports whether a device that stands, one of Find's or a Viewer's, is
-	// mounted or claimed by somebody, in whatever mount namespace. Asking may
-	// disturb who is about to claim it, so only the volume's worker asks.
-	Held(ctx context.Context, device state.Device) (bool, error)
+	Find(ctx context.Context, v Volume) (state.Device, error)
 	// Attach attaches the volume, or reclaims a device that is going away; it
 	// does nothing if the volume is attached so already. NotFound: no such
 	// volume. FailedPrecondition: something else uses it, or it is in use in
 	// the other mode.
-	Attach(ctx context.Context, volume string, readOnly bool) error
+	Attach(ctx context.Context, v Volume, readOnly bool) error
 	// Detach returns nil only when the device is seen to be gone, as that of
 	// an unknown volume is. A device that is mounted or claimed stays as it is;
 	// an unclassified error names who holds it.
-	Detach(ctx context.Context, volume string) error
+	Detach(ctx context.Context, v Volume) error
+}
+
+// Grower is a backend whose volumes can be made larger by the node.
+type Grower interface {
 	// Grow makes the volume, and its device if there is one, at least that many
 	// bytes large; it never shrinks them. ResourceExhausted: there is no room.
 	// NotFound: no such volume.
-	Grow(ctx context.Context, volume string, bytes int64) error
+	Grow(ctx context.Context, v Volume, bytes int64) error
 }
 
-// Formatter keeps the durable facts about formatting with the volume's data.
+// Formatter keeps the durable facts about formatting with the volume's data. The
+// engine keeps them in notes for a backend that has no place for them.
 type Formatter interface {
 	// BeginFormat sets the mark that says: a format may have been begun. It is
 	// durable when BeginFormat returns, and the volume is not Fresh then.
 	// FailedPrecondition: a format of the volume was completed before, or it was
 	// published raw.
-	BeginFormat(ctx context.Context, volume string) error
-	// Erase makes every byte of the attached volume zero, durably. It fails
-	// while anybody else has the device claimed, as a mkfs that lives on has.
-	// FailedPrecondition: the volume does not carry the mark.
-	Erase(ctx context.Context, volume string) error
+	BeginFormat(ctx context.Context, v Volume) error
 	// EndFormat clears the mark and remembers the file system type, durably.
-	EndFormat(ctx context.Context, volume, fsType string) error
+	EndFormat(ctx context.Context, v Volume, fsType string) error
 	// BeginRaw notes that the volume is shown as a raw block device which takes
 	// writes, before it is. It is durable when BeginRaw returns, and the volume is
 	// not Fresh then.
-	BeginRaw(ctx context.Context, volume string) error
+	BeginRaw(ctx context.Context, v Volume) error
+}
+
+// Eraser is a backend that knows a better way to zero an attached volume than
+// to write through its device.
+type Eraser interface {
+	// Erase makes every byte of the attached volume zero, durably. It fails
+	// while anybody else has the device claimed, as a mkfs that lives on has.
+	// FailedPrecondition: the volume does not carry the formatting mark.
+	Erase(ctx context.Context, v Volume) error
 }
 
 // Clearer empties volumes because an operator says so.
 type Clearer interface {
 	// Unused returns FailedPrecondition, naming who uses it, unless the volume
 	// is detached and nobody has its data open. NotFound: no such volume.
-	Unused(ctx context.Context, volume string) error
+	Unused(ctx context.Context, v Volume) error
 	// Clear makes every byte of an unused volume zero and forgets that it was
 	// ever formatted or published raw, durably. The formatting mark stands meanwhile: a volume on
 	// which Clear was interrupted is erased before it is next mounted.
-	Clear(ctx context.Context, volume string) error
+	Clear(ctx context.Context, v Volume) error
 }
 
-// Viewer keeps read-only devices over other devices. Grow grows a view with its
-// device; while a view lags behind, Find tells the size of the view.
+// Owner is a backend that knows its volumes by their id alone.
+type Owner interface {
+	// Owns reports whether a volume of which only the id is known is this
+	// backend's. It looks at no device.
+	Owns(ctx context.Context, id string) (bool, error)
+}
+
+// Lister is a backend that can tell what of its making stands on the node,
+// whoever asked for it and whenever.
+type Lister interface {
+	// Attached returns the devices that stand for volumes, in the order of the
+	// volumes' ids. It may block for as long as one of the devices does.
+	Attached(ctx context.Context) ([]Attachment, error)
+}
+
+// Attachment is a device that a backend attached.
+type Attachment struct {
+	Volume string       // id; empty when the backend has no volume for the device any more
+	Device state.Device // as Find tells it
+}
+
+// Checker tells of the place that a backend keeps its volumes in.
+type Checker interface {
+	// Check returns nil when it is there and has room. ResourceExhausted: it is
+	// full, or nearly so. Any other class: it is not there, or broken.
+	Check(ctx context.Context) error
+}
+
+// Watcher is a backend that learns by itself what becomes of its volumes.
+type Watcher interface {
+	// Watch calls changed with the id of each volume that may have changed, and
+	// with "" when any may have. It returns when ctx ends.
+	Watch(ctx context.Context, changed func(id string)) error
+}
+
+// Viewer keeps read-only devices over other devices. A view grows with its device.
 type Viewer interface {
 	// FindView tells what view stands over a device.
 	FindView(ctx context.Context, device state.Device) (state.Device, error)
@@ -79,4 +142,12 @@ type Viewer interface {
 	AttachView(ctx context.Context, device state.Device) error
 	// DetachView is to a view what Detach is to a volume.
 	DetachView(ctx context.Context, device state.Device) error
+}
+
+// Holder tells whether devices are in use.
+type Holder interface {
+	// Held reports whether a device that stands, one of Find's or a Viewer's, is
+	// mounted or claimed by somebody, in whatever mount namespace. Asking may
+	// disturb who is about to claim it, so only the volume's worker asks.
+	Held(ctx context.Context, device state.Device) (bool, error)
 }

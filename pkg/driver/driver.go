@@ -19,6 +19,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/csi-node/csi-node/pkg/controllerserver"
+	"github.com/csi-node/csi-node/pkg/devices"
 	"github.com/csi-node/csi-node/pkg/devices/loop"
 	"github.com/csi-node/csi-node/pkg/devices/pool"
 	"github.com/csi-node/csi-node/pkg/ephemeral"
@@ -58,6 +59,9 @@ type Config struct {
 
 // StatusSocket is the name of a socket in the state directory.
 const StatusSocket = "status.sock"
+
+// poolBackend is the name of the backend that keeps volumes as files in a pool.
+const poolBackend = "pool"
 
 // resync is how often a volume is looked at though nothing was noticed.
 const resync = 10 * time.Minute
@@ -287,11 +291,11 @@ func (p *plugin) spellRecords(ctx context.Context) {
 
 func (p *plugin) kernel() reconciler.Kernel {
 	k := reconciler.Kernel{
-		Devices:     p.devices,
-		Formats:     p.devices,
+		Devices:     devices.NewSet(poolBackend, map[string]devices.Backend{poolBackend: loop.Volumes{Backend: p.devices}}),
 		Views:       p.devices,
 		Filesystems: p.filesystem,
 		Mounts:      p.mounts,
+		Existing:    p.mounts.Existing(),
 		Directories: p.mounts,
 		Holders:     mounts.Holders,
 		Bound:       func(number state.DeviceNumber) (bool, error) { return p.watcher.Bound(number) },

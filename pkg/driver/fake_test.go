@@ -7,6 +7,7 @@ import (
 	"slices"
 	"sync"
 
+	"github.com/csi-node/csi-node/pkg/devices"
 	"github.com/csi-node/csi-node/pkg/devices/pool"
 	"github.com/csi-node/csi-node/pkg/mounts"
 	"github.com/csi-node/csi-node/pkg/state"
@@ -112,7 +113,8 @@ func (f *fakeNode) Smallest(string) int64 { return 2 << 20 }
 
 // Devices.
 
-func (f *fakeNode) Find(_ context.Context, id string) (d state.Device, err error) {
+func (f *fakeNode) Find(_ context.Context, volume devices.Volume) (d state.Device, err error) {
+	id := volume.ID
 	if err := pool.ValidateID(id); err != nil {
 		return d, err
 	}
@@ -143,11 +145,13 @@ func (f *fakeNode) attached(size int64, readOnly bool) state.Device {
 	return state.Device{State: state.DeviceAttached, Path: fmt.Sprintf("/dev/fake%d", f.minors), Number: state.DeviceNumber{Major: 7, Minor: f.minors}, Size: size, ReadOnly: readOnly}
 }
 
-func (f *fakeNode) Attach(_ context.Context, id string, readOnly bool) error {
+func (f *fakeNode) Attach(_ context.Context, volume devices.Volume, readOnly bool) error {
+	id := volume.ID
 	return f.locked(id, func(v *fakeVolume) error { v.device = f.attached(v.Bytes, readOnly); return nil })
 }
 
-func (f *fakeNode) Detach(_ context.Context, id string) error {
+func (f *fakeNode) Detach(_ context.Context, volume devices.Volume) error {
+	id := volume.ID
 	return f.locked(id, func(v *fakeVolume) error { v.device = state.Device{}; return nil })
 }
 
@@ -175,24 +179,31 @@ func (f *fakeNode) DetachView(_ context.Context, d state.Device) error {
 	return f.byDevice(d, func(v *fakeVolume) error { v.view = state.Device{}; return nil })
 }
 
-func (f *fakeNode) BeginFormat(_ context.Context, id string) error {
+func (f *fakeNode) BeginFormat(_ context.Context, volume devices.Volume) error {
+	id := volume.ID
 	return f.locked(id, func(v *fakeVolume) error { v.Formatting = true; return nil })
 }
 
-func (f *fakeNode) BeginRaw(_ context.Context, id string) error {
+func (f *fakeNode) BeginRaw(_ context.Context, volume devices.Volume) error {
+	id := volume.ID
 	return f.locked(id, func(v *fakeVolume) error { v.Raw = true; return nil })
 }
 
-func (f *fakeNode) Erase(context.Context, string) error { return nil }
+func (f *fakeNode) Erase(context.Context, devices.Volume) error { return nil }
 
-func (f *fakeNode) EndFormat(_ context.Context, id, fsType string) error {
+func (f *fakeNode) EndFormat(_ context.Context, volume devices.Volume, fsType string) error {
+	id := volume.ID
 	return f.locked(id, func(v *fakeVolume) error { v.Formatting, v.Formatted, v.used = false, fsType, v.Bytes; return nil })
 }
+
+// Validate takes any id.
+func (f *fakeNode) Validate(devices.Volume) error { return nil }
 
 // fakeBackend and fakeFilesystems are the two whose methods have the same name.
 type fakeBackend struct{ *fakeNode }
 
-func (f fakeBackend) Grow(_ context.Context, id string, bytes int64) error {
+func (f fakeBackend) Grow(_ context.Context, volume devices.Volume, bytes int64) error {
+	id := volume.ID
 	return f.locked(id, func(v *fakeVolume) error { v.Bytes = max(v.Bytes, bytes); return nil })
 }
 

@@ -200,7 +200,7 @@ func (s *scene) open() (err error) {
 		return err
 	}
 	r := reconciler.New(reconciler.Config{Store: s.store, Kernel: reconciler.Kernel{
-		Devices: fakeBackend{s.node}, Formats: s.node, Views: s.node, Filesystems: fakeFilesystems{s.node}, Mounts: s.node, Directories: s.node,
+		Devices: fakeBackend{s.node}, Views: s.node, Filesystems: fakeFilesystems{s.node}, Mounts: s.node, Existing: s.node, Directories: s.node,
 	}})
 	const key = "topology.fuzz.test/node"
 	controller := controllerserver.New(controllerserver.Config{NodeID: "node-1", TopologyKey: key, Filesystems: s.node, Pool: s.node, Deleter: s.node, Intents: s.store})

@@ -13,13 +13,14 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/csi-node/csi-node/pkg/state"
+	"github.com/csi-node/csi-node/test/machine"
 )
 
 // mkfsBtrfs returns the file of a fresh btrfs.
 func mkfsBtrfs(t testing.TB, options ...string) string {
 	t.Helper()
 	image := newImage(t, 128*mib)
-	command(t, "mkfs.btrfs", append(append([]string{"-q"}, options...), image)...)
+	machine.Mkfs(t, "btrfs", append(append([]string{"-q"}, options...), image)...)
 	return image
 }
 
@@ -105,7 +106,7 @@ func TestProbeBtrfsChecksums(t *testing.T) {
 func TestProbeOtherBtrfs(t *testing.T) {
 	h := newHost(t)
 	first, second := newImage(t, 128*mib), newImage(t, 128*mib)
-	command(t, "mkfs.btrfs", "-q", first, second)
+	machine.Mkfs(t, "btrfs", "-q", first, second)
 	for _, image := range []string{first, second} {
 		device := attach(t, image)
 		if c := probe(t, h, device, ""); c.Kind != state.ContentsOther || !strings.Contains(c.Found, "one of the 2 devices of a btrfs") {
@@ -134,7 +135,7 @@ func TestProbeOtherBtrfs(t *testing.T) {
 func TestGuardFindsBtrfsMirrors(t *testing.T) {
 	h := newHost(t)
 	image := newImage(t, 300<<30)
-	command(t, "mkfs.btrfs", "-q", "-K", image)
+	machine.Mkfs(t, "btrfs", "-q", "-K", image)
 	for _, backed := range []bool{true, false} {
 		device := attach(t, image)
 		if !backed {

@@ -200,9 +200,9 @@ func TestGrowXFS(t *testing.T) {
 
 func FuzzParse(f *testing.F) {
 	machine.Kernel(f)
-	for _, args := range [][]string{{"mkfs.ext4", "-q"}, {"mkfs.ext2", "-q"}, {"mkfs.xfs", "-q"}, {"mkfs.btrfs", "-q"}} {
+	for _, fsType := range []string{"ext4", "ext2", "xfs", "btrfs"} {
 		image := newImage(f, 300*mib)
-		command(f, args[0], append(args[1:], image)...)
+		machine.Mkfs(f, fsType, "-q", image)
 		file, err := os.Open(image)
 		must0(f, err)
 		head := make([]byte, headSize)

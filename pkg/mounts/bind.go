@@ -23,23 +23,18 @@ import (
 // the device, the directory above target is missing, or target is a mount
 // point already. It may block if either file system does not answer.
 func (h *Host) BindMount(ctx context.Context, source string, device state.DeviceNumber, target string, flags state.Flags) error {
-	if err := h.bindMount(ctx, source, device, target, flags); err != nil {
-		return fmt.Errorf("bind %s at %s: %w", source, target, err)
-	}
-	return nil
+	return h.bindMount(ctx, source, device, target, flags, makes)
 }
 
 // BindDevice shows the node of a device at target, a file that it makes if it
 // is missing; the rules are those of BindMount. The node at device.Path must be
 // that of device.Number.
 func (h *Host) BindDevice(ctx context.Context, device state.Device, target string) error {
-	if err := h.bindDevice(ctx, device, target); err != nil {
-		return fmt.Errorf("bind %s at %s: %w", device.Path, target, err)
-	}
-	return nil
+	return h.bindDevice(ctx, device, target, makes)
 }
 
-func (h *Host) bindMount(ctx context.Context, source string, device state.DeviceNumber, target string, flags state.Flags) error {
+func (h *Host) bindMount(ctx context.Context, source string, device state.DeviceNumber, target string, flags state.Flags, may making) (err error) {
+	defer wrap(&err, "bind %s at %s", source, target)
 	p, err := h.beginBind(ctx, target)
 	if err != nil {
 		return err
@@ -50,10 +45,11 @@ func (h *Host) bindMount(ctx context.Context, source string, device state.Device
 		return err
 	}
 	defer unix.Close(fd)
-	return h.bind(p, fd, flags, state.Directory)
+	return h.bind(p, fd, flags, state.Directory, may)
 }
 
-func (h *Host) bindDevice(ctx context.Context, device state.Device, target string) error {
+func (h *Host) bindDevice(ctx context.Context, device state.Device, target string, may making) (err error) {
+	defer wrap(&err, "bind %s at %s", device.Path, target)
 	p, err := h.beginBind(ctx, target)
 	if err != nil {
 		return err
@@ -64,7 +60,7 @@ func (h *Host) bindDevice(ctx context.Context, device state.Device, target strin
 		return err
 	}
 	defer unix.Close(fd)
-	return h.bind(p, fd, state.Flags{}, state.RegularFile)
+	return h.bind(p, fd, state.Flags{}, state.RegularFile, may)
 }
 
 // beginBind opens the place of a target, above which nothing is ever made.
@@ -153,7 +149,7 @@ func openNode(device state.Device) (int, error) {
 // a pod mounts in its volume would appear in the stage, and keep it busy. So it
 // is made private; where it is attached below a shared mount the kernel makes a
 // group of its own of it.
-func (h *Host) bind(p *place, fd int, flags state.Flags, kind state.FileType) error {
+func (h *Host) bind(p *place, fd int, flags state.Flags, kind state.FileType, may making) error {
 	tree, err := unix.OpenTree(fd, "", unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_EMPTY_PATH)
 	if err != nil {
 		return fmt.Errorf("open_tree: %w", err)
@@ -162,7 +158,7 @@ func (h *Host) bind(p *place, fd int, flags state.Flags, kind state.FileType) er
 	if err := setAttributes(tree, "", flags, unix.MS_PRIVATE); err != nil {
 		return fmt.Errorf("set the attributes %q: %w", flags.Set, err)
 	}
-	return h.attach(p, tree, kind)
+	return h.attach(p, tree, kind, may)
 }
 
 // BoundAt returns the paths at which the node of a device is bound in this

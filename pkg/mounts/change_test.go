@@ -251,6 +251,37 @@ func claim(d state.Device) error {
 	return unix.Close(fd)
 }
 
+// Existing mounts on what is there, and makes nothing.
+func TestExisting(t *testing.T) {
+	h, root := newHost(t)
+	d := newDevice(t, root, "ext4")
+	e, ctx := h.Existing(), t.Context()
+	stage, target, file := root+"/stage", root+"/target", root+"/file"
+	for range 2 {
+		for _, err := range []error{
+			e.MountDevice(ctx, d, root+"/no/stage", "ext4", state.Flags{}, false),
+			e.MountDevice(ctx, d, stage, "ext4", state.Flags{}, false),
+			e.BindDevice(ctx, d, file),
+		} {
+			if !errors.Is(err, os.ErrNotExist) {
+				t.Errorf("mounted on nothing: %v", err)
+			}
+		}
+	}
+	must(t, os.Mkdir(stage, 0o750))
+	must(t, e.MountDevice(ctx, d, stage, "ext4", state.Flags{}, false))
+	if err := e.BindMount(ctx, stage, d.Number, target, state.Flags{}); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("bound on nothing: %v", err)
+	}
+	if left, err := os.ReadDir(root); err != nil || len(left) != 1 {
+		t.Errorf("%v beside the stage (%v)", left, err)
+	}
+	must(t, os.Mkdir(target, 0o750))
+	must(t, os.WriteFile(file, nil, 0o600))
+	must(t, e.BindMount(ctx, stage, d.Number, target, state.Flags{}))
+	must(t, e.BindDevice(ctx, d, file))
+}
+
 func TestBindMount(t *testing.T) {
 	bothTables(t, func(t *testing.T, h *Host, root string) {
 		ctx, stage, target := t.Context(), filepath.Join(root, "stage"), filepath.Join(root, "target")
@@ -321,13 +352,13 @@ func TestAttachTakesBackWhatItMade(t *testing.T) {
 		path := filepath.Join(root, fmt.Sprint(kind))
 		p, err := h.open(path)
 		must(t, err)
-		if err := p.attach(p.dir, kind); err == nil { // that is no detached mount
+		if err := p.attach(p.dir, kind, makes); err == nil { // that is no detached mount
 			t.Fatal("no error")
 		}
 		wantFile(t, h, path, state.NoFile)
 		_, err = p.make(kind)
 		must(t, err)
-		if err := p.attach(p.dir, kind); err == nil {
+		if err := p.attach(p.dir, kind, makes); err == nil {
 			t.Fatal("no error")
 		}
 		wantFile(t, h, path, kind)

@@ -31,13 +31,11 @@ import (
 // error nothing is mounted at path, and a directory of that name is gone again
 // if it was made here.
 func (h *Host) MountDevice(ctx context.Context, device state.Device, path, fsType string, flags state.Flags, readOnly bool) error {
-	if err := h.mountDevice(ctx, device, path, fsType, flags, readOnly); err != nil {
-		return fmt.Errorf("mount %s of %s at %s: %w", fsType, device.Path, path, err)
-	}
-	return nil
+	return h.mountDevice(ctx, device, path, fsType, flags, readOnly, makes)
 }
 
-func (h *Host) mountDevice(ctx context.Context, device state.Device, path, fsType string, flags state.Flags, readOnly bool) error {
+func (h *Host) mountDevice(ctx context.Context, device state.Device, path, fsType string, flags state.Flags, readOnly bool, may making) (err error) {
+	defer wrap(&err, "mount %s of %s at %s", fsType, device.Path, path)
 	if err := ctx.Err(); err != nil {
 		return err
 	}
@@ -61,12 +59,16 @@ func (h *Host) mountDevice(ctx context.Context, device state.Device, path, fsTyp
 	} else if err != nil {
 		return err
 	}
-	p, err := h.openMaking(path)
+	open := h.openMaking
+	if may == makesNothing {
+		open = h.open
+	}
+	p, err := open(path)
 	if err != nil {
 		return err
 	}
 	defer p.close()
-	return h.attach(p, mnt, state.Directory)
+	return h.attach(p, mnt, state.Directory, may)
 }
 
 // verifyNode keeps a device whose node was made anew for another one from being
@@ -198,8 +200,8 @@ func withWords(err error, words string) error {
 }
 
 // attach is that of a place, and lets the watchers know before it returns.
-func (h *Host) attach(p *place, mnt int, kind state.FileType) error {
-	if err := p.attach(mnt, kind); err != nil {
+func (h *Host) attach(p *place, mnt int, kind state.FileType, may making) error {
+	if err := p.attach(mnt, kind, may); err != nil {
 		return err
 	}
 	h.mu.Lock()
@@ -212,12 +214,15 @@ func (h *Host) attach(p *place, mnt int, kind state.FileType) error {
 	return nil
 }
 
-// attach puts a mount on the place, which it makes if it is missing, and takes
-// it away again on an error. Nothing may be mounted there: mounts would stack.
-func (p *place) attach(mnt int, kind state.FileType) (err error) {
-	made, err := p.make(kind)
-	if err != nil {
-		return err
+// attach puts a mount on the place, which it makes if it may and it is missing,
+// and takes it away again on an error. Nothing may be mounted there: mounts would
+// stack.
+func (p *place) attach(mnt int, kind state.FileType, may making) (err error) {
+	made := false
+	if may == makes {
+		if made, err = p.make(kind); err != nil {
+			return err
+		}
 	}
 	defer func() {
 		if err != nil && made {

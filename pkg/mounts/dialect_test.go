@@ -234,7 +234,7 @@ func TestBtrfsDevicesReused(t *testing.T) {
 		images[name] = filepath.Join(t.TempDir(), name)
 		must(t, os.WriteFile(images[name], nil, 0o600))
 		must(t, os.Truncate(images[name], 128<<20))
-		run(t, "mkfs.btrfs", "-q", images[name])
+		machine.Mkfs(t, "btrfs", "-q", images[name])
 	}
 	images["copy of one"] = filepath.Join(t.TempDir(), "copy")
 	run(t, "cp", "--sparse=always", images["one"], images["copy of one"])

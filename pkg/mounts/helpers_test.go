@@ -73,7 +73,7 @@ func newDevice(t testing.TB, root, fsType string) state.Device {
 	}
 	must(t, os.Truncate(image, size))
 	if fsType != "" {
-		run(t, "mkfs."+fsType, "-q", image)
+		machine.Mkfs(t, fsType, "-q", image)
 	}
 	return attach(t, root, image)
 }

@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/csi-node/csi-node/pkg/state"
+	"github.com/csi-node/csi-node/test/machine"
 )
 
 // formatted returns a device for each file system that this machine can make.
@@ -19,7 +20,7 @@ func formatted(t *testing.T, root string) map[string]state.Device {
 	devices := map[string]state.Device{"ext4": newDevice(t, root, "ext4"), "xfs": newDevice(t, root, "xfs")}
 	if _, err := exec.LookPath("mkfs.btrfs"); err == nil {
 		d := newDevice(t, root, "xfs") // as large as btrfs wants it
-		run(t, "mkfs.btrfs", "-q", "-f", d.Path)
+		machine.Mkfs(t, "btrfs", "-q", "-f", d.Path)
 		devices["btrfs"] = d
 	}
 	return devices

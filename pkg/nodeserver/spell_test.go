@@ -4,6 +4,7 @@ import (
 	"context"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -36,12 +37,14 @@ func TestRequestsAreSpelled(t *testing.T) {
 // A path of which it cannot be told in time whether it is below the kubelet
 // directory gets no final answer, and a little before the deadline.
 func TestPathsThatDoNotAnswer(t *testing.T) {
-	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
-	defer cancel()
-	_, err := spell(ctx, fakePaths{}, &csi.NodeUnstageVolumeRequest{StagingTargetPath: "/hung/x"})
-	if class := state.ClassOf(err); class.Final() || ctx.Err() != nil || !strings.Contains(err.Error(), "staging_target_path") {
-		t.Errorf("%v, after the deadline: %v", err, ctx.Err())
-	}
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+		defer cancel()
+		_, err := spell(ctx, fakePaths{}, &csi.NodeUnstageVolumeRequest{StagingTargetPath: "/hung/x"})
+		if class := state.ClassOf(err); class.Final() || ctx.Err() != nil || !strings.Contains(err.Error(), "staging_target_path") {
+			t.Errorf("%v, after the deadline: %v", err, ctx.Err())
+		}
+	})
 }
 
 // Nothing is staged or published in a volume whose record is lost; where there

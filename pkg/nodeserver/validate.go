@@ -171,16 +171,7 @@ func volumeContext(volume, publish map[string]string) (map[string]string, error)
 	default:
 		return nil, state.Errorf(state.InvalidArgument, "volume_context: %s is %q, neither true nor false", ephemeralKey, volume[ephemeralKey])
 	}
-	joined := maps.Clone(volume)
-	delete(joined, tokensKey)
-	for key, value := range publish {
-		if joined == nil {
-			joined = map[string]string{}
-		}
-		joined["publish:"+key] = value
-	}
-	if len(joined) == 0 {
-		return nil, nil
-	}
-	return joined, nil
+	public := maps.Clone(volume)
+	delete(public, tokensKey)
+	return state.JoinContext(public, publish), nil
 }

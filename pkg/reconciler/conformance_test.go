@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 	"k8s.io/klog/v2"
 
+	"github.com/csi-node/csi-node/pkg/devices"
 	"github.com/csi-node/csi-node/pkg/devices/loop"
 	"github.com/csi-node/csi-node/pkg/devices/pool"
 	"github.com/csi-node/csi-node/pkg/filesystem"
@@ -57,22 +58,22 @@ func dictionary() map[string]call {
 	}
 	return map[string]call{
 		"attach": func(ctx context.Context, n node, _ state.Actual, words []string) error {
-			return n.kernel().Devices.Attach(ctx, "v", len(words) > 0)
+			return n.kernel().Devices.Attach(ctx, devices.Volume{ID: "v"}, len(words) > 0)
 		},
 		"detach": func(ctx context.Context, n node, _ state.Actual, _ []string) error {
-			return n.kernel().Devices.Detach(ctx, "v")
+			return n.kernel().Devices.Detach(ctx, devices.Volume{ID: "v"})
 		},
 		"grow-device": func(ctx context.Context, n node, _ state.Actual, _ []string) error {
-			return n.kernel().Devices.Grow(ctx, "v", 2*small)
+			return n.kernel().Devices.Grow(ctx, devices.Volume{ID: "v"}, 2*small)
 		},
 		"begin-format": func(ctx context.Context, n node, _ state.Actual, _ []string) error {
-			return n.kernel().Formats.BeginFormat(ctx, "v")
+			return n.kernel().Devices.BeginFormat(ctx, devices.Volume{ID: "v"})
 		},
 		"end-format": func(ctx context.Context, n node, _ state.Actual, _ []string) error {
-			return n.kernel().Formats.EndFormat(ctx, "v", "ext4")
+			return n.kernel().Devices.EndFormat(ctx, devices.Volume{ID: "v"}, "ext4")
 		},
 		"erase": func(ctx context.Context, n node, _ state.Actual, _ []string) error {
-			return n.kernel().Formats.Erase(ctx, "v")
+			return n.kernel().Devices.Erase(ctx, devices.Volume{ID: "v"})
 		},
 		"format": func(ctx context.Context, n node, have state.Actual, _ []string) error {
 			return n.kernel().Filesystems.Format(ctx, have.Device, "ext4")
@@ -347,7 +348,7 @@ func newRealNode(t *testing.T) *realNode {
 	must(err)
 	m, err := mounts.New(root)
 	must(err)
-	n.parts = Kernel{Devices: b, Formats: b, Views: b, Filesystems: fs, Mounts: m, Directories: m}
+	n.parts = Kernel{Devices: loop.Volumes{Backend: b}, Views: b, Filesystems: fs, Mounts: m, Existing: m.Existing(), Directories: m}
 	for i := range 3 {
 		must(os.MkdirAll(filepath.Dir(n.path(i)), 0o750))
 	}
@@ -425,7 +426,7 @@ func (n *realNode) losetupD() error {
 
 // hold claims the device as a mkfs does.
 func (n *realNode) hold() error {
-	d, err := n.parts.Devices.Find(n.t.Context(), "v")
+	d, err := n.parts.Devices.Find(n.t.Context(), devices.Volume{ID: "v"})
 	if err != nil {
 		return err
 	}

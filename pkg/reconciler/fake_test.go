@@ -17,6 +17,7 @@ import (
 
 	"k8s.io/klog/v2"
 
+	"github.com/csi-node/csi-node/pkg/devices"
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
@@ -600,7 +601,11 @@ func (k *fakeKernel) facts(id string) state.Device {
 // fakeDevices is the backend, the formatter and the viewer of a process.
 type fakeDevices struct{ *process }
 
-func (d fakeDevices) Find(ctx context.Context, id string) (have state.Device, err error) {
+// Validate takes any id.
+func (d fakeDevices) Validate(devices.Volume) error { return nil }
+
+func (d fakeDevices) Find(ctx context.Context, volume devices.Volume) (have state.Device, err error) {
+	id := volume.ID
 	err = d.call(ctx, opFind, id, id, func(bool) error {
 		have = d.k.facts(id)
 		return nil
@@ -608,7 +613,8 @@ func (d fakeDevices) Find(ctx context.Context, id string) (have state.Device, er
 	return have, err
 }
 
-func (d fakeDevices) Attach(ctx context.Context, id string, readOnly bool) error {
+func (d fakeDevices) Attach(ctx context.Context, volume devices.Volume, readOnly bool) error {
+	id := volume.ID
 	return d.call(ctx, opAttach, id, id, func(bool) error {
 		v := d.k.volumes[id]
 		switch {
@@ -628,7 +634,8 @@ func (d fakeDevices) Attach(ctx context.Context, id string, readOnly bool) error
 	})
 }
 
-func (d fakeDevices) Detach(ctx context.Context, id string) error {
+func (d fakeDevices) Detach(ctx context.Context, volume devices.Volume) error {
+	id := volume.ID
 	return d.call(ctx, opDetach, id, id, func(bool) error {
 		v := d.k.volumes[id]
 		if v == nil || v.device == nil {
@@ -649,7 +656,8 @@ func (d fakeDevices) Detach(ctx context.Context, id string) error {
 	})
 }
 
-func (d fakeDevices) Grow(ctx context.Context, id string, bytes int64) error {
+func (d fakeDevices) Grow(ctx context.Context, volume devices.Volume, bytes int64) error {
+	id := volume.ID
 	return d.call(ctx, opGrowDevice, id, id, func(half bool) error {
 		v := d.k.volumes[id]
 		v.capacity = max(v.capacity, bytes)
@@ -661,7 +669,8 @@ func (d fakeDevices) Grow(ctx context.Context, id string, bytes int64) error {
 	})
 }
 
-func (d fakeDevices) BeginFormat(ctx context.Context, id string) error {
+func (d fakeDevices) BeginFormat(ctx context.Context, volume devices.Volume) error {
+	id := volume.ID
 	return d.call(ctx, opBeginFormat, id, id, func(bool) error {
 		v := d.k.volumes[id]
 		if v.formatted != "" {
@@ -681,7 +690,8 @@ func (d fakeDevices) BeginFormat(ctx context.Context, id string) error {
 	})
 }
 
-func (d fakeDevices) Erase(ctx context.Context, id string) error {
+func (d fakeDevices) Erase(ctx context.Context, volume devices.Volume) error {
+	id := volume.ID
 	return d.call(ctx, opErase, id, id, func(half bool) error {
 		v := d.k.volumes[id]
 		if !v.formatting || v.data {
@@ -697,14 +707,16 @@ func (d fakeDevices) Erase(ctx context.Context, id string) error {
 	})
 }
 
-func (d fakeDevices) BeginRaw(ctx context.Context, id string) error {
+func (d fakeDevices) BeginRaw(ctx context.Context, volume devices.Volume) error {
+	id := volume.ID
 	return d.call(ctx, opBeginRaw, id, id, func(bool) error {
 		d.k.volumes[id].raw = true
 		return nil
 	})
 }
 
-func (d fakeDevices) EndFormat(ctx context.Context, id, fsType string) error {
+func (d fakeDevices) EndFormat(ctx context.Context, volume devices.Volume, fsType string) error {
+	id := volume.ID
 	return d.call(ctx, opEndFormat, id, id, func(half bool) error {
 		v := d.k.volumes[id]
 		if !v.formatting && v.formatted != fsType {
@@ -892,7 +904,10 @@ func (f fakeFilesystems) Grow(ctx context.Context, device state.Device, fsType, 
 // Default is xfs for what nobody has formatted or asked a type of.
 func (f fakeFilesystems) Default(int64) string { return "xfs" }
 
-type fakeMounts struct{ *process }
+type fakeMounts struct {
+	*process
+	existing bool // it makes nothing
+}
 
 func (fakeMounts) CheckOptions(fsType string, flags state.Flags) error {
 	if slices.Contains(flags.Super, "bad-for-"+fsType) {
@@ -939,6 +954,8 @@ func (m fakeMounts) place(at string, kind state.FileType, mount fakeMount) error
 	switch {
 	case len(k.mounts[at]) > 0:
 		return k.refuse(volumeOf(at), "%s: mounted over %s", at, describe(k.mounts[at][0].Mount))
+	case f == nil && m.existing:
+		return fmt.Errorf("%s does not exist", at)
 	case f == nil:
 		k.files[at] = &fakeFile{kind: kind}
 	case f.kind != kind:
@@ -1270,8 +1287,8 @@ func (p *process) die() {
 
 func (p *process) kernel() Kernel {
 	return Kernel{
-		Devices: fakeDevices{p}, Formats: fakeDevices{p}, Views: fakeDevices{p},
-		Filesystems: fakeFilesystems{p}, Mounts: fakeMounts{p}, Directories: fakeMounts{p},
+		Devices: fakeDevices{p}, Views: fakeDevices{p},
+		Filesystems: fakeFilesystems{p}, Mounts: fakeMounts{p, false}, Existing: fakeMounts{p, true}, Directories: fakeMounts{p, false},
 		Bound: func(device state.DeviceNumber) (bound bool, _ error) {
 			p.k.with(func() { bound = len(p.k.nodes(device)) > 0 })
 			return bound, nil

@@ -207,7 +207,8 @@ func TestLookAsksWhatThePlanNeeds(t *testing.T) {
 				t.Errorf("a raw block volume was read %d times", n)
 			}
 			k := h.p.kernel()
-			k.Devices = askedDevices{fakeDevices{h.p}}
+			asked := askedDevices{fakeDevices{h.p}}
+			k.Devices, k.Views = asked, asked
 			if have := look(k, h.store.Get("v")); !have.View.Held || have.Device.Held {
 				t.Errorf("held: view %t, device %t", have.View.Held, have.Device.Held)
 			}

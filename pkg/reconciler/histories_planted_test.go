@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/csi-node/csi-node/pkg/devices"
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
@@ -17,7 +18,7 @@ func (m eager) BindMount(ctx context.Context, source string, device state.Device
 	if err := m.fakeMounts.BindMount(ctx, source, device, target, flags); err != nil {
 		return err
 	}
-	return fakeDevices{m.process}.Detach(ctx, volumeOf(target))
+	return fakeDevices{m.process}.Detach(ctx, devices.Volume{ID: volumeOf(target)})
 }
 
 // blind sees no mounts at targets.
@@ -48,7 +49,7 @@ type hasty struct{ fakeMounts }
 
 func (m hasty) MountDevice(ctx context.Context, device state.Device, at, fsType string, flags state.Flags, readOnly bool) error {
 	m.k.with(func() { m.k.volumes[volumeOf(at)].formatting = true })
-	if err := (fakeDevices{m.process}).Erase(ctx, volumeOf(at)); err != nil {
+	if err := (fakeDevices{m.process}).Erase(ctx, devices.Volume{ID: volumeOf(at)}); err != nil {
 		return err
 	}
 	return m.fakeMounts.MountDevice(ctx, device, at, fsType, flags, readOnly)
@@ -70,7 +71,8 @@ func TestHistoriesFindPlantedFaults(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			plant := func(p *process, k Kernel) Kernel {
-				k.Mounts = c.plant(fakeMounts{p})
+				k.Mounts = c.plant(fakeMounts{p, false})
+				k.Existing = k.Mounts
 				return k
 			}
 			fails := func(h []operation) bool {

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/csi-node/csi-node/pkg/devices"
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
@@ -68,7 +69,7 @@ func (r *Reconciler) Unasked(ctx context.Context, id string, detach bool) (orpha
 				return nil
 			}
 		}
-		if err := r.kernel.Devices.Detach(ctx, id); err != nil {
+		if err := r.kernel.Devices.Detach(ctx, devices.Volume{ID: id}); err != nil {
 			return fmt.Errorf("volume %s: %w", id, err)
 		}
 		return nil

@@ -82,7 +82,7 @@ func (r *Reconciler) observeAlone(ctx context.Context, want *state.Volume) (stat
 	have, err := r.observe(ctx, want)
 	for _, d := range []*state.Device{&have.Device, &have.View} {
 		if err == nil && stands(*d) {
-			d.Held, err = r.kernel.Devices.Held(ctx, *d)
+			d.Held, err = r.kernel.Views.Held(ctx, *d)
 		}
 	}
 	if err != nil {
@@ -152,7 +152,7 @@ func (r *Reconciler) observe(ctx context.Context, want *state.Volume) (have stat
 			err = fmt.Errorf("volume %s: observe: %w", want.ID, err)
 		}
 	}()
-	have.Device, err = r.kernel.Devices.Find(ctx, want.ID)
+	have.Device, err = r.kernel.Devices.Find(ctx, spec(want))
 	switch class := state.ClassOf(err); {
 	case err == nil:
 	case class == state.InvalidArgument:

@@ -83,7 +83,7 @@ func (p *planner) place(s *state.Stage) Verdict {
 		return unseen(m.Err)
 	case m.File != state.NoFile && m.File != state.Directory:
 		return stuck(state.FailedPrecondition, "the staging path %s is %s, not a directory", s.Path, m.File)
-	case m.File == state.NoFile && s.Accepted && !p.asked():
+	case m.File == state.NoFile && s.Accepted && !stageAsked(p.want):
 		return stuck(state.FailedPrecondition, "the staging directory %s is not there any more; it is made again only when the volume is staged or published", s.Path)
 	case m.File == state.Directory && !m.Empty:
 		return stuck(state.FailedPrecondition, "the staging directory %s holds files that the mount would hide: move them away", s.Path)
@@ -149,14 +149,14 @@ func access(readOnly bool) string {
 	return "read-write"
 }
 
-// asked reports whether a caller waits for the stage, or for a target, which needs it.
-func (p *planner) asked() bool {
-	for _, t := range p.want.Targets {
+// stageAsked reports whether a caller waits for the stage, or for a target, which needs it.
+func stageAsked(want *state.Volume) bool {
+	for _, t := range want.Targets {
 		if t.Asked && !t.Gone {
 			return true
 		}
 	}
-	return p.want.Stage.Asked
+	return want.Stage.Asked
 }
 
 // stageIsOurs reports whether the volume is mounted anywhere in the stack at the staging path.

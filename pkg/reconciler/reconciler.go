@@ -22,6 +22,20 @@ type Store interface {
 	List() []*state.Volume
 }
 
+// Devices attaches volumes, each by its backend; a *devices.Set is one.
+type Devices interface {
+	devices.Backend
+	devices.Grower
+	devices.Formatter
+	devices.Eraser
+}
+
+// Views keeps read-only devices over others, and tells who holds one.
+type Views interface {
+	devices.Viewer
+	devices.Holder
+}
+
 // Filesystems works on what is on a device. Calls may block as long as a helper
 // program runs; ctx ends the program.
 type Filesystems interface {
@@ -42,9 +56,7 @@ type Filesystems interface {
 // Mounts looks at the mount table and changes it, one mount at a time.
 type Mounts interface {
 	Look(ctx context.Context, path string) (state.Mountpoint, error)
-	MountDevice(ctx context.Context, device state.Device, path, fsType string, flags state.Flags, readOnly bool) error
-	BindMount(ctx context.Context, source string, device state.DeviceNumber, target string, flags state.Flags) error
-	BindDevice(ctx context.Context, device state.Device, target string) error
+	Mounter
 	SetAttributes(ctx context.Context, path string, flags state.Flags) error
 	Unmount(ctx context.Context, path string) error
 	// Options tells all that the kernel shows of the options of a mount's superblock.
@@ -59,6 +71,13 @@ type Mounts interface {
 	// CheckOptions returns InvalidArgument for an option that the kernel refuses
 	// for the type of file system, whatever the device.
 	CheckOptions(fsType string, flags state.Flags) error
+}
+
+// Mounter mounts at a path.
+type Mounter interface {
+	MountDevice(ctx context.Context, device state.Device, path, fsType string, flags state.Flags, readOnly bool) error
+	BindMount(ctx context.Context, source string, device state.DeviceNumber, target string, flags state.Flags) error
+	BindDevice(ctx context.Context, device state.Device, target string) error
 }
 
 // Directories takes care of the directories that mounts leave behind.
@@ -77,11 +96,13 @@ type Pods interface {
 
 // Kernel is everything that steps act on.
 type Kernel struct {
-	Devices     devices.Backend
-	Formats     devices.Formatter
-	Views       devices.Viewer
+	Devices     Devices
+	Views       Views
 	Filesystems Filesystems
 	Mounts      Mounts
+	// Existing mounts as Mounts does, and makes neither directories nor files: for
+	// repairs, because kubelet removes those of pods that are gone.
+	Existing    Mounter
 	Directories Directories
 	// Pods, when set, lets publishes of pods that are gone retire.
 	Pods Pods

@@ -59,36 +59,36 @@ func (r *Reconciler) do(ctx context.Context, step Step, want *state.Volume, have
 	case DetachView:
 		return k.Views.DetachView(ctx, d)
 	case Detach:
-		return k.Devices.Detach(ctx, want.ID)
+		return k.Devices.Detach(ctx, spec(want))
 	case Choose:
 		return r.choose(ctx, want, d)
 	case Attach:
-		return k.Devices.Attach(ctx, want.ID, s.ReadOnly)
+		return k.Devices.Attach(ctx, spec(want), s.ReadOnly)
 	case GrowDevice:
 		bytes := d.Capacity
 		if step.Part == state.SizePart() {
 			bytes = want.Size.Rounded()
 		}
-		return k.Devices.Grow(ctx, want.ID, bytes)
+		return k.Devices.Grow(ctx, spec(want), bytes)
 	case BeginFormat:
 		if err := k.Filesystems.Prove(ctx, d); err != nil {
 			return err
 		}
-		return k.Formats.BeginFormat(ctx, want.ID)
+		return k.Devices.BeginFormat(ctx, spec(want))
 	case Erase:
-		return k.Formats.Erase(ctx, want.ID)
+		return k.Devices.Erase(ctx, spec(want))
 	case Format:
 		// What a look did not read through was proven in the step before, or may
 		// be left by a format that was interrupted.
 		if have.Contents.Kind != state.ContentsBlank && !d.Fresh {
-			if err := k.Formats.Erase(ctx, want.ID); err != nil {
+			if err := k.Devices.Erase(ctx, spec(want)); err != nil {
 				return err
 			}
 		}
 		if err := k.Filesystems.Format(ctx, d, s.Capability.FSType); err != nil {
 			return err
 		}
-		return k.Formats.EndFormat(ctx, want.ID, s.Capability.FSType)
+		return k.Devices.EndFormat(ctx, spec(want), s.Capability.FSType)
 	case Check:
 		return k.Filesystems.Check(ctx, d, have.Contents.FSType)
 	case GrowFilesystem:
@@ -102,15 +102,15 @@ func (r *Reconciler) do(ctx context.Context, step Step, want *state.Volume, have
 		if err != nil {
 			return err
 		}
-		return k.Mounts.MountDevice(ctx, d, s.Path, s.Capability.FSType, flags, s.ReadOnly)
+		return r.mounter(step, want).MountDevice(ctx, d, s.Path, s.Capability.FSType, flags, s.ReadOnly)
 	case SetAttributes:
 		return r.setAttributes(ctx, s, t)
 	case AttachView:
 		return k.Views.AttachView(ctx, d)
 	case MarkRaw:
-		return k.Formats.BeginRaw(ctx, want.ID)
+		return k.Devices.BeginRaw(ctx, spec(want))
 	case Bind:
-		return r.bind(ctx, s, t, have)
+		return bind(ctx, r.mounter(step, want), s, t, have)
 	}
 	return state.Errorf(state.Internal, "unknown step %s", step)
 }
@@ -137,17 +137,42 @@ func (r *Reconciler) choose(ctx context.Context, want *state.Volume, d state.Dev
 	return err
 }
 
+// releaseLimit is how long release waits for those who let go of a device just
+// now: the kernel writes a file system back, and only then lets go of its device, for
+// whoever had the last copy of its mount, such as a container that ends. Nobody
+// tells when that is over.
+const (
+	releaseLimit    = 500 * time.Millisecond
+	releaseInterval = 5 * time.Millisecond
+)
+
 // release takes the copies of an unmounted stage out of other mount
 // namespaces. Open files still hold the device after that.
 func (r *Reconciler) release(ctx context.Context, want *state.Volume) error {
 	if err := r.kernel.Directories.Renew(ctx, want.Stage.Path); err != nil {
 		return err
 	}
-	d, err := r.kernel.Devices.Find(ctx, want.ID)
+	d, err := r.kernel.Devices.Find(ctx, spec(want))
 	if err != nil || !stands(d) {
 		return err
 	}
-	if d.Held, err = r.kernel.Devices.Held(ctx, d); err == nil {
+	limit := time.NewTimer(releaseLimit)
+	defer limit.Stop()
+	again := time.NewTicker(releaseInterval)
+	defer again.Stop()
+	for last := false; ; {
+		if d.Held, err = r.kernel.Views.Held(ctx, d); err != nil || !d.Held || last {
+			break
+		}
+		select {
+		case <-again.C:
+		case <-limit.C:
+			last = true
+		case <-ctx.Done():
+			last = true
+		}
+	}
+	if err == nil {
 		err = r.boundElsewhere(ctx, want, &d)
 	}
 	if err != nil || !d.Held {
@@ -172,16 +197,25 @@ func (r *Reconciler) setAttributes(ctx context.Context, s *state.Stage, t *state
 	return r.kernel.Mounts.SetAttributes(ctx, path, flags)
 }
 
-func (r *Reconciler) bind(ctx context.Context, s *state.Stage, t *state.Target, have state.Actual) error {
+// mounter makes what is missing beneath a mount only for whoever asks for it, or
+// has not had it yet.
+func (r *Reconciler) mounter(step Step, want *state.Volume) Mounter {
+	if intent := want.Intent(step.Part); intent.Accepted && !intent.Asked && !(step.Part == state.StagePart() && stageAsked(want)) {
+		return r.kernel.Existing
+	}
+	return r.kernel.Mounts
+}
+
+func bind(ctx context.Context, m Mounter, s *state.Stage, t *state.Target, have state.Actual) error {
 	if t.Capability.Access == state.BlockAccess {
 		if needsView(t, have.Device) {
-			return r.kernel.Mounts.BindDevice(ctx, have.View, t.Path)
+			return m.BindDevice(ctx, have.View, t.Path)
 		}
-		return r.kernel.Mounts.BindDevice(ctx, have.Device, t.Path)
+		return m.BindDevice(ctx, have.Device, t.Path)
 	}
 	flags, err := targetFlags(s, t)
 	if err != nil {
 		return err
 	}
-	return r.kernel.Mounts.BindMount(ctx, s.Path, have.Device.Number, t.Path, flags)
+	return m.BindMount(ctx, s.Path, have.Device.Number, t.Path, flags)
 }

@@ -425,6 +425,44 @@ func TestHeldDeviceNamesItsHolder(t *testing.T) {
 	})
 }
 
+// Whoever lets go of the device a moment later, as a container that ends, is waited for.
+func TestDeviceIsLetGoSoon(t *testing.T) {
+	bubble(t, func(h *harness) {
+		v := h.volume("v")
+		h.ok(stage("v"))
+		h.k.with(func() { v.held = true })
+		time.AfterFunc(300*time.Millisecond, func() { h.k.with(func() { v.held = false }) })
+		h.ok(unstage("v"))
+		h.atRest("v")
+	})
+}
+
+// kubelet may remove the directory of a pod between a repair's look and its
+// step: it stays removed.
+func TestRepairMakesNoDirectory(t *testing.T) {
+	for path, o := range map[string]op{stagePath("v"): opMount, targetPath("v", 1): opBind} {
+		bubble(t, func(h *harness) {
+			h.volume("v")
+			h.ok(stage("v"), publish("v", 1))
+			h.k.slow(o, path, 1, time.Second)
+			h.k.with(func() {
+				delete(h.k.mounts, path)
+				h.k.drift("v")
+			})
+			h.wake("v")
+			h.k.with(func() { h.k.rmdir(path) })
+			h.sleep(time.Minute)
+			h.k.with(func() {
+				if h.k.files[path] != nil || len(h.k.mounts[path]) > 0 {
+					t.Errorf("%s was made again", path)
+				}
+			})
+			h.ok(publish("v", 1)) // which asks for both
+			h.atRest("v")
+		})
+	}
+}
+
 // A device that is going away is reclaimed by a new stage.
 func TestDetachingDeviceIsReclaimed(t *testing.T) {
 	bubble(t, func(h *harness) {

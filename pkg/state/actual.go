@@ -61,6 +61,14 @@ type Device struct {
 	Holder   string       // of a foreign device: what holds the backing, for humans
 	Backing  string       // the file behind the device, whose holes read as zeros; empty when there is none
 
+	// Identity is what the hardware, or the metadata of the volume, says that the
+	// device is, whatever its path and number; empty when it says nothing. Another
+	// identity is another volume.
+	Identity string
+	// Permanent: the device is there whether or not the volume is staged, as a disk
+	// is. Detach only takes back what Attach has set, the read-only mode.
+	Permanent bool
+
 	// The durable facts about formatting that live with the data.
 	Formatting bool   // a format was begun and its end is not known
 	Formatted  string // the fs type of the last format that completed

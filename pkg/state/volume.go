@@ -10,7 +10,10 @@ import (
 
 // Volume is the desired state of one volume: the record that the store keeps.
 type Volume struct {
-	ID       string             `json:"id"`
+	ID string `json:"id"`
+	// Backend is the name of the volume's backend; empty for a record of a version
+	// that had one only, and of a volume of which nothing but the id is known.
+	Backend  string             `json:"backend,omitempty"`
 	Revision uint64             `json:"revision"` // grows with every committed edit
 	Stage    *Stage             `json:"stage,omitempty"`
 	Targets  map[string]*Target `json:"targets,omitempty"` // by target path
@@ -166,6 +169,37 @@ var podKeys = []string{
 
 // ephemeralKey comes and goes with them. False means what its absence means.
 const ephemeralKey = "csi.storage.k8s.io/ephemeral"
+
+// publishPrefix marks the keys of a Context that are of the publish context.
+const publishPrefix = "publish:"
+
+// JoinContext returns a volume and a publish context as one; nil if both are empty.
+func JoinContext(volume, publish map[string]string) map[string]string {
+	if len(volume)+len(publish) == 0 {
+		return nil
+	}
+	joined := make(map[string]string, len(volume)+len(publish))
+	maps.Copy(joined, volume)
+	for key, value := range publish {
+		joined[publishPrefix+key] = value
+	}
+	return joined
+}
+
+// SplitContext is the inverse of JoinContext.
+func SplitContext(joined map[string]string) (volume, publish map[string]string) {
+	for key, value := range joined {
+		to := &volume
+		if rest, found := strings.CutPrefix(key, publishPrefix); found {
+			key, to = rest, &publish
+		}
+		if *to == nil {
+			*to = map[string]string{}
+		}
+		(*to)[key] = value
+	}
+	return volume, publish
+}
 
 // sameContext compares two contexts without what they tell of the pod.
 func sameContext(a, b map[string]string) bool {

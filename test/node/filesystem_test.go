@@ -10,6 +10,7 @@ import (
 	"google.golang.org/grpc/codes"
 
 	"github.com/csi-node/csi-node/test/harness"
+	"github.com/csi-node/csi-node/test/machine"
 )
 
 // logFlags are the mount flags with which a read-only mount leaves the log alone.
@@ -157,7 +158,7 @@ func TestWrongType(t *testing.T) {
 			t.Run(holds+" as "+asked, func(t *testing.T) {
 				ctx := t.Context()
 				v := create(t, p, holds+"-as-"+asked, smallest("xfs"), mountAs(asked, multiWriter))
-				harness.Command(t, "mkfs."+holds, "-q", v.data())
+				machine.Mkfs(t, holds, "-q", v.data())
 				before := sum(t, v.data())
 				for _, mode := range []accessMode{multiWriter, readerOnly} {
 					v.capability = mountAs(asked, mode)

@@ -38,7 +38,9 @@ func TestLostDeviceComesBack(t *testing.T) {
 			backing := backingOf(path)
 			detach(t, path)
 			// Another test may have it by now, which is told then.
-			harness.Eventually(t, path+" is attached again", func() bool { return backingOf(path) == backing || told(p) })
+			harness.Eventually(t, path+" is attached again", func() bool {
+				return told(p) || backingOf(path) == backing && len(p.Report().Unsettled()) == 0
+			})
 			if !told(p) {
 				if now := sumCached(t, target); now != sum {
 					t.Error("the pod's device shows other bytes")

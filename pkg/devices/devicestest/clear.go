@@ -9,18 +9,15 @@ import (
 
 // clear empties a volume that was formatted, and refuses one that is in use.
 func (s *suite) clear() {
-	c, ok := s.b.(devices.Clearer)
-	if !ok {
-		s.Skip("the backend is no Clearer")
-	}
+	c := can[devices.Clearer](s, "Clearer")
 	v := s.Create(s.T, "clear")
 	d := s.attached(v, false)
-	s.ok(s.formatter().BeginFormat(s.ctx, v))
-	s.ok(s.formatter().EndFormat(s.ctx, v, "ext4"))
+	s.ok(s.formatter().BeginFormat(s.ctx, of(v)))
+	s.ok(s.formatter().EndFormat(s.ctx, of(v), "ext4"))
 	junk := bytes.Repeat([]byte("junk"), Size/4)
 	s.Write(s.T, d, 0, junk)
-	s.class(c.Unused(s.ctx, v), state.FailedPrecondition)
-	s.class(c.Clear(s.ctx, v), state.FailedPrecondition)
+	s.class(c.Unused(s.ctx, of(v)), state.FailedPrecondition)
+	s.class(c.Clear(s.ctx, of(v)), state.FailedPrecondition)
 	s.marks(v, false, "ext4")
 	got := make([]byte, Size)
 	s.Read(s.T, d, 0, got)
@@ -28,10 +25,10 @@ func (s *suite) clear() {
 		s.Fatal("a refused Clear has changed the bytes")
 	}
 
-	s.ok(s.b.Detach(s.ctx, v))
-	s.ok(c.Unused(s.ctx, v))
+	s.ok(s.b.Detach(s.ctx, of(v)))
+	s.ok(c.Unused(s.ctx, of(v)))
 	for range 2 {
-		s.ok(c.Clear(s.ctx, v))
+		s.ok(c.Clear(s.ctx, of(v)))
 		s.marks(v, false, "")
 	}
 	s.b = s.Open(s.T)
@@ -40,9 +37,9 @@ func (s *suite) clear() {
 	if !bytes.Equal(got, make([]byte, Size)) {
 		s.Error("not every byte is zero")
 	}
-	s.ok(s.formatter().BeginFormat(s.ctx, v)) // as a new volume
+	s.ok(s.formatter().BeginFormat(s.ctx, of(v))) // as a new volume
 
-	s.class(c.Unused(s.ctx, "unknown"), state.NotFound)
-	s.class(c.Clear(s.ctx, "unknown"), state.NotFound)
-	s.class(c.Clear(s.ctx, "../unknown"), state.InvalidArgument)
+	s.class(c.Unused(s.ctx, of("unknown")), state.NotFound)
+	s.class(c.Clear(s.ctx, of("unknown")), state.NotFound)
+	s.class(c.Clear(s.ctx, of("../unknown")), state.InvalidArgument)
 }

@@ -87,7 +87,7 @@ func (s *suite) class(err error, want state.Class) {
 
 func (s *suite) find(volume string) state.Device {
 	s.Helper()
-	d, err := s.b.Find(s.ctx, volume)
+	d, err := s.b.Find(s.ctx, of(volume))
 	s.ok(err)
 	return s.held(d)
 }
@@ -97,7 +97,7 @@ func (s *suite) held(d state.Device) state.Device {
 	s.Helper()
 	if d.State == state.DeviceAttached || d.State == state.DeviceDetaching {
 		var err error
-		d.Held, err = s.b.Held(s.ctx, d)
+		d.Held, err = s.holder().Held(s.ctx, d)
 		s.ok(err)
 	}
 	return d
@@ -114,7 +114,7 @@ func (s *suite) want(volume string, want state.DeviceState) state.Device {
 
 func (s *suite) attached(volume string, readOnly bool) state.Device {
 	s.Helper()
-	s.ok(s.b.Attach(s.ctx, volume, readOnly))
+	s.ok(s.b.Attach(s.ctx, of(volume), readOnly))
 	d := s.want(volume, state.DeviceAttached)
 	if d.ReadOnly != readOnly || d.Missing || d.Held || d.Path == "" || d.Number == (state.DeviceNumber{}) {
 		s.Fatalf("attached, read-only %t: %+v", readOnly, d)
@@ -134,18 +134,18 @@ func (s *suite) unknown() {
 	if d.State != state.DeviceAbsent || !d.Missing {
 		s.Errorf("unknown volume: %+v", d)
 	}
-	s.class(s.b.Attach(s.ctx, "unknown", false), state.NotFound)
-	s.ok(s.b.Detach(s.ctx, "unknown"))
-	s.class(s.b.Grow(s.ctx, "unknown", Size), state.NotFound)
+	s.class(s.b.Attach(s.ctx, of("unknown"), false), state.NotFound)
+	s.ok(s.b.Detach(s.ctx, of("unknown")))
+	s.class(s.grower().Grow(s.ctx, of("unknown"), Size), state.NotFound)
 }
 
 func (s *suite) badID() {
 	for _, id := range []string{"", "../etc", "a/b", "a\x00b"} {
-		_, err := s.b.Find(s.ctx, id)
+		_, err := s.b.Find(s.ctx, of(id))
 		s.class(err, state.InvalidArgument)
-		s.class(s.b.Attach(s.ctx, id, false), state.InvalidArgument)
-		s.class(s.b.Detach(s.ctx, id), state.InvalidArgument)
-		s.class(s.b.Grow(s.ctx, id, Size), state.InvalidArgument)
+		s.class(s.b.Attach(s.ctx, of(id), false), state.InvalidArgument)
+		s.class(s.b.Detach(s.ctx, of(id)), state.InvalidArgument)
+		s.class(s.grower().Grow(s.ctx, of(id), Size), state.InvalidArgument)
 	}
 }
 
@@ -156,7 +156,7 @@ func (s *suite) absent() {
 	if d.Missing || d.Held || d.Path != "" || d.Number != (state.DeviceNumber{}) {
 		s.Errorf("absent: %+v", d)
 	}
-	s.ok(s.b.Detach(s.ctx, v))
+	s.ok(s.b.Detach(s.ctx, of(v)))
 }
 
 func (s *suite) attach() {
@@ -189,7 +189,7 @@ func (s *suite) otherModeHeld() {
 	v := s.Create(s.T, "mode-held")
 	before := s.attached(v, false)
 	release := s.Hold(s.T, before)
-	s.class(s.b.Attach(s.ctx, v, true), state.FailedPrecondition)
+	s.class(s.b.Attach(s.ctx, of(v), true), state.FailedPrecondition)
 	if d := s.want(v, state.DeviceAttached); !d.Held || d.ReadOnly || d.Number != before.Number {
 		s.Errorf("after the refusal: %+v", d)
 	}
@@ -201,7 +201,7 @@ func (s *suite) detach() {
 	v := s.Create(s.T, "detach")
 	s.Write(s.T, s.attached(v, false), 4096, []byte("kept"))
 	for range 2 {
-		s.ok(s.b.Detach(s.ctx, v))
+		s.ok(s.b.Detach(s.ctx, of(v)))
 		s.want(v, state.DeviceAbsent)
 	}
 	got := make([]byte, 4)
@@ -215,7 +215,7 @@ func (s *suite) detachHeld() {
 	v := s.Create(s.T, "held")
 	before := s.attached(v, false)
 	release := s.Hold(s.T, before)
-	s.class(s.b.Detach(s.ctx, v), state.Unavailable)
+	s.class(s.b.Detach(s.ctx, of(v)), state.Unavailable)
 	if d := s.want(v, state.DeviceAttached); !d.Held || d.Number != before.Number {
 		s.Errorf("after the refusal: %+v", d)
 	}
@@ -223,7 +223,7 @@ func (s *suite) detachHeld() {
 	if d := s.find(v); d != before {
 		s.Errorf("after the release: %+v, before %+v", d, before)
 	}
-	s.ok(s.b.Detach(s.ctx, v))
+	s.ok(s.b.Detach(s.ctx, of(v)))
 	s.want(v, state.DeviceAbsent)
 }
 
@@ -234,16 +234,16 @@ func (s *suite) restart() {
 	if d := s.find(v); d != before {
 		s.Errorf("after a restart: %+v, before %+v", d, before)
 	}
-	s.ok(s.b.Detach(s.ctx, v))
+	s.ok(s.b.Detach(s.ctx, of(v)))
 	s.b = s.Open(s.T)
 	s.want(v, state.DeviceAbsent)
 }
 
 func (s *suite) growAbsent() {
 	v := s.Create(s.T, "grow-absent")
-	s.ok(s.b.Grow(s.ctx, v, 2*Size))
+	s.ok(s.grower().Grow(s.ctx, of(v), 2*Size))
 	s.size(s.want(v, state.DeviceAbsent), 2*Size)
-	s.ok(s.b.Grow(s.ctx, v, Size)) // never shrinks
+	s.ok(s.grower().Grow(s.ctx, of(v), Size)) // never shrinks
 	s.size(s.attached(v, false), 2*Size)
 }
 
@@ -251,20 +251,20 @@ func (s *suite) growAttached() {
 	v := s.Create(s.T, "grow-attached")
 	before := s.attached(v, false)
 	release := s.Hold(s.T, before)
-	s.ok(s.b.Grow(s.ctx, v, 2*Size))
+	s.ok(s.grower().Grow(s.ctx, of(v), 2*Size))
 	d := s.want(v, state.DeviceAttached)
 	s.size(d, 2*Size)
 	if d.Number != before.Number {
 		s.Errorf("the device is %s after growing, %s before", d.Number, before.Number)
 	}
 	release()
-	s.ok(s.b.Detach(s.ctx, v))
+	s.ok(s.b.Detach(s.ctx, of(v)))
 	s.size(s.attached(v, true), 2*Size)
 }
 
 func (s *suite) growTooLarge() {
 	v := s.Create(s.T, "grow-too-large")
-	s.class(s.b.Grow(s.ctx, v, 1<<60), state.ResourceExhausted)
+	s.class(s.grower().Grow(s.ctx, of(v), 1<<60), state.ResourceExhausted)
 	s.size(s.want(v, state.DeviceAbsent), Size)
 }
 
@@ -274,9 +274,9 @@ func (s *suite) attachConcurrent() {
 	var group sync.WaitGroup
 	for i := range found {
 		group.Go(func() {
-			err := s.b.Attach(s.ctx, v, false)
+			err := s.b.Attach(s.ctx, of(v), false)
 			if err == nil {
-				found[i], err = s.b.Find(s.ctx, v)
+				found[i], err = s.b.Find(s.ctx, of(v))
 			}
 			if err != nil {
 				s.Error(err)
@@ -289,7 +289,7 @@ func (s *suite) attachConcurrent() {
 			s.Errorf("%+v beside %+v", d, found[0])
 		}
 	}
-	s.ok(s.b.Detach(s.ctx, v))
+	s.ok(s.b.Detach(s.ctx, of(v)))
 	s.b = s.Open(s.T) // which would find a second device
 	s.want(v, state.DeviceAbsent)
 }
@@ -302,13 +302,13 @@ func (s *suite) mixConcurrent() {
 		v := s.Create(s.T, name)
 		group.Go(func() {
 			for range 10 {
-				if err := s.b.Attach(s.ctx, v, false); err != nil {
+				if err := s.b.Attach(s.ctx, of(v), false); err != nil {
 					s.Error(err)
 				}
-				if d, err := s.b.Find(s.ctx, v); err != nil || d.State != state.DeviceAttached || d.Held {
+				if d, err := s.b.Find(s.ctx, of(v)); err != nil || d.State != state.DeviceAttached || d.Held {
 					s.Errorf("%+v, %v", d, err)
 				}
-				if err := s.b.Detach(s.ctx, v); err != nil {
+				if err := s.b.Detach(s.ctx, of(v)); err != nil {
 					s.Error(err)
 				}
 			}
@@ -321,6 +321,27 @@ func (s *suite) endedContext() {
 	v := s.Create(s.T, "ended")
 	ctx, cancel := context.WithCancel(s.ctx)
 	cancel()
-	s.class(s.b.Attach(ctx, v, false), state.Canceled)
+	s.class(s.b.Attach(ctx, of(v), false), state.Canceled)
 	s.want(v, state.DeviceAbsent)
+}
+
+// of returns what a backend is told of a volume of which only the id is known.
+func of(id string) devices.Volume { return devices.Volume{ID: id} }
+
+// grower returns the backend as a Grower, or skips the test.
+func (s *suite) grower() devices.Grower { return can[devices.Grower](s, "Grower") }
+
+// eraser returns the backend as an Eraser, or skips the test.
+func (s *suite) eraser() devices.Eraser { return can[devices.Eraser](s, "Eraser") }
+
+// holder returns the backend as a Holder, or skips the test.
+func (s *suite) holder() devices.Holder { return can[devices.Holder](s, "Holder") }
+
+func can[T any](s *suite, what string) T {
+	s.Helper()
+	b, ok := s.b.(T)
+	if !ok {
+		s.Skip("the backend is no " + what)
+	}
+	return b
 }

@@ -10,11 +10,7 @@ import (
 
 // formatter returns the backend as a Formatter, or skips the test.
 func (s *suite) formatter() devices.Formatter {
-	f, ok := s.b.(devices.Formatter)
-	if !ok {
-		s.Skip("the backend is no Formatter")
-	}
-	return f
+	return can[devices.Formatter](s, "Formatter")
 }
 
 func (s *suite) marks(volume string, formatting bool, formatted string) {
@@ -26,40 +22,40 @@ func (s *suite) marks(volume string, formatting bool, formatted string) {
 
 func (s *suite) formatMark() {
 	v := s.Create(s.T, "mark")
-	s.class(s.formatter().EndFormat(s.ctx, v, "ext4"), state.FailedPrecondition)
+	s.class(s.formatter().EndFormat(s.ctx, of(v), "ext4"), state.FailedPrecondition)
 	s.marks(v, false, "")
 	for range 2 {
-		s.ok(s.formatter().BeginFormat(s.ctx, v))
+		s.ok(s.formatter().BeginFormat(s.ctx, of(v)))
 		s.marks(v, true, "")
 	}
 	s.b = s.Open(s.T)
 	s.marks(v, true, "")
 	for range 2 {
-		s.ok(s.formatter().EndFormat(s.ctx, v, "ext4"))
+		s.ok(s.formatter().EndFormat(s.ctx, of(v), "ext4"))
 		s.marks(v, false, "ext4")
 	}
-	s.ok(s.b.Grow(s.ctx, v, 2*Size))
+	s.ok(s.grower().Grow(s.ctx, of(v), 2*Size))
 	s.b = s.Open(s.T)
 	s.marks(v, false, "ext4")
-	s.class(s.formatter().BeginFormat(s.ctx, v), state.FailedPrecondition)
+	s.class(s.formatter().BeginFormat(s.ctx, of(v)), state.FailedPrecondition)
 	s.marks(v, false, "ext4")
-	s.class(s.formatter().BeginFormat(s.ctx, "unknown"), state.NotFound)
-	s.class(s.formatter().BeginRaw(s.ctx, "unknown"), state.NotFound)
+	s.class(s.formatter().BeginFormat(s.ctx, of("unknown")), state.NotFound)
+	s.class(s.formatter().BeginRaw(s.ctx, of("unknown")), state.NotFound)
 
 	raw := s.Create(s.T, "raw")
 	if d := s.find(raw); d.Raw || !d.Fresh {
 		s.Fatalf("new: %+v", d)
 	}
 	for range 2 {
-		s.ok(s.formatter().BeginRaw(s.ctx, raw))
+		s.ok(s.formatter().BeginRaw(s.ctx, of(raw)))
 		s.b = s.Open(s.T)
 		if d := s.find(raw); !d.Raw || d.Fresh {
 			s.Fatalf("shown raw: %+v", d)
 		}
-		s.class(s.formatter().BeginFormat(s.ctx, raw), state.FailedPrecondition)
+		s.class(s.formatter().BeginFormat(s.ctx, of(raw)), state.FailedPrecondition)
 		s.marks(raw, false, "")
 	}
-	s.class(s.formatter().EndFormat(s.ctx, "unknown", "ext4"), state.NotFound)
+	s.class(s.formatter().EndFormat(s.ctx, of("unknown"), "ext4"), state.NotFound)
 }
 
 func (s *suite) erase() {
@@ -70,8 +66,8 @@ func (s *suite) erase() {
 	for _, offset := range places {
 		s.Write(s.T, d, offset, junk)
 	}
-	s.ok(s.formatter().BeginFormat(s.ctx, v))
-	s.ok(s.formatter().Erase(s.ctx, v))
+	s.ok(s.formatter().BeginFormat(s.ctx, of(v)))
+	s.ok(s.eraser().Erase(s.ctx, of(v)))
 	got := make([]byte, Size)
 	s.Read(s.T, d, 0, got)
 	if i := slices.IndexFunc(got, func(b byte) bool { return b != 0 }); i >= 0 {
@@ -85,16 +81,16 @@ func (s *suite) eraseRefused() {
 	v := s.Create(s.T, "erase-refused")
 	d := s.attached(v, false)
 	s.Write(s.T, d, 0, []byte("data"))
-	s.class(s.formatter().Erase(s.ctx, v), state.FailedPrecondition) // no mark
-	s.ok(s.formatter().BeginFormat(s.ctx, v))
+	s.class(s.eraser().Erase(s.ctx, of(v)), state.FailedPrecondition) // no mark
+	s.ok(s.formatter().BeginFormat(s.ctx, of(v)))
 	release := s.Hold(s.T, d)
-	s.class(s.formatter().Erase(s.ctx, v), state.Unavailable)
+	s.class(s.eraser().Erase(s.ctx, of(v)), state.Unavailable)
 	release()
 	s.attached(v, true)
-	s.class(s.formatter().Erase(s.ctx, v), state.FailedPrecondition)
-	s.ok(s.b.Detach(s.ctx, v))
-	s.class(s.formatter().Erase(s.ctx, v), state.FailedPrecondition)
-	s.class(s.formatter().Erase(s.ctx, "unknown"), state.NotFound)
+	s.class(s.eraser().Erase(s.ctx, of(v)), state.FailedPrecondition)
+	s.ok(s.b.Detach(s.ctx, of(v)))
+	s.class(s.eraser().Erase(s.ctx, of(v)), state.FailedPrecondition)
+	s.class(s.eraser().Erase(s.ctx, of("unknown")), state.NotFound)
 	got := make([]byte, 4)
 	s.Read(s.T, s.attached(v, true), 0, got)
 	if string(got) != "data" {

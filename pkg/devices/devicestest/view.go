@@ -7,11 +7,7 @@ import (
 
 // viewer returns the backend as a Viewer, or skips the test.
 func (s *suite) viewer() devices.Viewer {
-	v, ok := s.b.(devices.Viewer)
-	if !ok {
-		s.Skip("the backend is no Viewer")
-	}
-	return v
+	return can[devices.Viewer](s, "Viewer")
 }
 
 func (s *suite) wantView(d state.Device, want state.DeviceState) state.Device {
@@ -47,7 +43,7 @@ func (s *suite) view() {
 		s.Errorf("attached again: %+v, before %+v", again, view)
 	}
 
-	s.class(s.b.Detach(s.ctx, v), state.Unavailable)
+	s.class(s.b.Detach(s.ctx, of(v)), state.Unavailable)
 	s.want(v, state.DeviceAttached)
 	release := s.Hold(s.T, view)
 	s.class(s.viewer().DetachView(s.ctx, d), state.Unavailable)
@@ -59,7 +55,7 @@ func (s *suite) view() {
 		s.ok(s.viewer().DetachView(s.ctx, d))
 		s.wantView(d, state.DeviceAbsent)
 	}
-	s.ok(s.b.Detach(s.ctx, v))
+	s.ok(s.b.Detach(s.ctx, of(v)))
 }
 
 func (s *suite) viewRestart() {
@@ -78,7 +74,7 @@ func (s *suite) viewGrows() {
 	v := s.Create(s.T, "view-grows")
 	d := s.attached(v, false)
 	s.ok(s.viewer().AttachView(s.ctx, d))
-	s.ok(s.b.Grow(s.ctx, v, 2*Size))
+	s.ok(s.grower().Grow(s.ctx, of(v), 2*Size))
 	if view := s.wantView(d, state.DeviceAttached); view.Size != 2*Size {
 		s.Errorf("the view has %d bytes, its device %d", view.Size, 2*Size)
 	}

@@ -106,7 +106,7 @@ func disk(t testing.TB, sector int, fsType string, bytes int64) string {
 	}
 	path := machine.Losetup(t, "--sector-size", fmt.Sprint(sector), image)
 	t.Cleanup(func() { losetupDetach(t, path) })
-	run(t, "mkfs."+fsType, "-q", path)
+	machine.Mkfs(t, fsType, "-q", path)
 	return path
 }
 

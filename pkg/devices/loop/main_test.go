@@ -183,7 +183,7 @@ func harness(t *testing.T, how pool.Provisioning) devicestest.Harness {
 			if err != nil {
 				t.Fatal(err)
 			}
-			return newBackend(t, again)
+			return Volumes{newBackend(t, again)}
 		},
 		Create: func(t *testing.T, name string) string {
 			create(t, p, name, how)

@@ -1,0 +1,181 @@
+package devices
+
+import (
+	"context"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/csi-node/csi-node/pkg/state"
+)
+
+// Set is the backends of one plugin by name. It is a Backend itself, which asks
+// the one that a Volume names. A backend that the Set lacks is unknown: nothing is
+// known of its volumes, and nothing is done to them.
+type Set struct {
+	backends map[string]Backend
+	usual    string
+}
+
+// NewSet returns a Set. Volumes that name no backend, and that no Owner claims,
+// are of the usual one.
+func NewSet(usual string, backends map[string]Backend) *Set {
+	return &Set{backends: maps.Clone(backends), usual: usual}
+}
+
+// Names returns the names of the backends, in order.
+func (s *Set) Names() []string { return slices.Sorted(maps.Keys(s.backends)) }
+
+// Get returns a backend by its name; nil: there is none.
+func (s *Set) Get(name string) Backend { return s.backends[name] }
+
+// Resolve names the backend of a volume that a record does not tell: as its
+// context says, else whose Owner claims the id, else the usual one. The error is
+// that of an Owner.
+func (s *Set) Resolve(ctx context.Context, v Volume) (string, error) {
+	if name := v.Context[BackendKey]; name != "" {
+		return name, nil
+	}
+	for _, name := range s.Names() {
+		if o, ok := s.backends[name].(Owner); ok && name != s.usual {
+			if owns, err := o.Owns(ctx, v.ID); owns || err != nil {
+				return name, err
+			}
+		}
+	}
+	return s.usual, nil
+}
+
+// of returns the backend of a volume. Unavailable: this plugin lacks it.
+func (s *Set) of(ctx context.Context, v Volume) (Backend, error) {
+	name := v.Backend
+	if name == "" {
+		var err error
+		if name, err = s.Resolve(ctx, v); err != nil {
+			return nil, err
+		}
+	}
+	if b := s.backends[name]; b != nil {
+		return b, nil
+	}
+	return nil, state.Errorf(state.Unavailable, "volume %s: its storage is of the backend %q, and this plugin has %s: nothing is known of it. Run the version that has the backend", v.ID, name, strings.Join(s.Names(), ", "))
+}
+
+// Validate returns InvalidArgument also for a backend that the Set lacks.
+func (s *Set) Validate(v Volume) error {
+	name := v.Backend
+	if name == "" {
+		name = v.Context[BackendKey]
+	}
+	if name == "" {
+		name = s.usual
+	}
+	b := s.backends[name]
+	if b == nil {
+		return state.Errorf(state.InvalidArgument, "volume %s: %s: %.200q is no backend of this plugin, which has %s", v.ID, BackendKey, name, strings.Join(s.Names(), ", "))
+	}
+	return b.Validate(v)
+}
+
+// Find asks the volume's backend.
+func (s *Set) Find(ctx context.Context, v Volume) (state.Device, error) {
+	b, err := s.of(ctx, v)
+	if err != nil {
+		return state.Device{}, err
+	}
+	return b.Find(ctx, v)
+}
+
+// Attach lets the volume's backend attach it.
+func (s *Set) Attach(ctx context.Context, v Volume, readOnly bool) error {
+	b, err := s.of(ctx, v)
+	if err != nil {
+		return err
+	}
+	return b.Attach(ctx, v, readOnly)
+}
+
+// Detach lets the volume's backend detach it.
+func (s *Set) Detach(ctx context.Context, v Volume) error {
+	b, err := s.of(ctx, v)
+	if err != nil {
+		return err
+	}
+	return b.Detach(ctx, v)
+}
+
+// Grow lets the volume's backend grow it. FailedPrecondition: it cannot.
+func (s *Set) Grow(ctx context.Context, v Volume, bytes int64) error {
+	g, err := optional[Grower](ctx, s, v, "grow a volume")
+	if err != nil {
+		return err
+	}
+	return g.Grow(ctx, v, bytes)
+}
+
+// BeginFormat is Formatter's.
+func (s *Set) BeginFormat(ctx context.Context, v Volume) error {
+	f, err := optional[Formatter](ctx, s, v, "format a volume")
+	if err != nil {
+		return err
+	}
+	return f.BeginFormat(ctx, v)
+}
+
+// EndFormat is Formatter's.
+func (s *Set) EndFormat(ctx context.Context, v Volume, fsType string) error {
+	f, err := optional[Formatter](ctx, s, v, "format a volume")
+	if err != nil {
+		return err
+	}
+	return f.EndFormat(ctx, v, fsType)
+}
+
+// BeginRaw is Formatter's.
+func (s *Set) BeginRaw(ctx context.Context, v Volume) error {
+	f, err := optional[Formatter](ctx, s, v, "show a volume raw")
+	if err != nil {
+		return err
+	}
+	return f.BeginRaw(ctx, v)
+}
+
+// Erase is Eraser's.
+func (s *Set) Erase(ctx context.Context, v Volume) error {
+	e, err := optional[Eraser](ctx, s, v, "erase a volume")
+	if err != nil {
+		return err
+	}
+	return e.Erase(ctx, v)
+}
+
+// Unused is Clearer's.
+func (s *Set) Unused(ctx context.Context, v Volume) error {
+	c, err := optional[Clearer](ctx, s, v, "clear a volume")
+	if err != nil {
+		return err
+	}
+	return c.Unused(ctx, v)
+}
+
+// Clear is Clearer's.
+func (s *Set) Clear(ctx context.Context, v Volume) error {
+	c, err := optional[Clearer](ctx, s, v, "clear a volume")
+	if err != nil {
+		return err
+	}
+	return c.Clear(ctx, v)
+}
+
+// optional returns the backend of a volume as one that can do more.
+func optional[T any](ctx context.Context, s *Set, v Volume, what string) (can T, err error) {
+	b, err := s.of(ctx, v)
+	if err != nil {
+		return can, err
+	}
+	can, ok := b.(T)
+	if !ok {
+		return can, state.Errorf(state.FailedPrecondition, "volume %s: its backend cannot %s", v.ID, what)
+	}
+	return can, nil
+}

@@ -1,0 +1,45 @@
+package mounts
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/csi-node/csi-node/pkg/state"
+)
+
+// making says whether what is mounted may bring about what it is mounted on.
+type making bool
+
+const (
+	makes        making = true
+	makesNothing making = false
+)
+
+// Existing mounts as its Host does, but only on what is there: no directory and
+// no file is made, however soon after a look it was removed.
+type Existing struct{ host *Host }
+
+// Existing returns the Existing of a Host.
+func (h *Host) Existing() Existing { return Existing{h} }
+
+// MountDevice is that of a Host.
+func (e Existing) MountDevice(ctx context.Context, device state.Device, path, fsType string, flags state.Flags, readOnly bool) error {
+	return e.host.mountDevice(ctx, device, path, fsType, flags, readOnly, makesNothing)
+}
+
+// BindMount is that of a Host.
+func (e Existing) BindMount(ctx context.Context, source string, device state.DeviceNumber, target string, flags state.Flags) error {
+	return e.host.bindMount(ctx, source, device, target, flags, makesNothing)
+}
+
+// BindDevice is that of a Host.
+func (e Existing) BindDevice(ctx context.Context, device state.Device, target string) error {
+	return e.host.bindDevice(ctx, device, target, makesNothing)
+}
+
+// wrap puts what was tried before an error.
+func wrap(err *error, format string, args ...any) {
+	if *err != nil {
+		*err = fmt.Errorf(format+": %w", append(args, *err)...)
+	}
+}
