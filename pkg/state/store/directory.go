@@ -176,7 +176,8 @@ func replace(path string, fill func(*directory) error) (*directory, error) {
 		return nil, errors.Join(err, d.close(), os.RemoveAll(name))
 	}
 	d.path = path
-	return d, os.RemoveAll(name) // what was there before, if anything was
+	_ = os.RemoveAll(name) // what was there before, if anything was; or the next start does
+	return d, nil
 }
 
 // removeSuccessors removes what never took the place of a directory, or has lost

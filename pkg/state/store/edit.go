@@ -34,11 +34,12 @@ var errClosed = errors.New("the store is closed: the plugin is stopping")
 //
 // edit is called once, with a copy of the record (a fresh one with only ID and
 // Revision, and Targets not nil, if there is none). Its Revision is the one that
-// this edit will commit; revisions rise for as long as the process lives, and
-// from there for every record that a later one finds, and not every one is used. If edit returns an error, nothing has
-// changed and Edit returns that error. If edit leaves the record as it was, nothing is
-// written and the record comes back with its old revision. A record that is
-// Empty after the edit is deleted and comes back empty.
+// this edit will commit: revisions rise for as long as the process lives, a later
+// process begins behind those of the records that it finds, and not every one is
+// used. If edit returns an error, nothing has changed and Edit returns that error.
+// If edit leaves the record as it was, nothing is written and the record comes back
+// with its old revision. A record that is Empty after the edit is deleted and comes
+// back empty.
 //
 // Edits of one volume are atomic, and run one after the other; those of different
 // volumes wait for nothing in common. edit must not call Edit.
@@ -218,6 +219,9 @@ func (s *Store) renew(lost error) error {
 		}
 		_ = s.legacy.Close() // only locked
 		s.legacy = f
+		if err := f.Truncate(0); err != nil { // what another one left there is not ours
+			return err
+		}
 	}
 	d, err := replace(s.path, func(d *directory) error {
 		for _, v := range s.records() {

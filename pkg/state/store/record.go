@@ -27,24 +27,27 @@ type document struct {
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-const sealBytes = len(`,"crc32c":"01234567"}` + "\n")
-
 // seal puts the CRC-32C of a JSON object, without its last brace, behind it as
 // its last member, so that the whole is JSON.
 func seal(object []byte) []byte {
 	object = object[:len(object)-1]
-	return fmt.Appendf(object, `,"crc32c":"%08x"}`+"\n", crc32.Checksum(object, castagnoli))
+	return append(object, sealOf(object)...)
 }
 
+func sealOf(text []byte) []byte {
+	return fmt.Appendf(nil, `,"crc32c":"%08x"}`+"\n", crc32.Checksum(text, castagnoli))
+}
+
+// unseal turns what it is given into the object.
 func unseal(raw []byte) (object []byte, err error) {
-	if len(raw) < sealBytes {
-		return nil, fmt.Errorf("%d bytes are too few for a checksum", len(raw))
+	text, sealed := raw, raw[:0]
+	if n := len(sealOf(nil)); len(raw) >= n {
+		text, sealed = raw[:len(raw)-n], raw[len(raw)-n:]
 	}
-	object = append(bytes.Clone(raw[:len(raw)-sealBytes]), '}')
-	if sealed := seal(bytes.Clone(object)); !bytes.Equal(sealed, raw) {
-		return nil, fmt.Errorf("its end %q does not match the contents, which want %q", raw[len(raw)-sealBytes:], sealed[len(raw)-sealBytes:])
+	if want := sealOf(text); !bytes.Equal(sealed, want) {
+		return nil, fmt.Errorf("it ends with %q, and its checksum would be %q", sealed, want)
 	}
-	return object, nil
+	return append(text, '}'), nil
 }
 
 func encode(boot string, v *state.Volume) ([]byte, error) {

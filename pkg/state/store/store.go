@@ -91,9 +91,8 @@ type volume struct {
 // Records that were written under another boot id are dropped, because the
 // mounts that they speak of are gone. One that cannot be read is set aside (see
 // SetAside) and logged. An error is returned for what a human must mend: a file
-// in the way, missing permission, no space for a new store, a state directory on
-// an overlay, which goes with the container. A store that is there opens without
-// any space.
+// in the way, missing permission, a state directory on an overlay, which goes with
+// the container. A store opens without any space.
 func Open(ctx context.Context, stateDir, bootID string) (*Store, error) {
 	return opener{deadHolder}.open(ctx, stateDir, bootID)
 }
