@@ -17,6 +17,7 @@ import (
 	"github.com/csi-node/csi-node/pkg/devices"
 	"github.com/csi-node/csi-node/pkg/devices/devicestest"
 	"github.com/csi-node/csi-node/pkg/devices/note"
+	"github.com/csi-node/csi-node/pkg/loop"
 	"github.com/csi-node/csi-node/pkg/state"
 	"github.com/csi-node/csi-node/test/machine"
 )
@@ -202,8 +203,17 @@ func TestConformance(t *testing.T) {
 	devicestest.Backend(t, func(t *testing.T) devicestest.Harness {
 		lib := t.TempDir()
 		mu, disks := &sync.Mutex{}, map[string][2]string{}
+		var views *blockdev.Devices
 		return devicestest.Harness{
-			Open: func(t *testing.T) devices.Backend { return rack{newSet(t, lib), mu, disks} },
+			Open: func(t *testing.T) devices.Backend {
+				loops, err := loop.New(t.Context())
+				if err != nil {
+					t.Fatal(err)
+				}
+				views = blockdev.New(loops, nil)
+				return rack{newSet(t, lib), mu, disks}
+			},
+			Views: func() devicestest.Views { return views },
 			Create: func(t *testing.T, name string) string {
 				node, file := newDisk(t, devicestest.Size)
 				mu.Lock()
