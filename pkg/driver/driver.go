@@ -304,6 +304,7 @@ func (p *plugin) kernel() reconciler.Kernel {
 		Directories: p.mounts,
 		Holders:     mounts.Holders,
 		Bound:       p.bound,
+		VolumeAt:    p.volumeAt,
 	}
 	if p.pods != nil {
 		k.Pods = p.pods
@@ -455,18 +456,17 @@ func stopServer(server *grpc.Server) {
 
 func (p *plugin) grpcServer() *grpc.Server {
 	node := nodeserver.Config{
-		NodeID:           p.NodeID,
-		TopologyKey:      topologyKey(p.DriverName),
-		TopologyValue:    topologyValue(p.NodeID),
-		MaxVolumes:       cmp.Or(p.MaxVolumes, p.properties.VolumeLimit),
-		Filesystems:      p.filesystem,
-		ValidateVolumeID: p.validateID,
-		VolumeAt:         p.volumeAt,
-		Reconciler:       p.reconciler,
-		Records:          p.store,
-		Paths:            p.mounts,
-		Ephemeral:        p.ephemeral,
-		StorageHealth:    p.storageHealth,
+		NodeID:        p.NodeID,
+		TopologyKey:   topologyKey(p.DriverName),
+		TopologyValue: topologyValue(p.NodeID),
+		MaxVolumes:    cmp.Or(p.MaxVolumes, p.properties.VolumeLimit),
+		Filesystems:   p.filesystem,
+		Backends:      p.devices,
+		Reconciler:    p.reconciler,
+		Records:       p.store,
+		Paths:         p.mounts,
+		Ephemeral:     p.ephemeral,
+		StorageHealth: p.storageHealth,
 	}
 	services := services{
 		identity: &identity{name: p.DriverName, version: p.options.version(), capabilities: p.capabilities(), checks: p.checks()},

@@ -39,55 +39,51 @@ func (s *Server) NodeExpandVolume(ctx context.Context, req *csi.NodeExpandVolume
 			return nil, err
 		}
 	}
-	if err := s.standing(ctx, req); err != nil {
+	if err := s.related(req); err != nil {
 		return nil, err
 	}
+	staging, c := s.presumed(req)
 	bytes, limit := max(req.GetCapacityRange().GetRequiredBytes(), 1), req.GetCapacityRange().GetLimitBytes()
-	err = s.Reconciler.Ensure(ctx, id, state.SizePart(), func(v *state.Volume) error { return v.AskSize(bytes, limit, time.Now()) })
+	err = s.Reconciler.Ensure(ctx, id, state.SizePart(), func(v *state.Volume) error {
+		if err := v.Presume(staging, c, nil, time.Now()); err != nil {
+			return err
+		}
+		return s.remembering(req, v.AskSize(bytes, limit, time.Now()))
+	})
 	if err != nil {
 		return nil, err
 	}
-	grown, err := s.Reconciler.Observe(ctx, &state.Volume{ID: id})
-	if err != nil {
-		return nil, err
+	size := s.Reconciler.Seen(id).Device.Size
+	if limit > 0 && size > limit {
+		return nil, state.Errorf(state.OutOfRange, "volume %s: it has %d bytes by now, more than the limit of %d, and never shrinks", id, size, limit)
 	}
-	if limit > 0 && grown.Device.Size > limit {
-		return nil, state.Errorf(state.OutOfRange, "volume %s: it has %d bytes by now, more than the limit of %d, and never shrinks", id, grown.Device.Size, limit)
-	}
-	return &csi.NodeExpandVolumeResponse{CapacityBytes: grown.Device.Size}, nil
+	return &csi.NodeExpandVolumeResponse{CapacityBytes: size}, nil
 }
 
-// standing refuses a volume that is not staged here, and paths that have nothing
-// to do with it. Only of a volume without a record does it look at the node.
-func (s *Server) standing(ctx context.Context, req *csi.NodeExpandVolumeRequest) error {
-	id, path, staging := req.GetVolumeId(), req.GetVolumePath(), req.GetStagingTargetPath()
-	record := s.Records.Get(id)
-	if (record == nil || record.Stage == nil) && staging != "" && req.GetVolumeCapability() != nil && s.path("staging_target_path", staging) == nil {
-		c, _, err := s.capability(req.GetVolumeCapability())
-		if err != nil {
-			return err
-		}
-		if err := s.adopt(ctx, id, staging, c, nil); err != nil {
-			return err
-		}
-		record = s.Records.Get(id)
-	}
+// related refuses paths that have nothing to do with a volume that is staged. Of
+// one without a record the worker sees whether there is such a volume, and whether
+// it is staged all the same.
+func (s *Server) related(req *csi.NodeExpandVolumeRequest) error {
+	record, path := s.Records.Get(req.GetVolumeId()), req.GetVolumePath()
 	switch {
-	case record == nil:
-		have, err := s.Reconciler.Observe(ctx, &state.Volume{ID: id})
-		if err != nil {
-			return err
-		}
-		if have.Device.Missing {
-			return state.Errorf(state.NotFound, "volume %s: no such volume on this node", id)
-		}
-		return state.Errorf(state.FailedPrecondition, "volume %s: %w", id, state.ErrNotStaged)
-	case record.Stage == nil:
-		return state.Errorf(state.FailedPrecondition, "volume %s: %w", id, state.ErrNotStaged)
-	case record.Stage.Path != path && record.Stage.Path != staging && record.Targets[path] == nil:
-		return state.Errorf(state.NotFound, "volume %s: neither staged nor published at %s", id, path)
+	case record == nil || record.Stage == nil || record.Stage.Provisional:
+	case record.Stage.Path != path && record.Stage.Path != req.GetStagingTargetPath() && record.Targets[path] == nil:
+		return state.Errorf(state.NotFound, "volume %s: neither staged nor published at %s", req.GetVolumeId(), path)
 	}
 	return nil
+}
+
+// presumed returns where, and as what, a volume without a record may be staged as
+// far as the request tells; both empty: it does not.
+func (s *Server) presumed(req *csi.NodeExpandVolumeRequest) (staging string, c state.Capability) {
+	if staging = req.GetStagingTargetPath(); staging == "" || req.GetVolumeCapability() == nil || s.path("staging_target_path", staging) != nil {
+		return "", state.Capability{}
+	}
+	c, _, err := s.capability(req.GetVolumeCapability())
+	if err != nil {
+		return "", state.Capability{}
+	}
+	return staging, c
 }
 
 // checkRange returns InvalidArgument for a range that no size meets, and

@@ -11,6 +11,7 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
+	"github.com/csi-node/csi-node/pkg/devices"
 	"github.com/csi-node/csi-node/pkg/reconciler"
 	"github.com/csi-node/csi-node/pkg/state"
 )
@@ -37,7 +38,7 @@ type fakeNode struct {
 	records  map[string]*state.Volume
 	devices  map[string]state.Device
 	mounts   map[string]state.Mountpoint
-	stands   *state.Stage // what Adopt finds at its path
+	stands   *state.Stage // without a record
 	err      error        // of Ensure, once the edit was made
 	blind    error        // of Observe
 
@@ -46,7 +47,7 @@ type fakeNode struct {
 
 	asked   []state.Part // by Ensure
 	looks   atomic.Int64 // of Observe
-	adopted int          // calls of Adopt
+	secrets map[string]map[string]string
 
 	mu      sync.Mutex
 	changed []string // by Changed
@@ -74,6 +75,9 @@ func (f *fakeNode) Ensure(_ context.Context, id string, part state.Part, edit fu
 	case err != nil:
 		return fmt.Errorf("volume %s: %w", id, err)
 	}
+	if err := f.settleProvisional(v); err != nil {
+		return err
+	}
 	f.records[id] = v
 	if d := f.devices[id]; part.Kind == state.SizeKind && d.Size < v.Size.Bytes && f.err == nil {
 		d.Size = v.Size.Bytes
@@ -82,6 +86,32 @@ func (f *fakeNode) Ensure(_ context.Context, id string, part state.Part, edit fu
 	return f.err
 }
 
+// settleProvisional adopts a provisional stage if it stands, or refuses it.
+func (f *fakeNode) settleProvisional(v *state.Volume) error {
+	s, stands := v.Stage, f.stands
+	switch {
+	case s == nil || !s.Provisional || f.err != nil:
+		return nil
+	case stands != nil && stands.Path == s.Path && stands.Capability.Access == s.Capability.Access && (s.Capability.FSType == "" || stands.Capability.FSType == s.Capability.FSType):
+		v.Adopt(stands.Capability.FSType, "", stands.ReadOnly, "usual")
+		return nil
+	}
+	delete(f.records, v.ID)
+	if _, known := f.devices[v.ID]; !known {
+		return state.Errorf(state.NotFound, "volume %s: no such volume on this node", v.ID)
+	}
+	return state.Errorf(state.FailedPrecondition, "volume %s: %w", v.ID, state.ErrNotStaged)
+}
+
+func (f *fakeNode) Remember(id string, secrets map[string]string) {
+	if f.secrets == nil {
+		f.secrets = map[string]map[string]string{}
+	}
+	f.secrets[id] = secrets
+}
+
+func (f *fakeNode) Seen(id string) state.Actual { return state.Actual{Device: f.devices[id]} }
+
 func (f *fakeNode) edited(id string) *state.Volume {
 	v := f.Get(id)
 	if v == nil {
@@ -89,24 +119,6 @@ func (f *fakeNode) edited(id string) *state.Volume {
 	}
 	v.Revision++
 	return v
-}
-
-func (f *fakeNode) Adopt(_ context.Context, id string, s *state.Stage) (bool, error) {
-	f.adopted++
-	if f.blind != nil {
-		return false, f.blind
-	}
-	if f.stands == nil || f.stands.Path != s.Path || f.stands.ReadOnly != s.ReadOnly || s.Capability.FSType != "" && f.stands.Capability.FSType != s.Capability.FSType {
-		return false, nil
-	}
-	s.Capability.FSType = f.stands.Capability.FSType
-	v := f.edited(id)
-	if err := v.AskStage(s, now); err != nil {
-		return false, err
-	}
-	v.Accept(state.StagePart())
-	f.records[id] = v
-	return true, nil
 }
 
 func (f *fakeNode) Failures(string) []reconciler.PartProblem { return f.failures }
@@ -152,21 +164,6 @@ func (fakePaths) Check(path string) error {
 	return nil
 }
 
-// Above knows a mount at /kubelet/in, of a device that stands for the volume pvc-lost.
-func (fakePaths) Above(path string) (m state.Mount, point string, err error) {
-	if strings.HasPrefix(path, "/kubelet/in/") {
-		return state.Mount{Device: other}, "/kubelet/in", nil
-	}
-	return m, "", nil
-}
-
-func (fakePaths) CheckOptions(fsType string, flags state.Flags) error {
-	if slices.Contains(flags.Super, "nonsense") {
-		return state.Errorf(state.InvalidArgument, "the kernel refuses nonsense")
-	}
-	return nil
-}
-
 func (f fakePaths) Usage(ctx context.Context, path string) (state.Mount, state.Usage, error) {
 	m := f.node.mounts[path]
 	switch {
@@ -178,6 +175,32 @@ func (f fakePaths) Usage(ctx context.Context, path string) (state.Mount, state.U
 	usage, err := f.usage(ctx, path)
 	return m.Mounts[0], usage, err
 }
+
+// fakeBackend has volumes whose ids hold no slash.
+type fakeBackend struct{ devices.Backend }
+
+func (fakeBackend) Validate(v devices.Volume) error {
+	if strings.Contains(v.ID, "/") {
+		return state.Errorf(state.InvalidArgument, "volume_id %q holds a slash", v.ID)
+	}
+	return nil
+}
+
+// fakeDisk has volumes whose ids begin with disk/, and needs a path of those that
+// it is asked to stage.
+type fakeDisk struct{ devices.Backend }
+
+func (fakeDisk) Validate(v devices.Volume) error {
+	switch {
+	case !strings.HasPrefix(v.ID, "disk/"):
+		return state.Errorf(state.InvalidArgument, "volume_id %q is no disk's", v.ID)
+	case v.Context != nil && v.Context["path"] == "":
+		return state.Errorf(state.InvalidArgument, "volume_context: path is missing")
+	}
+	return nil
+}
+
+func (fakeDisk) PublishIdentity(_ devices.Volume, key string) bool { return key != "portal" }
 
 type fakeFilesystems struct{}
 
@@ -193,18 +216,7 @@ func newServer() (*Server, *fakeNode) {
 	}
 	return New(Config{
 		NodeID: "node-1", TopologyKey: "topology.test/node", TopologyValue: "segment-1", MaxVolumes: 7,
-		ValidateVolumeID: func(id string) error {
-			if strings.Contains(id, "/") {
-				return state.Errorf(state.InvalidArgument, "volume_id %q holds a slash", id)
-			}
-			return nil
-		},
-		VolumeAt: func(number state.DeviceNumber) string {
-			if number == other {
-				return "pvc-lost"
-			}
-			return ""
-		},
+		Backends:   devices.NewSet("usual", map[string]devices.Backend{"usual": fakeBackend{}, "disk": fakeDisk{}}),
 		Reconciler: f, Records: f, Filesystems: fakeFilesystems{},
 		Paths: fakePaths{f, func(context.Context, string) (state.Usage, error) {
 			return state.Usage{Bytes: state.Amount{Total: 10, Used: 7, Available: 2}, Inodes: state.Amount{Total: 6, Used: 1, Available: 5}}, nil

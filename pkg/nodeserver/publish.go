@@ -1,18 +1,18 @@
 package nodeserver
 
 import (
-	"cmp"
 	"context"
-	"errors"
-	"fmt"
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
+	"github.com/csi-node/csi-node/pkg/devices"
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
-// NodePublishVolume asks for the staged volume at the target path.
+// NodePublishVolume asks for the staged volume at the target path. Whether one
+// without a record is staged all the same, because the store was lost, is the
+// worker's to see: kubelet does not stage again what it believes staged.
 func (s *Server) NodePublishVolume(ctx context.Context, req *csi.NodePublishVolumeRequest) (*csi.NodePublishVolumeResponse, error) {
 	req, err := spell(ctx, s.Paths, req)
 	if err != nil {
@@ -40,18 +40,13 @@ func (s *Server) NodePublishVolume(ctx context.Context, req *csi.NodePublishVolu
 	if err != nil {
 		return nil, s.whilePending(req.GetVolumeId(), err, pending...)
 	}
-	publish := func() error {
-		return s.Reconciler.Ensure(ctx, req.GetVolumeId(), state.TargetPart(target.Path), func(v *state.Volume) error {
-			ask := *target
-			return v.AskPublish(&ask, staging, time.Now())
-		})
-	}
-	err = publish()
-	if errors.Is(err, state.ErrNotStaged) {
-		if err = s.adopt(ctx, req.GetVolumeId(), staging, target.Capability, err); err == nil {
-			err = publish()
+	err = s.Reconciler.Ensure(ctx, req.GetVolumeId(), state.TargetPart(target.Path), func(v *state.Volume) error {
+		if v.Stage == nil && v.Backend == "" {
+			v.Backend = req.GetVolumeContext()[devices.BackendKey]
 		}
-	}
+		ask := *target
+		return s.remembering(req, v.AskPublish(&ask, staging, time.Now()))
+	})
 	if err != nil {
 		return nil, err
 	}
@@ -62,9 +57,6 @@ func (s *Server) NodePublishVolume(ctx context.Context, req *csi.NodePublishVolu
 func (s *Server) publishEphemeral(ctx context.Context, req *csi.NodePublishVolumeRequest, target *state.Target) (*csi.NodePublishVolumeResponse, error) {
 	if target.Capability.Access != state.MountAccess {
 		return nil, state.Errorf(state.InvalidArgument, "volume %s: an inline ephemeral volume has a file system", req.GetVolumeId())
-	}
-	if err := s.flags(target.Capability); err != nil {
-		return nil, fmt.Errorf("volume %s: %w", req.GetVolumeId(), err)
 	}
 	context := req.GetVolumeContext()
 	if err := s.Ephemeral.Publish(ctx, req.GetVolumeId(), context[podUIDKey], context, target); err != nil {
@@ -80,24 +72,6 @@ func (s *Server) target(req *csi.NodePublishVolumeRequest) (*state.Target, error
 		return nil, err
 	}
 	return &state.Target{Path: req.GetTargetPath(), Capability: capability, ReadOnly: readOnly || req.GetReadonly(), Context: joined}, nil
-}
-
-// adopt takes over a stage that stands on the node and that the store knows
-// nothing of, because the store was lost: kubelet does not stage again what it
-// believes staged. notStaged is the error when there is nothing to adopt; it is
-// NotFound when there is no such volume.
-func (s *Server) adopt(ctx context.Context, id, staging string, c state.Capability, notStaged error) error {
-	for _, readOnly := range []bool{false, true} {
-		adopted, err := s.Reconciler.Adopt(ctx, id, &state.Stage{Path: staging, Capability: c, ReadOnly: readOnly, Adopted: true})
-		if err != nil || adopted {
-			return err
-		}
-	}
-	have, err := s.Reconciler.Observe(ctx, &state.Volume{ID: id})
-	if err == nil && have.Device.Missing {
-		return state.Errorf(state.NotFound, "volume %s: no such volume on this node", id)
-	}
-	return cmp.Or(err, notStaged)
 }
 
 // NodeUnpublishVolume asks that the volume is not at the target path. An inline

@@ -3,8 +3,10 @@
 //
 // Errors are classified by package state; the gRPC server's interceptor turns
 // the class into a status code. The rules are those of the CSI specification
-// v1.13, section "Node Service RPC". No request to stage, to publish or to expand
-// a volume with a record waits for a look at the volume before its intent is written.
+// v1.13, section "Node Service RPC". A request to stage, unstage, publish,
+// unpublish or expand asks the kernel nothing: what it may ask is decided from the
+// request, from the record and from the spelling of its paths, and the rest by the
+// worker. Only questions (stats, health) look at the node.
 package nodeserver
 
 import (
@@ -12,6 +14,7 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
+	"github.com/csi-node/csi-node/pkg/devices"
 	"github.com/csi-node/csi-node/pkg/reconciler"
 	"github.com/csi-node/csi-node/pkg/state"
 )
@@ -19,7 +22,12 @@ import (
 // Reconciler makes intents true; *reconciler.Reconciler is one.
 type Reconciler interface {
 	Ensure(ctx context.Context, id string, part state.Part, edit func(*state.Volume) error) error
-	Adopt(ctx context.Context, id string, stage *state.Stage) (bool, error)
+	// Remember keeps the secrets of a volume for as long as anything is asked of
+	// it. It does not block, and may be called by an edit.
+	Remember(id string, secrets map[string]string)
+	// Seen returns what the worker saw last of a volume for which it has
+	// answered a call.
+	Seen(id string) state.Actual
 	Observe(ctx context.Context, want *state.Volume) (state.Actual, error)
 	Failures(id string) []reconciler.PartProblem
 	// Changed has the volumes at a path looked at.
@@ -31,6 +39,20 @@ type Records interface {
 	Get(id string) *state.Volume
 }
 
+// Backends knows the storage that this plugin has; a *devices.Set is one.
+type Backends interface {
+	// Names returns the names of the backends.
+	Names() []string
+	// Named returns the name of the backend that the context of a volume asks for.
+	Named(v devices.Volume) string
+	// Validate returns InvalidArgument for a volume that its backend can never
+	// have, or whose backend the plugin lacks. It is pure.
+	Validate(v devices.Volume) error
+	// PublishIdentity reports whether a key of the publish context is part of
+	// what is asked for.
+	PublishIdentity(v devices.Volume, key string) bool
+}
+
 // Paths answers for the paths and mounts in requests; *mounts.Host is one.
 type Paths interface {
 	// Spell returns the one spelling that a path has in intents and in the mount
@@ -38,14 +60,8 @@ type Paths interface {
 	Spell(ctx context.Context, path string) (string, error)
 	// Check returns InvalidArgument for a path that no request may name.
 	Check(path string) error
-	// Above tells which mount holds the directory of a path; none if it is that
-	// of the kubelet directory.
-	Above(path string) (m state.Mount, point string, err error)
 	// Usage tells what is mounted at a path and how full it is.
 	Usage(ctx context.Context, path string) (state.Mount, state.Usage, error)
-	// CheckOptions returns InvalidArgument for an option that the kernel
-	// refuses for the type of file system, whatever the device.
-	CheckOptions(fsType string, flags state.Flags) error
 }
 
 // Filesystems knows what this node can make; *filesystem.Host is one.
@@ -68,11 +84,8 @@ type Config struct {
 	// The topology segment that names the node.
 	TopologyKey, TopologyValue string
 	MaxVolumes                 int64 // 0: no limit
-	// ValidateVolumeID returns InvalidArgument for an id that no volume can have.
-	ValidateVolumeID func(string) error
-	// VolumeAt returns the volume that a device stands for; empty: none.
-	VolumeAt func(state.DeviceNumber) string
 
+	Backends    Backends
 	Reconciler  Reconciler
 	Records     Records
 	Filesystems Filesystems

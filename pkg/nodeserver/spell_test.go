@@ -43,22 +43,3 @@ func TestPathsThatDoNotAnswer(t *testing.T) {
 		t.Errorf("%v, after the deadline: %v", err, ctx.Err())
 	}
 }
-
-// Nothing is staged or published in a volume whose record is lost; where there
-// is a record, the store decides.
-func TestPathsInAVolumeWithoutARecord(t *testing.T) {
-	s, f := newServer()
-	f.staged(state.Capability{Access: state.MountAccess, FSType: "ext4", Mode: "SINGLE_NODE_MULTI_WRITER"})
-	for range 2 {
-		for name, err := range map[string]error{
-			"stage":   stage(t, s, func(r *csi.NodeStageVolumeRequest) { r.StagingTargetPath = "/kubelet/in/stage" }),
-			"publish": publish(t, s, func(r *csi.NodePublishVolumeRequest) { r.TargetPath = "/kubelet/in/pod" }),
-		} {
-			refused := err != nil && state.ClassOf(err) == state.FailedPrecondition && strings.Contains(err.Error(), "volume pvc-lost, which is mounted at /kubelet/in")
-			if known := f.records["pvc-lost"] != nil; refused == known {
-				t.Errorf("%s: %v, with a record: %v", name, err, known)
-			}
-		}
-		f.records["pvc-lost"] = &state.Volume{ID: "pvc-lost"}
-	}
-}

@@ -2,7 +2,6 @@ package nodeserver
 
 import (
 	"context"
-	"fmt"
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -24,7 +23,7 @@ func (s *Server) NodeStageVolume(ctx context.Context, req *csi.NodeStageVolumeRe
 	}
 	err = s.Reconciler.Ensure(ctx, req.GetVolumeId(), state.StagePart(), func(v *state.Volume) error {
 		ask := *stage
-		return v.AskStage(&ask, time.Now())
+		return s.remembering(req, v.AskStage(&ask, time.Now()))
 	})
 	if err != nil {
 		return nil, err
@@ -41,10 +40,10 @@ func (s *Server) stage(req *csi.NodeStageVolumeRequest) (*state.Stage, error) {
 	if joined[ephemeralKey] == "true" {
 		return nil, state.Errorf(state.InvalidArgument, "volume %s: an inline ephemeral volume is published without being staged", req.GetVolumeId())
 	}
-	if err := s.flags(capability); err != nil {
-		return nil, fmt.Errorf("volume %s: %w", req.GetVolumeId(), err)
-	}
-	return &state.Stage{Path: req.GetStagingTargetPath(), Capability: capability, ReadOnly: readOnly, Context: joined}, nil
+	return &state.Stage{
+		Path: req.GetStagingTargetPath(), Capability: capability, ReadOnly: readOnly, Context: joined,
+		Backend: s.Backends.Named(volumeOf(req)),
+	}, nil
 }
 
 // NodeUnstageVolume asks for the end of the stage and of the device.

@@ -9,6 +9,7 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
+	"github.com/csi-node/csi-node/pkg/devices"
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
@@ -19,11 +20,62 @@ const (
 	tokensKey    = "csi.storage.k8s.io/serviceAccount.tokens" // secret
 )
 
+// volumeID checks the id of a request that says nothing else of the volume. One
+// that has a record was checked before, and what another version asked for is
+// not judged.
 func (s *Server) volumeID(id string) error {
 	if id == "" {
 		return state.Errorf(state.InvalidArgument, "volume_id is missing")
 	}
-	return s.ValidateVolumeID(id)
+	if s.Records.Get(id) != nil {
+		return nil
+	}
+	first := s.Backends.Validate(devices.Volume{ID: id})
+	for _, name := range s.Backends.Names() {
+		if first == nil || s.Backends.Validate(devices.Volume{ID: id, Backend: name}) == nil {
+			return nil
+		}
+	}
+	return first
+}
+
+// volume checks what a request says of the volume. That its backend is not there
+// is no mistake in the request if it was asked for before: it may be there again.
+func (s *Server) volume(v devices.Volume) error {
+	if v.ID == "" {
+		return state.Errorf(state.InvalidArgument, "volume_id is missing")
+	}
+	if _, named := v.Context[devices.BackendKey]; named && v.Context[ephemeralKey] == "true" { // by whoever may create a pod
+		return state.Errorf(state.InvalidArgument, "volume %s: volume_context: %s: an inline ephemeral volume chooses no backend", v.ID, devices.BackendKey)
+	}
+	v.Backend = s.Backends.Named(v)
+	if record := s.Records.Get(v.ID); record != nil && record.Backend == v.Backend && !slices.Contains(s.Backends.Names(), v.Backend) {
+		return nil
+	}
+	return s.Backends.Validate(v)
+}
+
+// volumeRequest is what requests to stage and to publish say of the volume.
+type volumeRequest interface {
+	GetVolumeId() string
+	GetVolumeContext() map[string]string
+	GetPublishContext() map[string]string
+	GetSecrets() map[string]string
+}
+
+func volumeOf(req volumeRequest) devices.Volume {
+	return devices.Volume{ID: req.GetVolumeId(), Context: req.GetVolumeContext(), Publish: req.GetPublishContext(), Secrets: req.GetSecrets()}
+}
+
+// remembering has the secrets of a request remembered if its edit was made.
+func (s *Server) remembering(req interface {
+	GetVolumeId() string
+	GetSecrets() map[string]string
+}, err error) error {
+	if err == nil {
+		s.Reconciler.Remember(req.GetVolumeId(), req.GetSecrets())
+	}
+	return err
 }
 
 // path checks a required path of a request at which something is to be made or
@@ -33,21 +85,6 @@ func (s *Server) path(field, path string) error {
 		return err
 	}
 	return s.Paths.Check(path)
-}
-
-// outside refuses a path that lies in a volume of which there is no record, as
-// after the loss of the store. Where there is one, the store knows whether the
-// path is free.
-func (s *Server) outside(path string) error {
-	m, point, err := s.Paths.Above(path)
-	if err != nil || point == "" {
-		return err
-	}
-	other := s.VolumeAt(m.Device)
-	if other == "" || s.Records.Get(other) != nil {
-		return nil
-	}
-	return state.Errorf(state.FailedPrecondition, "the path %s lies in volume %s, which is mounted at %s, and two must lie apart: choose another path, or end that by NodeUnpublishVolume and NodeUnstageVolume", path, other, point)
 }
 
 func wellFormed(field, path string) error {
@@ -72,12 +109,10 @@ func (s *Server) volumePath(id, path string) error {
 // asked translates what requests to stage and to publish have in common, in the
 // order in which the rules want it checked.
 func (s *Server) asked(req interface {
-	GetVolumeId() string
+	volumeRequest
 	GetVolumeCapability() *csi.VolumeCapability
-	GetVolumeContext() map[string]string
-	GetPublishContext() map[string]string
 }, field, path string) (c state.Capability, readOnly bool, joined map[string]string, err error) {
-	if err = s.volumeID(req.GetVolumeId()); err != nil {
+	if err = s.volume(volumeOf(req)); err != nil {
 		return
 	}
 	defer func() {
@@ -91,10 +126,7 @@ func (s *Server) asked(req interface {
 	if c, readOnly, err = s.capability(req.GetVolumeCapability()); err != nil {
 		return
 	}
-	if err = s.outside(path); err != nil {
-		return
-	}
-	joined, err = volumeContext(req.GetVolumeContext(), req.GetPublishContext())
+	joined, err = s.volumeContext(volumeOf(req))
 	return
 }
 
@@ -150,28 +182,14 @@ func (s *Server) whilePending(id string, err error, parts ...state.Part) error {
 	return err
 }
 
-// flags checks the mount flags of a stage as far as that goes without a device:
-// a volume must not be formatted for flags with which it cannot be mounted. Those
-// of a stage that leaves the fs type open are checked when it is chosen.
-func (s *Server) flags(c state.Capability) error {
-	if c.Access != state.MountAccess || c.FSType == "" {
-		return nil
-	}
-	flags, err := state.ParseFlags(c.Flags)
-	if err != nil {
-		return err
-	}
-	return s.Paths.CheckOptions(c.FSType, flags)
-}
-
 // volumeContext joins the contexts of a request, without what is secret.
-func volumeContext(volume, publish map[string]string) (map[string]string, error) {
-	switch volume[ephemeralKey] {
+func (s *Server) volumeContext(v devices.Volume) (map[string]string, error) {
+	switch v.Context[ephemeralKey] {
 	case "", "false", "true":
 	default:
-		return nil, state.Errorf(state.InvalidArgument, "volume_context: %s is %q, neither true nor false", ephemeralKey, volume[ephemeralKey])
+		return nil, state.Errorf(state.InvalidArgument, "volume_context: %s is %q, neither true nor false", ephemeralKey, v.Context[ephemeralKey])
 	}
-	public := maps.Clone(volume)
+	public := maps.Clone(v.Context)
 	delete(public, tokensKey)
-	return state.JoinContext(public, publish), nil
+	return state.JoinContext(public, v.Publish, func(key string) bool { return s.Backends.PublishIdentity(v, key) }), nil
 }

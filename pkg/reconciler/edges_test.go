@@ -70,10 +70,7 @@ func TestRawAccessIsRefusedOverAMountedFilesystem(t *testing.T) {
 		h.stop()
 		h.store = newFakeStore()
 		h.start()
-		raw := &state.Stage{Path: stagePath("v"), Capability: blockCapability(), Adopted: true}
-		if adopted, err := h.p.r.Adopt(context.Background(), "v", raw); adopted || err != nil {
-			t.Errorf("adopted: %t, %v", adopted, err)
-		}
+		h.refuse(h.do(publish("v", 2, publishBlock)), state.FailedPrecondition, "not staged")
 		h.refuse(h.do(stage("v", stageBlock)), state.FailedPrecondition)
 	})
 }

@@ -734,50 +734,140 @@ func TestGrowthWithoutRoomGoesOn(t *testing.T) {
 	})
 }
 
+// lose takes the store away, as a reader of the node would meet it.
+func (h *harness) lose() {
+	h.stop()
+	h.store = newFakeStore()
+	h.start()
+}
+
 func TestAdopt(t *testing.T) {
-	asked := func(change ...func(*state.Stage)) *state.Stage {
-		s := &state.Stage{Path: stagePath("v"), Capability: mountCapability(), Adopted: true}
-		for _, c := range change {
-			c(s)
-		}
-		return s
-	}
 	bubble(t, func(h *harness) {
 		h.volume("v")
-		adopt := func(s *state.Stage) bool {
+		refuse := func(class state.Class, words string, edit func(*state.Volume) error) {
+			t.Helper()
 			before := h.k.changes()
-			adopted, err := h.p.r.Adopt(context.Background(), "v", s)
-			if err != nil {
-				t.Fatal(err)
+			h.refuse(h.do(request{"v", state.TargetPart(targetPath("v", 1)), edit}), class, words)
+			if v := h.store.Get("v"); v != nil || h.k.changes() != before {
+				t.Errorf("a refusal leaves %s after %d changes", marshal(v), h.k.changes()-before)
 			}
-			if h.k.changes() != before {
-				t.Error("Adopt acted")
-			}
-			return adopted
 		}
-		if adopt(asked()) {
-			t.Error("adopted what is not there")
-		}
+		refuse(state.FailedPrecondition, "not staged", publish("v", 1).edit)
+		h.refuse(h.do(publish("x", 1)), state.NotFound, "no such volume")
+		h.refuse(h.do(growth("x", "", state.Capability{})), state.NotFound, "no such volume")
 		h.ok(stage("v"))
-		h.stop()
-		h.store = newFakeStore() // lost
-		h.start()
-		h.refuse(h.do(publish("v", 1)), state.FailedPrecondition, "not staged")
-		if adopt(asked(stageXFS)) || adopt(asked(stageReadOnly)) || adopt(asked(func(s *state.Stage) { s.Path = "/k/stage/other/v" })) {
-			t.Error("adopted a stage unlike the one that stands")
-		}
-		if !adopt(asked()) {
-			t.Fatal("not adopted")
+		h.lose()
+		refuse(state.FailedPrecondition, "not staged", publish("v", 1, publishXFS).edit)
+		refuse(state.FailedPrecondition, "not staged", func(v *state.Volume) error {
+			return v.AskPublish(&state.Target{Path: targetPath("v", 1), Capability: mountCapability()}, "/k/stage/other/v", time.Now())
+		})
+		h.refuse(h.do(growth("v", "", state.Capability{})), state.FailedPrecondition, "not staged")
+		if v := h.store.Get("v"); v != nil {
+			t.Errorf("a refused growth leaves %s", marshal(v))
 		}
 		before := h.k.changes()
 		h.ok(publish("v", 1))
 		if n := h.k.changes() - before; n != 1 {
 			t.Errorf("%d steps, want a bind", n)
 		}
+		if s := h.store.Get("v").Stage; !s.Adopted || s.Provisional || s.Begun {
+			t.Errorf("the stage is %+v", s)
+		}
 		h.ok(stage("v", func(s *state.Stage) { s.Context = map[string]string{"a": "b"} }))
 		h.atRest("v")
 		h.ok(unpublish("v", 1), unstage("v"))
 		h.atRest("v")
+	})
+}
+
+// growth asks for a GiB, as NodeExpandVolume does.
+func growth(id, path string, c state.Capability) request {
+	return request{id, state.SizePart(), func(v *state.Volume) error {
+		if err := v.Presume(path, c, nil, time.Now()); err != nil {
+			return err
+		}
+		return v.AskSize(gib, 0, time.Now())
+	}}
+}
+
+func TestGrowthAdopts(t *testing.T) {
+	bubble(t, func(h *harness) {
+		h.volume("v")
+		h.ok(stage("v"))
+		h.lose()
+		h.refuse(h.do(growth("v", stagePath("v"), blockCapability())), state.FailedPrecondition, "not staged")
+		h.ok(growth("v", stagePath("v"), mountCapability()))
+		if size := h.p.r.Seen("v").Device.Size; size != gib {
+			t.Errorf("%d bytes were seen", size)
+		}
+		h.atRest("v")
+	})
+}
+
+// What stands read-only is adopted so, and shown for writing to nobody.
+func TestAdoptReadOnly(t *testing.T) {
+	bubble(t, func(h *harness) {
+		h.formatted("v", "ext4")
+		h.ok(stage("v", stageReadOnly))
+		h.lose()
+		h.ok(publish("v", 1, publishReadOnly))
+		if s := h.store.Get("v").Stage; !s.Adopted || !s.ReadOnly {
+			t.Errorf("the stage is %+v", s)
+		}
+		h.lose()
+		h.refuse(h.do(publish("v", 2)), state.FailedPrecondition, "staged read-only")
+		v := h.store.Get("v")
+		if v == nil || !v.Stage.ReadOnly || len(v.Targets) > 0 {
+			t.Errorf("the record is %s", marshal(v))
+		}
+		h.refuse(h.do(publish("v", 2)), state.FailedPrecondition, "staged read-only")
+		h.ok(publish("v", 1, publishReadOnly))
+		h.atRest("v")
+	})
+}
+
+// Of two that meet no record, each has its own answer.
+func TestTwoPublishesOfALostStage(t *testing.T) {
+	bubble(t, func(h *harness) {
+		h.volume("v")
+		hang := h.k.hang(opFind, "v", false)
+		one, two := h.begin(publish("v", 1)), h.begin(publish("v", 2))
+		h.pending(one)
+		h.pending(two)
+		h.refuse(h.do(publish("v", 3, publishXFS)), state.Aborted, "a caller waits")
+		h.refuse(h.do(stage("v")), state.Aborted, "a caller waits")
+		hang.open()
+		h.refuse(<-one, state.FailedPrecondition, "not staged")
+		h.refuse(<-two, state.FailedPrecondition, "not staged")
+		if v := h.store.Get("v"); v != nil {
+			t.Errorf("left is %s", marshal(v))
+		}
+	})
+	bubble(t, func(h *harness) { // nobody waits any more: what is asked for in earnest supersedes
+		h.volume("v")
+		hang := h.k.hang(opFind, "v", true)
+		h.refuse(h.within(20*time.Second, publish("v", 1)), state.DeadlineExceeded)
+		answer := h.begin(stage("v"))
+		hang.open()
+		if err := <-answer; err != nil {
+			t.Error(err)
+		}
+		h.ok(publish("v", 1))
+		h.atRest("v")
+	})
+	bubble(t, func(h *harness) { // and an unpublish ends it
+		h.volume("v")
+		hang := h.k.hang(opFind, "v", true)
+		h.refuse(h.within(20*time.Second, publish("v", 1)), state.DeadlineExceeded)
+		answer := h.begin(unpublish("v", 1))
+		hang.open()
+		if err := <-answer; err != nil {
+			t.Error(err)
+		}
+		h.sleep(time.Second)
+		if v := h.store.Get("v"); v != nil {
+			t.Errorf("left is %s", marshal(v))
+		}
 	})
 }
 
@@ -793,20 +883,9 @@ func TestFoundStage(t *testing.T) {
 		h.restart() // with the store kept nothing is in question
 		h.ok(stage("v", flags("journal_ioprio=2", "sync")))
 		adopt := func(words ...string) error {
-			s := &state.Stage{Path: stagePath("v"), Capability: mountCapability(), Adopted: true}
-			flags(words...)(s)
-			adopted, err := h.p.r.Adopt(context.Background(), "v", s)
-			if err == nil && !adopted {
-				t.Error("not adopted")
-			}
-			return err
+			return h.do(publish("v", 1, func(t *state.Target) { t.Capability.Flags = words }))
 		}
-		lose := func() {
-			h.stop()
-			h.store = newFakeStore()
-			h.start()
-		}
-		lose()
+		h.lose()
 		h.k.with(func() {
 			h.k.mounts[stagePath("v")][0].Options = "rw,sync" // what the kernel shows
 			v.capacity *= 2                                   // a growth was interrupted: the first step is not the mount's
@@ -822,10 +901,11 @@ func TestFoundStage(t *testing.T) {
 		}
 		h.ok(stage("v", flags("sync")))
 		h.ok(stage("v", flags("sync")), publish("v", 1))
-		lose()
+		h.lose()
 		if err := adopt("sync"); err != nil {
 			t.Error(err)
 		}
+		h.ok(unpublish("v", 1))
 		h.refuse(h.do(stage("v", flags("sync", "commit=17"))), state.AlreadyExists, `"commit" makes the difference`)
 		h.refuse(h.do(stage("v")), state.AlreadyExists, `"sync" makes the difference`)
 		h.ok(stage("v", flags("sync,noexec")), publish("v", 1))
@@ -837,12 +917,12 @@ func TestFoundStage(t *testing.T) {
 func TestAdoptWhatIsGrowing(t *testing.T) {
 	for name, row := range map[string]struct {
 		stage   request
-		never   func(*state.Stage) // another one, which does not stand
+		never   request // of another one, which does not stand
 		publish request
 	}{
-		"mounted": {stage("v"), stageXFS, publish("v", 1)},
-		"not raw": {stage("v"), stageBlock, publish("v", 1)},
-		"raw":     {stage("v", stageBlock), stageReadOnly, publish("v", 1, publishBlock)},
+		"mounted": {stage("v"), publish("v", 1, publishXFS), publish("v", 1)},
+		"not raw": {stage("v"), publish("v", 1, publishBlock), publish("v", 1)},
+		"raw":     {stage("v", stageBlock), publish("v", 1), publish("v", 1, publishBlock)},
 	} {
 		t.Run(name, func(t *testing.T) {
 			bubble(t, func(h *harness) {
@@ -852,25 +932,7 @@ func TestAdoptWhatIsGrowing(t *testing.T) {
 				h.store = newFakeStore() // lost
 				h.k.with(func() { volume.capacity, volume.size = 2*gib, 2*gib })
 				h.start()
-				adopt := func(change func(*state.Stage)) bool {
-					v := &state.Volume{ID: "v"}
-					if err := row.stage.edit(v); err != nil {
-						t.Fatal(err)
-					}
-					v.Stage.Adopted = true
-					change(v.Stage)
-					adopted, err := h.p.r.Adopt(context.Background(), "v", v.Stage)
-					if err != nil {
-						t.Fatal(err)
-					}
-					return adopted
-				}
-				if adopt(row.never) {
-					t.Error("adopted a stage unlike the one that stands")
-				}
-				if !adopt(func(*state.Stage) {}) {
-					t.Fatal("not adopted")
-				}
+				h.refuse(h.do(row.never), state.FailedPrecondition, "not staged")
 				h.ok(row.publish)
 				h.atRest("v")
 				if volume.device.size != 2*gib {
@@ -883,17 +945,14 @@ func TestAdoptWhatIsGrowing(t *testing.T) {
 	}
 }
 
-// A stage on its way out is a removal, and Adopt is no request to stage.
+// A stage on its way out is a removal, and a publish is no request to stage.
 func TestAdoptNeverSupersedesAnUnstage(t *testing.T) {
 	bubble(t, func(h *harness) {
 		h.volume("v")
 		h.ok(stage("v"))
 		h.k.fail(opUnmount, "", 3, errBoom)
 		h.refuse(h.do(unstage("v")), state.Unavailable)
-		s := &state.Stage{Path: stagePath("v"), Capability: mountCapability(), Adopted: true}
-		if adopted, err := h.p.r.Adopt(context.Background(), "v", s); adopted {
-			t.Errorf("adopted a stage that is being taken down (%v)", err)
-		}
+		h.refuse(h.do(publish("v", 1)), state.Aborted, "being unstaged")
 		h.sleep(time.Minute)
 		if h.store.Get("v") != nil {
 			t.Error("the unstage was forgotten")

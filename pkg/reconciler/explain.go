@@ -116,6 +116,8 @@ func tellAsked(want *state.Volume, now time.Time) []string {
 			all = append(all, inWords("staging it at %s failed for good %s, and what was begun is taken back", s.Path, when))
 		case s.Gone:
 			all = append(all, inWords("NodeUnstageVolume asked %s that it is not staged at %s", when, s.Path))
+		case s.Provisional:
+			all = append(all, inWords("no request to stage it is known; since %s something is asked that needs it to be %s", when, askedStage(s)))
 		case s.Adopted:
 			all = append(all, inWords("%s it was found staged at %s as %s, without an intent, and taken over", when, s.Path, s.Capability))
 		default:
@@ -181,7 +183,7 @@ func tellActual(want *state.Volume, have state.Actual) []string {
 		}
 		all = append(all, inWords("it holds: %s", found))
 	}
-	if want.Stage != nil {
+	if want.Stage != nil && want.Stage.Path != "" {
 		all = append(all, tellPlace(want.Stage.Path, have.Stage))
 	}
 	for _, path := range slices.Sorted(maps.Keys(have.Targets)) {

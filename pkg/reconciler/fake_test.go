@@ -913,6 +913,18 @@ func (fakeMounts) CheckOptions(fsType string, flags state.Flags) error {
 	return nil
 }
 
+// Above knows the mounts of volumes.
+func (m fakeMounts) Above(at string) (mount state.Mount, point string, err error) {
+	m.k.with(func() {
+		for dir := path.Dir(at); dir != "/" && point == ""; dir = path.Dir(dir) {
+			if stack := m.k.mounts[dir]; len(stack) > 0 {
+				mount, point = stack[0].Mount, dir
+			}
+		}
+	})
+	return mount, point, nil
+}
+
 func (m fakeMounts) Look(ctx context.Context, at string) (have state.Mountpoint, err error) {
 	err = m.call(ctx, opLook, volumeOf(at), at, func(bool) error {
 		have = m.k.look(at)
@@ -1284,6 +1296,16 @@ func (p *process) kernel() Kernel {
 	return Kernel{
 		Devices: fakeDevices{p}, Views: fakeDevices{p},
 		Filesystems: fakeFilesystems{p}, Mounts: fakeMounts{p}, Directories: fakeMounts{p},
+		VolumeAt: func(device state.DeviceNumber) (volume string) {
+			p.k.with(func() {
+				for id, v := range p.k.volumes {
+					if v.device != nil && v.device.number == device {
+						volume = id
+					}
+				}
+			})
+			return volume
+		},
 		Bound: func(device state.DeviceNumber) (bound bool, _ error) {
 			p.k.with(func() { bound = len(p.k.nodes(device)) > 0 })
 			return bound, nil
@@ -1569,7 +1591,7 @@ func (k *fakeKernel) lie(record *state.Volume, r request) string {
 			return "the device is smaller"
 		}
 	case state.StageKind:
-		if record == nil || intent == nil {
+		if record == nil || intent == nil || asked.Stage.Provisional {
 			if k.shown(r) {
 				return "the volume is still attached or mounted"
 			}

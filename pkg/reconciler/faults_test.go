@@ -159,14 +159,11 @@ func TestAdoptedIsAccepted(t *testing.T) {
 		h.stop()
 		h.store = newFakeStore() // lost
 		h.start()
-		h.k.fault(&fault{op: opFind, times: 1}) // the look of the adoption
-		h.k.fail(opFind, "v", 1, errBoom)       // and that of the pass that follows
-		s := &state.Stage{Path: stagePath("v"), Capability: mountCapability(), Adopted: true}
-		if adopted, err := h.p.r.Adopt(context.Background(), "v", s); err != nil || !adopted {
-			t.Fatalf("adopted %t: %v", adopted, err)
-		}
-		if !h.store.Get("v").Stage.Accepted {
-			t.Error("what stood before the call could be withdrawn")
+		h.k.fault(&fault{op: opFind, times: 1}) // the look before the adoption
+		h.k.fail(opFind, "v", 1, errBoom)       // and the one after it
+		h.refuse(h.do(publish("v", 1)), state.Unavailable)
+		if s := h.store.Get("v").Stage; !s.Adopted || s.Provisional || !s.Accepted {
+			t.Errorf("what stood before the call could be withdrawn: %+v", s)
 		}
 	})
 }
@@ -240,6 +237,21 @@ func TestLookAsksWhatThePlanNeeds(t *testing.T) {
 			}
 			h.k.with(func() { v.held = false })
 		})
+	})
+}
+
+// A target that cannot be looked at may show the view still.
+func TestViewOfAnUnseenTargetStays(t *testing.T) {
+	bubble(t, func(h *harness) {
+		h.volume("v")
+		h.ok(stage("v", stageBlock), publish("v", 1, publishBlock, publishReadOnly))
+		h.k.fail(opLook, targetPath("v", 1), 1, errBoom)
+		h.refuse(h.do(unpublish("v", 1)), state.Unavailable, "boom")
+		if n := h.k.count(opDetachView, "v"); n != 0 {
+			t.Errorf("the view was detached %d times", n)
+		}
+		h.ok(unpublish("v", 1))
+		h.atRest("v")
 	})
 }
 

@@ -77,7 +77,7 @@ func (y *history) edited(before, after *state.Volume) {
 		was, is := before.Intent(part), after.Intent(part)
 		if by == nil {
 			y.editedByWorker(before, after, part)
-		} else if own := part == by.part || part == state.SizePart() && by.part == state.StagePart(); !own && !same(was, is) && !withdrawnWith(by, was, is) {
+		} else if own := part == by.part || part == state.SizePart() && by.part == state.StagePart(); !own && !same(was, is) && !withdrawnWith(by, was, is) && !presumedWith(before, after, part) {
 			y.t.Errorf("%s: the edit changed %s", by, part)
 		}
 	}
@@ -89,7 +89,22 @@ func (y *history) edited(before, after *state.Volume) {
 // withdrawnWith reports whether a target was taken back because its stage, which
 // was never accepted, gave way to another.
 func withdrawnWith(by *demand, was, is *state.Intent) bool {
-	return by.part == state.StagePart() && by.stands != nil && was != nil && !was.Accepted && is != nil && is.Gone && is.Withdrawn
+	return by.part == state.StagePart() && by.stands != nil && was != nil && !was.Accepted &&
+		(is == nil && !was.Begun || is != nil && is.Gone && is.Withdrawn)
+}
+
+// presumedWith reports whether a part came or went with a provisional stage.
+func presumedWith(before, after *state.Volume, part state.Part) bool {
+	was, is := before.Intent(part), after.Intent(part)
+	switch s := before.Stage; {
+	case s == nil:
+		return part == state.StagePart() && after.Stage.Provisional
+	case !s.Provisional:
+		return false
+	case part == state.StagePart():
+		return true
+	}
+	return is == nil && !was.Gone && !was.Accepted && !was.Begun
 }
 
 // anybodyWaits reports whether a caller other than a waits for something of the volume.
@@ -138,8 +153,10 @@ func (y *history) editedByWorker(before, after *state.Volume, part state.Part) {
 	gone := is == nil || is.Gone
 	switch {
 	case same(was, is):
-	case was == nil && part == state.StagePart() && after.Stage.Adopted:
-		y.mustBeTrue("adopted", after, what)
+	case gone && part == state.StagePart() && before.Stage.Provisional:
+		if after.Size != nil || slices.ContainsFunc(after.TargetPaths(), func(path string) bool { return !after.Targets[path].Gone }) {
+			y.t.Errorf("%s: a provisional stage went before what needs it", what)
+		}
 	case was == nil:
 		y.t.Errorf("%s: the worker asked for it", what)
 	case was.Gone && !gone && before.Latest(part) != was && *before.Latest(part) == *is: // what was begun before is undone
@@ -287,6 +304,7 @@ func (y *history) mustBeUndone(a *demand, record *state.Volume, err error) {
 	intent := record.Intent(a.part)
 	switch {
 	case intent == nil || intent.Gone:
+	case a.part == state.StagePart() && record.Stage.Provisional: // of a publish that came since
 	case !intent.Accepted:
 		y.t.Errorf("%s: refused for good (%v), and asked for still: %+v", a, err, *intent)
 		return

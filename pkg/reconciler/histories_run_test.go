@@ -242,10 +242,7 @@ func (y *history) begin(r request, w how, stands func(*state.Volume) bool) {
 		if w.cancel > 0 {
 			defer time.AfterFunc(w.cancel, end).Stop()
 		}
-		err := y.ensure(ctx, p, r, w, stands)
-		if errors.Is(err, state.ErrNotStaged) && r.part.Kind == state.TargetKind && y.adopt(ctx, p, r.id, w) {
-			y.ensure(ctx, p, r, w, stands)
-		}
+		y.ensure(ctx, p, r, w, stands)
 	})
 }
 
@@ -256,18 +253,6 @@ func (y *history) ensure(ctx context.Context, p *process, r request, w how, stan
 	err := p.r.Ensure(ctx, r.id, r.part, a.edit)
 	y.answered(a, err, time.Since(began), w.deadline)
 	return err
-}
-
-// adopt takes over a stage as NodePublishVolume does when the store was lost.
-func (y *history) adopt(ctx context.Context, p *process, id string, w how) bool {
-	defer y.k.with(func() { y.k.drift(id) }) // its look was not the worker's
-	for _, readOnly := range []bool{false, true} {
-		adopted, err := p.r.Adopt(ctx, id, &state.Stage{Path: stagePath(id), Capability: w.capability, ReadOnly: readOnly, Adopted: true})
-		if err != nil || adopted {
-			return adopted
-		}
-	}
-	return false
 }
 
 func (y *history) retry(o operation) {

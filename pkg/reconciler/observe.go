@@ -152,7 +152,7 @@ func (r *Reconciler) observe(ctx context.Context, want *state.Volume) (have stat
 			err = fmt.Errorf("volume %s: observe: %w", want.ID, err)
 		}
 	}()
-	have.Device, err = r.kernel.Devices.Find(ctx, spec(want))
+	have.Device, err = r.kernel.Devices.Find(ctx, r.spec(want))
 	switch class := state.ClassOf(err); {
 	case err == nil:
 	case class == state.InvalidArgument:
@@ -174,7 +174,7 @@ func (r *Reconciler) observe(ctx context.Context, want *state.Volume) (have stat
 			return have, err
 		}
 	}
-	if want.Stage != nil {
+	if want.Stage != nil && want.Stage.Path != "" {
 		have.Stage = r.look(ctx, want.Stage.Path)
 		if s := want.Stage; unexplained(s) && len(have.Stage.Mounts) > 0 {
 			have.Stage.Mounts[0].Options = r.kernel.Mounts.Options(have.Stage.Mounts[0])
@@ -184,6 +184,7 @@ func (r *Reconciler) observe(ctx context.Context, want *state.Volume) (have stat
 	for path := range want.Targets {
 		have.Targets[path] = r.look(ctx, path)
 	}
+	have.Unfit = r.unfit(want, have)
 	if readContents(want, have) {
 		mountpoint := ""
 		if len(have.Stage.Mounts) > 0 && have.Stage.Mounts[0].Is(have.Device.Number) && !have.Stage.Mounts[0].Corrupt {

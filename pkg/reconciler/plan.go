@@ -19,6 +19,7 @@ const (
 	Release        Action = "release"         // take copies of the stage out of other mount namespaces
 	DetachView     Action = "detach-view"     // detach the read-only device over the device
 	Detach         Action = "detach"          // detach the device
+	Adopt          Action = "adopt"           // a stage that stands and that no intent explained
 	Choose         Action = "choose"          // the type of file system that a stage leaves open
 	Attach         Action = "attach"          // attach the device, or reclaim one that is going away
 	GrowDevice     Action = "grow-device"     // grow the backing and the device

@@ -224,7 +224,7 @@ func (w *planWalk) judgeEnd(c *planCase) {
 		}
 	}
 	v := c.have.View
-	if c.stageWanted() && v.State == state.DeviceAttached && !v.Held && !c.someTargetWantsView() &&
+	if c.stageWanted() && v.State == state.DeviceAttached && !v.Held && !c.someTargetWantsView() && !c.someTargetUnseen() &&
 		!c.somewhere(func(_ *state.Target, m state.Mount) bool { return mountOf(m, v.Number) }) {
 		w.breach(ruleAtEnd, "a view is left that nobody shows", c)
 	}

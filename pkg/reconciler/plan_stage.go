@@ -9,6 +9,12 @@ import (
 
 // stage plans towards a staged volume: device, contents, mount.
 func (p *planner) stage(s *state.Stage) Verdict {
+	if s.Provisional {
+		return p.provisional(s)
+	}
+	if err := p.have.Unfit[state.StagePart()]; err != nil {
+		return unseen(err)
+	}
 	if d := p.have.Device; s.Capability.Access == state.MountAccess && s.Capability.FSType == "" && !d.Missing && d.Err == nil {
 		return p.do(Choose, state.StagePart()) // before anything is done to the volume
 	}
@@ -393,6 +399,8 @@ func (p *planner) size(z *state.Size) Verdict {
 	switch {
 	case s == nil || s.Gone:
 		return stuck(state.FailedPrecondition, "the volume is not staged on this node")
+	case s.Provisional:
+		return Verdict{Needs: []state.Part{state.StagePart()}}
 	case !z.Accepted && z.Limit > 0 && max(d.Size, d.Capacity) > z.Limit:
 		return stuck(state.OutOfRange, "the volume has %d bytes already, more than the limit of %d, and never shrinks", max(d.Size, d.Capacity), z.Limit)
 	case d.Size < z.Bytes && z.Limit > 0 && z.Rounded() > z.Limit:

@@ -40,6 +40,10 @@ func (p *planner) publish(t *state.Target) Verdict {
 		return stuck(state.FailedPrecondition, "the volume is not staged on this node")
 	case p.have.Targets[t.Path].Err != nil:
 		return unseen(p.have.Targets[t.Path].Err)
+	case p.have.Unfit[state.TargetPart(t.Path)] != nil:
+		return unseen(p.have.Unfit[state.TargetPart(t.Path)])
+	case !p.unlikeAdopted(t).Settled:
+		return p.unlikeAdopted(t)
 	case p.clearing && p.corrupt(p.have.Targets[t.Path]):
 		return p.do(Unbind, state.TargetPart(t.Path))
 	case !p.plan.Verdicts[state.StagePart()].Settled:
@@ -127,11 +131,11 @@ func (p *planner) foreign(t *state.Target) Verdict {
 // dropIdleView detaches the view of a staged volume once no target shows it.
 func (p *planner) dropIdleView() {
 	s := p.want.Stage
-	if s == nil || s.Gone || p.have.View.State != state.DeviceAttached || p.have.View.Held {
+	if s == nil || s.Gone || s.Provisional || p.have.View.State != state.DeviceAttached || p.have.View.Held {
 		return
 	}
 	for path, t := range p.want.Targets {
-		shown := slices.ContainsFunc(p.have.Targets[path].Mounts, func(m state.Mount) bool { return m.Is(p.have.View.Number) })
+		shown := unknown(p.have.Targets[path]) || slices.ContainsFunc(p.have.Targets[path].Mounts, func(m state.Mount) bool { return m.Is(p.have.View.Number) })
 		if shown || !t.Gone && needsView(t, p.have.Device) {
 			return
 		}

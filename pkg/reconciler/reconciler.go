@@ -73,6 +73,9 @@ type Mounts interface {
 	// CheckOptions returns InvalidArgument for an option that the kernel refuses
 	// for the type of file system, whatever the device.
 	CheckOptions(fsType string, flags state.Flags) error
+	// Above tells which mount holds the directory of a path, and where it is
+	// mounted; nowhere if it is that of the kubelet directory.
+	Above(path string) (m state.Mount, point string, err error)
 }
 
 // Directories takes care of the directories that mounts leave behind.
@@ -103,6 +106,9 @@ type Kernel struct {
 	// Bound reports whether the node of a device is bound anywhere, be it covered,
 	// without a look at the mount table; nil: only that look tells.
 	Bound func(device state.DeviceNumber) (bool, error)
+	// VolumeAt returns the volume that a device stands for, empty: none; nil: it is
+	// not known of any.
+	VolumeAt func(device state.DeviceNumber) string
 }
 
 // Moment says on which side of a step a hook is called.
@@ -154,6 +160,7 @@ type Reconciler struct {
 	stopped chan struct{}  // closed when Run is told to end
 	random  func() float64 // in [0, 1), for jitter
 	claims  claims
+	secrets secrets
 
 	mu      sync.Mutex
 	volumes map[string]*volume
@@ -289,69 +296,4 @@ func beforeDeadline(ctx context.Context) (<-chan time.Time, func() bool) {
 	}
 	timer := time.NewTimer(time.Until(at))
 	return timer.C, timer.Stop
-}
-
-// Adopt writes the stage into the store as accepted if the kernel shows it to
-// stand already, and reports whether it did. It looks in the volume's worker, so
-// that nothing is taken down meanwhile, and stays for the pass that follows.
-//
-// A stage that leaves the fs type open is given that of what stands.
-//
-// FailedPrecondition: it is mounted with other options. Aborted: the volume is
-// being unstaged. DeadlineExceeded, Canceled, Unavailable:
-// as Retry.
-func (r *Reconciler) Adopt(ctx context.Context, id string, stage *state.Stage) (bool, error) {
-	var adopted bool
-	var failed error
-	err := r.visit(ctx, id, &visit{whole: true, act: func(ctx context.Context) {
-		adopted, failed = r.adopt(ctx, id, stage)
-	}})
-	if err != nil {
-		return false, err
-	}
-	return adopted, failed
-}
-
-func (r *Reconciler) adopt(ctx context.Context, id string, stage *state.Stage) (bool, error) {
-	want := &state.Volume{ID: id, Stage: stage}
-	r.begin(id, Step{Action: Look})
-	have, err := r.observe(ctx, want)
-	r.end(id)
-	if err == nil {
-		err = have.Device.Err
-	}
-	if err != nil {
-		return false, err
-	}
-	if c := &stage.Capability; c.Access == state.MountAccess && c.FSType == "" && len(have.Stage.Mounts) > 0 {
-		c.FSType = have.Stage.Mounts[0].FSType // whatever stands is what was asked for
-	}
-	if v := (&planner{want: want, have: have}).found(stage); !v.Settled {
-		return false, state.Errorf(v.Problem.Class, "volume %s: %s", id, v.Problem.Text)
-	}
-	if !adoptable(want, have) {
-		return false, nil
-	}
-	if len(have.Stage.Mounts) > 0 {
-		stage.Found = have.Stage.Mounts[0].Options
-	}
-	_, err = r.store.Edit(id, func(v *state.Volume) error {
-		switch {
-		case v.Stage == nil:
-		case v.Stage.Gone:
-			return state.Errorf(state.Aborted, "the volume is being unstaged from %s", v.Stage.Path)
-		default: // somebody was faster
-			return nil
-		}
-		if err := v.AskStage(stage, time.Now()); err != nil {
-			return err
-		}
-		v.Accept(state.StagePart())
-		return nil
-	})
-	if err != nil {
-		return false, fmt.Errorf("volume %s: %w", id, err)
-	}
-	klog.FromContext(ctx).Info("Adopted a stage that no intent explained", "volume", id, "path", stage.Path)
-	return true, nil
 }

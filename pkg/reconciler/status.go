@@ -194,6 +194,12 @@ func asked(record *state.Volume, part state.Part) string {
 }
 
 func askedStage(s *state.Stage) string {
+	switch {
+	case s.Provisional && s.Path == "":
+		return "found staged"
+	case s.Provisional:
+		return fmt.Sprintf("found staged at %s as %s", s.Path, s.Capability)
+	}
 	return fmt.Sprintf("staged at %s as %s", s.Path, s.Capability)
 }
 

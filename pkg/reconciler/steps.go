@@ -59,36 +59,38 @@ func (r *Reconciler) do(ctx context.Context, step Step, want *state.Volume, have
 	case DetachView:
 		return k.Views.DetachView(ctx, d)
 	case Detach:
-		return k.Devices.Detach(ctx, spec(want))
+		return k.Devices.Detach(ctx, r.spec(want))
 	case Choose:
-		return r.choose(ctx, want, d)
+		return r.choose(want, d)
+	case Adopt:
+		return r.adopt(ctx, want, have)
 	case Attach:
-		return k.Devices.Attach(ctx, spec(want), s.ReadOnly)
+		return k.Devices.Attach(ctx, r.spec(want), s.ReadOnly)
 	case GrowDevice:
 		bytes := d.Capacity
 		if step.Part == state.SizePart() {
 			bytes = want.Size.Rounded()
 		}
-		return k.Devices.Grow(ctx, spec(want), bytes)
+		return k.Devices.Grow(ctx, r.spec(want), bytes)
 	case BeginFormat:
 		if err := k.Filesystems.Prove(ctx, d); err != nil {
 			return err
 		}
-		return k.Devices.BeginFormat(ctx, spec(want))
+		return k.Devices.BeginFormat(ctx, r.spec(want))
 	case Erase:
-		return k.Devices.Erase(ctx, spec(want))
+		return k.Devices.Erase(ctx, r.spec(want))
 	case Format:
 		// What a look did not read through was proven in the step before, or may
 		// be left by a format that was interrupted.
 		if have.Contents.Kind != state.ContentsBlank && !d.Fresh {
-			if err := k.Devices.Erase(ctx, spec(want)); err != nil {
+			if err := k.Devices.Erase(ctx, r.spec(want)); err != nil {
 				return err
 			}
 		}
 		if err := k.Filesystems.Format(ctx, d, s.Capability.FSType); err != nil {
 			return err
 		}
-		return k.Devices.EndFormat(ctx, spec(want), s.Capability.FSType)
+		return k.Devices.EndFormat(ctx, r.spec(want), s.Capability.FSType)
 	case Check:
 		return k.Filesystems.Check(ctx, d, have.Contents.FSType)
 	case GrowFilesystem:
@@ -108,7 +110,7 @@ func (r *Reconciler) do(ctx context.Context, step Step, want *state.Volume, have
 	case AttachView:
 		return k.Views.AttachView(ctx, d)
 	case MarkRaw:
-		return k.Devices.BeginRaw(ctx, spec(want))
+		return k.Devices.BeginRaw(ctx, r.spec(want))
 	case Bind:
 		return r.bind(ctx, s, t, have)
 	}
@@ -116,19 +118,10 @@ func (r *Reconciler) do(ctx context.Context, step Step, want *state.Volume, have
 }
 
 // choose settles what an empty fs_type means: what the volume was formatted as,
-// else what it was created for, else this node's default for its size. The flags
-// must go with it: a volume must not be formatted for flags with which it cannot
-// be mounted.
-func (r *Reconciler) choose(ctx context.Context, want *state.Volume, d state.Device) error {
+// else what it was created for, else this node's default for its size.
+func (r *Reconciler) choose(want *state.Volume, d state.Device) error {
 	fsType := cmp.Or(d.Formatted, d.CreatedFor, r.kernel.Filesystems.Default(d.Size))
-	flags, err := state.ParseFlags(want.Stage.Capability.Flags)
-	if err != nil {
-		return err
-	}
-	if err := r.kernel.Mounts.CheckOptions(fsType, flags); err != nil {
-		return err
-	}
-	_, err = r.store.Edit(want.ID, func(v *state.Volume) error {
+	_, err := r.store.Edit(want.ID, func(v *state.Volume) error {
 		if v.Stage != nil && v.Stage.Revision == want.Stage.Revision && !v.Stage.Gone {
 			v.Choose(fsType)
 		}
@@ -143,7 +136,7 @@ func (r *Reconciler) release(ctx context.Context, want *state.Volume) error {
 	if err := r.kernel.Directories.Renew(ctx, want.Stage.Path); err != nil {
 		return err
 	}
-	d, err := r.kernel.Devices.Find(ctx, spec(want))
+	d, err := r.kernel.Devices.Find(ctx, r.spec(want))
 	if err != nil || !stands(d) {
 		return err
 	}

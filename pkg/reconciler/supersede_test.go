@@ -323,23 +323,37 @@ func TestHungLook(t *testing.T) {
 	})
 }
 
-// What stands without a record is looked at in the time for an answer, too.
+// What stands without a record is looked at in the time for an answer, too, and
+// the retry joins that look.
 func TestHungLookBeforeAdoption(t *testing.T) {
 	bubble(t, func(h *harness) {
 		h.volume("v")
-		h.k.hang(opFind, "v", true)
+		h.ok(stage("v"))
+		h.lose()
+		hang := h.k.hang(opFind, "v", true)
 		ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
 		defer cancel()
 		ctx = InTime(ctx)
 		start := time.Now()
-		_, err := h.p.r.Adopt(ctx, "v", stageOf(stage("v")))
-		h.refuse(err, state.DeadlineExceeded, "step look has been running for 18s")
-		_, err = h.p.r.Observe(ctx, &state.Volume{ID: "v"})
+		r := publish("v", 1)
+		h.refuse(h.p.r.Ensure(ctx, r.id, r.part, r.edit), state.DeadlineExceeded, "step look has been running for 18s")
+		_, err := h.p.r.Observe(ctx, &state.Volume{ID: "v"})
 		h.refuse(err, state.DeadlineExceeded, "volume v", "look")
-		h.refuse(h.p.r.Ensure(ctx, "v", state.StagePart(), stage("v").edit), state.DeadlineExceeded)
 		if took := time.Since(start); took != 18*time.Second {
 			t.Errorf("the last answer came after %s", took)
 		}
+		if v := h.store.Get("v"); v == nil || !v.Stage.Provisional || v.Targets[targetPath("v", 1)] == nil {
+			t.Errorf("the record is %s", marshal(v))
+		}
+		h.refuse(h.within(20*time.Second, r), state.DeadlineExceeded, "step look has been running for")
+		answer := h.begin(r)
+		h.pending(answer)
+		hang.open()
+		if err := <-answer; err != nil {
+			t.Error(err)
+		}
+		h.atRest("v")
+		h.ok(unpublish("v", 1), unstage("v"))
 	})
 }
 

@@ -175,7 +175,7 @@ func revision(v *state.Volume, part state.Part) uint64 {
 // begun, nothing is to be undone.
 func (p *pass) noteBegun(step Step, want *state.Volume) (current bool, err error) {
 	have := want.Intent(step.Part)
-	if step.Action == Choose || have == nil || have.Gone || have.Accepted || have.Begun {
+	if step.Action == Choose || step.Action == Adopt || have == nil || have.Gone || have.Accepted || have.Begun {
 		return true, nil
 	}
 	_, err = p.r.store.Edit(p.id, func(v *state.Volume) error {

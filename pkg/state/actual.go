@@ -19,6 +19,10 @@ type Actual struct {
 	// Smallest is how many bytes a device must have to be formatted as the
 	// stage asks; 0 when that is not known.
 	Smallest int64
+	// Unfit is, of parts for which nothing was done yet, why nothing can be done:
+	// mount options that the kernel refuses whatever the device, a path in
+	// another volume. The errors are classified.
+	Unfit map[Part]error
 }
 
 // DeviceNumber identifies a block device; the zero value is no device.

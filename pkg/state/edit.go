@@ -1,13 +1,15 @@
 package state
 
 import (
+	"cmp"
 	"maps"
 	"slices"
 	"strings"
 	"time"
 )
 
-// ErrNotStaged is what AskPublish and AskSize return of a volume without a stage.
+// ErrNotStaged is what AskSize returns of a volume without a stage, and why a
+// provisional stage is refused.
 var ErrNotStaged = Errorf(FailedPrecondition, "the volume is not staged on this node: NodeStageVolume comes first")
 
 // ErrNothingThere is what an edit returns that asks for the end of what the
@@ -30,6 +32,9 @@ var ErrNothingThere = Errorf(NotFound, "nothing is there")
 // AlreadyExists: another stage was accepted. Aborted: a caller waits for another
 // one, or it is being taken down.
 func (v *Volume) AskStage(s *Stage, now time.Time) error {
+	if err := v.yield(); err != nil {
+		return err
+	}
 	have := v.Stage
 	switch {
 	case have == nil:
@@ -51,8 +56,8 @@ func (v *Volume) AskStage(s *Stage, now time.Time) error {
 		if err := s.asFound(have); err != nil {
 			return err
 		}
-		s.Intent, s.UUID = have.Intent, have.UUID
-		v.Stage = s
+		s.Intent, s.UUID, s.Backend = have.Intent, have.UUID, cmp.Or(v.Backend, s.Backend)
+		v.setStage(s)
 		return nil
 	case v.tentative():
 		return v.replaceStage(s, now)
@@ -63,10 +68,82 @@ func (v *Volume) AskStage(s *Stage, now time.Time) error {
 	case !have.meets(s):
 		return Errorf(Aborted, "the volume is still being unstaged from %s", have.Path)
 	}
-	v.Stage = s
 	// What is still being unstaged is this volume's, so a refusal takes it down.
-	v.Stage.Intent = Intent{Revision: v.Revision, Since: now, Begun: have != nil}
+	s.Intent = Intent{Revision: v.Revision, Since: now, Begun: have != nil}
+	v.setStage(s)
 	return nil
+}
+
+// setStage makes s the stage of the volume, and its backend the volume's.
+func (v *Volume) setStage(s *Stage) {
+	v.Stage, v.Backend, s.Backend = s, cmp.Or(s.Backend, v.Backend), ""
+}
+
+// Presume gives a volume without a stage a provisional one at path, which may be
+// empty, as may be the capability: then there can be no such stage, and the
+// refusal tells whether there is such a volume.
+//
+// Aborted: a caller waits for another one.
+func (v *Volume) Presume(path string, c Capability, context map[string]string, now time.Time) error {
+	if s := v.Stage; s != nil && (!s.Provisional || s.presumes(path, c)) {
+		return nil
+	}
+	if err := v.yield(); err != nil {
+		return err
+	}
+	c.Flags = slices.Clone(c.Flags)
+	v.Stage = &Stage{
+		Intent: Intent{Revision: v.Revision, Since: now}, Path: path, Capability: c, Context: withoutPod(context),
+		Adopted: true, Provisional: true,
+	}
+	return nil
+}
+
+// presumes reports whether a provisional stage answers for another one.
+func (s *Stage) presumes(path string, c Capability) bool {
+	if path == "" || c.Access == "" {
+		return true
+	}
+	return s.Path == path && s.Capability.Access == c.Access && (c.FSType == "" || s.Capability.FSType == c.FSType) && sameFlags(s.Capability.Flags, c.Flags)
+}
+
+// yield lets a provisional stage give way, with what needs it: nothing was done
+// for that yet. Aborted: a caller waits for it.
+func (v *Volume) yield() error {
+	if v.Stage == nil || !v.Stage.Provisional {
+		return nil
+	}
+	if v.Size != nil && v.Size.Asked {
+		return pending(SizePart())
+	}
+	for _, path := range v.TargetPaths() {
+		if t := v.Targets[path]; t.Asked && !t.Gone {
+			return pending(TargetPart(path))
+		}
+	}
+	v.Size = nil
+	maps.DeleteFunc(v.Targets, func(_ string, t *Target) bool { return !t.Gone })
+	v.dropUnneeded()
+	return nil
+}
+
+// dropUnneeded ends a provisional stage that neither a target nor a size needs.
+func (v *Volume) dropUnneeded() {
+	if v.Stage != nil && v.Stage.Provisional && v.Size == nil && len(v.standing()) == 0 {
+		v.Stage = nil
+	}
+}
+
+// Adopt accepts a provisional stage as what was found: with which type of file
+// system and which options of its superblock, if it has one, and whether it takes
+// writes. An empty backend is that of the record.
+func (v *Volume) Adopt(fsType, options string, readOnly bool, backend string) {
+	s := v.Stage
+	s.Provisional, s.Accepted, s.Found, s.ReadOnly = false, true, options, readOnly
+	v.Backend = cmp.Or(v.Backend, backend)
+	if s.Capability.Access == MountAccess {
+		v.Choose(fsType)
+	}
 }
 
 // asFound refuses mount flags that an adopted stage is not seen to be mounted with.
@@ -127,7 +204,7 @@ func (v *Volume) replaceStage(s *Stage, now time.Time) error {
 	}
 	s.Intent = Intent{Revision: v.Revision, Since: now}
 	if !have.Begun { // nothing is to be undone
-		v.Stage = s
+		v.setStage(s)
 		return nil
 	}
 	have.Intent = Intent{Gone: true, Withdrawn: true, Revision: v.Revision, Since: now}
@@ -155,13 +232,13 @@ func (v *Volume) AskUnstage(path string, now time.Time) error {
 			s.Next = nil
 		}
 	}
-	if v.Stage != nil && v.Stage.Path != path {
+	if v.Stage != nil && v.Stage.Path != path && !v.Stage.Provisional {
 		return ErrNothingThere
 	}
 	if standing := v.standing(); len(standing) > 0 {
 		return Errorf(FailedPrecondition, "the volume is still published at %s: NodeUnpublishVolume comes first", strings.Join(standing, ", "))
 	}
-	if v.Stage == nil {
+	if v.Stage == nil || v.Stage.Provisional {
 		v.Stage = &Stage{Path: path}
 	}
 	v.Stage.remove(v.Revision, now)
@@ -173,16 +250,24 @@ func (v *Volume) AskUnstage(path string, now time.Time) error {
 // published on a node (CSI spec v1.13, NodePublishVolume, table of second calls).
 var oneTarget = []string{"SINGLE_NODE_SINGLE_WRITER", "SINGLE_NODE_WRITER", "SINGLE_NODE_READER_ONLY"}
 
-// AskPublish asks for the target t, bound from stagingPath.
+// AskPublish asks for the target t, bound from stagingPath. A volume without a
+// stage gets a provisional one there.
 //
-// ErrNotStaged: no stage stands. FailedPrecondition: it stands elsewhere or
+// FailedPrecondition: it stands elsewhere or
 // unlike the target, or the access mode allows no second target.
 // AlreadyExists: the target was accepted with other arguments. Aborted:
 // a caller waits for another publish there, or something is being taken down
 // that must be gone first, or what was asked for before may yet come.
 func (v *Volume) AskPublish(t *Target, stagingPath string, now time.Time) error {
 	have := v.Targets[t.Path]
-	err := v.askPublish(t, stagingPath, now)
+	stage, size, targets := v.Stage, v.Size, maps.Clone(v.Targets)
+	err := v.Presume(stagingPath, t.Capability, t.Context, now)
+	if err == nil {
+		err = v.askPublish(t, stagingPath, now)
+	}
+	if err != nil {
+		v.Stage, v.Size, v.Targets = stage, size, targets
+	}
 	if ClassOf(err).Final() && have != nil && (have.Next != nil || !have.Gone && !have.Accepted) {
 		return Errorf(Aborted, "%w; and what was asked for at %s before is not over", err, t.Path)
 	}
@@ -196,20 +281,20 @@ func (v *Volume) askPublish(t *Target, stagingPath string, now time.Time) error 
 		t.Capability.FSType = s.Capability.FSType
 	}
 	switch {
-	case have != nil && have.Next != nil && have.Next.SameAs(t) && s != nil && s.Path == stagingPath:
+	case have != nil && have.Next != nil && have.Next.SameAs(t) && s.Path == stagingPath:
 		have.Next.Context = t.Context
 		return nil
 	case have != nil && have.Next != nil && have.Next.Asked, have != nil && !have.Gone && !have.Accepted && have.Asked && !have.SameAs(t):
 		return pending(TargetPart(t.Path))
-	case have != nil && !have.Gone && have.SameAs(t) && (s == nil || s.Path == stagingPath):
+	case have != nil && !have.Gone && have.SameAs(t) && s.Path == stagingPath:
 		have.Context = t.Context
-		return nil // without a stage, which was refused since, it is refused and taken back
-	case have != nil && !have.Gone && have.Accepted && s != nil && s.Path == stagingPath:
+		return nil
+	case have != nil && !have.Gone && have.Accepted && s.Path == stagingPath:
 		return Errorf(AlreadyExists, "the volume is published already at %s with another capability, context or read-only setting", t.Path)
-	case s == nil:
-		return ErrNotStaged
 	case s.Gone:
 		return Errorf(Aborted, "the volume is being unstaged from %s", s.Path)
+	case s.Provisional && have != nil && have.Gone: // a refusal would leave what is to go
+		return Errorf(Aborted, "the volume is still being unpublished from %s", t.Path)
 	case s.Path != stagingPath:
 		return Errorf(FailedPrecondition, "the volume is staged at %s, not at the staging target path %s", s.Path, stagingPath)
 	case s.Capability.Access == t.Capability.Access && s.Capability.FSType == "" && t.Capability.FSType != "":
@@ -236,7 +321,8 @@ func (v *Volume) askPublish(t *Target, stagingPath string, now time.Time) error 
 	if v.Targets == nil {
 		v.Targets = map[string]*Target{}
 	}
-	t.Intent = Intent{Revision: v.Revision, Since: now}
+	// What is still being unpublished is this volume's, so a refusal takes it down.
+	t.Intent = Intent{Revision: v.Revision, Since: now, Begun: have != nil && have.Gone && have.SameAs(t)}
 	switch {
 	case have == nil, have.SameAs(t), !have.Gone && !have.Begun:
 		v.Targets[t.Path] = t
@@ -307,7 +393,7 @@ func (v *Volume) allowsAnother(t *Target) error {
 func (v *Volume) AskUnpublish(path string, now time.Time) error {
 	t := v.Targets[path]
 	if t == nil {
-		if v.Stage != nil && (path == v.Stage.Path || within(path, v.Stage.Path)) {
+		if v.Stage != nil && v.Stage.Path != "" && (path == v.Stage.Path || within(path, v.Stage.Path)) {
 			return ErrNothingThere
 		}
 		for other := range v.Targets {
@@ -358,8 +444,9 @@ func (v *Volume) AskSize(bytes, limit int64, now time.Time) error {
 }
 
 // Withdraw takes back the part's intent after a final failure, if it was never
-// accepted: a stage and a target become tombstones, a size returns to the last
-// accepted one.
+// accepted: a stage and a target become tombstones, or are forgotten if nothing
+// was done for them, a size returns to the last accepted one. A provisional stage
+// goes with the last that needs it.
 func (v *Volume) Withdraw(p Part, now time.Time) {
 	intent := v.Intent(p)
 	if intent == nil || intent.Accepted || intent.Gone {
@@ -371,10 +458,17 @@ func (v *Volume) Withdraw(p Part, now time.Time) {
 		if before > 0 {
 			v.Size = &Size{Intent: Intent{Accepted: true, Revision: v.Revision, Since: now}, Bytes: before, Before: before}
 		}
+		v.dropUnneeded()
 		return
 	}
-	if p.Kind == StageKind && !intent.Begun {
+	switch {
+	case intent.Begun:
+	case p.Kind == StageKind:
 		v.Stage = nil
+		return
+	default:
+		delete(v.Targets, p.Path)
+		v.dropUnneeded()
 		return
 	}
 	intent.remove(v.Revision, now)
@@ -392,12 +486,15 @@ func (v *Volume) Accept(p Part) {
 func (v *Volume) Drop(p Part) {
 	switch intent := v.Intent(p); {
 	case intent == nil || !intent.Gone:
+	case p.Kind == StageKind && v.Stage.Next != nil:
+		v.setStage(v.Stage.Next)
 	case p.Kind == StageKind:
-		v.Stage = v.Stage.Next
+		v.Stage = nil
 	case p.Kind == TargetKind && v.Targets[p.Path].Next != nil:
 		v.Targets[p.Path] = v.Targets[p.Path].Next
 	case p.Kind == TargetKind:
 		delete(v.Targets, p.Path)
+		v.dropUnneeded()
 	}
 }
 

@@ -156,10 +156,10 @@ func TestAskPublish(t *testing.T) {
 	asks{
 		"first":               {have: record(), edit: ask(aTarget("/a")), part: TargetPart("/a")},
 		"again":               {have: record(with("/a")), edit: ask(aTarget("/a"))},
-		"again, unstaged":     {have: record(with("/a"), func(v *Volume) { v.Stage = nil }), edit: ask(aTarget("/a"))},
+		"again, unstaged":     {have: record(with("/a"), func(v *Volume) { v.Stage = nil }), edit: ask(aTarget("/a")), part: StagePart()},
 		"again, otherwise":    {have: record(with("/a", acceptedTarget)), edit: ask(aTarget("/a", reading)), class: AlreadyExists, words: "/a"},
 		"second":              {have: record(with("/a")), edit: ask(aTarget("/b")), part: TargetPart("/b")},
-		"unstaged":            {have: &Volume{ID: "v", Revision: 10}, edit: ask(aTarget("/a")), class: FailedPrecondition, words: "not staged"},
+		"unstaged":            {have: &Volume{ID: "v", Revision: 10}, edit: ask(aTarget("/a")), part: TargetPart("/a")},
 		"unstaging":           {have: record(func(v *Volume) { gone(&v.Stage.Intent) }), edit: ask(aTarget("/a")), class: Aborted, words: "unstaged"},
 		"staged elsewhere":    {have: record(func(v *Volume) { v.Stage.Path = "/x" }), edit: ask(aTarget("/a")), class: FailedPrecondition, words: "/x"},
 		"staged as block":     {have: record(), edit: ask(aTarget("/a", block)), class: FailedPrecondition, words: "block"},
@@ -247,7 +247,11 @@ func TestWithdrawSize(t *testing.T) {
 }
 
 func TestWithdrawAcceptDrop(t *testing.T) {
-	v := record(with("/a"))
+	v := record(with("/a", func(t *Target) { t.Begun = true }), with("/b"))
+	v.Withdraw(TargetPart("/b"), editTime)
+	if v.Targets["/b"] != nil {
+		t.Errorf("a withdrawn target for which nothing was done is %+v", v.Targets["/b"])
+	}
 	v.Drop(TargetPart("/a")) // stands: not dropped
 	v.Withdraw(TargetPart("/a"), editTime)
 	if i := v.Targets["/a"].Intent; !i.Gone || !i.Withdrawn || i.Revision != 10 {

@@ -4,7 +4,9 @@ import "testing"
 
 // An adopted stage is a guess only where the kernel does not tell.
 func TestAskStageUnlikeTheAdopted(t *testing.T) {
-	adopted := func(v *Volume) { v.Stage.Adopted, v.Stage.Accepted, v.Stage.Capability.Flags = true, true, nil }
+	adopted := func(v *Volume) {
+		v.Stage.Adopted, v.Stage.Accepted, v.Stage.Capability.Flags, v.Stage.Found = true, true, nil, "rw,discard"
+	}
 	asks{
 		"for reading": {have: record(adopted), edit: func(v *Volume) error { return v.AskStage(aStage(func(s *Stage) { s.ReadOnly = true }), editTime) }, class: AlreadyExists, words: "/stage"},
 		"elsewhere":   {have: record(adopted), edit: func(v *Volume) error { return v.AskStage(aStage(func(s *Stage) { s.Path = "/x" }), editTime) }, class: AlreadyExists, words: "/stage"},

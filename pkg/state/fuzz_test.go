@@ -121,6 +121,11 @@ func edited(t *testing.T, before *Volume, op, arg byte) *Volume {
 		case 4:
 			return v.AskUnpublish(path+"/t", now)
 		case 5:
+			if arg&128 != 0 {
+				if err := v.Presume("/p/0", c, nil, now); err != nil {
+					return err
+				}
+			}
 			return v.AskSize(int64(arg)<<20, 0, now)
 		}
 		return nil

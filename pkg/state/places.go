@@ -36,6 +36,9 @@ func (v *Volume) occupants() []occupant {
 	}
 	all := make([]occupant, 0, 1+len(v.Targets))
 	for s := v.Stage; s != nil; s = s.Next {
+		if s.Path == "" { // a provisional one of which no place is known
+			continue
+		}
 		all = append(all, occupant{v.ID, StageKind, s.Path, s.Gone})
 	}
 	for _, t := range v.Targets {

@@ -26,7 +26,7 @@ func TestStageGivesWay(t *testing.T) {
 				t.Errorf("in place of what was not begun stands %+v (%v)", v.Stage, err)
 			}
 
-			v = record(with("/a"), func(v *Volume) { v.Stage.Begun = true })
+			v = record(with("/a", func(t *Target) { t.Begun = true }), func(v *Volume) { v.Stage.Begun = true })
 			if err := v.AskStage(aStage(other), editTime); err != nil {
 				t.Fatal(err)
 			}

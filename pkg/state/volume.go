@@ -103,6 +103,13 @@ type Stage struct {
 	// Adopted marks a stage that was found standing without an intent: its
 	// access mode, flags and context are guesses until the CO names them.
 	Adopted bool `json:"adopted,omitempty"`
+	// Provisional marks a stage that nobody asked for and that a publish or an
+	// expansion needs, because the store was lost: nothing is done for it. It is
+	// adopted if it is seen to stand, else what needs it is refused.
+	Provisional bool `json:"provisional,omitempty"`
+	// Backend, of a stage that is asked for, is the name of its backend. The
+	// record has it once the stage is the volume's, and then it is empty here.
+	Backend string `json:"backend,omitempty"`
 	// Found is what the kernel showed of the options of the superblock of an
 	// adopted stage.
 	Found string `json:"found,omitempty"`
@@ -159,18 +166,28 @@ var podKeys = []string{
 // ephemeralKey comes and goes with them. False means what its absence means.
 const ephemeralKey = "csi.storage.k8s.io/ephemeral"
 
-// publishPrefix marks the keys of a Context that are of the publish context.
-const publishPrefix = "publish:"
+// The keys of a Context that are of the publish context have one of these
+// prefixes: those that count when requests are compared, and those that do not.
+const (
+	publishPrefix = "publish:"
+	detailPrefix  = "publish-detail:"
+)
 
-// JoinContext returns a volume and a publish context as one; nil if both are empty.
-func JoinContext(volume, publish map[string]string) map[string]string {
+// JoinContext returns a volume and a publish context as one; nil if both are
+// empty. counts says which keys of the publish context count when requests are
+// compared; nil: all of them.
+func JoinContext(volume, publish map[string]string, counts func(key string) bool) map[string]string {
 	if len(volume)+len(publish) == 0 {
 		return nil
 	}
 	joined := make(map[string]string, len(volume)+len(publish))
 	maps.Copy(joined, volume)
 	for key, value := range publish {
-		joined[publishPrefix+key] = value
+		if counts == nil || counts(key) {
+			joined[publishPrefix+key] = value
+		} else {
+			joined[detailPrefix+key] = value
+		}
 	}
 	return joined
 }
@@ -179,8 +196,11 @@ func JoinContext(volume, publish map[string]string) map[string]string {
 func SplitContext(joined map[string]string) (volume, publish map[string]string) {
 	for key, value := range joined {
 		to := &volume
-		if rest, found := strings.CutPrefix(key, publishPrefix); found {
-			key, to = rest, &publish
+		for _, prefix := range []string{publishPrefix, detailPrefix} {
+			if rest, found := strings.CutPrefix(key, prefix); found {
+				key, to = rest, &publish
+				break
+			}
 		}
 		if *to == nil {
 			*to = map[string]string{}
@@ -190,9 +210,16 @@ func SplitContext(joined map[string]string) (volume, publish map[string]string) 
 	return volume, publish
 }
 
-// sameContext compares two contexts without what they tell of the pod.
+// sameContext compares two contexts without what they tell of the pod, and
+// without what the backend says does not count.
 func sameContext(a, b map[string]string) bool {
-	return maps.Equal(a, b) || maps.Equal(withoutPod(a), withoutPod(b))
+	return maps.Equal(a, b) || maps.Equal(withoutDetails(a), withoutDetails(b))
+}
+
+func withoutDetails(context map[string]string) map[string]string {
+	c := withoutPod(context)
+	maps.DeleteFunc(c, func(key, _ string) bool { return strings.HasPrefix(key, detailPrefix) })
+	return c
 }
 
 func withoutPod(context map[string]string) map[string]string {

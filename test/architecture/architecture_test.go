@@ -36,7 +36,7 @@ var below = map[string][]string{
 	"pkg/devices/disk":        {"pkg/blockdev", "pkg/devices", "pkg/internal/keylock", "pkg/devices/note", "pkg/state"},
 	"pkg/reconciler":          {"pkg/devices", "pkg/state"},
 	"pkg/registration":        {},
-	"pkg/nodeserver":          {"pkg/reconciler", "pkg/state"},
+	"pkg/nodeserver":          {"pkg/devices", "pkg/reconciler", "pkg/state"},
 	"pkg/controllerserver":    {"pkg/devices", "pkg/state"},
 	"pkg/ephemeral":           {"pkg/devices", "pkg/state"},
 	"pkg/command":             {"pkg/client"},

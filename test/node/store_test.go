@@ -14,6 +14,8 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/csi-node/csi-node/pkg/driver"
+	"github.com/csi-node/csi-node/pkg/state"
 	"github.com/csi-node/csi-node/test/harness"
 )
 
@@ -182,6 +184,67 @@ func TestStatusWithoutPlugin(t *testing.T) {
 	}
 	p.Start(harness.Options{})
 	v.end()
+}
+
+// writeBackends has each record of a plugin that does not run name a backend.
+func writeBackends(t *testing.T, p *harness.Plugin, name string) {
+	t.Helper()
+	bootID, err := state.BootID()
+	must(t, err)
+	store, err := state.Open(t.Context(), filepath.Join(p.StateDir, driver.StoreFile), bootID)
+	must(t, err)
+	for _, record := range store.List() {
+		_, err := store.Edit(record.ID, func(v *state.Volume) error {
+			v.Backend = name
+			return nil
+		})
+		must(t, err)
+	}
+	must(t, store.Close())
+}
+
+// Of a volume whose backend only another version has nothing is known: nothing is
+// done to it, and no end of it is answered OK. That of a version which had one
+// backend is the usual one.
+func TestRecordOfALackingBackend(t *testing.T) {
+	t.Parallel()
+	p := harness.Start(t, harness.Options{})
+	ctx := t.Context()
+	v := create(t, p, "volume", 32*mib, mountAs("ext4", multiWriter))
+	pod := v.target("pod")
+	must(t, v.stage(ctx))
+	must(t, v.publish(ctx, pod))
+	p.Terminate()
+	writeBackends(t, p, "lvm")
+	p.Start(harness.Options{})
+	for name, call := range map[string]func() error{
+		"publish": func() error { return v.publish(ctx, pod) },
+		"expand": func() error {
+			_, err := v.expand(ctx, 64*mib)
+			return err
+		},
+		"unpublish": func() error { return v.unpublish(ctx, v.target("other")) },
+	} {
+		if err := call(); status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), `the backend "lvm"`) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if err := v.unpublish(ctx, pod); status.Code(err) != codes.Unavailable {
+		t.Errorf("unpublish: %v", err)
+	}
+	if err := v.unstage(ctx); status.Code(err) != codes.Unavailable {
+		t.Errorf("unstage: %v", err)
+	}
+	if n := mountsAt(p, pod); n != 1 || len(p.Loops()) != 1 {
+		t.Errorf("%d mounts at %s, and the loop devices are %v", n, pod, p.Loops())
+	}
+	if r := p.Status(); len(r.Volumes) != 1 || !strings.Contains(r.Volumes[0].Parts[0].Error, `the backend "lvm"`) {
+		t.Errorf("the status is %+v", r)
+	}
+	p.Terminate()
+	writeBackends(t, p, "")
+	p.Start(harness.Options{})
+	v.end(pod)
 }
 
 // TestPoolOfAnotherPlugin: a plugin with another state directory is kept from a

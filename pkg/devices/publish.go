@@ -1,0 +1,29 @@
+package devices
+
+// PublishIdentity is a backend that knows which part of a publish context tells
+// volumes apart. Of a backend that is none, all of it does.
+type PublishIdentity interface {
+	// PublishIdentity reports whether a key of the volume's publish context is
+	// part of what is asked for. A request that differs in other keys is the same
+	// request, and their latest values are kept. It is pure.
+	PublishIdentity(v Volume, key string) bool
+}
+
+// PublishIdentity asks the backend that the volume, or its context, names.
+func (s *Set) PublishIdentity(v Volume, key string) bool {
+	name := v.Backend
+	if name == "" {
+		name = s.Named(v)
+	}
+	b, ok := s.backends[name].(PublishIdentity)
+	return !ok || b.PublishIdentity(v, key)
+}
+
+// Named returns the name of the backend that the context of a volume asks for: the
+// usual one unless it says otherwise. The Set may lack it.
+func (s *Set) Named(v Volume) string {
+	if name := v.Context[BackendKey]; name != "" {
+		return name
+	}
+	return s.usual
+}

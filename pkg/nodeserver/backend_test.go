@@ -1,0 +1,117 @@
+package nodeserver
+
+import (
+	"testing"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+
+	"github.com/csi-node/csi-node/pkg/state"
+)
+
+const diskID = "disk/1"
+
+func onDisk(context map[string]string) stageChange {
+	return func(r *csi.NodeStageVolumeRequest) { r.VolumeId, r.VolumeContext = diskID, context }
+}
+
+// The volume context names the backend, which says what is wrong with a volume.
+func TestBackendOfARequest(t *testing.T) {
+	s, f := emptyServer()
+	refused(t, f, stage(t, s, onDisk(map[string]string{"backend": "disk"})), state.InvalidArgument, "path is missing")
+	refused(t, f, stage(t, s, onDisk(nil)), state.InvalidArgument, "slash")
+	refused(t, f, stage(t, s, onDisk(map[string]string{"backend": "lvm"})), state.InvalidArgument, `"lvm" is no backend of this plugin, which has disk, usual`)
+	refused(t, f, publish(t, s, func(r *csi.NodePublishVolumeRequest) { r.VolumeContext = map[string]string{"backend": "lvm"} }), state.InvalidArgument, "lvm")
+	context := map[string]string{"backend": "disk", "path": "/dev/sdz"}
+	if err := stage(t, s, onDisk(context)); err != nil || f.records[diskID].Backend != "disk" {
+		t.Fatalf("staged with the backend %q (%v)", f.records[diskID].Backend, err)
+	}
+	_, err := s.NodeUnstageVolume(t.Context(), &csi.NodeUnstageVolumeRequest{VolumeId: diskID, StagingTargetPath: staging})
+	if err != nil || f.records[diskID].Backend != "disk" {
+		t.Errorf("after the unstage the backend is %q (%v)", f.records[diskID].Backend, err)
+	}
+	s, f = emptyServer() // the store is lost
+	if _, err := s.NodeUnstageVolume(t.Context(), &csi.NodeUnstageVolumeRequest{VolumeId: diskID, StagingTargetPath: staging}); err != nil {
+		t.Errorf("an unstage by the id alone: %v", err)
+	}
+	s, f = emptyServer()
+	f.err = state.Errorf(state.DeadlineExceeded, "hangs")
+	check(t, publish(t, s, func(r *csi.NodePublishVolumeRequest) { r.VolumeId, r.VolumeContext = diskID, context }), state.DeadlineExceeded, "")
+	if v := f.records[diskID]; v.Backend != "disk" || v.Stage.Context["path"] != "/dev/sdz" {
+		t.Errorf("a publish without a record makes %+v with %+v", v, v.Stage)
+	}
+}
+
+// A record of a backend that this plugin lacks is no mistake of the caller.
+func TestRequestsOfARecordWhoseBackendIsLacking(t *testing.T) {
+	s, f := newServer()
+	lacking := func() {
+		f.staged(asExt4).Backend = "lvm"
+		f.records[id].Stage.Context = map[string]string{"backend": "lvm"}
+	}
+	lacking()
+	f.err = state.Errorf(state.Unavailable, "nothing is known of it")
+	check(t, stage(t, s, func(r *csi.NodeStageVolumeRequest) { r.VolumeContext = map[string]string{"backend": "lvm"} }), state.Unavailable, "nothing is known")
+	for _, r := range volumeIDs(t) {
+		if r.name == "unstage" || r.name == "unpublish" || r.name == "expand" || r.name == "publish" {
+			lacking()
+			check(t, r.call(s, id), state.Unavailable, "nothing is known")
+		}
+	}
+}
+
+// Who may create a pod chooses no backend.
+func TestInlineVolumeChoosesNoBackend(t *testing.T) {
+	s, f := emptyServer()
+	for _, name := range []string{"disk", "usual", ""} {
+		refused(t, f, publish(t, s, func(r *csi.NodePublishVolumeRequest) {
+			r.VolumeContext, r.StagingTargetPath = map[string]string{ephemeralKey: "true", podUIDKey: "uid", "backend": name}, ""
+		}), state.InvalidArgument, "backend")
+	}
+	if len(f.ephemerals) > 0 {
+		t.Errorf("asked %q", f.ephemerals)
+	}
+}
+
+// What the backend says is no identity may come anew with each request.
+func TestPublishContextThatIsNoIdentity(t *testing.T) {
+	s, f := newServer()
+	with := func(lun, portal string) error {
+		return stage(t, s, func(r *csi.NodeStageVolumeRequest) {
+			onDisk(map[string]string{"backend": "disk", "path": "/dev/sdz"})(r)
+			r.PublishContext = map[string]string{"lun": lun, "portal": portal}
+		})
+	}
+	if err := with("1", "a"); err != nil {
+		t.Fatal(err)
+	}
+	f.records[diskID].Accept(state.StagePart())
+	if err := with("1", "b"); err != nil {
+		t.Error(err)
+	}
+	if _, publish := state.SplitContext(f.records[diskID].Stage.Context); publish["portal"] != "b" {
+		t.Errorf("kept is %v", publish)
+	}
+	check(t, with("2", "b"), state.AlreadyExists, "context")
+}
+
+// Secrets are remembered for a request whose intent stands, and for no other.
+func TestSecretsAreRemembered(t *testing.T) {
+	key := map[string]string{"key": "s3cret"}
+	s, f := newServer()
+	f.staged(asExt4)
+	check(t, stage(t, s, func(r *csi.NodeStageVolumeRequest) { r.VolumeCapability, r.Secrets = mount(writer, "xfs"), key }), state.AlreadyExists, "")
+	if len(f.secrets) > 0 {
+		t.Error("the secrets of a refused request are kept")
+	}
+	for name, call := range map[string]func() error{
+		"stage":   func() error { return stage(t, s, func(r *csi.NodeStageVolumeRequest) { r.Secrets = key }) },
+		"publish": func() error { return publish(t, s, func(r *csi.NodePublishVolumeRequest) { r.Secrets = key }) },
+		"expand":  func() error { return expand(t, s, func(r *csi.NodeExpandVolumeRequest) { r.Secrets = key }) },
+	} {
+		clear(f.secrets)
+		if err := call(); err != nil || f.secrets[id]["key"] != "s3cret" {
+			t.Errorf("%s: remembered are %v (%v)", name, f.secrets, err)
+		}
+		noSecrets(t, f.records[id])
+	}
+}
