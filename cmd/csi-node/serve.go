@@ -47,6 +47,7 @@ xfsprogs), mkfs.btrfs (Debian: btrfs-progs). What is missing is told at once.`,
 	f.StringVar(&cfg.NodeID, "node-id", "", "name of this node (default: the hostname)")
 	f.StringVar(&cfg.DriverName, "driver-name", "csi-node.local", "name of the CSI driver")
 	f.StringVar(&cfg.StateDir, "state-dir", stateDirDefault(), "directory of the intents; on a tmpfs, so that a reboot forgets them with the mounts")
+	f.StringVar(&cfg.LibDir, "lib-dir", "/var/lib/csi-node", "directory of what must outlive a reboot and has no place with the data")
 	f.StringVar(&cfg.KubeletDir, "kubelet-dir", kubeletDirDefault(), "paths in requests must lie under it, by whatever symbolic links lead to it; / allows all")
 	f.StringVar(&cfg.PoolDir, "pool-dir", "/var/lib/csi-node/pool", "directory of the volumes' files; made if it was never seen before")
 	f.StringVar(&cfg.PoolReserve, "pool-reserve", "1Gi,5%", "of the pool's file system, given to no volume: a quantity, a percentage, or both with a comma, of which the larger counts; 0: none")

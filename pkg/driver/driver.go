@@ -20,7 +20,9 @@ import (
 
 	"github.com/csi-node/csi-node/pkg/controllerserver"
 	"github.com/csi-node/csi-node/pkg/devices"
+	"github.com/csi-node/csi-node/pkg/devices/disk"
 	"github.com/csi-node/csi-node/pkg/devices/loop"
+	"github.com/csi-node/csi-node/pkg/devices/note"
 	"github.com/csi-node/csi-node/pkg/devices/pool"
 	"github.com/csi-node/csi-node/pkg/ephemeral"
 	"github.com/csi-node/csi-node/pkg/filesystem"
@@ -39,6 +41,7 @@ type Config struct {
 	DriverName   string
 	NodeID       string
 	StateDir     string
+	LibDir       string // of notes, which outlive reboots
 	KubeletDir   string
 	PoolDir      string
 	HTTPEndpoint string // host:port; empty: none
@@ -92,7 +95,7 @@ func (c Config) validate() error {
 		return err
 	}
 	for _, dir := range []struct{ flag, path string }{
-		{"--state-dir", c.StateDir}, {"--kubelet-dir", c.KubeletDir}, {"--pool-dir", c.PoolDir}, {"--registration-dir", c.RegistrationDir},
+		{"--state-dir", c.StateDir}, {"--lib-dir", c.LibDir}, {"--kubelet-dir", c.KubeletDir}, {"--pool-dir", c.PoolDir}, {"--registration-dir", c.RegistrationDir},
 	} {
 		if !filepath.IsAbs(dir.path) && (dir.flag != "--registration-dir" || dir.path != "") {
 			return fmt.Errorf("%s %q: must be an absolute path", dir.flag, dir.path)
@@ -123,6 +126,8 @@ type plugin struct {
 	pool       *pool.Pool
 	unlock     func() error // the pool
 	devices    *loop.Backend
+	disks      *disk.Backend
+	facts      *note.Facts
 	watcher    *mounts.Watcher // nil until it serves
 	filesystem *filesystem.Host
 	mounts     *mounts.Host
@@ -227,6 +232,9 @@ func (p *plugin) openVolumes(ctx context.Context) (err error) {
 	if p.devices, err = loop.New(p.pool); err != nil {
 		return err
 	}
+	if err := p.openDisks(); err != nil {
+		return err
+	}
 	switch {
 	case absent != nil && len(p.store.List()) == 0 && !p.devices.Any():
 		return fmt.Errorf("--pool-dir %s: %w", p.PoolDir, absent)
@@ -272,6 +280,14 @@ func (p *plugin) openVolumes(ctx context.Context) (err error) {
 	return nil
 }
 
+func (p *plugin) openDisks() (err error) {
+	if p.disks, err = disk.New(devices.Environment{LibDir: p.LibDir}); err != nil {
+		return err
+	}
+	p.facts, err = note.Open(p.LibDir)
+	return err
+}
+
 // spellTime bounds how long the start waits for directories that lead to the
 // kubelet directory in the paths of records.
 const spellTime = 5 * time.Second
@@ -292,8 +308,10 @@ func (p *plugin) spellRecords(ctx context.Context) {
 }
 
 func (p *plugin) kernel() reconciler.Kernel {
+	set := devices.NewSet(poolBackend, map[string]devices.Backend{poolBackend: loop.Volumes{Backend: p.devices}, disk.Name: p.disks})
+	set.KeepFacts(p.facts)
 	k := reconciler.Kernel{
-		Devices:     devices.NewSet(poolBackend, map[string]devices.Backend{poolBackend: loop.Volumes{Backend: p.devices}}),
+		Devices:     set,
 		Views:       p.devices,
 		Filesystems: p.filesystem,
 		Mounts:      p.mounts,

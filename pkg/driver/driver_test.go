@@ -8,7 +8,7 @@ import (
 func goodConfig() Config {
 	return Config{
 		Endpoint: "unix:///csi/csi.sock", DriverName: "csi-node.local", NodeID: "node-1",
-		StateDir: "/run/csi-node", KubeletDir: "/var/lib/kubelet", PoolDir: "/pool", Version: "v1",
+		StateDir: "/run/csi-node", LibDir: "/var/lib/csi-node", KubeletDir: "/var/lib/kubelet", PoolDir: "/pool", Version: "v1",
 	}
 }
 
@@ -31,6 +31,7 @@ func TestConfigValidate(t *testing.T) {
 		"volumes below 0":   {func(c *Config) { c.MaxVolumes = -1 }, "--max-volumes-per-node"},
 		"no state":          {func(c *Config) { c.StateDir = "" }, "--state-dir"},
 		"relative state":    {func(c *Config) { c.StateDir = "run" }, "--state-dir"},
+		"relative lib":      {func(c *Config) { c.LibDir = "lib" }, "--lib-dir"},
 		"relative kubelet":  {func(c *Config) { c.KubeletDir = "./kubelet" }, "--kubelet-dir"},
 		"relative pool":     {func(c *Config) { c.PoolDir = "pool" }, "--pool-dir"},
 	} {

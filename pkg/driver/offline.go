@@ -26,6 +26,7 @@ const settingsFile = "settings.json"
 // settings are the facts of Config that those tools need.
 type settings struct {
 	KubeletDir string `json:"kubeletDir"`
+	LibDir     string `json:"libDir"`
 	PoolDir    string `json:"poolDir"`
 }
 
@@ -33,7 +34,7 @@ type settings struct {
 // Only the tools need it: where it cannot be written there is none, rather than
 // a wrong one, and the plugin serves.
 func (p *plugin) writeSettings(ctx context.Context) error {
-	raw, err := json.Marshal(settings{KubeletDir: p.KubeletDir, PoolDir: p.PoolDir})
+	raw, err := json.Marshal(settings{KubeletDir: p.KubeletDir, LibDir: p.LibDir, PoolDir: p.PoolDir})
 	if err != nil {
 		return err
 	}
@@ -77,7 +78,7 @@ func openOffline(ctx context.Context, stateDir string) (*plugin, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := &plugin{Config: Config{StateDir: stateDir, KubeletDir: s.KubeletDir, PoolDir: s.PoolDir}}
+	p := &plugin{Config: Config{StateDir: stateDir, KubeletDir: s.KubeletDir, LibDir: s.LibDir, PoolDir: s.PoolDir}}
 	path := filepath.Join(stateDir, StoreFile)
 	if _, err := os.Stat(path); errors.Is(err, os.ErrNotExist) {
 		p.store = &state.Store{}
@@ -98,6 +99,9 @@ func openOffline(ctx context.Context, stateDir string) (*plugin, error) {
 		return nil, err
 	}
 	if p.devices, err = loop.New(p.pool); err != nil {
+		return nil, err
+	}
+	if err := p.openDisks(); err != nil {
 		return nil, err
 	}
 	p.reconciler = reconciler.New(reconciler.Config{Store: p.store, Kernel: p.kernel()})

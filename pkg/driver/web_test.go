@@ -37,6 +37,7 @@ func testConfig(t *testing.T) Config {
 	c := goodConfig()
 	c.Endpoint = "unix://" + filepath.Join(dir, "csi.sock")
 	c.StateDir, c.KubeletDir, c.PoolDir = filepath.Join(dir, "state"), filepath.Join(dir, "kubelet"), filepath.Join(dir, "pool")
+	c.LibDir = filepath.Join(dir, "lib")
 	if err := os.Mkdir(c.KubeletDir, 0o750); err != nil {
 		t.Fatal(err)
 	}

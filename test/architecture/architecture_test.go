@@ -38,7 +38,7 @@ var below = map[string][]string{
 	"pkg/nodeserver":               {"pkg/reconciler", "pkg/state"},
 	"pkg/controllerserver":         {"pkg/devices/pool", "pkg/state"},
 	"pkg/ephemeral":                {"pkg/devices/pool", "pkg/state"},
-	"pkg/driver": {"pkg/client", "pkg/controllerserver", "pkg/devices", "pkg/devices/loop", "pkg/devices/pool", "pkg/ephemeral", "pkg/filesystem",
+	"pkg/driver": {"pkg/client", "pkg/controllerserver", "pkg/devices", "pkg/devices/disk", "pkg/devices/loop", "pkg/devices/note", "pkg/devices/pool", "pkg/ephemeral", "pkg/filesystem",
 		"pkg/mounts", "pkg/nodeserver", "pkg/pods", "pkg/process", "pkg/reconciler", "pkg/registration", "pkg/state", "pkg/uevents"},
 	"cmd/csi-node": {"pkg/client", "pkg/driver"},
 }
