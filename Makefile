@@ -56,7 +56,7 @@ test-all: ## the whole: race detector, every state, random histories, fuzzing, c
 	FUZZTIME=2s hack/fuzz
 	CGO_ENABLED=1 $(SUITE) -race -skip '^($(WALK)|$(ALONE))$$' $(TESTS) \
 		+ -run '^$(WALK)$$' ./pkg/reconciler -histories.count 20000 \
-		+ -race -p 1 -run '^$(ALONE)$$' ./pkg/devices/loop ./test/node \
+		+ -race -p 1 -run '^$(ALONE)$$' ./pkg/devices/pool ./test/node \
 		+ ./test/chaos -chaos.kills 100 -chaos.acts 100
 
 fuzz: deps ## each fuzz target for FUZZTIME (5m)

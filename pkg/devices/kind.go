@@ -5,7 +5,7 @@ import (
 
 	"github.com/spf13/pflag"
 
-	"github.com/csi-node/csi-node/pkg/state"
+	"github.com/csi-node/csi-node/pkg/loop"
 )
 
 // Kind is a sort of backend that a program has: what its main function lists.
@@ -31,21 +31,6 @@ type Environment struct {
 	// Wanted returns the volumes of this backend that are asked for on this node,
 	// without secrets; a shared object is needed by those.
 	Wanted func() []Volume
-	// Numbers tells which device numbers are somebody's, for backends that
-	// choose the number of a device, as loop devices can.
-	Numbers Numbers
-}
-
-// Numbers tells which device numbers are somebody's: what is bound at a path, or
-// was made in a pod, is a number only, and would show whatever volume is given it
-// next. The functions are called concurrently; a nil one knows of nothing.
-type Numbers struct {
-	// Owner returns the volume that is published with the number, "" for none.
-	Owner func(state.DeviceNumber) (volume string)
-	// Bound reports whether a device node with the number is bound anywhere on
-	// this node, by whomever.
-	Bound func(state.DeviceNumber) (bool, error)
-	// Published returns the numbers with which a volume is published: those of its
-	// device, or those of its read-only view.
-	Published func(volume string, view bool) []state.DeviceNumber
+	// Loops attaches files as loop devices: one for all backends of a process.
+	Loops *loop.Devices
 }

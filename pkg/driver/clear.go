@@ -7,6 +7,7 @@ import (
 
 	"k8s.io/klog/v2"
 
+	"github.com/csi-node/csi-node/pkg/devices"
 	"github.com/csi-node/csi-node/pkg/reconciler"
 	"github.com/csi-node/csi-node/pkg/state"
 )
@@ -49,7 +50,7 @@ func (p *plugin) clearDevice(ctx context.Context, id string, do bool) (c Clearan
 		}
 		logger := klog.FromContext(ctx)
 		logger.Info("Clearing a volume because an operator says so", "found", c.Found, "uuid", c.UUID, "bytes", c.Bytes)
-		if err := p.devices.Clear(ctx, id); err != nil {
+		if err := p.devices.Clear(ctx, devices.Volume{ID: id}); err != nil {
 			logger.Error(err, "Clearing failed")
 			return err
 		}
@@ -81,7 +82,7 @@ func (p *plugin) clearable(ctx context.Context, want *state.Volume, d state.Devi
 	case d.Size < d.Capacity:
 		return state.Errorf(state.FailedPrecondition, "volume %s: its backing %s has %d bytes, %d fewer than the volume: clearing does not mend that. Restore it from a backup, or delete the volume", want.ID, d.Backing, d.Size, d.Capacity-d.Size)
 	}
-	return p.devices.Unused(ctx, want.ID)
+	return p.devices.Unused(ctx, devices.Volume{ID: want.ID})
 }
 
 // readBacking says what is in the file behind a volume that is not attached.

@@ -18,14 +18,15 @@ import (
 	"google.golang.org/grpc"
 	"k8s.io/klog/v2"
 
+	"github.com/csi-node/csi-node/pkg/blockdev"
 	"github.com/csi-node/csi-node/pkg/controllerserver"
 	"github.com/csi-node/csi-node/pkg/devices"
 	"github.com/csi-node/csi-node/pkg/devices/disk"
-	"github.com/csi-node/csi-node/pkg/devices/loop"
 	"github.com/csi-node/csi-node/pkg/devices/note"
 	"github.com/csi-node/csi-node/pkg/devices/pool"
 	"github.com/csi-node/csi-node/pkg/ephemeral"
 	"github.com/csi-node/csi-node/pkg/filesystem"
+	"github.com/csi-node/csi-node/pkg/loop"
 	"github.com/csi-node/csi-node/pkg/mounts"
 	"github.com/csi-node/csi-node/pkg/nodeserver"
 	"github.com/csi-node/csi-node/pkg/pods"
@@ -64,9 +65,6 @@ const (
 	StoreFile    = "intents.db"
 	StatusSocket = "status.sock"
 )
-
-// poolBackend is the name of the backend that keeps volumes as files in a pool.
-const poolBackend = "pool"
 
 // resync is how often a volume is looked at though nothing was noticed.
 const resync = 10 * time.Minute
@@ -125,7 +123,9 @@ type plugin struct {
 	store      *state.Store
 	pool       *pool.Pool
 	unlock     func() error // the pool
-	devices    *loop.Backend
+	loops      *loop.Devices
+	devices    *pool.Backend
+	views      *blockdev.Devices
 	disks      *disk.Backend
 	facts      *note.Facts
 	watcher    *mounts.Watcher // nil until it serves
@@ -229,7 +229,7 @@ func (p *plugin) openVolumes(ctx context.Context) (err error) {
 	if p.unlock, err = p.pool.Lock(p.StateDir); err != nil {
 		return fmt.Errorf("--pool-dir %s: %w", p.PoolDir, err)
 	}
-	if p.devices, err = loop.New(p.pool); err != nil {
+	if err := p.openDevices(ctx); err != nil {
 		return err
 	}
 	if err := p.openDisks(); err != nil {
@@ -280,6 +280,18 @@ func (p *plugin) openVolumes(ctx context.Context) (err error) {
 	return nil
 }
 
+// openDevices finds the devices of the pool's volumes.
+func (p *plugin) openDevices(ctx context.Context) (err error) {
+	if p.loops, err = loop.New(ctx); err != nil {
+		return err
+	}
+	if p.devices, err = pool.NewBackend(ctx, p.pool, p.loops); err != nil {
+		return err
+	}
+	p.views = blockdev.New(p.loops, p.devices.VolumeAt)
+	return nil
+}
+
 func (p *plugin) openDisks() (err error) {
 	if p.disks, err = disk.New(devices.Environment{LibDir: p.LibDir}); err != nil {
 		return err
@@ -308,11 +320,11 @@ func (p *plugin) spellRecords(ctx context.Context) {
 }
 
 func (p *plugin) kernel() reconciler.Kernel {
-	set := devices.NewSet(poolBackend, map[string]devices.Backend{poolBackend: loop.Volumes{Backend: p.devices}, disk.Name: p.disks})
+	set := devices.NewSet(pool.Name, map[string]devices.Backend{pool.Name: p.devices, disk.Name: p.disks})
 	set.KeepFacts(p.facts)
 	k := reconciler.Kernel{
 		Devices:     set,
-		Views:       p.devices,
+		Views:       p.views,
 		Filesystems: p.filesystem,
 		Mounts:      p.mounts,
 		Directories: p.mounts,
@@ -332,31 +344,6 @@ func (p *plugin) hook() func(context.Context, string, reconciler.Step, reconcile
 	return func(ctx context.Context, volume string, step reconciler.Step, moment reconciler.Moment) error {
 		return p.Hook(ctx, volume, string(moment), string(step.Action))
 	}
-}
-
-// storageHealth tells whether the pool is there (else an error of any class)
-// and has room (else ResourceExhausted).
-func (p *plugin) storageHealth(ctx context.Context) error {
-	if err := p.pool.Check(ctx); err != nil {
-		return err
-	}
-	capacity, err := p.pool.Capacity(ctx)
-	if err != nil {
-		return err
-	}
-	return roomLeft(p.PoolDir, capacity)
-}
-
-// roomLeft returns ResourceExhausted when a pool has no room for new volumes,
-// and before it has none for what the volumes write.
-func roomLeft(dir string, c pool.Capacity) error {
-	switch {
-	case c.Promised > c.Free, c.Owed > c.Free && c.Free < c.Total/10:
-		return state.Errorf(state.ResourceExhausted, "the pool %s has %d of %d bytes free, and its volumes may yet take %d: their writes fail once it is full; delete data or volumes, or enlarge the pool", dir, c.Free, c.Total, c.Owed)
-	case c.Available == 0:
-		return state.Errorf(state.ResourceExhausted, "the pool %s has no room for new volumes or for growth: %d of %d bytes are free, %d promised to volumes and %d kept free (--pool-reserve)", dir, c.Free, c.Total, c.Promised, c.Kept)
-	}
-	return nil
 }
 
 // serve runs the reconciler and the servers until ctx ends.
@@ -383,7 +370,7 @@ func (p *plugin) serve(ctx context.Context) error {
 		return errors.Join(err, listener.Close())
 	}
 	p.watcher = watcher
-	p.devices.Spare(p.numbers(watcher))
+	p.loops.Spare(p.numbers(watcher))
 	events, deaf := uevents.Listen()
 	if deaf != nil {
 		klog.FromContext(ctx).Error(deaf, "A device that is lost is noticed late", "after", resync)
@@ -467,7 +454,7 @@ func (p *plugin) grpcServer() *grpc.Server {
 		Records:          p.store,
 		Paths:            p.mounts,
 		Ephemeral:        p.ephemeral,
-		StorageHealth:    p.storageHealth,
+		StorageHealth:    p.devices.Check,
 	})
 	return newServer(p.metrics, &identity{name: p.DriverName, version: p.Version, checks: p.checks()}, p.controller, node)
 }

@@ -80,7 +80,7 @@ func (i *identity) healthy(ctx context.Context) error {
 func (p *plugin) checks() []func(context.Context) error {
 	return []func(context.Context) error{
 		p.pool.Check,
-		p.devices.Check,
+		p.loops.Check,
 		func(context.Context) error { return p.filesystem.CheckPrograms() },
 	}
 }

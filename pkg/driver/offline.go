@@ -11,7 +11,6 @@ import (
 
 	"k8s.io/klog/v2"
 
-	"github.com/csi-node/csi-node/pkg/devices/loop"
 	"github.com/csi-node/csi-node/pkg/devices/pool"
 	"github.com/csi-node/csi-node/pkg/filesystem"
 	"github.com/csi-node/csi-node/pkg/mounts"
@@ -98,7 +97,7 @@ func openOffline(ctx context.Context, stateDir string) (*plugin, error) {
 	if p.pool, err = pool.OpenReadOnly(s.PoolDir); err != nil {
 		return nil, err
 	}
-	if p.devices, err = loop.New(p.pool); err != nil {
+	if err := p.openDevices(ctx); err != nil {
 		return nil, err
 	}
 	if err := p.openDisks(); err != nil {

@@ -9,7 +9,7 @@ import (
 
 	"k8s.io/klog/v2"
 
-	"github.com/csi-node/csi-node/pkg/devices/loop"
+	"github.com/csi-node/csi-node/pkg/devices"
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
@@ -27,12 +27,18 @@ type Orphan struct {
 	formatted bool // so nobody can publish it unless it is mounted somewhere
 }
 
+// attachment is a device that a backend attached, and the view over it.
+type attachment struct {
+	devices.Attachment
+	View state.Device // its state is absent when there is none
+}
+
 // findOrphans compares the devices and mounts of the plugin's making with the
 // store. What is mounted nowhere is shown to unasked, which says whether it is
 // an orphan still and why it is kept, and may detach it.
 //
 // It blocks for as long as a device of the pool does.
-func (p *plugin) findOrphans(ctx context.Context, unasked func(loop.Attachment, *Orphan) (is bool)) ([]Orphan, error) {
+func (p *plugin) findOrphans(ctx context.Context, unasked func(attachment, *Orphan) (is bool)) ([]Orphan, error) {
 	attached, err := p.devices.Attached(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("look for orphans: %w", err)
@@ -42,7 +48,12 @@ func (p *plugin) findOrphans(ctx context.Context, unasked func(loop.Attachment, 
 		return nil, fmt.Errorf("look for orphans: %w", err)
 	}
 	orphans := []Orphan{}
-	for _, a := range attached {
+	for _, device := range attached {
+		a := attachment{Attachment: device}
+		if a.View, err = p.views.FindView(ctx, device.Device); err != nil {
+			klog.FromContext(ctx).Error(err, "Skipped a volume, so whether it is attached is not known", "volume", a.Volume)
+			continue
+		}
 		// The record is read after the look: what was asked meanwhile explains what was seen.
 		o, is := orphanOf(a, shown, p.store.Get(a.Volume))
 		if is && o.Kept == "" {
@@ -56,7 +67,7 @@ func (p *plugin) findOrphans(ctx context.Context, unasked func(loop.Attachment, 
 }
 
 // orphanOf compares a device with the record of its volume, nil if there is none.
-func orphanOf(a loop.Attachment, shown map[state.DeviceNumber][]string, record *state.Volume) (o Orphan, is bool) {
+func orphanOf(a attachment, shown map[state.DeviceNumber][]string, record *state.Volume) (o Orphan, is bool) {
 	o = Orphan{Volume: a.Volume, Device: a.Device.Path, Backing: a.Device.Backing, formatted: a.Device.Formatted != ""}
 	o.Paths = slices.Concat(shown[a.Device.Number], shown[a.View.Number])
 	slices.Sort(o.Paths)
@@ -85,7 +96,7 @@ func boundByKubelet(path string) bool {
 
 // orphans is findOrphans beside the reconciler, and detaches what clean says.
 func (p *plugin) orphans(ctx context.Context, clean func(Orphan) bool) ([]Orphan, error) {
-	found, err := p.findOrphans(ctx, func(a loop.Attachment, o *Orphan) (is bool) {
+	found, err := p.findOrphans(ctx, func(a attachment, o *Orphan) (is bool) {
 		var err error
 		if is, o.Kept, err = p.reconciler.Unasked(ctx, a.Volume, clean(*o)); err != nil { // of this one alone
 			is, o.Kept = true, err.Error()

@@ -10,7 +10,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/csi-node/csi-node/pkg/devices/pool"
-	"github.com/csi-node/csi-node/pkg/state"
 )
 
 // scrape returns the values of a pool's metrics, by name and label.
@@ -103,24 +102,4 @@ func TestPoolMetricsOfAHungPool(t *testing.T) {
 			t.Errorf("once it answers again, free are %v", got)
 		}
 	})
-}
-
-func TestRoomLeft(t *testing.T) {
-	for title, test := range map[string]struct {
-		c    pool.Capacity
-		full bool
-	}{
-		"room":                        {pool.Capacity{Total: 1000, Free: 500, Available: 100, Promised: 400, Owed: 400}, false},
-		"all promised":                {pool.Capacity{Total: 1000, Free: 500, Promised: 500, Owed: 500}, true},
-		"all allocated":               {pool.Capacity{Total: 1000}, true},
-		"nearly all allocated":        {pool.Capacity{Total: 1000, Free: 50, Available: 50}, false},
-		"overcommitted":               {pool.Capacity{Total: 1000, Free: 500, Available: 100, Promised: 400, Owed: 4000}, false},
-		"overcommitted, nearly full":  {pool.Capacity{Total: 1000, Free: 99, Available: 50, Promised: 49, Owed: 100}, true},
-		"overcommitted, yet all fits": {pool.Capacity{Total: 1000, Free: 99, Available: 50, Promised: 49, Owed: 99}, false},
-		"promises broken":             {pool.Capacity{Total: 1000, Free: 500, Promised: 501, Owed: 501}, true},
-	} {
-		if err := roomLeft("/pool", test.c); (err != nil) != test.full || err != nil && state.ClassOf(err) != state.ResourceExhausted {
-			t.Errorf("%s: %v", title, err)
-		}
-	}
 }

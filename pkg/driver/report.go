@@ -15,7 +15,6 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/csi-node/csi-node/pkg/devices/loop"
 	"github.com/csi-node/csi-node/pkg/reconciler"
 	"github.com/csi-node/csi-node/pkg/registration"
 	"github.com/csi-node/csi-node/pkg/state"
@@ -81,12 +80,12 @@ func Orphans(ctx context.Context, stateDir string) (orphans []Orphan, err error)
 		return orphans, err
 	}
 	err = offline(ctx, stateDir, func(p *plugin) (err error) {
-		orphans, err = p.findOrphans(ctx, func(a loop.Attachment, o *Orphan) bool {
+		orphans, err = p.findOrphans(ctx, func(a attachment, o *Orphan) bool {
 			for _, d := range []state.Device{a.Device, a.View} {
 				if d.State == state.DeviceAbsent {
 					continue
 				}
-				if held, err := p.devices.Held(ctx, d); err != nil {
+				if held, err := p.views.Held(ctx, d); err != nil {
 					o.Kept = err.Error()
 				} else if held {
 					o.Kept = "it is in use, perhaps in another mount namespace"

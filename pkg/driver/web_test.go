@@ -122,7 +122,7 @@ func TestHealthEndpoints(t *testing.T) {
 	if err := probe(); err != nil {
 		t.Error(err)
 	}
-	if err := p.storageHealth(t.Context()); err != nil {
+	if err := p.devices.Check(t.Context()); err != nil {
 		t.Errorf("the pool: %v", err)
 	}
 
@@ -138,7 +138,7 @@ func TestHealthEndpoints(t *testing.T) {
 	if err := probe(); state.ClassOf(err) != state.FailedPrecondition || !strings.Contains(err.Error(), p.PoolDir) {
 		t.Errorf("without a pool Probe says %v", err)
 	}
-	if err := p.storageHealth(t.Context()); err == nil || state.ClassOf(err) == state.ResourceExhausted {
+	if err := p.devices.Check(t.Context()); err == nil || state.ClassOf(err) == state.ResourceExhausted {
 		t.Errorf("without a pool the storage's health is %v", err)
 	}
 	if code, _ := p.get(t, "/other"); code != http.StatusNotFound {

@@ -14,10 +14,11 @@ import (
 	"golang.org/x/sys/unix"
 	"k8s.io/klog/v2"
 
+	"github.com/csi-node/csi-node/pkg/blockdev"
 	"github.com/csi-node/csi-node/pkg/devices"
-	"github.com/csi-node/csi-node/pkg/devices/loop"
 	"github.com/csi-node/csi-node/pkg/devices/pool"
 	"github.com/csi-node/csi-node/pkg/filesystem"
+	"github.com/csi-node/csi-node/pkg/loop"
 	"github.com/csi-node/csi-node/pkg/mounts"
 	"github.com/csi-node/csi-node/pkg/state"
 	"github.com/csi-node/csi-node/test/machine"
@@ -340,15 +341,17 @@ func newRealNode(t *testing.T) *realNode {
 	must(err)
 	n.data, err = p.DataPath("v")
 	must(err)
-	b, err := loop.New(p)
+	loops, err := loop.New(t.Context())
+	must(err)
+	b, err := pool.NewBackend(t.Context(), p, loops)
 	must(err)
 	// What another package's test waits for to get again is not taken.
-	b.Spare(loop.Numbers{Bound: func(n state.DeviceNumber) (bool, error) { return machine.Bound(n.Major, n.Minor) }})
+	loops.Spare(loop.Numbers{Bound: func(n state.DeviceNumber) (bool, error) { return machine.Bound(n.Major, n.Minor) }})
 	fs, err := filesystem.New(1)
 	must(err)
 	m, err := mounts.New(root)
 	must(err)
-	n.parts = Kernel{Devices: loop.Volumes{Backend: b}, Views: b, Filesystems: fs, Mounts: m, Directories: m}
+	n.parts = Kernel{Devices: b, Views: blockdev.New(loops, b.VolumeAt), Filesystems: fs, Mounts: m, Directories: m}
 	for i := range 3 {
 		must(os.MkdirAll(filepath.Dir(n.path(i)), 0o750))
 	}

@@ -20,7 +20,7 @@ const module = "github.com/csi-node/csi-node/"
 // The tests that meet the kernel, in guests that run side by side. The rest of
 // the packages are left out: they are pure, or speak to fakes.
 var guests = map[string][]string{
-	"packages": {"pkg/state", "pkg/mounts", "pkg/filesystem", "pkg/devices/pool", "pkg/devices/loop",
+	"packages": {"pkg/state", "pkg/mounts", "pkg/filesystem", "pkg/loop", "pkg/blockdev", "pkg/devices/pool",
 		"pkg/controllerserver", "pkg/driver", "test/sanity"},
 	"node": {"test/node"},
 }

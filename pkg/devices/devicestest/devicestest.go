@@ -21,6 +21,9 @@ type Harness struct {
 	// restart of the plugin. A backend that is also a Formatter, a Clearer
 	// or a Viewer is tested as such.
 	Open func(t *testing.T) devices.Backend
+	// Views returns what the engine keeps over the devices of the backend that was
+	// opened last.
+	Views func() Views
 	// Create makes a writable volume of Size bytes and returns its id.
 	Create func(t *testing.T, name string) string
 	// Hold claims a device as a mount does, until release is called.
@@ -33,6 +36,13 @@ type Harness struct {
 	// Write and Read reach the bytes of a device.
 	Write func(t *testing.T, device state.Device, offset int64, data []byte)
 	Read  func(t *testing.T, device state.Device, offset int64, data []byte)
+}
+
+// Views are the engine's read-only devices over those of a backend, and tell
+// whether one is in use.
+type Views interface {
+	devices.Viewer
+	devices.Holder
 }
 
 // Backend runs the suite, each test with a harness of its own.
@@ -102,7 +112,7 @@ func (s *suite) held(d state.Device) state.Device {
 	s.Helper()
 	if d.State == state.DeviceAttached || d.State == state.DeviceDetaching {
 		var err error
-		d.Held, err = s.holder().Held(s.ctx, d)
+		d.Held, err = s.Views().Held(s.ctx, d)
 		s.ok(err)
 	}
 	return d
@@ -345,9 +355,6 @@ func (s *suite) grower() devices.Grower { return can[devices.Grower](s, "Grower"
 
 // eraser returns the backend as an Eraser, or skips the test.
 func (s *suite) eraser() devices.Eraser { return can[devices.Eraser](s, "Eraser") }
-
-// holder returns the backend as a Holder, or skips the test.
-func (s *suite) holder() devices.Holder { return can[devices.Holder](s, "Holder") }
 
 func can[T any](s *suite, what string) T {
 	s.Helper()

@@ -1,18 +1,12 @@
 package devicestest
 
 import (
-	"github.com/csi-node/csi-node/pkg/devices"
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
-// viewer returns the backend as a Viewer, or skips the test.
-func (s *suite) viewer() devices.Viewer {
-	return can[devices.Viewer](s, "Viewer")
-}
-
 func (s *suite) wantView(d state.Device, want state.DeviceState) state.Device {
 	s.Helper()
-	view, err := s.viewer().FindView(s.ctx, d)
+	view, err := s.Views().FindView(s.ctx, d)
 	s.ok(err)
 	view = s.held(view)
 	if view.State != want {
@@ -25,10 +19,10 @@ func (s *suite) view() {
 	v := s.Create(s.T, "view")
 	d := s.attached(v, false)
 	s.wantView(d, state.DeviceAbsent)
-	s.ok(s.viewer().DetachView(s.ctx, d))
+	s.ok(s.Views().DetachView(s.ctx, d))
 	s.Write(s.T, d, 8192, []byte("seen"))
 
-	s.ok(s.viewer().AttachView(s.ctx, d))
+	s.ok(s.Views().AttachView(s.ctx, d))
 	view := s.wantView(d, state.DeviceAttached)
 	if !view.ReadOnly || view.Held || view.Number == d.Number || view.Size != Size {
 		s.Errorf("the view of %s: %+v", d.Path, view)
@@ -38,7 +32,7 @@ func (s *suite) view() {
 	if string(got) != "seen" {
 		s.Errorf("read %q through the view", got)
 	}
-	s.ok(s.viewer().AttachView(s.ctx, d))
+	s.ok(s.Views().AttachView(s.ctx, d))
 	if again := s.wantView(d, state.DeviceAttached); again != view {
 		s.Errorf("attached again: %+v, before %+v", again, view)
 	}
@@ -46,13 +40,13 @@ func (s *suite) view() {
 	s.class(s.b.Detach(s.ctx, of(v)), state.Unavailable)
 	s.want(v, state.DeviceAttached)
 	release := s.Hold(s.T, view)
-	s.class(s.viewer().DetachView(s.ctx, d), state.Unavailable)
+	s.class(s.Views().DetachView(s.ctx, d), state.Unavailable)
 	if view := s.wantView(d, state.DeviceAttached); !view.Held {
 		s.Errorf("the view is held and does not say so: %+v", view)
 	}
 	release()
 	for range 2 {
-		s.ok(s.viewer().DetachView(s.ctx, d))
+		s.ok(s.Views().DetachView(s.ctx, d))
 		s.wantView(d, state.DeviceAbsent)
 	}
 	s.ok(s.b.Detach(s.ctx, of(v)))
@@ -60,20 +54,20 @@ func (s *suite) view() {
 
 func (s *suite) viewRestart() {
 	d := s.attached(s.Create(s.T, "view-restart"), false)
-	s.ok(s.viewer().AttachView(s.ctx, d))
+	s.ok(s.Views().AttachView(s.ctx, d))
 	before := s.wantView(d, state.DeviceAttached)
 	s.b = s.Open(s.T)
 	if view := s.wantView(d, state.DeviceAttached); view != before {
 		s.Errorf("after a restart: %+v, before %+v", view, before)
 	}
-	s.ok(s.viewer().DetachView(s.ctx, d))
+	s.ok(s.Views().DetachView(s.ctx, d))
 	s.wantView(d, state.DeviceAbsent)
 }
 
 func (s *suite) viewGrows() {
 	v := s.Create(s.T, "view-grows")
 	d := s.attached(v, false)
-	s.ok(s.viewer().AttachView(s.ctx, d))
+	s.ok(s.Views().AttachView(s.ctx, d))
 	s.ok(s.grower().Grow(s.ctx, of(v), 2*Size))
 	if view := s.wantView(d, state.DeviceAttached); view.Size != 2*Size {
 		s.Errorf("the view has %d bytes, its device %d", view.Size, 2*Size)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"time"
@@ -92,7 +93,7 @@ func (b *Backend) take(ctx context.Context, v devices.Volume, c claim, s spec, i
 	if err := b.free(v, c, info); err != nil {
 		return err
 	}
-	f, now, err := open(info, s, os.O_RDONLY)
+	f, now, err := open(ctx, info, s, os.O_RDONLY)
 	if err != nil {
 		return err
 	}
@@ -101,7 +102,7 @@ func (b *Backend) take(ctx context.Context, v devices.Volume, c claim, s spec, i
 	case len(now.Partitions) > 0 && (c.Volume == "" || c.Identity != now.Identity()): // those of a disk that it had are its pods', as a virtual machine's
 		return state.Errorf(state.FailedPrecondition, "%s has the partitions %s: name one of them, or remove them if the whole disk is to be the volume", now.Path, strings.Join(now.Partitions, ", "))
 	case len(now.Holders) > 0:
-		return state.Errorf(state.FailedPrecondition, "%s is in use: %s", now.Path, users(now))
+		return state.Errorf(state.FailedPrecondition, "%s is in use: %s", now.Path, users(ctx, now))
 	}
 	taken := claimOf(v, s, now)
 	taken.Attached = &attachment{Boot: b.boot, Number: now.Number, Sequence: now.Sequence, ReadOnly: readOnly && (!now.ReadOnly || held && c.Attached.ReadOnly)}
@@ -148,10 +149,10 @@ func stands(a *attachment) bool {
 
 // open opens a disk that nobody has, and proves that it is the one that was found.
 // FailedPrecondition: somebody has it, or it is another.
-func open(info blockdev.Info, s spec, mode int) (*os.File, blockdev.Info, error) {
+func open(ctx context.Context, info blockdev.Info, s spec, mode int) (*os.File, blockdev.Info, error) {
 	f, now, err := blockdev.Open(info.Path, mode|unix.O_EXCL)
 	if errors.Is(err, unix.EBUSY) {
-		return nil, now, state.Errorf(state.FailedPrecondition, "%s is in use: %s: %w", info.Path, users(info), err)
+		return nil, now, state.Errorf(state.FailedPrecondition, "%s is in use: %s: %w", info.Path, users(ctx, info), err)
 	}
 	if err != nil {
 		return nil, now, err
@@ -230,12 +231,15 @@ func (b *Backend) release(ctx context.Context, a *attachment) (err error) {
 	f, now, err := blockdev.Open(info.Path, unix.O_EXCL)
 	switch {
 	case errors.Is(err, unix.EBUSY):
-		return fmt.Errorf("%s is in use: %s: %w", info.Path, users(info), err)
+		return fmt.Errorf("%s is in use: %s: %w", info.Path, users(ctx, info), err)
 	case err != nil: // a dead disk is given up: it has no mode any more that could matter
 		klog.FromContext(ctx).Error(err, "A disk is given up that cannot be opened", "path", info.Path)
 		return nil
 	}
 	defer closeAfter(f, &err)
+	if views := loopsOver(now); len(views) > 0 { // which do not claim it
+		return fmt.Errorf("%s is in use: %s is over it", now.Path, strings.Join(views, ", "))
+	}
 	if a.ReadOnly && a.is(now) {
 		return setReadOnly(f, false)
 	}
@@ -243,7 +247,7 @@ func (b *Backend) release(ctx context.Context, a *attachment) (err error) {
 }
 
 // users names who has a disk, for error texts: as far as it can be told.
-func users(info blockdev.Info) string {
+func users(ctx context.Context, info blockdev.Info) string {
 	var words []string
 	for _, place := range mountedAt(info.Number) {
 		words = append(words, "it is mounted at "+place)
@@ -270,9 +274,23 @@ func users(info blockdev.Info) string {
 		}
 	}
 	if len(words) == 0 {
-		return "it is mounted in another mount namespace, or claimed by a program (`fuser -v " + info.Path + "` may name it)"
+		return "it is mounted in another mount namespace, or claimed by " + blockdev.Openers(ctx, info.Number)
 	}
 	return strings.Join(words, ", ")
+}
+
+// loopsOver returns the loop devices that show a disk.
+func loopsOver(info blockdev.Info) (paths []string) {
+	backings, err := filepath.Glob("/sys/block/loop*/loop/backing_file") // there while it has one
+	if err != nil {
+		return nil // the pattern is right
+	}
+	for _, path := range backings {
+		if backing, err := os.ReadFile(path); err == nil && strings.TrimSpace(string(backing)) == info.Path {
+			paths = append(paths, "/dev/"+filepath.Base(filepath.Dir(filepath.Dir(path))))
+		}
+	}
+	return paths
 }
 
 // mountedAt returns where a device is mounted in this mount namespace.

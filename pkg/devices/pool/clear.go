@@ -9,7 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/csi-node/csi-node/pkg/devices/internal/lease"
+	"github.com/csi-node/csi-node/pkg/internal/lease"
 	"github.com/csi-node/csi-node/pkg/state"
 )
 

@@ -12,7 +12,7 @@ import (
 )
 
 // Delete deletes a volume with its data; one that is not there is deleted
-// already. It does not look whether the data is in use: package loop does.
+// already. It does not look whether the data is in use: Backend does.
 func (p *Pool) Delete(ctx context.Context, id string) error {
 	if err := ValidateID(id); err != nil {
 		return err

@@ -1,5 +1,6 @@
-// Package pool keeps volumes as files in a directory, the pool. It knows
-// nothing of devices: package loop attaches the files.
+// Package pool keeps volumes as files in a directory, the pool, and attaches them
+// as loop devices. A Pool is the files and knows nothing of devices; a Backend is
+// what package devices asks for, over a Pool.
 //
 //	<dir>.uuid               the UUID of the pool once seen at <dir>, outside of it
 //	<dir>/.csi-node-pool     the marker: {"version":1,"uuid":"…"}
@@ -21,6 +22,9 @@
 // of the pool's directory from the host. It tells a pool whose disk is not
 // mounted from a directory that is to become a pool.
 //
+// A volume's device is known by its tag, csi-node:<8 digits of the pool's UUID>:<volume
+// id>, which package loop explains: it is found and taken down though the pool is away.
+//
 // One process at a time should use a pool, see Lock: two would not see each
 // other's changes of one volume. Emptying tmp and trash is safe even then, as
 // whoever builds in tmp holds a lock.
@@ -36,7 +40,7 @@ import (
 	"golang.org/x/sys/unix"
 	"k8s.io/klog/v2"
 
-	"github.com/csi-node/csi-node/pkg/devices/internal/keylock"
+	"github.com/csi-node/csi-node/pkg/internal/keylock"
 )
 
 const (

@@ -1,0 +1,76 @@
+// Package blockdev is what the engine does with any block device, whichever
+// backend attached it: read-only views of it, whether it is in use and by whom,
+// and zeroing it.
+package blockdev
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/csi-node/csi-node/pkg/internal/devnode"
+	"github.com/csi-node/csi-node/pkg/internal/keylock"
+	"github.com/csi-node/csi-node/pkg/loop"
+	"github.com/csi-node/csi-node/pkg/state"
+)
+
+// Devices keeps views over block devices and tells who holds one: it is a
+// devices.Viewer and a devices.Holder. Its methods may be called concurrently.
+type Devices struct {
+	loops    *loop.Devices
+	volumeAt func(state.DeviceNumber) string
+	turns    keylock.Map // of the views, by the number of the device
+}
+
+// New returns what works on the block devices of this node. volumeAt returns the
+// volume for which a device stands, "" if that is not known: a view gets back the
+// number with which the volume was published (loop.Numbers). It may be nil.
+func New(loops *loop.Devices, volumeAt func(state.DeviceNumber) string) *Devices {
+	if volumeAt == nil {
+		volumeAt = func(state.DeviceNumber) string { return "" }
+	}
+	return &Devices{loops: loops, volumeAt: volumeAt}
+}
+
+// Held reports whether a device is claimed: mounted in whatever namespace, or
+// opened O_EXCL (open(2): EBUSY). The question is a claim itself, for some
+// microseconds: only who alone acts on the volume may ask.
+func (b *Devices) Held(ctx context.Context, d state.Device) (held bool, err error) {
+	f, done, err := b.claim(ctx, d.Number, os.O_RDONLY)
+	switch {
+	case errors.Is(err, unix.EBUSY):
+		return true, nil
+	case errors.Is(err, unix.ENXIO): // a loop device that is being cleared
+		return false, nil
+	case err != nil:
+		return false, err
+	}
+	defer done()
+	return false, f.Close()
+}
+
+// claim opens a device O_EXCL by its node. The caller closes it before done.
+func (b *Devices) claim(ctx context.Context, number state.DeviceNumber, mode int) (f *os.File, done func(), err error) {
+	path, err := devnode.PathOf(number)
+	if err != nil {
+		return nil, nil, err
+	}
+	done, err = b.loops.Turn(ctx, filepath.Base(path))
+	if err != nil {
+		return nil, nil, err
+	}
+	if f, err = devnode.Open(path, number, mode|unix.O_EXCL); err != nil {
+		done()
+		return nil, nil, err
+	}
+	return f, done, nil
+}
+
+// Openers names the processes that have a device open, for error texts. It looks
+// through /proc until ctx ends.
+func Openers(ctx context.Context, number state.DeviceNumber) string {
+	return devnode.Openers(ctx, number)
+}

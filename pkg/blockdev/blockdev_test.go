@@ -1,0 +1,311 @@
+package blockdev_test
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/csi-node/csi-node/pkg/blockdev"
+	"github.com/csi-node/csi-node/pkg/devices"
+	"github.com/csi-node/csi-node/pkg/loop"
+	"github.com/csi-node/csi-node/pkg/state"
+	"github.com/csi-node/csi-node/test/machine"
+)
+
+var _ interface {
+	devices.Viewer
+	devices.Holder
+} = (*blockdev.Devices)(nil)
+
+const size = 4 << 20 // bytes of a disk
+
+// disk returns a block device that the plugin did not attach, and its file.
+func disk(t *testing.T, options ...string) (d state.Device, image string) {
+	t.Helper()
+	machine.Kernel(t)
+	image = filepath.Join(t.TempDir(), "disk")
+	if err := os.WriteFile(image, bytes.Repeat([]byte("disk"), size/4), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	path := machine.Losetup(t, append(options, image)...)
+	t.Cleanup(func() { losetup(t, "-d", path) })
+	return state.Device{State: state.DeviceAttached, Path: path, Number: numberOf(t, path), Size: size}, image
+}
+
+func numberOf(t *testing.T, path string) state.DeviceNumber {
+	t.Helper()
+	var st unix.Stat_t
+	if err := unix.Stat(path, &st); err != nil {
+		t.Fatal(err)
+	}
+	return state.DeviceNumber{Major: unix.Major(st.Rdev), Minor: unix.Minor(st.Rdev)}
+}
+
+func losetup(t *testing.T, args ...string) {
+	t.Helper()
+	if out, err := exec.Command("losetup", args...).CombinedOutput(); err != nil {
+		t.Errorf("losetup %q: %v: %s", args, err, out)
+	}
+}
+
+// open returns what the plugin has after a start.
+func open(t *testing.T) *blockdev.Devices {
+	t.Helper()
+	return blockdev.New(loops(t), nil)
+}
+
+func loops(t *testing.T) *loop.Devices {
+	t.Helper()
+	loops, err := loop.New(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	loops.Spare(loop.Numbers{Bound: func(n state.DeviceNumber) (bool, error) { return machine.Bound(n.Major, n.Minor) }})
+	return loops
+}
+
+func ok(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// wantError fails unless err is of the class and its text holds all words.
+func wantError(t *testing.T, err error, class state.Class, words ...string) {
+	t.Helper()
+	if err == nil || state.ClassOf(err) != class {
+		t.Fatalf("error %v, want one of class %s", err, class)
+	}
+	for _, word := range words {
+		if !strings.Contains(err.Error(), word) {
+			t.Errorf("error %q does not name %q", err, word)
+		}
+	}
+}
+
+func view(t *testing.T, b *blockdev.Devices, d state.Device, want state.DeviceState) state.Device {
+	t.Helper()
+	v, err := b.FindView(t.Context(), d)
+	if err != nil || v.State != want {
+		t.Fatalf("the view of %s: %+v, %v; want %s", d.Path, v, err, want)
+	}
+	return v
+}
+
+// attachView attaches a view that goes with the test.
+func attachView(t *testing.T, b *blockdev.Devices, d state.Device) state.Device {
+	t.Helper()
+	ok(t, b.AttachView(t.Context(), d))
+	v := view(t, b, d, state.DeviceAttached)
+	t.Cleanup(func() {
+		backing, err := os.ReadFile("/sys/block/" + filepath.Base(v.Path) + "/loop/backing_file")
+		if err == nil && strings.TrimSpace(string(backing)) == d.Path {
+			losetup(t, "-d", v.Path)
+		}
+	})
+	return v
+}
+
+// claim opens a device as a mount does, until release is called.
+func claim(t *testing.T, path string) (release func()) {
+	t.Helper()
+	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_EXCL, 0)
+	ok(t, err)
+	t.Cleanup(func() { _ = f.Close() }) // again, perhaps
+	return func() { ok(t, f.Close()) }
+}
+
+func write(t *testing.T, path string, offset int64, data []byte) {
+	t.Helper()
+	f, err := os.OpenFile(path, os.O_WRONLY, 0)
+	ok(t, err)
+	_, err = f.WriteAt(data, offset)
+	ok(t, errors.Join(err, f.Sync(), f.Close()))
+}
+
+func read(t *testing.T, path string) []byte {
+	t.Helper()
+	f, err := os.Open(path)
+	ok(t, err)
+	data, err := io.ReadAll(f)
+	ok(t, errors.Join(err, f.Close()))
+	return data
+}
+
+// A view stands over any block device, is found after a start, refuses writes and
+// goes when nobody has it.
+func TestView(t *testing.T) {
+	for _, sector := range []int{512, 4096} {
+		t.Run(fmt.Sprint(sector), func(t *testing.T) {
+			d, _ := disk(t, "--sector-size", strconv.Itoa(sector))
+			b := open(t)
+			view(t, b, d, state.DeviceAbsent)
+			ok(t, b.DetachView(t.Context(), d))
+			write(t, d.Path, 8192, []byte("seen"))
+			v := attachView(t, b, d)
+			if !v.ReadOnly || v.Size != size || v.Number == d.Number || v.Number != numberOf(t, v.Path) {
+				t.Errorf("the view of %s: %+v", d.Path, v)
+			}
+			if got := read(t, v.Path); len(got) != size || string(got[8192:8196]) != "seen" {
+				t.Errorf("read %q through the view", got[8192:8196])
+			}
+			if text, err := os.ReadFile("/sys/block/" + filepath.Base(v.Path) + "/queue/logical_block_size"); err != nil || strings.TrimSpace(string(text)) != strconv.Itoa(sector) {
+				t.Errorf("the view has sectors of %s bytes, its device of %d", text, sector)
+			}
+			if f, err := os.OpenFile(v.Path, os.O_WRONLY, 0); err == nil {
+				if _, err := f.WriteAt([]byte("x"), 0); err == nil && f.Sync() == nil {
+					t.Error("the view took a write")
+				}
+				ok(t, f.Close())
+			}
+			b = open(t)
+			ok(t, b.AttachView(t.Context(), d))
+			if again := view(t, b, d, state.DeviceAttached); again != v {
+				t.Errorf("after a start: %+v, before %+v", again, v)
+			}
+			release := claim(t, v.Path)
+			wantError(t, b.DetachView(t.Context(), d), state.Unavailable, v.Path)
+			view(t, b, d, state.DeviceAttached)
+			release()
+			for range 2 {
+				ok(t, b.DetachView(t.Context(), d))
+				view(t, b, d, state.DeviceAbsent)
+			}
+		})
+	}
+}
+
+// Another's loop device over the device is no view.
+func TestForeignLoopDeviceIsNoView(t *testing.T) {
+	d, _ := disk(t)
+	other := machine.Losetup(t, "-r", d.Path)
+	t.Cleanup(func() { losetup(t, "-d", other) })
+	b := open(t)
+	view(t, b, d, state.DeviceAbsent)
+	if v := attachView(t, b, d); v.Path == other {
+		t.Errorf("%s passes for a view", other)
+	}
+	ok(t, b.DetachView(t.Context(), d))
+	if backing, err := os.ReadFile("/sys/block/" + filepath.Base(other) + "/loop/backing_file"); err != nil || strings.TrimSpace(string(backing)) != d.Path {
+		t.Errorf("%s shows %q, %v", other, backing, err)
+	}
+}
+
+// A view grows with its device, if it is attached again.
+func TestViewGrows(t *testing.T) {
+	d, image := disk(t)
+	b := open(t)
+	attachView(t, b, d)
+	ok(t, os.Truncate(image, 2*size))
+	losetup(t, "--set-capacity", d.Path)
+	d.Size = 2 * size
+	ok(t, b.AttachView(t.Context(), d))
+	if v := view(t, b, d, state.DeviceAttached); v.Size != 2*size {
+		t.Errorf("the view has %d bytes, its device %d", v.Size, d.Size)
+	}
+	ok(t, b.DetachView(t.Context(), d))
+}
+
+// The view of a volume that is published gets back the number that pods have.
+func TestViewGetsItsNumberBack(t *testing.T) {
+	d, _ := disk(t)
+	loops := loops(t)
+	var published []state.DeviceNumber
+	loops.Spare(loop.Numbers{
+		Owner: func(n state.DeviceNumber) string {
+			if len(published) > 0 && n == published[0] {
+				return "vol"
+			}
+			return ""
+		},
+		Bound: func(n state.DeviceNumber) (bool, error) { return machine.Bound(n.Major, n.Minor) },
+		Published: func(volume string, view bool) []state.DeviceNumber {
+			if volume == "vol" && view {
+				return published
+			}
+			return nil
+		},
+	})
+	b := blockdev.New(loops, func(n state.DeviceNumber) string {
+		if n == d.Number {
+			return "vol"
+		}
+		return ""
+	})
+	free := machine.Losetup(t, d.Path) // a number that nobody else is given
+	published = []state.DeviceNumber{numberOf(t, free)}
+	losetup(t, "-d", free)
+	if v := attachView(t, b, d); v.Number != published[0] {
+		t.Errorf("the view is %s, and was published as %s", v.Number, published[0])
+	}
+	ok(t, b.DetachView(t.Context(), d))
+}
+
+func TestViewOfAnotherDeviceThanMeantIsRefused(t *testing.T) {
+	d, _ := disk(t)
+	meant := d
+	meant.Number.Minor += 1000
+	b := open(t)
+	wantError(t, b.AttachView(t.Context(), meant), state.Unavailable, d.Path)
+	view(t, b, d, state.DeviceAbsent)
+}
+
+func TestHeld(t *testing.T) {
+	d, _ := disk(t)
+	b := open(t)
+	mustBe := func(want bool) {
+		t.Helper()
+		if held, err := b.Held(t.Context(), d); err != nil || held != want {
+			t.Errorf("held: %t, %v; want %t", held, err, want)
+		}
+	}
+	mustBe(false)
+	release := claim(t, d.Path)
+	mustBe(true)
+	release()
+	mustBe(false)
+	reader, err := os.Open(d.Path)
+	ok(t, err)
+	mustBe(false) // open is not claimed
+	if names := blockdev.Openers(t.Context(), d.Number); !strings.Contains(names, fmt.Sprintf("process %d (", os.Getpid())) {
+		t.Errorf("%s is open by %s", d.Path, names)
+	}
+	ok(t, reader.Close())
+	if _, err := b.Held(t.Context(), state.Device{Path: "/dev/none", Number: state.DeviceNumber{Major: 7, Minor: 1 << 19}}); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("a device that is not there: %v", err)
+	}
+}
+
+func TestErase(t *testing.T) {
+	d, image := disk(t)
+	b := open(t)
+	release := claim(t, d.Path)
+	wantError(t, b.Erase(t.Context(), d), state.Unavailable, d.Path, "in use")
+	release()
+	other := d
+	other.Size *= 2
+	wantError(t, b.Erase(t.Context(), other), state.Unavailable, d.Path)
+	losetup := exec.Command("blockdev", "--setro", d.Path)
+	ok(t, losetup.Run())
+	wantError(t, b.Erase(t.Context(), d), state.FailedPrecondition, d.Path)
+	ok(t, exec.Command("blockdev", "--setrw", d.Path).Run())
+	if string(read(t, image)[:4]) != "disk" {
+		t.Error("a refused erasure has changed the bytes")
+	}
+	ok(t, b.Erase(t.Context(), d))
+	for _, path := range []string{image, d.Path} {
+		if got := read(t, path); len(got) != size || len(bytes.Trim(got, "\x00")) > 0 {
+			t.Errorf("%s holds more than zeros", path)
+		}
+	}
+}

@@ -1,0 +1,109 @@
+package blockdev
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/csi-node/csi-node/pkg/internal/devnode"
+	"github.com/csi-node/csi-node/pkg/loop"
+	"github.com/csi-node/csi-node/pkg/state"
+)
+
+// FindView tells what read-only device of the plugin stands over a device.
+func (b *Devices) FindView(ctx context.Context, over state.Device) (state.Device, error) {
+	facts := state.Device{State: state.DeviceAbsent}
+	d, err := b.loops.Recall(ctx, loop.ViewOf(over.Number))
+	if err != nil {
+		return state.Device{}, fmt.Errorf("view of %s: find: %w", over.Path, err)
+	}
+	if d != nil {
+		d.Facts(&facts)
+	}
+	return facts, nil
+}
+
+// AttachView attaches a read-only device over a device, with sectors of the same
+// size, or reclaims the one that is there. One that has fewer bytes than its device
+// has grows.
+func (b *Devices) AttachView(ctx context.Context, over state.Device) error {
+	done, err := b.turns.Lock(ctx, over.Number.String())
+	if err != nil {
+		return err
+	}
+	defer done()
+	if err := b.attachView(ctx, over); err != nil {
+		return fmt.Errorf("view of %s: attach: %w", over.Path, err)
+	}
+	return nil
+}
+
+func (b *Devices) attachView(ctx context.Context, over state.Device) (err error) {
+	target := loop.ViewOf(over.Number)
+	d, err := b.loops.Current(ctx, target)
+	if err != nil {
+		return err
+	}
+	if d == nil || d.Detaching() {
+		return b.newView(ctx, target, over)
+	}
+	if d.Bytes() < over.Size {
+		return b.loops.Grow(ctx, target, over.Size)
+	}
+	return nil
+}
+
+func (b *Devices) newView(ctx context.Context, target loop.Target, over state.Device) (err error) {
+	backing, err := openBacking(over)
+	if err != nil {
+		return err
+	}
+	sector, err := unix.IoctlGetInt(int(backing.Fd()), unix.BLKSSZGET)
+	if err != nil {
+		return errors.Join(&os.PathError{Op: "BLKSSZGET", Path: over.Path, Err: err}, backing.Close())
+	}
+	opened := false
+	err = b.loops.Attach(ctx, loop.Request{
+		Target: target,
+		Shape:  loop.Shape{ReadOnly: true, Sector: sector},
+		Volume: b.volumeAt(over.Number),
+		Open:   func() (*os.File, error) { opened = true; return backing, nil },
+	})
+	if !opened {
+		err = errors.Join(err, backing.Close())
+	}
+	return err
+}
+
+// openBacking opens the node at a device's path, which must still be that device's.
+func openBacking(over state.Device) (*os.File, error) {
+	backing, err := os.OpenFile(over.Path, os.O_RDONLY|unix.O_NOFOLLOW, 0)
+	if err != nil {
+		return nil, err
+	}
+	var st unix.Stat_t
+	if err := unix.Fstat(int(backing.Fd()), &st); err != nil {
+		return nil, errors.Join(&os.PathError{Op: "fstat", Path: over.Path, Err: err}, backing.Close())
+	}
+	if st.Mode&unix.S_IFMT != unix.S_IFBLK || devnode.NumberOf(st.Rdev) != over.Number {
+		return nil, errors.Join(fmt.Errorf("%s is not the device %s any more", over.Path, over.Number), backing.Close())
+	}
+	return backing, nil
+}
+
+// DetachView detaches the view of a device; nil means that it was seen to be gone.
+// A view that is mounted or claimed stays.
+func (b *Devices) DetachView(ctx context.Context, over state.Device) error {
+	done, err := b.turns.Lock(ctx, over.Number.String())
+	if err != nil {
+		return err
+	}
+	defer done()
+	if err := b.loops.Detach(ctx, loop.ViewOf(over.Number)); err != nil {
+		return fmt.Errorf("view of %s: detach: %w", over.Path, err)
+	}
+	return nil
+}

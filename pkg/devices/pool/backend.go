@@ -1,0 +1,183 @@
+package pool
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+
+	"golang.org/x/sys/unix"
+	"k8s.io/klog/v2"
+
+	"github.com/csi-node/csi-node/pkg/devices"
+	"github.com/csi-node/csi-node/pkg/internal/keylock"
+	"github.com/csi-node/csi-node/pkg/loop"
+)
+
+// Backend attaches the volumes of a pool as loop devices. It is a devices.Backend:
+// all that it needs to know of a volume is its id. Its methods may be called
+// concurrently; those for one volume take turns, but for Find.
+//
+// A device has the sectors that the volume's metadata names, and passes discards
+// down for a thin volume only.
+type Backend struct {
+	pool   *Pool
+	loops  *loop.Devices
+	unlock func() error // the pool; nil: it is not locked
+
+	turns keylock.Map // by volume
+
+	mu    sync.Mutex
+	asked map[string]*asking // by volume
+}
+
+// NewBackend returns a Backend for the volumes of a pool, and finds devices over
+// their data that the plugin did not attach.
+func NewBackend(ctx context.Context, p *Pool, loops *loop.Devices) (*Backend, error) {
+	b := &Backend{pool: p, loops: loops, asked: map[string]*asking{}}
+	ids, err := p.IDs(ctx)
+	if err != nil { // of a pool that is away, or whose disk does not answer, the tags tell
+		klog.FromContext(ctx).Error(err, "The volumes are not known, so devices over their data that the plugin did not attach are not either")
+		return b, nil
+	}
+	tags := map[loop.FileID]string{}
+	for _, id := range ids {
+		data, err := b.data(id)
+		if err != nil {
+			klog.FromContext(ctx).Error(err, "Skipped a volume's data, so what uses it is not known", "volume", id)
+		} else if data != nil {
+			tags[data.ID] = b.tag(id)
+		}
+	}
+	if err := loops.Recognize(ctx, tags); err != nil {
+		return nil, err
+	}
+	if !p.ReadOnly() {
+		b.keepBlocks(ctx, ids)
+	}
+	return b, nil
+}
+
+// keepBlocks sees that the devices of thick volumes refuse discards: a crash may
+// have come before they did.
+func (b *Backend) keepBlocks(ctx context.Context, ids []string) {
+	for _, id := range ids {
+		if b.loops.Seen(b.tag(id)) == "" {
+			continue
+		}
+		if v, err := b.pool.Get(ctx, id); err != nil || v.Provisioning != Thick {
+			continue
+		}
+		if err := b.loops.KeepSolid(ctx, b.target(id, nil)); err != nil {
+			klog.FromContext(ctx).Error(err, "Whether the device of a thick volume refuses discards is not known", "volume", id)
+		}
+	}
+}
+
+// Pool returns the pool.
+func (b *Backend) Pool() *Pool { return b.pool }
+
+// Close leaves the pool to others. Devices stay as they are.
+func (b *Backend) Close() error {
+	if b.unlock == nil {
+		return nil
+	}
+	return b.unlock()
+}
+
+// Any reports whether a device of one of the pool's volumes was seen.
+func (b *Backend) Any() bool { return b.loops.AnySeen(b.tag("")) }
+
+// Validate returns InvalidArgument for an id that no volume can have.
+func (b *Backend) Validate(v devices.Volume) error { return ValidateID(v.ID) }
+
+// Owns implements devices.Owner: a volume is the pool's if that has its directory.
+// Unavailable: the pool is not there.
+func (b *Backend) Owns(ctx context.Context, id string) (bool, error) {
+	if ValidateID(id) != nil {
+		return false, nil
+	}
+	switch err := unix.Access(b.pool.path(volumesDir, id), unix.F_OK); {
+	case err == nil:
+		return true, nil
+	case !errors.Is(err, unix.ENOENT):
+		return false, fmt.Errorf("volume %s: %w", id, err)
+	}
+	if err := b.pool.Check(ctx); err != nil { // a pool that is away looks empty
+		return false, fmt.Errorf("volume %s: %w", id, err)
+	}
+	return false, nil
+}
+
+// Grow makes the volume, its device and the view of that at least so many
+// bytes large. A device may be grown while it is mounted.
+func (b *Backend) Grow(ctx context.Context, v devices.Volume, bytes int64) error {
+	done, err := b.turn(ctx, v.ID)
+	if err != nil {
+		return err
+	}
+	defer done()
+	if err := b.pool.Grow(ctx, v.ID, bytes); err != nil {
+		return err
+	}
+	data, err := b.data(v.ID)
+	if err == nil {
+		err = b.loops.Grow(ctx, b.target(v.ID, data), bytes)
+	}
+	return wrap(err, "volume %s: grow", v.ID)
+}
+
+// BeginFormat implements devices.Formatter: the mark is in the volume's metadata.
+func (b *Backend) BeginFormat(ctx context.Context, v devices.Volume) error {
+	return b.pool.BeginFormat(ctx, v.ID)
+}
+
+// EndFormat implements devices.Formatter.
+func (b *Backend) EndFormat(ctx context.Context, v devices.Volume, fsType string) error {
+	return b.pool.EndFormat(ctx, v.ID, fsType)
+}
+
+// BeginRaw implements devices.Formatter.
+func (b *Backend) BeginRaw(ctx context.Context, v devices.Volume) error {
+	return b.pool.BeginRaw(ctx, v.ID)
+}
+
+// target returns what the volume's device is to show: its data, nil when there is
+// none or it is not known. Any other device over that stands in the way.
+func (b *Backend) target(id string, data *loop.File) loop.Target {
+	path := b.pool.path(volumesDir, id, dataFile)
+	return loop.Target{Tag: b.tag(id), File: data, Path: path, Place: "/" + volumesDir + "/" + id + "/"}
+}
+
+// tag is what the volume's device is called: it tells pools apart.
+func (b *Backend) tag(id string) string { return loop.Tag(b.pool.UUID()[:8], id) }
+
+// own returns the device of the index that the plugin attached for a volume.
+func (b *Backend) own(ctx context.Context, id string) (target loop.Target, d *loop.Device, err error) {
+	data, err := b.data(id)
+	if err != nil {
+		return target, nil, err
+	}
+	target = b.target(id, data)
+	if d, err = b.loops.Recall(ctx, target); d != nil && !target.Owns(d) {
+		d = nil
+	}
+	return target, d, err
+}
+
+// data looks at a volume's data; nil when there is none.
+func (b *Backend) data(id string) (*loop.File, error) {
+	path, err := b.pool.DataPath(id)
+	if err != nil {
+		return nil, err
+	}
+	return loop.StatFile(path)
+}
+
+// turn waits for the caller's turn to change a volume.
+func (b *Backend) turn(ctx context.Context, id string) (done func(), err error) {
+	if err := ValidateID(id); err != nil {
+		return nil, err
+	}
+	return b.turns.Lock(ctx, id)
+}

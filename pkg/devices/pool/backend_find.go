@@ -1,0 +1,151 @@
+package pool
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/csi-node/csi-node/pkg/devices"
+	"github.com/csi-node/csi-node/pkg/loop"
+	"github.com/csi-node/csi-node/pkg/state"
+)
+
+// defaultSector is the logical sector, in bytes, of a volume whose metadata
+// names none: what loop devices have by default. It never depends on the pool's
+// disk, as data made with sectors of 512 bytes cannot be used with 4096.
+const defaultSector = 512
+
+// found is what is known of a volume without a device.
+type found struct {
+	facts  state.Device
+	data   *loop.File // nil when there is none
+	sector int        // bytes
+	thick  bool
+}
+
+// shape returns how the volume's device is to be.
+func (k found) shape(readOnly bool) loop.Shape {
+	return loop.Shape{ReadOnly: readOnly, Sector: k.sector, Solid: k.thick && !readOnly}
+}
+
+// factsLimit is how long Find waits for a volume's metadata: the pool's disk may
+// hang, and devices that stand are told, and taken down, without it.
+const factsLimit = 2 * time.Second
+
+// Find tells what stands for the volume. It looks at the device of the index
+// only: what something else attaches meanwhile is found by Attach. A device
+// whose volume is gone, or whose data is another file by now, is attached and
+// Missing. The size is that of the device and of its view, the smaller of the
+// two, so that a growth which did not reach the view is seen not to be complete.
+func (b *Backend) Find(ctx context.Context, v devices.Volume) (state.Device, error) {
+	k, err := b.lookWithin(ctx, v.ID)
+	if ctx.Err() != nil || state.ClassOf(err) == state.InvalidArgument {
+		return state.Device{}, err
+	}
+	if err != nil {
+		k = found{facts: state.Device{Err: err}}
+	}
+	facts, target := k.facts, b.target(v.ID, k.data)
+	facts.State = state.DeviceAbsent // until one is seen
+	var view *loop.Device
+	d, err := b.loops.Recall(ctx, target)
+	if err == nil && d != nil {
+		view, err = b.loops.Recall(ctx, loop.ViewOf(d.Number()))
+	}
+	switch {
+	case err != nil:
+		return state.Device{}, fmt.Errorf("volume %s: find: %w", v.ID, err)
+	case d == nil:
+	case !target.Owns(d):
+		facts.State, facts.Holder = state.DeviceForeign, d.String()
+	default:
+		d.Facts(&facts)
+		facts.Missing = facts.Missing || facts.Err == nil && d.File() != k.data.ID
+		if view != nil {
+			facts.Size = min(facts.Size, view.Bytes())
+		}
+	}
+	return facts, nil
+}
+
+// asking is a look at a volume's metadata that is under way.
+type asking struct {
+	since time.Time
+	done  chan struct{}
+}
+
+// lookWithin is look, on a goroutine that may be lost to a disk that hangs;
+// no volume ever has more than one.
+func (b *Backend) lookWithin(ctx context.Context, volume string) (found, error) {
+	type answer struct {
+		found
+		err error
+	}
+	for {
+		b.mu.Lock()
+		a, own := b.asked[volume], false
+		answers := make(chan answer, 1)
+		if a == nil {
+			a, own = &asking{since: time.Now(), done: make(chan struct{})}, true
+			b.asked[volume] = a
+			go func() {
+				k, err := b.look(context.WithoutCancel(ctx), volume)
+				answers <- answer{k, err}
+				b.mu.Lock()
+				delete(b.asked, volume)
+				b.mu.Unlock()
+				close(a.done)
+			}()
+		}
+		b.mu.Unlock()
+		limit := time.NewTimer(factsLimit - time.Since(a.since)) // at once for one that hangs
+		select {
+		case <-a.done:
+		case <-ctx.Done():
+		case <-limit.C:
+		}
+		limit.Stop()
+		select {
+		case <-a.done:
+			if own {
+				got := <-answers
+				return got.found, got.err
+			} // else it may have begun before what this caller is to see
+		default:
+			if ctx.Err() != nil {
+				return found{}, ctx.Err()
+			}
+			return found{}, state.Errorf(state.DeadlineExceeded, "volume %s: the pool has not told of it for %s: see whether its disk answers", volume, time.Since(a.since).Round(time.Second))
+		}
+	}
+}
+
+// look looks at a volume's metadata and its data.
+func (b *Backend) look(ctx context.Context, volume string) (found, error) {
+	path, err := b.pool.DataPath(volume)
+	if err != nil {
+		return found{}, err
+	}
+	v, err := b.pool.Get(ctx, volume)
+	if state.ClassOf(err) == state.NotFound {
+		return found{facts: state.Device{Missing: true}}, nil
+	}
+	if err != nil {
+		return found{}, err
+	}
+	data, err := loop.StatFile(path)
+	if err != nil {
+		return found{}, fmt.Errorf("volume %s: %w", volume, err)
+	}
+	k := found{
+		facts:  state.Device{Capacity: v.Bytes, Backing: path, Formatting: v.Formatting, Formatted: v.Formatted, Raw: v.Raw, Fresh: b.pool.IsFresh(v), CreatedFor: v.FSType, Missing: data == nil},
+		data:   data,
+		sector: cmp.Or(int(v.SectorBytes), defaultSector),
+		thick:  v.Provisioning == Thick,
+	}
+	if data != nil {
+		k.facts.Size = data.Bytes
+	}
+	return k, nil
+}

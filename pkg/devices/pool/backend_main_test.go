@@ -1,0 +1,295 @@
+package pool_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/csi-node/csi-node/pkg/blockdev"
+	"github.com/csi-node/csi-node/pkg/devices"
+	"github.com/csi-node/csi-node/pkg/devices/devicestest"
+	"github.com/csi-node/csi-node/pkg/devices/pool"
+	"github.com/csi-node/csi-node/pkg/loop"
+	"github.com/csi-node/csi-node/pkg/state"
+	"github.com/csi-node/csi-node/test/machine"
+)
+
+// newPool makes a pool in a directory of the test, whose devices are all
+// detached when the test ends, whatever became of it.
+func newPool(t testing.TB) (p *pool.Pool, dir string) {
+	t.Helper()
+	machine.Kernel(t)
+	dir = filepath.Join(t.TempDir(), "pool")
+	p, err := pool.Open(t.Context(), dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { detachAll(t, dir) })
+	return p, dir
+}
+
+// detachAll detaches the loop devices over files below dir, and those over them.
+func detachAll(t testing.TB, dir string) {
+	t.Helper()
+	mine := map[string]bool{}
+	for path, backing := range bound(t) {
+		if strings.HasPrefix(backing, dir+"/") {
+			mine[path] = true
+		}
+	}
+	for path, backing := range bound(t) {
+		if mine[backing] {
+			losetupDetach(t, path)
+		}
+	}
+	for path := range mine {
+		losetupDetach(t, path)
+	}
+}
+
+func losetupDetach(t testing.TB, path string) {
+	t.Helper()
+	if out, err := exec.Command("losetup", "-d", path).CombinedOutput(); err != nil && !bytes.Contains(out, []byte("No such device")) {
+		t.Errorf("losetup -d %s: %v: %s", path, err, out)
+	}
+	leaveAsNew(t, path)
+}
+
+// leaveAsNew takes from a free device what the tests of others are not to meet.
+func leaveAsNew(t testing.TB, path string) {
+	t.Helper()
+	if !discardIsOff(path) {
+		return
+	}
+	control, err := os.OpenFile("/dev/loop-control", os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer control.Close()
+	number, err := strconv.Atoi(strings.TrimPrefix(path, "/dev/loop"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, request := range []uint{unix.LOOP_CTL_REMOVE, unix.LOOP_CTL_ADD} {
+		err := unix.IoctlSetInt(int(control.Fd()), request, number)
+		if err != nil && !errors.Is(err, unix.EBUSY) && !errors.Is(err, unix.ENODEV) && !errors.Is(err, unix.EEXIST) {
+			t.Error(err)
+		}
+	}
+}
+
+// bound returns the backings of the loop devices that are bound, by the paths of
+// their nodes.
+func bound(t testing.TB) map[string]string {
+	t.Helper()
+	files, err := filepath.Glob("/sys/block/loop*/loop/backing_file")
+	if err != nil {
+		t.Fatal(err)
+	}
+	all := map[string]string{}
+	for _, file := range files {
+		if backing := sysfs(file); backing != "" {
+			all["/dev/"+filepath.Base(filepath.Dir(filepath.Dir(file)))] = backing
+		}
+	}
+	return all
+}
+
+// sysfs reads a file of sysfs; "" when there is none.
+func sysfs(file string) string {
+	raw, err := os.ReadFile(file)
+	if err != nil {
+		return ""
+	}
+	return strings.TrimSpace(string(raw))
+}
+
+// discardIsOff reports whether a device refuses discards that its driver could do.
+func discardIsOff(path string) bool {
+	queue := "/sys/block/" + filepath.Base(path) + "/queue/"
+	limit := sysfs(queue + "discard_max_hw_bytes")
+	return limit != "" && limit != "0" && sysfs(queue+"discard_max_bytes") == "0"
+}
+
+// backend is a pool.Backend whose volumes are named by their ids, and what the
+// engine keeps over its devices.
+type backend struct {
+	*pool.Backend
+	*blockdev.Devices
+	loops *loop.Devices
+}
+
+func of(id string) devices.Volume { return devices.Volume{ID: id} }
+
+func (b *backend) Find(ctx context.Context, id string) (state.Device, error) {
+	return b.Backend.Find(ctx, of(id))
+}
+func (b *backend) Attach(ctx context.Context, id string, readOnly bool) error {
+	return b.Backend.Attach(ctx, of(id), readOnly)
+}
+func (b *backend) Detach(ctx context.Context, id string) error { return b.Backend.Detach(ctx, of(id)) }
+func (b *backend) Grow(ctx context.Context, id string, bytes int64) error {
+	return b.Backend.Grow(ctx, of(id), bytes)
+}
+func (b *backend) BeginFormat(ctx context.Context, id string) error {
+	return b.Backend.BeginFormat(ctx, of(id))
+}
+func (b *backend) Erase(ctx context.Context, id string) error  { return b.Backend.Erase(ctx, of(id)) }
+func (b *backend) Clear(ctx context.Context, id string) error  { return b.Backend.Clear(ctx, of(id)) }
+func (b *backend) Unused(ctx context.Context, id string) error { return b.Backend.Unused(ctx, of(id)) }
+
+func newBackend(t testing.TB, p *pool.Pool) *backend {
+	t.Helper()
+	loops, err := loop.New(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	// What another package's test waits for to get again is not taken.
+	loops.Spare(loop.Numbers{Bound: func(n state.DeviceNumber) (bool, error) { return machine.Bound(n.Major, n.Minor) }})
+	b, err := pool.NewBackend(t.Context(), p, loops)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &backend{b, blockdev.New(loops, b.VolumeAt), loops}
+}
+
+// setup returns a backend with one volume, "vol".
+func setup(t testing.TB, how pool.Provisioning) (b *backend, data string) {
+	t.Helper()
+	p, _ := newPool(t)
+	return newBackend(t, p), create(t, p, "vol", how)
+}
+
+// create makes a volume and returns the path of its data.
+func create(t testing.TB, p *pool.Pool, id string, how pool.Provisioning) string {
+	t.Helper()
+	if _, err := p.Create(t.Context(), pool.Volume{ID: id, Name: id, Bytes: devicestest.Size, Provisioning: how}); err != nil {
+		t.Fatal(err)
+	}
+	path, err := p.DataPath(id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+func attach(t testing.TB, b *backend, volume string, readOnly bool) state.Device {
+	t.Helper()
+	if err := b.Attach(t.Context(), volume, readOnly); err != nil {
+		t.Fatal(err)
+	}
+	return want(t, b, volume, state.DeviceAttached)
+}
+
+func want(t testing.TB, b *backend, volume string, want state.DeviceState) state.Device {
+	t.Helper()
+	d, err := b.Find(t.Context(), volume)
+	if err == nil && (d.State == state.DeviceAttached || d.State == state.DeviceDetaching) {
+		d.Held, err = b.Held(t.Context(), d)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if d.State != want {
+		t.Fatalf("volume %s is %s, want %s: %+v", volume, d.State, want, d)
+	}
+	return d
+}
+
+// wantError fails unless err is of the class and its text holds all words.
+func wantError(t testing.TB, err error, class state.Class, words ...string) {
+	t.Helper()
+	if err == nil || state.ClassOf(err) != class {
+		t.Fatalf("error %v, want one of class %s", err, class)
+	}
+	for _, word := range words {
+		if !strings.Contains(err.Error(), word) {
+			t.Errorf("error %q does not name %q", err, word)
+		}
+	}
+}
+
+func run(t testing.TB, name string, args ...string) string {
+	t.Helper()
+	out, err := exec.Command(name, args...).CombinedOutput()
+	if err != nil {
+		t.Fatalf("%s %s: %v: %s", name, strings.Join(args, " "), err, out)
+	}
+	return strings.TrimSpace(string(out))
+}
+
+// openFile opens a file and closes it when the test ends, if close was not
+// called before.
+func openFile(t testing.TB, path string, flags int) (close func()) {
+	t.Helper()
+	f, err := os.OpenFile(path, flags, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	close = func() {
+		if err := f.Close(); err != nil && !errors.Is(err, os.ErrClosed) {
+			t.Error(err)
+		}
+	}
+	t.Cleanup(close)
+	return close
+}
+
+func TestConformance(t *testing.T) {
+	for _, how := range []pool.Provisioning{pool.Thick, pool.Thin} {
+		t.Run(string(how), func(t *testing.T) {
+			devicestest.Backend(t, func(t *testing.T) devicestest.Harness { return harness(t, how) })
+		})
+	}
+}
+
+func harness(t *testing.T, how pool.Provisioning) devicestest.Harness {
+	p, dir := newPool(t)
+	var last *backend
+	return devicestest.Harness{
+		Open: func(t *testing.T) devices.Backend {
+			again, err := pool.Open(t.Context(), dir)
+			if err != nil {
+				t.Fatal(err)
+			}
+			last = newBackend(t, again)
+			return last.Backend
+		},
+		Views: func() devicestest.Views { return last.Devices },
+		Create: func(t *testing.T, name string) string {
+			create(t, p, name, how)
+			return name
+		},
+		Hold: func(t *testing.T, d state.Device) func() {
+			return openFile(t, d.Path, os.O_RDONLY|unix.O_EXCL)
+		},
+		Write: func(t *testing.T, d state.Device, offset int64, data []byte) {
+			f, err := os.OpenFile(d.Path, os.O_WRONLY, 0)
+			if err != nil {
+				t.Fatal(err)
+			}
+			_, err = f.WriteAt(data, offset)
+			if err := errors.Join(err, f.Sync(), f.Close()); err != nil {
+				t.Fatal(err)
+			}
+		},
+		Read: func(t *testing.T, d state.Device, offset int64, data []byte) {
+			f, err := os.Open(d.Path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			_, err = f.ReadAt(data, offset)
+			if err := errors.Join(err, f.Close()); err != nil {
+				t.Fatal(err)
+			}
+		},
+	}
+}

@@ -1,0 +1,115 @@
+package pool_test
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/csi-node/csi-node/pkg/devices/pool"
+	"github.com/csi-node/csi-node/pkg/state"
+	"github.com/csi-node/csi-node/test/machine"
+)
+
+// A start on a pool whose file system was shut down, as by an error of its disk,
+// finds the devices by their tags, so that what stands can be taken down.
+func TestStartOnADeadDisk(t *testing.T) {
+	machine.Kernel(t)
+	for name, stop := range map[string]func(*testing.T, string){
+		"shut down": shutDown,
+		"aborted":   func(t *testing.T, dir string) { run(t, "mount", "-o", "remount,abort", dir) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			b, dir := onDisk(t, "mkfs.ext4", "-q", "-F")
+			attach(t, b, "vol", false)
+			stop(t, dir)
+			p, err := pool.Open(t.Context(), dir)
+			if errors.Is(err, pool.ErrAbsent) {
+				p, err = pool.OpenAbsent(dir)
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			b = newBackend(t, p)
+			if !b.Any() {
+				t.Error("the device was not found")
+			}
+			if err := b.Detach(t.Context(), "vol"); err != nil {
+				t.Error(err)
+			}
+			if d, err := b.Find(t.Context(), "vol"); err != nil || d.State == state.DeviceAttached {
+				t.Errorf("%+v, %v", d, err)
+			}
+		})
+	}
+}
+
+// A device over a file system that fails every question about its files, as an
+// xfs that was shut down does, is known by what it said before, and taken down.
+func TestDeviceOfADeadDiskIsTakenDown(t *testing.T) {
+	b, dir := onDisk(t, "mkfs.xfs", "-q")
+	before := attach(t, b, "vol", false)
+	shutDown(t, dir)
+	f, err := os.Open(before.Path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = unix.IoctlLoopGetStatus64(int(f.Fd()))
+	if err == nil {
+		t.Fatal("the device answers, so nothing is shown by this test")
+	}
+	if err := f.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if d := want(t, b, "vol", state.DeviceAttached); d.Err == nil || d.Number != before.Number {
+		t.Errorf("%+v", d)
+	}
+	if err := b.Detach(t.Context(), "vol"); err != nil {
+		t.Fatal(err)
+	}
+	if bound(t)[before.Path] != "" {
+		t.Errorf("%s is attached", before.Path)
+	}
+	want(t, b, "vol", state.DeviceAbsent)
+}
+
+// onDisk returns a backend with a volume, "vol", in a pool that is a file system
+// of its own.
+func onDisk(t *testing.T, mkfs ...string) (b *backend, dir string) {
+	t.Helper()
+	machine.Kernel(t)
+	dir = filepath.Join(t.TempDir(), "pool")
+	image := dir + ".img"
+	if err := errors.Join(os.Mkdir(dir, 0o700), os.WriteFile(image, nil, 0o600), os.Truncate(image, 320<<20)); err != nil {
+		t.Fatal(err)
+	}
+	run(t, mkfs[0], append(mkfs[1:], image)...)
+	device := machine.Losetup(t, image)
+	t.Cleanup(func() { losetupDetach(t, device) })
+	run(t, "mount", device, dir)
+	t.Cleanup(func() { run(t, "umount", dir) })
+	t.Cleanup(func() { detachAll(t, dir) })
+	p, err := pool.Open(t.Context(), dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := p.Create(t.Context(), pool.Volume{ID: "vol", Name: "vol", Bytes: 4 << 20, Provisioning: pool.Thin}); err != nil {
+		t.Fatal(err)
+	}
+	return newBackend(t, p), dir
+}
+
+func shutDown(t *testing.T, dir string) {
+	t.Helper()
+	const goingDown = 0x8004587d // FS_IOC_SHUTDOWN
+	f, err := os.Open(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = unix.IoctlSetPointerInt(int(f.Fd()), goingDown, 2) // without a flush of the log
+	if err := errors.Join(err, f.Close()); err != nil {
+		t.Fatal(err)
+	}
+}

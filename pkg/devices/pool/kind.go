@@ -1,0 +1,95 @@
+package pool
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+
+	"github.com/spf13/pflag"
+	"k8s.io/klog/v2"
+
+	"github.com/csi-node/csi-node/pkg/devices"
+)
+
+// Name is how volume contexts, records and ids call this backend.
+const Name = "pool"
+
+// Kind returns the backend that keeps volumes as files in a directory of the node.
+func Kind() devices.Kind {
+	o := &options{}
+	return devices.Kind{Name: Name, Flags: o.flags, Open: o.open}
+}
+
+// options are the backend's flags.
+type options struct {
+	dir string
+	// What is kept of the pool: amounts as ParseAmount reads them; empty: none.
+	reserve, inlineSize, inlineTotal string
+}
+
+func (o *options) flags(f *pflag.FlagSet) {
+	f.StringVar(&o.dir, "pool-dir", "/var/lib/csi-node/pool", "directory of the volumes' files; made if it was never seen before")
+	f.StringVar(&o.reserve, "pool-reserve", "1Gi,5%", "of the pool's file system, given to no volume: a quantity, a percentage, or both with a comma, of which the larger counts; 0: none")
+	f.StringVar(&o.inlineSize, "inline-max-size", "0", "largest inline ephemeral volume, as 10Gi or 5% of the pool's file system; 0: no bound but the pool")
+	f.StringVar(&o.inlineTotal, "inline-max-total", "0", "most that all inline ephemeral volumes of the node have together, likewise")
+}
+
+// limits reads what is kept of the pool.
+func (o *options) limits() (l Limits, err error) {
+	for _, amount := range []struct {
+		flag, text string
+		to         *Amount
+	}{
+		{"--pool-reserve", o.reserve, &l.Reserve}, {"--inline-max-size", o.inlineSize, &l.InlineSize}, {"--inline-max-total", o.inlineTotal, &l.InlineTotal},
+	} {
+		if *amount.to, err = ParseAmount(amount.text); err != nil {
+			return l, fmt.Errorf("%s %q: %w", amount.flag, amount.text, err)
+		}
+	}
+	return l, nil
+}
+
+// open opens the pool and locks it. One that is away is served without, so that
+// what stands can be taken down, if anything does.
+func (o *options) open(ctx context.Context, env devices.Environment) (devices.Backend, error) {
+	limits, err := o.limits()
+	if err != nil {
+		return nil, err
+	}
+	if !filepath.IsAbs(o.dir) {
+		return nil, fmt.Errorf("--pool-dir %q: must be an absolute path", o.dir)
+	}
+	if env.LookOnly {
+		p, err := OpenReadOnly(o.dir)
+		if err != nil {
+			return nil, err
+		}
+		return NewBackend(ctx, p, env.Loops)
+	}
+	p, err := Open(ctx, o.dir)
+	absent := err
+	if errors.Is(err, ErrAbsent) {
+		p, err = OpenAbsent(o.dir)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("--pool-dir %s: %w", o.dir, err)
+	}
+	p.SetLimits(limits)
+	unlock, err := p.Lock(env.StateDir)
+	if err != nil {
+		return nil, fmt.Errorf("--pool-dir %s: %w", o.dir, err)
+	}
+	b, err := NewBackend(ctx, p, env.Loops)
+	if err != nil {
+		return nil, errors.Join(err, unlock())
+	}
+	b.unlock = unlock
+	switch {
+	case absent != nil && !b.Any() && (env.Wanted == nil || len(env.Wanted()) == 0):
+		return nil, errors.Join(fmt.Errorf("--pool-dir %s: %w", o.dir, absent), b.Close())
+	case absent != nil:
+		klog.FromContext(ctx).Error(absent, "Serving without the pool, so that volumes which stand can be unpublished and unstaged", "pool", o.dir)
+	}
+	return b, nil
+}

@@ -1,0 +1,179 @@
+package pool_test
+
+import (
+	"errors"
+	"io"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/spf13/pflag"
+
+	"github.com/csi-node/csi-node/pkg/devices"
+	"github.com/csi-node/csi-node/pkg/devices/pool"
+	"github.com/csi-node/csi-node/pkg/loop"
+	"github.com/csi-node/csi-node/pkg/state"
+	"github.com/csi-node/csi-node/test/machine"
+)
+
+var _ interface {
+	devices.Backend
+	devices.Grower
+	devices.Formatter
+	devices.Eraser
+	devices.Clearer
+	devices.Owner
+	devices.Lister
+	devices.Checker
+	io.Closer
+} = (*pool.Backend)(nil)
+
+// openKind opens the backend as the engine does, with flags.
+func openKind(t *testing.T, env devices.Environment, flags ...string) (*pool.Backend, error) {
+	t.Helper()
+	machine.Kernel(t)
+	kind := pool.Kind()
+	set := pflag.NewFlagSet(kind.Name, pflag.ContinueOnError)
+	kind.Flags(set)
+	if err := set.Parse(flags); err != nil {
+		t.Fatal(err)
+	}
+	loops, err := loop.New(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	loops.Spare(loop.Numbers{Bound: func(n state.DeviceNumber) (bool, error) { return machine.Bound(n.Major, n.Minor) }})
+	env.Loops = loops
+	b, err := kind.Open(t.Context(), env)
+	if err != nil {
+		return nil, err
+	}
+	t.Cleanup(func() { _ = b.(io.Closer).Close() }) // again, perhaps
+	return b.(*pool.Backend), nil
+}
+
+func TestKindRefusesFlags(t *testing.T) {
+	for flag, value := range map[string]string{"--pool-dir": "pool", "--pool-reserve": "much", "--inline-max-size": "-1", "--inline-max-total": "101%"} {
+		_, err := openKind(t, devices.Environment{StateDir: t.TempDir()}, "--pool-dir="+t.TempDir(), flag+"="+value)
+		wantError(t, err, state.Unavailable, flag, value)
+	}
+	_, err := openKind(t, devices.Environment{StateDir: t.TempDir()}, "--pool-dir=/dev/null/pool")
+	wantError(t, err, state.Unavailable, "--pool-dir /dev/null/pool")
+}
+
+// The limits are the pool's, and only one plugin has it at a time; who only looks
+// takes no lock and changes nothing.
+func TestKind(t *testing.T) {
+	dir, env := filepath.Join(t.TempDir(), "pool"), devices.Environment{StateDir: t.TempDir()}
+	b, err := openKind(t, env, "--pool-dir="+dir, "--inline-max-size=1Mi")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := b.Check(t.Context()); err != nil && state.ClassOf(err) != state.ResourceExhausted {
+		t.Error(err)
+	}
+	_, err = b.Pool().Create(t.Context(), pool.Volume{ID: "inline", Name: "inline", Bytes: 2 << 20, Provisioning: pool.Thin, Ephemeral: &pool.Owner{PodUID: "p", Target: "/t"}})
+	wantError(t, err, state.InvalidArgument, "--inline-max-size")
+	_, err = openKind(t, devices.Environment{StateDir: t.TempDir()}, "--pool-dir="+dir)
+	wantError(t, err, state.Unavailable, "--pool-dir "+dir, "in use by process")
+	look, err := openKind(t, devices.Environment{LookOnly: true}, "--pool-dir="+dir)
+	if err != nil || !look.Pool().ReadOnly() {
+		t.Errorf("a look beside the plugin: %v", err)
+	}
+	if err := errors.Join(look.Close(), b.Close()); err != nil {
+		t.Error(err)
+	}
+	if _, err := openKind(t, devices.Environment{StateDir: t.TempDir()}, "--pool-dir="+dir); err != nil {
+		t.Errorf("after it was closed: %v", err)
+	}
+	if _, err := openKind(t, devices.Environment{LookOnly: true}, "--pool-dir="+filepath.Join(t.TempDir(), "none")); err == nil {
+		t.Error("a look made a pool")
+	}
+}
+
+// A pool that is away is served without, if anything is to be taken down.
+func TestKindOfAPoolThatIsAway(t *testing.T) {
+	dir, env := filepath.Join(t.TempDir(), "pool"), devices.Environment{StateDir: t.TempDir()}
+	t.Cleanup(func() { detachAll(t, filepath.Dir(dir)) })
+	flags := "--pool-dir=" + dir
+	b, err := openKind(t, env, flags)
+	if err != nil {
+		t.Fatal(err)
+	}
+	create(t, b.Pool(), "vol", pool.Thin)
+	if err := b.Close(); err != nil {
+		t.Fatal(err)
+	}
+	away := func() {
+		t.Helper()
+		if err := os.Rename(dir, dir+".away"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	away()
+	_, err = openKind(t, env, flags)
+	wantError(t, err, state.Unavailable, flags[:10]+" "+dir, "mount it")
+	env.Wanted = func() []devices.Volume { return []devices.Volume{of("vol")} }
+	if b, err = openKind(t, env, flags); err != nil {
+		t.Fatalf("with a volume that is asked for: %v", err)
+	}
+	if err := errors.Join(b.Close(), os.Rename(dir+".away", dir)); err != nil {
+		t.Fatal(err)
+	}
+
+	env.Wanted = nil
+	if b, err = openKind(t, env, flags); err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(b.Attach(t.Context(), of("vol"), false), b.Close()); err != nil {
+		t.Fatal(err)
+	}
+	away()
+	if b, err = openKind(t, env, flags); err != nil {
+		t.Fatalf("with a device that stands: %v", err)
+	}
+	if err := b.Check(t.Context()); err == nil || state.ClassOf(err) == state.ResourceExhausted {
+		t.Errorf("the pool that is away: %v", err)
+	}
+	if _, err := b.Owns(t.Context(), "vol"); err == nil {
+		t.Error("whose the volume is was told without the pool")
+	}
+	if err := b.Detach(t.Context(), of("vol")); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestOwns(t *testing.T) {
+	b, _ := setup(t, pool.Thin)
+	for id, want := range map[string]bool{"vol": true, "other": false, "": false, "..": false, "a/b": false} {
+		if owns, err := b.Owns(t.Context(), id); err != nil || owns != want {
+			t.Errorf("%q: %t, %v", id, owns, err)
+		}
+	}
+}
+
+// What stands is listed, whoever attached it: also for a volume that is gone, and
+// whatever another pool has attached is left out.
+func TestAttached(t *testing.T) {
+	b, data := setup(t, pool.Thin)
+	other, _ := setup(t, pool.Thin)
+	attach(t, other, "vol", false)
+	create(t, b.Pool(), "gone", pool.Thin)
+	create(t, b.Pool(), "unused", pool.Thin)
+	d, gone := attach(t, b, "vol", false), attach(t, b, "gone", false)
+	if err := os.RemoveAll(filepath.Join(filepath.Dir(filepath.Dir(data)), "gone")); err != nil {
+		t.Fatal(err)
+	}
+	for _, b := range []*backend{b, newBackend(t, b.Pool())} {
+		all, err := b.Attached(t.Context())
+		if err != nil || len(all) != 2 {
+			t.Fatalf("%+v, %v", all, err)
+		}
+		if a := all[0]; a.Volume != "" || a.Device.Number != gone.Number || !a.Device.Missing || a.Device.Backing == "" {
+			t.Errorf("of a volume that is gone: %+v", a)
+		}
+		if a := all[1]; a.Volume != "vol" || a.Device != d {
+			t.Errorf("%+v, want %+v", a, d)
+		}
+	}
+}

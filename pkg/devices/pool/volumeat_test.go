@@ -1,0 +1,54 @@
+package pool_test
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/csi-node/csi-node/pkg/devices/pool"
+	"github.com/csi-node/csi-node/pkg/state"
+)
+
+// A device that an earlier container of the plugin attached is the volume's,
+// though sysfs names its backing by a path that is no more.
+func TestVolumeAtOfAnEarlierContainer(t *testing.T) {
+	p, dir := newPool(t)
+	before := newBackend(t, p)
+	create(t, p, "vol", pool.Thin)
+	d := attach(t, before, "vol", false)
+	if id := before.VolumeAt(d.Number); id != "vol" {
+		t.Errorf("%s stands for %q", d.Path, id)
+	}
+
+	elsewhere := filepath.Join(t.TempDir(), "elsewhere")
+	if err := os.Mkdir(elsewhere, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Mount(dir, elsewhere, "", unix.MS_BIND, ""); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := unix.Unmount(elsewhere, 0); err != nil {
+			t.Error(err)
+		}
+	})
+	moved, err := pool.Open(t.Context(), elsewhere)
+	if err != nil {
+		t.Fatal(err)
+	}
+	after := newBackend(t, moved)
+	if id := after.VolumeAt(d.Number); id != "vol" {
+		t.Errorf("after a start %s stands for %q", d.Path, id)
+	}
+	if err := after.Detach(t.Context(), "vol"); err != nil {
+		t.Fatal(err)
+	}
+	if id := after.VolumeAt(d.Number); id != "" {
+		t.Errorf("a free device stands for %q", id)
+	}
+	if id := after.VolumeAt(state.DeviceNumber{Major: 7, Minor: 1 << 19}); id != "" {
+		t.Errorf("no device stands for %q", id)
+	}
+}

@@ -1,0 +1,98 @@
+// Package devnode opens block devices by nodes that are surely theirs, and names
+// the processes that have one open.
+package devnode
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/user"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/csi-node/csi-node/pkg/state"
+)
+
+// Open opens the node of a block device at a path in /dev, and makes it if it is
+// missing: a container's own /dev does not get the nodes of new devices. What else
+// is at the path it neither opens nor replaces: it may be a file with data
+// ("dd of=/dev/loop9"), or the node of another device that somebody uses by
+// this name.
+//
+// ENOENT, ENXIO, ENODEV: there is no such device, or it is going away.
+func Open(path string, number state.DeviceNumber, flags int) (*os.File, error) {
+	err := check(path, number)
+	if errors.Is(err, os.ErrNotExist) {
+		err = makeNode(path, number)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return os.OpenFile(path, flags|unix.O_NOFOLLOW, 0)
+}
+
+// PathOf returns the path at which the kernel wants the node of a block device.
+// ENOENT: there is no such device.
+func PathOf(number state.DeviceNumber) (string, error) {
+	link, err := os.Readlink(filepath.Join("/sys/dev/block", number.String()))
+	if err != nil {
+		return "", err
+	}
+	return "/dev/" + strings.ReplaceAll(filepath.Base(link), "!", "/"), nil // sysfs has no slashes in names
+}
+
+// ReadNumber reads a file of sysfs that holds the number of a device.
+func ReadNumber(file string) (n state.DeviceNumber, err error) {
+	raw, err := os.ReadFile(file)
+	if err != nil {
+		return n, err
+	}
+	if _, err := fmt.Sscanf(string(raw), "%d:%d", &n.Major, &n.Minor); err != nil {
+		return n, fmt.Errorf("device number in %s: %w", file, err)
+	}
+	return n, nil
+}
+
+// NumberOf returns a device number as stat(2) tells it.
+func NumberOf(dev uint64) state.DeviceNumber {
+	return state.DeviceNumber{Major: unix.Major(dev), Minor: unix.Minor(dev)}
+}
+
+// check looks at a path without opening it.
+func check(path string, want state.DeviceNumber) error {
+	var st unix.Stat_t
+	if err := unix.Lstat(path, &st); err != nil {
+		return &os.PathError{Op: "lstat", Path: path, Err: err}
+	}
+	switch {
+	case st.Mode&unix.S_IFMT != unix.S_IFBLK:
+		return fmt.Errorf("%s is no block device: remove it, so that the node of device %s can be made there", path, want)
+	case NumberOf(st.Rdev) != want:
+		return fmt.Errorf("%s is the node of device %s, not %s: remove it, or mount the host's /dev here", path, NumberOf(st.Rdev), want)
+	}
+	return nil
+}
+
+// makeNode makes a node as udev does, for root and the group disk.
+func makeNode(path string, number state.DeviceNumber) error {
+	err := unix.Mknod(path, unix.S_IFBLK|0o600, int(unix.Mkdev(number.Major, number.Minor)))
+	if errors.Is(err, unix.EEXIST) { // made meanwhile
+		return check(path, number)
+	}
+	if err != nil {
+		return &os.PathError{Op: "mknod", Path: path, Err: err}
+	}
+	group := 0
+	if disk, err := user.LookupGroup("disk"); err == nil {
+		if group, err = strconv.Atoi(disk.Gid); err != nil {
+			return fmt.Errorf("group disk: %w", err)
+		}
+	}
+	if err := os.Lchown(path, 0, group); err != nil {
+		return err
+	}
+	return os.Chmod(path, 0o660) // mknod's mode is less the umask
+}

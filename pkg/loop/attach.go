@@ -1,0 +1,281 @@
+package loop
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+
+	"golang.org/x/sys/unix"
+	"k8s.io/klog/v2"
+
+	"github.com/csi-node/csi-node/pkg/internal/lease"
+	"github.com/csi-node/csi-node/pkg/state"
+)
+
+// attachTries bounds the race for a free device with other processes.
+const attachTries = 256
+
+// Shape is how a device shows its backing.
+type Shape struct {
+	ReadOnly bool
+	Sector   int  // of the device, in bytes: a logical one
+	Solid    bool // writable, and a discard must not take blocks from the backing
+}
+
+// Request is what Attach is asked for.
+type Request struct {
+	Target
+	Shape
+	// Volume is whom the device is for, as Numbers knows it; empty: that is not known.
+	Volume string
+	// Open opens what is to be shown, for writing unless the Shape is read-only. It is
+	// called if no device shows it. Who opens a file must see that it is the Target's.
+	Open func() (*os.File, error)
+}
+
+// Attach attaches what the request names, or reclaims a device of it that is going
+// away. One of another shape that nobody uses is attached anew.
+//
+// FailedPrecondition: something else shows the file, the device shows another one
+// than that, or it is held in another shape. Unavailable: somebody has the file
+// open, and a loop device that does not answer may be it.
+func (s *Devices) Attach(ctx context.Context, r Request) error {
+	d, err := s.Current(ctx, r.Target)
+	if err == nil && d != nil && r.Owns(d) && !d.is(r.Shape) {
+		if err = s.abandon(ctx, r, d); err == nil {
+			d, err = s.search(ctx, r.Target)
+		}
+	}
+	switch {
+	case err != nil:
+		return err
+	case d == nil:
+		return s.attach(ctx, r)
+	case !r.Owns(d):
+		return Foreign(d)
+	case r.File != nil && d.File() != r.File.ID:
+		return state.Errorf(state.FailedPrecondition, "%s shows another file than %s, which was replaced meanwhile: unstage the volume first", d, r.Path)
+	case d.Detaching():
+		return s.reclaim(ctx, r.key(), d, r.Solid)
+	}
+	return nil
+}
+
+// Foreign returns FailedPrecondition, with what to do about a device over a
+// volume's data that the plugin did not attach.
+func Foreign(d *Device) error {
+	return state.Errorf(state.FailedPrecondition, "its data is in use by %s, which the plugin did not attach: detach it (losetup -d %s)", d, d.Path())
+}
+
+func (s *Devices) attach(ctx context.Context, r Request) (err error) {
+	backing, err := r.Open()
+	if err != nil {
+		return err
+	}
+	defer closeAfter(backing, &err)
+	return s.configure(ctx, r, backing)
+}
+
+// modeOf returns how backings and devices are opened. A loop device that is
+// configured through a descriptor that cannot write is read-only.
+func modeOf(readOnly bool) int {
+	if readOnly {
+		return os.O_RDONLY
+	}
+	return os.O_RDWR
+}
+
+// configure makes a free loop device show an open file or device, and looks whether it does.
+func (s *Devices) configure(ctx context.Context, r Request, backing *os.File) (err error) {
+	// Size 0 is another default with direct I/O than without, since Linux 6.14.
+	config := unix.LoopConfig{Fd: uint32(backing.Fd()), Size: uint32(r.Sector)}
+	copy(config.Info.File_name[:tagSize], r.Tag)
+	if r.ReadOnly {
+		config.Info.Flags = unix.LO_FLAGS_READ_ONLY
+	}
+	buffered := whyBuffered(backing, r.Sector)
+	if buffered == "" {
+		config.Info.Flags |= unix.LO_FLAGS_DIRECT_IO
+	}
+	control, err := os.OpenFile(controlPath, os.O_RDWR, 0)
+	if err != nil {
+		return err
+	}
+	defer closeAfter(control, &err)
+
+	taken := map[string]bool{} // those that others were faster to take
+	for try := range attachTries {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		name, sure, err := s.free(ctx, control, r, try < attachTries/2, taken)
+		if err != nil {
+			return err
+		}
+		if !r.ReadOnly && !r.Solid && discardIsOff(name) {
+			switch err := renew(name); {
+			case err == nil:
+				continue
+			case !sure: // Somebody looks at it just now: then another, which nobody had yet.
+				if name, err = s.addUnspared(control, r); err != nil {
+					return err
+				}
+			}
+		}
+		leased := false
+		if r.File != nil {
+			if leased, err = s.alone(ctx, r.Target, backing); err != nil {
+				return err
+			}
+		}
+		var d *Device
+		taken[name], err = bind(ctx, name, backing, &config, r.Shape, leased, func() (shown bool, err error) {
+			s.remember(r.key(), &Device{name: name})
+			if d, err = s.hinted(ctx, r.key(), name, r.shown); err == nil && d == nil {
+				err = fmt.Errorf("%s was configured for %s and does not show it so", name, backing.Name())
+			}
+			if err == nil { // somebody may have bound it since it was chosen
+				shown, err = s.spared(name, r)
+			}
+			return shown, err
+		})
+		switch {
+		case err != nil:
+			return err
+		case taken[name]:
+			continue
+		}
+		if buffered == "" && !d.direct() {
+			buffered = "the kernel declined"
+		}
+		klog.FromContext(ctx).V(2).Info("Attached a loop device", "device", d.Path(), "backing", backing.Name(), "readOnly", d.readOnly, "sectorBytes", d.sector, "directIO", d.direct(), "whyBuffered", buffered)
+		return nil
+	}
+	return fmt.Errorf("no free loop device could be had in %d tries: other processes took each one first", attachTries)
+}
+
+// shown accepts the device that is to come of the request.
+func (r Request) shown(d *Device) bool {
+	return r.Owns(d) && d.is(r.Shape) && (r.File == nil || d.File() == r.File.ID)
+}
+
+// alone makes sure that no device shows an open file: by a lease, which is left
+// to the caller and keeps others from opening it, or else by a look at all devices.
+func (s *Devices) alone(ctx context.Context, t Target, backing *os.File) (leased bool, err error) {
+	if lease.Take(backing) == nil {
+		return true, nil
+	}
+	d, err := s.search(ctx, t)
+	if err == nil && d != nil {
+		err = fmt.Errorf("%s shows the data by now", d)
+	}
+	return false, err
+}
+
+// bind configures one device; taken says that another process was faster, or
+// wants the leased backing, too, or shows the device's number. The lease ends. After an error the device is
+// free again.
+func bind(ctx context.Context, name string, backing *os.File, config *unix.LoopConfig, as Shape, leased bool, look func() (shown bool, err error)) (taken bool, err error) {
+	if leased {
+		defer func() { err = errors.Join(err, lease.Drop(backing)) }()
+	}
+	f, err := open(name, modeOf(as.ReadOnly))
+	if raced(err) || errors.Is(err, os.ErrNotExist) {
+		return true, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	defer closeAfter(f, &err)
+	err = unix.IoctlLoopConfigure(int(f.Fd()), config)
+	switch {
+	case raced(err):
+		return true, nil
+	case err != nil:
+		return false, fmt.Errorf("LOOP_CONFIGURE (Linux 5.8) %s: %w", f.Name(), err)
+	}
+	defer func() {
+		if taken || err != nil { // nobody else can have configured it meanwhile: it is open here
+			err = errors.Join(err, takeBack(f))
+		}
+	}()
+	if leased {
+		if taken, err = broken(backing); taken || err != nil {
+			return taken, err
+		}
+	}
+	if !as.ReadOnly {
+		// BLKROSET outlives the backing that it was meant for. Without CAP_SYS_ADMIN it is refused, and LOOP_CONFIGURE is not.
+		if err := unix.IoctlSetPointerInt(int(f.Fd()), unix.BLKROSET, 0); err != nil {
+			return false, pathError("BLKROSET (needs CAP_SYS_ADMIN)", f, err)
+		}
+	}
+	if as.Solid {
+		turnDiscardOff(ctx, name)
+	}
+	return look()
+}
+
+// broken reports whether a lease did not last until now.
+func broken(backing *os.File) (bool, error) {
+	held, err := lease.Held(backing)
+	return !held, err
+}
+
+// takeBack detaches what was configured through an open device just now. It goes
+// when that is closed.
+func takeBack(f *os.File) error {
+	return pathError("LOOP_CLR_FD", f, unix.IoctlSetInt(int(f.Fd()), unix.LOOP_CLR_FD, 0))
+}
+
+// raced reports whether another process has taken the device, or removes it.
+func raced(err error) bool {
+	return errors.Is(err, unix.EBUSY) || errors.Is(err, unix.ENXIO) || errors.Is(err, unix.ENODEV)
+}
+
+// reclaim keeps a device that is going away.
+func (s *Devices) reclaim(ctx context.Context, key string, d *Device, solid bool) error {
+	unlock, err := s.nodes.Lock(ctx, d.name)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	gone, err := keep(ctx, d, solid)
+	if gone {
+		s.forget(key)
+		return fmt.Errorf("%s went away before it could be reclaimed", d.Path())
+	}
+	return err
+}
+
+// keep is reclaim for who has the device's turn. While it is open here the device
+// cannot go, so what is seen then holds.
+func keep(ctx context.Context, d *Device, solid bool) (gone bool, err error) {
+	f, err := open(d.name, os.O_RDONLY)
+	if err != nil {
+		return false, fmt.Errorf("reclaim: %w", err)
+	}
+	defer closeAfter(f, &err)
+	now, err := describe(f, d.name)
+	switch {
+	case err != nil:
+		return false, err
+	case !now.same(d):
+		return true, nil
+	}
+	now.info.Flags &^= unix.LO_FLAGS_AUTOCLEAR
+	if err := unix.IoctlLoopSetStatus64(int(f.Fd()), &now.info); err != nil {
+		return false, &os.PathError{Op: "LOOP_SET_STATUS64", Path: d.Path(), Err: err}
+	}
+	if solid { // LOOP_SET_STATUS64 turned it on again, before Linux 6.11
+		turnDiscardOff(ctx, d.name)
+	}
+	switch now, err = describe(f, d.name); {
+	case err != nil:
+		return false, err
+	case now == nil || now.Detaching():
+		return false, fmt.Errorf("%s is still going away", d.Path())
+	}
+	return false, nil
+}

@@ -1,0 +1,195 @@
+package loop
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/csi-node/csi-node/pkg/internal/devnode"
+	"github.com/csi-node/csi-node/pkg/state"
+)
+
+const (
+	// goneLimit is how long a detach waits for others who have the device
+	// open: udev and blkid open every device for a moment. The kernel wakes
+	// nobody when the device goes, so it is looked at every goneInterval.
+	goneLimit    = 500 * time.Millisecond
+	goneInterval = 5 * time.Millisecond
+)
+
+// errHeld is in the errors of a detach that was refused or is not complete.
+var errHeld = errors.New("still in use")
+
+// Detach detaches the plugin's device for a target and returns nil when it is seen
+// to be gone. It leaves a device alone that is mounted or claimed, or that another
+// device is stacked on. A device that is merely open goes when the last one
+// closes it; the error names who has it open until then. Foreign devices are
+// left alone. The tag says which one is the plugin's: the file is not asked.
+func (s *Devices) Detach(ctx context.Context, t Target) error {
+	t.File = nil
+	for {
+		d, err := s.Current(ctx, t)
+		if d == nil || err != nil {
+			return err
+		}
+		if err := s.release(ctx, d); err != nil {
+			return err
+		}
+		s.forgetAs(t.key(), d.name)
+	}
+}
+
+// abandon detaches a device to attach it in another shape. It is kept if it
+// does not go at once.
+func (s *Devices) abandon(ctx context.Context, r Request, d *Device) error {
+	err := s.release(ctx, d)
+	if err == nil {
+		s.forget(r.key())
+		return nil
+	}
+	if !d.Detaching() {
+		if now, asked := ask(d.name); asked != nil {
+			err = errors.Join(err, asked)
+		} else if now.same(d) && now.Detaching() {
+			err = errors.Join(err, s.reclaim(ctx, r.key(), now, r.Solid))
+		}
+	}
+	if errors.Is(err, errHeld) {
+		return state.Errorf(state.FailedPrecondition, "it is attached otherwise (read-only %t, sectors of %d bytes): %w", d.readOnly, d.sector, err)
+	}
+	return err
+}
+
+// release clears a device and sees that it is gone.
+func (s *Devices) release(ctx context.Context, d *Device) error {
+	unlock, err := s.nodes.Lock(ctx, d.name)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	gone, err := s.clear(ctx, d)
+	if err != nil || gone {
+		return err
+	}
+	return s.awaitGone(ctx, d)
+}
+
+// clear tells the kernel to let go of the backing, unless the device is in
+// use. From the O_EXCL open on nobody can mount it. LOOP_CLR_FD detaches when
+// the last one closes the device, which is this function if all is well.
+func (s *Devices) clear(ctx context.Context, d *Device) (gone bool, err error) {
+	f, err := open(d.name, os.O_RDONLY|unix.O_EXCL)
+	switch {
+	case errors.Is(err, unix.EBUSY):
+		return false, fmt.Errorf("%s is %w: it is mounted or claimed, perhaps in another mount namespace", d, errHeld)
+	case errors.Is(err, unix.ENXIO): // it is being cleared
+		return false, nil
+	case err != nil:
+		return false, err
+	}
+	defer closeAfter(f, &err)
+	now, err := describe(f, d.name)
+	if err != nil && d.still(f) {
+		now, err = d, nil
+	}
+	switch {
+	case err != nil:
+		return false, err
+	case !now.same(d):
+		return true, nil
+	}
+	if err := s.uncovered(ctx, d); err != nil {
+		return false, err
+	}
+	if err := unix.IoctlSetInt(int(f.Fd()), unix.LOOP_CLR_FD, 0); err != nil && !errors.Is(err, unix.ENXIO) {
+		return false, &os.PathError{Op: "LOOP_CLR_FD", Path: d.Path(), Err: err}
+	}
+	return false, nil
+}
+
+// awaitGone waits a moment for a cleared device to be gone. One that others have
+// open may be one that another loop device shows: then it is kept.
+func (s *Devices) awaitGone(ctx context.Context, d *Device) error {
+	limit := time.NewTimer(goneLimit)
+	defer limit.Stop()
+	again := time.NewTicker(goneInterval)
+	defer again.Stop()
+	for looked := false; ; {
+		if now, err := ask(d.name); err != nil {
+			return err
+		} else if isFree(d.name) || now != nil && !now.same(d) {
+			return nil
+		}
+		if !looked {
+			looked = true
+			if err := s.unshown(ctx, d); err != nil {
+				return err
+			}
+		}
+		select {
+		case <-again.C:
+		case <-ctx.Done():
+			return fmt.Errorf("%s is %w: %w", d, errHeld, ctx.Err())
+		case <-limit.C:
+			return fmt.Errorf("%s is %w, and goes when it is closed by %s", d, errHeld, devnode.Openers(ctx, d.number))
+		}
+	}
+}
+
+// uncovered returns an error that names the plugin's view over d, and what sysfs
+// lists as holders (device-mapper, md, bcache).
+func (s *Devices) uncovered(ctx context.Context, d *Device) error {
+	var users []string
+	if view, err := s.Recall(ctx, ViewOf(d.number)); err != nil {
+		return err
+	} else if view != nil {
+		users = append(users, view.String())
+	}
+	holders, err := os.ReadDir(filepath.Join(sysBlock, d.name, "holders"))
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	for _, holder := range holders {
+		users = append(users, "/dev/"+holder.Name())
+	}
+	return heldBy(d, users)
+}
+
+// unshown returns an error that names other loop devices over d, which was
+// cleared and goes with the last of them, and keeps d then. It asks all devices
+// that the index does not know, as neither sysfs nor the name of a backing tells it.
+func (s *Devices) unshown(ctx context.Context, d *Device) error {
+	all, silent, err := s.scan(ctx, nil)
+	if err != nil {
+		return err
+	}
+	users := ViewOf(d.number).among(silent)
+	for _, other := range all {
+		if other.over() == d.number {
+			users = append(users, other.String())
+		}
+	}
+	if len(users) == 0 {
+		return nil
+	}
+	switch gone, err := keep(ctx, d, discardIsOff(d.name)); {
+	case gone, isFree(d.name):
+		return nil
+	case err != nil:
+		return err
+	}
+	return heldBy(d, users)
+}
+
+func heldBy(d *Device, users []string) error {
+	if len(users) == 0 {
+		return nil
+	}
+	return fmt.Errorf("%s is %w by %s", d, errHeld, strings.Join(users, ", "))
+}

@@ -1,0 +1,221 @@
+package loop
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/csi-node/csi-node/pkg/internal/devnode"
+	"github.com/csi-node/csi-node/pkg/state"
+)
+
+const (
+	controlPath = "/dev/loop-control"
+	sysClass    = "/sys/class/block"
+)
+
+// Tests have others.
+var (
+	sysBlock    = "/sys/block"
+	maxPartPath = "/sys/module/loop/parameters/max_part"
+)
+
+// Device is a bound loop device as the kernel described it.
+type Device struct {
+	name     string // as "loop3"
+	number   state.DeviceNumber
+	info     unix.LoopInfo64
+	bytes    int64
+	sector   int // bytes, of a logical one
+	readOnly bool
+	sequence uint64 // another at each attach; 0: this kernel tells none
+}
+
+// Name is as "loop3".
+func (d *Device) Name() string { return d.name }
+
+// Path is that of the device's node.
+func (d *Device) Path() string { return "/dev/" + d.name }
+
+// Number is that of the device's node.
+func (d *Device) Number() state.DeviceNumber { return d.number }
+
+// Tag is what whoever attached the device called it.
+func (d *Device) Tag() string { return unix.ByteSliceToString(d.info.File_name[:]) }
+
+// File is the file, or the node, that the device shows.
+func (d *Device) File() FileID { return FileID{devnode.NumberOf(d.info.Device), d.info.Inode} }
+
+// Backing is what sysfs names as what the device shows, for humans; "" if it is not known.
+func (d *Device) Backing() string { return backingOf(d.name) }
+
+// Bytes is the size of the device.
+func (d *Device) Bytes() int64 { return d.bytes }
+
+// ReadOnly reports whether the device refuses writes.
+func (d *Device) ReadOnly() bool { return d.readOnly }
+
+// Detaching reports whether the device goes when the last one closes it.
+func (d *Device) Detaching() bool { return d.info.Flags&unix.LO_FLAGS_AUTOCLEAR != 0 }
+
+func (d *Device) over() state.DeviceNumber { return devnode.NumberOf(d.info.Rdevice) }
+func (d *Device) direct() bool             { return d.info.Flags&unix.LO_FLAGS_DIRECT_IO != 0 }
+
+// is reports whether the device has a shape, as far as it can be seen.
+func (d *Device) is(s Shape) bool { return d.readOnly == s.ReadOnly && d.sector == s.Sector }
+
+// whole reports whether the device shows all of its backing.
+func (d *Device) whole() bool { return d.info.Offset == 0 && d.info.Sizelimit == 0 }
+
+// same reports whether a device, nil if it is not bound, is attached as d.
+func (now *Device) same(d *Device) bool {
+	return now != nil && now.Tag() == d.Tag() && now.File() == d.File()
+}
+
+// isView reports whether the device is a view of ours.
+func (d *Device) isView() bool {
+	return d.Tag() == viewTag && d.whole() && d.info.Flags&unix.LO_FLAGS_READ_ONLY != 0
+}
+
+func (d *Device) String() string {
+	text := d.Path()
+	if backing := backingOf(d.name); backing != "" {
+		text += " (backing " + backing
+		if !d.whole() {
+			text += fmt.Sprintf(", from byte %d", d.info.Offset)
+		}
+		text += ")"
+	}
+	return text
+}
+
+// Facts puts what is known of the device into facts.
+func (d *Device) Facts(facts *state.Device) {
+	facts.State = state.DeviceAttached
+	if d.Detaching() {
+		facts.State = state.DeviceDetaching
+	}
+	facts.Path, facts.Number = d.Path(), d.number
+	facts.Size, facts.ReadOnly = d.bytes, d.readOnly
+}
+
+// describe asks the kernel about an open device; nil when it is not bound.
+func describe(f *os.File, name string) (*Device, error) {
+	var st unix.Stat_t
+	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
+		return nil, &os.PathError{Op: "fstat", Path: f.Name(), Err: err}
+	}
+	info, err := unix.IoctlLoopGetStatus64(int(f.Fd()))
+	if errors.Is(err, unix.ENXIO) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, &os.PathError{Op: "LOOP_GET_STATUS64", Path: f.Name(), Err: err}
+	}
+	d := &Device{name: name, number: devnode.NumberOf(st.Rdev), info: *info, sequence: sequenceOf(f)}
+	if d.bytes, err = f.Seek(0, io.SeekEnd); err != nil {
+		return nil, fmt.Errorf("size of %s: %w", f.Name(), err)
+	}
+	readOnly, err := unix.IoctlGetInt(int(f.Fd()), unix.BLKROGET)
+	if err != nil {
+		return nil, &os.PathError{Op: "BLKROGET", Path: f.Name(), Err: err}
+	}
+	d.readOnly = readOnly != 0
+	if d.sector, err = unix.IoctlGetInt(int(f.Fd()), unix.BLKSSZGET); err != nil {
+		return nil, &os.PathError{Op: "BLKSSZGET", Path: f.Name(), Err: err}
+	}
+	return d, nil
+}
+
+// sequenceOf returns the number that an open device got when it was last
+// attached or detached, which no other has (BLKGETDISKSEQ, Linux 5.15); 0: none.
+func sequenceOf(f *os.File) (n uint64) {
+	const blkGetDiskSeq = 0x80081280 // linux/fs.h
+	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, f.Fd(), blkGetDiskSeq, uintptr(unsafe.Pointer(&n))); errno != 0 {
+		return 0
+	}
+	return n
+}
+
+// still reports whether an open device is attached as it was when d was asked.
+func (d *Device) still(f *os.File) bool { return d.sequence != 0 && sequenceOf(f) == d.sequence }
+
+// open opens the node of a loop device. Its number is not the one in its name where
+// the driver keeps minors for partitions (max_part).
+//
+// ENOENT, ENXIO, ENODEV: there is no such device, or it is going away.
+func open(name string, flags int) (*os.File, error) {
+	number, err := numberOf(name)
+	if err != nil {
+		return nil, err
+	}
+	return devnode.Open("/dev/"+name, number, flags)
+}
+
+func numberOf(name string) (state.DeviceNumber, error) {
+	return devnode.ReadNumber(filepath.Join(sysBlock, name, "dev"))
+}
+
+// ask opens a device for as long as it takes to describe it; nil when it is
+// not bound, or being cleared (the open says ENXIO).
+func ask(name string) (*Device, error) {
+	f, err := open(name, os.O_RDONLY)
+	switch {
+	case errors.Is(err, unix.ENXIO), errors.Is(err, os.ErrNotExist), errors.Is(err, unix.ENODEV):
+		return nil, nil
+	case err != nil:
+		return nil, err
+	}
+	d, err := describe(f, name)
+	return d, errors.Join(err, f.Close())
+}
+
+// bound returns the names of the loop devices that sysfs does not show as free,
+// which takes no open of any.
+func bound() ([]string, error) {
+	entries, err := os.ReadDir(sysBlock)
+	if err != nil {
+		return nil, err
+	}
+	var names []string
+	for _, entry := range entries {
+		if name := entry.Name(); strings.HasPrefix(name, "loop") && !isFree(name) {
+			names = append(names, name)
+		}
+	}
+	return names, nil
+}
+
+// isFree reports whether sysfs shows that a device has no backing, or that there
+// is no such device. What cannot be read is not free.
+func isFree(name string) bool {
+	backing, err := readBacking(name)
+	return err == nil && backing == ""
+}
+
+// readBacking returns what sysfs names as the backing of a loop device; "" when
+// the device is not bound. The kernel has the file only while it is.
+func readBacking(name string) (string, error) {
+	raw, err := os.ReadFile(filepath.Join(sysBlock, name, "loop", "backing_file"))
+	if errors.Is(err, os.ErrNotExist) || errors.Is(err, unix.ENODEV) {
+		return "", nil
+	}
+	return string(bytes.TrimSuffix(raw, []byte("\n"))), err
+}
+
+// backingOf is readBacking for humans, and to tell whether a backing is another
+// than before: "" when it cannot be read, too.
+func backingOf(name string) string {
+	backing, err := readBacking(name)
+	if err != nil {
+		return ""
+	}
+	return backing
+}

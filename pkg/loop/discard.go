@@ -1,0 +1,106 @@
+package loop
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+	"k8s.io/klog/v2"
+)
+
+// A discard of a loop device punches holes into its backing: so a thin file
+// gives back what the file system in it frees. A solid one must not lose blocks:
+// its device's discard_max_bytes is 0, with which the driver refuses discards
+// and all else that calls fallocate on the file. The kernel then writes zeros
+// where it is asked for them, and Linux 6.1 logs that each time.
+//
+// That limit outlives the backing. From Linux 6.10 on even LOOP_CONFIGURE keeps
+// it, and no write to sysfs takes it back, as 0 is the only multiple of the
+// granularity that the kernel then has. The next solid file on that device is
+// spared the setting, which takes the kernel 15 ms; a thin one has the device made
+// anew before, which takes 40 ms. Others may be given the device meanwhile, and
+// cannot discard on it.
+const (
+	discardMax   = "discard_max_bytes"    // that are in force, settable
+	discardLimit = "discard_max_hw_bytes" // that the driver could do
+)
+
+// KeepSolid makes the device that stands for a target refuse discards, if it is
+// writable: a crash may have come before it did.
+func (s *Devices) KeepSolid(ctx context.Context, t Target) error {
+	d, err := s.Recall(ctx, t)
+	if d != nil && err == nil && t.Owns(d) && !d.readOnly {
+		turnDiscardOff(ctx, d.name)
+	}
+	return err
+}
+
+// turnDiscardOff makes a device refuse discards. Where it cannot, as a container
+// without the node's /sys has a read-only one, even if it is privileged, it says
+// so in the log: what a discard takes then, the next attach puts back.
+func turnDiscardOff(ctx context.Context, name string) {
+	limit, err := readQueue(name, discardLimit)
+	if err == nil && limit == 0 || discardIsOff(name) {
+		return
+	}
+	if err := os.WriteFile(queueFile(name, discardMax), []byte("0"), 0); err != nil {
+		klog.FromContext(ctx).Error(err, "A discard can take blocks from a thick volume until it is attached anew: mount the node's /sys into the plugin's container, as deploy/ does", "device", name)
+	}
+}
+
+// discardIsOff reports whether a device, bound or not, refuses discards that
+// its driver could do.
+func discardIsOff(name string) bool {
+	limit, err := readQueue(name, discardLimit)
+	if err != nil || limit == 0 {
+		return false
+	}
+	now, err := readQueue(name, discardMax)
+	return err == nil && now == 0
+}
+
+// renew makes a free device anew, without the limits that it was given. EBUSY:
+// it is bound again, or open.
+func renew(name string) (err error) {
+	number, err := strconv.Atoi(strings.TrimPrefix(name, "loop"))
+	if err != nil {
+		return err
+	}
+	control, err := os.OpenFile(controlPath, os.O_RDWR, 0)
+	if err != nil {
+		return err
+	}
+	defer closeAfter(control, &err)
+	if err := unix.IoctlSetInt(int(control.Fd()), unix.LOOP_CTL_REMOVE, number); err != nil {
+		return fmt.Errorf("LOOP_CTL_REMOVE %d: %w", number, err)
+	}
+	if err := unix.IoctlSetInt(int(control.Fd()), unix.LOOP_CTL_ADD, number); err != nil && !errors.Is(err, unix.EEXIST) {
+		return fmt.Errorf("LOOP_CTL_ADD %d: %w", number, err)
+	}
+	return nil
+}
+
+// add makes a device of the first number that there is none of.
+func add(control *os.File) (number int, err error) {
+	const any = ^uintptr(0) // -1
+	n, _, errno := unix.Syscall(unix.SYS_IOCTL, control.Fd(), unix.LOOP_CTL_ADD, any)
+	if errno != 0 {
+		return 0, fmt.Errorf("LOOP_CTL_ADD: %w", errno)
+	}
+	return int(n), nil
+}
+
+func queueFile(name, file string) string { return filepath.Join(sysBlock, name, "queue", file) }
+
+func readQueue(name, file string) (uint64, error) {
+	raw, err := os.ReadFile(queueFile(name, file))
+	if err != nil {
+		return 0, err
+	}
+	return strconv.ParseUint(strings.TrimSpace(string(raw)), 10, 64)
+}

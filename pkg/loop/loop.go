@@ -1,0 +1,254 @@
+// Package loop attaches files and block devices as loop devices. What they hold,
+// and for whom, is not its business: it knows each thing to show by a Target.
+//
+// A device is the plugin's when its lo_file_name is a tag, which the plugin sets,
+// and it shows its backing from the first byte to the last; what it shows is told
+// by the inode, or the device number, as LOOP_GET_STATUS64 gives it:
+//
+//	csi-node:<place>:<name>   a file, as pool volumes have it: see Tag
+//	csi-node:view             a read-only view of the block device lo_rdevice
+//
+// Any other loop device over the file of a Target is foreign: it is reported, and
+// neither detached nor attached a second time. Tables of loop devices are not
+// believed: an index remembers which device was last seen to stand for a Target,
+// and the kernel is asked about that device each time. All devices are looked at
+// at the start. That none shows a file is asked of the file: a write lease proves
+// that nobody has it open. Only when that is refused, as it is when anybody reads
+// the file, are all devices looked at again. A device that does not answer may
+// show any file of which a lease does not prove otherwise.
+//
+// A device does direct I/O where the file system of its backing can. It lets
+// discards through to its backing unless it is Solid.
+//
+// The loop ioctls take no deadline: one that meets a hung disk blocks until
+// the disk answers, and with it the calls for that Target only.
+package loop
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/csi-node/csi-node/pkg/internal/devnode"
+	"github.com/csi-node/csi-node/pkg/internal/keylock"
+	"github.com/csi-node/csi-node/pkg/state"
+)
+
+const (
+	tagPrefix = "csi-node:"
+	viewTag   = tagPrefix + "view"
+	// tagSize is the room in lo_file_name, in bytes, without the final NUL.
+	tagSize = 63
+)
+
+// Tag returns the tag of a name in a place, which holds no colon. Names that do
+// not fit are told apart by a hash.
+func Tag(place, name string) string {
+	prefix := tagPrefix + place + ":"
+	if room := tagSize - len(prefix); len(name) > room {
+		sum := sha256.Sum256([]byte(name))
+		hash := "~" + hex.EncodeToString(sum[:10])
+		name = name[:room-len(hash)] + hash
+	}
+	return prefix + name
+}
+
+// Devices are the loop devices of the node, as one process uses them: it should
+// have but one. The methods may be called concurrently, but those that change what
+// stands for one Target must take turns.
+type Devices struct {
+	numbers Numbers // that are somebody's
+
+	// nodes is held, by the name of a device, while it is open here: two O_EXCL
+	// opens at a time would take each other for a holder, and a detach completes
+	// only when it has the device to itself.
+	nodes keylock.Map
+
+	mu    sync.Mutex
+	hints map[string]hint // by the key of a Target
+	looks map[string]*look
+	// silent are the devices that did not answer when they were last asked.
+	silent map[string]bool
+}
+
+// hint is a device that was seen to stand for a Target.
+type hint struct {
+	name    string // as "loop3"
+	backing string // what sysfs said of its backing then
+	was     Device // what it said itself; nothing yet if sequence is 0
+}
+
+// New finds the devices that were attached before. The error says what to do when
+// the node has no loop devices.
+func New(ctx context.Context) (*Devices, error) {
+	control, err := os.OpenFile(controlPath, os.O_RDWR, 0)
+	switch {
+	case errors.Is(err, os.ErrNotExist):
+		return nil, fmt.Errorf("this node offers no loop devices: load the module (modprobe loop), and in a container mount the host's /dev: %w", err)
+	case err != nil:
+		return nil, fmt.Errorf("loop devices need root (a privileged container): %w", err)
+	}
+	if err := control.Close(); err != nil {
+		return nil, err
+	}
+	s := &Devices{hints: map[string]hint{}, looks: map[string]*look{}, silent: map[string]bool{}}
+	all, _, err := s.scan(ctx, nil)
+	if err != nil {
+		return nil, err
+	}
+	for _, d := range all {
+		switch {
+		case d.isView():
+			s.remember(ViewOf(d.over()).key(), d)
+		case strings.HasPrefix(d.Tag(), tagPrefix) && d.whole():
+			s.remember(d.Tag(), d)
+		}
+	}
+	return s, nil
+}
+
+// Check returns an error when the node offers no loop devices any more.
+func (s *Devices) Check(context.Context) error {
+	if _, err := os.Stat(controlPath); err != nil {
+		return fmt.Errorf("this node offers no loop devices: %w", err)
+	}
+	return nil
+}
+
+// Recognize finds devices over files that the plugin did not attach. It is told
+// the tag that the plugin's own device over each file would have.
+func (s *Devices) Recognize(ctx context.Context, tags map[FileID]string) error {
+	all, _, err := s.scan(ctx, nil)
+	if err != nil {
+		return err
+	}
+	for _, d := range all {
+		if tag := tags[d.File()]; tag != "" && s.Seen(tag) == "" {
+			s.remember(tag, d)
+		}
+	}
+	return nil
+}
+
+// Seen returns the name of the device last seen for a tag, as "loop3"; "" when
+// there is none. It asks nobody.
+func (s *Devices) Seen(tag string) string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.hints[tag].name
+}
+
+// AnySeen reports whether a device was seen whose tag begins so. It asks nobody.
+func (s *Devices) AnySeen(prefix string) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for tag := range s.hints {
+		if strings.HasPrefix(tag, prefix) {
+			return true
+		}
+	}
+	return false
+}
+
+// Tagged returns the plugin's devices whose tag begins with the prefix, but for
+// those that skip names. It blocks for as long as one of them does.
+func (s *Devices) Tagged(ctx context.Context, prefix string, skip func(tag string) bool) ([]*Device, error) {
+	s.mu.Lock()
+	var tags []string
+	for tag := range s.hints {
+		if strings.HasPrefix(tag, prefix) && !skip(tag) {
+			tags = append(tags, tag)
+		}
+	}
+	s.mu.Unlock()
+	var tagged []*Device
+	for _, tag := range tags {
+		if d, err := s.Recall(ctx, Target{Tag: tag}); err != nil {
+			return nil, err
+		} else if d != nil {
+			tagged = append(tagged, d)
+		}
+	}
+	others, _, err := s.scan(ctx, nil)
+	if err != nil {
+		return nil, err
+	}
+	for _, d := range others {
+		again := slices.ContainsFunc(tagged, func(other *Device) bool { return other.number == d.number })
+		if strings.HasPrefix(d.Tag(), prefix) && d.whole() && !skip(d.Tag()) && !again {
+			tagged = append(tagged, d)
+		}
+	}
+	return tagged, nil
+}
+
+func (s *Devices) remember(key string, d *Device) {
+	h := hint{name: d.name, backing: backingOf(d.name), was: *d}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.hints[key] = h
+}
+
+func (s *Devices) forget(key string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.hints, key)
+}
+
+// FileID is the identity of a file, or of a device node's file.
+type FileID struct {
+	Device state.DeviceNumber
+	Inode  uint64
+}
+
+// File is what is known of a file.
+type File struct {
+	ID    FileID
+	Bytes int64
+}
+
+// StatFile looks at a file; nil: there is none at the path.
+func StatFile(path string) (*File, error) {
+	var st unix.Stat_t
+	switch err := unix.Stat(path, &st); {
+	case errors.Is(err, unix.ENOENT):
+		return nil, nil
+	case err != nil:
+		return nil, &os.PathError{Op: "stat", Path: path, Err: err}
+	}
+	return &File{ID: FileID{devnode.NumberOf(st.Dev), st.Ino}, Bytes: st.Size}, nil
+}
+
+// OpenFile opens a file, which must still be the one that was looked at.
+func OpenFile(path string, id FileID, mode int) (*os.File, error) {
+	f, err := os.OpenFile(path, mode|unix.O_NOFOLLOW, 0)
+	if err != nil {
+		return nil, err
+	}
+	var st unix.Stat_t
+	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
+		return nil, errors.Join(pathError("fstat", f, err), f.Close())
+	}
+	if id != (FileID{devnode.NumberOf(st.Dev), st.Ino}) {
+		return nil, errors.Join(fmt.Errorf("%s was replaced meanwhile", path), f.Close())
+	}
+	return f, nil
+}
+
+func pathError(op string, f *os.File, err error) error {
+	if err == nil {
+		return nil
+	}
+	return &os.PathError{Op: op, Path: f.Name(), Err: err}
+}
+
+// closeAfter closes f and joins the error, if any, to *err.
+func closeAfter(f *os.File, err *error) { *err = errors.Join(*err, f.Close()) }

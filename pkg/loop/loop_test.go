@@ -1,0 +1,110 @@
+package loop
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/csi-node/csi-node/pkg/state"
+	"github.com/csi-node/csi-node/test/machine"
+)
+
+// The tags of today's and yesterday's version are the same: a device that one
+// attached is the other's.
+func TestTag(t *testing.T) {
+	long := strings.Repeat("a", 127)
+	sum := sha256.Sum256([]byte(long))
+	for name, want := range map[string]string{
+		"pvc-1": "csi-node:0a1b2c3d:pvc-1",
+		long:    "csi-node:0a1b2c3d:" + strings.Repeat("a", 24) + "~" + hex.EncodeToString(sum[:10]),
+	} {
+		if got := Tag("0a1b2c3d", name); got != want || len(got) > 63 {
+			t.Errorf("the tag of %s is %q, want %q", name, got, want)
+		}
+	}
+}
+
+// A file that a lease proves to be nobody's is not shown by a device that does not
+// answer, though that has the same name in another place; one whose data was
+// deleted may be, and without a file only the name tells.
+func TestSilentDeviceOfAnotherPlace(t *testing.T) {
+	dir := t.TempDir()
+	replace(t, &sysBlock, dir)
+	put(t, filepath.Join(dir, "loop1", "loop", "backing_file"), "/one/volumes/vol/data\n")
+	put(t, filepath.Join(dir, "loop2", "loop", "backing_file"), "/two/volumes/vol/data (deleted)\n")
+	put(t, filepath.Join(dir, "loop3", "loop", "backing_file"), "/two/volumes/other/data\n")
+	path := filepath.Join(t.TempDir(), "volumes", "vol", "data")
+	put(t, path, "")
+	file, err := StatFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	silent := []string{"loop1", "loop2", "loop3"}
+	to := Target{Tag: Tag("place", "vol"), Path: path, File: file, Place: "/volumes/vol/"}
+	if !to.unopened() {
+		t.Skip(machine.LeftOut + "a file system with leases")
+	}
+	mustBe := func(want ...string) {
+		t.Helper()
+		maybe := to.among(silent)
+		if len(maybe) != len(want) {
+			t.Fatalf("it may be %q, want %q", maybe, want)
+		}
+		for i := range want {
+			if !strings.HasPrefix(maybe[i], "/dev/"+want[i]+" ") {
+				t.Errorf("it may be %q, want %q", maybe, want)
+			}
+		}
+	}
+	mustBe("loop2")
+	reader, err := os.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer reader.Close()
+	mustBe("loop1", "loop2", "loop3")
+	to.File = nil
+	mustBe("loop1", "loop2")
+}
+
+// A device that another one shows is not lost by a detach that is refused, nor
+// does it refuse discards less than before.
+func TestRefusedDetachKeepsTheDevice(t *testing.T) {
+	s, to := newDevices(t), newFile(t, "stacked")
+	r := request(to, "vol")
+	r.Solid = true
+	d := attach(t, s, r)
+	above := machine.Losetup(t, d.Path())
+	wantError(t, s.Detach(t.Context(), to), state.Unavailable, d.Path(), above)
+	if now, err := s.Recall(t.Context(), to); err != nil || now == nil || now.Detaching() || now.sequence != d.sequence || !discardIsOff(d.name) {
+		t.Errorf("after the refusal: %+v, %v", now, err)
+	}
+	losetupDetach(t, above)
+	detached(t, s, to)
+	if err := renew(d.name); err != nil && !raced(err) {
+		t.Error(err)
+	}
+}
+
+// What the plugin attached is found by its tag again, whoever knows of the file.
+func TestTagged(t *testing.T) {
+	s, to := newDevices(t), newFile(t, "tagged")
+	d := attach(t, s, request(to, "vol"))
+	prefix := strings.TrimSuffix(to.Tag, "tagged")
+	for _, s := range []*Devices{s, newDevices(t)} {
+		if !s.AnySeen(prefix) || s.Seen(to.Tag) != d.Name() {
+			t.Errorf("%s was not seen", d)
+		}
+		all, err := s.Tagged(t.Context(), prefix, func(string) bool { return false })
+		if err != nil || len(all) != 1 || all[0].Number() != d.Number() {
+			t.Errorf("%v, %v", all, err)
+		}
+		if all, err := s.Tagged(t.Context(), prefix, func(tag string) bool { return tag == to.Tag }); err != nil || len(all) != 0 {
+			t.Errorf("%v, %v", all, err)
+		}
+	}
+	detached(t, s, to)
+}

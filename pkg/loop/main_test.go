@@ -1,0 +1,145 @@
+package loop
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/csi-node/csi-node/pkg/state"
+	"github.com/csi-node/csi-node/test/machine"
+)
+
+const size = 4 << 20 // bytes of a test's file
+
+func newDevices(t testing.TB) *Devices {
+	t.Helper()
+	machine.Kernel(t)
+	s, err := New(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	// What another package's test waits for to get again is not taken.
+	s.Spare(Numbers{Bound: func(n state.DeviceNumber) (bool, error) { return machine.Bound(n.Major, n.Minor) }})
+	return s
+}
+
+// newFile makes a file and returns what a device over it is to show. Its devices
+// are detached when the test ends.
+func newFile(t testing.TB, name string) Target {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), name, "data")
+	put(t, path, strings.Repeat("\x00", size))
+	t.Cleanup(func() {
+		for _, over := range append(over(t, path), over(t, path)...) {
+			for _, view := range overDevice(t, over) {
+				losetupDetach(t, view)
+			}
+			losetupDetach(t, over)
+		}
+	})
+	return target(t, name, path)
+}
+
+func target(t testing.TB, name, path string) Target {
+	t.Helper()
+	file, err := StatFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	place := filepath.Base(filepath.Dir(filepath.Dir(path)))
+	return Target{Tag: Tag(place, name), File: file, Path: path, Place: "/" + name + "/"}
+}
+
+// over lists the nodes of the devices over a file.
+func over(t testing.TB, path string) (nodes []string) {
+	t.Helper()
+	names, err := bound()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range names {
+		if strings.HasPrefix(backingOf(name), path) {
+			nodes = append(nodes, "/dev/"+name)
+		}
+	}
+	return nodes
+}
+
+func overDevice(t testing.TB, node string) (nodes []string) {
+	t.Helper()
+	for _, over := range over(t, node) {
+		if backingOf(filepath.Base(over)) == node {
+			nodes = append(nodes, over)
+		}
+	}
+	return nodes
+}
+
+func losetupDetach(t testing.TB, node string) {
+	t.Helper()
+	if out, err := exec.Command("losetup", "-d", node).CombinedOutput(); err != nil && !strings.Contains(string(out), "No such device") {
+		t.Errorf("losetup -d %s: %v: %s", node, err, out)
+	}
+}
+
+// request asks for a writable device over a target, for a volume.
+func request(to Target, volume string) Request {
+	return Request{Target: to, Shape: Shape{Sector: 512}, Volume: volume, Open: func() (*os.File, error) { return OpenFile(to.Path, to.File.ID, os.O_RDWR) }}
+}
+
+func attach(t testing.TB, s *Devices, r Request) *Device {
+	t.Helper()
+	if err := s.Attach(t.Context(), r); err != nil {
+		t.Fatal(err)
+	}
+	d, err := s.Recall(t.Context(), r.Target)
+	if err != nil || d == nil || !r.Owns(d) {
+		t.Fatalf("%v, %v", d, err)
+	}
+	return d
+}
+
+// detached detaches what stands for a target.
+func detached(t testing.TB, s *Devices, to Target) {
+	t.Helper()
+	if err := s.Detach(t.Context(), to); err != nil {
+		t.Fatal(err)
+	}
+	if d, err := s.Recall(t.Context(), to); d != nil || err != nil {
+		t.Fatalf("%v, %v", d, err)
+	}
+}
+
+// wantError fails unless err is of the class and its text holds all words.
+func wantError(t testing.TB, err error, class state.Class, words ...string) {
+	t.Helper()
+	if err == nil || state.ClassOf(err) != class {
+		t.Fatalf("error %v, want one of class %s", err, class)
+	}
+	for _, word := range words {
+		if !strings.Contains(err.Error(), word) {
+			t.Errorf("error %q does not name %q", err, word)
+		}
+	}
+}
+
+// replace sets a variable until the test ends.
+func replace(t *testing.T, variable *string, value string) {
+	t.Helper()
+	before := *variable
+	*variable = value
+	t.Cleanup(func() { *variable = before })
+}
+
+// put writes a file, and makes the directory for it.
+func put(t testing.TB, path, text string) {
+	t.Helper()
+	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+}

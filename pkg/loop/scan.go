@@ -1,0 +1,267 @@
+package loop
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+	"k8s.io/klog/v2"
+
+	"github.com/csi-node/csi-node/pkg/state"
+)
+
+// lookLimit is how long scans wait for one device that is not known, all of them
+// together: the kernel asks the backing's file system, and a dead NFS server
+// never answers.
+const lookLimit = 2 * time.Second
+
+// look is a question about a device that is under way.
+type look struct {
+	since  time.Time
+	done   chan struct{}
+	device *Device // nil when the device is not bound
+	err    error
+}
+
+// scan asks the bound loop devices, but those that the index knows and sysfs
+// confirms: opening a device that another goroutine detaches would delay that. only,
+// if there is one, says by the name of the backing which others it asks; that is ""
+// where sysfs does not tell it. Of the silent ones, which did not answer now or
+// before, nothing is known but their names.
+func (s *Devices) scan(ctx context.Context, only func(backing string) bool) (all []*Device, silent []string, err error) {
+	names, err := bound()
+	if err != nil {
+		return nil, nil, fmt.Errorf("look for loop devices: %w", err)
+	}
+	known, mute := s.known(), map[string]bool{}
+	for _, name := range s.silentOnes() {
+		mute[name] = true
+	}
+	for _, name := range names {
+		backing := backingOf(name)
+		if was, ok := known[name]; ok && was == backing {
+			delete(mute, name)
+			continue
+		}
+		if only != nil && !only(backing) {
+			continue
+		}
+		d, err := s.askWithin(ctx, name)
+		delete(mute, name)
+		switch {
+		case ctx.Err() != nil:
+			return nil, nil, ctx.Err()
+		case err != nil:
+			klog.FromContext(ctx).Error(err, "A loop device does not answer, and may show any volume", "device", name, "backing", backing)
+			mute[name] = true
+		case d != nil:
+			all = append(all, d)
+		}
+	}
+	maps.DeleteFunc(mute, func(name string, _ bool) bool { return !slices.Contains(names, name) })
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.silent = mute
+	return all, slices.Sorted(maps.Keys(mute)), nil
+}
+
+// silentOnes returns the devices that did not answer when they were last asked.
+func (s *Devices) silentOnes() []string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Sorted(maps.Keys(s.silent))
+}
+
+// known returns the backings of the devices in the index by their names.
+func (s *Devices) known() map[string]string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	known := make(map[string]string, len(s.hints))
+	for _, h := range s.hints {
+		known[h.name] = h.backing
+	}
+	return known
+}
+
+// askWithin asks about a device on a goroutine that may be lost to a dead
+// backing; no device ever has more than one.
+func (s *Devices) askWithin(ctx context.Context, name string) (*Device, error) {
+	s.mu.Lock()
+	l := s.looks[name]
+	if l == nil {
+		l = &look{since: time.Now(), done: make(chan struct{})}
+		s.looks[name] = l
+		go func() {
+			l.device, l.err = ask(name)
+			s.mu.Lock()
+			delete(s.looks, name)
+			s.mu.Unlock()
+			close(l.done)
+		}()
+	}
+	s.mu.Unlock()
+	limit := time.NewTimer(lookLimit - time.Since(l.since)) // at once for one that hangs
+	defer limit.Stop()
+	select {
+	case <-l.done:
+		return l.device, l.err
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	case <-limit.C:
+		return nil, fmt.Errorf("%s does not tell its backing within %s", name, lookLimit)
+	}
+}
+
+// Recall returns the device that the index has for a target, if it stands for it
+// still: the plugin's, or a foreign one over the file. It is O(1), unless a device did
+// not answer when it was last asked and may be the one: then they are asked again.
+func (s *Devices) Recall(ctx context.Context, t Target) (*Device, error) {
+	name := s.Seen(t.key())
+	if name == "" {
+		if len(t.among(s.silentOnes())) > 0 {
+			return s.search(ctx, t)
+		}
+		return nil, nil
+	}
+	d, err := s.hinted(ctx, t.key(), name, nil)
+	if d == nil || err != nil || t.is(d) {
+		return d, err
+	}
+	if t.File != nil || t.isView() { // else it may be a foreign one over the file, which is not known now
+		s.forgetAs(t.key(), name)
+	}
+	return nil, nil
+}
+
+// hinted asks the device of the index. It is forgotten if it is not bound, or not
+// accepted.
+func (s *Devices) hinted(ctx context.Context, key, name string, accept func(*Device) bool) (*Device, error) {
+	unlock, err := s.nodes.Lock(ctx, name)
+	if err != nil {
+		return nil, err
+	}
+	defer unlock()
+	d, err := ask(name)
+	if err != nil {
+		d = s.asBefore(key, name)
+	}
+	switch {
+	case err != nil && d == nil:
+		return nil, err
+	case d == nil || accept != nil && !accept(d):
+		s.forgetAs(key, name)
+		return nil, nil
+	}
+	s.heard(key, d)
+	return d, nil
+}
+
+// asBefore returns what a device of the index said last, if it is attached as it
+// was then, else nil. A file system that was shut down may fail every question
+// about its files (xfs does), that for the tag of a loop device with it.
+func (s *Devices) asBefore(key, name string) *Device {
+	s.mu.Lock()
+	was := s.hints[key].was
+	s.mu.Unlock()
+	f, err := open(name, os.O_RDONLY)
+	if err != nil {
+		return nil
+	}
+	defer f.Close()
+	if was.name != name || !was.still(f) {
+		return nil
+	}
+	return &was
+}
+
+// heard keeps what a device of the index has said.
+func (s *Devices) heard(key string, d *Device) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if h := s.hints[key]; h.name == d.name {
+		h.was = *d
+		s.hints[key] = h
+	}
+}
+
+// Claim opens a device O_EXCL and lets do use it. It fails while anybody else has
+// it mounted or claimed, and if the device shows another file by now.
+func (s *Devices) Claim(ctx context.Context, d *Device, mode int, do func(*os.File) error) (err error) {
+	done, err := s.Turn(ctx, d.name)
+	if err != nil {
+		return err
+	}
+	defer done()
+	f, err := open(d.name, mode|unix.O_EXCL)
+	if errors.Is(err, unix.EBUSY) {
+		return fmt.Errorf("%s is %w: it is mounted or claimed, perhaps by a mkfs that has not ended", d, errHeld)
+	}
+	if err != nil {
+		return err
+	}
+	defer closeAfter(f, &err)
+	now, err := describe(f, d.name)
+	switch {
+	case err != nil:
+		return err
+	case !now.same(d):
+		return fmt.Errorf("%s does not show the volume any more", d.Path())
+	}
+	return do(f)
+}
+
+// Turn waits for the turn to open a block device O_EXCL, by its name in sysfs. Who
+// has it meets no other O_EXCL open of this process.
+func (s *Devices) Turn(ctx context.Context, name string) (done func(), err error) {
+	return s.nodes.Lock(ctx, name)
+}
+
+// forgetAs removes a hint unless it has been renewed meanwhile.
+func (s *Devices) forgetAs(key, name string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.hints[key].name == name {
+		delete(s.hints, key)
+	}
+}
+
+// search looks through the devices that the index does not know for one that
+// stands for the target, and puts it into the index. Without a file only the
+// devices are asked whose backing has the target's name, of which there are few.
+// Unavailable: none of those that answer is it, and others do not.
+func (s *Devices) search(ctx context.Context, t Target) (*Device, error) {
+	var only func(string) bool
+	if t.File == nil {
+		only = func(backing string) bool { return backing == "" || t.named(backing) }
+	}
+	all, silent, err := s.scan(ctx, only)
+	if err != nil {
+		return nil, err
+	}
+	for _, d := range all {
+		if t.is(d) {
+			s.remember(t.key(), d)
+			return d, nil
+		}
+	}
+	if maybe := t.among(silent); len(maybe) > 0 {
+		return nil, state.Errorf(state.Unavailable, "%s does not answer, so whether it shows the data is not known: see to the disk behind it", strings.Join(maybe, ", "))
+	}
+	return nil, nil
+}
+
+// Current returns the device that stands for a target: the one of the index, else
+// what a search finds, unless there is a proof that it would find none.
+func (s *Devices) Current(ctx context.Context, t Target) (*Device, error) {
+	d, err := s.Recall(ctx, t)
+	if d != nil || err != nil || t.unopened() {
+		return d, err
+	}
+	return s.search(ctx, t)
+}

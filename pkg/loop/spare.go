@@ -1,0 +1,157 @@
+package loop
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/bits"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+	"k8s.io/klog/v2"
+
+	"github.com/csi-node/csi-node/pkg/state"
+)
+
+// Numbers tells which device numbers are somebody's: what is bound at a path, or
+// was made in a pod, is a number only, and would show whatever volume is given it
+// next. The functions are called concurrently; a nil one knows of nothing.
+type Numbers struct {
+	// Owner returns the volume that is published with the number, "" for none.
+	Owner func(state.DeviceNumber) (volume string)
+	// Bound reports whether a device node with the number is bound anywhere on
+	// this node, by whomever.
+	Bound func(state.DeviceNumber) (bool, error)
+	// Published returns the numbers with which a volume is published: those of its
+	// device, or those of its read-only view.
+	Published func(volume string, view bool) []state.DeviceNumber
+}
+
+// Spare sets what keeps numbers from being given away: one that somebody shows is
+// given only to the volume that is published with it, and that gets it again if it
+// can. It must be called before anything is attached.
+func (s *Devices) Spare(numbers Numbers) { s.numbers = numbers }
+
+// spared reports whether the number of a free device is kept for somebody else.
+func (s *Devices) spared(name string, r Request) (bool, error) {
+	number, err := numberOf(name)
+	if err != nil {
+		return false, err
+	}
+	owner := ""
+	if s.numbers.Owner != nil {
+		owner = s.numbers.Owner(number)
+	}
+	switch {
+	case owner != "":
+		return owner != r.Volume, nil
+	case s.numbers.Bound == nil:
+		return false, nil
+	}
+	return s.numbers.Bound(number)
+}
+
+// free returns the name of a device that nobody has; another process may take it
+// all the same. again asks first for the one that the volume is published as: sure
+// says that it is that one, and no other will do. A taken one is not offered
+// again: it may look free while somebody has it claimed.
+func (s *Devices) free(ctx context.Context, control *os.File, r Request, again bool, taken map[string]bool) (name string, sure bool, err error) {
+	if again {
+		if name, err = s.again(control, r); name != "" || err != nil {
+			return name, true, err
+		}
+	}
+	n, err := unix.IoctlRetInt(int(control.Fd()), unix.LOOP_CTL_GET_FREE)
+	if err != nil {
+		return "", false, fmt.Errorf("LOOP_CTL_GET_FREE: %w", err)
+	}
+	name = nameOf(n)
+	switch spared, err := s.spared(name, r); {
+	case err == nil && !spared && !taken[name]:
+		return name, false, nil
+	case err != nil && !errors.Is(err, os.ErrNotExist): // it may have been removed just now
+		return "", false, err
+	case err == nil && spared:
+		klog.FromContext(ctx).V(2).Info("The number of a free loop device is shown to somebody, and left alone", "device", name)
+	}
+	dirs, err := filepath.Glob(filepath.Join(sysBlock, "loop*")) // the kernel names the lowest one only
+	if err != nil {
+		return "", false, err
+	}
+	for _, dir := range dirs {
+		name := filepath.Base(dir)
+		if taken[name] || !isFree(name) {
+			continue
+		}
+		if spared, err := s.spared(name, r); err == nil && !spared {
+			return name, false, nil
+		}
+	}
+	name, err = s.addUnspared(control, r)
+	return name, false, err
+}
+
+// again returns the device that a volume, or its view, is published as, if it is
+// free; "" if there is none.
+func (s *Devices) again(control *os.File, r Request) (name string, err error) {
+	if s.numbers.Published == nil || r.Volume == "" {
+		return "", nil
+	}
+	for _, number := range s.numbers.Published(r.Volume, r.isView()) {
+		index, err := indexOf(number)
+		if err != nil {
+			return "", err
+		}
+		name := nameOf(index)
+		if !isFree(name) {
+			continue
+		}
+		// Somebody may have removed it (LOOP_CTL_REMOVE).
+		if err := unix.IoctlSetInt(int(control.Fd()), unix.LOOP_CTL_ADD, index); err != nil && !errors.Is(err, unix.EEXIST) {
+			return "", fmt.Errorf("LOOP_CTL_ADD %d: %w", index, err)
+		}
+		if now, err := numberOf(name); err == nil && now == number {
+			return name, nil
+		}
+	}
+	return "", nil
+}
+
+// indexOf returns the index of the loop device with a number: each has minors
+// for as many partitions as max_part says, rounded up to a power of two.
+func indexOf(number state.DeviceNumber) (int, error) {
+	raw, err := os.ReadFile(maxPartPath)
+	if errors.Is(err, os.ErrNotExist) {
+		return int(number.Minor), nil
+	}
+	if err != nil {
+		return 0, err
+	}
+	parts, err := strconv.ParseUint(strings.TrimSpace(string(raw)), 10, 32)
+	if err != nil {
+		return 0, fmt.Errorf("loop.max_part: %w", err)
+	}
+	return int(number.Minor >> bits.Len64(parts)), nil
+}
+
+// addUnspared makes devices until one's number is not kept for somebody else:
+// the kernel gives the lowest that has no device, be its number shown or not.
+func (s *Devices) addUnspared(control *os.File, r Request) (name string, err error) {
+	for range attachTries {
+		n, err := add(control)
+		if err != nil {
+			return "", err
+		}
+		if spared, err := s.spared(nameOf(n), r); err != nil || !spared {
+			return nameOf(n), err
+		}
+	}
+	return "", fmt.Errorf("LOOP_CTL_ADD: %d numbers in a row are shown to others", attachTries)
+}
+
+// nameOf returns the name of the device with an index, which is its number too
+// only where loop devices have no partitions.
+func nameOf(index int) string { return fmt.Sprintf("loop%d", index) }

@@ -1,0 +1,181 @@
+package loop
+
+import (
+	"errors"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/csi-node/csi-node/pkg/state"
+	"github.com/csi-node/csi-node/test/machine"
+)
+
+// numberFor attaches for a volume, detaches, and returns the number that it had.
+func numberFor(t *testing.T, s *Devices, r Request) state.DeviceNumber {
+	t.Helper()
+	d := attach(t, s, r)
+	detached(t, s, r.Target)
+	return d.Number()
+}
+
+// A number that somebody shows is given to nobody but who is published with it.
+func TestShownNumbersAreSpared(t *testing.T) {
+	s := newDevices(t)
+	vol, other := request(newFile(t, "vol"), "vol"), request(newFile(t, "other"), "other")
+	shown, alone := numberFor(t, s, other), ownNumber(t) // other tests may have the first for a while
+	name := addLoop(t, alone)
+	owner, bound := "", false
+	s.Spare(Numbers{
+		Owner: func(n state.DeviceNumber) string {
+			if n == shown || n == alone {
+				return owner
+			}
+			return ""
+		},
+		Bound: func(n state.DeviceNumber) (bool, error) { return (n == shown || n == alone) && bound, nil },
+	})
+	for _, tt := range []struct {
+		owner  string
+		bound  bool
+		spared bool
+	}{{"other", true, true}, {"other", false, true}, {"", true, true}, {"vol", true, false}, {"", false, false}} {
+		owner, bound = tt.owner, tt.bound
+		if got, err := s.spared(name, Request{Volume: "vol"}); err != nil || got != tt.spared {
+			t.Errorf("%+v: spared %t, %v", tt, got, err)
+		}
+		if got := numberFor(t, s, vol); got == shown && tt.spared {
+			t.Errorf("%+v: the volume got the number %s", tt, shown)
+		}
+	}
+
+	unknown := errors.New("no news")
+	s.Spare(Numbers{Bound: func(state.DeviceNumber) (bool, error) { return false, unknown }})
+	if err := s.Attach(t.Context(), vol); !errors.Is(err, unknown) {
+		t.Errorf("attached though it is not known what is bound: %v", err)
+	}
+}
+
+// What is bound between the choice of a number and the attach would show the volume.
+func TestNumberThatIsBoundMeanwhileIsSpared(t *testing.T) {
+	s, vol := newDevices(t), request(newFile(t, "vol"), "vol")
+	asked := map[state.DeviceNumber]bool{}
+	var first state.DeviceNumber
+	s.Spare(Numbers{Bound: func(n state.DeviceNumber) (bool, error) {
+		if len(asked) == 0 {
+			first = n
+		}
+		again := asked[n]
+		asked[n] = true
+		return again && n == first, nil
+	}})
+	d := attach(t, s, vol)
+	if d.Number() == first {
+		t.Errorf("the volume got the number %s, which is bound by now", first)
+	}
+	detached(t, s, vol.Target)
+}
+
+// ownNumber returns the number of a loop device that nobody else uses, and that
+// there is none of yet.
+func ownNumber(t *testing.T) state.DeviceNumber {
+	t.Helper()
+	machine.Kernel(t)
+	index := 1000 + rand.IntN(10000) // the kernel gives the lowest number that is free
+	parts := maxPart(t)
+	number := state.DeviceNumber{Major: 7, Minor: uint32(index) << parts}
+	t.Cleanup(func() { removeLoops(t, number) })
+	return number
+}
+
+// removeLoops removes the loop devices with the numbers that are there.
+func removeLoops(t *testing.T, numbers ...state.DeviceNumber) {
+	t.Helper()
+	control, err := os.OpenFile(controlPath, os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer control.Close()
+	for _, number := range numbers {
+		index := int(number.Minor >> maxPart(t))
+		if err := unix.IoctlSetInt(int(control.Fd()), unix.LOOP_CTL_REMOVE, index); err != nil && !errors.Is(err, unix.ENODEV) && !errors.Is(err, unix.EBUSY) { // EBUSY: somebody looks at it
+			t.Errorf("remove loop%d: %v", index, err)
+		}
+	}
+}
+
+// addLoop makes the loop device with a number.
+func addLoop(t *testing.T, number state.DeviceNumber) (name string) {
+	t.Helper()
+	control, err := os.OpenFile(controlPath, os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer control.Close()
+	s := &Devices{numbers: Numbers{Published: func(string, bool) []state.DeviceNumber { return []state.DeviceNumber{number} }}}
+	if name, err = s.again(control, Request{Volume: "vol"}); err != nil || name == "" {
+		t.Fatalf("no device %s: %v", number, err)
+	}
+	return name
+}
+
+// maxPart is for how many bits of a minor its partitions are.
+func maxPart(t *testing.T) (shift int) {
+	t.Helper()
+	for index := 1; ; shift++ {
+		got, err := indexOf(state.DeviceNumber{Minor: uint32(index) << shift})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got == index {
+			return shift
+		}
+	}
+}
+
+// With partitions (loop.max_part), a device's number is not the one in its name.
+func TestNumbersWithPartitions(t *testing.T) {
+	dir := t.TempDir()
+	replace(t, &sysBlock, dir)
+	replace(t, &maxPartPath, filepath.Join(dir, "max_part"))
+	shifted, unshifted := state.DeviceNumber{Major: 7, Minor: 5 << 4}, state.DeviceNumber{Major: 7, Minor: 5}
+	put(t, filepath.Join(dir, "loop5", "dev"), shifted.String()+"\n")
+	put(t, maxPartPath, "15\n")
+	s := &Devices{}
+	for number, want := range map[state.DeviceNumber]bool{shifted: true, unshifted: false} {
+		s.Spare(Numbers{Bound: func(n state.DeviceNumber) (bool, error) { return n == number, nil }})
+		if got, err := s.spared("loop5", Request{Volume: "vol"}); err != nil || got != want {
+			t.Errorf("where %s is bound, loop5 (%s) is spared: %t, %v", number, shifted, got, err)
+		}
+	}
+	if index, err := indexOf(shifted); err != nil || index != 5 {
+		t.Errorf("%s is of loop%d, %v", shifted, index, err)
+	}
+}
+
+// A device that looks free while somebody has it claimed is left for another one.
+func TestClaimedDeviceIsPassedOver(t *testing.T) {
+	s, vol := newDevices(t), request(newFile(t, "vol"), "vol")
+	control, err := os.OpenFile(controlPath, os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer control.Close()
+	var claimed *os.File
+	for claimed == nil {
+		n, err := unix.IoctlRetInt(int(control.Fd()), unix.LOOP_CTL_GET_FREE)
+		if err != nil {
+			t.Fatal(err)
+		}
+		claimed, err = open(nameOf(n), os.O_RDONLY|unix.O_EXCL)
+		if err != nil && !raced(err) {
+			t.Fatal(err)
+		}
+	}
+	defer claimed.Close()
+	if d := attach(t, s, vol); d.Path() == claimed.Name() {
+		t.Errorf("attached as %s, which is claimed", d.Path())
+	}
+}

@@ -1,0 +1,98 @@
+package loop
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/csi-node/csi-node/pkg/internal/devnode"
+	"github.com/csi-node/csi-node/pkg/internal/lease"
+	"github.com/csi-node/csi-node/pkg/state"
+)
+
+// Target is what a device is to show.
+type Target struct {
+	// Tag is that of the plugin's own device.
+	Tag string
+	// File is the file that the device is to show, at Path; nil when there is none,
+	// or it is not known: then the tag alone tells.
+	File *File
+	Path string
+	// Place is a part of the path that is in no other's, wherever the file system
+	// is mounted: it tells which of the devices that say nothing may be meant.
+	Place string
+
+	over state.DeviceNumber // what a view shows
+}
+
+// ViewOf returns what a read-only view of a block device is to show.
+func ViewOf(device state.DeviceNumber) Target { return Target{Tag: viewTag, over: device} }
+
+func (t Target) isView() bool { return t.Tag == viewTag }
+
+// key is by what the index knows the target's device.
+func (t Target) key() string {
+	if t.isView() {
+		return viewTag + " of " + t.over.String()
+	}
+	return t.Tag
+}
+
+// Owns reports whether the plugin attached the device for the target.
+func (t Target) Owns(d *Device) bool {
+	if t.isView() {
+		return d.isView() && d.over() == t.over
+	}
+	return d.Tag() == t.Tag && d.whole()
+}
+
+// is accepts the plugin's device, and any other over the file.
+func (t Target) is(d *Device) bool { return t.Owns(d) || t.File != nil && d.File() == t.File.ID }
+
+// named accepts a device that says nothing, by the name of its backing, which is
+// "" where sysfs does not tell that either.
+func (t Target) named(backing string) bool {
+	if t.isView() { // by the last name: the path depends on who attached it, and where
+		number, err := devnode.ReadNumber(filepath.Join(sysClass, filepath.Base(strings.TrimSuffix(backing, deleted)), "dev"))
+		return backing == "" || err == nil && number == t.over
+	}
+	return t.Place != "" && strings.Contains(backing, t.Place)
+}
+
+// deleted is what sysfs puts behind the path of a file that has none any more.
+const deleted = " (deleted)"
+
+// among describes those of the devices that do not answer which may be the one.
+func (t Target) among(silent []string) (maybe []string) {
+	if len(silent) == 0 {
+		return nil
+	}
+	unopened := t.unopened()
+	for _, name := range silent {
+		backing := backingOf(name)
+		switch {
+		case t.File != nil && !unopened:
+		case !t.named(backing):
+			continue
+		case unopened && !strings.HasSuffix(backing, deleted): // of the same name in another place
+			continue
+		}
+		maybe = append(maybe, fmt.Sprintf("/dev/%s (backing %s)", name, backing))
+	}
+	return maybe
+}
+
+// unopened reports whether a lease proves that nobody has the file open, no
+// device either. It has the file open itself, for microseconds.
+func (t Target) unopened() bool {
+	if t.File == nil {
+		return false
+	}
+	f, err := OpenFile(t.Path, t.File.ID, os.O_RDONLY)
+	if err != nil {
+		return false
+	}
+	defer f.Close()
+	return lease.Take(f) == nil && lease.Drop(f) == nil
+}
