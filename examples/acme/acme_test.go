@@ -3,10 +3,11 @@ package main
 import (
 	"context"
 	"crypto/rand"
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"os"
 	"path/filepath"
-	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -21,38 +22,34 @@ import (
 	"github.com/csi-node/csi-node/test/machine"
 )
 
-func TestMain(m *testing.M) { drivertest.Main(m, options()) }
-
-// makeVolume does what Acme's daemon does when somebody orders a volume.
-func makeVolume(t *testing.T, array, id string, bytes int64) {
-	t.Helper()
+// orderVolume does what Acme's daemon does when somebody orders a volume.
+func orderVolume(array, id, name string, bytes int64) error {
 	dir := filepath.Join(array, id)
-	if err := os.MkdirAll(dir, 0o750); err != nil {
-		t.Fatal(err)
+	err := os.MkdirAll(dir, 0o750)
+	for file, text := range map[string]string{"serial": "ACME-" + rand.Text() + "\n", "name": name, "lun": ""} {
+		err = errors.Join(err, os.WriteFile(filepath.Join(dir, file), []byte(text), 0o600))
 	}
-	for name, text := range map[string]string{"serial": "ACME-" + filepath.Base(filepath.Dir(array)) + "-" + id + "\n", "lun": ""} {
-		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if err := os.Truncate(filepath.Join(dir, "lun"), bytes); err != nil {
-		t.Fatal(err)
-	}
+	return errors.Join(err, os.Truncate(filepath.Join(dir, "lun"), bytes))
 }
+
+func sum(name string) string {
+	hash := sha256.Sum256([]byte(name))
+	return hex.EncodeToString(hash[:12])
+}
+
+// nameOf is that of the array of a test, which has one of its own.
+func nameOf(dir string) string { return "acme" + sum(dir)[:8] }
 
 func TestDriver(t *testing.T) {
 	t.Parallel()
 	drivertest.Run(t, func(_ *testing.T, dir string) drivertest.Harness {
 		array := filepath.Join(dir, "array")
-		name := "acme" + dir[strings.LastIndexByte(dir, '-')+1:] // the tests have an array each
 		return drivertest.Harness{
-			Flags: []string{"--array-dir", array, "--array-name", name},
+			Flags: []string{"--array-dir", array, "--array-name", nameOf(dir)},
 			Create: func(t *testing.T, _ *harness.Plugin, name string) drivertest.Volume {
-				makeVolume(t, array, name, drivertest.Size)
+				must(t, orderVolume(array, name, name, drivertest.Size))
 				return drivertest.Volume{ID: name, Delete: func() {
-					if err := os.RemoveAll(filepath.Join(array, name)); err != nil {
-						t.Error(err)
-					}
+					must(t, os.RemoveAll(filepath.Join(array, name)))
 				}}
 			},
 		}
@@ -74,7 +71,7 @@ func TestBackend(t *testing.T) {
 			},
 			Views: func() devicestest.Views { return blockdev.New(b.loops, nil) },
 			Create: func(t *testing.T, name string) string {
-				makeVolume(t, b.dir, name, devicestest.Size)
+				must(t, orderVolume(b.dir, name, name, devicestest.Size))
 				return name
 			},
 			Hold: func(t *testing.T, d state.Device) (release func()) {

@@ -53,6 +53,7 @@ func Zero(ctx context.Context, f *os.File, bytes int64, part func(offset, bytes 
 		if err := ctx.Err(); err != nil {
 			return err
 		}
+		state.Progress(ctx, "zeroed %d of %d MiB", offset>>20, bytes>>20)
 		if err := part(offset, min(eraseChunk, bytes-offset)); err != nil {
 			return err
 		}

@@ -213,28 +213,3 @@ func TestOpen(t *testing.T) {
 		t.Error(err)
 	}
 }
-
-func TestZeroOut(t *testing.T) {
-	machine.Kernel(t)
-	file := filepath.Join(t.TempDir(), "file")
-	if err := os.WriteFile(file, []byte(strings.Repeat("junk", 1<<20)), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	node := machine.Losetup(t, file)
-	t.Cleanup(func() {
-		if out, err := exec.Command("losetup", "-d", node).CombinedOutput(); err != nil {
-			t.Errorf("%v: %s", err, out)
-		}
-	})
-	f, err := os.OpenFile(node, os.O_RDWR|unix.O_EXCL, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := errors.Join(ZeroOut(t.Context(), f, 4<<20), f.Close()); err != nil {
-		t.Fatal(err)
-	}
-	raw, err := os.ReadFile(file)
-	if err != nil || len(raw) != 4<<20 || strings.Trim(string(raw), "\x00") != "" {
-		t.Errorf("%d bytes, not all zero: %v", len(raw), err)
-	}
-}

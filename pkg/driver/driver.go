@@ -116,7 +116,7 @@ type plugin struct {
 	mounts     *mounts.Host
 	pods       *pods.Directory
 	reconciler *reconciler.Reconciler
-	ephemeral  *ephemeral.Volumes   // nil: no backend has inline volumes
+	ephemeral  *ephemeral.Volumes
 	controller csi.ControllerServer // nil: the driver has none here
 	metrics    *metrics
 	looking    chan struct{}           // holds a token while orphans are looked for
@@ -215,7 +215,9 @@ func (p *plugin) openVolumes(ctx context.Context) (err error) {
 		DetectOnly: p.DetectOnly,
 		Resync:     resync,
 	})
-	p.controller = p.provisioner()
+	if len(p.devices.Provisioners()) > 0 {
+		p.controller = p.provisioner()
+	}
 	if p.options.Controller != nil {
 		p.controller = p.options.Controller(p.controller)
 	}
@@ -234,24 +236,23 @@ func (p *plugin) openVolumes(ctx context.Context) (err error) {
 	return nil
 }
 
-// provisioner serves the Controller of the backends that provision; nil: none does.
+// provisioner serves the Controller of the backends that make volumes.
 func (p *plugin) provisioner() csi.ControllerServer {
-	controller := controllerserver.New(controllerserver.Config{
+	cfg := controllerserver.Config{
 		NodeID:      topologyValue(p.NodeID),
-		Topology:    map[string]string{topologyKey(p.DriverName): topologyValue(p.NodeID)},
 		Filesystems: p.filesystem,
 		Backends:    p.devices,
 		Intents:     p.store,
-	})
-	if !controller.Provisions() {
-		return nil
 	}
-	return controller
+	if p.properties.NodeLocal {
+		cfg.Topology = map[string]string{topologyKey(p.DriverName): topologyValue(p.NodeID)}
+	}
+	return controllerserver.New(cfg)
 }
 
 // inline serves the inline volumes of the backend that has them, if one has.
 func (p *plugin) inline(ctx context.Context) (*ephemeral.Volumes, error) {
-	backend, inliner, err := p.devices.Inliner()
+	name, inliner, err := p.devices.Inliner()
 	if err != nil {
 		return nil, err
 	}
@@ -266,7 +267,7 @@ func (p *plugin) inline(ctx context.Context) (*ephemeral.Volumes, error) {
 		Reconciler:  p.reconciler,
 		Records:     p.store,
 		Inliner:     inliner,
-		Backend:     backend,
+		Backend:     name,
 		Filesystems: p.filesystem,
 		Directories: p.mounts,
 		Pods:        p.pods,

@@ -20,6 +20,7 @@ import (
 	"github.com/csi-node/csi-node/pkg/devices"
 	"github.com/csi-node/csi-node/pkg/devices/note"
 	"github.com/csi-node/csi-node/pkg/loop"
+	"github.com/csi-node/csi-node/pkg/state"
 )
 
 // Options is what a driver is made of: what its builder decides, where Config is
@@ -208,3 +209,12 @@ func (o Options) stateDir() string {
 }
 
 func (o Options) libDir() string { return filepath.Join("/var/lib", o.program()) }
+
+// volumeOf returns what a backend is told of a volume with a record.
+func volumeOf(record *state.Volume) devices.Volume {
+	v := devices.Volume{ID: record.ID, Backend: record.Backend}
+	if record.Stage != nil {
+		v.Context, v.Publish = state.SplitContext(record.Stage.Context)
+	}
+	return v
+}

@@ -63,7 +63,7 @@ var strangers = map[string][]string{
 // lists them.
 var backends = map[string][]string{
 	"pkg/devices/disk": {"cmd/csi-node"},
-	"pkg/devices/pool": {"cmd/csi-node", "pkg/controllerserver", "pkg/ephemeral"},
+	"pkg/devices/pool": {"cmd/csi-node"},
 }
 
 // A backend is one folder behind one interface: who may import it says backends,

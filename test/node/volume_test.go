@@ -57,6 +57,7 @@ type volume struct {
 	id         string
 	staging    string
 	capability *csi.VolumeCapability
+	context    map[string]string
 }
 
 // create makes a thin volume of bytes; staging is where it will be staged.
@@ -105,7 +106,7 @@ func (v *volume) target(pod string) string {
 }
 
 func (v *volume) stageRequest() *csi.NodeStageVolumeRequest {
-	return &csi.NodeStageVolumeRequest{VolumeId: v.id, StagingTargetPath: v.staging, VolumeCapability: v.capability}
+	return &csi.NodeStageVolumeRequest{VolumeId: v.id, StagingTargetPath: v.staging, VolumeCapability: v.capability, VolumeContext: v.context}
 }
 
 func (v *volume) stage(ctx context.Context) error {
@@ -119,7 +120,7 @@ func (v *volume) unstage(ctx context.Context) error {
 }
 
 func (v *volume) publishRequest(target string) *csi.NodePublishVolumeRequest {
-	return &csi.NodePublishVolumeRequest{VolumeId: v.id, StagingTargetPath: v.staging, TargetPath: target, VolumeCapability: v.capability}
+	return &csi.NodePublishVolumeRequest{VolumeId: v.id, StagingTargetPath: v.staging, TargetPath: target, VolumeCapability: v.capability, VolumeContext: v.context}
 }
 
 func (v *volume) publish(ctx context.Context, target string) error {

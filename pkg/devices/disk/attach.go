@@ -1,10 +1,12 @@
 package disk
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"time"
@@ -23,6 +25,10 @@ const (
 	patience = 10 * time.Second
 	// lookInterval is how often sysfs is asked for it meanwhile.
 	lookInterval = 100 * time.Millisecond
+	// claimTime is how long a claim of others is waited out. The kernel wakes
+	// nobody when it ends, so it is tried every claimInterval.
+	claimTime     = 500 * time.Millisecond
+	claimInterval = 10 * time.Millisecond
 )
 
 // Attach takes the disk for the volume, after it has waited for the disk to be there.
@@ -75,9 +81,14 @@ func (b *Backend) await(ctx context.Context, s spec) (blockdev.Info, error) {
 	}
 }
 
+// turn waits until nobody else works on the disk, by whatever path.
+func (b *Backend) turn(ctx context.Context, info blockdev.Info) (done func(), err error) {
+	return b.disks.Lock(ctx, cmp.Or(info.Identity(), info.Number.String()))
+}
+
 // take makes the disk the volume's.
 func (b *Backend) take(ctx context.Context, v devices.Volume, c claim, s spec, info blockdev.Info, readOnly bool) (err error) {
-	done, err := b.disks.Lock(ctx, info.Number.String())
+	done, err := b.turn(ctx, info)
 	if err != nil {
 		return err
 	}
@@ -92,7 +103,7 @@ func (b *Backend) take(ctx context.Context, v devices.Volume, c claim, s spec, i
 	if err := b.free(v, c, info); err != nil {
 		return err
 	}
-	f, now, err := open(info, s, os.O_RDONLY)
+	f, now, err := open(ctx, info, s, os.O_RDONLY)
 	if err != nil {
 		return err
 	}
@@ -101,7 +112,7 @@ func (b *Backend) take(ctx context.Context, v devices.Volume, c claim, s spec, i
 	case len(now.Partitions) > 0 && (c.Volume == "" || c.Identity != now.Identity()): // those of a disk that it had are its pods', as a virtual machine's
 		return state.Errorf(state.FailedPrecondition, "%s has the partitions %s: name one of them, or remove them if the whole disk is to be the volume", now.Path, strings.Join(now.Partitions, ", "))
 	case len(now.Holders) > 0:
-		return state.Errorf(state.FailedPrecondition, "%s is in use: %s", now.Path, users(now))
+		return state.Errorf(state.FailedPrecondition, "%s is in use: %s", now.Path, users(ctx, now))
 	}
 	taken := claimOf(v, s, now)
 	taken.Attached = &attachment{Boot: b.boot, Number: now.Number, Sequence: now.Sequence, ReadOnly: readOnly && (!now.ReadOnly || held && c.Attached.ReadOnly)}
@@ -148,10 +159,10 @@ func stands(a *attachment) bool {
 
 // open opens a disk that nobody has, and proves that it is the one that was found.
 // FailedPrecondition: somebody has it, or it is another.
-func open(info blockdev.Info, s spec, mode int) (*os.File, blockdev.Info, error) {
-	f, now, err := blockdev.Open(info.Path, mode|unix.O_EXCL)
+func open(ctx context.Context, info blockdev.Info, s spec, mode int) (*os.File, blockdev.Info, error) {
+	f, now, err := openAlone(ctx, info, mode)
 	if errors.Is(err, unix.EBUSY) {
-		return nil, now, state.Errorf(state.FailedPrecondition, "%s is in use: %s: %w", info.Path, users(info), err)
+		return nil, now, state.Errorf(state.FailedPrecondition, "%s is in use: %s: %w", info.Path, users(ctx, info), err)
 	}
 	if err != nil {
 		return nil, now, err
@@ -164,6 +175,28 @@ func open(info blockdev.Info, s spec, mode int) (*os.File, blockdev.Info, error)
 		return nil, now, errors.Join(err, f.Close())
 	}
 	return f, now, nil
+}
+
+// openAlone opens a disk that nobody has claimed. Programs that look at all disks,
+// as mdadm does, claim each for a moment, which is waited for.
+func openAlone(ctx context.Context, info blockdev.Info, mode int) (*os.File, blockdev.Info, error) {
+	limit := time.NewTimer(claimTime)
+	defer limit.Stop()
+	again := time.NewTicker(claimInterval)
+	defer again.Stop()
+	for {
+		f, now, err := blockdev.Open(info.Path, mode|unix.O_EXCL)
+		if !errors.Is(err, unix.EBUSY) || len(info.Holders) > 0 || len(mountedAt(info.Number)) > 0 {
+			return f, now, err
+		}
+		select {
+		case <-again.C:
+		case <-limit.C:
+			return nil, now, err
+		case <-ctx.Done():
+			return nil, now, ctx.Err()
+		}
+	}
 }
 
 // setReadOnly sets the mode of an open device. FailedPrecondition: the disk itself takes no writes.
@@ -215,11 +248,6 @@ func (b *Backend) Detach(ctx context.Context, v devices.Volume) (err error) {
 }
 
 func (b *Backend) release(ctx context.Context, a *attachment) (err error) {
-	done, err := b.disks.Lock(ctx, a.Number.String())
-	if err != nil {
-		return err
-	}
-	defer done()
 	info, err := blockdev.InfoOf(a.Number)
 	if errors.Is(err, os.ErrNotExist) || err == nil && !a.is(info) {
 		return nil
@@ -227,15 +255,23 @@ func (b *Backend) release(ctx context.Context, a *attachment) (err error) {
 	if err != nil {
 		return err
 	}
-	f, now, err := blockdev.Open(info.Path, unix.O_EXCL)
+	done, err := b.turn(ctx, info)
+	if err != nil {
+		return err
+	}
+	defer done()
+	f, now, err := openAlone(ctx, info, os.O_RDONLY)
 	switch {
 	case errors.Is(err, unix.EBUSY):
-		return fmt.Errorf("%s is in use: %s: %w", info.Path, users(info), err)
+		return fmt.Errorf("%s is in use: %s: %w", info.Path, users(ctx, info), err)
 	case err != nil: // a dead disk is given up: it has no mode any more that could matter
 		klog.FromContext(ctx).Error(err, "A disk is given up that cannot be opened", "path", info.Path)
 		return nil
 	}
 	defer closeAfter(f, &err)
+	if views := loopsOver(now); len(views) > 0 { // which do not claim it
+		return fmt.Errorf("%s is in use: %s is over it", now.Path, strings.Join(views, ", "))
+	}
 	if a.ReadOnly && a.is(now) {
 		return setReadOnly(f, false)
 	}
@@ -243,7 +279,7 @@ func (b *Backend) release(ctx context.Context, a *attachment) (err error) {
 }
 
 // users names who has a disk, for error texts: as far as it can be told.
-func users(info blockdev.Info) string {
+func users(ctx context.Context, info blockdev.Info) string {
 	var words []string
 	for _, place := range mountedAt(info.Number) {
 		words = append(words, "it is mounted at "+place)
@@ -270,9 +306,23 @@ func users(info blockdev.Info) string {
 		}
 	}
 	if len(words) == 0 {
-		return "it is mounted in another mount namespace, or claimed by a program (`fuser -v " + info.Path + "` may name it)"
+		return "it is mounted in another mount namespace, or claimed by " + blockdev.Openers(ctx, info.Number)
 	}
 	return strings.Join(words, ", ")
+}
+
+// loopsOver returns the loop devices that show a disk.
+func loopsOver(info blockdev.Info) (paths []string) {
+	backings, err := filepath.Glob("/sys/block/loop*/loop/backing_file") // there while it has one
+	if err != nil {
+		return nil // the pattern is right
+	}
+	for _, path := range backings {
+		if backing, err := os.ReadFile(path); err == nil && strings.TrimSpace(string(backing)) == info.Path {
+			paths = append(paths, "/dev/"+filepath.Base(filepath.Dir(filepath.Dir(path))))
+		}
+	}
+	return paths
 }
 
 // mountedAt returns where a device is mounted in this mount namespace.

@@ -23,14 +23,15 @@ func (b *Backend) Unused(ctx context.Context, v devices.Volume) error {
 // ctx how far it is. Nobody else can claim the disk meanwhile.
 func (b *Backend) Clear(ctx context.Context, v devices.Volume) error {
 	return b.alone(ctx, v, os.O_RDWR, func(f *os.File, info blockdev.Info) error {
-		if err := blockdev.ZeroOut(ctx, f, info.Size); err != nil {
+		err := blockdev.Zero(ctx, f, info.Size, func(offset, bytes int64) error { return blockdev.ZeroRange(f, offset, bytes) })
+		if err != nil {
 			return err
 		}
 		if info.Partition != 0 {
 			return nil
 		}
-		err := unix.IoctlSetInt(int(f.Fd()), unix.BLKRRPART, 0) // forget the partitions
-		if err == nil || errors.Is(err, unix.EINVAL) {          // it can have none
+		err = unix.IoctlSetInt(int(f.Fd()), unix.BLKRRPART, 0) // forget the partitions
+		if err == nil || errors.Is(err, unix.EINVAL) {         // it can have none
 			return nil
 		}
 		return &os.PathError{Op: "BLKRRPART", Path: f.Name(), Err: err}
@@ -65,7 +66,7 @@ func (b *Backend) alone(ctx context.Context, v devices.Volume, mode int, f func(
 }
 
 func (b *Backend) claimed(ctx context.Context, v devices.Volume, c claim, s spec, info blockdev.Info, mode int, f func(*os.File, blockdev.Info) error) (err error) {
-	done, err := b.disks.Lock(ctx, info.Number.String())
+	done, err := b.turn(ctx, info)
 	if err != nil {
 		return err
 	}
@@ -76,7 +77,7 @@ func (b *Backend) claimed(ctx context.Context, v devices.Volume, c claim, s spec
 	if err := b.free(v, c, info); err != nil {
 		return err
 	}
-	file, now, err := open(info, s, mode)
+	file, now, err := open(ctx, info, s, mode)
 	if err != nil {
 		return err
 	}

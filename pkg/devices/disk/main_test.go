@@ -17,6 +17,7 @@ import (
 	"github.com/csi-node/csi-node/pkg/devices"
 	"github.com/csi-node/csi-node/pkg/devices/devicestest"
 	"github.com/csi-node/csi-node/pkg/devices/note"
+	"github.com/csi-node/csi-node/pkg/loop"
 	"github.com/csi-node/csi-node/pkg/state"
 	"github.com/csi-node/csi-node/test/machine"
 )
@@ -47,6 +48,9 @@ func plug(t testing.TB, file string, options ...string) (node string) {
 
 func unplug(t testing.TB, node string) {
 	t.Helper()
+	for _, view := range loopsOver(blockdev.Info{Path: node}) {
+		run(t, "losetup", "-d", view)
+	}
 	if f, err := os.Open(node); err == nil { // the read-only mode outlives the file
 		if err := errors.Join(unix.IoctlSetPointerInt(int(f.Fd()), unix.BLKROSET, 0), f.Close()); err != nil {
 			t.Error(err)
@@ -141,6 +145,7 @@ func hold(t testing.TB, path string) (release func()) {
 // rack is what gives disks to nodes: it knows which volume is which, and makes them larger.
 type rack struct {
 	*devices.Set
+	views *blockdev.Devices
 	mu    *sync.Mutex
 	disks map[string][2]string // node and file, by volume
 }
@@ -171,7 +176,18 @@ func (r rack) Grow(ctx context.Context, v devices.Volume, bytes int64) error {
 			return err
 		}
 	}
-	return r.Set.Grow(ctx, r.of(v), bytes)
+	if err := r.Set.Grow(ctx, r.of(v), bytes); err != nil {
+		return err
+	}
+	// The engine lets a view grow with its device.
+	d, err := r.Find(ctx, v)
+	if err != nil || !d.Attached() {
+		return err
+	}
+	if view, err := r.views.FindView(ctx, d); err != nil || !view.Attached() {
+		return err
+	}
+	return r.views.AttachView(ctx, d)
 }
 
 func (r rack) BeginFormat(ctx context.Context, v devices.Volume) error {
@@ -186,24 +202,22 @@ func (r rack) BeginRaw(ctx context.Context, v devices.Volume) error {
 	return r.Set.BeginRaw(ctx, r.of(v))
 }
 
-// Held is the engine's, as are views.
-func (r rack) Held(_ context.Context, d state.Device) (bool, error) {
-	f, _, err := blockdev.Open(d.Path, unix.O_EXCL)
-	if errors.Is(err, unix.EBUSY) {
-		return true, nil
-	}
-	if err != nil {
-		return false, err
-	}
-	return false, f.Close()
-}
-
 func TestConformance(t *testing.T) {
 	devicestest.Backend(t, func(t *testing.T) devicestest.Harness {
 		lib := t.TempDir()
 		mu, disks := &sync.Mutex{}, map[string][2]string{}
+		var views *blockdev.Devices
 		return devicestest.Harness{
-			Open: func(t *testing.T) devices.Backend { return rack{newSet(t, lib), mu, disks} },
+			Open: func(t *testing.T) devices.Backend {
+				loops, err := loop.New(t.Context())
+				if err != nil {
+					t.Fatal(err)
+				}
+				loops.Spare(loop.Numbers{Bound: func(n state.DeviceNumber) (bool, error) { return machine.Bound(n.Major, n.Minor) }})
+				views = blockdev.New(loops, nil)
+				return rack{newSet(t, lib), views, mu, disks}
+			},
+			Views: func() devicestest.Views { return views },
 			Create: func(t *testing.T, name string) string {
 				node, file := newDisk(t, devicestest.Size)
 				mu.Lock()

@@ -244,7 +244,7 @@ func (f *Facts) Erase(ctx context.Context, v devices.Volume, d state.Device) (er
 	if err := f.same(file, d); err != nil {
 		return fmt.Errorf("volume %s: erase: %w", v.ID, err)
 	}
-	if err := blockdev.ZeroOut(ctx, file, d.Size); err != nil {
+	if err := blockdev.Zero(ctx, file, d.Size, func(offset, bytes int64) error { return blockdev.ZeroRange(file, offset, bytes) }); err != nil {
 		return fmt.Errorf("volume %s: erase: %w", v.ID, err)
 	}
 	return nil

@@ -268,7 +268,6 @@ func harness(t *testing.T, how pool.Provisioning) devicestest.Harness {
 			create(t, p, name, how)
 			return name
 		},
-		InlineAttributes: map[string]string{"size": "4Mi", "provisioning": string(how)},
 		Hold: func(t *testing.T, d state.Device) func() {
 			return openFile(t, d.Path, os.O_RDONLY|unix.O_EXCL)
 		},

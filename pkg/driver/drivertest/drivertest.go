@@ -42,7 +42,7 @@ func Main(m *testing.M, o driver.Options) {
 		o.Hook = faults.Hook(os.Getenv(faultVariable))
 		driver.Main(o)
 	}
-	os.Exit(m.Run())
+	harness.Main(m)
 }
 
 // Harness is the storage that the driver runs on.

@@ -1,0 +1,287 @@
+package node
+
+import (
+	"bytes"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
+
+	"github.com/csi-node/csi-node/test/harness"
+	"github.com/csi-node/csi-node/test/machine"
+)
+
+// rack holds disks: loop devices over files that the plugin does not know for such.
+type rack struct {
+	t   *testing.T
+	dir string
+}
+
+// disk makes a disk and returns its node and its file.
+func (r rack) disk(name string, bytes int64) (node, file string) {
+	r.t.Helper()
+	file = filepath.Join(r.dir, name)
+	f, err := os.Create(file)
+	must(r.t, err)
+	must(r.t, errors.Join(f.Truncate(bytes), f.Close()))
+	return r.plug(file), file
+}
+
+func (r rack) plug(file string) (node string) {
+	r.t.Helper()
+	node = machine.Losetup(r.t, file)
+	r.t.Cleanup(func() { r.unplug(node) })
+	return node
+}
+
+func (r rack) unplug(node string) {
+	r.t.Helper()
+	out, err := exec.Command("losetup", "-d", node).CombinedOutput()
+	if err != nil && !bytes.Contains(out, []byte("No such device")) {
+		r.t.Errorf("losetup -d %s: %v: %s", node, err, out)
+	}
+}
+
+// disks returns a plugin with notes of its own, and a rack.
+func disks(t *testing.T, o harness.Options) (*harness.Plugin, harness.Options, rack) {
+	t.Helper()
+	p := harness.New(t)
+	o.Flags = append(o.Flags, "--lib-dir", filepath.Join(p.Dir, "lib"))
+	return p, o, rack{t, t.TempDir()}
+}
+
+// onDisk is a volume that is a disk.
+func onDisk(p *harness.Plugin, t *testing.T, id, node, fsType string) *volume {
+	t.Helper()
+	v := &volume{Plugin: p, t: t, id: id, capability: mountAs(fsType, multiWriter), context: map[string]string{"backend": "disk", "path": node}}
+	if fsType == "" {
+		v.capability = blockAs(multiWriter)
+	}
+	v.staging = v.path("plugins/kubernetes.io/csi/csi-node.local", id, "globalmount")
+	makeDir(t, filepath.Dir(v.staging))
+	return v
+}
+
+// mustBeFree fails unless nobody has a disk, and it takes writes.
+func mustBeFree(t *testing.T, node string) {
+	t.Helper()
+	f, err := os.OpenFile(node, os.O_RDWR|unix.O_EXCL, 0)
+	must(t, err)
+	readOnly, err := unix.IoctlGetInt(int(f.Fd()), unix.BLKROGET)
+	if err := errors.Join(err, f.Close()); err != nil || readOnly != 0 {
+		t.Errorf("%s: read-only %d, %v", node, readOnly, err)
+	}
+}
+
+// A disk's whole life as a volume, with restarts, a lost store and growth.
+func TestDiskLife(t *testing.T) {
+	t.Parallel()
+	for _, fsType := range fsTypes {
+		t.Run(fsType, func(t *testing.T) {
+			p, o, r := disks(t, harness.Options{})
+			p.Start(o)
+			ctx, bytes := t.Context(), smallest(fsType)
+			node, file := r.disk("disk", bytes)
+			v := onDisk(p, t, "a-disk", node, fsType)
+			pod1, pod2 := v.target("pod-1"), v.target("pod-2")
+			must(t, v.stage(ctx))
+			must(t, v.publish(ctx, pod1))
+			must(t, v.publishReadOnly(ctx, pod2))
+			write(t, filepath.Join(pod1, "file"), "kept")
+			mustRead(t, filepath.Join(pod2, "file"), "kept")
+			mustRefuse(t, onDisk(p, t, "another", node, fsType).stage(ctx), codes.FailedPrecondition, node, v.id)
+
+			p.Kill()
+			p.Start(o)
+			must(t, v.stage(ctx))
+			must(t, v.publish(ctx, pod1))
+			mustRead(t, filepath.Join(pod1, "file"), "kept")
+
+			p.Terminate()
+			must(t, os.RemoveAll(p.StateDir))
+			p.Start(o)
+			must(t, v.publish(ctx, pod1))
+			mustRead(t, filepath.Join(pod1, "file"), "kept")
+			p.Terminate()
+			must(t, os.RemoveAll(p.StateDir))
+			p.Start(o)
+			for _, pod := range []string{pod1, pod2} {
+				must(t, v.unpublish(ctx, pod))
+				mustBeGone(t, pod)
+			}
+			must(t, v.unstage(ctx))
+			mustBeFree(t, node)
+
+			must(t, v.stage(ctx))
+			_, err := v.expand(ctx, 2*bytes)
+			mustRefuse(t, err, codes.ResourceExhausted, node, "make the disk larger first")
+			must(t, os.Truncate(file, 2*bytes))
+			before := v.total(v.staging)
+			_, err = v.expand(ctx, 2*bytes)
+			if fsType == "ext4" && !mayResize(t) {
+				mustRefuse(t, err, codes.FailedPrecondition, "CAP_SYS_RESOURCE", v.id)
+				must(t, v.unstage(ctx))
+				must(t, v.stage(ctx))
+			} else {
+				must(t, err)
+			}
+			if after := v.total(v.staging); after <= before {
+				t.Errorf("%d bytes after the disk has grown, %d before", after, before)
+			}
+			mustRead(t, filepath.Join(v.staging, "file"), "kept")
+			must(t, v.unstage(ctx))
+
+			v.capability = mountAs(fsType, readerOnly)
+			must(t, v.stage(ctx))
+			mustRead(t, filepath.Join(v.staging, "file"), "kept")
+			if err := os.WriteFile(node, []byte("x"), 0); !errors.Is(err, unix.EPERM) && !errors.Is(err, unix.EACCES) {
+				t.Errorf("writing to a disk that is staged read-only: %v", err)
+			}
+			must(t, v.unstage(ctx))
+			mustBeFree(t, node)
+			mustHaveNoRecord(t, p)
+		})
+	}
+}
+
+// What a format that was interrupted has left on a disk is erased, and the disk
+// formatted anew, also by a plugin that has lost its store.
+func TestDiskFormatIsInterrupted(t *testing.T) {
+	t.Parallel()
+	p, o, r := disks(t, harness.Options{})
+	w := wrapMkfs(t, p, byExec)
+	o.Env = w.env()
+	p.Start(o)
+	node, _ := r.disk("disk", 32*mib)
+	v := onDisk(p, t, "a-disk", node, "ext4")
+	staged := make(chan error, 1)
+	go func() { staged <- v.stage(t.Context()) }()
+	w.awaitStart()
+	killWithHelpers(t, p, syscall.SIGKILL)
+	mustRefuse(t, <-staged, codes.Unavailable)
+	f, err := os.OpenFile(node, os.O_WRONLY, 0)
+	must(t, err)
+	_, err = f.WriteAt([]byte("half a file system"), 4096)
+	must(t, errors.Join(err, f.Sync(), f.Close()))
+	must(t, os.RemoveAll(p.StateDir))
+
+	w.open()
+	p.Start(o)
+	must(t, v.stage(t.Context()))
+	if runs := w.runs(); runs != 2 {
+		t.Errorf("mkfs was run %d times, want 2", runs)
+	}
+	write(t, filepath.Join(v.staging, "file"), "kept")
+	must(t, v.unstage(t.Context()))
+
+	// A disk that was formatted and is blank now has lost its data: it is not formatted again.
+	must(t, exec.Command("wipefs", "-aq", node).Run())
+	must(t, exec.Command("blkdiscard", "-f", "-z", node).Run())
+	mustRefuse(t, v.stage(t.Context()), codes.FailedPrecondition, "was formatted as ext4 before")
+	must(t, v.unstage(t.Context()))
+	mustBeFree(t, node)
+}
+
+// Another disk at the path of a volume is refused, and what is mounted can go.
+func TestAnotherDiskIsRefused(t *testing.T) {
+	t.Parallel()
+	p, o, r := disks(t, harness.Options{})
+	p.Start(o)
+	ctx := t.Context()
+	node, file := r.disk("disk", 32*mib)
+	v := onDisk(p, t, "a-disk", node, "ext4")
+	must(t, v.stage(ctx))
+	write(t, filepath.Join(v.staging, "file"), "kept")
+	must(t, v.unstage(ctx))
+
+	r.unplug(node)
+	other := filepath.Join(r.dir, "other")
+	must(t, os.WriteFile(other, make([]byte, 32*mib), 0o600))
+	must(t, exec.Command("losetup", node, other).Run())
+	before := sum(t, other)
+	mustRefuse(t, v.stage(ctx), codes.FailedPrecondition, node, "another now")
+	must(t, v.unstage(ctx))
+	if sum(t, other) != before {
+		t.Error("the other disk has changed")
+	}
+	mustBeFree(t, node)
+
+	r.unplug(node)
+	must(t, exec.Command("losetup", node, file).Run())
+	must(t, v.stage(ctx))
+	mustRead(t, filepath.Join(v.staging, "file"), "kept")
+
+	// A lazy detach lets the disk go beneath the mount, which goes all the same.
+	p.Terminate()
+	r.unplug(node)
+	must(t, os.RemoveAll(p.StateDir))
+	p.Start(o)
+	must(t, v.unstage(ctx))
+	if n := mountsAt(p, v.staging); n > 0 {
+		t.Errorf("%d mounts at %s", n, v.staging)
+	}
+}
+
+// What is in use is refused, and left alone.
+func TestDiskInUse(t *testing.T) {
+	t.Parallel()
+	p, o, r := disks(t, harness.Options{})
+	p.Start(o)
+	ctx := t.Context()
+	node, file := r.disk("disk", 32*mib)
+	must(t, exec.Command("mkfs.ext4", "-q", node).Run())
+	elsewhere := t.TempDir()
+	must(t, unix.Mount(node, elsewhere, "ext4", 0, ""))
+	t.Cleanup(func() { _ = unix.Unmount(elsewhere, 0) }) // if the test has not come to it
+	for _, fsType := range []string{"ext4", ""} {
+		v := onDisk(p, t, "a-disk"+fsType, node, fsType)
+		mustRefuse(t, v.stage(ctx), codes.FailedPrecondition, node, "mounted at "+elsewhere)
+	}
+	write(t, filepath.Join(elsewhere, "file"), "still there")
+	must(t, unix.Unmount(elsewhere, 0))
+	mustBeFree(t, node)
+
+	for name, text := range map[string]string{"LVM2": "LABELONE", "data": "somebody's"} {
+		junk := make([]byte, 32*mib)
+		copy(junk[512:], text)
+		copy(junk[512+24:], "LVM2 001")
+		must(t, os.WriteFile(file, junk, 0o600))
+		before := sum(t, file)
+		mustRefuse(t, onDisk(p, t, "a-disk-"+name, node, "ext4").stage(ctx), codes.FailedPrecondition, "neither blank nor a file system")
+		if sum(t, file) != before {
+			t.Errorf("%s: the disk has changed", name)
+		}
+		mustBeFree(t, node)
+	}
+	mustHaveNoRecord(t, p)
+}
+
+// A disk as a raw block device.
+func TestRawDisk(t *testing.T) {
+	t.Parallel()
+	p, o, r := disks(t, harness.Options{})
+	p.Start(o)
+	ctx := t.Context()
+	node, file := r.disk("disk", 32*mib)
+	v := onDisk(p, t, "a-disk", node, "")
+	pod := v.target("pod")
+	must(t, v.stage(ctx))
+	must(t, v.publish(ctx, pod))
+	write(t, pod, strings.Repeat("raw", 1000))
+	p.Kill()
+	p.Start(o)
+	must(t, v.unpublish(ctx, pod))
+	must(t, v.unstage(ctx))
+	if raw, err := os.ReadFile(file); err != nil || !bytes.HasPrefix(raw, []byte("rawraw")) {
+		t.Errorf("the disk holds %.10q, %v", raw, err)
+	}
+	must(t, exec.Command("blkdiscard", "-f", "-z", node).Run())
+	mustRefuse(t, onDisk(p, t, "as-a-file-system", node, "ext4").stage(ctx), codes.FailedPrecondition, "published as a raw block device")
+	mustBeFree(t, node)
+}
