@@ -309,7 +309,7 @@ func (d *demo) kill() error {
 
 func (d *demo) showStatus(ctx context.Context) {
 	fmt.Fprintln(d.out, "    csi-node status:")
-	report, err := driver.ReadReport(ctx, d.path("state"))
+	report, err := driver.ReadReport(ctx, d.path("state"), backends()...)
 	if err == nil {
 		for _, v := range report.Volumes {
 			for i := range v.Parts {
@@ -318,7 +318,7 @@ func (d *demo) showStatus(ctx context.Context) {
 			}
 		}
 		var text strings.Builder
-		if err = printStatus(&text, report); err == nil {
+		if err = report.Print(&text); err == nil {
 			fmt.Fprintf(d.out, "      %s\n", strings.ReplaceAll(strings.TrimRight(text.String(), "\n"), "\n", "\n      "))
 		}
 	}

@@ -17,6 +17,8 @@ import (
 	"github.com/moby/sys/mountinfo"
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
+
+	"github.com/csi-node/csi-node/pkg/command"
 )
 
 const (
@@ -45,7 +47,7 @@ directory has left: mounts, loop devices, files. Each demo starts its own.`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			dir := args[0]
 			if !filepath.IsAbs(dir) || dir != filepath.Clean(dir) || !strings.HasPrefix(filepath.Base(dir), demoPrefix) {
-				return wrongUse("%s is not the directory of a demo, whose name begins with %s", dir, demoPrefix)
+				return command.WrongUse("%s is not the directory of a demo, whose name begins with %s", dir, demoPrefix)
 			}
 			signal.Ignore(syscall.SIGHUP, syscall.SIGINT, syscall.SIGQUIT, syscall.SIGTERM, syscall.SIGPIPE)
 			// Nobody writes: the input ends with the last process that has its other end.

@@ -16,6 +16,8 @@ import (
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/wrapperspb"
+
+	"github.com/csi-node/csi-node/pkg/command"
 )
 
 type (
@@ -93,7 +95,7 @@ func newFakePlugin(t *testing.T) *fakePlugin {
 func (p *fakePlugin) note(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
 	method := path.Base(info.FullMethod)
 	if !slices.Contains([]string{"GetPluginInfo", "GetPluginCapabilities", "Probe", "NodeGetInfo", "NodeGetCapabilities", "ControllerGetCapabilities"}, method) {
-		raw, err := json.Marshal(message{req.(proto.Message)})
+		raw, err := json.Marshal(command.Message{Message: req.(proto.Message)})
 		if err != nil {
 			return nil, err
 		}

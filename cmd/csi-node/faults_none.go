@@ -4,5 +4,5 @@ package main
 
 import "context"
 
-// faults is nil in release builds: no step can be made to fail.
-func faults() func(ctx context.Context, volume, moment, step string) error { return nil }
+// hook is nil in release builds: no step can be made to fail.
+func hook() func(ctx context.Context, volume, moment, step string) error { return nil }

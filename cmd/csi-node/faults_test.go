@@ -11,7 +11,7 @@ import (
 
 func TestFaults(t *testing.T) {
 	t.Setenv("CSI_NODE_FAULT", "before:format=fail,after:mount=hang")
-	hook := faults()
+	hook := hook()
 	if err := hook(t.Context(), "v", "before", "format"); err == nil || !strings.Contains(err.Error(), "before format of volume v") {
 		t.Errorf("before format: %v", err)
 	}

@@ -11,6 +11,8 @@ import (
 	"testing"
 
 	"github.com/spf13/cobra"
+
+	"github.com/csi-node/csi-node/pkg/driver"
 )
 
 // Manifests and scripts of others hold these names and defaults.
@@ -88,6 +90,7 @@ func TestFlags(t *testing.T) {
 		"orphans":             union(pluginDefaults, map[string]string{"clean": "false", "timeout": "30s"}),
 		"probe":               {"state-dir": "/run/csi-node", "timeout": "5s"},
 		"demo":                {},
+		"csidriver":           {"driver-name": "csi-node.local"},
 		"version":             {},
 		"volume":              {},
 		"volume capabilities": callDefaults,
@@ -136,6 +139,10 @@ func TestCSIEndpoint(t *testing.T) {
 	}
 }
 
+func newCommand() *cobra.Command { return driver.Command(options()) }
+
+const understood = "i-understand-this-destroys-data"
+
 // run returns what a command prints and its error.
 func run(t *testing.T, args ...string) (string, error) {
 	t.Helper()
@@ -181,15 +188,19 @@ func TestWrongUse(t *testing.T) {
 }
 
 func TestVersion(t *testing.T) {
-	if out, err := run(t, "version"); err != nil || out != buildVersion()+"\n" || len(out) < 3 {
-		t.Errorf("prints %q (%v)", out, err)
+	linked := version
+	t.Cleanup(func() { version = linked })
+	for _, version = range []string{"", "v1.2.3"} {
+		if out, err := run(t, "version"); err != nil || version != "" && out != version+"\n" || !strings.HasPrefix(out, "v") || len(out) < 3 {
+			t.Errorf("the version %q prints %q (%v)", version, out, err)
+		}
 	}
 }
 
 // Nothing in a release can make a step fail.
 func TestFaultsAreNotInReleases(t *testing.T) {
-	files := func(tags string) []string {
-		cmd := exec.CommandContext(t.Context(), "go", "list", "-tags", tags, "-f", `{{join .GoFiles "\n"}}`, ".")
+	list := func(tags, what string) []string {
+		cmd := exec.CommandContext(t.Context(), "go", "list", "-tags", tags, "-f", what, ".")
 		cmd.Stderr = os.Stderr
 		out, err := cmd.Output()
 		if err != nil {
@@ -197,7 +208,14 @@ func TestFaultsAreNotInReleases(t *testing.T) {
 		}
 		return strings.Fields(string(out))
 	}
-	release, faulty := files(""), files("faults")
+	for tags, want := range map[string]bool{"": false, "faults": true} {
+		deps := list(tags, `{{join .Deps "\n"}}`)
+		if slices.Contains(deps, "github.com/csi-node/csi-node/pkg/driver/faults") != want || slices.Contains(deps, "testing") {
+			t.Errorf("with the tags %q a program is made of %q", tags, deps)
+		}
+	}
+	const files = `{{join .GoFiles "\n"}}`
+	release, faulty := list("", files), list("faults", files)
 	if !slices.Contains(release, "faults_none.go") || slices.Contains(release, "faults.go") {
 		t.Errorf("a release is made of %v", release)
 	}
@@ -208,5 +226,19 @@ func TestFaultsAreNotInReleases(t *testing.T) {
 		if text, err := os.ReadFile(name); err != nil || bytes.Contains(text, []byte("CSI_NODE_FAULT")) {
 			t.Errorf("%s of a release reads CSI_NODE_FAULT (%v)", name, err)
 		}
+	}
+}
+
+func TestStatusWhereNothingEverRan(t *testing.T) {
+	dir := t.TempDir()
+	for _, args := range [][]string{{"status"}, {"orphans"}, {"explain", "pvc-1"}} {
+		_, err := run(t, append(args, "--state-dir", dir)...)
+		if err == nil || !strings.Contains(err.Error(), "--state-dir right?") {
+			t.Errorf("%s: %v", args, err)
+		}
+	}
+	_, err := run(t, "orphans", "--clean", "--state-dir", dir)
+	if err == nil || !strings.Contains(err.Error(), "start it") {
+		t.Errorf("orphans --clean: %v", err)
 	}
 }

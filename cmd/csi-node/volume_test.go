@@ -14,6 +14,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/csi-node/csi-node/pkg/client"
+	"github.com/csi-node/csi-node/pkg/command"
 )
 
 // fill puts the paths of a test into an expectation.
@@ -227,7 +228,7 @@ func TestVolumeCommandsNotOffered(t *testing.T) {
 			p := newFakePlugin(t)
 			p.node, p.controller, p.noController = nil, nil, noController
 			out, err := run(t, append([]string{"volume"}, strings.Fields(args)...)...)
-			if out != "" || exitCode(err) != 1 || !strings.Contains(err.Error(), word) || len(p.requests()) > 0 {
+			if out != "" || command.ExitCode(err) != 1 || !strings.Contains(err.Error(), word) || len(p.requests()) > 0 {
 				t.Errorf("%s prints %q; %v", args, out, err)
 			}
 		}
@@ -245,7 +246,7 @@ func TestVolumeErrors(t *testing.T) {
 		p.fail = status.Error(code, "so it is")
 		for _, args := range []string{"create vol", "delete vol", "list", "stage vol", "publish vol", "unpublish vol", "unstage vol", "expand vol --size 1", "stats vol"} {
 			out, err := run(t, append([]string{"volume"}, strings.Fields(args)...)...)
-			if out != "" || exitCode(err) != 1 || !strings.Contains(err.Error(), code.String()+": so it is") || !strings.Contains(err.Error(), words) {
+			if out != "" || command.ExitCode(err) != 1 || !strings.Contains(err.Error(), code.String()+": so it is") || !strings.Contains(err.Error(), words) {
 				t.Errorf("%s prints %q; %v", args, out, err)
 			}
 		}
@@ -265,7 +266,7 @@ func TestVolumeErrors(t *testing.T) {
 	if err := os.Remove(filepath.Join(p.Dir, "csi.sock")); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := run(t, "volume", "list"); exitCode(err) != 1 || !strings.Contains(err.Error(), "is the plugin running") {
+	if _, err := run(t, "volume", "list"); command.ExitCode(err) != 1 || !strings.Contains(err.Error(), "is the plugin running") {
 		t.Errorf("without a socket: %v", err)
 	}
 }
@@ -317,14 +318,14 @@ func TestVolumeWrongUse(t *testing.T) {
 		{"clear-device vol --output yaml", "table or json"},
 	} {
 		out, err := run(t, append([]string{"volume"}, strings.Fields(row.args)...)...)
-		if out != "" || exitCode(err) != 2 || !strings.Contains(err.Error(), row.word) || strings.Contains(err.Error(), "\n") || strings.Contains(err.Error(), "hunter2") {
-			t.Errorf("%s prints %q; %v (exit code %d)", row.args, out, err, exitCode(err))
+		if out != "" || command.ExitCode(err) != 2 || !strings.Contains(err.Error(), row.word) || strings.Contains(err.Error(), "\n") || strings.Contains(err.Error(), "hunter2") {
+			t.Errorf("%s prints %q; %v (exit code %d)", row.args, out, err, command.ExitCode(err))
 		}
 	}
 	if calls := p.requests(); len(calls) > 0 {
 		t.Errorf("wrong uses asked %v", calls)
 	}
-	if _, err := run(t, "volume", "stage", "vol", "--secret", "key=@/no/such/file"); exitCode(err) != 1 || !strings.Contains(err.Error(), "/no/such/file") {
+	if _, err := run(t, "volume", "stage", "vol", "--secret", "key=@/no/such/file"); command.ExitCode(err) != 1 || !strings.Contains(err.Error(), "/no/such/file") {
 		t.Errorf("a secret that is not there: %v", err)
 	}
 }
@@ -333,7 +334,7 @@ func TestCommandsWithoutAPlugin(t *testing.T) {
 	t.Setenv("CSI_NODE_STATE_DIR", t.TempDir())
 	for _, args := range []string{"retry vol", "clear-device vol", "clear-device vol --" + understood} {
 		out, err := run(t, append([]string{"volume"}, strings.Fields(args)...)...)
-		if out != "" || exitCode(err) != 1 || !strings.Contains(err.Error(), "no plugin runs on the state directory") {
+		if out != "" || command.ExitCode(err) != 1 || !strings.Contains(err.Error(), "no plugin runs on the state directory") {
 			t.Errorf("%s prints %q; %v", args, out, err)
 		}
 	}
@@ -393,9 +394,9 @@ func TestCompletionOfAHungPlugin(t *testing.T) {
 	p := newFakePlugin(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	cmd := newStageCommand()
+	cmd := find(t, "volume stage")
 	cmd.SetContext(ctx)
-	if ids, _ := completeVolume(cmd, nil, ""); len(ids) > 0 {
+	if ids, _ := command.CompleteVolume(cmd, nil, ""); len(ids) > 0 {
 		t.Errorf("offers %q", ids)
 	}
 	if len(p.requests()) > 0 {

@@ -1,6 +1,6 @@
-// Package blockdev is what the engine does with any block device, whichever
-// backend attached it: read-only views of it, whether it is in use and by whom,
-// and zeroing it.
+// Package blockdev is what is the same for every block device, whichever backend
+// attached it: what it says that it is, read-only views of it, whether it is in use
+// and by whom, and zeroing it.
 package blockdev
 
 import (

@@ -12,7 +12,11 @@ import (
 type Kind struct {
 	// Name is how volume contexts, records and ids call the backend.
 	Name string
-	// Flags adds the backend's own flags, before Open; nil: it has none.
+	// Properties are the same of all kinds of one driver.
+	Properties Properties
+	// Flags adds the backend's own flags, before Open; nil: it has none. Each has one
+	// value, which Set takes as String gives it. Flags may be called again: the
+	// values are those of the last call.
 	Flags func(*pflag.FlagSet)
 	// Open makes the backend. A backend that is an io.Closer is closed when the
 	// plugin ends. The error says what is wrong with the setup and what to do.

@@ -50,7 +50,7 @@ func (p *plugin) clearDevice(ctx context.Context, id string, do bool) (c Clearan
 		}
 		logger := klog.FromContext(ctx)
 		logger.Info("Clearing a volume because an operator says so", "found", c.Found, "uuid", c.UUID, "bytes", c.Bytes)
-		if err := p.devices.Clear(ctx, devices.Volume{ID: id}); err != nil {
+		if err := p.devices.Clear(ctx, volumeOf(want)); err != nil {
 			logger.Error(err, "Clearing failed")
 			return err
 		}
@@ -82,12 +82,21 @@ func (p *plugin) clearable(ctx context.Context, want *state.Volume, d state.Devi
 	case d.Size < d.Capacity:
 		return state.Errorf(state.FailedPrecondition, "volume %s: its backing %s has %d bytes, %d fewer than the volume: clearing does not mend that. Restore it from a backup, or delete the volume", want.ID, d.Backing, d.Size, d.Capacity-d.Size)
 	}
-	return p.devices.Unused(ctx, devices.Volume{ID: want.ID})
+	return p.devices.Unused(ctx, volumeOf(want))
 }
 
 // readBacking says what is in the file behind a volume that is not attached.
 func (p *plugin) readBacking(ctx context.Context, d state.Device) (state.Contents, error) {
 	return p.filesystem.Probe(ctx, state.Device{Path: d.Backing, Size: d.Size, Capacity: d.Capacity}, "")
+}
+
+// volumeOf returns what a backend is told of a volume with a record.
+func volumeOf(record *state.Volume) devices.Volume {
+	v := devices.Volume{ID: record.ID, Backend: record.Backend}
+	if record.Stage != nil {
+		v.Context, v.Publish = state.SplitContext(record.Stage.Context)
+	}
+	return v
 }
 
 func clearanceOf(id string, d state.Device, found state.Contents) Clearance {

@@ -30,7 +30,7 @@ func createVolume(t *testing.T, c Config, controller csi.ControllerClient, name 
 	if err != nil {
 		t.Fatal(err)
 	}
-	return filepath.Join(c.PoolDir, "volumes", name, "data")
+	return filepath.Join(c.poolDir(), "volumes", name, "data")
 }
 
 func rawCapability() *csi.VolumeCapability {

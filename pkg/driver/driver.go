@@ -1,11 +1,22 @@
-// Package driver wires the plugin together and runs it: the store, the
-// reconciler, the CSI services on their socket, metrics, health and shutdown.
+// Package driver is the engine for whoever builds a CSI driver: Main is a whole
+// program, made of Options that list the backends. It wires the parts and runs
+// them: the store, the reconciler, the CSI services on their socket, metrics,
+// health and shutdown. It knows no backend but by the interfaces of package devices.
+//
+//	func main() {
+//		driver.Main(driver.Options{Name: "csi.acme.example", Version: version, Backends: []devices.Kind{acme.Kind()}})
+//	}
+//
+// docs/backends.md tells how to write a backend, and examples/acme is one with
+// its driver. Run is the plugin without a command line.
 package driver
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -18,12 +29,8 @@ import (
 	"google.golang.org/grpc"
 	"k8s.io/klog/v2"
 
-	"github.com/csi-node/csi-node/pkg/blockdev"
 	"github.com/csi-node/csi-node/pkg/controllerserver"
 	"github.com/csi-node/csi-node/pkg/devices"
-	"github.com/csi-node/csi-node/pkg/devices/disk"
-	"github.com/csi-node/csi-node/pkg/devices/note"
-	"github.com/csi-node/csi-node/pkg/devices/pool"
 	"github.com/csi-node/csi-node/pkg/ephemeral"
 	"github.com/csi-node/csi-node/pkg/filesystem"
 	"github.com/csi-node/csi-node/pkg/loop"
@@ -36,28 +43,24 @@ import (
 	"github.com/csi-node/csi-node/pkg/uevents"
 )
 
-// Config is how the plugin is set up; each field is a flag of `csi-node serve`.
+// Config is how an operator sets the plugin up; each field is a flag of its serve
+// command.
 type Config struct {
 	Endpoint     string // of the CSI socket: unix:///path
 	DriverName   string
 	NodeID       string
-	StateDir     string
-	LibDir       string // of notes, which outlive reboots
+	StateDir     string // on a tmpfs
+	LibDir       string // outlives reboots
 	KubeletDir   string
-	PoolDir      string
 	HTTPEndpoint string // host:port; empty: none
-	// What is kept of the pool: amounts as pool.ParseAmount reads them; empty: none.
-	PoolReserve, InlineMaxSize, InlineMaxTotal string
+	// BackendFlags are the values of the backends' own flags, by name; those that
+	// are left out have their defaults.
+	BackendFlags map[string]string
 	// RegistrationDir is where kubelet looks for plugins; empty: somebody else
 	// registers the plugin.
 	RegistrationDir string
-	MaxVolumes      int64
-	DetectOnly      bool // tell of lost mounts, and do not restore them unasked
-	Version         string
-
-	// Hook is called before and after each step, and its error fails the step;
-	// only builds for tests set it.
-	Hook func(ctx context.Context, volume, moment, step string) error
+	MaxVolumes      int64 // told to the scheduler; 0: what the backends say
+	DetectOnly      bool  // tell of lost mounts, and do not restore them unasked
 }
 
 // StoreFile and StatusSocket are the names in the state directory.
@@ -89,11 +92,8 @@ func (c Config) validate() error {
 	if _, err := socketPath(c.Endpoint); err != nil {
 		return err
 	}
-	if _, err := c.limits(); err != nil {
-		return err
-	}
 	for _, dir := range []struct{ flag, path string }{
-		{"--state-dir", c.StateDir}, {"--lib-dir", c.LibDir}, {"--kubelet-dir", c.KubeletDir}, {"--pool-dir", c.PoolDir}, {"--registration-dir", c.RegistrationDir},
+		{"--state-dir", c.StateDir}, {"--kubelet-dir", c.KubeletDir}, {"--lib-dir", c.LibDir}, {"--registration-dir", c.RegistrationDir},
 	} {
 		if !filepath.IsAbs(dir.path) && (dir.flag != "--registration-dir" || dir.path != "") {
 			return fmt.Errorf("%s %q: must be an absolute path", dir.flag, dir.path)
@@ -102,39 +102,23 @@ func (c Config) validate() error {
 	return nil
 }
 
-// limits reads what is kept of the pool.
-func (c Config) limits() (l pool.Limits, err error) {
-	for _, amount := range []struct {
-		flag, text string
-		to         *pool.Amount
-	}{
-		{"--pool-reserve", c.PoolReserve, &l.Reserve}, {"--inline-max-size", c.InlineMaxSize, &l.InlineSize}, {"--inline-max-total", c.InlineMaxTotal, &l.InlineTotal},
-	} {
-		if *amount.to, err = pool.ParseAmount(amount.text); err != nil {
-			return l, fmt.Errorf("%s %q: %w", amount.flag, amount.text, err)
-		}
-	}
-	return l, nil
-}
-
 // plugin is the parts that Run has put together.
 type plugin struct {
 	Config
+	options    Options
+	properties devices.Properties
 	store      *state.Store
-	pool       *pool.Pool
-	unlock     func() error // the pool
+	backends   []backend // open ones, the usual one first
+	devices    *devices.Set
 	loops      *loop.Devices
-	devices    *pool.Backend
-	views      *blockdev.Devices
-	disks      *disk.Backend
-	facts      *note.Facts
+	views      reconciler.Views
 	watcher    *mounts.Watcher // nil until it serves
 	filesystem *filesystem.Host
 	mounts     *mounts.Host
 	pods       *pods.Directory
 	reconciler *reconciler.Reconciler
-	ephemeral  *ephemeral.Volumes
-	controller *controllerserver.Server
+	ephemeral  *ephemeral.Volumes   // nil: no backend has inline volumes
+	controller csi.ControllerServer // nil: the driver has none here
 	metrics    *metrics
 	looking    chan struct{}           // holds a token while orphans are looked for
 	registrar  *registration.Registrar // nil when somebody else registers the plugin
@@ -143,12 +127,16 @@ type plugin struct {
 // Run serves until ctx ends, and then leaves every mount and device as it is.
 // An error that comes back before the socket serves names what is wrong with
 // the setup and what to do. A second process on the same state directory waits
-// until the first has ended; one with another may not have the same pool.
-func Run(ctx context.Context, cfg Config) (err error) {
+// until the first has ended.
+func Run(ctx context.Context, cfg Config, o Options) (err error) {
+	properties, err := o.check()
+	if err != nil {
+		return err
+	}
 	if err := cfg.validate(); err != nil {
 		return err
 	}
-	p := &plugin{Config: cfg, metrics: newMetrics(cfg.Version), looking: make(chan struct{}, 1)}
+	p := &plugin{Config: cfg, options: o, properties: properties, metrics: newMetrics(o.version()), looking: make(chan struct{}, 1)}
 	if cfg.RegistrationDir != "" {
 		if err := p.register(); err != nil {
 			return err
@@ -204,100 +192,101 @@ func (p *plugin) open(ctx context.Context) (err error) {
 	return nil
 }
 
-// letGo leaves the pool and the store to others.
+// letGo leaves the backends and the store to others.
 func (p *plugin) letGo() (err error) {
-	if p.unlock != nil {
-		err = p.unlock()
+	for _, b := range p.backends {
+		if closer, ok := b.Backend.(io.Closer); ok {
+			err = errors.Join(err, closer.Close())
+		}
 	}
+	p.backends = nil
 	return errors.Join(err, p.store.Close())
 }
 
 func (p *plugin) openVolumes(ctx context.Context) (err error) {
-	p.pool, err = pool.Open(ctx, p.PoolDir)
-	absent := err
-	if errors.Is(err, pool.ErrAbsent) {
-		p.pool, err = pool.OpenAbsent(p.PoolDir)
-	}
-	if err != nil {
-		return fmt.Errorf("--pool-dir %s: %w", p.PoolDir, err)
-	}
-	limits, err := p.limits()
-	if err != nil {
+	if err := p.openBackends(ctx, false); err != nil {
 		return err
-	}
-	p.pool.SetLimits(limits)
-	if p.unlock, err = p.pool.Lock(p.StateDir); err != nil {
-		return fmt.Errorf("--pool-dir %s: %w", p.PoolDir, err)
-	}
-	if err := p.openDevices(ctx); err != nil {
-		return err
-	}
-	if err := p.openDisks(); err != nil {
-		return err
-	}
-	switch {
-	case absent != nil && len(p.store.List()) == 0 && !p.devices.Any():
-		return fmt.Errorf("--pool-dir %s: %w", p.PoolDir, absent)
-	case absent != nil:
-		klog.FromContext(ctx).Error(absent, "Serving without the pool, so that volumes which stand can be unpublished and unstaged", "pool", p.PoolDir)
 	}
 	p.reconciler = reconciler.New(reconciler.Config{
-		Store:      p.store,
-		Kernel:     p.kernel(),
-		Hook:       p.hook(),
-		Metrics:    p.metrics,
-		Retired:    func(string) { p.ephemeral.Look() },
+		Store:   p.store,
+		Kernel:  p.kernel(),
+		Hook:    p.hook(),
+		Metrics: p.metrics,
+		Retired: func(string) {
+			if p.ephemeral != nil {
+				p.ephemeral.Look()
+			}
+		},
 		DetectOnly: p.DetectOnly,
 		Resync:     resync,
 	})
-	p.controller = controllerserver.New(controllerserver.Config{
+	provisioner := p.provisioner()
+	if provisioner != nil {
+		p.controller = provisioner
+	}
+	if p.options.Controller != nil {
+		p.controller = p.options.Controller(p.controller)
+	}
+	if p.properties.AttachRequired && p.controller == nil {
+		return errors.New("a backend of this driver needs ControllerPublishVolume, and the driver was built without a Controller")
+	}
+	if p.ephemeral, err = p.inline(ctx, provisioner); err != nil {
+		return err
+	}
+	p.metrics.watch(p.reconciler)
+	for _, b := range p.backends {
+		if meter, ok := b.Backend.(devices.Meter); ok {
+			p.metrics.watchBackend(b.name, func() ([]devices.Measurement, error) { return meter.Measure(context.WithoutCancel(ctx)) })
+		}
+	}
+	return nil
+}
+
+// provisioner serves the Controller of the backend that provisions; nil: none does.
+func (p *plugin) provisioner() *controllerserver.Server {
+	b, ok := ability[interface {
+		controllerserver.Pool
+		controllerserver.Deleter
+	}](p)
+	if !ok {
+		return nil
+	}
+	return controllerserver.New(controllerserver.Config{
 		NodeID:      topologyValue(p.NodeID),
 		TopologyKey: topologyKey(p.DriverName),
 		Filesystems: p.filesystem,
-		Pool:        p.pool,
-		Deleter:     p.devices,
+		Pool:        b,
+		Deleter:     b,
 		Intents:     p.store,
 	})
+}
+
+// inline serves the inline volumes of the backend that has them; nil: none has.
+func (p *plugin) inline(ctx context.Context, maker *controllerserver.Server) (*ephemeral.Volumes, error) {
+	b, ok := ability[interface {
+		ephemeral.Pool
+		ephemeral.Deleter
+	}](p)
+	if !ok || maker == nil {
+		return nil, nil
+	}
 	staging, err := p.mounts.Spell(ctx, filepath.Join(p.KubeletDir, "plugins", p.DriverName+"-ephemeral"))
 	if err != nil {
-		return err
+		return nil, err
 	}
-	p.ephemeral = ephemeral.New(ephemeral.Config{
+	return ephemeral.New(ephemeral.Config{
 		// Not in the directory of the socket: sidecars, and the plugin, have that as a volume, and each new
 		// container would get a copy of what is mounted below it.
 		StagingDir:  staging,
 		Reconciler:  p.reconciler,
 		Records:     p.store,
-		Pool:        p.pool,
-		Maker:       p.controller,
-		Deleter:     p.devices,
+		Pool:        b,
+		Maker:       maker,
+		Deleter:     b,
 		Directories: p.mounts,
 		Pods:        p.pods,
 		Spell:       p.mounts.Spell,
-	})
-	p.metrics.watch(p.reconciler)
-	p.metrics.watchPool(func() (pool.Capacity, error) { return p.pool.Capacity(context.WithoutCancel(ctx)) })
-	return nil
-}
-
-// openDevices finds the devices of the pool's volumes.
-func (p *plugin) openDevices(ctx context.Context) (err error) {
-	if p.loops, err = loop.New(ctx); err != nil {
-		return err
-	}
-	if p.devices, err = pool.NewBackend(ctx, p.pool, p.loops); err != nil {
-		return err
-	}
-	p.views = blockdev.New(p.loops, p.devices.VolumeAt)
-	return nil
-}
-
-func (p *plugin) openDisks() (err error) {
-	if p.disks, err = disk.New(devices.Environment{LibDir: p.LibDir}); err != nil {
-		return err
-	}
-	p.facts, err = note.Open(p.LibDir)
-	return err
+	}), nil
 }
 
 // spellTime bounds how long the start waits for directories that lead to the
@@ -320,16 +309,14 @@ func (p *plugin) spellRecords(ctx context.Context) {
 }
 
 func (p *plugin) kernel() reconciler.Kernel {
-	set := devices.NewSet(pool.Name, map[string]devices.Backend{pool.Name: p.devices, disk.Name: p.disks})
-	set.KeepFacts(p.facts)
 	k := reconciler.Kernel{
-		Devices:     set,
+		Devices:     p.devices,
 		Views:       p.views,
 		Filesystems: p.filesystem,
 		Mounts:      p.mounts,
 		Directories: p.mounts,
 		Holders:     mounts.Holders,
-		Bound:       func(number state.DeviceNumber) (bool, error) { return p.watcher.Bound(number) },
+		Bound:       p.bound,
 	}
 	if p.pods != nil {
 		k.Pods = p.pods
@@ -338,12 +325,26 @@ func (p *plugin) kernel() reconciler.Kernel {
 }
 
 func (p *plugin) hook() func(context.Context, string, reconciler.Step, reconciler.Moment) error {
-	if p.Hook == nil {
+	if p.options.Hook == nil {
 		return nil
 	}
 	return func(ctx context.Context, volume string, step reconciler.Step, moment reconciler.Moment) error {
-		return p.Hook(ctx, volume, string(moment), string(step.Action))
+		return p.options.Hook(ctx, volume, string(moment), string(step.Action))
 	}
+}
+
+// storageHealth tells whether the places of all backends are there (else an error
+// of any class) and have room (else ResourceExhausted).
+func (p *plugin) storageHealth(ctx context.Context) error {
+	var full error
+	for _, b := range abilities[devices.Checker](p) {
+		if err := b.Check(ctx); state.ClassOf(err) == state.ResourceExhausted {
+			full = cmp.Or(full, err)
+		} else if err != nil {
+			return err
+		}
+	}
+	return full
 }
 
 // serve runs the reconciler and the servers until ctx ends.
@@ -370,14 +371,13 @@ func (p *plugin) serve(ctx context.Context) error {
 		return errors.Join(err, listener.Close())
 	}
 	p.watcher = watcher
-	p.loops.Spare(p.numbers(watcher))
 	events, deaf := uevents.Listen()
 	if deaf != nil {
 		klog.FromContext(ctx).Error(deaf, "A device that is lost is noticed late", "after", resync)
 	}
 	server := p.grpcServer()
-	klog.FromContext(ctx).Info("Serving", "driver", p.DriverName, "version", p.Version, "node", p.NodeID, "endpoint", p.Endpoint,
-		"pool", p.PoolDir, "volumes", len(p.store.List()), "mountsWatchedBy", watcher.Source(), "heal", !p.DetectOnly)
+	klog.FromContext(ctx).Info("Serving", "driver", p.DriverName, "version", p.options.version(), "node", p.NodeID, "endpoint", p.Endpoint,
+		"backends", p.devices.Names(), "volumes", len(p.store.List()), "mountsWatchedBy", watcher.Source(), "heal", !p.DetectOnly)
 
 	working, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()
@@ -390,10 +390,17 @@ func (p *plugin) serve(ctx context.Context) error {
 	if events != nil {
 		group.Go(func() { p.hear(working, events) })
 	}
+	for _, b := range p.backends {
+		if w, ok := b.Backend.(devices.Watcher); ok {
+			group.Go(func() { p.hearBackend(working, b.name, w) })
+		}
+	}
 	swept := make(chan struct{}) // or hung on a device, and left
 	var sweeps sync.WaitGroup
 	sweeps.Go(func() { p.adoptOrphans(working) })
-	sweeps.Go(func() { p.ephemeral.Run(working) })
+	if p.ephemeral != nil {
+		sweeps.Go(func() { p.ephemeral.Run(working) })
+	}
 	go func() { defer close(swept); sweeps.Wait() }()
 	for _, w := range web {
 		group.Go(func() { failed <- w.serve() })
@@ -425,12 +432,32 @@ func (p *plugin) serve(ctx context.Context) error {
 	return err
 }
 
+// deviceEvents tells what becomes of devices, and that anything may have become
+// of them when events were lost; *uevents.Listener does.
+type deviceEvents interface {
+	Run(ctx context.Context, changed func(uevents.Event), all func()) error
+}
+
 // hear tells the reconciler what becomes of devices. Without it, that is noticed
 // when the volume is looked at.
-func (p *plugin) hear(ctx context.Context, events *uevents.Listener) {
+func (p *plugin) hear(ctx context.Context, events deviceEvents) {
 	err := events.Run(ctx, func(e uevents.Event) { p.reconciler.DeviceChanged(e.Number) }, p.reconciler.AllChanged)
 	if err != nil {
 		klog.FromContext(ctx).Error(err, "A device that is lost is noticed late from now on", "after", resync)
+	}
+}
+
+// hearBackend tells the reconciler what a backend notices by itself.
+func (p *plugin) hearBackend(ctx context.Context, name string, w devices.Watcher) {
+	err := w.Watch(ctx, func(id string) {
+		if id == "" {
+			p.reconciler.AllChanged()
+			return
+		}
+		p.reconciler.VolumeChanged(id)
+	})
+	if err != nil && ctx.Err() == nil {
+		klog.FromContext(ctx).Error(err, "What becomes of the backend's volumes is noticed late from now on", "backend", name, "after", resync)
 	}
 }
 
@@ -442,22 +469,72 @@ func stopServer(server *grpc.Server) {
 }
 
 func (p *plugin) grpcServer() *grpc.Server {
-	node := nodeserver.New(nodeserver.Config{
+	node := nodeserver.Config{
 		NodeID:           p.NodeID,
 		TopologyKey:      topologyKey(p.DriverName),
 		TopologyValue:    topologyValue(p.NodeID),
-		MaxVolumes:       p.MaxVolumes,
+		MaxVolumes:       cmp.Or(p.MaxVolumes, p.properties.VolumeLimit),
 		Filesystems:      p.filesystem,
-		ValidateVolumeID: pool.ValidateID,
-		VolumeAt:         p.devices.VolumeAt,
+		ValidateVolumeID: p.validateID,
+		VolumeAt:         p.volumeAt,
 		Reconciler:       p.reconciler,
 		Records:          p.store,
 		Paths:            p.mounts,
-		Ephemeral:        p.ephemeral,
-		StorageHealth:    p.devices.Check,
-	})
-	return newServer(p.metrics, &identity{name: p.DriverName, version: p.Version, checks: p.checks()}, p.controller, node)
+		Ephemeral:        noInline{},
+		StorageHealth:    p.storageHealth,
+	}
+	if p.ephemeral != nil {
+		node.Ephemeral = p.ephemeral
+	}
+	services := services{
+		identity: &identity{name: p.DriverName, version: p.options.version(), capabilities: p.capabilities(), checks: p.checks()},
+		node:     placed{nodeserver.New(node), p.properties.NodeLocal, p.options.Topology}, controller: p.controller, more: p.options.Services,
+	}
+	if p.options.Identity != nil {
+		services.identity = p.options.Identity(services.identity)
+	}
+	if p.options.Node != nil {
+		services.node = p.options.Node(services.node)
+	}
+	return newServer(p.metrics, services)
 }
+
+// validateID returns InvalidArgument for an id that no volume can have, of none
+// of the backends, or of the one that its record names.
+func (p *plugin) validateID(id string) error {
+	v := devices.Volume{ID: id}
+	if record := p.store.Get(id); record != nil && record.Backend != "" {
+		v.Backend = record.Backend
+		return p.devices.Validate(v)
+	}
+	refused := p.devices.Validate(v)
+	for _, b := range p.backends {
+		if refused == nil || b.Validate(v) == nil {
+			return nil
+		}
+	}
+	return refused
+}
+
+// volumeAt returns the volume that a device stands for; empty: none.
+func (p *plugin) volumeAt(number state.DeviceNumber) string {
+	for _, b := range abilities[devices.Locator](p) {
+		if id := b.VolumeAt(number); id != "" {
+			return id
+		}
+	}
+	return p.store.ShownAs(number)
+}
+
+// noInline refuses inline ephemeral volumes, for a driver without a backend that
+// has them.
+type noInline struct{}
+
+func (noInline) Publish(_ context.Context, id, _ string, _ map[string]string, _ *state.Target) error {
+	return state.Errorf(state.InvalidArgument, "volume %s: this driver has no inline ephemeral volumes", id)
+}
+
+func (noInline) Unpublish(context.Context, string, string) error { return nil }
 
 // What one client of the CSI socket may take up.
 const (
@@ -465,12 +542,25 @@ const (
 	handshakeTime = 10 * time.Second
 )
 
+// services are what a server serves.
+type services struct {
+	identity   csi.IdentityServer
+	node       csi.NodeServer
+	controller csi.ControllerServer        // nil: none
+	more       func(grpc.ServiceRegistrar) // nil: none
+}
+
 // newServer returns a server of the services behind the interceptors.
-func newServer(m *metrics, i csi.IdentityServer, c csi.ControllerServer, n csi.NodeServer) *grpc.Server {
+func newServer(m *metrics, s services) *grpc.Server {
 	server := grpc.NewServer(grpc.ChainUnaryInterceptor(m.intercept, logCalls, statusCodes, inTime),
 		grpc.MaxConcurrentStreams(maxCalls), grpc.ConnectionTimeout(handshakeTime))
-	csi.RegisterIdentityServer(server, i)
-	csi.RegisterControllerServer(server, c)
-	csi.RegisterNodeServer(server, n)
+	csi.RegisterIdentityServer(server, s.identity)
+	csi.RegisterNodeServer(server, s.node)
+	if s.controller != nil {
+		csi.RegisterControllerServer(server, s.controller)
+	}
+	if s.more != nil {
+		s.more(server)
+	}
 	return server
 }

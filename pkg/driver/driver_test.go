@@ -3,13 +3,21 @@ package driver
 import (
 	"strings"
 	"testing"
+
+	"github.com/csi-node/csi-node/pkg/devices"
+	"github.com/csi-node/csi-node/pkg/devices/pool"
 )
 
 func goodConfig() Config {
 	return Config{
 		Endpoint: "unix:///csi/csi.sock", DriverName: "csi-node.local", NodeID: "node-1",
-		StateDir: "/run/csi-node", LibDir: "/var/lib/csi-node", KubeletDir: "/var/lib/kubelet", PoolDir: "/pool", Version: "v1",
+		StateDir: "/run/csi-node", LibDir: "/var/lib/csi-node", KubeletDir: "/var/lib/kubelet",
 	}
+}
+
+// testOptions are of a driver with a pool.
+func testOptions() Options {
+	return Options{Name: "csi-node.local", Program: "csi-node", Version: "v1", Backends: []devices.Kind{pool.Kind()}}
 }
 
 func TestConfigValidate(t *testing.T) {
@@ -31,9 +39,8 @@ func TestConfigValidate(t *testing.T) {
 		"volumes below 0":   {func(c *Config) { c.MaxVolumes = -1 }, "--max-volumes-per-node"},
 		"no state":          {func(c *Config) { c.StateDir = "" }, "--state-dir"},
 		"relative state":    {func(c *Config) { c.StateDir = "run" }, "--state-dir"},
-		"relative lib":      {func(c *Config) { c.LibDir = "lib" }, "--lib-dir"},
 		"relative kubelet":  {func(c *Config) { c.KubeletDir = "./kubelet" }, "--kubelet-dir"},
-		"relative pool":     {func(c *Config) { c.PoolDir = "pool" }, "--pool-dir"},
+		"relative lib":      {func(c *Config) { c.LibDir = "lib" }, "--lib-dir"},
 	} {
 		t.Run(title, func(t *testing.T) {
 			c := goodConfig()
@@ -47,7 +54,7 @@ func TestConfigValidate(t *testing.T) {
 			}
 		})
 	}
-	if err := Run(t.Context(), Config{}); err == nil || !strings.Contains(err.Error(), "--driver-name") {
+	if err := Run(t.Context(), Config{}, testOptions()); err == nil || !strings.Contains(err.Error(), "--driver-name") {
 		t.Errorf("Run with a wrong setup: %v", err)
 	}
 }

@@ -204,9 +204,9 @@ func (s *scene) open() (err error) {
 	const key = "topology.fuzz.test/node"
 	controller := controllerserver.New(controllerserver.Config{NodeID: "node-1", TopologyKey: key, Filesystems: s.node, Pool: s.node, Deleter: s.node, Intents: s.store})
 	inline := ephemeral.New(ephemeral.Config{StagingDir: filepath.Join(s.kubelet, "ephemeral"), Reconciler: r, Records: s.store, Pool: s.node, Maker: controller, Deleter: s.node, Directories: s.node, Spell: s.node.Spell})
-	server := newServer(newMetrics("v1"), &identity{name: "fuzz.test", version: "v1"}, controller,
-		nodeserver.New(nodeserver.Config{NodeID: "node-1", TopologyKey: key, Filesystems: s.node, ValidateVolumeID: pool.ValidateID,
-			Reconciler: r, Records: s.store, Paths: s.node, Ephemeral: inline, StorageHealth: func(context.Context) error { return nil }}))
+	server := newServer(newMetrics("v1"), services{identity: &identity{name: "fuzz.test", version: "v1"}, controller: controller,
+		node: nodeserver.New(nodeserver.Config{NodeID: "node-1", TopologyKey: key, Filesystems: s.node, ValidateVolumeID: pool.ValidateID,
+			Reconciler: r, Records: s.store, Paths: s.node, Ephemeral: inline, StorageHealth: func(context.Context) error { return nil }})})
 	listener, err := net.Listen("unix", filepath.Join(s.dir, "csi.sock"))
 	if err != nil {
 		return err

@@ -9,6 +9,7 @@ import (
 	"google.golang.org/protobuf/types/known/wrapperspb"
 	"k8s.io/klog/v2"
 
+	"github.com/csi-node/csi-node/pkg/devices"
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
@@ -16,6 +17,7 @@ import (
 type identity struct {
 	csi.UnimplementedIdentityServer
 	name, version string
+	capabilities  []*csi.PluginCapability
 	checks        []func(context.Context) error // of what the plugin cannot do without
 	looks         singleflight.Group
 }
@@ -25,19 +27,26 @@ func (i *identity) GetPluginInfo(context.Context, *csi.GetPluginInfoRequest) (*c
 }
 
 func (i *identity) GetPluginCapabilities(context.Context, *csi.GetPluginCapabilitiesRequest) (*csi.GetPluginCapabilitiesResponse, error) {
-	resp := &csi.GetPluginCapabilitiesResponse{}
-	for _, t := range []csi.PluginCapability_Service_Type{
-		csi.PluginCapability_Service_CONTROLLER_SERVICE,
-		csi.PluginCapability_Service_VOLUME_ACCESSIBILITY_CONSTRAINTS,
-	} {
-		resp.Capabilities = append(resp.Capabilities, &csi.PluginCapability{
-			Type: &csi.PluginCapability_Service_{Service: &csi.PluginCapability_Service{Type: t}},
+	return &csi.GetPluginCapabilitiesResponse{Capabilities: i.capabilities}, nil
+}
+
+// capabilities are what the backends can do, and what the driver's builder adds.
+func (p *plugin) capabilities() (all []*csi.PluginCapability) {
+	service := func(t csi.PluginCapability_Service_Type) {
+		all = append(all, &csi.PluginCapability{Type: &csi.PluginCapability_Service_{Service: &csi.PluginCapability_Service{Type: t}}})
+	}
+	if p.controller != nil {
+		service(csi.PluginCapability_Service_CONTROLLER_SERVICE)
+	}
+	if p.properties.NodeLocal || p.options.Topology != nil {
+		service(csi.PluginCapability_Service_VOLUME_ACCESSIBILITY_CONSTRAINTS)
+	}
+	if _, ok := ability[devices.Grower](p); ok {
+		all = append(all, &csi.PluginCapability{
+			Type: &csi.PluginCapability_VolumeExpansion_{VolumeExpansion: &csi.PluginCapability_VolumeExpansion{Type: csi.PluginCapability_VolumeExpansion_ONLINE}},
 		})
 	}
-	resp.Capabilities = append(resp.Capabilities, &csi.PluginCapability{
-		Type: &csi.PluginCapability_VolumeExpansion_{VolumeExpansion: &csi.PluginCapability_VolumeExpansion{Type: csi.PluginCapability_VolumeExpansion_ONLINE}},
-	})
-	return resp, nil
+	return append(all, p.options.Capabilities...)
 }
 
 // Probe answers ready: the socket serves only once the store is open and every
@@ -78,9 +87,14 @@ func (i *identity) healthy(ctx context.Context) error {
 
 // checks are of what may go missing while the plugin runs.
 func (p *plugin) checks() []func(context.Context) error {
-	return []func(context.Context) error{
-		p.pool.Check,
-		p.loops.Check,
-		func(context.Context) error { return p.filesystem.CheckPrograms() },
+	var all []func(context.Context) error
+	for _, b := range abilities[devices.Checker](p) {
+		all = append(all, func(ctx context.Context) error {
+			if err := b.Check(ctx); state.ClassOf(err) != state.ResourceExhausted {
+				return err
+			}
+			return nil // what is full serves
+		})
 	}
+	return append(all, func(context.Context) error { return p.filesystem.CheckPrograms() })
 }

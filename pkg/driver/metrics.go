@@ -3,6 +3,7 @@ package driver
 import (
 	"context"
 	"path"
+	"strings"
 	"sync"
 	"time"
 
@@ -12,7 +13,7 @@ import (
 	"google.golang.org/grpc/status"
 	"k8s.io/klog/v2"
 
-	"github.com/csi-node/csi-node/pkg/devices/pool"
+	"github.com/csi-node/csi-node/pkg/devices"
 	"github.com/csi-node/csi-node/pkg/reconciler"
 	"github.com/csi-node/csi-node/pkg/state"
 )
@@ -124,110 +125,90 @@ func (m *metrics) watchRegistration(registered func() bool) {
 	}))
 }
 
-// watchPool adds what the pool has, which count tells. It may hang.
-func (m *metrics) watchPool(count func() (pool.Capacity, error)) {
-	m.registry.MustRegister(newPoolUse(count))
+// watchBackend adds what a backend measures of its place. It may hang.
+func (m *metrics) watchBackend(name string, measure func() ([]devices.Measurement, error)) {
+	m.registry.MustRegister(newBackendUse(name, measure))
 }
 
-// poolWait is how long a scrape waits for the pool to be counted. After that it
-// shows what was counted last, with the time of that.
-const poolWait = 2 * time.Second
+// measureWait is how long a scrape waits for a backend to be measured. After that
+// it shows what was measured last, with the time of that.
+const measureWait = 2 * time.Second
 
-// poolUse shows how the pool is used. At most one count is under way at a time,
-// so that scrapes of a pool whose disk hangs do not pile up.
-type poolUse struct {
-	count func() (pool.Capacity, error)
+// backendUse shows how the place of a backend is used. At most one measurement is
+// under way at a time, so that scrapes of one whose disk hangs do not pile up.
+type backendUse struct {
+	name    string
+	measure func() ([]devices.Measurement, error)
 
-	mu      sync.Mutex
-	counted chan struct{} // is closed at the end of the count under way; nil: there is none
-	last    pool.Capacity
-	seen    time.Time // when last was counted; zero: never
+	mu       sync.Mutex
+	measured chan struct{} // is closed at the end of the measurement under way; nil: there is none
+	last     []devices.Measurement
+	seen     time.Time // when last was measured; zero: never
 }
 
-func newPoolUse(count func() (pool.Capacity, error)) *poolUse { return &poolUse{count: count} }
-
-// poolGauge is a value of the pool.
-type poolGauge struct {
-	desc  *prometheus.Desc
-	value func(pool.Capacity) int64
+func newBackendUse(name string, measure func() ([]devices.Measurement, error)) *backendUse {
+	return &backendUse{name: name, measure: measure}
 }
 
-func newPoolGauge(name, help string, value func(pool.Capacity) int64) poolGauge {
-	return poolGauge{prometheus.NewDesc("csi_node_pool_"+name, help, nil, nil), value}
-}
+// Describe tells nothing: which values there are is the backend's to know.
+func (u *backendUse) Describe(chan<- *prometheus.Desc) {}
 
-var (
-	poolGauges = []poolGauge{
-		newPoolGauge("size_bytes", "Size of the pool's file system.", func(c pool.Capacity) int64 { return c.Total }),
-		newPoolGauge("free_bytes", "What nobody has taken of the pool's file system.", func(c pool.Capacity) int64 { return c.Free }),
-		newPoolGauge("available_bytes", "What new volumes and growth can be promised.", func(c pool.Capacity) int64 { return c.Available }),
-		newPoolGauge("allocated_bytes", "What volumes have taken.", func(c pool.Capacity) int64 { return c.Allocated }),
-		newPoolGauge("promised_bytes", "What volumes were promised and have not taken; more than is free if promises are broken.", func(c pool.Capacity) int64 { return c.Promised }),
-		newPoolGauge("owed_bytes", "What volumes may yet take; more than is free if the pool is overcommitted.", func(c pool.Capacity) int64 { return c.Owed }),
-	}
-	poolVolumes = prometheus.NewDesc("csi_node_pool_volumes", "Volumes of the pool; the provisioning of one with damaged metadata is unknown.", []string{"provisioning"}, nil)
-	poolSeen    = prometheus.NewDesc("csi_node_pool_seen_timestamp_seconds", "When the pool was last counted; the pool hangs or is away if that is long ago.", nil, nil)
-)
-
-func (p *poolUse) Describe(descs chan<- *prometheus.Desc) {
-	for _, g := range poolGauges {
-		descs <- g.desc
-	}
-	descs <- poolVolumes
-	descs <- poolSeen
-}
-
-func (p *poolUse) Collect(out chan<- prometheus.Metric) {
-	c, seen := p.look()
+func (u *backendUse) Collect(out chan<- prometheus.Metric) {
+	all, seen := u.look()
 	if seen.IsZero() {
 		return
 	}
-	gauge := func(desc *prometheus.Desc, value float64, labels ...string) {
-		out <- prometheus.MustNewConstMetric(desc, prometheus.GaugeValue, value, labels...)
+	prefix := "csi_node_" + strings.ReplaceAll(u.name, "-", "_") + "_"
+	for _, m := range all {
+		out <- gauge(prometheus.NewDesc(prefix+m.Name, m.Help, nil, m.Labels), m.Value)
 	}
-	for _, g := range poolGauges {
-		gauge(g.desc, float64(g.value(c)))
-	}
-	gauge(poolVolumes, float64(c.Thick), string(pool.Thick))
-	gauge(poolVolumes, float64(c.Thin), string(pool.Thin))
-	gauge(poolVolumes, float64(c.Damaged), "unknown")
-	gauge(poolSeen, float64(seen.UnixMilli())/1000)
+	out <- gauge(prometheus.NewDesc(prefix+"seen_timestamp_seconds", "When the "+u.name+" was last counted; it hangs or is away if that is long ago.", nil, nil),
+		float64(seen.UnixMilli())/1000)
 }
 
-// look waits for a count, but not for long, and returns the last one that ended.
-func (p *poolUse) look() (pool.Capacity, time.Time) {
-	timer := time.NewTimer(poolWait)
+// gauge returns a value, or the error that the gatherer tells of.
+func gauge(desc *prometheus.Desc, value float64) prometheus.Metric {
+	m, err := prometheus.NewConstMetric(desc, prometheus.GaugeValue, value)
+	if err != nil {
+		return prometheus.NewInvalidMetric(desc, err)
+	}
+	return m
+}
+
+// look waits for a measurement, but not for long, and returns the last one that ended.
+func (u *backendUse) look() ([]devices.Measurement, time.Time) {
+	timer := time.NewTimer(measureWait)
 	defer timer.Stop()
 	select {
-	case <-p.start():
+	case <-u.start():
 	case <-timer.C:
 	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.last, p.seen
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	return u.last, u.seen
 }
 
-// start starts a count if none is under way, and returns what its end closes.
-func (p *poolUse) start() <-chan struct{} {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.counted != nil {
-		return p.counted
+// start starts a measurement if none is under way, and returns what its end closes.
+func (u *backendUse) start() <-chan struct{} {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if u.measured != nil {
+		return u.measured
 	}
-	counted := make(chan struct{})
-	p.counted = counted
+	measured := make(chan struct{})
+	u.measured = measured
 	go func() {
-		defer close(counted)
-		c, err := p.count()
+		defer close(measured)
+		all, err := u.measure()
 		if err != nil {
-			klog.Background().Error(err, "Cannot count the pool's room for the metrics")
+			klog.Background().Error(err, "Cannot measure a backend for the metrics", "backend", u.name)
 		}
-		p.mu.Lock()
-		defer p.mu.Unlock()
-		p.counted = nil
+		u.mu.Lock()
+		defer u.mu.Unlock()
+		u.measured = nil
 		if err == nil {
-			p.last, p.seen = c, time.Now()
+			u.last, u.seen = all, time.Now()
 		}
 	}()
-	return counted
+	return measured
 }

@@ -1,16 +1,25 @@
 package driver
 
 import (
+	"errors"
+
 	"github.com/csi-node/csi-node/pkg/loop"
-	"github.com/csi-node/csi-node/pkg/mounts"
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
-// numbers tells the loop devices which of their numbers are somebody's: by the
-// publishes of the store, also of what is not bound just now, and by what is bound
-// on this node, also of what no record explains or another plugin has bound.
-func (p *plugin) numbers(watcher *mounts.Watcher) loop.Numbers {
-	return loop.Numbers{Owner: p.store.ShownAs, Bound: watcher.Bound, Published: p.published}
+// numbers tells the loop devices which of their numbers are somebody's: by the publishes
+// of the store, also of what is not bound just now, and by what is bound on this
+// node, also of what no record explains or another plugin has bound.
+func (p *plugin) numbers() loop.Numbers {
+	return loop.Numbers{Owner: p.store.ShownAs, Bound: p.bound, Published: p.published}
+}
+
+// bound reports whether a node of the device is bound anywhere on this node.
+func (p *plugin) bound(number state.DeviceNumber) (bool, error) {
+	if p.watcher == nil {
+		return false, errors.New("what is bound on this node is not known yet")
+	}
+	return p.watcher.Bound(number)
 }
 
 // published returns the numbers with which a raw volume is published. A target

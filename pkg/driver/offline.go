@@ -11,7 +11,7 @@ import (
 
 	"k8s.io/klog/v2"
 
-	"github.com/csi-node/csi-node/pkg/devices/pool"
+	"github.com/csi-node/csi-node/pkg/devices"
 	"github.com/csi-node/csi-node/pkg/filesystem"
 	"github.com/csi-node/csi-node/pkg/mounts"
 	"github.com/csi-node/csi-node/pkg/reconciler"
@@ -24,16 +24,21 @@ const settingsFile = "settings.json"
 
 // settings are the facts of Config that those tools need.
 type settings struct {
+	DriverName string `json:"driverName,omitempty"`
+	NodeID     string `json:"nodeID,omitempty"`
 	KubeletDir string `json:"kubeletDir"`
-	LibDir     string `json:"libDir"`
-	PoolDir    string `json:"poolDir"`
+	LibDir     string `json:"libDir,omitempty"`
+	// Flags are the backends' own, by name.
+	Flags map[string]string `json:"flags,omitempty"`
+	// PoolDir is what a version wrote that had one backend only.
+	PoolDir string `json:"poolDir,omitempty"`
 }
 
 // writeSettings replaces the file in one step, if there is anything to write.
 // Only the tools need it: where it cannot be written there is none, rather than
 // a wrong one, and the plugin serves.
 func (p *plugin) writeSettings(ctx context.Context) error {
-	raw, err := json.Marshal(settings{KubeletDir: p.KubeletDir, LibDir: p.LibDir, PoolDir: p.PoolDir})
+	raw, err := json.Marshal(settings{DriverName: p.DriverName, NodeID: p.NodeID, KubeletDir: p.KubeletDir, LibDir: p.LibDir, Flags: p.BackendFlags})
 	if err != nil {
 		return err
 	}
@@ -66,18 +71,27 @@ func readSettings(stateDir string) (s settings, err error) {
 	if err := json.Unmarshal(raw, &s); err != nil {
 		return s, fmt.Errorf("%s: %w", path, err)
 	}
+	if s.Flags == nil && s.PoolDir != "" {
+		s.Flags, s.LibDir = map[string]string{"pool-dir": s.PoolDir}, "/var/lib/csi-node"
+	}
 	return s, nil
 }
 
 // openOffline puts the parts together that look at the store and the kernel,
 // for a state directory on which no plugin runs. Nothing is changed. A store
 // that is not there holds no intents.
-func openOffline(ctx context.Context, stateDir string) (*plugin, error) {
+func openOffline(ctx context.Context, stateDir string, kinds []devices.Kind) (*plugin, error) {
 	s, err := readSettings(stateDir)
 	if err != nil {
 		return nil, err
 	}
-	p := &plugin{Config: Config{StateDir: stateDir, KubeletDir: s.KubeletDir, LibDir: s.LibDir, PoolDir: s.PoolDir}}
+	p := &plugin{
+		Config:  Config{DriverName: s.DriverName, NodeID: s.NodeID, StateDir: stateDir, LibDir: s.LibDir, KubeletDir: s.KubeletDir, BackendFlags: s.Flags},
+		options: Options{Backends: kinds},
+	}
+	if _, err := p.options.check(); err != nil {
+		return nil, err
+	}
 	path := filepath.Join(stateDir, StoreFile)
 	if _, err := os.Stat(path); errors.Is(err, os.ErrNotExist) {
 		p.store = &state.Store{}
@@ -94,16 +108,12 @@ func openOffline(ctx context.Context, stateDir string) (*plugin, error) {
 	if p.filesystem, err = filesystem.New(1); err != nil {
 		return nil, err
 	}
-	if p.pool, err = pool.OpenReadOnly(s.PoolDir); err != nil {
-		return nil, err
+	if err := p.openBackends(ctx, true); err != nil {
+		return nil, errors.Join(err, p.letGo())
 	}
-	if err := p.openDevices(ctx); err != nil {
-		return nil, err
-	}
-	if err := p.openDisks(); err != nil {
-		return nil, err
-	}
-	p.reconciler = reconciler.New(reconciler.Config{Store: p.store, Kernel: p.kernel()})
+	kernel := p.kernel()
+	kernel.Bound = nil // nobody watches: the mount table tells
+	p.reconciler = reconciler.New(reconciler.Config{Store: p.store, Kernel: kernel})
 	return p, nil
 }
 
@@ -112,12 +122,12 @@ func (p *plugin) close() error {
 	ended, end := context.WithCancel(context.Background())
 	end()
 	p.reconciler.Run(ended)
-	return p.store.Close()
+	return p.letGo()
 }
 
 // offline lets f look at a node on which no plugin runs.
-func offline(ctx context.Context, stateDir string, f func(*plugin) error) error {
-	p, err := openOffline(ctx, stateDir)
+func offline(ctx context.Context, stateDir string, kinds []devices.Kind, f func(*plugin) error) error {
+	p, err := openOffline(ctx, stateDir, kinds)
 	if err != nil {
 		return fmt.Errorf("no plugin runs on %s, so the node is looked at without it: %w", stateDir, err)
 	}

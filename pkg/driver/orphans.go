@@ -17,9 +17,9 @@ import (
 // explains, as after the loss of the store. The JSON is the contract of
 // `csi-node orphans --output json`.
 type Orphan struct {
-	Volume  string   `json:"volume"`         // empty when the pool does not know it any more
+	Volume  string   `json:"volume"`         // empty when the backend does not know it any more
 	Device  string   `json:"device"`         // as /dev/loop3
-	Backing string   `json:"backing"`        // the file behind the device
+	Backing string   `json:"backing"`        // the file behind the device, if there is one
 	Paths   []string `json:"paths"`          // where it is mounted or bound and no intent says so
 	Kept    string   `json:"kept,omitempty"` // why it stays; else `orphans --clean` detaches it
 	Cleaned bool     `json:"cleaned"`        // it was detached just now
@@ -27,19 +27,48 @@ type Orphan struct {
 	formatted bool // so nobody can publish it unless it is mounted somewhere
 }
 
-// attachment is a device that a backend attached, and the view over it.
+// attachment is a device that a backend made, and the view over it.
 type attachment struct {
 	devices.Attachment
-	View state.Device // its state is absent when there is none
+	backend string
+	view    state.Device
+}
+
+// attachments returns the devices that the backends have made on this node. It
+// blocks for as long as one of them does.
+func (p *plugin) attachments(ctx context.Context) ([]attachment, error) {
+	var all []attachment
+	for _, b := range p.backends {
+		lister, ok := b.Backend.(devices.Lister)
+		if !ok {
+			continue
+		}
+		attached, err := lister.Attached(ctx)
+		if err != nil {
+			return nil, fmt.Errorf("the backend %s: %w", b.name, err)
+		}
+		for _, a := range attached {
+			view, err := p.views.FindView(ctx, a.Device)
+			if ctx.Err() != nil {
+				return nil, ctx.Err()
+			}
+			if err != nil {
+				klog.FromContext(ctx).Error(err, "Skipped a device, so whether it is an orphan is not known", "volume", a.Volume, "device", a.Device.Path)
+				continue
+			}
+			all = append(all, attachment{a, b.name, view})
+		}
+	}
+	return all, nil
 }
 
 // findOrphans compares the devices and mounts of the plugin's making with the
 // store. What is mounted nowhere is shown to unasked, which says whether it is
 // an orphan still and why it is kept, and may detach it.
 //
-// It blocks for as long as a device of the pool does.
+// It blocks for as long as a device of a backend does.
 func (p *plugin) findOrphans(ctx context.Context, unasked func(attachment, *Orphan) (is bool)) ([]Orphan, error) {
-	attached, err := p.devices.Attached(ctx)
+	attached, err := p.attachments(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("look for orphans: %w", err)
 	}
@@ -48,12 +77,7 @@ func (p *plugin) findOrphans(ctx context.Context, unasked func(attachment, *Orph
 		return nil, fmt.Errorf("look for orphans: %w", err)
 	}
 	orphans := []Orphan{}
-	for _, device := range attached {
-		a := attachment{Attachment: device}
-		if a.View, err = p.views.FindView(ctx, device.Device); err != nil {
-			klog.FromContext(ctx).Error(err, "Skipped a volume, so whether it is attached is not known", "volume", a.Volume)
-			continue
-		}
+	for _, a := range attached {
 		// The record is read after the look: what was asked meanwhile explains what was seen.
 		o, is := orphanOf(a, shown, p.store.Get(a.Volume))
 		if is && o.Kept == "" {
@@ -69,7 +93,7 @@ func (p *plugin) findOrphans(ctx context.Context, unasked func(attachment, *Orph
 // orphanOf compares a device with the record of its volume, nil if there is none.
 func orphanOf(a attachment, shown map[state.DeviceNumber][]string, record *state.Volume) (o Orphan, is bool) {
 	o = Orphan{Volume: a.Volume, Device: a.Device.Path, Backing: a.Device.Backing, formatted: a.Device.Formatted != ""}
-	o.Paths = slices.Concat(shown[a.Device.Number], shown[a.View.Number])
+	o.Paths = slices.Concat(shown[a.Device.Number], shown[a.view.Number])
 	slices.Sort(o.Paths)
 	if record != nil {
 		o.Paths = slices.DeleteFunc(o.Paths, func(path string) bool {
@@ -80,7 +104,10 @@ func orphanOf(a attachment, shown map[state.DeviceNumber][]string, record *state
 	}
 	switch {
 	case a.Volume == "":
-		o.Kept = "its volume is gone from the pool; once you know why, `losetup -d " + o.Device + "` detaches it"
+		o.Kept = "its volume is gone from the " + a.backend + "; once you know why, detach it by hand"
+		if strings.HasPrefix(o.Device, "/dev/loop") {
+			o.Kept = "its volume is gone from the " + a.backend + "; once you know why, `losetup -d " + o.Device + "` detaches it"
+		}
 	case len(o.Paths) > 0:
 		o.Kept = "it is mounted: NodePublishVolume takes it over, NodeUnpublishVolume and NodeUnstageVolume end it"
 	}
@@ -143,7 +170,7 @@ func (p *plugin) orphansNow(ctx context.Context, clean bool) ([]Orphan, error) {
 	}
 	answer := make(chan result, 1)
 	late := func() error {
-		return state.Errorf(state.ClassOf(ctx.Err()), "looking for orphans: a device, or the pool, does not answer")
+		return state.Errorf(state.ClassOf(ctx.Err()), "looking for orphans: a device, or the storage, does not answer")
 	}
 	select {
 	case p.looking <- struct{}{}:

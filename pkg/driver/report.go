@@ -15,6 +15,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/csi-node/csi-node/pkg/devices"
 	"github.com/csi-node/csi-node/pkg/reconciler"
 	"github.com/csi-node/csi-node/pkg/registration"
 	"github.com/csi-node/csi-node/pkg/state"
@@ -38,13 +39,14 @@ type (
 )
 
 // ReadReport asks the plugin that runs on the state directory, and if none
-// does, looks at its store and the kernel. It changes nothing, and ctx bounds it.
-func ReadReport(ctx context.Context, stateDir string) (report Report, err error) {
+// does, looks at its store and the kernel, with the kinds of backends that it has.
+// It changes nothing, and ctx bounds it.
+func ReadReport(ctx context.Context, stateDir string, kinds ...devices.Kind) (report Report, err error) {
 	err = ask(ctx, stateDir, http.MethodGet, "/status", &report)
 	if !errors.Is(err, errNotRunning) {
 		return report, err
 	}
-	err = offline(ctx, stateDir, func(p *plugin) error {
+	err = offline(ctx, stateDir, kinds, func(p *plugin) error {
 		p.reconciler.Inspect(ctx)
 		report.Volumes = p.reconciler.Status()
 		return nil
@@ -55,12 +57,12 @@ func ReadReport(ctx context.Context, stateDir string) (report Report, err error)
 // Explain tells the story of a volume, by the plugin that runs on the state
 // directory, else by a look at its store and the kernel, which changes nothing.
 // NotFound: there is nothing to tell.
-func Explain(ctx context.Context, stateDir, volume string) (story Story, err error) {
+func Explain(ctx context.Context, stateDir, volume string, kinds ...devices.Kind) (story Story, err error) {
 	err = ask(ctx, stateDir, http.MethodGet, volumePath(volume, "explain"), &story)
 	if !errors.Is(err, errNotRunning) {
 		return story, err
 	}
-	err = offline(ctx, stateDir, func(p *plugin) (err error) {
+	err = offline(ctx, stateDir, kinds, func(p *plugin) (err error) {
 		p.reconciler.Inspect(ctx)
 		story, err = p.reconciler.Explain(ctx, volume)
 		story.InTheWay = append([]string{"No plugin runs on this node."}, story.InTheWay...)
@@ -74,14 +76,14 @@ func Explain(ctx context.Context, stateDir, volume string) (story Story, err err
 
 // Orphans lists what the plugin made and no intent explains. It changes nothing,
 // and also looks when no plugin runs on the state directory.
-func Orphans(ctx context.Context, stateDir string) (orphans []Orphan, err error) {
+func Orphans(ctx context.Context, stateDir string, kinds ...devices.Kind) (orphans []Orphan, err error) {
 	err = ask(ctx, stateDir, http.MethodGet, "/orphans", &orphans)
 	if !errors.Is(err, errNotRunning) {
 		return orphans, err
 	}
-	err = offline(ctx, stateDir, func(p *plugin) (err error) {
+	err = offline(ctx, stateDir, kinds, func(p *plugin) (err error) {
 		orphans, err = p.findOrphans(ctx, func(a attachment, o *Orphan) bool {
-			for _, d := range []state.Device{a.Device, a.View} {
+			for _, d := range []state.Device{a.Device, a.view} {
 				if d.State == state.DeviceAbsent {
 					continue
 				}

@@ -31,13 +31,18 @@ func leaveSocket(t *testing.T, l net.Listener) {
 // serving runs a plugin until stop, which returns what Run does.
 func serving(t *testing.T, c Config) (conn *grpc.ClientConn, stop func() error) {
 	t.Helper()
+	return servingWith(t, c, testOptions())
+}
+
+func servingWith(t *testing.T, c Config, o Options) (conn *grpc.ClientConn, stop func() error) {
+	t.Helper()
 	machine.Kernel(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan struct{})
 	var runErr error
 	go func() {
 		defer close(ended)
-		runErr = Run(ctx, c)
+		runErr = Run(ctx, c, o)
 	}()
 	stop = func() error {
 		cancel()
@@ -125,7 +130,7 @@ func TestHTTPEndpoint(t *testing.T) {
 	// A second plugin is told at once that the address is taken.
 	c := testConfig(t)
 	c.HTTPEndpoint = address
-	if err := Run(t.Context(), c); err == nil || !strings.Contains(err.Error(), "--http-endpoint "+address) {
+	if err := Run(t.Context(), c, testOptions()); err == nil || !strings.Contains(err.Error(), "--http-endpoint "+address) {
 		t.Errorf("with a taken address: %v", err)
 	}
 	for _, w := range all {
@@ -147,14 +152,17 @@ func TestRunWithAWrongSetup(t *testing.T) {
 	}{
 		"no kubelet directory": {func(c *Config) { c.KubeletDir += ".none" }, "--kubelet-dir"},
 		"a file for a state":   {func(c *Config) { c.StateDir = c.KubeletDir + "/f"; write(t, c.StateDir) }, "--state-dir"},
-		"a file for a pool":    {func(c *Config) { c.PoolDir = c.KubeletDir + "/f"; write(t, c.PoolDir) }, "--pool-dir"},
-		"not a pool":           {func(c *Config) { c.PoolDir = c.KubeletDir; write(t, c.PoolDir+"/f") }, "--pool-dir"},
+		"a file for a pool":    {func(c *Config) { c.BackendFlags["pool-dir"] = c.KubeletDir + "/f"; write(t, c.poolDir()) }, "--pool-dir"},
+		"not a pool":           {func(c *Config) { c.BackendFlags["pool-dir"] = c.KubeletDir; write(t, c.KubeletDir+"/f") }, "--pool-dir"},
+		"a relative pool":      {func(c *Config) { c.BackendFlags["pool-dir"] = "pool" }, "--pool-dir"},
+		"an amount":            {func(c *Config) { c.BackendFlags["pool-reserve"] = "much" }, "--pool-reserve"},
+		"no such flag":         {func(c *Config) { c.BackendFlags["pond-dir"] = "/pond" }, "--pond-dir"},
 		"no socket directory":  {func(c *Config) { c.Endpoint = "unix:///no/such/csi.sock" }, "--endpoint"},
 	} {
 		t.Run(title, func(t *testing.T) {
 			c := testConfig(t)
 			test.change(&c)
-			err := Run(t.Context(), c)
+			err := Run(t.Context(), c, testOptions())
 			if err == nil || !strings.Contains(err.Error(), test.words) || strings.Contains(err.Error(), "\n") {
 				t.Errorf("the error is %v; it should be one line with %q", err, test.words)
 			}

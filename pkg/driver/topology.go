@@ -1,9 +1,14 @@
 package driver
 
 import (
+	"context"
 	"crypto/sha256"
 	"encoding/hex"
+	"fmt"
+	"maps"
 	"regexp"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
 )
 
 // CSI spec v1.13, Topology, and Kubernetes, which makes node labels of it: the
@@ -29,4 +34,36 @@ func topologyValue(nodeID string) string {
 	}
 	sum := sha256.Sum256([]byte(nodeID))
 	return "node-" + hex.EncodeToString(sum[:16])
+}
+
+// placed is a node service whose NodeGetInfo tells of the node's place what the
+// driver's builder says. The engine's own segment, which names the node, is only
+// told of volumes that are on a node.
+type placed struct {
+	csi.NodeServer
+	local bool
+	more  func(ctx context.Context) (map[string]string, error) // may be nil
+}
+
+func (s placed) NodeGetInfo(ctx context.Context, req *csi.NodeGetInfoRequest) (*csi.NodeGetInfoResponse, error) {
+	resp, err := s.NodeServer.NodeGetInfo(ctx, req)
+	if err != nil || s.local && s.more == nil {
+		return resp, err
+	}
+	segments := map[string]string{}
+	if s.local {
+		maps.Copy(segments, resp.GetAccessibleTopology().GetSegments())
+	}
+	if s.more != nil {
+		more, err := s.more(ctx)
+		if err != nil {
+			return nil, fmt.Errorf("the topology of this node: %w", err)
+		}
+		maps.Copy(segments, more)
+	}
+	resp.AccessibleTopology = nil
+	if len(segments) > 0 {
+		resp.AccessibleTopology = &csi.Topology{Segments: segments}
+	}
+	return resp, nil
 }

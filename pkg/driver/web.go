@@ -18,7 +18,6 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/csi-node/csi-node/pkg/client"
-	"github.com/csi-node/csi-node/pkg/devices/pool"
 	"github.com/csi-node/csi-node/pkg/process"
 	"github.com/csi-node/csi-node/pkg/reconciler"
 	"github.com/csi-node/csi-node/pkg/state"
@@ -210,18 +209,18 @@ func (p *plugin) statusHandler() http.Handler {
 	mux.HandleFunc("GET /probes/ready", serveInTime(func(ctx context.Context, _ *http.Request) (any, error) { return "ok", ready(ctx) }))
 	mux.HandleFunc("GET /orphans", serveInTime(func(ctx context.Context, _ *http.Request) (any, error) { return p.orphansNow(ctx, false) }))
 	mux.HandleFunc("POST /orphans/clean", serveInTime(func(ctx context.Context, _ *http.Request) (any, error) { return p.orphansNow(ctx, true) }))
-	mux.HandleFunc("GET /volumes/{id}/explain", serveVolume(func(ctx context.Context, id string) (any, error) { return p.reconciler.Explain(ctx, id) }))
-	mux.HandleFunc("POST /volumes/{id}/retry", serveVolume(func(ctx context.Context, id string) (any, error) {
+	mux.HandleFunc("GET /volumes/{id}/explain", p.serveVolume(func(ctx context.Context, id string) (any, error) { return p.reconciler.Explain(ctx, id) }))
+	mux.HandleFunc("POST /volumes/{id}/retry", p.serveVolume(func(ctx context.Context, id string) (any, error) {
 		status, err := p.reconciler.Retry(ctx, id)
 		return p.report(status), err
 	}))
-	mux.HandleFunc("GET /volumes/{id}/clear-device", serveVolume(func(ctx context.Context, id string) (any, error) { return p.clearDevice(ctx, id, false) }))
-	mux.HandleFunc("POST /volumes/{id}/clear-device", serveVolume(func(ctx context.Context, id string) (any, error) { return p.clearDevice(ctx, id, true) }))
+	mux.HandleFunc("GET /volumes/{id}/clear-device", p.serveVolume(func(ctx context.Context, id string) (any, error) { return p.clearDevice(ctx, id, false) }))
+	mux.HandleFunc("POST /volumes/{id}/clear-device", p.serveVolume(func(ctx context.Context, id string) (any, error) { return p.clearDevice(ctx, id, true) }))
 	return mux
 }
 
 func (p *plugin) report(volumes ...reconciler.Status) Report {
-	report := Report{Running: true, Driver: p.DriverName, Version: p.Version, Volumes: volumes}
+	report := Report{Running: true, Driver: p.DriverName, Version: p.options.version(), Volumes: volumes}
 	if p.registrar != nil {
 		status := p.registrar.Status()
 		report.Registration = &status
@@ -234,10 +233,10 @@ func (p *plugin) report(volumes ...reconciler.Status) Report {
 const timeoutHeader = "Csi-Node-Timeout"
 
 // serveVolume serves what is asked of the volume that the path names.
-func serveVolume(do func(ctx context.Context, id string) (any, error)) http.HandlerFunc {
+func (p *plugin) serveVolume(do func(ctx context.Context, id string) (any, error)) http.HandlerFunc {
 	return serveInTime(func(ctx context.Context, req *http.Request) (any, error) {
 		id := req.PathValue("id")
-		if err := pool.ValidateID(id); err != nil {
+		if err := p.validateID(id); err != nil {
 			return nil, err
 		}
 		return do(ctx, id)

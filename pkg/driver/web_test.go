@@ -16,6 +16,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/csi-node/csi-node/pkg/devices/pool"
 	"github.com/csi-node/csi-node/pkg/reconciler"
 	"github.com/csi-node/csi-node/pkg/state"
 	"github.com/csi-node/csi-node/test/machine"
@@ -36,24 +37,30 @@ func testConfig(t *testing.T) Config {
 	})
 	c := goodConfig()
 	c.Endpoint = "unix://" + filepath.Join(dir, "csi.sock")
-	c.StateDir, c.KubeletDir, c.PoolDir = filepath.Join(dir, "state"), filepath.Join(dir, "kubelet"), filepath.Join(dir, "pool")
-	c.LibDir = filepath.Join(dir, "lib")
+	c.StateDir, c.KubeletDir, c.LibDir = filepath.Join(dir, "state"), filepath.Join(dir, "kubelet"), filepath.Join(dir, "lib")
+	c.BackendFlags = map[string]string{"pool-dir": filepath.Join(dir, "pool")}
 	if err := os.Mkdir(c.KubeletDir, 0o750); err != nil {
 		t.Fatal(err)
 	}
 	return c
 }
 
+func (c Config) poolDir() string { return c.BackendFlags["pool-dir"] }
+
 // openPlugin returns a plugin of which no part runs.
 func openPlugin(t *testing.T) *plugin {
 	t.Helper()
 	machine.Kernel(t)
-	p := &plugin{Config: testConfig(t), metrics: newMetrics("v1")}
+	p := &plugin{Config: testConfig(t), options: testOptions(), metrics: newMetrics("v1")}
+	var err error
+	if p.properties, err = p.options.check(); err != nil {
+		t.Fatal(err)
+	}
 	if err := p.open(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if err := p.store.Close(); err != nil {
+		if err := p.letGo(); err != nil {
 			t.Error(err)
 		}
 	})
@@ -122,23 +129,23 @@ func TestHealthEndpoints(t *testing.T) {
 	if err := probe(); err != nil {
 		t.Error(err)
 	}
-	if err := p.devices.Check(t.Context()); err != nil {
+	if err := p.storageHealth(t.Context()); err != nil {
 		t.Errorf("the pool: %v", err)
 	}
 
-	if err := os.Rename(p.PoolDir, p.PoolDir+".away"); err != nil {
+	if err := os.Rename(p.poolDir(), p.poolDir()+".away"); err != nil {
 		t.Fatal(err)
 	}
 	if code, body := p.get(t, "/healthz"); code != http.StatusOK {
 		t.Errorf("without a pool the process is to be killed: %d %q", code, body)
 	}
-	if code, body := p.get(t, "/readyz"); code != http.StatusServiceUnavailable || !strings.Contains(body, p.PoolDir) {
+	if code, body := p.get(t, "/readyz"); code != http.StatusServiceUnavailable || !strings.Contains(body, p.poolDir()) {
 		t.Errorf("without a pool: %d %q", code, body)
 	}
-	if err := probe(); state.ClassOf(err) != state.FailedPrecondition || !strings.Contains(err.Error(), p.PoolDir) {
+	if err := probe(); state.ClassOf(err) != state.FailedPrecondition || !strings.Contains(err.Error(), p.poolDir()) {
 		t.Errorf("without a pool Probe says %v", err)
 	}
-	if err := p.devices.Check(t.Context()); err == nil || state.ClassOf(err) == state.ResourceExhausted {
+	if err := p.storageHealth(t.Context()); err == nil || state.ClassOf(err) == state.ResourceExhausted {
 		t.Errorf("without a pool the storage's health is %v", err)
 	}
 	if code, _ := p.get(t, "/other"); code != http.StatusNotFound {
@@ -197,13 +204,13 @@ func TestReportOfTheStore(t *testing.T) {
 	p := openPlugin(t)
 	askStage(t, p.store, "v1")
 	// A plugin that has the store and serves no status, as one that starts or ends.
-	if _, err := ReadReport(t.Context(), p.StateDir); !errors.Is(err, state.ErrLocked) {
+	if _, err := ReadReport(t.Context(), p.StateDir, pool.Kind()); !errors.Is(err, state.ErrLocked) {
 		t.Errorf("while it is locked: %v", err)
 	}
-	if err := p.store.Close(); err != nil {
+	if err := p.letGo(); err != nil {
 		t.Fatal(err)
 	}
-	report, err := ReadReport(t.Context(), p.StateDir)
+	report, err := ReadReport(t.Context(), p.StateDir, pool.Kind())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -219,7 +226,7 @@ func TestReportOfTheStore(t *testing.T) {
 		t.Fatal(err)
 	}
 	leaveSocket(t, l)
-	if again, err := ReadReport(t.Context(), p.StateDir); err != nil || again.Running || len(again.Volumes) != 1 {
+	if again, err := ReadReport(t.Context(), p.StateDir, pool.Kind()); err != nil || again.Running || len(again.Volumes) != 1 {
 		t.Errorf("with a stale socket: %+v (%v)", again, err)
 	}
 }

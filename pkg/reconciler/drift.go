@@ -34,6 +34,15 @@ func (r *Reconciler) DeviceChanged(number state.DeviceNumber) {
 	}
 }
 
+// VolumeChanged tells that what a volume lives on may have changed, as a backend says.
+func (r *Reconciler) VolumeChanged(id string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.volumes[id] != nil {
+		r.queue.Add(id)
+	}
+}
+
 // AllChanged tells that any device or mount may have changed.
 func (r *Reconciler) AllChanged() {
 	r.mu.Lock()

@@ -103,25 +103,38 @@ func TestGrowthIsHeard(t *testing.T) {
 	}
 }
 
-// What does not fit into the socket's buffer is told as lost, once.
+// What does not fit into the socket's buffer is told as lost, once, and what comes
+// after that is heard again.
 func TestLostEventsAreTold(t *testing.T) {
 	machine.Kernel(t)
 	l, err := Listen()
 	must(t, err)
 	must(t, l.raw.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVBUF, 1) }))
 	must(t, err)
-	path, _, _ := loopDevice(t)
+	path, number, detach := loopDevice(t)
 	for range 100 {
 		must(t, os.WriteFile("/sys/block/"+filepath.Base(path)+"/uevent", []byte("change"), 0))
 	}
 	events, lost := heard(t, l)
-	for {
+	for told := false; !told; {
 		select {
 		case <-events:
 		case <-lost:
-			return
+			told = true
 		}
 	}
+	// The buffer is as small as before: of the detach, too, something may be lost.
+	detached := make(chan struct{})
+	go func() { defer close(detached); detach() }()
+	for again := false; !again; {
+		select {
+		case e := <-events:
+			again = e.Number == number && e.Gone
+		case <-lost:
+			again = true
+		}
+	}
+	<-detached
 }
 
 // In a user namespace no event arrives, and that is said.

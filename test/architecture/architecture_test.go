@@ -31,17 +31,21 @@ var below = map[string][]string{
 	"pkg/blockdev":            {"pkg/internal/devnode", "pkg/internal/keylock", "pkg/loop", "pkg/state"},
 	"pkg/devices":             {"pkg/loop", "pkg/state"},
 	"pkg/devices/devicestest": {"pkg/devices", "pkg/state"},
-	"pkg/devices/note":        {"pkg/blockdev", "pkg/devices", "pkg/internal/keylock", "pkg/state"},
-	"pkg/devices/disk":        {"pkg/blockdev", "pkg/devices", "pkg/devices/note", "pkg/internal/keylock", "pkg/state"},
 	"pkg/devices/pool":        {"pkg/blockdev", "pkg/devices", "pkg/internal/keylock", "pkg/internal/lease", "pkg/loop", "pkg/state"},
+	"pkg/devices/note":        {"pkg/blockdev", "pkg/devices", "pkg/internal/keylock", "pkg/state"},
+	"pkg/devices/disk":        {"pkg/blockdev", "pkg/devices", "pkg/internal/keylock", "pkg/devices/note", "pkg/state"},
 	"pkg/reconciler":          {"pkg/devices", "pkg/state"},
 	"pkg/registration":        {},
 	"pkg/nodeserver":          {"pkg/reconciler", "pkg/state"},
 	"pkg/controllerserver":    {"pkg/devices/pool", "pkg/state"},
 	"pkg/ephemeral":           {"pkg/devices/pool", "pkg/state"},
-	"pkg/driver": {"pkg/blockdev", "pkg/client", "pkg/controllerserver", "pkg/devices", "pkg/devices/disk", "pkg/devices/note", "pkg/devices/pool", "pkg/ephemeral", "pkg/filesystem",
+	"pkg/command":             {"pkg/client"},
+	"pkg/driver": {"pkg/blockdev", "pkg/client", "pkg/command", "pkg/controllerserver", "pkg/devices", "pkg/devices/note", "pkg/ephemeral", "pkg/filesystem",
 		"pkg/loop", "pkg/mounts", "pkg/nodeserver", "pkg/pods", "pkg/process", "pkg/reconciler", "pkg/registration", "pkg/state", "pkg/uevents"},
-	"cmd/csi-node": {"pkg/client", "pkg/driver"},
+	"pkg/driver/faults":     {},
+	"pkg/driver/drivertest": {"pkg/driver", "pkg/driver/faults", "test/harness"},
+	"cmd/csi-node":          {"pkg/client", "pkg/command", "pkg/devices", "pkg/devices/disk", "pkg/devices/pool", "pkg/driver"},
+	"examples/acme":         {"pkg/devices", "pkg/driver", "pkg/loop", "pkg/state"},
 }
 
 // strangers lists packages of others that must not reach a package.
@@ -53,8 +57,33 @@ var strangers = map[string][]string{
 	"pkg/nodeserver": {"google.golang.org/grpc/codes", "google.golang.org/grpc/status"},
 }
 
+// backends are the kinds of storage. Nobody else knows one but the program that
+// lists them.
+var backends = map[string][]string{
+	"pkg/devices/disk": {"cmd/csi-node"},
+	"pkg/devices/pool": {"cmd/csi-node", "pkg/controllerserver", "pkg/ephemeral"},
+}
+
+// A backend is one folder behind one interface: who may import it says backends,
+// whatever stands in below.
+func TestNobodyKnowsABackend(t *testing.T) {
+	for name, imports := range below {
+		for _, imported := range imports {
+			if by, is := backends[imported]; is && !slices.Contains(by, name) {
+				t.Errorf("%s knows the backend %s: let it ask through an interface of pkg/devices", name, imported)
+			}
+		}
+	}
+	for name := range below {
+		rest, found := strings.CutPrefix(name, "pkg/devices/")
+		if _, listed := backends[name]; found && !listed && !strings.Contains(rest, "/") && rest != "devicestest" && rest != "note" {
+			t.Errorf("%s has no place in the list of backends", name)
+		}
+	}
+}
+
 func TestImportsPointDown(t *testing.T) {
-	out, err := exec.Command("go", "list", "-json=ImportPath,Imports", module+"pkg/...", module+"cmd/...").Output()
+	out, err := exec.Command("go", "list", "-json=ImportPath,Imports", module+"pkg/...", module+"cmd/...", module+"examples/...").Output()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -35,12 +36,22 @@ type Plugin struct {
 	Controller csi.ControllerClient
 	Node       csi.NodeClient
 
+	// Driver, when set before the first start, is what runs in the place of csi-node.
+	Driver *Driver
+
 	// Process is the last one started by Start, nil before.
 	*Process
 
 	t         testing.TB
 	conn      *grpc.ClientConn
 	processes []*Process
+}
+
+// Driver is a program that was built on package driver.
+type Driver struct {
+	Path  string
+	Env   []string // added to the test's own
+	Flags []string // of its backends
 }
 
 // Options is how a process is started.
@@ -106,19 +117,29 @@ func (p *Plugin) Launch(o Options) *Process {
 	if o.Faults {
 		binary = FaultsBinary
 	}
-	line := append([]string{binary(p.t), "serve"}, append(p.Flags(), o.Flags...)...)
+	path, env := "", o.Env
+	if p.Driver != nil {
+		path, env = p.Driver.Path, append(slices.Clone(p.Driver.Env), o.Env...)
+	} else {
+		path = binary(p.t)
+	}
+	line := append([]string{path, "serve"}, append(p.Flags(), o.Flags...)...)
 	if o.Files > 0 {
 		line = append([]string{"prlimit", fmt.Sprintf("--nofile=%d:%d", o.Files, o.Files)}, line...)
 	}
-	process := launch(p.t, line[0], o.Env, line[1:]...)
+	process := launch(p.t, line[0], env, line[1:]...)
 	p.processes = append(p.processes, process)
 	return process
 }
 
 // Flags returns the flags of `csi-node serve` for these directories.
 func (p *Plugin) Flags() []string {
-	return []string{"--endpoint", "unix://" + p.Socket, "--node-id", "node-1", "--v", "4",
-		"--state-dir", p.StateDir, "--kubelet-dir", p.KubeletDir, "--pool-dir", p.PoolDir, "--pool-reserve", "0"}
+	flags := []string{"--endpoint", "unix://" + p.Socket, "--node-id", "node-1", "--v", "4",
+		"--state-dir", p.StateDir, "--lib-dir", filepath.Join(p.Dir, "lib"), "--kubelet-dir", p.KubeletDir}
+	if p.Driver != nil {
+		return append(flags, p.Driver.Flags...)
+	}
+	return append(flags, "--pool-dir", p.PoolDir, "--pool-reserve", "0")
 }
 
 // AwaitReady blocks until the socket is served and Probe says ready. A process

@@ -34,7 +34,9 @@ const PathKey = "path"
 func Kind() devices.Kind {
 	return devices.Kind{
 		Name: Name,
-		Open: func(_ context.Context, env devices.Environment) (devices.Backend, error) { return New(env) },
+		// As the pool's, beside which it is of one driver.
+		Properties: devices.Properties{NodeLocal: true, CapacityTracked: true},
+		Open:       func(_ context.Context, env devices.Environment) (devices.Backend, error) { return New(env) },
 	}
 }
 

@@ -18,7 +18,10 @@ const Name = "pool"
 // Kind returns the backend that keeps volumes as files in a directory of the node.
 func Kind() devices.Kind {
 	o := &options{}
-	return devices.Kind{Name: Name, Flags: o.flags, Open: o.open}
+	return devices.Kind{
+		Name: Name, Properties: devices.Properties{NodeLocal: true, CapacityTracked: true, Inline: true},
+		Flags: o.flags, Open: o.open,
+	}
 }
 
 // options are the backend's flags.

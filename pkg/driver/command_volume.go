@@ -1,4 +1,4 @@
-package main
+package driver
 
 import (
 	"cmp"
@@ -10,34 +10,33 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/csi-node/csi-node/pkg/client"
-	"github.com/csi-node/csi-node/pkg/driver"
+	"github.com/csi-node/csi-node/pkg/command"
 )
 
 // pluginFlags are the flags of the commands that ask csi-node itself.
 type pluginFlags struct {
 	stateDir string
-	timeout  timeoutFlag
-	output   outputFlag
+	timeout  command.Timeout
+	output   command.Output
 }
 
-func (f *pluginFlags) add(cmd *cobra.Command, timeout time.Duration) {
-	addStateDir(cmd, &f.stateDir)
-	f.timeout.add(cmd, timeout, "the plugin")
-	f.output.add(cmd)
+func (f *pluginFlags) add(cmd *cobra.Command, o Options, timeout time.Duration) {
+	addStateDir(cmd, o, &f.stateDir)
+	f.timeout.Add(cmd, timeout, "the plugin")
+	f.output.Add(cmd)
 }
 
-func addStateDir(cmd *cobra.Command, dir *string) {
-	cmd.Flags().StringVar(dir, "state-dir", stateDirDefault(), "the plugin's --state-dir; the environment's CSI_NODE_STATE_DIR is the default if set")
+func addStateDir(cmd *cobra.Command, o Options, dir *string) {
+	cmd.Flags().StringVar(dir, "state-dir", o.stateDir(), "the plugin's --state-dir; the environment's CSI_NODE_STATE_DIR is the default if set")
 }
 
-func (f *pluginFlags) check() error { return cmp.Or(f.timeout.check(), f.output.check()) }
+func (f *pluginFlags) check() error { return cmp.Or(f.timeout.Check(), f.output.Check()) }
 
 func (f *pluginFlags) context(cmd *cobra.Command) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(cmd.Context(), time.Duration(f.timeout))
 }
 
-func newRetryCommand() *cobra.Command {
+func newRetryCommand(o Options) *cobra.Command {
 	var f pluginFlags
 	cmd := &cobra.Command{
 		Use:   "retry VOLUME",
@@ -48,35 +47,35 @@ asked of the volume is so now.
 
 It asks the plugin on --state-dir, and so works with csi-node alone.`,
 		Example: `  csi-node volume retry try`,
-		Args:    one("the id of the VOLUME"),
+		Args:    command.One("the id of the VOLUME"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if err := f.check(); err != nil {
 				return err
 			}
 			ctx, cancel := f.context(cmd)
 			defer cancel()
-			report, err := driver.Retry(ctx, f.stateDir, args[0])
+			report, err := Retry(ctx, f.stateDir, args[0])
 			if err != nil {
 				return fmt.Errorf("retry volume %s: %w", args[0], err)
 			}
-			err = f.output.show(cmd.OutOrStdout(), report)
+			err = show(cmd.OutOrStdout(), f.output, report)
 			if failed := report.Unsettled(); err == nil && len(failed) > 0 {
 				err = fmt.Errorf("retry volume %s: %s", args[0], strings.Join(failed, "; "))
 			}
 			return err
 		},
 		ValidArgsFunction: func(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
-			return completeAsked(cmd, args, f.stateDir)
+			return completeAsked(cmd, args, f.stateDir, o)
 		},
 	}
-	f.add(cmd, 2*time.Minute)
+	f.add(cmd, o, 2*time.Minute)
 	return cmd
 }
 
 // understood is the flag without which clear-device changes nothing.
 const understood = "i-understand-this-destroys-data"
 
-func newClearDeviceCommand() *cobra.Command {
+func newClearDeviceCommand(o Options) *cobra.Command {
 	var f pluginFlags
 	var sure bool
 	cmd := &cobra.Command{
@@ -95,41 +94,41 @@ plugin on --state-dir, which sees to it that nothing comes between.`,
   csi-node volume clear-device try
 
   csi-node volume clear-device try --` + understood,
-		Args: one("the id of the VOLUME"),
+		Args: command.One("the id of the VOLUME"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if err := f.check(); err != nil {
 				return err
 			}
 			ctx, cancel := f.context(cmd)
 			defer cancel()
-			act := driver.InspectDevice
+			act := InspectDevice
 			if sure {
-				act = driver.ClearDevice
+				act = ClearDevice
 			}
 			c, err := act(ctx, f.stateDir, args[0])
 			if err != nil {
 				return fmt.Errorf("clear the device of volume %s: %w", args[0], err)
 			}
-			err = f.output.print(cmd.OutOrStdout(), c, func(out io.Writer) { printClearance(out, c) })
+			err = f.output.Print(cmd.OutOrStdout(), c, func(out io.Writer) { printClearance(out, c) })
 			if err == nil && !c.Cleared {
 				err = fmt.Errorf("volume %s: nothing was changed; --%s destroys what is on it", c.Volume, understood)
 			}
 			return err
 		},
-		ValidArgsFunction: completeVolume,
+		ValidArgsFunction: command.CompleteVolume,
 	}
 	cmd.Flags().BoolVar(&sure, understood, false, "do it")
-	f.add(cmd, 2*time.Minute)
+	f.add(cmd, o, 2*time.Minute)
 	return cmd
 }
 
-func printClearance(out io.Writer, c driver.Clearance) {
+func printClearance(out io.Writer, c Clearance) {
 	fmt.Fprintf(out, "volume\t%s\n", c.Volume)
 	fmt.Fprintf(out, "data\t%s\n", c.Backing)
-	fmt.Fprintf(out, "size\t%s\n", size(c.Bytes))
+	fmt.Fprintf(out, "size\t%s\n", command.Size(c.Bytes))
 	found := c.Found
 	if c.UUID != "" {
-		found += fmt.Sprintf(", UUID %s, %s", c.UUID, size(c.FilesystemBytes))
+		found += fmt.Sprintf(", UUID %s, %s", c.UUID, command.Size(c.FilesystemBytes))
 	}
 	fmt.Fprintf(out, "found\t%s\n", found)
 	switch {
@@ -150,46 +149,20 @@ func printClearance(out io.Writer, c driver.Clearance) {
 	}
 }
 
-// completionTime bounds what completion asks of a plugin.
-const completionTime = time.Second
-
 // completeAsked offers the ids of the volumes that a plugin has been asked for.
-func completeAsked(cmd *cobra.Command, args []string, stateDir string) ([]string, cobra.ShellCompDirective) {
+func completeAsked(cmd *cobra.Command, args []string, stateDir string, o Options) ([]string, cobra.ShellCompDirective) {
 	if len(args) > 0 {
 		return nil, cobra.ShellCompDirectiveNoFileComp
 	}
-	ctx, cancel := context.WithTimeout(cmd.Context(), completionTime)
+	ctx, cancel := context.WithTimeout(cmd.Context(), command.CompletionTime)
 	defer cancel()
-	report, err := driver.ReadReport(ctx, stateDir)
+	report, err := ReadReport(ctx, stateDir, o.Backends...)
 	if err != nil {
 		return nil, cobra.ShellCompDirectiveNoFileComp
 	}
 	var ids []string
 	for _, v := range report.Volumes {
 		ids = append(ids, v.Volume)
-	}
-	return ids, cobra.ShellCompDirectiveNoFileComp
-}
-
-// completeVolume offers the ids of the driver's volumes. When they cannot be had
-// it offers nothing: there is nobody to tell.
-func completeVolume(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
-	if len(args) > 0 {
-		return nil, cobra.ShellCompDirectiveNoFileComp
-	}
-	endpoint := endpointDefault()
-	if f := cmd.Flag("endpoint"); f != nil {
-		endpoint = f.Value.String()
-	}
-	ctx, cancel := context.WithTimeout(cmd.Context(), completionTime)
-	defer cancel()
-	var ids []string
-	if c, err := client.Dial(ctx, endpoint); err == nil {
-		all, _ := c.List(ctx)
-		for _, entry := range all {
-			ids = append(ids, entry.GetVolume().GetVolumeId())
-		}
-		_ = c.Close()
 	}
 	return ids, cobra.ShellCompDirectiveNoFileComp
 }

@@ -1,4 +1,4 @@
-package main
+package driver
 
 import (
 	"fmt"
@@ -7,10 +7,10 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/csi-node/csi-node/pkg/driver"
+	"github.com/csi-node/csi-node/pkg/command"
 )
 
-func newExplainCommand() *cobra.Command {
+func newExplainCommand(o Options) *cobra.Command {
 	var f pluginFlags
 	cmd := &cobra.Command{
 		Use:   "explain VOLUME",
@@ -22,28 +22,28 @@ can do. It changes nothing.
 It asks the running plugin; if none runs it looks at the store and the kernel
 itself.`,
 		Example: `  csi-node explain try`,
-		Args:    one("the id of the VOLUME"),
+		Args:    command.One("the id of the VOLUME"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if err := f.check(); err != nil {
 				return err
 			}
 			ctx, cancel := f.context(cmd)
 			defer cancel()
-			story, err := driver.Explain(ctx, f.stateDir, args[0])
+			story, err := Explain(ctx, f.stateDir, args[0], o.Backends...)
 			if err != nil {
 				return fmt.Errorf("explain volume %s: %w", args[0], err)
 			}
-			return f.output.print(cmd.OutOrStdout(), story, func(out io.Writer) { printStory(out, story) })
+			return f.output.Print(cmd.OutOrStdout(), story, func(out io.Writer) { printStory(out, story) })
 		},
 		ValidArgsFunction: func(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
-			return completeAsked(cmd, args, f.stateDir)
+			return completeAsked(cmd, args, f.stateDir, o)
 		},
 	}
-	f.add(cmd, 10*time.Second)
+	f.add(cmd, o, 10*time.Second)
 	return cmd
 }
 
-func printStory(out io.Writer, s driver.Story) {
+func printStory(out io.Writer, s Story) {
 	fmt.Fprintf(out, "volume %s\n", s.Volume)
 	for _, part := range []struct {
 		title     string

@@ -1,4 +1,4 @@
-package main
+package driver
 
 import (
 	"flag"
@@ -7,14 +7,16 @@ import (
 	"strconv"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 	"k8s.io/klog/v2"
 
-	"github.com/csi-node/csi-node/pkg/driver"
+	"github.com/csi-node/csi-node/pkg/command"
 )
 
-func newServeCommand() *cobra.Command {
-	cfg := driver.Config{Version: buildVersion(), Hook: faults()}
+func newServeCommand(o Options) *cobra.Command {
+	var cfg Config
 	verbosity, heal := 0, true
+	backendFlags := backendFlags(o.Backends)
 	cmd := &cobra.Command{
 		Use:   "serve",
 		Short: "Serve the CSI socket (the default)",
@@ -24,7 +26,7 @@ directory waits for the first to end, so that upgrades may overlap.
 
 Needed: root, /dev/loop-control, mkfs.ext4 and its kin (Debian: e2fsprogs), mkfs.xfs (Debian:
 xfsprogs), mkfs.btrfs (Debian: btrfs-progs). What is missing is told at once.`,
-		Example: `  csi-node serve --endpoint unix:///tmp/csi.sock --state-dir /tmp/csi-state --pool-dir /tmp/csi-pool --kubelet-dir /tmp --v 4`,
+		Example: `  csi-node serve --endpoint unix:///tmp/csi.sock --state-dir /tmp/csi-state --kubelet-dir /tmp --v 4`,
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := setVerbosity(verbosity); err != nil {
@@ -39,25 +41,28 @@ xfsprogs), mkfs.btrfs (Debian: btrfs-progs). What is missing is told at once.`,
 				cfg.NodeID = name
 			}
 			cfg.DetectOnly = !heal
-			return driver.Run(cmd.Context(), cfg)
+			cfg.BackendFlags = map[string]string{}
+			backendFlags.VisitAll(func(flag *pflag.Flag) {
+				if flag.Changed {
+					cfg.BackendFlags[flag.Name] = flag.Value.String()
+				}
+			})
+			return Run(cmd.Context(), cfg, o)
 		},
 	}
 	f := cmd.Flags()
-	f.StringVar(&cfg.Endpoint, "endpoint", endpointDefault(), "CSI socket; the environment's CSI_ENDPOINT is the default if set")
+	f.StringVar(&cfg.Endpoint, "endpoint", command.EndpointDefault(), "CSI socket; the environment's CSI_ENDPOINT is the default if set")
 	f.StringVar(&cfg.NodeID, "node-id", "", "name of this node (default: the hostname)")
-	f.StringVar(&cfg.DriverName, "driver-name", "csi-node.local", "name of the CSI driver")
-	f.StringVar(&cfg.StateDir, "state-dir", stateDirDefault(), "directory of the intents; on a tmpfs, so that a reboot forgets them with the mounts")
-	f.StringVar(&cfg.LibDir, "lib-dir", "/var/lib/csi-node", "directory of what must outlive a reboot and has no place with the data")
-	f.StringVar(&cfg.KubeletDir, "kubelet-dir", kubeletDirDefault(), "paths in requests must lie under it, by whatever symbolic links lead to it; / allows all")
-	f.StringVar(&cfg.PoolDir, "pool-dir", "/var/lib/csi-node/pool", "directory of the volumes' files; made if it was never seen before")
-	f.StringVar(&cfg.PoolReserve, "pool-reserve", "1Gi,5%", "of the pool's file system, given to no volume: a quantity, a percentage, or both with a comma, of which the larger counts; 0: none")
-	f.StringVar(&cfg.InlineMaxSize, "inline-max-size", "0", "largest inline ephemeral volume, as 10Gi or 5% of the pool's file system; 0: no bound but the pool")
-	f.StringVar(&cfg.InlineMaxTotal, "inline-max-total", "0", "most that all inline ephemeral volumes of the node have together, likewise")
+	f.StringVar(&cfg.DriverName, "driver-name", o.Name, "name of the CSI driver")
+	f.StringVar(&cfg.StateDir, "state-dir", o.stateDir(), "directory of the intents; on a tmpfs, so that a reboot forgets them with the mounts")
+	f.StringVar(&cfg.LibDir, "lib-dir", o.libDir(), "directory of what must outlive a reboot and has no place with the data")
+	f.StringVar(&cfg.KubeletDir, "kubelet-dir", command.KubeletDirDefault(), "paths in requests must lie under it, by whatever symbolic links lead to it; / allows all")
 	f.StringVar(&cfg.HTTPEndpoint, "http-endpoint", "", "address for /metrics, /healthz and /readyz, as 127.0.0.1:9810; keeps few connections, each for one request (default: none)")
 	f.StringVar(&cfg.RegistrationDir, "registration-dir", "", "kubelet's plugins_registry: register there, without node-driver-registrar; --endpoint must be the socket's path on the node (default: somebody else registers)")
 	f.Int64Var(&cfg.MaxVolumes, "max-volumes-per-node", 0, "limit told to the scheduler; 0: none")
 	f.BoolVar(&heal, "heal", true, "restore mounts that are lost behind the plugin's back; false: only tell of them")
 	f.IntVar(&verbosity, "v", 2, "log level: 2 tells each step, 4 each call")
+	backendFlags.VisitAll(f.AddFlag) // panics at a name that is taken
 	return cmd
 }
 

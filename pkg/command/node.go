@@ -1,4 +1,4 @@
-package main
+package command
 
 import (
 	"cmp"
@@ -28,7 +28,7 @@ func newStageCommand() *cobra.Command {
 there. With a driver that does not stage it does nothing and says so.`,
 		Example: `  csi-node volume stage try
   csi-node volume stage raw --block`,
-		Args: one("the id of the VOLUME"),
+		Args: One("the id of the VOLUME"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			volumeContext, contextErr := pairs("context", contexts)
 			read, secretErr := secrets.read()
@@ -53,12 +53,12 @@ there. With a driver that does not stage it does nothing and says so.`,
 				if err != nil {
 					return err
 				}
-				return f.output.print(cmd.OutOrStdout(), outcome{Volume: args[0], Staging: paths.Staging, Result: "staged"}, func(out io.Writer) {
+				return f.output.Print(cmd.OutOrStdout(), outcome{Volume: args[0], Staging: paths.Staging, Result: "staged"}, func(out io.Writer) {
 					fmt.Fprintf(out, "Volume %s is staged at %s.\n", args[0], paths.Staging)
 				})
 			})
 		},
-		ValidArgsFunction: completeVolume,
+		ValidArgsFunction: CompleteVolume,
 	}
 	access.add(cmd)
 	addContext(cmd, &contexts)
@@ -69,8 +69,8 @@ there. With a driver that does not stage it does nothing and says so.`,
 	return cmd
 }
 
-func (o outputFlag) doesNotStage(cmd *cobra.Command, volume string) error {
-	return o.print(cmd.OutOrStdout(), outcome{Volume: volume, Result: "nothing to do: the driver does not stage volumes"}, func(out io.Writer) {
+func (o Output) doesNotStage(cmd *cobra.Command, volume string) error {
+	return o.Print(cmd.OutOrStdout(), outcome{Volume: volume, Result: "nothing to do: the driver does not stage volumes"}, func(out io.Writer) {
 		fmt.Fprintln(out, "There is nothing to do: the driver does not stage volumes, it publishes them at once.")
 	})
 }
@@ -93,7 +93,7 @@ func newPublishCommand() *cobra.Command {
 at the target: a directory, or a device file with --block.`,
 		Example: `  csi-node volume publish try
   csi-node volume publish raw --block --read-only`,
-		Args: one("the id of the VOLUME"),
+		Args: One("the id of the VOLUME"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			volumeContext, contextErr := pairs("context", contexts)
 			read, secretErr := secrets.read()
@@ -116,12 +116,12 @@ at the target: a directory, or a device file with --block.`,
 				if err != nil {
 					return err
 				}
-				return f.output.print(cmd.OutOrStdout(), outcome{args[0], paths.Staging, paths.Target, "published"}, func(out io.Writer) {
+				return f.output.Print(cmd.OutOrStdout(), outcome{args[0], paths.Staging, paths.Target, "published"}, func(out io.Writer) {
 					fmt.Fprintf(out, "Volume %s is published at %s.\n", args[0], paths.Target)
 				})
 			})
 		},
-		ValidArgsFunction: completeVolume,
+		ValidArgsFunction: CompleteVolume,
 	}
 	cmd.Flags().BoolVar(&readOnly, "read-only", false, "nobody may write through the target")
 	access.add(cmd)
@@ -145,7 +145,7 @@ removes the volume's directory beside a default target if it is empty. What is
 not published is unpublished already.`,
 		Example: `  csi-node volume unpublish try
   csi-node volume unpublish raw`,
-		Args: one("the id of the VOLUME"),
+		Args: One("the id of the VOLUME"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if err := p.check(); err != nil {
 				return err
@@ -158,12 +158,12 @@ not published is unpublished already.`,
 				if err != nil {
 					return err
 				}
-				return f.output.print(cmd.OutOrStdout(), outcome{Volume: args[0], Target: paths.Target, Result: "unpublished"}, func(out io.Writer) {
+				return f.output.Print(cmd.OutOrStdout(), outcome{Volume: args[0], Target: paths.Target, Result: "unpublished"}, func(out io.Writer) {
 					fmt.Fprintf(out, "Volume %s is not published at %s any more.\n", args[0], paths.Target)
 				})
 			})
 		},
-		ValidArgsFunction: completeVolume,
+		ValidArgsFunction: CompleteVolume,
 	}
 	p.add(cmd)
 	p.addTarget(cmd)
@@ -182,7 +182,7 @@ staging path and the volume's directory if they are empty. What is not staged is
 unstaged already.`,
 		Example: `  csi-node volume unstage try
   csi-node volume unstage raw`,
-		Args: one("the id of the VOLUME"),
+		Args: One("the id of the VOLUME"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if err := p.check(); err != nil {
 				return err
@@ -198,12 +198,12 @@ unstaged already.`,
 				if err != nil {
 					return err
 				}
-				return f.output.print(cmd.OutOrStdout(), outcome{Volume: args[0], Staging: paths.Staging, Result: "unstaged"}, func(out io.Writer) {
+				return f.output.Print(cmd.OutOrStdout(), outcome{Volume: args[0], Staging: paths.Staging, Result: "unstaged"}, func(out io.Writer) {
 					fmt.Fprintf(out, "Volume %s is not staged at %s any more.\n", args[0], paths.Staging)
 				})
 			})
 		},
-		ValidArgsFunction: completeVolume,
+		ValidArgsFunction: CompleteVolume,
 	}
 	p.add(cmd)
 	p.addStaging(cmd)
@@ -224,7 +224,7 @@ func newExpandCommand() *cobra.Command {
 and then the node service. A volume never shrinks; one that is as large already
 is left as it is.`,
 		Example: `  csi-node volume expand try --size 400Mi`,
-		Args:    one("the id of the VOLUME"),
+		Args:    One("the id of the VOLUME"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			read, secretErr := secrets.read()
 			if err := cmp.Or(access.check(), p.check(), absolute("path", path), secretErr); err != nil {
@@ -232,7 +232,7 @@ is left as it is.`,
 			}
 			required, err := client.ParseSize(bytes)
 			if err != nil {
-				return wrongUse("--size: %w", err)
+				return WrongUse("--size: %w", err)
 			}
 			return f.call(cmd, func(ctx context.Context, c *client.Client) error {
 				paths, err := p.paths(ctx, c, args[0])
@@ -253,17 +253,17 @@ is left as it is.`,
 				if err != nil {
 					return err
 				}
-				return f.output.print(cmd.OutOrStdout(), message{&csi.NodeExpandVolumeResponse{CapacityBytes: grown}}, func(out io.Writer) {
+				return f.output.Print(cmd.OutOrStdout(), Message{&csi.NodeExpandVolumeResponse{CapacityBytes: grown}}, func(out io.Writer) {
 					fmt.Fprintln(out, "VOLUME\tSIZE")
-					fmt.Fprintf(out, "%s\t%s\n", args[0], size(grown))
+					fmt.Fprintf(out, "%s\t%s\n", args[0], Size(grown))
 				})
 			})
 		},
-		ValidArgsFunction: completeVolume,
+		ValidArgsFunction: CompleteVolume,
 	}
 	cmd.Flags().StringVar(&bytes, "size", "", "size that the volume must at least have, as 2Gi")
 	cmd.Flags().StringVar(&path, "path", "", "a path where the volume is staged or published (default: the target if there is one, else the staging path)")
-	complete(cmd, "size", "1Gi", "10Gi", "100Gi")
+	Complete(cmd, "size", "1Gi", "10Gi", "100Gi")
 	access.add(cmd)
 	secrets.add(cmd)
 	p.add(cmd)
@@ -282,7 +282,7 @@ func newStatsCommand() *cobra.Command {
 		Short:   "Show how full a volume is (NodeGetVolumeStats)",
 		Long:    `stats asks the node service how many bytes and inodes the volume has, at a path where it is staged or published.`,
 		Example: `  csi-node volume stats try`,
-		Args:    one("the id of the VOLUME"),
+		Args:    One("the id of the VOLUME"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if err := cmp.Or(p.check(), absolute("path", path)); err != nil {
 				return err
@@ -299,10 +299,10 @@ func newStatsCommand() *cobra.Command {
 				if err != nil {
 					return err
 				}
-				return f.output.print(cmd.OutOrStdout(), stats{resp, path, age}, func(out io.Writer) { printStats(out, stats{resp, path, age}) })
+				return f.output.Print(cmd.OutOrStdout(), stats{resp, path, age}, func(out io.Writer) { printStats(out, stats{resp, path, age}) })
 			})
 		},
-		ValidArgsFunction: completeVolume,
+		ValidArgsFunction: CompleteVolume,
 	}
 	cmd.Flags().StringVar(&path, "path", "", "a path where the volume is staged or published (default: the target if there is one, else the staging path)")
 	p.add(cmd)
@@ -321,7 +321,7 @@ type stats struct {
 
 // MarshalJSON adds path and age to the JSON of the answer.
 func (s stats) MarshalJSON() ([]byte, error) {
-	raw, err := message{s.resp}.MarshalJSON()
+	raw, err := Message{s.resp}.MarshalJSON()
 	if err != nil {
 		return nil, err
 	}
@@ -350,7 +350,7 @@ func printStats(out io.Writer, s stats) {
 			case n == 0 && total:
 				return "-"
 			case u.GetUnit() == csi.VolumeUsage_BYTES:
-				return size(n)
+				return Size(n)
 			}
 			return strconv.FormatInt(n, 10)
 		}

@@ -1,4 +1,7 @@
-package main
+// Package command is what command lines of this module have in common: flags,
+// exit codes and output. Volume is the command that plays kubelet and the
+// provisioner by hand, for any CSI plugin.
+package command
 
 import (
 	"cmp"
@@ -19,10 +22,11 @@ type usageError struct{ error }
 
 func (e usageError) Unwrap() error { return e.error }
 
-func wrongUse(format string, args ...any) error { return usageError{fmt.Errorf(format, args...)} }
+// WrongUse returns an error for which the exit code is 2.
+func WrongUse(format string, args ...any) error { return usageError{fmt.Errorf(format, args...)} }
 
-// exitCode returns the exit code of the process for what a command returned.
-func exitCode(err error) int {
+// ExitCode returns the exit code of the process for what a command returned.
+func ExitCode(err error) int {
 	switch {
 	case err == nil:
 		return 0
@@ -32,23 +36,23 @@ func exitCode(err error) int {
 	return 1
 }
 
-// strict makes errors about arguments wrong uses, in all commands.
-func strict(cmd *cobra.Command) {
+// Strict makes errors about arguments wrong uses, in all commands.
+func Strict(cmd *cobra.Command) {
 	if check := cmd.Args; check != nil {
 		cmd.Args = func(cmd *cobra.Command, args []string) error {
 			if err := check(cmd, args); err != nil {
-				return wrongUse("%w; `%s --help` shows how", err, cmd.CommandPath())
+				return WrongUse("%w; `%s --help` shows how", err, cmd.CommandPath())
 			}
 			return nil
 		}
 	}
 	for _, sub := range cmd.Commands() {
-		strict(sub)
+		Strict(sub)
 	}
 }
 
-// one takes exactly one argument.
-func one(what string) cobra.PositionalArgs {
+// One takes exactly one argument.
+func One(what string) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, args []string) error {
 		if len(args) != 1 || args[0] == "" {
 			return fmt.Errorf("`%s` takes one argument, %s, not %q", cmd.CommandPath(), what, args)
@@ -57,44 +61,49 @@ func one(what string) cobra.PositionalArgs {
 	}
 }
 
-// The environment sets the defaults of the flags that many commands have, so
-// that they need to be typed once.
-func endpointDefault() string   { return cmp.Or(os.Getenv("CSI_ENDPOINT"), "unix:///csi/csi.sock") }
-func stateDirDefault() string   { return cmp.Or(os.Getenv("CSI_NODE_STATE_DIR"), "/run/csi-node") }
-func kubeletDirDefault() string { return cmp.Or(os.Getenv("CSI_NODE_KUBELET_DIR"), "/var/lib/kubelet") }
+// EndpointDefault is the default of --endpoint. The environment sets such
+// defaults of flags that many commands have, so that they need to be typed once.
+func EndpointDefault() string { return cmp.Or(os.Getenv("CSI_ENDPOINT"), "unix:///csi/csi.sock") }
 
-// outputFlag is --output.
-type outputFlag string
+// KubeletDirDefault is the default of --kubelet-dir.
+func KubeletDirDefault() string { return cmp.Or(os.Getenv("CSI_NODE_KUBELET_DIR"), "/var/lib/kubelet") }
 
-func (o *outputFlag) add(cmd *cobra.Command) {
+// Output is --output: table or json.
+type Output string
+
+// Add adds the flag to a command.
+func (o *Output) Add(cmd *cobra.Command) {
 	cmd.Flags().StringVar((*string)(o), "output", "table", "table or json")
-	complete(cmd, "output", "table", "json")
+	Complete(cmd, "output", "table", "json")
 }
 
-func (o outputFlag) check() error {
+// Check returns a wrong use.
+func (o Output) Check() error {
 	if o != "table" && o != "json" {
-		return wrongUse("--output %q: must be table or json", string(o))
+		return WrongUse("--output %q: must be table or json", string(o))
 	}
 	return nil
 }
 
-// complete offers the values of a flag to the shell.
-func complete(cmd *cobra.Command, flag string, values ...string) {
+// Complete offers the values of a flag to the shell.
+func Complete(cmd *cobra.Command, flag string, values ...string) {
 	if err := cmd.RegisterFlagCompletionFunc(flag, cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp)); err != nil {
 		panic(err) // the flag is not defined, or completed twice
 	}
 }
 
-// timeoutFlag is --timeout.
-type timeoutFlag time.Duration
+// Timeout is --timeout.
+type Timeout time.Duration
 
-func (t *timeoutFlag) add(cmd *cobra.Command, usual time.Duration, what string) {
+// Add adds the flag to a command, with its usual value.
+func (t *Timeout) Add(cmd *cobra.Command, usual time.Duration, what string) {
 	cmd.Flags().DurationVar((*time.Duration)(t), "timeout", usual, "how long to wait for "+what)
 }
 
-func (t timeoutFlag) check() error {
+// Check returns a wrong use.
+func (t Timeout) Check() error {
 	if t <= 0 {
-		return wrongUse("--timeout %s: must be more than nothing", time.Duration(t))
+		return WrongUse("--timeout %s: must be more than nothing", time.Duration(t))
 	}
 	return nil
 }
@@ -108,9 +117,9 @@ func (a *accessFlags) add(cmd *cobra.Command) {
 	f.BoolVar(&a.Block, "block", false, "as a raw block device, without a file system")
 	f.StringVar(&a.FSType, "fs-type", "", "file system, as ext4, xfs or btrfs (default: the driver chooses)")
 	f.StringArrayVar(&a.Flags, "mount-flag", nil, "mount flag, as noatime; may be given several times")
-	complete(cmd, "access-mode", client.AccessModes()...)
-	complete(cmd, "fs-type", "ext4", "xfs", "btrfs")
-	complete(cmd, "mount-flag", "noatime", "nodev", "noexec", "nosuid", "ro")
+	Complete(cmd, "access-mode", client.AccessModes()...)
+	Complete(cmd, "fs-type", "ext4", "xfs", "btrfs")
+	Complete(cmd, "mount-flag", "noatime", "nodev", "noexec", "nosuid", "ro")
 }
 
 func (a *accessFlags) check() error {
@@ -127,9 +136,9 @@ func pairs(flag string, values []string) (map[string]string, error) {
 		key, value, ok := strings.Cut(pair, "=")
 		switch _, twice := all[key]; {
 		case !ok || key == "":
-			return nil, wrongUse("--%s %q: must be key=value", flag, pair)
+			return nil, WrongUse("--%s %q: must be key=value", flag, pair)
 		case twice:
-			return nil, wrongUse("--%s %s: given twice", flag, key)
+			return nil, WrongUse("--%s %s: given twice", flag, key)
 		}
 		if all == nil {
 			all = map[string]string{}
@@ -151,7 +160,7 @@ func (s secretFlag) read() (map[string]string, error) {
 	for _, pair := range s {
 		key, file, ok := strings.Cut(pair, "=@")
 		if !ok || key == "" || file == "" || strings.Contains(key, "=") {
-			return nil, wrongUse("--secret: must be key=@file, so that no secret stands on a command line") // does not repeat it
+			return nil, WrongUse("--secret: must be key=@file, so that no secret stands on a command line") // does not repeat it
 		}
 	}
 	files, err := pairs("secret", s)
@@ -171,7 +180,7 @@ func (s secretFlag) read() (map[string]string, error) {
 // absolute checks a flag that holds a path.
 func absolute(flag, path string) error {
 	if path != "" && !filepath.IsAbs(path) {
-		return wrongUse("--%s %q: must be an absolute path", flag, path)
+		return WrongUse("--%s %q: must be an absolute path", flag, path)
 	}
 	return nil
 }

@@ -9,11 +9,11 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"github.com/csi-node/csi-node/pkg/devices/pool"
+	"github.com/csi-node/csi-node/pkg/devices"
 )
 
-// scrape returns the values of a pool's metrics, by name and label.
-func scrape(t *testing.T, p *poolUse) map[string]float64 {
+// scrape returns the values of a backend's metrics, by name and label.
+func scrape(t *testing.T, p *backendUse) map[string]float64 {
 	t.Helper()
 	registry := prometheus.NewPedanticRegistry()
 	registry.MustRegister(p)
@@ -34,20 +34,24 @@ func scrape(t *testing.T, p *poolUse) map[string]float64 {
 	return values
 }
 
-func TestPoolMetrics(t *testing.T) {
+func TestBackendMetrics(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		c, err := pool.Capacity{Total: 100, Free: 80, Available: 10, Allocated: 15, Promised: 70, Owed: 90, Thick: 1, Thin: 2, Damaged: 3}, errors.New("no pool yet")
-		p := newPoolUse(func() (pool.Capacity, error) { return c, err })
+		free, err := 80.0, errors.New("no pool yet")
+		p := newBackendUse("two-words", func() ([]devices.Measurement, error) {
+			return []devices.Measurement{
+				{Name: "free_bytes", Help: "Free.", Value: free},
+				{Name: "volumes", Help: "Volumes.", Labels: map[string]string{"provisioning": "thick"}, Value: 1},
+				{Name: "volumes", Help: "Volumes.", Labels: map[string]string{"provisioning": "thin"}, Value: 2},
+			}, err
+		})
 		if got := scrape(t, p); len(got) != 0 {
-			t.Errorf("before it was ever counted: %v", got)
+			t.Errorf("before it was ever measured: %v", got)
 		}
 		err = nil
 		first := time.Now()
 		want := map[string]float64{
-			"csi_node_pool_size_bytes": 100, "csi_node_pool_free_bytes": 80, "csi_node_pool_available_bytes": 10, "csi_node_pool_allocated_bytes": 15,
-			"csi_node_pool_promised_bytes": 70, "csi_node_pool_owed_bytes": 90,
-			"csi_node_pool_volumes thick": 1, "csi_node_pool_volumes thin": 2, "csi_node_pool_volumes unknown": 3,
-			"csi_node_pool_seen_timestamp_seconds": float64(first.Unix()),
+			"csi_node_two_words_free_bytes": 80, "csi_node_two_words_volumes thick": 1, "csi_node_two_words_volumes thin": 2,
+			"csi_node_two_words_seen_timestamp_seconds": float64(first.Unix()),
 		}
 		mustShow := func() {
 			t.Helper()
@@ -63,25 +67,25 @@ func TestPoolMetrics(t *testing.T) {
 		}
 		mustShow()
 		time.Sleep(time.Minute)
-		c.Free, err = 1, errors.New("the pool is away")
+		free, err = 1, errors.New("the pool is away")
 		mustShow() // what was seen last
-		c.Free, err = 2, nil
-		want["csi_node_pool_free_bytes"], want["csi_node_pool_seen_timestamp_seconds"] = 2, float64(time.Now().Unix())
+		free, err = 2, nil
+		want["csi_node_two_words_free_bytes"], want["csi_node_two_words_seen_timestamp_seconds"] = 2, float64(time.Now().Unix())
 		mustShow()
 	})
 }
 
-// TestPoolMetricsOfAHungPool: scrapes answer in time, and one count hangs at most.
-func TestPoolMetricsOfAHungPool(t *testing.T) {
+// Scrapes of a backend that hangs answer in time, and one measurement hangs at most.
+func TestMetricsOfAHungBackend(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var hung chan struct{}
 		var counts atomic.Int64
-		p := newPoolUse(func() (pool.Capacity, error) {
+		p := newBackendUse("pool", func() ([]devices.Measurement, error) {
 			counts.Add(1)
 			if hung != nil {
 				<-hung
 			}
-			return pool.Capacity{Free: counts.Load()}, nil
+			return []devices.Measurement{{Name: "free_bytes", Help: "Free.", Value: float64(counts.Load())}}, nil
 		})
 		if got := scrape(t, p)["csi_node_pool_free_bytes"]; got != 1 {
 			t.Fatalf("free are %v", got)
@@ -93,7 +97,7 @@ func TestPoolMetricsOfAHungPool(t *testing.T) {
 				t.Errorf("free are %v", got)
 			}
 		}
-		if took := time.Since(begin); took != 10*poolWait || counts.Load() != 2 {
+		if took := time.Since(begin); took != 10*measureWait || counts.Load() != 2 {
 			t.Errorf("10 scrapes took %s, and %d counts", took, counts.Load())
 		}
 		close(hung)

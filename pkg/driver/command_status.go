@@ -1,4 +1,4 @@
-package main
+package driver
 
 import (
 	"context"
@@ -10,12 +10,12 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/csi-node/csi-node/pkg/driver"
+	"github.com/csi-node/csi-node/pkg/command"
 )
 
-func newStatusCommand() *cobra.Command {
+func newStatusCommand(o Options) *cobra.Command {
 	var stateDir string
-	var output outputFlag
+	var output command.Output
 	cmd := &cobra.Command{
 		Use:   "status",
 		Short: "Show what is asked of this node against what is",
@@ -26,32 +26,33 @@ out; explain and --output json have them.`,
   csi-node status --output json`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := output.check(); err != nil {
+			if err := output.Check(); err != nil {
 				return err
 			}
 			ctx, cancel := context.WithTimeout(cmd.Context(), 10*time.Second)
 			defer cancel()
-			report, err := driver.ReadReport(ctx, stateDir)
+			report, err := ReadReport(ctx, stateDir, o.Backends...)
 			if err != nil {
 				return err
 			}
-			return output.show(cmd.OutOrStdout(), report)
+			return show(cmd.OutOrStdout(), output, report)
 		},
 	}
-	addStateDir(cmd, &stateDir)
-	output.add(cmd)
+	addStateDir(cmd, o, &stateDir)
+	output.Add(cmd)
 	return cmd
 }
 
 // show prints a report in the format that was asked for.
-func (o outputFlag) show(out io.Writer, report driver.Report) error {
-	if o == "json" {
-		return o.print(out, report, nil)
+func show(out io.Writer, format command.Output, report Report) error {
+	if format == "json" {
+		return format.Print(out, report, nil)
 	}
-	return printStatus(out, report)
+	return report.Print(out)
 }
 
-func printStatus(out io.Writer, report driver.Report) error {
+// Print writes a report as the status command does.
+func (report Report) Print(out io.Writer) error {
 	if !report.Running {
 		fmt.Fprintln(out, "No plugin is running. This is what the store asks for and what is on the node; nothing is done about it until one is started.")
 	}
@@ -99,7 +100,7 @@ func printStatus(out io.Writer, report driver.Report) error {
 }
 
 // detailOf says what is wrong with a part, in one line, and how often it was lost.
-func detailOf(p driver.PartStatus) string {
+func detailOf(p PartStatus) string {
 	words := strings.Fields(p.Error)
 	if p.Losses > 0 {
 		words = append(words, fmt.Sprintf("(lost %d times in a row, last %s ago)", p.Losses, time.Since(p.Lost).Round(time.Second)))

@@ -1,4 +1,4 @@
-package main
+package driver
 
 import (
 	"context"
@@ -7,11 +7,11 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/csi-node/csi-node/pkg/driver"
+	"github.com/csi-node/csi-node/pkg/command"
 )
 
-func newProbeCommand() *cobra.Command {
-	stateDir, timeout := "", timeoutFlag(0)
+func newProbeCommand(o Options) *cobra.Command {
+	stateDir, timeout := "", command.Timeout(0)
 	cmd := &cobra.Command{
 		Use:   "probe live|ready",
 		Short: "Ask whether the plugin lives or is ready, for a container's probes",
@@ -24,26 +24,26 @@ It asks over a socket in the state directory that only root can use: who can rea
 		Example: `  csi-node probe live --state-dir /tmp/csi-state
   csi-node probe ready --state-dir /tmp/csi-state --timeout 2s`,
 		Args: func(_ *cobra.Command, args []string) error {
-			if len(args) != 1 || args[0] != driver.Live && args[0] != driver.Ready {
-				return fmt.Errorf("`csi-node probe` takes one argument, %s or %s, not %q", driver.Live, driver.Ready, args)
+			if len(args) != 1 || args[0] != Live && args[0] != Ready {
+				return fmt.Errorf("`csi-node probe` takes one argument, %s or %s, not %q", Live, Ready, args)
 			}
 			return nil
 		},
-		ValidArgs: []string{driver.Live, driver.Ready},
+		ValidArgs: []string{Live, Ready},
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if err := timeout.check(); err != nil {
+			if err := timeout.Check(); err != nil {
 				return err
 			}
 			ctx, cancel := context.WithTimeout(cmd.Context(), time.Duration(timeout))
 			defer cancel()
-			if err := driver.Probe(ctx, stateDir, args[0]); err != nil {
+			if err := Probe(ctx, stateDir, args[0]); err != nil {
 				return err
 			}
 			_, err := fmt.Fprintln(cmd.OutOrStdout(), "ok")
 			return err
 		},
 	}
-	addStateDir(cmd, &stateDir)
-	timeout.add(cmd, 5*time.Second, "the answer")
+	addStateDir(cmd, o, &stateDir)
+	timeout.Add(cmd, 5*time.Second, "the answer")
 	return cmd
 }

@@ -1,4 +1,4 @@
-package main
+package command
 
 import (
 	"cmp"
@@ -26,7 +26,7 @@ does for a claim. It prints the volume's id, which the other commands take. The
 same command again finds the same volume.`,
 		Example: `  csi-node volume create try --size 320Mi
   csi-node volume create raw --size 64Mi --block --parameter provisioning=thin`,
-		Args: one("the NAME of the volume"),
+		Args: One("the NAME of the volume"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			req := &csi.CreateVolumeRequest{Name: args[0]}
 			var err, secretErr error
@@ -38,7 +38,7 @@ same command again finds the same volume.`,
 			if bytes != "" {
 				required, err := client.ParseSize(bytes)
 				if err != nil {
-					return wrongUse("--size: %w", err)
+					return WrongUse("--size: %w", err)
 				}
 				req.CapacityRange = &csi.CapacityRange{RequiredBytes: required}
 			}
@@ -53,9 +53,9 @@ same command again finds the same volume.`,
 					return err
 				}
 				v := resp.GetVolume()
-				return f.output.print(cmd.OutOrStdout(), message{resp}, func(out io.Writer) {
+				return f.output.Print(cmd.OutOrStdout(), Message{resp}, func(out io.Writer) {
 					fmt.Fprintln(out, "VOLUME\tSIZE\tCONTEXT")
-					fmt.Fprintf(out, "%s\t%s\t%s\n", v.GetVolumeId(), size(v.GetCapacityBytes()), joined(v.GetVolumeContext()))
+					fmt.Fprintf(out, "%s\t%s\t%s\n", v.GetVolumeId(), Size(v.GetCapacityBytes()), joined(v.GetVolumeContext()))
 				})
 			})
 		},
@@ -63,7 +63,7 @@ same command again finds the same volume.`,
 	}
 	cmd.Flags().StringVar(&bytes, "size", "", "size, as 1Gi, 500M or 1073741824 (default: the driver chooses)")
 	cmd.Flags().StringArrayVar(&parameters, "parameter", nil, "parameter as key=value, as of a StorageClass; may be given several times")
-	complete(cmd, "size", "1Gi", "10Gi", "100Gi")
+	Complete(cmd, "size", "1Gi", "10Gi", "100Gi")
 	access.add(cmd)
 	secrets.add(cmd)
 	f.add(cmd)
@@ -79,7 +79,7 @@ func newDeleteCommand() *cobra.Command {
 		Long:  `delete asks the controller service to delete a volume with its data. A volume that is not there is deleted already.`,
 		Example: `  csi-node volume delete try
   csi-node volume delete raw`,
-		Args: one("the id of the VOLUME"),
+		Args: One("the id of the VOLUME"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			read, err := secrets.read()
 			if err != nil {
@@ -89,12 +89,12 @@ func newDeleteCommand() *cobra.Command {
 				if err := c.Delete(ctx, &csi.DeleteVolumeRequest{VolumeId: args[0], Secrets: read}); err != nil {
 					return err
 				}
-				return f.output.print(cmd.OutOrStdout(), outcome{Volume: args[0], Result: "deleted"}, func(out io.Writer) {
+				return f.output.Print(cmd.OutOrStdout(), outcome{Volume: args[0], Result: "deleted"}, func(out io.Writer) {
 					fmt.Fprintf(out, "Volume %s is deleted.\n", args[0])
 				})
 			})
 		},
-		ValidArgsFunction: completeVolume,
+		ValidArgsFunction: CompleteVolume,
 	}
 	secrets.add(cmd)
 	f.add(cmd)
@@ -115,14 +115,14 @@ func newListCommand() *cobra.Command {
 				if err != nil {
 					return err
 				}
-				return f.output.print(cmd.OutOrStdout(), message{&csi.ListVolumesResponse{Entries: all}}, func(out io.Writer) {
+				return f.output.Print(cmd.OutOrStdout(), Message{&csi.ListVolumesResponse{Entries: all}}, func(out io.Writer) {
 					if len(all) == 0 {
 						fmt.Fprintln(out, "There are no volumes.")
 						return
 					}
 					fmt.Fprintln(out, "VOLUME\tSIZE")
 					for _, entry := range all {
-						fmt.Fprintf(out, "%s\t%s\n", entry.GetVolume().GetVolumeId(), size(entry.GetVolume().GetCapacityBytes()))
+						fmt.Fprintf(out, "%s\t%s\n", entry.GetVolume().GetVolumeId(), Size(entry.GetVolume().GetCapacityBytes()))
 					}
 				})
 			})
@@ -147,14 +147,14 @@ func newCapabilitiesCommand() *cobra.Command {
 					return err
 				}
 				value := struct {
-					Info       message `json:"info"`
+					Info       Message `json:"info"`
 					NotReady   string  `json:"notReady,omitempty"`
-					Plugin     message `json:"plugin"`
-					Controller message `json:"controller"`
-					Node       message `json:"node"`
-					NodeInfo   message `json:"nodeInfo"`
-				}{message{o.Info}, o.NotReady, message{o.Plugin}, message{o.Controller}, message{o.Node}, message{o.NodeInfo}}
-				return f.output.print(cmd.OutOrStdout(), value, func(out io.Writer) { printOffer(out, o) })
+					Plugin     Message `json:"plugin"`
+					Controller Message `json:"controller"`
+					Node       Message `json:"node"`
+					NodeInfo   Message `json:"nodeInfo"`
+				}{Message{o.Info}, o.NotReady, Message{o.Plugin}, Message{o.Controller}, Message{o.Node}, Message{o.NodeInfo}}
+				return f.output.Print(cmd.OutOrStdout(), value, func(out io.Writer) { printOffer(out, o) })
 			})
 		},
 	}

@@ -1,4 +1,4 @@
-package main
+package command
 
 import (
 	"cmp"
@@ -11,7 +11,9 @@ import (
 	"github.com/csi-node/csi-node/pkg/client"
 )
 
-func newVolumeCommand() *cobra.Command {
+// Volume returns the command that calls a plugin by hand. retry and clear are
+// those of its commands that ask the program's own plugin.
+func Volume(retry, clear *cobra.Command) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "volume",
 		Short: "Call a CSI plugin by hand, and get volumes out of trouble",
@@ -26,7 +28,7 @@ Exit codes: 0 done, 1 refused or failed, 2 wrong use.`,
 		Example: `  # In a first terminal, a plugin on directories of your own:
   mkdir -p /tmp/try/kubelet
   export CSI_ENDPOINT=unix:///tmp/try/csi.sock CSI_NODE_STATE_DIR=/tmp/try/state CSI_NODE_KUBELET_DIR=/tmp/try/kubelet
-  csi-node serve --pool-dir /tmp/try/pool
+  csi-node serve
 
   # In a second terminal, the same export, and then the examples of the commands
   # below in their order:
@@ -35,26 +37,26 @@ Exit codes: 0 done, 1 refused or failed, 2 wrong use.`,
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	cmd.AddCommand(newCapabilitiesCommand(), newCreateCommand(), newListCommand(), newStageCommand(), newPublishCommand(), newStatsCommand(),
-		newExpandCommand(), newRetryCommand(), newUnpublishCommand(), newUnstageCommand(), newClearDeviceCommand(), newDeleteCommand())
+		newExpandCommand(), retry, newUnpublishCommand(), newUnstageCommand(), clear, newDeleteCommand())
 	return cmd
 }
 
 // callFlags are the flags of all commands that call a plugin.
 type callFlags struct {
 	endpoint string
-	timeout  timeoutFlag
-	output   outputFlag
+	timeout  Timeout
+	output   Output
 }
 
 func (f *callFlags) add(cmd *cobra.Command) {
-	cmd.Flags().StringVar(&f.endpoint, "endpoint", endpointDefault(), "socket of the plugin; the environment's CSI_ENDPOINT is the default if set")
-	f.timeout.add(cmd, 2*time.Minute, "the plugin")
-	f.output.add(cmd)
+	cmd.Flags().StringVar(&f.endpoint, "endpoint", EndpointDefault(), "socket of the plugin; the environment's CSI_ENDPOINT is the default if set")
+	f.timeout.Add(cmd, 2*time.Minute, "the plugin")
+	f.output.Add(cmd)
 }
 
 // call runs do with a client of the plugin.
 func (f *callFlags) call(cmd *cobra.Command, do func(context.Context, *client.Client) error) error {
-	if err := cmp.Or(f.timeout.check(), f.output.check()); err != nil {
+	if err := cmp.Or(f.timeout.Check(), f.output.Check()); err != nil {
 		return err
 	}
 	if _, err := client.SocketPath(f.endpoint); err != nil {
@@ -76,7 +78,7 @@ type pathFlags struct {
 }
 
 func (p *pathFlags) add(cmd *cobra.Command) {
-	cmd.Flags().StringVar(&p.kubeletDir, "kubelet-dir", kubeletDirDefault(), "directory of the default paths; the environment's CSI_NODE_KUBELET_DIR is the default if set")
+	cmd.Flags().StringVar(&p.kubeletDir, "kubelet-dir", KubeletDirDefault(), "directory of the default paths; the environment's CSI_NODE_KUBELET_DIR is the default if set")
 }
 
 func (p *pathFlags) addStaging(cmd *cobra.Command) {
@@ -121,4 +123,30 @@ type outcome struct {
 	Staging string `json:"stagingTargetPath,omitempty"`
 	Target  string `json:"targetPath,omitempty"`
 	Result  string `json:"result"`
+}
+
+// CompletionTime bounds what completion asks of a plugin.
+const CompletionTime = time.Second
+
+// CompleteVolume offers the ids of the driver's volumes. When they cannot be had
+// it offers nothing: there is nobody to tell.
+func CompleteVolume(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
+	if len(args) > 0 {
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
+	endpoint := EndpointDefault()
+	if f := cmd.Flag("endpoint"); f != nil {
+		endpoint = f.Value.String()
+	}
+	ctx, cancel := context.WithTimeout(cmd.Context(), CompletionTime)
+	defer cancel()
+	var ids []string
+	if c, err := client.Dial(ctx, endpoint); err == nil {
+		all, _ := c.List(ctx)
+		for _, entry := range all {
+			ids = append(ids, entry.GetVolume().GetVolumeId())
+		}
+		_ = c.Close()
+	}
+	return ids, cobra.ShellCompDirectiveNoFileComp
 }

@@ -1,4 +1,4 @@
-package main
+package driver
 
 import (
 	"strings"
@@ -6,7 +6,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/csi-node/csi-node/pkg/driver"
 	"github.com/csi-node/csi-node/pkg/reconciler"
 )
 
@@ -45,35 +44,21 @@ v2                                                                   unseen     
 `
 		const down = "No plugin is running. This is what the store asks for and what is on the node; nothing is done about it until one is started.\n"
 		for title, test := range map[string]struct {
-			report driver.Report
+			report Report
 			want   string
 		}{
-			"running":    {driver.Report{Running: true, Volumes: volumes}, table[1:]},
-			"down":       {driver.Report{Volumes: volumes}, down + table[1:]},
-			"new":        {driver.Report{Running: true, Registration: &driver.Registration{Socket: "/reg/x.sock"}}, "kubelet has not asked at /reg/x.sock yet: is it running, and is this its plugins_registry?\nNo volume is asked of this node.\n"},
-			"refused":    {driver.Report{Running: true, Registration: &driver.Registration{Error: "no answer", Since: past}}, "The plugin is not registered with kubelet, as of 1s ago: no answer\nNo volume is asked of this node.\n"},
-			"registered": {driver.Report{Running: true, Registration: &driver.Registration{Registered: true, Since: past}}, "Registered with kubelet 1s ago.\nNo volume is asked of this node.\n"},
-			"idle":       {driver.Report{Running: true}, "No volume is asked of this node.\n"},
-			"nothing":    {driver.Report{}, down + "No volume is asked of this node.\n"},
+			"running":    {Report{Running: true, Volumes: volumes}, table[1:]},
+			"down":       {Report{Volumes: volumes}, down + table[1:]},
+			"new":        {Report{Running: true, Registration: &Registration{Socket: "/reg/x.sock"}}, "kubelet has not asked at /reg/x.sock yet: is it running, and is this its plugins_registry?\nNo volume is asked of this node.\n"},
+			"refused":    {Report{Running: true, Registration: &Registration{Error: "no answer", Since: past}}, "The plugin is not registered with kubelet, as of 1s ago: no answer\nNo volume is asked of this node.\n"},
+			"registered": {Report{Running: true, Registration: &Registration{Registered: true, Since: past}}, "Registered with kubelet 1s ago.\nNo volume is asked of this node.\n"},
+			"idle":       {Report{Running: true}, "No volume is asked of this node.\n"},
+			"nothing":    {Report{}, down + "No volume is asked of this node.\n"},
 		} {
 			var got strings.Builder
-			if err := printStatus(&got, test.report); err != nil || got.String() != test.want {
+			if err := test.report.Print(&got); err != nil || got.String() != test.want {
 				t.Errorf("%s: prints (%v)\n%s\nnot\n%s", title, err, got.String(), test.want)
 			}
 		}
 	})
-}
-
-func TestStatusWhereNothingEverRan(t *testing.T) {
-	dir := t.TempDir()
-	for _, args := range [][]string{{"status"}, {"orphans"}, {"explain", "pvc-1"}} {
-		_, err := run(t, append(args, "--state-dir", dir)...)
-		if err == nil || !strings.Contains(err.Error(), "--state-dir right?") {
-			t.Errorf("%s: %v", args, err)
-		}
-	}
-	_, err := run(t, "orphans", "--clean", "--state-dir", dir)
-	if err == nil || !strings.Contains(err.Error(), "start it") {
-		t.Errorf("orphans --clean: %v", err)
-	}
 }

@@ -1,4 +1,4 @@
-package main
+package driver
 
 import (
 	"cmp"
@@ -8,11 +8,9 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
-
-	"github.com/csi-node/csi-node/pkg/driver"
 )
 
-func newOrphansCommand() *cobra.Command {
+func newOrphansCommand(o Options) *cobra.Command {
 	var f pluginFlags
 	var clean bool
 	cmd := &cobra.Command{
@@ -35,23 +33,25 @@ staged and not published looks like an orphan, too: detached, it must be staged 
 			}
 			ctx, cancel := f.context(cmd)
 			defer cancel()
-			act := driver.Orphans
+			var found []Orphan
+			var err error
 			if clean {
-				act = driver.CleanOrphans
+				found, err = CleanOrphans(ctx, f.stateDir)
+			} else {
+				found, err = Orphans(ctx, f.stateDir, o.Backends...)
 			}
-			found, err := act(ctx, f.stateDir)
 			if err != nil {
 				return fmt.Errorf("orphans: %w", err)
 			}
-			return f.output.print(cmd.OutOrStdout(), found, func(out io.Writer) { printOrphans(out, found) })
+			return f.output.Print(cmd.OutOrStdout(), found, func(out io.Writer) { printOrphans(out, found) })
 		},
 	}
 	cmd.Flags().BoolVar(&clean, "clean", false, "detach the devices that nobody uses")
-	f.add(cmd, 30*time.Second)
+	f.add(cmd, o, 30*time.Second)
 	return cmd
 }
 
-func printOrphans(out io.Writer, found []driver.Orphan) {
+func printOrphans(out io.Writer, found []Orphan) {
 	if len(found) == 0 {
 		fmt.Fprintln(out, "No orphans: an intent explains every device and mount of the plugin's.")
 		return

@@ -1,4 +1,4 @@
-package main
+package command
 
 import (
 	"bytes"
@@ -16,8 +16,8 @@ import (
 	"github.com/csi-node/csi-node/pkg/client"
 )
 
-// print writes value as JSON, or what table writes, in columns.
-func (o outputFlag) print(out io.Writer, value any, table func(io.Writer)) error {
+// Print writes value as JSON, or what table writes, in columns.
+func (o Output) Print(out io.Writer, value any, table func(io.Writer)) error {
 	if o == "json" {
 		e := json.NewEncoder(out)
 		e.SetEscapeHTML(false)
@@ -29,11 +29,12 @@ func (o outputFlag) print(out io.Writer, value any, table func(io.Writer)) error
 	return t.Flush()
 }
 
-// message is a message of CSI that prints as the JSON of protobuf, byte for byte
+// Message is a message of CSI that prints as the JSON of protobuf, byte for byte
 // the same each time.
-type message struct{ proto.Message }
+type Message struct{ proto.Message }
 
-func (m message) MarshalJSON() ([]byte, error) {
+// MarshalJSON implements json.Marshaler.
+func (m Message) MarshalJSON() ([]byte, error) {
 	if !m.ProtoReflect().IsValid() {
 		return []byte("null"), nil
 	}
@@ -46,8 +47,8 @@ func (m message) MarshalJSON() ([]byte, error) {
 	return out.Bytes(), err
 }
 
-// size writes a size in bytes for people, and exactly.
-func size(bytes int64) string { return fmt.Sprintf("%s (%d)", client.FormatSize(bytes), bytes) }
+// Size writes a size in bytes for people, and exactly.
+func Size(bytes int64) string { return fmt.Sprintf("%s (%d)", client.FormatSize(bytes), bytes) }
 
 // joined writes a map in the order of its keys.
 func joined(all map[string]string) string {

@@ -1,0 +1,30 @@
+package devices
+
+import (
+	"context"
+
+	"github.com/csi-node/csi-node/pkg/state"
+)
+
+// Meter is a backend whose place can be measured, for the metrics.
+type Meter interface {
+	// Measure may block for as long as the place does. The names and labels are
+	// the same each time.
+	Measure(ctx context.Context) ([]Measurement, error)
+}
+
+// Measurement is one value of a backend's place, shown as the gauge
+// csi_node_<kind>_<name>. No label holds a volume, a path or any other value without bound.
+type Measurement struct {
+	Name   string // with its unit, as free_bytes
+	Help   string
+	Labels map[string]string
+	Value  float64
+}
+
+// Locator is a backend that knows by a device's number whose it is.
+type Locator interface {
+	// VolumeAt returns the id of the volume for which the device with the number
+	// stands; "" for none of the backend's. It does not block on the device.
+	VolumeAt(number state.DeviceNumber) string
+}

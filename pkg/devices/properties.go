@@ -1,0 +1,57 @@
+package devices
+
+import (
+	"cmp"
+	"fmt"
+)
+
+// Properties are what a CO wants to know of a driver as a whole: one CSIDriver
+// object, one set of capabilities. The kinds of one driver must agree on them.
+type Properties struct {
+	// NodeLocal: a volume is on one node, and pods have to go there. False: any
+	// node with the driver reaches any volume.
+	NodeLocal bool
+	// AttachRequired: ControllerPublishVolume comes before a node may use a
+	// volume, for the driver's Controller offers that.
+	AttachRequired bool
+	// CapacityTracked: GetCapacity is to be asked before a volume is placed.
+	CapacityTracked bool
+	// FSGroupPolicy is Kubernetes' word for who sets the group of files: File,
+	// ReadWriteOnceWithFSType or None; empty: File.
+	FSGroupPolicy string
+	// VolumeLimit is how many volumes a node takes; 0: no limit.
+	VolumeLimit int64
+	// Inline: pods may ask for inline ephemeral volumes. Of a driver that is true if
+	// it is of one kind.
+	Inline bool
+}
+
+// Agree returns the properties that all kinds of one driver have. The error names
+// two kinds that differ, and in what.
+func Agree(kinds []Kind) (p Properties, err error) {
+	for i, k := range kinds {
+		if i == 0 {
+			p = k.Properties
+			p.FSGroupPolicy = cmp.Or(p.FSGroupPolicy, "File")
+			continue
+		}
+		q := k.Properties
+		p.Inline = p.Inline || q.Inline
+		for _, property := range []struct {
+			name       string
+			one, other any
+		}{
+			{"NodeLocal", p.NodeLocal, q.NodeLocal},
+			{"AttachRequired", p.AttachRequired, q.AttachRequired},
+			{"CapacityTracked", p.CapacityTracked, q.CapacityTracked},
+			{"FSGroupPolicy", p.FSGroupPolicy, cmp.Or(q.FSGroupPolicy, "File")},
+			{"VolumeLimit", p.VolumeLimit, q.VolumeLimit},
+		} {
+			if property.one != property.other {
+				return p, fmt.Errorf("the backends %s and %s cannot be of one driver: %s is %v of one and %v of the other, and Kubernetes knows one for a driver: give each a driver of its own",
+					kinds[0].Name, k.Name, property.name, property.one, property.other)
+			}
+		}
+	}
+	return p, nil
+}

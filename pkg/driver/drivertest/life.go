@@ -1,0 +1,214 @@
+package drivertest
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"golang.org/x/sys/unix"
+
+	"github.com/csi-node/csi-node/test/harness"
+)
+
+// life is one volume's, formatted or raw, and the plugin that it is lived with.
+type life struct {
+	*harness.Plugin
+	t       *testing.T
+	harness Harness
+	raw     bool
+	volume  Volume
+	staging string
+}
+
+// begin makes the volume and the directory where it will be staged.
+func (l *life) begin() {
+	l.t.Helper()
+	l.volume = l.harness.Create(l.t, l.Plugin, "volume")
+	l.staging = filepath.Join(l.KubeletDir, "plugins", "stage")
+	l.makeDir(filepath.Dir(l.staging))
+	if !l.raw {
+		l.makeDir(l.staging)
+	}
+}
+
+// end sees that nothing is left of the volume, which is unstaged.
+func (l *life) end() {
+	l.t.Helper()
+	if mounts := l.Mounts(); len(mounts) > 0 {
+		l.t.Errorf("mounted after NodeUnstageVolume: %q", mounts)
+	}
+	if volumes := l.Report().Volumes; len(volumes) > 0 {
+		l.t.Errorf("asked for after NodeUnstageVolume: %+v", volumes)
+	}
+	if l.volume.Delete != nil {
+		l.volume.Delete()
+	}
+}
+
+func (l *life) makeDir(path string) {
+	l.t.Helper()
+	if err := os.MkdirAll(path, 0o750); err != nil {
+		l.t.Fatal(err)
+	}
+}
+
+// target is where the volume is published for a pod. Its directory is made, as
+// kubelet makes it.
+func (l *life) target(pod string) string {
+	l.t.Helper()
+	path := filepath.Join(l.KubeletDir, "pods", pod, "volumes", "kubernetes.io~csi", "volume", "mount")
+	l.makeDir(filepath.Dir(path))
+	return path
+}
+
+func (l *life) capability() *csi.VolumeCapability {
+	c := &csi.VolumeCapability{AccessMode: &csi.VolumeCapability_AccessMode{Mode: csi.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER}}
+	if c.AccessType = (&csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{FsType: l.harness.Filesystem}}); l.raw {
+		c.AccessType = &csi.VolumeCapability_Block{Block: &csi.VolumeCapability_BlockVolume{}}
+	}
+	return c
+}
+
+func (l *life) stage(ctx context.Context) error {
+	_, err := l.Node.NodeStageVolume(ctx, &csi.NodeStageVolumeRequest{
+		VolumeId: l.volume.ID, StagingTargetPath: l.staging, VolumeCapability: l.capability(),
+		VolumeContext: l.volume.Context, PublishContext: l.volume.Publish, Secrets: l.volume.Secrets,
+	})
+	return wrap("NodeStageVolume", err)
+}
+
+func (l *life) publish(ctx context.Context, target string, readOnly bool) error {
+	_, err := l.Node.NodePublishVolume(ctx, &csi.NodePublishVolumeRequest{
+		VolumeId: l.volume.ID, StagingTargetPath: l.staging, TargetPath: target, VolumeCapability: l.capability(), Readonly: readOnly,
+		VolumeContext: l.volume.Context, PublishContext: l.volume.Publish, Secrets: l.volume.Secrets,
+	})
+	return wrap("NodePublishVolume", err)
+}
+
+func (l *life) unpublish(ctx context.Context, target string) error {
+	_, err := l.Node.NodeUnpublishVolume(ctx, &csi.NodeUnpublishVolumeRequest{VolumeId: l.volume.ID, TargetPath: target})
+	return wrap("NodeUnpublishVolume", err)
+}
+
+func (l *life) unstage(ctx context.Context) error {
+	_, err := l.Node.NodeUnstageVolume(ctx, &csi.NodeUnstageVolumeRequest{VolumeId: l.volume.ID, StagingTargetPath: l.staging})
+	return wrap("NodeUnstageVolume", err)
+}
+
+func wrap(method string, err error) error {
+	if err != nil {
+		return fmt.Errorf("%s: %w", method, err)
+	}
+	return nil
+}
+
+func (l *life) must(err error) {
+	l.t.Helper()
+	if err != nil {
+		l.t.Fatal(err)
+	}
+}
+
+// ioTime bounds one read or write of a test: a device that hangs fails it.
+const ioTime = time.Minute
+
+// within runs what may hang on a device.
+func (l *life) within(what string, do func() error) error {
+	ended := make(chan error, 1)
+	go func() { ended <- do() }()
+	select {
+	case err := <-ended:
+		return err
+	case <-time.After(ioTime):
+		return fmt.Errorf("%s does not end within %s", what, ioTime)
+	}
+}
+
+// block is how much is written to a raw device: direct I/O, so that what another
+// device over the same bytes shows is what was written.
+const block = 4096
+
+// write leaves a text in the volume, through a target.
+func (l *life) write(target, text string) error {
+	return l.within("a write to "+target, func() error {
+		if !l.raw {
+			f, err := os.OpenFile(filepath.Join(target, "file"), os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o640)
+			if err != nil {
+				return err
+			}
+			_, err = f.WriteString(text)
+			return errors.Join(err, f.Sync(), f.Close())
+		}
+		f, err := os.OpenFile(target, os.O_WRONLY|unix.O_DIRECT, 0)
+		if err != nil {
+			return err
+		}
+		data, err := aligned()
+		if err != nil {
+			return errors.Join(err, f.Close())
+		}
+		copy(data, text)
+		_, err = f.WriteAt(data, 1<<20)
+		return errors.Join(err, f.Sync(), f.Close(), unix.Munmap(data))
+	})
+}
+
+// read returns the text that a target shows.
+func (l *life) read(target string) (text string, err error) {
+	err = l.within("a read of "+target, func() error {
+		if !l.raw {
+			raw, err := os.ReadFile(filepath.Join(target, "file"))
+			text = string(raw)
+			return err
+		}
+		f, err := os.OpenFile(target, os.O_RDONLY|unix.O_DIRECT, 0)
+		if err != nil {
+			return err
+		}
+		data, err := aligned()
+		if err != nil {
+			return errors.Join(err, f.Close())
+		}
+		_, err = f.ReadAt(data, 1<<20)
+		text = string(bytes.TrimRight(data, "\x00"))
+		return errors.Join(err, f.Close(), unix.Munmap(data))
+	})
+	return text, err
+}
+
+// aligned returns a page, as direct I/O needs it.
+func aligned() ([]byte, error) {
+	return unix.Mmap(-1, 0, block, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_ANON|unix.MAP_PRIVATE)
+}
+
+// mustRead fails the test unless a target shows the text.
+func (l *life) mustRead(target, want string) {
+	l.t.Helper()
+	if got, err := l.read(target); err != nil || got != want {
+		l.t.Errorf("%s holds %q, not %q (%v)", target, got, want, err)
+	}
+}
+
+// mustBeGone fails the test if anything is at a path.
+func (l *life) mustBeGone(path string) {
+	l.t.Helper()
+	if _, err := os.Lstat(path); !errors.Is(err, os.ErrNotExist) {
+		l.t.Errorf("%s is still there (%v)", path, err)
+	}
+}
+
+// both runs a test for a formatted and for a raw volume.
+func both(t *testing.T, fresh func(*testing.T, bool) *life, test func(*life)) {
+	for name, raw := range map[string]bool{"formatted": false, "raw": true} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			test(fresh(t, raw))
+		})
+	}
+}

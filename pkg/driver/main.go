@@ -1,0 +1,127 @@
+package driver
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"os"
+	"os/signal"
+	"strings"
+	"syscall"
+
+	"github.com/spf13/cobra"
+
+	"github.com/csi-node/csi-node/pkg/command"
+)
+
+// Main is a whole driver: a program that serves, and tells of what is served,
+// as its command line says (Command). It does not return. SIGTERM and SIGINT end
+// it; what is mounted stays.
+func Main(o Options) {
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
+	defer stop()
+	err := Command(o).ExecuteContext(ctx)
+	if err != nil {
+		fmt.Fprintf(os.Stderr, "%s: %v\n", o.program(), err)
+	}
+	os.Exit(command.ExitCode(err))
+}
+
+// engine is how help texts in this module call the program.
+const engine = "csi-node"
+
+// Command returns the command line of a driver. What it returns as errors says
+// by command.ExitCode how the process should end.
+func Command(o Options) *cobra.Command {
+	serve := newServeCommand(o)
+	root := &cobra.Command{
+		Use:   o.program(),
+		Short: cmp.Or(o.Short, "The node plugin of the CSI driver "+o.Name),
+		Long: cmp.Or(o.Long, `csi-node serves the volumes of the CSI driver `+o.Name+` on one node.
+
+Each call of kubelet becomes an intent in a small store; a reconciler makes the
+node match the intents, and goes on after timeouts, crashes and restarts.
+Without a subcommand it serves.
+
+Exit codes: 0 done, 1 refused or failed, 2 wrong use.`),
+		Example: cmp.Or(o.Example, `  # Serve on a socket of your own:
+  csi-node --endpoint unix:///tmp/csi.sock --state-dir /tmp/csi-state --kubelet-dir /tmp
+
+  # In another terminal, see what is asked of this node and what is:
+  csi-node status --state-dir /tmp/csi-state`),
+		Args:          cobra.NoArgs,
+		RunE:          serve.RunE,
+		SilenceUsage:  true,
+		SilenceErrors: true,
+	}
+	root.Flags().AddFlagSet(serve.Flags())
+	root.AddGroup(&cobra.Group{ID: "plugin", Title: "The plugin:"}, &cobra.Group{ID: "hand", Title: "By hand:"}, &cobra.Group{ID: "more", Title: "More:"})
+	for _, c := range []struct {
+		group string
+		cmd   *cobra.Command
+	}{
+		{"plugin", serve}, {"plugin", newStatusCommand(o)}, {"plugin", newExplainCommand(o)}, {"plugin", newOrphansCommand(o)}, {"plugin", newProbeCommand(o)},
+		{"hand", command.Volume(newRetryCommand(o), newClearDeviceCommand(o))}, {"more", newCSIDriverCommand(o)}, {"more", newVersionCommand(o)},
+	} {
+		c.cmd.GroupID = c.group
+		root.AddCommand(c.cmd)
+	}
+	addCobraCommands(root)
+	if o.program() != engine {
+		rename(root, o.program())
+	}
+	if o.Commands != nil {
+		o.Commands(root)
+	}
+	command.Strict(root)
+	root.SetFlagErrorFunc(func(c *cobra.Command, err error) error {
+		return command.WrongUse("%w; `%s --help` lists the flags", err, c.CommandPath())
+	})
+	return root
+}
+
+// rename calls the program by its name in the texts of all commands.
+func rename(cmd *cobra.Command, program string) {
+	for _, text := range []*string{&cmd.Short, &cmd.Long, &cmd.Example} {
+		*text = strings.ReplaceAll(*text, engine, program)
+	}
+	for _, sub := range cmd.Commands() {
+		rename(sub, program)
+	}
+}
+
+// addCobraCommands adds help and completion, with examples that cobra lacks.
+func addCobraCommands(root *cobra.Command) {
+	cobra.EnableCommandSorting = false // the examples are in the order of a volume's life
+	root.SetHelpCommandGroupID("more")
+	root.SetCompletionCommandGroupID("more")
+	root.InitDefaultHelpCmd()
+	root.InitDefaultCompletionCmd()
+	examples := map[string]string{
+		"help":                  "  csi-node help volume create",
+		"completion":            "  csi-node completion bash --help",
+		"completion bash":       "  source <(csi-node completion bash)",
+		"completion zsh":        "  source <(csi-node completion zsh)",
+		"completion fish":       "  csi-node completion fish | source",
+		"completion powershell": "  csi-node completion powershell | Out-String | Invoke-Expression",
+	}
+	for _, c := range root.Commands() {
+		c.Example = cmp.Or(c.Example, examples[c.Name()])
+		for _, sub := range c.Commands() {
+			sub.Example = cmp.Or(sub.Example, examples[c.Name()+" "+sub.Name()])
+		}
+	}
+}
+
+func newVersionCommand(o Options) *cobra.Command {
+	return &cobra.Command{
+		Use:     "version",
+		Short:   "Print the version",
+		Example: "  csi-node version",
+		Args:    cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			_, err := fmt.Fprintln(cmd.OutOrStdout(), o.version())
+			return err
+		},
+	}
+}

@@ -1,0 +1,282 @@
+package driver
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"maps"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/csi-node/csi-node/pkg/devices"
+	"github.com/csi-node/csi-node/pkg/devices/pool"
+	"github.com/csi-node/csi-node/pkg/state"
+)
+
+func noBackend(context.Context, devices.Environment) (devices.Backend, error) {
+	return nil, errors.New("there is none")
+}
+
+// How a driver was built is checked before anything is done.
+func TestOptionsCheck(t *testing.T) {
+	for title, test := range map[string]struct {
+		kinds []devices.Kind
+		words string
+	}{
+		"no backend": {nil, "without a backend"},
+		"no name":    {[]devices.Kind{{Open: noBackend}}, `a backend ""`},
+		"no Open":    {[]devices.Kind{{Name: "disk"}}, `a backend "disk"`},
+		"twice":      {[]devices.Kind{{Name: "disk", Open: noBackend}, {Name: "disk", Open: noBackend}}, "two backends of the name disk"},
+		"differ":     {[]devices.Kind{pool.Kind(), {Name: "san", Open: noBackend, Properties: devices.Properties{AttachRequired: true}}}, "pool and san cannot be of one driver"},
+		"a list": {[]devices.Kind{{Name: "disk", Open: noBackend, Flags: func(f *pflag.FlagSet) { f.StringSlice("disks", nil, "") }}},
+			"--disks that holds a list"},
+	} {
+		err := Run(t.Context(), goodConfig(), Options{Name: "x", Backends: test.kinds})
+		if err == nil || !strings.Contains(err.Error(), test.words) || strings.Contains(err.Error(), "\n") {
+			t.Errorf("%s: %v", title, err)
+		}
+	}
+}
+
+// What the builder adds is served beside the engine's, behind the same interceptors.
+func TestOptionsExtendTheServices(t *testing.T) {
+	o := testOptions()
+	o.Topology = func(context.Context) (map[string]string, error) { return map[string]string{"zone": "north"}, nil }
+	o.Capabilities = []*csi.PluginCapability{{Type: &csi.PluginCapability_Service_{Service: &csi.PluginCapability_Service{Type: csi.PluginCapability_Service_GROUP_CONTROLLER_SERVICE}}}}
+	o.Services = func(r grpc.ServiceRegistrar) { csi.RegisterGroupControllerServer(r, groups{}) }
+	o.Identity = func(s csi.IdentityServer) csi.IdentityServer { return renamed{s} }
+	o.Controller = func(s csi.ControllerServer) csi.ControllerServer { return attaching{s} }
+	o.Node = func(s csi.NodeServer) csi.NodeServer { return sitting{s} }
+	conn, _ := servingWith(t, testConfig(t), o)
+	identity, node := csi.NewIdentityClient(conn), csi.NewNodeClient(conn)
+
+	info, err := identity.GetPluginInfo(t.Context(), &csi.GetPluginInfoRequest{})
+	if err != nil || info.GetName() != "renamed" {
+		t.Errorf("the identity is %v (%v)", info, err)
+	}
+	able, err := identity.GetPluginCapabilities(t.Context(), &csi.GetPluginCapabilitiesRequest{})
+	for _, want := range []string{"GROUP_CONTROLLER_SERVICE", "CONTROLLER_SERVICE", "VOLUME_ACCESSIBILITY_CONSTRAINTS", "ONLINE"} {
+		if err != nil || !strings.Contains(able.String(), want) {
+			t.Errorf("no %s: %v (%v)", want, able, err)
+		}
+	}
+	place, err := node.NodeGetInfo(t.Context(), &csi.NodeGetInfoRequest{})
+	want := map[string]string{"zone": "north", "topology.csi-node.local/node": "node-1"}
+	if got := place.GetAccessibleTopology().GetSegments(); err != nil || !maps.Equal(got, want) || place.GetMaxVolumesPerNode() != 7 {
+		t.Errorf("the place is %v, %v (%v)", got, place, err)
+	}
+	resp, err := csi.NewControllerClient(conn).ControllerPublishVolume(t.Context(), &csi.ControllerPublishVolumeRequest{})
+	if err != nil || resp.GetPublishContext()["by"] != "attaching" {
+		t.Errorf("ControllerPublishVolume answers %v (%v)", resp, err)
+	}
+	_, err = csi.NewGroupControllerClient(conn).GetVolumeGroupSnapshot(t.Context(), &csi.GetVolumeGroupSnapshotRequest{})
+	if status.Code(err) != codes.FailedPrecondition {
+		t.Errorf("the class of an error of a service that was added becomes %v", err)
+	}
+}
+
+type renamed struct{ csi.IdentityServer }
+
+func (renamed) GetPluginInfo(context.Context, *csi.GetPluginInfoRequest) (*csi.GetPluginInfoResponse, error) {
+	return &csi.GetPluginInfoResponse{Name: "renamed"}, nil
+}
+
+type attaching struct{ csi.ControllerServer }
+
+func (attaching) ControllerPublishVolume(context.Context, *csi.ControllerPublishVolumeRequest) (*csi.ControllerPublishVolumeResponse, error) {
+	return &csi.ControllerPublishVolumeResponse{PublishContext: map[string]string{"by": "attaching"}}, nil
+}
+
+type sitting struct{ csi.NodeServer }
+
+func (s sitting) NodeGetInfo(ctx context.Context, req *csi.NodeGetInfoRequest) (*csi.NodeGetInfoResponse, error) {
+	resp, err := s.NodeServer.NodeGetInfo(ctx, req)
+	resp.MaxVolumesPerNode = 7
+	return resp, err
+}
+
+type groups struct {
+	csi.UnimplementedGroupControllerServer
+}
+
+func (groups) GetVolumeGroupSnapshot(context.Context, *csi.GetVolumeGroupSnapshotRequest) (*csi.GetVolumeGroupSnapshotResponse, error) {
+	return nil, state.Errorf(state.FailedPrecondition, "no group")
+}
+
+// Volumes that any node reaches have no place on this one.
+func TestPlaced(t *testing.T) {
+	inner := sitting{nodeInfo{}}
+	for title, test := range map[string]struct {
+		s    placed
+		want map[string]string
+	}{
+		"local":        {placed{inner, true, nil}, map[string]string{"node": "n"}},
+		"reached":      {placed{inner, false, nil}, nil},
+		"local, zoned": {placed{inner, true, zone}, map[string]string{"node": "n", "zone": "z"}},
+		"zoned":        {placed{inner, false, zone}, map[string]string{"zone": "z"}},
+	} {
+		resp, err := test.s.NodeGetInfo(t.Context(), &csi.NodeGetInfoRequest{})
+		if got := resp.GetAccessibleTopology().GetSegments(); err != nil || !maps.Equal(got, test.want) || resp.GetNodeId() != "n" {
+			t.Errorf("%s: %v (%v)", title, resp, err)
+		}
+	}
+	lost := placed{inner, true, func(context.Context) (map[string]string, error) { return nil, errors.New("no zone") }}
+	if _, err := lost.NodeGetInfo(t.Context(), &csi.NodeGetInfoRequest{}); err == nil || !strings.Contains(err.Error(), "no zone") {
+		t.Errorf("a place that is not known: %v", err)
+	}
+}
+
+func zone(context.Context) (map[string]string, error) { return map[string]string{"zone": "z"}, nil }
+
+type nodeInfo struct{ csi.UnimplementedNodeServer }
+
+func (nodeInfo) NodeGetInfo(context.Context, *csi.NodeGetInfoRequest) (*csi.NodeGetInfoResponse, error) {
+	return &csi.NodeGetInfoResponse{NodeId: "n", AccessibleTopology: &csi.Topology{Segments: map[string]string{"node": "n"}}}, nil
+}
+
+// A vendor's program has its own name, directories and commands.
+func TestCommandOfAVendor(t *testing.T) {
+	t.Setenv("CSI_NODE_STATE_DIR", "")
+	o := Options{
+		Name: "csi.acme.example", Version: "v7",
+		Backends: []devices.Kind{{Name: "array", Open: noBackend, Flags: func(f *pflag.FlagSet) { f.String("array-address", "array.example:1", "where the array is") }}},
+		Commands: func(root *cobra.Command) { root.AddCommand(&cobra.Command{Use: "lights"}) },
+	}
+	run := func(args ...string) string {
+		var out bytes.Buffer
+		root := Command(o)
+		root.SetArgs(args)
+		root.SetOut(&out)
+		if err := root.ExecuteContext(t.Context()); err != nil {
+			t.Fatalf("%q: %v", args, err)
+		}
+		return out.String()
+	}
+	help := run("--help")
+	for _, words := range []string{"csi.acme.example status", "--array-address", "/run/csi.acme.example", "/var/lib/csi.acme.example", "lights", "orphans"} {
+		if !strings.Contains(help, words) {
+			t.Errorf("no %q in\n%s", words, help)
+		}
+	}
+	for _, args := range [][]string{{"--help"}, {"serve", "--help"}, {"volume", "--help"}, {"volume", "stage", "--help"}, {"completion", "--help"}, {"explain", "--help"}} {
+		for line := range strings.Lines(run(args...)) {
+			if strings.Contains(line, "csi-node") {
+				t.Errorf("%q names another program: %s", args, line)
+			}
+		}
+	}
+	if got := run("version"); got != "v7\n" {
+		t.Errorf("the version is %q", got)
+	}
+}
+
+// The object of the manifest is the one that the backends ask for.
+func TestCSIDriverObject(t *testing.T) {
+	o := testOptions()
+	var out bytes.Buffer
+	root := Command(o)
+	root.SetArgs([]string{"csidriver"})
+	root.SetOut(&out)
+	if err := root.ExecuteContext(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	manifest, err := os.ReadFile("../../deploy/base/csidriver.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	plain := func(text string) (lines []string) {
+		for line := range strings.Lines(text) {
+			line, _, _ = strings.Cut(line, " #")
+			lines = append(lines, strings.TrimRight(line, " \n"))
+		}
+		return lines
+	}
+	if got, want := strings.Join(plain(out.String()), "\n"), strings.Join(plain(string(manifest)), "\n"); got != want {
+		t.Errorf("prints\n%s\nand the manifest has\n%s", got, want)
+	}
+	o.Backends[0].Properties = devices.Properties{AttachRequired: true, FSGroupPolicy: "None"}
+	out.Reset()
+	root = Command(o)
+	root.SetArgs([]string{"csidriver", "--driver-name", "other"})
+	root.SetOut(&out)
+	if err := root.ExecuteContext(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	for _, line := range []string{"name: other", "attachRequired: true", "fsGroupPolicy: None", "storageCapacity: false", "volumeLifecycleModes: [Persistent]"} {
+		if !strings.Contains(out.String(), line) {
+			t.Errorf("no %q in\n%s", line, out.String())
+		}
+	}
+}
+
+// What is full serves on, for it is emptied by serving; what is away is told first.
+func TestAFullBackendIsReady(t *testing.T) {
+	full, away := state.Errorf(state.ResourceExhausted, "full"), errors.New("away")
+	for title, test := range map[string]struct {
+		backends []error
+		ready    error
+		health   error
+	}{
+		"well":          {[]error{nil, nil}, nil, nil},
+		"full":          {[]error{nil, full}, nil, full},
+		"away":          {[]error{away}, away, away},
+		"full and away": {[]error{full, away}, away, away},
+	} {
+		p := &plugin{}
+		for _, err := range test.backends {
+			p.backends = append(p.backends, backend{"b", checked{fakeBackend{}, err}})
+		}
+		var ready error
+		for _, check := range p.checks()[:len(test.backends)] {
+			if ready == nil {
+				ready = check(t.Context())
+			}
+		}
+		if health := p.storageHealth(t.Context()); ready != test.ready || health != test.health {
+			t.Errorf("%s: ready %v, healthy %v", title, ready, health)
+		}
+	}
+}
+
+type checked struct {
+	devices.Backend
+	err error
+}
+
+func (c checked) Check(context.Context) error { return c.err }
+
+// The tools that look when no plugin runs find the flags that the last one had,
+// of today's version and of the one before.
+func TestSettings(t *testing.T) {
+	dir := t.TempDir()
+	p := &plugin{Config: Config{StateDir: dir, DriverName: "d", NodeID: "n", KubeletDir: "/k", LibDir: "/l", BackendFlags: map[string]string{"pool-dir": "/p", "pool-reserve": "0"}}}
+	if err := p.writeSettings(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	s, err := readSettings(dir)
+	if err != nil || s.DriverName != "d" || s.NodeID != "n" || s.KubeletDir != "/k" || s.LibDir != "/l" || !maps.Equal(s.Flags, p.BackendFlags) {
+		t.Errorf("read %+v (%v)", s, err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, settingsFile), []byte(`{"kubeletDir":"/k","poolDir":"/old"}`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if s, err = readSettings(dir); err != nil || s.KubeletDir != "/k" || !maps.Equal(s.Flags, map[string]string{"pool-dir": "/old"}) {
+		t.Errorf("of the version before: %+v (%v)", s, err)
+	}
+	kinds := []devices.Kind{pool.Kind()}
+	if err := setFlags(kinds, map[string]string{"pool-dir": "/p", "of-another-version": "x"}, true); err != nil {
+		t.Errorf("a flag that was written by another version: %v", err)
+	}
+	if err := setFlags(kinds, map[string]string{"unknown": "x"}, false); err == nil {
+		t.Error("a flag that no backend has is taken")
+	}
+}
