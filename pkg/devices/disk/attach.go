@@ -1,6 +1,7 @@
 package disk
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -24,6 +25,10 @@ const (
 	patience = 10 * time.Second
 	// lookInterval is how often sysfs is asked for it meanwhile.
 	lookInterval = 100 * time.Millisecond
+	// claimTime is how long a claim of others is waited out. The kernel wakes
+	// nobody when it ends, so it is tried every claimInterval.
+	claimTime     = 500 * time.Millisecond
+	claimInterval = 10 * time.Millisecond
 )
 
 // Attach takes the disk for the volume, after it has waited for the disk to be there.
@@ -76,9 +81,14 @@ func (b *Backend) await(ctx context.Context, s spec) (blockdev.Info, error) {
 	}
 }
 
+// turn waits until nobody else works on the disk, by whatever path.
+func (b *Backend) turn(ctx context.Context, info blockdev.Info) (done func(), err error) {
+	return b.disks.Lock(ctx, cmp.Or(info.Identity(), info.Number.String()))
+}
+
 // take makes the disk the volume's.
 func (b *Backend) take(ctx context.Context, v devices.Volume, c claim, s spec, info blockdev.Info, readOnly bool) (err error) {
-	done, err := b.disks.Lock(ctx, info.Number.String())
+	done, err := b.turn(ctx, info)
 	if err != nil {
 		return err
 	}
@@ -150,7 +160,7 @@ func stands(a *attachment) bool {
 // open opens a disk that nobody has, and proves that it is the one that was found.
 // FailedPrecondition: somebody has it, or it is another.
 func open(ctx context.Context, info blockdev.Info, s spec, mode int) (*os.File, blockdev.Info, error) {
-	f, now, err := blockdev.Open(info.Path, mode|unix.O_EXCL)
+	f, now, err := openAlone(ctx, info, mode)
 	if errors.Is(err, unix.EBUSY) {
 		return nil, now, state.Errorf(state.FailedPrecondition, "%s is in use: %s: %w", info.Path, users(ctx, info), err)
 	}
@@ -165,6 +175,28 @@ func open(ctx context.Context, info blockdev.Info, s spec, mode int) (*os.File, 
 		return nil, now, errors.Join(err, f.Close())
 	}
 	return f, now, nil
+}
+
+// openAlone opens a disk that nobody has claimed. Programs that look at all disks,
+// as mdadm does, claim each for a moment, which is waited for.
+func openAlone(ctx context.Context, info blockdev.Info, mode int) (*os.File, blockdev.Info, error) {
+	limit := time.NewTimer(claimTime)
+	defer limit.Stop()
+	again := time.NewTicker(claimInterval)
+	defer again.Stop()
+	for {
+		f, now, err := blockdev.Open(info.Path, mode|unix.O_EXCL)
+		if !errors.Is(err, unix.EBUSY) || len(info.Holders) > 0 || len(mountedAt(info.Number)) > 0 {
+			return f, now, err
+		}
+		select {
+		case <-again.C:
+		case <-limit.C:
+			return nil, now, err
+		case <-ctx.Done():
+			return nil, now, ctx.Err()
+		}
+	}
 }
 
 // setReadOnly sets the mode of an open device. FailedPrecondition: the disk itself takes no writes.
@@ -216,11 +248,6 @@ func (b *Backend) Detach(ctx context.Context, v devices.Volume) (err error) {
 }
 
 func (b *Backend) release(ctx context.Context, a *attachment) (err error) {
-	done, err := b.disks.Lock(ctx, a.Number.String())
-	if err != nil {
-		return err
-	}
-	defer done()
 	info, err := blockdev.InfoOf(a.Number)
 	if errors.Is(err, os.ErrNotExist) || err == nil && !a.is(info) {
 		return nil
@@ -228,7 +255,12 @@ func (b *Backend) release(ctx context.Context, a *attachment) (err error) {
 	if err != nil {
 		return err
 	}
-	f, now, err := blockdev.Open(info.Path, unix.O_EXCL)
+	done, err := b.turn(ctx, info)
+	if err != nil {
+		return err
+	}
+	defer done()
+	f, now, err := openAlone(ctx, info, os.O_RDONLY)
 	switch {
 	case errors.Is(err, unix.EBUSY):
 		return fmt.Errorf("%s is in use: %s: %w", info.Path, users(ctx, info), err)

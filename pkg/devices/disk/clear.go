@@ -66,7 +66,7 @@ func (b *Backend) alone(ctx context.Context, v devices.Volume, mode int, f func(
 }
 
 func (b *Backend) claimed(ctx context.Context, v devices.Volume, c claim, s spec, info blockdev.Info, mode int, f func(*os.File, blockdev.Info) error) (err error) {
-	done, err := b.disks.Lock(ctx, info.Number.String())
+	done, err := b.turn(ctx, info)
 	if err != nil {
 		return err
 	}

@@ -46,7 +46,7 @@ type Backend struct {
 	claims  note.Dir
 	boot    string
 	volumes keylock.Map // by id
-	disks   keylock.Map // by number
+	disks   keylock.Map // by what they are
 
 	mu    sync.Mutex
 	hints map[string]state.DeviceNumber // where an identity was last

@@ -114,7 +114,11 @@ func (b *Backend) search(s spec) (blockdev.Info, error) {
 	case err != nil:
 		return blockdev.Info{}, err
 	case len(found) == 0:
-		return blockdev.Info{}, fmt.Errorf("no block device has the %s %s: %w", kind, s.ids[kind], os.ErrNotExist)
+		told := ""
+		if kind == blockdev.PartUUID {
+			told = " (Linux tells those from 6.13 on; before that name the partition by its path)"
+		}
+		return blockdev.Info{}, fmt.Errorf("no block device has the %s %s%s: %w", kind, s.ids[kind], told, os.ErrNotExist)
 	case len(found) > 1:
 		var paths []string
 		for _, info := range found {
