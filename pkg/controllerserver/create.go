@@ -9,72 +9,88 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
-	"github.com/csi-node/csi-node/pkg/devices/pool"
+	"github.com/csi-node/csi-node/pkg/devices"
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
 // CSI spec v1.13: "Size Limits", and the characters banned from a volume's name.
 const maxNameBytes = 128
 
-// CreateVolume makes a volume in this node's pool, or answers with the one of
-// that name if it is as asked.
+// CreateVolume makes a volume of the backend that the parameters name, or answers
+// with the one of that name if it is as asked.
 //
 // AlreadyExists: it is not as asked. OutOfRange: no size in the range can be
 // had. ResourceExhausted: there is no room, or the volume must be on other
 // nodes; nothing is left behind.
 func (s *Server) CreateVolume(ctx context.Context, req *csi.CreateVolumeRequest) (*csi.CreateVolumeResponse, error) {
-	want, err := s.wanted(req)
+	if err := s.provisions("CreateVolume"); err != nil {
+		return nil, err
+	}
+	c, want, err := s.wanted(req)
 	if err != nil {
 		return nil, err
 	}
-	have, err := s.Pool.Get(ctx, want.ID)
-	switch {
-	case err == nil:
-		return s.answer(have, s.compatible(have, want, req))
-	case state.ClassOf(err) != state.NotFound:
+	var have devices.Provisioned
+	if s.reaches(req.GetAccessibilityRequirements()) {
+		have, err = c.CreateVolume(ctx, want)
+	} else {
+		have, err = s.elsewhere(ctx, c, want.Name)
+	}
+	if err != nil {
 		return nil, err
-	case !s.reaches(req.GetAccessibilityRequirements()):
-		return nil, state.Errorf(state.ResourceExhausted, "volume %s: it must be accessible from other nodes, and a volume of this pool is accessible from node %s alone", req.GetName(), s.NodeID)
 	}
-	have, err = s.Pool.Create(ctx, want)
-	if state.ClassOf(err) == state.AlreadyExists {
-		err = s.compatible(have, want, req) // a call of the same name came between
+	if err := s.compatible(have, want, req); err != nil {
+		return nil, err
 	}
-	return s.answer(have, err)
+	return &csi.CreateVolumeResponse{Volume: s.describe(c.backend, have)}, nil
 }
 
-// wanted checks the request and returns the volume that it asks for.
-func (s *Server) wanted(req *csi.CreateVolumeRequest) (pool.Volume, error) {
-	none, name := pool.Volume{}, req.GetName()
+// elsewhere answers for a volume that must be accessible from other nodes: it is
+// not made here, but may be here already. Nobody who asks each node for its own
+// volumes comes here, so that all of them are looked at is no matter.
+func (s *Server) elsewhere(ctx context.Context, c class, name string) (devices.Provisioned, error) {
+	ids, err := c.ListVolumes(ctx)
+	if err != nil {
+		return devices.Provisioned{}, err
+	}
+	for _, id := range ids {
+		if v, err := c.GetVolume(ctx, devices.Volume{ID: id, Backend: c.backend}); err == nil && v.Name == name {
+			return v, nil
+		}
+	}
+	return devices.Provisioned{}, state.Errorf(state.ResourceExhausted, "volume %s: it must be accessible from other nodes, and a volume made here is accessible from node %s alone", name, s.NodeID)
+}
+
+// wanted checks the request and returns what it asks of the backend.
+func (s *Server) wanted(req *csi.CreateVolumeRequest) (c class, want devices.CreateRequest, err error) {
+	name := req.GetName()
 	switch {
 	case name == "":
-		return none, state.Errorf(state.InvalidArgument, "name is missing")
+		return c, want, state.Errorf(state.InvalidArgument, "name is missing")
 	case len(name) > maxNameBytes || !utf8.ValidString(name) || strings.ContainsFunc(name, banned):
-		return none, state.Errorf(state.InvalidArgument, "name %.200q: must have at most %d bytes, be UTF-8, and hold no control characters", name, maxNameBytes)
+		return c, want, state.Errorf(state.InvalidArgument, "name %.200q: must have at most %d bytes, be UTF-8, and hold no control characters", name, maxNameBytes)
 	case len(req.GetVolumeCapabilities()) == 0:
-		return none, state.Errorf(state.InvalidArgument, "volume %s: volume_capabilities is missing", name)
+		return c, want, state.Errorf(state.InvalidArgument, "volume %s: volume_capabilities is missing", name)
 	case req.GetVolumeContentSource() != nil:
-		return none, state.Errorf(state.InvalidArgument, "volume %s: volume_content_source: this driver makes empty volumes only, neither from snapshots nor from volumes", name)
+		return c, want, state.Errorf(state.InvalidArgument, "volume %s: volume_content_source: this driver makes empty volumes only, neither from snapshots nor from volumes", name)
 	case len(req.GetMutableParameters()) > 0:
-		return none, state.Errorf(state.InvalidArgument, "volume %s: mutable_parameters: this driver has none", name)
+		return c, want, state.Errorf(state.InvalidArgument, "volume %s: mutable_parameters: this driver has none", name)
 	}
 	// Growing while mounted is worth more than being as small as was asked: a type
 	// that can is the default if the limit lets it fit.
-	room := cmp.Or(req.GetCapacityRange().GetLimitBytes(), largestSize)
+	room := cmp.Or(req.GetCapacityRange().GetLimitBytes(), devices.LargestBytes)
 	fsType, err := s.fsTypeOf(req.GetVolumeCapabilities(), s.Filesystems.Default(room)) // the node service chooses likewise
 	if err != nil {
-		return none, fmt.Errorf("volume %s: %w", name, err)
+		return c, want, fmt.Errorf("volume %s: %w", name, err)
 	}
-	v, err := parse(req.GetParameters())
-	if err != nil {
-		return none, fmt.Errorf("volume %s: %w", name, err)
+	if c, err = s.class(req.GetParameters()); err != nil {
+		return c, want, fmt.Errorf("volume %s: %w", name, err)
 	}
-	bytes, err := sizeOf(req.GetCapacityRange(), fsType, s.smallest(fsType))
-	if err != nil {
-		return none, fmt.Errorf("volume %s: %w", name, err)
+	want = devices.CreateRequest{Name: name, Parameters: c.parameters, Use: useOf(fsType), Secrets: req.GetSecrets()}
+	if want.Size, err = s.sizeOf(req.GetCapacityRange(), want.Use); err != nil {
+		return c, want, fmt.Errorf("volume %s: %w", name, err)
 	}
-	v.ID, v.Name, v.Bytes, v.FSType = pool.ID(name), name, bytes, fsType
-	return v, nil
+	return c, want, nil
 }
 
 // banned reports the characters that the spec bans from names: control
@@ -85,39 +101,27 @@ func banned(r rune) bool {
 
 // compatible returns AlreadyExists unless the volume that is there will do for
 // the request. It may have grown since it was created.
-func (s *Server) compatible(have, want pool.Volume, req *csi.CreateVolumeRequest) error {
-	limit := req.GetCapacityRange().GetLimitBytes()
-	fsType, err := s.fsTypeOf(req.GetVolumeCapabilities(), cmp.Or(have.FSType, want.FSType))
-	other := differs(have, want, keys())
+func (s *Server) compatible(have devices.Provisioned, want devices.CreateRequest, req *csi.CreateVolumeRequest) error {
+	fsType, err := s.fsTypeOf(req.GetVolumeCapabilities(), cmp.Or(have.Use.FSType, want.Use.FSType))
+	other := differs(have.Parameters, want.Parameters, func(string) bool { return true })
 	switch {
 	case err != nil:
 		return err
 	case have.Name != want.Name:
 		return state.Errorf(state.AlreadyExists, "volume %s: its id %s is taken by the volume named %s", want.Name, have.ID, have.Name)
-	case have.Bytes < req.GetCapacityRange().GetRequiredBytes(), limit > 0 && have.Bytes > limit:
+	case have.Bytes < want.Size.Required, want.Size.Limit > 0 && have.Bytes > want.Size.Limit:
 		return state.Errorf(state.AlreadyExists, "volume %s: it exists with %d bytes, outside of the capacity_range", want.Name, have.Bytes)
 	case other != "":
 		return state.Errorf(state.AlreadyExists, "volume %s: it exists with %s", want.Name, other)
-	case have.FSType != fsType:
-		return state.Errorf(state.AlreadyExists, "volume %s: it exists as %s, not as %s", want.Name, use(have.FSType), use(fsType))
+	case have.Use != (devices.Use{}) && have.Use != useOf(fsType):
+		return state.Errorf(state.AlreadyExists, "volume %s: it exists as %s, not as %s", want.Name, have.Use, useOf(fsType))
 	case !s.reaches(req.GetAccessibilityRequirements()):
 		return state.Errorf(state.AlreadyExists, "volume %s: it exists on node %s, which the accessibility_requirements do not name", want.Name, s.NodeID)
 	}
 	return nil
 }
 
-// use says what a volume with the fs type is for.
-func use(fsType string) string {
-	if fsType == "" {
-		return "a block device"
-	}
-	return "a file system of type " + fsType
-}
-
-// answer makes the response, unless err is set.
-func (s *Server) answer(v pool.Volume, err error) (*csi.CreateVolumeResponse, error) {
-	if err != nil {
-		return nil, err
-	}
-	return &csi.CreateVolumeResponse{Volume: s.describe(v)}, nil
+// useOf returns the use of a volume with the fs type; empty: as a block device.
+func useOf(fsType string) devices.Use {
+	return devices.Use{Block: fsType == "", FSType: fsType}
 }

@@ -7,28 +7,36 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
-	"github.com/csi-node/csi-node/pkg/devices/pool"
+	"github.com/csi-node/csi-node/pkg/devices"
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
 // DeleteVolume deletes a volume and its data. One that does not exist, or
-// cannot, is deleted already.
+// cannot, is deleted already, and so is one of a backend that makes none.
 //
 // FailedPrecondition: the volume is still in use, at the paths named.
 func (s *Server) DeleteVolume(ctx context.Context, req *csi.DeleteVolumeRequest) (*csi.DeleteVolumeResponse, error) {
+	if err := s.provisions("DeleteVolume"); err != nil {
+		return nil, err
+	}
 	id := req.GetVolumeId()
-	switch {
-	case id == "":
+	if id == "" {
 		return nil, state.Errorf(state.InvalidArgument, "volume_id is missing")
-	case pool.ValidateID(id) != nil:
-		return &csi.DeleteVolumeResponse{}, nil // no volume can have it
 	}
 	if record := s.Intents.Get(id); record != nil {
 		return nil, state.Errorf(state.FailedPrecondition, "volume %s: it is still in use on node %s, at %s: NodeUnpublishVolume and NodeUnstageVolume come first", id, s.NodeID, strings.Join(paths(record), ", "))
 	}
+	name, p, err := s.provisionerOf(ctx, devices.Volume{ID: id})
+	if err != nil {
+		return nil, err
+	}
+	if p == nil {
+		return &csi.DeleteVolumeResponse{}, nil
+	}
 	// What is staged from here on finds the volume attached or gone: the
 	// backend takes attach and delete one after the other.
-	if err := s.Deleter.Delete(ctx, id); err != nil && state.ClassOf(err) != state.NotFound {
+	err = p.DeleteVolume(ctx, devices.Volume{ID: id, Backend: name, Secrets: req.GetSecrets()})
+	if class := state.ClassOf(err); err != nil && class != state.NotFound && class != state.InvalidArgument {
 		return nil, err
 	}
 	return &csi.DeleteVolumeResponse{}, nil

@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
+	"maps"
 	"regexp"
 	"slices"
 	"strings"
@@ -11,7 +12,7 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"k8s.io/klog/v2"
 
-	"github.com/csi-node/csi-node/pkg/devices/pool"
+	"github.com/csi-node/csi-node/pkg/devices"
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
@@ -19,7 +20,7 @@ import (
 // the 4 MiB of gRPC's messages.
 const mostEntries = 5000
 
-// ListVolumes returns a page of the pool's volumes.
+// ListVolumes returns a page of the volumes of all backends that make volumes.
 //
 // They come in the order of a hash of their ids, and a token is the hash of the
 // last id seen: it needs no memory, has a fixed length, stays good when that
@@ -29,6 +30,9 @@ const mostEntries = 5000
 //
 // Aborted: the token is none of ListVolumes.
 func (s *Server) ListVolumes(ctx context.Context, req *csi.ListVolumesRequest) (*csi.ListVolumesResponse, error) {
+	if err := s.provisions("ListVolumes"); err != nil {
+		return nil, err
+	}
 	token, most := req.GetStartingToken(), int(req.GetMaxEntries())
 	switch {
 	case most < 0:
@@ -38,18 +42,22 @@ func (s *Server) ListVolumes(ctx context.Context, req *csi.ListVolumesRequest) (
 	case most == 0 || most > mostEntries:
 		most = mostEntries
 	}
-	ids, err := s.Pool.IDs(ctx)
-	if err != nil {
-		return nil, err
+	var places []place
+	for _, name := range s.Backends.Provisioners() {
+		ids, err := s.Backends.Get(name).(devices.Provisioner).ListVolumes(ctx)
+		if err != nil {
+			return nil, err
+		}
+		places = append(places, placesAfter(token, name, ids)...)
 	}
-	places := placesAfter(token, ids)
+	slices.SortFunc(places, func(a, b place) int { return strings.Compare(a.hash, b.hash) })
 	resp := &csi.ListVolumesResponse{}
 	if len(places) > most {
 		places = places[:most]
 		resp.NextToken = places[most-1].hash
 	}
 	for _, p := range places {
-		v, err := s.Pool.Get(ctx, p.id)
+		v, err := s.Backends.Get(p.backend).(devices.Provisioner).GetVolume(ctx, devices.Volume{ID: p.id, Backend: p.backend})
 		switch {
 		case ctx.Err() != nil:
 			return nil, ctx.Err()
@@ -57,9 +65,9 @@ func (s *Server) ListVolumes(ctx context.Context, req *csi.ListVolumesRequest) (
 			continue // it was deleted meanwhile
 		case err != nil:
 			klog.FromContext(ctx).Error(err, "Listing a volume whose facts cannot be read", "volume", p.id)
-			v = pool.Volume{ID: p.id}
+			v = devices.Provisioned{ID: p.id}
 		}
-		resp.Entries = append(resp.Entries, &csi.ListVolumesResponse_Entry{Volume: s.describe(v)})
+		resp.Entries = append(resp.Entries, &csi.ListVolumesResponse_Entry{Volume: s.describe(p.backend, v)})
 	}
 	return resp, nil
 }
@@ -68,48 +76,76 @@ func (s *Server) ListVolumes(ctx context.Context, req *csi.ListVolumesRequest) (
 //
 // NotFound: there is no such volume.
 func (s *Server) ControllerGetVolume(ctx context.Context, req *csi.ControllerGetVolumeRequest) (*csi.ControllerGetVolumeResponse, error) {
+	if err := s.provisions("ControllerGetVolume"); err != nil {
+		return nil, err
+	}
 	id := req.GetVolumeId()
 	if id == "" {
 		return nil, state.Errorf(state.InvalidArgument, "volume_id is missing")
 	}
-	v, err := s.get(ctx, id)
+	name, _, v, err := s.get(ctx, devices.Volume{ID: id})
 	if err != nil {
 		return nil, err
 	}
-	return &csi.ControllerGetVolumeResponse{Volume: s.describe(v), Status: &csi.ControllerGetVolumeResponse_VolumeStatus{}}, nil
+	return &csi.ControllerGetVolumeResponse{Volume: s.describe(name, v), Status: &csi.ControllerGetVolumeResponse_VolumeStatus{}}, nil
 }
 
-// get returns the volume of an id, be it fit for one or not.
-func (s *Server) get(ctx context.Context, id string) (pool.Volume, error) {
-	if pool.ValidateID(id) != nil {
-		return pool.Volume{}, state.Errorf(state.NotFound, "volume %.200q: there is no such volume on node %s", id, s.NodeID)
+// get returns the volume of an id, be it fit for one or not, and its backend.
+// NotFound: no backend that makes volumes has it.
+func (s *Server) get(ctx context.Context, v devices.Volume) (name string, p devices.Provisioner, have devices.Provisioned, err error) {
+	if name, p, err = s.provisionerOf(ctx, v); err != nil {
+		return name, p, have, err
 	}
-	return s.Pool.Get(ctx, id)
+	if p != nil {
+		v.Backend = name
+		have, err = p.GetVolume(ctx, v)
+	}
+	if p == nil || state.ClassOf(err) == state.InvalidArgument {
+		err = state.Errorf(state.NotFound, "volume %.200q: there is no such volume on node %s", v.ID, s.NodeID)
+	}
+	return name, p, have, err
 }
 
-// describe tells the CO of a volume.
-func (s *Server) describe(v pool.Volume) *csi.Volume {
-	return &csi.Volume{
-		VolumeId:           v.ID,
-		CapacityBytes:      v.Bytes,
-		AccessibleTopology: []*csi.Topology{{Segments: map[string]string{s.TopologyKey: s.NodeID}}},
+// provisionerOf returns the backend of a volume as one that makes volumes; nil: it
+// makes none, or this plugin lacks it. The error is that of an Owner.
+func (s *Server) provisionerOf(ctx context.Context, v devices.Volume) (string, devices.Provisioner, error) {
+	name, err := s.Backends.Resolve(ctx, v)
+	if err != nil {
+		return name, nil, err
 	}
+	p, _ := s.Backends.Get(name).(devices.Provisioner)
+	return name, p, nil
+}
+
+// describe tells the CO of a volume. Those of the usual backend do not name it:
+// they are its anyway.
+func (s *Server) describe(backend string, v devices.Provisioned) *csi.Volume {
+	volume := &csi.Volume{VolumeId: v.ID, CapacityBytes: v.Bytes, VolumeContext: maps.Clone(v.Context)}
+	if backend != s.Backends.Usual() {
+		if volume.VolumeContext == nil {
+			volume.VolumeContext = map[string]string{}
+		}
+		volume.VolumeContext[devices.BackendKey] = backend
+	}
+	if len(s.Topology) > 0 {
+		volume.AccessibleTopology = []*csi.Topology{{Segments: s.Topology}}
+	}
+	return volume
 }
 
 // place is where a volume stands in the list.
-type place struct{ hash, id string }
+type place struct{ hash, backend, id string }
 
 var validToken = regexp.MustCompile(`^[0-9a-f]{64}$`)
 
-// placesAfter returns the places behind a hash, or all, in order.
-func placesAfter(hash string, ids []string) []place {
+// placesAfter returns the places behind a hash, or all.
+func placesAfter(hash, backend string, ids []string) []place {
 	var places []place
 	for _, id := range ids {
 		sum := sha256.Sum256([]byte(id))
-		if p := (place{hex.EncodeToString(sum[:]), id}); p.hash > hash {
+		if p := (place{hex.EncodeToString(sum[:]), backend, id}); p.hash > hash {
 			places = append(places, p)
 		}
 	}
-	slices.SortFunc(places, func(a, b place) int { return strings.Compare(a.hash, b.hash) })
 	return places
 }

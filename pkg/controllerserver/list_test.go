@@ -1,6 +1,7 @@
 package controllerserver
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"math"
@@ -25,7 +26,7 @@ func realServer(t testing.TB) (*Server, *pool.Pool, string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return New(Config{NodeID: "node-1", TopologyKey: topologyKey, Filesystems: fakeFilesystems{}, Pool: p, Deleter: p, Intents: fakeIntents{}}), p, dir
+	return New(Config{NodeID: "node-1", Topology: map[string]string{topologyKey: "node-1"}, Filesystems: fakeFilesystems{}, Backends: backends(p, p.Delete), Intents: fakeIntents{}}), p, dir
 }
 
 // pages lists all volumes and returns their ids, page by page. between is
@@ -165,10 +166,17 @@ func TestListVolumesOfADamagedOne(t *testing.T) {
 	}
 }
 
+// late is a pool whose volumes are gone when they are looked at.
+type late struct{ *fakePool }
+
+func (l late) Get(_ context.Context, id string) (pool.Volume, error) {
+	return pool.Volume{}, state.Errorf(state.NotFound, "volume %s: none any more", id)
+}
+
 func TestListVolumesThatVanish(t *testing.T) {
 	s, p := newServer()
 	p.volumes["v"] = pool.Volume{ID: "v"}
-	s.Pool = late{p} // Get finds none of those that are listed
+	s.Backends = backends(late{p}, p.Delete) // Get finds none of those that are listed
 	if resp, err := s.ListVolumes(t.Context(), &csi.ListVolumesRequest{}); err != nil || len(resp.GetEntries()) != 0 {
 		t.Errorf("lists %v (%v)", resp, err)
 	}
@@ -177,7 +185,7 @@ func TestListVolumesThatVanish(t *testing.T) {
 // TestListVolumesInMessages: no page is larger than gRPC's clients take.
 func TestListVolumesInMessages(t *testing.T) {
 	s, p := newServer()
-	s.NodeID, s.TopologyKey = strings.Repeat("n", 256), "topology."+strings.Repeat("k", 63)+"/node"
+	s.Topology = map[string]string{"topology." + strings.Repeat("k", 63) + "/node": strings.Repeat("n", 256)}
 	for i := range mostEntries + 1 {
 		id := fmt.Sprintf("%0128d", i)
 		p.volumes[id] = pool.Volume{ID: id, Bytes: math.MaxInt64}

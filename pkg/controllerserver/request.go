@@ -44,7 +44,7 @@ func (s *Server) fsTypeOf(capabilities []*csi.VolumeCapability, unnamed string) 
 	fsType := ""
 	for _, c := range capabilities {
 		if mode := c.GetAccessMode().GetMode(); !slices.Contains(modes, mode) {
-			return "", state.Errorf(state.InvalidArgument, "access mode %s: a volume of this driver is a file on one node and can be reached from that node alone; use a SINGLE_NODE mode (ReadWriteOnce, ReadWriteOncePod)", mode)
+			return "", state.Errorf(state.InvalidArgument, "access mode %s: a volume of this driver is on one node and can be reached from that node alone; use a SINGLE_NODE mode (ReadWriteOnce, ReadWriteOncePod)", mode)
 		}
 		if c.GetMount() == nil {
 			continue
@@ -74,15 +74,27 @@ func (s *Server) mountType(m *csi.VolumeCapability_MountVolume, unnamed string) 
 	return t, err
 }
 
-// here reports whether this node's volumes are accessible from the topology.
+// here reports whether the volumes made here are accessible from the topology.
 // CSI spec v1.13: the keys of segments are case-insensitive.
 func (s *Server) here(t *csi.Topology) bool {
+	if len(s.Topology) == 0 {
+		return true
+	}
 	for key, value := range t.GetSegments() {
-		if !strings.EqualFold(key, s.TopologyKey) || value != s.NodeID {
+		if !s.segment(key, value) {
 			return false
 		}
 	}
 	return true
+}
+
+func (s *Server) segment(key, value string) bool {
+	for own, is := range s.Topology {
+		if strings.EqualFold(key, own) && value == is {
+			return true
+		}
+	}
+	return false
 }
 
 // reaches reports whether a volume here meets the requirement: it names no

@@ -1,37 +1,24 @@
-// Package controllerserver serves the CSI Controller RPCs of a pool of volumes
-// that live on this node: create, delete, list, validate, capacity. It never
-// touches a mount.
+// Package controllerserver serves the CSI Controller RPCs over the backends that
+// make volumes (devices.Provisioner): create, delete, list, validate, capacity. It
+// never touches a mount. What makes a request good, and an existing volume as it was
+// asked for, is decided here; a backend makes what it is told to.
 //
 // It runs beside the node service on every node (external-provisioner with
-// --node-deployment), and each pod of it answers for its own pool. Errors are
+// --node-deployment), and each pod of it answers for its own volumes. Errors are
 // classified by package state; the rules are those of the CSI specification
 // v1.13, section "Controller Service RPC". EXPAND_VOLUME is not among the
-// capabilities: NodeExpandVolume grows the pool's file as well.
+// capabilities: NodeExpandVolume grows the backend's volume as well.
 package controllerserver
 
 import (
 	"context"
+	"strings"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
-	"github.com/csi-node/csi-node/pkg/devices/pool"
+	"github.com/csi-node/csi-node/pkg/devices"
 	"github.com/csi-node/csi-node/pkg/state"
 )
-
-// Pool keeps the volumes; *pool.Pool is one.
-type Pool interface {
-	// Create returns AlreadyExists together with the volume that is there.
-	Create(ctx context.Context, v pool.Volume) (pool.Volume, error)
-	Get(ctx context.Context, id string) (pool.Volume, error)
-	// IDs returns the ids of all volumes, also of those that Get cannot read.
-	IDs(ctx context.Context) ([]string, error)
-	Capacity(ctx context.Context) (pool.Capacity, error)
-}
-
-// Deleter deletes a volume that nothing is attached to; *loop.Backend is one.
-type Deleter interface {
-	Delete(ctx context.Context, volume string) error
-}
 
 // Intents tells what is asked of a volume on this node; *state.Store does.
 type Intents interface {
@@ -47,12 +34,13 @@ type Filesystems interface {
 
 // Config is what a Server is made of.
 type Config struct {
-	NodeID      string
-	TopologyKey string // of the segment that names the node
+	NodeID string // as errors call the node
+	// Topology is the segments that a volume made here is accessible from; empty:
+	// from everywhere.
+	Topology map[string]string
 
 	Filesystems Filesystems
-	Pool        Pool
-	Deleter     Deleter
+	Backends    *devices.Set
 	Intents     Intents
 }
 
@@ -73,9 +61,23 @@ var capabilities = []csi.ControllerServiceCapability_RPC_Type{
 	csi.ControllerServiceCapability_RPC_SINGLE_NODE_MULTI_WRITER,
 }
 
+// Provisions reports whether a backend makes volumes; else every other RPC is
+// Unimplemented.
+func (s *Server) Provisions() bool { return len(s.Backends.Provisioners()) > 0 }
+
+func (s *Server) provisions(rpc string) error {
+	if s.Provisions() {
+		return nil
+	}
+	return state.Errorf(state.Unimplemented, "%s: no backend of this plugin makes volumes; it has %s", rpc, strings.Join(s.Backends.Names(), ", "))
+}
+
 // ControllerGetCapabilities lists the optional RPCs that work.
 func (s *Server) ControllerGetCapabilities(context.Context, *csi.ControllerGetCapabilitiesRequest) (*csi.ControllerGetCapabilitiesResponse, error) {
 	resp := &csi.ControllerGetCapabilitiesResponse{}
+	if !s.Provisions() {
+		return resp, nil
+	}
 	for _, c := range capabilities {
 		resp.Capabilities = append(resp.Capabilities, &csi.ControllerServiceCapability{
 			Type: &csi.ControllerServiceCapability_Rpc{Rpc: &csi.ControllerServiceCapability_RPC{Type: c}},

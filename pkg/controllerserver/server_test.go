@@ -6,10 +6,12 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
+	"github.com/csi-node/csi-node/pkg/devices"
 	"github.com/csi-node/csi-node/pkg/devices/pool"
 	"github.com/csi-node/csi-node/pkg/state"
 )
@@ -20,7 +22,7 @@ const (
 	mib         = 1 << 20
 )
 
-// fakePool keeps volumes in memory; it is the Deleter, too.
+// fakePool keeps volumes in memory. A backend that holds them for it is provisioned.
 type fakePool struct {
 	volumes  map[string]pool.Volume
 	capacity pool.Capacity
@@ -40,6 +42,9 @@ func (f *fakePool) Create(_ context.Context, v pool.Volume) (pool.Volume, error)
 }
 
 func (f *fakePool) Get(_ context.Context, id string) (pool.Volume, error) {
+	if err := pool.ValidateID(id); err != nil {
+		return pool.Volume{}, err
+	}
 	v, ok := f.volumes[id]
 	if !ok && f.err == nil {
 		return pool.Volume{}, state.Errorf(state.NotFound, "volume %s: none", id)
@@ -54,9 +59,22 @@ func (f *fakePool) IDs(context.Context) ([]string, error) {
 func (f *fakePool) Capacity(context.Context) (pool.Capacity, error) { return f.capacity, f.err }
 
 func (f *fakePool) Delete(_ context.Context, id string) error {
+	if err := pool.ValidateID(id); err != nil {
+		return err
+	}
 	f.deleted = append(f.deleted, id)
 	delete(f.volumes, id)
 	return f.err
+}
+
+// provisioned is the pool's own backend over volumes of a test, which attaches none.
+type provisioned struct {
+	devices.Backend
+	pool.Provisioner
+}
+
+func backends(volumes pool.Volumes, delete func(context.Context, string) error) *devices.Set {
+	return devices.NewSet("pool", map[string]devices.Backend{"pool": provisioned{Provisioner: pool.Provisioner{Volumes: volumes, Delete: delete}}})
 }
 
 type fakeFilesystems struct{}
@@ -74,8 +92,8 @@ func (f fakeIntents) Get(id string) *state.Volume { return f[id] }
 func newServer() (*Server, *fakePool) {
 	p := &fakePool{volumes: map[string]pool.Volume{}, capacity: pool.Capacity{Total: 100 * gib, Available: 10*gib + 1, Promised: gib, Largest: 64 * gib}}
 	return New(Config{
-		NodeID: "node-1", TopologyKey: topologyKey, Filesystems: fakeFilesystems{},
-		Pool: p, Deleter: p, Intents: fakeIntents{},
+		NodeID: "node-1", Topology: map[string]string{topologyKey: "node-1"}, Filesystems: fakeFilesystems{},
+		Backends: backends(p, p.Delete), Intents: fakeIntents{},
 	}), p
 }
 
@@ -306,24 +324,21 @@ func TestCreateVolumeThatExists(t *testing.T) {
 	}
 }
 
-// late is a pool in which a volume turns up between Get and Create.
-type late struct{ *fakePool }
-
-func (l late) Get(_ context.Context, id string) (pool.Volume, error) {
-	return pool.Volume{}, state.Errorf(state.NotFound, "volume %s: none yet", id)
-}
-
-func TestCreateVolumeRace(t *testing.T) {
-	s, p := newServer()
-	if _, err := s.CreateVolume(t.Context(), request()); err != nil {
-		t.Fatal(err)
+// TestCreateVolumeAtOnce: calls of one name share one volume.
+func TestCreateVolumeAtOnce(t *testing.T) {
+	s, p, _ := realServer(t)
+	var group sync.WaitGroup
+	for range 8 {
+		group.Go(func() {
+			if resp, err := s.CreateVolume(t.Context(), request(size(4*mib, 0))); err != nil || resp.GetVolume().GetCapacityBytes() != 4*mib {
+				t.Errorf("answers %v (%v)", resp, err)
+			}
+		})
 	}
-	s.Pool = late{p}
-	if _, err := s.CreateVolume(t.Context(), request(size(1, 0))); err != nil {
-		t.Errorf("a volume that will do: %v", err)
+	group.Wait()
+	if ids, err := p.IDs(t.Context()); err != nil || len(ids) != 1 {
+		t.Errorf("the pool has %q (%v)", ids, err)
 	}
-	_, err := s.CreateVolume(t.Context(), request(size(2*gib, 0)))
-	check(t, err, state.AlreadyExists, "outside")
 }
 
 func TestCreateVolumeOfATakenID(t *testing.T) {
@@ -518,7 +533,7 @@ func TestCreateVolumeInARealPool(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := New(Config{NodeID: "node-1", TopologyKey: topologyKey, Filesystems: fakeFilesystems{}, Pool: p, Deleter: p, Intents: fakeIntents{}})
+	s := New(Config{NodeID: "node-1", Topology: map[string]string{topologyKey: "node-1"}, Filesystems: fakeFilesystems{}, Backends: backends(p, p.Delete), Intents: fakeIntents{}})
 	small := size(4*mib, 0)
 	for range 2 {
 		if _, err := s.CreateVolume(t.Context(), request(small)); err != nil {

@@ -4,12 +4,11 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"slices"
 	"strings"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
-	"github.com/csi-node/csi-node/pkg/devices/pool"
+	"github.com/csi-node/csi-node/pkg/devices"
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
@@ -18,6 +17,9 @@ import (
 //
 // NotFound: there is no such volume.
 func (s *Server) ValidateVolumeCapabilities(ctx context.Context, req *csi.ValidateVolumeCapabilitiesRequest) (*csi.ValidateVolumeCapabilitiesResponse, error) {
+	if err := s.provisions("ValidateVolumeCapabilities"); err != nil {
+		return nil, err
+	}
 	id := req.GetVolumeId()
 	if id == "" {
 		return nil, state.Errorf(state.InvalidArgument, "volume_id is missing")
@@ -25,11 +27,11 @@ func (s *Server) ValidateVolumeCapabilities(ctx context.Context, req *csi.Valida
 	if err := complete(req.GetVolumeCapabilities()); err != nil {
 		return nil, fmt.Errorf("volume %s: %w", id, err)
 	}
-	volume, err := s.get(ctx, id)
+	name, p, volume, err := s.get(ctx, devices.Volume{ID: id, Context: req.GetVolumeContext(), Secrets: req.GetSecrets()})
 	if err != nil {
 		return nil, err
 	}
-	if problem := s.lacks(volume, req); problem != "" {
+	if problem := s.lacks(name, p, volume, req); problem != "" {
 		return &csi.ValidateVolumeCapabilitiesResponse{Message: fmt.Sprintf("volume %s: %s", id, problem)}, nil
 	}
 	return &csi.ValidateVolumeCapabilitiesResponse{Confirmed: &csi.ValidateVolumeCapabilitiesResponse_Confirmed{
@@ -40,29 +42,37 @@ func (s *Server) ValidateVolumeCapabilities(ctx context.Context, req *csi.Valida
 }
 
 // lacks says what of the request the volume has not; empty if it has all.
-func (s *Server) lacks(v pool.Volume, req *csi.ValidateVolumeCapabilitiesRequest) string {
-	fsType, err := s.fsTypeOf(req.GetVolumeCapabilities(), cmp.Or(v.FSType, s.Filesystems.Default(v.Bytes)))
+func (s *Server) lacks(backend string, p devices.Provisioner, v devices.Provisioned, req *csi.ValidateVolumeCapabilitiesRequest) string {
+	fsType, err := s.fsTypeOf(req.GetVolumeCapabilities(), cmp.Or(v.Use.FSType, s.Filesystems.Default(v.Bytes)))
 	if err != nil {
 		return err.Error()
 	}
-	if fsType != v.FSType {
-		return fmt.Sprintf("it was created as %s, not as %s", use(v.FSType), use(fsType))
+	if v.Use != (devices.Use{}) && v.Use != useOf(fsType) {
+		return fmt.Sprintf("it was created as %s, not as %s", v.Use, useOf(fsType))
 	}
-	for key := range req.GetVolumeContext() {
-		// CreateVolume gives none; these are external-provisioner's and kubelet's.
-		if !strings.HasPrefix(key, kubernetesPrefix) && !strings.HasPrefix(key, "storage.kubernetes.io/") {
+	for key, value := range req.GetVolumeContext() {
+		// These are external-provisioner's and kubelet's; the backend chose the others.
+		if strings.HasPrefix(key, devices.KubernetesPrefix) || strings.HasPrefix(key, "storage.kubernetes.io/") || key == devices.BackendKey && value == backend {
+			continue
+		}
+		if has, there := v.Context[key]; !there {
 			return fmt.Sprintf("its volume_context has no key %q", key)
+		} else if has != value {
+			return fmt.Sprintf("its volume_context has another value of %q", key)
 		}
 	}
 	if len(req.GetMutableParameters()) > 0 {
 		return "mutable_parameters: this driver has none"
 	}
-	want, err := parse(req.GetParameters())
+	if name, named := req.GetParameters()[devices.BackendKey]; named && name != backend {
+		return fmt.Sprintf("it has %s %s, not %.200s", devices.BackendKey, backend, name)
+	}
+	own := ownParameters(req.GetParameters())
+	want, err := p.CheckParameters(own)
 	if err != nil {
 		return err.Error()
 	}
-	named := slices.DeleteFunc(keys(), func(key string) bool { _, is := req.GetParameters()[key]; return !is })
-	if other := differs(v, want, named); other != "" {
+	if other := differs(v.Parameters, want, func(key string) bool { _, named := own[key]; return named }); other != "" {
 		return "it has " + other
 	}
 	return ""

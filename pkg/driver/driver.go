@@ -117,7 +117,7 @@ type plugin struct {
 	mounts     *mounts.Host
 	pods       *pods.Directory
 	reconciler *reconciler.Reconciler
-	ephemeral  *ephemeral.Volumes   // nil: no backend has inline volumes
+	ephemeral  *ephemeral.Volumes
 	controller csi.ControllerServer // nil: the driver has none here
 	metrics    *metrics
 	looking    chan struct{}           // holds a token while orphans are looked for
@@ -208,21 +208,16 @@ func (p *plugin) openVolumes(ctx context.Context) (err error) {
 		return err
 	}
 	p.reconciler = reconciler.New(reconciler.Config{
-		Store:   p.store,
-		Kernel:  p.kernel(),
-		Hook:    p.hook(),
-		Metrics: p.metrics,
-		Retired: func(string) {
-			if p.ephemeral != nil {
-				p.ephemeral.Look()
-			}
-		},
+		Store:      p.store,
+		Kernel:     p.kernel(),
+		Hook:       p.hook(),
+		Metrics:    p.metrics,
+		Retired:    func(string) { p.ephemeral.Look() },
 		DetectOnly: p.DetectOnly,
 		Resync:     resync,
 	})
-	provisioner := p.provisioner()
-	if provisioner != nil {
-		p.controller = provisioner
+	if len(p.devices.Provisioners()) > 0 {
+		p.controller = p.provisioner()
 	}
 	if p.options.Controller != nil {
 		p.controller = p.options.Controller(p.controller)
@@ -230,7 +225,7 @@ func (p *plugin) openVolumes(ctx context.Context) (err error) {
 	if p.properties.AttachRequired && p.controller == nil {
 		return errors.New("a backend of this driver needs ControllerPublishVolume, and the driver was built without a Controller")
 	}
-	if p.ephemeral, err = p.inline(ctx, provisioner); err != nil {
+	if p.ephemeral, err = p.inline(ctx); err != nil {
 		return err
 	}
 	p.metrics.watch(p.reconciler)
@@ -242,33 +237,25 @@ func (p *plugin) openVolumes(ctx context.Context) (err error) {
 	return nil
 }
 
-// provisioner serves the Controller of the backend that provisions; nil: none does.
-func (p *plugin) provisioner() *controllerserver.Server {
-	b, ok := ability[interface {
-		controllerserver.Pool
-		controllerserver.Deleter
-	}](p)
-	if !ok {
-		return nil
-	}
-	return controllerserver.New(controllerserver.Config{
+// provisioner serves the Controller of the backends that make volumes.
+func (p *plugin) provisioner() csi.ControllerServer {
+	cfg := controllerserver.Config{
 		NodeID:      topologyValue(p.NodeID),
-		TopologyKey: topologyKey(p.DriverName),
 		Filesystems: p.filesystem,
-		Pool:        b,
-		Deleter:     b,
+		Backends:    p.devices,
 		Intents:     p.store,
-	})
+	}
+	if p.properties.NodeLocal {
+		cfg.Topology = map[string]string{topologyKey(p.DriverName): topologyValue(p.NodeID)}
+	}
+	return controllerserver.New(cfg)
 }
 
-// inline serves the inline volumes of the backend that has them; nil: none has.
-func (p *plugin) inline(ctx context.Context, maker *controllerserver.Server) (*ephemeral.Volumes, error) {
-	b, ok := ability[interface {
-		ephemeral.Pool
-		ephemeral.Deleter
-	}](p)
-	if !ok || maker == nil {
-		return nil, nil
+// inline serves the inline volumes of the backend that has them, if one has.
+func (p *plugin) inline(ctx context.Context) (*ephemeral.Volumes, error) {
+	name, inliner, err := p.devices.Inliner()
+	if err != nil {
+		return nil, err
 	}
 	staging, err := p.mounts.Spell(ctx, filepath.Join(p.KubeletDir, "plugins", p.DriverName+"-ephemeral"))
 	if err != nil {
@@ -280,9 +267,9 @@ func (p *plugin) inline(ctx context.Context, maker *controllerserver.Server) (*e
 		StagingDir:  staging,
 		Reconciler:  p.reconciler,
 		Records:     p.store,
-		Pool:        b,
-		Maker:       maker,
-		Deleter:     b,
+		Inliner:     inliner,
+		Backend:     name,
+		Filesystems: p.filesystem,
 		Directories: p.mounts,
 		Pods:        p.pods,
 		Spell:       p.mounts.Spell,
@@ -398,9 +385,7 @@ func (p *plugin) serve(ctx context.Context) error {
 	swept := make(chan struct{}) // or hung on a device, and left
 	var sweeps sync.WaitGroup
 	sweeps.Go(func() { p.adoptOrphans(working) })
-	if p.ephemeral != nil {
-		sweeps.Go(func() { p.ephemeral.Run(working) })
-	}
+	sweeps.Go(func() { p.ephemeral.Run(working) })
 	go func() { defer close(swept); sweeps.Wait() }()
 	for _, w := range web {
 		group.Go(func() { failed <- w.serve() })
@@ -480,11 +465,8 @@ func (p *plugin) grpcServer() *grpc.Server {
 		Reconciler:       p.reconciler,
 		Records:          p.store,
 		Paths:            p.mounts,
-		Ephemeral:        noInline{},
+		Ephemeral:        p.ephemeral,
 		StorageHealth:    p.storageHealth,
-	}
-	if p.ephemeral != nil {
-		node.Ephemeral = p.ephemeral
 	}
 	services := services{
 		identity: &identity{name: p.DriverName, version: p.options.version(), capabilities: p.capabilities(), checks: p.checks()},
@@ -525,16 +507,6 @@ func (p *plugin) volumeAt(number state.DeviceNumber) string {
 	}
 	return p.store.ShownAs(number)
 }
-
-// noInline refuses inline ephemeral volumes, for a driver without a backend that
-// has them.
-type noInline struct{}
-
-func (noInline) Publish(_ context.Context, id, _ string, _ map[string]string, _ *state.Target) error {
-	return state.Errorf(state.InvalidArgument, "volume %s: this driver has no inline ephemeral volumes", id)
-}
-
-func (noInline) Unpublish(context.Context, string, string) error { return nil }
 
 // What one client of the CSI socket may take up.
 const (

@@ -76,6 +76,13 @@ func (f *fakeNode) Create(_ context.Context, v pool.Volume) (pool.Volume, error)
 	if v.Bytes > room {
 		return pool.Volume{}, state.Errorf(state.ResourceExhausted, "volume %s: no room", v.ID)
 	}
+	switch have := f.volumes[v.ID]; {
+	case have == nil:
+	case have.Ephemeral != nil && v.Ephemeral != nil && *have.Ephemeral == *v.Ephemeral:
+		return have.Volume, nil
+	default:
+		return have.Volume, state.Errorf(state.AlreadyExists, "volume %s: it exists", v.ID)
+	}
 	f.volumes[v.ID] = &fakeVolume{Volume: v}
 	return v, nil
 }
@@ -201,6 +208,12 @@ func (f *fakeNode) Validate(devices.Volume) error { return nil }
 
 // fakeBackend and fakeFilesystems are the two whose methods have the same name.
 type fakeBackend struct{ *fakeNode }
+
+// fakeProvisioner is a fakeBackend that makes volumes.
+type fakeProvisioner struct {
+	fakeBackend
+	pool.Provisioner
+}
 
 func (f fakeBackend) Grow(_ context.Context, volume devices.Volume, bytes int64) error {
 	id := volume.ID

@@ -30,6 +30,7 @@ import (
 	"k8s.io/klog/v2/textlogger"
 
 	"github.com/csi-node/csi-node/pkg/controllerserver"
+	"github.com/csi-node/csi-node/pkg/devices"
 	"github.com/csi-node/csi-node/pkg/devices/pool"
 	"github.com/csi-node/csi-node/pkg/ephemeral"
 	"github.com/csi-node/csi-node/pkg/mounts"
@@ -202,8 +203,10 @@ func (s *scene) open() (err error) {
 		Devices: fakeBackend{s.node}, Views: s.node, Filesystems: fakeFilesystems{s.node}, Mounts: s.node, Directories: s.node,
 	}})
 	const key = "topology.fuzz.test/node"
-	controller := controllerserver.New(controllerserver.Config{NodeID: "node-1", TopologyKey: key, Filesystems: s.node, Pool: s.node, Deleter: s.node, Intents: s.store})
-	inline := ephemeral.New(ephemeral.Config{StagingDir: filepath.Join(s.kubelet, "ephemeral"), Reconciler: r, Records: s.store, Pool: s.node, Maker: controller, Deleter: s.node, Directories: s.node, Spell: s.node.Spell})
+	volumes := pool.Provisioner{Volumes: s.node, Delete: s.node.Delete}
+	backends := devices.NewSet("pool", map[string]devices.Backend{"pool": fakeProvisioner{fakeBackend{s.node}, volumes}})
+	controller := controllerserver.New(controllerserver.Config{NodeID: "node-1", Topology: map[string]string{key: "node-1"}, Filesystems: s.node, Backends: backends, Intents: s.store})
+	inline := ephemeral.New(ephemeral.Config{StagingDir: filepath.Join(s.kubelet, "ephemeral"), Reconciler: r, Records: s.store, Inliner: volumes, Backend: "pool", Filesystems: s.node, Directories: s.node, Spell: s.node.Spell})
 	server := newServer(newMetrics("v1"), services{identity: &identity{name: "fuzz.test", version: "v1"}, controller: controller,
 		node: nodeserver.New(nodeserver.Config{NodeID: "node-1", TopologyKey: key, Filesystems: s.node, ValidateVolumeID: pool.ValidateID,
 			Reconciler: r, Records: s.store, Paths: s.node, Ephemeral: inline, StorageHealth: func(context.Context) error { return nil }})})

@@ -2,23 +2,26 @@
 // publish: an inline ephemeral volume is created, staged and published by one
 // call, and unpublished, unstaged and deleted by another.
 //
-// The pool keeps with the data whose it is (pool.Owner). So an unpublish deletes
-// the right file and no other, also after a reboot or the loss of the store, and
-// volumes of pods that are gone are found and deleted though nobody asks.
+// The backend keeps with the data whose it is (devices.InlineOwner). So an unpublish
+// deletes the right volume and no other, also after a reboot or the loss of the store,
+// and volumes of pods that are gone are found and deleted though nobody asks.
 package ephemeral
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"path/filepath"
 	"regexp"
+	"strings"
 	"sync/atomic"
 	"time"
 
 	"k8s.io/klog/v2"
 
-	"github.com/csi-node/csi-node/pkg/devices/pool"
+	"github.com/csi-node/csi-node/pkg/devices"
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
@@ -27,21 +30,10 @@ type Reconciler interface {
 	Ensure(ctx context.Context, id string, part state.Part, edit func(*state.Volume) error) error
 }
 
-// Pool keeps the volumes; *pool.Pool is one.
-type Pool interface {
-	Get(ctx context.Context, id string) (pool.Volume, error)
-	IDs(ctx context.Context) ([]string, error)
-}
-
-// Maker makes the volume that a pod's attributes ask for; *controllerserver.Server is one.
-type Maker interface {
-	// MakeEphemeral returns the volume that is there if it is as asked.
-	MakeEphemeral(ctx context.Context, id string, attributes map[string]string, fsType string, owner pool.Owner) (pool.Volume, error)
-}
-
-// Deleter deletes a volume that nothing is attached to; *loop.Backend is one.
-type Deleter interface {
-	Delete(ctx context.Context, volume string) error
+// Filesystems knows what this node can make; *filesystem.Host is one.
+type Filesystems interface {
+	Default(bytes int64) string
+	Smallest(fsType string) int64
 }
 
 // Directories removes an empty directory; *mounts.Host does.
@@ -61,12 +53,14 @@ type Records interface {
 
 // Config is what Volumes is made of.
 type Config struct {
-	StagingDir  string // below kubelet's directory; holds a directory for each volume
-	Reconciler  Reconciler
-	Records     Records
-	Pool        Pool
-	Maker       Maker
-	Deleter     Deleter
+	StagingDir string // below kubelet's directory; holds a directory for each volume
+	Reconciler Reconciler
+	Records    Records
+	// Inliner is the backend of all these volumes, and Backend its name; nil: none
+	// opts in, and there are none.
+	Inliner     devices.Inliner
+	Backend     string
+	Filesystems Filesystems
 	Directories Directories
 	Pods        Pods
 	// Spell returns the one spelling that a path has in requests. Owners of
@@ -92,17 +86,20 @@ func (v *Volumes) staging(id string) string { return filepath.Join(v.StagingDir,
 
 // Publish makes the volume, stages it and publishes it at target.Path.
 //
-// The errors are those of Maker and Reconciler. After a final one nothing is
-// left, unless the volume was published or formatted before, and may hold a pod's
-// data: that is ended by Unpublish, or by Run. When nothing cannot be had yet,
-// the error is Unavailable.
+// The errors are those of the Inliner and of the Reconciler. After a final one
+// nothing is left, unless the volume was published or formatted before, and may hold
+// a pod's data: that is ended by Unpublish, or by Run. While what was begun could not
+// be undone yet, the error is Unavailable.
 func (v *Volumes) Publish(ctx context.Context, id, podUID string, attributes map[string]string, target *state.Target) error {
-	owner := pool.Owner{PodUID: podUID, Target: target.Path}
-	made, err := v.Maker.MakeEphemeral(ctx, id, attributes, target.Capability.FSType, owner)
+	ask, err := v.request(id, podUID, attributes, target)
+	if err != nil {
+		return err
+	}
+	made, err := v.Inliner.MakeInline(ctx, ask)
 	if state.ClassOf(err) == state.AlreadyExists {
-		if have, at, spellErr := v.owned(ctx, id); spellErr == nil && at == target.Path && have.Ephemeral.Target != at {
-			owner.Target = have.Ephemeral.Target
-			made, err = v.Maker.MakeEphemeral(ctx, id, attributes, target.Capability.FSType, owner)
+		if owner, at, unread := v.owner(ctx, id); unread == nil && at == target.Path && owner.Target != at {
+			ask.Owner.Target = owner.Target
+			made, err = v.Inliner.MakeInline(ctx, ask)
 		}
 	}
 	if err != nil {
@@ -113,24 +110,43 @@ func (v *Volumes) Publish(ctx context.Context, id, podUID string, attributes map
 	}
 	target.Capability.FSType = made.FSType
 	err = v.Reconciler.Ensure(ctx, id, state.StagePart(), func(record *state.Volume) error {
+		record.Backend = cmp.Or(record.Backend, v.Backend)
 		return record.AskStage(&state.Stage{Path: v.staging(id), Capability: target.Capability}, time.Now())
 	})
 	if err == nil {
 		err = v.Reconciler.Ensure(ctx, id, state.TargetPart(target.Path), func(record *state.Volume) error {
-			ask := *target
-			return record.AskPublish(&ask, v.staging(id), time.Now())
+			own := *target
+			return record.AskPublish(&own, v.staging(id), time.Now())
 		})
 	}
 	// What was formatted before this call may hold a pod's data, whatever the
 	// store knows: a reboot empties the store, and the pod goes on.
 	// AlreadyExists tells of what somebody else asks for.
-	if class := state.ClassOf(err); err == nil || !class.Final() || class == state.AlreadyExists || made.Formatted != "" || v.published(id) {
+	if class := state.ClassOf(err); err == nil || !class.Final() || class == state.AlreadyExists || made.Used || v.published(id) {
 		return err
 	}
 	if undo := v.end(ctx, id); undo != nil {
 		return state.Errorf(state.Unavailable, "%v; and taking back what was begun fails: %v", err, undo)
 	}
 	return err
+}
+
+// request returns what the backend is asked for. InvalidArgument: no backend opts
+// in, or a pod's author chooses one.
+func (v *Volumes) request(id, podUID string, attributes map[string]string, target *state.Target) (devices.InlineRequest, error) {
+	if v.Inliner == nil {
+		return devices.InlineRequest{}, state.Errorf(state.InvalidArgument, "volume %s: no backend of this plugin takes inline ephemeral volumes: use a PersistentVolumeClaim", id)
+	}
+	if _, chosen := attributes[devices.BackendKey]; chosen {
+		return devices.InlineRequest{}, state.Errorf(state.InvalidArgument, "volume %s: attribute %s: whoever writes a pod cannot choose the backend; inline ephemeral volumes are of %s", id, devices.BackendKey, v.Backend)
+	}
+	own := maps.Clone(attributes)
+	maps.DeleteFunc(own, func(key, _ string) bool { return strings.HasPrefix(key, devices.KubernetesPrefix) })
+	return devices.InlineRequest{ID: id, Owner: devices.InlineOwner{PodUID: podUID, Target: target.Path}, Attributes: own,
+		Filesystem: func(bytes int64) (string, int64) {
+			fsType := cmp.Or(target.Capability.FSType, v.Filesystems.Default(bytes))
+			return fsType, v.Filesystems.Smallest(fsType)
+		}}, nil
 }
 
 // published reports whether a target of the volume is asked for.
@@ -150,19 +166,22 @@ func (v *Volumes) published(id string) bool {
 // Unpublish ends the volume whose publish at target has ended, with its data. It
 // does nothing to volumes of other kinds, and to a volume of another target.
 //
-// The record tells which volumes are of another kind, and the pool is not asked
+// The record tells which volumes are of another kind, and the backend is not asked
 // about them. A volume of which nobody can say more is unstaged; its data is
-// deleted by Run when the pool can be read again.
+// deleted by Run when the backend answers again.
 func (v *Volumes) Unpublish(ctx context.Context, id, target string) error {
+	if v.Inliner == nil {
+		return nil
+	}
 	staged := false // here
 	if record := v.Records.Get(id); record != nil && record.Stage != nil {
 		if staged = record.Stage.Path == v.staging(id); !staged {
 			return nil
 		}
 	}
-	have, at, err := v.ask(ctx, id)
+	owner, at, err := v.ask(ctx, id)
 	switch class := state.ClassOf(err); {
-	case err == nil && (have.Ephemeral == nil || at != target):
+	case err == nil && (owner == nil || at != target):
 		return nil
 	case err == nil:
 		return v.end(ctx, id)
@@ -171,7 +190,7 @@ func (v *Volumes) Unpublish(ctx context.Context, id, target string) error {
 	}
 	logger := klog.FromContext(ctx).WithValues("volume", id)
 	if !staged && !kubeletID.MatchString(id) {
-		logger.Error(err, "Whether this is an ephemeral volume is not known; if it is, it is deleted once the pool can be read and the pod is gone")
+		logger.Error(err, "Whether this is an ephemeral volume is not known; if it is, it is deleted once its backend answers and the pod is gone")
 		v.Look()
 		return nil
 	}
@@ -182,7 +201,7 @@ func (v *Volumes) Unpublish(ctx context.Context, id, target string) error {
 		return err
 	}
 	if staged && state.ClassOf(err) != state.DeadlineExceeded {
-		if err = v.Deleter.Delete(ctx, id); err == nil || state.ClassOf(err).Final() {
+		if err = v.delete(ctx, id); err == nil || state.ClassOf(err).Final() {
 			return err
 		}
 	}
@@ -195,14 +214,14 @@ func (v *Volumes) Unpublish(ctx context.Context, id, target string) error {
 // (makeVolumeHandle in its CSI volume plugin).
 var kubeletID = regexp.MustCompile(`^csi-[0-9a-f]{64}$`)
 
-// askTime bounds the wait for the pool, whose disk may hang.
+// askTime bounds the wait for the backend, whose disk may hang.
 const askTime = 2 * time.Second
 
-// ask is owned, on a goroutine that may be lost to the pool's disk.
+// ask is owner, on a goroutine that may be lost to the backend's disk.
 // DeadlineExceeded: it does not answer.
-func (v *Volumes) ask(ctx context.Context, id string) (have pool.Volume, target string, err error) {
+func (v *Volumes) ask(ctx context.Context, id string) (owner *devices.InlineOwner, target string, err error) {
 	type answer struct {
-		volume pool.Volume
+		owner  *devices.InlineOwner
 		target string
 		err    error
 	}
@@ -210,33 +229,37 @@ func (v *Volumes) ask(ctx context.Context, id string) (have pool.Volume, target 
 	defer cancel()
 	answers := make(chan answer, 1)
 	go func() {
-		have, target, err := v.owned(ctx, id)
-		answers <- answer{have, target, err}
+		owner, target, err := v.owner(ctx, id)
+		answers <- answer{owner, target, err}
 	}()
 	select {
 	case a := <-answers:
-		return a.volume, a.target, a.err
+		return a.owner, a.target, a.err
 	case <-ctx.Done():
-		return pool.Volume{}, "", fmt.Errorf("volume %s: the pool does not answer: %w", id, ctx.Err())
+		return nil, "", fmt.Errorf("volume %s: the backend %s does not answer: %w", id, v.Backend, ctx.Err())
 	}
 }
 
-// owned returns a volume, and if it is an ephemeral one the path at which it is
-// published as requests spell it.
-func (v *Volumes) owned(ctx context.Context, id string) (have pool.Volume, target string, err error) {
-	if have, err = v.Pool.Get(ctx, id); err == nil && have.Ephemeral != nil {
-		target, err = v.Spell(ctx, have.Ephemeral.Target)
+// owner returns whose a volume is, and its target path as requests spell it; nil:
+// it is no inline volume.
+func (v *Volumes) owner(ctx context.Context, id string) (owner *devices.InlineOwner, target string, err error) {
+	if owner, err = v.Inliner.InlineOwner(ctx, id); err == nil && owner != nil {
+		target, err = v.Spell(ctx, owner.Target)
 	}
-	return have, target, err
+	return owner, target, err
 }
 
 // end unstages and deletes an ephemeral volume.
 func (v *Volumes) end(ctx context.Context, id string) error {
 	err := v.unstage(ctx, id)
 	if err == nil {
-		err = v.Deleter.Delete(ctx, id)
+		err = v.delete(ctx, id)
 	}
 	return err
+}
+
+func (v *Volumes) delete(ctx context.Context, id string) error {
+	return v.Inliner.DeleteVolume(ctx, devices.Volume{ID: id, Backend: v.Backend})
 }
 
 // unstage ends the stage and removes its directory: before the volume, by which
@@ -271,6 +294,9 @@ func (v *Volumes) Look() {
 // Run ends the volumes whose pods are gone, until ctx ends. While there is no
 // ephemeral volume it does nothing but wait for Look.
 func (v *Volumes) Run(ctx context.Context) {
+	if v.Inliner == nil {
+		return
+	}
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for {
@@ -295,23 +321,23 @@ func (v *Volumes) Run(ctx context.Context) {
 }
 
 // sweep looks at the pod of each ephemeral volume, and returns when to look
-// again; 0: when there are new ones.
+// again; 0: not before Look is called, as there is no such volume.
 func (v *Volumes) sweep(ctx context.Context) (wait time.Duration, err error) {
-	ids, err := v.Pool.IDs(ctx)
+	ids, err := v.Inliner.ListInline(ctx)
 	if err != nil {
 		return 0, err
 	}
 	still := map[string]time.Time{}
 	for _, id := range ids {
-		have, target, err := v.owned(ctx, id)
-		if state.ClassOf(err) == state.NotFound || err == nil && have.Ephemeral == nil {
+		owner, target, err := v.owner(ctx, id)
+		if state.ClassOf(err) == state.NotFound || err == nil && owner == nil {
 			continue
 		}
 		if wait == 0 {
 			wait = again
 		}
 		if err != nil {
-			continue // it may be one; others say what is wrong with it
+			continue // it may be an inline volume; what reads its facts reports the error
 		}
 		if !v.Pods.Gone(target) {
 			continue
@@ -323,7 +349,7 @@ func (v *Volumes) sweep(ctx context.Context) (wait time.Duration, err error) {
 		still[id] = since
 		left := grace - time.Since(since)
 		if left <= 0 {
-			if err := v.bury(ctx, id, target); err == nil {
+			if err := v.endGone(ctx, id, target); err == nil {
 				delete(still, id)
 				continue
 			}
@@ -335,8 +361,8 @@ func (v *Volumes) sweep(ctx context.Context) (wait time.Duration, err error) {
 	return wait, ctx.Err()
 }
 
-// bury ends the volume of a pod that is gone.
-func (v *Volumes) bury(ctx context.Context, id, target string) error {
+// endGone ends the volume of a pod that is gone.
+func (v *Volumes) endGone(ctx context.Context, id, target string) error {
 	ctx, cancel := context.WithTimeout(ctx, endTime)
 	defer cancel()
 	err := v.Reconciler.Ensure(ctx, id, state.TargetPart(target), func(record *state.Volume) error {

@@ -11,27 +11,38 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/csi-node/csi-node/pkg/devices/pool"
+	"github.com/csi-node/csi-node/pkg/devices"
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
 // fakeNode makes every intent true at once, unless err says otherwise of the part.
 type fakeNode struct {
 	mu      sync.Mutex
-	volumes map[string]pool.Volume
+	volumes map[string]fakeVolume
 	records map[string]*state.Volume
 	err     map[state.Part]error
 	dead    map[string]bool // by target
 	away    error
-	hang    chan struct{} // that the pool hangs on
+	hang    chan struct{} // that the backend hangs on
 	deletes error
-	asked   int // the pool
+	asked   int // the backend
 	sweeps  int
 	did     []string
+
+	attributes map[string]string // that were asked for last
 }
 
+type fakeVolume struct {
+	owner    *devices.InlineOwner // nil: it is a claim's
+	fsType   string
+	smallest int64
+	used     bool
+}
+
+const gib = 1 << 30
+
 func newFakeNode() *fakeNode {
-	return &fakeNode{volumes: map[string]pool.Volume{}, records: map[string]*state.Volume{}, err: map[state.Part]error{}, dead: map[string]bool{}}
+	return &fakeNode{volumes: map[string]fakeVolume{}, records: map[string]*state.Volume{}, err: map[state.Part]error{}, dead: map[string]bool{}}
 }
 
 func (f *fakeNode) note(what string) { f.did = append(f.did, what) }
@@ -70,26 +81,23 @@ func (f *fakeNode) Ensure(_ context.Context, id string, part state.Part, edit fu
 	return nil
 }
 
-func (f *fakeNode) MakeEphemeral(_ context.Context, id string, attributes map[string]string, fsType string, owner pool.Owner) (pool.Volume, error) {
+func (f *fakeNode) MakeInline(_ context.Context, r devices.InlineRequest) (devices.InlineVolume, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if attributes["size"] == "bad" {
-		return pool.Volume{}, state.Errorf(state.InvalidArgument, "size")
+	f.attributes = r.Attributes
+	if r.Attributes["size"] == "bad" {
+		return devices.InlineVolume{}, state.Errorf(state.InvalidArgument, "size")
 	}
-	if fsType == "" {
-		fsType = "ext4"
-	}
-	if have := f.volumes[id].Ephemeral; have != nil && *have != owner {
-		return pool.Volume{}, state.Errorf(state.AlreadyExists, "it is another's")
+	fsType, smallest := r.Filesystem(gib)
+	if have := f.volumes[r.ID].owner; have != nil && *have != r.Owner {
+		return devices.InlineVolume{}, state.Errorf(state.AlreadyExists, "it is another's")
 	}
 	f.note("make")
-	f.volumes[id] = pool.Volume{ID: id, FSType: fsType, Ephemeral: &owner, Formatted: f.volumes[id].Formatted}
-	return f.volumes[id], nil
+	f.volumes[r.ID] = fakeVolume{owner: &r.Owner, fsType: fsType, smallest: smallest, used: f.volumes[r.ID].used}
+	return devices.InlineVolume{FSType: fsType, Used: f.volumes[r.ID].used}, nil
 }
 
-type fakePool struct{ *fakeNode }
-
-func (f fakePool) Get(_ context.Context, id string) (pool.Volume, error) {
+func (f *fakeNode) InlineOwner(_ context.Context, id string) (*devices.InlineOwner, error) {
 	if f.hang != nil {
 		<-f.hang
 	}
@@ -99,29 +107,40 @@ func (f fakePool) Get(_ context.Context, id string) (pool.Volume, error) {
 	v, ok := f.volumes[id]
 	switch {
 	case f.away != nil:
-		return v, f.away
+		return nil, f.away
 	case !ok:
-		return v, state.Errorf(state.NotFound, "no volume")
+		return nil, state.Errorf(state.NotFound, "no volume")
 	}
-	return v, nil
+	return v.owner, nil
 }
 
-func (f fakePool) IDs(context.Context) ([]string, error) {
+func (f *fakeNode) ListInline(context.Context) ([]string, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.sweeps++
 	return slices.Sorted(maps.Keys(f.volumes)), f.away
 }
 
-func (f *fakeNode) Delete(_ context.Context, id string) error {
+func (f *fakeNode) DeleteVolume(_ context.Context, v devices.Volume) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.deletes != nil {
 		return f.deletes
 	}
 	f.note("delete")
-	delete(f.volumes, id)
+	delete(f.volumes, v.ID)
 	return nil
+}
+
+func (f *fakeNode) Default(bytes int64) string {
+	if bytes < gib {
+		return "xfs"
+	}
+	return "ext4"
+}
+
+func (f *fakeNode) Smallest(fsType string) int64 {
+	return map[string]int64{"ext4": 2 << 20, "xfs": 300 << 20}[fsType]
 }
 
 func (f *fakeNode) Remove(context.Context, string) error { return nil }
@@ -144,7 +163,7 @@ func (f *fakeNode) Get(id string) *state.Volume {
 const path = "/kubelet/pods/1/volumes/x/mount"
 
 func newVolumes(f *fakeNode) *Volumes {
-	return New(Config{StagingDir: "/kubelet/plugins/driver-ephemeral", Reconciler: f, Records: f, Pool: fakePool{f}, Maker: f, Deleter: f, Directories: f, Pods: f,
+	return New(Config{StagingDir: "/kubelet/plugins/driver-ephemeral", Reconciler: f, Records: f, Inliner: f, Backend: "pool", Filesystems: f, Directories: f, Pods: f,
 		Spell: func(_ context.Context, path string) (string, error) {
 			return strings.Replace(path, "/link/", "/kubelet/", 1), nil
 		}})
@@ -172,10 +191,10 @@ func TestLife(t *testing.T) {
 	}
 	f.wantDone(t, "make, stage, target")
 	record := f.Get("csi-1")
-	if record.Stage.Path != "/kubelet/plugins/driver-ephemeral/csi-1" || record.Stage.Capability.FSType != "ext4" || record.Targets[path] == nil {
+	if record.Backend != "pool" || record.Stage.Path != "/kubelet/plugins/driver-ephemeral/csi-1" || record.Stage.Capability.FSType != "ext4" || record.Targets[path] == nil {
 		t.Errorf("the record is %+v", record)
 	}
-	if owner := f.volumes["csi-1"].Ephemeral; owner == nil || *owner != (pool.Owner{PodUID: "1", Target: path}) {
+	if owner := f.volumes["csi-1"].owner; owner == nil || *owner != (devices.InlineOwner{PodUID: "1", Target: path}) {
 		t.Errorf("the owner is %+v", owner)
 	}
 	if err := v.Unpublish(t.Context(), "csi-1", "/another/target"); err != nil {
@@ -201,13 +220,13 @@ func TestLife(t *testing.T) {
 func TestOwnerOfAnotherSpelling(t *testing.T) {
 	f := newFakeNode()
 	v := newVolumes(f)
-	written := pool.Owner{PodUID: "1", Target: strings.Replace(path, "/kubelet/", "/link/", 1)}
-	f.volumes["csi-1"] = pool.Volume{ID: "csi-1", FSType: "ext4", Ephemeral: &written}
+	written := devices.InlineOwner{PodUID: "1", Target: strings.Replace(path, "/kubelet/", "/link/", 1)}
+	f.volumes["csi-1"] = fakeVolume{owner: &written, fsType: "ext4"}
 	if err := publish(v, nil); err != nil {
 		t.Fatal(err)
 	}
 	f.wantDone(t, "make, stage, target")
-	if owner := f.volumes["csi-1"].Ephemeral; *owner != written {
+	if owner := f.volumes["csi-1"].owner; *owner != written {
 		t.Errorf("the owner is %+v", owner)
 	}
 	if err := f.Ensure(t.Context(), "csi-1", state.TargetPart(path), func(v *state.Volume) error { return v.AskUnpublish(path, time.Now()) }); err != nil {
@@ -284,7 +303,7 @@ func TestRefusedTargetLeavesNothing(t *testing.T) {
 func TestRefusedRepeatAfterAReboot(t *testing.T) {
 	f := newFakeNode()
 	v := newVolumes(f)
-	f.volumes["csi-1"] = pool.Volume{ID: "csi-1", Formatted: "ext4"}
+	f.volumes["csi-1"] = fakeVolume{used: true}
 	f.err[state.StagePart()] = state.Errorf(state.FailedPrecondition, "in the way")
 	if err := publish(v, nil); state.ClassOf(err) != state.FailedPrecondition || len(f.volumes) != 1 {
 		t.Errorf("%v, volumes %v", err, f.volumes)
@@ -306,26 +325,26 @@ func TestRefusedBesideAnother(t *testing.T) {
 func TestUnpublishOfOthers(t *testing.T) {
 	f := newFakeNode()
 	v := newVolumes(f)
-	f.volumes["pvc-1"] = pool.Volume{ID: "pvc-1"}
+	f.volumes["pvc-1"] = fakeVolume{}
 	for _, id := range []string{"pvc-1", "stranger"} {
 		if err := v.Unpublish(t.Context(), id, path); err != nil {
 			t.Errorf("%s: %v", id, err)
 		}
 	}
-	f.away = errors.New("the pool is away")
+	f.away = errors.New("the backend is away")
 	if err := v.Unpublish(t.Context(), "pvc-1", path); err != nil {
-		t.Errorf("%v, while the pool is away", err)
+		t.Errorf("%v, while the backend is away", err)
 	}
 	f.records["pvc-1"] = &state.Volume{ID: "pvc-1", Stage: &state.Stage{Path: "/kubelet/plugins/staging"}}
 	f.asked = 0
 	if err := v.Unpublish(t.Context(), "pvc-1", path); err != nil || f.asked > 0 {
-		t.Errorf("%v; the pool was asked %d times about a volume that is known to be another's", err, f.asked)
+		t.Errorf("%v; the backend was asked %d times about a volume that is known to be another's", err, f.asked)
 	}
 	f.wantDone(t, "")
 }
 
-// A pool that cannot say what a volume is keeps it from being deleted, not from being unstaged.
-func TestUnpublishWithoutThePool(t *testing.T) {
+// A backend that cannot say what a volume is keeps it from being deleted, not from being unstaged.
+func TestUnpublishWithoutTheBackend(t *testing.T) {
 	for title, test := range map[string]struct {
 		err     error
 		store   bool // knows the volume
@@ -376,6 +395,49 @@ func TestUnpublishWithoutThePool(t *testing.T) {
 	}
 }
 
+// What a pod's author says is the backend's to know, but not which backend that is.
+func TestAttributes(t *testing.T) {
+	f := newFakeNode()
+	v := newVolumes(f)
+	if err := publish(v, map[string]string{"size": "1Gi", "csi.storage.k8s.io/pod.name": "web", "csi.storage.k8s.io/serviceAccount.tokens": "secret"}); err != nil {
+		t.Fatal(err)
+	}
+	if !maps.Equal(f.attributes, map[string]string{"size": "1Gi"}) {
+		t.Errorf("the backend is told %v", f.attributes)
+	}
+	if made := f.volumes["csi-1"]; made.fsType != "ext4" || made.smallest != 2<<20 {
+		t.Errorf("made %+v", made)
+	}
+	f.wantDone(t, "make, stage, target")
+	for _, name := range []string{"pool", "disk", ""} {
+		if err := publish(v, map[string]string{"backend": name}); state.ClassOf(err) != state.InvalidArgument || !strings.Contains(err.Error(), "attribute backend") {
+			t.Errorf("backend %q: %v", name, err)
+		}
+	}
+	target := &state.Target{Path: path, Capability: state.Capability{Access: state.MountAccess, Mode: "SINGLE_NODE_WRITER", FSType: "xfs"}}
+	if err := v.Publish(t.Context(), "csi-2", "1", nil, target); err != nil {
+		t.Fatal(err)
+	}
+	if made := f.volumes["csi-2"]; made.fsType != "xfs" || made.smallest != 300<<20 {
+		t.Errorf("made %+v", made)
+	}
+}
+
+func TestNoBackendOptsIn(t *testing.T) {
+	f := newFakeNode()
+	v := newVolumes(f)
+	v.Inliner = nil
+	if err := publish(v, nil); state.ClassOf(err) != state.InvalidArgument || !strings.Contains(err.Error(), "csi-1") {
+		t.Errorf("%v", err)
+	}
+	if err := v.Unpublish(t.Context(), "csi-1", path); err != nil {
+		t.Error(err)
+	}
+	v.Look()
+	v.Run(t.Context())
+	f.wantDone(t, "")
+}
+
 func TestSweep(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFakeNode()
@@ -397,7 +459,7 @@ func TestSweep(t *testing.T) {
 		if n := looked(); n != 1 {
 			t.Errorf("looked %d times without a volume", n)
 		}
-		with(func() { f.volumes["pvc-1"] = pool.Volume{ID: "pvc-1"} })
+		with(func() { f.volumes["pvc-1"] = fakeVolume{} })
 		for range 3 {
 			if err := publish(v, nil); err != nil {
 				t.Fatal(err)
@@ -432,11 +494,11 @@ func TestSweep(t *testing.T) {
 		if n := looked(); n > 1 {
 			t.Errorf("looked %d times after the last one", n)
 		}
-		with(func() { f.away = errors.New("the pool is away") })
+		with(func() { f.away = errors.New("the backend is away") })
 		v.Look()
 		sleep(time.Hour)
 		if n := looked(); n < 6 {
-			t.Errorf("looked %d times while the pool was away", n)
+			t.Errorf("looked %d times while the backend was away", n)
 		}
 		cancel()
 		<-done

@@ -37,8 +37,8 @@ var below = map[string][]string{
 	"pkg/reconciler":          {"pkg/devices", "pkg/state"},
 	"pkg/registration":        {},
 	"pkg/nodeserver":          {"pkg/reconciler", "pkg/state"},
-	"pkg/controllerserver":    {"pkg/devices/pool", "pkg/state"},
-	"pkg/ephemeral":           {"pkg/devices/pool", "pkg/state"},
+	"pkg/controllerserver":    {"pkg/devices", "pkg/state"},
+	"pkg/ephemeral":           {"pkg/devices", "pkg/state"},
 	"pkg/command":             {"pkg/client"},
 	"pkg/driver": {"pkg/blockdev", "pkg/client", "pkg/command", "pkg/controllerserver", "pkg/devices", "pkg/devices/note", "pkg/ephemeral", "pkg/filesystem",
 		"pkg/loop", "pkg/mounts", "pkg/nodeserver", "pkg/pods", "pkg/process", "pkg/reconciler", "pkg/registration", "pkg/state", "pkg/uevents"},
@@ -61,7 +61,7 @@ var strangers = map[string][]string{
 // lists them.
 var backends = map[string][]string{
 	"pkg/devices/disk": {"cmd/csi-node"},
-	"pkg/devices/pool": {"cmd/csi-node", "pkg/controllerserver", "pkg/ephemeral"},
+	"pkg/devices/pool": {"cmd/csi-node"},
 }
 
 // A backend is one folder behind one interface: who may import it says backends,

@@ -18,14 +18,16 @@ const Size = 4 << 20
 // if it cannot do its work, and the test's clean-up undoes all of it.
 type Harness struct {
 	// Open returns a backend over the same volumes each time, as after a
-	// restart of the plugin. A backend that is also a Formatter, a Clearer
-	// or a Viewer is tested as such.
+	// restart of the plugin. A backend that is also a Formatter, a Clearer,
+	// a Viewer, a Provisioner or an Inliner is tested as such.
 	Open func(t *testing.T) devices.Backend
 	// Views returns what the engine keeps over the devices of the backend that was
 	// opened last.
 	Views func() Views
 	// Create makes a writable volume of Size bytes and returns its id.
 	Create func(t *testing.T, name string) string
+	// InlineAttributes ask an Inliner for a volume of a few MiB.
+	InlineAttributes map[string]string
 	// Hold claims a device as a mount does, until release is called.
 	Hold func(t *testing.T, device state.Device) (release func())
 	// BadIDs are ids that no volume of the backend can have; nil: those that are
@@ -71,6 +73,14 @@ func Backend(t *testing.T, fresh func(t *testing.T) Harness) {
 		"View":             (*suite).view,
 		"ViewRestart":      (*suite).viewRestart,
 		"ViewGrows":        (*suite).viewGrows,
+
+		"Provision":           (*suite).provision,
+		"ProvisionSizes":      (*suite).provisionSizes,
+		"ProvisionNames":      (*suite).provisionNames,
+		"ProvisionConcurrent": (*suite).provisionConcurrent,
+		"ProvisionParameters": (*suite).provisionParameters,
+		"Capacity":            (*suite).capacity,
+		"Inline":              (*suite).inline,
 	} {
 		t.Run(name, func(t *testing.T) {
 			h := fresh(t)

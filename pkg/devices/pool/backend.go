@@ -21,6 +21,7 @@ import (
 // A device has the sectors that the volume's metadata names, and passes discards
 // down for a thin volume only.
 type Backend struct {
+	Provisioner
 	pool   *Pool
 	loops  *loop.Devices
 	unlock func() error // the pool; nil: it is not locked
@@ -35,6 +36,7 @@ type Backend struct {
 // their data that the plugin did not attach.
 func NewBackend(ctx context.Context, p *Pool, loops *loop.Devices) (*Backend, error) {
 	b := &Backend{pool: p, loops: loops, asked: map[string]*asking{}}
+	b.Provisioner = Provisioner{Volumes: p, Delete: b.Delete}
 	ids, err := p.IDs(ctx)
 	if err != nil { // of a pool that is away, or whose disk does not answer, the tags tell
 		klog.FromContext(ctx).Error(err, "The volumes are not known, so devices over their data that the plugin did not attach are not either")

@@ -4,8 +4,6 @@ import (
 	"bytes"
 	"cmp"
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -19,6 +17,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/csi-node/csi-node/pkg/devices"
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
@@ -90,11 +89,7 @@ const volumeVersion = 1
 // "Size Limits").
 const maxID = 128
 
-var (
-	fitID = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]*$`)
-	// derivedID is what ID makes of names that are not fit to be ids.
-	derivedID = regexp.MustCompile(`^vol-[0-9a-f]{32}$`)
-)
+var fitID = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]*$`)
 
 // ValidateID returns InvalidArgument for an id that no volume can have: ids
 // are names of directories.
@@ -105,17 +100,8 @@ func ValidateID(id string) error {
 	return nil
 }
 
-// ID returns the id of the volume of that name: the name itself when it is fit
-// to be one, else one derived from it. No two names have the same id, nor ids
-// that differ only in case, which some file systems take for the same. So a
-// name with capitals is not fit, and neither is one that looks derived.
-func ID(name string) string {
-	if ValidateID(name) == nil && !derivedID.MatchString(name) && name == strings.ToLower(name) {
-		return name
-	}
-	sum := sha256.Sum256([]byte(name))
-	return "vol-" + hex.EncodeToString(sum[:16])
-}
+// ID returns the id of the volume of that name.
+func ID(name string) string { return devices.VolumeID("", name) }
 
 // Get returns the facts about a volume. NotFound: there is no such volume.
 // InvalidArgument: there can be none of that id. Internal: volume.json is

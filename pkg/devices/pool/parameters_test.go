@@ -1,10 +1,9 @@
-package controllerserver
+package pool
 
 import (
 	"strings"
 	"testing"
 
-	"github.com/csi-node/csi-node/pkg/devices/pool"
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
@@ -16,25 +15,44 @@ func TestOvercommitParameter(t *testing.T) {
 	} {
 		v, err := parse(map[string]string{"provisioning": "thin", "overcommit": value})
 		if want == 0 {
-			check(t, err, state.InvalidArgument, "1 (default) to 100")
+			wantError(t, err, state.InvalidArgument, "1 (default) to 100")
 		} else if err != nil || v.OvercommitPercent != want {
 			t.Errorf("%q is read as %d (%v)", value, v.OvercommitPercent, err)
 		}
 	}
 }
 
-// TestParametersAreRead as they are told: get is the inverse of set.
+func TestParametersRefused(t *testing.T) {
+	for _, test := range []struct {
+		key, value, words string
+	}{
+		{"Provisioning", "thin", "there are overcommit: 1 (default) to 100"},
+		{"", "", "provisioning: thick (default) or thin; sectorSize: 512 or 4096"},
+		{"provisioning", "", "not thick (default) or thin"},
+		{"overcommit", "1.01", "provisioning: thin"},
+		{"sectorSize", "1024", "not 512 or 4096"},
+		{"sectorSize", "", "not 512 or 4096"},
+	} {
+		completed, err := Provisioner{}.CheckParameters(map[string]string{test.key: test.value})
+		wantError(t, err, state.InvalidArgument, test.words)
+		if completed != nil {
+			t.Errorf("%q: %q gives %v", test.key, test.value, completed)
+		}
+	}
+}
+
+// TestParametersAreRead as they are told: parametersOf is the inverse of parse.
 func TestParametersAreRead(t *testing.T) {
 	for _, p := range []struct{ key, value string }{
 		{"provisioning", "thin"}, {"provisioning", "thick"}, {"overcommit", "1"}, {"overcommit", "1.05"}, {"overcommit", "1.5"}, {"overcommit", "100"},
 		{"sectorSize", "512"}, {"sectorSize", "4096"},
 	} {
-		var v pool.Volume
-		if known, good := set(&v, p.key, p.value); !known || !good || get(v, p.key) != p.value {
-			t.Errorf("%s: %q is told as %q", p.key, p.value, get(v, p.key))
+		var v Volume
+		if known, good := set(&v, p.key, p.value); !known || !good || parametersOf(v)[p.key] != p.value {
+			t.Errorf("%s: %q is told as %q", p.key, p.value, parametersOf(v)[p.key])
 		}
 	}
-	if v, err := parse(nil); err != nil || v != (pool.Volume{Provisioning: pool.Thick, OvercommitPercent: pool.NoOvercommit}) {
+	if v, err := parse(nil); err != nil || v != (Volume{Provisioning: Thick, OvercommitPercent: NoOvercommit}) {
 		t.Errorf("no parameters: %+v (%v)", v, err)
 	}
 }
@@ -45,7 +63,7 @@ func FuzzParameters(f *testing.F) {
 	f.Add("\x00", "\xff")
 	f.Fuzz(func(t *testing.T, key, value string) {
 		v, err := parse(map[string]string{"provisioning": "thin", key: value})
-		if err == nil && (v.OvercommitPercent < pool.NoOvercommit || v.OvercommitPercent > pool.MaxOvercommit || v.Provisioning != pool.Thin && key != provisioningKey) ||
+		if err == nil && (v.OvercommitPercent < NoOvercommit || v.OvercommitPercent > MaxOvercommit || v.Provisioning != Thin && key != provisioningKey) ||
 			err != nil && (state.ClassOf(err) != state.InvalidArgument || len(err.Error()) > 4096) {
 			t.Errorf("%q: %q gives %+v, %v", key, value, v, err)
 		}
