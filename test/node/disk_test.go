@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 
+	"github.com/csi-node/csi-node/pkg/driver"
 	"github.com/csi-node/csi-node/test/harness"
 	"github.com/csi-node/csi-node/test/machine"
 )
@@ -283,5 +284,30 @@ func TestRawDisk(t *testing.T) {
 	}
 	must(t, exec.Command("blkdiscard", "-f", "-z", node).Run())
 	mustRefuse(t, onDisk(p, t, "as-a-file-system", node, "ext4").stage(ctx), codes.FailedPrecondition, "published as a raw block device")
+	mustBeFree(t, node)
+}
+
+// An operator's word makes a disk blank, whatever it held or was.
+func TestDiskIsCleared(t *testing.T) {
+	t.Parallel()
+	p, o, r := disks(t, harness.Options{})
+	p.Start(o)
+	ctx := t.Context()
+	node, file := r.disk("disk", 32*mib)
+	v := onDisk(p, t, "a-disk", node, "ext4")
+	line := "csi-node volume clear-device " + v.id + " --i-understand-this-destroys-data"
+	must(t, v.stage(ctx))
+	refused(t, p, 1, line, "in use")
+	must(t, v.unstage(ctx))
+	var c driver.Clearance
+	typed(t, p, line, &c)
+	if !c.Cleared || c.Found != "ext4 file system" || c.Backing != node || c.Bytes != 32*mib || c.Formatted != "ext4" {
+		t.Errorf("%+v", c)
+	}
+	if raw, err := os.ReadFile(file); err != nil || len(bytes.Trim(raw, "\x00")) > 0 {
+		t.Errorf("the disk is not blank (%v)", err)
+	}
+	must(t, v.stage(ctx))
+	must(t, v.unstage(ctx))
 	mustBeFree(t, node)
 }
