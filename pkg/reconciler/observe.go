@@ -103,7 +103,7 @@ func (r *Reconciler) observeAlone(ctx context.Context, want *state.Volume) (stat
 			}
 		}
 	}
-	if s := want.Stage; s != nil && !s.Gone && (&planner{want: want, have: have}).broken() {
+	if s := want.Stage; s != nil && !s.Gone && newPlanner(want, have).broken() {
 		have.Keepers = r.kernel.Mounts.Keepers(ctx, have.Device.Number, append(want.TargetPaths(), s.Path))
 	}
 	leaving := want.Stage != nil && want.Stage.Gone && len(have.Stage.Mounts) == 0
@@ -156,7 +156,7 @@ func (r *Reconciler) observe(ctx context.Context, want *state.Volume) (have stat
 	switch class := state.ClassOf(err); {
 	case err == nil:
 	case class == state.InvalidArgument:
-		have.Device = state.Device{Missing: true} // no volume can have that id
+		have.Device = state.Device{State: state.DeviceAbsent, Missing: true} // no volume can have that id
 	case class.Final():
 		return have, state.Errorf(state.Unavailable, "%w", err) // nothing could be seen undone
 	default:
@@ -173,6 +173,8 @@ func (r *Reconciler) observe(ctx context.Context, want *state.Volume) (have stat
 		if have.View, err = r.kernel.Views.FindView(ctx, have.Device); err != nil {
 			return have, err
 		}
+	} else if have.Device.State != state.DeviceUnknown {
+		have.View.State = state.DeviceAbsent // it would stand over nothing
 	}
 	if want.Stage != nil {
 		have.Stage = r.look(ctx, want.Stage.Path)

@@ -2,6 +2,7 @@ package reconciler
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
@@ -75,7 +76,7 @@ type Plan struct {
 // the order pods, stage, device for what must go, then device, stage, pods for
 // what must come.
 func MakePlan(want *state.Volume, have state.Actual) Plan {
-	p := planner{want: want, have: have, plan: Plan{Verdicts: map[state.Part]Verdict{}}}
+	p := newPlanner(want, have)
 	for _, path := range want.TargetPaths() {
 		if t := want.Targets[path]; t.Gone {
 			p.say(state.TargetPart(path), p.unpublish(t))
@@ -136,6 +137,34 @@ type planner struct {
 	clearing bool // targets are unbound so that a broken file system can be mounted anew
 }
 
+// newPlanner returns a planner to which what was not looked at is what could not
+// be looked at now.
+func newPlanner(want *state.Volume, have state.Actual) *planner {
+	p := &planner{want: want, have: have, plan: Plan{Verdicts: map[state.Part]Verdict{}}}
+	if p.have.Stage.File == state.UnknownFile && p.have.Stage.Err == nil {
+		p.have.Stage.Err = errUnseen
+	}
+	cloned := false
+	for path := range want.Targets {
+		if m := have.Targets[path]; m.File == state.UnknownFile && m.Err == nil {
+			if !cloned {
+				p.have.Targets, cloned = maps.Clone(have.Targets), true
+			}
+			if p.have.Targets == nil {
+				p.have.Targets = map[string]state.Mountpoint{}
+			}
+			m.Err = errUnseen
+			p.have.Targets[path] = m
+		}
+	}
+	if c := &p.have.Contents; c.Kind == state.ContentsUnread && c.Err == nil && readContents(want, have) {
+		c.Err = errUnseen
+	}
+	return p
+}
+
+var errUnseen = state.Errorf(state.Unavailable, "it was not looked at, so nothing is known of it now")
+
 func (p *planner) say(part state.Part, v Verdict) { p.plan.Verdicts[part] = v }
 
 // do adds a step; the verdict is that the part is under way.
@@ -159,6 +188,20 @@ func stuck(class state.Class, format string, args ...any) Verdict {
 
 // unseen is the verdict on a part whose path or device could not be looked at.
 func unseen(err error) Verdict { return stuck(state.ClassOf(err), "%v", err) }
+
+// unknownDevice reports whether it is unknown which devices are the volume's, so
+// that a mount which is not seen to be of them may be of one.
+func (p *planner) unknownDevice() bool {
+	return p.have.Device.State == state.DeviceUnknown || p.have.View.State == state.DeviceUnknown
+}
+
+// unseenDevice is the verdict on what depends on such a device.
+func (p *planner) unseenDevice() Verdict {
+	if err := p.have.Device.Err; err != nil {
+		return unseen(err)
+	}
+	return stuck(state.Unavailable, "whether a device stands for the volume is not known now")
+}
 
 // ours reports whether a mount is of the volume's device or of its view.
 func (p *planner) ours(m state.Mount) bool {

@@ -73,6 +73,38 @@ func TestPlanConditions(t *testing.T) {
 		{"out of sight: nothing is done to the device", volume(staged()), actual(attached(), contents(state.Contents{Kind: state.ContentsBlank}), stageIs(unseenNow())),
 			[]string{"stage: stuck, Unavailable: timed out"}},
 
+		// What was not looked at.
+		{"unknown: a device is not attached a second time", volume(staged()), actual(unknownDevice),
+			[]string{"stage: stuck, Unavailable: not known now"}},
+		{"unknown: nor is its end seen", volume(unstaged()), actual(unknownDevice),
+			[]string{"stage: stuck, Unavailable: not known now"}},
+		{"unknown: the words are those of the cause", volume(unstaged()), actual(device(state.DeviceUnknown, unread)),
+			[]string{"stage: stuck, Unavailable: the pool is away"}},
+		{"unknown: a mount may be the volume's", volume(unpublished(podA)), actual(unknownDevice, targetIs(podA, mounted(rw))),
+			[]string{"A: stuck, Unavailable: not known now"}},
+		{"unknown: also for a publish that was refused", volume(unpublished(podA, withdrawn)), actual(unknownDevice, targetIs(podA, mounted(rw))),
+			[]string{"A: stuck, Unavailable: not known now"}},
+		{"unknown: a publish ends where nothing is mounted", volume(unpublished(podA)), actual(unknownDevice),
+			[]string{"A: settled"}},
+		{"unknown: the node that a target was seen with is the volume's", volume(unpublished(podA, seenAs(disk))), actual(unknownDevice, targetIs(podA, node(disk))),
+			[]string{"unbind for A", "A: under way"}},
+		{"unknown: the view", volume(unstaged()), actual(attached(), unknownView, stageIs(emptyDir())),
+			[]string{"stage: stuck, Unavailable: not known now"}},
+		{"unknown: a view is not attached a second time", volume(stagedBlock(), publishedBlock(podA, readOnly)), actual(attached(), unknownView),
+			[]string{"stage: stuck, Unavailable: not known now", "A: waits for stage"}},
+		{"unknown: the staging path", volume(staged()), actual(attached(), ext4(), stageIs(state.Mountpoint{})),
+			[]string{"stage: stuck, Unavailable: not looked at"}},
+		{"unknown: the end of the staging path", volume(unstaged()), actual(attached(), stageIs(state.Mountpoint{})),
+			[]string{"stage: stuck, Unavailable: not looked at"}},
+		{"unknown: a target", volume(unstaged(), unpublished(podA)), actual(attached(), stageIs(emptyDir()), targetIs(podA, state.Mountpoint{})),
+			[]string{"stage: waits for A", "A: stuck, Unavailable: not looked at"}},
+		{"unknown: the contents are not formatted", volume(staged()), actual(attached()),
+			[]string{"stage: stuck, Unavailable: not looked at"}},
+		{"unknown: nor erased", volume(staged()), actual(attached(marked)),
+			[]string{"stage: stuck, Unavailable: not looked at"}},
+		{"unknown: the room for a file system to grow", volume(staged(), size(100)), actual(attached(), stageIs(mounted(rw))),
+			[]string{"stage: settled", "size: stuck, Unavailable: not looked at"}},
+
 		// Raw access.
 		{"raw: not to a mounted file system", volume(stagedBlock()), actual(attached(), stageIs(mounted(rw))),
 			[]string{"stage: stuck, FailedPrecondition: file system is mounted"}},
@@ -131,6 +163,23 @@ func TestPlanConditions(t *testing.T) {
 				t.Errorf("plan\n\t%s\nwant\n\t%s", strings.Join(told, "\n\t"), strings.Join(tt.plan, "\n\t"))
 			}
 		})
+	}
+}
+
+func unknownDevice(have *state.Actual) { have.Device, have.View = state.Device{}, state.Device{} }
+func unknownView(have *state.Actual)   { have.View = state.Device{} }
+
+// A record of which nothing was looked at is planned nothing for.
+func TestPlanWithoutALook(t *testing.T) {
+	want := volume(staged(), size(100), published(podA), unpublished(podB))
+	plan := reconciler.MakePlan(want, state.Actual{})
+	if len(plan.Steps) > 0 {
+		t.Errorf("steps %v", plan.Steps)
+	}
+	for part, v := range plan.Verdicts {
+		if v.Settled {
+			t.Errorf("%s is settled", part)
+		}
 	}
 }
 

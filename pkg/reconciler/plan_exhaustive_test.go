@@ -224,7 +224,7 @@ func (w *planWalk) judgeEnd(c *planCase) {
 		}
 	}
 	v := c.have.View
-	if c.stageWanted() && v.State == state.DeviceAttached && !v.Held && !c.someTargetWantsView() &&
+	if c.stageWanted() && v.State == state.DeviceAttached && !v.Held && !c.unknown() && !c.someTargetWantsView() &&
 		!c.somewhere(func(_ *state.Target, m state.Mount) bool { return mountOf(m, v.Number) }) {
 		w.breach(ruleAtEnd, "a view is left that nobody shows", c)
 	}
@@ -242,7 +242,7 @@ var planStepRules = map[reconciler.Action]planStepRule{
 		t, m := c.want.Targets[part.Path], c.have.Targets[part.Path]
 		return firstOf(
 			t == nil, "no such target",
-			m.Err != nil, "the path was not seen",
+			notSeen(m), "the path was not seen",
 			len(m.Mounts) == 0 || !c.showsAt(t, m.Mounts[0]), "the top mount is not the volume's",
 			t != nil && !t.Gone && c.targetStands(t), "the target is as asked",
 			t != nil && !t.Gone && c.broken() && c.brokenCause(), "a pod loses what is broken and stays so")
@@ -252,7 +252,7 @@ var planStepRules = map[reconciler.Action]planStepRule{
 		return firstOf(
 			t == nil || !t.Gone, "the target is not to go",
 			t != nil && t.Withdrawn, "what a refused request found is not its to remove",
-			m.Err != nil, "the path was not seen",
+			notSeen(m), "the path was not seen",
 			len(m.Mounts) > 0, "something is mounted",
 			!m.Empty, "it is not empty",
 			m.File != state.Directory && m.File != state.RegularFile, "neither a directory nor a file")
@@ -262,7 +262,7 @@ var planStepRules = map[reconciler.Action]planStepRule{
 		doubled := len(m.Mounts) > 1 && c.shows(m.Mounts[1])
 		return firstOf(
 			part != state.StagePart() || s == nil, "not for the stage",
-			m.Err != nil, "the path was not seen",
+			notSeen(m), "the path was not seen",
 			len(m.Mounts) == 0 || !c.shows(m.Mounts[0]), "the top mount is not the volume's",
 			c.stageWanted() && c.stageStands(), "the stage is as asked",
 			c.stageWanted() && c.broken() && c.brokenCause(), "what is broken is taken down and stays so",
@@ -273,7 +273,7 @@ var planStepRules = map[reconciler.Action]planStepRule{
 		s, m := c.want.Stage, c.have.Stage
 		return firstOf(
 			part != state.StagePart() || s == nil || !s.Gone, "the stage is not to go",
-			m.Err != nil, "the path was not seen",
+			notSeen(m), "the path was not seen",
 			len(m.Mounts) > 0, "something is mounted",
 			m.File != state.Directory || !m.Empty, "it is no empty directory",
 			!c.have.Device.Held, "nobody holds the device",
@@ -356,7 +356,7 @@ var planStepRules = map[reconciler.Action]planStepRule{
 		if part == state.SizePart() {
 			return firstOf(
 				!c.stageWanted() || !c.stageStands() || c.wantsBlock(), "the file system is not mounted as asked",
-				f.Err != nil || !f.Growable || !f.GrowsMounted, "it does not grow mounted",
+				c.contentsUnseen() || !f.Growable || !f.GrowsMounted, "it does not grow mounted",
 				c.want.Stage.ReadOnly, "it is read-only")
 		}
 		return c.whyNotWrite(part, firstOf(
@@ -381,13 +381,13 @@ var planStepRules = map[reconciler.Action]planStepRule{
 			m := c.have.Stage
 			return firstOf(
 				!c.stageWanted() || c.wantsBlock(), "no mounted stage is wanted",
-				m.Err != nil || len(m.Mounts) == 0 || !wholeOf(m.Mounts[0], c.have.Device.Number), "the top mount is not the stage",
+				notSeen(m) || len(m.Mounts) == 0 || !wholeOf(m.Mounts[0], c.have.Device.Number), "the top mount is not the stage",
 				c.stageStands(), "the stage is as asked")
 		}
 		t, m := c.want.Targets[part.Path], c.have.Targets[part.Path]
 		return firstOf(
 			t == nil || t.Gone, "the target is not wanted",
-			m.Err != nil || len(m.Mounts) == 0 || !wholeOf(m.Mounts[0], c.have.Device.Number), "the top mount is not the volume's",
+			notSeen(m) || len(m.Mounts) == 0 || !wholeOf(m.Mounts[0], c.have.Device.Number), "the top mount is not the volume's",
 			t != nil && c.targetStands(t), "the target is as asked")
 	}},
 	reconciler.AttachView: {"attach-view needs an attached writable device and a target that wants it", func(c *planCase, part state.Part) string {
@@ -433,7 +433,7 @@ func (c *planCase) whyNotWrite(part state.Part, why string) string {
 		c.have.View.Held, "its view is held",
 		d.Held, "the device is held",
 		c.somewhere(c.showsAt), "the device is mounted",
-		c.have.Contents.Err != nil, "the contents were not seen",
+		c.contentsUnseen(), "the contents were not seen",
 		why != "", why)
 }
 
@@ -456,6 +456,33 @@ var planStateRules = []struct {
 			v := c.plan.Verdicts[part]
 			if c.holds(part) && (!v.Settled || v.Problem != reconciler.Problem{} || len(c.ownSteps(part)) > 0) {
 				return part.String()
+			}
+		}
+		return ""
+	}},
+	{"what is not known settles nothing, and is not taken for absent", func(c *planCase) string {
+		for part, v := range c.plan.Verdicts {
+			m := c.have.Stage
+			intent := c.want.Intent(part)
+			if part.Kind == state.TargetKind {
+				m = c.have.Targets[part.Path]
+			}
+			dark := unseen(m) || c.unknown() && (part.Kind != state.TargetKind || !intent.Gone || len(m.Mounts) > 0)
+			if dark && v.Settled {
+				return part.String() + " is settled in the dark"
+			}
+		}
+		for _, step := range c.plan.Steps {
+			switch step.Action {
+			case reconciler.Unbind, reconciler.RemoveTarget:
+			case reconciler.Unmount, reconciler.DetachView: // of what is known; the device stays
+				if c.have.Device.State == state.DeviceUnknown {
+					return step.String() + " in the dark"
+				}
+			default:
+				if c.unknown() {
+					return step.String() + " in the dark"
+				}
 			}
 		}
 		return ""
@@ -694,15 +721,31 @@ func (c *planCase) someTargetBound() bool { return c.atSomeTarget(c.showsAt) }
 // someTargetUnseen reports whether a target could not be looked at, for a
 // reason other than that nothing can be mounted there.
 func (c *planCase) someTargetUnseen() bool {
-	for _, m := range c.have.Targets {
-		if unseen(m) {
+	for path := range c.want.Targets {
+		if unseen(c.have.Targets[path]) {
 			return true
 		}
 	}
 	return false
 }
 
-func unseen(m state.Mountpoint) bool { return m.Err != nil && !state.ClassOf(m.Err).Final() }
+// notSeen reports whether nothing is known of a path.
+func notSeen(m state.Mountpoint) bool { return m.Err != nil || m.File == state.UnknownFile }
+
+// unseen reports whether something may be mounted at a path of which nothing is known.
+func unseen(m state.Mountpoint) bool {
+	return notSeen(m) && (m.Err == nil || !state.ClassOf(m.Err).Final())
+}
+
+// contentsUnseen reports whether nothing is known of what the device holds.
+func (c *planCase) contentsUnseen() bool {
+	return c.have.Contents.Err != nil || c.have.Contents.Kind == state.ContentsUnread
+}
+
+// unknown reports whether it is unknown which devices are the volume's.
+func (c *planCase) unknown() bool {
+	return c.have.Device.State == state.DeviceUnknown || c.have.View.State == state.DeviceUnknown
+}
 
 func (c *planCase) holdsFilesystem() bool {
 	f := c.have.Contents
@@ -747,13 +790,13 @@ func (c *planCase) brokenCause() bool {
 		}
 	}
 	f := c.have.Contents
-	return len(c.have.Keepers) > 0 || f.Err != nil || f.Kind != state.ContentsFilesystem || c.swapped() || c.have.Device.Formatting
+	return len(c.have.Keepers) > 0 || c.contentsUnseen() || f.Kind != state.ContentsFilesystem || c.swapped() || c.have.Device.Formatting
 }
 
 // freePath reports whether something may be mounted at a path: nothing is
 // there, or an empty directory or file of the kind.
 func freePath(m state.Mountpoint, kind state.FileType) bool {
-	return m.Err == nil && len(m.Mounts) == 0 && (m.File == state.NoFile || m.File == kind && m.Empty)
+	return !notSeen(m) && len(m.Mounts) == 0 && (m.File == state.NoFile || m.File == kind && m.Empty)
 }
 
 // attributesMet reports whether a mount has the attributes that flags and the
@@ -765,7 +808,7 @@ func attributesMet(a state.Attributes, readOnly bool, flags ...string) bool {
 
 func (c *planCase) deviceStands() bool {
 	d := c.have.Device
-	return d.State == state.DeviceAttached && d.Err == nil && !d.Missing && d.Size >= d.Capacity && d.ReadOnly == c.want.Stage.ReadOnly
+	return d.State == state.DeviceAttached && !c.unknown() && d.Err == nil && !d.Missing && d.Size >= d.Capacity && d.ReadOnly == c.want.Stage.ReadOnly
 }
 
 // stageStands reports whether the wanted stage is exactly as asked.
@@ -774,7 +817,7 @@ func (c *planCase) stageStands() bool {
 	if !c.deviceStands() || c.wantsBlock() {
 		return c.deviceStands() && !c.rawCause()
 	}
-	if c.have.Stage.Err != nil || len(mounts) == 0 || len(mounts) > 1 && c.shows(mounts[1]) {
+	if notSeen(c.have.Stage) || len(mounts) == 0 || len(mounts) > 1 && c.shows(mounts[1]) {
 		return false
 	}
 	m := mounts[0]
@@ -785,7 +828,7 @@ func (c *planCase) stageStands() bool {
 // targetStands reports whether a wanted target is exactly as asked.
 func (c *planCase) targetStands(t *state.Target) bool {
 	m := c.have.Targets[t.Path]
-	if !c.stageWanted() || !c.stageStands() || m.Err != nil || len(m.Mounts) == 0 || len(m.Mounts) > 1 && c.showsAt(t, m.Mounts[1]) {
+	if !c.stageWanted() || !c.stageStands() || notSeen(m) || len(m.Mounts) == 0 || len(m.Mounts) > 1 && c.showsAt(t, m.Mounts[1]) {
 		return false
 	}
 	top := m.Mounts[0]
@@ -806,20 +849,22 @@ func (c *planCase) holds(part state.Part) bool {
 		if c.stageWanted() {
 			return c.stageStands()
 		}
-		return c.have.Stage.Err == nil && !c.somewhere(c.showsAt) && !c.someTargetUnseen() && c.have.View.State == state.DeviceAbsent &&
+		return !notSeen(c.have.Stage) && !c.somewhere(c.showsAt) && !c.someTargetUnseen() && c.have.View.State == state.DeviceAbsent &&
 			(d.State == state.DeviceAbsent || d.State == state.DeviceForeign)
 	case state.SizeKind:
 		if !c.stageWanted() || !c.stageStands() || d.Size < c.want.Size.Bytes {
 			return false
 		}
-		return c.wantsBlock() || f.Err == nil && (!f.Growable || c.want.Size.Accepted && (!f.GrowsMounted || c.want.Stage.ReadOnly))
+		return c.wantsBlock() || !c.contentsUnseen() && (!f.Growable || c.want.Size.Accepted && (!f.GrowsMounted || c.want.Stage.ReadOnly))
 	}
 	t, m := c.want.Targets[part.Path], c.have.Targets[part.Path]
 	switch {
 	case !t.Gone:
 		return c.targetStands(t)
-	case m.Err != nil:
-		return t.Withdrawn && state.ClassOf(m.Err).Final()
+	case notSeen(m):
+		return t.Withdrawn && !unseen(m)
+	case c.unknown() && len(m.Mounts) > 0:
+		return false // it may be the volume's
 	}
 	return (t.Withdrawn || m.File == state.NoFile) && !slices.ContainsFunc(m.Mounts, func(m state.Mount) bool { return c.showsAt(t, m) })
 }
@@ -828,7 +873,7 @@ func (c *planCase) holds(part state.Part) bool {
 // and something that the plugin did not make.
 func (c *planCase) leftBehind(part state.Part) bool {
 	t, m := c.want.Targets[part.Path], c.have.Targets[part.Path]
-	if t == nil || !t.Gone || m.Err != nil || slices.ContainsFunc(m.Mounts, func(m state.Mount) bool { return c.showsAt(t, m) }) {
+	if t == nil || !t.Gone || notSeen(m) || c.unknown() && len(m.Mounts) > 0 || slices.ContainsFunc(m.Mounts, func(m state.Mount) bool { return c.showsAt(t, m) }) {
 		return false
 	}
 	return len(m.Mounts) > 0 || !m.Empty || m.File != state.Directory && m.File != state.RegularFile
@@ -844,15 +889,15 @@ func (c *planCase) hasCause(part state.Part) bool {
 		}
 		d, v, mounts := c.have.Device, c.have.View, c.have.Stage.Mounts
 		covered := len(mounts) > 1 && !c.shows(mounts[0]) && c.shows(mounts[1])
-		return c.have.Stage.Err != nil || covered || v.State == state.DeviceDetaching || v.Held ||
+		return notSeen(c.have.Stage) || c.unknown() || covered || v.State == state.DeviceDetaching || v.Held ||
 			d.State == state.DeviceDetaching || d.State == state.DeviceAttached && d.Held
 	case state.SizeKind:
 		f := c.have.Contents
-		return !c.stageWanted() || !c.wantsBlock() && (f.Err != nil || f.Growable && (c.want.Stage.ReadOnly || !f.GrowsMounted))
+		return !c.stageWanted() || !c.wantsBlock() && (c.contentsUnseen() || f.Growable && (c.want.Stage.ReadOnly || !f.GrowsMounted))
 	}
 	t, m := c.want.Targets[part.Path], c.have.Targets[part.Path]
 	switch {
-	case m.Err != nil, len(m.Mounts) > 0 && !c.showsAt(t, m.Mounts[0]):
+	case notSeen(m), len(m.Mounts) > 0 && !c.showsAt(t, m.Mounts[0]):
 		return true
 	case t.Gone:
 		return false
@@ -885,7 +930,7 @@ func (c *planCase) deviceCause() bool {
 	s, d := c.want.Stage, c.have.Device
 	inUse := d.Held || c.have.View.State != state.DeviceAbsent || c.somewhere(c.showsAt) ||
 		c.someTargetUnseen() || unseen(c.have.Stage)
-	return d.Err != nil || d.Missing || d.State == state.DeviceForeign || d.State == state.DeviceAbsent && d.Size < d.Capacity ||
+	return c.unknown() || d.Err != nil || d.Missing || d.State == state.DeviceForeign || d.State == state.DeviceAbsent && d.Size < d.Capacity ||
 		d.State == state.DeviceAttached && d.ReadOnly != s.ReadOnly && inUse
 }
 
@@ -893,14 +938,14 @@ func (c *planCase) deviceCause() bool {
 // system is or may be mounted, or the next mount would erase it.
 func (c *planCase) rawCause() bool {
 	s := c.want.Stage
-	return c.have.Stage.Err != nil || slices.ContainsFunc(c.have.Stage.Mounts, c.shows) ||
+	return notSeen(c.have.Stage) || slices.ContainsFunc(c.have.Stage.Mounts, c.shows) ||
 		c.have.Device.Formatting && !s.ReadOnly && !s.Accepted
 }
 
 func (c *planCase) mountCause() bool {
 	s, m := c.want.Stage, c.have.Stage
-	if m.Err != nil || len(m.Mounts) == 0 {
-		return m.Err != nil || !freePath(m, state.Directory)
+	if notSeen(m) || len(m.Mounts) == 0 {
+		return notSeen(m) || !freePath(m, state.Directory)
 	}
 	top := m.Mounts[0]
 	return !wholeOf(top, c.have.Device.Number) || c.swapped() || top.FSType != s.Capability.FSType || top.SuperReadOnly && !s.ReadOnly ||
@@ -911,7 +956,7 @@ func (c *planCase) contentsCause() bool {
 	s, d, f := c.want.Stage, c.have.Device, c.have.Contents
 	inUse := d.Held || c.have.View.Held || c.someTargetBound()
 	switch {
-	case f.Err != nil:
+	case c.contentsUnseen():
 		return true
 	case d.Formatting:
 		return s.ReadOnly || inUse || c.remembers() || d.Raw || d.Size < c.have.Smallest
@@ -987,15 +1032,30 @@ func (n number) number() state.DeviceNumber {
 }
 
 type deviceWorld struct {
-	state                 state.DeviceState
+	state                 standing
 	missing, readOnly     bool
 	held                  heldWorld
 	bytes                 bytesWorld
-	view                  state.DeviceState
+	view                  standing
 	viewHeld              bool
 	formatting, formatted bool
 	unread                bool // what the backend knows of the volume
 	raw                   bool
+}
+
+// standing is the condition of a device, and whether it was looked at.
+type standing uint8
+
+const (
+	isAbsent standing = iota
+	isAttached
+	isDetaching
+	isForeign
+	isUnlooked
+)
+
+func (s standing) state() state.DeviceState {
+	return [...]state.DeviceState{state.DeviceAbsent, state.DeviceAttached, state.DeviceDetaching, state.DeviceForeign, state.DeviceUnknown}[s]
 }
 
 type heldWorld uint8
@@ -1031,6 +1091,7 @@ const (
 	holdsOther
 	holdsUnreadable
 	holdsUnproven
+	holdsUnlooked // it was not looked at
 )
 
 // placeWorld is a path: the file there and what is mounted on it, the top first.
@@ -1054,9 +1115,10 @@ const (
 type errWorld uint8
 
 const (
-	errNone errWorld = iota
-	errNow           // the path cannot be looked at now
-	errPath          // it is no path to look at
+	errNone     errWorld = iota
+	errNow               // the path cannot be looked at now
+	errPath              // it is no path to look at
+	errUnlooked          // it was not looked at
 )
 
 type mountWorld struct {
@@ -1109,7 +1171,9 @@ func (w *planWorld) look() planCase {
 			Path: path, Capability: planCapability(t.block, t.noDev), ReadOnly: t.readOnly, Device: t.remembers.number(),
 			Intent: state.Intent{Gone: t.want == wantGone, Withdrawn: t.withdrawn, Accepted: t.accepted, Asked: t.asked},
 		}
-		c.have.Targets[path] = t.at.look()
+		if t.at.err != errUnlooked {
+			c.have.Targets[path] = t.at.look()
+		}
 	}
 	if w.size.want {
 		c.want.Size = &state.Size{Bytes: 80, Intent: state.Intent{Accepted: w.size.accepted}}
@@ -1136,14 +1200,18 @@ func planCapability(block, noDev bool) state.Capability {
 
 func (w *planWorld) lookAtDevice(c *planCase) {
 	d := w.device
-	stands := d.state == state.DeviceAttached || d.state == state.DeviceDetaching
-	c.have.Device = state.Device{State: d.state, Missing: d.missing, Formatting: d.formatting, Raw: d.raw, ReadOnly: stands && d.readOnly}
+	c.have.View.State = d.view.state()
+	if d.state == isUnlooked {
+		return
+	}
+	stands := d.state == isAttached || d.state == isDetaching
+	c.have.Device = state.Device{State: d.state.state(), Missing: d.missing, Formatting: d.formatting, Raw: d.raw, ReadOnly: stands && d.readOnly}
 	have := &c.have.Device
 	if d.formatted {
 		have.Formatted = "ext4"
 	}
 	if d.unread {
-		*have = state.Device{State: d.state, ReadOnly: have.ReadOnly, Err: errors.New("unread")}
+		*have = state.Device{State: d.state.state(), ReadOnly: have.ReadOnly, Err: errors.New("unread")}
 		if stands {
 			have.Size = 100
 		}
@@ -1169,10 +1237,10 @@ func (w *planWorld) lookAtDevice(c *planCase) {
 		c.have.Keepers = []string{"somebody"}
 	}
 	have.Held = d.held == heldElsewhere || d.held == heldByMounts && w.mounted(theDevice)
-	if d.view != state.DeviceAbsent {
-		c.have.View = state.Device{State: d.view, Number: theView.number(), ReadOnly: true, Held: d.viewHeld || w.mounted(theView)}
+	if d.view != isAbsent && d.view != isUnlooked {
+		c.have.View = state.Device{State: d.view.state(), Number: theView.number(), ReadOnly: true, Held: d.viewHeld || w.mounted(theView)}
 	}
-	if d.state == state.DeviceAttached && !d.unread && w.stage.want == wantThere && !w.stage.block {
+	if d.state == isAttached && !d.unread && w.stage.want == wantThere && !w.stage.block {
 		c.have.Contents = w.contents.look()
 		if w.contents.tooSmall {
 			c.have.Smallest = 1000
@@ -1215,6 +1283,8 @@ func (f contentsWorld) look() state.Contents {
 		return state.Contents{Err: errPlanNow}
 	case holdsUnproven:
 		return state.Contents{Kind: state.ContentsUnproven}
+	case holdsUnlooked:
+		return state.Contents{}
 	}
 	c := state.Contents{Kind: state.ContentsFilesystem, FSType: "ext4", NeedsCheck: f.check, Growable: f.growable, GrowsMounted: f.growsMounted, GrowsUnmounted: f.growsUnmounted}
 	if f.kind == holdsXFS {
@@ -1229,6 +1299,8 @@ func (f contentsWorld) look() state.Contents {
 
 func (p placeWorld) look() state.Mountpoint {
 	switch p.err {
+	case errUnlooked:
+		return state.Mountpoint{}
 	case errNow:
 		return state.Mountpoint{Err: errPlanNow}
 	case errPath:
@@ -1322,14 +1394,14 @@ func (w planWorld) after(step reconciler.Step) planWorld {
 	case reconciler.Release:
 		d.held = heldByMounts
 	case reconciler.DetachView:
-		d.view, d.viewHeld = state.DeviceAbsent, false
+		d.view, d.viewHeld = isAbsent, false
 	case reconciler.Detach:
-		d.state, d.readOnly = state.DeviceAbsent, false
+		d.state, d.readOnly = isAbsent, false
 	case reconciler.Attach:
-		if d.state == state.DeviceAbsent {
+		if d.state == isAbsent {
 			d.readOnly = s.readOnly
 		}
-		d.state = state.DeviceAttached
+		d.state = isAttached
 	case reconciler.GrowDevice:
 		d.bytes = bytesPromised
 		if step.Part == state.SizePart() {
@@ -1358,7 +1430,7 @@ func (w planWorld) after(step reconciler.Step) planWorld {
 			m.readOnly, m.noDev = s.readOnly || t.readOnly, m.noDev || s.noDev || t.noDev
 		}
 	case reconciler.AttachView:
-		d.view = state.DeviceAttached
+		d.view = isAttached
 	case reconciler.Bind:
 		if t.block {
 			t.at.push(fileEmpty, mountWorld{kind: nodeMount, of: w.shownBy(t)})
@@ -1413,7 +1485,7 @@ func placesOf(file fileWorld, stacks ...[2]mountWorld) []placeWorld {
 
 // unmounted are the places at which nothing is mounted.
 var unmounted = []placeWorld{
-	{}, {file: fileEmptyDirectory}, {file: fileFullDirectory}, {file: fileEmpty}, {file: fileFull}, {file: fileSpecial}, {err: errNow}, {err: errPath},
+	{}, {file: fileEmptyDirectory}, {file: fileFullDirectory}, {file: fileEmpty}, {file: fileFull}, {file: fileSpecial}, {err: errNow}, {err: errPath}, {err: errUnlooked},
 }
 
 var (
@@ -1468,7 +1540,7 @@ func stagePlacesFor(stage stageWorld) []placeWorld {
 	case stage.want == wantNothing:
 		return []placeWorld{{}}
 	case stage.block && stage.want == wantThere: // nobody looks at the path
-		return []placeWorld{{file: fileEmptyDirectory}, {err: errNow}, {file: fileEmptyDirectory, mounts: [2]mountWorld{mountedHere}}}
+		return []placeWorld{{file: fileEmptyDirectory}, {err: errNow}, {err: errUnlooked}, {file: fileEmptyDirectory, mounts: [2]mountWorld{mountedHere}}}
 	}
 	return stagePlaces
 }
@@ -1479,9 +1551,9 @@ func deviceWorlds() []deviceWorld {
 	for bytes := bytesPromised; bytes <= bytesGrown; bytes++ {
 		all = append(all, deviceWorld{bytes: bytes})
 	}
-	all = append(all, deviceWorld{missing: true}, deviceWorld{unread: true}, deviceWorld{state: state.DeviceForeign}, deviceWorld{state: state.DeviceForeign, bytes: bytesFewer})
+	all = append(all, deviceWorld{missing: true}, deviceWorld{unread: true}, deviceWorld{state: isUnlooked, view: isUnlooked}, deviceWorld{state: isForeign}, deviceWorld{state: isForeign, bytes: bytesFewer})
 	for _, d := range []deviceWorld{
-		{state: state.DeviceAttached}, {state: state.DeviceDetaching}, {state: state.DeviceAttached, readOnly: true}, {state: state.DeviceDetaching, readOnly: true},
+		{state: isAttached}, {state: isDetaching}, {state: isAttached, readOnly: true}, {state: isDetaching, readOnly: true},
 	} {
 		for d.held = heldByMounts; d.held <= heldUnseen; d.held++ {
 			fewer := d
@@ -1489,12 +1561,12 @@ func deviceWorlds() []deviceWorld {
 			all = append(all, d, withView(d), fewer)
 		}
 		d.held = heldByMounts
-		heldView, leavingView, missing, unknown, grown := d, d, d, d, d
-		heldView.view, heldView.viewHeld, leavingView.view = state.DeviceAttached, true, state.DeviceDetaching
+		heldView, leavingView, unseenView, missing, unknown, grown := d, d, d, d, d, d
+		heldView.view, heldView.viewHeld, leavingView.view, unseenView.view = isAttached, true, isDetaching, isUnlooked
 		missing.missing, unknown.bytes, grown.bytes = true, bytesUnknown, bytesGrown
 		unread, unreadView := d, withView(d)
 		unread.unread, unreadView.unread = true, true
-		all = append(all, heldView, leavingView, missing, unknown, grown)
+		all = append(all, heldView, leavingView, unseenView, missing, unknown, grown)
 		if !d.readOnly {
 			all = append(all, unread, unreadView)
 		}
@@ -1503,7 +1575,7 @@ func deviceWorlds() []deviceWorld {
 }
 
 func withView(d deviceWorld) deviceWorld {
-	d.view = state.DeviceAttached
+	d.view = isAttached
 	return d
 }
 
@@ -1514,7 +1586,7 @@ func contentsFor(stage stageWorld, d *deviceWorld) iter.Seq2[int, contentsWorld]
 	return func(yield func(int, contentsWorld) bool) {
 		all := []contentsWorld{
 			{kind: holdsExt4}, {growsMounted: true, growsUnmounted: true}, {kind: holdsOther},
-			{growsUnmounted: true}, {kind: holdsXFS}, {kind: holdsUnreadable}, {kind: holdsExt4, check: true},
+			{growsUnmounted: true}, {kind: holdsXFS}, {kind: holdsUnreadable}, {kind: holdsUnlooked}, {kind: holdsExt4, check: true},
 			{kind: holdsExt4, growable: true}, {kind: holdsExt4, growable: true, growsUnmounted: true},
 			{kind: holdsExt4, growable: true, growsMounted: true}, {kind: holdsExt4, growable: true, growsMounted: true, growsUnmounted: true},
 			{kind: holdsExt4, growable: true, check: true, growsUnmounted: true}, {kind: holdsExt4, growable: true, check: true, growsMounted: true},
@@ -1522,11 +1594,11 @@ func contentsFor(stage stageWorld, d *deviceWorld) iter.Seq2[int, contentsWorld]
 		}
 		if stage.remembers {
 			all = []contentsWorld{
-				{kind: holdsExt4}, {kind: holdsExt4, swapped: true}, {}, {kind: holdsXFS, swapped: true}, {kind: holdsUnreadable, swapped: true},
+				{kind: holdsExt4}, {kind: holdsExt4, swapped: true}, {}, {kind: holdsXFS, swapped: true}, {kind: holdsUnreadable, swapped: true}, {kind: holdsUnlooked, swapped: true},
 				{kind: holdsExt4, check: true, swapped: true}, {kind: holdsExt4, growable: true, growsMounted: true, growsUnmounted: true, swapped: true},
 			}
 		}
-		read := stage.want == wantThere && !stage.block && d.state == state.DeviceAttached && !d.missing && !d.unread
+		read := stage.want == wantThere && !stage.block && d.state == isAttached && !d.missing && !d.unread
 		if !read {
 			all = all[:3]
 		}
@@ -1590,15 +1662,15 @@ func planTargetWorlds(yield func(planWorld) bool) {
 
 // targetDevices returns the devices that make a difference to a target.
 func targetDevices(block bool) []deviceWorld {
-	attached := deviceWorld{state: state.DeviceAttached}
-	readOnly, held, view := attached, attached, attached
-	readOnly.readOnly, held.held, view.view = true, heldElsewhere, state.DeviceAttached
-	all := []deviceWorld{attached, readOnly, {}, {state: state.DeviceDetaching}, view}
+	plain := deviceWorld{state: isAttached}
+	readOnly, held, view := plain, plain, plain
+	readOnly.readOnly, held.held, view.view = true, heldElsewhere, isAttached
+	all := []deviceWorld{plain, readOnly, {}, {state: isDetaching}, view, {state: isUnlooked, view: isUnlooked}, {state: isAttached, view: isUnlooked}}
 	if !block {
-		return append(all, held, deviceWorld{state: state.DeviceForeign})
+		return append(all, held, deviceWorld{state: isForeign})
 	}
 	heldView, leavingView, readOnlyView := view, view, view
-	heldView.viewHeld, leavingView.view, readOnlyView.readOnly = true, state.DeviceDetaching, true
+	heldView.viewHeld, leavingView.view, readOnlyView.readOnly = true, isDetaching, true
 	return append(all, heldView, leavingView, readOnlyView)
 }
 

@@ -9,6 +9,9 @@ import (
 
 // stage plans towards a staged volume: device, contents, mount.
 func (p *planner) stage(s *state.Stage) Verdict {
+	if p.unknownDevice() {
+		return p.unseenDevice()
+	}
 	if d := p.have.Device; s.Capability.Access == state.MountAccess && s.Capability.FSType == "" && !d.Missing && d.Err == nil {
 		return p.do(Choose, state.StagePart()) // before anything is done to the volume
 	}
@@ -198,9 +201,9 @@ func (p *planner) keepMounted(s *state.Stage) Verdict {
 // adoptable reports whether the kernel shows the stage that is wanted, be it that
 // a growth was interrupted and the device is to follow its backing.
 func adoptable(want *state.Volume, have state.Actual) bool {
-	p := planner{want: want, have: have}
+	p := newPlanner(want, have)
 	switch s, d := want.Stage, have.Device; {
-	case !d.Attached(), d.ReadOnly != s.ReadOnly:
+	case !d.Attached(), d.ReadOnly != s.ReadOnly, p.unknownDevice():
 		return false
 	case s.Capability.Access == state.BlockAccess:
 		return p.raw(s).Settled
@@ -377,7 +380,9 @@ func (p *planner) unstage(s *state.Stage) Verdict {
 		return p.held(view, "it is detached")
 	case view.State == state.DeviceAttached:
 		return p.do(DetachView, state.StagePart())
-	case d.State != state.DeviceAttached && d.State != state.DeviceDetaching:
+	case p.unknownDevice():
+		return p.unseenDevice()
+	case !stands(d):
 		return settled
 	case d.Held && p.have.Stage.File == state.Directory && p.have.Stage.Empty:
 		return p.do(Release, state.StagePart())

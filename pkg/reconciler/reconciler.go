@@ -326,7 +326,7 @@ func (r *Reconciler) adopt(ctx context.Context, id string, stage *state.Stage) (
 	if c := &stage.Capability; c.Access == state.MountAccess && c.FSType == "" && len(have.Stage.Mounts) > 0 {
 		c.FSType = have.Stage.Mounts[0].FSType // whatever stands is what was asked for
 	}
-	if v := (&planner{want: want, have: have}).found(stage); !v.Settled {
+	if v := newPlanner(want, have).found(stage); !v.Settled {
 		return false, state.Errorf(v.Problem.Class, "volume %s: %s", id, v.Problem.Text)
 	}
 	if !adoptable(want, have) {

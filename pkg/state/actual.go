@@ -3,13 +3,15 @@ package state
 import "fmt"
 
 // Actual is what the kernel and the backend say of one volume at one moment.
-// It is observed before each step and never stored.
+// It is observed before each step and never stored. The zero value of each part
+// is unknown: what was not looked at, or could not be. Unknown settles nothing,
+// and is never taken for absent.
 type Actual struct {
 	Device   Device
 	View     Device // a read-only device over Device, for read-only block targets
 	Contents Contents
 	Stage    Mountpoint            // at the staging path of the record
-	Targets  map[string]Mountpoint // by target path of the record
+	Targets  map[string]Mountpoint // by target path of the record; one that is not there is unknown
 	// Elsewhere is where the file system is mounted that is to be staged anew and
 	// is not at the staging path; nil when nowhere, or when that was not looked at.
 	Elsewhere *Sighting
@@ -33,8 +35,10 @@ func (n DeviceNumber) String() string { return fmt.Sprintf("%d:%d", n.Major, n.M
 type DeviceState int
 
 const (
+	// DeviceUnknown: whether a device stands was not, or could not be, looked at.
+	DeviceUnknown DeviceState = iota
 	// DeviceAbsent: no device stands for the volume.
-	DeviceAbsent DeviceState = iota
+	DeviceAbsent
 	// DeviceAttached: the plugin's device stands for the volume.
 	DeviceAttached
 	// DeviceDetaching: a detach was accepted and completes when the last
@@ -44,7 +48,7 @@ const (
 	DeviceForeign
 )
 
-var deviceStateNames = [...]string{"absent", "attached", "detaching", "foreign"}
+var deviceStateNames = [...]string{"unknown", "absent", "attached", "detaching", "foreign"}
 
 func (s DeviceState) String() string { return deviceStateNames[s] }
 
@@ -90,7 +94,7 @@ func (d Device) Attached() bool { return d.State == DeviceAttached }
 type ContentsKind int
 
 const (
-	// ContentsUnread: there was no device to read.
+	// ContentsUnread: it is unknown; the device was not read, or there was none.
 	ContentsUnread ContentsKind = iota
 	// ContentsBlank: provably blank.
 	ContentsBlank
@@ -129,8 +133,10 @@ type Contents struct {
 type FileType int
 
 const (
+	// UnknownFile: the path was not, or could not be, looked at.
+	UnknownFile FileType = iota
 	// NoFile: the path does not exist.
-	NoFile FileType = iota
+	NoFile
 	// Directory is a directory.
 	Directory
 	// RegularFile is a regular file.
@@ -141,7 +147,7 @@ const (
 	OtherFile
 )
 
-var fileTypeNames = [...]string{"nothing", "a directory", "a file", "a block device", "a special file"}
+var fileTypeNames = [...]string{"not known", "nothing", "a directory", "a file", "a block device", "a special file"}
 
 func (t FileType) String() string { return fileTypeNames[t] }
 
@@ -150,7 +156,7 @@ type Mountpoint struct {
 	File   FileType // what a look at the path meets: the root of the top mount, or the file itself
 	Empty  bool     // nothing is mounted, and the directory has no entries or the file no bytes
 	Mounts []Mount  // stacked here, the top first; empty when the path is no mount point
-	Err    error    // the path could not be looked at now; then nothing else is known
+	Err    error    // why the path could not be looked at now; then nothing else is known
 }
 
 // Sighting is a mount at a path that no intent names.

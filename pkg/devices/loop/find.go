@@ -46,6 +46,7 @@ func (b *Backend) Find(ctx context.Context, volume string) (state.Device, error)
 		v = known{facts: state.Device{Err: err}}
 	}
 	facts, data := v.facts, v.data
+	facts.State = state.DeviceAbsent // until a device is seen
 	var view *device
 	match := b.stands(volume, data)
 	if facts.Err != nil {

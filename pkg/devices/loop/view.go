@@ -14,7 +14,7 @@ import (
 
 // FindView tells what read-only device of the plugin stands over a device.
 func (b *Backend) FindView(ctx context.Context, over state.Device) (state.Device, error) {
-	var facts state.Device
+	facts := state.Device{State: state.DeviceAbsent}
 	d, err := b.recall(ctx, viewKey(over.Number), showing(over.Number))
 	if err != nil {
 		return facts, fmt.Errorf("view of %s: find: %w", over.Path, err)
