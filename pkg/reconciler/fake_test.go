@@ -75,6 +75,7 @@ type fakeVolume struct {
 	data       bool // it was mounted for writing: erasing it would lose data
 	superRO    bool // the kernel turned the file system read-only
 	dead       bool // the mounted file system was shut down
+	identity   string
 	keepers    []string
 }
 
@@ -576,7 +577,7 @@ func (k *fakeKernel) facts(id string) state.Device {
 	if v == nil {
 		return state.Device{State: state.DeviceAbsent, Missing: true}
 	}
-	d := state.Device{State: state.DeviceAbsent, Size: v.size, Capacity: v.capacity, Backing: "/pool/" + id, Formatting: v.formatting, Formatted: v.formatted, CreatedFor: v.created, Raw: v.raw}
+	d := state.Device{State: state.DeviceAbsent, Identity: v.identity, Size: v.size, Capacity: v.capacity, Backing: "/pool/" + id, Formatting: v.formatting, Formatted: v.formatted, CreatedFor: v.created, Raw: v.raw}
 	switch {
 	case v.foreign != "":
 		d.State, d.Holder = state.DeviceForeign, v.foreign

@@ -105,6 +105,22 @@ func TestPlanConditions(t *testing.T) {
 		{"unknown: the room for a file system to grow", volume(staged(), size(100)), actual(attached(), stageIs(mounted(rw))),
 			[]string{"stage: settled", "size: stuck, Unavailable: not looked at"}},
 
+		// Another device.
+		{"identity: another is not attached", volume(staged(known("a"))), actual(device(state.DeviceAbsent, identity("b"))),
+			[]string{"stage: stuck, FailedPrecondition: staged from the device a"}},
+		{"identity: nor mounted", volume(staged(known("a"))), actual(attached(identity("b")), ext4()),
+			[]string{"stage: stuck, FailedPrecondition: staged from the device a"}},
+		{"identity: one that is not told now is not used", volume(staged(known("a"))), actual(attached(), ext4(), stageIs(mounted(rw))),
+			[]string{"stage: stuck, Unavailable: does not tell"}},
+		{"identity: it may come to light when it is attached", volume(staged(known("a"))), actual(),
+			[]string{"attach for stage", "stage: under way"}},
+		{"identity: the same", volume(staged(known("a"))), actual(attached(identity("a")), ext4(), stageIs(mounted(rw))),
+			[]string{"stage: settled"}},
+		{"identity: what stands is taken down", volume(stageOf(asFilesystem, []how{known("a"), gone})), actual(attached(identity("b")), stageIs(mounted(rw))),
+			[]string{"unmount for stage", "stage: under way"}},
+		{"identity: a disk that has gone is known by the number that it had", volume(stageOf(asFilesystem, []how{known("a"), gone})), actual(device(state.DeviceAbsent, numbered), stageIs(mounted(rw))),
+			[]string{"unmount for stage", "stage: under way"}},
+
 		// Raw access.
 		{"raw: not to a mounted file system", volume(stagedBlock()), actual(attached(), stageIs(mounted(rw))),
 			[]string{"stage: stuck, FailedPrecondition: file system is mounted"}},
@@ -165,6 +181,12 @@ func TestPlanConditions(t *testing.T) {
 		})
 	}
 }
+
+func known(identity string) how {
+	return func(s *state.Stage, _ *state.Target) { s.Identity = identity }
+}
+func identity(i string) deviceFact { return func(d *state.Device) { d.Identity = i } }
+func numbered(d *state.Device)     { d.Number = disk }
 
 func unknownDevice(have *state.Actual) { have.Device, have.View = state.Device{}, state.Device{} }
 func unknownView(have *state.Actual)   { have.View = state.Device{} }

@@ -298,6 +298,7 @@ var planStepRules = map[reconciler.Action]planStepRule{
 			c.somewhere(c.showsAt), "the device is mounted",
 			unseen(c.have.Stage) && !c.wantsBlock(), "the device may be mounted at the staging path, which was not seen",
 			c.someTargetUnseen(), "a target that was not seen may show the device",
+			c.stageWanted() && c.stranger(), "it is another device than the stage was seen with",
 			c.stageWanted() && d.ReadOnly == s.ReadOnly, "the device is as asked")
 	}},
 	reconciler.Attach: {"attach never takes a device that is missing, foreign, truncated or attached", func(c *planCase, part state.Part) string {
@@ -306,6 +307,7 @@ var planStepRules = map[reconciler.Action]planStepRule{
 			part != state.StagePart() || !c.stageWanted(), "no stage is wanted",
 			d.Err != nil, "what the backend knows was not read",
 			d.Missing, "the backend knows no such volume",
+			c.stranger(), "it is another device than the stage was seen with",
 			d.State == state.DeviceForeign, "something else uses the backing",
 			d.State == state.DeviceAttached, "the device is attached",
 			d.State == state.DeviceAbsent && d.Size < d.Capacity, "the backing was truncated")
@@ -315,8 +317,10 @@ var planStepRules = map[reconciler.Action]planStepRule{
 		bySize := part == state.SizePart()
 		return firstOf(
 			!c.stageWanted(), "no stage is wanted",
+			c.stranger(), "it is another device than the stage was seen with",
 			d.Err != nil, "what the backend knows was not read",
 			d.State != state.DeviceAttached || d.Missing, "no device is attached",
+			c.stranger(), "it is another device than the stage was seen with",
 			!bySize && d.Size >= d.Capacity, "the device has its size",
 			bySize && (c.want.Size == nil || d.Size >= c.want.Size.Bytes), "the device has the size wanted",
 			bySize && !c.stageStands(), "the stage does not stand")
@@ -808,7 +812,7 @@ func attributesMet(a state.Attributes, readOnly bool, flags ...string) bool {
 
 func (c *planCase) deviceStands() bool {
 	d := c.have.Device
-	return d.State == state.DeviceAttached && !c.unknown() && d.Err == nil && !d.Missing && d.Size >= d.Capacity && d.ReadOnly == c.want.Stage.ReadOnly
+	return d.State == state.DeviceAttached && !c.unknown() && !c.stranger() && d.Err == nil && !d.Missing && d.Size >= d.Capacity && d.ReadOnly == c.want.Stage.ReadOnly
 }
 
 // stageStands reports whether the wanted stage is exactly as asked.
@@ -930,7 +934,7 @@ func (c *planCase) deviceCause() bool {
 	s, d := c.want.Stage, c.have.Device
 	inUse := d.Held || c.have.View.State != state.DeviceAbsent || c.somewhere(c.showsAt) ||
 		c.someTargetUnseen() || unseen(c.have.Stage)
-	return c.unknown() || d.Err != nil || d.Missing || d.State == state.DeviceForeign || d.State == state.DeviceAbsent && d.Size < d.Capacity ||
+	return c.unknown() || c.stranger() || d.Err != nil || d.Missing || d.State == state.DeviceForeign || d.State == state.DeviceAbsent && d.Size < d.Capacity ||
 		d.State == state.DeviceAttached && d.ReadOnly != s.ReadOnly && inUse
 }
 
@@ -964,6 +968,13 @@ func (c *planCase) contentsCause() bool {
 		return s.ReadOnly || inUse || d.Formatted != "" || c.remembers() || d.Raw || d.Size < c.have.Smallest
 	}
 	return !c.holdsFilesystem() || c.swapped() || inUse && !s.ReadOnly && (f.NeedsCheck || f.Growable && f.GrowsUnmounted)
+}
+
+// stranger reports whether the device is, or may be, another than the one that
+// the stage was seen with.
+func (c *planCase) stranger() bool {
+	s, d := c.want.Stage, c.have.Device
+	return s != nil && s.Identity != "" && d.Identity != s.Identity && (d.Identity != "" || d.State == state.DeviceAttached)
 }
 
 // firstOf returns the words after the first condition that is true.
@@ -1000,6 +1011,7 @@ type stageWorld struct {
 	want                              wish
 	block, readOnly, noDev, withdrawn bool
 	remembers                         bool // the file system that it was seen with
+	identity                          bool // it remembers that of the device
 }
 
 type targetWorld struct {
@@ -1041,6 +1053,7 @@ type deviceWorld struct {
 	formatting, formatted bool
 	unread                bool // what the backend knows of the volume
 	raw                   bool
+	identity              string // what it says that it is
 }
 
 // standing is the condition of a device, and whether it was looked at.
@@ -1160,6 +1173,9 @@ func (w *planWorld) look() planCase {
 		if s.remembers {
 			c.want.Stage.UUID = "its"
 		}
+		if s.identity {
+			c.want.Stage.Identity = "its"
+		}
 		c.have.Stage = w.at.look()
 	}
 	for i, t := range w.targets {
@@ -1207,6 +1223,7 @@ func (w *planWorld) lookAtDevice(c *planCase) {
 	stands := d.state == isAttached || d.state == isDetaching
 	c.have.Device = state.Device{State: d.state.state(), Missing: d.missing, Formatting: d.formatting, Raw: d.raw, ReadOnly: stands && d.readOnly}
 	have := &c.have.Device
+	have.Identity = d.identity
 	if d.formatted {
 		have.Formatted = "ext4"
 	}
@@ -1513,6 +1530,7 @@ var stageWishes = []stageWorld{
 	{want: wantThere, block: true}, {want: wantThere, block: true, readOnly: true},
 	{}, {want: wantGone}, {want: wantGone, withdrawn: true}, {want: wantGone, block: true},
 	{want: wantThere, remembers: true}, {want: wantThere, readOnly: true, remembers: true},
+	{want: wantThere, identity: true}, {want: wantThere, block: true, identity: true}, {want: wantGone, identity: true},
 }
 
 // planDeviceWorlds ranges over everything that a device, its contents, the
@@ -1569,6 +1587,11 @@ func deviceWorlds() []deviceWorld {
 		all = append(all, heldView, leavingView, unseenView, missing, unknown, grown)
 		if !d.readOnly {
 			all = append(all, unread, unreadView)
+		}
+	}
+	for _, d := range []deviceWorld{{}, {state: isAttached}, {state: isAttached, readOnly: true}, {state: isAttached, bytes: bytesFewer}, {state: isDetaching}, {state: isForeign}} {
+		for _, d.identity = range []string{"its", "another"} {
+			all = append(all, d)
 		}
 	}
 	return all

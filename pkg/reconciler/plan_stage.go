@@ -115,6 +115,10 @@ func (p *planner) device(s *state.Stage) Verdict {
 		return unseen(d.Err)
 	case d.Missing:
 		return stuck(state.NotFound, "no such volume on this node")
+	case s.Identity != "" && d.Identity != "" && d.Identity != s.Identity:
+		return stuck(state.FailedPrecondition, "the volume was staged from the device %s, and what is there now%s is the device %s: nothing is done to it. Bring the right one back; or, to take what is there, unpublish and unstage the volume and stage it again", s.Identity, nodeOf(d), d.Identity)
+	case s.Identity != "" && d.Identity == "" && d.Attached():
+		return stuck(state.Unavailable, "the volume was staged from the device %s, and the device %s does not tell now which one it is", s.Identity, d.Path)
 	case d.State == state.DeviceForeign:
 		return stuck(state.FailedPrecondition, "the volume's backing is used by %s, which the plugin did not attach: detach that first", d.Holder)
 	case d.Attached() && d.Size < d.Capacity: // a growth was interrupted before it reached the device
@@ -339,6 +343,13 @@ func maybeBlank(c state.Contents) bool {
 // tooSmall is the verdict on a device that has no room for a file system of the type.
 func (p *planner) tooSmall(s *state.Stage) Verdict {
 	return stuck(state.FailedPrecondition, "the volume has %d bytes, and a file system of type %s needs at least %d: use a larger volume or another file system", p.have.Device.Size, s.Capability.FSType, p.have.Smallest)
+}
+
+func nodeOf(d state.Device) string {
+	if d.Path == "" {
+		return ""
+	}
+	return " (" + d.Path + ")"
 }
 
 func backing(d state.Device) string {

@@ -47,6 +47,9 @@ func (r *Reconciler) hooked(ctx context.Context, step Step, want *state.Volume, 
 // do is the whole list of what the plugin does to a node.
 func (r *Reconciler) do(ctx context.Context, step Step, want *state.Volume, have state.Actual) error {
 	k, s, t, d := r.kernel, want.Stage, want.Targets[step.Part.Path], have.Device
+	if err := r.confirm(ctx, step, want, have); err != nil {
+		return err
+	}
 	switch step.Action {
 	case Unbind:
 		return k.Mounts.Unmount(ctx, t.Path)
@@ -113,6 +116,66 @@ func (r *Reconciler) do(ctx context.Context, step Step, want *state.Volume, have
 		return r.bind(ctx, s, t, have)
 	}
 	return state.Errorf(state.Internal, "unknown step %s", step)
+}
+
+// confirm looks again, right before a step that destroys or takes something away,
+// at what the planner saw and the step stands on: that it is the same device, with
+// the same marks, and that nobody has it now.
+func (r *Reconciler) confirm(ctx context.Context, step Step, want *state.Volume, have state.Actual) error {
+	switch step.Action {
+	case Detach, BeginFormat, Erase, Format:
+	default:
+		return nil
+	}
+	now, err := r.kernel.Devices.Find(ctx, spec(want))
+	if err != nil {
+		return err
+	}
+	if was := have.Device; !sameDevice(now, was) {
+		return state.Errorf(state.Unavailable, "the device has changed since it was looked at: it was %s, and is %s", tellDevice(was), tellDevice(now))
+	}
+	view, err := r.kernel.Views.FindView(ctx, now)
+	if err != nil {
+		return err
+	}
+	if view.State != state.DeviceAbsent {
+		return state.Errorf(state.Unavailable, "the device %s has a read-only view, %s, since it was looked at", now.Path, view.Path)
+	}
+	if now.Held, err = r.kernel.Views.Held(ctx, now); err != nil {
+		return err
+	}
+	unbound := *want
+	unbound.Targets = nil // they were seen not to show it
+	if err := r.boundElsewhere(ctx, &unbound, &now); err != nil {
+		return err
+	}
+	if now.Held {
+		return fmt.Errorf("the device %s is held since it was looked at: %s", now.Path, r.whoHolds(ctx, now))
+	}
+	if step.Action != Format {
+		return nil // what an Erase finds does not matter, and BeginFormat proves it
+	}
+	c, err := r.kernel.Filesystems.Probe(ctx, now, "")
+	if err == nil && !maybeBlank(c) {
+		err = state.Errorf(state.Unavailable, "the device %s is not blank any more since it was looked at: found %s", now.Path, c.Found)
+	}
+	return err
+}
+
+// sameDevice reports whether two looks saw the same device, and the same facts
+// about formatting it.
+func sameDevice(a, b state.Device) bool {
+	return a.State == b.State && a.Number == b.Number && a.Identity == b.Identity && a.ReadOnly == b.ReadOnly && a.Missing == b.Missing &&
+		a.Formatting == b.Formatting && a.Formatted == b.Formatted && a.Raw == b.Raw && (a.Err == nil) == (b.Err == nil)
+}
+
+// tellDevice says what sameDevice compares.
+func tellDevice(d state.Device) string {
+	text := fmt.Sprintf("%s %s, %s", d.Number, d.State, access(d.ReadOnly))
+	if d.Identity != "" {
+		text += ", " + d.Identity
+	}
+	return fmt.Sprintf("%s (missing %t, mark %t, formatted %q, raw %t, facts unread %t)", text, d.Missing, d.Formatting, d.Formatted, d.Raw, d.Err != nil)
 }
 
 // choose settles what an empty fs_type means: what the volume was formatted as,

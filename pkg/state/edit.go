@@ -51,7 +51,7 @@ func (v *Volume) AskStage(s *Stage, now time.Time) error {
 		if err := s.asFound(have); err != nil {
 			return err
 		}
-		s.Intent, s.UUID = have.Intent, have.UUID
+		s.Intent, s.UUID, s.Identity = have.Intent, have.UUID, have.Identity
 		v.Stage = s
 		return nil
 	case v.tentative():
