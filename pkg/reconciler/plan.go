@@ -22,6 +22,10 @@ const (
 	Detach         Action = "detach"          // detach the device
 	Choose         Action = "choose"          // the type of file system that a stage leaves open
 	Attach         Action = "attach"          // attach the device, or reclaim one that is going away
+	CreateLayer    Action = "create-layer"    // make a layer on a blank element
+	OpenLayer      Action = "open-layer"      // make the device of a layer
+	CloseLayer     Action = "close-layer"     // take the device of a layer away
+	GrowLayer      Action = "grow-layer"      // let the device of a layer fill the element beneath
 	GrowDevice     Action = "grow-device"     // grow the backing and the device
 	BeginFormat    Action = "begin-format"    // make the formatting mark durable
 	Erase          Action = "erase"           // zero what an interrupted format left
@@ -39,11 +43,16 @@ const (
 type Step struct {
 	Action Action     `json:"action"`
 	Part   state.Part `json:"part"`
+	// Layer is the one that the step is made on; empty for the device of the backend.
+	Layer string `json:"layer,omitempty"`
 }
 
 func (s Step) String() string {
 	if s.Action == Look {
 		return string(s.Action)
+	}
+	if s.Layer != "" {
+		return fmt.Sprintf("%s %s for %s", s.Action, s.Layer, s.Part)
 	}
 	return fmt.Sprintf("%s for %s", s.Action, s.Part)
 }
@@ -133,6 +142,7 @@ func (p Plan) settled() bool {
 type planner struct {
 	want     *state.Volume
 	have     state.Actual
+	stack    []state.Element // of have
 	plan     Plan
 	clearing bool // targets are unbound so that a broken file system can be mounted anew
 }
@@ -140,7 +150,7 @@ type planner struct {
 // newPlanner returns a planner to which what was not looked at is what could not
 // be looked at now.
 func newPlanner(want *state.Volume, have state.Actual) *planner {
-	p := &planner{want: want, have: have, plan: Plan{Verdicts: map[state.Part]Verdict{}}}
+	p := &planner{want: want, have: have, stack: have.Stack(), plan: Plan{Verdicts: map[state.Part]Verdict{}}}
 	if p.have.Stage.File == state.UnknownFile && p.have.Stage.Err == nil {
 		p.have.Stage.Err = errUnseen
 	}
@@ -169,7 +179,12 @@ func (p *planner) say(part state.Part, v Verdict) { p.plan.Verdicts[part] = v }
 
 // do adds a step; the verdict is that the part is under way.
 func (p *planner) do(action Action, part state.Part) Verdict {
-	p.plan.Steps = append(p.plan.Steps, Step{action, part})
+	return p.doOn("", action, part)
+}
+
+// doOn is do for a step on a layer.
+func (p *planner) doOn(layer string, action Action, part state.Part) Verdict {
+	p.plan.Steps = append(p.plan.Steps, Step{action, part, layer})
 	return Verdict{}
 }
 
@@ -192,7 +207,8 @@ func unseen(err error) Verdict { return stuck(state.ClassOf(err), "%v", err) }
 // unknownDevice reports whether it is unknown which devices are the volume's, so
 // that a mount which is not seen to be of them may be of one.
 func (p *planner) unknownDevice() bool {
-	return p.have.Device.State == state.DeviceUnknown || p.have.View.State == state.DeviceUnknown
+	return p.have.Device.State == state.DeviceUnknown || p.have.View.State == state.DeviceUnknown ||
+		slices.ContainsFunc(p.have.Lower, func(e state.Element) bool { return e.Device.State == state.DeviceUnknown })
 }
 
 // unseenDevice is the verdict on what depends on such a device.

@@ -12,7 +12,7 @@ func (p *planner) stage(s *state.Stage) Verdict {
 	if p.unknownDevice() {
 		return p.unseenDevice()
 	}
-	if d := p.have.Device; s.Capability.Access == state.MountAccess && s.Capability.FSType == "" && !d.Missing && d.Err == nil {
+	if d := p.have.Device; len(p.have.Lower) == 0 && p.open(s) && !d.Missing && d.Err == nil {
 		return p.do(Choose, state.StagePart()) // before anything is done to the volume
 	}
 	if d := p.have.Device; d.State == state.DeviceAbsent && !d.Missing && s.Capability.Access == state.MountAccess && len(p.have.Stage.Mounts) == 0 {
@@ -25,6 +25,12 @@ func (p *planner) stage(s *state.Stage) Verdict {
 	}
 	if v := p.device(s); !v.Settled {
 		return v
+	}
+	if p.open(s) { // what is on a layer is not seen before
+		if err := p.have.Contents.Err; err != nil {
+			return unseen(err)
+		}
+		return p.do(Choose, state.StagePart())
 	}
 	if s.Capability.Access == state.BlockAccess {
 		return p.raw(s)
@@ -45,6 +51,11 @@ func (p *planner) stage(s *state.Stage) Verdict {
 		return v
 	}
 	return p.do(Mount, state.StagePart())
+}
+
+// open reports whether a stage leaves the type of its file system open.
+func (p *planner) open(s *state.Stage) bool {
+	return s.Capability.Access == state.MountAccess && s.Capability.FSType == ""
 }
 
 // unexplained reports whether what is mounted for a stage was mounted before it
@@ -101,15 +112,25 @@ func (p *planner) raw(s *state.Stage) Verdict {
 		return unseen(p.have.Stage.Err)
 	case p.stageIsOurs():
 		return stuck(state.FailedPrecondition, "the volume's file system is mounted at the staging path %s, and raw block access was asked for: unpublish and unstage it first", s.Path)
-	case p.have.Device.Formatting && !s.ReadOnly && !s.Accepted:
+	case p.have.Device.Formatting && p.have.Layer == "" && !s.ReadOnly && !s.Accepted:
 		return stuck(state.FailedPrecondition, "formatting the volume was interrupted, so the next mount erases it: stage it once as a file system before it is used as a raw block device")
 	}
 	return settled
 }
 
-// device plans towards an attached device that takes writes or not, as the stage asks.
+// device plans towards a stack that stands and takes writes or not, as the stage
+// asks: the source, then layer by layer.
 func (p *planner) device(s *state.Stage) Verdict {
-	d := p.have.Device
+	v := p.source(s)
+	for i := 1; i <= len(p.have.Lower) && v.Settled; i++ {
+		v = p.layer(s, i)
+	}
+	return v
+}
+
+// source plans towards the attached device of the backend.
+func (p *planner) source(s *state.Stage) Verdict {
+	d := p.stack[0].Device
 	switch {
 	case d.Err != nil:
 		return unseen(d.Err)
@@ -129,10 +150,17 @@ func (p *planner) device(s *state.Stage) Verdict {
 		return p.do(Attach, state.StagePart())
 	case d.ReadOnly == s.ReadOnly:
 		return settled
-	case d.Held || p.have.View.State != state.DeviceAbsent || len(p.maybeBound()) > 0 || p.stageIsOurs() || unknown(p.have.Stage):
+	case p.highest() > 0 && !p.shown():
+		return p.close(p.highest())
+	case p.shown():
 		return stuck(state.FailedPrecondition, "the device %s is attached %s and in use, so it cannot be attached %s", d.Path, access(d.ReadOnly), access(s.ReadOnly))
 	}
 	return p.do(Detach, state.StagePart())
+}
+
+// shown reports whether the top of what stands is, or may be, in use, or has a view.
+func (p *planner) shown() bool {
+	return p.top().Held || p.have.View.State != state.DeviceAbsent || len(p.maybeBound()) > 0 || p.stageIsOurs() || unknown(p.have.Stage)
 }
 
 // mountedAtTarget reports whether a target shows the file system, so that the
@@ -305,6 +333,8 @@ func (p *planner) contents(s *state.Stage) Verdict {
 		switch {
 		case s.ReadOnly:
 			return stuck(state.FailedPrecondition, "the volume is blank and read-only access was asked for: stage it once for writing, which formats it")
+		case p.have.Layer != "":
+			return stuck(state.FailedPrecondition, "the volume's layer %s is not new, and nothing that is known is on it: its data is lost, and it is not formatted again. Restore it from a backup, or delete the volume", p.have.Layer)
 		case d.Formatted != "":
 			return stuck(state.FailedPrecondition, "the volume was formatted as %s before and is blank now: its data is lost, and it is not formatted again. Restore its backing%s from a backup, or delete the volume", d.Formatted, backing(d))
 		case d.Size < p.have.Smallest:
@@ -329,9 +359,9 @@ func (p *planner) finishFormat(s *state.Stage) Verdict {
 	case p.inUse():
 		return p.held(d, "formatting again")
 	case !maybeBlank(p.have.Contents):
-		return p.do(Erase, state.StagePart())
+		return p.doOn(p.have.Layer, Erase, state.StagePart())
 	}
-	return p.do(Format, state.StagePart())
+	return p.doOn(p.have.Layer, Format, state.StagePart())
 }
 
 // maybeBlank reports whether a device is blank as far as a look can tell: what
@@ -379,7 +409,7 @@ func (p *planner) unstage(s *state.Stage) Verdict {
 	if bound := p.maybeBound(); len(bound) > 0 {
 		return Verdict{Needs: bound}
 	}
-	mounts, d, view := p.have.Stage.Mounts, p.have.Device, p.have.View
+	mounts, view := p.have.Stage.Mounts, p.have.View
 	switch {
 	case p.have.Stage.Err != nil:
 		return unseen(p.have.Stage.Err)
@@ -393,19 +423,23 @@ func (p *planner) unstage(s *state.Stage) Verdict {
 		return p.do(DetachView, state.StagePart())
 	case p.unknownDevice():
 		return p.unseenDevice()
-	case !stands(d):
+	}
+	switch d := p.top(); {
+	case !standsOrStrays(d):
 		return settled
 	case d.Held && p.have.Stage.File == state.Directory && p.have.Stage.Empty:
 		return p.do(Release, state.StagePart())
 	case d.Held || d.State == state.DeviceDetaching:
 		return p.held(d, "it is detached")
+	case p.highest() > 0:
+		return p.close(p.highest())
 	}
 	return p.do(Detach, state.StagePart())
 }
 
 // size plans the growth of a staged volume.
 func (p *planner) size(z *state.Size) Verdict {
-	s, d, c := p.want.Stage, p.have.Device, p.have.Contents
+	s, d, c := p.want.Stage, p.stack[0].Device, p.have.Contents
 	switch {
 	case s == nil || s.Gone:
 		return stuck(state.FailedPrecondition, "the volume is not staged on this node")

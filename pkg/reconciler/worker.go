@@ -142,6 +142,10 @@ func (p *pass) step(ctx context.Context, step Step, want *state.Volume, have sta
 	if step.Action == Format && p.last.Action == BeginFormat && have.Device.Number == p.before.Device.Number {
 		have.Device.Fresh = true // it was proven just now, by the step that set the mark
 	}
+	if step.Action == CreateLayer && p.last.Action == BeginFormat && have.Lower[0].Device.Number == p.before.Stack()[0].Device.Number {
+		have.Lower = slices.Clone(have.Lower) // seen stays as it is
+		have.Lower[0].Device.Fresh = true
+	}
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
 	intent := revision(want, step.Part)

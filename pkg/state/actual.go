@@ -1,14 +1,20 @@
 package state
 
-import "fmt"
+import (
+	"fmt"
+	"slices"
+)
 
 // Actual is what the kernel and the backend say of one volume at one moment.
 // It is observed before each step and never stored. The zero value of each part
 // is unknown: what was not looked at, or could not be. Unknown settles nothing,
 // and is never taken for absent.
 type Actual struct {
-	Device   Device
-	View     Device // a read-only device over Device, for read-only block targets
+	Device   Device    // the top of the stack, which is what is formatted, mounted and shown
+	Layer    string    // that made Device; empty when the volume has no layers, and Device is the backend's
+	Lower    []Element // beneath Device, the backend's first; empty when the volume has no layers
+	Beneath  Contents  // of the element on which a layer is to be made
+	View     Device    // a read-only device over Device, for read-only block targets
 	Contents Contents
 	Stage    Mountpoint            // at the staging path of the record
 	Targets  map[string]Mountpoint // by target path of the record; one that is not there is unknown
@@ -21,6 +27,17 @@ type Actual struct {
 	// Smallest is how many bytes a device must have to be formatted as the
 	// stage asks; 0 when that is not known.
 	Smallest int64
+}
+
+// Element is one device of a stack.
+type Element struct {
+	Layer  string // that made it; empty for the source, which is the backend's
+	Device Device
+}
+
+// Stack returns the elements of the volume's device, the source first and Device last.
+func (a Actual) Stack() []Element {
+	return append(slices.Clip(a.Lower), Element{a.Layer, a.Device})
 }
 
 // DeviceNumber identifies a block device; the zero value is no device.
@@ -77,7 +94,11 @@ type Device struct {
 	Formatting bool   // a format was begun and its end is not known
 	Formatted  string // the fs type of the last format that completed
 	Raw        bool   // it was published as a raw block device for writing, and not cleared since
-	Fresh      bool   // nobody has had it since it was made or cleared: every byte is zero
+	Fresh      bool   // nobody has had it since it was made or cleared: every byte is zero; of a layer: it is stamped new
+
+	// Of the device of a layer only.
+	Unmade bool // the element beneath, which is attached, does not bear the layer yet
+	Stray  bool // it is the volume's by its name, and stands on another element than the volume's
 
 	CreatedFor string // the fs type that whoever created the volume asked for; may be empty
 
