@@ -353,3 +353,69 @@ func TestRawLayer(t *testing.T) {
 	}
 	l.gone()
 }
+
+// A layer that needs a secret waits for it, without trying, and nothing is closed
+// that could not be opened again.
+func TestSecretOfALayer(t *testing.T) {
+	l := newLayered(t)
+	locked := func(s *state.Stage) { s.Context["locked"] = "true" }
+	waits := func(err error) {
+		t.Helper()
+		if state.ClassOf(err) != state.Unavailable || !strings.Contains(err.Error(), "waits for its secret") {
+			t.Fatalf("it does not wait for its secret: %v", err)
+		}
+	}
+	waits(l.stage(locked))
+	if got, want := actions(l.steps), []string{"attach"}; !slices.Equal(got, want) {
+		t.Errorf("steps %q, want %q", got, want)
+	}
+	l.r.Remember("v", map[string]string{"key": "wrong"})
+	if err := l.stage(locked); state.ClassOf(err) != state.Unauthenticated {
+		t.Fatalf("opened with the wrong key: %v", err)
+	}
+	l.gone()
+	l.r.Remember("v", map[string]string{"key": "secret"})
+	l.ok(l.stage(locked))
+	l.ok(l.publish())
+
+	// Another plugin has no secret, and needs none for what stands.
+	l.stop()
+	l.start()
+	l.ok(l.publish())
+	have := l.look()
+	l.ok(l.n.umount(1))
+	l.ok(l.n.umount(0))
+	l.n.detach(have.Device.Path)
+	l.steps = nil
+	waits(l.publish())
+	if len(l.steps) > 0 {
+		t.Errorf("steps %q", actions(l.steps))
+	}
+
+	// A wrong one is tried once, until somebody asks again.
+	l.r.Remember("v", map[string]string{"key": "wrong"})
+	if err := l.publish(); err == nil {
+		t.Fatal("published with the wrong key")
+	}
+	l.steps = nil
+	l.r.queue.Add("v")
+	if _, err := l.r.Retry(t.Context(), "v"); err != nil {
+		t.Fatal(err)
+	}
+	if len(l.steps) > 0 {
+		t.Errorf("tried again: %q", actions(l.steps))
+	}
+	l.r.Remember("v", map[string]string{"key": "secret"})
+	l.ok(l.publish())
+	for id, record := range l.store.records {
+		if strings.Contains(string(record), "secret") {
+			t.Errorf("the record of %s holds the secret: %s", id, record)
+		}
+	}
+	l.ok(l.unpublish())
+	l.ok(l.unstage())
+	l.gone()
+	if held := l.r.secrets.get("v"); held != nil {
+		t.Errorf("its secrets are kept: %d", len(held))
+	}
+}

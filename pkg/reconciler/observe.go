@@ -214,7 +214,7 @@ func unmade(have state.Actual) *state.Device {
 
 // stack looks at the devices of a volume.
 func (r *Reconciler) stack(ctx context.Context, want *state.Volume) (have state.Actual, err error) {
-	v := spec(want)
+	v := r.spec(want)
 	have.Device, err = r.kernel.Devices.Find(ctx, v)
 	switch class := state.ClassOf(err); {
 	case err == nil:
@@ -257,6 +257,11 @@ func (r *Reconciler) stack(ctx context.Context, want *state.Volume) (have state.
 		}
 		have.Lower = append(have.Lower, state.Element{Layer: have.Layer, Device: have.Device})
 		have.Layer, have.Device = l.Name(), d
+	}
+	if r.isLocked(want.ID) {
+		for _, d := range devicesOf(&have) {
+			d.NeedsSecret = d.NeedsSecret || !stands(*d)
+		}
 	}
 	return have, nil
 }

@@ -24,6 +24,23 @@ func (p *planner) close(i int) Verdict {
 	return p.doOn(p.stack[i].Layer, CloseLayer, state.StagePart())
 }
 
+// reopen plans towards element i being closed so that it can be opened again.
+func (p *planner) reopen(i int) Verdict {
+	if p.stack[i].Device.NeedsSecret { // then it could not be
+		return p.secretless(i)
+	}
+	return p.close(i)
+}
+
+// secretless is the verdict on element i, for which a secret is needed.
+func (p *planner) secretless(i int) Verdict {
+	what := "the volume"
+	if name := p.stack[i].Layer; name != "" {
+		what = "the volume's layer " + name
+	}
+	return stuck(state.Unavailable, "%s waits for its secret, which nobody has named since the plugin started, or which is not the right one: a stage or a publish that names it brings it", what)
+}
+
 // layer plans towards the device of layer i, on the element beneath, which stands.
 func (p *planner) layer(s *state.Stage, i int) Verdict {
 	d, lower, name := p.stack[i].Device, p.stack[i-1].Device, p.stack[i].Layer
@@ -38,6 +55,8 @@ func (p *planner) layer(s *state.Stage, i int) Verdict {
 		return p.close(i)
 	case d.State == state.DeviceForeign:
 		return stuck(state.FailedPrecondition, "the volume's layer %s is used by %s, which the plugin did not open: close that first", name, d.Holder)
+	case d.NeedsSecret && (d.State != state.DeviceAttached || d.Size < d.Capacity):
+		return p.secretless(i)
 	case d.Unmade:
 		return p.create(s, i)
 	case lower.Formatting && d.Fresh: // making it was interrupted at its very end
@@ -49,7 +68,7 @@ func (p *planner) layer(s *state.Stage, i int) Verdict {
 	case d.ReadOnly != s.ReadOnly && p.shown():
 		return stuck(state.FailedPrecondition, "the device %s is open %s and in use, so it cannot be opened %s", d.Path, access(d.ReadOnly), access(s.ReadOnly))
 	case d.ReadOnly != s.ReadOnly:
-		return p.close(p.highest())
+		return p.reopen(p.highest())
 	case d.Size < d.Capacity:
 		return p.doOn(name, GrowLayer, state.StagePart())
 	}

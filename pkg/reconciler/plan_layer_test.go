@@ -91,6 +91,26 @@ func TestPlanLayers(t *testing.T) {
 		{"that of the layer alone", volume(staged()), actual(attached(madeLayer), layer(readOnlyDevice), ext4()),
 			[]string{"close-layer L for stage", "stage: under way"}},
 
+		// Secrets.
+		{"it is not opened without its secret", volume(staged()), actual(attached(madeLayer), layer(absent, keyless)),
+			[]string{"stage: stuck, Unavailable: waits for its secret"}},
+		{"nor made", volume(staged()), actual(attached(), layer(absent, unmade, keyless), beneath(state.ContentsBlank)),
+			[]string{"stage: stuck, Unavailable: waits for its secret"}},
+		{"nor grown", volume(staged()), actual(attached(madeLayer), layer(sized(90, 99), keyless), ext4(), stageIs(mounted(rw, on(mapped)))),
+			[]string{"stage: stuck, Unavailable: waits for its secret"}},
+		{"nor closed to be opened otherwise", volume(staged(readOnly)), actual(attached(madeLayer), layer(keyless), ext4()),
+			[]string{"stage: stuck, Unavailable: waits for its secret"}},
+		{"that of the layer alone neither", volume(staged()), actual(attached(madeLayer), layer(readOnlyDevice, keyless), ext4()),
+			[]string{"stage: stuck, Unavailable: waits for its secret"}},
+		{"what stands stands without it", volume(staged()), actual(attached(madeLayer), layer(keyless), ext4(), stageIs(mounted(rw, on(mapped)))),
+			[]string{"stage: settled"}},
+		{"and ends without it", volume(unstaged()), actual(attached(), layer(keyless), stageIs(emptyDir())),
+			[]string{"close-layer L for stage", "stage: under way"}},
+		{"a source may need one too", volume(staged()), actual(device(state.DeviceAbsent, keyless)),
+			[]string{"stage: stuck, Unavailable: the volume waits for its secret"}},
+		{"and is not detached to be attached otherwise", volume(staged(readOnly)), actual(attached(keyless)),
+			[]string{"stage: stuck, Unavailable: the volume waits for its secret"}},
+
 		// From the top down.
 		{"an end closes the layer", volume(unstaged()), actual(attached(held), layer(), stageIs(emptyDir())),
 			[]string{"close-layer L for stage", "stage: under way"}},
@@ -144,6 +164,8 @@ func stray(d *state.Device)         { d.State, d.Stray = state.DeviceForeign, tr
 func foreignDevice(d *state.Device) { d.State = state.DeviceForeign }
 func unseenState(d *state.Device)   { d.State = state.DeviceUnknown }
 func madeLayer(d *state.Device)     { d.Formatted = "L" }
+
+func keyless(d *state.Device) { d.NeedsSecret = true }
 
 func beneath(kind state.ContentsKind) fact {
 	return func(have *state.Actual) { have.Beneath = state.Contents{Kind: kind, Found: "something"} }

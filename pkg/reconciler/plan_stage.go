@@ -146,14 +146,18 @@ func (p *planner) source(s *state.Stage) Verdict {
 		return p.do(GrowDevice, state.StagePart())
 	case d.State == state.DeviceAbsent && d.Size < d.Capacity:
 		return stuck(state.FailedPrecondition, "the volume has %d bytes, %d fewer than it was created with: its backing%s was truncated. Restore it from a backup, or delete the volume", d.Size, d.Capacity-d.Size, backing(d))
+	case d.State != state.DeviceAttached && d.NeedsSecret:
+		return p.secretless(0)
 	case d.State != state.DeviceAttached:
 		return p.do(Attach, state.StagePart())
 	case d.ReadOnly == s.ReadOnly:
 		return settled
 	case p.highest() > 0 && !p.shown():
-		return p.close(p.highest())
+		return p.reopen(p.highest())
 	case p.shown():
 		return stuck(state.FailedPrecondition, "the device %s is attached %s and in use, so it cannot be attached %s", d.Path, access(d.ReadOnly), access(s.ReadOnly))
+	case d.NeedsSecret:
+		return p.secretless(0)
 	}
 	return p.do(Detach, state.StagePart())
 }

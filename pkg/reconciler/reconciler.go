@@ -156,6 +156,7 @@ type Reconciler struct {
 	stopped chan struct{}  // closed when Run is told to end
 	random  func() float64 // in [0, 1), for jitter
 	claims  claims
+	secrets secrets
 
 	mu      sync.Mutex
 	volumes map[string]*volume

@@ -5,9 +5,15 @@ import (
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
-// spec returns what a backend is told of a volume.
-func spec(want *state.Volume) devices.Volume {
-	v := devices.Volume{ID: want.ID, Backend: want.Backend}
+// spec returns what a backend is told of a volume. A question that names the id
+// alone is about what the record describes.
+func (r *Reconciler) spec(want *state.Volume) devices.Volume {
+	if want.Backend == "" && want.Stage == nil {
+		if record := r.store.Get(want.ID); record != nil {
+			want = record
+		}
+	}
+	v := devices.Volume{ID: want.ID, Backend: want.Backend, Secrets: r.secrets.get(want.ID)}
 	if want.Stage != nil {
 		v.Context, v.Publish = state.SplitContext(want.Stage.Context)
 	}

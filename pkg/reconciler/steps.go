@@ -65,17 +65,17 @@ func (r *Reconciler) do(ctx context.Context, step Step, want *state.Volume, have
 	case DetachView:
 		return k.Views.DetachView(ctx, d)
 	case Detach:
-		return k.Devices.Detach(ctx, spec(want))
+		return k.Devices.Detach(ctx, r.spec(want))
 	case Choose:
 		return r.choose(ctx, want, have)
 	case Attach:
-		return k.Devices.Attach(ctx, spec(want), s.ReadOnly)
+		return k.Devices.Attach(ctx, r.spec(want), s.ReadOnly)
 	case GrowDevice:
 		bytes := have.Stack()[0].Device.Capacity
 		if step.Part == state.SizePart() {
 			bytes = want.Size.Rounded()
 		}
-		return k.Devices.Grow(ctx, spec(want), bytes)
+		return k.Devices.Grow(ctx, r.spec(want), bytes)
 	case CreateLayer:
 		return r.createLayer(ctx, step, want, have)
 	case OpenLayer, CloseLayer, GrowLayer:
@@ -84,7 +84,7 @@ func (r *Reconciler) do(ctx context.Context, step Step, want *state.Volume, have
 		if err := k.Filesystems.Prove(ctx, have.Stack()[0].Device); err != nil {
 			return err
 		}
-		return k.Devices.BeginFormat(ctx, spec(want))
+		return k.Devices.BeginFormat(ctx, r.spec(want))
 	case Erase:
 		return r.erase(ctx, step.Layer, want, have)
 	case Format:
@@ -201,7 +201,7 @@ func (r *Reconciler) onLayer(ctx context.Context, step Step, want *state.Volume,
 	if err != nil {
 		return err
 	}
-	switch v := spec(want); step.Action {
+	switch v := r.spec(want); step.Action {
 	case OpenLayer:
 		return l.Open(ctx, lower, v, want.Stage.ReadOnly)
 	case CloseLayer:
@@ -220,7 +220,7 @@ func (r *Reconciler) createLayer(ctx context.Context, step Step, want *state.Vol
 	if err != nil {
 		return err
 	}
-	v, beneath := spec(want), have.Stack()[indexOf(have, step.Layer)-1].Layer
+	v, beneath := r.spec(want), have.Stack()[indexOf(have, step.Layer)-1].Layer
 	if have.Beneath.Kind == state.ContentsUnproven && !lower.Fresh { // as for Format
 		if err := r.erase(ctx, beneath, want, have); err != nil {
 			return err
@@ -237,24 +237,24 @@ func (r *Reconciler) erase(ctx context.Context, layer string, want *state.Volume
 	if layer != "" {
 		return r.onLayer(ctx, Step{Action: Erase, Layer: layer}, want, have)
 	}
-	return r.kernel.Devices.Erase(ctx, spec(want))
+	return r.kernel.Devices.Erase(ctx, r.spec(want))
 }
 
 // endFormat takes the mark from the element of a layer, or from the source.
 func (r *Reconciler) endFormat(ctx context.Context, layer string, want *state.Volume, have state.Actual, as string) error {
 	if layer == "" {
-		return r.kernel.Devices.EndFormat(ctx, spec(want), as)
+		return r.kernel.Devices.EndFormat(ctx, r.spec(want), as)
 	}
 	l, lower, err := r.layerOf(have, layer)
 	if err != nil {
 		return err
 	}
-	return l.Used(ctx, lower, spec(want))
+	return l.Used(ctx, lower, r.spec(want))
 }
 
 // markRaw makes it durable that the device is shown raw, for writing.
 func (r *Reconciler) markRaw(ctx context.Context, want *state.Volume, have state.Actual) error {
-	if err := r.kernel.Devices.BeginRaw(ctx, spec(want)); err != nil || have.Layer == "" || !have.Device.Fresh {
+	if err := r.kernel.Devices.BeginRaw(ctx, r.spec(want)); err != nil || have.Layer == "" || !have.Device.Fresh {
 		return err
 	}
 	return r.endFormat(ctx, have.Layer, want, have, "")

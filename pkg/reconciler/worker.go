@@ -159,6 +159,7 @@ func (p *pass) step(ctx context.Context, step Step, want *state.Volume, have sta
 	p.r.end(p.id)
 	if err != nil {
 		p.fail(want, step.Part, err)
+		p.r.lock(p.id, state.ClassOf(err) == state.Unauthenticated)
 		if step.Action == Format {
 			p.last = Step{} // mkfs may have written: what was proven is past
 		}

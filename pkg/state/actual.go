@@ -96,6 +96,10 @@ type Device struct {
 	Raw        bool   // it was published as a raw block device for writing, and not cleared since
 	Fresh      bool   // nobody has had it since it was made or cleared: every byte is zero; of a layer: it is stamped new
 
+	// NeedsSecret: to attach, make, open or grow it takes a secret that is not at
+	// hand, whether it stands now or not.
+	NeedsSecret bool
+
 	// Of the device of a layer only.
 	Unmade bool // the element beneath, which is attached, does not bear the layer yet
 	Stray  bool // it is the volume's by its name, and stands on another element than the volume's

@@ -64,7 +64,7 @@ func (o Offset) find(v devices.Volume) (path string, info *unix.LoopInfo64, err 
 
 // Find tells what stands of the layer.
 func (o Offset) Find(_ context.Context, lower state.Device, v devices.Volume) (state.Device, error) {
-	d := state.Device{State: state.DeviceAbsent}
+	d := state.Device{State: state.DeviceAbsent, NeedsSecret: v.Context["locked"] == "true" && v.Secrets["key"] == ""}
 	if lower.Attached() {
 		header, err := readHeader(lower.Path)
 		if err != nil {

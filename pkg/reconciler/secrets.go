@@ -1,0 +1,46 @@
+package reconciler
+
+import (
+	"maps"
+	"sync"
+)
+
+// secrets are those of volumes of which something is asked, by volume. They are in
+// memory only. It has a lock of its own, so that an edit may remember some while
+// the store makes it. The zero value is ready.
+type secrets struct {
+	mu sync.Mutex
+	of map[string]map[string]string
+}
+
+// Remember keeps the secrets of a volume for as long as anything is asked of it:
+// those of a stage, a publish and an expansion serve every step. A later value of
+// a key replaces an earlier one. It does not block, and may be called by an edit.
+func (r *Reconciler) Remember(id string, named map[string]string) {
+	if len(named) == 0 {
+		return
+	}
+	r.secrets.mu.Lock()
+	defer r.secrets.mu.Unlock()
+	if r.secrets.of == nil {
+		r.secrets.of = map[string]map[string]string{}
+	}
+	if r.secrets.of[id] == nil {
+		r.secrets.of[id] = map[string]string{}
+	}
+	maps.Copy(r.secrets.of[id], named)
+}
+
+// get returns a copy of the secrets of a volume; nil: nobody has named any.
+func (s *secrets) get(id string) map[string]string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return maps.Clone(s.of[id])
+}
+
+// forget drops the secrets of a volume.
+func (s *secrets) forget(id string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.of, id)
+}
