@@ -184,8 +184,38 @@ func (p *planner) do(action Action, part state.Part) Verdict {
 
 // doOn is do for a step on a layer.
 func (p *planner) doOn(layer string, action Action, part state.Part) Verdict {
+	if v := p.allowed(action); !v.Settled {
+		return v
+	}
 	p.plan.Steps = append(p.plan.Steps, Step{action, part, layer})
 	return Verdict{}
+}
+
+// allowed judges a step on a source that another node can reach. What stands is
+// repaired, but nothing is set up that nobody waits for: after a fence another
+// node may be writing.
+func (p *planner) allowed(action Action) Verdict {
+	source := p.stack[0].Device
+	if !source.Shared {
+		return settled
+	}
+	switch action {
+	case BeginFormat, CreateLayer, Erase, Format:
+		if !source.Exclusive {
+			return stuck(state.FailedPrecondition, "the volume's storage can be reached by other nodes, and nothing proves that none of them uses it: it is not formatted. Use an access mode and a driver that attach it to one node at a time")
+		}
+	case Attach, OpenLayer, Check, Mount:
+	case Unmount, Detach, CloseLayer: // to set it up anew
+		if p.want.Stage.Gone || action == Unmount && !p.broken() {
+			return settled
+		}
+	default:
+		return settled
+	}
+	if !p.asked() {
+		return stuck(state.Unavailable, "the volume's storage can be reached by other nodes, so what was lost of it is set up again only when somebody asks: a stage or a publish does")
+	}
+	return settled
 }
 
 var settled = Verdict{Settled: true}

@@ -105,6 +105,44 @@ func TestPlanConditions(t *testing.T) {
 		{"unknown: the room for a file system to grow", volume(staged(), size(100)), actual(attached(), stageIs(mounted(rw))),
 			[]string{"stage: settled", "size: stuck, Unavailable: not looked at"}},
 
+		// Storage that other nodes can reach.
+		{"shared: not attached unasked", volume(staged(stageAccepted)), actual(device(state.DeviceAbsent, shared), stageIs(emptyDir())),
+			[]string{"stage: stuck, Unavailable: only when somebody asks"}},
+		{"shared: attached for a stage", volume(staged(stageAsked)), actual(device(state.DeviceAbsent, shared)),
+			[]string{"attach for stage", "stage: under way"}},
+		{"shared: attached for a publish", volume(staged(stageAccepted), published(podA, asked)), actual(device(state.DeviceAbsent, shared), stageIs(emptyDir())),
+			[]string{"attach for stage", "stage: under way", "A: waits for stage"}},
+		{"shared: not mounted unasked", volume(staged(stageAccepted)), actual(attached(shared), ext4(), stageIs(emptyDir())),
+			[]string{"stage: stuck, Unavailable: only when somebody asks"}},
+		{"shared: nor checked", volume(staged(stageAccepted)), actual(attached(shared), ext4(needsCheck), stageIs(emptyDir())),
+			[]string{"stage: stuck, Unavailable: only when somebody asks"}},
+		{"shared: nor opened", volume(staged(stageAccepted)), actual(attached(shared, madeLayer), layer(absent), stageIs(emptyDir())),
+			[]string{"stage: stuck, Unavailable: only when somebody asks"}},
+		{"shared: a superblock that lives is bound", volume(staged(stageAccepted), published(podA, accepted)), actual(attached(shared), ext4(), stageIs(mounted(rw)), targetIs(podA, emptyDir())),
+			[]string{"bind for A", "stage: settled", "A: under way"}},
+		{"shared: a broken one is not renewed unasked", volume(staged(stageAccepted), published(podA, accepted)), actual(attached(shared), ext4(), stageIs(mounted(rw, corrupt)), targetIs(podA, mounted(rw, corrupt))),
+			[]string{"stage: stuck, Unavailable: only when somebody asks", "A: waits for stage"}},
+		{"shared: nor taken away", volume(staged(stageAccepted)), actual(attached(shared), ext4(), stageIs(mounted(rw, corrupt))),
+			[]string{"stage: stuck, Unavailable: only when somebody asks"}},
+		{"shared: but for who asks", volume(staged(stageAccepted), published(podA, accepted, asked)), actual(attached(shared), ext4(), stageIs(mounted(rw, corrupt)), targetIs(podA, mounted(rw, corrupt))),
+			[]string{"unbind for A", "stage: waits for A", "A: under way"}},
+		{"shared: the mode is not changed unasked", volume(staged(readOnly)), actual(attached(shared), ext4(), stageIs(emptyDir())),
+			[]string{"stage: stuck, Unavailable: only when somebody asks"}},
+		{"shared: one mount too many goes", volume(staged(stageAccepted)), actual(attached(shared), ext4(), stageIs(over(mounted(rw), mounted(rw)))),
+			[]string{"unmount for stage", "stage: under way"}},
+		{"shared: it ends unasked", volume(unstaged()), actual(attached(shared), stageIs(mounted(rw))),
+			[]string{"unmount for stage", "stage: under way"}},
+		{"shared: and is detached", volume(unstaged()), actual(attached(shared), stageIs(emptyDir())),
+			[]string{"detach for stage", "stage: under way"}},
+		{"shared: not formatted without proof that nobody else has it", volume(staged(stageAsked)), actual(attached(shared), blank()),
+			[]string{"stage: stuck, FailedPrecondition: it is not formatted"}},
+		{"shared: nor erased", volume(staged(stageAsked)), actual(attached(shared, marked), ext4()),
+			[]string{"stage: stuck, FailedPrecondition: it is not formatted"}},
+		{"shared: with that proof it is", volume(staged(stageAsked)), actual(attached(shared, exclusive), blank()),
+			[]string{"begin-format for stage", "stage: under way"}},
+		{"shared: but not unasked", volume(staged()), actual(attached(shared, exclusive), blank()),
+			[]string{"stage: stuck, Unavailable: only when somebody asks"}},
+
 		// Another device.
 		{"identity: another is not attached", volume(staged(known("a"))), actual(device(state.DeviceAbsent, identity("b"))),
 			[]string{"stage: stuck, FailedPrecondition: staged from the device a"}},
@@ -181,6 +219,9 @@ func TestPlanConditions(t *testing.T) {
 		})
 	}
 }
+
+func shared(d *state.Device)    { d.Shared = true }
+func exclusive(d *state.Device) { d.Exclusive = true }
 
 func known(identity string) how {
 	return func(s *state.Stage, _ *state.Target) { s.Identity = identity }

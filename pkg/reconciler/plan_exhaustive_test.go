@@ -491,6 +491,30 @@ var planStateRules = []struct {
 		}
 		return ""
 	}},
+	{"what other nodes can reach is set up for who asks only, and formatted if it is proven that nobody else has it", func(c *planCase) string {
+		if !c.have.Device.Shared {
+			return ""
+		}
+		for _, step := range c.plan.Steps {
+			switch step.Action {
+			case reconciler.BeginFormat, reconciler.Erase, reconciler.Format:
+				if !c.have.Device.Exclusive {
+					return step.String() + " without proof"
+				}
+			case reconciler.Attach, reconciler.Check, reconciler.Mount:
+			case reconciler.Detach:
+				if !c.stageWanted() {
+					continue
+				}
+			default:
+				continue
+			}
+			if !c.asked() {
+				return step.String() + " unasked"
+			}
+		}
+		return ""
+	}},
 	{"every part has one of four verdicts, and a step exactly when under way", func(c *planCase) string {
 		if len(c.parts) != len(c.plan.Verdicts) {
 			return fmt.Sprintf("%d verdicts for %d parts", len(c.plan.Verdicts), len(c.parts))
@@ -889,7 +913,7 @@ func (c *planCase) hasCause(part state.Part) bool {
 	switch part.Kind {
 	case state.StageKind:
 		if c.stageWanted() {
-			return c.deviceCause() || c.wantsBlock() && c.rawCause() || !c.wantsBlock() && (c.mountCause() || c.broken() && c.brokenCause() || len(c.have.Stage.Mounts) == 0 && c.contentsCause())
+			return c.withheld() || c.deviceCause() || c.wantsBlock() && c.rawCause() || !c.wantsBlock() && (c.mountCause() || c.broken() && c.brokenCause() || len(c.have.Stage.Mounts) == 0 && c.contentsCause())
 		}
 		d, v, mounts := c.have.Device, c.have.View, c.have.Stage.Mounts
 		covered := len(mounts) > 1 && !c.shows(mounts[0]) && c.shows(mounts[1])
@@ -968,6 +992,23 @@ func (c *planCase) contentsCause() bool {
 		return s.ReadOnly || inUse || d.Formatted != "" || c.remembers() || d.Raw || d.Size < c.have.Smallest
 	}
 	return !c.holdsFilesystem() || c.swapped() || inUse && !s.ReadOnly && (f.NeedsCheck || f.Growable && f.GrowsUnmounted)
+}
+
+// asked reports whether a caller waits for the stage, or for a target that needs it.
+func (c *planCase) asked() bool {
+	for _, t := range c.want.Targets {
+		if t.Asked && !t.Gone {
+			return true
+		}
+	}
+	return c.want.Stage != nil && c.want.Stage.Asked
+}
+
+// withheld reports whether what other nodes can reach waits for who asks, or for
+// proof that they do not.
+func (c *planCase) withheld() bool {
+	d := c.have.Device
+	return d.Shared && (!c.asked() || !d.Exclusive && (d.Formatting || c.maybeBlank()))
 }
 
 // stranger reports whether the device is, or may be, another than the one that
@@ -1054,6 +1095,7 @@ type deviceWorld struct {
 	unread                bool // what the backend knows of the volume
 	raw                   bool
 	identity              string // what it says that it is
+	shared, exclusive     bool
 }
 
 // standing is the condition of a device, and whether it was looked at.
@@ -1223,7 +1265,7 @@ func (w *planWorld) lookAtDevice(c *planCase) {
 	stands := d.state == isAttached || d.state == isDetaching
 	c.have.Device = state.Device{State: d.state.state(), Missing: d.missing, Formatting: d.formatting, Raw: d.raw, ReadOnly: stands && d.readOnly}
 	have := &c.have.Device
-	have.Identity = d.identity
+	have.Identity, have.Shared, have.Exclusive = d.identity, d.shared, d.exclusive
 	if d.formatted {
 		have.Formatted = "ext4"
 	}
@@ -1593,6 +1635,12 @@ func deviceWorlds() []deviceWorld {
 		for _, d.identity = range []string{"its", "another"} {
 			all = append(all, d)
 		}
+	}
+	for _, d := range []deviceWorld{{}, {state: isAttached}, {state: isAttached, readOnly: true}} {
+		d.shared = true
+		proven := d
+		proven.exclusive = true
+		all = append(all, d, proven)
 	}
 	return all
 }

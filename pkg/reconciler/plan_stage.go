@@ -282,6 +282,8 @@ func (p *planner) renew(s *state.Stage) Verdict {
 		return stuck(state.Unavailable, "the file system at the staging path %s is broken (it was shut down, or its device failed: see the kernel's log) and kept by %s: end that, then it is mounted anew", s.Path, strings.Join(p.have.Keepers, ", "))
 	case len(whole) < len(p.maybeBound()):
 		return stuck(state.Unavailable, "the file system at the staging path %s is broken, and targets are covered, not broken, or cannot be looked at", s.Path)
+	case len(bound) > 0 && !p.allowed(Unmount).Settled:
+		return p.allowed(Unmount) // nothing would come after
 	case len(bound) > 0:
 		p.clearing = true
 		return Verdict{Needs: bound}

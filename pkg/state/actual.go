@@ -100,6 +100,11 @@ type Device struct {
 	// hand, whether it stands now or not.
 	NeedsSecret bool
 
+	// Shared: another node can reach the same data. Exclusive: the backend has
+	// proof that none can write to it now, a reservation or a fence.
+	Shared    bool
+	Exclusive bool
+
 	// Of the device of a layer only.
 	Unmade bool // the element beneath, which is attached, does not bear the layer yet
 	Stray  bool // it is the volume's by its name, and stands on another element than the volume's
