@@ -28,6 +28,7 @@ func TestPlanForEveryState(t *testing.T) {
 	}{
 		{"device, contents and stage", planDeviceWorlds},
 		{"stage and targets", planTargetWorlds},
+		{"source and layer", planLayerWorlds},
 	} {
 		t.Run(walk.name, func(t *testing.T) {
 			t.Parallel()
@@ -144,7 +145,7 @@ func (w *planWalk) from(world planWorld) int {
 	} else {
 		for _, step := range c.plan.Steps {
 			next := world.after(step)
-			if step.Action == reconciler.Release && next.look().have.Device.Held {
+			if after := next.look(); step.Action == reconciler.Release && after.standing().Held {
 				continue // it fails, as mounts at the record's own paths hold the device too
 			}
 			longest = max(longest, 1+w.from(next))
@@ -168,10 +169,12 @@ func (w *planWalk) judge(world planWorld, c *planCase) {
 			w.breach(ruleEnds, "unknown step "+step.String(), c)
 			continue
 		}
+		c.layer = step.Layer
 		if why := rule.broken(c, step.Part); why != "" {
 			w.breach(rule.name, step.String()+": "+why, c)
 		}
 	}
+	c.layer = ""
 	for _, rule := range planStateRules {
 		if why := rule.broken(c); why != "" {
 			w.breach(rule.name, why, c)
@@ -276,7 +279,7 @@ var planStepRules = map[reconciler.Action]planStepRule{
 			notSeen(m), "the path was not seen",
 			len(m.Mounts) > 0, "something is mounted",
 			m.File != state.Directory || !m.Empty, "it is no empty directory",
-			!c.have.Device.Held, "nobody holds the device",
+			!c.standing().Held, "nobody holds the device",
 			c.someTargetBound() || c.someTargetUnseen(), "a target is or may be mounted from it")
 	}},
 	reconciler.DetachView: {"detach-view never takes a view that is shown, wanted or held", func(c *planCase, part state.Part) string {
@@ -289,9 +292,10 @@ var planStepRules = map[reconciler.Action]planStepRule{
 			c.stageWanted() && c.someTargetWantsView(), "a target wants the view")
 	}},
 	reconciler.Detach: {"detach never takes a device that is mounted, held or under a view", func(c *planCase, part state.Part) string {
-		s, d := c.want.Stage, c.have.Device
+		s, d := c.want.Stage, c.source()
 		return firstOf(
 			part != state.StagePart() || s == nil, "not for the stage",
+			c.layered() && c.open(), "a layer stands on it",
 			d.State != state.DeviceAttached, "no device is attached",
 			d.Held, "the device is held",
 			c.have.View.State != state.DeviceAbsent, "a view stands on it",
@@ -302,7 +306,7 @@ var planStepRules = map[reconciler.Action]planStepRule{
 			c.stageWanted() && d.ReadOnly == s.ReadOnly, "the device is as asked")
 	}},
 	reconciler.Attach: {"attach never takes a device that is missing, foreign, truncated or attached", func(c *planCase, part state.Part) string {
-		d := c.have.Device
+		d := c.source()
 		return firstOf(
 			part != state.StagePart() || !c.stageWanted(), "no stage is wanted",
 			d.Err != nil, "what the backend knows was not read",
@@ -313,7 +317,7 @@ var planStepRules = map[reconciler.Action]planStepRule{
 			d.State == state.DeviceAbsent && d.Size < d.Capacity, "the backing was truncated")
 	}},
 	reconciler.GrowDevice: {"grow-device only grows an attached device of a wanted stage", func(c *planCase, part state.Part) string {
-		d := c.have.Device
+		d := c.source()
 		bySize := part == state.SizePart()
 		return firstOf(
 			!c.stageWanted(), "no stage is wanted",
@@ -327,6 +331,9 @@ var planStepRules = map[reconciler.Action]planStepRule{
 	}},
 	reconciler.BeginFormat: {"begin-format needs a provably blank device that never was formatted", func(c *planCase, part state.Part) string {
 		d := c.have.Device
+		if c.layered() {
+			return firstOf(c.whyNotMake() != "", c.whyNotMake(), c.source().Formatting, "it has the mark", !blankKind(c.have.Beneath.Kind), "the source is not blank")
+		}
 		return c.whyNotWrite(part, firstOf(
 			!c.maybeBlank(), "the device is not blank",
 			d.Formatting, "it has the mark",
@@ -336,6 +343,9 @@ var planStepRules = map[reconciler.Action]planStepRule{
 			c.remembers(), "the stage was seen with a file system"))
 	}},
 	reconciler.Erase: {"erase needs the formatting mark", func(c *planCase, part state.Part) string {
+		if c.layered() && c.layer == "" {
+			return firstOf(c.whyNotMake() != "", c.whyNotMake(), !c.source().Formatting, "without the mark")
+		}
 		return c.whyNotWrite(part, firstOf(
 			!c.have.Device.Formatting, "without the mark",
 			c.have.Device.Raw, "it was published raw",
@@ -349,6 +359,41 @@ var planStepRules = map[reconciler.Action]planStepRule{
 			c.have.Device.Size < c.have.Smallest, "it is too small",
 			!c.maybeBlank(), "the device is not blank",
 			c.remembers(), "the stage was seen with a file system"))
+	}},
+	reconciler.CreateLayer: {"create-layer needs a blank source with the mark", func(c *planCase, part state.Part) string {
+		if d := c.have.Device; !d.Unmade {
+			return firstOf(!c.layered() || !c.source().Attached(), "no source", !c.source().Formatting, "without the mark", !d.Fresh || c.open(), "the layer is in use, or not new")
+		}
+		return firstOf(c.whyNotMake() != "", c.whyNotMake(), !c.source().Formatting, "without the mark", !blankKind(c.have.Beneath.Kind), "the source is not blank")
+	}},
+	reconciler.OpenLayer: {"open-layer needs a source that stands as asked, the layer on it, and its secret", func(c *planCase, part state.Part) string {
+		d := c.have.Device
+		return firstOf(
+			part != state.StagePart() || !c.stageWanted() || !c.layered(), "no stage with a layer is wanted",
+			!c.sourceStands(), "the source is not as asked",
+			c.source().Formatting, "its making is not over",
+			d.Unmade, "there is no layer",
+			d.Err != nil || d.State != state.DeviceAbsent && d.State != state.DeviceDetaching, "it stands, or something else does",
+			d.NeedsSecret, "its secret is not at hand")
+	}},
+	reconciler.CloseLayer: {"close-layer never takes a device that is mounted or held, nor one that could not be opened again", func(c *planCase, part state.Part) string {
+		s, d := c.want.Stage, c.have.Device
+		return firstOf(
+			part != state.StagePart() || s == nil || !c.layered(), "no stage with a layer",
+			!c.open(), "it does not stand",
+			d.Held, "it is held",
+			c.somewhere(c.showsAt), "it is mounted",
+			c.someTargetUnseen(), "a target that was not seen may show it",
+			unseen(c.have.Stage) && !c.wantsBlock(), "it may be mounted at the staging path, which was not seen",
+			c.stageWanted() && !d.Stray && d.ReadOnly == s.ReadOnly && c.source().ReadOnly == s.ReadOnly && !c.source().Formatting, "it is as asked",
+			c.stageWanted() && !d.Stray && d.NeedsSecret, "its secret is not at hand")
+	}},
+	reconciler.GrowLayer: {"grow-layer only grows a layer's device that stands", func(c *planCase, part state.Part) string {
+		d := c.have.Device
+		return firstOf(
+			!c.stageWanted() || !c.layered() || !c.sourceStands(), "no stage with a layer is wanted, or its source is not as asked",
+			d.State != state.DeviceAttached || d.Size >= d.Capacity, "it does not stand, or has its size",
+			d.NeedsSecret, "its secret is not at hand")
 	}},
 	reconciler.Check: {"check needs an idle device with the file system asked for", func(c *planCase, part state.Part) string {
 		return c.whyNotWrite(part, firstOf(
@@ -422,6 +467,51 @@ var planStepRules = map[reconciler.Action]planStepRule{
 			c.takesRawWrites(t) && !c.have.Device.Raw, "nothing would remember that it was written raw",
 			c.numberChanged(t), "the pod knows another number")
 	}},
+}
+
+// whyNotMake says why no layer must be made on the source.
+func (c *planCase) whyNotMake() string {
+	s, d := c.want.Stage, c.source()
+	return firstOf(
+		!c.layered() || !c.stageWanted() || !c.have.Device.Unmade, "no layer is to be made",
+		s != nil && s.ReadOnly || d.ReadOnly, "nothing is to be written",
+		d.State != state.DeviceAttached || d.Missing || d.Err != nil, "no source is attached",
+		c.stranger(), "it is another device than the stage was seen with",
+		d.Held, "the source is held",
+		d.Raw, "it was published raw",
+		d.Formatted != "", "it bore a layer before",
+		c.have.Device.NeedsSecret, "its secret is not at hand",
+		c.have.Beneath.Err != nil || c.have.Beneath.Kind == state.ContentsUnread, "the source was not read",
+		c.remembers(), "the stage was seen with a file system")
+}
+
+func blankKind(kind state.ContentsKind) bool {
+	return kind == state.ContentsBlank || kind == state.ContentsUnproven
+}
+
+func (c *planCase) layered() bool { return len(c.have.Lower) > 0 }
+
+// source is the device of the backend.
+func (c *planCase) source() state.Device { return c.have.Stack()[0].Device }
+
+// open reports whether a device stands for the layer, be it on another element.
+func (c *planCase) open() bool {
+	d := c.have.Device
+	return d.State == state.DeviceAttached || d.State == state.DeviceDetaching || d.Stray
+}
+
+// standing is the highest device that stands.
+func (c *planCase) standing() state.Device {
+	if c.layered() && !c.open() {
+		return c.source()
+	}
+	return c.have.Device
+}
+
+// sourceStands reports whether the device of the backend is as asked.
+func (c *planCase) sourceStands() bool {
+	d := c.source()
+	return d.State == state.DeviceAttached && !c.unknown() && !c.stranger() && d.Err == nil && !d.Missing && d.Size >= d.Capacity && d.ReadOnly == c.want.Stage.ReadOnly
 }
 
 // whyNotWrite says why a device must not be written to below a file system; why
@@ -628,6 +718,7 @@ func (c *planCase) explained(part state.Part, hops int) bool {
 type planCase struct {
 	want  *state.Volume
 	parts []state.Part // of want
+	layer string       // of the step that is judged
 	have  state.Actual
 	plan  reconciler.Plan
 }
@@ -772,7 +863,7 @@ func (c *planCase) contentsUnseen() bool {
 
 // unknown reports whether it is unknown which devices are the volume's.
 func (c *planCase) unknown() bool {
-	return c.have.Device.State == state.DeviceUnknown || c.have.View.State == state.DeviceUnknown
+	return c.have.Device.State == state.DeviceUnknown || c.have.View.State == state.DeviceUnknown || c.source().State == state.DeviceUnknown
 }
 
 func (c *planCase) holdsFilesystem() bool {
@@ -836,7 +927,10 @@ func attributesMet(a state.Attributes, readOnly bool, flags ...string) bool {
 
 func (c *planCase) deviceStands() bool {
 	d := c.have.Device
-	return d.State == state.DeviceAttached && !c.unknown() && !c.stranger() && d.Err == nil && !d.Missing && d.Size >= d.Capacity && d.ReadOnly == c.want.Stage.ReadOnly
+	if c.layered() && (d.State != state.DeviceAttached || d.Err != nil || d.Size < d.Capacity || d.ReadOnly != c.want.Stage.ReadOnly || c.source().Formatting) {
+		return false
+	}
+	return c.sourceStands()
 }
 
 // stageStands reports whether the wanted stage is exactly as asked.
@@ -871,14 +965,14 @@ func (c *planCase) targetStands(t *state.Target) bool {
 
 // holds reports whether a part is exactly as asked.
 func (c *planCase) holds(part state.Part) bool {
-	d, f := c.have.Device, c.have.Contents
+	d, f := c.source(), c.have.Contents
 	switch part.Kind {
 	case state.StageKind:
 		if c.stageWanted() {
 			return c.stageStands()
 		}
 		return !notSeen(c.have.Stage) && !c.somewhere(c.showsAt) && !c.someTargetUnseen() && c.have.View.State == state.DeviceAbsent &&
-			(d.State == state.DeviceAbsent || d.State == state.DeviceForeign)
+			!(c.layered() && (c.open() || c.have.Device.State == state.DeviceUnknown)) && (d.State == state.DeviceAbsent || d.State == state.DeviceForeign)
 	case state.SizeKind:
 		if !c.stageWanted() || !c.stageStands() || d.Size < c.want.Size.Bytes {
 			return false
@@ -913,12 +1007,12 @@ func (c *planCase) hasCause(part state.Part) bool {
 	switch part.Kind {
 	case state.StageKind:
 		if c.stageWanted() {
-			return c.withheld() || c.deviceCause() || c.wantsBlock() && c.rawCause() || !c.wantsBlock() && (c.mountCause() || c.broken() && c.brokenCause() || len(c.have.Stage.Mounts) == 0 && c.contentsCause())
+			return c.withheld() || c.deviceCause() || c.layered() && c.layerCause() || c.wantsBlock() && c.rawCause() || !c.wantsBlock() && (c.mountCause() || c.broken() && c.brokenCause() || len(c.have.Stage.Mounts) == 0 && c.contentsCause())
 		}
-		d, v, mounts := c.have.Device, c.have.View, c.have.Stage.Mounts
+		d, v, mounts := c.standing(), c.have.View, c.have.Stage.Mounts
 		covered := len(mounts) > 1 && !c.shows(mounts[0]) && c.shows(mounts[1])
 		return notSeen(c.have.Stage) || c.unknown() || covered || v.State == state.DeviceDetaching || v.Held ||
-			d.State == state.DeviceDetaching || d.State == state.DeviceAttached && d.Held
+			d.State == state.DeviceDetaching || (d.State == state.DeviceAttached || d.Stray) && d.Held
 	case state.SizeKind:
 		f := c.have.Contents
 		return !c.stageWanted() || !c.wantsBlock() && (c.contentsUnseen() || f.Growable && (c.want.Stage.ReadOnly || !f.GrowsMounted))
@@ -955,11 +1049,29 @@ func fileFor(t *state.Target) state.FileType {
 }
 
 func (c *planCase) deviceCause() bool {
-	s, d := c.want.Stage, c.have.Device
-	inUse := d.Held || c.have.View.State != state.DeviceAbsent || c.somewhere(c.showsAt) ||
+	s, d := c.want.Stage, c.source()
+	inUse := c.standing().Held || c.have.View.State != state.DeviceAbsent || c.somewhere(c.showsAt) ||
 		c.someTargetUnseen() || unseen(c.have.Stage)
 	return c.unknown() || c.stranger() || d.Err != nil || d.Missing || d.State == state.DeviceForeign || d.State == state.DeviceAbsent && d.Size < d.Capacity ||
-		d.State == state.DeviceAttached && d.ReadOnly != s.ReadOnly && inUse
+		d.State == state.DeviceAttached && d.ReadOnly != s.ReadOnly && (inUse || c.layered() && c.open() && c.have.Device.NeedsSecret)
+}
+
+// layerCause tells why a layer cannot be had on its source.
+func (c *planCase) layerCause() bool {
+	s, d, source := c.want.Stage, c.have.Device, c.source()
+	inUse := d.Held || c.somewhere(c.showsAt) || c.someTargetUnseen() || unseen(c.have.Stage)
+	switch {
+	case d.State == state.DeviceForeign:
+		return !d.Stray || inUse
+	case d.NeedsSecret && (d.State != state.DeviceAttached || d.Size < d.Capacity || d.ReadOnly != s.ReadOnly):
+		return true
+	case d.Unmade:
+		b := c.have.Beneath
+		return source.Formatted != "" || source.Raw || source.Held || s.ReadOnly || c.remembers() || b.Err != nil || b.Kind == state.ContentsUnread || !source.Formatting && !blankKind(b.Kind)
+	case source.Formatting && (!d.Fresh || c.open() && (inUse || d.NeedsSecret)):
+		return true
+	}
+	return d.ReadOnly != s.ReadOnly && inUse
 }
 
 // rawCause tells why a device that stands must not be shown raw: its file
@@ -967,7 +1079,7 @@ func (c *planCase) deviceCause() bool {
 func (c *planCase) rawCause() bool {
 	s := c.want.Stage
 	return notSeen(c.have.Stage) || slices.ContainsFunc(c.have.Stage.Mounts, c.shows) ||
-		c.have.Device.Formatting && !s.ReadOnly && !s.Accepted
+		c.have.Device.Formatting && !c.layered() && !s.ReadOnly && !s.Accepted
 }
 
 func (c *planCase) mountCause() bool {
@@ -989,7 +1101,7 @@ func (c *planCase) contentsCause() bool {
 	case d.Formatting:
 		return s.ReadOnly || inUse || c.remembers() || d.Raw || d.Size < c.have.Smallest
 	case c.maybeBlank():
-		return s.ReadOnly || inUse || d.Formatted != "" || c.remembers() || d.Raw || d.Size < c.have.Smallest
+		return c.layered() || s.ReadOnly || inUse || d.Formatted != "" || c.remembers() || d.Raw || d.Size < c.have.Smallest
 	}
 	return !c.holdsFilesystem() || c.swapped() || inUse && !s.ReadOnly && (f.NeedsCheck || f.Growable && f.GrowsUnmounted)
 }
@@ -1014,7 +1126,7 @@ func (c *planCase) withheld() bool {
 // stranger reports whether the device is, or may be, another than the one that
 // the stage was seen with.
 func (c *planCase) stranger() bool {
-	s, d := c.want.Stage, c.have.Device
+	s, d := c.want.Stage, c.source()
 	return s != nil && s.Identity != "" && d.Identity != s.Identity && (d.Identity != "" || d.State == state.DeviceAttached)
 }
 
@@ -1038,6 +1150,16 @@ type planWorld struct {
 	size     sizeWorld
 	device   deviceWorld
 	contents contentsWorld // of the device, whether it can be read now or not
+	layer    layerWorld    // on the device, and then contents and mounts are of the layer's
+}
+
+// layerWorld is a layer of the volume.
+type layerWorld struct {
+	wanted                        bool
+	state                         standing
+	made, stamped, stray          bool // what the source bears, and on what the layer's device stands
+	readOnly, held, short, locked bool
+	beneath                       contentsKind // of a source that does not bear the layer
 }
 
 type wish uint8
@@ -1075,6 +1197,7 @@ const (
 	theView
 	olderDevice // which the volume once was
 	otherDevice // which the volume never was
+	theSource   // beneath a layer
 )
 
 func (n number) number() state.DeviceNumber {
@@ -1240,6 +1363,9 @@ func (w *planWorld) look() planCase {
 		}
 	}
 	w.lookAtDevice(&c)
+	if w.layer.wanted {
+		w.lookAtLayer(&c)
+	}
 	c.parts = c.want.Parts()
 	c.plan = reconciler.MakePlan(c.want, c.have)
 	return c
@@ -1305,6 +1431,39 @@ func (w *planWorld) lookAtDevice(c *planCase) {
 			c.have.Smallest = 1000
 		}
 	}
+}
+
+// lookAtLayer puts the layer on what was looked at as the device.
+func (w *planWorld) lookAtLayer(c *planCase) {
+	l, source := w.layer, c.have.Device
+	if (source.Number != state.DeviceNumber{}) {
+		source.Number, source.Held = theSource.number(), w.device.held == heldElsewhere
+	}
+	c.have.Lower = []state.Element{{Device: source}}
+	c.have.Layer, c.have.Keepers = "L", nil
+	d := state.Device{State: l.state.state(), NeedsSecret: l.locked, Missing: source.Missing, Identity: source.Identity, Err: source.Err}
+	stands := l.state == isAttached || l.state == isDetaching
+	if source.Attached() {
+		d.Unmade = !l.made && !stands && !l.stray
+		d.Fresh = l.made && l.stamped
+	}
+	d.Formatting, d.Raw = d.Fresh, source.Raw && !d.Fresh
+	if stands || l.stray {
+		d.Number, d.ReadOnly, d.Stray = theDevice.number(), l.readOnly, l.stray
+		d.Held = l.held || w.mounted(theDevice)
+		d.Size, d.Capacity = 99, 99
+		if l.short {
+			d.Size = 49
+		}
+	}
+	wanted := w.stage.want == wantThere
+	if c.have.Contents, c.have.Smallest = (state.Contents{}), 0; l.state == isAttached && d.Err == nil && wanted && !w.stage.block {
+		c.have.Contents = w.contents.look()
+	}
+	if d.Unmade && wanted {
+		c.have.Beneath = contentsWorld{kind: l.beneath}.look()
+	}
+	c.have.Device = d
 }
 
 // mountedElsewhere reports whether a target of the volume shows its file system.
@@ -1451,7 +1610,7 @@ func (w planWorld) after(step reconciler.Step) planWorld {
 	case reconciler.Unmount:
 		w.at.pop()
 	case reconciler.Release:
-		d.held = heldByMounts
+		d.held, w.layer.held = heldByMounts, false
 	case reconciler.DetachView:
 		d.view, d.viewHeld = isAbsent, false
 	case reconciler.Detach:
@@ -1466,14 +1625,35 @@ func (w planWorld) after(step reconciler.Step) planWorld {
 		if step.Part == state.SizePart() {
 			d.bytes = bytesGrown
 		}
+		if w.layer.wanted {
+			w.layer.short = w.layer.state == isAttached
+			break
+		}
 		w.contents.growable = w.contents.kind == holdsExt4 || w.contents.kind == holdsXFS
+	case reconciler.CreateLayer:
+		w.layer.made, w.layer.stamped, d.formatting, d.formatted = true, true, false, true
+	case reconciler.OpenLayer:
+		w.layer.state, w.layer.readOnly = isAttached, s.readOnly
+	case reconciler.CloseLayer:
+		w.layer = layerWorld{wanted: true, made: w.layer.made, stamped: w.layer.stamped, locked: w.layer.locked, beneath: w.layer.beneath}
+	case reconciler.GrowLayer:
+		w.layer.short = false
+		w.contents.growable = w.contents.kind == holdsExt4
 	case reconciler.BeginFormat:
 		d.formatting = true
 	case reconciler.MarkRaw:
-		d.raw = true
+		d.raw, w.layer.stamped = true, false
 	case reconciler.Erase:
+		if w.layer.wanted && step.Layer == "" {
+			w.layer.beneath = holdsNothing
+			break
+		}
 		w.contents = contentsWorld{growsMounted: w.contents.growsMounted, growsUnmounted: w.contents.growsUnmounted}
 	case reconciler.Format:
+		if w.layer.wanted {
+			w.layer.stamped, w.contents.kind = false, holdsExt4
+			break
+		}
 		d.formatting, d.formatted, w.contents.kind = false, true, holdsExt4
 	case reconciler.Check:
 		w.contents.check = false
@@ -1722,6 +1902,53 @@ func planTargetWorlds(yield func(planWorld) bool) {
 							w := planWorld{stage: stage, at: at, targets: [2]targetWorld{first, second}, device: device, contents: contentsWorld{kind: holdsExt4, swapped: stage.remembers}}
 							if !yield(w) {
 								return
+							}
+						}
+					}
+				}
+			}
+		}
+	}
+}
+
+// planLayerWorlds ranges over everything that a layer and its source can be.
+func planLayerWorlds(yield func(planWorld) bool) {
+	var sources []deviceWorld
+	for _, d := range []deviceWorld{
+		{}, {missing: true}, {unread: true}, {state: isUnlooked, view: isUnlooked}, {state: isForeign}, {bytes: bytesFewer}, {state: isDetaching},
+		{state: isAttached}, {state: isAttached, readOnly: true}, {state: isAttached, bytes: bytesFewer}, {state: isAttached, held: heldElsewhere},
+		{state: isAttached, unread: true}, {state: isAttached, raw: true}, {state: isAttached, identity: "another"},
+	} {
+		marked, formatted := d, d
+		marked.formatting, formatted.formatted = true, true
+		sources = append(sources, d, marked, formatted)
+	}
+	layers := []layerWorld{
+		{state: isUnlooked}, {state: isForeign}, {state: isForeign, stray: true}, {state: isForeign, stray: true, held: true}, {state: isForeign, stray: true, made: true},
+		{beneath: holdsNothing}, {beneath: holdsExt4}, {beneath: holdsOther}, {beneath: holdsUnreadable}, {beneath: holdsUnlooked}, {beneath: holdsUnproven}, {locked: true},
+		{made: true}, {made: true, stamped: true}, {made: true, locked: true}, {made: true, state: isDetaching},
+	}
+	for _, l := range []layerWorld{{made: true, state: isAttached}, {made: true, state: isAttached, stamped: true}} {
+		readOnly, held, short, locked := l, l, l, l
+		readOnly.readOnly, held.held, short.short, locked.locked = true, true, true, true
+		layers = append(layers, l, readOnly, held, short, locked)
+	}
+	places := append(slices.Clone(unmounted), placesOf(fileEmptyDirectory, [2]mountWorld{mountedHere}, [2]mountWorld{mountedBoth}, [2]mountWorld{mountedSick}, [2]mountWorld{mountedTmp, mountedHere})...)
+	contents := []contentsWorld{{kind: holdsExt4}, {growsMounted: true}, {kind: holdsOther}, {kind: holdsExt4, growable: true, growsMounted: true}, {kind: holdsUnlooked}, {kind: holdsExt4, swapped: true}}
+	for _, stage := range stageWishes {
+		for _, device := range sources {
+			for _, layer := range layers {
+				layer.wanted = true
+				for _, at := range places {
+					for i, rest := range deviceSides(stage) {
+						for _, c := range contents {
+							w := rest
+							w.stage, w.at, w.device, w.layer, w.contents = stage, at, device, layer, c
+							if !yield(w) {
+								return
+							}
+							if i > 2 || layer.state != isAttached || stage.want != wantThere {
+								break // the rest is not read, or tells nothing new
 							}
 						}
 					}

@@ -59,10 +59,12 @@ func (p *planner) layer(s *state.Stage, i int) Verdict {
 		return p.secretless(i)
 	case d.Unmade:
 		return p.create(s, i)
-	case lower.Formatting && d.Fresh: // making it was interrupted at its very end
+	case lower.Formatting && d.Fresh && !stands(d): // making it was interrupted at its very end
 		return p.doOn(name, CreateLayer, state.StagePart())
+	case lower.Formatting && d.Fresh && !p.shown():
+		return p.reopen(p.highest())
 	case lower.Formatting:
-		return stuck(state.FailedPrecondition, "the volume bears the mark of an interrupted format, and a layer %s that is not new: it is left as it is", name)
+		return stuck(state.FailedPrecondition, "the volume bears the mark of an interrupted format, and a layer %s that is in use, or not new: it is left as it is", name)
 	case d.State != state.DeviceAttached:
 		return p.doOn(name, OpenLayer, state.StagePart())
 	case d.ReadOnly != s.ReadOnly && p.shown():
