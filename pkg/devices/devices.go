@@ -26,7 +26,7 @@ type Volume struct {
 	Publish map[string]string
 	// Secrets are those that a caller has named since the plugin started. They
 	// must reach no log, no error and no file.
-	Secrets map[string]string
+	Secrets map[string]string `json:"-"`
 }
 
 // Backend attaches volumes. Its methods may be called concurrently; calls for

@@ -126,14 +126,22 @@ func (f *fakeNode) Find(_ context.Context, volume devices.Volume) (d state.Devic
 		return d, err
 	}
 	err = f.locked(id, func(v *fakeVolume) error {
-		d = v.device
+		d = standing(v.device)
 		d.Size, d.Capacity, d.Formatting, d.Formatted, d.Raw = v.Bytes, v.Bytes, v.Formatting, v.Formatted, v.Raw
 		return nil
 	})
 	if err != nil {
-		return state.Device{Missing: true}, nil
+		return state.Device{State: state.DeviceAbsent, Missing: true}, nil
 	}
 	return d, nil
+}
+
+// standing is what Find tells of a device, be there none.
+func standing(d state.Device) state.Device {
+	if d.State == state.DeviceUnknown {
+		d.State = state.DeviceAbsent
+	}
+	return d
 }
 
 func (f *fakeNode) Held(_ context.Context, d state.Device) (bool, error) {
@@ -174,7 +182,7 @@ func (f *fakeNode) byDevice(d state.Device, act func(*fakeVolume) error) error {
 }
 
 func (f *fakeNode) FindView(_ context.Context, d state.Device) (view state.Device, err error) {
-	err = f.byDevice(d, func(v *fakeVolume) error { view = v.view; return nil })
+	err = f.byDevice(d, func(v *fakeVolume) error { view = standing(v.view); return nil })
 	return view, err
 }
 
@@ -262,6 +270,9 @@ func (f *fakeNode) Look(_ context.Context, path string) (state.Mountpoint, error
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	m := state.Mountpoint{File: f.files[path], Mounts: slices.Clone(f.mounts[path])}
+	if m.File == state.UnknownFile {
+		m.File = state.NoFile
+	}
 	m.Empty = m.File != state.NoFile && len(m.Mounts) == 0
 	return m, nil
 }

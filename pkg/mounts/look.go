@@ -46,7 +46,7 @@ func (h *Host) look(path string) (state.Mountpoint, error) {
 	p, err := h.open(path)
 	switch {
 	case missing(err):
-		return state.Mountpoint{}, nil
+		return state.Mountpoint{File: state.NoFile}, nil
 	case err != nil:
 		return state.Mountpoint{}, err
 	}
@@ -110,7 +110,7 @@ func (h *Host) lookOnce(p *place) (state.Mountpoint, error) {
 	st, err := statx(p.dir, p.name, h.table.mask())
 	switch {
 	case missing(err):
-		return state.Mountpoint{}, nil
+		return state.Mountpoint{File: state.NoFile}, nil
 	case mount.IsCorruptedMnt(err):
 		return lookCorrupt(p, err)
 	case err != nil:

@@ -20,7 +20,7 @@ var oddNames = []string{
 
 // lookCases build something at a path and tell what Look must say of it.
 var lookCases = map[string]func(t *testing.T, root, path string) state.Mountpoint{
-	"nothing": func(*testing.T, string, string) state.Mountpoint { return state.Mountpoint{} },
+	"nothing": func(*testing.T, string, string) state.Mountpoint { return state.Mountpoint{File: state.NoFile} },
 	"an empty directory": func(t *testing.T, _, path string) state.Mountpoint {
 		must(t, os.Mkdir(path, 0o750))
 		return state.Mountpoint{File: state.Directory, Empty: true}
@@ -138,8 +138,8 @@ func TestLookBelowWhatIsNoDirectory(t *testing.T) {
 	bothTables(t, func(t *testing.T, h *Host, root string) {
 		must(t, os.WriteFile(filepath.Join(root, "file"), nil, 0o600))
 		must(t, os.Symlink(root, filepath.Join(root, "link")))
-		wantLook(t, h, filepath.Join(root, "file", "x"), state.Mountpoint{})
-		wantLook(t, h, filepath.Join(root, "none", "x"), state.Mountpoint{})
+		wantLook(t, h, filepath.Join(root, "file", "x"), state.Mountpoint{File: state.NoFile})
+		wantLook(t, h, filepath.Join(root, "none", "x"), state.Mountpoint{File: state.NoFile})
 		_, err := h.Look(t.Context(), filepath.Join(root, "link", "x"))
 		wantClass(t, err, state.InvalidArgument, filepath.Join(root, "link")+" is a symbolic link")
 	})
@@ -159,7 +159,7 @@ func TestLookAtOddPaths(t *testing.T) {
 				wantLook(t, h, path, on(low))
 				must(t, h.Unmount(t.Context(), path))
 				must(t, h.Remove(t.Context(), path))
-				wantLook(t, h, path, state.Mountpoint{})
+				wantLook(t, h, path, state.Mountpoint{File: state.NoFile})
 			}
 		}
 	})

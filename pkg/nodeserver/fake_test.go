@@ -126,18 +126,29 @@ func (f *fakeNode) Failures(string) []reconciler.PartProblem { return f.failures
 func (f *fakeNode) Observe(_ context.Context, want *state.Volume) (state.Actual, error) {
 	f.looks.Add(1)
 	d, ok := f.devices[want.ID]
-	have := state.Actual{Device: d, View: state.Device{}, Targets: map[string]state.Mountpoint{}}
-	have.Device.Missing = !ok
+	have := state.Actual{Device: d, View: state.Device{State: state.DeviceAbsent}, Targets: map[string]state.Mountpoint{}}
+	if have.Device.Missing = !ok; !ok {
+		have.Device.State = state.DeviceAbsent
+	}
 	if ok {
 		have.View.Number = view
 	}
 	if want.Stage != nil {
-		have.Stage = f.mounts[want.Stage.Path]
+		have.Stage = f.at(want.Stage.Path)
 	}
 	for path := range want.Targets {
-		have.Targets[path] = f.mounts[path]
+		have.Targets[path] = f.at(path)
 	}
 	return have, f.blind
+}
+
+// at is what a look at a path sees.
+func (f *fakeNode) at(path string) state.Mountpoint {
+	m := f.mounts[path]
+	if m.File == state.UnknownFile && m.Err == nil {
+		m.File = state.NoFile
+	}
+	return m
 }
 
 type fakePaths struct {

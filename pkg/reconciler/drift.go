@@ -73,6 +73,9 @@ func (r *Reconciler) index(id string, v *volume) {
 	}
 	add(v.have.Device.Number)
 	add(v.have.View.Number)
+	for _, e := range v.have.Lower {
+		add(e.Device.Number)
+	}
 	for _, t := range v.want.Targets {
 		add(t.Device)
 	}

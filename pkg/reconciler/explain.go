@@ -164,6 +164,8 @@ func tellActual(want *state.Volume, have state.Actual) []string {
 		all = append(all, inWords("its data is %s: %d bytes, %s", d.Backing, d.Capacity, format))
 	}
 	switch d.State {
+	case state.DeviceUnknown:
+		all = append(all, "Whether it is attached is not known.")
 	case state.DeviceAbsent:
 		all = append(all, "It is not attached.")
 	case state.DeviceForeign:

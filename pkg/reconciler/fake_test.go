@@ -75,6 +75,7 @@ type fakeVolume struct {
 	data       bool // it was mounted for writing: erasing it would lose data
 	superRO    bool // the kernel turned the file system read-only
 	dead       bool // the mounted file system was shut down
+	identity   string
 	keepers    []string
 }
 
@@ -574,9 +575,9 @@ func (k *fakeKernel) number() state.DeviceNumber {
 func (k *fakeKernel) facts(id string) state.Device {
 	v := k.volumes[id]
 	if v == nil {
-		return state.Device{Missing: true}
+		return state.Device{State: state.DeviceAbsent, Missing: true}
 	}
-	d := state.Device{Size: v.size, Capacity: v.capacity, Backing: "/pool/" + id, Formatting: v.formatting, Formatted: v.formatted, CreatedFor: v.created, Raw: v.raw}
+	d := state.Device{State: state.DeviceAbsent, Identity: v.identity, Size: v.size, Capacity: v.capacity, Backing: "/pool/" + id, Formatting: v.formatting, Formatted: v.formatted, CreatedFor: v.created, Raw: v.raw}
 	switch {
 	case v.foreign != "":
 		d.State, d.Holder = state.DeviceForeign, v.foreign
@@ -759,6 +760,7 @@ func (d fakeDevices) Held(_ context.Context, device state.Device) (bool, error) 
 func (d fakeDevices) FindView(ctx context.Context, device state.Device) (view state.Device, err error) {
 	id := path.Base(device.Backing)
 	err = d.call(ctx, opFindView, id, id, func(bool) error {
+		view = state.Device{State: state.DeviceAbsent}
 		if v := d.k.volumes[id]; v != nil && v.view != nil {
 			view = state.Device{State: state.DeviceAttached, Number: v.view.number, Path: fmt.Sprintf("/dev/loop%d", v.view.number.Minor), ReadOnly: true, Size: device.Size}
 		}
@@ -937,7 +939,7 @@ func (m fakeMounts) Look(ctx context.Context, at string) (have state.Mountpoint,
 }
 
 func (k *fakeKernel) look(at string) state.Mountpoint {
-	var have state.Mountpoint
+	have := state.Mountpoint{File: state.NoFile}
 	for _, mount := range k.mounts[at] {
 		if v := k.volumes[mount.volume]; v != nil && v.superRO && !mount.Node {
 			mount.SuperReadOnly = true

@@ -27,7 +27,7 @@ type blind struct{ fakeMounts }
 func (m blind) Look(ctx context.Context, at string) (state.Mountpoint, error) {
 	have, err := m.fakeMounts.Look(ctx, at)
 	if at != stagePath(volumeOf(at)) {
-		have = state.Mountpoint{}
+		have = state.Mountpoint{File: state.NoFile}
 	}
 	return have, err
 }

@@ -69,6 +69,13 @@ func (r *Reconciler) Unasked(ctx context.Context, id string, detach bool) (orpha
 				return nil
 			}
 		}
+		for i := len(have.Lower); i > 0; i-- { // from the top
+			if e := have.Stack()[i]; standsOrStrays(e.Device) {
+				if err := r.onLayer(ctx, Step{Action: CloseLayer, Layer: e.Layer}, want, have); err != nil {
+					return fmt.Errorf("volume %s: %w", id, err)
+				}
+			}
+		}
 		if err := r.kernel.Devices.Detach(ctx, devices.Volume{ID: id}); err != nil {
 			return fmt.Errorf("volume %s: %w", id, err)
 		}

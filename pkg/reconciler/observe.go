@@ -80,8 +80,8 @@ func (r *Reconciler) loseLook(id string, done chan struct{}) {
 // the device, and names the holders of one that is to go, or of a broken file system.
 func (r *Reconciler) observeAlone(ctx context.Context, want *state.Volume) (state.Actual, error) {
 	have, err := r.observe(ctx, want)
-	for _, d := range []*state.Device{&have.Device, &have.View} {
-		if err == nil && stands(*d) {
+	for _, d := range devicesOf(&have) {
+		if err == nil && standsOrStrays(*d) {
 			d.Held, err = r.kernel.Views.Held(ctx, *d)
 		}
 	}
@@ -97,20 +97,31 @@ func (r *Reconciler) observeAlone(ctx context.Context, want *state.Volume) (stat
 		}
 	}
 	if s := want.Stage; s == nil || s.Gone || stands(have.View) || s.ReadOnly != have.Device.ReadOnly {
-		for _, d := range []*state.Device{&have.Device, &have.View} {
+		for _, d := range devicesOf(&have) {
 			if err := r.boundElsewhere(ctx, want, d); err != nil {
 				return have, err
 			}
 		}
 	}
-	if s := want.Stage; s != nil && !s.Gone && (&planner{want: want, have: have}).broken() {
+	if s := want.Stage; s != nil && !s.Gone && newPlanner(want, have).broken() {
 		have.Keepers = r.kernel.Mounts.Keepers(ctx, have.Device.Number, append(want.TargetPaths(), s.Path))
 	}
 	leaving := want.Stage != nil && want.Stage.Gone && len(have.Stage.Mounts) == 0
-	if d := &have.Device; leaving && d.Holder == "" && (d.Held || d.State == state.DeviceDetaching) {
-		d.Holder = r.holders(ctx, *d)
+	for _, d := range devicesOf(&have) {
+		if leaving && d != &have.View && d.Holder == "" && (d.Held || d.State == state.DeviceDetaching) {
+			d.Holder = r.holders(ctx, *d)
+		}
 	}
 	return have, nil
+}
+
+// devicesOf returns the devices of a volume, the view last.
+func devicesOf(have *state.Actual) []*state.Device {
+	all := []*state.Device{&have.Device}
+	for i := range have.Lower {
+		all = append(all, &have.Lower[i].Device)
+	}
+	return append(all, &have.View)
 }
 
 // boundElsewhere takes a device for held whose node is bound where the record
@@ -119,7 +130,7 @@ func (r *Reconciler) observeAlone(ctx context.Context, want *state.Volume) (stat
 // mount namespace is known without a look at the mount table, which is all that
 // the end of a mounted stage asks.
 func (r *Reconciler) boundElsewhere(ctx context.Context, want *state.Volume, d *state.Device) error {
-	if !stands(*d) {
+	if !standsOrStrays(*d) {
 		return nil
 	}
 	if s := want.Stage; s != nil && s.Gone && s.Capability.Access == state.MountAccess && r.kernel.Bound != nil {
@@ -152,27 +163,15 @@ func (r *Reconciler) observe(ctx context.Context, want *state.Volume) (have stat
 			err = fmt.Errorf("volume %s: observe: %w", want.ID, err)
 		}
 	}()
-	have.Device, err = r.kernel.Devices.Find(ctx, r.spec(want))
-	switch class := state.ClassOf(err); {
-	case err == nil:
-	case class == state.InvalidArgument:
-		have.Device = state.Device{Missing: true} // no volume can have that id
-	case class.Final():
-		return have, state.Errorf(state.Unavailable, "%w", err) // nothing could be seen undone
-	default:
+	if have, err = r.stack(ctx, want); err != nil {
 		return have, err
-	}
-	if err := have.Device.Err; err != nil {
-		err = fmt.Errorf("volume %s: observe: %w", want.ID, err)
-		if state.ClassOf(err).Final() {
-			err = state.Errorf(state.Unavailable, "%w", err)
-		}
-		have.Device.Err = err
 	}
 	if stands(have.Device) {
 		if have.View, err = r.kernel.Views.FindView(ctx, have.Device); err != nil {
 			return have, err
 		}
+	} else if have.Device.State != state.DeviceUnknown {
+		have.View.State = state.DeviceAbsent // it would stand over nothing
 	}
 	if want.Stage != nil && want.Stage.Path != "" {
 		have.Stage = r.look(ctx, want.Stage.Path)
@@ -194,6 +193,76 @@ func (r *Reconciler) observe(ctx context.Context, want *state.Volume) (have stat
 			have.Contents = state.Contents{Err: err}
 		}
 		have.Smallest = r.kernel.Filesystems.Smallest(want.Stage.Capability.FSType)
+	}
+	if lower := unmade(have); lower != nil && want.Stage != nil && !want.Stage.Gone {
+		if have.Beneath, err = r.kernel.Filesystems.Probe(ctx, *lower, ""); err != nil {
+			have.Beneath = state.Contents{Err: err}
+		}
+	}
+	return have, nil
+}
+
+// unmade returns the attached element on which the next layer is to be made; nil: none is.
+func unmade(have state.Actual) *state.Device {
+	stack := have.Stack()
+	for i, e := range stack {
+		if e.Device.Unmade && i > 0 && stack[i-1].Device.Attached() {
+			return &stack[i-1].Device
+		}
+	}
+	return nil
+}
+
+// stack looks at the devices of a volume.
+func (r *Reconciler) stack(ctx context.Context, want *state.Volume) (have state.Actual, err error) {
+	v := r.spec(want)
+	have.Device, err = r.kernel.Devices.Find(ctx, v)
+	switch class := state.ClassOf(err); {
+	case err == nil:
+	case class == state.InvalidArgument:
+		have.Device = state.Device{State: state.DeviceAbsent, Missing: true} // no volume can have that id
+	case class.Final():
+		return have, state.Errorf(state.Unavailable, "%w", err) // nothing could be seen undone
+	default:
+		return have, err
+	}
+	if err := have.Device.Err; err != nil {
+		err = fmt.Errorf("volume %s: observe: %w", want.ID, err)
+		if state.ClassOf(err).Final() {
+			err = state.Errorf(state.Unavailable, "%w", err)
+		}
+		have.Device.Err = err
+	}
+	source := have.Device
+	for _, l := range r.kernel.Layers {
+		wanted := l.Wanted(v)
+		if !wanted && len(v.Context)+len(v.Publish) > 0 {
+			continue
+		}
+		d, err := l.Find(ctx, have.Device, v)
+		if err != nil {
+			if state.ClassOf(err).Final() {
+				err = state.Errorf(state.Unavailable, "%w", err)
+			}
+			return have, fmt.Errorf("layer %s: %w", l.Name(), err)
+		}
+		if !wanted && !standsOrStrays(d) { // of a volume without contexts, what stands tells
+			continue
+		}
+		// The facts about the data are the source's. The stamp of a new layer is to
+		// its device what the mark of a format is to the source.
+		d.Missing, d.Identity, d.CreatedFor = source.Missing, source.Identity, source.CreatedFor
+		d.Formatting, d.Raw = d.Fresh, source.Raw && !d.Fresh
+		if d.Err == nil {
+			d.Err = source.Err
+		}
+		have.Lower = append(have.Lower, state.Element{Layer: have.Layer, Device: have.Device})
+		have.Layer, have.Device = l.Name(), d
+	}
+	if r.isLocked(want.ID) {
+		for _, d := range devicesOf(&have) {
+			d.NeedsSecret = d.NeedsSecret || !stands(*d)
+		}
 	}
 	return have, nil
 }

@@ -2,6 +2,7 @@ package reconciler
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
@@ -22,6 +23,10 @@ const (
 	Adopt          Action = "adopt"           // a stage that stands and that no intent explained
 	Choose         Action = "choose"          // the type of file system that a stage leaves open
 	Attach         Action = "attach"          // attach the device, or reclaim one that is going away
+	CreateLayer    Action = "create-layer"    // make a layer on a blank element
+	OpenLayer      Action = "open-layer"      // make the device of a layer
+	CloseLayer     Action = "close-layer"     // take the device of a layer away
+	GrowLayer      Action = "grow-layer"      // let the device of a layer fill the element beneath
 	GrowDevice     Action = "grow-device"     // grow the backing and the device
 	BeginFormat    Action = "begin-format"    // make the formatting mark durable
 	Erase          Action = "erase"           // zero what an interrupted format left
@@ -39,11 +44,16 @@ const (
 type Step struct {
 	Action Action     `json:"action"`
 	Part   state.Part `json:"part"`
+	// Layer is the one that the step is made on; empty for the device of the backend.
+	Layer string `json:"layer,omitempty"`
 }
 
 func (s Step) String() string {
 	if s.Action == Look {
 		return string(s.Action)
+	}
+	if s.Layer != "" {
+		return fmt.Sprintf("%s %s for %s", s.Action, s.Layer, s.Part)
 	}
 	return fmt.Sprintf("%s for %s", s.Action, s.Part)
 }
@@ -76,7 +86,7 @@ type Plan struct {
 // the order pods, stage, device for what must go, then device, stage, pods for
 // what must come.
 func MakePlan(want *state.Volume, have state.Actual) Plan {
-	p := planner{want: want, have: have, plan: Plan{Verdicts: map[state.Part]Verdict{}}}
+	p := newPlanner(want, have)
 	for _, path := range want.TargetPaths() {
 		if t := want.Targets[path]; t.Gone {
 			p.say(state.TargetPart(path), p.unpublish(t))
@@ -133,16 +143,80 @@ func (p Plan) settled() bool {
 type planner struct {
 	want     *state.Volume
 	have     state.Actual
+	stack    []state.Element // of have
 	plan     Plan
 	clearing bool // targets are unbound so that a broken file system can be mounted anew
 }
+
+// newPlanner returns a planner to which what was not looked at is what could not
+// be looked at now.
+func newPlanner(want *state.Volume, have state.Actual) *planner {
+	p := &planner{want: want, have: have, stack: have.Stack(), plan: Plan{Verdicts: map[state.Part]Verdict{}}}
+	if p.have.Stage.File == state.UnknownFile && p.have.Stage.Err == nil {
+		p.have.Stage.Err = errUnseen
+	}
+	cloned := false
+	for path := range want.Targets {
+		if m := have.Targets[path]; m.File == state.UnknownFile && m.Err == nil {
+			if !cloned {
+				p.have.Targets, cloned = maps.Clone(have.Targets), true
+			}
+			if p.have.Targets == nil {
+				p.have.Targets = map[string]state.Mountpoint{}
+			}
+			m.Err = errUnseen
+			p.have.Targets[path] = m
+		}
+	}
+	if c := &p.have.Contents; c.Kind == state.ContentsUnread && c.Err == nil && readContents(want, have) {
+		c.Err = errUnseen
+	}
+	return p
+}
+
+var errUnseen = state.Errorf(state.Unavailable, "it was not looked at, so nothing is known of it now")
 
 func (p *planner) say(part state.Part, v Verdict) { p.plan.Verdicts[part] = v }
 
 // do adds a step; the verdict is that the part is under way.
 func (p *planner) do(action Action, part state.Part) Verdict {
-	p.plan.Steps = append(p.plan.Steps, Step{action, part})
+	return p.doOn("", action, part)
+}
+
+// doOn is do for a step on a layer.
+func (p *planner) doOn(layer string, action Action, part state.Part) Verdict {
+	if v := p.allowed(action); !v.Settled {
+		return v
+	}
+	p.plan.Steps = append(p.plan.Steps, Step{action, part, layer})
 	return Verdict{}
+}
+
+// allowed judges a step on a source that another node can reach. What stands is
+// repaired, but nothing is set up that nobody waits for: after a fence another
+// node may be writing.
+func (p *planner) allowed(action Action) Verdict {
+	source := p.stack[0].Device
+	if !source.Shared {
+		return settled
+	}
+	switch action {
+	case BeginFormat, CreateLayer, Erase, Format:
+		if !source.Exclusive {
+			return stuck(state.FailedPrecondition, "the volume's storage can be reached by other nodes, and nothing proves that none of them uses it: it is not formatted. Use an access mode and a driver that attach it to one node at a time")
+		}
+	case Attach, OpenLayer, Check, Mount:
+	case Unmount, Detach, CloseLayer: // to set it up anew
+		if p.want.Stage.Gone || action == Unmount && !p.broken() {
+			return settled
+		}
+	default:
+		return settled
+	}
+	if !stageAsked(p.want) {
+		return stuck(state.Unavailable, "the volume's storage can be reached by other nodes, so what was lost of it is set up again only when somebody asks: a stage or a publish does")
+	}
+	return settled
 }
 
 var settled = Verdict{Settled: true}
@@ -160,6 +234,21 @@ func stuck(class state.Class, format string, args ...any) Verdict {
 
 // unseen is the verdict on a part whose path or device could not be looked at.
 func unseen(err error) Verdict { return stuck(state.ClassOf(err), "%v", err) }
+
+// unknownDevice reports whether it is unknown which devices are the volume's, so
+// that a mount which is not seen to be of them may be of one.
+func (p *planner) unknownDevice() bool {
+	return p.have.Device.State == state.DeviceUnknown || p.have.View.State == state.DeviceUnknown ||
+		slices.ContainsFunc(p.have.Lower, func(e state.Element) bool { return e.Device.State == state.DeviceUnknown })
+}
+
+// unseenDevice is the verdict on what depends on such a device.
+func (p *planner) unseenDevice() Verdict {
+	if err := p.have.Device.Err; err != nil {
+		return unseen(err)
+	}
+	return stuck(state.Unavailable, "whether a device stands for the volume is not known now")
+}
 
 // ours reports whether a mount is of the volume's device or of its view.
 func (p *planner) ours(m state.Mount) bool {

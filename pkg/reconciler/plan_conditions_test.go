@@ -73,6 +73,92 @@ func TestPlanConditions(t *testing.T) {
 		{"out of sight: nothing is done to the device", volume(staged()), actual(attached(), contents(state.Contents{Kind: state.ContentsBlank}), stageIs(unseenNow())),
 			[]string{"stage: stuck, Unavailable: timed out"}},
 
+		// What was not looked at.
+		{"unknown: a device is not attached a second time", volume(staged()), actual(unknownDevice),
+			[]string{"stage: stuck, Unavailable: not known now"}},
+		{"unknown: nor is its end seen", volume(unstaged()), actual(unknownDevice),
+			[]string{"stage: stuck, Unavailable: not known now"}},
+		{"unknown: the words are those of the cause", volume(unstaged()), actual(device(state.DeviceUnknown, unread)),
+			[]string{"stage: stuck, Unavailable: the pool is away"}},
+		{"unknown: a mount may be the volume's", volume(unpublished(podA)), actual(unknownDevice, targetIs(podA, mounted(rw))),
+			[]string{"A: stuck, Unavailable: not known now"}},
+		{"unknown: also for a publish that was refused", volume(unpublished(podA, withdrawn)), actual(unknownDevice, targetIs(podA, mounted(rw))),
+			[]string{"A: stuck, Unavailable: not known now"}},
+		{"unknown: a publish ends where nothing is mounted", volume(unpublished(podA)), actual(unknownDevice),
+			[]string{"A: settled"}},
+		{"unknown: the node that a target was seen with is the volume's", volume(unpublished(podA, seenAs(disk))), actual(unknownDevice, targetIs(podA, node(disk))),
+			[]string{"unbind for A", "A: under way"}},
+		{"unknown: the view", volume(unstaged()), actual(attached(), unknownView, stageIs(emptyDir())),
+			[]string{"stage: stuck, Unavailable: not known now"}},
+		{"unknown: a view is not attached a second time", volume(stagedBlock(), publishedBlock(podA, readOnly)), actual(attached(), unknownView),
+			[]string{"stage: stuck, Unavailable: not known now", "A: waits for stage"}},
+		{"unknown: the staging path", volume(staged()), actual(attached(), ext4(), stageIs(state.Mountpoint{})),
+			[]string{"stage: stuck, Unavailable: not looked at"}},
+		{"unknown: the end of the staging path", volume(unstaged()), actual(attached(), stageIs(state.Mountpoint{})),
+			[]string{"stage: stuck, Unavailable: not looked at"}},
+		{"unknown: a target", volume(unstaged(), unpublished(podA)), actual(attached(), stageIs(emptyDir()), targetIs(podA, state.Mountpoint{})),
+			[]string{"stage: waits for A", "A: stuck, Unavailable: not looked at"}},
+		{"unknown: the contents are not formatted", volume(staged()), actual(attached()),
+			[]string{"stage: stuck, Unavailable: not looked at"}},
+		{"unknown: nor erased", volume(staged()), actual(attached(marked)),
+			[]string{"stage: stuck, Unavailable: not looked at"}},
+		{"unknown: the room for a file system to grow", volume(staged(), size(100)), actual(attached(), stageIs(mounted(rw))),
+			[]string{"stage: settled", "size: stuck, Unavailable: not looked at"}},
+
+		// Storage that other nodes can reach.
+		{"shared: not attached unasked", volume(staged(stageAccepted)), actual(device(state.DeviceAbsent, shared), stageIs(emptyDir())),
+			[]string{"stage: stuck, Unavailable: only when somebody asks"}},
+		{"shared: attached for a stage", volume(staged(stageAsked)), actual(device(state.DeviceAbsent, shared)),
+			[]string{"attach for stage", "stage: under way"}},
+		{"shared: attached for a publish", volume(staged(stageAccepted), published(podA, asked)), actual(device(state.DeviceAbsent, shared), stageIs(emptyDir())),
+			[]string{"attach for stage", "stage: under way", "A: waits for stage"}},
+		{"shared: not mounted unasked", volume(staged(stageAccepted)), actual(attached(shared), ext4(), stageIs(emptyDir())),
+			[]string{"stage: stuck, Unavailable: only when somebody asks"}},
+		{"shared: nor checked", volume(staged(stageAccepted)), actual(attached(shared), ext4(needsCheck), stageIs(emptyDir())),
+			[]string{"stage: stuck, Unavailable: only when somebody asks"}},
+		{"shared: nor opened", volume(staged(stageAccepted)), actual(attached(shared, madeLayer), layer(absent), stageIs(emptyDir())),
+			[]string{"stage: stuck, Unavailable: only when somebody asks"}},
+		{"shared: a superblock that lives is bound", volume(staged(stageAccepted), published(podA, accepted)), actual(attached(shared), ext4(), stageIs(mounted(rw)), targetIs(podA, emptyDir())),
+			[]string{"bind for A", "stage: settled", "A: under way"}},
+		{"shared: a broken one is not renewed unasked", volume(staged(stageAccepted), published(podA, accepted)), actual(attached(shared), ext4(), stageIs(mounted(rw, corrupt)), targetIs(podA, mounted(rw, corrupt))),
+			[]string{"stage: stuck, Unavailable: only when somebody asks", "A: waits for stage"}},
+		{"shared: nor taken away", volume(staged(stageAccepted)), actual(attached(shared), ext4(), stageIs(mounted(rw, corrupt))),
+			[]string{"stage: stuck, Unavailable: only when somebody asks"}},
+		{"shared: but for who asks", volume(staged(stageAccepted), published(podA, accepted, asked)), actual(attached(shared), ext4(), stageIs(mounted(rw, corrupt)), targetIs(podA, mounted(rw, corrupt))),
+			[]string{"unbind for A", "stage: waits for A", "A: under way"}},
+		{"shared: the mode is not changed unasked", volume(staged(readOnly)), actual(attached(shared), ext4(), stageIs(emptyDir())),
+			[]string{"stage: stuck, Unavailable: only when somebody asks"}},
+		{"shared: one mount too many goes", volume(staged(stageAccepted)), actual(attached(shared), ext4(), stageIs(over(mounted(rw), mounted(rw)))),
+			[]string{"unmount for stage", "stage: under way"}},
+		{"shared: it ends unasked", volume(unstaged()), actual(attached(shared), stageIs(mounted(rw))),
+			[]string{"unmount for stage", "stage: under way"}},
+		{"shared: and is detached", volume(unstaged()), actual(attached(shared), stageIs(emptyDir())),
+			[]string{"detach for stage", "stage: under way"}},
+		{"shared: not formatted without proof that nobody else has it", volume(staged(stageAsked)), actual(attached(shared), blank()),
+			[]string{"stage: stuck, FailedPrecondition: it is not formatted"}},
+		{"shared: nor erased", volume(staged(stageAsked)), actual(attached(shared, marked), ext4()),
+			[]string{"stage: stuck, FailedPrecondition: it is not formatted"}},
+		{"shared: with that proof it is", volume(staged(stageAsked)), actual(attached(shared, exclusive), blank()),
+			[]string{"begin-format for stage", "stage: under way"}},
+		{"shared: but not unasked", volume(staged()), actual(attached(shared, exclusive), blank()),
+			[]string{"stage: stuck, Unavailable: only when somebody asks"}},
+
+		// Another device.
+		{"identity: another is not attached", volume(staged(known("a"))), actual(device(state.DeviceAbsent, identity("b"))),
+			[]string{"stage: stuck, FailedPrecondition: staged from the device a"}},
+		{"identity: nor mounted", volume(staged(known("a"))), actual(attached(identity("b")), ext4()),
+			[]string{"stage: stuck, FailedPrecondition: staged from the device a"}},
+		{"identity: one that is not told now is not used", volume(staged(known("a"))), actual(attached(), ext4(), stageIs(mounted(rw))),
+			[]string{"stage: stuck, Unavailable: does not tell"}},
+		{"identity: it may come to light when it is attached", volume(staged(known("a"))), actual(),
+			[]string{"attach for stage", "stage: under way"}},
+		{"identity: the same", volume(staged(known("a"))), actual(attached(identity("a")), ext4(), stageIs(mounted(rw))),
+			[]string{"stage: settled"}},
+		{"identity: what stands is taken down", volume(stageOf(asFilesystem, []how{known("a"), gone})), actual(attached(identity("b")), stageIs(mounted(rw))),
+			[]string{"unmount for stage", "stage: under way"}},
+		{"identity: a disk that has gone is known by the number that it had", volume(stageOf(asFilesystem, []how{known("a"), gone})), actual(device(state.DeviceAbsent, numbered), stageIs(mounted(rw))),
+			[]string{"unmount for stage", "stage: under way"}},
+
 		// Raw access.
 		{"raw: not to a mounted file system", volume(stagedBlock()), actual(attached(), stageIs(mounted(rw))),
 			[]string{"stage: stuck, FailedPrecondition: file system is mounted"}},
@@ -131,6 +217,32 @@ func TestPlanConditions(t *testing.T) {
 				t.Errorf("plan\n\t%s\nwant\n\t%s", strings.Join(told, "\n\t"), strings.Join(tt.plan, "\n\t"))
 			}
 		})
+	}
+}
+
+func shared(d *state.Device)    { d.Shared = true }
+func exclusive(d *state.Device) { d.Exclusive = true }
+
+func known(identity string) how {
+	return func(s *state.Stage, _ *state.Target) { s.Identity = identity }
+}
+func identity(i string) deviceFact { return func(d *state.Device) { d.Identity = i } }
+func numbered(d *state.Device)     { d.Number = disk }
+
+func unknownDevice(have *state.Actual) { have.Device, have.View = state.Device{}, state.Device{} }
+func unknownView(have *state.Actual)   { have.View = state.Device{} }
+
+// A record of which nothing was looked at is planned nothing for.
+func TestPlanWithoutALook(t *testing.T) {
+	want := volume(staged(), size(100), published(podA), unpublished(podB))
+	plan := reconciler.MakePlan(want, state.Actual{})
+	if len(plan.Steps) > 0 {
+		t.Errorf("steps %v", plan.Steps)
+	}
+	for part, v := range plan.Verdicts {
+		if v.Settled {
+			t.Errorf("%s is settled", part)
+		}
 	}
 }
 

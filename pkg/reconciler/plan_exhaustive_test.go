@@ -28,6 +28,7 @@ func TestPlanForEveryState(t *testing.T) {
 	}{
 		{"device, contents and stage", planDeviceWorlds},
 		{"stage and targets", planTargetWorlds},
+		{"source and layer", planLayerWorlds},
 	} {
 		t.Run(walk.name, func(t *testing.T) {
 			t.Parallel()
@@ -144,7 +145,7 @@ func (w *planWalk) from(world planWorld) int {
 	} else {
 		for _, step := range c.plan.Steps {
 			next := world.after(step)
-			if step.Action == reconciler.Release && next.look().have.Device.Held {
+			if after := next.look(); step.Action == reconciler.Release && after.standing().Held {
 				continue // it fails, as mounts at the record's own paths hold the device too
 			}
 			longest = max(longest, 1+w.from(next))
@@ -168,10 +169,12 @@ func (w *planWalk) judge(world planWorld, c *planCase) {
 			w.breach(ruleEnds, "unknown step "+step.String(), c)
 			continue
 		}
+		c.layer = step.Layer
 		if why := rule.broken(c, step.Part); why != "" {
 			w.breach(rule.name, step.String()+": "+why, c)
 		}
 	}
+	c.layer = ""
 	for _, rule := range planStateRules {
 		if why := rule.broken(c); why != "" {
 			w.breach(rule.name, why, c)
@@ -224,7 +227,7 @@ func (w *planWalk) judgeEnd(c *planCase) {
 		}
 	}
 	v := c.have.View
-	if c.stageWanted() && v.State == state.DeviceAttached && !v.Held && !c.someTargetWantsView() && !c.someTargetUnseen() &&
+	if c.stageWanted() && v.State == state.DeviceAttached && !v.Held && !c.unknown() && !c.someTargetWantsView() && !c.someTargetUnseen() &&
 		!c.somewhere(func(_ *state.Target, m state.Mount) bool { return mountOf(m, v.Number) }) {
 		w.breach(ruleAtEnd, "a view is left that nobody shows", c)
 	}
@@ -242,7 +245,7 @@ var planStepRules = map[reconciler.Action]planStepRule{
 		t, m := c.want.Targets[part.Path], c.have.Targets[part.Path]
 		return firstOf(
 			t == nil, "no such target",
-			m.Err != nil, "the path was not seen",
+			notSeen(m), "the path was not seen",
 			len(m.Mounts) == 0 || !c.showsAt(t, m.Mounts[0]), "the top mount is not the volume's",
 			t != nil && !t.Gone && c.targetStands(t), "the target is as asked",
 			t != nil && !t.Gone && c.broken() && c.brokenCause(), "a pod loses what is broken and stays so")
@@ -252,7 +255,7 @@ var planStepRules = map[reconciler.Action]planStepRule{
 		return firstOf(
 			t == nil || !t.Gone, "the target is not to go",
 			t != nil && t.Withdrawn, "what a refused request found is not its to remove",
-			m.Err != nil, "the path was not seen",
+			notSeen(m), "the path was not seen",
 			len(m.Mounts) > 0, "something is mounted",
 			!m.Empty, "it is not empty",
 			m.File != state.Directory && m.File != state.RegularFile, "neither a directory nor a file")
@@ -262,7 +265,7 @@ var planStepRules = map[reconciler.Action]planStepRule{
 		doubled := len(m.Mounts) > 1 && c.shows(m.Mounts[1])
 		return firstOf(
 			part != state.StagePart() || s == nil, "not for the stage",
-			m.Err != nil, "the path was not seen",
+			notSeen(m), "the path was not seen",
 			len(m.Mounts) == 0 || !c.shows(m.Mounts[0]), "the top mount is not the volume's",
 			c.stageWanted() && c.stageStands(), "the stage is as asked",
 			c.stageWanted() && c.broken() && c.brokenCause(), "what is broken is taken down and stays so",
@@ -273,10 +276,10 @@ var planStepRules = map[reconciler.Action]planStepRule{
 		s, m := c.want.Stage, c.have.Stage
 		return firstOf(
 			part != state.StagePart() || s == nil || !s.Gone, "the stage is not to go",
-			m.Err != nil, "the path was not seen",
+			notSeen(m), "the path was not seen",
 			len(m.Mounts) > 0, "something is mounted",
 			m.File != state.Directory || !m.Empty, "it is no empty directory",
-			!c.have.Device.Held, "nobody holds the device",
+			!c.standing().Held, "nobody holds the device",
 			c.someTargetBound() || c.someTargetUnseen(), "a target is or may be mounted from it")
 	}},
 	reconciler.DetachView: {"detach-view never takes a view that is shown, wanted or held", func(c *planCase, part state.Part) string {
@@ -289,40 +292,48 @@ var planStepRules = map[reconciler.Action]planStepRule{
 			c.stageWanted() && c.someTargetWantsView(), "a target wants the view")
 	}},
 	reconciler.Detach: {"detach never takes a device that is mounted, held or under a view", func(c *planCase, part state.Part) string {
-		s, d := c.want.Stage, c.have.Device
+		s, d := c.want.Stage, c.source()
 		return firstOf(
 			part != state.StagePart() || s == nil, "not for the stage",
+			c.layered() && c.open(), "a layer stands on it",
 			d.State != state.DeviceAttached, "no device is attached",
 			d.Held, "the device is held",
 			c.have.View.State != state.DeviceAbsent, "a view stands on it",
 			c.somewhere(c.showsAt), "the device is mounted",
 			unseen(c.have.Stage) && !c.wantsBlock(), "the device may be mounted at the staging path, which was not seen",
 			c.someTargetUnseen(), "a target that was not seen may show the device",
+			c.stageWanted() && c.stranger(), "it is another device than the stage was seen with",
 			c.stageWanted() && d.ReadOnly == s.ReadOnly, "the device is as asked")
 	}},
 	reconciler.Attach: {"attach never takes a device that is missing, foreign, truncated or attached", func(c *planCase, part state.Part) string {
-		d := c.have.Device
+		d := c.source()
 		return firstOf(
 			part != state.StagePart() || !c.stageWanted(), "no stage is wanted",
 			d.Err != nil, "what the backend knows was not read",
 			d.Missing, "the backend knows no such volume",
+			c.stranger(), "it is another device than the stage was seen with",
 			d.State == state.DeviceForeign, "something else uses the backing",
 			d.State == state.DeviceAttached, "the device is attached",
 			d.State == state.DeviceAbsent && d.Size < d.Capacity, "the backing was truncated")
 	}},
 	reconciler.GrowDevice: {"grow-device only grows an attached device of a wanted stage", func(c *planCase, part state.Part) string {
-		d := c.have.Device
+		d := c.source()
 		bySize := part == state.SizePart()
 		return firstOf(
 			!c.stageWanted(), "no stage is wanted",
+			c.stranger(), "it is another device than the stage was seen with",
 			d.Err != nil, "what the backend knows was not read",
 			d.State != state.DeviceAttached || d.Missing, "no device is attached",
+			c.stranger(), "it is another device than the stage was seen with",
 			!bySize && d.Size >= d.Capacity, "the device has its size",
 			bySize && (c.want.Size == nil || d.Size >= c.want.Size.Bytes), "the device has the size wanted",
 			bySize && !c.stageStands(), "the stage does not stand")
 	}},
 	reconciler.BeginFormat: {"begin-format needs a provably blank device that never was formatted", func(c *planCase, part state.Part) string {
 		d := c.have.Device
+		if c.layered() {
+			return firstOf(c.whyNotMake() != "", c.whyNotMake(), c.source().Formatting, "it has the mark", !blankKind(c.have.Beneath.Kind), "the source is not blank")
+		}
 		return c.whyNotWrite(part, firstOf(
 			!c.maybeBlank(), "the device is not blank",
 			d.Formatting, "it has the mark",
@@ -332,6 +343,9 @@ var planStepRules = map[reconciler.Action]planStepRule{
 			c.remembers(), "the stage was seen with a file system"))
 	}},
 	reconciler.Erase: {"erase needs the formatting mark", func(c *planCase, part state.Part) string {
+		if c.layered() && c.layer == "" {
+			return firstOf(c.whyNotMake() != "", c.whyNotMake(), !c.source().Formatting, "without the mark")
+		}
 		return c.whyNotWrite(part, firstOf(
 			!c.have.Device.Formatting, "without the mark",
 			c.have.Device.Raw, "it was published raw",
@@ -346,6 +360,41 @@ var planStepRules = map[reconciler.Action]planStepRule{
 			!c.maybeBlank(), "the device is not blank",
 			c.remembers(), "the stage was seen with a file system"))
 	}},
+	reconciler.CreateLayer: {"create-layer needs a blank source with the mark", func(c *planCase, part state.Part) string {
+		if d := c.have.Device; !d.Unmade {
+			return firstOf(!c.layered() || !c.source().Attached(), "no source", !c.source().Formatting, "without the mark", !d.Fresh || c.open(), "the layer is in use, or not new")
+		}
+		return firstOf(c.whyNotMake() != "", c.whyNotMake(), !c.source().Formatting, "without the mark", !blankKind(c.have.Beneath.Kind), "the source is not blank")
+	}},
+	reconciler.OpenLayer: {"open-layer needs a source that stands as asked, the layer on it, and its secret", func(c *planCase, part state.Part) string {
+		d := c.have.Device
+		return firstOf(
+			part != state.StagePart() || !c.stageWanted() || !c.layered(), "no stage with a layer is wanted",
+			!c.sourceStands(), "the source is not as asked",
+			c.source().Formatting, "its making is not over",
+			d.Unmade, "there is no layer",
+			d.Err != nil || d.State != state.DeviceAbsent && d.State != state.DeviceDetaching, "it stands, or something else does",
+			d.NeedsSecret, "its secret is not at hand")
+	}},
+	reconciler.CloseLayer: {"close-layer never takes a device that is mounted or held, nor one that could not be opened again", func(c *planCase, part state.Part) string {
+		s, d := c.want.Stage, c.have.Device
+		return firstOf(
+			part != state.StagePart() || s == nil || !c.layered(), "no stage with a layer",
+			!c.open(), "it does not stand",
+			d.Held, "it is held",
+			c.somewhere(c.showsAt), "it is mounted",
+			c.someTargetUnseen(), "a target that was not seen may show it",
+			unseen(c.have.Stage) && !c.wantsBlock(), "it may be mounted at the staging path, which was not seen",
+			c.stageWanted() && !d.Stray && d.ReadOnly == s.ReadOnly && c.source().ReadOnly == s.ReadOnly && !c.source().Formatting, "it is as asked",
+			c.stageWanted() && !d.Stray && d.NeedsSecret, "its secret is not at hand")
+	}},
+	reconciler.GrowLayer: {"grow-layer only grows a layer's device that stands", func(c *planCase, part state.Part) string {
+		d := c.have.Device
+		return firstOf(
+			!c.stageWanted() || !c.layered() || !c.sourceStands(), "no stage with a layer is wanted, or its source is not as asked",
+			d.State != state.DeviceAttached || d.Size >= d.Capacity, "it does not stand, or has its size",
+			d.NeedsSecret, "its secret is not at hand")
+	}},
 	reconciler.Check: {"check needs an idle device with the file system asked for", func(c *planCase, part state.Part) string {
 		return c.whyNotWrite(part, firstOf(
 			!c.holdsFilesystem() || c.swapped(), "not the file system asked for",
@@ -356,7 +405,7 @@ var planStepRules = map[reconciler.Action]planStepRule{
 		if part == state.SizePart() {
 			return firstOf(
 				!c.stageWanted() || !c.stageStands() || c.wantsBlock(), "the file system is not mounted as asked",
-				f.Err != nil || !f.Growable || !f.GrowsMounted, "it does not grow mounted",
+				c.contentsUnseen() || !f.Growable || !f.GrowsMounted, "it does not grow mounted",
 				c.want.Stage.ReadOnly, "it is read-only")
 		}
 		return c.whyNotWrite(part, firstOf(
@@ -381,13 +430,13 @@ var planStepRules = map[reconciler.Action]planStepRule{
 			m := c.have.Stage
 			return firstOf(
 				!c.stageWanted() || c.wantsBlock(), "no mounted stage is wanted",
-				m.Err != nil || len(m.Mounts) == 0 || !wholeOf(m.Mounts[0], c.have.Device.Number), "the top mount is not the stage",
+				notSeen(m) || len(m.Mounts) == 0 || !wholeOf(m.Mounts[0], c.have.Device.Number), "the top mount is not the stage",
 				c.stageStands(), "the stage is as asked")
 		}
 		t, m := c.want.Targets[part.Path], c.have.Targets[part.Path]
 		return firstOf(
 			t == nil || t.Gone, "the target is not wanted",
-			m.Err != nil || len(m.Mounts) == 0 || !wholeOf(m.Mounts[0], c.have.Device.Number), "the top mount is not the volume's",
+			notSeen(m) || len(m.Mounts) == 0 || !wholeOf(m.Mounts[0], c.have.Device.Number), "the top mount is not the volume's",
 			t != nil && c.targetStands(t), "the target is as asked")
 	}},
 	reconciler.AttachView: {"attach-view needs an attached writable device and a target that wants it", func(c *planCase, part state.Part) string {
@@ -420,6 +469,51 @@ var planStepRules = map[reconciler.Action]planStepRule{
 	}},
 }
 
+// whyNotMake says why no layer must be made on the source.
+func (c *planCase) whyNotMake() string {
+	s, d := c.want.Stage, c.source()
+	return firstOf(
+		!c.layered() || !c.stageWanted() || !c.have.Device.Unmade, "no layer is to be made",
+		s != nil && s.ReadOnly || d.ReadOnly, "nothing is to be written",
+		d.State != state.DeviceAttached || d.Missing || d.Err != nil, "no source is attached",
+		c.stranger(), "it is another device than the stage was seen with",
+		d.Held, "the source is held",
+		d.Raw, "it was published raw",
+		d.Formatted != "", "it bore a layer before",
+		c.have.Device.NeedsSecret, "its secret is not at hand",
+		c.have.Beneath.Err != nil || c.have.Beneath.Kind == state.ContentsUnread, "the source was not read",
+		c.remembers(), "the stage was seen with a file system")
+}
+
+func blankKind(kind state.ContentsKind) bool {
+	return kind == state.ContentsBlank || kind == state.ContentsUnproven
+}
+
+func (c *planCase) layered() bool { return len(c.have.Lower) > 0 }
+
+// source is the device of the backend.
+func (c *planCase) source() state.Device { return c.have.Stack()[0].Device }
+
+// open reports whether a device stands for the layer, be it on another element.
+func (c *planCase) open() bool {
+	d := c.have.Device
+	return d.State == state.DeviceAttached || d.State == state.DeviceDetaching || d.Stray
+}
+
+// standing is the highest device that stands.
+func (c *planCase) standing() state.Device {
+	if c.layered() && !c.open() {
+		return c.source()
+	}
+	return c.have.Device
+}
+
+// sourceStands reports whether the device of the backend is as asked.
+func (c *planCase) sourceStands() bool {
+	d := c.source()
+	return d.State == state.DeviceAttached && !c.unknown() && !c.stranger() && d.Err == nil && !d.Missing && d.Size >= d.Capacity && d.ReadOnly == c.want.Stage.ReadOnly
+}
+
 // whyNotWrite says why a device must not be written to below a file system; why
 // is what else stands against it.
 func (c *planCase) whyNotWrite(part state.Part, why string) string {
@@ -433,7 +527,7 @@ func (c *planCase) whyNotWrite(part state.Part, why string) string {
 		c.have.View.Held, "its view is held",
 		d.Held, "the device is held",
 		c.somewhere(c.showsAt), "the device is mounted",
-		c.have.Contents.Err != nil, "the contents were not seen",
+		c.contentsUnseen(), "the contents were not seen",
 		why != "", why)
 }
 
@@ -456,6 +550,57 @@ var planStateRules = []struct {
 			v := c.plan.Verdicts[part]
 			if c.holds(part) && (!v.Settled || v.Problem != reconciler.Problem{} || len(c.ownSteps(part)) > 0) {
 				return part.String()
+			}
+		}
+		return ""
+	}},
+	{"what is not known settles nothing, and is not taken for absent", func(c *planCase) string {
+		for part, v := range c.plan.Verdicts {
+			m := c.have.Stage
+			intent := c.want.Intent(part)
+			if part.Kind == state.TargetKind {
+				m = c.have.Targets[part.Path]
+			}
+			dark := unseen(m) || c.unknown() && (part.Kind != state.TargetKind || !intent.Gone || len(m.Mounts) > 0)
+			if dark && v.Settled {
+				return part.String() + " is settled in the dark"
+			}
+		}
+		for _, step := range c.plan.Steps {
+			switch step.Action {
+			case reconciler.Unbind, reconciler.RemoveTarget:
+			case reconciler.Unmount, reconciler.DetachView: // of what is known; the device stays
+				if c.have.Device.State == state.DeviceUnknown {
+					return step.String() + " in the dark"
+				}
+			default:
+				if c.unknown() {
+					return step.String() + " in the dark"
+				}
+			}
+		}
+		return ""
+	}},
+	{"what other nodes can reach is set up for who asks only, and formatted if it is proven that nobody else has it", func(c *planCase) string {
+		if !c.have.Device.Shared {
+			return ""
+		}
+		for _, step := range c.plan.Steps {
+			switch step.Action {
+			case reconciler.BeginFormat, reconciler.Erase, reconciler.Format:
+				if !c.have.Device.Exclusive {
+					return step.String() + " without proof"
+				}
+			case reconciler.Attach, reconciler.Check, reconciler.Mount:
+			case reconciler.Detach:
+				if !c.stageWanted() {
+					continue
+				}
+			default:
+				continue
+			}
+			if !c.asked() {
+				return step.String() + " unasked"
 			}
 		}
 		return ""
@@ -573,6 +718,7 @@ func (c *planCase) explained(part state.Part, hops int) bool {
 type planCase struct {
 	want  *state.Volume
 	parts []state.Part // of want
+	layer string       // of the step that is judged
 	have  state.Actual
 	plan  reconciler.Plan
 }
@@ -694,15 +840,31 @@ func (c *planCase) someTargetBound() bool { return c.atSomeTarget(c.showsAt) }
 // someTargetUnseen reports whether a target could not be looked at, for a
 // reason other than that nothing can be mounted there.
 func (c *planCase) someTargetUnseen() bool {
-	for _, m := range c.have.Targets {
-		if unseen(m) {
+	for path := range c.want.Targets {
+		if unseen(c.have.Targets[path]) {
 			return true
 		}
 	}
 	return false
 }
 
-func unseen(m state.Mountpoint) bool { return m.Err != nil && !state.ClassOf(m.Err).Final() }
+// notSeen reports whether nothing is known of a path.
+func notSeen(m state.Mountpoint) bool { return m.Err != nil || m.File == state.UnknownFile }
+
+// unseen reports whether something may be mounted at a path of which nothing is known.
+func unseen(m state.Mountpoint) bool {
+	return notSeen(m) && (m.Err == nil || !state.ClassOf(m.Err).Final())
+}
+
+// contentsUnseen reports whether nothing is known of what the device holds.
+func (c *planCase) contentsUnseen() bool {
+	return c.have.Contents.Err != nil || c.have.Contents.Kind == state.ContentsUnread
+}
+
+// unknown reports whether it is unknown which devices are the volume's.
+func (c *planCase) unknown() bool {
+	return c.have.Device.State == state.DeviceUnknown || c.have.View.State == state.DeviceUnknown || c.source().State == state.DeviceUnknown
+}
 
 func (c *planCase) holdsFilesystem() bool {
 	f := c.have.Contents
@@ -747,13 +909,13 @@ func (c *planCase) brokenCause() bool {
 		}
 	}
 	f := c.have.Contents
-	return len(c.have.Keepers) > 0 || f.Err != nil || f.Kind != state.ContentsFilesystem || c.swapped() || c.have.Device.Formatting
+	return len(c.have.Keepers) > 0 || c.contentsUnseen() || f.Kind != state.ContentsFilesystem || c.swapped() || c.have.Device.Formatting
 }
 
 // freePath reports whether something may be mounted at a path: nothing is
 // there, or an empty directory or file of the kind.
 func freePath(m state.Mountpoint, kind state.FileType) bool {
-	return m.Err == nil && len(m.Mounts) == 0 && (m.File == state.NoFile || m.File == kind && m.Empty)
+	return !notSeen(m) && len(m.Mounts) == 0 && (m.File == state.NoFile || m.File == kind && m.Empty)
 }
 
 // attributesMet reports whether a mount has the attributes that flags and the
@@ -765,7 +927,10 @@ func attributesMet(a state.Attributes, readOnly bool, flags ...string) bool {
 
 func (c *planCase) deviceStands() bool {
 	d := c.have.Device
-	return d.State == state.DeviceAttached && d.Err == nil && !d.Missing && d.Size >= d.Capacity && d.ReadOnly == c.want.Stage.ReadOnly
+	if c.layered() && (d.State != state.DeviceAttached || d.Err != nil || d.Size < d.Capacity || d.ReadOnly != c.want.Stage.ReadOnly || c.source().Formatting) {
+		return false
+	}
+	return c.sourceStands()
 }
 
 // stageStands reports whether the wanted stage is exactly as asked.
@@ -774,7 +939,7 @@ func (c *planCase) stageStands() bool {
 	if !c.deviceStands() || c.wantsBlock() {
 		return c.deviceStands() && !c.rawCause()
 	}
-	if c.have.Stage.Err != nil || len(mounts) == 0 || len(mounts) > 1 && c.shows(mounts[1]) {
+	if notSeen(c.have.Stage) || len(mounts) == 0 || len(mounts) > 1 && c.shows(mounts[1]) {
 		return false
 	}
 	m := mounts[0]
@@ -785,7 +950,7 @@ func (c *planCase) stageStands() bool {
 // targetStands reports whether a wanted target is exactly as asked.
 func (c *planCase) targetStands(t *state.Target) bool {
 	m := c.have.Targets[t.Path]
-	if !c.stageWanted() || !c.stageStands() || m.Err != nil || len(m.Mounts) == 0 || len(m.Mounts) > 1 && c.showsAt(t, m.Mounts[1]) {
+	if !c.stageWanted() || !c.stageStands() || notSeen(m) || len(m.Mounts) == 0 || len(m.Mounts) > 1 && c.showsAt(t, m.Mounts[1]) {
 		return false
 	}
 	top := m.Mounts[0]
@@ -800,26 +965,28 @@ func (c *planCase) targetStands(t *state.Target) bool {
 
 // holds reports whether a part is exactly as asked.
 func (c *planCase) holds(part state.Part) bool {
-	d, f := c.have.Device, c.have.Contents
+	d, f := c.source(), c.have.Contents
 	switch part.Kind {
 	case state.StageKind:
 		if c.stageWanted() {
 			return c.stageStands()
 		}
-		return c.have.Stage.Err == nil && !c.somewhere(c.showsAt) && !c.someTargetUnseen() && c.have.View.State == state.DeviceAbsent &&
-			(d.State == state.DeviceAbsent || d.State == state.DeviceForeign)
+		return !notSeen(c.have.Stage) && !c.somewhere(c.showsAt) && !c.someTargetUnseen() && c.have.View.State == state.DeviceAbsent &&
+			!(c.layered() && (c.open() || c.have.Device.State == state.DeviceUnknown)) && (d.State == state.DeviceAbsent || d.State == state.DeviceForeign)
 	case state.SizeKind:
 		if !c.stageWanted() || !c.stageStands() || d.Size < c.want.Size.Bytes {
 			return false
 		}
-		return c.wantsBlock() || f.Err == nil && (!f.Growable || c.want.Size.Accepted && (!f.GrowsMounted || c.want.Stage.ReadOnly))
+		return c.wantsBlock() || !c.contentsUnseen() && (!f.Growable || c.want.Size.Accepted && (!f.GrowsMounted || c.want.Stage.ReadOnly))
 	}
 	t, m := c.want.Targets[part.Path], c.have.Targets[part.Path]
 	switch {
 	case !t.Gone:
 		return c.targetStands(t)
-	case m.Err != nil:
-		return t.Withdrawn && state.ClassOf(m.Err).Final()
+	case notSeen(m):
+		return t.Withdrawn && !unseen(m)
+	case c.unknown() && len(m.Mounts) > 0:
+		return false // it may be the volume's
 	}
 	return (t.Withdrawn || m.File == state.NoFile) && !slices.ContainsFunc(m.Mounts, func(m state.Mount) bool { return c.showsAt(t, m) })
 }
@@ -828,7 +995,7 @@ func (c *planCase) holds(part state.Part) bool {
 // and something that the plugin did not make.
 func (c *planCase) leftBehind(part state.Part) bool {
 	t, m := c.want.Targets[part.Path], c.have.Targets[part.Path]
-	if t == nil || !t.Gone || m.Err != nil || slices.ContainsFunc(m.Mounts, func(m state.Mount) bool { return c.showsAt(t, m) }) {
+	if t == nil || !t.Gone || notSeen(m) || c.unknown() && len(m.Mounts) > 0 || slices.ContainsFunc(m.Mounts, func(m state.Mount) bool { return c.showsAt(t, m) }) {
 		return false
 	}
 	return len(m.Mounts) > 0 || !m.Empty || m.File != state.Directory && m.File != state.RegularFile
@@ -840,19 +1007,19 @@ func (c *planCase) hasCause(part state.Part) bool {
 	switch part.Kind {
 	case state.StageKind:
 		if c.stageWanted() {
-			return c.deviceCause() || c.wantsBlock() && c.rawCause() || !c.wantsBlock() && (c.mountCause() || c.broken() && c.brokenCause() || len(c.have.Stage.Mounts) == 0 && c.contentsCause())
+			return c.withheld() || c.deviceCause() || c.layered() && c.layerCause() || c.wantsBlock() && c.rawCause() || !c.wantsBlock() && (c.mountCause() || c.broken() && c.brokenCause() || len(c.have.Stage.Mounts) == 0 && c.contentsCause())
 		}
-		d, v, mounts := c.have.Device, c.have.View, c.have.Stage.Mounts
+		d, v, mounts := c.standing(), c.have.View, c.have.Stage.Mounts
 		covered := len(mounts) > 1 && !c.shows(mounts[0]) && c.shows(mounts[1])
-		return c.have.Stage.Err != nil || covered || v.State == state.DeviceDetaching || v.Held ||
-			d.State == state.DeviceDetaching || d.State == state.DeviceAttached && d.Held
+		return notSeen(c.have.Stage) || c.unknown() || covered || v.State == state.DeviceDetaching || v.Held ||
+			d.State == state.DeviceDetaching || (d.State == state.DeviceAttached || d.Stray) && d.Held
 	case state.SizeKind:
 		f := c.have.Contents
-		return !c.stageWanted() || !c.wantsBlock() && (f.Err != nil || f.Growable && (c.want.Stage.ReadOnly || !f.GrowsMounted))
+		return !c.stageWanted() || !c.wantsBlock() && (c.contentsUnseen() || f.Growable && (c.want.Stage.ReadOnly || !f.GrowsMounted))
 	}
 	t, m := c.want.Targets[part.Path], c.have.Targets[part.Path]
 	switch {
-	case m.Err != nil, len(m.Mounts) > 0 && !c.showsAt(t, m.Mounts[0]):
+	case notSeen(m), len(m.Mounts) > 0 && !c.showsAt(t, m.Mounts[0]):
 		return true
 	case t.Gone:
 		return false
@@ -882,25 +1049,43 @@ func fileFor(t *state.Target) state.FileType {
 }
 
 func (c *planCase) deviceCause() bool {
-	s, d := c.want.Stage, c.have.Device
-	inUse := d.Held || c.have.View.State != state.DeviceAbsent || c.somewhere(c.showsAt) ||
+	s, d := c.want.Stage, c.source()
+	inUse := c.standing().Held || c.have.View.State != state.DeviceAbsent || c.somewhere(c.showsAt) ||
 		c.someTargetUnseen() || unseen(c.have.Stage)
-	return d.Err != nil || d.Missing || d.State == state.DeviceForeign || d.State == state.DeviceAbsent && d.Size < d.Capacity ||
-		d.State == state.DeviceAttached && d.ReadOnly != s.ReadOnly && inUse
+	return c.unknown() || c.stranger() || d.Err != nil || d.Missing || d.State == state.DeviceForeign || d.State == state.DeviceAbsent && d.Size < d.Capacity ||
+		d.State == state.DeviceAttached && d.ReadOnly != s.ReadOnly && (inUse || c.layered() && c.open() && c.have.Device.NeedsSecret)
+}
+
+// layerCause tells why a layer cannot be had on its source.
+func (c *planCase) layerCause() bool {
+	s, d, source := c.want.Stage, c.have.Device, c.source()
+	inUse := d.Held || c.somewhere(c.showsAt) || c.someTargetUnseen() || unseen(c.have.Stage)
+	switch {
+	case d.State == state.DeviceForeign:
+		return !d.Stray || inUse
+	case d.NeedsSecret && (d.State != state.DeviceAttached || d.Size < d.Capacity || d.ReadOnly != s.ReadOnly):
+		return true
+	case d.Unmade:
+		b := c.have.Beneath
+		return source.Formatted != "" || source.Raw || source.Held || s.ReadOnly || c.remembers() || b.Err != nil || b.Kind == state.ContentsUnread || !source.Formatting && !blankKind(b.Kind)
+	case source.Formatting && (!d.Fresh || c.open() && (inUse || d.NeedsSecret)):
+		return true
+	}
+	return d.ReadOnly != s.ReadOnly && inUse
 }
 
 // rawCause tells why a device that stands must not be shown raw: its file
 // system is or may be mounted, or the next mount would erase it.
 func (c *planCase) rawCause() bool {
 	s := c.want.Stage
-	return c.have.Stage.Err != nil || slices.ContainsFunc(c.have.Stage.Mounts, c.shows) ||
-		c.have.Device.Formatting && !s.ReadOnly && !s.Accepted
+	return notSeen(c.have.Stage) || slices.ContainsFunc(c.have.Stage.Mounts, c.shows) ||
+		c.have.Device.Formatting && !c.layered() && !s.ReadOnly && !s.Accepted
 }
 
 func (c *planCase) mountCause() bool {
 	s, m := c.want.Stage, c.have.Stage
-	if m.Err != nil || len(m.Mounts) == 0 {
-		return m.Err != nil || !freePath(m, state.Directory)
+	if notSeen(m) || len(m.Mounts) == 0 {
+		return notSeen(m) || !freePath(m, state.Directory)
 	}
 	top := m.Mounts[0]
 	return !wholeOf(top, c.have.Device.Number) || c.swapped() || top.FSType != s.Capability.FSType || top.SuperReadOnly && !s.ReadOnly ||
@@ -911,14 +1096,38 @@ func (c *planCase) contentsCause() bool {
 	s, d, f := c.want.Stage, c.have.Device, c.have.Contents
 	inUse := d.Held || c.have.View.Held || c.someTargetBound()
 	switch {
-	case f.Err != nil:
+	case c.contentsUnseen():
 		return true
 	case d.Formatting:
 		return s.ReadOnly || inUse || c.remembers() || d.Raw || d.Size < c.have.Smallest
 	case c.maybeBlank():
-		return s.ReadOnly || inUse || d.Formatted != "" || c.remembers() || d.Raw || d.Size < c.have.Smallest
+		return c.layered() || s.ReadOnly || inUse || d.Formatted != "" || c.remembers() || d.Raw || d.Size < c.have.Smallest
 	}
 	return !c.holdsFilesystem() || c.swapped() || inUse && !s.ReadOnly && (f.NeedsCheck || f.Growable && f.GrowsUnmounted)
+}
+
+// asked reports whether a caller waits for the stage, or for a target that needs it.
+func (c *planCase) asked() bool {
+	for _, t := range c.want.Targets {
+		if t.Asked && !t.Gone {
+			return true
+		}
+	}
+	return c.want.Stage != nil && c.want.Stage.Asked
+}
+
+// withheld reports whether what other nodes can reach waits for who asks, or for
+// proof that they do not.
+func (c *planCase) withheld() bool {
+	d := c.have.Device
+	return d.Shared && (!c.asked() || !d.Exclusive && (d.Formatting || c.maybeBlank()))
+}
+
+// stranger reports whether the device is, or may be, another than the one that
+// the stage was seen with.
+func (c *planCase) stranger() bool {
+	s, d := c.want.Stage, c.source()
+	return s != nil && s.Identity != "" && d.Identity != s.Identity && (d.Identity != "" || d.State == state.DeviceAttached)
 }
 
 // firstOf returns the words after the first condition that is true.
@@ -941,6 +1150,16 @@ type planWorld struct {
 	size     sizeWorld
 	device   deviceWorld
 	contents contentsWorld // of the device, whether it can be read now or not
+	layer    layerWorld    // on the device, and then contents and mounts are of the layer's
+}
+
+// layerWorld is a layer of the volume.
+type layerWorld struct {
+	wanted                        bool
+	state                         standing
+	made, stamped, stray          bool // what the source bears, and on what the layer's device stands
+	readOnly, held, short, locked bool
+	beneath                       contentsKind // of a source that does not bear the layer
 }
 
 type wish uint8
@@ -955,6 +1174,7 @@ type stageWorld struct {
 	want                              wish
 	block, readOnly, noDev, withdrawn bool
 	remembers                         bool // the file system that it was seen with
+	identity                          bool // it remembers that of the device
 }
 
 type targetWorld struct {
@@ -977,6 +1197,7 @@ const (
 	theView
 	olderDevice // which the volume once was
 	otherDevice // which the volume never was
+	theSource   // beneath a layer
 )
 
 func (n number) number() state.DeviceNumber {
@@ -987,15 +1208,32 @@ func (n number) number() state.DeviceNumber {
 }
 
 type deviceWorld struct {
-	state                 state.DeviceState
+	state                 standing
 	missing, readOnly     bool
 	held                  heldWorld
 	bytes                 bytesWorld
-	view                  state.DeviceState
+	view                  standing
 	viewHeld              bool
 	formatting, formatted bool
 	unread                bool // what the backend knows of the volume
 	raw                   bool
+	identity              string // what it says that it is
+	shared, exclusive     bool
+}
+
+// standing is the condition of a device, and whether it was looked at.
+type standing uint8
+
+const (
+	isAbsent standing = iota
+	isAttached
+	isDetaching
+	isForeign
+	isUnlooked
+)
+
+func (s standing) state() state.DeviceState {
+	return [...]state.DeviceState{state.DeviceAbsent, state.DeviceAttached, state.DeviceDetaching, state.DeviceForeign, state.DeviceUnknown}[s]
 }
 
 type heldWorld uint8
@@ -1031,6 +1269,7 @@ const (
 	holdsOther
 	holdsUnreadable
 	holdsUnproven
+	holdsUnlooked // it was not looked at
 )
 
 // placeWorld is a path: the file there and what is mounted on it, the top first.
@@ -1054,9 +1293,10 @@ const (
 type errWorld uint8
 
 const (
-	errNone errWorld = iota
-	errNow           // the path cannot be looked at now
-	errPath          // it is no path to look at
+	errNone     errWorld = iota
+	errNow               // the path cannot be looked at now
+	errPath              // it is no path to look at
+	errUnlooked          // it was not looked at
 )
 
 type mountWorld struct {
@@ -1098,6 +1338,9 @@ func (w *planWorld) look() planCase {
 		if s.remembers {
 			c.want.Stage.UUID = "its"
 		}
+		if s.identity {
+			c.want.Stage.Identity = "its"
+		}
 		c.have.Stage = w.at.look()
 	}
 	for i, t := range w.targets {
@@ -1109,7 +1352,9 @@ func (w *planWorld) look() planCase {
 			Path: path, Capability: planCapability(t.block, t.noDev), ReadOnly: t.readOnly, Device: t.remembers.number(),
 			Intent: state.Intent{Gone: t.want == wantGone, Withdrawn: t.withdrawn, Accepted: t.accepted, Asked: t.asked},
 		}
-		c.have.Targets[path] = t.at.look()
+		if t.at.err != errUnlooked {
+			c.have.Targets[path] = t.at.look()
+		}
 	}
 	if w.size.want {
 		c.want.Size = &state.Size{Bytes: 80, Intent: state.Intent{Accepted: w.size.accepted}}
@@ -1118,6 +1363,9 @@ func (w *planWorld) look() planCase {
 		}
 	}
 	w.lookAtDevice(&c)
+	if w.layer.wanted {
+		w.lookAtLayer(&c)
+	}
 	c.parts = c.want.Parts()
 	c.plan = reconciler.MakePlan(c.want, c.have)
 	return c
@@ -1136,14 +1384,19 @@ func planCapability(block, noDev bool) state.Capability {
 
 func (w *planWorld) lookAtDevice(c *planCase) {
 	d := w.device
-	stands := d.state == state.DeviceAttached || d.state == state.DeviceDetaching
-	c.have.Device = state.Device{State: d.state, Missing: d.missing, Formatting: d.formatting, Raw: d.raw, ReadOnly: stands && d.readOnly}
+	c.have.View.State = d.view.state()
+	if d.state == isUnlooked {
+		return
+	}
+	stands := d.state == isAttached || d.state == isDetaching
+	c.have.Device = state.Device{State: d.state.state(), Missing: d.missing, Formatting: d.formatting, Raw: d.raw, ReadOnly: stands && d.readOnly}
 	have := &c.have.Device
+	have.Identity, have.Shared, have.Exclusive = d.identity, d.shared, d.exclusive
 	if d.formatted {
 		have.Formatted = "ext4"
 	}
 	if d.unread {
-		*have = state.Device{State: d.state, ReadOnly: have.ReadOnly, Err: errors.New("unread")}
+		*have = state.Device{State: d.state.state(), ReadOnly: have.ReadOnly, Err: errors.New("unread")}
 		if stands {
 			have.Size = 100
 		}
@@ -1169,15 +1422,48 @@ func (w *planWorld) lookAtDevice(c *planCase) {
 		c.have.Keepers = []string{"somebody"}
 	}
 	have.Held = d.held == heldElsewhere || d.held == heldByMounts && w.mounted(theDevice)
-	if d.view != state.DeviceAbsent {
-		c.have.View = state.Device{State: d.view, Number: theView.number(), ReadOnly: true, Held: d.viewHeld || w.mounted(theView)}
+	if d.view != isAbsent && d.view != isUnlooked {
+		c.have.View = state.Device{State: d.view.state(), Number: theView.number(), ReadOnly: true, Held: d.viewHeld || w.mounted(theView)}
 	}
-	if d.state == state.DeviceAttached && !d.unread && w.stage.want == wantThere && !w.stage.block {
+	if d.state == isAttached && !d.unread && w.stage.want == wantThere && !w.stage.block {
 		c.have.Contents = w.contents.look()
 		if w.contents.tooSmall {
 			c.have.Smallest = 1000
 		}
 	}
+}
+
+// lookAtLayer puts the layer on what was looked at as the device.
+func (w *planWorld) lookAtLayer(c *planCase) {
+	l, source := w.layer, c.have.Device
+	if (source.Number != state.DeviceNumber{}) {
+		source.Number, source.Held = theSource.number(), w.device.held == heldElsewhere
+	}
+	c.have.Lower = []state.Element{{Device: source}}
+	c.have.Layer, c.have.Keepers = "L", nil
+	d := state.Device{State: l.state.state(), NeedsSecret: l.locked, Missing: source.Missing, Identity: source.Identity, Err: source.Err}
+	stands := l.state == isAttached || l.state == isDetaching
+	if source.Attached() {
+		d.Unmade = !l.made && !stands && !l.stray
+		d.Fresh = l.made && l.stamped
+	}
+	d.Formatting, d.Raw = d.Fresh, source.Raw && !d.Fresh
+	if stands || l.stray {
+		d.Number, d.ReadOnly, d.Stray = theDevice.number(), l.readOnly, l.stray
+		d.Held = l.held || w.mounted(theDevice)
+		d.Size, d.Capacity = 99, 99
+		if l.short {
+			d.Size = 49
+		}
+	}
+	wanted := w.stage.want == wantThere
+	if c.have.Contents, c.have.Smallest = (state.Contents{}), 0; l.state == isAttached && d.Err == nil && wanted && !w.stage.block {
+		c.have.Contents = w.contents.look()
+	}
+	if d.Unmade && wanted {
+		c.have.Beneath = contentsWorld{kind: l.beneath}.look()
+	}
+	c.have.Device = d
 }
 
 // mountedElsewhere reports whether a target of the volume shows its file system.
@@ -1215,6 +1501,8 @@ func (f contentsWorld) look() state.Contents {
 		return state.Contents{Err: errPlanNow}
 	case holdsUnproven:
 		return state.Contents{Kind: state.ContentsUnproven}
+	case holdsUnlooked:
+		return state.Contents{}
 	}
 	c := state.Contents{Kind: state.ContentsFilesystem, FSType: "ext4", NeedsCheck: f.check, Growable: f.growable, GrowsMounted: f.growsMounted, GrowsUnmounted: f.growsUnmounted}
 	if f.kind == holdsXFS {
@@ -1229,6 +1517,8 @@ func (f contentsWorld) look() state.Contents {
 
 func (p placeWorld) look() state.Mountpoint {
 	switch p.err {
+	case errUnlooked:
+		return state.Mountpoint{}
 	case errNow:
 		return state.Mountpoint{Err: errPlanNow}
 	case errPath:
@@ -1320,29 +1610,50 @@ func (w planWorld) after(step reconciler.Step) planWorld {
 	case reconciler.Unmount:
 		w.at.pop()
 	case reconciler.Release:
-		d.held = heldByMounts
+		d.held, w.layer.held = heldByMounts, false
 	case reconciler.DetachView:
-		d.view, d.viewHeld = state.DeviceAbsent, false
+		d.view, d.viewHeld = isAbsent, false
 	case reconciler.Detach:
-		d.state, d.readOnly = state.DeviceAbsent, false
+		d.state, d.readOnly = isAbsent, false
 	case reconciler.Attach:
-		if d.state == state.DeviceAbsent {
+		if d.state == isAbsent {
 			d.readOnly = s.readOnly
 		}
-		d.state = state.DeviceAttached
+		d.state = isAttached
 	case reconciler.GrowDevice:
 		d.bytes = bytesPromised
 		if step.Part == state.SizePart() {
 			d.bytes = bytesGrown
 		}
+		if w.layer.wanted {
+			w.layer.short = w.layer.state == isAttached
+			break
+		}
 		w.contents.growable = w.contents.kind == holdsExt4 || w.contents.kind == holdsXFS
+	case reconciler.CreateLayer:
+		w.layer.made, w.layer.stamped, d.formatting, d.formatted = true, true, false, true
+	case reconciler.OpenLayer:
+		w.layer.state, w.layer.readOnly = isAttached, s.readOnly
+	case reconciler.CloseLayer:
+		w.layer = layerWorld{wanted: true, made: w.layer.made, stamped: w.layer.stamped, locked: w.layer.locked, beneath: w.layer.beneath}
+	case reconciler.GrowLayer:
+		w.layer.short = false
+		w.contents.growable = w.contents.kind == holdsExt4
 	case reconciler.BeginFormat:
 		d.formatting = true
 	case reconciler.MarkRaw:
-		d.raw = true
+		d.raw, w.layer.stamped = true, false
 	case reconciler.Erase:
+		if w.layer.wanted && step.Layer == "" {
+			w.layer.beneath = holdsNothing
+			break
+		}
 		w.contents = contentsWorld{growsMounted: w.contents.growsMounted, growsUnmounted: w.contents.growsUnmounted}
 	case reconciler.Format:
+		if w.layer.wanted {
+			w.layer.stamped, w.contents.kind = false, holdsExt4
+			break
+		}
 		d.formatting, d.formatted, w.contents.kind = false, true, holdsExt4
 	case reconciler.Check:
 		w.contents.check = false
@@ -1358,7 +1669,7 @@ func (w planWorld) after(step reconciler.Step) planWorld {
 			m.readOnly, m.noDev = s.readOnly || t.readOnly, m.noDev || s.noDev || t.noDev
 		}
 	case reconciler.AttachView:
-		d.view = state.DeviceAttached
+		d.view = isAttached
 	case reconciler.Bind:
 		if t.block {
 			t.at.push(fileEmpty, mountWorld{kind: nodeMount, of: w.shownBy(t)})
@@ -1413,7 +1724,7 @@ func placesOf(file fileWorld, stacks ...[2]mountWorld) []placeWorld {
 
 // unmounted are the places at which nothing is mounted.
 var unmounted = []placeWorld{
-	{}, {file: fileEmptyDirectory}, {file: fileFullDirectory}, {file: fileEmpty}, {file: fileFull}, {file: fileSpecial}, {err: errNow}, {err: errPath},
+	{}, {file: fileEmptyDirectory}, {file: fileFullDirectory}, {file: fileEmpty}, {file: fileFull}, {file: fileSpecial}, {err: errNow}, {err: errPath}, {err: errUnlooked},
 }
 
 var (
@@ -1441,6 +1752,7 @@ var stageWishes = []stageWorld{
 	{want: wantThere, block: true}, {want: wantThere, block: true, readOnly: true},
 	{}, {want: wantGone}, {want: wantGone, withdrawn: true}, {want: wantGone, block: true},
 	{want: wantThere, remembers: true}, {want: wantThere, readOnly: true, remembers: true},
+	{want: wantThere, identity: true}, {want: wantThere, block: true, identity: true}, {want: wantGone, identity: true},
 }
 
 // planDeviceWorlds ranges over everything that a device, its contents, the
@@ -1468,7 +1780,7 @@ func stagePlacesFor(stage stageWorld) []placeWorld {
 	case stage.want == wantNothing:
 		return []placeWorld{{}}
 	case stage.block && stage.want == wantThere: // nobody looks at the path
-		return []placeWorld{{file: fileEmptyDirectory}, {err: errNow}, {file: fileEmptyDirectory, mounts: [2]mountWorld{mountedHere}}}
+		return []placeWorld{{file: fileEmptyDirectory}, {err: errNow}, {err: errUnlooked}, {file: fileEmptyDirectory, mounts: [2]mountWorld{mountedHere}}}
 	}
 	return stagePlaces
 }
@@ -1479,9 +1791,9 @@ func deviceWorlds() []deviceWorld {
 	for bytes := bytesPromised; bytes <= bytesGrown; bytes++ {
 		all = append(all, deviceWorld{bytes: bytes})
 	}
-	all = append(all, deviceWorld{missing: true}, deviceWorld{unread: true}, deviceWorld{state: state.DeviceForeign}, deviceWorld{state: state.DeviceForeign, bytes: bytesFewer})
+	all = append(all, deviceWorld{missing: true}, deviceWorld{unread: true}, deviceWorld{state: isUnlooked, view: isUnlooked}, deviceWorld{state: isForeign}, deviceWorld{state: isForeign, bytes: bytesFewer})
 	for _, d := range []deviceWorld{
-		{state: state.DeviceAttached}, {state: state.DeviceDetaching}, {state: state.DeviceAttached, readOnly: true}, {state: state.DeviceDetaching, readOnly: true},
+		{state: isAttached}, {state: isDetaching}, {state: isAttached, readOnly: true}, {state: isDetaching, readOnly: true},
 	} {
 		for d.held = heldByMounts; d.held <= heldUnseen; d.held++ {
 			fewer := d
@@ -1489,21 +1801,32 @@ func deviceWorlds() []deviceWorld {
 			all = append(all, d, withView(d), fewer)
 		}
 		d.held = heldByMounts
-		heldView, leavingView, missing, unknown, grown := d, d, d, d, d
-		heldView.view, heldView.viewHeld, leavingView.view = state.DeviceAttached, true, state.DeviceDetaching
+		heldView, leavingView, unseenView, missing, unknown, grown := d, d, d, d, d, d
+		heldView.view, heldView.viewHeld, leavingView.view, unseenView.view = isAttached, true, isDetaching, isUnlooked
 		missing.missing, unknown.bytes, grown.bytes = true, bytesUnknown, bytesGrown
 		unread, unreadView := d, withView(d)
 		unread.unread, unreadView.unread = true, true
-		all = append(all, heldView, leavingView, missing, unknown, grown)
+		all = append(all, heldView, leavingView, unseenView, missing, unknown, grown)
 		if !d.readOnly {
 			all = append(all, unread, unreadView)
 		}
+	}
+	for _, d := range []deviceWorld{{}, {state: isAttached}, {state: isAttached, readOnly: true}, {state: isAttached, bytes: bytesFewer}, {state: isDetaching}, {state: isForeign}} {
+		for _, d.identity = range []string{"its", "another"} {
+			all = append(all, d)
+		}
+	}
+	for _, d := range []deviceWorld{{}, {state: isAttached}, {state: isAttached, readOnly: true}} {
+		d.shared = true
+		proven := d
+		proven.exclusive = true
+		all = append(all, d, proven)
 	}
 	return all
 }
 
 func withView(d deviceWorld) deviceWorld {
-	d.view = state.DeviceAttached
+	d.view = isAttached
 	return d
 }
 
@@ -1514,7 +1837,7 @@ func contentsFor(stage stageWorld, d *deviceWorld) iter.Seq2[int, contentsWorld]
 	return func(yield func(int, contentsWorld) bool) {
 		all := []contentsWorld{
 			{kind: holdsExt4}, {growsMounted: true, growsUnmounted: true}, {kind: holdsOther},
-			{growsUnmounted: true}, {kind: holdsXFS}, {kind: holdsUnreadable}, {kind: holdsExt4, check: true},
+			{growsUnmounted: true}, {kind: holdsXFS}, {kind: holdsUnreadable}, {kind: holdsUnlooked}, {kind: holdsExt4, check: true},
 			{kind: holdsExt4, growable: true}, {kind: holdsExt4, growable: true, growsUnmounted: true},
 			{kind: holdsExt4, growable: true, growsMounted: true}, {kind: holdsExt4, growable: true, growsMounted: true, growsUnmounted: true},
 			{kind: holdsExt4, growable: true, check: true, growsUnmounted: true}, {kind: holdsExt4, growable: true, check: true, growsMounted: true},
@@ -1522,11 +1845,11 @@ func contentsFor(stage stageWorld, d *deviceWorld) iter.Seq2[int, contentsWorld]
 		}
 		if stage.remembers {
 			all = []contentsWorld{
-				{kind: holdsExt4}, {kind: holdsExt4, swapped: true}, {}, {kind: holdsXFS, swapped: true}, {kind: holdsUnreadable, swapped: true},
+				{kind: holdsExt4}, {kind: holdsExt4, swapped: true}, {}, {kind: holdsXFS, swapped: true}, {kind: holdsUnreadable, swapped: true}, {kind: holdsUnlooked, swapped: true},
 				{kind: holdsExt4, check: true, swapped: true}, {kind: holdsExt4, growable: true, growsMounted: true, growsUnmounted: true, swapped: true},
 			}
 		}
-		read := stage.want == wantThere && !stage.block && d.state == state.DeviceAttached && !d.missing && !d.unread
+		read := stage.want == wantThere && !stage.block && d.state == isAttached && !d.missing && !d.unread
 		if !read {
 			all = all[:3]
 		}
@@ -1588,17 +1911,64 @@ func planTargetWorlds(yield func(planWorld) bool) {
 	}
 }
 
+// planLayerWorlds ranges over everything that a layer and its source can be.
+func planLayerWorlds(yield func(planWorld) bool) {
+	var sources []deviceWorld
+	for _, d := range []deviceWorld{
+		{}, {missing: true}, {unread: true}, {state: isUnlooked, view: isUnlooked}, {state: isForeign}, {bytes: bytesFewer}, {state: isDetaching},
+		{state: isAttached}, {state: isAttached, readOnly: true}, {state: isAttached, bytes: bytesFewer}, {state: isAttached, held: heldElsewhere},
+		{state: isAttached, unread: true}, {state: isAttached, raw: true}, {state: isAttached, identity: "another"},
+	} {
+		marked, formatted := d, d
+		marked.formatting, formatted.formatted = true, true
+		sources = append(sources, d, marked, formatted)
+	}
+	layers := []layerWorld{
+		{state: isUnlooked}, {state: isForeign}, {state: isForeign, stray: true}, {state: isForeign, stray: true, held: true}, {state: isForeign, stray: true, made: true},
+		{beneath: holdsNothing}, {beneath: holdsExt4}, {beneath: holdsOther}, {beneath: holdsUnreadable}, {beneath: holdsUnlooked}, {beneath: holdsUnproven}, {locked: true},
+		{made: true}, {made: true, stamped: true}, {made: true, locked: true}, {made: true, state: isDetaching},
+	}
+	for _, l := range []layerWorld{{made: true, state: isAttached}, {made: true, state: isAttached, stamped: true}} {
+		readOnly, held, short, locked := l, l, l, l
+		readOnly.readOnly, held.held, short.short, locked.locked = true, true, true, true
+		layers = append(layers, l, readOnly, held, short, locked)
+	}
+	places := append(slices.Clone(unmounted), placesOf(fileEmptyDirectory, [2]mountWorld{mountedHere}, [2]mountWorld{mountedBoth}, [2]mountWorld{mountedSick}, [2]mountWorld{mountedTmp, mountedHere})...)
+	contents := []contentsWorld{{kind: holdsExt4}, {growsMounted: true}, {kind: holdsOther}, {kind: holdsExt4, growable: true, growsMounted: true}, {kind: holdsUnlooked}, {kind: holdsExt4, swapped: true}}
+	for _, stage := range stageWishes {
+		for _, device := range sources {
+			for _, layer := range layers {
+				layer.wanted = true
+				for _, at := range places {
+					for i, rest := range deviceSides(stage) {
+						for _, c := range contents {
+							w := rest
+							w.stage, w.at, w.device, w.layer, w.contents = stage, at, device, layer, c
+							if !yield(w) {
+								return
+							}
+							if i > 2 || layer.state != isAttached || stage.want != wantThere {
+								break // the rest is not read, or tells nothing new
+							}
+						}
+					}
+				}
+			}
+		}
+	}
+}
+
 // targetDevices returns the devices that make a difference to a target.
 func targetDevices(block bool) []deviceWorld {
-	attached := deviceWorld{state: state.DeviceAttached}
-	readOnly, held, view := attached, attached, attached
-	readOnly.readOnly, held.held, view.view = true, heldElsewhere, state.DeviceAttached
-	all := []deviceWorld{attached, readOnly, {}, {state: state.DeviceDetaching}, view}
+	plain := deviceWorld{state: isAttached}
+	readOnly, held, view := plain, plain, plain
+	readOnly.readOnly, held.held, view.view = true, heldElsewhere, isAttached
+	all := []deviceWorld{plain, readOnly, {}, {state: isDetaching}, view, {state: isUnlooked, view: isUnlooked}, {state: isAttached, view: isUnlooked}}
 	if !block {
-		return append(all, held, deviceWorld{state: state.DeviceForeign})
+		return append(all, held, deviceWorld{state: isForeign})
 	}
 	heldView, leavingView, readOnlyView := view, view, view
-	heldView.viewHeld, leavingView.view, readOnlyView.readOnly = true, state.DeviceDetaching, true
+	heldView.viewHeld, leavingView.view, readOnlyView.readOnly = true, isDetaching, true
 	return append(all, heldView, leavingView, readOnlyView)
 }
 

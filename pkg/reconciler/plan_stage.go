@@ -15,7 +15,10 @@ func (p *planner) stage(s *state.Stage) Verdict {
 	if err := p.have.Unfit[state.StagePart()]; err != nil {
 		return unseen(err)
 	}
-	if d := p.have.Device; s.Capability.Access == state.MountAccess && s.Capability.FSType == "" && !d.Missing && d.Err == nil {
+	if p.unknownDevice() {
+		return p.unseenDevice()
+	}
+	if d := p.have.Device; len(p.have.Lower) == 0 && p.open(s) && !d.Missing && d.Err == nil {
 		return p.do(Choose, state.StagePart()) // before anything is done to the volume
 	}
 	if d := p.have.Device; d.State == state.DeviceAbsent && !d.Missing && s.Capability.Access == state.MountAccess && len(p.have.Stage.Mounts) == 0 {
@@ -28,6 +31,12 @@ func (p *planner) stage(s *state.Stage) Verdict {
 	}
 	if v := p.device(s); !v.Settled {
 		return v
+	}
+	if p.open(s) { // what is on a layer is not seen before
+		if err := p.have.Contents.Err; err != nil {
+			return unseen(err)
+		}
+		return p.do(Choose, state.StagePart())
 	}
 	if s.Capability.Access == state.BlockAccess {
 		return p.raw(s)
@@ -48,6 +57,11 @@ func (p *planner) stage(s *state.Stage) Verdict {
 		return v
 	}
 	return p.do(Mount, state.StagePart())
+}
+
+// open reports whether a stage leaves the type of its file system open.
+func (p *planner) open(s *state.Stage) bool {
+	return s.Capability.Access == state.MountAccess && s.Capability.FSType == ""
 }
 
 // unexplained reports whether what is mounted for a stage was mounted before it
@@ -104,34 +118,59 @@ func (p *planner) raw(s *state.Stage) Verdict {
 		return unseen(p.have.Stage.Err)
 	case p.stageIsOurs():
 		return stuck(state.FailedPrecondition, "the volume's file system is mounted at the staging path %s, and raw block access was asked for: unpublish and unstage it first", s.Path)
-	case p.have.Device.Formatting && !s.ReadOnly && !s.Accepted:
+	case p.have.Device.Formatting && p.have.Layer == "" && !s.ReadOnly && !s.Accepted:
 		return stuck(state.FailedPrecondition, "formatting the volume was interrupted, so the next mount erases it: stage it once as a file system before it is used as a raw block device")
 	}
 	return settled
 }
 
-// device plans towards an attached device that takes writes or not, as the stage asks.
+// device plans towards a stack that stands and takes writes or not, as the stage
+// asks: the source, then layer by layer.
 func (p *planner) device(s *state.Stage) Verdict {
-	d := p.have.Device
+	v := p.source(s)
+	for i := 1; i <= len(p.have.Lower) && v.Settled; i++ {
+		v = p.layer(s, i)
+	}
+	return v
+}
+
+// source plans towards the attached device of the backend.
+func (p *planner) source(s *state.Stage) Verdict {
+	d := p.stack[0].Device
 	switch {
 	case d.Err != nil:
 		return unseen(d.Err)
 	case d.Missing:
 		return stuck(state.NotFound, "no such volume on this node")
+	case s.Identity != "" && d.Identity != "" && d.Identity != s.Identity:
+		return stuck(state.FailedPrecondition, "the volume was staged from the device %s, and what is there now%s is the device %s: nothing is done to it. Bring the right one back; or, to take what is there, unpublish and unstage the volume and stage it again", s.Identity, nodeOf(d), d.Identity)
+	case s.Identity != "" && d.Identity == "" && d.Attached():
+		return stuck(state.Unavailable, "the volume was staged from the device %s, and the device %s does not tell now which one it is", s.Identity, d.Path)
 	case d.State == state.DeviceForeign:
 		return stuck(state.FailedPrecondition, "the volume's backing is used by %s, which the plugin did not attach: detach that first", d.Holder)
 	case d.Attached() && d.Size < d.Capacity: // a growth was interrupted before it reached the device
 		return p.do(GrowDevice, state.StagePart())
 	case d.State == state.DeviceAbsent && d.Size < d.Capacity:
 		return stuck(state.FailedPrecondition, "the volume has %d bytes, %d fewer than it was created with: its backing%s was truncated. Restore it from a backup, or delete the volume", d.Size, d.Capacity-d.Size, backing(d))
+	case d.State != state.DeviceAttached && d.NeedsSecret:
+		return p.secretless(0)
 	case d.State != state.DeviceAttached:
 		return p.do(Attach, state.StagePart())
 	case d.ReadOnly == s.ReadOnly:
 		return settled
-	case d.Held || p.have.View.State != state.DeviceAbsent || len(p.maybeBound()) > 0 || p.stageIsOurs() || unknown(p.have.Stage):
+	case p.highest() > 0 && !p.shown():
+		return p.reopen(p.highest())
+	case p.shown():
 		return stuck(state.FailedPrecondition, "the device %s is attached %s and in use, so it cannot be attached %s", d.Path, access(d.ReadOnly), access(s.ReadOnly))
+	case d.NeedsSecret:
+		return p.secretless(0)
 	}
 	return p.do(Detach, state.StagePart())
+}
+
+// shown reports whether the top of what stands is, or may be, in use, or has a view.
+func (p *planner) shown() bool {
+	return p.top().Held || p.have.View.State != state.DeviceAbsent || len(p.maybeBound()) > 0 || p.stageIsOurs() || unknown(p.have.Stage)
 }
 
 // mountedAtTarget reports whether a target shows the file system, so that the
@@ -204,9 +243,9 @@ func (p *planner) keepMounted(s *state.Stage) Verdict {
 // adoptable reports whether the kernel shows the stage that is wanted, be it that
 // a growth was interrupted and the device is to follow its backing.
 func adoptable(want *state.Volume, have state.Actual) bool {
-	p := planner{want: want, have: have}
+	p := newPlanner(want, have)
 	switch s, d := want.Stage, have.Device; {
-	case !d.Attached(), d.ReadOnly != s.ReadOnly:
+	case !d.Attached(), d.ReadOnly != s.ReadOnly, p.unknownDevice():
 		return false
 	case s.Capability.Access == state.BlockAccess:
 		return p.raw(s).Settled
@@ -249,6 +288,8 @@ func (p *planner) renew(s *state.Stage) Verdict {
 		return stuck(state.Unavailable, "the file system at the staging path %s is broken (it was shut down, or its device failed: see the kernel's log) and kept by %s: end that, then it is mounted anew", s.Path, strings.Join(p.have.Keepers, ", "))
 	case len(whole) < len(p.maybeBound()):
 		return stuck(state.Unavailable, "the file system at the staging path %s is broken, and targets are covered, not broken, or cannot be looked at", s.Path)
+	case len(bound) > 0 && !p.allowed(Unmount).Settled:
+		return p.allowed(Unmount) // nothing would come after
 	case len(bound) > 0:
 		p.clearing = true
 		return Verdict{Needs: bound}
@@ -304,6 +345,8 @@ func (p *planner) contents(s *state.Stage) Verdict {
 		switch {
 		case s.ReadOnly:
 			return stuck(state.FailedPrecondition, "the volume is blank and read-only access was asked for: stage it once for writing, which formats it")
+		case p.have.Layer != "":
+			return stuck(state.FailedPrecondition, "the volume's layer %s is not new, and nothing that is known is on it: its data is lost, and it is not formatted again. Restore it from a backup, or delete the volume", p.have.Layer)
 		case d.Formatted != "":
 			return stuck(state.FailedPrecondition, "the volume was formatted as %s before and is blank now: its data is lost, and it is not formatted again. Restore its backing%s from a backup, or delete the volume", d.Formatted, backing(d))
 		case d.Size < p.have.Smallest:
@@ -328,9 +371,9 @@ func (p *planner) finishFormat(s *state.Stage) Verdict {
 	case p.inUse():
 		return p.held(d, "formatting again")
 	case !maybeBlank(p.have.Contents):
-		return p.do(Erase, state.StagePart())
+		return p.doOn(p.have.Layer, Erase, state.StagePart())
 	}
-	return p.do(Format, state.StagePart())
+	return p.doOn(p.have.Layer, Format, state.StagePart())
 }
 
 // maybeBlank reports whether a device is blank as far as a look can tell: what
@@ -342,6 +385,13 @@ func maybeBlank(c state.Contents) bool {
 // tooSmall is the verdict on a device that has no room for a file system of the type.
 func (p *planner) tooSmall(s *state.Stage) Verdict {
 	return stuck(state.FailedPrecondition, "the volume has %d bytes, and a file system of type %s needs at least %d: use a larger volume or another file system", p.have.Device.Size, s.Capability.FSType, p.have.Smallest)
+}
+
+func nodeOf(d state.Device) string {
+	if d.Path == "" {
+		return ""
+	}
+	return " (" + d.Path + ")"
 }
 
 func backing(d state.Device) string {
@@ -371,7 +421,7 @@ func (p *planner) unstage(s *state.Stage) Verdict {
 	if bound := p.maybeBound(); len(bound) > 0 {
 		return Verdict{Needs: bound}
 	}
-	mounts, d, view := p.have.Stage.Mounts, p.have.Device, p.have.View
+	mounts, view := p.have.Stage.Mounts, p.have.View
 	switch {
 	case p.have.Stage.Err != nil:
 		return unseen(p.have.Stage.Err)
@@ -383,19 +433,25 @@ func (p *planner) unstage(s *state.Stage) Verdict {
 		return p.held(view, "it is detached")
 	case view.State == state.DeviceAttached:
 		return p.do(DetachView, state.StagePart())
-	case d.State != state.DeviceAttached && d.State != state.DeviceDetaching:
+	case p.unknownDevice():
+		return p.unseenDevice()
+	}
+	switch d := p.top(); {
+	case !standsOrStrays(d):
 		return settled
 	case d.Held && p.have.Stage.File == state.Directory && p.have.Stage.Empty:
 		return p.do(Release, state.StagePart())
 	case d.Held || d.State == state.DeviceDetaching:
 		return p.held(d, "it is detached")
+	case p.highest() > 0:
+		return p.close(p.highest())
 	}
 	return p.do(Detach, state.StagePart())
 }
 
 // size plans the growth of a staged volume.
 func (p *planner) size(z *state.Size) Verdict {
-	s, d, c := p.want.Stage, p.have.Device, p.have.Contents
+	s, d, c := p.want.Stage, p.stack[0].Device, p.have.Contents
 	switch {
 	case s == nil || s.Gone:
 		return stuck(state.FailedPrecondition, "the volume is not staged on this node")

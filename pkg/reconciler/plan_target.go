@@ -20,6 +20,8 @@ func (p *planner) unpublish(t *state.Target) Verdict {
 		return p.do(Unbind, part)
 	case covered:
 		return stuck(state.FailedPrecondition, "%s is mounted over the volume at %s: it is not this volume's; find out whose before you unmount it", describe(m.Mounts[0]), t.Path)
+	case len(m.Mounts) > 0 && p.unknownDevice():
+		return p.unseenDevice() // it may be the volume's
 	case t.Withdrawn || m.File == state.NoFile:
 		return settled // what is there was there before
 	case len(m.Mounts) > 0:

@@ -418,8 +418,12 @@ var (
 
 type fact func(*state.Actual)
 
+// actual is what was looked at with nothing there, and then the facts.
 func actual(facts ...fact) state.Actual {
-	have := state.Actual{Targets: map[string]state.Mountpoint{}}
+	have := state.Actual{
+		Device: state.Device{State: state.DeviceAbsent, Size: 100, Capacity: 100}, View: state.Device{State: state.DeviceAbsent},
+		Stage: nothingThere(), Targets: map[string]state.Mountpoint{podA: nothingThere(), podB: nothingThere()},
+	}
 	for _, fact := range facts {
 		fact(&have)
 	}
@@ -496,10 +500,11 @@ func targetIs(path string, m state.Mountpoint) fact {
 	return func(have *state.Actual) { have.Targets[path] = m }
 }
 
-func emptyDir() state.Mountpoint  { return state.Mountpoint{File: state.Directory, Empty: true} }
-func fullDir() state.Mountpoint   { return state.Mountpoint{File: state.Directory} }
-func emptyFile() state.Mountpoint { return state.Mountpoint{File: state.RegularFile, Empty: true} }
-func unseenNow() state.Mountpoint { return state.Mountpoint{Err: errors.New("timed out")} }
+func nothingThere() state.Mountpoint { return state.Mountpoint{File: state.NoFile} }
+func emptyDir() state.Mountpoint     { return state.Mountpoint{File: state.Directory, Empty: true} }
+func fullDir() state.Mountpoint      { return state.Mountpoint{File: state.Directory} }
+func emptyFile() state.Mountpoint    { return state.Mountpoint{File: state.RegularFile, Empty: true} }
+func unseenNow() state.Mountpoint    { return state.Mountpoint{Err: errors.New("timed out")} }
 func noPath() state.Mountpoint {
 	return state.Mountpoint{Err: state.Errorf(state.InvalidArgument, "a symbolic link")}
 }

@@ -99,7 +99,9 @@ type Pods interface {
 
 // Kernel is everything that steps act on.
 type Kernel struct {
-	Devices     Devices
+	Devices Devices
+	// Layers stand on the devices of volumes that want them, the first one lowest.
+	Layers      []devices.Layer
 	Views       Views
 	Filesystems Filesystems
 	Mounts      Mounts

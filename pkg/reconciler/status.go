@@ -212,11 +212,11 @@ func askedTarget(t *state.Target) string {
 
 func deviceStatus(have state.Actual) string {
 	d := have.Device
-	if d.State == state.DeviceAbsent {
+	if d.State == state.DeviceAbsent || d.State == state.DeviceUnknown {
 		return d.State.String()
 	}
 	words := []string{d.Path, d.State.String(), access(d.ReadOnly), fmt.Sprintf("%d bytes", d.Size)}
-	if have.View.State != state.DeviceAbsent {
+	if stands(have.View) {
 		words = append(words, "with read-only view "+have.View.Path)
 	}
 	return strings.Join(words, " ")

@@ -4,10 +4,13 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"slices"
+	"strings"
 	"time"
 
 	"k8s.io/klog/v2"
 
+	"github.com/csi-node/csi-node/pkg/devices"
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
@@ -47,6 +50,9 @@ func (r *Reconciler) hooked(ctx context.Context, step Step, want *state.Volume, 
 // do is the whole list of what the plugin does to a node.
 func (r *Reconciler) do(ctx context.Context, step Step, want *state.Volume, have state.Actual) error {
 	k, s, t, d := r.kernel, want.Stage, want.Targets[step.Part.Path], have.Device
+	if err := r.confirm(ctx, step, want, have); err != nil {
+		return err
+	}
 	switch step.Action {
 	case Unbind:
 		return k.Mounts.Unmount(ctx, t.Path)
@@ -61,36 +67,40 @@ func (r *Reconciler) do(ctx context.Context, step Step, want *state.Volume, have
 	case Detach:
 		return k.Devices.Detach(ctx, r.spec(want))
 	case Choose:
-		return r.choose(want, d)
+		return r.choose(want, have)
 	case Adopt:
 		return r.adopt(ctx, want, have)
 	case Attach:
 		return k.Devices.Attach(ctx, r.spec(want), s.ReadOnly)
 	case GrowDevice:
-		bytes := d.Capacity
+		bytes := have.Stack()[0].Device.Capacity
 		if step.Part == state.SizePart() {
 			bytes = want.Size.Rounded()
 		}
 		return k.Devices.Grow(ctx, r.spec(want), bytes)
+	case CreateLayer:
+		return r.createLayer(ctx, step, want, have)
+	case OpenLayer, CloseLayer, GrowLayer:
+		return r.onLayer(ctx, step, want, have)
 	case BeginFormat:
-		if err := k.Filesystems.Prove(ctx, d); err != nil {
+		if err := k.Filesystems.Prove(ctx, have.Stack()[0].Device); err != nil {
 			return err
 		}
 		return k.Devices.BeginFormat(ctx, r.spec(want))
 	case Erase:
-		return k.Devices.Erase(ctx, r.spec(want))
+		return r.erase(ctx, step.Layer, want, have)
 	case Format:
 		// What a look did not read through was proven in the step before, or may
 		// be left by a format that was interrupted.
 		if have.Contents.Kind != state.ContentsBlank && !d.Fresh {
-			if err := k.Devices.Erase(ctx, r.spec(want)); err != nil {
+			if err := r.erase(ctx, step.Layer, want, have); err != nil {
 				return err
 			}
 		}
 		if err := k.Filesystems.Format(ctx, d, s.Capability.FSType); err != nil {
 			return err
 		}
-		return k.Devices.EndFormat(ctx, r.spec(want), s.Capability.FSType)
+		return r.endFormat(ctx, step.Layer, want, have, s.Capability.FSType)
 	case Check:
 		return k.Filesystems.Check(ctx, d, have.Contents.FSType)
 	case GrowFilesystem:
@@ -110,17 +120,180 @@ func (r *Reconciler) do(ctx context.Context, step Step, want *state.Volume, have
 	case AttachView:
 		return k.Views.AttachView(ctx, d)
 	case MarkRaw:
-		return k.Devices.BeginRaw(ctx, r.spec(want))
+		return r.markRaw(ctx, want, have)
 	case Bind:
 		return bind(ctx, r.mounter(step, want), s, t, have)
 	}
 	return state.Errorf(state.Internal, "unknown step %s", step)
 }
 
+// confirm looks again, right before a step that destroys or takes something away,
+// at what the planner saw and the step stands on: that it is the same device, with
+// the same marks, and that nobody has it now.
+func (r *Reconciler) confirm(ctx context.Context, step Step, want *state.Volume, have state.Actual) error {
+	at := 0 // in the stack
+	switch step.Action {
+	case Detach, BeginFormat:
+	case Erase, Format:
+		at = indexOf(have, step.Layer)
+	case CreateLayer:
+		at = indexOf(have, step.Layer) - 1
+	default:
+		return nil
+	}
+	look, err := r.stack(ctx, want)
+	if err != nil {
+		return err
+	}
+	was, is := have.Stack(), look.Stack()
+	for i := range was {
+		if len(is) != len(was) || !sameDevice(is[i].Device, was[i].Device) || i > at && standsOrStrays(is[i].Device) {
+			return state.Errorf(state.Unavailable, "the device has changed since it was looked at: it was %s, and is %s", tellDevices(was), tellDevices(is))
+		}
+	}
+	now := is[at].Device
+	view, err := r.kernel.Views.FindView(ctx, now)
+	if err != nil {
+		return err
+	}
+	if view.State != state.DeviceAbsent {
+		return state.Errorf(state.Unavailable, "the device %s has a read-only view, %s, since it was looked at", now.Path, view.Path)
+	}
+	if now.Held, err = r.kernel.Views.Held(ctx, now); err != nil {
+		return err
+	}
+	unbound := *want
+	unbound.Targets = nil // they were seen not to show it
+	if err := r.boundElsewhere(ctx, &unbound, &now); err != nil {
+		return err
+	}
+	if now.Held {
+		return fmt.Errorf("the device %s is held since it was looked at: %s", now.Path, r.whoHolds(ctx, now))
+	}
+	if step.Action != Format && step.Action != CreateLayer {
+		return nil // what an Erase finds does not matter, and BeginFormat proves it
+	}
+	c, err := r.kernel.Filesystems.Probe(ctx, now, "")
+	if err == nil && !maybeBlank(c) && !(step.Action == CreateLayer && !have.Stack()[at+1].Device.Unmade) {
+		err = state.Errorf(state.Unavailable, "the device %s is not blank any more since it was looked at: found %s", now.Path, c.Found)
+	}
+	return err
+}
+
+// indexOf returns the place in the stack of the element that a layer made; 0,
+// which is the source, for no layer.
+func indexOf(have state.Actual, layer string) int {
+	return slices.IndexFunc(have.Stack(), func(e state.Element) bool { return e.Layer == layer })
+}
+
+// layerOf returns a layer of the volume and the element beneath it.
+func (r *Reconciler) layerOf(have state.Actual, name string) (devices.Layer, state.Device, error) {
+	i := indexOf(have, name)
+	for _, l := range r.kernel.Layers {
+		if l.Name() == name && i > 0 {
+			return l, have.Stack()[i-1].Device, nil
+		}
+	}
+	return nil, state.Device{}, state.Errorf(state.Internal, "the volume has no layer %q", name)
+}
+
+// onLayer does the steps that are for a layer alone.
+func (r *Reconciler) onLayer(ctx context.Context, step Step, want *state.Volume, have state.Actual) error {
+	l, lower, err := r.layerOf(have, step.Layer)
+	if err != nil {
+		return err
+	}
+	switch v := r.spec(want); step.Action {
+	case OpenLayer:
+		return l.Open(ctx, lower, v, want.Stage.ReadOnly)
+	case CloseLayer:
+		return l.Close(ctx, lower, v)
+	case GrowLayer:
+		return l.Grow(ctx, lower, v)
+	case Erase:
+		return l.Erase(ctx, lower, v)
+	}
+	return state.Errorf(state.Internal, "unknown step %s", step)
+}
+
+// createLayer makes a layer, which is then the format of the element beneath.
+func (r *Reconciler) createLayer(ctx context.Context, step Step, want *state.Volume, have state.Actual) error {
+	l, lower, err := r.layerOf(have, step.Layer)
+	if err != nil {
+		return err
+	}
+	v, beneath := r.spec(want), have.Stack()[indexOf(have, step.Layer)-1].Layer
+	if have.Beneath.Kind == state.ContentsUnproven && !lower.Fresh { // as for Format
+		if err := r.erase(ctx, beneath, want, have); err != nil {
+			return err
+		}
+	}
+	if err := l.Create(ctx, lower, v); err != nil {
+		return err
+	}
+	return r.endFormat(ctx, beneath, want, have, l.Name())
+}
+
+// erase zeroes the element of a layer, or the source.
+func (r *Reconciler) erase(ctx context.Context, layer string, want *state.Volume, have state.Actual) error {
+	if layer != "" {
+		return r.onLayer(ctx, Step{Action: Erase, Layer: layer}, want, have)
+	}
+	return r.kernel.Devices.Erase(ctx, r.spec(want))
+}
+
+// endFormat takes the mark from the element of a layer, or from the source.
+func (r *Reconciler) endFormat(ctx context.Context, layer string, want *state.Volume, have state.Actual, as string) error {
+	if layer == "" {
+		return r.kernel.Devices.EndFormat(ctx, r.spec(want), as)
+	}
+	l, lower, err := r.layerOf(have, layer)
+	if err != nil {
+		return err
+	}
+	return l.Used(ctx, lower, r.spec(want))
+}
+
+// markRaw makes it durable that the device is shown raw, for writing.
+func (r *Reconciler) markRaw(ctx context.Context, want *state.Volume, have state.Actual) error {
+	if err := r.kernel.Devices.BeginRaw(ctx, r.spec(want)); err != nil || have.Layer == "" || !have.Device.Fresh {
+		return err
+	}
+	return r.endFormat(ctx, have.Layer, want, have, "")
+}
+
+// sameDevice reports whether two looks saw the same device, and the same facts
+// about formatting it.
+func sameDevice(a, b state.Device) bool {
+	return a.State == b.State && a.Number == b.Number && a.Identity == b.Identity && a.ReadOnly == b.ReadOnly && a.Missing == b.Missing && a.Unmade == b.Unmade && a.Stray == b.Stray &&
+		a.Formatting == b.Formatting && a.Formatted == b.Formatted && a.Raw == b.Raw && (a.Err == nil) == (b.Err == nil)
+}
+
+// tellDevices says what sameDevice compares.
+func tellDevices(stack []state.Element) string {
+	var words []string
+	for _, e := range stack {
+		words = append(words, strings.TrimSpace(e.Layer+" "+tellDevice(e.Device)))
+	}
+	return strings.Join(words, "; beneath ")
+}
+
+func tellDevice(d state.Device) string {
+	text := fmt.Sprintf("%s %s, %s", d.Number, d.State, access(d.ReadOnly))
+	if d.Identity != "" {
+		text += ", " + d.Identity
+	}
+	return fmt.Sprintf("%s (missing %t, mark %t, formatted %q, raw %t, facts unread %t)", text, d.Missing, d.Formatting, d.Formatted, d.Raw, d.Err != nil)
+}
+
 // choose settles what an empty fs_type means: what the volume was formatted as,
 // else what it was created for, else this node's default for its size.
-func (r *Reconciler) choose(want *state.Volume, d state.Device) error {
-	fsType := cmp.Or(d.Formatted, d.CreatedFor, r.kernel.Filesystems.Default(d.Size))
+func (r *Reconciler) choose(want *state.Volume, have state.Actual) error {
+	d, formatted := have.Device, have.Device.Formatted
+	if have.Layer != "" { // where only the data itself tells
+		formatted = have.Contents.FSType
+	}
+	fsType := cmp.Or(formatted, d.CreatedFor, r.kernel.Filesystems.Default(d.Size))
 	_, err := r.store.Edit(want.ID, func(v *state.Volume) error {
 		if v.Stage != nil && v.Stage.Revision == want.Stage.Revision && !v.Stage.Gone {
 			v.Choose(fsType)
@@ -145,9 +318,13 @@ func (r *Reconciler) release(ctx context.Context, want *state.Volume) error {
 	if err := r.kernel.Directories.Renew(ctx, want.Stage.Path); err != nil {
 		return err
 	}
-	d, err := r.kernel.Devices.Find(ctx, r.spec(want))
-	if err != nil || !stands(d) {
+	have, err := r.stack(ctx, want)
+	if err != nil {
 		return err
+	}
+	d := newPlanner(want, have).top()
+	if !standsOrStrays(d) {
+		return nil
 	}
 	limit := time.NewTimer(releaseLimit)
 	defer limit.Stop()

@@ -25,6 +25,7 @@ type volume struct {
 	have   state.Actual
 	plan   Plan
 
+	locked  bool                 // a step was refused for want of the right secret, and nobody has asked since
 	numbers []state.DeviceNumber // under which it is in Reconciler.devices
 }
 
@@ -77,6 +78,22 @@ func (r *Reconciler) unobserved(id string, want *state.Volume) {
 	v := r.volume(id)
 	v.want, v.plan = want, Plan{}
 	clear(v.podless) // the grace begins anew when it is seen again
+}
+
+// lock notes that a step was refused for want of the right secret.
+func (r *Reconciler) lock(id string, refused bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	v := r.volume(id)
+	v.locked = v.locked || refused
+}
+
+// isLocked reports whether only a call can bring the secret that a volume needs.
+func (r *Reconciler) isLocked(id string) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	v := r.volumes[id]
+	return v != nil && v.locked
 }
 
 func (r *Reconciler) begin(id string, step Step) {

@@ -47,6 +47,7 @@ func (r *Reconciler) arm(id string, w *waiter, intent *state.Intent, undoes bool
 	defer r.mu.Unlock()
 	w.intent, w.gone, w.undoes = intent.Revision, intent.Gone, undoes
 	r.volume(id).kick(w)
+	r.volume(id).locked = false // the call may have brought the secret
 }
 
 // kick makes due what a waiter waits for.

@@ -1,6 +1,7 @@
 package reconciler
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"maps"
@@ -141,6 +142,10 @@ func (p *pass) step(ctx context.Context, step Step, want *state.Volume, have sta
 	if step.Action == Format && p.last.Action == BeginFormat && have.Device.Number == p.before.Device.Number {
 		have.Device.Fresh = true // it was proven just now, by the step that set the mark
 	}
+	if step.Action == CreateLayer && p.last.Action == BeginFormat && have.Lower[0].Device.Number == p.before.Stack()[0].Device.Number {
+		have.Lower = slices.Clone(have.Lower) // seen stays as it is
+		have.Lower[0].Device.Fresh = true
+	}
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
 	intent := revision(want, step.Part)
@@ -154,6 +159,7 @@ func (p *pass) step(ctx context.Context, step Step, want *state.Volume, have sta
 	p.r.end(p.id)
 	if err != nil {
 		p.fail(want, step.Part, err)
+		p.r.lock(p.id, state.ClassOf(err) == state.Unauthenticated)
 		if step.Action == Format {
 			p.last = Step{} // mkfs may have written: what was proven is past
 		}
@@ -242,8 +248,8 @@ func (p *pass) settle(ctx context.Context, want *state.Volume, have state.Actual
 			edits[part] = func(v *state.Volume) { v.Drop(part) }
 		case seen && !intent.Accepted:
 			edits[part] = func(v *state.Volume) { accept(v, part, have) }
-		case seen && part.Kind == state.StageKind && want.Stage.UUID == "" && have.Contents.UUID != "": // not read before, or adopted
-			edits[part] = func(v *state.Volume) { v.Stage.UUID = have.Contents.UUID }
+		case seen && part.Kind == state.StageKind && remembersLess(want.Stage, have): // not read before, or adopted
+			edits[part] = func(v *state.Volume) { remember(v.Stage, have) }
 		case !seen && !intent.Gone && !intent.Accepted && p.refused(want, plan, part):
 			edits[part] = func(v *state.Volume) { v.Withdraw(part, time.Now()) }
 		}
@@ -293,12 +299,22 @@ func sameStage(a, b *state.Volume) bool {
 	return a.Stage.Revision == b.Stage.Revision && a.Stage.Gone == b.Stage.Gone
 }
 
+// remember notes which device and which file system a stage holds with, once.
+func remember(s *state.Stage, have state.Actual) {
+	s.UUID, s.Identity = cmp.Or(s.UUID, have.Contents.UUID), cmp.Or(s.Identity, have.Device.Identity)
+}
+
+// remembersLess reports whether remember has something to note.
+func remembersLess(s *state.Stage, have state.Actual) bool {
+	return s.UUID == "" && have.Contents.UUID != "" || s.Identity == "" && have.Device.Identity != ""
+}
+
 // accept notes that a part holds: of a stage with which file system, of a block
 // target which device it shows.
 func accept(v *state.Volume, part state.Part, have state.Actual) {
 	v.Accept(part)
-	if part.Kind == state.StageKind && v.Stage.UUID == "" {
-		v.Stage.UUID = have.Contents.UUID
+	if part.Kind == state.StageKind {
+		remember(v.Stage, have)
 	}
 	t := v.Targets[part.Path]
 	if part.Kind != state.TargetKind || t.Capability.Access != state.BlockAccess {

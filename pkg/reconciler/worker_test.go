@@ -687,7 +687,7 @@ func TestHooksFailSteps(t *testing.T) {
 			h.volume("v")
 			failures := 1
 			h.hook = func(_ context.Context, volume string, step Step, m Moment) error {
-				if volume == "v" && step == (Step{Mount, state.StagePart()}) && m == moment && failures > 0 {
+				if volume == "v" && step == (Step{Action: Mount, Part: state.StagePart()}) && m == moment && failures > 0 {
 					failures--
 					return errBoom
 				}

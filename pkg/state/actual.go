@@ -1,15 +1,23 @@
 package state
 
-import "fmt"
+import (
+	"fmt"
+	"slices"
+)
 
 // Actual is what the kernel and the backend say of one volume at one moment.
-// It is observed before each step and never stored.
+// It is observed before each step and never stored. The zero value of each part
+// is unknown: what was not looked at, or could not be. Unknown settles nothing,
+// and is never taken for absent.
 type Actual struct {
-	Device   Device
-	View     Device // a read-only device over Device, for read-only block targets
+	Device   Device    // the top of the stack, which is what is formatted, mounted and shown
+	Layer    string    // that made Device; empty when the volume has no layers, and Device is the backend's
+	Lower    []Element // beneath Device, the backend's first; empty when the volume has no layers
+	Beneath  Contents  // of the element on which a layer is to be made
+	View     Device    // a read-only device over Device, for read-only block targets
 	Contents Contents
 	Stage    Mountpoint            // at the staging path of the record
-	Targets  map[string]Mountpoint // by target path of the record
+	Targets  map[string]Mountpoint // by target path of the record; one that is not there is unknown
 	// Elsewhere is where the file system is mounted that is to be staged anew and
 	// is not at the staging path; nil when nowhere, or when that was not looked at.
 	Elsewhere *Sighting
@@ -25,6 +33,17 @@ type Actual struct {
 	Unfit map[Part]error
 }
 
+// Element is one device of a stack.
+type Element struct {
+	Layer  string // that made it; empty for the source, which is the backend's
+	Device Device
+}
+
+// Stack returns the elements of the volume's device, the source first and Device last.
+func (a Actual) Stack() []Element {
+	return append(slices.Clip(a.Lower), Element{a.Layer, a.Device})
+}
+
 // DeviceNumber identifies a block device; the zero value is no device.
 type DeviceNumber struct {
 	Major uint32 `json:"major"`
@@ -37,8 +56,10 @@ func (n DeviceNumber) String() string { return fmt.Sprintf("%d:%d", n.Major, n.M
 type DeviceState int
 
 const (
+	// DeviceUnknown: whether a device stands was not, or could not be, looked at.
+	DeviceUnknown DeviceState = iota
 	// DeviceAbsent: no device stands for the volume.
-	DeviceAbsent DeviceState = iota
+	DeviceAbsent
 	// DeviceAttached: the plugin's device stands for the volume.
 	DeviceAttached
 	// DeviceDetaching: a detach was accepted and completes when the last
@@ -48,7 +69,7 @@ const (
 	DeviceForeign
 )
 
-var deviceStateNames = [...]string{"absent", "attached", "detaching", "foreign"}
+var deviceStateNames = [...]string{"unknown", "absent", "attached", "detaching", "foreign"}
 
 func (s DeviceState) String() string { return deviceStateNames[s] }
 
@@ -77,7 +98,20 @@ type Device struct {
 	Formatting bool   // a format was begun and its end is not known
 	Formatted  string // the fs type of the last format that completed
 	Raw        bool   // it was published as a raw block device for writing, and not cleared since
-	Fresh      bool   // nobody has had it since it was made or cleared: every byte is zero
+	Fresh      bool   // nobody has had it since it was made or cleared: every byte is zero; of a layer: it is stamped new
+
+	// NeedsSecret: to attach, make, open or grow it takes a secret that is not at
+	// hand, whether it stands now or not.
+	NeedsSecret bool
+
+	// Shared: another node can reach the same data. Exclusive: the backend has
+	// proof that none can write to it now, a reservation or a fence.
+	Shared    bool
+	Exclusive bool
+
+	// Of the device of a layer only.
+	Unmade bool // the element beneath, which is attached, does not bear the layer yet
+	Stray  bool // it is the volume's by its name, and stands on another element than the volume's
 
 	CreatedFor string // the fs type that whoever created the volume asked for; may be empty
 
@@ -94,7 +128,7 @@ func (d Device) Attached() bool { return d.State == DeviceAttached }
 type ContentsKind int
 
 const (
-	// ContentsUnread: there was no device to read.
+	// ContentsUnread: it is unknown; the device was not read, or there was none.
 	ContentsUnread ContentsKind = iota
 	// ContentsBlank: provably blank.
 	ContentsBlank
@@ -133,8 +167,10 @@ type Contents struct {
 type FileType int
 
 const (
+	// UnknownFile: the path was not, or could not be, looked at.
+	UnknownFile FileType = iota
 	// NoFile: the path does not exist.
-	NoFile FileType = iota
+	NoFile
 	// Directory is a directory.
 	Directory
 	// RegularFile is a regular file.
@@ -145,7 +181,7 @@ const (
 	OtherFile
 )
 
-var fileTypeNames = [...]string{"nothing", "a directory", "a file", "a block device", "a special file"}
+var fileTypeNames = [...]string{"not known", "nothing", "a directory", "a file", "a block device", "a special file"}
 
 func (t FileType) String() string { return fileTypeNames[t] }
 
@@ -154,7 +190,7 @@ type Mountpoint struct {
 	File   FileType // what a look at the path meets: the root of the top mount, or the file itself
 	Empty  bool     // nothing is mounted, and the directory has no entries or the file no bytes
 	Mounts []Mount  // stacked here, the top first; empty when the path is no mount point
-	Err    error    // the path could not be looked at now; then nothing else is known
+	Err    error    // why the path could not be looked at now; then nothing else is known
 }
 
 // Sighting is a mount at a path that no intent names.

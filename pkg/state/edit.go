@@ -56,7 +56,7 @@ func (v *Volume) AskStage(s *Stage, now time.Time) error {
 		if err := s.asFound(have); err != nil {
 			return err
 		}
-		s.Intent, s.UUID, s.Backend = have.Intent, have.UUID, cmp.Or(v.Backend, s.Backend)
+		s.Intent, s.UUID, s.Identity, s.Backend = have.Intent, have.UUID, have.Identity, cmp.Or(v.Backend, s.Backend)
 		v.setStage(s)
 		return nil
 	case v.tentative():

@@ -124,6 +124,9 @@ type Stage struct {
 	// with, in other words the data that pods have used: another one is not
 	// shown to them.
 	UUID string `json:"uuid,omitempty"`
+	// Identity is what the device said that it is when the stage was first seen to
+	// hold, see Device.Identity: another device is not used in its place.
+	Identity string `json:"identity,omitempty"`
 	// Next is the stage that was asked for in place of this one, which was never
 	// accepted and is a tombstone now: it takes its place once that holds.
 	Next *Stage `json:"next,omitempty"`

@@ -1,0 +1,132 @@
+package reconciler
+
+import (
+	"context"
+	"errors"
+	"testing"
+
+	"github.com/csi-node/csi-node/pkg/state"
+)
+
+// What destroys, or takes away, looks again before it acts: what came between the
+// worker's look and the step keeps the step from acting, whatever the plan says.
+func TestDestructiveStepsLookAgain(t *testing.T) {
+	const at = "/k/elsewhere/v"
+	others := map[string]struct {
+		do, undo func(k *fakeKernel, v *fakeVolume)
+	}{
+		"held": {func(_ *fakeKernel, v *fakeVolume) { v.held = true }, func(_ *fakeKernel, v *fakeVolume) { v.held = false }},
+		"another device": {
+			func(k *fakeKernel, v *fakeVolume) { v.device.number = k.number() }, func(*fakeKernel, *fakeVolume) {},
+		},
+		"another identity": {
+			func(_ *fakeKernel, v *fakeVolume) { v.identity = "another" }, func(_ *fakeKernel, v *fakeVolume) { v.identity = "" },
+		},
+		"raw": {func(_ *fakeKernel, v *fakeVolume) { v.raw = true }, func(_ *fakeKernel, v *fakeVolume) { v.raw = false }},
+		"a view": {
+			func(k *fakeKernel, v *fakeVolume) { v.view = &fakeDevice{number: k.number(), readOnly: true} },
+			func(_ *fakeKernel, v *fakeVolume) { v.view = nil },
+		},
+		"a bound node": {
+			func(k *fakeKernel, v *fakeVolume) {
+				k.push(at, fakeMount{Mount: state.Mount{Device: v.device.number, Node: true, FSType: "devtmpfs", Root: "/loop"}})
+			},
+			func(k *fakeKernel, _ *fakeVolume) { delete(k.mounts, at) },
+		},
+	}
+	for action, call := range map[Action]op{BeginFormat: opBeginFormat, Erase: opErase, Format: opFormat, Detach: opDetach} {
+		for name, other := range others {
+			t.Run(string(action)+"/"+name, func(t *testing.T) {
+				bubble(t, func(h *harness) {
+					v, came := h.volume("v"), false
+					h.k.with(func() { v.formatting = action == Erase })
+					if action == Erase {
+						h.k.with(func() { v.contents = state.Contents{Kind: state.ContentsOther, Found: "half of ext4"} })
+					}
+					h.hook = func(_ context.Context, _ string, step Step, moment Moment) error {
+						if step.Action != action || moment != Before || came {
+							return nil
+						}
+						came = true
+						h.k.with(func() {
+							other.do(h.k, v)
+							h.k.drift("v")
+						})
+						return nil
+					}
+					h.restart()
+					if action == Detach {
+						h.ok(stage("v"))
+						answer := h.begin(unstage("v"))
+						if err := h.got(answer); err == nil {
+							t.Fatal("unstaged beneath somebody")
+						}
+					} else if err := h.do(stage("v")); err == nil {
+						t.Fatal("staged beneath somebody")
+					}
+					if !came {
+						t.Fatalf("no step %s", action)
+					}
+					if n := h.k.count(call, "v"); n != 0 {
+						t.Errorf("%d calls of %s", n, call)
+					}
+					h.k.with(func() {
+						other.undo(h.k, v)
+						h.k.drift("v")
+					})
+				})
+			})
+		}
+	}
+}
+
+// A format looks again at what the device holds.
+func TestFormatLooksAgainAtTheContents(t *testing.T) {
+	bubble(t, func(h *harness) {
+		v := h.volume("v")
+		h.hook = func(_ context.Context, _ string, step Step, moment Moment) error {
+			if step.Action == Format && moment == Before {
+				h.k.with(func() {
+					v.contents = state.Contents{Kind: state.ContentsFilesystem, FSType: "ext4", UUID: "somebody's"}
+					h.k.drift("v")
+				})
+				return nil
+			}
+			if step.Action == Erase {
+				return errors.New("the test ends here")
+			}
+			return nil
+		}
+		h.restart()
+		h.refuse(h.do(stage("v")), state.Unavailable)
+		if n := h.k.count(opFormat, "v"); n != 0 {
+			t.Errorf("%d formats", n)
+		}
+	})
+}
+
+// Another device than the one that a stage was first seen with is not used in its
+// place, and what stands of the stage is taken down all the same.
+func TestAnotherIdentityIsNotUsed(t *testing.T) {
+	bubble(t, func(h *harness) {
+		v := h.volume("v")
+		h.k.with(func() { v.identity = "wwid:1" })
+		h.ok(stage("v"), publish("v", 1))
+		if got := h.store.Get("v").Stage.Identity; got != "wwid:1" {
+			t.Fatalf("the stage remembers %q", got)
+		}
+		h.k.with(func() {
+			v.identity = "wwid:2"
+			h.k.unmount(targetPath("v", 1))
+			h.k.drift("v")
+		})
+		before := h.k.changes()
+		h.wake("v")
+		h.refuse(h.do(publish("v", 1)), state.FailedPrecondition, "wwid:1", "wwid:2")
+		if n := h.k.changes(); n != before {
+			t.Errorf("%d changes", n-before)
+		}
+		h.ok(unpublish("v", 1), unstage("v"))
+		h.atRest("v")
+	})
+}

@@ -1,0 +1,421 @@
+package reconciler
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+	"k8s.io/klog/v2"
+
+	"github.com/csi-node/csi-node/pkg/devices"
+	"github.com/csi-node/csi-node/pkg/devices/devicestest"
+	"github.com/csi-node/csi-node/pkg/state"
+)
+
+// layered is a reconciler on the real kernel for the volume of a realNode, which
+// wants the layer devicestest.Offset.
+type layered struct {
+	t     *testing.T
+	n     *realNode
+	store *fakeStore
+	r     *Reconciler
+	stop  func() // ends the reconciler, and waits until it has ended
+	hook  func(ctx context.Context, volume string, step Step, moment Moment) error
+	steps []Step // that were done
+}
+
+func newLayered(t *testing.T) *layered {
+	l := &layered{t: t, n: newRealNode(t), store: newFakeStore()}
+	l.n.parts.Layers = []devices.Layer{devicestest.Offset{}}
+	t.Cleanup(func() { // before the node's own, which knows of no layer
+		if l.stop != nil {
+			l.stop()
+		}
+		for i := range 3 {
+			for l.n.umount(2-i) == nil {
+			}
+		}
+		if err := (devicestest.Offset{}).Close(context.WithoutCancel(t.Context()), state.Device{}, devices.Volume{ID: "v"}); err != nil {
+			t.Error(err)
+		}
+	})
+	l.start()
+	return l
+}
+
+func (l *layered) start() {
+	ctx, cancel := context.WithCancel(klog.NewContext(context.WithoutCancel(l.t.Context()), klog.Logger{}))
+	l.r = New(Config{Store: l.store, Kernel: l.n.parts, Hook: func(ctx context.Context, volume string, step Step, moment Moment) error {
+		if moment == Before {
+			l.steps = append(l.steps, step)
+		}
+		if l.hook != nil {
+			return l.hook(ctx, volume, step, moment)
+		}
+		return nil
+	}})
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		l.r.Run(ctx)
+	}()
+	l.stop = func() {
+		cancel()
+		<-ended
+	}
+}
+
+func (l *layered) ask(part state.Part, edit func(*state.Volume) error) error {
+	ctx, cancel := context.WithTimeout(l.t.Context(), time.Minute)
+	defer cancel()
+	return l.r.Ensure(ctx, "v", part, edit)
+}
+
+func (l *layered) stage(change ...func(*state.Stage)) error {
+	return l.ask(state.StagePart(), func(v *state.Volume) error {
+		s := &state.Stage{Path: l.n.path(0), Capability: mountCapability(), Context: devicestest.OffsetVolume()}
+		for _, c := range change {
+			c(s)
+		}
+		return v.AskStage(s, time.Now())
+	})
+}
+
+func (l *layered) publish(change ...func(*state.Target)) error {
+	return l.ask(state.TargetPart(l.n.path(1)), func(v *state.Volume) error {
+		t := &state.Target{Path: l.n.path(1), Capability: mountCapability(), Context: devicestest.OffsetVolume()}
+		for _, c := range change {
+			c(t)
+		}
+		return v.AskPublish(t, l.n.path(0), time.Now())
+	})
+}
+
+func (l *layered) unpublish() error {
+	return l.ask(state.TargetPart(l.n.path(1)), func(v *state.Volume) error { return v.AskUnpublish(l.n.path(1), time.Now()) })
+}
+
+func (l *layered) unstage() error {
+	return l.ask(state.StagePart(), func(v *state.Volume) error { return v.AskUnstage(l.n.path(0), time.Now()) })
+}
+
+func (l *layered) ok(err error) {
+	l.t.Helper()
+	if err != nil {
+		l.t.Fatal(err)
+	}
+}
+
+// look is what the worker sees.
+func (l *layered) look() state.Actual {
+	l.t.Helper()
+	have, err := l.r.observeAlone(klog.NewContext(l.t.Context(), klog.Logger{}), l.store.Get("v"))
+	l.ok(err)
+	return have
+}
+
+// gone checks that nothing stands of the volume.
+func (l *layered) gone() {
+	l.t.Helper()
+	if left := l.n.devices(l.n.data); len(left) > 0 {
+		l.t.Errorf("still attached: %v", left)
+	}
+	d, err := (devicestest.Offset{}).Find(l.t.Context(), state.Device{}, devices.Volume{ID: "v"})
+	if err != nil || d.State != state.DeviceAbsent {
+		l.t.Errorf("the layer is %s: %v", d.State, err)
+	}
+}
+
+// actions returns those of the steps.
+func actions(steps []Step) (all []string) {
+	for _, s := range steps {
+		name := string(s.Action)
+		if s.Layer != "" {
+			name += " " + s.Layer
+		}
+		all = append(all, name)
+	}
+	return all
+}
+
+// A volume with a layer lives as one without does, and its layer is made once,
+// opened, grown and closed in its place of the stack.
+func TestLifeOfALayer(t *testing.T) {
+	l := newLayered(t)
+	l.ok(l.stage())
+	if got, want := actions(l.steps), []string{"attach", "begin-format", "create-layer offset", "open-layer offset", "format offset", "mount"}; !slices.Equal(got, want) {
+		t.Fatalf("steps %q, want %q", got, want)
+	}
+	l.ok(l.publish())
+	file := filepath.Join(l.n.path(1), "data")
+	l.ok(os.WriteFile(file, []byte("a pod's"), 0o600))
+	have := l.look()
+	if len(have.Lower) != 1 || have.Layer != "offset" || have.Lower[0].Device.Formatted != "offset" || have.Device.Fresh || have.Device.Size != small-1<<20 {
+		t.Fatalf("the stack is %+v", have.Stack())
+	}
+	if !have.Stage.Mounts[0].Is(have.Device.Number) {
+		t.Fatalf("mounted is %+v", have.Stage.Mounts)
+	}
+
+	// What is lost is opened and mounted again.
+	l.ok(l.n.umount(1))
+	l.ok(l.n.umount(0))
+	l.n.detach(have.Device.Path)
+	l.steps = nil
+	l.r.queue.Add("v")
+	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+		if _, err := os.Stat(file); err == nil {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("not healed by %q", actions(l.steps))
+		}
+	}
+	l.ok(l.publish())
+	if got, want := actions(l.steps), []string{"open-layer offset", "mount", "bind"}; !slices.Equal(got, want) {
+		t.Errorf("healed by %q, want %q", got, want)
+	}
+
+	// Growth goes up the stack.
+	l.steps = nil
+	grown, filesystem := []string{"grow-device", "grow-layer offset"}, []string{"grow-filesystem"}
+	err := l.ask(state.SizePart(), func(v *state.Volume) error { return v.AskSize(2*small, 0, time.Now()) })
+	later := err != nil && strings.Contains(err.Error(), "CAP_SYS_RESOURCE") // ext4 grows when it is next staged
+	if !later {
+		l.ok(err)
+		grown = append(grown, filesystem...)
+	}
+	if got := actions(l.steps); !slices.Equal(got, grown) {
+		t.Errorf("grown by %q, want %q", got, grown)
+	}
+	if size := l.look().Device.Size; size != 2*small-1<<20 {
+		t.Errorf("the top has %d bytes", size)
+	}
+
+	// The end comes from the top, also when nobody tells any more which layers there are.
+	l.steps = nil
+	l.ok(l.unpublish())
+	l.ok(l.unstage())
+	if got, want := actions(l.steps), []string{"unbind", "remove-target", "unmount", "close-layer offset", "detach"}; !slices.Equal(got, want) {
+		t.Errorf("ended by %q, want %q", got, want)
+	}
+	l.gone()
+
+	// The data outlives it.
+	l.steps = nil
+	l.ok(l.stage())
+	l.ok(l.publish())
+	again := []string{"attach", "open-layer offset"}
+	if later {
+		again = append(again, filesystem...)
+	}
+	if got, want := actions(l.steps), append(again, "mount", "bind"); !slices.Equal(got, want) {
+		t.Errorf("staged again by %q, want %q", got, want)
+	}
+	if data, err := os.ReadFile(file); string(data) != "a pod's" {
+		t.Errorf("the file holds %q: %v", data, err)
+	}
+	l.store.mu.Lock()
+	clear(l.store.records)
+	l.store.mu.Unlock()
+	l.ok(l.n.umount(1))
+	l.ok(l.unstage())
+	l.gone()
+}
+
+// Whenever the plugin dies, the next one goes on: each attempt is killed at one
+// more moment of one more step.
+func TestLayerSurvivesKills(t *testing.T) {
+	l := newLayered(t)
+	died := errors.New("killed")
+	kill := func(at Step, moment Moment) {
+		l.hook = func(_ context.Context, _ string, step Step, m Moment) error {
+			if step == at && m == moment {
+				return died
+			}
+			return nil
+		}
+	}
+	set := []Step{{Action: Attach}, {Action: BeginFormat}, {Action: CreateLayer, Layer: "offset"}, {Action: OpenLayer, Layer: "offset"}, {Action: Format, Layer: "offset"}, {Action: Mount}}
+	for _, step := range set {
+		step.Part = state.StagePart()
+		for _, moment := range []Moment{Before, After} {
+			l.stop()
+			kill(step, moment)
+			l.start()
+			if err := l.stage(); err == nil && step.Action != Mount && moment == Before {
+				t.Fatalf("staged without %s", step)
+			}
+		}
+	}
+	l.stop()
+	l.hook = nil
+	l.start()
+	l.ok(l.stage())
+	for _, step := range []Step{{Action: Unmount}, {Action: CloseLayer, Layer: "offset"}, {Action: Detach}} {
+		step.Part = state.StagePart()
+		for _, moment := range []Moment{Before, After} {
+			l.stop()
+			kill(step, moment)
+			l.start()
+			if err := l.unstage(); err == nil && step.Action == Unmount && moment == Before {
+				t.Fatalf("unstaged without %s", step)
+			}
+		}
+	}
+	l.stop()
+	l.hook = nil
+	l.start()
+	l.ok(l.unstage())
+	l.gone()
+}
+
+// What an interrupted mkfs left on a layer that is new is erased, and the layer stays.
+func TestInterruptedFormatOfALayer(t *testing.T) {
+	l := newLayered(t)
+	l.hook = func(_ context.Context, _ string, step Step, _ Moment) error {
+		if step.Action != Format {
+			return nil
+		}
+		d, err := (devicestest.Offset{}).Find(context.WithoutCancel(l.t.Context()), state.Device{}, devices.Volume{ID: "v"})
+		if err != nil {
+			return err
+		}
+		out, err := exec.Command("mkfs.ext4", "-q", d.Path).CombinedOutput()
+		return fmt.Errorf("killed: %w %s", err, out)
+	}
+	l.stop()
+	l.start()
+	if err := l.stage(); err == nil {
+		t.Fatal("staged")
+	}
+	l.stop()
+	l.hook, l.steps = nil, nil
+	l.start()
+	l.ok(l.stage())
+	if got, want := actions(l.steps), []string{"erase offset", "format offset", "mount"}; !slices.Equal(got, want) {
+		t.Errorf("steps %q, want %q", got, want)
+	}
+	l.ok(l.unstage())
+	l.gone()
+}
+
+// A device of the volume's name on another element is closed, and never mounted.
+func TestStrayLayer(t *testing.T) {
+	l := newLayered(t)
+	l.ok(l.stage())
+	l.ok(l.unstage())
+	image := filepath.Join(t.TempDir(), "other")
+	l.ok(os.WriteFile(image, nil, 0o600))
+	l.ok(os.Truncate(image, small))
+	ctx := klog.NewContext(t.Context(), klog.Logger{})
+	l.ok((devicestest.Offset{}).Open(ctx, state.Device{Path: image}, devices.Volume{ID: "v"}, false))
+	l.steps = nil
+	l.ok(l.stage())
+	if got, want := actions(l.steps), []string{"attach", "close-layer offset", "open-layer offset", "mount"}; !slices.Equal(got, want) {
+		t.Errorf("steps %q, want %q", got, want)
+	}
+	l.ok(l.unstage())
+	l.gone()
+	l.ok((devicestest.Offset{}).Open(ctx, state.Device{Path: image}, devices.Volume{ID: "v"}, false))
+	l.ok(l.unstage())
+	l.gone()
+}
+
+// A layer that is new is shown raw, and is not new from then on.
+func TestRawLayer(t *testing.T) {
+	l := newLayered(t)
+	l.ok(l.stage(stageBlock))
+	l.ok(l.publish(publishBlock))
+	if have := l.look(); have.Device.Fresh || !have.Device.Raw {
+		t.Errorf("the top is %+v", have.Device)
+	}
+	if got, want := actions(l.steps), []string{"attach", "begin-format", "create-layer offset", "open-layer offset", "mark-raw", "bind"}; !slices.Equal(got, want) {
+		t.Errorf("steps %q, want %q", got, want)
+	}
+	f, err := os.OpenFile(l.n.path(1), os.O_RDWR, 0)
+	l.ok(err)
+	_, err = unix.Pwrite(int(f.Fd()), []byte("raw"), 0)
+	l.ok(errors.Join(err, f.Close()))
+	l.ok(l.unpublish())
+	l.ok(l.unstage())
+	l.gone()
+	if err := l.stage(); state.ClassOf(err) != state.FailedPrecondition {
+		t.Errorf("staged as a file system after that: %v", err)
+	}
+	l.gone()
+}
+
+// A layer that needs a secret waits for it, without trying, and nothing is closed
+// that could not be opened again.
+func TestSecretOfALayer(t *testing.T) {
+	l := newLayered(t)
+	locked := func(s *state.Stage) { s.Context["locked"] = "true" }
+	waits := func(err error) {
+		t.Helper()
+		if state.ClassOf(err) != state.Unavailable || !strings.Contains(err.Error(), "waits for its secret") {
+			t.Fatalf("it does not wait for its secret: %v", err)
+		}
+	}
+	waits(l.stage(locked))
+	if got, want := actions(l.steps), []string{"attach"}; !slices.Equal(got, want) {
+		t.Errorf("steps %q, want %q", got, want)
+	}
+	l.r.Remember("v", map[string]string{"key": "wrong"})
+	if err := l.stage(locked); state.ClassOf(err) != state.Unauthenticated {
+		t.Fatalf("opened with the wrong key: %v", err)
+	}
+	l.gone()
+	l.r.Remember("v", map[string]string{"key": "secret"})
+	l.ok(l.stage(locked))
+	l.ok(l.publish())
+
+	// Another plugin has no secret, and needs none for what stands.
+	l.stop()
+	l.start()
+	l.ok(l.publish())
+	have := l.look()
+	l.ok(l.n.umount(1))
+	l.ok(l.n.umount(0))
+	l.n.detach(have.Device.Path)
+	l.steps = nil
+	waits(l.publish())
+	if len(l.steps) > 0 {
+		t.Errorf("steps %q", actions(l.steps))
+	}
+
+	// A wrong one is tried once, until somebody asks again.
+	l.r.Remember("v", map[string]string{"key": "wrong"})
+	if err := l.publish(); err == nil {
+		t.Fatal("published with the wrong key")
+	}
+	l.steps = nil
+	l.r.queue.Add("v")
+	if _, err := l.r.Retry(t.Context(), "v"); err != nil {
+		t.Fatal(err)
+	}
+	if len(l.steps) > 0 {
+		t.Errorf("tried again: %q", actions(l.steps))
+	}
+	l.r.Remember("v", map[string]string{"key": "secret"})
+	l.ok(l.publish())
+	for id, record := range l.store.records {
+		if strings.Contains(string(record), "secret") {
+			t.Errorf("the record of %s holds the secret: %s", id, record)
+		}
+	}
+	l.ok(l.unpublish())
+	l.ok(l.unstage())
+	l.gone()
+	if held := l.r.secrets.get("v"); held != nil {
+		t.Errorf("its secrets are kept: %d", len(held))
+	}
+}

@@ -1,0 +1,105 @@
+package reconciler
+
+import "github.com/csi-node/csi-node/pkg/state"
+
+// highest returns the index, in the stack, of the highest element that stands; 0,
+// which is the source, when no layer does.
+func (p *planner) highest() int {
+	for i := len(p.stack) - 1; i > 0; i-- {
+		if standsOrStrays(p.stack[i].Device) {
+			return i
+		}
+	}
+	return 0
+}
+
+// top returns the highest element that stands; the source when none does.
+func (p *planner) top() state.Device { return p.stack[p.highest()].Device }
+
+// standsOrStrays reports whether there is a device of the plugin's, be it on
+// another element than the volume's.
+func standsOrStrays(d state.Device) bool { return stands(d) || d.Stray }
+
+func (p *planner) close(i int) Verdict {
+	return p.doOn(p.stack[i].Layer, CloseLayer, state.StagePart())
+}
+
+// reopen plans towards element i being closed so that it can be opened again.
+func (p *planner) reopen(i int) Verdict {
+	if p.stack[i].Device.NeedsSecret { // then it could not be
+		return p.secretless(i)
+	}
+	return p.close(i)
+}
+
+// secretless is the verdict on element i, for which a secret is needed.
+func (p *planner) secretless(i int) Verdict {
+	what := "the volume"
+	if name := p.stack[i].Layer; name != "" {
+		what = "the volume's layer " + name
+	}
+	return stuck(state.Unavailable, "%s waits for its secret, which nobody has named since the plugin started, or which is not the right one: a stage or a publish that names it brings it", what)
+}
+
+// layer plans towards the device of layer i, on the element beneath, which stands.
+func (p *planner) layer(s *state.Stage, i int) Verdict {
+	d, lower, name := p.stack[i].Device, p.stack[i-1].Device, p.stack[i].Layer
+	switch {
+	case d.Err != nil:
+		return unseen(d.Err)
+	case d.Stray && (p.shown() || p.highest() > i):
+		return stuck(state.Unavailable, "the volume's layer %s (%s) stands on a device that is not the volume's any more, and is in use: unpublish and unstage the volume", name, d.Path)
+	case d.Stray && d.Held:
+		return p.held(d, "it is closed")
+	case d.Stray:
+		return p.close(i)
+	case d.State == state.DeviceForeign:
+		return stuck(state.FailedPrecondition, "the volume's layer %s is used by %s, which the plugin did not open: close that first", name, d.Holder)
+	case d.NeedsSecret && (d.State != state.DeviceAttached || d.Size < d.Capacity):
+		return p.secretless(i)
+	case d.Unmade:
+		return p.create(s, i)
+	case lower.Formatting && d.Fresh && !stands(d): // making it was interrupted at its very end
+		return p.doOn(name, CreateLayer, state.StagePart())
+	case lower.Formatting && d.Fresh && !p.shown():
+		return p.reopen(p.highest())
+	case lower.Formatting:
+		return stuck(state.FailedPrecondition, "the volume bears the mark of an interrupted format, and a layer %s that is in use, or not new: it is left as it is", name)
+	case d.State != state.DeviceAttached:
+		return p.doOn(name, OpenLayer, state.StagePart())
+	case d.ReadOnly != s.ReadOnly && p.shown():
+		return stuck(state.FailedPrecondition, "the device %s is open %s and in use, so it cannot be opened %s", d.Path, access(d.ReadOnly), access(s.ReadOnly))
+	case d.ReadOnly != s.ReadOnly:
+		return p.reopen(p.highest())
+	case d.Size < d.Capacity:
+		return p.doOn(name, GrowLayer, state.StagePart())
+	}
+	return settled
+}
+
+// create plans towards layer i on an element that does not bear it: what bears the
+// mark was proven blank.
+func (p *planner) create(s *state.Stage, i int) Verdict {
+	c, source, lower, name := p.have.Beneath, p.stack[0].Device, p.stack[i-1].Device, p.stack[i].Layer
+	switch {
+	case c.Err != nil:
+		return unseen(c.Err)
+	case c.Kind == state.ContentsUnread:
+		return unseen(errUnseen)
+	case s.UUID != "" || i == 1 && lower.Formatted != "":
+		return stuck(state.FailedPrecondition, "the volume had the layer %s before, and does not have it now: its data is lost, and it is not made again. Restore its backing%s from a backup, or delete the volume", name, backing(source))
+	case source.Raw:
+		return stuck(state.FailedPrecondition, "the volume was published as a raw block device before, so no layer %s is made on it, whatever it holds", name)
+	case s.ReadOnly:
+		return stuck(state.FailedPrecondition, "the volume has no layer %s yet, and read-only access was asked for: stage it once for writing", name)
+	case lower.Held:
+		return p.held(lower, "its layer "+name+" is made")
+	case lower.Formatting && !maybeBlank(c):
+		return p.doOn(p.stack[i-1].Layer, Erase, state.StagePart())
+	case lower.Formatting:
+		return p.doOn(name, CreateLayer, state.StagePart())
+	case i > 1 || !maybeBlank(c):
+		return stuck(state.FailedPrecondition, "the volume is neither blank nor bears the layer %s: found %s. Its backing%s is left as it is; to destroy what is there deliberately, unstage the volume and run csi-node volume clear-device %s --i-understand-this-destroys-data", name, c.Found, backing(source), p.want.ID)
+	}
+	return p.do(BeginFormat, state.StagePart())
+}
