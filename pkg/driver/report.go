@@ -108,9 +108,9 @@ func CleanOrphans(ctx context.Context, stateDir string) (orphans []Orphan, err e
 }
 
 // Unsettled says of each part that is not as asked how it stands and why.
-func (r Report) Unsettled() []string {
+func (report Report) Unsettled() []string {
 	var all []string
-	for _, v := range r.Volumes {
+	for _, v := range report.Volumes {
 		for _, p := range v.Parts {
 			if p.Is != reconciler.Settled {
 				all = append(all, strings.TrimSuffix(fmt.Sprintf("%s is %s: %s", p.Part, p.Is, p.Error), ": "))

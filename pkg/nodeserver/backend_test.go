@@ -29,7 +29,7 @@ func TestBackendOfARequest(t *testing.T) {
 	if err != nil || f.records[diskID].Backend != "disk" {
 		t.Errorf("after the unstage the backend is %q (%v)", f.records[diskID].Backend, err)
 	}
-	s, f = emptyServer() // the store is lost
+	s, _ = emptyServer() // the store is lost
 	if _, err := s.NodeUnstageVolume(t.Context(), &csi.NodeUnstageVolumeRequest{VolumeId: diskID, StagingTargetPath: staging}); err != nil {
 		t.Errorf("an unstage by the id alone: %v", err)
 	}

@@ -127,14 +127,14 @@ func TestExpandAdopts(t *testing.T) {
 			}
 		})
 	}
-	s, f := emptyServer()
+	s, _ := emptyServer()
 	err := expand(t, s, func(r *csi.NodeExpandVolumeRequest) {
 		r.StagingTargetPath, r.VolumeCapability = staging, mount(writer, "ext4")
 	})
 	check(t, err, state.NotFound, "no such volume")
 
 	// While the worker cannot look, the intent stands, and is joined.
-	s, f = newServer()
+	s, f := newServer()
 	f.err = state.Errorf(state.DeadlineExceeded, "hangs")
 	for range 2 {
 		check(t, expand(t, s, func(r *csi.NodeExpandVolumeRequest) { r.VolumePath, r.StagingTargetPath = target, staging }), state.DeadlineExceeded, "hangs")
