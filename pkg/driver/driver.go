@@ -481,23 +481,6 @@ func (p *plugin) grpcServer() *grpc.Server {
 	return newServer(p.metrics, services)
 }
 
-// validateID returns InvalidArgument for an id that no volume can have, of none
-// of the backends, or of the one that its record names.
-func (p *plugin) validateID(id string) error {
-	v := devices.Volume{ID: id}
-	if record := p.store.Get(id); record != nil && record.Backend != "" {
-		v.Backend = record.Backend
-		return p.devices.Validate(v)
-	}
-	refused := p.devices.Validate(v)
-	for _, b := range p.backends {
-		if refused == nil || b.Validate(v) == nil {
-			return nil
-		}
-	}
-	return refused
-}
-
 // volumeAt returns the volume that a device stands for; empty: none.
 func (p *plugin) volumeAt(number state.DeviceNumber) string {
 	for _, b := range abilities[devices.Locator](p) {
