@@ -15,7 +15,7 @@ func TestSecretsAreNotShown(t *testing.T) {
 		t.Fatal(err)
 	}
 	for name, shown := range map[string]string{
-		"%v": fmt.Sprintf("%v", v), "%+v": fmt.Sprintf("%+v", v), "%#v": fmt.Sprintf("%#v", v), "%s": fmt.Sprintf("%s", v),
+		"%v": fmt.Sprintf("%v", v), "%+v": fmt.Sprintf("%+v", v), "%#v": fmt.Sprintf("%#v", v), "String": v.String(),
 		"%v of a pointer": fmt.Sprintf("%+v", &v), "within": fmt.Sprintf("%+v %#v", struct{ V Volume }{v}, []Volume{v}),
 		"log": fmt.Sprint(v.MarshalLog()), "JSON": string(raw),
 	} {

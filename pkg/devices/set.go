@@ -83,18 +83,6 @@ func (s *Set) Validate(v Volume) error {
 	return b.Validate(v)
 }
 
-// ValidateID returns InvalidArgument for an id that a volume of none of the
-// backends can have: it says nothing of which one the volume is of.
-func (s *Set) ValidateID(id string) error {
-	first := s.Validate(Volume{ID: id})
-	for _, name := range s.Names() {
-		if first == nil || s.Validate(Volume{ID: id, Backend: name}) == nil {
-			return nil
-		}
-	}
-	return first
-}
-
 // Find asks the volume's backend, and the Facts.
 func (s *Set) Find(ctx context.Context, v Volume) (state.Device, error) {
 	facts, _, d, err := s.noted(ctx, v)

@@ -236,8 +236,10 @@ const timeoutHeader = "Csi-Node-Timeout"
 func (p *plugin) serveVolume(do func(ctx context.Context, id string) (any, error)) http.HandlerFunc {
 	return serveInTime(func(ctx context.Context, req *http.Request) (any, error) {
 		id := req.PathValue("id")
-		if err := p.devices.ValidateID(id); err != nil && p.store.Get(id) == nil {
-			return nil, err
+		if p.store.Get(id) == nil {
+			if err := p.devices.ValidateID(ctx, id); err != nil {
+				return nil, err
+			}
 		}
 		return do(ctx, id)
 	})

@@ -211,6 +211,11 @@ func (fakeDisk) Validate(v devices.Volume) error {
 	return nil
 }
 
+// Owns says what a note would.
+func (fakeDisk) Owns(_ context.Context, id string) (bool, error) {
+	return strings.HasPrefix(id, "disk/"), nil
+}
+
 func (fakeDisk) PublishIdentity(_ devices.Volume, key string) bool { return key != "portal" }
 
 type fakeFilesystems struct{}

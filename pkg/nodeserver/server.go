@@ -48,8 +48,8 @@ type Backends interface {
 	// Validate returns InvalidArgument for a volume that its backend can never
 	// have, or whose backend the plugin lacks. It is pure.
 	Validate(v devices.Volume) error
-	// ValidateID returns InvalidArgument for an id that no volume can have.
-	ValidateID(id string) error
+	// ValidateID returns InvalidArgument for an id of which there can be no volume.
+	ValidateID(ctx context.Context, id string) error
 	// PublishIdentity reports whether a key of the publish context is part of
 	// what is asked for.
 	PublishIdentity(v devices.Volume, key string) bool

@@ -52,7 +52,7 @@ func (s *Server) NodeUnstageVolume(ctx context.Context, req *csi.NodeUnstageVolu
 	if err != nil {
 		return nil, err
 	}
-	if err := s.volumeID(req.GetVolumeId()); err != nil {
+	if err := s.volumeID(ctx, req.GetVolumeId()); err != nil {
 		return nil, err
 	}
 	if err := s.path("staging_target_path", req.GetStagingTargetPath()); err != nil {

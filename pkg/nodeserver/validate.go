@@ -1,6 +1,7 @@
 package nodeserver
 
 import (
+	"context"
 	"fmt"
 	"maps"
 	"path/filepath"
@@ -23,14 +24,14 @@ const (
 // volumeID checks the id of a request that says nothing else of the volume. One
 // that has a record was checked before, and what another version asked for is
 // not judged.
-func (s *Server) volumeID(id string) error {
+func (s *Server) volumeID(ctx context.Context, id string) error {
 	if id == "" {
 		return state.Errorf(state.InvalidArgument, "volume_id is missing")
 	}
 	if s.Records.Get(id) != nil {
 		return nil
 	}
-	return s.Backends.ValidateID(id)
+	return s.Backends.ValidateID(ctx, id)
 }
 
 // volume checks what a request says of the volume. That its backend is not there
