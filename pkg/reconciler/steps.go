@@ -113,6 +113,8 @@ func (r *Reconciler) do(ctx context.Context, step Step, want *state.Volume, have
 			return err
 		}
 		return k.Mounts.MountDevice(ctx, d, s.Path, s.Capability.FSType, flags, s.ReadOnly)
+	case MountSource:
+		return r.mountSource(ctx, s, t, have)
 	case SetAttributes:
 		return r.setAttributes(ctx, s, t)
 	case AttachView:
@@ -347,6 +349,18 @@ func (r *Reconciler) setAttributes(ctx context.Context, s *state.Stage, t *state
 		return err
 	}
 	return r.kernel.Mounts.SetAttributes(ctx, path, flags)
+}
+
+func (r *Reconciler) mountSource(ctx context.Context, s *state.Stage, t *state.Target, have state.Actual) error {
+	flags, err := targetFlags(s, t)
+	if err != nil {
+		return err
+	}
+	m, ok := r.kernel.Mounts.(SourceMounter)
+	if !ok {
+		return state.Errorf(state.Unimplemented, "this node mounts devices only")
+	}
+	return m.MountSource(ctx, *have.Source, t.Path, flags)
 }
 
 func (r *Reconciler) bind(ctx context.Context, s *state.Stage, t *state.Target, have state.Actual) error {
