@@ -59,11 +59,7 @@ func (h *Host) mountDevice(ctx context.Context, device state.Device, path, fsTyp
 	} else if err != nil {
 		return err
 	}
-	open := h.openMaking
-	if may == makesNothing {
-		open = h.open
-	}
-	p, err := open(path)
+	p, err := h.openFor(path, may)
 	if err != nil {
 		return err
 	}

@@ -27,6 +27,11 @@ func (e Existing) MountDevice(ctx context.Context, device state.Device, path, fs
 	return e.host.mountDevice(ctx, device, path, fsType, flags, readOnly, makesNothing)
 }
 
+// MountSource is that of a Host.
+func (e Existing) MountSource(ctx context.Context, source state.Source, path string, flags state.Flags) error {
+	return e.host.mountSource(ctx, source, path, flags, makesNothing)
+}
+
 // BindMount is that of a Host.
 func (e Existing) BindMount(ctx context.Context, source string, device state.DeviceNumber, target string, flags state.Flags) error {
 	return e.host.bindMount(ctx, source, device, target, flags, makesNothing)

@@ -41,7 +41,7 @@ type Host struct {
 	real  string // the same directory without symbolic links
 	table table
 
-	looks, usages, spellings calls
+	looks, usages, spellings, mounting calls
 
 	mu       sync.Mutex
 	watchers map[*Watcher]bool // that are not closed

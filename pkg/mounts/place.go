@@ -53,6 +53,14 @@ func (h *Host) open(path string) (*place, error) {
 	return &place{path: path, real: filepath.Join(h.real, rel), dir: dir, name: name}, nil
 }
 
+// openFor opens the place of a mount.
+func (h *Host) openFor(path string, may making) (*place, error) {
+	if may == makes {
+		return h.openMaking(path)
+	}
+	return h.open(path)
+}
+
 // openMaking is open, but makes the directories that are missing on the way.
 func (h *Host) openMaking(path string) (*place, error) {
 	p, err := h.open(path)

@@ -119,7 +119,7 @@ func (a argument) is(word string) bool {
 	return false
 }
 
-// faultModes: "final" fails with a class that kubelet takes for the end, "late"
+// faultModes: a look that "idles" comes back with nothing known; "final" fails with a class that kubelet takes for the end, "late"
 // hangs as a system call does, and has its effect though the process was killed.
 var faultModes = []string{"works", "fails", "final", "halfway", "idles", "crashes", "hangs", "late"}
 
@@ -313,7 +313,7 @@ func (g *generator) fault(id string) {
 	o := calls[g.one(len(calls))]
 	mode := g.among(faultModes...)
 	if o.reads() {
-		mode = g.among("works", "fails", "fails", "hangs")
+		mode = g.among("works", "fails", "fails", "hangs", "idles")
 	}
 	takes := "0s"
 	if g.one(3) == 0 {

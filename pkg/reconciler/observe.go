@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/csi-node/csi-node/pkg/devices"
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
@@ -232,6 +233,16 @@ func (r *Reconciler) stack(ctx context.Context, want *state.Volume) (have state.
 			err = state.Errorf(state.Unavailable, "%w", err)
 		}
 		have.Device.Err = err
+	}
+	if m, ok := r.kernel.Devices.(devices.MountSource); ok {
+		source, mounted, err := m.Source(ctx, v)
+		if err != nil {
+			return have, state.Errorf(state.Unavailable, "what is mounted for it is not known: %w", err)
+		}
+		if mounted {
+			have.Source = &source
+			return have, nil
+		}
 	}
 	source := have.Device
 	for _, l := range r.kernel.Layers {

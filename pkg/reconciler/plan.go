@@ -34,6 +34,7 @@ const (
 	Check          Action = "check"           // fsck
 	GrowFilesystem Action = "grow-filesystem" // grow the file system to its device
 	Mount          Action = "mount"           // mount the file system at the staging path
+	MountSource    Action = "mount-source"    // mount a source that is no device at a target
 	SetAttributes  Action = "set-attributes"  // put the flags of a mount right
 	AttachView     Action = "attach-view"     // attach a read-only device over the device
 	MarkRaw        Action = "mark-raw"        // make it durable that the device is shown raw, for writing
@@ -252,7 +253,7 @@ func (p *planner) unseenDevice() Verdict {
 
 // ours reports whether a mount is of the volume's device or of its view.
 func (p *planner) ours(m state.Mount) bool {
-	return m.Is(p.have.Device.Number) || m.Is(p.have.View.Number)
+	return m.Is(p.have.Device.Number) || m.Is(p.have.View.Number) || p.have.Source.Is(m)
 }
 
 // oursAt is ours for a target, which remembers the number of its device node.

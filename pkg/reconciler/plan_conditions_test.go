@@ -105,6 +105,34 @@ func TestPlanConditions(t *testing.T) {
 		{"unknown: the room for a file system to grow", volume(staged(), size(100)), actual(attached(), stageIs(mounted(rw))),
 			[]string{"stage: settled", "size: stuck, Unavailable: not looked at"}},
 
+		// What is mounted without a device.
+		{"source: the stage is a record", volume(staged(as("")), published(podA)), actual(mountSource),
+			[]string{"mount-source for A", "stage: settled", "A: under way"}},
+		{"source: it stands", volume(staged(as("")), published(podA)), actual(mountSource, targetIs(podA, fromSource())),
+			[]string{"stage: settled", "A: settled"}},
+		{"source: with other flags", volume(staged(as("")), published(podA, readOnly)), actual(mountSource, targetIs(podA, fromSource())),
+			[]string{"set-attributes for A", "stage: settled", "A: under way"}},
+		{"source: twice", volume(staged(as("")), published(podA)), actual(mountSource, targetIs(podA, over(fromSource(), fromSource()))),
+			[]string{"unbind for A", "stage: settled", "A: under way"}},
+		{"source: another one", volume(staged(as("")), published(podA)), actual(mountSource, targetIs(podA, fromSource(func(m *state.Mount) { m.Source = "server:/other" }))),
+			[]string{"stage: settled", "A: stuck, FailedPrecondition: it is not this volume's"}},
+		{"source: a part of it", volume(staged(as("")), published(podA)), actual(mountSource, targetIs(podA, fromSource(part("/sub")))),
+			[]string{"stage: settled", "A: stuck, FailedPrecondition: it is not this volume's"}},
+		{"source: another type", volume(staged()), actual(mountSource),
+			[]string{"stage: stuck, InvalidArgument: mounted as nfs4"}},
+		{"source: raw", volume(stagedBlock()), actual(mountSource),
+			[]string{"stage: stuck, InvalidArgument: no block device"}},
+		{"source: no such volume", volume(staged(as(""))), actual(device(state.DeviceAbsent, missing), mountSource),
+			[]string{"stage: stuck, NotFound: no such volume"}},
+		{"source: it does not grow here", volume(staged(as("")), size(200)), actual(mountSource),
+			[]string{"stage: settled", "size: stuck, FailedPrecondition: no device"}},
+		{"source: a target ends", volume(staged(as("")), unpublished(podA)), actual(mountSource, targetIs(podA, fromSource())),
+			[]string{"unbind for A", "stage: settled", "A: under way"}},
+		{"source: a stage waits for its targets", volume(unstaged(), unpublished(podA)), actual(mountSource, targetIs(podA, fromSource())),
+			[]string{"unbind for A", "stage: waits for A", "A: under way"}},
+		{"source: and ends as a record", volume(unstaged()), actual(mountSource),
+			[]string{"stage: settled"}},
+
 		// Storage that other nodes can reach.
 		{"shared: not attached unasked", volume(staged(stageAccepted)), actual(device(state.DeviceAbsent, shared), stageIs(emptyDir())),
 			[]string{"stage: stuck, Unavailable: only when somebody asks"}},
@@ -218,6 +246,19 @@ func TestPlanConditions(t *testing.T) {
 			}
 		})
 	}
+}
+
+func mountSource(have *state.Actual) {
+	have.Source = &state.Source{FSType: "nfs4", Source: "server:/export"}
+}
+
+// fromSource is a mount of it.
+func fromSource(facts ...mountFact) state.Mountpoint {
+	m := state.Mount{FSType: "nfs4", Source: "server:/export", Root: "/"}
+	for _, fact := range facts {
+		fact(&m)
+	}
+	return state.Mountpoint{File: state.Directory, Mounts: []state.Mount{m}}
 }
 
 func shared(d *state.Device)    { d.Shared = true }

@@ -18,6 +18,9 @@ func (p *planner) stage(s *state.Stage) Verdict {
 	if p.unknownDevice() {
 		return p.unseenDevice()
 	}
+	if p.have.Source != nil {
+		return p.sourceStage(s)
+	}
 	if d := p.have.Device; len(p.have.Lower) == 0 && p.open(s) && !d.Missing && d.Err == nil {
 		return p.do(Choose, state.StagePart()) // before anything is done to the volume
 	}
@@ -457,6 +460,8 @@ func (p *planner) size(z *state.Size) Verdict {
 		return stuck(state.FailedPrecondition, "the volume is not staged on this node")
 	case s.Provisional:
 		return Verdict{Needs: []state.Part{state.StagePart()}}
+	case p.have.Source != nil:
+		return stuck(state.FailedPrecondition, "the volume is mounted from %s and has no device on this node that could grow", p.have.Source.Source)
 	case !z.Accepted && z.Limit > 0 && max(d.Size, d.Capacity) > z.Limit:
 		return stuck(state.OutOfRange, "the volume has %d bytes already, more than the limit of %d, and never shrinks", max(d.Size, d.Capacity), z.Limit)
 	case d.Size < z.Bytes && z.Limit > 0 && z.Rounded() > z.Limit:

@@ -60,11 +60,11 @@ func (p *planner) publish(t *state.Target) Verdict {
 		return stuck(state.ClassOf(err), "%v", err)
 	case len(m.Mounts) == 0:
 		return p.bind(t, state.Directory)
-	case m.Mounts[0].Node || !m.Mounts[0].Is(p.have.Device.Number):
+	case m.Mounts[0].Node || !p.filesystem(m.Mounts[0]):
 		return p.foreign(t)
 	case m.Mounts[0].Corrupt:
 		return p.do(Unbind, state.TargetPart(t.Path))
-	case len(m.Mounts) > 1 && m.Mounts[1].Is(p.have.Device.Number):
+	case len(m.Mounts) > 1 && p.filesystem(m.Mounts[1]):
 		return p.do(Unbind, state.TargetPart(t.Path)) // bound twice
 	case !flags.Met(m.Mounts[0].Attributes):
 		return p.do(SetAttributes, state.TargetPart(t.Path))
@@ -123,7 +123,15 @@ func (p *planner) bind(t *state.Target, want state.FileType) Verdict {
 	if p.writesUnmarked(t) {
 		return p.do(MarkRaw, state.TargetPart(t.Path)) // before anybody can write
 	}
+	if p.have.Source != nil {
+		return p.do(MountSource, state.TargetPart(t.Path))
+	}
 	return p.do(Bind, state.TargetPart(t.Path))
+}
+
+// filesystem reports whether a mount is of the volume's own file system.
+func (p *planner) filesystem(m state.Mount) bool {
+	return m.Is(p.have.Device.Number) || p.have.Source.Is(m)
 }
 
 func (p *planner) foreign(t *state.Target) Verdict {

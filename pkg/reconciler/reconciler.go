@@ -83,6 +83,12 @@ type Mounter interface {
 	BindDevice(ctx context.Context, device state.Device, target string) error
 }
 
+// SourceMounter is a Mounts that also mounts what is no device.
+type SourceMounter interface {
+	// MountSource ends with ctx or the source's deadline, whatever the server does.
+	MountSource(ctx context.Context, source state.Source, path string, flags state.Flags) error
+}
+
 // Directories takes care of the directories that mounts leave behind.
 type Directories interface {
 	// Remove deletes an empty directory or file.

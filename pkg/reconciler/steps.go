@@ -115,6 +115,8 @@ func (r *Reconciler) do(ctx context.Context, step Step, want *state.Volume, have
 			return err
 		}
 		return r.mounter(step, want).MountDevice(ctx, d, s.Path, s.Capability.FSType, flags, s.ReadOnly)
+	case MountSource:
+		return mountSource(ctx, r.mounter(step, want), s, t, have)
 	case SetAttributes:
 		return r.setAttributes(ctx, s, t)
 	case AttachView:
@@ -374,6 +376,18 @@ func (r *Reconciler) mounter(step Step, want *state.Volume) Mounter {
 		return r.kernel.Existing
 	}
 	return r.kernel.Mounts
+}
+
+func mountSource(ctx context.Context, to Mounter, s *state.Stage, t *state.Target, have state.Actual) error {
+	flags, err := targetFlags(s, t)
+	if err != nil {
+		return err
+	}
+	m, ok := to.(SourceMounter)
+	if !ok {
+		return state.Errorf(state.Unimplemented, "this node mounts devices only")
+	}
+	return m.MountSource(ctx, *have.Source, t.Path, flags)
 }
 
 func bind(ctx context.Context, m Mounter, s *state.Stage, t *state.Target, have state.Actual) error {

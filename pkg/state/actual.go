@@ -3,6 +3,7 @@ package state
 import (
 	"fmt"
 	"slices"
+	"time"
 )
 
 // Actual is what the kernel and the backend say of one volume at one moment.
@@ -14,6 +15,7 @@ type Actual struct {
 	Layer    string    // that made Device; empty when the volume has no layers, and Device is the backend's
 	Lower    []Element // beneath Device, the backend's first; empty when the volume has no layers
 	Beneath  Contents  // of the element on which a layer is to be made
+	Source   *Source   // of a volume that is mounted without a device; nil for one with a device
 	View     Device    // a read-only device over Device, for read-only block targets
 	Contents Contents
 	Stage    Mountpoint            // at the staging path of the record
@@ -31,6 +33,20 @@ type Actual struct {
 	// mount options that the kernel refuses whatever the device, a path in
 	// another volume. The errors are classified.
 	Unfit map[Part]error
+}
+
+// Source is what is mounted for a volume that has no device: at each target, the
+// file system of that type and source.
+type Source struct {
+	FSType   string        // "nfs4"
+	Source   string        // as the mount table tells it: "server:/export"
+	Options  []string      // of the mount, before those that are asked for
+	Deadline time.Duration // of one mount; 0: that of the call
+}
+
+// Is reports whether m is a mount of the source.
+func (s *Source) Is(m Mount) bool {
+	return s != nil && !m.Node && m.FSType == s.FSType && m.Source == s.Source && m.Root == "/"
 }
 
 // Element is one device of a stack.

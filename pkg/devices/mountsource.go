@@ -1,0 +1,30 @@
+package devices
+
+import (
+	"context"
+
+	"github.com/csi-node/csi-node/pkg/state"
+)
+
+// MountSource is a backend some or all of whose volumes are mounted from a source
+// that is no block device, as a file server's are. Nothing is attached, read or
+// formatted for them: the stage is a record, and each target is a mount of its own,
+// because kubelet refuses to unstage a device of which it sees another mount. Find
+// tells whether there is such a volume, and of no device.
+type MountSource interface {
+	// Source tells what is mounted for a volume; not ok: it has a device. It asks no
+	// server, and does with the id if that is all there is, or tells an error.
+	Source(ctx context.Context, v Volume) (source state.Source, ok bool, err error)
+}
+
+// Source is MountSource's. A backend that is none has devices.
+func (s *Set) Source(ctx context.Context, v Volume) (source state.Source, ok bool, err error) {
+	b, err := s.of(ctx, v)
+	if err != nil {
+		return source, false, err
+	}
+	if m, is := b.(MountSource); is {
+		return m.Source(ctx, v)
+	}
+	return source, false, nil
+}

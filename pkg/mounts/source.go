@@ -1,0 +1,92 @@
+package mounts
+
+import (
+	"context"
+	"fmt"
+	"sync"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/csi-node/csi-node/pkg/state"
+)
+
+// MountSource mounts a file system that is on no block device at a path, which it
+// makes if need be. It ends with ctx, or with the source's deadline: a mount that
+// comes back later is taken away again, and until then there is no other for the path.
+func (h *Host) MountSource(ctx context.Context, source state.Source, path string, flags state.Flags) error {
+	return h.mountSource(ctx, source, path, flags, makes)
+}
+
+func (h *Host) mountSource(ctx context.Context, source state.Source, path string, flags state.Flags, may making) (err error) {
+	defer wrap(&err, "mount %s of %s at %s", source.FSType, source.Source, path)
+	if source.Deadline > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, source.Deadline)
+		defer cancel()
+	}
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	if err := h.Check(path); err != nil {
+		return err
+	}
+	var mu sync.Mutex
+	mnt, late := -1, false
+	_, err = wait(ctx, &h.mounting, path, func() (struct{}, error) {
+		fd, err := newSource(source, flags)
+		mu.Lock()
+		defer mu.Unlock()
+		if late && err == nil {
+			unix.Close(fd) // unmounts it
+		} else if err == nil {
+			mnt = fd
+		}
+		return struct{}{}, err
+	})
+	defer func() {
+		mu.Lock()
+		defer mu.Unlock()
+		if late = true; mnt >= 0 {
+			unix.Close(mnt) // unmounts it, unless it was attached
+		}
+	}()
+	if err != nil {
+		return err
+	}
+	p, err := h.openFor(path, may)
+	if err != nil {
+		return err
+	}
+	defer p.close()
+	return h.attach(p, mnt, state.Directory, may)
+}
+
+// newSource returns a new mount that is not attached yet.
+func newSource(source state.Source, flags state.Flags) (int, error) {
+	fs, err := unix.Fsopen(source.FSType, unix.FSOPEN_CLOEXEC)
+	switch {
+	case err == unix.ENODEV:
+		return -1, state.Errorf(state.FailedPrecondition, "this node's kernel has no file system %q: load its module", source.FSType)
+	case err != nil:
+		return -1, fmt.Errorf("fsopen: %w", err)
+	}
+	defer unix.Close(fs)
+	if err := unix.FsconfigSetString(fs, "source", source.Source); err != nil {
+		return -1, fmt.Errorf("set the source: %w", withWords(err, kernelWords(fs)))
+	}
+	log := listen()
+	defer log.close()
+	for _, option := range append(source.Options[:len(source.Options):len(source.Options)], flags.Super...) {
+		if err := setOption(fs, option); err != nil {
+			return -1, optionError(err, kernelWords(fs), log.about(source.FSType, source.Source), option)
+		}
+	}
+	if err := unix.FsconfigCreate(fs); err != nil {
+		return -1, createError(err, kernelWords(fs), log.about(source.FSType, source.Source), flags.Super)
+	}
+	mnt, err := unix.Fsmount(fs, unix.FSMOUNT_CLOEXEC, int(flags.Set))
+	if err != nil {
+		return -1, fmt.Errorf("fsmount with attributes %q: %w", flags.Set, withWords(err, kernelWords(fs)))
+	}
+	return mnt, nil
+}

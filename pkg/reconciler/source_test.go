@@ -1,0 +1,81 @@
+package reconciler
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/csi-node/csi-node/pkg/devices"
+	"github.com/csi-node/csi-node/pkg/state"
+)
+
+// memory is a backend whose volumes are a tmpfs each; all else it does not have.
+type memory struct{ Devices }
+
+func (memory) Find(context.Context, devices.Volume) (state.Device, error) {
+	return state.Device{State: state.DeviceAbsent}, nil
+}
+
+func (memory) Source(_ context.Context, v devices.Volume) (state.Source, bool, error) {
+	return state.Source{FSType: "tmpfs", Source: "memory:" + v.ID, Options: []string{"size=1m"}, Deadline: 10 * time.Second}, true, nil
+}
+
+// A volume that is mounted without a device is a record while it is staged, and
+// each target is a mount of its own, which is mounted again when it is lost and
+// taken away in the end.
+func TestMountSource(t *testing.T) {
+	l := &layered{t: t, n: newRealNode(t), store: newFakeStore()}
+	l.n.parts.Devices = memory{l.n.parts.Devices}
+	l.start()
+	defer l.stop()
+	anyType := func(s *state.Stage) { s.Capability.FSType, s.Context = "", nil }
+	target := func(t *state.Target) { t.Capability.FSType, t.Context = "", nil }
+	if err := l.stage(); state.ClassOf(err) != state.InvalidArgument {
+		t.Errorf("staged as ext4: %v", err)
+	}
+	if err := l.stage(stageBlock, func(s *state.Stage) { s.Context = nil }); state.ClassOf(err) != state.InvalidArgument {
+		t.Errorf("staged as a block device: %v", err)
+	}
+	l.steps = nil
+	l.ok(l.stage(anyType))
+	if len(l.steps) > 0 {
+		t.Errorf("staged by %q", actions(l.steps))
+	}
+	l.ok(l.publish(target, func(t *state.Target) { t.Capability.Flags = []string{"noexec"} }))
+	have := l.look()
+	m := have.Targets[l.n.path(1)].Mounts
+	if len(m) != 1 || m[0].FSType != "tmpfs" || m[0].Source != "memory:v" || m[0].Attributes&state.NoExec == 0 {
+		t.Fatalf("mounted is %+v", m)
+	}
+	var st unix.Statfs_t
+	l.ok(unix.Statfs(l.n.path(1), &st))
+	if bytes := int64(st.Blocks) * st.Bsize; bytes != 1<<20 {
+		t.Errorf("it has %d bytes", bytes)
+	}
+	if err := l.ask(state.SizePart(), func(v *state.Volume) error { return v.AskSize(small, 0, time.Now()) }); state.ClassOf(err) != state.FailedPrecondition {
+		t.Errorf("grown: %v", err)
+	}
+
+	// What is lost comes again, what is somebody else's stays.
+	l.ok(l.n.umount(1))
+	l.ok(l.publish(target, func(t *state.Target) { t.Capability.Flags = []string{"noexec"} }))
+	l.ok(l.n.umount(1))
+	l.ok(l.n.tmpfs(1))
+	if err := l.publish(target, func(t *state.Target) { t.Capability.Flags = []string{"noexec"} }); state.ClassOf(err) != state.FailedPrecondition {
+		t.Errorf("published over somebody else's: %v", err)
+	}
+	l.ok(l.n.umount(1))
+	l.ok(l.publish(target, func(t *state.Target) { t.Capability.Flags = []string{"noexec"} }))
+	l.ok(os.WriteFile(filepath.Join(l.n.path(1), "data"), []byte("x"), 0o600))
+
+	l.ok(l.unpublish())
+	l.ok(l.unstage())
+	if _, err := os.Stat(l.n.path(1)); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the target is left: %v", err)
+	}
+}
