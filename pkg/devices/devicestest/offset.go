@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -143,8 +144,11 @@ func (o Offset) Open(ctx context.Context, lower state.Device, v devices.Volume, 
 		return state.Errorf(state.Unauthenticated, "the key is missing or wrong")
 	}
 	have, err := o.Find(ctx, lower, v)
-	if err != nil || have.State == state.DeviceAttached {
+	switch {
+	case err != nil || have.State == state.DeviceAttached:
 		return err
+	case have.State == state.DeviceDetaching:
+		return o.reclaim(v)
 	}
 	control, err := os.OpenFile("/dev/loop-control", os.O_RDWR, 0)
 	if err != nil {
@@ -178,8 +182,21 @@ func (o Offset) Open(ctx context.Context, lower state.Device, v devices.Volume, 
 	}
 }
 
-// Close detaches the loop device. It fails while anybody has it open.
-func (o Offset) Close(_ context.Context, _ state.Device, v devices.Volume) error {
+// reclaim keeps a loop device that would go with the last who has it open.
+func (o Offset) reclaim(v devices.Volume) error {
+	return o.with(v, os.O_RDONLY, func(f *os.File) error {
+		info, err := unix.IoctlLoopGetStatus64(int(f.Fd()))
+		if err != nil {
+			return err
+		}
+		info.Flags &^= unix.LO_FLAGS_AUTOCLEAR
+		return unix.IoctlLoopSetStatus64(int(f.Fd()), info)
+	})
+}
+
+// Close detaches the loop device. It fails when anybody has it open for longer than
+// a look takes, as udev's.
+func (o Offset) Close(ctx context.Context, _ state.Device, v devices.Volume) error {
 	path, _, err := o.find(v)
 	if err != nil || path == "" {
 		return err
@@ -192,10 +209,12 @@ func (o Offset) Close(_ context.Context, _ state.Device, v devices.Volume) error
 	if err := errors.Join(err, f.Close()); err != nil {
 		return err
 	}
-	if path, _, err = o.find(v); err == nil && path != "" {
-		err = fmt.Errorf("%s is still open", path)
+	for limit := time.Now().Add(2 * time.Second); ctx.Err() == nil && time.Now().Before(limit); time.Sleep(10 * time.Millisecond) {
+		if path, _, err := o.find(v); err != nil || path == "" {
+			return err
+		}
 	}
-	return err
+	return fmt.Errorf("%s is still open", path)
 }
 
 // Grow lets the loop device fill the lower element.
