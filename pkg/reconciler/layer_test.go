@@ -4,10 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -26,6 +28,7 @@ type layered struct {
 	t     *testing.T
 	n     *realNode
 	store *fakeStore
+	layer devicestest.Offset
 	r     *Reconciler
 	stop  func() // ends the reconciler, and waits until it has ended
 	hook  func(ctx context.Context, volume string, step Step, moment Moment) error
@@ -33,8 +36,8 @@ type layered struct {
 }
 
 func newLayered(t *testing.T) *layered {
-	l := &layered{t: t, n: newRealNode(t), store: newFakeStore()}
-	l.n.parts.Layers = []devices.Layer{devicestest.Offset{}}
+	l := &layered{t: t, n: newRealNode(t), store: newFakeStore(), layer: devicestest.Offset{Owner: strconv.FormatUint(rand.Uint64(), 36)}}
+	l.n.parts.Layers = []devices.Layer{l.layer}
 	t.Cleanup(func() { // before the node's own, which knows of no layer
 		if l.stop != nil {
 			l.stop()
@@ -43,7 +46,7 @@ func newLayered(t *testing.T) *layered {
 			for l.n.umount(2-i) == nil {
 			}
 		}
-		if err := (devicestest.Offset{}).Close(context.WithoutCancel(t.Context()), state.Device{}, devices.Volume{ID: "v"}); err != nil {
+		if err := l.layer.Close(context.WithoutCancel(t.Context()), state.Device{}, devices.Volume{ID: "v"}); err != nil {
 			t.Error(err)
 		}
 	})
@@ -128,7 +131,7 @@ func (l *layered) gone() {
 	if left := l.n.devices(l.n.data); len(left) > 0 {
 		l.t.Errorf("still attached: %v", left)
 	}
-	d, err := (devicestest.Offset{}).Find(l.t.Context(), state.Device{}, devices.Volume{ID: "v"})
+	d, err := l.layer.Find(l.t.Context(), state.Device{}, devices.Volume{ID: "v"})
 	if err != nil || d.State != state.DeviceAbsent {
 		l.t.Errorf("the layer is %s: %v", d.State, err)
 	}
@@ -286,7 +289,7 @@ func TestInterruptedFormatOfALayer(t *testing.T) {
 		if step.Action != Format {
 			return nil
 		}
-		d, err := (devicestest.Offset{}).Find(context.WithoutCancel(l.t.Context()), state.Device{}, devices.Volume{ID: "v"})
+		d, err := l.layer.Find(context.WithoutCancel(l.t.Context()), state.Device{}, devices.Volume{ID: "v"})
 		if err != nil {
 			return err
 		}
@@ -318,7 +321,7 @@ func TestStrayLayer(t *testing.T) {
 	l.ok(os.WriteFile(image, nil, 0o600))
 	l.ok(os.Truncate(image, small))
 	ctx := klog.NewContext(t.Context(), klog.Logger{})
-	l.ok((devicestest.Offset{}).Open(ctx, state.Device{Path: image}, devices.Volume{ID: "v"}, false))
+	l.ok(l.layer.Open(ctx, state.Device{Path: image}, devices.Volume{ID: "v"}, false))
 	l.steps = nil
 	l.ok(l.stage())
 	if got, want := actions(l.steps), []string{"attach", "close-layer offset", "open-layer offset", "mount"}; !slices.Equal(got, want) {
@@ -326,7 +329,7 @@ func TestStrayLayer(t *testing.T) {
 	}
 	l.ok(l.unstage())
 	l.gone()
-	l.ok((devicestest.Offset{}).Open(ctx, state.Device{Path: image}, devices.Volume{ID: "v"}, false))
+	l.ok(l.layer.Open(ctx, state.Device{Path: image}, devices.Volume{ID: "v"}, false))
 	l.ok(l.unstage())
 	l.gone()
 }

@@ -21,7 +21,9 @@ import (
 // element, from offsetBytes on. What is before that is its header: a magic and the
 // stamp that it is new. Volumes want it whose context says layer=offset, and it
 // wants the secret "key" of those whose context says locked=true.
-type Offset struct{}
+type Offset struct {
+	Owner string // one test: another has a volume of the same id
+}
 
 const (
 	offsetBytes  = 1 << 20
@@ -41,7 +43,7 @@ func (Offset) Name() string { return "offset" }
 func (Offset) Wanted(v devices.Volume) bool { return v.Context["layer"] == "offset" }
 
 // tag is the name of the volume's loop device, which the kernel keeps.
-func (Offset) tag(v devices.Volume) string { return "offset:" + v.ID }
+func (o Offset) tag(v devices.Volume) string { return "offset:" + o.Owner + ":" + v.ID }
 
 // find returns the volume's loop device; an empty path: there is none.
 func (o Offset) find(v devices.Volume) (path string, info *unix.LoopInfo64, err error) {
