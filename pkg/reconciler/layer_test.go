@@ -237,8 +237,9 @@ func TestLayerSurvivesKills(t *testing.T) {
 	l := newLayered(t)
 	died := errors.New("killed")
 	kill := func(at Step, moment Moment) {
+		dead := false // and then it does no other step
 		l.hook = func(_ context.Context, _ string, step Step, m Moment) error {
-			if step == at && m == moment {
+			if dead = dead || step == at && m == moment; dead {
 				return died
 			}
 			return nil

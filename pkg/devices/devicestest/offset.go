@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -42,24 +43,39 @@ func (Offset) Wanted(v devices.Volume) bool { return v.Context["layer"] == "offs
 // tag is the name of the volume's loop device, which the kernel keeps.
 func (Offset) tag(v devices.Volume) string { return "offset:" + v.ID }
 
-// find returns the volume's loop device; an empty path: there is none.
+// find returns the volume's loop device; an empty path: there is none. Absence is
+// seen twice: other loop devices come and go meanwhile, and with them their entries.
 func (o Offset) find(v devices.Volume) (path string, info *unix.LoopInfo64, err error) {
-	files, err := filepath.Glob("/sys/block/loop*/loop/backing_file")
-	for _, file := range files {
-		path := "/dev/" + strings.Split(file, "/")[3]
-		f, err := os.OpenFile(path, os.O_RDONLY, 0)
+	for range 2 {
+		entries, err := os.ReadDir("/sys/block")
 		if err != nil {
-			continue // it has gone
+			return "", nil, err
 		}
-		info, err := unix.IoctlLoopGetStatus64(int(f.Fd()))
-		if err := errors.Join(err, f.Close()); err != nil {
-			continue
-		}
-		if name := unix.ByteSliceToString(info.File_name[:]); name == o.tag(v) {
-			return path, info, nil
+		for _, e := range entries {
+			if !strings.HasPrefix(e.Name(), "loop") {
+				continue
+			}
+			path := "/dev/" + e.Name()
+			info, err := status(path)
+			switch {
+			case errors.Is(err, unix.ENXIO) || errors.Is(err, unix.ENODEV) || errors.Is(err, unix.ENOENT): // it is nobody's now
+			case err != nil:
+				return "", nil, err
+			case unix.ByteSliceToString(info.File_name[:]) == o.tag(v):
+				return path, info, nil
+			}
 		}
 	}
-	return "", nil, err
+	return "", nil, nil
+}
+
+func status(path string) (*unix.LoopInfo64, error) {
+	f, err := os.OpenFile(path, os.O_RDONLY, 0)
+	if err != nil {
+		return nil, err
+	}
+	info, err := unix.IoctlLoopGetStatus64(int(f.Fd()))
+	return info, errors.Join(err, f.Close())
 }
 
 // Find tells what stands of the layer.
@@ -143,8 +159,11 @@ func (o Offset) Open(ctx context.Context, lower state.Device, v devices.Volume, 
 		return state.Errorf(state.Unauthenticated, "the key is missing or wrong")
 	}
 	have, err := o.Find(ctx, lower, v)
-	if err != nil || have.State == state.DeviceAttached {
+	switch {
+	case err != nil || have.State == state.DeviceAttached:
 		return err
+	case have.State == state.DeviceDetaching:
+		return o.reclaim(v)
 	}
 	control, err := os.OpenFile("/dev/loop-control", os.O_RDWR, 0)
 	if err != nil {
@@ -178,8 +197,21 @@ func (o Offset) Open(ctx context.Context, lower state.Device, v devices.Volume, 
 	}
 }
 
-// Close detaches the loop device. It fails while anybody has it open.
-func (o Offset) Close(_ context.Context, _ state.Device, v devices.Volume) error {
+// reclaim keeps a loop device that would go with the last who has it open.
+func (o Offset) reclaim(v devices.Volume) error {
+	return o.with(v, os.O_RDONLY, func(f *os.File) error {
+		info, err := unix.IoctlLoopGetStatus64(int(f.Fd()))
+		if err != nil {
+			return err
+		}
+		info.Flags &^= unix.LO_FLAGS_AUTOCLEAR
+		return unix.IoctlLoopSetStatus64(int(f.Fd()), info)
+	})
+}
+
+// Close detaches the loop device. It fails when anybody has it open for longer than
+// a look takes, as udev's.
+func (o Offset) Close(ctx context.Context, _ state.Device, v devices.Volume) error {
 	path, _, err := o.find(v)
 	if err != nil || path == "" {
 		return err
@@ -192,10 +224,12 @@ func (o Offset) Close(_ context.Context, _ state.Device, v devices.Volume) error
 	if err := errors.Join(err, f.Close()); err != nil {
 		return err
 	}
-	if path, _, err = o.find(v); err == nil && path != "" {
-		err = fmt.Errorf("%s is still open", path)
+	for limit := time.Now().Add(2 * time.Second); ctx.Err() == nil && time.Now().Before(limit); time.Sleep(10 * time.Millisecond) {
+		if path, _, err := o.find(v); err != nil || path == "" {
+			return err
+		}
 	}
-	return err
+	return fmt.Errorf("%s is still open", path)
 }
 
 // Grow lets the loop device fill the lower element.
