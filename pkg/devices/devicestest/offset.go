@@ -45,24 +45,39 @@ func (Offset) Wanted(v devices.Volume) bool { return v.Context["layer"] == "offs
 // tag is the name of the volume's loop device, which the kernel keeps.
 func (o Offset) tag(v devices.Volume) string { return "offset:" + o.Owner + ":" + v.ID }
 
-// find returns the volume's loop device; an empty path: there is none.
+// find returns the volume's loop device; an empty path: there is none. Absence is
+// seen twice: other loop devices come and go meanwhile, and with them their entries.
 func (o Offset) find(v devices.Volume) (path string, info *unix.LoopInfo64, err error) {
-	files, err := filepath.Glob("/sys/block/loop*/loop/backing_file")
-	for _, file := range files {
-		path := "/dev/" + strings.Split(file, "/")[3]
-		f, err := os.OpenFile(path, os.O_RDONLY, 0)
+	for range 2 {
+		entries, err := os.ReadDir("/sys/block")
 		if err != nil {
-			continue // it has gone
+			return "", nil, err
 		}
-		info, err := unix.IoctlLoopGetStatus64(int(f.Fd()))
-		if err := errors.Join(err, f.Close()); err != nil {
-			continue
-		}
-		if name := unix.ByteSliceToString(info.File_name[:]); name == o.tag(v) {
-			return path, info, nil
+		for _, e := range entries {
+			if !strings.HasPrefix(e.Name(), "loop") {
+				continue
+			}
+			path := "/dev/" + e.Name()
+			info, err := status(path)
+			switch {
+			case errors.Is(err, unix.ENXIO) || errors.Is(err, unix.ENODEV) || errors.Is(err, unix.ENOENT): // it is nobody's now
+			case err != nil:
+				return "", nil, err
+			case unix.ByteSliceToString(info.File_name[:]) == o.tag(v):
+				return path, info, nil
+			}
 		}
 	}
-	return "", nil, err
+	return "", nil, nil
+}
+
+func status(path string) (*unix.LoopInfo64, error) {
+	f, err := os.OpenFile(path, os.O_RDONLY, 0)
+	if err != nil {
+		return nil, err
+	}
+	info, err := unix.IoctlLoopGetStatus64(int(f.Fd()))
+	return info, errors.Join(err, f.Close())
 }
 
 // Find tells what stands of the layer.
