@@ -9,7 +9,7 @@ import (
 
 // clear empties a volume that was formatted, and refuses one that is in use.
 func (s *suite) clear() {
-	c := can[devices.Clearer](s, "Clearer")
+	c := s.b.(devices.Clearer)
 	v := s.Create(s.T, "clear")
 	d := s.attached(v, false)
 	s.ok(s.formatter().BeginFormat(s.ctx, of(v)))

@@ -47,46 +47,76 @@ type Views interface {
 	devices.Holder
 }
 
-// Backend runs the suite, each test with a harness of its own.
+// Backend runs the suite, each test with a harness of its own. What a backend
+// cannot do is not asked of it.
 func Backend(t *testing.T, fresh func(t *testing.T) Harness) {
-	for name, test := range map[string]func(*suite){
-		"Unknown":          (*suite).unknown,
-		"BadID":            (*suite).badID,
-		"Absent":           (*suite).absent,
-		"Attach":           (*suite).attach,
-		"AttachReadOnly":   (*suite).attachReadOnly,
-		"OtherMode":        (*suite).otherMode,
-		"OtherModeHeld":    (*suite).otherModeHeld,
-		"Detach":           (*suite).detach,
-		"DetachHeld":       (*suite).detachHeld,
-		"Restart":          (*suite).restart,
-		"GrowAbsent":       (*suite).growAbsent,
-		"GrowAttached":     (*suite).growAttached,
-		"GrowTooLarge":     (*suite).growTooLarge,
-		"AttachConcurrent": (*suite).attachConcurrent,
-		"MixConcurrent":    (*suite).mixConcurrent,
-		"EndedContext":     (*suite).endedContext,
-		"FormatMark":       (*suite).formatMark,
-		"Erase":            (*suite).erase,
-		"EraseRefused":     (*suite).eraseRefused,
-		"Clear":            (*suite).clear,
-		"View":             (*suite).view,
-		"ViewRestart":      (*suite).viewRestart,
-		"ViewGrows":        (*suite).viewGrows,
-
-		"Provision":           (*suite).provision,
-		"ProvisionSizes":      (*suite).provisionSizes,
-		"ProvisionNames":      (*suite).provisionNames,
-		"ProvisionConcurrent": (*suite).provisionConcurrent,
-		"ProvisionParameters": (*suite).provisionParameters,
-		"Capacity":            (*suite).capacity,
-		"Inline":              (*suite).inline,
+	var b devices.Backend
+	t.Run("Open", func(t *testing.T) { b = fresh(t).Open(t) })
+	for _, group := range []struct {
+		asked bool
+		tests map[string]func(*suite)
+	}{
+		{true, map[string]func(*suite){
+			"Unknown":          (*suite).unknown,
+			"BadID":            (*suite).badID,
+			"Absent":           (*suite).absent,
+			"Attach":           (*suite).attach,
+			"AttachReadOnly":   (*suite).attachReadOnly,
+			"OtherMode":        (*suite).otherMode,
+			"OtherModeHeld":    (*suite).otherModeHeld,
+			"Detach":           (*suite).detach,
+			"DetachHeld":       (*suite).detachHeld,
+			"Restart":          (*suite).restart,
+			"AttachConcurrent": (*suite).attachConcurrent,
+			"MixConcurrent":    (*suite).mixConcurrent,
+			"EndedContext":     (*suite).endedContext,
+			"View":             (*suite).view,
+			"ViewRestart":      (*suite).viewRestart,
+		}},
+		{can[devices.Grower](b), map[string]func(*suite){
+			"GrowAbsent":   (*suite).growAbsent,
+			"GrowAttached": (*suite).growAttached,
+			"GrowTooLarge": (*suite).growTooLarge,
+			"ViewGrows":    (*suite).viewGrows,
+		}},
+		{can[devices.Formatter](b), map[string]func(*suite){
+			"FormatMark": (*suite).formatMark,
+		}},
+		{can[devices.Formatter](b) && can[devices.Eraser](b), map[string]func(*suite){
+			"Erase":        (*suite).erase,
+			"EraseRefused": (*suite).eraseRefused,
+		}},
+		{can[devices.Formatter](b) && can[devices.Clearer](b), map[string]func(*suite){
+			"Clear": (*suite).clear,
+		}},
+		{can[devices.Provisioner](b), map[string]func(*suite){
+			"Provision":           (*suite).provision,
+			"ProvisionSizes":      (*suite).provisionSizes,
+			"ProvisionNames":      (*suite).provisionNames,
+			"ProvisionConcurrent": (*suite).provisionConcurrent,
+			"ProvisionParameters": (*suite).provisionParameters,
+			"Capacity":            (*suite).capacity,
+		}},
+		{can[devices.Inliner](b), map[string]func(*suite){
+			"Inline": (*suite).inline,
+		}},
 	} {
-		t.Run(name, func(t *testing.T) {
-			h := fresh(t)
-			test(&suite{T: t, Harness: h, ctx: t.Context(), b: h.Open(t)})
-		})
+		for name, test := range group.tests {
+			if !group.asked {
+				continue
+			}
+			t.Run(name, func(t *testing.T) {
+				h := fresh(t)
+				test(&suite{T: t, Harness: h, ctx: t.Context(), b: h.Open(t)})
+			})
+		}
 	}
+}
+
+// can reports whether a backend has an optional interface.
+func can[T any](b devices.Backend) bool {
+	_, ok := b.(T)
+	return ok
 }
 
 type suite struct {
@@ -161,7 +191,9 @@ func (s *suite) unknown() {
 	}
 	s.class(s.b.Attach(s.ctx, of("unknown"), false), state.NotFound)
 	s.ok(s.b.Detach(s.ctx, of("unknown")))
-	s.class(s.grower().Grow(s.ctx, of("unknown"), Size), state.NotFound)
+	if can[devices.Grower](s.b) {
+		s.class(s.grower().Grow(s.ctx, of("unknown"), Size), state.NotFound)
+	}
 }
 
 func (s *suite) badID() {
@@ -170,7 +202,9 @@ func (s *suite) badID() {
 		s.class(err, state.InvalidArgument)
 		s.class(s.b.Attach(s.ctx, of(id), false), state.InvalidArgument)
 		s.class(s.b.Detach(s.ctx, of(id)), state.InvalidArgument)
-		s.class(s.grower().Grow(s.ctx, of(id), Size), state.InvalidArgument)
+		if can[devices.Grower](s.b) {
+			s.class(s.grower().Grow(s.ctx, of(id), Size), state.InvalidArgument)
+		}
 	}
 }
 
@@ -360,17 +394,8 @@ func (s *suite) endedContext() {
 // of returns what a backend is told of a volume of which only the id is known.
 func of(id string) devices.Volume { return devices.Volume{ID: id} }
 
-// grower returns the backend as a Grower, or skips the test.
-func (s *suite) grower() devices.Grower { return can[devices.Grower](s, "Grower") }
-
-// eraser returns the backend as an Eraser, or skips the test.
-func (s *suite) eraser() devices.Eraser { return can[devices.Eraser](s, "Eraser") }
-
-func can[T any](s *suite, what string) T {
-	s.Helper()
-	b, ok := s.b.(T)
-	if !ok {
-		s.Skip("the backend is no " + what)
-	}
-	return b
-}
+// The backend as one that can do more, which the test's group says that it can.
+func (s *suite) grower() devices.Grower           { return s.b.(devices.Grower) }
+func (s *suite) eraser() devices.Eraser           { return s.b.(devices.Eraser) }
+func (s *suite) formatter() devices.Formatter     { return s.b.(devices.Formatter) }
+func (s *suite) provisioner() devices.Provisioner { return s.b.(devices.Provisioner) }

@@ -29,7 +29,7 @@ func (s *suite) made(p devices.Provisioner, r devices.CreateRequest) devices.Pro
 // provision leads a volume through its life: what is made is attached, and is
 // deleted only once it is detached.
 func (s *suite) provision() {
-	p := can[devices.Provisioner](s, "Provisioner")
+	p := s.provisioner()
 	r := s.ask(p, "provision", Size)
 	v := s.made(p, r)
 	if v.ID == "" || v.Name != r.Name || v.Bytes < Size || v.Parameters != nil && !maps.Equal(v.Parameters, r.Parameters) || v.Use != r.Use && v.Use != (devices.Use{}) {
@@ -76,7 +76,7 @@ func (s *suite) provision() {
 
 // provisionSizes makes volumes whose size is limited.
 func (s *suite) provisionSizes() {
-	p := can[devices.Provisioner](s, "Provisioner")
+	p := s.provisioner()
 	r := s.ask(p, "limited", 0)
 	r.Size.Limit = devices.DefaultBytes / 16
 	if v, err := p.CreateVolume(s.ctx, r); err != nil {
@@ -111,7 +111,7 @@ func (s *suite) ids(p devices.Provisioner) []string {
 
 // provisionNames: names are what a CO makes of them, and no two share a volume.
 func (s *suite) provisionNames() {
-	p := can[devices.Provisioner](s, "Provisioner")
+	p := s.provisioner()
 	names := []string{"pvc-1", "PVC-1", "pvc-1 ", "../pvc-1", "a/b", "a\tb", "Übung", strings.Repeat("n", 127) + "1", strings.Repeat("n", 127) + "2"}
 	byID := map[string]string{}
 	for _, name := range names {
@@ -141,7 +141,7 @@ func (s *suite) provisionNames() {
 }
 
 func (s *suite) provisionConcurrent() {
-	p := can[devices.Provisioner](s, "Provisioner")
+	p := s.provisioner()
 	before, made := s.ids(p), make([]devices.Provisioned, 8)
 	var group sync.WaitGroup
 	for i := range made {
@@ -164,7 +164,7 @@ func (s *suite) provisionConcurrent() {
 }
 
 func (s *suite) provisionParameters() {
-	p := can[devices.Provisioner](s, "Provisioner")
+	p := s.provisioner()
 	for _, bad := range []map[string]string{{"": ""}, {"no such parameter": "x"}, {strings.Repeat("p", 4096): strings.Repeat("x", 4096)}} {
 		_, err := p.CheckParameters(bad)
 		s.class(err, state.InvalidArgument)
@@ -184,7 +184,7 @@ func (s *suite) provisionParameters() {
 const capacityTries = 5
 
 func (s *suite) capacity() {
-	p := can[devices.Provisioner](s, "Provisioner")
+	p := s.provisioner()
 	r := s.ask(p, "capacity", 16*Size)
 	for try := 1; ; try++ {
 		before, err := p.GetCapacity(s.ctx, r.Parameters)
@@ -207,7 +207,7 @@ func (s *suite) capacity() {
 
 // inline leads an inline ephemeral volume through its life.
 func (s *suite) inline() {
-	in := can[devices.Inliner](s, "Inliner")
+	in := s.b.(devices.Inliner)
 	r := devices.InlineRequest{ID: "csi-" + strings.Repeat("0a", 32), Attributes: s.InlineAttributes, Owner: devices.InlineOwner{PodUID: "uid", Target: "/pods/uid/volumes/v/mount"},
 		Filesystem: func(int64) (string, int64) { return "ext4", Size }}
 	for _, bad := range []string{"", "no such attribute", "device", "path", devices.BackendKey} {
