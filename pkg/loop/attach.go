@@ -113,7 +113,8 @@ func (s *Devices) configure(ctx context.Context, r Request, backing *os.File) (e
 		if err != nil {
 			return err
 		}
-		if !r.ReadOnly && !r.Solid && discardIsOff(name) {
+		discards := !r.ReadOnly && !r.Solid
+		if discards && discardIsOff(name) {
 			switch err := renew(name); {
 			case err == nil:
 				continue
@@ -121,6 +122,8 @@ func (s *Devices) configure(ctx context.Context, r Request, backing *os.File) (e
 				if name, err = s.addUnspared(control, r); err != nil {
 					return err
 				}
+			default:
+				discards = false // a pod has its number
 			}
 		}
 		leased := false
@@ -135,10 +138,10 @@ func (s *Devices) configure(ctx context.Context, r Request, backing *os.File) (e
 			if d, err = s.hinted(ctx, r.key(), name, r.shown); err == nil && d == nil {
 				err = fmt.Errorf("%s was configured for %s and does not show it so", name, backing.Name())
 			}
-			if err == nil { // somebody may have bound it since it was chosen
+			if err == nil { // somebody may have bound it since it was chosen, or had it as a solid one
 				shown, err = s.spared(name, r)
 			}
-			return shown, err
+			return shown || discards && discardIsOff(name), err
 		})
 		switch {
 		case err != nil:
@@ -174,8 +177,8 @@ func (s *Devices) alone(ctx context.Context, t Target, backing *os.File) (leased
 }
 
 // bind configures one device; taken says that another process was faster, or
-// wants the leased backing, too, or shows the device's number. The lease ends. After an error the device is
-// free again.
+// wants the leased backing, too, shows the device's number, or had it meanwhile. The
+// lease ends. After an error the device is free again.
 func bind(ctx context.Context, name string, backing *os.File, config *unix.LoopConfig, as Shape, leased bool, look func() (shown bool, err error)) (taken bool, err error) {
 	if leased {
 		defer func() { err = errors.Join(err, lease.Drop(backing)) }()
