@@ -297,6 +297,7 @@ func (p *plugin) spellRecords(ctx context.Context) {
 func (p *plugin) kernel() reconciler.Kernel {
 	k := reconciler.Kernel{
 		Devices:     p.devices,
+		Layers:      p.options.Layers,
 		Views:       p.views,
 		Filesystems: p.filesystem,
 		Mounts:      p.mounts,

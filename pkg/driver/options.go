@@ -43,6 +43,10 @@ type Options struct {
 	// program: it is opened once at a time.
 	Backends []devices.Kind
 
+	// Layers stand on the devices of the volumes that want them, the first one
+	// lowest, whatever backend the volumes are of; nil: none.
+	Layers []devices.Layer
+
 	// Services adds gRPC services to the CSI socket, behind the same interceptors;
 	// nil: none.
 	Services func(grpc.ServiceRegistrar)
