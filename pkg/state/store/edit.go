@@ -57,15 +57,12 @@ var errClosed = errors.New("the store is closed: the plugin is stopping")
 // unclassified: the write failed, and nothing has changed.
 func (s *Store) Edit(id string, edit func(*state.Volume) error) (*state.Volume, error) {
 	switch {
-	case s.closing == nil:
+	case s.later == nil:
 		return nil, fmt.Errorf("store %s: volume %s: opened only for reading", s.path, id)
 	case id == "" || len(id) > maxIDBytes || !utf8.ValidString(id):
 		return nil, state.Errorf(state.InvalidArgument, "volume id %q: must have 1 to %d bytes of UTF-8", id, maxIDBytes)
-	}
-	select {
-	case <-s.closing:
+	case s.closed.Load():
 		return nil, fmt.Errorf("store %s: volume %s: %w", s.path, id, errClosed)
-	default:
 	}
 	v := s.enter(id)
 	after, written, err := s.change(id, v, edit)
@@ -257,10 +254,7 @@ func (s *Store) publish(v *volume, before, after *state.Volume, written bool) {
 		return
 	}
 	s.unwritten[after.ID] = true
-	select {
-	case s.owes <- struct{}{}:
-	default:
-	}
+	s.later.Reset(rewriteEvery)
 }
 
 // asksMore reports whether an edit asks for something to be there that was not
@@ -278,42 +272,22 @@ func asksMore(before, after *state.Volume) bool {
 // removesOnly reports whether an edit leaves every intent that is to stay as it
 // was.
 func removesOnly(before, after *state.Volume) bool {
-	standing := func(v *state.Volume) *state.Volume {
-		v = v.Clone()
-		v.Revision = 0
-		if v.Stage != nil && v.Stage.Gone && v.Stage.Next == nil {
-			v.Stage = nil
+	standing := func(i state.Intent, next bool) bool { return !i.Gone || next }
+	if s := after.Stage; s != nil && standing(s.Intent, s.Next != nil) && !reflect.DeepEqual(s, before.Stage) {
+		return false
+	}
+	for path, t := range after.Targets {
+		if standing(t.Intent, t.Next != nil) && !reflect.DeepEqual(t, before.Targets[path]) {
+			return false
 		}
-		maps.DeleteFunc(v.Targets, func(_ string, t *state.Target) bool { return t.Gone && t.Next == nil })
-		return v
 	}
-	was, is := standing(before), standing(after)
-	if is.Stage == nil {
-		was.Stage = nil
-	}
-	if is.Size == nil {
-		was.Size = nil
-	}
-	maps.DeleteFunc(was.Targets, func(path string, _ *state.Target) bool { return is.Targets[path] == nil })
-	return len(was.Targets) == len(is.Targets) && reflect.DeepEqual(was.Stage, is.Stage) && reflect.DeepEqual(was.Size, is.Size) &&
-		(len(is.Targets) == 0 || reflect.DeepEqual(was.Targets, is.Targets))
+	return after.Size == nil || reflect.DeepEqual(after.Size, before.Size)
 }
 
-// rewriteLater writes what memory alone has as soon as that can be done.
+// rewriteLater tries until it is done.
 func (s *Store) rewriteLater() {
-	defer close(s.stopped)
-	var again <-chan time.Time // nil while nothing is owed
-	for {
-		select {
-		case <-s.owes:
-			again = time.After(rewriteEvery)
-		case <-again:
-			if again = nil; s.rewrite() != nil {
-				again = time.After(rewriteEvery)
-			}
-		case <-s.closing:
-			return
-		}
+	if s.rewrite() != nil && !s.closed.Load() {
+		s.later.Reset(rewriteEvery)
 	}
 }
 

@@ -66,10 +66,8 @@ type Store struct {
 	dir    *directory   // nil when closed, or opened for reading
 	legacy *os.File     // intents.db, locked
 
-	owes    chan struct{} // has a token when there is something unwritten
-	closing chan struct{} // nil when opened for reading
-	once    sync.Once     // closes closing
-	stopped chan struct{}
+	closed atomic.Bool
+	later  *time.Timer // for what is unwritten; nil when opened for reading
 }
 
 // volume is one that has a record, or is being edited.
@@ -129,11 +127,8 @@ func (o opener) open(ctx context.Context, stateDir, bootID string) (_ *Store, er
 	if err := s.dir.refill(); err != nil {
 		klog.FromContext(ctx).Error(err, "There is no room beside the store: nothing new can be set up; removals go on", "store", s.path)
 	}
-	s.owes, s.closing, s.stopped = make(chan struct{}, 1), make(chan struct{}), make(chan struct{})
-	if len(s.unwritten) > 0 {
-		s.owes <- struct{}{}
-	}
-	go s.rewriteLater()
+	s.later = time.AfterFunc(time.Hour, s.rewriteLater)
+	s.later.Reset(rewriteEvery) // now that it is known
 	return s, nil
 }
 
@@ -349,11 +344,11 @@ func (s *Store) TakenFrom() int { return s.takenFrom }
 // Close ends the store once the edits under way have ended, and releases its
 // locks. Edits that come later fail. It may be called more than once.
 func (s *Store) Close() error {
-	if s.closing == nil { // opened for reading
+	if s.later == nil { // opened for reading
 		return nil
 	}
-	s.once.Do(func() { close(s.closing) })
-	<-s.stopped
+	s.closed.Store(true)
+	s.later.Stop()
 	err := s.rewrite()
 	s.disk.Lock()
 	defer s.disk.Unlock()
