@@ -83,6 +83,15 @@ func (d *directory) put(v *state.Volume, text []byte, more bool) error {
 	return err
 }
 
+// write makes a record's file be as the record is.
+func (d *directory) write(boot string, v *state.Volume) error {
+	text, err := encode(boot, v)
+	if err != nil {
+		return err
+	}
+	return d.put(v, text, false)
+}
+
 func (d *directory) remove(name string) error {
 	if err := d.root.Remove(name); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return err

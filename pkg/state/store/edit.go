@@ -1,6 +1,7 @@
 package store
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -99,10 +100,7 @@ func (s *Store) leave(id string, v *volume) bool {
 func (s *Store) change(id string, v *volume, edit func(*state.Volume) error) (_ *state.Volume, written bool, err error) {
 	v.edits.Lock()
 	defer v.edits.Unlock()
-	current := v.record
-	if current == nil {
-		current = &state.Volume{ID: id, Targets: map[string]*state.Target{}}
-	}
+	current := cmp.Or(v.record, &state.Volume{ID: id, Targets: map[string]*state.Target{}})
 	revision := s.revision.Add(1)
 	after := current.Stored()
 	after.Revision = revision
@@ -222,11 +220,7 @@ func (s *Store) renew(lost error) error {
 	}
 	d, err := replace(s.path, func(d *directory) error {
 		for _, v := range s.records() {
-			text, err := encode(s.bootID, v)
-			if err != nil {
-				return err
-			}
-			if err := d.put(v, text, false); err != nil {
+			if err := d.write(s.bootID, v); err != nil {
 				return err
 			}
 		}
@@ -310,16 +304,9 @@ func (s *Store) rewrite() (err error) {
 func (s *Store) rewriteOne(id string, v *volume) error {
 	v.edits.Lock()
 	defer v.edits.Unlock()
-	record := v.record
-	if record == nil {
-		record = &state.Volume{ID: id}
-	}
-	text, err := encode(s.bootID, record)
-	if err != nil {
-		return err
-	}
+	record := cmp.Or(v.record, &state.Volume{ID: id})
 	return s.onDisk(func(d *directory) error {
-		if err := d.put(record, text, false); err != nil {
+		if err := d.write(s.bootID, record); err != nil {
 			return err
 		}
 		s.mu.Lock()

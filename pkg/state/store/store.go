@@ -108,15 +108,10 @@ func (o opener) open(ctx context.Context, stateDir, bootID string) (_ *Store, er
 	if err := checkPlace(ctx, stateDir); err != nil {
 		return nil, err
 	}
-	// In this order: who has the second is alone with the first, see takeOver.
-	if s.legacy, s.takenFrom, err = o.lockLegacy(ctx, legacyPath(stateDir), unix.LOCK_EX); err != nil {
-		return nil, err
-	}
-	dir, dead, err := o.lockDirectory(ctx, s.path, unix.LOCK_EX)
+	dir, err := s.lock(ctx, o, unix.LOCK_EX)
 	if err != nil {
 		return nil, err
 	}
-	s.takenFrom = max(s.takenFrom, dead)
 	if s.dir, err = openDirectory(s.path, dir); err != nil {
 		return nil, err
 	}
@@ -145,23 +140,14 @@ func OpenReadOnly(ctx context.Context, stateDir string) (*Store, error) {
 	s := newStore(stateDir, bootID)
 	wait, cancel := context.WithTimeout(ctx, readOnlyWait)
 	defer cancel()
-	o := opener{deadHolder}
-	legacy, _, err := o.lockLegacy(wait, legacyPath(stateDir), unix.LOCK_SH)
-	if err == nil {
-		defer legacy.Close() // only read from
-	}
-	if err == nil || errors.Is(err, os.ErrNotExist) {
-		var dir *os.File
-		if dir, _, err = o.lockDirectory(wait, s.path, unix.LOCK_SH); err == nil {
-			defer dir.Close() // only read from
-		}
-	}
+	dir, err := s.lock(wait, opener{deadHolder}, unix.LOCK_SH)
+	defer func() { _, _ = dir.Close(), s.legacy.Close() }() // only read from, if they are there
 	var c *contents
 	switch {
 	case errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil:
 		err = ErrLocked
 	case err == nil || errors.Is(err, os.ErrNotExist):
-		_, c, _, err = s.look(ctx, legacy)
+		_, c, _, err = s.look(ctx)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("store %s: %w", s.path, err)
@@ -170,20 +156,32 @@ func OpenReadOnly(ctx context.Context, stateDir string) (*Store, error) {
 	return s, nil
 }
 
+// lock locks intents.db and the directory, in this order: who has the second is
+// alone with the first, see takeOver. What is only read need not be there.
+func (s *Store) lock(ctx context.Context, o opener, how int) (dir *os.File, err error) {
+	s.legacy, s.takenFrom, err = o.lockLegacy(ctx, legacyPath(filepath.Dir(s.path)), how)
+	if err == nil || how == unix.LOCK_SH && errors.Is(err, os.ErrNotExist) {
+		dead := 0
+		dir, dead, err = o.lockDirectory(ctx, s.path, how)
+		s.takenFrom = max(s.takenFrom, dead)
+	}
+	return dir, err
+}
+
 // look reads what is there. own is in the directory, and counts unless an older
 // version has written intents.db since; the damage is that of intents.db, whose
 // records count as none then.
-func (s *Store) look(ctx context.Context, legacy *os.File) (own, counts *contents, damage, err error) {
+func (s *Store) look(ctx context.Context) (own, counts *contents, damage, err error) {
 	if own, err = read(s.path, s.bootID); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, nil, nil, err
 	}
-	if legacy != nil {
-		if counts, damage, err = readLegacy(legacy, s.bootID); err != nil {
+	if s.legacy != nil {
+		if counts, damage, err = readLegacy(s.legacy, s.bootID); err != nil {
 			return nil, nil, nil, err
 		}
 	}
 	if damage != nil {
-		klog.FromContext(ctx).Error(damage, "The store of an older version cannot be read, and counts as empty; mounts without a record stay until they are unpublished", "file", legacy.Name())
+		klog.FromContext(ctx).Error(damage, "The store of an older version cannot be read, and counts as empty; mounts without a record stay until they are unpublished", "file", s.legacy.Name())
 		counts = newContents()
 	} else if counts == nil {
 		counts = own
@@ -197,7 +195,7 @@ func (s *Store) look(ctx context.Context, legacy *os.File) (own, counts *content
 // load takes the records in, and brings the directory up to this boot.
 func (s *Store) load(ctx context.Context) error {
 	log := klog.FromContext(ctx)
-	own, c, damage, err := s.look(ctx, s.legacy)
+	own, c, damage, err := s.look(ctx)
 	if err != nil {
 		return err
 	}
