@@ -65,42 +65,21 @@ func (s *Store) Edit(id string, edit func(*state.Volume) error) (*state.Volume, 
 	case s.closed.Load():
 		return nil, fmt.Errorf("store %s: volume %s: %w", s.path, id, errClosed)
 	}
-	v := s.enter(id)
-	after, written, err := s.change(id, v, edit)
-	if owes := s.leave(id, v); owes && written {
+	after, written, err := s.change(id, edit)
+	if written {
 		_ = s.rewrite() // what failed is tried again, see rewriteLater
 	}
 	return after, err
 }
 
-// enter returns the volume, for whom no other one is made until leave.
-func (s *Store) enter(id string) *volume {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	v := s.volumes[id]
-	if v == nil {
-		v = &volume{}
-		s.volumes[id] = v
-	}
-	v.users++
-	return v
-}
-
-// leave also reports whether there is something unwritten.
-func (s *Store) leave(id string, v *volume) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if v.users--; v.users == 0 && v.record == nil {
-		delete(s.volumes, id)
-	}
-	return len(s.unwritten) > 0
-}
-
 // change runs one edit, and reports whether its outcome was written.
-func (s *Store) change(id string, v *volume, edit func(*state.Volume) error) (_ *state.Volume, written bool, err error) {
-	v.edits.Lock()
-	defer v.edits.Unlock()
-	current := cmp.Or(v.record, &state.Volume{ID: id, Targets: map[string]*state.Target{}})
+func (s *Store) change(id string, edit func(*state.Volume) error) (_ *state.Volume, written bool, err error) {
+	unlock, err := s.edits.Lock(context.Background(), id)
+	if err != nil {
+		return nil, false, err
+	}
+	defer unlock()
+	current := cmp.Or(s.record(id), &state.Volume{ID: id, Targets: map[string]*state.Target{}})
 	revision := s.revision.Add(1)
 	after := current.Stored()
 	after.Revision = revision
@@ -123,7 +102,7 @@ func (s *Store) change(id string, v *volume, edit func(*state.Volume) error) (_ 
 	if err := s.claim(current, after); err != nil {
 		return nil, false, err
 	}
-	written, err = s.commit(v, current, after, text)
+	written, err = s.commit(current, after, text)
 	if err != nil {
 		s.mu.Lock()
 		defer s.mu.Unlock()
@@ -146,13 +125,13 @@ func (s *Store) claim(before, after *state.Volume) error {
 
 // commit writes what a record has become, and shows it; a removal is shown though
 // it cannot be written.
-func (s *Store) commit(v *volume, before, after *state.Volume, text []byte) (written bool, err error) {
+func (s *Store) commit(before, after *state.Volume, text []byte) (written bool, err error) {
 	more := asksMore(before, after)
 	err = s.onDisk(func(d *directory) error {
 		if err := d.put(after, text, more); err != nil {
 			return err
 		}
-		s.publish(v, before, after, true)
+		s.publish(before, after, true)
 		return nil
 	})
 	switch {
@@ -161,7 +140,7 @@ func (s *Store) commit(v *volume, before, after *state.Volume, text []byte) (wri
 	case errors.Is(err, errClosed):
 	case removesOnly(before, after):
 		klog.Background().Error(err, "A removal cannot be written, and is kept in memory until it can: make room", "store", s.path, "volume", after.ID)
-		s.publish(v, before, after, false)
+		s.publish(before, after, false)
 		return false, nil
 	case more && isFull(err):
 		return false, state.Errorf(state.ResourceExhausted, "store %s: volume %s: the file system of the state directory is full, and nothing new can be set up until there is room on it: %w", s.path, after.ID, err)
@@ -235,13 +214,13 @@ func (s *Store) renew(lost error) error {
 }
 
 // publish makes a change visible.
-func (s *Store) publish(v *volume, before, after *state.Volume, written bool) {
+func (s *Store) publish(before, after *state.Volume, written bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.places.release(before, after)
 	s.show(before, after)
-	if v.record = after; after.Empty() {
-		v.record = nil
+	if s.volumes[after.ID] = after; after.Empty() {
+		delete(s.volumes, after.ID)
 	}
 	if written {
 		delete(s.unwritten, after.ID)
@@ -291,9 +270,7 @@ func (s *Store) rewrite() (err error) {
 	ids := maps.Clone(s.unwritten)
 	s.mu.RUnlock()
 	for id := range ids {
-		v := s.enter(id)
-		err = errors.Join(err, s.rewriteOne(id, v))
-		s.leave(id, v)
+		err = errors.Join(err, s.rewriteOne(id))
 	}
 	if len(ids) > 0 && err == nil {
 		klog.Background().Info("What was kept in memory alone is written", "store", s.path, "records", len(ids))
@@ -301,10 +278,13 @@ func (s *Store) rewrite() (err error) {
 	return err
 }
 
-func (s *Store) rewriteOne(id string, v *volume) error {
-	v.edits.Lock()
-	defer v.edits.Unlock()
-	record := cmp.Or(v.record, &state.Volume{ID: id})
+func (s *Store) rewriteOne(id string) error {
+	unlock, err := s.edits.Lock(context.Background(), id)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	record := cmp.Or(s.record(id), &state.Volume{ID: id})
 	return s.onDisk(func(d *directory) error {
 		if err := d.write(s.bootID, record); err != nil {
 			return err

@@ -34,6 +34,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/csi-node/csi-node/pkg/internal/boot"
+	"github.com/csi-node/csi-node/pkg/internal/keylock"
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
@@ -56,9 +57,11 @@ type Store struct {
 	takenFrom int
 	revision  atomic.Uint64 // the last one given out
 
-	mu        sync.RWMutex       // held shortly; guards all up to the next blank line
-	volumes   map[string]*volume // with a record, or being edited
-	places    *places            // of all records, and of what is being written
+	edits keylock.Map // by id; held through an edit
+
+	mu        sync.RWMutex             // held shortly; guards all up to the next blank line
+	volumes   map[string]*state.Volume // the records; none is changed in place
+	places    *places                  // of all records, and of what is being written
 	shown     map[state.DeviceNumber][]string
 	unwritten map[string]bool // ids of records that changed in memory alone
 
@@ -68,14 +71,6 @@ type Store struct {
 
 	closed atomic.Bool
 	later  *time.Timer // for what is unwritten; nil when opened for reading
-}
-
-// volume is one that has a record, or is being edited.
-type volume struct {
-	edits sync.Mutex // held through an edit
-
-	record *state.Volume // never changed in place; nil: none. Guarded by Store.mu, and set only with edits held
-	users  int           // guarded by Store.mu
 }
 
 // Open opens the store in a state directory, and makes both (mode 0750 and 0700)
@@ -229,15 +224,14 @@ func (s *Store) load(ctx context.Context) error {
 
 func newStore(stateDir, bootID string) *Store {
 	s := &Store{path: filepath.Join(stateDir, Directory), bootID: bootID, unwritten: map[string]bool{}}
-	s.take(nil)
+	s.take(map[string]*state.Volume{})
 	return s
 }
 
 // take makes records those that are served.
 func (s *Store) take(records map[string]*state.Volume) {
-	s.volumes, s.places, s.shown = map[string]*volume{}, newPlaces(), map[state.DeviceNumber][]string{}
-	for id, v := range records {
-		s.volumes[id] = &volume{record: v}
+	s.volumes, s.places, s.shown = records, newPlaces(), map[state.DeviceNumber][]string{}
+	for _, v := range records {
 		s.places.claim(nil, v)
 		s.show(nil, v)
 	}
@@ -286,17 +280,18 @@ func checkPlace(ctx context.Context, dir string) error {
 
 // Get returns a copy of the volume's record, nil when there is none.
 func (s *Store) Get(id string) *state.Volume {
-	s.mu.RLock()
-	v := s.volumes[id]
-	var record *state.Volume
-	if v != nil {
-		record = v.record
-	}
-	s.mu.RUnlock()
+	record := s.record(id)
 	if record == nil {
 		return nil
 	}
 	return record.Stored()
+}
+
+// record returns the record that is served.
+func (s *Store) record(id string) *state.Volume {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	return s.volumes[id]
 }
 
 // List returns copies of all records in the order of their ids.
@@ -312,13 +307,7 @@ func (s *Store) List() []*state.Volume {
 func (s *Store) records() map[string]*state.Volume {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
-	records := make(map[string]*state.Volume, len(s.volumes))
-	for id, v := range s.volumes {
-		if v.record != nil {
-			records[id] = v.record
-		}
-	}
-	return records
+	return maps.Clone(s.volumes)
 }
 
 // ShownAs returns the id of the volume that is published as a device number, be
