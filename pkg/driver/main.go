@@ -16,11 +16,14 @@ import (
 
 // Main is a whole driver: a program that serves, and tells of what is served,
 // as its command line says (Command). It does not return. SIGTERM and SIGINT end
-// it; what is mounted stays.
+// it; what is mounted stays. A driver that was built wrong says so and ends.
 func Main(o Options) {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
-	err := Command(o).ExecuteContext(ctx)
+	_, err := o.check()
+	if err == nil {
+		err = Command(o).ExecuteContext(ctx)
+	}
 	if err != nil {
 		fmt.Fprintf(os.Stderr, "%s: %v\n", o.program(), err)
 	}
