@@ -20,7 +20,6 @@ import (
 	"github.com/csi-node/csi-node/pkg/devices"
 	"github.com/csi-node/csi-node/pkg/devices/note"
 	"github.com/csi-node/csi-node/pkg/loop"
-	"github.com/csi-node/csi-node/pkg/state"
 )
 
 // Options is what a driver is made of: what its builder decides, where Config is
@@ -215,7 +214,7 @@ func (p *plugin) openBackends(ctx context.Context, lookOnly bool) error {
 func (p *plugin) wanted(name string) []devices.Volume {
 	var all []devices.Volume
 	for _, record := range p.store.List() {
-		if v := volumeOf(record); cmp.Or(v.Backend, v.Context[devices.BackendKey], p.options.Backends[0].Name) == name {
+		if v := devices.Recorded(record); cmp.Or(v.Backend, v.Context[devices.BackendKey], p.options.Backends[0].Name) == name {
 			all = append(all, v)
 		}
 	}
@@ -247,12 +246,3 @@ func (o Options) stateDir() string {
 }
 
 func (o Options) libDir() string { return filepath.Join("/var/lib", o.program()) }
-
-// volumeOf returns what a backend is told of a volume with a record.
-func volumeOf(record *state.Volume) devices.Volume {
-	v := devices.Volume{ID: record.ID, Backend: record.Backend}
-	if record.Stage != nil {
-		v.Context, v.Publish = state.SplitContext(record.Stage.Context)
-	}
-	return v
-}
