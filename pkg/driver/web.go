@@ -175,7 +175,7 @@ func (p *plugin) probes() (live, ready func(context.Context) error) {
 const socketTime = 5 * time.Second
 
 // socketAnswers calls the plugin as kubelet does. It asks for less than the
-// livenessprobe sidecar, whose Probe also fails while the pool is away: to start
+// livenessprobe sidecar, whose Probe also fails while a pool is away: to start
 // the plugin again would not bring that back, and would end the helpers that work
 // on other disks.
 func (p *plugin) socketAnswers(ctx context.Context) error {
