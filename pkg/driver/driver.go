@@ -482,7 +482,7 @@ func (p *plugin) grpcServer() (*grpc.Server, error) {
 	if services.identity == nil || services.node == nil {
 		return nil, errors.New("this driver was built with an Identity or a Node that is nil: they wrap those of the engine")
 	}
-	return newServer(p.metrics, services), nil
+	return newServer(p.metrics, p.options, services), nil
 }
 
 // volumeAt returns the volume that a device stands for; empty: none.
@@ -510,8 +510,8 @@ type services struct {
 }
 
 // newServer returns a server of the services behind the interceptors.
-func newServer(m *metrics, s services) *grpc.Server {
-	server := grpc.NewServer(grpc.ChainUnaryInterceptor(m.intercept, logCalls, statusCodes, inTime),
+func newServer(m *metrics, o Options, s services) *grpc.Server {
+	server := grpc.NewServer(grpc.ChainUnaryInterceptor(m.intercept, logCalls, statusCodes, o.named, inTime),
 		grpc.MaxConcurrentStreams(maxCalls), grpc.ConnectionTimeout(handshakeTime))
 	csi.RegisterIdentityServer(server, s.identity)
 	csi.RegisterNodeServer(server, s.node)

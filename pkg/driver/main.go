@@ -93,6 +93,15 @@ func rename(cmd *cobra.Command, program string) {
 	}
 }
 
+// inOwnName returns a text of the engine in which the commands that it tells a
+// person to run are those of the program.
+func (o Options) inOwnName(text string) string {
+	for _, words := range []string{" volume ", " orphans"} {
+		text = strings.ReplaceAll(text, engine+words, o.program()+words)
+	}
+	return text
+}
+
 // addCobraCommands adds help and completion, with examples that cobra lacks.
 func addCobraCommands(root *cobra.Command) {
 	cobra.EnableCommandSorting = false // the examples are in the order of a volume's life

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"maps"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
@@ -79,6 +80,24 @@ func TestOptionsCheckNames(t *testing.T) {
 	cmd.SetArgs([]string{"csidriver", "--driver-name", "a_B"})
 	if err := cmd.Execute(); err == nil || out.Len() > 0 || !strings.Contains(err.Error(), `--driver-name "a_B": must be`) {
 		t.Errorf("csidriver of a bad name: %v\n%s", err, &out)
+	}
+}
+
+// What a person is told to run is a command of the program that is there.
+func TestMessagesNameTheProgram(t *testing.T) {
+	o := Options{Name: "csi.acme.example", Program: "acme"}
+	text := "run csi-node volume clear-device v, or `csi-node orphans --clean`; not /var/lib/csi-node"
+	want := "run acme volume clear-device v, or `acme orphans --clean`; not /var/lib/csi-node"
+	_, err := o.named(t.Context(), nil, nil, answering(state.Errorf(state.FailedPrecondition, "%s", text)))
+	if err == nil || err.Error() != want || state.ClassOf(err) != state.FailedPrecondition {
+		t.Errorf("a call says %v", err)
+	}
+	w := httptest.NewRecorder()
+	if n, err := (ownName{w, o}).Write([]byte(text)); err != nil || n != len(text) || w.Body.String() != want {
+		t.Errorf("the status socket says %q (%d bytes, %v)", w.Body, n, err)
+	}
+	if got := testOptions().inOwnName(text); got != text {
+		t.Errorf("the engine's own program says %q", got)
 	}
 }
 
