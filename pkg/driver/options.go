@@ -66,7 +66,7 @@ type Options struct {
 	Hook func(ctx context.Context, volume, moment, step string) error
 }
 
-func (o Options) program() string { return cmp.Or(o.Program, o.Name) }
+func (o Options) program() string { return cmp.Or(o.Program, o.Name, filepath.Base(os.Args[0])) }
 
 func (o Options) version() string {
 	if o.Version != "" {

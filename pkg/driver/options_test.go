@@ -74,12 +74,30 @@ func TestOptionsCheckNames(t *testing.T) {
 			t.Errorf("%s: %v", words, err)
 		}
 	}
+	if got, want := (Options{}).program(), filepath.Base(os.Args[0]); got != want {
+		t.Errorf("without a name the program is called %q, want %q, which says who complains", got, want)
+	}
 	var out bytes.Buffer
 	cmd := Command(testOptions())
 	cmd.SetOut(&out)
 	cmd.SetArgs([]string{"csidriver", "--driver-name", "a_B"})
 	if err := cmd.Execute(); err == nil || out.Len() > 0 || !strings.Contains(err.Error(), `--driver-name "a_B": must be`) {
 		t.Errorf("csidriver of a bad name: %v\n%s", err, &out)
+	}
+}
+
+// What must outlive the plugin's pod is on the node where it is deployed.
+func TestDirectoriesAreOnTheNode(t *testing.T) {
+	manifest, err := os.ReadFile("../../deploy/base/daemonset.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, dir := range []string{testOptions().stateDir(), testOptions().libDir()} {
+		for _, words := range []string{"mountPath: " + dir, "hostPath: {path: " + dir + ","} {
+			if !strings.Contains(string(manifest), words) {
+				t.Errorf("deploy/base/daemonset.yaml has no %q", words)
+			}
+		}
 	}
 }
 
