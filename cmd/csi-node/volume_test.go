@@ -84,8 +84,8 @@ func TestVolumeCommands(t *testing.T) {
 			"There are no volumes.\n",
 		},
 		"stage": {
-			"stage vol --context a=b", nil,
-			[]call{{"NodeStageVolume", `{"volumeId":"vol","stagingTargetPath":"{staging}",` + mountCapability + `,"volumeContext":{"a":"b"}}`}},
+			"stage vol --context a=b --publish-context lun=7", nil,
+			[]call{{"NodeStageVolume", `{"volumeId":"vol","publishContext":{"lun":"7"},"stagingTargetPath":"{staging}",` + mountCapability + `,"volumeContext":{"a":"b"}}`}},
 			"Volume vol is staged at {staging}.\n",
 		},
 		"stage, paths and secrets": {
@@ -98,8 +98,8 @@ func TestVolumeCommands(t *testing.T) {
 			"There is nothing to do: the driver does not stage volumes, it publishes them at once.\n",
 		},
 		"publish": {
-			"publish vol --read-only", nil,
-			[]call{{"NodePublishVolume", `{"volumeId":"vol","stagingTargetPath":"{staging}","targetPath":"{target}",` + mountCapability + `,"readonly":true}`}},
+			"publish vol --read-only --publish-context lun=7", nil,
+			[]call{{"NodePublishVolume", `{"volumeId":"vol","publishContext":{"lun":"7"},"stagingTargetPath":"{staging}","targetPath":"{target}",` + mountCapability + `,"readonly":true}`}},
 			"Volume vol is published at {target}.\n",
 		},
 		"publish, driver without staging": {
@@ -302,6 +302,7 @@ func TestVolumeWrongUse(t *testing.T) {
 		{"create vol --parameter a", "key=value"},
 		{"create vol --parameter a=1 --parameter a=2", "twice"},
 		{"stage vol --context =a", "key=value"},
+		{"publish vol --publish-context lun", "--publish-context \"lun\": must be key=value"},
 		{"stage vol --secret password=hunter2", "key=@file"},
 		{"stage vol --secret hunter2", "key=@file"},
 		{"stage vol --secret a=@x --secret a=@y", "twice"},

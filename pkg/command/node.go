@@ -20,7 +20,7 @@ func newStageCommand() *cobra.Command {
 	var p pathFlags
 	var access accessFlags
 	var secrets secretFlag
-	var contexts []string
+	var contexts contextFlags
 	cmd := &cobra.Command{
 		Use:   "stage VOLUME",
 		Short: "Attach, format if it is blank, and mount a volume once on the node (NodeStageVolume)",
@@ -30,7 +30,7 @@ there. With a driver that does not stage it does nothing and says so.`,
   csi-node volume stage raw --block`,
 		Args: One("the id of the VOLUME"),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			volumeContext, contextErr := pairs("context", contexts)
+			volumeContext, publishContext, contextErr := contexts.read()
 			read, secretErr := secrets.read()
 			if err := cmp.Or(access.check(), p.check(), contextErr, secretErr); err != nil {
 				return err
@@ -48,7 +48,7 @@ there. With a driver that does not stage it does nothing and says so.`,
 					return err
 				}
 				err = c.Stage(ctx, &csi.NodeStageVolumeRequest{
-					VolumeId: args[0], StagingTargetPath: paths.Staging, VolumeCapability: capability, VolumeContext: volumeContext, Secrets: read,
+					VolumeId: args[0], StagingTargetPath: paths.Staging, VolumeCapability: capability, VolumeContext: volumeContext, PublishContext: publishContext, Secrets: read,
 				})
 				if err != nil {
 					return err
@@ -61,7 +61,7 @@ there. With a driver that does not stage it does nothing and says so.`,
 		ValidArgsFunction: CompleteVolume,
 	}
 	access.add(cmd)
-	addContext(cmd, &contexts)
+	contexts.add(cmd)
 	secrets.add(cmd)
 	p.add(cmd)
 	p.addStaging(cmd)
@@ -75,8 +75,19 @@ func (o Output) doesNotStage(cmd *cobra.Command, volume string) error {
 	})
 }
 
-func addContext(cmd *cobra.Command, contexts *[]string) {
-	cmd.Flags().StringArrayVar(contexts, "context", nil, "volume context as key=value, as `volume create` printed it; may be given several times")
+// contextFlags are what other calls have answered that a node needs.
+type contextFlags struct{ volume, publish []string }
+
+func (c *contextFlags) add(cmd *cobra.Command) {
+	cmd.Flags().StringArrayVar(&c.volume, "context", nil, "volume context as key=value, as `volume create` printed it; may be given several times")
+	cmd.Flags().StringArrayVar(&c.publish, "publish-context", nil, "publish context as key=value, as ControllerPublishVolume answered it; may be given several times")
+}
+
+func (c *contextFlags) read() (volume, publish map[string]string, err error) {
+	if volume, err = pairs("context", c.volume); err == nil {
+		publish, err = pairs("publish-context", c.publish)
+	}
+	return volume, publish, err
 }
 
 func newPublishCommand() *cobra.Command {
@@ -84,7 +95,7 @@ func newPublishCommand() *cobra.Command {
 	var p pathFlags
 	var access accessFlags
 	var secrets secretFlag
-	var contexts []string
+	var contexts contextFlags
 	var readOnly bool
 	cmd := &cobra.Command{
 		Use:   "publish VOLUME",
@@ -95,7 +106,7 @@ at the target: a directory, or a device file with --block.`,
   csi-node volume publish raw --block --read-only`,
 		Args: One("the id of the VOLUME"),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			volumeContext, contextErr := pairs("context", contexts)
+			volumeContext, publishContext, contextErr := contexts.read()
 			read, secretErr := secrets.read()
 			if err := cmp.Or(access.check(), p.check(), contextErr, secretErr); err != nil {
 				return err
@@ -111,7 +122,7 @@ at the target: a directory, or a device file with --block.`,
 				}
 				err = c.Publish(ctx, &csi.NodePublishVolumeRequest{
 					VolumeId: args[0], StagingTargetPath: paths.Staging, TargetPath: paths.Target, VolumeCapability: capability,
-					Readonly: readOnly, VolumeContext: volumeContext, Secrets: read,
+					Readonly: readOnly, VolumeContext: volumeContext, PublishContext: publishContext, Secrets: read,
 				})
 				if err != nil {
 					return err
@@ -125,7 +136,7 @@ at the target: a directory, or a device file with --block.`,
 	}
 	cmd.Flags().BoolVar(&readOnly, "read-only", false, "nobody may write through the target")
 	access.add(cmd)
-	addContext(cmd, &contexts)
+	contexts.add(cmd)
 	secrets.add(cmd)
 	p.add(cmd)
 	p.addStaging(cmd)

@@ -29,6 +29,15 @@ type Volume struct {
 	Secrets map[string]string `json:"-"`
 }
 
+// Recorded returns what a backend is told of a volume with a record.
+func Recorded(record *state.Volume) Volume {
+	v := Volume{ID: record.ID, Backend: record.Backend}
+	if record.Stage != nil {
+		v.Context, v.Publish = state.SplitContext(record.Stage.Context)
+	}
+	return v
+}
+
 // Backend attaches volumes. Its methods may be called concurrently; calls for
 // different volumes do not wait for each other. They may block for as long as
 // the kernel does: ctx ends waiting for a turn, not a system call.

@@ -39,6 +39,8 @@ type InlineRequest struct {
 	ID         string
 	Owner      InlineOwner
 	Attributes map[string]string // the pod author's; without the keys of Kubernetes
+	// Secrets are those of the request. They must reach no log, no error and no file.
+	Secrets map[string]string
 	// Filesystem returns the type of the file system that a volume of so many bytes is
 	// to hold, and the bytes that it needs at least. The type is the pod's, if it names one.
 	Filesystem func(bytes int64) (fsType string, smallest int64)

@@ -15,7 +15,8 @@ type Kind struct {
 	// Properties are the same of all kinds of one driver.
 	Properties Properties
 	// Flags adds the backend's own flags, before Open; nil: it has none. Each has one
-	// value, which Set takes as String gives it. Flags may be called again: the
+	// value, which Set takes as String gives it, no short name, and a name that
+	// neither the engine nor another backend has: the backend's own begins it best. Flags may be called again: the
 	// values are those of the last call.
 	Flags func(*pflag.FlagSet)
 	// Open makes the backend. A backend that is an io.Closer is closed when the
@@ -28,7 +29,7 @@ type Environment struct {
 	DriverName string
 	NodeID     string
 	StateDir   string // on a tmpfs: lost with a reboot
-	LibDir     string // outlives reboots: for notes about what outlives them too
+	LibDir     string // outlives reboots: for notes about what outlives them too; need not be there yet
 	// LookOnly: no plugin runs, and a tool looks. Nothing may be made or changed,
 	// no lock taken.
 	LookOnly bool

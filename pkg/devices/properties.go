@@ -3,6 +3,8 @@ package devices
 import (
 	"cmp"
 	"fmt"
+	"slices"
+	"strings"
 )
 
 // Properties are what a CO wants to know of a driver as a whole: one CSIDriver
@@ -12,7 +14,7 @@ type Properties struct {
 	// node with the driver reaches any volume.
 	NodeLocal bool
 	// AttachRequired: ControllerPublishVolume comes before a node may use a
-	// volume, for the driver's Controller offers that.
+	// volume. The driver's Controller offers that: driver.Options.Controller adds it.
 	AttachRequired bool
 	// CapacityTracked: GetCapacity is to be asked before a volume is placed.
 	CapacityTracked bool
@@ -26,10 +28,19 @@ type Properties struct {
 	Inline bool
 }
 
+// policies are the values of FSGroupPolicy.
+var policies = []string{"File", "ReadWriteOnceWithFSType", "None"}
+
 // Agree returns the properties that all kinds of one driver have. The error names
-// two kinds that differ, and in what.
+// the kind whose are not good, or two kinds that differ, and in what.
 func Agree(kinds []Kind) (p Properties, err error) {
 	for i, k := range kinds {
+		if policy := k.Properties.FSGroupPolicy; policy != "" && !slices.Contains(policies, policy) {
+			return p, fmt.Errorf("the backend %s: FSGroupPolicy %q: there are %s", k.Name, policy, strings.Join(policies, ", "))
+		}
+		if k.Properties.VolumeLimit < 0 {
+			return p, fmt.Errorf("the backend %s: VolumeLimit %d: must not be negative; 0 means no limit", k.Name, k.Properties.VolumeLimit)
+		}
 		if i == 0 {
 			p = k.Properties
 			p.FSGroupPolicy = cmp.Or(p.FSGroupPolicy, "File")

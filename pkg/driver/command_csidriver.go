@@ -24,6 +24,9 @@ tracked, who sets the group of files.`,
 			if err != nil {
 				return err
 			}
+			if err := checkName(name); err != nil {
+				return fmt.Errorf("--driver-name %w", err)
+			}
 			return printCSIDriver(cmd.OutOrStdout(), name, properties)
 		},
 	}

@@ -50,7 +50,14 @@ xfsprogs), mkfs.btrfs (Debian: btrfs-progs). What is missing is told at once.`,
 			return Run(cmd.Context(), cfg, o)
 		},
 	}
-	f := cmd.Flags()
+	cmd.Flags().AddFlagSet(engineFlags(o, &cfg, &heal, &verbosity))
+	cmd.Flags().AddFlagSet(backendFlags)
+	return cmd
+}
+
+// engineFlags returns the flags that serve has in every driver.
+func engineFlags(o Options, cfg *Config, heal *bool, verbosity *int) *pflag.FlagSet {
+	f := pflag.NewFlagSet("serve", pflag.ContinueOnError)
 	f.StringVar(&cfg.Endpoint, "endpoint", command.EndpointDefault(), "CSI socket; the environment's CSI_ENDPOINT is the default if set")
 	f.StringVar(&cfg.NodeID, "node-id", "", "name of this node (default: the hostname)")
 	f.StringVar(&cfg.DriverName, "driver-name", o.Name, "name of the CSI driver")
@@ -59,11 +66,10 @@ xfsprogs), mkfs.btrfs (Debian: btrfs-progs). What is missing is told at once.`,
 	f.StringVar(&cfg.KubeletDir, "kubelet-dir", command.KubeletDirDefault(), "paths in requests must lie under it, by whatever symbolic links lead to it; / allows all")
 	f.StringVar(&cfg.HTTPEndpoint, "http-endpoint", "", "address for /metrics, /healthz and /readyz, as 127.0.0.1:9810; keeps few connections, each for one request (default: none)")
 	f.StringVar(&cfg.RegistrationDir, "registration-dir", "", "kubelet's plugins_registry: register there, without node-driver-registrar; --endpoint must be the socket's path on the node (default: somebody else registers)")
-	f.Int64Var(&cfg.MaxVolumes, "max-volumes-per-node", 0, "limit told to the scheduler; 0: none")
-	f.BoolVar(&heal, "heal", true, "restore mounts that are lost behind the plugin's back; false: only tell of them")
-	f.IntVar(&verbosity, "v", 2, "log level: 2 tells each step, 4 each call")
-	backendFlags.VisitAll(f.AddFlag) // panics at a name that is taken
-	return cmd
+	f.Int64Var(&cfg.MaxVolumes, "max-volumes-per-node", 0, "limit told to the scheduler; 0: what the storage says")
+	f.BoolVar(heal, "heal", true, "restore mounts that are lost behind the plugin's back; false: only tell of them")
+	f.IntVar(verbosity, "v", 2, "log level: 2 tells each step, 4 each call")
+	return f
 }
 
 func setVerbosity(level int) error {

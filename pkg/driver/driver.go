@@ -80,9 +80,10 @@ const stopTimeout = 10 * time.Second
 var driverName = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$`)
 
 func (c Config) validate() error {
+	if err := checkName(c.DriverName); err != nil {
+		return fmt.Errorf("--driver-name %w", err)
+	}
 	switch {
-	case len(c.DriverName) > 63 || !driverName.MatchString(c.DriverName):
-		return fmt.Errorf("--driver-name %q: must be a domain name of at most 63 lower-case letters, digits, dots and dashes, as csi-node.local", c.DriverName)
 	case c.NodeID == "" || len(c.NodeID) > 256:
 		return fmt.Errorf("--node-id %q: must have 1 to 256 bytes", c.NodeID)
 	case c.MaxVolumes < 0:
@@ -221,9 +222,6 @@ func (p *plugin) openVolumes(ctx context.Context) (err error) {
 	if p.options.Controller != nil {
 		p.controller = p.options.Controller(p.controller)
 	}
-	if p.properties.AttachRequired && p.controller == nil {
-		return errors.New("a backend of this driver needs ControllerPublishVolume, and the driver was built without a Controller")
-	}
 	if p.ephemeral, err = p.inline(ctx); err != nil {
 		return err
 	}
@@ -338,6 +336,10 @@ func (p *plugin) storageHealth(ctx context.Context) error {
 
 // serve runs the reconciler and the servers until ctx ends.
 func (p *plugin) serve(ctx context.Context) error {
+	server, err := p.grpcServer()
+	if err != nil {
+		return err
+	}
 	most, err := connectionLimits()
 	if err != nil {
 		return err
@@ -364,7 +366,6 @@ func (p *plugin) serve(ctx context.Context) error {
 	if deaf != nil {
 		klog.FromContext(ctx).Error(deaf, "A device that is lost is noticed late", "after", resync)
 	}
-	server := p.grpcServer()
 	klog.FromContext(ctx).Info("Serving", "driver", p.DriverName, "version", p.options.version(), "node", p.NodeID, "endpoint", p.Endpoint,
 		"backends", p.devices.Names(), "volumes", len(p.store.List()), "mountsWatchedBy", watcher.Source(), "heal", !p.DetectOnly)
 
@@ -455,7 +456,7 @@ func stopServer(server *grpc.Server) {
 	server.GracefulStop()
 }
 
-func (p *plugin) grpcServer() *grpc.Server {
+func (p *plugin) grpcServer() (*grpc.Server, error) {
 	node := nodeserver.Config{
 		NodeID:        p.NodeID,
 		TopologyKey:   topologyKey(p.DriverName),
@@ -479,7 +480,10 @@ func (p *plugin) grpcServer() *grpc.Server {
 	if p.options.Node != nil {
 		services.node = p.options.Node(services.node)
 	}
-	return newServer(p.metrics, services)
+	if services.identity == nil || services.node == nil {
+		return nil, errors.New("this driver was built with an Identity or a Node that is nil: they wrap those of the engine")
+	}
+	return newServer(p.metrics, p.options, services), nil
 }
 
 // volumeAt returns the volume that a device stands for; empty: none.
@@ -507,8 +511,8 @@ type services struct {
 }
 
 // newServer returns a server of the services behind the interceptors.
-func newServer(m *metrics, s services) *grpc.Server {
-	server := grpc.NewServer(grpc.ChainUnaryInterceptor(m.intercept, logCalls, statusCodes, inTime),
+func newServer(m *metrics, o Options, s services) *grpc.Server {
+	server := grpc.NewServer(grpc.ChainUnaryInterceptor(m.intercept, logCalls, statusCodes, o.named, inTime),
 		grpc.MaxConcurrentStreams(maxCalls), grpc.ConnectionTimeout(handshakeTime))
 	csi.RegisterIdentityServer(server, s.identity)
 	csi.RegisterNodeServer(server, s.node)

@@ -208,7 +208,7 @@ func (s *scene) open() (err error) {
 	backends := devices.NewSet("pool", map[string]devices.Backend{"pool": fakeProvisioner{fakeBackend{s.node}, volumes}})
 	controller := controllerserver.New(controllerserver.Config{NodeID: "node-1", Topology: map[string]string{key: "node-1"}, Filesystems: s.node, Backends: backends, Intents: s.store})
 	inline := ephemeral.New(ephemeral.Config{StagingDir: filepath.Join(s.kubelet, "ephemeral"), Reconciler: r, Records: s.store, Inliner: volumes, Backend: "pool", Filesystems: s.node, Directories: s.node, Spell: s.node.Spell})
-	server := newServer(newMetrics("v1"), services{identity: &identity{name: "fuzz.test", version: "v1"}, controller: controller,
+	server := newServer(newMetrics("v1"), testOptions(), services{identity: &identity{name: "fuzz.test", version: "v1"}, controller: controller,
 		node: nodeserver.New(nodeserver.Config{NodeID: "node-1", TopologyKey: key, Filesystems: s.node, Backends: backends,
 			Reconciler: r, Records: s.store, Paths: s.node, Ephemeral: inline, StorageHealth: func(context.Context) error { return nil }})})
 	listener, err := net.Listen("unix", filepath.Join(s.dir, "csi.sock"))

@@ -48,6 +48,22 @@ func statusCodes(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler 
 	return nil, status.Error(grpcCodes[state.ClassOf(err)], short(err.Error(), maxMessage))
 }
 
+// named tells the program's own name in errors, for a program that has another
+// than the engine's.
+func (o Options) named(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+	resp, err := handler(ctx, req)
+	if err == nil {
+		return resp, nil
+	}
+	if _, whole := status.FromError(err); whole { // of a service that the driver's builder added
+		return nil, err
+	}
+	if text := o.inOwnName(err.Error()); text != err.Error() {
+		err = state.Errorf(state.ClassOf(err), "%s", text)
+	}
+	return nil, err
+}
+
 // inTime fixes when the call must be answered, before it waits for anything.
 func inTime(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
 	return handler(reconciler.InTime(ctx), req)

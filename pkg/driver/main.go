@@ -16,11 +16,14 @@ import (
 
 // Main is a whole driver: a program that serves, and tells of what is served,
 // as its command line says (Command). It does not return. SIGTERM and SIGINT end
-// it; what is mounted stays.
+// it; what is mounted stays. A driver that was built wrong says so and ends.
 func Main(o Options) {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
-	err := Command(o).ExecuteContext(ctx)
+	_, err := o.check()
+	if err == nil {
+		err = Command(o).ExecuteContext(ctx)
+	}
 	if err != nil {
 		fmt.Fprintf(os.Stderr, "%s: %v\n", o.program(), err)
 	}
@@ -88,6 +91,15 @@ func rename(cmd *cobra.Command, program string) {
 	for _, sub := range cmd.Commands() {
 		rename(sub, program)
 	}
+}
+
+// inOwnName returns a text of the engine in which the commands that it tells a
+// person to run are those of the program.
+func (o Options) inOwnName(text string) string {
+	for _, words := range []string{" volume ", " orphans"} {
+		text = strings.ReplaceAll(text, engine+words, o.program()+words)
+	}
+	return text
 }
 
 // addCobraCommands adds help and completion, with examples that cobra lacks.

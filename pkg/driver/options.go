@@ -20,14 +20,13 @@ import (
 	"github.com/csi-node/csi-node/pkg/devices"
 	"github.com/csi-node/csi-node/pkg/devices/note"
 	"github.com/csi-node/csi-node/pkg/loop"
-	"github.com/csi-node/csi-node/pkg/state"
 )
 
 // Options is what a driver is made of: what its builder decides, where Config is
 // what an operator does. Name and Backends are needed.
 type Options struct {
 	// Name is the usual name of the driver, as csi.acme.example (--driver-name
-	// gives it another).
+	// gives it another): a domain name of at most 63 characters.
 	Name string
 	// Program is how help texts call the program, and the name of its directories
 	// in /run and /var/lib; empty: Name.
@@ -53,8 +52,9 @@ type Options struct {
 	// Capabilities are told by GetPluginCapabilities beside the engine's.
 	Capabilities []*csi.PluginCapability
 	// Identity, Node and Controller wrap the services of the engine: what they
-	// return serves. Controller is given nil when no backend provisions; it may
-	// return nil when the driver has no Controller here.
+	// return serves, and of Identity and Node it is not nil. Controller is given nil
+	// when no backend provisions; it may return nil when the driver has no Controller
+	// here. One that adds an RPC adds its capability, too.
 	Identity   func(csi.IdentityServer) csi.IdentityServer
 	Node       func(csi.NodeServer) csi.NodeServer
 	Controller func(csi.ControllerServer) csi.ControllerServer
@@ -70,7 +70,7 @@ type Options struct {
 	Hook func(ctx context.Context, volume, moment, step string) error
 }
 
-func (o Options) program() string { return cmp.Or(o.Program, o.Name) }
+func (o Options) program() string { return cmp.Or(o.Program, o.Name, filepath.Base(os.Args[0])) }
 
 func (o Options) version() string {
 	if o.Version != "" {
@@ -84,11 +84,35 @@ func (o Options) version() string {
 
 // check returns what is wrong with how the driver was built.
 func (o Options) check() (devices.Properties, error) {
-	if len(o.Backends) == 0 {
+	if err := checkName(o.Name); err != nil {
+		return devices.Properties{}, fmt.Errorf("this driver was built with the name %w", err)
+	}
+	if program := o.program(); program != filepath.Base(program) || program == "." || program == ".." {
+		return devices.Properties{}, fmt.Errorf("this driver was built with the program %q: it must be the name of a file", program)
+	}
+	properties, err := checkKinds(o.Backends)
+	if err == nil && properties.AttachRequired && o.Controller == nil {
+		err = errors.New("this driver was built with a backend that needs ControllerPublishVolume, and without a Controller that has it: one that returns nil says that it is served elsewhere")
+	}
+	return properties, err
+}
+
+// checkName returns what is wrong with the name of a driver.
+func checkName(name string) error {
+	if len(name) > 63 || !driverName.MatchString(name) {
+		return fmt.Errorf("%q: must be a domain name of at most 63 lower-case letters, digits, dots and dashes, as csi-node.local", name)
+	}
+	return nil
+}
+
+func checkKinds(kinds []devices.Kind) (devices.Properties, error) {
+	if len(kinds) == 0 {
 		return devices.Properties{}, errors.New("this driver was built without a backend")
 	}
 	seen := map[string]bool{}
-	for _, k := range o.Backends {
+	flags := map[string]string{} // whose the flag of a name is
+	engineFlags(Options{}, &Config{}, new(bool), new(int)).VisitAll(func(flag *pflag.Flag) { flags[flag.Name] = "the engine" })
+	for _, k := range kinds {
 		switch {
 		case !driverName.MatchString(k.Name) || k.Open == nil:
 			return devices.Properties{}, fmt.Errorf("this driver was built with a backend %q: its name must be of lower-case letters, digits and dashes, and it must be one that opens", k.Name)
@@ -96,28 +120,38 @@ func (o Options) check() (devices.Properties, error) {
 			return devices.Properties{}, fmt.Errorf("this driver was built with two backends of the name %s", k.Name)
 		}
 		seen[k.Name] = true
-	}
-	var err error
-	backendFlags(o.Backends).VisitAll(func(flag *pflag.Flag) {
-		if _, list := flag.Value.(pflag.SliceValue); list {
-			err = fmt.Errorf("this driver was built with a flag --%s that holds a list: a backend's flags have one value each", flag.Name)
+		var err error
+		backendFlags([]devices.Kind{k}).VisitAll(func(flag *pflag.Flag) {
+			if _, list := flag.Value.(pflag.SliceValue); list {
+				err = fmt.Errorf("this driver was built with a flag --%s that holds a list: a backend's flags have one value each", flag.Name)
+			}
+			if flag.Shorthand != "" {
+				err = fmt.Errorf("this driver was built with a flag --%s that is -%s, too: a backend's flags have no short names", flag.Name, flag.Shorthand)
+			}
+			if whose := flags[flag.Name]; whose != "" {
+				err = fmt.Errorf("this driver was built with a flag --%s of the backend %s, and %s has one of that name", flag.Name, k.Name, whose)
+			}
+			flags[flag.Name] = "the backend " + k.Name
+		})
+		if err != nil {
+			return devices.Properties{}, err
 		}
-	})
-	if err != nil {
-		return devices.Properties{}, err
 	}
-	return devices.Agree(o.Backends)
+	return devices.Agree(kinds)
 }
 
-// backendFlags returns the flags of all kinds, with their defaults.
+// backendFlags returns the flags of all kinds, with their defaults. Of a name that
+// two have, which checkKinds tells, it has the first.
 func backendFlags(kinds []devices.Kind) *pflag.FlagSet {
-	flags := pflag.NewFlagSet("backends", pflag.ContinueOnError)
+	all := pflag.NewFlagSet("backends", pflag.ContinueOnError)
 	for _, k := range kinds {
 		if k.Flags != nil {
-			k.Flags(flags)
+			own := pflag.NewFlagSet(k.Name, pflag.ContinueOnError)
+			k.Flags(own)
+			all.AddFlagSet(own)
 		}
 	}
-	return flags
+	return all
 }
 
 // setFlags gives the flags of the kinds their values. One that no kind has is
@@ -161,6 +195,9 @@ func (p *plugin) openBackends(ctx context.Context, lookOnly bool) error {
 			DriverName: p.DriverName, NodeID: p.NodeID, StateDir: p.StateDir, LibDir: p.LibDir, LookOnly: lookOnly,
 			Wanted: func() []devices.Volume { return p.wanted(kind.Name) }, Loops: p.loops,
 		})
+		if err == nil && opened == nil {
+			err = fmt.Errorf("this driver was built with a backend %s that opens as nothing", kind.Name)
+		}
 		if err != nil {
 			return err
 		}
@@ -181,7 +218,7 @@ func (p *plugin) openBackends(ctx context.Context, lookOnly bool) error {
 func (p *plugin) wanted(name string) []devices.Volume {
 	var all []devices.Volume
 	for _, record := range p.store.List() {
-		if v := volumeOf(record); cmp.Or(v.Backend, v.Context[devices.BackendKey], p.options.Backends[0].Name) == name {
+		if v := devices.Recorded(record); cmp.Or(v.Backend, v.Context[devices.BackendKey], p.options.Backends[0].Name) == name {
 			all = append(all, v)
 		}
 	}
@@ -213,12 +250,3 @@ func (o Options) stateDir() string {
 }
 
 func (o Options) libDir() string { return filepath.Join("/var/lib", o.program()) }
-
-// volumeOf returns what a backend is told of a volume with a record.
-func volumeOf(record *state.Volume) devices.Volume {
-	v := devices.Volume{ID: record.ID, Backend: record.Backend}
-	if record.Stage != nil {
-		v.Context, v.Publish = state.SplitContext(record.Stage.Context)
-	}
-	return v
-}

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"maps"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
@@ -39,11 +40,94 @@ func TestOptionsCheck(t *testing.T) {
 		"differ":     {[]devices.Kind{pool.Kind(), {Name: "san", Open: noBackend, Properties: devices.Properties{AttachRequired: true}}}, "pool and san cannot be of one driver"},
 		"a list": {[]devices.Kind{{Name: "disk", Open: noBackend, Flags: func(f *pflag.FlagSet) { f.StringSlice("disks", nil, "") }}},
 			"--disks that holds a list"},
+		"a short name": {[]devices.Kind{{Name: "disk", Open: noBackend, Flags: func(f *pflag.FlagSet) { f.StringP("disks", "d", "", "") }}},
+			"--disks that is -d"},
+		"the engine's": {[]devices.Kind{{Name: "disk", Open: noBackend, Flags: func(f *pflag.FlagSet) { f.String("state-dir", "", "") }}},
+			"--state-dir of the backend disk, and the engine has one"},
+		"another's": {[]devices.Kind{pool.Kind(), {Name: "disk", Open: noBackend, Flags: func(f *pflag.FlagSet) { f.String("pool-dir", "", "") }}},
+			"--pool-dir of the backend disk, and the backend pool has one"},
+		"no policy":       {[]devices.Kind{{Name: "disk", Open: noBackend, Properties: devices.Properties{FSGroupPolicy: "file"}}}, `FSGroupPolicy "file": there are File`},
+		"a limit below 0": {[]devices.Kind{{Name: "disk", Open: noBackend, Properties: devices.Properties{VolumeLimit: -1}}}, "VolumeLimit -1"},
+		"not attached":    {[]devices.Kind{{Name: "disk", Open: noBackend, Properties: devices.Properties{AttachRequired: true}}}, "needs ControllerPublishVolume"},
 	} {
+		Command(Options{Name: "x", Backends: test.kinds}) // does not panic
 		err := Run(t.Context(), goodConfig(), Options{Name: "x", Backends: test.kinds})
 		if err == nil || !strings.Contains(err.Error(), test.words) || strings.Contains(err.Error(), "\n") {
 			t.Errorf("%s: %v", title, err)
 		}
+	}
+}
+
+func TestOptionsCheckNames(t *testing.T) {
+	for words, change := range map[string]func(*Options){
+		`the name ""`:       func(o *Options) { o.Name = "" },
+		`the name "Acme"`:   func(o *Options) { o.Name = "Acme" },
+		`the program "a/b"`: func(o *Options) { o.Program = "a/b" },
+		"opens as nothing": func(o *Options) {
+			o.Backends[0].Open = func(context.Context, devices.Environment) (devices.Backend, error) { return nil, nil }
+		},
+		"a Node that is nil": func(o *Options) { o.Node = func(csi.NodeServer) csi.NodeServer { return nil } },
+	} {
+		o := testOptions()
+		change(&o)
+		if err := Run(t.Context(), testConfig(t), o); err == nil || !strings.Contains(err.Error(), words) {
+			t.Errorf("%s: %v", words, err)
+		}
+	}
+	if got, want := (Options{}).program(), filepath.Base(os.Args[0]); got != want {
+		t.Errorf("without a name the program is called %q, want %q, which says who complains", got, want)
+	}
+	var out bytes.Buffer
+	cmd := Command(testOptions())
+	cmd.SetOut(&out)
+	cmd.SetArgs([]string{"csidriver", "--driver-name", "a_B"})
+	if err := cmd.Execute(); err == nil || out.Len() > 0 || !strings.Contains(err.Error(), `--driver-name "a_B": must be`) {
+		t.Errorf("csidriver of a bad name: %v\n%s", err, &out)
+	}
+}
+
+// What must outlive the plugin's pod is on the node where it is deployed.
+func TestDirectoriesAreOnTheNode(t *testing.T) {
+	manifest, err := os.ReadFile("../../deploy/base/daemonset.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, dir := range []string{testOptions().stateDir(), testOptions().libDir()} {
+		for _, words := range []string{"mountPath: " + dir, "hostPath: {path: " + dir + ","} {
+			if !strings.Contains(string(manifest), words) {
+				t.Errorf("deploy/base/daemonset.yaml has no %q", words)
+			}
+		}
+	}
+}
+
+// What a person is told to run is a command of the program that is there.
+func TestMessagesNameTheProgram(t *testing.T) {
+	o := Options{Name: "csi.acme.example", Program: "acme"}
+	text := "run csi-node volume clear-device v, or `csi-node orphans --clean`; not /var/lib/csi-node"
+	want := "run acme volume clear-device v, or `acme orphans --clean`; not /var/lib/csi-node"
+	_, err := o.named(t.Context(), nil, nil, answering(state.Errorf(state.FailedPrecondition, "%s", text)))
+	if err == nil || err.Error() != want || state.ClassOf(err) != state.FailedPrecondition {
+		t.Errorf("a call says %v", err)
+	}
+	w := httptest.NewRecorder()
+	if n, err := (ownName{w, o}).Write([]byte(text)); err != nil || n != len(text) || w.Body.String() != want {
+		t.Errorf("the status socket says %q (%d bytes, %v)", w.Body, n, err)
+	}
+	if got := testOptions().inOwnName(text); got != text {
+		t.Errorf("the engine's own program says %q", got)
+	}
+}
+
+// A driver whose Controller is served elsewhere says so by none.
+func TestOptionsControllerElsewhere(t *testing.T) {
+	o := testOptions()
+	o.Backends[0].Properties.AttachRequired = true
+	o.Controller = func(csi.ControllerServer) csi.ControllerServer { return nil }
+	conn, _ := servingWith(t, testConfig(t), o)
+	able, err := csi.NewIdentityClient(conn).GetPluginCapabilities(t.Context(), &csi.GetPluginCapabilitiesRequest{})
+	if err != nil || strings.Contains(able.String(), "CONTROLLER_SERVICE") {
+		t.Errorf("told is %v (%v)", able, err)
 	}
 }
 
@@ -204,6 +288,7 @@ func TestCSIDriverObject(t *testing.T) {
 		t.Errorf("prints\n%s\nand the manifest has\n%s", got, want)
 	}
 	o.Backends[0].Properties = devices.Properties{AttachRequired: true, FSGroupPolicy: "None"}
+	o.Controller = func(s csi.ControllerServer) csi.ControllerServer { return attaching{s} }
 	out.Reset()
 	root = Command(o)
 	root.SetArgs([]string{"csidriver", "--driver-name", "other"})

@@ -175,7 +175,7 @@ func (p *plugin) probes() (live, ready func(context.Context) error) {
 const socketTime = 5 * time.Second
 
 // socketAnswers calls the plugin as kubelet does. It asks for less than the
-// livenessprobe sidecar, whose Probe also fails while the pool is away: to start
+// livenessprobe sidecar, whose Probe also fails while a pool is away: to start
 // the plugin again would not bring that back, and would end the helpers that work
 // on other disks.
 func (p *plugin) socketAnswers(ctx context.Context) error {
@@ -216,7 +216,23 @@ func (p *plugin) statusHandler() http.Handler {
 	}))
 	mux.HandleFunc("GET /volumes/{id}/clear-device", p.serveVolume(func(ctx context.Context, id string) (any, error) { return p.clearDevice(ctx, id, false) }))
 	mux.HandleFunc("POST /volumes/{id}/clear-device", p.serveVolume(func(ctx context.Context, id string) (any, error) { return p.clearDevice(ctx, id, true) }))
-	return mux
+	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) { mux.ServeHTTP(ownName{w, p.options}, req) })
+}
+
+// ownName writes answers, each in one piece, as Options.inOwnName has them.
+type ownName struct {
+	http.ResponseWriter
+	options Options
+}
+
+func (w ownName) Write(answer []byte) (int, error) {
+	if w.options.program() == engine {
+		return w.ResponseWriter.Write(answer)
+	}
+	if _, err := w.ResponseWriter.Write([]byte(w.options.inOwnName(string(answer)))); err != nil {
+		return 0, err
+	}
+	return len(answer), nil
 }
 
 func (p *plugin) report(volumes ...reconciler.Status) Report {

@@ -89,7 +89,11 @@ func (p *plugin) get(t *testing.T, path string) (int, string) {
 // serveCSI serves a listener of the CSI socket until the test ends.
 func (p *plugin) serveCSI(t *testing.T, listener net.Listener) {
 	t.Helper()
-	server, ended := p.grpcServer(), make(chan error)
+	server, err := p.grpcServer()
+	if err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan error)
 	go func() { ended <- server.Serve(listener) }()
 	t.Cleanup(func() {
 		server.Stop()

@@ -28,6 +28,7 @@ import (
 // Reconciler makes intents true; *reconciler.Reconciler is one.
 type Reconciler interface {
 	Ensure(ctx context.Context, id string, part state.Part, edit func(*state.Volume) error) error
+	Remember(id string, secrets map[string]string)
 }
 
 // Filesystems knows what this node can make; *filesystem.Host is one.
@@ -84,17 +85,19 @@ func New(cfg Config) *Volumes {
 
 func (v *Volumes) staging(id string) string { return filepath.Join(v.StagingDir, id) }
 
-// Publish makes the volume, stages it and publishes it at target.Path.
+// Publish makes the volume, stages it and publishes it at target.Path. The secrets are
+// remembered with the stage, whose steps may need them.
 //
 // The errors are those of the Inliner and of the Reconciler. After a final one
 // nothing is left, unless the volume was published or formatted before, and may hold
 // a pod's data: that is ended by Unpublish, or by Run. While what was begun could not
 // be undone yet, the error is Unavailable.
-func (v *Volumes) Publish(ctx context.Context, id, podUID string, attributes map[string]string, target *state.Target) error {
+func (v *Volumes) Publish(ctx context.Context, id, podUID string, attributes, secrets map[string]string, target *state.Target) error {
 	ask, err := v.request(id, podUID, attributes, target)
 	if err != nil {
 		return err
 	}
+	ask.Secrets = secrets
 	made, err := v.Inliner.MakeInline(ctx, ask)
 	if state.ClassOf(err) == state.AlreadyExists {
 		if owner, at, unread := v.owner(ctx, id); unread == nil && at == target.Path && owner.Target != at {
@@ -111,7 +114,11 @@ func (v *Volumes) Publish(ctx context.Context, id, podUID string, attributes map
 	target.Capability.FSType = made.FSType
 	err = v.Reconciler.Ensure(ctx, id, state.StagePart(), func(record *state.Volume) error {
 		record.Backend = cmp.Or(record.Backend, v.Backend)
-		return record.AskStage(&state.Stage{Path: v.staging(id), Capability: target.Capability}, time.Now())
+		err := record.AskStage(&state.Stage{Path: v.staging(id), Capability: target.Capability}, time.Now())
+		if err == nil {
+			v.Reconciler.Remember(id, secrets)
+		}
+		return err
 	})
 	if err == nil {
 		err = v.Reconciler.Ensure(ctx, id, state.TargetPart(target.Path), func(record *state.Volume) error {

@@ -30,6 +30,8 @@ type fakeNode struct {
 	did     []string
 
 	attributes map[string]string // that were asked for last
+	made       map[string]string // the secrets that came with them
+	secrets    map[string]string // that are remembered
 }
 
 type fakeVolume struct {
@@ -81,10 +83,12 @@ func (f *fakeNode) Ensure(_ context.Context, id string, part state.Part, edit fu
 	return nil
 }
 
+func (f *fakeNode) Remember(_ string, secrets map[string]string) { f.secrets = secrets }
+
 func (f *fakeNode) MakeInline(_ context.Context, r devices.InlineRequest) (devices.InlineVolume, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.attributes = r.Attributes
+	f.attributes, f.made = r.Attributes, r.Secrets
 	if r.Attributes["size"] == "bad" {
 		return devices.InlineVolume{}, state.Errorf(state.InvalidArgument, "size")
 	}
@@ -162,6 +166,8 @@ func (f *fakeNode) Get(id string) *state.Volume {
 
 const path = "/kubelet/pods/1/volumes/x/mount"
 
+var key = map[string]string{"key": "s3cret"}
+
 func newVolumes(f *fakeNode) *Volumes {
 	return New(Config{StagingDir: "/kubelet/plugins/driver-ephemeral", Reconciler: f, Records: f, Inliner: f, Backend: "pool", Filesystems: f, Directories: f, Pods: f,
 		Spell: func(_ context.Context, path string) (string, error) {
@@ -170,7 +176,7 @@ func newVolumes(f *fakeNode) *Volumes {
 }
 
 func publish(v *Volumes, attributes map[string]string) error {
-	return v.Publish(context.Background(), "csi-1", "1", attributes, &state.Target{Path: path, Capability: state.Capability{Access: state.MountAccess, Mode: "SINGLE_NODE_WRITER"}})
+	return v.Publish(context.Background(), "csi-1", "1", attributes, key, &state.Target{Path: path, Capability: state.Capability{Access: state.MountAccess, Mode: "SINGLE_NODE_WRITER"}})
 }
 
 func (f *fakeNode) wantDone(t *testing.T, want string) {
@@ -181,6 +187,23 @@ func (f *fakeNode) wantDone(t *testing.T, want string) {
 		t.Errorf("did %q, want %q", got, want)
 	}
 	f.did = nil
+}
+
+// What attaches the volume may need them, and so may what makes it.
+func TestSecretsAreRememberedWithTheStage(t *testing.T) {
+	f := newFakeNode()
+	v := newVolumes(f)
+	if err := publish(v, map[string]string{"size": "bad"}); err == nil || f.secrets != nil {
+		t.Errorf("remembered of a volume that was refused: %v (%v)", f.secrets, err)
+	}
+	if err := publish(v, nil); err != nil || f.made["key"] != "s3cret" || f.secrets["key"] != "s3cret" {
+		t.Errorf("made with %v, remembered are %v (%v)", f.made, f.secrets, err)
+	}
+	f.secrets = nil
+	f.err[state.TargetPart(path)] = state.Errorf(state.Internal, "later")
+	if err := publish(v, nil); err == nil || f.secrets["key"] != "s3cret" {
+		t.Errorf("remembered are %v (%v)", f.secrets, err)
+	}
 }
 
 func TestLife(t *testing.T) {
@@ -366,7 +389,7 @@ func TestUnpublishWithoutTheBackend(t *testing.T) {
 				f := newFakeNode()
 				v := newVolumes(f)
 				id := "csi-" + strings.Repeat("0a", 32)
-				if err := v.Publish(t.Context(), id, "1", nil, &state.Target{Path: path, Capability: state.Capability{Access: state.MountAccess, Mode: "SINGLE_NODE_WRITER"}}); err != nil {
+				if err := v.Publish(t.Context(), id, "1", nil, nil, &state.Target{Path: path, Capability: state.Capability{Access: state.MountAccess, Mode: "SINGLE_NODE_WRITER"}}); err != nil {
 					t.Fatal(err)
 				}
 				f.wantDone(t, "make, stage, target")
@@ -415,7 +438,7 @@ func TestAttributes(t *testing.T) {
 		}
 	}
 	target := &state.Target{Path: path, Capability: state.Capability{Access: state.MountAccess, Mode: "SINGLE_NODE_WRITER", FSType: "xfs"}}
-	if err := v.Publish(t.Context(), "csi-2", "1", nil, target); err != nil {
+	if err := v.Publish(t.Context(), "csi-2", "1", nil, nil, target); err != nil {
 		t.Fatal(err)
 	}
 	if made := f.volumes["csi-2"]; made.fsType != "xfs" || made.smallest != 300<<20 {

@@ -106,7 +106,12 @@ func TestSecretsAreRemembered(t *testing.T) {
 	for name, call := range map[string]func() error{
 		"stage":   func() error { return stage(t, s, func(r *csi.NodeStageVolumeRequest) { r.Secrets = key }) },
 		"publish": func() error { return publish(t, s, func(r *csi.NodePublishVolumeRequest) { r.Secrets = key }) },
-		"expand":  func() error { return expand(t, s, func(r *csi.NodeExpandVolumeRequest) { r.Secrets = key }) },
+		"inline": func() error {
+			return publish(t, s, func(r *csi.NodePublishVolumeRequest) {
+				r.VolumeContext, r.StagingTargetPath, r.Secrets = map[string]string{ephemeralKey: "true", podUIDKey: "uid"}, "", key
+			})
+		},
+		"expand": func() error { return expand(t, s, func(r *csi.NodeExpandVolumeRequest) { r.Secrets = key }) },
 	} {
 		clear(f.secrets)
 		if err := call(); err != nil || f.secrets[id]["key"] != "s3cret" {

@@ -319,7 +319,8 @@ func (f *fakeNode) wantAsked(t *testing.T, parts ...state.Part) {
 	}
 }
 
-func (f *fakeNode) Publish(_ context.Context, id, podUID string, attributes map[string]string, target *state.Target) error {
+func (f *fakeNode) Publish(_ context.Context, id, podUID string, attributes, secrets map[string]string, target *state.Target) error {
+	f.Remember(id, secrets)
 	f.ephemerals = append(f.ephemerals, fmt.Sprintf("publish %s %s size=%s %s", id, podUID, attributes["size"], target.Path))
 	return f.err
 }

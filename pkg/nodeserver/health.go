@@ -83,7 +83,7 @@ func (s *Server) observe(ctx context.Context, want *state.Volume) (state.Actual,
 	return have, nil
 }
 
-// NodeGetStorageHealth tells what is wrong with the pool.
+// NodeGetStorageHealth tells what is wrong with the place that volumes are kept in.
 func (s *Server) NodeGetStorageHealth(ctx context.Context, _ *csi.NodeGetStorageHealthRequest) (*csi.NodeGetStorageHealthResponse, error) {
 	resp := &csi.NodeGetStorageHealthResponse{}
 	err := s.StorageHealth(ctx)

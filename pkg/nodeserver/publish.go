@@ -59,7 +59,7 @@ func (s *Server) publishEphemeral(ctx context.Context, req *csi.NodePublishVolum
 		return nil, state.Errorf(state.InvalidArgument, "volume %s: an inline ephemeral volume has a file system", req.GetVolumeId())
 	}
 	context := req.GetVolumeContext()
-	if err := s.Ephemeral.Publish(ctx, req.GetVolumeId(), context[podUIDKey], context, target); err != nil {
+	if err := s.Ephemeral.Publish(ctx, req.GetVolumeId(), context[podUIDKey], context, req.GetSecrets(), target); err != nil {
 		return nil, err
 	}
 	return &csi.NodePublishVolumeResponse{}, nil

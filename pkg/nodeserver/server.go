@@ -73,8 +73,8 @@ type Filesystems interface {
 
 // Ephemeral serves volumes that live as long as a publish; *ephemeral.Volumes does.
 type Ephemeral interface {
-	// Publish makes, stages and publishes the volume.
-	Publish(ctx context.Context, id, podUID string, attributes map[string]string, target *state.Target) error
+	// Publish makes, stages and publishes the volume, and has its secrets remembered.
+	Publish(ctx context.Context, id, podUID string, attributes, secrets map[string]string, target *state.Target) error
 	// Unpublish unstages and deletes the volume if its publish was at target,
 	// which has ended. Of other volumes it knows nothing.
 	Unpublish(ctx context.Context, id, target string) error

@@ -13,9 +13,7 @@ func (r *Reconciler) spec(want *state.Volume) devices.Volume {
 			want = record
 		}
 	}
-	v := devices.Volume{ID: want.ID, Backend: want.Backend, Secrets: r.secrets.get(want.ID)}
-	if want.Stage != nil {
-		v.Context, v.Publish = state.SplitContext(want.Stage.Context)
-	}
+	v := devices.Recorded(want)
+	v.Secrets = r.secrets.get(want.ID)
 	return v
 }

@@ -26,6 +26,10 @@ type Harness struct {
 	Views func() Views
 	// Create makes a writable volume of Size bytes and returns its id.
 	Create func(t *testing.T, name string) string
+	// Volume returns what a CO tells of a volume that is to be attached or grown: its
+	// contexts and secrets, for backends that need them; nil: the id is enough, as it
+	// always is to find and to detach one. The suite also names ids that are unknown or bad.
+	Volume func(id string) devices.Volume
 	// InlineAttributes ask an Inliner for a volume of a few MiB.
 	InlineAttributes map[string]string
 	// Hold claims a device as a mount does, until release is called.
@@ -169,7 +173,7 @@ func (s *suite) want(volume string, want state.DeviceState) state.Device {
 
 func (s *suite) attached(volume string, readOnly bool) state.Device {
 	s.Helper()
-	s.ok(s.b.Attach(s.ctx, of(volume), readOnly))
+	s.ok(s.b.Attach(s.ctx, s.asked(volume), readOnly))
 	d := s.want(volume, state.DeviceAttached)
 	if d.ReadOnly != readOnly || d.Missing || d.Held || d.Path == "" || d.Number == (state.DeviceNumber{}) {
 		s.Fatalf("attached, read-only %t: %+v", readOnly, d)
@@ -189,10 +193,10 @@ func (s *suite) unknown() {
 	if d.State != state.DeviceAbsent || !d.Missing {
 		s.Errorf("unknown volume: %+v", d)
 	}
-	s.class(s.b.Attach(s.ctx, of("unknown"), false), state.NotFound)
+	s.class(s.b.Attach(s.ctx, s.asked("unknown"), false), state.NotFound)
 	s.ok(s.b.Detach(s.ctx, of("unknown")))
 	if can[devices.Grower](s.b) {
-		s.class(s.grower().Grow(s.ctx, of("unknown"), Size), state.NotFound)
+		s.class(s.grower().Grow(s.ctx, s.asked("unknown"), Size), state.NotFound)
 	}
 }
 
@@ -200,10 +204,10 @@ func (s *suite) badID() {
 	for _, id := range s.badIDs() {
 		_, err := s.b.Find(s.ctx, of(id))
 		s.class(err, state.InvalidArgument)
-		s.class(s.b.Attach(s.ctx, of(id), false), state.InvalidArgument)
+		s.class(s.b.Attach(s.ctx, s.asked(id), false), state.InvalidArgument)
 		s.class(s.b.Detach(s.ctx, of(id)), state.InvalidArgument)
 		if can[devices.Grower](s.b) {
-			s.class(s.grower().Grow(s.ctx, of(id), Size), state.InvalidArgument)
+			s.class(s.grower().Grow(s.ctx, s.asked(id), Size), state.InvalidArgument)
 		}
 	}
 }
@@ -255,7 +259,7 @@ func (s *suite) otherModeHeld() {
 	v := s.Create(s.T, "mode-held")
 	before := s.attached(v, false)
 	release := s.Hold(s.T, before)
-	s.class(s.b.Attach(s.ctx, of(v), true), state.FailedPrecondition)
+	s.class(s.b.Attach(s.ctx, s.asked(v), true), state.FailedPrecondition)
 	if d := s.want(v, state.DeviceAttached); !d.Held || d.ReadOnly || d.Number != before.Number {
 		s.Errorf("after the refusal: %+v", d)
 	}
@@ -307,9 +311,9 @@ func (s *suite) restart() {
 
 func (s *suite) growAbsent() {
 	v := s.Create(s.T, "grow-absent")
-	s.ok(s.grower().Grow(s.ctx, of(v), 2*Size))
+	s.ok(s.grower().Grow(s.ctx, s.asked(v), 2*Size))
 	s.size(s.want(v, state.DeviceAbsent), 2*Size)
-	s.ok(s.grower().Grow(s.ctx, of(v), Size)) // never shrinks
+	s.ok(s.grower().Grow(s.ctx, s.asked(v), Size)) // never shrinks
 	s.size(s.attached(v, false), 2*Size)
 }
 
@@ -317,7 +321,7 @@ func (s *suite) growAttached() {
 	v := s.Create(s.T, "grow-attached")
 	before := s.attached(v, false)
 	release := s.Hold(s.T, before)
-	s.ok(s.grower().Grow(s.ctx, of(v), 2*Size))
+	s.ok(s.grower().Grow(s.ctx, s.asked(v), 2*Size))
 	d := s.want(v, state.DeviceAttached)
 	s.size(d, 2*Size)
 	if d.Number != before.Number {
@@ -330,7 +334,7 @@ func (s *suite) growAttached() {
 
 func (s *suite) growTooLarge() {
 	v := s.Create(s.T, "grow-too-large")
-	s.class(s.grower().Grow(s.ctx, of(v), 1<<60), state.ResourceExhausted)
+	s.class(s.grower().Grow(s.ctx, s.asked(v), 1<<60), state.ResourceExhausted)
 	s.size(s.want(v, state.DeviceAbsent), Size)
 }
 
@@ -340,7 +344,7 @@ func (s *suite) attachConcurrent() {
 	var group sync.WaitGroup
 	for i := range found {
 		group.Go(func() {
-			err := s.b.Attach(s.ctx, of(v), false)
+			err := s.b.Attach(s.ctx, s.asked(v), false)
 			if err == nil {
 				found[i], err = s.b.Find(s.ctx, of(v))
 			}
@@ -368,7 +372,7 @@ func (s *suite) mixConcurrent() {
 		v := s.Create(s.T, name)
 		group.Go(func() {
 			for range 10 {
-				if err := s.b.Attach(s.ctx, of(v), false); err != nil {
+				if err := s.b.Attach(s.ctx, s.asked(v), false); err != nil {
 					s.Error(err)
 				}
 				if d, err := s.b.Find(s.ctx, of(v)); err != nil || d.State != state.DeviceAttached || d.Held {
@@ -387,12 +391,20 @@ func (s *suite) endedContext() {
 	v := s.Create(s.T, "ended")
 	ctx, cancel := context.WithCancel(s.ctx)
 	cancel()
-	s.class(s.b.Attach(ctx, of(v), false), state.Canceled)
+	s.class(s.b.Attach(ctx, s.asked(v), false), state.Canceled)
 	s.want(v, state.DeviceAbsent)
 }
 
 // of returns what a backend is told of a volume of which only the id is known.
 func of(id string) devices.Volume { return devices.Volume{ID: id} }
+
+// asked returns what a backend is told of a volume that is to be attached or grown.
+func (s *suite) asked(id string) devices.Volume {
+	if s.Volume == nil {
+		return of(id)
+	}
+	return s.Volume(id)
+}
 
 // The backend as one that can do more, which the test's group says that it can.
 func (s *suite) grower() devices.Grower           { return s.b.(devices.Grower) }

@@ -31,7 +31,7 @@ func (s *suite) formatMark() {
 		s.marks(v, false, "ext4")
 	}
 	if can[devices.Grower](s.b) {
-		s.ok(s.grower().Grow(s.ctx, of(v), 2*Size))
+		s.ok(s.grower().Grow(s.ctx, s.asked(v), 2*Size))
 	}
 	s.b = s.Open(s.T)
 	s.marks(v, false, "ext4")

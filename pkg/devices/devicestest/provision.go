@@ -53,7 +53,8 @@ func (s *suite) provision() {
 			s.Errorf("it owns what it made: %t (%v)", owns, err)
 		}
 	}
-	spec := devices.Volume{ID: v.ID, Context: v.Context}
+	spec := s.asked(v.ID)
+	spec.Context = v.Context
 	s.ok(s.b.Validate(spec))
 	s.ok(s.b.Attach(s.ctx, spec, false))
 	if d := s.want(v.ID, state.DeviceAttached); d.Size < v.Bytes || d.Formatted != "" {

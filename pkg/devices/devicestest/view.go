@@ -68,7 +68,7 @@ func (s *suite) viewGrows() {
 	v := s.Create(s.T, "view-grows")
 	d := s.attached(v, false)
 	s.ok(s.Views().AttachView(s.ctx, d))
-	s.ok(s.grower().Grow(s.ctx, of(v), 2*Size))
+	s.ok(s.grower().Grow(s.ctx, s.asked(v), 2*Size))
 	if view := s.wantView(d, state.DeviceAttached); view.Size != 2*Size {
 		s.Errorf("the view has %d bytes, its device %d", view.Size, 2*Size)
 	}

@@ -251,6 +251,50 @@ func TestConformance(t *testing.T) {
 	}
 }
 
+// needy is a backend that attaches and grows nothing without what the CO says.
+type needy struct {
+	devices.Backend
+	devices.Grower
+}
+
+func (n needy) refuse(v devices.Volume) error {
+	if v.Publish["lun"] != "7" || v.Secrets["key"] != "s3cret" {
+		return errors.New("it lacks what the CO said")
+	}
+	return nil
+}
+
+func (n needy) Attach(ctx context.Context, v devices.Volume, readOnly bool) error {
+	if err := n.refuse(v); err != nil {
+		return err
+	}
+	return n.Backend.Attach(ctx, v, readOnly)
+}
+
+func (n needy) Grow(ctx context.Context, v devices.Volume, bytes int64) error {
+	if err := n.refuse(v); err != nil {
+		return err
+	}
+	return n.Grower.Grow(ctx, v, bytes)
+}
+
+// The suite is also one for backends for which the id is not enough.
+func TestBackendThatNeedsMore(t *testing.T) {
+	machine.Kernel(t)
+	devicestest.Backend(t, func(t *testing.T) devicestest.Harness {
+		h := harness(t, pool.Thick)
+		open := h.Open
+		h.Open = func(t *testing.T) devices.Backend {
+			b := open(t)
+			return needy{b, b.(devices.Grower)}
+		}
+		h.Volume = func(id string) devices.Volume {
+			return devices.Volume{ID: id, Publish: map[string]string{"lun": "7"}, Secrets: map[string]string{"key": "s3cret"}}
+		}
+		return h
+	})
+}
+
 func harness(t *testing.T, how pool.Provisioning) devicestest.Harness {
 	p, dir := newPool(t)
 	var last *backend
