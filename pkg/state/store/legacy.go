@@ -23,7 +23,7 @@ import (
 // file, whose lock they hold. This version holds it, too, so that never two
 // reconcile side by side, and leaves it empty. That is a new store to an older
 // version, which then begins with what it finds mounted, and writes the file with
-// the first thing that it does: whatever is in it is later than the directory.
+// the first thing that it does: whatever was edited in it is later than the directory.
 func legacyPath(stateDir string) string { return filepath.Join(stateDir, "intents.db") }
 
 // takeIn writes the records of an older version in place of its own, and leaves
@@ -64,9 +64,9 @@ func (s *Store) takeIn(ctx context.Context, own, c *contents, damage error) erro
 	return err
 }
 
-// readLegacy reads intents.db; the contents are nil if there is nothing in it,
-// and, with the damage, if it is no sound store. A record that cannot be read is
-// bad, by its id.
+// readLegacy reads intents.db; the contents are nil if nothing was ever edited in
+// it, and, with the damage, if it is no sound store. A record that cannot be read
+// is bad, by its id.
 func readLegacy(f io.ReaderAt, bootID string) (c *contents, damage, err error) {
 	raw, err := io.ReadAll(io.NewSectionReader(f, 0, math.MaxInt64))
 	if err != nil || len(raw) == 0 {
@@ -101,6 +101,9 @@ func readLegacy(f io.ReaderAt, bootID string) (c *contents, damage, err error) {
 		if string(boot) == bootID {
 			c.records[id] = v
 		}
+	}
+	if c.revision == 0 && b.buckets["records"] != nil && len(c.bad) == 0 { // an older version began, and did nothing
+		return nil, nil, nil
 	}
 	return c, nil, nil
 }
@@ -159,7 +162,7 @@ func readBolt(raw []byte) (b *bolt, err error) {
 		}
 	}()
 	b = &bolt{buckets: map[string]map[string][]byte{}, raw: raw, seen: map[uint64]bool{}}
-	root := uint64(0)
+	root, pages := uint64(0), uint64(0)
 	for _, at := range []int{0, os.Getpagesize()} {
 		if len(raw) < at+boltHeader+metaBytes {
 			continue
@@ -169,11 +172,14 @@ func readBolt(raw []byte) (b *bolt, err error) {
 		sum.Write(m[:56])
 		if size := uint64(order.Uint32(m[8:])); order.Uint64(m[56:]) == sum.Sum64() && order.Uint32(m) == boltMagic && order.Uint32(m[4:]) == boltVersion &&
 			size >= smallestPage && size <= largestPage && order.Uint64(m[48:]) >= b.transaction {
-			b.transaction, b.pageSize, root = order.Uint64(m[48:]), size, order.Uint64(m[16:])
+			b.transaction, b.pageSize, root, pages = order.Uint64(m[48:]), size, order.Uint64(m[16:]), order.Uint64(m[40:])
 		}
 	}
 	if root == 0 {
 		return nil, errors.New("neither meta page is valid")
+	}
+	if have := uint64(len(raw)); have/b.pageSize < pages {
+		return nil, fmt.Errorf("it has %d bytes and should have %d pages of %d bytes: it was truncated", have, pages, b.pageSize)
 	}
 	b.tree(root, func(name, bucket []byte) {
 		b.buckets[string(name)] = map[string][]byte{}
