@@ -20,7 +20,7 @@ var below = map[string][]string{
 	"pkg/process":             {},
 	"pkg/state":               {},
 	"pkg/internal/boot":       {},
-	"pkg/state/store":         {"pkg/internal/boot", "pkg/process", "pkg/state"},
+	"pkg/state/store":         {"pkg/internal/boot", "pkg/internal/keylock", "pkg/process", "pkg/state"},
 	"pkg/internal/btrfs":      {"pkg/state"},
 	"pkg/mounts":              {"pkg/internal/btrfs", "pkg/state"},
 	"pkg/filesystem":          {"pkg/internal/btrfs", "pkg/state"},

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"sync"
 	"time"
@@ -80,6 +81,15 @@ func (d *directory) put(v *state.Volume, text []byte, more bool) error {
 		return d.writeSpare(name, text)
 	}
 	return err
+}
+
+// write makes a record's file be as the record is.
+func (d *directory) write(boot string, v *state.Volume) error {
+	text, err := encode(boot, v)
+	if err != nil {
+		return err
+	}
+	return d.put(v, text, false)
 }
 
 func (d *directory) remove(name string) error {
@@ -210,23 +220,32 @@ func newContents() *contents {
 	return &contents{records: map[string]*state.Volume{}, bad: map[string]error{}}
 }
 
-// read reads all files of a directory that is locked.
+// read reads all files of a directory that is locked, as many at once as there
+// are processors.
 func read(path, bootID string) (*contents, error) {
 	c := newContents()
 	entries, err := os.ReadDir(path)
-	for _, e := range entries {
-		switch name := e.Name(); {
+	found, workers := make([]file, len(entries)), runtime.GOMAXPROCS(0)
+	var group sync.WaitGroup
+	for first := range workers {
+		group.Go(func() {
+			for i := first; i < len(entries); i += workers {
+				found[i] = readFile(path, entries[i])
+			}
+		})
+	}
+	group.Wait()
+	for i, f := range found {
+		switch name := entries[i].Name(); {
 		case strings.HasSuffix(name, freshSuffix):
 			c.old = append(c.old, name)
-		case strings.HasSuffix(name, suffix):
-			boot, v, err := readFile(path, e)
-			if err != nil {
-				c.bad[name] = err
-				continue
-			}
-			c.revision = max(c.revision, v.Revision)
-			if boot == bootID {
-				c.records[v.ID] = v
+		case !strings.HasSuffix(name, suffix):
+		case f.err != nil:
+			c.bad[name] = f.err
+		default:
+			c.revision = max(c.revision, f.record.Revision)
+			if f.boot == bootID {
+				c.records[f.record.ID] = f.record
 			} else {
 				c.old = append(c.old, name)
 			}
@@ -235,16 +254,26 @@ func read(path, bootID string) (*contents, error) {
 	return c, err
 }
 
-func readFile(dir string, e os.DirEntry) (boot string, v *state.Volume, err error) {
-	if !e.Type().IsRegular() {
-		return "", nil, fmt.Errorf("it is no regular file (its type is %s)", e.Type())
+// file is what was read of one.
+type file struct {
+	boot   string
+	record *state.Volume
+	err    error
+}
+
+func readFile(dir string, e os.DirEntry) (f file) {
+	switch {
+	case !strings.HasSuffix(e.Name(), suffix):
+		return f
+	case !e.Type().IsRegular():
+		return file{err: fmt.Errorf("it is no regular file (its type is %s)", e.Type())}
 	}
 	raw, err := os.ReadFile(filepath.Join(dir, e.Name()))
 	if err != nil {
-		return "", nil, err
+		return file{err: err}
 	}
-	if boot, v, err = decode(raw); err == nil && fileName(v.ID) != e.Name() {
-		err = fmt.Errorf("it is the record of %q", v.ID)
+	if f.boot, f.record, f.err = decode(raw); f.err == nil && fileName(f.record.ID) != e.Name() {
+		f.err = fmt.Errorf("it is the record of %q", f.record.ID)
 	}
-	return boot, v, err
+	return f
 }

@@ -180,7 +180,13 @@ func TestRemovalsInMemory(t *testing.T) {
 	must(t, os.RemoveAll(inTheWay("goes")))
 	mustEdit(t, s, "later", accepted)
 	written("goes")
+	s.later.Stop()
 	mustEdit(t, s, "stays", askedAt("unpublish", "/pod/stays"))
+	tried := s.later.Stop()
+	s.rewriteLater()
+	if !tried || !s.later.Stop() {
+		t.Error("it would not be tried again by itself")
+	}
 	must(t, os.RemoveAll(inTheWay("stays")))
 	closeStore(t, s)
 	written("stays")

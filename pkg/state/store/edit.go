@@ -1,6 +1,7 @@
 package store
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -57,55 +58,28 @@ var errClosed = errors.New("the store is closed: the plugin is stopping")
 // unclassified: the write failed, and nothing has changed.
 func (s *Store) Edit(id string, edit func(*state.Volume) error) (*state.Volume, error) {
 	switch {
-	case s.closing == nil:
+	case s.later == nil:
 		return nil, fmt.Errorf("store %s: volume %s: opened only for reading", s.path, id)
 	case id == "" || len(id) > maxIDBytes || !utf8.ValidString(id):
 		return nil, state.Errorf(state.InvalidArgument, "volume id %q: must have 1 to %d bytes of UTF-8", id, maxIDBytes)
-	}
-	select {
-	case <-s.closing:
+	case s.closed.Load():
 		return nil, fmt.Errorf("store %s: volume %s: %w", s.path, id, errClosed)
-	default:
 	}
-	v := s.enter(id)
-	after, written, err := s.change(id, v, edit)
-	if owes := s.leave(id, v); owes && written {
+	after, written, err := s.change(id, edit)
+	if written {
 		_ = s.rewrite() // what failed is tried again, see rewriteLater
 	}
 	return after, err
 }
 
-// enter returns the volume, for whom no other one is made until leave.
-func (s *Store) enter(id string) *volume {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	v := s.volumes[id]
-	if v == nil {
-		v = &volume{}
-		s.volumes[id] = v
-	}
-	v.users++
-	return v
-}
-
-// leave also reports whether there is something unwritten.
-func (s *Store) leave(id string, v *volume) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if v.users--; v.users == 0 && v.record == nil {
-		delete(s.volumes, id)
-	}
-	return len(s.unwritten) > 0
-}
-
 // change runs one edit, and reports whether its outcome was written.
-func (s *Store) change(id string, v *volume, edit func(*state.Volume) error) (_ *state.Volume, written bool, err error) {
-	v.edits.Lock()
-	defer v.edits.Unlock()
-	current := v.record
-	if current == nil {
-		current = &state.Volume{ID: id, Targets: map[string]*state.Target{}}
+func (s *Store) change(id string, edit func(*state.Volume) error) (_ *state.Volume, written bool, err error) {
+	unlock, err := s.edits.Lock(context.Background(), id)
+	if err != nil {
+		return nil, false, err
 	}
+	defer unlock()
+	current := cmp.Or(s.record(id), &state.Volume{ID: id, Targets: map[string]*state.Target{}})
 	revision := s.revision.Add(1)
 	after := current.Stored()
 	after.Revision = revision
@@ -128,7 +102,7 @@ func (s *Store) change(id string, v *volume, edit func(*state.Volume) error) (_ 
 	if err := s.claim(current, after); err != nil {
 		return nil, false, err
 	}
-	written, err = s.commit(v, current, after, text)
+	written, err = s.commit(current, after, text)
 	if err != nil {
 		s.mu.Lock()
 		defer s.mu.Unlock()
@@ -151,13 +125,13 @@ func (s *Store) claim(before, after *state.Volume) error {
 
 // commit writes what a record has become, and shows it; a removal is shown though
 // it cannot be written.
-func (s *Store) commit(v *volume, before, after *state.Volume, text []byte) (written bool, err error) {
+func (s *Store) commit(before, after *state.Volume, text []byte) (written bool, err error) {
 	more := asksMore(before, after)
 	err = s.onDisk(func(d *directory) error {
 		if err := d.put(after, text, more); err != nil {
 			return err
 		}
-		s.publish(v, before, after, true)
+		s.publish(before, after, true)
 		return nil
 	})
 	switch {
@@ -166,7 +140,7 @@ func (s *Store) commit(v *volume, before, after *state.Volume, text []byte) (wri
 	case errors.Is(err, errClosed):
 	case removesOnly(before, after):
 		klog.Background().Error(err, "A removal cannot be written, and is kept in memory until it can: make room", "store", s.path, "volume", after.ID)
-		s.publish(v, before, after, false)
+		s.publish(before, after, false)
 		return false, nil
 	case more && isFull(err):
 		return false, state.Errorf(state.ResourceExhausted, "store %s: volume %s: the file system of the state directory is full, and nothing new can be set up until there is room on it: %w", s.path, after.ID, err)
@@ -225,11 +199,7 @@ func (s *Store) renew(lost error) error {
 	}
 	d, err := replace(s.path, func(d *directory) error {
 		for _, v := range s.records() {
-			text, err := encode(s.bootID, v)
-			if err != nil {
-				return err
-			}
-			if err := d.put(v, text, false); err != nil {
+			if err := d.write(s.bootID, v); err != nil {
 				return err
 			}
 		}
@@ -244,23 +214,20 @@ func (s *Store) renew(lost error) error {
 }
 
 // publish makes a change visible.
-func (s *Store) publish(v *volume, before, after *state.Volume, written bool) {
+func (s *Store) publish(before, after *state.Volume, written bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.places.release(before, after)
 	s.show(before, after)
-	if v.record = after; after.Empty() {
-		v.record = nil
+	if s.volumes[after.ID] = after; after.Empty() {
+		delete(s.volumes, after.ID)
 	}
 	if written {
 		delete(s.unwritten, after.ID)
 		return
 	}
 	s.unwritten[after.ID] = true
-	select {
-	case s.owes <- struct{}{}:
-	default:
-	}
+	s.later.Reset(rewriteEvery)
 }
 
 // asksMore reports whether an edit asks for something to be there that was not
@@ -278,42 +245,22 @@ func asksMore(before, after *state.Volume) bool {
 // removesOnly reports whether an edit leaves every intent that is to stay as it
 // was.
 func removesOnly(before, after *state.Volume) bool {
-	standing := func(v *state.Volume) *state.Volume {
-		v = v.Clone()
-		v.Revision = 0
-		if v.Stage != nil && v.Stage.Gone && v.Stage.Next == nil {
-			v.Stage = nil
+	standing := func(i state.Intent, next bool) bool { return !i.Gone || next }
+	if s := after.Stage; s != nil && standing(s.Intent, s.Next != nil) && !reflect.DeepEqual(s, before.Stage) {
+		return false
+	}
+	for path, t := range after.Targets {
+		if standing(t.Intent, t.Next != nil) && !reflect.DeepEqual(t, before.Targets[path]) {
+			return false
 		}
-		maps.DeleteFunc(v.Targets, func(_ string, t *state.Target) bool { return t.Gone && t.Next == nil })
-		return v
 	}
-	was, is := standing(before), standing(after)
-	if is.Stage == nil {
-		was.Stage = nil
-	}
-	if is.Size == nil {
-		was.Size = nil
-	}
-	maps.DeleteFunc(was.Targets, func(path string, _ *state.Target) bool { return is.Targets[path] == nil })
-	return len(was.Targets) == len(is.Targets) && reflect.DeepEqual(was.Stage, is.Stage) && reflect.DeepEqual(was.Size, is.Size) &&
-		(len(is.Targets) == 0 || reflect.DeepEqual(was.Targets, is.Targets))
+	return after.Size == nil || reflect.DeepEqual(after.Size, before.Size)
 }
 
-// rewriteLater writes what memory alone has as soon as that can be done.
+// rewriteLater tries until it is done.
 func (s *Store) rewriteLater() {
-	defer close(s.stopped)
-	var again <-chan time.Time // nil while nothing is owed
-	for {
-		select {
-		case <-s.owes:
-			again = time.After(rewriteEvery)
-		case <-again:
-			if again = nil; s.rewrite() != nil {
-				again = time.After(rewriteEvery)
-			}
-		case <-s.closing:
-			return
-		}
+	if s.rewrite() != nil && !s.closed.Load() {
+		s.later.Reset(rewriteEvery)
 	}
 }
 
@@ -323,9 +270,7 @@ func (s *Store) rewrite() (err error) {
 	ids := maps.Clone(s.unwritten)
 	s.mu.RUnlock()
 	for id := range ids {
-		v := s.enter(id)
-		err = errors.Join(err, s.rewriteOne(id, v))
-		s.leave(id, v)
+		err = errors.Join(err, s.rewriteOne(id))
 	}
 	if len(ids) > 0 && err == nil {
 		klog.Background().Info("What was kept in memory alone is written", "store", s.path, "records", len(ids))
@@ -333,19 +278,15 @@ func (s *Store) rewrite() (err error) {
 	return err
 }
 
-func (s *Store) rewriteOne(id string, v *volume) error {
-	v.edits.Lock()
-	defer v.edits.Unlock()
-	record := v.record
-	if record == nil {
-		record = &state.Volume{ID: id}
-	}
-	text, err := encode(s.bootID, record)
+func (s *Store) rewriteOne(id string) error {
+	unlock, err := s.edits.Lock(context.Background(), id)
 	if err != nil {
 		return err
 	}
+	defer unlock()
+	record := cmp.Or(s.record(id), &state.Volume{ID: id})
 	return s.onDisk(func(d *directory) error {
-		if err := d.put(record, text, false); err != nil {
+		if err := d.write(s.bootID, record); err != nil {
 			return err
 		}
 		s.mu.Lock()

@@ -72,19 +72,20 @@ func readLegacy(f io.ReaderAt, bootID string) (c *contents, damage, err error) {
 	if err != nil || len(raw) == 0 {
 		return nil, nil, err
 	}
-	b, damage := readBolt(raw)
-	if damage != nil || len(b.buckets) == 0 {
+	buckets, sequence, damage := readBolt(raw)
+	if damage != nil || len(buckets) == 0 {
 		return nil, damage, nil
 	}
-	boot, damage := unsealLegacy(b.buckets["meta"]["boot"])
+	boot, damage := unsealLegacy(buckets["meta"]["boot"])
 	if damage != nil {
 		return nil, fmt.Errorf("its boot id: %w", damage), nil
 	}
-	c = newContents()
-	if c.revision = b.sequence; c.revision > math.MaxInt64 {
-		return nil, fmt.Errorf("its revision %d cannot be", c.revision), nil
+	if sequence > math.MaxInt64 {
+		return nil, fmt.Errorf("its revision %d cannot be", sequence), nil
 	}
-	for id, value := range b.buckets["records"] {
+	c = newContents()
+	c.revision = sequence
+	for id, value := range buckets["records"] {
 		text, err := unsealLegacy(value)
 		var v *state.Volume
 		if err == nil {
@@ -102,7 +103,7 @@ func readLegacy(f io.ReaderAt, bootID string) (c *contents, damage, err error) {
 			c.records[id] = v
 		}
 	}
-	if c.revision == 0 && b.buckets["records"] != nil && len(c.bad) == 0 { // an older version began, and did nothing
+	if c.revision == 0 && buckets["records"] != nil && len(c.bad) == 0 { // an older version began, and did nothing
 		return nil, nil, nil
 	}
 	return c, nil, nil
@@ -130,39 +131,32 @@ func unsealLegacy(value []byte) ([]byte, error) {
 //	bucket   a leaf's value, if its flag is 1: root page, sequence u64, and if the
 //	         root page is 0, a leaf page inline
 const (
-	boltMagic    = 0xED0CDAED
-	boltVersion  = 2
-	branchFlag   = 0x01
-	leafFlag     = 0x02
-	boltHeader   = 16 // bytes of a page's header, of an element, and of a bucket's header
-	metaBytes    = 64
-	smallestPage = 512
-	largestPage  = 1 << 16
+	boltMagic   = 0xED0CDAED
+	boltVersion = 2
+	branchFlag  = 0x01
+	leafFlag    = 0x02
+	boltHeader  = 16 // bytes of a page's header, of an element, and of a bucket's header
+	metaBytes   = 64
 )
 
 var order = binary.NativeEndian
 
-// bolt is what a bbolt file was found to hold.
+// bolt is a bbolt file that is being read.
 type bolt struct {
-	transaction uint64
-	buckets     map[string]map[string][]byte
-	sequence    uint64 // of the bucket "records"
-
 	raw      []byte
 	pageSize uint64
 	seen     map[uint64]bool // pages; none is read twice, so that no damage makes it run in circles
 }
 
-// readBolt reads the buckets of a file. bbolt believes every number in it, and
+// readBolt reads the buckets of a file, and the highest sequence of any. bbolt believes every number in it, and
 // dies of one that is damaged; here it is an error.
-func readBolt(raw []byte) (b *bolt, err error) {
+func readBolt(raw []byte) (buckets map[string]map[string][]byte, sequence uint64, err error) {
 	defer func() {
 		if damage := recover(); damage != nil { // an index out of range, mostly
 			err = fmt.Errorf("reading the pages: %v", damage)
 		}
 	}()
-	b = &bolt{buckets: map[string]map[string][]byte{}, raw: raw, seen: map[uint64]bool{}}
-	root, pages := uint64(0), uint64(0)
+	var meta []byte // the later one of those that are whole
 	for _, at := range []int{0, os.Getpagesize()} {
 		if len(raw) < at+boltHeader+metaBytes {
 			continue
@@ -170,30 +164,30 @@ func readBolt(raw []byte) (b *bolt, err error) {
 		m := raw[at+boltHeader:][:metaBytes]
 		sum := fnv.New64a()
 		sum.Write(m[:56])
-		if size := uint64(order.Uint32(m[8:])); order.Uint64(m[56:]) == sum.Sum64() && order.Uint32(m) == boltMagic && order.Uint32(m[4:]) == boltVersion &&
-			size >= smallestPage && size <= largestPage && order.Uint64(m[48:]) >= b.transaction {
-			b.transaction, b.pageSize, root, pages = order.Uint64(m[48:]), size, order.Uint64(m[16:]), order.Uint64(m[40:])
+		if order.Uint64(m[56:]) == sum.Sum64() && order.Uint32(m) == boltMagic && order.Uint32(m[4:]) == boltVersion &&
+			(meta == nil || order.Uint64(m[48:]) > order.Uint64(meta[48:])) {
+			meta = m
 		}
 	}
-	if root == 0 {
-		return nil, errors.New("neither meta page is valid")
+	if meta == nil {
+		return nil, 0, errors.New("neither meta page is valid")
 	}
-	if have := uint64(len(raw)); have/b.pageSize < pages {
-		return nil, fmt.Errorf("it has %d bytes and should have %d pages of %d bytes: it was truncated", have, pages, b.pageSize)
+	b := &bolt{raw: raw, pageSize: uint64(order.Uint32(meta[8:])), seen: map[uint64]bool{}}
+	if have, pages := uint64(len(raw)), order.Uint64(meta[40:]); have/b.pageSize < pages {
+		return nil, 0, fmt.Errorf("it has %d bytes and should have %d pages of %d bytes: it was truncated", have, pages, b.pageSize)
 	}
-	b.tree(root, func(name, bucket []byte) {
-		b.buckets[string(name)] = map[string][]byte{}
-		each := func(key, value []byte) { b.buckets[string(name)][string(key)] = value }
+	buckets = map[string]map[string][]byte{}
+	b.tree(order.Uint64(meta[16:]), func(name, bucket []byte) {
+		in := map[string][]byte{}
+		each := func(key, value []byte) { in[string(key)] = value }
 		if root := order.Uint64(bucket); root != 0 {
 			b.tree(root, each)
 		} else {
 			b.elements(bucket[boltHeader:], each)
 		}
-		if string(name) == "records" {
-			b.sequence = order.Uint64(bucket[8:])
-		}
+		buckets[string(name)], sequence = in, max(sequence, order.Uint64(bucket[8:]))
 	})
-	return b, nil
+	return buckets, sequence, nil
 }
 
 func (b *bolt) tree(id uint64, each func(key, value []byte)) {

@@ -73,13 +73,8 @@ func (p *places) change(o occupant, by int) {
 	if by > 0 {
 		p.at[o.path] = append(p.at[o.path], o)
 	} else {
-		left := p.at[o.path][:0]
-		for _, other := range p.at[o.path] {
-			if other != o {
-				left = append(left, other)
-			}
-		}
-		if p.at[o.path] = left; len(left) == 0 {
+		p.at[o.path] = slices.DeleteFunc(p.at[o.path], func(other occupant) bool { return other == o })
+		if len(p.at[o.path]) == 0 {
 			delete(p.at, o.path)
 		}
 	}

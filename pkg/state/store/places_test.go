@@ -1,6 +1,7 @@
 package store
 
 import (
+	"cmp"
 	"fmt"
 	"math/rand/v2"
 	"os"
@@ -81,38 +82,31 @@ func TestPathsOfVolumesLieApart(t *testing.T) {
 	}
 }
 
-// A refusal is not final while what was asked for the same part before may yet come.
-func TestRefusedPathOfAPendingStage(t *testing.T) {
-	s := openStore(t, t.TempDir(), testBoot)
-	mustEdit(t, s, "other", staged("/k/other"))
-	mustEdit(t, s, "v", staged("/k/v"))
-	if _, err := s.Edit("v", staged("/k/other/in")); state.ClassOf(err) != state.Aborted || !strings.Contains(err.Error(), "which lies above it") {
-		t.Errorf("while its stage is pending: %v", err)
-	}
-	if v := s.Get("v"); v.Stage.Path != "/k/v" || v.Stage.Gone {
-		t.Errorf("the stage is %+v", v.Stage)
-	}
-}
-
-// A path is free again once what was there has gone, and taken after a restart.
+// A refusal is not final while what was asked for the same part before may yet
+// come. A path is taken after a restart, and free once what was there has gone.
 func TestPathsAreFreedAndKept(t *testing.T) {
 	path := t.TempDir()
 	s := openStore(t, path, testBoot)
 	mustEdit(t, s, "v", staged("/k/s"))
+	mustEdit(t, s, "w", staged("/k/w"))
+	refused := func(id, at string, class state.Class) {
+		t.Helper()
+		if _, err := s.Edit(id, staged(at)); state.ClassOf(err) != class || !strings.Contains(err.Error(), "which lies") {
+			t.Errorf("%s at %s: %v, want %s", id, at, err, class)
+		}
+	}
+	refused("w", "/k/s/in", state.Aborted)
+	if w := s.Get("w"); w.Stage.Path != "/k/w" || w.Stage.Gone {
+		t.Errorf("the stage is %+v", w.Stage)
+	}
 	closeStore(t, s)
 	s = openStore(t, path, testBoot)
-	if _, err := s.Edit("w", staged("/k/s/in")); state.ClassOf(err) != state.FailedPrecondition {
-		t.Errorf("after a restart: %v", err)
-	}
+	refused("x", "/k/s/in", state.FailedPrecondition)
 	mustEdit(t, s, "v", askedAt("unstage", "/k/s"))
-	if _, err := s.Edit("w", staged("/k/s/in")); state.ClassOf(err) != state.Aborted {
-		t.Errorf("while it goes: %v", err)
-	}
+	refused("x", "/k/s/in", state.Aborted)
 	mustEdit(t, s, "v", func(v *state.Volume) error { v.Drop(state.StagePart()); return nil })
-	mustEdit(t, s, "w", staged("/k/s/in"))
-	if _, err := s.Edit("v", staged("/k/s")); state.ClassOf(err) != state.FailedPrecondition {
-		t.Errorf("above what came: %v", err)
-	}
+	mustEdit(t, s, "x", staged("/k/s/in"))
+	refused("v", "/k/s", state.FailedPrecondition)
 }
 
 // An edit that was not written takes no path, and gives none up.
@@ -156,30 +150,22 @@ func TestPathsOfConcurrentEdits(t *testing.T) {
 func TestPlacesAgreeWithAWalk(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2))
 	name := func() string { return string(rune('a' + random.IntN(3))) }
-	path := func() string {
-		p := "/" + name()
-		for random.IntN(3) > 0 {
-			p += "/" + name()
-		}
-		return p
-	}
 	records := map[string]*state.Volume{}
 	index := newPlaces()
 	refusals := map[state.Class]int{}
 	for range 20000 {
-		before := records[name()]
-		if before == nil {
-			before = &state.Volume{ID: name(), Targets: map[string]*state.Target{}}
-			if records[before.ID] != nil {
-				continue
-			}
+		id, where := name(), "/"+name()
+		for random.IntN(3) > 0 {
+			where += "/" + name()
 		}
+		before := cmp.Or(records[id], &state.Volume{ID: id})
 		after := before.Clone()
-		switch where := path(); random.IntN(4) {
+		intent := state.Intent{Gone: random.IntN(2) == 0, Accepted: true}
+		switch random.IntN(4) {
 		case 0:
-			after.Stage = &state.Stage{Path: where, Intent: state.Intent{Gone: random.IntN(2) == 0, Accepted: true}}
+			after.Stage = &state.Stage{Path: where, Intent: intent}
 		case 1:
-			after.Targets[where] = &state.Target{Path: where, Intent: state.Intent{Gone: random.IntN(2) == 0, Accepted: true}}
+			after.Targets[where] = &state.Target{Path: where, Intent: intent}
 		case 2:
 			after.Stage = nil
 		case 3:
@@ -211,33 +197,16 @@ func TestPlacesAgreeWithAWalk(t *testing.T) {
 
 // walk is the rule without an index; Unavailable, the zero Class, is no refusal.
 func walk(records map[string]*state.Volume, before, after *state.Volume) (class state.Class) {
-	near := func(a, b string) bool { return strings.HasPrefix(a+"/", b+"/") || strings.HasPrefix(b+"/", a+"/") }
-	asked := map[string]string{} // part to path
-	if s := after.Stage; s != nil && !s.Gone && (before.Stage == nil || before.Stage.Gone || before.Stage.Path != s.Path) {
-		asked["stage"] = s.Path
-	}
-	for p, t := range after.Targets {
-		if !t.Gone && (before.Targets[p] == nil || before.Targets[p].Gone) {
-			asked["target "+p] = p
-		}
-	}
-	meet := func(part, path string, gone bool, other *state.Volume, name string) {
-		if other.ID == after.ID && part == name || !near(asked[part], path) {
-			return
-		}
-		if !gone {
-			class = state.FailedPrecondition
-		} else if class == 0 {
-			class = state.Aborted
-		}
-	}
-	for part := range asked {
-		for _, other := range records {
-			if other.Stage != nil {
-				meet(part, other.Stage.Path, other.Stage.Gone, other, "stage")
-			}
-			for p, t := range other.Targets {
-				meet(part, p, t.Gone, other, "target "+p)
+	for _, asked := range besides(after, before) {
+		for _, v := range records {
+			for _, o := range occupants(v) {
+				itself := o.volume == asked.volume && o.kind == asked.kind && (o.kind == state.StageKind || o.path == asked.path)
+				near := strings.HasPrefix(asked.path+"/", o.path+"/") || strings.HasPrefix(o.path+"/", asked.path+"/")
+				if !asked.gone && !itself && near && class != state.FailedPrecondition {
+					if class = state.Aborted; !o.gone {
+						class = state.FailedPrecondition
+					}
+				}
 			}
 		}
 	}

@@ -12,7 +12,7 @@ func (s *Store) Spell(spell func(path string) string) {
 	defer s.mu.Unlock()
 	records := map[string]*state.Volume{}
 	for id, v := range s.volumes {
-		records[id] = v.record.Clone() // what Get and List returned stays as it is
+		records[id] = v.Clone() // what Get and List returned stays as it is
 		spellRecord(records[id], spell)
 	}
 	s.take(records)

@@ -34,6 +34,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/csi-node/csi-node/pkg/internal/boot"
+	"github.com/csi-node/csi-node/pkg/internal/keylock"
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
@@ -56,9 +57,11 @@ type Store struct {
 	takenFrom int
 	revision  atomic.Uint64 // the last one given out
 
-	mu        sync.RWMutex       // held shortly; guards all up to the next blank line
-	volumes   map[string]*volume // with a record, or being edited
-	places    *places            // of all records, and of what is being written
+	edits keylock.Map // by id; held through an edit
+
+	mu        sync.RWMutex             // held shortly; guards all up to the next blank line
+	volumes   map[string]*state.Volume // the records; none is changed in place
+	places    *places                  // of all records, and of what is being written
 	shown     map[state.DeviceNumber][]string
 	unwritten map[string]bool // ids of records that changed in memory alone
 
@@ -66,18 +69,8 @@ type Store struct {
 	dir    *directory   // nil when closed, or opened for reading
 	legacy *os.File     // intents.db, locked
 
-	owes    chan struct{} // has a token when there is something unwritten
-	closing chan struct{} // nil when opened for reading
-	once    sync.Once     // closes closing
-	stopped chan struct{}
-}
-
-// volume is one that has a record, or is being edited.
-type volume struct {
-	edits sync.Mutex // held through an edit
-
-	record *state.Volume // never changed in place; nil: none. Guarded by Store.mu, and set only with edits held
-	users  int           // guarded by Store.mu
+	closed atomic.Bool
+	later  *time.Timer // for what is unwritten; nil when opened for reading
 }
 
 // Open opens the store in a state directory, and makes both (mode 0750 and 0700)
@@ -110,15 +103,10 @@ func (o opener) open(ctx context.Context, stateDir, bootID string) (_ *Store, er
 	if err := checkPlace(ctx, stateDir); err != nil {
 		return nil, err
 	}
-	// In this order: who has the second is alone with the first, see takeOver.
-	if s.legacy, s.takenFrom, err = o.lockLegacy(ctx, legacyPath(stateDir), unix.LOCK_EX); err != nil {
-		return nil, err
-	}
-	dir, dead, err := o.lockDirectory(ctx, s.path, unix.LOCK_EX)
+	dir, err := s.lock(ctx, o, unix.LOCK_EX)
 	if err != nil {
 		return nil, err
 	}
-	s.takenFrom = max(s.takenFrom, dead)
 	if s.dir, err = openDirectory(s.path, dir); err != nil {
 		return nil, err
 	}
@@ -129,11 +117,8 @@ func (o opener) open(ctx context.Context, stateDir, bootID string) (_ *Store, er
 	if err := s.dir.refill(); err != nil {
 		klog.FromContext(ctx).Error(err, "There is no room beside the store: nothing new can be set up; removals go on", "store", s.path)
 	}
-	s.owes, s.closing, s.stopped = make(chan struct{}, 1), make(chan struct{}), make(chan struct{})
-	if len(s.unwritten) > 0 {
-		s.owes <- struct{}{}
-	}
-	go s.rewriteLater()
+	s.later = time.AfterFunc(time.Hour, s.rewriteLater)
+	s.later.Reset(rewriteEvery) // now that it is known
 	return s, nil
 }
 
@@ -150,23 +135,14 @@ func OpenReadOnly(ctx context.Context, stateDir string) (*Store, error) {
 	s := newStore(stateDir, bootID)
 	wait, cancel := context.WithTimeout(ctx, readOnlyWait)
 	defer cancel()
-	o := opener{deadHolder}
-	legacy, _, err := o.lockLegacy(wait, legacyPath(stateDir), unix.LOCK_SH)
-	if err == nil {
-		defer legacy.Close() // only read from
-	}
-	if err == nil || errors.Is(err, os.ErrNotExist) {
-		var dir *os.File
-		if dir, _, err = o.lockDirectory(wait, s.path, unix.LOCK_SH); err == nil {
-			defer dir.Close() // only read from
-		}
-	}
+	dir, err := s.lock(wait, opener{deadHolder}, unix.LOCK_SH)
+	defer func() { _, _ = dir.Close(), s.legacy.Close() }() // only read from, if they are there
 	var c *contents
 	switch {
 	case errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil:
 		err = ErrLocked
 	case err == nil || errors.Is(err, os.ErrNotExist):
-		_, c, _, err = s.look(ctx, legacy)
+		_, c, _, err = s.look(ctx)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("store %s: %w", s.path, err)
@@ -175,20 +151,32 @@ func OpenReadOnly(ctx context.Context, stateDir string) (*Store, error) {
 	return s, nil
 }
 
+// lock locks intents.db and the directory, in this order: who has the second is
+// alone with the first, see takeOver. What is only read need not be there.
+func (s *Store) lock(ctx context.Context, o opener, how int) (dir *os.File, err error) {
+	s.legacy, s.takenFrom, err = o.lockLegacy(ctx, legacyPath(filepath.Dir(s.path)), how)
+	if err == nil || how == unix.LOCK_SH && errors.Is(err, os.ErrNotExist) {
+		dead := 0
+		dir, dead, err = o.lockDirectory(ctx, s.path, how)
+		s.takenFrom = max(s.takenFrom, dead)
+	}
+	return dir, err
+}
+
 // look reads what is there. own is in the directory, and counts unless an older
 // version has written intents.db since; the damage is that of intents.db, whose
 // records count as none then.
-func (s *Store) look(ctx context.Context, legacy *os.File) (own, counts *contents, damage, err error) {
+func (s *Store) look(ctx context.Context) (own, counts *contents, damage, err error) {
 	if own, err = read(s.path, s.bootID); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, nil, nil, err
 	}
-	if legacy != nil {
-		if counts, damage, err = readLegacy(legacy, s.bootID); err != nil {
+	if s.legacy != nil {
+		if counts, damage, err = readLegacy(s.legacy, s.bootID); err != nil {
 			return nil, nil, nil, err
 		}
 	}
 	if damage != nil {
-		klog.FromContext(ctx).Error(damage, "The store of an older version cannot be read, and counts as empty; mounts without a record stay until they are unpublished", "file", legacy.Name())
+		klog.FromContext(ctx).Error(damage, "The store of an older version cannot be read, and counts as empty; mounts without a record stay until they are unpublished", "file", s.legacy.Name())
 		counts = newContents()
 	} else if counts == nil {
 		counts = own
@@ -202,7 +190,7 @@ func (s *Store) look(ctx context.Context, legacy *os.File) (own, counts *content
 // load takes the records in, and brings the directory up to this boot.
 func (s *Store) load(ctx context.Context) error {
 	log := klog.FromContext(ctx)
-	own, c, damage, err := s.look(ctx, s.legacy)
+	own, c, damage, err := s.look(ctx)
 	if err != nil {
 		return err
 	}
@@ -236,15 +224,14 @@ func (s *Store) load(ctx context.Context) error {
 
 func newStore(stateDir, bootID string) *Store {
 	s := &Store{path: filepath.Join(stateDir, Directory), bootID: bootID, unwritten: map[string]bool{}}
-	s.take(nil)
+	s.take(map[string]*state.Volume{})
 	return s
 }
 
 // take makes records those that are served.
 func (s *Store) take(records map[string]*state.Volume) {
-	s.volumes, s.places, s.shown = map[string]*volume{}, newPlaces(), map[state.DeviceNumber][]string{}
-	for id, v := range records {
-		s.volumes[id] = &volume{record: v}
+	s.volumes, s.places, s.shown = records, newPlaces(), map[state.DeviceNumber][]string{}
+	for _, v := range records {
 		s.places.claim(nil, v)
 		s.show(nil, v)
 	}
@@ -293,17 +280,18 @@ func checkPlace(ctx context.Context, dir string) error {
 
 // Get returns a copy of the volume's record, nil when there is none.
 func (s *Store) Get(id string) *state.Volume {
-	s.mu.RLock()
-	v := s.volumes[id]
-	var record *state.Volume
-	if v != nil {
-		record = v.record
-	}
-	s.mu.RUnlock()
+	record := s.record(id)
 	if record == nil {
 		return nil
 	}
 	return record.Stored()
+}
+
+// record returns the record that is served.
+func (s *Store) record(id string) *state.Volume {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	return s.volumes[id]
 }
 
 // List returns copies of all records in the order of their ids.
@@ -319,13 +307,7 @@ func (s *Store) List() []*state.Volume {
 func (s *Store) records() map[string]*state.Volume {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
-	records := make(map[string]*state.Volume, len(s.volumes))
-	for id, v := range s.volumes {
-		if v.record != nil {
-			records[id] = v.record
-		}
-	}
-	return records
+	return maps.Clone(s.volumes)
 }
 
 // ShownAs returns the id of the volume that is published as a device number, be
@@ -349,11 +331,11 @@ func (s *Store) TakenFrom() int { return s.takenFrom }
 // Close ends the store once the edits under way have ended, and releases its
 // locks. Edits that come later fail. It may be called more than once.
 func (s *Store) Close() error {
-	if s.closing == nil { // opened for reading
+	if s.later == nil { // opened for reading
 		return nil
 	}
-	s.once.Do(func() { close(s.closing) })
-	<-s.stopped
+	s.closed.Store(true)
+	s.later.Stop()
 	err := s.rewrite()
 	s.disk.Lock()
 	defer s.disk.Unlock()

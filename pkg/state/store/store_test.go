@@ -48,8 +48,7 @@ func must(t testing.TB, err error) {
 // crash ends a store as a kill does: nothing is written any more.
 func crash(t testing.TB, s *Store) {
 	t.Helper()
-	s.once.Do(func() { close(s.closing) })
-	<-s.stopped
+	s.closed.Store(true)
 	s.disk.Lock()
 	defer s.disk.Unlock()
 	must(t, s.letGo())
