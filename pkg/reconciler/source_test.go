@@ -69,6 +69,15 @@ func TestMountSource(t *testing.T) {
 		t.Errorf("grown: %v", err)
 	}
 
+	story, err := l.r.Explain(t.Context(), "v")
+	l.ok(err)
+	if is := strings.Join(story.Is, " "); !strings.Contains(is, "It is mounted from memory:v (tmpfs)") || strings.Contains(is, "formatted") || strings.Contains(is, "attached") {
+		t.Errorf("told is %q", is)
+	}
+	if got := l.r.Status()[0].Device; got != "none, it is mounted from memory:v (tmpfs)" {
+		t.Errorf("the device is %q", got)
+	}
+
 	// What is lost comes again, what is somebody else's stays.
 	l.ok(l.n.umount(1))
 	l.ok(l.publish(target, func(t *state.Target) { t.Capability.Flags = []string{"noexec"} }))
