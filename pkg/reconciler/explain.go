@@ -154,6 +154,8 @@ func tellActual(want *state.Volume, have state.Actual) []string {
 		all = append(all, "There is no such volume on this node, or its data is gone.")
 	case have.Source != nil:
 		all = append(all, inWords("it is mounted from %s (%s), at each target by itself", have.Source.Source, have.Source.FSType))
+	case d.Err != nil || d.State == state.DeviceUnknown && d.Capacity == 0:
+		all = append(all, "What its data is, and whether it was ever formatted, is not known now.")
 	default:
 		format := "never formatted"
 		switch {
@@ -219,6 +221,9 @@ func tellElement(e state.Element) string {
 func tellPlace(path string, m state.Mountpoint) string {
 	if m.Err != nil {
 		return inWords("%s cannot be looked at: %v", path, m.Err)
+	}
+	if m.File == state.UnknownFile && len(m.Mounts) == 0 {
+		return inWords("what is at %s is not known", path)
 	}
 	if len(m.Mounts) == 0 {
 		return inWords("at %s is %s, and nothing is mounted there", path, m.File)
