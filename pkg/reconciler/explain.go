@@ -41,7 +41,7 @@ func (r *Reconciler) Explain(ctx context.Context, id string) (Story, error) {
 	if want.Empty() && err != nil {
 		return Story{}, err
 	}
-	if want.Empty() && have.Device.Missing && !stands(have.Device) {
+	if want.Empty() && have.Device.Missing && !slices.ContainsFunc(have.Stack(), func(e state.Element) bool { return standsOrStrays(e.Device) }) {
 		return Story{}, state.Errorf(state.NotFound, "volume %s: nothing is asked of it on this node, and there is no such volume", id)
 	}
 	r.mu.Lock()
@@ -51,11 +51,13 @@ func (r *Reconciler) Explain(ctx context.Context, id string) (Story, error) {
 		v = &volume{want: want}
 	}
 	// Who holds what only the worker may ask.
-	if have.Keepers = v.have.Keepers; v.have.Device.Number == have.Device.Number {
-		have.Device.Held, have.Device.Holder = v.have.Device.Held, cmp.Or(have.Device.Holder, v.have.Device.Holder)
-	}
-	if v.have.View.Number == have.View.Number {
-		have.View.Held, have.View.Holder = v.have.View.Held, cmp.Or(have.View.Holder, v.have.View.Holder)
+	have.Keepers = v.have.Keepers
+	for _, d := range devicesOf(&have) {
+		for _, was := range devicesOf(&v.have) {
+			if was.Number == d.Number && stands(*d) {
+				d.Held, d.Holder = was.Held, cmp.Or(d.Holder, was.Holder)
+			}
+		}
 	}
 	plan := MakePlan(want, have)
 	now := time.Now()
@@ -146,11 +148,15 @@ func tellAsked(want *state.Volume, now time.Time) []string {
 }
 
 func tellActual(want *state.Volume, have state.Actual) []string {
-	d := have.Device
 	var all []string
-	if d.Missing {
+	switch d := have.Stack()[0].Device; {
+	case d.Missing:
 		all = append(all, "There is no such volume on this node, or its data is gone.")
-	} else {
+	case have.Source != nil:
+		all = append(all, inWords("it is mounted from %s (%s), at each target by itself", have.Source.Source, have.Source.FSType))
+	case d.Err != nil || d.State == state.DeviceUnknown && d.Capacity == 0:
+		all = append(all, "What its data is, and whether it was ever formatted, is not known now.")
+	default:
 		format := "never formatted"
 		switch {
 		case d.Formatting:
@@ -161,17 +167,12 @@ func tellActual(want *state.Volume, have state.Actual) []string {
 		if d.Raw {
 			format += ", and published as a raw block device before"
 		}
-		all = append(all, inWords("its data is %s: %d bytes, %s", d.Backing, d.Capacity, format))
+		all = append(all, inWords("its data is %s: %d bytes, %s", cmp.Or(d.Backing, d.Path), d.Capacity, format))
 	}
-	switch d.State {
-	case state.DeviceUnknown:
-		all = append(all, "Whether it is attached is not known.")
-	case state.DeviceAbsent:
-		all = append(all, "It is not attached.")
-	case state.DeviceForeign:
-		all = append(all, inWords("its data is used by %s, which the plugin did not attach", d.Holder))
-	default:
-		all = append(all, inWords("%s (%s) is %s and shows it %s, with %d bytes", d.Path, d.Number, d.State, access(d.ReadOnly), d.Size))
+	if have.Source == nil {
+		for _, e := range have.Stack() {
+			all = append(all, tellElement(e))
+		}
 	}
 	if v := have.View; stands(v) {
 		all = append(all, inWords("%s (%s) is a read-only view of it", v.Path, v.Number))
@@ -194,9 +195,35 @@ func tellActual(want *state.Volume, have state.Actual) []string {
 	return all
 }
 
+// tellElement says what stands of one device of the volume's stack.
+func tellElement(e state.Element) string {
+	d, it := e.Device, "it"
+	if e.Layer != "" {
+		it = "its layer " + e.Layer
+	}
+	switch {
+	case d.Stray:
+		return inWords("%s (%s) is on a device that is not the volume's any more", it, d.Path)
+	case d.State == state.DeviceUnknown:
+		return inWords("whether %s is attached is not known", it)
+	case d.State == state.DeviceAbsent && d.Unmade:
+		return inWords("%s is not made yet", it)
+	case d.State == state.DeviceAbsent:
+		return inWords("%s is not attached", it)
+	case d.State == state.DeviceForeign && e.Layer == "":
+		return inWords("its data is used by %s, which the plugin did not attach", d.Holder)
+	case d.State == state.DeviceForeign:
+		return inWords("%s is used by %s, which the plugin did not open", it, d.Holder)
+	}
+	return inWords("%s (%s) is %s and shows %s %s, with %d bytes", d.Path, d.Number, d.State, it, access(d.ReadOnly), d.Size)
+}
+
 func tellPlace(path string, m state.Mountpoint) string {
 	if m.Err != nil {
 		return inWords("%s cannot be looked at: %v", path, m.Err)
+	}
+	if m.File == state.UnknownFile && len(m.Mounts) == 0 {
+		return inWords("what is at %s is not known", path)
 	}
 	if len(m.Mounts) == 0 {
 		return inWords("at %s is %s, and nothing is mounted there", path, m.File)
@@ -270,7 +297,7 @@ const longStep = 30 * time.Second
 // tellHelp says what a person can do.
 func (v *volume) tellHelp(want *state.Volume, have state.Actual, story Story, now time.Time) []string {
 	var all []string
-	if len(want.Parts()) == 0 && stands(have.Device) {
+	if len(want.Parts()) == 0 && slices.ContainsFunc(have.Stack(), func(e state.Element) bool { return standsOrStrays(e.Device) }) {
 		all = append(all, "`csi-node orphans --clean` detaches the device, unless somebody uses it.")
 	}
 	if !v.since.IsZero() && now.Sub(v.since) > longStep && v.progress == "" {

@@ -167,6 +167,24 @@ func TestExplainAHungVolume(t *testing.T) {
 	})
 }
 
+// Of what could not be read nothing is claimed, least of all that there is no data.
+func TestExplainWhatIsNotKnown(t *testing.T) {
+	record := &state.Volume{ID: "v", Stage: &state.Stage{Path: "/stage"}}
+	for _, d := range []state.Device{{}, {State: state.DeviceAttached, Path: "/dev/loop1", Size: gib + 1, Err: errBoom}} {
+		text := strings.Join(tellActual(record, state.Actual{Device: d}), "\n")
+		for _, claim := range []string{"never formatted", " 0 bytes", "nothing is mounted"} {
+			if strings.Contains(text, claim) {
+				t.Errorf("of %+v is said %q", d, text)
+			}
+		}
+		for _, words := range []string{"What its data is, and whether it was ever formatted, is not known now.", "What is at /stage is not known."} {
+			if !strings.Contains(text, words) {
+				t.Errorf("of %+v is said %q, and not %q", d, text, words)
+			}
+		}
+	}
+}
+
 func TestExplainAStranger(t *testing.T) {
 	bubble(t, func(h *harness) {
 		_, err := h.p.r.Explain(context.Background(), "stranger")

@@ -52,6 +52,7 @@ type fakeKernel struct {
 
 	// By volume: the last look, the last one of an earlier moment, the last drift.
 	looked, lookedBefore, drifted map[string]event
+	ended                         map[string]time.Time // by volume: when a part of a look that took its time last ended
 
 	// By fs type: whether it grows while mounted, and while not.
 	growsMounted, growsUnmounted map[string]bool
@@ -189,7 +190,7 @@ func newFakeKernel() *fakeKernel {
 	return &fakeKernel{
 		volumes: map[string]*fakeVolume{}, mounts: map[string][]fakeMount{}, files: map[string]*fakeFile{},
 		calls: map[callKey]int{}, acting: map[string]op{}, looks: map[string]spin{}, began: time.Now(),
-		forgotten: map[string]bool{}, known: map[string]state.DeviceNumber{}, strangers: map[string]int{}, looked: map[string]event{}, lookedBefore: map[string]event{}, drifted: map[string]event{},
+		forgotten: map[string]bool{}, known: map[string]state.DeviceNumber{}, strangers: map[string]int{}, looked: map[string]event{}, lookedBefore: map[string]event{}, drifted: map[string]event{}, ended: map[string]time.Time{},
 		growsMounted: map[string]bool{"xfs": true}, growsUnmounted: map[string]bool{"ext4": true},
 	}
 }
@@ -313,11 +314,12 @@ func (k *fakeKernel) event() event {
 func (k *fakeKernel) fresh(id string) bool { return k.drifted[id].n <= k.looked[id].n }
 
 // told reports whether what the worker has just said of a volume must be true:
-// nobody has changed it since the look that the worker speaks of, which may
-// have been followed by another at the same moment. The caller holds mu.
+// nobody has changed it since the look that the worker speaks of, which may have
+// begun earlier, and been followed by another at the moment of its end. The caller
+// holds mu.
 func (k *fakeKernel) told(id string) bool {
-	look := k.looked[id]
-	if k.delays != 0 && look.at.Equal(time.Now()) {
+	look, now := k.looked[id], time.Now()
+	if look.at.Equal(now) && (k.delays != 0 || k.ended[id].Equal(now)) {
 		look = k.lookedBefore[id]
 	}
 	return k.drifted[id].n <= look.n
@@ -352,6 +354,8 @@ func (p *process) call(ctx context.Context, o op, volume, key string, effect fun
 		if !o.reads() {
 			delete(k.acting, volume)
 			k.note("%s %s: %v", o, key, err)
+		} else if f.takes > 0 || f.hang != nil {
+			k.ended[volume] = time.Now()
 		}
 	}()
 	if err := f.wait(ctx); err != nil {

@@ -119,6 +119,7 @@ func TestHistoriesOfFaults(t *testing.T) {
 		"an unpublish was told the end of a publish that had been refused":                    "delays 949801784; volume a ext4; stage a; sleep 2ms; litter a 2; fault find a 2 works 3 0s; fault find a 1 fails 2 0s; kill; publish a 2; await; kill; unpublish a 2",
 		"a device on its way out that lacks a growth was taken for a truncated volume":        "volume a blank; fault grow-device a 2 halfway 3 0s; stage a; grow a 4; losetup-d a",
 		"a stage that was not accepted took the device from under a target of no record":      "delays 798042002; volume a blank; publish a 3 block; unpublish a 1; stage a block; sleep 200ms; kill; lose-store; unstage a; stage a",
+		"the judge took a look that came after an answer for the one that it was of":          "volume b blank; stage b xfs; fault probe b 2 idles 3 8ns; stage b xfs; cover b 0; await",
 		"a volume was formatted that a target of no record showed":                            "volume b blank; stage b block; publish b 3 block ro; stop; lose-store; stage b",
 	} {
 		t.Run(fault, func(t *testing.T) { replay(t, text) })

@@ -168,6 +168,18 @@ func TestLifeOfALayer(t *testing.T) {
 		t.Fatalf("mounted is %+v", have.Stage.Mounts)
 	}
 
+	story, err := l.r.Explain(l.t.Context(), "v")
+	l.ok(err)
+	is := strings.Join(story.Is, " ")
+	for _, words := range []string{"Its data is " + l.n.data, "formatted as offset", have.Device.Path + " (" + have.Device.Number.String() + ") is attached and shows its layer offset", have.Lower[0].Device.Path} {
+		if !strings.Contains(is, words) {
+			t.Errorf("no %q in %q", words, is)
+		}
+	}
+	if got := l.r.Status()[0].Device; !strings.HasPrefix(got, "offset "+have.Device.Path+" attached") || !strings.Contains(got, ", on "+have.Lower[0].Device.Path) {
+		t.Errorf("the device is %q", got)
+	}
+
 	// What is lost is opened and mounted again.
 	l.ok(l.n.umount(1))
 	l.ok(l.n.umount(0))
@@ -190,7 +202,7 @@ func TestLifeOfALayer(t *testing.T) {
 	// Growth goes up the stack.
 	l.steps = nil
 	grown, filesystem := []string{"grow-device", "grow-layer offset"}, []string{"grow-filesystem"}
-	err := l.ask(state.SizePart(), func(v *state.Volume) error { return v.AskSize(2*small, 0, time.Now()) })
+	err = l.ask(state.SizePart(), func(v *state.Volume) error { return v.AskSize(2*small, 0, time.Now()) })
 	later := err != nil && strings.Contains(err.Error(), "CAP_SYS_RESOURCE") // ext4 grows when it is next staged
 	if !later {
 		l.ok(err)

@@ -236,8 +236,9 @@ func (r *Reconciler) stack(ctx context.Context, want *state.Volume) (have state.
 	}
 	if m, ok := r.kernel.Devices.(devices.MountSource); ok {
 		source, mounted, err := m.Source(ctx, v)
-		if err != nil {
-			return have, state.Errorf(state.Unavailable, "what is mounted for it is not known: %w", err)
+		if err != nil { // then it is not known either whether it has a device, and what is mounted may be its
+			have.Device = state.Device{Err: state.Errorf(state.Unavailable, "volume %s: observe: what is mounted for it is not known: %w", want.ID, err)}
+			return have, nil
 		}
 		if mounted {
 			have.Source = &source

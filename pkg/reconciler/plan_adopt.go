@@ -25,6 +25,12 @@ func (p *planner) provisional(s *state.Stage) Verdict {
 		return unseen(p.have.Stage.Err)
 	}
 	as := p.adopted(s)
+	if p.have.Source != nil && s.Path != "" && s.Capability.Access != "" { // nothing stands of it that could be seen: it is a record
+		if v := as.sourceStage(as.want.Stage); !v.Settled {
+			return v
+		}
+		return p.do(Adopt, state.StagePart())
+	}
 	if v := as.found(as.want.Stage); !v.Settled && len(p.have.Stage.Mounts) > 0 {
 		return v
 	}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -15,13 +16,19 @@ import (
 )
 
 // memory is a backend whose volumes are a tmpfs each; all else it does not have.
-type memory struct{ Devices }
+type memory struct {
+	Devices
+	forgetful *bool // nothing is known by the id alone
+}
 
 func (memory) Find(context.Context, devices.Volume) (state.Device, error) {
 	return state.Device{State: state.DeviceAbsent}, nil
 }
 
-func (memory) Source(_ context.Context, v devices.Volume) (state.Source, bool, error) {
+func (m memory) Source(_ context.Context, v devices.Volume) (state.Source, bool, error) {
+	if *m.forgetful && len(v.Context) == 0 {
+		return state.Source{}, false, errors.New("no context")
+	}
 	return state.Source{FSType: "tmpfs", Source: "memory:" + v.ID, Options: []string{"size=1m"}, Deadline: 10 * time.Second}, true, nil
 }
 
@@ -30,7 +37,8 @@ func (memory) Source(_ context.Context, v devices.Volume) (state.Source, bool, e
 // taken away in the end.
 func TestMountSource(t *testing.T) {
 	l := &layered{t: t, n: newRealNode(t), store: newFakeStore()}
-	l.n.parts.Devices = memory{l.n.parts.Devices}
+	forgetful := false
+	l.n.parts.Devices = memory{l.n.parts.Devices, &forgetful}
 	l.start()
 	defer l.stop()
 	anyType := func(s *state.Stage) { s.Capability.FSType, s.Context = "", nil }
@@ -61,6 +69,15 @@ func TestMountSource(t *testing.T) {
 		t.Errorf("grown: %v", err)
 	}
 
+	story, err := l.r.Explain(t.Context(), "v")
+	l.ok(err)
+	if is := strings.Join(story.Is, " "); !strings.Contains(is, "It is mounted from memory:v (tmpfs)") || strings.Contains(is, "formatted") || strings.Contains(is, "attached") {
+		t.Errorf("told is %q", is)
+	}
+	if got := l.r.Status()[0].Device; got != "none, it is mounted from memory:v (tmpfs)" {
+		t.Errorf("the device is %q", got)
+	}
+
 	// What is lost comes again, what is somebody else's stays.
 	l.ok(l.n.umount(1))
 	l.ok(l.publish(target, func(t *state.Target) { t.Capability.Flags = []string{"noexec"} }))
@@ -72,6 +89,26 @@ func TestMountSource(t *testing.T) {
 	l.ok(l.n.umount(1))
 	l.ok(l.publish(target, func(t *state.Target) { t.Capability.Flags = []string{"noexec"} }))
 	l.ok(os.WriteFile(filepath.Join(l.n.path(1), "data"), []byte("x"), 0o600))
+
+	// When the store is lost, a publish finds the stage, which is a record, as it was.
+	clear(l.store.records)
+	l.ok(l.publish(target, func(t *state.Target) { t.Capability.Flags = []string{"noexec"} }))
+	if s := l.store.Get("v").Stage; s.Provisional || !s.Accepted || s.Path != l.n.path(0) {
+		t.Errorf("the stage is %+v", s)
+	}
+	clear(l.store.records)
+	if err := l.publish(publishBlock, func(t *state.Target) { t.Context = nil }); state.ClassOf(err) != state.InvalidArgument {
+		t.Errorf("published as a block device: %v", err)
+	}
+
+	// What may be its own is not left behind as somebody else's, and where nothing is there is nothing to know.
+	clear(l.store.records)
+	forgetful = true
+	if err := l.unpublish(); state.ClassOf(err) != state.Unavailable || !strings.Contains(err.Error(), "no context") {
+		t.Errorf("unpublished what may be its own: %v", err)
+	}
+	l.ok(l.ask(state.TargetPart(l.n.path(2)), func(v *state.Volume) error { return v.AskUnpublish(l.n.path(2), time.Now()) }))
+	forgetful = false
 
 	l.ok(l.unpublish())
 	l.ok(l.unstage())

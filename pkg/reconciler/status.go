@@ -1,6 +1,7 @@
 package reconciler
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -79,7 +80,9 @@ func (r *Reconciler) status(record *state.Volume) Status {
 	}
 	if !v.unseen {
 		s.Device = deviceStatus(v.have)
-		s.Holder = v.have.Device.Holder
+		for _, e := range v.have.Stack() { // the highest one's
+			s.Holder = cmp.Or(e.Device.Holder, s.Holder)
+		}
 	}
 	if !v.since.IsZero() {
 		s.Step = &StepStatus{v.running.String(), time.Since(v.since), v.progress}
@@ -211,15 +214,28 @@ func askedTarget(t *state.Target) string {
 }
 
 func deviceStatus(have state.Actual) string {
-	d := have.Device
+	if have.Source != nil {
+		return fmt.Sprintf("none, it is mounted from %s (%s)", have.Source.Source, have.Source.FSType)
+	}
+	text := elementStatus(have.Device)
+	if stands(have.View) {
+		text += " with read-only view " + have.View.Path
+	}
+	if len(have.Lower) == 0 {
+		return text
+	}
+	words := []string{have.Layer + " " + text}
+	for _, e := range slices.Backward(have.Lower) {
+		words = append(words, strings.TrimSpace(e.Layer+" "+elementStatus(e.Device)))
+	}
+	return strings.Join(words, ", on ")
+}
+
+func elementStatus(d state.Device) string {
 	if d.State == state.DeviceAbsent || d.State == state.DeviceUnknown {
 		return d.State.String()
 	}
-	words := []string{d.Path, d.State.String(), access(d.ReadOnly), fmt.Sprintf("%d bytes", d.Size)}
-	if stands(have.View) {
-		words = append(words, "with read-only view "+have.View.Path)
-	}
-	return strings.Join(words, " ")
+	return fmt.Sprintf("%s %s %s %d bytes", d.Path, d.State, access(d.ReadOnly), d.Size)
 }
 
 // Worst returns the condition of the volume's worst part.

@@ -145,6 +145,28 @@ func TestMountIs(t *testing.T) {
 	}
 }
 
+func TestSourceIs(t *testing.T) {
+	source := &Source{FSType: "nfs4", Source: "server:/export"}
+	for _, test := range []struct {
+		mount Mount
+		want  bool
+	}{
+		{Mount{FSType: "nfs4", Source: "server:/export", Root: "/"}, true},
+		{Mount{FSType: "nfs4", Source: "server:/export", Root: "/", Device: DeviceNumber{Minor: 50}}, true},
+		{Mount{FSType: "nfs4", Source: "server:/export", Root: "/sub"}, false},
+		{Mount{FSType: "nfs4", Source: "server:/other", Root: "/"}, false},
+		{Mount{FSType: "tmpfs", Source: "server:/export", Root: "/"}, false},
+		{Mount{FSType: "nfs4", Source: "server:/export", Root: "/", Node: true}, false},
+	} {
+		if source.Is(test.mount) != test.want {
+			t.Errorf("%+v is %+v: %v", test.mount, *source, !test.want)
+		}
+	}
+	if (*Source)(nil).Is(Mount{Root: "/"}) {
+		t.Error("no source is a source")
+	}
+}
+
 func TestParts(t *testing.T) {
 	v := fullVolume()
 	v.Targets["/a"] = &Target{Path: "/a"}

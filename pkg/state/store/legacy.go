@@ -23,7 +23,7 @@ import (
 // file, whose lock they hold. This version holds it, too, so that never two
 // reconcile side by side, and leaves it empty. That is a new store to an older
 // version, which then begins with what it finds mounted, and writes the file with
-// the first thing that it does: whatever is in it is later than the directory.
+// the first thing that it does: whatever was edited in it is later than the directory.
 func legacyPath(stateDir string) string { return filepath.Join(stateDir, "intents.db") }
 
 // takeIn writes the records of an older version in place of its own, and leaves
@@ -64,9 +64,9 @@ func (s *Store) takeIn(ctx context.Context, own, c *contents, damage error) erro
 	return err
 }
 
-// readLegacy reads intents.db; the contents are nil if there is nothing in it,
-// and, with the damage, if it is no sound store. A record that cannot be read is
-// bad, by its id.
+// readLegacy reads intents.db; the contents are nil if nothing was ever edited in
+// it, and, with the damage, if it is no sound store. A record that cannot be read
+// is bad, by its id.
 func readLegacy(f io.ReaderAt, bootID string) (c *contents, damage, err error) {
 	raw, err := io.ReadAll(io.NewSectionReader(f, 0, math.MaxInt64))
 	if err != nil || len(raw) == 0 {
@@ -102,6 +102,9 @@ func readLegacy(f io.ReaderAt, bootID string) (c *contents, damage, err error) {
 		if string(boot) == bootID {
 			c.records[id] = v
 		}
+	}
+	if c.revision == 0 && buckets["records"] != nil && len(c.bad) == 0 { // an older version began, and did nothing
+		return nil, nil, nil
 	}
 	return c, nil, nil
 }
@@ -170,6 +173,9 @@ func readBolt(raw []byte) (buckets map[string]map[string][]byte, sequence uint64
 		return nil, 0, errors.New("neither meta page is valid")
 	}
 	b := &bolt{raw: raw, pageSize: uint64(order.Uint32(meta[8:])), seen: map[uint64]bool{}}
+	if have, pages := uint64(len(raw)), order.Uint64(meta[40:]); have/b.pageSize < pages {
+		return nil, 0, fmt.Errorf("it has %d bytes and should have %d pages of %d bytes: it was truncated", have, pages, b.pageSize)
+	}
 	buckets = map[string]map[string][]byte{}
 	b.tree(order.Uint64(meta[16:]), func(name, bucket []byte) {
 		in := map[string][]byte{}

@@ -195,7 +195,12 @@ func TestTakeOver(t *testing.T) {
 // older returns intents.db of an older version: volumes 0 to 9 and 20 to 29.
 func older(t testing.TB) []byte {
 	t.Helper()
-	f, err := os.Open("testdata/intents.db.gz")
+	return unzip(t, "testdata/intents.db.gz")
+}
+
+func unzip(t testing.TB, path string) []byte {
+	t.Helper()
+	f, err := os.Open(path)
 	must(t, err)
 	defer f.Close() // only read from
 	unzipped, err := gzip.NewReader(f)
@@ -242,6 +247,24 @@ func TestOlderVersion(t *testing.T) {
 	}
 }
 
+// An older version that began, and was ended before it did anything, loses no record.
+func TestOlderVersionThatDidNothing(t *testing.T) {
+	dir := t.TempDir()
+	s := openStore(t, dir, testBoot)
+	mustEdit(t, s, "kept", staged("/stage/kept"))
+	crash(t, s)
+	begun := unzip(t, "testdata/begun.db.gz")
+	must(t, os.WriteFile(legacyPath(dir), begun, 0o600))
+	s = openStore(t, dir, testBoot)
+	defer closeStore(t, s)
+	if info, err := os.Stat(legacyPath(dir)); err != nil || info.Size() != 0 || idsOf(s) != "kept" || len(s.SetAside()) > 0 {
+		t.Errorf("there are %s, set aside %q; %v (%v)", idsOf(s), s.SetAside(), info, err)
+	}
+	if c, damage, err := readLegacy(bytes.NewReader(bytes.ReplaceAll(begun, []byte("records"), []byte("rekords"))), testBoot); c == nil || damage != nil || err != nil {
+		t.Errorf("one without its bucket: %v, damage %v (%v)", c, damage, err)
+	}
+}
+
 // A damaged file of an older version is set aside, and kills nobody.
 func TestDamageOfOlderVersion(t *testing.T) {
 	sound := older(t)
@@ -251,6 +274,9 @@ func TestDamageOfOlderVersion(t *testing.T) {
 		c, damage, err := readLegacy(bytes.NewReader(raw), testBoot)
 		if err != nil || (c == nil) != (damage != nil) {
 			t.Fatalf("%v, damage %v (%v)", c, damage, err)
+		}
+		if len(raw) < len(sound) && !strings.Contains(fmt.Sprint(damage), "truncated") && !strings.Contains(fmt.Sprint(damage), "meta page") {
+			t.Errorf("cut to %d bytes: %v", len(raw), damage)
 		}
 		if c != nil && len(c.records) > 21 { // there is one more in the transaction before the last
 			t.Errorf("there are %d records", len(c.records))
