@@ -324,6 +324,70 @@ func TestInterruptedFormatOfALayer(t *testing.T) {
 	l.gone()
 }
 
+// large has more on each device than a look reads, and tells what is at byte 1 MiB
+// of one that it is to format.
+type large struct {
+	Filesystems
+	there *byte
+}
+
+func (f large) Probe(ctx context.Context, d state.Device, mountpoint string) (state.Contents, error) {
+	c, err := f.Filesystems.Probe(ctx, d, mountpoint)
+	if c.Kind == state.ContentsBlank || c.Kind == state.ContentsOther {
+		c = state.Contents{Kind: state.ContentsUnproven, Found: "a lot"}
+		if d.Fresh {
+			c = state.Contents{Kind: state.ContentsBlank}
+		}
+	}
+	return c, err
+}
+
+func (f large) Format(ctx context.Context, d state.Device, fsType string) error {
+	device, err := os.Open(d.Path)
+	if err != nil {
+		return err
+	}
+	defer device.Close()
+	found := make([]byte, 1)
+	if _, err := device.ReadAt(found, 1<<20); err != nil {
+		return err
+	}
+	*f.there = found[0]
+	return f.Filesystems.Format(ctx, d, fsType)
+}
+
+// A layer that is new need not be zero, as no cipher's is: mkfs, which relies on
+// that, finds it erased.
+func TestNewLayerIsErasedBeforeItIsFormatted(t *testing.T) {
+	l := newLayered(t)
+	found := byte('?')
+	l.n.parts.Filesystems = large{l.n.parts.Filesystems, &found}
+	l.hook = func(_ context.Context, _ string, step Step, moment Moment) error {
+		if step.Action != OpenLayer || moment != After {
+			return nil
+		}
+		d, err := l.layer.Find(context.WithoutCancel(l.t.Context()), state.Device{}, devices.Volume{ID: "v"})
+		if err != nil {
+			return err
+		}
+		f, err := os.OpenFile(d.Path, os.O_WRONLY, 0)
+		if err != nil {
+			return err
+		}
+		_, err = f.WriteAt([]byte("noise"), 1<<20)
+		return errors.Join(err, f.Sync(), f.Close())
+	}
+	l.stop()
+	l.start()
+	l.ok(l.stage())
+	if found != 0 {
+		t.Errorf("mkfs met %q", found)
+	}
+	l.hook = nil
+	l.ok(l.unstage())
+	l.gone()
+}
+
 // A device of the volume's name on another element is closed, and never mounted.
 func TestStrayLayer(t *testing.T) {
 	l := newLayered(t)

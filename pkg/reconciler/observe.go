@@ -190,13 +190,13 @@ func (r *Reconciler) observe(ctx context.Context, want *state.Volume) (have stat
 		if len(have.Stage.Mounts) > 0 && have.Stage.Mounts[0].Is(have.Device.Number) && !have.Stage.Mounts[0].Corrupt {
 			mountpoint = want.Stage.Path
 		}
-		if have.Contents, err = r.kernel.Filesystems.Probe(ctx, have.Device, mountpoint); err != nil {
+		if have.Contents, err = r.kernel.Filesystems.Probe(ctx, proven(state.Element{Layer: have.Layer, Device: have.Device}), mountpoint); err != nil {
 			have.Contents = state.Contents{Err: err}
 		}
 		have.Smallest = r.kernel.Filesystems.Smallest(want.Stage.Capability.FSType)
 	}
 	if lower := unmade(have); lower != nil && want.Stage != nil && !want.Stage.Gone {
-		if have.Beneath, err = r.kernel.Filesystems.Probe(ctx, *lower, ""); err != nil {
+		if have.Beneath, err = r.kernel.Filesystems.Probe(ctx, proven(*lower), ""); err != nil {
 			have.Beneath = state.Contents{Err: err}
 		}
 	}
@@ -204,14 +204,22 @@ func (r *Reconciler) observe(ctx context.Context, want *state.Volume) (have stat
 }
 
 // unmade returns the attached element on which the next layer is to be made; nil: none is.
-func unmade(have state.Actual) *state.Device {
+func unmade(have state.Actual) *state.Element {
 	stack := have.Stack()
 	for i, e := range stack {
 		if e.Device.Unmade && i > 0 && stack[i-1].Device.Attached() {
-			return &stack[i-1].Device
+			return &stack[i-1]
 		}
 	}
 	return nil
+}
+
+// proven returns an element as those are told of it who read it or format it. The
+// stamp of a layer says that its device holds nobody's data, and not that it is zero:
+// what was beneath it may show, and what an interrupted format wrote.
+func proven(e state.Element) state.Device {
+	e.Device.Fresh = e.Device.Fresh && e.Layer == ""
+	return e.Device
 }
 
 // stack looks at the devices of a volume.

@@ -92,10 +92,12 @@ func (r *Reconciler) do(ctx context.Context, step Step, want *state.Volume, have
 	case Format:
 		// What a look did not read through was proven in the step before, or may
 		// be left by a format that was interrupted.
+		d = proven(state.Element{Layer: have.Layer, Device: d})
 		if have.Contents.Kind != state.ContentsBlank && !d.Fresh {
 			if err := r.erase(ctx, step.Layer, want, have); err != nil {
 				return err
 			}
+			d.Fresh = have.Layer != "" // every byte of it is zero now
 		}
 		if err := k.Filesystems.Format(ctx, d, s.Capability.FSType); err != nil {
 			return err
@@ -175,7 +177,7 @@ func (r *Reconciler) confirm(ctx context.Context, step Step, want *state.Volume,
 	if step.Action != Format && step.Action != CreateLayer {
 		return nil // what an Erase finds does not matter, and BeginFormat proves it
 	}
-	c, err := r.kernel.Filesystems.Probe(ctx, now, "")
+	c, err := r.kernel.Filesystems.Probe(ctx, proven(state.Element{Layer: is[at].Layer, Device: now}), "")
 	if err == nil && !maybeBlank(c) && !(step.Action == CreateLayer && !have.Stack()[at+1].Device.Unmade) {
 		err = state.Errorf(state.Unavailable, "the device %s is not blank any more since it was looked at: found %s", now.Path, c.Found)
 	}
@@ -225,7 +227,7 @@ func (r *Reconciler) createLayer(ctx context.Context, step Step, want *state.Vol
 		return err
 	}
 	v, beneath := r.spec(want), have.Stack()[indexOf(have, step.Layer)-1].Layer
-	if have.Beneath.Kind == state.ContentsUnproven && !lower.Fresh { // as for Format
+	if have.Beneath.Kind == state.ContentsUnproven && !proven(state.Element{Layer: beneath, Device: lower}).Fresh { // as for Format
 		if err := r.erase(ctx, beneath, want, have); err != nil {
 			return err
 		}
