@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/csi-node/csi-node/pkg/loop"
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
@@ -44,6 +45,10 @@ type Info struct {
 	Sequence uint64
 	// Identities is what the device is, by kind; a device may tell nothing.
 	Identities map[IdentityKind]string
+
+	// Ours: a loop device that this plugin, or another of its making, has attached for
+	// a volume of its own.
+	Ours bool
 
 	Partition  int                // 1 and up; 0: it is no partition
 	Parent     string             // of a partition: the name of its disk
@@ -256,6 +261,7 @@ func (i *Info) addBacking() (err error) {
 	if err != nil {
 		return &os.PathError{Op: "LOOP_GET_STATUS64", Path: i.Path, Err: err}
 	}
+	i.Ours = loop.IsTag(unix.ByteSliceToString(status.File_name[:]))
 	i.Identities[Backing] = fmt.Sprintf("%s:%d", split(status.Device), status.Inode)
 	if status.Offset != 0 {
 		i.Identities[Backing] += fmt.Sprintf("@%d", status.Offset)

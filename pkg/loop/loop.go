@@ -61,6 +61,9 @@ func Tag(place, name string) string {
 	return prefix + name
 }
 
+// IsTag reports whether a loop device of that name (lo_file_name) is a plugin's.
+func IsTag(name string) bool { return strings.HasPrefix(name, tagPrefix) }
+
 // Devices are the loop devices of the node, as one process uses them: it should
 // have but one. The methods may be called concurrently, but those that change what
 // stands for one Target must take turns.
@@ -108,7 +111,7 @@ func New(ctx context.Context) (*Devices, error) {
 		switch {
 		case d.isView():
 			s.remember(ViewOf(d.over()).key(), d)
-		case strings.HasPrefix(d.Tag(), tagPrefix) && d.whole():
+		case IsTag(d.Tag()) && d.whole():
 			s.remember(d.Tag(), d)
 		}
 	}

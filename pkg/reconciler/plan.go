@@ -36,7 +36,7 @@ const (
 	Mount          Action = "mount"           // mount the file system at the staging path
 	MountSource    Action = "mount-source"    // mount a source that is no device at a target
 	SetAttributes  Action = "set-attributes"  // put the flags of a mount right
-	AttachView     Action = "attach-view"     // attach a read-only device over the device
+	AttachView     Action = "attach-view"     // attach a read-only device over the device, or let it grow with that
 	MarkRaw        Action = "mark-raw"        // make it durable that the device is shown raw, for writing
 	Bind           Action = "bind"            // bind the stage, or the device node, at a target
 )
@@ -105,6 +105,7 @@ func MakePlan(want *state.Volume, have state.Actual) Plan {
 		p.say(state.SizePart(), p.size(want.Size))
 	}
 	p.growMounted()
+	p.growView()
 	for _, path := range want.TargetPaths() {
 		if t := want.Targets[path]; !t.Gone {
 			p.say(state.TargetPart(path), p.publish(t))

@@ -470,6 +470,8 @@ func (p *planner) size(z *state.Size) Verdict {
 		return Verdict{Needs: []state.Part{state.StagePart()}}
 	case d.Size < z.Bytes:
 		return p.do(GrowDevice, state.SizePart())
+	case p.viewLags():
+		return Verdict{} // growView plans the step
 	case s.Capability.Access == state.BlockAccess:
 		return settled
 	case c.Err != nil:

@@ -153,6 +153,30 @@ func (p *planner) dropIdleView() {
 	p.do(DetachView, state.StagePart())
 }
 
+// growView lets a view that a target shows fill its device, asked or not: whoever
+// keeps a disk makes it larger, and the kernel may notice by itself.
+func (p *planner) growView() {
+	s := p.want.Stage
+	if s == nil || s.Gone || !p.plan.Verdicts[state.StagePart()].Settled || !p.viewLags() {
+		return
+	}
+	p.do(AttachView, state.SizePart())
+}
+
+// viewLags reports whether a target wants the view, and it is smaller than its device.
+func (p *planner) viewLags() bool {
+	v, d := p.have.View, p.have.Device
+	if v.State != state.DeviceAttached || v.Size == 0 || v.Size >= d.Size {
+		return false
+	}
+	for _, t := range p.want.Targets {
+		if !t.Gone && needsView(t, d) {
+			return true
+		}
+	}
+	return false
+}
+
 // targetFlags returns the flags of a bind: those of the stage, those of the
 // target, and its read-only setting.
 func targetFlags(s *state.Stage, t *state.Target) (state.Flags, error) {

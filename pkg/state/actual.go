@@ -106,9 +106,6 @@ type Device struct {
 	// device is, whatever its path and number; empty when it says nothing. Another
 	// identity is another volume.
 	Identity string
-	// Permanent: the device is there whether or not the volume is staged, as a disk
-	// is. Detach only takes back what Attach has set, the read-only mode.
-	Permanent bool
 
 	// The durable facts about formatting that live with the data.
 	Formatting bool   // a format was begun and its end is not known

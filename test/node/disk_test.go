@@ -311,3 +311,81 @@ func TestDiskIsCleared(t *testing.T) {
 	must(t, v.unstage(ctx))
 	mustBeFree(t, node)
 }
+
+// A read-only raw publish is as large as the disk, whoever has noticed that the disk grew.
+func TestReadOnlyRawDiskGrows(t *testing.T) {
+	t.Parallel()
+	p, o, r := disks(t, harness.Options{})
+	p.Start(o)
+	ctx := t.Context()
+	node, file := r.disk("disk", 32*mib)
+	v := onDisk(p, t, "a-disk", node, "")
+	writer, reader := v.target("writer"), v.target("reader")
+	must(t, v.stage(ctx))
+	must(t, v.publish(ctx, writer))
+	must(t, v.publishReadOnly(ctx, reader))
+	must(t, os.Truncate(file, 64*mib)) // which the plugin asks the disk for
+	_, err := v.expand(ctx, 64*mib)
+	must(t, err)
+	must(t, os.Truncate(file, 96*mib)) // and here it knows
+	must(t, exec.Command("losetup", "-c", node).Run())
+	_, err = v.expand(ctx, 96*mib)
+	must(t, err)
+	for _, pod := range []string{writer, reader} {
+		if size := deviceSize(t, pod); size != 96*mib {
+			t.Errorf("%s has %d bytes", pod, size)
+		}
+	}
+	refuseWrite(t, reader, 0)
+	must(t, v.unpublish(ctx, reader))
+	must(t, v.unpublish(ctx, writer))
+	must(t, v.unstage(ctx))
+	mustBeFree(t, node)
+}
+
+// Loop devices of the pool are the pool's, staged or shown, and so are their views.
+func TestDiskIsNoLoopDeviceOfThePool(t *testing.T) {
+	t.Parallel()
+	p, o, _ := disks(t, harness.Options{})
+	p.Start(o)
+	ctx := t.Context()
+	v := create(t, p, "pool", 32*mib, blockAs(multiWriter))
+	must(t, v.stage(ctx))
+	mustRefuse(t, onDisk(p, t, "thief", p.Loops()[0].Path, "ext4").stage(ctx), codes.FailedPrecondition, "of its own")
+	pod := v.target("pod")
+	must(t, v.publishReadOnly(ctx, pod))
+	for _, loop := range p.Loops() {
+		mustRefuse(t, onDisk(p, t, "thief-of-"+filepath.Base(loop.Path), loop.Path, "").stage(ctx), codes.FailedPrecondition, "of its own")
+	}
+	v.end(pod)
+}
+
+// A volume whose notes are lost is taken down, and staged again.
+func TestDiskNotesAreLost(t *testing.T) {
+	t.Parallel()
+	for _, fsType := range []string{"ext4", ""} {
+		t.Run(fsType, func(t *testing.T) {
+			p, o, r := disks(t, harness.Options{})
+			p.Start(o)
+			ctx := t.Context()
+			node, _ := r.disk("disk", 32*mib)
+			v := onDisk(p, t, "a-disk", node, fsType)
+			pod := v.target("pod")
+			must(t, v.stage(ctx))
+			must(t, v.publish(ctx, pod))
+			p.Terminate()
+			must(t, os.RemoveAll(filepath.Join(p.Dir, "lib")))
+			p.Start(o)
+			mustRefuse(t, onDisk(p, t, "another", node, "").stage(ctx), codes.FailedPrecondition, node, "in use")
+			must(t, v.unpublish(ctx, pod))
+			mustBeGone(t, pod)
+			must(t, v.unstage(ctx))
+			if n := mountsAt(p, v.staging); n > 0 {
+				t.Errorf("%d mounts at %s", n, v.staging)
+			}
+			mustBeFree(t, node)
+			must(t, v.stage(ctx))
+			must(t, v.unstage(ctx))
+		})
+	}
+}

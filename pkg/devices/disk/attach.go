@@ -1,7 +1,6 @@
 package disk
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -81,9 +80,19 @@ func (b *Backend) await(ctx context.Context, s spec) (blockdev.Info, error) {
 	}
 }
 
-// turn waits until nobody else works on the disk, by whatever path.
+// turn waits until nobody else works on the disk, by whatever path, or on a
+// partition of it.
 func (b *Backend) turn(ctx context.Context, info blockdev.Info) (done func(), err error) {
-	return b.disks.Lock(ctx, cmp.Or(info.Identity(), info.Number.String()))
+	whole, err := b.disks.Lock(ctx, info.Disk.String())
+	if err != nil || info.Identity() == "" {
+		return whole, err
+	}
+	own, err := b.disks.Lock(ctx, info.Identity()) // after the number, always: so no two wait for each other
+	if err != nil {
+		whole()
+		return nil, err
+	}
+	return func() { own(); whole() }, nil
 }
 
 // take makes the disk the volume's.
@@ -102,6 +111,9 @@ func (b *Backend) take(ctx context.Context, v devices.Volume, c claim, s spec, i
 	}
 	if err := b.free(v, c, info); err != nil {
 		return err
+	}
+	if places := boundAt(info); len(places) > 0 && (c.Attached == nil || c.Attached.Number != info.Number) { // its own pods keep the number
+		return state.Errorf(state.FailedPrecondition, "%s is in use: it is shown as a raw block device at %s", info.Path, strings.Join(places, ", "))
 	}
 	f, now, err := open(ctx, info, s, os.O_RDONLY)
 	if err != nil {
@@ -129,13 +141,20 @@ func (b *Backend) take(ctx context.Context, v devices.Volume, c claim, s spec, i
 	return nil
 }
 
-// free returns FailedPrecondition when another volume has the disk, and
+// free returns FailedPrecondition when another volume has the disk, a partition of it or
+// the disk that it is a partition of, and
 // Unavailable while the volume itself is mounted from what the disk was before it
 // was unplugged.
 func (b *Backend) free(v devices.Volume, c claim, info blockdev.Info) error {
+	if info.Ours {
+		return state.Errorf(state.FailedPrecondition, "%s is a loop device that the plugin, or another like it, has attached for a volume of its own", info.Path)
+	}
 	for id, other := range b.held() {
 		if id == v.ID {
 			continue
+		}
+		if part, err := blockdev.InfoOf(other.Attached.Number); err == nil && other.Attached.is(part) && part.Disk == info.Disk && (part.Partition == 0) != (info.Partition == 0) {
+			return state.Errorf(state.FailedPrecondition, "%s is in use: it is of the same disk as %s, which is the volume %s on this node. Unstage that one first, or name another disk", info.Path, part.Path, id)
 		}
 		if other.Attached.is(info) || other.Identity != "" && other.Identity == info.Identity() && stands(other.Attached) {
 			return state.Errorf(state.FailedPrecondition, "%s is the volume %s on this node (there as the device %s): a disk is one volume at a time. Unstage that one first, or name another disk", info.Path, id, other.Attached.Number)
@@ -338,6 +357,31 @@ func mountedAt(number state.DeviceNumber) (places []string) {
 	}
 	slices.Sort(places)
 	return places
+}
+
+// boundAt returns where the node of a disk is bound in this mount namespace, as
+// raw volumes are shown to pods, of whatever driver.
+func boundAt(info blockdev.Info) (places []string) {
+	table, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		return nil // a claim is refused all the same
+	}
+	for line := range strings.Lines(string(table)) {
+		fields := strings.Fields(line)
+		if len(fields) < 5 || fields[3] == "/" || !strings.Contains(line, " - devtmpfs ") && !strings.Contains(line, " - tmpfs ") {
+			continue
+		}
+		var st unix.Stat_t
+		if unix.Lstat(fields[4], &st) == nil && st.Mode&unix.S_IFMT == unix.S_IFBLK && numberOf(st.Rdev) == info.Number {
+			places = append(places, fields[4])
+		}
+	}
+	slices.Sort(places)
+	return places
+}
+
+func numberOf(rdev uint64) state.DeviceNumber {
+	return state.DeviceNumber{Major: unix.Major(rdev), Minor: unix.Minor(rdev)}
 }
 
 // closeAfter closes f and joins the error, if any, to *err.

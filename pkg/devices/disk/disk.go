@@ -15,6 +15,8 @@ import (
 	"strings"
 	"sync"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/csi-node/csi-node/pkg/blockdev"
 	"github.com/csi-node/csi-node/pkg/devices"
 	"github.com/csi-node/csi-node/pkg/devices/note"
@@ -118,6 +120,8 @@ func specOf(v devices.Volume) (s spec, err error) {
 		}
 		switch value = cmp.Or(value, published); {
 		case value == "":
+		case len(value) >= unix.PathMax || strings.ContainsRune(value, 0):
+			return s, state.Errorf(state.InvalidArgument, "volume %s: %s: %.80q names nothing: it is too long, or has a NUL", v.ID, key, value)
 		case key == PathKey && (!strings.HasPrefix(value, "/dev/") || filepath.Clean(value) != value):
 			return s, state.Errorf(state.InvalidArgument, "volume %s: %s: %.200q is no path of a device: it must be below /dev, without . and .. and double slashes", v.ID, key, value)
 		case key == PathKey:

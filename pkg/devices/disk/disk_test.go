@@ -13,6 +13,7 @@ import (
 
 	"github.com/csi-node/csi-node/pkg/blockdev"
 	"github.com/csi-node/csi-node/pkg/devices"
+	"github.com/csi-node/csi-node/pkg/loop"
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
@@ -352,5 +353,129 @@ func TestOwnsAndLists(t *testing.T) {
 	all, err := b.Attached(t.Context())
 	if err != nil || len(all) != 1 || all[0].Volume != "a" || !all[0].Device.Attached() {
 		t.Errorf("%+v, %v", all, err)
+	}
+}
+
+// A link that leads elsewhere, or nowhere, changes nothing for a disk that is attached:
+// it can be given up.
+func TestLinkIsMovedWhileAttached(t *testing.T) {
+	node, _ := newDisk(t, size)
+	other, _ := newDisk(t, size)
+	link := "/dev/shm/" + filepath.Base(t.TempDir()) + "-" + filepath.Base(node)
+	t.Cleanup(func() { _ = os.Remove(link) }) // it may be gone
+	for name, target := range map[string]string{"elsewhere": other, "to no disk": "/dev/null", "nowhere": "/dev/nothing", "in a circle": link} {
+		t.Run(name, func(t *testing.T) {
+			b, v := newBackend(t, t.TempDir()), at("v", link)
+			if err := errors.Join(os.RemoveAll(link), os.Symlink(node, link)); err != nil {
+				t.Fatal(err)
+			}
+			attach(t, b, v, true)
+			if err := errors.Join(os.Remove(link), os.Symlink(target, link)); err != nil {
+				t.Fatal(err)
+			}
+			if d := want(t, b, v, state.DeviceAttached); d.Path != node {
+				t.Errorf("%+v", d)
+			}
+			if err := b.Detach(t.Context(), v); err != nil {
+				t.Fatal(err)
+			}
+			want(t, b, v, state.DeviceAbsent)
+			untouched(t, node)
+			attach(t, b, at("w", node), false) // nobody has it any more
+		})
+	}
+}
+
+// A volume whose note was lost is known by the disk that it names, if that is mounted.
+func TestNoteIsLost(t *testing.T) {
+	lib := t.TempDir()
+	node, _ := newDisk(t, size)
+	run(t, "mkfs.ext4", "-q", node)
+	b, v := newBackend(t, lib), at("v", node)
+	number := attach(t, b, v, false).Number
+	dir := t.TempDir()
+	run(t, "mount", node, dir)
+	t.Cleanup(func() { run(t, "umount", dir) })
+	if err := os.RemoveAll(filepath.Join(lib, "disks")); err != nil {
+		t.Fatal(err)
+	}
+	if d := want(t, newBackend(t, lib), v, state.DeviceAbsent); d.Number != number {
+		t.Errorf("its mounts are not known: %+v", d)
+	}
+}
+
+// A disk and its partitions are not two volumes at a time, though nobody has claimed either.
+func TestDiskAndItsPartition(t *testing.T) {
+	_, file := newDisk(t, 8<<20)
+	disk := plug(t, file, "--partscan")
+	b := newBackend(t, t.TempDir())
+	whole, part := at("whole", disk), at("part", disk+"p1")
+	attach(t, b, whole, false)
+	run(t, "addpart", disk, "1", "2048", "2048") // as a virtual machine does, and then the node's kernel has looked
+	wantError(t, b.Attach(t.Context(), part, false), state.FailedPrecondition, "the volume whole")
+	if err := b.Detach(t.Context(), whole); err != nil {
+		t.Fatal(err)
+	}
+	attach(t, b, part, false)
+	wantError(t, b.Attach(t.Context(), whole, false), state.FailedPrecondition, "the volume part")
+	wantError(t, b.Clear(t.Context(), whole), state.FailedPrecondition, "the volume part")
+	if err := b.Detach(t.Context(), part); err != nil {
+		t.Fatal(err)
+	}
+	run(t, "delpart", disk, "1")
+}
+
+// What others show raw, which claims nothing, is theirs: other drivers' volumes, and the
+// plugin's own loop devices before they are shown.
+func TestRawDevicesOfOthers(t *testing.T) {
+	b := newBackend(t, t.TempDir())
+	node, _ := newDisk(t, size)
+	target := filepath.Join(t.TempDir(), "raw")
+	if err := os.WriteFile(target, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	run(t, "mount", "--bind", node, target)
+	bound := true
+	t.Cleanup(func() {
+		if bound {
+			run(t, "umount", target)
+		}
+	})
+	wantError(t, b.Attach(t.Context(), at("v", node), false), state.FailedPrecondition, target)
+	run(t, "umount", target)
+	bound = false
+	attach(t, b, at("v", node), false)
+
+	loops, err := loop.New(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	views := blockdev.New(loops, nil)
+	d := want(t, b, at("v", node), state.DeviceAttached)
+	if err := views.AttachView(t.Context(), d); err != nil {
+		t.Fatal(err)
+	}
+	view, err := views.FindView(t.Context(), d)
+	if err != nil {
+		t.Fatal(err)
+	}
+	wantError(t, b.Attach(t.Context(), at("w", view.Path), true), state.FailedPrecondition, view.Path, "a volume of its own")
+	if err := views.DetachView(t.Context(), d); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// A name that no path can have is refused before anything is kept of the volume.
+func TestPathsThatCannotBe(t *testing.T) {
+	b := newBackend(t, t.TempDir())
+	for _, path := range []string{"/dev/a\x00b", "/dev/" + strings.Repeat("x/", 3000) + "x"} {
+		wantError(t, b.Validate(at("v", path)), state.InvalidArgument, "path")
+	}
+	v := at("v", "/dev/"+strings.Repeat("x", 300)) // longer than a name may be
+	if d := want(t, b, v, state.DeviceAbsent); d.Err == nil {
+		t.Errorf("%+v", d)
+	}
+	if err := b.Detach(t.Context(), v); err != nil {
+		t.Error(err)
 	}
 }

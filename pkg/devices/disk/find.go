@@ -16,9 +16,11 @@ import (
 var errAbsent = errors.New("it is not there")
 
 // Find tells what is known of the volume's disk by its note and sysfs; it opens no
-// disk but a loop device. A disk is attached while its note says so. One that is not attached any
+// disk but a loop device. A disk is attached while its note says so and it is there, whatever
+// has become of the link that named it. One that is not attached any
 // more, as it has gone or another disk has come in its place, is absent with the
-// number that it had, by which its mounts are known.
+// number that it had, by which its mounts are known. Where the note was
+// lost, that is the number of the disk that is asked for, if it is mounted.
 func (b *Backend) Find(_ context.Context, v devices.Volume) (state.Device, error) {
 	c, s, err := b.known(v)
 	if state.ClassOf(err) == state.InvalidArgument {
@@ -31,20 +33,27 @@ func (b *Backend) Find(_ context.Context, v devices.Volume) (state.Device, error
 	}
 	if c.Attached != nil {
 		d.Number = c.Attached.Number
+		info, err := blockdev.InfoOf(d.Number)
+		if err == nil && info.Size > 0 && c.Attached.is(info) && info.Identity() == c.Identity {
+			d.State, d.Path, d.ReadOnly = state.DeviceAttached, info.Path, info.ReadOnly
+			d.Size, d.Backing = info.Size, info.Path
+			return d, nil
+		}
+		if err != nil && !errors.Is(err, os.ErrNotExist) {
+			return state.Device{}, fmt.Errorf("volume %s: find: %w", v.ID, err)
+		}
 	}
 	info, err := b.resolve(s)
 	switch {
 	case errors.Is(err, errAbsent), state.ClassOf(err) == state.FailedPrecondition: // which Attach says
 		return d, nil
-	case err != nil:
-		return state.Device{}, fmt.Errorf("volume %s: find: %w", v.ID, err)
+	case err != nil: // it is not attached, and its end needs no disk
+		d.Err = errors.Join(d.Err, fmt.Errorf("volume %s: find: %w", v.ID, err))
+		return d, nil
 	}
 	d.Size, d.Identity, d.Backing = info.Size, info.Identity(), info.Path
-	switch {
-	case d.Err != nil: // whether it is attached is not known: whatever is mounted from it is to be known as its own
+	if d.Err != nil || c.Volume == "" && len(mountedAt(info.Number)) > 0 { // whatever is mounted from it, where the volume is, is the volume's
 		d.Number = info.Number
-	case c.Attached.is(info) && same(c, s, info) == nil:
-		d.State, d.Path, d.Number, d.ReadOnly = state.DeviceAttached, info.Path, info.Number, info.ReadOnly
 	}
 	return d, nil
 }

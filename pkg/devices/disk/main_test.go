@@ -179,7 +179,7 @@ func (r rack) Grow(ctx context.Context, v devices.Volume, bytes int64) error {
 	if err := r.Set.Grow(ctx, r.of(v), bytes); err != nil {
 		return err
 	}
-	// The engine lets a view grow with its device.
+	// As the engine's planner does, a view grows with its device.
 	d, err := r.Find(ctx, v)
 	if err != nil || !d.Attached() {
 		return err
