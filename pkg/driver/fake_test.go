@@ -13,6 +13,10 @@ import (
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
+// fakeMajor is the major number of the devices: no real one has it, for whose
+// mounts the machine is asked, too.
+const fakeMajor = 4095
+
 // fakeNode is a pool and a kernel in memory, on which every step works at once.
 type fakeNode struct {
 	*mounts.Host // answers for paths
@@ -157,7 +161,7 @@ func (f *fakeNode) Held(_ context.Context, d state.Device) (bool, error) {
 
 func (f *fakeNode) attached(size int64, readOnly bool) state.Device {
 	f.minors++
-	return state.Device{State: state.DeviceAttached, Path: fmt.Sprintf("/dev/fake%d", f.minors), Number: state.DeviceNumber{Major: 7, Minor: f.minors}, Size: size, ReadOnly: readOnly}
+	return state.Device{State: state.DeviceAttached, Path: fmt.Sprintf("/dev/fake%d", f.minors), Number: state.DeviceNumber{Major: fakeMajor, Minor: f.minors}, Size: size, ReadOnly: readOnly}
 }
 
 func (f *fakeNode) Attach(_ context.Context, volume devices.Volume, readOnly bool) error {
