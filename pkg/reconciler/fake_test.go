@@ -1189,6 +1189,13 @@ type fakeStore struct {
 
 func newFakeStore() *fakeStore { return &fakeStore{records: map[string][]byte{}} }
 
+// lose forgets all records.
+func (s *fakeStore) lose() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	clear(s.records)
+}
+
 func (s *fakeStore) Get(id string) *state.Volume {
 	s.mu.Lock()
 	defer s.mu.Unlock()

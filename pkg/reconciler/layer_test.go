@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -32,7 +33,9 @@ type layered struct {
 	r     *Reconciler
 	stop  func() // ends the reconciler, and waits until it has ended
 	hook  func(ctx context.Context, volume string, step Step, moment Moment) error
-	steps []Step // that were done
+
+	mu    sync.Mutex
+	steps []Step // that were done, under mu
 }
 
 func newLayered(t *testing.T) *layered {
@@ -58,7 +61,9 @@ func (l *layered) start() {
 	ctx, cancel := context.WithCancel(klog.NewContext(context.WithoutCancel(l.t.Context()), klog.Logger{}))
 	l.r = New(Config{Store: l.store, Kernel: l.n.parts, Hook: func(ctx context.Context, volume string, step Step, moment Moment) error {
 		if moment == Before {
+			l.mu.Lock()
 			l.steps = append(l.steps, step)
+			l.mu.Unlock()
 		}
 		if l.hook != nil {
 			return l.hook(ctx, volume, step, moment)
@@ -74,6 +79,19 @@ func (l *layered) start() {
 		cancel()
 		<-ended
 	}
+}
+
+// done returns the steps that were done since the last forget.
+func (l *layered) done() []Step {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return slices.Clone(l.steps)
+}
+
+func (l *layered) forget() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.steps = nil
 }
 
 func (l *layered) ask(part state.Part, edit func(*state.Volume) error) error {
@@ -154,7 +172,7 @@ func actions(steps []Step) (all []string) {
 func TestLifeOfALayer(t *testing.T) {
 	l := newLayered(t)
 	l.ok(l.stage())
-	if got, want := actions(l.steps), []string{"attach", "begin-format", "create-layer offset", "open-layer offset", "format offset", "mount"}; !slices.Equal(got, want) {
+	if got, want := actions(l.done()), []string{"attach", "begin-format", "create-layer offset", "open-layer offset", "format offset", "mount"}; !slices.Equal(got, want) {
 		t.Fatalf("steps %q, want %q", got, want)
 	}
 	l.ok(l.publish())
@@ -184,23 +202,23 @@ func TestLifeOfALayer(t *testing.T) {
 	l.ok(l.n.umount(1))
 	l.ok(l.n.umount(0))
 	l.n.detach(have.Device.Path)
-	l.steps = nil
+	l.forget()
 	l.r.queue.Add("v")
 	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(10 * time.Millisecond) {
 		if _, err := os.Stat(file); err == nil {
 			break
 		}
 		if time.Now().After(deadline) {
-			t.Fatalf("not healed by %q", actions(l.steps))
+			t.Fatalf("not healed by %q", actions(l.done()))
 		}
 	}
 	l.ok(l.publish())
-	if got, want := actions(l.steps), []string{"open-layer offset", "mount", "bind"}; !slices.Equal(got, want) {
+	if got, want := actions(l.done()), []string{"open-layer offset", "mount", "bind"}; !slices.Equal(got, want) {
 		t.Errorf("healed by %q, want %q", got, want)
 	}
 
 	// Growth goes up the stack.
-	l.steps = nil
+	l.forget()
 	grown, filesystem := []string{"grow-device", "grow-layer offset"}, []string{"grow-filesystem"}
 	err = l.ask(state.SizePart(), func(v *state.Volume) error { return v.AskSize(2*small, 0, time.Now()) })
 	later := err != nil && strings.Contains(err.Error(), "CAP_SYS_RESOURCE") // ext4 grows when it is next staged
@@ -208,7 +226,7 @@ func TestLifeOfALayer(t *testing.T) {
 		l.ok(err)
 		grown = append(grown, filesystem...)
 	}
-	if got := actions(l.steps); !slices.Equal(got, grown) {
+	if got := actions(l.done()); !slices.Equal(got, grown) {
 		t.Errorf("grown by %q, want %q", got, grown)
 	}
 	if size := l.look().Device.Size; size != 2*small-1<<20 {
@@ -216,30 +234,30 @@ func TestLifeOfALayer(t *testing.T) {
 	}
 
 	// The end comes from the top, also when nobody tells any more which layers there are.
-	l.steps = nil
+	l.forget()
 	l.ok(l.unpublish())
 	l.ok(l.unstage())
-	if got, want := actions(l.steps), []string{"unbind", "remove-target", "unmount", "close-layer offset", "detach"}; !slices.Equal(got, want) {
+	if got, want := actions(l.done()), []string{"unbind", "remove-target", "unmount", "close-layer offset", "detach"}; !slices.Equal(got, want) {
 		t.Errorf("ended by %q, want %q", got, want)
 	}
 	l.gone()
 
 	// The data outlives it.
-	l.steps = nil
+	l.forget()
 	l.ok(l.stage())
 	l.ok(l.publish())
 	again := []string{"attach", "open-layer offset"}
 	if later {
 		again = append(again, filesystem...)
 	}
-	if got, want := actions(l.steps), append(again, "mount", "bind"); !slices.Equal(got, want) {
+	if got, want := actions(l.done()), append(again, "mount", "bind"); !slices.Equal(got, want) {
 		t.Errorf("staged again by %q, want %q", got, want)
 	}
 	if data, err := os.ReadFile(file); string(data) != "a pod's" {
 		t.Errorf("the file holds %q: %v", data, err)
 	}
 	l.store.mu.Lock()
-	clear(l.store.records)
+	l.store.lose()
 	l.store.mu.Unlock()
 	l.ok(l.n.umount(1))
 	l.ok(l.unstage())
@@ -314,10 +332,11 @@ func TestInterruptedFormatOfALayer(t *testing.T) {
 		t.Fatal("staged")
 	}
 	l.stop()
-	l.hook, l.steps = nil, nil
+	l.hook = nil
+	l.forget()
 	l.start()
 	l.ok(l.stage())
-	if got, want := actions(l.steps), []string{"erase offset", "format offset", "mount"}; !slices.Equal(got, want) {
+	if got, want := actions(l.done()), []string{"erase offset", "format offset", "mount"}; !slices.Equal(got, want) {
 		t.Errorf("steps %q, want %q", got, want)
 	}
 	l.ok(l.unstage())
@@ -398,9 +417,9 @@ func TestStrayLayer(t *testing.T) {
 	l.ok(os.Truncate(image, small))
 	ctx := klog.NewContext(t.Context(), klog.Logger{})
 	l.ok(l.layer.Open(ctx, state.Device{Path: image}, devices.Volume{ID: "v"}, false))
-	l.steps = nil
+	l.forget()
 	l.ok(l.stage())
-	if got, want := actions(l.steps), []string{"attach", "close-layer offset", "open-layer offset", "mount"}; !slices.Equal(got, want) {
+	if got, want := actions(l.done()), []string{"attach", "close-layer offset", "open-layer offset", "mount"}; !slices.Equal(got, want) {
 		t.Errorf("steps %q, want %q", got, want)
 	}
 	l.ok(l.unstage())
@@ -418,7 +437,7 @@ func TestRawLayer(t *testing.T) {
 	if have := l.look(); have.Device.Fresh || !have.Device.Raw {
 		t.Errorf("the top is %+v", have.Device)
 	}
-	if got, want := actions(l.steps), []string{"attach", "begin-format", "create-layer offset", "open-layer offset", "mark-raw", "bind"}; !slices.Equal(got, want) {
+	if got, want := actions(l.done()), []string{"attach", "begin-format", "create-layer offset", "open-layer offset", "mark-raw", "bind"}; !slices.Equal(got, want) {
 		t.Errorf("steps %q, want %q", got, want)
 	}
 	f, err := os.OpenFile(l.n.path(1), os.O_RDWR, 0)
@@ -446,7 +465,7 @@ func TestSecretOfALayer(t *testing.T) {
 		}
 	}
 	waits(l.stage(locked))
-	if got, want := actions(l.steps), []string{"attach"}; !slices.Equal(got, want) {
+	if got, want := actions(l.done()), []string{"attach"}; !slices.Equal(got, want) {
 		t.Errorf("steps %q, want %q", got, want)
 	}
 	l.r.Remember("v", map[string]string{"key": "wrong"})
@@ -466,10 +485,10 @@ func TestSecretOfALayer(t *testing.T) {
 	l.ok(l.n.umount(1))
 	l.ok(l.n.umount(0))
 	l.n.detach(have.Device.Path)
-	l.steps = nil
+	l.forget()
 	waits(l.publish())
-	if len(l.steps) > 0 {
-		t.Errorf("steps %q", actions(l.steps))
+	if len(l.done()) > 0 {
+		t.Errorf("steps %q", actions(l.done()))
 	}
 
 	// A wrong one is tried once, until somebody asks again.
@@ -477,20 +496,18 @@ func TestSecretOfALayer(t *testing.T) {
 	if err := l.publish(); err == nil {
 		t.Fatal("published with the wrong key")
 	}
-	l.steps = nil
+	l.forget()
 	l.r.queue.Add("v")
 	if _, err := l.r.Retry(t.Context(), "v"); err != nil {
 		t.Fatal(err)
 	}
-	if len(l.steps) > 0 {
-		t.Errorf("tried again: %q", actions(l.steps))
+	if len(l.done()) > 0 {
+		t.Errorf("tried again: %q", actions(l.done()))
 	}
 	l.r.Remember("v", map[string]string{"key": "secret"})
 	l.ok(l.publish())
-	for id, record := range l.store.records {
-		if strings.Contains(string(record), "secret") {
-			t.Errorf("the record of %s holds the secret: %s", id, record)
-		}
+	if record := fmt.Sprintf("%+v", *l.store.Get("v").Stage); strings.Contains(record, "secret") {
+		t.Errorf("the record holds the secret: %s", record)
 	}
 	l.ok(l.unpublish())
 	l.ok(l.unstage())

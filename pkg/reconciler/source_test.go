@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -18,7 +19,7 @@ import (
 // memory is a backend whose volumes are a tmpfs each; all else it does not have.
 type memory struct {
 	Devices
-	forgetful *bool // nothing is known by the id alone
+	forgetful *atomic.Bool // nothing is known by the id alone
 }
 
 func (memory) Find(context.Context, devices.Volume) (state.Device, error) {
@@ -26,7 +27,7 @@ func (memory) Find(context.Context, devices.Volume) (state.Device, error) {
 }
 
 func (m memory) Source(_ context.Context, v devices.Volume) (state.Source, bool, error) {
-	if *m.forgetful && len(v.Context) == 0 {
+	if m.forgetful.Load() && len(v.Context) == 0 {
 		return state.Source{}, false, errors.New("no context")
 	}
 	return state.Source{FSType: "tmpfs", Source: "memory:" + v.ID, Options: []string{"size=1m"}, Deadline: 10 * time.Second}, true, nil
@@ -37,7 +38,7 @@ func (m memory) Source(_ context.Context, v devices.Volume) (state.Source, bool,
 // taken away in the end.
 func TestMountSource(t *testing.T) {
 	l := &layered{t: t, n: newRealNode(t), store: newFakeStore()}
-	forgetful := false
+	var forgetful atomic.Bool
 	l.n.parts.Devices = memory{l.n.parts.Devices, &forgetful}
 	l.start()
 	defer l.stop()
@@ -49,10 +50,10 @@ func TestMountSource(t *testing.T) {
 	if err := l.stage(stageBlock, func(s *state.Stage) { s.Context = nil }); state.ClassOf(err) != state.InvalidArgument {
 		t.Errorf("staged as a block device: %v", err)
 	}
-	l.steps = nil
+	l.forget()
 	l.ok(l.stage(anyType))
-	if len(l.steps) > 0 {
-		t.Errorf("staged by %q", actions(l.steps))
+	if len(l.done()) > 0 {
+		t.Errorf("staged by %q", actions(l.done()))
 	}
 	l.ok(l.publish(target, func(t *state.Target) { t.Capability.Flags = []string{"noexec"} }))
 	have := l.look()
@@ -91,24 +92,24 @@ func TestMountSource(t *testing.T) {
 	l.ok(os.WriteFile(filepath.Join(l.n.path(1), "data"), []byte("x"), 0o600))
 
 	// When the store is lost, a publish finds the stage, which is a record, as it was.
-	clear(l.store.records)
+	l.store.lose()
 	l.ok(l.publish(target, func(t *state.Target) { t.Capability.Flags = []string{"noexec"} }))
 	if s := l.store.Get("v").Stage; s.Provisional || !s.Accepted || s.Path != l.n.path(0) {
 		t.Errorf("the stage is %+v", s)
 	}
-	clear(l.store.records)
+	l.store.lose()
 	if err := l.publish(publishBlock, func(t *state.Target) { t.Context = nil }); state.ClassOf(err) != state.InvalidArgument {
 		t.Errorf("published as a block device: %v", err)
 	}
 
 	// What may be its own is not left behind as somebody else's, and where nothing is there is nothing to know.
-	clear(l.store.records)
-	forgetful = true
+	l.store.lose()
+	forgetful.Store(true)
 	if err := l.unpublish(); state.ClassOf(err) != state.Unavailable || !strings.Contains(err.Error(), "no context") {
 		t.Errorf("unpublished what may be its own: %v", err)
 	}
 	l.ok(l.ask(state.TargetPart(l.n.path(2)), func(v *state.Volume) error { return v.AskUnpublish(l.n.path(2), time.Now()) }))
-	forgetful = false
+	forgetful.Store(false)
 
 	l.ok(l.unpublish())
 	l.ok(l.unstage())
