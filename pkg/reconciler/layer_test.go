@@ -256,9 +256,7 @@ func TestLifeOfALayer(t *testing.T) {
 	if data, err := os.ReadFile(file); string(data) != "a pod's" {
 		t.Errorf("the file holds %q: %v", data, err)
 	}
-	l.store.mu.Lock()
 	l.store.lose()
-	l.store.mu.Unlock()
 	l.ok(l.n.umount(1))
 	l.ok(l.unstage())
 	l.gone()
