@@ -17,8 +17,8 @@ import (
 
 const (
 	// goneLimit is how long a detach waits for others who have the device
-	// open: udev and blkid open every device for a moment. The kernel wakes
-	// nobody when the device goes, so it is looked at every goneInterval.
+	// open, or claim it: udev and blkid open every device for a moment. The kernel
+	// wakes nobody when the device goes, so it is looked at every goneInterval.
 	goneLimit    = 500 * time.Millisecond
 	goneInterval = 5 * time.Millisecond
 )
@@ -73,6 +73,9 @@ func (s *Devices) release(ctx context.Context, d *Device) error {
 		return err
 	}
 	defer unlock()
+	if now, err := ask(d.name); err == nil && now != nil && !now.same(d) {
+		return nil // somebody else's by now, who is not to meet a claim
+	}
 	gone, err := s.clear(ctx, d)
 	if err != nil || gone {
 		return err
@@ -84,7 +87,7 @@ func (s *Devices) release(ctx context.Context, d *Device) error {
 // use. From the O_EXCL open on nobody can mount it. LOOP_CLR_FD detaches when
 // the last one closes the device, which is this function if all is well.
 func (s *Devices) clear(ctx context.Context, d *Device) (gone bool, err error) {
-	f, err := open(d.name, os.O_RDONLY|unix.O_EXCL)
+	f, err := claim(ctx, d.name, os.O_RDONLY)
 	switch {
 	case errors.Is(err, unix.EBUSY):
 		return false, fmt.Errorf("%s is %w: it is mounted or claimed, perhaps in another mount namespace", d, errHeld)
@@ -113,14 +116,34 @@ func (s *Devices) clear(ctx context.Context, d *Device) (gone bool, err error) {
 	return false, nil
 }
 
+// claim opens a device O_EXCL. A claim of others may be one of those that end in a
+// moment, as that of a program that had this number before: it is waited for.
+func claim(ctx context.Context, name string, mode int) (*os.File, error) {
+	since := time.Now()
+	again := time.NewTicker(goneInterval)
+	defer again.Stop()
+	for {
+		late := time.Since(since) >= goneLimit
+		f, err := open(name, mode|unix.O_EXCL)
+		if late || !errors.Is(err, unix.EBUSY) {
+			return f, err
+		}
+		select {
+		case <-again.C:
+		case <-ctx.Done():
+			return nil, fmt.Errorf("%w; %w", err, ctx.Err())
+		}
+	}
+}
+
 // awaitGone waits a moment for a cleared device to be gone. One that others have
 // open may be one that another loop device shows: then it is kept.
 func (s *Devices) awaitGone(ctx context.Context, d *Device) error {
-	limit := time.NewTimer(goneLimit)
-	defer limit.Stop()
+	since := time.Now()
 	again := time.NewTicker(goneInterval)
 	defer again.Stop()
 	for looked := false; ; {
+		late := time.Since(since) >= goneLimit // before the look, which then is the last
 		if now, err := ask(d.name); err != nil {
 			return err
 		} else if isFree(d.name) || now != nil && !now.same(d) {
@@ -132,12 +155,13 @@ func (s *Devices) awaitGone(ctx context.Context, d *Device) error {
 				return err
 			}
 		}
+		if late {
+			return fmt.Errorf("%s is %w, and goes when it is closed by %s", d, errHeld, devnode.Openers(ctx, d.number))
+		}
 		select {
 		case <-again.C:
 		case <-ctx.Done():
 			return fmt.Errorf("%s is %w: %w", d, errHeld, ctx.Err())
-		case <-limit.C:
-			return fmt.Errorf("%s is %w, and goes when it is closed by %s", d, errHeld, devnode.Openers(ctx, d.number))
 		}
 	}
 }

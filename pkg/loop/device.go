@@ -150,7 +150,7 @@ func (d *Device) still(f *os.File) bool { return d.sequence != 0 && sequenceOf(f
 // open opens the node of a loop device. Its number is not the one in its name where
 // the driver keeps minors for partitions (max_part).
 //
-// ENOENT, ENXIO, ENODEV: there is no such device, or it is going away.
+// os.ErrNotExist, ENXIO, ENODEV: there is no such device, or it is going away.
 func open(name string, flags int) (*os.File, error) {
 	number, err := numberOf(name)
 	if err != nil {

@@ -4,9 +4,13 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/csi-node/csi-node/pkg/state"
 	"github.com/csi-node/csi-node/test/machine"
@@ -90,6 +94,52 @@ func TestRefusedDetachKeepsTheDevice(t *testing.T) {
 }
 
 // What the plugin attached is found by its tag again, whoever knows of the file.
+// Programs claim a device for a moment, and leave it alone then.
+func TestDetachWaitsOutAClaim(t *testing.T) {
+	s, to := newDevices(t), newFile(t, "data")
+	d := attach(t, s, request(to, "vol"))
+	f, err := open(d.name, os.O_RDONLY|unix.O_EXCL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	closed := make(chan error, 1)
+	time.AfterFunc(goneLimit/5, func() { closed <- f.Close() })
+	detached(t, s, to)
+	if err := <-closed; err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Who had a number before does not claim the device that has it now, and is told
+// that its own is gone.
+func TestDetachOfANumberThatIsAnothers(t *testing.T) {
+	s := newDevices(t)
+	name := addLoop(t, ownNumber(t))
+	node := filepath.Join("/dev", name)
+	bind := func(to Target) *Device {
+		if out, err := exec.Command("losetup", node, to.Path).CombinedOutput(); err != nil {
+			t.Fatalf("losetup: %v: %s", err, out)
+		}
+		d, err := ask(name)
+		if err != nil || d == nil {
+			t.Fatalf("%v, %v", d, err)
+		}
+		return d
+	}
+	d := bind(newFile(t, "data"))
+	losetupDetach(t, node)
+	bind(newFile(t, "other"))
+	defer losetupDetach(t, node)
+	f, err := open(d.name, os.O_RDONLY|unix.O_EXCL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if err := s.release(t.Context(), d); err != nil {
+		t.Error(err)
+	}
+}
+
 func TestTagged(t *testing.T) {
 	s, to := newDevices(t), newFile(t, "tagged")
 	d := attach(t, s, request(to, "vol"))

@@ -195,14 +195,14 @@ func (s *Devices) heard(key string, d *Device) {
 }
 
 // Claim opens a device O_EXCL and lets do use it. It fails while anybody else has
-// it mounted or claimed, and if the device shows another file by now.
+// it mounted or claimed for longer than a moment, and if the device shows another file by now.
 func (s *Devices) Claim(ctx context.Context, d *Device, mode int, do func(*os.File) error) (err error) {
 	done, err := s.Turn(ctx, d.name)
 	if err != nil {
 		return err
 	}
 	defer done()
-	f, err := open(d.name, mode|unix.O_EXCL)
+	f, err := claim(ctx, d.name, mode)
 	if errors.Is(err, unix.EBUSY) {
 		return fmt.Errorf("%s is %w: it is mounted or claimed, perhaps by a mkfs that has not ended", d, errHeld)
 	}

@@ -145,11 +145,13 @@ func (s *Devices) addUnspared(control *os.File, r Request) (name string, err err
 		if err != nil {
 			return "", err
 		}
-		if spared, err := s.spared(nameOf(n), r); err != nil || !spared {
+		switch spared, err := s.spared(nameOf(n), r); {
+		case errors.Is(err, os.ErrNotExist): // somebody has removed it
+		case err != nil || !spared:
 			return nameOf(n), err
 		}
 	}
-	return "", fmt.Errorf("LOOP_CTL_ADD: %d numbers in a row are shown to others", attachTries)
+	return "", fmt.Errorf("LOOP_CTL_ADD: %d numbers in a row are shown to others, or were removed at once", attachTries)
 }
 
 // nameOf returns the name of the device with an index, which is its number too

@@ -5,6 +5,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"sync"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -119,6 +120,36 @@ func addLoop(t *testing.T, number state.DeviceNumber) (name string) {
 		t.Fatalf("no device %s: %v", number, err)
 	}
 	return name
+}
+
+// Whoever looks at a device that somebody removes is told that there is none: an
+// attach then takes another.
+func TestNumberOfADeviceThatIsRemoved(t *testing.T) {
+	number := ownNumber(t)
+	name := addLoop(t, number)
+	done := make(chan struct{})
+	var looks sync.WaitGroup
+	for range 4 {
+		looks.Go(func() {
+			for {
+				select {
+				case <-done:
+					return
+				default:
+				}
+				if now, err := numberOf(name); err != nil && !errors.Is(err, os.ErrNotExist) || err == nil && now != number {
+					t.Errorf("the number of %s is %s, %v", name, now, err)
+					return
+				}
+			}
+		})
+	}
+	for range 30 {
+		removeLoops(t, number)
+		addLoop(t, number)
+	}
+	close(done)
+	looks.Wait()
 }
 
 // maxPart is for how many bits of a minor its partitions are.

@@ -22,7 +22,7 @@ import (
 // ("dd of=/dev/loop9"), or the node of another device that somebody uses by
 // this name.
 //
-// ENOENT, ENXIO, ENODEV: there is no such device, or it is going away.
+// os.ErrNotExist, ENXIO, ENODEV: there is no such device, or it is going away.
 func Open(path string, number state.DeviceNumber, flags int) (*os.File, error) {
 	err := check(path, number)
 	if errors.Is(err, os.ErrNotExist) {
@@ -45,8 +45,12 @@ func PathOf(number state.DeviceNumber) (string, error) {
 }
 
 // ReadNumber reads a file of sysfs that holds the number of a device.
+// os.ErrNotExist: there is no such device, or it is going away.
 func ReadNumber(file string) (n state.DeviceNumber, err error) {
 	raw, err := os.ReadFile(file)
+	if errors.Is(err, unix.ENODEV) { // it was removed since the file was opened
+		return n, fmt.Errorf("%w: %w", err, os.ErrNotExist)
+	}
 	if err != nil {
 		return n, err
 	}
