@@ -29,6 +29,9 @@ const (
 // Event is what has become of one block device.
 type Event struct {
 	Number state.DeviceNumber
+	// Appeared: the device is there, and may not have been, or showed nothing: it was
+	// added, or something about it has changed.
+	Appeared bool
 	// Gone: what the device showed is not there any more: a loop device was
 	// detached, a disk has another medium, or the device was removed.
 	Gone bool
@@ -89,36 +92,41 @@ func reachable() error {
 	return nil
 }
 
-// Run calls changed with each event of a block device that says that it is gone
-// or resized, and all when events were lost, so that anything may have changed.
+// Run calls changed with each event of a block device, and all when events were
+// lost, so that anything may have changed.
 // It returns nil when ctx ends, and closes the Listener.
 func (l *Listener) Run(ctx context.Context, changed func(Event), all func()) error {
 	stop := context.AfterFunc(ctx, func() { _ = l.Close() }) // ends the read; nothing is lost by an error
 	defer stop()
-	buf := make([]byte, maxEvent)
+	buf, lost := make([]byte, maxEvent), false
 	for {
-		n, from, err := l.receive(buf)
+		n, from, err := l.receive(buf, !lost)
 		switch {
 		case ctx.Err() != nil:
 			return nil
 		case errors.Is(err, unix.ENOBUFS):
+			// Until all that waits is read, the kernel drops events and does not tell of
+			// it again (netlink_overrun): only after that is a look at everything a late one.
+			lost = true
+		case errors.Is(err, unix.EAGAIN):
+			lost = false
 			all()
 		case err != nil:
 			return errors.Join(fmt.Errorf("hear the kernel's uevents: %w", err), l.Close())
 		case fromKernel(from):
-			if e, ok := parse(buf[:n]); ok && (e.Gone || e.Resized) {
+			if e, ok := parse(buf[:n]); ok {
 				changed(e)
 			}
 		}
 	}
 }
 
-// receive blocks until there is a message.
-func (l *Listener) receive(buf []byte) (n int, from unix.Sockaddr, err error) {
+// receive returns the next message. If there is none it waits, or returns EAGAIN.
+func (l *Listener) receive(buf []byte, wait bool) (n int, from unix.Sockaddr, err error) {
 	failed := l.raw.Read(func(fd uintptr) bool {
 		for {
 			if n, from, err = unix.Recvfrom(int(fd), buf, 0); err != unix.EINTR {
-				return err != unix.EAGAIN
+				return err != unix.EAGAIN || !wait
 			}
 		}
 	})
@@ -169,7 +177,8 @@ func parse(message []byte) (e Event, ok bool) {
 			return Event{}, false
 		}
 	}
-	e.Gone = e.Gone || action == "remove" || action == "offline"
+	removed := action == "remove" || action == "offline"
+	e.Gone, e.Appeared = e.Gone || removed, !removed
 	e.Number = state.DeviceNumber{Major: uint32(major), Minor: uint32(minor)}
 	return e, block && numbered == 2
 }

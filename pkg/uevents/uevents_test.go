@@ -2,12 +2,14 @@ package uevents
 
 import (
 	"context"
+	"errors"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -23,28 +25,23 @@ func must(t *testing.T, err error) {
 }
 
 // heard runs a Listener until the test ends.
-func heard(t *testing.T, l *Listener) (events <-chan Event, lost <-chan struct{}) {
+func heard(t *testing.T, l *Listener) (events <-chan Event) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
-	some, none, ended := make(chan Event), make(chan struct{}), make(chan error, 1)
+	some, ended := make(chan Event), make(chan error, 1)
 	go func() {
 		ended <- l.Run(ctx, func(e Event) {
 			select {
 			case some <- e:
 			case <-ctx.Done():
 			}
-		}, func() {
-			select {
-			case none <- struct{}{}:
-			case <-ctx.Done():
-			}
-		})
+		}, func() {})
 	}()
 	t.Cleanup(func() {
 		cancel()
 		must(t, <-ended)
 	})
-	return some, none
+	return some
 }
 
 // loopDevice attaches a file until the test ends.
@@ -73,7 +70,7 @@ func loopDevice(t *testing.T) (path string, number state.DeviceNumber, detach fu
 func TestDetachIsHeard(t *testing.T) {
 	l, err := Listen()
 	must(t, err)
-	events, _ := heard(t, l)
+	events := heard(t, l)
 	_, number, detach := loopDevice(t)
 	detached := make(chan struct{})
 	go func() { defer close(detached); detach() }()
@@ -95,7 +92,7 @@ func TestGrowthIsHeard(t *testing.T) {
 	if out, err := exec.Command("losetup", "--set-capacity", path).CombinedOutput(); err != nil {
 		t.Fatalf("losetup: %v: %s", err, out)
 	}
-	events, _ := heard(t, l)
+	events := heard(t, l)
 	for e := range events {
 		if e.Number == number && e.Resized {
 			return
@@ -103,8 +100,8 @@ func TestGrowthIsHeard(t *testing.T) {
 	}
 }
 
-// What does not fit into the socket's buffer is told as lost, once, and what comes
-// after that is heard again.
+// What does not fit into the socket's buffer is told as lost, and whatever comes
+// after that is told again, at once too.
 func TestLostEventsAreTold(t *testing.T) {
 	machine.Kernel(t)
 	l, err := Listen()
@@ -115,26 +112,23 @@ func TestLostEventsAreTold(t *testing.T) {
 	for range 100 {
 		must(t, os.WriteFile("/sys/block/"+filepath.Base(path)+"/uevent", []byte("change"), 0))
 	}
-	events, lost := heard(t, l)
-	for told := false; !told; {
-		select {
-		case <-events:
-		case <-lost:
-			told = true
+	ctx, told := context.WithTimeout(t.Context(), time.Minute)
+	defer told()
+	lost := 0
+	must(t, l.Run(ctx, func(e Event) {
+		if e.Number == number && e.Gone {
+			told()
 		}
-	}
-	// The buffer is as small as before: of the detach, too, something may be lost.
-	detached := make(chan struct{})
-	go func() { defer close(detached); detach() }()
-	for again := false; !again; {
-		select {
-		case e := <-events:
-			again = e.Number == number && e.Gone
-		case <-lost:
-			again = true
+	}, func() {
+		if lost++; lost == 1 {
+			detach()
+		} else {
+			told() // the detach was lost, or something before it
 		}
+	}))
+	if !errors.Is(ctx.Err(), context.Canceled) || lost == 0 {
+		t.Errorf("events were told as lost %d times, and the detach after the first was not told (%v)", lost, ctx.Err())
 	}
-	<-detached
 }
 
 // In a user namespace no event arrives, and that is said.
@@ -176,9 +170,9 @@ func TestParse(t *testing.T) {
 		"DISK_MEDIA_CHANGE=1\x00MAJOR=7\x00MINOR=3\x00DEVNAME=loop3\x00DEVTYPE=disk\x00DISKSEQ=12\x00SEQNUM=4711\x00"
 	loop3 := state.DeviceNumber{Major: 7, Minor: 3}
 	for message, want := range map[string]Event{
-		detach: {Number: loop3, Gone: true},
-		strings.Replace(detach, "DISK_MEDIA_CHANGE", "RESIZE", 1):                                           {Number: loop3, Resized: true},
-		strings.Replace(detach, "DISK_MEDIA_CHANGE=1\x00", "", 1):                                           {Number: loop3},
+		detach: {Number: loop3, Appeared: true, Gone: true}, // the same is said of one that is attached
+		strings.Replace(detach, "DISK_MEDIA_CHANGE", "RESIZE", 1):                                           {Number: loop3, Appeared: true, Resized: true},
+		strings.Replace(detach, "DISK_MEDIA_CHANGE=1\x00", "", 1):                                           {Number: loop3, Appeared: true},
 		strings.Replace(strings.Replace(detach, "DISK_MEDIA_CHANGE=1\x00", "", 1), "=change", "=remove", 1): {Number: loop3, Gone: true},
 	} {
 		if e, ok := parse([]byte(message)); !ok || e != want {
