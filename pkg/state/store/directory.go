@@ -1,13 +1,12 @@
 package store
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
-	"runtime"
 	"strings"
-	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -16,9 +15,10 @@ import (
 )
 
 const (
-	freshSuffix = ".new"
-	spareName   = "spare"
-	spareBytes  = 64 << 10
+	// nextSuffix is of the file beside a record in which its next text is written.
+	nextSuffix = ".new"
+	// spareName is of a file of the version before, which kept room in it.
+	spareName = "spare"
 	// successorInfix is in the names of directories that are to take the store's
 	// place, or have lost it. None is ever given twice.
 	successorInfix = ".successor-"
@@ -27,134 +27,158 @@ const (
 // directory is the open directory of the records. All is done below the open
 // directory, whatever has its name by now: what a process that was taken over
 // has left to the kernel reaches no file of another one.
+//
+// A record has two files, which change places when it is written: the one that
+// counts, and the next, which nobody reads. Both own the room that whatever ends
+// what was asked for takes, so that it is written on a full file system, too.
 type directory struct {
-	path string
-	lock *os.File
+	boot string
 	root *os.Root
-
-	spare sync.Mutex // guards the file of that name, and short
-	short bool       // the spare has not all its blocks
+	self *os.File
 }
 
-// openDirectory takes over the lock of the directory at the path.
-func openDirectory(path string, lock *os.File) (*directory, error) {
+// openDirectory opens the directory at the path, and makes it if it is not there.
+func openDirectory(path, boot string) (*directory, error) {
+	if err := os.Mkdir(path, 0o700); err != nil && !errors.Is(err, os.ErrExist) {
+		return nil, err
+	}
+	if info, err := os.Stat(path); err == nil && !info.IsDir() {
+		return nil, fmt.Errorf("it is no directory (its mode is %s): remove it, or choose another state directory", info.Mode())
+	}
 	root, err := os.OpenRoot(path)
 	if err != nil {
-		return nil, errors.Join(err, lock.Close())
+		return nil, err
 	}
-	return &directory{path: path, lock: lock, root: root}, nil
+	self, err := root.Open(".")
+	if err != nil {
+		return nil, errors.Join(err, root.Close())
+	}
+	return &directory{boot, root, self}, nil
 }
 
-func (d *directory) close() error { return errors.Join(d.root.Close(), d.lock.Close()) }
+func (d *directory) close() error { return errors.Join(d.self.Close(), d.root.Close()) }
 
-// intact returns an error if the path does not name the directory any more. If
-// that cannot be told, the write will tell.
-func (d *directory) intact() error {
-	if same, err := stillAt(d.lock, d.path); err == nil && !same {
-		return fmt.Errorf("%s was taken away while the plugin runs", d.path)
-	}
-	return nil
-}
-
-// put makes a record's file be text, or be gone if the record is empty. What
-// asks for more leaves the spare alone.
-func (d *directory) put(v *state.Volume, text []byte, more bool) error {
+// put makes a record's file be as the record is. For more, it is an error, too, if
+// the two files cannot own the room for its end; the file may have the record then.
+func (d *directory) put(v *state.Volume, more bool) error {
 	name := fileName(v.ID)
 	if v.Empty() {
-		err := d.remove(name)
-		_ = d.refill() // or the next time
-		return err
+		return d.remove(name)
 	}
-	if more {
-		if err := d.refill(); err != nil {
-			return err
-		}
-	}
-	err := d.root.WriteFile(name+freshSuffix, text, 0o600)
-	if err == nil {
-		err = d.root.Rename(name+freshSuffix, name)
-	}
+	text, err := encode(d.boot, v)
 	if err != nil {
-		_ = d.remove(name + freshSuffix) // or the next start does
+		return fmt.Errorf("encoding the record: %w", err)
 	}
-	if !more && isFull(err) {
-		return d.writeSpare(name, text)
+	var full error
+	err = d.open(name+nextSuffix, os.O_CREATE, func(f *os.File) error {
+		was, err := f.Stat()
+		if err == nil {
+			_, err = f.Write(text)
+		}
+		if err == nil && was.Size() > int64(len(text)) {
+			err = f.Truncate(int64(len(text))) // which takes the room behind it, too
+		}
+		full = reserve(f, text)
+		return err
+	})
+	if err == nil && more {
+		err = full
+	}
+	if err == nil {
+		err = swap(int(d.self.Fd()), name+nextSuffix, name)
+	}
+	if err == nil && more {
+		err = d.own(name+nextSuffix, os.O_CREATE, text)
 	}
 	return err
 }
 
-// write makes a record's file be as the record is.
-func (d *directory) write(boot string, v *state.Volume) error {
-	text, err := encode(boot, v)
+// takeBack makes a record's file be as the record was before a put for more, which
+// failed for want of room.
+func (d *directory) takeBack(before *state.Volume) error {
+	name := fileName(before.ID)
+	text, err := encode(d.boot, before)
+	if err != nil {
+		return fmt.Errorf("encoding the record: %w", err)
+	}
+	if was, err := d.root.ReadFile(name + nextSuffix); err == nil && bytes.Equal(was, text) {
+		err = swap(int(d.self.Fd()), name+nextSuffix, name) // where nothing is written in place, writing takes room
+		_ = d.own(name+nextSuffix, 0, text)                 // as far as there is any
+		return err
+	}
+	return d.put(before, false)
+}
+
+// hold lets both files of a record own the room for its end.
+func (d *directory) hold(v *state.Volume) error {
+	text, err := encode(d.boot, v)
+	if err == nil {
+		err = d.own(fileName(v.ID), 0, text)
+	}
+	if err == nil {
+		err = d.own(fileName(v.ID)+nextSuffix, os.O_CREATE, text)
+	}
+	return err
+}
+
+// open opens a file for writing.
+func (d *directory) open(name string, flags int, use func(*os.File) error) error {
+	f, err := d.root.OpenFile(name, os.O_WRONLY|flags, 0o600)
 	if err != nil {
 		return err
 	}
-	return d.put(v, text, false)
+	return errors.Join(use(f), f.Close())
 }
 
+// own lets a file own the room for the end of a record.
+func (d *directory) own(name string, flags int, text []byte) error {
+	return d.open(name, flags, func(f *os.File) error { return reserve(f, text) })
+}
+
+// reserve lets a file own blocks for more than the text: a tombstone takes more
+// than what it ends, though not half as much again. A file system that cannot give
+// blocks in advance owes nothing.
+func reserve(f *os.File, text []byte) error {
+	size := int64(len(text))
+	for {
+		switch err := unix.Fallocate(int(f.Fd()), unix.FALLOC_FL_KEEP_SIZE, 0, size+size/2); {
+		case errors.Is(err, unix.EINTR):
+		case errors.Is(err, unix.EOPNOTSUPP):
+			return nil
+		default:
+			return err
+		}
+	}
+}
+
+// putAll puts as many records as it can.
+func (d *directory) putAll(records map[string]*state.Volume, more bool) (err error) {
+	for _, v := range records {
+		err = errors.Join(err, d.put(v, more))
+	}
+	return err
+}
+
+// remove removes both files of a record.
 func (d *directory) remove(name string) error {
 	if err := d.root.Remove(name); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return err
 	}
+	_ = d.root.Remove(name + nextSuffix) // or the next start does
 	return nil
 }
 
 func isFull(err error) bool { return errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) }
 
-// writeSpare writes a file on a full file system: the spare, which owns its
-// blocks and its inode, changes places with the file, which is the spare from then on.
-func (d *directory) writeSpare(name string, text []byte) error {
-	d.spare.Lock()
-	defer d.spare.Unlock()
-	d.short = true
-	f, err := d.root.OpenFile(spareName, os.O_WRONLY, 0)
-	if err != nil {
-		return err
-	}
-	if _, err = f.Write(text); err == nil {
-		err = f.Truncate(int64(len(text)))
-	}
-	if err = errors.Join(err, f.Close()); err == nil {
-		err = swap(int(d.lock.Fd()), spareName, name)
-	}
-	_ = d.fill() // or before something new is set up
-	return err
-}
-
-// refill gives a spare that has given blocks away as many again.
-func (d *directory) refill() error {
-	d.spare.Lock()
-	defer d.spare.Unlock()
-	if d.short {
-		return d.fill()
-	}
-	return nil
-}
-
-// fill lets the spare own its blocks. A file system that cannot give blocks in
-// advance owes nothing.
-func (d *directory) fill() error {
-	f, err := d.root.OpenFile(spareName, os.O_WRONLY|os.O_CREATE, 0o600)
-	if err != nil {
-		return err
-	}
-	for {
-		if err = unix.Fallocate(int(f.Fd()), 0, 0, spareBytes); !errors.Is(err, unix.EINTR) {
-			break
-		}
-	}
-	if errors.Is(err, unix.EOPNOTSUPP) {
-		err = nil
-	}
-	d.short = err != nil
-	return errors.Join(err, f.Close())
-}
-
-// swap gives a file the name of another one, which gets its name if it is there.
+// swap gives a file the name of another one, which gets its name if it is there, or
+// goes where the file system cannot exchange two.
 func swap(dir int, from, to string) error {
 	err := unix.Renameat2(dir, from, dir, to, unix.RENAME_EXCHANGE)
 	if errors.Is(err, unix.ENOENT) {
 		err = unix.Renameat2(dir, from, dir, to, unix.RENAME_NOREPLACE)
+	}
+	if errors.Is(err, unix.EINVAL) { // some network file systems do neither
+		err = unix.Renameat(dir, from, dir, to)
 	}
 	if err != nil {
 		return &os.LinkError{Op: "rename", Old: from, New: to, Err: err}
@@ -163,29 +187,24 @@ func swap(dir int, from, to string) error {
 }
 
 // replace puts a directory that fill makes in the place of the one at the path.
-func replace(path string, fill func(*directory) error) (*directory, error) {
+func replace(path, boot string, fill func(*directory) error) (*directory, error) {
+	if err := removeSuccessors(path); err != nil {
+		return nil, err
+	}
 	name, err := os.MkdirTemp(filepath.Dir(path), filepath.Base(path)+successorInfix)
 	if err != nil {
 		return nil, err
 	}
-	lock, err := os.Open(name)
+	d, err := openDirectory(name, boot)
 	if err != nil {
 		return nil, err
 	}
-	d, err := openDirectory(name, lock)
-	if err != nil {
-		return nil, err
-	}
-	if err = flock(lock, unix.LOCK_EX|unix.LOCK_NB); err == nil {
-		err = fill(d)
-	}
-	if err == nil {
+	if err = fill(d); err == nil {
 		err = swap(unix.AT_FDCWD, name, path)
 	}
 	if err != nil {
 		return nil, errors.Join(err, d.close(), os.RemoveAll(name))
 	}
-	d.path = path
 	_ = os.RemoveAll(name) // what was there before, if anything was; or the next start does
 	return d, nil
 }
@@ -202,10 +221,9 @@ func removeSuccessors(path string) error {
 	return err
 }
 
-// setAside renames the file at path to a name that tells the time (UTC).
-func setAside(path string) (string, error) {
-	aside := path + ".corrupt-" + time.Now().UTC().Format("20060102T150405.000000000Z")
-	return aside, os.Rename(path, aside)
+// corrupt returns the name, with the time (UTC), that what cannot be read gets.
+func corrupt(path string) string {
+	return path + ".corrupt-" + time.Now().UTC().Format("20060102T150405.000000000Z")
 }
 
 // contents is what was found in a store.
@@ -213,67 +231,53 @@ type contents struct {
 	records  map[string]*state.Volume
 	revision uint64           // the highest
 	bad      map[string]error // names or ids of records that cannot be read, and why
-	old      []string         // names of files of another boot, or of what was being written
+	old      map[string]bool  // names of files of another boot, or that nobody needs
 }
 
 func newContents() *contents {
-	return &contents{records: map[string]*state.Volume{}, bad: map[string]error{}}
+	return &contents{records: map[string]*state.Volume{}, bad: map[string]error{}, old: map[string]bool{}}
 }
 
-// read reads all files of a directory that is locked, as many at once as there
-// are processors.
+// read reads all files of a directory.
 func read(path, bootID string) (*contents, error) {
-	c := newContents()
-	entries, err := os.ReadDir(path)
-	found, workers := make([]file, len(entries)), runtime.GOMAXPROCS(0)
-	var group sync.WaitGroup
-	for first := range workers {
-		group.Go(func() {
-			for i := first; i < len(entries); i += workers {
-				found[i] = readFile(path, entries[i])
-			}
-		})
-	}
-	group.Wait()
-	for i, f := range found {
-		switch name := entries[i].Name(); {
-		case strings.HasSuffix(name, freshSuffix):
-			c.old = append(c.old, name)
-		case !strings.HasSuffix(name, suffix):
-		case f.err != nil:
-			c.bad[name] = f.err
-		default:
-			c.revision = max(c.revision, f.record.Revision)
-			if f.boot == bootID {
-				c.records[f.record.ID] = f.record
-			} else {
-				c.old = append(c.old, name)
-			}
+	c, sound := newContents(), map[string]bool{}
+	entries, err := os.ReadDir(path) // in the order of their names: a record stands before its next file
+	for _, e := range entries {
+		name := e.Name()
+		if record, is := strings.CutSuffix(name, nextSuffix); is && !sound[record] && c.bad[record] == nil {
+			c.old[record] = true
 		}
+		if name == spareName {
+			c.old[name] = true
+		}
+		if !strings.HasSuffix(name, suffix) {
+			continue
+		}
+		boot, v, err := readFile(path, e)
+		if err != nil {
+			c.bad[name] = err
+			continue
+		}
+		c.revision = max(c.revision, v.Revision)
+		if boot != bootID {
+			c.old[name] = true
+			continue
+		}
+		c.records[v.ID], sound[name] = v, true
 	}
 	return c, err
 }
 
-// file is what was read of one.
-type file struct {
-	boot   string
-	record *state.Volume
-	err    error
-}
-
-func readFile(dir string, e os.DirEntry) (f file) {
-	switch {
-	case !strings.HasSuffix(e.Name(), suffix):
-		return f
-	case !e.Type().IsRegular():
-		return file{err: fmt.Errorf("it is no regular file (its type is %s)", e.Type())}
+func readFile(dir string, e os.DirEntry) (boot string, v *state.Volume, err error) {
+	if !e.Type().IsRegular() {
+		return "", nil, fmt.Errorf("it is no regular file (its type is %s)", e.Type())
 	}
 	raw, err := os.ReadFile(filepath.Join(dir, e.Name()))
 	if err != nil {
-		return file{err: err}
+		return "", nil, err
 	}
-	if f.boot, f.record, f.err = decode(raw); f.err == nil && fileName(f.record.ID) != e.Name() {
-		f.err = fmt.Errorf("it is the record of %q", f.record.ID)
+	if boot, v, err = decode(raw); err == nil && fileName(v.ID) != e.Name() {
+		err = fmt.Errorf("it is the record of %q", v.ID)
 	}
-	return f
+	return boot, v, err
 }

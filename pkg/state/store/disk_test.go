@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -12,6 +13,7 @@ import (
 	"time"
 
 	"github.com/csi-node/csi-node/pkg/state"
+	"github.com/csi-node/csi-node/test/machine"
 )
 
 // fill takes all blocks of a file system, or all inodes; the room comes back with give.
@@ -59,9 +61,9 @@ func end(s *Store, id string) error {
 // left names the records that a process which is killed now would leave.
 func left(t *testing.T, dir string) string {
 	t.Helper()
-	c, err := read(filepath.Join(dir, Directory), testBoot)
-	must(t, err)
 	s := newStore(dir, testBoot)
+	c, err := read(s.path, testBoot)
+	must(t, err)
 	s.take(c.records)
 	if len(c.bad) > 0 {
 		t.Errorf("damaged: %v", c.bad)
@@ -69,8 +71,24 @@ func left(t *testing.T, dir string) string {
 	return idsOf(s)
 }
 
+// refused edits ask for something new, of which nothing comes on a full file system.
+func refused(t *testing.T, s *Store, edits map[string]func(*state.Volume) error) {
+	t.Helper()
+	for id, edit := range edits {
+		before := s.Get(id)
+		_, err := s.Edit(id, edit)
+		if state.ClassOf(err) != state.ResourceExhausted || !errors.Is(err, syscall.ENOSPC) || text(s.Get(id)) != text(before) {
+			t.Errorf("volume %s: %v, and there is %+v", id, err, s.Get(id))
+		}
+		if c, err := read(s.path, testBoot); err == nil && text(c.records[id]) != text(before) {
+			t.Errorf("volume %s: a crash would leave %+v", id, c.records[id])
+		}
+	}
+}
+
 // On a full file system everything that stands can go, durably, facts can be
-// noted, and nothing new comes; also when the plugin starts there.
+// noted, and nothing new comes; also when the plugin starts there, or takes the
+// store over.
 func TestFullFileSystem(t *testing.T) {
 	const volumes = 40
 	for _, blocks := range []bool{true, false} {
@@ -80,53 +98,38 @@ func TestFullFileSystem(t *testing.T) {
 			lifeTo(t, s, fmt.Sprint("v", i))
 		}
 		give := fill(t, dir, blocks)
-		refused := func(id string) {
-			t.Helper()
-			if _, err := s.Edit(id, staged("/new")); state.ClassOf(err) != state.ResourceExhausted || !errors.Is(err, syscall.ENOSPC) || s.Get(id) != nil {
-				t.Errorf("something new: %v", err)
-			}
+		news := map[string]func(*state.Volume) error{"new": staged("/new")}
+		filler := filepath.Join(dir, "fill", "0")
+		if blocks { // there is room for one file, or for one block more of each
+			news["v0"] = published("/" + strings.Repeat("long/", 500))
+			info, err := os.Stat(filler)
+			must(t, err)
+			must(t, os.Truncate(filler, info.Size()-4096))
+		} else {
+			must(t, os.Remove(filler))
 		}
-		refused("new")
-		closeStore(t, s)
-		s = openStore(t, dir, testBoot) // as a plugin that starts
-		refused("new")
+		refused(t, s, news)
+		s = reopen(t, s, testBoot) // as a plugin that starts
+		refused(t, s, news)
 		var group sync.WaitGroup
 		for i := range volumes {
 			group.Go(func() {
 				id := fmt.Sprint("v", i)
-				_, err := s.Edit(id, accepted) // what is under way comes to its end
+				_, err := s.Edit(id, toggled) // what is under way comes to its end
 				if err = errors.Join(err, end(s, id)); err != nil {
 					t.Error(err)
 				}
-				if raw, err := os.ReadFile(fileOf(dir, id)); !os.IsNotExist(err) {
-					t.Errorf("left: %s (%v)", raw, err)
+				if files, err := filepath.Glob(fileOf(dir, id) + "*"); err != nil || len(files) > 0 {
+					t.Errorf("left: %s (%v)", files, err)
 				}
 			})
 		}
 		group.Wait()
-		if left(t, dir) != "" || idsOf(s) != "" || len(s.unwritten) > 0 {
-			t.Errorf("left: %s in the directory, %s in memory, unwritten %v", left(t, dir), idsOf(s), s.unwritten)
+		if left(t, dir) != "" || idsOf(s) != "" {
+			t.Errorf("left: %s in the directory, %s in memory", left(t, dir), idsOf(s))
 		}
 		give()
 		lifeTo(t, s, "after")
-		must(t, os.RemoveAll(filepath.Join(dir, Directory)))
-		give = fill(t, dir, true) // and without a directory for what goes
-		if err := end(s, "after"); err != nil || idsOf(s) != "" {
-			t.Errorf("a removal: %v", err)
-		}
-		refused("new")
-		give()
-		mustEdit(t, s, "v", staged("/v"))
-		s.dir.short = true
-		must(t, os.Remove(filepath.Join(s.path, spareName)))
-		give = fill(t, dir, true)
-		filler, err := os.Stat(filepath.Join(dir, "fill", "0"))
-		must(t, err)
-		must(t, os.Truncate(filepath.Join(dir, "fill", "0"), filler.Size()-spareBytes/2)) // there is some room, and none to spare
-		for range 2 {
-			refused("new")
-		}
-		give()
 	}
 	dir := mountAt(t, "tmpfs", "size=512k")
 	must(t, syscall.Mount("", dir, "", syscall.MS_REMOUNT|syscall.MS_RDONLY, "size=512k"))
@@ -135,61 +138,124 @@ func TestFullFileSystem(t *testing.T) {
 	}
 }
 
-// What can't be written at all goes in memory, and is written when it can be,
-// with the next write or at the end.
-func TestRemovalsInMemory(t *testing.T) {
+// A record owns room for the end of all targets, also if they end when its last
+// block is full.
+func TestRoomForTheEndOfEachTarget(t *testing.T) {
+	dir := mountAt(t, "tmpfs", "size=512k")
+	s := openStore(t, dir, testBoot)
+	mustEdit(t, s, "v", staged("/stage"))
+	last := s.Get("v")
+	must(t, published("/pod/")(last))
+	mustEdit(t, s, "v", published("/pod/"+strings.Repeat("x", (4096-len(text(last)))/2-8)))
+	give := fill(t, dir, true)
+	defer give()
+	for path := range s.Get("v").Targets {
+		mustEdit(t, s, "v", askedAt("unpublish", path))
+	}
+	mustEdit(t, s, "v", askedAt("unstage", "/stage"))
+	if s = reopen(t, s, testBoot); !s.Get("v").Stage.Gone || len(text(s.Get("v"))) < 4096 {
+		t.Errorf("there is %s", text(s.Get("v")))
+	}
+}
+
+// A kill may come before a record's files own all their room. The next start takes it.
+func TestRoomIsTakenAtTheStart(t *testing.T) {
+	for _, which := range []string{"", nextSuffix} {
+		dir := mountAt(t, "tmpfs", "size=512k")
+		s := openStore(t, dir, testBoot)
+		lifeTo(t, s, "v")
+		raw := []byte(text(s.Get("v")))
+		must(t, os.Remove(fileOf(dir, "v")+which))
+		if which == "" {
+			must(t, os.WriteFile(fileOf(dir, "v"), raw, 0o600))
+		} else {
+			must(t, os.WriteFile(fileOf(dir, "v")+which, nil, 0o600))
+		}
+		s = reopen(t, s, testBoot)
+		fill(t, dir, true)
+		if err := end(s, "v"); err != nil {
+			t.Errorf("without the room of %q: %v", which, err)
+		}
+	}
+}
+
+// Where a file is not written over in place, and so owns no room, what is refused is
+// in the file no more than in memory.
+func TestRefusedWhereNothingIsWrittenInPlace(t *testing.T) {
+	machine.Kernel(t)
+	image := filepath.Join(t.TempDir(), "image")
+	must(t, os.WriteFile(image, nil, 0o600))
+	must(t, os.Truncate(image, 200<<20))
+	machine.Mkfs(t, "btrfs", image)
+	dir, node := t.TempDir(), machine.Losetup(t, image)
+	t.Cleanup(func() { must(t, exec.Command("losetup", "-d", node).Run()) })
+	must(t, syscall.Mount(node, dir, "btrfs", 0, ""))
+	t.Cleanup(func() { must(t, syscall.Unmount(dir, 0)) })
+	s := openStore(t, dir, testBoot)
+	for i := range 6 {
+		mustEdit(t, s, fmt.Sprint("v", i), staged(fmt.Sprint("/stage/", i)))
+	}
+	fill(t, dir, true)
+	for i := range 6 {
+		refused(t, s, map[string]func(*state.Volume) error{fmt.Sprint("v", i): published(fmt.Sprint("/pod/", i)), fmt.Sprint("new", i): staged(fmt.Sprint("/new/", i))})
+	}
+}
+
+// A removal of a volume that has no file holds in memory while there is no room:
+// nothing could come back. It is written with the next edit that can be.
+func TestRemovalWithoutFile(t *testing.T) {
+	dir := mountAt(t, "tmpfs", "size=512k")
+	s := openStore(t, dir, testBoot)
+	lifeTo(t, s, "v")
+	must(t, os.RemoveAll(s.path))
+	give := fill(t, dir, true)
+	for _, id := range []string{"v", "unknown"} {
+		mustEdit(t, s, id, askedAt("unpublish", "/pod/"+id))
+		if !s.Get(id).Targets["/pod/"+id].Gone {
+			t.Errorf("there is %s", text(s.Get(id)))
+		}
+	}
+	refused(t, s, map[string]func(*state.Volume) error{"new": staged("/new")})
+	must(t, end(s, "unknown"))
+	give()
+	lifeTo(t, s, "w")
+	if s = reopen(t, s, testBoot); idsOf(s) != "v w" || !s.Get("v").Targets["/pod/v"].Gone {
+		t.Errorf("there are %v", s.List())
+	}
+	must(t, os.Remove(fileOf(dir, "w")+nextSuffix))
+	fill(t, dir, true)
+	if _, err := s.Edit("w", askedAt("unpublish", "/pod/w")); !isFull(err) || s.Get("w").Targets["/pod/w"].Gone {
+		t.Errorf("a removal that would come back: %v; there is %s", err, text(s.Get("w")))
+	}
+}
+
+// obstruct makes writing a volume's record fail.
+func obstruct(t *testing.T, dir, id string) {
+	t.Helper()
+	next := fileOf(dir, id) + nextSuffix
+	must(t, os.RemoveAll(next))
+	must(t, os.Mkdir(next, 0o700))
+}
+
+// Whatever cannot be written, and would come back with a restart, is an error, and
+// changes nothing.
+func TestWhatCannotBeWritten(t *testing.T) {
 	dir := t.TempDir()
 	s := openStore(t, dir, testBoot)
-	for _, id := range []string{"goes", "stays", "later"} {
-		lifeTo(t, s, id)
-	}
-	inTheWay := func(id string) string { return fileOf(dir, id) + freshSuffix }
-	for _, id := range []string{"goes", "stays"} {
-		must(t, os.MkdirAll(filepath.Join(inTheWay(id), "in"), 0o700))
-	}
-	for title, edit := range map[string]func(*state.Volume) error{
-		"acceptance":   accepted,
-		"begin":        func(v *state.Volume) error { v.Stage.Begun = true; return nil },
-		"other target": published("/other"),
-		"other stage": func(v *state.Volume) error {
-			v.Stage.Gone, v.Stage.Next, v.Targets = true, &state.Stage{Path: "/other"}, nil
-			return nil
-		},
-		"both": func(v *state.Volume) error {
-			v.Accept(state.StagePart())
-			return v.AskUnpublish("/pod/stays", time.Now())
-		},
-	} {
-		if v, err := s.Edit("stays", edit); !errors.Is(err, syscall.EISDIR) || state.ClassOf(err) != state.Unavailable {
-			t.Errorf("%s: %+v, %v", title, v, err)
+	lifeTo(t, s, "v")
+	before := text(s.Get("v"))
+	obstruct(t, dir, "v")
+	obstruct(t, dir, "new")
+	for _, edit := range []func(*state.Volume) error{toggled, askedAt("unpublish", "/pod/v"), published("/other")} {
+		if v, err := s.Edit("v", edit); !errors.Is(err, syscall.EISDIR) || state.ClassOf(err) != state.Unavailable || text(s.Get("v")) != before {
+			t.Errorf("%+v, %v; there is %s", v, err, text(s.Get("v")))
 		}
 	}
-	mustEdit(t, s, "goes", askedAt("unpublish", "/pod/goes"))
-	if v, w := s.Get("stays"), s.Get("goes"); v.Stage.Accepted || len(v.Targets) != 1 || v.Targets["/pod/stays"].Gone || !w.Targets["/pod/goes"].Gone {
-		t.Errorf("there are %+v", s.List())
+	if _, err := s.Edit("new", staged("/new")); !errors.Is(err, syscall.EISDIR) || s.Get("new") != nil {
+		t.Errorf("something new: %v", err)
 	}
-	if raw, err := os.ReadFile(fileOf(dir, "goes")); err != nil || strings.Contains(string(raw), "gone") {
-		t.Errorf("written too early: %s (%v)", raw, err)
-	}
-	written := func(id string) {
-		t.Helper()
-		if raw, err := os.ReadFile(fileOf(dir, id)); err != nil || !strings.Contains(string(raw), `"gone":true`) {
-			t.Errorf("not written: %s (%v)", raw, err)
-		}
-	}
-	must(t, os.RemoveAll(inTheWay("goes")))
-	mustEdit(t, s, "later", accepted)
-	written("goes")
-	s.later.Stop()
-	mustEdit(t, s, "stays", askedAt("unpublish", "/pod/stays"))
-	tried := s.later.Stop()
-	s.rewriteLater()
-	if !tried || !s.later.Stop() {
-		t.Error("it would not be tried again by itself")
-	}
-	must(t, os.RemoveAll(inTheWay("stays")))
-	closeStore(t, s)
-	written("stays")
+	must(t, os.Remove(fileOf(dir, "v")+nextSuffix))
+	must(t, end(s, "v"))
 }
 
 // Whatever becomes of the files while the plugin runs, nothing is forgotten.
@@ -201,6 +267,7 @@ func TestFilesLostWhileOpen(t *testing.T) {
 			return os.Rename(filepath.Join(dir, Directory), dir+".moved-"+fmt.Sprint(time.Now().UnixNano()))
 		},
 		"state directory": os.RemoveAll,
+		"the lock":        func(dir string) error { return os.Remove(filepath.Join(dir, lockName)) },
 		"damaged":         func(dir string) error { return os.WriteFile(fileOf(dir, "b"), []byte("garbage"), 0o600) },
 		"replaced": func(dir string) error {
 			return errors.Join(os.RemoveAll(filepath.Join(dir, Directory)), os.MkdirAll(fileOf(dir, "c"), 0o700))
@@ -219,13 +286,12 @@ func TestFilesLostWhileOpen(t *testing.T) {
 					group.Go(func() { mustEdit(t, s, id, staged("/stage/"+id)) })
 				}
 				mustEdit(t, s, "gone", emptied)
-				mustEdit(t, s, "b", func(v *state.Volume) error { v.Stage.Accepted = !v.Stage.Accepted; return nil })
+				mustEdit(t, s, "b", toggled)
 				group.Wait()
 				mustEdit(t, s, "e", emptied)
 			}
-			crash(t, s)
-			if again := openStore(t, dir, testBoot); idsOf(again) != "a b c d" || len(again.SetAside()) > 0 {
-				t.Errorf("after it was opened again there are the records %s, set aside %q", idsOf(again), again.SetAside())
+			if s = reopen(t, s, testBoot); idsOf(s) != "a b c d" || len(s.SetAside()) > 0 {
+				t.Errorf("after it was opened again there are the records %s, set aside %q", idsOf(s), s.SetAside())
 			}
 			if names, err := filepath.Glob(filepath.Join(dir, "*")); err != nil || len(names) != 2 {
 				t.Errorf("left %q (%v)", names, err)
@@ -241,7 +307,7 @@ func TestFilesLostToAnother(t *testing.T) {
 	s := openStore(t, dir, testBoot)
 	mustEdit(t, s, "a", staged("/stage/a"))
 	must(t, os.RemoveAll(filepath.Join(dir, Directory)))
-	must(t, os.Remove(legacyPath(dir)))
+	must(t, os.Remove(s.lockPath()))
 	other := openStore(t, dir, testBoot)
 	mustEdit(t, other, "x", staged("/stage/x"))
 	if _, err := s.Edit("b", staged("/stage/b")); err == nil || !strings.Contains(err.Error(), "another process") {

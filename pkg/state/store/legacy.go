@@ -13,32 +13,36 @@ import (
 	"os"
 	"path/filepath"
 
-	"golang.org/x/sys/unix"
 	"k8s.io/klog/v2"
 
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
-// legacyPath returns the path of the store of versions before this one: a bbolt
-// file, whose lock they hold. This version holds it, too, so that never two
-// reconcile side by side, and leaves it empty. That is a new store to an older
+// lockName is of the file whose lock is that of the store. It was the store of the
+// first versions, a bbolt file, whose lock they hold, so that never two
+// reconcile side by side. This version leaves it empty. That is a new store to such a
 // version, which then begins with what it finds mounted, and writes the file with
 // the first thing that it does: whatever was edited in it is later than the directory.
-func legacyPath(stateDir string) string { return filepath.Join(stateDir, "intents.db") }
+const lockName = "intents.db"
 
-// takeIn writes the records of an older version in place of its own, and leaves
-// intents.db empty: until then its records count.
-func (s *Store) takeIn(ctx context.Context, own, c *contents, damage error) error {
-	log, path := klog.FromContext(ctx), legacyPath(filepath.Dir(s.path))
-	for id := range c.records {
-		s.unwritten[id] = true
+func (s *Store) lockPath() string { return filepath.Join(filepath.Dir(s.path), lockName) }
+
+// takeIn writes the records of an older version in place of its own. They count
+// until intents.db is empty.
+func (s *Store) takeIn(ctx context.Context, own, c *contents) error {
+	log, path := klog.FromContext(ctx), s.lockPath()
+	if len(c.bad) > 0 {
+		if err := s.keepDamaged(); err != nil {
+			log.Error(err, "The damaged store of an older version is not kept", "file", path)
+		}
 	}
-	if err := s.rewrite(); err != nil { // there may be room without the file
-		log.Error(err, "Records of an older version cannot be written beside it", "store", s.path)
-		if err := s.legacy.Truncate(0); err != nil {
+	if s.dir.putAll(c.records, false) != nil { // there may be room without the file, which is in memory by now
+		if err := s.lock.Truncate(0); err != nil {
 			return err
 		}
-		_ = s.rewrite() // or later; memory has them
+		if err := s.dir.putAll(c.records, false); err != nil {
+			log.Error(err, "Records of an older version are in memory alone until they are edited", "store", s.path)
+		}
 	}
 	for id := range own.records {
 		if c.records[id] == nil {
@@ -47,43 +51,47 @@ func (s *Store) takeIn(ctx context.Context, own, c *contents, damage error) erro
 			}
 		}
 	}
-	if damage == nil && len(c.bad) == 0 {
-		log.Info("Records of an older version are taken in", "file", path, "records", len(c.records))
-		return s.legacy.Truncate(0)
-	}
-	aside, err := setAside(path)
+	log.Info("Records of an older version are taken in", "file", path, "records", len(c.records))
+	return nil
+}
+
+// keepDamaged puts a copy of intents.db aside.
+func (s *Store) keepDamaged() error {
+	raw, err := os.ReadFile(s.lockPath())
 	if err != nil {
 		return err
 	}
-	s.setAside = append(s.setAside, aside)
-	log.Info("The store of an older version was set aside", "file", aside)
-	if err := s.legacy.Close(); err != nil {
-		return err
+	aside := corrupt(s.lockPath())
+	if err := os.WriteFile(aside, raw, 0o600); err != nil {
+		return errors.Join(err, os.Remove(aside))
 	}
-	s.legacy, _, err = opener{deadHolder}.lockLegacy(ctx, path, unix.LOCK_EX)
-	return err
+	s.setAside = append(s.setAside, aside)
+	return nil
 }
 
 // readLegacy reads intents.db; the contents are nil if nothing was ever edited in
-// it, and, with the damage, if it is no sound store. A record that cannot be read
-// is bad, by its id.
-func readLegacy(f io.ReaderAt, bootID string) (c *contents, damage, err error) {
+// it. If it is no sound store, they are empty, and it is bad itself, by its name.
+// A record that cannot be read is bad, by its id.
+func readLegacy(f io.ReaderAt, bootID string) (c *contents, err error) {
 	raw, err := io.ReadAll(io.NewSectionReader(f, 0, math.MaxInt64))
 	if err != nil || len(raw) == 0 {
-		return nil, nil, err
-	}
-	buckets, sequence, damage := readBolt(raw)
-	if damage != nil || len(buckets) == 0 {
-		return nil, damage, nil
-	}
-	boot, damage := unsealLegacy(buckets["meta"]["boot"])
-	if damage != nil {
-		return nil, fmt.Errorf("its boot id: %w", damage), nil
-	}
-	if sequence > math.MaxInt64 {
-		return nil, fmt.Errorf("its revision %d cannot be", sequence), nil
+		return nil, err
 	}
 	c = newContents()
+	buckets, sequence, damage := readBolt(raw)
+	var boot []byte
+	switch {
+	case damage == nil && len(buckets) == 0:
+		return nil, nil
+	case damage == nil && sequence > math.MaxInt64:
+		damage = fmt.Errorf("its revision %d cannot be", sequence)
+	case damage == nil:
+		boot, damage = unsealLegacy(buckets["meta"]["boot"])
+	}
+	if damage != nil {
+		c.bad[lockName] = damage
+		return c, nil
+	}
 	c.revision = sequence
 	for id, value := range buckets["records"] {
 		text, err := unsealLegacy(value)
@@ -104,19 +112,15 @@ func readLegacy(f io.ReaderAt, bootID string) (c *contents, damage, err error) {
 		}
 	}
 	if c.revision == 0 && buckets["records"] != nil && len(c.bad) == 0 { // an older version began, and did nothing
-		return nil, nil, nil
+		return nil, nil
 	}
-	return c, nil, nil
-}
-
-func sealLegacy(text []byte) []byte {
-	return append(fmt.Appendf(nil, "%08x ", crc32.Checksum(text, castagnoli)), text...)
+	return c, nil
 }
 
 func unsealLegacy(value []byte) ([]byte, error) {
-	_, text, _ := bytes.Cut(value, []byte(" "))
-	if !bytes.Equal(sealLegacy(text), value) {
-		return nil, errors.New("its checksum does not match")
+	sum, text, _ := bytes.Cut(value, []byte(" "))
+	if want := fmt.Sprintf("%08x", crc32.Checksum(text, castagnoli)); string(sum) != want {
+		return nil, fmt.Errorf("its checksum is %q, and would be %q", sum, want)
 	}
 	return text, nil
 }
@@ -148,8 +152,8 @@ type bolt struct {
 	seen     map[uint64]bool // pages; none is read twice, so that no damage makes it run in circles
 }
 
-// readBolt reads the buckets of a file, and the highest sequence of any. bbolt believes every number in it, and
-// dies of one that is damaged; here it is an error.
+// readBolt reads the buckets of a file, and the highest sequence of any. bbolt
+// believes every number in it, and dies of one that is damaged; here it is an error.
 func readBolt(raw []byte) (buckets map[string]map[string][]byte, sequence uint64, err error) {
 	defer func() {
 		if damage := recover(); damage != nil { // an index out of range, mostly

@@ -25,62 +25,71 @@ const (
 	holderLook = time.Second
 	// waitLogged is how often a wait for the lock is logged.
 	waitLogged = 10 * time.Second
-	// legacySuccessor is of the copy by which intents.db is taken over; older
-	// versions use that name, too.
-	legacySuccessor = ".successor"
+	// lockSuccessor is of the file by which a lock is taken over; older versions
+	// use that name, too.
+	lockSuccessor = ".successor"
 )
 
-// opener opens a store.
-type opener struct {
-	// dead returns the process that has the lock of a file if it is dead, else 0.
-	dead func(*os.File) (int, error)
-}
-
-// lockAt locks what open opens at the path with flock(2), shared or exclusive; it
-// waits until ctx ends. Closing the file releases the lock. The file is the one
-// that path names once the lock is held: whoever held it before may have renamed
-// the one that was opened first. An exclusive lock that a dead process has is
-// left to it, and succeed makes another file for the path, locked, or returns nil
-// if somebody was faster: dead is the id of that process then, else 0.
-func (o opener) lockAt(ctx context.Context, path string, how int, open func() (*os.File, error),
-	succeed func(old *os.File, dead int) (*os.File, error)) (f *os.File, dead int, err error) {
+// acquire locks the lock file with flock(2), shared or exclusive, and waits until
+// ctx ends. For an exclusive lock the file is made. Closing it releases the lock.
+// It is the one that the path names once the lock is held: whoever held it before
+// may have replaced the one that was opened first. An exclusive lock that a dead
+// process has is left to it, and the store is taken over.
+func (s *Store) acquire(ctx context.Context, how int) (*os.File, error) {
 	for {
-		f, err := open()
+		f, err := openLock(s.lockPath(), how)
 		if err != nil {
-			return nil, 0, err
+			return nil, err
 		}
-		same := false
-		dead, err := o.lock(ctx, f, how)
-		switch {
-		case err == nil && dead == 0:
-			same, err = stillAt(f, path)
-		case err == nil:
-			mine, err := succeed(f, dead)
-			if err != nil {
-				err = fmt.Errorf("taking over from %s, which was killed and hangs in the kernel: %w", process.Name(dead), err)
-			}
-			if mine != nil || err != nil {
-				return mine, dead, errors.Join(err, f.Close())
-			}
+		held, err := s.hold(ctx, f, how)
+		if held != f {
+			err = errors.Join(err, f.Close())
 		}
-		if err == nil && same {
-			return f, 0, nil
-		}
-		if err := errors.Join(err, f.Close()); err != nil {
-			return nil, 0, err
+		if held != nil || err != nil {
+			return held, err
 		}
 	}
 }
 
-// lock waits for the lock, until ctx ends. For an exclusive one it also returns,
+// hold returns the lock file once it is locked, or what has taken its place; nil if
+// another process has put something in its place.
+func (s *Store) hold(ctx context.Context, f *os.File, how int) (*os.File, error) {
+	dead, err := s.await(ctx, f, how)
+	if err != nil {
+		return nil, err
+	}
+	if dead != 0 {
+		mine, err := s.takeOver(ctx, f, dead)
+		if err != nil {
+			err = fmt.Errorf("taking over from %s, which was killed and hangs in the kernel: %w", process.Name(dead), err)
+		}
+		return mine, err
+	}
+	if ours, err := stillAt(f, s.lockPath()); err != nil || !ours {
+		return nil, err
+	}
+	return f, nil
+}
+
+func openLock(path string, how int) (*os.File, error) {
+	if info, err := os.Stat(path); err == nil && !info.Mode().IsRegular() {
+		return nil, fmt.Errorf("%s is no regular file (its mode is %s): remove it, or choose another state directory", path, info.Mode())
+	}
+	if how == unix.LOCK_SH {
+		return os.Open(path)
+	}
+	return os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
+}
+
+// await waits for the lock, until ctx ends. For an exclusive one it also returns,
 // without the lock, when the process that has it is dead: dead is its id.
-func (o opener) lock(ctx context.Context, f *os.File, how int) (dead int, err error) {
+func (s *Store) await(ctx context.Context, f *os.File, how int) (dead int, err error) {
 	tick := time.NewTicker(lockEvery)
 	defer tick.Stop()
 	since := time.Now()
 	looked, logged := since, time.Time{}
 	for {
-		if err := flock(f, how|unix.LOCK_NB); !errors.Is(err, unix.EWOULDBLOCK) {
+		if err := flock(f, how); !errors.Is(err, unix.EWOULDBLOCK) {
 			return 0, err
 		}
 		if now := time.Now(); now.Sub(logged) >= waitLogged {
@@ -88,13 +97,13 @@ func (o opener) lock(ctx context.Context, f *os.File, how int) (dead int, err er
 			if err != nil {
 				return 0, err
 			}
-			klog.FromContext(ctx).Info("Waiting for another csi-node process that holds the store", "store", f.Name(), "holder", process.Name(holder), "waited", now.Sub(since).Round(time.Second))
+			klog.FromContext(ctx).Info("Waiting for another csi-node process that holds the store", "store", s.path, "holder", process.Name(holder), "waited", now.Sub(since).Round(time.Second))
 			logged = now
 		}
 		if how == unix.LOCK_EX && time.Since(looked) >= holderLook {
 			looked = time.Now()
 			was := dead
-			if dead, err = o.dead(f); err != nil || dead != 0 && dead == was {
+			if dead, err = s.dead(f); err != nil || dead != 0 && dead == was {
 				return dead, err
 			}
 		}
@@ -106,6 +115,7 @@ func (o opener) lock(ctx context.Context, f *os.File, how int) (dead int, err er
 	}
 }
 
+// deadHolder returns the process that has the lock of a file if it is dead, else 0.
 func deadHolder(f *os.File) (int, error) {
 	holder, err := process.LockHolder(f)
 	if err != nil || holder == 0 {
@@ -117,71 +127,18 @@ func deadHolder(f *os.File) (int, error) {
 	return holder, nil
 }
 
-// lockDirectory opens and locks the directory of the records; for an exclusive
-// lock it is made. The caller has the lock of intents.db.
-func (o opener) lockDirectory(ctx context.Context, path string, how int) (*os.File, int, error) {
-	return o.lockAt(ctx, path, how, func() (*os.File, error) {
-		if how == unix.LOCK_EX {
-			if err := os.Mkdir(path, 0o700); err != nil && !errors.Is(err, os.ErrExist) {
-				return nil, err
-			}
-		}
-		if info, err := os.Stat(path); err == nil && !info.IsDir() {
-			return nil, fmt.Errorf("it is no directory (its mode is %s): remove it, or choose another state directory", info.Mode())
-		}
-		return os.Open(path)
-	}, func(_ *os.File, dead int) (*os.File, error) { return takeOver(ctx, path, dead) })
-}
-
-// takeOver puts a directory of its own in the place of one whose lock a dead
-// process has, which can neither give it up nor run an instruction. One call of
-// each of its threads may yet end: within the old directory, where nobody reads
-// any more, or at the name of a directory that was to succeed, which is gone by
-// then. Records are linked, not copied: what is a record's file is never written
-// to. Who has the lock of intents.db is the only one to take over.
-func takeOver(ctx context.Context, path string, dead int) (*os.File, error) {
-	if err := removeSuccessors(path); err != nil {
-		return nil, err
-	}
-	d, err := replace(path, func(d *directory) error { return linkRecords(path, d.path) })
+// takeOver puts a directory and a lock file of its own in the place of those of a
+// dead process, which can neither give its lock up nor run an instruction. One
+// call of each of its threads may yet end: within the old directory, where nobody
+// reads any more, or at the name of a directory that was to succeed, which is gone
+// by then. The directory comes first: who is killed in between leaves the old lock.
+// It returns nil if another process was faster.
+func (s *Store) takeOver(ctx context.Context, old *os.File, dead int) (mine *os.File, err error) {
+	path, err := filepath.EvalSymlinks(s.lockPath())
 	if err != nil {
 		return nil, err
 	}
-	klog.FromContext(ctx).Info("Took the store over from a process that was killed and hangs in the kernel: it can run no instruction again", "store", path, "holder", process.Name(dead))
-	return d.lock, d.root.Close() // the directory of before, which has its name by now, is removed by load
-}
-
-func linkRecords(from, to string) error {
-	entries, err := os.ReadDir(from)
-	for _, e := range entries {
-		if strings.HasSuffix(e.Name(), suffix) {
-			err = errors.Join(err, os.Link(filepath.Join(from, e.Name()), filepath.Join(to, e.Name())))
-		}
-	}
-	return err
-}
-
-// lockLegacy opens and locks intents.db; for an exclusive lock it is made.
-func (o opener) lockLegacy(ctx context.Context, path string, how int) (*os.File, int, error) {
-	return o.lockAt(ctx, path, how, func() (*os.File, error) {
-		if info, err := os.Stat(path); err == nil && !info.Mode().IsRegular() {
-			return nil, fmt.Errorf("%s is no regular file (its mode is %s): remove it, or choose another state directory", path, info.Mode())
-		}
-		if how == unix.LOCK_SH {
-			return os.Open(path)
-		}
-		return os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
-	}, func(old *os.File, _ int) (*os.File, error) { return takeOverLegacy(old, path) })
-}
-
-// takeOverLegacy puts a copy of intents.db in its place, as older versions do. It
-// returns nil if another process was faster. What is copied is whole: a commit that
-// was cut short is none, as after every kill.
-func takeOverLegacy(old *os.File, path string) (mine *os.File, err error) {
-	if path, err = filepath.EvalSymlinks(path); err != nil {
-		return nil, err
-	}
-	f, err := os.OpenFile(path+legacySuccessor, os.O_RDWR|os.O_CREATE, 0o600)
+	f, err := os.OpenFile(path+lockSuccessor, os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
 		return nil, err
 	}
@@ -190,41 +147,57 @@ func takeOverLegacy(old *os.File, path string) (mine *os.File, err error) {
 			err = errors.Join(err, f.Close())
 		}
 	}()
-	if err := flock(f, unix.LOCK_EX|unix.LOCK_NB); errors.Is(err, unix.EWOULDBLOCK) {
+	if err := flock(f, unix.LOCK_EX); errors.Is(err, unix.EWOULDBLOCK) {
 		return nil, nil
 	} else if err != nil {
 		return nil, err
 	}
-	if ours, err := stillAt(f, path+legacySuccessor); err != nil || !ours {
+	if ours, err := stillAt(f, path+lockSuccessor); err != nil || !ours {
 		return nil, err
 	}
 	if first, err := stillAt(old, path); err != nil || !first {
-		return nil, errors.Join(err, os.Remove(path+legacySuccessor))
+		return nil, errors.Join(err, os.Remove(path+lockSuccessor))
 	}
-	if err := f.Truncate(0); err != nil {
-		return nil, err
+	// An older version's records are whole: a commit that was cut short is none.
+	if err = f.Truncate(0); err == nil {
+		_, err = io.Copy(f, io.NewSectionReader(old, 0, math.MaxInt64))
 	}
-	if _, err := io.Copy(f, io.NewSectionReader(old, 0, math.MaxInt64)); err != nil {
-		return nil, errors.Join(err, os.Remove(path+legacySuccessor))
+	if err == nil {
+		err = s.moveRecords()
 	}
-	return f, os.Rename(path+legacySuccessor, path)
+	if err != nil {
+		return nil, errors.Join(err, os.Remove(path+lockSuccessor))
+	}
+	s.takenFrom.Store(int64(dead))
+	klog.FromContext(ctx).Info("Took the store over from a process that was killed and hangs in the kernel: it can run no instruction again", "store", s.path, "holder", process.Name(dead))
+	return f, os.Rename(path+lockSuccessor, path)
 }
 
-// flock locks while the runtime keeps the descriptor from being closed.
-func flock(f *os.File, how int) error {
-	conn, err := f.SyscallConn()
+// moveRecords puts a directory with links to the records in the place of the
+// store. They are not copied: a file is not written to while it is a record.
+func (s *Store) moveRecords() error {
+	d, err := replace(s.path, s.bootID, func(d *directory) error {
+		entries, err := os.ReadDir(s.path)
+		if errors.Is(err, os.ErrNotExist) { // of an older version
+			return nil
+		}
+		for _, e := range entries {
+			if strings.HasSuffix(e.Name(), suffix) {
+				err = errors.Join(err, os.Link(filepath.Join(s.path, e.Name()), filepath.Join(d.root.Name(), e.Name())))
+			}
+		}
+		return err
+	})
 	if err != nil {
 		return err
 	}
-	controlErr := conn.Control(func(fd uintptr) {
-		for {
-			if err = unix.Flock(int(fd), how); !errors.Is(err, unix.EINTR) {
-				return
-			}
-		}
-	})
-	if err = errors.Join(controlErr, err); err != nil {
-		return fmt.Errorf("locking the file: %w", err)
+	return d.close()
+}
+
+// flock tries to lock, and waits for nobody.
+func flock(f *os.File, how int) error {
+	if err := unix.Flock(int(f.Fd()), how|unix.LOCK_NB); err != nil {
+		return fmt.Errorf("locking %s: %w", f.Name(), err)
 	}
 	return nil
 }

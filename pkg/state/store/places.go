@@ -19,7 +19,7 @@ type places struct {
 // occupant is a part of a volume at a path.
 type occupant struct {
 	volume string
-	kind   state.PartKind
+	part   state.Part
 	path   string
 	gone   bool // it is to go from there
 }
@@ -27,26 +27,25 @@ type occupant struct {
 func newPlaces() *places { return &places{at: map[string][]occupant{}, below: map[string]int{}} }
 
 // occupants returns the parts of a record that have a path; nil has none.
-func occupants(v *state.Volume) []occupant {
+func occupants(v *state.Volume) (all []occupant) {
 	if v == nil {
 		return nil
 	}
-	all := make([]occupant, 0, 1+len(v.Targets))
 	for s := v.Stage; s != nil; s = s.Next {
-		if s.Path == "" { // a provisional one of which no place is known
-			continue
+		if s.Path != "" { // no place is known of some provisional ones
+			all = append(all, occupant{v.ID, state.StagePart(), s.Path, s.Gone})
 		}
-		all = append(all, occupant{v.ID, state.StageKind, s.Path, s.Gone})
 	}
 	for _, t := range v.Targets {
 		for ; t != nil; t = t.Next {
-			all = append(all, occupant{v.ID, state.TargetKind, t.Path, t.Gone})
+			all = append(all, occupant{v.ID, state.TargetPart(t.Path), t.Path, t.Gone})
 		}
 	}
 	return all
 }
 
-// besides returns the occupants of a record that another one has not.
+// besides returns the occupants of a record that another one has not. A record that
+// is about to become another one has the places of both.
 func besides(v, other *state.Volume) []occupant {
 	has := map[occupant]bool{}
 	for _, o := range occupants(other) {
@@ -55,32 +54,26 @@ func besides(v, other *state.Volume) []occupant {
 	return slices.DeleteFunc(occupants(v), func(o occupant) bool { return has[o] })
 }
 
-// claim gives a record that is about to become another one the places of both,
-// and release takes back those which it no longer needs.
-func (p *places) claim(before, after *state.Volume) {
-	for _, o := range besides(after, before) {
-		p.change(o, 1)
-	}
-}
-
-func (p *places) release(before, after *state.Volume) {
-	for _, o := range besides(before, after) {
-		p.change(o, -1)
-	}
-}
-
-func (p *places) change(o occupant, by int) {
-	if by > 0 {
+// add adds occupants, and remove takes them away again.
+func (p *places) add(all []occupant) {
+	for _, o := range all {
 		p.at[o.path] = append(p.at[o.path], o)
-	} else {
+		for dir := range above(o.path) {
+			p.below[dir]++
+		}
+	}
+}
+
+func (p *places) remove(all []occupant) {
+	for _, o := range all {
 		p.at[o.path] = slices.DeleteFunc(p.at[o.path], func(other occupant) bool { return other == o })
 		if len(p.at[o.path]) == 0 {
 			delete(p.at, o.path)
 		}
-	}
-	for dir := range above(o.path) {
-		if p.below[dir] += by; p.below[dir] == 0 {
-			delete(p.below, dir)
+		for dir := range above(o.path) {
+			if p.below[dir]--; p.below[dir] == 0 {
+				delete(p.below, dir)
+			}
 		}
 	}
 }
@@ -108,11 +101,7 @@ func (p *places) apart(before, after *state.Volume) error {
 			continue
 		}
 		if err := p.refuse(o); err != nil {
-			part := state.Part{Kind: o.kind}
-			if o.kind == state.TargetKind {
-				part.Path = o.path
-			}
-			if was := before.Latest(part); was != nil && !was.Gone && !was.Accepted {
+			if was := before.Latest(o.part); was != nil && !was.Gone && !was.Accepted {
 				err = state.Errorf(state.Aborted, "%w; and what was asked for before is not over", err)
 			}
 			return err
@@ -127,7 +116,7 @@ func (p *places) refuse(asked occupant) error {
 	var found *occupant
 	meet := func(others []occupant) {
 		for _, o := range others {
-			itself := o.volume == asked.volume && o.kind == asked.kind && (o.kind == state.StageKind || o.path == asked.path)
+			itself := o.volume == asked.volume && o.part == asked.part
 			if !itself && (found == nil || found.gone && !o.gone) {
 				found = &o
 			}
@@ -155,7 +144,7 @@ func (p *places) refuse(asked occupant) error {
 		where = found.path + ", which lies below it"
 	}
 	done, end := "staged", "NodeUnstageVolume"
-	if found.kind == state.TargetKind {
+	if found.part.Kind == state.TargetKind {
 		done, end = "published", "NodeUnpublishVolume"
 	}
 	if found.gone {

@@ -2,11 +2,12 @@ package store
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"math/rand/v2"
-	"os"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -27,11 +28,11 @@ func askedAt(what, path string) func(*state.Volume) error {
 }
 
 // Whatever a volume is asked to be at lies apart from where every other one is,
-// or is still going from.
+// or is still going from. Where that is refused, see TestPlacesAgreeWithAWalk.
 func TestPathsOfVolumesLieApart(t *testing.T) {
 	s := openStore(t, t.TempDir(), testBoot)
 	for _, id := range []string{"other", "going", "v"} {
-		mustEdit(t, s, id, staged("/k/stages/"+id+"/globalmount"))
+		mustEdit(t, s, id, staged("/k/stages/"+id))
 	}
 	mustEdit(t, s, "other", published("/k/pods/1/mount"))
 	mustEdit(t, s, "going", published("/k/pods/2/mount"))
@@ -44,20 +45,14 @@ func TestPathsOfVolumesLieApart(t *testing.T) {
 	}{
 		{"publish", "/k/pods/1/mount", state.FailedPrecondition, "volume other is published at the same path"},
 		{"publish", "/k/pods/1/mount/in/it", state.FailedPrecondition, "volume other is published at /k/pods/1/mount, which lies above it"},
-		{"publish", "/k/pods/1", state.FailedPrecondition, "volume other is published at /k/pods/1/mount, which lies below it"},
-		{"publish", "/k/stages/other/globalmount", state.FailedPrecondition, "volume other is staged at the same path"},
-		{"publish", "/k/stages/other/globalmount/in", state.FailedPrecondition, "volume other is staged at"},
-		{"publish", "/k/stages/other", state.FailedPrecondition, "volume other is staged at"},
-		{"stage", "/k/pods/1/mount", state.FailedPrecondition, "volume other is published"},
+		{"publish", "/k/stages/other", state.FailedPrecondition, "volume other is staged at the same path"},
 		{"stage", "/k/pods/1/mount/in", state.FailedPrecondition, "end that by NodeUnpublishVolume"},
-		{"stage", "/k/stages/other/globalmount/in", state.FailedPrecondition, "end that by NodeUnstageVolume"},
+		{"stage", "/k/stages/other/in", state.FailedPrecondition, "end that by NodeUnstageVolume"},
 		{"stage", "/k/stages", state.FailedPrecondition, "which lies below it"},
-		{"publish", "/k/pods/2/mount", state.Aborted, "volume going is still being unpublished from the same path"},
-		{"publish", "/k/pods/2/mount/in", state.Aborted, "still being unpublished from /k/pods/2/mount"},
+		{"publish", "/k/pods/2/mount/in", state.Aborted, "volume going is still being unpublished from /k/pods/2/mount"},
 		{"stage", "/k/unstaged/in", state.Aborted, "volume unstaged is still being unstaged from"},
 		{"stage", "/k/pods", state.FailedPrecondition, "volume other"}, // one that stays tells more than one that goes
 		{"publish", "/k/pods/1/mount2", 0, ""},
-		{"publish", "/k/pods/1/moun", 0, ""},
 		{"stage", "/k/stages/oth", 0, ""},
 		{"unpublish", "/k/pods/1/mount/in", 0, ""}, // what is to go may go from anywhere
 		{"unpublish", "/k/pods/1/mount", 0, ""},
@@ -66,66 +61,47 @@ func TestPathsOfVolumesLieApart(t *testing.T) {
 		if row.what == "stage" {
 			id = "fresh" + row.path
 		}
-		_, err := s.Edit(id, askedAt(row.what, row.path))
-		if row.words == "" {
-			if err != nil {
-				t.Errorf("%s at %s: %v", row.what, row.path, err)
-			}
-			continue
-		}
-		if err == nil || state.ClassOf(err) != row.class || !strings.Contains(err.Error(), row.words) || !strings.Contains(err.Error(), row.path) {
-			t.Errorf("%s at %s: %v, want %s and %q", row.what, row.path, err, row.class, row.words)
-		}
-		if row.what == "stage" && s.Get(id) != nil {
-			t.Errorf("%s at %s: refused, and there is a record", row.what, row.path)
+		before := text(s.Get(id))
+		switch _, err := s.Edit(id, askedAt(row.what, row.path)); {
+		case row.words == "":
+			must(t, err)
+		case state.ClassOf(err) != row.class || !strings.Contains(fmt.Sprint(err), row.words) || !strings.Contains(err.Error(), row.path) || text(s.Get(id)) != before:
+			t.Errorf("%s at %s: %v, want %s and %q; there is %s", row.what, row.path, err, row.class, row.words, text(s.Get(id)))
 		}
 	}
 }
 
 // A refusal is not final while what was asked for the same part before may yet
-// come. A path is taken after a restart, and free once what was there has gone.
+// come. A path is taken after a restart, and free once what was there has gone. An
+// edit that was not written takes no path, and gives none up.
 func TestPathsAreFreedAndKept(t *testing.T) {
-	path := t.TempDir()
-	s := openStore(t, path, testBoot)
+	dir := t.TempDir()
+	s := openStore(t, dir, testBoot)
 	mustEdit(t, s, "v", staged("/k/s"))
 	mustEdit(t, s, "w", staged("/k/w"))
 	refused := func(id, at string, class state.Class) {
 		t.Helper()
-		if _, err := s.Edit(id, staged(at)); state.ClassOf(err) != class || !strings.Contains(err.Error(), "which lies") {
-			t.Errorf("%s at %s: %v, want %s", id, at, err, class)
+		before := text(s.Get(id))
+		if _, err := s.Edit(id, staged(at)); state.ClassOf(err) != class || !strings.Contains(err.Error(), "which lies") || text(s.Get(id)) != before {
+			t.Errorf("%s at %s: %v, want %s; there is %s", id, at, err, class, text(s.Get(id)))
 		}
 	}
 	refused("w", "/k/s/in", state.Aborted)
-	if w := s.Get("w"); w.Stage.Path != "/k/w" || w.Stage.Gone {
-		t.Errorf("the stage is %+v", w.Stage)
-	}
-	closeStore(t, s)
-	s = openStore(t, path, testBoot)
+	s = reopen(t, s, testBoot)
 	refused("x", "/k/s/in", state.FailedPrecondition)
 	mustEdit(t, s, "v", askedAt("unstage", "/k/s"))
 	refused("x", "/k/s/in", state.Aborted)
 	mustEdit(t, s, "v", func(v *state.Volume) error { v.Drop(state.StagePart()); return nil })
-	mustEdit(t, s, "x", staged("/k/s/in"))
-	refused("v", "/k/s", state.FailedPrecondition)
-}
-
-// An edit that was not written takes no path, and gives none up.
-func TestPathsOfALostCommit(t *testing.T) {
-	dir := t.TempDir()
-	s := openStore(t, dir, testBoot)
-	mustEdit(t, s, "v", staged("/k/v"))
-	for _, id := range []string{"v", "w"} {
-		must(t, os.Mkdir(fileOf(dir, id)+freshSuffix, 0o700)) // in the way
-	}
-	for id, edit := range map[string]func(*state.Volume) error{"w": staged("/k/w"), "v": accepted} {
-		if _, err := s.Edit(id, edit); err == nil || s.Get("w") != nil || s.Get("v").Stage.Accepted {
-			t.Errorf("volume %s was written (%v), there are %v", id, err, s.List())
+	for id, edit := range map[string]func(*state.Volume) error{"w": func(v *state.Volume) error { v.Stage.Path = "/k/new"; return nil }, "y": staged("/k/s")} {
+		obstruct(t, dir, id)
+		if _, err := s.Edit(id, edit); !errors.Is(err, syscall.EISDIR) {
+			t.Errorf("volume %s was written: %v", id, err)
 		}
 	}
-	mustEdit(t, s, "x", staged("/k/w"))
-	if _, err := s.Edit("w", staged("/k/v")); state.ClassOf(err) != state.FailedPrecondition {
-		t.Errorf("at the path of the first: %v", err)
-	}
+	mustEdit(t, s, "x", staged("/k/s/in"))
+	mustEdit(t, s, "z", staged("/k/new"))
+	refused("v", "/k/s", state.FailedPrecondition)
+	refused("v", "/k/w/in", state.FailedPrecondition)
 }
 
 // Of two calls at once for paths of which one lies in the other, one is refused.
@@ -180,15 +156,15 @@ func TestPlacesAgreeWithAWalk(t *testing.T) {
 			refusals[want]++
 			continue
 		}
-		index.claim(before, after)
-		index.release(before, after)
+		index.add(besides(after, before))
+		index.remove(besides(before, after))
 		records[after.ID] = after
 	}
 	if refusals[state.Aborted] < 100 || refusals[state.FailedPrecondition] < 100 {
 		t.Errorf("refused only %v", refusals)
 	}
 	for _, v := range records {
-		index.release(v, nil)
+		index.remove(occupants(v))
 	}
 	if len(index.at) > 0 || len(index.below) > 0 {
 		t.Errorf("of nothing is left: %v, %v", index.at, index.below)
@@ -200,7 +176,7 @@ func walk(records map[string]*state.Volume, before, after *state.Volume) (class 
 	for _, asked := range besides(after, before) {
 		for _, v := range records {
 			for _, o := range occupants(v) {
-				itself := o.volume == asked.volume && o.kind == asked.kind && (o.kind == state.StageKind || o.path == asked.path)
+				itself := o.volume == asked.volume && o.part == asked.part
 				near := strings.HasPrefix(asked.path+"/", o.path+"/") || strings.HasPrefix(o.path+"/", asked.path+"/")
 				if !asked.gone && !itself && near && class != state.FailedPrecondition {
 					if class = state.Aborted; !o.gone {
@@ -222,46 +198,21 @@ func TestSpell(t *testing.T) {
 	mustEdit(t, s, "v", askedAt("unpublish", "/real/pod")) // the same place, asked for later
 	mustEdit(t, s, "v", published("/real/pod-2"))
 	mustEdit(t, s, "v", published("/link/pod-3"))
-	closeStore(t, s)
+	mustEdit(t, s, "v", func(v *state.Volume) error { v.Stage.Inline = &state.Inline{Target: "/link/pod-3"}; return nil })
+	must(t, s.Close())
 	s = openStore(t, path, testBoot)
 	s.Spell(func(path string) string { return strings.Replace(path, "/link/", "/real/", 1) })
 	v := s.Get("v")
-	if v.Stage.Path != "/real/s" || len(v.Targets) != 3 || !v.Targets["/real/pod"].Gone || v.Targets["/real/pod-2"].Gone || v.Targets["/real/pod-3"].Path != "/real/pod-3" {
+	if v.Stage.Path != "/real/s" || v.Stage.Inline.Target != "/real/pod-3" || len(v.Targets) != 3 || !v.Targets["/real/pod"].Gone || v.Targets["/real/pod-2"].Gone || v.Targets["/real/pod-3"].Path != "/real/pod-3" {
 		t.Errorf("%s", text(v))
 	}
 	if _, err := s.Edit("w", staged("/real/s/in")); state.ClassOf(err) != state.FailedPrecondition {
 		t.Errorf("in a stage that was spelled otherwise: %v", err)
 	}
 	mustEdit(t, s, "v", askedAt("unpublish", "/real/pod-2"))
-	closeStore(t, s)
+	must(t, s.Close())
 	s = openStore(t, path, testBoot)
 	if v := s.Get("v"); v.Stage.Path != "/real/s" || v.Targets["/link/pod-3"] != nil {
 		t.Errorf("after the next edit the disk has %s", text(v))
-	}
-}
-
-// Five thousand volumes: one question costs no more than with few.
-func BenchmarkPlaces(b *testing.B) {
-	for _, n := range []int{10, 5000} {
-		b.Run(fmt.Sprint(n), func(b *testing.B) {
-			index := newPlaces()
-			volume := func(i int) *state.Volume {
-				v := &state.Volume{ID: fmt.Sprint(i), Stage: &state.Stage{Path: fmt.Sprintf("/var/lib/kubelet/plugins/kubernetes.io/csi/csi-node.local/%d/globalmount", i)}, Targets: map[string]*state.Target{}}
-				pod := fmt.Sprintf("/var/lib/kubelet/pods/%d/volumes/kubernetes.io~csi/%d/mount", i, i)
-				v.Targets[pod] = &state.Target{Path: pod, Intent: state.Intent{Since: time.Unix(1, 0)}}
-				return v
-			}
-			for i := range n {
-				index.claim(nil, volume(i))
-			}
-			v := volume(n)
-			for b.Loop() {
-				if err := index.apart(nil, v); err != nil {
-					b.Fatal(err)
-				}
-				index.claim(nil, v)
-				index.release(v, nil)
-			}
-		})
 	}
 }

@@ -8,8 +8,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/go-logr/logr"
 	"k8s.io/klog/v2"
-	"k8s.io/klog/v2/ktesting"
 
 	"github.com/csi-node/csi-node/pkg/state"
 )
@@ -17,8 +17,7 @@ import (
 // quietly opens a store whose damage would be logged at length.
 func quietly(t *testing.T, dir string) *Store {
 	t.Helper()
-	ctx := klog.NewContext(t.Context(), ktesting.NewLogger(ktesting.NopTL{}, ktesting.NewConfig(ktesting.BufferLogs(false))))
-	s, err := Open(ctx, dir, testBoot)
+	s, err := Open(klog.NewContext(t.Context(), logr.Discard()), dir, testBoot)
 	must(t, err)
 	return s
 }
@@ -26,14 +25,12 @@ func quietly(t *testing.T, dir string) *Store {
 // Whatever befalls one file, it costs one record, which is kept aside as it was
 // found, and the volume can have another one.
 func TestDamagedFileCostsOneRecord(t *testing.T) {
-	dir, err := os.MkdirTemp("/dev/shm", "csi-node-state-") // a tmpfs: there are many of them
-	must(t, err)
-	defer func() { must(t, os.RemoveAll(dir)) }()
+	dir := onTmpfs(t) // there are many of them
 	s := quietly(t, dir)
 	good := mustEdit(t, s, "good", staged("/stage/good"))
 	mustEdit(t, s, "bad", staged("/stage/bad"))
 	sound := text(mustEdit(t, s, "bad", published("/pod")))
-	crash(t, s)
+	must(t, s.Close())
 
 	damaged := []string{"", "{", "{}", "null", "garbage\n", text(good), sound + "\n", sound + sound, strings.Replace(sound, "/stage", "/stagf", 1)}
 	for _, object := range []string{`{"id":"bad","boot":"boot-1","targets":{"/pod":null}}`, `{"id":"bad","boot":"boot-1","targets":{"/pod":{"path":"/p"}}}`, `{"id":7}`, `{"id":"bad"`, `{"id":"bad"}{}`} {
@@ -64,14 +61,14 @@ func TestDamagedFileCostsOneRecord(t *testing.T) {
 		}
 		must(t, os.Remove(s.SetAside()[0]))
 		mustEdit(t, s, "bad", staged("/stage/anew"))
-		crash(t, s)
+		must(t, s.Close())
 	}
 	must(t, os.Remove(fileOf(dir, "bad")))
 	must(t, os.MkdirAll(filepath.Join(fileOf(dir, "bad"), "in", "the", "way"), 0o700))
-	must(t, os.WriteFile(fileOf(dir, "good")+freshSuffix, []byte("half"), 0o600))
+	must(t, os.WriteFile(fileOf(dir, "other")+nextSuffix, []byte("half"), 0o600))
 	s = quietly(t, dir)
-	defer closeStore(t, s)
-	if _, err := os.Stat(fileOf(dir, "good") + freshSuffix); !os.IsNotExist(err) || idsOf(s) != "good" || len(s.SetAside()) != 1 {
+	defer func() { must(t, s.Close()) }()
+	if _, err := os.Stat(fileOf(dir, "other") + nextSuffix); !os.IsNotExist(err) || idsOf(s) != "good" || len(s.SetAside()) != 1 {
 		t.Errorf("of a directory in the way there are %s, set aside %q; half a file: %v", idsOf(s), s.SetAside(), err)
 	}
 	mustEdit(t, s, "bad", staged("/stage/anew"))
@@ -80,10 +77,10 @@ func TestDamagedFileCostsOneRecord(t *testing.T) {
 // What a newer version wrote is kept in every part for as long as the part is there.
 func TestUnknownFieldsAreKept(t *testing.T) {
 	dir := t.TempDir()
-	closeStore(t, openStore(t, dir, testBoot))
+	must(t, openStore(t, dir, testBoot).Close())
 	const capability = `"capability":{"access":"mount","mode":"SINGLE_NODE_MULTI_WRITER","fsType":"ext4","future":"capability"}`
 	object := `{"boot":"boot-1","id":"v","revision":7,"future":["volume",12345678901234567890],
-		"stage":{"revision":7,"since":"2026-01-01T00:00:00Z","path":"/stage","future":{"a":"stage"},` + capability + `},
+		"stage":{"revision":7,"since":"2026-01-01T00:00:00Z","path":"/stage","future":{"a":"stage"},"inline":{"target":"/pod","future":"inline"},` + capability + `},
 		"targets":{"/pod":{"revision":7,"since":"2026-01-01T00:00:00Z","path":"/pod","future":"target","gone":true,` + capability + `,
 			"next":{"revision":8,"since":"2026-01-01T00:00:00Z","path":"/pod","future":"next","device":{"major":7,"minor":1,"future":"device"},` + capability + `}}},
 		"size":{"revision":7,"since":"2026-01-01T00:00:00Z","bytes":1,"future":"size"}}`
@@ -98,19 +95,19 @@ func TestUnknownFieldsAreKept(t *testing.T) {
 		if v := s.Get("v"); v == nil || v.Stage.Path != "/stage" || len(v.Targets) != 1 {
 			t.Fatalf("the record is read as %+v", v)
 		}
-		if v := mustEdit(t, s, "v", func(v *state.Volume) error { v.Stage.Accepted = !v.Stage.Accepted; return nil }); v.Revision <= 7 {
+		if v := mustEdit(t, s, "v", toggled); v.Revision <= 7 {
 			t.Errorf("revision %d", v.Revision)
 		}
-		for want, n := range map[string]int{`"future":["volume",12345678901234567890]`: 1, `"future":{"a":"stage"}`: 1, `"future":"target"`: 1, `"future":"next"`: 1, `"future":"device"`: 1, `"future":"size"`: 1, `"future":"capability"`: 3} {
+		for want, n := range map[string]int{`"future":["volume",12345678901234567890]`: 1, `"future":{"a":"stage"}`: 1, `"future":"target"`: 1, `"future":"next"`: 1, `"future":"device"`: 1, `"future":"size"`: 1, `"future":"inline"`: 1, `"future":"capability"`: 3} {
 			if strings.Count(stored(), want) != n {
 				t.Errorf("%s is not kept in %s", want, stored())
 			}
 		}
-		closeStore(t, s)
+		must(t, s.Close())
 	}
 	s := openStore(t, dir, testBoot)
 	mustEdit(t, s, "v", func(v *state.Volume) error { v.Drop(state.TargetPart("/pod")); return nil })
-	if got := stored(); strings.Contains(got, `"target"`) || !strings.Contains(got, `"future":"next"`) {
+	if got := stored(); strings.Contains(got, `"future":"target"`) || !strings.Contains(got, `"future":"next"`) {
 		t.Errorf("after the next took its place there is %s", got)
 	}
 	mustEdit(t, s, "v", func(v *state.Volume) error { v.Targets = nil; return emptied(v) })

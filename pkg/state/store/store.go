@@ -2,17 +2,16 @@
 // forgets it: one file a volume, in a directory on a tmpfs.
 //
 //	<state directory>
-//	├── intents.db        locked, and empty, see legacyPath
-//	└── volumes           locked by the plugin that has it
-//	    ├── <hash>.json   the record of the volume whose id has that SHA-256
-//	    └── spare         blocks and an inode for removals on a full file system
+//	├── intents.db            locked by the plugin that has the store; empty, see lockName
+//	└── volumes
+//	    ├── <hash>.json       the record of the volume whose id has that SHA-256
+//	    └── <hash>.json.new   where its next text is written; the two change places then
 //
 // A file is a JSON object, a state.Volume with the boot id of the kernel, whose
 // last member is the CRC-32C of all before it: a path with a flipped bit is a
 // wrong mount. One that is damaged costs one volume its record. Memory is what is
-// served, and the directory what the next process begins with: a file is written
-// beside and renamed, and nothing is synced, because intents end with the mounts
-// that they describe, at a reboot.
+// served, and the directory what the next process begins with: nothing is synced,
+// because intents end with the mounts that they describe, at a reboot.
 //
 // The schema is additive: fields that a newer version wrote are kept.
 package store
@@ -54,23 +53,21 @@ type Store struct {
 	path      string // of the directory
 	bootID    string
 	setAside  []string
-	takenFrom int
+	takenFrom atomic.Int64
 	revision  atomic.Uint64 // the last one given out
 
 	edits keylock.Map // by id; held through an edit
 
-	mu        sync.RWMutex             // held shortly; guards all up to the next blank line
-	volumes   map[string]*state.Volume // the records; none is changed in place
-	places    *places                  // of all records, and of what is being written
-	shown     map[state.DeviceNumber][]string
-	unwritten map[string]bool // ids of records that changed in memory alone
+	mu      sync.RWMutex             // held shortly; guards all up to the next blank line
+	volumes map[string]*state.Volume // the records; none is changed in place
+	places  *places                  // of all records, and of what is being written
+	shown   map[state.DeviceNumber][]string
 
-	disk   sync.RWMutex // held for reading while a record is written and shown; guards the next two
-	dir    *directory   // nil when closed, or opened for reading
-	legacy *os.File     // intents.db, locked
+	disk sync.RWMutex // held for reading while a record is written and shown; guards the next two
+	dir  *directory   // nil when closed, or opened for reading
+	lock *os.File     // see lockName
 
-	closed atomic.Bool
-	later  *time.Timer // for what is unwritten; nil when opened for reading
+	dead func(lock *os.File) (holder int, err error) // deadHolder, but for tests
 }
 
 // Open opens the store in a state directory, and makes both (mode 0750 and 0700)
@@ -87,39 +84,28 @@ type Store struct {
 // in the way, missing permission, a state directory on an overlay, which goes with
 // the container. A store opens without any space.
 func Open(ctx context.Context, stateDir, bootID string) (*Store, error) {
-	return opener{deadHolder}.open(ctx, stateDir, bootID)
+	s := newStore(stateDir, bootID)
+	if err := s.open(ctx); err != nil {
+		return nil, fmt.Errorf("store %s: %w", s.path, errors.Join(err, s.Close()))
+	}
+	return s, nil
 }
 
-func (o opener) open(ctx context.Context, stateDir, bootID string) (_ *Store, err error) {
-	s := newStore(stateDir, bootID)
-	defer func() {
-		if err != nil {
-			err = fmt.Errorf("store %s: %w", s.path, errors.Join(err, s.letGo()))
-		}
-	}()
+func (s *Store) open(ctx context.Context) (err error) {
+	stateDir := filepath.Dir(s.path)
 	if err := os.MkdirAll(stateDir, 0o750); err != nil {
-		return nil, err
+		return err
 	}
 	if err := checkPlace(ctx, stateDir); err != nil {
-		return nil, err
+		return err
 	}
-	dir, err := s.lock(ctx, o, unix.LOCK_EX)
-	if err != nil {
-		return nil, err
+	if s.lock, err = s.acquire(ctx, unix.LOCK_EX); err != nil {
+		return err
 	}
-	if s.dir, err = openDirectory(s.path, dir); err != nil {
-		return nil, err
+	if s.dir, err = openDirectory(s.path, s.bootID); err != nil {
+		return err
 	}
-	if err := s.load(ctx); err != nil {
-		return nil, err
-	}
-	s.dir.short = true
-	if err := s.dir.refill(); err != nil {
-		klog.FromContext(ctx).Error(err, "There is no room beside the store: nothing new can be set up; removals go on", "store", s.path)
-	}
-	s.later = time.AfterFunc(time.Hour, s.rewriteLater)
-	s.later.Reset(rewriteEvery) // now that it is known
-	return s, nil
+	return s.load(ctx)
 }
 
 // OpenReadOnly reads the store in a state directory into memory and lets go of
@@ -135,14 +121,14 @@ func OpenReadOnly(ctx context.Context, stateDir string) (*Store, error) {
 	s := newStore(stateDir, bootID)
 	wait, cancel := context.WithTimeout(ctx, readOnlyWait)
 	defer cancel()
-	dir, err := s.lock(wait, opener{deadHolder}, unix.LOCK_SH)
-	defer func() { _, _ = dir.Close(), s.legacy.Close() }() // only read from, if they are there
+	s.lock, err = s.acquire(wait, unix.LOCK_SH)
+	defer func() { _ = s.Close() }() // only read from, if it is there
 	var c *contents
 	switch {
 	case errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil:
 		err = ErrLocked
 	case err == nil || errors.Is(err, os.ErrNotExist):
-		_, c, _, err = s.look(ctx)
+		_, c, err = s.look(ctx)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("store %s: %w", s.path, err)
@@ -151,46 +137,28 @@ func OpenReadOnly(ctx context.Context, stateDir string) (*Store, error) {
 	return s, nil
 }
 
-// lock locks intents.db and the directory, in this order: who has the second is
-// alone with the first, see takeOver. What is only read need not be there.
-func (s *Store) lock(ctx context.Context, o opener, how int) (dir *os.File, err error) {
-	s.legacy, s.takenFrom, err = o.lockLegacy(ctx, legacyPath(filepath.Dir(s.path)), how)
-	if err == nil || how == unix.LOCK_SH && errors.Is(err, os.ErrNotExist) {
-		dead := 0
-		dir, dead, err = o.lockDirectory(ctx, s.path, how)
-		s.takenFrom = max(s.takenFrom, dead)
-	}
-	return dir, err
-}
-
 // look reads what is there. own is in the directory, and counts unless an older
-// version has written intents.db since; the damage is that of intents.db, whose
-// records count as none then.
-func (s *Store) look(ctx context.Context) (own, counts *contents, damage, err error) {
+// version has written intents.db since.
+func (s *Store) look(ctx context.Context) (own, counts *contents, err error) {
 	if own, err = read(s.path, s.bootID); err != nil && !errors.Is(err, os.ErrNotExist) {
-		return nil, nil, nil, err
+		return nil, nil, err
 	}
-	if s.legacy != nil {
-		if counts, damage, err = readLegacy(s.legacy, s.bootID); err != nil {
-			return nil, nil, nil, err
+	if s.lock != nil {
+		if counts, err = readLegacy(s.lock, s.bootID); err != nil {
+			return nil, nil, err
 		}
 	}
-	if damage != nil {
-		klog.FromContext(ctx).Error(damage, "The store of an older version cannot be read, and counts as empty; mounts without a record stay until they are unpublished", "file", s.legacy.Name())
-		counts = newContents()
-	} else if counts == nil {
-		counts = own
-	}
+	counts = cmp.Or(counts, own)
 	for name, err := range counts.bad {
 		klog.FromContext(ctx).Error(err, "Record cannot be read and counts as none; mounts of its volume stay until they are unpublished", "store", s.path, "record", name)
 	}
-	return own, counts, damage, nil
+	return own, counts, nil
 }
 
 // load takes the records in, and brings the directory up to this boot.
 func (s *Store) load(ctx context.Context) error {
 	log := klog.FromContext(ctx)
-	own, c, damage, err := s.look(ctx)
+	own, c, err := s.look(ctx)
 	if err != nil {
 		return err
 	}
@@ -198,32 +166,44 @@ func (s *Store) load(ctx context.Context) error {
 		return err
 	}
 	for name := range own.bad {
-		aside, err := setAside(filepath.Join(s.path, name))
-		if err != nil {
+		path := filepath.Join(s.path, name)
+		aside := corrupt(path)
+		if err := os.Rename(path, aside); err != nil {
 			log.Error(err, "Record that cannot be read stays where it is until the next start", "store", s.path, "record", name)
 			continue
 		}
 		s.setAside = append(s.setAside, aside)
 		log.Info("Record was set aside", "file", aside)
 	}
-	for _, name := range own.old {
+	for name := range own.old {
 		if err := s.dir.remove(name); err != nil {
 			return err
 		}
 	}
 	if len(own.old) > 0 {
-		log.Info("Records of an earlier boot are dropped: their mounts are gone", "store", s.path, "files", len(own.old))
+		log.Info("Records of an earlier boot, and files that nobody needs, are dropped", "store", s.path, "files", len(own.old))
 	}
 	s.revision.Store(max(own.revision, c.revision))
 	s.take(c.records)
-	if c == own {
-		return s.legacy.Truncate(0)
+	if c != own {
+		if err := s.takeIn(ctx, own, c); err != nil {
+			return err
+		}
 	}
-	return s.takeIn(ctx, own, c, damage)
+	if err := s.lock.Truncate(0); err != nil {
+		return err
+	}
+	for _, v := range c.records { // of one that was linked, or taken in, or that a kill has cut short
+		err = errors.Join(err, s.dir.hold(v))
+	}
+	if err != nil {
+		log.Error(err, "There is no room beside the store: removals may have to wait", "store", s.path)
+	}
+	return nil
 }
 
 func newStore(stateDir, bootID string) *Store {
-	s := &Store{path: filepath.Join(stateDir, Directory), bootID: bootID, unwritten: map[string]bool{}}
+	s := &Store{path: filepath.Join(stateDir, Directory), bootID: bootID, dead: deadHolder}
 	s.take(map[string]*state.Volume{})
 	return s
 }
@@ -232,7 +212,7 @@ func newStore(stateDir, bootID string) *Store {
 func (s *Store) take(records map[string]*state.Volume) {
 	s.volumes, s.places, s.shown = records, newPlaces(), map[state.DeviceNumber][]string{}
 	for _, v := range records {
-		s.places.claim(nil, v)
+		s.places.add(occupants(v))
 		s.show(nil, v)
 	}
 }
@@ -280,11 +260,10 @@ func checkPlace(ctx context.Context, dir string) error {
 
 // Get returns a copy of the volume's record, nil when there is none.
 func (s *Store) Get(id string) *state.Volume {
-	record := s.record(id)
-	if record == nil {
-		return nil
+	if record := s.record(id); record != nil {
+		return record.Stored()
 	}
-	return record.Stored()
+	return nil
 }
 
 // record returns the record that is served.
@@ -326,30 +305,20 @@ func (s *Store) SetAside() []string { return s.setAside }
 
 // TakenFrom returns the id of the process that Open took the store over from;
 // 0 when there was none.
-func (s *Store) TakenFrom() int { return s.takenFrom }
+func (s *Store) TakenFrom() int { return int(s.takenFrom.Load()) }
 
 // Close ends the store once the edits under way have ended, and releases its
-// locks. Edits that come later fail. It may be called more than once.
-func (s *Store) Close() error {
-	if s.later == nil { // opened for reading
-		return nil
-	}
-	s.closed.Store(true)
-	s.later.Stop()
-	err := s.rewrite()
+// lock. Nothing is changed any more then: an edit that would is an error. It may be
+// called more than once.
+func (s *Store) Close() (err error) {
 	s.disk.Lock()
 	defer s.disk.Unlock()
-	return errors.Join(err, s.letGo())
-}
-
-// letGo gives up the locks.
-func (s *Store) letGo() (err error) {
 	if s.dir != nil {
 		err = s.dir.close()
 	}
-	if s.legacy != nil {
-		err = errors.Join(err, s.legacy.Close())
+	if s.lock != nil {
+		err = errors.Join(err, s.lock.Close())
 	}
-	s.dir, s.legacy = nil, nil
+	s.dir, s.lock = nil, nil
 	return err
 }

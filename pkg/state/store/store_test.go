@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"reflect"
 	"strings"
@@ -13,8 +14,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/go-logr/logr/funcr"
 	"k8s.io/klog/v2"
-	"k8s.io/klog/v2/ktesting"
 
 	"github.com/csi-node/csi-node/pkg/internal/boot"
 	"github.com/csi-node/csi-node/pkg/state"
@@ -29,13 +30,15 @@ func openStore(t testing.TB, dir, bootID string) *Store {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { closeStore(t, s) })
+	t.Cleanup(func() { must(t, s.Close()) })
 	return s
 }
 
-func closeStore(t testing.TB, s *Store) {
+// reopen opens a store that was ended as a kill ends it: Close writes nothing.
+func reopen(t testing.TB, s *Store, bootID string) *Store {
 	t.Helper()
 	must(t, s.Close())
+	return openStore(t, filepath.Dir(s.path), bootID)
 }
 
 func must(t testing.TB, err error) {
@@ -43,15 +46,6 @@ func must(t testing.TB, err error) {
 	if err != nil {
 		t.Fatal(err)
 	}
-}
-
-// crash ends a store as a kill does: nothing is written any more.
-func crash(t testing.TB, s *Store) {
-	t.Helper()
-	s.closed.Store(true)
-	s.disk.Lock()
-	defer s.disk.Unlock()
-	must(t, s.letGo())
 }
 
 // fileOf returns the path of a volume's file.
@@ -83,8 +77,12 @@ func emptied(v *state.Volume) error {
 	return nil
 }
 
-func accepted(v *state.Volume) error {
-	v.Accept(state.StagePart())
+// toggled changes something with each edit.
+func toggled(v *state.Volume) error {
+	if v.Stage == nil {
+		return staged(fmt.Sprintf("/var/lib/kubelet/plugins/kubernetes.io/csi/csi-node/%064s/globalmount", v.ID))(v)
+	}
+	v.Stage.Accepted = !v.Stage.Accepted
 	return nil
 }
 
@@ -114,33 +112,30 @@ func idsOf(s *Store) string {
 }
 
 func TestEditKeepsRecordsOverReopen(t *testing.T) {
-	for title, end := range map[string]func(testing.TB, *Store){"closed": closeStore, "crashed": crash} {
-		dir := filepath.Join(t.TempDir(), "new", "state")
-		s := openStore(t, dir, testBoot)
-		want := map[string]*state.Volume{}
-		for _, id := range []string{"b", "a", "π \x00 / odd", strings.Repeat("x", maxIDBytes)} {
-			mustEdit(t, s, id, staged("/stage/"+id))
-			want[id] = mustEdit(t, s, id, published("/pod/"+id))
+	dir := filepath.Join(t.TempDir(), "new", "state")
+	s := openStore(t, dir, testBoot)
+	want := map[string]*state.Volume{}
+	for _, id := range []string{"b", "a", "π \x00 / odd", strings.Repeat("x", maxIDBytes)} {
+		mustEdit(t, s, id, staged("/stage/"+id))
+		want[id] = mustEdit(t, s, id, published("/pod/"+id))
+	}
+	mustEdit(t, s, "gone", staged("/stage/gone"))
+	mustEdit(t, s, "gone", emptied)
+	s = reopen(t, s, testBoot)
+	if list := s.List(); len(list) != len(want) || list[0].ID != "a" || list[1].ID != "b" || len(s.SetAside()) != 0 || s.Get("gone") != nil {
+		t.Fatalf("the list is %v, not all records by id; set aside %q", list, s.SetAside())
+	}
+	for id, v := range want {
+		if got := s.Get(id); text(got) != text(v) {
+			t.Errorf("volume %q is %+v after reopening, was %+v", id, got, v)
 		}
-		mustEdit(t, s, "gone", staged("/stage/gone"))
-		mustEdit(t, s, "gone", emptied)
-		end(t, s)
-		s = openStore(t, dir, testBoot)
-		if list := s.List(); len(list) != len(want) || list[0].ID != "a" || list[1].ID != "b" || len(s.SetAside()) != 0 || s.Get("gone") != nil {
-			t.Fatalf("%s: the list is %v, not all records by id; set aside %q", title, list, s.SetAside())
-		}
-		for id, v := range want {
-			if got := s.Get(id); text(got) != text(v) {
-				t.Errorf("%s: volume %q is %+v after reopening, was %+v", title, id, got, v)
-			}
-		}
-		if v := mustEdit(t, s, "b", accepted); v.Revision <= want["b"].Revision {
-			t.Errorf("%s: revision %d after reopening is not later than %d", title, v.Revision, want["b"].Revision)
-		}
-		for name, mode := range map[string]os.FileMode{dir: os.ModeDir | 0o750, filepath.Join(dir, Directory): os.ModeDir | 0o700, fileOf(dir, "a"): 0o600} {
-			if info, err := os.Stat(name); err != nil || info.Mode() != mode {
-				t.Errorf("%s: %v has not mode %s (%v)", name, info.Mode(), mode, err)
-			}
+	}
+	if v := mustEdit(t, s, "b", toggled); v.Revision <= want["b"].Revision {
+		t.Errorf("revision %d after reopening is not later than %d", v.Revision, want["b"].Revision)
+	}
+	for name, mode := range map[string]os.FileMode{dir: os.ModeDir | 0o750, s.path: os.ModeDir | 0o700, fileOf(dir, "a"): 0o600} {
+		if info, err := os.Stat(name); err != nil || info.Mode() != mode {
+			t.Errorf("%s: %v has not mode %s (%v)", name, info.Mode(), mode, err)
 		}
 	}
 }
@@ -214,9 +209,7 @@ func TestEditOutcomes(t *testing.T) {
 
 func TestEditsAreAtomic(t *testing.T) {
 	const writers, edits = 32, 8
-	dir := t.TempDir()
-	s := openStore(t, dir, testBoot)
-	mustEdit(t, s, "same", staged("/same"))
+	s := openStore(t, t.TempDir(), testBoot)
 	var wg sync.WaitGroup
 	for w := range writers {
 		wg.Go(func() {
@@ -224,17 +217,10 @@ func TestEditsAreAtomic(t *testing.T) {
 			for n := range edits {
 				for _, id := range []string{"same", own} {
 					target := fmt.Sprintf("/pod/%s/%d/%d", id, w, n)
-					v, err := s.Edit(id, func(v *state.Volume) error {
-						if v.Stage == nil {
-							v.Stage = &state.Stage{Path: "/" + id}
-						}
+					v := mustEdit(t, s, id, func(v *state.Volume) error {
 						v.Targets[target] = &state.Target{Path: target, Intent: state.Intent{Revision: v.Revision}}
 						return nil
 					})
-					if err != nil {
-						t.Error(err)
-						return
-					}
 					if v.Revision <= last || v.Targets[target].Revision != v.Revision || s.Get(id).Revision < v.Revision {
 						t.Errorf("volume %s: revision %d after %d, read %d", id, v.Revision, last, s.Get(id).Revision)
 					}
@@ -247,8 +233,7 @@ func TestEditsAreAtomic(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	crash(t, s)
-	s = openStore(t, dir, testBoot)
+	s = reopen(t, s, testBoot)
 	if n := len(s.Get("same").Targets); n != writers*edits || len(s.List()) != writers+1 {
 		t.Errorf("%d of %d concurrent edits of one volume are there, and %d records", n, writers*edits, len(s.List()))
 	}
@@ -296,28 +281,20 @@ func TestCloseEndsEdits(t *testing.T) {
 			}
 		})
 	}
-	closeStore(t, s)
+	must(t, s.Close())
 	wg.Wait()
-	closeStore(t, s)
-	if _, err := s.Edit("0", emptied); !errors.Is(err, errClosed) {
-		t.Errorf("a removal: %v", err)
-	}
+	must(t, s.Close())
 }
 
 func TestAnotherBootDropsRecords(t *testing.T) {
-	for title, end := range map[string]func(testing.TB, *Store){"closed": closeStore, "crashed": crash} {
-		dir := t.TempDir()
-		s := openStore(t, dir, testBoot)
-		before := mustEdit(t, s, "v", staged("/stage"))
-		end(t, s)
-		s = openStore(t, dir, "boot-2")
-		if after := mustEdit(t, s, "w", staged("/other")); after.Revision <= before.Revision || idsOf(s) != "w" {
-			t.Errorf("%s: revision %d after %d, there are %s", title, after.Revision, before.Revision, idsOf(s))
-		}
-		end(t, s)
-		if s = openStore(t, dir, testBoot); idsOf(s) != "" {
-			t.Errorf("%s: in the first boot there are %v", title, s.List())
-		}
+	s := openStore(t, t.TempDir(), testBoot)
+	before := mustEdit(t, s, "v", staged("/stage"))
+	s = reopen(t, s, "boot-2")
+	if after := mustEdit(t, s, "w", staged("/other")); after.Revision <= before.Revision || idsOf(s) != "w" {
+		t.Errorf("revision %d after %d, there are %s", after.Revision, before.Revision, idsOf(s))
+	}
+	if s = reopen(t, s, testBoot); idsOf(s) != "" {
+		t.Errorf("in the first boot there are %v", s.List())
 	}
 }
 
@@ -327,11 +304,11 @@ func TestOpenReadOnly(t *testing.T) {
 	dir := t.TempDir()
 	readOnly := func(want string) *Store {
 		t.Helper()
-		before := tree(t, dir)
+		before := listed(t, dir)
 		r, err := OpenReadOnly(t.Context(), dir)
 		must(t, err)
-		if idsOf(r) != want || tree(t, dir) != before {
-			t.Errorf("reads %s, not %s; there is\n%s, was\n%s", idsOf(r), want, tree(t, dir), before)
+		if idsOf(r) != want || listed(t, dir) != before {
+			t.Errorf("reads %s, not %s; there is\n%s, was\n%s", idsOf(r), want, listed(t, dir), before)
 		}
 		return r
 	}
@@ -346,7 +323,7 @@ func TestOpenReadOnly(t *testing.T) {
 	if _, err := OpenReadOnly(ctx, dir); !errors.Is(err, context.Canceled) {
 		t.Errorf("cancelled: %v", err)
 	}
-	closeStore(t, s)
+	must(t, s.Close())
 	r := readOnly("v")
 	if got := r.Get("v"); text(got) != text(want) {
 		t.Errorf("reads %+v, not %+v", got, want)
@@ -358,88 +335,43 @@ func TestOpenReadOnly(t *testing.T) {
 	readOnly("v")
 	s = openStore(t, dir, "another boot") // not kept out by r
 	mustEdit(t, s, "v", staged("/stage"))
-	closeStore(t, r)
-	closeStore(t, s)
+	must(t, s.Close())
 	readOnly("")
 }
 
-// tree says what is in a directory.
-func tree(t *testing.T, dir string) string {
-	var all strings.Builder
-	must(t, filepath.WalkDir(dir, func(path string, e os.DirEntry, err error) error {
-		if err != nil || e.IsDir() {
-			fmt.Fprintln(&all, path)
-			return err
-		}
-		raw, err := os.ReadFile(path)
-		fmt.Fprintf(&all, "%s %q\n", path, raw)
-		return err
-	}))
-	return all.String()
+// listed tells the files in a directory, and when each was written.
+func listed(t *testing.T, dir string) string {
+	t.Helper()
+	list, err := exec.Command("ls", "-liR", "--full-time", dir).Output()
+	must(t, err)
+	return string(list)
 }
 
 func TestShownAs(t *testing.T) {
 	s := openStore(t, t.TempDir(), testBoot)
-	number := func(minor uint32) state.DeviceNumber { return state.DeviceNumber{Major: 7, Minor: minor} }
-	show := func(id string, minor uint32) {
-		mustEdit(t, s, id, func(v *state.Volume) error {
-			if err := v.AskUnpublish("/pod/"+id, time.Now()); err != nil {
-				return err
-			}
-			v.Targets["/pod/"+id].Device = number(minor)
+	for _, show := range []struct {
+		id    string
+		minor uint32
+	}{{"v", 3}, {"w", 3}, {"w", 4}, {"x", 0}} {
+		mustEdit(t, s, show.id, func(v *state.Volume) error {
+			target := &state.Target{Path: "/pod/" + show.id}
+			target.Device = state.DeviceNumber{Major: 7, Minor: show.minor}
+			v.Targets[target.Path] = target
 			return nil
 		})
 	}
-	show("v", 3)
-	show("w", 3)
-	show("w", 4)
-	show("x", 0)
 	mustEdit(t, s, "x", emptied)
 	mustEdit(t, s, "without", staged("/stage"))
-	for minor, want := range map[uint32]string{3: "v", 4: "w", 5: "", 0: ""} {
-		if got := s.ShownAs(number(minor)); got != want {
-			t.Errorf("%q is shown as %d, want %q", got, minor, want)
+	for number, want := range map[state.DeviceNumber]string{{Major: 7, Minor: 3}: "v", {Major: 7, Minor: 4}: "w", {Major: 7, Minor: 5}: "", {Major: 7}: "", {}: ""} {
+		if got := s.ShownAs(number); got != want {
+			t.Errorf("%q is shown as %s, want %q", got, number, want)
 		}
 	}
-	if got := s.ShownAs(state.DeviceNumber{}); got != "" {
-		t.Errorf("%q is shown as no device", got)
-	}
 }
 
-func TestBootID(t *testing.T) {
-	if a, err := boot.ID(); err != nil || len(a) != 36 {
-		t.Errorf("boot id %q: %v", a, err)
-	}
-}
-
-// logged is a log that is kept.
-type logged struct {
-	testing.TB
-	mu    sync.Mutex
-	lines []string
-	line  chan struct{} // has a token when there is a new line
-}
-
-func (l *logged) Log(args ...any) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.lines = append(l.lines, fmt.Sprint(args...))
-	select {
-	case l.line <- struct{}{}:
-	default:
-	}
-}
-
-func (l *logged) has(words string) bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return strings.Contains(strings.Join(l.lines, "\n"), words)
-}
-
-// logs returns a context whose logger keeps what it is told.
-func logs(t testing.TB) (context.Context, *logged) {
-	l := &logged{TB: t, line: make(chan struct{}, 1)}
-	return klog.NewContext(t.Context(), ktesting.NewLogger(l, ktesting.NewConfig())), l
+// logTo returns a context whose logger sends what it is told.
+func logTo(t testing.TB, log chan<- string) context.Context {
+	return klog.NewContext(t.Context(), funcr.New(func(_, words string) { log <- words }, funcr.Options{}))
 }
 
 // mountAt mounts a file system at a directory of its own.
@@ -459,32 +391,33 @@ func TestPlaceOfTheStore(t *testing.T) {
 		t.Errorf("on an overlay: %v", err)
 	}
 	for dir, warns := range map[string]bool{mountAt(t, "tmpfs", "size=64k"): false, "/proc": true} {
-		ctx, log := logs(t)
-		if err := checkPlace(ctx, dir); err != nil || log.has("on no tmpfs") != warns {
-			t.Errorf("%s: %v, %q", dir, err, log.lines)
+		log := make(chan string, 1)
+		if err := checkPlace(logTo(t, log), dir); err != nil || (len(log) > 0) != warns {
+			t.Errorf("%s: %v, it warns: %t", dir, err, !warns)
 		}
 	}
 }
 
 func TestOpenFailsFast(t *testing.T) {
-	for _, kind := range []string{"state directory", Directory, "intents.db"} {
-		dir := t.TempDir()
-		state, want := dir, "no directory"
-		switch kind {
-		case "state directory":
-			state, want = filepath.Join(dir, "file"), "not a directory"
-			must(t, os.WriteFile(state, nil, 0o600))
-		case Directory:
-			must(t, syscall.Mkfifo(filepath.Join(dir, kind), 0o600))
-		default:
-			must(t, os.Mkdir(filepath.Join(dir, kind), 0o700))
-			want = "no regular file"
+	for name, row := range map[string]struct {
+		make func(path string) error
+		want string
+	}{
+		"file/state":                         {func(path string) error { return os.WriteFile(filepath.Dir(path), nil, 0o600) }, "not a directory"},
+		filepath.Join("volumes", Directory):  {func(path string) error { return syscall.Mkfifo(path, 0o600) }, "no directory"},
+		filepath.Join("directory", lockName): {func(path string) error { return os.Mkdir(path, 0o700) }, "no regular file"},
+	} {
+		path := filepath.Join(t.TempDir(), name)
+		dir := filepath.Dir(path)
+		if row.want != "not a directory" {
+			must(t, os.Mkdir(dir, 0o700))
 		}
-		if _, err := Open(t.Context(), state, testBoot); err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), state) {
-			t.Errorf("a wrong %s: %v", kind, err)
+		must(t, row.make(path))
+		if _, err := Open(t.Context(), dir, testBoot); err == nil || !strings.Contains(err.Error(), row.want) || !strings.Contains(err.Error(), dir) {
+			t.Errorf("a wrong %s: %v", name, err)
 		}
-		if _, err := OpenReadOnly(t.Context(), state); err == nil {
-			t.Errorf("a wrong %s was opened for reading", kind)
+		if _, err := OpenReadOnly(t.Context(), dir); err == nil {
+			t.Errorf("a wrong %s was opened for reading", name)
 		}
 	}
 }
