@@ -10,14 +10,11 @@ import (
 	"path/filepath"
 	"testing"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/csi-node/csi-node/pkg/blockdev"
 	"github.com/csi-node/csi-node/pkg/devices"
 	"github.com/csi-node/csi-node/pkg/devices/devicestest"
 	"github.com/csi-node/csi-node/pkg/driver/drivertest"
 	"github.com/csi-node/csi-node/pkg/loop"
-	"github.com/csi-node/csi-node/pkg/state"
 	"github.com/csi-node/csi-node/test/harness"
 	"github.com/csi-node/csi-node/test/machine"
 )
@@ -73,23 +70,6 @@ func TestBackend(t *testing.T) {
 			Create: func(t *testing.T, name string) string {
 				must(t, orderVolume(b.dir, name, name, devicestest.Size))
 				return name
-			},
-			Hold: func(t *testing.T, d state.Device) (release func()) {
-				f, err := os.OpenFile(d.Path, os.O_RDONLY|unix.O_EXCL, 0)
-				must(t, err)
-				return func() { must(t, f.Close()) }
-			},
-			Write: func(t *testing.T, d state.Device, offset int64, data []byte) {
-				f, err := os.OpenFile(d.Path, os.O_WRONLY, 0)
-				must(t, err)
-				_, err = f.WriteAt(data, offset)
-				must(t, errors.Join(err, f.Sync(), f.Close()))
-			},
-			Read: func(t *testing.T, d state.Device, offset int64, data []byte) {
-				f, err := os.Open(d.Path)
-				must(t, err)
-				_, err = f.ReadAt(data, offset)
-				must(t, errors.Join(err, f.Close()))
 			},
 		}
 	})

@@ -6,6 +6,7 @@ package devices
 
 import (
 	"context"
+	"errors"
 
 	"github.com/csi-node/csi-node/pkg/state"
 )
@@ -38,6 +39,12 @@ func Recorded(record *state.Volume) Volume {
 	return v
 }
 
+// ErrNoDevice is what Attach returns, wrapped, when that on which the volume is has
+// not come to the node, or has gone: a disk that is not plugged in, say. The backend
+// need not wait for it: the engine calls Attach again when the kernel tells of a
+// block device, or a Watcher of the volume.
+var ErrNoDevice = errors.New("there is no such device on this node")
+
 // Backend attaches volumes. Its methods may be called concurrently; calls for
 // different volumes do not wait for each other. They may block for as long as
 // the kernel does: ctx ends waiting for a turn, not a system call.
@@ -55,7 +62,7 @@ type Backend interface {
 	// Attach attaches the volume, or reclaims a device that is going away; it
 	// does nothing if the volume is attached so already. NotFound: no such
 	// volume. FailedPrecondition: something else uses it, or it is in use in
-	// the other mode.
+	// the other mode. ErrNoDevice: it is yet to come to the node.
 	Attach(ctx context.Context, v Volume, readOnly bool) error
 	// Detach returns nil only when the device is seen to be gone, as that of
 	// an unknown volume is. A device that is mounted or claimed stays as it is;
@@ -137,8 +144,8 @@ type Checker interface {
 
 // Watcher is a backend that learns by itself what becomes of its volumes.
 type Watcher interface {
-	// Watch calls changed with the id of each volume that may have changed, and
-	// with "" when any may have. It returns when ctx ends.
+	// Watch calls changed with the id of each volume that may have changed, or whose
+	// device may have come, and with "" when that may be any. It returns when ctx ends.
 	Watch(ctx context.Context, changed func(id string)) error
 }
 

@@ -31,7 +31,6 @@ import (
 
 	"github.com/csi-node/csi-node/pkg/controllerserver"
 	"github.com/csi-node/csi-node/pkg/devices"
-	"github.com/csi-node/csi-node/pkg/ephemeral"
 	"github.com/csi-node/csi-node/pkg/filesystem"
 	"github.com/csi-node/csi-node/pkg/internal/boot"
 	"github.com/csi-node/csi-node/pkg/loop"
@@ -117,7 +116,7 @@ type plugin struct {
 	mounts     *mounts.Host
 	pods       *pods.Directory
 	reconciler *reconciler.Reconciler
-	ephemeral  *ephemeral.Volumes
+	inline     *reconciler.Inline   // nil: no backend takes inline volumes
 	controller csi.ControllerServer // nil: the driver has none here
 	metrics    *metrics
 	looking    chan struct{}           // holds a token while orphans are looked for
@@ -207,12 +206,14 @@ func (p *plugin) openVolumes(ctx context.Context) (err error) {
 	if err := p.openBackends(ctx, false); err != nil {
 		return err
 	}
+	if p.inline, err = p.inlineVolumes(ctx); err != nil {
+		return err
+	}
 	p.reconciler = reconciler.New(reconciler.Config{
 		Store:      p.store,
 		Kernel:     p.kernel(),
 		Hook:       p.hook(),
 		Metrics:    p.metrics,
-		Retired:    func(string) { p.ephemeral.Look() },
 		DetectOnly: p.DetectOnly,
 		Resync:     resync,
 	})
@@ -221,9 +222,6 @@ func (p *plugin) openVolumes(ctx context.Context) (err error) {
 	}
 	if p.options.Controller != nil {
 		p.controller = p.options.Controller(p.controller)
-	}
-	if p.ephemeral, err = p.inline(ctx); err != nil {
-		return err
 	}
 	p.metrics.watch(p.reconciler)
 	for _, b := range p.backends {
@@ -248,29 +246,19 @@ func (p *plugin) provisioner() csi.ControllerServer {
 	return controllerserver.New(cfg)
 }
 
-// inline serves the inline volumes of the backend that has them, if one has.
-func (p *plugin) inline(ctx context.Context) (*ephemeral.Volumes, error) {
+// inlineVolumes tells where inline volumes are; nil: no backend takes them.
+func (p *plugin) inlineVolumes(ctx context.Context) (*reconciler.Inline, error) {
 	name, inliner, err := p.devices.Inliner()
-	if err != nil {
+	if err != nil || inliner == nil {
 		return nil, err
 	}
 	staging, err := p.mounts.Spell(ctx, filepath.Join(p.KubeletDir, "plugins", p.DriverName+"-ephemeral"))
 	if err != nil {
 		return nil, err
 	}
-	return ephemeral.New(ephemeral.Config{
-		// Not in the directory of the socket: sidecars, and the plugin, have that as a volume, and each new
-		// container would get a copy of what is mounted below it.
-		StagingDir:  staging,
-		Reconciler:  p.reconciler,
-		Records:     p.store,
-		Inliner:     inliner,
-		Backend:     name,
-		Filesystems: p.filesystem,
-		Directories: p.mounts,
-		Pods:        p.pods,
-		Spell:       p.mounts.Spell,
-	}), nil
+	// Not in the directory of the socket: sidecars, and the plugin, have that as a volume, and each new
+	// container would get a copy of what is mounted below it.
+	return &reconciler.Inline{Inliner: inliner, Backend: name, StagingDir: staging, Spell: p.mounts.Spell}, nil
 }
 
 // spellTime bounds how long the start waits for directories that lead to the
@@ -301,6 +289,7 @@ func (p *plugin) kernel() reconciler.Kernel {
 		Mounts:      p.mounts,
 		Existing:    p.mounts.Existing(),
 		Directories: p.mounts,
+		Inline:      p.inline,
 		Holders:     mounts.Holders,
 		Bound:       p.bound,
 		VolumeAt:    p.volumeAt,
@@ -365,6 +354,7 @@ func (p *plugin) serve(ctx context.Context) error {
 	events, deaf := uevents.Listen()
 	if deaf != nil {
 		klog.FromContext(ctx).Error(deaf, "A device that is lost is noticed late", "after", resync)
+		p.reconciler.DeviceEventsEnded()
 	}
 	klog.FromContext(ctx).Info("Serving", "driver", p.DriverName, "version", p.options.version(), "node", p.NodeID, "endpoint", p.Endpoint,
 		"backends", p.devices.Names(), "volumes", len(p.store.List()), "mountsWatchedBy", watcher.Source(), "heal", !p.DetectOnly)
@@ -388,7 +378,7 @@ func (p *plugin) serve(ctx context.Context) error {
 	swept := make(chan struct{}) // or hung on a device, and left
 	var sweeps sync.WaitGroup
 	sweeps.Go(func() { p.adoptOrphans(working) })
-	sweeps.Go(func() { p.ephemeral.Run(working) })
+	sweeps.Go(func() { p.reconciler.Sweep(working) })
 	go func() { defer close(swept); sweeps.Wait() }()
 	for _, w := range web {
 		group.Go(func() { failed <- w.serve() })
@@ -429,8 +419,16 @@ type deviceEvents interface {
 // hear tells the reconciler what becomes of devices. Without it, that is noticed
 // when the volume is looked at.
 func (p *plugin) hear(ctx context.Context, events deviceEvents) {
-	err := events.Run(ctx, func(e uevents.Event) { p.reconciler.DeviceChanged(e.Number) }, p.reconciler.AllChanged)
+	err := events.Run(ctx, func(e uevents.Event) {
+		if e.Appeared {
+			p.reconciler.DeviceAppeared()
+		}
+		if e.Gone || e.Resized {
+			p.reconciler.DeviceChanged(e.Number)
+		}
+	}, p.reconciler.AllChanged)
 	if err != nil {
+		p.reconciler.DeviceEventsEnded()
 		klog.FromContext(ctx).Error(err, "A device that is lost is noticed late from now on", "after", resync)
 	}
 }
@@ -467,7 +465,7 @@ func (p *plugin) grpcServer() (*grpc.Server, error) {
 		Reconciler:    p.reconciler,
 		Records:       p.store,
 		Paths:         p.mounts,
-		Ephemeral:     p.ephemeral,
+		Inline:        p.inline,
 		StorageHealth: p.storageHealth,
 	}
 	services := services{

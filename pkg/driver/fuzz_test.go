@@ -32,7 +32,6 @@ import (
 	"github.com/csi-node/csi-node/pkg/controllerserver"
 	"github.com/csi-node/csi-node/pkg/devices"
 	"github.com/csi-node/csi-node/pkg/devices/pool"
-	"github.com/csi-node/csi-node/pkg/ephemeral"
 	"github.com/csi-node/csi-node/pkg/mounts"
 	"github.com/csi-node/csi-node/pkg/nodeserver"
 	"github.com/csi-node/csi-node/pkg/reconciler"
@@ -200,17 +199,17 @@ func (s *scene) open() (err error) {
 	if s.store, err = store.Open(context.Background(), s.stateDir(), "boot"); err != nil {
 		return err
 	}
+	volumes := pool.Provisioner{Volumes: s.node, Delete: s.node.Delete}
+	inline := &reconciler.Inline{Inliner: volumes, Backend: "pool", StagingDir: filepath.Join(s.kubelet, "ephemeral"), Spell: s.node.Spell}
 	r := reconciler.New(reconciler.Config{Store: s.store, Kernel: reconciler.Kernel{
-		Devices: fakeBackend{s.node}, Views: s.node, Filesystems: fakeFilesystems{s.node}, Mounts: s.node, Existing: s.node, Directories: s.node,
+		Inline: inline, Devices: fakeBackend{s.node}, Views: s.node, Filesystems: fakeFilesystems{s.node}, Mounts: s.node, Existing: s.node, Directories: s.node,
 	}})
 	const key = "topology.fuzz.test/node"
-	volumes := pool.Provisioner{Volumes: s.node, Delete: s.node.Delete}
 	backends := devices.NewSet("pool", map[string]devices.Backend{"pool": fakeProvisioner{fakeBackend{s.node}, volumes}})
 	controller := controllerserver.New(controllerserver.Config{NodeID: "node-1", Topology: map[string]string{key: "node-1"}, Filesystems: s.node, Backends: backends, Intents: s.store})
-	inline := ephemeral.New(ephemeral.Config{StagingDir: filepath.Join(s.kubelet, "ephemeral"), Reconciler: r, Records: s.store, Inliner: volumes, Backend: "pool", Filesystems: s.node, Directories: s.node, Spell: s.node.Spell})
 	server := newServer(newMetrics("v1"), testOptions(), services{identity: &identity{name: "fuzz.test", version: "v1"}, controller: controller,
 		node: nodeserver.New(nodeserver.Config{NodeID: "node-1", TopologyKey: key, Filesystems: s.node, Backends: backends,
-			Reconciler: r, Records: s.store, Paths: s.node, Ephemeral: inline, StorageHealth: func(context.Context) error { return nil }})})
+			Reconciler: r, Records: s.store, Paths: s.node, Inline: inline, StorageHealth: func(context.Context) error { return nil }})})
 	listener, err := net.Listen("unix", filepath.Join(s.dir, "csi.sock"))
 	if err != nil {
 		return err

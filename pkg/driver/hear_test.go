@@ -2,10 +2,17 @@ package driver
 
 import (
 	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
 	"slices"
 	"sync"
 	"testing"
 	"testing/synctest"
+	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/csi-node/csi-node/pkg/devices"
 	"github.com/csi-node/csi-node/pkg/devices/pool"
@@ -13,6 +20,7 @@ import (
 	"github.com/csi-node/csi-node/pkg/state"
 	"github.com/csi-node/csi-node/pkg/state/store"
 	"github.com/csi-node/csi-node/pkg/uevents"
+	"github.com/csi-node/csi-node/test/machine"
 )
 
 // watched is a fake node that notes which volumes are looked at.
@@ -94,10 +102,11 @@ func TestEventsWakeVolumes(t *testing.T) {
 			"another's": {func() {
 				p.hear(working, scripted{event: uevents.Event{Number: state.DeviceNumber{Major: 9}, Gone: true}})
 			}, nil},
-			"lost events":        {func() { p.hear(working, scripted{}) }, all},
-			"a backend":          {func() { p.hearBackend(working, "pool", scripted{id: "v2"}) }, all[1:]},
-			"a backend, of all":  {func() { p.hearBackend(working, "pool", scripted{}) }, all},
-			"a backend, of none": {func() { p.hearBackend(working, "pool", scripted{id: "v3"}) }, nil},
+			"a device that nobody waits for": {func() { p.hear(working, scripted{event: uevents.Event{Number: first, Appeared: true}}) }, nil},
+			"lost events":                    {func() { p.hear(working, scripted{}) }, all},
+			"a backend":                      {func() { p.hearBackend(working, "pool", scripted{id: "v2"}) }, all[1:]},
+			"a backend, of all":              {func() { p.hearBackend(working, "pool", scripted{}) }, all},
+			"a backend, of none":             {func() { p.hearBackend(working, "pool", scripted{id: "v3"}) }, nil},
 		} {
 			test.tell()
 			if got := seen.looks(); !slices.Equal(got, test.want) {
@@ -110,4 +119,101 @@ func TestEventsWakeVolumes(t *testing.T) {
 			t.Error(err)
 		}
 	})
+}
+
+// plugged is a backend whose volumes are a loop device, once a file is attached to it.
+type plugged struct {
+	fakeBackend
+	node string
+}
+
+func (b plugged) Attach(ctx context.Context, v devices.Volume, readOnly bool) error {
+	if _, err := os.Stat("/sys/block/" + filepath.Base(b.node) + "/loop/backing_file"); err != nil {
+		return fmt.Errorf("%s: %w", b.node, devices.ErrNoDevice)
+	}
+	return b.fakeBackend.Attach(ctx, v, readOnly)
+}
+
+// kernelEvents are what the kernel tells of one device: others come and go while
+// tests run.
+type kernelEvents struct {
+	*uevents.Listener
+	number state.DeviceNumber
+}
+
+func (k kernelEvents) Run(ctx context.Context, changed func(uevents.Event), all func()) error {
+	return k.Listener.Run(ctx, func(e uevents.Event) {
+		if e.Number == k.number {
+			changed(e)
+		}
+	}, all)
+}
+
+// A device that comes to the node ends the back-off of the volume that waits for it.
+func TestDeviceThatComesIsAttached(t *testing.T) {
+	machine.Kernel(t)
+	file := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(file, make([]byte, 1<<20), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	node := machine.Losetup(t, file)
+	losetup := func(args ...string) {
+		if out, err := exec.Command("losetup", args...).CombinedOutput(); err != nil {
+			t.Fatalf("losetup %q: %v: %s", args, err, out)
+		}
+	}
+	losetup("--detach", node)
+	var st unix.Stat_t
+	if err := unix.Stat(node, &st); err != nil {
+		t.Fatal(err)
+	}
+
+	fake := &fakeNode{volumes: map[string]*fakeVolume{}, mounts: map[string][]state.Mount{}, files: map[string]state.FileType{}}
+	if _, err := fake.Create(t.Context(), pool.Volume{ID: "v", Bytes: 1 << 20}); err != nil {
+		t.Fatal(err)
+	}
+	store, err := store.Open(t.Context(), t.TempDir(), "boot")
+	if err != nil {
+		t.Fatal(err)
+	}
+	askStage(t, store, "v")
+	p := &plugin{store: store, reconciler: reconciler.New(reconciler.Config{Store: store, Kernel: reconciler.Kernel{
+		Devices: plugged{fakeBackend{fake}, node}, Views: fake, Filesystems: fakeFilesystems{fake}, Mounts: fake, Directories: fake,
+	}})}
+	events, err := uevents.Listen()
+	if err != nil {
+		t.Fatal(err)
+	}
+	working, stop := context.WithCancel(t.Context())
+	var group sync.WaitGroup
+	group.Go(func() { p.reconciler.Run(working) })
+	group.Go(func() {
+		p.hear(working, kernelEvents{events, state.DeviceNumber{Major: unix.Major(st.Rdev), Minor: unix.Minor(st.Rdev)}})
+	})
+	defer func() {
+		stop()
+		group.Wait()
+		if err := store.Close(); err != nil {
+			t.Error(err)
+		}
+	}()
+
+	await := func(is func(reconciler.PartStatus) bool) reconciler.PartStatus {
+		tick := time.NewTicker(10 * time.Millisecond)
+		defer tick.Stop()
+		for ; ; <-tick.C {
+			if part := p.reconciler.Status()[0].Parts[0]; is(part) {
+				return part
+			}
+		}
+	}
+	backsOff := await(func(part reconciler.PartStatus) bool {
+		return part.NextTry != nil && time.Until(*part.NextTry) > 2*time.Second
+	})
+	losetup(node, file)
+	defer losetup("--detach", node)
+	await(func(part reconciler.PartStatus) bool { return part.Is == reconciler.Settled })
+	if late := time.Since(*backsOff.NextTry); late > 0 {
+		t.Errorf("attached only when it was tried again anyhow, %s ago", late)
+	}
 }

@@ -104,6 +104,9 @@ func openOffline(ctx context.Context, stateDir string, kinds []devices.Kind) (*p
 	if err := p.openBackends(ctx, true); err != nil {
 		return nil, errors.Join(err, p.letGo())
 	}
+	if p.inline, err = p.inlineVolumes(ctx); err != nil {
+		return nil, errors.Join(err, p.letGo())
+	}
 	kernel := p.kernel()
 	kernel.Bound = nil // nobody watches: the mount table tells
 	p.reconciler = reconciler.New(reconciler.Config{Store: p.store, Kernel: kernel})

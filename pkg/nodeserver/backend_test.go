@@ -67,9 +67,6 @@ func TestInlineVolumeChoosesNoBackend(t *testing.T) {
 			r.VolumeContext, r.StagingTargetPath = map[string]string{ephemeralKey: "true", podUIDKey: "uid", "backend": name}, ""
 		}), state.InvalidArgument, "backend")
 	}
-	if len(f.ephemerals) > 0 {
-		t.Errorf("asked %q", f.ephemerals)
-	}
 }
 
 // What the backend says is no identity may come anew with each request.
@@ -114,6 +111,9 @@ func TestSecretsAreRemembered(t *testing.T) {
 		"expand": func() error { return expand(t, s, func(r *csi.NodeExpandVolumeRequest) { r.Secrets = key }) },
 	} {
 		clear(f.secrets)
+		if f.staged(asExt4); name == "inline" {
+			delete(f.records, id)
+		}
 		if err := call(); err != nil || f.secrets[id]["key"] != "s3cret" {
 			t.Errorf("%s: remembered are %v (%v)", name, f.secrets, err)
 		}

@@ -44,7 +44,7 @@ func (s *Server) NodeExpandVolume(ctx context.Context, req *csi.NodeExpandVolume
 	}
 	staging, c := s.presumed(req)
 	bytes, limit := max(req.GetCapacityRange().GetRequiredBytes(), 1), req.GetCapacityRange().GetLimitBytes()
-	err = s.Reconciler.Ensure(ctx, id, state.SizePart(), func(v *state.Volume) error {
+	size, err := s.Reconciler.EnsureSize(ctx, id, func(v *state.Volume) error {
 		if err := v.Presume(staging, c, nil, time.Now()); err != nil {
 			return err
 		}
@@ -53,7 +53,6 @@ func (s *Server) NodeExpandVolume(ctx context.Context, req *csi.NodeExpandVolume
 	if err != nil {
 		return nil, err
 	}
-	size := s.Reconciler.Seen(id).Device.Size
 	if limit > 0 && size > limit {
 		return nil, state.Errorf(state.OutOfRange, "volume %s: it has %d bytes by now, more than the limit of %d, and never shrinks", id, size, limit)
 	}

@@ -42,9 +42,6 @@ type fakeNode struct {
 	err      error        // of Ensure, once the edit was made
 	blind    error        // of Observe
 
-	ephemerals []string // published and unpublished, as "publish id pod attributes target"
-	lingers    error    // of Unpublish
-
 	asked   []state.Part // by Ensure
 	looks   atomic.Int64 // of Observe
 	secrets map[string]map[string]string
@@ -92,6 +89,9 @@ func (f *fakeNode) settleProvisional(v *state.Volume) error {
 	switch {
 	case s == nil || !s.Provisional || f.err != nil:
 		return nil
+	case s.Gone: // and no inline volume
+		v.Stage = nil
+		return nil
 	case stands != nil && stands.Path == s.Path && stands.Capability.Access == s.Capability.Access && (s.Capability.FSType == "" || stands.Capability.FSType == s.Capability.FSType):
 		v.Adopt(stands.Capability.FSType, "", stands.ReadOnly, "usual")
 		return nil
@@ -110,7 +110,10 @@ func (f *fakeNode) Remember(id string, secrets map[string]string) {
 	f.secrets[id] = secrets
 }
 
-func (f *fakeNode) Seen(id string) state.Actual { return state.Actual{Device: f.devices[id]} }
+func (f *fakeNode) EnsureSize(ctx context.Context, id string, edit func(*state.Volume) error) (bytes int64, err error) {
+	err = f.Ensure(ctx, id, state.SizePart(), edit)
+	return f.devices[id].Size, err
+}
 
 func (f *fakeNode) edited(id string) *state.Volume {
 	v := f.Get(id)
@@ -237,7 +240,7 @@ func newServer() (*Server, *fakeNode) {
 		Paths: fakePaths{f, func(context.Context, string) (state.Usage, error) {
 			return state.Usage{Bytes: state.Amount{Total: 10, Used: 7, Available: 2}, Inodes: state.Amount{Total: 6, Used: 1, Available: 5}}, nil
 		}},
-		Ephemeral:     f,
+		Inline:        &reconciler.Inline{Backend: "inline", StagingDir: "/kubelet/plugins/ephemeral"},
 		StorageHealth: func(context.Context) error { return nil },
 	}), f
 }
@@ -317,15 +320,4 @@ func (f *fakeNode) wantAsked(t *testing.T, parts ...state.Part) {
 	if !slices.Equal(f.asked, parts) {
 		t.Errorf("asked for %v, not %v", f.asked, parts)
 	}
-}
-
-func (f *fakeNode) Publish(_ context.Context, id, podUID string, attributes, secrets map[string]string, target *state.Target) error {
-	f.Remember(id, secrets)
-	f.ephemerals = append(f.ephemerals, fmt.Sprintf("publish %s %s size=%s %s", id, podUID, attributes["size"], target.Path))
-	return f.err
-}
-
-func (f *fakeNode) Unpublish(_ context.Context, id, target string) error {
-	f.ephemerals = append(f.ephemerals, "unpublish "+id+" "+target)
-	return f.lingers
 }

@@ -22,12 +22,9 @@ func TestStatsOfWhatIsNotTheVolume(t *testing.T) {
 // overtaken is a node on which a larger growth comes in between.
 type overtaken struct{ *fakeNode }
 
-func (o overtaken) Ensure(ctx context.Context, id string, part state.Part, edit func(*state.Volume) error) error {
-	err := o.fakeNode.Ensure(ctx, id, part, edit)
-	d := o.devices[id]
-	d.Size = 4 * gib
-	o.devices[id] = d
-	return err
+func (o overtaken) EnsureSize(ctx context.Context, id string, edit func(*state.Volume) error) (int64, error) {
+	_, err := o.fakeNode.EnsureSize(ctx, id, edit)
+	return 4 * gib, err
 }
 
 func TestExpandBeyondTheLimit(t *testing.T) {

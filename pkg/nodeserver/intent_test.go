@@ -2,10 +2,8 @@ package nodeserver
 
 import (
 	"encoding/json"
-	"errors"
 	"maps"
 	"reflect"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -264,30 +262,43 @@ func TestPublishDoesNotAdoptWhatIsRecorded(t *testing.T) {
 	check(t, publish(t, s), state.Aborted, "being unstaged")
 }
 
+// An inline volume is one edit: its stage and the publish that it lives for, and the
+// end of both. The backend is not asked.
 func TestEphemeral(t *testing.T) {
-	volume := map[string]string{ephemeralKey: "true", podUIDKey: "uid", "size": "1Gi"}
+	volume := map[string]string{ephemeralKey: "true", podUIDKey: "uid", "csi.storage.k8s.io/pod.name": "web", tokensKey: "s3cret", "size": "1Gi"}
 	inline := func(r *csi.NodePublishVolumeRequest) { r.VolumeContext, r.StagingTargetPath = volume, "" }
 	s, f := emptyServer()
 	if err := publish(t, s, inline); err != nil {
 		t.Fatal(err)
 	}
-	_, err := s.NodeUnpublishVolume(t.Context(), &csi.NodeUnpublishVolumeRequest{VolumeId: id, TargetPath: target})
-	if err != nil {
-		t.Fatal(err)
+	f.wantAsked(t, state.TargetPart(target))
+	record := f.records[id]
+	if stage := record.Stage; record.Backend != "inline" || stage.Path != "/kubelet/plugins/ephemeral/"+id || stage.Provisional || stage.Context != nil || record.Targets[target] == nil ||
+		!reflect.DeepEqual(stage.Inline, &state.Inline{PodUID: "uid", Target: target, Attributes: map[string]string{"size": "1Gi"}}) {
+		t.Errorf("the record is %+v with %+v of %+v", record, stage, stage.Inline)
 	}
-	if want := []string{"publish " + id + " uid size=1Gi " + target, "unpublish " + id + " " + target}; !slices.Equal(f.ephemerals, want) {
-		t.Errorf("asked %q, want %q", f.ephemerals, want)
+	noSecrets(t, record)
+	unpublish := func(path string) {
+		t.Helper()
+		if _, err := s.NodeUnpublishVolume(t.Context(), &csi.NodeUnpublishVolumeRequest{VolumeId: id, TargetPath: path}); err != nil {
+			t.Fatal(err)
+		}
 	}
-	f.lingers = state.Errorf(state.Unavailable, "it lingers")
-	_, err = s.NodeUnpublishVolume(t.Context(), &csi.NodeUnpublishVolumeRequest{VolumeId: id, TargetPath: target})
-	if !errors.Is(err, f.lingers) {
-		t.Errorf("unpublish: %v", err)
+	unpublish("/kubelet/pods/elsewhere/mount")
+	if record = f.records[id]; record.Stage.Gone || record.Targets[target].Gone {
+		t.Errorf("an unpublish elsewhere left %+v", record)
 	}
+	record.Stage.Inline.Made = true
+	unpublish(target)
+	if record = f.records[id]; !record.Stage.Gone || !record.Stage.Inline.Ended || !record.Targets[target].Gone || record.Stage.Provisional {
+		t.Errorf("an unpublish left %+v with %+v", record, record.Stage)
+	}
+	s.Inline = nil
+	unpublish(target)
 
 	s, f = emptyServer()
 	refused(t, f, stage(t, s, func(r *csi.NodeStageVolumeRequest) { r.VolumeContext = volume }), state.InvalidArgument, "without being staged")
 	refused(t, f, publish(t, s, func(r *csi.NodePublishVolumeRequest) { inline(r); r.VolumeCapability = block(writer) }), state.InvalidArgument, "has a file system")
-	if len(f.ephemerals) > 0 {
-		t.Errorf("asked %q", f.ephemerals)
-	}
+	s.Inline = nil
+	refused(t, f, publish(t, s, inline), state.InvalidArgument, "use a PersistentVolumeClaim")
 }

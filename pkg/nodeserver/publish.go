@@ -2,6 +2,8 @@ package nodeserver
 
 import (
 	"context"
+	"maps"
+	"strings"
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -28,8 +30,17 @@ func (s *Server) NodePublishVolume(ctx context.Context, req *csi.NodePublishVolu
 		return nil, s.whilePending(req.GetVolumeId(), err, pending...)
 	}
 	if inline {
-		resp, err := s.publishEphemeral(ctx, req, target)
-		return resp, s.whilePending(req.GetVolumeId(), err, pending...)
+		stage, err := s.inlineStage(req, target)
+		if err != nil {
+			return nil, s.whilePending(req.GetVolumeId(), err, pending...)
+		}
+		err = s.Reconciler.Ensure(ctx, req.GetVolumeId(), state.TargetPart(target.Path), func(v *state.Volume) error {
+			return s.remembering(req, v.AskInline(stage, target, time.Now()))
+		})
+		if err != nil {
+			return nil, err
+		}
+		return &csi.NodePublishVolumeResponse{}, nil
 	}
 	staging := req.GetStagingTargetPath()
 	if staging == "" {
@@ -53,16 +64,23 @@ func (s *Server) NodePublishVolume(ctx context.Context, req *csi.NodePublishVolu
 	return &csi.NodePublishVolumeResponse{}, nil
 }
 
-// publishEphemeral asks for a volume that lives as long as this publish.
-func (s *Server) publishEphemeral(ctx context.Context, req *csi.NodePublishVolumeRequest, target *state.Target) (*csi.NodePublishVolumeResponse, error) {
-	if target.Capability.Access != state.MountAccess {
-		return nil, state.Errorf(state.InvalidArgument, "volume %s: an inline ephemeral volume has a file system", req.GetVolumeId())
+// inlineStage returns the stage of a volume that lives as long as this publish.
+func (s *Server) inlineStage(req *csi.NodePublishVolumeRequest, target *state.Target) (*state.Stage, error) {
+	id, attributes := req.GetVolumeId(), maps.Clone(req.GetVolumeContext())
+	switch {
+	case target.Capability.Access != state.MountAccess:
+		return nil, state.Errorf(state.InvalidArgument, "volume %s: an inline ephemeral volume has a file system", id)
+	case s.Inline == nil:
+		return nil, state.Errorf(state.InvalidArgument, "volume %s: no backend of this plugin takes inline ephemeral volumes: use a PersistentVolumeClaim", id)
+	case s.Inline.Staging(id) == "":
+		return nil, state.Errorf(state.InvalidArgument, "volume %s: an inline ephemeral volume has an id that can name a directory", id)
 	}
-	context := req.GetVolumeContext()
-	if err := s.Ephemeral.Publish(ctx, req.GetVolumeId(), context[podUIDKey], context, req.GetSecrets(), target); err != nil {
-		return nil, err
-	}
-	return &csi.NodePublishVolumeResponse{}, nil
+	podUID := attributes[podUIDKey]
+	maps.DeleteFunc(attributes, func(key, _ string) bool { return strings.HasPrefix(key, devices.KubernetesPrefix) })
+	return &state.Stage{
+		Path: s.Inline.Staging(id), Capability: target.Capability, Backend: s.Inline.Backend,
+		Inline: &state.Inline{PodUID: podUID, Target: target.Path, Attributes: attributes},
+	}, nil
 }
 
 // target translates the request but for its staging path.
@@ -88,11 +106,8 @@ func (s *Server) NodeUnpublishVolume(ctx context.Context, req *csi.NodeUnpublish
 		return nil, err
 	}
 	err = s.Reconciler.Ensure(ctx, req.GetVolumeId(), state.TargetPart(req.GetTargetPath()), func(v *state.Volume) error {
-		return v.AskUnpublish(req.GetTargetPath(), time.Now())
+		return v.AskEnd(req.GetTargetPath(), s.Inline.Staging(req.GetVolumeId()), time.Now())
 	})
-	if err == nil {
-		err = s.Ephemeral.Unpublish(ctx, req.GetVolumeId(), req.GetTargetPath())
-	}
 	if s.Records.Get(req.GetVolumeId()) == nil { // an inline volume is not unstaged by kubelet
 		s.probes.forget(req.GetVolumeId())
 	}

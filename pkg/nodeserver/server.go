@@ -25,9 +25,8 @@ type Reconciler interface {
 	// Remember keeps the secrets of a volume for as long as anything is asked of
 	// it. It does not block, and may be called by an edit.
 	Remember(id string, secrets map[string]string)
-	// Seen returns what the worker saw last of a volume for which it has
-	// answered a call.
-	Seen(id string) state.Actual
+	// EnsureSize is Ensure for the size, and returns the bytes that the volume has.
+	EnsureSize(ctx context.Context, id string, edit func(*state.Volume) error) (bytes int64, err error)
 	Observe(ctx context.Context, want *state.Volume) (state.Actual, error)
 	Failures(id string) []reconciler.PartProblem
 	// Changed has the volumes at a path looked at.
@@ -71,15 +70,6 @@ type Filesystems interface {
 	Types() []string
 }
 
-// Ephemeral serves volumes that live as long as a publish; *ephemeral.Volumes does.
-type Ephemeral interface {
-	// Publish makes, stages and publishes the volume, and has its secrets remembered.
-	Publish(ctx context.Context, id, podUID string, attributes, secrets map[string]string, target *state.Target) error
-	// Unpublish unstages and deletes the volume if its publish was at target,
-	// which has ended. Of other volumes it knows nothing.
-	Unpublish(ctx context.Context, id, target string) error
-}
-
 // Config is what a Server is made of.
 type Config struct {
 	NodeID string
@@ -92,7 +82,8 @@ type Config struct {
 	Records     Records
 	Filesystems Filesystems
 	Paths       Paths
-	Ephemeral   Ephemeral
+	// Inline tells where inline ephemeral volumes are; nil: there are none.
+	Inline *reconciler.Inline
 	// StorageHealth tells what is wrong with the place that volumes are kept
 	// in; ResourceExhausted means that it is full.
 	StorageHealth func(ctx context.Context) error

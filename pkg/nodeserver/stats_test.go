@@ -388,7 +388,7 @@ func (h hangs) Observe(context.Context, *state.Volume) (state.Actual, error) {
 // ending ends a volume with its unpublish, so that no record is left.
 type ending struct{ *fakeNode }
 
-func (e ending) Unpublish(_ context.Context, id, _ string) error {
+func (e ending) Ensure(_ context.Context, id string, _ state.Part, _ func(*state.Volume) error) error {
 	delete(e.records, id)
 	return nil
 }
@@ -398,7 +398,7 @@ func (e ending) Unpublish(_ context.Context, id, _ string) error {
 func TestStatsAreForgotten(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPatient()
-		p.Ephemeral = ending{p.fakeNode}
+		p.Reconciler = ending{p.fakeNode}
 		for i := range 1000 {
 			inline := fmt.Sprint("csi-", i)
 			p.devices[inline] = p.devices[id]

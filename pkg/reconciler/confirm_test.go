@@ -130,3 +130,39 @@ func TestAnotherIdentityIsNotUsed(t *testing.T) {
 		h.atRest("v")
 	})
 }
+
+// Where the node of a device is bound is known without a look at the mount tables
+// from the first stage of a mounted volume to its end.
+func TestMountTablesAreNotRead(t *testing.T) {
+	bubble(t, func(h *harness) {
+		h.volume("v")
+		h.ok(stage("v"), publish("v", 1), unpublish("v", 1), unstage("v"), stage("v", stageReadOnly), unstage("v"))
+		if h.k.tables != 0 {
+			t.Errorf("they were read %d times", h.k.tables)
+		}
+	})
+}
+
+// The node of a raw volume was shown to pods: while a copy of the bind is left in
+// another mount namespace, the number is given to nobody else.
+func TestCopyOfABindKeepsTheDevice(t *testing.T) {
+	bubble(t, func(h *harness) {
+		v := h.volume("v")
+		h.ok(stage("v", stageBlock), publish("v", 1, publishBlock))
+		h.k.with(func() { h.k.copies = map[state.DeviceNumber][]string{v.device.number: {"pid 7 with a mount"}} })
+		h.ok(unpublish("v", 1))
+		h.refuse(h.do(unstage("v")), state.Unavailable, "bound at pid 7")
+		if v.device == nil {
+			t.Fatal("detached beneath a copy")
+		}
+		h.k.with(func() {
+			h.k.copies = nil
+			h.k.tables = 0
+		})
+		h.ok(unstage("v"))
+		h.atRest("v")
+		if h.k.tables != 1 {
+			t.Errorf("the mount tables were read %d times for one step", h.k.tables)
+		}
+	})
+}

@@ -268,7 +268,7 @@ type fakeNode struct {
 func newFakeNode() *fakeNode {
 	k := newFakeKernel()
 	k.obeys = true
-	v := &fakeVolume{capacity: small, size: small, contents: state.Contents{Kind: state.ContentsBlank}}
+	v := &fakeVolume{capacity: small, size: small, fakeData: fakeData{contents: state.Contents{Kind: state.ContentsBlank}}}
 	k.volumes["v"] = v
 	return &fakeNode{process: &process{k: k, end: func() {}}, v: v}
 }

@@ -34,12 +34,13 @@ func (r *Reconciler) DeviceChanged(number state.DeviceNumber) {
 	}
 }
 
-// VolumeChanged tells that what a volume lives on may have changed, as a backend says.
+// VolumeChanged tells that what a volume lives on may have changed, or come, as a backend says.
 func (r *Reconciler) VolumeChanged(id string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.volumes[id] != nil {
 		r.queue.Add(id)
+		r.rouse(id)
 	}
 }
 
@@ -49,6 +50,7 @@ func (r *Reconciler) AllChanged() {
 	defer r.mu.Unlock()
 	for id := range r.volumes {
 		r.queue.Add(id)
+		r.rouse(id)
 	}
 }
 

@@ -116,12 +116,16 @@ func tellAsked(want *state.Volume, now time.Time) []string {
 		switch {
 		case s.Withdrawn:
 			all = append(all, inWords("staging it at %s failed for good %s, and what was begun is taken back", s.Path, when))
+		case s.Gone && s.Inline != nil && s.Inline.Ended:
+			all = append(all, inWords("%s its publish ended, and it is to be unstaged from %s and deleted", when, s.Path))
 		case s.Gone:
 			all = append(all, inWords("NodeUnstageVolume asked %s that it is not staged at %s", when, s.Path))
 		case s.Provisional:
 			all = append(all, inWords("no request to stage it is known; since %s something is asked that needs it to be %s", when, askedStage(s)))
 		case s.Adopted:
 			all = append(all, inWords("%s it was found staged at %s as %s, without an intent, and taken over", when, s.Path, s.Capability))
+		case s.Inline != nil:
+			all = append(all, inWords("it is an inline volume, which %s was asked for with its publish, to be staged at %s as %s", when, s.Path, s.Capability))
 		default:
 			all = append(all, inWords("NodeStageVolume asked %s that it is staged at %s as %s, %s", when, s.Path, s.Capability, access(s.ReadOnly)))
 		}

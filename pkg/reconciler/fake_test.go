@@ -43,12 +43,16 @@ type fakeKernel struct {
 	unread     error  // the backend's facts cannot be read
 	delays     uint64 // when not 0, each call takes a little time, which depends on this
 	events     int    // looks at volumes and drifts so far
+	tables     int    // looks at all mount tables for binds
 	obeys      bool   // it does what a kernel does, whatever the planner's rules say
 
-	forgotten map[string]bool               // paths of mounts whose records were lost, or do not tell the number yet
-	known     map[string]state.DeviceNumber // by path: the number that a record tells
-	judged    bool                          // a history's judge says when a record tells it
-	strangers map[string]int                // by path: mounts of somebody else's that must be left alone
+	forgotten map[string]bool                 // paths of mounts whose records were lost, or do not tell the number yet
+	known     map[string]state.DeviceNumber   // by path: the number that a record tells
+	judged    bool                            // a history's judge says when a record tells it
+	strangers map[string]int                  // by path: mounts of somebody else's that must be left alone
+	askers    map[string]int                  // by volume: callers who wait for a stage or a publish
+	left      map[string]event                // by volume: when the last of them left
+	copies    map[state.DeviceNumber][]string // binds of nodes in other mount namespaces
 
 	// By volume: the last look, the last one of an earlier moment, the last drift.
 	looked, lookedBefore, drifted map[string]event
@@ -60,24 +64,38 @@ type fakeKernel struct {
 
 // fakeVolume is the data of one volume and what is attached of it.
 type fakeVolume struct {
-	capacity   int64 // bytes promised
-	size       int64 // bytes of the backing
-	foreign    string
-	device     *fakeDevice
-	view       *fakeDevice
-	held       bool // claimed by somebody outside
-	private    bool // a pod with a private mount namespace keeps a copy of the stage
-	copied     bool // such a copy holds the device now
+	capacity                  int64 // bytes promised
+	size                      int64 // bytes of the backing
+	foreign                   string
+	away                      bool        // it has not come to the node yet
+	device                    *fakeDevice // the backend's
+	layer                     *fakeLayer  // over it; nil: the volume wants none
+	view                      *fakeDevice // over the highest
+	held                      bool        // the highest device is claimed by somebody outside
+	private                   bool        // a pod with a private mount namespace keeps a copy of the stage
+	copied                    bool        // such a copy holds the device now
+	created                   string      // the fs type that it was made for
+	superRO                   bool        // the kernel turned the file system read-only
+	dead                      bool        // the mounted file system was shut down
+	keepers                   []string
+	source, shared, exclusive bool // what sort of storage it is
+
+	fakeData
+	spare   fakeData // of another device, which may come in the place of this one
+	first   string   // the identity that the record remembers
+	guessed bool     // the flags of a stage that is but a record were once those of a publish
+}
+
+// fakeData is what is on a device, and the durable facts about it.
+type fakeData struct {
+	identity   string
 	formatting bool
 	formatted  string
-	created    string // the fs type that it was made for
-	raw        bool   // published raw for writing
-	contents   state.Contents
-	data       bool // it was mounted for writing: erasing it would lose data
-	superRO    bool // the kernel turned the file system read-only
-	dead       bool // the mounted file system was shut down
-	identity   string
-	keepers    []string
+	raw        bool           // published raw for writing
+	header     string         // of a layer: stampedNew, or used
+	beneath    state.Contents // of a device that is to bear a layer and does not
+	contents   state.Contents // of the top
+	data       bool           // it was mounted for writing: erasing it would lose data
 }
 
 type fakeDevice struct {
@@ -101,12 +119,13 @@ type fakeFile struct {
 type op string
 
 const (
-	opFind     op = "find"
-	opFindView op = "find-view"
-	opProbe    op = "probe"
-	opLook     op = "look"
-	opProve    op = "prove"
-	opCommit   op = "commit" // of the store: it only counts
+	opFind      op = "find"
+	opFindView  op = "find-view"
+	opFindLayer op = "find-layer"
+	opProbe     op = "probe"
+	opLook      op = "look"
+	opProve     op = "prove"
+	opCommit    op = "commit" // of the store: it only counts
 
 	opAttach        op = "attach"
 	opDetach        op = "detach"
@@ -115,12 +134,19 @@ const (
 	opBeginRaw      op = "begin-raw"
 	opErase         op = "erase"
 	opEndFormat     op = "end-format"
+	opCreateLayer   op = "create-layer"
+	opOpenLayer     op = "open-layer"
+	opCloseLayer    op = "close-layer"
+	opGrowLayer     op = "grow-layer"
+	opEraseLayer    op = "erase-layer"
+	opUseLayer      op = "use-layer"
 	opAttachView    op = "attach-view"
 	opDetachView    op = "detach-view"
 	opFormat        op = "format"
 	opCheck         op = "check"
 	opGrow          op = "grow"
 	opMount         op = "mount"
+	opMountSource   op = "mount-source"
 	opBind          op = "bind"
 	opBindDevice    op = "bind-device"
 	opSetAttributes op = "set-attributes"
@@ -129,14 +155,18 @@ const (
 	opRenew         op = "renew"
 )
 
+// lookers lists every call that looks and may fail.
+func lookers() []op { return []op{opFind, opFindView, opFindLayer, opProbe, opLook} }
+
 // mutators lists every call that changes something.
 func mutators() []op {
 	return []op{opAttach, opDetach, opGrowDevice, opBeginFormat, opBeginRaw, opErase, opEndFormat, opAttachView, opDetachView,
-		opFormat, opCheck, opGrow, opMount, opBind, opBindDevice, opSetAttributes, opUnmount, opRemove, opRenew}
+		opCreateLayer, opOpenLayer, opCloseLayer, opGrowLayer, opEraseLayer, opUseLayer,
+		opFormat, opCheck, opGrow, opMount, opMountSource, opBind, opBindDevice, opSetAttributes, opUnmount, opRemove, opRenew}
 }
 
 func (o op) reads() bool {
-	return o == opFind || o == opFindView || o == opProbe || o == opProve || o == opLook || o == opCommit
+	return o == opProve || o == opCommit || slices.Contains(lookers(), o)
 }
 
 type callKey struct {
@@ -190,7 +220,7 @@ func newFakeKernel() *fakeKernel {
 	return &fakeKernel{
 		volumes: map[string]*fakeVolume{}, mounts: map[string][]fakeMount{}, files: map[string]*fakeFile{},
 		calls: map[callKey]int{}, acting: map[string]op{}, looks: map[string]spin{}, began: time.Now(),
-		forgotten: map[string]bool{}, known: map[string]state.DeviceNumber{}, strangers: map[string]int{}, looked: map[string]event{}, lookedBefore: map[string]event{}, drifted: map[string]event{}, ended: map[string]time.Time{},
+		forgotten: map[string]bool{}, known: map[string]state.DeviceNumber{}, strangers: map[string]int{}, askers: map[string]int{}, left: map[string]event{}, looked: map[string]event{}, lookedBefore: map[string]event{}, drifted: map[string]event{}, ended: map[string]time.Time{},
 		growsMounted: map[string]bool{"xfs": true}, growsUnmounted: map[string]bool{"ext4": true},
 	}
 }
@@ -342,8 +372,14 @@ var errDead = errors.New("the process is dead")
 
 // call is the frame of every call: it counts and checks, meets the faults, and
 // has its effect at once at its end.
-func (p *process) call(ctx context.Context, o op, volume, key string, effect func(half bool) error) (err error) {
+func (p *process) call(ctx context.Context, o op, volume, key string, act func(half bool) error) (err error) {
 	k := p.k
+	effect := func(half bool) error {
+		if why := k.forbidden(o, volume); why != "" {
+			return k.refuse(volume, "%s %s: %s", o, key, why)
+		}
+		return act(half)
+	}
 	f, err := k.enter(p, o, volume, key)
 	if err != nil {
 		return err
@@ -536,7 +572,7 @@ func (k *fakeKernel) orphan() {
 		stack := slices.Clone(k.mounts[path])
 		for i, m := range stack {
 			v := k.volumes[m.volume]
-			if m.Node && v != nil && k.known[path] != m.Device && (v.device == nil || v.device.number != m.Device) && (v.view == nil || v.view.number != m.Device) {
+			if m.Node && v != nil && k.known[path] != m.Device && !v.has(m.Device) {
 				stack[i].volume = ""
 				k.strangers[path]++
 				k.mounts[path] = stack
@@ -545,14 +581,20 @@ func (k *fakeKernel) orphan() {
 	}
 }
 
-// claimed reports whether an exclusive open of the device would say EBUSY.
+// claimed reports whether an exclusive open of the highest device would say EBUSY.
 func (k *fakeKernel) claimed(v *fakeVolume) bool {
 	if v.held || v.copied {
 		return true
 	}
+	return k.mountedAnywhere(v)
+}
+
+// mountedAnywhere reports whether the file system of a volume is mounted.
+func (k *fakeKernel) mountedAnywhere(v *fakeVolume) bool {
+	d := v.highest()
 	for _, stack := range k.mounts {
 		for _, m := range stack {
-			if v.device != nil && m.Device == v.device.number && !m.Node {
+			if d != nil && m.Device == d.number && !m.Node {
 				return true
 			}
 		}
@@ -566,7 +608,10 @@ func (k *fakeKernel) autoclear(v *fakeVolume) {
 	if !k.claimed(v) {
 		v.superRO = false
 	}
-	if v.device != nil && v.device.detaching && !k.claimed(v) && v.view == nil {
+	if v.open() && v.layer.device.detaching && !k.claimed(v) && v.view == nil {
+		v.layer.device = nil
+	}
+	if v.device != nil && v.device.detaching && !v.open() && !k.claimed(v) && v.view == nil {
 		v.device = nil
 	}
 }
@@ -581,7 +626,10 @@ func (k *fakeKernel) facts(id string) state.Device {
 	if v == nil {
 		return state.Device{State: state.DeviceAbsent, Missing: true}
 	}
-	d := state.Device{State: state.DeviceAbsent, Identity: v.identity, Size: v.size, Capacity: v.capacity, Backing: "/pool/" + id, Formatting: v.formatting, Formatted: v.formatted, CreatedFor: v.created, Raw: v.raw}
+	if v.source {
+		return state.Device{State: state.DeviceAbsent}
+	}
+	d := state.Device{State: state.DeviceAbsent, Identity: v.identity, Shared: v.shared, Exclusive: v.exclusive, Size: v.size, Capacity: v.capacity, Backing: "/pool/" + id, Formatting: v.formatting, Formatted: v.formatted, CreatedFor: v.created, Raw: v.raw}
 	switch {
 	case v.foreign != "":
 		d.State, d.Holder = state.DeviceForeign, v.foreign
@@ -627,6 +675,8 @@ func (d fakeDevices) Attach(ctx context.Context, volume devices.Volume, readOnly
 			return d.k.refuse(id, "attach of a missing volume")
 		case v.foreign != "":
 			return d.k.refuse(id, "attach beside %s", v.foreign)
+		case v.device == nil && v.away:
+			return fmt.Errorf("volume %s: attach: %w", id, devices.ErrNoDevice)
 		case v.device == nil && v.size < v.capacity:
 			return d.k.refuse(id, "attach of a truncated backing")
 		case v.device == nil:
@@ -646,7 +696,7 @@ func (d fakeDevices) Detach(ctx context.Context, volume devices.Volume) error {
 		if v == nil || v.device == nil {
 			return nil
 		}
-		if paths := d.k.seen(v.device.number); len(paths) > 0 {
+		if paths := d.k.seen(v.highest().number); len(paths) > 0 {
 			return d.k.refuse(id, "detach while mounted at %v", paths)
 		}
 		if v.view != nil {
@@ -684,9 +734,10 @@ func (d fakeDevices) BeginFormat(ctx context.Context, volume devices.Volume) err
 		if v.raw {
 			return d.k.refuse(id, "formatting mark on what was published raw")
 		}
-		blank := v.contents.Kind == state.ContentsBlank || v.contents.Kind == state.ContentsUnproven
+		kind := v.lowest().Kind
+		blank := kind == state.ContentsBlank || kind == state.ContentsUnproven
 		if free := d.k.free(v); !blank || v.data || !free {
-			if err := d.k.rule(id, "formatting mark on %v, data %t, free %t", v.contents.Kind, v.data, free); err != nil {
+			if err := d.k.rule(id, "formatting mark on %v, data %t, free %t", kind, v.data, free); err != nil {
 				return err
 			}
 		}
@@ -706,7 +757,7 @@ func (d fakeDevices) Erase(ctx context.Context, volume devices.Volume) error {
 			return err
 		}
 		if !half {
-			v.contents = state.Contents{Kind: state.ContentsBlank}
+			*v.lowest() = state.Contents{Kind: state.ContentsBlank}
 		}
 		return nil
 	})
@@ -727,7 +778,7 @@ func (d fakeDevices) EndFormat(ctx context.Context, volume devices.Volume, fsTyp
 		if !v.formatting && v.formatted != fsType {
 			return d.k.refuse(id, "end of a format that was not begun")
 		}
-		if v.contents.FSType != fsType {
+		if v.layer == nil && v.contents.FSType != fsType {
 			if err := d.k.rule(id, "end of a format that left %q", v.contents.FSType); err != nil {
 				return err
 			}
@@ -741,7 +792,8 @@ func (d fakeDevices) EndFormat(ctx context.Context, volume devices.Volume, fsTyp
 
 // free reports whether a device is there to be written to, and nobody has it.
 func (k *fakeKernel) free(v *fakeVolume) bool {
-	return v.device != nil && !v.device.detaching && !v.device.readOnly && !v.superRO && !k.claimed(v) && v.view == nil && len(k.mounted(v.device.number, "")) == 0
+	d := v.highest()
+	return d != nil && !d.detaching && !d.readOnly && !v.superRO && !k.claimed(v) && v.view == nil && len(k.mounted(d.number, "")) == 0
 }
 
 // exclusive checks that a device may be written to: attached, writable, held
@@ -758,7 +810,13 @@ func (d fakeDevices) Held(_ context.Context, device state.Device) (bool, error) 
 	d.k.mu.Lock()
 	defer d.k.mu.Unlock()
 	v := d.k.volumes[path.Base(device.Backing)]
-	return v != nil && v.device != nil && v.device.number == device.Number && d.k.claimed(v), nil
+	switch {
+	case v == nil || v.highest() == nil:
+		return false, nil
+	case v.highest().number == device.Number:
+		return d.k.claimed(v), nil
+	}
+	return v.open() && v.layer.over == v.device && v.device.number == device.Number, nil // the layer claims what it stands on
 }
 
 func (d fakeDevices) FindView(ctx context.Context, device state.Device) (view state.Device, err error) {
@@ -777,7 +835,7 @@ func (d fakeDevices) AttachView(ctx context.Context, device state.Device) error 
 	id := path.Base(device.Backing)
 	return d.call(ctx, opAttachView, id, id, func(bool) error {
 		v := d.k.volumes[id]
-		if v.device == nil || v.device.number != device.Number {
+		if v.highest() == nil || v.highest().number != device.Number {
 			return d.k.refuse(id, "view over a device that is not there")
 		}
 		if v.view != nil {
@@ -812,12 +870,16 @@ func (f fakeFilesystems) Probe(ctx context.Context, device state.Device, mountpo
 	id := path.Base(device.Backing)
 	err = f.call(ctx, opProbe, id, id, func(bool) error {
 		v := f.k.volumes[id]
-		if v.device == nil {
+		switch top := v.top(); {
+		case v.layer != nil && v.device != nil && v.device.number == device.Number:
+			c = v.beneath
+			return nil
+		case top == nil:
 			return fmt.Errorf("no device of %s", id)
 		}
 		c = v.contents
 		if c.Kind == state.ContentsFilesystem {
-			c.Growable = c.Size < v.device.size
+			c.Growable = c.Size < v.top().size
 			c.GrowsMounted, c.GrowsUnmounted = f.k.growsMounted[c.FSType], f.k.growsUnmounted[c.FSType]
 		}
 		return nil
@@ -838,7 +900,7 @@ func (f fakeFilesystems) Prove(ctx context.Context, device state.Device) error {
 		}
 	}
 	return f.call(ctx, opProve, id, id, func(bool) error {
-		if kind := f.k.volumes[id].contents.Kind; kind != state.ContentsBlank && kind != state.ContentsUnproven {
+		if kind := f.k.volumes[id].lowest().Kind; kind != state.ContentsBlank && kind != state.ContentsUnproven {
 			return f.k.refuse(id, "proof of %v", kind)
 		}
 		return nil
@@ -855,8 +917,8 @@ func (f fakeFilesystems) Format(ctx context.Context, device state.Device, fsType
 	return f.call(ctx, opFormat, id, id, func(half bool) error {
 		v := f.k.volumes[id]
 		blank := v.contents.Kind == state.ContentsBlank || v.contents.Kind == state.ContentsUnproven && device.Fresh
-		if !v.formatting || !blank || v.data {
-			return f.k.refuse(id, "format of %v, mark %t", v.contents.Kind, v.formatting)
+		if !v.marked() || !blank || v.data {
+			return f.k.refuse(id, "format of %v, mark %t", v.contents.Kind, v.marked())
 		}
 		if err := f.k.exclusive(id, "format"); err != nil {
 			return err
@@ -866,7 +928,7 @@ func (f fakeFilesystems) Format(ctx context.Context, device state.Device, fsType
 			return nil
 		}
 		f.k.formats++
-		v.contents = state.Contents{Kind: state.ContentsFilesystem, FSType: fsType, UUID: fmt.Sprintf("uuid-%d", f.k.formats), Size: v.device.size}
+		v.contents = state.Contents{Kind: state.ContentsFilesystem, FSType: fsType, UUID: fmt.Sprintf("uuid-%d", f.k.formats), Size: v.top().size}
 		return nil
 	})
 }
@@ -898,10 +960,10 @@ func (f fakeFilesystems) Grow(ctx context.Context, device state.Device, fsType, 
 			return f.k.refuse(id, "grow at %s, where it is not mounted for writing", mountpoint)
 		}
 		if half {
-			v.contents.Size += (v.device.size - v.contents.Size) / 2
+			v.contents.Size += (v.top().size - v.contents.Size) / 2
 			return nil
 		}
-		v.contents.Size = v.device.size
+		v.contents.Size = v.top().size
 		return nil
 	})
 }
@@ -990,14 +1052,14 @@ func (m fakeMounts) place(at string, kind state.FileType, mount fakeMount) error
 func (m fakeMounts) MountDevice(ctx context.Context, device state.Device, at, fsType string, flags state.Flags, readOnly bool) error {
 	id := volumeOf(at)
 	return m.call(ctx, opMount, id, at, func(bool) error {
-		v := m.k.volumes[id]
+		v, top := m.k.volumes[id], m.k.volumes[id].top()
 		switch {
-		case v.device == nil || v.device.detaching || v.device.number != device.Number:
+		case top == nil || top.detaching || top.number != device.Number:
 			return m.k.refuse(volumeOf(at), "%s: mount of a device that is not the volume's", at)
-		case v.device.readOnly && !readOnly:
+		case top.readOnly && !readOnly:
 			return m.k.refuse(volumeOf(at), "%s: writable mount of a read-only device", at)
-		case v.formatting || v.contents.Kind != state.ContentsFilesystem || v.contents.FSType != fsType:
-			return m.k.refuse(volumeOf(at), "%s: mount of %s %s as %s, formatting mark %t", at, v.contents.Kind, v.contents.FSType, fsType, v.formatting)
+		case v.marked() || v.contents.Kind != state.ContentsFilesystem || v.contents.FSType != fsType:
+			return m.k.refuse(volumeOf(at), "%s: mount of %s %s as %s, formatting mark %t", at, v.contents.Kind, v.contents.FSType, fsType, v.marked())
 		}
 		if v.dead {
 			return fmt.Errorf("the file system is broken and kept by %v", v.keepers)
@@ -1031,11 +1093,11 @@ func (m fakeMounts) BindMount(ctx context.Context, source string, device state.D
 func (m fakeMounts) BindDevice(ctx context.Context, device state.Device, target string) error {
 	id := volumeOf(target)
 	return m.call(ctx, opBindDevice, id, target, func(half bool) error {
-		v := m.k.volumes[id]
-		if v.device == nil || v.device.detaching || v.device.number != device.Number && (v.view == nil || v.view.number != device.Number) {
+		v, top := m.k.volumes[id], m.k.volumes[id].top()
+		if top == nil || top.detaching || top.number != device.Number && (v.view == nil || v.view.number != device.Number) {
 			return m.k.refuse(volumeOf(target), "%s: bind of a device that is not the volume's", target)
 		}
-		if number := v.device.number; number == device.Number && !v.device.readOnly && !v.raw {
+		if top.number == device.Number && !top.readOnly && (!v.raw || v.header == stampedNew) {
 			if err := m.k.rule(id, "%s: shown raw for writing, and nothing remembers that", target); err != nil {
 				return err
 			}
@@ -1044,7 +1106,7 @@ func (m fakeMounts) BindDevice(ctx context.Context, device state.Device, target 
 			m.k.files[target] = &fakeFile{kind: state.RegularFile}
 			return nil
 		}
-		if number := v.device.number; number == device.Number && !v.device.readOnly && !m.k.obeys {
+		if top.number == device.Number && !top.readOnly && !m.k.obeys {
 			v.data = true // whatever the pod writes
 			if v.contents.Kind == state.ContentsBlank {
 				v.contents = state.Contents{Kind: state.ContentsOther, Found: "a pod's data"}
@@ -1081,7 +1143,12 @@ func (m fakeMounts) Elsewhere(_ context.Context, device state.DeviceNumber) (see
 }
 
 func (m fakeMounts) BoundAt(_ context.Context, device state.DeviceNumber) (paths []string, err error) {
-	m.k.with(func() { paths = m.k.nodes(device) })
+	m.k.with(func() {
+		m.k.tables++
+		if paths = m.k.nodes(device); len(paths) == 0 {
+			paths = m.k.copies[device]
+		}
+	})
 	return paths, nil
 }
 
@@ -1099,7 +1166,7 @@ func (k *fakeKernel) nodes(device state.DeviceNumber) (paths []string) {
 func (m fakeMounts) Keepers(_ context.Context, device state.DeviceNumber, _ []string) (names []string) {
 	m.k.with(func() {
 		for _, v := range m.k.volumes {
-			if v.device != nil && v.device.number == device {
+			if v.has(device) {
 				names = v.keepers
 			}
 		}
@@ -1312,12 +1379,12 @@ func (p *process) die() {
 
 func (p *process) kernel() Kernel {
 	return Kernel{
-		Devices: fakeDevices{p}, Views: fakeDevices{p},
+		Devices: fakeDevices{p}, Layers: []devices.Layer{fakeLayers{p}}, Views: fakeDevices{p},
 		Filesystems: fakeFilesystems{p}, Mounts: fakeMounts{p, false}, Existing: fakeMounts{p, true}, Directories: fakeMounts{p, false},
 		VolumeAt: func(device state.DeviceNumber) (volume string) {
 			p.k.with(func() {
 				for id, v := range p.k.volumes {
-					if v.device != nil && v.device.number == device {
+					if v.has(device) {
 						volume = id
 					}
 				}
@@ -1331,7 +1398,7 @@ func (p *process) kernel() Kernel {
 		Holders: func(_ context.Context, device state.DeviceNumber) (names []string) {
 			p.k.with(func() {
 				for _, v := range p.k.volumes {
-					if v.device != nil && v.device.number == device && p.k.claimed(v) {
+					if v.has(device) && p.k.claimed(v) {
 						names = []string{"pid 7 (holder)"}
 					}
 				}
@@ -1395,7 +1462,7 @@ const gib = int64(1) << 30
 
 // volume adds a blank volume of 1 GiB.
 func (h *harness) volume(id string) *fakeVolume {
-	v := &fakeVolume{capacity: gib, size: gib, contents: state.Contents{Kind: state.ContentsBlank}}
+	v := &fakeVolume{capacity: gib, size: gib, fakeData: fakeData{contents: state.Contents{Kind: state.ContentsBlank}, beneath: state.Contents{Kind: state.ContentsBlank}}}
 	h.k.with(func() { h.k.volumes[id] = v })
 	return v
 }
@@ -1615,11 +1682,11 @@ func (k *fakeKernel) lie(record *state.Volume, r request) string {
 			}
 			return ""
 		}
-		if v.device == nil || v.device.detaching {
-			return "the device is not attached"
+		if why := v.unready(); why != "" {
+			return why
 		}
-		if asked.Stage.Capability.Access == state.MountAccess {
-			return k.shows(asked.Stage.Path, v.device.number, asked.Stage.ReadOnly)
+		if asked.Stage.Capability.Access == state.MountAccess && !v.source {
+			return k.shows(asked.Stage.Path, v.top().number, asked.Stage.ReadOnly)
 		}
 	case state.TargetKind:
 		if record == nil || intent == nil || intent.Gone {
@@ -1629,16 +1696,23 @@ func (k *fakeKernel) lie(record *state.Volume, r request) string {
 			return ""
 		}
 		t := asked.Targets[r.part.Path]
-		if v.device == nil {
-			return "the device is not attached"
+		readOnly := t.Capability.Access == state.MountAccess && (t.ReadOnly || asked.Stage.ReadOnly)
+		if v.source {
+			if stack := k.mounts[t.Path]; len(stack) > 0 && stack[0].Source != sourceOf(r.id) {
+				return "another source is mounted at " + t.Path
+			}
+			return k.shows(t.Path, state.DeviceNumber{}, readOnly)
 		}
-		if t.Capability.Access == state.BlockAccess && t.ReadOnly && !v.device.readOnly {
+		if v.top() == nil {
+			return "the device is not there"
+		}
+		if t.Capability.Access == state.BlockAccess && t.ReadOnly && !v.top().readOnly {
 			if v.view == nil {
 				return "there is no read-only view"
 			}
 			return k.shows(t.Path, v.view.number, false)
 		}
-		return k.shows(t.Path, v.device.number, t.Capability.Access == state.MountAccess && (t.ReadOnly || asked.Stage.ReadOnly))
+		return k.shows(t.Path, v.top().number, readOnly)
 	}
 	return ""
 }
@@ -1686,7 +1760,7 @@ func (h *harness) atRest(id string) {
 				h.t.Errorf("volume %s: %d mounts stacked at %s", id, len(stack), at)
 			}
 		}
-		if v := h.k.volumes[id]; v != nil && v.device != nil && (record == nil || record.Stage == nil) {
+		if v := h.k.volumes[id]; v != nil && v.highest() != nil && (record == nil || record.Stage == nil) {
 			h.t.Errorf("volume %s: still attached, which no record asks for", id)
 		}
 	})

@@ -21,6 +21,7 @@ type demand struct {
 	gone     bool                     // it asks for an end
 	pending  bool                     // something else was asked for that was not accepted, when this one was refused
 	existed  bool                     // the volume was mounted there, or attached for a stage, before it came
+	asks     bool                     // it is among those who wait for a stage or a publish
 	answered int                      // the event before its answer
 }
 
@@ -42,7 +43,13 @@ func (y *history) ask(r request, stands func(*state.Volume) bool) *demand {
 		if intent := v.Latest(r.part); intent != nil {
 			a.intent, a.gone = intent.Revision, intent.Gone
 		}
-		y.k.with(func() { a.existed = y.k.shown(r) })
+		y.k.with(func() {
+			a.existed = y.k.shown(r)
+			if !a.asks && !a.gone && r.part.Kind != state.SizeKind {
+				a.asks = true
+				y.k.askers[r.id]++
+			}
+		})
 		return nil
 	}
 	y.mu.Lock()
@@ -55,7 +62,7 @@ func (y *history) ask(r request, stands func(*state.Volume) bool) *demand {
 func (k *fakeKernel) shown(r request) bool {
 	at := r.part.Path
 	if r.part.Kind == state.StageKind {
-		if v := k.volumes[r.id]; v != nil && v.device != nil {
+		if v := k.volumes[r.id]; v != nil && v.highest() != nil {
 			return true
 		}
 		at = stagePath(r.id)
@@ -73,6 +80,7 @@ func (y *history) edited(before, after *state.Volume) {
 		}
 		return
 	}
+	y.remembered(before, after)
 	for _, part := range parts(before, after) {
 		was, is := before.Intent(part), after.Intent(part)
 		if by == nil {
@@ -84,6 +92,84 @@ func (y *history) edited(before, after *state.Volume) {
 	if by != nil {
 		y.note(by, true)
 	}
+}
+
+// remembered judges what a record says of the device that its stage was seen with,
+// and keeps it.
+func (y *history) remembered(before, after *state.Volume) {
+	was, is := before.Stage, after.Stage
+	y.k.with(func() {
+		v := y.k.volumes[after.ID]
+		if v == nil {
+			return
+		}
+		if v.first = ""; is == nil {
+			return
+		}
+		v.first, v.guessed = is.Identity, v.guessed || v.source && is.Adopted
+		old := ""
+		if was != nil {
+			old = was.Identity
+		}
+		switch {
+		case old != "" && is.Identity != old && (is.Identity != "" || is.Accepted):
+			y.t.Errorf("%s: the stage was seen with the device %s, and remembers %q", after.ID, old, is.Identity)
+		case is.Identity != "" && is.Identity != old && is.Identity != v.identity && y.k.told(after.ID):
+			y.t.Errorf("%s: the stage remembers the device %s, and has %s", after.ID, is.Identity, v.identity)
+		case is.Accepted && !is.Adopted && is.Identity == "" && !v.source:
+			y.t.Errorf("%s: the stage was seen, and does not remember with which device", after.ID)
+		}
+	})
+}
+
+// taking are the calls that take down what is there: they need less than the others.
+var taking = []op{opUnmount, opRemove, opRenew, opDetachView, opCloseLayer, opDetach}
+
+// forbidden says which rule of stacks, identities, sources and shared storage a call
+// of the plugin's breaks, whatever the planner thinks. The caller holds mu.
+func (k *fakeKernel) forbidden(o op, id string) string {
+	v := k.volumes[id]
+	if v == nil || o.reads() {
+		return ""
+	}
+	among := func(calls ...op) bool { return slices.Contains(calls, o) }
+	whole := v.unready() == ""
+	switch {
+	case v.source != (o == opMountSource) && !among(opUnmount, opRemove, opRenew, opSetAttributes):
+		return "what is mounted from a source has no device and no stage, and nothing else has a source"
+	case v.first != "" && v.identity != v.first && !among(taking...) && o != opSetAttributes:
+		return "the stage was seen with " + v.first + ", and the device is " + v.identity
+	case v.shared && among(opAttach, opOpenLayer, opCheck, opMount) && !k.asked(id):
+		return "another node may have it, and nobody asks"
+	case v.shared && !v.exclusive && among(opBeginFormat, opCreateLayer, opErase, opEraseLayer, opFormat):
+		return "another node may have it, and nothing is to be written without proof"
+	case v.layer == nil:
+		return ""
+	case o == opDetach && v.open():
+		return "a layer stands on it"
+	case among(opBeginFormat, opErase, opCreateLayer) && (v.open() || v.header == used || v.data || !k.free(v)):
+		return "it bears a layer, or is not free"
+	case o == opCreateLayer && (!v.formatting || v.header == "" && v.beneath.Kind != state.ContentsBlank && v.beneath.Kind != state.ContentsUnproven):
+		return "it is not blank, or without a mark"
+	case o == opOpenLayer && (v.device == nil || v.device.detaching || v.header == "" || v.formatting || v.open() && v.layer.over != v.device):
+		return "nothing stands beneath it, or what is no layer, or it stands elsewhere"
+	case among(opFormat, opCheck, opGrow, opMount, opBind, opBindDevice, opGrowLayer, opEraseLayer) && !whole:
+		return v.unready()
+	case among(opFormat, opEraseLayer) && v.header != stampedNew:
+		return "the layer is not new"
+	case o == opGrow && v.top().size < v.device.size-headerBytes:
+		return "the layer comes first"
+	case o == opCloseLayer && v.open() && (v.view != nil || len(k.seen(v.layer.device.number)) > 0):
+		return "the layer is in use"
+	}
+	return ""
+}
+
+// asked reports whether somebody waits for a stage or a publish, or did so when the
+// worker last looked. The caller holds mu.
+func (k *fakeKernel) asked(id string) bool {
+	left, looked := k.left[id], k.looked[id]
+	return k.askers[id] > 0 || left.n >= looked.n || left.at.Equal(looked.at)
 }
 
 // withdrawnWith reports whether a target was taken back because its stage, which
@@ -216,7 +302,7 @@ func (y *history) mustBeTrue(claim string, record *state.Volume, r request) {
 // flags ask. The caller holds mu.
 func (k *fakeKernel) otherwise(record *state.Volume, part state.Part) string {
 	s := record.Stage
-	if s == nil || s.Gone || s.Capability.Access != state.MountAccess || record.Intent(part) == nil || record.Intent(part).Gone {
+	if v := k.volumes[record.ID]; v == nil || v.guessed || s == nil || s.Gone || s.Capability.Access != state.MountAccess || record.Intent(part) == nil || record.Intent(part).Gone {
 		return ""
 	}
 	at, flags := s.Path, s.Capability.Flags
@@ -255,6 +341,10 @@ var refusals = []string{
 	"does not know the option", "neither blank nor a file system", "formatting the volume was interrupted", "holds files", "holds data", "that the plugin did not make",
 	"not a directory", "not a file", "grows when the volume is next staged", "is blank now",
 	"published as a raw block device before",
+	"was staged from the device", "its data was swapped", "its data is lost", "holds none now", "does not bear it any more",
+	"the key does not fit", "read-only access was asked for", "in use, so it cannot be opened", "bears the layer", "bears the mark of an interrupted format",
+	"it is not formatted. Use an access mode",
+	"is no block device", "has no device on this node",
 }
 
 // answered judges the answer to a request.
@@ -265,6 +355,10 @@ func (y *history) answered(a *demand, err error, took, deadline time.Duration) {
 	defer y.mu.Unlock()
 	y.k.with(func() {
 		a.answered = max(y.k.events, 1)
+		if a.asks {
+			y.k.askers[a.id]--
+			y.k.left[a.id] = event{y.k.events, time.Now()}
+		}
 		y.k.note("%s: answered %v", a, err)
 	})
 	if took > deadline+10*time.Millisecond { // the store takes its time
@@ -319,7 +413,7 @@ func (y *history) mustBeUndone(a *demand, record *state.Volume, err error) {
 }
 
 // unhealed are the words for what a repair cannot put right, and a call can.
-var unhealed = []string{"restart the pod", "made again only when", "repair is switched off"}
+var unhealed = []string{"restart the pod", "made again only when", "repair is switched off", "waits for its secret", "again only when somebody asks"}
 
 // finish takes away all that stands in the way, gives the plugin time, and then
 // wants to see every volume at rest as it was asked for, and every part gone
@@ -328,6 +422,8 @@ func (y *history) finish() {
 	y.alive()
 	y.clean()
 	y.callers.Wait()
+	y.sleep(time.Minute) // what was seen before is written down
+	y.putBack()
 	y.alive()                                                            // if a fault had the last word
 	for y.sleep(25 * time.Minute); y.dead(); y.sleep(25 * time.Minute) { // a step that died late
 		y.alive()
@@ -404,6 +500,19 @@ func (y *history) clean() {
 		if n != 0 {
 			y.t.Errorf("%d mounts that are somebody else's are gone from %s", n, path)
 		}
+	}
+}
+
+// putBack gives each volume the device that its record remembers.
+func (y *history) putBack() {
+	for _, id := range y.ids() {
+		y.tamper(id, func(v *fakeVolume) []string {
+			v.plug()
+			if v.first != "" && v.first != v.identity {
+				v.swap()
+			}
+			return nil
+		})
 	}
 }
 
@@ -503,7 +612,7 @@ func (y *history) askAgain(record *state.Volume) {
 func (y *history) finally(r request) error {
 	ctx, end := context.WithTimeout(context.Background(), 2*time.Minute)
 	defer end()
-	return y.ensure(ctx, y.p, r, how{deadline: 2 * time.Minute}, nil)
+	return y.ensure(ctx, y.p, r, howOf(nil), nil)
 }
 
 func (y *history) mustDo(r request) {
@@ -523,7 +632,7 @@ func (y *history) nothingIsLeft() {
 			y.t.Errorf("%s is still mounted", path)
 		}
 		for id, v := range y.k.volumes {
-			if v.device != nil || v.view != nil {
+			if v.highest() != nil || v.view != nil {
 				y.t.Errorf("volume %s: still attached", id)
 			}
 		}

@@ -54,7 +54,7 @@ func (o operation) check() error {
 	}
 	words := o[1:]
 	for _, kind := range g.args {
-		if kind == hows {
+		if kind == hows || kind == natures {
 			for _, w := range words {
 				if !kind.is(w) {
 					return fmt.Errorf("unknown argument %q", w)
@@ -83,6 +83,7 @@ const (
 	durations argument = "duration"
 	numbers   argument = "number"
 	contents  argument = "content"
+	natures   argument = "list of natures" // none or more, the last argument
 	calls     argument = "call"
 	modes     argument = "mode"
 	hows      argument = "list of words for how" // none or more, the last argument
@@ -104,8 +105,10 @@ func (a argument) is(word string) bool {
 		return err == nil
 	case contents:
 		return slices.Contains([]string{"blank", "ext4", "xfs", "other"}, word)
+	case natures:
+		return slices.Contains([]string{"layer", "source", "shared", "exclusive"}, word)
 	case calls:
-		return slices.Contains(append(mutators(), opFind, opFindView, opProbe, opLook), op(word))
+		return slices.Contains(append(mutators(), lookers()...), op(word))
 	case modes:
 		return slices.Contains(faultModes, word)
 	}
@@ -113,7 +116,7 @@ func (a argument) is(word string) bool {
 	switch key {
 	case "in", "cancel":
 		return given && durations.is(value)
-	case "ext4", "xfs", "block", "open", "ro", "single", "noatime":
+	case "ext4", "xfs", "block", "open", "ro", "single", "noatime", "nokey", "badkey":
 		return !given
 	}
 	return false
@@ -134,7 +137,7 @@ func grammar() map[string]sentence {
 	return map[string]sentence{
 		"delays": {[]argument{numbers}, (*history).delays},
 		"heal":   {[]argument{numbers}, (*history).heal}, // 0: --heal=false
-		"volume": {[]argument{volumes, contents}, (*history).add},
+		"volume": {[]argument{volumes, contents, natures}, (*history).add},
 
 		"stage":     {[]argument{volumes, hows}, (*history).callVolume},
 		"unstage":   {[]argument{volumes, hows}, (*history).callVolume},
@@ -158,6 +161,9 @@ func grammar() map[string]sentence {
 		"dirty":     {[]argument{volumes}, (*history).dirty}, // needs a check
 		"losetup-d": {[]argument{volumes}, (*history).losetupD},
 		"losetup-v": {[]argument{volumes}, (*history).losetupView},
+		"layer-d":   {[]argument{volumes}, (*history).layerD},
+		"unplug":    {[]argument{volumes}, (*history).unplug}, // the device beneath an open layer
+		"swap":      {[]argument{volumes}, (*history).swap},   // another device for the volume's, or back
 		"hold":      {[]argument{volumes}, (*history).hold},
 		"release":   {[]argument{volumes}, (*history).release},
 		"private":   {[]argument{volumes}, (*history).private},
@@ -192,9 +198,13 @@ func generate(seed uint64) []operation {
 		if kind != "block" && g.one(3) == 0 {
 			content = g.among(kind, kind, "ext4", "other")
 		}
+		nature := g.among("", "", "", "layer", "layer", "layer shared exclusive", "shared", "source")
+		if nature == "source" {
+			kind, content = "source", "blank"
+		}
 		g.volumes = append(g.volumes, id)
 		g.staged[id] = kind
-		g.say("volume %s %s", id, content)
+		g.say("volume %s %s %s", id, content, nature)
 	}
 	for left := 5 + g.one(44-len(g.history)); left > 0 && len(g.history) < 49; left-- {
 		g.next()
@@ -248,7 +258,7 @@ func (g *generator) next() {
 	case n < 78:
 		g.say("%s %s %d", g.among("rmdir", "litter", "cover", "cover", "uncover", "twice", "remount", "corrupt"), id, place())
 	case n < 84:
-		g.say("%s %s", g.among("readonly", "dirty", "losetup-d", "losetup-v", "hold", "release", "private", "loop", "unloop"), id)
+		g.say("%s %s", g.among("readonly", "dirty", "losetup-d", "losetup-v", "layer-d", "unplug", "swap", "swap", "hold", "release", "private", "loop", "unloop"), id)
 	case n < 86:
 		g.say("%s %d", g.among("pod-gone", "pod-gone", "pod-back"), target())
 	case n < 94:
@@ -273,6 +283,9 @@ func (g *generator) how(id string) string {
 	if g.one(15) == 0 {
 		how = g.among("ext4", "xfs", "block")
 	}
+	if how == "source" {
+		how = "open"
+	}
 	if g.one(6) == 0 {
 		how += " ro"
 	}
@@ -284,6 +297,9 @@ func (g *generator) how(id string) string {
 	}
 	if g.one(8) == 0 && how[0] != 'b' {
 		how += " open"
+	}
+	if g.one(10) == 0 {
+		how += g.among(" nokey", " nokey", " badkey")
 	}
 	return how + " " + g.patience()
 }
@@ -309,7 +325,7 @@ func (g *generator) pause() string {
 }
 
 func (g *generator) fault(id string) {
-	calls := append(mutators(), opFind, opFindView, opProbe, opLook)
+	calls := append(mutators(), lookers()...)
 	o := calls[g.one(len(calls))]
 	mode := g.among(faultModes...)
 	if o.reads() {
@@ -352,12 +368,13 @@ func (o operation) duration(at int) time.Duration {
 type how struct {
 	capability state.Capability
 	readOnly   bool
+	key        string // of the layer; empty: the call names none
 	deadline   time.Duration
 	cancel     time.Duration // after which the caller leaves; 0: never
 }
 
 func howOf(words []string) how {
-	h := how{capability: mountCapability(), deadline: 2 * time.Minute}
+	h := how{capability: mountCapability(), key: rightKey, deadline: 2 * time.Minute}
 	for _, w := range words {
 		key, value, _ := strings.Cut(w, "=")
 		d, _ := time.ParseDuration(value)
@@ -374,6 +391,10 @@ func howOf(words []string) how {
 			h.capability.Mode = "SINGLE_NODE_SINGLE_WRITER"
 		case "ro":
 			h.readOnly = true
+		case "nokey":
+			h.key = ""
+		case "badkey":
+			h.key = "wrong"
 		case "in":
 			h.deadline = d
 		case "cancel":

@@ -135,6 +135,11 @@ func (y *history) loseStore(operation) {
 		for path := range y.k.mounts {
 			y.k.forgotten[path] = true
 		}
+		for _, v := range y.k.volumes {
+			if v.first = ""; v.open() && v.header == "" { // or nobody would ever know what it was opened on
+				v.swap()
+			}
+		}
 		y.k.orphan()
 	})
 	y.disturbAll()
@@ -147,6 +152,9 @@ func (y *history) reboot(operation) {
 		clear(y.k.mounts)
 		for id, v := range y.k.volumes {
 			v.device, v.view, v.held, v.private, v.copied, v.superRO, v.foreign = nil, nil, false, false, false, false, ""
+			if v.layer != nil {
+				v.layer = &fakeLayer{}
+			}
 			y.k.drift(id)
 		}
 	})
@@ -177,14 +185,24 @@ func (y *history) add(o operation) {
 		if y.k.volumes[o.volume()] != nil {
 			return
 		}
-		v := &fakeVolume{capacity: gib, size: gib, contents: state.Contents{Kind: state.ContentsBlank}}
+		blank := fakeData{contents: state.Contents{Kind: state.ContentsBlank}, beneath: state.Contents{Kind: state.ContentsBlank}}
+		v := &fakeVolume{capacity: gib, size: gib, fakeData: blank, spare: blank}
+		v.identity, v.spare.identity = "disk", "another disk"
+		has := func(nature string) bool { return slices.Contains(o[3:], nature) }
+		v.source, v.shared, v.exclusive = has("source"), has("shared"), has("exclusive")
+		if has("layer") {
+			v.layer = &fakeLayer{}
+		}
 		switch content := o[2]; content {
 		case "ext4", "xfs":
 			v.formatted, v.data = content, true
 			v.contents = state.Contents{Kind: state.ContentsFilesystem, FSType: content, UUID: "old", Size: gib}
+			if v.layer != nil {
+				v.formatted, v.header, v.contents.Size = "layer", used, gib-headerBytes
+			}
 		case "other":
 			v.data = true
-			v.contents = state.Contents{Kind: state.ContentsOther, Found: "a LUKS header"}
+			*v.lowest() = state.Contents{Kind: state.ContentsOther, Found: "a LUKS header"}
 		}
 		y.k.volumes[o.volume()] = v
 		y.k.drift(o.volume())
@@ -208,7 +226,7 @@ func (y *history) callVolume(o operation) {
 		return
 	}
 	ask := func() *state.Stage {
-		return &state.Stage{Path: stagePath(o.volume()), Capability: w.capability, ReadOnly: w.readOnly}
+		return &state.Stage{Path: stagePath(o.volume()), Capability: w.capability, ReadOnly: w.readOnly, Context: y.context(o.volume())}
 	}
 	y.begin(request{o.volume(), state.StagePart(), func(v *state.Volume) error { return v.AskStage(ask(), time.Now()) }}, w,
 		func(v *state.Volume) bool { return v.Stage != nil && !v.Stage.Gone && v.Stage.SameAs(ask()) })
@@ -220,7 +238,9 @@ func (y *history) callTarget(o operation) {
 		y.begin(unpublish(o.volume(), o.number(2)), w, nil)
 		return
 	}
-	ask := func() *state.Target { return &state.Target{Path: path, Capability: w.capability, ReadOnly: w.readOnly} }
+	ask := func() *state.Target {
+		return &state.Target{Path: path, Capability: w.capability, ReadOnly: w.readOnly, Context: y.context(o.volume())}
+	}
 	y.begin(request{o.volume(), state.TargetPart(path), func(v *state.Volume) error { return v.AskPublish(ask(), stagePath(o.volume()), time.Now()) }}, w,
 		func(v *state.Volume) bool {
 			t := v.Targets[path]
@@ -230,6 +250,16 @@ func (y *history) callTarget(o operation) {
 
 func (y *history) callSize(o operation) {
 	y.begin(resize(o.volume(), int64(o.number(2))*gib), howOf(o[3:]), nil)
+}
+
+// context is what a caller says of a volume.
+func (y *history) context(id string) (context map[string]string) {
+	y.k.with(func() {
+		if v := y.k.volumes[id]; v != nil && v.layer != nil {
+			context = layerContext()
+		}
+	})
+	return context
 }
 
 // begin makes a call in the background.
@@ -248,6 +278,13 @@ func (y *history) begin(r request, w how, stands func(*state.Volume) bool) {
 
 // ensure is one request, and the judgement of its answer.
 func (y *history) ensure(ctx context.Context, p *process, r request, w how, stands func(*state.Volume) bool) error {
+	edit := r.edit
+	r.edit = func(v *state.Volume) error {
+		if w.key != "" {
+			p.r.Remember(r.id, map[string]string{layerKey: w.key})
+		}
+		return edit(v)
+	}
 	a := y.ask(r, stands)
 	began := time.Now()
 	err := p.r.Ensure(ctx, r.id, r.part, a.edit)
@@ -394,19 +431,6 @@ func (y *history) turnReadOnly(o operation) {
 	})
 }
 
-// mountedAnywhere reports whether the file system of a volume is mounted. The
-// caller holds mu.
-func (k *fakeKernel) mountedAnywhere(v *fakeVolume) bool {
-	for _, stack := range k.mounts {
-		for _, m := range stack {
-			if v.device != nil && m.Device == v.device.number && !m.Node {
-				return true
-			}
-		}
-	}
-	return false
-}
-
 func (y *history) dirty(o operation) {
 	y.tamper(o.volume(), func(v *fakeVolume) []string {
 		v.contents.NeedsCheck = v.contents.Kind == state.ContentsFilesystem
@@ -417,6 +441,33 @@ func (y *history) dirty(o operation) {
 func (y *history) losetupD(o operation) {
 	y.tamper(o.volume(), func(v *fakeVolume) []string {
 		y.k.losetupD(v)
+		return nil
+	})
+}
+
+func (y *history) layerD(o operation) {
+	y.tamper(o.volume(), func(v *fakeVolume) []string {
+		if v.open() {
+			v.layer.device.detaching = true
+			y.k.autoclear(v)
+		}
+		return nil
+	})
+}
+
+func (y *history) unplug(o operation) {
+	y.tamper(o.volume(), func(v *fakeVolume) []string {
+		v.unplug()
+		return nil
+	})
+}
+
+// swap leaves what nobody has seen yet beneath an open layer.
+func (y *history) swap(o operation) {
+	y.tamper(o.volume(), func(v *fakeVolume) []string {
+		if !v.open() || v.first != "" {
+			v.swap()
+		}
 		return nil
 	})
 }
@@ -475,7 +526,7 @@ func (y *history) podBack(o operation) { y.gone.set("/pods/"+o[1]+"/", false) }
 func (y *history) addFault(o operation) {
 	f := &fault{op: op(o[1]), times: o.number(5), err: errBoom, takes: o.duration(6), key: o[2]}
 	switch f.op {
-	case opMount, opBind, opBindDevice, opSetAttributes, opUnmount, opRemove, opRenew, opLook:
+	case opMount, opMountSource, opBind, opBindDevice, opSetAttributes, opUnmount, opRemove, opRenew, opLook:
 		f.key = pathOf(o[2], o.number(3))
 	}
 	switch o[4] {
@@ -493,6 +544,9 @@ func (y *history) addFault(o operation) {
 		f.hang = make(chan struct{})
 	case "late":
 		f.hang, f.deaf, f.late = make(chan struct{}), true, true
+	}
+	if f.op == opMountSource { // it comes back at its deadline
+		f.deaf, f.late = false, false
 	}
 	if f.op.reads() && f.mode != fails {
 		f.mode = works

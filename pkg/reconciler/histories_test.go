@@ -120,6 +120,12 @@ func TestHistoriesOfFaults(t *testing.T) {
 		"a device on its way out that lacks a growth was taken for a truncated volume":        "volume a blank; fault grow-device a 2 halfway 3 0s; stage a; grow a 4; losetup-d a",
 		"a stage that was not accepted took the device from under a target of no record":      "delays 798042002; volume a blank; publish a 3 block; unpublish a 1; stage a block; sleep 200ms; kill; lose-store; unstage a; stage a",
 		"the judge took a look that came after an answer for the one that it was of":          "volume b blank; stage b xfs; fault probe b 2 idles 3 8ns; stage b xfs; cover b 0; await",
+		"a layer that strayed was closed beneath a target of no record":                       "volume a blank layer; stage a block; publish a 2 block; unplug a; stop; lose-store; stage a",
+		"a layer that strayed was closed beneath its view":                                    "volume a blank layer; stage a block; publish a 2 block ro; unplug a; unpublish a 2; sleep 1s; unstage a",
+		"a stage was adopted whose device was on its way out beneath a layer":                 "volume a blank layer; stage a block; losetup-d a; kill; lose-store; publish a 2 block",
+		"the making of a layer went on for a read-only stage":                                 "volume b blank layer; fault end-format b 0 crashes 2 0s; stage b; stage b ro",
+		"a wrong key was tried over and over on a layer on its way out":                       "volume b blank layer; stage b; stage b badkey; layer-d b",
+		"an open layer on a device that does not bear it was told to be held":                 "delays 140627056; volume a blank layer; stage a block; sleep 80ms; swap a; unstage a; stage a block",
 		"a volume was formatted that a target of no record showed":                            "volume b blank; stage b block; publish b 3 block ro; stop; lose-store; stage b",
 	} {
 		t.Run(fault, func(t *testing.T) { replay(t, text) })

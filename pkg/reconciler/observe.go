@@ -97,9 +97,10 @@ func (r *Reconciler) observeAlone(ctx context.Context, want *state.Volume) (stat
 			have.Elsewhere.Mount.Options = r.kernel.Mounts.Options(have.Elsewhere.Mount)
 		}
 	}
-	if s := want.Stage; s == nil || s.Gone || stands(have.View) || s.ReadOnly != have.Device.ReadOnly {
+	wrong := func(e state.Element) bool { return e.Device.Stray || e.Device.ReadOnly != want.Stage.ReadOnly } // so that it may be taken down
+	if s := want.Stage; s == nil || s.Gone || stands(have.View) || slices.ContainsFunc(have.Stack(), wrong) {
 		for _, d := range devicesOf(&have) {
-			if err := r.boundElsewhere(ctx, want, d); err != nil {
+			if err := r.boundElsewhere(ctx, want, d, mayHaveCopies(want)); err != nil {
 				return have, err
 			}
 		}
@@ -128,13 +129,13 @@ func devicesOf(have *state.Actual) []*state.Device {
 // boundElsewhere takes a device for held whose node is bound where the record
 // has no target: whoever lost the record has not lost the mount, and the number
 // must not become another volume's beneath it. That there is no such bind in this
-// mount namespace is known without a look at the mount table, which is all that
-// the end of a mounted stage asks.
-func (r *Reconciler) boundElsewhere(ctx context.Context, want *state.Volume, d *state.Device) error {
+// mount namespace, be it covered, is known without a look at the mount table. Copies of one in
+// other mount namespaces are found only by a look at the mount tables of them all.
+func (r *Reconciler) boundElsewhere(ctx context.Context, want *state.Volume, d *state.Device, copies bool) error {
 	if !standsOrStrays(*d) {
 		return nil
 	}
-	if s := want.Stage; s != nil && s.Gone && s.Capability.Access == state.MountAccess && r.kernel.Bound != nil {
+	if !copies && r.kernel.Bound != nil {
 		if bound, err := r.kernel.Bound(d.Number); err == nil && !bound {
 			return nil
 		}
@@ -153,6 +154,12 @@ func (r *Reconciler) boundElsewhere(ctx context.Context, want *state.Volume, d *
 	return nil
 }
 
+// mayHaveCopies reports whether other mount namespaces may have copies of binds of the
+// device's node: that of a mounted stage was never shown to anybody.
+func mayHaveCopies(want *state.Volume) bool {
+	return want.Stage == nil || want.Stage.Capability.Access != state.MountAccess
+}
+
 // stands reports whether there is a device of the plugin's, be it on its way out.
 func stands(d state.Device) bool {
 	return d.State == state.DeviceAttached || d.State == state.DeviceDetaching
@@ -167,7 +174,7 @@ func (r *Reconciler) observe(ctx context.Context, want *state.Volume) (have stat
 	if have, err = r.stack(ctx, want); err != nil {
 		return have, err
 	}
-	if stands(have.Device) {
+	if standsOrStrays(have.Device) {
 		if have.View, err = r.kernel.Views.FindView(ctx, have.Device); err != nil {
 			return have, err
 		}
@@ -184,7 +191,9 @@ func (r *Reconciler) observe(ctx context.Context, want *state.Volume) (have stat
 	for path := range want.Targets {
 		have.Targets[path] = r.look(ctx, path)
 	}
-	have.Unfit = r.unfit(want, have)
+	if have.Unfit = r.unfit(want, have); want.Stage != nil && want.Stage.Inline != nil && makePlan(want, have).asks {
+		have.Owner = r.owner(ctx, want)
+	}
 	if readContents(want, have) {
 		mountpoint := ""
 		if len(have.Stage.Mounts) > 0 && have.Stage.Mounts[0].Is(have.Device.Number) && !have.Stage.Mounts[0].Corrupt {
@@ -281,7 +290,7 @@ func (r *Reconciler) stack(ctx context.Context, want *state.Volume) (have state.
 	}
 	if r.isLocked(want.ID) {
 		for _, d := range devicesOf(&have) {
-			d.NeedsSecret = d.NeedsSecret || !stands(*d)
+			d.NeedsSecret = true
 		}
 	}
 	return have, nil

@@ -20,6 +20,11 @@ const (
 	Release        Action = "release"         // take copies of the stage out of other mount namespaces
 	DetachView     Action = "detach-view"     // detach the read-only device over the device
 	Detach         Action = "detach"          // detach the device
+	AdoptInline    Action = "adopt-inline"    // an inline volume that ends, and that no record explained
+	RemoveStage    Action = "remove-stage"    // delete the empty staging directory of an inline volume
+	DeleteVolume   Action = "delete-volume"   // delete an inline volume with its data
+	LeaveVolume    Action = "leave-volume"    // leave an inline volume of which nothing is known now to the sweep
+	CreateVolume   Action = "create-volume"   // have an inline volume made, or found as asked
 	Adopt          Action = "adopt"           // a stage that stands and that no intent explained
 	Choose         Action = "choose"          // the type of file system that a stage leaves open
 	Attach         Action = "attach"          // attach the device, or reclaim one that is going away
@@ -86,7 +91,9 @@ type Plan struct {
 // no clock, no globals; the same input gives the same plan. The steps come in
 // the order pods, stage, device for what must go, then device, stage, pods for
 // what must come.
-func MakePlan(want *state.Volume, have state.Actual) Plan {
+func MakePlan(want *state.Volume, have state.Actual) Plan { return makePlan(want, have).plan }
+
+func makePlan(want *state.Volume, have state.Actual) *planner {
 	p := newPlanner(want, have)
 	for _, path := range want.TargetPaths() {
 		if t := want.Targets[path]; t.Gone {
@@ -96,7 +103,8 @@ func MakePlan(want *state.Volume, have state.Actual) Plan {
 	p.dropIdleView()
 	if s := want.Stage; s != nil {
 		if s.Gone {
-			p.say(state.StagePart(), p.unstage(s))
+			p.say(state.StagePart(), p.end(s))
+			p.awaitEnd(s)
 		} else {
 			p.say(state.StagePart(), p.stage(s))
 		}
@@ -111,7 +119,7 @@ func MakePlan(want *state.Volume, have state.Actual) Plan {
 			p.say(state.TargetPart(path), p.publish(t))
 		}
 	}
-	return p.plan
+	return p
 }
 
 // PartProblem is a problem and the part that it stands in the way of.
@@ -148,6 +156,7 @@ type planner struct {
 	stack    []state.Element // of have
 	plan     Plan
 	clearing bool // targets are unbound so that a broken file system can be mounted anew
+	asks     bool // the plan depends on the owner of an inline volume
 }
 
 // newPlanner returns a planner to which what was not looked at is what could not

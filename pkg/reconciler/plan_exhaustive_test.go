@@ -29,6 +29,7 @@ func TestPlanForEveryState(t *testing.T) {
 		{"device, contents and stage", planDeviceWorlds},
 		{"stage and targets", planTargetWorlds},
 		{"source and layer", planLayerWorlds},
+		{"mount source", planSourceWorlds},
 	} {
 		t.Run(walk.name, func(t *testing.T) {
 			t.Parallel()
@@ -362,7 +363,7 @@ var planStepRules = map[reconciler.Action]planStepRule{
 	}},
 	reconciler.CreateLayer: {"create-layer needs a blank source with the mark", func(c *planCase, part state.Part) string {
 		if d := c.have.Device; !d.Unmade {
-			return firstOf(!c.layered() || !c.source().Attached(), "no source", !c.source().Formatting, "without the mark", !d.Fresh || c.open(), "the layer is in use, or not new")
+			return firstOf(!c.layered() || !c.source().Attached(), "no source", !c.source().Formatting, "without the mark", c.source().ReadOnly || c.want.Stage == nil || c.want.Stage.ReadOnly, "nothing is to be written", !d.Fresh || c.open(), "the layer is in use, or not new")
 		}
 		return firstOf(c.whyNotMake() != "", c.whyNotMake(), !c.source().Formatting, "without the mark", !blankKind(c.have.Beneath.Kind), "the source is not blank")
 	}},
@@ -436,7 +437,7 @@ var planStepRules = map[reconciler.Action]planStepRule{
 		t, m := c.want.Targets[part.Path], c.have.Targets[part.Path]
 		return firstOf(
 			t == nil || t.Gone, "the target is not wanted",
-			notSeen(m) || len(m.Mounts) == 0 || !wholeOf(m.Mounts[0], c.have.Device.Number), "the top mount is not the volume's",
+			notSeen(m) || len(m.Mounts) == 0 || !c.whole(m.Mounts[0]), "the top mount is not the volume's",
 			t != nil && c.targetStands(t), "the target is as asked")
 	}},
 	reconciler.AttachView: {"attach-view needs an attached writable device and a target that wants it", func(c *planCase, part state.Part) string {
@@ -455,25 +456,40 @@ var planStepRules = map[reconciler.Action]planStepRule{
 			c.have.Device.Raw, "it has the mark")
 	}},
 	reconciler.Bind: {"bind needs the stage to stand and a free target that may be made", func(c *planCase, part state.Part) string {
-		t, m := c.want.Targets[part.Path], c.have.Targets[part.Path]
+		t := c.want.Targets[part.Path]
 		if t == nil || t.Gone {
 			return "the target is not wanted"
 		}
 		return firstOf(
-			!c.stageWanted() || !c.stageStands(), "the stage does not stand",
-			!freePath(m, fileFor(t)), "the target is not free",
-			m.File == state.NoFile && t.Accepted && !t.Asked, "a removed target is made again though nobody asks",
+			c.sourced(), "there is nothing to bind",
+			c.whyNotTarget(t) != "", c.whyNotTarget(t),
 			c.wantsView(t) && c.have.View.State != state.DeviceAttached, "there is no view",
 			c.takesRawWrites(t) && !c.have.Device.Raw, "nothing would remember that it was written raw",
 			c.numberChanged(t), "the pod knows another number")
 	}},
+	reconciler.MountSource: {"mount-source needs a source, the stage to stand and a free target that may be made", func(c *planCase, part state.Part) string {
+		t := c.want.Targets[part.Path]
+		if t == nil || t.Gone {
+			return "the target is not wanted"
+		}
+		return firstOf(!c.sourced(), "it has a device", c.whyNotTarget(t) != "", c.whyNotTarget(t))
+	}},
+}
+
+// whyNotTarget says why nothing must be mounted at a target that is wanted.
+func (c *planCase) whyNotTarget(t *state.Target) string {
+	m := c.have.Targets[t.Path]
+	return firstOf(
+		!c.stageWanted() || !c.stageStands(), "the stage does not stand",
+		!freePath(m, fileFor(t)), "the target is not free",
+		m.File == state.NoFile && t.Accepted && !t.Asked, "a removed target is made again though nobody asks")
 }
 
 // whyNotMake says why no layer must be made on the source.
 func (c *planCase) whyNotMake() string {
 	s, d := c.want.Stage, c.source()
 	return firstOf(
-		!c.layered() || !c.stageWanted() || !c.have.Device.Unmade, "no layer is to be made",
+		!c.layered() || !c.stageWanted() || !c.have.Device.Unmade || c.open(), "no layer is to be made",
 		s != nil && s.ReadOnly || d.ReadOnly, "nothing is to be written",
 		d.State != state.DeviceAttached || d.Missing || d.Err != nil, "no source is attached",
 		c.stranger(), "it is another device than the stage was seen with",
@@ -561,7 +577,8 @@ var planStateRules = []struct {
 			if part.Kind == state.TargetKind {
 				m = c.have.Targets[part.Path]
 			}
-			dark := unseen(m) || c.unknown() && (part.Kind != state.TargetKind || !intent.Gone || len(m.Mounts) > 0)
+			record := c.sourced() && part == state.StagePart() && c.stageWanted() // nothing stands at its path
+			dark := unseen(m) && !record || c.unknown() && (part.Kind != state.TargetKind || !intent.Gone || len(m.Mounts) > 0)
 			if dark && v.Settled {
 				return part.String() + " is settled in the dark"
 			}
@@ -601,6 +618,18 @@ var planStateRules = []struct {
 			}
 			if !c.asked() {
 				return step.String() + " unasked"
+			}
+		}
+		return ""
+	}},
+	{"what is mounted from a source has steps at its paths only", func(c *planCase) string {
+		for _, step := range c.plan.Steps {
+			switch step.Action {
+			case reconciler.Unbind, reconciler.RemoveTarget, reconciler.Unmount, reconciler.MountSource, reconciler.SetAttributes:
+			default:
+				if c.sourced() {
+					return step.String()
+				}
 			}
 		}
 		return ""
@@ -803,9 +832,20 @@ func mountOf(m state.Mount, n state.DeviceNumber) bool {
 
 func wholeOf(m state.Mount, n state.DeviceNumber) bool { return mountOf(m, n) && !m.Node }
 
+// sourced reports whether the volume is mounted from a source and has no device.
+func (c *planCase) sourced() bool { return c.have.Source != nil }
+
+// whole reports whether a mount is all of the file system that targets show.
+func (c *planCase) whole(m state.Mount) bool {
+	if c.sourced() {
+		return m.FSType == planSource.FSType && m.Source == planSource.Source && m.Root == "/"
+	}
+	return wholeOf(m, c.have.Device.Number)
+}
+
 // shows reports whether a mount is one of the volume.
 func (c *planCase) shows(m state.Mount) bool {
-	return mountOf(m, c.have.Device.Number) || mountOf(m, c.have.View.Number)
+	return c.sourced() && c.whole(m) || mountOf(m, c.have.Device.Number) || mountOf(m, c.have.View.Number)
 }
 
 // showsAt is shows at a target, nil for the staging path. A node that the
@@ -927,7 +967,7 @@ func attributesMet(a state.Attributes, readOnly bool, flags ...string) bool {
 
 func (c *planCase) deviceStands() bool {
 	d := c.have.Device
-	if c.layered() && (d.State != state.DeviceAttached || d.Err != nil || d.Size < d.Capacity || d.ReadOnly != c.want.Stage.ReadOnly || c.source().Formatting) {
+	if c.layered() && (d.State != state.DeviceAttached || d.Unmade || d.Err != nil || d.Size < d.Capacity || d.ReadOnly != c.want.Stage.ReadOnly || c.source().Formatting) {
 		return false
 	}
 	return c.sourceStands()
@@ -936,6 +976,9 @@ func (c *planCase) deviceStands() bool {
 // stageStands reports whether the wanted stage is exactly as asked.
 func (c *planCase) stageStands() bool {
 	s, mounts := c.want.Stage, c.have.Stage.Mounts
+	if c.sourced() {
+		return !c.sourceCause()
+	}
 	if !c.deviceStands() || c.wantsBlock() {
 		return c.deviceStands() && !c.rawCause()
 	}
@@ -959,7 +1002,7 @@ func (c *planCase) targetStands(t *state.Target) bool {
 			(!c.takesRawWrites(t) || c.have.Device.Raw)
 	}
 	s := c.want.Stage
-	return wholeOf(top, c.have.Device.Number) && !top.Corrupt &&
+	return c.whole(top) && !top.Corrupt &&
 		attributesMet(top.Attributes, s.ReadOnly || t.ReadOnly, append(slices.Clone(s.Capability.Flags), t.Capability.Flags...)...)
 }
 
@@ -974,7 +1017,7 @@ func (c *planCase) holds(part state.Part) bool {
 		return !notSeen(c.have.Stage) && !c.somewhere(c.showsAt) && !c.someTargetUnseen() && c.have.View.State == state.DeviceAbsent &&
 			!(c.layered() && (c.open() || c.have.Device.State == state.DeviceUnknown)) && (d.State == state.DeviceAbsent || d.State == state.DeviceForeign)
 	case state.SizeKind:
-		if !c.stageWanted() || !c.stageStands() || d.Size < c.want.Size.Bytes {
+		if !c.stageWanted() || !c.stageStands() || c.sourced() || d.Size < c.want.Size.Bytes {
 			return false
 		}
 		return c.wantsBlock() || !c.contentsUnseen() && (!f.Growable || c.want.Size.Accepted && (!f.GrowsMounted || c.want.Stage.ReadOnly))
@@ -1006,6 +1049,9 @@ func (c *planCase) leftBehind(part state.Part) bool {
 func (c *planCase) hasCause(part state.Part) bool {
 	switch part.Kind {
 	case state.StageKind:
+		if c.stageWanted() && c.sourced() {
+			return c.sourceCause()
+		}
 		if c.stageWanted() {
 			return c.withheld() || c.deviceCause() || c.layered() && c.layerCause() || c.wantsBlock() && c.rawCause() || !c.wantsBlock() && (c.mountCause() || c.broken() && c.brokenCause() || len(c.have.Stage.Mounts) == 0 && c.contentsCause())
 		}
@@ -1015,7 +1061,7 @@ func (c *planCase) hasCause(part state.Part) bool {
 			d.State == state.DeviceDetaching || (d.State == state.DeviceAttached || d.Stray) && d.Held
 	case state.SizeKind:
 		f := c.have.Contents
-		return !c.stageWanted() || !c.wantsBlock() && (c.contentsUnseen() || f.Growable && (c.want.Stage.ReadOnly || !f.GrowsMounted))
+		return !c.stageWanted() || c.sourced() || !c.wantsBlock() && (c.contentsUnseen() || f.Growable && (c.want.Stage.ReadOnly || !f.GrowsMounted))
 	}
 	t, m := c.want.Targets[part.Path], c.have.Targets[part.Path]
 	switch {
@@ -1037,7 +1083,7 @@ func (c *planCase) rightKind(t *state.Target, m state.Mount) bool {
 	if t.Capability.Access == state.BlockAccess {
 		return m.Node
 	}
-	return wholeOf(m, c.have.Device.Number)
+	return c.whole(m)
 }
 
 // fileFor is what a target is made as.
@@ -1056,6 +1102,12 @@ func (c *planCase) deviceCause() bool {
 		d.State == state.DeviceAttached && d.ReadOnly != s.ReadOnly && (inUse || c.layered() && c.open() && c.have.Device.NeedsSecret)
 }
 
+// sourceCause tells why a volume cannot be mounted from its source.
+func (c *planCase) sourceCause() bool {
+	d := c.have.Device
+	return d.Err != nil || d.Missing || c.wantsBlock() || c.want.Stage.Capability.FSType != planSource.FSType
+}
+
 // layerCause tells why a layer cannot be had on its source.
 func (c *planCase) layerCause() bool {
 	s, d, source := c.want.Stage, c.have.Device, c.source()
@@ -1067,8 +1119,8 @@ func (c *planCase) layerCause() bool {
 		return true
 	case d.Unmade:
 		b := c.have.Beneath
-		return source.Formatted != "" || source.Raw || source.Held || s.ReadOnly || c.remembers() || b.Err != nil || b.Kind == state.ContentsUnread || !source.Formatting && !blankKind(b.Kind)
-	case source.Formatting && (!d.Fresh || c.open() && (inUse || d.NeedsSecret)):
+		return c.open() || source.Formatted != "" || source.Raw || source.Held || s.ReadOnly || c.remembers() || b.Err != nil || b.Kind == state.ContentsUnread || !source.Formatting && !blankKind(b.Kind)
+	case source.Formatting && (!d.Fresh || s.ReadOnly || c.open() && (inUse || d.NeedsSecret)):
 		return true
 	}
 	return d.ReadOnly != s.ReadOnly && inUse
@@ -1151,6 +1203,13 @@ type planWorld struct {
 	device   deviceWorld
 	contents contentsWorld // of the device, whether it can be read now or not
 	layer    layerWorld    // on the device, and then contents and mounts are of the layer's
+	source   sourceWorld
+}
+
+// sourceWorld is what a volume without a device is mounted from.
+type sourceWorld struct {
+	wanted bool
+	other  bool // the stage asks for another type of file system
 }
 
 // layerWorld is a layer of the volume.
@@ -1312,7 +1371,8 @@ const (
 	wholeMount
 	subMount
 	nodeMount
-	otherMount // of no block device
+	otherMount  // of no block device
+	sourceMount // of the volume's source
 )
 
 const (
@@ -1324,6 +1384,8 @@ const (
 var (
 	planPaths = [2]string{planPathA, planPathB}
 	planFirst = state.TargetPart(planPathA)
+
+	planSource = state.Source{FSType: "nfs4", Source: "server:/export"}
 
 	errPlanNow  = errors.New("input/output error")
 	errPlanPath = state.Errorf(state.InvalidArgument, "a symbolic link")
@@ -1349,7 +1411,7 @@ func (w *planWorld) look() planCase {
 		}
 		path := planPaths[i]
 		c.want.Targets[path] = &state.Target{
-			Path: path, Capability: planCapability(t.block, t.noDev), ReadOnly: t.readOnly, Device: t.remembers.number(),
+			Path: path, Capability: planCapability(t.block, t.noDev), ReadOnly: t.readOnly, SeenDevice: state.SeenDevice{Device: t.remembers.number()},
 			Intent: state.Intent{Gone: t.want == wantGone, Withdrawn: t.withdrawn, Accepted: t.accepted, Asked: t.asked},
 		}
 		if t.at.err != errUnlooked {
@@ -1365,6 +1427,9 @@ func (w *planWorld) look() planCase {
 	w.lookAtDevice(&c)
 	if w.layer.wanted {
 		w.lookAtLayer(&c)
+	}
+	if w.source.wanted {
+		w.lookAtSource(&c)
 	}
 	c.parts = c.want.Parts()
 	c.plan = reconciler.MakePlan(c.want, c.have)
@@ -1444,7 +1509,7 @@ func (w *planWorld) lookAtLayer(c *planCase) {
 	d := state.Device{State: l.state.state(), NeedsSecret: l.locked, Missing: source.Missing, Identity: source.Identity, Err: source.Err}
 	stands := l.state == isAttached || l.state == isDetaching
 	if source.Attached() {
-		d.Unmade = !l.made && !stands && !l.stray
+		d.Unmade = !l.made && !l.stray
 		d.Fresh = l.made && l.stamped
 	}
 	d.Formatting, d.Raw = d.Fresh, source.Raw && !d.Fresh
@@ -1464,6 +1529,17 @@ func (w *planWorld) lookAtLayer(c *planCase) {
 		c.have.Beneath = contentsWorld{kind: l.beneath}.look()
 	}
 	c.have.Device = d
+}
+
+// lookAtSource puts a source in the place of what was looked at as the device.
+func (w *planWorld) lookAtSource(c *planCase) {
+	d := c.have.Device
+	if c.have.Device = (state.Device{State: d.State, Missing: d.Missing, Err: d.Err}); d.State != state.DeviceUnknown {
+		c.have.Source = &planSource
+	}
+	if s := c.want.Stage; s != nil && s.Capability.Access == state.MountAccess && !w.source.other {
+		s.Capability.FSType = planSource.FSType
+	}
 }
 
 // mountedElsewhere reports whether a target of the volume shows its file system.
@@ -1548,6 +1624,8 @@ func (m mountWorld) look() state.Mount {
 	}
 	look := state.Mount{Device: m.of.number(), FSType: "ext4", Source: "/dev/loop", Root: "/", SuperReadOnly: m.superReadOnly, Corrupt: m.corrupt}
 	switch {
+	case m.kind == sourceMount:
+		look.FSType, look.Source = planSource.FSType, planSource.Source
 	case m.kind == nodeMount:
 		look.Node, look.FSType, look.Root = true, "devtmpfs", "/loop"
 	case m.kind == subMount:
@@ -1680,6 +1758,8 @@ func (w planWorld) after(step reconciler.Step) planWorld {
 			kind: wholeMount, of: stage.of, superReadOnly: stage.superReadOnly,
 			readOnly: s.readOnly || t.readOnly, noDev: stage.noDev || s.noDev || t.noDev,
 		})
+	case reconciler.MountSource:
+		t.at.push(fileEmptyDirectory, mountWorld{kind: sourceMount, readOnly: s.readOnly || t.readOnly, noDev: s.noDev || t.noDev})
 	}
 	return w
 }
@@ -1707,6 +1787,7 @@ var (
 	mountedView = mountWorld{kind: wholeMount, of: theView}
 	mountedDisk = mountWorld{kind: wholeMount, of: otherDevice}
 	mountedTmp  = mountWorld{kind: otherMount}
+	mountedFrom = mountWorld{kind: sourceMount}
 	boundNode   = mountWorld{kind: nodeMount, of: theDevice}
 	boundView   = mountWorld{kind: nodeMount, of: theView}
 	boundOld    = mountWorld{kind: nodeMount, of: olderDevice}
@@ -1926,7 +2007,7 @@ func planLayerWorlds(yield func(planWorld) bool) {
 	layers := []layerWorld{
 		{state: isUnlooked}, {state: isForeign}, {state: isForeign, stray: true}, {state: isForeign, stray: true, held: true}, {state: isForeign, stray: true, made: true},
 		{beneath: holdsNothing}, {beneath: holdsExt4}, {beneath: holdsOther}, {beneath: holdsUnreadable}, {beneath: holdsUnlooked}, {beneath: holdsUnproven}, {locked: true},
-		{made: true}, {made: true, stamped: true}, {made: true, locked: true}, {made: true, state: isDetaching},
+		{made: true}, {made: true, stamped: true}, {made: true, locked: true}, {made: true, state: isDetaching}, {state: isAttached},
 	}
 	for _, l := range []layerWorld{{made: true, state: isAttached}, {made: true, state: isAttached, stamped: true}} {
 		readOnly, held, short, locked := l, l, l, l
@@ -1949,6 +2030,36 @@ func planLayerWorlds(yield func(planWorld) bool) {
 							}
 							if i > 2 || layer.state != isAttached || stage.want != wantThere {
 								break // the rest is not read, or tells nothing new
+							}
+						}
+					}
+				}
+			}
+		}
+	}
+}
+
+// planSourceWorlds ranges over everything that the stage and the targets of a volume
+// without a device can be.
+func planSourceWorlds(yield func(planWorld) bool) {
+	readOnly, noDev, sick := mountedFrom, mountedFrom, mountedFrom
+	readOnly.readOnly, noDev.noDev, sick.corrupt = true, true, true
+	places := append(slices.Clone(unmounted), placesOf(fileEmptyDirectory,
+		[2]mountWorld{mountedFrom}, [2]mountWorld{readOnly}, [2]mountWorld{noDev}, [2]mountWorld{sick}, [2]mountWorld{mountedTmp}, [2]mountWorld{mountedDisk}, [2]mountWorld{boundDisk},
+		[2]mountWorld{mountedFrom, mountedFrom}, [2]mountWorld{sick, mountedFrom}, [2]mountWorld{mountedTmp, mountedFrom}, [2]mountWorld{mountedFrom, mountedTmp},
+	)...)
+	bound := placeWorld{file: fileEmptyDirectory, mounts: [2]mountWorld{mountedFrom}}
+	seconds := []targetWorld{{}, {want: wantThere, accepted: true, at: bound}, {want: wantThere, at: placeWorld{err: errNow}}, {want: wantGone, at: bound}}
+	for _, stage := range stageWishes[:9] { // it remembers nothing
+		for _, source := range []sourceWorld{{wanted: true}, {wanted: true, other: true}} {
+			for _, device := range []deviceWorld{{}, {missing: true}, {unread: true}, {state: isUnlooked, view: isUnlooked}} {
+				for _, at := range []placeWorld{{file: fileEmptyDirectory}, {err: errNow}, {err: errUnlooked}, bound, {file: fileEmptyDirectory, mounts: [2]mountWorld{mountedTmp, mountedFrom}}} {
+					for _, first := range targetWorldsAt(stage.block, places) {
+						for i, second := range seconds {
+							second.block = stage.block
+							w := planWorld{stage: stage, at: at, targets: [2]targetWorld{first, second}, size: sizeWorld{want: i == 1}, device: device, source: source}
+							if !yield(w) {
+								return
 							}
 						}
 					}
@@ -1986,6 +2097,13 @@ func targetStages(stage stageWorld) []placeWorld {
 
 // targetWorlds returns every target of one access type.
 func targetWorlds(block bool) []targetWorld {
+	if block {
+		return targetWorldsAt(block, nodePlaces)
+	}
+	return targetWorldsAt(block, targetPlaces)
+}
+
+func targetWorldsAt(block bool, places []placeWorld) []targetWorld {
 	var wishes []targetWorld
 	for _, readOnly := range []bool{false, true} {
 		t := targetWorld{want: wantThere, block: block, readOnly: readOnly}
@@ -2006,9 +2124,7 @@ func targetWorlds(block bool) []targetWorld {
 	withdrawn := gone
 	withdrawn.withdrawn = true
 	wishes = append(wishes, gone, withdrawn)
-	places := targetPlaces
 	if block {
-		places = nodePlaces
 		for gone.remembers = theDevice; gone.remembers <= olderDevice; gone.remembers++ {
 			wishes = append(wishes, gone)
 		}

@@ -57,8 +57,12 @@ func (p *planner) layer(s *state.Stage, i int) Verdict {
 		return stuck(state.FailedPrecondition, "the volume's layer %s is used by %s, which the plugin did not open: close that first", name, d.Holder)
 	case d.NeedsSecret && (d.State != state.DeviceAttached || d.Size < d.Capacity):
 		return p.secretless(i)
+	case d.Unmade && stands(d):
+		return stuck(state.FailedPrecondition, "the volume's layer %s is open (%s), and the device beneath%s does not bear it any more: its data was swapped or destroyed. Put the right data back; or, to take what is there, unpublish and unstage the volume and stage it again", name, d.Path, nodeOf(lower))
 	case d.Unmade:
 		return p.create(s, i)
+	case lower.Formatting && d.Fresh && s.ReadOnly:
+		return stuck(state.FailedPrecondition, "making the volume's layer %s was interrupted and read-only access was asked for: stage it once for writing", name)
 	case lower.Formatting && d.Fresh && !stands(d): // making it was interrupted at its very end
 		return p.doOn(name, CreateLayer, state.StagePart())
 	case lower.Formatting && d.Fresh && !p.shown():

@@ -15,6 +15,9 @@ func (p *planner) stage(s *state.Stage) Verdict {
 	if err := p.have.Unfit[state.StagePart()]; err != nil {
 		return unseen(err)
 	}
+	if v := p.inline(s); !v.Settled {
+		return v
+	}
 	if p.unknownDevice() {
 		return p.unseenDevice()
 	}
@@ -247,8 +250,9 @@ func (p *planner) keepMounted(s *state.Stage) Verdict {
 // a growth was interrupted and the device is to follow its backing.
 func adoptable(want *state.Volume, have state.Actual) bool {
 	p := newPlanner(want, have)
-	switch s, d := want.Stage, have.Device; {
-	case !d.Attached(), d.ReadOnly != s.ReadOnly, p.unknownDevice():
+	unlike := func(e state.Element) bool { return !e.Device.Attached() || e.Device.ReadOnly != want.Stage.ReadOnly }
+	switch s := want.Stage; {
+	case slices.ContainsFunc(p.stack, unlike), p.unknownDevice():
 		return false
 	case s.Capability.Access == state.BlockAccess:
 		return p.raw(s).Settled

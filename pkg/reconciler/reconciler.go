@@ -115,12 +115,14 @@ type Kernel struct {
 	// repairs, because kubelet removes those of pods that are gone.
 	Existing    Mounter
 	Directories Directories
+	// Inline has the inline ephemeral volumes; nil: there are none.
+	Inline *Inline
 	// Pods, when set, lets publishes of pods that are gone retire.
 	Pods Pods
 	// Holders names who holds a device, for error texts; it may be nil.
 	Holders func(ctx context.Context, device state.DeviceNumber) []string
-	// Bound reports whether the node of a device is bound anywhere, be it covered,
-	// without a look at the mount table; nil: only that look tells.
+	// Bound reports whether the node of a device is bound anywhere in this mount
+	// namespace, be it covered, without a look at the mount table; nil: only that look tells.
 	Bound func(device state.DeviceNumber) (bool, error)
 	// VolumeAt returns the volume that a device stands for, empty: none; nil: it is
 	// not known of any.
@@ -144,9 +146,6 @@ type Config struct {
 	Hook func(ctx context.Context, volume string, step Step, moment Moment) error
 	// Metrics, when set, counts steps, back-offs and repairs.
 	Metrics Metrics
-	// Retired, when set, is told of each volume of which a publish was ended
-	// because its pod was gone. It must not block.
-	Retired func(volume string)
 	// DetectOnly leaves what was lost as it is, until somebody asks for it.
 	DetectOnly bool
 	// Resync is how often a volume is looked at when nothing happens to it; 0: never.
@@ -169,7 +168,6 @@ type Reconciler struct {
 	kernel  Kernel
 	hook    func(context.Context, string, Step, Moment) error
 	metrics Metrics
-	retired func(string)
 	heals   bool
 	resync  time.Duration
 	queue   workqueue.TypedDelayingInterface[string]
@@ -177,11 +175,14 @@ type Reconciler struct {
 	random  func() float64 // in [0, 1), for jitter
 	claims  claims
 	secrets secrets
+	sweep   sweep
 
 	mu      sync.Mutex
 	volumes map[string]*volume
 	devices map[state.DeviceNumber]map[string]struct{} // volumes by the numbers of their devices
 	lost    map[string]chan struct{}                   // looks that nobody waits for any more, by volume
+	awaited map[string]chan struct{}                   // of volumes whose device is not there, see await
+	deaf    bool                                       // nobody tells of devices
 }
 
 // New returns a Reconciler that does nothing until Run. Every record of the
@@ -192,7 +193,6 @@ func New(cfg Config) *Reconciler {
 		kernel:  cfg.Kernel,
 		hook:    cfg.Hook,
 		metrics: cfg.Metrics,
-		retired: cfg.Retired,
 		heals:   !cfg.DetectOnly,
 		resync:  cfg.Resync,
 		queue:   workqueue.NewTypedDelayingQueue[string](),
@@ -201,6 +201,8 @@ func New(cfg Config) *Reconciler {
 		volumes: map[string]*volume{},
 		devices: map[state.DeviceNumber]map[string]struct{}{},
 		lost:    map[string]chan struct{}{},
+		awaited: map[string]chan struct{}{},
+		sweep:   sweep{look: make(chan struct{}, 1), gone: map[string]time.Time{}},
 	}
 	for _, v := range r.store.List() {
 		known := r.volume(v.ID)
@@ -246,6 +248,22 @@ func (r *Reconciler) Run(ctx context.Context) {
 func (r *Reconciler) Ensure(ctx context.Context, id string, part state.Part, edit func(*state.Volume) error) error {
 	w := r.register(id, part)
 	defer r.unregister(id, w)
+	return r.ensure(ctx, id, w, edit)
+}
+
+// EnsureSize is Ensure for the size of a volume, and returns the bytes that its
+// device had when that was seen to be as the edit asks.
+func (r *Reconciler) EnsureSize(ctx context.Context, id string, edit func(*state.Volume) error) (bytes int64, err error) {
+	w := r.register(id, state.SizePart())
+	defer r.unregister(id, w)
+	if err := r.ensure(ctx, id, w, edit); err != nil {
+		return 0, err
+	}
+	return w.bytes, nil
+}
+
+func (r *Reconciler) ensure(ctx context.Context, id string, w *waiter, edit func(*state.Volume) error) error {
+	part := w.part
 	var asked claim
 	record, err := r.store.Edit(id, func(v *state.Volume) error {
 		// A caller that has gone must not have its edit land after a later call's.
@@ -274,7 +292,7 @@ func (r *Reconciler) Ensure(ctx context.Context, id string, part state.Part, edi
 	if intent == nil {
 		return nil // the edit found nothing to ask for
 	}
-	r.arm(id, w, intent, intent != record.Intent(part))
+	r.arm(id, w, intent, intent != record.Intent(part), record.Stage.LivesFor(part.Path))
 	r.queue.Add(id)
 
 	early, stop := beforeDeadline(ctx)

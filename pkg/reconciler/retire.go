@@ -35,7 +35,11 @@ func (p *pass) retire(ctx context.Context, want *state.Volume) bool {
 		for _, path := range dead {
 			// A call that came meanwhile knows better.
 			if now := v.Targets[path]; now != nil && now.Revision == want.Targets[path].Revision {
-				if err := v.AskUnpublish(path, time.Now()); err != nil {
+				err := v.AskUnpublish(path, time.Now())
+				if v.Stage.LivesFor(path) && !v.Stage.Inline.Made { // which the sweep would not find
+					err = v.AskEnd(path, v.Stage.Path, time.Now())
+				}
+				if err != nil {
 					return err
 				}
 				retired = append(retired, path)
@@ -55,8 +59,8 @@ func (p *pass) retire(ctx context.Context, want *state.Volume) bool {
 			p.r.metrics.Retire()
 		}
 	}
-	if len(retired) > 0 && p.r.retired != nil {
-		p.r.retired(p.id)
+	if len(retired) > 0 {
+		p.r.sweep.soon()
 	}
 	return true // or the record has moved on
 }

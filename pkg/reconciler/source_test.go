@@ -33,6 +33,46 @@ func (m memory) Source(_ context.Context, v devices.Volume) (state.Source, bool,
 	return state.Source{FSType: "tmpfs", Source: "memory:" + v.ID, Options: []string{"size=1m"}, Deadline: 10 * time.Second}, true, nil
 }
 
+// A server that does not answer holds up nothing but its volume, and that no longer
+// than a mount of it may take.
+func TestMountSourceThatHangs(t *testing.T) {
+	bubble(t, func(h *harness) {
+		v := h.volume("v")
+		h.k.with(func() { v.source = true })
+		h.volume("w")
+		anyStage := func(s *state.Stage) { s.Capability.FSType = "" }
+		anyTarget := func(t *state.Target) { t.Capability.FSType = "" }
+		path := targetPath("v", 1)
+		h.ok(stage("v", anyStage), publish("v", 2, anyTarget))
+		hang := h.k.fault(&fault{op: opMountSource, key: path, times: -1, hang: make(chan struct{})})
+
+		h.refuse(h.within(10*time.Second, publish("v", 1, anyTarget)), state.DeadlineExceeded, "volume v", path, "step mount-source for target "+path+" has been running for 9s")
+		again := h.begin(publish("v", 1, anyTarget))
+		h.ok(stage("w"), publish("w", 1))
+		h.pending(again)
+		h.sleep(20 * time.Second)
+		h.pending(again)
+		if n := h.k.count(opMountSource, path); n != 1 {
+			t.Errorf("%d mounts while the first hangs", n)
+		}
+		h.sleep(33 * time.Second) // the deadline of the source has passed twice: the second caller had an attempt of its own
+		h.refuse(h.got(again), state.DeadlineExceeded, "volume v", "step mount-source for target "+path)
+		if n := h.k.count(opMountSource, path); n != 3 {
+			t.Errorf("%d attempts, want two and one after the back-off", n)
+		}
+		ended := h.begin(unpublish("v", 1))
+		h.pending(ended)
+		h.sleep(30 * time.Second)
+		if err := h.got(ended); err != nil {
+			t.Errorf("unpublished: %v", err)
+		}
+		hang.open()
+		h.ok(unpublish("v", 2), publish("v", 1, anyTarget))
+		h.atRest("v")
+		h.atRest("w")
+	})
+}
+
 // A volume that is mounted without a device is a record while it is staged, and
 // each target is a mount of its own, which is mounted again when it is lost and
 // taken away in the end.

@@ -70,8 +70,18 @@ func (r *Reconciler) do(ctx context.Context, step Step, want *state.Volume, have
 		return r.choose(want, have)
 	case Adopt:
 		return r.adopt(ctx, want, have)
+	case CreateVolume:
+		return r.createInline(ctx, want, have)
+	case AdoptInline:
+		return r.adoptInline(want, have)
+	case RemoveStage:
+		return k.Directories.Remove(ctx, s.Path)
+	case DeleteVolume:
+		return r.deleteInline(ctx, want, have)
+	case LeaveVolume:
+		return r.leaveInline(ctx, want, have.Owner.Err)
 	case Attach:
-		return k.Devices.Attach(ctx, r.spec(want), s.ReadOnly)
+		return r.attach(ctx, want)
 	case GrowDevice:
 		bytes := have.Stack()[0].Device.Capacity
 		if step.Part == state.SizePart() {
@@ -168,7 +178,8 @@ func (r *Reconciler) confirm(ctx context.Context, step Step, want *state.Volume,
 	}
 	unbound := *want
 	unbound.Targets = nil // they were seen not to show it
-	if err := r.boundElsewhere(ctx, &unbound, &now); err != nil {
+	// Copies elsewhere are of a bind here, which came no more than they since the look.
+	if err := r.boundElsewhere(ctx, &unbound, &now, false); err != nil {
 		return err
 	}
 	if now.Held {
@@ -347,7 +358,7 @@ func (r *Reconciler) release(ctx context.Context, want *state.Volume) error {
 		}
 	}
 	if err == nil {
-		err = r.boundElsewhere(ctx, want, &d)
+		err = r.boundElsewhere(ctx, want, &d, mayHaveCopies(want))
 	}
 	if err != nil || !d.Held {
 		return err

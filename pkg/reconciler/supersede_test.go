@@ -3,6 +3,7 @@ package reconciler
 import (
 	"cmp"
 	"context"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -45,6 +46,30 @@ func TestContradictingStage(t *testing.T) {
 		}
 		h.ok(stage("v", stageNoatime))
 		h.refuse(h.do(stage("v")), state.AlreadyExists, "staged already")
+	})
+}
+
+// What takes the place of an intent is not settled because that one was seen undone.
+func TestStatusOfWhatSupersedes(t *testing.T) {
+	bubble(t, func(h *harness) {
+		h.volume("v")
+		hang := h.k.hang(opFormat, "v", true)
+		h.refuse(h.within(time.Second, stage("v")), state.DeadlineExceeded)
+		h.refuse(h.within(time.Second, stage("v", stageNoatime)), state.DeadlineExceeded)
+		h.k.slow(opFind, "v", -1, time.Second)
+		hang.open()
+		for range 300 {
+			h.sleep(100 * time.Millisecond)
+			p := part(t, h.one(), "stage")
+			if h.k.with(func() {
+				if p.Is == Settled && strings.HasPrefix(p.Asked, "staged") && len(h.k.mounts[stagePath("v")]) == 0 {
+					t.Errorf("it is told as settled, and nothing is mounted: %+v", p)
+				}
+			}); t.Failed() {
+				return
+			}
+		}
+		h.atRest("v")
 	})
 }
 

@@ -47,6 +47,7 @@ func (r *Reconciler) forget(id string) {
 		v.have = state.Actual{} // of a device that nobody asks for
 		r.index(id, v)
 		delete(r.volumes, id)
+		delete(r.awaited, id)
 		r.secrets.forget(id)
 	}
 }
@@ -58,17 +59,6 @@ func (r *Reconciler) observed(id string, want *state.Volume, have state.Actual, 
 	v := r.volume(id)
 	v.unseen, v.want, v.have, v.plan = false, want, have, plan
 	r.index(id, v)
-}
-
-// Seen returns the last look at a volume, which is what its worker judged by when
-// it answered a call. It looks at nothing but memory.
-func (r *Reconciler) Seen(id string) state.Actual {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if v := r.volumes[id]; v != nil {
-		return v.have
-	}
-	return state.Actual{}
 }
 
 // unobserved notes that the last look failed.

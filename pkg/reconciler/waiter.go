@@ -12,16 +12,19 @@ import (
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
-// waiter is one caller of Ensure. Reconciler.mu guards all but part and answer.
+// waiter is one caller of Ensure. Reconciler.mu guards all but part, and bytes and
+// answer, which its worker hands over.
 type waiter struct {
 	part    state.Part
 	intent  uint64 // revision of the intent it waits for; 0 until its edit is committed
 	gone    bool   // it waits for an end
+	ends    bool   // the stage, of an inline volume, ends with its target
 	undoes  bool   // what was asked for before must be undone first
 	refused error  // the final failure of what it asked for, told once the undo is seen
 	residue error  // what the end of intent ended left behind
 	ended   uint64 // revision of the intent that ended before this waiter was armed
 	told    bool   // it has its answer
+	bytes   int64  // of the device when the answer was given
 	answer  chan error
 }
 
@@ -42,11 +45,14 @@ func (r *Reconciler) unregister(id string, w *waiter) {
 
 // arm lets the waiter be answered, and makes what it waits for due now: its
 // part, the stage that a publish needs, the targets that an unstage needs gone.
-func (r *Reconciler) arm(id string, w *waiter, intent *state.Intent, undoes bool) {
+func (r *Reconciler) arm(id string, w *waiter, intent *state.Intent, undoes, ends bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	w.intent, w.gone, w.undoes = intent.Revision, intent.Gone, undoes
+	w.intent, w.gone, w.undoes, w.ends = intent.Revision, intent.Gone, undoes, ends
 	r.volume(id).kick(w)
+	if w.needs(state.StagePart()) {
+		r.rouse(id) // the worker may wait for the device of what is not asked for any more
+	}
 	r.volume(id).locked = false // the call may have brought the secret
 }
 
@@ -61,7 +67,7 @@ func (v *volume) kick(w *waiter) {
 
 // needs reports whether what the waiter waits for may depend on the part.
 func (w *waiter) needs(part state.Part) bool {
-	return part == w.part || part == state.StagePart() && !w.gone || w.part == state.StagePart() && (w.gone || w.undoes)
+	return part == w.part || part == state.StagePart() && (!w.gone || w.ends) || w.part == state.StagePart() && (w.gone || w.undoes)
 }
 
 // claim is an intent for which callers wait.
@@ -139,8 +145,8 @@ func (p *pass) waitForUndo(want *state.Volume, plan Plan, record *state.Volume) 
 		if w.refused != nil || before == nil || before.Gone || before.Accepted || before.Revision != w.intent || plan.Verdicts[w.part].Settled {
 			return false
 		}
-		err := p.reason(want, plan, w.part)
-		if err == nil || !state.ClassOf(err).Final() {
+		err := p.refusal(want, plan, w.part)
+		if err == nil {
 			return false
 		}
 		now := record.Intent(w.part)
@@ -173,13 +179,10 @@ func (p *pass) answer(ctx context.Context, want *state.Volume, plan Plan) {
 	p.r.mu.Lock()
 	defer p.r.mu.Unlock()
 	for _, w := range p.waiters {
-		if err, known := p.outcome(want, plan, w); known {
-			select {
-			case w.answer <- err:
-				w.told = true
-				klog.FromContext(ctx).V(4).Info("Answered", "part", w.part, "err", err)
-			default: // answered before
-			}
+		if err, known := p.outcome(want, plan, w); known && !w.told {
+			w.told, w.bytes = true, p.r.volume(p.id).have.Device.Size
+			w.answer <- err
+			klog.FromContext(ctx).V(4).Info("Answered", "part", w.part, "err", err)
 		}
 	}
 }
@@ -193,12 +196,16 @@ func (p *pass) outcome(want *state.Volume, plan Plan, w *waiter) (error, bool) {
 		}
 		return nil, false
 	}
+	if intent == nil && w.refused != nil && want.Stage.LivesFor(w.part.Path) && want.Stage.Gone && !plan.Verdicts[state.StagePart()].Settled { // is undone, too
+		intent = &want.Stage.Intent
+		w = &waiter{part: state.StagePart(), intent: intent.Revision, gone: true, refused: w.refused}
+	}
 	switch {
 	case intent == nil && w.gone && w.refused == nil && w.ended == w.intent:
 		return w.residue, true
 	case intent == nil && w.gone:
 		return w.refused, true
-	case intent == nil || intent.Revision != w.intent || intent.Gone && !w.gone:
+	case intent == nil || intent.Gone && !w.gone || intent.Revision != w.intent && !intent.Gone: // a later end ends the same
 		return state.Errorf(state.Aborted, "volume %s: %s: superseded by a later request", p.id, w.part), true
 	case plan.Verdicts[w.part].Settled && w.refused == nil:
 		return p.reason(want, plan, w.part), true

@@ -181,7 +181,7 @@ func revision(v *state.Volume, part state.Part) uint64 {
 // begun, nothing is to be undone.
 func (p *pass) noteBegun(step Step, want *state.Volume) (current bool, err error) {
 	have := want.Intent(step.Part)
-	if step.Action == Choose || step.Action == Adopt || have == nil || have.Gone || have.Accepted || have.Begun {
+	if step.Action == Choose || step.Action == Adopt || step.Action == CreateVolume || have == nil || have.Gone || have.Accepted || have.Begun {
 		return true, nil
 	}
 	_, err = p.r.store.Edit(p.id, func(v *state.Volume) error {
@@ -259,9 +259,10 @@ func (p *pass) settle(ctx context.Context, want *state.Volume, have state.Actual
 		return false
 	}
 	record, err := p.r.store.Edit(p.id, func(v *state.Volume) error {
-		stays := sameStage(v, want) // or what a target shows is another stage's
-		for part, edit := range edits {
-			if intent := v.Intent(part); intent != nil && intent.Revision == want.Intent(part).Revision && (stays || part.Kind != state.TargetKind || intent.Gone) {
+		stays := sameStage(v, want)                          // or what a target shows is another stage's
+		for _, part := range slices.Backward(want.Parts()) { // a stage is accepted before a target is withdrawn
+			edit, intent := edits[part], v.Intent(part)
+			if edit != nil && intent != nil && intent.Revision == want.Intent(part).Revision && (stays || part.Kind != state.TargetKind || intent.Gone) {
 				edit(v)
 			}
 		}
@@ -275,7 +276,7 @@ func (p *pass) settle(ctx context.Context, want *state.Volume, have state.Actual
 		p.answer(ctx, want, Plan{})
 		return false
 	}
-	p.r.observed(p.id, record, have, plan)
+	p.r.observed(p.id, record, have, MakePlan(record, have)) // what took its turn just now is not what was seen to hold
 	p.waitForUndo(want, plan, record)
 	p.leaveWord(want, plan)
 	p.answer(ctx, want, plan)
@@ -328,8 +329,7 @@ func accept(v *state.Volume, part state.Part, have state.Actual) {
 
 // refused reports whether the part failed for good while a caller waits to be told.
 func (p *pass) refused(want *state.Volume, plan Plan, part state.Part) bool {
-	err := p.reason(want, plan, part)
-	if err == nil || !state.ClassOf(err).Final() {
+	if p.refusal(want, plan, part) == nil {
 		return false
 	}
 	for _, w := range p.waiters {
@@ -338,6 +338,16 @@ func (p *pass) refused(want *state.Volume, plan Plan, part state.Part) bool {
 		}
 	}
 	return false
+}
+
+// refusal returns why a part failed for good. As long as its inline volume is not
+// made, every failure is: nothing is left to do for it unless it is asked for again.
+func (p *pass) refusal(want *state.Volume, plan Plan, part state.Part) error {
+	err := p.reason(want, plan, part)
+	if err == nil || state.ClassOf(err).Final() || part.Kind == state.TargetKind && want.Stage.LivesFor(part.Path) && !want.Stage.Gone && !want.Stage.Inline.Made {
+		return err
+	}
+	return nil
 }
 
 // retryLater puts the volume back into the queue if a part of it failed or is stuck.

@@ -29,6 +29,8 @@ type Actual struct {
 	// Smallest is how many bytes a device must have to be formatted as the
 	// stage asks; 0 when that is not known.
 	Smallest int64
+	// Owner is whose an inline volume is; unknown unless the plan depends on it.
+	Owner Owner
 	// Unfit is, of parts for which nothing was done yet, why nothing can be done:
 	// mount options that the kernel refuses whatever the device, a path in
 	// another volume. The errors are classified.
@@ -48,6 +50,28 @@ type Source struct {
 func (s *Source) Is(m Mount) bool {
 	return s != nil && !m.Node && m.FSType == s.FSType && m.Source == s.Source && m.Root == "/"
 }
+
+// Owner is what the backend says of the owner of an inline volume.
+type Owner struct {
+	State  OwnerState
+	Target string // the owner's target path, as the backend has it
+	PodUID string
+	Err    error // why it is not known now; nil: nobody asked
+}
+
+// OwnerState compares the owner of a volume with the one that a record names.
+type OwnerState int
+
+const (
+	// OwnerUnknown: the backend was not, or could not be, asked.
+	OwnerUnknown OwnerState = iota
+	// OwnerNone: there is no such volume.
+	OwnerNone
+	// OwnerSame: the volume is that of the publish that the record names.
+	OwnerSame
+	// OwnerOther: it is another publish's, or no inline volume.
+	OwnerOther
+)
 
 // Element is one device of a stack.
 type Element struct {

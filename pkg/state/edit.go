@@ -110,7 +110,11 @@ func (s *Stage) presumes(path string, c Capability) bool {
 // yield lets a provisional stage give way, with what needs it: nothing was done
 // for that yet. Aborted: a caller waits for it.
 func (v *Volume) yield() error {
-	if v.Stage == nil || !v.Stage.Provisional {
+	switch {
+	case v.Stage == nil || !v.Stage.Provisional:
+		return nil
+	case v.Stage.Gone:
+		v.Stage = nil
 		return nil
 	}
 	if v.Size != nil && v.Size.Asked {
@@ -129,7 +133,7 @@ func (v *Volume) yield() error {
 
 // dropUnneeded ends a provisional stage that neither a target nor a size needs.
 func (v *Volume) dropUnneeded() {
-	if v.Stage != nil && v.Stage.Provisional && v.Size == nil && len(v.standing()) == 0 {
+	if v.Stage != nil && v.Stage.Provisional && !v.Stage.Gone && v.Size == nil && len(v.standing()) == 0 {
 		v.Stage = nil
 	}
 }
@@ -190,6 +194,7 @@ func (v *Volume) tentative() bool {
 // back with it. Aborted: a caller waits for one of them.
 func (v *Volume) replaceStage(s *Stage, now time.Time) error {
 	have := v.Stage
+	begun := have.Begun || have.Inline.Fresh()
 	if have.Asked {
 		return pending(StagePart())
 	}
@@ -203,7 +208,7 @@ func (v *Volume) replaceStage(s *Stage, now time.Time) error {
 		v.Withdraw(TargetPart(path), now)
 	}
 	s.Intent = Intent{Revision: v.Revision, Since: now}
-	if !have.Begun { // nothing is to be undone
+	if !begun { // nothing is to be undone
 		v.setStage(s)
 		return nil
 	}
@@ -412,6 +417,50 @@ func (v *Volume) AskUnpublish(path string, now time.Time) error {
 	return nil
 }
 
+// AskInline asks for an inline volume: its stage, and the publish that it lives for.
+//
+// The errors are those of AskStage and AskPublish.
+func (v *Volume) AskInline(s *Stage, t *Target, now time.Time) error {
+	if have := v.Stage; have != nil && have.Inline == nil && have.Path == s.Path { // an earlier version asked for it
+		have.Inline = s.Inline
+	}
+	if err := v.AskStage(s, now); err != nil {
+		return err
+	}
+	return v.AskPublish(t, s.Path, now)
+}
+
+// AskEnd is AskUnpublish of what may be the publish for which an inline volume
+// lives, which is staged at staging then: the volume ends with it. Where the record
+// does not tell that it is one, the backend is to say so first. An empty staging: it is none.
+func (v *Volume) AskEnd(path, staging string, now time.Time) error {
+	if err := v.AskUnpublish(path, now); err != nil || staging == "" || len(v.standing()) > 0 {
+		return err
+	}
+	switch s := v.Stage; {
+	case s == nil:
+		v.Stage = &Stage{Path: staging, Provisional: true, Inline: &Inline{Target: path, Made: true}}
+	case s.Path == staging && s.Inline == nil: // of an earlier version
+		s.Inline = &Inline{Target: path, Made: true}
+	case s.Path != staging || s.Inline.Target != path:
+		return nil
+	case !s.Inline.Made && !s.Inline.Ended: // or it is being made
+		s.Provisional, s.Inline.Made = !s.Begun && !s.Accepted, true
+	}
+	if !v.Stage.Inline.Ended { // an end of the publish alone, which may be seen to hold right now, is another one
+		v.Targets[path].Intent = Intent{Gone: true, Revision: v.Revision, Since: now}
+	}
+	v.Size = nil
+	v.Stage.end(v.Revision, now)
+	return nil
+}
+
+// end asks for the end of an inline volume.
+func (s *Stage) end(revision uint64, now time.Time) {
+	s.remove(revision, now)
+	s.Next, s.Inline.Ended = nil, true
+}
+
 // AskSize asks for at least that many bytes, and for no more than limit unless
 // that is 0. A size that was accepted never shrinks; one that was not gives way to
 // any other for which nobody waits, so that a growth for which there is no room
@@ -446,7 +495,8 @@ func (v *Volume) AskSize(bytes, limit int64, now time.Time) error {
 // Withdraw takes back the part's intent after a final failure, if it was never
 // accepted: a stage and a target become tombstones, or are forgotten if nothing
 // was done for them, a size returns to the last accepted one. A provisional stage
-// goes with the last that needs it.
+// goes with the last that needs it, and so does an inline volume with its publish,
+// if it may not hold a pod's data; if it may, it is left as it was.
 func (v *Volume) Withdraw(p Part, now time.Time) {
 	intent := v.Intent(p)
 	if intent == nil || intent.Accepted || intent.Gone {
@@ -461,8 +511,17 @@ func (v *Volume) Withdraw(p Part, now time.Time) {
 		v.dropUnneeded()
 		return
 	}
+	s, fresh := v.Stage, false
+	if p.Kind == TargetKind && s.LivesFor(p.Path) && !s.Gone && !slices.ContainsFunc(v.standing(), func(path string) bool { return path != p.Path }) {
+		if fresh = s.Inline.Fresh(); fresh {
+			s.end(v.Revision, now)
+			s.Withdrawn = true
+		} else {
+			v.Withdraw(StagePart(), now)
+		}
+	}
 	switch {
-	case intent.Begun:
+	case intent.Begun, fresh:
 	case p.Kind == StageKind:
 		v.Stage = nil
 		return
@@ -479,6 +538,9 @@ func (v *Volume) Withdraw(p Part, now time.Time) {
 func (v *Volume) Accept(p Part) {
 	if intent := v.Intent(p); intent != nil {
 		intent.Accepted = true
+	}
+	if v.Stage.LivesFor(p.Path) {
+		v.Stage.Inline.Used = true
 	}
 }
 

@@ -1,6 +1,7 @@
 package state
 
 import (
+	"encoding/json"
 	"maps"
 	"regexp"
 	"slices"
@@ -19,28 +20,28 @@ type Volume struct {
 	Targets  map[string]*Target `json:"targets,omitempty"` // by target path
 	Size     *Size              `json:"size,omitempty"`
 
-	Unknown Unknown `json:"-"`
+	Unknown Unknown `json:",embed"`
 }
 
-// Unknown holds the fields of a stored Volume, Stage, Target or Size that this
-// version does not know: a newer one wrote them, and they are written again with
-// what they were read with. It is never changed in place.
-type Unknown map[string]any
+// Unknown holds the fields of a stored object that this version does not know: a
+// newer one wrote them, and they are written again with what they were read with.
+// It is never changed in place.
+type Unknown map[string]json.RawMessage
 
 // Intent is what a stage, a target and a size have in common.
 type Intent struct {
 	// Gone makes the intent a tombstone: what it describes must not be there.
 	// It stays until that is observed.
-	Gone bool `json:"gone,omitempty"`
+	Gone bool `json:"gone,omitzero"`
 	// Withdrawn tells a tombstone that undoes a refused request, which removes
 	// nothing but mounts, from one that the CO asked for.
-	Withdrawn bool `json:"withdrawn,omitempty"`
+	Withdrawn bool `json:"withdrawn,omitzero"`
 	// Accepted is set once the intent was seen to hold. What was accepted is
 	// never withdrawn.
-	Accepted bool `json:"accepted,omitempty"`
+	Accepted bool `json:"accepted,omitzero"`
 	// Begun is set before the first step that is made for the intent: until
 	// then a withdrawal has nothing to undo, and what stands is another's.
-	Begun bool `json:"begun,omitempty"`
+	Begun bool `json:"begun,omitzero"`
 	// Revision is that of the record when this intent last changed its meaning.
 	Revision uint64 `json:"revision"`
 	// Since is when it did so.
@@ -66,6 +67,8 @@ type Capability struct {
 	Mode   string     `json:"mode"`             // the name of the CSI access mode
 	FSType string     `json:"fsType,omitempty"` // of mount access; empty: the worker chooses one before it begins, see Choose
 	Flags  []string   `json:"flags,omitempty"`  // as given
+
+	Unknown Unknown `json:",embed"`
 }
 
 // Equal reports whether two capabilities ask for the same: mount flags by what
@@ -105,15 +108,16 @@ type Stage struct {
 	Intent
 	Path       string            `json:"path"`
 	Capability Capability        `json:"capability"`
-	ReadOnly   bool              `json:"readOnly,omitempty"` // nobody writes: the device itself is attached read-only
-	Context    map[string]string `json:"context,omitempty"`  // volume and publish context without secrets
+	ReadOnly   bool              `json:"readOnly,omitzero"` // nobody writes: the device itself is attached read-only
+	Context    map[string]string `json:"context,omitempty"` // volume and publish context without secrets
 	// Adopted marks a stage that was found standing without an intent: its
 	// access mode, flags and context are guesses until the CO names them.
-	Adopted bool `json:"adopted,omitempty"`
+	Adopted bool `json:"adopted,omitzero"`
 	// Provisional marks a stage that nobody asked for and that a publish or an
 	// expansion needs, because the store was lost: nothing is done for it. It is
-	// adopted if it is seen to stand, else what needs it is refused.
-	Provisional bool `json:"provisional,omitempty"`
+	// adopted if it is seen to stand, else what needs it is refused. A tombstone is
+	// that of an inline volume, if the backend says that it is one.
+	Provisional bool `json:"provisional,omitzero"`
 	// Backend, of a stage that is asked for, is the name of its backend. The
 	// record has it once the stage is the volume's, and then it is empty here.
 	Backend string `json:"backend,omitempty"`
@@ -127,33 +131,77 @@ type Stage struct {
 	// Identity is what the device said that it is when the stage was first seen to
 	// hold, see Device.Identity: another device is not used in its place.
 	Identity string `json:"identity,omitempty"`
+	// Inline, when set, makes the volume one that lives as long as one publish.
+	Inline *Inline `json:"inline,omitempty"`
 	// Next is the stage that was asked for in place of this one, which was never
 	// accepted and is a tombstone now: it takes its place once that holds.
 	Next *Stage `json:"next,omitempty"`
 
-	Unknown Unknown `json:"-"`
+	Unknown Unknown `json:",embed"`
 }
 
 // SameAs reports whether two intents ask for the same stage. The pod's
 // information does not count.
 func (s *Stage) SameAs(o *Stage) bool {
-	return s.Path == o.Path && s.ReadOnly == o.ReadOnly && s.Capability.Equal(o.Capability) && sameContext(s.Context, o.Context)
+	return s.Path == o.Path && s.ReadOnly == o.ReadOnly && s.Capability.Equal(o.Capability) && sameContext(s.Context, o.Context) && s.Inline.sameAs(o.Inline)
 }
+
+// LivesFor reports whether the stage is that of an inline volume which lives for
+// the publish at a target path.
+func (s *Stage) LivesFor(target string) bool {
+	return s != nil && s.Inline != nil && s.Inline.Target == target
+}
+
+// Inline is what is asked of an inline ephemeral volume, and what became of it.
+type Inline struct {
+	// PodUID and Target are whose it is: the one publish that it lives for.
+	PodUID     string            `json:"podUID,omitempty"`
+	Target     string            `json:"target"`
+	Attributes map[string]string `json:"attributes,omitempty"` // the pod author's
+	// Made: the backend has it, as asked, and it was not deleted since.
+	Made bool `json:"made,omitzero"`
+	// Used: it may hold a pod's data, because it was formatted before it was asked
+	// for, or was published. A refusal does not delete it then.
+	Used bool `json:"used,omitzero"`
+	// Ended: its publish has ended, and the volume is to be deleted with its data.
+	Ended bool `json:"ended,omitzero"`
+
+	Unknown Unknown `json:",embed"`
+}
+
+// sameAs compares what is asked.
+func (i *Inline) sameAs(o *Inline) bool {
+	if i == nil || o == nil {
+		return i == o
+	}
+	return i.PodUID == o.PodUID && i.Target == o.Target && maps.Equal(i.Attributes, o.Attributes)
+}
+
+// Fresh reports whether the volume was made for what is asked now, so that it holds
+// nobody's data.
+func (i *Inline) Fresh() bool { return i != nil && i.Made && !i.Used }
 
 // Target is the intent that a staged volume is published at Path.
 type Target struct {
 	Intent
 	Path       string            `json:"path"`
 	Capability Capability        `json:"capability"`
-	ReadOnly   bool              `json:"readOnly,omitempty"`
+	ReadOnly   bool              `json:"readOnly,omitzero"`
 	Context    map[string]string `json:"context,omitempty"`
-	// Device is the number that a block target was first seen with: a pod
-	// keeps the number, so another one cannot heal it.
-	Device DeviceNumber `json:"device,omitzero"`
+	SeenDevice `json:"device,omitzero"`
 	// Next is the publish that was asked for in place of this one, as Stage.Next.
 	Next *Target `json:"next,omitempty"`
 
-	Unknown Unknown `json:"-"`
+	Unknown Unknown `json:",embed"`
+}
+
+// SeenDevice is what is remembered of the device of a block target.
+type SeenDevice struct {
+	// Device is the number that the target was first seen with: a pod keeps the
+	// number, so another one cannot heal it.
+	Device DeviceNumber `json:",embed"`
+
+	Unknown Unknown `json:",embed"`
 }
 
 // SameAs reports whether two intents ask for the same publish. The pod's
@@ -263,12 +311,12 @@ type Size struct {
 	Intent
 	Bytes int64 `json:"bytes"`
 	// Limit is the size in bytes that the volume must not exceed; 0: none.
-	Limit int64 `json:"limit,omitempty"`
+	Limit int64 `json:"limit,omitzero"`
 	// Before is the last accepted size in bytes, to which a refused growth
 	// returns; 0 when there was none.
-	Before int64 `json:"before,omitempty"`
+	Before int64 `json:"before,omitzero"`
 
-	Unknown Unknown `json:"-"`
+	Unknown Unknown `json:",embed"`
 }
 
 // sizeUnit is what sizes are rounded up to, in bytes: the largest sector size.
@@ -312,6 +360,11 @@ func (s *Stage) clone() *Stage {
 	}
 	c := *s
 	c.Capability.Flags, c.Context, c.Next = slices.Clone(s.Capability.Flags), maps.Clone(s.Context), s.Next.clone()
+	if s.Inline != nil {
+		i := *s.Inline
+		i.Attributes = maps.Clone(i.Attributes)
+		c.Inline = &i
+	}
 	return &c
 }
 

@@ -136,6 +136,23 @@ func BenchmarkLife(b *testing.B) {
 	}
 }
 
+// A pod's own volume: made, formatted, staged and published by one call, and deleted
+// by another.
+func BenchmarkInline(b *testing.B) {
+	n := newNode(b)
+	n.unstage(b)
+	path := filepath.Join(n.KubeletDir, "pod")
+	for i := 0; b.Loop(); i++ {
+		n.id = fmt.Sprint("csi-inline-", i)
+		_, err := n.Node.NodePublishVolume(b.Context(), &csi.NodePublishVolumeRequest{VolumeId: n.id, TargetPath: path, VolumeCapability: capability,
+			VolumeContext: map[string]string{"csi.storage.k8s.io/ephemeral": "true", "csi.storage.k8s.io/pod.uid": "pod", "size": "64Mi"}})
+		if err != nil {
+			b.Fatal(err)
+		}
+		n.unpublish(b, path)
+	}
+}
+
 // What kubelet asks of each volume about every minute.
 func BenchmarkStats(b *testing.B) {
 	n := newNode(b)

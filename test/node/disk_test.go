@@ -2,6 +2,7 @@ package node
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"os"
 	"os/exec"
@@ -9,6 +10,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
@@ -386,6 +388,45 @@ func TestDiskNotesAreLost(t *testing.T) {
 			mustBeFree(t, node)
 			must(t, v.stage(ctx))
 			must(t, v.unstage(ctx))
+		})
+	}
+}
+
+// A stage is answered as soon as its disk comes to the node, and a disk that comes
+// when nobody waits for it any more is staged all the same.
+func TestDiskComesLate(t *testing.T) {
+	t.Parallel()
+	for title, waits := range map[string]bool{"to a caller": true, "to nobody": false} {
+		t.Run(title, func(t *testing.T) {
+			t.Parallel()
+			p, o, r := disks(t, harness.Options{})
+			p.Start(o)
+			node, file := r.disk("disk", 32*mib)
+			r.unplug(node)
+			v := onDisk(p, t, "a-disk", node, "ext4")
+			ctx := t.Context()
+			quiet := time.NewTimer(4 * time.Second) // until it is looked for only when there is news
+			defer quiet.Stop()
+			if !waits {
+				short, cancel := context.WithTimeout(ctx, 5*time.Second)
+				defer cancel()
+				mustRefuse(t, v.stage(short), codes.DeadlineExceeded, "waiting for the device", node)
+			}
+			staged := make(chan error, 1)
+			if waits {
+				go func() { staged <- v.stage(ctx) }()
+			}
+			<-quiet.C
+			must(t, exec.Command("losetup", node, file).Run())
+			if waits {
+				must(t, <-staged) // and not refused, 10 s after it began
+			}
+			harness.Eventually(t, "the volume is staged", func() bool { return len(p.Report().Unsettled()) == 0 })
+			if n := mountsAt(p, v.staging); n != 1 {
+				t.Errorf("%d mounts at %s", n, v.staging)
+			}
+			must(t, v.unstage(ctx))
+			mustBeFree(t, node)
 		})
 	}
 }

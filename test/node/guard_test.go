@@ -80,6 +80,7 @@ func TestGuardOverRawData(t *testing.T) {
 	must(t, v.publish(ctx, pod))
 	written := make([]byte, 600<<10)
 	_, _ = rand.Read(written) // never fails
+	written[0] = 1            // a zero is no data
 	device := openDevice(t, pod, os.O_RDWR)
 	_, err := device.WriteAt(written, place)
 	must(t, err)

@@ -20,8 +20,8 @@ const module = "github.com/csi-node/csi-node/"
 // The tests that meet the kernel, in guests that run side by side. The rest of
 // the packages are left out: they are pure, or speak to fakes.
 var guests = map[string][]string{
-	"packages": {"pkg/state", "pkg/mounts", "pkg/filesystem", "pkg/loop", "pkg/blockdev", "pkg/devices/pool",
-		"pkg/controllerserver", "pkg/driver", "test/sanity"},
+	"packages": {"pkg/state", "pkg/state/store", "pkg/mounts", "pkg/filesystem", "pkg/loop", "pkg/blockdev", "pkg/devices/pool",
+		"pkg/devices/disk", "pkg/devices/note", "pkg/controllerserver", "pkg/driver", "test/sanity"},
 	"node": {"test/node"},
 }
 

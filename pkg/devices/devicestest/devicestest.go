@@ -32,14 +32,14 @@ type Harness struct {
 	Volume func(id string) devices.Volume
 	// InlineAttributes ask an Inliner for a volume of a few MiB.
 	InlineAttributes map[string]string
-	// Hold claims a device as a mount does, until release is called.
-	Hold func(t *testing.T, device state.Device) (release func())
 	// BadIDs are ids that no volume of the backend can have; nil: those that are
 	// no name of a file.
 	BadIDs []string
 	// Existing: the volumes are made by others, so none is Fresh that was not cleared.
 	Existing bool
-	// Write and Read reach the bytes of a device.
+	// Hold claims a device as a mount does, until release is called; nil: by its node.
+	Hold func(t *testing.T, device state.Device) (release func())
+	// Write and Read reach the bytes of a device; nil: by its node.
 	Write func(t *testing.T, device state.Device, offset int64, data []byte)
 	Read  func(t *testing.T, device state.Device, offset int64, data []byte)
 }
@@ -110,7 +110,7 @@ func Backend(t *testing.T, fresh func(t *testing.T) Harness) {
 				continue
 			}
 			t.Run(name, func(t *testing.T) {
-				h := fresh(t)
+				h := fresh(t).onNodes()
 				test(&suite{T: t, Harness: h, ctx: t.Context(), b: h.Open(t)})
 			})
 		}

@@ -19,22 +19,17 @@ import (
 )
 
 const (
-	// patience is how long Attach waits for a disk that is not there: it may be
-	// being attached to the node. Then another attempt goes on waiting.
-	patience = 10 * time.Second
-	// lookInterval is how often sysfs is asked for it meanwhile.
-	lookInterval = 100 * time.Millisecond
 	// claimTime is how long a claim of others is waited out. The kernel wakes
 	// nobody when it ends, so it is tried every claimInterval.
 	claimTime     = 500 * time.Millisecond
 	claimInterval = 10 * time.Millisecond
 )
 
-// Attach takes the disk for the volume, after it has waited for the disk to be there.
+// Attach takes the disk for the volume.
 //
 // FailedPrecondition: it is another disk than is asked for, or than the volume was
 // before; it is in use by anybody else, or has partitions; it takes no writes.
-// Unavailable: it is not there. Nothing was done to the disk then.
+// ErrNoDevice: it is not there. Nothing was done to the disk then.
 func (b *Backend) Attach(ctx context.Context, v devices.Volume, readOnly bool) error {
 	done, err := b.volumes.Lock(ctx, v.ID)
 	if err != nil {
@@ -48,36 +43,17 @@ func (b *Backend) Attach(ctx context.Context, v devices.Volume, readOnly bool) e
 	case s.empty():
 		return state.Errorf(state.NotFound, "volume %s: attach: its context names no disk, and no note tells which it is", v.ID)
 	}
-	info, err := b.await(ctx, s)
-	if err == nil {
+	info, err := b.resolve(s)
+	switch {
+	case err == nil:
 		err = b.take(ctx, v, c, s, info, readOnly)
+	case errors.Is(err, devices.ErrNoDevice):
+		err = state.Errorf(state.Unavailable, "the disk (%s) is not there: see that it is attached to the node, and that the node's /dev is the plugin's: %w", s, err)
 	}
 	if err != nil {
 		return fmt.Errorf("volume %s: attach: %w", v.ID, err)
 	}
 	return nil
-}
-
-// await waits for the disk to be there, and no longer than its patience.
-func (b *Backend) await(ctx context.Context, s spec) (blockdev.Info, error) {
-	limit := time.NewTimer(patience)
-	defer limit.Stop()
-	look := time.NewTicker(lookInterval)
-	defer look.Stop()
-	for {
-		info, err := b.resolve(s)
-		if !errors.Is(err, errAbsent) {
-			return info, err
-		}
-		state.Progress(ctx, "waiting for the disk (%s) to be attached to the node", s)
-		select {
-		case <-look.C:
-		case <-ctx.Done():
-			return info, fmt.Errorf("the disk (%s) is not there: %w", s, ctx.Err())
-		case <-limit.C:
-			return info, state.Errorf(state.Unavailable, "the disk (%s) is not there, after a wait of %s: see that it is attached to the node, and that the node's /dev is the plugin's: %w", s, patience, err)
-		}
-	}
 }
 
 // turn waits until nobody else works on the disk, by whatever path, or on a

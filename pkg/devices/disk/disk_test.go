@@ -1,18 +1,17 @@
 package disk
 
 import (
-	"context"
 	"errors"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/csi-node/csi-node/pkg/blockdev"
 	"github.com/csi-node/csi-node/pkg/devices"
+	"github.com/csi-node/csi-node/pkg/devices/devicestest"
 	"github.com/csi-node/csi-node/pkg/loop"
 	"github.com/csi-node/csi-node/pkg/state"
 )
@@ -161,7 +160,7 @@ func TestInUse(t *testing.T) {
 	b := newBackend(t, lib)
 	t.Run("claimed", func(t *testing.T) {
 		node, _ := newDisk(t, size)
-		hold(t, node)
+		devicestest.Hold(t, node)
 		wantError(t, b.Attach(t.Context(), at("claimed", node), true), state.FailedPrecondition, node, "in use")
 	})
 	t.Run("mounted", func(t *testing.T) {
@@ -205,7 +204,7 @@ func TestInUse(t *testing.T) {
 		if info, err := blockdev.Look(d.Path); err != nil || info.Partition != 1 || info.Parent != filepath.Base(disk) {
 			t.Errorf("%+v, %v", info, err)
 		}
-		release := hold(t, d.Path)
+		release := devicestest.Hold(t, d.Path)
 		wantError(t, b.Unused(t.Context(), at("whole", disk)), state.FailedPrecondition, "in use")
 		release()
 		if err := b.Detach(t.Context(), part); err != nil {
@@ -259,29 +258,23 @@ func TestReadOnly(t *testing.T) {
 	want(t, b, p, state.DeviceAbsent)
 }
 
-// A disk may yet be on its way to the node.
-func TestDiskIsWaitedFor(t *testing.T) {
+// A disk may yet be on its way to the node, which is told apart from what is wrong.
+func TestDiskThatIsNotThere(t *testing.T) {
 	node, file := newDisk(t, size)
 	unplug(t, node)
 	b, v := newBackend(t, t.TempDir()), at("v", node)
 	if d := want(t, b, v, state.DeviceAbsent); d.Missing {
 		t.Errorf("%+v", d)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
-	defer cancel()
-	wantError(t, b.Attach(ctx, v, false), state.DeadlineExceeded, node, "not there")
-	told := make(chan string, 1000)
-	ctx = state.WithProgress(t.Context(), func(text string) { told <- text })
-	attached := make(chan error, 1)
-	go func() { attached <- b.Attach(ctx, v, false) }()
-	if text := <-told; !strings.Contains(text, "waiting for the disk") || !strings.Contains(text, node) {
-		t.Errorf("told %q", text)
+	for id, path := range map[string]string{"empty": node, "none": node + "-none"} {
+		err := b.Attach(t.Context(), at(id, path), false)
+		wantError(t, err, state.Unavailable, path, "not there")
+		if !errors.Is(err, devices.ErrNoDevice) {
+			t.Error("not told as a disk that is not there:", err)
+		}
 	}
 	run(t, "losetup", node, file)
-	if err := <-attached; err != nil {
-		t.Fatal(err)
-	}
-	want(t, b, v, state.DeviceAttached)
+	attach(t, b, v, false)
 }
 
 func TestGrowTellsToGrowTheDisk(t *testing.T) {

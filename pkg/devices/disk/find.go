@@ -12,9 +12,6 @@ import (
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
-// errAbsent: the disk is not there, or not yet.
-var errAbsent = errors.New("it is not there")
-
 // Find tells what is known of the volume's disk by its note and sysfs; it opens no
 // disk but a loop device. A disk is attached while its note says so and it is there, whatever
 // has become of the link that named it. One that is not attached any
@@ -45,7 +42,7 @@ func (b *Backend) Find(_ context.Context, v devices.Volume) (state.Device, error
 	}
 	info, err := b.resolve(s)
 	switch {
-	case errors.Is(err, errAbsent), state.ClassOf(err) == state.FailedPrecondition: // which Attach says
+	case errors.Is(err, devices.ErrNoDevice), state.ClassOf(err) == state.FailedPrecondition: // which Attach says
 		return d, nil
 	case err != nil: // it is not attached, and its end needs no disk
 		d.Err = errors.Join(d.Err, fmt.Errorf("volume %s: find: %w", v.ID, err))
@@ -58,7 +55,7 @@ func (b *Backend) Find(_ context.Context, v devices.Volume) (state.Device, error
 	return d, nil
 }
 
-// resolve returns the disk that is asked for. errAbsent: it is not there.
+// resolve returns the disk that is asked for. ErrNoDevice: it is not there.
 // FailedPrecondition: what is there is another disk, or it is ambiguous.
 func (b *Backend) resolve(s spec) (info blockdev.Info, err error) {
 	if s.path != "" {
@@ -68,11 +65,11 @@ func (b *Backend) resolve(s spec) (info blockdev.Info, err error) {
 	}
 	switch {
 	case errors.Is(err, os.ErrNotExist):
-		return info, fmt.Errorf("%w: %w", errAbsent, err)
+		return info, fmt.Errorf("%w: %w", devices.ErrNoDevice, err)
 	case err != nil:
 		return info, err
 	case info.Size == 0: // a drive without a medium, a loop device without a file
-		return info, fmt.Errorf("%s has no medium: %w", info.Path, errAbsent)
+		return info, fmt.Errorf("%s has no medium: %w", info.Path, devices.ErrNoDevice)
 	}
 	return info, s.verify(info)
 }

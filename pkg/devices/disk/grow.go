@@ -16,8 +16,12 @@ import (
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
-// rescanTime is how long a disk that was asked for its size anew has to tell it.
-const rescanTime = 5 * time.Second
+// rescanTime is how long a disk that was asked for its size anew has to tell it, and
+// lookInterval how often sysfs is asked for that meanwhile.
+const (
+	rescanTime   = 5 * time.Second
+	lookInterval = 100 * time.Millisecond
+)
 
 // Grow sees that the disk is as large as is asked for: whoever keeps the disk makes it
 // larger, and where the kernel has not noticed, the disk is asked anew.

@@ -126,22 +126,6 @@ func run(t testing.TB, name string, args ...string) string {
 	return strings.TrimSpace(string(out))
 }
 
-// hold claims a device as a mount does until release.
-func hold(t testing.TB, path string) (release func()) {
-	t.Helper()
-	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_EXCL, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	release = func() {
-		if err := f.Close(); err != nil && !errors.Is(err, os.ErrClosed) {
-			t.Error(err)
-		}
-	}
-	t.Cleanup(release)
-	return release
-}
-
 // rack is what gives disks to nodes: it knows which volume is which, and makes them larger.
 type rack struct {
 	*devices.Set
@@ -225,29 +209,8 @@ func TestConformance(t *testing.T) {
 				disks[name] = [2]string{node, file}
 				return name
 			},
-			Hold:     func(t *testing.T, d state.Device) func() { return hold(t, d.Path) },
 			BadIDs:   []string{"", "a\x00b", strings.Repeat("x", 2000)},
 			Existing: true,
-			Write: func(t *testing.T, d state.Device, offset int64, data []byte) {
-				f, err := os.OpenFile(d.Path, os.O_WRONLY, 0)
-				if err != nil {
-					t.Fatal(err)
-				}
-				_, err = f.WriteAt(data, offset)
-				if err := errors.Join(err, f.Sync(), f.Close()); err != nil {
-					t.Fatal(err)
-				}
-			},
-			Read: func(t *testing.T, d state.Device, offset int64, data []byte) {
-				f, err := os.Open(d.Path)
-				if err != nil {
-					t.Fatal(err)
-				}
-				_, err = f.ReadAt(data, offset)
-				if err := errors.Join(err, f.Close()); err != nil {
-					t.Fatal(err)
-				}
-			},
 		}
 	})
 }

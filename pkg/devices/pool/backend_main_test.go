@@ -312,28 +312,5 @@ func harness(t *testing.T, how pool.Provisioning) devicestest.Harness {
 			create(t, p, name, how)
 			return name
 		},
-		Hold: func(t *testing.T, d state.Device) func() {
-			return openFile(t, d.Path, os.O_RDONLY|unix.O_EXCL)
-		},
-		Write: func(t *testing.T, d state.Device, offset int64, data []byte) {
-			f, err := os.OpenFile(d.Path, os.O_WRONLY, 0)
-			if err != nil {
-				t.Fatal(err)
-			}
-			_, err = f.WriteAt(data, offset)
-			if err := errors.Join(err, f.Sync(), f.Close()); err != nil {
-				t.Fatal(err)
-			}
-		},
-		Read: func(t *testing.T, d state.Device, offset int64, data []byte) {
-			f, err := os.Open(d.Path)
-			if err != nil {
-				t.Fatal(err)
-			}
-			_, err = f.ReadAt(data, offset)
-			if err := errors.Join(err, f.Close()); err != nil {
-				t.Fatal(err)
-			}
-		},
 	}
 }

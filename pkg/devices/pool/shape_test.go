@@ -17,6 +17,7 @@ import (
 
 	"github.com/csi-node/csi-node/pkg/devices/devicestest"
 	"github.com/csi-node/csi-node/pkg/devices/pool"
+	"github.com/csi-node/csi-node/pkg/loop"
 	"github.com/csi-node/csi-node/pkg/state"
 	"github.com/csi-node/csi-node/test/machine"
 )
@@ -519,7 +520,9 @@ func TestReadOnlySysfs(t *testing.T) {
 	}) {
 		return
 	}
+	number := ownNumber(t) // of a device that has refused none yet
 	b, data := setup(t, pool.Thick)
+	b.loops.Spare(loop.Numbers{Published: func(string, bool) []state.DeviceNumber { return []state.DeviceNumber{number} }})
 	d := attach(t, b, "vol", false)
 	run(t, "blkdiscard", d.Path)
 	if got := allocated(t, data); got != 0 {

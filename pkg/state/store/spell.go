@@ -21,6 +21,9 @@ func (s *Store) Spell(spell func(path string) string) {
 func spellRecord(v *state.Volume, spell func(path string) string) {
 	for s := v.Stage; s != nil; s = s.Next {
 		s.Path = spell(s.Path)
+		if s.Inline != nil {
+			s.Inline.Target = spell(s.Inline.Target)
+		}
 	}
 	targets := make(map[string]*state.Target, len(v.Targets))
 	for _, t := range v.Targets {

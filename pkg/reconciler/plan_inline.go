@@ -1,0 +1,98 @@
+package reconciler
+
+import (
+	"regexp"
+
+	"github.com/csi-node/csi-node/pkg/state"
+)
+
+// inline plans towards an inline volume that is made, as asked, before anything else
+// of it is.
+func (p *planner) inline(s *state.Stage) Verdict {
+	if s.Inline == nil || s.Inline.Made {
+		return settled
+	}
+	switch o := p.owner(); o.State {
+	case state.OwnerUnknown:
+		return unseen(o.Err)
+	case state.OwnerOther:
+		return stuck(state.AlreadyExists, "there is a volume of that id, and it is not that of the pod at %s", s.Inline.Target)
+	}
+	return p.do(CreateVolume, state.StagePart())
+}
+
+// owner returns what is known of the owner of an inline volume, and notes that the
+// plan depends on it. Of an unknown one Err tells why.
+func (p *planner) owner() state.Owner {
+	p.asks = true
+	if o := p.have.Owner; o.State != state.OwnerUnknown || o.Err != nil {
+		return o
+	}
+	return state.Owner{Err: errUnseen}
+}
+
+// end plans the end of a stage, and then of the inline volume that ends with it. What
+// cannot be known of its owner keeps the data, and nothing else.
+func (p *planner) end(s *state.Stage) Verdict {
+	if s.Inline == nil || !s.Inline.Ended {
+		return p.unstage(s)
+	}
+	if target := state.TargetPart(s.Inline.Target); p.want.Intent(target) != nil && !p.plan.Verdicts[target].Settled {
+		return Verdict{Needs: []state.Part{target}}
+	}
+	if s.Provisional {
+		return p.endUnrecorded(s)
+	}
+	if v := p.unstage(s); !v.Settled {
+		return v
+	}
+	switch m := p.have.Stage; {
+	case m.File == state.Directory && m.Empty:
+		return p.do(RemoveStage, state.StagePart()) // before the volume, by which a next attempt knows what to do
+	case m.File != state.NoFile:
+		return stuck(state.FailedPrecondition, "what is at the staging path %s is not the volume's: move it away, it is not removed", s.Path)
+	case !s.Inline.Made:
+		return settled
+	}
+	switch o := p.owner(); {
+	case o.State == state.OwnerOther:
+		return settled
+	case o.Err == errUnseen:
+		return unseen(o.Err)
+	case o.State == state.OwnerUnknown && state.ClassOf(o.Err) == state.DeadlineExceeded:
+		return p.do(LeaveVolume, state.StagePart())
+	}
+	return p.do(DeleteVolume, state.StagePart()) // the record names the owner
+}
+
+// endUnrecorded plans the end of what may be an inline volume whose record was lost:
+// the backend tells, else the id, by which it is taken down and no more.
+func (p *planner) endUnrecorded(s *state.Stage) Verdict {
+	if !s.Inline.Made {
+		return settled // it was left
+	}
+	switch o := p.owner(); {
+	case o.State == state.OwnerSame:
+		return p.do(AdoptInline, state.StagePart())
+	case o.State != state.OwnerUnknown:
+		return settled
+	case o.Err == errUnseen:
+		return unseen(o.Err)
+	}
+	return p.do(LeaveVolume, state.StagePart())
+}
+
+// awaitEnd lets the publish that an inline volume lives for end with the volume.
+func (p *planner) awaitEnd(s *state.Stage) {
+	if s.Inline == nil || !s.Inline.Ended || p.plan.Verdicts[state.StagePart()].Settled {
+		return
+	}
+	target := state.TargetPart(s.Inline.Target)
+	if p.plan.Verdicts[target].Settled {
+		p.say(target, Verdict{Needs: []state.Part{state.StagePart()}})
+	}
+}
+
+// kubeletID matches the ids that kubelet gives to inline ephemeral volumes
+// (makeVolumeHandle in its CSI volume plugin).
+var kubeletID = regexp.MustCompile(`^csi-[0-9a-f]{64}$`)

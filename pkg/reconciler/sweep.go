@@ -1,0 +1,132 @@
+package reconciler
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync/atomic"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"github.com/csi-node/csi-node/pkg/state"
+)
+
+// sweep ends the inline volumes of pods that are gone, which nobody unpublishes. It
+// only asks for that, as an unpublish does.
+type sweep struct {
+	look    chan struct{}        // holds a token when it shall look
+	looking atomic.Bool          // it will look again by itself
+	gone    map[string]time.Time // by volume: since when its pod is seen to be gone; Sweep's alone
+}
+
+const (
+	// again is when pods are looked for though nothing was noticed.
+	again = 10 * time.Minute
+	// endTime bounds the wait for the end of one volume; the work goes on behind it.
+	endTime = time.Minute
+)
+
+// soon lets Sweep look for pods that are gone now. It does not block.
+func (s *sweep) soon() {
+	select {
+	case s.look <- struct{}{}:
+	default:
+	}
+}
+
+// began tells Sweep that there is an inline volume.
+func (s *sweep) began() {
+	if !s.looking.Load() {
+		s.soon()
+	}
+}
+
+// Sweep ends the inline volumes whose pods are gone, until ctx ends. While there is
+// none it does nothing but wait to be told of one.
+func (r *Reconciler) Sweep(ctx context.Context) {
+	if r.kernel.Inline == nil || r.kernel.Pods == nil {
+		return
+	}
+	s := &r.sweep
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-s.look:
+		case <-timer.C:
+		}
+		s.looking.Store(false) // who comes during the sweep may be missed by it
+		wait, err := r.sweepOnce(ctx)
+		if err != nil && ctx.Err() == nil {
+			klog.FromContext(ctx).Error(err, "Ephemeral volumes of pods that are gone are not known")
+			wait = again
+		}
+		timer.Stop()
+		if wait > 0 {
+			timer.Reset(wait)
+			s.looking.Store(true)
+		}
+	}
+}
+
+// sweepOnce looks at the pod of each inline volume, and returns when to look
+// again; 0: not before it is told to, as there is no such volume.
+func (r *Reconciler) sweepOnce(ctx context.Context) (wait time.Duration, err error) {
+	ids, err := r.kernel.Inline.ListInline(ctx)
+	if err != nil {
+		return 0, err
+	}
+	still := map[string]time.Time{}
+	for _, id := range ids {
+		owner, target, err := r.kernel.Inline.ownerOf(ctx, id)
+		if state.ClassOf(err) == state.NotFound || err == nil && owner == nil {
+			continue
+		}
+		if wait == 0 {
+			wait = again
+		}
+		if err != nil {
+			continue // it may be an inline volume; what reads its facts reports the error
+		}
+		if !r.kernel.Pods.Gone(target) {
+			continue
+		}
+		since, before := r.sweep.gone[id]
+		if !before {
+			since = time.Now()
+		}
+		still[id] = since
+		left := grace - time.Since(since)
+		if left <= 0 {
+			if err := r.endGone(ctx, id, target); err == nil {
+				delete(still, id)
+				continue
+			}
+			left = grace
+		}
+		wait = min(wait, left)
+	}
+	r.sweep.gone = still
+	return wait, ctx.Err()
+}
+
+// endGone asks for the end of the volume of a pod that is gone.
+func (r *Reconciler) endGone(ctx context.Context, id, target string) error {
+	ctx, cancel := context.WithTimeout(ctx, endTime)
+	defer cancel()
+	err := r.Ensure(ctx, id, state.TargetPart(target), func(v *state.Volume) error {
+		return v.AskEnd(target, r.kernel.Inline.Staging(id), time.Now())
+	})
+	logger := klog.FromContext(ctx).WithValues("volume", id, "target", target)
+	if err != nil {
+		if !errors.Is(err, context.Canceled) {
+			logger.Error(err, "Cannot delete the ephemeral volume of a pod that is gone; it is tried again")
+		}
+		return fmt.Errorf("volume %s: %w", id, err)
+	}
+	logger.Info("Deleted the ephemeral volume of a pod that is gone")
+	return nil
+}
