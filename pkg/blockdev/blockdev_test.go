@@ -244,7 +244,7 @@ func TestViewGetsItsNumberBack(t *testing.T) {
 	})
 	free := machine.Losetup(t, d.Path) // a number that nobody else is given
 	published = []state.DeviceNumber{numberOf(t, free)}
-	losetup(t, "-d", free)
+	machine.LosetupDetach(t, free)
 	if v := attachView(t, b, d); v.Number != published[0] {
 		t.Errorf("the view is %s, and was published as %s", v.Number, published[0])
 	}

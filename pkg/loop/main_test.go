@@ -2,7 +2,6 @@ package loop
 
 import (
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -79,9 +78,7 @@ func overDevice(t testing.TB, node string) (nodes []string) {
 
 func losetupDetach(t testing.TB, node string) {
 	t.Helper()
-	if out, err := exec.Command("losetup", "-d", node).CombinedOutput(); err != nil && !strings.Contains(string(out), "No such device") {
-		t.Errorf("losetup -d %s: %v: %s", node, err, out)
-	}
+	machine.LosetupDetach(t, node)
 }
 
 // request asks for a writable device over a target, for a volume.

@@ -99,7 +99,7 @@ func acts() []act {
 		}, idle: true},
 		{name: "a second device over its file", silent: true, do: func(s *scene) (func() error, error) {
 			device := machine.Losetup(s.t, "--read-only", s.victim.data())
-			return func() error { harness.Command(s.t, "losetup", "--detach", device); return nil }, nil
+			return func() error { machine.LosetupDetach(s.t, device); return nil }, nil
 		}},
 	}
 }

@@ -5,9 +5,11 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -45,6 +47,29 @@ func Losetup(t testing.TB, args ...string) string {
 		// When all others are in use, somebody who asks for any free device gets this one first.
 		case !strings.Contains(string(out), "busy"):
 			t.Fatalf("losetup %q %s %s: %v: %s", options, node, file, err, out)
+		}
+	}
+}
+
+// LosetupDetach runs losetup --detach, which is no error when the device has gone
+// already, and waits for those who have the device open for a moment, because they
+// look at every one of the node: it goes with the last. Who keeps it open for
+// longer than a second is left to the caller.
+func LosetupDetach(t testing.TB, node string) {
+	t.Helper()
+	if out, err := exec.Command("losetup", "--detach", node).CombinedOutput(); err != nil && !strings.Contains(string(out), "No such device") {
+		t.Errorf("losetup --detach %s: %v: %s", node, err, out)
+	}
+	AwaitDetached(node)
+}
+
+// AwaitDetached waits, for a second at most, until a device has gone that goes
+// when the last one closes it.
+func AwaitDetached(node string) {
+	for since := time.Now(); time.Since(since) < time.Second; time.Sleep(time.Millisecond) {
+		going, err := os.ReadFile(filepath.Join("/sys/block", filepath.Base(node), "loop/autoclear"))
+		if err != nil || string(going) != "1\n" { // it has gone, or is somebody else's by now
+			return
 		}
 	}
 }

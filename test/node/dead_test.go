@@ -12,6 +12,7 @@ import (
 
 	"github.com/csi-node/csi-node/pkg/process"
 	"github.com/csi-node/csi-node/test/harness"
+	"github.com/csi-node/csi-node/test/machine"
 )
 
 // frozenPool gives the plugin a pool on an ext4 of its own. While that is frozen,
@@ -44,7 +45,7 @@ func frozenPool(t *testing.T, p *harness.Plugin) (freeze, thaw func()) {
 		}
 		for _, loop := range p.Loops() {
 			if strings.HasPrefix(loop.Backing, p.PoolDir) {
-				harness.Command(t, "losetup", "--detach", loop.Path)
+				machine.LosetupDetach(t, loop.Path)
 			}
 		}
 		harness.Command(t, "umount", disk)

@@ -45,10 +45,7 @@ func (r rack) plug(file string) (node string) {
 
 func (r rack) unplug(node string) {
 	r.t.Helper()
-	out, err := exec.Command("losetup", "-d", node).CombinedOutput()
-	if err != nil && !bytes.Contains(out, []byte("No such device")) {
-		r.t.Errorf("losetup -d %s: %v: %s", node, err, out)
-	}
+	machine.LosetupDetach(r.t, node)
 }
 
 // disks returns a plugin with notes of its own, and a rack.

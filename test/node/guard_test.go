@@ -261,7 +261,7 @@ func TestForeignLoopDevice(t *testing.T) {
 		t.Error("the volume's bytes have changed")
 	}
 	mustHaveNoRecord(t, p)
-	harness.Command(t, "losetup", "--detach", device)
+	machine.LosetupDetach(t, device)
 	attached = false
 	must(t, v.stage(ctx))
 	v.end()

@@ -1,7 +1,6 @@
 package disk
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"os"
@@ -49,16 +48,14 @@ func plug(t testing.TB, file string, options ...string) (node string) {
 func unplug(t testing.TB, node string) {
 	t.Helper()
 	for _, view := range loopsOver(blockdev.Info{Path: node}) {
-		run(t, "losetup", "-d", view)
+		machine.LosetupDetach(t, view)
 	}
 	if f, err := os.Open(node); err == nil { // the read-only mode outlives the file
 		if err := errors.Join(unix.IoctlSetPointerInt(int(f.Fd()), unix.BLKROSET, 0), f.Close()); err != nil {
 			t.Error(err)
 		}
 	}
-	if out, err := exec.Command("losetup", "-d", node).CombinedOutput(); err != nil && !bytes.Contains(out, []byte("No such device")) {
-		t.Errorf("losetup -d %s: %v: %s", node, err, out)
-	}
+	machine.LosetupDetach(t, node)
 }
 
 func newBackend(t testing.TB, libDir string) *Backend {

@@ -1,7 +1,6 @@
 package pool_test
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"os"
@@ -57,9 +56,7 @@ func detachAll(t testing.TB, dir string) {
 
 func losetupDetach(t testing.TB, path string) {
 	t.Helper()
-	if out, err := exec.Command("losetup", "-d", path).CombinedOutput(); err != nil && !bytes.Contains(out, []byte("No such device")) {
-		t.Errorf("losetup -d %s: %v: %s", path, err, out)
-	}
+	machine.LosetupDetach(t, path)
 	leaveAsNew(t, path)
 }
 

@@ -67,6 +67,7 @@ func TestDetachOfOpenDeviceNamesTheOpener(t *testing.T) {
 	}
 	want(t, newBackend(t, b.Pool()), "vol", state.DeviceDetaching)
 	closeIt()
+	machine.AwaitDetached(before.Path)
 	want(t, b, "vol", state.DeviceAbsent)
 	if err := b.Detach(t.Context(), "vol"); err != nil {
 		t.Error(err)
