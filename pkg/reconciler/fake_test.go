@@ -71,7 +71,7 @@ type fakeVolume struct {
 	device                    *fakeDevice // the backend's
 	layer                     *fakeLayer  // over it; nil: the volume wants none
 	view                      *fakeDevice // over the highest
-	held                      bool        // the highest device is claimed by somebody outside
+	held, viewHeld            bool        // the highest device, and the view, is claimed by somebody outside
 	private                   bool        // a pod with a private mount namespace keeps a copy of the stage
 	copied                    bool        // such a copy holds the device now
 	created                   string      // the fs type that it was made for
@@ -302,10 +302,15 @@ func (k *fakeKernel) violate(format string, args ...any) error {
 // looked at the volume: a breach, unless the volume was changed by somebody else
 // since that look. Then the kernel, or who acts on it, refuses.
 func (k *fakeKernel) refuse(id, format string, args ...any) error {
-	if k.fresh(id) {
+	return k.refuseAs(state.Unavailable, id, format, args...)
+}
+
+// refuseAs is refuse with the class that the interfaces of devices name.
+func (k *fakeKernel) refuseAs(class state.Class, id, format string, args ...any) error {
+	if k.fresh(id) && !k.obeys {
 		return k.violate("volume "+id+": "+format, args...)
 	}
-	return fmt.Errorf(format, args...)
+	return state.Errorf(class, format, args...)
 }
 
 // rule is refuse for what a kernel does when it is told to, and the plugin must
@@ -430,7 +435,7 @@ func (k *fakeKernel) enter(p *process, o op, volume, key string) (met, error) {
 		return met{}, errDead
 	}
 	k.calls[callKey{o, key}]++
-	if other, busy := k.acting[volume]; busy && !o.reads() {
+	if other, busy := k.acting[volume]; busy && !o.reads() && !k.obeys {
 		return met{}, k.violate("volume %s: %s of %s while %s is under way", volume, o, key, other)
 	}
 	if !o.reads() {
@@ -651,6 +656,9 @@ func (k *fakeKernel) facts(id string) state.Device {
 	return d
 }
 
+// fakePool is more than the fake backend has room for, in bytes.
+const fakePool = 1 << 50
+
 // fakeDevices is the backend, the formatter and the viewer of a process.
 type fakeDevices struct{ *process }
 
@@ -672,7 +680,9 @@ func (d fakeDevices) Attach(ctx context.Context, volume devices.Volume, readOnly
 		v := d.k.volumes[id]
 		switch {
 		case v == nil:
-			return d.k.refuse(id, "attach of a missing volume")
+			return d.k.refuseAs(state.NotFound, id, "attach of a missing volume")
+		case ctx.Err() != nil:
+			return ctx.Err()
 		case v.foreign != "":
 			return d.k.refuse(id, "attach beside %s", v.foreign)
 		case v.device == nil && v.away:
@@ -681,8 +691,10 @@ func (d fakeDevices) Attach(ctx context.Context, volume devices.Volume, readOnly
 			return d.k.refuse(id, "attach of a truncated backing")
 		case v.device == nil:
 			v.device = &fakeDevice{number: d.k.number(), size: v.size, readOnly: readOnly}
+		case v.device.readOnly != readOnly && !v.device.detaching && d.k.obeys && !d.k.claimed(v):
+			v.device = &fakeDevice{number: d.k.number(), size: v.size, readOnly: readOnly}
 		case v.device.readOnly != readOnly && !v.device.detaching:
-			return d.k.refuse(id, "attach of a device that stands with another access")
+			return d.k.refuseAs(state.FailedPrecondition, id, "attach of a device that stands with another access")
 		}
 		v.device.detaching = false
 		return nil
@@ -715,6 +727,12 @@ func (d fakeDevices) Grow(ctx context.Context, volume devices.Volume, bytes int6
 	id := volume.ID
 	return d.call(ctx, opGrowDevice, id, id, func(half bool) error {
 		v := d.k.volumes[id]
+		switch {
+		case v == nil:
+			return d.k.refuseAs(state.NotFound, id, "growth of a missing volume")
+		case bytes > fakePool:
+			return state.Errorf(state.ResourceExhausted, "volume %s: no room for %d bytes", id, bytes)
+		}
 		v.capacity = max(v.capacity, bytes)
 		v.size = max(v.size, v.capacity)
 		if !half && v.device != nil {
@@ -728,11 +746,13 @@ func (d fakeDevices) BeginFormat(ctx context.Context, volume devices.Volume) err
 	id := volume.ID
 	return d.call(ctx, opBeginFormat, id, id, func(bool) error {
 		v := d.k.volumes[id]
-		if v.formatted != "" {
-			return d.k.refuse(id, "formatting mark on what was formatted as %q", v.formatted)
-		}
-		if v.raw {
-			return d.k.refuse(id, "formatting mark on what was published raw")
+		switch {
+		case v == nil:
+			return d.k.refuseAs(state.NotFound, id, "formatting mark on a missing volume")
+		case v.formatted != "":
+			return d.k.refuseAs(state.FailedPrecondition, id, "formatting mark on what was formatted as %q", v.formatted)
+		case v.raw:
+			return d.k.refuseAs(state.FailedPrecondition, id, "formatting mark on what was published raw")
 		}
 		kind := v.lowest().Kind
 		blank := kind == state.ContentsBlank || kind == state.ContentsUnproven
@@ -750,8 +770,13 @@ func (d fakeDevices) Erase(ctx context.Context, volume devices.Volume) error {
 	id := volume.ID
 	return d.call(ctx, opErase, id, id, func(half bool) error {
 		v := d.k.volumes[id]
-		if !v.formatting || v.data {
-			return d.k.refuse(id, "erased without a formatting mark or with data")
+		switch {
+		case v == nil:
+			return d.k.refuseAs(state.NotFound, id, "erasure of a missing volume")
+		case !v.formatting || v.data:
+			return d.k.refuseAs(state.FailedPrecondition, id, "erased without a formatting mark or with data")
+		case v.device == nil || v.device.readOnly:
+			return d.k.refuseAs(state.FailedPrecondition, id, "erased and not attached for writing")
 		}
 		if err := d.k.exclusive(id, "erase"); err != nil {
 			return err
@@ -766,6 +791,9 @@ func (d fakeDevices) Erase(ctx context.Context, volume devices.Volume) error {
 func (d fakeDevices) BeginRaw(ctx context.Context, volume devices.Volume) error {
 	id := volume.ID
 	return d.call(ctx, opBeginRaw, id, id, func(bool) error {
+		if d.k.volumes[id] == nil {
+			return d.k.refuseAs(state.NotFound, id, "raw publish of a missing volume")
+		}
 		d.k.volumes[id].raw = true
 		return nil
 	})
@@ -775,8 +803,11 @@ func (d fakeDevices) EndFormat(ctx context.Context, volume devices.Volume, fsTyp
 	id := volume.ID
 	return d.call(ctx, opEndFormat, id, id, func(half bool) error {
 		v := d.k.volumes[id]
-		if !v.formatting && v.formatted != fsType {
-			return d.k.refuse(id, "end of a format that was not begun")
+		switch {
+		case v == nil:
+			return d.k.refuseAs(state.NotFound, id, "end of a format of a missing volume")
+		case !v.formatting && v.formatted != fsType:
+			return d.k.refuseAs(state.FailedPrecondition, id, "end of a format that was not begun")
 		}
 		if v.layer == nil && v.contents.FSType != fsType {
 			if err := d.k.rule(id, "end of a format that left %q", v.contents.FSType); err != nil {
@@ -815,6 +846,8 @@ func (d fakeDevices) Held(_ context.Context, device state.Device) (bool, error) 
 		return false, nil
 	case v.highest().number == device.Number:
 		return d.k.claimed(v), nil
+	case v.view != nil && v.view.number == device.Number:
+		return v.viewHeld, nil
 	}
 	return v.open() && v.layer.over == v.device && v.device.number == device.Number, nil // the layer claims what it stands on
 }
@@ -824,7 +857,7 @@ func (d fakeDevices) FindView(ctx context.Context, device state.Device) (view st
 	err = d.call(ctx, opFindView, id, id, func(bool) error {
 		view = state.Device{State: state.DeviceAbsent}
 		if v := d.k.volumes[id]; v != nil && v.view != nil {
-			view = state.Device{State: state.DeviceAttached, Number: v.view.number, Path: fmt.Sprintf("/dev/loop%d", v.view.number.Minor), ReadOnly: true, Size: device.Size}
+			view = state.Device{State: state.DeviceAttached, Number: v.view.number, Path: fmt.Sprintf("/dev/loop%d", v.view.number.Minor), ReadOnly: true, Size: v.highest().size, Backing: device.Backing}
 		}
 		return nil
 	})
@@ -855,6 +888,9 @@ func (d fakeDevices) DetachView(ctx context.Context, device state.Device) error 
 		}
 		if paths := d.k.seen(v.view.number); len(paths) > 0 {
 			return d.k.refuse(id, "view detached while shown at %v", paths)
+		}
+		if v.viewHeld {
+			return fmt.Errorf("view of %s is held by pid 7 (holder)", id)
 		}
 		v.view = nil
 		d.k.autoclear(v)
