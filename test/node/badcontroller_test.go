@@ -32,7 +32,7 @@ func TestBadControllerRequests(t *testing.T) {
 		badRequest{"delete/an unknown volume", &csi.DeleteVolumeRequest{VolumeId: "unknown"}, fine},
 		badRequest{"capacity/an unknown parameter", &csi.GetCapacityRequest{Parameters: map[string]string{"colour": "blue"}}, fine},
 		badRequest{"capacity/a bad parameter", &csi.GetCapacityRequest{Parameters: map[string]string{"provisioning": "blue"}}, fine},
-		badRequest{"capacity/no access_type", &csi.GetCapacityRequest{VolumeCapabilities: []*csi.VolumeCapability{{AccessMode: v.capability.AccessMode}}}, invalid},
+		badRequest{"capacity/no access_type", &csi.GetCapacityRequest{VolumeCapabilities: []*csi.VolumeCapability{{AccessMode: v.Capability.AccessMode}}}, invalid},
 		badRequest{"capacity/of another node", &csi.GetCapacityRequest{AccessibleTopology: &csi.Topology{Segments: map[string]string{"x/node": "y"}}}, fine},
 	)
 	before := snapshot(t, p)
@@ -50,8 +50,8 @@ func TestBadControllerRequests(t *testing.T) {
 			mustEqual(t, before, snapshot(t, p))
 		})
 	}
-	must(t, v.delete(t.Context()))
-	mustBeGone(t, filepath.Dir(v.data()))
+	must(t, v.Delete(t.Context()))
+	mustBeGone(t, filepath.Dir(v.Data()))
 }
 
 func callController(t *testing.T, p *harness.Plugin, req any) (err error) {
@@ -151,25 +151,25 @@ func badValidations(v *volume) (rows []badRequest) {
 	add := func(name, id string, want codes.Code, capabilities ...*csi.VolumeCapability) {
 		rows = append(rows, badRequest{"validate/" + name, &csi.ValidateVolumeCapabilitiesRequest{VolumeId: id, VolumeCapabilities: capabilities}, []codes.Code{want}})
 	}
-	add("no volume_id", "", illegal, v.capability)
-	add("no capabilities", v.id, illegal)
-	add("no access_type", v.id, illegal, &csi.VolumeCapability{AccessMode: v.capability.AccessMode})
-	add("no access_mode", v.id, illegal, &csi.VolumeCapability{AccessType: v.capability.AccessType})
-	add("an unknown volume", "unknown", codes.NotFound, v.capability)
-	add("a file system that it has not", v.id, okay, mountAs("xfs", multiWriter)) // says so in its answer
+	add("no volume_id", "", illegal, v.Capability)
+	add("no capabilities", v.ID, illegal)
+	add("no access_type", v.ID, illegal, &csi.VolumeCapability{AccessMode: v.Capability.AccessMode})
+	add("no access_mode", v.ID, illegal, &csi.VolumeCapability{AccessType: v.Capability.AccessType})
+	add("an unknown volume", "unknown", codes.NotFound, v.Capability)
+	add("a file system that it has not", v.ID, okay, mountAs("xfs", multiWriter)) // says so in its answer
 	return rows
 }
 
 // unserved are the calls that this driver does not have.
 func unserved(v *volume) (rows []badRequest) {
 	for name, req := range map[string]any{
-		"ControllerPublishVolume":   &csi.ControllerPublishVolumeRequest{VolumeId: v.id, NodeId: "node-1", VolumeCapability: v.capability},
-		"ControllerUnpublishVolume": &csi.ControllerUnpublishVolumeRequest{VolumeId: v.id},
-		"CreateSnapshot":            &csi.CreateSnapshotRequest{SourceVolumeId: v.id, Name: "snapshot"},
+		"ControllerPublishVolume":   &csi.ControllerPublishVolumeRequest{VolumeId: v.ID, NodeId: "node-1", VolumeCapability: v.Capability},
+		"ControllerUnpublishVolume": &csi.ControllerUnpublishVolumeRequest{VolumeId: v.ID},
+		"CreateSnapshot":            &csi.CreateSnapshotRequest{SourceVolumeId: v.ID, Name: "snapshot"},
 		"DeleteSnapshot":            &csi.DeleteSnapshotRequest{SnapshotId: "snapshot"},
 		"ListSnapshots":             &csi.ListSnapshotsRequest{},
-		"ControllerExpandVolume":    &csi.ControllerExpandVolumeRequest{VolumeId: v.id, CapacityRange: &csi.CapacityRange{RequiredBytes: 64 * mib}},
-		"ControllerModifyVolume":    &csi.ControllerModifyVolumeRequest{VolumeId: v.id},
+		"ControllerExpandVolume":    &csi.ControllerExpandVolumeRequest{VolumeId: v.ID, CapacityRange: &csi.CapacityRange{RequiredBytes: 64 * mib}},
+		"ControllerModifyVolume":    &csi.ControllerModifyVolumeRequest{VolumeId: v.ID},
 	} {
 		rows = append(rows, badRequest{"unserved/" + name, req, []codes.Code{codes.Unimplemented}})
 	}

@@ -86,21 +86,21 @@ func TestStageWhereSomethingIs(t *testing.T) {
 			continue
 		}
 		t.Run(place.name, func(t *testing.T) {
-			place.make(t, v.staging)
-			defer clearPlace(t, v.staging)
-			mustChangeNothing(t, p, place.mount, func() error { return v.stage(t.Context()) })
+			place.make(t, v.Staging)
+			defer clearPlace(t, v.Staging)
+			mustChangeNothing(t, p, place.mount, func() error { return v.Stage(t.Context()) })
 			mustHaveNoRecord(t, p)
-			mustChangeNothing(t, p, codes.NotFound, func() error { return v.stats(t, v.staging) })
+			mustChangeNothing(t, p, codes.NotFound, func() error { return v.Stats(t.Context(), v.Staging) })
 			if code := place.mount; code == illegal {
-				mustChangeNothing(t, p, code, func() error { return v.unstage(t.Context()) })
+				mustChangeNothing(t, p, code, func() error { return v.Unstage(t.Context()) })
 			} else {
-				mustChangeNothing(t, p, okay, func() error { return v.unstage(t.Context()) })
+				mustChangeNothing(t, p, okay, func() error { return v.Unstage(t.Context()) })
 			}
 			mustHaveNoRecord(t, p)
 		})
 	}
-	must(t, v.stage(t.Context()))
-	v.end()
+	must(t, v.Stage(t.Context()))
+	v.End()
 }
 
 func TestPublishWhereSomethingIs(t *testing.T) {
@@ -109,10 +109,10 @@ func TestPublishWhereSomethingIs(t *testing.T) {
 	for access, c := range map[string]*csi.VolumeCapability{"mount": mountAs("ext4", multiWriter), "block": blockAs(multiWriter)} {
 		ctx := t.Context()
 		v := create(t, p, access, 32*mib, c)
-		must(t, v.stage(ctx))
+		must(t, v.Stage(ctx))
 		for _, place := range places {
 			t.Run(access+" at "+place.name, func(t *testing.T) {
-				target := v.target(strings.ReplaceAll(place.name, " ", "-"))
+				target := v.Target(strings.ReplaceAll(place.name, " ", "-"))
 				want := place.mount
 				if access == "block" {
 					want = place.block
@@ -120,30 +120,25 @@ func TestPublishWhereSomethingIs(t *testing.T) {
 				place.make(t, target)
 				defer clearPlace(t, target)
 				if want == okay { // the CO may have made it
-					must(t, v.publish(ctx, target))
-					must(t, v.unpublish(ctx, target))
+					must(t, v.Publish(ctx, target))
+					must(t, v.Unpublish(ctx, target))
 					mustBeGone(t, target)
 					return
 				}
-				mustChangeNothing(t, p, want, func() error { return v.publish(ctx, target) })
-				mustChangeNothing(t, p, codes.NotFound, func() error { return v.stats(t, target) })
+				mustChangeNothing(t, p, want, func() error { return v.Publish(ctx, target) })
+				mustChangeNothing(t, p, codes.NotFound, func() error { return v.Stats(t.Context(), target) })
 				if place.gone == okay {
-					must(t, v.unpublish(ctx, target))
+					must(t, v.Unpublish(ctx, target))
 					mustBeGone(t, target)
 					return
 				}
-				mustChangeNothing(t, p, place.gone, func() error { return v.unpublish(ctx, target) })
+				mustChangeNothing(t, p, place.gone, func() error { return v.Unpublish(ctx, target) })
 				clearPlace(t, target)
-				must(t, v.unpublish(ctx, target))
+				must(t, v.Unpublish(ctx, target))
 			})
 		}
-		v.end()
+		v.End()
 	}
-}
-
-func (v *volume) stats(t *testing.T, path string) error {
-	_, err := v.Node.NodeGetVolumeStats(t.Context(), &csi.NodeGetVolumeStatsRequest{VolumeId: v.id, VolumePath: path})
-	return err
 }
 
 // Paths of one volume must lie apart, and those of another are not its own.
@@ -152,57 +147,57 @@ func TestPathsInTheWay(t *testing.T) {
 	p := harness.Start(t, harness.Options{})
 	ctx := t.Context()
 	v, other := create(t, p, "volume", 32*mib, mountAs("ext4", multiWriter)), create(t, p, "other", 32*mib, mountAs("ext4", multiWriter))
-	pod, others := v.target("pod"), other.target("other-pod")
+	pod, others := v.Target("pod"), other.Target("other-pod")
 	for v, target := range map[*volume]string{v: pod, other: others} {
-		must(t, v.stage(ctx))
-		must(t, v.publish(ctx, target))
-		makeDir(t, filepath.Join(v.staging, "directory"))
+		must(t, v.Stage(ctx))
+		must(t, v.Publish(ctx, target))
+		makeDir(t, filepath.Join(v.Staging, "directory"))
 	}
 	for _, row := range []struct {
 		name string
 		call func() error
 		code codes.Code
 	}{
-		{"publish at the staging path", func() error { return v.publish(ctx, v.staging) }, illegal},
-		{"publish in the staging path", func() error { return v.publish(ctx, v.staging+"/directory") }, illegal},
-		{"publish anew in the staging path", func() error { return v.publish(ctx, v.staging+"/new") }, illegal},
-		{"publish over the staging path", func() error { return v.publish(ctx, filepath.Dir(v.staging)) }, illegal},
-		{"publish in a target", func() error { return v.publish(ctx, pod+"/directory") }, illegal},
-		{"publish over a target", func() error { return v.publish(ctx, filepath.Dir(pod)) }, illegal},
-		{"publish at another's target", func() error { return v.publish(ctx, others) }, denied},
-		{"publish at another's staging path", func() error { return v.publish(ctx, other.staging) }, denied},
+		{"publish at the staging path", func() error { return v.Publish(ctx, v.Staging) }, illegal},
+		{"publish in the staging path", func() error { return v.Publish(ctx, v.Staging+"/directory") }, illegal},
+		{"publish anew in the staging path", func() error { return v.Publish(ctx, v.Staging+"/new") }, illegal},
+		{"publish over the staging path", func() error { return v.Publish(ctx, filepath.Dir(v.Staging)) }, illegal},
+		{"publish in a target", func() error { return v.Publish(ctx, pod+"/directory") }, illegal},
+		{"publish over a target", func() error { return v.Publish(ctx, filepath.Dir(pod)) }, illegal},
+		{"publish at another's target", func() error { return v.Publish(ctx, others) }, denied},
+		{"publish at another's staging path", func() error { return v.Publish(ctx, other.Staging) }, denied},
 		{"publish from another's staging path", func() error {
-			req := v.publishRequest(v.target("pod-2"))
-			req.StagingTargetPath = other.staging
+			req := v.PublishRequest(v.Target("pod-2"))
+			req.StagingTargetPath = other.Staging
 			_, err := p.Node.NodePublishVolume(ctx, req)
 			return err
 		}, denied},
 		{"stage at another's staging path", func() error {
-			req := v.stageRequest()
-			req.StagingTargetPath = other.staging
+			req := v.StageRequest()
+			req.StagingTargetPath = other.Staging
 			_, err := p.Node.NodeStageVolume(ctx, req)
 			return err
 		}, codes.AlreadyExists},
 		{"unstage at another's staging path", func() error {
-			_, err := p.Node.NodeUnstageVolume(ctx, &csi.NodeUnstageVolumeRequest{VolumeId: v.id, StagingTargetPath: other.staging})
+			_, err := p.Node.NodeUnstageVolume(ctx, &csi.NodeUnstageVolumeRequest{VolumeId: v.ID, StagingTargetPath: other.Staging})
 			return err
 		}, okay},
 		{"unstage at a target", func() error {
-			_, err := p.Node.NodeUnstageVolume(ctx, &csi.NodeUnstageVolumeRequest{VolumeId: v.id, StagingTargetPath: pod})
+			_, err := p.Node.NodeUnstageVolume(ctx, &csi.NodeUnstageVolumeRequest{VolumeId: v.ID, StagingTargetPath: pod})
 			return err
 		}, okay},
-		{"unpublish the staging path", func() error { return v.unpublish(ctx, v.staging) }, okay},
-		{"unpublish in the staging path", func() error { return v.unpublish(ctx, v.staging+"/directory") }, okay},
-		{"unpublish in a target", func() error { return v.unpublish(ctx, pod+"/directory") }, okay},
-		{"stats at another's target", func() error { return v.stats(t, others) }, codes.NotFound},
-		{"stats in the volume", func() error { return v.stats(t, pod+"/directory") }, codes.NotFound},
+		{"unpublish the staging path", func() error { return v.Unpublish(ctx, v.Staging) }, okay},
+		{"unpublish in the staging path", func() error { return v.Unpublish(ctx, v.Staging+"/directory") }, okay},
+		{"unpublish in a target", func() error { return v.Unpublish(ctx, pod+"/directory") }, okay},
+		{"stats at another's target", func() error { return v.Stats(t.Context(), others) }, codes.NotFound},
+		{"stats in the volume", func() error { return v.Stats(t.Context(), pod+"/directory") }, codes.NotFound},
 		{"expand by another's path", func() error {
-			_, err := p.Node.NodeExpandVolume(ctx, &csi.NodeExpandVolumeRequest{VolumeId: v.id, VolumePath: others, StagingTargetPath: other.staging})
+			_, err := p.Node.NodeExpandVolume(ctx, &csi.NodeExpandVolumeRequest{VolumeId: v.ID, VolumePath: others, StagingTargetPath: other.Staging})
 			return err
 		}, codes.NotFound},
 	} {
 		t.Run(row.name, func(t *testing.T) {
-			v.target("pod-2") // its directories
+			v.Target("pod-2") // its directories
 			asked := askedOf(p)
 			mustChangeNothing(t, p, row.code, row.call)
 			if now := askedOf(p); !slices.Equal(now, asked) {
@@ -212,39 +207,39 @@ func TestPathsInTheWay(t *testing.T) {
 	}
 
 	third := create(t, p, "third", 32*mib, mountAs("ext4", multiWriter))
-	own := third.staging
+	own := third.Staging
 	makeDir(t, filepath.Join(pod, "directory"))
 	for path, whose := range map[string]string{
-		v.staging:                       v.id,
-		v.staging + "/directory":        v.id,
-		v.staging + "/new":              v.id,
-		filepath.Dir(v.staging):         v.id,
-		pod:                             v.id,
-		pod + "/directory":              v.id,
-		filepath.Dir(pod):               v.id,
+		v.Staging:                       v.ID,
+		v.Staging + "/directory":        v.ID,
+		v.Staging + "/new":              v.ID,
+		filepath.Dir(v.Staging):         v.ID,
+		pod:                             v.ID,
+		pod + "/directory":              v.ID,
+		filepath.Dir(pod):               v.ID,
 		filepath.Dir(filepath.Dir(pod)): "volume",
 	} {
-		third.staging = path
-		mustChangeNothing(t, p, denied, func() error { return third.stage(ctx) })
-		mustRefuse(t, third.stage(ctx), denied, third.id, path, whose)
+		third.Staging = path
+		mustChangeNothing(t, p, denied, func() error { return third.Stage(ctx) })
+		mustRefuse(t, third.Stage(ctx), denied, third.ID, path, whose)
 	}
-	third.staging = own
-	must(t, third.stage(ctx))
-	for _, path := range []string{v.staging + "/directory", pod + "/directory", filepath.Dir(pod), filepath.Dir(v.staging)} {
-		mustChangeNothing(t, p, denied, func() error { return third.publish(ctx, path) })
-		mustRefuse(t, third.publish(ctx, path), denied, third.id, path, v.id)
+	third.Staging = own
+	must(t, third.Stage(ctx))
+	for _, path := range []string{v.Staging + "/directory", pod + "/directory", filepath.Dir(pod), filepath.Dir(v.Staging)} {
+		mustChangeNothing(t, p, denied, func() error { return third.Publish(ctx, path) })
+		mustRefuse(t, third.Publish(ctx, path), denied, third.ID, path, v.ID)
 	}
-	must(t, third.unstage(ctx))
-	must(t, third.delete(ctx))
-	mustRefuse(t, other.unpublish(ctx, pod), denied) // asked to go, it would stay asked
+	must(t, third.Unstage(ctx))
+	must(t, third.Delete(ctx))
+	mustRefuse(t, other.Unpublish(ctx, pod), denied) // asked to go, it would stay asked
 	if mountsAt(p, pod) != 1 {
 		t.Error("another volume's unpublish has unmounted it")
 	}
-	must(t, v.unpublish(ctx, pod))
-	must(t, other.unpublish(ctx, pod))
-	must(t, v.unstage(ctx))
-	must(t, v.delete(ctx))
-	other.end(others)
+	must(t, v.Unpublish(ctx, pod))
+	must(t, other.Unpublish(ctx, pod))
+	must(t, v.Unstage(ctx))
+	must(t, v.Delete(ctx))
+	other.End(others)
 }
 
 // askedOf is what is asked of each part of each volume.
@@ -264,24 +259,24 @@ func TestLongestPaths(t *testing.T) {
 	for access, c := range map[string]*csi.VolumeCapability{"mount": mountAs("ext4", multiWriter), "block": blockAs(multiWriter)} {
 		v := create(t, p, access, 32*mib, c)
 		long := func(name string) string {
-			path := v.path(name)
+			path := v.Path(name)
 			for len(path) < unix.PathMax-1-202 {
 				path += "/" + strings.Repeat("n", 200)
 			}
 			return path + "/" + strings.Repeat("x", unix.PathMax-2-len(path))
 		}
-		v.staging = long("staging")
+		v.Staging = long("staging")
 		target := long("target")
-		makeDir(t, filepath.Dir(v.staging))
+		makeDir(t, filepath.Dir(v.Staging))
 		makeDir(t, filepath.Dir(target))
-		must(t, v.stage(t.Context()))
-		must(t, v.publish(t.Context(), target))
-		must(t, v.stats(t, target))
-		_, err := v.expand(t.Context(), 40*mib)
+		must(t, v.Stage(t.Context()))
+		must(t, v.Publish(t.Context(), target))
+		must(t, v.Stats(t.Context(), target))
+		_, err := v.Expand(t.Context(), 40*mib)
 		if access == "block" || mayResize(t) {
 			must(t, err)
 		}
-		v.end(target)
+		v.End(target)
 	}
 }
 
@@ -290,8 +285,8 @@ func TestLongContexts(t *testing.T) {
 	t.Parallel()
 	p := harness.Start(t, harness.Options{})
 	v := create(t, p, "volume", 32*mib, mountAs("ext4", multiWriter))
-	ctx, pod := t.Context(), v.target("pod")
-	stage, publish := v.stageRequest(), v.publishRequest(pod)
+	ctx, pod := t.Context(), v.Target("pod")
+	stage, publish := v.StageRequest(), v.PublishRequest(pod)
 	long := map[string]string{"key": strings.Repeat("v", 200)}
 	for i := range 100 {
 		long[fmt.Sprintf("key-%d-%s", i, strings.Repeat("k", 100))] = strings.Repeat("v", 100)
@@ -308,7 +303,7 @@ func TestLongContexts(t *testing.T) {
 	mustRefuse(t, err, codes.AlreadyExists)
 	_, err = p.Node.NodePublishVolume(ctx, publish)
 	mustRefuse(t, err, codes.AlreadyExists)
-	v.end(pod)
+	v.End(pod)
 }
 
 // Of two volumes that are staged at once, one at a path within the other's, one
@@ -320,13 +315,13 @@ func TestStagesInEachOther(t *testing.T) {
 	ctx := t.Context()
 	outer, inner := create(t, p, "outer", 32*mib, mountAs("ext4", multiWriter)), create(t, p, "inner", 32*mib, mountAs("ext4", multiWriter))
 	for round := range 10 {
-		outer.staging = outer.path("stage", fmt.Sprint(round))
-		inner.staging = filepath.Join(outer.staging, "inner")
-		makeDir(t, outer.staging)
+		outer.Staging = outer.Path("stage", fmt.Sprint(round))
+		inner.Staging = filepath.Join(outer.Staging, "inner")
+		makeDir(t, outer.Staging)
 		errs := make([]error, 2)
 		var group sync.WaitGroup
 		for i, v := range []*volume{outer, inner} {
-			group.Go(func() { errs[i] = v.stage(ctx) })
+			group.Go(func() { errs[i] = v.Stage(ctx) })
 		}
 		group.Wait()
 		won, lost := outer, inner
@@ -335,28 +330,28 @@ func TestStagesInEachOther(t *testing.T) {
 			errs[0], errs[1] = errs[1], errs[0]
 		}
 		must(t, errs[0])
-		mustRefuse(t, errs[1], denied, lost.id, lost.staging, won.id, won.staging)
+		mustRefuse(t, errs[1], denied, lost.ID, lost.Staging, won.ID, won.Staging)
 		if loops := p.Loops(); len(loops) != 1 {
 			t.Errorf("attached: %+v", loops)
 		}
-		must(t, won.unstage(ctx))
-		must(t, os.RemoveAll(outer.staging))
+		must(t, won.Unstage(ctx))
+		must(t, os.RemoveAll(outer.Staging))
 	}
 
-	makeDir(t, outer.staging)
-	must(t, outer.stage(ctx))
-	busy, err := os.Create(filepath.Join(outer.staging, "busy"))
+	makeDir(t, outer.Staging)
+	must(t, outer.Stage(ctx))
+	busy, err := os.Create(filepath.Join(outer.Staging, "busy"))
 	must(t, err)
 	defer func() { _ = busy.Close() }() // is closed below
-	if err := outer.unstage(ctx); status.Code(err) == okay {
+	if err := outer.Unstage(ctx); status.Code(err) == okay {
 		t.Fatal("unstaged while a file is open")
 	}
-	mustRefuse(t, inner.stage(ctx), codes.Aborted, inner.id, outer.id, "still being unstaged")
+	mustRefuse(t, inner.Stage(ctx), codes.Aborted, inner.ID, outer.ID, "still being unstaged")
 	must(t, busy.Close())
-	must(t, outer.unstage(ctx))
-	must(t, inner.stage(ctx))
-	inner.end()
-	must(t, outer.delete(ctx))
+	must(t, outer.Unstage(ctx))
+	must(t, inner.Stage(ctx))
+	inner.End()
+	must(t, outer.Delete(ctx))
 }
 
 // The loss of the store does not lose what is mounted: nothing is staged or
@@ -366,23 +361,23 @@ func TestPathsInAVolumeWithoutARecord(t *testing.T) {
 	p := harness.Start(t, harness.Options{})
 	ctx := t.Context()
 	v, other := create(t, p, "volume", 32*mib, mountAs("ext4", multiWriter)), create(t, p, "other", 32*mib, mountAs("ext4", multiWriter))
-	pod, own := v.target("pod"), other.staging
-	must(t, v.stage(ctx))
-	must(t, v.publish(ctx, pod))
+	pod, own := v.Target("pod"), other.Staging
+	must(t, v.Stage(ctx))
+	must(t, v.Publish(ctx, pod))
 	makeDir(t, filepath.Join(pod, "directory"))
 	p.Terminate()
 	loseStore(t, p)
 	p.Start(harness.Options{})
-	for _, path := range []string{v.staging + "/directory", v.staging + "/new/deep", pod + "/directory", filepath.Dir(pod), pod} {
-		other.staging = path
-		mustChangeNothing(t, p, denied, func() error { return other.stage(ctx) })
-		mustRefuse(t, other.stage(ctx), denied, path)
+	for _, path := range []string{v.Staging + "/directory", v.Staging + "/new/deep", pod + "/directory", filepath.Dir(pod), pod} {
+		other.Staging = path
+		mustChangeNothing(t, p, denied, func() error { return other.Stage(ctx) })
+		mustRefuse(t, other.Stage(ctx), denied, path)
 	}
-	other.staging = own
-	must(t, other.stage(ctx))
-	mustChangeNothing(t, p, denied, func() error { return other.publish(ctx, v.staging+"/directory") })
-	must(t, other.unstage(ctx))
-	must(t, other.delete(ctx))
-	must(t, v.publish(ctx, pod))
-	v.end(pod)
+	other.Staging = own
+	must(t, other.Stage(ctx))
+	mustChangeNothing(t, p, denied, func() error { return other.Publish(ctx, v.Staging+"/directory") })
+	must(t, other.Unstage(ctx))
+	must(t, other.Delete(ctx))
+	must(t, v.Publish(ctx, pod))
+	v.End(pod)
 }

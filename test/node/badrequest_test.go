@@ -26,7 +26,7 @@ func TestBadRequests(t *testing.T) {
 	t.Parallel()
 	p := harness.Start(t, harness.Options{})
 	v := create(t, p, "volume", 32*mib, mountAs("ext4", multiWriter))
-	v.target("pod") // its directories
+	v.Target("pod") // its directories
 	rows := append(badStages(v), badUnstages(v)...)
 	rows = append(rows, badPublishes(v)...)
 	rows = append(rows, badUnpublishes(v)...)
@@ -48,8 +48,8 @@ func TestBadRequests(t *testing.T) {
 			mustHaveNoRecord(t, p)
 		})
 	}
-	must(t, v.stage(t.Context()))
-	v.end()
+	must(t, v.Stage(t.Context()))
+	v.End()
 }
 
 func call(t *testing.T, p *harness.Plugin, req any) (err error) {
@@ -130,7 +130,7 @@ func badCapabilities() map[string]*csi.VolumeCapability {
 
 func badStages(v *volume) (rows []badRequest) {
 	add := func(name string, want []codes.Code, change func(*csi.NodeStageVolumeRequest)) {
-		req := v.stageRequest()
+		req := v.StageRequest()
 		change(req)
 		rows = append(rows, badRequest{"stage/" + name, req, want})
 	}
@@ -157,20 +157,20 @@ func badUnstages(v *volume) (rows []badRequest) {
 		rows = append(rows, badRequest{"unstage/" + name, &csi.NodeUnstageVolumeRequest{VolumeId: id, StagingTargetPath: path}, want})
 	}
 	for name, id := range badIDs {
-		add(name, id, v.staging, invalid)
+		add(name, id, v.Staging, invalid)
 	}
 	for name, path := range badPaths(v) {
-		add(name, v.id, path, invalid)
+		add(name, v.ID, path, invalid)
 	}
-	add("no staging_target_path", v.id, "", invalid)
-	add("an unknown volume", "unknown", v.staging, fine)
-	add("nothing staged", v.id, v.staging, fine)
+	add("no staging_target_path", v.ID, "", invalid)
+	add("an unknown volume", "unknown", v.Staging, fine)
+	add("nothing staged", v.ID, v.Staging, fine)
 	return rows
 }
 
 func badPublishes(v *volume) (rows []badRequest) {
 	add := func(name string, want []codes.Code, change func(*csi.NodePublishVolumeRequest)) {
-		req := v.publishRequest(filepath.Join(v.KubeletDir, "pods/pod/volumes/kubernetes.io~csi", v.id, "mount"))
+		req := v.PublishRequest(filepath.Join(v.KubeletDir, "pods/pod/volumes/kubernetes.io~csi", v.ID, "mount"))
 		change(req)
 		rows = append(rows, badRequest{"publish/" + name, req, want})
 	}
@@ -206,7 +206,7 @@ func badPublishes(v *volume) (rows []badRequest) {
 }
 
 func badUnpublishes(v *volume) (rows []badRequest) {
-	target := filepath.Join(v.KubeletDir, "pods/pod/volumes/kubernetes.io~csi", v.id, "mount")
+	target := filepath.Join(v.KubeletDir, "pods/pod/volumes/kubernetes.io~csi", v.ID, "mount")
 	add := func(name, id, path string, want []codes.Code) {
 		rows = append(rows, badRequest{"unpublish/" + name, &csi.NodeUnpublishVolumeRequest{VolumeId: id, TargetPath: path}, want})
 	}
@@ -214,12 +214,12 @@ func badUnpublishes(v *volume) (rows []badRequest) {
 		add(name, id, target, invalid)
 	}
 	for name, path := range badPaths(v) {
-		add(name, v.id, path, invalid)
+		add(name, v.ID, path, invalid)
 	}
-	add("no target_path", v.id, "", invalid)
+	add("no target_path", v.ID, "", invalid)
 	add("an unknown volume", "unknown", target, fine)
-	add("nothing published", v.id, target, fine)
-	add("not even a parent", v.id, filepath.Join(v.KubeletDir, "pods/gone/volumes/mount"), fine)
+	add("nothing published", v.ID, target, fine)
+	add("not even a parent", v.ID, filepath.Join(v.KubeletDir, "pods/gone/volumes/mount"), fine)
 	return rows
 }
 
@@ -227,40 +227,40 @@ func badUnpublishes(v *volume) (rows []badRequest) {
 func badQuestions(v *volume) (rows []badRequest) {
 	add := func(name string, req any, want []codes.Code) { rows = append(rows, badRequest{name, req, want}) }
 	for name, id := range badIDs {
-		add("stats/"+name, &csi.NodeGetVolumeStatsRequest{VolumeId: id, VolumePath: v.staging}, invalid)
-		add("expand/"+name, &csi.NodeExpandVolumeRequest{VolumeId: id, VolumePath: v.staging}, invalid)
+		add("stats/"+name, &csi.NodeGetVolumeStatsRequest{VolumeId: id, VolumePath: v.Staging}, invalid)
+		add("expand/"+name, &csi.NodeExpandVolumeRequest{VolumeId: id, VolumePath: v.Staging}, invalid)
 		add("health/"+name, &csi.NodeGetVolumeHealthRequest{VolumeId: id}, invalid)
 	}
-	add("stats/no volume_path", &csi.NodeGetVolumeStatsRequest{VolumeId: v.id}, invalid)
-	add("stats/a relative path", &csi.NodeGetVolumeStatsRequest{VolumeId: v.id, VolumePath: "relative"}, notFound)
-	add("stats/not there", &csi.NodeGetVolumeStatsRequest{VolumeId: v.id, VolumePath: v.staging}, notFound)
-	add("stats/an unknown volume", &csi.NodeGetVolumeStatsRequest{VolumeId: "unknown", VolumePath: v.staging}, notFound)
+	add("stats/no volume_path", &csi.NodeGetVolumeStatsRequest{VolumeId: v.ID}, invalid)
+	add("stats/a relative path", &csi.NodeGetVolumeStatsRequest{VolumeId: v.ID, VolumePath: "relative"}, notFound)
+	add("stats/not there", &csi.NodeGetVolumeStatsRequest{VolumeId: v.ID, VolumePath: v.Staging}, notFound)
+	add("stats/an unknown volume", &csi.NodeGetVolumeStatsRequest{VolumeId: "unknown", VolumePath: v.Staging}, notFound)
 	for name, path := range badPaths(v) {
 		want := notFound // no volume can be there
 		if path != "relative/path" && path != filepath.Clean(path) || strings.Contains(path, "\x00") {
 			want = invalid
 		}
-		add("stats/"+name, &csi.NodeGetVolumeStatsRequest{VolumeId: v.id, VolumePath: path}, want)
+		add("stats/"+name, v.StatsRequest(path), want)
 		if want[0] == codes.InvalidArgument {
-			add("expand/"+name, &csi.NodeExpandVolumeRequest{VolumeId: v.id, VolumePath: path}, want)
-			add("expand/"+name+" for staging", &csi.NodeExpandVolumeRequest{VolumeId: v.id, VolumePath: v.staging, StagingTargetPath: path}, want)
+			add("expand/"+name, &csi.NodeExpandVolumeRequest{VolumeId: v.ID, VolumePath: path}, want)
+			add("expand/"+name+" for staging", &csi.NodeExpandVolumeRequest{VolumeId: v.ID, VolumePath: v.Staging, StagingTargetPath: path}, want)
 		}
 	}
 	for name, r := range map[string]*csi.CapacityRange{
 		"a negative size": {RequiredBytes: -1}, "a negative limit": {LimitBytes: -1}, "more than the limit": {RequiredBytes: 2, LimitBytes: 1},
 	} {
-		for _, id := range []string{v.id, "unknown"} {
-			add("expand/"+name+" of "+id, &csi.NodeExpandVolumeRequest{VolumeId: id, VolumePath: v.staging, CapacityRange: r}, invalid)
+		for _, id := range []string{v.ID, "unknown"} {
+			add("expand/"+name+" of "+id, &csi.NodeExpandVolumeRequest{VolumeId: id, VolumePath: v.Staging, CapacityRange: r}, invalid)
 		}
 	}
 	add("health/an unknown volume", &csi.NodeGetVolumeHealthRequest{VolumeId: "unknown"}, notFound)
-	add("expand/no volume_path", &csi.NodeExpandVolumeRequest{VolumeId: v.id}, invalid)
-	add("expand/a relative path", &csi.NodeExpandVolumeRequest{VolumeId: v.id, VolumePath: "relative"}, notFound)
-	add("expand/an unknown volume", &csi.NodeExpandVolumeRequest{VolumeId: "unknown", VolumePath: v.staging}, notFound)
-	add("expand/not staged", &csi.NodeExpandVolumeRequest{VolumeId: v.id, VolumePath: v.staging, StagingTargetPath: v.staging, VolumeCapability: v.capability}, precondition)
+	add("expand/no volume_path", &csi.NodeExpandVolumeRequest{VolumeId: v.ID}, invalid)
+	add("expand/a relative path", &csi.NodeExpandVolumeRequest{VolumeId: v.ID, VolumePath: "relative"}, notFound)
+	add("expand/an unknown volume", &csi.NodeExpandVolumeRequest{VolumeId: "unknown", VolumePath: v.Staging}, notFound)
+	add("expand/not staged", &csi.NodeExpandVolumeRequest{VolumeId: v.ID, VolumePath: v.Staging, StagingTargetPath: v.Staging, VolumeCapability: v.Capability}, precondition)
 	for name, c := range badCapabilities() {
 		if c != nil {
-			add("expand/"+name, &csi.NodeExpandVolumeRequest{VolumeId: v.id, VolumePath: v.staging, VolumeCapability: c}, invalid)
+			add("expand/"+name, &csi.NodeExpandVolumeRequest{VolumeId: v.ID, VolumePath: v.Staging, VolumeCapability: c}, invalid)
 		}
 	}
 	return rows

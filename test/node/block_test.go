@@ -15,6 +15,7 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/container-storage-interface/spec/lib/go/csi"
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 
@@ -24,16 +25,13 @@ import (
 )
 
 // createWithSectors makes a volume of bytes whose device has sectors of a size.
-func createWithSectors(t *testing.T, p *harness.Plugin, v volume, bytes, sector int64, how pool.Provisioning) *volume {
+func createWithSectors(t *testing.T, p *harness.Plugin, id string, c *csi.VolumeCapability, bytes, sector int64, how pool.Provisioning) *volume {
 	t.Helper()
 	made, err := pool.Open(t.Context(), p.PoolDir)
 	must(t, err)
-	_, err = made.Create(t.Context(), pool.Volume{ID: v.id, Name: v.id, Bytes: bytes, Provisioning: how, SectorBytes: sector})
+	_, err = made.Create(t.Context(), pool.Volume{ID: id, Name: id, Bytes: bytes, Provisioning: how, SectorBytes: sector})
 	must(t, err)
-	v.Plugin, v.t = p, t
-	v.staging = v.path("plugins/kubernetes.io/csi/csi-node.local", v.id, "globalmount")
-	makeDir(t, filepath.Dir(v.staging))
-	return &v
+	return harness.NewVolume(t, p, id, c)
 }
 
 // aligned returns memory that O_DIRECT takes, until the test ends.
@@ -100,15 +98,15 @@ func TestBlockSharedByPods(t *testing.T) {
 		for _, sector := range []int64{512, 4096} {
 			t.Run(fmt.Sprint(how, " ", sector), func(t *testing.T) {
 				ctx, size := t.Context(), int64(8*mib)
-				v := createWithSectors(t, p, volume{id: fmt.Sprint("shared-", how, sector), capability: blockAs(multiWriter)}, size, sector, how)
-				writers := []string{v.target("pod-1"), v.target("pod-2")}
-				readers := []string{v.target("pod-3"), v.target("pod-4")}
-				must(t, v.stage(ctx))
+				v := createWithSectors(t, p, fmt.Sprint("shared-", how, sector), blockAs(multiWriter), size, sector, how)
+				writers := []string{v.Target("pod-1"), v.Target("pod-2")}
+				readers := []string{v.Target("pod-3"), v.Target("pod-4")}
+				must(t, v.Stage(ctx))
 				for _, target := range writers {
-					must(t, v.publish(ctx, target))
+					must(t, v.Publish(ctx, target))
 				}
 				for _, target := range readers {
-					must(t, v.publishReadOnly(ctx, target))
+					must(t, v.PublishReadOnly(ctx, target))
 				}
 				all := append(writers[:2:2], readers...)
 				for _, target := range all {
@@ -146,14 +144,14 @@ func TestBlockSharedByPods(t *testing.T) {
 					}
 				}
 				for _, target := range all {
-					must(t, v.unpublish(ctx, target))
+					must(t, v.Unpublish(ctx, target))
 					mustBeGone(t, target)
 				}
-				must(t, v.unstage(ctx))
-				if got := sumCached(t, v.data()); got != want {
+				must(t, v.Unstage(ctx))
+				if got := sumCached(t, v.Data()); got != want {
 					t.Error("the pool's file holds other bytes than were written")
 				}
-				v.end()
+				v.End()
 			})
 		}
 	}
@@ -200,11 +198,11 @@ func TestBlockGrowthIsSeenByHolders(t *testing.T) {
 	for _, sector := range []int64{512, 4096} {
 		t.Run(fmt.Sprint(sector), func(t *testing.T) {
 			ctx, size, grown := t.Context(), int64(16*mib), int64(48*mib)
-			v := createWithSectors(t, p, volume{id: fmt.Sprint("grows-", sector), capability: blockAs(multiWriter)}, size, sector, pool.Thick)
-			writer, reader := v.target("pod-1"), v.target("pod-2")
-			must(t, v.stage(ctx))
-			must(t, v.publish(ctx, writer))
-			must(t, v.publishReadOnly(ctx, reader))
+			v := createWithSectors(t, p, fmt.Sprint("grows-", sector), blockAs(multiWriter), size, sector, pool.Thick)
+			writer, reader := v.Target("pod-1"), v.Target("pod-2")
+			must(t, v.Stage(ctx))
+			must(t, v.Publish(ctx, writer))
+			must(t, v.PublishReadOnly(ctx, reader))
 			w, r := openDevice(t, writer, os.O_RDWR), openDevice(t, reader, os.O_RDONLY|unix.O_DIRECT)
 			data := aligned(t, mib)
 			_, err := rand.Read(data)
@@ -212,7 +210,7 @@ func TestBlockGrowthIsSeenByHolders(t *testing.T) {
 			_, err = w.WriteAt(data, size-mib)
 			must(t, errors.Join(err, w.Sync()))
 
-			_, err = v.expand(ctx, grown)
+			_, err = v.Expand(ctx, grown)
 			must(t, err)
 			for _, f := range []*os.File{w, r} {
 				if end, err := f.Seek(0, io.SeekEnd); err != nil || end != grown {
@@ -228,7 +226,7 @@ func TestBlockGrowthIsSeenByHolders(t *testing.T) {
 				}
 			}
 			must(t, errors.Join(w.Close(), r.Close()))
-			v.end(writer, reader)
+			v.End(writer, reader)
 		})
 	}
 }
@@ -240,7 +238,7 @@ type mapped struct{ bind, loop string }
 
 func kubeletMaps(t *testing.T, v *volume, target, pod string) mapped {
 	t.Helper()
-	m := mapped{bind: v.path("plugins/kubernetes.io/csi/volumeDevices", v.id, "dev", pod)}
+	m := mapped{bind: v.Path("plugins/kubernetes.io/csi/volumeDevices", v.ID, "dev", pod)}
 	makeDir(t, filepath.Dir(m.bind))
 	write(t, m.bind, "")
 	must(t, unix.Mount(target, m.bind, "", unix.MS_BIND, ""))
@@ -274,14 +272,14 @@ func TestBlockUnderKubeletsLoop(t *testing.T) {
 			for _, readOnly := range []bool{false, true} {
 				t.Run(fmt.Sprintf("%s %d read-only %t", how, sector, readOnly), func(t *testing.T) {
 					ctx, size := t.Context(), int64(16*mib)
-					v := createWithSectors(t, p, volume{id: fmt.Sprintf("lock-%s-%d-%t", how, sector, readOnly), capability: blockAs(multiWriter)}, size, sector, how)
-					target := v.target("pod")
+					v := createWithSectors(t, p, fmt.Sprintf("lock-%s-%d-%t", how, sector, readOnly), blockAs(multiWriter), size, sector, how)
+					target := v.Target("pod")
 					publish := func() {
-						must(t, v.stage(ctx))
+						must(t, v.Stage(ctx))
 						if readOnly {
-							must(t, v.publishReadOnly(ctx, target))
+							must(t, v.PublishReadOnly(ctx, target))
 						} else {
-							must(t, v.publish(ctx, target))
+							must(t, v.Publish(ctx, target))
 						}
 					}
 
@@ -295,24 +293,24 @@ func TestBlockUnderKubeletsLoop(t *testing.T) {
 						t.Errorf("kubelet's %s has %d bytes", m.loop, got)
 					}
 					m.end(t)
-					must(t, v.unpublish(ctx, target))
+					must(t, v.Unpublish(ctx, target))
 					mustBeGone(t, target)
-					must(t, v.unstage(ctx))
+					must(t, v.Unstage(ctx))
 
 					// kubelet has forgotten its loop device.
 					publish()
 					before := sumCached(t, target)
 					m = kubeletMaps(t, v, target, "pod")
-					must(t, v.unpublish(ctx, target))
+					must(t, v.Unpublish(ctx, target))
 					for range 2 {
-						mustRefuse(t, v.unstage(ctx), codes.Unavailable, v.id, m.bind)
+						mustRefuse(t, v.Unstage(ctx), codes.Unavailable, v.ID, m.bind)
 					}
 					if sumCached(t, m.loop) != before {
 						t.Errorf("%s does not show the volume any more", m.loop)
 					}
 					m.end(t)
-					must(t, v.unstage(ctx))
-					v.end()
+					must(t, v.Unstage(ctx))
+					v.End()
 				})
 			}
 		}
@@ -328,11 +326,11 @@ func TestBlockHealsWithItsNumber(t *testing.T) {
 		t.Run(fmt.Sprint("read-only ", readOnly), func(t *testing.T) {
 			ctx := t.Context()
 			v := create(t, p, fmt.Sprint("heals-", readOnly), 16*mib, blockAs(multiWriter))
-			target, publish := v.target("pod"), v.publish
+			target, publish := v.Target("pod"), v.Publish
 			if readOnly {
-				publish = v.publishReadOnly
+				publish = v.PublishReadOnly
 			}
-			must(t, v.stage(ctx))
+			must(t, v.Stage(ctx))
 			must(t, publish(ctx, target))
 			before := numberAt(t, target)
 			must(t, unix.Unmount(target, unix.UMOUNT_NOFOLLOW))
@@ -340,7 +338,7 @@ func TestBlockHealsWithItsNumber(t *testing.T) {
 			if after := numberAt(t, target); after != before {
 				t.Errorf("the pod's device was %#x and is %#x", before, after)
 			}
-			v.end(target)
+			v.End(target)
 		})
 	}
 }
@@ -353,9 +351,9 @@ func TestBlockWithAnotherNumberIsTold(t *testing.T) {
 	p := harness.Start(t, harness.Options{})
 	ctx, size := t.Context(), int64(16*mib)
 	v := create(t, p, "renumbered", size, blockAs(multiWriter))
-	target := v.target("pod")
-	must(t, v.stage(ctx))
-	must(t, v.publish(ctx, target))
+	target := v.Target("pod")
+	must(t, v.Stage(ctx))
+	must(t, v.Publish(ctx, target))
 	writeAt(t, target, []byte("kept"), size-512)
 	before, loop := numberAt(t, target), p.Loops()[0].Path
 
@@ -367,18 +365,18 @@ func TestBlockWithAnotherNumberIsTold(t *testing.T) {
 	takeLoop(t, loop)
 	p.Start(harness.Options{})
 
-	mustRefuse(t, v.publish(ctx, target), codes.FailedPrecondition, v.id, target, "restart the pod",
+	mustRefuse(t, v.Publish(ctx, target), codes.FailedPrecondition, v.ID, target, "restart the pod",
 		fmt.Sprintf("%d:%d", unix.Major(before), unix.Minor(before)))
 	if after := numberAt(t, target); after != before {
 		t.Errorf("the pod's device was %#x and is %#x", before, after)
 	}
-	next := v.target("next-pod")
-	must(t, v.publish(ctx, next))
+	next := v.Target("next-pod")
+	must(t, v.Publish(ctx, next))
 	if after := numberAt(t, next); after == before {
 		t.Errorf("the volume has the number %#x, which another's device has", after)
 	}
 	readAt(t, next, []byte("kept"), size-512)
-	v.end(target, next)
+	v.End(target, next)
 }
 
 // takeLoop makes a free loop device another's until the test ends. The plugins

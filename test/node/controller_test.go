@@ -36,16 +36,9 @@ func TestOvercommittedPool(t *testing.T) {
 	ctx := t.Context()
 	double := map[string]string{"provisioning": "thin", "overcommit": "2"}
 	volumeOf := func(name string, bytes int64, parameters map[string]string) (*volume, error) {
-		resp, err := p.Controller.CreateVolume(ctx, &csi.CreateVolumeRequest{
-			Name: name, CapacityRange: &csi.CapacityRange{RequiredBytes: bytes}, VolumeCapabilities: []*csi.VolumeCapability{blockAs(multiWriter)}, Parameters: parameters,
-		})
-		if err != nil {
-			return nil, err
-		}
-		v := &volume{Plugin: p, t: t, id: resp.GetVolume().GetVolumeId(), capability: blockAs(multiWriter)}
-		v.staging = v.path("plugins/kubernetes.io/csi/csi-node.local", v.id, "globalmount")
-		makeDir(t, filepath.Dir(v.staging))
-		return v, nil
+		v := harness.NewVolume(t, p, name, blockAs(multiWriter))
+		_, err := p.Controller.CreateVolume(ctx, v.CreateRequest(bytes, parameters))
+		return v, err
 	}
 	health := func() string {
 		t.Helper()
@@ -74,9 +67,9 @@ func TestOvercommittedPool(t *testing.T) {
 
 	pods := map[*volume]string{}
 	for _, v := range []*volume{thick, first, second} {
-		must(t, v.stage(ctx))
-		pods[v] = v.target("pod")
-		must(t, v.publish(ctx, pods[v]))
+		must(t, v.Stage(ctx))
+		pods[v] = v.Target("pod")
+		must(t, v.Publish(ctx, pods[v]))
 	}
 	must(t, fill(pods[first], 60*mib))
 	if says := health(); !strings.Contains(says, "PoolFull") || !strings.Contains(says, "bytes free") {
@@ -92,20 +85,20 @@ func TestOvercommittedPool(t *testing.T) {
 	must(t, fill(pods[thick], 32*mib))
 	p.Restart(harness.Options{})
 	must(t, fill(pods[thick], 32*mib))
-	first.unpublishAndDelete(pods[first])
+	unpublishAndDelete(first, pods[first])
 	must(t, fill(pods[second], 60*mib))
-	second.unpublishAndDelete(pods[second])
+	unpublishAndDelete(second, pods[second])
 	if says := health(); says != "" {
 		t.Errorf("with room again, the pool's health is %q", says)
 	}
-	thick.end(pods[thick])
+	thick.End(pods[thick])
 }
 
-func (v *volume) unpublishAndDelete(target string) {
-	v.t.Helper()
-	must(v.t, v.unpublish(v.t.Context(), target))
-	must(v.t, v.unstage(v.t.Context()))
-	must(v.t, v.delete(v.t.Context()))
+func unpublishAndDelete(v *volume, target string) {
+	v.T.Helper()
+	must(v.T, v.Unpublish(v.T.Context(), target))
+	must(v.T, v.Unstage(v.T.Context()))
+	must(v.T, v.Delete(v.T.Context()))
 }
 
 // fill writes that many bytes, not zeros, to a device, and through to its disk.

@@ -25,11 +25,11 @@ func TestMountCycle(t *testing.T) {
 			t.Run(fsType+" "+provisioning, func(t *testing.T) {
 				ctx, bytes := t.Context(), smallest(fsType)
 				v := createAs(t, p, fsType+"-"+provisioning, bytes, mountAs(fsType, multiWriter), provisioning)
-				pod1, pod2, pod3 := v.target("pod-1"), v.target("pod-2"), v.target("pod-3")
-				must(t, v.stage(ctx))
-				must(t, v.publish(ctx, pod1))
-				must(t, v.publish(ctx, pod2))
-				must(t, v.publishReadOnly(ctx, pod3))
+				pod1, pod2, pod3 := v.Target("pod-1"), v.Target("pod-2"), v.Target("pod-3")
+				must(t, v.Stage(ctx))
+				must(t, v.Publish(ctx, pod1))
+				must(t, v.Publish(ctx, pod2))
+				must(t, v.PublishReadOnly(ctx, pod3))
 				write(t, filepath.Join(pod1, "file"), strings.Repeat(rand.Text(), 100_000)) // 2.6 MB
 				data := sum(t, filepath.Join(pod1, "file"))
 				unharmed := func(pods ...string) {
@@ -46,48 +46,48 @@ func TestMountCycle(t *testing.T) {
 				}
 
 				grown := 2 * bytes
-				before := v.total(pod1)
-				got, err := v.expand(ctx, grown)
+				before := v.Total(pod1)
+				got, err := v.Expand(ctx, grown)
 				if fsType == "ext4" && !mayResize(t) {
-					mustRefuse(t, err, codes.FailedPrecondition, "CAP_SYS_RESOURCE", v.id)
+					mustRefuse(t, err, codes.FailedPrecondition, "CAP_SYS_RESOURCE", v.ID)
 				} else {
 					must(t, err)
-					if got != grown || v.total(pod1) <= before {
-						t.Errorf("after growth: %d bytes answered, %d in the pod, %d before", got, v.total(pod1), before)
+					if got != grown || v.Total(pod1) <= before {
+						t.Errorf("after growth: %d bytes answered, %d in the pod, %d before", got, v.Total(pod1), before)
 					}
 				}
 				unharmed(pod1, pod2, pod3)
 				p.Restart(harness.Options{})
 				p.AwaitRest()
-				must(t, v.stage(ctx))
-				must(t, v.publish(ctx, pod1))
+				must(t, v.Stage(ctx))
+				must(t, v.Publish(ctx, pod1))
 				unharmed(pod1, pod2, pod3)
 				again := func() {
 					for _, pod := range []string{pod1, pod2, pod3} {
-						must(t, v.unpublish(ctx, pod))
+						must(t, v.Unpublish(ctx, pod))
 						mustBeGone(t, pod)
 					}
-					must(t, v.unstage(ctx))
-					if mounts, loops := mountsAt(p, v.staging), p.Loops(); mounts > 0 || len(loops) > 0 {
+					must(t, v.Unstage(ctx))
+					if mounts, loops := mountsAt(p, v.Staging), p.Loops(); mounts > 0 || len(loops) > 0 {
 						t.Errorf("after NodeUnstageVolume: %d mounts, loop devices %v", mounts, loops)
 					}
 				}
 				again()
-				must(t, v.stage(ctx))
-				must(t, v.publish(ctx, pod1))
+				must(t, v.Stage(ctx))
+				must(t, v.Publish(ctx, pod1))
 				unharmed(pod1)
-				if total := v.total(v.staging); total <= before {
+				if total := v.Total(v.Staging); total <= before {
 					t.Errorf("staged again it has %d bytes, %d before it was grown", total, before)
 				}
 				if provisioning == "thick" {
 					must(t, os.Remove(filepath.Join(pod1, "file")))
 				}
 				again()
-				if allocated := allocatedBytes(t, v.data()); provisioning == "thick" && allocated < grown || provisioning == "thin" && allocated > bytes {
+				if allocated := allocatedBytes(t, v.Data()); provisioning == "thick" && allocated < grown || provisioning == "thin" && allocated > bytes {
 					t.Errorf("%d bytes are allocated", allocated)
 				}
-				v.end()
-				mustRefuse(t, v.stage(ctx), codes.NotFound, v.id)
+				v.End()
+				mustRefuse(t, v.Stage(ctx), codes.NotFound, v.ID)
 			})
 		}
 	}
@@ -101,11 +101,11 @@ func TestBlockCycle(t *testing.T) {
 		t.Run(provisioning, func(t *testing.T) {
 			ctx, bytes := t.Context(), int64(32*mib)
 			v := createAs(t, p, "block-"+provisioning, bytes, blockAs(multiWriter), provisioning)
-			pod1, pod2, reader := v.target("pod-1"), v.target("pod-2"), v.target("pod-3")
-			must(t, v.stage(ctx))
-			must(t, v.publish(ctx, pod1))
-			must(t, v.publish(ctx, pod2))
-			must(t, v.publishReadOnly(ctx, reader))
+			pod1, pod2, reader := v.Target("pod-1"), v.Target("pod-2"), v.Target("pod-3")
+			must(t, v.Stage(ctx))
+			must(t, v.Publish(ctx, pod1))
+			must(t, v.Publish(ctx, pod2))
+			must(t, v.PublishReadOnly(ctx, reader))
 			for i, offset := range []int64{0, bytes - 4096} {
 				text := fmt.Appendf(nil, "%s %d", t.Name(), i)
 				writeAt(t, pod1, text, offset)
@@ -116,11 +116,11 @@ func TestBlockCycle(t *testing.T) {
 			}
 
 			grown := 2 * bytes
-			got, err := v.expand(ctx, grown)
+			got, err := v.Expand(ctx, grown)
 			must(t, err)
-			sizes := []int64{got, v.total(v.staging)}
+			sizes := []int64{got, v.Total(v.Staging)}
 			for _, pod := range []string{pod1, pod2, reader} {
-				sizes = append(sizes, v.total(pod), deviceSize(t, pod))
+				sizes = append(sizes, v.Total(pod), deviceSize(t, pod))
 			}
 			for _, size := range sizes {
 				if size != grown {
@@ -129,14 +129,14 @@ func TestBlockCycle(t *testing.T) {
 			}
 			writeAt(t, pod2, []byte("beyond the old end"), bytes)
 			for _, pod := range []string{pod1, pod2, reader} {
-				must(t, v.unpublish(ctx, pod))
+				must(t, v.Unpublish(ctx, pod))
 				mustBeGone(t, pod)
 			}
-			must(t, v.unstage(ctx))
-			must(t, v.stage(ctx))
-			must(t, v.publish(ctx, pod1))
+			must(t, v.Unstage(ctx))
+			must(t, v.Stage(ctx))
+			must(t, v.Publish(ctx, pod1))
 			readAt(t, pod1, []byte("beyond the old end"), bytes)
-			v.end(pod1)
+			v.End(pod1)
 		})
 	}
 }
@@ -149,24 +149,24 @@ func TestReaderOnlyStage(t *testing.T) {
 		t.Run(fsType, func(t *testing.T) {
 			ctx := t.Context()
 			v := create(t, p, fsType+"-reader", smallest(fsType), mountAs(fsType, multiWriter))
-			pod := v.target("pod")
-			writing := v.capability
-			v.capability = mountAs(fsType, readerOnly)
-			mustRefuse(t, v.stage(ctx), codes.FailedPrecondition, "blank")
+			pod := v.Target("pod")
+			writing := v.Capability
+			v.Capability = mountAs(fsType, readerOnly)
+			mustRefuse(t, v.Stage(ctx), codes.FailedPrecondition, "blank")
 
-			v.capability = writing
-			must(t, v.stage(ctx))
-			must(t, v.publish(ctx, pod))
+			v.Capability = writing
+			must(t, v.Stage(ctx))
+			must(t, v.Publish(ctx, pod))
 			write(t, filepath.Join(pod, "file"), "kept")
-			must(t, v.unpublish(ctx, pod))
-			must(t, v.unstage(ctx))
-			before := sum(t, v.data())
+			must(t, v.Unpublish(ctx, pod))
+			must(t, v.Unstage(ctx))
+			before := sum(t, v.Data())
 
-			v.capability = mountAs(fsType, readerOnly)
-			must(t, v.stage(ctx))
-			must(t, v.publish(ctx, pod))
+			v.Capability = mountAs(fsType, readerOnly)
+			must(t, v.Stage(ctx))
+			must(t, v.Publish(ctx, pod))
 			mustRead(t, filepath.Join(pod, "file"), "kept")
-			for _, dir := range []string{pod, v.staging} {
+			for _, dir := range []string{pod, v.Staging} {
 				if err := os.WriteFile(filepath.Join(dir, "new"), nil, 0o640); !errors.Is(err, unix.EROFS) {
 					t.Errorf("writing at %s: %v", dir, err)
 				}
@@ -174,22 +174,22 @@ func TestReaderOnlyStage(t *testing.T) {
 			if loops := p.Loops(); len(loops) != 1 || !loops[0].ReadOnly {
 				t.Errorf("loop devices: %+v, want one that is read-only", loops)
 			}
-			must(t, v.unpublish(ctx, pod))
-			must(t, v.unstage(ctx))
-			if sum(t, v.data()) != before {
+			must(t, v.Unpublish(ctx, pod))
+			must(t, v.Unstage(ctx))
+			if sum(t, v.Data()) != before {
 				t.Error("reading has changed the volume's bytes")
 			}
-			v.end()
+			v.End()
 		})
 	}
 	t.Run("block", func(t *testing.T) {
 		ctx := t.Context()
 		v := create(t, p, "block-reader", 32*mib, blockAs(readerOnly))
-		pod := v.target("pod")
-		must(t, v.stage(ctx))
-		must(t, v.publish(ctx, pod))
+		pod := v.Target("pod")
+		must(t, v.Stage(ctx))
+		must(t, v.Publish(ctx, pod))
 		refuseWrite(t, pod, 0)
-		v.end(pod)
+		v.End(pod)
 	})
 }
 

@@ -30,8 +30,8 @@ func TestDeadDiskOfThePool(t *testing.T) {
 			formatted := create(t, p, own+"-formatted", 32*mib, mountAs("ext4", singleWriter))
 			raw := create(t, p, own+"-raw", 32*mib, blockAs(singleWriter))
 			for _, v := range []*volume{formatted, raw} {
-				must(t, v.stage(t.Context()))
-				must(t, v.publish(t.Context(), v.target("1")))
+				must(t, v.Stage(t.Context()))
+				must(t, v.Publish(t.Context(), v.Target("1")))
 			}
 			shutDown(t, p.PoolDir)
 			if tt.restart {
@@ -40,8 +40,8 @@ func TestDeadDiskOfThePool(t *testing.T) {
 				p.AwaitServing(p.Process)
 			}
 			for _, v := range []*volume{formatted, raw} {
-				must(t, v.unpublish(t.Context(), v.target("1")))
-				must(t, v.unstage(t.Context()))
+				must(t, v.Unpublish(t.Context(), v.Target("1")))
+				must(t, v.Unstage(t.Context()))
 			}
 			for _, l := range p.Loops() {
 				t.Errorf("attached: %v", l)

@@ -65,16 +65,16 @@ func TestTakeOverFromTheDead(t *testing.T) {
 	ctx := t.Context()
 	v := create(t, p, "volume", 32*mib, mountAs("ext4", multiWriter))
 	hung := create(t, p, "hung", 32*mib, mountAs("ext4", multiWriter))
-	pod := v.target("pod")
-	must(t, v.stage(ctx))
-	must(t, v.publish(ctx, pod))
+	pod := v.Target("pod")
+	must(t, v.Stage(ctx))
+	must(t, v.Publish(ctx, pod))
 	write(t, filepath.Join(pod, "file"), "kept")
 	harness.Command(t, "sync", filepath.Join(pod, "file"))
 
 	freeze()
 	short, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
-	if err := hung.stage(short); err == nil {
+	if err := hung.Stage(short); err == nil {
 		t.Fatal("a frozen pool took a volume's marks")
 	}
 	first := p.Process
@@ -99,9 +99,9 @@ func TestTakeOverFromTheDead(t *testing.T) {
 		t.Fatal("the first process has ended: nothing was taken over")
 	default:
 	}
-	must(t, v.publish(ctx, v.target("other")))
-	mustRead(t, filepath.Join(v.target("other"), "file"), "kept")
-	must(t, v.unpublish(ctx, v.target("other")))
+	must(t, v.Publish(ctx, v.Target("other")))
+	mustRead(t, filepath.Join(v.Target("other"), "file"), "kept")
+	must(t, v.Unpublish(ctx, v.Target("other")))
 	if status := p.Status(); !status.Running || len(status.Volumes) == 0 {
 		t.Errorf("status: %+v", status)
 	}
@@ -126,9 +126,9 @@ func TestTakeOverFromTheDead(t *testing.T) {
 	if harness.Metrics(t, address)["go_goroutines"] == 0 {
 		t.Error("no metrics")
 	}
-	must(t, hung.stage(ctx))
+	must(t, hung.Stage(ctx))
 	mustRead(t, filepath.Join(pod, "file"), "kept")
-	must(t, hung.unstage(ctx))
-	must(t, hung.delete(ctx))
-	v.end(pod)
+	must(t, hung.Unstage(ctx))
+	must(t, hung.Delete(ctx))
+	v.End(pod)
 }

@@ -59,12 +59,8 @@ func disks(t *testing.T, o harness.Options) (*harness.Plugin, harness.Options, r
 // onDisk is a volume that is a disk.
 func onDisk(p *harness.Plugin, t *testing.T, id, node, fsType string) *volume {
 	t.Helper()
-	v := &volume{Plugin: p, t: t, id: id, capability: mountAs(fsType, multiWriter), context: map[string]string{"backend": "disk", "path": node}}
-	if fsType == "" {
-		v.capability = blockAs(multiWriter)
-	}
-	v.staging = v.path("plugins/kubernetes.io/csi/csi-node.local", id, "globalmount")
-	makeDir(t, filepath.Dir(v.staging))
+	v := harness.NewVolume(t, p, id, harness.Shared(fsType))
+	v.Context = map[string]string{"backend": "disk", "path": node}
 	return v
 }
 
@@ -89,61 +85,61 @@ func TestDiskLife(t *testing.T) {
 			ctx, bytes := t.Context(), smallest(fsType)
 			node, file := r.disk("disk", bytes)
 			v := onDisk(p, t, "a-disk", node, fsType)
-			pod1, pod2 := v.target("pod-1"), v.target("pod-2")
-			must(t, v.stage(ctx))
-			must(t, v.publish(ctx, pod1))
-			must(t, v.publishReadOnly(ctx, pod2))
+			pod1, pod2 := v.Target("pod-1"), v.Target("pod-2")
+			must(t, v.Stage(ctx))
+			must(t, v.Publish(ctx, pod1))
+			must(t, v.PublishReadOnly(ctx, pod2))
 			write(t, filepath.Join(pod1, "file"), "kept")
 			mustRead(t, filepath.Join(pod2, "file"), "kept")
-			mustRefuse(t, onDisk(p, t, "another", node, fsType).stage(ctx), codes.FailedPrecondition, node, v.id)
+			mustRefuse(t, onDisk(p, t, "another", node, fsType).Stage(ctx), codes.FailedPrecondition, node, v.ID)
 
 			p.Kill()
 			p.Start(o)
-			must(t, v.stage(ctx))
-			must(t, v.publish(ctx, pod1))
+			must(t, v.Stage(ctx))
+			must(t, v.Publish(ctx, pod1))
 			mustRead(t, filepath.Join(pod1, "file"), "kept")
 
 			p.Terminate()
 			must(t, os.RemoveAll(p.StateDir))
 			p.Start(o)
-			must(t, v.publish(ctx, pod1))
+			must(t, v.Publish(ctx, pod1))
 			mustRead(t, filepath.Join(pod1, "file"), "kept")
 			p.Terminate()
 			must(t, os.RemoveAll(p.StateDir))
 			p.Start(o)
 			for _, pod := range []string{pod1, pod2} {
-				must(t, v.unpublish(ctx, pod))
+				must(t, v.Unpublish(ctx, pod))
 				mustBeGone(t, pod)
 			}
-			must(t, v.unstage(ctx))
+			must(t, v.Unstage(ctx))
 			mustBeFree(t, node)
 
-			must(t, v.stage(ctx))
-			_, err := v.expand(ctx, 2*bytes)
+			must(t, v.Stage(ctx))
+			_, err := v.Expand(ctx, 2*bytes)
 			mustRefuse(t, err, codes.ResourceExhausted, node, "make the disk larger first")
 			must(t, os.Truncate(file, 2*bytes))
-			before := v.total(v.staging)
-			_, err = v.expand(ctx, 2*bytes)
+			before := v.Total(v.Staging)
+			_, err = v.Expand(ctx, 2*bytes)
 			if fsType == "ext4" && !mayResize(t) {
-				mustRefuse(t, err, codes.FailedPrecondition, "CAP_SYS_RESOURCE", v.id)
-				must(t, v.unstage(ctx))
-				must(t, v.stage(ctx))
+				mustRefuse(t, err, codes.FailedPrecondition, "CAP_SYS_RESOURCE", v.ID)
+				must(t, v.Unstage(ctx))
+				must(t, v.Stage(ctx))
 			} else {
 				must(t, err)
 			}
-			if after := v.total(v.staging); after <= before {
+			if after := v.Total(v.Staging); after <= before {
 				t.Errorf("%d bytes after the disk has grown, %d before", after, before)
 			}
-			mustRead(t, filepath.Join(v.staging, "file"), "kept")
-			must(t, v.unstage(ctx))
+			mustRead(t, filepath.Join(v.Staging, "file"), "kept")
+			must(t, v.Unstage(ctx))
 
-			v.capability = mountAs(fsType, readerOnly)
-			must(t, v.stage(ctx))
-			mustRead(t, filepath.Join(v.staging, "file"), "kept")
+			v.Capability = mountAs(fsType, readerOnly)
+			must(t, v.Stage(ctx))
+			mustRead(t, filepath.Join(v.Staging, "file"), "kept")
 			if err := os.WriteFile(node, []byte("x"), 0); !errors.Is(err, unix.EPERM) && !errors.Is(err, unix.EACCES) {
 				t.Errorf("writing to a disk that is staged read-only: %v", err)
 			}
-			must(t, v.unstage(ctx))
+			must(t, v.Unstage(ctx))
 			mustBeFree(t, node)
 			mustHaveNoRecord(t, p)
 		})
@@ -161,7 +157,7 @@ func TestDiskFormatIsInterrupted(t *testing.T) {
 	node, _ := r.disk("disk", 32*mib)
 	v := onDisk(p, t, "a-disk", node, "ext4")
 	staged := make(chan error, 1)
-	go func() { staged <- v.stage(t.Context()) }()
+	go func() { staged <- v.Stage(t.Context()) }()
 	w.awaitStart()
 	killWithHelpers(t, p, syscall.SIGKILL)
 	mustRefuse(t, <-staged, codes.Unavailable)
@@ -173,18 +169,18 @@ func TestDiskFormatIsInterrupted(t *testing.T) {
 
 	w.open()
 	p.Start(o)
-	must(t, v.stage(t.Context()))
+	must(t, v.Stage(t.Context()))
 	if runs := w.runs(); runs != 2 {
 		t.Errorf("mkfs was run %d times, want 2", runs)
 	}
-	write(t, filepath.Join(v.staging, "file"), "kept")
-	must(t, v.unstage(t.Context()))
+	write(t, filepath.Join(v.Staging, "file"), "kept")
+	must(t, v.Unstage(t.Context()))
 
 	// A disk that was formatted and is blank now has lost its data: it is not formatted again.
 	must(t, exec.Command("wipefs", "-aq", node).Run())
 	must(t, exec.Command("blkdiscard", "-f", "-z", node).Run())
-	mustRefuse(t, v.stage(t.Context()), codes.FailedPrecondition, "was formatted as ext4 before")
-	must(t, v.unstage(t.Context()))
+	mustRefuse(t, v.Stage(t.Context()), codes.FailedPrecondition, "was formatted as ext4 before")
+	must(t, v.Unstage(t.Context()))
 	mustBeFree(t, node)
 }
 
@@ -196,17 +192,17 @@ func TestAnotherDiskIsRefused(t *testing.T) {
 	ctx := t.Context()
 	node, file := r.disk("disk", 32*mib)
 	v := onDisk(p, t, "a-disk", node, "ext4")
-	must(t, v.stage(ctx))
-	write(t, filepath.Join(v.staging, "file"), "kept")
-	must(t, v.unstage(ctx))
+	must(t, v.Stage(ctx))
+	write(t, filepath.Join(v.Staging, "file"), "kept")
+	must(t, v.Unstage(ctx))
 
 	r.unplug(node)
 	other := filepath.Join(r.dir, "other")
 	must(t, os.WriteFile(other, make([]byte, 32*mib), 0o600))
 	must(t, exec.Command("losetup", node, other).Run())
 	before := sum(t, other)
-	mustRefuse(t, v.stage(ctx), codes.FailedPrecondition, node, "another now")
-	must(t, v.unstage(ctx))
+	mustRefuse(t, v.Stage(ctx), codes.FailedPrecondition, node, "another now")
+	must(t, v.Unstage(ctx))
 	if sum(t, other) != before {
 		t.Error("the other disk has changed")
 	}
@@ -214,17 +210,17 @@ func TestAnotherDiskIsRefused(t *testing.T) {
 
 	r.unplug(node)
 	must(t, exec.Command("losetup", node, file).Run())
-	must(t, v.stage(ctx))
-	mustRead(t, filepath.Join(v.staging, "file"), "kept")
+	must(t, v.Stage(ctx))
+	mustRead(t, filepath.Join(v.Staging, "file"), "kept")
 
 	// A lazy detach lets the disk go beneath the mount, which goes all the same.
 	p.Terminate()
 	r.unplug(node)
 	must(t, os.RemoveAll(p.StateDir))
 	p.Start(o)
-	must(t, v.unstage(ctx))
-	if n := mountsAt(p, v.staging); n > 0 {
-		t.Errorf("%d mounts at %s", n, v.staging)
+	must(t, v.Unstage(ctx))
+	if n := mountsAt(p, v.Staging); n > 0 {
+		t.Errorf("%d mounts at %s", n, v.Staging)
 	}
 }
 
@@ -241,7 +237,7 @@ func TestDiskInUse(t *testing.T) {
 	t.Cleanup(func() { _ = unix.Unmount(elsewhere, 0) }) // if the test has not come to it
 	for _, fsType := range []string{"ext4", ""} {
 		v := onDisk(p, t, "a-disk"+fsType, node, fsType)
-		mustRefuse(t, v.stage(ctx), codes.FailedPrecondition, node, "mounted at "+elsewhere)
+		mustRefuse(t, v.Stage(ctx), codes.FailedPrecondition, node, "mounted at "+elsewhere)
 	}
 	write(t, filepath.Join(elsewhere, "file"), "still there")
 	must(t, unix.Unmount(elsewhere, 0))
@@ -253,7 +249,7 @@ func TestDiskInUse(t *testing.T) {
 		copy(junk[512+24:], "LVM2 001")
 		must(t, os.WriteFile(file, junk, 0o600))
 		before := sum(t, file)
-		mustRefuse(t, onDisk(p, t, "a-disk-"+name, node, "ext4").stage(ctx), codes.FailedPrecondition, "neither blank nor a file system")
+		mustRefuse(t, onDisk(p, t, "a-disk-"+name, node, "ext4").Stage(ctx), codes.FailedPrecondition, "neither blank nor a file system")
 		if sum(t, file) != before {
 			t.Errorf("%s: the disk has changed", name)
 		}
@@ -270,19 +266,19 @@ func TestRawDisk(t *testing.T) {
 	ctx := t.Context()
 	node, file := r.disk("disk", 32*mib)
 	v := onDisk(p, t, "a-disk", node, "")
-	pod := v.target("pod")
-	must(t, v.stage(ctx))
-	must(t, v.publish(ctx, pod))
+	pod := v.Target("pod")
+	must(t, v.Stage(ctx))
+	must(t, v.Publish(ctx, pod))
 	write(t, pod, strings.Repeat("raw", 1000))
 	p.Kill()
 	p.Start(o)
-	must(t, v.unpublish(ctx, pod))
-	must(t, v.unstage(ctx))
+	must(t, v.Unpublish(ctx, pod))
+	must(t, v.Unstage(ctx))
 	if raw, err := os.ReadFile(file); err != nil || !bytes.HasPrefix(raw, []byte("rawraw")) {
 		t.Errorf("the disk holds %.10q, %v", raw, err)
 	}
 	must(t, exec.Command("blkdiscard", "-f", "-z", node).Run())
-	mustRefuse(t, onDisk(p, t, "as-a-file-system", node, "ext4").stage(ctx), codes.FailedPrecondition, "published as a raw block device")
+	mustRefuse(t, onDisk(p, t, "as-a-file-system", node, "ext4").Stage(ctx), codes.FailedPrecondition, "published as a raw block device")
 	mustBeFree(t, node)
 }
 
@@ -294,10 +290,10 @@ func TestDiskIsCleared(t *testing.T) {
 	ctx := t.Context()
 	node, file := r.disk("disk", 32*mib)
 	v := onDisk(p, t, "a-disk", node, "ext4")
-	line := "csi-node volume clear-device " + v.id + " --i-understand-this-destroys-data"
-	must(t, v.stage(ctx))
+	line := "csi-node volume clear-device " + v.ID + " --i-understand-this-destroys-data"
+	must(t, v.Stage(ctx))
 	refused(t, p, 1, line, "in use")
-	must(t, v.unstage(ctx))
+	must(t, v.Unstage(ctx))
 	var c driver.Clearance
 	typed(t, p, line, &c)
 	if !c.Cleared || c.Found != "ext4 file system" || c.Backing != node || c.Bytes != 32*mib || c.Formatted != "ext4" {
@@ -306,8 +302,8 @@ func TestDiskIsCleared(t *testing.T) {
 	if raw, err := os.ReadFile(file); err != nil || len(bytes.Trim(raw, "\x00")) > 0 {
 		t.Errorf("the disk is not blank (%v)", err)
 	}
-	must(t, v.stage(ctx))
-	must(t, v.unstage(ctx))
+	must(t, v.Stage(ctx))
+	must(t, v.Unstage(ctx))
 	mustBeFree(t, node)
 }
 
@@ -319,16 +315,16 @@ func TestReadOnlyRawDiskGrows(t *testing.T) {
 	ctx := t.Context()
 	node, file := r.disk("disk", 32*mib)
 	v := onDisk(p, t, "a-disk", node, "")
-	writer, reader := v.target("writer"), v.target("reader")
-	must(t, v.stage(ctx))
-	must(t, v.publish(ctx, writer))
-	must(t, v.publishReadOnly(ctx, reader))
+	writer, reader := v.Target("writer"), v.Target("reader")
+	must(t, v.Stage(ctx))
+	must(t, v.Publish(ctx, writer))
+	must(t, v.PublishReadOnly(ctx, reader))
 	must(t, os.Truncate(file, 64*mib)) // which the plugin asks the disk for
-	_, err := v.expand(ctx, 64*mib)
+	_, err := v.Expand(ctx, 64*mib)
 	must(t, err)
 	must(t, os.Truncate(file, 96*mib)) // and here it knows
 	must(t, exec.Command("losetup", "-c", node).Run())
-	_, err = v.expand(ctx, 96*mib)
+	_, err = v.Expand(ctx, 96*mib)
 	must(t, err)
 	for _, pod := range []string{writer, reader} {
 		if size := deviceSize(t, pod); size != 96*mib {
@@ -336,9 +332,9 @@ func TestReadOnlyRawDiskGrows(t *testing.T) {
 		}
 	}
 	refuseWrite(t, reader, 0)
-	must(t, v.unpublish(ctx, reader))
-	must(t, v.unpublish(ctx, writer))
-	must(t, v.unstage(ctx))
+	must(t, v.Unpublish(ctx, reader))
+	must(t, v.Unpublish(ctx, writer))
+	must(t, v.Unstage(ctx))
 	mustBeFree(t, node)
 }
 
@@ -349,14 +345,14 @@ func TestDiskIsNoLoopDeviceOfThePool(t *testing.T) {
 	p.Start(o)
 	ctx := t.Context()
 	v := create(t, p, "pool", 32*mib, blockAs(multiWriter))
-	must(t, v.stage(ctx))
-	mustRefuse(t, onDisk(p, t, "thief", p.Loops()[0].Path, "ext4").stage(ctx), codes.FailedPrecondition, "of its own")
-	pod := v.target("pod")
-	must(t, v.publishReadOnly(ctx, pod))
+	must(t, v.Stage(ctx))
+	mustRefuse(t, onDisk(p, t, "thief", p.Loops()[0].Path, "ext4").Stage(ctx), codes.FailedPrecondition, "of its own")
+	pod := v.Target("pod")
+	must(t, v.PublishReadOnly(ctx, pod))
 	for _, loop := range p.Loops() {
-		mustRefuse(t, onDisk(p, t, "thief-of-"+filepath.Base(loop.Path), loop.Path, "").stage(ctx), codes.FailedPrecondition, "of its own")
+		mustRefuse(t, onDisk(p, t, "thief-of-"+filepath.Base(loop.Path), loop.Path, "").Stage(ctx), codes.FailedPrecondition, "of its own")
 	}
-	v.end(pod)
+	v.End(pod)
 }
 
 // A volume whose notes are lost is taken down, and staged again.
@@ -369,22 +365,22 @@ func TestDiskNotesAreLost(t *testing.T) {
 			ctx := t.Context()
 			node, _ := r.disk("disk", 32*mib)
 			v := onDisk(p, t, "a-disk", node, fsType)
-			pod := v.target("pod")
-			must(t, v.stage(ctx))
-			must(t, v.publish(ctx, pod))
+			pod := v.Target("pod")
+			must(t, v.Stage(ctx))
+			must(t, v.Publish(ctx, pod))
 			p.Terminate()
 			must(t, os.RemoveAll(filepath.Join(p.Dir, "lib")))
 			p.Start(o)
-			mustRefuse(t, onDisk(p, t, "another", node, "").stage(ctx), codes.FailedPrecondition, node, "in use")
-			must(t, v.unpublish(ctx, pod))
+			mustRefuse(t, onDisk(p, t, "another", node, "").Stage(ctx), codes.FailedPrecondition, node, "in use")
+			must(t, v.Unpublish(ctx, pod))
 			mustBeGone(t, pod)
-			must(t, v.unstage(ctx))
-			if n := mountsAt(p, v.staging); n > 0 {
-				t.Errorf("%d mounts at %s", n, v.staging)
+			must(t, v.Unstage(ctx))
+			if n := mountsAt(p, v.Staging); n > 0 {
+				t.Errorf("%d mounts at %s", n, v.Staging)
 			}
 			mustBeFree(t, node)
-			must(t, v.stage(ctx))
-			must(t, v.unstage(ctx))
+			must(t, v.Stage(ctx))
+			must(t, v.Unstage(ctx))
 		})
 	}
 }
@@ -407,11 +403,11 @@ func TestDiskComesLate(t *testing.T) {
 			if !waits {
 				short, cancel := context.WithTimeout(ctx, 5*time.Second)
 				defer cancel()
-				mustRefuse(t, v.stage(short), codes.DeadlineExceeded, "waiting for the device", node)
+				mustRefuse(t, v.Stage(short), codes.DeadlineExceeded, "waiting for the device", node)
 			}
 			staged := make(chan error, 1)
 			if waits {
-				go func() { staged <- v.stage(ctx) }()
+				go func() { staged <- v.Stage(ctx) }()
 			}
 			<-quiet.C
 			must(t, exec.Command("losetup", node, file).Run())
@@ -419,10 +415,10 @@ func TestDiskComesLate(t *testing.T) {
 				must(t, <-staged) // and not refused, 10 s after it began
 			}
 			harness.Eventually(t, "the volume is staged", func() bool { return len(p.Report().Unsettled()) == 0 })
-			if n := mountsAt(p, v.staging); n != 1 {
-				t.Errorf("%d mounts at %s", n, v.staging)
+			if n := mountsAt(p, v.Staging); n != 1 {
+				t.Errorf("%d mounts at %s", n, v.Staging)
 			}
-			must(t, v.unstage(ctx))
+			must(t, v.Unstage(ctx))
 			mustBeFree(t, node)
 		})
 	}

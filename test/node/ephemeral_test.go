@@ -22,18 +22,18 @@ type inline struct {
 
 func newInline(t *testing.T, p *harness.Plugin, id string, c *csi.VolumeCapability, attributes map[string]string) *inline {
 	t.Helper()
-	v := &inline{volume: &volume{Plugin: p, t: t, id: id, capability: c}, asking: map[string]string{
+	v := &inline{volume: &volume{Plugin: p, T: t, ID: id, Capability: c}, asking: map[string]string{
 		"csi.storage.k8s.io/ephemeral": "true", "csi.storage.k8s.io/pod.uid": id + "-pod", "csi.storage.k8s.io/pod.name": "web",
 	}}
 	for key, value := range attributes {
 		v.asking[key] = value
 	}
-	v.pod = v.target(id + "-pod")
+	v.pod = v.Target(id + "-pod")
 	return v
 }
 
 func (v *inline) publishInline(ctx context.Context, change ...func(*csi.NodePublishVolumeRequest)) error {
-	req := &csi.NodePublishVolumeRequest{VolumeId: v.id, TargetPath: v.pod, VolumeCapability: v.capability, VolumeContext: v.asking}
+	req := &csi.NodePublishVolumeRequest{VolumeId: v.ID, TargetPath: v.pod, VolumeCapability: v.Capability, VolumeContext: v.asking}
 	for _, c := range change {
 		c(req)
 	}
@@ -43,13 +43,13 @@ func (v *inline) publishInline(ctx context.Context, change ...func(*csi.NodePubl
 
 // gone checks that nothing is left of the volume.
 func (v *inline) gone() {
-	v.t.Helper()
-	mustBeGone(v.t, v.pod)
-	mustBeGone(v.t, filepath.Dir(v.data()))
-	mustBeGone(v.t, v.path("plugins/csi-node.local-ephemeral", v.id))
-	mustHaveNoRecord(v.t, v.Plugin)
+	v.T.Helper()
+	mustBeGone(v.T, v.pod)
+	mustBeGone(v.T, filepath.Dir(v.Data()))
+	mustBeGone(v.T, v.Path("plugins/csi-node.local-ephemeral", v.ID))
+	mustHaveNoRecord(v.T, v.Plugin)
 	if loops := v.Loops(); len(loops) > 0 {
-		v.t.Errorf("attached: %v", loops)
+		v.T.Errorf("attached: %v", loops)
 	}
 }
 
@@ -64,25 +64,25 @@ func TestEphemeralLife(t *testing.T) {
 			v := newInline(t, p, "csi-inline", mountAs(fsType, singleWriter, "noatime"), map[string]string{"size": "400Mi", "provisioning": "thin"})
 			must(t, v.publishInline(t.Context()))
 			must(t, v.publishInline(t.Context()))
-			info, err := os.Stat(v.data())
+			info, err := os.Stat(v.Data())
 			must(t, err)
 			if info.Size() != 400*mib {
 				t.Errorf("the volume has %d bytes", info.Size())
 			}
 			write(t, filepath.Join(v.pod, "file"), "kept")
 			mustRefuse(t, v.publishInline(t.Context(), func(r *csi.NodePublishVolumeRequest) { r.Readonly = true }), codes.AlreadyExists)
-			mustRefuse(t, v.publishInline(t.Context(), func(r *csi.NodePublishVolumeRequest) { r.TargetPath = v.target("another-pod") }), codes.AlreadyExists)
-			must(t, v.unpublish(t.Context(), v.path("pods/another-pod/volumes/kubernetes.io~csi", v.id, "mount")))
+			mustRefuse(t, v.publishInline(t.Context(), func(r *csi.NodePublishVolumeRequest) { r.TargetPath = v.Target("another-pod") }), codes.AlreadyExists)
+			must(t, v.Unpublish(t.Context(), v.Path("pods/another-pod/volumes/kubernetes.io~csi", v.ID, "mount")))
 			p.Kill()
 			p.Start(harness.Options{})
 			must(t, v.publishInline(t.Context()))
 			mustRead(t, filepath.Join(v.pod, "file"), "kept")
-			must(t, v.unpublish(t.Context(), v.pod))
+			must(t, v.Unpublish(t.Context(), v.pod))
 			v.gone()
-			must(t, v.unpublish(t.Context(), v.pod))
+			must(t, v.Unpublish(t.Context(), v.pod))
 			must(t, v.publishInline(t.Context()))
 			mustBeGone(t, filepath.Join(v.pod, "file"))
-			must(t, v.unpublish(t.Context(), v.pod))
+			must(t, v.Unpublish(t.Context(), v.pod))
 			v.gone()
 		})
 	}
@@ -97,22 +97,22 @@ func TestEphemeralAfterAReboot(t *testing.T) {
 	other := newInline(t, p, "csi-other", mountAs("ext4", singleWriter), map[string]string{"size": "32Mi"})
 	for _, v := range []*inline{v, other} {
 		must(t, v.publishInline(t.Context()))
-		write(t, filepath.Join(v.pod, "file"), "kept "+v.id)
+		write(t, filepath.Join(v.pod, "file"), "kept "+v.ID)
 	}
 	p.Kill()
 	for _, v := range []*inline{v, other} {
 		harness.Command(t, "umount", v.pod)
-		harness.Command(t, "umount", v.path("plugins/csi-node.local-ephemeral", v.id))
+		harness.Command(t, "umount", v.Path("plugins/csi-node.local-ephemeral", v.ID))
 		harness.Command(t, "losetup", "--detach", deviceOf(t, v.volume))
 	}
 	loseStore(t, p)
 	p.Start(harness.Options{})
-	must(t, v.unpublish(t.Context(), v.pod))
-	mustBeGone(t, filepath.Dir(v.data()))
+	must(t, v.Unpublish(t.Context(), v.pod))
+	mustBeGone(t, filepath.Dir(v.Data()))
 	mustBeGone(t, v.pod)
 	must(t, other.publishInline(t.Context()))
 	mustRead(t, filepath.Join(other.pod, "file"), "kept csi-other")
-	must(t, other.unpublish(t.Context(), other.pod))
+	must(t, other.Unpublish(t.Context(), other.pod))
 	other.gone()
 }
 
@@ -143,7 +143,7 @@ func TestEphemeralRefused(t *testing.T) {
 	write(t, filepath.Join(v.pod, "file"), "somebody's")
 	mustRefuse(t, v.publishInline(t.Context()), codes.FailedPrecondition, v.pod)
 	mustRead(t, filepath.Join(v.pod, "file"), "somebody's")
-	mustBeGone(t, filepath.Dir(v.data()))
+	mustBeGone(t, filepath.Dir(v.Data()))
 	mustHaveNoRecord(t, p)
 }
 
@@ -158,13 +158,13 @@ func TestEphemeralOfAPodThatIsGone(t *testing.T) {
 	}
 	p.Kill()
 	harness.Command(t, "umount", v.pod)
-	must(t, os.RemoveAll(v.path("pods/csi-inline-pod")))
+	must(t, os.RemoveAll(v.Path("pods/csi-inline-pod")))
 	p.Start(harness.Options{})
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
 	must(t, p.Log.Await(ctx, "Deleted the ephemeral volume of a pod that is gone"))
-	mustBeGone(t, filepath.Dir(v.data()))
-	must(t, alive.unpublish(t.Context(), alive.pod))
+	mustBeGone(t, filepath.Dir(v.Data()))
+	must(t, alive.Unpublish(t.Context(), alive.pod))
 	v.gone()
 	alive.gone()
 }

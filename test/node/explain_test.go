@@ -22,7 +22,7 @@ func loseStore(t *testing.T, p *harness.Plugin) {
 func deviceOf(t *testing.T, v *volume) string {
 	t.Helper()
 	for _, l := range v.Loops() {
-		if l.Backing == v.data() {
+		if l.Backing == v.Data() {
 			return l.Path
 		}
 	}
@@ -34,13 +34,13 @@ func TestToolsWithoutThePlugin(t *testing.T) {
 	t.Parallel()
 	p := harness.Start(t, harness.Options{})
 	v := create(t, p, "volume", 32*mib, mountAs("ext4", multiWriter))
-	must(t, v.stage(t.Context()))
-	pod, torn := v.target("pod"), v.target("torn")
-	must(t, v.publish(t.Context(), pod))
-	must(t, v.publish(t.Context(), torn))
+	must(t, v.Stage(t.Context()))
+	pod, torn := v.Target("pod"), v.Target("torn")
+	must(t, v.Publish(t.Context(), pod))
+	must(t, v.Publish(t.Context(), torn))
 
 	told := shell(t, p, "csi-node explain volume")
-	for _, words := range []string{"NodeStageVolume asked", v.staging, "formatted as ext4", "UUID", "NodePublishVolume asked", pod, "Nothing is left to do"} {
+	for _, words := range []string{"NodeStageVolume asked", v.Staging, "formatted as ext4", "UUID", "NodePublishVolume asked", pod, "Nothing is left to do"} {
 		if !strings.Contains(told.Stdout, words) {
 			t.Errorf("explain does not say %q:\n%s%s", words, told.Stdout, told.Stderr)
 		}
@@ -78,12 +78,12 @@ func TestToolsWithoutThePlugin(t *testing.T) {
 
 	loseStore(t, p)
 	typed(t, p, "csi-node orphans", &orphans)
-	if len(orphans) != 1 || orphans[0].Volume != v.id || len(orphans[0].Paths) != 2 || orphans[0].Kept == "" {
+	if len(orphans) != 1 || orphans[0].Volume != v.ID || len(orphans[0].Paths) != 2 || orphans[0].Kept == "" {
 		t.Errorf("orphans without a store: %+v", orphans)
 	}
 	mustEqual(t, before, snapshot(t, p))
 	p.Start(harness.Options{})
-	v.end(pod, torn)
+	v.End(pod, torn)
 }
 
 // What a lost store leaves stays for as long as any path uses it, and is taken
@@ -98,14 +98,14 @@ func TestOrphans(t *testing.T) {
 	bound := create(t, p, "bound", 32*mib, blockAs(multiWriter))
 	open := create(t, p, "open", 32*mib, blockAs(multiWriter))
 	for _, v := range []*volume{used, idle, raw, bound, open} {
-		must(t, v.stage(ctx))
+		must(t, v.Stage(ctx))
 	}
-	usedPod, boundPod := used.target("pod"), bound.target("pod")
-	must(t, used.publish(ctx, usedPod))
-	must(t, bound.publishReadOnly(ctx, boundPod)) // with a view
+	usedPod, boundPod := used.Target("pod"), bound.Target("pod")
+	must(t, used.Publish(ctx, usedPod))
+	must(t, bound.PublishReadOnly(ctx, boundPod)) // with a view
 	write(t, filepath.Join(usedPod, "file"), "kept")
 	p.Kill()
-	harness.Command(t, "umount", idle.staging)
+	harness.Command(t, "umount", idle.Staging)
 	holder, err := os.OpenFile(deviceOf(t, open), os.O_RDONLY|os.O_EXCL, 0)
 	must(t, err)
 	defer holder.Close()
@@ -130,11 +130,11 @@ func TestOrphans(t *testing.T) {
 			t.Fatalf("%s: %+v", line, found)
 		}
 		for v, paths := range map[*volume]int{used: 2, bound: 1, open: 0} {
-			if o := found[v.id]; o.Cleaned || o.Kept == "" || len(o.Paths) != paths || deviceOf(t, v) == "" {
+			if o := found[v.ID]; o.Cleaned || o.Kept == "" || len(o.Paths) != paths || deviceOf(t, v) == "" {
 				t.Errorf("%s: %+v", line, o)
 			}
 		}
-		if o := found[raw.id]; o.Kept != "" || o.Cleaned != strings.Contains(line, "clean") {
+		if o := found[raw.ID]; o.Kept != "" || o.Cleaned != strings.Contains(line, "clean") {
 			t.Errorf("%s: %+v", line, o)
 		}
 	}
@@ -143,13 +143,13 @@ func TestOrphans(t *testing.T) {
 	}
 	mustRead(t, filepath.Join(usedPod, "file"), "kept")
 
-	must(t, used.publish(ctx, usedPod)) // takes over
+	must(t, used.Publish(ctx, usedPod)) // takes over
 	must(t, holder.Close())
-	must(t, used.unpublish(ctx, usedPod))
-	must(t, bound.unpublish(ctx, boundPod))
+	must(t, used.Unpublish(ctx, usedPod))
+	must(t, bound.Unpublish(ctx, boundPod))
 	for _, v := range []*volume{used, idle, raw, bound, open} {
-		must(t, v.unstage(ctx))
-		must(t, v.delete(ctx))
+		must(t, v.Unstage(ctx))
+		must(t, v.Delete(ctx))
 	}
 	mustHaveNoRecord(t, p)
 	if found := list("csi-node orphans"); len(found) != 0 {

@@ -19,15 +19,15 @@ func TestFailingStep(t *testing.T) {
 	p := harness.Start(t, harness.Options{Faults: true, Env: []string{"CSI_NODE_FAULT=after:attach=fail,before:mount=fail"}})
 	ctx := t.Context()
 	v := create(t, p, "volume", 32*mib, mountAs("ext4", multiWriter))
-	mustRefuse(t, v.stage(ctx), codes.Unavailable, v.id, "step attach", "fault after attach")
+	mustRefuse(t, v.Stage(ctx), codes.Unavailable, v.ID, "step attach", "fault after attach")
 	for range 3 { // attach has done its work; it is not tried again
-		mustRefuse(t, v.stage(ctx), codes.Unavailable, v.id, "step mount", "fault before mount")
+		mustRefuse(t, v.Stage(ctx), codes.Unavailable, v.ID, "step mount", "fault before mount")
 	}
-	must(t, v.unstage(ctx))
-	mustRefuse(t, v.stage(ctx), codes.Unavailable, "fault after attach")
+	must(t, v.Unstage(ctx))
+	mustRefuse(t, v.Stage(ctx), codes.Unavailable, "fault after attach")
 	p.Restart(harness.Options{})
-	must(t, v.stage(ctx))
-	v.end()
+	must(t, v.Stage(ctx))
+	v.End()
 }
 
 // A step that hangs holds up its own volume only, is named to those who wait,
@@ -42,21 +42,21 @@ func TestHangingStep(t *testing.T) {
 		harness.Eventually(t, "the step hangs", func() bool { // on a slow machine formatting comes first for a while
 			short, cancel := context.WithTimeout(ctx, 2*time.Second)
 			defer cancel()
-			return strings.Contains(status.Convert(v.stage(short)).Message(), "step mount")
+			return strings.Contains(status.Convert(v.Stage(short)).Message(), "step mount")
 		})
 		short, cancel := context.WithTimeout(ctx, 2*time.Second)
-		mustRefuse(t, v.stage(short), codes.DeadlineExceeded, v.id, "step mount", "running for")
+		mustRefuse(t, v.Stage(short), codes.DeadlineExceeded, v.ID, "step mount", "running for")
 		cancel()
 		block := create(t, p, "block", 32*mib, blockAs(multiWriter))
-		pod := block.target("pod")
-		must(t, block.stage(ctx))
-		must(t, block.publish(ctx, pod))
-		must(t, block.unpublish(ctx, pod))
-		must(t, block.unstage(ctx))
-		must(t, block.delete(ctx))
+		pod := block.Target("pod")
+		must(t, block.Stage(ctx))
+		must(t, block.Publish(ctx, pod))
+		must(t, block.Unpublish(ctx, pod))
+		must(t, block.Unstage(ctx))
+		must(t, block.Delete(ctx))
 		p.Restart(hanging)
 	}
 	p.Restart(harness.Options{})
-	must(t, v.stage(ctx))
-	v.end()
+	must(t, v.Stage(ctx))
+	v.End()
 }

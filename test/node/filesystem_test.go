@@ -16,10 +16,10 @@ import (
 // logFlags are the mount flags with which a read-only mount leaves the log alone.
 var logFlags = map[string]string{"ext4": "noload", "xfs": "norecovery", "btrfs": "rescue=nologreplay"}
 
-// copyTo gives the file of another volume the bytes of this one's, as they are now.
-func (v *volume) copyTo(other *volume) {
-	v.t.Helper()
-	harness.Command(v.t, "cp", "--sparse=always", v.data(), other.data())
+// copyData gives the file of another volume the bytes of one, as they are now.
+func copyData(v, other *volume) {
+	v.T.Helper()
+	harness.Command(v.T, "cp", "--sparse=always", v.Data(), other.Data())
 }
 
 // syncIn writes a file through to the disk: into the log, where there is one.
@@ -40,49 +40,49 @@ func TestRestoredCopy(t *testing.T) {
 			ctx := t.Context()
 			first := create(t, p, fsType+"-first", smallest(fsType), mountAs(fsType, multiWriter))
 			second := create(t, p, fsType+"-second", smallest(fsType), mountAs(fsType, multiWriter))
-			pod1, pod2 := first.target("pod-1"), second.target("pod-2")
-			must(t, first.stage(ctx))
-			must(t, first.publish(ctx, pod1))
+			pod1, pod2 := first.Target("pod-1"), second.Target("pod-2")
+			must(t, first.Stage(ctx))
+			must(t, first.Publish(ctx, pod1))
 			syncIn(t, filepath.Join(pod1, "file"), "both")
-			first.copyTo(second)
+			copyData(first, second)
 			if _, err := os.Stat("/sys/fs/btrfs/features/temp_fsid"); fsType == "btrfs" && err != nil {
 				// Before Linux 6.7 the copy waits until the other is unstaged.
-				mustRefuse(t, second.stage(ctx), codes.Unavailable, second.id, "a copy of the file system mounted", "before 6.7")
-				must(t, first.unpublish(ctx, pod1))
-				must(t, first.unstage(ctx))
-				must(t, second.stage(ctx))
-				must(t, second.publish(ctx, pod2))
+				mustRefuse(t, second.Stage(ctx), codes.Unavailable, second.ID, "a copy of the file system mounted", "before 6.7")
+				must(t, first.Unpublish(ctx, pod1))
+				must(t, first.Unstage(ctx))
+				must(t, second.Stage(ctx))
+				must(t, second.Publish(ctx, pod2))
 				mustRead(t, filepath.Join(pod2, "file"), "both")
-				must(t, second.unpublish(ctx, pod2))
-				must(t, second.unstage(ctx))
-				must(t, first.delete(ctx))
-				must(t, second.delete(ctx))
+				must(t, second.Unpublish(ctx, pod2))
+				must(t, second.Unstage(ctx))
+				must(t, first.Delete(ctx))
+				must(t, second.Delete(ctx))
 				return
 			}
-			must(t, second.stage(ctx))
-			must(t, second.publish(ctx, pod2))
+			must(t, second.Stage(ctx))
+			must(t, second.Publish(ctx, pod2))
 			mustRead(t, filepath.Join(pod2, "file"), "both")
 			write(t, filepath.Join(pod2, "file"), "the copy's own")
 			p.Restart(harness.Options{})
 			p.AwaitRest()
-			must(t, first.publish(ctx, pod1))
-			must(t, second.publish(ctx, pod2))
+			must(t, first.Publish(ctx, pod1))
+			must(t, second.Publish(ctx, pod2))
 			mustRead(t, filepath.Join(pod1, "file"), "both")
 			mustRead(t, filepath.Join(pod2, "file"), "the copy's own")
 			if fsType != "ext4" || mayResize(t) {
-				_, err := second.expand(ctx, 2*smallest(fsType))
+				_, err := second.Expand(ctx, 2*smallest(fsType))
 				must(t, err)
-				if one, two := first.total(pod1), second.total(pod2); two <= one {
+				if one, two := first.Total(pod1), second.Total(pod2); two <= one {
 					t.Errorf("the grown copy has %d bytes, the other %d", two, one)
 				}
 			}
-			must(t, first.unpublish(ctx, pod1))
-			must(t, first.unstage(ctx))
+			must(t, first.Unpublish(ctx, pod1))
+			must(t, first.Unstage(ctx))
 			mustRead(t, filepath.Join(pod2, "file"), "the copy's own")
-			second.end(pod2)
-			must(t, first.stage(ctx))
-			mustRead(t, filepath.Join(first.staging, "file"), "both")
-			first.end()
+			second.End(pod2)
+			must(t, first.Stage(ctx))
+			mustRead(t, filepath.Join(first.Staging, "file"), "both")
+			first.End()
 		})
 	}
 }
@@ -97,51 +97,51 @@ func TestReadOnlyStageWithALog(t *testing.T) {
 			ctx, flag := t.Context(), logFlags[fsType]
 			source := create(t, p, fsType+"-source", smallest(fsType), mountAs(fsType, multiWriter))
 			v := create(t, p, fsType, smallest(fsType), mountAs(fsType, multiWriter))
-			must(t, source.stage(ctx))
-			write(t, filepath.Join(source.staging, "older"), "settled")
-			must(t, source.unstage(ctx))
-			must(t, source.stage(ctx))
-			syncIn(t, filepath.Join(source.staging, "file"), "in the log")
-			source.copyTo(v)
-			must(t, source.unstage(ctx))
-			must(t, source.delete(ctx))
-			before := sum(t, v.data())
+			must(t, source.Stage(ctx))
+			write(t, filepath.Join(source.Staging, "older"), "settled")
+			must(t, source.Unstage(ctx))
+			must(t, source.Stage(ctx))
+			syncIn(t, filepath.Join(source.Staging, "file"), "in the log")
+			copyData(source, v)
+			must(t, source.Unstage(ctx))
+			must(t, source.Delete(ctx))
+			before := sum(t, v.Data())
 			untouched := func() {
 				t.Helper()
 				if loops := p.Loops(); len(loops) > 0 {
 					t.Errorf("loop devices: %+v", loops)
 				}
-				if sum(t, v.data()) != before {
+				if sum(t, v.Data()) != before {
 					t.Fatal("the volume's bytes have changed")
 				}
 			}
 
-			v.capability = mountAs(fsType, readerOnly)
-			mustRefuse(t, v.stage(ctx), codes.FailedPrecondition, v.id, "log must be replayed", "stage the volume once for writing", `"`+flag+`"`)
+			v.Capability = mountAs(fsType, readerOnly)
+			mustRefuse(t, v.Stage(ctx), codes.FailedPrecondition, v.ID, "log must be replayed", "stage the volume once for writing", `"`+flag+`"`)
 			untouched()
-			v.capability = mountAs(fsType, readerOnly, flag)
-			pod := v.target("pod")
-			must(t, v.stage(ctx))
-			must(t, v.publish(ctx, pod))
+			v.Capability = mountAs(fsType, readerOnly, flag)
+			pod := v.Target("pod")
+			must(t, v.Stage(ctx))
+			must(t, v.Publish(ctx, pod))
 			mustRead(t, filepath.Join(pod, "older"), "settled")
 			if err := os.WriteFile(filepath.Join(pod, "new"), nil, 0o640); !errors.Is(err, unix.EROFS) {
 				t.Errorf("writing: %v", err)
 			}
-			must(t, v.unpublish(ctx, pod))
-			must(t, v.unstage(ctx))
+			must(t, v.Unpublish(ctx, pod))
+			must(t, v.Unstage(ctx))
 			untouched()
-			v.capability = mountAs(fsType, multiWriter, flag)
-			mustRefuse(t, v.stage(ctx), codes.InvalidArgument, v.id, `"`+flag+`"`, "the kernel refuses the mount option")
+			v.Capability = mountAs(fsType, multiWriter, flag)
+			mustRefuse(t, v.Stage(ctx), codes.InvalidArgument, v.ID, `"`+flag+`"`, "the kernel refuses the mount option")
 			mustHaveNoRecord(t, p)
 
-			v.capability = mountAs(fsType, multiWriter)
-			must(t, v.stage(ctx))
-			mustRead(t, filepath.Join(v.staging, "file"), "in the log")
-			must(t, v.unstage(ctx))
-			v.capability = mountAs(fsType, readerOnly)
-			must(t, v.stage(ctx))
-			mustRead(t, filepath.Join(v.staging, "file"), "in the log")
-			v.end()
+			v.Capability = mountAs(fsType, multiWriter)
+			must(t, v.Stage(ctx))
+			mustRead(t, filepath.Join(v.Staging, "file"), "in the log")
+			must(t, v.Unstage(ctx))
+			v.Capability = mountAs(fsType, readerOnly)
+			must(t, v.Stage(ctx))
+			mustRead(t, filepath.Join(v.Staging, "file"), "in the log")
+			v.End()
 		})
 	}
 }
@@ -158,19 +158,19 @@ func TestWrongType(t *testing.T) {
 			t.Run(holds+" as "+asked, func(t *testing.T) {
 				ctx := t.Context()
 				v := create(t, p, holds+"-as-"+asked, smallest("xfs"), mountAs(asked, multiWriter))
-				machine.Mkfs(t, holds, "-q", v.data())
-				before := sum(t, v.data())
+				machine.Mkfs(t, holds, "-q", v.Data())
+				before := sum(t, v.Data())
 				for _, mode := range []accessMode{multiWriter, readerOnly} {
-					v.capability = mountAs(asked, mode)
-					mustRefuse(t, v.stage(ctx), codes.FailedPrecondition, v.id, "holds a file system of type "+holds, asked+" was asked for")
+					v.Capability = mountAs(asked, mode)
+					mustRefuse(t, v.Stage(ctx), codes.FailedPrecondition, v.ID, "holds a file system of type "+holds, asked+" was asked for")
 				}
 				mustHaveNoRecord(t, p)
-				if sum(t, v.data()) != before {
+				if sum(t, v.Data()) != before {
 					t.Error("the volume's bytes have changed")
 				}
-				v.capability = mountAs(holds, multiWriter)
-				must(t, v.stage(ctx))
-				v.end()
+				v.Capability = mountAs(holds, multiWriter)
+				must(t, v.Stage(ctx))
+				v.End()
 			})
 		}
 	}
@@ -182,19 +182,19 @@ func TestBtrfsInSmallSteps(t *testing.T) {
 	p := harness.Start(t, harness.Options{})
 	ctx, bytes := t.Context(), smallest("btrfs")
 	v := create(t, p, "volume", bytes, mountAs("btrfs", multiWriter))
-	must(t, v.stage(ctx))
+	must(t, v.Stage(ctx))
 	for _, more := range []int64{4096, 8192, 8192, 1 * mib, 512 * mib} {
-		got, err := v.expand(ctx, bytes+more)
+		got, err := v.Expand(ctx, bytes+more)
 		must(t, err)
-		if total := v.total(v.staging); got != bytes+more || total != got {
+		if total := v.Total(v.Staging); got != bytes+more || total != got {
 			t.Errorf("%d bytes more: answered %d, and %d are there", more, got, total)
 		}
 	}
 	p.Restart(harness.Options{})
-	got, err := v.expand(ctx, bytes+512*mib)
+	got, err := v.Expand(ctx, bytes+512*mib)
 	must(t, err)
 	if got != bytes+512*mib {
 		t.Errorf("after a restart: %d bytes", got)
 	}
-	v.end()
+	v.End()
 }

@@ -55,20 +55,20 @@ func TestFlagsOfAStage(t *testing.T) {
 			t.Parallel()
 			p := harness.Start(t, harness.Options{})
 			v := create(t, p, "volume", smallest(row.fsType), mountAs(row.fsType, multiWriter, strings.Fields(row.flags)...))
-			ctx, pod := t.Context(), v.target("pod")
-			must(t, v.stage(ctx))
-			must(t, v.publish(ctx, pod))
-			mustHaveFlags(t, v.staging, row.mount, row.super)
+			ctx, pod := t.Context(), v.Target("pod")
+			must(t, v.Stage(ctx))
+			must(t, v.Publish(ctx, pod))
+			mustHaveFlags(t, v.Staging, row.mount, row.super)
 			mustHaveFlags(t, pod, row.mount, row.super)
 
 			p.Kill()
 			must(t, unix.Unmount(pod, unix.UMOUNT_NOFOLLOW))
-			must(t, unix.Unmount(v.staging, unix.UMOUNT_NOFOLLOW))
+			must(t, unix.Unmount(v.Staging, unix.UMOUNT_NOFOLLOW))
 			p.Start(harness.Options{})
-			must(t, v.publish(ctx, pod))
-			mustHaveFlags(t, v.staging, row.mount, row.super)
+			must(t, v.Publish(ctx, pod))
+			mustHaveFlags(t, v.Staging, row.mount, row.super)
 			mustHaveFlags(t, pod, row.mount, row.super)
-			v.end(pod)
+			v.End(pod)
 		})
 	}
 }
@@ -103,15 +103,15 @@ func TestFlagsAfterLostStore(t *testing.T) {
 			for mounted, row := range rows {
 				v := create(t, p, "volume", smallest(fsType), mountAs(fsType, multiWriter))
 				ask := func(flags string) {
-					v.capability = mountAs(fsType, multiWriter)
+					v.Capability = mountAs(fsType, multiWriter)
 					if flags != "" {
-						v.capability = mountAs(fsType, multiWriter, flags)
+						v.Capability = mountAs(fsType, multiWriter, flags)
 					}
 				}
-				pod := v.target("pod")
+				pod := v.Target("pod")
 				ask(mounted)
-				must(t, v.stage(ctx))
-				must(t, v.publish(ctx, pod))
+				must(t, v.Stage(ctx))
+				must(t, v.Publish(ctx, pod))
 				lose := func() {
 					p.Kill()
 					loseStore(t, p)
@@ -120,32 +120,32 @@ func TestFlagsAfterLostStore(t *testing.T) {
 				lose()
 				for flags := range strings.FieldsSeq(row.other) {
 					ask(flags)
-					mustRefuse(t, v.stage(ctx), codes.FailedPrecondition, "the mount flag", "makes the difference")
-					mustRefuse(t, v.publish(ctx, v.target("other")), codes.FailedPrecondition, "the mount flag", "makes the difference")
+					mustRefuse(t, v.Stage(ctx), codes.FailedPrecondition, "the mount flag", "makes the difference")
+					mustRefuse(t, v.Publish(ctx, v.Target("other")), codes.FailedPrecondition, "the mount flag", "makes the difference")
 				}
 				mustHaveNoRecord(t, p)
 				for flags := range strings.FieldsSeq(row.same) {
 					ask(flags)
-					if err := v.stage(ctx); err != nil {
+					if err := v.Stage(ctx); err != nil {
 						t.Errorf("mounted with %q, %q: %v", mounted, flags, err)
 					}
-					must(t, v.publish(ctx, pod))
+					must(t, v.Publish(ctx, pod))
 					lose()
 				}
 				first, _, _ := strings.Cut(row.same, " ")
 				ask(first)
-				must(t, v.publish(ctx, pod)) // adopts the stage
+				must(t, v.Publish(ctx, pod)) // adopts the stage
 				for flags := range strings.FieldsSeq(row.other) {
 					ask(flags)
-					mustRefuse(t, v.stage(ctx), codes.AlreadyExists, "the mount flag", "makes the difference")
+					mustRefuse(t, v.Stage(ctx), codes.AlreadyExists, "the mount flag", "makes the difference")
 				}
 				ask(first)
-				must(t, v.stage(ctx))
+				must(t, v.Stage(ctx))
 				p.Kill() // and with the store kept nothing is in question
 				p.Start(harness.Options{})
-				must(t, v.stage(ctx))
-				must(t, v.publish(ctx, pod))
-				v.end(pod)
+				must(t, v.Stage(ctx))
+				must(t, v.Publish(ctx, pod))
+				v.End(pod)
 			}
 		})
 	}
@@ -156,8 +156,8 @@ func TestFlagsOfAPublish(t *testing.T) {
 	t.Parallel()
 	p := harness.Start(t, harness.Options{})
 	v := create(t, p, "volume", 32*mib, mountAs("ext4", multiWriter, "noexec", "noatime,lazytime", "commit=9"))
-	ctx, pod := t.Context(), v.target("pod")
-	must(t, v.stage(ctx))
+	ctx, pod := t.Context(), v.Target("pod")
+	must(t, v.Stage(ctx))
 	for flags, want := range map[string]string{
 		"":                          "noexec noatime -ro",
 		"commit=9 lazytime":         "noexec noatime",
@@ -172,21 +172,21 @@ func TestFlagsOfAPublish(t *testing.T) {
 		"noexec,exec dev,suid":      "-noexec -nodev -nosuid",
 		"defaults,nofail,x-a=b,,ro": "ro",
 	} {
-		v.capability = mountAs("ext4", multiWriter, strings.Fields(flags)...)
-		must(t, v.publish(ctx, pod))
-		must(t, v.publish(ctx, pod))
+		v.Capability = mountAs("ext4", multiWriter, strings.Fields(flags)...)
+		must(t, v.Publish(ctx, pod))
+		must(t, v.Publish(ctx, pod))
 		mustHaveFlags(t, pod, want, "rw lazytime commit=9")
-		mustHaveFlags(t, v.staging, "rw noexec noatime -nodev", "rw")
-		must(t, v.unpublish(ctx, pod))
+		mustHaveFlags(t, v.Staging, "rw noexec noatime -nodev", "rw")
+		must(t, v.Unpublish(ctx, pod))
 	}
 	before := snapshot(t, p)
 	for _, flags := range []string{"discard", "commit=7", "commit=9,commit=7", "nolazytime", "sync", "data=journal", "ro=1", "bind", "remount", "context=x"} {
-		v.capability = mountAs("ext4", multiWriter, flags)
+		v.Capability = mountAs("ext4", multiWriter, flags)
 		name, _, _ := strings.Cut(flags, "=")
-		mustRefuse(t, v.publish(ctx, pod), codes.InvalidArgument, name, v.id)
+		mustRefuse(t, v.Publish(ctx, pod), codes.InvalidArgument, name, v.ID)
 		mustEqual(t, before, snapshot(t, p))
 	}
-	v.end()
+	v.End()
 }
 
 // Whoever reads may be published from a writable stage, but nobody writes
@@ -195,24 +195,24 @@ func TestReadOnlyFlags(t *testing.T) {
 	t.Parallel()
 	p := harness.Start(t, harness.Options{})
 	v := create(t, p, "volume", 32*mib, mountAs("ext4", multiWriter))
-	ctx, pod := t.Context(), v.target("pod")
-	must(t, v.stage(ctx)) // formats it
-	must(t, v.unstage(ctx))
-	v.capability = mountAs("ext4", multiWriter, "ro")
-	must(t, v.stage(ctx))
-	mustHaveFlags(t, v.staging, "ro", "ro")
+	ctx, pod := t.Context(), v.Target("pod")
+	must(t, v.Stage(ctx)) // formats it
+	must(t, v.Unstage(ctx))
+	v.Capability = mountAs("ext4", multiWriter, "ro")
+	must(t, v.Stage(ctx))
+	mustHaveFlags(t, v.Staging, "ro", "ro")
 	for _, flags := range []string{"", "rw", "ro,rw"} {
-		v.capability = mountAs("ext4", multiWriter, flags)
-		mustRefuse(t, v.publish(ctx, pod), codes.FailedPrecondition, "read-only")
+		v.Capability = mountAs("ext4", multiWriter, flags)
+		mustRefuse(t, v.Publish(ctx, pod), codes.FailedPrecondition, "read-only")
 		mustBeGone(t, pod)
-		must(t, v.publishReadOnly(ctx, pod)) // readonly says it, whatever the flags
+		must(t, v.PublishReadOnly(ctx, pod)) // readonly says it, whatever the flags
 		mustHaveFlags(t, pod, "ro", "ro")
-		must(t, v.unpublish(ctx, pod))
+		must(t, v.Unpublish(ctx, pod))
 	}
-	v.capability = mountAs("ext4", multiWriter, "rw,ro")
-	must(t, v.publish(ctx, pod))
+	v.Capability = mountAs("ext4", multiWriter, "rw,ro")
+	must(t, v.Publish(ctx, pod))
 	mustHaveFlags(t, pod, "ro", "ro")
-	v.end(pod)
+	v.End(pod)
 }
 
 // Flags in another order, or written in another way, are the same request;
@@ -221,9 +221,9 @@ func TestRepeatsWithOtherFlags(t *testing.T) {
 	t.Parallel()
 	p := harness.Start(t, harness.Options{})
 	v := create(t, p, "volume", 32*mib, mountAs("ext4", multiWriter, "noatime", "nodev", "discard", "commit=5"))
-	ctx, pod := t.Context(), v.target("pod")
-	must(t, v.stage(ctx))
-	must(t, v.publish(ctx, pod))
+	ctx, pod := t.Context(), v.Target("pod")
+	must(t, v.Stage(ctx))
+	must(t, v.Publish(ctx, pod))
 	before := snapshot(t, p)
 	for flags, code := range map[string]codes.Code{
 		"commit=5 discard nodev noatime":                    codes.OK,
@@ -237,17 +237,17 @@ func TestRepeatsWithOtherFlags(t *testing.T) {
 		"noatime nodev discard":                             codes.AlreadyExists,
 		"noatime nodev discard commit=5 sync":               codes.AlreadyExists,
 	} {
-		v.capability = mountAs("ext4", multiWriter, strings.Fields(flags)...)
-		mustRefuse(t, v.stage(ctx), code)
-		mustRefuse(t, v.publish(ctx, pod), code)
+		v.Capability = mountAs("ext4", multiWriter, strings.Fields(flags)...)
+		mustRefuse(t, v.Stage(ctx), code)
+		mustRefuse(t, v.Publish(ctx, pod), code)
 		mustEqual(t, before, snapshot(t, p))
 	}
-	v.end(pod)
+	v.End(pod)
 	v = create(t, p, "volume", 32*mib, mountAs("ext4", multiWriter, "ro", "rw"))
-	must(t, v.stage(ctx))
-	v.capability = mountAs("ext4", multiWriter, "rw", "ro")
-	mustRefuse(t, v.stage(ctx), codes.AlreadyExists)
-	v.end()
+	must(t, v.Stage(ctx))
+	v.Capability = mountAs("ext4", multiWriter, "rw", "ro")
+	mustRefuse(t, v.Stage(ctx), codes.AlreadyExists)
+	v.End()
 }
 
 // Whenever the kernel finds out that a flag is wrong: it is the caller's mistake,
@@ -271,17 +271,17 @@ func TestRefusedFlags(t *testing.T) {
 	} {
 		t.Run(row.fsType+" "+row.flags[:min(len(row.flags), 30)], func(t *testing.T) {
 			v := create(t, p, "volume", smallest(row.fsType), mountAs(row.fsType, multiWriter))
-			must(t, v.stage(t.Context())) // formats it
-			must(t, v.unstage(t.Context()))
-			v.capability = mountAs(row.fsType, multiWriter, row.flags)
-			mustRefuse(t, v.stage(t.Context()), codes.InvalidArgument, row.words, v.id)
+			must(t, v.Stage(t.Context())) // formats it
+			must(t, v.Unstage(t.Context()))
+			v.Capability = mountAs(row.fsType, multiWriter, row.flags)
+			mustRefuse(t, v.Stage(t.Context()), codes.InvalidArgument, row.words, v.ID)
 			mustHaveNoRecord(t, p)
 			if mounts, loops := p.Mounts(), p.Loops(); len(mounts)+len(loops) > 0 {
 				t.Errorf("left after the refusal: %q, %+v", mounts, loops)
 			}
-			v.capability = mountAs(row.fsType, multiWriter)
-			must(t, v.stage(t.Context()))
-			v.end()
+			v.Capability = mountAs(row.fsType, multiWriter)
+			must(t, v.Stage(t.Context()))
+			v.End()
 		})
 	}
 	if text := p.Log.String(); strings.Contains(text, "s3cret") {
@@ -295,15 +295,15 @@ func TestRefusedFlagsFormatNothing(t *testing.T) {
 	p := harness.Start(t, harness.Options{})
 	for _, fsType := range fsTypes {
 		v := create(t, p, fsType, smallest(fsType), mountAs(fsType, multiWriter, "nonsense"))
-		mustRefuse(t, v.stage(t.Context()), codes.InvalidArgument, "nonsense")
+		mustRefuse(t, v.Stage(t.Context()), codes.InvalidArgument, "nonsense")
 		mustHaveNoRecord(t, p)
-		must(t, v.delete(t.Context()))
+		must(t, v.Delete(t.Context()))
 	}
 	v := create(t, p, "volume", smallest("xfs"), mountAs("xfs", multiWriter, "nonsense"))
-	mustRefuse(t, v.stage(t.Context()), codes.InvalidArgument, "nonsense")
-	v.capability = mountAs("ext4", multiWriter) // it is blank yet
-	must(t, v.stage(t.Context()))
-	v.end()
+	mustRefuse(t, v.Stage(t.Context()), codes.InvalidArgument, "nonsense")
+	v.Capability = mountAs("ext4", multiWriter) // it is blank yet
+	must(t, v.Stage(t.Context()))
+	v.End()
 }
 
 // A new volume whose flags are refused only with its file system is formatted
@@ -312,10 +312,10 @@ func TestRefusedFlagsOfABlankVolume(t *testing.T) {
 	t.Parallel()
 	p := harness.Start(t, harness.Options{})
 	v := create(t, p, "volume", 32*mib, mountAs("ext4", multiWriter, "journal_async_commit"))
-	mustRefuse(t, v.stage(t.Context()), codes.InvalidArgument, "journal_async_commit")
+	mustRefuse(t, v.Stage(t.Context()), codes.InvalidArgument, "journal_async_commit")
 	mustHaveNoRecord(t, p)
-	v.capability = mountAs("ext4", multiWriter, "journal_async_commit,data=journal")
-	must(t, v.stage(t.Context()))
-	mustHaveFlags(t, v.staging, "rw", "journal_async_commit data=journal")
-	v.end()
+	v.Capability = mountAs("ext4", multiWriter, "journal_async_commit,data=journal")
+	must(t, v.Stage(t.Context()))
+	mustHaveFlags(t, v.Staging, "rw", "journal_async_commit data=journal")
+	v.End()
 }

@@ -45,8 +45,8 @@ func TestFloodOfTheHTTPEndpoint(t *testing.T) {
 	p := harness.Start(t, harness.Options{Flags: []string{"--http-endpoint", address, "--v", "0"}, Files: files})
 	ctx := t.Context()
 	v := create(t, p, "volume", 32*mib, mountAs("ext4", multiWriter))
-	pod := v.target("pod")
-	must(t, v.stage(ctx))
+	pod := v.Target("pod")
+	must(t, v.Stage(ctx))
 	before := harness.Metrics(t, address)
 	memory, open := rss(t, p), openFiles(t, p)
 
@@ -64,8 +64,8 @@ func TestFloodOfTheHTTPEndpoint(t *testing.T) {
 			continue
 		}
 		call, cancel := context.WithTimeout(ctx, 20*time.Second)
-		must(t, v.publish(call, pod))
-		must(t, v.unpublish(call, pod))
+		must(t, v.Publish(call, pod))
+		must(t, v.Unpublish(call, pod))
 		cancel()
 		for _, probe := range []string{"live", "ready"} {
 			if res := harness.Run(t, nil, harness.Binary(t), "probe", probe, "--state-dir", p.StateDir, "--timeout", "20s"); res.Code != 0 || res.Stdout != "ok\n" {
@@ -97,7 +97,7 @@ func TestFloodOfTheHTTPEndpoint(t *testing.T) {
 	if resp.StatusCode != http.StatusOK || !resp.Close {
 		t.Errorf("answers %s, and keeps the connection: %v", resp.Status, !resp.Close)
 	}
-	v.end()
+	v.End()
 }
 
 // A probe says in one line what is wrong.

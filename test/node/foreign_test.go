@@ -51,21 +51,21 @@ func TestForeignAtTarget(t *testing.T) {
 			ctx := t.Context()
 			v := create(t, p, row.name, 32*mib, mountAs("ext4", multiWriter))
 			if row.block {
-				v.capability = blockAs(multiWriter)
+				v.Capability = blockAs(multiWriter)
 			}
-			target, other := v.target("pod-1"), v.target("pod-2")
+			target, other := v.Target("pod-1"), v.Target("pod-2")
 			if row.name == "symlink-above" {
 				other = filepath.Join(p.KubeletDir, "pods/pod-2/other")
 			}
 			row.make(t, target)
-			must(t, v.stage(ctx))
-			must(t, v.publish(ctx, other))
+			must(t, v.Stage(ctx))
+			must(t, v.Publish(ctx, other))
 			before := snapshot(t, p)
-			mustRefuse(t, v.publish(ctx, target), row.code, row.told, strings.TrimSuffix(target, "/mount"))
+			mustRefuse(t, v.Publish(ctx, target), row.code, row.told, strings.TrimSuffix(target, "/mount"))
 			mustEqual(t, before, snapshot(t, p))
-			must(t, v.unpublish(ctx, other))
-			must(t, v.unstage(ctx)) // the refused target is no longer asked for
-			must(t, v.delete(ctx))
+			must(t, v.Unpublish(ctx, other))
+			must(t, v.Unstage(ctx)) // the refused target is no longer asked for
+			must(t, v.Delete(ctx))
 		})
 	}
 }
@@ -84,14 +84,14 @@ func TestForeignAtStage(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			ctx := t.Context()
 			v := create(t, p, strings.ReplaceAll(name, " ", "-"), 32*mib, mountAs("ext4", multiWriter))
-			make(t, v.staging)
+			make(t, v.Staging)
 			before := p.Mounts()
-			mustRefuse(t, v.stage(ctx), codes.FailedPrecondition, v.staging)
+			mustRefuse(t, v.Stage(ctx), codes.FailedPrecondition, v.Staging)
 			if !slices.Equal(before, p.Mounts()) || len(p.Loops()) > 0 {
 				t.Errorf("mounts %q, were %q; loop devices %+v", p.Mounts(), before, p.Loops())
 			}
 			mustHaveNoRecord(t, p)
-			must(t, v.delete(ctx))
+			must(t, v.Delete(ctx))
 		})
 	}
 }
@@ -103,26 +103,26 @@ func TestUnpublishSparesForeign(t *testing.T) {
 	p := harness.Start(t, harness.Options{})
 	ctx := t.Context()
 	v := create(t, p, "volume", 32*mib, mountAs("ext4", multiWriter))
-	target := v.target("pod")
-	must(t, v.stage(ctx))
-	must(t, v.publish(ctx, target))
+	target := v.Target("pod")
+	must(t, v.Stage(ctx))
+	must(t, v.Publish(ctx, target))
 	must(t, unix.Mount("theirs", target, "tmpfs", 0, "size=1m"))
 	write(t, filepath.Join(target, "file"), "theirs")
-	mustRefuse(t, v.unpublish(ctx, target), codes.FailedPrecondition, target, "tmpfs")
+	mustRefuse(t, v.Unpublish(ctx, target), codes.FailedPrecondition, target, "tmpfs")
 	mustRead(t, filepath.Join(target, "file"), "theirs")
 	must(t, unix.Unmount(target, 0))
-	must(t, v.unpublish(ctx, target))
+	must(t, v.Unpublish(ctx, target))
 
-	must(t, v.publish(ctx, target))
+	must(t, v.Publish(ctx, target))
 	p.Kill()
 	must(t, unix.Unmount(target, 0))
 	write(t, filepath.Join(target, "file"), "theirs")
 	p.Start(harness.Options{})
-	mustRefuse(t, v.unpublish(ctx, target), codes.FailedPrecondition, target)
+	mustRefuse(t, v.Unpublish(ctx, target), codes.FailedPrecondition, target)
 	mustRead(t, filepath.Join(target, "file"), "theirs")
 	must(t, os.RemoveAll(target))
-	must(t, v.unpublish(ctx, target))
-	v.end()
+	must(t, v.Unpublish(ctx, target))
+	v.End()
 }
 
 // Paths may hold whatever a file name may hold.
@@ -133,32 +133,32 @@ func TestOddPaths(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			ctx := t.Context()
 			v := create(t, p, "volume-"+string(rune('a'+i)), 32*mib, mountAs("ext4", multiWriter))
-			v.staging = v.path("staging", name, name)
-			target := v.path("pods", name, name)
-			makeDir(t, filepath.Dir(v.staging))
+			v.Staging = v.Path("staging", name, name)
+			target := v.Path("pods", name, name)
+			makeDir(t, filepath.Dir(v.Staging))
 			makeDir(t, filepath.Dir(target))
-			must(t, v.stage(ctx))
-			must(t, v.publish(ctx, target))
-			must(t, v.publish(ctx, target))
+			must(t, v.Stage(ctx))
+			must(t, v.Publish(ctx, target))
+			must(t, v.Publish(ctx, target))
 			write(t, filepath.Join(target, "file"), name)
-			mustRead(t, filepath.Join(v.staging, "file"), name)
-			v.total(target)
-			if mountsAt(p, v.staging) != 1 || mountsAt(p, target) != 1 {
+			mustRead(t, filepath.Join(v.Staging, "file"), name)
+			v.Total(target)
+			if mountsAt(p, v.Staging) != 1 || mountsAt(p, target) != 1 {
 				t.Errorf("mounts: %q", p.Mounts())
 			}
 			p.Kill()
 			p.Start(harness.Options{})
-			must(t, v.publish(ctx, target))
-			v.end(target)
+			must(t, v.Publish(ctx, target))
+			v.End(target)
 
 			v = create(t, p, "block-"+string(rune('a'+i)), 32*mib, blockAs(multiWriter))
-			must(t, v.stage(ctx))
-			must(t, v.publish(ctx, target))
-			must(t, v.publish(ctx, target))
+			must(t, v.Stage(ctx))
+			must(t, v.Publish(ctx, target))
+			must(t, v.Publish(ctx, target))
 			if mountsAt(p, target) != 1 {
 				t.Errorf("mounts: %q", p.Mounts())
 			}
-			v.end(target)
+			v.End(target)
 		})
 	}
 }

@@ -57,39 +57,39 @@ func TestFullStateDirectory(t *testing.T) {
 			stays := create(t, p, "stays", 32*mib, mountAs("ext4", multiWriter))
 			goes := create(t, p, "goes", 32*mib, mountAs("ext4", multiWriter))
 			for _, v := range []*volume{stays, goes} {
-				must(t, v.stage(ctx))
+				must(t, v.Stage(ctx))
 				for _, pod := range []string{"one", "two"} {
-					must(t, v.publish(ctx, v.target(pod)))
+					must(t, v.Publish(ctx, v.Target(pod)))
 				}
 			}
-			write(t, filepath.Join(stays.target("one"), "file"), "kept")
+			write(t, filepath.Join(stays.Target("one"), "file"), "kept")
 			end(p)
 			fill()
 			p.Start(harness.Options{})
 			fill()
 
 			for _, pod := range []string{"one", "two"} {
-				must(t, goes.unpublish(ctx, goes.target(pod)))
-				mustBeGone(t, goes.target(pod))
+				must(t, goes.Unpublish(ctx, goes.Target(pod)))
+				mustBeGone(t, goes.Target(pod))
 			}
-			must(t, goes.unstage(ctx))
-			must(t, stays.unpublish(ctx, stays.target("two")))
-			mustBeGone(t, stays.target("two"))
+			must(t, goes.Unstage(ctx))
+			must(t, stays.Unpublish(ctx, stays.Target("two")))
+			mustBeGone(t, stays.Target("two"))
 			if device := deviceOf(t, goes); device != "" {
 				t.Errorf("%s is attached after NodeUnstageVolume", device)
 			}
 			p.Kill()
 			p.Start(harness.Options{}) // with what is written
-			mustRead(t, filepath.Join(stays.target("one"), "file"), "kept")
+			mustRead(t, filepath.Join(stays.Target("one"), "file"), "kept")
 			volumes := p.Status().Volumes
 			if len(volumes) != 1 || len(volumes[0].Parts) != 2 {
 				t.Errorf("the store has %+v", volumes)
 			}
-			if n := mountsAt(p, stays.target("two")) + mountsAt(p, goes.staging); n > 0 {
+			if n := mountsAt(p, stays.Target("two")) + mountsAt(p, goes.Staging); n > 0 {
 				t.Errorf("%d mounts are back", n)
 			}
-			must(t, goes.delete(ctx))
-			stays.end(stays.target("one"))
+			must(t, goes.Delete(ctx))
+			stays.End(stays.Target("one"))
 		})
 	}
 }
@@ -102,21 +102,21 @@ func TestNothingNewOnAFullStateDirectory(t *testing.T) {
 	p.Start(harness.Options{})
 	ctx := t.Context()
 	v := create(t, p, "volume", 32*mib, mountAs("ext4", multiWriter))
-	must(t, v.stage(ctx))
+	must(t, v.Stage(ctx))
 	fill()
 	var err error
 	var published []string
 	for i := 0; err == nil && i < 1000; i++ {
-		pod := v.target(fmt.Sprint("pod", i))
-		if err = v.publish(ctx, pod); err == nil {
+		pod := v.Target(fmt.Sprint("pod", i))
+		if err = v.Publish(ctx, pod); err == nil {
 			published = append(published, pod)
 		}
 	}
-	mustRefuse(t, err, codes.ResourceExhausted, v.id, p.StateDir, "full")
-	if status.Code(v.publish(ctx, v.target("another"))) != codes.ResourceExhausted {
+	mustRefuse(t, err, codes.ResourceExhausted, v.ID, p.StateDir, "full")
+	if status.Code(v.Publish(ctx, v.Target("another"))) != codes.ResourceExhausted {
 		t.Error("another publish is taken")
 	}
 	must(t, os.Remove(filepath.Join(p.StateDir, "full")))
-	must(t, v.publish(ctx, v.target("another")))
-	v.end(append(published, v.target("another"))...)
+	must(t, v.Publish(ctx, v.Target("another")))
+	v.End(append(published, v.Target("another"))...)
 }

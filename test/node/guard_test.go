@@ -49,11 +49,11 @@ func TestGuard(t *testing.T) {
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			v := create(t, p, strings.ReplaceAll(row.name, " ", "-"), row.bytes, mountAs(row.fsType, multiWriter))
-			row.fill(t, v.data())
-			before := sum(t, v.data())
+			row.fill(t, v.Data())
+			before := sum(t, v.Data())
 			for range 2 {
-				mustRefuse(t, v.stage(t.Context()), codes.FailedPrecondition, v.id, row.told)
-				if sum(t, v.data()) != before {
+				mustRefuse(t, v.Stage(t.Context()), codes.FailedPrecondition, v.ID, row.told)
+				if sum(t, v.Data()) != before {
 					t.Fatal("the volume's bytes have changed")
 				}
 			}
@@ -61,7 +61,7 @@ func TestGuard(t *testing.T) {
 			if loops := p.Loops(); len(loops) > 0 {
 				t.Errorf("attached after the refusal: %+v", loops)
 			}
-			must(t, v.delete(t.Context()))
+			must(t, v.Delete(t.Context()))
 		})
 	}
 }
@@ -75,9 +75,9 @@ func TestGuardOverRawData(t *testing.T) {
 	ctx := t.Context()
 	const bytes, place = 3 << 30, 3 << 29
 	v := createAs(t, p, "raw", bytes, blockAs(multiWriter), "thick")
-	pod := v.target("pod")
-	must(t, v.stage(ctx))
-	must(t, v.publish(ctx, pod))
+	pod := v.Target("pod")
+	must(t, v.Stage(ctx))
+	must(t, v.Publish(ctx, pod))
 	written := make([]byte, 600<<10)
 	_, _ = rand.Read(written) // never fails
 	written[0] = 1            // a zero is no data
@@ -85,13 +85,13 @@ func TestGuardOverRawData(t *testing.T) {
 	_, err := device.WriteAt(written, place)
 	must(t, err)
 	must(t, device.Close())
-	must(t, v.unpublish(ctx, pod))
-	must(t, v.unstage(ctx))
-	before := sum(t, v.data())
+	must(t, v.Unpublish(ctx, pod))
+	must(t, v.Unstage(ctx))
+	before := sum(t, v.Data())
 
-	v.capability = mountAs("ext4", multiWriter)
+	v.Capability = mountAs("ext4", multiWriter)
 	found := fmt.Sprintf("data at byte %d", place)
-	mustRefuse(t, v.stage(ctx), codes.FailedPrecondition, v.id, found, "clear-device raw")
+	mustRefuse(t, v.Stage(ctx), codes.FailedPrecondition, v.ID, found, "clear-device raw")
 	mustHaveNoRecord(t, p)
 	edit := func(change func(map[string]any)) { editFacts(t, v, change) }
 	edit(func(all map[string]any) {
@@ -101,33 +101,33 @@ func TestGuardOverRawData(t *testing.T) {
 		delete(all, "raw")
 		delete(all, "fresh")
 	})
-	mustRefuse(t, v.stage(ctx), codes.FailedPrecondition, v.id, found, "clear-device raw")
+	mustRefuse(t, v.Stage(ctx), codes.FailedPrecondition, v.ID, found, "clear-device raw")
 	edit(func(all map[string]any) {
 		if all["formatting"] == true {
 			t.Error("the volume is marked as being formatted")
 		}
 		all["raw"] = true
 	})
-	if sum(t, v.data()) != before {
+	if sum(t, v.Data()) != before {
 		t.Error("the volume's bytes have changed")
 	}
-	put(map[int64]string{place: string(make([]byte, len(written)))})(t, v.data())
-	mustRefuse(t, v.stage(ctx), codes.FailedPrecondition, v.id, "published as a raw block device before", "clear-device raw")
+	put(map[int64]string{place: string(make([]byte, len(written)))})(t, v.Data())
+	mustRefuse(t, v.Stage(ctx), codes.FailedPrecondition, v.ID, "published as a raw block device before", "clear-device raw")
 
 	if result := shell(t, p, "csi-node volume clear-device raw --i-understand-this-destroys-data"); result.Code != 0 {
 		t.Fatalf("clear-device: %+v", result)
 	}
-	must(t, v.stage(ctx))
-	must(t, v.unstage(ctx))
-	v.capability = blockAs(multiWriter)
-	must(t, v.stage(ctx))
-	v.end()
+	must(t, v.Stage(ctx))
+	must(t, v.Unstage(ctx))
+	v.Capability = blockAs(multiWriter)
+	must(t, v.Stage(ctx))
+	v.End()
 }
 
 // readFacts returns what the pool says of a volume, and the file that says it.
 func readFacts(t *testing.T, v *volume) (all map[string]any, path string) {
 	t.Helper()
-	path = filepath.Join(filepath.Dir(v.data()), "volume.json")
+	path = filepath.Join(filepath.Dir(v.Data()), "volume.json")
 	text, err := os.ReadFile(path)
 	must(t, err)
 	must(t, json.Unmarshal(text, &all))
@@ -154,9 +154,9 @@ func TestRawVolumeOfAnOlderVersion(t *testing.T) {
 			p := harness.Start(t, harness.Options{})
 			ctx := t.Context()
 			v := create(t, p, "raw", 32*mib, blockAs(multiWriter))
-			pod := v.target("pod")
-			must(t, v.stage(ctx))
-			must(t, v.publish(ctx, pod))
+			pod := v.Target("pod")
+			must(t, v.Stage(ctx))
+			must(t, v.Publish(ctx, pod))
 			p.Kill()
 			editFacts(t, v, func(all map[string]any) {
 				delete(all, "raw")
@@ -167,10 +167,10 @@ func TestRawVolumeOfAnOlderVersion(t *testing.T) {
 				all, _ := readFacts(t, v)
 				return all["raw"] == true
 			})
-			must(t, v.unpublish(ctx, pod))
-			must(t, v.unstage(ctx))
-			v.capability = mountAs("ext4", multiWriter)
-			mustRefuse(t, v.stage(ctx), codes.FailedPrecondition, v.id, "published as a raw block device before", "clear-device raw")
+			must(t, v.Unpublish(ctx, pod))
+			must(t, v.Unstage(ctx))
+			v.Capability = mountAs("ext4", multiWriter)
+			mustRefuse(t, v.Stage(ctx), codes.FailedPrecondition, v.ID, "published as a raw block device before", "clear-device raw")
 		})
 	}
 }
@@ -180,19 +180,19 @@ func TestGuardTooSmall(t *testing.T) {
 	t.Parallel()
 	p := harness.Start(t, harness.Options{})
 	v := create(t, p, "small", 64*mib, mountAs("ext4", multiWriter))
-	v.capability = mountAs("xfs", multiWriter)
-	mustRefuse(t, v.stage(t.Context()), codes.FailedPrecondition, v.id, "xfs", "at least 314572800")
-	text, err := os.ReadFile(filepath.Join(filepath.Dir(v.data()), "volume.json"))
+	v.Capability = mountAs("xfs", multiWriter)
+	mustRefuse(t, v.Stage(t.Context()), codes.FailedPrecondition, v.ID, "xfs", "at least 314572800")
+	text, err := os.ReadFile(filepath.Join(filepath.Dir(v.Data()), "volume.json"))
 	must(t, err)
 	if !strings.Contains(string(text), `"formatting": false`) {
 		t.Errorf("marked as being formatted: %s", text)
 	}
-	v.capability = blockAs(multiWriter)
-	must(t, v.stage(t.Context()))
-	must(t, v.unstage(t.Context()))
-	v.capability = mountAs("ext4", multiWriter)
-	must(t, v.stage(t.Context()))
-	v.end()
+	v.Capability = blockAs(multiWriter)
+	must(t, v.Stage(t.Context()))
+	must(t, v.Unstage(t.Context()))
+	v.Capability = mountAs("ext4", multiWriter)
+	must(t, v.Stage(t.Context()))
+	v.End()
 }
 
 // Blankness that is lost after a format is data loss, not a new volume.
@@ -200,16 +200,16 @@ func TestLostFilesystem(t *testing.T) {
 	t.Parallel()
 	p := harness.Start(t, harness.Options{})
 	v := create(t, p, "volume", 32*mib, mountAs("ext4", multiWriter))
-	must(t, v.stage(t.Context()))
-	must(t, v.unstage(t.Context()))
-	must(t, os.Truncate(v.data(), 0))
-	must(t, os.Truncate(v.data(), 32*mib))
-	before := sum(t, v.data())
-	mustRefuse(t, v.stage(t.Context()), codes.FailedPrecondition, "lost", "formatted as ext4 before")
-	if sum(t, v.data()) != before {
+	must(t, v.Stage(t.Context()))
+	must(t, v.Unstage(t.Context()))
+	must(t, os.Truncate(v.Data(), 0))
+	must(t, os.Truncate(v.Data(), 32*mib))
+	before := sum(t, v.Data())
+	mustRefuse(t, v.Stage(t.Context()), codes.FailedPrecondition, "lost", "formatted as ext4 before")
+	if sum(t, v.Data()) != before {
 		t.Error("the volume's bytes have changed")
 	}
-	must(t, v.delete(t.Context()))
+	must(t, v.Delete(t.Context()))
 }
 
 // What a refusal tells an operator to run does what it says.
@@ -218,14 +218,14 @@ func TestClearingAsTheRefusalSays(t *testing.T) {
 	p := harness.Start(t, harness.Options{})
 	for _, provisioning := range []string{"thick", "thin"} {
 		v := createAs(t, p, provisioning, 32*mib, mountAs("ext4", multiWriter), provisioning)
-		random(t, v.data())
-		err := v.stage(t.Context())
-		mustRefuse(t, err, codes.FailedPrecondition, v.id)
+		random(t, v.Data())
+		err := v.Stage(t.Context())
+		mustRefuse(t, err, codes.FailedPrecondition, v.ID)
 		_, command, found := strings.Cut(status.Convert(err).Message(), "unstage the volume and run ")
 		if !found {
 			t.Fatalf("the refusal names no command: %v", err)
 		}
-		for _, word := range []string{"csi-node volume clear-device", v.id} {
+		for _, word := range []string{"csi-node volume clear-device", v.ID} {
 			if !strings.Contains(command, word) {
 				t.Fatalf("the command does not say %q: %s", word, command)
 			}
@@ -233,8 +233,8 @@ func TestClearingAsTheRefusalSays(t *testing.T) {
 		if result := shell(t, p, command); result.Code != 0 {
 			t.Fatalf("%s: %+v", command, result)
 		}
-		must(t, v.stage(t.Context()))
-		v.end()
+		must(t, v.Stage(t.Context()))
+		v.End()
 	}
 }
 
@@ -244,27 +244,27 @@ func TestForeignLoopDevice(t *testing.T) {
 	p := harness.Start(t, harness.Options{})
 	ctx := t.Context()
 	v := create(t, p, "volume", 32*mib, mountAs("ext4", multiWriter))
-	device := machine.Losetup(t, v.data())
+	device := machine.Losetup(t, v.Data())
 	attached := true
 	t.Cleanup(func() {
 		if attached {
 			_ = exec.Command("losetup", "--detach", device).Run()
 		}
 	})
-	before := sum(t, v.data())
-	mustRefuse(t, v.stage(ctx), codes.FailedPrecondition, v.id, device)
-	mustRefuse(t, v.delete(ctx), codes.FailedPrecondition, device)
+	before := sum(t, v.Data())
+	mustRefuse(t, v.Stage(ctx), codes.FailedPrecondition, v.ID, device)
+	mustRefuse(t, v.Delete(ctx), codes.FailedPrecondition, device)
 	if loops := p.Loops(); len(loops) != 1 || loops[0].Path != device {
 		t.Errorf("attached: %+v", loops)
 	}
-	if sum(t, v.data()) != before {
+	if sum(t, v.Data()) != before {
 		t.Error("the volume's bytes have changed")
 	}
 	mustHaveNoRecord(t, p)
 	machine.LosetupDetach(t, device)
 	attached = false
-	must(t, v.stage(ctx))
-	v.end()
+	must(t, v.Stage(ctx))
+	v.End()
 }
 
 // tool fills a file by a program that takes its path last.

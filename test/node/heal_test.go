@@ -27,12 +27,12 @@ func TestLostMountsComeBack(t *testing.T) {
 			t.Parallel()
 			p := harness.Start(t, harness.Options{})
 			v := create(t, p, "volume", smallest(fsType), mountAs(fsType, multiWriter, "noatime"))
-			must(t, v.stage(t.Context()))
-			one, two := v.target("one"), v.target("two")
-			must(t, v.publish(t.Context(), one))
-			must(t, v.publishReadOnly(t.Context(), two))
+			must(t, v.Stage(t.Context()))
+			one, two := v.Target("one"), v.Target("two")
+			must(t, v.Publish(t.Context(), one))
+			must(t, v.PublishReadOnly(t.Context(), two))
 			write(t, filepath.Join(one, "file"), "kept")
-			for _, torn := range [][]string{{one}, {two}, {v.staging}, {v.staging, one, two}} {
+			for _, torn := range [][]string{{one}, {two}, {v.Staging}, {v.Staging, one, two}} {
 				before := p.Mounts()
 				for _, path := range torn {
 					harness.Command(t, "umount", "--lazy", path)
@@ -44,7 +44,7 @@ func TestLostMountsComeBack(t *testing.T) {
 					t.Errorf("the read-only target has the flags %s", flags)
 				}
 			}
-			v.end(one, two)
+			v.End(one, two)
 		})
 	}
 }
@@ -55,9 +55,9 @@ func TestChangedAttributesArePutRight(t *testing.T) {
 	t.Parallel()
 	p := harness.Start(t, harness.Options{})
 	v := create(t, p, "volume", 32*mib, mountAs("ext4", multiWriter, "noexec"))
-	must(t, v.stage(t.Context()))
-	target := v.target("pod")
-	must(t, v.publishReadOnly(t.Context(), target))
+	must(t, v.Stage(t.Context()))
+	target := v.Target("pod")
+	must(t, v.PublishReadOnly(t.Context(), target))
 	is := func(path string, words ...string) bool {
 		flags := strings.Split(harness.Command(t, "findmnt", "--noheadings", "--output", "VFS-OPTIONS", path), ",")
 		return !slices.ContainsFunc(words, func(w string) bool { return !slices.Contains(flags, w) })
@@ -65,10 +65,10 @@ func TestChangedAttributesArePutRight(t *testing.T) {
 	for range 2 {
 		harness.Command(t, "mount", "-o", "remount,bind,rw,exec", target)
 		harness.Eventually(t, "the target is as asked", func() bool { return is(target, "ro", "noexec") })
-		harness.Command(t, "mount", "-o", "remount,bind,ro", v.staging)
-		harness.Eventually(t, "the stage is as asked", func() bool { return is(v.staging, "rw", "noexec") })
+		harness.Command(t, "mount", "-o", "remount,bind,ro", v.Staging)
+		harness.Eventually(t, "the stage is as asked", func() bool { return is(v.Staging, "rw", "noexec") })
 	}
-	v.end(target)
+	v.End(target)
 }
 
 // A file system that was shut down comes back by itself, with its data, once
@@ -80,26 +80,26 @@ func TestBrokenFilesystemComesBack(t *testing.T) {
 			t.Parallel()
 			p := harness.Start(t, harness.Options{})
 			v := create(t, p, "volume", smallest(fsType), mountAs(fsType, multiWriter, "noatime"))
-			must(t, v.stage(t.Context()))
-			one, two := v.target("one"), v.target("two")
-			must(t, v.publish(t.Context(), one))
-			must(t, v.publishReadOnly(t.Context(), two))
+			must(t, v.Stage(t.Context()))
+			one, two := v.Target("one"), v.Target("two")
+			must(t, v.Publish(t.Context(), one))
+			must(t, v.PublishReadOnly(t.Context(), two))
 			file := filepath.Join(one, "file")
 			write(t, file, "kept")
 			harness.Command(t, "sync", file)
 
-			shutDown(t, v.staging)
-			if !tellsOfShutDown(t, v.staging) { // then it comes back with the next stage
-				must(t, v.unpublish(t.Context(), one))
-				must(t, v.unpublish(t.Context(), two))
-				must(t, v.unstage(t.Context()))
-				must(t, v.stage(t.Context()))
-				must(t, v.publish(t.Context(), one))
+			shutDown(t, v.Staging)
+			if !tellsOfShutDown(t, v.Staging) { // then it comes back with the next stage
+				must(t, v.Unpublish(t.Context(), one))
+				must(t, v.Unpublish(t.Context(), two))
+				must(t, v.Unstage(t.Context()))
+				must(t, v.Stage(t.Context()))
+				must(t, v.Publish(t.Context(), one))
 				mustRead(t, file, "kept")
-				v.end(one)
+				v.End(one)
 				return
 			}
-			if err := v.stats(t, one); err == nil {
+			if err := v.Stats(t.Context(), one); err == nil {
 				t.Error("a file system that was shut down has a usage")
 			}
 			works := func() bool {
@@ -107,7 +107,7 @@ func TestBrokenFilesystemComesBack(t *testing.T) {
 				return err == nil && string(text) == "kept"
 			}
 			harness.Eventually(t, "the file system works again", works)
-			must(t, v.publish(t.Context(), one))
+			must(t, v.Publish(t.Context(), one))
 			write(t, filepath.Join(one, "other"), "written again")
 
 			user := exec.Command("sleep", "1000")
@@ -121,15 +121,15 @@ func TestBrokenFilesystemComesBack(t *testing.T) {
 				_ = user.Wait() // always an error, of one that was killed
 			})
 			t.Cleanup(end)
-			shutDown(t, v.staging)
+			shutDown(t, v.Staging)
 			before := p.Mounts()
-			mustRefuse(t, v.publish(t.Context(), one), codes.Unavailable, "is broken", fmt.Sprintf("pid %d (sleep)", user.Process.Pid))
+			mustRefuse(t, v.Publish(t.Context(), one), codes.Unavailable, "is broken", fmt.Sprintf("pid %d (sleep)", user.Process.Pid))
 			mustEqual(t, before, p.Mounts())
 			end()
-			harness.Eventually(t, "a publish succeeds", func() bool { return v.publish(t.Context(), one) == nil })
-			must(t, v.publishReadOnly(t.Context(), two))
+			harness.Eventually(t, "a publish succeeds", func() bool { return v.Publish(t.Context(), one) == nil })
+			must(t, v.PublishReadOnly(t.Context(), two))
 			mustRead(t, filepath.Join(two, "file"), "kept")
-			v.end(one, two)
+			v.End(one, two)
 		})
 	}
 }
@@ -157,9 +157,9 @@ func TestHealSwitchedOff(t *testing.T) {
 	t.Parallel()
 	p := harness.Start(t, harness.Options{Flags: []string{"--heal=false"}})
 	v := create(t, p, "volume", 32*mib, mountAs("ext4", multiWriter))
-	must(t, v.stage(t.Context()))
-	target := v.target("pod")
-	must(t, v.publish(t.Context(), target))
+	must(t, v.Stage(t.Context()))
+	target := v.Target("pod")
+	must(t, v.Publish(t.Context(), target))
 	harness.Command(t, "umount", target)
 	harness.Eventually(t, "the loss is told", func() bool {
 		for _, part := range p.Status().Volumes[0].Parts {
@@ -172,8 +172,8 @@ func TestHealSwitchedOff(t *testing.T) {
 	if mountsAt(p, target) != 0 {
 		t.Error("restored")
 	}
-	must(t, v.publish(t.Context(), target))
-	v.end(target)
+	must(t, v.Publish(t.Context(), target))
+	v.End(target)
 }
 
 // A pod that is gone does not come back to be unpublished.
@@ -181,16 +181,16 @@ func TestPublishOfAPodThatIsGoneRetires(t *testing.T) {
 	t.Parallel()
 	p := harness.Start(t, harness.Options{})
 	v := create(t, p, "volume", 32*mib, blockAs(multiWriter))
-	must(t, v.stage(t.Context()))
-	dead, alive := v.target("dead"), v.target("alive")
-	must(t, v.publish(t.Context(), dead))
-	must(t, os.Remove(v.path("pods/dead")))
-	must(t, v.publish(t.Context(), alive)) // the volume is looked at; a minute later it is looked at again
+	must(t, v.Stage(t.Context()))
+	dead, alive := v.Target("dead"), v.Target("alive")
+	must(t, v.Publish(t.Context(), dead))
+	must(t, os.Remove(v.Path("pods/dead")))
+	must(t, v.Publish(t.Context(), alive)) // the volume is looked at; a minute later it is looked at again
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
 	must(t, p.Log.Await(ctx, "Retired the publish"))
-	must(t, v.publish(t.Context(), alive))
+	must(t, v.Publish(t.Context(), alive))
 	p.AwaitRest()
 	mustBeGone(t, dead)
-	v.end(alive)
+	v.End(alive)
 }

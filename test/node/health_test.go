@@ -26,7 +26,7 @@ func TestLooksDisturbNothing(t *testing.T) {
 		for range 3 {
 			lookers.Go(func() {
 				for done.Err() == nil {
-					_, err := p.Node.NodeGetVolumeHealth(context.Background(), &csi.NodeGetVolumeHealthRequest{VolumeId: v.id})
+					_, err := p.Node.NodeGetVolumeHealth(context.Background(), &csi.NodeGetVolumeHealthRequest{VolumeId: v.ID})
 					if err != nil {
 						t.Error(err)
 						return
@@ -35,12 +35,12 @@ func TestLooksDisturbNothing(t *testing.T) {
 			})
 		}
 		for range 3 {
-			must(t, v.stage(t.Context()))
-			must(t, v.unstage(t.Context()))
+			must(t, v.Stage(t.Context()))
+			must(t, v.Unstage(t.Context()))
 		}
 		stop()
 		lookers.Wait()
-		must(t, v.delete(t.Context()))
+		must(t, v.Delete(t.Context()))
 	}
 }
 
@@ -49,14 +49,14 @@ func TestHealthTellsOfFailingSteps(t *testing.T) {
 	t.Parallel()
 	p := harness.Start(t, harness.Options{Faults: true, Env: []string{"CSI_NODE_FAULT=before:mount=fail"}})
 	v := create(t, p, "volume", 32*mib, mountAs("ext4", multiWriter))
-	if err := v.stage(t.Context()); err == nil {
+	if err := v.Stage(t.Context()); err == nil {
 		t.Fatal("the fault is not at work")
 	}
-	resp, err := p.Node.NodeGetVolumeHealth(t.Context(), &csi.NodeGetVolumeHealthRequest{VolumeId: v.id})
+	resp, err := p.Node.NodeGetVolumeHealth(t.Context(), &csi.NodeGetVolumeHealthRequest{VolumeId: v.ID})
 	must(t, err)
 	if entries := resp.GetVolumeHealth().GetHealthStatuses(); len(entries) != 1 || entries[0].GetReason() != "StageUnusable" {
 		t.Errorf("its health is %v", entries)
 	}
-	must(t, v.unstage(t.Context()))
-	must(t, v.delete(t.Context()))
+	must(t, v.Unstage(t.Context()))
+	must(t, v.Delete(t.Context()))
 }

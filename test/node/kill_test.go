@@ -24,28 +24,28 @@ func TestKillDuringMkfs(t *testing.T) {
 			p.Start(harness.Options{Env: w.env()})
 			v := create(t, p, "volume", 32*mib, mountAs("ext4", multiWriter))
 			staged := make(chan error, 1)
-			go func() { staged <- v.stage(t.Context()) }()
+			go func() { staged <- v.Stage(t.Context()) }()
 			w.awaitStart()
 			killWithHelpers(t, p, syscall.SIGKILL)
 			mustRefuse(t, <-staged, codes.Unavailable)
 
 			w.open()
 			p.Start(harness.Options{Env: w.env()})
-			must(t, v.stage(t.Context()))
-			write(t, filepath.Join(v.staging, "file"), "kept")
+			must(t, v.Stage(t.Context()))
+			write(t, filepath.Join(v.Staging, "file"), "kept")
 			if runs := w.runs(); runs != 2 {
 				t.Errorf("mkfs was run %d times, want 2", runs)
 			}
 			p.Kill()
 			p.Start(harness.Options{Env: w.env()})
-			must(t, v.stage(t.Context()))
-			must(t, v.unstage(t.Context()))
-			must(t, v.stage(t.Context()))
-			mustRead(t, filepath.Join(v.staging, "file"), "kept")
+			must(t, v.Stage(t.Context()))
+			must(t, v.Unstage(t.Context()))
+			must(t, v.Stage(t.Context()))
+			mustRead(t, filepath.Join(v.Staging, "file"), "kept")
 			if runs := w.runs(); runs != 2 {
 				t.Errorf("a completed format was repeated: %d runs of mkfs", runs)
 			}
-			v.end()
+			v.End()
 		})
 	}
 }
@@ -75,27 +75,27 @@ func TestTerminate(t *testing.T) {
 	p.Start(harness.Options{Env: w.env()})
 	v := create(t, p, "volume", 32*mib, mountAs("ext4", multiWriter))
 	running := create(t, p, "running", smallest("xfs"), mountAs("xfs", multiWriter))
-	ctx, pod := t.Context(), running.target("pod")
-	must(t, running.stage(ctx))
-	must(t, running.publish(ctx, pod))
+	ctx, pod := t.Context(), running.Target("pod")
+	must(t, running.Stage(ctx))
+	must(t, running.Publish(ctx, pod))
 	write(t, filepath.Join(pod, "file"), "kept")
 
 	staged := make(chan error, 1)
-	go func() { staged <- v.stage(ctx) }()
+	go func() { staged <- v.Stage(ctx) }()
 	w.awaitStart()
 	killWithHelpers(t, p, syscall.SIGTERM)
 	if state := p.Wait(t); state.ExitCode() != 0 {
 		t.Errorf("after SIGTERM: %s", state)
 	}
-	mustRefuse(t, <-staged, codes.Unavailable, v.id, "stopping")
+	mustRefuse(t, <-staged, codes.Unavailable, v.ID, "stopping")
 	mustRead(t, filepath.Join(pod, "file"), "kept")
 
 	w.open()
 	p.Start(harness.Options{Env: w.env()})
-	must(t, v.stage(ctx))
-	must(t, v.unstage(ctx))
-	must(t, v.delete(ctx))
-	running.end(pod)
+	must(t, v.Stage(ctx))
+	must(t, v.Unstage(ctx))
+	must(t, v.Delete(ctx))
+	running.End(pod)
 }
 
 // After a crash the plugin takes over what runs and does nothing to it.
@@ -110,10 +110,10 @@ func TestTakeOver(t *testing.T) {
 		create(t, p, "xfs", smallest("xfs"), mountAs("xfs", multiWriter)),
 		create(t, p, "block", 32*mib, blockAs(multiWriter)),
 	} {
-		pod1, pod2 := v.target("pod-1"), v.target("pod-2")
-		must(t, v.stage(ctx))
-		must(t, v.publish(ctx, pod1))
-		must(t, v.publishReadOnly(ctx, pod2))
+		pod1, pod2 := v.Target("pod-1"), v.Target("pod-2")
+		must(t, v.Stage(ctx))
+		must(t, v.Publish(ctx, pod1))
+		must(t, v.PublishReadOnly(ctx, pod2))
 		volumes, pods = append(volumes, v), append(pods, pod1, pod2)
 	}
 	write(t, filepath.Join(pods[0], "file"), "kept")
@@ -130,9 +130,9 @@ func TestTakeOver(t *testing.T) {
 		}
 	}
 	for i, v := range volumes {
-		must(t, v.stage(ctx))
-		must(t, v.publish(ctx, pods[2*i]))
-		must(t, v.publishReadOnly(ctx, pods[2*i+1]))
+		must(t, v.Stage(ctx))
+		must(t, v.Publish(ctx, pods[2*i]))
+		must(t, v.PublishReadOnly(ctx, pods[2*i+1]))
 	}
 	if n := harness.Metrics(t, address)["csi_node_step_duration_seconds_count"]; n != 0 {
 		t.Errorf("%v steps were run for volumes that are as asked", n)
@@ -140,11 +140,11 @@ func TestTakeOver(t *testing.T) {
 	mustEqual(t, before, snapshot(t, p))
 	for i, v := range volumes {
 		for _, pod := range pods[2*i : 2*i+2] {
-			must(t, v.unpublish(ctx, pod))
+			must(t, v.Unpublish(ctx, pod))
 			mustBeGone(t, pod)
 		}
-		must(t, v.unstage(ctx))
-		must(t, v.delete(ctx))
+		must(t, v.Unstage(ctx))
+		must(t, v.Delete(ctx))
 	}
 	mustHaveNoRecord(t, p)
 }
@@ -184,7 +184,7 @@ func TestKillAtEachStep(t *testing.T) {
 					if !tell(t, p, s) {
 						t.Errorf("the plugin never came to %s", fault)
 					}
-					s.v.end()
+					s.v.End()
 				})
 			}
 		}

@@ -26,10 +26,10 @@ func TestSectorsAndDiscards(t *testing.T) {
 			for _, sector := range []int64{512, 4096} {
 				t.Run(fmt.Sprint(fsType, " ", how, " ", sector), func(t *testing.T) {
 					ctx, size := t.Context(), smallest(fsType)
-					v := createWithSectors(t, p, volume{id: fmt.Sprint(fsType, how, sector), capability: mountAs(fsType, multiWriter)}, size, sector, how)
-					pod := v.target("pod")
-					must(t, v.stage(ctx))
-					must(t, v.publish(ctx, pod))
+					v := createWithSectors(t, p, fmt.Sprint(fsType, how, sector), mountAs(fsType, multiWriter), size, sector, how)
+					pod := v.Target("pod")
+					must(t, v.Stage(ctx))
+					must(t, v.Publish(ctx, pod))
 					write(t, filepath.Join(pod, "file"), "kept")
 					write(t, filepath.Join(pod, "large"), strings.Repeat("freed", 2*mib))
 					before := trim(t, v, pod, false)
@@ -39,16 +39,16 @@ func TestSectorsAndDiscards(t *testing.T) {
 					} else if after := trim(t, v, pod, true); after < size {
 						t.Errorf("%d of %d bytes are allocated", after, size)
 					}
-					must(t, v.unpublish(ctx, pod))
-					must(t, v.unstage(ctx))
+					must(t, v.Unpublish(ctx, pod))
+					must(t, v.Unstage(ctx))
 
-					must(t, v.stage(ctx))
-					must(t, v.publish(ctx, pod))
+					must(t, v.Stage(ctx))
+					must(t, v.Publish(ctx, pod))
 					mustRead(t, filepath.Join(pod, "file"), "kept")
 					if got := sectorsOf(t, p.Loops()[0].Path); got != int(sector) {
 						t.Errorf("staged again on sectors of %d bytes", got)
 					}
-					v.end(pod)
+					v.End(pod)
 				})
 			}
 		}
@@ -67,7 +67,7 @@ func trim(t *testing.T, v *volume, path string, refused bool) int64 {
 	if refused && (err == nil || !bytes.Contains(out, []byte("not supported"))) {
 		t.Errorf("fstrim of a thick volume: %v: %s", err, out)
 	}
-	return allocated(t, v.data())
+	return allocated(t, v.Data())
 }
 
 func allocated(t *testing.T, path string) int64 {
@@ -93,16 +93,16 @@ func TestThickVolumeGetsItsBlocksBack(t *testing.T) {
 	p := harness.Start(t, harness.Options{})
 	ctx, size := t.Context(), int64(32*mib)
 	v := createAs(t, p, "holes", size, blockAs(multiWriter), "thick")
-	f, err := os.OpenFile(v.data(), os.O_RDWR, 0)
+	f, err := os.OpenFile(v.Data(), os.O_RDWR, 0)
 	must(t, err)
 	must(t, unix.Fallocate(int(f.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, mib, 8*mib))
 	must(t, f.Close())
-	if got := allocated(t, v.data()); got >= size {
+	if got := allocated(t, v.Data()); got >= size {
 		t.Fatalf("%d bytes are allocated after a punch", got)
 	}
-	must(t, v.stage(ctx))
-	if got := allocated(t, v.data()); got < size {
+	must(t, v.Stage(ctx))
+	if got := allocated(t, v.Data()); got < size {
 		t.Errorf("%d of %d bytes are allocated", got, size)
 	}
-	v.end()
+	v.End()
 }

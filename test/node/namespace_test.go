@@ -26,28 +26,28 @@ func TestUnstageFreesOtherNamespaces(t *testing.T) {
 	ctx := t.Context()
 	v := create(t, p, "volume", 32*mib, mountAs("ext4", multiWriter))
 
-	must(t, v.stage(ctx))
+	must(t, v.Stage(ctx))
 	idle := startElsewhere(t, p, "")
-	must(t, v.unstage(ctx))
+	must(t, v.Unstage(ctx))
 	if loops := p.Loops(); len(loops) > 0 {
 		t.Errorf("attached after NodeUnstageVolume: %+v", loops)
 	}
 	idle.end()
 
-	must(t, v.stage(ctx))
-	file := filepath.Join(v.staging, "file")
+	must(t, v.Stage(ctx))
+	file := filepath.Join(v.Staging, "file")
 	write(t, file, "kept")
 	reader := startElsewhere(t, p, file)
 	short, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
-	err := v.unstage(short)
+	err := v.Unstage(short)
 	if code := status.Code(err); code != codes.Unavailable && code != codes.DeadlineExceeded {
 		t.Fatalf("while a file is open in another namespace NodeUnstageVolume answers %v", err)
 	}
-	mustRefuse(t, err, status.Code(err), v.id, strconv.Itoa(reader.cmd.Process.Pid))
+	mustRefuse(t, err, status.Code(err), v.ID, strconv.Itoa(reader.cmd.Process.Pid))
 	reader.end()
-	must(t, v.unstage(ctx))
-	v.end()
+	must(t, v.Unstage(ctx))
+	v.End()
 }
 
 // Killed while it frees such a copy, the plugin frees it the next time.
@@ -56,13 +56,13 @@ func TestKillAtRelease(t *testing.T) {
 		t.Run(moment, func(t *testing.T) {
 			p := harness.Start(t, harness.Options{Faults: true, Env: []string{"CSI_NODE_FAULT=" + moment + ":release=die"}})
 			v := create(t, p, "volume", 32*mib, mountAs("ext4", multiWriter))
-			must(t, v.stage(t.Context()))
+			must(t, v.Stage(t.Context()))
 			startElsewhere(t, p, "")
-			ended := story{v: v, parts: []func(context.Context) error{v.unstage}}
+			ended := story{v: v, parts: []func(context.Context) error{v.Unstage}}
 			if !tell(t, p, ended) {
 				t.Errorf("the plugin never came to %s release", moment)
 			}
-			v.end()
+			v.End()
 		})
 	}
 }

@@ -61,15 +61,15 @@ func TestBoundNumbersAreNotTaken(t *testing.T) {
 	p.Start(harness.Options{})
 	for i := range 3 {
 		v := create(t, p, fmt.Sprint("volume-", i), 16*mib, blockAs(multiWriter))
-		target := v.target("pod")
-		must(t, v.stage(t.Context()))
-		must(t, v.publish(t.Context(), target))
+		target := v.Target("pod")
+		must(t, v.Stage(t.Context()))
+		must(t, v.Publish(t.Context(), target))
 		if got := numberAt(t, target); slices.Contains(shown, got) {
 			t.Errorf("volume %d has the number %#x, which others show", i, got)
 		}
 		shown = append(shown, numberAt(t, target), bind(10+i))
-		defer func() { must(t, v.unstage(t.Context())) }()
-		defer func() { must(t, v.unpublish(t.Context(), target)) }()
+		defer func() { must(t, v.Unstage(t.Context())) }()
+		defer func() { must(t, v.Unpublish(t.Context(), target)) }()
 	}
 }
 
@@ -79,9 +79,9 @@ func TestAnotherPluginSparesShownNumbers(t *testing.T) {
 	t.Parallel()
 	p, other := harness.Start(t, harness.Options{}), harness.Start(t, harness.Options{})
 	v := create(t, p, "published", 16*mib, blockAs(multiWriter))
-	target := v.target("pod")
-	must(t, v.stage(t.Context()))
-	must(t, v.publish(t.Context(), target))
+	target := v.Target("pod")
+	must(t, v.Stage(t.Context()))
+	must(t, v.Publish(t.Context(), target))
 	loop := p.Loops()[0].Path
 	p.Kill()
 	if out, err := exec.Command("losetup", "--detach", loop).CombinedOutput(); err != nil {
@@ -89,8 +89,8 @@ func TestAnotherPluginSparesShownNumbers(t *testing.T) {
 	}
 	for i := range 3 {
 		w := create(t, other, fmt.Sprint("other-", i), 16*mib, blockAs(multiWriter))
-		must(t, w.stage(t.Context()))
-		defer func() { must(t, w.unstage(t.Context())) }()
+		must(t, w.Stage(t.Context()))
+		defer func() { must(t, w.Unstage(t.Context())) }()
 	}
 	for _, l := range other.Loops() {
 		if l.Path == loop {
@@ -98,5 +98,5 @@ func TestAnotherPluginSparesShownNumbers(t *testing.T) {
 		}
 	}
 	p.Start(harness.Options{})
-	v.end(target)
+	v.End(target)
 }

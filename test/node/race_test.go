@@ -40,9 +40,9 @@ func raceOver(t *testing.T, p *harness.Plugin, access string, seed uint64) {
 	t.Logf("seed %d", seed)
 	v := create(t, p, "volume-"+access, 32*mib, mountAs("ext4", multiWriter))
 	if access == "block" {
-		v.capability = blockAs(multiWriter)
+		v.Capability = blockAs(multiWriter)
 	}
-	r := &races{t: t, v: v, target: v.target("pod"), random: rand.New(rand.NewPCG(seed, 0))}
+	r := &races{t: t, v: v, target: v.Target("pod"), random: rand.New(rand.NewPCG(seed, 0))}
 	rounds := raceRounds / 2
 	if testing.Short() {
 		rounds /= 10
@@ -52,10 +52,10 @@ func raceOver(t *testing.T, p *harness.Plugin, access string, seed uint64) {
 			t.Fatalf("in round %d of seed %d: %q", round, seed, r.done)
 		}
 	}
-	must(t, v.unpublish(t.Context(), r.target))
-	must(t, v.unstage(t.Context()))
+	must(t, v.Unpublish(t.Context(), r.target))
+	must(t, v.Unstage(t.Context()))
 	mustBeGone(t, r.target)
-	must(t, v.delete(t.Context()))
+	must(t, v.Delete(t.Context()))
 }
 
 // races is one volume that calls race over.
@@ -75,10 +75,10 @@ type act struct {
 }
 
 func (r *races) acts() (stage, unstage, publish, unpublish act) {
-	return act{"stage", true, r.v.stage},
-		act{"unstage", false, r.v.unstage},
-		act{"publish", true, func(ctx context.Context) error { return r.v.publish(ctx, r.target) }},
-		act{"unpublish", false, func(ctx context.Context) error { return r.v.unpublish(ctx, r.target) }}
+	return act{"stage", true, r.v.Stage},
+		act{"unstage", false, r.v.Unstage},
+		act{"publish", true, func(ctx context.Context) error { return r.v.Publish(ctx, r.target) }},
+		act{"unpublish", false, func(ctx context.Context) error { return r.v.Unpublish(ctx, r.target) }}
 }
 
 // round lets two to four calls on the target, or the stage, race, and then
@@ -171,13 +171,13 @@ func (r *races) see(of act, there bool) {
 	path, want := r.target, 0
 	isStage := of.name == "stage" || of.name == "unstage"
 	if isStage {
-		path = r.v.staging
+		path = r.v.Staging
 	}
 	if there {
 		want = 1
 	}
-	if isStage && r.v.capability.GetBlock() != nil {
-		if loops := len(r.v.loops()); loops != want {
+	if isStage && r.v.Capability.GetBlock() != nil {
+		if loops := len(r.v.Devices()); loops != want {
 			r.t.Errorf("after %s: %d devices for the volume, want %d", of.name, loops, want)
 		}
 		return
@@ -190,18 +190,6 @@ func (r *races) see(of act, there bool) {
 			r.t.Errorf("after %s: %s is still there (%v)", of.name, path, err)
 		}
 	}
-}
-
-// loops are the devices of this volume.
-func (v *volume) loops() []harness.Loop {
-	v.t.Helper()
-	var own []harness.Loop
-	for _, l := range v.Plugin.Loops() {
-		if l.Backing == v.data() {
-			own = append(own, l)
-		}
-	}
-	return own
 }
 
 // patience draws how long a caller waits, and how it gives up.

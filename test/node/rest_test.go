@@ -14,14 +14,14 @@ func TestRestCostsNothing(t *testing.T) {
 	p := harness.Start(t, harness.Options{Flags: []string{"--http-endpoint", address, "--v", "0"}})
 	v := create(t, p, "volume", 32*mib, mountAs("ext4", multiWriter))
 	cycle := func() {
-		must(t, v.stage(t.Context()))
+		must(t, v.Stage(t.Context()))
 		for _, name := range []string{"one", "two"} {
-			must(t, v.publish(t.Context(), v.target(name)))
+			must(t, v.Publish(t.Context(), v.Target(name)))
 		}
 		for _, name := range []string{"one", "two"} {
-			must(t, v.unpublish(t.Context(), v.target(name)))
+			must(t, v.Unpublish(t.Context(), v.Target(name)))
 		}
-		must(t, v.unstage(t.Context()))
+		must(t, v.Unstage(t.Context()))
 	}
 	cycle()
 	count := func(name string) float64 { return harness.Metrics(t, address)[name] }
@@ -38,5 +38,5 @@ func TestRestCostsNothing(t *testing.T) {
 	if backOffs := count("csi_node_backoffs_total"); backOffs > 0 {
 		t.Errorf("%v passes ended with something to try again", backOffs)
 	}
-	must(t, v.delete(t.Context()))
+	must(t, v.Delete(t.Context()))
 }

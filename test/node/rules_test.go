@@ -46,35 +46,35 @@ func TestSecondPublish(t *testing.T) {
 			t.Run(access+" "+mode.String(), func(t *testing.T) {
 				ctx := t.Context()
 				v := create(t, p, strings.ToLower(mode.String())+"-"+access, 32*mib, mountAs("ext4", multiWriter))
-				must(t, v.stage(ctx)) // formats it, for the modes of readers
-				must(t, v.unstage(ctx))
-				v.capability = c
-				first, second := v.target("pod-1"), v.target("pod-2")
-				must(t, v.stage(ctx))
-				must(t, v.publish(ctx, first))
+				must(t, v.Stage(ctx)) // formats it, for the modes of readers
+				must(t, v.Unstage(ctx))
+				v.Capability = c
+				first, second := v.Target("pod-1"), v.Target("pod-2")
+				must(t, v.Stage(ctx))
+				must(t, v.Publish(ctx, first))
 
 				before := snapshot(t, p)
-				must(t, v.publish(ctx, first))
+				must(t, v.Publish(ctx, first))
 				for what, change := range differ {
-					differing := v.publishRequest(first)
+					differing := v.PublishRequest(first)
 					change(differing)
 					_, err := v.Node.NodePublishVolume(ctx, differing)
-					if mustRefuse(t, err, codes.AlreadyExists, v.id, first); t.Failed() {
+					if mustRefuse(t, err, codes.AlreadyExists, v.ID, first); t.Failed() {
 						t.Fatalf("another %s", what)
 					}
 				}
 				mustEqual(t, before, snapshot(t, p))
 				if slices.Contains(several, mode) {
-					must(t, v.publish(ctx, second))
+					must(t, v.Publish(ctx, second))
 				} else {
-					mustRefuse(t, v.publish(ctx, second), codes.FailedPrecondition, v.id, first)
+					mustRefuse(t, v.Publish(ctx, second), codes.FailedPrecondition, v.ID, first)
 					mustBeGone(t, second)
 					mustEqual(t, before, snapshot(t, p))
 				}
 				if n := mountsAt(p, first); n != 1 {
 					t.Errorf("%d mounts at the first target", n)
 				}
-				v.end(first, second)
+				v.End(first, second)
 			})
 		}
 	}
@@ -85,14 +85,14 @@ func TestContradictions(t *testing.T) {
 	t.Parallel()
 	p := harness.Start(t, harness.Options{})
 	v := create(t, p, "volume", 32*mib, mountAs("ext4", multiWriter, "noatime"))
-	ctx, pod, fresh := t.Context(), v.target("pod-1"), v.target("pod-2")
-	must(t, v.stage(ctx))
-	must(t, v.publish(ctx, pod))
+	ctx, pod, fresh := t.Context(), v.Target("pod-1"), v.Target("pod-2")
+	must(t, v.Stage(ctx))
+	must(t, v.Publish(ctx, pod))
 	write(t, filepath.Join(pod, "file"), "kept")
 
 	stage := func(change func(*csi.NodeStageVolumeRequest)) func() error {
 		return func() error {
-			req := v.stageRequest()
+			req := v.StageRequest()
 			change(req)
 			_, err := v.Node.NodeStageVolume(ctx, req)
 			return err
@@ -100,7 +100,7 @@ func TestContradictions(t *testing.T) {
 	}
 	publish := func(target string, change func(*csi.NodePublishVolumeRequest)) func() error {
 		return func() error {
-			req := v.publishRequest(target)
+			req := v.PublishRequest(target)
 			change(req)
 			_, err := v.Node.NodePublishVolume(ctx, req)
 			return err
@@ -120,8 +120,8 @@ func TestContradictions(t *testing.T) {
 		{"stage with another volume context", stage(func(r *csi.NodeStageVolumeRequest) { r.VolumeContext = map[string]string{"key": "value"} }), codes.AlreadyExists},
 		{"stage with another publish context", stage(func(r *csi.NodeStageVolumeRequest) { r.PublishContext = map[string]string{"key": "value"} }), codes.AlreadyExists},
 		{"stage elsewhere", stage(func(r *csi.NodeStageVolumeRequest) { r.StagingTargetPath += "-2" }), codes.AlreadyExists},
-		{"unstage while published", func() error { return v.unstage(ctx) }, codes.FailedPrecondition},
-		{"delete while staged", func() error { return v.delete(ctx) }, codes.FailedPrecondition},
+		{"unstage while published", func() error { return v.Unstage(ctx) }, codes.FailedPrecondition},
+		{"delete while staged", func() error { return v.Delete(ctx) }, codes.FailedPrecondition},
 
 		{"publish as it is", publish(pod, func(*csi.NodePublishVolumeRequest) {}), codes.OK},
 		{"publish with a fresh token", publish(pod, func(r *csi.NodePublishVolumeRequest) {
@@ -149,9 +149,9 @@ func TestContradictions(t *testing.T) {
 			}
 		})
 	}
-	mustRefuse(t, v.unstage(ctx), codes.FailedPrecondition, pod)
+	mustRefuse(t, v.Unstage(ctx), codes.FailedPrecondition, pod)
 	mustRead(t, filepath.Join(pod, "file"), "kept")
-	v.end(pod)
+	v.End(pod)
 }
 
 // A pool that is full now is no end of the growth: it goes on once there is room.
@@ -173,20 +173,20 @@ func TestFullPool(t *testing.T) {
 			other := createAs(t, p, "other", 48*mib, blockAs(multiWriter), provisioning)
 			v := createAs(t, p, "volume", 32*mib, blockAs(multiWriter), provisioning)
 			_, err := p.Controller.CreateVolume(ctx, &csi.CreateVolumeRequest{
-				Name: "third", CapacityRange: &csi.CapacityRange{RequiredBytes: 64 * mib}, VolumeCapabilities: []*csi.VolumeCapability{v.capability},
+				Name: "third", CapacityRange: &csi.CapacityRange{RequiredBytes: 64 * mib}, VolumeCapabilities: []*csi.VolumeCapability{v.Capability},
 				Parameters: map[string]string{"provisioning": provisioning},
 			})
 			mustRefuse(t, err, codes.ResourceExhausted)
-			must(t, v.stage(ctx))
-			_, err = v.expand(ctx, 64*mib)
-			mustRefuse(t, err, codes.ResourceExhausted, v.id)
-			must(t, other.delete(ctx))
-			got, err := v.expand(ctx, 64*mib)
+			must(t, v.Stage(ctx))
+			_, err = v.Expand(ctx, 64*mib)
+			mustRefuse(t, err, codes.ResourceExhausted, v.ID)
+			must(t, other.Delete(ctx))
+			got, err := v.Expand(ctx, 64*mib)
 			must(t, err)
 			if got != 64*mib {
 				t.Errorf("%d bytes after growth", got)
 			}
-			v.end()
+			v.End()
 		})
 	}
 }
@@ -196,10 +196,10 @@ func TestExpandRules(t *testing.T) {
 	t.Parallel()
 	p := harness.Start(t, harness.Options{})
 	v := create(t, p, "volume", 32*mib, blockAs(multiWriter))
-	ctx, pod := t.Context(), v.target("pod")
-	must(t, v.stage(ctx))
-	must(t, v.publish(ctx, pod))
-	gone := v.target("gone-pod")
+	ctx, pod := t.Context(), v.Target("pod")
+	must(t, v.Stage(ctx))
+	must(t, v.Publish(ctx, pod))
+	gone := v.Target("gone-pod")
 	for _, row := range []struct {
 		name string
 		req  *csi.NodeExpandVolumeRequest
@@ -213,11 +213,11 @@ func TestExpandRules(t *testing.T) {
 		{"a negative size", &csi.NodeExpandVolumeRequest{VolumePath: pod, CapacityRange: &csi.CapacityRange{RequiredBytes: -1}}, codes.InvalidArgument, 0},
 		{"a path of no relation", &csi.NodeExpandVolumeRequest{VolumePath: gone}, codes.NotFound, 0},
 		{"an odd size", &csi.NodeExpandVolumeRequest{VolumePath: pod, CapacityRange: &csi.CapacityRange{RequiredBytes: 40*mib + 1}}, codes.OK, 40*mib + 4096},
-		{"a gone path with the staging path", &csi.NodeExpandVolumeRequest{VolumePath: gone, StagingTargetPath: v.staging, CapacityRange: &csi.CapacityRange{RequiredBytes: 48 * mib}}, codes.OK, 48 * mib},
+		{"a gone path with the staging path", &csi.NodeExpandVolumeRequest{VolumePath: gone, StagingTargetPath: v.Staging, CapacityRange: &csi.CapacityRange{RequiredBytes: 48 * mib}}, codes.OK, 48 * mib},
 		{"once more", &csi.NodeExpandVolumeRequest{VolumePath: pod, CapacityRange: &csi.CapacityRange{RequiredBytes: 48 * mib}}, codes.OK, 48 * mib},
 	} {
 		t.Run(row.name, func(t *testing.T) {
-			row.req.VolumeId = v.id
+			row.req.VolumeId = v.ID
 			resp, err := v.Node.NodeExpandVolume(ctx, row.req)
 			mustRefuse(t, err, row.code)
 			if resp.GetCapacityBytes() != row.size {
@@ -225,7 +225,7 @@ func TestExpandRules(t *testing.T) {
 			}
 		})
 	}
-	v.end(pod)
+	v.End(pod)
 }
 
 // What the plugin says of itself, and of a volume that is well.
@@ -242,8 +242,8 @@ func TestIdentityAndHealth(t *testing.T) {
 		t.Errorf("NodeGetInfo: %v", node)
 	}
 	v := create(t, p, "volume", 32*mib, mountAs("ext4", multiWriter))
-	must(t, v.stage(ctx))
-	health, err := p.Node.NodeGetVolumeHealth(ctx, &csi.NodeGetVolumeHealthRequest{VolumeId: v.id})
+	must(t, v.Stage(ctx))
+	health, err := p.Node.NodeGetVolumeHealth(ctx, &csi.NodeGetVolumeHealthRequest{VolumeId: v.ID})
 	if must(t, err); len(health.GetVolumeHealth().GetHealthStatuses()) > 0 {
 		t.Errorf("NodeGetVolumeHealth: %v", health)
 	}
@@ -251,7 +251,7 @@ func TestIdentityAndHealth(t *testing.T) {
 	if must(t, err); len(storage.GetBackendHealth()) > 0 {
 		t.Errorf("NodeGetStorageHealth: %v", storage)
 	}
-	v.end()
+	v.End()
 
 	marker := filepath.Join(p.PoolDir, ".csi-node-pool")
 	must(t, os.Rename(marker, marker+".away"))

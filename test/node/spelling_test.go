@@ -45,18 +45,18 @@ func TestSpellings(t *testing.T) {
 				t.Run(access+" "+first+" "+second, func(t *testing.T) {
 					ctx := t.Context()
 					v := create(t, p, strings.Join([]string{access, first, second}, "-"), 32*mib, c)
-					staging, pod := v.staging, v.target("pod")
+					staging, pod := v.Staging, v.Target("pod")
 					real := spellings["real"]
 
-					v.staging = one(staging)
-					must(t, v.stage(ctx))
-					must(t, v.publish(ctx, one(pod)))
-					v.staging = two(staging)
-					must(t, v.stage(ctx))
-					must(t, v.publish(ctx, two(pod)))
-					must(t, v.stats(t, two(pod)))
-					must(t, v.stats(t, two(staging)))
-					grown, err := p.Node.NodeExpandVolume(ctx, &csi.NodeExpandVolumeRequest{VolumeId: v.id, VolumePath: two(pod)})
+					v.Staging = one(staging)
+					must(t, v.Stage(ctx))
+					must(t, v.Publish(ctx, one(pod)))
+					v.Staging = two(staging)
+					must(t, v.Stage(ctx))
+					must(t, v.Publish(ctx, two(pod)))
+					must(t, v.Stats(t.Context(), two(pod)))
+					must(t, v.Stats(t.Context(), two(staging)))
+					grown, err := p.Node.NodeExpandVolume(ctx, &csi.NodeExpandVolumeRequest{VolumeId: v.ID, VolumePath: two(pod)})
 					must(t, err)
 					if grown.GetCapacityBytes() != 32*mib {
 						t.Errorf("%d bytes", grown.GetCapacityBytes())
@@ -77,10 +77,10 @@ func TestSpellings(t *testing.T) {
 						t.Errorf("taken for orphans: %+v", orphans)
 					}
 
-					mustRefuse(t, v.unstage(ctx), denied, real(pod))
-					must(t, v.unpublish(ctx, two(pod)))
+					mustRefuse(t, v.Unstage(ctx), denied, real(pod))
+					must(t, v.Unpublish(ctx, two(pod)))
 					mustBeGone(t, pod)
-					must(t, v.unstage(ctx))
+					must(t, v.Unstage(ctx))
 					for _, path := range []string{pod, staging} {
 						if n := mountsAt(p, real(path)); n != 0 {
 							t.Errorf("%d mounts at %s", n, path)
@@ -90,7 +90,7 @@ func TestSpellings(t *testing.T) {
 					if loops := p.Loops(); len(loops) > 0 {
 						t.Errorf("still attached: %+v", loops)
 					}
-					must(t, v.delete(ctx))
+					must(t, v.Delete(ctx))
 				})
 			}
 		}
@@ -135,21 +135,21 @@ func TestSpellingsOfTwoStarts(t *testing.T) {
 				}
 				p.Start(root(first))
 				v := create(t, p, first+"-"+second, 32*mib, mountAs("ext4", multiWriter))
-				pod, staging := v.target("pod"), v.staging
-				must(t, v.stage(ctx))
-				must(t, v.publish(ctx, pod))
+				pod, staging := v.Target("pod"), v.Staging
+				must(t, v.Stage(ctx))
+				must(t, v.Publish(ctx, pod))
 				p.Terminate()
 				respell(t, p, spellings[first])
 				p.Start(root(second))
-				v.staging = two(staging)
-				must(t, v.publish(ctx, two(pod)))
-				must(t, v.unpublish(ctx, two(pod)))
-				must(t, v.unstage(ctx))
+				v.Staging = two(staging)
+				must(t, v.Publish(ctx, two(pod)))
+				must(t, v.Unpublish(ctx, two(pod)))
+				must(t, v.Unstage(ctx))
 				mustHaveNoRecord(t, p)
 				if left := p.Mounts(); len(left) > 0 {
 					t.Errorf("still mounted: %q", left)
 				}
-				must(t, v.delete(ctx))
+				must(t, v.Delete(ctx))
 				p.Terminate()
 			})
 		}
@@ -171,7 +171,7 @@ func TestSpellingsOfInlineVolumes(t *testing.T) {
 				must(t, v.publishInline(t.Context()))
 				v.pod = two(pod)
 				must(t, v.publishInline(t.Context()))
-				must(t, v.unpublish(t.Context(), v.pod))
+				must(t, v.Unpublish(t.Context(), v.pod))
 				v.gone()
 			})
 		}

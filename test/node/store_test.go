@@ -40,17 +40,17 @@ func TestLostStore(t *testing.T) {
 				ctx := t.Context()
 				v := create(t, p, "volume", 32*mib, mountAs("ext4", multiWriter))
 				if access == "block" {
-					v.capability = blockAs(multiWriter)
+					v.Capability = blockAs(multiWriter)
 				}
 				if access == "read-only" {
-					must(t, v.stage(ctx))
-					must(t, v.unstage(ctx))
-					v.capability = mountAs("ext4", readerOnly)
+					must(t, v.Stage(ctx))
+					must(t, v.Unstage(ctx))
+					v.Capability = mountAs("ext4", readerOnly)
 				}
-				pod1, pod2 := v.target("pod-1"), v.target("pod-2")
-				must(t, v.stage(ctx))
+				pod1, pod2 := v.Target("pod-1"), v.Target("pod-2")
+				must(t, v.Stage(ctx))
 				if access != "read-only" { // which allows one target
-					must(t, v.publish(ctx, pod1))
+					must(t, v.Publish(ctx, pod1))
 				}
 				p.Kill()
 				dir := filepath.Join(p.StateDir, store.Directory)
@@ -64,13 +64,13 @@ func TestLostStore(t *testing.T) {
 					t.Errorf("set aside: %q (%v)", aside, err)
 				}
 
-				must(t, v.publish(ctx, pod2))
-				must(t, v.stage(ctx)) // kubelet may repeat it
+				must(t, v.Publish(ctx, pod2))
+				must(t, v.Stage(ctx)) // kubelet may repeat it
 				for _, pod := range []string{pod2, pod1} {
-					must(t, v.unpublish(ctx, pod))
+					must(t, v.Unpublish(ctx, pod))
 					mustBeGone(t, pod)
 				}
-				v.end()
+				v.End()
 			})
 		}
 	}
@@ -88,21 +88,21 @@ func TestLostStageOfAKeptSuperblock(t *testing.T) {
 				return mountAs("ext4", multiWriter, strings.Fields(flags)...)
 			}
 			v := create(t, p, "volume", 32*mib, as(flags))
-			pod := v.target("pod")
-			must(t, v.stage(ctx))
-			must(t, v.publish(ctx, pod))
+			pod := v.Target("pod")
+			must(t, v.Stage(ctx))
+			must(t, v.Publish(ctx, pod))
 			p.Kill()
 			must(t, os.RemoveAll(p.StateDir))
-			harness.Command(t, "umount", v.staging)
+			harness.Command(t, "umount", v.Staging)
 			p.Start(harness.Options{})
 			for _, other := range others {
-				v.capability = as(other)
-				mustRefuse(t, v.stage(ctx), codes.FailedPrecondition, v.id, pod, "makes the difference")
+				v.Capability = as(other)
+				mustRefuse(t, v.Stage(ctx), codes.FailedPrecondition, v.ID, pod, "makes the difference")
 			}
-			v.capability = as(flags)
-			must(t, v.stage(ctx))
-			must(t, v.publish(ctx, pod))
-			v.end(pod)
+			v.Capability = as(flags)
+			must(t, v.Stage(ctx))
+			must(t, v.Publish(ctx, pod))
+			v.End(pod)
 		})
 	}
 }
@@ -116,11 +116,11 @@ func TestUnstageAfterLostStore(t *testing.T) {
 			ctx := t.Context()
 			v := create(t, p, "volume", 32*mib, mountAs("ext4", multiWriter))
 			if access == "block" {
-				v.capability = blockAs(multiWriter)
+				v.Capability = blockAs(multiWriter)
 			}
-			pod := v.target("pod")
-			must(t, v.stage(ctx))
-			must(t, v.publish(ctx, pod))
+			pod := v.Target("pod")
+			must(t, v.Stage(ctx))
+			must(t, v.Publish(ctx, pod))
 			var open *os.File
 			if access == "mount" {
 				write(t, filepath.Join(pod, "file"), "kept")
@@ -135,7 +135,7 @@ func TestUnstageAfterLostStore(t *testing.T) {
 
 			short, cancel := context.WithTimeout(ctx, 10*time.Second)
 			defer cancel()
-			if err := v.unstage(short); status.Code(err) == codes.OK {
+			if err := v.Unstage(short); status.Code(err) == codes.OK {
 				t.Fatal("NodeUnstageVolume answers OK while a pod has the volume")
 			}
 			if access == "mount" {
@@ -143,8 +143,8 @@ func TestUnstageAfterLostStore(t *testing.T) {
 			} else {
 				must(t, open.Close())
 			}
-			must(t, v.unpublish(ctx, pod))
-			v.end()
+			must(t, v.Unpublish(ctx, pod))
+			v.End()
 		})
 	}
 }
@@ -156,22 +156,22 @@ func TestTwoPlugins(t *testing.T) {
 	p := harness.Start(t, harness.Options{})
 	ctx := t.Context()
 	v := create(t, p, "volume", 32*mib, mountAs("ext4", multiWriter))
-	pod := v.target("pod")
-	must(t, v.stage(ctx))
+	pod := v.Target("pod")
+	must(t, v.Stage(ctx))
 
 	second := p.Launch(harness.Options{})
 	waiting, cancel := context.WithTimeout(ctx, harness.Patience)
 	defer cancel()
 	must(t, second.Log.Await(waiting, "aiting for another csi-node process"))
-	must(t, v.publish(ctx, pod)) // the first still serves
+	must(t, v.Publish(ctx, pod)) // the first still serves
 	write(t, filepath.Join(pod, "file"), "kept")
 	p.Terminate()
 	p.AwaitReady(second)
 	p.Process = second
 
-	must(t, v.publish(ctx, pod))
+	must(t, v.Publish(ctx, pod))
 	mustRead(t, filepath.Join(pod, "file"), "kept")
-	v.end(pod)
+	v.End(pod)
 }
 
 // The store tells what is asked also when no plugin runs.
@@ -179,7 +179,7 @@ func TestStatusWithoutPlugin(t *testing.T) {
 	t.Parallel()
 	p := harness.Start(t, harness.Options{})
 	v := create(t, p, "volume", 32*mib, mountAs("ext4", multiWriter))
-	must(t, v.stage(t.Context()))
+	must(t, v.Stage(t.Context()))
 	running := p.Status()
 	p.Kill()
 	stopped := p.Status()
@@ -190,7 +190,7 @@ func TestStatusWithoutPlugin(t *testing.T) {
 		t.Errorf("asked: %+v, was %+v", is, was)
 	}
 	p.Start(harness.Options{})
-	v.end()
+	v.End()
 }
 
 // writeBackends has each record of a plugin that does not run name a backend.
@@ -225,28 +225,28 @@ func TestRecordOfALackingBackend(t *testing.T) {
 	p := harness.Start(t, harness.Options{})
 	ctx := t.Context()
 	v := create(t, p, "volume", 32*mib, mountAs("ext4", multiWriter))
-	pod := v.target("pod")
-	must(t, v.stage(ctx))
-	must(t, v.publish(ctx, pod))
+	pod := v.Target("pod")
+	must(t, v.Stage(ctx))
+	must(t, v.Publish(ctx, pod))
 	p.Terminate()
 	writeBackends(t, p, "lvm")
 	p.Start(harness.Options{})
 	for name, call := range map[string]func() error{
-		"publish": func() error { return v.publish(ctx, pod) },
+		"publish": func() error { return v.Publish(ctx, pod) },
 		"expand": func() error {
-			_, err := v.expand(ctx, 64*mib)
+			_, err := v.Expand(ctx, 64*mib)
 			return err
 		},
-		"unpublish": func() error { return v.unpublish(ctx, v.target("other")) },
+		"unpublish": func() error { return v.Unpublish(ctx, v.Target("other")) },
 	} {
 		if err := call(); status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), `the backend "lvm"`) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	if err := v.unpublish(ctx, pod); status.Code(err) != codes.Unavailable {
+	if err := v.Unpublish(ctx, pod); status.Code(err) != codes.Unavailable {
 		t.Errorf("unpublish: %v", err)
 	}
-	if err := v.unstage(ctx); status.Code(err) != codes.Unavailable {
+	if err := v.Unstage(ctx); status.Code(err) != codes.Unavailable {
 		t.Errorf("unstage: %v", err)
 	}
 	if n := mountsAt(p, pod); n != 1 || len(p.Loops()) != 1 {
@@ -258,7 +258,7 @@ func TestRecordOfALackingBackend(t *testing.T) {
 	p.Terminate()
 	writeBackends(t, p, "")
 	p.Start(harness.Options{})
-	v.end(pod)
+	v.End(pod)
 }
 
 // TestPoolOfAnotherPlugin: a plugin with another state directory is kept from a
@@ -277,7 +277,7 @@ func TestPoolOfAnotherPlugin(t *testing.T) {
 			t.Errorf("it does not say %q:\n%s", word, second.Log)
 		}
 	}
-	create(t, p, "v", 16*mib, mountAs("ext4", singleWriter)).end()
+	create(t, p, "v", 16*mib, mountAs("ext4", singleWriter)).End()
 	p.Kill()
 	other.Start(harness.Options{})
 	other.Kill()

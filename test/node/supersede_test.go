@@ -40,12 +40,12 @@ func TestStageIsSuperseded(t *testing.T) {
 			p.Start(harness.Options{Env: w.env()})
 			v := create(t, p, "volume", 32*mib, mountAs("ext4", multiWriter, "noexec"))
 			first := make(chan error, 1)
-			go func() { first <- within(t, 6*time.Second, v.stage) }()
+			go func() { first <- within(t, 6*time.Second, v.Stage) }()
 			w.awaitStart()
-			v.capability = mountAs("ext4", multiWriter, "noatime", "commit=7")
-			mustRefuse(t, within(t, 3*time.Second, v.stage), codes.Aborted, v.id, "a caller waits")
-			mustRefuse(t, <-first, codes.DeadlineExceeded, v.id, "step format")
-			mustRefuse(t, within(t, 3*time.Second, v.stage), codes.DeadlineExceeded, v.id, "step format", "running for")
+			v.Capability = mountAs("ext4", multiWriter, "noatime", "commit=7")
+			mustRefuse(t, within(t, 3*time.Second, v.Stage), codes.Aborted, v.ID, "a caller waits")
+			mustRefuse(t, <-first, codes.DeadlineExceeded, v.ID, "step format")
+			mustRefuse(t, within(t, 3*time.Second, v.Stage), codes.DeadlineExceeded, v.ID, "step format", "running for")
 			if killed {
 				p.Kill()
 				p.Start(harness.Options{Env: w.env()})
@@ -55,11 +55,11 @@ func TestStageIsSuperseded(t *testing.T) {
 				part := p.Status().Volumes[0].Parts[0]
 				return part.Is == reconciler.Settled && strings.HasPrefix(part.Asked, "staged")
 			})
-			mustHaveFlags(t, v.staging, "noatime -noexec", "commit=7")
-			must(t, v.stage(t.Context()))
-			v.capability = mountAs("ext4", multiWriter, "noexec")
-			mustRefuse(t, v.stage(t.Context()), codes.AlreadyExists, v.id)
-			v.end()
+			mustHaveFlags(t, v.Staging, "noatime -noexec", "commit=7")
+			must(t, v.Stage(t.Context()))
+			v.Capability = mountAs("ext4", multiWriter, "noexec")
+			mustRefuse(t, v.Stage(t.Context()), codes.AlreadyExists, v.ID)
+			v.End()
 		})
 	}
 }
@@ -98,7 +98,7 @@ func TestInlineIsNotRefusedWhilePending(t *testing.T) {
 	}
 	w.open()
 	must(t, <-first)
-	must(t, v.unpublish(t.Context(), v.pod))
+	must(t, v.Unpublish(t.Context(), v.pod))
 	v.gone()
 }
 
@@ -107,13 +107,13 @@ func TestCorrectedMountOption(t *testing.T) {
 	t.Parallel()
 	p := harness.Start(t, harness.Options{Faults: true, Env: []string{"CSI_NODE_FAULT=before:mount=fail"}})
 	v := create(t, p, "volume", 32*mib, mountAs("ext4", multiWriter, "noexec"))
-	mustRefuse(t, v.stage(t.Context()), codes.Unavailable, "fault before mount")
-	v.capability = mountAs("ext4", multiWriter, "noatime")
-	mustRefuse(t, v.stage(t.Context()), codes.Unavailable, "fault before mount")
+	mustRefuse(t, v.Stage(t.Context()), codes.Unavailable, "fault before mount")
+	v.Capability = mountAs("ext4", multiWriter, "noatime")
+	mustRefuse(t, v.Stage(t.Context()), codes.Unavailable, "fault before mount")
 	p.Restart(harness.Options{})
-	must(t, v.stage(t.Context()))
-	mustHaveFlags(t, v.staging, "noatime -noexec", "")
-	v.end()
+	must(t, v.Stage(t.Context()))
+	mustHaveFlags(t, v.Staging, "noatime -noexec", "")
+	v.End()
 }
 
 // A driver whose podInfoOnMount is switched on or off publishes again what a pod
@@ -122,14 +122,14 @@ func TestPodInfoOnMountMayChange(t *testing.T) {
 	t.Parallel()
 	p := harness.Start(t, harness.Options{})
 	v := create(t, p, "volume", 32*mib, mountAs("ext4", multiWriter))
-	pod := v.target("pod")
-	must(t, v.stage(t.Context()))
+	pod := v.Target("pod")
+	must(t, v.Stage(t.Context()))
 	told := map[string]string{
 		"csi.storage.k8s.io/pod.name": "web-0", "csi.storage.k8s.io/pod.namespace": "shop", "csi.storage.k8s.io/pod.uid": "pod",
 		"csi.storage.k8s.io/serviceAccount.name": "default", "csi.storage.k8s.io/ephemeral": "false",
 	}
 	for _, context := range []map[string]string{told, nil, told} {
-		req := v.publishRequest(pod)
+		req := v.PublishRequest(pod)
 		req.VolumeContext = context
 		_, err := v.Node.NodePublishVolume(t.Context(), req)
 		must(t, err)
@@ -137,11 +137,11 @@ func TestPodInfoOnMountMayChange(t *testing.T) {
 			t.Errorf("the status names the pod %q", got)
 		}
 	}
-	req := v.publishRequest(pod)
+	req := v.PublishRequest(pod)
 	req.VolumeContext = map[string]string{"other": "1"}
 	_, err := v.Node.NodePublishVolume(t.Context(), req)
-	mustRefuse(t, err, codes.AlreadyExists, v.id)
-	v.end(pod)
+	mustRefuse(t, err, codes.AlreadyExists, v.ID)
+	v.End(pod)
 }
 
 // While the volume's place in the pool does not answer, calls are answered in
@@ -151,15 +151,15 @@ func TestHungPool(t *testing.T) {
 	t.Parallel()
 	p := harness.Start(t, harness.Options{})
 	fresh, grown := create(t, p, "fresh", 32*mib, mountAs("ext4", multiWriter)), create(t, p, "grown", 32*mib, blockAs(multiWriter))
-	fresh.capability = mountAs("", multiWriter)
-	must(t, grown.stage(t.Context()))
-	revive := []func(){hang(t, filepath.Dir(fresh.data())), hang(t, filepath.Dir(grown.data()))}
-	pod := fresh.target("pod")
+	fresh.Capability = mountAs("", multiWriter)
+	must(t, grown.Stage(t.Context()))
+	revive := []func(){hang(t, filepath.Dir(fresh.Data())), hang(t, filepath.Dir(grown.Data()))}
+	pod := fresh.Target("pod")
 	for name, call := range map[string]func(context.Context) error{
-		"stage":   fresh.stage,
-		"publish": func(ctx context.Context) error { return fresh.publish(ctx, pod) },
+		"stage":   fresh.Stage,
+		"publish": func(ctx context.Context) error { return fresh.Publish(ctx, pod) },
 		"expand": func(ctx context.Context) error {
-			_, err := grown.expand(ctx, 64*mib)
+			_, err := grown.Expand(ctx, 64*mib)
 			return err
 		},
 	} {
@@ -175,7 +175,7 @@ func TestHungPool(t *testing.T) {
 			asked[v.Volume+" "+part.Part] = true
 		}
 	}
-	if !asked[fresh.id+" stage"] || !asked[grown.id+" size"] {
+	if !asked[fresh.ID+" stage"] || !asked[grown.ID+" size"] {
 		t.Errorf("asked is %v", asked)
 	}
 	for _, revive := range revive {
@@ -185,19 +185,19 @@ func TestHungPool(t *testing.T) {
 		settled := 0
 		for _, v := range p.Status().Volumes {
 			for _, part := range v.Parts {
-				if part.Is == reconciler.Settled && (v.Volume == fresh.id && part.Part == "stage" || v.Volume == grown.id && part.Part == "size") {
+				if part.Is == reconciler.Settled && (v.Volume == fresh.ID && part.Part == "stage" || v.Volume == grown.ID && part.Part == "size") {
 					settled++
 				}
 			}
 		}
 		return settled == 2
 	})
-	must(t, fresh.stage(t.Context()))
-	must(t, fresh.publish(t.Context(), pod))
-	if bytes, err := grown.expand(t.Context(), 64*mib); err != nil || bytes != 64*mib {
+	must(t, fresh.Stage(t.Context()))
+	must(t, fresh.Publish(t.Context(), pod))
+	if bytes, err := grown.Expand(t.Context(), 64*mib); err != nil || bytes != 64*mib {
 		t.Errorf("the volume has %d bytes (%v)", bytes, err)
 	}
-	must(t, grown.unstage(t.Context()))
-	must(t, grown.delete(t.Context()))
-	fresh.end(pod)
+	must(t, grown.Unstage(t.Context()))
+	must(t, grown.Delete(t.Context()))
+	fresh.End(pod)
 }

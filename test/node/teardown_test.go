@@ -34,14 +34,14 @@ func mountPool(t *testing.T, p *harness.Plugin, bytes int64, mkfs ...string) {
 // unpublished, unstaged and detached.
 func TestTeardownNeedsNoFacts(t *testing.T) {
 	t.Parallel()
-	facts := func(v *volume) string { return filepath.Join(filepath.Dir(v.data()), "volume.json") }
+	facts := func(v *volume) string { return filepath.Join(filepath.Dir(v.Data()), "volume.json") }
 	for title, breakIt := range map[string]func(t *testing.T, v *volume){
 		"damaged facts":       func(t *testing.T, v *volume) { write(t, facts(v), "garbage") },
 		"empty facts":         func(t *testing.T, v *volume) { write(t, facts(v), "") },
 		"no facts":            func(t *testing.T, v *volume) { must(t, os.Remove(facts(v))) },
 		"a directory":         func(t *testing.T, v *volume) { must(t, os.Remove(facts(v))); makeDir(t, facts(v)) },
 		"silent facts":        func(t *testing.T, v *volume) { must(t, os.Remove(facts(v))); must(t, unix.Mkfifo(facts(v), 0o600)) }, // open(2) waits for a writer
-		"no volume":           func(t *testing.T, v *volume) { must(t, os.RemoveAll(filepath.Dir(v.data()))) },
+		"no volume":           func(t *testing.T, v *volume) { must(t, os.RemoveAll(filepath.Dir(v.Data()))) },
 		"a pool that is away": func(t *testing.T, v *volume) { must(t, unix.Unmount(v.PoolDir, unix.MNT_DETACH)) },
 		"a pool that is shut": func(t *testing.T, v *volume) { shutDown(t, v.PoolDir) },
 	} {
@@ -52,13 +52,13 @@ func TestTeardownNeedsNoFacts(t *testing.T) {
 			v := create(t, p, "pvc-1", 64*mib, mountAs("ext4", multiWriter))
 			raw := create(t, p, "pvc-2", 16*mib, blockAs(multiWriter))
 			short := newInline(t, p, "csi-"+strings.Repeat("1f", 32), mountAs("ext4", singleWriter), map[string]string{"size": "32Mi"})
-			pods := []string{v.target("1"), v.target("2"), raw.target("3")}
+			pods := []string{v.Target("1"), v.Target("2"), raw.Target("3")}
 			for _, v := range []*volume{v, raw} {
-				must(t, v.stage(t.Context()))
+				must(t, v.Stage(t.Context()))
 			}
-			must(t, v.publish(t.Context(), pods[0]))
-			must(t, v.publish(t.Context(), pods[1]))
-			must(t, raw.publish(t.Context(), pods[2]))
+			must(t, v.Publish(t.Context(), pods[0]))
+			must(t, v.Publish(t.Context(), pods[1]))
+			must(t, raw.Publish(t.Context(), pods[2]))
 			must(t, short.publishInline(t.Context()))
 			for _, v := range []*volume{v, raw, short.volume} {
 				breakIt(t, v)
@@ -66,17 +66,17 @@ func TestTeardownNeedsNoFacts(t *testing.T) {
 					break
 				}
 			}
-			must(t, v.unpublish(t.Context(), pods[0]))
+			must(t, v.Unpublish(t.Context(), pods[0]))
 			mustBeGone(t, pods[0])
-			if err := v.publish(t.Context(), v.target("4")); err == nil {
+			if err := v.Publish(t.Context(), v.Target("4")); err == nil {
 				t.Error("published, and what the volume is cannot be known")
 			}
-			must(t, v.unpublish(t.Context(), pods[1]))
-			must(t, raw.unpublish(t.Context(), pods[2]))
-			must(t, v.unpublish(t.Context(), v.target("4")))
-			must(t, short.unpublish(t.Context(), short.pod))
-			must(t, v.unstage(t.Context()))
-			must(t, raw.unstage(t.Context()))
+			must(t, v.Unpublish(t.Context(), pods[1]))
+			must(t, raw.Unpublish(t.Context(), pods[2]))
+			must(t, v.Unpublish(t.Context(), v.Target("4")))
+			must(t, short.Unpublish(t.Context(), short.pod))
+			must(t, v.Unstage(t.Context()))
+			must(t, raw.Unstage(t.Context()))
 			for _, path := range append(pods, short.pod) {
 				mustBeGone(t, path)
 			}
@@ -85,7 +85,7 @@ func TestTeardownNeedsNoFacts(t *testing.T) {
 			}
 			mustHaveNoRecord(t, p)
 			if !strings.HasPrefix(title, "a pool") && title != "silent facts" { // else it is deleted when the pool answers
-				mustBeGone(t, filepath.Dir(short.data()))
+				mustBeGone(t, filepath.Dir(short.Data()))
 			}
 		})
 	}
@@ -106,8 +106,8 @@ func TestStartWithoutThePool(t *testing.T) {
 			raw := create(t, p, "pvc-2", 16*mib, blockAs(multiWriter))
 			later := create(t, p, "pvc-3", 16*mib, mountAs("ext4", multiWriter))
 			for i, v := range []*volume{v, raw} {
-				must(t, v.stage(t.Context()))
-				must(t, v.publish(t.Context(), v.target(fmt.Sprint(i))))
+				must(t, v.Stage(t.Context()))
+				must(t, v.Publish(t.Context(), v.Target(fmt.Sprint(i))))
 			}
 			p.Kill()
 			if lost {
@@ -123,21 +123,21 @@ func TestStartWithoutThePool(t *testing.T) {
 			if _, err := p.Identity.Probe(t.Context(), &csi.ProbeRequest{}); err == nil {
 				t.Error("it is well without the pool")
 			}
-			if err := later.stage(t.Context()); err == nil {
+			if err := later.Stage(t.Context()); err == nil {
 				t.Error("staged without the pool")
 			}
-			must(t, later.unstage(t.Context()))
+			must(t, later.Unstage(t.Context()))
 			for i, v := range []*volume{v, raw} {
-				must(t, v.unpublish(t.Context(), v.target(fmt.Sprint(i))))
-				must(t, v.unstage(t.Context()))
+				must(t, v.Unpublish(t.Context(), v.Target(fmt.Sprint(i))))
+				must(t, v.Unstage(t.Context()))
 			}
 			for _, l := range p.Loops() {
 				t.Errorf("attached: %v", l)
 			}
 			mustHaveNoRecord(t, p)
 			must(t, unix.Mount(aside, p.PoolDir, "", unix.MS_BIND, ""))
-			must(t, later.stage(t.Context()))
-			must(t, later.unstage(t.Context()))
+			must(t, later.Stage(t.Context()))
+			must(t, later.Unstage(t.Context()))
 		})
 	}
 }
