@@ -156,6 +156,27 @@ func (v *Volume) Unpublish(ctx context.Context, target string) error {
 	return err
 }
 
+// Up is Stage, and Publish at each target: the first error ends it.
+func (v *Volume) Up(ctx context.Context, targets ...string) error {
+	err := v.Stage(ctx)
+	for _, target := range targets {
+		if err == nil {
+			err = v.Publish(ctx, target)
+		}
+	}
+	return err
+}
+
+// Down is Unpublish at each target, and Unstage: the first error ends it.
+func (v *Volume) Down(ctx context.Context, targets ...string) error {
+	for _, target := range targets {
+		if err := v.Unpublish(ctx, target); err != nil {
+			return err
+		}
+	}
+	return v.Unstage(ctx)
+}
+
 // Expand asks for a size by the staging path, and returns what the volume has then.
 func (v *Volume) Expand(ctx context.Context, bytes int64) (int64, error) {
 	return v.ExpandAt(ctx, v.Staging, bytes)

@@ -59,8 +59,7 @@ func TestFullPoolIsEmptied(t *testing.T) {
 			doomed := create(t, p, "doomed", 16*mib, blockAs(singleWriter))
 			short := newInline(t, p, "csi-inline", mountAs("ext4", singleWriter), map[string]string{"size": "32Mi"})
 			pod := used.Target("1")
-			must(t, used.Stage(t.Context()))
-			must(t, used.Publish(t.Context(), pod))
+			must(t, used.Up(t.Context(), pod))
 			must(t, short.publishInline(t.Context()))
 			for _, v := range []*volume{thin, thick, doomed} {
 				write(t, v.Data()+".copy", "x") // a file that a delete takes along
@@ -146,4 +145,47 @@ func TestPoolLimits(t *testing.T) {
 		must(t, v.Unpublish(t.Context(), v.pod))
 	}
 	second.gone()
+}
+
+// mountSmallPool gives a plugin that has yet to start a pool of 96 MiB.
+func mountSmallPool(t *testing.T, p *harness.Plugin) {
+	t.Helper()
+	makeDir(t, p.PoolDir)
+	must(t, unix.Mount("pool", p.PoolDir, "tmpfs", 0, "size=96m"))
+	t.Cleanup(func() {
+		if err := unix.Unmount(p.PoolDir, unix.MNT_DETACH); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// A pool that is full now is no end of the growth: it goes on once there is room.
+func TestFullPool(t *testing.T) {
+	t.Parallel()
+	p := harness.New(t)
+	mountSmallPool(t, p)
+	p.Start(harness.Options{})
+	t.Cleanup(p.Kill)
+	for _, provisioning := range []string{"thin", "thick"} {
+		t.Run(provisioning, func(t *testing.T) {
+			ctx := t.Context()
+			other := createAs(t, p, "other", 48*mib, blockAs(multiWriter), provisioning)
+			v := createAs(t, p, "volume", 32*mib, blockAs(multiWriter), provisioning)
+			_, err := p.Controller.CreateVolume(ctx, &csi.CreateVolumeRequest{
+				Name: "third", CapacityRange: &csi.CapacityRange{RequiredBytes: 64 * mib}, VolumeCapabilities: []*csi.VolumeCapability{v.Capability},
+				Parameters: map[string]string{"provisioning": provisioning},
+			})
+			mustRefuse(t, err, codes.ResourceExhausted)
+			must(t, v.Stage(ctx))
+			_, err = v.Expand(ctx, 64*mib)
+			mustRefuse(t, err, codes.ResourceExhausted, v.ID)
+			must(t, other.Delete(ctx))
+			got, err := v.Expand(ctx, 64*mib)
+			must(t, err)
+			if got != 64*mib {
+				t.Errorf("%d bytes after growth", got)
+			}
+			v.End()
+		})
+	}
 }

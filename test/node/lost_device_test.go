@@ -60,8 +60,7 @@ func TestLostDeviceWhoseNumberIsTaken(t *testing.T) {
 	ctx := t.Context()
 	v := create(t, p, "taken", 16*mib, blockAs(multiWriter))
 	target := v.Target("pod")
-	must(t, v.Stage(ctx))
-	must(t, v.Publish(ctx, target))
+	must(t, v.Up(ctx, target))
 	number, path := numberAt(t, target), p.Loops()[0].Path
 	detach(t, path)
 	harness.Eventually(t, "the loss is noticed", func() bool {

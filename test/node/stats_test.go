@@ -27,8 +27,7 @@ func TestStatsOfAHungDisk(t *testing.T) {
 	pods := map[*volume]string{}
 	for _, v := range []*volume{seen, unseen, well} {
 		pods[v] = v.Target("pod")
-		must(t, v.Stage(ctx))
-		must(t, v.Publish(ctx, pods[v]))
+		must(t, v.Up(ctx, pods[v]))
 	}
 	stats := func(v *volume, path string) (*csi.NodeGetVolumeStatsResponse, []string, error) {
 		var header metadata.MD
@@ -80,12 +79,10 @@ func TestStatsOfAHungDisk(t *testing.T) {
 			t.Errorf("%s is back and tells %v of age %q", v.ID, resp, age)
 		}
 	}
-	must(t, seen.Unpublish(ctx, pods[seen]))
-	must(t, seen.Unstage(ctx))
+	must(t, seen.Down(ctx, pods[seen]))
 	_, _, err = stats(seen, pods[seen])
 	mustRefuse(t, err, codes.NotFound, seen.ID)
-	must(t, unseen.Unpublish(ctx, pods[unseen]))
-	must(t, unseen.Unstage(ctx))
+	must(t, unseen.Down(ctx, pods[unseen]))
 	well.End(pods[well])
 }
 
@@ -128,8 +125,7 @@ func TestStatsAtAllPaths(t *testing.T) {
 	for _, c := range []*csi.VolumeCapability{mountAs("ext4", multiWriter), blockAs(multiWriter)} {
 		v := create(t, p, "volume", 32*mib, c)
 		one, two := v.Target("pod-1"), v.Target("pod-2")
-		must(t, v.Stage(ctx))
-		must(t, v.Publish(ctx, one))
+		must(t, v.Up(ctx, one))
 		must(t, v.PublishReadOnly(ctx, two))
 		results := make(chan error)
 		paths := []string{v.Staging, one, two}

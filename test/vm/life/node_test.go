@@ -110,14 +110,12 @@ func (v *volume) create() {
 // stage stages the volume and publishes it.
 func (v *volume) stage() {
 	v.T.Helper()
-	must(v.T, v.Stage(v.T.Context()))
-	must(v.T, v.Publish(v.T.Context(), v.pod))
+	must(v.T, v.Up(v.T.Context(), v.pod))
 }
 
 func (v *volume) unstage() {
 	v.T.Helper()
-	must(v.T, v.Unpublish(v.T.Context(), v.pod))
-	must(v.T, v.Unstage(v.T.Context()))
+	must(v.T, v.Down(v.T.Context(), v.pod))
 }
 
 func (v *volume) grow() {

@@ -28,8 +28,7 @@ func TestSectorsAndDiscards(t *testing.T) {
 					ctx, size := t.Context(), smallest(fsType)
 					v := createWithSectors(t, p, fmt.Sprint(fsType, how, sector), mountAs(fsType, multiWriter), size, sector, how)
 					pod := v.Target("pod")
-					must(t, v.Stage(ctx))
-					must(t, v.Publish(ctx, pod))
+					must(t, v.Up(ctx, pod))
 					write(t, filepath.Join(pod, "file"), "kept")
 					write(t, filepath.Join(pod, "large"), strings.Repeat("freed", 2*mib))
 					before := trim(t, v, pod, false)
@@ -39,11 +38,9 @@ func TestSectorsAndDiscards(t *testing.T) {
 					} else if after := trim(t, v, pod, true); after < size {
 						t.Errorf("%d of %d bytes are allocated", after, size)
 					}
-					must(t, v.Unpublish(ctx, pod))
-					must(t, v.Unstage(ctx))
+					must(t, v.Down(ctx, pod))
 
-					must(t, v.Stage(ctx))
-					must(t, v.Publish(ctx, pod))
+					must(t, v.Up(ctx, pod))
 					mustRead(t, filepath.Join(pod, "file"), "kept")
 					if got := sectorsOf(t, p.Loops()[0].Path); got != int(sector) {
 						t.Errorf("staged again on sectors of %d bytes", got)

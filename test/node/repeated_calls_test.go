@@ -1,16 +1,13 @@
 package node
 
 import (
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
-	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 
 	"github.com/csi-node/csi-node/test/harness"
 )
@@ -50,8 +47,7 @@ func TestSecondPublish(t *testing.T) {
 				must(t, v.Unstage(ctx))
 				v.Capability = c
 				first, second := v.Target("pod-1"), v.Target("pod-2")
-				must(t, v.Stage(ctx))
-				must(t, v.Publish(ctx, first))
+				must(t, v.Up(ctx, first))
 
 				before := snapshot(t, p)
 				must(t, v.Publish(ctx, first))
@@ -86,8 +82,7 @@ func TestContradictions(t *testing.T) {
 	p := harness.Start(t, harness.Options{})
 	v := create(t, p, "volume", 32*mib, mountAs("ext4", multiWriter, "noatime"))
 	ctx, pod, fresh := t.Context(), v.Target("pod-1"), v.Target("pod-2")
-	must(t, v.Stage(ctx))
-	must(t, v.Publish(ctx, pod))
+	must(t, v.Up(ctx, pod))
 	write(t, filepath.Join(pod, "file"), "kept")
 
 	stage := func(change func(*csi.NodeStageVolumeRequest)) func() error {
@@ -152,118 +147,4 @@ func TestContradictions(t *testing.T) {
 	mustRefuse(t, v.Unstage(ctx), codes.FailedPrecondition, pod)
 	mustRead(t, filepath.Join(pod, "file"), "kept")
 	v.End(pod)
-}
-
-// A pool that is full now is no end of the growth: it goes on once there is room.
-func TestFullPool(t *testing.T) {
-	t.Parallel()
-	p := harness.New(t)
-	makeDir(t, p.PoolDir)
-	must(t, unix.Mount("pool", p.PoolDir, "tmpfs", 0, "size=96m"))
-	t.Cleanup(func() {
-		if err := unix.Unmount(p.PoolDir, unix.MNT_DETACH); err != nil {
-			t.Error(err)
-		}
-	})
-	p.Start(harness.Options{})
-	t.Cleanup(p.Kill)
-	for _, provisioning := range []string{"thin", "thick"} {
-		t.Run(provisioning, func(t *testing.T) {
-			ctx := t.Context()
-			other := createAs(t, p, "other", 48*mib, blockAs(multiWriter), provisioning)
-			v := createAs(t, p, "volume", 32*mib, blockAs(multiWriter), provisioning)
-			_, err := p.Controller.CreateVolume(ctx, &csi.CreateVolumeRequest{
-				Name: "third", CapacityRange: &csi.CapacityRange{RequiredBytes: 64 * mib}, VolumeCapabilities: []*csi.VolumeCapability{v.Capability},
-				Parameters: map[string]string{"provisioning": provisioning},
-			})
-			mustRefuse(t, err, codes.ResourceExhausted)
-			must(t, v.Stage(ctx))
-			_, err = v.Expand(ctx, 64*mib)
-			mustRefuse(t, err, codes.ResourceExhausted, v.ID)
-			must(t, other.Delete(ctx))
-			got, err := v.Expand(ctx, 64*mib)
-			must(t, err)
-			if got != 64*mib {
-				t.Errorf("%d bytes after growth", got)
-			}
-			v.End()
-		})
-	}
-}
-
-// Whatever a volume's size, shrinking is refused and repeating is not.
-func TestExpandRules(t *testing.T) {
-	t.Parallel()
-	p := harness.Start(t, harness.Options{})
-	v := create(t, p, "volume", 32*mib, blockAs(multiWriter))
-	ctx, pod := t.Context(), v.Target("pod")
-	must(t, v.Stage(ctx))
-	must(t, v.Publish(ctx, pod))
-	gone := v.Target("gone-pod")
-	for _, row := range []struct {
-		name string
-		req  *csi.NodeExpandVolumeRequest
-		code codes.Code
-		size int64
-	}{
-		{"no range", &csi.NodeExpandVolumeRequest{VolumePath: pod}, codes.OK, 32 * mib},
-		{"less than it has", &csi.NodeExpandVolumeRequest{VolumePath: pod, CapacityRange: &csi.CapacityRange{RequiredBytes: mib}}, codes.OK, 32 * mib},
-		{"a limit that it has passed", &csi.NodeExpandVolumeRequest{VolumePath: pod, CapacityRange: &csi.CapacityRange{LimitBytes: mib}}, codes.OutOfRange, 0},
-		{"more than the limit", &csi.NodeExpandVolumeRequest{VolumePath: pod, CapacityRange: &csi.CapacityRange{RequiredBytes: 96 * mib, LimitBytes: 64 * mib}}, codes.InvalidArgument, 0},
-		{"a negative size", &csi.NodeExpandVolumeRequest{VolumePath: pod, CapacityRange: &csi.CapacityRange{RequiredBytes: -1}}, codes.InvalidArgument, 0},
-		{"a path of no relation", &csi.NodeExpandVolumeRequest{VolumePath: gone}, codes.NotFound, 0},
-		{"an odd size", &csi.NodeExpandVolumeRequest{VolumePath: pod, CapacityRange: &csi.CapacityRange{RequiredBytes: 40*mib + 1}}, codes.OK, 40*mib + 4096},
-		{"a gone path with the staging path", &csi.NodeExpandVolumeRequest{VolumePath: gone, StagingTargetPath: v.Staging, CapacityRange: &csi.CapacityRange{RequiredBytes: 48 * mib}}, codes.OK, 48 * mib},
-		{"once more", &csi.NodeExpandVolumeRequest{VolumePath: pod, CapacityRange: &csi.CapacityRange{RequiredBytes: 48 * mib}}, codes.OK, 48 * mib},
-	} {
-		t.Run(row.name, func(t *testing.T) {
-			row.req.VolumeId = v.ID
-			resp, err := v.Node.NodeExpandVolume(ctx, row.req)
-			mustRefuse(t, err, row.code)
-			if resp.GetCapacityBytes() != row.size {
-				t.Errorf("%d bytes, want %d", resp.GetCapacityBytes(), row.size)
-			}
-		})
-	}
-	v.End(pod)
-}
-
-// What the plugin says of itself, and of a volume that is well.
-func TestIdentityAndHealth(t *testing.T) {
-	t.Parallel()
-	p := harness.Start(t, harness.Options{})
-	ctx := t.Context()
-	info, err := p.Identity.GetPluginInfo(ctx, &csi.GetPluginInfoRequest{})
-	if must(t, err); info.GetName() != "csi-node.local" || info.GetVendorVersion() == "" {
-		t.Errorf("GetPluginInfo: %v", info)
-	}
-	node, err := p.Node.NodeGetInfo(ctx, &csi.NodeGetInfoRequest{})
-	if must(t, err); node.GetNodeId() != "node-1" || len(node.GetAccessibleTopology().GetSegments()) != 1 {
-		t.Errorf("NodeGetInfo: %v", node)
-	}
-	v := create(t, p, "volume", 32*mib, mountAs("ext4", multiWriter))
-	must(t, v.Stage(ctx))
-	health, err := p.Node.NodeGetVolumeHealth(ctx, &csi.NodeGetVolumeHealthRequest{VolumeId: v.ID})
-	if must(t, err); len(health.GetVolumeHealth().GetHealthStatuses()) > 0 {
-		t.Errorf("NodeGetVolumeHealth: %v", health)
-	}
-	storage, err := p.Node.NodeGetStorageHealth(ctx, &csi.NodeGetStorageHealthRequest{})
-	if must(t, err); len(storage.GetBackendHealth()) > 0 {
-		t.Errorf("NodeGetStorageHealth: %v", storage)
-	}
-	v.End()
-
-	marker := filepath.Join(p.PoolDir, ".csi-node-pool")
-	must(t, os.Rename(marker, marker+".away"))
-	storage, err = p.Node.NodeGetStorageHealth(ctx, &csi.NodeGetStorageHealthRequest{})
-	if must(t, err); len(storage.GetBackendHealth()) != 1 {
-		t.Errorf("NodeGetStorageHealth without the pool's marker: %v", storage)
-	}
-	_, err = p.Identity.Probe(ctx, &csi.ProbeRequest{})
-	if status.Code(err) != codes.FailedPrecondition {
-		t.Errorf("Probe without the pool's marker: %v", err)
-	}
-	must(t, os.Rename(marker+".away", marker))
-	_, err = p.Identity.Probe(ctx, &csi.ProbeRequest{})
-	must(t, err)
 }

@@ -200,8 +200,7 @@ func TestBlockGrowthIsSeenByHolders(t *testing.T) {
 			ctx, size, grown := t.Context(), int64(16*mib), int64(48*mib)
 			v := createWithSectors(t, p, fmt.Sprint("grows-", sector), blockAs(multiWriter), size, sector, pool.Thick)
 			writer, reader := v.Target("pod-1"), v.Target("pod-2")
-			must(t, v.Stage(ctx))
-			must(t, v.Publish(ctx, writer))
+			must(t, v.Up(ctx, writer))
 			must(t, v.PublishReadOnly(ctx, reader))
 			w, r := openDevice(t, writer, os.O_RDWR), openDevice(t, reader, os.O_RDONLY|unix.O_DIRECT)
 			data := aligned(t, mib)
@@ -352,8 +351,7 @@ func TestBlockWithAnotherNumberIsTold(t *testing.T) {
 	ctx, size := t.Context(), int64(16*mib)
 	v := create(t, p, "renumbered", size, blockAs(multiWriter))
 	target := v.Target("pod")
-	must(t, v.Stage(ctx))
-	must(t, v.Publish(ctx, target))
+	must(t, v.Up(ctx, target))
 	writeAt(t, target, []byte("kept"), size-512)
 	before, loop := numberAt(t, target), p.Loops()[0].Path
 

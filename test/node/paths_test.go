@@ -2,7 +2,6 @@ package node
 
 import (
 	"fmt"
-	"net"
 	"os"
 	"path/filepath"
 	"slices"
@@ -18,129 +17,6 @@ import (
 	"github.com/csi-node/csi-node/test/harness"
 )
 
-// place is what may be at a path already.
-type place struct {
-	name  string
-	make  func(t *testing.T, path string)
-	mount codes.Code // of a stage or a publish with mount access
-	block codes.Code // of a publish of a raw block device
-	gone  codes.Code // of an unpublish
-}
-
-const (
-	okay    = codes.OK
-	denied  = codes.FailedPrecondition
-	illegal = codes.InvalidArgument
-)
-
-var places = []place{
-	{"a file", func(t *testing.T, path string) { write(t, path, "theirs") }, denied, denied, denied},
-	{"an empty file", func(t *testing.T, path string) { write(t, path, "") }, denied, okay, okay},
-	{"an empty directory", func(t *testing.T, path string) { makeDir(t, path) }, okay, denied, okay},
-	{"files", func(t *testing.T, path string) { makeDir(t, path); write(t, filepath.Join(path, "file"), "theirs") }, denied, denied, denied},
-	{"a link", func(t *testing.T, path string) { must(t, os.Symlink(filepath.Dir(path), path)) }, illegal, illegal, illegal},
-	{"a link to nothing", func(t *testing.T, path string) { must(t, os.Symlink("none", path)) }, illegal, illegal, illegal},
-	{"a pipe", func(t *testing.T, path string) { must(t, unix.Mkfifo(path, 0o600)) }, denied, denied, denied},
-	{"a socket", func(t *testing.T, path string) { listenAt(t, path) }, denied, denied, denied},
-	{"a device node", func(t *testing.T, path string) { must(t, unix.Mknod(path, unix.S_IFCHR|0o600, int(unix.Mkdev(1, 3)))) }, denied, denied, denied},
-	{"a mount", func(t *testing.T, path string) { mountTmpfs(t, path) }, denied, denied, denied},
-}
-
-// listenAt makes a socket, at a path that may be too long for one.
-func listenAt(t *testing.T, path string) {
-	t.Helper()
-	short := filepath.Join(t.TempDir(), "s")
-	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: short, Net: "unix"})
-	must(t, err)
-	l.SetUnlinkOnClose(false)
-	must(t, os.Rename(short, path))
-	must(t, l.Close())
-}
-
-// clearPlace removes what a place has made.
-func clearPlace(t *testing.T, path string) {
-	t.Helper()
-	if err := unix.Unmount(path, unix.UMOUNT_NOFOLLOW); err != nil && err != unix.EINVAL && err != unix.ENOENT {
-		t.Errorf("unmount %s: %v", path, err)
-	}
-	must(t, os.RemoveAll(path))
-}
-
-// mustChangeNothing fails unless a call is answered with the code and changes
-// nothing that can be seen.
-func mustChangeNothing(t *testing.T, p *harness.Plugin, code codes.Code, call func() error) {
-	t.Helper()
-	before := snapshot(t, p)
-	mustRefuse(t, call(), code)
-	mustEqual(t, before, snapshot(t, p))
-}
-
-// What is in the way at a staging path is seen before anything is done to the
-// volume, which is blank here and stays so.
-func TestStageWhereSomethingIs(t *testing.T) {
-	t.Parallel()
-	p := harness.Start(t, harness.Options{})
-	v := create(t, p, "volume", 32*mib, mountAs("ext4", multiWriter))
-	for _, place := range places {
-		if place.mount == okay {
-			continue
-		}
-		t.Run(place.name, func(t *testing.T) {
-			place.make(t, v.Staging)
-			defer clearPlace(t, v.Staging)
-			mustChangeNothing(t, p, place.mount, func() error { return v.Stage(t.Context()) })
-			mustHaveNoRecord(t, p)
-			mustChangeNothing(t, p, codes.NotFound, func() error { return v.Stats(t.Context(), v.Staging) })
-			if code := place.mount; code == illegal {
-				mustChangeNothing(t, p, code, func() error { return v.Unstage(t.Context()) })
-			} else {
-				mustChangeNothing(t, p, okay, func() error { return v.Unstage(t.Context()) })
-			}
-			mustHaveNoRecord(t, p)
-		})
-	}
-	must(t, v.Stage(t.Context()))
-	v.End()
-}
-
-func TestPublishWhereSomethingIs(t *testing.T) {
-	t.Parallel()
-	p := harness.Start(t, harness.Options{})
-	for access, c := range map[string]*csi.VolumeCapability{"mount": mountAs("ext4", multiWriter), "block": blockAs(multiWriter)} {
-		ctx := t.Context()
-		v := create(t, p, access, 32*mib, c)
-		must(t, v.Stage(ctx))
-		for _, place := range places {
-			t.Run(access+" at "+place.name, func(t *testing.T) {
-				target := v.Target(strings.ReplaceAll(place.name, " ", "-"))
-				want := place.mount
-				if access == "block" {
-					want = place.block
-				}
-				place.make(t, target)
-				defer clearPlace(t, target)
-				if want == okay { // the CO may have made it
-					must(t, v.Publish(ctx, target))
-					must(t, v.Unpublish(ctx, target))
-					mustBeGone(t, target)
-					return
-				}
-				mustChangeNothing(t, p, want, func() error { return v.Publish(ctx, target) })
-				mustChangeNothing(t, p, codes.NotFound, func() error { return v.Stats(t.Context(), target) })
-				if place.gone == okay {
-					must(t, v.Unpublish(ctx, target))
-					mustBeGone(t, target)
-					return
-				}
-				mustChangeNothing(t, p, place.gone, func() error { return v.Unpublish(ctx, target) })
-				clearPlace(t, target)
-				must(t, v.Unpublish(ctx, target))
-			})
-		}
-		v.End()
-	}
-}
-
 // Paths of one volume must lie apart, and those of another are not its own.
 func TestPathsInTheWay(t *testing.T) {
 	t.Parallel()
@@ -149,8 +25,7 @@ func TestPathsInTheWay(t *testing.T) {
 	v, other := create(t, p, "volume", 32*mib, mountAs("ext4", multiWriter)), create(t, p, "other", 32*mib, mountAs("ext4", multiWriter))
 	pod, others := v.Target("pod"), other.Target("other-pod")
 	for v, target := range map[*volume]string{v: pod, other: others} {
-		must(t, v.Stage(ctx))
-		must(t, v.Publish(ctx, target))
+		must(t, v.Up(ctx, target))
 		makeDir(t, filepath.Join(v.Staging, "directory"))
 	}
 	for _, row := range []struct {
@@ -269,8 +144,7 @@ func TestLongestPaths(t *testing.T) {
 		target := long("target")
 		makeDir(t, filepath.Dir(v.Staging))
 		makeDir(t, filepath.Dir(target))
-		must(t, v.Stage(t.Context()))
-		must(t, v.Publish(t.Context(), target))
+		must(t, v.Up(t.Context(), target))
 		must(t, v.Stats(t.Context(), target))
 		_, err := v.Expand(t.Context(), 40*mib)
 		if access == "block" || mayResize(t) {
@@ -362,8 +236,7 @@ func TestPathsInAVolumeWithoutARecord(t *testing.T) {
 	ctx := t.Context()
 	v, other := create(t, p, "volume", 32*mib, mountAs("ext4", multiWriter)), create(t, p, "other", 32*mib, mountAs("ext4", multiWriter))
 	pod, own := v.Target("pod"), other.Staging
-	must(t, v.Stage(ctx))
-	must(t, v.Publish(ctx, pod))
+	must(t, v.Up(ctx, pod))
 	makeDir(t, filepath.Join(pod, "directory"))
 	p.Terminate()
 	loseStore(t, p)
@@ -380,4 +253,38 @@ func TestPathsInAVolumeWithoutARecord(t *testing.T) {
 	must(t, other.Delete(ctx))
 	must(t, v.Publish(ctx, pod))
 	v.End(pod)
+}
+
+// Paths may hold whatever a file name may hold.
+func TestOddPaths(t *testing.T) {
+	t.Parallel()
+	p := harness.Start(t, harness.Options{})
+	for i, name := range []string{"with spaces ", "new\nline", "tab\tand \"quotes\" 'both'", "#hash # tag", `back\slash\040`, "ümlaut ☃", "%s,$HOME;&|*?", "-o", "...", strings.Repeat("ü", 127)} {
+		t.Run(name, func(t *testing.T) {
+			ctx := t.Context()
+			v := create(t, p, "volume-"+string(rune('a'+i)), 32*mib, mountAs("ext4", multiWriter))
+			v.Staging = v.Path("staging", name, name)
+			target := v.Path("pods", name, name)
+			makeDir(t, filepath.Dir(v.Staging))
+			makeDir(t, filepath.Dir(target))
+			must(t, v.Up(ctx, target, target))
+			write(t, filepath.Join(target, "file"), name)
+			mustRead(t, filepath.Join(v.Staging, "file"), name)
+			v.Total(target)
+			if mountsAt(p, v.Staging) != 1 || mountsAt(p, target) != 1 {
+				t.Errorf("mounts: %q", p.Mounts())
+			}
+			p.Kill()
+			p.Start(harness.Options{})
+			must(t, v.Publish(ctx, target))
+			v.End(target)
+
+			v = create(t, p, "block-"+string(rune('a'+i)), 32*mib, blockAs(multiWriter))
+			must(t, v.Up(ctx, target, target))
+			if mountsAt(p, target) != 1 {
+				t.Errorf("mounts: %q", p.Mounts())
+			}
+			v.End(target)
+		})
+	}
 }

@@ -26,9 +26,7 @@ func TestMountCycle(t *testing.T) {
 				ctx, bytes := t.Context(), smallest(fsType)
 				v := createAs(t, p, fsType+"-"+provisioning, bytes, mountAs(fsType, multiWriter), provisioning)
 				pod1, pod2, pod3 := v.Target("pod-1"), v.Target("pod-2"), v.Target("pod-3")
-				must(t, v.Stage(ctx))
-				must(t, v.Publish(ctx, pod1))
-				must(t, v.Publish(ctx, pod2))
+				must(t, v.Up(ctx, pod1, pod2))
 				must(t, v.PublishReadOnly(ctx, pod3))
 				write(t, filepath.Join(pod1, "file"), strings.Repeat(rand.Text(), 100_000)) // 2.6 MB
 				data := sum(t, filepath.Join(pod1, "file"))
@@ -59,8 +57,7 @@ func TestMountCycle(t *testing.T) {
 				unharmed(pod1, pod2, pod3)
 				p.Restart(harness.Options{})
 				p.AwaitRest()
-				must(t, v.Stage(ctx))
-				must(t, v.Publish(ctx, pod1))
+				must(t, v.Up(ctx, pod1))
 				unharmed(pod1, pod2, pod3)
 				again := func() {
 					for _, pod := range []string{pod1, pod2, pod3} {
@@ -73,8 +70,7 @@ func TestMountCycle(t *testing.T) {
 					}
 				}
 				again()
-				must(t, v.Stage(ctx))
-				must(t, v.Publish(ctx, pod1))
+				must(t, v.Up(ctx, pod1))
 				unharmed(pod1)
 				if total := v.Total(v.Staging); total <= before {
 					t.Errorf("staged again it has %d bytes, %d before it was grown", total, before)
@@ -102,9 +98,7 @@ func TestBlockCycle(t *testing.T) {
 			ctx, bytes := t.Context(), int64(32*mib)
 			v := createAs(t, p, "block-"+provisioning, bytes, blockAs(multiWriter), provisioning)
 			pod1, pod2, reader := v.Target("pod-1"), v.Target("pod-2"), v.Target("pod-3")
-			must(t, v.Stage(ctx))
-			must(t, v.Publish(ctx, pod1))
-			must(t, v.Publish(ctx, pod2))
+			must(t, v.Up(ctx, pod1, pod2))
 			must(t, v.PublishReadOnly(ctx, reader))
 			for i, offset := range []int64{0, bytes - 4096} {
 				text := fmt.Appendf(nil, "%s %d", t.Name(), i)
@@ -133,8 +127,7 @@ func TestBlockCycle(t *testing.T) {
 				mustBeGone(t, pod)
 			}
 			must(t, v.Unstage(ctx))
-			must(t, v.Stage(ctx))
-			must(t, v.Publish(ctx, pod1))
+			must(t, v.Up(ctx, pod1))
 			readAt(t, pod1, []byte("beyond the old end"), bytes)
 			v.End(pod1)
 		})
@@ -155,16 +148,13 @@ func TestReaderOnlyStage(t *testing.T) {
 			mustRefuse(t, v.Stage(ctx), codes.FailedPrecondition, "blank")
 
 			v.Capability = writing
-			must(t, v.Stage(ctx))
-			must(t, v.Publish(ctx, pod))
+			must(t, v.Up(ctx, pod))
 			write(t, filepath.Join(pod, "file"), "kept")
-			must(t, v.Unpublish(ctx, pod))
-			must(t, v.Unstage(ctx))
+			must(t, v.Down(ctx, pod))
 			before := sum(t, v.Data())
 
 			v.Capability = mountAs(fsType, readerOnly)
-			must(t, v.Stage(ctx))
-			must(t, v.Publish(ctx, pod))
+			must(t, v.Up(ctx, pod))
 			mustRead(t, filepath.Join(pod, "file"), "kept")
 			for _, dir := range []string{pod, v.Staging} {
 				if err := os.WriteFile(filepath.Join(dir, "new"), nil, 0o640); !errors.Is(err, unix.EROFS) {
@@ -174,8 +164,7 @@ func TestReaderOnlyStage(t *testing.T) {
 			if loops := p.Loops(); len(loops) != 1 || !loops[0].ReadOnly {
 				t.Errorf("loop devices: %+v, want one that is read-only", loops)
 			}
-			must(t, v.Unpublish(ctx, pod))
-			must(t, v.Unstage(ctx))
+			must(t, v.Down(ctx, pod))
 			if sum(t, v.Data()) != before {
 				t.Error("reading has changed the volume's bytes")
 			}
@@ -186,8 +175,7 @@ func TestReaderOnlyStage(t *testing.T) {
 		ctx := t.Context()
 		v := create(t, p, "block-reader", 32*mib, blockAs(readerOnly))
 		pod := v.Target("pod")
-		must(t, v.Stage(ctx))
-		must(t, v.Publish(ctx, pod))
+		must(t, v.Up(ctx, pod))
 		refuseWrite(t, pod, 0)
 		v.End(pod)
 	})

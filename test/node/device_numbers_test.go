@@ -62,8 +62,7 @@ func TestBoundNumbersAreNotTaken(t *testing.T) {
 	for i := range 3 {
 		v := create(t, p, fmt.Sprint("volume-", i), 16*mib, blockAs(multiWriter))
 		target := v.Target("pod")
-		must(t, v.Stage(t.Context()))
-		must(t, v.Publish(t.Context(), target))
+		must(t, v.Up(t.Context(), target))
 		if got := numberAt(t, target); slices.Contains(shown, got) {
 			t.Errorf("volume %d has the number %#x, which others show", i, got)
 		}
@@ -80,8 +79,7 @@ func TestAnotherPluginSparesShownNumbers(t *testing.T) {
 	p, other := harness.Start(t, harness.Options{}), harness.Start(t, harness.Options{})
 	v := create(t, p, "published", 16*mib, blockAs(multiWriter))
 	target := v.Target("pod")
-	must(t, v.Stage(t.Context()))
-	must(t, v.Publish(t.Context(), target))
+	must(t, v.Up(t.Context(), target))
 	loop := p.Loops()[0].Path
 	p.Kill()
 	if out, err := exec.Command("losetup", "--detach", loop).CombinedOutput(); err != nil {

@@ -49,10 +49,8 @@ func TestHangingStep(t *testing.T) {
 		cancel()
 		block := create(t, p, "block", 32*mib, blockAs(multiWriter))
 		pod := block.Target("pod")
-		must(t, block.Stage(ctx))
-		must(t, block.Publish(ctx, pod))
-		must(t, block.Unpublish(ctx, pod))
-		must(t, block.Unstage(ctx))
+		must(t, block.Up(ctx, pod))
+		must(t, block.Down(ctx, pod))
 		must(t, block.Delete(ctx))
 		p.Restart(hanging)
 	}

@@ -49,11 +49,9 @@ func TestSpellings(t *testing.T) {
 					real := spellings["real"]
 
 					v.Staging = one(staging)
-					must(t, v.Stage(ctx))
-					must(t, v.Publish(ctx, one(pod)))
+					must(t, v.Up(ctx, one(pod)))
 					v.Staging = two(staging)
-					must(t, v.Stage(ctx))
-					must(t, v.Publish(ctx, two(pod)))
+					must(t, v.Up(ctx, two(pod)))
 					must(t, v.Stats(t.Context(), two(pod)))
 					must(t, v.Stats(t.Context(), two(staging)))
 					grown, err := p.Node.NodeExpandVolume(ctx, &csi.NodeExpandVolumeRequest{VolumeId: v.ID, VolumePath: two(pod)})
@@ -136,15 +134,13 @@ func TestSpellingsOfTwoStarts(t *testing.T) {
 				p.Start(root(first))
 				v := create(t, p, first+"-"+second, 32*mib, mountAs("ext4", multiWriter))
 				pod, staging := v.Target("pod"), v.Staging
-				must(t, v.Stage(ctx))
-				must(t, v.Publish(ctx, pod))
+				must(t, v.Up(ctx, pod))
 				p.Terminate()
 				respell(t, p, spellings[first])
 				p.Start(root(second))
 				v.Staging = two(staging)
 				must(t, v.Publish(ctx, two(pod)))
-				must(t, v.Unpublish(ctx, two(pod)))
-				must(t, v.Unstage(ctx))
+				must(t, v.Down(ctx, two(pod)))
 				mustHaveNoRecord(t, p)
 				if left := p.Mounts(); len(left) > 0 {
 					t.Errorf("still mounted: %q", left)

@@ -86,8 +86,7 @@ func TestDiskLife(t *testing.T) {
 			node, file := r.disk("disk", bytes)
 			v := onDisk(p, t, "a-disk", node, fsType)
 			pod1, pod2 := v.Target("pod-1"), v.Target("pod-2")
-			must(t, v.Stage(ctx))
-			must(t, v.Publish(ctx, pod1))
+			must(t, v.Up(ctx, pod1))
 			must(t, v.PublishReadOnly(ctx, pod2))
 			write(t, filepath.Join(pod1, "file"), "kept")
 			mustRead(t, filepath.Join(pod2, "file"), "kept")
@@ -95,8 +94,7 @@ func TestDiskLife(t *testing.T) {
 
 			p.Kill()
 			p.Start(o)
-			must(t, v.Stage(ctx))
-			must(t, v.Publish(ctx, pod1))
+			must(t, v.Up(ctx, pod1))
 			mustRead(t, filepath.Join(pod1, "file"), "kept")
 
 			p.Terminate()
@@ -267,13 +265,11 @@ func TestRawDisk(t *testing.T) {
 	node, file := r.disk("disk", 32*mib)
 	v := onDisk(p, t, "a-disk", node, "")
 	pod := v.Target("pod")
-	must(t, v.Stage(ctx))
-	must(t, v.Publish(ctx, pod))
+	must(t, v.Up(ctx, pod))
 	write(t, pod, strings.Repeat("raw", 1000))
 	p.Kill()
 	p.Start(o)
-	must(t, v.Unpublish(ctx, pod))
-	must(t, v.Unstage(ctx))
+	must(t, v.Down(ctx, pod))
 	if raw, err := os.ReadFile(file); err != nil || !bytes.HasPrefix(raw, []byte("rawraw")) {
 		t.Errorf("the disk holds %.10q, %v", raw, err)
 	}
@@ -316,8 +312,7 @@ func TestReadOnlyRawDiskGrows(t *testing.T) {
 	node, file := r.disk("disk", 32*mib)
 	v := onDisk(p, t, "a-disk", node, "")
 	writer, reader := v.Target("writer"), v.Target("reader")
-	must(t, v.Stage(ctx))
-	must(t, v.Publish(ctx, writer))
+	must(t, v.Up(ctx, writer))
 	must(t, v.PublishReadOnly(ctx, reader))
 	must(t, os.Truncate(file, 64*mib)) // which the plugin asks the disk for
 	_, err := v.Expand(ctx, 64*mib)
@@ -332,9 +327,7 @@ func TestReadOnlyRawDiskGrows(t *testing.T) {
 		}
 	}
 	refuseWrite(t, reader, 0)
-	must(t, v.Unpublish(ctx, reader))
-	must(t, v.Unpublish(ctx, writer))
-	must(t, v.Unstage(ctx))
+	must(t, v.Down(ctx, reader, writer))
 	mustBeFree(t, node)
 }
 
@@ -366,8 +359,7 @@ func TestDiskNotesAreLost(t *testing.T) {
 			node, _ := r.disk("disk", 32*mib)
 			v := onDisk(p, t, "a-disk", node, fsType)
 			pod := v.Target("pod")
-			must(t, v.Stage(ctx))
-			must(t, v.Publish(ctx, pod))
+			must(t, v.Up(ctx, pod))
 			p.Terminate()
 			must(t, os.RemoveAll(filepath.Join(p.Dir, "lib")))
 			p.Start(o)

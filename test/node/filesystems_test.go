@@ -41,26 +41,21 @@ func TestRestoredCopy(t *testing.T) {
 			first := create(t, p, fsType+"-first", smallest(fsType), mountAs(fsType, multiWriter))
 			second := create(t, p, fsType+"-second", smallest(fsType), mountAs(fsType, multiWriter))
 			pod1, pod2 := first.Target("pod-1"), second.Target("pod-2")
-			must(t, first.Stage(ctx))
-			must(t, first.Publish(ctx, pod1))
+			must(t, first.Up(ctx, pod1))
 			syncIn(t, filepath.Join(pod1, "file"), "both")
 			copyData(first, second)
 			if _, err := os.Stat("/sys/fs/btrfs/features/temp_fsid"); fsType == "btrfs" && err != nil {
 				// Before Linux 6.7 the copy waits until the other is unstaged.
 				mustRefuse(t, second.Stage(ctx), codes.Unavailable, second.ID, "a copy of the file system mounted", "before 6.7")
-				must(t, first.Unpublish(ctx, pod1))
-				must(t, first.Unstage(ctx))
-				must(t, second.Stage(ctx))
-				must(t, second.Publish(ctx, pod2))
+				must(t, first.Down(ctx, pod1))
+				must(t, second.Up(ctx, pod2))
 				mustRead(t, filepath.Join(pod2, "file"), "both")
-				must(t, second.Unpublish(ctx, pod2))
-				must(t, second.Unstage(ctx))
+				must(t, second.Down(ctx, pod2))
 				must(t, first.Delete(ctx))
 				must(t, second.Delete(ctx))
 				return
 			}
-			must(t, second.Stage(ctx))
-			must(t, second.Publish(ctx, pod2))
+			must(t, second.Up(ctx, pod2))
 			mustRead(t, filepath.Join(pod2, "file"), "both")
 			write(t, filepath.Join(pod2, "file"), "the copy's own")
 			p.Restart(harness.Options{})
@@ -76,8 +71,7 @@ func TestRestoredCopy(t *testing.T) {
 					t.Errorf("the grown copy has %d bytes, the other %d", two, one)
 				}
 			}
-			must(t, first.Unpublish(ctx, pod1))
-			must(t, first.Unstage(ctx))
+			must(t, first.Down(ctx, pod1))
 			mustRead(t, filepath.Join(pod2, "file"), "the copy's own")
 			second.End(pod2)
 			must(t, first.Stage(ctx))
@@ -121,14 +115,12 @@ func TestReadOnlyStageWithALog(t *testing.T) {
 			untouched()
 			v.Capability = mountAs(fsType, readerOnly, flag)
 			pod := v.Target("pod")
-			must(t, v.Stage(ctx))
-			must(t, v.Publish(ctx, pod))
+			must(t, v.Up(ctx, pod))
 			mustRead(t, filepath.Join(pod, "older"), "settled")
 			if err := os.WriteFile(filepath.Join(pod, "new"), nil, 0o640); !errors.Is(err, unix.EROFS) {
 				t.Errorf("writing: %v", err)
 			}
-			must(t, v.Unpublish(ctx, pod))
-			must(t, v.Unstage(ctx))
+			must(t, v.Down(ctx, pod))
 			untouched()
 			v.Capability = mountAs(fsType, multiWriter, flag)
 			mustRefuse(t, v.Stage(ctx), codes.InvalidArgument, v.ID, `"`+flag+`"`, "the kernel refuses the mount option")

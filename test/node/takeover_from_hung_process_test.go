@@ -66,8 +66,7 @@ func TestTakeOverFromTheDead(t *testing.T) {
 	v := create(t, p, "volume", 32*mib, mountAs("ext4", multiWriter))
 	hung := create(t, p, "hung", 32*mib, mountAs("ext4", multiWriter))
 	pod := v.Target("pod")
-	must(t, v.Stage(ctx))
-	must(t, v.Publish(ctx, pod))
+	must(t, v.Up(ctx, pod))
 	write(t, filepath.Join(pod, "file"), "kept")
 	harness.Command(t, "sync", filepath.Join(pod, "file"))
 

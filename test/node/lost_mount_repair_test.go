@@ -90,11 +90,8 @@ func TestBrokenFilesystemComesBack(t *testing.T) {
 
 			shutDown(t, v.Staging)
 			if !tellsOfShutDown(t, v.Staging) { // then it comes back with the next stage
-				must(t, v.Unpublish(t.Context(), one))
-				must(t, v.Unpublish(t.Context(), two))
-				must(t, v.Unstage(t.Context()))
-				must(t, v.Stage(t.Context()))
-				must(t, v.Publish(t.Context(), one))
+				must(t, v.Down(t.Context(), one, two))
+				must(t, v.Up(t.Context(), one))
 				mustRead(t, file, "kept")
 				v.End(one)
 				return

@@ -76,8 +76,7 @@ func TestGuardOverRawData(t *testing.T) {
 	const bytes, place = 3 << 30, 3 << 29
 	v := createAs(t, p, "raw", bytes, blockAs(multiWriter), "thick")
 	pod := v.Target("pod")
-	must(t, v.Stage(ctx))
-	must(t, v.Publish(ctx, pod))
+	must(t, v.Up(ctx, pod))
 	written := make([]byte, 600<<10)
 	_, _ = rand.Read(written) // never fails
 	written[0] = 1            // a zero is no data
@@ -85,8 +84,7 @@ func TestGuardOverRawData(t *testing.T) {
 	_, err := device.WriteAt(written, place)
 	must(t, err)
 	must(t, device.Close())
-	must(t, v.Unpublish(ctx, pod))
-	must(t, v.Unstage(ctx))
+	must(t, v.Down(ctx, pod))
 	before := sum(t, v.Data())
 
 	v.Capability = mountAs("ext4", multiWriter)
@@ -155,8 +153,7 @@ func TestRawVolumeOfAnOlderVersion(t *testing.T) {
 			ctx := t.Context()
 			v := create(t, p, "raw", 32*mib, blockAs(multiWriter))
 			pod := v.Target("pod")
-			must(t, v.Stage(ctx))
-			must(t, v.Publish(ctx, pod))
+			must(t, v.Up(ctx, pod))
 			p.Kill()
 			editFacts(t, v, func(all map[string]any) {
 				delete(all, "raw")
@@ -167,8 +164,7 @@ func TestRawVolumeOfAnOlderVersion(t *testing.T) {
 				all, _ := readFacts(t, v)
 				return all["raw"] == true
 			})
-			must(t, v.Unpublish(ctx, pod))
-			must(t, v.Unstage(ctx))
+			must(t, v.Down(ctx, pod))
 			v.Capability = mountAs("ext4", multiWriter)
 			mustRefuse(t, v.Stage(ctx), codes.FailedPrecondition, v.ID, "published as a raw block device before", "clear-device raw")
 		})

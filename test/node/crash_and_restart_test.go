@@ -76,8 +76,7 @@ func TestTerminate(t *testing.T) {
 	v := create(t, p, "volume", 32*mib, mountAs("ext4", multiWriter))
 	running := create(t, p, "running", smallest("xfs"), mountAs("xfs", multiWriter))
 	ctx, pod := t.Context(), running.Target("pod")
-	must(t, running.Stage(ctx))
-	must(t, running.Publish(ctx, pod))
+	must(t, running.Up(ctx, pod))
 	write(t, filepath.Join(pod, "file"), "kept")
 
 	staged := make(chan error, 1)
@@ -111,8 +110,7 @@ func TestTakeOver(t *testing.T) {
 		create(t, p, "block", 32*mib, blockAs(multiWriter)),
 	} {
 		pod1, pod2 := v.Target("pod-1"), v.Target("pod-2")
-		must(t, v.Stage(ctx))
-		must(t, v.Publish(ctx, pod1))
+		must(t, v.Up(ctx, pod1))
 		must(t, v.PublishReadOnly(ctx, pod2))
 		volumes, pods = append(volumes, v), append(pods, pod1, pod2)
 	}
@@ -130,8 +128,7 @@ func TestTakeOver(t *testing.T) {
 		}
 	}
 	for i, v := range volumes {
-		must(t, v.Stage(ctx))
-		must(t, v.Publish(ctx, pods[2*i]))
+		must(t, v.Up(ctx, pods[2*i]))
 		must(t, v.PublishReadOnly(ctx, pods[2*i+1]))
 	}
 	if n := harness.Metrics(t, address)["csi_node_step_duration_seconds_count"]; n != 0 {

@@ -30,8 +30,7 @@ func TestDeadDiskOfThePool(t *testing.T) {
 			formatted := create(t, p, own+"-formatted", 32*mib, mountAs("ext4", singleWriter))
 			raw := create(t, p, own+"-raw", 32*mib, blockAs(singleWriter))
 			for _, v := range []*volume{formatted, raw} {
-				must(t, v.Stage(t.Context()))
-				must(t, v.Publish(t.Context(), v.Target("1")))
+				must(t, v.Up(t.Context(), v.Target("1")))
 			}
 			shutDown(t, p.PoolDir)
 			if tt.restart {
@@ -40,8 +39,7 @@ func TestDeadDiskOfThePool(t *testing.T) {
 				p.AwaitServing(p.Process)
 			}
 			for _, v := range []*volume{formatted, raw} {
-				must(t, v.Unpublish(t.Context(), v.Target("1")))
-				must(t, v.Unstage(t.Context()))
+				must(t, v.Down(t.Context(), v.Target("1")))
 			}
 			for _, l := range p.Loops() {
 				t.Errorf("attached: %v", l)

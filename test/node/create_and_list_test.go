@@ -23,13 +23,7 @@ import (
 func TestOvercommittedPool(t *testing.T) {
 	t.Parallel()
 	p := harness.New(t)
-	makeDir(t, p.PoolDir)
-	must(t, unix.Mount("pool", p.PoolDir, "tmpfs", 0, "size=96m"))
-	t.Cleanup(func() {
-		if err := unix.Unmount(p.PoolDir, unix.MNT_DETACH); err != nil {
-			t.Error(err)
-		}
-	})
+	mountSmallPool(t, p)
 	address := harness.FreeAddress(t)
 	p.Start(harness.Options{Flags: []string{"--http-endpoint", address}})
 	t.Cleanup(p.Kill)
@@ -96,8 +90,7 @@ func TestOvercommittedPool(t *testing.T) {
 
 func unpublishAndDelete(v *volume, target string) {
 	v.T.Helper()
-	must(v.T, v.Unpublish(v.T.Context(), target))
-	must(v.T, v.Unstage(v.T.Context()))
+	must(v.T, v.Down(v.T.Context(), target))
 	must(v.T, v.Delete(v.T.Context()))
 }
 

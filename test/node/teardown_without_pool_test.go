@@ -106,8 +106,7 @@ func TestStartWithoutThePool(t *testing.T) {
 			raw := create(t, p, "pvc-2", 16*mib, blockAs(multiWriter))
 			later := create(t, p, "pvc-3", 16*mib, mountAs("ext4", multiWriter))
 			for i, v := range []*volume{v, raw} {
-				must(t, v.Stage(t.Context()))
-				must(t, v.Publish(t.Context(), v.Target(fmt.Sprint(i))))
+				must(t, v.Up(t.Context(), v.Target(fmt.Sprint(i))))
 			}
 			p.Kill()
 			if lost {
@@ -128,8 +127,7 @@ func TestStartWithoutThePool(t *testing.T) {
 			}
 			must(t, later.Unstage(t.Context()))
 			for i, v := range []*volume{v, raw} {
-				must(t, v.Unpublish(t.Context(), v.Target(fmt.Sprint(i))))
-				must(t, v.Unstage(t.Context()))
+				must(t, v.Down(t.Context(), v.Target(fmt.Sprint(i))))
 			}
 			for _, l := range p.Loops() {
 				t.Errorf("attached: %v", l)

@@ -192,8 +192,7 @@ func TestHungPool(t *testing.T) {
 		}
 		return settled == 2
 	})
-	must(t, fresh.Stage(t.Context()))
-	must(t, fresh.Publish(t.Context(), pod))
+	must(t, fresh.Up(t.Context(), pod))
 	if bytes, err := grown.Expand(t.Context(), 64*mib); err != nil || bytes != 64*mib {
 		t.Errorf("the volume has %d bytes (%v)", bytes, err)
 	}

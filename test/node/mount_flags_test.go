@@ -56,8 +56,7 @@ func TestFlagsOfAStage(t *testing.T) {
 			p := harness.Start(t, harness.Options{})
 			v := create(t, p, "volume", smallest(row.fsType), mountAs(row.fsType, multiWriter, strings.Fields(row.flags)...))
 			ctx, pod := t.Context(), v.Target("pod")
-			must(t, v.Stage(ctx))
-			must(t, v.Publish(ctx, pod))
+			must(t, v.Up(ctx, pod))
 			mustHaveFlags(t, v.Staging, row.mount, row.super)
 			mustHaveFlags(t, pod, row.mount, row.super)
 
@@ -110,8 +109,7 @@ func TestFlagsAfterLostStore(t *testing.T) {
 				}
 				pod := v.Target("pod")
 				ask(mounted)
-				must(t, v.Stage(ctx))
-				must(t, v.Publish(ctx, pod))
+				must(t, v.Up(ctx, pod))
 				lose := func() {
 					p.Kill()
 					loseStore(t, p)
@@ -143,8 +141,7 @@ func TestFlagsAfterLostStore(t *testing.T) {
 				must(t, v.Stage(ctx))
 				p.Kill() // and with the store kept nothing is in question
 				p.Start(harness.Options{})
-				must(t, v.Stage(ctx))
-				must(t, v.Publish(ctx, pod))
+				must(t, v.Up(ctx, pod))
 				v.End(pod)
 			}
 		})
@@ -222,8 +219,7 @@ func TestRepeatsWithOtherFlags(t *testing.T) {
 	p := harness.Start(t, harness.Options{})
 	v := create(t, p, "volume", 32*mib, mountAs("ext4", multiWriter, "noatime", "nodev", "discard", "commit=5"))
 	ctx, pod := t.Context(), v.Target("pod")
-	must(t, v.Stage(ctx))
-	must(t, v.Publish(ctx, pod))
+	must(t, v.Up(ctx, pod))
 	before := snapshot(t, p)
 	for flags, code := range map[string]codes.Code{
 		"commit=5 discard nodev noatime":                    codes.OK,
