@@ -27,8 +27,8 @@ func TestChaos(t *testing.T) {
 			c.kills(min(kills, 8))
 			kills -= min(kills, 8)
 		} else {
-			c.acts(min(acts, 2*len(c.scenes)))
-			acts -= min(acts, 2*len(c.scenes))
+			c.acts(min(acts, 4*len(c.scenes)))
+			acts -= min(acts, 4*len(c.scenes))
 		}
 		t.Logf("%d kills and %d acts to come", kills, acts)
 	}

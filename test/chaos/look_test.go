@@ -144,7 +144,9 @@ func (m *member) look(mounts mountTable, loops []harness.Loop, formats map[strin
 		case mount != nil && (len(mounts[path]) != 1 || !ours(mounts[path][0]) || mounts[path][0].FSType != mount.GetFsType()):
 			m.complain("mounts %+v at %s, after %s", mounts[path], path, c)
 		case mount != nil:
-			m.read(path)
+			if m.inOrder(c) {
+				m.read(path)
+			}
 			m.lookAtFormats(formats[created])
 		}
 	}
@@ -211,13 +213,18 @@ func (m *member) lookAtTarget(c call, ours bool, device harness.Loop) {
 		m.complain("another device at %s, after %s", c.path, c)
 		return
 	}
-	if m.fsType == "" && readOnly {
-		return // a view has a page cache of its own
+	if m.inOrder(c) && !(m.fsType == "" && readOnly) { // a view has a page cache of its own
+		m.read(c.path)
+		if !readOnly {
+			m.write(c.path)
+		}
 	}
-	m.read(c.path)
-	if !readOnly {
-		m.write(c.path)
-	}
+}
+
+// inOrder reports whether a call asks for raw bytes of a raw volume, or for files of
+// another.
+func (m *member) inOrder(c call) bool {
+	return (m.capability(c.ask).GetBlock() != nil) == (m.fsType == "")
 }
 
 // shows reports whether the node at a path is that of the device, or of a

@@ -64,7 +64,7 @@ type typedOutcome struct {
 }
 
 // A volume's life, typed.
-func TestTypedLife(t *testing.T) {
+func TestVolumeCommandsThroughALife(t *testing.T) {
 	t.Parallel()
 	p := harness.Start(t, harness.Options{})
 	var created struct {
@@ -136,7 +136,7 @@ func TestTypedLife(t *testing.T) {
 }
 
 // The way out of a refusal: look, destroy, stage.
-func TestTypedClearDevice(t *testing.T) {
+func TestVolumeCommandClear(t *testing.T) {
 	t.Parallel()
 	p := harness.Start(t, harness.Options{})
 	v := create(t, p, "volume", 32*mib, mountAs("ext4", multiWriter))
@@ -175,7 +175,7 @@ func TestTypedClearDevice(t *testing.T) {
 }
 
 // Once what stands in the way is gone, retry does not wait for the next try.
-func TestTypedRetry(t *testing.T) {
+func TestVolumeCommandRetry(t *testing.T) {
 	t.Parallel()
 	p := harness.Start(t, harness.Options{})
 	v := create(t, p, "volume", 32*mib, mountAs("ext4", multiWriter))
@@ -228,7 +228,7 @@ func examples(t *testing.T, p *harness.Plugin, command string) []string {
 
 // What the help of the volume commands shows works as it is, in the order in
 // which `csi-node volume --help` lists the commands.
-func TestExamples(t *testing.T) {
+func TestHelpExamplesWork(t *testing.T) {
 	t.Parallel()
 	p := harness.Start(t, harness.Options{})
 	result := shell(t, p, "csi-node volume --help")

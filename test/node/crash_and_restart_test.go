@@ -15,7 +15,7 @@ import (
 
 // mkfs dies with the plugin, and what it left half done is done again; a
 // format that was completed never is.
-func TestKillDuringMkfs(t *testing.T) {
+func TestMkfsDiesWithThePluginAndIsDoneAgain(t *testing.T) {
 	t.Parallel()
 	for name, then := range map[string]string{"exec": byExec, "grandchild": byGrandchild} {
 		t.Run(name, func(t *testing.T) {
@@ -68,7 +68,7 @@ func killWithHelpers(t *testing.T, p *harness.Plugin, signal syscall.Signal) {
 }
 
 // At SIGTERM calls under way are answered, the process ends with 0, and mounts stay.
-func TestTerminate(t *testing.T) {
+func TestSIGTERMAnswersCallsAndKeepsMounts(t *testing.T) {
 	t.Parallel()
 	p := harness.New(t)
 	w := wrapMkfs(t, p, byGrandchild)
@@ -98,7 +98,7 @@ func TestTerminate(t *testing.T) {
 }
 
 // After a crash the plugin takes over what runs and does nothing to it.
-func TestTakeOver(t *testing.T) {
+func TestRestartTakesOverAndChangesNothing(t *testing.T) {
 	t.Parallel()
 	p := harness.Start(t, harness.Options{})
 	ctx := t.Context()

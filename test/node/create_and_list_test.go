@@ -20,7 +20,7 @@ import (
 
 // An overcommitted pool promises what it does not have, and tells so in time:
 // the writers that come late fail, and thick volumes keep what they have.
-func TestOvercommittedPool(t *testing.T) {
+func TestOvercommittedPoolTellsInTime(t *testing.T) {
 	t.Parallel()
 	p := harness.New(t)
 	mountSmallPool(t, p)
@@ -191,7 +191,7 @@ func TestListVolumesOfAnyName(t *testing.T) {
 }
 
 // The smallest volume that GetCapacity tells of can be had, and no smaller one.
-func TestSmallestVolumes(t *testing.T) {
+func TestSmallestVolumeOfGetCapacityCanBeHad(t *testing.T) {
 	t.Parallel()
 	p := harness.Start(t, harness.Options{})
 	ctx := t.Context()

@@ -7,7 +7,7 @@ import (
 	"github.com/csi-node/csi-node/test/harness"
 )
 
-// TestDeadDiskOfThePool: when the pool's file system was shut down, as by an error
+// When the pool's file system was shut down, as by an error
 // of its disk, volumes are unpublished and unstaged: by the plugin that runs, and
 // by one that is started then where the kernel still tells the devices' tags.
 func TestDeadDiskOfThePool(t *testing.T) {

@@ -76,7 +76,7 @@ func mustBeFree(t *testing.T, node string) {
 }
 
 // A disk's whole life as a volume, with restarts, a lost store and growth.
-func TestDiskLife(t *testing.T) {
+func TestLifeOfADisk(t *testing.T) {
 	t.Parallel()
 	for _, fsType := range fsTypes {
 		t.Run(fsType, func(t *testing.T) {
@@ -223,7 +223,7 @@ func TestAnotherDiskIsRefused(t *testing.T) {
 }
 
 // What is in use is refused, and left alone.
-func TestDiskInUse(t *testing.T) {
+func TestDiskInUseIsRefused(t *testing.T) {
 	t.Parallel()
 	p, o, r := disks(t, harness.Options{})
 	p.Start(o)
@@ -257,7 +257,7 @@ func TestDiskInUse(t *testing.T) {
 }
 
 // A disk as a raw block device.
-func TestRawDisk(t *testing.T) {
+func TestRawBlockDisk(t *testing.T) {
 	t.Parallel()
 	p, o, r := disks(t, harness.Options{})
 	p.Start(o)
@@ -279,7 +279,7 @@ func TestRawDisk(t *testing.T) {
 }
 
 // An operator's word makes a disk blank, whatever it held or was.
-func TestDiskIsCleared(t *testing.T) {
+func TestClearMakesADiskBlank(t *testing.T) {
 	t.Parallel()
 	p, o, r := disks(t, harness.Options{})
 	p.Start(o)

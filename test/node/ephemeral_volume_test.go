@@ -55,7 +55,7 @@ func (v *inline) gone() {
 
 // An inline ephemeral volume is there with its publish and gone with its end,
 // whatever becomes of the plugin in between.
-func TestEphemeralLife(t *testing.T) {
+func TestLifeOfAnInlineVolume(t *testing.T) {
 	t.Parallel()
 	for _, fsType := range []string{"ext4", "xfs", ""} {
 		t.Run("as "+fsType, func(t *testing.T) {
@@ -90,7 +90,7 @@ func TestEphemeralLife(t *testing.T) {
 
 // After a reboot nothing is mounted and no intent is left: kubelet unpublishes
 // what it finds, and that deletes the right volume and no other.
-func TestEphemeralAfterAReboot(t *testing.T) {
+func TestInlineVolumeAfterAReboot(t *testing.T) {
 	t.Parallel()
 	p := harness.Start(t, harness.Options{})
 	v := newInline(t, p, "csi-inline", mountAs("ext4", singleWriter), map[string]string{"size": "32Mi"})
@@ -117,7 +117,7 @@ func TestEphemeralAfterAReboot(t *testing.T) {
 }
 
 // What cannot be had leaves nothing behind.
-func TestEphemeralRefused(t *testing.T) {
+func TestRefusedInlineVolumeLeavesNothing(t *testing.T) {
 	t.Parallel()
 	p := harness.Start(t, harness.Options{})
 	for name, row := range map[string]struct {
@@ -148,7 +148,7 @@ func TestEphemeralRefused(t *testing.T) {
 }
 
 // A pod that is gone without an unpublish takes its volume with it.
-func TestEphemeralOfAPodThatIsGone(t *testing.T) {
+func TestInlineVolumeOfAPodThatIsGone(t *testing.T) {
 	t.Parallel()
 	p := harness.Start(t, harness.Options{})
 	v := newInline(t, p, "csi-inline", mountAs("ext4", singleWriter), map[string]string{"size": "32Mi"})

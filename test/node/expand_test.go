@@ -10,7 +10,7 @@ import (
 )
 
 // Whatever a volume's size, shrinking is refused and repeating is not.
-func TestExpandRules(t *testing.T) {
+func TestExpandRepeatsAndNeverShrinks(t *testing.T) {
 	t.Parallel()
 	p := harness.Start(t, harness.Options{})
 	v := create(t, p, "volume", 32*mib, blockAs(multiWriter))

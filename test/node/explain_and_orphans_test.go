@@ -88,7 +88,7 @@ func TestToolsWithoutThePlugin(t *testing.T) {
 
 // What a lost store leaves stays for as long as any path uses it, and is taken
 // down when nothing does: at the start, or, of a raw device, by a person.
-func TestOrphans(t *testing.T) {
+func TestOrphansStayWhileInUse(t *testing.T) {
 	t.Parallel()
 	p := harness.Start(t, harness.Options{})
 	ctx := t.Context()

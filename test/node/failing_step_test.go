@@ -14,7 +14,7 @@ import (
 
 // A step that fails is told at once, with its name and cause, and each new call
 // tries again; what was begun can be taken down meanwhile.
-func TestFailingStep(t *testing.T) {
+func TestFailingStepIsToldAndTriedAgain(t *testing.T) {
 	t.Parallel()
 	p := harness.Start(t, harness.Options{Faults: true, Env: []string{"CSI_NODE_FAULT=after:attach=fail,before:mount=fail"}})
 	ctx := t.Context()
@@ -32,7 +32,7 @@ func TestFailingStep(t *testing.T) {
 
 // A step that hangs holds up its own volume only, is named to those who wait,
 // and does not keep the plugin from being ready or from ending.
-func TestHangingStep(t *testing.T) {
+func TestHangingStepHoldsUpItsVolumeOnly(t *testing.T) {
 	t.Parallel()
 	hanging := harness.Options{Faults: true, Env: []string{"CSI_NODE_FAULT=before:mount=hang"}}
 	p := harness.Start(t, hanging)

@@ -32,7 +32,7 @@ func syncIn(t testing.TB, path, text string) {
 }
 
 // A volume restored from a copy of another is staged while the other is.
-func TestRestoredCopy(t *testing.T) {
+func TestRestoredCopyIsStagedBesideItsSource(t *testing.T) {
 	t.Parallel()
 	p := harness.Start(t, harness.Options{})
 	for _, fsType := range fsTypes {
@@ -83,7 +83,7 @@ func TestRestoredCopy(t *testing.T) {
 
 // A read-only stage writes nothing: what needs its log replayed is refused with
 // both ways out, and each of them works.
-func TestReadOnlyStageWithALog(t *testing.T) {
+func TestReadOnlyStageLeavesTheLogAlone(t *testing.T) {
 	t.Parallel()
 	p := harness.Start(t, harness.Options{})
 	for _, fsType := range fsTypes {
@@ -139,7 +139,7 @@ func TestReadOnlyStageWithALog(t *testing.T) {
 }
 
 // A volume is never mounted, nor formatted, as what it does not hold.
-func TestWrongType(t *testing.T) {
+func TestVolumeIsNotMountedAsWhatItDoesNotHold(t *testing.T) {
 	t.Parallel()
 	p := harness.Start(t, harness.Options{})
 	for _, holds := range fsTypes {
@@ -169,7 +169,7 @@ func TestWrongType(t *testing.T) {
 }
 
 // Growing a btrfs by less than a sector, or twice, or after a restart, is no error.
-func TestBtrfsInSmallSteps(t *testing.T) {
+func TestBtrfsGrowsInSmallSteps(t *testing.T) {
 	t.Parallel()
 	p := harness.Start(t, harness.Options{})
 	ctx, bytes := t.Context(), smallest("btrfs")

@@ -21,7 +21,7 @@ import (
 const gpt = "EFI PART\x00\x00\x01\x00\x5c\x00\x00\x00"
 
 // Nothing is ever formatted over data, whatever kind of data it is.
-func TestGuard(t *testing.T) {
+func TestNothingIsFormattedOverData(t *testing.T) {
 	t.Parallel()
 	p := harness.Start(t, harness.Options{})
 	for _, row := range []struct {
@@ -69,7 +69,7 @@ func TestGuard(t *testing.T) {
 // What a pod wrote raw, wherever in a large volume, is not formatted over: the
 // volume remembers that it was shown raw, and one of which an older version
 // wrote down nothing is read.
-func TestGuardOverRawData(t *testing.T) {
+func TestRawDataIsNotFormattedOver(t *testing.T) {
 	t.Parallel()
 	p := harness.Start(t, harness.Options{})
 	ctx := t.Context()
@@ -144,7 +144,7 @@ func editFacts(t *testing.T, v *volume, change func(map[string]any)) {
 
 // A raw volume that an older version has published, which took no note of that,
 // is noted as soon as this one sees it, and never formatted, though it reads blank.
-func TestRawVolumeOfAnOlderVersion(t *testing.T) {
+func TestRawVolumeOfAnOlderVersionIsNotFormatted(t *testing.T) {
 	t.Parallel()
 	for _, heal := range []string{"true", "false"} {
 		t.Run("heal="+heal, func(t *testing.T) {
@@ -172,7 +172,7 @@ func TestRawVolumeOfAnOlderVersion(t *testing.T) {
 }
 
 // A volume that is too small for its file system is refused before it is marked.
-func TestGuardTooSmall(t *testing.T) {
+func TestVolumeTooSmallForItsFilesystemIsRefused(t *testing.T) {
 	t.Parallel()
 	p := harness.Start(t, harness.Options{})
 	v := create(t, p, "small", 64*mib, mountAs("ext4", multiWriter))
@@ -192,7 +192,7 @@ func TestGuardTooSmall(t *testing.T) {
 }
 
 // Blankness that is lost after a format is data loss, not a new volume.
-func TestLostFilesystem(t *testing.T) {
+func TestLostFilesystemIsNotMadeAnew(t *testing.T) {
 	t.Parallel()
 	p := harness.Start(t, harness.Options{})
 	v := create(t, p, "volume", 32*mib, mountAs("ext4", multiWriter))
@@ -209,7 +209,7 @@ func TestLostFilesystem(t *testing.T) {
 }
 
 // What a refusal tells an operator to run does what it says.
-func TestClearingAsTheRefusalSays(t *testing.T) {
+func TestClearingAsTheRefusalSaysWorks(t *testing.T) {
 	t.Parallel()
 	p := harness.Start(t, harness.Options{})
 	for _, provisioning := range []string{"thick", "thin"} {
@@ -235,7 +235,7 @@ func TestClearingAsTheRefusalSays(t *testing.T) {
 }
 
 // A backing file that somebody else has attached is left to them.
-func TestForeignLoopDevice(t *testing.T) {
+func TestForeignLoopDeviceIsLeftAlone(t *testing.T) {
 	t.Parallel()
 	p := harness.Start(t, harness.Options{})
 	ctx := t.Context()

@@ -42,7 +42,7 @@ func exhaust(t *testing.T, dir string) {
 	}
 }
 
-// TestFullPoolIsEmptied: without a free block in the pool everything that gives
+// Without a free block in the pool everything that gives
 // space back goes on, and so does what needs none.
 func TestFullPoolIsEmptied(t *testing.T) {
 	t.Parallel()
@@ -106,9 +106,9 @@ func TestFullPoolIsEmptied(t *testing.T) {
 	}
 }
 
-// TestPoolLimits: what is kept of the pool is promised to nobody, and inline
+// What is kept of the pool is promised to nobody, and inline
 // volumes have bounds of their own.
-func TestPoolLimits(t *testing.T) {
+func TestReserveAndInlineLimitsOfThePool(t *testing.T) {
 	t.Parallel()
 	p := harness.New(t)
 	mountPool(t, p, 2048*mib, "mkfs.ext4", "-q")
@@ -160,7 +160,7 @@ func mountSmallPool(t *testing.T, p *harness.Plugin) {
 }
 
 // A pool that is full now is no end of the growth: it goes on once there is room.
-func TestFullPool(t *testing.T) {
+func TestGrowthGoesOnOnceThePoolHasRoom(t *testing.T) {
 	t.Parallel()
 	p := harness.New(t)
 	mountSmallPool(t, p)

@@ -45,7 +45,7 @@ func fullState(t *testing.T, p *harness.Plugin) (fill func()) {
 
 // A plugin starts on a full state directory, takes over what stands, and lets it
 // go; what has gone does not come back when the plugin dies.
-func TestFullStateDirectory(t *testing.T) {
+func TestFullStateDirectoryLetsVolumesGo(t *testing.T) {
 	t.Parallel()
 	for title, end := range map[string]func(*harness.Plugin){"after SIGTERM": (*harness.Plugin).Terminate, "after SIGKILL": (*harness.Plugin).Kill} {
 		t.Run(title, func(t *testing.T) {

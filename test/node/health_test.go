@@ -66,7 +66,7 @@ func TestHealthTellsOfFailingSteps(t *testing.T) {
 }
 
 // What the plugin says of itself, and of a volume that is well.
-func TestIdentityAndHealth(t *testing.T) {
+func TestIdentityAndHealthOfAVolumeThatIsWell(t *testing.T) {
 	t.Parallel()
 	p := harness.Start(t, harness.Options{})
 	ctx := t.Context()

@@ -101,7 +101,7 @@ func TestFloodOfTheHTTPEndpoint(t *testing.T) {
 }
 
 // A probe says in one line what is wrong.
-func TestProbe(t *testing.T) {
+func TestProbeSaysWhatIsWrong(t *testing.T) {
 	t.Parallel()
 	p := harness.Start(t, harness.Options{})
 	probe := func(which string) harness.Result {

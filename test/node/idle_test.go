@@ -8,7 +8,7 @@ import (
 
 // A volume at rest costs nothing: after many calls the plugin has no more
 // goroutines and open files than before, and has taken no more looks.
-func TestRestCostsNothing(t *testing.T) {
+func TestIdleVolumeCostsNothing(t *testing.T) {
 	t.Parallel()
 	address := harness.FreeAddress(t)
 	p := harness.Start(t, harness.Options{Flags: []string{"--http-endpoint", address, "--v", "0"}})

@@ -14,7 +14,7 @@ import (
 
 // Every bad request to the controller is refused with its code and leaves the
 // pool as it was.
-func TestBadControllerRequests(t *testing.T) {
+func TestInvalidControllerRequestsAreRefused(t *testing.T) {
 	t.Parallel()
 	p := harness.Start(t, harness.Options{})
 	v := create(t, p, "there", 32*mib, mountAs("ext4", multiWriter))

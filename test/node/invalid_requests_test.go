@@ -22,7 +22,7 @@ type badRequest struct {
 
 // Every bad request is refused with its code, changes nothing, and leaves no
 // record; so does every request that finds nothing to do.
-func TestBadRequests(t *testing.T) {
+func TestInvalidRequestsAreRefused(t *testing.T) {
 	t.Parallel()
 	p := harness.Start(t, harness.Options{})
 	v := create(t, p, "volume", 32*mib, mountAs("ext4", multiWriter))

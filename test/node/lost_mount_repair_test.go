@@ -150,7 +150,7 @@ func tellsOfShutDown(t *testing.T, path string) bool {
 	return strings.Contains(harness.Command(t, "findmnt", "--noheadings", "--output", "FS-OPTIONS", path), "shutdown")
 }
 
-func TestHealSwitchedOff(t *testing.T) {
+func TestNothingIsRepairedWithHealingOff(t *testing.T) {
 	t.Parallel()
 	p := harness.Start(t, harness.Options{Flags: []string{"--heal=false"}})
 	v := create(t, p, "volume", 32*mib, mountAs("ext4", multiWriter))

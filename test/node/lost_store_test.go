@@ -30,7 +30,7 @@ var damages = map[string]func(t *testing.T, dir, file string) (aside bool){
 }
 
 // A lost store loses no mount: kubelet's next calls adopt what stands.
-func TestLostStore(t *testing.T) {
+func TestLostStoreLosesNoMount(t *testing.T) {
 	t.Parallel()
 	for damage, inflict := range damages {
 		for _, access := range []string{"mount", "block", "read-only"} {
@@ -77,7 +77,7 @@ func TestLostStore(t *testing.T) {
 
 // A stage whose mount went with the store shows the superblock that a pod keeps,
 // with whatever options that has: it is judged like one that stands.
-func TestLostStageOfAKeptSuperblock(t *testing.T) {
+func TestLostStageOfAKeptSuperblockIsJudgedByItsOptions(t *testing.T) {
 	t.Parallel()
 	for flags, others := range map[string][]string{"": {"sync", "data=journal", "commit=7"}, "dirsync": {"", "sync"}} {
 		t.Run(flags, func(t *testing.T) {
@@ -105,7 +105,7 @@ func TestLostStageOfAKeptSuperblock(t *testing.T) {
 }
 
 // An unstage that meets a target which no record names ends only with that target.
-func TestUnstageAfterLostStore(t *testing.T) {
+func TestUnstageAfterLostStoreWaitsForTargets(t *testing.T) {
 	t.Parallel()
 	for _, access := range []string{"mount", "block"} {
 		t.Run(access, func(t *testing.T) {
@@ -191,7 +191,7 @@ func openStore(t *testing.T, p *harness.Plugin) *store.Store {
 // Of a volume whose backend only another version has nothing is known: nothing is
 // done to it, and no end of it is answered OK. That of a version which had one
 // backend is the usual one.
-func TestRecordOfALackingBackend(t *testing.T) {
+func TestVolumeOfALackingBackendIsLeftAlone(t *testing.T) {
 	t.Parallel()
 	p := harness.Start(t, harness.Options{})
 	ctx := t.Context()

@@ -40,7 +40,7 @@ func mustHaveFlags(t *testing.T, path, mount, super string) {
 
 // Flags of the superblock and of the mount are as asked, and again after the
 // mounts were lost while the plugin was not there.
-func TestFlagsOfAStage(t *testing.T) {
+func TestMountFlagsOfAStage(t *testing.T) {
 	t.Parallel()
 	for _, row := range []struct {
 		fsType, flags string // separated by spaces
@@ -74,7 +74,7 @@ func TestFlagsOfAStage(t *testing.T) {
 
 // A stage that stands and that no record explains is a success only for whoever
 // asks for the options that its file system is seen to have.
-func TestFlagsAfterLostStore(t *testing.T) {
+func TestMountFlagsAfterLostStore(t *testing.T) {
 	t.Parallel()
 	for fsType, rows := range map[string]map[string]struct { // by the flags that it is mounted with
 		same, other string // flags of requests, separated by spaces
@@ -149,7 +149,7 @@ func TestFlagsAfterLostStore(t *testing.T) {
 }
 
 // A publish may set and clear what is a bind's own, and nothing of the superblock.
-func TestFlagsOfAPublish(t *testing.T) {
+func TestMountFlagsOfAPublish(t *testing.T) {
 	t.Parallel()
 	p := harness.Start(t, harness.Options{})
 	v := create(t, p, "volume", 32*mib, mountAs("ext4", multiWriter, "noexec", "noatime,lazytime", "commit=9"))
@@ -188,7 +188,7 @@ func TestFlagsOfAPublish(t *testing.T) {
 
 // Whoever reads may be published from a writable stage, but nobody writes
 // through one that reads.
-func TestReadOnlyFlags(t *testing.T) {
+func TestReadOnlyMountFlags(t *testing.T) {
 	t.Parallel()
 	p := harness.Start(t, harness.Options{})
 	v := create(t, p, "volume", 32*mib, mountAs("ext4", multiWriter))
@@ -214,7 +214,7 @@ func TestReadOnlyFlags(t *testing.T) {
 
 // Flags in another order, or written in another way, are the same request;
 // flags of another meaning are another one.
-func TestRepeatsWithOtherFlags(t *testing.T) {
+func TestRepeatsWithTheSameFlagsWrittenOtherwise(t *testing.T) {
 	t.Parallel()
 	p := harness.Start(t, harness.Options{})
 	v := create(t, p, "volume", 32*mib, mountAs("ext4", multiWriter, "noatime", "nodev", "discard", "commit=5"))
@@ -248,7 +248,7 @@ func TestRepeatsWithOtherFlags(t *testing.T) {
 
 // Whenever the kernel finds out that a flag is wrong: it is the caller's mistake,
 // in the kernel's words, told at once, and nothing stays.
-func TestRefusedFlags(t *testing.T) {
+func TestRefusedMountFlags(t *testing.T) {
 	t.Parallel()
 	p := harness.Start(t, harness.Options{})
 	for _, row := range []struct{ fsType, flags, words string }{
@@ -286,7 +286,7 @@ func TestRefusedFlags(t *testing.T) {
 }
 
 // A new volume is not formatted for flags that no such file system takes.
-func TestRefusedFlagsFormatNothing(t *testing.T) {
+func TestRefusedMountFlagsFormatNothing(t *testing.T) {
 	t.Parallel()
 	p := harness.Start(t, harness.Options{})
 	for _, fsType := range fsTypes {
@@ -304,7 +304,7 @@ func TestRefusedFlagsFormatNothing(t *testing.T) {
 
 // A new volume whose flags are refused only with its file system is formatted
 // and then not mounted; with better flags it is.
-func TestRefusedFlagsOfABlankVolume(t *testing.T) {
+func TestRefusedMountFlagsOfABlankVolume(t *testing.T) {
 	t.Parallel()
 	p := harness.Start(t, harness.Options{})
 	v := create(t, p, "volume", 32*mib, mountAs("ext4", multiWriter, "journal_async_commit"))

@@ -51,7 +51,7 @@ func TestUnstageFreesOtherNamespaces(t *testing.T) {
 }
 
 // Killed while it frees such a copy, the plugin frees it the next time.
-func TestKillAtRelease(t *testing.T) {
+func TestKillWhileOtherNamespacesAreFreed(t *testing.T) {
 	for _, moment := range []string{"before", "after"} {
 		t.Run(moment, func(t *testing.T) {
 			p := harness.Start(t, harness.Options{Faults: true, Env: []string{"CSI_NODE_FAULT=" + moment + ":release=die"}})

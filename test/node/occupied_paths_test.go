@@ -87,7 +87,7 @@ func mustChangeNothing(t *testing.T, p *harness.Plugin, code codes.Code, call fu
 
 // What is in the way at a staging path is seen before anything is done to the
 // volume, which is blank here and stays so.
-func TestStageWhereSomethingIs(t *testing.T) {
+func TestStageAtAnOccupiedPathIsRefused(t *testing.T) {
 	t.Parallel()
 	p := harness.Start(t, harness.Options{})
 	v := create(t, p, "volume", 32*mib, mountAs("ext4", multiWriter))
@@ -115,7 +115,7 @@ func TestStageWhereSomethingIs(t *testing.T) {
 
 // What the plugin did not make it neither hides nor removes: it says what it is and
 // where, and asks for nothing there.
-func TestPublishWhereSomethingIs(t *testing.T) {
+func TestPublishAtAnOccupiedPathIsRefused(t *testing.T) {
 	t.Parallel()
 	p := harness.Start(t, harness.Options{})
 	for access, c := range map[string]*csi.VolumeCapability{"mount": mountAs("ext4", multiWriter), "block": blockAs(multiWriter)} {
@@ -159,7 +159,7 @@ func TestPublishWhereSomethingIs(t *testing.T) {
 }
 
 // A link above a target may lead anywhere: a publish through it is refused.
-func TestPublishBehindALink(t *testing.T) {
+func TestPublishBehindALinkIsRefused(t *testing.T) {
 	t.Parallel()
 	p := harness.Start(t, harness.Options{})
 	v := create(t, p, "volume", 32*mib, mountAs("ext4", multiWriter))
@@ -174,7 +174,7 @@ func TestPublishBehindALink(t *testing.T) {
 
 // A foreign mount over a target, and files that appear beneath it, outlive the
 // unpublish, which says so.
-func TestUnpublishSparesForeign(t *testing.T) {
+func TestUnpublishSparesForeignMountsAndFiles(t *testing.T) {
 	t.Parallel()
 	p := harness.Start(t, harness.Options{})
 	ctx := t.Context()

@@ -34,7 +34,7 @@ func linked(t *testing.T, p *harness.Plugin) (spellings map[string]func(string) 
 
 // A file has as many paths as symbolic links lead to it. Whatever spelling a call
 // uses, it speaks of the same stage and of the same target.
-func TestSpellings(t *testing.T) {
+func TestPathSpellingsMeanTheSame(t *testing.T) {
 	t.Parallel()
 	p := harness.New(t)
 	spellings := linked(t, p)
@@ -120,7 +120,7 @@ func respell(t *testing.T, p *harness.Plugin, as func(string) string) {
 
 // The plugin that takes over may be told of the kubelet directory by another of
 // its names than the one before, which may have kept what it was asked as it was spelled.
-func TestSpellingsOfTwoStarts(t *testing.T) {
+func TestPathSpellingsAcrossRestarts(t *testing.T) {
 	t.Parallel()
 	p := harness.New(t)
 	spellings := linked(t, p)
@@ -153,7 +153,7 @@ func TestSpellingsOfTwoStarts(t *testing.T) {
 }
 
 // The end of an inline volume's publish is known in every spelling.
-func TestSpellingsOfInlineVolumes(t *testing.T) {
+func TestPathSpellingsOfInlineVolumes(t *testing.T) {
 	t.Parallel()
 	p := harness.New(t)
 	spellings := linked(t, p)

@@ -18,7 +18,7 @@ import (
 )
 
 // Paths of one volume must lie apart, and those of another are not its own.
-func TestPathsInTheWay(t *testing.T) {
+func TestPathsOfVolumesMustLieApart(t *testing.T) {
 	t.Parallel()
 	p := harness.Start(t, harness.Options{})
 	ctx := t.Context()
@@ -128,7 +128,7 @@ func askedOf(p *harness.Plugin) (all []string) {
 }
 
 // Paths up to PATH_MAX are accepted, by every call.
-func TestLongestPaths(t *testing.T) {
+func TestPathsMayBeAsLongAsPathMax(t *testing.T) {
 	t.Parallel()
 	p := harness.Start(t, harness.Options{})
 	for access, c := range map[string]*csi.VolumeCapability{"mount": mountAs("ext4", multiWriter), "block": blockAs(multiWriter)} {
@@ -155,7 +155,7 @@ func TestLongestPaths(t *testing.T) {
 }
 
 // Maps and strings of any length are taken whole or not at all.
-func TestLongContexts(t *testing.T) {
+func TestLongContextsAreTakenWholeOrRefused(t *testing.T) {
 	t.Parallel()
 	p := harness.Start(t, harness.Options{})
 	v := create(t, p, "volume", 32*mib, mountAs("ext4", multiWriter))
@@ -183,7 +183,7 @@ func TestLongContexts(t *testing.T) {
 // Of two volumes that are staged at once, one at a path within the other's, one
 // is refused, and nothing is done to it. While the other is unstaged, the first
 // has to wait.
-func TestStagesInEachOther(t *testing.T) {
+func TestStageWithinAnotherStageIsRefused(t *testing.T) {
 	t.Parallel()
 	p := harness.Start(t, harness.Options{})
 	ctx := t.Context()
@@ -256,7 +256,7 @@ func TestPathsInAVolumeWithoutARecord(t *testing.T) {
 }
 
 // Paths may hold whatever a file name may hold.
-func TestOddPaths(t *testing.T) {
+func TestPathsMayHoldAnyCharacter(t *testing.T) {
 	t.Parallel()
 	p := harness.Start(t, harness.Options{})
 	for i, name := range []string{"with spaces ", "new\nline", "tab\tand \"quotes\" 'both'", "#hash # tag", `back\slash\040`, "ümlaut ☃", "%s,$HOME;&|*?", "-o", "...", strings.Repeat("ü", 127)} {

@@ -13,7 +13,7 @@ import (
 )
 
 // The table of second publishes (CSI spec v1.13, NodePublishVolume).
-func TestSecondPublish(t *testing.T) {
+func TestSecondPublishByAccessMode(t *testing.T) {
 	t.Parallel()
 	p := harness.Start(t, harness.Options{})
 	several := []accessMode{
@@ -77,7 +77,7 @@ func TestSecondPublish(t *testing.T) {
 }
 
 // Calls that contradict what stands are refused and leave it as it is.
-func TestContradictions(t *testing.T) {
+func TestContradictingCallsAreRefused(t *testing.T) {
 	t.Parallel()
 	p := harness.Start(t, harness.Options{})
 	v := create(t, p, "volume", 32*mib, mountAs("ext4", multiWriter, "noatime"))

@@ -15,7 +15,7 @@ import (
 
 // A format that takes longer than its callers wait is done once, and each
 // caller is told before its deadline what is going on.
-func TestSlowMkfs(t *testing.T) {
+func TestSlowMkfsIsDoneOnce(t *testing.T) {
 	t.Parallel()
 	for name, then := range map[string]string{"exec": byExec, "grandchild": byGrandchild} {
 		t.Run(name, func(t *testing.T) {

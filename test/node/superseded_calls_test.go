@@ -31,7 +31,7 @@ func within(t *testing.T, d time.Duration, call func(context.Context) error) err
 // A stage that contradicts one under way is Aborted while that one's caller
 // waits, and then takes its place, whatever becomes of the plugin meanwhile: an
 // administrator who corrects a PersistentVolume need not delete the pod.
-func TestStageIsSuperseded(t *testing.T) {
+func TestCorrectedStageSupersedesOneUnderWay(t *testing.T) {
 	t.Parallel()
 	for name, killed := range map[string]bool{"running": false, "killed": true} {
 		t.Run(name, func(t *testing.T) {
@@ -147,7 +147,7 @@ func TestPodInfoOnMountMayChange(t *testing.T) {
 // While the volume's place in the pool does not answer, calls are answered in
 // time, with what is waited for; what they ask for is written, and done when the
 // place is back.
-func TestHungPool(t *testing.T) {
+func TestCallsAreAnsweredWhileThePoolHangs(t *testing.T) {
 	t.Parallel()
 	p := harness.Start(t, harness.Options{})
 	fresh, grown := create(t, p, "fresh", 32*mib, mountAs("ext4", multiWriter)), create(t, p, "grown", 32*mib, blockAs(multiWriter))

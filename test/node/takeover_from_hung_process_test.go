@@ -56,7 +56,7 @@ func frozenPool(t *testing.T, p *harness.Plugin) (freeze, thaw func()) {
 // A plugin that was killed while one of its threads hangs in the kernel keeps
 // its lock and its sockets. It can do nothing any more, so the next one takes
 // over, and serves every volume but the one that hangs.
-func TestTakeOverFromTheDead(t *testing.T) {
+func TestTakeOverFromAKilledPluginThatHangs(t *testing.T) {
 	p := harness.New(t)
 	freeze, thaw := frozenPool(t, p)
 	address := harness.FreeAddress(t)

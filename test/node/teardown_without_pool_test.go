@@ -30,7 +30,7 @@ func mountPool(t *testing.T, p *harness.Plugin, bytes int64, mkfs ...string) {
 	})
 }
 
-// TestTeardownNeedsNoFacts: whatever has become of the pool, a volume is
+// Whatever has become of the pool, a volume is
 // unpublished, unstaged and detached.
 func TestTeardownNeedsNoFacts(t *testing.T) {
 	t.Parallel()
@@ -91,7 +91,7 @@ func TestTeardownNeedsNoFacts(t *testing.T) {
 	}
 }
 
-// TestStartWithoutThePool: what stands is taken down by a plugin that starts
+// What stands is taken down by a plugin that starts
 // when the pool is away, with its store or without; and the pool is used when it
 // is there again.
 func TestStartWithoutThePool(t *testing.T) {

@@ -12,7 +12,7 @@ import (
 
 // A second plugin on the same state directory waits for the first and then
 // takes over: upgrades may overlap.
-func TestTwoPlugins(t *testing.T) {
+func TestSecondPluginWaitsForTheFirst(t *testing.T) {
 	t.Parallel()
 	p := harness.Start(t, harness.Options{})
 	ctx := t.Context()
@@ -35,9 +35,9 @@ func TestTwoPlugins(t *testing.T) {
 	v.End(pod)
 }
 
-// TestPoolOfAnotherPlugin: a plugin with another state directory is kept from a
+// A plugin with another state directory is kept from a
 // pool in use, and has it once the first has ended, however that came.
-func TestPoolOfAnotherPlugin(t *testing.T) {
+func TestPoolInUseIsKeptFromAnotherPlugin(t *testing.T) {
 	t.Parallel()
 	p := harness.Start(t, harness.Options{})
 	other := harness.New(t)

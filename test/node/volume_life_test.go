@@ -17,7 +17,7 @@ import (
 )
 
 // A volume's whole life with a file system on it.
-func TestMountCycle(t *testing.T) {
+func TestLifeOfAMountedVolume(t *testing.T) {
 	t.Parallel()
 	p := harness.Start(t, harness.Options{})
 	for _, fsType := range fsTypes {
@@ -90,7 +90,7 @@ func TestMountCycle(t *testing.T) {
 }
 
 // A volume's whole life as a raw block device.
-func TestBlockCycle(t *testing.T) {
+func TestLifeOfARawBlockVolume(t *testing.T) {
 	t.Parallel()
 	p := harness.Start(t, harness.Options{})
 	for _, provisioning := range []string{"thin", "thick"} {
@@ -135,7 +135,7 @@ func TestBlockCycle(t *testing.T) {
 }
 
 // A volume staged under an access mode of readers is read-only down to the device.
-func TestReaderOnlyStage(t *testing.T) {
+func TestStageOfReadersIsReadOnly(t *testing.T) {
 	t.Parallel()
 	p := harness.Start(t, harness.Options{})
 	for _, fsType := range fsTypes {

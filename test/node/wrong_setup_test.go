@@ -14,7 +14,7 @@ import (
 
 // A wrong setup ends the plugin before it serves, with one line that says what
 // is wrong and what to do.
-func TestFailFast(t *testing.T) {
+func TestWrongSetupEndsThePlugin(t *testing.T) {
 	t.Parallel()
 	for _, row := range []struct {
 		name  string
