@@ -64,7 +64,7 @@ fuzz: deps ## each fuzz target for FUZZTIME (5m)
 	hack/fuzz
 
 storm: deps ## random calls on the real kernel, STORM of them (20000; root)
-	$(GO) test -count 1 -timeout 2h -v ./test/storm -storm.calls $(STORM)
+	$(GO) test -count 1 -timeout 2h -v -run '^TestChaos$$' ./test/chaos -chaos.calls $(STORM) -chaos.kills 0 -chaos.acts 0
 
 test-crash: deps ## KILLS (300) of the plugin, ACTS (300) of a saboteur (root, within 10 minutes on 2 cores)
 	$(GO) test -count 1 -timeout 30m -v ./test/chaos -chaos.kills $(KILLS) -chaos.acts $(ACTS)

@@ -4,7 +4,6 @@
 package bench
 
 import (
-	"context"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -17,58 +16,33 @@ import (
 
 func TestMain(m *testing.M) { harness.Main(m) }
 
-var capability = &csi.VolumeCapability{
-	AccessMode: &csi.VolumeCapability_AccessMode{Mode: csi.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER},
-	AccessType: &csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{FsType: "ext4"}},
-}
-
-// node is a plugin with one formatted volume.
-type node struct {
-	*harness.Plugin
-	id, staging string
-}
+// node is a plugin with one volume. A call that fails fails the benchmark.
+type node struct{ *harness.Volume }
 
 func newNode(b *testing.B) *node {
-	n := &node{Plugin: harness.Start(b, harness.Options{})}
-	n.staging = filepath.Join(n.KubeletDir, "staging")
-	n.id = n.create(b, "bench")
+	p := harness.Start(b, harness.Options{})
+	n := &node{harness.NewVolume(b, p, "bench", harness.Shared("ext4"))}
+	n.create(b, 64<<20, "thick")
 	n.stage(b)
 	return n
 }
 
-func (n *node) create(b *testing.B, name string) string {
-	resp, err := n.Controller.CreateVolume(b.Context(), &csi.CreateVolumeRequest{
-		Name: name, CapacityRange: &csi.CapacityRange{RequiredBytes: 64 << 20}, VolumeCapabilities: []*csi.VolumeCapability{capability},
-	})
-	if err != nil {
-		b.Fatal(err)
-	}
-	return resp.GetVolume().GetVolumeId()
+// next is another volume of the same plugin.
+func (n *node) next(b *testing.B, id string) *node {
+	return &node{harness.NewVolume(b, n.Plugin, id, n.Capability)}
 }
 
-func (n *node) stage(b *testing.B) {
-	_, err := n.Node.NodeStageVolume(b.Context(), &csi.NodeStageVolumeRequest{VolumeId: n.id, StagingTargetPath: n.staging, VolumeCapability: capability})
-	if err != nil {
-		b.Fatal(err)
-	}
+func (n *node) create(b *testing.B, bytes int64, provisioning string) {
+	must(b, n.Create(b.Context(), bytes, provisioning))
 }
 
-func (n *node) unstage(tb testing.TB) {
-	_, err := n.Node.NodeUnstageVolume(context.Background(), &csi.NodeUnstageVolumeRequest{VolumeId: n.id, StagingTargetPath: n.staging})
-	if err != nil {
-		tb.Fatal(err)
-	}
-}
+func (n *node) stage(b *testing.B)                  { must(b, n.Stage(b.Context())) }
+func (n *node) unstage(b *testing.B)                { must(b, n.Unstage(b.Context())) }
+func (n *node) publish(b *testing.B, path string)   { must(b, n.Publish(b.Context(), path)) }
+func (n *node) unpublish(b *testing.B, path string) { must(b, n.Unpublish(b.Context(), path)) }
 
-func (n *node) publish(b *testing.B, path string) {
-	_, err := n.Node.NodePublishVolume(b.Context(), &csi.NodePublishVolumeRequest{VolumeId: n.id, StagingTargetPath: n.staging, TargetPath: path, VolumeCapability: capability})
-	if err != nil {
-		b.Fatal(err)
-	}
-}
-
-func (n *node) unpublish(b *testing.B, path string) {
-	_, err := n.Node.NodeUnpublishVolume(b.Context(), &csi.NodeUnpublishVolumeRequest{VolumeId: n.id, TargetPath: path})
+func must(b *testing.B, err error) {
+	b.Helper()
 	if err != nil {
 		b.Fatal(err)
 	}
@@ -77,9 +51,8 @@ func (n *node) unpublish(b *testing.B, path string) {
 func BenchmarkProbe(b *testing.B) {
 	n := newNode(b)
 	for b.Loop() {
-		if _, err := n.Identity.Probe(b.Context(), &csi.ProbeRequest{}); err != nil {
-			b.Fatal(err)
-		}
+		_, err := n.Identity.Probe(b.Context(), &csi.ProbeRequest{})
+		must(b, err)
 	}
 	n.unstage(b)
 }
@@ -122,14 +95,13 @@ func BenchmarkLife(b *testing.B) {
 	n.unstage(b)
 	path := filepath.Join(n.KubeletDir, "pod")
 	for i := 0; b.Loop(); i++ {
-		n.id = n.create(b, fmt.Sprint("life-", i))
-		n.stage(b)
-		n.publish(b, path)
-		n.unpublish(b, path)
-		n.unstage(b)
-		if _, err := n.Controller.DeleteVolume(b.Context(), &csi.DeleteVolumeRequest{VolumeId: n.id}); err != nil {
-			b.Fatal(err)
-		}
+		v := n.next(b, fmt.Sprint("life-", i))
+		v.create(b, 64<<20, "thick")
+		v.stage(b)
+		v.publish(b, path)
+		v.unpublish(b, path)
+		v.unstage(b)
+		must(b, v.Delete(b.Context()))
 	}
 	if _, err := os.Stat(path); err == nil {
 		b.Error("a target is left")
@@ -143,13 +115,10 @@ func BenchmarkInline(b *testing.B) {
 	n.unstage(b)
 	path := filepath.Join(n.KubeletDir, "pod")
 	for i := 0; b.Loop(); i++ {
-		n.id = fmt.Sprint("csi-inline-", i)
-		_, err := n.Node.NodePublishVolume(b.Context(), &csi.NodePublishVolumeRequest{VolumeId: n.id, TargetPath: path, VolumeCapability: capability,
-			VolumeContext: map[string]string{"csi.storage.k8s.io/ephemeral": "true", "csi.storage.k8s.io/pod.uid": "pod", "size": "64Mi"}})
-		if err != nil {
-			b.Fatal(err)
-		}
-		n.unpublish(b, path)
+		v := n.next(b, fmt.Sprint("csi-inline-", i))
+		v.Staging, v.Context = "", map[string]string{"csi.storage.k8s.io/ephemeral": "true", "csi.storage.k8s.io/pod.uid": "pod", "size": "64Mi"}
+		v.publish(b, path)
+		v.unpublish(b, path)
 	}
 }
 
@@ -159,9 +128,7 @@ func BenchmarkStats(b *testing.B) {
 	path := filepath.Join(n.KubeletDir, "pod")
 	n.publish(b, path)
 	for b.Loop() {
-		if _, err := n.Node.NodeGetVolumeStats(b.Context(), &csi.NodeGetVolumeStatsRequest{VolumeId: n.id, VolumePath: path}); err != nil {
-			b.Fatal(err)
-		}
+		must(b, n.Stats(b.Context(), path))
 	}
 	n.unpublish(b, path)
 	n.unstage(b)

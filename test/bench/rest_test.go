@@ -9,7 +9,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/container-storage-interface/spec/lib/go/csi"
 	"golang.org/x/sys/unix"
 
 	"github.com/csi-node/csi-node/test/harness"
@@ -29,9 +28,7 @@ func BenchmarkRepair(b *testing.B) {
 			for b.Loop() {
 				n.AwaitRest()
 				start := time.Now()
-				if err := unix.Unmount(path, unix.MNT_DETACH); err != nil {
-					b.Fatal(err)
-				}
+				must(b, unix.Unmount(path, unix.MNT_DETACH))
 				for !n.shows(b, path) {
 				}
 				total += time.Since(start)
@@ -59,9 +56,7 @@ func (n *node) shows(b *testing.B, path string) bool {
 	if err := unix.Stat(path, &at); err != nil {
 		return false // it comes
 	}
-	if err := unix.Stat(n.staging, &staged); err != nil {
-		b.Fatal(err)
-	}
+	must(b, unix.Stat(n.Staging, &staged))
 	return at.Dev == staged.Dev
 }
 
@@ -69,28 +64,16 @@ func (n *node) shows(b *testing.B, path string) bool {
 // removes them.
 func (n *node) crowd(b *testing.B, mounts int) (remove func()) {
 	dir := filepath.Join(n.Dir, "crowd")
-	if err := os.Mkdir(dir, 0o750); err != nil {
-		b.Fatal(err)
-	}
-	if err := unix.Mount("crowd", dir, "tmpfs", 0, "size=1m"); err != nil {
-		b.Fatal(err)
-	}
-	if err := unix.Mount("", dir, "", unix.MS_PRIVATE, ""); err != nil {
-		b.Fatal(err)
-	}
+	must(b, os.Mkdir(dir, 0o750))
+	must(b, unix.Mount("crowd", dir, "tmpfs", 0, "size=1m"))
+	must(b, unix.Mount("", dir, "", unix.MS_PRIVATE, ""))
 	remove = func() {
-		if err := unix.Unmount(dir, unix.MNT_DETACH); err != nil { // and all that is below
-			b.Fatal(err)
-		}
+		must(b, unix.Unmount(dir, unix.MNT_DETACH)) // and all that is below
 	}
 	for i := range mounts {
 		path := filepath.Join(dir, strconv.Itoa(i))
-		if err := os.Mkdir(path, 0o750); err != nil {
-			b.Fatal(err)
-		}
-		if err := unix.Mount("other", path, "tmpfs", 0, "size=4k"); err != nil {
-			b.Fatal(err)
-		}
+		must(b, os.Mkdir(path, 0o750))
+		must(b, unix.Mount("other", path, "tmpfs", 0, "size=4k"))
 	}
 	return remove
 }
@@ -101,59 +84,41 @@ func BenchmarkIdle(b *testing.B) {
 	const wait = 20 * time.Second
 	for _, volumes := range []int{1, 1000} {
 		b.Run(fmt.Sprint("volumes=", volumes), func(b *testing.B) {
-			n := &node{Plugin: harness.Start(b, harness.Options{})}
-			var all []node
+			p := harness.Start(b, harness.Options{})
+			var all []*node
 			for i := range volumes {
-				v := node{Plugin: n.Plugin, staging: filepath.Join(n.KubeletDir, "stages", strconv.Itoa(i)), id: fmt.Sprint("idle-", i)}
-				if err := os.MkdirAll(v.staging, 0o750); err != nil {
-					b.Fatal(err)
-				}
-				v.createThin(b)
+				v := &node{harness.NewVolume(b, p, fmt.Sprint("idle-", i), harness.Shared("ext4"))}
+				v.create(b, 4<<20, "thin")
 				v.stage(b)
-				v.publish(b, v.staging+"-pod")
+				v.publish(b, v.Staging+"-pod")
 				all = append(all, v)
 			}
-			n.AwaitRest()
+			p.AwaitRest()
 			var cpu time.Duration
 			for range b.N {
-				before := n.cpu(b)
+				before := cpuTime(b, p)
 				time.Sleep(wait)
-				cpu += n.cpu(b) - before
+				cpu += cpuTime(b, p) - before
 			}
 			b.ReportMetric(cpu.Seconds()*1e3/float64(b.N)*float64(time.Minute/wait), "cpu-ms/min")
 			for _, v := range all {
-				v.unpublish(b, v.staging+"-pod")
+				v.unpublish(b, v.Staging+"-pod")
 				v.unstage(b)
 			}
 		})
 	}
 }
 
-// createThin makes a small volume that takes no space.
-func (n *node) createThin(b *testing.B) {
-	_, err := n.Controller.CreateVolume(b.Context(), &csi.CreateVolumeRequest{
-		Name: n.id, CapacityRange: &csi.CapacityRange{RequiredBytes: 4 << 20}, VolumeCapabilities: []*csi.VolumeCapability{capability},
-		Parameters: map[string]string{"provisioning": "thin"},
-	})
-	if err != nil {
-		b.Fatal(err)
-	}
-}
-
-// cpu is the processor time of the plugin so far: utime and stime of proc(5), in
+// cpuTime is the processor time of the plugin so far: utime and stime of proc(5), in
 // ticks of a hundredth of a second.
-func (n *node) cpu(b *testing.B) time.Duration {
-	raw, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", n.PID()))
-	if err != nil {
-		b.Fatal(err)
-	}
+func cpuTime(b *testing.B, p *harness.Plugin) time.Duration {
+	raw, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", p.PID()))
+	must(b, err)
 	fields := strings.Fields(string(raw[strings.LastIndexByte(string(raw), ')')+1:]))
 	var ticks int64
 	for _, field := range fields[11:13] {
 		t, err := strconv.ParseInt(field, 10, 64)
-		if err != nil {
-			b.Fatal(err)
-		}
+		must(b, err)
 		ticks += t
 	}
 	return time.Duration(ticks) * 10 * time.Millisecond

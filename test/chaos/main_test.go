@@ -1,14 +1,16 @@
 // Package chaos does to the built csi-node binary, on the real kernel, what may
-// befall it on a node: it is killed at any moment and at each step, and its
-// mounts and devices are torn off and tampered with while pods use them.
+// befall it on a node: calls come at random and many at a time, it is killed at any
+// moment and at each step, its store is damaged, and its mounts and devices are torn
+// off and tampered with while pods use them.
 //
-//	go test ./test/chaos -chaos.seed 7 -chaos.kills 300 -chaos.acts 300
+//	go test ./test/chaos -chaos.seed 7 -chaos.calls 20000 -chaos.kills 300 -chaos.acts 300
+//
+// TestChaos draws all of that from one seed. The others show one thing each.
 package chaos
 
 import (
 	"errors"
 	"flag"
-	"math/rand/v2"
 	"testing"
 	"time"
 
@@ -16,22 +18,13 @@ import (
 )
 
 var (
-	seedFlag  = flag.Uint64("chaos.seed", 0, "seed of what happens when; 0: another one each time")
-	killsFlag = flag.Int("chaos.kills", 30, "how often the plugin is ended in TestKills")
-	actsFlag  = flag.Int("chaos.acts", 30, "acts of the saboteur in TestSabotage")
+	seedFlag  = flag.Uint64("chaos.seed", 0, "seed of what happens when in TestChaos; 0: another one each time")
+	callsFlag = flag.Int("chaos.calls", 1000, "random calls to a plugin that stays up")
+	killsFlag = flag.Int("chaos.kills", 30, "how often the plugin is ended")
+	actsFlag  = flag.Int("chaos.acts", 30, "acts of the saboteur")
 )
 
 func TestMain(m *testing.M) { harness.Main(m) }
-
-// chance returns the source of all that is random in a test.
-func chance(t *testing.T) *rand.Rand {
-	seed := *seedFlag
-	if seed == 0 {
-		seed = uint64(time.Now().UnixNano())
-	}
-	t.Logf("-chaos.seed %d", seed)
-	return rand.New(rand.NewPCG(seed, 0))
-}
 
 const mib = 1 << 20
 

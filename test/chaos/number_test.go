@@ -22,7 +22,7 @@ func TestNumberOfAPublishedDeviceIsSpared(t *testing.T) {
 	before := rdev(t, v.targets[0])
 	for _, view := range []bool{true, false} { // the view first, which is over the other
 		for _, loop := range p.Loops() {
-			if (loop.Backing != v.data()) == view {
+			if (loop.Backing != v.Data()) == view {
 				must(t, clearDevice(loop.Path))
 			}
 		}
@@ -42,18 +42,18 @@ func TestNumberOfAPublishedDeviceIsSpared(t *testing.T) {
 		must(t, other.sign())
 		for _, target := range v.targets { // another process may have taken the number
 			if f := other.meet(target, os.O_RDONLY); f != nil {
-				t.Errorf("%s shows volume %s", target, other.id)
+				t.Errorf("%s shows volume %s", target, other.ID)
 				must(t, f.Close())
 			}
 		}
 	}
 
-	p.Retry(v.id)
-	text, settled := v.status()
+	p.Retry(v.ID)
+	text := v.Unsettled()
 	switch f := v.meet(v.targets[0], os.O_RDONLY); {
-	case settled && f == nil:
+	case text == "" && f == nil:
 		t.Error("settled, and the volume is not at its target")
-	case !settled && (!strings.Contains(text, "restart the pod") || !strings.Contains(text, v.targets[0])):
+	case text != "" && (!strings.Contains(text, "restart the pod") || !strings.Contains(text, v.targets[0])):
 		t.Errorf("the status says %s", text)
 	case f != nil:
 		must(t, f.Close())

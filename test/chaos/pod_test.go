@@ -41,8 +41,8 @@ const (
 
 // run writes into a volume whose it is and lets a pod live at each of its targets.
 func (v *volume) run() pods {
-	v.t.Helper()
-	must(v.t, v.sign())
+	v.T.Helper()
+	must(v.T, v.sign())
 	var all pods
 	for _, target := range v.targets {
 		all = append(all, &pod{volume: v, target: target})
@@ -64,7 +64,7 @@ func (v *volume) sign() error {
 	return errors.Join(err, f.Sync(), f.Close())
 }
 
-func (v *volume) signature() []byte { return []byte("volume " + v.id + "\n") }
+func (v *volume) signature() []byte { return []byte("volume " + v.ID + "\n") }
 
 // place is the file that pods count in.
 func (v *volume) place(path string) string {
@@ -129,9 +129,9 @@ func (p *pod) flags() int {
 
 // start lets a pod live until end.
 func (p *pod) start() {
-	p.t.Helper()
+	p.T.Helper()
 	if p.open = p.meet(p.target, p.flags()); p.open == nil {
-		p.t.Fatalf("volume %s is not at %s", p.id, p.target)
+		p.T.Fatalf("volume %s is not at %s", p.ID, p.target)
 	}
 	p.stop, p.done = make(chan struct{}), make(chan struct{})
 	go func() {
@@ -173,20 +173,20 @@ func (p *pod) work(f *os.File) {
 	now, err := count(f)
 	switch {
 	case err != nil:
-		p.t.Errorf("%s of volume %s cannot be read: %v", f.Name(), p.id, err)
+		p.T.Errorf("%s of volume %s cannot be read: %v", f.Name(), p.ID, err)
 		return
 	case p.readOnly(p.target):
 		if p.fsType != "" && now < p.last { // a view of a device has a page cache of its own
-			p.t.Errorf("%s of volume %s is at %d, and was at %d", f.Name(), p.id, now, p.last)
+			p.T.Errorf("%s of volume %s is at %d, and was at %d", f.Name(), p.ID, now, p.last)
 		}
 		p.last = now
 		return
 	case now != p.last:
-		p.t.Errorf("%s of volume %s is at %d, and %d was synced", f.Name(), p.id, now, p.last)
+		p.T.Errorf("%s of volume %s is at %d, and %d was synced", f.Name(), p.ID, now, p.last)
 	}
 	_, err = f.WriteAt(fmt.Appendf(nil, "%0*d", countSize, p.last+1), countAt)
 	if err = errors.Join(err, f.Sync()); err != nil {
-		p.t.Errorf("%s of volume %s cannot be written: %v", f.Name(), p.id, err)
+		p.T.Errorf("%s of volume %s cannot be written: %v", f.Name(), p.ID, err)
 		return
 	}
 	p.last++
@@ -202,5 +202,5 @@ func (p *pod) find(t testing.TB) {
 		return p.found
 	}
 	before := times()
-	harness.Eventually(t, fmt.Sprintf("the pod finds volume %s at %s", p.id, p.target), func() bool { return times() > before+1 })
+	harness.Eventually(t, fmt.Sprintf("the pod finds volume %s at %s", p.ID, p.target), func() bool { return times() > before+1 })
 }

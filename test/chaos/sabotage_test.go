@@ -13,7 +13,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/csi-node/csi-node/pkg/reconciler"
 	"github.com/csi-node/csi-node/test/harness"
 	"github.com/csi-node/csi-node/test/machine"
 )
@@ -41,11 +40,11 @@ type act struct {
 
 func acts() []act {
 	return []act{
-		{name: "stage torn off", do: func(s *scene) (func() error, error) { return nil, tear(s.victim.staging) }},
+		{name: "stage torn off", do: func(s *scene) (func() error, error) { return nil, tear(s.victim.Staging) }},
 		{name: "bind torn off", do: func(s *scene) (func() error, error) { return nil, tear(s.victim.targets[0]) }},
 		{name: "read-only bind torn off", do: func(s *scene) (func() error, error) { return nil, tear(s.victim.targets[1]) }},
 		{name: "all torn off", do: func(s *scene) (func() error, error) {
-			return nil, tear(s.victim.staging, s.victim.targets[0], s.victim.targets[1])
+			return nil, tear(s.victim.Staging, s.victim.targets[0], s.victim.targets[1])
 		}},
 		{name: "bind of a device torn off", block: true, do: func(s *scene) (func() error, error) { return nil, tear(s.victim.targets...) }},
 		{name: "detach of a mounted device", silent: true, do: (*scene).detach},
@@ -54,7 +53,7 @@ func acts() []act {
 			if _, err := s.detach(); err != nil {
 				return nil, err
 			}
-			return nil, tear(s.victim.staging, s.victim.targets[0], s.victim.targets[1])
+			return nil, tear(s.victim.Staging, s.victim.targets[0], s.victim.targets[1])
 		}},
 		{name: "target removed", do: func(s *scene) (func() error, error) { return nil, removeTarget(s.victim.targets[0]) },
 			told: []string{"target", "not there"}, again: true},
@@ -66,11 +65,11 @@ func acts() []act {
 			return func() error { return os.MkdirAll(dir, 0o750) }, os.RemoveAll(s.podDirectory()) // nothing is mounted below it
 		}, told: []string{"target", "not there"}, again: true},
 		{name: "stage made read-only", idle: true, do: func(s *scene) (func() error, error) {
-			remount := func(flags uintptr) error { return unix.Mount("", s.victim.staging, "", unix.MS_REMOUNT|flags, "") }
+			remount := func(flags uintptr) error { return unix.Mount("", s.victim.Staging, "", unix.MS_REMOUNT|flags, "") }
 			return func() error { return remount(unix.MS_NOATIME) }, remount(unix.MS_RDONLY | unix.MS_NOATIME)
 		}, told: []string{"read-only"}},
 		{name: "stage's mount made read-only", do: func(s *scene) (func() error, error) {
-			return nil, unix.MountSetattr(unix.AT_FDCWD, s.victim.staging, 0, &unix.MountAttr{Attr_set: unix.MOUNT_ATTR_RDONLY})
+			return nil, unix.MountSetattr(unix.AT_FDCWD, s.victim.Staging, 0, &unix.MountAttr{Attr_set: unix.MOUNT_ATTR_RDONLY})
 		}},
 		{name: "bind made read-only", idle: true, do: func(s *scene) (func() error, error) {
 			return nil, unix.MountSetattr(unix.AT_FDCWD, s.victim.targets[0], 0, &unix.MountAttr{Attr_set: unix.MOUNT_ATTR_RDONLY})
@@ -79,7 +78,7 @@ func acts() []act {
 			return nil, unix.MountSetattr(unix.AT_FDCWD, s.victim.targets[1], 0, &unix.MountAttr{Attr_clr: unix.MOUNT_ATTR_RDONLY})
 		}},
 		{name: "tmpfs over a target", do: func(s *scene) (func() error, error) { return cover(s.victim.targets[0]) }, told: []string{"tmpfs", "mounted at"}},
-		{name: "tmpfs over the stage", do: func(s *scene) (func() error, error) { return cover(s.victim.staging) }, told: []string{"tmpfs", "staging path"}},
+		{name: "tmpfs over the stage", do: func(s *scene) (func() error, error) { return cover(s.victim.Staging) }, told: []string{"tmpfs", "staging path"}},
 		{name: "tmpfs over a pod", do: func(s *scene) (func() error, error) { return cover(s.podDirectory()) }, told: []string{"hidden by", "tmpfs"}},
 		{name: "tmpfs over all pods", do: func(s *scene) (func() error, error) { return cover(filepath.Join(s.KubeletDir, "pods")) }, all: true,
 			told: []string{"hidden by", "tmpfs"}},
@@ -87,7 +86,7 @@ func acts() []act {
 			told: []string{"tmpfs", "mounted at"}},
 		{name: "another volume over a target", do: func(s *scene) (func() error, error) { return s.bindOther(s.victim.targets[0]) },
 			told: []string{"/dev/loop", "mounted at"}},
-		{name: "another volume over the stage", do: func(s *scene) (func() error, error) { return s.bindOther(s.victim.staging) },
+		{name: "another volume over the stage", do: func(s *scene) (func() error, error) { return s.bindOther(s.victim.Staging) },
 			told: []string{"/dev/loop", "staging path"}},
 		{name: "another volume in the place of a bind", do: func(s *scene) (func() error, error) { return replace(s.victim.targets[0], s.bindOther) },
 			told: []string{"/dev/loop", "mounted at"}},
@@ -95,10 +94,10 @@ func acts() []act {
 			return bindOver("/dev/null", s.victim.targets[0])
 		}, told: []string{"mounted at"}},
 		{name: "bound twice", do: func(s *scene) (func() error, error) {
-			return nil, unix.Mount(s.victim.staging, s.victim.targets[0], "", unix.MS_BIND, "")
+			return nil, unix.Mount(s.victim.Staging, s.victim.targets[0], "", unix.MS_BIND, "")
 		}, idle: true},
 		{name: "a second device over its file", silent: true, do: func(s *scene) (func() error, error) {
-			device := machine.Losetup(s.t, "--read-only", s.victim.data())
+			device := machine.Losetup(s.t, "--read-only", s.victim.Data())
 			return func() error { machine.LosetupDetach(s.t, device); return nil }, nil
 		}},
 	}
@@ -135,7 +134,7 @@ func bindOver(source, path string) (func() error, error) {
 	return func() error { return uncover(path) }, unix.Mount(source, path, "", unix.MS_BIND, "")
 }
 
-func (s *scene) bindOther(path string) (func() error, error) { return bindOver(s.other.staging, path) }
+func (s *scene) bindOther(path string) (func() error, error) { return bindOver(s.other.Staging, path) }
 
 // replace unmounts a path and puts something else there, over what may have
 // been repaired in between.
@@ -163,11 +162,11 @@ func removeTarget(path string) error {
 // any more, as losetup -d does.
 func (s *scene) detach() (func() error, error) {
 	for _, loop := range s.Loops() {
-		if loop.Backing == s.victim.data() {
+		if loop.Backing == s.victim.Data() {
 			return nil, clearDevice(loop.Path)
 		}
 	}
-	return nil, fmt.Errorf("volume %s has no device", s.victim.id)
+	return nil, fmt.Errorf("volume %s has no device", s.victim.ID)
 }
 
 func clearDevice(path string) error {
@@ -192,43 +191,40 @@ type scene struct {
 // newScene sets both volumes up and lets pods live.
 func newScene(t testing.TB, p *harness.Plugin, name, fsType string) *scene {
 	t.Helper()
-	s := &scene{Plugin: p, t: t, victim: newVolume(t, p, name, fsType, "thin", 16*mib, 2), other: newVolume(t, p, name+"-other", "ext4", "thick", 16*mib, 2)}
+	s := nameScene(t, p, name, fsType)
+	s.live()
+	return s
+}
+
+// nameScene is newScene before anything is asked of the plugin.
+func nameScene(t testing.TB, p *harness.Plugin, name, fsType string) *scene {
+	t.Helper()
+	return &scene{Plugin: p, t: t, victim: newVolume(t, p, name, fsType, "thin", 16*mib, 2), other: newVolume(t, p, name+"-other", "ext4", "thick", 16*mib, 2)}
+}
+
+func (s *scene) live() {
+	s.t.Helper()
 	s.victim.up()
 	s.other.up()
 	s.victims, s.others = s.victim.run(), s.other.run()
-	t.Cleanup(func() { // before the plugin's own
+	s.t.Cleanup(func() { // before the plugin's own
 		s.victims.end()
 		s.others.end()
 	})
-	return s
 }
 
 // podDirectory is that of the first pod.
 func (s *scene) podDirectory() string {
-	return filepath.Join(s.KubeletDir, "pods", s.victim.id+"-pod-0")
-}
-
-// status returns what is told of the volume, and whether all is settled.
-func (v *volume) status() (text string, settled bool) {
-	v.t.Helper()
-	for _, volume := range v.Report().Volumes {
-		if volume.Volume == v.id {
-			for _, part := range volume.Parts {
-				text += fmt.Sprintf("%s is %s: %s\n", part.Part, part.Is, part.Error)
-			}
-			return text, volume.Worst() == reconciler.Settled
-		}
-	}
-	return "no record", false
+	return filepath.Join(s.KubeletDir, "pods", s.victim.ID+"-pod-0")
 }
 
 // broken says what of the volume's mounts is not as it must be; "" if all is.
 func (v *volume) broken() string {
-	v.t.Helper()
-	mounts := mountsOf(v.t, v.Plugin)
+	v.T.Helper()
+	mounts := mountsOf(v.T, v.Plugin)
 	var all []string
-	for _, path := range append(v.targets[:len(v.targets):len(v.targets)], v.staging) {
-		if wrong := v.wrong(mounts, path, path != v.staging || v.fsType != ""); wrong != "" {
+	for _, path := range append(v.targets[:len(v.targets):len(v.targets)], v.Staging) {
+		if wrong := v.wrong(mounts, path, path != v.Staging || v.fsType != ""); wrong != "" {
 			all = append(all, wrong)
 		}
 	}
@@ -237,31 +233,41 @@ func (v *volume) broken() string {
 
 // awaitWhole blocks until the volume is as asked and the plugin says so.
 func (v *volume) awaitWhole() {
-	v.t.Helper()
+	v.T.Helper()
 	var last string
 	defer func() {
-		if v.t.Failed() {
-			v.t.Logf("volume %s at last: %s", v.id, last)
+		if v.T.Failed() {
+			v.T.Logf("volume %s at last: %s", v.ID, last)
 		}
 	}()
-	harness.Eventually(v.t, "volume "+v.id+" is whole again", func() bool {
-		text, settled := v.status()
-		broken := v.broken()
-		last = broken + "\n" + text
-		return settled && broken == ""
+	harness.Eventually(v.T, "volume "+v.ID+" is whole again", func() bool {
+		unsettled, broken := v.Unsettled(), v.broken()
+		last = broken + "\n" + unsettled
+		return unsettled == "" && broken == ""
 	})
+}
+
+// draw returns an act that suits the victim and hurts no other.
+func (s *scene) draw(random *rand.Rand) act {
+	suit := slices.DeleteFunc(acts(), func(a act) bool { return a.block != (s.victim.fsType == "") || a.all })
+	return suit[random.IntN(len(suit))]
 }
 
 // undergo lets an act happen to the victim and sees what becomes of it.
 func (s *scene) undergo(a act) {
 	s.t.Helper()
+	defer func() {
+		if s.t.Failed() {
+			s.t.Logf("volume %s underwent: %s", s.victim.ID, a.name)
+		}
+	}()
 	if a.idle {
 		s.victims.end()
 	}
 	undo, err := a.do(s)
 	must(s.t, err)
 	if a.silent || s.hasty {
-		s.Retry(s.victim.id)
+		s.Retry(s.victim.ID)
 	}
 	if len(a.told) > 0 {
 		s.awaitTold(a)
@@ -270,15 +276,23 @@ func (s *scene) undergo(a act) {
 		must(s.t, undo())
 	}
 	if a.again {
-		must(s.t, insist(s.t.Context(), func(ctx context.Context) error { return s.victim.publish(ctx, s.victim.targets[0]) }))
+		must(s.t, harness.Insist(s.t.Context(), func(ctx context.Context) error { return s.victim.publish(ctx, s.victim.targets[0]) }))
 	}
 	if a.silent || s.hasty {
-		s.Retry(s.victim.id)
+		s.Retry(s.victim.ID)
 	}
 	s.victim.awaitWhole()
 	if a.idle {
 		s.victims.start()
 	}
+	s.mustBeWhole()
+}
+
+// mustBeWhole blocks until the victim is as it was asked for, and its pods and the
+// other's find their volumes.
+func (s *scene) mustBeWhole() {
+	s.t.Helper()
+	s.victim.awaitWhole()
 	s.victims.find(s.t)
 	s.others.find(s.t)
 	if broken := s.other.broken(); broken != "" {
@@ -291,13 +305,12 @@ func (s *scene) awaitTold(a act) {
 	var text string
 	defer func() {
 		if s.t.Failed() {
-			s.t.Logf("volume %s at last: %s", s.victim.id, text)
+			s.t.Logf("volume %s at last: %s", s.victim.ID, text)
 		}
 	}()
 	harness.Eventually(s.t, fmt.Sprintf("the status says %q", a.told), func() bool {
-		var settled bool
-		text, settled = s.victim.status()
-		return !settled && !slices.ContainsFunc(a.told, func(word string) bool { return !strings.Contains(text, word) }) && strings.Contains(text, s.KubeletDir)
+		text = s.victim.Unsettled()
+		return !slices.ContainsFunc(a.told, func(word string) bool { return !strings.Contains(text, word) }) && strings.Contains(text, s.KubeletDir)
 	})
 }
 
@@ -326,39 +339,4 @@ func TestEachAct(t *testing.T) {
 			s.end()
 		})
 	}
-}
-
-// All acts at random on several volumes at once, one after the other on each,
-// for as long as it takes, with no pause between: nothing is lost, no lie is
-// told, and in the end nothing is left.
-func TestSabotage(t *testing.T) {
-	random := chance(t)
-	p := harness.Start(t, harness.Options{})
-	t.Run("volumes", func(t *testing.T) {
-		for i, fsType := range []string{"ext4", "", "ext4", ""} {
-			random := rand.New(rand.NewPCG(random.Uint64(), 0))
-			name := fmt.Sprint("victim-", i)
-			t.Run(name, func(t *testing.T) {
-				t.Parallel()
-				sabotage(t, p, name, fsType, random)
-			})
-		}
-	})
-	if mounts, loops := p.Mounts(), p.Loops(); len(mounts)+len(loops) > 0 {
-		t.Errorf("left: %q, %+v", mounts, loops)
-	}
-}
-
-// sabotage makes a quarter of the acts.
-func sabotage(t *testing.T, p *harness.Plugin, name, fsType string, random *rand.Rand) {
-	s := newScene(t, p, name, fsType)
-	s.hasty = true
-	suit := slices.DeleteFunc(acts(), func(a act) bool { return a.block != (fsType == "") || a.all })
-	for i := range max(*actsFlag/4, 1) {
-		a := suit[random.IntN(len(suit))]
-		if s.undergo(a); t.Failed() {
-			t.Fatalf("by act %d of volume %s: %s", i, name, a.name)
-		}
-	}
-	s.end()
 }

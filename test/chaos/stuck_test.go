@@ -22,7 +22,7 @@ func TestStuckAmongHealthy(t *testing.T) {
 	must(t, stuck.create(t.Context()))
 	short, cancel := context.WithTimeout(t.Context(), time.Second)
 	defer cancel()
-	if err := stuck.stage(short); err == nil {
+	if err := stuck.Stage(short); err == nil {
 		t.Fatal("staged without an mkfs")
 	}
 	harness.Eventually(t, "mkfs of the stuck volume runs", func() bool { return len(mkfs.runs()) == 1 })
@@ -39,7 +39,7 @@ func TestStuckAmongHealthy(t *testing.T) {
 		group.Go(func() {
 			for v := range next {
 				if err := v.whole(t.Context()); err != nil {
-					t.Errorf("volume %s: %v", v.id, err)
+					t.Errorf("volume %s: %v", v.ID, err)
 				}
 			}
 		})
@@ -56,18 +56,18 @@ func TestStuckAmongHealthy(t *testing.T) {
 
 	p.Kill() // and mkfs with it
 	p.Start(harness.Options{})
-	must(t, insist(t.Context(), stuck.stage))
+	must(t, harness.Insist(t.Context(), stuck.Stage))
 	stuck.down()
 }
 
 // whole is the whole life of a volume.
 func (v *volume) whole(ctx context.Context) error {
-	err := errors.Join(v.create(ctx), insist(ctx, v.stage))
+	err := errors.Join(v.create(ctx), harness.Insist(ctx, v.Stage))
 	for _, target := range v.targets {
 		err = errors.Join(err, v.publish(ctx, target))
 	}
 	for _, target := range v.targets {
-		err = errors.Join(err, v.unpublish(ctx, target))
+		err = errors.Join(err, v.Unpublish(ctx, target))
 	}
-	return errors.Join(err, insist(ctx, v.unstage), v.delete(ctx))
+	return errors.Join(err, harness.Insist(ctx, v.Unstage), v.Delete(ctx))
 }

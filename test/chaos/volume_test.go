@@ -10,24 +10,19 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
-	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/moby/sys/mountinfo"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
+	"golang.org/x/sys/unix"
 
 	"github.com/csi-node/csi-node/test/harness"
 )
 
-// volume is one volume and how kubelet calls the plugin for it.
+// volume is one volume of the node.
 type volume struct {
-	*harness.Plugin
-	t            testing.TB
-	id, fsType   string // fsType "": a raw block device
+	*harness.Volume
+	fsType       string // "": a raw block device
 	provisioning string
 	bytes        int64
-	staging      string
 	targets      []string // of the pods 0, 1 and so on; the last one is read-only
 }
 
@@ -35,33 +30,25 @@ type volume struct {
 // would make; the volume itself is yet to be created.
 func newVolume(t testing.TB, p *harness.Plugin, id, fsType, provisioning string, bytes int64, pods int) *volume {
 	t.Helper()
-	v := &volume{Plugin: p, t: t, id: id, fsType: fsType, provisioning: provisioning, bytes: bytes}
-	v.staging = filepath.Join(p.KubeletDir, "plugins/kubernetes.io/csi/csi-node.local", id, "globalmount")
-	must(t, os.MkdirAll(v.staging, 0o750))
+	v := &volume{Volume: harness.NewVolume(t, p, id, harness.Shared(fsType, "noatime")), fsType: fsType, provisioning: provisioning, bytes: bytes}
+	must(t, os.MkdirAll(v.Staging, 0o750))
 	for pod := range pods {
-		v.targets = append(v.targets, v.target(fmt.Sprint(id, "-pod-", pod)))
+		v.targets = append(v.targets, v.Target(fmt.Sprint(id, "-pod-", pod)))
 	}
 	return v
-}
-
-// target is where kubelet would publish the volume for a pod. It makes the
-// directory that the target stands in, as kubelet does.
-func (v *volume) target(pod string) string {
-	v.t.Helper()
-	path := filepath.Join(v.KubeletDir, "pods", pod, "volumes/kubernetes.io~csi", v.id, "mount")
-	must(v.t, os.MkdirAll(filepath.Dir(path), 0o750))
-	if v.fsType == "" {
-		path = filepath.Join(v.KubeletDir, "plugins/kubernetes.io/csi/volumeDevices/publish", v.id, pod)
-		must(v.t, os.MkdirAll(filepath.Dir(path), 0o750))
-	}
-	return path
 }
 
 // readOnly reports whether a target is the one for reading.
 func (v *volume) readOnly(target string) bool { return target == v.targets[len(v.targets)-1] }
 
-// data is the volume's file in the pool.
-func (v *volume) data() string { return filepath.Join(v.PoolDir, "volumes", v.id, "data") }
+func (v *volume) create(ctx context.Context) error { return v.Create(ctx, v.bytes, v.provisioning) }
+
+func (v *volume) publish(ctx context.Context, target string) error {
+	if v.readOnly(target) {
+		return v.PublishReadOnly(ctx, target)
+	}
+	return v.Publish(ctx, target)
+}
 
 // facts is what lives with a volume's data.
 type facts struct {
@@ -73,14 +60,14 @@ type facts struct {
 
 // facts reads what the pool knows of the volume; nil when there is none.
 func (v *volume) facts() *facts {
-	v.t.Helper()
-	raw, err := os.ReadFile(filepath.Join(v.PoolDir, "volumes", v.id, "volume.json"))
+	v.T.Helper()
+	raw, err := os.ReadFile(filepath.Join(v.PoolDir, "volumes", v.ID, "volume.json"))
 	if errors.Is(err, os.ErrNotExist) {
 		return nil
 	}
 	var f facts
 	if err := errors.Join(err, json.Unmarshal(raw, &f)); err != nil {
-		v.t.Error(err)
+		v.T.Error(err)
 		return nil
 	}
 	return &f
@@ -88,82 +75,19 @@ func (v *volume) facts() *facts {
 
 // number is that of the volume's device, as mountinfo writes it; "" without one.
 func (v *volume) number() string {
-	v.t.Helper()
-	loops := v.Loops()
-	i := slices.IndexFunc(loops, func(l harness.Loop) bool { return l.Backing == v.data() })
-	if i < 0 {
+	v.T.Helper()
+	devices := v.Devices()
+	if len(devices) == 0 {
 		return ""
 	}
-	raw, err := os.ReadFile(filepath.Join("/sys/block", filepath.Base(loops[i].Path), "dev"))
-	must(v.t, err)
-	return string(raw[:len(raw)-1])
+	return numberOf(v.T, devices[0].Path)
 }
 
-func (v *volume) capability() *csi.VolumeCapability {
-	c := &csi.VolumeCapability{AccessMode: &csi.VolumeCapability_AccessMode{Mode: csi.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER}}
-	if v.fsType == "" {
-		c.AccessType = &csi.VolumeCapability_Block{Block: &csi.VolumeCapability_BlockVolume{}}
-	} else {
-		c.AccessType = &csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{FsType: v.fsType, MountFlags: []string{"noatime"}}}
-	}
-	return c
-}
-
-func (v *volume) create(ctx context.Context) error {
-	_, err := v.Controller.CreateVolume(ctx, &csi.CreateVolumeRequest{
-		Name: v.id, VolumeCapabilities: []*csi.VolumeCapability{v.capability()},
-		CapacityRange: &csi.CapacityRange{RequiredBytes: v.bytes}, Parameters: map[string]string{"provisioning": v.provisioning},
-	})
-	return err
-}
-
-func (v *volume) delete(ctx context.Context) error {
-	_, err := v.Controller.DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: v.id})
-	return err
-}
-
-func (v *volume) stage(ctx context.Context) error {
-	_, err := v.Node.NodeStageVolume(ctx, &csi.NodeStageVolumeRequest{VolumeId: v.id, StagingTargetPath: v.staging, VolumeCapability: v.capability()})
-	return err
-}
-
-func (v *volume) unstage(ctx context.Context) error {
-	_, err := v.Node.NodeUnstageVolume(ctx, &csi.NodeUnstageVolumeRequest{VolumeId: v.id, StagingTargetPath: v.staging})
-	return err
-}
-
-func (v *volume) publish(ctx context.Context, target string) error {
-	_, err := v.Node.NodePublishVolume(ctx, &csi.NodePublishVolumeRequest{VolumeId: v.id, StagingTargetPath: v.staging, TargetPath: target,
-		VolumeCapability: v.capability(), Readonly: v.readOnly(target)})
-	return err
-}
-
-func (v *volume) unpublish(ctx context.Context, target string) error {
-	_, err := v.Node.NodeUnpublishVolume(ctx, &csi.NodeUnpublishVolumeRequest{VolumeId: v.id, TargetPath: target})
-	return err
-}
-
-func (v *volume) expand(ctx context.Context, bytes int64) error {
-	_, err := v.Node.NodeExpandVolume(ctx, &csi.NodeExpandVolumeRequest{VolumeId: v.id, VolumePath: v.staging, StagingTargetPath: v.staging,
-		VolumeCapability: v.capability(), CapacityRange: &csi.CapacityRange{RequiredBytes: bytes}})
-	return err
-}
-
-// unfinal are the codes after which kubelet asks again.
-var unfinal = []codes.Code{codes.DeadlineExceeded, codes.Canceled, codes.Aborted, codes.Unavailable}
-
-// insist makes a call as kubelet does: again and again, until its answer is
-// final, and returns that. Between two calls it waits a moment.
-func insist(ctx context.Context, call func(context.Context) error) error {
-	ctx, cancel := context.WithTimeout(ctx, harness.Patience)
-	defer cancel()
-	for {
-		err := call(ctx)
-		if !slices.Contains(unfinal, status.Code(err)) || ctx.Err() != nil {
-			return err
-		}
-		pause(10*time.Millisecond, ctx.Done())
-	}
+// numberOf is that of a device node, as mountinfo writes it.
+func numberOf(t testing.TB, path string) string {
+	t.Helper()
+	n := rdev(t, path)
+	return fmt.Sprintf("%d:%d", unix.Major(n), unix.Minor(n))
 }
 
 // mountTable is the mounts of a plugin by their mount points.
@@ -182,7 +106,7 @@ func mountsOf(t testing.TB, p *harness.Plugin) mountTable {
 
 // wrong says what is not as it must be at a path of the volume; "" if all is.
 func (v *volume) wrong(mounts mountTable, path string, mounted bool) string {
-	v.t.Helper()
+	v.T.Helper()
 	at := mounts[path]
 	switch {
 	case !mounted && len(at) > 0, mounted && len(at) != 1:
@@ -193,7 +117,7 @@ func (v *volume) wrong(mounts mountTable, path string, mounted bool) string {
 		return fmt.Sprintf("at %s is %+v, and its device is %s", path, at[0], v.number())
 	}
 	readOnly := slices.Contains(strings.Split(at[0].Options, ","), "ro")
-	if readOnly != (path != v.staging && v.readOnly(path)) || slices.Contains(strings.Split(at[0].VFSOptions, ","), "ro") {
+	if readOnly != (path != v.Staging && v.readOnly(path)) || slices.Contains(strings.Split(at[0].VFSOptions, ","), "ro") {
 		return fmt.Sprintf("at %s it is mounted with %s and %s", path, at[0].Options, at[0].VFSOptions)
 	}
 	return ""
@@ -201,30 +125,23 @@ func (v *volume) wrong(mounts mountTable, path string, mounted bool) string {
 
 // up creates and stages the volume and publishes it at all its targets.
 func (v *volume) up() {
-	v.t.Helper()
-	ctx := v.t.Context()
-	must(v.t, v.create(ctx), v.stage(ctx))
+	v.T.Helper()
+	must(v.T, v.create(v.T.Context()))
+	v.ask()
+}
+
+// ask asks for the stage and all targets.
+func (v *volume) ask() {
+	v.T.Helper()
+	ctx := v.T.Context()
+	must(v.T, v.Stage(ctx))
 	for _, target := range v.targets {
-		must(v.t, v.publish(ctx, target))
+		must(v.T, v.publish(ctx, target))
 	}
 }
 
 // down takes the volume down and sees that nothing is left of it.
 func (v *volume) down() {
-	v.t.Helper()
-	ctx := v.t.Context()
-	for _, target := range v.targets {
-		must(v.t, insist(ctx, func(ctx context.Context) error { return v.unpublish(ctx, target) }))
-		if _, err := os.Lstat(target); !errors.Is(err, os.ErrNotExist) {
-			v.t.Errorf("%s is left after NodeUnpublishVolume (%v)", target, err)
-		}
-	}
-	must(v.t, insist(ctx, v.unstage))
-	if number := v.number(); number != "" {
-		v.t.Errorf("device %s is attached after NodeUnstageVolume", number)
-	}
-	must(v.t, insist(ctx, v.delete))
-	if v.facts() != nil {
-		v.t.Error("the volume is there after DeleteVolume")
-	}
+	v.T.Helper()
+	v.EndInTime(v.targets...)
 }

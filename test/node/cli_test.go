@@ -64,7 +64,7 @@ type typedOutcome struct {
 }
 
 // A volume's life, typed.
-func TestTypedLife(t *testing.T) {
+func TestVolumeCommandsThroughALife(t *testing.T) {
 	t.Parallel()
 	p := harness.Start(t, harness.Options{})
 	var created struct {
@@ -136,29 +136,29 @@ func TestTypedLife(t *testing.T) {
 }
 
 // The way out of a refusal: look, destroy, stage.
-func TestTypedClearDevice(t *testing.T) {
+func TestVolumeCommandClear(t *testing.T) {
 	t.Parallel()
 	p := harness.Start(t, harness.Options{})
 	v := create(t, p, "volume", 32*mib, mountAs("ext4", multiWriter))
-	tool("mkfs.ext4", "-q", "-F", "-U", "6f5c1d2e-0a3b-4c4d-8e8f-909192939495")(t, v.data())
-	before := sum(t, v.data())
+	tool("mkfs.ext4", "-q", "-F", "-U", "6f5c1d2e-0a3b-4c4d-8e8f-909192939495")(t, v.Data())
+	before := sum(t, v.Data())
 	var c driver.Clearance
 	result := shell(t, p, "csi-node volume clear-device volume --output json")
 	if err := json.Unmarshal([]byte(result.Stdout), &c); err != nil {
 		t.Fatal(err)
 	}
-	want := driver.Clearance{Volume: "volume", Backing: v.data(), Bytes: 32 * mib, Found: "ext4 file system", UUID: "6f5c1d2e-0a3b-4c4d-8e8f-909192939495", FilesystemBytes: 32 * mib}
+	want := driver.Clearance{Volume: "volume", Backing: v.Data(), Bytes: 32 * mib, Found: "ext4 file system", UUID: "6f5c1d2e-0a3b-4c4d-8e8f-909192939495", FilesystemBytes: 32 * mib}
 	if result.Code != 1 || c != want || !strings.Contains(result.Stderr, "nothing was changed") {
 		t.Errorf("looking: exit code %d, %+v, %s", result.Code, c, result.Stderr)
 	}
-	if sum(t, v.data()) != before {
+	if sum(t, v.Data()) != before {
 		t.Fatal("looking has changed the volume's bytes")
 	}
-	holder, err := os.Open(v.data())
+	holder, err := os.Open(v.Data())
 	must(t, err)
-	refused(t, p, 1, "csi-node volume clear-device volume --i-understand-this-destroys-data", v.data(), "open")
+	refused(t, p, 1, "csi-node volume clear-device volume --i-understand-this-destroys-data", v.Data(), "open")
 	must(t, holder.Close())
-	if sum(t, v.data()) != before {
+	if sum(t, v.Data()) != before {
 		t.Fatal("a refusal has changed the volume's bytes")
 	}
 	typed(t, p, "csi-node volume clear-device volume --i-understand-this-destroys-data", &c)
@@ -166,8 +166,8 @@ func TestTypedClearDevice(t *testing.T) {
 	if c != want {
 		t.Errorf("cleared %+v", c)
 	}
-	must(t, v.stage(t.Context()))
-	v.end()
+	must(t, v.Stage(t.Context()))
+	v.End()
 
 	p.Terminate()
 	refused(t, p, 1, "csi-node volume clear-device volume", "no plugin runs", p.StateDir)
@@ -175,19 +175,19 @@ func TestTypedClearDevice(t *testing.T) {
 }
 
 // Once what stands in the way is gone, retry does not wait for the next try.
-func TestTypedRetry(t *testing.T) {
+func TestVolumeCommandRetry(t *testing.T) {
 	t.Parallel()
 	p := harness.Start(t, harness.Options{})
 	v := create(t, p, "volume", 32*mib, mountAs("ext4", multiWriter))
-	must(t, v.stage(t.Context()))
-	must(t, unix.Mount("tmpfs", v.staging, "tmpfs", 0, "size=1m")) // over the volume
+	must(t, v.Stage(t.Context()))
+	must(t, unix.Mount("tmpfs", v.Staging, "tmpfs", 0, "size=1m")) // over the volume
 	undone := false
 	t.Cleanup(func() {
 		if !undone {
-			_ = unix.Unmount(v.staging, 0)
+			_ = unix.Unmount(v.Staging, 0)
 		}
 	})
-	if err := v.unstage(t.Context()); err == nil {
+	if err := v.Unstage(t.Context()); err == nil {
 		t.Fatal("unstaged beneath a foreign mount")
 	}
 	refused(t, p, 1, "csi-node volume retry volume", "stage is failing", "tmpfs")
@@ -198,12 +198,12 @@ func TestTypedRetry(t *testing.T) {
 			t.Fatalf("reports %+v", report)
 		}
 	}
-	must(t, unix.Unmount(v.staging, 0))
+	must(t, unix.Unmount(v.Staging, 0))
 	undone = true
 	// The kernel tells of it, so nobody need ask again.
 	harness.Eventually(t, "the volume is unstaged", func() bool { return len(p.Status().Volumes) == 0 })
 	refused(t, p, 1, "csi-node volume retry volume", "nothing is asked")
-	v.end()
+	v.End()
 }
 
 // examples returns the example lines of a command's help.
@@ -228,7 +228,7 @@ func examples(t *testing.T, p *harness.Plugin, command string) []string {
 
 // What the help of the volume commands shows works as it is, in the order in
 // which `csi-node volume --help` lists the commands.
-func TestExamples(t *testing.T) {
+func TestHelpExamplesWork(t *testing.T) {
 	t.Parallel()
 	p := harness.Start(t, harness.Options{})
 	result := shell(t, p, "csi-node volume --help")

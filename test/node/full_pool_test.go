@@ -42,7 +42,7 @@ func exhaust(t *testing.T, dir string) {
 	}
 }
 
-// TestFullPoolIsEmptied: without a free block in the pool everything that gives
+// Without a free block in the pool everything that gives
 // space back goes on, and so does what needs none.
 func TestFullPoolIsEmptied(t *testing.T) {
 	t.Parallel()
@@ -58,13 +58,12 @@ func TestFullPoolIsEmptied(t *testing.T) {
 			thick := createAs(t, p, "thick", 32*mib, blockAs(singleWriter), "thick")
 			doomed := create(t, p, "doomed", 16*mib, blockAs(singleWriter))
 			short := newInline(t, p, "csi-inline", mountAs("ext4", singleWriter), map[string]string{"size": "32Mi"})
-			pod := used.target("1")
-			must(t, used.stage(t.Context()))
-			must(t, used.publish(t.Context(), pod))
+			pod := used.Target("1")
+			must(t, used.Up(t.Context(), pod))
 			must(t, short.publishInline(t.Context()))
 			for _, v := range []*volume{thin, thick, doomed} {
-				write(t, v.data()+".copy", "x") // a file that a delete takes along
-				f, err := os.OpenFile(v.data(), os.O_WRONLY, 0)
+				write(t, v.Data()+".copy", "x") // a file that a delete takes along
+				f, err := os.OpenFile(v.Data(), os.O_WRONLY, 0)
 				must(t, err)
 				_, err = f.WriteAt(make([]byte, 8*mib), 4*mib)
 				must(t, err)
@@ -78,38 +77,38 @@ func TestFullPoolIsEmptied(t *testing.T) {
 				t.Log(by)
 				do()
 			}
-			free("a format", func() { must(t, fresh.stage(t.Context())); must(t, fresh.unstage(t.Context())) })
+			free("a format", func() { must(t, fresh.Stage(t.Context())); must(t, fresh.Unstage(t.Context())) })
 			for _, v := range []*volume{thin, thick} {
-				free("clear-device of a "+v.id+" volume", func() {
+				free("clear-device of a "+v.ID+" volume", func() {
 					var c struct{ Cleared bool }
-					line := "csi-node volume clear-device " + v.id + " --i-understand-this-destroys-data"
+					line := "csi-node volume clear-device " + v.ID + " --i-understand-this-destroys-data"
 					typed(t, p, line, &c)
 					if !c.Cleared {
 						t.Error("it is not cleared")
 					}
 				})
 			}
-			free("the end of an inline volume", func() { must(t, short.unpublish(t.Context(), short.pod)) })
-			mustBeGone(t, filepath.Dir(short.data()))
+			free("the end of an inline volume", func() { must(t, short.Unpublish(t.Context(), short.pod)) })
+			mustBeGone(t, filepath.Dir(short.Data()))
 			free("a start", func() { p.Kill(); p.Start(harness.Options{}) })
 			free("volume delete", func() {
 				if r := shell(t, p, "csi-node volume delete doomed"); r.Code != 0 {
 					t.Errorf("%s%s", r.Stdout, r.Stderr)
 				}
 			})
-			mustBeGone(t, filepath.Dir(doomed.data()))
+			mustBeGone(t, filepath.Dir(doomed.Data()))
 			for _, v := range []*volume{thin, thick, fresh} {
-				free("DeleteVolume of "+v.id, func() { must(t, v.delete(t.Context())) })
-				mustBeGone(t, filepath.Dir(v.data()))
+				free("DeleteVolume of "+v.ID, func() { must(t, v.Delete(t.Context())) })
+				mustBeGone(t, filepath.Dir(v.Data()))
 			}
-			free("the end of a volume", func() { used.end(pod) })
+			free("the end of a volume", func() { used.End(pod) })
 		})
 	}
 }
 
-// TestPoolLimits: what is kept of the pool is promised to nobody, and inline
+// What is kept of the pool is promised to nobody, and inline
 // volumes have bounds of their own.
-func TestPoolLimits(t *testing.T) {
+func TestReserveAndInlineLimitsOfThePool(t *testing.T) {
 	t.Parallel()
 	p := harness.New(t)
 	mountPool(t, p, 2048*mib, "mkfs.ext4", "-q")
@@ -133,7 +132,7 @@ func TestPoolLimits(t *testing.T) {
 	first, second := inlineOf("csi-first", "64Mi"), inlineOf("csi-second", "64Mi")
 	must(t, first.publishInline(t.Context()))
 	mustRefuse(t, second.publishInline(t.Context()), codes.ResourceExhausted, "--inline-max-total")
-	mustBeGone(t, filepath.Dir(second.data()))
+	mustBeGone(t, filepath.Dir(second.Data()))
 	limits.Flags[1] = "--inline-max-size=1Mi"
 	p.Restart(limits)
 	must(t, first.publishInline(t.Context())) // kubelet asks again and again for what stands
@@ -143,7 +142,50 @@ func TestPoolLimits(t *testing.T) {
 	}
 	must(t, second.publishInline(t.Context()))
 	for _, v := range []*inline{first, second} {
-		must(t, v.unpublish(t.Context(), v.pod))
+		must(t, v.Unpublish(t.Context(), v.pod))
 	}
 	second.gone()
+}
+
+// mountSmallPool gives a plugin that has yet to start a pool of 96 MiB.
+func mountSmallPool(t *testing.T, p *harness.Plugin) {
+	t.Helper()
+	makeDir(t, p.PoolDir)
+	must(t, unix.Mount("pool", p.PoolDir, "tmpfs", 0, "size=96m"))
+	t.Cleanup(func() {
+		if err := unix.Unmount(p.PoolDir, unix.MNT_DETACH); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// A pool that is full now is no end of the growth: it goes on once there is room.
+func TestGrowthGoesOnOnceThePoolHasRoom(t *testing.T) {
+	t.Parallel()
+	p := harness.New(t)
+	mountSmallPool(t, p)
+	p.Start(harness.Options{})
+	t.Cleanup(p.Kill)
+	for _, provisioning := range []string{"thin", "thick"} {
+		t.Run(provisioning, func(t *testing.T) {
+			ctx := t.Context()
+			other := createAs(t, p, "other", 48*mib, blockAs(multiWriter), provisioning)
+			v := createAs(t, p, "volume", 32*mib, blockAs(multiWriter), provisioning)
+			_, err := p.Controller.CreateVolume(ctx, &csi.CreateVolumeRequest{
+				Name: "third", CapacityRange: &csi.CapacityRange{RequiredBytes: 64 * mib}, VolumeCapabilities: []*csi.VolumeCapability{v.Capability},
+				Parameters: map[string]string{"provisioning": provisioning},
+			})
+			mustRefuse(t, err, codes.ResourceExhausted)
+			must(t, v.Stage(ctx))
+			_, err = v.Expand(ctx, 64*mib)
+			mustRefuse(t, err, codes.ResourceExhausted, v.ID)
+			must(t, other.Delete(ctx))
+			got, err := v.Expand(ctx, 64*mib)
+			must(t, err)
+			if got != 64*mib {
+				t.Errorf("%d bytes after growth", got)
+			}
+			v.End()
+		})
+	}
 }

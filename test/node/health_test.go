@@ -3,10 +3,14 @@ package node
 import (
 	"context"
 	"fmt"
+	"os"
+	"path/filepath"
 	"sync"
 	"testing"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/csi-node/csi-node/test/harness"
 )
@@ -26,7 +30,7 @@ func TestLooksDisturbNothing(t *testing.T) {
 		for range 3 {
 			lookers.Go(func() {
 				for done.Err() == nil {
-					_, err := p.Node.NodeGetVolumeHealth(context.Background(), &csi.NodeGetVolumeHealthRequest{VolumeId: v.id})
+					_, err := p.Node.NodeGetVolumeHealth(context.Background(), &csi.NodeGetVolumeHealthRequest{VolumeId: v.ID})
 					if err != nil {
 						t.Error(err)
 						return
@@ -35,12 +39,12 @@ func TestLooksDisturbNothing(t *testing.T) {
 			})
 		}
 		for range 3 {
-			must(t, v.stage(t.Context()))
-			must(t, v.unstage(t.Context()))
+			must(t, v.Stage(t.Context()))
+			must(t, v.Unstage(t.Context()))
 		}
 		stop()
 		lookers.Wait()
-		must(t, v.delete(t.Context()))
+		must(t, v.Delete(t.Context()))
 	}
 }
 
@@ -49,14 +53,54 @@ func TestHealthTellsOfFailingSteps(t *testing.T) {
 	t.Parallel()
 	p := harness.Start(t, harness.Options{Faults: true, Env: []string{"CSI_NODE_FAULT=before:mount=fail"}})
 	v := create(t, p, "volume", 32*mib, mountAs("ext4", multiWriter))
-	if err := v.stage(t.Context()); err == nil {
+	if err := v.Stage(t.Context()); err == nil {
 		t.Fatal("the fault is not at work")
 	}
-	resp, err := p.Node.NodeGetVolumeHealth(t.Context(), &csi.NodeGetVolumeHealthRequest{VolumeId: v.id})
+	resp, err := p.Node.NodeGetVolumeHealth(t.Context(), &csi.NodeGetVolumeHealthRequest{VolumeId: v.ID})
 	must(t, err)
 	if entries := resp.GetVolumeHealth().GetHealthStatuses(); len(entries) != 1 || entries[0].GetReason() != "StageUnusable" {
 		t.Errorf("its health is %v", entries)
 	}
-	must(t, v.unstage(t.Context()))
-	must(t, v.delete(t.Context()))
+	must(t, v.Unstage(t.Context()))
+	must(t, v.Delete(t.Context()))
+}
+
+// What the plugin says of itself, and of a volume that is well.
+func TestIdentityAndHealthOfAVolumeThatIsWell(t *testing.T) {
+	t.Parallel()
+	p := harness.Start(t, harness.Options{})
+	ctx := t.Context()
+	info, err := p.Identity.GetPluginInfo(ctx, &csi.GetPluginInfoRequest{})
+	if must(t, err); info.GetName() != "csi-node.local" || info.GetVendorVersion() == "" {
+		t.Errorf("GetPluginInfo: %v", info)
+	}
+	node, err := p.Node.NodeGetInfo(ctx, &csi.NodeGetInfoRequest{})
+	if must(t, err); node.GetNodeId() != "node-1" || len(node.GetAccessibleTopology().GetSegments()) != 1 {
+		t.Errorf("NodeGetInfo: %v", node)
+	}
+	v := create(t, p, "volume", 32*mib, mountAs("ext4", multiWriter))
+	must(t, v.Stage(ctx))
+	health, err := p.Node.NodeGetVolumeHealth(ctx, &csi.NodeGetVolumeHealthRequest{VolumeId: v.ID})
+	if must(t, err); len(health.GetVolumeHealth().GetHealthStatuses()) > 0 {
+		t.Errorf("NodeGetVolumeHealth: %v", health)
+	}
+	storage, err := p.Node.NodeGetStorageHealth(ctx, &csi.NodeGetStorageHealthRequest{})
+	if must(t, err); len(storage.GetBackendHealth()) > 0 {
+		t.Errorf("NodeGetStorageHealth: %v", storage)
+	}
+	v.End()
+
+	marker := filepath.Join(p.PoolDir, ".csi-node-pool")
+	must(t, os.Rename(marker, marker+".away"))
+	storage, err = p.Node.NodeGetStorageHealth(ctx, &csi.NodeGetStorageHealthRequest{})
+	if must(t, err); len(storage.GetBackendHealth()) != 1 {
+		t.Errorf("NodeGetStorageHealth without the pool's marker: %v", storage)
+	}
+	_, err = p.Identity.Probe(ctx, &csi.ProbeRequest{})
+	if status.Code(err) != codes.FailedPrecondition {
+		t.Errorf("Probe without the pool's marker: %v", err)
+	}
+	must(t, os.Rename(marker+".away", marker))
+	_, err = p.Identity.Probe(ctx, &csi.ProbeRequest{})
+	must(t, err)
 }

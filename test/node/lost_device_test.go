@@ -27,11 +27,11 @@ func TestLostDeviceComesBack(t *testing.T) {
 		t.Run(fmt.Sprint("read-only ", readOnly), func(t *testing.T) {
 			ctx, size := t.Context(), int64(16*mib)
 			v := create(t, p, fmt.Sprint("lost-", readOnly), size, blockAs(multiWriter))
-			target, publish := v.target("pod"), v.publish
+			target, publish := v.Target("pod"), v.Publish
 			if readOnly {
-				publish = v.publishReadOnly
+				publish = v.PublishReadOnly
 			}
-			must(t, v.stage(ctx))
+			must(t, v.Stage(ctx))
 			must(t, publish(ctx, target))
 			sum, number := sumCached(t, target), numberAt(t, target)
 			path := fmt.Sprint("/dev/loop", unix.Minor(number))
@@ -47,7 +47,7 @@ func TestLostDeviceComesBack(t *testing.T) {
 				}
 				must(t, publish(ctx, target))
 			}
-			v.end(target)
+			v.End(target)
 		})
 	}
 }
@@ -59,28 +59,27 @@ func TestLostDeviceWhoseNumberIsTaken(t *testing.T) {
 	p := harness.Start(t, harness.Options{Flags: []string{"--heal=false"}})
 	ctx := t.Context()
 	v := create(t, p, "taken", 16*mib, blockAs(multiWriter))
-	target := v.target("pod")
-	must(t, v.stage(ctx))
-	must(t, v.publish(ctx, target))
+	target := v.Target("pod")
+	must(t, v.Up(ctx, target))
 	number, path := numberAt(t, target), p.Loops()[0].Path
 	detach(t, path)
 	harness.Eventually(t, "the loss is noticed", func() bool {
 		return slices.ContainsFunc(p.Report().Volumes[0].Parts, func(part driver.PartStatus) bool { return part.Is != reconciler.Settled })
 	})
 	takeLoop(t, path)
-	mustRefuse(t, v.publish(ctx, target), codes.FailedPrecondition, v.id, target, "restart the pod")
+	mustRefuse(t, v.Publish(ctx, target), codes.FailedPrecondition, v.ID, target, "restart the pod")
 	if now := numberAt(t, target); now != number {
 		t.Errorf("the pod's device was %#x and is %#x", number, now)
 	}
 	if !told(p) {
 		t.Error("the status does not tell")
 	}
-	health, err := p.Node.NodeGetVolumeHealth(ctx, &csi.NodeGetVolumeHealthRequest{VolumeId: v.id})
+	health, err := p.Node.NodeGetVolumeHealth(ctx, &csi.NodeGetVolumeHealthRequest{VolumeId: v.ID})
 	must(t, err)
 	if text := health.String(); !strings.Contains(text, "restart the pod") {
 		t.Errorf("the health does not tell: %s", text)
 	}
-	v.end(target)
+	v.End(target)
 }
 
 // detach takes a device away for which nobody has asked the plugin. Whoever lists

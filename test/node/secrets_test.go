@@ -23,16 +23,16 @@ func TestSecretsStaySecret(t *testing.T) {
 	secrets := map[string]string{"password": secret, secret: "key"}
 	tokens := map[string]string{"csi.storage.k8s.io/serviceAccount.tokens": `{"":{"token":"` + secret + `"}}`}
 	v := create(t, p, "volume", 32*mib, mountAs("ext4", multiWriter))
-	pod := v.target("pod")
+	pod := v.Target("pod")
 	told := func(err error) {
 		t.Helper()
 		if err != nil && strings.Contains(err.Error(), secret) {
 			t.Errorf("an error tells it: %v", err)
 		}
 	}
-	_, err := p.Controller.CreateVolume(ctx, &csi.CreateVolumeRequest{Name: "second", Secrets: secrets, VolumeCapabilities: []*csi.VolumeCapability{v.capability}, Parameters: map[string]string{"x": "y"}})
+	_, err := p.Controller.CreateVolume(ctx, &csi.CreateVolumeRequest{Name: "second", Secrets: secrets, VolumeCapabilities: []*csi.VolumeCapability{v.Capability}, Parameters: map[string]string{"x": "y"}})
 	told(err)
-	stage, publish := v.stageRequest(), v.publishRequest(pod)
+	stage, publish := v.StageRequest(), v.PublishRequest(pod)
 	stage.Secrets, publish.Secrets = secrets, secrets
 	stage.VolumeContext, publish.VolumeContext = tokens, tokens
 	good := stage.VolumeCapability
@@ -49,7 +49,7 @@ func TestSecretsStaySecret(t *testing.T) {
 	must(t, err)
 	_, err = p.Node.NodePublishVolume(ctx, publish)
 	must(t, err)
-	_, err = p.Node.NodeExpandVolume(ctx, &csi.NodeExpandVolumeRequest{VolumeId: v.id, VolumePath: pod, Secrets: secrets, CapacityRange: &csi.CapacityRange{LimitBytes: 1}})
+	_, err = p.Node.NodeExpandVolume(ctx, &csi.NodeExpandVolumeRequest{VolumeId: v.ID, VolumePath: pod, Secrets: secrets, CapacityRange: &csi.CapacityRange{LimitBytes: 1}})
 	told(err)
 	publish.Readonly = true
 	_, err = p.Node.NodePublishVolume(ctx, publish)
@@ -60,7 +60,7 @@ func TestSecretsStaySecret(t *testing.T) {
 
 	for _, root := range []string{p.StateDir, p.PoolDir} {
 		must(t, filepath.WalkDir(root, func(path string, entry fs.DirEntry, err error) error {
-			if err != nil || !entry.Type().IsRegular() || path == v.data() {
+			if err != nil || !entry.Type().IsRegular() || path == v.Data() {
 				return err
 			}
 			text, err := os.ReadFile(path)
@@ -73,5 +73,5 @@ func TestSecretsStaySecret(t *testing.T) {
 	if strings.Contains(p.Log.String(), secret) {
 		t.Error("the log holds it")
 	}
-	v.end(pod)
+	v.End(pod)
 }

@@ -15,7 +15,7 @@ import (
 
 // A format that takes longer than its callers wait is done once, and each
 // caller is told before its deadline what is going on.
-func TestSlowMkfs(t *testing.T) {
+func TestSlowMkfsIsDoneOnce(t *testing.T) {
 	t.Parallel()
 	for name, then := range map[string]string{"exec": byExec, "grandchild": byGrandchild} {
 		t.Run(name, func(t *testing.T) {
@@ -27,7 +27,7 @@ func TestSlowMkfs(t *testing.T) {
 			told := regexp.MustCompile(`step format .* running for [0-9.]+m?s`)
 
 			patient := make(chan error, 1)
-			go func() { patient <- slow.stage(t.Context()) }()
+			go func() { patient <- slow.Stage(t.Context()) }()
 			w.awaitStart()
 			for range 2 {
 				var calls errgroup.Group
@@ -36,15 +36,15 @@ func TestSlowMkfs(t *testing.T) {
 						// The plugin keeps a tenth for the way back.
 						ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
 						defer cancel()
-						err := slow.stage(ctx)
+						err := slow.Stage(ctx)
 						if status.Code(err) != codes.DeadlineExceeded || !told.MatchString(status.Convert(err).Message()) {
 							t.Errorf("while mkfs runs, NodeStageVolume answers %v", err)
 						}
 						return nil
 					})
 				}
-				must(t, swift.stage(t.Context()))
-				must(t, swift.unstage(t.Context()))
+				must(t, swift.Stage(t.Context()))
+				must(t, swift.Unstage(t.Context()))
 				must(t, calls.Wait())
 			}
 			if helpers := p.Helpers(t); len(helpers) == 0 {
@@ -52,15 +52,15 @@ func TestSlowMkfs(t *testing.T) {
 			}
 			w.open()
 			must(t, <-patient)
-			must(t, slow.stage(t.Context()))
+			must(t, slow.Stage(t.Context()))
 			if runs := w.runs(); runs != 1 {
 				t.Errorf("mkfs was run %d times", runs)
 			}
 			if helpers := p.Helpers(t); len(helpers) > 0 {
 				t.Errorf("still running after the format: %v", helpers)
 			}
-			must(t, swift.delete(t.Context()))
-			slow.end()
+			must(t, swift.Delete(t.Context()))
+			slow.End()
 		})
 	}
 }
@@ -74,9 +74,9 @@ func TestUnstageDuringMkfs(t *testing.T) {
 	p.Start(harness.Options{Env: w.env()})
 	v := create(t, p, "volume", 32*mib, mountAs("ext4", multiWriter))
 	staged, unstaged := make(chan error, 1), make(chan error, 1)
-	go func() { staged <- v.stage(t.Context()) }()
+	go func() { staged <- v.Stage(t.Context()) }()
 	w.awaitStart()
-	go func() { unstaged <- v.unstage(t.Context()) }()
+	go func() { unstaged <- v.Unstage(t.Context()) }()
 	harness.Eventually(t, "the unstage is asked for", func() bool {
 		for _, part := range p.Status().Volumes[0].Parts {
 			if part.Asked == "gone" {
@@ -86,14 +86,14 @@ func TestUnstageDuringMkfs(t *testing.T) {
 		return false
 	})
 	w.open()
-	mustRefuse(t, <-staged, codes.Aborted, v.id)
+	mustRefuse(t, <-staged, codes.Aborted, v.ID)
 	must(t, <-unstaged)
 	if loops := p.Loops(); len(loops) > 0 {
 		t.Errorf("attached after NodeUnstageVolume: %+v", loops)
 	}
-	must(t, v.stage(t.Context()))
+	must(t, v.Stage(t.Context()))
 	if runs := w.runs(); runs != 1 {
 		t.Errorf("mkfs was run %d times", runs)
 	}
-	v.end()
+	v.End()
 }

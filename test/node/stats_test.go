@@ -26,13 +26,12 @@ func TestStatsOfAHungDisk(t *testing.T) {
 	seen, unseen, well := create(t, p, "seen", 32*mib, mountAs("ext4", multiWriter)), create(t, p, "unseen", 32*mib, blockAs(multiWriter)), create(t, p, "well", 32*mib, mountAs("ext4", multiWriter))
 	pods := map[*volume]string{}
 	for _, v := range []*volume{seen, unseen, well} {
-		pods[v] = v.target("pod")
-		must(t, v.stage(ctx))
-		must(t, v.publish(ctx, pods[v]))
+		pods[v] = v.Target("pod")
+		must(t, v.Up(ctx, pods[v]))
 	}
 	stats := func(v *volume, path string) (*csi.NodeGetVolumeStatsResponse, []string, error) {
 		var header metadata.MD
-		resp, err := v.Node.NodeGetVolumeStats(ctx, &csi.NodeGetVolumeStatsRequest{VolumeId: v.id, VolumePath: path}, grpc.Header(&header))
+		resp, err := v.Node.NodeGetVolumeStats(ctx, v.StatsRequest(path), grpc.Header(&header))
 		return resp, header.Get("csi-node-stats-age"), err
 	}
 	before, age, err := stats(seen, pods[seen])
@@ -40,8 +39,8 @@ func TestStatsOfAHungDisk(t *testing.T) {
 		t.Errorf("what was seen now has the age %q", age)
 	}
 
-	revive := []func(){hang(t, filepath.Dir(seen.data())), hang(t, filepath.Dir(unseen.data()))}
-	for _, path := range []string{pods[seen], seen.staging} {
+	revive := []func(){hang(t, filepath.Dir(seen.Data())), hang(t, filepath.Dir(unseen.Data()))}
+	for _, path := range []string{pods[seen], seen.Staging} {
 		resp, age, err := stats(seen, path)
 		must(t, err)
 		if len(age) != 1 || fmt.Sprint(resp) != fmt.Sprint(before) {
@@ -50,15 +49,15 @@ func TestStatsOfAHungDisk(t *testing.T) {
 	}
 	must(t, p.Log.Await(ctx, "told its last known usage"))
 	_, _, err = stats(unseen, pods[unseen])
-	mustRefuse(t, err, codes.DeadlineExceeded, unseen.id, pods[unseen])
+	mustRefuse(t, err, codes.DeadlineExceeded, unseen.ID, pods[unseen])
 	if !silent.MatchString(err.Error()) {
 		t.Error(err)
 	}
 	for _, v := range []*volume{seen, unseen} {
-		health, err := v.Node.NodeGetVolumeHealth(ctx, &csi.NodeGetVolumeHealthRequest{VolumeId: v.id})
+		health, err := v.Node.NodeGetVolumeHealth(ctx, &csi.NodeGetVolumeHealthRequest{VolumeId: v.ID})
 		must(t, err)
 		if e := health.GetVolumeHealth().GetHealthStatuses(); len(e) != 1 || e[0].GetStatus() != csi.VolumeHealthErrorType_INACCESSIBLE || e[0].GetReason() != "DoesNotAnswer" {
-			t.Errorf("the health of %s is %v", v.id, e)
+			t.Errorf("the health of %s is %v", v.ID, e)
 		}
 	}
 	if _, age, err := stats(well, pods[well]); err != nil || len(age) > 0 {
@@ -76,17 +75,15 @@ func TestStatsOfAHungDisk(t *testing.T) {
 		for (err != nil || len(age) > 0) && patience.Err() == nil {
 			resp, age, err = stats(v, path)
 		}
-		if must(t, err); len(age) > 0 || resp.GetUsage()[0].GetTotal() != v.total(path) {
-			t.Errorf("%s is back and tells %v of age %q", v.id, resp, age)
+		if must(t, err); len(age) > 0 || resp.GetUsage()[0].GetTotal() != v.Total(path) {
+			t.Errorf("%s is back and tells %v of age %q", v.ID, resp, age)
 		}
 	}
-	must(t, seen.unpublish(ctx, pods[seen]))
-	must(t, seen.unstage(ctx))
+	must(t, seen.Down(ctx, pods[seen]))
 	_, _, err = stats(seen, pods[seen])
-	mustRefuse(t, err, codes.NotFound, seen.id)
-	must(t, unseen.unpublish(ctx, pods[unseen]))
-	must(t, unseen.unstage(ctx))
-	well.end(pods[well])
+	mustRefuse(t, err, codes.NotFound, seen.ID)
+	must(t, unseen.Down(ctx, pods[unseen]))
+	well.End(pods[well])
 }
 
 // silent is said of a volume that hangs: by who waits for a look, or by the look
@@ -127,16 +124,15 @@ func TestStatsAtAllPaths(t *testing.T) {
 	ctx := t.Context()
 	for _, c := range []*csi.VolumeCapability{mountAs("ext4", multiWriter), blockAs(multiWriter)} {
 		v := create(t, p, "volume", 32*mib, c)
-		one, two := v.target("pod-1"), v.target("pod-2")
-		must(t, v.stage(ctx))
-		must(t, v.publish(ctx, one))
-		must(t, v.publishReadOnly(ctx, two))
+		one, two := v.Target("pod-1"), v.Target("pod-2")
+		must(t, v.Up(ctx, one))
+		must(t, v.PublishReadOnly(ctx, two))
 		results := make(chan error)
-		paths := []string{v.staging, one, two}
+		paths := []string{v.Staging, one, two}
 		for range 10 {
 			for _, path := range paths {
 				go func() {
-					_, err := p.Node.NodeGetVolumeStats(ctx, &csi.NodeGetVolumeStatsRequest{VolumeId: v.id, VolumePath: path})
+					_, err := p.Node.NodeGetVolumeStats(ctx, v.StatsRequest(path))
 					results <- err
 				}()
 			}
@@ -144,6 +140,6 @@ func TestStatsAtAllPaths(t *testing.T) {
 		for range 10 * len(paths) {
 			must(t, <-results)
 		}
-		v.end(one, two)
+		v.End(one, two)
 	}
 }

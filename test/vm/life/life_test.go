@@ -54,7 +54,7 @@ func TestLive(t *testing.T) {
 	}
 	var all []*volume
 	for _, s := range volumes {
-		v := &volume{spec: s, node: n}
+		v := n.of(s)
 		all = append(all, v)
 		noted(vm.Note{Do: "create", Volume: v.name, Bytes: v.bytes}, v.create)
 		noted(vm.Note{Do: "stage", Volume: v.name}, v.stage)
@@ -83,7 +83,7 @@ func TestAfter(t *testing.T) {
 			n.mustBeSwept()
 			for _, s := range volumes {
 				t.Run(s.name, func(t *testing.T) {
-					v := &volume{spec: s, node: n.in(t)}
+					v := n.in(t).of(s)
 					v.survive(vm.PromisesOf(notes, s.name))
 				})
 			}

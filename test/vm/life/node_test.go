@@ -15,7 +15,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/container-storage-interface/spec/lib/go/csi"
 	"golang.org/x/sys/unix"
 
 	"github.com/csi-node/csi-node/pkg/devices/pool"
@@ -86,75 +85,51 @@ type spec struct {
 	bytes, grown int64
 }
 
-// volume is a volume and how kubelet calls the plugin for it. A call that fails
-// fails the test.
+// volume is a volume of the node, published for one pod. A call that fails fails
+// the test.
 type volume struct {
 	spec
-	*node
+	*harness.Volume
+	pod    string // the target path
+	device string // of the node's disk
 }
 
-func (v *volume) capability() *csi.VolumeCapability {
-	c := &csi.VolumeCapability{AccessMode: &csi.VolumeCapability_AccessMode{Mode: csi.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER}}
-	if v.fsType == "" {
-		c.AccessType = &csi.VolumeCapability_Block{Block: &csi.VolumeCapability_BlockVolume{}}
-	} else {
-		c.AccessType = &csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{FsType: v.fsType}}
-	}
-	return c
+// of is the volume of a spec on the node.
+func (n *node) of(s spec) *volume {
+	n.t.Helper()
+	v := &volume{spec: s, Volume: harness.NewVolume(n.t, n.Plugin, s.name, harness.Shared(s.fsType)), device: n.device}
+	v.pod = v.Target("pod")
+	return v
 }
-
-func (v *volume) staging() string { return filepath.Join(v.KubeletDir, "staging", v.name) }
-func (v *volume) target() string  { return filepath.Join(v.KubeletDir, "pod", v.name) }
 
 func (v *volume) create() {
-	v.t.Helper()
-	resp, err := v.Controller.CreateVolume(v.t.Context(), &csi.CreateVolumeRequest{
-		Name: v.name, CapacityRange: &csi.CapacityRange{RequiredBytes: v.bytes},
-		VolumeCapabilities: []*csi.VolumeCapability{v.capability()}, Parameters: map[string]string{"provisioning": v.provisioning},
-	})
-	must(v.t, err)
-	if id := resp.GetVolume().GetVolumeId(); id != v.name {
-		v.t.Fatalf("volume %s was created as %s", v.name, id)
-	}
+	v.T.Helper()
+	must(v.T, v.Create(v.T.Context(), v.bytes, v.provisioning))
 }
 
 // stage stages the volume and publishes it.
 func (v *volume) stage() {
-	v.t.Helper()
-	for _, path := range []string{v.staging(), v.target()} {
-		must(v.t, os.MkdirAll(filepath.Dir(path), 0o750))
-	}
-	_, err := v.Node.NodeStageVolume(v.t.Context(), &csi.NodeStageVolumeRequest{
-		VolumeId: v.name, StagingTargetPath: v.staging(), VolumeCapability: v.capability()})
-	must(v.t, err)
-	_, err = v.Node.NodePublishVolume(v.t.Context(), &csi.NodePublishVolumeRequest{
-		VolumeId: v.name, StagingTargetPath: v.staging(), TargetPath: v.target(), VolumeCapability: v.capability()})
-	must(v.t, err)
+	v.T.Helper()
+	must(v.T, v.Up(v.T.Context(), v.pod))
 }
 
 func (v *volume) unstage() {
-	v.t.Helper()
-	_, err := v.Node.NodeUnpublishVolume(v.t.Context(), &csi.NodeUnpublishVolumeRequest{VolumeId: v.name, TargetPath: v.target()})
-	must(v.t, err)
-	_, err = v.Node.NodeUnstageVolume(v.t.Context(), &csi.NodeUnstageVolumeRequest{VolumeId: v.name, StagingTargetPath: v.staging()})
-	must(v.t, err)
+	v.T.Helper()
+	must(v.T, v.Down(v.T.Context(), v.pod))
 }
 
 func (v *volume) grow() {
-	v.t.Helper()
-	resp, err := v.Node.NodeExpandVolume(v.t.Context(), &csi.NodeExpandVolumeRequest{
-		VolumeId: v.name, VolumePath: v.target(), StagingTargetPath: v.staging(), VolumeCapability: v.capability(),
-		CapacityRange: &csi.CapacityRange{RequiredBytes: v.spec.grown}})
-	must(v.t, err)
-	if got := resp.GetCapacityBytes(); got < v.spec.grown {
-		v.t.Fatalf("grown to %d bytes, not %d", got, v.spec.grown)
+	v.T.Helper()
+	got, err := v.ExpandAt(v.T.Context(), v.pod, v.grown)
+	must(v.T, err)
+	if got < v.grown {
+		v.T.Fatalf("grown to %d bytes, not %d", got, v.grown)
 	}
 }
 
 func (v *volume) delete() {
-	v.t.Helper()
-	_, err := v.Controller.DeleteVolume(v.t.Context(), &csi.DeleteVolumeRequest{VolumeId: v.name})
-	must(v.t, err)
+	v.T.Helper()
+	must(v.T, v.Delete(v.T.Context()))
 }
 
 // contents are what a file of the volume holds.
@@ -168,40 +143,40 @@ func (v *volume) contents(file string) []byte {
 // where it has grown.
 func (v *volume) at(file string) (path string, offset int64) {
 	if v.fsType == "" {
-		return v.target(), int64(file[0]-'a') * v.bytes
+		return v.pod, int64(file[0]-'a') * v.bytes
 	}
-	return filepath.Join(v.target(), file), 0
+	return filepath.Join(v.pod, file), 0
 }
 
 // write writes a file through the pod's mount and syncs it, as a database would.
 func (v *volume) write(file string) {
-	v.t.Helper()
+	v.T.Helper()
 	path, offset := v.at(file)
 	flags := os.O_WRONLY
 	if v.fsType != "" {
 		flags |= os.O_CREATE | os.O_TRUNC
 	}
 	f, err := os.OpenFile(path, flags, 0o600)
-	must(v.t, err)
+	must(v.T, err)
 	_, err = f.WriteAt(v.contents(file), offset)
-	must(v.t, errors.Join(err, f.Sync(), f.Close()))
+	must(v.T, errors.Join(err, f.Sync(), f.Close()))
 	if v.fsType != "" {
 		dir, err := os.Open(filepath.Dir(path))
-		must(v.t, err)
-		must(v.t, errors.Join(dir.Sync(), dir.Close()))
+		must(v.T, err)
+		must(v.T, errors.Join(dir.Sync(), dir.Close()))
 	}
 }
 
 func (v *volume) mustHold(file string) {
-	v.t.Helper()
+	v.T.Helper()
 	path, offset := v.at(file)
 	f, err := os.Open(path)
-	must(v.t, err)
+	must(v.T, err)
 	defer func() { _ = f.Close() }() // only read from
 	want := v.contents(file)
 	got := make([]byte, len(want))
 	if _, err := io.ReadFull(io.NewSectionReader(f, offset, int64(len(want))), got); err != nil || !bytes.Equal(got, want) {
-		v.t.Errorf("lost: %s, which was synced (%v)", file, err)
+		v.T.Errorf("lost: %s, which was synced (%v)", file, err)
 	}
 }
 
@@ -212,15 +187,15 @@ func (v *volume) survive(p vm.Promises) {
 	facts, err := readFacts(dir)
 	switch {
 	case os.IsNotExist(err) && p.Created && !p.DeleteBegun:
-		v.t.Fatal("lost: the volume, which was created")
+		v.T.Fatal("lost: the volume, which was created")
 	case err == nil && (p.Deleted || !p.CreateBegun):
-		v.t.Errorf("there is a volume which %+v", p)
+		v.T.Errorf("there is a volume which %+v", p)
 	case err != nil && !os.IsNotExist(err):
-		v.t.Error(err)
+		v.T.Error(err)
 	case err == nil && facts.Bytes < p.Bytes:
-		v.t.Errorf("lost: its size is %d bytes, and %d were promised", facts.Bytes, p.Bytes)
+		v.T.Errorf("lost: its size is %d bytes, and %d were promised", facts.Bytes, p.Bytes)
 	case err == nil && p.Staged && v.fsType != "" && facts.Formatted != v.fsType:
-		v.t.Errorf("the volume was staged, and its format is not known: %+v", facts)
+		v.T.Errorf("the volume was staged, and its format is not known: %+v", facts)
 	}
 	switch {
 	case !p.CreateBegun:
@@ -248,10 +223,10 @@ func (v *volume) survive(p vm.Promises) {
 // mustBeFormattedAnew fails unless the mark is gone. That what mkfs had left
 // was erased goes to the console; there may have been nothing.
 func (v *volume) mustBeFormattedAnew(dir string) {
-	v.t.Helper()
+	v.T.Helper()
 	facts, err := readFacts(dir)
 	if err != nil || facts.Formatting || facts.Formatted != v.fsType {
-		v.t.Errorf("a format that was cut was not begun anew: %+v (%v)", facts, err)
+		v.T.Errorf("a format that was cut was not begun anew: %+v (%v)", facts, err)
 	}
 	if strings.Contains(v.Log.String(), `step="erase"`) {
 		fmt.Println(vm.Erased, v.device, v.name)
@@ -260,12 +235,10 @@ func (v *volume) mustBeFormattedAnew(dir string) {
 
 // mustHaveRoom fails unless the pod sees the size that the volume has grown to.
 func (v *volume) mustHaveRoom() {
-	v.t.Helper()
-	resp, err := v.Node.NodeGetVolumeStats(v.t.Context(), &csi.NodeGetVolumeStatsRequest{VolumeId: v.name, VolumePath: v.target()})
-	must(v.t, err)
+	v.T.Helper()
 	// A file system keeps some of it for itself, but has more than it began with.
-	if total := resp.GetUsage()[0].GetTotal(); total < v.spec.grown*2/3 {
-		v.t.Errorf("the pod sees %d bytes of %d", total, v.spec.grown)
+	if total := v.Total(v.pod); total < v.grown*2/3 {
+		v.T.Errorf("the pod sees %d bytes of %d", total, v.grown)
 	}
 }
 

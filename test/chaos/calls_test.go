@@ -1,0 +1,425 @@
+package chaos
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/csi-node/csi-node/test/harness"
+)
+
+// verb is what a call asks for.
+type verb string
+
+const (
+	create    verb = "create"
+	remove    verb = "delete"
+	stage     verb = "stage"
+	unstage   verb = "unstage"
+	publish   verb = "publish"
+	unpublish verb = "unpublish"
+	expand    verb = "expand"
+	stats     verb = "stats"
+	health    verb = "health"
+	validate  verb = "validate"
+)
+
+// opposite is what undoes a verb.
+var opposite = map[verb]verb{create: remove, remove: create, stage: unstage, unstage: stage, publish: unpublish, unpublish: publish}
+
+// verbs are drawn from; some come more often.
+var verbs = []verb{create, create, remove, stage, stage, stage, stage, unstage, unstage,
+	publish, publish, publish, publish, publish, unpublish, unpublish, unpublish, expand, expand, stats, stats, health, validate}
+
+// answers lists the final codes that each verb may get here. The codes
+// that are not final may come of any.
+var answers = map[verb][]codes.Code{
+	create:    {codes.AlreadyExists},
+	remove:    {codes.FailedPrecondition},
+	stage:     {codes.NotFound, codes.AlreadyExists, codes.FailedPrecondition},
+	unstage:   {codes.FailedPrecondition},
+	publish:   {codes.NotFound, codes.AlreadyExists, codes.FailedPrecondition},
+	unpublish: {},
+	expand:    {codes.NotFound, codes.FailedPrecondition},
+	stats:     {codes.NotFound},
+	health:    {codes.NotFound},
+	validate:  {codes.NotFound},
+}
+
+// mayBe reports whether a call may be answered so. Unavailable is for what fails
+// and is tried again. While the plugin lives nothing fails here but for one thing:
+// whoever on this machine makes a mount namespace holds, as long as that lives,
+// what is mounted at that moment.
+func (c call) mayBe(dying bool) bool {
+	switch {
+	case c.code == codes.Unavailable:
+		return dying || strings.Contains(status.Convert(c.err).Message(), "is still held")
+	case c.code == codes.OK || !harness.Final(c.err):
+		return true
+	}
+	return slices.Contains(answers[c.verb], c.code)
+}
+
+// ask is a call to be made. What is not set is as the volume was made for.
+type ask struct {
+	verb     verb
+	path     string // of the stage or the target
+	staging  string // of a publish
+	readOnly bool
+	odd      string // another fs type than the volume's; "block" for none
+	flags    []string
+	bytes    int64
+}
+
+// call is an ask that was made, and its answer.
+type call struct {
+	ask
+	start, end time.Duration // since the run began
+	code       codes.Code
+	err        error
+}
+
+func (c call) String() string {
+	text := fmt.Sprintf("%9.3fms to %9.3fms %s", float64(c.start)/1e6, float64(c.end)/1e6, c.verb)
+	if parts := strings.Split(c.path, "/"); len(parts) > 2 {
+		text += " " + strings.Join(parts[len(parts)-3:], "/")
+	}
+	if c.readOnly {
+		text += " read-only"
+	}
+	if c.odd != "" || len(c.flags) > 0 {
+		text += fmt.Sprintf(" as %s %v", c.odd, c.flags)
+	}
+	if c.bytes > 0 {
+		text += fmt.Sprintf(" %d MiB", c.bytes/mib)
+	}
+	return fmt.Sprintf("%s → %s %.200s", text, c.code, status.Convert(c.err).Message())
+}
+
+// orderly reports whether the volume is asked for as it was made for.
+func (c call) orderly(m *member) bool {
+	return c.odd == "" && len(c.flags) == 0 && c.path != m.stagings[1] && c.staging != m.stagings[1] && (c.verb != stage || !c.readOnly)
+}
+
+// member is a volume of the fleet and what was asked of it.
+type member struct {
+	*volume
+	c        *chaos
+	stagings []string // where it may be staged, as a rule at the first
+
+	mu    sync.Mutex
+	calls []call // since it was last quiet, and before that those that tell what is there
+	tale  []call // the last calls
+
+	// What was written into it, which of the volumes of that name it was, and how
+	// often that one had been formatted when it was first known to be mounted.
+	text, created string
+	formats       int
+	looked        time.Duration // when it was last looked at
+}
+
+func newMember(c *chaos, v *volume) *member {
+	elsewhere := filepath.Join(filepath.Dir(v.Staging), "elsewhere")
+	must(c.t, os.MkdirAll(elsewhere, 0o750))
+	return &member{volume: v, c: c, stagings: []string{v.Staging, elsewhere}}
+}
+
+// complain fails the test and tells what was asked of the volume lately.
+func (m *member) complain(format string, args ...any) {
+	m.T.Helper()
+	m.mu.Lock()
+	tale := slices.Clone(m.tale)
+	m.mu.Unlock()
+	slices.SortFunc(tale, func(a, b call) int { return int(a.start - b.start) })
+	var b strings.Builder
+	for _, c := range tale {
+		fmt.Fprintln(&b, c)
+	}
+	m.T.Errorf("volume %s at %s: %s\n%s", m.ID, m.c.now(), fmt.Sprintf(format, args...), b.String())
+}
+
+// draw returns a call at random: as a rule one that makes sense for the volume.
+func (m *member) draw(random *rand.Rand) ask {
+	rarely := func() bool { return random.IntN(12) == 0 }
+	a := ask{verb: verbs[random.IntN(len(verbs))], bytes: m.bytes}
+	target := random.IntN(len(m.targets))
+	staging := m.stagings[0]
+	if rarely() {
+		staging = m.stagings[1]
+	}
+	a.path = staging
+	switch a.verb {
+	case create:
+		if rarely() {
+			a.bytes *= 2
+		}
+	case publish, unpublish:
+		a.path, a.staging = m.targets[target], staging
+		a.readOnly = target == len(m.targets)-1 != rarely()
+	case stage:
+		a.readOnly = rarely()
+	case expand:
+		a.bytes += int64(random.IntN(16)) * mib
+		if random.IntN(2) == 0 {
+			a.path = m.targets[target]
+		}
+	case stats, health:
+		if random.IntN(2) == 0 {
+			a.path = m.targets[target]
+		}
+	}
+	if rarely() {
+		a.odd = []string{"ext4", "xfs", "block"}[random.IntN(3)]
+	}
+	if rarely() {
+		a.flags = [][]string{{"noatime"}, {"ro"}, {"nodev", "nosuid"}}[random.IntN(3)]
+	}
+	return a
+}
+
+// patience draws how long a caller waits, and how it gives up.
+func patience(ctx context.Context, random *rand.Rand) (context.Context, context.CancelFunc) {
+	wait := time.Duration(random.Int64N(int64(time.Millisecond) << random.IntN(7)))
+	switch random.IntN(4) {
+	case 0:
+		return context.WithTimeout(ctx, wait)
+	case 1:
+		ctx, cancel := context.WithCancel(ctx)
+		timer := time.AfterFunc(wait, cancel)
+		return ctx, func() { timer.Stop(); cancel() }
+	}
+	return context.WithCancel(ctx)
+}
+
+// callAtRandom makes a call for any of the fleet, as patiently as it is drawn.
+func (c *chaos) callAtRandom(ctx context.Context, random *rand.Rand) {
+	m := c.fleet[random.IntN(len(c.fleet))]
+	ctx, cancel := patience(ctx, random)
+	defer cancel()
+	m.make(ctx, m.draw(random))
+}
+
+// make makes a call, notes it, and fails if its code is none that may be.
+func (m *member) make(ctx context.Context, a ask) call {
+	m.T.Helper()
+	c := call{ask: a, start: m.c.now()}
+	m.c.mu.Lock()
+	dying := m.c.dying
+	m.c.mu.Unlock()
+	c.err = m.send(ctx, a)
+	c.end, c.code = m.c.now(), status.Code(c.err)
+	m.mu.Lock()
+	m.calls = append(m.calls, c)
+	m.tale = append(m.tale[max(len(m.tale)-60, 0):], c)
+	m.mu.Unlock()
+	m.c.count(fmt.Sprintf("%s %s", a.verb, c.code))
+	if !c.mayBe(dying) {
+		m.complain("%s answers %v", a.verb, c.err)
+	}
+	return c
+}
+
+// word makes a call until its answer is final, and returns the last one.
+func (m *member) word(a ask) (c call) {
+	m.T.Helper()
+	_ = harness.Insist(m.T.Context(), func(ctx context.Context) error {
+		c = m.make(ctx, a)
+		return c.err
+	})
+	if !harness.Final(c.err) {
+		m.complain("not answered for good: %s", c)
+	}
+	return c
+}
+
+// insist makes a call that must be answered OK in the end.
+func (m *member) insist(a ask) {
+	m.T.Helper()
+	if c := m.word(a); c.err != nil {
+		m.complain("%s at %s: %v", a.verb, a.path, c.err)
+	}
+}
+
+// publishAsk is an orderly publish.
+func (m *member) publishAsk(target string) ask {
+	return ask{verb: publish, path: target, staging: m.stagings[0], readOnly: m.readOnly(target)}
+}
+
+// live is the whole life of a volume, as kubelet leads it. Others disturb it: what
+// comes of it is seen by who looks.
+func (m *member) live(ctx context.Context, random *rand.Rand) {
+	try := func(a ask) { // somebody else may have to end first what he began
+		ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
+		defer cancel()
+		_ = harness.Insist(ctx, func(ctx context.Context) error { return m.make(ctx, a).err })
+	}
+	try(ask{verb: create, bytes: m.bytes})
+	try(ask{verb: stage, path: m.stagings[0]})
+	for _, target := range m.targets {
+		try(m.publishAsk(target))
+	}
+	if random.IntN(2) == 0 {
+		try(ask{verb: expand, path: m.stagings[0], bytes: m.bytes + int64(random.IntN(16))*mib})
+	}
+	for _, target := range m.targets {
+		try(ask{verb: unpublish, path: target})
+	}
+	for _, staging := range m.stagings {
+		try(ask{verb: unstage, path: staging})
+	}
+	if random.IntN(2) == 0 {
+		try(ask{verb: remove})
+	}
+}
+
+// race lets two to four calls that contradict or repeat each other race for the
+// stage or a target, and then makes one alone. What is known afterwards must be true
+// at once.
+func (m *member) race(random *rand.Rand) {
+	m.word(ask{verb: create, bytes: m.bytes})
+	on, off := ask{verb: stage, path: m.stagings[0]}, ask{verb: unstage, path: m.stagings[0]}
+	m.word(ask{verb: unstage, path: m.stagings[1]})
+	if random.IntN(3) == 0 {
+		for _, target := range m.targets {
+			m.word(ask{verb: unpublish, path: target})
+		}
+	} else {
+		m.word(on)
+		target := m.targets[random.IntN(len(m.targets))]
+		on, off = m.publishAsk(target), ask{verb: unpublish, path: target}
+	}
+	draw := []ask{on, off}
+	if random.IntN(3) == 0 {
+		draw = []ask{on, on}
+	}
+	for range random.IntN(3) {
+		draw = append(draw, draw[random.IntN(2)])
+	}
+	var group sync.WaitGroup
+	for _, a := range draw {
+		ctx, cancel := patience(m.T.Context(), random)
+		group.Go(func() {
+			defer cancel()
+			m.make(ctx, a)
+		})
+	}
+	group.Wait()
+	m.see(on)
+	m.word([]ask{on, off}[random.IntN(2)])
+	m.see(on)
+}
+
+// lastWords makes calls alone, as kubelet does until they are answered for
+// good, so that it is known of half of the parts what they must be.
+func (c *chaos) lastWords() {
+	for _, m := range c.fleet {
+		m.word(ask{verb: create, bytes: m.bytes})
+		if c.random.IntN(2) == 0 {
+			m.word(ask{verb: stage, path: m.stagings[0]})
+		}
+		for _, target := range m.targets {
+			switch c.random.IntN(3) {
+			case 0:
+				m.word(m.publishAsk(target))
+			case 1:
+				m.word(ask{verb: unpublish, path: target})
+			}
+		}
+		if c.random.IntN(4) == 0 {
+			for _, target := range m.targets {
+				m.word(ask{verb: unpublish, path: target})
+			}
+			for _, staging := range m.stagings {
+				m.word(ask{verb: unstage, path: staging})
+			}
+			if c.random.IntN(2) == 0 {
+				m.word(ask{verb: remove})
+			}
+		}
+	}
+}
+
+// restage takes each volume down and up again and looks for its data.
+func (c *chaos) restage() {
+	c.t.Helper()
+	for _, m := range c.fleet {
+		if m.text == "" {
+			continue
+		}
+		m.clear()
+		if m.generation() != m.created {
+			continue // it is another one since the last look
+		}
+		m.insist(ask{verb: stage, path: m.stagings[0]})
+		m.insist(m.publishAsk(m.targets[0]))
+		m.read(m.targets[0])
+	}
+}
+
+// clear takes a volume down as kubelet does.
+func (m *member) clear() {
+	m.T.Helper()
+	for _, target := range m.targets {
+		m.insist(ask{verb: unpublish, path: target})
+	}
+	for _, staging := range m.stagings {
+		m.insist(ask{verb: unstage, path: staging})
+	}
+}
+
+// capability is what the call asks for.
+func (m *member) capability(a ask) *csi.VolumeCapability {
+	fsType := m.fsType
+	if a.odd != "" {
+		fsType = strings.TrimPrefix(a.odd, "block")
+	}
+	c := harness.Shared(fsType, a.flags...)
+	if a.readOnly && a.verb == stage {
+		c.AccessMode.Mode = csi.VolumeCapability_AccessMode_SINGLE_NODE_READER_ONLY
+	}
+	return c
+}
+
+func (m *member) send(ctx context.Context, a ask) (err error) {
+	v := *m.Volume
+	v.Capability, v.Staging = m.capability(a), a.path
+	switch a.verb {
+	case create:
+		_, err = v.Controller.CreateVolume(ctx, v.CreateRequest(a.bytes, map[string]string{"provisioning": m.provisioning}))
+	case remove:
+		err = v.Delete(ctx)
+	case validate:
+		_, err = v.Controller.ValidateVolumeCapabilities(ctx, &csi.ValidateVolumeCapabilitiesRequest{VolumeId: v.ID, VolumeCapabilities: []*csi.VolumeCapability{v.Capability}})
+	case stage:
+		err = v.Stage(ctx)
+	case unstage:
+		err = v.Unstage(ctx)
+	case publish:
+		req := v.PublishRequest(a.path)
+		req.StagingTargetPath, req.Readonly = a.staging, a.readOnly
+		_, err = v.Node.NodePublishVolume(ctx, req)
+	case unpublish:
+		err = v.Unpublish(ctx, a.path)
+	case expand:
+		var got int64
+		v.Staging = m.stagings[0]
+		if got, err = v.ExpandAt(ctx, a.path, a.bytes); err == nil && got < a.bytes {
+			m.complain("grown to %d bytes, asked for %d", got, a.bytes)
+		}
+	case stats:
+		err = v.Stats(ctx, a.path)
+	case health:
+		_, err = v.Node.NodeGetVolumeHealth(ctx, &csi.NodeGetVolumeHealthRequest{VolumeId: v.ID})
+	}
+	return err
+}

@@ -1,0 +1,226 @@
+package node
+
+import (
+	"context"
+	"path/filepath"
+	"syscall"
+	"testing"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/csi-node/csi-node/pkg/reconciler"
+	"github.com/csi-node/csi-node/test/harness"
+)
+
+// mkfs dies with the plugin, and what it left half done is done again; a
+// format that was completed never is.
+func TestMkfsDiesWithThePluginAndIsDoneAgain(t *testing.T) {
+	t.Parallel()
+	for name, then := range map[string]string{"exec": byExec, "grandchild": byGrandchild} {
+		t.Run(name, func(t *testing.T) {
+			p := harness.New(t)
+			w := wrapMkfs(t, p, then)
+			p.Start(harness.Options{Env: w.env()})
+			v := create(t, p, "volume", 32*mib, mountAs("ext4", multiWriter))
+			staged := make(chan error, 1)
+			go func() { staged <- v.Stage(t.Context()) }()
+			w.awaitStart()
+			killWithHelpers(t, p, syscall.SIGKILL)
+			mustRefuse(t, <-staged, codes.Unavailable)
+
+			w.open()
+			p.Start(harness.Options{Env: w.env()})
+			must(t, v.Stage(t.Context()))
+			write(t, filepath.Join(v.Staging, "file"), "kept")
+			if runs := w.runs(); runs != 2 {
+				t.Errorf("mkfs was run %d times, want 2", runs)
+			}
+			p.Kill()
+			p.Start(harness.Options{Env: w.env()})
+			must(t, v.Stage(t.Context()))
+			must(t, v.Unstage(t.Context()))
+			must(t, v.Stage(t.Context()))
+			mustRead(t, filepath.Join(v.Staging, "file"), "kept")
+			if runs := w.runs(); runs != 2 {
+				t.Errorf("a completed format was repeated: %d runs of mkfs", runs)
+			}
+			v.End()
+		})
+	}
+}
+
+// killWithHelpers ends the plugin by a signal while it has helper processes,
+// which must end with it.
+func killWithHelpers(t *testing.T, p *harness.Plugin, signal syscall.Signal) {
+	t.Helper()
+	helpers := p.Helpers(t)
+	if len(helpers) == 0 {
+		t.Error("no helper process is running")
+	}
+	p.Signal(t, signal)
+	p.Wait(t)
+	for _, h := range helpers {
+		if ended, err := h.AwaitEnd(); err != nil || !ended {
+			t.Errorf("helper process %s lives on (%v)", h, err)
+		}
+	}
+}
+
+// At SIGTERM calls under way are answered, the process ends with 0, and mounts stay.
+func TestSIGTERMAnswersCallsAndKeepsMounts(t *testing.T) {
+	t.Parallel()
+	p := harness.New(t)
+	w := wrapMkfs(t, p, byGrandchild)
+	p.Start(harness.Options{Env: w.env()})
+	v := create(t, p, "volume", 32*mib, mountAs("ext4", multiWriter))
+	running := create(t, p, "running", smallest("xfs"), mountAs("xfs", multiWriter))
+	ctx, pod := t.Context(), running.Target("pod")
+	must(t, running.Up(ctx, pod))
+	write(t, filepath.Join(pod, "file"), "kept")
+
+	staged := make(chan error, 1)
+	go func() { staged <- v.Stage(ctx) }()
+	w.awaitStart()
+	killWithHelpers(t, p, syscall.SIGTERM)
+	if state := p.Wait(t); state.ExitCode() != 0 {
+		t.Errorf("after SIGTERM: %s", state)
+	}
+	mustRefuse(t, <-staged, codes.Unavailable, v.ID, "stopping")
+	mustRead(t, filepath.Join(pod, "file"), "kept")
+
+	w.open()
+	p.Start(harness.Options{Env: w.env()})
+	must(t, v.Stage(ctx))
+	must(t, v.Unstage(ctx))
+	must(t, v.Delete(ctx))
+	running.End(pod)
+}
+
+// After a crash the plugin takes over what runs and does nothing to it.
+func TestRestartTakesOverAndChangesNothing(t *testing.T) {
+	t.Parallel()
+	p := harness.Start(t, harness.Options{})
+	ctx := t.Context()
+	var volumes []*volume
+	var pods []string
+	for _, v := range []*volume{
+		create(t, p, "ext4", smallest("ext4"), mountAs("ext4", multiWriter)),
+		create(t, p, "xfs", smallest("xfs"), mountAs("xfs", multiWriter)),
+		create(t, p, "block", 32*mib, blockAs(multiWriter)),
+	} {
+		pod1, pod2 := v.Target("pod-1"), v.Target("pod-2")
+		must(t, v.Up(ctx, pod1))
+		must(t, v.PublishReadOnly(ctx, pod2))
+		volumes, pods = append(volumes, v), append(pods, pod1, pod2)
+	}
+	write(t, filepath.Join(pods[0], "file"), "kept")
+	before := snapshot(t, p)
+	p.Kill()
+	mustRead(t, filepath.Join(pods[1], "file"), "kept")
+
+	address := harness.FreeAddress(t)
+	p.Start(harness.Options{Flags: []string{"--http-endpoint", address}})
+	p.AwaitRest()
+	for _, v := range p.Status().Volumes {
+		if v.Worst() != reconciler.Settled {
+			t.Errorf("not settled: %+v", v)
+		}
+	}
+	for i, v := range volumes {
+		must(t, v.Up(ctx, pods[2*i]))
+		must(t, v.PublishReadOnly(ctx, pods[2*i+1]))
+	}
+	if n := harness.Metrics(t, address)["csi_node_step_duration_seconds_count"]; n != 0 {
+		t.Errorf("%v steps were run for volumes that are as asked", n)
+	}
+	mustEqual(t, before, snapshot(t, p))
+	for i, v := range volumes {
+		for _, pod := range pods[2*i : 2*i+2] {
+			must(t, v.Unpublish(ctx, pod))
+			mustBeGone(t, pod)
+		}
+		must(t, v.Unstage(ctx))
+		must(t, v.Delete(ctx))
+	}
+	mustHaveNoRecord(t, p)
+}
+
+// Wherever the plugin is killed, the next one brings things to their end: every
+// call that was cut off succeeds when it is made again, and nothing is lost or left.
+func TestKillAtEachStep(t *testing.T) {
+	t.Parallel()
+	for _, row := range []struct {
+		story func(*testing.T, *harness.Plugin) story
+		steps []reconciler.Action
+	}{
+		{mountStory, []reconciler.Action{
+			reconciler.Attach, reconciler.BeginFormat, reconciler.Format, reconciler.Mount, reconciler.Bind, reconciler.SetAttributes,
+			reconciler.GrowDevice, reconciler.GrowFilesystem, reconciler.Unbind, reconciler.RemoveTarget, reconciler.Unmount, reconciler.Detach,
+		}},
+		{blockStory, []reconciler.Action{
+			reconciler.Attach, reconciler.MarkRaw, reconciler.Bind, reconciler.AttachView, reconciler.GrowDevice, reconciler.Unbind, reconciler.RemoveTarget,
+			reconciler.DetachView, reconciler.Detach,
+		}},
+		{repairStory, []reconciler.Action{reconciler.Format, reconciler.Check, reconciler.GrowDevice, reconciler.GrowFilesystem}},
+		{eraseStory, []reconciler.Action{reconciler.Erase, reconciler.Format}},
+	} {
+		for _, step := range row.steps {
+			for _, moment := range []reconciler.Moment{reconciler.Before, reconciler.After} {
+				fault := string(moment) + ":" + string(step)
+				t.Run(fault, func(t *testing.T) {
+					t.Parallel()
+					p := harness.Start(t, harness.Options{})
+					s := row.story(t, p)
+					faulty := harness.Options{Faults: true, Env: []string{"CSI_NODE_FAULT=" + fault + "=die"}}
+					if s.down { // the next one may die before it is ready
+						p.Process = p.Launch(faulty)
+					} else {
+						p.Restart(faulty)
+					}
+					if !tell(t, p, s) {
+						t.Errorf("the plugin never came to %s", fault)
+					}
+					s.v.End()
+				})
+			}
+		}
+	}
+}
+
+// tell goes through a story. When the plugin dies it is started again, without
+// faults, and the part that was cut off is repeated. It reports whether that happened.
+func tell(t *testing.T, p *harness.Plugin, s story) (died bool) {
+	t.Helper()
+	for i, part := range s.parts {
+		ctx, cancel := whileAlive(t.Context(), p.Process)
+		err := part(ctx)
+		if err != nil && !died && (status.Code(err) == codes.Unavailable || ctx.Err() != nil) {
+			died = true
+			if state := p.Wait(t); state.Sys().(syscall.WaitStatus).Signal() != syscall.SIGKILL {
+				t.Fatalf("the plugin ended by itself: %s", state)
+			}
+			p.Start(harness.Options{})
+			err = part(t.Context())
+		}
+		cancel()
+		if err != nil {
+			t.Fatalf("part %d of the story: %v", i, err)
+		}
+	}
+	return died
+}
+
+// whileAlive returns a context that ends with the process: a call made after
+// its death would wait for the next one.
+func whileAlive(ctx context.Context, process *harness.Process) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithCancel(ctx)
+	go func() {
+		select {
+		case <-process.Exited():
+			cancel()
+		case <-ctx.Done():
+		}
+	}()
+	return ctx, cancel
+}

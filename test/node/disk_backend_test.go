@@ -1,0 +1,417 @@
+package node
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
+
+	"github.com/csi-node/csi-node/pkg/driver"
+	"github.com/csi-node/csi-node/test/harness"
+	"github.com/csi-node/csi-node/test/machine"
+)
+
+// rack holds disks: loop devices over files that the plugin does not know for such.
+type rack struct {
+	t   *testing.T
+	dir string
+}
+
+// disk makes a disk and returns its node and its file.
+func (r rack) disk(name string, bytes int64) (node, file string) {
+	r.t.Helper()
+	file = filepath.Join(r.dir, name)
+	f, err := os.Create(file)
+	must(r.t, err)
+	must(r.t, errors.Join(f.Truncate(bytes), f.Close()))
+	return r.plug(file), file
+}
+
+func (r rack) plug(file string) (node string) {
+	r.t.Helper()
+	node = machine.Losetup(r.t, file)
+	r.t.Cleanup(func() { r.unplug(node) })
+	return node
+}
+
+func (r rack) unplug(node string) {
+	r.t.Helper()
+	machine.LosetupDetach(r.t, node)
+}
+
+// disks returns a plugin with notes of its own, and a rack.
+func disks(t *testing.T, o harness.Options) (*harness.Plugin, harness.Options, rack) {
+	t.Helper()
+	p := harness.New(t)
+	o.Flags = append(o.Flags, "--lib-dir", filepath.Join(p.Dir, "lib"))
+	return p, o, rack{t, t.TempDir()}
+}
+
+// onDisk is a volume that is a disk.
+func onDisk(p *harness.Plugin, t *testing.T, id, node, fsType string) *volume {
+	t.Helper()
+	v := harness.NewVolume(t, p, id, harness.Shared(fsType))
+	v.Context = map[string]string{"backend": "disk", "path": node}
+	return v
+}
+
+// mustBeFree fails unless nobody has a disk, and it takes writes.
+func mustBeFree(t *testing.T, node string) {
+	t.Helper()
+	f, err := os.OpenFile(node, os.O_RDWR|unix.O_EXCL, 0)
+	must(t, err)
+	readOnly, err := unix.IoctlGetInt(int(f.Fd()), unix.BLKROGET)
+	if err := errors.Join(err, f.Close()); err != nil || readOnly != 0 {
+		t.Errorf("%s: read-only %d, %v", node, readOnly, err)
+	}
+}
+
+// A disk's whole life as a volume, with restarts, a lost store and growth.
+func TestLifeOfADisk(t *testing.T) {
+	t.Parallel()
+	for _, fsType := range fsTypes {
+		t.Run(fsType, func(t *testing.T) {
+			p, o, r := disks(t, harness.Options{})
+			p.Start(o)
+			ctx, bytes := t.Context(), smallest(fsType)
+			node, file := r.disk("disk", bytes)
+			v := onDisk(p, t, "a-disk", node, fsType)
+			pod1, pod2 := v.Target("pod-1"), v.Target("pod-2")
+			must(t, v.Up(ctx, pod1))
+			must(t, v.PublishReadOnly(ctx, pod2))
+			write(t, filepath.Join(pod1, "file"), "kept")
+			mustRead(t, filepath.Join(pod2, "file"), "kept")
+			mustRefuse(t, onDisk(p, t, "another", node, fsType).Stage(ctx), codes.FailedPrecondition, node, v.ID)
+
+			p.Kill()
+			p.Start(o)
+			must(t, v.Up(ctx, pod1))
+			mustRead(t, filepath.Join(pod1, "file"), "kept")
+
+			p.Terminate()
+			must(t, os.RemoveAll(p.StateDir))
+			p.Start(o)
+			must(t, v.Publish(ctx, pod1))
+			mustRead(t, filepath.Join(pod1, "file"), "kept")
+			p.Terminate()
+			must(t, os.RemoveAll(p.StateDir))
+			p.Start(o)
+			for _, pod := range []string{pod1, pod2} {
+				must(t, v.Unpublish(ctx, pod))
+				mustBeGone(t, pod)
+			}
+			must(t, v.Unstage(ctx))
+			mustBeFree(t, node)
+
+			must(t, v.Stage(ctx))
+			_, err := v.Expand(ctx, 2*bytes)
+			mustRefuse(t, err, codes.ResourceExhausted, node, "make the disk larger first")
+			must(t, os.Truncate(file, 2*bytes))
+			before := v.Total(v.Staging)
+			_, err = v.Expand(ctx, 2*bytes)
+			if fsType == "ext4" && !mayResize(t) {
+				mustRefuse(t, err, codes.FailedPrecondition, "CAP_SYS_RESOURCE", v.ID)
+				must(t, v.Unstage(ctx))
+				must(t, v.Stage(ctx))
+			} else {
+				must(t, err)
+			}
+			if after := v.Total(v.Staging); after <= before {
+				t.Errorf("%d bytes after the disk has grown, %d before", after, before)
+			}
+			mustRead(t, filepath.Join(v.Staging, "file"), "kept")
+			must(t, v.Unstage(ctx))
+
+			v.Capability = mountAs(fsType, readerOnly)
+			must(t, v.Stage(ctx))
+			mustRead(t, filepath.Join(v.Staging, "file"), "kept")
+			if err := os.WriteFile(node, []byte("x"), 0); !errors.Is(err, unix.EPERM) && !errors.Is(err, unix.EACCES) {
+				t.Errorf("writing to a disk that is staged read-only: %v", err)
+			}
+			must(t, v.Unstage(ctx))
+			mustBeFree(t, node)
+			mustHaveNoRecord(t, p)
+		})
+	}
+}
+
+// What a format that was interrupted has left on a disk is erased, and the disk
+// formatted anew, also by a plugin that has lost its store.
+func TestDiskFormatIsInterrupted(t *testing.T) {
+	t.Parallel()
+	p, o, r := disks(t, harness.Options{})
+	w := wrapMkfs(t, p, byExec)
+	o.Env = w.env()
+	p.Start(o)
+	node, _ := r.disk("disk", 32*mib)
+	v := onDisk(p, t, "a-disk", node, "ext4")
+	staged := make(chan error, 1)
+	go func() { staged <- v.Stage(t.Context()) }()
+	w.awaitStart()
+	killWithHelpers(t, p, syscall.SIGKILL)
+	mustRefuse(t, <-staged, codes.Unavailable)
+	f, err := os.OpenFile(node, os.O_WRONLY, 0)
+	must(t, err)
+	_, err = f.WriteAt([]byte("half a file system"), 4096)
+	must(t, errors.Join(err, f.Sync(), f.Close()))
+	must(t, os.RemoveAll(p.StateDir))
+
+	w.open()
+	p.Start(o)
+	must(t, v.Stage(t.Context()))
+	if runs := w.runs(); runs != 2 {
+		t.Errorf("mkfs was run %d times, want 2", runs)
+	}
+	write(t, filepath.Join(v.Staging, "file"), "kept")
+	must(t, v.Unstage(t.Context()))
+
+	// A disk that was formatted and is blank now has lost its data: it is not formatted again.
+	must(t, exec.Command("wipefs", "-aq", node).Run())
+	must(t, exec.Command("blkdiscard", "-f", "-z", node).Run())
+	mustRefuse(t, v.Stage(t.Context()), codes.FailedPrecondition, "was formatted as ext4 before")
+	must(t, v.Unstage(t.Context()))
+	mustBeFree(t, node)
+}
+
+// Another disk at the path of a volume is refused, and what is mounted can go.
+func TestAnotherDiskIsRefused(t *testing.T) {
+	t.Parallel()
+	p, o, r := disks(t, harness.Options{})
+	p.Start(o)
+	ctx := t.Context()
+	node, file := r.disk("disk", 32*mib)
+	v := onDisk(p, t, "a-disk", node, "ext4")
+	must(t, v.Stage(ctx))
+	write(t, filepath.Join(v.Staging, "file"), "kept")
+	must(t, v.Unstage(ctx))
+
+	r.unplug(node)
+	other := filepath.Join(r.dir, "other")
+	must(t, os.WriteFile(other, make([]byte, 32*mib), 0o600))
+	must(t, exec.Command("losetup", node, other).Run())
+	before := sum(t, other)
+	mustRefuse(t, v.Stage(ctx), codes.FailedPrecondition, node, "another now")
+	must(t, v.Unstage(ctx))
+	if sum(t, other) != before {
+		t.Error("the other disk has changed")
+	}
+	mustBeFree(t, node)
+
+	r.unplug(node)
+	must(t, exec.Command("losetup", node, file).Run())
+	must(t, v.Stage(ctx))
+	mustRead(t, filepath.Join(v.Staging, "file"), "kept")
+
+	// A lazy detach lets the disk go beneath the mount, which goes all the same.
+	p.Terminate()
+	r.unplug(node)
+	must(t, os.RemoveAll(p.StateDir))
+	p.Start(o)
+	must(t, v.Unstage(ctx))
+	if n := mountsAt(p, v.Staging); n > 0 {
+		t.Errorf("%d mounts at %s", n, v.Staging)
+	}
+}
+
+// What is in use is refused, and left alone.
+func TestDiskInUseIsRefused(t *testing.T) {
+	t.Parallel()
+	p, o, r := disks(t, harness.Options{})
+	p.Start(o)
+	ctx := t.Context()
+	node, file := r.disk("disk", 32*mib)
+	must(t, exec.Command("mkfs.ext4", "-q", node).Run())
+	elsewhere := t.TempDir()
+	must(t, unix.Mount(node, elsewhere, "ext4", 0, ""))
+	t.Cleanup(func() { _ = unix.Unmount(elsewhere, 0) }) // if the test has not come to it
+	for _, fsType := range []string{"ext4", ""} {
+		v := onDisk(p, t, "a-disk"+fsType, node, fsType)
+		mustRefuse(t, v.Stage(ctx), codes.FailedPrecondition, node, "mounted at "+elsewhere)
+	}
+	write(t, filepath.Join(elsewhere, "file"), "still there")
+	must(t, unix.Unmount(elsewhere, 0))
+	mustBeFree(t, node)
+
+	for name, text := range map[string]string{"LVM2": "LABELONE", "data": "somebody's"} {
+		junk := make([]byte, 32*mib)
+		copy(junk[512:], text)
+		copy(junk[512+24:], "LVM2 001")
+		must(t, os.WriteFile(file, junk, 0o600))
+		before := sum(t, file)
+		mustRefuse(t, onDisk(p, t, "a-disk-"+name, node, "ext4").Stage(ctx), codes.FailedPrecondition, "neither blank nor a file system")
+		if sum(t, file) != before {
+			t.Errorf("%s: the disk has changed", name)
+		}
+		mustBeFree(t, node)
+	}
+	mustHaveNoRecord(t, p)
+}
+
+// A disk as a raw block device.
+func TestRawBlockDisk(t *testing.T) {
+	t.Parallel()
+	p, o, r := disks(t, harness.Options{})
+	p.Start(o)
+	ctx := t.Context()
+	node, file := r.disk("disk", 32*mib)
+	v := onDisk(p, t, "a-disk", node, "")
+	pod := v.Target("pod")
+	must(t, v.Up(ctx, pod))
+	write(t, pod, strings.Repeat("raw", 1000))
+	p.Kill()
+	p.Start(o)
+	must(t, v.Down(ctx, pod))
+	if raw, err := os.ReadFile(file); err != nil || !bytes.HasPrefix(raw, []byte("rawraw")) {
+		t.Errorf("the disk holds %.10q, %v", raw, err)
+	}
+	must(t, exec.Command("blkdiscard", "-f", "-z", node).Run())
+	mustRefuse(t, onDisk(p, t, "as-a-file-system", node, "ext4").Stage(ctx), codes.FailedPrecondition, "published as a raw block device")
+	mustBeFree(t, node)
+}
+
+// An operator's word makes a disk blank, whatever it held or was.
+func TestClearMakesADiskBlank(t *testing.T) {
+	t.Parallel()
+	p, o, r := disks(t, harness.Options{})
+	p.Start(o)
+	ctx := t.Context()
+	node, file := r.disk("disk", 32*mib)
+	v := onDisk(p, t, "a-disk", node, "ext4")
+	line := "csi-node volume clear-device " + v.ID + " --i-understand-this-destroys-data"
+	must(t, v.Stage(ctx))
+	refused(t, p, 1, line, "in use")
+	must(t, v.Unstage(ctx))
+	var c driver.Clearance
+	typed(t, p, line, &c)
+	if !c.Cleared || c.Found != "ext4 file system" || c.Backing != node || c.Bytes != 32*mib || c.Formatted != "ext4" {
+		t.Errorf("%+v", c)
+	}
+	if raw, err := os.ReadFile(file); err != nil || len(bytes.Trim(raw, "\x00")) > 0 {
+		t.Errorf("the disk is not blank (%v)", err)
+	}
+	must(t, v.Stage(ctx))
+	must(t, v.Unstage(ctx))
+	mustBeFree(t, node)
+}
+
+// A read-only raw publish is as large as the disk, whoever has noticed that the disk grew.
+func TestReadOnlyRawDiskGrows(t *testing.T) {
+	t.Parallel()
+	p, o, r := disks(t, harness.Options{})
+	p.Start(o)
+	ctx := t.Context()
+	node, file := r.disk("disk", 32*mib)
+	v := onDisk(p, t, "a-disk", node, "")
+	writer, reader := v.Target("writer"), v.Target("reader")
+	must(t, v.Up(ctx, writer))
+	must(t, v.PublishReadOnly(ctx, reader))
+	must(t, os.Truncate(file, 64*mib)) // which the plugin asks the disk for
+	_, err := v.Expand(ctx, 64*mib)
+	must(t, err)
+	must(t, os.Truncate(file, 96*mib)) // and here it knows
+	must(t, exec.Command("losetup", "-c", node).Run())
+	_, err = v.Expand(ctx, 96*mib)
+	must(t, err)
+	for _, pod := range []string{writer, reader} {
+		if size := deviceSize(t, pod); size != 96*mib {
+			t.Errorf("%s has %d bytes", pod, size)
+		}
+	}
+	refuseWrite(t, reader, 0)
+	must(t, v.Down(ctx, reader, writer))
+	mustBeFree(t, node)
+}
+
+// Loop devices of the pool are the pool's, staged or shown, and so are their views.
+func TestDiskIsNoLoopDeviceOfThePool(t *testing.T) {
+	t.Parallel()
+	p, o, _ := disks(t, harness.Options{})
+	p.Start(o)
+	ctx := t.Context()
+	v := create(t, p, "pool", 32*mib, blockAs(multiWriter))
+	must(t, v.Stage(ctx))
+	mustRefuse(t, onDisk(p, t, "thief", p.Loops()[0].Path, "ext4").Stage(ctx), codes.FailedPrecondition, "of its own")
+	pod := v.Target("pod")
+	must(t, v.PublishReadOnly(ctx, pod))
+	for _, loop := range p.Loops() {
+		mustRefuse(t, onDisk(p, t, "thief-of-"+filepath.Base(loop.Path), loop.Path, "").Stage(ctx), codes.FailedPrecondition, "of its own")
+	}
+	v.End(pod)
+}
+
+// A volume whose notes are lost is taken down, and staged again.
+func TestDiskNotesAreLost(t *testing.T) {
+	t.Parallel()
+	for _, fsType := range []string{"ext4", ""} {
+		t.Run(fsType, func(t *testing.T) {
+			p, o, r := disks(t, harness.Options{})
+			p.Start(o)
+			ctx := t.Context()
+			node, _ := r.disk("disk", 32*mib)
+			v := onDisk(p, t, "a-disk", node, fsType)
+			pod := v.Target("pod")
+			must(t, v.Up(ctx, pod))
+			p.Terminate()
+			must(t, os.RemoveAll(filepath.Join(p.Dir, "lib")))
+			p.Start(o)
+			mustRefuse(t, onDisk(p, t, "another", node, "").Stage(ctx), codes.FailedPrecondition, node, "in use")
+			must(t, v.Unpublish(ctx, pod))
+			mustBeGone(t, pod)
+			must(t, v.Unstage(ctx))
+			if n := mountsAt(p, v.Staging); n > 0 {
+				t.Errorf("%d mounts at %s", n, v.Staging)
+			}
+			mustBeFree(t, node)
+			must(t, v.Stage(ctx))
+			must(t, v.Unstage(ctx))
+		})
+	}
+}
+
+// A stage is answered as soon as its disk comes to the node, and a disk that comes
+// when nobody waits for it any more is staged all the same.
+func TestDiskComesLate(t *testing.T) {
+	t.Parallel()
+	for title, waits := range map[string]bool{"to a caller": true, "to nobody": false} {
+		t.Run(title, func(t *testing.T) {
+			t.Parallel()
+			p, o, r := disks(t, harness.Options{})
+			p.Start(o)
+			node, file := r.disk("disk", 32*mib)
+			r.unplug(node)
+			v := onDisk(p, t, "a-disk", node, "ext4")
+			ctx := t.Context()
+			quiet := time.NewTimer(4 * time.Second) // until it is looked for only when there is news
+			defer quiet.Stop()
+			if !waits {
+				short, cancel := context.WithTimeout(ctx, 5*time.Second)
+				defer cancel()
+				mustRefuse(t, v.Stage(short), codes.DeadlineExceeded, "waiting for the device", node)
+			}
+			staged := make(chan error, 1)
+			if waits {
+				go func() { staged <- v.Stage(ctx) }()
+			}
+			<-quiet.C
+			must(t, exec.Command("losetup", node, file).Run())
+			if waits {
+				must(t, <-staged) // and not refused, 10 s after it began
+			}
+			harness.Eventually(t, "the volume is staged", func() bool { return len(p.Report().Unsettled()) == 0 })
+			if n := mountsAt(p, v.Staging); n != 1 {
+				t.Errorf("%d mounts at %s", n, v.Staging)
+			}
+			must(t, v.Unstage(ctx))
+			mustBeFree(t, node)
+		})
+	}
+}

@@ -1,0 +1,288 @@
+package node
+
+import (
+	"crypto/rand"
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/csi-node/csi-node/test/harness"
+	"github.com/csi-node/csi-node/test/machine"
+)
+
+// gpt begins the header of a GUID partition table, in its first and last sector.
+const gpt = "EFI PART\x00\x00\x01\x00\x5c\x00\x00\x00"
+
+// Nothing is ever formatted over data, whatever kind of data it is.
+func TestNothingIsFormattedOverData(t *testing.T) {
+	t.Parallel()
+	p := harness.Start(t, harness.Options{})
+	for _, row := range []struct {
+		name   string
+		fsType string // that is asked for
+		bytes  int64
+		fill   func(*testing.T, string)
+		told   string
+	}{
+		{"ext4", "xfs", 320 * mib, tool("mkfs.ext4", "-q", "-F"), "ext4"},
+		{"xfs", "ext4", 320 * mib, tool("mkfs.xfs", "-q"), "xfs"},
+		{"swap", "ext4", 32 * mib, tool("mkswap"), "swap"},
+		{"gpt", "ext4", 32 * mib, put(map[int64]string{450: "\xee", 510: "\x55\xaa", 512: gpt, 32*mib - 512: gpt}), "GPT"},
+		{"gpt backup", "ext4", 32 * mib, put(map[int64]string{32*mib - 512: gpt}), "GPT"},
+		{"mbr", "ext4", 32 * mib, put(map[int64]string{446: "\x80\x00\x00\x00\x83\x00\x00\x00\x00\x08\x00\x00\x00\x20\x00\x00", 510: "\x55\xaa"}), "MBR"},
+		{"luks", "ext4", 32 * mib, put(map[int64]string{0: "LUKS\xba\xbe\x00\x02"}), "LUKS"},
+		{"lvm", "ext4", 32 * mib, put(map[int64]string{512: "LABELONE", 536: "LVM2 001"}), "LVM"},
+		{"random", "ext4", 32 * mib, random, "data"},
+		{"first byte", "xfs", 320 * mib, put(map[int64]string{0: "\x01"}), "data at byte 0"},
+		{"last sector", "ext4", 32 * mib, put(map[int64]string{32*mib - 512: "\x01"}), "data at byte 33553920"},
+		{"last byte", "xfs", 320 * mib, put(map[int64]string{320*mib - 1: "\x01"}), "data"},
+		{"middle", "ext4", 32 * mib, put(map[int64]string{16*mib + 12345: "\x01"}), "data"},
+		{"truncated", "ext4", 32 * mib, func(t *testing.T, path string) { must(t, os.Truncate(path, 16*mib)) }, "truncated"},
+		{"empty", "ext4", 32 * mib, func(t *testing.T, path string) { must(t, os.Truncate(path, 0)) }, "truncated"},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			v := create(t, p, strings.ReplaceAll(row.name, " ", "-"), row.bytes, mountAs(row.fsType, multiWriter))
+			row.fill(t, v.Data())
+			before := sum(t, v.Data())
+			for range 2 {
+				mustRefuse(t, v.Stage(t.Context()), codes.FailedPrecondition, v.ID, row.told)
+				if sum(t, v.Data()) != before {
+					t.Fatal("the volume's bytes have changed")
+				}
+			}
+			mustHaveNoRecord(t, p)
+			if loops := p.Loops(); len(loops) > 0 {
+				t.Errorf("attached after the refusal: %+v", loops)
+			}
+			must(t, v.Delete(t.Context()))
+		})
+	}
+}
+
+// What a pod wrote raw, wherever in a large volume, is not formatted over: the
+// volume remembers that it was shown raw, and one of which an older version
+// wrote down nothing is read.
+func TestRawDataIsNotFormattedOver(t *testing.T) {
+	t.Parallel()
+	p := harness.Start(t, harness.Options{})
+	ctx := t.Context()
+	const bytes, place = 3 << 30, 3 << 29
+	v := createAs(t, p, "raw", bytes, blockAs(multiWriter), "thick")
+	pod := v.Target("pod")
+	must(t, v.Up(ctx, pod))
+	written := make([]byte, 600<<10)
+	_, _ = rand.Read(written) // never fails
+	written[0] = 1            // a zero is no data
+	device := openDevice(t, pod, os.O_RDWR)
+	_, err := device.WriteAt(written, place)
+	must(t, err)
+	must(t, device.Close())
+	must(t, v.Down(ctx, pod))
+	before := sum(t, v.Data())
+
+	v.Capability = mountAs("ext4", multiWriter)
+	found := fmt.Sprintf("data at byte %d", place)
+	mustRefuse(t, v.Stage(ctx), codes.FailedPrecondition, v.ID, found, "clear-device raw")
+	mustHaveNoRecord(t, p)
+	edit := func(change func(map[string]any)) { editFacts(t, v, change) }
+	edit(func(all map[string]any) {
+		if all["raw"] != true || all["formatting"] == true {
+			t.Errorf("the volume's facts are %v", all)
+		}
+		delete(all, "raw")
+		delete(all, "fresh")
+	})
+	mustRefuse(t, v.Stage(ctx), codes.FailedPrecondition, v.ID, found, "clear-device raw")
+	edit(func(all map[string]any) {
+		if all["formatting"] == true {
+			t.Error("the volume is marked as being formatted")
+		}
+		all["raw"] = true
+	})
+	if sum(t, v.Data()) != before {
+		t.Error("the volume's bytes have changed")
+	}
+	put(map[int64]string{place: string(make([]byte, len(written)))})(t, v.Data())
+	mustRefuse(t, v.Stage(ctx), codes.FailedPrecondition, v.ID, "published as a raw block device before", "clear-device raw")
+
+	if result := shell(t, p, "csi-node volume clear-device raw --i-understand-this-destroys-data"); result.Code != 0 {
+		t.Fatalf("clear-device: %+v", result)
+	}
+	must(t, v.Stage(ctx))
+	must(t, v.Unstage(ctx))
+	v.Capability = blockAs(multiWriter)
+	must(t, v.Stage(ctx))
+	v.End()
+}
+
+// readFacts returns what the pool says of a volume, and the file that says it.
+func readFacts(t *testing.T, v *volume) (all map[string]any, path string) {
+	t.Helper()
+	path = filepath.Join(filepath.Dir(v.Data()), "volume.json")
+	text, err := os.ReadFile(path)
+	must(t, err)
+	must(t, json.Unmarshal(text, &all))
+	return all, path
+}
+
+// editFacts changes what the pool says of a volume.
+func editFacts(t *testing.T, v *volume, change func(map[string]any)) {
+	t.Helper()
+	all, path := readFacts(t, v)
+	change(all)
+	text, err := json.Marshal(all)
+	must(t, err)
+	must(t, os.WriteFile(path, text, 0o600))
+}
+
+// A raw volume that an older version has published, which took no note of that,
+// is noted as soon as this one sees it, and never formatted, though it reads blank.
+func TestRawVolumeOfAnOlderVersionIsNotFormatted(t *testing.T) {
+	t.Parallel()
+	for _, heal := range []string{"true", "false"} {
+		t.Run("heal="+heal, func(t *testing.T) {
+			t.Parallel()
+			p := harness.Start(t, harness.Options{})
+			ctx := t.Context()
+			v := create(t, p, "raw", 32*mib, blockAs(multiWriter))
+			pod := v.Target("pod")
+			must(t, v.Up(ctx, pod))
+			p.Kill()
+			editFacts(t, v, func(all map[string]any) {
+				delete(all, "raw")
+				delete(all, "fresh")
+			})
+			p.Start(harness.Options{Flags: []string{"--heal=" + heal}})
+			harness.Eventually(t, "the raw volume is noted", func() bool {
+				all, _ := readFacts(t, v)
+				return all["raw"] == true
+			})
+			must(t, v.Down(ctx, pod))
+			v.Capability = mountAs("ext4", multiWriter)
+			mustRefuse(t, v.Stage(ctx), codes.FailedPrecondition, v.ID, "published as a raw block device before", "clear-device raw")
+		})
+	}
+}
+
+// A volume that is too small for its file system is refused before it is marked.
+func TestVolumeTooSmallForItsFilesystemIsRefused(t *testing.T) {
+	t.Parallel()
+	p := harness.Start(t, harness.Options{})
+	v := create(t, p, "small", 64*mib, mountAs("ext4", multiWriter))
+	v.Capability = mountAs("xfs", multiWriter)
+	mustRefuse(t, v.Stage(t.Context()), codes.FailedPrecondition, v.ID, "xfs", "at least 314572800")
+	text, err := os.ReadFile(filepath.Join(filepath.Dir(v.Data()), "volume.json"))
+	must(t, err)
+	if !strings.Contains(string(text), `"formatting": false`) {
+		t.Errorf("marked as being formatted: %s", text)
+	}
+	v.Capability = blockAs(multiWriter)
+	must(t, v.Stage(t.Context()))
+	must(t, v.Unstage(t.Context()))
+	v.Capability = mountAs("ext4", multiWriter)
+	must(t, v.Stage(t.Context()))
+	v.End()
+}
+
+// Blankness that is lost after a format is data loss, not a new volume.
+func TestLostFilesystemIsNotMadeAnew(t *testing.T) {
+	t.Parallel()
+	p := harness.Start(t, harness.Options{})
+	v := create(t, p, "volume", 32*mib, mountAs("ext4", multiWriter))
+	must(t, v.Stage(t.Context()))
+	must(t, v.Unstage(t.Context()))
+	must(t, os.Truncate(v.Data(), 0))
+	must(t, os.Truncate(v.Data(), 32*mib))
+	before := sum(t, v.Data())
+	mustRefuse(t, v.Stage(t.Context()), codes.FailedPrecondition, "lost", "formatted as ext4 before")
+	if sum(t, v.Data()) != before {
+		t.Error("the volume's bytes have changed")
+	}
+	must(t, v.Delete(t.Context()))
+}
+
+// What a refusal tells an operator to run does what it says.
+func TestClearingAsTheRefusalSaysWorks(t *testing.T) {
+	t.Parallel()
+	p := harness.Start(t, harness.Options{})
+	for _, provisioning := range []string{"thick", "thin"} {
+		v := createAs(t, p, provisioning, 32*mib, mountAs("ext4", multiWriter), provisioning)
+		random(t, v.Data())
+		err := v.Stage(t.Context())
+		mustRefuse(t, err, codes.FailedPrecondition, v.ID)
+		_, command, found := strings.Cut(status.Convert(err).Message(), "unstage the volume and run ")
+		if !found {
+			t.Fatalf("the refusal names no command: %v", err)
+		}
+		for _, word := range []string{"csi-node volume clear-device", v.ID} {
+			if !strings.Contains(command, word) {
+				t.Fatalf("the command does not say %q: %s", word, command)
+			}
+		}
+		if result := shell(t, p, command); result.Code != 0 {
+			t.Fatalf("%s: %+v", command, result)
+		}
+		must(t, v.Stage(t.Context()))
+		v.End()
+	}
+}
+
+// A backing file that somebody else has attached is left to them.
+func TestForeignLoopDeviceIsLeftAlone(t *testing.T) {
+	t.Parallel()
+	p := harness.Start(t, harness.Options{})
+	ctx := t.Context()
+	v := create(t, p, "volume", 32*mib, mountAs("ext4", multiWriter))
+	device := machine.Losetup(t, v.Data())
+	attached := true
+	t.Cleanup(func() {
+		if attached {
+			_ = exec.Command("losetup", "--detach", device).Run()
+		}
+	})
+	before := sum(t, v.Data())
+	mustRefuse(t, v.Stage(ctx), codes.FailedPrecondition, v.ID, device)
+	mustRefuse(t, v.Delete(ctx), codes.FailedPrecondition, device)
+	if loops := p.Loops(); len(loops) != 1 || loops[0].Path != device {
+		t.Errorf("attached: %+v", loops)
+	}
+	if sum(t, v.Data()) != before {
+		t.Error("the volume's bytes have changed")
+	}
+	mustHaveNoRecord(t, p)
+	machine.LosetupDetach(t, device)
+	attached = false
+	must(t, v.Stage(ctx))
+	v.End()
+}
+
+// tool fills a file by a program that takes its path last.
+func tool(name string, args ...string) func(*testing.T, string) {
+	return func(t *testing.T, path string) { harness.Command(t, name, append(args, path)...) }
+}
+
+// put writes the beginnings and ends of things that no tool here makes.
+func put(places map[int64]string) func(*testing.T, string) {
+	return func(t *testing.T, path string) {
+		f, err := os.OpenFile(path, os.O_WRONLY, 0)
+		must(t, err)
+		for offset, text := range places {
+			_, err := f.WriteAt([]byte(text), offset)
+			must(t, err)
+		}
+		must(t, f.Close())
+	}
+}
+
+func random(t *testing.T, path string) {
+	text := make([]byte, 32*mib)
+	_, _ = rand.Read(text) // never fails
+	must(t, os.WriteFile(path, text, 0o600))
+}
