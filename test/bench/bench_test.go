@@ -1,135 +1,99 @@
-// Package bench measures what CSI calls cost against the real binary:
+// Package bench measures what volumes cost with the built plugin, beside other drivers
+// of the same volumes in the same run, and writes docs/performance.md:
 //
-//	go test -run '^$' -bench . ./test/bench
+//	make bench
+//
+// Begin with TestPerformance. The other drivers are in peer_test.go, what is called and
+// timed in load_test.go, the crowded nodes in crowd_test.go, the report in report_test.go.
 package bench
 
 import (
+	"flag"
 	"fmt"
 	"os"
-	"path/filepath"
 	"testing"
-
-	"github.com/container-storage-interface/spec/lib/go/csi"
+	"time"
 
 	"github.com/csi-node/csi-node/test/harness"
 )
 
-func TestMain(m *testing.M) { harness.Main(m) }
+var reportDir = flag.String("bench.report", "", "measure at length, and write performance.md and its charts into this directory; "+
+	"without it everything is measured as briefly as can be, to see that it works")
 
-// node is a plugin with one volume. A call that fails fails the benchmark.
-type node struct{ *harness.Volume }
-
-func newNode(b *testing.B) *node {
-	p := harness.Start(b, harness.Options{})
-	n := &node{harness.NewVolume(b, p, "bench", harness.Shared("ext4"))}
-	n.create(b, 64<<20, "thick")
-	n.stage(b)
-	return n
-}
-
-// next is another volume of the same plugin.
-func (n *node) next(b *testing.B, id string) *node {
-	return &node{harness.NewVolume(b, n.Plugin, id, n.Capability)}
-}
-
-func (n *node) create(b *testing.B, bytes int64, provisioning string) {
-	must(b, n.Create(b.Context(), bytes, provisioning))
-}
-
-func (n *node) stage(b *testing.B)                  { must(b, n.Stage(b.Context())) }
-func (n *node) unstage(b *testing.B)                { must(b, n.Unstage(b.Context())) }
-func (n *node) publish(b *testing.B, path string)   { must(b, n.Publish(b.Context(), path)) }
-func (n *node) unpublish(b *testing.B, path string) { must(b, n.Unpublish(b.Context(), path)) }
-
-func must(b *testing.B, err error) {
-	b.Helper()
-	if err != nil {
-		b.Fatal(err)
+func TestMain(m *testing.M) {
+	if name := os.Getenv(peerVariable); name != "" {
+		if err := servePeer(name); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		os.Exit(0)
 	}
+	harness.Main(m)
 }
 
-func BenchmarkProbe(b *testing.B) {
-	n := newNode(b)
-	for b.Loop() {
-		_, err := n.Identity.Probe(b.Context(), &csi.ProbeRequest{})
-		must(b, err)
-	}
-	n.unstage(b)
+// scale is how much is measured.
+type scale struct {
+	rounds      int // each driver in turn, so often; ratios are made in a round
+	cycles      int // of one caller in a round
+	busyCycles  int // of many callers in a round
+	callers     []int
+	mounts      int // other mounts on the node
+	loops       int // other loop devices on the node
+	held        []int
+	repairs     int
+	idle        time.Duration
+	repairsOnce int // volumes that lose their stages at once, at most
 }
 
-// A formatted volume is attached, mounted, unmounted and detached.
-func BenchmarkStageUnstage(b *testing.B) {
-	n := newNode(b)
-	n.unstage(b)
-	for b.Loop() {
-		n.stage(b)
-		n.unstage(b)
+var (
+	long  = scale{5, 30, 64, []int{1, 8, 32}, 10_000, 500, []int{10, 1000, 5000}, 10, time.Minute, 1000}
+	short = scale{1, 1, 2, []int{2}, 3, 2, []int{4}, 1, 10 * time.Millisecond, 2}
+)
+
+// The names of those who are measured.
+const (
+	floorName = "floor"
+	bareName  = "bare"
+	oursName  = "csi-node"
+	usualName = "usual"
+)
+
+// TestPerformance measures everything, and writes the report.
+func TestPerformance(t *testing.T) {
+	how, dir := short, t.TempDir()
+	if *reportDir != "" {
+		how, dir = long, *reportDir
 	}
+	r := &report{scale: how, machine: machineFacts(t)}
+	for _, part := range []struct {
+		what string
+		do   func(*testing.T, *report)
+	}{
+		{"each call, by one caller", measureCalls},
+		{"whole lives, by many callers", measureCycles},
+		{"programs that are started", countPrograms},
+		{"nodes with much else on them", measureCrowds},
+		{"volumes held", measureHeld},
+	} {
+		t.Run(part.what, func(t *testing.T) {
+			progress("%s", part.what)
+			part.do(t, r)
+		})
+		if t.Failed() {
+			return
+		}
+	}
+	if err := r.write(dir); err != nil {
+		t.Fatal(err)
+	}
+	progress("written to %s/performance.md", dir)
 }
 
-func BenchmarkPublishUnpublish(b *testing.B) {
-	n := newNode(b)
-	path := filepath.Join(n.KubeletDir, "pod")
-	for b.Loop() {
-		n.publish(b, path)
-		n.unpublish(b, path)
-	}
-	n.unstage(b)
-}
+var began = time.Now()
 
-// The same publish again, as with requiresRepublish: it changes nothing.
-func BenchmarkRepublish(b *testing.B) {
-	n := newNode(b)
-	path := filepath.Join(n.KubeletDir, "pod")
-	n.publish(b, path)
-	for b.Loop() {
-		n.publish(b, path)
+// progress tells a person who waits how far it is.
+func progress(format string, args ...any) {
+	if *reportDir != "" {
+		fmt.Fprintf(os.Stderr, "%5.0f s  %s\n", time.Since(began).Seconds(), fmt.Sprintf(format, args...))
 	}
-	n.unpublish(b, path)
-	n.unstage(b)
-}
-
-// A new volume's whole life, mkfs included.
-func BenchmarkLife(b *testing.B) {
-	n := newNode(b)
-	n.unstage(b)
-	path := filepath.Join(n.KubeletDir, "pod")
-	for i := 0; b.Loop(); i++ {
-		v := n.next(b, fmt.Sprint("life-", i))
-		v.create(b, 64<<20, "thick")
-		v.stage(b)
-		v.publish(b, path)
-		v.unpublish(b, path)
-		v.unstage(b)
-		must(b, v.Delete(b.Context()))
-	}
-	if _, err := os.Stat(path); err == nil {
-		b.Error("a target is left")
-	}
-}
-
-// A pod's own volume: made, formatted, staged and published by one call, and deleted
-// by another.
-func BenchmarkInline(b *testing.B) {
-	n := newNode(b)
-	n.unstage(b)
-	path := filepath.Join(n.KubeletDir, "pod")
-	for i := 0; b.Loop(); i++ {
-		v := n.next(b, fmt.Sprint("csi-inline-", i))
-		v.Staging, v.Context = "", map[string]string{"csi.storage.k8s.io/ephemeral": "true", "csi.storage.k8s.io/pod.uid": "pod", "size": "64Mi"}
-		v.publish(b, path)
-		v.unpublish(b, path)
-	}
-}
-
-// What kubelet asks of each volume about every minute.
-func BenchmarkStats(b *testing.B) {
-	n := newNode(b)
-	path := filepath.Join(n.KubeletDir, "pod")
-	n.publish(b, path)
-	for b.Loop() {
-		must(b, n.Stats(b.Context(), path))
-	}
-	n.unpublish(b, path)
-	n.unstage(b)
 }
