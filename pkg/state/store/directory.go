@@ -1,7 +1,6 @@
 package store
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"os"
@@ -17,8 +16,6 @@ import (
 const (
 	// nextSuffix is of the file beside a record in which its next text is written.
 	nextSuffix = ".new"
-	// spareName is of a file of the version before, which kept room in it.
-	spareName = "spare"
 	// successorInfix is in the names of directories that are to take the store's
 	// place, or have lost it. None is ever given twice.
 	successorInfix = ".successor-"
@@ -59,9 +56,10 @@ func openDirectory(path, boot string) (*directory, error) {
 func (d *directory) close() error { return errors.Join(d.self.Close(), d.root.Close()) }
 
 // put makes a record's file be as the record is. For more, it is an error, too, if
-// the two files cannot own the room for its end; the file may have the record then.
+// the two files cannot own the room for its end. After an error the record's file is
+// as it was.
 func (d *directory) put(v *state.Volume, more bool) error {
-	name := fileName(v.ID)
+	name, next := fileName(v.ID), fileName(v.ID)+nextSuffix
 	if v.Empty() {
 		return d.remove(name)
 	}
@@ -69,8 +67,14 @@ func (d *directory) put(v *state.Volume, more bool) error {
 	if err != nil {
 		return fmt.Errorf("encoding the record: %w", err)
 	}
-	var full error
-	err = d.open(name+nextSuffix, os.O_CREATE, func(f *os.File) error {
+	fresh := false
+	if more {
+		err := d.reserve(name, 0, text)
+		if fresh = errors.Is(err, os.ErrNotExist); err != nil && !fresh {
+			return err
+		}
+	}
+	err = d.open(next, os.O_CREATE, func(f *os.File) error {
 		was, err := f.Stat()
 		if err == nil {
 			_, err = f.Write(text)
@@ -78,45 +82,31 @@ func (d *directory) put(v *state.Volume, more bool) error {
 		if err == nil && was.Size() > int64(len(text)) {
 			err = f.Truncate(int64(len(text))) // which takes the room behind it, too
 		}
-		full = reserve(f, text)
+		if full := allocate(f, text); err == nil && more {
+			err = full
+		}
 		return err
 	})
-	if err == nil && more {
-		err = full
-	}
 	if err == nil {
-		err = swap(int(d.self.Fd()), name+nextSuffix, name)
+		err = swap(int(d.self.Fd()), next, name)
 	}
-	if err == nil && more {
-		err = d.own(name+nextSuffix, os.O_CREATE, text)
+	if err == nil && fresh {
+		err = d.reserve(next, os.O_CREATE, text)
+	}
+	if err != nil && fresh {
+		err = errors.Join(err, d.remove(name))
 	}
 	return err
-}
-
-// takeBack makes a record's file be as the record was before a put for more, which
-// failed for want of room.
-func (d *directory) takeBack(before *state.Volume) error {
-	name := fileName(before.ID)
-	text, err := encode(d.boot, before)
-	if err != nil {
-		return fmt.Errorf("encoding the record: %w", err)
-	}
-	if was, err := d.root.ReadFile(name + nextSuffix); err == nil && bytes.Equal(was, text) {
-		err = swap(int(d.self.Fd()), name+nextSuffix, name) // where nothing is written in place, writing takes room
-		_ = d.own(name+nextSuffix, 0, text)                 // as far as there is any
-		return err
-	}
-	return d.put(before, false)
 }
 
 // hold lets both files of a record own the room for its end.
 func (d *directory) hold(v *state.Volume) error {
 	text, err := encode(d.boot, v)
 	if err == nil {
-		err = d.own(fileName(v.ID), 0, text)
+		err = d.reserve(fileName(v.ID), 0, text)
 	}
 	if err == nil {
-		err = d.own(fileName(v.ID)+nextSuffix, os.O_CREATE, text)
+		err = d.reserve(fileName(v.ID)+nextSuffix, os.O_CREATE, text)
 	}
 	return err
 }
@@ -130,15 +120,15 @@ func (d *directory) open(name string, flags int, use func(*os.File) error) error
 	return errors.Join(use(f), f.Close())
 }
 
-// own lets a file own the room for the end of a record.
-func (d *directory) own(name string, flags int, text []byte) error {
-	return d.open(name, flags, func(f *os.File) error { return reserve(f, text) })
+// reserve lets a file own the room for the end of a record.
+func (d *directory) reserve(name string, flags int, text []byte) error {
+	return d.open(name, flags, func(f *os.File) error { return allocate(f, text) })
 }
 
-// reserve lets a file own blocks for more than the text: a tombstone takes more
+// allocate lets a file own blocks for more than the text: a tombstone takes more
 // than what it ends, though not half as much again. A file system that cannot give
 // blocks in advance owes nothing.
-func reserve(f *os.File, text []byte) error {
+func allocate(f *os.File, text []byte) error {
 	size := int64(len(text))
 	for {
 		switch err := unix.Fallocate(int(f.Fd()), unix.FALLOC_FL_KEEP_SIZE, 0, size+size/2); {
@@ -231,11 +221,11 @@ type contents struct {
 	records  map[string]*state.Volume
 	revision uint64           // the highest
 	bad      map[string]error // names or ids of records that cannot be read, and why
-	old      map[string]bool  // names of files of another boot, or that nobody needs
+	old      []string         // names of files of another boot, or that nobody needs
 }
 
 func newContents() *contents {
-	return &contents{records: map[string]*state.Volume{}, bad: map[string]error{}, old: map[string]bool{}}
+	return &contents{records: map[string]*state.Volume{}, bad: map[string]error{}}
 }
 
 // read reads all files of a directory.
@@ -244,26 +234,23 @@ func read(path, bootID string) (*contents, error) {
 	entries, err := os.ReadDir(path) // in the order of their names: a record stands before its next file
 	for _, e := range entries {
 		name := e.Name()
-		if record, is := strings.CutSuffix(name, nextSuffix); is && !sound[record] && c.bad[record] == nil {
-			c.old[record] = true
-		}
-		if name == spareName {
-			c.old[name] = true
+		if record, next := strings.CutSuffix(name, nextSuffix); next && !sound[record] {
+			c.old = append(c.old, name)
 		}
 		if !strings.HasSuffix(name, suffix) {
 			continue
 		}
 		boot, v, err := readFile(path, e)
-		if err != nil {
+		switch {
+		case err != nil:
 			c.bad[name] = err
-			continue
+		case boot != bootID:
+			c.old = append(c.old, name)
+			c.revision = max(c.revision, v.Revision)
+		default:
+			c.records[v.ID], sound[name] = v, true
+			c.revision = max(c.revision, v.Revision)
 		}
-		c.revision = max(c.revision, v.Revision)
-		if boot != bootID {
-			c.old[name] = true
-			continue
-		}
-		c.records[v.ID], sound[name] = v, true
 	}
 	return c, err
 }

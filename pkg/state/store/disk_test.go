@@ -37,25 +37,30 @@ func fill(t *testing.T, dir string, blocks bool) (give func()) {
 	return func() { must(t, os.RemoveAll(dir)) }
 }
 
-// lifeTo makes a volume's record, and end takes all of it back.
-func lifeTo(t *testing.T, s *Store, id string) {
+// inUse makes the record of a volume with a stage and a target.
+func inUse(t *testing.T, s *Store, id string) {
 	t.Helper()
 	mustEdit(t, s, id, staged("/stage/"+id))
 	mustEdit(t, s, id, published("/pod/"+id))
 }
 
-func end(s *Store, id string) error {
-	for _, edit := range []func(*state.Volume) error{
-		askedAt("unpublish", "/pod/"+id),
-		func(v *state.Volume) error { v.Drop(state.TargetPart("/pod/" + id)); return nil },
-		askedAt("unstage", "/stage/"+id),
-		func(v *state.Volume) error { v.Drop(state.StagePart()); return nil },
-	} {
-		if _, err := s.Edit(id, edit); err != nil {
-			return err
+// end takes back all that a record asks for: first each part is asked to go, then
+// it is gone.
+func end(s *Store, id string) (err error) {
+	v := s.Get(id)
+	for _, part := range v.Parts() {
+		ask := askedAt("unpublish", part.Path)
+		if part == state.StagePart() {
+			ask = askedAt("unstage", v.Stage.Path)
 		}
+		_, failed := s.Edit(id, ask)
+		err = errors.Join(err, failed)
 	}
-	return nil
+	for _, part := range v.Parts() {
+		_, failed := s.Edit(id, func(v *state.Volume) error { v.Drop(part); return nil })
+		err = errors.Join(err, failed)
+	}
+	return err
 }
 
 // left names the records that a process which is killed now would leave.
@@ -95,7 +100,7 @@ func TestFullFileSystem(t *testing.T) {
 		dir := mountAt(t, "tmpfs", "size=512k,nr_inodes=100")
 		s := openStore(t, dir, testBoot)
 		for i := range volumes {
-			lifeTo(t, s, fmt.Sprint("v", i))
+			inUse(t, s, fmt.Sprint("v", i))
 		}
 		give := fill(t, dir, blocks)
 		news := map[string]func(*state.Volume) error{"new": staged("/new")}
@@ -129,7 +134,7 @@ func TestFullFileSystem(t *testing.T) {
 			t.Errorf("left: %s in the directory, %s in memory", left(t, dir), idsOf(s))
 		}
 		give()
-		lifeTo(t, s, "after")
+		inUse(t, s, "after")
 	}
 	dir := mountAt(t, "tmpfs", "size=512k")
 	must(t, syscall.Mount("", dir, "", syscall.MS_REMOUNT|syscall.MS_RDONLY, "size=512k"))
@@ -138,43 +143,38 @@ func TestFullFileSystem(t *testing.T) {
 	}
 }
 
-// A record owns room for the end of all targets, also if they end when its last
-// block is full.
-func TestRoomForTheEndOfEachTarget(t *testing.T) {
-	dir := mountAt(t, "tmpfs", "size=512k")
-	s := openStore(t, dir, testBoot)
-	mustEdit(t, s, "v", staged("/stage"))
-	last := s.Get("v")
-	must(t, published("/pod/")(last))
-	mustEdit(t, s, "v", published("/pod/"+strings.Repeat("x", (4096-len(text(last)))/2-8)))
-	give := fill(t, dir, true)
-	defer give()
-	for path := range s.Get("v").Targets {
-		mustEdit(t, s, "v", askedAt("unpublish", path))
-	}
-	mustEdit(t, s, "v", askedAt("unstage", "/stage"))
-	if s = reopen(t, s, testBoot); !s.Get("v").Stage.Gone || len(text(s.Get("v"))) < 4096 {
-		t.Errorf("there is %s", text(s.Get("v")))
-	}
-}
-
-// A kill may come before a record's files own all their room. The next start takes it.
-func TestRoomIsTakenAtTheStart(t *testing.T) {
-	for _, which := range []string{"", nextSuffix} {
+// Every record finds room for its end, whatever it was before the file system was full.
+func TestRoomForTheEnd(t *testing.T) {
+	for name, prepare := range map[string]func(s *Store, dir string) error{
+		"one that fills its block, and takes one more in the end": func(s *Store, dir string) error {
+			v := s.Get("v")
+			must(t, published("/pod/")(v))
+			mustEdit(t, s, "v", published("/pod/"+strings.Repeat("x", (4096-len(text(v)))/2-8)))
+			v = s.Get("v")
+			before := len(text(v))
+			for _, path := range v.TargetPaths() {
+				must(t, v.AskUnpublish(path, time.Now()))
+			}
+			if after := len(text(v)); before > 4096 || after <= 4096 {
+				t.Errorf("it has %d bytes, and %d in the end", before, after)
+			}
+			return nil
+		},
+		"a kill came before its file had the room": func(s *Store, dir string) error {
+			return errors.Join(os.Remove(fileOf(dir, "v")), os.WriteFile(fileOf(dir, "v"), []byte(text(s.Get("v"))), 0o600))
+		},
+		"a kill came before its next file had the room": func(s *Store, dir string) error {
+			return os.Truncate(fileOf(dir, "v")+nextSuffix, 0)
+		},
+	} {
 		dir := mountAt(t, "tmpfs", "size=512k")
 		s := openStore(t, dir, testBoot)
-		lifeTo(t, s, "v")
-		raw := []byte(text(s.Get("v")))
-		must(t, os.Remove(fileOf(dir, "v")+which))
-		if which == "" {
-			must(t, os.WriteFile(fileOf(dir, "v"), raw, 0o600))
-		} else {
-			must(t, os.WriteFile(fileOf(dir, "v")+which, nil, 0o600))
-		}
+		inUse(t, s, "v")
+		must(t, prepare(s, dir))
 		s = reopen(t, s, testBoot)
 		fill(t, dir, true)
-		if err := end(s, "v"); err != nil {
-			t.Errorf("without the room of %q: %v", which, err)
+		if err := end(s, "v"); err != nil || left(t, dir) != "" {
+			t.Errorf("%s: %v; left %s", name, err, left(t, dir))
 		}
 	}
 }
@@ -206,7 +206,7 @@ func TestRefusedWhereNothingIsWrittenInPlace(t *testing.T) {
 func TestRemovalWithoutFile(t *testing.T) {
 	dir := mountAt(t, "tmpfs", "size=512k")
 	s := openStore(t, dir, testBoot)
-	lifeTo(t, s, "v")
+	inUse(t, s, "v")
 	must(t, os.RemoveAll(s.path))
 	give := fill(t, dir, true)
 	for _, id := range []string{"v", "unknown"} {
@@ -218,7 +218,7 @@ func TestRemovalWithoutFile(t *testing.T) {
 	refused(t, s, map[string]func(*state.Volume) error{"new": staged("/new")})
 	must(t, end(s, "unknown"))
 	give()
-	lifeTo(t, s, "w")
+	inUse(t, s, "w")
 	if s = reopen(t, s, testBoot); idsOf(s) != "v w" || !s.Get("v").Targets["/pod/v"].Gone {
 		t.Errorf("there are %v", s.List())
 	}
@@ -242,19 +242,19 @@ func obstruct(t *testing.T, dir, id string) {
 func TestWhatCannotBeWritten(t *testing.T) {
 	dir := t.TempDir()
 	s := openStore(t, dir, testBoot)
-	lifeTo(t, s, "v")
-	before := text(s.Get("v"))
+	inUse(t, s, "v")
 	obstruct(t, dir, "v")
 	obstruct(t, dir, "new")
-	for _, edit := range []func(*state.Volume) error{toggled, askedAt("unpublish", "/pod/v"), published("/other")} {
-		if v, err := s.Edit("v", edit); !errors.Is(err, syscall.EISDIR) || state.ClassOf(err) != state.Unavailable || text(s.Get("v")) != before {
-			t.Errorf("%+v, %v; there is %s", v, err, text(s.Get("v")))
+	for _, row := range []struct {
+		id   string
+		edit func(*state.Volume) error
+	}{{"v", toggled}, {"v", askedAt("unpublish", "/pod/v")}, {"v", published("/other")}, {"new", staged("/new")}} {
+		before := text(s.Get(row.id))
+		if v, err := s.Edit(row.id, row.edit); !errors.Is(err, syscall.EISDIR) || state.ClassOf(err) != state.Unavailable || text(s.Get(row.id)) != before {
+			t.Errorf("%+v, %v; there is %s", v, err, text(s.Get(row.id)))
 		}
 	}
-	if _, err := s.Edit("new", staged("/new")); !errors.Is(err, syscall.EISDIR) || s.Get("new") != nil {
-		t.Errorf("something new: %v", err)
-	}
-	must(t, os.Remove(fileOf(dir, "v")+nextSuffix))
+	must(t, os.RemoveAll(fileOf(dir, "v")+nextSuffix))
 	must(t, end(s, "v"))
 }
 
@@ -290,8 +290,8 @@ func TestFilesLostWhileOpen(t *testing.T) {
 				group.Wait()
 				mustEdit(t, s, "e", emptied)
 			}
-			if s = reopen(t, s, testBoot); idsOf(s) != "a b c d" || len(s.SetAside()) > 0 {
-				t.Errorf("after it was opened again there are the records %s, set aside %q", idsOf(s), s.SetAside())
+			if s = reopen(t, s, testBoot); idsOf(s) != "a b c d" || len(asides(t, dir)) > 0 {
+				t.Errorf("after it was opened again there are the records %s, set aside %q", idsOf(s), asides(t, dir))
 			}
 			if names, err := filepath.Glob(filepath.Join(dir, "*")); err != nil || len(names) != 2 {
 				t.Errorf("left %q (%v)", names, err)

@@ -106,9 +106,6 @@ func (s *Store) commit(before, after *state.Volume) error {
 	more := asksMore(before, after)
 	err := s.onDisk(func(d *directory) error {
 		err := d.put(after, more)
-		if more && isFull(err) {
-			err = errors.Join(err, d.takeBack(before)) // whose files own the room for it
-		}
 		if err == nil {
 			s.publish(before, after)
 		}

@@ -65,7 +65,6 @@ func (s *Store) keepDamaged() error {
 	if err := os.WriteFile(aside, raw, 0o600); err != nil {
 		return errors.Join(err, os.Remove(aside))
 	}
-	s.setAside = append(s.setAside, aside)
 	return nil
 }
 

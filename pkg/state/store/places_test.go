@@ -190,29 +190,26 @@ func walk(records map[string]*state.Volume, before, after *state.Volume) (class 
 }
 
 // Records of older versions have paths as they were asked.
-func TestSpell(t *testing.T) {
-	path := t.TempDir()
-	s := openStore(t, path, testBoot)
-	mustEdit(t, s, "v", staged("/link/s"))
-	mustEdit(t, s, "v", published("/link/pod"))
-	mustEdit(t, s, "v", askedAt("unpublish", "/real/pod")) // the same place, asked for later
-	mustEdit(t, s, "v", published("/real/pod-2"))
-	mustEdit(t, s, "v", published("/link/pod-3"))
-	mustEdit(t, s, "v", func(v *state.Volume) error { v.Stage.Inline = &state.Inline{Target: "/link/pod-3"}; return nil })
-	must(t, s.Close())
-	s = openStore(t, path, testBoot)
-	s.Spell(func(path string) string { return strings.Replace(path, "/link/", "/real/", 1) })
+func TestRewritePaths(t *testing.T) {
+	s := openStore(t, t.TempDir(), testBoot)
+	for _, edit := range []func(*state.Volume) error{
+		staged("/link/s"), published("/link/pod"), published("/real/pod-2"), published("/link/pod-3"),
+		askedAt("unpublish", "/real/pod"), // that of /link/pod, asked for later
+		func(v *state.Volume) error { v.Stage.Inline = &state.Inline{Target: "/link/pod-3"}; return nil },
+	} {
+		mustEdit(t, s, "v", edit)
+	}
+	s = reopen(t, s, testBoot)
+	s.RewritePaths(func(path string) string { return strings.Replace(path, "/link/", "/real/", 1) })
 	v := s.Get("v")
 	if v.Stage.Path != "/real/s" || v.Stage.Inline.Target != "/real/pod-3" || len(v.Targets) != 3 || !v.Targets["/real/pod"].Gone || v.Targets["/real/pod-2"].Gone || v.Targets["/real/pod-3"].Path != "/real/pod-3" {
 		t.Errorf("%s", text(v))
 	}
 	if _, err := s.Edit("w", staged("/real/s/in")); state.ClassOf(err) != state.FailedPrecondition {
-		t.Errorf("in a stage that was spelled otherwise: %v", err)
+		t.Errorf("in a stage that was named otherwise: %v", err)
 	}
-	mustEdit(t, s, "v", askedAt("unpublish", "/real/pod-2"))
-	must(t, s.Close())
-	s = openStore(t, path, testBoot)
-	if v := s.Get("v"); v.Stage.Path != "/real/s" || v.Targets["/link/pod-3"] != nil {
-		t.Errorf("after the next edit the disk has %s", text(v))
+	want := text(mustEdit(t, s, "v", askedAt("unpublish", "/real/pod-2")))
+	if s = reopen(t, s, testBoot); text(s.Get("v")) != want {
+		t.Errorf("after the next edit the disk has %s, not %s", text(s.Get("v")), want)
 	}
 }

@@ -52,7 +52,6 @@ const readOnlyWait = time.Second
 type Store struct {
 	path      string // of the directory
 	bootID    string
-	setAside  []string
 	takenFrom atomic.Int64
 	revision  atomic.Uint64 // the last one given out
 
@@ -79,8 +78,8 @@ type Store struct {
 // process, too, and what it left there counts, and is taken in.
 //
 // Records that were written under another boot id are dropped, because the
-// mounts that they speak of are gone. One that cannot be read is set aside (see
-// SetAside) and logged. An error is returned for what a human must mend: a file
+// mounts that they speak of are gone. One that cannot be read is set aside, with a
+// name of its own, and logged. An error is returned for what a human must mend: a file
 // in the way, missing permission, a state directory on an overlay, which goes with
 // the container. A store opens without any space.
 func Open(ctx context.Context, stateDir, bootID string) (*Store, error) {
@@ -172,10 +171,9 @@ func (s *Store) load(ctx context.Context) error {
 			log.Error(err, "Record that cannot be read stays where it is until the next start", "store", s.path, "record", name)
 			continue
 		}
-		s.setAside = append(s.setAside, aside)
 		log.Info("Record was set aside", "file", aside)
 	}
-	for name := range own.old {
+	for _, name := range own.old {
 		if err := s.dir.remove(name); err != nil {
 			return err
 		}
@@ -215,6 +213,38 @@ func (s *Store) take(records map[string]*state.Volume) {
 		s.places.add(occupants(v))
 		s.show(nil, v)
 	}
+}
+
+// RewritePaths replaces every path of every record by what rewrite returns for it,
+// in memory: the disk follows with the next edit of a record. It serves records of
+// versions that kept paths as they were asked. Of two targets that turn out to have
+// the same path the one counts that was asked for last. It must be called before
+// the first Edit.
+func (s *Store) RewritePaths(rewrite func(path string) string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	records := map[string]*state.Volume{}
+	for id, v := range s.volumes {
+		v = v.Clone() // no record is changed in place
+		for stage := v.Stage; stage != nil; stage = stage.Next {
+			stage.Path = rewrite(stage.Path)
+			if stage.Inline != nil {
+				stage.Inline.Target = rewrite(stage.Inline.Target)
+			}
+		}
+		targets := v.Targets
+		v.Targets = map[string]*state.Target{}
+		for _, target := range targets {
+			for t := target; t != nil; t = t.Next {
+				t.Path = rewrite(t.Path)
+			}
+			if other := v.Targets[target.Path]; other == nil || other.Revision < target.Revision {
+				v.Targets[target.Path] = target
+			}
+		}
+		records[id] = v
+	}
+	s.take(records)
 }
 
 // show keeps the index of device numbers.
@@ -299,9 +329,6 @@ func (s *Store) ShownAs(number state.DeviceNumber) string {
 	}
 	return ""
 }
-
-// SetAside returns where Open put files that hold no sound record.
-func (s *Store) SetAside() []string { return s.setAside }
 
 // TakenFrom returns the id of the process that Open took the store over from;
 // 0 when there was none.

@@ -51,6 +51,17 @@ func must(t testing.TB, err error) {
 // fileOf returns the path of a volume's file.
 func fileOf(dir, id string) string { return filepath.Join(dir, Directory, fileName(id)) }
 
+// asides returns the files that were set aside in a state directory.
+func asides(t testing.TB, dir string) (all []string) {
+	t.Helper()
+	for _, pattern := range []string{"*.corrupt-*", filepath.Join(Directory, "*.corrupt-*")} {
+		found, err := filepath.Glob(filepath.Join(dir, pattern))
+		must(t, err)
+		all = append(all, found...)
+	}
+	return all
+}
+
 // staged returns an edit that stages the volume at path, published one that
 // publishes it, and emptied leaves nothing of it.
 func staged(path string) func(*state.Volume) error {
@@ -111,7 +122,8 @@ func idsOf(s *Store) string {
 	return strings.Join(ids, " ")
 }
 
-func TestEditKeepsRecordsOverReopen(t *testing.T) {
+// Records are there again after a restart, and not after a reboot. Revisions rise.
+func TestRestart(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "new", "state")
 	s := openStore(t, dir, testBoot)
 	want := map[string]*state.Volume{}
@@ -122,21 +134,29 @@ func TestEditKeepsRecordsOverReopen(t *testing.T) {
 	mustEdit(t, s, "gone", staged("/stage/gone"))
 	mustEdit(t, s, "gone", emptied)
 	s = reopen(t, s, testBoot)
-	if list := s.List(); len(list) != len(want) || list[0].ID != "a" || list[1].ID != "b" || len(s.SetAside()) != 0 || s.Get("gone") != nil {
-		t.Fatalf("the list is %v, not all records by id; set aside %q", list, s.SetAside())
+	if list := s.List(); len(list) != len(want) || list[0].ID != "a" || list[1].ID != "b" || len(asides(t, dir)) != 0 || s.Get("gone") != nil {
+		t.Fatalf("the list is %v, not all records by id; set aside %q", list, asides(t, dir))
 	}
 	for id, v := range want {
 		if got := s.Get(id); text(got) != text(v) {
 			t.Errorf("volume %q is %+v after reopening, was %+v", id, got, v)
 		}
 	}
-	if v := mustEdit(t, s, "b", toggled); v.Revision <= want["b"].Revision {
-		t.Errorf("revision %d after reopening is not later than %d", v.Revision, want["b"].Revision)
+	last := mustEdit(t, s, "b", toggled)
+	if last.Revision <= want["b"].Revision {
+		t.Errorf("revision %d after reopening is not later than %d", last.Revision, want["b"].Revision)
 	}
 	for name, mode := range map[string]os.FileMode{dir: os.ModeDir | 0o750, s.path: os.ModeDir | 0o700, fileOf(dir, "a"): 0o600} {
 		if info, err := os.Stat(name); err != nil || info.Mode() != mode {
 			t.Errorf("%s: %v has not mode %s (%v)", name, info.Mode(), mode, err)
 		}
+	}
+	s = reopen(t, s, "boot-2")
+	if v := mustEdit(t, s, "new", staged("/stage")); v.Revision <= last.Revision || idsOf(s) != "new" {
+		t.Errorf("after a reboot: revision %d after %d, there are %s", v.Revision, last.Revision, idsOf(s))
+	}
+	if s = reopen(t, s, testBoot); idsOf(s) != "" {
+		t.Errorf("in the first boot again there are %s", idsOf(s))
 	}
 }
 
@@ -207,95 +227,71 @@ func TestEditOutcomes(t *testing.T) {
 	}
 }
 
+// Whatever Edit returned is there, in the order of the revisions, until Close ends
+// the edits, and after it.
 func TestEditsAreAtomic(t *testing.T) {
-	const writers, edits = 32, 8
+	const writers = 32
 	s := openStore(t, t.TempDir(), testBoot)
-	var wg sync.WaitGroup
+	var group sync.WaitGroup
+	want, mu := map[string]int{}, sync.Mutex{} // targets by volume
 	for w := range writers {
-		wg.Go(func() {
+		group.Go(func() {
 			own, last := fmt.Sprint("own-", w), uint64(0)
-			for n := range edits {
+			for n := 0; ; n++ {
 				for _, id := range []string{"same", own} {
 					target := fmt.Sprintf("/pod/%s/%d/%d", id, w, n)
-					v := mustEdit(t, s, id, func(v *state.Volume) error {
+					v, err := s.Edit(id, func(v *state.Volume) error {
 						v.Targets[target] = &state.Target{Path: target, Intent: state.Intent{Revision: v.Revision}}
 						return nil
 					})
-					if v.Revision <= last || v.Targets[target].Revision != v.Revision || s.Get(id).Revision < v.Revision {
-						t.Errorf("volume %s: revision %d after %d, read %d", id, v.Revision, last, s.Get(id).Revision)
+					if errors.Is(err, errClosed) {
+						return
+					}
+					if err != nil || v.Revision <= last || v.Targets[target].Revision != v.Revision || s.Get(id).Revision < v.Revision {
+						t.Errorf("volume %s: after revision %d there came %+v (%v)", id, last, v, err)
+						return
 					}
 					last = v.Revision
+					mu.Lock()
+					want[id]++
+					mu.Unlock()
 				}
-				mustEdit(t, s, "passing-"+own, staged("/passing/"+own))
-				mustEdit(t, s, "passing-"+own, emptied)
-				s.List()
+				for _, edit := range []func(*state.Volume) error{staged("/passing/" + own), emptied} {
+					if _, err := s.Edit("passing-"+own, edit); err != nil && !errors.Is(err, errClosed) {
+						t.Error(err)
+					}
+				}
+				if s.List(); n == 8 && w == 0 {
+					must(t, s.Close())
+				}
 			}
 		})
 	}
-	wg.Wait()
+	group.Wait()
+	must(t, s.Close())
 	s = reopen(t, s, testBoot)
-	if n := len(s.Get("same").Targets); n != writers*edits || len(s.List()) != writers+1 {
-		t.Errorf("%d of %d concurrent edits of one volume are there, and %d records", n, writers*edits, len(s.List()))
-	}
-	for w := range writers {
-		if n := len(s.Get(fmt.Sprint("own-", w)).Targets); n != edits {
-			t.Errorf("writer %d: %d of %d edits are there", w, n, edits)
+	for id, n := range want {
+		if v := s.Get(id); v == nil || len(v.Targets) != n {
+			t.Errorf("volume %s: %d edits have returned, there is %+v", id, n, v)
 		}
 	}
 }
 
-// An edit that takes long holds up no other volume.
+// An edit that takes long holds up no other volume, and is seen by nobody.
 func TestEditsWaitForNothingInCommon(t *testing.T) {
 	s := openStore(t, t.TempDir(), testBoot)
-	begun, go_ := make(chan struct{}), make(chan struct{})
-	done := make(chan error)
-	go func() {
-		_, err := s.Edit("slow", func(v *state.Volume) error {
-			close(begun)
-			<-go_
-			return staged("/slow")(v)
-		})
-		done <- err
-	}()
-	<-begun
-	mustEdit(t, s, "v", staged("/stage"))
-	if s.Get("slow") != nil || idsOf(s) != "v" {
-		t.Error("an edit is seen before its end")
-	}
-	close(go_)
-	must(t, <-done)
-}
-
-func TestCloseEndsEdits(t *testing.T) {
-	s := openStore(t, t.TempDir(), testBoot)
-	var wg sync.WaitGroup
-	for w := range 8 {
-		wg.Go(func() {
-			for n := 0; ; n++ {
-				if _, err := s.Edit(fmt.Sprint(w), staged(fmt.Sprint("/", w, "/", n))); errors.Is(err, errClosed) {
-					return
-				} else if err != nil {
-					t.Error(err)
-					return
-				}
-			}
-		})
-	}
-	must(t, s.Close())
-	wg.Wait()
-	must(t, s.Close())
-}
-
-func TestAnotherBootDropsRecords(t *testing.T) {
-	s := openStore(t, t.TempDir(), testBoot)
-	before := mustEdit(t, s, "v", staged("/stage"))
-	s = reopen(t, s, "boot-2")
-	if after := mustEdit(t, s, "w", staged("/other")); after.Revision <= before.Revision || idsOf(s) != "w" {
-		t.Errorf("revision %d after %d, there are %s", after.Revision, before.Revision, idsOf(s))
-	}
-	if s = reopen(t, s, testBoot); idsOf(s) != "" {
-		t.Errorf("in the first boot there are %v", s.List())
-	}
+	mustEdit(t, s, "slow", func(v *state.Volume) error {
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			mustEdit(t, s, "v", staged("/stage"))
+		}()
+		<-done
+		if s.Get("slow") != nil || idsOf(s) != "v" {
+			t.Error("an edit is seen before its end")
+		}
+		return staged("/slow")(v)
+	})
 }
 
 func TestOpenReadOnly(t *testing.T) {
