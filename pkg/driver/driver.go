@@ -491,7 +491,7 @@ func (p *plugin) volumeAt(number state.DeviceNumber) string {
 			return id
 		}
 	}
-	return p.store.ShownAs(number)
+	return p.store.VolumeOfDevice(number)
 }
 
 // What one client of the CSI socket may take up.

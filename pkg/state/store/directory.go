@@ -76,19 +76,19 @@ func (d *directory) put(v *state.Volume, more bool) error {
 	}
 	err = d.open(next, os.O_CREATE, func(f *os.File) error {
 		was, err := f.Stat()
-		if err == nil {
-			_, err = f.Write(text)
-		}
 		if err == nil && was.Size() > int64(len(text)) {
 			err = f.Truncate(int64(len(text))) // which takes the room behind it, too
 		}
 		if full := allocate(f, text); err == nil && more {
 			err = full
 		}
+		if err == nil {
+			_, err = f.Write(text)
+		}
 		return err
 	})
 	if err == nil {
-		err = swap(int(d.self.Fd()), next, name)
+		err = exchange(int(d.self.Fd()), next, name)
 	}
 	if err == nil && fresh {
 		err = d.reserve(next, os.O_CREATE, text)
@@ -99,8 +99,8 @@ func (d *directory) put(v *state.Volume, more bool) error {
 	return err
 }
 
-// hold lets both files of a record own the room for its end.
-func (d *directory) hold(v *state.Volume) error {
+// reserveBoth lets both files of a record own the room for its end.
+func (d *directory) reserveBoth(v *state.Volume) error {
 	text, err := encode(d.boot, v)
 	if err == nil {
 		err = d.reserve(fileName(v.ID), 0, text)
@@ -160,9 +160,9 @@ func (d *directory) remove(name string) error {
 
 func isFull(err error) bool { return errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) }
 
-// swap gives a file the name of another one, which gets its name if it is there, or
+// exchange gives a file the name of another one, which gets its name if it is there, or
 // goes where the file system cannot exchange two.
-func swap(dir int, from, to string) error {
+func exchange(dir int, from, to string) error {
 	err := unix.Renameat2(dir, from, dir, to, unix.RENAME_EXCHANGE)
 	if errors.Is(err, unix.ENOENT) {
 		err = unix.Renameat2(dir, from, dir, to, unix.RENAME_NOREPLACE)
@@ -190,7 +190,7 @@ func replace(path, boot string, fill func(*directory) error) (*directory, error)
 		return nil, err
 	}
 	if err = fill(d); err == nil {
-		err = swap(unix.AT_FDCWD, name, path)
+		err = exchange(unix.AT_FDCWD, name, path)
 	}
 	if err != nil {
 		return nil, errors.Join(err, d.close(), os.RemoveAll(name))
@@ -211,8 +211,8 @@ func removeSuccessors(path string) error {
 	return err
 }
 
-// corrupt returns the name, with the time (UTC), that what cannot be read gets.
-func corrupt(path string) string {
+// asideName returns the name, with the time (UTC), that what cannot be read gets.
+func asideName(path string) string {
 	return path + ".corrupt-" + time.Now().UTC().Format("20060102T150405.000000000Z")
 }
 

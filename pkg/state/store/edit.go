@@ -21,8 +21,8 @@ import (
 // without its own limit.
 const maxIDBytes = 1024
 
-// renewTime bounds the wait for a lock that nobody else should have.
-const renewTime = time.Second
+// recreateTime bounds the wait for a lock that nobody else should have.
+const recreateTime = time.Second
 
 var errClosed = errors.New("the store is closed, because the plugin is stopping, or was opened only for reading")
 
@@ -84,7 +84,7 @@ func (s *Store) Edit(id string, edit func(*state.Volume) error) (*state.Volume, 
 	if err := s.commit(current, after); err != nil {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		s.places.remove(besides(after, current))
+		s.places.remove(difference(after, current))
 		return nil, err
 	}
 	return after.Stored(), nil
@@ -94,10 +94,10 @@ func (s *Store) Edit(id string, edit func(*state.Volume) error) (*state.Volume, 
 func (s *Store) claim(before, after *state.Volume) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if err := s.places.apart(before, after); err != nil {
+	if err := s.places.check(before, after); err != nil {
 		return err
 	}
-	s.places.add(besides(after, before))
+	s.places.add(difference(after, before))
 	return nil
 }
 
@@ -107,7 +107,7 @@ func (s *Store) commit(before, after *state.Volume) error {
 	err := s.onDisk(func(d *directory) error {
 		err := d.put(after, more)
 		if err == nil {
-			s.publish(before, after)
+			s.apply(before, after)
 		}
 		return err
 	})
@@ -131,7 +131,7 @@ func (s *Store) holdInMemory(before, after *state.Volume) bool {
 	if !errors.Is(err, os.ErrNotExist) {
 		return false
 	}
-	s.publish(before, after)
+	s.apply(before, after)
 	return true
 }
 
@@ -150,7 +150,7 @@ func (s *Store) onDisk(write func(*directory) error) error {
 			return write(s.dir)
 		}
 		s.disk.RUnlock()
-		if err := s.renew(lost); err != nil {
+		if err := s.recreate(lost); err != nil {
 			return fmt.Errorf("making the store anew, because %w: %w", lost, err)
 		}
 	}
@@ -170,16 +170,16 @@ func (s *Store) intact() error {
 	return nil
 }
 
-// renew puts a new directory with all records in the place of the one that was
+// recreate puts a new directory with all records in the place of the one that was
 // lost. If another process has begun a store there, that is an error.
-func (s *Store) renew(lost error) error {
+func (s *Store) recreate(lost error) error {
 	s.disk.Lock()
 	defer s.disk.Unlock()
 	if s.dir == nil || s.intact() == nil { // closed, or somebody else was faster
 		return nil
 	}
 	klog.Background().Error(lost, "The store is made anew with all records", "store", s.path)
-	ctx, cancel := context.WithTimeout(context.Background(), renewTime)
+	ctx, cancel := context.WithTimeout(context.Background(), recreateTime)
 	defer cancel()
 	if err := os.MkdirAll(filepath.Dir(s.path), 0o750); err != nil {
 		return err
@@ -206,12 +206,12 @@ func (s *Store) renew(lost error) error {
 	return nil
 }
 
-// publish makes a change visible.
-func (s *Store) publish(before, after *state.Volume) {
+// apply makes a change visible.
+func (s *Store) apply(before, after *state.Volume) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.places.remove(besides(before, after))
-	s.show(before, after)
+	s.places.remove(difference(before, after))
+	s.indexDevices(before, after)
 	if s.volumes[after.ID] = after; after.Empty() {
 		delete(s.volumes, after.ID)
 	}

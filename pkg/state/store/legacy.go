@@ -27,9 +27,9 @@ const lockName = "intents.db"
 
 func (s *Store) lockPath() string { return filepath.Join(filepath.Dir(s.path), lockName) }
 
-// takeIn writes the records of an older version in place of its own. They count
+// importLegacy writes the records of an older version in place of its own. They count
 // until intents.db is empty.
-func (s *Store) takeIn(ctx context.Context, own, c *contents) error {
+func (s *Store) importLegacy(ctx context.Context, own, c *contents) error {
 	log, path := klog.FromContext(ctx), s.lockPath()
 	if len(c.bad) > 0 {
 		if err := s.keepDamaged(); err != nil {
@@ -61,7 +61,7 @@ func (s *Store) keepDamaged() error {
 	if err != nil {
 		return err
 	}
-	aside := corrupt(s.lockPath())
+	aside := asideName(s.lockPath())
 	if err := os.WriteFile(aside, raw, 0o600); err != nil {
 		return errors.Join(err, os.Remove(aside))
 	}

@@ -41,7 +41,7 @@ func (s *Store) acquire(ctx context.Context, how int) (*os.File, error) {
 		if err != nil {
 			return nil, err
 		}
-		held, err := s.hold(ctx, f, how)
+		held, err := s.lockOrTakeOver(ctx, f, how)
 		if held != f {
 			err = errors.Join(err, f.Close())
 		}
@@ -51,10 +51,10 @@ func (s *Store) acquire(ctx context.Context, how int) (*os.File, error) {
 	}
 }
 
-// hold returns the lock file once it is locked, or what has taken its place; nil if
+// lockOrTakeOver returns the lock file once it is locked, or what has taken its place; nil if
 // another process has put something in its place.
-func (s *Store) hold(ctx context.Context, f *os.File, how int) (*os.File, error) {
-	dead, err := s.await(ctx, f, how)
+func (s *Store) lockOrTakeOver(ctx context.Context, f *os.File, how int) (*os.File, error) {
+	dead, err := s.waitForLock(ctx, f, how)
 	if err != nil {
 		return nil, err
 	}
@@ -81,9 +81,9 @@ func openLock(path string, how int) (*os.File, error) {
 	return os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
 }
 
-// await waits for the lock, until ctx ends. For an exclusive one it also returns,
+// waitForLock waits for the lock, until ctx ends. For an exclusive one it also returns,
 // without the lock, when the process that has it is dead: dead is its id.
-func (s *Store) await(ctx context.Context, f *os.File, how int) (dead int, err error) {
+func (s *Store) waitForLock(ctx context.Context, f *os.File, how int) (dead int, err error) {
 	tick := time.NewTicker(lockEvery)
 	defer tick.Stop()
 	since := time.Now()

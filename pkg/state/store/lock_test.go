@@ -137,7 +137,7 @@ func TestTakeOver(t *testing.T) {
 	_, err = pending.WriteString("late")
 	for _, late := range []error{
 		errors.Join(err, pending.Close()), old.dir.put(old.Get("b"), false), old.dir.remove(fileName("c")),
-		swap(int(old.dir.self.Fd()), fileName("a")+nextSuffix, fileName("a")), swap(unix.AT_FDCWD, half, s.path),
+		exchange(int(old.dir.self.Fd()), fileName("a")+nextSuffix, fileName("a")), exchange(unix.AT_FDCWD, half, s.path),
 	} {
 		t.Logf("late: %v", late)
 	}

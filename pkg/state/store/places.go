@@ -44,9 +44,9 @@ func occupants(v *state.Volume) (all []occupant) {
 	return all
 }
 
-// besides returns the occupants of a record that another one has not. A record that
+// difference returns the occupants of a record that another one has not. A record that
 // is about to become another one has the places of both.
-func besides(v, other *state.Volume) []occupant {
+func difference(v, other *state.Volume) []occupant {
 	has := map[occupant]bool{}
 	for _, o := range occupants(other) {
 		has[o] = true
@@ -89,14 +89,14 @@ func above(path string) func(yield func(string) bool) {
 	}
 }
 
-// apart refuses an edit that asks for a part of a volume at, above or below the
+// check refuses an edit that asks for a part of a volume at, above or below the
 // path of another one. What stood before is not asked for anew, and what is to go
 // may go from wherever it is.
 //
 // FailedPrecondition: another part is to stay there. Aborted: it is to go, or the
 // part was asked for elsewhere before and may yet come.
-func (p *places) apart(before, after *state.Volume) error {
-	for _, o := range besides(after, before) {
+func (p *places) check(before, after *state.Volume) error {
+	for _, o := range difference(after, before) {
 		if o.gone {
 			continue
 		}

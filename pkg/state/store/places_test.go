@@ -2,12 +2,12 @@ package store
 
 import (
 	"cmp"
-	"errors"
 	"fmt"
+	"maps"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"sync"
-	"syscall"
 	"testing"
 	"time"
 
@@ -28,7 +28,7 @@ func askedAt(what, path string) func(*state.Volume) error {
 }
 
 // Whatever a volume is asked to be at lies apart from where every other one is,
-// or is still going from. Where that is refused, see TestPlacesAgreeWithAWalk.
+// or is still going from. Where that is refused, see TestIndexesAgreeWithAWalk.
 func TestPathsOfVolumesLieApart(t *testing.T) {
 	s := openStore(t, t.TempDir(), testBoot)
 	for _, id := range []string{"other", "going", "v"} {
@@ -71,39 +71,6 @@ func TestPathsOfVolumesLieApart(t *testing.T) {
 	}
 }
 
-// A refusal is not final while what was asked for the same part before may yet
-// come. A path is taken after a restart, and free once what was there has gone. An
-// edit that was not written takes no path, and gives none up.
-func TestPathsAreFreedAndKept(t *testing.T) {
-	dir := t.TempDir()
-	s := openStore(t, dir, testBoot)
-	mustEdit(t, s, "v", staged("/k/s"))
-	mustEdit(t, s, "w", staged("/k/w"))
-	refused := func(id, at string, class state.Class) {
-		t.Helper()
-		before := text(s.Get(id))
-		if _, err := s.Edit(id, staged(at)); state.ClassOf(err) != class || !strings.Contains(err.Error(), "which lies") || text(s.Get(id)) != before {
-			t.Errorf("%s at %s: %v, want %s; there is %s", id, at, err, class, text(s.Get(id)))
-		}
-	}
-	refused("w", "/k/s/in", state.Aborted)
-	s = reopen(t, s, testBoot)
-	refused("x", "/k/s/in", state.FailedPrecondition)
-	mustEdit(t, s, "v", askedAt("unstage", "/k/s"))
-	refused("x", "/k/s/in", state.Aborted)
-	mustEdit(t, s, "v", func(v *state.Volume) error { v.Drop(state.StagePart()); return nil })
-	for id, edit := range map[string]func(*state.Volume) error{"w": func(v *state.Volume) error { v.Stage.Path = "/k/new"; return nil }, "y": staged("/k/s")} {
-		obstruct(t, dir, id)
-		if _, err := s.Edit(id, edit); !errors.Is(err, syscall.EISDIR) {
-			t.Errorf("volume %s was written: %v", id, err)
-		}
-	}
-	mustEdit(t, s, "x", staged("/k/s/in"))
-	mustEdit(t, s, "z", staged("/k/new"))
-	refused("v", "/k/s", state.FailedPrecondition)
-	refused("v", "/k/w/in", state.FailedPrecondition)
-}
-
 // Of two calls at once for paths of which one lies in the other, one is refused.
 func TestPathsOfConcurrentEdits(t *testing.T) {
 	s := openStore(t, t.TempDir(), testBoot)
@@ -122,66 +89,81 @@ func TestPathsOfConcurrentEdits(t *testing.T) {
 	}
 }
 
-// The index says what a walk over all records says.
-func TestPlacesAgreeWithAWalk(t *testing.T) {
+// The indexes of paths and of device numbers say what a walk over all records says,
+// after edits that were refused, or not written, and after a restart, too.
+func TestIndexesAgreeWithAWalk(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2))
 	name := func() string { return string(rune('a' + random.IntN(3))) }
-	records := map[string]*state.Volume{}
-	index := newPlaces()
+	s := openStore(t, onTmpfs(t), testBoot)
 	refusals := map[state.Class]int{}
-	for range 20000 {
+	for n := range 20000 {
 		id, where := name(), "/"+name()
 		for random.IntN(3) > 0 {
 			where += "/" + name()
 		}
-		before := cmp.Or(records[id], &state.Volume{ID: id})
-		after := before.Clone()
-		intent := state.Intent{Gone: random.IntN(2) == 0, Accepted: true}
-		switch random.IntN(4) {
-		case 0:
-			after.Stage = &state.Stage{Path: where, Intent: intent}
-		case 1:
-			after.Targets[where] = &state.Target{Path: where, Intent: intent}
-		case 2:
-			after.Stage = nil
-		case 3:
-			clear(after.Targets)
+		before := cmp.Or(s.Get(id), &state.Volume{ID: id})
+		intent := state.Intent{Gone: random.IntN(2) == 0, Accepted: random.IntN(3) > 0}
+		var want state.Class
+		fails := false
+		_, err := s.Edit(id, func(v *state.Volume) error {
+			switch random.IntN(4) {
+			case 0:
+				v.Stage = &state.Stage{Path: where, Intent: intent}
+			case 1:
+				number := uint32(random.IntN(4)) // 0 is none
+				v.Targets[where] = &state.Target{Path: where, Intent: intent}
+				v.Targets[where].Device = state.DeviceNumber{Major: number, Minor: number}
+			case 2:
+				v.Stage = nil
+			case 3:
+				clear(v.Targets)
+			}
+			if fails = !v.Empty() && random.IntN(8) == 0; fails {
+				v.Size = &state.Size{Intent: state.Intent{Since: time.Date(10000, 1, 1, 0, 0, 0, 0, time.UTC)}} // cannot be encoded
+			}
+			want = walk(s.records(), before, v)
+			return nil
+		})
+		if (err != nil) != (fails || want != 0) || err != nil && (state.ClassOf(err) != want || text(cmp.Or(s.Get(id), &state.Volume{ID: id})) != text(before)) {
+			t.Fatalf("%v, a walk over all says %s; it cannot be written: %t", err, want, fails)
 		}
-		err := index.apart(before, after)
-		want := walk(records, before, after)
-		if err == nil && want != 0 || err != nil && state.ClassOf(err) != want {
-			t.Fatalf("%v, a walk over all says %v", err, want)
+		refusals[want]++
+		for number := range uint32(4) {
+			number := state.DeviceNumber{Major: number, Minor: number}
+			shown := slices.Collect(maps.Keys(s.records()))
+			shown = slices.DeleteFunc(shown, func(id string) bool { return !slices.Contains(numbersOf(s.Get(id)), number) })
+			if got := s.VolumeOfDevice(number); len(shown) == 0 && got != "" || len(shown) > 0 && !slices.Contains(shown, got) {
+				t.Fatalf("%q is shown as %s, a walk over all says %q", got, number, shown)
+			}
 		}
-		if err != nil {
-			refusals[want]++
-			continue
+		if n%1000 == 0 {
+			s = reopen(t, s, testBoot)
 		}
-		index.add(besides(after, before))
-		index.remove(besides(before, after))
-		records[after.ID] = after
 	}
 	if refusals[state.Aborted] < 100 || refusals[state.FailedPrecondition] < 100 {
 		t.Errorf("refused only %v", refusals)
 	}
-	for _, v := range records {
-		index.remove(occupants(v))
+	for id := range s.records() {
+		mustEdit(t, s, id, emptied)
 	}
-	if len(index.at) > 0 || len(index.below) > 0 {
-		t.Errorf("of nothing is left: %v, %v", index.at, index.below)
+	if len(s.places.at) > 0 || len(s.places.below) > 0 || len(s.byDevice) > 0 {
+		t.Errorf("of nothing is left: %v, %v, %v", s.places.at, s.places.below, s.byDevice)
 	}
 }
 
-// walk is the rule without an index; Unavailable, the zero Class, is no refusal.
+// walk is the rule for paths without an index; Unavailable, the zero Class, is no refusal.
 func walk(records map[string]*state.Volume, before, after *state.Volume) (class state.Class) {
-	for _, asked := range besides(after, before) {
+	for _, asked := range difference(after, before) {
+		was := before.Intent(asked.part)
 		for _, v := range records {
 			for _, o := range occupants(v) {
 				itself := o.volume == asked.volume && o.part == asked.part
 				near := strings.HasPrefix(asked.path+"/", o.path+"/") || strings.HasPrefix(o.path+"/", asked.path+"/")
-				if !asked.gone && !itself && near && class != state.FailedPrecondition {
-					if class = state.Aborted; !o.gone {
-						class = state.FailedPrecondition
-					}
+				if asked.gone || itself || !near || class == state.FailedPrecondition {
+					continue
+				}
+				if class = state.Aborted; !o.gone && (was == nil || was.Gone || was.Accepted) {
+					class = state.FailedPrecondition
 				}
 			}
 		}

@@ -57,10 +57,10 @@ type Store struct {
 
 	edits keylock.Map // by id; held through an edit
 
-	mu      sync.RWMutex             // held shortly; guards all up to the next blank line
-	volumes map[string]*state.Volume // the records; none is changed in place
-	places  *places                  // of all records, and of what is being written
-	shown   map[state.DeviceNumber][]string
+	mu       sync.RWMutex             // held shortly; guards all up to the next blank line
+	volumes  map[string]*state.Volume // the records; none is changed in place
+	places   *places                  // of all records, and of what is being written
+	byDevice map[state.DeviceNumber][]string
 
 	disk sync.RWMutex // held for reading while a record is written and shown; guards the next two
 	dir  *directory   // nil when closed, or opened for reading
@@ -127,18 +127,18 @@ func OpenReadOnly(ctx context.Context, stateDir string) (*Store, error) {
 	case errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil:
 		err = ErrLocked
 	case err == nil || errors.Is(err, os.ErrNotExist):
-		_, c, err = s.look(ctx)
+		_, c, err = s.readAll(ctx)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("store %s: %w", s.path, err)
 	}
-	s.take(c.records)
+	s.serve(c.records)
 	return s, nil
 }
 
-// look reads what is there. own is in the directory, and counts unless an older
+// readAll reads what is there. own is in the directory, and counts unless an older
 // version has written intents.db since.
-func (s *Store) look(ctx context.Context) (own, counts *contents, err error) {
+func (s *Store) readAll(ctx context.Context) (own, counts *contents, err error) {
 	if own, err = read(s.path, s.bootID); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, nil, err
 	}
@@ -157,7 +157,7 @@ func (s *Store) look(ctx context.Context) (own, counts *contents, err error) {
 // load takes the records in, and brings the directory up to this boot.
 func (s *Store) load(ctx context.Context) error {
 	log := klog.FromContext(ctx)
-	own, c, err := s.look(ctx)
+	own, c, err := s.readAll(ctx)
 	if err != nil {
 		return err
 	}
@@ -166,7 +166,7 @@ func (s *Store) load(ctx context.Context) error {
 	}
 	for name := range own.bad {
 		path := filepath.Join(s.path, name)
-		aside := corrupt(path)
+		aside := asideName(path)
 		if err := os.Rename(path, aside); err != nil {
 			log.Error(err, "Record that cannot be read stays where it is until the next start", "store", s.path, "record", name)
 			continue
@@ -182,9 +182,9 @@ func (s *Store) load(ctx context.Context) error {
 		log.Info("Records of an earlier boot, and files that nobody needs, are dropped", "store", s.path, "files", len(own.old))
 	}
 	s.revision.Store(max(own.revision, c.revision))
-	s.take(c.records)
+	s.serve(c.records)
 	if c != own {
-		if err := s.takeIn(ctx, own, c); err != nil {
+		if err := s.importLegacy(ctx, own, c); err != nil {
 			return err
 		}
 	}
@@ -192,7 +192,7 @@ func (s *Store) load(ctx context.Context) error {
 		return err
 	}
 	for _, v := range c.records { // of one that was linked, or taken in, or that a kill has cut short
-		err = errors.Join(err, s.dir.hold(v))
+		err = errors.Join(err, s.dir.reserveBoth(v))
 	}
 	if err != nil {
 		log.Error(err, "There is no room beside the store: removals may have to wait", "store", s.path)
@@ -202,16 +202,16 @@ func (s *Store) load(ctx context.Context) error {
 
 func newStore(stateDir, bootID string) *Store {
 	s := &Store{path: filepath.Join(stateDir, Directory), bootID: bootID, dead: deadHolder}
-	s.take(map[string]*state.Volume{})
+	s.serve(map[string]*state.Volume{})
 	return s
 }
 
-// take makes records those that are served.
-func (s *Store) take(records map[string]*state.Volume) {
-	s.volumes, s.places, s.shown = records, newPlaces(), map[state.DeviceNumber][]string{}
+// serve makes records those that are served.
+func (s *Store) serve(records map[string]*state.Volume) {
+	s.volumes, s.places, s.byDevice = records, newPlaces(), map[state.DeviceNumber][]string{}
 	for _, v := range records {
 		s.places.add(occupants(v))
-		s.show(nil, v)
+		s.indexDevices(nil, v)
 	}
 }
 
@@ -244,19 +244,19 @@ func (s *Store) RewritePaths(rewrite func(path string) string) {
 		}
 		records[id] = v
 	}
-	s.take(records)
+	s.serve(records)
 }
 
-// show keeps the index of device numbers.
-func (s *Store) show(before, after *state.Volume) {
+// indexDevices keeps the index of device numbers.
+func (s *Store) indexDevices(before, after *state.Volume) {
 	for _, number := range numbersOf(before) {
-		s.shown[number] = slices.DeleteFunc(s.shown[number], func(id string) bool { return id == before.ID })
-		if len(s.shown[number]) == 0 {
-			delete(s.shown, number)
+		s.byDevice[number] = slices.DeleteFunc(s.byDevice[number], func(id string) bool { return id == before.ID })
+		if len(s.byDevice[number]) == 0 {
+			delete(s.byDevice, number)
 		}
 	}
 	for _, number := range numbersOf(after) {
-		s.shown[number] = append(s.shown[number], after.ID)
+		s.byDevice[number] = append(s.byDevice[number], after.ID)
 	}
 }
 
@@ -319,12 +319,12 @@ func (s *Store) records() map[string]*state.Volume {
 	return maps.Clone(s.volumes)
 }
 
-// ShownAs returns the id of the volume that is published as a device number, be
+// VolumeOfDevice returns the id of the volume that is published as a device number, be
 // it on its way out; empty when there is none.
-func (s *Store) ShownAs(number state.DeviceNumber) string {
+func (s *Store) VolumeOfDevice(number state.DeviceNumber) string {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
-	if ids := s.shown[number]; len(ids) > 0 {
+	if ids := s.byDevice[number]; len(ids) > 0 {
 		return ids[0]
 	}
 	return ""

@@ -294,6 +294,89 @@ func TestEditsWaitForNothingInCommon(t *testing.T) {
 	})
 }
 
+// Whatever cannot be written, and would come back with a restart, is an error, and
+// changes nothing.
+func TestWhatCannotBeWritten(t *testing.T) {
+	dir := t.TempDir()
+	s := openStore(t, dir, testBoot)
+	inUse(t, s, "v")
+	for _, id := range []string{"v", "new"} {
+		must(t, os.RemoveAll(fileOf(dir, id)+nextSuffix))
+		must(t, os.Mkdir(fileOf(dir, id)+nextSuffix, 0o700))
+	}
+	for _, row := range []struct {
+		id   string
+		edit func(*state.Volume) error
+	}{{"v", toggled}, {"v", askedAt("unpublish", "/pod/v")}, {"v", published("/other")}, {"new", staged("/new")}} {
+		before := text(s.Get(row.id))
+		if v, err := s.Edit(row.id, row.edit); !errors.Is(err, syscall.EISDIR) || state.ClassOf(err) != state.Unavailable || text(s.Get(row.id)) != before {
+			t.Errorf("%+v, %v; there is %s", v, err, text(s.Get(row.id)))
+		}
+	}
+	must(t, os.RemoveAll(fileOf(dir, "v")+nextSuffix))
+	must(t, end(s, "v"))
+}
+
+// Whatever becomes of the files while the plugin runs, nothing is forgotten.
+func TestFilesLostWhileOpen(t *testing.T) {
+	for name, harm := range map[string]func(dir string) error{
+		"a file":    func(dir string) error { return os.Remove(fileOf(dir, "b")) },
+		"all files": func(dir string) error { return os.RemoveAll(filepath.Join(dir, Directory)) },
+		"all moved": func(dir string) error {
+			return os.Rename(filepath.Join(dir, Directory), dir+".moved-"+fmt.Sprint(time.Now().UnixNano()))
+		},
+		"state directory": os.RemoveAll,
+		"the lock":        func(dir string) error { return os.Remove(filepath.Join(dir, lockName)) },
+		"damaged":         func(dir string) error { return os.WriteFile(fileOf(dir, "b"), []byte("garbage"), 0o600) },
+		"replaced": func(dir string) error {
+			return errors.Join(os.RemoveAll(filepath.Join(dir, Directory)), os.MkdirAll(fileOf(dir, "c"), 0o700))
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := filepath.Join(t.TempDir(), "state")
+			s := openStore(t, dir, testBoot)
+			mustEdit(t, s, "a", staged("/stage/a"))
+			for range 2 {
+				mustEdit(t, s, "gone", staged("/stage/gone"))
+				mustEdit(t, s, "b", staged("/stage/b"))
+				must(t, harm(dir))
+				var group sync.WaitGroup
+				for _, id := range []string{"c", "d", "e"} {
+					group.Go(func() { mustEdit(t, s, id, staged("/stage/"+id)) })
+				}
+				mustEdit(t, s, "gone", emptied)
+				mustEdit(t, s, "b", toggled)
+				group.Wait()
+				mustEdit(t, s, "e", emptied)
+			}
+			if s = reopen(t, s, testBoot); idsOf(s) != "a b c d" || len(asides(t, dir)) > 0 {
+				t.Errorf("after it was opened again there are the records %s, set aside %q", idsOf(s), asides(t, dir))
+			}
+			if names, err := filepath.Glob(filepath.Join(dir, "*")); err != nil || len(names) != 2 {
+				t.Errorf("left %q (%v)", names, err)
+			}
+		})
+	}
+}
+
+// Two plugins on one state directory: the one whose files were deleted does not
+// take the other's.
+func TestFilesLostToAnother(t *testing.T) {
+	dir := t.TempDir()
+	s := openStore(t, dir, testBoot)
+	mustEdit(t, s, "a", staged("/stage/a"))
+	must(t, os.RemoveAll(filepath.Join(dir, Directory)))
+	must(t, os.Remove(s.lockPath()))
+	other := openStore(t, dir, testBoot)
+	mustEdit(t, other, "x", staged("/stage/x"))
+	if _, err := s.Edit("b", staged("/stage/b")); err == nil || !strings.Contains(err.Error(), "another process") {
+		t.Errorf("edited: %v", err)
+	}
+	if idsOf(s) != "a" || idsOf(other) != "x" || left(t, dir) != "x" {
+		t.Errorf("records were mixed up: %s, %s, %s", idsOf(s), idsOf(other), left(t, dir))
+	}
+}
+
 func TestOpenReadOnly(t *testing.T) {
 	bootID, err := boot.ID()
 	must(t, err)
@@ -341,28 +424,6 @@ func listed(t *testing.T, dir string) string {
 	list, err := exec.Command("ls", "-liR", "--full-time", dir).Output()
 	must(t, err)
 	return string(list)
-}
-
-func TestShownAs(t *testing.T) {
-	s := openStore(t, t.TempDir(), testBoot)
-	for _, show := range []struct {
-		id    string
-		minor uint32
-	}{{"v", 3}, {"w", 3}, {"w", 4}, {"x", 0}} {
-		mustEdit(t, s, show.id, func(v *state.Volume) error {
-			target := &state.Target{Path: "/pod/" + show.id}
-			target.Device = state.DeviceNumber{Major: 7, Minor: show.minor}
-			v.Targets[target.Path] = target
-			return nil
-		})
-	}
-	mustEdit(t, s, "x", emptied)
-	mustEdit(t, s, "without", staged("/stage"))
-	for number, want := range map[state.DeviceNumber]string{{Major: 7, Minor: 3}: "v", {Major: 7, Minor: 4}: "w", {Major: 7, Minor: 5}: "", {Major: 7}: "", {}: ""} {
-		if got := s.ShownAs(number); got != want {
-			t.Errorf("%q is shown as %s, want %q", got, number, want)
-		}
-	}
 }
 
 // logTo returns a context whose logger sends what it is told.

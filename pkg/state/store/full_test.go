@@ -69,7 +69,7 @@ func left(t *testing.T, dir string) string {
 	s := newStore(dir, testBoot)
 	c, err := read(s.path, testBoot)
 	must(t, err)
-	s.take(c.records)
+	s.serve(c.records)
 	if len(c.bad) > 0 {
 		t.Errorf("damaged: %v", c.bad)
 	}
@@ -226,94 +226,5 @@ func TestRemovalWithoutFile(t *testing.T) {
 	fill(t, dir, true)
 	if _, err := s.Edit("w", askedAt("unpublish", "/pod/w")); !isFull(err) || s.Get("w").Targets["/pod/w"].Gone {
 		t.Errorf("a removal that would come back: %v; there is %s", err, text(s.Get("w")))
-	}
-}
-
-// obstruct makes writing a volume's record fail.
-func obstruct(t *testing.T, dir, id string) {
-	t.Helper()
-	next := fileOf(dir, id) + nextSuffix
-	must(t, os.RemoveAll(next))
-	must(t, os.Mkdir(next, 0o700))
-}
-
-// Whatever cannot be written, and would come back with a restart, is an error, and
-// changes nothing.
-func TestWhatCannotBeWritten(t *testing.T) {
-	dir := t.TempDir()
-	s := openStore(t, dir, testBoot)
-	inUse(t, s, "v")
-	obstruct(t, dir, "v")
-	obstruct(t, dir, "new")
-	for _, row := range []struct {
-		id   string
-		edit func(*state.Volume) error
-	}{{"v", toggled}, {"v", askedAt("unpublish", "/pod/v")}, {"v", published("/other")}, {"new", staged("/new")}} {
-		before := text(s.Get(row.id))
-		if v, err := s.Edit(row.id, row.edit); !errors.Is(err, syscall.EISDIR) || state.ClassOf(err) != state.Unavailable || text(s.Get(row.id)) != before {
-			t.Errorf("%+v, %v; there is %s", v, err, text(s.Get(row.id)))
-		}
-	}
-	must(t, os.RemoveAll(fileOf(dir, "v")+nextSuffix))
-	must(t, end(s, "v"))
-}
-
-// Whatever becomes of the files while the plugin runs, nothing is forgotten.
-func TestFilesLostWhileOpen(t *testing.T) {
-	for name, harm := range map[string]func(dir string) error{
-		"a file":    func(dir string) error { return os.Remove(fileOf(dir, "b")) },
-		"all files": func(dir string) error { return os.RemoveAll(filepath.Join(dir, Directory)) },
-		"all moved": func(dir string) error {
-			return os.Rename(filepath.Join(dir, Directory), dir+".moved-"+fmt.Sprint(time.Now().UnixNano()))
-		},
-		"state directory": os.RemoveAll,
-		"the lock":        func(dir string) error { return os.Remove(filepath.Join(dir, lockName)) },
-		"damaged":         func(dir string) error { return os.WriteFile(fileOf(dir, "b"), []byte("garbage"), 0o600) },
-		"replaced": func(dir string) error {
-			return errors.Join(os.RemoveAll(filepath.Join(dir, Directory)), os.MkdirAll(fileOf(dir, "c"), 0o700))
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			dir := filepath.Join(t.TempDir(), "state")
-			s := openStore(t, dir, testBoot)
-			mustEdit(t, s, "a", staged("/stage/a"))
-			for range 2 {
-				mustEdit(t, s, "gone", staged("/stage/gone"))
-				mustEdit(t, s, "b", staged("/stage/b"))
-				must(t, harm(dir))
-				var group sync.WaitGroup
-				for _, id := range []string{"c", "d", "e"} {
-					group.Go(func() { mustEdit(t, s, id, staged("/stage/"+id)) })
-				}
-				mustEdit(t, s, "gone", emptied)
-				mustEdit(t, s, "b", toggled)
-				group.Wait()
-				mustEdit(t, s, "e", emptied)
-			}
-			if s = reopen(t, s, testBoot); idsOf(s) != "a b c d" || len(asides(t, dir)) > 0 {
-				t.Errorf("after it was opened again there are the records %s, set aside %q", idsOf(s), asides(t, dir))
-			}
-			if names, err := filepath.Glob(filepath.Join(dir, "*")); err != nil || len(names) != 2 {
-				t.Errorf("left %q (%v)", names, err)
-			}
-		})
-	}
-}
-
-// Two plugins on one state directory: the one whose files were deleted does not
-// take the other's.
-func TestFilesLostToAnother(t *testing.T) {
-	dir := t.TempDir()
-	s := openStore(t, dir, testBoot)
-	mustEdit(t, s, "a", staged("/stage/a"))
-	must(t, os.RemoveAll(filepath.Join(dir, Directory)))
-	must(t, os.Remove(s.lockPath()))
-	other := openStore(t, dir, testBoot)
-	mustEdit(t, other, "x", staged("/stage/x"))
-	if _, err := s.Edit("b", staged("/stage/b")); err == nil || !strings.Contains(err.Error(), "another process") {
-		t.Errorf("edited: %v", err)
-	}
-	if idsOf(s) != "a" || idsOf(other) != "x" || left(t, dir) != "x" {
-		t.Errorf("records were mixed up: %s, %s, %s", idsOf(s), idsOf(other), left(t, dir))
 	}
 }
