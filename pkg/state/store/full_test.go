@@ -105,8 +105,8 @@ func TestFullFileSystem(t *testing.T) {
 		give := fill(t, dir, blocks)
 		news := map[string]func(*state.Volume) error{"new": staged("/new")}
 		filler := filepath.Join(dir, "fill", "0")
-		if blocks { // there is room for one file, or for one block more of each
-			news["v0"] = published("/" + strings.Repeat("long/", 500))
+		if blocks { // there is room for one file of a new record, or for one block more of a record that takes two
+			news["v0"] = published("/" + strings.Repeat("long/", 250))
 			info, err := os.Stat(filler)
 			must(t, err)
 			must(t, os.Truncate(filler, info.Size()-4096))
