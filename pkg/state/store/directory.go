@@ -21,13 +21,14 @@ const (
 	successorInfix = ".successor-"
 )
 
-// directory is the open directory of the records. All is done below the open
-// directory, whatever has its name by now: what a process that was taken over
-// has left to the kernel reaches no file of another one.
+// directory is the open directory of the records. Every file is opened below the
+// open directory, whatever has its name by now: a system call that a process began
+// before its store was taken over reaches no file of the new one.
 //
 // A record has two files, which change places when it is written: the one that
-// counts, and the next, which nobody reads. Both own the room that whatever ends
-// what was asked for takes, so that it is written on a full file system, too.
+// counts, and the next, which nobody reads. In both, blocks are reserved for the
+// tombstones that will end what the record asks for, so that these can be written
+// on a full file system, too.
 type directory struct {
 	boot string
 	root *os.Root
@@ -55,9 +56,9 @@ func openDirectory(path, boot string) (*directory, error) {
 
 func (d *directory) close() error { return errors.Join(d.self.Close(), d.root.Close()) }
 
-// put makes a record's file be as the record is. For more, it is an error, too, if
-// the two files cannot own the room for its end. After an error the record's file is
-// as it was.
+// put writes a record, or removes the files of an empty one. If the record asks for
+// more than before, it is an error, too, that no blocks can be reserved for its end.
+// After an error the record's file is as it was.
 func (d *directory) put(v *state.Volume, more bool) error {
 	name, next := fileName(v.ID), fileName(v.ID)+nextSuffix
 	if v.Empty() {
@@ -77,7 +78,7 @@ func (d *directory) put(v *state.Volume, more bool) error {
 	err = d.open(next, os.O_CREATE, func(f *os.File) error {
 		was, err := f.Stat()
 		if err == nil && was.Size() > int64(len(text)) {
-			err = f.Truncate(int64(len(text))) // which takes the room behind it, too
+			err = f.Truncate(int64(len(text))) // which frees the blocks behind it, too
 		}
 		if full := allocate(f, text); err == nil && more {
 			err = full
@@ -99,7 +100,7 @@ func (d *directory) put(v *state.Volume, more bool) error {
 	return err
 }
 
-// reserveBoth lets both files of a record own the room for its end.
+// reserveBoth reserves the blocks for the end of a record in both of its files.
 func (d *directory) reserveBoth(v *state.Volume) error {
 	text, err := encode(d.boot, v)
 	if err == nil {
@@ -120,14 +121,14 @@ func (d *directory) open(name string, flags int, use func(*os.File) error) error
 	return errors.Join(use(f), f.Close())
 }
 
-// reserve lets a file own the room for the end of a record.
+// reserve reserves the blocks for the end of a record in a file.
 func (d *directory) reserve(name string, flags int, text []byte) error {
 	return d.open(name, flags, func(f *os.File) error { return allocate(f, text) })
 }
 
-// allocate lets a file own blocks for more than the text: a tombstone takes more
-// than what it ends, though not half as much again. A file system that cannot give
-// blocks in advance owes nothing.
+// allocate reserves blocks for half as much again as the text: a tombstone is longer
+// than what it ends, but not by so much. Where the file system cannot reserve blocks,
+// there is no error.
 func allocate(f *os.File, text []byte) error {
 	size := int64(len(text))
 	for {
@@ -160,8 +161,8 @@ func (d *directory) remove(name string) error {
 
 func isFull(err error) bool { return errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) }
 
-// exchange gives a file the name of another one, which gets its name if it is there, or
-// goes where the file system cannot exchange two.
+// exchange gives two files, or directories, the names of each other. The second one
+// need not be there; where the file system cannot exchange names, it is replaced.
 func exchange(dir int, from, to string) error {
 	err := unix.Renameat2(dir, from, dir, to, unix.RENAME_EXCHANGE)
 	if errors.Is(err, unix.ENOENT) {
@@ -176,7 +177,8 @@ func exchange(dir int, from, to string) error {
 	return nil
 }
 
-// replace puts a directory that fill makes in the place of the one at the path.
+// replace puts a new directory, with what fill writes to it, in the place of the one
+// at the path, in one step.
 func replace(path, boot string, fill func(*directory) error) (*directory, error) {
 	if err := removeSuccessors(path); err != nil {
 		return nil, err
@@ -199,8 +201,8 @@ func replace(path, boot string, fill func(*directory) error) (*directory, error)
 	return d, nil
 }
 
-// removeSuccessors removes what never took the place of a directory, or has lost
-// it. Who calls it has the store.
+// removeSuccessors removes the directories that replace has left because it was cut
+// short. The caller must hold the lock of the store.
 func removeSuccessors(path string) error {
 	entries, err := os.ReadDir(filepath.Dir(path))
 	for _, e := range entries {
@@ -211,7 +213,8 @@ func removeSuccessors(path string) error {
 	return err
 }
 
-// asideName returns the name, with the time (UTC), that what cannot be read gets.
+// asideName returns the path at which a file that cannot be read is kept, which has
+// the time (UTC) in it.
 func asideName(path string) string {
 	return path + ".corrupt-" + time.Now().UTC().Format("20060102T150405.000000000Z")
 }

@@ -45,9 +45,9 @@ var errClosed = errors.New("the store is closed, because the plugin is stopping,
 // one, of whatever volume, is refused: FailedPrecondition if that one is to stay,
 // Aborted while it is being taken down.
 //
-// What was asked for can end on a full file system. Where a volume has no file that
-// could come back, that holds in memory, and is written with the next edit for which
-// there is room.
+// What was asked for can be ended on a full file system. If the volume has no file
+// there, whose content a restart would bring back, the end is kept in memory, and
+// written with the next edit for which there is room.
 //
 // Edit blocks for as long as the file system does. InvalidArgument: no record can
 // have that id. ResourceExhausted: there is no room for what the edit asks for, and
@@ -122,10 +122,10 @@ func (s *Store) commit(before, after *state.Volume) error {
 	return nil
 }
 
-// holdInMemory shows a change that is not written, if there is no file that would
-// be read in its place after a crash.
+// holdInMemory applies a change that cannot be written, if there is no file whose
+// older content would be read after a crash.
 func (s *Store) holdInMemory(before, after *state.Volume) bool {
-	s.disk.RLock() // nobody makes the directory anew meanwhile
+	s.disk.RLock() // the directory is not made anew meanwhile
 	defer s.disk.RUnlock()
 	_, err := os.Lstat(filepath.Join(s.path, fileName(after.ID)))
 	if !errors.Is(err, os.ErrNotExist) {
@@ -135,8 +135,8 @@ func (s *Store) holdInMemory(before, after *state.Volume) bool {
 	return true
 }
 
-// onDisk runs write with the directory, which is not closed meanwhile, and made
-// anew first if somebody has taken it away.
+// onDisk runs write with the directory, which cannot be closed meanwhile. If somebody
+// has removed or replaced the directory, it is made anew first.
 func (s *Store) onDisk(write func(*directory) error) error {
 	for {
 		s.disk.RLock()
@@ -156,8 +156,8 @@ func (s *Store) onDisk(write func(*directory) error) error {
 	}
 }
 
-// intact returns an error if the path of the lock or of the directory does not name
-// it any more. If that cannot be told, the write will tell.
+// intact returns an error if there is another file, or none, at the path of the lock
+// or of the directory. Where that cannot be found out, the write will fail.
 func (s *Store) intact() error {
 	for _, held := range []struct {
 		file *os.File
@@ -170,8 +170,8 @@ func (s *Store) intact() error {
 	return nil
 }
 
-// recreate puts a new directory with all records in the place of the one that was
-// lost. If another process has begun a store there, that is an error.
+// recreate makes the directory that was lost anew, with all records. It is an error
+// if another process has begun a store there.
 func (s *Store) recreate(lost error) error {
 	s.disk.Lock()
 	defer s.disk.Unlock()

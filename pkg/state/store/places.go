@@ -7,9 +7,9 @@ import (
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
-// places knows at which paths volumes are asked to be, or to go from: what is
-// mounted at one of two paths, one within the other, hides the other or keeps it
-// busy. Each question costs a step for each directory of a path, whatever the
+// places is an index of the paths at which volumes are to be mounted, or unmounted.
+// Of two mounts, one at a path within the other's, the upper one hides the other or
+// keeps it busy. A check takes a step for each directory of a path, whatever the
 // number of volumes.
 type places struct {
 	at    map[string][]occupant // by path; more than one where something goes
@@ -44,8 +44,8 @@ func occupants(v *state.Volume) (all []occupant) {
 	return all
 }
 
-// difference returns the occupants of a record that another one has not. A record that
-// is about to become another one has the places of both.
+// difference returns the occupants of a record that another one does not have. While
+// a record is being written, the places of both its versions are taken.
 func difference(v, other *state.Volume) []occupant {
 	has := map[occupant]bool{}
 	for _, o := range occupants(other) {
@@ -90,8 +90,8 @@ func above(path string) func(yield func(string) bool) {
 }
 
 // check refuses an edit that asks for a part of a volume at, above or below the
-// path of another one. What stood before is not asked for anew, and what is to go
-// may go from wherever it is.
+// path of another one. It asks nothing of what the record had before, nor of what is
+// to be unmounted.
 //
 // FailedPrecondition: another part is to stay there. Aborted: it is to go, or the
 // part was asked for elsewhere before and may yet come.

@@ -57,10 +57,10 @@ type Store struct {
 
 	edits keylock.Map // by id; held through an edit
 
-	mu       sync.RWMutex             // held shortly; guards all up to the next blank line
-	volumes  map[string]*state.Volume // the records; none is changed in place
-	places   *places                  // of all records, and of what is being written
-	byDevice map[state.DeviceNumber][]string
+	mu       sync.RWMutex                    // held shortly; guards all up to the next blank line
+	volumes  map[string]*state.Volume        // the records by id; none is changed in place
+	places   *places                         // of all records, and of what is being written
+	byDevice map[state.DeviceNumber][]string // ids
 
 	disk sync.RWMutex // held for reading while a record is written and shown; guards the next two
 	dir  *directory   // nil when closed, or opened for reading
@@ -136,8 +136,8 @@ func OpenReadOnly(ctx context.Context, stateDir string) (*Store, error) {
 	return s, nil
 }
 
-// readAll reads what is there. own is in the directory, and counts unless an older
-// version has written intents.db since.
+// readAll reads all records. own are those of the directory, counts those that are to
+// be served: the same, unless an older version has written intents.db since.
 func (s *Store) readAll(ctx context.Context) (own, counts *contents, err error) {
 	if own, err = read(s.path, s.bootID); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, nil, err
@@ -154,7 +154,8 @@ func (s *Store) readAll(ctx context.Context) (own, counts *contents, err error) 
 	return own, counts, nil
 }
 
-// load takes the records in, and brings the directory up to this boot.
+// load reads the records, and removes from the directory what does not count, or sets
+// it aside.
 func (s *Store) load(ctx context.Context) error {
 	log := klog.FromContext(ctx)
 	own, c, err := s.readAll(ctx)
@@ -191,11 +192,11 @@ func (s *Store) load(ctx context.Context) error {
 	if err := s.lock.Truncate(0); err != nil {
 		return err
 	}
-	for _, v := range c.records { // of one that was linked, or taken in, or that a kill has cut short
+	for _, v := range c.records { // after a takeover, an import or a kill there may be none yet
 		err = errors.Join(err, s.dir.reserveBoth(v))
 	}
 	if err != nil {
-		log.Error(err, "There is no room beside the store: removals may have to wait", "store", s.path)
+		log.Error(err, "No blocks can be reserved for the records: removals may have to wait until there is room", "store", s.path)
 	}
 	return nil
 }
@@ -206,7 +207,7 @@ func newStore(stateDir, bootID string) *Store {
 	return s
 }
 
-// serve makes records those that are served.
+// serve replaces the records in memory, and their indexes.
 func (s *Store) serve(records map[string]*state.Volume) {
 	s.volumes, s.places, s.byDevice = records, newPlaces(), map[state.DeviceNumber][]string{}
 	for _, v := range records {
