@@ -305,3 +305,57 @@ func TestWithdrawAcceptDrop(t *testing.T) {
 		t.Errorf("the volume is %+v", v)
 	}
 }
+
+// The record remembers the backend of the stage that is the volume's.
+func TestBackendIsRemembered(t *testing.T) {
+	on := func(name string) func(*Stage) {
+		return func(s *Stage) { s.Backend, s.Context = name, map[string]string{"backend": name} }
+	}
+	v := lost(t, func(v *Volume) error { return v.AskStage(aStage(on("disk")), editTime) })
+	if v.Backend != "disk" || v.Stage.Backend != "" {
+		t.Fatalf("the backend is %q, of the stage %q", v.Backend, v.Stage.Backend)
+	}
+	v.Stage.Begun = true
+	if err := v.AskStage(aStage(on("pool")), editTime); err != nil || v.Backend != "disk" {
+		t.Errorf("while what was begun is undone the backend is %q (%v)", v.Backend, err)
+	}
+	if v.Drop(StagePart()); v.Backend != "pool" || v.Stage.Backend != "" {
+		t.Errorf("then it is %q", v.Backend)
+	}
+	v = record(acceptedStage) // of a version that had one backend
+	if err := v.AskStage(aStage(func(s *Stage) { s.Backend = "pool" }), editTime); err != nil || v.Backend != "" {
+		t.Errorf("a repeated request made the backend %q (%v)", v.Backend, err)
+	}
+}
+
+// A publish that takes the place of its own end is undone when it is refused.
+func TestRefusedRepublishIsUndone(t *testing.T) {
+	v := record(with("/a", goneTarget))
+	if err := v.AskPublish(aTarget("/a"), "/stage", editTime); err != nil || v.Targets["/a"].Gone {
+		t.Fatalf("the target is %+v (%v)", v.Targets["/a"], err)
+	}
+	if v.Withdraw(TargetPart("/a"), editTime); v.Targets["/a"] == nil || !v.Targets["/a"].Gone {
+		t.Errorf("withdrawn it is %+v", v.Targets["/a"])
+	}
+}
+
+// A publish that leaves the fs type open takes that of the stage; while that is
+// not chosen yet, one that names a type is for later.
+func TestFSTypeOfThePublish(t *testing.T) {
+	open := func(t *Target) { t.Capability.FSType = "" }
+	v := record()
+	if err := v.AskPublish(aTarget("/a", open), "/stage", editTime); err != nil || v.Targets["/a"].Capability.FSType != "ext4" {
+		t.Errorf("published is %+v (%v)", v.Targets["/a"], err)
+	}
+	v = record(func(v *Volume) { v.Stage.Capability.FSType = "" })
+	if err := v.AskPublish(aTarget("/a"), "/stage", editTime); ClassOf(err) != Aborted {
+		t.Errorf("a publish as ext4 of what is not chosen: %v", err)
+	}
+	if err := v.AskPublish(aTarget("/a", open), "/stage", editTime); err != nil {
+		t.Fatal(err)
+	}
+	v.Choose("xfs")
+	if v.Stage.Capability.FSType != "xfs" || v.Targets["/a"].Capability.FSType != "xfs" {
+		t.Errorf("chosen: %+v, %+v", v.Stage, v.Targets["/a"])
+	}
+}
