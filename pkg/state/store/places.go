@@ -26,11 +26,8 @@ type occupant struct {
 
 func newPlaces() *places { return &places{at: map[string][]occupant{}, below: map[string]int{}} }
 
-// occupants returns the parts of a record that have a path; nil has none.
+// occupants returns the parts of a record that have a path.
 func occupants(v *state.Volume) (all []occupant) {
-	if v == nil {
-		return nil
-	}
 	for s := v.Stage; s != nil; s = s.Next {
 		if s.Path != "" { // no place is known of some provisional ones
 			all = append(all, occupant{v.ID, state.StagePart(), s.Path, s.Gone})
@@ -58,7 +55,7 @@ func difference(v, other *state.Volume) []occupant {
 func (p *places) add(all []occupant) {
 	for _, o := range all {
 		p.at[o.path] = append(p.at[o.path], o)
-		for dir := range above(o.path) {
+		for _, dir := range above(o.path) {
 			p.below[dir]++
 		}
 	}
@@ -70,7 +67,7 @@ func (p *places) remove(all []occupant) {
 		if len(p.at[o.path]) == 0 {
 			delete(p.at, o.path)
 		}
-		for dir := range above(o.path) {
+		for _, dir := range above(o.path) {
 			if p.below[dir]--; p.below[dir] == 0 {
 				delete(p.below, dir)
 			}
@@ -78,15 +75,12 @@ func (p *places) remove(all []occupant) {
 	}
 }
 
-// above yields the directories above a path, but for the root, the lowest first.
-func above(path string) func(yield func(string) bool) {
-	return func(yield func(string) bool) {
-		for end := strings.LastIndexByte(path, '/'); end > 0; end = strings.LastIndexByte(path[:end], '/') {
-			if !yield(path[:end]) {
-				return
-			}
-		}
+// above returns the directories above a path, but for the root, the lowest first.
+func above(path string) (dirs []string) {
+	for end := strings.LastIndexByte(path, '/'); end > 0; end = strings.LastIndexByte(path[:end], '/') {
+		dirs = append(dirs, path[:end])
 	}
+	return dirs
 }
 
 // check refuses an edit that asks for a part of a volume at, above or below the
@@ -123,7 +117,7 @@ func (p *places) refuse(asked occupant) error {
 		}
 	}
 	meet(p.at[asked.path])
-	for dir := range above(asked.path) {
+	for _, dir := range above(asked.path) {
 		meet(p.at[dir])
 	}
 	if p.below[asked.path] > 0 {

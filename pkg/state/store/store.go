@@ -212,7 +212,7 @@ func (s *Store) serve(records map[string]*state.Volume) {
 	s.volumes, s.places, s.byDevice = records, newPlaces(), map[state.DeviceNumber][]string{}
 	for _, v := range records {
 		s.places.add(occupants(v))
-		s.indexDevices(nil, v)
+		s.indexDevices(&state.Volume{}, v)
 	}
 }
 
@@ -262,11 +262,9 @@ func (s *Store) indexDevices(before, after *state.Volume) {
 }
 
 func numbersOf(v *state.Volume) (all []state.DeviceNumber) {
-	if v != nil {
-		for _, t := range v.Targets {
-			if t.Device != (state.DeviceNumber{}) {
-				all = append(all, t.Device)
-			}
+	for _, t := range v.Targets {
+		if t.Device != (state.DeviceNumber{}) {
+			all = append(all, t.Device)
 		}
 	}
 	return all
