@@ -270,7 +270,7 @@ const spellTime = 5 * time.Second
 func (p *plugin) spellRecords(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, spellTime)
 	defer cancel()
-	p.store.Spell(func(path string) string {
+	p.store.RewritePaths(func(path string) string {
 		spelled, err := p.mounts.Spell(ctx, path)
 		if err != nil {
 			klog.FromContext(ctx).Error(err, "A path in a record is taken as it is spelled", "path", path)
@@ -491,7 +491,7 @@ func (p *plugin) volumeAt(number state.DeviceNumber) string {
 			return id
 		}
 	}
-	return p.store.ShownAs(number)
+	return p.store.VolumeOfDevice(number)
 }
 
 // What one client of the CSI socket may take up.

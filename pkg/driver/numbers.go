@@ -11,7 +11,7 @@ import (
 // of the store, also of what is not bound just now, and by what is bound on this
 // node, also of what no record explains or another plugin has bound.
 func (p *plugin) numbers() loop.Numbers {
-	return loop.Numbers{Owner: p.store.ShownAs, Bound: p.bound, Published: p.published}
+	return loop.Numbers{Owner: p.store.VolumeOfDevice, Bound: p.bound, Published: p.published}
 }
 
 // bound reports whether a node of the device is bound anywhere on this node.

@@ -32,7 +32,7 @@ var ErrNothingThere = Errorf(NotFound, "nothing is there")
 // AlreadyExists: another stage was accepted. Aborted: a caller waits for another
 // one, or it is being taken down.
 func (v *Volume) AskStage(s *Stage, now time.Time) error {
-	if err := v.yield(); err != nil {
+	if err := v.dropProvisional(); err != nil {
 		return err
 	}
 	have := v.Stage
@@ -59,7 +59,7 @@ func (v *Volume) AskStage(s *Stage, now time.Time) error {
 		s.Intent, s.UUID, s.Identity, s.Backend = have.Intent, have.UUID, have.Identity, cmp.Or(v.Backend, s.Backend)
 		v.setStage(s)
 		return nil
-	case v.tentative():
+	case v.replaceable():
 		return v.replaceStage(s, now)
 	case !have.Gone && have.Path != s.Path:
 		return Errorf(AlreadyExists, "the volume is staged already at %s", have.Path)
@@ -88,7 +88,7 @@ func (v *Volume) Presume(path string, c Capability, context map[string]string, n
 	if s := v.Stage; s != nil && (!s.Provisional || s.presumes(path, c)) {
 		return nil
 	}
-	if err := v.yield(); err != nil {
+	if err := v.dropProvisional(); err != nil {
 		return err
 	}
 	c.Flags = slices.Clone(c.Flags)
@@ -107,9 +107,9 @@ func (s *Stage) presumes(path string, c Capability) bool {
 	return s.Path == path && s.Capability.Access == c.Access && (c.FSType == "" || s.Capability.FSType == c.FSType) && sameFlags(s.Capability.Flags, c.Flags)
 }
 
-// yield lets a provisional stage give way, with what needs it: nothing was done
+// dropProvisional drops a provisional stage, with what needs it: nothing was done
 // for that yet. Aborted: a caller waits for it.
-func (v *Volume) yield() error {
+func (v *Volume) dropProvisional() error {
 	switch {
 	case v.Stage == nil || !v.Stage.Provisional:
 		return nil
@@ -179,9 +179,9 @@ func (s *Stage) meets(asked *Stage) bool {
 	return s.SameAs(&o)
 }
 
-// tentative reports whether the stage that is asked for may give way: neither it
+// replaceable reports whether the stage that is asked for may give way: neither it
 // nor a target of it was ever seen to hold.
-func (v *Volume) tentative() bool {
+func (v *Volume) replaceable() bool {
 	for _, t := range v.Targets {
 		if t.Accepted {
 			return false
@@ -190,7 +190,7 @@ func (v *Volume) tentative() bool {
 	return !v.Stage.Gone && !v.Stage.Accepted
 }
 
-// replaceStage puts s in the place of a tentative stage, whose targets are taken
+// replaceStage puts s in the place of a replaceable stage, whose targets are taken
 // back with it. Aborted: a caller waits for one of them.
 func (v *Volume) replaceStage(s *Stage, now time.Time) error {
 	have := v.Stage
@@ -258,11 +258,10 @@ var oneTarget = []string{"SINGLE_NODE_SINGLE_WRITER", "SINGLE_NODE_WRITER", "SIN
 // AskPublish asks for the target t, bound from stagingPath. A volume without a
 // stage gets a provisional one there.
 //
-// FailedPrecondition: it stands elsewhere or
-// unlike the target, or the access mode allows no second target.
-// AlreadyExists: the target was accepted with other arguments. Aborted:
-// a caller waits for another publish there, or something is being taken down
-// that must be gone first, or what was asked for before may yet come.
+// FailedPrecondition: the stage is elsewhere or unlike the target, or the access
+// mode allows no second target. AlreadyExists: the target was accepted with other
+// arguments. Aborted: a caller waits for another publish there, or something is
+// being taken down that must be gone first, or what was asked for before may yet come.
 func (v *Volume) AskPublish(t *Target, stagingPath string, now time.Time) error {
 	have := v.Targets[t.Path]
 	stage, size, targets := v.Stage, v.Size, maps.Clone(v.Targets)
@@ -314,7 +313,7 @@ func (v *Volume) askPublish(t *Target, stagingPath string, now time.Time) error 
 	if have != nil {
 		t.Device = have.Device
 	}
-	if err := v.apart(t.Path); err != nil {
+	if err := v.checkPath(t.Path); err != nil {
 		return err
 	}
 	if err := t.flagsBeyond(s); err != nil {
@@ -340,9 +339,9 @@ func (v *Volume) askPublish(t *Target, stagingPath string, now time.Time) error 
 	return nil
 }
 
-// apart refuses a target path that lies in the volume, or that the volume lies
+// checkPath refuses a target path that lies in the volume, or that the volume lies
 // in. Aborted: what lies there is being taken down.
-func (v *Volume) apart(path string) error {
+func (v *Volume) checkPath(path string) error {
 	if place := v.Stage.Path; place == path || Within(path, place) || Within(place, path) {
 		return Errorf(InvalidArgument, "the target path %s and the staging path %s must lie apart", path, place)
 	}

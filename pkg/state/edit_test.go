@@ -92,6 +92,9 @@ func TestAskStage(t *testing.T) {
 	}
 	elsewhere := func(s *Stage) { s.Path = "/elsewhere" }
 	xfs := func(s *Stage) { s.Capability.FSType = "xfs" }
+	adopted := func(v *Volume) {
+		v.Stage.Adopted, v.Stage.Accepted, v.Stage.Capability.Flags, v.Stage.Found = true, true, nil, "rw,discard"
+	}
 	asks{
 		"first":              {have: &Volume{ID: "v", Revision: 10}, edit: ask(), part: StagePart()},
 		"again":              {have: record(), edit: ask()},
@@ -100,6 +103,10 @@ func TestAskStage(t *testing.T) {
 		"other fs type":      {have: record(acceptedStage), edit: ask(xfs), class: AlreadyExists, words: "xfs"},
 		"while going":        {have: record(func(v *Volume) { gone(&v.Stage.Intent) }), edit: ask(), part: StagePart()},
 		"other, while going": {have: record(func(v *Volume) { gone(&v.Stage.Intent) }), edit: ask(xfs), class: Aborted, words: "unstaged"},
+		// An adopted stage is a guess only where the kernel does not tell.
+		"adopted, for reading":   {have: record(adopted), edit: ask(func(s *Stage) { s.ReadOnly = true }), class: AlreadyExists, words: "/stage"},
+		"adopted, elsewhere":     {have: record(adopted), edit: ask(elsewhere), class: AlreadyExists, words: "/stage"},
+		"adopted, other fs type": {have: record(adopted), edit: ask(xfs), class: AlreadyExists, words: "xfs"},
 	}.run(t)
 
 	going := record(func(v *Volume) { gone(&v.Stage.Intent) })
@@ -136,8 +143,9 @@ func TestAskUnstage(t *testing.T) {
 		"unpublishing": {have: record(with("/a", goneTarget)), edit: ask("/stage"), part: StagePart()},
 	}.run(t)
 
-	v := record(func(v *Volume) { v.Size = &Size{Bytes: 1} })
-	if err := v.AskUnstage("/stage", editTime); err != nil || v.Size != nil || !v.Stage.Gone || v.Stage.Path != "/stage" {
+	v := record(acceptedStage, func(v *Volume) { v.Size, v.Stage.Begun = &Size{Bytes: 1}, true })
+	tombstone := Intent{Gone: true, Revision: 10, Since: editTime}
+	if err := v.AskUnstage("/stage", editTime); err != nil || v.Size != nil || v.Stage.Intent != tombstone || v.Stage.Path != "/stage" {
 		t.Errorf("an unstaged volume is %+v (%v)", v, err)
 	}
 	v.Stage.Withdrawn = true
@@ -151,7 +159,7 @@ func TestAskPublish(t *testing.T) {
 		return func(v *Volume) error { return v.AskPublish(target, "/stage", editTime) }
 	}
 	flags := func(f string) func(*Target) { return func(t *Target) { t.Capability.Flags = []string{f} } }
-	reading := func(t *Target) { t.ReadOnly = true }
+	stagedReadOnly := func(v *Volume) { v.Stage.ReadOnly = true }
 	block := func(t *Target) { t.Capability.Access, t.Capability.FSType = BlockAccess, "" }
 	asks{
 		"first":               {have: record(), edit: ask(aTarget("/a")), part: TargetPart("/a")},
@@ -175,12 +183,21 @@ func TestAskPublish(t *testing.T) {
 		"over a target":       {have: record(with("/a/b")), edit: ask(aTarget("/a")), class: InvalidArgument, words: "/a/b"},
 		"beside a target":     {have: record(with("/a")), edit: ask(aTarget("/ab")), part: TargetPart("/ab")},
 		"in what is going":    {have: record(with("/a", goneTarget)), edit: ask(aTarget("/a/b")), class: Aborted, words: "unpublished"},
+		"read-only stage":     {have: record(stagedReadOnly), edit: ask(aTarget("/a")), class: FailedPrecondition, words: "staged read-only"},
+		"read-only both":      {have: record(stagedReadOnly), edit: ask(aTarget("/a", reading)), part: TargetPart("/a")},
 		"single, first":       {have: record(), edit: ask(aTarget("/a", single)), part: TargetPart("/a")},
 		"single, second":      {have: record(with("/a", single)), edit: ask(aTarget("/b", single)), class: FailedPrecondition, words: "/a"},
 		"single after multi":  {have: record(with("/a")), edit: ask(aTarget("/b", single)), class: FailedPrecondition, words: "/a"},
 		"multi after single":  {have: record(with("/a", single)), edit: ask(aTarget("/b")), class: FailedPrecondition, words: "/a"},
 		"single, while going": {have: record(with("/a", single, goneTarget)), edit: ask(aTarget("/b", single)), class: Aborted, words: "/a"},
 	}.run(t)
+
+	// The pod may have been started with the number of the device.
+	number := DeviceNumber{Major: 7, Minor: 3}
+	v := record(with("/a", goneTarget, func(t *Target) { t.Device = number }))
+	if err := ask(aTarget("/a"))(v); err != nil || v.Targets["/a"].Device != number {
+		t.Errorf("a target that was asked for again while it went is %+v (%v)", v.Targets["/a"], err)
+	}
 }
 
 func TestAskUnpublish(t *testing.T) {
@@ -227,8 +244,10 @@ func TestWithdrawSize(t *testing.T) {
 	if v.Size.Bytes != 100 {
 		t.Errorf("an accepted size was withdrawn: %+v", v.Size)
 	}
-	ask(200)
 	ask(300)
+	if ask(200); v.Size.Bytes != 200 || v.Size.Before != 100 || v.Size.Accepted {
+		t.Errorf("a second growth is %+v", v.Size)
+	}
 	v.Withdraw(SizePart(), editTime)
 	if v.Size.Bytes != 100 || !v.Size.Accepted || v.Size.Revision != v.Revision {
 		t.Errorf("withdrawn to %+v", v.Size)
@@ -243,6 +262,17 @@ func TestWithdrawSize(t *testing.T) {
 	v.Withdraw(SizePart(), editTime)
 	if v.Size != nil {
 		t.Errorf("a first size was withdrawn to %+v", v.Size)
+	}
+}
+
+// A withdrawn stage leaves work behind only if work was begun.
+func TestWithdrawStage(t *testing.T) {
+	for _, begun := range []bool{false, true} {
+		v := record(func(v *Volume) { v.Stage.Begun = begun })
+		v.Withdraw(StagePart(), editTime)
+		if left := v.Stage != nil; left != begun || left && !(v.Stage.Gone && v.Stage.Withdrawn) {
+			t.Errorf("a stage became %+v; it was begun: %t", v.Stage, begun)
+		}
 	}
 }
 
@@ -273,5 +303,59 @@ func TestWithdrawAcceptDrop(t *testing.T) {
 	v.Withdraw(StagePart(), editTime)
 	if !v.Empty() {
 		t.Errorf("the volume is %+v", v)
+	}
+}
+
+// The record remembers the backend of the stage that is the volume's.
+func TestBackendIsRemembered(t *testing.T) {
+	on := func(name string) func(*Stage) {
+		return func(s *Stage) { s.Backend, s.Context = name, map[string]string{"backend": name} }
+	}
+	v := lost(t, func(v *Volume) error { return v.AskStage(aStage(on("disk")), editTime) })
+	if v.Backend != "disk" || v.Stage.Backend != "" {
+		t.Fatalf("the backend is %q, of the stage %q", v.Backend, v.Stage.Backend)
+	}
+	v.Stage.Begun = true
+	if err := v.AskStage(aStage(on("pool")), editTime); err != nil || v.Backend != "disk" {
+		t.Errorf("while what was begun is undone the backend is %q (%v)", v.Backend, err)
+	}
+	if v.Drop(StagePart()); v.Backend != "pool" || v.Stage.Backend != "" {
+		t.Errorf("then it is %q", v.Backend)
+	}
+	v = record(acceptedStage) // of a version that had one backend
+	if err := v.AskStage(aStage(func(s *Stage) { s.Backend = "pool" }), editTime); err != nil || v.Backend != "" {
+		t.Errorf("a repeated request made the backend %q (%v)", v.Backend, err)
+	}
+}
+
+// A publish that takes the place of its own end is undone when it is refused.
+func TestRefusedRepublishIsUndone(t *testing.T) {
+	v := record(with("/a", goneTarget))
+	if err := v.AskPublish(aTarget("/a"), "/stage", editTime); err != nil || v.Targets["/a"].Gone {
+		t.Fatalf("the target is %+v (%v)", v.Targets["/a"], err)
+	}
+	if v.Withdraw(TargetPart("/a"), editTime); v.Targets["/a"] == nil || !v.Targets["/a"].Gone {
+		t.Errorf("withdrawn it is %+v", v.Targets["/a"])
+	}
+}
+
+// A publish that leaves the fs type open takes that of the stage; while that is
+// not chosen yet, one that names a type is for later.
+func TestFSTypeOfThePublish(t *testing.T) {
+	open := func(t *Target) { t.Capability.FSType = "" }
+	v := record()
+	if err := v.AskPublish(aTarget("/a", open), "/stage", editTime); err != nil || v.Targets["/a"].Capability.FSType != "ext4" {
+		t.Errorf("published is %+v (%v)", v.Targets["/a"], err)
+	}
+	v = record(func(v *Volume) { v.Stage.Capability.FSType = "" })
+	if err := v.AskPublish(aTarget("/a"), "/stage", editTime); ClassOf(err) != Aborted {
+		t.Errorf("a publish as ext4 of what is not chosen: %v", err)
+	}
+	if err := v.AskPublish(aTarget("/a", open), "/stage", editTime); err != nil {
+		t.Fatal(err)
+	}
+	v.Choose("xfs")
+	if v.Stage.Capability.FSType != "xfs" || v.Targets["/a"].Capability.FSType != "xfs" {
+		t.Errorf("chosen: %+v, %+v", v.Stage, v.Targets["/a"])
 	}
 }

@@ -2,6 +2,7 @@ package state
 
 import (
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -74,11 +75,7 @@ func TestMet(t *testing.T) {
 		{"ro,noexec", ReadOnly, false},
 		{"discard", 0, true},
 	} {
-		f, err := ParseFlags([]string{test.flags})
-		if err != nil {
-			t.Fatal(err)
-		}
-		if f.Met(test.is) != test.want {
+		if mustParse(t, test.flags).Met(test.is) != test.want {
 			t.Errorf("%q met by %q: %v", test.flags, test.is, !test.want)
 		}
 	}
@@ -92,20 +89,56 @@ func TestAttributesString(t *testing.T) {
 	}
 }
 
+// FuzzParseFlags gives flags separated by newlines, which no flag may hold.
 func FuzzParseFlags(f *testing.F) {
-	f.Add(`ro,context="a,b",noatime`)
-	f.Fuzz(func(t *testing.T, flag string) {
-		flags, err := ParseFlags([]string{flag})
+	for _, flags := range []string{"", "ro\nrw", "noatime,nodiratime\nstrictatime", `context="a:b,c",nodev`, `a"b,c` + "\n" + `d"`, "bind", "x-a=,comment=b,rw=1", "\x00"} {
+		f.Add(flags)
+	}
+	f.Fuzz(func(t *testing.T, text string) {
+		given := strings.Split(text, "\n")
+		got, err := ParseFlags(given)
 		if err != nil {
+			if ClassOf(err) != InvalidArgument || !reflect.DeepEqual(got, Flags{}) {
+				t.Fatalf("%q: %+v, %s: %v", given, got, ClassOf(err), err)
+			}
 			return
 		}
-		if bad := flags.Set & flags.Clear &^ AtimeMask; bad != 0 {
-			t.Errorf("%q is set and cleared by %q", bad, flag)
+		if got.Set&got.Clear&^AtimeMask != 0 || (got.Set|got.Clear)&AtimeMask != 0 && got.Clear&AtimeMask != AtimeMask {
+			t.Errorf("%q contradicts itself: %+v", given, got)
 		}
-		for _, word := range flags.Super {
-			if word == "" || !strings.Contains(flag, word) {
-				t.Errorf("%q became %q", flag, word)
+		for _, word := range got.Super {
+			if word == "" || !strings.Contains(text, word) {
+				t.Errorf("%q became %q", text, word)
 			}
 		}
+		if !got.Met(got.Set) {
+			t.Errorf("%q is not met by what it sets: %+v", given, got)
+		}
+		again, err := ParseFlags(append(words(got), got.Super...))
+		if err != nil || !reflect.DeepEqual(again, got) {
+			t.Errorf("%q is %+v, and its own words are %+v (%v)", given, got, again, err)
+		}
+		twice, err := ParseFlags(append(slices.Clone(given), given...))
+		if err != nil || twice.Set != got.Set || twice.Clear != got.Clear || len(twice.Super) != 2*len(got.Super) {
+			t.Errorf("%q said twice is %+v (%v), once %+v", given, twice, err, got)
+		}
 	})
+}
+
+// words says flags' attributes in the words of mount(8).
+func words(f Flags) []string {
+	var list []string
+	for word, a := range attributeWords {
+		if a.Set&^AtimeMask != 0 && f.Set&a.Set == a.Set || a.Set == 0 && a.Clear&AtimeMask == 0 && f.Clear&a.Clear == a.Clear {
+			list = append(list, word)
+		}
+	}
+	switch {
+	case !f.atime():
+	case f.Set&AtimeMask == 0:
+		list = append(list, "relatime")
+	default:
+		list = append(list, (f.Set & AtimeMask).String())
+	}
+	return list
 }

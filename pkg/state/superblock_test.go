@@ -49,11 +49,7 @@ func TestShown(t *testing.T) {
 		{"btrfs", btrfs + ",commit=17", "", "commit"},
 		{"btrfs", btrfs + ",nodatasum,nodatacow", "nodatacow", ""},
 	} {
-		f, err := ParseFlags(strings.Fields(test.flags))
-		if err != nil {
-			t.Fatal(err)
-		}
-		if got := f.Shown(test.fsType, test.shown); got != test.want {
+		if got := mustParse(t, strings.Fields(test.flags)...).Shown(test.fsType, test.shown); got != test.want {
 			t.Errorf("%s mounted with %s, asked %q: %q makes the difference, want %q", test.fsType, test.shown, test.flags, got, test.want)
 		}
 	}

@@ -1,7 +1,6 @@
 package store
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"os"
@@ -17,20 +16,19 @@ import (
 const (
 	// nextSuffix is of the file beside a record in which its next text is written.
 	nextSuffix = ".new"
-	// spareName is of a file of the version before, which kept room in it.
-	spareName = "spare"
 	// successorInfix is in the names of directories that are to take the store's
 	// place, or have lost it. None is ever given twice.
 	successorInfix = ".successor-"
 )
 
-// directory is the open directory of the records. All is done below the open
-// directory, whatever has its name by now: what a process that was taken over
-// has left to the kernel reaches no file of another one.
+// directory is the open directory of the records. Every file is opened below the
+// open directory, whatever has its name by now: a system call that a process began
+// before its store was taken over reaches no file of the new one.
 //
 // A record has two files, which change places when it is written: the one that
-// counts, and the next, which nobody reads. Both own the room that whatever ends
-// what was asked for takes, so that it is written on a full file system, too.
+// counts, and the next, which nobody reads. In both, blocks are reserved for the
+// tombstones that will end what the record asks for, so that these can be written
+// on a full file system, too.
 type directory struct {
 	boot string
 	root *os.Root
@@ -58,10 +56,11 @@ func openDirectory(path, boot string) (*directory, error) {
 
 func (d *directory) close() error { return errors.Join(d.self.Close(), d.root.Close()) }
 
-// put makes a record's file be as the record is. For more, it is an error, too, if
-// the two files cannot own the room for its end; the file may have the record then.
+// put writes a record, or removes the files of an empty one. If the record asks for
+// more than before, it is an error, too, that no blocks can be reserved for its end.
+// After an error the record's file is as it was.
 func (d *directory) put(v *state.Volume, more bool) error {
-	name := fileName(v.ID)
+	name, next := fileName(v.ID), fileName(v.ID)+nextSuffix
 	if v.Empty() {
 		return d.remove(name)
 	}
@@ -69,54 +68,46 @@ func (d *directory) put(v *state.Volume, more bool) error {
 	if err != nil {
 		return fmt.Errorf("encoding the record: %w", err)
 	}
-	var full error
-	err = d.open(name+nextSuffix, os.O_CREATE, func(f *os.File) error {
+	fresh := false
+	if more {
+		err := d.reserve(name, 0, text)
+		if fresh = errors.Is(err, os.ErrNotExist); err != nil && !fresh {
+			return err
+		}
+	}
+	err = d.open(next, os.O_CREATE, func(f *os.File) error {
 		was, err := f.Stat()
+		if err == nil && was.Size() > int64(len(text)) {
+			err = f.Truncate(int64(len(text))) // which frees the blocks behind it, too
+		}
+		if full := allocate(f, text); err == nil && more {
+			err = full
+		}
 		if err == nil {
 			_, err = f.Write(text)
 		}
-		if err == nil && was.Size() > int64(len(text)) {
-			err = f.Truncate(int64(len(text))) // which takes the room behind it, too
-		}
-		full = reserve(f, text)
 		return err
 	})
-	if err == nil && more {
-		err = full
-	}
 	if err == nil {
-		err = swap(int(d.self.Fd()), name+nextSuffix, name)
+		err = exchange(int(d.self.Fd()), next, name)
 	}
-	if err == nil && more {
-		err = d.own(name+nextSuffix, os.O_CREATE, text)
+	if err == nil && fresh {
+		err = d.reserve(next, os.O_CREATE, text)
+	}
+	if err != nil && fresh {
+		err = errors.Join(err, d.remove(name))
 	}
 	return err
 }
 
-// takeBack makes a record's file be as the record was before a put for more, which
-// failed for want of room.
-func (d *directory) takeBack(before *state.Volume) error {
-	name := fileName(before.ID)
-	text, err := encode(d.boot, before)
-	if err != nil {
-		return fmt.Errorf("encoding the record: %w", err)
-	}
-	if was, err := d.root.ReadFile(name + nextSuffix); err == nil && bytes.Equal(was, text) {
-		err = swap(int(d.self.Fd()), name+nextSuffix, name) // where nothing is written in place, writing takes room
-		_ = d.own(name+nextSuffix, 0, text)                 // as far as there is any
-		return err
-	}
-	return d.put(before, false)
-}
-
-// hold lets both files of a record own the room for its end.
-func (d *directory) hold(v *state.Volume) error {
+// reserveBoth reserves the blocks for the end of a record in both of its files.
+func (d *directory) reserveBoth(v *state.Volume) error {
 	text, err := encode(d.boot, v)
 	if err == nil {
-		err = d.own(fileName(v.ID), 0, text)
+		err = d.reserve(fileName(v.ID), 0, text)
 	}
 	if err == nil {
-		err = d.own(fileName(v.ID)+nextSuffix, os.O_CREATE, text)
+		err = d.reserve(fileName(v.ID)+nextSuffix, os.O_CREATE, text)
 	}
 	return err
 }
@@ -130,15 +121,15 @@ func (d *directory) open(name string, flags int, use func(*os.File) error) error
 	return errors.Join(use(f), f.Close())
 }
 
-// own lets a file own the room for the end of a record.
-func (d *directory) own(name string, flags int, text []byte) error {
-	return d.open(name, flags, func(f *os.File) error { return reserve(f, text) })
+// reserve reserves the blocks for the end of a record in a file.
+func (d *directory) reserve(name string, flags int, text []byte) error {
+	return d.open(name, flags, func(f *os.File) error { return allocate(f, text) })
 }
 
-// reserve lets a file own blocks for more than the text: a tombstone takes more
-// than what it ends, though not half as much again. A file system that cannot give
-// blocks in advance owes nothing.
-func reserve(f *os.File, text []byte) error {
+// allocate reserves blocks for half as much again as the text: a tombstone is longer
+// than what it ends, but not by so much. Where the file system cannot reserve blocks,
+// there is no error.
+func allocate(f *os.File, text []byte) error {
 	size := int64(len(text))
 	for {
 		switch err := unix.Fallocate(int(f.Fd()), unix.FALLOC_FL_KEEP_SIZE, 0, size+size/2); {
@@ -170,9 +161,9 @@ func (d *directory) remove(name string) error {
 
 func isFull(err error) bool { return errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) }
 
-// swap gives a file the name of another one, which gets its name if it is there, or
-// goes where the file system cannot exchange two.
-func swap(dir int, from, to string) error {
+// exchange gives two files, or directories, the names of each other. The second one
+// need not be there; where the file system cannot exchange names, it is replaced.
+func exchange(dir int, from, to string) error {
 	err := unix.Renameat2(dir, from, dir, to, unix.RENAME_EXCHANGE)
 	if errors.Is(err, unix.ENOENT) {
 		err = unix.Renameat2(dir, from, dir, to, unix.RENAME_NOREPLACE)
@@ -186,7 +177,8 @@ func swap(dir int, from, to string) error {
 	return nil
 }
 
-// replace puts a directory that fill makes in the place of the one at the path.
+// replace puts a new directory, with what fill writes to it, in the place of the one
+// at the path, in one step.
 func replace(path, boot string, fill func(*directory) error) (*directory, error) {
 	if err := removeSuccessors(path); err != nil {
 		return nil, err
@@ -200,7 +192,7 @@ func replace(path, boot string, fill func(*directory) error) (*directory, error)
 		return nil, err
 	}
 	if err = fill(d); err == nil {
-		err = swap(unix.AT_FDCWD, name, path)
+		err = exchange(unix.AT_FDCWD, name, path)
 	}
 	if err != nil {
 		return nil, errors.Join(err, d.close(), os.RemoveAll(name))
@@ -209,8 +201,8 @@ func replace(path, boot string, fill func(*directory) error) (*directory, error)
 	return d, nil
 }
 
-// removeSuccessors removes what never took the place of a directory, or has lost
-// it. Who calls it has the store.
+// removeSuccessors removes the directories that replace has left because it was cut
+// short. The caller must hold the lock of the store.
 func removeSuccessors(path string) error {
 	entries, err := os.ReadDir(filepath.Dir(path))
 	for _, e := range entries {
@@ -221,8 +213,9 @@ func removeSuccessors(path string) error {
 	return err
 }
 
-// corrupt returns the name, with the time (UTC), that what cannot be read gets.
-func corrupt(path string) string {
+// asideName returns the path at which a file that cannot be read is kept, which has
+// the time (UTC) in it.
+func asideName(path string) string {
 	return path + ".corrupt-" + time.Now().UTC().Format("20060102T150405.000000000Z")
 }
 
@@ -231,11 +224,11 @@ type contents struct {
 	records  map[string]*state.Volume
 	revision uint64           // the highest
 	bad      map[string]error // names or ids of records that cannot be read, and why
-	old      map[string]bool  // names of files of another boot, or that nobody needs
+	old      []string         // names of files of another boot, or that nobody needs
 }
 
 func newContents() *contents {
-	return &contents{records: map[string]*state.Volume{}, bad: map[string]error{}, old: map[string]bool{}}
+	return &contents{records: map[string]*state.Volume{}, bad: map[string]error{}}
 }
 
 // read reads all files of a directory.
@@ -244,26 +237,23 @@ func read(path, bootID string) (*contents, error) {
 	entries, err := os.ReadDir(path) // in the order of their names: a record stands before its next file
 	for _, e := range entries {
 		name := e.Name()
-		if record, is := strings.CutSuffix(name, nextSuffix); is && !sound[record] && c.bad[record] == nil {
-			c.old[record] = true
-		}
-		if name == spareName {
-			c.old[name] = true
+		if record, next := strings.CutSuffix(name, nextSuffix); next && !sound[record] {
+			c.old = append(c.old, name)
 		}
 		if !strings.HasSuffix(name, suffix) {
 			continue
 		}
 		boot, v, err := readFile(path, e)
-		if err != nil {
+		switch {
+		case err != nil:
 			c.bad[name] = err
-			continue
+		case boot != bootID:
+			c.old = append(c.old, name)
+			c.revision = max(c.revision, v.Revision)
+		default:
+			c.records[v.ID], sound[name] = v, true
+			c.revision = max(c.revision, v.Revision)
 		}
-		c.revision = max(c.revision, v.Revision)
-		if boot != bootID {
-			c.old[name] = true
-			continue
-		}
-		c.records[v.ID], sound[name] = v, true
 	}
 	return c, err
 }

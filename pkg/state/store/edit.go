@@ -21,8 +21,8 @@ import (
 // without its own limit.
 const maxIDBytes = 1024
 
-// renewTime bounds the wait for a lock that nobody else should have.
-const renewTime = time.Second
+// recreateTime bounds the wait for a lock that nobody else should have.
+const recreateTime = time.Second
 
 var errClosed = errors.New("the store is closed, because the plugin is stopping, or was opened only for reading")
 
@@ -45,9 +45,9 @@ var errClosed = errors.New("the store is closed, because the plugin is stopping,
 // one, of whatever volume, is refused: FailedPrecondition if that one is to stay,
 // Aborted while it is being taken down.
 //
-// What was asked for can end on a full file system. Where a volume has no file that
-// could come back, that holds in memory, and is written with the next edit for which
-// there is room.
+// What was asked for can be ended on a full file system. If the volume has no file
+// there, whose content a restart would bring back, the end is kept in memory, and
+// written with the next edit for which there is room.
 //
 // Edit blocks for as long as the file system does. InvalidArgument: no record can
 // have that id. ResourceExhausted: there is no room for what the edit asks for, and
@@ -84,7 +84,7 @@ func (s *Store) Edit(id string, edit func(*state.Volume) error) (*state.Volume, 
 	if err := s.commit(current, after); err != nil {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		s.places.remove(besides(after, current))
+		s.places.remove(difference(after, current))
 		return nil, err
 	}
 	return after.Stored(), nil
@@ -94,10 +94,10 @@ func (s *Store) Edit(id string, edit func(*state.Volume) error) (*state.Volume, 
 func (s *Store) claim(before, after *state.Volume) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if err := s.places.apart(before, after); err != nil {
+	if err := s.places.check(before, after); err != nil {
 		return err
 	}
-	s.places.add(besides(after, before))
+	s.places.add(difference(after, before))
 	return nil
 }
 
@@ -106,11 +106,8 @@ func (s *Store) commit(before, after *state.Volume) error {
 	more := asksMore(before, after)
 	err := s.onDisk(func(d *directory) error {
 		err := d.put(after, more)
-		if more && isFull(err) {
-			err = errors.Join(err, d.takeBack(before)) // whose files own the room for it
-		}
 		if err == nil {
-			s.publish(before, after)
+			s.apply(before, after)
 		}
 		return err
 	})
@@ -125,21 +122,21 @@ func (s *Store) commit(before, after *state.Volume) error {
 	return nil
 }
 
-// holdInMemory shows a change that is not written, if there is no file that would
-// be read in its place after a crash.
+// holdInMemory applies a change that cannot be written, if there is no file whose
+// older content would be read after a crash.
 func (s *Store) holdInMemory(before, after *state.Volume) bool {
-	s.disk.RLock() // nobody makes the directory anew meanwhile
+	s.disk.RLock() // the directory is not made anew meanwhile
 	defer s.disk.RUnlock()
 	_, err := os.Lstat(filepath.Join(s.path, fileName(after.ID)))
 	if !errors.Is(err, os.ErrNotExist) {
 		return false
 	}
-	s.publish(before, after)
+	s.apply(before, after)
 	return true
 }
 
-// onDisk runs write with the directory, which is not closed meanwhile, and made
-// anew first if somebody has taken it away.
+// onDisk runs write with the directory, which cannot be closed meanwhile. If somebody
+// has removed or replaced the directory, it is made anew first.
 func (s *Store) onDisk(write func(*directory) error) error {
 	for {
 		s.disk.RLock()
@@ -153,14 +150,14 @@ func (s *Store) onDisk(write func(*directory) error) error {
 			return write(s.dir)
 		}
 		s.disk.RUnlock()
-		if err := s.renew(lost); err != nil {
+		if err := s.recreate(lost); err != nil {
 			return fmt.Errorf("making the store anew, because %w: %w", lost, err)
 		}
 	}
 }
 
-// intact returns an error if the path of the lock or of the directory does not name
-// it any more. If that cannot be told, the write will tell.
+// intact returns an error if there is another file, or none, at the path of the lock
+// or of the directory. Where that cannot be found out, the write will fail.
 func (s *Store) intact() error {
 	for _, held := range []struct {
 		file *os.File
@@ -173,16 +170,16 @@ func (s *Store) intact() error {
 	return nil
 }
 
-// renew puts a new directory with all records in the place of the one that was
-// lost. If another process has begun a store there, that is an error.
-func (s *Store) renew(lost error) error {
+// recreate makes the directory that was lost anew, with all records. It is an error
+// if another process has begun a store there.
+func (s *Store) recreate(lost error) error {
 	s.disk.Lock()
 	defer s.disk.Unlock()
 	if s.dir == nil || s.intact() == nil { // closed, or somebody else was faster
 		return nil
 	}
 	klog.Background().Error(lost, "The store is made anew with all records", "store", s.path)
-	ctx, cancel := context.WithTimeout(context.Background(), renewTime)
+	ctx, cancel := context.WithTimeout(context.Background(), recreateTime)
 	defer cancel()
 	if err := os.MkdirAll(filepath.Dir(s.path), 0o750); err != nil {
 		return err
@@ -209,12 +206,12 @@ func (s *Store) renew(lost error) error {
 	return nil
 }
 
-// publish makes a change visible.
-func (s *Store) publish(before, after *state.Volume) {
+// apply makes a change visible.
+func (s *Store) apply(before, after *state.Volume) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.places.remove(besides(before, after))
-	s.show(before, after)
+	s.places.remove(difference(before, after))
+	s.indexDevices(before, after)
 	if s.volumes[after.ID] = after; after.Empty() {
 		delete(s.volumes, after.ID)
 	}

@@ -27,16 +27,16 @@ const lockName = "intents.db"
 
 func (s *Store) lockPath() string { return filepath.Join(filepath.Dir(s.path), lockName) }
 
-// takeIn writes the records of an older version in place of its own. They count
-// until intents.db is empty.
-func (s *Store) takeIn(ctx context.Context, own, c *contents) error {
+// importLegacy writes the records of an older version over those of the directory.
+// Until the caller has emptied intents.db, that is what a restart reads.
+func (s *Store) importLegacy(ctx context.Context, own, c *contents) error {
 	log, path := klog.FromContext(ctx), s.lockPath()
 	if len(c.bad) > 0 {
 		if err := s.keepDamaged(); err != nil {
 			log.Error(err, "The damaged store of an older version is not kept", "file", path)
 		}
 	}
-	if s.dir.putAll(c.records, false) != nil { // there may be room without the file, which is in memory by now
+	if s.dir.putAll(c.records, false) != nil { // without intents.db, which is in memory by now, there may be room
 		if err := s.lock.Truncate(0); err != nil {
 			return err
 		}
@@ -61,11 +61,10 @@ func (s *Store) keepDamaged() error {
 	if err != nil {
 		return err
 	}
-	aside := corrupt(s.lockPath())
+	aside := asideName(s.lockPath())
 	if err := os.WriteFile(aside, raw, 0o600); err != nil {
 		return errors.Join(err, os.Remove(aside))
 	}
-	s.setAside = append(s.setAside, aside)
 	return nil
 }
 

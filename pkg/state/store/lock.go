@@ -41,34 +41,24 @@ func (s *Store) acquire(ctx context.Context, how int) (*os.File, error) {
 		if err != nil {
 			return nil, err
 		}
-		held, err := s.hold(ctx, f, how)
-		if held != f {
-			err = errors.Join(err, f.Close())
+		dead, err := s.waitForLock(ctx, f, how)
+		var mine *os.File
+		switch {
+		case err != nil:
+		case dead != 0:
+			if mine, err = s.takeOver(ctx, f, dead); err != nil {
+				err = fmt.Errorf("taking over from %s, which was killed and hangs in the kernel: %w", process.Name(dead), err)
+			}
+		default:
+			var ours bool
+			if ours, err = stillAt(f, s.lockPath()); ours {
+				return f, nil
+			}
 		}
-		if held != nil || err != nil {
-			return held, err
+		if err = errors.Join(err, f.Close()); mine != nil || err != nil {
+			return mine, err
 		}
 	}
-}
-
-// hold returns the lock file once it is locked, or what has taken its place; nil if
-// another process has put something in its place.
-func (s *Store) hold(ctx context.Context, f *os.File, how int) (*os.File, error) {
-	dead, err := s.await(ctx, f, how)
-	if err != nil {
-		return nil, err
-	}
-	if dead != 0 {
-		mine, err := s.takeOver(ctx, f, dead)
-		if err != nil {
-			err = fmt.Errorf("taking over from %s, which was killed and hangs in the kernel: %w", process.Name(dead), err)
-		}
-		return mine, err
-	}
-	if ours, err := stillAt(f, s.lockPath()); err != nil || !ours {
-		return nil, err
-	}
-	return f, nil
 }
 
 func openLock(path string, how int) (*os.File, error) {
@@ -81,9 +71,9 @@ func openLock(path string, how int) (*os.File, error) {
 	return os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
 }
 
-// await waits for the lock, until ctx ends. For an exclusive one it also returns,
+// waitForLock waits for the lock, until ctx ends. For an exclusive one it also returns,
 // without the lock, when the process that has it is dead: dead is its id.
-func (s *Store) await(ctx context.Context, f *os.File, how int) (dead int, err error) {
+func (s *Store) waitForLock(ctx context.Context, f *os.File, how int) (dead int, err error) {
 	tick := time.NewTicker(lockEvery)
 	defer tick.Stop()
 	since := time.Now()
@@ -155,17 +145,17 @@ func (s *Store) takeOver(ctx context.Context, old *os.File, dead int) (mine *os.
 	if ours, err := stillAt(f, path+lockSuccessor); err != nil || !ours {
 		return nil, err
 	}
-	if first, err := stillAt(old, path); err != nil || !first {
-		return nil, errors.Join(err, os.Remove(path+lockSuccessor))
+	first, err := stillAt(old, path)
+	if first {
+		// An older version's records are whole: a commit that was cut short is none.
+		if err = f.Truncate(0); err == nil {
+			_, err = io.Copy(f, io.NewSectionReader(old, 0, math.MaxInt64))
+		}
+		if err == nil {
+			err = s.moveRecords()
+		}
 	}
-	// An older version's records are whole: a commit that was cut short is none.
-	if err = f.Truncate(0); err == nil {
-		_, err = io.Copy(f, io.NewSectionReader(old, 0, math.MaxInt64))
-	}
-	if err == nil {
-		err = s.moveRecords()
-	}
-	if err != nil {
+	if err != nil || !first {
 		return nil, errors.Join(err, os.Remove(path+lockSuccessor))
 	}
 	s.takenFrom.Store(int64(dead))

@@ -7,9 +7,9 @@ import (
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
-// places knows at which paths volumes are asked to be, or to go from: what is
-// mounted at one of two paths, one within the other, hides the other or keeps it
-// busy. Each question costs a step for each directory of a path, whatever the
+// places is an index of the paths at which volumes are to be mounted, or unmounted.
+// Of two mounts, one at a path within the other's, the upper one hides the other or
+// keeps it busy. A check takes a step for each directory of a path, whatever the
 // number of volumes.
 type places struct {
 	at    map[string][]occupant // by path; more than one where something goes
@@ -26,11 +26,8 @@ type occupant struct {
 
 func newPlaces() *places { return &places{at: map[string][]occupant{}, below: map[string]int{}} }
 
-// occupants returns the parts of a record that have a path; nil has none.
+// occupants returns the parts of a record that have a path.
 func occupants(v *state.Volume) (all []occupant) {
-	if v == nil {
-		return nil
-	}
 	for s := v.Stage; s != nil; s = s.Next {
 		if s.Path != "" { // no place is known of some provisional ones
 			all = append(all, occupant{v.ID, state.StagePart(), s.Path, s.Gone})
@@ -44,9 +41,9 @@ func occupants(v *state.Volume) (all []occupant) {
 	return all
 }
 
-// besides returns the occupants of a record that another one has not. A record that
-// is about to become another one has the places of both.
-func besides(v, other *state.Volume) []occupant {
+// difference returns the occupants of a record that another one does not have. While
+// a record is being written, the places of both its versions are taken.
+func difference(v, other *state.Volume) []occupant {
 	has := map[occupant]bool{}
 	for _, o := range occupants(other) {
 		has[o] = true
@@ -58,7 +55,7 @@ func besides(v, other *state.Volume) []occupant {
 func (p *places) add(all []occupant) {
 	for _, o := range all {
 		p.at[o.path] = append(p.at[o.path], o)
-		for dir := range above(o.path) {
+		for _, dir := range above(o.path) {
 			p.below[dir]++
 		}
 	}
@@ -70,7 +67,7 @@ func (p *places) remove(all []occupant) {
 		if len(p.at[o.path]) == 0 {
 			delete(p.at, o.path)
 		}
-		for dir := range above(o.path) {
+		for _, dir := range above(o.path) {
 			if p.below[dir]--; p.below[dir] == 0 {
 				delete(p.below, dir)
 			}
@@ -78,25 +75,22 @@ func (p *places) remove(all []occupant) {
 	}
 }
 
-// above yields the directories above a path, but for the root, the lowest first.
-func above(path string) func(yield func(string) bool) {
-	return func(yield func(string) bool) {
-		for end := strings.LastIndexByte(path, '/'); end > 0; end = strings.LastIndexByte(path[:end], '/') {
-			if !yield(path[:end]) {
-				return
-			}
-		}
+// above returns the directories above a path, but for the root, the lowest first.
+func above(path string) (dirs []string) {
+	for end := strings.LastIndexByte(path, '/'); end > 0; end = strings.LastIndexByte(path[:end], '/') {
+		dirs = append(dirs, path[:end])
 	}
+	return dirs
 }
 
-// apart refuses an edit that asks for a part of a volume at, above or below the
-// path of another one. What stood before is not asked for anew, and what is to go
-// may go from wherever it is.
+// check refuses an edit that asks for a part of a volume at, above or below the
+// path of another one. It asks nothing of what the record had before, nor of what is
+// to be unmounted.
 //
 // FailedPrecondition: another part is to stay there. Aborted: it is to go, or the
 // part was asked for elsewhere before and may yet come.
-func (p *places) apart(before, after *state.Volume) error {
-	for _, o := range besides(after, before) {
+func (p *places) check(before, after *state.Volume) error {
+	for _, o := range difference(after, before) {
 		if o.gone {
 			continue
 		}
@@ -123,7 +117,7 @@ func (p *places) refuse(asked occupant) error {
 		}
 	}
 	meet(p.at[asked.path])
-	for dir := range above(asked.path) {
+	for _, dir := range above(asked.path) {
 		meet(p.at[dir])
 	}
 	if p.below[asked.path] > 0 {

@@ -2,12 +2,12 @@ package store
 
 import (
 	"cmp"
-	"errors"
 	"fmt"
+	"maps"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"sync"
-	"syscall"
 	"testing"
 	"time"
 
@@ -27,81 +27,39 @@ func askedAt(what, path string) func(*state.Volume) error {
 	return func(v *state.Volume) error { return v.AskUnpublish(path, time.Now()) }
 }
 
-// Whatever a volume is asked to be at lies apart from where every other one is,
-// or is still going from. Where that is refused, see TestPlacesAgreeWithAWalk.
+// A refusal names the volume that is in the way, where it is, and what to do. When
+// there is one, see TestIndexesAgreeWithAWalk.
 func TestPathsOfVolumesLieApart(t *testing.T) {
 	s := openStore(t, t.TempDir(), testBoot)
-	for _, id := range []string{"other", "going", "v"} {
-		mustEdit(t, s, id, staged("/k/stages/"+id))
-	}
-	mustEdit(t, s, "other", published("/k/pods/1/mount"))
-	mustEdit(t, s, "going", published("/k/pods/2/mount"))
-	mustEdit(t, s, "going", askedAt("unpublish", "/k/pods/2/mount"))
-	mustEdit(t, s, "unstaged", askedAt("unstage", "/k/unstaged"))
+	inUse(t, s, "other")
+	inUse(t, s, "going")
+	mustEdit(t, s, "going", askedAt("unpublish", "/pod/going"))
+	mustEdit(t, s, "unstaged", askedAt("unstage", "/stage/unstaged"))
+	mustEdit(t, s, "v", staged("/stage/v"))
 	for _, row := range []struct {
 		what, path string
 		class      state.Class
 		words      string
 	}{
-		{"publish", "/k/pods/1/mount", state.FailedPrecondition, "volume other is published at the same path"},
-		{"publish", "/k/pods/1/mount/in/it", state.FailedPrecondition, "volume other is published at /k/pods/1/mount, which lies above it"},
-		{"publish", "/k/stages/other", state.FailedPrecondition, "volume other is staged at the same path"},
-		{"stage", "/k/pods/1/mount/in", state.FailedPrecondition, "end that by NodeUnpublishVolume"},
-		{"stage", "/k/stages/other/in", state.FailedPrecondition, "end that by NodeUnstageVolume"},
-		{"stage", "/k/stages", state.FailedPrecondition, "which lies below it"},
-		{"publish", "/k/pods/2/mount/in", state.Aborted, "volume going is still being unpublished from /k/pods/2/mount"},
-		{"stage", "/k/unstaged/in", state.Aborted, "volume unstaged is still being unstaged from"},
-		{"stage", "/k/pods", state.FailedPrecondition, "volume other"}, // one that stays tells more than one that goes
-		{"publish", "/k/pods/1/mount2", 0, ""},
-		{"stage", "/k/stages/oth", 0, ""},
-		{"unpublish", "/k/pods/1/mount/in", 0, ""}, // what is to go may go from anywhere
-		{"unpublish", "/k/pods/1/mount", 0, ""},
+		{"publish", "/pod/other", state.FailedPrecondition, "volume other is published at the same path"},
+		{"publish", "/pod/other/in/it", state.FailedPrecondition, "volume other is published at /pod/other, which lies above it"},
+		{"publish", "/stage/other", state.FailedPrecondition, "volume other is staged at the same path"},
+		{"stage", "/pod/other/in", state.FailedPrecondition, "end that by NodeUnpublishVolume"},
+		{"stage", "/stage/other/in", state.FailedPrecondition, "end that by NodeUnstageVolume"},
+		{"stage", "/stage", state.FailedPrecondition, "which lies below it"},
+		{"stage", "/pod", state.FailedPrecondition, "volume other"}, // one that stays tells more than one that goes
+		{"publish", "/pod/going/in", state.Aborted, "volume going is still being unpublished from /pod/going"},
+		{"stage", "/stage/unstaged/in", state.Aborted, "volume unstaged is still being unstaged from"},
 	} {
 		id := "v"
 		if row.what == "stage" {
-			id = "fresh" + row.path
+			id = "new"
 		}
-		before := text(s.Get(id))
-		switch _, err := s.Edit(id, askedAt(row.what, row.path)); {
-		case row.words == "":
-			must(t, err)
-		case state.ClassOf(err) != row.class || !strings.Contains(fmt.Sprint(err), row.words) || !strings.Contains(err.Error(), row.path) || text(s.Get(id)) != before:
-			t.Errorf("%s at %s: %v, want %s and %q; there is %s", row.what, row.path, err, row.class, row.words, text(s.Get(id)))
+		_, err := s.Edit(id, askedAt(row.what, row.path))
+		if state.ClassOf(err) != row.class || !strings.Contains(fmt.Sprint(err), row.words) || !strings.Contains(err.Error(), row.path) {
+			t.Errorf("%s at %s: %v, want %s and %q", row.what, row.path, err, row.class, row.words)
 		}
 	}
-}
-
-// A refusal is not final while what was asked for the same part before may yet
-// come. A path is taken after a restart, and free once what was there has gone. An
-// edit that was not written takes no path, and gives none up.
-func TestPathsAreFreedAndKept(t *testing.T) {
-	dir := t.TempDir()
-	s := openStore(t, dir, testBoot)
-	mustEdit(t, s, "v", staged("/k/s"))
-	mustEdit(t, s, "w", staged("/k/w"))
-	refused := func(id, at string, class state.Class) {
-		t.Helper()
-		before := text(s.Get(id))
-		if _, err := s.Edit(id, staged(at)); state.ClassOf(err) != class || !strings.Contains(err.Error(), "which lies") || text(s.Get(id)) != before {
-			t.Errorf("%s at %s: %v, want %s; there is %s", id, at, err, class, text(s.Get(id)))
-		}
-	}
-	refused("w", "/k/s/in", state.Aborted)
-	s = reopen(t, s, testBoot)
-	refused("x", "/k/s/in", state.FailedPrecondition)
-	mustEdit(t, s, "v", askedAt("unstage", "/k/s"))
-	refused("x", "/k/s/in", state.Aborted)
-	mustEdit(t, s, "v", func(v *state.Volume) error { v.Drop(state.StagePart()); return nil })
-	for id, edit := range map[string]func(*state.Volume) error{"w": func(v *state.Volume) error { v.Stage.Path = "/k/new"; return nil }, "y": staged("/k/s")} {
-		obstruct(t, dir, id)
-		if _, err := s.Edit(id, edit); !errors.Is(err, syscall.EISDIR) {
-			t.Errorf("volume %s was written: %v", id, err)
-		}
-	}
-	mustEdit(t, s, "x", staged("/k/s/in"))
-	mustEdit(t, s, "z", staged("/k/new"))
-	refused("v", "/k/s", state.FailedPrecondition)
-	refused("v", "/k/w/in", state.FailedPrecondition)
 }
 
 // Of two calls at once for paths of which one lies in the other, one is refused.
@@ -122,66 +80,81 @@ func TestPathsOfConcurrentEdits(t *testing.T) {
 	}
 }
 
-// The index says what a walk over all records says.
-func TestPlacesAgreeWithAWalk(t *testing.T) {
+// The indexes of paths and of device numbers say what a walk over all records says,
+// after edits that were refused, or not written, and after a restart, too.
+func TestIndexesAgreeWithAWalk(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2))
 	name := func() string { return string(rune('a' + random.IntN(3))) }
-	records := map[string]*state.Volume{}
-	index := newPlaces()
+	s := openStore(t, onTmpfs(t), testBoot)
 	refusals := map[state.Class]int{}
-	for range 20000 {
+	for n := range 20000 {
 		id, where := name(), "/"+name()
 		for random.IntN(3) > 0 {
 			where += "/" + name()
 		}
-		before := cmp.Or(records[id], &state.Volume{ID: id})
-		after := before.Clone()
-		intent := state.Intent{Gone: random.IntN(2) == 0, Accepted: true}
-		switch random.IntN(4) {
-		case 0:
-			after.Stage = &state.Stage{Path: where, Intent: intent}
-		case 1:
-			after.Targets[where] = &state.Target{Path: where, Intent: intent}
-		case 2:
-			after.Stage = nil
-		case 3:
-			clear(after.Targets)
+		before := cmp.Or(s.Get(id), &state.Volume{ID: id})
+		intent := state.Intent{Gone: random.IntN(2) == 0, Accepted: random.IntN(3) > 0}
+		var want state.Class
+		fails := false
+		_, err := s.Edit(id, func(v *state.Volume) error {
+			switch random.IntN(4) {
+			case 0:
+				v.Stage = &state.Stage{Path: where, Intent: intent}
+			case 1:
+				number := uint32(random.IntN(4)) // 0 is none
+				v.Targets[where] = &state.Target{Path: where, Intent: intent}
+				v.Targets[where].Device = state.DeviceNumber{Major: number, Minor: number}
+			case 2:
+				v.Stage = nil
+			case 3:
+				clear(v.Targets)
+			}
+			if fails = !v.Empty() && random.IntN(8) == 0; fails {
+				v.Size = &state.Size{Intent: state.Intent{Since: time.Date(10000, 1, 1, 0, 0, 0, 0, time.UTC)}} // cannot be encoded
+			}
+			want = walk(s.records(), before, v)
+			return nil
+		})
+		if (err != nil) != (fails || want != 0) || err != nil && (state.ClassOf(err) != want || text(cmp.Or(s.Get(id), &state.Volume{ID: id})) != text(before)) {
+			t.Fatalf("%v, a walk over all says %s; it cannot be written: %t", err, want, fails)
 		}
-		err := index.apart(before, after)
-		want := walk(records, before, after)
-		if err == nil && want != 0 || err != nil && state.ClassOf(err) != want {
-			t.Fatalf("%v, a walk over all says %v", err, want)
+		refusals[want]++
+		for number := range uint32(4) {
+			number := state.DeviceNumber{Major: number, Minor: number}
+			shown := slices.Collect(maps.Keys(s.records()))
+			shown = slices.DeleteFunc(shown, func(id string) bool { return !slices.Contains(numbersOf(s.Get(id)), number) })
+			if got := s.VolumeOfDevice(number); len(shown) == 0 && got != "" || len(shown) > 0 && !slices.Contains(shown, got) {
+				t.Fatalf("%q is shown as %s, a walk over all says %q", got, number, shown)
+			}
 		}
-		if err != nil {
-			refusals[want]++
-			continue
+		if n%1000 == 0 {
+			s = reopen(t, s, testBoot)
 		}
-		index.add(besides(after, before))
-		index.remove(besides(before, after))
-		records[after.ID] = after
 	}
 	if refusals[state.Aborted] < 100 || refusals[state.FailedPrecondition] < 100 {
 		t.Errorf("refused only %v", refusals)
 	}
-	for _, v := range records {
-		index.remove(occupants(v))
+	for id := range s.records() {
+		mustEdit(t, s, id, emptied)
 	}
-	if len(index.at) > 0 || len(index.below) > 0 {
-		t.Errorf("of nothing is left: %v, %v", index.at, index.below)
+	if len(s.places.at) > 0 || len(s.places.below) > 0 || len(s.byDevice) > 0 {
+		t.Errorf("of nothing is left: %v, %v, %v", s.places.at, s.places.below, s.byDevice)
 	}
 }
 
-// walk is the rule without an index; Unavailable, the zero Class, is no refusal.
+// walk is the rule for paths without an index; Unavailable, the zero Class, is no refusal.
 func walk(records map[string]*state.Volume, before, after *state.Volume) (class state.Class) {
-	for _, asked := range besides(after, before) {
+	for _, asked := range difference(after, before) {
+		was := before.Intent(asked.part)
 		for _, v := range records {
 			for _, o := range occupants(v) {
 				itself := o.volume == asked.volume && o.part == asked.part
 				near := strings.HasPrefix(asked.path+"/", o.path+"/") || strings.HasPrefix(o.path+"/", asked.path+"/")
-				if !asked.gone && !itself && near && class != state.FailedPrecondition {
-					if class = state.Aborted; !o.gone {
-						class = state.FailedPrecondition
-					}
+				if asked.gone || itself || !near || class == state.FailedPrecondition {
+					continue
+				}
+				if class = state.Aborted; !o.gone && (was == nil || was.Gone || was.Accepted) {
+					class = state.FailedPrecondition
 				}
 			}
 		}
@@ -190,29 +163,26 @@ func walk(records map[string]*state.Volume, before, after *state.Volume) (class 
 }
 
 // Records of older versions have paths as they were asked.
-func TestSpell(t *testing.T) {
-	path := t.TempDir()
-	s := openStore(t, path, testBoot)
-	mustEdit(t, s, "v", staged("/link/s"))
-	mustEdit(t, s, "v", published("/link/pod"))
-	mustEdit(t, s, "v", askedAt("unpublish", "/real/pod")) // the same place, asked for later
-	mustEdit(t, s, "v", published("/real/pod-2"))
-	mustEdit(t, s, "v", published("/link/pod-3"))
-	mustEdit(t, s, "v", func(v *state.Volume) error { v.Stage.Inline = &state.Inline{Target: "/link/pod-3"}; return nil })
-	must(t, s.Close())
-	s = openStore(t, path, testBoot)
-	s.Spell(func(path string) string { return strings.Replace(path, "/link/", "/real/", 1) })
+func TestRewritePaths(t *testing.T) {
+	s := openStore(t, t.TempDir(), testBoot)
+	for _, edit := range []func(*state.Volume) error{
+		staged("/link/s"), published("/link/pod"), published("/real/pod-2"), published("/link/pod-3"),
+		askedAt("unpublish", "/real/pod"), // that of /link/pod, asked for later
+		func(v *state.Volume) error { v.Stage.Inline = &state.Inline{Target: "/link/pod-3"}; return nil },
+	} {
+		mustEdit(t, s, "v", edit)
+	}
+	s = reopen(t, s, testBoot)
+	s.RewritePaths(func(path string) string { return strings.Replace(path, "/link/", "/real/", 1) })
 	v := s.Get("v")
 	if v.Stage.Path != "/real/s" || v.Stage.Inline.Target != "/real/pod-3" || len(v.Targets) != 3 || !v.Targets["/real/pod"].Gone || v.Targets["/real/pod-2"].Gone || v.Targets["/real/pod-3"].Path != "/real/pod-3" {
 		t.Errorf("%s", text(v))
 	}
 	if _, err := s.Edit("w", staged("/real/s/in")); state.ClassOf(err) != state.FailedPrecondition {
-		t.Errorf("in a stage that was spelled otherwise: %v", err)
+		t.Errorf("in a stage that was named otherwise: %v", err)
 	}
-	mustEdit(t, s, "v", askedAt("unpublish", "/real/pod-2"))
-	must(t, s.Close())
-	s = openStore(t, path, testBoot)
-	if v := s.Get("v"); v.Stage.Path != "/real/s" || v.Targets["/link/pod-3"] != nil {
-		t.Errorf("after the next edit the disk has %s", text(v))
+	want := text(mustEdit(t, s, "v", askedAt("unpublish", "/real/pod-2")))
+	if s = reopen(t, s, testBoot); text(s.Get("v")) != want {
+		t.Errorf("after the next edit the disk has %s, not %s", text(s.Get("v")), want)
 	}
 }

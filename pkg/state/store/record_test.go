@@ -47,31 +47,35 @@ func TestDamagedFileCostsOneRecord(t *testing.T) {
 		}
 		damaged = append(damaged, string(raw))
 	}
+	check := func(raw string) (aside string) {
+		t.Helper()
+		s := quietly(t, dir)
+		aside = strings.Join(asides(t, dir), " ")
+		if idsOf(s) != "good" || text(s.Get("good")) != text(good) {
+			t.Fatalf("of %q there are %s, set aside %s", raw, idsOf(s), aside)
+		}
+		mustEdit(t, s, "bad", staged("/stage/anew"))
+		must(t, s.Close())
+		return aside
+	}
 	for _, raw := range damaged {
 		if raw == sound {
 			continue
 		}
 		must(t, os.WriteFile(fileOf(dir, "bad"), []byte(raw), 0o600))
-		s := quietly(t, dir)
-		if idsOf(s) != "good" || text(s.Get("good")) != text(good) || len(s.SetAside()) != 1 {
-			t.Fatalf("of %q there are %s, set aside %q", raw, idsOf(s), s.SetAside())
-		}
-		if kept, err := os.ReadFile(s.SetAside()[0]); err != nil || string(kept) != raw {
+		aside := check(raw)
+		if kept, err := os.ReadFile(aside); err != nil || string(kept) != raw {
 			t.Fatalf("of %q %q was kept (%v)", raw, kept, err)
 		}
-		must(t, os.Remove(s.SetAside()[0]))
-		mustEdit(t, s, "bad", staged("/stage/anew"))
-		must(t, s.Close())
+		must(t, os.Remove(aside))
 	}
 	must(t, os.Remove(fileOf(dir, "bad")))
 	must(t, os.MkdirAll(filepath.Join(fileOf(dir, "bad"), "in", "the", "way"), 0o700))
 	must(t, os.WriteFile(fileOf(dir, "other")+nextSuffix, []byte("half"), 0o600))
-	s = quietly(t, dir)
-	defer func() { must(t, s.Close()) }()
-	if _, err := os.Stat(fileOf(dir, "other") + nextSuffix); !os.IsNotExist(err) || idsOf(s) != "good" || len(s.SetAside()) != 1 {
-		t.Errorf("of a directory in the way there are %s, set aside %q; half a file: %v", idsOf(s), s.SetAside(), err)
+	aside := check("a directory in the way")
+	if _, err := os.Stat(fileOf(dir, "other") + nextSuffix); !os.IsNotExist(err) || aside == "" {
+		t.Errorf("a directory in the way is set aside as %q; half a file: %v", aside, err)
 	}
-	mustEdit(t, s, "bad", staged("/stage/anew"))
 }
 
 // What a newer version wrote is kept in every part for as long as the part is there.

@@ -52,16 +52,15 @@ const readOnlyWait = time.Second
 type Store struct {
 	path      string // of the directory
 	bootID    string
-	setAside  []string
 	takenFrom atomic.Int64
 	revision  atomic.Uint64 // the last one given out
 
 	edits keylock.Map // by id; held through an edit
 
-	mu      sync.RWMutex             // held shortly; guards all up to the next blank line
-	volumes map[string]*state.Volume // the records; none is changed in place
-	places  *places                  // of all records, and of what is being written
-	shown   map[state.DeviceNumber][]string
+	mu       sync.RWMutex                    // held shortly; guards all up to the next blank line
+	volumes  map[string]*state.Volume        // the records by id; none is changed in place
+	places   *places                         // of all records, and of what is being written
+	byDevice map[state.DeviceNumber][]string // ids
 
 	disk sync.RWMutex // held for reading while a record is written and shown; guards the next two
 	dir  *directory   // nil when closed, or opened for reading
@@ -79,8 +78,8 @@ type Store struct {
 // process, too, and what it left there counts, and is taken in.
 //
 // Records that were written under another boot id are dropped, because the
-// mounts that they speak of are gone. One that cannot be read is set aside (see
-// SetAside) and logged. An error is returned for what a human must mend: a file
+// mounts that they speak of are gone. One that cannot be read is set aside, with a
+// name of its own, and logged. An error is returned for what a human must mend: a file
 // in the way, missing permission, a state directory on an overlay, which goes with
 // the container. A store opens without any space.
 func Open(ctx context.Context, stateDir, bootID string) (*Store, error) {
@@ -128,18 +127,18 @@ func OpenReadOnly(ctx context.Context, stateDir string) (*Store, error) {
 	case errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil:
 		err = ErrLocked
 	case err == nil || errors.Is(err, os.ErrNotExist):
-		_, c, err = s.look(ctx)
+		_, c, err = s.readAll(ctx)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("store %s: %w", s.path, err)
 	}
-	s.take(c.records)
+	s.serve(c.records)
 	return s, nil
 }
 
-// look reads what is there. own is in the directory, and counts unless an older
-// version has written intents.db since.
-func (s *Store) look(ctx context.Context) (own, counts *contents, err error) {
+// readAll reads all records. own are those of the directory, counts those that are to
+// be served: the same, unless an older version has written intents.db since.
+func (s *Store) readAll(ctx context.Context) (own, counts *contents, err error) {
 	if own, err = read(s.path, s.bootID); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, nil, err
 	}
@@ -155,10 +154,11 @@ func (s *Store) look(ctx context.Context) (own, counts *contents, err error) {
 	return own, counts, nil
 }
 
-// load takes the records in, and brings the directory up to this boot.
+// load reads the records, and removes from the directory what does not count, or sets
+// it aside.
 func (s *Store) load(ctx context.Context) error {
 	log := klog.FromContext(ctx)
-	own, c, err := s.look(ctx)
+	own, c, err := s.readAll(ctx)
 	if err != nil {
 		return err
 	}
@@ -167,15 +167,14 @@ func (s *Store) load(ctx context.Context) error {
 	}
 	for name := range own.bad {
 		path := filepath.Join(s.path, name)
-		aside := corrupt(path)
+		aside := asideName(path)
 		if err := os.Rename(path, aside); err != nil {
 			log.Error(err, "Record that cannot be read stays where it is until the next start", "store", s.path, "record", name)
 			continue
 		}
-		s.setAside = append(s.setAside, aside)
 		log.Info("Record was set aside", "file", aside)
 	}
-	for name := range own.old {
+	for _, name := range own.old {
 		if err := s.dir.remove(name); err != nil {
 			return err
 		}
@@ -184,58 +183,88 @@ func (s *Store) load(ctx context.Context) error {
 		log.Info("Records of an earlier boot, and files that nobody needs, are dropped", "store", s.path, "files", len(own.old))
 	}
 	s.revision.Store(max(own.revision, c.revision))
-	s.take(c.records)
+	s.serve(c.records)
 	if c != own {
-		if err := s.takeIn(ctx, own, c); err != nil {
+		if err := s.importLegacy(ctx, own, c); err != nil {
 			return err
 		}
 	}
 	if err := s.lock.Truncate(0); err != nil {
 		return err
 	}
-	for _, v := range c.records { // of one that was linked, or taken in, or that a kill has cut short
-		err = errors.Join(err, s.dir.hold(v))
+	for _, v := range c.records { // after a takeover, an import or a kill there may be none yet
+		err = errors.Join(err, s.dir.reserveBoth(v))
 	}
 	if err != nil {
-		log.Error(err, "There is no room beside the store: removals may have to wait", "store", s.path)
+		log.Error(err, "No blocks can be reserved for the records: removals may have to wait until there is room", "store", s.path)
 	}
 	return nil
 }
 
 func newStore(stateDir, bootID string) *Store {
 	s := &Store{path: filepath.Join(stateDir, Directory), bootID: bootID, dead: deadHolder}
-	s.take(map[string]*state.Volume{})
+	s.serve(map[string]*state.Volume{})
 	return s
 }
 
-// take makes records those that are served.
-func (s *Store) take(records map[string]*state.Volume) {
-	s.volumes, s.places, s.shown = records, newPlaces(), map[state.DeviceNumber][]string{}
+// serve replaces the records in memory, and their indexes.
+func (s *Store) serve(records map[string]*state.Volume) {
+	s.volumes, s.places, s.byDevice = records, newPlaces(), map[state.DeviceNumber][]string{}
 	for _, v := range records {
 		s.places.add(occupants(v))
-		s.show(nil, v)
+		s.indexDevices(&state.Volume{}, v)
 	}
 }
 
-// show keeps the index of device numbers.
-func (s *Store) show(before, after *state.Volume) {
+// RewritePaths replaces every path of every record by what rewrite returns for it,
+// in memory: the disk follows with the next edit of a record. It serves records of
+// versions that kept paths as they were asked. Of two targets that turn out to have
+// the same path the one counts that was asked for last. It must be called before
+// the first Edit.
+func (s *Store) RewritePaths(rewrite func(path string) string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	records := map[string]*state.Volume{}
+	for id, v := range s.volumes {
+		v = v.Clone() // no record is changed in place
+		for stage := v.Stage; stage != nil; stage = stage.Next {
+			stage.Path = rewrite(stage.Path)
+			if stage.Inline != nil {
+				stage.Inline.Target = rewrite(stage.Inline.Target)
+			}
+		}
+		targets := v.Targets
+		v.Targets = map[string]*state.Target{}
+		for _, target := range targets {
+			for t := target; t != nil; t = t.Next {
+				t.Path = rewrite(t.Path)
+			}
+			if other := v.Targets[target.Path]; other == nil || other.Revision < target.Revision {
+				v.Targets[target.Path] = target
+			}
+		}
+		records[id] = v
+	}
+	s.serve(records)
+}
+
+// indexDevices keeps the index of device numbers.
+func (s *Store) indexDevices(before, after *state.Volume) {
 	for _, number := range numbersOf(before) {
-		s.shown[number] = slices.DeleteFunc(s.shown[number], func(id string) bool { return id == before.ID })
-		if len(s.shown[number]) == 0 {
-			delete(s.shown, number)
+		s.byDevice[number] = slices.DeleteFunc(s.byDevice[number], func(id string) bool { return id == before.ID })
+		if len(s.byDevice[number]) == 0 {
+			delete(s.byDevice, number)
 		}
 	}
 	for _, number := range numbersOf(after) {
-		s.shown[number] = append(s.shown[number], after.ID)
+		s.byDevice[number] = append(s.byDevice[number], after.ID)
 	}
 }
 
 func numbersOf(v *state.Volume) (all []state.DeviceNumber) {
-	if v != nil {
-		for _, t := range v.Targets {
-			if t.Device != (state.DeviceNumber{}) {
-				all = append(all, t.Device)
-			}
+	for _, t := range v.Targets {
+		if t.Device != (state.DeviceNumber{}) {
+			all = append(all, t.Device)
 		}
 	}
 	return all
@@ -289,19 +318,16 @@ func (s *Store) records() map[string]*state.Volume {
 	return maps.Clone(s.volumes)
 }
 
-// ShownAs returns the id of the volume that is published as a device number, be
+// VolumeOfDevice returns the id of the volume that is published as a device number, be
 // it on its way out; empty when there is none.
-func (s *Store) ShownAs(number state.DeviceNumber) string {
+func (s *Store) VolumeOfDevice(number state.DeviceNumber) string {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
-	if ids := s.shown[number]; len(ids) > 0 {
+	if ids := s.byDevice[number]; len(ids) > 0 {
 		return ids[0]
 	}
 	return ""
 }
-
-// SetAside returns where Open put files that hold no sound record.
-func (s *Store) SetAside() []string { return s.setAside }
 
 // TakenFrom returns the id of the process that Open took the store over from;
 // 0 when there was none.

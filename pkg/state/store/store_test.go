@@ -10,6 +10,7 @@ import (
 	"reflect"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -50,6 +51,17 @@ func must(t testing.TB, err error) {
 
 // fileOf returns the path of a volume's file.
 func fileOf(dir, id string) string { return filepath.Join(dir, Directory, fileName(id)) }
+
+// asides returns the files that were set aside in a state directory.
+func asides(t testing.TB, dir string) (all []string) {
+	t.Helper()
+	for _, pattern := range []string{"*.corrupt-*", filepath.Join(Directory, "*.corrupt-*")} {
+		found, err := filepath.Glob(filepath.Join(dir, pattern))
+		must(t, err)
+		all = append(all, found...)
+	}
+	return all
+}
 
 // staged returns an edit that stages the volume at path, published one that
 // publishes it, and emptied leaves nothing of it.
@@ -111,7 +123,8 @@ func idsOf(s *Store) string {
 	return strings.Join(ids, " ")
 }
 
-func TestEditKeepsRecordsOverReopen(t *testing.T) {
+// Records are there again after a restart, and not after a reboot. Revisions rise.
+func TestRestart(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "new", "state")
 	s := openStore(t, dir, testBoot)
 	want := map[string]*state.Volume{}
@@ -122,21 +135,29 @@ func TestEditKeepsRecordsOverReopen(t *testing.T) {
 	mustEdit(t, s, "gone", staged("/stage/gone"))
 	mustEdit(t, s, "gone", emptied)
 	s = reopen(t, s, testBoot)
-	if list := s.List(); len(list) != len(want) || list[0].ID != "a" || list[1].ID != "b" || len(s.SetAside()) != 0 || s.Get("gone") != nil {
-		t.Fatalf("the list is %v, not all records by id; set aside %q", list, s.SetAside())
+	if list := s.List(); len(list) != len(want) || list[0].ID != "a" || list[1].ID != "b" || len(asides(t, dir)) != 0 || s.Get("gone") != nil {
+		t.Fatalf("the list is %v, not all records by id; set aside %q", list, asides(t, dir))
 	}
 	for id, v := range want {
 		if got := s.Get(id); text(got) != text(v) {
 			t.Errorf("volume %q is %+v after reopening, was %+v", id, got, v)
 		}
 	}
-	if v := mustEdit(t, s, "b", toggled); v.Revision <= want["b"].Revision {
-		t.Errorf("revision %d after reopening is not later than %d", v.Revision, want["b"].Revision)
+	last := mustEdit(t, s, "b", toggled)
+	if last.Revision <= want["b"].Revision {
+		t.Errorf("revision %d after reopening is not later than %d", last.Revision, want["b"].Revision)
 	}
 	for name, mode := range map[string]os.FileMode{dir: os.ModeDir | 0o750, s.path: os.ModeDir | 0o700, fileOf(dir, "a"): 0o600} {
 		if info, err := os.Stat(name); err != nil || info.Mode() != mode {
 			t.Errorf("%s: %v has not mode %s (%v)", name, info.Mode(), mode, err)
 		}
+	}
+	s = reopen(t, s, "boot-2")
+	if v := mustEdit(t, s, "new", staged("/stage")); v.Revision <= last.Revision || idsOf(s) != "new" {
+		t.Errorf("after a reboot: revision %d after %d, there are %s", v.Revision, last.Revision, idsOf(s))
+	}
+	if s = reopen(t, s, testBoot); idsOf(s) != "" {
+		t.Errorf("in the first boot again there are %s", idsOf(s))
 	}
 }
 
@@ -199,102 +220,148 @@ func TestEditOutcomes(t *testing.T) {
 			t.Errorf("id %.9q: %v", id, err)
 		}
 	}
-	if v, err := s.Edit("far", func(v *state.Volume) error {
-		v.Stage = &state.Stage{Intent: state.Intent{Since: time.Date(10000, 1, 1, 0, 0, 0, 0, time.UTC)}}
-		return nil
-	}); err == nil || s.Get("far") != nil {
-		t.Errorf("what cannot be encoded: %+v, %v", v, err)
-	}
 }
 
+// Whatever Edit has returned is there, in the order of the revisions, also after
+// Close, which ends the edits under way.
 func TestEditsAreAtomic(t *testing.T) {
-	const writers, edits = 32, 8
+	const writers = 32
 	s := openStore(t, t.TempDir(), testBoot)
-	var wg sync.WaitGroup
+	var group sync.WaitGroup
+	var edits [writers + 1]atomic.Int64 // of each writer's own volume, and of one of all
 	for w := range writers {
-		wg.Go(func() {
-			own, last := fmt.Sprint("own-", w), uint64(0)
-			for n := range edits {
-				for _, id := range []string{"same", own} {
-					target := fmt.Sprintf("/pod/%s/%d/%d", id, w, n)
-					v := mustEdit(t, s, id, func(v *state.Volume) error {
+		group.Go(func() {
+			for n, last := 0, uint64(0); ; n++ {
+				for _, volume := range []int{w, writers} {
+					id, target := fmt.Sprint(volume), fmt.Sprintf("/pod/%d/%d/%d", volume, w, n)
+					v, err := s.Edit(id, func(v *state.Volume) error {
 						v.Targets[target] = &state.Target{Path: target, Intent: state.Intent{Revision: v.Revision}}
 						return nil
 					})
-					if v.Revision <= last || v.Targets[target].Revision != v.Revision || s.Get(id).Revision < v.Revision {
-						t.Errorf("volume %s: revision %d after %d, read %d", id, v.Revision, last, s.Get(id).Revision)
+					if errors.Is(err, errClosed) {
+						return
+					}
+					if err != nil || v.Revision <= last || v.Targets[target].Revision != v.Revision || s.Get(id).Revision < v.Revision {
+						t.Errorf("volume %s: after revision %d there came %+v (%v)", id, last, v, err)
+						return
 					}
 					last = v.Revision
+					edits[volume].Add(1)
 				}
-				mustEdit(t, s, "passing-"+own, staged("/passing/"+own))
-				mustEdit(t, s, "passing-"+own, emptied)
-				s.List()
+				if s.List(); n == 8 && w == 0 {
+					must(t, s.Close())
+				}
 			}
 		})
 	}
-	wg.Wait()
+	group.Wait()
+	must(t, s.Close())
 	s = reopen(t, s, testBoot)
-	if n := len(s.Get("same").Targets); n != writers*edits || len(s.List()) != writers+1 {
-		t.Errorf("%d of %d concurrent edits of one volume are there, and %d records", n, writers*edits, len(s.List()))
-	}
-	for w := range writers {
-		if n := len(s.Get(fmt.Sprint("own-", w)).Targets); n != edits {
-			t.Errorf("writer %d: %d of %d edits are there", w, n, edits)
+	for volume := range edits {
+		v := s.Get(fmt.Sprint(volume))
+		if n := edits[volume].Load(); n > 0 && (v == nil || len(v.Targets) != int(n)) {
+			t.Errorf("volume %d: %d edits have returned, there is %+v", volume, n, v)
 		}
 	}
 }
 
-// An edit that takes long holds up no other volume.
+// An edit that takes long holds up no other volume, and is seen by nobody.
 func TestEditsWaitForNothingInCommon(t *testing.T) {
 	s := openStore(t, t.TempDir(), testBoot)
-	begun, go_ := make(chan struct{}), make(chan struct{})
-	done := make(chan error)
-	go func() {
-		_, err := s.Edit("slow", func(v *state.Volume) error {
-			close(begun)
-			<-go_
-			return staged("/slow")(v)
-		})
-		done <- err
-	}()
-	<-begun
-	mustEdit(t, s, "v", staged("/stage"))
-	if s.Get("slow") != nil || idsOf(s) != "v" {
-		t.Error("an edit is seen before its end")
-	}
-	close(go_)
-	must(t, <-done)
+	mustEdit(t, s, "slow", func(v *state.Volume) error {
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			mustEdit(t, s, "v", staged("/stage"))
+		}()
+		<-done
+		if s.Get("slow") != nil || idsOf(s) != "v" {
+			t.Error("an edit is seen before its end")
+		}
+		return staged("/slow")(v)
+	})
 }
 
-func TestCloseEndsEdits(t *testing.T) {
-	s := openStore(t, t.TempDir(), testBoot)
-	var wg sync.WaitGroup
-	for w := range 8 {
-		wg.Go(func() {
-			for n := 0; ; n++ {
-				if _, err := s.Edit(fmt.Sprint(w), staged(fmt.Sprint("/", w, "/", n))); errors.Is(err, errClosed) {
-					return
-				} else if err != nil {
-					t.Error(err)
-					return
+// Whatever cannot be written, and would come back with a restart, is an error, and
+// changes nothing.
+func TestWhatCannotBeWritten(t *testing.T) {
+	dir := t.TempDir()
+	s := openStore(t, dir, testBoot)
+	inUse(t, s, "v")
+	for _, id := range []string{"v", "new"} {
+		must(t, os.RemoveAll(fileOf(dir, id)+nextSuffix))
+		must(t, os.Mkdir(fileOf(dir, id)+nextSuffix, 0o700))
+	}
+	for _, row := range []struct {
+		id   string
+		edit func(*state.Volume) error
+	}{{"v", toggled}, {"v", askedAt("unpublish", "/pod/v")}, {"v", published("/other")}, {"new", staged("/new")}} {
+		before := text(s.Get(row.id))
+		if v, err := s.Edit(row.id, row.edit); !errors.Is(err, syscall.EISDIR) || state.ClassOf(err) != state.Unavailable || text(s.Get(row.id)) != before {
+			t.Errorf("%+v, %v; there is %s", v, err, text(s.Get(row.id)))
+		}
+	}
+	must(t, os.RemoveAll(fileOf(dir, "v")+nextSuffix))
+	must(t, end(s, "v"))
+}
+
+// Whatever becomes of the files while the plugin runs, nothing is forgotten.
+func TestFilesLostWhileOpen(t *testing.T) {
+	for name, harm := range map[string]func(dir string) error{
+		"a file":    func(dir string) error { return os.Remove(fileOf(dir, "b")) },
+		"all files": func(dir string) error { return os.RemoveAll(filepath.Join(dir, Directory)) },
+		"all moved": func(dir string) error {
+			return os.Rename(filepath.Join(dir, Directory), dir+".moved-"+fmt.Sprint(time.Now().UnixNano()))
+		},
+		"state directory": os.RemoveAll,
+		"the lock":        func(dir string) error { return os.Remove(filepath.Join(dir, lockName)) },
+		"damaged":         func(dir string) error { return os.WriteFile(fileOf(dir, "b"), []byte("garbage"), 0o600) },
+		"replaced": func(dir string) error {
+			return errors.Join(os.RemoveAll(filepath.Join(dir, Directory)), os.MkdirAll(fileOf(dir, "c"), 0o700))
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := filepath.Join(t.TempDir(), "state")
+			s := openStore(t, dir, testBoot)
+			mustEdit(t, s, "a", staged("/stage/a"))
+			for range 2 {
+				mustEdit(t, s, "gone", staged("/stage/gone"))
+				mustEdit(t, s, "b", staged("/stage/b"))
+				must(t, harm(dir))
+				var group sync.WaitGroup
+				for _, id := range []string{"c", "d", "e"} {
+					group.Go(func() { mustEdit(t, s, id, staged("/stage/"+id)) })
 				}
+				mustEdit(t, s, "gone", emptied)
+				mustEdit(t, s, "b", toggled)
+				group.Wait()
+				mustEdit(t, s, "e", emptied)
+			}
+			if s = reopen(t, s, testBoot); idsOf(s) != "a b c d" || len(asides(t, dir)) > 0 {
+				t.Errorf("after it was opened again there are the records %s, set aside %q", idsOf(s), asides(t, dir))
+			}
+			if names, err := filepath.Glob(filepath.Join(dir, "*")); err != nil || len(names) != 2 {
+				t.Errorf("left %q (%v)", names, err)
 			}
 		})
 	}
-	must(t, s.Close())
-	wg.Wait()
-	must(t, s.Close())
 }
 
-func TestAnotherBootDropsRecords(t *testing.T) {
-	s := openStore(t, t.TempDir(), testBoot)
-	before := mustEdit(t, s, "v", staged("/stage"))
-	s = reopen(t, s, "boot-2")
-	if after := mustEdit(t, s, "w", staged("/other")); after.Revision <= before.Revision || idsOf(s) != "w" {
-		t.Errorf("revision %d after %d, there are %s", after.Revision, before.Revision, idsOf(s))
+// Two plugins on one state directory: the one whose files were deleted does not
+// take the other's.
+func TestFilesLostToAnother(t *testing.T) {
+	dir := t.TempDir()
+	s := openStore(t, dir, testBoot)
+	mustEdit(t, s, "a", staged("/stage/a"))
+	must(t, os.RemoveAll(filepath.Join(dir, Directory)))
+	must(t, os.Remove(s.lockPath()))
+	other := openStore(t, dir, testBoot)
+	mustEdit(t, other, "x", staged("/stage/x"))
+	if _, err := s.Edit("b", staged("/stage/b")); err == nil || !strings.Contains(err.Error(), "another process") {
+		t.Errorf("edited: %v", err)
 	}
-	if s = reopen(t, s, testBoot); idsOf(s) != "" {
-		t.Errorf("in the first boot there are %v", s.List())
+	if idsOf(s) != "a" || idsOf(other) != "x" || left(t, dir) != "x" {
+		t.Errorf("records were mixed up: %s, %s, %s", idsOf(s), idsOf(other), left(t, dir))
 	}
 }
 
@@ -345,28 +412,6 @@ func listed(t *testing.T, dir string) string {
 	list, err := exec.Command("ls", "-liR", "--full-time", dir).Output()
 	must(t, err)
 	return string(list)
-}
-
-func TestShownAs(t *testing.T) {
-	s := openStore(t, t.TempDir(), testBoot)
-	for _, show := range []struct {
-		id    string
-		minor uint32
-	}{{"v", 3}, {"w", 3}, {"w", 4}, {"x", 0}} {
-		mustEdit(t, s, show.id, func(v *state.Volume) error {
-			target := &state.Target{Path: "/pod/" + show.id}
-			target.Device = state.DeviceNumber{Major: 7, Minor: show.minor}
-			v.Targets[target.Path] = target
-			return nil
-		})
-	}
-	mustEdit(t, s, "x", emptied)
-	mustEdit(t, s, "without", staged("/stage"))
-	for number, want := range map[state.DeviceNumber]string{{Major: 7, Minor: 3}: "v", {Major: 7, Minor: 4}: "w", {Major: 7, Minor: 5}: "", {Major: 7}: "", {}: ""} {
-		if got := s.ShownAs(number); got != want {
-			t.Errorf("%q is shown as %s, want %q", got, number, want)
-		}
-	}
 }
 
 // logTo returns a context whose logger sends what it is told.

@@ -4,60 +4,9 @@ import (
 	"encoding/json"
 	"fmt"
 	"reflect"
-	"slices"
-	"strings"
 	"testing"
 	"time"
 )
-
-// FuzzFlagWords gives flags separated by newlines, which no flag may hold.
-func FuzzFlagWords(f *testing.F) {
-	for _, flags := range []string{"", "ro\nrw", "noatime,nodiratime\nstrictatime", `context="a:b,c",nodev`, `a"b,c` + "\n" + `d"`, "bind", "x-a=,comment=b,rw=1", "\x00"} {
-		f.Add(flags)
-	}
-	f.Fuzz(func(t *testing.T, text string) {
-		given := strings.Split(text, "\n")
-		got, err := ParseFlags(given)
-		if err != nil {
-			if ClassOf(err) != InvalidArgument || !reflect.DeepEqual(got, Flags{}) {
-				t.Fatalf("%q: %+v, %s: %v", given, got, ClassOf(err), err)
-			}
-			return
-		}
-		if got.Set&got.Clear&^AtimeMask != 0 || (got.Set|got.Clear)&AtimeMask != 0 && got.Clear&AtimeMask != AtimeMask {
-			t.Errorf("%q contradicts itself: %+v", given, got)
-		}
-		if !got.Met(got.Set) {
-			t.Errorf("%q is not met by what it sets: %+v", given, got)
-		}
-		again, err := ParseFlags(append(words(got), got.Super...))
-		if err != nil || !reflect.DeepEqual(again, got) {
-			t.Errorf("%q is %+v, and its own words are %+v (%v)", given, got, again, err)
-		}
-		twice, err := ParseFlags(append(slices.Clone(given), given...))
-		if err != nil || twice.Set != got.Set || twice.Clear != got.Clear || len(twice.Super) != 2*len(got.Super) {
-			t.Errorf("%q said twice is %+v (%v), once %+v", given, twice, err, got)
-		}
-	})
-}
-
-// words says flags' attributes in the words of mount(8).
-func words(f Flags) []string {
-	var list []string
-	for word, a := range attributeWords {
-		if a.Set&^AtimeMask != 0 && f.Set&a.Set == a.Set || a.Set == 0 && a.Clear&AtimeMask == 0 && f.Clear&a.Clear == a.Clear {
-			list = append(list, word)
-		}
-	}
-	switch {
-	case !f.atime():
-	case f.Set&AtimeMask == 0:
-		list = append(list, "relatime")
-	default:
-		list = append(list, (f.Set & AtimeMask).String())
-	}
-	return list
-}
 
 // FuzzEdits asks one thing of a record after the other, in whatever order, and
 // sees that each answer is kept to.

@@ -1,0 +1,44 @@
+package state
+
+import "testing"
+
+func TestMountIs(t *testing.T) {
+	seven := DeviceNumber{Major: 7}
+	for _, test := range []struct {
+		mount  Mount
+		device DeviceNumber
+		want   bool
+	}{
+		{Mount{Device: seven, Root: "/"}, seven, true},
+		{Mount{Device: seven, Root: "/sub"}, seven, false},
+		{Mount{Device: seven, Root: "/loop0", Node: true}, seven, true},
+		{Mount{Device: seven, Root: "/"}, DeviceNumber{Major: 8}, false},
+		{Mount{Root: "/"}, DeviceNumber{}, false},
+	} {
+		if test.mount.Is(test.device) != test.want {
+			t.Errorf("%+v is %s: %v", test.mount, test.device, !test.want)
+		}
+	}
+}
+
+func TestSourceIs(t *testing.T) {
+	source := &Source{FSType: "nfs4", Source: "server:/export"}
+	for _, test := range []struct {
+		mount Mount
+		want  bool
+	}{
+		{Mount{FSType: "nfs4", Source: "server:/export", Root: "/"}, true},
+		{Mount{FSType: "nfs4", Source: "server:/export", Root: "/", Device: DeviceNumber{Minor: 50}}, true},
+		{Mount{FSType: "nfs4", Source: "server:/export", Root: "/sub"}, false},
+		{Mount{FSType: "nfs4", Source: "server:/other", Root: "/"}, false},
+		{Mount{FSType: "tmpfs", Source: "server:/export", Root: "/"}, false},
+		{Mount{FSType: "nfs4", Source: "server:/export", Root: "/", Node: true}, false},
+	} {
+		if source.Is(test.mount) != test.want {
+			t.Errorf("%+v is %+v: %v", test.mount, *source, !test.want)
+		}
+	}
+	if (*Source)(nil).Is(Mount{Root: "/"}) {
+		t.Error("no source is a source")
+	}
+}
