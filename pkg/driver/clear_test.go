@@ -14,8 +14,6 @@ import (
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
-
-	"github.com/csi-node/csi-node/pkg/reconciler"
 )
 
 const testVolumeBytes = 8 << 20
@@ -156,15 +154,6 @@ func TestRetryByTheSocket(t *testing.T) {
 	}
 	if _, err := node.NodeUnstageVolume(t.Context(), &csi.NodeUnstageVolumeRequest{VolumeId: "vol", StagingTargetPath: stage.StagingTargetPath}); err != nil {
 		t.Fatal(err)
-	}
-}
-
-func TestUnsettled(t *testing.T) {
-	report := Report{Volumes: []reconciler.Status{{Volume: "v", Parts: []reconciler.PartStatus{
-		{Part: "stage", Is: reconciler.Failing, Error: "busy"}, {Part: "size", Is: reconciler.Waiting}, {Part: "target /t", Is: reconciler.Settled},
-	}}}}
-	if got := strings.Join(report.Unsettled(), "; "); got != "stage is failing: busy; size is waiting" {
-		t.Error(got)
 	}
 }
 

@@ -39,7 +39,6 @@ import (
 	"github.com/csi-node/csi-node/pkg/pods"
 	"github.com/csi-node/csi-node/pkg/reconciler"
 	"github.com/csi-node/csi-node/pkg/registration"
-	"github.com/csi-node/csi-node/pkg/state"
 	"github.com/csi-node/csi-node/pkg/state/store"
 	"github.com/csi-node/csi-node/pkg/uevents"
 )
@@ -119,7 +118,6 @@ type plugin struct {
 	inline     *reconciler.Inline   // nil: no backend takes inline volumes
 	controller csi.ControllerServer // nil: the driver has none here
 	metrics    *metrics
-	looking    chan struct{}           // holds a token while orphans are looked for
 	registrar  *registration.Registrar // nil when somebody else registers the plugin
 }
 
@@ -135,7 +133,7 @@ func Run(ctx context.Context, cfg Config, o Options) (err error) {
 	if err := cfg.validate(); err != nil {
 		return err
 	}
-	p := &plugin{Config: cfg, options: o, properties: properties, metrics: newMetrics(o.version()), looking: make(chan struct{}, 1)}
+	p := &plugin{Config: cfg, options: o, properties: properties, metrics: newMetrics(o.version())}
 	if cfg.RegistrationDir != "" {
 		if err := p.register(); err != nil {
 			return err
@@ -280,49 +278,6 @@ func (p *plugin) spellRecords(ctx context.Context) {
 	})
 }
 
-func (p *plugin) kernel() reconciler.Kernel {
-	k := reconciler.Kernel{
-		Devices:     p.devices,
-		Layers:      p.options.Layers,
-		Views:       p.views,
-		Filesystems: p.filesystem,
-		Mounts:      p.mounts,
-		Existing:    p.mounts.Existing(),
-		Directories: p.mounts,
-		Inline:      p.inline,
-		Holders:     mounts.Holders,
-		Bound:       p.bound,
-		VolumeAt:    p.volumeAt,
-	}
-	if p.pods != nil {
-		k.Pods = p.pods
-	}
-	return k
-}
-
-func (p *plugin) hook() func(context.Context, string, reconciler.Step, reconciler.Moment) error {
-	if p.options.Hook == nil {
-		return nil
-	}
-	return func(ctx context.Context, volume string, step reconciler.Step, moment reconciler.Moment) error {
-		return p.options.Hook(ctx, volume, string(moment), string(step.Action))
-	}
-}
-
-// storageHealth tells whether the places of all backends are there (else an error
-// of any class) and have room (else ResourceExhausted).
-func (p *plugin) storageHealth(ctx context.Context) error {
-	var full error
-	for _, b := range abilities[devices.Checker](p) {
-		if err := b.Check(ctx); state.ClassOf(err) == state.ResourceExhausted {
-			full = cmp.Or(full, err)
-		} else if err != nil {
-			return err
-		}
-	}
-	return full
-}
-
 // serve runs the reconciler and the servers until ctx ends.
 func (p *plugin) serve(ctx context.Context) error {
 	server, err := p.grpcServer()
@@ -368,16 +323,16 @@ func (p *plugin) serve(ctx context.Context) error {
 	group.Go(func() { failed <- server.Serve(listener) })
 	group.Go(func() { failed <- watcher.Run(working, p.reconciler.Changed) })
 	if events != nil {
-		group.Go(func() { p.hear(working, events) })
+		group.Go(func() { p.watchDevices(working, events) })
 	}
 	for _, b := range p.backends {
 		if w, ok := b.Backend.(devices.Watcher); ok {
-			group.Go(func() { p.hearBackend(working, b.name, w) })
+			group.Go(func() { p.watchBackend(working, b.name, w) })
 		}
 	}
 	swept := make(chan struct{}) // or hung on a device, and left
 	var sweeps sync.WaitGroup
-	sweeps.Go(func() { p.adoptOrphans(working) })
+	sweeps.Go(func() { p.reconciler.AdoptOrphans(working) })
 	sweeps.Go(func() { p.reconciler.Sweep(working) })
 	go func() { defer close(swept); sweeps.Wait() }()
 	for _, w := range web {
@@ -410,43 +365,6 @@ func (p *plugin) serve(ctx context.Context) error {
 	return err
 }
 
-// deviceEvents tells what becomes of devices, and that anything may have become
-// of them when events were lost; *uevents.Listener does.
-type deviceEvents interface {
-	Run(ctx context.Context, changed func(uevents.Event), all func()) error
-}
-
-// hear tells the reconciler what becomes of devices. Without it, that is noticed
-// when the volume is looked at.
-func (p *plugin) hear(ctx context.Context, events deviceEvents) {
-	err := events.Run(ctx, func(e uevents.Event) {
-		if e.Appeared {
-			p.reconciler.DeviceAppeared()
-		}
-		if e.Gone || e.Resized {
-			p.reconciler.DeviceChanged(e.Number)
-		}
-	}, p.reconciler.AllChanged)
-	if err != nil {
-		p.reconciler.DeviceEventsEnded()
-		klog.FromContext(ctx).Error(err, "A device that is lost is noticed late from now on", "after", resync)
-	}
-}
-
-// hearBackend tells the reconciler what a backend notices by itself.
-func (p *plugin) hearBackend(ctx context.Context, name string, w devices.Watcher) {
-	err := w.Watch(ctx, func(id string) {
-		if id == "" {
-			p.reconciler.AllChanged()
-			return
-		}
-		p.reconciler.VolumeChanged(id)
-	})
-	if err != nil && ctx.Err() == nil {
-		klog.FromContext(ctx).Error(err, "What becomes of the backend's volumes is noticed late from now on", "backend", name, "after", resync)
-	}
-}
-
 // stopServer stops accepting and gives calls their answers, within stopTimeout.
 func stopServer(server *grpc.Server) {
 	timer := time.AfterFunc(stopTimeout, server.Stop)
@@ -466,7 +384,7 @@ func (p *plugin) grpcServer() (*grpc.Server, error) {
 		Records:       p.store,
 		Paths:         p.mounts,
 		Inline:        p.inline,
-		StorageHealth: p.storageHealth,
+		Storage:       p.storage,
 	}
 	services := services{
 		identity: &identity{name: p.DriverName, version: p.options.version(), capabilities: p.capabilities(), checks: p.checks()},
@@ -482,16 +400,6 @@ func (p *plugin) grpcServer() (*grpc.Server, error) {
 		return nil, errors.New("this driver was built with an Identity or a Node that is nil: they wrap those of the engine")
 	}
 	return newServer(p.metrics, p.options, services), nil
-}
-
-// volumeAt returns the volume that a device stands for; empty: none.
-func (p *plugin) volumeAt(number state.DeviceNumber) string {
-	for _, b := range abilities[devices.Locator](p) {
-		if id := b.VolumeAt(number); id != "" {
-			return id
-		}
-	}
-	return p.store.ShownAs(number)
 }
 
 // What one client of the CSI socket may take up.

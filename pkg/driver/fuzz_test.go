@@ -35,6 +35,7 @@ import (
 	"github.com/csi-node/csi-node/pkg/mounts"
 	"github.com/csi-node/csi-node/pkg/nodeserver"
 	"github.com/csi-node/csi-node/pkg/reconciler"
+	"github.com/csi-node/csi-node/pkg/report"
 	"github.com/csi-node/csi-node/pkg/state"
 	"github.com/csi-node/csi-node/pkg/state/store"
 )
@@ -209,7 +210,7 @@ func (s *scene) open() (err error) {
 	controller := controllerserver.New(controllerserver.Config{NodeID: "node-1", Topology: map[string]string{key: "node-1"}, Filesystems: s.node, Backends: backends, Intents: s.store})
 	server := newServer(newMetrics("v1"), testOptions(), services{identity: &identity{name: "fuzz.test", version: "v1"}, controller: controller,
 		node: nodeserver.New(nodeserver.Config{NodeID: "node-1", TopologyKey: key, Filesystems: s.node, Backends: backends,
-			Reconciler: r, Records: s.store, Paths: s.node, Inline: inline, StorageHealth: func(context.Context) error { return nil }})})
+			Reconciler: r, Records: s.store, Paths: s.node, Inline: inline, Storage: func(context.Context) report.Storage { return report.Storage{} }})})
 	listener, err := net.Listen("unix", filepath.Join(s.dir, "csi.sock"))
 	if err != nil {
 		return err

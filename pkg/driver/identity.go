@@ -10,6 +10,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/csi-node/csi-node/pkg/devices"
+	"github.com/csi-node/csi-node/pkg/report"
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
@@ -87,14 +88,13 @@ func (i *identity) healthy(ctx context.Context) error {
 
 // checks are of what may go missing while the plugin runs.
 func (p *plugin) checks() []func(context.Context) error {
-	var all []func(context.Context) error
-	for _, b := range abilities[devices.Checker](p) {
-		all = append(all, func(ctx context.Context) error {
-			if err := b.Check(ctx); state.ClassOf(err) != state.ResourceExhausted {
-				return err
-			}
-			return nil // what is full serves
-		})
+	return []func(context.Context) error{
+		func(ctx context.Context) error { return p.storage(ctx).Unusable }, // what is full serves
+		func(context.Context) error { return p.filesystem.CheckPrograms() },
 	}
-	return append(all, func(context.Context) error { return p.filesystem.CheckPrograms() })
+}
+
+// storage reports on the places of all backends.
+func (p *plugin) storage(ctx context.Context) report.Storage {
+	return report.CheckStorage(ctx, abilities[devices.Checker](p))
 }

@@ -15,6 +15,7 @@ import (
 
 	"github.com/csi-node/csi-node/pkg/devices"
 	"github.com/csi-node/csi-node/pkg/reconciler"
+	"github.com/csi-node/csi-node/pkg/report"
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
@@ -81,6 +82,9 @@ func (m *metrics) Repair(kind state.PartKind) { m.repairs.WithLabelValues(string
 // Retire implements reconciler.Metrics.
 func (m *metrics) Retire() { m.retired.Inc() }
 
+// Orphans implements reconciler.Metrics.
+func (m *metrics) Orphans(left int) { m.orphans.Set(float64(left)) }
+
 func (m *metrics) intercept(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
 	start := time.Now()
 	resp, err := handler(ctx, req)
@@ -104,11 +108,11 @@ type volumesByState struct {
 func (c *volumesByState) Describe(descs chan<- *prometheus.Desc) { descs <- c.desc }
 
 func (c *volumesByState) Collect(out chan<- prometheus.Metric) {
-	count := map[reconciler.Condition]int{}
-	for _, s := range c.reconciler.Status() {
-		count[s.Worst()]++
+	count := map[report.Condition]int{}
+	for _, v := range c.reconciler.Reports() {
+		count[v.Worst()]++
 	}
-	for _, condition := range reconciler.Conditions() {
+	for _, condition := range report.Conditions() {
 		out <- prometheus.MustNewConstMetric(c.desc, prometheus.GaugeValue, float64(count[condition]), string(condition))
 	}
 }

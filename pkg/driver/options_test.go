@@ -2,6 +2,7 @@ package driver
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"maps"
@@ -320,14 +321,9 @@ func TestAFullBackendIsReady(t *testing.T) {
 		for _, err := range test.backends {
 			p.backends = append(p.backends, backend{"b", checked{fakeBackend{}, err}})
 		}
-		var ready error
-		for _, check := range p.checks()[:len(test.backends)] {
-			if ready == nil {
-				ready = check(t.Context())
-			}
-		}
-		if health := p.storageHealth(t.Context()); ready != test.ready || health != test.health {
-			t.Errorf("%s: ready %v, healthy %v", title, ready, health)
+		ready, storage := p.checks()[0](t.Context()), p.storage(t.Context())
+		if health := cmp.Or(storage.Unusable, storage.Full); ready != test.ready || health != test.health {
+			t.Errorf("%s: ready %v, storage %v", title, ready, storage)
 		}
 	}
 }

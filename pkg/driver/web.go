@@ -19,7 +19,7 @@ import (
 
 	"github.com/csi-node/csi-node/pkg/client"
 	"github.com/csi-node/csi-node/pkg/process"
-	"github.com/csi-node/csi-node/pkg/reconciler"
+	"github.com/csi-node/csi-node/pkg/report"
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
@@ -202,20 +202,29 @@ func answer(w http.ResponseWriter, err error) {
 func (p *plugin) statusHandler() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /status", serve(func(*http.Request) (any, error) {
-		return p.report(p.reconciler.Status()...), nil
+		return p.report(p.reconciler.Reports()...), nil
 	}))
 	live, ready := p.probes()
 	mux.HandleFunc("GET /probes/live", serveInTime(func(ctx context.Context, _ *http.Request) (any, error) { return "ok", live(ctx) }))
 	mux.HandleFunc("GET /probes/ready", serveInTime(func(ctx context.Context, _ *http.Request) (any, error) { return "ok", ready(ctx) }))
-	mux.HandleFunc("GET /orphans", serveInTime(func(ctx context.Context, _ *http.Request) (any, error) { return p.orphansNow(ctx, false) }))
-	mux.HandleFunc("POST /orphans/clean", serveInTime(func(ctx context.Context, _ *http.Request) (any, error) { return p.orphansNow(ctx, true) }))
-	mux.HandleFunc("GET /volumes/{id}/explain", p.serveVolume(func(ctx context.Context, id string) (any, error) { return p.reconciler.Explain(ctx, id) }))
-	mux.HandleFunc("POST /volumes/{id}/retry", p.serveVolume(func(ctx context.Context, id string) (any, error) {
-		status, err := p.reconciler.Retry(ctx, id)
-		return p.report(status), err
+	mux.HandleFunc("GET /orphans", serveInTime(func(ctx context.Context, _ *http.Request) (any, error) { return p.reconciler.Orphans(ctx, false) }))
+	mux.HandleFunc("POST /orphans/clean", serveInTime(func(ctx context.Context, _ *http.Request) (any, error) { return p.reconciler.Orphans(ctx, true) }))
+	mux.HandleFunc("GET /volumes/{id}/explain", p.serveVolume(func(ctx context.Context, id string) (any, error) {
+		volume, err := p.reconciler.Explain(ctx, id)
+		if err != nil {
+			return nil, err
+		}
+		return volume.Story(), nil
 	}))
-	mux.HandleFunc("GET /volumes/{id}/clear-device", p.serveVolume(func(ctx context.Context, id string) (any, error) { return p.clearDevice(ctx, id, false) }))
-	mux.HandleFunc("POST /volumes/{id}/clear-device", p.serveVolume(func(ctx context.Context, id string) (any, error) { return p.clearDevice(ctx, id, true) }))
+	mux.HandleFunc("POST /volumes/{id}/retry", p.serveVolume(func(ctx context.Context, id string) (any, error) {
+		volume, err := p.reconciler.Retry(ctx, id)
+		if err != nil {
+			return nil, err
+		}
+		return p.report(volume), nil
+	}))
+	mux.HandleFunc("GET /volumes/{id}/clear-device", p.serveVolume(func(ctx context.Context, id string) (any, error) { return p.reconciler.Clear(ctx, id, false) }))
+	mux.HandleFunc("POST /volumes/{id}/clear-device", p.serveVolume(func(ctx context.Context, id string) (any, error) { return p.reconciler.Clear(ctx, id, true) }))
 	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) { mux.ServeHTTP(ownName{w, p.options}, req) })
 }
 
@@ -235,13 +244,14 @@ func (w ownName) Write(answer []byte) (int, error) {
 	return len(answer), nil
 }
 
-func (p *plugin) report(volumes ...reconciler.Status) Report {
-	report := Report{Running: true, Driver: p.DriverName, Version: p.options.version(), Volumes: volumes}
+// report is the answer about volumes of this node.
+func (p *plugin) report(volumes ...report.Volume) Report {
+	node := Report{Running: true, Driver: p.DriverName, Version: p.options.version(), Volumes: report.Statuses(volumes)}
 	if p.registrar != nil {
-		status := p.registrar.Status()
-		report.Registration = &status
+		answer := report.Registration(p.registrar.Status())
+		node.Registration = &answer
 	}
-	return report
+	return node
 }
 
 // timeoutHeader is how long the client will wait for the answer, in Go's

@@ -18,6 +18,7 @@ import (
 
 	"github.com/csi-node/csi-node/pkg/devices/pool"
 	"github.com/csi-node/csi-node/pkg/reconciler"
+	"github.com/csi-node/csi-node/pkg/report"
 	"github.com/csi-node/csi-node/pkg/state"
 	"github.com/csi-node/csi-node/pkg/state/store"
 	"github.com/csi-node/csi-node/test/machine"
@@ -134,8 +135,8 @@ func TestHealthEndpoints(t *testing.T) {
 	if err := probe(); err != nil {
 		t.Error(err)
 	}
-	if err := p.storageHealth(t.Context()); err != nil {
-		t.Errorf("the pool: %v", err)
+	if s := p.storage(t.Context()); s != (report.Storage{}) {
+		t.Errorf("the pool: %v", s)
 	}
 
 	if err := os.Rename(p.poolDir(), p.poolDir()+".away"); err != nil {
@@ -150,8 +151,8 @@ func TestHealthEndpoints(t *testing.T) {
 	if err := probe(); state.ClassOf(err) != state.FailedPrecondition || !strings.Contains(err.Error(), p.poolDir()) {
 		t.Errorf("without a pool Probe says %v", err)
 	}
-	if err := p.storageHealth(t.Context()); err == nil || state.ClassOf(err) == state.ResourceExhausted {
-		t.Errorf("without a pool the storage's health is %v", err)
+	if s := p.storage(t.Context()); s.Unusable == nil {
+		t.Errorf("without a pool the storage is %v", s)
 	}
 	if code, _ := p.get(t, "/other"); code != http.StatusNotFound {
 		t.Errorf("another path answers %d", code)
@@ -215,14 +216,14 @@ func TestReportOfTheStore(t *testing.T) {
 	if err := p.letGo(); err != nil {
 		t.Fatal(err)
 	}
-	report, err := ReadReport(t.Context(), p.StateDir, pool.Kind())
+	node, err := ReadReport(t.Context(), p.StateDir, pool.Kind())
 	if err != nil {
 		t.Fatal(err)
 	}
-	if report.Running || len(report.Volumes) != 1 || report.Volumes[0].Volume != "v1" || report.Volumes[0].Device != "absent" {
-		t.Fatalf("reports %+v", report)
+	if node.Running || len(node.Volumes) != 1 || node.Volumes[0].Volume != "v1" || node.Volumes[0].Device != "absent" {
+		t.Fatalf("reports %+v", node)
 	}
-	if parts := report.Volumes[0].Parts; len(parts) != 1 || parts[0].Is != reconciler.Failing || !strings.Contains(parts[0].Error, "no such volume") || !strings.Contains(parts[0].Asked, "/kubelet/v1") {
+	if parts := node.Volumes[0].Parts; len(parts) != 1 || parts[0].Is != report.Failing || !strings.Contains(parts[0].Error, "no such volume") || !strings.Contains(parts[0].Asked, "/kubelet/v1") {
 		t.Errorf("reports %+v", parts)
 	}
 	// A socket that a killed plugin left behind.

@@ -16,6 +16,7 @@ import (
 
 	"github.com/csi-node/csi-node/pkg/devices"
 	"github.com/csi-node/csi-node/pkg/reconciler"
+	"github.com/csi-node/csi-node/pkg/report"
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
@@ -28,7 +29,8 @@ type Reconciler interface {
 	// EnsureSize is Ensure for the size, and returns the bytes that the volume has.
 	EnsureSize(ctx context.Context, id string, edit func(*state.Volume) error) (bytes int64, err error)
 	Observe(ctx context.Context, want *state.Volume) (state.Actual, error)
-	Failures(id string) []reconciler.PartProblem
+	// Report reports on a volume of which have was just seen by Observe.
+	Report(want *state.Volume, have state.Actual) report.Volume
 	// Changed has the volumes at a path looked at.
 	Changed(path string)
 }
@@ -84,9 +86,8 @@ type Config struct {
 	Paths       Paths
 	// Inline tells where inline ephemeral volumes are; nil: there are none.
 	Inline *reconciler.Inline
-	// StorageHealth tells what is wrong with the place that volumes are kept
-	// in; ResourceExhausted means that it is full.
-	StorageHealth func(ctx context.Context) error
+	// Storage reports on the places that volumes are kept in.
+	Storage func(ctx context.Context) report.Storage
 }
 
 // Server serves the CSI Node RPCs. Its methods may be called concurrently.

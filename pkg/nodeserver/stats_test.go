@@ -430,3 +430,11 @@ func TestStatsAreForgotten(t *testing.T) {
 		}
 	})
 }
+
+// The usage of what is mounted over the volume is not the volume's.
+func TestStatsOfWhatIsNotTheVolume(t *testing.T) {
+	s, f := newServer()
+	f.mounts[target] = state.Mountpoint{File: state.Directory, Mounts: []state.Mount{{Device: other, Root: "/"}, {Device: device, Root: "/"}}}
+	_, err := s.NodeGetVolumeStats(t.Context(), &csi.NodeGetVolumeStatsRequest{VolumeId: id, VolumePath: target})
+	check(t, err, state.NotFound, "not mounted")
+}

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/csi-node/csi-node/pkg/reconciler"
+	"github.com/csi-node/csi-node/pkg/report"
 	"github.com/csi-node/csi-node/pkg/state/store"
 	"github.com/csi-node/csi-node/test/harness"
 )
@@ -226,7 +227,7 @@ func (c *crash) look() {
 	}
 	c.mkfs.check()
 	for _, v := range c.Report().Volumes {
-		if v.Worst() != reconciler.Settled {
+		if v.Worst() != report.Settled {
 			c.t.Errorf("at rest, volume %s is not settled: %+v", v.Volume, v.Parts)
 		}
 	}

@@ -13,7 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/csi-node/csi-node/pkg/reconciler"
+	"github.com/csi-node/csi-node/pkg/report"
 	"github.com/csi-node/csi-node/test/harness"
 	"github.com/csi-node/csi-node/test/machine"
 )
@@ -216,7 +216,7 @@ func (v *volume) status() (text string, settled bool) {
 			for _, part := range volume.Parts {
 				text += fmt.Sprintf("%s is %s: %s\n", part.Part, part.Is, part.Error)
 			}
-			return text, volume.Worst() == reconciler.Settled
+			return text, volume.Worst() == report.Settled
 		}
 	}
 	return "no record", false

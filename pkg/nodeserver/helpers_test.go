@@ -8,11 +8,13 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
 	"github.com/csi-node/csi-node/pkg/devices"
 	"github.com/csi-node/csi-node/pkg/reconciler"
+	"github.com/csi-node/csi-node/pkg/report"
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
@@ -34,7 +36,7 @@ var (
 // fakeNode keeps records and what is on the node in memory. It makes every
 // intent true at once, unless err is set.
 type fakeNode struct {
-	failures []reconciler.PartProblem
+	failures map[state.Part]error // of the last attempts
 	records  map[string]*state.Volume
 	devices  map[string]state.Device
 	mounts   map[string]state.Mountpoint
@@ -124,7 +126,13 @@ func (f *fakeNode) edited(id string) *state.Volume {
 	return v
 }
 
-func (f *fakeNode) Failures(string) []reconciler.PartProblem { return f.failures }
+func (f *fakeNode) Report(want *state.Volume, have state.Actual) report.Volume {
+	parts := map[state.Part]report.PartFacts{}
+	for part, v := range reconciler.MakePlan(want, have).Verdicts {
+		parts[part] = report.PartFacts{Verdict: report.Verdict{Settled: v.Settled, Problem: v.Problem.Text, Needs: v.Needs}, Failure: f.failures[part]}
+	}
+	return report.Make(report.Facts{Want: want, Have: have, Looked: true, Parts: parts}, time.Now())
+}
 
 func (f *fakeNode) Observe(_ context.Context, want *state.Volume) (state.Actual, error) {
 	f.looks.Add(1)
@@ -240,8 +248,8 @@ func newServer() (*Server, *fakeNode) {
 		Paths: fakePaths{f, func(context.Context, string) (state.Usage, error) {
 			return state.Usage{Bytes: state.Amount{Total: 10, Used: 7, Available: 2}, Inodes: state.Amount{Total: 6, Used: 1, Available: 5}}, nil
 		}},
-		Inline:        &reconciler.Inline{Backend: "inline", StagingDir: "/kubelet/plugins/ephemeral"},
-		StorageHealth: func(context.Context) error { return nil },
+		Inline:  &reconciler.Inline{Backend: "inline", StagingDir: "/kubelet/plugins/ephemeral"},
+		Storage: func(context.Context) report.Storage { return report.Storage{} },
 	}), f
 }
 

@@ -17,6 +17,7 @@ import (
 	"github.com/csi-node/csi-node/pkg/devices"
 	"github.com/csi-node/csi-node/pkg/devices/pool"
 	"github.com/csi-node/csi-node/pkg/reconciler"
+	"github.com/csi-node/csi-node/pkg/report"
 	"github.com/csi-node/csi-node/pkg/state"
 	"github.com/csi-node/csi-node/pkg/state/store"
 	"github.com/csi-node/csi-node/pkg/uevents"
@@ -98,15 +99,15 @@ func TestEventsWakeVolumes(t *testing.T) {
 			tell func()
 			want []string
 		}{
-			"a device": {func() { p.hear(working, scripted{event: uevents.Event{Number: first, Gone: true}}) }, all[:1]},
+			"a device": {func() { p.watchDevices(working, scripted{event: uevents.Event{Number: first, Gone: true}}) }, all[:1]},
 			"another's": {func() {
-				p.hear(working, scripted{event: uevents.Event{Number: state.DeviceNumber{Major: 9}, Gone: true}})
+				p.watchDevices(working, scripted{event: uevents.Event{Number: state.DeviceNumber{Major: 9}, Gone: true}})
 			}, nil},
-			"a device that nobody waits for": {func() { p.hear(working, scripted{event: uevents.Event{Number: first, Appeared: true}}) }, nil},
-			"lost events":                    {func() { p.hear(working, scripted{}) }, all},
-			"a backend":                      {func() { p.hearBackend(working, "pool", scripted{id: "v2"}) }, all[1:]},
-			"a backend, of all":              {func() { p.hearBackend(working, "pool", scripted{}) }, all},
-			"a backend, of none":             {func() { p.hearBackend(working, "pool", scripted{id: "v3"}) }, nil},
+			"a device that nobody waits for": {func() { p.watchDevices(working, scripted{event: uevents.Event{Number: first, Appeared: true}}) }, nil},
+			"lost events":                    {func() { p.watchDevices(working, scripted{}) }, all},
+			"a backend":                      {func() { p.watchBackend(working, "pool", scripted{id: "v2"}) }, all[1:]},
+			"a backend, of all":              {func() { p.watchBackend(working, "pool", scripted{}) }, all},
+			"a backend, of none":             {func() { p.watchBackend(working, "pool", scripted{id: "v3"}) }, nil},
 		} {
 			test.tell()
 			if got := seen.looks(); !slices.Equal(got, test.want) {
@@ -188,7 +189,7 @@ func TestDeviceThatComesIsAttached(t *testing.T) {
 	var group sync.WaitGroup
 	group.Go(func() { p.reconciler.Run(working) })
 	group.Go(func() {
-		p.hear(working, kernelEvents{events, state.DeviceNumber{Major: unix.Major(st.Rdev), Minor: unix.Minor(st.Rdev)}})
+		p.watchDevices(working, kernelEvents{events, state.DeviceNumber{Major: unix.Major(st.Rdev), Minor: unix.Minor(st.Rdev)}})
 	})
 	defer func() {
 		stop()
@@ -198,21 +199,21 @@ func TestDeviceThatComesIsAttached(t *testing.T) {
 		}
 	}()
 
-	await := func(is func(reconciler.PartStatus) bool) reconciler.PartStatus {
+	await := func(is func(report.PartStatus) bool) report.PartStatus {
 		tick := time.NewTicker(10 * time.Millisecond)
 		defer tick.Stop()
 		for ; ; <-tick.C {
-			if part := p.reconciler.Status()[0].Parts[0]; is(part) {
+			if part := report.Statuses(p.reconciler.Reports())[0].Parts[0]; is(part) {
 				return part
 			}
 		}
 	}
-	backsOff := await(func(part reconciler.PartStatus) bool {
+	backsOff := await(func(part report.PartStatus) bool {
 		return part.NextTry != nil && time.Until(*part.NextTry) > 2*time.Second
 	})
 	losetup(node, file)
 	defer losetup("--detach", node)
-	await(func(part reconciler.PartStatus) bool { return part.Is == reconciler.Settled })
+	await(func(part report.PartStatus) bool { return part.Is == report.Settled })
 	if late := time.Since(*backsOff.NextTry); late > 0 {
 		t.Errorf("attached only when it was tried again anyhow, %s ago", late)
 	}

@@ -17,41 +17,33 @@ import (
 
 	"github.com/csi-node/csi-node/pkg/devices"
 	"github.com/csi-node/csi-node/pkg/reconciler"
-	"github.com/csi-node/csi-node/pkg/registration"
-	"github.com/csi-node/csi-node/pkg/state"
+	"github.com/csi-node/csi-node/pkg/report"
 )
 
-// Report is the answer of the status socket.
-type Report struct {
-	Running bool                `json:"running"` // a plugin answered; else store and kernel were looked at
-	Driver  string              `json:"driver,omitempty"`
-	Version string              `json:"version,omitempty"`
-	Volumes []reconciler.Status `json:"volumes"`
-	// Registration is what kubelet answered, if the plugin registers itself.
-	Registration *Registration `json:"registration,omitempty"`
-}
-
-// What a report is made of, for those who print it.
+// What the plugin is asked for, for those who print it.
 type (
-	Story        = reconciler.Story
-	PartStatus   = reconciler.PartStatus
-	Registration = registration.Status
+	Report       = report.Node
+	PartStatus   = report.PartStatus
+	Registration = report.Registration
+	Story        = report.Story
+	Orphan       = reconciler.Orphan
+	Clearance    = reconciler.Clearance
 )
 
 // ReadReport asks the plugin that runs on the state directory, and if none
 // does, looks at its store and the kernel, with the kinds of backends that it has.
 // It changes nothing, and ctx bounds it.
-func ReadReport(ctx context.Context, stateDir string, kinds ...devices.Kind) (report Report, err error) {
-	err = ask(ctx, stateDir, http.MethodGet, "/status", &report)
+func ReadReport(ctx context.Context, stateDir string, kinds ...devices.Kind) (node Report, err error) {
+	err = ask(ctx, stateDir, http.MethodGet, "/status", &node)
 	if !errors.Is(err, errNotRunning) {
-		return report, err
+		return node, err
 	}
 	err = offline(ctx, stateDir, kinds, func(p *plugin) error {
 		p.reconciler.Inspect(ctx)
-		report.Volumes = p.reconciler.Status()
+		node.Volumes = report.Statuses(p.reconciler.Reports())
 		return nil
 	})
-	return report, err
+	return node, err
 }
 
 // Explain tells the story of a volume, by the plugin that runs on the state
@@ -62,14 +54,15 @@ func Explain(ctx context.Context, stateDir, volume string, kinds ...devices.Kind
 	if !errors.Is(err, errNotRunning) {
 		return story, err
 	}
-	err = offline(ctx, stateDir, kinds, func(p *plugin) (err error) {
+	err = offline(ctx, stateDir, kinds, func(p *plugin) error {
 		p.reconciler.Inspect(ctx)
-		story, err = p.reconciler.Explain(ctx, volume)
-		story.InTheWay = append([]string{"No plugin runs on this node."}, story.InTheWay...)
-		if len(story.Missing) > 0 {
-			story.YouCan = []string{"Start the plugin: it takes up what is missing."}
+		told, err := p.reconciler.Explain(ctx, volume)
+		if err != nil {
+			return err
 		}
-		return err
+		told.Unattended = true
+		story = told.Story()
+		return nil
 	})
 	return story, err
 }
@@ -82,19 +75,7 @@ func Orphans(ctx context.Context, stateDir string, kinds ...devices.Kind) (orpha
 		return orphans, err
 	}
 	err = offline(ctx, stateDir, kinds, func(p *plugin) (err error) {
-		orphans, err = p.findOrphans(ctx, func(a attachment, o *Orphan) bool {
-			for _, d := range []state.Device{a.Device, a.view} {
-				if d.State == state.DeviceAbsent {
-					continue
-				}
-				if held, err := p.views.Held(ctx, d); err != nil {
-					o.Kept = err.Error()
-				} else if held {
-					o.Kept = "it is in use, perhaps in another mount namespace"
-				}
-			}
-			return true
-		})
+		orphans, err = p.reconciler.InspectOrphans(ctx)
 		return err
 	})
 	return orphans, err
@@ -107,25 +88,12 @@ func CleanOrphans(ctx context.Context, stateDir string) (orphans []Orphan, err e
 	return orphans, err
 }
 
-// Unsettled says of each part that is not as asked how it stands and why.
-func (report Report) Unsettled() []string {
-	var all []string
-	for _, v := range report.Volumes {
-		for _, p := range v.Parts {
-			if p.Is != reconciler.Settled {
-				all = append(all, strings.TrimSuffix(fmt.Sprintf("%s is %s: %s", p.Part, p.Is, p.Error), ": "))
-			}
-		}
-	}
-	return all
-}
-
 // Retry lets the plugin that runs on the state directory take a volume out of
 // back-off, and returns how that volume stands after the attempt. ctx bounds the
 // wait, not the attempt.
-func Retry(ctx context.Context, stateDir, volume string) (report Report, err error) {
-	err = ask(ctx, stateDir, http.MethodPost, volumePath(volume, "retry"), &report)
-	return report, err
+func Retry(ctx context.Context, stateDir, volume string) (node Report, err error) {
+	err = ask(ctx, stateDir, http.MethodPost, volumePath(volume, "retry"), &node)
+	return node, err
 }
 
 // InspectDevice lets the plugin that runs on the state directory look at what
