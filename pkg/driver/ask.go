@@ -20,7 +20,7 @@ import (
 	"github.com/csi-node/csi-node/pkg/report"
 )
 
-// What the plugin is asked for, for those who print it.
+// What the plugin answers with, for those who print it.
 type (
 	Report       = report.Node
 	PartStatus   = report.PartStatus
@@ -31,8 +31,8 @@ type (
 )
 
 // ReadReport asks the plugin that runs on the state directory, and if none
-// does, looks at its store and the kernel, with the kinds of backends that it has.
-// It changes nothing, and ctx bounds it.
+// does, looks at its store and the kernel, with the given kinds of backends. It
+// changes nothing, and ctx bounds it.
 func ReadReport(ctx context.Context, stateDir string, kinds ...devices.Kind) (node Report, err error) {
 	err = ask(ctx, stateDir, http.MethodGet, "/status", &node)
 	if !errors.Is(err, errNotRunning) {
@@ -46,9 +46,9 @@ func ReadReport(ctx context.Context, stateDir string, kinds ...devices.Kind) (no
 	return node, err
 }
 
-// Explain tells the story of a volume, by the plugin that runs on the state
+// Explain reports on a volume in sentences: as the plugin says that runs on the state
 // directory, else by a look at its store and the kernel, which changes nothing.
-// NotFound: there is nothing to tell.
+// NotFound: nothing is known of the volume.
 func Explain(ctx context.Context, stateDir, volume string, kinds ...devices.Kind) (story Story, err error) {
 	err = ask(ctx, stateDir, http.MethodGet, volumePath(volume, "explain"), &story)
 	if !errors.Is(err, errNotRunning) {
@@ -56,19 +56,19 @@ func Explain(ctx context.Context, stateDir, volume string, kinds ...devices.Kind
 	}
 	err = offline(ctx, stateDir, kinds, func(p *plugin) error {
 		p.reconciler.Inspect(ctx)
-		told, err := p.reconciler.Explain(ctx, volume)
+		found, err := p.reconciler.Explain(ctx, volume)
 		if err != nil {
 			return err
 		}
-		told.Unattended = true
-		story = told.Story()
+		found.Unattended = true
+		story = found.Story()
 		return nil
 	})
 	return story, err
 }
 
-// Orphans lists what the plugin made and no intent explains. It changes nothing,
-// and also looks when no plugin runs on the state directory.
+// Orphans lists what the plugin made and no intent explains. It changes nothing, and
+// works also when no plugin runs on the state directory.
 func Orphans(ctx context.Context, stateDir string, kinds ...devices.Kind) (orphans []Orphan, err error) {
 	err = ask(ctx, stateDir, http.MethodGet, "/orphans", &orphans)
 	if !errors.Is(err, errNotRunning) {
@@ -81,14 +81,14 @@ func Orphans(ctx context.Context, stateDir string, kinds ...devices.Kind) (orpha
 	return orphans, err
 }
 
-// CleanOrphans lets the plugin that runs on the state directory detach the
-// orphans that nobody uses, and returns all that it found.
+// CleanOrphans makes the plugin that runs on the state directory detach the orphans
+// that nobody uses, and returns all that it found.
 func CleanOrphans(ctx context.Context, stateDir string) (orphans []Orphan, err error) {
 	err = ask(ctx, stateDir, http.MethodPost, "/orphans/clean", &orphans)
 	return orphans, err
 }
 
-// Retry lets the plugin that runs on the state directory take a volume out of
+// Retry makes the plugin that runs on the state directory take a volume out of
 // back-off, and returns how that volume stands after the attempt. ctx bounds the
 // wait, not the attempt.
 func Retry(ctx context.Context, stateDir, volume string) (node Report, err error) {
@@ -96,7 +96,7 @@ func Retry(ctx context.Context, stateDir, volume string) (node Report, err error
 	return node, err
 }
 
-// InspectDevice lets the plugin that runs on the state directory look at what
+// InspectDevice makes the plugin that runs on the state directory look at what
 // ClearDevice would destroy. It is an error, which says what stands in the way,
 // when ClearDevice would refuse. It changes nothing.
 func InspectDevice(ctx context.Context, stateDir, volume string) (c Clearance, err error) {
@@ -104,7 +104,7 @@ func InspectDevice(ctx context.Context, stateDir, volume string) (c Clearance, e
 	return c, err
 }
 
-// ClearDevice lets the plugin that runs on the state directory destroy what is
+// ClearDevice makes the plugin that runs on the state directory destroy what is
 // on a volume that nothing uses, and returns what that was. ctx bounds the wait
 // for the volume's turn and for the answer: once begun, the plugin goes on.
 func ClearDevice(ctx context.Context, stateDir, volume string) (c Clearance, err error) {
@@ -118,8 +118,8 @@ const (
 	Ready = "ready" // nothing that the plugin needs is missing
 )
 
-// Probe asks the plugin that runs on the state directory for its health. It goes
-// over the status socket, so that nobody but root can keep it from its answer.
+// Probe asks the plugin that runs on the state directory for its health. It uses the
+// status socket, so that only root can keep the plugin from answering.
 func Probe(ctx context.Context, stateDir, probe string) error {
 	var word string
 	return ask(ctx, stateDir, http.MethodGet, "/probes/"+probe, &word)
@@ -132,7 +132,7 @@ func volumePath(volume, act string) string {
 // errNotRunning is in the error when no plugin runs on a state directory.
 var errNotRunning = errors.New("no plugin runs on the state directory")
 
-// maxAnswer bounds an error's text that is read from the plugin, in bytes.
+// maxAnswer bounds the text of an error that is read from the plugin, in bytes.
 const maxAnswer = 64 << 10
 
 // ask makes a request of the plugin's status socket.
@@ -152,7 +152,7 @@ func ask(ctx context.Context, stateDir, method, path string, answer any) (err er
 	resp, err := client.Do(req)
 	switch {
 	case errors.Is(err, os.ErrNotExist), errors.Is(err, syscall.ECONNREFUSED):
-		return fmt.Errorf("%w %s (%s answers nobody): start it, or set --state-dir (or CSI_NODE_STATE_DIR) to the plugin's", errNotRunning, stateDir, socket)
+		return fmt.Errorf("%w %s (nothing answers at %s): start it, or set --state-dir (or CSI_NODE_STATE_DIR) to the plugin's", errNotRunning, stateDir, socket)
 	case errors.Is(err, os.ErrPermission):
 		return fmt.Errorf("%s is not for this user: run the command as root", socket)
 	case errors.Is(err, context.DeadlineExceeded):

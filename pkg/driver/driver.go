@@ -1,14 +1,21 @@
 // Package driver is the engine for whoever builds a CSI driver: Main is a whole
 // program, made of Options that list the backends. It wires the parts and runs
 // them: the store, the reconciler, the CSI services on their socket, metrics,
-// health and shutdown. It knows no backend but by the interfaces of package devices.
+// health and shutdown. It decides nothing itself, and knows backends only by the
+// interfaces of package devices.
 //
 //	func main() {
 //		driver.Main(driver.Options{Name: "csi.acme.example", Version: version, Backends: []devices.Kind{acme.Kind()}})
 //	}
 //
-// docs/backends.md tells how to write a backend, and examples/acme is one with
+// docs/backends.md explains how to write a backend, and examples/acme is one with
 // its driver. Run is the plugin without a command line.
+//
+// Read options.go for what a driver's builder decides, then this file from Run
+// down: how the plugin is put together, served and stopped. kernel.go is what the
+// reconciler acts on. web.go is the server, and ask.go the client, of the socket
+// over which the command line (command_*.go) asks a running plugin; offline.go
+// answers when none runs.
 package driver
 
 import (
@@ -43,7 +50,7 @@ import (
 	"github.com/csi-node/csi-node/pkg/uevents"
 )
 
-// Config is how an operator sets the plugin up; each field is a flag of its serve
+// Config is how an operator sets the plugin up; each field is a flag of the serve
 // command.
 type Config struct {
 	Endpoint     string // of the CSI socket: unix:///path
@@ -53,20 +60,20 @@ type Config struct {
 	LibDir       string // outlives reboots
 	KubeletDir   string
 	HTTPEndpoint string // host:port; empty: none
-	// BackendFlags are the values of the backends' own flags, by name; those that
-	// are left out have their defaults.
+	// BackendFlags are the values of the backends' own flags, by name. Flags that
+	// are missing have their defaults.
 	BackendFlags map[string]string
 	// RegistrationDir is where kubelet looks for plugins; empty: somebody else
 	// registers the plugin.
 	RegistrationDir string
-	MaxVolumes      int64 // told to the scheduler; 0: what the backends say
-	DetectOnly      bool  // tell of lost mounts, and do not restore them unasked
+	MaxVolumes      int64 // reported to the scheduler; 0: the limit of the backends
+	DetectOnly      bool  // report lost mounts without restoring them
 }
 
 // StatusSocket is the name of a socket in the state directory.
 const StatusSocket = "status.sock"
 
-// resync is how often a volume is looked at though nothing was noticed.
+// resync is how often a volume is looked at when no event asks for it.
 const resync = 10 * time.Minute
 
 // stopTimeout bounds the wait, at shutdown, for calls to be answered and for
@@ -74,7 +81,7 @@ const resync = 10 * time.Minute
 const stopTimeout = 10 * time.Second
 
 // CSI spec v1.13, GetPluginInfo: domain name notation, at most 63 characters.
-// The topology key is made of it, which Kubernetes wants in lower case.
+// The topology key contains it, and Kubernetes requires that in lower case.
 var driverName = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$`)
 
 func (c Config) validate() error {
@@ -100,13 +107,13 @@ func (c Config) validate() error {
 	return nil
 }
 
-// plugin is the parts that Run has put together.
+// plugin holds the parts that Run has put together.
 type plugin struct {
 	Config
 	options    Options
 	properties devices.Properties
 	store      *store.Store
-	backends   []backend // open ones, the usual one first
+	backends   []backend // open ones, the default one first
 	devices    *devices.Set
 	loops      *loop.Devices
 	views      reconciler.Views
@@ -115,15 +122,15 @@ type plugin struct {
 	mounts     *mounts.Host
 	pods       *pods.Directory
 	reconciler *reconciler.Reconciler
-	inline     *reconciler.Inline   // nil: no backend takes inline volumes
-	controller csi.ControllerServer // nil: the driver has none here
+	inline     *reconciler.Inline   // nil: no backend accepts inline volumes
+	controller csi.ControllerServer // nil: there is none on this node
 	metrics    *metrics
 	registrar  *registration.Registrar // nil when somebody else registers the plugin
 }
 
 // Run serves until ctx ends, and then leaves every mount and device as it is.
-// An error that comes back before the socket serves names what is wrong with
-// the setup and what to do. A second process on the same state directory waits
+// An error before the socket serves names what is wrong with the setup and what
+// to do. A second process on the same state directory waits
 // until the first has ended.
 func Run(ctx context.Context, cfg Config, o Options) (err error) {
 	properties, err := o.check()
@@ -142,11 +149,11 @@ func Run(ctx context.Context, cfg Config, o Options) (err error) {
 	if err := p.open(ctx); err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, p.letGo()) }()
+	defer func() { err = errors.Join(err, p.release()) }()
 	return p.serve(ctx)
 }
 
-// register makes the registrar, which speaks to kubelet once the CSI socket serves.
+// register creates the registrar, which contacts kubelet once the CSI socket serves.
 func (p *plugin) register() error {
 	path, err := socketPath(p.Endpoint)
 	if err != nil {
@@ -157,7 +164,7 @@ func (p *plugin) register() error {
 	return nil
 }
 
-// open puts the parts together, those first that fail on a wrong setup.
+// open creates the parts. Those that a wrong setup makes fail come first.
 func (p *plugin) open(ctx context.Context) (err error) {
 	if p.mounts, err = mounts.New(p.KubeletDir); err != nil {
 		return fmt.Errorf("--kubelet-dir %s: %w", p.KubeletDir, err)
@@ -175,22 +182,22 @@ func (p *plugin) open(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	// The store's lock comes before everything that two processes must not share.
+	// The store's lock is taken before anything that two processes must not share.
 	if p.store, err = store.Open(ctx, p.StateDir, bootID); err != nil {
 		return err
 	}
 	p.spellRecords(ctx)
 	if err := p.openVolumes(ctx); err != nil {
-		return errors.Join(err, p.letGo())
+		return errors.Join(err, p.release())
 	}
 	if err := p.writeSettings(ctx); err != nil {
-		return errors.Join(fmt.Errorf("--state-dir %s: %w", p.StateDir, err), p.letGo())
+		return errors.Join(fmt.Errorf("--state-dir %s: %w", p.StateDir, err), p.release())
 	}
 	return nil
 }
 
-// letGo leaves the backends and the store to others.
-func (p *plugin) letGo() (err error) {
+// release closes the backends and the store, so that another process can open them.
+func (p *plugin) release() (err error) {
 	for _, b := range p.backends {
 		if closer, ok := b.Backend.(io.Closer); ok {
 			err = errors.Join(err, closer.Close())
@@ -230,7 +237,7 @@ func (p *plugin) openVolumes(ctx context.Context) (err error) {
 	return nil
 }
 
-// provisioner serves the Controller of the backends that make volumes.
+// provisioner returns the Controller service of the backends that create volumes.
 func (p *plugin) provisioner() csi.ControllerServer {
 	cfg := controllerserver.Config{
 		NodeID:      topologyValue(p.NodeID),
@@ -244,7 +251,8 @@ func (p *plugin) provisioner() csi.ControllerServer {
 	return controllerserver.New(cfg)
 }
 
-// inlineVolumes tells where inline volumes are; nil: no backend takes them.
+// inlineVolumes returns where inline ephemeral volumes are; nil if no backend
+// accepts them.
 func (p *plugin) inlineVolumes(ctx context.Context) (*reconciler.Inline, error) {
 	name, inliner, err := p.devices.Inliner()
 	if err != nil || inliner == nil {
@@ -254,17 +262,16 @@ func (p *plugin) inlineVolumes(ctx context.Context) (*reconciler.Inline, error) 
 	if err != nil {
 		return nil, err
 	}
-	// Not in the directory of the socket: sidecars, and the plugin, have that as a volume, and each new
-	// container would get a copy of what is mounted below it.
+	// Not in the directory of the socket: the plugin and its sidecars mount that as a volume, and each new
+	// container would get a copy of every mount below it.
 	return &reconciler.Inline{Inliner: inliner, Backend: name, StagingDir: staging, Spell: p.mounts.Spell}, nil
 }
 
-// spellTime bounds how long the start waits for directories that lead to the
-// kubelet directory in the paths of records.
+// spellTime bounds how long the start waits to resolve the paths of records.
 const spellTime = 5 * time.Second
 
-// spellRecords gives the paths of records the spelling of requests. One of which
-// that cannot be told now stays as it is.
+// spellRecords gives the paths in records the spelling that paths in requests get. A
+// path that cannot be resolved now stays as it is.
 func (p *plugin) spellRecords(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, spellTime)
 	defer cancel()
@@ -297,7 +304,7 @@ func (p *plugin) serve(ctx context.Context) error {
 	if err != nil {
 		return errors.Join(err, listener.Close())
 	}
-	// Before the first look at a volume, so that no change falls between the two.
+	// Before the first look at a volume, so that no change is missed in between.
 	watcher, err := p.mounts.NewWatcher()
 	if err != nil {
 		for _, w := range web {
@@ -306,9 +313,9 @@ func (p *plugin) serve(ctx context.Context) error {
 		return errors.Join(err, listener.Close())
 	}
 	p.watcher = watcher
-	events, deaf := uevents.Listen()
-	if deaf != nil {
-		klog.FromContext(ctx).Error(deaf, "A device that is lost is noticed late", "after", resync)
+	events, err := uevents.Listen()
+	if err != nil {
+		klog.FromContext(ctx).Error(err, "A device that is lost is noticed late", "after", resync)
 		p.reconciler.DeviceEventsEnded()
 	}
 	klog.FromContext(ctx).Info("Serving", "driver", p.DriverName, "version", p.options.version(), "node", p.NodeID, "endpoint", p.Endpoint,
@@ -330,7 +337,7 @@ func (p *plugin) serve(ctx context.Context) error {
 			group.Go(func() { p.watchBackend(working, b.name, w) })
 		}
 	}
-	swept := make(chan struct{}) // or hung on a device, and left
+	swept := make(chan struct{}) // never closed if one of them hangs on a device
 	var sweeps sync.WaitGroup
 	sweeps.Go(func() { p.reconciler.AdoptOrphans(working) })
 	sweeps.Go(func() { p.reconciler.Sweep(working) })
@@ -365,7 +372,7 @@ func (p *plugin) serve(ctx context.Context) error {
 	return err
 }
 
-// stopServer stops accepting and gives calls their answers, within stopTimeout.
+// stopServer stops accepting calls and answers those under way, within stopTimeout.
 func stopServer(server *grpc.Server) {
 	timer := time.AfterFunc(stopTimeout, server.Stop)
 	defer timer.Stop()
@@ -402,7 +409,7 @@ func (p *plugin) grpcServer() (*grpc.Server, error) {
 	return newServer(p.metrics, p.options, services), nil
 }
 
-// What one client of the CSI socket may take up.
+// Limits of one client of the CSI socket.
 const (
 	maxCalls      = 1024 // on one connection; more wait at the client
 	handshakeTime = 10 * time.Second

@@ -42,7 +42,7 @@ import (
 
 // rpc is a method of the three services.
 type rpc struct {
-	name    string // full, as /csi.v1.Node/NodeStageVolume
+	name    string // full, such as /csi.v1.Node/NodeStageVolume
 	request protoreflect.MessageType
 }
 

@@ -19,7 +19,7 @@ type identity struct {
 	csi.UnimplementedIdentityServer
 	name, version string
 	capabilities  []*csi.PluginCapability
-	checks        []func(context.Context) error // of what the plugin cannot do without
+	checks        []func(context.Context) error // of everything that the plugin needs
 	looks         singleflight.Group
 }
 
@@ -31,7 +31,7 @@ func (i *identity) GetPluginCapabilities(context.Context, *csi.GetPluginCapabili
 	return &csi.GetPluginCapabilitiesResponse{Capabilities: i.capabilities}, nil
 }
 
-// capabilities are what the backends can do, and what the driver's builder adds.
+// capabilities are those of the backends and those that the driver's builder adds.
 func (p *plugin) capabilities() (all []*csi.PluginCapability) {
 	service := func(t csi.PluginCapability_Service_Type) {
 		all = append(all, &csi.PluginCapability{Type: &csi.PluginCapability_Service_{Service: &csi.PluginCapability_Service{Type: t}}})
@@ -59,11 +59,11 @@ func (i *identity) Probe(ctx context.Context, _ *csi.ProbeRequest) (*csi.ProbeRe
 	return &csi.ProbeResponse{Ready: wrapperspb.Bool(true)}, nil
 }
 
-// checkTime bounds the checks. One that hangs, on a dead disk, is no reason to
-// restart the plugin, which would kill the helpers that work on other disks.
+// checkTime bounds the checks. A check that hangs on a dead disk is no reason to
+// restart the plugin: that would kill the helper programs that work on other disks.
 const checkTime = 3 * time.Second
 
-// healthy returns what is missing. Callers share one round of the checks.
+// healthy returns what is missing. Concurrent callers share one round of checks.
 func (i *identity) healthy(ctx context.Context) error {
 	look := i.looks.DoChan("", func() (any, error) {
 		for _, check := range i.checks {
@@ -79,14 +79,14 @@ func (i *identity) healthy(ctx context.Context) error {
 	case res := <-look:
 		return res.Err
 	case <-timer.C:
-		klog.FromContext(ctx).Info("A check of the plugin's needs does not end", "waited", checkTime)
+		klog.FromContext(ctx).Info("A health check does not end", "waited", checkTime)
 		return nil
 	case <-ctx.Done():
 		return ctx.Err()
 	}
 }
 
-// checks are of what may go missing while the plugin runs.
+// checks cover everything that may go missing while the plugin runs.
 func (p *plugin) checks() []func(context.Context) error {
 	return []func(context.Context) error{
 		func(ctx context.Context) error { return p.storage(ctx).Unusable }, // what is full serves

@@ -62,7 +62,7 @@ func openPlugin(t *testing.T) *plugin {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if err := p.letGo(); err != nil {
+		if err := p.release(); err != nil {
 			t.Error(err)
 		}
 	})
@@ -213,7 +213,7 @@ func TestReportOfTheStore(t *testing.T) {
 	if _, err := ReadReport(t.Context(), p.StateDir, pool.Kind()); !errors.Is(err, store.ErrLocked) {
 		t.Errorf("while it is locked: %v", err)
 	}
-	if err := p.letGo(); err != nil {
+	if err := p.release(); err != nil {
 		t.Fatal(err)
 	}
 	node, err := ReadReport(t.Context(), p.StateDir, pool.Kind())
@@ -281,7 +281,7 @@ func TestStrangersWhoOweABody(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	w := newWeb(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}), listener, 4).forStrangers()
+	w := newWeb(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}), listener, 4).forAnyone()
 	served := make(chan error, 1)
 	go func() { served <- w.serve() }()
 	defer func() {

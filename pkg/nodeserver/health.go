@@ -11,7 +11,7 @@ import (
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
-// NodeGetVolumeHealth tells what is wrong with a volume, nothing if nothing is.
+// NodeGetVolumeHealth returns what is wrong with a volume, and nothing for a healthy one.
 // It answers within answerTimeout, even if the volume does not.
 func (s *Server) NodeGetVolumeHealth(ctx context.Context, req *csi.NodeGetVolumeHealthRequest) (*csi.NodeGetVolumeHealthResponse, error) {
 	id := req.GetVolumeId()
@@ -62,7 +62,7 @@ func (s *Server) observe(ctx context.Context, want *state.Volume) (state.Actual,
 	return have, nil
 }
 
-// NodeGetStorageHealth tells what is wrong with the place that volumes are kept in.
+// NodeGetStorageHealth returns what is wrong with the storage of the backends.
 func (s *Server) NodeGetStorageHealth(ctx context.Context, _ *csi.NodeGetStorageHealthRequest) (*csi.NodeGetStorageHealthResponse, error) {
 	resp := &csi.NodeGetStorageHealthResponse{}
 	for _, f := range s.Storage(ctx).Health() {

@@ -175,7 +175,7 @@ func TestBadCapabilities(t *testing.T) {
 		"mode UNKNOWN":   {mount(csi.VolumeCapability_AccessMode_UNKNOWN, ""), "access_mode"},
 		"mode 99":        {mount(99, ""), "access_mode"},
 		"no access type": {&csi.VolumeCapability{AccessMode: mount(writer, "").AccessMode}, "access_type"},
-		"fs type":        {mount(writer, "vfat"), `"vfat" is not one that this node makes (ext4, xfs)`},
+		"fs type":        {mount(writer, "vfat"), `"vfat" is not one that this node can make (ext4, xfs)`},
 		"mount group":    {group, "volume_mount_group"},
 		"flag bind":      {mount(writer, "ext4", "noatime", "bind"), `"bind"`},
 		"flag newline":   {mount(writer, "ext4", "a\nb"), "control character"},

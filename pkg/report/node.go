@@ -19,12 +19,12 @@ type Node struct {
 	Registration *Registration `json:"registration,omitempty"`
 }
 
-// Registration is what kubelet told a plugin that registers itself.
+// Registration is the last answer of kubelet to a plugin that registers itself.
 type Registration struct {
 	Socket     string    `json:"socket"` // at which kubelet asks
 	Registered bool      `json:"registered"`
-	Error      string    `json:"error,omitempty"` // why it is not
-	Since      time.Time `json:"since,omitzero"`  // when that was told; zero: kubelet has not asked yet
+	Error      string    `json:"error,omitempty"` // why kubelet refused, or cannot be reached
+	Since      time.Time `json:"since,omitzero"`  // of the answer; zero: kubelet has not asked yet
 }
 
 // Unsettled says of each part that is not as asked how it stands and why.
