@@ -54,7 +54,7 @@ func (o Options) named(ctx context.Context, req any, _ *grpc.UnaryServerInfo, ha
 	if err == nil {
 		return resp, nil
 	}
-	if _, ok := status.FromError(err); ok { // of a service that the driver's builder added
+	if _, isStatus := status.FromError(err); isStatus { // of a service that the driver's builder added
 		return nil, err
 	}
 	if text := o.inOwnName(err.Error()); text != err.Error() {

@@ -16,7 +16,6 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"github.com/csi-node/csi-node/pkg/devices/pool"
 	"github.com/csi-node/csi-node/pkg/reconciler"
 	"github.com/csi-node/csi-node/pkg/report"
 	"github.com/csi-node/csi-node/pkg/state"
@@ -206,77 +205,9 @@ func TestMetrics(t *testing.T) {
 	}
 }
 
-func TestReportOfTheStore(t *testing.T) {
-	p := openPlugin(t)
-	askStage(t, p.store, "v1")
-	// A plugin that has the store and serves no status, as one that starts or ends.
-	if _, err := ReadReport(t.Context(), p.StateDir, pool.Kind()); !errors.Is(err, store.ErrLocked) {
-		t.Errorf("while it is locked: %v", err)
-	}
-	if err := p.release(); err != nil {
-		t.Fatal(err)
-	}
-	node, err := ReadReport(t.Context(), p.StateDir, pool.Kind())
-	if err != nil {
-		t.Fatal(err)
-	}
-	if node.Running || len(node.Volumes) != 1 || node.Volumes[0].Volume != "v1" || node.Volumes[0].Device != "absent" {
-		t.Fatalf("reports %+v", node)
-	}
-	if parts := node.Volumes[0].Parts; len(parts) != 1 || parts[0].Is != report.Failing || !strings.Contains(parts[0].Error, "no such volume") || !strings.Contains(parts[0].Asked, "/kubelet/v1") {
-		t.Errorf("reports %+v", parts)
-	}
-	// A socket that a killed plugin left behind.
-	l, err := listenUnix(filepath.Join(p.StateDir, StatusSocket))
-	if err != nil {
-		t.Fatal(err)
-	}
-	leaveSocket(t, l)
-	if again, err := ReadReport(t.Context(), p.StateDir, pool.Kind()); err != nil || again.Running || len(again.Volumes) != 1 {
-		t.Errorf("with a stale socket: %+v (%v)", again, err)
-	}
-}
-
-func TestReportOfNothing(t *testing.T) {
-	dir := t.TempDir()
-	report, err := ReadReport(t.Context(), dir)
-	if err == nil {
-		t.Fatalf("reports %+v", report)
-	}
-	for _, words := range []string{filepath.Join(dir, StatusSocket), filepath.Join(dir, settingsFile), "--state-dir"} {
-		if !strings.Contains(err.Error(), words) {
-			t.Errorf("no %q in: %v", words, err)
-		}
-	}
-	if names, err := os.ReadDir(dir); err != nil || len(names) > 0 {
-		t.Errorf("reading made %v (%v)", names, err)
-	}
-}
-
-// A plugin that does not answer holds the reader no longer than its context.
-func TestReportOfAHungPlugin(t *testing.T) {
-	dir := t.TempDir()
-	l, err := listenUnix(filepath.Join(dir, StatusSocket))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	ctx, cancel := context.WithCancel(t.Context())
-	go func() {
-		conn, err := l.Accept()
-		cancel() // the call is under way, and nobody answers
-		if err == nil {
-			<-t.Context().Done()
-			conn.Close()
-		}
-	}()
-	if _, err := ReadReport(ctx, dir); !errors.Is(err, context.Canceled) {
-		t.Errorf("the reader is told %v", err)
-	}
-}
-
-// Who owes the body of a request is not waited for, and keeps nobody out.
-func TestStrangersWhoOweABody(t *testing.T) {
+// A client that does not send the body of its request is not waited for, and keeps
+// nobody out.
+func TestRequestBodiesAreNotAwaited(t *testing.T) {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)

@@ -298,7 +298,7 @@ func TestEphemeral(t *testing.T) {
 
 	s, f = emptyServer()
 	refused(t, f, stage(t, s, func(r *csi.NodeStageVolumeRequest) { r.VolumeContext = volume }), state.InvalidArgument, "without being staged")
-	refused(t, f, publish(t, s, func(r *csi.NodePublishVolumeRequest) { inline(r); r.VolumeCapability = block(writer) }), state.InvalidArgument, "has a file system")
+	refused(t, f, publish(t, s, func(r *csi.NodePublishVolumeRequest) { inline(r); r.VolumeCapability = block(writer) }), state.InvalidArgument, "must have a file system")
 	s.Inline = nil
 	refused(t, f, publish(t, s, inline), state.InvalidArgument, "use a PersistentVolumeClaim")
 }

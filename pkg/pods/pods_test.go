@@ -54,7 +54,7 @@ func TestGone(t *testing.T) {
 }
 
 // Nothing looks dead while the directory of all pods is not what it was.
-func TestNothingIsGoneInADirectoryThatIsNotWhole(t *testing.T) {
+func TestNothingIsGoneInADirectoryThatIsNotTrusted(t *testing.T) {
 	machine.Kernel(t)
 	root, err := filepath.EvalSymlinks(t.TempDir())
 	if err != nil {
