@@ -15,7 +15,7 @@ import (
 type limits struct {
 	csi    int // the CSI socket; root only
 	status int // the status socket; root only
-	http   int // the HTTP endpoint; whoever can reach it
+	http   int // the HTTP endpoint; any process that can reach it
 }
 
 // connectionLimits divides the files that the process may open among the listeners.

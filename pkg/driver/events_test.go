@@ -48,7 +48,7 @@ func (w *watched) looks() []string {
 	return seen
 }
 
-// scripted is what a kernel, or a backend, tells.
+// scripted is one event of the kernel or of a backend.
 type scripted struct {
 	event uevents.Event // the zero value: events were lost
 	id    string
@@ -68,8 +68,8 @@ func (s scripted) Watch(_ context.Context, changed func(id string)) error {
 	return nil
 }
 
-// Volumes are looked at when the kernel tells of their device, when a backend
-// tells of them, and all when events were lost.
+// A volume is looked at after an event of its device or of its backend, and all
+// volumes when events were lost.
 func TestEventsWakeVolumes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		node := &fakeNode{volumes: map[string]*fakeVolume{}, mounts: map[string][]state.Mount{}, files: map[string]state.FileType{}}
@@ -103,11 +103,11 @@ func TestEventsWakeVolumes(t *testing.T) {
 			"another's": {func() {
 				p.watchDevices(working, scripted{event: uevents.Event{Number: state.DeviceNumber{Major: 9}, Gone: true}})
 			}, nil},
-			"a device that nobody waits for": {func() { p.watchDevices(working, scripted{event: uevents.Event{Number: first, Appeared: true}}) }, nil},
-			"lost events":                    {func() { p.watchDevices(working, scripted{}) }, all},
-			"a backend":                      {func() { p.watchBackend(working, "pool", scripted{id: "v2"}) }, all[1:]},
-			"a backend, of all":              {func() { p.watchBackend(working, "pool", scripted{}) }, all},
-			"a backend, of none":             {func() { p.watchBackend(working, "pool", scripted{id: "v3"}) }, nil},
+			"a device that no volume waits for": {func() { p.watchDevices(working, scripted{event: uevents.Event{Number: first, Appeared: true}}) }, nil},
+			"lost events":                       {func() { p.watchDevices(working, scripted{}) }, all},
+			"a backend":                         {func() { p.watchBackend(working, "pool", scripted{id: "v2"}) }, all[1:]},
+			"a backend, of all":                 {func() { p.watchBackend(working, "pool", scripted{}) }, all},
+			"a backend, of none":                {func() { p.watchBackend(working, "pool", scripted{id: "v3"}) }, nil},
 		} {
 			test.tell()
 			if got := seen.looks(); !slices.Equal(got, test.want) {
@@ -135,8 +135,8 @@ func (b plugged) Attach(ctx context.Context, v devices.Volume, readOnly bool) er
 	return b.fakeBackend.Attach(ctx, v, readOnly)
 }
 
-// kernelEvents are what the kernel tells of one device: others come and go while
-// tests run.
+// kernelEvents are the kernel's events of one device. Others come and go while tests
+// run.
 type kernelEvents struct {
 	*uevents.Listener
 	number state.DeviceNumber
@@ -150,7 +150,7 @@ func (k kernelEvents) Run(ctx context.Context, changed func(uevents.Event), all 
 	}, all)
 }
 
-// A device that comes to the node ends the back-off of the volume that waits for it.
+// A device that appears on the node ends the back-off of the volume that waits for it.
 func TestDeviceThatComesIsAttached(t *testing.T) {
 	machine.Kernel(t)
 	file := filepath.Join(t.TempDir(), "file")

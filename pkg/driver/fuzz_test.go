@@ -109,7 +109,7 @@ var required = map[string][]protoreflect.Name{
 	"NodeExpandVolume":           {"volume_id", "volume_path"},
 }
 
-// lacks returns a required field that the request has not, or "".
+// lacks returns a required field that is missing in the request, or "".
 func lacks(r rpc, req proto.Message) string {
 	m := req.ProtoReflect()
 	for _, name := range required[r.base()] {
@@ -167,7 +167,7 @@ type scene struct {
 	nodeBefore  *fakeNode
 }
 
-// newScene logs into log, which the process must have for its global logger.
+// newScene logs into log, which must be the global logger of the process.
 func newScene(log *logText) (*scene, error) {
 	s := &scene{dir: sceneDir(rand.Uint32()), log: log} // not named after the test, see testConfig
 	s.kubelet = filepath.Join(s.dir, "kubelet")
@@ -229,7 +229,7 @@ func (s *scene) open() (err error) {
 	return err
 }
 
-// reset makes all as it was at the beginning, if it is not so.
+// reset restores the beginning, if anything has changed.
 func (s *scene) reset() error {
 	if s.what() == s.before {
 		return nil
@@ -283,8 +283,8 @@ func (s *scene) invoke(method string, req proto.Message) error {
 	return s.send(method, raw)
 }
 
-// patience bounds a call. Nothing here takes long, and go test -fuzz ends a
-// process that works on one input for ten seconds, without a word.
+// patience bounds a call. Nothing here takes long, and go test -fuzz silently kills a
+// process that works on one input for ten seconds.
 const patience = 9 * time.Second
 
 // send sends a request as it is.
@@ -517,7 +517,7 @@ func FuzzRequest(f *testing.F) {
 	})
 }
 
-// try sends a request, and holds the answer and what came of it against the rules.
+// try sends a request, and checks the answer and its effects against the rules.
 func (s *scene) try(t *testing.T, r rpc, raw []byte) {
 	t.Helper()
 	const most = 4 << 20 // bytes that gRPC takes

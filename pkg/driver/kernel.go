@@ -47,16 +47,6 @@ func (p *plugin) hook() func(context.Context, string, reconciler.Step, reconcile
 	}
 }
 
-// volumeAt returns the volume that a device stands for; empty: none.
-func (p *plugin) volumeAt(number state.DeviceNumber) string {
-	for _, b := range abilities[devices.Locator](p) {
-		if id := b.VolumeAt(number); id != "" {
-			return id
-		}
-	}
-	return p.store.ShownAs(number)
-}
-
 // numbers tells the loop devices which of their numbers are in use: by the publishes
 // in the store, also of what is not bound just now, and by what is bound on this
 // node, also of what no record explains or another plugin has bound.

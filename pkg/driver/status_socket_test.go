@@ -19,8 +19,8 @@ import (
 	"github.com/csi-node/csi-node/pkg/state/store"
 )
 
-// Whoever asks again and again, as a test or a monitor does, keeps no
-// connection open, neither in the plugin nor in itself.
+// A client that asks again and again, such as a monitor, keeps no connection open,
+// neither in the plugin nor in itself.
 func TestStatusLeavesNoConnection(t *testing.T) {
 	dir := filepath.Dir(strings.TrimPrefix(testConfig(t).Endpoint, "unix://"))
 	listener, err := net.Listen("unix", filepath.Join(dir, StatusSocket))
@@ -51,7 +51,7 @@ func TestStatusLeavesNoConnection(t *testing.T) {
 func TestStatusWithoutPlugin(t *testing.T) {
 	p := openPlugin(t)
 	askStage(t, p.store, "v1")
-	// A plugin that has the store and serves no status, as one that starts or ends.
+	// A plugin that has the store and serves no status, because it starts or ends.
 	if _, err := ReadReport(t.Context(), p.StateDir, pool.Kind()); !errors.Is(err, store.ErrLocked) {
 		t.Errorf("while it is locked: %v", err)
 	}
@@ -95,7 +95,7 @@ func TestStatusWhereNoPluginEverRan(t *testing.T) {
 	}
 }
 
-// A plugin that does not answer holds the reader no longer than its context.
+// A plugin that does not answer delays the reader no longer than its context.
 func TestStatusOfAHungPlugin(t *testing.T) {
 	dir := t.TempDir()
 	l, err := listenUnix(filepath.Join(dir, StatusSocket))
@@ -139,7 +139,7 @@ func TestRetryThroughTheSocket(t *testing.T) {
 	}
 }
 
-// The status socket is root's, knows its methods, and reads no more than it must.
+// Only root may use the status socket. It knows its methods, and bounds what it reads.
 func TestStatusSocket(t *testing.T) {
 	c := testConfig(t)
 	serving(t, c)
@@ -190,7 +190,7 @@ func TestStatusSocket(t *testing.T) {
 	}
 }
 
-// Who waits for a busy volume is told what keeps it, in time.
+// A client that waits for a busy volume gets the reason in time.
 func TestBusyVolume(t *testing.T) {
 	p := openPlugin(t) // no worker runs
 	askStage(t, p.store, "vol")

@@ -23,7 +23,7 @@ import (
 	"github.com/csi-node/csi-node/test/machine"
 )
 
-// testConfig is of a plugin with directories of its own.
+// testConfig returns the Config of a plugin with directories of its own.
 func testConfig(t *testing.T) Config {
 	t.Helper()
 	// Not named after the test: the path of a socket has at most 107 bytes.
@@ -48,7 +48,7 @@ func testConfig(t *testing.T) Config {
 
 func (c Config) poolDir() string { return c.BackendFlags["pool-dir"] }
 
-// openPlugin returns a plugin of which no part runs.
+// openPlugin returns a plugin that is open, and does not run.
 func openPlugin(t *testing.T) *plugin {
 	t.Helper()
 	machine.Kernel(t)
@@ -68,7 +68,7 @@ func openPlugin(t *testing.T) *plugin {
 	return p
 }
 
-// askStage leaves an intent in the store.
+// askStage writes the intent of a stage into the store.
 func askStage(t *testing.T, s *store.Store, id string) {
 	t.Helper()
 	_, err := s.Edit(id, func(v *state.Volume) error {

@@ -10,7 +10,7 @@ import (
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
-// A range that no volume meets is refused before anybody looks at one.
+// A range that no volume can meet is refused before any volume is looked at.
 func TestImpossibleRanges(t *testing.T) {
 	for title, test := range map[string]struct {
 		required, limit int64
@@ -95,7 +95,7 @@ func TestExpand(t *testing.T) {
 	}
 }
 
-// A store that was lost is no reason to refuse growth for good.
+// Expansion still works after the store was lost.
 func TestExpandAdopts(t *testing.T) {
 	for title, test := range map[string]struct {
 		change expandChange
@@ -145,7 +145,7 @@ func TestExpandAdopts(t *testing.T) {
 	}
 }
 
-// overtaken is a node on which a larger growth comes in between.
+// overtaken is a node on which a larger expansion comes in between.
 type overtaken struct{ *fakeNode }
 
 func (o overtaken) EnsureSize(ctx context.Context, id string, edit func(*state.Volume) error) (int64, error) {

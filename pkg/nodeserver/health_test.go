@@ -108,7 +108,7 @@ func TestVolumeHealth(t *testing.T) {
 	}
 }
 
-// A look may find nothing wrong while each attempt to go on fails.
+// A look may find nothing wrong while each attempt to continue fails.
 func TestVolumeHealthTellsFailures(t *testing.T) {
 	s, f := newServer()
 	f.staged(asExt4)

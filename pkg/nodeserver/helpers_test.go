@@ -33,8 +33,8 @@ var (
 	other  = state.DeviceNumber{Major: 8, Minor: 1}
 )
 
-// fakeNode keeps records and what is on the node in memory. It makes every
-// intent true at once, unless err is set.
+// fakeNode keeps records and the state of the node in memory. It carries out every
+// intent at once, unless err is set.
 type fakeNode struct {
 	failures map[state.Part]error // of the last attempts
 	records  map[string]*state.Volume
@@ -85,7 +85,7 @@ func (f *fakeNode) Ensure(_ context.Context, id string, part state.Part, edit fu
 	return f.err
 }
 
-// settleProvisional adopts a provisional stage if it stands, or refuses it.
+// settleProvisional adopts a provisional stage if the volume is staged so, or refuses it.
 func (f *fakeNode) settleProvisional(v *state.Volume) error {
 	s, stands := v.Stage, f.stands
 	switch {
@@ -208,8 +208,7 @@ func (fakeBackend) Validate(v devices.Volume) error {
 	return nil
 }
 
-// fakeDisk has volumes whose ids begin with disk/, and needs a path of those that
-// it is asked to stage.
+// fakeDisk has volumes whose ids begin with disk/. A stage must name the path of one.
 type fakeDisk struct{ devices.Backend }
 
 func (fakeDisk) Validate(v devices.Volume) error {
@@ -222,7 +221,7 @@ func (fakeDisk) Validate(v devices.Volume) error {
 	return nil
 }
 
-// Owns says what a note would.
+// Owns answers as a note would.
 func (fakeDisk) Owns(_ context.Context, id string) (bool, error) {
 	return strings.HasPrefix(id, "disk/"), nil
 }
@@ -287,7 +286,7 @@ type (
 	expandChange  = func(*csi.NodeExpandVolumeRequest)
 )
 
-// stageRequest returns a good request with changes; so do its siblings.
+// stageRequest returns a valid request with changes; the functions below do likewise.
 func stageRequest(changes ...stageChange) *csi.NodeStageVolumeRequest {
 	r := &csi.NodeStageVolumeRequest{VolumeId: id, StagingTargetPath: staging, VolumeCapability: mount(writer, "ext4")}
 	for _, change := range changes {

@@ -73,7 +73,7 @@ func (s *Server) usage(ctx context.Context, id, path string) ([]*csi.VolumeUsage
 		return bytes, nil
 	}
 	at, usage, err := s.Paths.Usage(ctx, path)
-	if err != nil || at.Corrupt { // nothing else tells of a file system that broke down
+	if err != nil || at.Corrupt { // no event reports a file system that broke down
 		s.Reconciler.Changed(path)
 	}
 	switch {

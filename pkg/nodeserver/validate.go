@@ -40,7 +40,7 @@ func (s *Server) volume(v devices.Volume) error {
 	if v.ID == "" {
 		return state.Errorf(state.InvalidArgument, "volume_id is missing")
 	}
-	if _, named := v.Context[devices.BackendKey]; named && v.Context[ephemeralKey] == "true" { // by whoever may create a pod
+	if _, named := v.Context[devices.BackendKey]; named && v.Context[ephemeralKey] == "true" { // anybody who may create a pod sets it
 		return state.Errorf(state.InvalidArgument, "volume %s: volume_context: %s: an inline ephemeral volume chooses no backend", v.ID, devices.BackendKey)
 	}
 	v.Backend = s.Backends.Named(v)

@@ -215,9 +215,9 @@ func boundByKubelet(path string) bool {
 	return strings.Contains(path, "/plugins/kubernetes.io/csi/volumeDevices/") && filepath.Base(filepath.Dir(path)) == "dev"
 }
 
-// unasked looks whether a device stands for a volume of which nothing is asked,
-// an orphan, and detaches it, with the view over it, if detach is set and nobody
-// uses it. kept tells why it has to stay; it is empty otherwise.
+// unasked looks whether a volume of which nothing is asked has a device, which is an
+// orphan. It detaches that, with the view over it, if detach is set and nobody uses it.
+// kept says why the device has to stay; else it is empty.
 //
 // It waits for its turn as Exclusive does.
 func (r *Reconciler) unasked(ctx context.Context, id string, detach bool) (orphan bool, kept string, err error) {
@@ -262,9 +262,9 @@ func (r *Reconciler) unasked(ctx context.Context, id string, detach bool) (orpha
 	return orphan, kept, err
 }
 
-// inUse names who uses a device that nobody has claimed: whoever has its node
-// open, as a pod with a raw volume does, would meet another volume under its
-// number once it is detached. It is empty when there is none.
+// inUse names who uses a device that nobody has claimed. A process that has its node
+// open, such as one in a pod with a raw volume, would find another volume behind that
+// node once the device is detached. It is empty if there is none.
 func (r *Reconciler) inUse(ctx context.Context, d state.Device) string {
 	if who := r.holders(ctx, d); who != "" {
 		return d.Path + " is open: " + who

@@ -81,7 +81,7 @@ func (r Registration) tell() string {
 	return fmt.Sprintf("kubelet has not asked at %s yet: is it running, and is this its plugins_registry?", r.Socket)
 }
 
-// detail tells of the volume as a whole: its device, and the step that runs.
+// detail describes the volume as a whole: its device, and the step that runs.
 func (s Status) detail() string {
 	text := "device " + s.Device
 	if s.Holder != "" {

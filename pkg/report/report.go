@@ -311,7 +311,7 @@ func access(readOnly bool) string {
 	return "read-write"
 }
 
-// attached reports whether a device of the plugin's is there, be it on its way out.
+// attached reports whether the plugin's device is there, even if it is being detached.
 func attached(d state.Device) bool {
 	return d.State == state.DeviceAttached || d.State == state.DeviceDetaching
 }

@@ -157,7 +157,7 @@ func TestWhatAPersonCanDo(t *testing.T) {
 	}
 }
 
-// The parts of a kind are one finding, and what is worst comes first.
+// All targets are one finding, lost data comes first, and the parts are sorted by name.
 func TestHealth(t *testing.T) {
 	other := state.TargetPart("/pods/2/mount")
 	lost := attachedDevice()
