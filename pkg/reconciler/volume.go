@@ -21,7 +21,7 @@ type volume struct {
 	spread bool          // it was in the store at start, and no resync of it was set since
 	unseen bool          // it was in the store at start, and was not observed since
 	want   *state.Volume // at the last look
-	have   state.Actual
+	have   state.Actual  // never changed in place: reports share it
 	plan   Plan
 
 	locked  bool                 // a step was refused for want of the right secret, and nobody has asked since
