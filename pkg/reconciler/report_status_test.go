@@ -188,3 +188,39 @@ func TestStatusIsSortedAndJSON(t *testing.T) {
 		}
 	})
 }
+
+// Health is made of the same judgement as status, also by what only the worker saw.
+func TestHealthAgreesWithStatus(t *testing.T) {
+	bubble(t, func(h *harness) {
+		health := func() string {
+			h.t.Helper()
+			record := h.store.Get("v")
+			have, err := h.p.r.Observe(h.t.Context(), record)
+			if err != nil {
+				h.t.Fatal(err)
+			}
+			var words []string
+			for _, f := range h.p.r.Report(record, have).Health() {
+				words = append(words, f.Reason+": "+f.Message)
+			}
+			return strings.Join(words, "; ")
+		}
+		v := h.volume("v")
+		h.ok(stage("v"))
+		if got := health(); got != "" {
+			t.Errorf("a settled volume has the health %q", got)
+		}
+		h.k.fail(opBind, "", -1, errBoom)
+		h.refuse(h.do(publish("v", 1)), state.Unavailable)
+		if got := health(); !strings.HasPrefix(got, "TargetUnusable: ") || !strings.Contains(got, "boom") {
+			t.Errorf("a publish that fails gives the health %q", got)
+		}
+		h.k.mend()
+		h.ok(publish("v", 1), unpublish("v", 1))
+		h.k.with(func() { v.held = true })
+		h.refuse(h.do(unstage("v")), state.Unavailable)
+		if got := health(); !strings.HasPrefix(got, "StageUnusable: ") || !strings.Contains(got, "pid 7 (holder)") {
+			t.Errorf("a device that is held gives the health %q", got)
+		}
+	})
+}
