@@ -47,8 +47,8 @@ source, runs it in a virtual machine.`,
 			if missing := demoLacks(); len(missing) > 0 {
 				return fmt.Errorf("the demo cannot run here: %s; in the source, `make demo-vm` runs it in a virtual machine instead", strings.Join(missing, "; "))
 			}
-			// Interrupts are known to main. A terminal that is closed, or a reader of the output that ends, is no reason to
-			// leave anything either. What nobody can catch is left to the keeper.
+			// main handles interrupts. Nothing must be left behind either when the terminal is closed, or when the reader of
+			// the output ends. The keeper process handles what cannot be caught, such as SIGKILL.
 			ctx, stop := signal.NotifyContext(cmd.Context(), syscall.SIGHUP, syscall.SIGQUIT)
 			defer stop()
 			signal.Ignore(syscall.SIGPIPE)
@@ -59,7 +59,7 @@ source, runs it in a virtual machine.`,
 	return cmd
 }
 
-// demo is one volume's life and the plugin that it is lived with.
+// demo takes one volume through its life, with a plugin of its own.
 type demo struct {
 	out    io.Writer
 	dir    string
@@ -76,12 +76,12 @@ func runDemo(ctx context.Context, out io.Writer) error {
 	if err != nil {
 		return err
 	}
-	// The plugin is killed when the thread that started it ends: this one, then, must not end before.
+	// The plugin is killed when the thread that started it ends, so this thread must live as long as the demo.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	ctx, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
-	d := &demo{out: told{out, stop}, dir: filepath.Join(temp, demoPrefix+rand.Text()[:10])}
+	d := &demo{out: stoppingWriter{out, stop}, dir: filepath.Join(temp, demoPrefix+rand.Text()[:10])}
 	keeper, err := startDemoKeeper(d.dir)
 	if err != nil {
 		return err
@@ -104,13 +104,13 @@ func runDemo(ctx context.Context, out io.Writer) error {
 	return err
 }
 
-// told is an output whose failure stops the demo.
-type told struct {
+// stoppingWriter is an output whose failure stops the demo.
+type stoppingWriter struct {
 	to   io.Writer
 	stop context.CancelCauseFunc
 }
 
-func (t told) Write(p []byte) (int, error) {
+func (t stoppingWriter) Write(p []byte) (int, error) {
 	n, err := t.to.Write(p)
 	if err != nil {
 		t.stop(err)
@@ -334,5 +334,5 @@ func (d *demo) showLog() {
 		return
 	}
 	lines := strings.Split(strings.TrimRight(string(log), "\n"), "\n")
-	fmt.Fprintf(d.out, "The plugin's last words:\n  %s\n", strings.Join(lines[max(0, len(lines)-20):], "\n  "))
+	fmt.Fprintf(d.out, "The end of the plugin's log:\n  %s\n", strings.Join(lines[max(0, len(lines)-20):], "\n  "))
 }

@@ -14,8 +14,7 @@ func walk(cmd *cobra.Command, visit func(*cobra.Command)) {
 	}
 }
 
-// Each command teaches: it says what it does, and shows it. The examples are run
-// by test/node.
+// Each command says what it does, and has an example. test/node runs the examples.
 func TestEveryCommandHasAnExample(t *testing.T) {
 	seen := 0
 	walk(newCommand(), func(cmd *cobra.Command) {

@@ -1,5 +1,5 @@
-// Command csi-node is a CSI node plugin that remembers what it was asked,
-// sees what is, and closes the difference.
+// Command csi-node is a CSI node plugin for local storage: files in a pool directory
+// (backend pool) and block devices (backend disk). Everything else is pkg/driver.
 package main
 
 import (
@@ -16,7 +16,7 @@ var version = ""
 
 func main() { driver.Main(options()) }
 
-// backends are the sorts of storage that this binary has.
+// backends are the kinds of storage that this binary has.
 func backends() []devices.Kind { return []devices.Kind{pool.Kind(), disk.Kind()} }
 
 func options() driver.Options {
@@ -44,7 +44,7 @@ Exit codes: 0 done, 1 refused or failed, 2 wrong use.`,
 	}
 }
 
-// commands adds the demo, and the pool's directory to the examples that serve.
+// commands adds the demo, and --pool-dir to the examples that start a plugin.
 func commands(root *cobra.Command) {
 	demo := newDemoCommand()
 	demo.GroupID = "hand"

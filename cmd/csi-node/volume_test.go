@@ -214,7 +214,7 @@ func TestCapabilitiesAsJSON(t *testing.T) {
 	}
 }
 
-// A driver that lacks something is told of before anything is asked of it.
+// A capability that the driver lacks is reported before the driver is called.
 func TestVolumeCommandsNotOffered(t *testing.T) {
 	for args, word := range map[string]string{
 		"create vol":            "CREATE_DELETE_VOLUME",
@@ -341,7 +341,7 @@ func TestCommandsWithoutAPlugin(t *testing.T) {
 	}
 }
 
-// completions returns what the shell is offered after the words.
+// completions returns the completions that the shell gets after the words.
 func completions(t *testing.T, words ...string) []string {
 	t.Helper()
 	out, err := run(t, append([]string{"__complete"}, words...)...)
@@ -390,7 +390,7 @@ func TestCompletion(t *testing.T) {
 	}
 }
 
-// A plugin that does not answer keeps nobody from typing.
+// Completion gives up soon if the plugin does not answer.
 func TestCompletionOfAHungPlugin(t *testing.T) {
 	p := newFakePlugin(t)
 	ctx, cancel := context.WithCancel(t.Context())

@@ -12,9 +12,9 @@ import (
 
 type mode = csi.VolumeCapability_AccessMode_Mode
 
-// shortModes are the names of Kubernetes. A driver that does not know
-// SINGLE_NODE_MULTI_WRITER is sent SINGLE_NODE_WRITER for ReadWriteOnce, as
-// external-provisioner and kubelet do.
+// shortModes are the access modes of Kubernetes. For ReadWriteOnce a driver that does
+// not know SINGLE_NODE_MULTI_WRITER gets SINGLE_NODE_WRITER, as from
+// external-provisioner and kubelet.
 var shortModes = map[string]mode{
 	"ReadWriteOnce":    csi.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER,
 	"ReadWriteOncePod": csi.VolumeCapability_AccessMode_SINGLE_NODE_SINGLE_WRITER,
@@ -42,7 +42,7 @@ type Access struct {
 	Flags  []string
 }
 
-// Check returns an error that names what is wrong in words of the command line.
+// Check returns an error that names the wrong flag of the command line.
 func (a Access) Check() error {
 	if !slices.Contains(AccessModes(), a.Mode) {
 		return fmt.Errorf("--access-mode %q: must be one of %s", a.Mode, strings.Join(AccessModes(), ", "))

@@ -1,7 +1,9 @@
-// Package client speaks CSI to the socket of any plugin, as a container
-// orchestrator does, for a person at a terminal: it asks what the driver offers
-// before it calls, makes the directories that the CO makes, and tells in words
-// what failed and what to do.
+// Package client calls a CSI plugin on its socket, as a container orchestrator (CO)
+// does, for a person at a terminal: it asks what the driver offers before it calls,
+// creates the directories that a CO creates, and explains errors.
+//
+// Read this file for the connection, then node.go and controller.go for the calls.
+// explain.go turns errors of gRPC into advice.
 package client
 
 import (
@@ -23,7 +25,7 @@ import (
 
 // Client is a connection to a plugin. Its methods may be called concurrently;
 // they block until the plugin answers or ctx ends. Their errors say what to do
-// (see Explain); those of the clients inside are the plain ones of gRPC.
+// (see Explain); the clients in its fields return plain errors of gRPC.
 type Client struct {
 	Identity   csi.IdentityClient
 	Controller csi.ControllerClient
@@ -31,13 +33,13 @@ type Client struct {
 	conn       *grpc.ClientConn
 }
 
-// Dial returns a client of a socket that somebody serves now.
+// Dial returns a client of a socket that a process serves now.
 func Dial(ctx context.Context, endpoint string) (*Client, error) {
 	path, err := SocketPath(endpoint)
 	if err != nil {
 		return nil, err
 	}
-	// gRPC would say of a missing socket no more than Unavailable.
+	// For a missing socket gRPC would only say Unavailable.
 	conn, err := (&net.Dialer{}).DialContext(ctx, "unix", path)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
@@ -62,8 +64,8 @@ func Connect(endpoint string) (*Client, error) {
 	if err != nil {
 		return nil, err
 	}
-	// A socket that is not there yet is tried again soon, not after a second; a
-	// plugin that is busy is given time.
+	// A socket that is not there yet is tried again soon, not only after a second. A
+	// busy plugin is given time.
 	quickly := grpc.ConnectParams{
 		Backoff:           backoff.Config{BaseDelay: 10 * time.Millisecond, Multiplier: 1.5, MaxDelay: time.Second},
 		MinConnectTimeout: 20 * time.Second,
@@ -83,7 +85,7 @@ func (c *Client) Close() error { return c.conn.Close() }
 func SocketPath(endpoint string) (string, error) {
 	path := strings.TrimPrefix(strings.TrimPrefix(endpoint, "unix:"), "//")
 	if !filepath.IsAbs(path) || strings.HasPrefix(endpoint, "//") {
-		return "", fmt.Errorf("endpoint %q: must be unix:// and an absolute path, as unix:///csi/csi.sock", endpoint)
+		return "", fmt.Errorf("endpoint %q: must be unix:// and an absolute path, such as unix:///csi/csi.sock", endpoint)
 	}
 	return path, nil
 }

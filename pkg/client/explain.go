@@ -7,7 +7,7 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// advice says what to do after an answer of each code.
+// advice says what to do after an error of each code.
 var advice = map[codes.Code]string{
 	codes.Canceled:           "the plugin goes on; repeat the command to join",
 	codes.DeadlineExceeded:   "the plugin goes on; repeat the command to join, or give it more time with --timeout",
@@ -16,7 +16,7 @@ var advice = map[codes.Code]string{
 	codes.ResourceExhausted:  "make room, then repeat the command",
 	codes.InvalidArgument:    "ask for something else; `csi-node volume capabilities` shows what the driver offers",
 	codes.NotFound:           "check the volume's id and the path",
-	codes.AlreadyExists:      "it is there and unlike what is asked; ask for the same, or take that down first",
+	codes.AlreadyExists:      "it exists and differs from what is asked for; ask for the same, or remove it first",
 	codes.FailedPrecondition: "put that right, then repeat the command",
 	codes.OutOfRange:         "ask for another size",
 	codes.Unauthenticated:    "the driver wants other secrets; give them with --secret key=@file",
@@ -24,7 +24,7 @@ var advice = map[codes.Code]string{
 	codes.Unimplemented:      "the driver does not offer this; `csi-node volume capabilities` shows what it does",
 }
 
-// rpcError is an error of gRPC in words.
+// rpcError is an error of gRPC with an explanation.
 type rpcError struct {
 	error
 	text string
@@ -33,8 +33,8 @@ type rpcError struct {
 func (e *rpcError) Error() string { return e.text }
 func (e *rpcError) Unwrap() error { return e.error }
 
-// Explain returns an error of gRPC with its code, its message and what to do
-// next; what was being done comes first.
+// Explain returns an error of gRPC with its code, its message and what to do next. The
+// format says what was being done, which comes first.
 func Explain(err error, format string, args ...any) error {
 	if err == nil {
 		return nil
@@ -50,8 +50,8 @@ func Explain(err error, format string, args ...any) error {
 	return &rpcError{err, fmt.Sprintf("%s: %s: %s (%s)", fmt.Sprintf(format, args...), s.Code(), s.Message(), next)}
 }
 
-// underWay reports whether the plugin may still be at what it was asked for: the
-// codes that kubelet takes to mean so.
+// underWay reports whether the plugin may still be working on a request that failed.
+// The codes are those that kubelet treats so.
 func underWay(err error) bool {
 	switch status.Code(err) {
 	case codes.Canceled, codes.DeadlineExceeded, codes.Aborted, codes.Unavailable, codes.ResourceExhausted:

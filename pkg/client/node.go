@@ -12,12 +12,12 @@ import (
 	"google.golang.org/grpc/metadata"
 )
 
-// StatsAge is the response header in which a plugin tells the age of the values
-// of NodeGetVolumeStats, when it has kept them from an earlier look.
+// StatsAge is the response header that holds the age of the values of
+// NodeGetVolumeStats, if the plugin has them from an earlier look.
 const StatsAge = "csi-node-stats-age"
 
-// Stages reports whether the driver stages volumes. One that does not gets
-// them published at once, without a staging path.
+// Stages reports whether the driver stages volumes. With one that does not, volumes
+// are published at once, without a staging path.
 func (c *Client) Stages(ctx context.Context) (bool, error) {
 	return c.nodeOffers(ctx, csi.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME)
 }
@@ -38,8 +38,8 @@ func (c *Client) Publish(ctx context.Context, req *csi.NodePublishVolumeRequest)
 	})
 }
 
-// within makes a directory for a call. When that fails for good, the directories
-// that were made are removed again.
+// within creates a directory for a call. If the call fails for good, the directories
+// that were created are removed again.
 func within(dir string, call func() error) error {
 	made, err := makeDirs(dir)
 	if err == nil {
@@ -51,8 +51,8 @@ func within(dir string, call func() error) error {
 	return err
 }
 
-// Unpublish calls NodeUnpublishVolume and removes what is empty of the volume's
-// own directory, if that is where the default target is.
+// Unpublish calls NodeUnpublishVolume, and removes the empty parents of a default
+// target.
 func (c *Client) Unpublish(ctx context.Context, volume string, paths Paths) error {
 	_, err := c.Node.NodeUnpublishVolume(ctx, &csi.NodeUnpublishVolumeRequest{VolumeId: volume, TargetPath: paths.Target})
 	if err != nil {
@@ -61,8 +61,8 @@ func (c *Client) Unpublish(ctx context.Context, volume string, paths Paths) erro
 	return paths.tidyTarget()
 }
 
-// Unstage calls NodeUnstageVolume and removes a default staging directory and what
-// is empty of the volume's own directory.
+// Unstage calls NodeUnstageVolume, and removes a default staging directory and the
+// volume's own directory if they are empty.
 func (c *Client) Unstage(ctx context.Context, volume string, paths Paths) error {
 	_, err := c.Node.NodeUnstageVolume(ctx, &csi.NodeUnstageVolumeRequest{VolumeId: volume, StagingTargetPath: paths.Staging})
 	if err != nil {
@@ -71,10 +71,9 @@ func (c *Client) Unstage(ctx context.Context, volume string, paths Paths) error 
 	return paths.tidyStaging()
 }
 
-// Expand makes a volume at least so many bytes large: by ControllerExpandVolume
-// if the driver offers that, and by NodeExpandVolume unless the controller says
-// that it is not needed. It returns the capacity in bytes, 0 when the driver
-// does not tell. req names the volume as the node knows it.
+// Expand grows a volume to the required bytes of req: by ControllerExpandVolume if the
+// driver offers that, and by NodeExpandVolume unless the controller says that it is
+// not needed. It returns the capacity in bytes, 0 if the driver does not report it.
 func (c *Client) Expand(ctx context.Context, req *csi.NodeExpandVolumeRequest) (int64, error) {
 	byController, err := c.controllerOffers(ctx, csi.ControllerServiceCapability_RPC_EXPAND_VOLUME)
 	if err != nil {
@@ -85,7 +84,7 @@ func (c *Client) Expand(ctx context.Context, req *csi.NodeExpandVolumeRequest) (
 	case err != nil:
 		return 0, err
 	case !byController && !byNode:
-		return 0, errors.New("the driver grows no volumes: neither its controller nor its node service has the capability EXPAND_VOLUME")
+		return 0, errors.New("the driver cannot grow volumes: neither its controller nor its node service has the capability EXPAND_VOLUME")
 	}
 	bytes := int64(0)
 	if byController {
@@ -110,8 +109,8 @@ func (c *Client) Expand(ctx context.Context, req *csi.NodeExpandVolumeRequest) (
 	return max(bytes, resp.GetCapacityBytes()), nil
 }
 
-// Stats calls NodeGetVolumeStats. age is that of the values, as the plugin
-// writes it; "" when it does not tell.
+// Stats calls NodeGetVolumeStats. age is the age of the values, as the plugin
+// writes it; "" if it does not report one.
 func (c *Client) Stats(ctx context.Context, req *csi.NodeGetVolumeStatsRequest) (resp *csi.NodeGetVolumeStatsResponse, age string, err error) {
 	if err := c.needNode(ctx, csi.NodeServiceCapability_RPC_GET_VOLUME_STATS); err != nil {
 		return nil, "", err

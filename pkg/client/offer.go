@@ -10,8 +10,8 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// Offer is what a driver says of itself. A service that the socket does not
-// have is nil.
+// Offer is what a driver reports about itself. The fields of a service that the socket
+// does not have are nil.
 type Offer struct {
 	Info       *csi.GetPluginInfoResponse
 	NotReady   string // why; "" when it is ready
@@ -21,7 +21,7 @@ type Offer struct {
 	NodeInfo   *csi.NodeGetInfoResponse
 }
 
-// Offer asks for all that a driver says of itself.
+// Offer asks a driver for everything that it reports about itself.
 func (c *Client) Offer(ctx context.Context) (*Offer, error) {
 	o := &Offer{}
 	var err error
@@ -49,7 +49,7 @@ func (c *Client) Offer(ctx context.Context) (*Offer, error) {
 	return o, nil
 }
 
-// optional turns the answer of a service that is not there into nil.
+// optional turns the answer of a missing service into nil.
 func optional[T any](resp *T, err error) (*T, error) {
 	if status.Code(err) == codes.Unimplemented {
 		return nil, nil
@@ -82,7 +82,7 @@ func (c *Client) controllerOffers(ctx context.Context, want csi.ControllerServic
 	return slices.ContainsFunc(resp.GetCapabilities(), func(have *csi.ControllerServiceCapability) bool { return have.GetRpc().GetType() == want }), nil
 }
 
-// needController returns an error that names the capability unless it is offered.
+// needController returns an error, which names the capability, unless it is offered.
 func (c *Client) needController(ctx context.Context, want csi.ControllerServiceCapability_RPC_Type) error {
 	offered, err := c.controllerOffers(ctx, want)
 	if err == nil && !offered {
@@ -91,7 +91,7 @@ func (c *Client) needController(ctx context.Context, want csi.ControllerServiceC
 	return err
 }
 
-// needNode is needController of the node service.
+// needNode is needController for the node service.
 func (c *Client) needNode(ctx context.Context, want csi.NodeServiceCapability_RPC_Type) error {
 	offered, err := c.nodeOffers(ctx, want)
 	if err == nil && !offered {

@@ -19,19 +19,19 @@ type Paths struct {
 }
 
 // DefaultPaths returns kubelet's staging path of a volume (Kubernetes 1.24 and
-// later), and a target path beside it. kubelet's pods directory is left alone:
-// what kubelet finds there of a pod that it does not know it takes down.
+// later), and a target path beside it. Targets are not in kubelet's pods directory:
+// kubelet removes what it finds there of pods that it does not know.
 func DefaultPaths(kubeletDir, driver, volume string) Paths {
 	sum := sha256.Sum256([]byte(volume))
 	own := filepath.Join(kubeletDir, "plugins/kubernetes.io/csi", driver, hex.EncodeToString(sum[:]))
 	return Paths{Staging: filepath.Join(own, "globalmount"), Target: filepath.Join(own, "by-hand", "mount"), own: own}
 }
 
-// tidyTarget removes what the client made of the volume's own directory for a
-// publish at the default path.
+// tidyTarget removes the directories that the client created for a publish at the
+// default path.
 func (p Paths) tidyTarget() error { return p.tidy(filepath.Dir(p.Target)) }
 
-// tidyStaging is tidyTarget of a stage.
+// tidyStaging is tidyTarget for a stage.
 func (p Paths) tidyStaging() error { return p.tidy(p.Staging) }
 
 // tidy removes a directory and the volume's own one, if they are empty.
@@ -42,8 +42,8 @@ func (p Paths) tidy(dir string) error {
 	return removeEmpty([]string{p.own, dir})
 }
 
-// makeDirs makes a directory and its parents, and returns those that were not
-// there before, the highest first.
+// makeDirs creates a directory and its parents, and returns those that did not exist
+// before, the highest first.
 func makeDirs(path string) ([]string, error) {
 	var made []string
 	if parent := filepath.Dir(path); parent != path {
@@ -57,13 +57,13 @@ func makeDirs(path string) ([]string, error) {
 	case errors.Is(err, fs.ErrExist):
 		return made, nil
 	case err != nil:
-		return made, fmt.Errorf("making the directories that the caller of CSI makes: %w", err)
+		return made, fmt.Errorf("creating the directories that a caller of CSI creates: %w", err)
 	}
 	return append(made, path), nil
 }
 
-// removeEmpty removes directories, the last first. Those that are gone or hold
-// something are no error.
+// removeEmpty removes directories, the last first. Those that do not exist or are not
+// empty are no error.
 func removeEmpty(dirs []string) error {
 	for i := len(dirs) - 1; i >= 0; i-- {
 		err := syscall.Rmdir(dirs[i])

@@ -15,15 +15,15 @@ var units = map[string]int64{
 }
 
 // ParseSize reads a size in bytes as Kubernetes writes it: 1073741824, 1Gi,
-// 1.5Gi, 500M, 1e9. A part of a byte counts as a byte.
+// 1.5Gi, 500M, 1e9. It rounds up to whole bytes.
 func ParseSize(text string) (int64, error) {
 	m := quantity.FindStringSubmatch(text)
 	if m == nil || m[2] != "" && m[3] != "" {
-		return 0, fmt.Errorf("size %q: must be bytes, as 1073741824, 500M or 1Gi", text)
+		return 0, fmt.Errorf("size %q: must be bytes, such as 1073741824, 500M or 1Gi", text)
 	}
 	n, ok := new(big.Rat).SetString(m[1] + m[2])
 	if !ok {
-		return 0, fmt.Errorf("size %q: must be bytes, as 1073741824, 500M or 1Gi", text)
+		return 0, fmt.Errorf("size %q: must be bytes, such as 1073741824, 500M or 1Gi", text)
 	}
 	n.Mul(n, new(big.Rat).SetInt64(units[m[3]]))
 	whole, rest := new(big.Int).QuoRem(n.Num(), n.Denom(), new(big.Int))

@@ -61,8 +61,8 @@ same command again finds the same volume.`,
 		},
 		ValidArgsFunction: cobra.NoFileCompletions,
 	}
-	cmd.Flags().StringVar(&bytes, "size", "", "size, as 1Gi, 500M or 1073741824 (default: the driver chooses)")
-	cmd.Flags().StringArrayVar(&parameters, "parameter", nil, "parameter as key=value, as of a StorageClass; may be given several times")
+	cmd.Flags().StringVar(&bytes, "size", "", "size, such as 1Gi, 500M or 1073741824 (default: the driver chooses)")
+	cmd.Flags().StringArrayVar(&parameters, "parameter", nil, "parameter as key=value, like those of a StorageClass; may be given several times")
 	Complete(cmd, "size", "1Gi", "10Gi", "100Gi")
 	access.add(cmd)
 	secrets.add(cmd)

@@ -1,6 +1,9 @@
-// Package command is what command lines of this module have in common: flags,
-// exit codes and output. Volume is the command that plays kubelet and the
-// provisioner by hand, for any CSI plugin.
+// Package command holds what the command lines of this module share: flags, exit
+// codes and output. Volume is the command that calls any CSI plugin by hand, as
+// kubelet and external-provisioner do.
+//
+// Read volume.go first; node.go and controller.go hold its subcommands. The commands
+// that ask csi-node itself are in pkg/driver.
 package command
 
 import (
@@ -17,7 +20,7 @@ import (
 	"github.com/csi-node/csi-node/pkg/client"
 )
 
-// usageError is a wrong use of the command line: exit code 2.
+// usageError is an error in the use of the command line: exit code 2.
 type usageError struct{ error }
 
 func (e usageError) Unwrap() error { return e.error }
@@ -36,7 +39,7 @@ func ExitCode(err error) int {
 	return 1
 }
 
-// Strict makes errors about arguments wrong uses, in all commands.
+// Strict turns errors about the arguments of all commands into usage errors.
 func Strict(cmd *cobra.Command) {
 	if check := cmd.Args; check != nil {
 		cmd.Args = func(cmd *cobra.Command, args []string) error {
@@ -51,7 +54,7 @@ func Strict(cmd *cobra.Command) {
 	}
 }
 
-// One takes exactly one argument.
+// One accepts exactly one argument; what describes it.
 func One(what string) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, args []string) error {
 		if len(args) != 1 || args[0] == "" {
@@ -61,8 +64,8 @@ func One(what string) cobra.PositionalArgs {
 	}
 }
 
-// EndpointDefault is the default of --endpoint. The environment sets such
-// defaults of flags that many commands have, so that they need to be typed once.
+// EndpointDefault is the default of --endpoint. The environment can set the defaults
+// of flags that many commands have, so that they need to be typed only once.
 func EndpointDefault() string { return cmp.Or(os.Getenv("CSI_ENDPOINT"), "unix:///csi/csi.sock") }
 
 // KubeletDirDefault is the default of --kubelet-dir.
@@ -77,7 +80,7 @@ func (o *Output) Add(cmd *cobra.Command) {
 	Complete(cmd, "output", "table", "json")
 }
 
-// Check returns a wrong use.
+// Check returns a usage error for any other value.
 func (o Output) Check() error {
 	if o != "table" && o != "json" {
 		return WrongUse("--output %q: must be table or json", string(o))
@@ -95,15 +98,15 @@ func Complete(cmd *cobra.Command, flag string, values ...string) {
 // Timeout is --timeout.
 type Timeout time.Duration
 
-// Add adds the flag to a command, with its usual value.
-func (t *Timeout) Add(cmd *cobra.Command, usual time.Duration, what string) {
-	cmd.Flags().DurationVar((*time.Duration)(t), "timeout", usual, "how long to wait for "+what)
+// Add adds the flag to a command, with its default; what says what is waited for.
+func (t *Timeout) Add(cmd *cobra.Command, byDefault time.Duration, what string) {
+	cmd.Flags().DurationVar((*time.Duration)(t), "timeout", byDefault, "how long to wait for "+what)
 }
 
-// Check returns a wrong use.
+// Check returns a usage error for a timeout that is not positive.
 func (t Timeout) Check() error {
 	if t <= 0 {
-		return WrongUse("--timeout %s: must be more than nothing", time.Duration(t))
+		return WrongUse("--timeout %s: must be more than 0", time.Duration(t))
 	}
 	return nil
 }
@@ -113,10 +116,10 @@ type accessFlags struct{ client.Access }
 
 func (a *accessFlags) add(cmd *cobra.Command) {
 	f := cmd.Flags()
-	f.StringVar(&a.Mode, "access-mode", "ReadWriteOnce", "ReadWriteOnce, ReadWriteOncePod, ReadOnlyMany, ReadWriteMany, or a name of CSI as SINGLE_NODE_WRITER")
+	f.StringVar(&a.Mode, "access-mode", "ReadWriteOnce", "ReadWriteOnce, ReadWriteOncePod, ReadOnlyMany, ReadWriteMany, or a CSI name such as SINGLE_NODE_WRITER")
 	f.BoolVar(&a.Block, "block", false, "as a raw block device, without a file system")
-	f.StringVar(&a.FSType, "fs-type", "", "file system, as ext4, xfs or btrfs (default: the driver chooses)")
-	f.StringArrayVar(&a.Flags, "mount-flag", nil, "mount flag, as noatime; may be given several times")
+	f.StringVar(&a.FSType, "fs-type", "", "file system, such as ext4, xfs or btrfs (default: the driver chooses)")
+	f.StringArrayVar(&a.Flags, "mount-flag", nil, "mount flag, such as noatime; may be given several times")
 	Complete(cmd, "access-mode", client.AccessModes()...)
 	Complete(cmd, "fs-type", "ext4", "xfs", "btrfs")
 	Complete(cmd, "mount-flag", "noatime", "nodev", "noexec", "nosuid", "ro")
@@ -129,7 +132,7 @@ func (a *accessFlags) check() error {
 	return nil
 }
 
-// pairs reads a flag that holds key=value several times.
+// pairs parses the values of a flag that holds key=value and may be repeated.
 func pairs(flag string, values []string) (map[string]string, error) {
 	var all map[string]string
 	for _, pair := range values {
@@ -148,8 +151,8 @@ func pairs(flag string, values []string) (map[string]string, error) {
 	return all, nil
 }
 
-// secretFlag is --secret: its values come from files, because what stands on a
-// command line can be read by every user of the machine.
+// secretFlag is --secret. Its values come from files, because every user of the
+// machine can read command lines.
 type secretFlag []string
 
 func (s *secretFlag) add(cmd *cobra.Command) {
@@ -160,7 +163,7 @@ func (s secretFlag) read() (map[string]string, error) {
 	for _, pair := range s {
 		key, file, ok := strings.Cut(pair, "=@")
 		if !ok || key == "" || file == "" || strings.Contains(key, "=") {
-			return nil, WrongUse("--secret: must be key=@file, so that no secret stands on a command line") // does not repeat it
+			return nil, WrongUse("--secret: must be key=@file, so that no secret is on a command line") // the error does not quote it
 		}
 	}
 	files, err := pairs("secret", s)

@@ -75,7 +75,7 @@ func (o Output) doesNotStage(cmd *cobra.Command, volume string) error {
 	})
 }
 
-// contextFlags are what other calls have answered that a node needs.
+// contextFlags are the contexts that a node needs and that other calls returned.
 type contextFlags struct{ volume, publish []string }
 
 func (c *contextFlags) add(cmd *cobra.Command) {
@@ -272,7 +272,7 @@ is left as it is.`,
 		},
 		ValidArgsFunction: CompleteVolume,
 	}
-	cmd.Flags().StringVar(&bytes, "size", "", "size that the volume must at least have, as 2Gi")
+	cmd.Flags().StringVar(&bytes, "size", "", "size that the volume must at least have, such as 2Gi")
 	cmd.Flags().StringVar(&path, "path", "", "a path where the volume is staged or published (default: the target if there is one, else the staging path)")
 	Complete(cmd, "size", "1Gi", "10Gi", "100Gi")
 	access.add(cmd)
@@ -323,8 +323,8 @@ func newStatsCommand() *cobra.Command {
 	return cmd
 }
 
-// stats is an answer of NodeGetVolumeStats, the path that was asked about, and
-// the age of the values, if the plugin tells.
+// stats is an answer of NodeGetVolumeStats, the path that was asked about, and the age
+// of the values, if the plugin reports it.
 type stats struct {
 	resp      *csi.NodeGetVolumeStatsResponse
 	path, age string
@@ -355,7 +355,7 @@ func printStats(out io.Writer, s stats) {
 	fmt.Fprintf(out, "At %s:\n", s.path)
 	fmt.Fprintln(out, "UNIT\tTOTAL\tUSED\tAVAILABLE")
 	for _, u := range s.resp.GetUsage() {
-		total := u.GetUsed() == 0 && u.GetAvailable() == 0 // of a raw block device nothing else is known
+		total := u.GetUsed() == 0 && u.GetAvailable() == 0 // of a raw block device only the total is known
 		amount := func(n int64) string {
 			switch {
 			case n == 0 && total:

@@ -29,8 +29,7 @@ func (o Output) Print(out io.Writer, value any, table func(io.Writer)) error {
 	return t.Flush()
 }
 
-// Message is a message of CSI that prints as the JSON of protobuf, byte for byte
-// the same each time.
+// Message is a CSI message that is printed as protobuf JSON, the same bytes each time.
 type Message struct{ proto.Message }
 
 // MarshalJSON implements json.Marshaler.
@@ -38,7 +37,7 @@ func (m Message) MarshalJSON() ([]byte, error) {
 	if !m.ProtoReflect().IsValid() {
 		return []byte("null"), nil
 	}
-	raw, err := protojson.Marshal(m.Message) // with spaces at random
+	raw, err := protojson.Marshal(m.Message) // inserts spaces at random
 	if err != nil {
 		return nil, err
 	}
@@ -47,10 +46,10 @@ func (m Message) MarshalJSON() ([]byte, error) {
 	return out.Bytes(), err
 }
 
-// Size writes a size in bytes for people, and exactly.
+// Size formats a size in bytes, both rounded for people and exact.
 func Size(bytes int64) string { return fmt.Sprintf("%s (%d)", client.FormatSize(bytes), bytes) }
 
-// joined writes a map in the order of its keys.
+// joined formats a map, sorted by its keys.
 func joined(all map[string]string) string {
 	var words []string
 	for _, key := range slices.Sorted(maps.Keys(all)) {

@@ -11,8 +11,8 @@ import (
 	"github.com/csi-node/csi-node/pkg/client"
 )
 
-// Volume returns the command that calls a plugin by hand. retry and clear are
-// those of its commands that ask the program's own plugin.
+// Volume returns the command that calls a plugin by hand. retry and clear are the
+// subcommands that work only with the program's own plugin.
 func Volume(retry, clear *cobra.Command) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "volume",
@@ -93,8 +93,8 @@ func (p *pathFlags) check() error {
 	return cmp.Or(absolute("kubelet-dir", p.kubeletDir), absolute("staging-path", p.staging), absolute("target", p.target))
 }
 
-// paths returns the paths that are given or the default ones; no staging path
-// when the driver does not stage.
+// paths returns the given paths, or the default ones. There is no staging path if the
+// driver does not stage.
 func (p *pathFlags) paths(ctx context.Context, c *client.Client, volume string) (client.Paths, error) {
 	driver, err := c.DriverName(ctx)
 	if err != nil {
@@ -117,7 +117,7 @@ func (p *pathFlags) paths(ctx context.Context, c *client.Client, volume string) 
 	return paths, nil
 }
 
-// outcome is what the commands print that are answered with nothing but OK.
+// outcome is what commands print if the answer to their call is empty.
 type outcome struct {
 	Volume  string `json:"volumeId"`
 	Staging string `json:"stagingTargetPath,omitempty"`
@@ -125,11 +125,11 @@ type outcome struct {
 	Result  string `json:"result"`
 }
 
-// CompletionTime bounds what completion asks of a plugin.
+// CompletionTime bounds the calls that shell completion makes.
 const CompletionTime = time.Second
 
-// CompleteVolume offers the ids of the driver's volumes. When they cannot be had
-// it offers nothing: there is nobody to tell.
+// CompleteVolume completes the ids of the driver's volumes. If they cannot be listed it
+// offers none: completion cannot report an error.
 func CompleteVolume(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
 	if len(args) > 0 {
 		return nil, cobra.ShellCompDirectiveNoFileComp

@@ -14,8 +14,8 @@ import (
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
-// array is a made-up backend as unlike the pool as can be: it chooses its own ids,
-// its volumes have a context, and it does not keep what they are for.
+// array is an invented backend that differs from the pool: it chooses its own ids, its
+// volumes have a context, and it does not keep their use.
 type array struct {
 	devices.Backend
 	mu      sync.Mutex
@@ -93,10 +93,10 @@ func (a *array) GetCapacity(_ context.Context, parameters map[string]string) (de
 	return devices.Capacity{Available: 1000 * gib, Largest: 10 * gib, Smallest: extent}, nil
 }
 
-// disk is a backend that makes no volumes.
+// disk is a backend that does not create volumes.
 type disk struct{ devices.Backend }
 
-// withArray is a server of the pool, which is the usual one, of an array and of disks.
+// withArray is a server of the pool, which is the default, of an array and of disks.
 func withArray() (*Server, *array) {
 	s, _ := newServer()
 	a := &array{volumes: map[string]devices.Provisioned{}}
@@ -215,7 +215,7 @@ func TestCapacityOfABackend(t *testing.T) {
 			t.Errorf("%s: %v (%v)", title, resp, err)
 		}
 	}
-	// The usual backend makes none: a class without the parameter is refused, and its node is not called full.
+	// The default backend creates none: a class without the parameter is refused, and its node is not called full.
 	s.Backends = devices.NewSet("disk", map[string]devices.Backend{"array": s.Backends.Get("array"), "disk": disk{}})
 	if resp, err := s.GetCapacity(t.Context(), &csi.GetCapacityRequest{}); err != nil || resp.GetAvailableCapacity() != 1000*gib {
 		t.Errorf("answers %v (%v)", resp, err)

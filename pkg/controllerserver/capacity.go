@@ -15,13 +15,14 @@ import (
 // device is smaller.
 const smallestSize = 4096
 
-// GetCapacity returns the bytes that new volumes with these parameters can
-// have. It is none for other nodes, for capabilities that no volume here has, and
-// when the smallest volume has no room.
+// GetCapacity returns the bytes that new volumes with these parameters can have. That
+// is 0 for other nodes, for capabilities that no volume here can have, and when there
+// is no room for the smallest volume.
 //
-// Parameters that are no good count as none. Where GetCapacity refused them, the
-// Kubernetes scheduler would call the node full, for ever, and nobody would come to
-// CreateVolume, whose refusal says in the claim's events what is wrong with its class.
+// Invalid parameters are treated as if there were none. If GetCapacity refused them,
+// the Kubernetes scheduler would consider the node full for ever. CreateVolume would
+// never be called, and its error, which shows in the claim's events what is wrong with
+// the StorageClass, would never be seen.
 func (s *Server) GetCapacity(ctx context.Context, req *csi.GetCapacityRequest) (*csi.GetCapacityResponse, error) {
 	if err := s.provisions("GetCapacity"); err != nil {
 		return nil, err
@@ -41,7 +42,7 @@ func (s *Server) GetCapacity(ctx context.Context, req *csi.GetCapacityRequest) (
 			return nil, err
 		}
 		if fsType, err = s.fsTypeOf(req.GetVolumeCapabilities(), s.Filesystems.Default(devices.LargestBytes)); err != nil {
-			return &csi.GetCapacityResponse{}, nil // the caller asks how much there is: none
+			return &csi.GetCapacityResponse{}, nil // there is no capacity for such volumes
 		}
 	}
 	capacity, err := c.GetCapacity(ctx, c.parameters)
@@ -59,7 +60,7 @@ func (s *Server) GetCapacity(ctx context.Context, req *csi.GetCapacityRequest) (
 	}, nil
 }
 
-// smallest returns the bytes that a volume for the fs type has at least.
+// smallest returns the least bytes that a volume for the fs type can have.
 func (s *Server) smallest(fsType string) int64 {
 	return max(s.Filesystems.Smallest(fsType), smallestSize)
 }

@@ -9,16 +9,16 @@ import (
 	"github.com/csi-node/csi-node/pkg/devices"
 )
 
-// class is the parameters of a StorageClass, understood.
+// class is the parsed parameters of a StorageClass.
 type class struct {
-	devices.Provisioner                   // of which the volumes are
-	backend             string            // its name
-	parameters          map[string]string // completed
+	devices.Provisioner                   // that creates its volumes
+	backend             string            // the name of the Provisioner
+	parameters          map[string]string // with the defaults of the Provisioner
 }
 
-// class chooses the backend that the parameters name, else the usual one, which
-// completes the others. InvalidArgument: there is no such backend, it makes no
-// volumes, or it does not know the parameters.
+// class chooses the backend that the parameters name, else the default one. The
+// backend completes the other parameters. InvalidArgument: there is no such backend,
+// it does not create volumes, or it does not know the parameters.
 func (s *Server) class(parameters map[string]string) (class, error) {
 	name, named := parameters[devices.BackendKey]
 	if !named {
@@ -32,7 +32,7 @@ func (s *Server) class(parameters map[string]string) (class, error) {
 	return class{p, name, completed}, err
 }
 
-// ownParameters returns those that are the backend's to know.
+// ownParameters returns the parameters that are meant for the backend.
 func ownParameters(parameters map[string]string) map[string]string {
 	own := maps.Clone(parameters)
 	maps.DeleteFunc(own, func(key, _ string) bool {
@@ -41,7 +41,8 @@ func ownParameters(parameters map[string]string) map[string]string {
 	return own
 }
 
-// anyClass returns the class of no parameters, of the usual backend if that has one.
+// anyClass returns a class without parameters: of the default backend if that creates
+// volumes, else of another.
 func (s *Server) anyClass() (c class, err error) {
 	for _, name := range append([]string{s.Backends.Usual()}, s.Backends.Provisioners()...) {
 		if c, err = s.class(map[string]string{devices.BackendKey: name}); err == nil {
@@ -51,8 +52,8 @@ func (s *Server) anyClass() (c class, err error) {
 	return c, err
 }
 
-// differs says which parameter that counts a volume has otherwise; empty: none, as
-// far as its backend keeps them.
+// differs describes the first parameter that counts and that a volume has with another
+// value. It is empty if there is none, or if the backend does not keep parameters.
 func differs(have, want map[string]string, counts func(key string) bool) string {
 	if have == nil {
 		return ""

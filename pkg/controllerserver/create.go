@@ -16,11 +16,11 @@ import (
 // CSI spec v1.13: "Size Limits", and the characters banned from a volume's name.
 const maxNameBytes = 128
 
-// CreateVolume makes a volume of the backend that the parameters name, or answers
-// with the one of that name if it is as asked.
+// CreateVolume creates a volume with the backend that the parameters name, or answers
+// with the existing one of that name if it meets the request.
 //
-// AlreadyExists: it is not as asked. OutOfRange: no size in the range can be
-// had. ResourceExhausted: there is no room, or the volume must be on other
+// AlreadyExists: the existing one does not. OutOfRange: no size in the range is
+// possible. ResourceExhausted: there is no room, or the volume must be on other
 // nodes; nothing is left behind.
 func (s *Server) CreateVolume(ctx context.Context, req *csi.CreateVolumeRequest) (*csi.CreateVolumeResponse, error) {
 	if err := s.provisions("CreateVolume"); err != nil {
@@ -45,9 +45,9 @@ func (s *Server) CreateVolume(ctx context.Context, req *csi.CreateVolumeRequest)
 	return &csi.CreateVolumeResponse{Volume: s.describe(c.backend, have)}, nil
 }
 
-// elsewhere answers for a volume that must be accessible from other nodes: it is
-// not made here, but may be here already. Nobody who asks each node for its own
-// volumes comes here, so that all of them are looked at is no matter.
+// elsewhere answers for a volume that must be accessible from other nodes. It is not
+// created here, but may exist here already. This looks at all volumes, which does not
+// matter: external-provisioner with --node-deployment never asks for that.
 func (s *Server) elsewhere(ctx context.Context, c class, name string) (devices.Provisioned, error) {
 	ids, err := c.ListVolumes(ctx)
 	if err != nil {
@@ -72,12 +72,12 @@ func (s *Server) wanted(req *csi.CreateVolumeRequest) (c class, want devices.Cre
 	case len(req.GetVolumeCapabilities()) == 0:
 		return c, want, state.Errorf(state.InvalidArgument, "volume %s: volume_capabilities is missing", name)
 	case req.GetVolumeContentSource() != nil:
-		return c, want, state.Errorf(state.InvalidArgument, "volume %s: volume_content_source: this driver makes empty volumes only, neither from snapshots nor from volumes", name)
+		return c, want, state.Errorf(state.InvalidArgument, "volume %s: volume_content_source: this driver creates only empty volumes, not copies of snapshots or volumes", name)
 	case len(req.GetMutableParameters()) > 0:
 		return c, want, state.Errorf(state.InvalidArgument, "volume %s: mutable_parameters: this driver has none", name)
 	}
-	// Growing while mounted is worth more than being as small as was asked: a type
-	// that can is the default if the limit lets it fit.
+	// The default is a type that can grow while mounted, if the limit leaves room for
+	// it, even if the volume must then be larger than required.
 	room := cmp.Or(req.GetCapacityRange().GetLimitBytes(), devices.LargestBytes)
 	fsType, err := s.fsTypeOf(req.GetVolumeCapabilities(), s.Filesystems.Default(room)) // the node service chooses likewise
 	if err != nil {
@@ -99,8 +99,8 @@ func banned(r rune) bool {
 	return r < 0x20 && r != '\t' && r != '\n' && r != '\r' || r >= 0x7f && r <= 0x9f
 }
 
-// compatible returns AlreadyExists unless the volume that is there will do for
-// the request. It may have grown since it was created.
+// compatible returns AlreadyExists unless the existing volume meets the request. It
+// may have grown since it was created.
 func (s *Server) compatible(have devices.Provisioned, want devices.CreateRequest, req *csi.CreateVolumeRequest) error {
 	fsType, err := s.fsTypeOf(req.GetVolumeCapabilities(), cmp.Or(have.Use.FSType, want.Use.FSType))
 	other := differs(have.Parameters, want.Parameters, func(string) bool { return true })
@@ -121,7 +121,7 @@ func (s *Server) compatible(have devices.Provisioned, want devices.CreateRequest
 	return nil
 }
 
-// useOf returns the use of a volume with the fs type; empty: as a block device.
+// useOf returns the use of a volume with the fs type; an empty one is a block device.
 func useOf(fsType string) devices.Use {
 	return devices.Use{Block: fsType == "", FSType: fsType}
 }

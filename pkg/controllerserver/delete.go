@@ -11,8 +11,8 @@ import (
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
-// DeleteVolume deletes a volume and its data. One that does not exist, or
-// cannot, is deleted already, and so is one of a backend that makes none.
+// DeleteVolume deletes a volume and its data. One that does not, or cannot, exist is
+// deleted already, and so is one of a backend that does not create volumes.
 //
 // FailedPrecondition: the volume is still in use, at the paths named.
 func (s *Server) DeleteVolume(ctx context.Context, req *csi.DeleteVolumeRequest) (*csi.DeleteVolumeResponse, error) {
@@ -33,8 +33,8 @@ func (s *Server) DeleteVolume(ctx context.Context, req *csi.DeleteVolumeRequest)
 	if p == nil {
 		return &csi.DeleteVolumeResponse{}, nil
 	}
-	// What is staged from here on finds the volume attached or gone: the
-	// backend takes attach and delete one after the other.
+	// A stage from here on finds the volume attached or gone, because the backend
+	// runs attach and delete one after the other.
 	err = p.DeleteVolume(ctx, devices.Volume{ID: id, Backend: name, Secrets: req.GetSecrets()})
 	if class := state.ClassOf(err); err != nil && class != state.NotFound && class != state.InvalidArgument {
 		return nil, err

@@ -17,18 +17,18 @@ import (
 )
 
 // mostEntries is how many volumes a page holds at most, so that it stays below
-// the 4 MiB of gRPC's messages.
+// gRPC's limit of 4 MiB for a message.
 const mostEntries = 5000
 
-// ListVolumes returns a page of the volumes of all backends that make volumes.
+// ListVolumes returns a page of the volumes of all backends that create volumes.
 //
-// They come in the order of a hash of their ids, and a token is the hash of the
-// last id seen: it needs no memory, has a fixed length, stays good when that
-// volume is deleted, and a volume that is there all the while is seen once. A
-// volume whose facts cannot be read is listed without a capacity, which means
-// that it is not known.
+// They are sorted by a hash of their ids, and a token is the hash of the last id on
+// the page: it needs no memory, has a fixed length, stays valid when that volume is
+// deleted, and a volume that exists all the time is listed exactly once. A volume
+// whose facts cannot be read is listed without a capacity, which means that the
+// capacity is not known.
 //
-// Aborted: the token is none of ListVolumes.
+// Aborted: the token is not one of ListVolumes.
 func (s *Server) ListVolumes(ctx context.Context, req *csi.ListVolumesRequest) (*csi.ListVolumesResponse, error) {
 	if err := s.provisions("ListVolumes"); err != nil {
 		return nil, err
@@ -38,7 +38,7 @@ func (s *Server) ListVolumes(ctx context.Context, req *csi.ListVolumesRequest) (
 	case most < 0:
 		return nil, state.Errorf(state.InvalidArgument, "max_entries is %d: it must not be negative", most)
 	case token != "" && !validToken.MatchString(token):
-		return nil, state.Errorf(state.Aborted, "starting_token %.200q is not one that ListVolumes gave: begin again without", token)
+		return nil, state.Errorf(state.Aborted, "starting_token %.200q is not one that ListVolumes gave: begin again without a token", token)
 	case most == 0 || most > mostEntries:
 		most = mostEntries
 	}
@@ -72,7 +72,7 @@ func (s *Server) ListVolumes(ctx context.Context, req *csi.ListVolumesRequest) (
 	return resp, nil
 }
 
-// ControllerGetVolume returns a volume as it is now.
+// ControllerGetVolume returns the current state of a volume.
 //
 // NotFound: there is no such volume.
 func (s *Server) ControllerGetVolume(ctx context.Context, req *csi.ControllerGetVolumeRequest) (*csi.ControllerGetVolumeResponse, error) {
@@ -90,8 +90,8 @@ func (s *Server) ControllerGetVolume(ctx context.Context, req *csi.ControllerGet
 	return &csi.ControllerGetVolumeResponse{Volume: s.describe(name, v), Status: &csi.ControllerGetVolumeResponse_VolumeStatus{}}, nil
 }
 
-// get returns the volume of an id, be it fit for one or not, and its backend.
-// NotFound: no backend that makes volumes has it.
+// get returns the volume of an id, which may be an invalid one, and its backend.
+// NotFound: no backend that creates volumes has it.
 func (s *Server) get(ctx context.Context, v devices.Volume) (name string, p devices.Provisioner, have devices.Provisioned, err error) {
 	if name, p, err = s.provisionerOf(ctx, v); err != nil {
 		return name, p, have, err
@@ -106,8 +106,9 @@ func (s *Server) get(ctx context.Context, v devices.Volume) (name string, p devi
 	return name, p, have, err
 }
 
-// provisionerOf returns the backend of a volume as one that makes volumes; nil: it
-// makes none, or this plugin lacks it. The error is that of an Owner.
+// provisionerOf returns the backend of a volume as a Provisioner. It is nil if the
+// backend does not create volumes, or if this plugin lacks it. The error is that of a
+// devices.Owner.
 func (s *Server) provisionerOf(ctx context.Context, v devices.Volume) (string, devices.Provisioner, error) {
 	name, err := s.Backends.Resolve(ctx, v)
 	if err != nil {
@@ -117,8 +118,8 @@ func (s *Server) provisionerOf(ctx context.Context, v devices.Volume) (string, d
 	return name, p, nil
 }
 
-// describe tells the CO of a volume. Those of the usual backend do not name it:
-// they are its anyway.
+// describe returns a volume in the terms of CSI. A volume of the default backend does
+// not name it.
 func (s *Server) describe(backend string, v devices.Provisioned) *csi.Volume {
 	volume := &csi.Volume{VolumeId: v.ID, CapacityBytes: v.Bytes, VolumeContext: maps.Clone(v.Context)}
 	if backend != s.Backends.Usual() {
@@ -133,12 +134,12 @@ func (s *Server) describe(backend string, v devices.Provisioned) *csi.Volume {
 	return volume
 }
 
-// place is where a volume stands in the list.
+// place is the position of a volume in the list.
 type place struct{ hash, backend, id string }
 
 var validToken = regexp.MustCompile(`^[0-9a-f]{64}$`)
 
-// placesAfter returns the places behind a hash, or all.
+// placesAfter returns the places behind a hash, or all if it is empty.
 func placesAfter(hash, backend string, ids []string) []place {
 	var places []place
 	for _, id := range ids {

@@ -102,8 +102,7 @@ func TestListVolumesRefuses(t *testing.T) {
 	}
 }
 
-// TestListVolumesWhileTheyComeAndGo: what is there all the while is listed
-// once, and nothing twice.
+// A volume that exists all the time is listed once, and no volume twice.
 func TestListVolumesWhileTheyComeAndGo(t *testing.T) {
 	for seed := range uint64(20) {
 		r := rand.New(rand.NewPCG(seed, 0))
@@ -134,7 +133,7 @@ func TestListVolumesWhileTheyComeAndGo(t *testing.T) {
 	}
 }
 
-// TestListVolumesOfADamagedOne: it is listed, of a capacity that is not known.
+// A damaged volume is listed without a capacity.
 func TestListVolumesOfADamagedOne(t *testing.T) {
 	s, p, dir := realServer(t)
 	for _, id := range []string{"a", "b", "c"} {
@@ -182,7 +181,7 @@ func TestListVolumesThatVanish(t *testing.T) {
 	}
 }
 
-// TestListVolumesInMessages: no page is larger than gRPC's clients take.
+// No page is larger than the messages that clients of gRPC accept.
 func TestListVolumesInMessages(t *testing.T) {
 	s, p := newServer()
 	s.Topology = map[string]string{"topology." + strings.Repeat("k", 63) + "/node": strings.Repeat("n", 256)}

@@ -10,7 +10,7 @@ import (
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
-// modes are the access modes of a volume that is reached from one node.
+// modes are the access modes of a volume that only one node can reach.
 var modes = []csi.VolumeCapability_AccessMode_Mode{
 	csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER,
 	csi.VolumeCapability_AccessMode_SINGLE_NODE_READER_ONLY,
@@ -34,8 +34,8 @@ func complete(capabilities []*csi.VolumeCapability) error {
 	return nil
 }
 
-// fsTypeOf returns the file system type of a volume that has all the
-// capabilities, where an empty fs_type means unnamed; it is empty for a block
+// fsTypeOf returns the file system type of a volume that has all the capabilities. An
+// empty fs_type in one means the type unnamed. It returns an empty type for a block
 // device. InvalidArgument says why there can be no such volume.
 func (s *Server) fsTypeOf(capabilities []*csi.VolumeCapability, unnamed string) (string, error) {
 	if err := complete(capabilities); err != nil {
@@ -65,7 +65,7 @@ func (s *Server) fsTypeOf(capabilities []*csi.VolumeCapability, unnamed string) 
 func (s *Server) mountType(m *csi.VolumeCapability_MountVolume, unnamed string) (string, error) {
 	t, types := cmp.Or(m.GetFsType(), unnamed), s.Filesystems.Types()
 	if !slices.Contains(types, t) {
-		return "", state.Errorf(state.InvalidArgument, "fs_type %q is not one that this node makes (%s)", t, strings.Join(types, ", "))
+		return "", state.Errorf(state.InvalidArgument, "fs_type %q is not one that this node can make (%s)", t, strings.Join(types, ", "))
 	}
 	if m.GetVolumeMountGroup() != "" {
 		return "", state.Errorf(state.InvalidArgument, "volume_mount_group: %s takes no group at mount; leave it to fsGroupPolicy File", t)
@@ -74,7 +74,7 @@ func (s *Server) mountType(m *csi.VolumeCapability_MountVolume, unnamed string) 
 	return t, err
 }
 
-// here reports whether the volumes made here are accessible from the topology.
+// here reports whether volumes that are created here are accessible from the topology.
 // CSI spec v1.13: the keys of segments are case-insensitive.
 func (s *Server) here(t *csi.Topology) bool {
 	if len(s.Topology) == 0 {
@@ -97,7 +97,7 @@ func (s *Server) segment(key, value string) bool {
 	return false
 }
 
-// reaches reports whether a volume here meets the requirement: it names no
+// reaches reports whether a volume here meets the requirement: that names no
 // requisite topology, or one that this node is in.
 func (s *Server) reaches(r *csi.TopologyRequirement) bool {
 	return len(r.GetRequisite()) == 0 || slices.ContainsFunc(r.GetRequisite(), s.here)

@@ -1,13 +1,16 @@
 // Package controllerserver serves the CSI Controller RPCs over the backends that
-// make volumes (devices.Provisioner): create, delete, list, validate, capacity. It
-// never touches a mount. What makes a request good, and an existing volume as it was
-// asked for, is decided here; a backend makes what it is told to.
+// create volumes (devices.Provisioner): create, delete, list, validate, capacity. It
+// never touches a mount. Whether a request is valid, and whether an existing volume
+// meets it, is decided here; a backend creates what it is told to.
 //
 // It runs beside the node service on every node (external-provisioner with
 // --node-deployment), and each pod of it answers for its own volumes. Errors are
 // classified by package state; the rules are those of the CSI specification
 // v1.13, section "Controller Service RPC". EXPAND_VOLUME is not among the
 // capabilities: NodeExpandVolume grows the backend's volume as well.
+//
+// Read create.go first: it shows how a request is checked, given to a backend, and
+// how the result is compared with what was asked for.
 package controllerserver
 
 import (
@@ -20,12 +23,13 @@ import (
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
-// Intents tells what is asked of a volume on this node; *store.Store does.
+// Intents holds what is asked of a volume on this node; *store.Store is one.
 type Intents interface {
 	Get(id string) *state.Volume
 }
 
-// Filesystems knows what this node can make; *filesystem.Host is one.
+// Filesystems describes the file systems that this node can make; *filesystem.Host is
+// one.
 type Filesystems interface {
 	Types() []string
 	Default(bytes int64) string
@@ -35,8 +39,8 @@ type Filesystems interface {
 // Config is what a Server is made of.
 type Config struct {
 	NodeID string // as errors call the node
-	// Topology is the segments that a volume made here is accessible from; empty:
-	// from everywhere.
+	// Topology holds the segments from which a volume that is created here is
+	// accessible; empty: from everywhere.
 	Topology map[string]string
 
 	Filesystems Filesystems
@@ -61,15 +65,15 @@ var capabilities = []csi.ControllerServiceCapability_RPC_Type{
 	csi.ControllerServiceCapability_RPC_SINGLE_NODE_MULTI_WRITER,
 }
 
-// Provisions reports whether a backend makes volumes; else every other RPC is
-// Unimplemented.
+// Provisions reports whether any backend creates volumes. If none does, every RPC but
+// ControllerGetCapabilities is Unimplemented.
 func (s *Server) Provisions() bool { return len(s.Backends.Provisioners()) > 0 }
 
 func (s *Server) provisions(rpc string) error {
 	if s.Provisions() {
 		return nil
 	}
-	return state.Errorf(state.Unimplemented, "%s: no backend of this plugin makes volumes; it has %s", rpc, strings.Join(s.Backends.Names(), ", "))
+	return state.Errorf(state.Unimplemented, "%s: no backend of this plugin creates volumes; it has %s", rpc, strings.Join(s.Backends.Names(), ", "))
 }
 
 // ControllerGetCapabilities lists the optional RPCs that work.

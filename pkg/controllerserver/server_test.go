@@ -123,7 +123,7 @@ func topology(pairs ...string) *csi.Topology {
 	return t
 }
 
-// request returns a good request with changes.
+// request returns a valid request with changes.
 func request(changes ...func(*csi.CreateVolumeRequest)) *csi.CreateVolumeRequest {
 	r := &csi.CreateVolumeRequest{
 		Name:               "pvc-1",
@@ -324,7 +324,7 @@ func TestCreateVolumeThatExists(t *testing.T) {
 	}
 }
 
-// TestCreateVolumeAtOnce: calls of one name share one volume.
+// Concurrent calls with one name share one volume.
 func TestCreateVolumeAtOnce(t *testing.T) {
 	s, p, _ := realServer(t)
 	var group sync.WaitGroup
@@ -527,7 +527,7 @@ func TestControllerGetCapabilities(t *testing.T) {
 	}
 }
 
-// The real pool is what the fake stands for.
+// The real pool behaves as the fake does.
 func TestCreateVolumeInARealPool(t *testing.T) {
 	p, err := pool.Open(t.Context(), t.TempDir()+"/pool")
 	if err != nil {

@@ -12,8 +12,8 @@ import (
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
-// ValidateVolumeCapabilities confirms the capabilities and parameters if the
-// volume has them all; else its message says which it has not.
+// ValidateVolumeCapabilities confirms the capabilities and parameters if the volume
+// has all of them. If not, the message names the first that it lacks.
 //
 // NotFound: there is no such volume.
 func (s *Server) ValidateVolumeCapabilities(ctx context.Context, req *csi.ValidateVolumeCapabilitiesRequest) (*csi.ValidateVolumeCapabilitiesResponse, error) {
@@ -41,7 +41,8 @@ func (s *Server) ValidateVolumeCapabilities(ctx context.Context, req *csi.Valida
 	}}, nil
 }
 
-// lacks says what of the request the volume has not; empty if it has all.
+// lacks names the first thing in the request that the volume does not have. It is
+// empty if the volume has everything.
 func (s *Server) lacks(backend string, p devices.Provisioner, v devices.Provisioned, req *csi.ValidateVolumeCapabilitiesRequest) string {
 	fsType, err := s.fsTypeOf(req.GetVolumeCapabilities(), cmp.Or(v.Use.FSType, s.Filesystems.Default(v.Bytes)))
 	if err != nil {
@@ -51,7 +52,7 @@ func (s *Server) lacks(backend string, p devices.Provisioner, v devices.Provisio
 		return fmt.Sprintf("it was created as %s, not as %s", v.Use, useOf(fsType))
 	}
 	for key, value := range req.GetVolumeContext() {
-		// These are external-provisioner's and kubelet's; the backend chose the others.
+		// external-provisioner and kubelet add these; the backend chose the others.
 		if strings.HasPrefix(key, devices.KubernetesPrefix) || strings.HasPrefix(key, "storage.kubernetes.io/") || key == devices.BackendKey && value == backend {
 			continue
 		}

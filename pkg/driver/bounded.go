@@ -10,17 +10,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// limits are how many connections each listener keeps, so that whoever can reach
-// one takes neither memory nor files that calls of the others need.
+// limits are how many connections each listener keeps, so that a client of one
+// cannot use up the memory or the files that calls of the others need.
 type limits struct {
 	csi    int // the CSI socket; root only
 	status int // the status socket; root only
-	http   int // the HTTP endpoint; whoever can reach it
+	http   int // the HTTP endpoint; any process that can reach it
 }
 
-// connectionLimits shares out the files that the process may open, of which the
-// larger part is for its work. The Go runtime has raised the soft limit to the
-// hard one.
+// connectionLimits divides the files that the process may open among the listeners.
+// The larger part is left for its work. The Go runtime has raised the soft limit to
+// the hard one.
 func connectionLimits() (limits, error) {
 	var files unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &files); err != nil {
@@ -32,12 +32,12 @@ func connectionLimits() (limits, error) {
 	return limits{csi: share(4, 16, 1024), status: share(16, 4, 64), http: share(16, 4, 64)}, nil
 }
 
-// boundedListener keeps at most max connections. A new one takes the place of
-// the oldest that has not asked anything yet, so that who connects and is silent
-// keeps nobody out; while all are being answered, which takes them a bounded
-// time, it is refused.
+// boundedListener keeps at most max connections. A new one takes the place of the
+// oldest that has not sent a request yet, so that clients which connect and stay
+// silent keep nobody out. While all are being answered, which takes a bounded time,
+// a new one is refused.
 type boundedListener struct {
-	net.Listener // nil as long as its address is awaited, see web
+	net.Listener // nil while web waits for its address
 	max          int
 
 	mu    sync.Mutex
@@ -79,8 +79,8 @@ func (l *boundedListener) Close() error {
 	return l.Listener.Close()
 }
 
-// admit takes a connection in, and returns the one that goes for it: another,
-// or the same, which is not taken in then.
+// admit accepts a connection, and returns the one to be closed for it. That is the
+// new one itself if there is no room for it; then in is nil.
 func (l *boundedListener) admit(conn net.Conn) (in *boundedConn, out net.Conn) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -97,7 +97,7 @@ func (l *boundedListener) admit(conn net.Conn) (in *boundedConn, out net.Conn) {
 	return in, out
 }
 
-// reset closes a connection at once: the kernel keeps nothing of it.
+// reset closes a connection at once, so that the kernel keeps no data of it.
 func reset(conn net.Conn) {
 	if tcp, ok := conn.(*net.TCPConn); ok {
 		_ = tcp.SetLinger(0) // else it is closed as usual
@@ -113,7 +113,7 @@ func (c *boundedConn) Close() error {
 	if err := c.Conn.Close(); !errors.Is(err, net.ErrClosed) {
 		return err
 	}
-	return nil // it had to go before
+	return nil // admit closed it before
 }
 
 // note is an http.Server's ConnState: a connection is active from the last byte

@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// A listener that is full closes the oldest connection that is silent; one that
-// is being answered stays, and while all are, the newest has to go.
+// A full listener closes the oldest connection without a request. One that is being
+// answered stays; while all are being answered, the newest is refused.
 func TestBoundedListener(t *testing.T) {
 	plain, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

@@ -4,18 +4,12 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"net"
-	"net/http"
-	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
-
-	"github.com/csi-node/csi-node/pkg/reconciler"
 )
 
 const testVolumeBytes = 8 << 20
@@ -133,111 +127,6 @@ func TestClearDevice(t *testing.T) {
 		wantWords(t, err, "no plugin runs", c.StateDir, "--state-dir")
 		if !errors.Is(err, errNotRunning) {
 			t.Errorf("%v is not errNotRunning", err)
-		}
-	}
-}
-
-func TestRetryByTheSocket(t *testing.T) {
-	c := testConfig(t)
-	conn, _ := serving(t, c)
-	createVolume(t, c, csi.NewControllerClient(conn), "vol")
-	node := csi.NewNodeClient(conn)
-	target := filepath.Join(c.KubeletDir, "not-there", "target")
-	if _, err := node.NodeUnpublishVolume(t.Context(), &csi.NodeUnpublishVolumeRequest{VolumeId: "vol", TargetPath: target}); err != nil {
-		t.Fatal(err)
-	}
-	stage := &csi.NodeStageVolumeRequest{VolumeId: "vol", StagingTargetPath: filepath.Join(c.KubeletDir, "stage"), VolumeCapability: rawCapability()}
-	if _, err := node.NodeStageVolume(t.Context(), stage); err != nil {
-		t.Fatal(err)
-	}
-	report, err := Retry(t.Context(), c.StateDir, "vol")
-	if err != nil || !report.Running || len(report.Volumes) != 1 || len(report.Unsettled()) > 0 {
-		t.Errorf("reports %+v (%v)", report, err)
-	}
-	if _, err := node.NodeUnstageVolume(t.Context(), &csi.NodeUnstageVolumeRequest{VolumeId: "vol", StagingTargetPath: stage.StagingTargetPath}); err != nil {
-		t.Fatal(err)
-	}
-}
-
-func TestUnsettled(t *testing.T) {
-	report := Report{Volumes: []reconciler.Status{{Volume: "v", Parts: []reconciler.PartStatus{
-		{Part: "stage", Is: reconciler.Failing, Error: "busy"}, {Part: "size", Is: reconciler.Waiting}, {Part: "target /t", Is: reconciler.Settled},
-	}}}}
-	if got := strings.Join(report.Unsettled(), "; "); got != "stage is failing: busy; size is waiting" {
-		t.Error(got)
-	}
-}
-
-// The status socket is root's, knows its methods, and reads no more than it must.
-func TestStatusSocket(t *testing.T) {
-	c := testConfig(t)
-	serving(t, c)
-	socket := filepath.Join(c.StateDir, StatusSocket)
-	info, err := os.Stat(socket)
-	if err != nil || info.Mode().Perm() != 0o600 {
-		t.Errorf("the socket has the mode %v (%v)", info.Mode(), err)
-	}
-	client := &http.Client{Timeout: time.Minute, Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-		return (&net.Dialer{}).DialContext(ctx, "unix", socket)
-	}}}
-	for _, row := range []struct {
-		method, path, header string
-		code                 int
-	}{
-		{http.MethodGet, "/status", "", http.StatusOK},
-		{http.MethodPost, "/status", "", http.StatusMethodNotAllowed},
-		{http.MethodGet, "/volumes/vol/retry", "", http.StatusMethodNotAllowed},
-		{http.MethodPost, "/volumes/vol/retry", "", http.StatusNotFound},
-		{http.MethodGet, "/volumes/vol/clear-device", "", http.StatusNotFound},
-		{http.MethodPost, "/volumes/vol/clear-device", "", http.StatusNotFound},
-		{http.MethodDelete, "/volumes/vol/clear-device", "", http.StatusMethodNotAllowed},
-		{http.MethodPost, "/volumes/..%2Fvol/clear-device", "", http.StatusBadRequest},
-		{http.MethodPost, "/volumes/" + strings.Repeat("x", 200) + "/retry", "", http.StatusBadRequest},
-		{http.MethodGet, "/other", "", http.StatusNotFound},
-		{http.MethodGet, "/status", strings.Repeat("x", 1<<20), http.StatusRequestHeaderFieldsTooLarge},
-	} {
-		req, err := http.NewRequestWithContext(t.Context(), row.method, "http://csi-node"+row.path, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if row.header != "" {
-			req.Header.Set("X-Long", row.header)
-		}
-		resp, err := client.Do(req)
-		if err != nil {
-			if row.header == "" { // the server may hang up on a header that is too long
-				t.Errorf("%s %s: %v", row.method, row.path, err)
-			}
-			continue
-		}
-		if err := resp.Body.Close(); err != nil {
-			t.Error(err)
-		}
-		if resp.StatusCode != row.code {
-			t.Errorf("%s %.40s answers %s, want %d", row.method, row.path, resp.Status, row.code)
-		}
-	}
-}
-
-// Who waits for a busy volume is told what keeps it, in time.
-func TestBusyVolume(t *testing.T) {
-	p := openPlugin(t) // no worker runs
-	askStage(t, p.store, "vol")
-	for _, row := range []struct {
-		method, path, timeout string
-		code                  int
-		word                  string
-	}{
-		{http.MethodPost, "/volumes/vol/retry", "1ms", http.StatusGatewayTimeout, "its worker is busy"},
-		{http.MethodPost, "/volumes/vol/clear-device", "1ms", http.StatusGatewayTimeout, "its worker is busy"},
-		{http.MethodPost, "/volumes/vol/retry", "soon", http.StatusBadRequest, "soon"},
-	} {
-		w := httptest.NewRecorder()
-		req := httptest.NewRequestWithContext(t.Context(), row.method, row.path, nil)
-		req.Header.Set(timeoutHeader, row.timeout)
-		p.statusHandler().ServeHTTP(w, req)
-		if w.Code != row.code || !strings.Contains(w.Body.String(), row.word) {
-			t.Errorf("%s within %s answers %d %q", row.path, row.timeout, w.Code, w.Body)
 		}
 	}
 }

@@ -33,7 +33,7 @@ itself.`,
 			if err != nil {
 				return fmt.Errorf("explain volume %s: %w", args[0], err)
 			}
-			return f.output.Print(cmd.OutOrStdout(), story, func(out io.Writer) { printStory(out, story) })
+			return f.output.Print(cmd.OutOrStdout(), story, func(out io.Writer) { _ = story.Print(out) })
 		},
 		ValidArgsFunction: func(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
 			return completeAsked(cmd, args, f.stateDir, o)
@@ -41,22 +41,4 @@ itself.`,
 	}
 	f.add(cmd, o, 10*time.Second)
 	return cmd
-}
-
-func printStory(out io.Writer, s Story) {
-	fmt.Fprintf(out, "volume %s\n", s.Volume)
-	for _, part := range []struct {
-		title     string
-		sentences []string
-	}{
-		{"Asked", s.Asked}, {"Is", s.Is}, {"Missing", s.Missing}, {"In the way", s.InTheWay}, {"Next", s.Next}, {"You can", s.YouCan},
-	} {
-		if len(part.sentences) == 0 {
-			continue
-		}
-		fmt.Fprintf(out, "\n%s:\n", part.title)
-		for _, sentence := range part.sentences {
-			fmt.Fprintf(out, "  %s\n", sentence)
-		}
-	}
 }

@@ -1,14 +1,21 @@
 // Package driver is the engine for whoever builds a CSI driver: Main is a whole
 // program, made of Options that list the backends. It wires the parts and runs
 // them: the store, the reconciler, the CSI services on their socket, metrics,
-// health and shutdown. It knows no backend but by the interfaces of package devices.
+// health and shutdown. It decides nothing itself, and knows backends only by the
+// interfaces of package devices.
 //
 //	func main() {
 //		driver.Main(driver.Options{Name: "csi.acme.example", Version: version, Backends: []devices.Kind{acme.Kind()}})
 //	}
 //
-// docs/backends.md tells how to write a backend, and examples/acme is one with
+// docs/backends.md explains how to write a backend, and examples/acme is one with
 // its driver. Run is the plugin without a command line.
+//
+// Read options.go for what a driver's builder decides, then this file from Run
+// down: how the plugin is put together, served and stopped. kernel.go is what the
+// reconciler acts on. web.go is the server, and ask.go the client, of the socket
+// over which the command line (command_*.go) asks a running plugin; offline.go
+// answers when none runs.
 package driver
 
 import (
@@ -39,12 +46,11 @@ import (
 	"github.com/csi-node/csi-node/pkg/pods"
 	"github.com/csi-node/csi-node/pkg/reconciler"
 	"github.com/csi-node/csi-node/pkg/registration"
-	"github.com/csi-node/csi-node/pkg/state"
 	"github.com/csi-node/csi-node/pkg/state/store"
 	"github.com/csi-node/csi-node/pkg/uevents"
 )
 
-// Config is how an operator sets the plugin up; each field is a flag of its serve
+// Config is how an operator sets the plugin up; each field is a flag of the serve
 // command.
 type Config struct {
 	Endpoint     string // of the CSI socket: unix:///path
@@ -54,20 +60,20 @@ type Config struct {
 	LibDir       string // outlives reboots
 	KubeletDir   string
 	HTTPEndpoint string // host:port; empty: none
-	// BackendFlags are the values of the backends' own flags, by name; those that
-	// are left out have their defaults.
+	// BackendFlags are the values of the backends' own flags, by name. Flags that
+	// are missing have their defaults.
 	BackendFlags map[string]string
 	// RegistrationDir is where kubelet looks for plugins; empty: somebody else
 	// registers the plugin.
 	RegistrationDir string
-	MaxVolumes      int64 // told to the scheduler; 0: what the backends say
-	DetectOnly      bool  // tell of lost mounts, and do not restore them unasked
+	MaxVolumes      int64 // reported to the scheduler; 0: the limit of the backends
+	DetectOnly      bool  // report lost mounts without restoring them
 }
 
 // StatusSocket is the name of a socket in the state directory.
 const StatusSocket = "status.sock"
 
-// resync is how often a volume is looked at though nothing was noticed.
+// resync is how often a volume is looked at when no event asks for it.
 const resync = 10 * time.Minute
 
 // stopTimeout bounds the wait, at shutdown, for calls to be answered and for
@@ -75,7 +81,7 @@ const resync = 10 * time.Minute
 const stopTimeout = 10 * time.Second
 
 // CSI spec v1.13, GetPluginInfo: domain name notation, at most 63 characters.
-// The topology key is made of it, which Kubernetes wants in lower case.
+// The topology key contains it, and Kubernetes requires that in lower case.
 var driverName = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$`)
 
 func (c Config) validate() error {
@@ -101,13 +107,13 @@ func (c Config) validate() error {
 	return nil
 }
 
-// plugin is the parts that Run has put together.
+// plugin holds the parts that Run has put together.
 type plugin struct {
 	Config
 	options    Options
 	properties devices.Properties
 	store      *store.Store
-	backends   []backend // open ones, the usual one first
+	backends   []backend // open ones, the default one first
 	devices    *devices.Set
 	loops      *loop.Devices
 	views      reconciler.Views
@@ -116,16 +122,15 @@ type plugin struct {
 	mounts     *mounts.Host
 	pods       *pods.Directory
 	reconciler *reconciler.Reconciler
-	inline     *reconciler.Inline   // nil: no backend takes inline volumes
-	controller csi.ControllerServer // nil: the driver has none here
+	inline     *reconciler.Inline   // nil: no backend accepts inline volumes
+	controller csi.ControllerServer // nil: there is none on this node
 	metrics    *metrics
-	looking    chan struct{}           // holds a token while orphans are looked for
 	registrar  *registration.Registrar // nil when somebody else registers the plugin
 }
 
 // Run serves until ctx ends, and then leaves every mount and device as it is.
-// An error that comes back before the socket serves names what is wrong with
-// the setup and what to do. A second process on the same state directory waits
+// An error before the socket serves names what is wrong with the setup and what
+// to do. A second process on the same state directory waits
 // until the first has ended.
 func Run(ctx context.Context, cfg Config, o Options) (err error) {
 	properties, err := o.check()
@@ -135,7 +140,7 @@ func Run(ctx context.Context, cfg Config, o Options) (err error) {
 	if err := cfg.validate(); err != nil {
 		return err
 	}
-	p := &plugin{Config: cfg, options: o, properties: properties, metrics: newMetrics(o.version()), looking: make(chan struct{}, 1)}
+	p := &plugin{Config: cfg, options: o, properties: properties, metrics: newMetrics(o.version())}
 	if cfg.RegistrationDir != "" {
 		if err := p.register(); err != nil {
 			return err
@@ -144,11 +149,11 @@ func Run(ctx context.Context, cfg Config, o Options) (err error) {
 	if err := p.open(ctx); err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, p.letGo()) }()
+	defer func() { err = errors.Join(err, p.release()) }()
 	return p.serve(ctx)
 }
 
-// register makes the registrar, which speaks to kubelet once the CSI socket serves.
+// register creates the registrar, which contacts kubelet once the CSI socket serves.
 func (p *plugin) register() error {
 	path, err := socketPath(p.Endpoint)
 	if err != nil {
@@ -159,7 +164,7 @@ func (p *plugin) register() error {
 	return nil
 }
 
-// open puts the parts together, those first that fail on a wrong setup.
+// open creates the parts. Those that a wrong setup makes fail come first.
 func (p *plugin) open(ctx context.Context) (err error) {
 	if p.mounts, err = mounts.New(p.KubeletDir); err != nil {
 		return fmt.Errorf("--kubelet-dir %s: %w", p.KubeletDir, err)
@@ -177,22 +182,22 @@ func (p *plugin) open(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	// The store's lock comes before everything that two processes must not share.
+	// The store's lock is taken before anything that two processes must not share.
 	if p.store, err = store.Open(ctx, p.StateDir, bootID); err != nil {
 		return err
 	}
 	p.spellRecords(ctx)
 	if err := p.openVolumes(ctx); err != nil {
-		return errors.Join(err, p.letGo())
+		return errors.Join(err, p.release())
 	}
 	if err := p.writeSettings(ctx); err != nil {
-		return errors.Join(fmt.Errorf("--state-dir %s: %w", p.StateDir, err), p.letGo())
+		return errors.Join(fmt.Errorf("--state-dir %s: %w", p.StateDir, err), p.release())
 	}
 	return nil
 }
 
-// letGo leaves the backends and the store to others.
-func (p *plugin) letGo() (err error) {
+// release closes the backends and the store, so that another process can open them.
+func (p *plugin) release() (err error) {
 	for _, b := range p.backends {
 		if closer, ok := b.Backend.(io.Closer); ok {
 			err = errors.Join(err, closer.Close())
@@ -232,7 +237,7 @@ func (p *plugin) openVolumes(ctx context.Context) (err error) {
 	return nil
 }
 
-// provisioner serves the Controller of the backends that make volumes.
+// provisioner returns the Controller service of the backends that create volumes.
 func (p *plugin) provisioner() csi.ControllerServer {
 	cfg := controllerserver.Config{
 		NodeID:      topologyValue(p.NodeID),
@@ -246,7 +251,8 @@ func (p *plugin) provisioner() csi.ControllerServer {
 	return controllerserver.New(cfg)
 }
 
-// inlineVolumes tells where inline volumes are; nil: no backend takes them.
+// inlineVolumes returns where inline ephemeral volumes are; nil if no backend
+// accepts them.
 func (p *plugin) inlineVolumes(ctx context.Context) (*reconciler.Inline, error) {
 	name, inliner, err := p.devices.Inliner()
 	if err != nil || inliner == nil {
@@ -256,17 +262,16 @@ func (p *plugin) inlineVolumes(ctx context.Context) (*reconciler.Inline, error) 
 	if err != nil {
 		return nil, err
 	}
-	// Not in the directory of the socket: sidecars, and the plugin, have that as a volume, and each new
-	// container would get a copy of what is mounted below it.
+	// Not in the directory of the socket: the plugin and its sidecars mount that as a volume, and each new
+	// container would get a copy of every mount below it.
 	return &reconciler.Inline{Inliner: inliner, Backend: name, StagingDir: staging, Spell: p.mounts.Spell}, nil
 }
 
-// spellTime bounds how long the start waits for directories that lead to the
-// kubelet directory in the paths of records.
+// spellTime bounds how long the start waits to resolve the paths of records.
 const spellTime = 5 * time.Second
 
-// spellRecords gives the paths of records the spelling of requests. One of which
-// that cannot be told now stays as it is.
+// spellRecords gives the paths in records the spelling that paths in requests get. A
+// path that cannot be resolved now stays as it is.
 func (p *plugin) spellRecords(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, spellTime)
 	defer cancel()
@@ -278,49 +283,6 @@ func (p *plugin) spellRecords(ctx context.Context) {
 		}
 		return spelled
 	})
-}
-
-func (p *plugin) kernel() reconciler.Kernel {
-	k := reconciler.Kernel{
-		Devices:     p.devices,
-		Layers:      p.options.Layers,
-		Views:       p.views,
-		Filesystems: p.filesystem,
-		Mounts:      p.mounts,
-		Existing:    p.mounts.Existing(),
-		Directories: p.mounts,
-		Inline:      p.inline,
-		Holders:     mounts.Holders,
-		Bound:       p.bound,
-		VolumeAt:    p.volumeAt,
-	}
-	if p.pods != nil {
-		k.Pods = p.pods
-	}
-	return k
-}
-
-func (p *plugin) hook() func(context.Context, string, reconciler.Step, reconciler.Moment) error {
-	if p.options.Hook == nil {
-		return nil
-	}
-	return func(ctx context.Context, volume string, step reconciler.Step, moment reconciler.Moment) error {
-		return p.options.Hook(ctx, volume, string(moment), string(step.Action))
-	}
-}
-
-// storageHealth tells whether the places of all backends are there (else an error
-// of any class) and have room (else ResourceExhausted).
-func (p *plugin) storageHealth(ctx context.Context) error {
-	var full error
-	for _, b := range abilities[devices.Checker](p) {
-		if err := b.Check(ctx); state.ClassOf(err) == state.ResourceExhausted {
-			full = cmp.Or(full, err)
-		} else if err != nil {
-			return err
-		}
-	}
-	return full
 }
 
 // serve runs the reconciler and the servers until ctx ends.
@@ -342,7 +304,7 @@ func (p *plugin) serve(ctx context.Context) error {
 	if err != nil {
 		return errors.Join(err, listener.Close())
 	}
-	// Before the first look at a volume, so that no change falls between the two.
+	// Before the first look at a volume, so that no change is missed in between.
 	watcher, err := p.mounts.NewWatcher()
 	if err != nil {
 		for _, w := range web {
@@ -351,9 +313,9 @@ func (p *plugin) serve(ctx context.Context) error {
 		return errors.Join(err, listener.Close())
 	}
 	p.watcher = watcher
-	events, deaf := uevents.Listen()
-	if deaf != nil {
-		klog.FromContext(ctx).Error(deaf, "A device that is lost is noticed late", "after", resync)
+	events, err := uevents.Listen()
+	if err != nil {
+		klog.FromContext(ctx).Error(err, "A device that is lost is noticed late", "after", resync)
 		p.reconciler.DeviceEventsEnded()
 	}
 	klog.FromContext(ctx).Info("Serving", "driver", p.DriverName, "version", p.options.version(), "node", p.NodeID, "endpoint", p.Endpoint,
@@ -368,16 +330,16 @@ func (p *plugin) serve(ctx context.Context) error {
 	group.Go(func() { failed <- server.Serve(listener) })
 	group.Go(func() { failed <- watcher.Run(working, p.reconciler.Changed) })
 	if events != nil {
-		group.Go(func() { p.hear(working, events) })
+		group.Go(func() { p.watchDevices(working, events) })
 	}
 	for _, b := range p.backends {
 		if w, ok := b.Backend.(devices.Watcher); ok {
-			group.Go(func() { p.hearBackend(working, b.name, w) })
+			group.Go(func() { p.watchBackend(working, b.name, w) })
 		}
 	}
-	swept := make(chan struct{}) // or hung on a device, and left
+	swept := make(chan struct{}) // never closed if one of them hangs on a device
 	var sweeps sync.WaitGroup
-	sweeps.Go(func() { p.adoptOrphans(working) })
+	sweeps.Go(func() { p.reconciler.AdoptOrphans(working) })
 	sweeps.Go(func() { p.reconciler.Sweep(working) })
 	go func() { defer close(swept); sweeps.Wait() }()
 	for _, w := range web {
@@ -410,44 +372,7 @@ func (p *plugin) serve(ctx context.Context) error {
 	return err
 }
 
-// deviceEvents tells what becomes of devices, and that anything may have become
-// of them when events were lost; *uevents.Listener does.
-type deviceEvents interface {
-	Run(ctx context.Context, changed func(uevents.Event), all func()) error
-}
-
-// hear tells the reconciler what becomes of devices. Without it, that is noticed
-// when the volume is looked at.
-func (p *plugin) hear(ctx context.Context, events deviceEvents) {
-	err := events.Run(ctx, func(e uevents.Event) {
-		if e.Appeared {
-			p.reconciler.DeviceAppeared()
-		}
-		if e.Gone || e.Resized {
-			p.reconciler.DeviceChanged(e.Number)
-		}
-	}, p.reconciler.AllChanged)
-	if err != nil {
-		p.reconciler.DeviceEventsEnded()
-		klog.FromContext(ctx).Error(err, "A device that is lost is noticed late from now on", "after", resync)
-	}
-}
-
-// hearBackend tells the reconciler what a backend notices by itself.
-func (p *plugin) hearBackend(ctx context.Context, name string, w devices.Watcher) {
-	err := w.Watch(ctx, func(id string) {
-		if id == "" {
-			p.reconciler.AllChanged()
-			return
-		}
-		p.reconciler.VolumeChanged(id)
-	})
-	if err != nil && ctx.Err() == nil {
-		klog.FromContext(ctx).Error(err, "What becomes of the backend's volumes is noticed late from now on", "backend", name, "after", resync)
-	}
-}
-
-// stopServer stops accepting and gives calls their answers, within stopTimeout.
+// stopServer stops accepting calls and answers those under way, within stopTimeout.
 func stopServer(server *grpc.Server) {
 	timer := time.AfterFunc(stopTimeout, server.Stop)
 	defer timer.Stop()
@@ -466,7 +391,7 @@ func (p *plugin) grpcServer() (*grpc.Server, error) {
 		Records:       p.store,
 		Paths:         p.mounts,
 		Inline:        p.inline,
-		StorageHealth: p.storageHealth,
+		Storage:       p.storage,
 	}
 	services := services{
 		identity: &identity{name: p.DriverName, version: p.options.version(), capabilities: p.capabilities(), checks: p.checks()},
@@ -484,17 +409,7 @@ func (p *plugin) grpcServer() (*grpc.Server, error) {
 	return newServer(p.metrics, p.options, services), nil
 }
 
-// volumeAt returns the volume that a device stands for; empty: none.
-func (p *plugin) volumeAt(number state.DeviceNumber) string {
-	for _, b := range abilities[devices.Locator](p) {
-		if id := b.VolumeAt(number); id != "" {
-			return id
-		}
-	}
-	return p.store.VolumeOfDevice(number)
-}
-
-// What one client of the CSI socket may take up.
+// Limits of one client of the CSI socket.
 const (
 	maxCalls      = 1024 // on one connection; more wait at the client
 	handshakeTime = 10 * time.Second

@@ -35,13 +35,14 @@ import (
 	"github.com/csi-node/csi-node/pkg/mounts"
 	"github.com/csi-node/csi-node/pkg/nodeserver"
 	"github.com/csi-node/csi-node/pkg/reconciler"
+	"github.com/csi-node/csi-node/pkg/report"
 	"github.com/csi-node/csi-node/pkg/state"
 	"github.com/csi-node/csi-node/pkg/state/store"
 )
 
 // rpc is a method of the three services.
 type rpc struct {
-	name    string // full, as /csi.v1.Node/NodeStageVolume
+	name    string // full, such as /csi.v1.Node/NodeStageVolume
 	request protoreflect.MessageType
 }
 
@@ -108,7 +109,7 @@ var required = map[string][]protoreflect.Name{
 	"NodeExpandVolume":           {"volume_id", "volume_path"},
 }
 
-// lacks returns a required field that the request has not, or "".
+// lacks returns a required field that is missing in the request, or "".
 func lacks(r rpc, req proto.Message) string {
 	m := req.ProtoReflect()
 	for _, name := range required[r.base()] {
@@ -166,7 +167,7 @@ type scene struct {
 	nodeBefore  *fakeNode
 }
 
-// newScene logs into log, which the process must have for its global logger.
+// newScene logs into log, which must be the global logger of the process.
 func newScene(log *logText) (*scene, error) {
 	s := &scene{dir: sceneDir(rand.Uint32()), log: log} // not named after the test, see testConfig
 	s.kubelet = filepath.Join(s.dir, "kubelet")
@@ -209,7 +210,7 @@ func (s *scene) open() (err error) {
 	controller := controllerserver.New(controllerserver.Config{NodeID: "node-1", Topology: map[string]string{key: "node-1"}, Filesystems: s.node, Backends: backends, Intents: s.store})
 	server := newServer(newMetrics("v1"), testOptions(), services{identity: &identity{name: "fuzz.test", version: "v1"}, controller: controller,
 		node: nodeserver.New(nodeserver.Config{NodeID: "node-1", TopologyKey: key, Filesystems: s.node, Backends: backends,
-			Reconciler: r, Records: s.store, Paths: s.node, Inline: inline, StorageHealth: func(context.Context) error { return nil }})})
+			Reconciler: r, Records: s.store, Paths: s.node, Inline: inline, Storage: func(context.Context) report.Storage { return report.Storage{} }})})
 	listener, err := net.Listen("unix", filepath.Join(s.dir, "csi.sock"))
 	if err != nil {
 		return err
@@ -228,7 +229,7 @@ func (s *scene) open() (err error) {
 	return err
 }
 
-// reset makes all as it was at the beginning, if it is not so.
+// reset restores the beginning, if anything has changed.
 func (s *scene) reset() error {
 	if s.what() == s.before {
 		return nil
@@ -282,8 +283,8 @@ func (s *scene) invoke(method string, req proto.Message) error {
 	return s.send(method, raw)
 }
 
-// patience bounds a call. Nothing here takes long, and go test -fuzz ends a
-// process that works on one input for ten seconds, without a word.
+// patience bounds a call. Nothing here takes long, and go test -fuzz silently kills a
+// process that works on one input for ten seconds.
 const patience = 9 * time.Second
 
 // send sends a request as it is.
@@ -516,7 +517,7 @@ func FuzzRequest(f *testing.F) {
 	})
 }
 
-// try sends a request, and holds the answer and what came of it against the rules.
+// try sends a request, and checks the answer and its effects against the rules.
 func (s *scene) try(t *testing.T, r rpc, raw []byte) {
 	t.Helper()
 	const most = 4 << 20 // bytes that gRPC takes

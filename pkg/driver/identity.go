@@ -10,6 +10,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/csi-node/csi-node/pkg/devices"
+	"github.com/csi-node/csi-node/pkg/report"
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
@@ -18,7 +19,7 @@ type identity struct {
 	csi.UnimplementedIdentityServer
 	name, version string
 	capabilities  []*csi.PluginCapability
-	checks        []func(context.Context) error // of what the plugin cannot do without
+	checks        []func(context.Context) error // of everything that the plugin needs
 	looks         singleflight.Group
 }
 
@@ -30,7 +31,7 @@ func (i *identity) GetPluginCapabilities(context.Context, *csi.GetPluginCapabili
 	return &csi.GetPluginCapabilitiesResponse{Capabilities: i.capabilities}, nil
 }
 
-// capabilities are what the backends can do, and what the driver's builder adds.
+// capabilities are those of the backends and those that the driver's builder adds.
 func (p *plugin) capabilities() (all []*csi.PluginCapability) {
 	service := func(t csi.PluginCapability_Service_Type) {
 		all = append(all, &csi.PluginCapability{Type: &csi.PluginCapability_Service_{Service: &csi.PluginCapability_Service{Type: t}}})
@@ -58,11 +59,11 @@ func (i *identity) Probe(ctx context.Context, _ *csi.ProbeRequest) (*csi.ProbeRe
 	return &csi.ProbeResponse{Ready: wrapperspb.Bool(true)}, nil
 }
 
-// checkTime bounds the checks. One that hangs, on a dead disk, is no reason to
-// restart the plugin, which would kill the helpers that work on other disks.
+// checkTime bounds the checks. A check that hangs on a dead disk is no reason to
+// restart the plugin: that would kill the helper programs that work on other disks.
 const checkTime = 3 * time.Second
 
-// healthy returns what is missing. Callers share one round of the checks.
+// healthy returns what is missing. Concurrent callers share one round of checks.
 func (i *identity) healthy(ctx context.Context) error {
 	look := i.looks.DoChan("", func() (any, error) {
 		for _, check := range i.checks {
@@ -78,23 +79,22 @@ func (i *identity) healthy(ctx context.Context) error {
 	case res := <-look:
 		return res.Err
 	case <-timer.C:
-		klog.FromContext(ctx).Info("A check of the plugin's needs does not end", "waited", checkTime)
+		klog.FromContext(ctx).Info("A health check does not end", "waited", checkTime)
 		return nil
 	case <-ctx.Done():
 		return ctx.Err()
 	}
 }
 
-// checks are of what may go missing while the plugin runs.
+// checks cover everything that may go missing while the plugin runs.
 func (p *plugin) checks() []func(context.Context) error {
-	var all []func(context.Context) error
-	for _, b := range abilities[devices.Checker](p) {
-		all = append(all, func(ctx context.Context) error {
-			if err := b.Check(ctx); state.ClassOf(err) != state.ResourceExhausted {
-				return err
-			}
-			return nil // what is full serves
-		})
+	return []func(context.Context) error{
+		func(ctx context.Context) error { return p.storage(ctx).Unusable }, // what is full serves
+		func(context.Context) error { return p.filesystem.CheckPrograms() },
 	}
-	return append(all, func(context.Context) error { return p.filesystem.CheckPrograms() })
+}
+
+// storage reports on the places of all backends.
+func (p *plugin) storage(ctx context.Context) report.Storage {
+	return report.CheckStorage(ctx, abilities[devices.Checker](p))
 }

@@ -36,7 +36,7 @@ var grpcCodes = map[state.Class]codes.Code{
 }
 
 // statusCodes turns the class of an error into its gRPC code. Errors that are
-// a gRPC status already, as those of unimplemented RPCs, pass.
+// a gRPC status already, such as those of unimplemented RPCs, pass unchanged.
 func statusCodes(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
 	resp, err := handler(ctx, req)
 	if err == nil {
@@ -48,14 +48,13 @@ func statusCodes(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler 
 	return nil, status.Error(grpcCodes[state.ClassOf(err)], short(err.Error(), maxMessage))
 }
 
-// named tells the program's own name in errors, for a program that has another
-// than the engine's.
+// named writes the program's own name into errors that name the engine's program.
 func (o Options) named(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
 	resp, err := handler(ctx, req)
 	if err == nil {
 		return resp, nil
 	}
-	if _, whole := status.FromError(err); whole { // of a service that the driver's builder added
+	if _, isStatus := status.FromError(err); isStatus { // of a service that the driver's builder added
 		return nil, err
 	}
 	if text := o.inOwnName(err.Error()); text != err.Error() {
@@ -64,17 +63,17 @@ func (o Options) named(ctx context.Context, req any, _ *grpc.UnaryServerInfo, ha
 	return nil, err
 }
 
-// inTime fixes when the call must be answered, before it waits for anything.
+// inTime fixes the time by which the call must be answered, before it waits for anything.
 func inTime(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
 	return handler(reconciler.InTime(ctx), req)
 }
 
-// maxMessage bounds the message of an answer, in bytes. A refused string may
-// have megabytes, gRPC sends messages as headers, and a caller that finds its
-// headers too large sees Internal in place of the code. Two paths fit.
+// maxMessage bounds the message of an answer, in bytes. It may quote a string of
+// megabytes from the request, gRPC sends messages as headers, and a caller whose
+// headers are too large sees Internal in place of the code. Two paths fit.
 const maxMessage = 16 << 10
 
-// maxLogged bounds what the log repeats of a request, in bytes.
+// maxLogged bounds what the log quotes from a request, in bytes.
 const maxLogged = 4 << 10
 
 func short(text string, most int) string {
@@ -102,9 +101,9 @@ func logCalls(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler 
 	return resp, err
 }
 
-// withoutSecrets prints a request without what the CSI spec marks as secret,
-// without mount flags, which may be, and without the pod's tokens, which
-// kubelet puts into the volume context.
+// withoutSecrets prints a request without the fields that the CSI spec marks as
+// secret, without mount flags, which may hold secrets, and without the pod's tokens,
+// which kubelet puts into the volume context.
 type withoutSecrets struct{ req any }
 
 func (w withoutSecrets) String() string {

@@ -139,7 +139,7 @@ func TestLogCalls(t *testing.T) {
 			}
 		})
 	}
-	// What the handler logs is marked with the call's volume.
+	// The log of the handler names the volume of the call.
 	ctx, text := logging(t, 2)
 	if _, err := logCalls(ctx, req, stageCall, func(ctx context.Context, _ any) (any, error) {
 		klog.FromContext(ctx).Info("within")

@@ -14,8 +14,8 @@ import (
 	"github.com/csi-node/csi-node/pkg/process"
 )
 
-// listen opens the CSI socket. A socket that a dead process left is replaced;
-// one that a process serves, or a file of another kind, is not.
+// listen opens the CSI socket. A socket that a dead process left behind is replaced.
+// One that a process serves, or a file of another kind, is an error.
 func listen(endpoint string) (net.Listener, error) {
 	path, err := socketPath(endpoint)
 	if err != nil {
@@ -35,13 +35,13 @@ func socketPath(endpoint string) (string, error) {
 		path, ok = strings.CutPrefix(endpoint, "unix:")
 	}
 	if !ok || !filepath.IsAbs(path) {
-		return "", fmt.Errorf("--endpoint %q: must be unix:// and an absolute path, as unix:///csi/csi.sock", endpoint)
+		return "", fmt.Errorf("--endpoint %q: must be unix:// and an absolute path, such as unix:///csi/csi.sock", endpoint)
 	}
 	return path, nil
 }
 
 // servedBy returns the process that listens on the other side (unix(7),
-// SO_PEERCRED); 0 if it is not seen from this PID namespace.
+// SO_PEERCRED); 0 if it is not visible in this PID namespace.
 func servedBy(conn net.Conn) (int, error) {
 	raw, err := conn.(*net.UnixConn).SyscallConn()
 	if err != nil {
@@ -55,12 +55,12 @@ func servedBy(conn net.Conn) (int, error) {
 	return int(peer.Pid), nil
 }
 
-// listenUnix listens on a socket that only root may use. One whose process is
-// gone or dead (process.Dead) is replaced.
+// listenUnix listens on a socket that only root may use. It replaces one whose process
+// is gone or dead (process.Dead).
 func listenUnix(path string) (*net.UnixListener, error) {
 	if info, err := os.Lstat(path); err == nil {
 		if info.Mode()&os.ModeSocket == 0 {
-			return nil, errors.New("a file that is no socket stands there: remove it")
+			return nil, errors.New("a file that is not a socket is there: remove it")
 		}
 		switch conn, err := net.Dial("unix", path); {
 		case err == nil:

@@ -83,9 +83,9 @@ func TestListenRefuses(t *testing.T) {
 	}
 	for path, words := range map[string]string{
 		served:                        "another process serves it",
-		file:                          "no socket",
-		link:                          "no socket",
-		dir:                           "no socket",
+		file:                          "not a socket",
+		link:                          "not a socket",
+		dir:                           "not a socket",
 		filepath.Join(dir, "no/sock"): "directory must exist",
 	} {
 		l, err := listen("unix://" + path)

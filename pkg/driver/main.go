@@ -14,9 +14,9 @@ import (
 	"github.com/csi-node/csi-node/pkg/command"
 )
 
-// Main is a whole driver: a program that serves, and tells of what is served,
-// as its command line says (Command). It does not return. SIGTERM and SIGINT end
-// it; what is mounted stays. A driver that was built wrong says so and ends.
+// Main is a whole driver: a program that serves, or reports on what is served, as
+// its command line says (Command). It does not return. SIGTERM and SIGINT end it, and
+// mounts stay. A driver with wrong Options prints what is wrong and ends.
 func Main(o Options) {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
@@ -33,8 +33,8 @@ func Main(o Options) {
 // engine is how help texts in this module call the program.
 const engine = "csi-node"
 
-// Command returns the command line of a driver. What it returns as errors says
-// by command.ExitCode how the process should end.
+// Command returns the command line of a driver. command.ExitCode gives the exit code
+// for the errors that it returns.
 func Command(o Options) *cobra.Command {
 	serve := newServeCommand(o)
 	root := &cobra.Command{
@@ -83,7 +83,7 @@ Exit codes: 0 done, 1 refused or failed, 2 wrong use.`),
 	return root
 }
 
-// rename calls the program by its name in the texts of all commands.
+// rename writes the program's own name into the texts of all commands.
 func rename(cmd *cobra.Command, program string) {
 	for _, text := range []*string{&cmd.Short, &cmd.Long, &cmd.Example} {
 		*text = strings.ReplaceAll(*text, engine, program)
@@ -93,8 +93,8 @@ func rename(cmd *cobra.Command, program string) {
 	}
 }
 
-// inOwnName returns a text of the engine in which the commands that it tells a
-// person to run are those of the program.
+// inOwnName returns a text of the engine in which the commands that a person is to run
+// are those of the program.
 func (o Options) inOwnName(text string) string {
 	for _, words := range []string{" volume ", " orphans"} {
 		text = strings.ReplaceAll(text, engine+words, o.program()+words)

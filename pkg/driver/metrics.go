@@ -15,11 +15,12 @@ import (
 
 	"github.com/csi-node/csi-node/pkg/devices"
 	"github.com/csi-node/csi-node/pkg/reconciler"
+	"github.com/csi-node/csi-node/pkg/report"
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
-// metrics is what the plugin counts. No label holds a volume, a path or any
-// other value without bound.
+// metrics is what the plugin counts. No label holds a volume, a path or anything
+// else of which there is no limited number.
 type metrics struct {
 	registry *prometheus.Registry
 	calls    *prometheus.HistogramVec
@@ -81,6 +82,9 @@ func (m *metrics) Repair(kind state.PartKind) { m.repairs.WithLabelValues(string
 // Retire implements reconciler.Metrics.
 func (m *metrics) Retire() { m.retired.Inc() }
 
+// Orphans implements reconciler.Metrics.
+func (m *metrics) Orphans(left int) { m.orphans.Set(float64(left)) }
+
 func (m *metrics) intercept(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
 	start := time.Now()
 	resp, err := handler(ctx, req)
@@ -88,7 +92,7 @@ func (m *metrics) intercept(ctx context.Context, req any, info *grpc.UnaryServer
 	return resp, err
 }
 
-// watch adds the volumes by state, which are counted when they are asked for.
+// watch adds the number of volumes by state, which is counted on each scrape.
 func (m *metrics) watch(r *reconciler.Reconciler) {
 	m.registry.MustRegister(&volumesByState{
 		reconciler: r,
@@ -104,11 +108,11 @@ type volumesByState struct {
 func (c *volumesByState) Describe(descs chan<- *prometheus.Desc) { descs <- c.desc }
 
 func (c *volumesByState) Collect(out chan<- prometheus.Metric) {
-	count := map[reconciler.Condition]int{}
-	for _, s := range c.reconciler.Status() {
-		count[s.Worst()]++
+	count := map[report.Condition]int{}
+	for _, v := range c.reconciler.Reports() {
+		count[v.Worst()]++
 	}
-	for _, condition := range reconciler.Conditions() {
+	for _, condition := range report.Conditions() {
 		out <- prometheus.MustNewConstMetric(c.desc, prometheus.GaugeValue, float64(count[condition]), string(condition))
 	}
 }
@@ -125,17 +129,17 @@ func (m *metrics) watchRegistration(registered func() bool) {
 	}))
 }
 
-// watchBackend adds what a backend measures of its place. It may hang.
+// watchBackend adds what a backend measures of its storage. measure may hang.
 func (m *metrics) watchBackend(name string, measure func() ([]devices.Measurement, error)) {
 	m.registry.MustRegister(newBackendUse(name, measure))
 }
 
-// measureWait is how long a scrape waits for a backend to be measured. After that
-// it shows what was measured last, with the time of that.
+// measureWait is how long a scrape waits for the measurement of a backend. After that
+// it shows the last measurement, with its time.
 const measureWait = 2 * time.Second
 
-// backendUse shows how the place of a backend is used. At most one measurement is
-// under way at a time, so that scrapes of one whose disk hangs do not pile up.
+// backendUse shows how the storage of a backend is used. At most one measurement is
+// under way at a time, so that scrapes do not pile up while a disk hangs.
 type backendUse struct {
 	name    string
 	measure func() ([]devices.Measurement, error)
@@ -150,7 +154,7 @@ func newBackendUse(name string, measure func() ([]devices.Measurement, error)) *
 	return &backendUse{name: name, measure: measure}
 }
 
-// Describe tells nothing: which values there are is the backend's to know.
+// Describe describes nothing: only the backend knows which values there are.
 func (u *backendUse) Describe(chan<- *prometheus.Desc) {}
 
 func (u *backendUse) Collect(out chan<- prometheus.Metric) {
@@ -166,7 +170,7 @@ func (u *backendUse) Collect(out chan<- prometheus.Metric) {
 		float64(seen.UnixMilli())/1000)
 }
 
-// gauge returns a value, or the error that the gatherer tells of.
+// gauge returns a value, or an error that the gatherer reports.
 func gauge(desc *prometheus.Desc, value float64) prometheus.Metric {
 	m, err := prometheus.NewConstMetric(desc, prometheus.GaugeValue, value)
 	if err != nil {
@@ -175,7 +179,8 @@ func gauge(desc *prometheus.Desc, value float64) prometheus.Metric {
 	return m
 }
 
-// look waits for a measurement, but not for long, and returns the last one that ended.
+// look waits for a measurement, for measureWait at most, and returns the last one
+// that ended.
 func (u *backendUse) look() ([]devices.Measurement, time.Time) {
 	timer := time.NewTimer(measureWait)
 	defer timer.Stop()
@@ -188,7 +193,8 @@ func (u *backendUse) look() ([]devices.Measurement, time.Time) {
 	return u.last, u.seen
 }
 
-// start starts a measurement if none is under way, and returns what its end closes.
+// start starts a measurement if none is under way, and returns a channel that is
+// closed at its end.
 func (u *backendUse) start() <-chan struct{} {
 	u.mu.Lock()
 	defer u.mu.Unlock()

@@ -75,7 +75,8 @@ func TestBackendMetrics(t *testing.T) {
 	})
 }
 
-// Scrapes of a backend that hangs answer in time, and one measurement hangs at most.
+// Scrapes of a backend that hangs are answered in time, and at most one measurement
+// hangs.
 func TestMetricsOfAHungBackend(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var hung chan struct{}

@@ -18,11 +18,11 @@ import (
 	"github.com/csi-node/csi-node/pkg/state/store"
 )
 
-// settingsFile in the state directory says what the last plugin there was
-// started with, for the tools that look when none runs.
+// settingsFile in the state directory holds the settings of the last plugin that ran
+// there, for the commands that look at the node when none runs.
 const settingsFile = "settings.json"
 
-// settings are the facts of Config that those tools need.
+// settings are the part of Config that those commands need.
 type settings struct {
 	DriverName string `json:"driverName,omitempty"`
 	NodeID     string `json:"nodeID,omitempty"`
@@ -30,13 +30,13 @@ type settings struct {
 	LibDir     string `json:"libDir,omitempty"`
 	// Flags are the backends' own, by name.
 	Flags map[string]string `json:"flags,omitempty"`
-	// PoolDir is what a version wrote that had one backend only.
+	// PoolDir was written by versions that had only one backend.
 	PoolDir string `json:"poolDir,omitempty"`
 }
 
-// writeSettings replaces the file in one step, if there is anything to write.
-// Only the tools need it: where it cannot be written there is none, rather than
-// a wrong one, and the plugin serves.
+// writeSettings replaces the file in one step, if its content changes. Only the
+// commands need it: if it cannot be written it is removed, because a wrong one would
+// be worse than none, and the plugin serves all the same.
 func (p *plugin) writeSettings(ctx context.Context) error {
 	raw, err := json.Marshal(settings{DriverName: p.DriverName, NodeID: p.NodeID, KubeletDir: p.KubeletDir, LibDir: p.LibDir, Flags: p.BackendFlags})
 	if err != nil {
@@ -77,8 +77,8 @@ func readSettings(stateDir string) (s settings, err error) {
 	return s, nil
 }
 
-// openOffline puts the parts together that look at the store and the kernel,
-// for a state directory on which no plugin runs. Nothing is changed.
+// openOffline creates the parts that look at the store and the kernel, for a state
+// directory on which no plugin runs. It changes nothing.
 func openOffline(ctx context.Context, stateDir string, kinds []devices.Kind) (*plugin, error) {
 	s, err := readSettings(stateDir)
 	if err != nil {
@@ -102,13 +102,13 @@ func openOffline(ctx context.Context, stateDir string, kinds []devices.Kind) (*p
 		return nil, err
 	}
 	if err := p.openBackends(ctx, true); err != nil {
-		return nil, errors.Join(err, p.letGo())
+		return nil, errors.Join(err, p.release())
 	}
 	if p.inline, err = p.inlineVolumes(ctx); err != nil {
-		return nil, errors.Join(err, p.letGo())
+		return nil, errors.Join(err, p.release())
 	}
 	kernel := p.kernel()
-	kernel.Bound = nil // nobody watches: the mount table tells
+	kernel.Bound = nil // no watcher runs, so the mount table is read instead
 	p.reconciler = reconciler.New(reconciler.Config{Store: p.store, Kernel: kernel})
 	return p, nil
 }
@@ -118,10 +118,10 @@ func (p *plugin) close() error {
 	ended, end := context.WithCancel(context.Background())
 	end()
 	p.reconciler.Run(ended)
-	return p.letGo()
+	return p.release()
 }
 
-// offline lets f look at a node on which no plugin runs.
+// offline calls f with parts that look at a node on which no plugin runs.
 func offline(ctx context.Context, stateDir string, kinds []devices.Kind, f func(*plugin) error) error {
 	p, err := openOffline(ctx, stateDir, kinds)
 	if err != nil {

@@ -16,57 +16,53 @@ import (
 	"github.com/spf13/pflag"
 	"google.golang.org/grpc"
 
-	"github.com/csi-node/csi-node/pkg/blockdev"
 	"github.com/csi-node/csi-node/pkg/devices"
-	"github.com/csi-node/csi-node/pkg/devices/note"
-	"github.com/csi-node/csi-node/pkg/loop"
 )
 
-// Options is what a driver is made of: what its builder decides, where Config is
-// what an operator does. Name and Backends are needed.
+// Options is what a driver is made of. Its builder decides these, while an operator
+// decides Config. Name and Backends are required.
 type Options struct {
-	// Name is the usual name of the driver, as csi.acme.example (--driver-name
-	// gives it another): a domain name of at most 63 characters.
+	// Name is the default name of the driver, such as csi.acme.example
+	// (--driver-name gives it another): a domain name of at most 63 characters.
 	Name string
 	// Program is how help texts call the program, and the name of its directories
 	// in /run and /var/lib; empty: Name.
 	Program string
-	// Version is what GetPluginInfo and the version command tell; empty: that of
-	// the Go module.
+	// Version is reported by GetPluginInfo and the version command; empty: the
+	// version of the Go module.
 	Version string
 	// Short, Long and Example are the help texts of the program; empty: general ones.
 	Short, Long, Example string
 
-	// Backends are the sorts of storage that the driver has. Volumes that name no
-	// backend, and that no devices.Owner claims, are of the first. A Kind is of one
-	// program: it is opened once at a time.
+	// Backends are the kinds of storage that the driver has. Volumes that name no
+	// backend, and that no devices.Owner claims, belong to the first. A Kind belongs
+	// to one program: it is opened once at a time.
 	Backends []devices.Kind
 
-	// Layers stand on the devices of the volumes that want them, the first one
-	// lowest, whatever backend the volumes are of; nil: none.
+	// Layers are put on the devices of the volumes that want them, the first one
+	// lowest, whatever backend the volumes belong to; nil: none.
 	Layers []devices.Layer
 
 	// Services adds gRPC services to the CSI socket, behind the same interceptors;
 	// nil: none.
 	Services func(grpc.ServiceRegistrar)
-	// Capabilities are told by GetPluginCapabilities beside the engine's.
+	// Capabilities are returned by GetPluginCapabilities together with the engine's.
 	Capabilities []*csi.PluginCapability
 	// Identity, Node and Controller wrap the services of the engine: what they
-	// return serves, and of Identity and Node it is not nil. Controller is given nil
-	// when no backend provisions; it may return nil when the driver has no Controller
-	// here. One that adds an RPC adds its capability, too.
+	// return is served. Identity and Node must not return nil. Controller is given nil
+	// when no backend provisions, and may return nil when this process is to serve no
+	// Controller. A wrapper that adds an RPC must also add its capability.
 	Identity   func(csi.IdentityServer) csi.IdentityServer
 	Node       func(csi.NodeServer) csi.NodeServer
 	Controller func(csi.ControllerServer) csi.ControllerServer
-	// Topology tells segments of the node's place beside the engine's own, as its
-	// zone, when NodeGetInfo is answered; nil: none. It may block until ctx ends.
+	// Topology returns further topology segments of the node, such as its zone, when NodeGetInfo is answered; nil: none. It may block until ctx ends.
 	Topology func(ctx context.Context) (map[string]string, error)
 
-	// Commands may add commands to the program's, or change their texts.
+	// Commands may add commands to the program, or change the texts of the others.
 	Commands func(root *cobra.Command)
 
-	// Hook is called before and after each step, and its error fails the step;
-	// only builds for tests set it.
+	// Hook is called before and after each step, and its error makes the step fail.
+	// Only test builds set it.
 	Hook func(ctx context.Context, volume, moment, step string) error
 }
 
@@ -100,7 +96,7 @@ func (o Options) check() (devices.Properties, error) {
 // checkName returns what is wrong with the name of a driver.
 func checkName(name string) error {
 	if len(name) > 63 || !driverName.MatchString(name) {
-		return fmt.Errorf("%q: must be a domain name of at most 63 lower-case letters, digits, dots and dashes, as csi-node.local", name)
+		return fmt.Errorf("%q: must be a domain name of at most 63 lower-case letters, digits, dots and dashes, such as csi-node.local", name)
 	}
 	return nil
 }
@@ -115,7 +111,7 @@ func checkKinds(kinds []devices.Kind) (devices.Properties, error) {
 	for _, k := range kinds {
 		switch {
 		case !driverName.MatchString(k.Name) || k.Open == nil:
-			return devices.Properties{}, fmt.Errorf("this driver was built with a backend %q: its name must be of lower-case letters, digits and dashes, and it must be one that opens", k.Name)
+			return devices.Properties{}, fmt.Errorf("this driver was built with a backend %q: its name must consist of lower-case letters, digits and dashes, and it needs an Open function", k.Name)
 		case seen[k.Name]:
 			return devices.Properties{}, fmt.Errorf("this driver was built with two backends of the name %s", k.Name)
 		}
@@ -140,8 +136,8 @@ func checkKinds(kinds []devices.Kind) (devices.Properties, error) {
 	return devices.Agree(kinds)
 }
 
-// backendFlags returns the flags of all kinds, with their defaults. Of a name that
-// two have, which checkKinds tells, it has the first.
+// backendFlags returns the flags of all kinds, with their defaults. If two kinds have
+// a flag of one name, which checkKinds refuses, it is the first one's.
 func backendFlags(kinds []devices.Kind) *pflag.FlagSet {
 	all := pflag.NewFlagSet("backends", pflag.ContinueOnError)
 	for _, k := range kinds {
@@ -154,8 +150,8 @@ func backendFlags(kinds []devices.Kind) *pflag.FlagSet {
 	return all
 }
 
-// setFlags gives the flags of the kinds their values. One that no kind has is
-// an error, or left out if old: another version wrote it down.
+// setFlags sets the flags of the kinds. A flag that no kind has is an error, or is
+// ignored if old: then the values may be those of another version.
 func setFlags(kinds []devices.Kind, values map[string]string, old bool) error {
 	flags := backendFlags(kinds)
 	for _, name := range slices.Sorted(maps.Keys(values)) {
@@ -171,80 +167,7 @@ func setFlags(kinds []devices.Kind, values map[string]string, old bool) error {
 	return nil
 }
 
-// backend is an open one.
-type backend struct {
-	name string
-	devices.Backend
-}
-
-// openBackends opens the kinds, the usual one first.
-func (p *plugin) openBackends(ctx context.Context, lookOnly bool) error {
-	if err := setFlags(p.options.Backends, p.BackendFlags, lookOnly); err != nil {
-		return err
-	}
-	var err error
-	if p.loops, err = loop.New(ctx); err != nil {
-		return err
-	}
-	if !lookOnly {
-		p.loops.Spare(p.numbers())
-	}
-	byName := map[string]devices.Backend{}
-	for _, kind := range p.options.Backends {
-		opened, err := kind.Open(ctx, devices.Environment{
-			DriverName: p.DriverName, NodeID: p.NodeID, StateDir: p.StateDir, LibDir: p.LibDir, LookOnly: lookOnly,
-			Wanted: func() []devices.Volume { return p.wanted(kind.Name) }, Loops: p.loops,
-		})
-		if err == nil && opened == nil {
-			err = fmt.Errorf("this driver was built with a backend %s that opens as nothing", kind.Name)
-		}
-		if err != nil {
-			return err
-		}
-		p.backends = append(p.backends, backend{kind.Name, opened})
-		byName[kind.Name] = opened
-	}
-	p.devices = devices.NewSet(p.options.Backends[0].Name, byName)
-	facts, err := note.Open(p.LibDir)
-	if err != nil {
-		return fmt.Errorf("--lib-dir %s: %w", p.LibDir, err)
-	}
-	p.devices.KeepFacts(facts)
-	p.views = blockdev.New(p.loops, p.volumeAt)
-	return nil
-}
-
-// wanted returns the volumes of a backend that are asked for on this node.
-func (p *plugin) wanted(name string) []devices.Volume {
-	var all []devices.Volume
-	for _, record := range p.store.List() {
-		if v := devices.Recorded(record); cmp.Or(v.Backend, v.Context[devices.BackendKey], p.options.Backends[0].Name) == name {
-			all = append(all, v)
-		}
-	}
-	return all
-}
-
-// abilities returns the backends that can do something more, the usual one first.
-func abilities[T any](p *plugin) []T {
-	var all []T
-	for _, b := range p.backends {
-		if can, ok := b.Backend.(T); ok {
-			all = append(all, can)
-		}
-	}
-	return all
-}
-
-// ability returns the first backend that can do something more.
-func ability[T any](p *plugin) (can T, ok bool) {
-	for _, can := range abilities[T](p) {
-		return can, true
-	}
-	return can, false
-}
-
-// stateDir and libDir are where the plugin keeps things if nobody says otherwise.
+// stateDir and libDir are the defaults of --state-dir and --lib-dir.
 func (o Options) stateDir() string {
 	return cmp.Or(os.Getenv("CSI_NODE_STATE_DIR"), filepath.Join("/run", o.program()))
 }

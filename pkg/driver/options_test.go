@@ -2,6 +2,7 @@ package driver
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"maps"
@@ -27,7 +28,7 @@ func noBackend(context.Context, devices.Environment) (devices.Backend, error) {
 	return nil, errors.New("there is none")
 }
 
-// How a driver was built is checked before anything is done.
+// The Options of a driver are checked before anything is done.
 func TestOptionsCheck(t *testing.T) {
 	for title, test := range map[string]struct {
 		kinds []devices.Kind
@@ -101,7 +102,7 @@ func TestDirectoriesAreOnTheNode(t *testing.T) {
 	}
 }
 
-// What a person is told to run is a command of the program that is there.
+// Messages name commands of this program, not of csi-node.
 func TestMessagesNameTheProgram(t *testing.T) {
 	o := Options{Name: "csi.acme.example", Program: "acme"}
 	text := "run csi-node volume clear-device v, or `csi-node orphans --clean`; not /var/lib/csi-node"
@@ -119,7 +120,7 @@ func TestMessagesNameTheProgram(t *testing.T) {
 	}
 }
 
-// A driver whose Controller is served elsewhere says so by none.
+// A driver whose Controller is served elsewhere returns none.
 func TestOptionsControllerElsewhere(t *testing.T) {
 	o := testOptions()
 	o.Backends[0].Properties.AttachRequired = true
@@ -196,7 +197,7 @@ func (groups) GetVolumeGroupSnapshot(context.Context, *csi.GetVolumeGroupSnapsho
 	return nil, state.Errorf(state.FailedPrecondition, "no group")
 }
 
-// Volumes that any node reaches have no place on this one.
+// Volumes that every node can reach have no topology segment of this node.
 func TestPlaced(t *testing.T) {
 	inner := sitting{nodeInfo{}}
 	for title, test := range map[string]struct {
@@ -263,7 +264,7 @@ func TestCommandOfAVendor(t *testing.T) {
 	}
 }
 
-// The object of the manifest is the one that the backends ask for.
+// The CSIDriver object of the manifest has the properties of the backends.
 func TestCSIDriverObject(t *testing.T) {
 	o := testOptions()
 	var out bytes.Buffer
@@ -303,7 +304,8 @@ func TestCSIDriverObject(t *testing.T) {
 	}
 }
 
-// What is full serves on, for it is emptied by serving; what is away is told first.
+// A full backend is ready, because only serving can empty it. One that is not there is
+// reported first.
 func TestAFullBackendIsReady(t *testing.T) {
 	full, away := state.Errorf(state.ResourceExhausted, "full"), errors.New("away")
 	for title, test := range map[string]struct {
@@ -320,14 +322,9 @@ func TestAFullBackendIsReady(t *testing.T) {
 		for _, err := range test.backends {
 			p.backends = append(p.backends, backend{"b", checked{fakeBackend{}, err}})
 		}
-		var ready error
-		for _, check := range p.checks()[:len(test.backends)] {
-			if ready == nil {
-				ready = check(t.Context())
-			}
-		}
-		if health := p.storageHealth(t.Context()); ready != test.ready || health != test.health {
-			t.Errorf("%s: ready %v, healthy %v", title, ready, health)
+		ready, storage := p.checks()[0](t.Context()), p.storage(t.Context())
+		if health := cmp.Or(storage.Unusable, storage.Full); ready != test.ready || health != test.health {
+			t.Errorf("%s: ready %v, storage %v", title, ready, storage)
 		}
 	}
 }
@@ -339,8 +336,8 @@ type checked struct {
 
 func (c checked) Check(context.Context) error { return c.err }
 
-// The tools that look when no plugin runs find the flags that the last one had,
-// of today's version and of the one before.
+// The commands that look at a node without a plugin find the flags of the last one, of
+// this version or of the one before.
 func TestSettings(t *testing.T) {
 	dir := t.TempDir()
 	p := &plugin{Config: Config{StateDir: dir, DriverName: "d", NodeID: "n", KubeletDir: "/k", LibDir: "/l", BackendFlags: map[string]string{"pool-dir": "/p", "pool-reserve": "0"}}}

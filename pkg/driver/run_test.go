@@ -127,7 +127,7 @@ func TestHTTPEndpoint(t *testing.T) {
 	if resp.StatusCode != http.StatusOK {
 		t.Errorf("answers %s", resp.Status)
 	}
-	// A second plugin is told at once that the address is taken.
+	// A second plugin fails at once, because the address is taken.
 	c := testConfig(t)
 	c.HTTPEndpoint = address
 	if err := Run(t.Context(), c, testOptions()); err == nil || !strings.Contains(err.Error(), "--http-endpoint "+address) {
@@ -143,7 +143,7 @@ func TestHTTPEndpoint(t *testing.T) {
 	}
 }
 
-// What is wrong with the setup is told in one line that names the flag.
+// A wrong setup is reported in one line that names the flag.
 func TestRunWithAWrongSetup(t *testing.T) {
 	machine.Kernel(t)
 	for title, test := range map[string]struct {
@@ -177,7 +177,7 @@ func write(t *testing.T, path string) {
 	}
 }
 
-// kubelet is spoken to while the CSI socket serves.
+// The registration socket serves while the CSI socket does.
 func TestRunRegisters(t *testing.T) {
 	c := testConfig(t)
 	c.RegistrationDir = filepath.Join(c.StateDir, "registry")

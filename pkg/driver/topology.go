@@ -26,8 +26,8 @@ func topologyKey(driverName string) string {
 	return driverName + "/node"
 }
 
-// topologyValue is what a node is called in its segment: its id, which may have
-// 256 bytes of any kind, if that is fit for one, else a name derived from it.
+// topologyValue is the name of a node in its segment: its id if that is a valid
+// value, else a name derived from it. An id may have 256 bytes of any kind.
 func topologyValue(nodeID string) string {
 	if len(nodeID) <= maxSegment && segmentValue.MatchString(nodeID) {
 		return nodeID
@@ -36,9 +36,9 @@ func topologyValue(nodeID string) string {
 	return "node-" + hex.EncodeToString(sum[:16])
 }
 
-// placed is a node service whose NodeGetInfo tells of the node's place what the
-// driver's builder says. The engine's own segment, which names the node, is only
-// told of volumes that are on a node.
+// placed is a node service whose NodeGetInfo also returns the topology segments of the
+// driver's builder. The engine's own segment, which names the node, is returned only
+// if the volumes of the driver are local to a node.
 type placed struct {
 	csi.NodeServer
 	local bool

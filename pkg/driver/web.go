@@ -19,7 +19,7 @@ import (
 
 	"github.com/csi-node/csi-node/pkg/client"
 	"github.com/csi-node/csi-node/pkg/process"
-	"github.com/csi-node/csi-node/pkg/reconciler"
+	"github.com/csi-node/csi-node/pkg/report"
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
@@ -27,11 +27,11 @@ import (
 type web struct {
 	server   *http.Server
 	listener *boundedListener
-	awaits   string        // address that is listened at once it is free; empty: it listens
-	closed   chan struct{} // at once by close, which is called once
+	awaits   string        // the address to listen on once it is free; empty: it listens already
+	closed   chan struct{} // closed by close, which is called once
 }
 
-// portEvery is how often an address is tried that is not free yet.
+// portEvery is how often an address that is not free yet is tried.
 const portEvery = 5 * time.Second
 
 func (w *web) serve() error {
@@ -60,9 +60,9 @@ func (w *web) close() error {
 }
 
 // webServers opens the status socket, and the HTTP endpoint if there is one. The
-// file of the status socket stays when it is closed: it holds the inode that the
-// next one needs, which a full file system would not give. Where there is none,
-// the plugin serves without.
+// file of the status socket stays when the socket is closed: it holds the inode that
+// the next one needs, which a full file system could not provide. If there is no
+// room for the first one, the plugin serves without.
 func (p *plugin) webServers(ctx context.Context, most limits) ([]*web, error) {
 	path := filepath.Join(p.StateDir, StatusSocket)
 	listener, err := listenUnix(path)
@@ -91,12 +91,12 @@ func (p *plugin) webServers(ctx context.Context, most limits) ([]*web, error) {
 		}
 		return nil, err
 	}
-	w := newWeb(p.httpHandler(), open, most.http).forStrangers()
+	w := newWeb(p.httpHandler(), open, most.http).forAnyone()
 	w.awaits = awaits
 	return append(all, w), nil
 }
 
-// No request has a body to speak of.
+// No request needs a body.
 const (
 	maxHeaderBytes = 16 << 10
 	maxBodyBytes   = 4 << 10
@@ -114,8 +114,9 @@ func newWeb(handler http.Handler, l net.Listener, most int) *web {
 	}}
 }
 
-// forStrangers bounds the time of every connection, which serves one request.
-func (w *web) forStrangers() *web {
+// forAnyone prepares a server for clients that are not trusted: it bounds the time of
+// every connection, which serves one request.
+func (w *web) forAnyone() *web {
 	w.server.ReadHeaderTimeout, w.server.ReadTimeout, w.server.WriteTimeout = 5*time.Second, 5*time.Second, 10*time.Second
 	w.server.SetKeepAlivesEnabled(false)
 	w.server.Handler = withoutBody(w.server.Handler)
@@ -146,7 +147,7 @@ func (p *plugin) httpHandler() http.Handler {
 	return mux
 }
 
-// sharedGatherer gathers once for all who ask at a time.
+// sharedGatherer gathers once for all callers of the same moment.
 type sharedGatherer struct {
 	from    prometheus.Gatherer
 	gathers singleflight.Group
@@ -159,9 +160,9 @@ func (g *sharedGatherer) Gather() ([]*dto.MetricFamily, error) {
 	return families, err
 }
 
-// probes returns what tells whether the plugin lives (the CSI socket answers),
-// and whether it is ready (nothing that it needs is missing). Callers share one
-// look.
+// probes returns the functions that check whether the plugin lives (the CSI socket
+// answers) and whether it is ready (nothing that it needs is missing). Concurrent
+// callers share one check.
 func (p *plugin) probes() (live, ready func(context.Context) error) {
 	var looks singleflight.Group
 	live = func(ctx context.Context) error {
@@ -175,9 +176,9 @@ func (p *plugin) probes() (live, ready func(context.Context) error) {
 const socketTime = 5 * time.Second
 
 // socketAnswers calls the plugin as kubelet does. It asks for less than the
-// livenessprobe sidecar, whose Probe also fails while a pool is away: to start
-// the plugin again would not bring that back, and would end the helpers that work
-// on other disks.
+// livenessprobe sidecar, whose Probe also fails while a pool is not there: a restart
+// of the plugin would not bring the pool back, and would kill the helper programs
+// that work on other disks.
 func (p *plugin) socketAnswers(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, socketTime)
 	defer cancel()
@@ -202,24 +203,33 @@ func answer(w http.ResponseWriter, err error) {
 func (p *plugin) statusHandler() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /status", serve(func(*http.Request) (any, error) {
-		return p.report(p.reconciler.Status()...), nil
+		return p.report(p.reconciler.Reports()...), nil
 	}))
 	live, ready := p.probes()
 	mux.HandleFunc("GET /probes/live", serveInTime(func(ctx context.Context, _ *http.Request) (any, error) { return "ok", live(ctx) }))
 	mux.HandleFunc("GET /probes/ready", serveInTime(func(ctx context.Context, _ *http.Request) (any, error) { return "ok", ready(ctx) }))
-	mux.HandleFunc("GET /orphans", serveInTime(func(ctx context.Context, _ *http.Request) (any, error) { return p.orphansNow(ctx, false) }))
-	mux.HandleFunc("POST /orphans/clean", serveInTime(func(ctx context.Context, _ *http.Request) (any, error) { return p.orphansNow(ctx, true) }))
-	mux.HandleFunc("GET /volumes/{id}/explain", p.serveVolume(func(ctx context.Context, id string) (any, error) { return p.reconciler.Explain(ctx, id) }))
-	mux.HandleFunc("POST /volumes/{id}/retry", p.serveVolume(func(ctx context.Context, id string) (any, error) {
-		status, err := p.reconciler.Retry(ctx, id)
-		return p.report(status), err
+	mux.HandleFunc("GET /orphans", serveInTime(func(ctx context.Context, _ *http.Request) (any, error) { return p.reconciler.Orphans(ctx, false) }))
+	mux.HandleFunc("POST /orphans/clean", serveInTime(func(ctx context.Context, _ *http.Request) (any, error) { return p.reconciler.Orphans(ctx, true) }))
+	mux.HandleFunc("GET /volumes/{id}/explain", p.serveVolume(func(ctx context.Context, id string) (any, error) {
+		volume, err := p.reconciler.Explain(ctx, id)
+		if err != nil {
+			return nil, err
+		}
+		return volume.Story(), nil
 	}))
-	mux.HandleFunc("GET /volumes/{id}/clear-device", p.serveVolume(func(ctx context.Context, id string) (any, error) { return p.clearDevice(ctx, id, false) }))
-	mux.HandleFunc("POST /volumes/{id}/clear-device", p.serveVolume(func(ctx context.Context, id string) (any, error) { return p.clearDevice(ctx, id, true) }))
+	mux.HandleFunc("POST /volumes/{id}/retry", p.serveVolume(func(ctx context.Context, id string) (any, error) {
+		volume, err := p.reconciler.Retry(ctx, id)
+		if err != nil {
+			return nil, err
+		}
+		return p.report(volume), nil
+	}))
+	mux.HandleFunc("GET /volumes/{id}/clear-device", p.serveVolume(func(ctx context.Context, id string) (any, error) { return p.reconciler.Clear(ctx, id, false) }))
+	mux.HandleFunc("POST /volumes/{id}/clear-device", p.serveVolume(func(ctx context.Context, id string) (any, error) { return p.reconciler.Clear(ctx, id, true) }))
 	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) { mux.ServeHTTP(ownName{w, p.options}, req) })
 }
 
-// ownName writes answers, each in one piece, as Options.inOwnName has them.
+// ownName rewrites each answer, which comes in one piece, by Options.inOwnName.
 type ownName struct {
 	http.ResponseWriter
 	options Options
@@ -235,20 +245,21 @@ func (w ownName) Write(answer []byte) (int, error) {
 	return len(answer), nil
 }
 
-func (p *plugin) report(volumes ...reconciler.Status) Report {
-	report := Report{Running: true, Driver: p.DriverName, Version: p.options.version(), Volumes: volumes}
+// report is the answer about volumes of this node.
+func (p *plugin) report(volumes ...report.Volume) Report {
+	node := Report{Running: true, Driver: p.DriverName, Version: p.options.version(), Volumes: report.Statuses(volumes)}
 	if p.registrar != nil {
-		status := p.registrar.Status()
-		report.Registration = &status
+		answer := report.Registration(p.registrar.Status())
+		node.Registration = &answer
 	}
-	return report
+	return node
 }
 
-// timeoutHeader is how long the client will wait for the answer, in Go's
-// notation: so it is told what keeps it waiting before it leaves.
+// timeoutHeader is how long the client will wait for the answer, in Go's notation.
+// The plugin answers before that, if only with what it is waiting for.
 const timeoutHeader = "Csi-Node-Timeout"
 
-// serveVolume serves what is asked of the volume that the path names.
+// serveVolume serves a request about the volume that the path names.
 func (p *plugin) serveVolume(do func(ctx context.Context, id string) (any, error)) http.HandlerFunc {
 	return serveInTime(func(ctx context.Context, req *http.Request) (any, error) {
 		id := req.PathValue("id")
@@ -261,7 +272,7 @@ func (p *plugin) serveVolume(do func(ctx context.Context, id string) (any, error
 	})
 }
 
-// serveInTime serves with a context that ends when the client says.
+// serveInTime serves with a context that ends when the client stops waiting.
 func serveInTime(do func(ctx context.Context, req *http.Request) (any, error)) http.HandlerFunc {
 	return serve(func(req *http.Request) (any, error) {
 		ctx := req.Context()

@@ -16,14 +16,14 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"github.com/csi-node/csi-node/pkg/devices/pool"
 	"github.com/csi-node/csi-node/pkg/reconciler"
+	"github.com/csi-node/csi-node/pkg/report"
 	"github.com/csi-node/csi-node/pkg/state"
 	"github.com/csi-node/csi-node/pkg/state/store"
 	"github.com/csi-node/csi-node/test/machine"
 )
 
-// testConfig is of a plugin with directories of its own.
+// testConfig returns the Config of a plugin with directories of its own.
 func testConfig(t *testing.T) Config {
 	t.Helper()
 	// Not named after the test: the path of a socket has at most 107 bytes.
@@ -48,7 +48,7 @@ func testConfig(t *testing.T) Config {
 
 func (c Config) poolDir() string { return c.BackendFlags["pool-dir"] }
 
-// openPlugin returns a plugin of which no part runs.
+// openPlugin returns a plugin that is open, and does not run.
 func openPlugin(t *testing.T) *plugin {
 	t.Helper()
 	machine.Kernel(t)
@@ -61,14 +61,14 @@ func openPlugin(t *testing.T) *plugin {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if err := p.letGo(); err != nil {
+		if err := p.release(); err != nil {
 			t.Error(err)
 		}
 	})
 	return p
 }
 
-// askStage leaves an intent in the store.
+// askStage writes the intent of a stage into the store.
 func askStage(t *testing.T, s *store.Store, id string) {
 	t.Helper()
 	_, err := s.Edit(id, func(v *state.Volume) error {
@@ -134,8 +134,8 @@ func TestHealthEndpoints(t *testing.T) {
 	if err := probe(); err != nil {
 		t.Error(err)
 	}
-	if err := p.storageHealth(t.Context()); err != nil {
-		t.Errorf("the pool: %v", err)
+	if s := p.storage(t.Context()); s != (report.Storage{}) {
+		t.Errorf("the pool: %v", s)
 	}
 
 	if err := os.Rename(p.poolDir(), p.poolDir()+".away"); err != nil {
@@ -150,8 +150,8 @@ func TestHealthEndpoints(t *testing.T) {
 	if err := probe(); state.ClassOf(err) != state.FailedPrecondition || !strings.Contains(err.Error(), p.poolDir()) {
 		t.Errorf("without a pool Probe says %v", err)
 	}
-	if err := p.storageHealth(t.Context()); err == nil || state.ClassOf(err) == state.ResourceExhausted {
-		t.Errorf("without a pool the storage's health is %v", err)
+	if s := p.storage(t.Context()); s.Unusable == nil {
+		t.Errorf("without a pool the storage is %v", s)
 	}
 	if code, _ := p.get(t, "/other"); code != http.StatusNotFound {
 		t.Errorf("another path answers %d", code)
@@ -205,82 +205,14 @@ func TestMetrics(t *testing.T) {
 	}
 }
 
-func TestReportOfTheStore(t *testing.T) {
-	p := openPlugin(t)
-	askStage(t, p.store, "v1")
-	// A plugin that has the store and serves no status, as one that starts or ends.
-	if _, err := ReadReport(t.Context(), p.StateDir, pool.Kind()); !errors.Is(err, store.ErrLocked) {
-		t.Errorf("while it is locked: %v", err)
-	}
-	if err := p.letGo(); err != nil {
-		t.Fatal(err)
-	}
-	report, err := ReadReport(t.Context(), p.StateDir, pool.Kind())
-	if err != nil {
-		t.Fatal(err)
-	}
-	if report.Running || len(report.Volumes) != 1 || report.Volumes[0].Volume != "v1" || report.Volumes[0].Device != "absent" {
-		t.Fatalf("reports %+v", report)
-	}
-	if parts := report.Volumes[0].Parts; len(parts) != 1 || parts[0].Is != reconciler.Failing || !strings.Contains(parts[0].Error, "no such volume") || !strings.Contains(parts[0].Asked, "/kubelet/v1") {
-		t.Errorf("reports %+v", parts)
-	}
-	// A socket that a killed plugin left behind.
-	l, err := listenUnix(filepath.Join(p.StateDir, StatusSocket))
-	if err != nil {
-		t.Fatal(err)
-	}
-	leaveSocket(t, l)
-	if again, err := ReadReport(t.Context(), p.StateDir, pool.Kind()); err != nil || again.Running || len(again.Volumes) != 1 {
-		t.Errorf("with a stale socket: %+v (%v)", again, err)
-	}
-}
-
-func TestReportOfNothing(t *testing.T) {
-	dir := t.TempDir()
-	report, err := ReadReport(t.Context(), dir)
-	if err == nil {
-		t.Fatalf("reports %+v", report)
-	}
-	for _, words := range []string{filepath.Join(dir, StatusSocket), filepath.Join(dir, settingsFile), "--state-dir"} {
-		if !strings.Contains(err.Error(), words) {
-			t.Errorf("no %q in: %v", words, err)
-		}
-	}
-	if names, err := os.ReadDir(dir); err != nil || len(names) > 0 {
-		t.Errorf("reading made %v (%v)", names, err)
-	}
-}
-
-// A plugin that does not answer holds the reader no longer than its context.
-func TestReportOfAHungPlugin(t *testing.T) {
-	dir := t.TempDir()
-	l, err := listenUnix(filepath.Join(dir, StatusSocket))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	ctx, cancel := context.WithCancel(t.Context())
-	go func() {
-		conn, err := l.Accept()
-		cancel() // the call is under way, and nobody answers
-		if err == nil {
-			<-t.Context().Done()
-			conn.Close()
-		}
-	}()
-	if _, err := ReadReport(ctx, dir); !errors.Is(err, context.Canceled) {
-		t.Errorf("the reader is told %v", err)
-	}
-}
-
-// Who owes the body of a request is not waited for, and keeps nobody out.
-func TestStrangersWhoOweABody(t *testing.T) {
+// A client that does not send the body of its request is not waited for, and keeps
+// nobody out.
+func TestRequestBodiesAreNotAwaited(t *testing.T) {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
-	w := newWeb(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}), listener, 4).forStrangers()
+	w := newWeb(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}), listener, 4).forAnyone()
 	served := make(chan error, 1)
 	go func() { served <- w.serve() }()
 	defer func() {

@@ -41,7 +41,7 @@ func TestBackendOfARequest(t *testing.T) {
 	}
 }
 
-// A record of a backend that this plugin lacks is no mistake of the caller.
+// A record of a backend that this plugin lacks is not an error of the caller.
 func TestRequestsOfARecordWhoseBackendIsLacking(t *testing.T) {
 	s, f := newServer()
 	lacking := func() {
@@ -59,7 +59,7 @@ func TestRequestsOfARecordWhoseBackendIsLacking(t *testing.T) {
 	}
 }
 
-// Who may create a pod chooses no backend.
+// An inline volume, which anybody who may create a pod can ask for, chooses no backend.
 func TestInlineVolumeChoosesNoBackend(t *testing.T) {
 	s, f := emptyServer()
 	for _, name := range []string{"disk", "usual", ""} {
@@ -69,7 +69,7 @@ func TestInlineVolumeChoosesNoBackend(t *testing.T) {
 	}
 }
 
-// What the backend says is no identity may come anew with each request.
+// Keys of the publish context that are no identity may differ in each request.
 func TestPublishContextThatIsNoIdentity(t *testing.T) {
 	s, f := newServer()
 	with := func(lun, portal string) error {
@@ -91,7 +91,7 @@ func TestPublishContextThatIsNoIdentity(t *testing.T) {
 	check(t, with("2", "b"), state.AlreadyExists, "context")
 }
 
-// Secrets are remembered for a request whose intent stands, and for no other.
+// Secrets are kept only for a request whose intent was accepted into the record.
 func TestSecretsAreRemembered(t *testing.T) {
 	key := map[string]string{"key": "s3cret"}
 	s, f := newServer()

@@ -12,8 +12,8 @@ import (
 
 // NodeExpandVolume asks for a size of backing, device and file system.
 //
-// kubelet takes InvalidArgument, NotFound and OutOfRange for infeasible and
-// stops asking, so these are kept for what can never succeed.
+// kubelet stops asking after InvalidArgument, NotFound and OutOfRange, so these are
+// returned only for what can never succeed.
 func (s *Server) NodeExpandVolume(ctx context.Context, req *csi.NodeExpandVolumeRequest) (*csi.NodeExpandVolumeResponse, error) {
 	req, err := spell(ctx, s.Paths, req)
 	if err != nil {
@@ -59,9 +59,9 @@ func (s *Server) NodeExpandVolume(ctx context.Context, req *csi.NodeExpandVolume
 	return &csi.NodeExpandVolumeResponse{CapacityBytes: size}, nil
 }
 
-// related refuses paths that have nothing to do with a volume that is staged. Of
-// one without a record the worker sees whether there is such a volume, and whether
-// it is staged all the same.
+// related refuses paths that have nothing to do with a staged volume. If the volume
+// has no record, the worker finds out whether it exists, and whether it is staged
+// all the same.
 func (s *Server) related(req *csi.NodeExpandVolumeRequest) error {
 	record, path := s.Records.Get(req.GetVolumeId()), req.GetVolumePath()
 	switch {
@@ -72,8 +72,8 @@ func (s *Server) related(req *csi.NodeExpandVolumeRequest) error {
 	return nil
 }
 
-// presumed returns where, and as what, a volume without a record may be staged as
-// far as the request tells; both empty: it does not.
+// presumed returns where, and with what capability, a volume without a record is
+// staged according to the request; both are empty if the request does not say.
 func (s *Server) presumed(req *csi.NodeExpandVolumeRequest) (staging string, c state.Capability) {
 	if staging = req.GetStagingTargetPath(); staging == "" || req.GetVolumeCapability() == nil || s.path("staging_target_path", staging) != nil {
 		return "", state.Capability{}
@@ -85,8 +85,8 @@ func (s *Server) presumed(req *csi.NodeExpandVolumeRequest) (staging string, c s
 	return staging, c
 }
 
-// checkRange returns InvalidArgument for a range that no size meets, and
-// OutOfRange for one that no volume does.
+// checkRange returns InvalidArgument for a range without any size in it, and
+// OutOfRange for one that no volume can meet.
 func checkRange(r *csi.CapacityRange) error {
 	required, limit := r.GetRequiredBytes(), r.GetLimitBytes()
 	switch {

@@ -2,6 +2,7 @@ package nodeserver
 
 import (
 	"cmp"
+	"context"
 	"testing"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -9,7 +10,7 @@ import (
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
-// A range that no volume meets is refused before anybody looks at one.
+// A range that no volume can meet is refused before any volume is looked at.
 func TestImpossibleRanges(t *testing.T) {
 	for title, test := range map[string]struct {
 		required, limit int64
@@ -94,7 +95,7 @@ func TestExpand(t *testing.T) {
 	}
 }
 
-// A store that was lost is no reason to refuse growth for good.
+// Expansion still works after the store was lost.
 func TestExpandAdopts(t *testing.T) {
 	for title, test := range map[string]struct {
 		change expandChange
@@ -142,4 +143,20 @@ func TestExpandAdopts(t *testing.T) {
 	if v := f.records[id]; !v.Stage.Provisional || v.Size.Bytes != 2*gib || f.looks.Load() > 0 {
 		t.Errorf("the record is %+v after %d looks", v, f.looks.Load())
 	}
+}
+
+// overtaken is a node on which a larger expansion comes in between.
+type overtaken struct{ *fakeNode }
+
+func (o overtaken) EnsureSize(ctx context.Context, id string, edit func(*state.Volume) error) (int64, error) {
+	_, err := o.fakeNode.EnsureSize(ctx, id, edit)
+	return 4 * gib, err
+}
+
+func TestExpandBeyondTheLimit(t *testing.T) {
+	s, f := newServer()
+	f.staged(asExt4)
+	s.Reconciler = overtaken{f}
+	_, err := s.NodeExpandVolume(t.Context(), expandRequest(func(r *csi.NodeExpandVolumeRequest) { r.CapacityRange.LimitBytes = 3 * gib }))
+	check(t, err, state.OutOfRange, "more than the limit")
 }

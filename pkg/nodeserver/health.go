@@ -4,15 +4,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
-	"github.com/csi-node/csi-node/pkg/reconciler"
+	"github.com/csi-node/csi-node/pkg/report"
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
-// NodeGetVolumeHealth tells what is wrong with a volume, nothing if nothing is.
+// NodeGetVolumeHealth returns what is wrong with a volume, and nothing for a healthy one.
 // It answers within answerTimeout, even if the volume does not.
 func (s *Server) NodeGetVolumeHealth(ctx context.Context, req *csi.NodeGetVolumeHealthRequest) (*csi.NodeGetVolumeHealthResponse, error) {
 	id := req.GetVolumeId()
@@ -26,9 +25,7 @@ func (s *Server) NodeGetVolumeHealth(ctx context.Context, req *csi.NodeGetVolume
 	}
 	have, err := s.observe(ctx, want)
 	if hangs := (noAnswer{}); errors.As(err, &hangs) && record != nil {
-		return &csi.NodeGetVolumeHealthResponse{VolumeHealth: &csi.VolumeHealth{VolumeId: id, HealthStatuses: []*csi.VolumeHealth_VolumeHealthEntry{
-			{Status: csi.VolumeHealthErrorType_INACCESSIBLE, Reason: "DoesNotAnswer", Message: err.Error()},
-		}}}, nil
+		return volumeHealth(id, report.Finding{Kind: report.Inaccessible, Reason: "DoesNotAnswer", Message: err.Error()}), nil
 	}
 	if err != nil {
 		return nil, err
@@ -36,38 +33,20 @@ func (s *Server) NodeGetVolumeHealth(ctx context.Context, req *csi.NodeGetVolume
 	if record == nil && have.Device.Missing {
 		return nil, state.Errorf(state.NotFound, "volume %s: no such volume on this node", id)
 	}
+	return volumeHealth(id, s.Reconciler.Report(want, have).Health()...), nil
+}
+
+func volumeHealth(id string, findings ...report.Finding) *csi.NodeGetVolumeHealthResponse {
 	health := &csi.VolumeHealth{VolumeId: id}
-	say := func(status csi.VolumeHealthErrorType, reason, message string) {
-		for _, e := range health.HealthStatuses { // (status, reason) must be unique
-			if e.Status == status && e.Reason == reason {
-				e.Message += "; " + message
-				return
-			}
-		}
-		health.HealthStatuses = append(health.HealthStatuses, &csi.VolumeHealth_VolumeHealthEntry{Status: status, Reason: reason, Message: message})
+	for _, f := range findings {
+		status := map[report.FindingKind]csi.VolumeHealthErrorType{
+			report.Degraded:     csi.VolumeHealthErrorType_DEGRADED,
+			report.Inaccessible: csi.VolumeHealthErrorType_INACCESSIBLE,
+			report.DataLoss:     csi.VolumeHealthErrorType_DATA_LOSS,
+		}[f.Kind]
+		health.HealthStatuses = append(health.HealthStatuses, &csi.VolumeHealth_VolumeHealthEntry{Status: status, Reason: f.Reason, Message: f.Message})
 	}
-	if d := have.Device; d.Formatted != "" && have.Contents.Kind == state.ContentsBlank {
-		say(csi.VolumeHealthErrorType_DATA_LOSS, "FilesystemLost", fmt.Sprintf("the volume was formatted as %s and is blank now", d.Formatted))
-	} else if !d.Attached() && d.Size < d.Capacity { // a device lags behind its backing while it grows
-		say(csi.VolumeHealthErrorType_DATA_LOSS, "BackingTruncated", fmt.Sprintf("the volume has %d bytes of %d", d.Size, d.Capacity))
-	}
-	problems := reconciler.MakePlan(want, have).Problems()
-	for _, failure := range s.Reconciler.Failures(id) {
-		if !slices.ContainsFunc(problems, func(p reconciler.PartProblem) bool { return p.Part == failure.Part }) {
-			problems = append(problems, failure)
-		}
-	}
-	for _, p := range problems {
-		kind, reason := csi.VolumeHealthErrorType_DEGRADED, "TargetUnusable"
-		switch p.Part.Kind {
-		case state.StageKind:
-			kind, reason = csi.VolumeHealthErrorType_INACCESSIBLE, "StageUnusable"
-		case state.SizeKind:
-			reason = "SizeNotReached"
-		}
-		say(kind, reason, p.Text)
-	}
-	return &csi.NodeGetVolumeHealthResponse{VolumeHealth: health}, nil
+	return &csi.NodeGetVolumeHealthResponse{VolumeHealth: health}
 }
 
 // observe looks at a volume as the Reconciler does, but gives up in time.
@@ -83,17 +62,15 @@ func (s *Server) observe(ctx context.Context, want *state.Volume) (state.Actual,
 	return have, nil
 }
 
-// NodeGetStorageHealth tells what is wrong with the place that volumes are kept in.
+// NodeGetStorageHealth returns what is wrong with the storage of the backends.
 func (s *Server) NodeGetStorageHealth(ctx context.Context, _ *csi.NodeGetStorageHealthRequest) (*csi.NodeGetStorageHealthResponse, error) {
 	resp := &csi.NodeGetStorageHealthResponse{}
-	err := s.StorageHealth(ctx)
-	if err == nil {
-		return resp, nil
+	for _, f := range s.Storage(ctx).Health() {
+		status := map[report.FindingKind]csi.StorageHealthErrorType{
+			report.Degraded:     csi.StorageHealthErrorType_STORAGE_DEGRADED,
+			report.Inaccessible: csi.StorageHealthErrorType_STORAGE_UNREACHABLE,
+		}[f.Kind]
+		resp.BackendHealth = append(resp.BackendHealth, &csi.NodeGetStorageHealthResponse_StorageBackendHealth{Status: status, Reason: f.Reason, Message: f.Message})
 	}
-	health := &csi.NodeGetStorageHealthResponse_StorageBackendHealth{Status: csi.StorageHealthErrorType_STORAGE_UNREACHABLE, Reason: "PoolUnusable", Message: err.Error()}
-	if state.ClassOf(err) == state.ResourceExhausted {
-		health.Status, health.Reason = csi.StorageHealthErrorType_STORAGE_DEGRADED, "PoolFull"
-	}
-	resp.BackendHealth = append(resp.BackendHealth, health)
 	return resp, nil
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
+	"github.com/csi-node/csi-node/pkg/report"
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
@@ -107,6 +108,23 @@ func TestVolumeHealth(t *testing.T) {
 	}
 }
 
+// A look may find nothing wrong while each attempt to continue fails.
+func TestVolumeHealthTellsFailures(t *testing.T) {
+	s, f := newServer()
+	f.staged(asExt4)
+	f.mounts[staging] = state.Mountpoint{File: state.Directory, Empty: true}
+	s.Reconciler = seeing{f, func(a *state.Actual) { a.Contents = state.Contents{Kind: state.ContentsFilesystem, FSType: "ext4"} }}
+	f.failures = map[state.Part]error{state.StagePart(): errors.New("mkfs fails")}
+	resp, err := s.NodeGetVolumeHealth(t.Context(), &csi.NodeGetVolumeHealthRequest{VolumeId: id})
+	if err != nil {
+		t.Fatal(err)
+	}
+	entries := resp.GetVolumeHealth().GetHealthStatuses()
+	if len(entries) != 1 || entries[0].GetReason() != "StageUnusable" || !strings.Contains(entries[0].GetMessage(), "mkfs fails") {
+		t.Errorf("answers %v", entries)
+	}
+}
+
 // seeing changes what is observed.
 type seeing struct {
 	*fakeNode
@@ -140,26 +158,23 @@ func TestVolumeHealthOfUnknownVolumes(t *testing.T) {
 
 func TestStorageHealth(t *testing.T) {
 	for title, test := range map[string]struct {
-		err  error
-		want string // "STATUS reason"
+		storage report.Storage
+		want    string // "STATUS reason message"
 	}{
 		"healthy": {},
-		"missing": {errors.New("the disk is not mounted"), "STORAGE_UNREACHABLE PoolUnusable"},
-		"full":    {state.Errorf(state.ResourceExhausted, "no room"), "STORAGE_DEGRADED PoolFull"},
+		"missing": {report.Storage{Unusable: errors.New("no disk"), Full: errors.New("no room")}, "STORAGE_UNREACHABLE PoolUnusable no disk"},
+		"full":    {report.Storage{Full: errors.New("no room")}, "STORAGE_DEGRADED PoolFull no room"},
 	} {
 		t.Run(title, func(t *testing.T) {
 			s, _ := newServer()
-			s.StorageHealth = func(context.Context) error { return test.err }
+			s.Storage = func(context.Context) report.Storage { return test.storage }
 			resp, err := s.NodeGetStorageHealth(t.Context(), &csi.NodeGetStorageHealthRequest{})
 			if err != nil {
 				t.Fatal(err)
 			}
 			got := ""
 			for _, h := range resp.GetBackendHealth() {
-				got += h.GetStatus().String() + " " + h.GetReason()
-				if h.GetMessage() != test.err.Error() {
-					t.Errorf("the message is %q", h.GetMessage())
-				}
+				got += h.GetStatus().String() + " " + h.GetReason() + " " + h.GetMessage()
 			}
 			if got != test.want {
 				t.Errorf("answers %q, not %q", got, test.want)

@@ -15,7 +15,8 @@ import (
 
 var now = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 
-// asking is what a stage and a publish request have in common, and what becomes of it.
+// asking is what a stage and a publish request have in common, and the intent that it
+// becomes.
 type asking struct {
 	ask             *csi.VolumeCapability
 	volume, publish map[string]string
@@ -153,7 +154,7 @@ func TestRepublishWithNewTokens(t *testing.T) {
 	}
 }
 
-// Another request than the one that stands is refused, and what stands stays.
+// A request that contradicts the accepted one is refused, and the accepted one stays.
 func TestDifferentRequests(t *testing.T) {
 	s, f := newServer()
 	before := f.staged(asExt4)
@@ -262,8 +263,8 @@ func TestPublishDoesNotAdoptWhatIsRecorded(t *testing.T) {
 	check(t, publish(t, s), state.Aborted, "being unstaged")
 }
 
-// An inline volume is one edit: its stage and the publish that it lives for, and the
-// end of both. The backend is not asked.
+// An inline volume is one edit: it asks for the stage together with the publish, or
+// for the end of both. The backend is not asked.
 func TestEphemeral(t *testing.T) {
 	volume := map[string]string{ephemeralKey: "true", podUIDKey: "uid", "csi.storage.k8s.io/pod.name": "web", tokensKey: "s3cret", "size": "1Gi"}
 	inline := func(r *csi.NodePublishVolumeRequest) { r.VolumeContext, r.StagingTargetPath = volume, "" }
@@ -298,7 +299,7 @@ func TestEphemeral(t *testing.T) {
 
 	s, f = emptyServer()
 	refused(t, f, stage(t, s, func(r *csi.NodeStageVolumeRequest) { r.VolumeContext = volume }), state.InvalidArgument, "without being staged")
-	refused(t, f, publish(t, s, func(r *csi.NodePublishVolumeRequest) { inline(r); r.VolumeCapability = block(writer) }), state.InvalidArgument, "has a file system")
+	refused(t, f, publish(t, s, func(r *csi.NodePublishVolumeRequest) { inline(r); r.VolumeCapability = block(writer) }), state.InvalidArgument, "must have a file system")
 	s.Inline = nil
 	refused(t, f, publish(t, s, inline), state.InvalidArgument, "use a PersistentVolumeClaim")
 }

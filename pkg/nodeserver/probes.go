@@ -26,19 +26,19 @@ func patience(ctx context.Context) time.Duration {
 	return min(left-left/10, answerTimeout)
 }
 
-// probes lets one look at a volume run at a time, and keeps the usage that the
-// last one saw. A volume that does not answer occupies one goroutine, and keeps
-// no other volume waiting. The zero value is ready.
+// probes runs at most one look at each volume at a time, and keeps the usage that the
+// last one saw. A volume that does not answer occupies one goroutine, and delays no
+// other volume. The zero value is ready to use.
 type probes struct {
 	mu      sync.Mutex
 	running map[string]*probe // by volume
 	last    map[string]sight  // by volume, until it is forgotten
-	most    int               // of last, before it is looked through again
+	most    int               // entries of last, beyond which tidy drops some
 }
 
 // probe is a look that runs.
 type probe struct {
-	path  string // empty: no other caller may share it
+	path  string // empty: other callers must not share it
 	since time.Time
 	stale bool          // what it sees is not to be kept
 	done  chan struct{} // closed at its end, when the result is set
@@ -46,14 +46,14 @@ type probe struct {
 	err   error
 }
 
-// sight is what was seen of a volume; it is the same at all of its paths.
+// sight is the usage that was seen of a volume. It is the same at all paths.
 type sight struct {
 	usage []*csi.VolumeUsage
 	at    time.Time
 }
 
-// noAnswer says that a look at a volume has not ended, or that it ended without
-// an answer, because of a cause of the class DeadlineExceeded.
+// noAnswer is the error of a look at a volume that has not ended, or that ended
+// with a cause of the class DeadlineExceeded.
 type noAnswer struct {
 	since time.Time
 	cause error
@@ -71,9 +71,9 @@ func (noAnswer) Unwrap() error { return context.DeadlineExceeded }
 
 func age(since time.Time) time.Duration { return time.Since(since).Round(time.Second / 10) }
 
-// ask makes a look at a volume, or shares one at the same path that runs. It
+// ask looks at a volume, or shares a look at the same path that is under way. It
 // returns noAnswer when ctx is about to end or a look has run for answerTimeout;
-// then the look goes on, and what it sees is kept.
+// that look goes on, and what it sees is kept.
 func (p *probes) ask(ctx context.Context, id, path string, look func(context.Context) ([]*csi.VolumeUsage, error)) ([]*csi.VolumeUsage, error) {
 	end := time.Now().Add(patience(ctx))
 	for {
@@ -97,8 +97,8 @@ func (p *probes) ask(ctx context.Context, id, path string, look func(context.Con
 	}
 }
 
-// join returns the look at the volume that runs, at whatever path, or begins the
-// caller's own.
+// join returns the look at the volume that is under way, at whatever path, or begins
+// the caller's own.
 func (p *probes) join(ctx context.Context, id, path string, look func(context.Context) ([]*csi.VolumeUsage, error)) (_ *probe, own bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -136,7 +136,7 @@ func (p *probes) seen(id string) (sight, bool) {
 	return s, ok
 }
 
-// forget drops what was seen of a volume, and what a look that runs will see.
+// forget drops what was seen of a volume, also by a look that is still under way.
 func (p *probes) forget(id string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -146,12 +146,12 @@ func (p *probes) forget(id string) {
 	}
 }
 
-// sparedSights are kept whatever has become of their volumes.
+// sparedSights is how many sights are kept without asking whether their volumes exist.
 const sparedSights = 64
 
-// tidy drops what was seen of volumes that are not known any more: an inline
-// volume whose pod was gone ended without a call. It looks through them when they
-// have doubled.
+// tidy drops what was seen of volumes that have no record any more, such as inline
+// volumes whose pods are gone, which end without a call. It does so only when the
+// number of sights has doubled.
 func (p *probes) tidy(known func(id string) bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -162,7 +162,7 @@ func (p *probes) tidy(known func(id string) bool) {
 	p.most = 2 * len(p.last)
 }
 
-// standsAt reports whether the record has the volume staged or published at path.
+// standsAt reports whether the volume is to be staged or published at path.
 func standsAt(v *state.Volume, path string) bool {
 	if v == nil {
 		return false

@@ -12,9 +12,9 @@ import (
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
-// NodePublishVolume asks for the staged volume at the target path. Whether one
-// without a record is staged all the same, because the store was lost, is the
-// worker's to see: kubelet does not stage again what it believes staged.
+// NodePublishVolume asks for the staged volume at the target path. A volume without a
+// record may be staged all the same, if the store was lost. The worker finds out,
+// because kubelet does not stage again what it believes staged.
 func (s *Server) NodePublishVolume(ctx context.Context, req *csi.NodePublishVolumeRequest) (*csi.NodePublishVolumeResponse, error) {
 	req, err := spell(ctx, s.Paths, req)
 	if err != nil {
@@ -22,7 +22,7 @@ func (s *Server) NodePublishVolume(ctx context.Context, req *csi.NodePublishVolu
 	}
 	pending := []state.Part{state.TargetPart(req.GetTargetPath())}
 	inline := req.GetVolumeContext()[ephemeralKey] == "true"
-	if inline { // which this call stages, too
+	if inline { // this call stages it, too
 		pending = append(pending, state.StagePart())
 	}
 	target, err := s.target(req)
@@ -69,11 +69,11 @@ func (s *Server) inlineStage(req *csi.NodePublishVolumeRequest, target *state.Ta
 	id, attributes := req.GetVolumeId(), maps.Clone(req.GetVolumeContext())
 	switch {
 	case target.Capability.Access != state.MountAccess:
-		return nil, state.Errorf(state.InvalidArgument, "volume %s: an inline ephemeral volume has a file system", id)
+		return nil, state.Errorf(state.InvalidArgument, "volume %s: an inline ephemeral volume must have a file system", id)
 	case s.Inline == nil:
-		return nil, state.Errorf(state.InvalidArgument, "volume %s: no backend of this plugin takes inline ephemeral volumes: use a PersistentVolumeClaim", id)
+		return nil, state.Errorf(state.InvalidArgument, "volume %s: no backend of this plugin accepts inline ephemeral volumes: use a PersistentVolumeClaim", id)
 	case s.Inline.Staging(id) == "":
-		return nil, state.Errorf(state.InvalidArgument, "volume %s: an inline ephemeral volume has an id that can name a directory", id)
+		return nil, state.Errorf(state.InvalidArgument, "volume %s: an inline ephemeral volume must have an id that can be the name of a directory", id)
 	}
 	podUID := attributes[podUIDKey]
 	maps.DeleteFunc(attributes, func(key, _ string) bool { return strings.HasPrefix(key, devices.KubernetesPrefix) })
@@ -83,7 +83,7 @@ func (s *Server) inlineStage(req *csi.NodePublishVolumeRequest, target *state.Ta
 	}, nil
 }
 
-// target translates the request but for its staging path.
+// target translates the request without its staging path.
 func (s *Server) target(req *csi.NodePublishVolumeRequest) (*state.Target, error) {
 	capability, readOnly, joined, err := s.asked(req, "target_path", req.GetTargetPath())
 	if err != nil {
@@ -92,8 +92,8 @@ func (s *Server) target(req *csi.NodePublishVolumeRequest) (*state.Target, error
 	return &state.Target{Path: req.GetTargetPath(), Capability: capability, ReadOnly: readOnly || req.GetReadonly(), Context: joined}, nil
 }
 
-// NodeUnpublishVolume asks that the volume is not at the target path. An inline
-// ephemeral volume ends with that.
+// NodeUnpublishVolume asks that the volume is not at the target path. That ends an
+// inline ephemeral volume.
 func (s *Server) NodeUnpublishVolume(ctx context.Context, req *csi.NodeUnpublishVolumeRequest) (*csi.NodeUnpublishVolumeResponse, error) {
 	req, err := spell(ctx, s.Paths, req)
 	if err != nil {

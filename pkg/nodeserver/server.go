@@ -4,9 +4,13 @@
 // Errors are classified by package state; the gRPC server's interceptor turns
 // the class into a status code. The rules are those of the CSI specification
 // v1.13, section "Node Service RPC". A request to stage, unstage, publish,
-// unpublish or expand asks the kernel nothing: what it may ask is decided from the
-// request, from the record and from the spelling of its paths, and the rest by the
-// worker. Only questions (stats, health) look at the node.
+// unpublish or expand asks the kernel nothing: whether it is valid is decided from the
+// request, from the record and from the spelling of its paths; everything else is
+// the worker's. Only questions (stats, health) look at the node.
+//
+// Read stage.go first: a request becomes an edit of the volume's record, and
+// Reconciler.Ensure waits for it. validate.go holds the checks that requests share;
+// probes.go bounds the questions about a volume that does not answer.
 package nodeserver
 
 import (
@@ -16,10 +20,11 @@ import (
 
 	"github.com/csi-node/csi-node/pkg/devices"
 	"github.com/csi-node/csi-node/pkg/reconciler"
+	"github.com/csi-node/csi-node/pkg/report"
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
-// Reconciler makes intents true; *reconciler.Reconciler is one.
+// Reconciler carries out intents; *reconciler.Reconciler is one.
 type Reconciler interface {
 	Ensure(ctx context.Context, id string, part state.Part, edit func(*state.Volume) error) error
 	// Remember keeps the secrets of a volume for as long as anything is asked of
@@ -28,8 +33,9 @@ type Reconciler interface {
 	// EnsureSize is Ensure for the size, and returns the bytes that the volume has.
 	EnsureSize(ctx context.Context, id string, edit func(*state.Volume) error) (bytes int64, err error)
 	Observe(ctx context.Context, want *state.Volume) (state.Actual, error)
-	Failures(id string) []reconciler.PartProblem
-	// Changed has the volumes at a path looked at.
+	// Report reports on a volume of which have was just seen by Observe.
+	Report(want *state.Volume, have state.Actual) report.Volume
+	// Changed makes the workers look at the volumes at a path.
 	Changed(path string)
 }
 
@@ -38,7 +44,7 @@ type Records interface {
 	Get(id string) *state.Volume
 }
 
-// Backends knows the storage that this plugin has; a *devices.Set is one.
+// Backends are the backends of this plugin; a *devices.Set is one.
 type Backends interface {
 	// Names returns the names of the backends.
 	Names() []string
@@ -47,7 +53,7 @@ type Backends interface {
 	// Validate returns InvalidArgument for a volume that its backend can never
 	// have, or whose backend the plugin lacks. It is pure.
 	Validate(v devices.Volume) error
-	// ValidateID returns InvalidArgument for an id of which there can be no volume.
+	// ValidateID returns InvalidArgument for an id that no volume can have.
 	ValidateID(ctx context.Context, id string) error
 	// PublishIdentity reports whether a key of the publish context is part of
 	// what is asked for.
@@ -61,11 +67,11 @@ type Paths interface {
 	Spell(ctx context.Context, path string) (string, error)
 	// Check returns InvalidArgument for a path that no request may name.
 	Check(path string) error
-	// Usage tells what is mounted at a path and how full it is.
+	// Usage returns what is mounted at a path and how full it is.
 	Usage(ctx context.Context, path string) (state.Mount, state.Usage, error)
 }
 
-// Filesystems knows what this node can make; *filesystem.Host is one.
+// Filesystems lists the file systems that this node can make; *filesystem.Host is one.
 type Filesystems interface {
 	Types() []string
 }
@@ -82,11 +88,10 @@ type Config struct {
 	Records     Records
 	Filesystems Filesystems
 	Paths       Paths
-	// Inline tells where inline ephemeral volumes are; nil: there are none.
+	// Inline says where inline ephemeral volumes are; nil: there are none.
 	Inline *reconciler.Inline
-	// StorageHealth tells what is wrong with the place that volumes are kept
-	// in; ResourceExhausted means that it is full.
-	StorageHealth func(ctx context.Context) error
+	// Storage reports on the places that volumes are kept in.
+	Storage func(ctx context.Context) report.Storage
 }
 
 // Server serves the CSI Node RPCs. Its methods may be called concurrently.
@@ -99,7 +104,7 @@ type Server struct {
 // New returns a Server.
 func New(cfg Config) *Server { return &Server{Config: cfg} }
 
-// NodeGetInfo tells the node's name, its place, and how many volumes it takes.
+// NodeGetInfo returns the node's name, its topology, and how many volumes it can have.
 func (s *Server) NodeGetInfo(context.Context, *csi.NodeGetInfoRequest) (*csi.NodeGetInfoResponse, error) {
 	return &csi.NodeGetInfoResponse{
 		NodeId:             s.NodeID,

@@ -11,9 +11,9 @@ import (
 // pathFields are the fields of requests that hold a path.
 var pathFields = []protoreflect.Name{"staging_target_path", "target_path", "volume_path"}
 
-// spell returns the request with its paths in the one spelling that intents
-// have, see Paths.Spell: a caller may name one file by several. The request
-// itself stays as it is.
+// spell returns the request with its paths in the spelling that intents have (see
+// Paths.Spell), because one file may have several paths. The request itself is not
+// changed.
 func spell[R proto.Message](ctx context.Context, paths Paths, req R) (R, error) {
 	ctx, cancel := context.WithTimeout(ctx, patience(ctx))
 	defer cancel()

@@ -12,8 +12,8 @@ import (
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
-// Every call speaks of the file, whatever spelling of its path it has, and
-// leaves the request as it came.
+// Every call resolves its paths, whatever their spelling, and does not change the
+// request.
 func TestRequestsAreSpelled(t *testing.T) {
 	p := fakePaths{}
 	stage := &csi.NodeStageVolumeRequest{VolumeId: id, StagingTargetPath: "/link/stage", VolumeContext: map[string]string{"key": "/link/stage"}}
@@ -34,8 +34,8 @@ func TestRequestsAreSpelled(t *testing.T) {
 	}
 }
 
-// A path of which it cannot be told in time whether it is below the kubelet
-// directory gets no final answer, and a little before the deadline.
+// A path that cannot be resolved in time gets an answer that is not final, a little
+// before the deadline.
 func TestPathsThatDoNotAnswer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)

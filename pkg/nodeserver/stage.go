@@ -10,8 +10,8 @@ import (
 )
 
 // NodeStageVolume asks for the volume's device and, for mount access, its file
-// system at the staging path. An empty fs_type is left to the worker, which sees
-// what the volume is.
+// system at the staging path. What an empty fs_type means is left to the worker, which
+// sees what is on the volume.
 func (s *Server) NodeStageVolume(ctx context.Context, req *csi.NodeStageVolumeRequest) (*csi.NodeStageVolumeResponse, error) {
 	req, err := spell(ctx, s.Paths, req)
 	if err != nil {

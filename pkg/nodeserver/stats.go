@@ -15,12 +15,12 @@ import (
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
-// StatsAgeHeader is the gRPC response header of an answer of NodeGetVolumeStats
-// that is not of now: its age in whole seconds.
+// StatsAgeHeader is the gRPC response header of a NodeGetVolumeStats answer that
+// repeats an earlier look: the age of that in whole seconds.
 const StatsAgeHeader = "csi-node-stats-age"
 
-// NodeGetVolumeStats tells how full a volume is. It answers within answerTimeout:
-// if the volume does not, with what was seen of it last, or DeadlineExceeded.
+// NodeGetVolumeStats returns how full a volume is. It answers within answerTimeout. If
+// the volume does not, the answer is its last known usage, or DeadlineExceeded.
 func (s *Server) NodeGetVolumeStats(ctx context.Context, req *csi.NodeGetVolumeStatsRequest) (*csi.NodeGetVolumeStatsResponse, error) {
 	req, err := spell(ctx, s.Paths, req)
 	if err != nil {
@@ -34,7 +34,7 @@ func (s *Server) NodeGetVolumeStats(ctx context.Context, req *csi.NodeGetVolumeS
 		return nil, err
 	}
 	if err := s.Paths.Check(path); state.ClassOf(err) == state.InvalidArgument {
-		return nil, state.Errorf(state.NotFound, "volume %s: it can be at no such path: %w", id, err)
+		return nil, state.Errorf(state.NotFound, "volume %s: it cannot be at such a path: %w", id, err)
 	} else if err != nil {
 		return nil, err
 	}
@@ -52,7 +52,7 @@ func (s *Server) NodeGetVolumeStats(ctx context.Context, req *csi.NodeGetVolumeS
 	return &csi.NodeGetVolumeStatsResponse{Usage: usage}, nil
 }
 
-// tellAge marks the answer as one of the past, in its header and in the log.
+// tellAge marks the answer as an old one, in its header and in the log.
 func tellAge(ctx context.Context, path string, at time.Time, hangs noAnswer) {
 	logger := klog.FromContext(ctx)
 	logger.Info("The volume does not answer: told its last known usage", "path", path, "age", age(at), "silent", age(hangs.since))
@@ -62,7 +62,7 @@ func tellAge(ctx context.Context, path string, at time.Time, hangs noAnswer) {
 	}
 }
 
-// usage looks at the volume; it may take for ever.
+// usage looks at the volume. It may never return.
 func (s *Server) usage(ctx context.Context, id, path string) ([]*csi.VolumeUsage, error) {
 	have, err := s.Reconciler.Observe(ctx, &state.Volume{ID: id})
 	if err != nil {
@@ -73,7 +73,7 @@ func (s *Server) usage(ctx context.Context, id, path string) ([]*csi.VolumeUsage
 		return bytes, nil
 	}
 	at, usage, err := s.Paths.Usage(ctx, path)
-	if err != nil || at.Corrupt { // nothing else tells of a file system that broke down
+	if err != nil || at.Corrupt { // no event reports a file system that broke down
 		s.Reconciler.Changed(path)
 	}
 	switch {

@@ -160,8 +160,8 @@ func (h *headers) SetHeader(md metadata.MD) error { h.md = metadata.Join(h.md, m
 func (*headers) SendHeader(metadata.MD) error     { return nil }
 func (*headers) SetTrailer(metadata.MD) error     { return nil }
 
-// Callers of a file system that hangs and was never seen are told for how long, in
-// time; no more than one look is ever stuck in it, at whatever of its paths.
+// The error for a file system that hangs and was never seen says for how long it
+// hangs, and comes in time. At most one look hangs in it, at any of its paths.
 func TestStatsOfAHungFileSystem(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPatient()
@@ -203,8 +203,8 @@ func TestStatsOfAHungFileSystem(t *testing.T) {
 	})
 }
 
-// What was seen last is told for as long as the volume stands at the path, with
-// its age, and no longer.
+// The last known usage is returned with its age, as long as the volume is to be at the
+// path, and no longer.
 func TestLastKnownStats(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPatient()
@@ -255,7 +255,8 @@ func TestLastKnownStats(t *testing.T) {
 	})
 }
 
-// Looks at one volume take turns, at several paths too, and callers share them.
+// Looks at one volume run one after the other, also at several paths, and callers
+// share them.
 func TestStatsTakeTurns(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPatient()
@@ -280,7 +281,7 @@ func TestStatsTakeTurns(t *testing.T) {
 	})
 }
 
-// Who has waited for another's look has not as long again for its own.
+// A caller that waited for another's look has less time left for its own.
 func TestStatsAfterAnothersLook(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPatient()
@@ -303,7 +304,7 @@ func TestStatsAfterAnothersLook(t *testing.T) {
 	})
 }
 
-// What a look sees is kept though its caller could not wait.
+// What a look sees is kept even if its caller could not wait.
 func TestLookOutlivesItsCaller(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p, answers := newPatient(), make(chan struct{})
@@ -326,7 +327,7 @@ func TestLookOutlivesItsCaller(t *testing.T) {
 	})
 }
 
-// A volume that hangs is told to be inaccessible, and for how long.
+// The health of a volume that hangs is inaccessible, and says for how long.
 func TestHealthOfAHungVolume(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPatient()
@@ -374,7 +375,7 @@ func TestHealthOfAHungVolume(t *testing.T) {
 	})
 }
 
-// hangs does not come back from a look until it is closed.
+// hangs does not return from a look until it is closed.
 type hangs struct {
 	*fakeNode
 	until chan struct{}
@@ -393,8 +394,8 @@ func (e ending) Ensure(_ context.Context, id string, _ state.Part, _ func(*state
 	return nil
 }
 
-// What was seen of volumes is not kept for good: an inline volume ends with its
-// unpublish, or with its pod, which nobody tells.
+// The usage of volumes is not kept for ever: an inline volume ends with its unpublish,
+// or with its pod, of which there is no call.
 func TestStatsAreForgotten(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPatient()
@@ -429,4 +430,12 @@ func TestStatsAreForgotten(t *testing.T) {
 			t.Error("what was seen of a volume that stands is forgotten")
 		}
 	})
+}
+
+// The usage of a mount over the volume is not the usage of the volume.
+func TestStatsOfWhatIsNotTheVolume(t *testing.T) {
+	s, f := newServer()
+	f.mounts[target] = state.Mountpoint{File: state.Directory, Mounts: []state.Mount{{Device: other, Root: "/"}, {Device: device, Root: "/"}}}
+	_, err := s.NodeGetVolumeStats(t.Context(), &csi.NodeGetVolumeStatsRequest{VolumeId: id, VolumePath: target})
+	check(t, err, state.NotFound, "not mounted")
 }

@@ -21,9 +21,8 @@ const (
 	tokensKey    = "csi.storage.k8s.io/serviceAccount.tokens" // secret
 )
 
-// volumeID checks the id of a request that says nothing else of the volume. One
-// that has a record was checked before, and what another version asked for is
-// not judged.
+// volumeID checks the id in a request that says nothing else about the volume. An id
+// with a record passes: it was checked before, perhaps by another version.
 func (s *Server) volumeID(ctx context.Context, id string) error {
 	if id == "" {
 		return state.Errorf(state.InvalidArgument, "volume_id is missing")
@@ -34,13 +33,14 @@ func (s *Server) volumeID(ctx context.Context, id string) error {
 	return s.Backends.ValidateID(ctx, id)
 }
 
-// volume checks what a request says of the volume. That its backend is not there
-// is no mistake in the request if it was asked for before: it may be there again.
+// volume checks what a request says about the volume. A backend that this plugin lacks
+// is no error in the request if the volume has a record of it: another version of the
+// plugin may have the backend again.
 func (s *Server) volume(v devices.Volume) error {
 	if v.ID == "" {
 		return state.Errorf(state.InvalidArgument, "volume_id is missing")
 	}
-	if _, named := v.Context[devices.BackendKey]; named && v.Context[ephemeralKey] == "true" { // by whoever may create a pod
+	if _, named := v.Context[devices.BackendKey]; named && v.Context[ephemeralKey] == "true" { // anybody who may create a pod sets it
 		return state.Errorf(state.InvalidArgument, "volume %s: volume_context: %s: an inline ephemeral volume chooses no backend", v.ID, devices.BackendKey)
 	}
 	v.Backend = s.Backends.Named(v)
@@ -50,7 +50,7 @@ func (s *Server) volume(v devices.Volume) error {
 	return s.Backends.Validate(v)
 }
 
-// volumeRequest is what requests to stage and to publish say of the volume.
+// volumeRequest is what requests to stage and to publish say about the volume.
 type volumeRequest interface {
 	GetVolumeId() string
 	GetVolumeContext() map[string]string
@@ -62,7 +62,7 @@ func volumeOf(req volumeRequest) devices.Volume {
 	return devices.Volume{ID: req.GetVolumeId(), Context: req.GetVolumeContext(), Publish: req.GetPublishContext(), Secrets: req.GetSecrets()}
 }
 
-// remembering has the secrets of a request remembered if its edit was made.
+// remembering keeps the secrets of a request if its edit succeeded, and returns err.
 func (s *Server) remembering(req interface {
 	GetVolumeId() string
 	GetSecrets() map[string]string
@@ -73,8 +73,8 @@ func (s *Server) remembering(req interface {
 	return err
 }
 
-// path checks a required path of a request at which something is to be made or
-// to go.
+// path checks a required path of a request, at which something is to be made or
+// removed.
 func (s *Server) path(field, path string) error {
 	if err := wellFormed(field, path); err != nil {
 		return err
@@ -92,8 +92,8 @@ func wellFormed(field, path string) error {
 	return nil
 }
 
-// volumePath checks the path of a request that asks after a volume. A relative
-// one is no mistake, csi-sanity has it: no volume is there.
+// volumePath checks the path of a request about a volume. A relative path is not
+// invalid, because csi-sanity sends one: there is no volume at it.
 func (s *Server) volumePath(id, path string) error {
 	if path != "" && !filepath.IsAbs(path) {
 		return state.Errorf(state.NotFound, "volume %s: not at the path %.200q, which is relative", id, path)
@@ -125,14 +125,14 @@ func (s *Server) asked(req interface {
 	return
 }
 
-// modesReading are the access modes under which nobody writes.
+// modesReading are the access modes in which nobody writes.
 var modesReading = []csi.VolumeCapability_AccessMode_Mode{
 	csi.VolumeCapability_AccessMode_SINGLE_NODE_READER_ONLY,
 	csi.VolumeCapability_AccessMode_MULTI_NODE_READER_ONLY,
 }
 
-// capability normalises a capability, and tells whether it asks that nobody
-// writes. An empty fs_type stays so.
+// capability normalises a capability, and reports whether it is read-only. An empty
+// fs_type stays empty.
 func (s *Server) capability(c *csi.VolumeCapability) (state.Capability, bool, error) {
 	none := state.Capability{}
 	if c == nil {
@@ -150,7 +150,7 @@ func (s *Server) capability(c *csi.VolumeCapability) (state.Capability, bool, er
 	case *csi.VolumeCapability_Mount:
 		out := state.Capability{Access: state.MountAccess, Mode: name, FSType: access.Mount.GetFsType(), Flags: access.Mount.GetMountFlags()}
 		if types := s.Filesystems.Types(); out.FSType != "" && !slices.Contains(types, out.FSType) {
-			return none, false, state.Errorf(state.InvalidArgument, "fs_type %q is not one that this node makes (%s)", out.FSType, strings.Join(types, ", "))
+			return none, false, state.Errorf(state.InvalidArgument, "fs_type %q is not one that this node can make (%s)", out.FSType, strings.Join(types, ", "))
 		}
 		if access.Mount.GetVolumeMountGroup() != "" {
 			return none, false, state.Errorf(state.InvalidArgument, "volume_mount_group: the file systems of this node take no group at mount; leave it to fsGroupPolicy File")
@@ -161,9 +161,9 @@ func (s *Server) capability(c *csi.VolumeCapability) (state.Capability, bool, er
 	return none, false, state.Errorf(state.InvalidArgument, "volume_capability.access_type is missing")
 }
 
-// whilePending is the answer to a request that is wrong in itself. It is not
-// final while what was asked for the same part before may still come: kubelet
-// would take that for nothing being there, and never take it away.
+// whilePending returns the error for an invalid request. While an earlier request for
+// one of the parts is pending, the error is not final: kubelet would conclude from a
+// final one that nothing is there, and would never remove what the earlier one makes.
 func (s *Server) whilePending(id string, err error, parts ...state.Part) error {
 	record := s.Records.Get(id)
 	if record == nil || !state.ClassOf(err).Final() {
@@ -171,13 +171,13 @@ func (s *Server) whilePending(id string, err error, parts ...state.Part) error {
 	}
 	for _, part := range parts {
 		if asked := record.Latest(part); asked != nil && !asked.Gone && !asked.Accepted {
-			return state.Errorf(state.Aborted, "%w; and what was asked for before is not over", err)
+			return state.Errorf(state.Aborted, "%w; and an earlier request is still pending", err)
 		}
 	}
 	return err
 }
 
-// volumeContext joins the contexts of a request, without what is secret.
+// volumeContext joins the contexts of a request, without their secrets.
 func (s *Server) volumeContext(v devices.Volume) (map[string]string, error) {
 	switch v.Context[ephemeralKey] {
 	case "", "false", "true":

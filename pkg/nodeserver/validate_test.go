@@ -104,8 +104,8 @@ func expand(t *testing.T, s *Server, changes ...expandChange) error {
 	return err
 }
 
-// emptyServer knows no volume: what is wrong with a request is told before
-// whether there is such a volume.
+// emptyServer knows no volume: errors in a request come before the error that there is
+// no such volume.
 func emptyServer() (*Server, *fakeNode) {
 	s, f := newServer()
 	clear(f.devices)
@@ -175,7 +175,7 @@ func TestBadCapabilities(t *testing.T) {
 		"mode UNKNOWN":   {mount(csi.VolumeCapability_AccessMode_UNKNOWN, ""), "access_mode"},
 		"mode 99":        {mount(99, ""), "access_mode"},
 		"no access type": {&csi.VolumeCapability{AccessMode: mount(writer, "").AccessMode}, "access_type"},
-		"fs type":        {mount(writer, "vfat"), `"vfat" is not one that this node makes (ext4, xfs)`},
+		"fs type":        {mount(writer, "vfat"), `"vfat" is not one that this node can make (ext4, xfs)`},
 		"mount group":    {group, "volume_mount_group"},
 		"flag bind":      {mount(writer, "ext4", "noatime", "bind"), `"bind"`},
 		"flag newline":   {mount(writer, "ext4", "a\nb"), "control character"},
@@ -203,7 +203,7 @@ func TestBadContexts(t *testing.T) {
 	}
 }
 
-// What the reconciler says of an intent is the answer.
+// The error of the reconciler is the answer.
 func TestFailuresPass(t *testing.T) {
 	for class := state.Unavailable; class <= state.Internal; class++ {
 		for _, r := range volumeIDs(t) {
@@ -218,8 +218,8 @@ func TestFailuresPass(t *testing.T) {
 	}
 }
 
-// What an empty fs_type means is for the worker, who looks at the volume; the
-// intent is written though nobody can.
+// What an empty fs_type means is decided by the worker, which looks at the volume. The
+// intent is written even if nobody can look.
 func TestFSTypeLeftOpen(t *testing.T) {
 	for title, test := range map[string]struct {
 		ask          *csi.VolumeCapability
@@ -252,7 +252,7 @@ func TestFSTypeLeftOpen(t *testing.T) {
 	}
 }
 
-// A wrong request is no word on what was asked for before.
+// An invalid request says nothing about an earlier one that is pending.
 func TestWrongRequestWhileAnotherIsPending(t *testing.T) {
 	s, f := newServer()
 	f.err = state.Errorf(state.DeadlineExceeded, "the work goes on")

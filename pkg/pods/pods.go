@@ -1,5 +1,5 @@
-// Package pods tells from kubelet's directory whether the pod that a target path
-// belongs to is gone.
+// Package pods finds out, from kubelet's directory, whether the pod that a target path
+// belongs to is gone. Directory.Gone is all of it.
 package pods
 
 import (
@@ -18,7 +18,7 @@ type Directory struct {
 	roots []string // spellings of kubelet's directory
 
 	mu     sync.Mutex
-	device uint64 // that pods/ was first seen on; 0: not seen yet
+	device uint64 // on which pods/ was first seen; 0: not seen yet
 }
 
 // New returns the Directory below kubelet's directory, an absolute path. Paths
@@ -29,17 +29,17 @@ func New(kubeletDir string) (*Directory, error) {
 		return nil, err
 	}
 	d := &Directory{roots: []string{filepath.Clean(kubeletDir), real}}
-	d.whole()
+	d.trusted()
 	return d, nil
 }
 
 // Gone reports whether the pod of a target path is known not to exist any more:
-// its directory is not there, while the one that holds all pods is the one seen
-// at first and holds others. A path that names no pod, and whatever cannot be
-// looked at, is not gone.
+// its directory does not exist, while the directory of all pods is the one that was
+// first seen, and holds others. A path that names no pod is not gone, and neither is
+// one that cannot be looked at.
 func (d *Directory) Gone(target string) bool {
 	uid := d.uid(target)
-	if uid == "" || !d.whole() {
+	if uid == "" || !d.trusted() {
 		return false
 	}
 	_, err := os.Lstat(filepath.Join(d.pods(), uid))
@@ -69,9 +69,10 @@ func (d *Directory) uid(target string) string {
 	return ""
 }
 
-// whole reports whether the directory of all pods is the one seen at first, and
-// holds something: else a disk that is not mounted would make every pod look gone.
-func (d *Directory) whole() bool {
+// trusted reports whether the directory of all pods is the one that was first seen,
+// and holds something: otherwise a disk that is not mounted would make every pod look
+// gone.
+func (d *Directory) trusted() bool {
 	f, err := os.Open(d.pods())
 	if err != nil {
 		return false

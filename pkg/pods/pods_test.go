@@ -53,8 +53,8 @@ func TestGone(t *testing.T) {
 	}
 }
 
-// Nothing looks dead while the directory of all pods is not what it was.
-func TestNothingIsGoneInADirectoryThatIsNotWhole(t *testing.T) {
+// No pod is gone while the directory of all pods is not the one that was first seen.
+func TestNothingIsGoneInADirectoryThatIsNotTrusted(t *testing.T) {
 	machine.Kernel(t)
 	root, err := filepath.EvalSymlinks(t.TempDir())
 	if err != nil {
@@ -98,8 +98,8 @@ func TestNothingIsGoneInADirectoryThatIsNotWhole(t *testing.T) {
 	check("something of that name", false)
 }
 
-// The directory of all pods is looked at before anybody asks: its disk may be
-// away by then.
+// New looks at the directory of all pods. When Gone is first called, its disk may not
+// be there any more.
 func TestFirstSeenAtTheStart(t *testing.T) {
 	machine.Kernel(t)
 	root, err := filepath.EvalSymlinks(t.TempDir())

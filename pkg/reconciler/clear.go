@@ -9,6 +9,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/csi-node/csi-node/pkg/devices"
+	"github.com/csi-node/csi-node/pkg/report"
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
@@ -80,11 +81,11 @@ func (r *Reconciler) Clear(ctx context.Context, id string, do bool) (c Clearance
 // clearable returns why a volume must not be cleared now, as far as record and
 // metadata tell.
 func clearable(want *state.Volume, d state.Device) error {
-	switch parts := StatusOf(want).Parts; {
+	switch parts := report.Asked(want); {
 	case len(parts) > 0:
 		var asked []string
 		for _, part := range parts {
-			asked = append(asked, part.Part+" "+part.Asked)
+			asked = append(asked, part.Part.String()+" "+part.Asked)
 		}
 		return state.Errorf(state.FailedPrecondition, "volume %s: it is in use on this node (%s): unpublish and unstage it first", want.ID, strings.Join(asked, "; "))
 	case d.Missing:

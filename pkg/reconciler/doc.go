@@ -9,4 +9,6 @@
 // none while it is at rest; a worker that hangs holds up its own volume only.
 // A caller waits for its own part of the volume: its target, the stage, the size.
 // An operator gets hold of a volume's worker between two passes (Exclusive, Retry).
+// What operators and kubelet are shown of a volume is made by package report from the
+// facts in report.go; orphans.go finds what no record explains.
 package reconciler

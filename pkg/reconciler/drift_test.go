@@ -9,6 +9,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/csi-node/csi-node/pkg/report"
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
@@ -159,7 +160,7 @@ func TestRepairsThatAreUndoneBackOff(t *testing.T) {
 			t.Errorf("the last repairs are %s apart", last)
 		}
 		p := part(t, h.one(), "target "+targetPath("v", 1))
-		if p.Is != Failing || !strings.Contains(p.Error, "undoing") || p.NextTry == nil || p.Losses < 30 {
+		if p.Is != report.Failing || !strings.Contains(p.Error, "undoing") || p.NextTry == nil || p.Losses < 30 {
 			t.Errorf("%+v", p)
 		}
 		start := time.Now()
@@ -189,7 +190,7 @@ func TestDetectOnly(t *testing.T) {
 		if h.k.isMounted(stagePath("v")) || h.k.isMounted(targetPath("v", 1)) || len(m.repairs) != 0 {
 			t.Errorf("repaired %v", m.repairs)
 		}
-		if p := part(t, h.one(), "stage"); p.Is != Failing || !strings.Contains(p.Error, "--heal") {
+		if p := part(t, h.one(), "stage"); p.Is != report.Failing || !strings.Contains(p.Error, "--heal") {
 			t.Errorf("%+v", p)
 		}
 		h.ok(publish("v", 2, publishReadOnly)) // needs the stage
@@ -263,7 +264,7 @@ func TestRetryRepairs(t *testing.T) {
 		h.published()
 		h.tear(targetPath("v", 1))
 		status, err := h.p.r.Retry(h.t.Context(), "v")
-		if err != nil || status.Worst() != Settled {
+		if err != nil || status.Worst() != report.Settled {
 			t.Errorf("%+v, %v", status, err)
 		}
 		h.atRest("v")
@@ -537,7 +538,7 @@ func TestStatusOfWhatCannotBeRepairedAnyMore(t *testing.T) {
 		}
 		h.k.with(func() { delete(h.k.files, path) })
 		h.sleep(time.Minute)
-		if p := part(t, h.one(), "target "+path); p.Is != Failing || !strings.Contains(p.Error, "not there any more") || p.Losses != 1 {
+		if p := part(t, h.one(), "target "+path); p.Is != report.Failing || !strings.Contains(p.Error, "not there any more") || p.Losses != 1 {
 			t.Errorf("gone: %+v", p)
 		}
 	})

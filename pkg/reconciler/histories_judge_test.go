@@ -8,6 +8,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/csi-node/csi-node/pkg/report"
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
@@ -519,25 +520,17 @@ func (y *history) putBack() {
 // mustHaveHealed checks that nothing is under way after all that time, and that
 // nothing fails but for good.
 func (y *history) mustHaveHealed(record *state.Volume) {
-	problems := map[state.Part]PartProblem{}
-	for _, p := range y.p.r.Failures(record.ID) {
-		problems[p.Part] = p
-	}
 	for i, status := range y.statusOf(record.ID).Parts {
 		part := record.Parts()[i]
-		words := []string{status.Error}
-		if p, failed := problems[part]; failed {
-			words = append(words, p.Text)
-		}
-		text := strings.Join(words, " ")
+		text := status.Error
 		given := func(all []string) bool {
 			return slices.ContainsFunc(all, func(w string) bool { return strings.Contains(text, w) })
 		}
 		switch {
-		case status.Is == Settled && record.Intent(part).Accepted:
-		case status.Is == Failing && given(unhealed):
-		case status.Is == Failing && !record.Intent(part).Accepted && given(refusals):
-		case status.Is == Waiting && y.stageIsNot(record):
+		case status.Is == report.Settled && record.Intent(part).Accepted:
+		case status.Is == report.Failing && given(unhealed):
+		case status.Is == report.Failing && !record.Intent(part).Accepted && given(refusals):
+		case status.Is == report.Waiting && y.stageIsNot(record):
 		case y.amnesia && strings.Contains(text, "still held"): // by targets of which no record is left
 		default:
 			y.t.Errorf("volume %s: %s is %s (%s), %+v", record.ID, part, status.Is, text, *record.Intent(part))
@@ -549,19 +542,19 @@ func (y *history) mustHaveHealed(record *state.Volume) {
 func (y *history) stageIsNot(record *state.Volume) bool {
 	for i, status := range y.statusOf(record.ID).Parts {
 		if record.Parts()[i] == state.StagePart() {
-			return status.Is != Settled
+			return status.Is != report.Settled
 		}
 	}
 	return false
 }
 
-func (y *history) statusOf(id string) Status {
-	for _, s := range y.p.r.Status() {
+func (y *history) statusOf(id string) report.Status {
+	for _, s := range report.Statuses(y.p.r.Reports()) {
 		if s.Volume == id {
 			return s
 		}
 	}
-	return Status{}
+	return report.Status{}
 }
 
 // askAgain repeats all that stands in a record. What was never accepted may be

@@ -98,7 +98,7 @@ func TestHistories(t *testing.T) {
 				history := generate(seed)
 				if v := try(t, history, nil); len(v.failures) > 0 {
 					next.Store(last)
-					report(t, seed, history, v)
+					describeFailure(t, seed, history, v)
 				}
 				if n := played.Add(1); n%10000 == 0 {
 					t.Logf("%d histories", n)
@@ -144,8 +144,8 @@ func replay(t *testing.T, text string) {
 	}
 }
 
-// report prints the shortest history that fails.
-func report(t *testing.T, seed uint64, history []operation, v verdict) {
+// describeFailure prints the shortest history that fails.
+func describeFailure(t *testing.T, seed uint64, history []operation, v verdict) {
 	t.Helper()
 	short := shrink(history, func(h []operation) bool {
 		for range 2 { // for the scheduler has a word in what happens at one moment

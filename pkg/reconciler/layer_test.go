@@ -20,6 +20,7 @@ import (
 
 	"github.com/csi-node/csi-node/pkg/devices"
 	"github.com/csi-node/csi-node/pkg/devices/devicestest"
+	"github.com/csi-node/csi-node/pkg/report"
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
@@ -186,15 +187,15 @@ func TestLifeOfALayer(t *testing.T) {
 		t.Fatalf("mounted is %+v", have.Stage.Mounts)
 	}
 
-	story, err := l.r.Explain(l.t.Context(), "v")
+	told, err := l.r.Explain(l.t.Context(), "v")
 	l.ok(err)
-	is := strings.Join(story.Is, " ")
+	is := strings.Join(told.Story().Is, " ")
 	for _, words := range []string{"Its data is " + l.n.data, "formatted as offset", have.Device.Path + " (" + have.Device.Number.String() + ") is attached and shows its layer offset", have.Lower[0].Device.Path} {
 		if !strings.Contains(is, words) {
 			t.Errorf("no %q in %q", words, is)
 		}
 	}
-	if got := l.r.Status()[0].Device; !strings.HasPrefix(got, "offset "+have.Device.Path+" attached") || !strings.Contains(got, ", on "+have.Lower[0].Device.Path) {
+	if got := report.Statuses(l.r.Reports())[0].Device; !strings.HasPrefix(got, "offset "+have.Device.Path+" attached") || !strings.Contains(got, ", on "+have.Lower[0].Device.Path) {
 		t.Errorf("the device is %q", got)
 	}
 

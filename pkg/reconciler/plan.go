@@ -4,8 +4,8 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"strings"
 
+	"github.com/csi-node/csi-node/pkg/report"
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
@@ -120,24 +120,6 @@ func makePlan(want *state.Volume, have state.Actual) *planner {
 		}
 	}
 	return p
-}
-
-// PartProblem is a problem and the part that it stands in the way of.
-type PartProblem struct {
-	Part state.Part
-	Problem
-}
-
-// Problems returns what stands in the way, in the order of the parts' names.
-func (p Plan) Problems() []PartProblem {
-	var problems []PartProblem
-	for part, v := range p.Verdicts {
-		if v.Problem != (Problem{}) {
-			problems = append(problems, PartProblem{part, v.Problem})
-		}
-	}
-	slices.SortFunc(problems, func(a, b PartProblem) int { return strings.Compare(a.Part.String(), b.Part.String()) })
-	return problems
 }
 
 // settled reports whether every part is.
@@ -298,12 +280,4 @@ func (p *planner) targets(such func(*state.Target, state.Mountpoint) bool) []sta
 func unknown(m state.Mountpoint) bool { return m.Err != nil && !state.ClassOf(m.Err).Final() }
 
 // describe says what is mounted at a path that should be something else.
-func describe(m state.Mount) string {
-	switch {
-	case m.Node:
-		return fmt.Sprintf("the block device %s", m.Device)
-	case m.Device != state.DeviceNumber{}:
-		return fmt.Sprintf("%s (%s on %s, root %s)", m.Source, m.FSType, m.Device, m.Root)
-	}
-	return fmt.Sprintf("%s (%s)", m.Source, m.FSType)
-}
+func describe(m state.Mount) string { return report.DescribeMount(m) }

@@ -291,12 +291,16 @@ func TestProblems(t *testing.T) {
 	plan := reconciler.MakePlan(volume(staged(), published(podB), published(podA), size(200)),
 		actual(attached(sized(200, 200)), ext4(growable), stageIs(mounted(rw)), targetIs(podA, foreign()), targetIs(podB, unseenNow())))
 	var parts []string
-	for _, p := range plan.Problems() {
-		if p.Text == "" {
-			t.Errorf("%s has a problem without words", p.Part)
+	for part, v := range plan.Verdicts {
+		if v.Problem == (reconciler.Problem{}) {
+			continue
 		}
-		parts = append(parts, p.Part.String())
+		if v.Problem.Text == "" {
+			t.Errorf("%s has a problem without words", part)
+		}
+		parts = append(parts, part.String())
 	}
+	slices.Sort(parts)
 	if want := []string{"size", "target " + podA, "target " + podB}; !slices.Equal(parts, want) {
 		t.Errorf("problems of %q, want %q", parts, want)
 	}

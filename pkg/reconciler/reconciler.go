@@ -127,6 +127,10 @@ type Kernel struct {
 	// VolumeAt returns the volume that a device stands for, empty: none; nil: it is
 	// not known of any.
 	VolumeAt func(device state.DeviceNumber) string
+	// Listers and ShownAt are what orphans are found by: the backends that list the
+	// devices of their making, and the paths at which each device is mounted or bound.
+	Listers []Lister
+	ShownAt func(ctx context.Context) (map[state.DeviceNumber][]string, error)
 }
 
 // Moment says on which side of a step a hook is called.
@@ -159,6 +163,8 @@ type Metrics interface {
 	BackOff()
 	Repair(kind state.PartKind)
 	Retire()
+	// Orphans is told how many were left when they were last looked for.
+	Orphans(left int)
 }
 
 // Reconciler owns the workers of all volumes. Its methods may be called
@@ -176,6 +182,7 @@ type Reconciler struct {
 	claims  claims
 	secrets secrets
 	sweep   sweep
+	listing chan struct{} // holds a token while Orphans looks
 
 	mu      sync.Mutex
 	volumes map[string]*volume
@@ -202,6 +209,7 @@ func New(cfg Config) *Reconciler {
 		devices: map[state.DeviceNumber]map[string]struct{}{},
 		lost:    map[string]chan struct{}{},
 		awaited: map[string]chan struct{}{},
+		listing: make(chan struct{}, 1),
 		sweep:   sweep{look: make(chan struct{}, 1), gone: map[string]time.Time{}},
 	}
 	for _, v := range r.store.List() {

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/csi-node/csi-node/pkg/devices"
+	"github.com/csi-node/csi-node/pkg/report"
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
@@ -110,12 +111,12 @@ func TestMountSource(t *testing.T) {
 		t.Errorf("grown: %v", err)
 	}
 
-	story, err := l.r.Explain(t.Context(), "v")
+	told, err := l.r.Explain(t.Context(), "v")
 	l.ok(err)
-	if is := strings.Join(story.Is, " "); !strings.Contains(is, "It is mounted from memory:v (tmpfs)") || strings.Contains(is, "formatted") || strings.Contains(is, "attached") {
+	if is := strings.Join(told.Story().Is, " "); !strings.Contains(is, "It is mounted from memory:v (tmpfs)") || strings.Contains(is, "formatted") || strings.Contains(is, "attached") {
 		t.Errorf("told is %q", is)
 	}
-	if got := l.r.Status()[0].Device; got != "none, it is mounted from memory:v (tmpfs)" {
+	if got := report.Statuses(l.r.Reports())[0].Device; got != "none, it is mounted from memory:v (tmpfs)" {
 		t.Errorf("the device is %q", got)
 	}
 

@@ -8,6 +8,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/csi-node/csi-node/pkg/report"
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
@@ -34,7 +35,7 @@ func TestContradictingStage(t *testing.T) {
 		if s := h.store.Get("v").Stage; !s.Gone || s.Next == nil || s.Next.Capability.Flags[0] != "noatime" {
 			t.Errorf("the record asks for %+v", s)
 		}
-		if p := h.p.r.Status()[0].Parts[0]; p.Asked != "gone, then staged at /k/stage/v as mount SINGLE_NODE_MULTI_WRITER ext4 with mount flags" || p.Is == Settled {
+		if p := report.Statuses(h.p.r.Reports())[0].Parts[0]; p.Asked != "gone, then staged at /k/stage/v as mount SINGLE_NODE_MULTI_WRITER ext4 with mount flags" || p.Is == report.Settled {
 			t.Errorf("the status is %+v", p)
 		}
 		hang.open()
@@ -62,7 +63,7 @@ func TestStatusOfWhatSupersedes(t *testing.T) {
 			h.sleep(100 * time.Millisecond)
 			p := part(t, h.one(), "stage")
 			if h.k.with(func() {
-				if p.Is == Settled && strings.HasPrefix(p.Asked, "staged") && len(h.k.mounts[stagePath("v")]) == 0 {
+				if p.Is == report.Settled && strings.HasPrefix(p.Asked, "staged") && len(h.k.mounts[stagePath("v")]) == 0 {
 					t.Errorf("it is told as settled, and nothing is mounted: %+v", p)
 				}
 			}); t.Failed() {
@@ -331,7 +332,7 @@ func TestHungLook(t *testing.T) {
 		if s := h.store.Get("v").Stage; s == nil || s.Capability.FSType != "" {
 			t.Errorf("the record asks for %+v", s)
 		}
-		if s := h.p.r.Status(); len(s) != 1 || s[0].Step == nil || s[0].Step.Step != "look" {
+		if s := report.Statuses(h.p.r.Reports()); len(s) != 1 || s[0].Step == nil || s[0].Step.Step != "look" {
 			t.Errorf("the status is %+v", s)
 		}
 		inTime(publish("v", 1, func(t *state.Target) { t.Capability.FSType = "" }))
@@ -438,7 +439,7 @@ func TestRepublishWithPodInformation(t *testing.T) {
 		h.ok(stage("v"), publish("v", 1))
 		changes := h.k.changes()
 		h.ok(publish("v", 1, pod))
-		if s := h.p.r.Status()[0].Parts[0]; s.Pod != "shop/web-0" {
+		if s := report.Statuses(h.p.r.Reports())[0].Parts[0]; s.Pod != "shop/web-0" {
 			t.Errorf("the status is %+v", s)
 		}
 		h.ok(publish("v", 1))

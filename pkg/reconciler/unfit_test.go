@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/csi-node/csi-node/pkg/devices"
+	"github.com/csi-node/csi-node/pkg/report"
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
@@ -101,8 +102,8 @@ func TestRecordOfALackingBackend(t *testing.T) {
 		if n := h.k.changes() - before; n != 0 || h.store.Get("v") == nil {
 			t.Errorf("%d changes, and the record is %s", n, marshal(h.store.Get("v")))
 		}
-		status := r.Status()
-		if len(status) != 1 || status[0].Worst() != Failing || !strings.Contains(status[0].Parts[0].Error, `the backend "lvm"`) {
+		status := report.Statuses(r.Reports())
+		if len(status) != 1 || status[0].Worst() != report.Failing || !strings.Contains(status[0].Parts[0].Error, `the backend "lvm"`) {
 			t.Errorf("the status is %+v", status)
 		}
 	})

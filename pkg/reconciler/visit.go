@@ -5,6 +5,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/csi-node/csi-node/pkg/report"
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
@@ -54,9 +55,9 @@ func (r *Reconciler) Exclusive(ctx context.Context, id string, f func(ctx contex
 // NotFound: nothing is asked of the volume. DeadlineExceeded, Canceled: ctx
 // ended first, and the attempt, if it had begun, goes on. Unavailable: the
 // plugin stops.
-func (r *Reconciler) Retry(ctx context.Context, id string) (Status, error) {
+func (r *Reconciler) Retry(ctx context.Context, id string) (report.Volume, error) {
 	if r.store.Get(id) == nil {
-		return Status{}, state.Errorf(state.NotFound, "volume %s: nothing is asked of it on this node, so there is nothing to try again", id)
+		return report.Volume{}, state.Errorf(state.NotFound, "volume %s: nothing is asked of it on this node, so there is nothing to try again", id)
 	}
 	err := r.visit(ctx, id, &visit{whole: true, act: func(context.Context) {
 		r.mu.Lock()
@@ -71,15 +72,16 @@ func (r *Reconciler) Retry(ctx context.Context, id string) (Status, error) {
 		}
 	}})
 	if err != nil {
-		return Status{}, err
+		return report.Volume{}, err
 	}
 	record := r.store.Get(id)
 	if record == nil {
-		return Status{Volume: id, Device: state.DeviceAbsent.String(), Parts: []PartStatus{}}, nil // all that was asked for was its end
+		gone := report.Facts{Want: &state.Volume{ID: id}, Have: state.Actual{Device: state.Device{State: state.DeviceAbsent}}, Seen: true}
+		return report.Make(gone, time.Now()), nil // all that was asked for was its end
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.status(record), nil
+	return report.Make(r.facts(record), time.Now()), nil
 }
 
 // visit waits until the visit has ended, or ctx, or the plugin.

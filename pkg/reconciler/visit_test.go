@@ -8,10 +8,11 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/csi-node/csi-node/pkg/report"
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
-func (h *harness) retry(id string) (Status, error) {
+func (h *harness) retry(id string) (report.Volume, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	return h.p.r.Retry(ctx, id)
@@ -59,17 +60,17 @@ func TestRetryMakesAnAttemptAtOnce(t *testing.T) {
 		if err != nil || len(*times) != before+1 {
 			t.Fatalf("%d attempts (%v)", len(*times)-before, err)
 		}
-		if p := now.Parts[0]; p.Is != Failing || p.NextTry == nil || p.Error == "" {
+		if p := now.Parts[0]; p.Is != report.Failing || p.NextTry.IsZero() || p.Refusal == "" {
 			t.Errorf("after an attempt that failed: %+v", p)
 		}
 		h.k.mend()
 		now, err = h.retry("v")
-		if err != nil || now.Worst() != Settled || len(*times) != before+2 {
+		if err != nil || now.Worst() != report.Settled || len(*times) != before+2 {
 			t.Errorf("after an attempt that succeeded: %+v (%v)", now, err)
 		}
 		h.atRest("v")
 		changes := h.k.changes()
-		if now, err := h.retry("v"); err != nil || now.Worst() != Settled || h.k.changes() != changes {
+		if now, err := h.retry("v"); err != nil || now.Worst() != report.Settled || h.k.changes() != changes {
 			t.Errorf("of a settled volume: %+v (%v)", now, err)
 		}
 	})
@@ -83,7 +84,7 @@ func TestRetryOfAnEnd(t *testing.T) {
 		h.refuse(h.do(unstage("v")), state.Unavailable)
 		h.sleep(time.Hour)
 		h.k.mend()
-		if now, err := h.retry("v"); err != nil || now.Worst() != Settled || len(now.Parts) > 0 {
+		if now, err := h.retry("v"); err != nil || now.Worst() != report.Settled || len(now.Parts) > 0 {
 			t.Errorf("%+v (%v)", now, err)
 		}
 		h.atRest("v")

@@ -1,7 +1,6 @@
 package reconciler
 
 import (
-	"fmt"
 	"time"
 
 	"github.com/csi-node/csi-node/pkg/state"
@@ -22,7 +21,7 @@ type volume struct {
 	spread bool          // it was in the store at start, and no resync of it was set since
 	unseen bool          // it was in the store at start, and was not observed since
 	want   *state.Volume // at the last look
-	have   state.Actual
+	have   state.Actual  // never changed in place: reports share it
 	plan   Plan
 
 	locked  bool                 // a step was refused for want of the right secret, and nobody has asked since
@@ -109,11 +108,7 @@ func (r *Reconciler) progress(id, words string) {
 
 // tellRunning says which step runs and for how long; one does.
 func (v *volume) tellRunning(now time.Time, unit time.Duration) string {
-	text := fmt.Sprintf("%s has been running for %s", v.running, now.Sub(v.since).Round(unit))
-	if v.progress != "" {
-		text += ": " + v.progress
-	}
-	return text
+	return v.step().Tell(now, unit)
 }
 
 // Back-off grows from firstDelay, doubling with each failure in a row, to maxDelay.

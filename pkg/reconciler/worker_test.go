@@ -12,6 +12,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/csi-node/csi-node/pkg/report"
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
@@ -287,7 +288,7 @@ func TestOneVolumesHangBlocksNoOther(t *testing.T) {
 				})
 			}
 			others.Wait()
-			h.p.r.Status()
+			report.Statuses(h.p.r.Reports())
 			h.pending(first)
 			hang.open()
 			if err := h.got(first); err != nil {
@@ -537,11 +538,11 @@ func TestAProofIsMadeOnceAndTold(t *testing.T) {
 		answer := h.begin(stage("v"))
 		h.pending(answer)
 		h.sleep(time.Minute)
-		if s := h.p.r.Status(); s[0].Step == nil || s[0].Step.Progress != "proving that it is blank: none read" {
+		if s := report.Statuses(h.p.r.Reports()); s[0].Step == nil || s[0].Step.Progress != "proving that it is blank: none read" {
 			t.Errorf("the step that runs: %+v", s[0].Step)
 		}
 		story, err := h.p.r.Explain(context.Background(), "v")
-		if told := strings.Join(story.Next, " "); err != nil || !strings.Contains(told, "Begin-format for stage has been running for 1m0s: proving that it is blank: none read.") {
+		if told := strings.Join(story.Story().Next, " "); err != nil || !strings.Contains(told, "Begin-format for stage has been running for 1m0s: proving that it is blank: none read.") {
 			t.Errorf("explained as %q (%v)", told, err)
 		}
 		h.sleep(time.Minute)
@@ -579,7 +580,7 @@ func TestAProofEndsWithItsIntent(t *testing.T) {
 		h.k.with(func() { v.contents.Kind, h.k.endless = state.ContentsUnproven, true })
 		answer := h.begin(stage("v"))
 		h.sleep(time.Minute)
-		if s := h.p.r.Status(); s[0].Step == nil || s[0].Step.Progress != "proving that it is blank: some read" {
+		if s := report.Statuses(h.p.r.Reports()); s[0].Step == nil || s[0].Step.Progress != "proving that it is blank: some read" {
 			t.Errorf("the step that runs: %+v", s[0].Step)
 		}
 		began := time.Now()
@@ -747,6 +748,8 @@ func (c *countingMetrics) Repair(kind state.PartKind) {
 	defer c.mu.Unlock()
 	c.repairs = append(c.repairs, kind)
 }
+
+func (c *countingMetrics) Orphans(int) {}
 
 func (c *countingMetrics) Retire() {
 	c.mu.Lock()

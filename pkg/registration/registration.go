@@ -1,7 +1,8 @@
-// Package registration makes the plugin known to kubelet, without the
-// node-driver-registrar sidecar: it serves kubelet's plugin registration API on
-// a socket in the directory that kubelet watches. kubelet asks what the plugin
-// is, calls NodeGetInfo, and tells what came of it.
+// Package registration registers the plugin with kubelet, without the
+// node-driver-registrar sidecar: it serves kubelet's plugin registration API on a
+// socket in the directory that kubelet watches. kubelet asks for the driver's name and
+// socket (GetInfo), calls NodeGetInfo on that socket, and reports the result
+// (NotifyRegistrationStatus).
 package registration
 
 import (
@@ -20,24 +21,23 @@ import (
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 )
 
-// csiVersions are the versions that kubelet's CSI plugin takes (it looks at the
+// csiVersions are the versions that kubelet's CSI plugin accepts (it checks the
 // major number: validateVersions in pkg/volume/csi/csi_plugin.go, v1.36).
 var csiVersions = []string{"1.0.0"}
 
-// Config says what is registered where.
+// Config says what is registered, and where.
 type Config struct {
 	Dir        string // that kubelet watches: <kubelet-dir>/plugins_registry
 	DriverName string
 	Endpoint   string // path of the CSI socket, as kubelet sees it
 }
 
-// Status is what kubelet told last. The JSON is part of the contract of
-// `csi-node status --output json`.
+// Status is the last answer of kubelet.
 type Status struct {
-	Socket     string    `json:"socket"`
-	Registered bool      `json:"registered"`
-	Error      string    `json:"error,omitempty"` // why kubelet refused, or cannot be spoken to
-	Since      time.Time `json:"since,omitzero"`  // kubelet said so; zero: it has not asked
+	Socket     string
+	Registered bool
+	Error      string    // why kubelet refused, or cannot be reached
+	Since      time.Time // of the answer; zero: kubelet has not asked yet
 }
 
 // Registrar serves the registration API. Its methods may be called concurrently.
@@ -54,16 +54,16 @@ func New(cfg Config) *Registrar {
 	return &Registrar{cfg: cfg, status: Status{Socket: filepath.Join(cfg.Dir, cfg.DriverName+"-reg.sock")}}
 }
 
-// Status returns what kubelet told last.
+// Status returns the last answer of kubelet.
 func (r *Registrar) Status() Status {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.status
 }
 
-// Run serves until ctx ends, and removes the socket then, by which kubelet
-// forgets the plugin. A socket or a directory that is taken away is made again,
-// so that a kubelet which starts anew finds it.
+// Run serves until ctx ends. Then it removes the socket, and kubelet unregisters the
+// plugin. A socket or a directory that somebody removes is created again, so that a
+// kubelet that restarts finds it.
 func (r *Registrar) Run(ctx context.Context) error {
 	watcher, err := fsnotify.NewWatcher()
 	if err != nil {
@@ -77,13 +77,13 @@ func (r *Registrar) Run(ctx context.Context) error {
 	return watcher.Close()
 }
 
-// retryTime is the pause after a failure to serve.
+// retryTime is the pause after serving failed.
 const retryTime = 10 * time.Second
 
-// fail tells why kubelet cannot find the plugin, which serves its volumes all
-// the same, and waits a while.
+// fail reports why kubelet cannot find the plugin, and waits for retryTime. The plugin
+// serves its volumes all the same.
 func (r *Registrar) fail(ctx context.Context, err error) {
-	klog.FromContext(ctx).Error(err, "kubelet cannot be spoken to; it is tried again", "socket", r.Status().Socket, "pause", retryTime)
+	klog.FromContext(ctx).Error(err, "Cannot serve the registration socket for kubelet; it is tried again", "socket", r.Status().Socket, "pause", retryTime)
 	r.mu.Lock()
 	r.status.Registered, r.status.Error, r.status.Since = false, err.Error(), time.Now()
 	r.mu.Unlock()
@@ -95,22 +95,22 @@ func (r *Registrar) fail(ctx context.Context, err error) {
 	}
 }
 
-// serve serves on one socket until it is taken away or ctx ends.
+// serve serves on one socket until that is removed or ctx ends.
 func (r *Registrar) serve(ctx context.Context, watcher *fsnotify.Watcher) error {
 	if err := os.MkdirAll(r.cfg.Dir, 0o750); err != nil {
 		return err
 	}
-	// The directory above tells when this one is removed.
+	// Watching the parent notices when the directory itself is removed.
 	for _, dir := range []string{filepath.Dir(r.cfg.Dir), r.cfg.Dir} {
 		if err := watcher.Add(dir); errors.Is(err, os.ErrNotExist) {
-			return nil // once more
+			return nil // Run tries again
 		} else if err != nil {
 			return fmt.Errorf("watch %s: %w", dir, err)
 		}
 	}
 	listener, err := r.listen()
 	if errors.Is(err, os.ErrNotExist) {
-		return nil // once more
+		return nil // Run tries again
 	}
 	if err != nil {
 		return err
@@ -125,13 +125,13 @@ func (r *Registrar) serve(ctx context.Context, watcher *fsnotify.Watcher) error 
 		err = errors.Join(err, os.Remove(listener.path))
 	}
 	server.Stop()
-	if e := <-served; !errors.Is(e, grpc.ErrServerStopped) { // stopped before it served
+	if e := <-served; !errors.Is(e, grpc.ErrServerStopped) { // returned if Stop came before Serve
 		err = errors.Join(err, e)
 	}
 	return err
 }
 
-// awaitLoss blocks until the socket is not in its place any more, or ctx ends.
+// awaitLoss blocks until the socket is removed or replaced, or ctx ends.
 func (r *Registrar) awaitLoss(ctx context.Context, watcher *fsnotify.Watcher, listener *placed) error {
 	for listener.inPlace() {
 		select {
@@ -144,14 +144,14 @@ func (r *Registrar) awaitLoss(ctx context.Context, watcher *fsnotify.Watcher, li
 			}
 		}
 	}
-	klog.FromContext(ctx).Info("The registration socket was taken away and is made again", "socket", listener.path)
+	klog.FromContext(ctx).Info("The registration socket was removed and is created again", "socket", listener.path)
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.status = Status{Socket: r.status.Socket} // kubelet forgets with the socket
 	return nil
 }
 
-// placed is a listener and the file that it was put into place as.
+// placed is a listener and its socket file.
 type placed struct {
 	net.Listener
 	path string
@@ -163,9 +163,9 @@ func (l *placed) inPlace() bool {
 	return err == nil && os.SameFile(now, l.file)
 }
 
-// listen makes the socket under a name that kubelet passes over, and then puts
-// it into place: kubelet never meets one that does not answer, and does not
-// forget the plugin when it takes the place of an old one.
+// listen creates the socket under a name that kubelet ignores, and then renames it:
+// kubelet never finds a socket that does not answer, and does not unregister the
+// plugin when the new socket replaces an old one.
 func (r *Registrar) listen() (*placed, error) {
 	path := r.Status().Socket
 	fresh := filepath.Join(r.cfg.Dir, "."+filepath.Base(path))
@@ -191,15 +191,15 @@ func (r *Registrar) listen() (*placed, error) {
 	return &placed{listener, path, file}, nil
 }
 
-// GetInfo answers kubelet's question what the plugin is.
+// GetInfo returns the driver's name and the path of its CSI socket.
 func (r *Registrar) GetInfo(context.Context, *registerapi.InfoRequest) (*registerapi.PluginInfo, error) {
 	return &registerapi.PluginInfo{
 		Type: registerapi.CSIPlugin, Name: r.cfg.DriverName, Endpoint: r.cfg.Endpoint, SupportedVersions: csiVersions,
 	}, nil
 }
 
-// NotifyRegistrationStatus keeps what kubelet says. After a refusal kubelet
-// tries again by itself.
+// NotifyRegistrationStatus keeps the answer of kubelet. After a refusal kubelet tries
+// again by itself.
 func (r *Registrar) NotifyRegistrationStatus(ctx context.Context, status *registerapi.RegistrationStatus) (*registerapi.RegistrationStatusResponse, error) {
 	if status.GetPluginRegistered() {
 		klog.FromContext(ctx).Info("Registered with kubelet", "driver", r.cfg.DriverName)

@@ -34,7 +34,7 @@ func start(t *testing.T, dir string) (r *Registrar, stop func()) {
 	return r, stop
 }
 
-// asKubelet asks the socket what the plugin is, as soon as there is one.
+// asKubelet calls GetInfo on the socket, as soon as there is one.
 func asKubelet(t *testing.T, socket string) (registerapi.RegistrationClient, *registerapi.PluginInfo) {
 	t.Helper()
 	conn, err := grpc.NewClient("unix://"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithDefaultCallOptions(grpc.WaitForReady(true)))
@@ -92,8 +92,8 @@ func TestRegistration(t *testing.T) {
 	}
 }
 
-// What is taken away comes back, be it the socket, the directory, or both by
-// another's: a kubelet that starts anew looks there.
+// The socket and the directory are created again when they are removed or replaced,
+// because a kubelet that restarts looks there.
 func TestRegistrationComesBack(t *testing.T) {
 	dir := directory(t)
 	_, stop := start(t, dir)
@@ -143,7 +143,7 @@ func TestRegistrationTakesOver(t *testing.T) {
 	asKubelet(t, filepath.Join(dir, "csi.test-reg.sock"))
 }
 
-// A directory that cannot be had is told, and had as soon as it can be.
+// A directory that cannot be created is reported, and used as soon as it can be.
 func TestRegistrationFailsAndGoesOn(t *testing.T) {
 	dir := directory(t)
 	if err := os.WriteFile(dir, nil, 0o600); err != nil { // a file in its place

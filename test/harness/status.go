@@ -14,7 +14,7 @@ import (
 
 	"github.com/csi-node/csi-node/pkg/devices/pool"
 	"github.com/csi-node/csi-node/pkg/driver"
-	"github.com/csi-node/csi-node/pkg/reconciler"
+	"github.com/csi-node/csi-node/pkg/report"
 )
 
 // Status returns what `csi-node status --output json` says.
@@ -63,7 +63,7 @@ func (p *Plugin) AwaitRest() {
 	Eventually(p.t, "the plugin is at rest", func() bool {
 		for _, v := range p.Report().Volumes {
 			for _, part := range v.Parts {
-				if v.Step != nil || part.Is == reconciler.UnderWay || part.Is == reconciler.Unseen {
+				if v.Step != nil || part.Is == report.UnderWay || part.Is == report.Unseen {
 					return false
 				}
 			}

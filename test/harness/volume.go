@@ -13,7 +13,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"github.com/csi-node/csi-node/pkg/reconciler"
+	"github.com/csi-node/csi-node/pkg/report"
 )
 
 // Volume is one volume and how kubelet calls the plugin for it: at the paths that
@@ -267,7 +267,7 @@ func (v *Volume) Unsettled() string {
 		}
 		text := ""
 		for _, part := range record.Parts {
-			if part.Is != reconciler.Settled {
+			if part.Is != report.Settled {
 				text += string(part.Part) + " is " + string(part.Is) + ": " + part.Error + "\n"
 			}
 		}

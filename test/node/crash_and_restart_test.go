@@ -10,6 +10,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/csi-node/csi-node/pkg/reconciler"
+	"github.com/csi-node/csi-node/pkg/report"
 	"github.com/csi-node/csi-node/test/harness"
 )
 
@@ -123,7 +124,7 @@ func TestRestartTakesOverAndChangesNothing(t *testing.T) {
 	p.Start(harness.Options{Flags: []string{"--http-endpoint", address}})
 	p.AwaitRest()
 	for _, v := range p.Status().Volumes {
-		if v.Worst() != reconciler.Settled {
+		if v.Worst() != report.Settled {
 			t.Errorf("not settled: %+v", v)
 		}
 	}

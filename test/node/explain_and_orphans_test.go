@@ -7,7 +7,7 @@ import (
 	"testing"
 
 	"github.com/csi-node/csi-node/pkg/driver"
-	"github.com/csi-node/csi-node/pkg/reconciler"
+	"github.com/csi-node/csi-node/pkg/report"
 	"github.com/csi-node/csi-node/pkg/state/store"
 	"github.com/csi-node/csi-node/test/harness"
 )
@@ -49,14 +49,14 @@ func TestToolsWithoutThePlugin(t *testing.T) {
 	harness.Command(t, "umount", torn)
 	before := snapshot(t, p)
 
-	report := p.Status()
-	if report.Running || len(report.Volumes) != 1 {
-		t.Fatalf("status tells %+v", report)
+	status := p.Status()
+	if status.Running || len(status.Volumes) != 1 {
+		t.Fatalf("status tells %+v", status)
 	}
-	for _, part := range report.Volumes[0].Parts {
-		want := reconciler.Settled
+	for _, part := range status.Volumes[0].Parts {
+		want := report.Settled
 		if part.Part == "target "+torn {
-			want = reconciler.UnderWay
+			want = report.UnderWay
 		}
 		if part.Is != want {
 			t.Errorf("%s is %s, not %s", part.Part, part.Is, want)

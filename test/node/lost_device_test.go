@@ -14,7 +14,7 @@ import (
 	"google.golang.org/grpc/codes"
 
 	"github.com/csi-node/csi-node/pkg/driver"
-	"github.com/csi-node/csi-node/pkg/reconciler"
+	"github.com/csi-node/csi-node/pkg/report"
 	"github.com/csi-node/csi-node/test/harness"
 )
 
@@ -64,7 +64,7 @@ func TestLostDeviceWhoseNumberIsTaken(t *testing.T) {
 	number, path := numberAt(t, target), p.Loops()[0].Path
 	detach(t, path)
 	harness.Eventually(t, "the loss is noticed", func() bool {
-		return slices.ContainsFunc(p.Report().Volumes[0].Parts, func(part driver.PartStatus) bool { return part.Is != reconciler.Settled })
+		return slices.ContainsFunc(p.Report().Volumes[0].Parts, func(part driver.PartStatus) bool { return part.Is != report.Settled })
 	})
 	takeLoop(t, path)
 	mustRefuse(t, v.Publish(ctx, target), codes.FailedPrecondition, v.ID, target, "restart the pod")

@@ -12,7 +12,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"github.com/csi-node/csi-node/pkg/reconciler"
+	"github.com/csi-node/csi-node/pkg/report"
 	"github.com/csi-node/csi-node/test/harness"
 )
 
@@ -53,7 +53,7 @@ func TestCorrectedStageSupersedesOneUnderWay(t *testing.T) {
 			w.open()
 			harness.Eventually(t, "the second stage stands, though nobody asks again", func() bool {
 				part := p.Status().Volumes[0].Parts[0]
-				return part.Is == reconciler.Settled && strings.HasPrefix(part.Asked, "staged")
+				return part.Is == report.Settled && strings.HasPrefix(part.Asked, "staged")
 			})
 			mustHaveFlags(t, v.Staging, "noatime -noexec", "commit=7")
 			must(t, v.Stage(t.Context()))
@@ -185,7 +185,7 @@ func TestCallsAreAnsweredWhileThePoolHangs(t *testing.T) {
 		settled := 0
 		for _, v := range p.Status().Volumes {
 			for _, part := range v.Parts {
-				if part.Is == reconciler.Settled && (v.Volume == fresh.ID && part.Part == "stage" || v.Volume == grown.ID && part.Part == "size") {
+				if part.Is == report.Settled && (v.Volume == fresh.ID && part.Part == "stage" || v.Volume == grown.ID && part.Part == "size") {
 					settled++
 				}
 			}

@@ -13,14 +13,14 @@ import (
 )
 
 // Amount is a part of the pool's file system: so many bytes, or a percentage of
-// its size, whichever is larger. The zero value is none.
+// its size, whichever is larger. The zero value means no amount.
 type Amount struct {
 	Bytes   int64
 	Percent int64
 }
 
-// ParseAmount reads a Kubernetes quantity as 10Gi, a percentage as 5%, or both
-// with a comma between them. 0, and an empty text, are none.
+// ParseAmount reads a Kubernetes quantity such as 10Gi, a percentage such as 5%,
+// or both with a comma between them. 0 and an empty text mean no amount.
 func ParseAmount(text string) (Amount, error) {
 	var a Amount
 	if text == "" {
@@ -44,7 +44,7 @@ func ParseAmount(text string) (Amount, error) {
 	return a, nil
 }
 
-var errNoAmount = errors.New("must be a quantity as 10Gi, a percentage of the pool's file system as 5%, or both as 1Gi,5%, of which the larger counts; 0 for none")
+var errNoAmount = errors.New("must be a quantity such as 10Gi, a percentage of the pool's file system such as 5%, or both, such as 1Gi,5%, of which the larger counts; 0 for none")
 
 // Of returns the bytes that the amount is of a file system.
 func (a Amount) Of(total int64) int64 {

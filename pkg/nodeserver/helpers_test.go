@@ -8,11 +8,13 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
 	"github.com/csi-node/csi-node/pkg/devices"
 	"github.com/csi-node/csi-node/pkg/reconciler"
+	"github.com/csi-node/csi-node/pkg/report"
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
@@ -31,10 +33,10 @@ var (
 	other  = state.DeviceNumber{Major: 8, Minor: 1}
 )
 
-// fakeNode keeps records and what is on the node in memory. It makes every
-// intent true at once, unless err is set.
+// fakeNode keeps records and the state of the node in memory. It carries out every
+// intent at once, unless err is set.
 type fakeNode struct {
-	failures []reconciler.PartProblem
+	failures map[state.Part]error // of the last attempts
 	records  map[string]*state.Volume
 	devices  map[string]state.Device
 	mounts   map[string]state.Mountpoint
@@ -83,7 +85,7 @@ func (f *fakeNode) Ensure(_ context.Context, id string, part state.Part, edit fu
 	return f.err
 }
 
-// settleProvisional adopts a provisional stage if it stands, or refuses it.
+// settleProvisional adopts a provisional stage if the volume is staged so, or refuses it.
 func (f *fakeNode) settleProvisional(v *state.Volume) error {
 	s, stands := v.Stage, f.stands
 	switch {
@@ -124,7 +126,13 @@ func (f *fakeNode) edited(id string) *state.Volume {
 	return v
 }
 
-func (f *fakeNode) Failures(string) []reconciler.PartProblem { return f.failures }
+func (f *fakeNode) Report(want *state.Volume, have state.Actual) report.Volume {
+	parts := map[state.Part]report.PartFacts{}
+	for part, v := range reconciler.MakePlan(want, have).Verdicts {
+		parts[part] = report.PartFacts{Verdict: report.Verdict{Settled: v.Settled, Problem: v.Problem.Text, Needs: v.Needs}, Failure: f.failures[part]}
+	}
+	return report.Make(report.Facts{Want: want, Have: have, Looked: true, Parts: parts}, time.Now())
+}
 
 func (f *fakeNode) Observe(_ context.Context, want *state.Volume) (state.Actual, error) {
 	f.looks.Add(1)
@@ -200,8 +208,7 @@ func (fakeBackend) Validate(v devices.Volume) error {
 	return nil
 }
 
-// fakeDisk has volumes whose ids begin with disk/, and needs a path of those that
-// it is asked to stage.
+// fakeDisk has volumes whose ids begin with disk/. A stage must name the path of one.
 type fakeDisk struct{ devices.Backend }
 
 func (fakeDisk) Validate(v devices.Volume) error {
@@ -214,7 +221,7 @@ func (fakeDisk) Validate(v devices.Volume) error {
 	return nil
 }
 
-// Owns says what a note would.
+// Owns answers as a note would.
 func (fakeDisk) Owns(_ context.Context, id string) (bool, error) {
 	return strings.HasPrefix(id, "disk/"), nil
 }
@@ -240,8 +247,8 @@ func newServer() (*Server, *fakeNode) {
 		Paths: fakePaths{f, func(context.Context, string) (state.Usage, error) {
 			return state.Usage{Bytes: state.Amount{Total: 10, Used: 7, Available: 2}, Inodes: state.Amount{Total: 6, Used: 1, Available: 5}}, nil
 		}},
-		Inline:        &reconciler.Inline{Backend: "inline", StagingDir: "/kubelet/plugins/ephemeral"},
-		StorageHealth: func(context.Context) error { return nil },
+		Inline:  &reconciler.Inline{Backend: "inline", StagingDir: "/kubelet/plugins/ephemeral"},
+		Storage: func(context.Context) report.Storage { return report.Storage{} },
 	}), f
 }
 
@@ -279,7 +286,7 @@ type (
 	expandChange  = func(*csi.NodeExpandVolumeRequest)
 )
 
-// stageRequest returns a good request with changes; so do its siblings.
+// stageRequest returns a valid request with changes; the functions below do likewise.
 func stageRequest(changes ...stageChange) *csi.NodeStageVolumeRequest {
 	r := &csi.NodeStageVolumeRequest{VolumeId: id, StagingTargetPath: staging, VolumeCapability: mount(writer, "ext4")}
 	for _, change := range changes {

@@ -8,23 +8,24 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/csi-node/csi-node/pkg/report"
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
 // one returns the status of the only volume.
-func (h *harness) one() Status {
+func (h *harness) one() report.Status {
 	h.t.Helper()
 	synctest.Wait()
-	all := h.p.r.Status()
+	all := report.Statuses(h.p.r.Reports())
 	if len(all) != 1 {
 		h.t.Fatalf("%d volumes, want 1: %+v", len(all), all)
 	}
 	return all[0]
 }
 
-func part(t *testing.T, s Status, name string) PartStatus {
+func part(t *testing.T, s report.Status, name string) report.PartStatus {
 	t.Helper()
-	i := slices.IndexFunc(s.Parts, func(p PartStatus) bool { return p.Part == name })
+	i := slices.IndexFunc(s.Parts, func(p report.PartStatus) bool { return p.Part == name })
 	if i < 0 {
 		t.Fatalf("no part %q in %+v", name, s.Parts)
 	}
@@ -43,7 +44,7 @@ func TestStatusOfAStepThatRuns(t *testing.T) {
 			t.Errorf("%+v, step %+v", s, s.Step)
 		}
 		p := part(t, s, "stage")
-		if p.Is != UnderWay || p.Error != "" || p.NextTry != nil || !p.Since.Equal(asked) || !strings.Contains(p.Asked, stagePath("v")) {
+		if p.Is != report.UnderWay || p.Error != "" || p.NextTry != nil || !p.Since.Equal(asked) || !strings.Contains(p.Asked, stagePath("v")) {
 			t.Errorf("%+v", p)
 		}
 		if !strings.Contains(s.Device, "/dev/loop1 attached read-write 1073741824 bytes") {
@@ -53,7 +54,7 @@ func TestStatusOfAStepThatRuns(t *testing.T) {
 		if err := h.got(answer); err != nil {
 			t.Error(err)
 		}
-		if s := h.one(); s.Step != nil || part(t, s, "stage").Is != Settled || s.Worst() != Settled {
+		if s := h.one(); s.Step != nil || part(t, s, "stage").Is != report.Settled || s.Worst() != report.Settled {
 			t.Errorf("%+v", s)
 		}
 	})
@@ -67,15 +68,15 @@ func TestStatusInBackOff(t *testing.T) {
 		h.refuse(h.do(publish("v", 1)), state.Unavailable)
 		s := h.one()
 		p := part(t, s, "target "+targetPath("v", 1))
-		if p.Is != Failing || !strings.Contains(p.Error, "boom") || p.NextTry == nil || !p.NextTry.After(time.Now()) {
+		if p.Is != report.Failing || !strings.Contains(p.Error, "boom") || p.NextTry == nil || !p.NextTry.After(time.Now()) {
 			t.Errorf("%+v", p)
 		}
-		if part(t, s, "stage").Is != Settled || s.Worst() != Failing || s.Step != nil {
+		if part(t, s, "stage").Is != report.Settled || s.Worst() != report.Failing || s.Step != nil {
 			t.Errorf("%+v", s)
 		}
 		h.k.mend()
 		h.ok(publish("v", 1))
-		if p := part(t, h.one(), "target "+targetPath("v", 1)); p.Is != Settled || p.Error != "" || p.NextTry != nil || p.Asked != "published" {
+		if p := part(t, h.one(), "target "+targetPath("v", 1)); p.Is != report.Settled || p.Error != "" || p.NextTry != nil || p.Asked != "published" {
 			t.Errorf("%+v", p)
 		}
 	})
@@ -88,10 +89,10 @@ func TestStatusOfWhatWaits(t *testing.T) {
 		h.k.with(func() { v.superRO = true })
 		h.wake("v")
 		s := h.one()
-		if p := part(t, s, "stage"); p.Is != Failing || !strings.Contains(p.Error, "turned read-only") {
+		if p := part(t, s, "stage"); p.Is != report.Failing || !strings.Contains(p.Error, "turned read-only") {
 			t.Errorf("%+v", p)
 		}
-		if p := part(t, s, "target "+targetPath("v", 1)); p.Is != Waiting || p.Asked != "published read-only" {
+		if p := part(t, s, "target "+targetPath("v", 1)); p.Is != report.Waiting || p.Asked != "published read-only" {
 			t.Errorf("%+v", p)
 		}
 	})
@@ -103,7 +104,7 @@ func TestStatusOfARemoval(t *testing.T) {
 		h.ok(stage("v"))
 		h.k.with(func() { v.held = true })
 		h.refuse(h.do(unstage("v")), state.Unavailable)
-		if p := part(t, h.one(), "stage"); p.Is != Failing || p.Asked != "gone" || !strings.Contains(p.Error, "pid 7 (holder)") {
+		if p := part(t, h.one(), "stage"); p.Is != report.Failing || p.Asked != "gone" || !strings.Contains(p.Error, "pid 7 (holder)") {
 			t.Errorf("%+v", p)
 		}
 	})
@@ -117,11 +118,11 @@ func TestStatusBeforeTheFirstLook(t *testing.T) {
 		h.k.hang(opFind, "v", true)
 		h.start()
 		s := h.one()
-		if s.Device != "unknown" || s.Worst() != Unseen || len(s.Parts) != 2 || s.Parts[0].Is != Unseen {
+		if s.Device != "unknown" || s.Worst() != report.Unseen || len(s.Parts) != 2 || s.Parts[0].Is != report.Unseen {
 			t.Errorf("%+v", s)
 		}
 		h.k.mend()
-		if s := h.one(); s.Worst() != Settled {
+		if s := h.one(); s.Worst() != report.Settled {
 			t.Errorf("%+v", s)
 		}
 	})
@@ -134,7 +135,7 @@ func TestStatusOfWhatWasAskedSince(t *testing.T) {
 		h.ok(stage("v"), publish("v", 1))
 		hang := h.k.hang(opFind, "v", true)
 		answer := h.begin(unpublish("v", 1))
-		if p := part(t, h.one(), "target "+targetPath("v", 1)); p.Is != UnderWay || p.Asked != "gone" {
+		if p := part(t, h.one(), "target "+targetPath("v", 1)); p.Is != report.UnderWay || p.Asked != "gone" {
 			t.Errorf("%+v", p)
 		}
 		hang.open()
@@ -150,7 +151,7 @@ func TestStatusOfAFailedLook(t *testing.T) {
 		h.ok(stage("v"))
 		h.k.fail(opFind, "v", -1, errBoom)
 		h.wake("v")
-		if p := part(t, h.one(), "stage"); p.Is != Failing || !strings.Contains(p.Error, "boom") {
+		if p := part(t, h.one(), "stage"); p.Is != report.Failing || !strings.Contains(p.Error, "boom") {
 			t.Errorf("%+v", p)
 		}
 	})
@@ -160,7 +161,7 @@ func TestStatusOfASize(t *testing.T) {
 	bubble(t, func(h *harness) {
 		h.formatted("v", "xfs")
 		h.ok(stage("v", stageXFS), resize("v", 2*gib))
-		if p := part(t, h.one(), "size"); p.Is != Settled || p.Asked != "2147483648 bytes" {
+		if p := part(t, h.one(), "size"); p.Is != report.Settled || p.Asked != "2147483648 bytes" {
 			t.Errorf("%+v", p)
 		}
 	})
@@ -172,7 +173,7 @@ func TestStatusIsSortedAndJSON(t *testing.T) {
 			h.volume(id)
 			h.ok(stage(id))
 		}
-		all := h.p.r.Status()
+		all := report.Statuses(h.p.r.Reports())
 		if len(all) != 3 || all[0].Volume != "a" || all[2].Volume != "c" {
 			t.Errorf("%+v", all)
 		}
@@ -184,6 +185,42 @@ func TestStatusIsSortedAndJSON(t *testing.T) {
 			if !strings.Contains(string(raw), field) {
 				t.Errorf("%s lacks %s", raw, field)
 			}
+		}
+	})
+}
+
+// Health is made of the same judgement as status, also by what only the worker saw.
+func TestHealthAgreesWithStatus(t *testing.T) {
+	bubble(t, func(h *harness) {
+		health := func() string {
+			h.t.Helper()
+			record := h.store.Get("v")
+			have, err := h.p.r.Observe(h.t.Context(), record)
+			if err != nil {
+				h.t.Fatal(err)
+			}
+			var words []string
+			for _, f := range h.p.r.Report(record, have).Health() {
+				words = append(words, f.Reason+": "+f.Message)
+			}
+			return strings.Join(words, "; ")
+		}
+		v := h.volume("v")
+		h.ok(stage("v"))
+		if got := health(); got != "" {
+			t.Errorf("a settled volume has the health %q", got)
+		}
+		h.k.fail(opBind, "", -1, errBoom)
+		h.refuse(h.do(publish("v", 1)), state.Unavailable)
+		if got := health(); !strings.HasPrefix(got, "TargetUnusable: ") || !strings.Contains(got, "boom") {
+			t.Errorf("a publish that fails gives the health %q", got)
+		}
+		h.k.mend()
+		h.ok(publish("v", 1), unpublish("v", 1))
+		h.k.with(func() { v.held = true })
+		h.refuse(h.do(unstage("v")), state.Unavailable)
+		if got := health(); !strings.HasPrefix(got, "StageUnusable: ") || !strings.Contains(got, "pid 7 (holder)") {
+			t.Errorf("a device that is held gives the health %q", got)
 		}
 	})
 }

@@ -25,8 +25,9 @@ type (
 	controllerCapability = csi.ControllerServiceCapability_RPC_Type
 )
 
-// fakePlugin is a plugin of another driver. It notes each request but for the
-// questions what it offers, answers what it is told to, and keeps nothing.
+// fakePlugin is a plugin of another driver. It records each request,
+// except those for its capabilities, gives the answers of its fields, and keeps no
+// state.
 type fakePlugin struct {
 	csi.UnimplementedIdentityServer
 	csi.UnimplementedControllerServer

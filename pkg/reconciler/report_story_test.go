@@ -4,19 +4,20 @@ import (
 	"context"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
+	"github.com/csi-node/csi-node/pkg/report"
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
 // tells checks that a story says all the words in the part of it that they belong to.
 func (h *harness) tells(id string, want map[string][]string) {
 	h.t.Helper()
-	story, err := h.p.r.Explain(context.Background(), id)
+	told, err := h.p.r.Explain(context.Background(), id)
 	if err != nil {
 		h.t.Fatal(err)
 	}
+	story := told.Story()
 	parts := map[string][]string{
 		"asked": story.Asked, "is": story.Is, "missing": story.Missing, "next": story.Next, "in the way": story.InTheWay, "you can": story.YouCan,
 	}
@@ -62,7 +63,7 @@ func TestPodsAreNamed(t *testing.T) {
 			"is":      {"At " + targetPath("v", 1) + " is mounted"},
 			"you can": {"Nothing is left to do"},
 		})
-		target, stage := h.p.r.Status()[0].Parts[0], h.p.r.Status()[0].Parts[1]
+		target, stage := report.Statuses(h.p.r.Reports())[0].Parts[0], report.Statuses(h.p.r.Reports())[0].Parts[1]
 		if target.Pod != "default/writer" || target.Path != targetPath("v", 1) || stage.Pod != "" || stage.Path != stagePath("v") {
 			t.Errorf("status tells %+v and %+v", target, stage)
 		}
@@ -167,24 +168,6 @@ func TestExplainAHungVolume(t *testing.T) {
 	})
 }
 
-// Of what could not be read nothing is claimed, least of all that there is no data.
-func TestExplainWhatIsNotKnown(t *testing.T) {
-	record := &state.Volume{ID: "v", Stage: &state.Stage{Path: "/stage"}}
-	for _, d := range []state.Device{{}, {State: state.DeviceAttached, Path: "/dev/loop1", Size: gib + 1, Err: errBoom}} {
-		text := strings.Join(tellActual(record, state.Actual{Device: d}), "\n")
-		for _, claim := range []string{"never formatted", " 0 bytes", "nothing is mounted"} {
-			if strings.Contains(text, claim) {
-				t.Errorf("of %+v is said %q", d, text)
-			}
-		}
-		for _, words := range []string{"What its data is, and whether it was ever formatted, is not known now.", "What is at /stage is not known."} {
-			if !strings.Contains(text, words) {
-				t.Errorf("of %+v is said %q, and not %q", d, text, words)
-			}
-		}
-	}
-}
-
 func TestExplainAStranger(t *testing.T) {
 	bubble(t, func(h *harness) {
 		_, err := h.p.r.Explain(context.Background(), "stranger")
@@ -207,8 +190,8 @@ func TestInspectActsOnNothing(t *testing.T) {
 		ended, end := context.WithCancel(context.Background())
 		end()
 		r.Run(ended)
-		conditions := map[string]Condition{}
-		for _, s := range r.Status() {
+		conditions := map[string]report.Condition{}
+		for _, s := range report.Statuses(r.Reports()) {
 			for _, p := range s.Parts {
 				conditions[s.Volume+" "+p.Part] = p.Is
 				if s.Volume == "w" && (!strings.Contains(p.Error, "boom") || p.NextTry != nil) {
@@ -216,52 +199,11 @@ func TestInspectActsOnNothing(t *testing.T) {
 				}
 			}
 		}
-		if conditions["v stage"] != Settled || conditions["v target "+targetPath("v", 1)] != UnderWay || conditions["w stage"] != Failing {
+		if conditions["v stage"] != report.Settled || conditions["v target "+targetPath("v", 1)] != report.UnderWay || conditions["w stage"] != report.Failing {
 			t.Errorf("conditions are %v", conditions)
 		}
 		if h.k.changes() != before {
 			t.Error("something was done")
-		}
-	})
-}
-
-func TestUnasked(t *testing.T) {
-	bubble(t, func(h *harness) {
-		v := h.volume("v")
-		ask := func(detach, orphan bool, want string) {
-			t.Helper()
-			is, kept, err := h.p.r.Unasked(context.Background(), "v", detach)
-			if err != nil || is != orphan || !strings.Contains(kept, want) || want == "" && kept != "" {
-				t.Errorf("an orphan: %t, kept because %q (%v), want %t and %q", is, kept, err, orphan, want)
-			}
-		}
-		ask(true, false, "")
-		h.ok(stage("v", stageBlock), publish("v", 1, publishBlock, publishReadOnly))
-		ask(true, false, "")
-		h.stop()
-		h.store = newFakeStore() // lost
-		h.start()
-		ask(true, true, "bound at "+targetPath("v", 1))
-		h.k.with(func() { delete(h.k.mounts, targetPath("v", 1)); v.held = true })
-		ask(true, true, "pid 7")
-		h.k.with(func() { v.held = false })
-		ask(false, true, "")
-		h.k.with(func() {
-			if v.device == nil || v.view == nil {
-				t.Error("detached without leave")
-			}
-		})
-		ask(true, true, "")
-		h.k.with(func() {
-			if v.device != nil || v.view != nil {
-				t.Error("still attached")
-			}
-		})
-		synctest.Wait()
-		h.p.r.mu.Lock()
-		defer h.p.r.mu.Unlock()
-		if len(h.p.r.volumes) > 0 {
-			t.Error("the volume is kept in memory")
 		}
 	})
 }

@@ -13,8 +13,8 @@ import (
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
-// fakeMajor is the major number of the devices: no real one has it, for whose
-// mounts the machine is asked, too.
+// fakeMajor is the major number of the devices. No real device has it, because the
+// mounts of the machine are looked at, too.
 const fakeMajor = 4095
 
 // fakeNode is a pool and a kernel in memory, on which every step works at once.
@@ -36,7 +36,7 @@ type fakeVolume struct {
 
 const room = 1 << 40 // bytes
 
-// clone returns a node like this one, which goes its own way.
+// clone returns a copy of the node that is independent of it.
 func (f *fakeNode) clone() *fakeNode {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -61,7 +61,7 @@ func (f *fakeNode) locked(id string, act func(*fakeVolume) error) error {
 	return act(v)
 }
 
-// what prints everything that there is, in order.
+// what prints everything that is on the node, in order.
 func (f *fakeNode) what() string {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -140,7 +140,7 @@ func (f *fakeNode) Find(_ context.Context, volume devices.Volume) (d state.Devic
 	return d, nil
 }
 
-// standing is what Find tells of a device, be there none.
+// standing is what Find returns for a device, also for an absent one.
 func standing(d state.Device) state.Device {
 	if d.State == state.DeviceUnknown {
 		d.State = state.DeviceAbsent
@@ -215,13 +215,13 @@ func (f *fakeNode) EndFormat(_ context.Context, volume devices.Volume, fsType st
 	return f.locked(id, func(v *fakeVolume) error { v.Formatting, v.Formatted, v.used = false, fsType, v.Bytes; return nil })
 }
 
-// Validate takes any id.
+// Validate accepts any id.
 func (f *fakeNode) Validate(devices.Volume) error { return nil }
 
 // fakeBackend and fakeFilesystems are the two whose methods have the same name.
 type fakeBackend struct{ *fakeNode }
 
-// fakeProvisioner is a fakeBackend that makes volumes.
+// fakeProvisioner is a fakeBackend that creates volumes.
 type fakeProvisioner struct {
 	fakeBackend
 	pool.Provisioner

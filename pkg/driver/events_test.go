@@ -17,6 +17,7 @@ import (
 	"github.com/csi-node/csi-node/pkg/devices"
 	"github.com/csi-node/csi-node/pkg/devices/pool"
 	"github.com/csi-node/csi-node/pkg/reconciler"
+	"github.com/csi-node/csi-node/pkg/report"
 	"github.com/csi-node/csi-node/pkg/state"
 	"github.com/csi-node/csi-node/pkg/state/store"
 	"github.com/csi-node/csi-node/pkg/uevents"
@@ -47,7 +48,7 @@ func (w *watched) looks() []string {
 	return seen
 }
 
-// scripted is what a kernel, or a backend, tells.
+// scripted is one event of the kernel or of a backend.
 type scripted struct {
 	event uevents.Event // the zero value: events were lost
 	id    string
@@ -67,8 +68,8 @@ func (s scripted) Watch(_ context.Context, changed func(id string)) error {
 	return nil
 }
 
-// Volumes are looked at when the kernel tells of their device, when a backend
-// tells of them, and all when events were lost.
+// A volume is looked at after an event of its device or of its backend, and all
+// volumes when events were lost.
 func TestEventsWakeVolumes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		node := &fakeNode{volumes: map[string]*fakeVolume{}, mounts: map[string][]state.Mount{}, files: map[string]state.FileType{}}
@@ -98,15 +99,15 @@ func TestEventsWakeVolumes(t *testing.T) {
 			tell func()
 			want []string
 		}{
-			"a device": {func() { p.hear(working, scripted{event: uevents.Event{Number: first, Gone: true}}) }, all[:1]},
+			"a device": {func() { p.watchDevices(working, scripted{event: uevents.Event{Number: first, Gone: true}}) }, all[:1]},
 			"another's": {func() {
-				p.hear(working, scripted{event: uevents.Event{Number: state.DeviceNumber{Major: 9}, Gone: true}})
+				p.watchDevices(working, scripted{event: uevents.Event{Number: state.DeviceNumber{Major: 9}, Gone: true}})
 			}, nil},
-			"a device that nobody waits for": {func() { p.hear(working, scripted{event: uevents.Event{Number: first, Appeared: true}}) }, nil},
-			"lost events":                    {func() { p.hear(working, scripted{}) }, all},
-			"a backend":                      {func() { p.hearBackend(working, "pool", scripted{id: "v2"}) }, all[1:]},
-			"a backend, of all":              {func() { p.hearBackend(working, "pool", scripted{}) }, all},
-			"a backend, of none":             {func() { p.hearBackend(working, "pool", scripted{id: "v3"}) }, nil},
+			"a device that no volume waits for": {func() { p.watchDevices(working, scripted{event: uevents.Event{Number: first, Appeared: true}}) }, nil},
+			"lost events":                       {func() { p.watchDevices(working, scripted{}) }, all},
+			"a backend":                         {func() { p.watchBackend(working, "pool", scripted{id: "v2"}) }, all[1:]},
+			"a backend, of all":                 {func() { p.watchBackend(working, "pool", scripted{}) }, all},
+			"a backend, of none":                {func() { p.watchBackend(working, "pool", scripted{id: "v3"}) }, nil},
 		} {
 			test.tell()
 			if got := seen.looks(); !slices.Equal(got, test.want) {
@@ -134,8 +135,8 @@ func (b plugged) Attach(ctx context.Context, v devices.Volume, readOnly bool) er
 	return b.fakeBackend.Attach(ctx, v, readOnly)
 }
 
-// kernelEvents are what the kernel tells of one device: others come and go while
-// tests run.
+// kernelEvents are the kernel's events of one device. Others come and go while tests
+// run.
 type kernelEvents struct {
 	*uevents.Listener
 	number state.DeviceNumber
@@ -149,7 +150,7 @@ func (k kernelEvents) Run(ctx context.Context, changed func(uevents.Event), all 
 	}, all)
 }
 
-// A device that comes to the node ends the back-off of the volume that waits for it.
+// A device that appears on the node ends the back-off of the volume that waits for it.
 func TestDeviceThatComesIsAttached(t *testing.T) {
 	machine.Kernel(t)
 	file := filepath.Join(t.TempDir(), "file")
@@ -188,7 +189,7 @@ func TestDeviceThatComesIsAttached(t *testing.T) {
 	var group sync.WaitGroup
 	group.Go(func() { p.reconciler.Run(working) })
 	group.Go(func() {
-		p.hear(working, kernelEvents{events, state.DeviceNumber{Major: unix.Major(st.Rdev), Minor: unix.Minor(st.Rdev)}})
+		p.watchDevices(working, kernelEvents{events, state.DeviceNumber{Major: unix.Major(st.Rdev), Minor: unix.Minor(st.Rdev)}})
 	})
 	defer func() {
 		stop()
@@ -198,21 +199,21 @@ func TestDeviceThatComesIsAttached(t *testing.T) {
 		}
 	}()
 
-	await := func(is func(reconciler.PartStatus) bool) reconciler.PartStatus {
+	await := func(is func(report.PartStatus) bool) report.PartStatus {
 		tick := time.NewTicker(10 * time.Millisecond)
 		defer tick.Stop()
 		for ; ; <-tick.C {
-			if part := p.reconciler.Status()[0].Parts[0]; is(part) {
+			if part := report.Statuses(p.reconciler.Reports())[0].Parts[0]; is(part) {
 				return part
 			}
 		}
 	}
-	backsOff := await(func(part reconciler.PartStatus) bool {
+	backsOff := await(func(part report.PartStatus) bool {
 		return part.NextTry != nil && time.Until(*part.NextTry) > 2*time.Second
 	})
 	losetup(node, file)
 	defer losetup("--detach", node)
-	await(func(part reconciler.PartStatus) bool { return part.Is == reconciler.Settled })
+	await(func(part report.PartStatus) bool { return part.Is == report.Settled })
 	if late := time.Since(*backsOff.NextTry); late > 0 {
 		t.Errorf("attached only when it was tried again anyhow, %s ago", late)
 	}

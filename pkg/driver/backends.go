@@ -1,0 +1,97 @@
+package driver
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+
+	"github.com/csi-node/csi-node/pkg/blockdev"
+	"github.com/csi-node/csi-node/pkg/devices"
+	"github.com/csi-node/csi-node/pkg/devices/note"
+	"github.com/csi-node/csi-node/pkg/loop"
+	"github.com/csi-node/csi-node/pkg/state"
+)
+
+// backend is a backend that is open, and its name.
+type backend struct {
+	name string
+	devices.Backend
+}
+
+// openBackends opens all kinds, the default one first.
+func (p *plugin) openBackends(ctx context.Context, lookOnly bool) error {
+	if err := setFlags(p.options.Backends, p.BackendFlags, lookOnly); err != nil {
+		return err
+	}
+	var err error
+	if p.loops, err = loop.New(ctx); err != nil {
+		return err
+	}
+	if !lookOnly {
+		p.loops.Spare(p.numbers())
+	}
+	byName := map[string]devices.Backend{}
+	for _, kind := range p.options.Backends {
+		opened, err := kind.Open(ctx, devices.Environment{
+			DriverName: p.DriverName, NodeID: p.NodeID, StateDir: p.StateDir, LibDir: p.LibDir, LookOnly: lookOnly,
+			Wanted: func() []devices.Volume { return p.wanted(kind.Name) }, Loops: p.loops,
+		})
+		if err == nil && opened == nil {
+			err = fmt.Errorf("this driver was built with a backend %s that opens as nothing", kind.Name)
+		}
+		if err != nil {
+			return err
+		}
+		p.backends = append(p.backends, backend{kind.Name, opened})
+		byName[kind.Name] = opened
+	}
+	p.devices = devices.NewSet(p.options.Backends[0].Name, byName)
+	facts, err := note.Open(p.LibDir)
+	if err != nil {
+		return fmt.Errorf("--lib-dir %s: %w", p.LibDir, err)
+	}
+	p.devices.KeepFacts(facts)
+	p.views = blockdev.New(p.loops, p.volumeAt)
+	return nil
+}
+
+// wanted returns the volumes of a backend that are asked for on this node.
+func (p *plugin) wanted(name string) []devices.Volume {
+	var all []devices.Volume
+	for _, record := range p.store.List() {
+		if v := devices.Recorded(record); cmp.Or(v.Backend, v.Context[devices.BackendKey], p.options.Backends[0].Name) == name {
+			all = append(all, v)
+		}
+	}
+	return all
+}
+
+// abilities returns the backends that have an optional interface, the default one
+// first.
+func abilities[T any](p *plugin) []T {
+	var all []T
+	for _, b := range p.backends {
+		if can, ok := b.Backend.(T); ok {
+			all = append(all, can)
+		}
+	}
+	return all
+}
+
+// ability returns the first backend that has an optional interface.
+func ability[T any](p *plugin) (can T, ok bool) {
+	for _, can := range abilities[T](p) {
+		return can, true
+	}
+	return can, false
+}
+
+// volumeAt returns the volume that a device stands for; empty: none.
+func (p *plugin) volumeAt(number state.DeviceNumber) string {
+	for _, b := range abilities[devices.Locator](p) {
+		if id := b.VolumeAt(number); id != "" {
+			return id
+		}
+	}
+	return p.store.VolumeOfDevice(number)
+}

@@ -1,0 +1,281 @@
+package reconciler
+
+import (
+	"context"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"k8s.io/klog/v2"
+
+	"github.com/csi-node/csi-node/pkg/devices"
+	"github.com/csi-node/csi-node/pkg/state"
+)
+
+// Orphan is a device or are mounts of the plugin's own making that no intent
+// explains, as after the loss of the store. The JSON is the contract of
+// `csi-node orphans --output json`.
+type Orphan struct {
+	Volume  string   `json:"volume"`         // empty when the backend does not know it any more
+	Device  string   `json:"device"`         // such as /dev/loop3
+	Backing string   `json:"backing"`        // the file behind the device, if there is one
+	Paths   []string `json:"paths"`          // where it is mounted or bound and no intent says so
+	Kept    string   `json:"kept,omitempty"` // why it stays; else `orphans --clean` detaches it
+	Cleaned bool     `json:"cleaned"`        // it was detached just now
+
+	formatted bool // so nobody can publish it unless it is mounted somewhere
+}
+
+// Lister is a backend that lists the devices of its making, by name.
+type Lister struct {
+	Backend string
+	devices.Lister
+}
+
+// Orphans lists the orphans of this node, and detaches those that nobody uses if
+// clean is set. It waits until ctx ends: DeadlineExceeded or Canceled. Only one look
+// is under way at a time, so that those of a device that hangs do not pile up.
+func (r *Reconciler) Orphans(ctx context.Context, clean bool) ([]Orphan, error) {
+	type result struct {
+		found []Orphan
+		err   error
+	}
+	answer := make(chan result, 1)
+	late := func() error {
+		return state.Errorf(state.ClassOf(ctx.Err()), "looking for orphans: a device, or the storage, does not answer")
+	}
+	select {
+	case r.listing <- struct{}{}:
+	case <-ctx.Done():
+		return nil, late()
+	}
+	go func() {
+		defer func() { <-r.listing }()
+		found, err := r.orphans(ctx, func(Orphan) bool { return clean })
+		answer <- result{found, err}
+	}()
+	select {
+	case a := <-answer:
+		return a.found, a.err
+	case <-ctx.Done():
+		return nil, late()
+	}
+}
+
+// AdoptOrphans tells, when the plugin starts, of what no intent explains, and
+// detaches devices that nobody can use any more: those of formatted volumes
+// which are mounted nowhere. A raw one may be staged, for all that kubelet knows.
+func (r *Reconciler) AdoptOrphans(ctx context.Context) {
+	logger := klog.FromContext(ctx)
+	found, err := r.orphans(ctx, func(o Orphan) bool { return o.formatted })
+	if err != nil {
+		if ctx.Err() == nil {
+			logger.Error(err, "What no intent explains is not known")
+		}
+		return
+	}
+	for _, o := range found {
+		logger := logger.WithValues("volume", o.Volume, "device", o.Device, "backing", o.Backing, "paths", o.Paths)
+		if o.Cleaned {
+			logger.Info("Detached a device that no intent explains and nobody uses")
+			continue
+		}
+		logger.Info("Found what no intent explains", "kept", o.Kept)
+	}
+}
+
+// InspectOrphans lists the orphans of a node on which no plugin runs. Like Inspect
+// it acts on nothing, and must not be called beside Run.
+func (r *Reconciler) InspectOrphans(ctx context.Context) ([]Orphan, error) {
+	return r.findOrphans(ctx, func(a attachment, o *Orphan) (is bool) {
+		for _, d := range []state.Device{a.Device, a.view} {
+			if d.State == state.DeviceAbsent {
+				continue
+			}
+			if held, err := r.kernel.Views.Held(ctx, d); err != nil {
+				o.Kept = err.Error()
+			} else if held {
+				o.Kept = "it is in use, perhaps in another mount namespace"
+			}
+		}
+		return true
+	})
+}
+
+// orphans lists the orphans beside the workers, and detaches those that clean says.
+func (r *Reconciler) orphans(ctx context.Context, clean func(Orphan) bool) ([]Orphan, error) {
+	left := 0
+	found, err := r.findOrphans(ctx, func(a attachment, o *Orphan) (is bool) {
+		var err error
+		if is, o.Kept, err = r.unasked(ctx, a.Volume, clean(*o)); err != nil { // of this one alone
+			is, o.Kept = true, err.Error()
+		}
+		o.Cleaned = is && o.Kept == "" && clean(*o)
+		return is
+	})
+	if err == nil && r.metrics != nil {
+		for _, o := range found {
+			if !o.Cleaned {
+				left++
+			}
+		}
+		r.metrics.Orphans(left)
+	}
+	return found, err
+}
+
+// attachment is a device that a backend made, and the view over it.
+type attachment struct {
+	devices.Attachment
+	backend string
+	view    state.Device
+}
+
+// findOrphans compares the devices and mounts of the plugin's making with the
+// store. What is mounted nowhere is shown to unused, which says whether it is
+// an orphan still and why it is kept, and may detach it.
+//
+// It blocks for as long as a device of a backend does.
+func (r *Reconciler) findOrphans(ctx context.Context, unused func(attachment, *Orphan) (is bool)) ([]Orphan, error) {
+	attached, err := r.attachments(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("look for orphans: %w", err)
+	}
+	shown, err := r.kernel.ShownAt(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("look for orphans: %w", err)
+	}
+	orphans := []Orphan{}
+	for _, a := range attached {
+		// The record is read after the look: what was asked meanwhile explains what was seen.
+		o, is := orphanOf(a, shown, r.store.Get(a.Volume))
+		if is && o.Kept == "" {
+			is = unused(a, &o)
+		}
+		if is {
+			orphans = append(orphans, o)
+		}
+	}
+	return orphans, nil
+}
+
+// attachments returns the devices that the backends have made on this node. It
+// blocks for as long as one of them does.
+func (r *Reconciler) attachments(ctx context.Context) ([]attachment, error) {
+	var all []attachment
+	for _, lister := range r.kernel.Listers {
+		attached, err := lister.Attached(ctx)
+		if err != nil {
+			return nil, fmt.Errorf("the backend %s: %w", lister.Backend, err)
+		}
+		for _, a := range attached {
+			view, err := r.kernel.Views.FindView(ctx, a.Device)
+			if ctx.Err() != nil {
+				return nil, ctx.Err()
+			}
+			if err != nil {
+				klog.FromContext(ctx).Error(err, "Skipped a device, so whether it is an orphan is not known", "volume", a.Volume, "device", a.Device.Path)
+				continue
+			}
+			all = append(all, attachment{a, lister.Backend, view})
+		}
+	}
+	return all, nil
+}
+
+// orphanOf compares a device with the record of its volume, nil if there is none.
+func orphanOf(a attachment, shown map[state.DeviceNumber][]string, record *state.Volume) (o Orphan, is bool) {
+	o = Orphan{Volume: a.Volume, Device: a.Device.Path, Backing: a.Device.Backing, formatted: a.Device.Formatted != ""}
+	o.Paths = slices.Concat(shown[a.Device.Number], shown[a.view.Number])
+	slices.Sort(o.Paths)
+	if record != nil {
+		o.Paths = slices.DeleteFunc(o.Paths, func(path string) bool {
+			return record.Stage != nil && record.Stage.Path == path || record.Targets[path] != nil || boundByKubelet(path)
+		})
+		o.Kept = "the volume is in use, and NodeUnpublishVolume ends these mounts"
+		return o, len(o.Paths) > 0
+	}
+	switch {
+	case a.Volume == "":
+		o.Kept = "its volume is gone from the " + a.backend + "; once you know why, detach it by hand"
+		if strings.HasPrefix(o.Device, "/dev/loop") {
+			o.Kept = "its volume is gone from the " + a.backend + "; once you know why, `losetup -d " + o.Device + "` detaches it"
+		}
+	case len(o.Paths) > 0:
+		o.Kept = "it is mounted: NodePublishVolume takes it over, NodeUnpublishVolume and NodeUnstageVolume end it"
+	}
+	return o, true
+}
+
+// boundByKubelet reports whether kubelet binds the node of a published raw volume
+// at the path: …/volumeDevices/<volume>/dev/<pod uid> (mapBindMountDevice in
+// pkg/volume/util/volumepathhandler, v1.36).
+func boundByKubelet(path string) bool {
+	return strings.Contains(path, "/plugins/kubernetes.io/csi/volumeDevices/") && filepath.Base(filepath.Dir(path)) == "dev"
+}
+
+// unasked looks whether a volume of which nothing is asked has a device, which is an
+// orphan. It detaches that, with the view over it, if detach is set and nobody uses it.
+// kept says why the device has to stay; else it is empty.
+//
+// It waits for its turn as Exclusive does.
+func (r *Reconciler) unasked(ctx context.Context, id string, detach bool) (orphan bool, kept string, err error) {
+	err = r.Exclusive(ctx, id, func(ctx context.Context, want *state.Volume, have state.Actual) error {
+		if !want.Empty() || !stands(have.Device) {
+			return nil
+		}
+		orphan = true
+		switch {
+		case have.Device.Held:
+			kept = "it is in use: " + r.whoHolds(ctx, have.Device)
+		case have.View.Held:
+			kept = "its read-only view is in use: " + r.whoHolds(ctx, have.View)
+		case stands(have.View):
+			kept = r.inUse(ctx, have.View)
+		default:
+			kept = r.inUse(ctx, have.Device)
+		}
+		if kept != "" || !detach {
+			return nil
+		}
+		if stands(have.View) {
+			if err := r.kernel.Views.DetachView(ctx, have.Device); err != nil {
+				return fmt.Errorf("volume %s: %w", id, err)
+			}
+			if kept = r.inUse(ctx, have.Device); kept != "" {
+				return nil
+			}
+		}
+		for i := len(have.Lower); i > 0; i-- { // from the top
+			if e := have.Stack()[i]; standsOrStrays(e.Device) {
+				if err := r.onLayer(ctx, Step{Action: CloseLayer, Layer: e.Layer}, want, have); err != nil {
+					return fmt.Errorf("volume %s: %w", id, err)
+				}
+			}
+		}
+		if err := r.kernel.Devices.Detach(ctx, devices.Volume{ID: id}); err != nil {
+			return fmt.Errorf("volume %s: %w", id, err)
+		}
+		return nil
+	})
+	return orphan, kept, err
+}
+
+// inUse names who uses a device that nobody has claimed. A process that has its node
+// open, such as one in a pod with a raw volume, would find another volume behind that
+// node once the device is detached. It is empty if there is none.
+func (r *Reconciler) inUse(ctx context.Context, d state.Device) string {
+	if who := r.holders(ctx, d); who != "" {
+		return d.Path + " is open: " + who
+	}
+	return ""
+}
+
+// whoHolds names who holds a device, as far as that can be seen.
+func (r *Reconciler) whoHolds(ctx context.Context, d state.Device) string {
+	if d.Holder == "" {
+		d.Holder = r.holders(ctx, d)
+	}
+	return holder(d)
+}

@@ -1,0 +1,88 @@
+package reconciler
+
+import (
+	"cmp"
+	"context"
+	"strings"
+	"testing"
+	"testing/synctest"
+
+	"github.com/csi-node/csi-node/pkg/devices"
+	"github.com/csi-node/csi-node/pkg/state"
+)
+
+func TestOrphanIsDetachedWhenNobodyUsesIt(t *testing.T) {
+	bubble(t, func(h *harness) {
+		v := h.volume("v")
+		ask := func(detach, orphan bool, want string) {
+			t.Helper()
+			is, kept, err := h.p.r.unasked(context.Background(), "v", detach)
+			if err != nil || is != orphan || !strings.Contains(kept, want) || want == "" && kept != "" {
+				t.Errorf("an orphan: %t, kept because %q (%v), want %t and %q", is, kept, err, orphan, want)
+			}
+		}
+		ask(true, false, "")
+		h.ok(stage("v", stageBlock), publish("v", 1, publishBlock, publishReadOnly))
+		ask(true, false, "")
+		h.stop()
+		h.store = newFakeStore() // lost
+		h.start()
+		ask(true, true, "bound at "+targetPath("v", 1))
+		h.k.with(func() { delete(h.k.mounts, targetPath("v", 1)); v.held = true })
+		ask(true, true, "pid 7")
+		h.k.with(func() { v.held = false })
+		ask(false, true, "")
+		h.k.with(func() {
+			if v.device == nil || v.view == nil {
+				t.Error("detached without leave")
+			}
+		})
+		ask(true, true, "")
+		h.k.with(func() {
+			if v.device != nil || v.view != nil {
+				t.Error("still attached")
+			}
+		})
+		synctest.Wait()
+		h.p.r.mu.Lock()
+		defer h.p.r.mu.Unlock()
+		if len(h.p.r.volumes) > 0 {
+			t.Error("the volume is kept in memory")
+		}
+	})
+}
+
+// An orphan is told by its record and by where it is shown.
+func TestWhatIsAnOrphan(t *testing.T) {
+	device, view := state.DeviceNumber{Major: 7, Minor: 1}, state.DeviceNumber{Major: 7, Minor: 2}
+	const raw = "/var/lib/kubelet/plugins/kubernetes.io/csi/volumeDevices/v/dev/uid"
+	record := &state.Volume{ID: "v", Stage: &state.Stage{Path: "/stage"}, Targets: map[string]*state.Target{"/pod": {Path: "/pod"}}}
+	for title, test := range map[string]struct {
+		volume string
+		path   string // of the device; /dev/loop1 if empty
+		shown  map[state.DeviceNumber][]string
+		record *state.Volume
+		is     bool
+		paths  string
+		kept   string // words of it; empty: it may go
+	}{
+		"nobody uses it":               {volume: "v", is: true},
+		"it is mounted":                {volume: "v", shown: map[state.DeviceNumber][]string{device: {"/b", "/a"}}, is: true, paths: "/a /b", kept: "NodePublishVolume takes it over"},
+		"its view is bound":            {volume: "v", shown: map[state.DeviceNumber][]string{view: {"/a"}}, is: true, paths: "/a", kept: "it is mounted"},
+		"its volume is gone":           {is: true, kept: "`losetup -d /dev/loop1`"},
+		"the volume of a disk is gone": {path: "/dev/sda", is: true, kept: "detach it by hand"},
+		"all is asked for":             {volume: "v", shown: map[state.DeviceNumber][]string{device: {"/stage", "/pod", raw}}, record: record},
+		"a mount that nobody asked for": {
+			volume: "v", shown: map[state.DeviceNumber][]string{device: {"/stage", "/other"}}, record: record, is: true, paths: "/other", kept: "the volume is in use",
+		},
+	} {
+		a := attachment{devices.Attachment{Volume: test.volume, Device: state.Device{Path: cmp.Or(test.path, "/dev/loop1"), Number: device}}, "pool", state.Device{Number: view}}
+		o, is := orphanOf(a, test.shown, test.record)
+		if is != test.is {
+			t.Errorf("%s: an orphan: %t", title, is)
+		}
+		if is && (strings.Join(o.Paths, " ") != test.paths || !strings.Contains(o.Kept, test.kept) || test.kept == "" && o.Kept != "") {
+			t.Errorf("%s: %+v", title, o)
+		}
+	}
+}

@@ -1,0 +1,136 @@
+package reconciler
+
+import (
+	"cmp"
+	"context"
+	"slices"
+	"time"
+
+	"github.com/csi-node/csi-node/pkg/report"
+	"github.com/csi-node/csi-node/pkg/state"
+)
+
+// Reports returns the reports of all volumes with a record, in the order of their
+// ids. It looks at nothing but memory.
+func (r *Reconciler) Reports() []report.Volume {
+	records := r.store.List()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	all := make([]report.Volume, 0, len(records))
+	for _, record := range records {
+		all = append(all, report.Make(r.facts(record), time.Now()))
+	}
+	return all
+}
+
+// explainTime bounds the look that Explain makes.
+const explainTime = 3 * time.Second
+
+// Explain looks at a volume and reports on it. It acts on nothing. When the look
+// does not end in time, the report is of what was seen last. NotFound: nothing is
+// asked of the volume, and there is no such volume.
+func (r *Reconciler) Explain(ctx context.Context, id string) (report.Volume, error) {
+	want := r.store.Get(id)
+	if want == nil {
+		want = &state.Volume{ID: id}
+	}
+	ctx, cancel := context.WithTimeout(ctx, explainTime)
+	defer cancel()
+	have, err := r.Observe(ctx, want)
+	switch {
+	case err != nil && want.Empty():
+		return report.Volume{}, err
+	case err != nil:
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		facts := r.facts(want)
+		facts.LookErr = err
+		return report.Make(facts, time.Now()), nil
+	case want.Empty() && have.Device.Missing && !slices.ContainsFunc(have.Stack(), func(e state.Element) bool { return standsOrStrays(e.Device) }):
+		return report.Volume{}, state.Errorf(state.NotFound, "volume %s: nothing is asked of it on this node, and there is no such volume", id)
+	}
+	return r.Report(want, have), nil
+}
+
+// Report reports on a volume of which have was just seen by Observe. What only the
+// worker may ask, who holds what, is taken from the worker's last look.
+func (r *Reconciler) Report(want *state.Volume, have state.Actual) report.Volume {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	facts := r.facts(want)
+	if v := r.volumes[want.ID]; v != nil {
+		have.Lower = slices.Clone(have.Lower)
+		have.Keepers = v.have.Keepers
+		for _, d := range devicesOf(&have) {
+			for _, was := range devicesOf(&v.have) {
+				if was.Number == d.Number && stands(*d) {
+					d.Held, d.Holder = was.Held, cmp.Or(d.Holder, was.Holder)
+				}
+			}
+		}
+	}
+	facts.Have, facts.Looked = have, true
+	plan := MakePlan(want, have)
+	facts.Planned = r.volumes[want.ID].planned(plan)
+	for part, p := range facts.Parts {
+		p.Verdict, p.Outdated = verdictOf(plan, part), false
+		facts.Parts[part] = p
+	}
+	return report.Make(facts, time.Now())
+}
+
+// facts returns what memory has of a volume, for a report. The caller holds mu.
+func (r *Reconciler) facts(want *state.Volume) report.Facts {
+	v := r.volumes[want.ID]
+	f := report.Facts{Want: want, Parts: map[state.Part]report.PartFacts{}}
+	if v != nil {
+		f.Have, f.Seen, f.Planned = v.have, !v.unseen, v.planned(v.plan)
+		if !v.since.IsZero() {
+			running := v.step()
+			f.Running = &running
+		}
+	}
+	for _, part := range want.Parts() {
+		if v == nil {
+			f.Parts[part] = report.PartFacts{}
+			continue
+		}
+		looked := v.want.Intent(part)
+		p := report.PartFacts{Verdict: verdictOf(v.plan, part), Outdated: looked == nil || looked.Revision != want.Intent(part).Revision}
+		if a := v.attempts[part]; a != nil && a.err != nil {
+			p.Failure, p.NextTry = a.err, a.next
+		}
+		if lost := v.repairs[part]; lost != nil {
+			p.Losses, p.Lost = lost.losses, lost.met
+			switch lost.state {
+			case putOff:
+				p.Repair, p.NextRepair = report.RepairPutOff, lost.next
+			case left:
+				p.Repair = report.RepairOff
+			}
+		}
+		f.Parts[part] = p
+	}
+	return f
+}
+
+func verdictOf(plan Plan, part state.Part) report.Verdict {
+	verdict := plan.Verdicts[part]
+	return report.Verdict{Settled: verdict.Settled, Problem: verdict.Problem.Text, Needs: verdict.Needs}
+}
+
+// planned returns the steps of a plan but for the one that runs.
+func (v *volume) planned(plan Plan) []report.Planned {
+	var all []report.Planned
+	for _, step := range plan.Steps {
+		if v == nil || v.since.IsZero() || step != v.running {
+			all = append(all, report.Planned{Step: step.String(), Part: step.Part})
+		}
+	}
+	return all
+}
+
+// step returns the step that runs.
+func (v *volume) step() report.Running {
+	return report.Running{Step: v.running.String(), Since: v.since, Progress: v.progress}
+}

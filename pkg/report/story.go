@@ -1,0 +1,286 @@
+package report
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/csi-node/csi-node/pkg/state"
+)
+
+// Story is the report of a volume in sentences. The JSON is the contract of
+// `csi-node explain --output json`; the sentences are not.
+type Story struct {
+	Volume   string   `json:"volume"`
+	Asked    []string `json:"asked"`    // what was asked, and when
+	Is       []string `json:"is"`       // what is there
+	Missing  []string `json:"missing"`  // of what was asked
+	Next     []string `json:"next"`     // what is being done, and what comes then
+	InTheWay []string `json:"inTheWay"` // why it is not done
+	YouCan   []string `json:"youCan"`   // what a person can do
+}
+
+// Story renders the report as sentences.
+func (v Volume) Story() Story {
+	story := Story{Volume: v.ID, Asked: v.tellAsked(), Is: v.tellActual(), Next: v.tellNext()}
+	if v.LookErr != nil {
+		story.InTheWay = append(story.InTheWay, sentence("the volume cannot be looked at now, so this is what was seen last: %v", v.LookErr))
+	}
+	for _, p := range v.Parts {
+		if p.Is == Settled {
+			if p.Losses > 0 {
+				story.Is = append(story.Is, sentence("%s was lost, not by the plugin's doing, %s, and is there again", p.Part, ago(p.Lost, v.Made)))
+			}
+			continue
+		}
+		story.Missing = append(story.Missing, sentence("%s: it should be %s, and is %s", p.Part, p.Asked, p.Is))
+		story.InTheWay = append(story.InTheWay, v.tellObstacles(p)...)
+	}
+	story.YouCan = v.tellHelp(story)
+	if v.Unattended {
+		story.InTheWay = append([]string{"No plugin runs on this node."}, story.InTheWay...)
+		if len(story.Missing) > 0 {
+			story.YouCan = []string{"Start the plugin: it takes up what is missing."}
+		}
+	}
+	return story
+}
+
+// sentence makes a sentence of a phrase: it begins with a capital, unless with a path,
+// and ends with a full stop.
+func sentence(format string, args ...any) string {
+	text := strings.Join(strings.Fields(fmt.Sprintf(format, args...)), " ")
+	if text != "" && text[0] >= 'a' && text[0] <= 'z' {
+		text = strings.ToUpper(text[:1]) + text[1:]
+	}
+	return strings.TrimSuffix(text, ".") + "."
+}
+
+func ago(since, now time.Time) string {
+	return now.Sub(since).Round(time.Second).String() + " ago"
+}
+
+func (v Volume) tellAsked() []string {
+	if len(v.Parts) == 0 {
+		return []string{"Nothing is asked of it on this node."}
+	}
+	var all []string
+	if s := v.Want.Stage; s != nil {
+		all = append(all, tellStage(s, v.Made))
+	}
+	if s := v.Want.Size; s != nil {
+		all = append(all, sentence("NodeExpandVolume asked %s that it has %d bytes", ago(s.Since, v.Made), s.Bytes))
+	}
+	for _, path := range v.Want.TargetPaths() {
+		all = append(all, tellTarget(path, v.Want.Targets[path], v.Made))
+	}
+	return all
+}
+
+func tellStage(s *state.Stage, now time.Time) string {
+	when := ago(s.Since, now)
+	switch {
+	case s.Withdrawn:
+		return sentence("staging it at %s failed for good %s, and what was begun is taken back", s.Path, when)
+	case s.Gone && s.Inline != nil && s.Inline.Ended:
+		return sentence("%s its publish ended, and it is to be unstaged from %s and deleted", when, s.Path)
+	case s.Gone:
+		return sentence("NodeUnstageVolume asked %s that it is not staged at %s", when, s.Path)
+	case s.Provisional:
+		return sentence("no request to stage it is known; since %s something is asked that needs it to be %s", when, askedStage(s))
+	case s.Adopted:
+		return sentence("%s it was found staged at %s as %s, without an intent, and taken over", when, s.Path, s.Capability)
+	case s.Inline != nil:
+		return sentence("it is an inline volume, which %s was asked for with its publish, to be staged at %s as %s", when, s.Path, s.Capability)
+	}
+	return sentence("NodeStageVolume asked %s that it is staged at %s as %s, %s", when, s.Path, s.Capability, access(s.ReadOnly))
+}
+
+func tellTarget(path string, t *state.Target, now time.Time) string {
+	when := ago(t.Since, now)
+	if pod := t.Pod(); pod != "" {
+		path += " for pod " + pod
+	}
+	switch {
+	case t.Withdrawn:
+		return sentence("publishing it at %s failed for good %s, and what was begun is taken back", path, when)
+	case t.Gone:
+		return sentence("NodeUnpublishVolume, or the end of the pod, asked %s that it is not published at %s", when, path)
+	}
+	return sentence("NodePublishVolume asked %s that it is published at %s, %s", when, path, access(t.ReadOnly))
+}
+
+func (v Volume) tellActual() []string {
+	have := v.Have
+	all := []string{tellData(have)}
+	if have.Source == nil {
+		for _, e := range have.Stack() {
+			all = append(all, tellElement(e))
+		}
+	}
+	if view := have.View; attached(view) {
+		all = append(all, sentence("%s (%s) is a read-only view of it", view.Path, view.Number))
+	}
+	if c := have.Contents; c.Err != nil {
+		all = append(all, sentence("what is on it cannot be read: %v", c.Err))
+	} else if c.Kind != state.ContentsUnread {
+		found := c.Found
+		if c.UUID != "" {
+			found += ", UUID " + c.UUID
+		}
+		all = append(all, sentence("it holds: %s", found))
+	}
+	if s := v.Want.Stage; s != nil && s.Path != "" {
+		all = append(all, tellPlace(s.Path, have.Stage))
+	}
+	for _, path := range slices.Sorted(maps.Keys(have.Targets)) {
+		all = append(all, tellPlace(path, have.Targets[path]))
+	}
+	return all
+}
+
+// tellData says what the volume's data is, as its backend knows it.
+func tellData(have state.Actual) string {
+	d := have.Stack()[0].Device
+	switch {
+	case d.Missing:
+		return "There is no such volume on this node, or its data is gone."
+	case have.Source != nil:
+		return sentence("it is mounted from %s (%s), at each target by itself", have.Source.Source, have.Source.FSType)
+	case d.Err != nil || d.State == state.DeviceUnknown && d.Capacity == 0:
+		return "What its data is, and whether it was ever formatted, is not known now."
+	}
+	format := "never formatted"
+	switch {
+	case d.Formatting:
+		format = "with a format that was begun and has not ended"
+	case d.Formatted != "":
+		format = "formatted as " + d.Formatted
+	}
+	if d.Raw {
+		format += ", and published as a raw block device before"
+	}
+	return sentence("its data is %s: %d bytes, %s", cmp.Or(d.Backing, d.Path), d.Capacity, format)
+}
+
+// tellElement says what stands of one device of the volume's stack.
+func tellElement(e state.Element) string {
+	d, it := e.Device, "it"
+	if e.Layer != "" {
+		it = "its layer " + e.Layer
+	}
+	switch {
+	case d.Stray:
+		return sentence("%s (%s) is on a device that is not the volume's any more", it, d.Path)
+	case d.State == state.DeviceUnknown:
+		return sentence("whether %s is attached is not known", it)
+	case d.State == state.DeviceAbsent && d.Unmade:
+		return sentence("%s is not made yet", it)
+	case d.State == state.DeviceAbsent:
+		return sentence("%s is not attached", it)
+	case d.State == state.DeviceForeign && e.Layer == "":
+		return sentence("its data is used by %s, which the plugin did not attach", d.Holder)
+	case d.State == state.DeviceForeign:
+		return sentence("%s is used by %s, which the plugin did not open", it, d.Holder)
+	}
+	return sentence("%s (%s) is %s and shows %s %s, with %d bytes", d.Path, d.Number, d.State, it, access(d.ReadOnly), d.Size)
+}
+
+func tellPlace(path string, m state.Mountpoint) string {
+	if m.Err != nil {
+		return sentence("%s cannot be looked at: %v", path, m.Err)
+	}
+	if m.File == state.UnknownFile && len(m.Mounts) == 0 {
+		return sentence("what is at %s is not known", path)
+	}
+	if len(m.Mounts) == 0 {
+		return sentence("at %s is %s, and nothing is mounted there", path, m.File)
+	}
+	var words []string
+	for _, one := range m.Mounts {
+		text := DescribeMount(one)
+		if flags := one.Attributes.String(); flags != "" && !one.Node {
+			text += " with " + flags
+		}
+		if one.SuperReadOnly {
+			text += ", read-only as a whole"
+		}
+		if one.Corrupt {
+			text += ", broken"
+		}
+		words = append(words, text)
+	}
+	return sentence("at %s is mounted: %s", path, strings.Join(words, "; beneath it "))
+}
+
+// DescribeMount says what a mount is of, such as "/dev/sdb1 (xfs on 8:17, root /)".
+func DescribeMount(m state.Mount) string {
+	switch {
+	case m.Node:
+		return fmt.Sprintf("the block device %s", m.Device)
+	case m.Device != state.DeviceNumber{}:
+		return fmt.Sprintf("%s (%s on %s, root %s)", m.Source, m.FSType, m.Device, m.Root)
+	}
+	return fmt.Sprintf("%s (%s)", m.Source, m.FSType)
+}
+
+// tellObstacles says why a part is not as it should be.
+func (v Volume) tellObstacles(p Part) []string {
+	var all []string
+	if text := strings.TrimPrefix(p.Why(), "volume "+v.ID+": "); text != "" {
+		all = append(all, sentence("%s: %s", p.Part, strings.TrimPrefix(text, p.Part.String()+": ")))
+	}
+	if p.Problem != "" && !strings.Contains(p.Why(), p.Problem) {
+		all = append(all, sentence("%s: %s", p.Part, p.Problem))
+	}
+	for _, need := range p.Needs {
+		all = append(all, sentence("%s waits for %s", p.Part, need))
+	}
+	if p.Losses > 0 {
+		all = append(all, sentence("%s was lost, not by the plugin's doing, %s, and %d times in a row", p.Part, ago(p.Lost, v.Made), p.Losses))
+	}
+	return all
+}
+
+// tellNext says what runs and what comes then.
+func (v Volume) tellNext() []string {
+	var all []string
+	if v.Running != nil {
+		all = append(all, sentence("%s", v.Running.Tell(v.Made, time.Second)))
+	}
+	for _, next := range v.Next {
+		when := ""
+		if wait := next.At.Sub(v.Made); wait > 0 {
+			when = ", in " + wait.Round(time.Second).String()
+		}
+		all = append(all, sentence("%s%s", next.Step, when))
+	}
+	return all
+}
+
+// longStep is when a step has taken so long that somebody should look.
+const longStep = 30 * time.Second
+
+// tellHelp says what a person can do.
+func (v Volume) tellHelp(story Story) []string {
+	var all []string
+	if len(v.Parts) == 0 && v.holds() {
+		all = append(all, "`csi-node orphans --clean` detaches the device, unless somebody uses it.")
+	}
+	if r := v.Running; r != nil && v.Made.Sub(r.Since) > longStep && r.Progress == "" {
+		all = append(all, "Look into the kernel's log (dmesg) for errors of the disk: a step that waits for a dead disk ends only when the disk answers. Other volumes are not held up.")
+	}
+	if len(story.InTheWay) > 0 && v.Running == nil {
+		all = append(all, sentence("mend what is in the way; `csi-node volume retry %s` then tries at once", v.ID))
+	}
+	if len(all) == 0 && len(story.Missing) == 0 {
+		all = append(all, "Nothing is left to do.")
+		if len(v.Parts) == 0 {
+			all = append(all, "If a pod waits for it, `kubectl describe pod` tells why its calls are refused.")
+		}
+	}
+	return all
+}
