@@ -33,6 +33,7 @@ import (
 	"github.com/csi-node/csi-node/pkg/devices"
 	"github.com/csi-node/csi-node/pkg/filesystem"
 	"github.com/csi-node/csi-node/pkg/internal/boot"
+	"github.com/csi-node/csi-node/pkg/internal/hang"
 	"github.com/csi-node/csi-node/pkg/loop"
 	"github.com/csi-node/csi-node/pkg/mounts"
 	"github.com/csi-node/csi-node/pkg/nodeserver"
@@ -119,7 +120,7 @@ type plugin struct {
 	inline     *reconciler.Inline   // nil: no backend takes inline volumes
 	controller csi.ControllerServer // nil: the driver has none here
 	metrics    *metrics
-	looking    chan struct{}           // holds a token while orphans are looked for
+	looking    hang.Calls[[]Orphan]    // for orphans
 	registrar  *registration.Registrar // nil when somebody else registers the plugin
 }
 
@@ -135,7 +136,7 @@ func Run(ctx context.Context, cfg Config, o Options) (err error) {
 	if err := cfg.validate(); err != nil {
 		return err
 	}
-	p := &plugin{Config: cfg, options: o, properties: properties, metrics: newMetrics(o.version()), looking: make(chan struct{}, 1)}
+	p := &plugin{Config: cfg, options: o, properties: properties, metrics: newMetrics(o.version())}
 	if cfg.RegistrationDir != "" {
 		if err := p.register(); err != nil {
 			return err

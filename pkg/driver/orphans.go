@@ -10,6 +10,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/csi-node/csi-node/pkg/devices"
+	"github.com/csi-node/csi-node/pkg/internal/hang"
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
@@ -164,28 +165,9 @@ func (p *plugin) adoptOrphans(ctx context.Context) {
 // or Canceled. Only one look is under way at a time, so that those of a device
 // that hangs do not pile up.
 func (p *plugin) orphansNow(ctx context.Context, clean bool) ([]Orphan, error) {
-	type result struct {
-		found []Orphan
-		err   error
+	found, err := p.looking.Do(ctx, "", hang.NoLimit, func() ([]Orphan, error) { return p.orphans(ctx, func(Orphan) bool { return clean }) })
+	if _, late := err.(*hang.Unanswered); late {
+		return nil, state.Errorf(state.ClassOf(ctx.Err()), "looking for orphans: a device, or the storage, does not answer")
 	}
-	answer := make(chan result, 1)
-	late := func() error {
-		return state.Errorf(state.ClassOf(ctx.Err()), "looking for orphans: a device, or the storage, does not answer")
-	}
-	select {
-	case p.looking <- struct{}{}:
-	case <-ctx.Done():
-		return nil, late()
-	}
-	go func() {
-		defer func() { <-p.looking }()
-		found, err := p.orphans(ctx, func(Orphan) bool { return clean })
-		answer <- result{found, err}
-	}()
-	select {
-	case r := <-answer:
-		return r.found, r.err
-	case <-ctx.Done():
-		return nil, late()
-	}
+	return found, err
 }

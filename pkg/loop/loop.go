@@ -38,6 +38,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/csi-node/csi-node/pkg/internal/devnode"
+	"github.com/csi-node/csi-node/pkg/internal/hang"
 	"github.com/csi-node/csi-node/pkg/internal/keylock"
 	"github.com/csi-node/csi-node/pkg/state"
 )
@@ -75,9 +76,11 @@ type Devices struct {
 	// only when it has the device to itself.
 	nodes keylock.Map
 
+	// looks are at devices whose backing may be dead, by their names.
+	looks hang.Calls[*Device]
+
 	mu    sync.Mutex
 	hints map[string]hint // by the key of a Target
-	looks map[string]*look
 	// silent are the devices that did not answer when they were last asked.
 	silent map[string]bool
 }
@@ -102,7 +105,7 @@ func New(ctx context.Context) (*Devices, error) {
 	if err := control.Close(); err != nil {
 		return nil, err
 	}
-	s := &Devices{hints: map[string]hint{}, looks: map[string]*look{}, silent: map[string]bool{}}
+	s := &Devices{hints: map[string]hint{}, silent: map[string]bool{}}
 	all, _, err := s.scan(ctx, nil)
 	if err != nil {
 		return nil, err

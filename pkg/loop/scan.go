@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 	"k8s.io/klog/v2"
 
+	"github.com/csi-node/csi-node/pkg/internal/hang"
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
@@ -20,14 +21,6 @@ import (
 // together: the kernel asks the backing's file system, and a dead NFS server
 // never answers.
 const lookLimit = 2 * time.Second
-
-// look is a question about a device that is under way.
-type look struct {
-	since  time.Time
-	done   chan struct{}
-	device *Device // nil when the device is not bound
-	err    error
-}
 
 // scan asks the bound loop devices, but those that the index knows and sysfs
 // confirms: opening a device that another goroutine detaches would delay that. only,
@@ -93,33 +86,17 @@ func (s *Devices) known() map[string]string {
 	return known
 }
 
-// askWithin asks about a device on a goroutine that may be lost to a dead
-// backing; no device ever has more than one.
+// askWithin asks about a device whose backing may be dead, and does not wait for it
+// for longer than lookLimit.
 func (s *Devices) askWithin(ctx context.Context, name string) (*Device, error) {
-	s.mu.Lock()
-	l := s.looks[name]
-	if l == nil {
-		l = &look{since: time.Now(), done: make(chan struct{})}
-		s.looks[name] = l
-		go func() {
-			l.device, l.err = ask(name)
-			s.mu.Lock()
-			delete(s.looks, name)
-			s.mu.Unlock()
-			close(l.done)
-		}()
+	d, _, err := s.looks.Join(ctx, name, lookLimit, func() (*Device, error) { return ask(name) })
+	if _, late := err.(*hang.Unanswered); !late {
+		return d, err
 	}
-	s.mu.Unlock()
-	limit := time.NewTimer(lookLimit - time.Since(l.since)) // at once for one that hangs
-	defer limit.Stop()
-	select {
-	case <-l.done:
-		return l.device, l.err
-	case <-ctx.Done():
-		return nil, ctx.Err()
-	case <-limit.C:
-		return nil, fmt.Errorf("%s does not tell its backing within %s", name, lookLimit)
+	if err := ctx.Err(); err != nil {
+		return nil, err
 	}
+	return nil, fmt.Errorf("%s does not tell its backing within %s", name, lookLimit)
 }
 
 // Recall returns the device that the index has for a target, if it stands for it

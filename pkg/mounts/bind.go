@@ -187,7 +187,7 @@ func (h *Host) BoundAt(ctx context.Context, device state.DeviceNumber) ([]string
 	}
 	slices.Sort(paths)
 	if len(paths) == 0 {
-		paths = collect(ctx, strangers(device))
+		paths, _ = collect(ctx, fmt.Sprintf("binds of %s", device), strangers(device))
 	}
 	return slices.Compact(paths), nil
 }

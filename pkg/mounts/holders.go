@@ -9,11 +9,13 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 
+	"github.com/csi-node/csi-node/pkg/internal/hang"
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
@@ -32,7 +34,7 @@ const (
 // devices whose file has a path here. What else the kernel itself holds (swap) has
 // no process, and a file of a btrfs is known by its mount, so not once that is gone.
 func Holders(ctx context.Context, device state.DeviceNumber) []string {
-	return collect(ctx, func(yield func(string) bool) {
+	found, _ := collect(ctx, fmt.Sprintf("holders of %s", device), func(yield func(string) bool) {
 		for name := range usersOf(device) {
 			if !yield(name) {
 				return
@@ -44,6 +46,7 @@ func Holders(ctx context.Context, device state.DeviceNumber) []string {
 			}
 		}
 	})
+	return found
 }
 
 // Keepers names what would keep the file system on a device alive if its mounts
@@ -57,7 +60,7 @@ func (h *Host) Keepers(ctx context.Context, device state.DeviceNumber, paths []s
 			going[filepath.Join(h.real, rel)] = true
 		}
 	}
-	found, whole := collectAll(ctx, func(yield func(string) bool) {
+	found, complete := collect(ctx, fmt.Sprintf("keepers of %s", device), func(yield func(string) bool) {
 		for name := range usersOf(device) {
 			if !yield(name) {
 				return
@@ -69,7 +72,7 @@ func (h *Host) Keepers(ctx context.Context, device state.DeviceNumber, paths []s
 			}
 		}
 	})
-	if !whole {
+	if !complete {
 		found = append(found, "what could not be looked at in time")
 	}
 	return found
@@ -160,40 +163,36 @@ func belowAny(path string, dirs map[string]bool) bool {
 	return false
 }
 
-// collect gathers names for as long as there is time. A search that is stuck in
-// /proc is left behind.
-func collect(ctx context.Context, names iter.Seq[string]) []string {
-	found, _ := collectAll(ctx, names)
-	return found
-}
+// searches are those for holders, which a process that is stuck can make wait, by
+// what is looked for.
+var searches hang.Calls[struct{}]
 
-// collectAll is collect, and tells whether the search came to its end.
-func collectAll(ctx context.Context, names iter.Seq[string]) (found []string, whole bool) {
+// collect gathers names for as long as there is time, and tells whether the search
+// came to its end. What a search that does not has found until then counts.
+func collect(ctx context.Context, key string, names iter.Seq[string]) (found []string, complete bool) {
 	ctx, cancel := context.WithTimeout(ctx, holderTime)
 	defer cancel()
-	next := make(chan string)
-	go func() {
-		defer close(next)
+	var mu sync.Mutex
+	_, err := searches.Do(ctx, key, hang.NoLimit, func() (struct{}, error) {
 		for name := range names {
-			select {
-			case next <- name:
-			case <-ctx.Done():
-				return
+			mu.Lock()
+			if ctx.Err() == nil {
+				found = append(found, name)
+			}
+			enough := len(found) == holderLimit
+			mu.Unlock()
+			if enough {
+				return struct{}{}, nil
+			}
+			if err := ctx.Err(); err != nil {
+				return struct{}{}, err
 			}
 		}
-	}()
-	for len(found) < holderLimit {
-		select {
-		case name, ok := <-next:
-			if !ok {
-				return found, ctx.Err() == nil
-			}
-			found = append(found, name)
-		case <-ctx.Done():
-			return found, false
-		}
-	}
-	return found, true
+		return struct{}{}, ctx.Err()
+	})
+	mu.Lock()
+	defer mu.Unlock()
+	return slices.Clone(found), err == nil
 }
 
 // usersOf yields the processes and the loop devices that use files of the device.

@@ -22,6 +22,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/csi-node/csi-node/pkg/internal/hang"
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
@@ -41,7 +42,11 @@ type Host struct {
 	real  string // the same directory without symbolic links
 	table table
 
-	looks, usages, spellings, mounting calls
+	// The calls that may never return, by path.
+	looks     hang.Calls[state.Mountpoint]
+	usages    hang.Calls[mountUsage]
+	spellings hang.Calls[string]
+	mounting  hang.Calls[struct{}]
 
 	mu       sync.Mutex
 	watchers map[*Watcher]bool // that are not closed
@@ -127,3 +132,16 @@ func (h *Host) relative(path string) (string, error) {
 }
 
 const nameMax = 255 // NAME_MAX of limits.h
+
+// answered says of an error whether the file system at a path is what does not
+// answer.
+func answered[T any](value T, err error) (T, error) {
+	late, is := err.(*hang.Unanswered)
+	switch {
+	case !is:
+		return value, err
+	case late.Earlier:
+		return value, fmt.Errorf("the file system has not answered an earlier look: %w", late.Unwrap())
+	}
+	return value, fmt.Errorf("the file system does not answer: %w", late.Unwrap())
+}

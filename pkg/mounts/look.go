@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 	"k8s.io/mount-utils"
 
+	"github.com/csi-node/csi-node/pkg/internal/hang"
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
@@ -25,13 +26,13 @@ import (
 // Where the kernel has statmount(2) the cost does not depend on the number of
 // mounts, but for a Corrupt one.
 func (h *Host) Look(ctx context.Context, path string) (state.Mountpoint, error) {
-	m, err := wait(ctx, &h.looks, path, func() (state.Mountpoint, error) {
+	m, err := answered(h.looks.Do(ctx, path, hang.NoLimit, func() (state.Mountpoint, error) {
 		m, err := h.look(path)
 		if err == nil && len(m.Mounts) == 0 {
 			err = h.hidden(path)
 		}
 		return m, err
-	})
+	}))
 	if err != nil {
 		return state.Mountpoint{}, fmt.Errorf("look at %s: %w", path, err)
 	}

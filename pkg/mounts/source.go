@@ -7,6 +7,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/csi-node/csi-node/pkg/internal/hang"
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
@@ -32,7 +33,7 @@ func (h *Host) mountSource(ctx context.Context, source state.Source, path string
 	}
 	var mu sync.Mutex
 	mnt, late := -1, false
-	_, err = wait(ctx, &h.mounting, path, func() (struct{}, error) {
+	_, err = answered(h.mounting.Do(ctx, path, hang.NoLimit, func() (struct{}, error) {
 		fd, err := newSource(source, flags)
 		mu.Lock()
 		defer mu.Unlock()
@@ -42,7 +43,7 @@ func (h *Host) mountSource(ctx context.Context, source state.Source, path string
 			mnt = fd
 		}
 		return struct{}{}, err
-	})
+	}))
 	defer func() {
 		mu.Lock()
 		defer mu.Unlock()

@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/csi-node/csi-node/pkg/internal/hang"
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
@@ -35,7 +36,7 @@ func (h *Host) Spell(ctx context.Context, path string) (string, error) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, spellTime)
 	defer cancel()
-	spelled, err := wait(ctx, &h.spellings, path, func() (string, error) { return h.spell(path) })
+	spelled, err := answered(h.spellings.Do(ctx, path, hang.NoLimit, func() (string, error) { return h.spell(path) }))
 	if err != nil {
 		return "", fmt.Errorf("find out whether %s lies below %s: %w", path, h.real, err)
 	}

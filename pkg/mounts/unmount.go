@@ -72,7 +72,9 @@ func unmountSoon(ctx context.Context, p *place) error {
 func (h *Host) users(ctx context.Context, p *place) []string {
 	users := mountsBelow(p.real)
 	if m, err := h.Look(ctx, p.path); err == nil && len(m.Mounts) > 0 {
-		users = append(users, collect(ctx, usersOf(m.Mounts[0].Device))...)
+		device := m.Mounts[0].Device
+		found, _ := collect(ctx, fmt.Sprintf("users of %s", device), usersOf(device))
+		users = append(users, found...)
 	}
 	return users
 }

@@ -199,7 +199,7 @@ func TestHoldersIsBounded(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	mustBe(t, "names once ctx has ended", len(Holders(ctx, d.Number)), 0)
-	found := collect(t.Context(), func(yield func(string) bool) { // stuck after the first
+	found, _ := collect(t.Context(), "a search that hangs", func(yield func(string) bool) { // stuck after the first
 		if yield("first") {
 			select {}
 		}

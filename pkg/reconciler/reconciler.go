@@ -12,6 +12,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/csi-node/csi-node/pkg/devices"
+	"github.com/csi-node/csi-node/pkg/internal/hang"
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
@@ -177,10 +178,12 @@ type Reconciler struct {
 	secrets secrets
 	sweep   sweep
 
+	looks  hang.Calls[state.Actual] // for callers of Observe, by volume
+	owners hang.Calls[state.Owner]  // questions to the backend, by volume
+
 	mu      sync.Mutex
 	volumes map[string]*volume
 	devices map[state.DeviceNumber]map[string]struct{} // volumes by the numbers of their devices
-	lost    map[string]chan struct{}                   // looks that nobody waits for any more, by volume
 	awaited map[string]chan struct{}                   // of volumes whose device is not there, see await
 	deaf    bool                                       // nobody tells of devices
 }
@@ -200,7 +203,6 @@ func New(cfg Config) *Reconciler {
 		random:  rand.Float64,
 		volumes: map[string]*volume{},
 		devices: map[state.DeviceNumber]map[string]struct{}{},
-		lost:    map[string]chan struct{}{},
 		awaited: map[string]chan struct{}{},
 		sweep:   sweep{look: make(chan struct{}, 1), gone: map[string]time.Time{}},
 	}
@@ -320,6 +322,15 @@ func InTime(ctx context.Context) context.Context {
 	}
 	left := time.Until(deadline)
 	return context.WithValue(ctx, answerTime{}, deadline.Add(-min(left/10, 2*time.Second)))
+}
+
+// untilAnswer returns a context that ends when a call must be answered, see InTime.
+func untilAnswer(ctx context.Context) (context.Context, context.CancelFunc) {
+	at, ok := InTime(ctx).Value(answerTime{}).(time.Time)
+	if _, bounded := ctx.Deadline(); !ok || !bounded {
+		return context.WithCancel(ctx)
+	}
+	return context.WithDeadline(ctx, at)
 }
 
 // beforeDeadline returns a channel that fires when a call must be answered, see InTime.
