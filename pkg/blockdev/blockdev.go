@@ -68,9 +68,3 @@ func (b *Devices) claim(ctx context.Context, number state.DeviceNumber, mode int
 	}
 	return f, done, nil
 }
-
-// Openers names the processes that have a device open, for error texts. It looks
-// through /proc until ctx ends.
-func Openers(ctx context.Context, number state.DeviceNumber) string {
-	return devnode.Openers(ctx, number)
-}

@@ -17,6 +17,7 @@ import (
 	"github.com/csi-node/csi-node/pkg/blockdev"
 	"github.com/csi-node/csi-node/pkg/devices"
 	"github.com/csi-node/csi-node/pkg/loop"
+	"github.com/csi-node/csi-node/pkg/process"
 	"github.com/csi-node/csi-node/pkg/state"
 	"github.com/csi-node/csi-node/test/machine"
 )
@@ -277,7 +278,7 @@ func TestHeld(t *testing.T) {
 	reader, err := os.Open(d.Path)
 	ok(t, err)
 	mustBe(false) // open is not claimed
-	if names := blockdev.Openers(t.Context(), d.Number); !strings.Contains(names, fmt.Sprintf("process %d (", os.Getpid())) {
+	if names := process.Openers(t.Context(), d.Number); !strings.Contains(names, fmt.Sprintf("process %d (", os.Getpid())) {
 		t.Errorf("%s is open by %s", d.Path, names)
 	}
 	ok(t, reader.Close())

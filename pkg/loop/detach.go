@@ -11,7 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/csi-node/csi-node/pkg/internal/devnode"
+	"github.com/csi-node/csi-node/pkg/process"
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
@@ -156,7 +156,7 @@ func (s *Devices) awaitGone(ctx context.Context, d *Device) error {
 			}
 		}
 		if late {
-			return fmt.Errorf("%s is %w, and goes when it is closed by %s", d, errHeld, devnode.Openers(ctx, d.number))
+			return fmt.Errorf("%s is %w, and goes when it is closed by %s", d, errHeld, process.Openers(ctx, d.number))
 		}
 		select {
 		case <-again.C:

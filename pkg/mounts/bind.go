@@ -10,6 +10,7 @@ import (
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 
+	"github.com/csi-node/csi-node/pkg/process"
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
@@ -187,7 +188,7 @@ func (h *Host) BoundAt(ctx context.Context, device state.DeviceNumber) ([]string
 	}
 	slices.Sort(paths)
 	if len(paths) == 0 {
-		paths, _ = collect(ctx, fmt.Sprintf("binds of %s", device), strangers(device))
+		paths, _ = process.Collect(ctx, fmt.Sprintf("binds of %s", device), strangers(device))
 	}
 	return slices.Compact(paths), nil
 }
