@@ -27,6 +27,22 @@ func (btrfsKind) traits() traits {
 	}
 }
 
+// mountRules: a btrfs is mounted whole (subvolid=5), whatever subvolume a user has
+// made the default: a mount that shows another root is nobody's volume. It discards
+// only when asked: since Linux 6.2 it would by itself, and punch holes into the file
+// of a thick volume.
+func (btrfsKind) mountRules() mountRules {
+	const onlyWhole = "a volume is mounted whole, with all subvolumes"
+	return mountRules{
+		always:     []string{"subvolid=5", "nodiscard"},
+		refused:    map[string]string{"subvol": onlyWhole, "subvolid": onlyWhole, "device": "a volume is one device"},
+		noRecovery: "rescue=nologreplay",
+		ownNumber:  true,
+		logPrefix:  "BTRFS",
+		logWord:    "(device <unknown>)",
+	}
+}
+
 func (btrfsKind) parse(head []byte) (*superblock, error) {
 	s, err := parseBtrfs(head)
 	if s == nil || err != nil {

@@ -30,6 +30,10 @@ func (ext4) traits() traits {
 	}
 }
 
+func (ext4) mountRules() mountRules {
+	return mountRules{noRecovery: "noload", logPrefix: "EXT4-fs: "}
+}
+
 func (ext4) parse(head []byte) (*superblock, error) {
 	s, err := parseExt4(head)
 	if s == nil || err != nil {

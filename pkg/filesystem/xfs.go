@@ -31,6 +31,14 @@ func (xfs) traits() traits {
 	}
 }
 
+// mountRules: an xfs is mounted with nouuid, always: a volume that was restored from
+// a copy of another has the same UUID, and the kernel mounts but one of them. The
+// check that is lost guards against one disk seen twice; a volume's file
+// backs no more than one writable device.
+func (xfs) mountRules() mountRules {
+	return mountRules{always: []string{"nouuid"}, noRecovery: "norecovery", logPrefix: "XFS: "}
+}
+
 // parse reads struct xfs_dsb (fs/xfs/libxfs/xfs_format.h).
 func (xfs) parse(head []byte) (*superblock, error) {
 	if !magicAt(head, 0, xfsMagic) || len(head) < 512 {

@@ -4,13 +4,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
 	"k8s.io/klog/v2"
-	"k8s.io/mount-utils"
 
+	"github.com/csi-node/csi-node/pkg/filesystem"
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
@@ -18,7 +19,7 @@ import (
 // those above it below the root, if they are missing.
 //
 // flags.Set become attributes of the mount and flags.Super options of the
-// superblock, behind those of dialects; readOnly makes both read-only. An option
+// superblock, behind those of filesystem.MountOptions; readOnly makes both read-only. An option
 // that the kernel refuses is InvalidArgument with the kernel's own words.
 // FailedPrecondition: the kernel has no such file system, something is mounted
 // at path already, or readOnly was asked of a file system whose log must be
@@ -50,7 +51,7 @@ func (h *Host) mountDevice(ctx context.Context, device state.Device, path, fsTyp
 		return err
 	}
 	defer unix.Close(mnt) // unmounts it, unless it was attached
-	if err := verifySuper(mnt, device, fsType); corrupt(err) {
+	if err := verifySuper(mnt, device, fsType); filesystem.IsBroken(err) {
 		kept := "nobody that can be seen from here"
 		if holders := Holders(ctx, device.Number); len(holders) > 0 {
 			kept = strings.Join(holders, ", ")
@@ -80,18 +81,25 @@ func verifyNode(device state.Device) error {
 }
 
 // verifySuper makes sure that a mount shows the device.
-func verifySuper(mnt int, device state.Device, fsType string) error {
+func verifySuper(mnt int, device state.Device, fsType string) (err error) {
 	st, err := statx(mnt, "", 0)
 	if err != nil {
 		return fmt.Errorf("statx: %w", err)
 	}
-	if device.Held { // so the kernel may have shown the superblock that is in use
-		if err := verifyAlive(mnt); err != nil {
+	if ownNumber := filesystem.HasOwnNumber(fsType); ownNumber || device.Held { // held: the kernel may have shown the superblock that is in use
+		root, err := openRoot(mnt, device)
+		if err != nil {
 			return err
 		}
-	}
-	if fsType == "btrfs" { // has a number of its own
-		return verifyBtrfs(mnt, device)
+		defer root.Close() // only read from
+		if device.Held {
+			if err := filesystem.VerifyAlive(root); err != nil {
+				return err
+			}
+		}
+		if ownNumber {
+			return filesystem.VerifyDevice(root, device)
+		}
 	}
 	if number := (state.DeviceNumber{Major: st.Dev_major, Minor: st.Dev_minor}); number != device.Number {
 		return fmt.Errorf("%s became device %s while it was mounted, it should be %s", device.Path, number, device.Number)
@@ -99,24 +107,13 @@ func verifySuper(mnt int, device state.Device, fsType string) error {
 	return verifyNode(device)
 }
 
-// verifyAlive finds an ext4 that was shut down: that answers statx(2), and
-// refuses fsync(2).
-func verifyAlive(mnt int) error {
-	root, err := openat2(mnt, ".", unix.O_RDONLY|unix.O_DIRECTORY, 0)
+// openRoot opens the root of a mount that is attached nowhere yet.
+func openRoot(mnt int, device state.Device) (*os.File, error) {
+	fd, err := openat2(mnt, ".", unix.O_RDONLY|unix.O_DIRECTORY, 0)
 	if err != nil {
-		return fmt.Errorf("open its root: %w", err)
+		return nil, fmt.Errorf("open its root: %w", err)
 	}
-	defer unix.Close(root)
-	if err := unix.Fsync(root); corrupt(err) {
-		return fmt.Errorf("fsync: %w", err)
-	}
-	return nil // what else it refuses is none of a mount's business
-}
-
-// corrupt reports whether an error tells of a file system that does not work any more.
-func corrupt(err error) bool {
-	var errno unix.Errno
-	return errors.As(err, &errno) && mount.IsCorruptedMnt(errno)
+	return os.NewFile(uintptr(fd), device.Path), nil
 }
 
 // newMount creates a mount that is attached nowhere yet (fsopen(2), Linux 5.2).
@@ -139,20 +136,20 @@ func newMount(device state.Device, fsType string, flags state.Flags, readOnly bo
 			return -1, fmt.Errorf("set read-only: %w", withWords(err, kernelWords(fs)))
 		}
 	}
-	options, err := dialects[fsType].options(flags.Super)
+	options, err := filesystem.MountOptions(fsType, flags.Super)
 	if err != nil {
 		return -1, err
 	}
-	log := listen()
-	defer log.close()
+	log := filesystem.OpenKernelLog()
+	defer log.Close()
 	for _, option := range options {
 		if err := setOption(fs, option); err != nil {
-			return -1, optionError(err, kernelWords(fs), log.about(fsType, device.Path), option)
+			return -1, optionError(err, kernelWords(fs), log.About(fsType, device.Path), option)
 		}
 	}
 	if err := unix.FsconfigCreate(fs); err != nil {
-		words, logged := kernelWords(fs), log.about(fsType, device.Path)
-		if err := dialects[fsType].explain(err, join(words, logged), flags.Super, readOnly); err != nil {
+		words, logged := kernelWords(fs), log.About(fsType, device.Path)
+		if err := filesystem.ExplainMount(fsType, err, join(words, logged), flags.Super, readOnly); err != nil {
 			return -1, err
 		}
 		if len(flags.Super) > 0 && blames(err) && mountsWithout(device, fsType, flags.Super, readOnly) {

@@ -10,6 +10,7 @@ import (
 
 	"github.com/moby/sys/mountinfo"
 
+	"github.com/csi-node/csi-node/pkg/filesystem"
 	"github.com/csi-node/csi-node/pkg/process"
 	"github.com/csi-node/csi-node/pkg/state"
 )
@@ -159,7 +160,7 @@ func usersOf(device state.DeviceNumber) iter.Seq[string] {
 		for _, i := range mountsOf(proc, showing(device, false)) {
 			e := entryOf(i)
 			m := process.Mount{ID: e.id, Point: e.point}
-			if e.device.Major == 0 && e.fsType == "btrfs" {
+			if e.device.Major == 0 && filesystem.HasOwnNumber(e.fsType) {
 				m.Anonymous = e.device
 			}
 			all = append(all, m)

@@ -6,6 +6,7 @@ import (
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 
+	"github.com/csi-node/csi-node/pkg/filesystem"
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
@@ -79,7 +80,7 @@ func entryOf(i *mountinfo.Info) entry {
 		fsType:     i.FSType,
 		source:     i.Source,
 		attributes: attributesOf(i.Options),
-		readOnly:   hasWord(i.VFSOptions, "ro"),
+		readOnly:   filesystem.HasOption(i.VFSOptions, "ro"),
 		options:    i.VFSOptions,
 	}
 }

@@ -2,13 +2,12 @@ package mounts
 
 import (
 	"fmt"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/csi-node/csi-node/pkg/filesystem"
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
@@ -30,26 +29,6 @@ func (h *Host) CheckOptions(fsType string, flags state.Flags) error {
 		}
 	}
 	return nil
-}
-
-// Options returns all that the kernel shows of the options of a superblock that
-// was seen mounted, separated by commas. The mount table leaves out the defaults
-// of an ext4; /proc/fs/ext4 has them. On a device that takes no discards the
-// options about them make no difference, so both count as shown.
-func (h *Host) Options(m state.Mount) string {
-	all := m.Options
-	device := "/sys/dev/block/" + m.Device.String()
-	if m.FSType == "ext4" {
-		if place, err := os.Readlink(device); err == nil {
-			if text, err := os.ReadFile(filepath.Join("/proc/fs/ext4", filepath.Base(place), "options")); err == nil {
-				all += "," + strings.Join(strings.Fields(string(text)), ",")
-			}
-		}
-	}
-	if most, err := os.ReadFile(device + "/queue/discard_max_bytes"); err == nil && strings.TrimSpace(string(most)) == "0" {
-		all += ",discard,nodiscard"
-	}
-	return all
 }
 
 // setOption gives one option to the kernel, as mount(8) would: a value may
@@ -125,11 +104,8 @@ func optionNames(options []string) string {
 // that failed with one of optionErrors: whether the file system can be mounted
 // without them. It is not tried if they forbid the writing that a mount does.
 func mountsWithout(device state.Device, fsType string, options []string, readOnly bool) bool {
-	for _, option := range options {
-		name, _, _ := strings.Cut(option, "=")
-		if slices.Contains([]string{"norecovery", "noload", "nologreplay", "rescue"}, name) {
-			return true
-		}
+	if slices.ContainsFunc(options, filesystem.SkipsRecovery) {
+		return true
 	}
 	mnt, err := newMount(device, fsType, state.Flags{}, readOnly)
 	if err == nil {

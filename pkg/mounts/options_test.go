@@ -10,6 +10,7 @@ import (
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 
+	"github.com/csi-node/csi-node/pkg/filesystem"
 	"github.com/csi-node/csi-node/pkg/state"
 	"github.com/csi-node/csi-node/test/machine"
 )
@@ -71,7 +72,7 @@ func TestSuperblockOptions(t *testing.T) {
 				continue
 			}
 			word, absent := strings.CutPrefix(row.want, "-")
-			if options := superOptions(t, path); hasWord(options, word) == absent {
+			if options := superOptions(t, path); filesystem.HasOption(options, word) == absent {
 				t.Errorf("%s with %s: the superblock has %s, want %s", fsType, row.flags, options, row.want)
 			}
 			for _, table := range []table{mountinfoTable{}, best} {
@@ -88,7 +89,7 @@ func seen(t *testing.T, h *Host, path, fsType, with string) {
 	t.Helper()
 	m, err := h.Look(t.Context(), path)
 	must(t, err)
-	shown := h.Options(m.Mounts[0])
+	shown := new(filesystem.Host).Options(m.Mounts[0])
 	for flags, want := range map[string]bool{with: true, "sync,dirsync,lazytime,inode32,commit=77": false} {
 		f, err := state.ParseFlags([]string{flags})
 		must(t, err)

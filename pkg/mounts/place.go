@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"path/filepath"
 	"strconv"
-	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -189,14 +188,4 @@ func fileType(mode uint16) state.FileType {
 		return state.BlockDevice
 	}
 	return state.OtherFile
-}
-
-// hasWord reports whether one of comma-separated words is word.
-func hasWord(words, word string) bool {
-	for w := range strings.SplitSeq(words, ",") {
-		if w == word {
-			return true
-		}
-	}
-	return false
 }

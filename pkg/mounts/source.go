@@ -7,6 +7,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/csi-node/csi-node/pkg/filesystem"
 	"github.com/csi-node/csi-node/pkg/internal/hang"
 	"github.com/csi-node/csi-node/pkg/state"
 )
@@ -75,15 +76,15 @@ func newSource(source state.Source, flags state.Flags) (int, error) {
 	if err := unix.FsconfigSetString(fs, "source", source.Source); err != nil {
 		return -1, fmt.Errorf("set the source: %w", withWords(err, kernelWords(fs)))
 	}
-	log := listen()
-	defer log.close()
+	log := filesystem.OpenKernelLog()
+	defer log.Close()
 	for _, option := range append(source.Options[:len(source.Options):len(source.Options)], flags.Super...) {
 		if err := setOption(fs, option); err != nil {
-			return -1, optionError(err, kernelWords(fs), log.about(source.FSType, source.Source), option)
+			return -1, optionError(err, kernelWords(fs), log.About(source.FSType, source.Source), option)
 		}
 	}
 	if err := unix.FsconfigCreate(fs); err != nil {
-		return -1, createError(err, kernelWords(fs), log.about(source.FSType, source.Source), flags.Super)
+		return -1, createError(err, kernelWords(fs), log.About(source.FSType, source.Source), flags.Super)
 	}
 	mnt, err := unix.Fsmount(fs, unix.FSMOUNT_CLOEXEC, int(flags.Set))
 	if err != nil {

@@ -55,7 +55,7 @@ func (r *Reconciler) observeAlone(ctx context.Context, want *state.Volume) (stat
 			return have, fmt.Errorf("volume %s: observe: %w", want.ID, err)
 		}
 		if have.Elsewhere != nil {
-			have.Elsewhere.Mount.Options = r.kernel.Mounts.Options(have.Elsewhere.Mount)
+			have.Elsewhere.Mount.Options = r.kernel.Filesystems.Options(have.Elsewhere.Mount)
 		}
 	}
 	wrong := func(e state.Element) bool { return e.Device.Stray || e.Device.ReadOnly != want.Stage.ReadOnly } // so that it may be taken down
@@ -145,7 +145,7 @@ func (r *Reconciler) observe(ctx context.Context, want *state.Volume) (have stat
 	if want.Stage != nil && want.Stage.Path != "" {
 		have.Stage = r.look(ctx, want.Stage.Path)
 		if s := want.Stage; unexplained(s) && len(have.Stage.Mounts) > 0 {
-			have.Stage.Mounts[0].Options = r.kernel.Mounts.Options(have.Stage.Mounts[0])
+			have.Stage.Mounts[0].Options = r.kernel.Filesystems.Options(have.Stage.Mounts[0])
 		}
 	}
 	have.Targets = make(map[string]state.Mountpoint, len(want.Targets))

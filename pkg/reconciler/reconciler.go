@@ -52,6 +52,8 @@ type Filesystems interface {
 	Grow(ctx context.Context, device state.Device, fsType, mountpoint string) error
 	// Default returns the type to make on a device of so many bytes if nobody names one.
 	Default(bytes int64) string
+	// Options tells all that the kernel shows of the options of a mount's superblock.
+	Options(m state.Mount) string
 }
 
 // Mounts looks at the mount table and changes it, one mount at a time.
@@ -60,8 +62,6 @@ type Mounts interface {
 	Mounter
 	SetAttributes(ctx context.Context, path string, flags state.Flags) error
 	Unmount(ctx context.Context, path string) error
-	// Options tells all that the kernel shows of the options of a mount's superblock.
-	Options(m state.Mount) string
 	// Elsewhere returns a mount of the file system on a device, wherever it is; nil: none.
 	Elsewhere(ctx context.Context, device state.DeviceNumber) (*state.Sighting, error)
 	// BoundAt tells where the node of a device is bound, also by nobody's intent.

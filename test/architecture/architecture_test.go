@@ -23,7 +23,7 @@ var below = map[string][]string{
 	"pkg/internal/boot":       {},
 	"pkg/state/store":         {"pkg/internal/boot", "pkg/internal/keylock", "pkg/process", "pkg/state"},
 	"pkg/internal/btrfs":      {"pkg/state"},
-	"pkg/mounts":              {"pkg/internal/btrfs", "pkg/internal/hang", "pkg/process", "pkg/state"},
+	"pkg/mounts":              {"pkg/filesystem", "pkg/internal/hang", "pkg/process", "pkg/state"},
 	"pkg/filesystem":          {"pkg/internal/btrfs", "pkg/state"},
 	"pkg/pods":                {},
 	"pkg/uevents":             {"pkg/state"},
