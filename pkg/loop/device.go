@@ -106,18 +106,57 @@ func (d *Device) Facts(facts *state.Device) {
 	facts.Size, facts.ReadOnly = d.bytes, d.readOnly
 }
 
-// describe asks the kernel about an open device; nil when it is not bound.
-func describe(f *os.File, name string) (*Device, error) {
-	var st unix.Stat_t
-	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
-		return nil, &os.PathError{Op: "fstat", Path: f.Name(), Err: err}
+// Backing is what a loop device shows.
+type Backing struct {
+	File   FileID
+	Offset uint64 // from where on
+	// Ours: the plugin attached the device.
+	Ours bool
+}
+
+// BackingOf asks an open loop device what it shows; nil when it is not bound.
+func BackingOf(f *os.File) (*Backing, error) {
+	info, err := statusOf(f)
+	if info == nil || err != nil {
+		return nil, err
 	}
+	d := Device{info: *info}
+	return &Backing{File: d.File(), Offset: info.Offset, Ours: IsTag(d.Tag())}, nil
+}
+
+// BackingAt returns the name of the loop device with a number, as "loop3", and what
+// sysfs names as what it shows; nothing if there is no such device, or it is not
+// bound. It asks neither the device nor the disk of its backing.
+func BackingAt(number state.DeviceNumber) (name, backing string) {
+	link, err := os.Readlink(filepath.Join("/sys/dev/block", number.String()))
+	if err != nil {
+		return "", ""
+	}
+	name = filepath.Base(link)
+	return name, backingOf(name)
+}
+
+// statusOf asks an open loop device for its status; nil when it is not bound.
+func statusOf(f *os.File) (*unix.LoopInfo64, error) {
 	info, err := unix.IoctlLoopGetStatus64(int(f.Fd()))
 	if errors.Is(err, unix.ENXIO) {
 		return nil, nil
 	}
 	if err != nil {
 		return nil, &os.PathError{Op: "LOOP_GET_STATUS64", Path: f.Name(), Err: err}
+	}
+	return info, nil
+}
+
+// describe asks the kernel about an open device; nil when it is not bound.
+func describe(f *os.File, name string) (*Device, error) {
+	var st unix.Stat_t
+	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
+		return nil, &os.PathError{Op: "fstat", Path: f.Name(), Err: err}
+	}
+	info, err := statusOf(f)
+	if info == nil || err != nil {
+		return nil, err
 	}
 	d := &Device{name: name, number: devnode.NumberOf(st.Rdev), info: *info, sequence: sequenceOf(f)}
 	if d.bytes, err = f.Seek(0, io.SeekEnd); err != nil {

@@ -10,7 +10,7 @@ import (
 
 // directFilesystems are those whose files loop devices use with direct I/O.
 // Others may say that they can: but btrfs, for one, takes checksums of pages
-// that the file system in the volume may change meanwhile.
+// that the file system on the device may change meanwhile.
 var directFilesystems = []int64{unix.EXT4_SUPER_MAGIC, unix.XFS_SUPER_MAGIC}
 
 // whyBuffered says why a loop device over f, with sectors of so many bytes, has

@@ -49,7 +49,7 @@ func turnDiscardOff(ctx context.Context, name string) {
 		return
 	}
 	if err := os.WriteFile(queueFile(name, discardMax), []byte("0"), 0); err != nil {
-		klog.FromContext(ctx).Error(err, "A discard can take blocks from a thick volume until it is attached anew: mount the node's /sys into the plugin's container, as deploy/ does", "device", name)
+		klog.FromContext(ctx).Error(err, "A discard can take blocks from a solid backing until it is attached anew: mount the node's /sys into the plugin's container, as deploy/ does", "device", name)
 	}
 }
 

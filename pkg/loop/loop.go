@@ -5,7 +5,7 @@
 // and it shows its backing from the first byte to the last; what it shows is told
 // by the inode, or the device number, as LOOP_GET_STATUS64 gives it:
 //
-//	csi-node:<place>:<name>   a file, as pool volumes have it: see Tag
+//	csi-node:<place>:<name>   a file: see Tag
 //	csi-node:view             a read-only view of the block device lo_rdevice
 //
 // Any other loop device over the file of a Target is foreign: it is reported, and
