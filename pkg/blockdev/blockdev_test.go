@@ -70,7 +70,7 @@ func loops(t *testing.T) *loop.Devices {
 	if err != nil {
 		t.Fatal(err)
 	}
-	loops.Spare(loop.Numbers{Bound: func(n state.DeviceNumber) (bool, error) { return machine.Bound(n.Major, n.Minor) }})
+	loops.Reserve(loop.Numbers{Bound: func(n state.DeviceNumber) (bool, error) { return machine.Bound(n.Major, n.Minor) }})
 	return loops
 }
 
@@ -222,7 +222,7 @@ func TestViewGetsItsNumberBack(t *testing.T) {
 	d, _ := disk(t)
 	loops := loops(t)
 	var published []state.DeviceNumber
-	loops.Spare(loop.Numbers{
+	loops.Reserve(loop.Numbers{
 		Owner: func(n state.DeviceNumber) string {
 			if len(published) > 0 && n == published[0] {
 				return "vol"

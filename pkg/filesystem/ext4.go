@@ -78,7 +78,7 @@ func (k ext4) format(ctx context.Context, d *device, zeroed bool) error {
 	if err == nil && o.code != 0 && zeroed && strings.Contains(o.output, prezeroed) {
 		return k.format(ctx, d, false)
 	}
-	return must(o, err)
+	return checkExit(o, err)
 }
 
 // check runs e2fsck -p. Its exit code is a sum: 1 repaired, 2 repaired and a
@@ -111,7 +111,7 @@ func (ext4) grow(ctx context.Context, d *device, mountpoint string, bytes int64)
 		if err := preen(ctx, d.Name(), "-f", "-p"); err != nil {
 			return err
 		}
-		return must(run(ctx, "resize2fs", d.Name()))
+		return checkExit(run(ctx, "resize2fs", d.Name()))
 	}
 	root, err := d.openRoot(mountpoint)
 	if err != nil {

@@ -388,12 +388,12 @@ func TestProbeOpening(t *testing.T) {
 
 func TestZero(t *testing.T) {
 	b := make([]byte, 70000)
-	if !zero(b) || !zero(nil) || !zero(b[:1]) {
+	if !isZero(b) || !isZero(nil) || !isZero(b[:1]) {
 		t.Error("zeros are not zero")
 	}
 	for _, i := range []int{0, 1, 4095, 69998, 69999} {
 		b[i] = 1
-		if zero(b) {
+		if isZero(b) {
 			t.Errorf("byte %d was missed", i)
 		}
 		b[i] = 0
@@ -401,7 +401,7 @@ func TestZero(t *testing.T) {
 	for i := range b {
 		b[i] = 7
 	}
-	if zero(b) {
+	if isZero(b) {
 		t.Error("equal bytes are not zeros")
 	}
 }

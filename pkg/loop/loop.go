@@ -80,13 +80,13 @@ type Devices struct {
 	looks hang.Calls[*Device]
 
 	mu    sync.Mutex
-	hints map[string]hint // by the key of a Target
+	index map[string]indexEntry // by the key of a Target
 	// silent are the devices that did not answer when they were last asked.
-	silent map[string]bool
+	unresponsive map[string]bool
 }
 
-// hint is a device that was seen to stand for a Target.
-type hint struct {
+// indexEntry is a device that was seen to stand for a Target.
+type indexEntry struct {
 	name    string // as "loop3"
 	backing string // what sysfs said of its backing then
 	was     Device // what it said itself; nothing yet if sequence is 0
@@ -105,7 +105,7 @@ func New(ctx context.Context) (*Devices, error) {
 	if err := control.Close(); err != nil {
 		return nil, err
 	}
-	s := &Devices{hints: map[string]hint{}, silent: map[string]bool{}}
+	s := &Devices{index: map[string]indexEntry{}, unresponsive: map[string]bool{}}
 	all, _, err := s.scan(ctx, nil)
 	if err != nil {
 		return nil, err
@@ -149,14 +149,14 @@ func (s *Devices) Recognize(ctx context.Context, tags map[FileID]string) error {
 func (s *Devices) Seen(tag string) string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.hints[tag].name
+	return s.index[tag].name
 }
 
 // AnySeen reports whether a device was seen whose tag begins so. It asks nobody.
 func (s *Devices) AnySeen(prefix string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for tag := range s.hints {
+	for tag := range s.index {
 		if strings.HasPrefix(tag, prefix) {
 			return true
 		}
@@ -169,7 +169,7 @@ func (s *Devices) AnySeen(prefix string) bool {
 func (s *Devices) Tagged(ctx context.Context, prefix string, skip func(tag string) bool) ([]*Device, error) {
 	s.mu.Lock()
 	var tags []string
-	for tag := range s.hints {
+	for tag := range s.index {
 		if strings.HasPrefix(tag, prefix) && !skip(tag) {
 			tags = append(tags, tag)
 		}
@@ -197,16 +197,16 @@ func (s *Devices) Tagged(ctx context.Context, prefix string, skip func(tag strin
 }
 
 func (s *Devices) remember(key string, d *Device) {
-	h := hint{name: d.name, backing: backingOf(d.name), was: *d}
+	h := indexEntry{name: d.name, backing: backingOf(d.name), was: *d}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.hints[key] = h
+	s.index[key] = h
 }
 
 func (s *Devices) forget(key string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	delete(s.hints, key)
+	delete(s.index, key)
 }
 
 // FileID is the identity of a file, or of a device node's file.

@@ -36,7 +36,7 @@ func (s *Devices) scan(ctx context.Context, only func(backing string) bool) (all
 	for _, name := range names {
 		backing := backingOf(name)
 		if was, ok := known[name]; ok && was == backing {
-			s.setSilent(name, false)
+			s.setUnresponsive(name, false)
 			continue
 		}
 		if only != nil && !only(backing) {
@@ -51,36 +51,36 @@ func (s *Devices) scan(ctx context.Context, only func(backing string) bool) (all
 		case d != nil:
 			all = append(all, d)
 		}
-		s.setSilent(name, err != nil)
+		s.setUnresponsive(name, err != nil)
 	}
-	return all, s.silentOnes(), nil
+	return all, s.unresponsiveDevices(), nil
 }
 
-func (s *Devices) setSilent(name string, silent bool) {
+func (s *Devices) setUnresponsive(name string, silent bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if silent {
-		s.silent[name] = true
+		s.unresponsive[name] = true
 	} else {
-		delete(s.silent, name)
+		delete(s.unresponsive, name)
 	}
 }
 
-// silentOnes returns the devices that did not answer when they were last asked, and
+// unresponsiveDevices returns the devices that did not answer when they were last asked, and
 // are bound still.
-func (s *Devices) silentOnes() []string {
+func (s *Devices) unresponsiveDevices() []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	maps.DeleteFunc(s.silent, func(name string, _ bool) bool { return isFree(name) })
-	return slices.Sorted(maps.Keys(s.silent))
+	maps.DeleteFunc(s.unresponsive, func(name string, _ bool) bool { return isFree(name) })
+	return slices.Sorted(maps.Keys(s.unresponsive))
 }
 
 // known returns the backings of the devices in the index by their names.
 func (s *Devices) known() map[string]string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	known := make(map[string]string, len(s.hints))
-	for _, h := range s.hints {
+	known := make(map[string]string, len(s.index))
+	for _, h := range s.index {
 		known[h.name] = h.backing
 	}
 	return known
@@ -105,12 +105,12 @@ func (s *Devices) askWithin(ctx context.Context, name string) (*Device, error) {
 func (s *Devices) Recall(ctx context.Context, t Target) (*Device, error) {
 	name := s.Seen(t.key())
 	if name == "" {
-		if len(t.among(s.silentOnes())) > 0 {
+		if len(t.candidates(s.unresponsiveDevices())) > 0 {
 			return s.search(ctx, t)
 		}
 		return nil, nil
 	}
-	d, err := s.hinted(ctx, t.key(), name, nil)
+	d, err := s.askIndexed(ctx, t.key(), name, nil)
 	if d == nil || err != nil || t.is(d) {
 		return d, err
 	}
@@ -120,9 +120,9 @@ func (s *Devices) Recall(ctx context.Context, t Target) (*Device, error) {
 	return nil, nil
 }
 
-// hinted asks the device of the index. It is forgotten if it is not bound, or not
+// askIndexed asks the device of the index. It is forgotten if it is not bound, or not
 // accepted.
-func (s *Devices) hinted(ctx context.Context, key, name string, accept func(*Device) bool) (*Device, error) {
+func (s *Devices) askIndexed(ctx context.Context, key, name string, accept func(*Device) bool) (*Device, error) {
 	unlock, err := s.nodes.Lock(ctx, name)
 	if err != nil {
 		return nil, err
@@ -130,7 +130,7 @@ func (s *Devices) hinted(ctx context.Context, key, name string, accept func(*Dev
 	defer unlock()
 	d, err := ask(name)
 	if err != nil {
-		d = s.asBefore(key, name)
+		d = s.lastAnswer(key, name)
 	}
 	switch {
 	case err != nil && d == nil:
@@ -139,16 +139,16 @@ func (s *Devices) hinted(ctx context.Context, key, name string, accept func(*Dev
 		s.forgetAs(key, name)
 		return nil, nil
 	}
-	s.heard(key, d)
+	s.updateIndex(key, d)
 	return d, nil
 }
 
-// asBefore returns what a device of the index said last, if it is attached as it
+// lastAnswer returns what a device of the index said last, if it is attached as it
 // was then, else nil. A file system that was shut down may fail every question
 // about its files (xfs does), that for the tag of a loop device with it.
-func (s *Devices) asBefore(key, name string) *Device {
+func (s *Devices) lastAnswer(key, name string) *Device {
 	s.mu.Lock()
-	was := s.hints[key].was
+	was := s.index[key].was
 	s.mu.Unlock()
 	f, err := open(name, os.O_RDONLY)
 	if err != nil {
@@ -161,13 +161,13 @@ func (s *Devices) asBefore(key, name string) *Device {
 	return &was
 }
 
-// heard keeps what a device of the index has said.
-func (s *Devices) heard(key string, d *Device) {
+// updateIndex keeps what a device of the index has said.
+func (s *Devices) updateIndex(key string, d *Device) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if h := s.hints[key]; h.name == d.name {
+	if h := s.index[key]; h.name == d.name {
 		h.was = *d
-		s.hints[key] = h
+		s.index[key] = h
 	}
 }
 
@@ -203,12 +203,12 @@ func (s *Devices) Turn(ctx context.Context, name string) (done func(), err error
 	return s.nodes.Lock(ctx, name)
 }
 
-// forgetAs removes a hint unless it has been renewed meanwhile.
+// forgetAs removes an entry of the index unless it was replaced meanwhile.
 func (s *Devices) forgetAs(key, name string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.hints[key].name == name {
-		delete(s.hints, key)
+	if s.index[key].name == name {
+		delete(s.index, key)
 	}
 }
 
@@ -219,7 +219,7 @@ func (s *Devices) forgetAs(key, name string) {
 func (s *Devices) search(ctx context.Context, t Target) (*Device, error) {
 	var only func(string) bool
 	if t.File == nil {
-		only = func(backing string) bool { return backing == "" || t.named(backing) }
+		only = func(backing string) bool { return backing == "" || t.mayShow(backing) }
 	}
 	all, silent, err := s.scan(ctx, only)
 	if err != nil {
@@ -231,7 +231,7 @@ func (s *Devices) search(ctx context.Context, t Target) (*Device, error) {
 			return d, nil
 		}
 	}
-	if maybe := t.among(silent); len(maybe) > 0 {
+	if maybe := t.candidates(silent); len(maybe) > 0 {
 		return nil, state.Errorf(state.Unavailable, "%s does not answer, so whether it shows the data is not known: see to the disk behind it", strings.Join(maybe, ", "))
 	}
 	return nil, nil
@@ -241,7 +241,7 @@ func (s *Devices) search(ctx context.Context, t Target) (*Device, error) {
 // what a search finds, unless there is a proof that it would find none.
 func (s *Devices) Current(ctx context.Context, t Target) (*Device, error) {
 	d, err := s.Recall(ctx, t)
-	if d != nil || err != nil || t.unopened() {
+	if d != nil || err != nil || t.nobodyHasItOpen() {
 		return d, err
 	}
 	return s.search(ctx, t)

@@ -32,10 +32,10 @@ import (
 // error nothing is mounted at path, and a directory of that name is gone again
 // if it was made here.
 func (h *Host) MountDevice(ctx context.Context, device state.Device, path, fsType string, flags state.Flags, readOnly bool) error {
-	return h.mountDevice(ctx, device, path, fsType, flags, readOnly, makes)
+	return h.mountDevice(ctx, device, path, fsType, flags, readOnly, create)
 }
 
-func (h *Host) mountDevice(ctx context.Context, device state.Device, path, fsType string, flags state.Flags, readOnly bool, may making) (err error) {
+func (h *Host) mountDevice(ctx context.Context, device state.Device, path, fsType string, flags state.Flags, readOnly bool, mode createMode) (err error) {
 	defer wrap(&err, "mount %s of %s at %s", fsType, device.Path, path)
 	if err := ctx.Err(); err != nil {
 		return err
@@ -60,12 +60,12 @@ func (h *Host) mountDevice(ctx context.Context, device state.Device, path, fsTyp
 	} else if err != nil {
 		return err
 	}
-	p, err := h.openFor(path, may)
+	p, err := h.openFor(path, mode)
 	if err != nil {
 		return err
 	}
 	defer p.close()
-	return h.attach(p, mnt, state.Directory, may)
+	return h.attach(p, mnt, state.Directory, mode)
 }
 
 // verifyNode keeps a device whose node was made anew for another one from being
@@ -127,13 +127,13 @@ func newMount(device state.Device, fsType string, flags state.Flags, readOnly bo
 	}
 	defer unix.Close(fs)
 	if err := unix.FsconfigSetString(fs, "source", device.Path); err != nil {
-		return -1, fmt.Errorf("set the source: %w", withWords(err, kernelWords(fs)))
+		return -1, fmt.Errorf("set the source: %w", withMessages(err, contextMessages(fs)))
 	}
 	attributes := flags.Set
 	if readOnly {
 		attributes |= state.ReadOnly
 		if err := unix.FsconfigSetFlag(fs, "ro"); err != nil {
-			return -1, fmt.Errorf("set read-only: %w", withWords(err, kernelWords(fs)))
+			return -1, fmt.Errorf("set read-only: %w", withMessages(err, contextMessages(fs)))
 		}
 	}
 	options, err := filesystem.MountOptions(fsType, flags.Super)
@@ -144,33 +144,33 @@ func newMount(device state.Device, fsType string, flags state.Flags, readOnly bo
 	defer log.Close()
 	for _, option := range options {
 		if err := setOption(fs, option); err != nil {
-			return -1, optionError(err, kernelWords(fs), log.About(fsType, device.Path), option)
+			return -1, optionError(err, contextMessages(fs), log.About(fsType, device.Path), option)
 		}
 	}
 	if err := unix.FsconfigCreate(fs); err != nil {
-		words, logged := kernelWords(fs), log.About(fsType, device.Path)
+		words, logged := contextMessages(fs), log.About(fsType, device.Path)
 		if err := filesystem.ExplainMount(fsType, err, join(words, logged), flags.Super, readOnly); err != nil {
 			return -1, err
 		}
-		if len(flags.Super) > 0 && blames(err) && mountsWithout(device, fsType, flags.Super, readOnly) {
+		if len(flags.Super) > 0 && isOptionError(err) && mountsWithoutOptions(device, fsType, flags.Super, readOnly) {
 			return -1, optionError(err, words, logged, flags.Super...)
 		}
 		return -1, createError(err, words, logged, flags.Super)
 	}
 	mnt, err := unix.Fsmount(fs, unix.FSMOUNT_CLOEXEC, int(attributes))
 	if err != nil {
-		return -1, fmt.Errorf("fsmount with attributes %q: %w", attributes, withWords(err, kernelWords(fs)))
+		return -1, fmt.Errorf("fsmount with attributes %q: %w", attributes, withMessages(err, contextMessages(fs)))
 	}
 	return mnt, nil
 }
 
-// kernelWords reads what a file system context has to say: one message a read,
+// contextMessages reads what a file system context has to say: one message a read,
 // "e " before an error, "w " before a warning, until ENODATA.
-func kernelWords(fs int) string {
+func contextMessages(fs int) string {
 	var words []string
 	buf := make([]byte, 4<<10)
 	for {
-		n, err := again(func() (int, error) { return unix.Read(fs, buf) })
+		n, err := retryEINTR(func() (int, error) { return unix.Read(fs, buf) })
 		if err != nil || n <= 0 {
 			return strings.Join(words, "; ")
 		}
@@ -185,7 +185,7 @@ func join(words, logged string) string {
 	return strings.Join(slices.DeleteFunc([]string{words, logged}, func(s string) bool { return s == "" }), "; ")
 }
 
-func withWords(err error, words string) error {
+func withMessages(err error, words string) error {
 	if words == "" {
 		return err
 	}
@@ -193,8 +193,8 @@ func withWords(err error, words string) error {
 }
 
 // attach is that of a place, and lets the watchers know before it returns.
-func (h *Host) attach(p *place, mnt int, kind state.FileType, may making) error {
-	if err := p.attach(mnt, kind, may); err != nil {
+func (h *Host) attach(p *place, mnt int, kind state.FileType, mode createMode) error {
+	if err := p.attach(mnt, kind, mode); err != nil {
 		return err
 	}
 	h.mu.Lock()
@@ -210,9 +210,9 @@ func (h *Host) attach(p *place, mnt int, kind state.FileType, may making) error 
 // attach puts a mount on the place, which it makes if it may and it is missing,
 // and takes it away again on an error. Nothing may be mounted there: mounts would
 // stack.
-func (p *place) attach(mnt int, kind state.FileType, may making) (err error) {
+func (p *place) attach(mnt int, kind state.FileType, mode createMode) (err error) {
 	made := false
-	if may == makes {
+	if mode == create {
 		if made, err = p.make(kind); err != nil {
 			return err
 		}
@@ -222,7 +222,7 @@ func (p *place) attach(mnt int, kind state.FileType, may making) (err error) {
 			err = errors.Join(err, p.unlink(kind))
 		}
 	}()
-	target, err := p.openBare(kind)
+	target, err := p.openUnmounted(kind)
 	if err != nil {
 		return err
 	}
@@ -233,8 +233,8 @@ func (p *place) attach(mnt int, kind state.FileType, may making) (err error) {
 	return nil
 }
 
-// openBare opens (O_PATH) a directory or file on which nothing is mounted.
-func (p *place) openBare(kind state.FileType) (int, error) {
+// openUnmounted opens (O_PATH) a directory or file on which nothing is mounted.
+func (p *place) openUnmounted(kind state.FileType) (int, error) {
 	fd, err := openat2(p.dir, p.name, unix.O_PATH|unix.O_NOFOLLOW, unix.RESOLVE_NO_XDEV)
 	switch {
 	case err == unix.EXDEV:

@@ -31,7 +31,7 @@ func Holders(ctx context.Context, device state.DeviceNumber) []string {
 				return
 			}
 		}
-		for name := range mounters(device) {
+		for name := range mountsShowing(device) {
 			if !yield(name) {
 				return
 			}
@@ -57,7 +57,7 @@ func (h *Host) Keepers(ctx context.Context, device state.DeviceNumber, paths []s
 				return
 			}
 		}
-		for name := range stayers(device, going) {
+		for name := range remainingMounts(device, going) {
 			if !yield(name) {
 				return
 			}
@@ -69,8 +69,8 @@ func (h *Host) Keepers(ctx context.Context, device state.DeviceNumber, paths []s
 	return found
 }
 
-// stayers yields the mounts that Keepers names.
-func stayers(device state.DeviceNumber, going map[string]bool) iter.Seq[string] {
+// remainingMounts yields the mounts that Keepers names.
+func remainingMounts(device state.DeviceNumber, going map[string]bool) iter.Seq[string] {
 	return func(yield func(string) bool) {
 		infos, err := mountinfo.GetMounts(nil)
 		if err != nil {
@@ -93,7 +93,7 @@ func stayers(device state.DeviceNumber, going map[string]bool) iter.Seq[string] 
 				}
 			}
 		}
-		for name := range process.InOtherNamespaces(func(proc string) (string, bool) { return stayerIn(proc, shows, groups) }) {
+		for name := range process.InOtherNamespaces(func(proc string) (string, bool) { return remainingMountIn(proc, shows, groups) }) {
 			if !yield(name) {
 				return
 			}
@@ -101,10 +101,10 @@ func stayers(device state.DeviceNumber, going map[string]bool) iter.Seq[string] 
 	}
 }
 
-// stayerIn returns where the mount namespace of a process shows a device and no
+// remainingMountIn returns where the mount namespace of a process shows a device and no
 // unmount in one of the peer groups takes it away: an unmount reaches what is
 // mounted on a member of the group, or on a slave of it (mount_namespaces(7)).
-func stayerIn(proc string, shows mountinfo.FilterFunc, groups map[string]bool) (string, bool) {
+func remainingMountIn(proc string, shows mountinfo.FilterFunc, groups map[string]bool) (string, bool) {
 	infos := mountsOf(proc, nil)
 	parents := byID(infos)
 	for _, i := range infos {
@@ -169,9 +169,9 @@ func usersOf(device state.DeviceNumber) iter.Seq[string] {
 	})
 }
 
-// mounters yields the mounts of the device: all of this mount namespace, and
+// mountsShowing yields the mounts of the device: all of this mount namespace, and
 // one of each other that a process lives in.
-func mounters(device state.DeviceNumber) iter.Seq[string] {
+func mountsShowing(device state.DeviceNumber) iter.Seq[string] {
 	return func(yield func(string) bool) {
 		if infos, err := mountinfo.GetMounts(showing(device, false)); err == nil {
 			for _, i := range infos {
@@ -180,7 +180,7 @@ func mounters(device state.DeviceNumber) iter.Seq[string] {
 				}
 			}
 		}
-		for name := range strangers(device) {
+		for name := range inOtherNamespaces(device) {
 			if !yield(name) {
 				return
 			}
@@ -188,8 +188,8 @@ func mounters(device state.DeviceNumber) iter.Seq[string] {
 	}
 }
 
-// strangers yields a process of each other mount namespace that has the device.
-func strangers(device state.DeviceNumber) iter.Seq[string] {
+// inOtherNamespaces yields a process of each other mount namespace that has the device.
+func inOtherNamespaces(device state.DeviceNumber) iter.Seq[string] {
 	return process.InOtherNamespaces(func(proc string) (string, bool) { return mountIn(proc, device) })
 }
 

@@ -39,9 +39,9 @@ func (h *Host) Look(ctx context.Context, path string) (state.Mountpoint, error) 
 	return m, nil
 }
 
-// lookTries bounds how often a look begins anew because the mount table changed
+// lookAttempts bounds how often a look begins anew because the mount table changed
 // beneath it.
-const lookTries = 5
+const lookAttempts = 5
 
 func (h *Host) look(path string) (state.Mountpoint, error) {
 	p, err := h.open(path)
@@ -52,7 +52,7 @@ func (h *Host) look(path string) (state.Mountpoint, error) {
 		return state.Mountpoint{}, err
 	}
 	defer p.close()
-	for range lookTries {
+	for range lookAttempts {
 		m, err := h.lookOnce(p)
 		if !errors.Is(err, errChanged) {
 			return m, err
@@ -182,7 +182,7 @@ func (p *place) empty(kind state.FileType, size uint64) (bool, error) {
 func noEntries(fd int) (bool, error) {
 	buf := make([]byte, 1<<10) // holds "." and ".." and at least one more
 	for {
-		n, err := again(func() (int, error) { return unix.Getdents(fd, buf) })
+		n, err := retryEINTR(func() (int, error) { return unix.Getdents(fd, buf) })
 		switch {
 		case err == unix.ENOENT:
 			return false, errChanged

@@ -24,8 +24,8 @@ func (h *Host) CheckOptions(fsType string, flags state.Flags) error {
 	}
 	defer unix.Close(fs)
 	for _, option := range flags.Super {
-		if err := setOption(fs, option); blames(err) {
-			return fmt.Errorf("mount %s: %w", fsType, optionError(err, kernelWords(fs), "", option))
+		if err := setOption(fs, option); isOptionError(err) {
+			return fmt.Errorf("mount %s: %w", fsType, optionError(err, contextMessages(fs), "", option))
 		}
 	}
 	return nil
@@ -56,7 +56,7 @@ var optionErrors = []error{
 	unix.EPERM, unix.ERANGE, unix.EROFS, unix.ENOENT, unix.ENOTBLK,
 }
 
-func blames(err error) bool { return slices.Contains(optionErrors, err) }
+func isOptionError(err error) bool { return slices.Contains(optionErrors, err) }
 
 // optionError is the error of options that the kernel does not take. It tells
 // their names, not their values, which may be sensitive (CSI spec v1.13,
@@ -64,8 +64,8 @@ func blames(err error) bool { return slices.Contains(optionErrors, err) }
 func optionError(err error, words, logged string, options ...string) error {
 	names := optionNames(options)
 	words, logged = withoutValues(words, options), withoutValues(logged, options)
-	if !blames(err) {
-		return fmt.Errorf("set the mount options %s: %w", names, withWords(err, words))
+	if !isOptionError(err) {
+		return fmt.Errorf("set the mount options %s: %w", names, withMessages(err, words))
 	}
 	said := words
 	switch {
@@ -100,10 +100,10 @@ func optionNames(options []string) string {
 	return strings.Join(names, ", ")
 }
 
-// mountsWithout reports whether it is the options that are to blame for a mount
+// mountsWithoutOptions reports whether it is the options that are to blame for a mount
 // that failed with one of optionErrors: whether the file system can be mounted
 // without them. It is not tried if they forbid the writing that a mount does.
-func mountsWithout(device state.Device, fsType string, options []string, readOnly bool) bool {
+func mountsWithoutOptions(device state.Device, fsType string, options []string, readOnly bool) bool {
 	if slices.ContainsFunc(options, filesystem.SkipsRecovery) {
 		return true
 	}
@@ -118,10 +118,10 @@ func mountsWithout(device state.Device, fsType string, options []string, readOnl
 // to options. The kernel tells the reason in its words or in its log.
 func createError(err error, words, logged string, options []string) error {
 	for _, text := range []string{words, logged} {
-		err = withWords(err, withoutValues(text, options))
+		err = withMessages(err, withoutValues(text, options))
 	}
 	if words == "" && logged == "" {
-		err = withWords(err, "the kernel's log may say why")
+		err = withMessages(err, "the kernel's log may say why")
 	}
 	if len(options) > 0 {
 		err = fmt.Errorf("with the mount options %s: %w", optionNames(options), err)

@@ -76,7 +76,7 @@ type directory struct{ mount, inode uint64 }
 // other mount namespaces.
 func (h *Host) directory(path string) (directory, error) {
 	how := unix.OpenHow{Flags: unix.O_PATH | unix.O_DIRECTORY | unix.O_CLOEXEC, Resolve: unix.RESOLVE_NO_MAGICLINKS}
-	fd, err := again(func() (int, error) { return unix.Openat2(unix.AT_FDCWD, path, &how) })
+	fd, err := retryEINTR(func() (int, error) { return unix.Openat2(unix.AT_FDCWD, path, &how) })
 	if err != nil {
 		return directory{}, err
 	}

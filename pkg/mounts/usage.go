@@ -84,7 +84,7 @@ func (h *Host) mountOf(fd int) (state.Mount, error) {
 }
 
 func statfs(fd int) (state.Usage, error) {
-	st, err := again(func() (st unix.Statfs_t, err error) {
+	st, err := retryEINTR(func() (st unix.Statfs_t, err error) {
 		err = unix.Fstatfs(fd, &st)
 		return st, err
 	})
