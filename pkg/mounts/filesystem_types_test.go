@@ -201,32 +201,6 @@ func TestBtrfsDiscards(t *testing.T) {
 	}
 }
 
-func TestBtrfsUsage(t *testing.T) {
-	h, root := newHost(t)
-	path := filepath.Join(root, "stage")
-	d := mountedAs(t, h, path, "btrfs")
-	_, usage, err := h.Usage(t.Context(), path)
-	must(t, err)
-	if b := usage.Bytes; b.Total != d.Size || b.Used <= 0 || b.Available <= 0 || b.Used+b.Available > b.Total || usage.Inodes != (state.Amount{}) {
-		t.Errorf("%+v", usage)
-	}
-}
-
-// A mount that shows another device than it should is given up.
-func TestVerifySuper(t *testing.T) {
-	for fsType := range noRecovery {
-		h, root := newHost(t)
-		d, other := newDevice(t, root, fsType), newDevice(t, root, fsType)
-		mnt, err := newMount(d, fsType, state.Flags{}, false)
-		must(t, err)
-		must(t, verifySuper(mnt, d, fsType))
-		wantClass(t, verifySuper(mnt, other, fsType), state.Unavailable, d.Number.String())
-		must(t, unix.Close(mnt))
-		wantFree(t, d)
-		wantFile(t, h, filepath.Join(root, "stage"), state.NoFile)
-	}
-}
-
 // The kernel remembers the devices of btrfs that it has seen. That keeps none
 // from being mounted when a loop device shows another volume, an older copy
 // of the volume, or the volume is another loop device.
