@@ -9,7 +9,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/csi-node/csi-node/pkg/internal/btrfs"
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
@@ -57,7 +56,7 @@ func (btrfsKind) live(d *device, mountpoint string, sb *superblock) error {
 	if err != nil {
 		return err
 	}
-	sb.bytes = on.Bytes
+	sb.bytes = on.bytes
 	return root.Close()
 }
 
@@ -94,19 +93,19 @@ func (btrfsKind) grow(_ context.Context, d *device, mountpoint string, bytes int
 	if err != nil {
 		return err
 	}
-	return errors.Join(btrfs.Resize(root, on, bytes), root.Close())
+	return errors.Join(resizeBtrfs(root, on, bytes), root.Close())
 }
 
 // openBtrfs opens the root of the btrfs that is mounted at path, which must be
 // on the device and on no other.
-func (d *device) openBtrfs(path string) (*os.File, btrfs.Device, error) {
+func (d *device) openBtrfs(path string) (*os.File, btrfsDevice, error) {
 	root, err := os.OpenFile(path, os.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW, 0)
 	if err != nil {
-		return nil, btrfs.Device{}, err
+		return nil, btrfsDevice{}, err
 	}
-	on, err := btrfs.Ask(root)
-	if err == nil && on.Number != d.number {
-		err = fmt.Errorf("what is mounted at %s is on device %s, not %s (%s)", path, on.Number, d.number, d.Name())
+	on, err := askBtrfs(root)
+	if err == nil && on.number != d.number {
+		err = fmt.Errorf("what is mounted at %s is on device %s, not %s (%s)", path, on.number, d.number, d.Name())
 	}
 	if err != nil {
 		return nil, on, errors.Join(err, root.Close())

@@ -135,8 +135,15 @@ func growMountedExt4(root *os.File, bytes int64) error {
 
 // ioctl calls ioctl(2) with a pointer to a structure; it blocks as long as the kernel does.
 func ioctl(f *os.File, request uintptr, arg unsafe.Pointer) error {
-	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, f.Fd(), request, uintptr(arg)); errno != 0 {
-		return errno
+	_, err := ioctlValue(f, request, arg)
+	return err
+}
+
+// ioctlValue is ioctl, and returns what the kernel does.
+func ioctlValue(f *os.File, request uintptr, arg unsafe.Pointer) (uintptr, error) {
+	value, _, errno := unix.Syscall(unix.SYS_IOCTL, f.Fd(), request, uintptr(arg))
+	if errno != 0 {
+		return 0, errno
 	}
-	return nil
+	return value, nil
 }

@@ -11,7 +11,6 @@ import (
 	"golang.org/x/sys/unix"
 	mountutils "k8s.io/mount-utils"
 
-	"github.com/csi-node/csi-node/pkg/internal/btrfs"
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
@@ -90,9 +89,9 @@ func HasOwnNumber(fsType string) bool { return rules[fsType].ownNumber }
 // on the device: the kernel mounts what it takes for the same file system, and tells
 // which device that is. root is any open file or directory on it.
 func VerifyDevice(root *os.File, device state.Device) error {
-	on, err := btrfs.Ask(root)
-	if err == nil && on.Number != device.Number {
-		err = fmt.Errorf("the kernel mounted device %s instead, which holds a copy of the file system: unmount that first", on.Number)
+	on, err := askBtrfs(root)
+	if err == nil && on.number != device.Number {
+		err = fmt.Errorf("the kernel mounted device %s instead, which holds a copy of the file system: unmount that first", on.number)
 	}
 	return err
 }

@@ -22,6 +22,10 @@
 //
 // The loop ioctls take no deadline: one that meets a hung disk blocks until
 // the disk answers, and with it the calls for that Target only.
+//
+// Read first: target.go (what a device is to show) and device.go (what the kernel
+// says of one). Then attach.go and detach.go, scan.go (the index, and the look at all
+// devices), numbers.go (device numbers that are kept for somebody), discard.go.
 package loop
 
 import (

@@ -11,6 +11,14 @@
 //
 // So nobody who can write below the root can send an operation elsewhere, and
 // no file descriptor stays on the mount itself, which would keep it busy.
+//
+// What a kind of file system wants to be told at a mount is known by package
+// filesystem, and who uses a device by package process.
+//
+// Read first: place.go (a path taken apart), look.go (what is at a path) and table.go
+// (the two tables of the kernel). Then device.go, source.go and bind.go (mounts),
+// unmount.go and remove.go (their end), holders.go (what keeps a mount), watch.go (what
+// others mount and unmount).
 package mounts
 
 import (
