@@ -57,7 +57,7 @@ type Info struct {
 	Disk       state.DeviceNumber // of the whole disk
 }
 
-// Identity is the identity that says best which device it is, as "wwid:naa.6001405…";
+// Identity is the identity that says best which device it is, such as "wwid:naa.6001405…";
 // "" when the device tells nothing. It stays the same wherever the device is
 // plugged in, and until it is given another.
 func (i Info) Identity() string {

@@ -91,7 +91,7 @@ type Devices struct {
 
 // indexEntry is a device that was seen to stand for a Target.
 type indexEntry struct {
-	name    string // as "loop3"
+	name    string // such as "loop3"
 	backing string // what sysfs said of its backing then
 	was     Device // what it said itself; nothing yet if sequence is 0
 }
@@ -118,7 +118,7 @@ func New(ctx context.Context) (*Devices, error) {
 		switch {
 		case d.isView():
 			s.remember(ViewOf(d.over()).key(), d)
-		case IsTag(d.Tag()) && d.whole():
+		case IsTag(d.Tag()) && d.showsAll():
 			s.remember(d.Tag(), d)
 		}
 	}
@@ -148,7 +148,7 @@ func (s *Devices) Recognize(ctx context.Context, tags map[FileID]string) error {
 	return nil
 }
 
-// Seen returns the name of the device last seen for a tag, as "loop3"; "" when
+// Seen returns the name of the device last seen for a tag, such as "loop3"; "" when
 // there is none. It asks nobody.
 func (s *Devices) Seen(tag string) string {
 	s.mu.Lock()
@@ -193,7 +193,7 @@ func (s *Devices) Tagged(ctx context.Context, prefix string, skip func(tag strin
 	}
 	for _, d := range others {
 		again := slices.ContainsFunc(tagged, func(other *Device) bool { return other.number == d.number })
-		if strings.HasPrefix(d.Tag(), prefix) && d.whole() && !skip(d.Tag()) && !again {
+		if strings.HasPrefix(d.Tag(), prefix) && d.showsAll() && !skip(d.Tag()) && !again {
 			tagged = append(tagged, d)
 		}
 	}

@@ -44,7 +44,7 @@ func (t Target) Owns(d *Device) bool {
 	if t.isView() {
 		return d.isView() && d.over() == t.over
 	}
-	return d.Tag() == t.Tag && d.whole()
+	return d.Tag() == t.Tag && d.showsAll()
 }
 
 // is accepts the plugin's device, and any other over the file.

@@ -200,7 +200,7 @@ func (h *Host) attach(p *place, mnt int, kind state.FileType, mode createMode) e
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for w := range h.watchers {
-		if err := w.made(mnt, p.real); err != nil { // it stands, and the news of it may do
+		if err := w.made(mnt, p.real); err != nil { // it is mounted, and its event may be enough
 			klog.Background().Error(err, "If somebody else unmounts this soon, that is noticed late", "path", p.path)
 		}
 	}

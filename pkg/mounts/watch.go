@@ -54,7 +54,7 @@ func (e entry) known() known {
 
 func (m known) bindsNode() bool { return m.nodes != [2]state.DeviceNumber{} }
 
-// eventSource is where the news of mounts comes from.
+// eventSource tells of mounts that come, go or change.
 type eventSource interface {
 	name() string
 	// wait blocks until there may be events; os.ErrClosed: the source is closed.
@@ -117,7 +117,7 @@ func (h *Host) watch(s eventSource) (*Watcher, error) {
 
 // Bound reports whether a block device node with the number is bound anywhere in
 // this mount namespace, by whomever, at the time of the call: what the kernel has
-// told of mounts is taken in first. It is O(1) but for what has changed since the
+// told of mounts is applied first. It is O(1) but for what has changed since the
 // last call; where the source is "mountinfo", any change has the table read.
 func (w *Watcher) Bound(number state.DeviceNumber) (bool, error) {
 	w.mu.Lock()
@@ -178,7 +178,7 @@ func (w *Watcher) replace(mounts map[uint64]known) {
 	}
 }
 
-// Source names where the news comes from: "fanotify" or "mountinfo".
+// Source names where the events come from: "fanotify" or "mountinfo".
 func (w *Watcher) Source() string { return w.source.name() }
 
 // Run calls changed, in turn, with each path below the Host's root at which a
@@ -277,8 +277,8 @@ func (w *Watcher) compare(changed func(string)) {
 	}
 }
 
-// made takes note of a mount that this process has just made. The news of it may
-// be read so late that it has gone again, by another's doing: then nobody would
+// made takes note of a mount that this process has just made. Its event may be read
+// so late that the mount has gone again, by another's doing: then nobody would
 // know any more where it was.
 func (w *Watcher) made(fd int, point string) error {
 	w.mu.Lock()
@@ -317,7 +317,7 @@ func (w *Watcher) apply(c change, changed func(string)) {
 		return
 	}
 	w.set(c.id, e.known())
-	if found && !c.detached && before.point != e.point { // it was moved on before this was read, and the news of that will find it here
+	if found && !c.detached && before.point != e.point { // it was moved on before this was read, and the event of that will find it here
 		w.notify(before.point, changed)
 	}
 	// One of its own that has other attributes than when it was made was changed

@@ -48,8 +48,8 @@ func newFanotify() (_ eventSource, err error) {
 
 func (*fanotify) name() string { return "fanotify" }
 
-// wait does not read: between a read and the taking in of what was read, nobody
-// may take the news for complete.
+// wait does not read: between a read and the application of what was read, nobody
+// may take the events for complete.
 func (s *fanotify) wait() error {
 	return s.raw.Read(func(fd uintptr) bool {
 		fds := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}

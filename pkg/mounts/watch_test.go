@@ -105,7 +105,7 @@ func TestWatch(t *testing.T) {
 	})
 }
 
-// A mount of this process's is taken away before the news that it came was read.
+// A mount of this process's is taken away before its event was read.
 func TestWatchTellsWhatWentBeforeItWasRead(t *testing.T) {
 	bothSources(t, func(t *testing.T, h *Host, root string, s eventSource) {
 		source, target, later := filepath.Join(root, "source"), filepath.Join(root, "target"), filepath.Join(root, "later")
@@ -233,7 +233,7 @@ func TestWatchMove(t *testing.T) {
 	})
 }
 
-// A mount that is moved before the news of its coming is read was at its old
+// A mount that is moved before its event is read was at its old
 // place when the mounts were listed: that place is told, too.
 func TestWatchMoveBehindNews(t *testing.T) {
 	bothSources(t, func(t *testing.T, h *Host, root string, s eventSource) {
@@ -447,7 +447,7 @@ func TestBoundNodeThatIsCovered(t *testing.T) {
 	})
 }
 
-// The news of its own mount may be read after somebody has changed the attributes:
+// The event of its own mount may be read after somebody has changed the attributes:
 // nothing else would tell of that.
 func TestWatchAttributesChangedBeforeTheNewsIsRead(t *testing.T) {
 	h, root := newHost(t)

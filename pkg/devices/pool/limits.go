@@ -19,7 +19,7 @@ type Amount struct {
 	Percent int64
 }
 
-// ParseAmount reads a Kubernetes quantity as 10Gi, a percentage as 5%, or both
+// ParseAmount reads a Kubernetes quantity such as 10Gi, a percentage such as 5%, or both
 // with a comma between them. 0, and an empty text, are none.
 func ParseAmount(text string) (Amount, error) {
 	var a Amount
