@@ -1,6 +1,9 @@
 // Package blockdev is what is the same for every block device, whichever backend
-// attached it: what it says that it is, read-only views of it, whether it is in use
-// and by whom, and zeroing it.
+// attached it: what it says that it is, read-only views of it, whether it is in use,
+// and zeroing it.
+//
+// Read first: identity.go (which device is which), over sysfs.go. Then view.go and
+// erase.go.
 package blockdev
 
 import (
@@ -67,10 +70,4 @@ func (b *Devices) claim(ctx context.Context, number state.DeviceNumber, mode int
 		return nil, nil, err
 	}
 	return f, done, nil
-}
-
-// Openers names the processes that have a device open, for error texts. It looks
-// through /proc until ctx ends.
-func Openers(ctx context.Context, number state.DeviceNumber) string {
-	return devnode.Openers(ctx, number)
 }

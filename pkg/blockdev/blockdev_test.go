@@ -17,6 +17,7 @@ import (
 	"github.com/csi-node/csi-node/pkg/blockdev"
 	"github.com/csi-node/csi-node/pkg/devices"
 	"github.com/csi-node/csi-node/pkg/loop"
+	"github.com/csi-node/csi-node/pkg/process"
 	"github.com/csi-node/csi-node/pkg/state"
 	"github.com/csi-node/csi-node/test/machine"
 )
@@ -69,7 +70,7 @@ func loops(t *testing.T) *loop.Devices {
 	if err != nil {
 		t.Fatal(err)
 	}
-	loops.Spare(loop.Numbers{Bound: func(n state.DeviceNumber) (bool, error) { return machine.Bound(n.Major, n.Minor) }})
+	loops.Reserve(loop.Numbers{Bound: func(n state.DeviceNumber) (bool, error) { return machine.Bound(n.Major, n.Minor) }})
 	return loops
 }
 
@@ -221,7 +222,7 @@ func TestViewGetsItsNumberBack(t *testing.T) {
 	d, _ := disk(t)
 	loops := loops(t)
 	var published []state.DeviceNumber
-	loops.Spare(loop.Numbers{
+	loops.Reserve(loop.Numbers{
 		Owner: func(n state.DeviceNumber) string {
 			if len(published) > 0 && n == published[0] {
 				return "vol"
@@ -277,7 +278,7 @@ func TestHeld(t *testing.T) {
 	reader, err := os.Open(d.Path)
 	ok(t, err)
 	mustBe(false) // open is not claimed
-	if names := blockdev.Openers(t.Context(), d.Number); !strings.Contains(names, fmt.Sprintf("process %d (", os.Getpid())) {
+	if names := process.Openers(t.Context(), d.Number); !strings.Contains(names, fmt.Sprintf("process %d (", os.Getpid())) {
 		t.Errorf("%s is open by %s", d.Path, names)
 	}
 	ok(t, reader.Close())

@@ -57,7 +57,7 @@ type Info struct {
 	Disk       state.DeviceNumber // of the whole disk
 }
 
-// Identity is the identity that says best which device it is, as "wwid:naa.6001405…";
+// Identity is the identity that says best which device it is, such as "wwid:naa.6001405…";
 // "" when the device tells nothing. It stays the same wherever the device is
 // plugged in, and until it is given another.
 func (i Info) Identity() string {
@@ -254,17 +254,14 @@ func (i *Info) addBacking() (err error) {
 	case now != i.Number:
 		return fmt.Errorf("%s is the node of device %s, not %s: remove it, or mount the host's /dev here", i.Path, now, i.Number)
 	}
-	status, err := unix.IoctlLoopGetStatus64(int(f.Fd()))
-	if errors.Is(err, unix.ENXIO) { // no file is behind it
-		return nil
+	backing, err := loop.BackingOf(f)
+	if backing == nil || err != nil {
+		return err
 	}
-	if err != nil {
-		return &os.PathError{Op: "LOOP_GET_STATUS64", Path: i.Path, Err: err}
-	}
-	i.Ours = loop.IsTag(unix.ByteSliceToString(status.File_name[:]))
-	i.Identities[Backing] = fmt.Sprintf("%s:%d", split(status.Device), status.Inode)
-	if status.Offset != 0 {
-		i.Identities[Backing] += fmt.Sprintf("@%d", status.Offset)
+	i.Ours = backing.Ours
+	i.Identities[Backing] = fmt.Sprintf("%s:%d", backing.File.Device, backing.File.Inode)
+	if backing.Offset != 0 {
+		i.Identities[Backing] += fmt.Sprintf("@%d", backing.Offset)
 	}
 	return nil
 }

@@ -28,7 +28,7 @@ func (p *plugin) openBackends(ctx context.Context, lookOnly bool) error {
 		return err
 	}
 	if !lookOnly {
-		p.loops.Spare(p.numbers())
+		p.loops.Reserve(p.numbers())
 	}
 	byName := map[string]devices.Backend{}
 	for _, kind := range p.options.Backends {

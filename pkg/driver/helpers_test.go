@@ -247,6 +247,7 @@ func (f fakeFilesystems) Probe(_ context.Context, d state.Device, _ string) (c s
 
 func (f fakeFilesystems) Prove(context.Context, state.Device) error          { return nil }
 func (f fakeFilesystems) Smallest(string) int64                              { return 0 }
+func (f fakeFilesystems) Options(m state.Mount) string                       { return m.Options }
 func (f fakeFilesystems) Format(context.Context, state.Device, string) error { return nil }
 func (f fakeFilesystems) Check(context.Context, state.Device, string) error  { return nil }
 func (f fakeFilesystems) Grow(_ context.Context, d state.Device, _, _ string) error {

@@ -5,11 +5,11 @@ import (
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
-	"golang.org/x/sync/singleflight"
 	"google.golang.org/protobuf/types/known/wrapperspb"
 	"k8s.io/klog/v2"
 
 	"github.com/csi-node/csi-node/pkg/devices"
+	"github.com/csi-node/csi-node/pkg/internal/hang"
 	"github.com/csi-node/csi-node/pkg/report"
 	"github.com/csi-node/csi-node/pkg/state"
 )
@@ -20,7 +20,7 @@ type identity struct {
 	name, version string
 	capabilities  []*csi.PluginCapability
 	checks        []func(context.Context) error // of everything that the plugin needs
-	looks         singleflight.Group
+	looks         hang.Calls[struct{}]
 }
 
 func (i *identity) GetPluginInfo(context.Context, *csi.GetPluginInfoRequest) (*csi.GetPluginInfoResponse, error) {
@@ -65,25 +65,25 @@ const checkTime = 3 * time.Second
 
 // healthy returns what is missing. Concurrent callers share one round of checks.
 func (i *identity) healthy(ctx context.Context) error {
-	look := i.looks.DoChan("", func() (any, error) {
+	waiting, stop := context.WithTimeout(ctx, checkTime)
+	defer stop()
+	_, _, err := i.looks.Join(waiting, "", hang.NoLimit, func() (struct{}, error) {
 		for _, check := range i.checks {
 			if err := check(context.WithoutCancel(ctx)); err != nil {
-				return nil, err
+				return struct{}{}, err
 			}
 		}
-		return nil, nil
+		return struct{}{}, nil
 	})
-	timer := time.NewTimer(checkTime)
-	defer timer.Stop()
-	select {
-	case res := <-look:
-		return res.Err
-	case <-timer.C:
-		klog.FromContext(ctx).Info("A health check does not end", "waited", checkTime)
-		return nil
-	case <-ctx.Done():
+	_, late := err.(*hang.Unanswered)
+	switch {
+	case !late:
+		return err
+	case ctx.Err() != nil:
 		return ctx.Err()
 	}
+	klog.FromContext(ctx).Info("A check of the plugin's needs does not end", "waited", checkTime)
+	return nil
 }
 
 // checks cover everything that may go missing while the plugin runs.

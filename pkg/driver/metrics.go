@@ -14,6 +14,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/csi-node/csi-node/pkg/devices"
+	"github.com/csi-node/csi-node/pkg/internal/hang"
 	"github.com/csi-node/csi-node/pkg/reconciler"
 	"github.com/csi-node/csi-node/pkg/report"
 	"github.com/csi-node/csi-node/pkg/state"
@@ -144,10 +145,11 @@ type backendUse struct {
 	name    string
 	measure func() ([]devices.Measurement, error)
 
-	mu       sync.Mutex
-	measured chan struct{} // is closed at the end of the measurement under way; nil: there is none
-	last     []devices.Measurement
-	seen     time.Time // when last was measured; zero: never
+	measurements hang.Calls[struct{}]
+
+	mu   sync.Mutex
+	last []devices.Measurement
+	seen time.Time // when last was measured; zero: never
 }
 
 func newBackendUse(name string, measure func() ([]devices.Measurement, error)) *backendUse {
@@ -182,39 +184,25 @@ func gauge(desc *prometheus.Desc, value float64) prometheus.Metric {
 // look waits for a measurement, for measureWait at most, and returns the last one
 // that ended.
 func (u *backendUse) look() ([]devices.Measurement, time.Time) {
-	timer := time.NewTimer(measureWait)
-	defer timer.Stop()
-	select {
-	case <-u.start():
-	case <-timer.C:
-	}
+	ctx, stop := context.WithTimeout(context.Background(), measureWait)
+	defer stop()
+	_, _, _ = u.measurements.Join(ctx, "", hang.NoLimit, func() (struct{}, error) { // what ended later is shown by the next scrape
+		u.remember()
+		return struct{}{}, nil
+	})
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	return u.last, u.seen
 }
 
-// start starts a measurement if none is under way, and returns a channel that is
-// closed at its end.
-func (u *backendUse) start() <-chan struct{} {
+// remember makes a measurement and keeps it, however late it ends.
+func (u *backendUse) remember() {
+	all, err := u.measure()
+	if err != nil {
+		klog.Background().Error(err, "Cannot measure a backend for the metrics", "backend", u.name)
+		return
+	}
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	if u.measured != nil {
-		return u.measured
-	}
-	measured := make(chan struct{})
-	u.measured = measured
-	go func() {
-		defer close(measured)
-		all, err := u.measure()
-		if err != nil {
-			klog.Background().Error(err, "Cannot measure a backend for the metrics", "backend", u.name)
-		}
-		u.mu.Lock()
-		defer u.mu.Unlock()
-		u.measured = nil
-		if err == nil {
-			u.last, u.seen = all, time.Now()
-		}
-	}()
-	return measured
+	u.last, u.seen = all, time.Now()
 }

@@ -9,7 +9,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/csi-node/csi-node/pkg/internal/btrfs"
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
@@ -27,6 +26,22 @@ func (btrfsKind) traits() traits {
 	}
 }
 
+// mountRules: a btrfs is mounted whole (subvolid=5), whatever subvolume a user has
+// made the default: a mount that shows another root is nobody's volume. It discards
+// only when asked: since Linux 6.2 it would by itself, and punch holes into the file
+// of a thick volume.
+func (btrfsKind) mountRules() mountRules {
+	const onlyWhole = "a volume is mounted whole, with all subvolumes"
+	return mountRules{
+		always:     []string{"subvolid=5", "nodiscard"},
+		refused:    map[string]string{"subvol": onlyWhole, "subvolid": onlyWhole, "device": "a volume is one device"},
+		noRecovery: "rescue=nologreplay",
+		ownNumber:  true,
+		logPrefix:  "BTRFS",
+		logWord:    "(device <unknown>)",
+	}
+}
+
 func (btrfsKind) parse(head []byte) (*superblock, error) {
 	s, err := parseBtrfs(head)
 	if s == nil || err != nil {
@@ -41,7 +56,7 @@ func (btrfsKind) live(d *device, mountpoint string, sb *superblock) error {
 	if err != nil {
 		return err
 	}
-	sb.bytes = on.Bytes
+	sb.bytes = on.bytes
 	return root.Close()
 }
 
@@ -56,7 +71,7 @@ func (btrfsKind) live(d *device, mountpoint string, sb *superblock) error {
 // on the node, and fails when one goes away just then: it is run again.
 func (btrfsKind) format(ctx context.Context, d *device, _ bool) error {
 	for try := 1; ; try++ {
-		err := must(run(ctx, "mkfs.btrfs", "-q", "-K", "-m", "dup", "-d", "single", "--csum", "crc32c", d.Name()))
+		err := checkExit(run(ctx, "mkfs.btrfs", "-q", "-K", "-m", "dup", "-d", "single", "--csum", "crc32c", d.Name()))
 		if err == nil || try == btrfsTries || !strings.Contains(err.Error(), "cannot check mount status") {
 			return err
 		}
@@ -78,19 +93,19 @@ func (btrfsKind) grow(_ context.Context, d *device, mountpoint string, bytes int
 	if err != nil {
 		return err
 	}
-	return errors.Join(btrfs.Resize(root, on, bytes), root.Close())
+	return errors.Join(resizeBtrfs(root, on, bytes), root.Close())
 }
 
 // openBtrfs opens the root of the btrfs that is mounted at path, which must be
 // on the device and on no other.
-func (d *device) openBtrfs(path string) (*os.File, btrfs.Device, error) {
+func (d *device) openBtrfs(path string) (*os.File, btrfsDevice, error) {
 	root, err := os.OpenFile(path, os.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW, 0)
 	if err != nil {
-		return nil, btrfs.Device{}, err
+		return nil, btrfsDevice{}, err
 	}
-	on, err := btrfs.Ask(root)
-	if err == nil && on.Number != d.number {
-		err = fmt.Errorf("what is mounted at %s is on device %s, not %s (%s)", path, on.Number, d.number, d.Name())
+	on, err := askBtrfs(root)
+	if err == nil && on.number != d.number {
+		err = fmt.Errorf("what is mounted at %s is on device %s, not %s (%s)", path, on.number, d.number, d.Name())
 	}
 	if err != nil {
 		return nil, on, errors.Join(err, root.Close())

@@ -113,8 +113,8 @@ func numberOf(dev uint64) state.DeviceNumber {
 	return state.DeviceNumber{Major: unix.Major(dev), Minor: unix.Minor(dev)}
 }
 
-// unreadable tells a human what failed while the device was read.
-func unreadable(err error) string {
+// describeReadError tells a human what failed while the device was read.
+func describeReadError(err error) string {
 	var path *os.PathError
 	if errors.As(err, &path) {
 		err = path.Err
@@ -122,5 +122,5 @@ func unreadable(err error) string {
 	return fmt.Sprintf("nothing, because the device cannot be read: %v", err)
 }
 
-// and joins findings for humans.
-func and(findings []string) string { return strings.Join(findings, " and ") }
+// joinFindings joins findings for humans.
+func joinFindings(findings []string) string { return strings.Join(findings, " and ") }

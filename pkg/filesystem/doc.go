@@ -1,5 +1,9 @@
 // Package filesystem knows what is on a device: it probes, proves blank,
-// formats, checks and grows. It knows nothing of volumes and of intents.
+// formats, checks and grows; and it knows what each kind of file system wants at a
+// mount. It mounts nothing, and knows nothing of volumes and of intents.
+//
+// Read first: host.go (the interface kind) and ext4.go (one kind). Then probe.go,
+// guard.go (the proof), format.go, grow.go, check.go, and mount.go with kernellog.go.
 //
 // # What Probe answers
 //
@@ -44,6 +48,7 @@
 // # Kinds
 //
 // A kind of file system is a file of its own (ext4.go, xfs.go, btrfs.go) behind the small
-// interface kind, with the parser of its superblock and the arithmetic of its
-// growth beside it.
+// interface kind: its programs, its sizes, its mount options and what it writes to the
+// kernel's log, with the parser of its superblock and the arithmetic of its growth
+// beside it.
 package filesystem

@@ -30,6 +30,10 @@ func (ext4) traits() traits {
 	}
 }
 
+func (ext4) mountRules() mountRules {
+	return mountRules{noRecovery: "noload", logPrefix: "EXT4-fs: "}
+}
+
 func (ext4) parse(head []byte) (*superblock, error) {
 	s, err := parseExt4(head)
 	if s == nil || err != nil {
@@ -74,7 +78,7 @@ func (k ext4) format(ctx context.Context, d *device, zeroed bool) error {
 	if err == nil && o.code != 0 && zeroed && strings.Contains(o.output, prezeroed) {
 		return k.format(ctx, d, false)
 	}
-	return must(o, err)
+	return checkExit(o, err)
 }
 
 // check runs e2fsck -p. Its exit code is a sum: 1 repaired, 2 repaired and a
@@ -107,7 +111,7 @@ func (ext4) grow(ctx context.Context, d *device, mountpoint string, bytes int64)
 		if err := preen(ctx, d.Name(), "-f", "-p"); err != nil {
 			return err
 		}
-		return must(run(ctx, "resize2fs", d.Name()))
+		return checkExit(run(ctx, "resize2fs", d.Name()))
 	}
 	root, err := d.openRoot(mountpoint)
 	if err != nil {
@@ -131,8 +135,15 @@ func growMountedExt4(root *os.File, bytes int64) error {
 
 // ioctl calls ioctl(2) with a pointer to a structure; it blocks as long as the kernel does.
 func ioctl(f *os.File, request uintptr, arg unsafe.Pointer) error {
-	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, f.Fd(), request, uintptr(arg)); errno != 0 {
-		return errno
+	_, err := ioctlValue(f, request, arg)
+	return err
+}
+
+// ioctlValue is ioctl, and returns what the kernel does.
+func ioctlValue(f *os.File, request uintptr, arg unsafe.Pointer) (uintptr, error) {
+	value, _, errno := unix.Syscall(unix.SYS_IOCTL, f.Fd(), request, uintptr(arg))
+	if errno != 0 {
+		return 0, errno
 	}
-	return nil
+	return value, nil
 }

@@ -109,7 +109,7 @@ func (h *Host) refuseUnlessBlank(ctx context.Context, d *device, limit int64) er
 		return err
 	}
 	if p.unread > 0 {
-		p.found = p.tooMuch()
+		p.found = p.describeUnread()
 	}
 	if p.found != "" {
 		return state.Errorf(state.FailedPrecondition, "only a blank device is formatted; found %s", p.found)
@@ -117,8 +117,8 @@ func (h *Host) refuseUnlessBlank(ctx context.Context, d *device, limit int64) er
 	return nil
 }
 
-// tooMuch says why a device is not read to be proven blank.
-func (p proof) tooMuch() string {
+// describeUnread says why a device is not read to be proven blank.
+func (p proof) describeUnread() string {
 	return fmt.Sprintf("no known signature, and %.1f GiB that may be data: no more than %.1f GiB are read to prove a volume blank", gib(p.unread), gib(ProveLimit))
 }
 

@@ -180,3 +180,11 @@ func TestFormatWithOlderMkfs(t *testing.T) {
 	t.Setenv("PATH", dir+":"+os.Getenv("PATH"))
 	must0(t, newHost(t).Format(t.Context(), attach(t, newImage(t, 64*mib)), "ext4"))
 }
+
+// mkfs is not believed how much of the device it has used.
+func TestFormatHalf(t *testing.T) {
+	h := newHost(t)
+	device := attach(t, newImage(t, 64*mib))
+	script(t, "mkfs.ext4", `for last; do :; done; exec mke2fs -t ext4 -q -b 4096 "$last" 2000`)
+	wantClass(t, h.Format(t.Context(), device, "ext4"), state.Unavailable, "only 8192000 of the device's 67108864 bytes")
+}

@@ -206,9 +206,9 @@ func FuzzProbe(f *testing.F) {
 		head = b[:min(len(b), headSize)]
 		signatures, _ := headSignatures(head)
 		switch {
-		case c.Kind == state.ContentsBlank && (len(b) == 0 || !zero(b)):
+		case c.Kind == state.ContentsBlank && (len(b) == 0 || !isZero(b)):
 			t.Errorf("blank, with something on it: %+v", c)
-		case c.Kind != state.ContentsBlank && len(b) > 0 && zero(b):
+		case c.Kind != state.ContentsBlank && len(b) > 0 && isZero(b):
 			t.Errorf("nothing is on it, and it is not blank: %+v", c)
 		case c.Kind == state.ContentsFilesystem && (len(signatures) > 0 || c.Size <= 0 || c.Size > deviceBytes || c.FSType == "" || c.UUID == ""):
 			t.Errorf("%+v, on a device of %d bytes with %q", c, deviceBytes, signatures)
@@ -234,11 +234,11 @@ func memory(t *testing.T, bytes int64, head, tail []byte) string {
 	f := os.NewFile(uintptr(fd), "fuzz")
 	t.Cleanup(func() { must0(t, f.Close()) })
 	tailAt := max(bytes-int64(len(tail)), 0)
-	if !zero(tail) {
+	if !isZero(tail) {
 		_, err = f.WriteAt(tail, tailAt)
 		must0(t, err)
 	}
-	if !zero(head) {
+	if !isZero(head) {
 		_, err = f.WriteAt(head, 0)
 		must0(t, err)
 	}
@@ -285,7 +285,7 @@ func TestProbeAgreesWithBlkid(t *testing.T) {
 			t.Fatal(err)
 		}
 		blkid, c := strings.TrimSpace(string(out)), probe(t, h, state.Device{Path: image}, "")
-		if c.Kind == state.ContentsBlank && !zero(head) || c.Kind == state.ContentsFilesystem && c.FSType != blkid {
+		if c.Kind == state.ContentsBlank && !isZero(head) || c.Kind == state.ContentsFilesystem && c.FSType != blkid {
 			t.Errorf("%s: blkid says %q, Probe %+v", what, blkid, c)
 		}
 		must0(t, os.Remove(image))

@@ -227,3 +227,24 @@ func FuzzParse(f *testing.F) {
 		}
 	})
 }
+
+// resize2fs is not believed that the file system has grown.
+func TestGrowVerified(t *testing.T) {
+	h := newHost(t)
+	device := attach(t, newImage(t, 64*mib))
+	must0(t, h.Format(t.Context(), device, "ext4"))
+	device = resize(t, device, 128*mib)
+	script(t, "resize2fs", "exit 0")
+	wantClass(t, h.Grow(t.Context(), device, "ext4", ""), state.Unavailable, "fewer than the device allows")
+}
+
+// Without the capability the operator is told which one is missing.
+func TestGrowNamesTheCapability(t *testing.T) {
+	h := newHost(t)
+	h.growsMounted["ext4"] = false
+	device := attach(t, newImage(t, 64*mib))
+	must0(t, h.Format(t.Context(), device, "ext4"))
+	dir := mount(t, device, "ext4")
+	device = resize(t, device, 128*mib)
+	wantClass(t, h.Grow(t.Context(), device, "ext4", dir), state.FailedPrecondition, "CAP_SYS_RESOURCE")
+}

@@ -56,9 +56,9 @@ func proveBlank(ctx context.Context, d *device, limit int64) (proof, error) {
 	far, err := farSignatures(d)
 	switch {
 	case err != nil:
-		return proof{found: unreadable(err)}, nil
+		return proof{found: describeReadError(err)}, nil
 	case len(far) > 0:
-		return proof{found: and(far)}, nil
+		return proof{found: joinFindings(far)}, nil
 	}
 	total := int64(0)
 	if err := d.eachData(ctx, func(e extent) bool { total += e.end - e.start; return true }); err != nil {
@@ -189,7 +189,7 @@ func (d *device) openBacking() (f *os.File, bytes int64) {
 func (d *device) firstData(ctx context.Context, total int64) (found string, err error) {
 	r, err := newReader(d)
 	if err != nil {
-		return unreadable(err), nil
+		return describeReadError(err), nil
 	}
 	defer r.close()
 	read := int64(0)
@@ -202,8 +202,8 @@ func (d *device) firstData(ctx context.Context, total int64) (found string, err 
 			case errors.Is(err, io.EOF):
 				found = fmt.Sprintf("a device that ends before byte %d, though it should have %d", min(offset+chunkBytes, e.end), d.bytes)
 			case err != nil:
-				found = fmt.Sprintf("%s, between bytes %d and %d", unreadable(err), offset, min(offset+chunkBytes, e.end))
-			case !zero(chunk):
+				found = fmt.Sprintf("%s, between bytes %d and %d", describeReadError(err), offset, min(offset+chunkBytes, e.end))
+			case !isZero(chunk):
 				i := bytes.IndexFunc(chunk, func(r rune) bool { return r != 0 })
 				found = fmt.Sprintf("data at byte %d", offset+int64(i))
 			}
@@ -272,8 +272,8 @@ func (r *reader) read(offset, n int64) ([]byte, error) {
 	return r.buffer[:n], nil
 }
 
-// zero reports whether b holds nothing but zeros: its first byte is zero, and
+// isZero reports whether b holds nothing but zeros: its first byte is zero, and
 // each byte is like the one after it.
-func zero(b []byte) bool {
+func isZero(b []byte) bool {
 	return len(b) == 0 || b[0] == 0 && bytes.Equal(b[1:], b[:len(b)-1])
 }

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -388,12 +389,12 @@ func TestProbeOpening(t *testing.T) {
 
 func TestZero(t *testing.T) {
 	b := make([]byte, 70000)
-	if !zero(b) || !zero(nil) || !zero(b[:1]) {
+	if !isZero(b) || !isZero(nil) || !isZero(b[:1]) {
 		t.Error("zeros are not zero")
 	}
 	for _, i := range []int{0, 1, 4095, 69998, 69999} {
 		b[i] = 1
-		if zero(b) {
+		if isZero(b) {
 			t.Errorf("byte %d was missed", i)
 		}
 		b[i] = 0
@@ -401,7 +402,7 @@ func TestZero(t *testing.T) {
 	for i := range b {
 		b[i] = 7
 	}
-	if zero(b) {
+	if isZero(b) {
 		t.Error("equal bytes are not zeros")
 	}
 }
@@ -424,5 +425,52 @@ func BenchmarkProveBlank(b *testing.B) {
 				}
 			}
 		})
+	}
+}
+
+// A loop device that nothing backs any more has no bytes at all.
+func TestGuardProof(t *testing.T) {
+	empty, err := open(state.Device{Path: newImage(t, 0)}, 0)
+	must0(t, err)
+	defer empty.Close()
+	if p, err := proveBlank(t.Context(), empty, ProveLimit); err != nil || !strings.Contains(p.found, "without any bytes") || p.blank() {
+		t.Errorf("a device without bytes: %+v, %v", p, err)
+	}
+
+	image := newImage(t, 4*mib)
+	write(t, image, 0, make([]byte, 4096))
+	write(t, image, mib, make([]byte, 3*mib))
+	d, err := open(state.Device{Path: image}, 0)
+	must0(t, err)
+	defer d.Close()
+	var extents []extent
+	err = d.eachData(t.Context(), func(e extent) bool { extents = append(extents, e); return e.start < mib })
+	if err != nil || !slices.Equal(extents, []extent{{0, 4096}, {mib, 4 * mib}}) {
+		t.Errorf("the data is %v (%v)", extents, err)
+	}
+}
+
+// Neither zeros that the page cache remembers nor an error is a proof.
+func TestGuardAsksTheDevice(t *testing.T) {
+	h := newHost(t)
+	device := attach(t, newImage(t, 16*mib))
+	image := device.Backing
+	device.Backing = ""
+	held, err := open(device, 0) // the last close would drop the pages
+	must0(t, err)
+	defer held.Close()
+	if c := probe(t, h, device, ""); c.Kind != state.ContentsBlank {
+		t.Fatalf("blank: %+v", c)
+	}
+	write(t, image, 9*mib, []byte("x"))
+	if c := probe(t, h, device, ""); c.Found != "data at byte 9437184" {
+		t.Errorf("after a write beneath the device: %+v", c)
+	}
+
+	closed, err := open(device, 0)
+	must0(t, err)
+	must0(t, closed.Close())
+	if found, err := closed.firstData(t.Context(), mib); err != nil || !strings.Contains(found, "cannot be read") {
+		t.Errorf("a device that fails: %q, %v", found, err)
 	}
 }

@@ -24,6 +24,7 @@ type Host struct {
 // kind is one kind of file system that the plugin makes and mounts.
 type kind interface {
 	traits() traits
+	mountRules() mountRules
 	// parse reads the superblock from the first headSize bytes of a device, or
 	// from all bytes of a smaller one. It returns nil when the magic is not
 	// there, and an error that says what is wrong when it is there and the
@@ -39,6 +40,9 @@ type kind interface {
 	// grow grows the file system to bytes, unmounted if mountpoint is "".
 	grow(ctx context.Context, d *device, mountpoint string, bytes int64) error
 }
+
+// kinds are all kinds; the first one is the usual one.
+var kinds = []kind{ext4{}, xfs{}, btrfsKind{}}
 
 // traits are the facts about a kind that need no device.
 type traits struct {
@@ -77,7 +81,7 @@ func New(maxConcurrent int) (*Host, error) {
 		return nil, fmt.Errorf("at most %d formats and checks at a time: at least 1 is needed", maxConcurrent)
 	}
 	h := &Host{
-		kinds:        []kind{ext4{}, xfs{}, btrfsKind{}},
+		kinds:        kinds,
 		growsMounted: map[string]bool{},
 		slots:        make(chan struct{}, maxConcurrent),
 	}

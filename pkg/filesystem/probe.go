@@ -60,7 +60,7 @@ func (h *Host) probe(ctx context.Context, d *device, mountpoint string) (state.C
 	case err != nil:
 		return state.Contents{}, err
 	case p.unread > ProveLimit && !d.facts.Formatting:
-		return state.Contents{Kind: state.ContentsOther, Found: p.tooMuch()}, nil
+		return state.Contents{Kind: state.ContentsOther, Found: p.describeUnread()}, nil
 	case p.unread > 0:
 		return state.Contents{Kind: state.ContentsUnproven, Found: fmt.Sprintf("no known signature, and %.1f GiB that may be data, which are read before it is formatted", gib(p.unread))}, nil
 	case !p.blank():
@@ -79,7 +79,7 @@ func (h *Host) recognise(d *device) (kind, *superblock, *state.Contents) {
 	for attempt := range parseAttempts {
 		var err error
 		if head, err = d.readHead(attempt > 0); err != nil {
-			return nil, nil, &state.Contents{Kind: state.ContentsOther, Found: unreadable(err)}
+			return nil, nil, &state.Contents{Kind: state.ContentsOther, Found: describeReadError(err)}
 		}
 		if k, sb, found, damaged = h.parse(head); len(damaged) == 0 {
 			break
@@ -90,7 +90,7 @@ func (h *Host) recognise(d *device) (kind, *superblock, *state.Contents) {
 	if sb != nil {
 		tail, err := tailOwners(d, sb.bytes)
 		if err != nil {
-			return nil, nil, &state.Contents{Kind: state.ContentsOther, Found: unreadable(err)}
+			return nil, nil, &state.Contents{Kind: state.ContentsOther, Found: describeReadError(err)}
 		}
 		found = append(found, tail...)
 	}
@@ -99,7 +99,7 @@ func (h *Host) recognise(d *device) (kind, *superblock, *state.Contents) {
 	case len(found) == 0:
 		return nil, nil, nil
 	case len(found) > 1 || sb == nil:
-		return nil, nil, &state.Contents{Kind: state.ContentsOther, FSType: fsType, Found: and(found)}
+		return nil, nil, &state.Contents{Kind: state.ContentsOther, FSType: fsType, Found: joinFindings(found)}
 	case sb.bytes > d.bytes:
 		return nil, nil, &state.Contents{Kind: state.ContentsOther, FSType: sb.fsType,
 			Found: fmt.Sprintf("%s file system of %d bytes, of which the device has only %d", sb.fsType, sb.bytes, d.bytes)}

@@ -73,8 +73,8 @@ func run(ctx context.Context, program string, args ...string) (outcome, error) {
 	return o, fmt.Errorf("%s: %w: %s", program, err, o.output)
 }
 
-// must makes an error of an exit code that is not 0.
-func must(o outcome, err error) error {
+// checkExit makes an error of an exit code that is not 0.
+func checkExit(o outcome, err error) error {
 	if err == nil && o.code != 0 {
 		return o.failure()
 	}

@@ -94,7 +94,7 @@ func TestRunOutcome(t *testing.T) {
 	if o.code != 7 || o.output != "out argument C /inherited; err" {
 		t.Errorf("%+v", o)
 	}
-	wantClass(t, must(o, nil), state.Unavailable, "helper failed with exit code 7: out argument C /inherited")
+	wantClass(t, checkExit(o, nil), state.Unavailable, "helper failed with exit code 7: out argument C /inherited")
 }
 
 func TestRunKeepsLastOutput(t *testing.T) {

@@ -31,6 +31,14 @@ func (xfs) traits() traits {
 	}
 }
 
+// mountRules: an xfs is mounted with nouuid, always: a volume that was restored from
+// a copy of another has the same UUID, and the kernel mounts but one of them. The
+// check that is lost guards against one disk seen twice; a volume's file
+// backs no more than one writable device.
+func (xfs) mountRules() mountRules {
+	return mountRules{always: []string{"nouuid"}, noRecovery: "norecovery", logPrefix: "XFS: "}
+}
+
 // parse reads struct xfs_dsb (fs/xfs/libxfs/xfs_format.h).
 func (xfs) parse(head []byte) (*superblock, error) {
 	if !magicAt(head, 0, xfsMagic) || len(head) < 512 {
@@ -141,7 +149,7 @@ func xfsAsk(root *os.File) (geometry xfsFSOpGeomV1, err error) {
 // thick volume. Without -f, mkfs.xfs itself refuses a device on which libblkid
 // finds anything.
 func (xfs) format(ctx context.Context, d *device, _ bool) error {
-	return must(run(ctx, "mkfs.xfs", "-q", "-K", d.Name()))
+	return checkExit(run(ctx, "mkfs.xfs", "-q", "-K", d.Name()))
 }
 
 // check does nothing but say so: an xfs repairs itself from its log at mount,

@@ -43,7 +43,7 @@ type Request struct {
 func (s *Devices) Attach(ctx context.Context, r Request) error {
 	d, err := s.Current(ctx, r.Target)
 	if err == nil && d != nil && r.Owns(d) && !d.is(r.Shape) {
-		if err = s.abandon(ctx, r, d); err == nil {
+		if err = s.detachToReattach(ctx, r, d); err == nil {
 			d, err = s.search(ctx, r.Target)
 		}
 	}
@@ -94,7 +94,7 @@ func (s *Devices) configure(ctx context.Context, r Request, backing *os.File) (e
 	if r.ReadOnly {
 		config.Info.Flags = unix.LO_FLAGS_READ_ONLY
 	}
-	buffered := whyBuffered(backing, r.Sector)
+	buffered := bufferedReason(backing, r.Sector)
 	if buffered == "" {
 		config.Info.Flags |= unix.LO_FLAGS_DIRECT_IO
 	}
@@ -114,12 +114,12 @@ func (s *Devices) configure(ctx context.Context, r Request, backing *os.File) (e
 			return err
 		}
 		discards := !r.ReadOnly && !r.Solid
-		if discards && discardIsOff(name) {
-			switch err := renew(name); {
+		if discards && discardDisabled(name) {
+			switch err := recreate(name); {
 			case err == nil:
 				continue
 			case !sure: // Somebody looks at it just now: then another, which nobody had yet.
-				if name, err = s.addUnspared(control, r); err != nil {
+				if name, err = s.addUnreserved(control, r); err != nil {
 					return err
 				}
 			default:
@@ -128,20 +128,20 @@ func (s *Devices) configure(ctx context.Context, r Request, backing *os.File) (e
 		}
 		leased := false
 		if r.File != nil {
-			if leased, err = s.alone(ctx, r.Target, backing); err != nil {
+			if leased, err = s.proveUnused(ctx, r.Target, backing); err != nil {
 				return err
 			}
 		}
 		var d *Device
 		taken[name], err = bind(ctx, name, backing, &config, r.Shape, leased, func() (shown bool, err error) {
 			s.remember(r.key(), &Device{name: name})
-			if d, err = s.hinted(ctx, r.key(), name, r.shown); err == nil && d == nil {
+			if d, err = s.askIndexed(ctx, r.key(), name, r.shown); err == nil && d == nil {
 				err = fmt.Errorf("%s was configured for %s and does not show it so", name, backing.Name())
 			}
 			if err == nil { // somebody may have bound it since it was chosen, or had it as a solid one
-				shown, err = s.spared(name, r)
+				shown, err = s.reserved(name, r)
 			}
-			return shown || discards && discardIsOff(name), err
+			return shown || discards && discardDisabled(name), err
 		})
 		switch {
 		case err != nil:
@@ -163,9 +163,9 @@ func (r Request) shown(d *Device) bool {
 	return r.Owns(d) && d.is(r.Shape) && (r.File == nil || d.File() == r.File.ID)
 }
 
-// alone makes sure that no device shows an open file: by a lease, which is left
+// proveUnused makes sure that no device shows an open file: by a lease, which is left
 // to the caller and keeps others from opening it, or else by a look at all devices.
-func (s *Devices) alone(ctx context.Context, t Target, backing *os.File) (leased bool, err error) {
+func (s *Devices) proveUnused(ctx context.Context, t Target, backing *os.File) (leased bool, err error) {
 	if lease.Take(backing) == nil {
 		return true, nil
 	}
@@ -184,7 +184,7 @@ func bind(ctx context.Context, name string, backing *os.File, config *unix.LoopC
 		defer func() { err = errors.Join(err, lease.Drop(backing)) }()
 	}
 	f, err := open(name, modeOf(as.ReadOnly))
-	if raced(err) || errors.Is(err, os.ErrNotExist) {
+	if lostRace(err) || errors.Is(err, os.ErrNotExist) {
 		return true, nil
 	}
 	if err != nil {
@@ -193,18 +193,18 @@ func bind(ctx context.Context, name string, backing *os.File, config *unix.LoopC
 	defer closeAfter(f, &err)
 	err = unix.IoctlLoopConfigure(int(f.Fd()), config)
 	switch {
-	case raced(err):
+	case lostRace(err):
 		return true, nil
 	case err != nil:
 		return false, fmt.Errorf("LOOP_CONFIGURE (Linux 5.8) %s: %w", f.Name(), err)
 	}
 	defer func() {
 		if taken || err != nil { // nobody else can have configured it meanwhile: it is open here
-			err = errors.Join(err, takeBack(f))
+			err = errors.Join(err, undoConfigure(f))
 		}
 	}()
 	if leased {
-		if taken, err = broken(backing); taken || err != nil {
+		if taken, err = leaseBroken(backing); taken || err != nil {
 			return taken, err
 		}
 	}
@@ -215,25 +215,25 @@ func bind(ctx context.Context, name string, backing *os.File, config *unix.LoopC
 		}
 	}
 	if as.Solid {
-		turnDiscardOff(ctx, name)
+		disableDiscard(ctx, name)
 	}
 	return look()
 }
 
-// broken reports whether a lease did not last until now.
-func broken(backing *os.File) (bool, error) {
+// leaseBroken reports whether a lease did not last until now.
+func leaseBroken(backing *os.File) (bool, error) {
 	held, err := lease.Held(backing)
 	return !held, err
 }
 
-// takeBack detaches what was configured through an open device just now. It goes
+// undoConfigure detaches what was configured through an open device just now. It goes
 // when that is closed.
-func takeBack(f *os.File) error {
+func undoConfigure(f *os.File) error {
 	return pathError("LOOP_CLR_FD", f, unix.IoctlSetInt(int(f.Fd()), unix.LOOP_CLR_FD, 0))
 }
 
-// raced reports whether another process has taken the device, or removes it.
-func raced(err error) bool {
+// lostRace reports whether another process has taken the device, or removes it.
+func lostRace(err error) bool {
 	return errors.Is(err, unix.EBUSY) || errors.Is(err, unix.ENXIO) || errors.Is(err, unix.ENODEV)
 }
 
@@ -244,7 +244,7 @@ func (s *Devices) reclaim(ctx context.Context, key string, d *Device, solid bool
 		return err
 	}
 	defer unlock()
-	gone, err := keep(ctx, d, solid)
+	gone, err := cancelDetach(ctx, d, solid)
 	if gone {
 		s.forget(key)
 		return fmt.Errorf("%s went away before it could be reclaimed", d.Path())
@@ -252,9 +252,9 @@ func (s *Devices) reclaim(ctx context.Context, key string, d *Device, solid bool
 	return err
 }
 
-// keep is reclaim for who has the device's turn. While it is open here the device
+// cancelDetach is reclaim for who has the device's turn. While it is open here the device
 // cannot go, so what is seen then holds.
-func keep(ctx context.Context, d *Device, solid bool) (gone bool, err error) {
+func cancelDetach(ctx context.Context, d *Device, solid bool) (gone bool, err error) {
 	f, err := open(d.name, os.O_RDONLY)
 	if err != nil {
 		return false, fmt.Errorf("reclaim: %w", err)
@@ -272,7 +272,7 @@ func keep(ctx context.Context, d *Device, solid bool) (gone bool, err error) {
 		return false, &os.PathError{Op: "LOOP_SET_STATUS64", Path: d.Path(), Err: err}
 	}
 	if solid { // LOOP_SET_STATUS64 turned it on again, before Linux 6.11
-		turnDiscardOff(ctx, d.name)
+		disableDiscard(ctx, d.name)
 	}
 	switch now, err = describe(f, d.name); {
 	case err != nil:

@@ -11,7 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/csi-node/csi-node/pkg/internal/devnode"
+	"github.com/csi-node/csi-node/pkg/process"
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
@@ -45,9 +45,9 @@ func (s *Devices) Detach(ctx context.Context, t Target) error {
 	}
 }
 
-// abandon detaches a device to attach it in another shape. It is kept if it
+// detachToReattach detaches a device to attach it in another shape. It is kept if it
 // does not go at once.
-func (s *Devices) abandon(ctx context.Context, r Request, d *Device) error {
+func (s *Devices) detachToReattach(ctx context.Context, r Request, d *Device) error {
 	err := s.release(ctx, d)
 	if err == nil {
 		s.forget(r.key())
@@ -107,7 +107,7 @@ func (s *Devices) clear(ctx context.Context, d *Device) (gone bool, err error) {
 	case !now.same(d):
 		return true, nil
 	}
-	if err := s.uncovered(ctx, d); err != nil {
+	if err := s.checkNotStacked(ctx, d); err != nil {
 		return false, err
 	}
 	if err := unix.IoctlSetInt(int(f.Fd()), unix.LOOP_CLR_FD, 0); err != nil && !errors.Is(err, unix.ENXIO) {
@@ -151,12 +151,12 @@ func (s *Devices) awaitGone(ctx context.Context, d *Device) error {
 		}
 		if !looked {
 			looked = true
-			if err := s.unshown(ctx, d); err != nil {
+			if err := s.checkNotShown(ctx, d); err != nil {
 				return err
 			}
 		}
 		if late {
-			return fmt.Errorf("%s is %w, and goes when it is closed by %s", d, errHeld, devnode.Openers(ctx, d.number))
+			return fmt.Errorf("%s is %w, and goes when it is closed by %s", d, errHeld, process.Openers(ctx, d.number))
 		}
 		select {
 		case <-again.C:
@@ -166,9 +166,9 @@ func (s *Devices) awaitGone(ctx context.Context, d *Device) error {
 	}
 }
 
-// uncovered returns an error that names the plugin's view over d, and what sysfs
+// checkNotStacked returns an error that names the plugin's view over d, and what sysfs
 // lists as holders (device-mapper, md, bcache).
-func (s *Devices) uncovered(ctx context.Context, d *Device) error {
+func (s *Devices) checkNotStacked(ctx context.Context, d *Device) error {
 	var users []string
 	if view, err := s.Recall(ctx, ViewOf(d.number)); err != nil {
 		return err
@@ -185,16 +185,16 @@ func (s *Devices) uncovered(ctx context.Context, d *Device) error {
 	return heldBy(d, users)
 }
 
-// unshown returns an error that names other loop devices over d, which was
+// checkNotShown returns an error that names other loop devices over d, which was
 // cleared and goes with the last of them, and keeps d then, unless it was on its way
 // out before. It asks all devices that the index does not know, as neither sysfs nor
 // the name of a backing tells it.
-func (s *Devices) unshown(ctx context.Context, d *Device) error {
+func (s *Devices) checkNotShown(ctx context.Context, d *Device) error {
 	all, silent, err := s.scan(ctx, nil)
 	if err != nil {
 		return err
 	}
-	users := ViewOf(d.number).among(silent)
+	users := ViewOf(d.number).candidates(silent)
 	for _, other := range all {
 		if other.over() == d.number {
 			users = append(users, other.String())
@@ -203,7 +203,7 @@ func (s *Devices) unshown(ctx context.Context, d *Device) error {
 	if len(users) == 0 || d.Detaching() {
 		return heldBy(d, users)
 	}
-	switch gone, err := keep(ctx, d, discardIsOff(d.name)); {
+	switch gone, err := cancelDetach(ctx, d, discardDisabled(d.name)); {
 	case gone, isFree(d.name):
 		return nil
 	case err != nil:

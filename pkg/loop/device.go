@@ -29,7 +29,7 @@ var (
 
 // Device is a bound loop device as the kernel described it.
 type Device struct {
-	name     string // as "loop3"
+	name     string // such as "loop3"
 	number   state.DeviceNumber
 	info     unix.LoopInfo64
 	bytes    int64
@@ -38,7 +38,7 @@ type Device struct {
 	sequence uint64 // another at each attach; 0: this kernel tells none
 }
 
-// Name is as "loop3".
+// Name is the name of the device, such as "loop3".
 func (d *Device) Name() string { return d.name }
 
 // Path is that of the device's node.
@@ -71,8 +71,8 @@ func (d *Device) direct() bool             { return d.info.Flags&unix.LO_FLAGS_D
 // is reports whether the device has a shape, as far as it can be seen.
 func (d *Device) is(s Shape) bool { return d.readOnly == s.ReadOnly && d.sector == s.Sector }
 
-// whole reports whether the device shows all of its backing.
-func (d *Device) whole() bool { return d.info.Offset == 0 && d.info.Sizelimit == 0 }
+// showsAll reports whether the device shows all of its backing.
+func (d *Device) showsAll() bool { return d.info.Offset == 0 && d.info.Sizelimit == 0 }
 
 // same reports whether a device, nil if it is not bound, is attached as it was.
 func (d *Device) same(was *Device) bool {
@@ -81,14 +81,14 @@ func (d *Device) same(was *Device) bool {
 
 // isView reports whether the device is a view of ours.
 func (d *Device) isView() bool {
-	return d.Tag() == viewTag && d.whole() && d.info.Flags&unix.LO_FLAGS_READ_ONLY != 0
+	return d.Tag() == viewTag && d.showsAll() && d.info.Flags&unix.LO_FLAGS_READ_ONLY != 0
 }
 
 func (d *Device) String() string {
 	text := d.Path()
 	if backing := backingOf(d.name); backing != "" {
 		text += " (backing " + backing
-		if !d.whole() {
+		if !d.showsAll() {
 			text += fmt.Sprintf(", from byte %d", d.info.Offset)
 		}
 		text += ")"
@@ -106,18 +106,57 @@ func (d *Device) Facts(facts *state.Device) {
 	facts.Size, facts.ReadOnly = d.bytes, d.readOnly
 }
 
-// describe asks the kernel about an open device; nil when it is not bound.
-func describe(f *os.File, name string) (*Device, error) {
-	var st unix.Stat_t
-	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
-		return nil, &os.PathError{Op: "fstat", Path: f.Name(), Err: err}
+// Backing is what a loop device shows.
+type Backing struct {
+	File   FileID
+	Offset uint64 // from where on
+	// Ours: the plugin attached the device.
+	Ours bool
+}
+
+// BackingOf asks an open loop device what it shows; nil when it is not bound.
+func BackingOf(f *os.File) (*Backing, error) {
+	info, err := statusOf(f)
+	if info == nil || err != nil {
+		return nil, err
 	}
+	d := Device{info: *info}
+	return &Backing{File: d.File(), Offset: info.Offset, Ours: IsTag(d.Tag())}, nil
+}
+
+// BackingAt returns the name of the loop device with a number, such as "loop3", and what
+// sysfs names as what it shows; nothing if there is no such device, or it is not
+// bound. It asks neither the device nor the disk of its backing.
+func BackingAt(number state.DeviceNumber) (name, backing string) {
+	link, err := os.Readlink(filepath.Join("/sys/dev/block", number.String()))
+	if err != nil {
+		return "", ""
+	}
+	name = filepath.Base(link)
+	return name, backingOf(name)
+}
+
+// statusOf asks an open loop device for its status; nil when it is not bound.
+func statusOf(f *os.File) (*unix.LoopInfo64, error) {
 	info, err := unix.IoctlLoopGetStatus64(int(f.Fd()))
 	if errors.Is(err, unix.ENXIO) {
 		return nil, nil
 	}
 	if err != nil {
 		return nil, &os.PathError{Op: "LOOP_GET_STATUS64", Path: f.Name(), Err: err}
+	}
+	return info, nil
+}
+
+// describe asks the kernel about an open device; nil when it is not bound.
+func describe(f *os.File, name string) (*Device, error) {
+	var st unix.Stat_t
+	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
+		return nil, &os.PathError{Op: "fstat", Path: f.Name(), Err: err}
+	}
+	info, err := statusOf(f)
+	if info == nil || err != nil {
+		return nil, err
 	}
 	d := &Device{name: name, number: devnode.NumberOf(st.Rdev), info: *info, sequence: sequenceOf(f)}
 	if d.bytes, err = f.Seek(0, io.SeekEnd); err != nil {

@@ -10,10 +10,10 @@ import (
 
 // directFilesystems are those whose files loop devices use with direct I/O.
 // Others may say that they can: but btrfs, for one, takes checksums of pages
-// that the file system in the volume may change meanwhile.
+// that the file system on the device may change meanwhile.
 var directFilesystems = []int64{unix.EXT4_SUPER_MAGIC, unix.XFS_SUPER_MAGIC}
 
-// whyBuffered says why a loop device over f, with sectors of so many bytes, has
+// bufferedReason says why a loop device over f, with sectors of so many bytes, has
 // to go through f's page cache; "" when it can do direct I/O. That keeps data in
 // one page cache instead of two, and reports an error of the disk to the request
 // that met it. It makes no promise of its own: a flush of the device is an fsync
@@ -21,7 +21,7 @@ var directFilesystems = []int64{unix.EXT4_SUPER_MAGIC, unix.XFS_SUPER_MAGIC}
 //
 // The kernel declines silently what does not fit (LO_FLAGS_DIRECT_IO then reads
 // as unset); some versions take what fails later, so they are asked for less.
-func whyBuffered(f *os.File, sector int) string {
+func bufferedReason(f *os.File, sector int) string {
 	var st unix.Statx_t
 	if err := unix.Statx(int(f.Fd()), "", unix.AT_EMPTY_PATH, unix.STATX_TYPE|unix.STATX_DIOALIGN, &st); err != nil {
 		return fmt.Sprintf("statx: %v", err)

@@ -35,27 +35,27 @@ const (
 func (s *Devices) KeepSolid(ctx context.Context, t Target) error {
 	d, err := s.Recall(ctx, t)
 	if d != nil && err == nil && t.Owns(d) && !d.readOnly {
-		turnDiscardOff(ctx, d.name)
+		disableDiscard(ctx, d.name)
 	}
 	return err
 }
 
-// turnDiscardOff makes a device refuse discards. Where it cannot, as a container
+// disableDiscard makes a device refuse discards. Where it cannot, as a container
 // without the node's /sys has a read-only one, even if it is privileged, it says
 // so in the log: what a discard takes then, the next attach puts back.
-func turnDiscardOff(ctx context.Context, name string) {
+func disableDiscard(ctx context.Context, name string) {
 	limit, err := readQueue(name, discardLimit)
-	if err == nil && limit == 0 || discardIsOff(name) {
+	if err == nil && limit == 0 || discardDisabled(name) {
 		return
 	}
 	if err := os.WriteFile(queueFile(name, discardMax), []byte("0"), 0); err != nil {
-		klog.FromContext(ctx).Error(err, "A discard can take blocks from a thick volume until it is attached anew: mount the node's /sys into the plugin's container, as deploy/ does", "device", name)
+		klog.FromContext(ctx).Error(err, "A discard can take blocks from a solid backing until it is attached anew: mount the node's /sys into the plugin's container, as deploy/ does", "device", name)
 	}
 }
 
-// discardIsOff reports whether a device, bound or not, refuses discards that
+// discardDisabled reports whether a device, bound or not, refuses discards that
 // its driver could do.
-func discardIsOff(name string) bool {
+func discardDisabled(name string) bool {
 	limit, err := readQueue(name, discardLimit)
 	if err != nil || limit == 0 {
 		return false
@@ -64,9 +64,9 @@ func discardIsOff(name string) bool {
 	return err == nil && now == 0
 }
 
-// renew makes a free device anew, without the limits that it was given. EBUSY:
+// recreate makes a free device anew, without the limits that it was given. EBUSY:
 // it is bound again, or open.
-func renew(name string) (err error) {
+func recreate(name string) (err error) {
 	number, err := strconv.Atoi(strings.TrimPrefix(name, "loop"))
 	if err != nil {
 		return err

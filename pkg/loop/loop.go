@@ -5,7 +5,7 @@
 // and it shows its backing from the first byte to the last; what it shows is told
 // by the inode, or the device number, as LOOP_GET_STATUS64 gives it:
 //
-//	csi-node:<place>:<name>   a file, as pool volumes have it: see Tag
+//	csi-node:<place>:<name>   a file: see Tag
 //	csi-node:view             a read-only view of the block device lo_rdevice
 //
 // Any other loop device over the file of a Target is foreign: it is reported, and
@@ -22,6 +22,10 @@
 //
 // The loop ioctls take no deadline: one that meets a hung disk blocks until
 // the disk answers, and with it the calls for that Target only.
+//
+// Read first: target.go (what a device is to show) and device.go (what the kernel
+// says of one). Then attach.go and detach.go, scan.go (the index, and the look at all
+// devices), numbers.go (device numbers that are kept for somebody), discard.go.
 package loop
 
 import (
@@ -38,6 +42,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/csi-node/csi-node/pkg/internal/devnode"
+	"github.com/csi-node/csi-node/pkg/internal/hang"
 	"github.com/csi-node/csi-node/pkg/internal/keylock"
 	"github.com/csi-node/csi-node/pkg/state"
 )
@@ -75,16 +80,18 @@ type Devices struct {
 	// only when it has the device to itself.
 	nodes keylock.Map
 
+	// looks are at devices whose backing may be dead, by their names.
+	looks hang.Calls[*Device]
+
 	mu    sync.Mutex
-	hints map[string]hint // by the key of a Target
-	looks map[string]*look
+	index map[string]indexEntry // by the key of a Target
 	// silent are the devices that did not answer when they were last asked.
-	silent map[string]bool
+	unresponsive map[string]bool
 }
 
-// hint is a device that was seen to stand for a Target.
-type hint struct {
-	name    string // as "loop3"
+// indexEntry is a device that was seen to stand for a Target.
+type indexEntry struct {
+	name    string // such as "loop3"
 	backing string // what sysfs said of its backing then
 	was     Device // what it said itself; nothing yet if sequence is 0
 }
@@ -102,7 +109,7 @@ func New(ctx context.Context) (*Devices, error) {
 	if err := control.Close(); err != nil {
 		return nil, err
 	}
-	s := &Devices{hints: map[string]hint{}, looks: map[string]*look{}, silent: map[string]bool{}}
+	s := &Devices{index: map[string]indexEntry{}, unresponsive: map[string]bool{}}
 	all, _, err := s.scan(ctx, nil)
 	if err != nil {
 		return nil, err
@@ -111,7 +118,7 @@ func New(ctx context.Context) (*Devices, error) {
 		switch {
 		case d.isView():
 			s.remember(ViewOf(d.over()).key(), d)
-		case IsTag(d.Tag()) && d.whole():
+		case IsTag(d.Tag()) && d.showsAll():
 			s.remember(d.Tag(), d)
 		}
 	}
@@ -141,19 +148,19 @@ func (s *Devices) Recognize(ctx context.Context, tags map[FileID]string) error {
 	return nil
 }
 
-// Seen returns the name of the device last seen for a tag, as "loop3"; "" when
+// Seen returns the name of the device last seen for a tag, such as "loop3"; "" when
 // there is none. It asks nobody.
 func (s *Devices) Seen(tag string) string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.hints[tag].name
+	return s.index[tag].name
 }
 
 // AnySeen reports whether a device was seen whose tag begins so. It asks nobody.
 func (s *Devices) AnySeen(prefix string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for tag := range s.hints {
+	for tag := range s.index {
 		if strings.HasPrefix(tag, prefix) {
 			return true
 		}
@@ -166,7 +173,7 @@ func (s *Devices) AnySeen(prefix string) bool {
 func (s *Devices) Tagged(ctx context.Context, prefix string, skip func(tag string) bool) ([]*Device, error) {
 	s.mu.Lock()
 	var tags []string
-	for tag := range s.hints {
+	for tag := range s.index {
 		if strings.HasPrefix(tag, prefix) && !skip(tag) {
 			tags = append(tags, tag)
 		}
@@ -186,7 +193,7 @@ func (s *Devices) Tagged(ctx context.Context, prefix string, skip func(tag strin
 	}
 	for _, d := range others {
 		again := slices.ContainsFunc(tagged, func(other *Device) bool { return other.number == d.number })
-		if strings.HasPrefix(d.Tag(), prefix) && d.whole() && !skip(d.Tag()) && !again {
+		if strings.HasPrefix(d.Tag(), prefix) && d.showsAll() && !skip(d.Tag()) && !again {
 			tagged = append(tagged, d)
 		}
 	}
@@ -194,16 +201,16 @@ func (s *Devices) Tagged(ctx context.Context, prefix string, skip func(tag strin
 }
 
 func (s *Devices) remember(key string, d *Device) {
-	h := hint{name: d.name, backing: backingOf(d.name), was: *d}
+	h := indexEntry{name: d.name, backing: backingOf(d.name), was: *d}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.hints[key] = h
+	s.index[key] = h
 }
 
 func (s *Devices) forget(key string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	delete(s.hints, key)
+	delete(s.index, key)
 }
 
 // FileID is the identity of a file, or of a device node's file.

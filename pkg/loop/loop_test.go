@@ -48,12 +48,12 @@ func TestSilentDeviceOfAnotherPlace(t *testing.T) {
 	}
 	silent := []string{"loop1", "loop2", "loop3"}
 	to := Target{Tag: Tag("place", "vol"), Path: path, File: file, Place: "/volumes/vol/"}
-	if !to.unopened() {
+	if !to.nobodyHasItOpen() {
 		t.Fatal("no lease proves that nobody has the file")
 	}
 	mustBe := func(want ...string) {
 		t.Helper()
-		maybe := to.among(silent)
+		maybe := to.candidates(silent)
 		if len(maybe) != len(want) {
 			t.Fatalf("it may be %q, want %q", maybe, want)
 		}
@@ -83,12 +83,12 @@ func TestRefusedDetachKeepsTheDevice(t *testing.T) {
 	d := attach(t, s, r)
 	above := machine.Losetup(t, d.Path())
 	wantError(t, s.Detach(t.Context(), to), state.Unavailable, d.Path(), above)
-	if now, err := s.Recall(t.Context(), to); err != nil || now == nil || now.Detaching() || now.sequence != d.sequence || !discardIsOff(d.name) {
+	if now, err := s.Recall(t.Context(), to); err != nil || now == nil || now.Detaching() || now.sequence != d.sequence || !discardDisabled(d.name) {
 		t.Errorf("after the refusal: %+v, %v", now, err)
 	}
 	losetupDetach(t, above)
 	detached(t, s, to)
-	if err := renew(d.name); err != nil && !raced(err) {
+	if err := recreate(d.name); err != nil && !lostRace(err) {
 		t.Error(err)
 	}
 }

@@ -20,7 +20,7 @@ func newDevices(t testing.TB) *Devices {
 		t.Fatal(err)
 	}
 	// What another package's test waits for to get again is not taken.
-	s.Spare(Numbers{Bound: func(n state.DeviceNumber) (bool, error) { return machine.Bound(n.Major, n.Minor) }})
+	s.Reserve(Numbers{Bound: func(n state.DeviceNumber) (bool, error) { return machine.Bound(n.Major, n.Minor) }})
 	return s
 }
 

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 	"k8s.io/klog/v2"
 
+	"github.com/csi-node/csi-node/pkg/internal/hang"
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
@@ -20,14 +21,6 @@ import (
 // together: the kernel asks the backing's file system, and a dead NFS server
 // never answers.
 const lookLimit = 2 * time.Second
-
-// look is a question about a device that is under way.
-type look struct {
-	since  time.Time
-	done   chan struct{}
-	device *Device // nil when the device is not bound
-	err    error
-}
 
 // scan asks the bound loop devices, but those that the index knows and sysfs
 // confirms: opening a device that another goroutine detaches would delay that. only,
@@ -43,7 +36,7 @@ func (s *Devices) scan(ctx context.Context, only func(backing string) bool) (all
 	for _, name := range names {
 		backing := backingOf(name)
 		if was, ok := known[name]; ok && was == backing {
-			s.setSilent(name, false)
+			s.setUnresponsive(name, false)
 			continue
 		}
 		if only != nil && !only(backing) {
@@ -58,68 +51,52 @@ func (s *Devices) scan(ctx context.Context, only func(backing string) bool) (all
 		case d != nil:
 			all = append(all, d)
 		}
-		s.setSilent(name, err != nil)
+		s.setUnresponsive(name, err != nil)
 	}
-	return all, s.silentOnes(), nil
+	return all, s.unresponsiveDevices(), nil
 }
 
-func (s *Devices) setSilent(name string, silent bool) {
+func (s *Devices) setUnresponsive(name string, silent bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if silent {
-		s.silent[name] = true
+		s.unresponsive[name] = true
 	} else {
-		delete(s.silent, name)
+		delete(s.unresponsive, name)
 	}
 }
 
-// silentOnes returns the devices that did not answer when they were last asked, and
+// unresponsiveDevices returns the devices that did not answer when they were last asked, and
 // are bound still.
-func (s *Devices) silentOnes() []string {
+func (s *Devices) unresponsiveDevices() []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	maps.DeleteFunc(s.silent, func(name string, _ bool) bool { return isFree(name) })
-	return slices.Sorted(maps.Keys(s.silent))
+	maps.DeleteFunc(s.unresponsive, func(name string, _ bool) bool { return isFree(name) })
+	return slices.Sorted(maps.Keys(s.unresponsive))
 }
 
 // known returns the backings of the devices in the index by their names.
 func (s *Devices) known() map[string]string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	known := make(map[string]string, len(s.hints))
-	for _, h := range s.hints {
+	known := make(map[string]string, len(s.index))
+	for _, h := range s.index {
 		known[h.name] = h.backing
 	}
 	return known
 }
 
-// askWithin asks about a device on a goroutine that may be lost to a dead
-// backing; no device ever has more than one.
+// askWithin asks about a device whose backing may be dead, and does not wait for it
+// for longer than lookLimit.
 func (s *Devices) askWithin(ctx context.Context, name string) (*Device, error) {
-	s.mu.Lock()
-	l := s.looks[name]
-	if l == nil {
-		l = &look{since: time.Now(), done: make(chan struct{})}
-		s.looks[name] = l
-		go func() {
-			l.device, l.err = ask(name)
-			s.mu.Lock()
-			delete(s.looks, name)
-			s.mu.Unlock()
-			close(l.done)
-		}()
+	d, _, err := s.looks.Join(ctx, name, lookLimit, func() (*Device, error) { return ask(name) })
+	if _, late := err.(*hang.Unanswered); !late {
+		return d, err
 	}
-	s.mu.Unlock()
-	limit := time.NewTimer(lookLimit - time.Since(l.since)) // at once for one that hangs
-	defer limit.Stop()
-	select {
-	case <-l.done:
-		return l.device, l.err
-	case <-ctx.Done():
-		return nil, ctx.Err()
-	case <-limit.C:
-		return nil, fmt.Errorf("%s does not tell its backing within %s", name, lookLimit)
+	if err := ctx.Err(); err != nil {
+		return nil, err
 	}
+	return nil, fmt.Errorf("%s does not tell its backing within %s", name, lookLimit)
 }
 
 // Recall returns the device that the index has for a target, if it stands for it
@@ -128,12 +105,12 @@ func (s *Devices) askWithin(ctx context.Context, name string) (*Device, error) {
 func (s *Devices) Recall(ctx context.Context, t Target) (*Device, error) {
 	name := s.Seen(t.key())
 	if name == "" {
-		if len(t.among(s.silentOnes())) > 0 {
+		if len(t.candidates(s.unresponsiveDevices())) > 0 {
 			return s.search(ctx, t)
 		}
 		return nil, nil
 	}
-	d, err := s.hinted(ctx, t.key(), name, nil)
+	d, err := s.askIndexed(ctx, t.key(), name, nil)
 	if d == nil || err != nil || t.is(d) {
 		return d, err
 	}
@@ -143,9 +120,9 @@ func (s *Devices) Recall(ctx context.Context, t Target) (*Device, error) {
 	return nil, nil
 }
 
-// hinted asks the device of the index. It is forgotten if it is not bound, or not
+// askIndexed asks the device of the index. It is forgotten if it is not bound, or not
 // accepted.
-func (s *Devices) hinted(ctx context.Context, key, name string, accept func(*Device) bool) (*Device, error) {
+func (s *Devices) askIndexed(ctx context.Context, key, name string, accept func(*Device) bool) (*Device, error) {
 	unlock, err := s.nodes.Lock(ctx, name)
 	if err != nil {
 		return nil, err
@@ -153,7 +130,7 @@ func (s *Devices) hinted(ctx context.Context, key, name string, accept func(*Dev
 	defer unlock()
 	d, err := ask(name)
 	if err != nil {
-		d = s.asBefore(key, name)
+		d = s.lastAnswer(key, name)
 	}
 	switch {
 	case err != nil && d == nil:
@@ -162,16 +139,16 @@ func (s *Devices) hinted(ctx context.Context, key, name string, accept func(*Dev
 		s.forgetAs(key, name)
 		return nil, nil
 	}
-	s.heard(key, d)
+	s.updateIndex(key, d)
 	return d, nil
 }
 
-// asBefore returns what a device of the index said last, if it is attached as it
+// lastAnswer returns what a device of the index said last, if it is attached as it
 // was then, else nil. A file system that was shut down may fail every question
 // about its files (xfs does), that for the tag of a loop device with it.
-func (s *Devices) asBefore(key, name string) *Device {
+func (s *Devices) lastAnswer(key, name string) *Device {
 	s.mu.Lock()
-	was := s.hints[key].was
+	was := s.index[key].was
 	s.mu.Unlock()
 	f, err := open(name, os.O_RDONLY)
 	if err != nil {
@@ -184,13 +161,13 @@ func (s *Devices) asBefore(key, name string) *Device {
 	return &was
 }
 
-// heard keeps what a device of the index has said.
-func (s *Devices) heard(key string, d *Device) {
+// updateIndex keeps what a device of the index has said.
+func (s *Devices) updateIndex(key string, d *Device) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if h := s.hints[key]; h.name == d.name {
+	if h := s.index[key]; h.name == d.name {
 		h.was = *d
-		s.hints[key] = h
+		s.index[key] = h
 	}
 }
 
@@ -226,12 +203,12 @@ func (s *Devices) Turn(ctx context.Context, name string) (done func(), err error
 	return s.nodes.Lock(ctx, name)
 }
 
-// forgetAs removes a hint unless it has been renewed meanwhile.
+// forgetAs removes an entry of the index unless it was replaced meanwhile.
 func (s *Devices) forgetAs(key, name string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.hints[key].name == name {
-		delete(s.hints, key)
+	if s.index[key].name == name {
+		delete(s.index, key)
 	}
 }
 
@@ -242,7 +219,7 @@ func (s *Devices) forgetAs(key, name string) {
 func (s *Devices) search(ctx context.Context, t Target) (*Device, error) {
 	var only func(string) bool
 	if t.File == nil {
-		only = func(backing string) bool { return backing == "" || t.named(backing) }
+		only = func(backing string) bool { return backing == "" || t.mayShow(backing) }
 	}
 	all, silent, err := s.scan(ctx, only)
 	if err != nil {
@@ -254,7 +231,7 @@ func (s *Devices) search(ctx context.Context, t Target) (*Device, error) {
 			return d, nil
 		}
 	}
-	if maybe := t.among(silent); len(maybe) > 0 {
+	if maybe := t.candidates(silent); len(maybe) > 0 {
 		return nil, state.Errorf(state.Unavailable, "%s does not answer, so whether it shows the data is not known: see to the disk behind it", strings.Join(maybe, ", "))
 	}
 	return nil, nil
@@ -264,7 +241,7 @@ func (s *Devices) search(ctx context.Context, t Target) (*Device, error) {
 // what a search finds, unless there is a proof that it would find none.
 func (s *Devices) Current(ctx context.Context, t Target) (*Device, error) {
 	d, err := s.Recall(ctx, t)
-	if d != nil || err != nil || t.unopened() {
+	if d != nil || err != nil || t.nobodyHasItOpen() {
 		return d, err
 	}
 	return s.search(ctx, t)

@@ -1,17 +1,28 @@
 package loop
 
 import (
+	"context"
 	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/csi-node/csi-node/pkg/internal/hang"
 )
 
 // Two scans that meet a device which does not answer: the first waits for it,
 // the later ones do not wait again.
 func TestScanWaitsOnceForAHungDevice(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := &Devices{looks: map[string]*look{"loop1": {since: time.Now(), done: make(chan struct{})}}}
+		s, dead := &Devices{}, make(chan struct{})
+		defer close(dead)
+		go func() {
+			_, _, err := s.looks.Join(context.WithoutCancel(t.Context()), "loop1", hang.NoLimit, func() (*Device, error) { <-dead; return nil, nil })
+			if err != nil {
+				t.Error(err)
+			}
+		}()
+		synctest.Wait()
 		for _, want := range []time.Duration{lookLimit, 0} {
 			start := time.Now()
 			_, err := s.askWithin(t.Context(), "loop1")

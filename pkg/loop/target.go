@@ -44,15 +44,15 @@ func (t Target) Owns(d *Device) bool {
 	if t.isView() {
 		return d.isView() && d.over() == t.over
 	}
-	return d.Tag() == t.Tag && d.whole()
+	return d.Tag() == t.Tag && d.showsAll()
 }
 
 // is accepts the plugin's device, and any other over the file.
 func (t Target) is(d *Device) bool { return t.Owns(d) || t.File != nil && d.File() == t.File.ID }
 
-// named accepts a device that says nothing, by the name of its backing, which is
+// mayShow accepts a device that says nothing, by the name of its backing, which is
 // "" where sysfs does not tell that either.
-func (t Target) named(backing string) bool {
+func (t Target) mayShow(backing string) bool {
 	if t.isView() { // by the last name: the path depends on who attached it, and where
 		number, err := devnode.ReadNumber(filepath.Join(sysClass, filepath.Base(strings.TrimSuffix(backing, deleted)), "dev"))
 		return backing == "" || err == nil && number == t.over
@@ -63,17 +63,17 @@ func (t Target) named(backing string) bool {
 // deleted is what sysfs puts behind the path of a file that has none any more.
 const deleted = " (deleted)"
 
-// among describes those of the devices that do not answer which may be the one.
-func (t Target) among(silent []string) (maybe []string) {
+// candidates describes those of the devices that do not answer which may be the one.
+func (t Target) candidates(silent []string) (maybe []string) {
 	if len(silent) == 0 {
 		return nil
 	}
-	unopened := t.unopened()
+	unopened := t.nobodyHasItOpen()
 	for _, name := range silent {
 		backing := backingOf(name)
 		switch {
 		case t.File != nil && !unopened:
-		case !t.named(backing):
+		case !t.mayShow(backing):
 			continue
 		case unopened && !strings.HasSuffix(backing, deleted): // of the same name in another place
 			continue
@@ -83,9 +83,9 @@ func (t Target) among(silent []string) (maybe []string) {
 	return maybe
 }
 
-// unopened reports whether a lease proves that nobody has the file open, no
+// nobodyHasItOpen reports whether a lease proves that nobody has the file open, no
 // device either. It has the file open itself, for microseconds.
-func (t Target) unopened() bool {
+func (t Target) nobodyHasItOpen() bool {
 	if t.File == nil {
 		return false
 	}

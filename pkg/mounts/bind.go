@@ -10,6 +10,7 @@ import (
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 
+	"github.com/csi-node/csi-node/pkg/process"
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
@@ -23,17 +24,17 @@ import (
 // the device, the directory above target is missing, or target is a mount
 // point already. It may block if either file system does not answer.
 func (h *Host) BindMount(ctx context.Context, source string, device state.DeviceNumber, target string, flags state.Flags) error {
-	return h.bindMount(ctx, source, device, target, flags, makes)
+	return h.bindMount(ctx, source, device, target, flags, create)
 }
 
 // BindDevice shows the node of a device at target, a file that it makes if it
 // is missing; the rules are those of BindMount. The node at device.Path must be
 // that of device.Number.
 func (h *Host) BindDevice(ctx context.Context, device state.Device, target string) error {
-	return h.bindDevice(ctx, device, target, makes)
+	return h.bindDevice(ctx, device, target, create)
 }
 
-func (h *Host) bindMount(ctx context.Context, source string, device state.DeviceNumber, target string, flags state.Flags, may making) (err error) {
+func (h *Host) bindMount(ctx context.Context, source string, device state.DeviceNumber, target string, flags state.Flags, mode createMode) (err error) {
 	defer wrap(&err, "bind %s at %s", source, target)
 	p, err := h.beginBind(ctx, target)
 	if err != nil {
@@ -45,10 +46,10 @@ func (h *Host) bindMount(ctx context.Context, source string, device state.Device
 		return err
 	}
 	defer unix.Close(fd)
-	return h.bind(p, fd, flags, state.Directory, may)
+	return h.bind(p, fd, flags, state.Directory, mode)
 }
 
-func (h *Host) bindDevice(ctx context.Context, device state.Device, target string, may making) (err error) {
+func (h *Host) bindDevice(ctx context.Context, device state.Device, target string, mode createMode) (err error) {
 	defer wrap(&err, "bind %s at %s", device.Path, target)
 	p, err := h.beginBind(ctx, target)
 	if err != nil {
@@ -60,7 +61,7 @@ func (h *Host) bindDevice(ctx context.Context, device state.Device, target strin
 		return err
 	}
 	defer unix.Close(fd)
-	return h.bind(p, fd, state.Flags{}, state.RegularFile, may)
+	return h.bind(p, fd, state.Flags{}, state.RegularFile, mode)
 }
 
 // beginBind opens the place of a target, above which nothing is ever made.
@@ -149,7 +150,7 @@ func openNode(device state.Device) (int, error) {
 // a pod mounts in its volume would appear in the stage, and keep it busy. So it
 // is made private; where it is attached below a shared mount the kernel makes a
 // group of its own of it.
-func (h *Host) bind(p *place, fd int, flags state.Flags, kind state.FileType, may making) error {
+func (h *Host) bind(p *place, fd int, flags state.Flags, kind state.FileType, mode createMode) error {
 	tree, err := unix.OpenTree(fd, "", unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_EMPTY_PATH)
 	if err != nil {
 		return fmt.Errorf("open_tree: %w", err)
@@ -158,7 +159,7 @@ func (h *Host) bind(p *place, fd int, flags state.Flags, kind state.FileType, ma
 	if err := setAttributes(tree, "", flags, unix.MS_PRIVATE); err != nil {
 		return fmt.Errorf("set the attributes %q: %w", flags.Set, err)
 	}
-	return h.attach(p, tree, kind, may)
+	return h.attach(p, tree, kind, mode)
 }
 
 // BoundAt returns the paths at which the node of a device is bound in this
@@ -187,7 +188,7 @@ func (h *Host) BoundAt(ctx context.Context, device state.DeviceNumber) ([]string
 	}
 	slices.Sort(paths)
 	if len(paths) == 0 {
-		paths = collect(ctx, strangers(device))
+		paths, _ = process.Collect(ctx, fmt.Sprintf("binds of %s", device), inOtherNamespaces(device))
 	}
 	return slices.Compact(paths), nil
 }

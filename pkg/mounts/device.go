@@ -4,13 +4,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
 	"k8s.io/klog/v2"
-	"k8s.io/mount-utils"
 
+	"github.com/csi-node/csi-node/pkg/filesystem"
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
@@ -18,7 +19,7 @@ import (
 // those above it below the root, if they are missing.
 //
 // flags.Set become attributes of the mount and flags.Super options of the
-// superblock, behind those of dialects; readOnly makes both read-only. An option
+// superblock, behind those of filesystem.MountOptions; readOnly makes both read-only. An option
 // that the kernel refuses is InvalidArgument with the kernel's own words.
 // FailedPrecondition: the kernel has no such file system, something is mounted
 // at path already, or readOnly was asked of a file system whose log must be
@@ -31,10 +32,10 @@ import (
 // error nothing is mounted at path, and a directory of that name is gone again
 // if it was made here.
 func (h *Host) MountDevice(ctx context.Context, device state.Device, path, fsType string, flags state.Flags, readOnly bool) error {
-	return h.mountDevice(ctx, device, path, fsType, flags, readOnly, makes)
+	return h.mountDevice(ctx, device, path, fsType, flags, readOnly, create)
 }
 
-func (h *Host) mountDevice(ctx context.Context, device state.Device, path, fsType string, flags state.Flags, readOnly bool, may making) (err error) {
+func (h *Host) mountDevice(ctx context.Context, device state.Device, path, fsType string, flags state.Flags, readOnly bool, mode createMode) (err error) {
 	defer wrap(&err, "mount %s of %s at %s", fsType, device.Path, path)
 	if err := ctx.Err(); err != nil {
 		return err
@@ -50,7 +51,7 @@ func (h *Host) mountDevice(ctx context.Context, device state.Device, path, fsTyp
 		return err
 	}
 	defer unix.Close(mnt) // unmounts it, unless it was attached
-	if err := verifySuper(mnt, device, fsType); corrupt(err) {
+	if err := verifySuper(mnt, device, fsType); filesystem.IsBroken(err) {
 		kept := "nobody that can be seen from here"
 		if holders := Holders(ctx, device.Number); len(holders) > 0 {
 			kept = strings.Join(holders, ", ")
@@ -59,12 +60,12 @@ func (h *Host) mountDevice(ctx context.Context, device state.Device, path, fsTyp
 	} else if err != nil {
 		return err
 	}
-	p, err := h.openFor(path, may)
+	p, err := h.openFor(path, mode)
 	if err != nil {
 		return err
 	}
 	defer p.close()
-	return h.attach(p, mnt, state.Directory, may)
+	return h.attach(p, mnt, state.Directory, mode)
 }
 
 // verifyNode keeps a device whose node was made anew for another one from being
@@ -80,18 +81,25 @@ func verifyNode(device state.Device) error {
 }
 
 // verifySuper makes sure that a mount shows the device.
-func verifySuper(mnt int, device state.Device, fsType string) error {
+func verifySuper(mnt int, device state.Device, fsType string) (err error) {
 	st, err := statx(mnt, "", 0)
 	if err != nil {
 		return fmt.Errorf("statx: %w", err)
 	}
-	if device.Held { // so the kernel may have shown the superblock that is in use
-		if err := verifyAlive(mnt); err != nil {
+	if ownNumber := filesystem.HasOwnNumber(fsType); ownNumber || device.Held { // held: the kernel may have shown the superblock that is in use
+		root, err := openRoot(mnt, device)
+		if err != nil {
 			return err
 		}
-	}
-	if fsType == "btrfs" { // has a number of its own
-		return verifyBtrfs(mnt, device)
+		defer root.Close() // only read from
+		if device.Held {
+			if err := filesystem.VerifyAlive(root); err != nil {
+				return err
+			}
+		}
+		if ownNumber {
+			return filesystem.VerifyDevice(root, device)
+		}
 	}
 	if number := (state.DeviceNumber{Major: st.Dev_major, Minor: st.Dev_minor}); number != device.Number {
 		return fmt.Errorf("%s became device %s while it was mounted, it should be %s", device.Path, number, device.Number)
@@ -99,24 +107,13 @@ func verifySuper(mnt int, device state.Device, fsType string) error {
 	return verifyNode(device)
 }
 
-// verifyAlive finds an ext4 that was shut down: that answers statx(2), and
-// refuses fsync(2).
-func verifyAlive(mnt int) error {
-	root, err := openat2(mnt, ".", unix.O_RDONLY|unix.O_DIRECTORY, 0)
+// openRoot opens the root of a mount that is attached nowhere yet.
+func openRoot(mnt int, device state.Device) (*os.File, error) {
+	fd, err := openat2(mnt, ".", unix.O_RDONLY|unix.O_DIRECTORY, 0)
 	if err != nil {
-		return fmt.Errorf("open its root: %w", err)
+		return nil, fmt.Errorf("open its root: %w", err)
 	}
-	defer unix.Close(root)
-	if err := unix.Fsync(root); corrupt(err) {
-		return fmt.Errorf("fsync: %w", err)
-	}
-	return nil // what else it refuses is none of a mount's business
-}
-
-// corrupt reports whether an error tells of a file system that does not work any more.
-func corrupt(err error) bool {
-	var errno unix.Errno
-	return errors.As(err, &errno) && mount.IsCorruptedMnt(errno)
+	return os.NewFile(uintptr(fd), device.Path), nil
 }
 
 // newMount creates a mount that is attached nowhere yet (fsopen(2), Linux 5.2).
@@ -130,50 +127,50 @@ func newMount(device state.Device, fsType string, flags state.Flags, readOnly bo
 	}
 	defer unix.Close(fs)
 	if err := unix.FsconfigSetString(fs, "source", device.Path); err != nil {
-		return -1, fmt.Errorf("set the source: %w", withWords(err, kernelWords(fs)))
+		return -1, fmt.Errorf("set the source: %w", withMessages(err, contextMessages(fs)))
 	}
 	attributes := flags.Set
 	if readOnly {
 		attributes |= state.ReadOnly
 		if err := unix.FsconfigSetFlag(fs, "ro"); err != nil {
-			return -1, fmt.Errorf("set read-only: %w", withWords(err, kernelWords(fs)))
+			return -1, fmt.Errorf("set read-only: %w", withMessages(err, contextMessages(fs)))
 		}
 	}
-	options, err := dialects[fsType].options(flags.Super)
+	options, err := filesystem.MountOptions(fsType, flags.Super)
 	if err != nil {
 		return -1, err
 	}
-	log := listen()
-	defer log.close()
+	log := filesystem.OpenKernelLog()
+	defer log.Close()
 	for _, option := range options {
 		if err := setOption(fs, option); err != nil {
-			return -1, optionError(err, kernelWords(fs), log.about(fsType, device.Path), option)
+			return -1, optionError(err, contextMessages(fs), log.About(fsType, device.Path), option)
 		}
 	}
 	if err := unix.FsconfigCreate(fs); err != nil {
-		words, logged := kernelWords(fs), log.about(fsType, device.Path)
-		if err := dialects[fsType].explain(err, join(words, logged), flags.Super, readOnly); err != nil {
+		words, logged := contextMessages(fs), log.About(fsType, device.Path)
+		if err := filesystem.ExplainMount(fsType, err, join(words, logged), flags.Super, readOnly); err != nil {
 			return -1, err
 		}
-		if len(flags.Super) > 0 && blames(err) && mountsWithout(device, fsType, flags.Super, readOnly) {
+		if len(flags.Super) > 0 && isOptionError(err) && mountsWithoutOptions(device, fsType, flags.Super, readOnly) {
 			return -1, optionError(err, words, logged, flags.Super...)
 		}
 		return -1, createError(err, words, logged, flags.Super)
 	}
 	mnt, err := unix.Fsmount(fs, unix.FSMOUNT_CLOEXEC, int(attributes))
 	if err != nil {
-		return -1, fmt.Errorf("fsmount with attributes %q: %w", attributes, withWords(err, kernelWords(fs)))
+		return -1, fmt.Errorf("fsmount with attributes %q: %w", attributes, withMessages(err, contextMessages(fs)))
 	}
 	return mnt, nil
 }
 
-// kernelWords reads what a file system context has to say: one message a read,
+// contextMessages reads what a file system context has to say: one message a read,
 // "e " before an error, "w " before a warning, until ENODATA.
-func kernelWords(fs int) string {
+func contextMessages(fs int) string {
 	var words []string
 	buf := make([]byte, 4<<10)
 	for {
-		n, err := again(func() (int, error) { return unix.Read(fs, buf) })
+		n, err := retryEINTR(func() (int, error) { return unix.Read(fs, buf) })
 		if err != nil || n <= 0 {
 			return strings.Join(words, "; ")
 		}
@@ -188,7 +185,7 @@ func join(words, logged string) string {
 	return strings.Join(slices.DeleteFunc([]string{words, logged}, func(s string) bool { return s == "" }), "; ")
 }
 
-func withWords(err error, words string) error {
+func withMessages(err error, words string) error {
 	if words == "" {
 		return err
 	}
@@ -196,14 +193,14 @@ func withWords(err error, words string) error {
 }
 
 // attach is that of a place, and lets the watchers know before it returns.
-func (h *Host) attach(p *place, mnt int, kind state.FileType, may making) error {
-	if err := p.attach(mnt, kind, may); err != nil {
+func (h *Host) attach(p *place, mnt int, kind state.FileType, mode createMode) error {
+	if err := p.attach(mnt, kind, mode); err != nil {
 		return err
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for w := range h.watchers {
-		if err := w.made(mnt, p.real); err != nil { // it stands, and the news of it may do
+		if err := w.made(mnt, p.real); err != nil { // it is mounted, and its event may be enough
 			klog.Background().Error(err, "If somebody else unmounts this soon, that is noticed late", "path", p.path)
 		}
 	}
@@ -213,9 +210,9 @@ func (h *Host) attach(p *place, mnt int, kind state.FileType, may making) error 
 // attach puts a mount on the place, which it makes if it may and it is missing,
 // and takes it away again on an error. Nothing may be mounted there: mounts would
 // stack.
-func (p *place) attach(mnt int, kind state.FileType, may making) (err error) {
+func (p *place) attach(mnt int, kind state.FileType, mode createMode) (err error) {
 	made := false
-	if may == makes {
+	if mode == create {
 		if made, err = p.make(kind); err != nil {
 			return err
 		}
@@ -225,7 +222,7 @@ func (p *place) attach(mnt int, kind state.FileType, may making) (err error) {
 			err = errors.Join(err, p.unlink(kind))
 		}
 	}()
-	target, err := p.openBare(kind)
+	target, err := p.openUnmounted(kind)
 	if err != nil {
 		return err
 	}
@@ -236,8 +233,8 @@ func (p *place) attach(mnt int, kind state.FileType, may making) (err error) {
 	return nil
 }
 
-// openBare opens (O_PATH) a directory or file on which nothing is mounted.
-func (p *place) openBare(kind state.FileType) (int, error) {
+// openUnmounted opens (O_PATH) a directory or file on which nothing is mounted.
+func (p *place) openUnmounted(kind state.FileType) (int, error) {
 	fd, err := openat2(p.dir, p.name, unix.O_PATH|unix.O_NOFOLLOW, unix.RESOLVE_NO_XDEV)
 	switch {
 	case err == unix.EXDEV:

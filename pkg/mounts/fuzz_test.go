@@ -29,7 +29,7 @@ func FuzzMountinfo(f *testing.F) {
 		if err != nil {
 			return
 		}
-		stack, err := climb(infos, id)
+		stack, err := stackOf(infos, id)
 		known := slices.ContainsFunc(infos, func(i *mountinfo.Info) bool { return uint64(i.ID) == id })
 		if err != nil && err != unix.ENOENT || err == nil && (!known || stack[0].id != id || len(stack) > len(infos)) {
 			t.Fatalf("mount %d: a stack of %d from a table of %d: %+v (%v)", id, len(stack), len(infos), stack, err)

@@ -11,6 +11,14 @@
 //
 // So nobody who can write below the root can send an operation elsewhere, and
 // no file descriptor stays on the mount itself, which would keep it busy.
+//
+// What a kind of file system wants to be told at a mount is known by package
+// filesystem, and who uses a device by package process.
+//
+// Read first: place.go (a path taken apart), look.go (what is at a path) and table.go
+// (the two tables of the kernel). Then device.go, source.go and bind.go (mounts),
+// unmount.go and remove.go (their end), holders.go (what keeps a mount), watch.go (what
+// others mount and unmount).
 package mounts
 
 import (
@@ -22,6 +30,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/csi-node/csi-node/pkg/internal/hang"
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
@@ -41,7 +50,11 @@ type Host struct {
 	real  string // the same directory without symbolic links
 	table table
 
-	looks, usages, spellings, mounting calls
+	// The calls that may never return, by path.
+	looks     hang.Calls[state.Mountpoint]
+	usages    hang.Calls[mountUsage]
+	spellings hang.Calls[string]
+	mounting  hang.Calls[struct{}]
 
 	mu       sync.Mutex
 	watchers map[*Watcher]bool // that are not closed
@@ -127,3 +140,16 @@ func (h *Host) relative(path string) (string, error) {
 }
 
 const nameMax = 255 // NAME_MAX of limits.h
+
+// answered says of an error whether the file system at a path is what does not
+// answer.
+func answered[T any](value T, err error) (T, error) {
+	late, is := err.(*hang.Unanswered)
+	switch {
+	case !is:
+		return value, err
+	case late.Earlier:
+		return value, fmt.Errorf("the file system has not answered an earlier look: %w", late.Unwrap())
+	}
+	return value, fmt.Errorf("the file system does not answer: %w", late.Unwrap())
+}

@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 	"k8s.io/mount-utils"
 
+	"github.com/csi-node/csi-node/pkg/internal/hang"
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
@@ -25,22 +26,22 @@ import (
 // Where the kernel has statmount(2) the cost does not depend on the number of
 // mounts, but for a Corrupt one.
 func (h *Host) Look(ctx context.Context, path string) (state.Mountpoint, error) {
-	m, err := wait(ctx, &h.looks, path, func() (state.Mountpoint, error) {
+	m, err := answered(h.looks.Do(ctx, path, hang.NoLimit, func() (state.Mountpoint, error) {
 		m, err := h.look(path)
 		if err == nil && len(m.Mounts) == 0 {
 			err = h.hidden(path)
 		}
 		return m, err
-	})
+	}))
 	if err != nil {
 		return state.Mountpoint{}, fmt.Errorf("look at %s: %w", path, err)
 	}
 	return m, nil
 }
 
-// lookTries bounds how often a look begins anew because the mount table changed
+// lookAttempts bounds how often a look begins anew because the mount table changed
 // beneath it.
-const lookTries = 5
+const lookAttempts = 5
 
 func (h *Host) look(path string) (state.Mountpoint, error) {
 	p, err := h.open(path)
@@ -51,7 +52,7 @@ func (h *Host) look(path string) (state.Mountpoint, error) {
 		return state.Mountpoint{}, err
 	}
 	defer p.close()
-	for range lookTries {
+	for range lookAttempts {
 		m, err := h.lookOnce(p)
 		if !errors.Is(err, errChanged) {
 			return m, err
@@ -181,7 +182,7 @@ func (p *place) empty(kind state.FileType, size uint64) (bool, error) {
 func noEntries(fd int) (bool, error) {
 	buf := make([]byte, 1<<10) // holds "." and ".." and at least one more
 	for {
-		n, err := again(func() (int, error) { return unix.Getdents(fd, buf) })
+		n, err := retryEINTR(func() (int, error) { return unix.Getdents(fd, buf) })
 		switch {
 		case err == unix.ENOENT:
 			return false, errChanged

@@ -397,3 +397,14 @@ func TestLookAtWhatIsHidden(t *testing.T) {
 	mountTmpfs(t, "theirs", above, 0)
 	wantFile(t, h, hidden, state.NoFile)
 }
+
+// Since Linux 6.15 an ext4 tells by an option alone that it refuses writes.
+func TestEmergencyReadOnly(t *testing.T) {
+	e := entry{options: "rw,emergency_ro"}
+	if !e.mount().SuperReadOnly {
+		t.Error("a superblock that refuses writes counts as writable")
+	}
+	if e = (entry{options: "rw,errors=remount-ro"}); e.mount().SuperReadOnly {
+		t.Error("a writable superblock counts as read-only")
+	}
+}

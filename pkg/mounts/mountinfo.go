@@ -6,6 +6,7 @@ import (
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 
+	"github.com/csi-node/csi-node/pkg/filesystem"
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
@@ -20,7 +21,7 @@ func (mountinfoTable) stack(id uint64) ([]entry, error) {
 	if err != nil {
 		return nil, err
 	}
-	return climb(infos, id)
+	return stackOf(infos, id)
 }
 
 // stackAt returns the mounts at a path without looking at the path itself, the
@@ -41,13 +42,13 @@ func stackAt(path string) ([]entry, error) {
 			top = i
 		}
 	}
-	return climb(infos, uint64(top.ID))
+	return stackOf(infos, uint64(top.ID))
 }
 
-// climb walks from a mount to its parent for as long as both have the same
+// stackOf walks from a mount to its parent for as long as both have the same
 // mount point. ENOENT: the mount has gone, or others came while the table was
 // read, with its id or another that was free again, and it leads in a circle.
-func climb(infos []*mountinfo.Info, id uint64) ([]entry, error) {
+func stackOf(infos []*mountinfo.Info, id uint64) ([]entry, error) {
 	byID := make(map[uint64]*mountinfo.Info, len(infos))
 	for _, i := range infos {
 		byID[uint64(i.ID)] = i
@@ -79,7 +80,7 @@ func entryOf(i *mountinfo.Info) entry {
 		fsType:     i.FSType,
 		source:     i.Source,
 		attributes: attributesOf(i.Options),
-		readOnly:   hasWord(i.VFSOptions, "ro"),
+		readOnly:   filesystem.HasOption(i.VFSOptions, "ro"),
 		options:    i.VFSOptions,
 	}
 }

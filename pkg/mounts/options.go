@@ -2,13 +2,12 @@ package mounts
 
 import (
 	"fmt"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/csi-node/csi-node/pkg/filesystem"
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
@@ -25,31 +24,11 @@ func (h *Host) CheckOptions(fsType string, flags state.Flags) error {
 	}
 	defer unix.Close(fs)
 	for _, option := range flags.Super {
-		if err := setOption(fs, option); blames(err) {
-			return fmt.Errorf("mount %s: %w", fsType, optionError(err, kernelWords(fs), "", option))
+		if err := setOption(fs, option); isOptionError(err) {
+			return fmt.Errorf("mount %s: %w", fsType, optionError(err, contextMessages(fs), "", option))
 		}
 	}
 	return nil
-}
-
-// Options returns all that the kernel shows of the options of a superblock that
-// was seen mounted, separated by commas. The mount table leaves out the defaults
-// of an ext4; /proc/fs/ext4 has them. On a device that takes no discards the
-// options about them make no difference, so both count as shown.
-func (h *Host) Options(m state.Mount) string {
-	all := m.Options
-	device := "/sys/dev/block/" + m.Device.String()
-	if m.FSType == "ext4" {
-		if place, err := os.Readlink(device); err == nil {
-			if text, err := os.ReadFile(filepath.Join("/proc/fs/ext4", filepath.Base(place), "options")); err == nil {
-				all += "," + strings.Join(strings.Fields(string(text)), ",")
-			}
-		}
-	}
-	if most, err := os.ReadFile(device + "/queue/discard_max_bytes"); err == nil && strings.TrimSpace(string(most)) == "0" {
-		all += ",discard,nodiscard"
-	}
-	return all
 }
 
 // setOption gives one option to the kernel, as mount(8) would: a value may
@@ -77,7 +56,7 @@ var optionErrors = []error{
 	unix.EPERM, unix.ERANGE, unix.EROFS, unix.ENOENT, unix.ENOTBLK,
 }
 
-func blames(err error) bool { return slices.Contains(optionErrors, err) }
+func isOptionError(err error) bool { return slices.Contains(optionErrors, err) }
 
 // optionError is the error of options that the kernel does not take. It tells
 // their names, not their values, which may be sensitive (CSI spec v1.13,
@@ -85,8 +64,8 @@ func blames(err error) bool { return slices.Contains(optionErrors, err) }
 func optionError(err error, words, logged string, options ...string) error {
 	names := optionNames(options)
 	words, logged = withoutValues(words, options), withoutValues(logged, options)
-	if !blames(err) {
-		return fmt.Errorf("set the mount options %s: %w", names, withWords(err, words))
+	if !isOptionError(err) {
+		return fmt.Errorf("set the mount options %s: %w", names, withMessages(err, words))
 	}
 	said := words
 	switch {
@@ -121,15 +100,12 @@ func optionNames(options []string) string {
 	return strings.Join(names, ", ")
 }
 
-// mountsWithout reports whether it is the options that are to blame for a mount
+// mountsWithoutOptions reports whether it is the options that are to blame for a mount
 // that failed with one of optionErrors: whether the file system can be mounted
 // without them. It is not tried if they forbid the writing that a mount does.
-func mountsWithout(device state.Device, fsType string, options []string, readOnly bool) bool {
-	for _, option := range options {
-		name, _, _ := strings.Cut(option, "=")
-		if slices.Contains([]string{"norecovery", "noload", "nologreplay", "rescue"}, name) {
-			return true
-		}
+func mountsWithoutOptions(device state.Device, fsType string, options []string, readOnly bool) bool {
+	if slices.ContainsFunc(options, filesystem.SkipsRecovery) {
+		return true
 	}
 	mnt, err := newMount(device, fsType, state.Flags{}, readOnly)
 	if err == nil {
@@ -142,10 +118,10 @@ func mountsWithout(device state.Device, fsType string, options []string, readOnl
 // to options. The kernel tells the reason in its words or in its log.
 func createError(err error, words, logged string, options []string) error {
 	for _, text := range []string{words, logged} {
-		err = withWords(err, withoutValues(text, options))
+		err = withMessages(err, withoutValues(text, options))
 	}
 	if words == "" && logged == "" {
-		err = withWords(err, "the kernel's log may say why")
+		err = withMessages(err, "the kernel's log may say why")
 	}
 	if len(options) > 0 {
 		err = fmt.Errorf("with the mount options %s: %w", optionNames(options), err)

@@ -10,6 +10,7 @@ import (
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 
+	"github.com/csi-node/csi-node/pkg/filesystem"
 	"github.com/csi-node/csi-node/pkg/state"
 	"github.com/csi-node/csi-node/test/machine"
 )
@@ -71,7 +72,7 @@ func TestSuperblockOptions(t *testing.T) {
 				continue
 			}
 			word, absent := strings.CutPrefix(row.want, "-")
-			if options := superOptions(t, path); hasWord(options, word) == absent {
+			if options := superOptions(t, path); filesystem.HasOption(options, word) == absent {
 				t.Errorf("%s with %s: the superblock has %s, want %s", fsType, row.flags, options, row.want)
 			}
 			for _, table := range []table{mountinfoTable{}, best} {
@@ -88,7 +89,7 @@ func seen(t *testing.T, h *Host, path, fsType, with string) {
 	t.Helper()
 	m, err := h.Look(t.Context(), path)
 	must(t, err)
-	shown := h.Options(m.Mounts[0])
+	shown := new(filesystem.Host).Options(m.Mounts[0])
 	for flags, want := range map[string]bool{with: true, "sync,dirsync,lazytime,inode32,commit=77": false} {
 		f, err := state.ParseFlags([]string{flags})
 		must(t, err)
@@ -195,4 +196,74 @@ func TestValuesAreNotRepeated(t *testing.T) {
 			t.Error(err)
 		}
 	}
+}
+
+func TestMountOptions(t *testing.T) {
+	h, root := newHost(t)
+	ctx, path := t.Context(), filepath.Join(root, "stage")
+	ext4, xfs, btrfs := newDevice(t, root, "ext4"), newDevice(t, root, "xfs"), newDevice(t, root, "btrfs")
+	for _, good := range []struct {
+		device        state.Device
+		fsType, flags string
+	}{
+		{ext4, "ext4", `data=journal,noauto_da_alloc,commit="7",stripe=4`},
+		{ext4, "ext4", "sync,dirsync,lazytime,discard"},
+		{xfs, "xfs", "nouuid,inode64,logbsize=64k"},
+		{btrfs, "btrfs", "compress=zstd:3,autodefrag,noatime"},
+	} {
+		flags, err := state.ParseFlags([]string{good.flags})
+		must(t, err)
+		if err := h.MountDevice(ctx, good.device, path, good.fsType, flags, false); err != nil {
+			t.Errorf("%s: %v", good.flags, err)
+			continue
+		}
+		wantMount(t, h, path, good.device.Number)
+		must(t, h.Unmount(ctx, path))
+		must(t, h.Remove(ctx, path))
+	}
+	for _, bad := range []struct {
+		device                state.Device
+		fsType, flags, saying string
+	}{
+		{ext4, "ext4", "nonsense", "Unknown parameter 'nonsense'"},
+		{ext4, "ext4", "nonsense=7", "Unknown parameter 'nonsense'"},
+		{ext4, "ext4", "data=bogus", "data"},
+		{ext4, "ext4", "commit=soon", "commit"},
+		{ext4, "ext4", "discard=", "discard"},
+		{ext4, "ext4", "commit", "commit"},
+		{xfs, "xfs", "nonsense", "nonsense"},
+		{xfs, "xfs", "logbsize=never", "logbsize"},
+		{btrfs, "btrfs", "nonsense", "nonsense"},
+		{btrfs, "btrfs", "compress=never", "compress"},
+		{ext4, "ext4", "comm\xffit=" + strings.Repeat("9", 300), "comm"},
+	} {
+		flags, err := state.ParseFlags([]string{bad.flags})
+		must(t, err)
+		err = h.MountDevice(ctx, bad.device, path, bad.fsType, flags, false)
+		wantClass(t, err, state.InvalidArgument, bad.saying, path, bad.device.Path, "the kernel refuses the mount option")
+		wantFile(t, h, path, state.NoFile)
+	}
+}
+
+// A label in quotes reaches the kernel without them, commas and all. Where no
+// policy is loaded SELinux takes no labels: then the kernel says so of the
+// option, and of no other.
+func TestMountLabelInQuotes(t *testing.T) {
+	for value, want := range map[string]string{
+		`"system_u:object_r:t:s0:c1,c2"`: "system_u:object_r:t:s0:c1,c2", `plain`: "plain", `""`: "", `"`: `"`, `"open`: `"open`, `a"b"`: `a"b"`,
+	} {
+		mustBe(t, value, unquote(value), want)
+	}
+	h, root := newHost(t)
+	flags, err := state.ParseFlags([]string{`context="system_u:object_r:container_file_t:s0:c1,c2",noatime`})
+	must(t, err)
+	if len(flags.Super) != 1 {
+		t.Fatalf("%q", flags.Super)
+	}
+	d, path := newDevice(t, root, "ext4"), filepath.Join(root, "stage")
+	if err := h.MountDevice(t.Context(), d, path, "ext4", flags, false); err != nil {
+		wantClass(t, err, state.InvalidArgument, `"context"`)
+		return
+	}
+	mustBe(t, "attributes", wantMount(t, h, path, d.Number).Attributes, state.NoAtime)
 }

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"path/filepath"
 	"strconv"
-	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -54,20 +53,20 @@ func (h *Host) open(path string) (*place, error) {
 }
 
 // openFor opens the place of a mount.
-func (h *Host) openFor(path string, may making) (*place, error) {
-	if may == makes {
-		return h.openMaking(path)
+func (h *Host) openFor(path string, mode createMode) (*place, error) {
+	if mode == create {
+		return h.openCreating(path)
 	}
 	return h.open(path)
 }
 
-// openMaking is open, but makes the directories that are missing on the way.
-func (h *Host) openMaking(path string) (*place, error) {
+// openCreating is open, but creates the directories that are missing on the way.
+func (h *Host) openCreating(path string) (*place, error) {
 	p, err := h.open(path)
 	if !errors.Is(err, unix.ENOENT) {
 		return p, err
 	}
-	parent, err := h.openMaking(filepath.Dir(path))
+	parent, err := h.openCreating(filepath.Dir(path))
 	if err != nil {
 		return nil, err
 	}
@@ -149,7 +148,7 @@ func openat2(dir int, name string, flags int, resolve uint64) (int, error) {
 		Flags:   uint64(flags | unix.O_CLOEXEC),
 		Resolve: resolve | unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_MAGICLINKS,
 	}
-	return again(func() (int, error) { return unix.Openat2(dir, name, &how) })
+	return retryEINTR(func() (int, error) { return unix.Openat2(dir, name, &how) })
 }
 
 // statx looks without waking an automount and without asking a server; an empty
@@ -159,15 +158,15 @@ func statx(dir int, name string, mask int) (unix.Statx_t, error) {
 	if name == "" {
 		flags |= unix.AT_EMPTY_PATH
 	}
-	return again(func() (st unix.Statx_t, err error) {
+	return retryEINTR(func() (st unix.Statx_t, err error) {
 		err = unix.Statx(dir, name, flags, unix.STATX_BASIC_STATS|mask, &st)
 		return st, err
 	})
 }
 
-// again repeats a call that a signal interrupted, such as those by which the Go
+// retryEINTR repeats a call that a signal interrupted, such as those by which the Go
 // runtime preempts goroutines.
-func again[T any](call func() (T, error)) (T, error) {
+func retryEINTR[T any](call func() (T, error)) (T, error) {
 	for {
 		if v, err := call(); err != unix.EINTR {
 			return v, err
@@ -189,14 +188,4 @@ func fileType(mode uint16) state.FileType {
 		return state.BlockDevice
 	}
 	return state.OtherFile
-}
-
-// hasWord reports whether one of comma-separated words is word.
-func hasWord(words, word string) bool {
-	for w := range strings.SplitSeq(words, ",") {
-		if w == word {
-			return true
-		}
-	}
-	return false
 }

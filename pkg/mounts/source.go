@@ -7,6 +7,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/csi-node/csi-node/pkg/filesystem"
+	"github.com/csi-node/csi-node/pkg/internal/hang"
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
@@ -14,10 +16,10 @@ import (
 // makes if need be. It ends with ctx, or with the source's deadline: a mount that
 // comes back later is taken away again, and until then there is no other for the path.
 func (h *Host) MountSource(ctx context.Context, source state.Source, path string, flags state.Flags) error {
-	return h.mountSource(ctx, source, path, flags, makes)
+	return h.mountSource(ctx, source, path, flags, create)
 }
 
-func (h *Host) mountSource(ctx context.Context, source state.Source, path string, flags state.Flags, may making) (err error) {
+func (h *Host) mountSource(ctx context.Context, source state.Source, path string, flags state.Flags, mode createMode) (err error) {
 	defer wrap(&err, "mount %s of %s at %s", source.FSType, source.Source, path)
 	if source.Deadline > 0 {
 		var cancel context.CancelFunc
@@ -32,7 +34,7 @@ func (h *Host) mountSource(ctx context.Context, source state.Source, path string
 	}
 	var mu sync.Mutex
 	mnt, late := -1, false
-	_, err = wait(ctx, &h.mounting, path, func() (struct{}, error) {
+	_, err = answered(h.mounting.Do(ctx, path, hang.NoLimit, func() (struct{}, error) {
 		fd, err := newSource(source, flags)
 		mu.Lock()
 		defer mu.Unlock()
@@ -42,7 +44,7 @@ func (h *Host) mountSource(ctx context.Context, source state.Source, path string
 			mnt = fd
 		}
 		return struct{}{}, err
-	})
+	}))
 	defer func() {
 		mu.Lock()
 		defer mu.Unlock()
@@ -53,12 +55,12 @@ func (h *Host) mountSource(ctx context.Context, source state.Source, path string
 	if err != nil {
 		return err
 	}
-	p, err := h.openFor(path, may)
+	p, err := h.openFor(path, mode)
 	if err != nil {
 		return err
 	}
 	defer p.close()
-	return h.attach(p, mnt, state.Directory, may)
+	return h.attach(p, mnt, state.Directory, mode)
 }
 
 // newSource returns a new mount that is not attached yet.
@@ -72,21 +74,21 @@ func newSource(source state.Source, flags state.Flags) (int, error) {
 	}
 	defer unix.Close(fs)
 	if err := unix.FsconfigSetString(fs, "source", source.Source); err != nil {
-		return -1, fmt.Errorf("set the source: %w", withWords(err, kernelWords(fs)))
+		return -1, fmt.Errorf("set the source: %w", withMessages(err, contextMessages(fs)))
 	}
-	log := listen()
-	defer log.close()
+	log := filesystem.OpenKernelLog()
+	defer log.Close()
 	for _, option := range append(source.Options[:len(source.Options):len(source.Options)], flags.Super...) {
 		if err := setOption(fs, option); err != nil {
-			return -1, optionError(err, kernelWords(fs), log.about(source.FSType, source.Source), option)
+			return -1, optionError(err, contextMessages(fs), log.About(source.FSType, source.Source), option)
 		}
 	}
 	if err := unix.FsconfigCreate(fs); err != nil {
-		return -1, createError(err, kernelWords(fs), log.about(source.FSType, source.Source), flags.Super)
+		return -1, createError(err, contextMessages(fs), log.About(source.FSType, source.Source), flags.Super)
 	}
 	mnt, err := unix.Fsmount(fs, unix.FSMOUNT_CLOEXEC, int(flags.Set))
 	if err != nil {
-		return -1, fmt.Errorf("fsmount with attributes %q: %w", flags.Set, withWords(err, kernelWords(fs)))
+		return -1, fmt.Errorf("fsmount with attributes %q: %w", flags.Set, withMessages(err, contextMessages(fs)))
 	}
 	return mnt, nil
 }

@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/csi-node/csi-node/pkg/internal/hang"
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
@@ -35,7 +36,7 @@ func (h *Host) Spell(ctx context.Context, path string) (string, error) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, spellTime)
 	defer cancel()
-	spelled, err := wait(ctx, &h.spellings, path, func() (string, error) { return h.spell(path) })
+	spelled, err := answered(h.spellings.Do(ctx, path, hang.NoLimit, func() (string, error) { return h.spell(path) }))
 	if err != nil {
 		return "", fmt.Errorf("find out whether %s lies below %s: %w", path, h.real, err)
 	}
@@ -75,7 +76,7 @@ type directory struct{ mount, inode uint64 }
 // other mount namespaces.
 func (h *Host) directory(path string) (directory, error) {
 	how := unix.OpenHow{Flags: unix.O_PATH | unix.O_DIRECTORY | unix.O_CLOEXEC, Resolve: unix.RESOLVE_NO_MAGICLINKS}
-	fd, err := again(func() (int, error) { return unix.Openat2(unix.AT_FDCWD, path, &how) })
+	fd, err := retryEINTR(func() (int, error) { return unix.Openat2(unix.AT_FDCWD, path, &how) })
 	if err != nil {
 		return directory{}, err
 	}

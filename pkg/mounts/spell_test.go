@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/csi-node/csi-node/pkg/internal/hang"
 	"github.com/csi-node/csi-node/pkg/state"
 	"github.com/csi-node/csi-node/test/machine"
 )
@@ -77,7 +78,7 @@ func TestSpellOverWhatDoesNotAnswer(t *testing.T) {
 	defer close(release)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
 	defer cancel()
-	_, err := wait(ctx, &h.spellings, path, func() (string, error) { <-release; return "", nil })
+	_, err := h.spellings.Do(ctx, path, hang.NoLimit, func() (string, error) { <-release; return "", nil })
 	wantClass(t, err, state.DeadlineExceeded)
 	_, err = h.Spell(ctx, path)
 	wantClass(t, err, state.DeadlineExceeded, path)

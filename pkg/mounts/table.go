@@ -8,6 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/csi-node/csi-node/pkg/filesystem"
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
@@ -53,9 +54,7 @@ func chooseTable(fd int) (table, error) {
 	return statmountTable{}, nil
 }
 
-// mount returns what an entry says. Since Linux 6.15 an ext4 that has met an
-// error refuses writes without setting the flag of the superblock, and tells
-// so among its options only (ext4_show_options).
+// mount returns what an entry says.
 func (e entry) mount() state.Mount {
 	m := state.Mount{
 		Device:        e.device,
@@ -64,15 +63,15 @@ func (e entry) mount() state.Mount {
 		Root:          e.root,
 		Attributes:    e.attributes,
 		Options:       e.options,
-		SuperReadOnly: e.readOnly || hasWord(e.options, "emergency_ro"),
-		Corrupt:       hasWord(e.options, "shutdown"),
+		SuperReadOnly: e.readOnly || filesystem.ShowsEmergency(e.options),
+		Corrupt:       filesystem.ShowsShutdown(e.options),
 	}
 	switch {
 	case e.fsType == "devtmpfs" && e.root != "/":
 		if number, ok := blockNumber("/dev" + e.root); ok {
 			m.Node, m.Device = true, number
 		}
-	case e.fsType == "btrfs": // its number is its own
+	case filesystem.HasOwnNumber(e.fsType):
 		if number, ok := blockNumber(e.source); ok {
 			m.Device = number
 		}

@@ -8,6 +8,8 @@ import (
 
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
+
+	"github.com/csi-node/csi-node/pkg/process"
 )
 
 // Unmount takes away exactly one mount, the top one at path. It is neither lazy
@@ -72,7 +74,9 @@ func unmountSoon(ctx context.Context, p *place) error {
 func (h *Host) users(ctx context.Context, p *place) []string {
 	users := mountsBelow(p.real)
 	if m, err := h.Look(ctx, p.path); err == nil && len(m.Mounts) > 0 {
-		users = append(users, collect(ctx, usersOf(m.Mounts[0].Device))...)
+		device := m.Mounts[0].Device
+		found, _ := process.Collect(ctx, fmt.Sprintf("users of %s", device), usersOf(device))
+		users = append(users, found...)
 	}
 	return users
 }
@@ -93,7 +97,7 @@ func mountsBelow(path string) []string {
 		return nil // the error it would explain says enough
 	}
 	var found []string
-	for _, i := range infos[:min(len(infos), holderLimit)] {
+	for _, i := range infos[:min(len(infos), process.NameLimit)] {
 		found = append(found, "the mount at "+i.Mountpoint)
 	}
 	return found

@@ -6,8 +6,15 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/csi-node/csi-node/pkg/internal/hang"
 	"github.com/csi-node/csi-node/pkg/state"
 )
+
+// mountUsage is what Usage tells.
+type mountUsage struct {
+	mount state.Mount
+	usage state.Usage
+}
 
 // Usage tells what is mounted at a path, on top, and how full it is, in bytes
 // and in inodes, which are all zero where a file system has no fixed number of
@@ -18,14 +25,10 @@ import (
 //
 // ctx ends the wait as it does for Look.
 func (h *Host) Usage(ctx context.Context, path string) (state.Mount, state.Usage, error) {
-	type used struct {
-		mount state.Mount
-		usage state.Usage
-	}
-	u, err := wait(ctx, &h.usages, path, func() (used, error) {
+	u, err := answered(h.usages.Do(ctx, path, hang.NoLimit, func() (mountUsage, error) {
 		m, usage, err := h.usage(path)
-		return used{m, usage}, err
-	})
+		return mountUsage{m, usage}, err
+	}))
 	switch {
 	case err == nil:
 		return u.mount, u.usage, nil
@@ -81,7 +84,7 @@ func (h *Host) mountOf(fd int) (state.Mount, error) {
 }
 
 func statfs(fd int) (state.Usage, error) {
-	st, err := again(func() (st unix.Statfs_t, err error) {
+	st, err := retryEINTR(func() (st unix.Statfs_t, err error) {
 		err = unix.Fstatfs(fd, &st)
 		return st, err
 	})

@@ -19,18 +19,18 @@ import (
 // nothing changes.
 type Watcher struct {
 	h      *Host
-	source newsSource
-	// ear hears that something has changed of which the source does not tell:
-	// attributes. It is nil if the source hears that itself.
-	ear newsSource
+	source eventSource
+	// attributes wakes when attributes may have changed, of which the source does not
+	// tell. It is nil if the source does.
+	attributes eventSource
 
 	mu     sync.Mutex
 	mounts map[uint64]known           // by id
 	binds  map[state.DeviceNumber]int // how many mounts are of a node with that number
 	stale  bool                       // a resync is due, and failed
-	// changed is whom Run tells; what is heard before is in untold.
+	// changed is whom Run tells; what is read before that is in pending.
 	changed func(path string)
-	untold  []string
+	pending []string
 }
 
 // known is what was seen of a mount last.
@@ -54,12 +54,12 @@ func (e entry) known() known {
 
 func (m known) bindsNode() bool { return m.nodes != [2]state.DeviceNumber{} }
 
-// newsSource is where the news of mounts comes from.
-type newsSource interface {
+// eventSource tells of mounts that come, go or change.
+type eventSource interface {
 	name() string
-	// wait blocks until there may be news; os.ErrClosed: the source is closed.
+	// wait blocks until there may be events; os.ErrClosed: the source is closed.
 	wait() error
-	// read returns the news that there are without waiting, everything that was
+	// read returns the events that there are without waiting, everything that was
 	// done before it is called. all says that what has changed is not known.
 	read() (changes []change, all bool, err error)
 	// list returns the mounts of the namespace by their ids.
@@ -70,20 +70,20 @@ type newsSource interface {
 	close() error
 }
 
-// change is one mount that came or went, or did both.
+// change is one mount that was attached or detached, or both.
 type change struct {
-	id         uint64
-	came, went bool
-	own        bool // this process did it
+	id                 uint64
+	attached, detached bool
+	own                bool // this process did it
 }
 
-// NewWatcher begins to collect news: by fanotify (Linux 6.15), else by poll(2)
+// NewWatcher begins to collect events: by fanotify (Linux 6.15), else by poll(2)
 // of /proc/self/mountinfo, which the kernel wakes at every change, and which is
 // then read as a whole. fanotify does not tell of attributes: the same poll is
 // kept beside it, after which only the mounts below the root are asked for
 // theirs. Run, or else Close, ends it.
 func (h *Host) NewWatcher() (*Watcher, error) {
-	var s newsSource
+	var s eventSource
 	s, err := newFanotify()
 	if err != nil {
 		if s, err = newMountinfoPoll(); err != nil {
@@ -94,11 +94,11 @@ func (h *Host) NewWatcher() (*Watcher, error) {
 }
 
 // watch lists the mounts after the source has begun, so that none is missed.
-func (h *Host) watch(s newsSource) (*Watcher, error) {
+func (h *Host) watch(s eventSource) (*Watcher, error) {
 	w := &Watcher{h: h, source: s}
 	var err error
-	if _, deaf := s.(*fanotify); deaf {
-		if w.ear, err = newMountinfoPoll(); err != nil {
+	if _, partial := s.(*fanotify); partial {
+		if w.attributes, err = newMountinfoPoll(); err != nil {
 			return nil, errors.Join(fmt.Errorf("watch the attributes of mounts: %w", err), s.close())
 		}
 	}
@@ -117,14 +117,14 @@ func (h *Host) watch(s newsSource) (*Watcher, error) {
 
 // Bound reports whether a block device node with the number is bound anywhere in
 // this mount namespace, by whomever, at the time of the call: what the kernel has
-// told of mounts is taken in first. It is O(1) but for what has changed since the
+// told of mounts is applied first. It is O(1) but for what has changed since the
 // last call; where the source is "mountinfo", any change has the table read.
 func (w *Watcher) Bound(number state.DeviceNumber) (bool, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	tell := w.changed
 	if tell == nil {
-		tell = func(path string) { w.untold = append(w.untold, path) }
+		tell = func(path string) { w.pending = append(w.pending, path) }
 	}
 	if err := w.take(tell); err != nil {
 		return false, fmt.Errorf("which device nodes are bound: %w", err)
@@ -132,8 +132,8 @@ func (w *Watcher) Bound(number state.DeviceNumber) (bool, error) {
 	return w.binds[number] > 0, nil
 }
 
-// take reads the news and takes them in. The caller holds mu, so that nobody
-// else has read some and not taken them in yet.
+// take reads the events and applies them. The caller holds mu, so that nobody
+// else has read some and not applied them yet.
 func (w *Watcher) take(changed func(string)) error {
 	changes, all, err := w.source.read()
 	if err != nil {
@@ -178,7 +178,7 @@ func (w *Watcher) replace(mounts map[uint64]known) {
 	}
 }
 
-// Source names where the news comes from: "fanotify" or "mountinfo".
+// Source names where the events come from: "fanotify" or "mountinfo".
 func (w *Watcher) Source() string { return w.source.name() }
 
 // Run calls changed, in turn, with each path below the Host's root at which a
@@ -187,21 +187,21 @@ func (w *Watcher) Source() string { return w.source.name() }
 // kernel does not tell who did it, as it never does of attributes, that is by
 // anybody's doing. It returns nil when ctx ends, and closes the Watcher.
 func (w *Watcher) Run(ctx context.Context, changed func(path string)) error {
-	listening, hush := context.WithCancel(ctx)
+	listening, stopListening := context.WithCancel(ctx)
 	closeOnce := sync.OnceValue(w.Close)
 	stop := context.AfterFunc(listening, func() { _ = closeOnce() }) // its error comes again below
 	defer stop()
-	var ear sync.WaitGroup
-	defer ear.Wait()
-	defer hush()
-	if w.ear != nil {
-		ear.Go(func() { w.listen(listening, changed) })
+	var listener sync.WaitGroup
+	defer listener.Wait()
+	defer stopListening()
+	if w.attributes != nil {
+		listener.Go(func() { w.listen(listening, changed) })
 	}
 	w.mu.Lock()
-	for _, path := range w.untold {
+	for _, path := range w.pending {
 		changed(path)
 	}
-	w.changed, w.untold = changed, nil
+	w.changed, w.pending = changed, nil
 	w.mu.Unlock()
 	for {
 		err := w.source.wait()
@@ -228,27 +228,27 @@ func (w *Watcher) Close() error {
 	w.h.mu.Lock()
 	delete(w.h.watchers, w)
 	w.h.mu.Unlock()
-	if w.ear == nil {
+	if w.attributes == nil {
 		return w.source.close()
 	}
-	return errors.Join(w.source.close(), w.ear.close())
+	return errors.Join(w.source.close(), w.attributes.close())
 }
 
-// rest is how long the ear does not listen after it has heard something: what
-// changes meanwhile it hears then.
-const rest = time.Second
+// listenPause is how long listen waits after a wake-up: what changes meanwhile
+// wakes it then.
+const listenPause = time.Second
 
 // listen asks for the attributes of the mounts whenever something has changed.
 func (w *Watcher) listen(ctx context.Context, changed func(string)) {
 	for {
-		if err := w.ear.wait(); err != nil {
+		if err := w.attributes.wait(); err != nil {
 			if ctx.Err() == nil {
 				klog.FromContext(ctx).Error(err, "Changed attributes of mounts are noticed late from now on")
 			}
 			return
 		}
 		w.compare(changed)
-		pause := time.NewTimer(rest)
+		pause := time.NewTimer(listenPause)
 		select {
 		case <-pause.C:
 		case <-ctx.Done():
@@ -273,12 +273,12 @@ func (w *Watcher) compare(changed func(string)) {
 		}
 		before.attributes = now.attributes
 		w.mounts[id] = before
-		w.tell(before.point, changed)
+		w.notify(before.point, changed)
 	}
 }
 
-// made takes note of a mount that this process has just made. The news of it may
-// be read so late that it has gone again, by another's doing: then nobody would
+// made takes note of a mount that this process has just made. Its event may be read
+// so late that the mount has gone again, by another's doing: then nobody would
 // know any more where it was.
 func (w *Watcher) made(fd int, point string) error {
 	w.mu.Lock()
@@ -300,16 +300,16 @@ func (w *Watcher) made(fd int, point string) error {
 	return nil
 }
 
-// apply takes in one change. The caller holds mu.
+// apply applies one change. The caller holds mu.
 func (w *Watcher) apply(c change, changed func(string)) {
 	before, found := w.mounts[c.id]
-	if c.went {
+	if c.detached {
 		w.drop(c.id)
 		if found && !c.own {
-			w.tell(before.point, changed)
+			w.notify(before.point, changed)
 		}
 	}
-	if !c.came {
+	if !c.attached {
 		return
 	}
 	e, err := statmount(c.id)
@@ -317,13 +317,13 @@ func (w *Watcher) apply(c change, changed func(string)) {
 		return
 	}
 	w.set(c.id, e.known())
-	if found && !c.went && before.point != e.point { // it was moved on before this was read, and the news of that will find it here
-		w.tell(before.point, changed)
+	if found && !c.detached && before.point != e.point { // it was moved on before this was read, and the event of that will find it here
+		w.notify(before.point, changed)
 	}
 	// One of its own that has other attributes than when it was made was changed
 	// before this was read, and compare would find it as it is noted here.
 	if !c.own || found && before.attributes != e.attributes {
-		w.tell(e.point, changed)
+		w.notify(e.point, changed)
 	}
 }
 
@@ -348,19 +348,19 @@ func (w *Watcher) resync(changed func(string)) error {
 	w.replace(now)
 	for id, m := range before {
 		if n := now[id]; n.point != m.point || n.attributes != m.attributes {
-			w.tell(m.point, changed)
+			w.notify(m.point, changed)
 		}
 	}
 	for id, m := range now {
 		if before[id].point != m.point { // else it was told above
-			w.tell(m.point, changed)
+			w.notify(m.point, changed)
 		}
 	}
 	return nil
 }
 
-// tell passes on a mount point below the root; one above it is told as the root.
-func (w *Watcher) tell(point string, changed func(string)) {
+// notify passes on a mount point below the root; one above it is told as the root.
+func (w *Watcher) notify(point string, changed func(string)) {
 	under := func(path, dir string) bool { return strings.HasPrefix(path+"/", strings.TrimSuffix(dir, "/")+"/") }
 	if under(w.h.real, point) {
 		point = w.h.real

@@ -20,7 +20,7 @@ type fanotify struct {
 	buf   []byte
 }
 
-func newFanotify() (_ newsSource, err error) {
+func newFanotify() (_ eventSource, err error) {
 	fd, err := unix.FanotifyInit(unix.FAN_CLASS_NOTIF|unix.FAN_REPORT_MNT|unix.FAN_CLOEXEC|unix.FAN_NONBLOCK, 0)
 	if err != nil {
 		return nil, fmt.Errorf("fanotify_init: %w", err)
@@ -48,12 +48,12 @@ func newFanotify() (_ newsSource, err error) {
 
 func (*fanotify) name() string { return "fanotify" }
 
-// wait does not read: between a read and the taking in of what was read, nobody
-// may take the news for complete.
+// wait does not read: between a read and the application of what was read, nobody
+// may take the events for complete.
 func (s *fanotify) wait() error {
 	return s.raw.Read(func(fd uintptr) bool {
 		fds := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
-		n, err := again(func() (int, error) { return unix.Poll(fds, 0) })
+		n, err := retryEINTR(func() (int, error) { return unix.Poll(fds, 0) })
 		return n > 0 || err != nil // an error is met again by read
 	})
 }
@@ -63,7 +63,7 @@ func (s *fanotify) read() (changes []change, all bool, err error) {
 		var n int
 		var failed error
 		if err := s.raw.Control(func(fd uintptr) {
-			n, failed = again(func() (int, error) { return unix.Read(int(fd), s.buf) })
+			n, failed = retryEINTR(func() (int, error) { return unix.Read(int(fd), s.buf) })
 		}); err != nil {
 			return nil, false, err
 		}
@@ -101,9 +101,9 @@ func (s *fanotify) parse(buf []byte) (changes []change, all bool, err error) {
 		}
 		mask := binary.NativeEndian.Uint64(buf[8:])
 		c := change{
-			came: mask&unix.FAN_MNT_ATTACH != 0,
-			went: mask&unix.FAN_MNT_DETACH != 0,
-			own:  int32(binary.NativeEndian.Uint32(buf[20:])) == s.pid,
+			attached: mask&unix.FAN_MNT_ATTACH != 0,
+			detached: mask&unix.FAN_MNT_DETACH != 0,
+			own:      int32(binary.NativeEndian.Uint32(buf[20:])) == s.pid,
 		}
 		if mask&unix.FAN_Q_OVERFLOW != 0 {
 			all = true

@@ -53,7 +53,7 @@ func (s *mountinfoPoll) wait() error {
 		return os.ErrClosed
 	}
 	fds := []unix.PollFd{{Fd: int32(s.table), Events: unix.POLLPRI}, {Fd: int32(s.wake), Events: unix.POLLIN}}
-	if _, err := again(func() (int, error) { return unix.Poll(fds, -1) }); err != nil {
+	if _, err := retryEINTR(func() (int, error) { return unix.Poll(fds, -1) }); err != nil {
 		return fmt.Errorf("poll %s: %w", tablePath, err)
 	}
 	if fds[1].Revents != 0 {
@@ -69,7 +69,7 @@ func (s *mountinfoPoll) read() (changes []change, all bool, err error) {
 		return nil, false, os.ErrClosed
 	}
 	fds := []unix.PollFd{{Fd: int32(s.seen), Events: unix.POLLPRI}}
-	n, err := again(func() (int, error) { return unix.Poll(fds, 0) })
+	n, err := retryEINTR(func() (int, error) { return unix.Poll(fds, 0) })
 	if err != nil {
 		return nil, false, fmt.Errorf("poll %s: %w", tablePath, err)
 	}

@@ -14,7 +14,7 @@ import (
 )
 
 // bothSources runs a test once with each source of news.
-func bothSources(t *testing.T, test func(t *testing.T, h *Host, root string, s newsSource)) {
+func bothSources(t *testing.T, test func(t *testing.T, h *Host, root string, s eventSource)) {
 	machine.Kernel(t)
 	t.Run("fanotify", func(t *testing.T) {
 		h, root := newHost(t)
@@ -32,7 +32,7 @@ func bothSources(t *testing.T, test func(t *testing.T, h *Host, root string, s n
 
 // wantFanotify returns the source where the kernel has it. An older kernel must
 // be left with the other one, and nil is returned.
-func wantFanotify(t *testing.T, h *Host) newsSource {
+func wantFanotify(t *testing.T, h *Host) eventSource {
 	t.Helper()
 	machine.Kernel(t)
 	s, err := newFanotify()
@@ -50,7 +50,7 @@ func wantFanotify(t *testing.T, h *Host) newsSource {
 }
 
 // news runs a Watcher and returns what it tells. The channel is closed at the end.
-func news(t *testing.T, h *Host, s newsSource) <-chan string {
+func news(t *testing.T, h *Host, s eventSource) <-chan string {
 	t.Helper()
 	w, err := h.watch(s)
 	must(t, err)
@@ -88,7 +88,7 @@ func awaitPath(t *testing.T, told <-chan string, want string) {
 
 // A child process does it: the deeds of this process are not news by fanotify.
 func TestWatch(t *testing.T) {
-	bothSources(t, func(t *testing.T, h *Host, root string, s newsSource) {
+	bothSources(t, func(t *testing.T, h *Host, root string, s eventSource) {
 		a, deep := filepath.Join(root, "a"), filepath.Join(root, "a/deep")
 		must(t, os.Mkdir(a, 0o700))
 		run(t, "mount", "-t", "tmpfs", "before", a)
@@ -105,9 +105,9 @@ func TestWatch(t *testing.T) {
 	})
 }
 
-// A mount of this process's is taken away before the news that it came was read.
+// A mount of this process's is taken away before its event was read.
 func TestWatchTellsWhatWentBeforeItWasRead(t *testing.T) {
-	bothSources(t, func(t *testing.T, h *Host, root string, s newsSource) {
+	bothSources(t, func(t *testing.T, h *Host, root string, s eventSource) {
 		source, target, later := filepath.Join(root, "source"), filepath.Join(root, "target"), filepath.Join(root, "later")
 		must(t, os.Mkdir(source, 0o700))
 		must(t, os.Mkdir(later, 0o700))
@@ -135,7 +135,7 @@ func TestWatchTellsWhatWentBeforeItWasRead(t *testing.T) {
 
 // Attributes that somebody changes are told of, each time.
 func TestWatchAttributes(t *testing.T) {
-	bothSources(t, func(t *testing.T, h *Host, root string, s newsSource) {
+	bothSources(t, func(t *testing.T, h *Host, root string, s eventSource) {
 		a, b := filepath.Join(root, "a"), filepath.Join(root, "b")
 		must(t, os.Mkdir(a, 0o700))
 		must(t, os.Mkdir(b, 0o700))
@@ -199,7 +199,7 @@ func TestCompareLeavesOutOtherMounts(t *testing.T) {
 
 // A tree that is taken down at once is told of mount by mount.
 func TestWatchTree(t *testing.T) {
-	bothSources(t, func(t *testing.T, h *Host, root string, s newsSource) {
+	bothSources(t, func(t *testing.T, h *Host, root string, s eventSource) {
 		a, deep := filepath.Join(root, "a"), filepath.Join(root, "a/deep")
 		must(t, os.Mkdir(a, 0o700))
 		run(t, "mount", "-t", "tmpfs", "a", a)
@@ -212,7 +212,7 @@ func TestWatchTree(t *testing.T) {
 }
 
 func TestWatchMove(t *testing.T) {
-	bothSources(t, func(t *testing.T, h *Host, root string, s newsSource) {
+	bothSources(t, func(t *testing.T, h *Host, root string, s eventSource) {
 		base, a, b := filepath.Join(root, "base"), filepath.Join(root, "base/a"), filepath.Join(root, "base/b")
 		must(t, os.Mkdir(base, 0o700))
 		run(t, "mount", "-t", "tmpfs", "base", base)
@@ -233,10 +233,10 @@ func TestWatchMove(t *testing.T) {
 	})
 }
 
-// A mount that is moved before the news of its coming is read was at its old
+// A mount that is moved before its event is read was at its old
 // place when the mounts were listed: that place is told, too.
 func TestWatchMoveBehindNews(t *testing.T) {
-	bothSources(t, func(t *testing.T, h *Host, root string, s newsSource) {
+	bothSources(t, func(t *testing.T, h *Host, root string, s eventSource) {
 		base, a, b, last := filepath.Join(root, "base"), filepath.Join(root, "base/a"), filepath.Join(root, "base/b"), filepath.Join(root, "base/last")
 		must(t, os.Mkdir(base, 0o700))
 		run(t, "mount", "-t", "tmpfs", "base", base)
@@ -293,7 +293,7 @@ func TestWatchLeavesOutOwnDeeds(t *testing.T) {
 // A root with a symbolic link in it: mounts are told as Spell spells them. What
 // covers the root, or a directory above it, is told as the root.
 func TestWatchSpelling(t *testing.T) {
-	bothSources(t, func(t *testing.T, _ *Host, root string, s newsSource) {
+	bothSources(t, func(t *testing.T, _ *Host, root string, s eventSource) {
 		real, link := filepath.Join(root, "real/kubelet"), filepath.Join(root, "link")
 		must(t, os.MkdirAll(filepath.Join(real, "x"), 0o700))
 		must(t, os.Symlink("real/kubelet", link))
@@ -310,7 +310,7 @@ func TestWatchSpelling(t *testing.T) {
 // A queue that overflowed, and a table that says only that it changed, are made
 // up for by comparing.
 func TestWatchResync(t *testing.T) {
-	bothSources(t, func(t *testing.T, h *Host, root string, s newsSource) {
+	bothSources(t, func(t *testing.T, h *Host, root string, s eventSource) {
 		a, b := filepath.Join(root, "a"), filepath.Join(root, "b")
 		must(t, os.Mkdir(a, 0o700))
 		must(t, os.Mkdir(b, 0o700))
@@ -344,7 +344,7 @@ func TestParseFanotify(t *testing.T) {
 	}
 	mount := []byte{unix.FAN_EVENT_INFO_TYPE_MNT, 0, infoMountLen, 0, 0, 0, 0, 0, 42, 0, 0, 0, 0, 0, 0, 0}
 	changes, all, err := s.parse(append(event(unix.FAN_MNT_ATTACH, 7, mount), event(unix.FAN_Q_OVERFLOW, 0, nil)...))
-	if err != nil || !all || len(changes) != 1 || changes[0] != (change{id: 42, came: true, own: true}) {
+	if err != nil || !all || len(changes) != 1 || changes[0] != (change{id: 42, attached: true, own: true}) {
 		t.Errorf("%+v, all %v (%v)", changes, all, err)
 	}
 	whole := event(unix.FAN_MNT_DETACH, 1, mount)
@@ -375,7 +375,7 @@ func TestPollAfterClose(t *testing.T) {
 // A node that is bound anywhere is known when Bound is asked, whether or not the
 // news are read by then; nobody who is told of mounts misses one for it.
 func TestBoundNodes(t *testing.T) {
-	bothSources(t, func(t *testing.T, h *Host, root string, s newsSource) {
+	bothSources(t, func(t *testing.T, h *Host, root string, s eventSource) {
 		node := func(name string, minor uint32) (string, state.DeviceNumber) {
 			path := filepath.Join(root, name)
 			must(t, unix.Mknod(path, unix.S_IFBLK|0o600, int(unix.Mkdev(240, minor)))) // of no driver
@@ -431,7 +431,7 @@ func TestBoundNodes(t *testing.T) {
 
 // What covers a bound node does not hide it.
 func TestBoundNodeThatIsCovered(t *testing.T) {
-	bothSources(t, func(t *testing.T, h *Host, root string, s newsSource) {
+	bothSources(t, func(t *testing.T, h *Host, root string, s eventSource) {
 		point, image := filepath.Join(root, "point"), filepath.Join(root, "image")
 		must(t, os.WriteFile(point, nil, 0o600))
 		must(t, os.WriteFile(image, make([]byte, 1<<20), 0o600))
@@ -447,7 +447,7 @@ func TestBoundNodeThatIsCovered(t *testing.T) {
 	})
 }
 
-// The news of its own mount may be read after somebody has changed the attributes:
+// The event of its own mount may be read after somebody has changed the attributes:
 // nothing else would tell of that.
 func TestWatchAttributesChangedBeforeTheNewsIsRead(t *testing.T) {
 	h, root := newHost(t)

@@ -9,6 +9,7 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
+	"github.com/csi-node/csi-node/pkg/internal/hang"
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
@@ -30,20 +31,24 @@ func patience(ctx context.Context) time.Duration {
 // last one saw. A volume that does not answer occupies one goroutine, and delays no
 // other volume. The zero value is ready to use.
 type probes struct {
+	looks hang.Calls[probe] // by volume
+
 	mu      sync.Mutex
-	running map[string]*probe // by volume
-	last    map[string]sight  // by volume, until it is forgotten
-	most    int               // entries of last, beyond which tidy drops some
+	running map[string]*running // by volume
+	last    map[string]sight    // by volume, until it is forgotten
+	most    int                 // entries of last, beyond which tidy drops some
 }
 
-// probe is a look that runs.
+// probe is what a look at a path has seen.
 type probe struct {
-	path  string // empty: other callers must not share it
-	since time.Time
-	stale bool          // what it sees is not to be kept
-	done  chan struct{} // closed at its end, when the result is set
+	path  string // empty: no other caller may share it
+	began time.Time
 	usage []*csi.VolumeUsage
-	err   error
+}
+
+// running is a look that runs.
+type running struct {
+	stale bool // what it sees is not to be kept
 }
 
 // sight is the usage that was seen of a volume. It is the same at all paths.
@@ -75,57 +80,55 @@ func age(since time.Time) time.Duration { return time.Since(since).Round(time.Se
 // returns noAnswer when ctx is about to end or a look has run for answerTimeout;
 // that look goes on, and what it sees is kept.
 func (p *probes) ask(ctx context.Context, id, path string, look func(context.Context) ([]*csi.VolumeUsage, error)) ([]*csi.VolumeUsage, error) {
-	end := time.Now().Add(patience(ctx))
+	waiting, stop := context.WithTimeout(ctx, patience(ctx))
+	defer stop()
 	for {
-		running, own := p.join(ctx, id, path, look)
-		timer := time.NewTimer(min(time.Until(end), answerTimeout-time.Since(running.since)))
-		select {
-		case <-running.done:
-			timer.Stop()
-			if own || path != "" && running.path == path {
-				if state.ClassOf(running.err) == state.DeadlineExceeded {
-					return nil, noAnswer{running.since, running.err}
-				}
-				return running.usage, running.err
-			}
-		case <-timer.C:
-			return nil, noAnswer{since: running.since}
-		case <-ctx.Done():
-			timer.Stop()
+		seen, own, err := p.looks.Join(waiting, id, answerTimeout, func() (probe, error) {
+			began := time.Now()
+			usage, err := p.run(context.WithoutCancel(ctx), id, look)
+			return probe{path, began, usage}, err
+		})
+		late, is := err.(*hang.Unanswered)
+		switch {
+		case is && ctx.Err() != nil:
 			return nil, ctx.Err()
+		case is:
+			return nil, noAnswer{since: late.Since}
+		case !own && (path == "" || seen.path != path):
+			continue
+		case state.ClassOf(err) == state.DeadlineExceeded:
+			return nil, noAnswer{seen.began, err}
 		}
+		return seen.usage, err
 	}
 }
 
-// join returns the look at the volume that is under way, at whatever path, or begins
-// the caller's own.
-func (p *probes) join(ctx context.Context, id, path string, look func(context.Context) ([]*csi.VolumeUsage, error)) (_ *probe, own bool) {
+// run looks at a volume, and keeps what is seen for seen.
+func (p *probes) run(ctx context.Context, id string, look func(context.Context) ([]*csi.VolumeUsage, error)) ([]*csi.VolumeUsage, error) {
+	begun := p.begin(id)
+	usage, err := look(ctx)
+	p.end(id, begun, usage, err)
+	return usage, err
+}
+
+func (p *probes) begin(id string) *running {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if running := p.running[id]; running != nil {
-		return running, false
-	}
 	if p.running == nil {
-		p.running, p.last = map[string]*probe{}, map[string]sight{}
+		p.running, p.last = map[string]*running{}, map[string]sight{}
 	}
-	begun := &probe{path: path, since: time.Now(), done: make(chan struct{})}
+	begun := &running{}
 	p.running[id] = begun
-	go func() {
-		usage, err := look(context.WithoutCancel(ctx))
-		p.end(id, begun, usage, err)
-	}()
-	return begun, true
+	return begun
 }
 
-func (p *probes) end(id string, ended *probe, usage []*csi.VolumeUsage, err error) {
+func (p *probes) end(id string, ended *running, usage []*csi.VolumeUsage, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	ended.usage, ended.err = usage, err
 	if err == nil && usage != nil && !ended.stale {
 		p.last[id] = sight{usage, time.Now()}
 	}
 	delete(p.running, id)
-	close(ended.done)
 }
 
 // seen returns what the last look at a volume saw.

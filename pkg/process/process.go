@@ -1,6 +1,7 @@
-// Package process tells of other processes what they leave behind when they are
-// killed: one of whose threads hangs in the kernel keeps its locks, sockets and
-// ports for as long as that lasts, though it can run no instruction again.
+// Package process tells which other processes keep something: who uses a block
+// device (users.go), who has a lock, and whether a process that has one can ever
+// run again. One that was killed and hangs in the kernel keeps its locks, sockets
+// and ports for as long as that lasts (process.go).
 package process
 
 import (
@@ -133,9 +134,21 @@ func Name(pid int) string {
 	if pid <= 0 {
 		return "a process that is not seen from here"
 	}
-	comm, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid))
+	return nameOf(fmt.Sprintf("/proc/%d", pid))
+}
+
+// nameOf is Name for a directory in /proc.
+func nameOf(proc string) string { return "process " + named(proc) }
+
+// shortName is nameOf for a list of users.
+func shortName(proc string) string { return "pid " + named(proc) }
+
+// named returns the number of a process and its command, if it has not ended.
+func named(proc string) string {
+	pid := filepath.Base(proc)
+	comm, err := os.ReadFile(filepath.Join(proc, "comm"))
 	if err != nil {
-		return fmt.Sprintf("process %d", pid)
+		return pid
 	}
-	return fmt.Sprintf("process %d (%s)", pid, strings.TrimSpace(string(comm)))
+	return fmt.Sprintf("%s (%s)", pid, strings.TrimSpace(string(comm)))
 }

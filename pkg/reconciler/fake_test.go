@@ -1165,7 +1165,7 @@ func (m fakeMounts) SetAttributes(ctx context.Context, at string, flags state.Fl
 	})
 }
 
-func (fakeMounts) Options(m state.Mount) string { return m.Options }
+func (fakeFilesystems) Options(m state.Mount) string { return m.Options }
 
 func (m fakeMounts) Elsewhere(_ context.Context, device state.DeviceNumber) (seen *state.Sighting, err error) {
 	m.k.with(func() {

@@ -11,6 +11,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/csi-node/csi-node/pkg/devices"
+	"github.com/csi-node/csi-node/pkg/internal/hang"
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
@@ -35,7 +36,7 @@ func (i *Inline) Staging(id string) string {
 // askTime bounds the wait for the backend, whose disk may hang.
 const askTime = 2 * time.Second
 
-// owner asks the backend whose a volume is, on a goroutine that may be lost to its disk.
+// owner asks the backend whose a volume is, and does not wait longer than askTime.
 func (r *Reconciler) owner(ctx context.Context, want *state.Volume) state.Owner {
 	in := r.kernel.Inline
 	if in == nil {
@@ -43,14 +44,11 @@ func (r *Reconciler) owner(ctx context.Context, want *state.Volume) state.Owner 
 	}
 	ctx, cancel := context.WithTimeout(ctx, askTime)
 	defer cancel()
-	answer := make(chan state.Owner, 1)
-	go func() { answer <- in.owner(ctx, want) }()
-	select {
-	case o := <-answer:
-		return o
-	case <-ctx.Done():
+	o, err := r.owners.Do(ctx, want.ID, hang.NoLimit, func() (state.Owner, error) { return in.owner(ctx, want), nil })
+	if err != nil {
 		return state.Owner{Err: fmt.Errorf("the backend %s does not answer: %w", in.Backend, ctx.Err())}
 	}
+	return o
 }
 
 func (i *Inline) owner(ctx context.Context, want *state.Volume) state.Owner {

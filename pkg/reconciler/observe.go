@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/csi-node/csi-node/pkg/devices"
+	"github.com/csi-node/csi-node/pkg/internal/hang"
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
@@ -16,65 +17,25 @@ import (
 // the backend that cannot be read are an error. ctx ends
 // the wait, not a look that hangs: then the volume's next look waits for that one.
 func (r *Reconciler) Observe(ctx context.Context, want *state.Volume) (state.Actual, error) {
-	type result struct {
-		have state.Actual
-		err  error
-	}
 	began := time.Now()
-	early, stop := beforeDeadline(ctx)
+	waiting, stop := untilAnswer(ctx)
 	defer stop()
-	late := func(what string, err error) error {
-		return fmt.Errorf("volume %s: %s for %s: %w", want.ID, what, time.Since(began).Round(time.Millisecond), err)
-	}
-	for lost := r.lostLook(want.ID); lost != nil; lost = r.lostLook(want.ID) {
-		select {
-		case <-lost:
-		case <-early:
-			return state.Actual{}, late("waiting for an earlier look at the volume", context.DeadlineExceeded)
-		case <-ctx.Done():
-			return state.Actual{}, late("waiting for an earlier look at the volume", ctx.Err())
-		}
-	}
-	answer, done := make(chan result, 1), make(chan struct{})
-	go func() {
+	have, err := r.looks.Do(waiting, want.ID, hang.NoLimit, func() (state.Actual, error) {
 		have, err := r.observe(ctx, want)
 		if err == nil {
 			err = have.Device.Err
 		}
-		answer <- result{have, err}
-		r.mu.Lock()
-		defer r.mu.Unlock()
-		close(done)
-		if r.lost[want.ID] == done {
-			delete(r.lost, want.ID)
-		}
-	}()
-	select {
-	case res := <-answer:
-		return res.have, res.err
-	case <-early:
-		r.loseLook(want.ID, done)
-		return state.Actual{}, late("step look has been running", context.DeadlineExceeded)
-	case <-ctx.Done():
-		r.loseLook(want.ID, done)
-		return state.Actual{}, late("step look has been running", ctx.Err())
+		return have, err
+	})
+	late, is := err.(*hang.Unanswered)
+	if !is {
+		return have, err
 	}
-}
-
-func (r *Reconciler) lostLook(id string) chan struct{} {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.lost[id]
-}
-
-func (r *Reconciler) loseLook(id string, done chan struct{}) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	select {
-	case <-done: // it has just ended
-	default:
-		r.lost[id] = done
+	what := "step look has been running"
+	if late.Earlier {
+		what = "waiting for an earlier look at the volume"
 	}
+	return state.Actual{}, fmt.Errorf("volume %s: %s for %s: %w", want.ID, what, time.Since(began).Round(time.Millisecond), late.Unwrap())
 }
 
 // observeAlone is the look of the volume's worker, who alone may ask who holds
@@ -94,7 +55,7 @@ func (r *Reconciler) observeAlone(ctx context.Context, want *state.Volume) (stat
 			return have, fmt.Errorf("volume %s: observe: %w", want.ID, err)
 		}
 		if have.Elsewhere != nil {
-			have.Elsewhere.Mount.Options = r.kernel.Mounts.Options(have.Elsewhere.Mount)
+			have.Elsewhere.Mount.Options = r.kernel.Filesystems.Options(have.Elsewhere.Mount)
 		}
 	}
 	wrong := func(e state.Element) bool { return e.Device.Stray || e.Device.ReadOnly != want.Stage.ReadOnly } // so that it may be taken down
@@ -184,7 +145,7 @@ func (r *Reconciler) observe(ctx context.Context, want *state.Volume) (have stat
 	if want.Stage != nil && want.Stage.Path != "" {
 		have.Stage = r.look(ctx, want.Stage.Path)
 		if s := want.Stage; unexplained(s) && len(have.Stage.Mounts) > 0 {
-			have.Stage.Mounts[0].Options = r.kernel.Mounts.Options(have.Stage.Mounts[0])
+			have.Stage.Mounts[0].Options = r.kernel.Filesystems.Options(have.Stage.Mounts[0])
 		}
 	}
 	have.Targets = make(map[string]state.Mountpoint, len(want.Targets))

@@ -10,6 +10,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/csi-node/csi-node/pkg/devices"
+	"github.com/csi-node/csi-node/pkg/internal/hang"
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
@@ -37,30 +38,11 @@ type Lister struct {
 // clean is set. It waits until ctx ends: DeadlineExceeded or Canceled. Only one look
 // is under way at a time, so that those of a device that hangs do not pile up.
 func (r *Reconciler) Orphans(ctx context.Context, clean bool) ([]Orphan, error) {
-	type result struct {
-		found []Orphan
-		err   error
+	found, err := r.listing.Do(ctx, "", hang.NoLimit, func() ([]Orphan, error) { return r.orphans(ctx, func(Orphan) bool { return clean }) })
+	if _, late := err.(*hang.Unanswered); late {
+		return nil, state.Errorf(state.ClassOf(ctx.Err()), "looking for orphans: a device, or the storage, does not answer")
 	}
-	answer := make(chan result, 1)
-	late := func() error {
-		return state.Errorf(state.ClassOf(ctx.Err()), "looking for orphans: a device, or the storage, does not answer")
-	}
-	select {
-	case r.listing <- struct{}{}:
-	case <-ctx.Done():
-		return nil, late()
-	}
-	go func() {
-		defer func() { <-r.listing }()
-		found, err := r.orphans(ctx, func(Orphan) bool { return clean })
-		answer <- result{found, err}
-	}()
-	select {
-	case a := <-answer:
-		return a.found, a.err
-	case <-ctx.Done():
-		return nil, late()
-	}
+	return found, err
 }
 
 // AdoptOrphans tells, when the plugin starts, of what no intent explains, and

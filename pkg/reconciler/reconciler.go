@@ -12,6 +12,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/csi-node/csi-node/pkg/devices"
+	"github.com/csi-node/csi-node/pkg/internal/hang"
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
@@ -51,6 +52,8 @@ type Filesystems interface {
 	Grow(ctx context.Context, device state.Device, fsType, mountpoint string) error
 	// Default returns the type to make on a device of so many bytes if nobody names one.
 	Default(bytes int64) string
+	// Options tells all that the kernel shows of the options of a mount's superblock.
+	Options(m state.Mount) string
 }
 
 // Mounts looks at the mount table and changes it, one mount at a time.
@@ -59,8 +62,6 @@ type Mounts interface {
 	Mounter
 	SetAttributes(ctx context.Context, path string, flags state.Flags) error
 	Unmount(ctx context.Context, path string) error
-	// Options tells all that the kernel shows of the options of a mount's superblock.
-	Options(m state.Mount) string
 	// Elsewhere returns a mount of the file system on a device, wherever it is; nil: none.
 	Elsewhere(ctx context.Context, device state.DeviceNumber) (*state.Sighting, error)
 	// BoundAt tells where the node of a device is bound, also by nobody's intent.
@@ -182,12 +183,14 @@ type Reconciler struct {
 	claims  claims
 	secrets secrets
 	sweep   sweep
-	listing chan struct{} // holds a token while Orphans looks
+	listing hang.Calls[[]Orphan] // of Orphans
+
+	looks  hang.Calls[state.Actual] // for callers of Observe, by volume
+	owners hang.Calls[state.Owner]  // questions to the backend, by volume
 
 	mu      sync.Mutex
 	volumes map[string]*volume
 	devices map[state.DeviceNumber]map[string]struct{} // volumes by the numbers of their devices
-	lost    map[string]chan struct{}                   // looks that nobody waits for any more, by volume
 	awaited map[string]chan struct{}                   // of volumes whose device is not there, see await
 	deaf    bool                                       // nobody tells of devices
 }
@@ -207,9 +210,7 @@ func New(cfg Config) *Reconciler {
 		random:  rand.Float64,
 		volumes: map[string]*volume{},
 		devices: map[state.DeviceNumber]map[string]struct{}{},
-		lost:    map[string]chan struct{}{},
 		awaited: map[string]chan struct{}{},
-		listing: make(chan struct{}, 1),
 		sweep:   sweep{look: make(chan struct{}, 1), gone: map[string]time.Time{}},
 	}
 	for _, v := range r.store.List() {
@@ -328,6 +329,15 @@ func InTime(ctx context.Context) context.Context {
 	}
 	left := time.Until(deadline)
 	return context.WithValue(ctx, answerTime{}, deadline.Add(-min(left/10, 2*time.Second)))
+}
+
+// untilAnswer returns a context that ends when a call must be answered, see InTime.
+func untilAnswer(ctx context.Context) (context.Context, context.CancelFunc) {
+	at, ok := InTime(ctx).Value(answerTime{}).(time.Time)
+	if _, bounded := ctx.Deadline(); !ok || !bounded {
+		return context.WithCancel(ctx)
+	}
+	return context.WithDeadline(ctx, at)
 }
 
 // beforeDeadline returns a channel that fires when a call must be answered, see InTime.

@@ -15,6 +15,7 @@ import (
 
 	"github.com/csi-node/csi-node/pkg/blockdev"
 	"github.com/csi-node/csi-node/pkg/devices"
+	"github.com/csi-node/csi-node/pkg/process"
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
@@ -301,7 +302,7 @@ func users(ctx context.Context, info blockdev.Info) string {
 		}
 	}
 	if len(words) == 0 {
-		return "it is mounted in another mount namespace, or claimed by " + blockdev.Openers(ctx, info.Number)
+		return "it is mounted in another mount namespace, or claimed by " + process.Openers(ctx, info.Number)
 	}
 	return strings.Join(words, ", ")
 }

@@ -194,7 +194,7 @@ func TestConformance(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				loops.Spare(loop.Numbers{Bound: func(n state.DeviceNumber) (bool, error) { return machine.Bound(n.Major, n.Minor) }})
+				loops.Reserve(loop.Numbers{Bound: func(n state.DeviceNumber) (bool, error) { return machine.Bound(n.Major, n.Minor) }})
 				views = blockdev.New(loops, nil)
 				return rack{newSet(t, lib), views, mu, disks}
 			},

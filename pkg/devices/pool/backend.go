@@ -4,12 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"sync"
 
 	"golang.org/x/sys/unix"
 	"k8s.io/klog/v2"
 
 	"github.com/csi-node/csi-node/pkg/devices"
+	"github.com/csi-node/csi-node/pkg/internal/hang"
 	"github.com/csi-node/csi-node/pkg/internal/keylock"
 	"github.com/csi-node/csi-node/pkg/loop"
 )
@@ -27,16 +27,14 @@ type Backend struct {
 	loops  *loop.Devices
 	unlock func() error // the pool; nil: it is not locked
 
-	turns keylock.Map // by volume
-
-	mu    sync.Mutex
-	asked map[string]*asking // by volume
+	turns keylock.Map       // by volume
+	looks hang.Calls[found] // at metadata, by volume
 }
 
 // NewBackend returns a Backend for the volumes of a pool, and finds devices over
 // their data that the plugin did not attach.
 func NewBackend(ctx context.Context, p *Pool, loops *loop.Devices) (*Backend, error) {
-	b := &Backend{pool: p, loops: loops, asked: map[string]*asking{}}
+	b := &Backend{pool: p, loops: loops}
 	b.Provisioner = Provisioner{Volumes: p, Delete: b.Delete}
 	ids, err := p.IDs(ctx)
 	if err != nil { // of a pool that is away, or whose disk does not answer, the tags tell

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/csi-node/csi-node/pkg/devices"
+	"github.com/csi-node/csi-node/pkg/internal/hang"
 	"github.com/csi-node/csi-node/pkg/loop"
 	"github.com/csi-node/csi-node/pkg/state"
 )
@@ -69,56 +70,17 @@ func (b *Backend) Find(ctx context.Context, v devices.Volume) (state.Device, err
 	return facts, nil
 }
 
-// asking is a look at a volume's metadata that is under way.
-type asking struct {
-	since time.Time
-	done  chan struct{}
-}
-
-// lookWithin is look, on a goroutine that may be lost to a disk that hangs;
-// no volume ever has more than one.
+// lookWithin is look, which may never return from a disk that hangs.
 func (b *Backend) lookWithin(ctx context.Context, volume string) (found, error) {
-	type answer struct {
-		found
-		err error
+	k, err := b.looks.Do(ctx, volume, factsLimit, func() (found, error) { return b.look(context.WithoutCancel(ctx), volume) })
+	late, is := err.(*hang.Unanswered)
+	switch {
+	case !is:
+		return k, err
+	case ctx.Err() != nil:
+		return found{}, ctx.Err()
 	}
-	for {
-		b.mu.Lock()
-		a, own := b.asked[volume], false
-		answers := make(chan answer, 1)
-		if a == nil {
-			a, own = &asking{since: time.Now(), done: make(chan struct{})}, true
-			b.asked[volume] = a
-			go func() {
-				k, err := b.look(context.WithoutCancel(ctx), volume)
-				answers <- answer{k, err}
-				b.mu.Lock()
-				delete(b.asked, volume)
-				b.mu.Unlock()
-				close(a.done)
-			}()
-		}
-		b.mu.Unlock()
-		limit := time.NewTimer(factsLimit - time.Since(a.since)) // at once for one that hangs
-		select {
-		case <-a.done:
-		case <-ctx.Done():
-		case <-limit.C:
-		}
-		limit.Stop()
-		select {
-		case <-a.done:
-			if own {
-				got := <-answers
-				return got.found, got.err
-			} // else it may have begun before what this caller is to see
-		default:
-			if ctx.Err() != nil {
-				return found{}, ctx.Err()
-			}
-			return found{}, state.Errorf(state.DeadlineExceeded, "volume %s: the pool has not told of it for %s: see whether its disk answers", volume, time.Since(a.since).Round(time.Second))
-		}
-	}
+	return found{}, state.Errorf(state.DeadlineExceeded, "volume %s: the pool has not told of it for %s: see whether its disk answers", volume, time.Since(late.Since).Round(time.Second))
 }
 
 // look looks at a volume's metadata and its data.

@@ -150,7 +150,7 @@ func newBackend(t testing.TB, p *pool.Pool) *backend {
 		t.Fatal(err)
 	}
 	// What another package's test waits for to get again is not taken.
-	loops.Spare(loop.Numbers{Bound: func(n state.DeviceNumber) (bool, error) { return machine.Bound(n.Major, n.Minor) }})
+	loops.Reserve(loop.Numbers{Bound: func(n state.DeviceNumber) (bool, error) { return machine.Bound(n.Major, n.Minor) }})
 	b, err := pool.NewBackend(t.Context(), p, loops)
 	if err != nil {
 		t.Fatal(err)

@@ -42,7 +42,7 @@ func openKind(t *testing.T, env devices.Environment, flags ...string) (*pool.Bac
 	if err != nil {
 		t.Fatal(err)
 	}
-	loops.Spare(loop.Numbers{Bound: func(n state.DeviceNumber) (bool, error) { return machine.Bound(n.Major, n.Minor) }})
+	loops.Reserve(loop.Numbers{Bound: func(n state.DeviceNumber) (bool, error) { return machine.Bound(n.Major, n.Minor) }})
 	env.Loops = loops
 	b, err := kind.Open(t.Context(), env)
 	if err != nil {

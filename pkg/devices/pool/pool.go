@@ -28,6 +28,10 @@
 // One process at a time should use a pool, see Lock: two would not see each
 // other's changes of one volume. Emptying tmp and trash is safe even then, as
 // whoever builds in tmp holds a lock.
+//
+// Read first: volume.go (the facts about a volume) and create.go, then capacity.go and
+// room.go (who has how much), clear.go and delete.go. The backend is in backend.go and
+// backend_*.go, a file for each ability; it leaves loop devices to package loop.
 package pool
 
 import (

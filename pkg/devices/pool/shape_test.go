@@ -522,7 +522,7 @@ func TestReadOnlySysfs(t *testing.T) {
 	}
 	number := ownNumber(t) // of a device that has refused none yet
 	b, data := setup(t, pool.Thick)
-	b.loops.Spare(loop.Numbers{Published: func(string, bool) []state.DeviceNumber { return []state.DeviceNumber{number} }})
+	b.loops.Reserve(loop.Numbers{Published: func(string, bool) []state.DeviceNumber { return []state.DeviceNumber{number} }})
 	d := attach(t, b, "vol", false)
 	run(t, "blkdiscard", d.Path)
 	if got := allocated(t, data); got != 0 {

@@ -1,5 +1,4 @@
-// Package devnode opens block devices by nodes that are surely theirs, and names
-// the processes that have one open.
+// Package devnode opens block devices by nodes that are surely theirs.
 package devnode
 
 import (

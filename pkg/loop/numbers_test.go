@@ -29,7 +29,7 @@ func TestShownNumbersAreSpared(t *testing.T) {
 	shown, alone := numberFor(t, s, other), ownNumber(t) // other tests may have the first for a while
 	name := addLoop(t, alone)
 	owner, bound := "", false
-	s.Spare(Numbers{
+	s.Reserve(Numbers{
 		Owner: func(n state.DeviceNumber) string {
 			if n == shown || n == alone {
 				return owner
@@ -39,21 +39,21 @@ func TestShownNumbersAreSpared(t *testing.T) {
 		Bound: func(n state.DeviceNumber) (bool, error) { return (n == shown || n == alone) && bound, nil },
 	})
 	for _, tt := range []struct {
-		owner  string
-		bound  bool
-		spared bool
+		owner    string
+		bound    bool
+		reserved bool
 	}{{"other", true, true}, {"other", false, true}, {"", true, true}, {"vol", true, false}, {"", false, false}} {
 		owner, bound = tt.owner, tt.bound
-		if got, err := s.spared(name, Request{Volume: "vol"}); err != nil || got != tt.spared {
+		if got, err := s.reserved(name, Request{Volume: "vol"}); err != nil || got != tt.reserved {
 			t.Errorf("%+v: spared %t, %v", tt, got, err)
 		}
-		if got := numberFor(t, s, vol); got == shown && tt.spared {
+		if got := numberFor(t, s, vol); got == shown && tt.reserved {
 			t.Errorf("%+v: the volume got the number %s", tt, shown)
 		}
 	}
 
 	unknown := errors.New("no news")
-	s.Spare(Numbers{Bound: func(state.DeviceNumber) (bool, error) { return false, unknown }})
+	s.Reserve(Numbers{Bound: func(state.DeviceNumber) (bool, error) { return false, unknown }})
 	if err := s.Attach(t.Context(), vol); !errors.Is(err, unknown) {
 		t.Errorf("attached though it is not known what is bound: %v", err)
 	}
@@ -64,7 +64,7 @@ func TestNumberThatIsBoundMeanwhileIsSpared(t *testing.T) {
 	s, vol := newDevices(t), request(newFile(t, "vol"), "vol")
 	asked := map[state.DeviceNumber]bool{}
 	var first state.DeviceNumber
-	s.Spare(Numbers{Bound: func(n state.DeviceNumber) (bool, error) {
+	s.Reserve(Numbers{Bound: func(n state.DeviceNumber) (bool, error) {
 		if len(asked) == 0 {
 			first = n
 		}
@@ -116,7 +116,7 @@ func addLoop(t *testing.T, number state.DeviceNumber) (name string) {
 	}
 	defer control.Close()
 	s := &Devices{numbers: Numbers{Published: func(string, bool) []state.DeviceNumber { return []state.DeviceNumber{number} }}}
-	if name, err = s.again(control, Request{Volume: "vol"}); err != nil || name == "" {
+	if name, err = s.publishedDevice(control, Request{Volume: "vol"}); err != nil || name == "" {
 		t.Fatalf("no device %s: %v", number, err)
 	}
 	return name
@@ -176,8 +176,8 @@ func TestNumbersWithPartitions(t *testing.T) {
 	put(t, maxPartPath, "15\n")
 	s := &Devices{}
 	for number, want := range map[state.DeviceNumber]bool{shifted: true, unshifted: false} {
-		s.Spare(Numbers{Bound: func(n state.DeviceNumber) (bool, error) { return n == number, nil }})
-		if got, err := s.spared("loop5", Request{Volume: "vol"}); err != nil || got != want {
+		s.Reserve(Numbers{Bound: func(n state.DeviceNumber) (bool, error) { return n == number, nil }})
+		if got, err := s.reserved("loop5", Request{Volume: "vol"}); err != nil || got != want {
 			t.Errorf("where %s is bound, loop5 (%s) is spared: %t, %v", number, shifted, got, err)
 		}
 	}

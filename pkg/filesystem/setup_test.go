@@ -133,7 +133,7 @@ func digest(t testing.TB, path string) []byte {
 			if err != nil && err != io.EOF {
 				t.Fatal(err)
 			}
-			if !zero(chunk[:n]) { // like a hole
+			if !isZero(chunk[:n]) { // like a hole
 				fmt.Fprintf(sum, "%d:", offset)
 				sum.Write(chunk[:n])
 			}

@@ -30,13 +30,13 @@ type Numbers struct {
 	Published func(volume string, view bool) []state.DeviceNumber
 }
 
-// Spare sets what keeps numbers from being given away: one that somebody shows is
+// Reserve sets what keeps numbers from being given away: one that somebody shows is
 // given only to the volume that is published with it, and that gets it again if it
 // can. It must be called before anything is attached.
-func (s *Devices) Spare(numbers Numbers) { s.numbers = numbers }
+func (s *Devices) Reserve(numbers Numbers) { s.numbers = numbers }
 
-// spared reports whether the number of a free device is kept for somebody else.
-func (s *Devices) spared(name string, r Request) (bool, error) {
+// reserved reports whether the number of a free device is kept for somebody else.
+func (s *Devices) reserved(name string, r Request) (bool, error) {
 	number, err := numberOf(name)
 	if err != nil {
 		return false, err
@@ -60,7 +60,7 @@ func (s *Devices) spared(name string, r Request) (bool, error) {
 // again: it may look free while somebody has it claimed.
 func (s *Devices) free(ctx context.Context, control *os.File, r Request, again bool, taken map[string]bool) (name string, sure bool, err error) {
 	if again {
-		if name, err = s.again(control, r); name != "" || err != nil {
+		if name, err = s.publishedDevice(control, r); name != "" || err != nil {
 			return name, true, err
 		}
 	}
@@ -69,12 +69,12 @@ func (s *Devices) free(ctx context.Context, control *os.File, r Request, again b
 		return "", false, fmt.Errorf("LOOP_CTL_GET_FREE: %w", err)
 	}
 	name = nameOf(n)
-	switch spared, err := s.spared(name, r); {
-	case err == nil && !spared && !taken[name]:
+	switch reserved, err := s.reserved(name, r); {
+	case err == nil && !reserved && !taken[name]:
 		return name, false, nil
 	case err != nil && !errors.Is(err, os.ErrNotExist): // it may have been removed just now
 		return "", false, err
-	case err == nil && spared:
+	case err == nil && reserved:
 		klog.FromContext(ctx).V(2).Info("The number of a free loop device is shown to somebody, and left alone", "device", name)
 	}
 	dirs, err := filepath.Glob(filepath.Join(sysBlock, "loop*")) // the kernel names the lowest one only
@@ -86,17 +86,17 @@ func (s *Devices) free(ctx context.Context, control *os.File, r Request, again b
 		if taken[name] || !isFree(name) {
 			continue
 		}
-		if spared, err := s.spared(name, r); err == nil && !spared {
+		if reserved, err := s.reserved(name, r); err == nil && !reserved {
 			return name, false, nil
 		}
 	}
-	name, err = s.addUnspared(control, r)
+	name, err = s.addUnreserved(control, r)
 	return name, false, err
 }
 
-// again returns the device that a volume, or its view, is published as, if it is
+// publishedDevice returns the device that a volume, or its view, is published as, if it is
 // free; "" if there is none.
-func (s *Devices) again(control *os.File, r Request) (name string, err error) {
+func (s *Devices) publishedDevice(control *os.File, r Request) (name string, err error) {
 	if s.numbers.Published == nil || r.Volume == "" {
 		return "", nil
 	}
@@ -137,17 +137,17 @@ func indexOf(number state.DeviceNumber) (int, error) {
 	return int(number.Minor >> bits.Len64(parts)), nil
 }
 
-// addUnspared makes devices until one's number is not kept for somebody else:
+// addUnreserved makes devices until one's number is not kept for somebody else:
 // the kernel gives the lowest that has no device, be its number shown or not.
-func (s *Devices) addUnspared(control *os.File, r Request) (name string, err error) {
+func (s *Devices) addUnreserved(control *os.File, r Request) (name string, err error) {
 	for range attachTries {
 		n, err := add(control)
 		if err != nil {
 			return "", err
 		}
-		switch spared, err := s.spared(nameOf(n), r); {
+		switch reserved, err := s.reserved(nameOf(n), r); {
 		case errors.Is(err, os.ErrNotExist): // somebody has removed it
-		case err != nil || !spared:
+		case err != nil || !reserved:
 			return nameOf(n), err
 		}
 	}

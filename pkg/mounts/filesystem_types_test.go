@@ -15,6 +15,10 @@ import (
 	"github.com/csi-node/csi-node/test/machine"
 )
 
+// noRecovery are the options with which a read-only mount leaves the log alone, by
+// the type of file system.
+var noRecovery = map[string]string{"ext4": "noload", "xfs": "norecovery", "btrfs": "rescue=nologreplay"}
+
 // written writes a file through to the log, and returns a copy of the image:
 // what a machine that dies now would leave.
 func written(t *testing.T, d state.Device, dir, name, text string) string {
@@ -51,7 +55,7 @@ func mustRead(t *testing.T, want string, path ...string) {
 
 // A copy of a file system can be mounted beside it, and each shows its own data.
 func TestMountCopies(t *testing.T) {
-	for fsType := range dialects {
+	for fsType := range noRecovery {
 		t.Run(fsType, func(t *testing.T) {
 			bothTables(t, func(t *testing.T, h *Host, root string) {
 				ctx, first, second := t.Context(), filepath.Join(root, "first"), filepath.Join(root, "second")
@@ -95,7 +99,7 @@ func mountsCopies(t *testing.T) bool {
 
 // A read-only mount writes nothing, so it cannot replay a log.
 func TestReadOnlyMountWithALog(t *testing.T) {
-	for fsType, dialect := range dialects {
+	for fsType, noRecovery := range noRecovery {
 		t.Run(fsType, func(t *testing.T) {
 			h, root := newHost(t)
 			ctx, path := t.Context(), filepath.Join(root, "stage")
@@ -105,12 +109,12 @@ func TestReadOnlyMountWithALog(t *testing.T) {
 			must(t, h.MountDevice(ctx, d, path, fsType, state.Flags{}, false))
 			image := written(t, d, path, "file", "in the log")
 			must(t, h.Unmount(ctx, path)) // or a kernel before 6.7 mounts no copy of a btrfs
-			without := state.Flags{Super: []string{dialect.noRecovery}}
+			without := state.Flags{Super: []string{noRecovery}}
 			before := digest(t, image)
 
 			reader := attach(t, root, image, "--read-only")
 			wantClass(t, h.MountDevice(ctx, reader, path, fsType, state.Flags{}, true), state.FailedPrecondition,
-				"its log must be replayed", "stage the volume once for writing", fmt.Sprintf("the mount flag %q", dialect.noRecovery))
+				"its log must be replayed", "stage the volume once for writing", fmt.Sprintf("the mount flag %q", noRecovery))
 			wantFile(t, h, path, state.Directory)
 			must(t, h.MountDevice(ctx, reader, path, fsType, without, true))
 			mustRead(t, "settled", path, "older")
@@ -119,7 +123,7 @@ func TestReadOnlyMountWithALog(t *testing.T) {
 
 			writer := attach(t, root, image)
 			wantClass(t, h.MountDevice(ctx, writer, path, fsType, without, false), state.InvalidArgument,
-				fmt.Sprintf("%q for a mount that may write", dialect.noRecovery), "invalid argument", "("+map[bool]string{true: "device "}[fsType == "btrfs"]+filepath.Base(writer.Path))
+				fmt.Sprintf("%q for a mount that may write", noRecovery), "invalid argument", "("+map[bool]string{true: "device "}[fsType == "btrfs"]+filepath.Base(writer.Path))
 			must(t, h.MountDevice(ctx, writer, path, fsType, state.Flags{}, false))
 			mustRead(t, "in the log", path, "file")
 			must(t, h.Unmount(ctx, path))
@@ -140,7 +144,7 @@ func TestRefusedOptionsLeaveTheLogAlone(t *testing.T) {
 		must(t, h.Unmount(t.Context(), path))
 		before := digest(t, image)
 		d := attach(t, root, image)
-		flags := state.Flags{Super: []string{dialects[fsType].noRecovery, wrong}}
+		flags := state.Flags{Super: []string{noRecovery[fsType], wrong}}
 		wantClass(t, h.MountDevice(t.Context(), d, path, fsType, flags, true), state.InvalidArgument, "the kernel refuses", strings.Split(wrong, "=")[0])
 		run(t, "blockdev", "--flushbufs", d.Path)
 		mustBe(t, "the image of an "+fsType, digest(t, image), before)
@@ -194,32 +198,6 @@ func TestBtrfsDiscards(t *testing.T) {
 			t.Errorf("asked for %q: %s", asked, stack[0].options)
 		}
 		must(t, h.Unmount(t.Context(), path))
-	}
-}
-
-func TestBtrfsUsage(t *testing.T) {
-	h, root := newHost(t)
-	path := filepath.Join(root, "stage")
-	d := mountedAs(t, h, path, "btrfs")
-	_, usage, err := h.Usage(t.Context(), path)
-	must(t, err)
-	if b := usage.Bytes; b.Total != d.Size || b.Used <= 0 || b.Available <= 0 || b.Used+b.Available > b.Total || usage.Inodes != (state.Amount{}) {
-		t.Errorf("%+v", usage)
-	}
-}
-
-// A mount that shows another device than it should is given up.
-func TestVerifySuper(t *testing.T) {
-	for fsType := range dialects {
-		h, root := newHost(t)
-		d, other := newDevice(t, root, fsType), newDevice(t, root, fsType)
-		mnt, err := newMount(d, fsType, state.Flags{}, false)
-		must(t, err)
-		must(t, verifySuper(mnt, d, fsType))
-		wantClass(t, verifySuper(mnt, other, fsType), state.Unavailable, d.Number.String())
-		must(t, unix.Close(mnt))
-		wantFree(t, d)
-		wantFile(t, h, filepath.Join(root, "stage"), state.NoFile)
 	}
 }
 
@@ -315,47 +293,4 @@ func TestBusyBtrfsNamesTheProcess(t *testing.T) {
 	must(t, unix.Munmap(memory))
 	must(t, h.Unmount(ctx, path))
 	wantFree(t, d)
-}
-
-func TestExplain(t *testing.T) {
-	for name, c := range map[string]struct {
-		fsType   string
-		cause    error
-		said     string
-		asked    []string
-		readOnly bool
-		class    state.Class
-		words    string // "" for no explanation
-	}{
-		"a full disk":              {"ext4", unix.ENOSPC, "", nil, true, 0, ""},
-		"a damaged btrfs":          {"btrfs", unix.EIO, "open_ctree failed: -5", nil, true, 0, ""},
-		"a btrfs with a log":       {"btrfs", unix.EIO, "log replay required on RO media", nil, true, state.FailedPrecondition, `"rescue=nologreplay"`},
-		"with the flag":            {"xfs", unix.EROFS, "", []string{"norecovery"}, true, 0, ""},
-		"a type without a log":     {"vfat", unix.EROFS, "", nil, true, 0, ""},
-		"a flag for writing":       {"btrfs", unix.EINVAL, "words", []string{"compress", "rescue=all"}, false, state.InvalidArgument, `"rescue=all" for a mount that may write: invalid argument (words)`},
-		"another flag":             {"ext4", unix.EINVAL, "", []string{"data=x"}, false, 0, ""},
-		"a copy on an old kernel":  {"btrfs", unix.EEXIST, "duplicate device", nil, false, state.Unavailable, "(duplicate device)"},
-		"a writer's device locked": {"ext4", unix.EROFS, "", nil, false, 0, ""},
-	} {
-		err := dialects[c.fsType].explain(c.cause, c.said, c.asked, c.readOnly)
-		if c.words == "" {
-			if err != nil {
-				t.Errorf("%s: %v", name, err)
-			}
-			continue
-		}
-		wantClass(t, err, c.class, c.words)
-	}
-}
-
-func TestKernelLogRecords(t *testing.T) {
-	for facts, want := range map[string]bool{"6,1,2,-": false, "5,1": false, "4,1": true, "3,9,9,c": true, "11,": true, "14,": false, "": false, "x": false} {
-		mustBe(t, facts, warns(facts), want)
-	}
-	for message, want := range map[string]bool{
-		"XFS (loop3): why": true, "BTRFS error (device loop3): why": true, "BTRFS error (device loop3 state E): why": true,
-		"XFS (loop33): why": false, "BTRFS error (device loop33): why": false, "BTRFS: device /dev/loop3 (7:3) scanned": false,
-	} {
-		mustBe(t, message, names(message, "loop3"), want)
-	}
 }

@@ -7,7 +7,6 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
-	"testing/synctest"
 
 	"golang.org/x/sys/unix"
 
@@ -49,7 +48,6 @@ func TestDeadFilesystem(t *testing.T) {
 		wantClass(t, err, state.Canceled, "does not answer", path)
 		_, _, err = h.Usage(ctx, path)
 		wantClass(t, err, state.Canceled, "earlier", path)
-		mustBe(t, "a lost call", h.usages.find(path) != nil, true)
 
 		// That keeps nobody from looking.
 		wantMountpoint(t, h, path)
@@ -60,7 +58,6 @@ func TestDeadFilesystem(t *testing.T) {
 		if !errors.Is(err, unix.ENOTCONN) {
 			t.Errorf("usage of a file system without a server: %v", err)
 		}
-		mustBe(t, "a lost call", h.usages.find(path) != nil, false)
 		wantMountpoint(t, h, path)
 		must(t, h.Unmount(t.Context(), path))
 		wantFile(t, h, path, state.Directory)
@@ -73,41 +70,4 @@ func wantMountpoint(t *testing.T, h *Host, path string) {
 	m, err := h.Look(t.Context(), path)
 	must(t, err)
 	mustBe(t, "mounts", len(m.Mounts), 1)
-}
-
-func TestWait(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		var c calls
-		ctx, cancel := context.WithCancel(t.Context())
-		release, made := make(chan struct{}), 0
-		hang := func() (int, error) { made++; <-release; return 1, nil }
-		errs := make(chan error)
-		go func() { _, err := wait(ctx, &c, "path", hang); errs <- err }()
-		synctest.Wait()
-		cancel()
-		wantClass(t, <-errs, state.Canceled)
-
-		// Another path is served, this one waits without a call of its own.
-		v, err := wait(t.Context(), &c, "other", func() (int, error) { return 2, nil })
-		must(t, err)
-		mustBe(t, "other", v, 2)
-		_, err = wait(ctx, &c, "path", hang)
-		wantClass(t, err, state.Canceled, "earlier")
-		mustBe(t, "calls", made, 1)
-
-		// The one that waits goes on by itself, with a fresh call.
-		values := make(chan int)
-		go func() {
-			v, err := wait(t.Context(), &c, "path", func() (int, error) { return 3, nil })
-			if err != nil {
-				t.Error(err)
-			}
-			values <- v
-		}()
-		synctest.Wait()
-		close(release)
-		mustBe(t, "fresh", <-values, 3)
-		synctest.Wait()
-		mustBe(t, "a lost call", c.find("path") != nil, false)
-	})
 }

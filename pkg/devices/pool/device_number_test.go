@@ -66,7 +66,7 @@ func TestPublishedNumbersComeBack(t *testing.T) {
 		p, _ := newPool(t)
 		b := newBackend(t, p)
 		create(t, p, id, pool.Thin)
-		b.loops.Spare(loop.Numbers{
+		b.loops.Reserve(loop.Numbers{
 			Owner: func(n state.DeviceNumber) string {
 				if n == number || n == viewNumber {
 					return id

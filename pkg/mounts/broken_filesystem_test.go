@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 
@@ -96,17 +95,5 @@ func TestMountOfAFilesystemThatIsShown(t *testing.T) {
 		must(t, h.Unmount(t.Context(), two))
 		must(t, h.Unmount(t.Context(), one))
 		d.Held = false
-	}
-}
-
-// What lies below a path keeps it busy.
-func TestKeepersBelow(t *testing.T) {
-	h, root := newHost(t)
-	stage := filepath.Join(root, "stage")
-	d := mounted(t, h, stage)
-	below := filepath.Join(stage, "below")
-	mountTmpfs(t, "below", below, 0)
-	if found := h.Keepers(t.Context(), d.Number, []string{stage}); !slices.Contains(found, "the mount at "+below) {
-		t.Errorf("keepers %q", found)
 	}
 }

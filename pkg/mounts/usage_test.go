@@ -1,0 +1,74 @@
+package mounts
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/csi-node/csi-node/pkg/state"
+)
+
+func TestUsage(t *testing.T) {
+	h, root := newHost(t)
+	ctx, path := t.Context(), filepath.Join(root, "stage")
+	d := mounted(t, h, path)
+	m, before, err := h.Usage(ctx, path)
+	must(t, err)
+	if !m.Is(d.Number) || m.FSType != "ext4" || m.Node {
+		t.Errorf("the mount is %+v", m)
+	}
+	for what, a := range map[string]state.Amount{"bytes": before.Bytes, "inodes": before.Inodes} {
+		if a.Total <= 0 || a.Total > d.Size || a.Used <= 0 || a.Available <= 0 || a.Used+a.Available > a.Total {
+			t.Errorf("%s: %+v", what, a)
+		}
+	}
+	f, err := os.Create(filepath.Join(path, "file"))
+	must(t, err)
+	_, err = f.Write(make([]byte, 1<<20))
+	must(t, err)
+	must(t, f.Sync())
+	must(t, f.Close())
+	_, after, err := h.Usage(ctx, path)
+	must(t, err)
+	mustBe(t, "inodes", after.Inodes.Used, before.Inodes.Used+1)
+	if grown := after.Bytes.Used - before.Bytes.Used; grown < 1<<20 || grown > 1<<20+64<<10 {
+		t.Errorf("a file of 1 MiB took %d bytes", grown)
+	}
+	_, _, err = h.Usage(ctx, filepath.Join(root, "none"))
+	wantClass(t, err, state.NotFound)
+	_, _, err = h.Usage(ctx, filepath.Join(root, "none/none"))
+	wantClass(t, err, state.NotFound)
+	_, _, err = h.Usage(ctx, root)
+	wantClass(t, err, state.InvalidArgument)
+	must(t, h.Unmount(ctx, path)) // no descriptor stayed
+	_, _, err = h.Usage(ctx, path)
+	wantClass(t, err, state.NotFound, "nothing is mounted")
+	must(t, os.Remove(path))
+	must(t, h.BindDevice(ctx, d, path))
+	if m, usage, err := h.Usage(ctx, path); err != nil || !m.Node || !m.Is(d.Number) || usage != (state.Usage{}) {
+		t.Errorf("of a device node: %+v, %+v, %v", m, usage, err)
+	}
+}
+
+// mkfs.ext4 keeps some blocks for root, unless it is told otherwise.
+func TestUsageLeavesOutWhatIsRoots(t *testing.T) {
+	h, root := newHost(t)
+	path := filepath.Join(root, "stage")
+	mounted(t, h, path)
+	_, u, err := h.Usage(t.Context(), path)
+	must(t, err)
+	if free := u.Bytes.Total - u.Bytes.Used; u.Bytes.Available >= free {
+		t.Errorf("%d bytes are available, of %d free", u.Bytes.Available, free)
+	}
+}
+
+func TestBtrfsUsage(t *testing.T) {
+	h, root := newHost(t)
+	path := filepath.Join(root, "stage")
+	d := mountedAs(t, h, path, "btrfs")
+	_, usage, err := h.Usage(t.Context(), path)
+	must(t, err)
+	if b := usage.Bytes; b.Total != d.Size || b.Used <= 0 || b.Available <= 0 || b.Used+b.Available > b.Total || usage.Inodes != (state.Amount{}) {
+		t.Errorf("%+v", usage)
+	}
+}

@@ -1,0 +1,266 @@
+package process
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"iter"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+	"k8s.io/mount-utils"
+
+	"github.com/csi-node/csi-node/pkg/internal/hang"
+	"github.com/csi-node/csi-node/pkg/state"
+)
+
+const (
+	// NameLimit is how many names Collect returns: no error text should have more.
+	NameLimit = 16
+
+	searchTime = 2 * time.Second // a stuck process can make /proc wait for it
+	maxOpeners = 5               // that Openers names
+)
+
+// Mount is a mount of a file system that is on a block device.
+type Mount struct {
+	ID    uint64
+	Point string
+	// Anonymous is the number of a file system that does not have its device's
+	// own, as a btrfs; zero for others.
+	Anonymous state.DeviceNumber
+}
+
+// MountsOf returns the mounts of one block device in the mount namespace of a
+// process, by its directory in /proc.
+type MountsOf func(proc string) []Mount
+
+// Users yields what uses the files on a block device, or its node: processes, as
+// "pid 123 (bash)", and loop devices over a file on it, or over its node. mountsOf
+// tells where the device is mounted. Processes that end meanwhile are passed over.
+func Users(device state.DeviceNumber, mountsOf MountsOf) iter.Seq[string] {
+	return func(yield func(string) bool) {
+		seen := map[string]files{}
+		for proc := range all() {
+			if filesIn(proc, device, mountsOf, seen).usedBy(proc) && !yield(shortName(proc)) {
+				return
+			}
+		}
+		for name := range loopsOver(filesIn("/proc/self", device, mountsOf, map[string]files{})) {
+			if !yield(name) {
+				return
+			}
+		}
+	}
+}
+
+// Openers names the processes that have the node of a block device open, for error
+// texts. It looks through /proc, as far as this process may see it and until ctx ends.
+func Openers(ctx context.Context, device state.DeviceNumber) string {
+	var found []string
+	for proc := range all() {
+		if ctx.Err() != nil || len(found) == maxOpeners {
+			break
+		}
+		if (files{device: device}).openIn(proc) {
+			found = append(found, nameOf(proc))
+		}
+	}
+	if len(found) == 0 {
+		return "a process that is not visible here"
+	}
+	return strings.Join(found, ", ")
+}
+
+// InOtherNamespaces yields one process of each other mount namespace in which find
+// finds a mount, as "pid 123 (bash) with a mount at /x in its own mount namespace".
+func InOtherNamespaces(find func(proc string) (at string, found bool)) iter.Seq[string] {
+	return func(yield func(string) bool) {
+		own, err := os.Readlink("/proc/self/ns/mnt")
+		if err != nil {
+			return
+		}
+		seen := map[string]bool{own: true}
+		for proc := range all() {
+			namespace, err := os.Readlink(proc + "/ns/mnt")
+			if err != nil || seen[namespace] {
+				continue
+			}
+			seen[namespace] = true
+			at, found := find(proc)
+			if found && !yield(fmt.Sprintf("%s with a mount at %s in its own mount namespace", shortName(proc), at)) {
+				return
+			}
+		}
+	}
+}
+
+// searches are those of Collect, which a process that is stuck can make wait.
+var searches hang.Calls[struct{}]
+
+// Collect gathers at most NameLimit names, for two seconds or until ctx ends, and
+// tells whether the search came to its end. What one that does not has found until
+// then counts. A search that hangs is left behind, and while it does there is no
+// other with its key.
+func Collect(ctx context.Context, key string, names iter.Seq[string]) (found []string, complete bool) {
+	ctx, cancel := context.WithTimeout(ctx, searchTime)
+	defer cancel()
+	var mu sync.Mutex
+	_, err := searches.Do(ctx, key, hang.NoLimit, func() (struct{}, error) {
+		for name := range names {
+			if err := ctx.Err(); err != nil {
+				return struct{}{}, err
+			}
+			mu.Lock()
+			found = append(found, name)
+			enough := len(found) == NameLimit
+			mu.Unlock()
+			if enough {
+				return struct{}{}, nil
+			}
+		}
+		return struct{}{}, ctx.Err()
+	})
+	mu.Lock()
+	defer mu.Unlock()
+	return slices.Clone(found), err == nil
+}
+
+// all yields the directories in /proc of all processes.
+func all() iter.Seq[string] {
+	return func(yield func(string) bool) {
+		procs, err := filepath.Glob("/proc/[0-9]*")
+		if err != nil {
+			return // only a malformed pattern has an error
+		}
+		for _, proc := range procs {
+			if !yield(proc) {
+				return
+			}
+		}
+	}
+}
+
+// files are the ways in which the files of a block device show in one mount
+// namespace: by the number of the device, or, those of a btrfs, by their mount,
+// because each subvolume has a number of its own, and the maps of a process
+// have yet another.
+type files struct {
+	device state.DeviceNumber
+	mounts []Mount
+}
+
+// filesIn returns the files in the mount namespace of a process; seen has those
+// of the namespaces met before. Mounts that cannot be read are left out.
+func filesIn(proc string, device state.DeviceNumber, mountsOf MountsOf, seen map[string]files) files {
+	namespace, err := os.Readlink(proc + "/ns/mnt")
+	if err != nil {
+		return files{device: device}
+	}
+	f, known := seen[namespace]
+	if !known {
+		f = files{device, mountsOf(proc)}
+		seen[namespace] = f
+	}
+	return f
+}
+
+// usedBy reports whether a process uses one of the files.
+func (f files) usedBy(proc string) bool {
+	for _, link := range []string{"cwd", "root", "exe"} {
+		if f.match(proc + "/" + link) {
+			return true
+		}
+	}
+	return f.openIn(proc) || f.mappedIn(proc)
+}
+
+// openIn reports whether a process has one of the files open. One that has ended has none.
+func (f files) openIn(proc string) bool {
+	fds, err := os.ReadDir(proc + "/fd")
+	return err == nil && slices.ContainsFunc(fds, func(fd os.DirEntry) bool { return f.match(proc + "/fd/" + fd.Name()) })
+}
+
+// match reports whether a link of /proc leads to a file on the device, or to the
+// node of the device. A file on a broken file system is known by its path. It asks
+// no server of a file system, which may be dead.
+func (f files) match(link string) bool {
+	st, err := statx(link)
+	if mount.IsCorruptedMnt(err) {
+		path, err := os.Readlink(link)
+		return err == nil && slices.ContainsFunc(f.mounts, func(m Mount) bool { return path == m.Point || strings.HasPrefix(path, m.Point+"/") })
+	}
+	if err != nil {
+		return false
+	}
+	if slices.ContainsFunc(f.mounts, func(m Mount) bool { return m.Anonymous != state.DeviceNumber{} && m.ID == st.Mnt_id }) {
+		return true
+	}
+	return f.device == state.DeviceNumber{Major: st.Dev_major, Minor: st.Dev_minor} ||
+		st.Mode&unix.S_IFMT == unix.S_IFBLK && f.device == state.DeviceNumber{Major: st.Rdev_major, Minor: st.Rdev_minor}
+}
+
+func statx(link string) (st unix.Statx_t, err error) {
+	for {
+		err = unix.Statx(unix.AT_FDCWD, link, unix.AT_NO_AUTOMOUNT|unix.AT_STATX_DONT_SYNC, unix.STATX_BASIC_STATS|unix.STATX_MNT_ID, &st)
+		if err != unix.EINTR {
+			return st, err
+		}
+	}
+}
+
+// mappedIn reports whether a process has one of the files in its memory. A line
+// of maps is "address perms offset dev inode path", with dev in hexadecimal.
+func (f files) mappedIn(proc string) bool {
+	memory, err := os.Open(proc + "/maps")
+	if err != nil {
+		return false
+	}
+	defer memory.Close()
+	hex := func(n state.DeviceNumber) string { return fmt.Sprintf("%02x:%02x", n.Major, n.Minor) }
+	numbers := map[string]bool{hex(f.device): true}
+	for _, m := range f.mounts {
+		if m.Anonymous != (state.DeviceNumber{}) {
+			numbers[hex(m.Anonymous)] = true
+		}
+	}
+	for lines := bufio.NewScanner(memory); lines.Scan(); {
+		if fields := strings.Fields(lines.Text()); len(fields) > 3 && numbers[fields[3]] {
+			return true
+		}
+	}
+	return false
+}
+
+// loopsOver yields the loop devices whose backing is one of the files, or the
+// device's node. It opens none of them: that would keep one which is being detached.
+func loopsOver(f files) iter.Seq[string] {
+	return func(yield func(string) bool) {
+		backings, err := filepath.Glob("/sys/block/loop*/loop/backing_file")
+		if err != nil {
+			return // only a malformed pattern has an error
+		}
+		for _, file := range backings {
+			backing, err := os.ReadFile(file)
+			if err != nil {
+				continue // it was detached just now
+			}
+			path := strings.TrimSuffix(string(backing), "\n")
+			name := filepath.Base(filepath.Dir(filepath.Dir(file)))
+			if f.mayHave(path) && f.match(path) && !yield(fmt.Sprintf("the loop device /dev/%s over %s", name, path)) {
+				return
+			}
+		}
+	}
+}
+
+// mayHave reports whether a path may lead to a file on the device, or to its
+// node: other paths are not walked, as they may lie on a server that is dead.
+func (f files) mayHave(path string) bool {
+	return strings.HasPrefix(path, "/dev/") || slices.ContainsFunc(f.mounts, func(m Mount) bool { return strings.HasPrefix(path, strings.TrimSuffix(m.Point, "/")+"/") })
+}
