@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/csi-node/csi-node/pkg/internal/rawfile"
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
@@ -29,7 +30,7 @@ func open(facts state.Device, flags int) (*device, error) {
 	if facts.Path == "" {
 		return nil, errors.New("there is no device node to open")
 	}
-	f, err := os.OpenFile(facts.Path, os.O_RDONLY|flags, 0)
+	f, err := rawfile.Open(facts.Path, os.O_RDONLY|flags, 0)
 	if err != nil {
 		return nil, err
 	}

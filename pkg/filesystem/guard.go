@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/csi-node/csi-node/pkg/internal/rawfile"
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
@@ -69,6 +70,8 @@ func proveBlank(ctx context.Context, d *device, limit int64) (proof, error) {
 		return proof{}, nil
 	case total > limit:
 		return proof{unread: total}, nil
+	case total == 0: // the file behind it is one hole
+		return proof{}, nil
 	}
 	found, err := d.firstData(ctx, total)
 	return proof{found: found}, err
@@ -171,7 +174,7 @@ func (d *device) openBacking() (f *os.File, bytes int64) {
 	if err != nil || loop.Offset != 0 || loop.Encrypt_type != 0 {
 		return nil, 0
 	}
-	f, err = os.OpenFile(d.facts.Backing, os.O_RDONLY|unix.O_NONBLOCK, 0)
+	f, err = rawfile.Open(d.facts.Backing, os.O_RDONLY|unix.O_NONBLOCK, 0)
 	if err != nil {
 		return nil, 0
 	}
@@ -236,7 +239,7 @@ func newReader(d *device) (*reader, error) {
 	}
 	r := &reader{d: d, buffer: buffer}
 	// The very device that is open, whatever its path leads to by now.
-	if f, err := os.OpenFile(fmt.Sprintf("/proc/self/fd/%d", d.Fd()), os.O_RDONLY|unix.O_DIRECT, 0); err == nil {
+	if f, err := rawfile.Open(fmt.Sprintf("/proc/self/fd/%d", d.Fd()), os.O_RDONLY|unix.O_DIRECT, 0); err == nil {
 		r.direct = f
 	}
 	return r, nil

@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/csi-node/csi-node/pkg/devices"
+	"github.com/csi-node/csi-node/pkg/internal/rawfile"
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
@@ -249,7 +250,7 @@ func (p *Pool) readFacts(ctx context.Context, id string) ([]byte, error) {
 		return nil, err
 	}
 	defer unlock()
-	return os.ReadFile(p.path(volumesDir, id, volumeFile))
+	return rawfile.Read(p.path(volumesDir, id, volumeFile))
 }
 
 func decode(raw []byte, id string) (Volume, error) {
