@@ -51,7 +51,7 @@ func proveBlank(ctx context.Context, d *device, limit int64) (proof, error) {
 	case d.missing() > 0:
 		return proof{found: fmt.Sprintf("a device of %d bytes whose file %s was cut short by %d bytes", d.bytes, d.facts.Backing, d.missing())}, nil
 	}
-	if err := d.flush(); err != nil {
+	if err := d.writeBack(); err != nil {
 		return proof{found: fmt.Sprintf("a device that cannot be flushed: %v", err)}, nil
 	}
 	far, err := farSignatures(d)
@@ -77,12 +77,36 @@ func proveBlank(ctx context.Context, d *device, limit int64) (proof, error) {
 	return proof{found: found}, err
 }
 
-// flush writes what the page cache holds of the device, so that the file
-// behind it shows where data is, and drops the pages, so that the next read
-// asks the device.
+// flush makes durable what was written to the device, and drops the pages, so that the
+// next read asks the device.
 func (d *device) flush() error {
-	if err := d.Sync(); err != nil || !d.block {
+	if err := d.Sync(); err != nil {
 		return err
+	}
+	return d.dropPages()
+}
+
+// writeBack writes what the page cache holds of the device, so that the file
+// behind it shows where data is, and drops the pages as flush does. Nothing of it
+// need be durable: the disk behind the file is not flushed.
+func (d *device) writeBack() error {
+	const all = unix.SYNC_FILE_RANGE_WAIT_BEFORE | unix.SYNC_FILE_RANGE_WRITE | unix.SYNC_FILE_RANGE_WAIT_AFTER
+	for {
+		err := unix.SyncFileRange(int(d.Fd()), 0, 0, all)
+		if err == unix.EINTR {
+			continue
+		}
+		if err != nil {
+			return fmt.Errorf("sync_file_range: %w", err)
+		}
+		return d.dropPages()
+	}
+}
+
+// dropPages drops the pages that the cache has of a block device.
+func (d *device) dropPages() error {
+	if !d.block {
+		return nil
 	}
 	if err := unix.IoctlSetInt(int(d.Fd()), unix.BLKFLSBUF, 0); err != nil {
 		return fmt.Errorf("BLKFLSBUF: %w", err)
