@@ -54,24 +54,23 @@ func proveBlank(ctx context.Context, d *device, limit int64) (proof, error) {
 	if err := d.writeBack(); err != nil {
 		return proof{found: fmt.Sprintf("a device that cannot be flushed: %v", err)}, nil
 	}
+	total := int64(0)
+	if err := d.eachData(ctx, func(e extent) bool { total += e.end - e.start; return true }); err != nil {
+		return proof{}, err
+	}
+	if total == 0 { // the file behind it is one hole
+		return proof{}, nil
+	}
 	far, err := farSignatures(d)
 	switch {
 	case err != nil:
 		return proof{found: unreadable(err)}, nil
 	case len(far) > 0:
 		return proof{found: and(far)}, nil
-	}
-	total := int64(0)
-	if err := d.eachData(ctx, func(e extent) bool { total += e.end - e.start; return true }); err != nil {
-		return proof{}, err
-	}
-	switch {
 	case total > lookLimit && d.facts.Fresh:
 		return proof{}, nil
 	case total > limit:
 		return proof{unread: total}, nil
-	case total == 0: // the file behind it is one hole
-		return proof{}, nil
 	}
 	found, err := d.firstData(ctx, total)
 	return proof{found: found}, err
