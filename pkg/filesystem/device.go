@@ -1,15 +1,16 @@
 package filesystem
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"io"
 	"os"
 	"strings"
+	"sync"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/csi-node/csi-node/pkg/internal/rawfile"
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
@@ -29,7 +30,7 @@ func open(facts state.Device, flags int) (*device, error) {
 	if facts.Path == "" {
 		return nil, errors.New("there is no device node to open")
 	}
-	f, err := os.OpenFile(facts.Path, os.O_RDONLY|flags, 0)
+	f, err := rawfile.Open(facts.Path, os.O_RDONLY|flags, 0)
 	if err != nil {
 		return nil, err
 	}
@@ -64,21 +65,29 @@ func (d *device) identify() error {
 
 // readAt reads up to n bytes at an offset, fewer only at the end of the device.
 func (d *device) readAt(offset, n int64) ([]byte, error) {
+	return d.readInto(make([]byte, n), offset)
+}
+
+// readInto reads as many bytes as there is room for, fewer only at the end of the device.
+func (d *device) readInto(room []byte, offset int64) ([]byte, error) {
 	offset = max(offset, 0)
-	b := make([]byte, max(min(n, d.bytes-offset), 0))
+	b := room[:max(min(int64(len(room)), d.bytes-offset), 0)]
 	_, err := d.ReadAt(b, offset)
 	return b, err
 }
 
-// readHead reads the first headSize bytes, or all of a smaller device; direct
-// asks for what is on the disk and not in the page cache, where that can be done.
-func (d *device) readHead(direct bool) ([]byte, error) {
+// headBuffers are buffers for the heads of devices, which every look reads.
+var headBuffers = sync.Pool{New: func() any { return new([headSize]byte) }}
+
+// readHead reads the first headSize bytes, or all of a smaller device, into a buffer;
+// direct asks for what is on the disk and not in the page cache, where that can be done.
+func (d *device) readHead(buffer *[headSize]byte, direct bool) ([]byte, error) {
 	if !direct {
-		return d.readAt(0, headSize)
+		return d.readInto(buffer[:], 0)
 	}
 	f, err := os.OpenFile(d.Name(), os.O_RDONLY|unix.O_DIRECT, 0)
 	if err != nil {
-		return d.readAt(0, headSize) // a file on a file system without O_DIRECT
+		return d.readInto(buffer[:], 0) // a file on a file system without O_DIRECT
 	}
 	aligned, err := unix.Mmap(-1, 0, headSize, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON)
 	if err != nil {
@@ -88,7 +97,7 @@ func (d *device) readHead(direct bool) ([]byte, error) {
 	if errors.Is(err, io.EOF) {
 		err = nil
 	}
-	head := bytes.Clone(aligned[:n])
+	head := buffer[:copy(buffer[:], aligned[:n])]
 	return head, errors.Join(err, unix.Munmap(aligned), f.Close())
 }
 

@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/csi-node/csi-node/pkg/internal/rawfile"
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
@@ -50,8 +51,15 @@ func proveBlank(ctx context.Context, d *device, limit int64) (proof, error) {
 	case d.missing() > 0:
 		return proof{found: fmt.Sprintf("a device of %d bytes whose file %s was cut short by %d bytes", d.bytes, d.facts.Backing, d.missing())}, nil
 	}
-	if err := d.flush(); err != nil {
+	if err := d.writeBack(); err != nil {
 		return proof{found: fmt.Sprintf("a device that cannot be flushed: %v", err)}, nil
+	}
+	total := int64(0)
+	if err := d.eachData(ctx, func(e extent) bool { total += e.end - e.start; return true }); err != nil {
+		return proof{}, err
+	}
+	if total == 0 { // the file behind it is one hole
+		return proof{}, nil
 	}
 	far, err := farSignatures(d)
 	switch {
@@ -59,12 +67,6 @@ func proveBlank(ctx context.Context, d *device, limit int64) (proof, error) {
 		return proof{found: describeReadError(err)}, nil
 	case len(far) > 0:
 		return proof{found: joinFindings(far)}, nil
-	}
-	total := int64(0)
-	if err := d.eachData(ctx, func(e extent) bool { total += e.end - e.start; return true }); err != nil {
-		return proof{}, err
-	}
-	switch {
 	case total > lookLimit && d.facts.Fresh:
 		return proof{}, nil
 	case total > limit:
@@ -74,12 +76,36 @@ func proveBlank(ctx context.Context, d *device, limit int64) (proof, error) {
 	return proof{found: found}, err
 }
 
-// flush writes what the page cache holds of the device, so that the file
-// behind it shows where data is, and drops the pages, so that the next read
-// asks the device.
+// flush makes durable what was written to the device, and drops the pages, so that the
+// next read asks the device.
 func (d *device) flush() error {
-	if err := d.Sync(); err != nil || !d.block {
+	if err := d.Sync(); err != nil {
 		return err
+	}
+	return d.dropPages()
+}
+
+// writeBack writes what the page cache holds of the device, so that the file
+// behind it shows where data is, and drops the pages as flush does. Nothing of it
+// need be durable: the disk behind the file is not flushed.
+func (d *device) writeBack() error {
+	const all = unix.SYNC_FILE_RANGE_WAIT_BEFORE | unix.SYNC_FILE_RANGE_WRITE | unix.SYNC_FILE_RANGE_WAIT_AFTER
+	for {
+		err := unix.SyncFileRange(int(d.Fd()), 0, 0, all)
+		if err == unix.EINTR {
+			continue
+		}
+		if err != nil {
+			return fmt.Errorf("sync_file_range: %w", err)
+		}
+		return d.dropPages()
+	}
+}
+
+// dropPages drops the pages that the cache has of a block device.
+func (d *device) dropPages() error {
+	if !d.block {
+		return nil
 	}
 	if err := unix.IoctlSetInt(int(d.Fd()), unix.BLKFLSBUF, 0); err != nil {
 		return fmt.Errorf("BLKFLSBUF: %w", err)
@@ -171,7 +197,7 @@ func (d *device) openBacking() (f *os.File, bytes int64) {
 	if err != nil || loop.Offset != 0 || loop.Encrypt_type != 0 {
 		return nil, 0
 	}
-	f, err = os.OpenFile(d.facts.Backing, os.O_RDONLY|unix.O_NONBLOCK, 0)
+	f, err = rawfile.Open(d.facts.Backing, os.O_RDONLY|unix.O_NONBLOCK, 0)
 	if err != nil {
 		return nil, 0
 	}
@@ -236,7 +262,7 @@ func newReader(d *device) (*reader, error) {
 	}
 	r := &reader{d: d, buffer: buffer}
 	// The very device that is open, whatever its path leads to by now.
-	if f, err := os.OpenFile(fmt.Sprintf("/proc/self/fd/%d", d.Fd()), os.O_RDONLY|unix.O_DIRECT, 0); err == nil {
+	if f, err := rawfile.Open(fmt.Sprintf("/proc/self/fd/%d", d.Fd()), os.O_RDONLY|unix.O_DIRECT, 0); err == nil {
 		r.direct = f
 	}
 	return r, nil

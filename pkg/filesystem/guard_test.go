@@ -318,7 +318,7 @@ func TestGuardOnEveryPool(t *testing.T) {
 				d, err := open(device, 0)
 				must0(t, err)
 				defer d.Close()
-				must0(t, d.flush())
+				must0(t, d.writeBack())
 				must0(t, d.eachData(t.Context(), func(e extent) bool { total += e.end - e.start; return true }))
 				return total
 			}

@@ -72,13 +72,15 @@ func (h *Host) probe(ctx context.Context, d *device, mountpoint string) (state.C
 // recognise looks at the known places of a device. It returns the one file
 // system that is there, or what else is there, or nothing.
 func (h *Host) recognise(d *device) (kind, *superblock, *state.Contents) {
+	buffer := headBuffers.Get().(*[headSize]byte)
+	defer headBuffers.Put(buffer) // what was found keeps nothing of it
 	var head []byte
 	var k kind
 	var sb *superblock
 	var found, damaged []string
 	for attempt := range parseAttempts {
 		var err error
-		if head, err = d.readHead(attempt > 0); err != nil {
+		if head, err = d.readHead(buffer, attempt > 0); err != nil {
 			return nil, nil, &state.Contents{Kind: state.ContentsOther, Found: describeReadError(err)}
 		}
 		if k, sb, found, damaged = h.parse(head); len(damaged) == 0 {

@@ -10,6 +10,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/csi-node/csi-node/pkg/internal/lease"
+	"github.com/csi-node/csi-node/pkg/internal/rawfile"
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
@@ -98,7 +99,7 @@ func (s *Devices) configure(ctx context.Context, r Request, backing *os.File) (e
 	if buffered == "" {
 		config.Info.Flags |= unix.LO_FLAGS_DIRECT_IO
 	}
-	control, err := os.OpenFile(controlPath, os.O_RDWR, 0)
+	control, err := rawfile.Open(controlPath, os.O_RDWR, 0)
 	if err != nil {
 		return err
 	}

@@ -30,11 +30,17 @@ var errHeld = errors.New("still in use")
 // to be gone. It leaves a device alone that is mounted or claimed, or that another
 // device is stacked on. A device that is merely open goes when the last one
 // closes it; the error names who has it open until then. Foreign devices are
-// left alone. The tag says which one is the plugin's: the file is not asked.
+// left alone. The tag says which one is the plugin's. The file, if it is known, is
+// asked for no more than the proof that no other device shows it, as one does that
+// was attached twice; without that proof all devices are looked at.
 func (s *Devices) Detach(ctx context.Context, t Target) error {
-	t.File = nil
+	tagged := t
+	tagged.File = nil
 	for {
-		d, err := s.Current(ctx, t)
+		d, err := s.Recall(ctx, tagged)
+		if d == nil && err == nil && !t.nobodyHasItOpen() {
+			d, err = s.search(ctx, tagged)
+		}
 		if d == nil || err != nil {
 			return err
 		}

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/csi-node/csi-node/pkg/internal/devnode"
+	"github.com/csi-node/csi-node/pkg/internal/rawfile"
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
@@ -242,7 +243,7 @@ func isFree(name string) bool {
 // readBacking returns what sysfs names as the backing of a loop device; "" when
 // the device is not bound. The kernel has the file only while it is.
 func readBacking(name string) (string, error) {
-	raw, err := os.ReadFile(filepath.Join(sysBlock, name, "loop", "backing_file"))
+	raw, err := rawfile.Read(filepath.Join(sysBlock, name, "loop", "backing_file"))
 	if errors.Is(err, os.ErrNotExist) || errors.Is(err, unix.ENODEV) {
 		return "", nil
 	}

@@ -11,6 +11,8 @@ import (
 
 	"golang.org/x/sys/unix"
 	"k8s.io/klog/v2"
+
+	"github.com/csi-node/csi-node/pkg/internal/rawfile"
 )
 
 // A discard of a loop device punches holes into its backing: so a thin file
@@ -98,7 +100,7 @@ func add(control *os.File) (number int, err error) {
 func queueFile(name, file string) string { return filepath.Join(sysBlock, name, "queue", file) }
 
 func readQueue(name, file string) (uint64, error) {
-	raw, err := os.ReadFile(queueFile(name, file))
+	raw, err := rawfile.Read(queueFile(name, file))
 	if err != nil {
 		return 0, err
 	}

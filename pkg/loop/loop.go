@@ -44,6 +44,7 @@ import (
 	"github.com/csi-node/csi-node/pkg/internal/devnode"
 	"github.com/csi-node/csi-node/pkg/internal/hang"
 	"github.com/csi-node/csi-node/pkg/internal/keylock"
+	"github.com/csi-node/csi-node/pkg/internal/rawfile"
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
@@ -239,7 +240,7 @@ func StatFile(path string) (*File, error) {
 
 // OpenFile opens a file, which must still be the one that was looked at.
 func OpenFile(path string, id FileID, mode int) (*os.File, error) {
-	f, err := os.OpenFile(path, mode|unix.O_NOFOLLOW, 0)
+	f, err := rawfile.Open(path, mode|unix.O_NOFOLLOW, 0)
 	if err != nil {
 		return nil, err
 	}

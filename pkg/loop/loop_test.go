@@ -93,7 +93,29 @@ func TestRefusedDetachKeepsTheDevice(t *testing.T) {
 	}
 }
 
-// What the plugin attached is found by its tag again, whoever knows of the file.
+// A process that was killed may attach a file once more, which no index knows.
+func TestDetachTakesEveryDeviceOfTheTag(t *testing.T) {
+	s, to := newDevices(t), newFile(t, "twice")
+	attach(t, s, request(to, "vol"))
+	backing, err := os.OpenFile(to.Path, os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	config := unix.LoopConfig{Fd: uint32(backing.Fd()), Size: 512}
+	copy(config.Info.File_name[:tagSize], to.Tag)
+	name := addLoop(t, ownNumber(t))
+	if taken, err := bind(t.Context(), name, backing, &config, Shape{Sector: 512}, false, func() (bool, error) { return false, nil }); taken || err != nil {
+		t.Fatal(taken, err)
+	}
+	if err := backing.Close(); err != nil {
+		t.Fatal(err)
+	}
+	detached(t, s, to)
+	if left := over(t, to.Path); len(left) > 0 {
+		t.Errorf("still attached: %q", left)
+	}
+}
+
 // Programs claim a device for a moment, and leave it alone then.
 func TestDetachWaitsOutAClaim(t *testing.T) {
 	s, to := newDevices(t), newFile(t, "data")

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 	"k8s.io/klog/v2"
 
+	"github.com/csi-node/csi-node/pkg/internal/rawfile"
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
@@ -123,7 +124,7 @@ func (s *Devices) publishedDevice(control *os.File, r Request) (name string, err
 // indexOf returns the index of the loop device with a number: each has minors
 // for as many partitions as max_part says, rounded up to a power of two.
 func indexOf(number state.DeviceNumber) (int, error) {
-	raw, err := os.ReadFile(maxPartPath)
+	raw, err := rawfile.Read(maxPartPath)
 	if errors.Is(err, os.ErrNotExist) {
 		return int(number.Minor), nil
 	}

@@ -21,7 +21,7 @@ func (r *Reconciler) Observe(ctx context.Context, want *state.Volume) (state.Act
 	waiting, stop := untilAnswer(ctx)
 	defer stop()
 	have, err := r.looks.Do(waiting, want.ID, hang.NoLimit, func() (state.Actual, error) {
-		have, err := r.observe(ctx, want)
+		have, err := r.observe(ctx, want, nil)
 		if err == nil {
 			err = have.Device.Err
 		}
@@ -41,7 +41,12 @@ func (r *Reconciler) Observe(ctx context.Context, want *state.Volume) (state.Act
 // observeAlone is the look of the volume's worker, who alone may ask who holds
 // the device, and names the holders of one that is to go, or of a broken file system.
 func (r *Reconciler) observeAlone(ctx context.Context, want *state.Volume) (state.Actual, error) {
-	have, err := r.observe(ctx, want)
+	return r.observeAfter(ctx, want, nil)
+}
+
+// observeAfter is observeAlone that takes over what still holds of what was seen before.
+func (r *Reconciler) observeAfter(ctx context.Context, want *state.Volume, before *earlier) (state.Actual, error) {
+	have, err := r.observe(ctx, want, before)
 	for _, d := range devicesOf(&have) {
 		if err == nil && standsOrStrays(*d) {
 			d.Held, err = r.kernel.Views.Held(ctx, *d)
@@ -126,7 +131,9 @@ func stands(d state.Device) bool {
 	return d.State == state.DeviceAttached || d.State == state.DeviceDetaching
 }
 
-func (r *Reconciler) observe(ctx context.Context, want *state.Volume) (have state.Actual, err error) {
+// observe looks at all that the record is about, but for what still holds of what was
+// seen before; nil: nothing does.
+func (r *Reconciler) observe(ctx context.Context, want *state.Volume, before *earlier) (have state.Actual, err error) {
 	defer func() {
 		if err != nil {
 			err = fmt.Errorf("volume %s: observe: %w", want.ID, err)
@@ -143,15 +150,12 @@ func (r *Reconciler) observe(ctx context.Context, want *state.Volume) (have stat
 		have.View.State = state.DeviceAbsent // it would stand over nothing
 	}
 	if want.Stage != nil && want.Stage.Path != "" {
-		have.Stage = r.look(ctx, want.Stage.Path)
+		have.Stage = r.lookUnless(ctx, want.Stage.Path, before)
 		if s := want.Stage; unexplained(s) && len(have.Stage.Mounts) > 0 {
 			have.Stage.Mounts[0].Options = r.kernel.Filesystems.Options(have.Stage.Mounts[0])
 		}
 	}
-	have.Targets = make(map[string]state.Mountpoint, len(want.Targets))
-	for path := range want.Targets {
-		have.Targets[path] = r.look(ctx, path)
-	}
+	have.Targets = r.lookAtTargets(ctx, want, before)
 	if have.Unfit = r.unfit(want, have); want.Stage != nil && want.Stage.Inline != nil && makePlan(want, have).asks {
 		have.Owner = r.owner(ctx, want)
 	}
@@ -160,7 +164,9 @@ func (r *Reconciler) observe(ctx context.Context, want *state.Volume) (have stat
 		if len(have.Stage.Mounts) > 0 && have.Stage.Mounts[0].Is(have.Device.Number) && !have.Stage.Mounts[0].Corrupt {
 			mountpoint = want.Stage.Path
 		}
-		if have.Contents, err = r.kernel.Filesystems.Probe(ctx, proven(state.Element{Layer: have.Layer, Device: have.Device}), mountpoint); err != nil {
+		if c, ok := before.contents(have.Device); ok {
+			have.Contents = c
+		} else if have.Contents, err = r.kernel.Filesystems.Probe(ctx, proven(state.Element{Layer: have.Layer, Device: have.Device}), mountpoint); err != nil {
 			have.Contents = state.Contents{Err: err}
 		}
 		have.Smallest = r.kernel.Filesystems.Smallest(want.Stage.Capability.FSType)

@@ -28,6 +28,7 @@ type pass struct {
 	steps   int
 	last    Step // the last step that succeeded, and what was there before it
 	before  state.Actual
+	seen    *earlier // before the step that was made last; nil: none was since the last look, or it failed
 }
 
 // failure is a failed step and the intent that it was made for.
@@ -68,7 +69,12 @@ func (p *pass) advance(ctx context.Context) bool {
 		}
 	}
 	p.r.begin(p.id, Step{Action: Look})
-	have, err := p.r.observeAlone(ctx, want)
+	at, before := time.Now(), p.seen
+	if before.holds(want) {
+		at = before.at
+	}
+	p.seen = nil
+	have, err := p.r.lookAgain(ctx, want, before)
 	p.r.end(p.id)
 	if ctx.Err() != nil {
 		return false // the plugin stops, and the callers are told so
@@ -94,7 +100,9 @@ func (p *pass) advance(ctx context.Context) bool {
 	if !ok {
 		return false
 	}
-	p.step(ctx, step, want, have)
+	if p.step(ctx, step, want, have) {
+		p.seen = &earlier{want, have, step, at}
+	}
 	return true
 }
 
@@ -120,22 +128,22 @@ func (p *pass) next(ctx context.Context, want *state.Volume, plan Plan) (Step, b
 	return Step{}, false
 }
 
-// step runs one step. A step that leaves everything as it was has failed.
-func (p *pass) step(ctx context.Context, step Step, want *state.Volume, have state.Actual) {
+// step runs one step, and reports whether it succeeded. A step that leaves everything as it was has failed.
+func (p *pass) step(ctx context.Context, step Step, want *state.Volume, have state.Actual) bool {
 	p.steps++
 	switch {
 	case step == p.last && reflect.DeepEqual(have, p.before):
 		p.fail(want, step.Part, fmt.Errorf("volume %s: step %s reported success and changed nothing", p.id, step))
-		return
+		return false
 	case p.steps > maxSteps:
 		p.fail(want, step.Part, fmt.Errorf("volume %s: step %s: more than %d steps in one pass: something undoes them", p.id, step, maxSteps))
-		return
+		return false
 	}
 	if current, err := p.noteBegun(step, want); err != nil {
 		p.fail(want, step.Part, err)
-		return
+		return false
 	} else if !current {
-		return
+		return false
 	}
 	p.r.begin(p.id, step)
 	seen := have
@@ -163,9 +171,10 @@ func (p *pass) step(ctx context.Context, step Step, want *state.Volume, have sta
 		if step.Action == Format {
 			p.last = Step{} // mkfs may have written: what was proven is past
 		}
-		return
+		return false
 	}
 	p.last, p.before = step, seen
+	return true
 }
 
 // revision returns that of the intent of a part; 0 when there is none.

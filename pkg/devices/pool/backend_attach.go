@@ -89,12 +89,17 @@ func refill(ctx context.Context, f *os.File) error {
 // gone. It leaves a device alone that is mounted or claimed, or that another
 // device is stacked on. A device that is merely open goes when the last one
 // closes it; the error names who has it open until then. Foreign devices are
-// left alone. The pool is not asked: it may be away.
+// left alone. The pool may be away: it is asked, for as long as a look may take,
+// only to prove that nothing shows the data any more.
 func (b *Backend) Detach(ctx context.Context, v devices.Volume) error {
 	done, err := b.turn(ctx, v.ID)
 	if err != nil {
 		return err
 	}
 	defer done()
-	return wrap(b.loops.Detach(ctx, b.target(v.ID, nil)), "volume %s: detach", v.ID)
+	k, err := b.lookWithin(ctx, v.ID)
+	if err != nil {
+		k.data = nil
+	}
+	return wrap(b.loops.Detach(ctx, b.target(v.ID, k.data)), "volume %s: detach", v.ID)
 }

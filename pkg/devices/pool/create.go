@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/csi-node/csi-node/pkg/internal/rawfile"
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
@@ -71,7 +72,7 @@ func (p *Pool) build(ctx context.Context, v *Volume) (err error) {
 		}
 	}()
 	// The lock tells other processes that tmp is in use.
-	lock, err := os.Open(tmp)
+	lock, err := rawfile.Open(tmp, os.O_RDONLY, 0)
 	if err != nil {
 		return err
 	}
@@ -80,7 +81,7 @@ func (p *Pool) build(ctx context.Context, v *Volume) (err error) {
 		return fmt.Errorf("flock %s: %w", tmp, err)
 	}
 
-	data, err := os.OpenFile(filepath.Join(tmp, dataFile), os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
+	data, err := rawfile.Open(filepath.Join(tmp, dataFile), os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
 		return noRoom(err)
 	}

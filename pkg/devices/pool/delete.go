@@ -43,10 +43,9 @@ func (p *Pool) remove(id string) error {
 	case err != nil:
 		return fmt.Errorf("rename %s to %s: %w", place, trash, err)
 	}
-	for _, name := range []string{volumesDir, trashDir} {
-		if err := syncDir(p.path(name)); err != nil {
-			return err
-		}
+	// That of trash need not be durable: what is lost of it was to be removed.
+	if err := syncDir(p.path(volumesDir)); err != nil {
+		return err
 	}
 	return os.RemoveAll(trash)
 }

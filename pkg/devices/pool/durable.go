@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/csi-node/csi-node/pkg/internal/rawfile"
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
@@ -75,7 +76,7 @@ func overwrite(path string, contents []byte) error {
 
 // writeInPlace writes a file, which need not be there, and leaves it open.
 func writeInPlace(path string, contents []byte) (*os.File, error) {
-	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|unix.O_NOFOLLOW, 0o600)
+	f, err := rawfile.Open(path, os.O_WRONLY|os.O_CREATE|unix.O_NOFOLLOW, 0o600)
 	if err != nil {
 		return nil, err
 	}
@@ -104,7 +105,7 @@ func exchange(path, beside string) error {
 
 // syncDir makes the names in a directory durable.
 func syncDir(path string) error {
-	f, err := os.Open(path)
+	f, err := rawfile.Open(path, os.O_RDONLY, 0)
 	if err != nil {
 		return err
 	}

@@ -8,6 +8,8 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+
+	"github.com/csi-node/csi-node/pkg/internal/rawfile"
 )
 
 const (
@@ -80,7 +82,7 @@ func initialize(dir string) (*marker, error) {
 // readMarker returns nil when there is no marker in dir, or no dir.
 func readMarker(dir string) (*marker, error) {
 	path := filepath.Join(dir, markerFile)
-	raw, err := os.ReadFile(path)
+	raw, err := rawfile.Read(path)
 	if err != nil {
 		return nil, ignore(err, os.ErrNotExist)
 	}

@@ -68,6 +68,7 @@ type Pool struct {
 
 	volumes keylock.Map // by volume id
 	facts   keylock.Map // by volume id; held while the facts are read, and while the slot is written
+	known   remembered
 	// space is held, under the key "", while room is counted and taken.
 	space keylock.Map
 	// The holder of space remembers what the last count told: of each volume's

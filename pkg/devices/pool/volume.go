@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/csi-node/csi-node/pkg/devices"
+	"github.com/csi-node/csi-node/pkg/internal/rawfile"
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
@@ -136,7 +137,10 @@ func (p *Pool) read(ctx context.Context, id string) (Volume, []byte, error) {
 		return Volume{}, nil, err
 	}
 	path := p.path(volumesDir, id, volumeFile)
-	raw, err := p.readFacts(ctx, id)
+	if v, raw, ok := p.known.get(id, path); ok {
+		return v, raw, nil
+	}
+	v, raw, damage, err := p.learn(ctx, id, path)
 	if errors.Is(err, os.ErrNotExist) {
 		if err := p.Check(ctx); err != nil { // else a pool that is away looks empty
 			return Volume{}, nil, fmt.Errorf("volume %s: %w", id, err)
@@ -146,9 +150,8 @@ func (p *Pool) read(ctx context.Context, id string) (Volume, []byte, error) {
 	if err != nil {
 		return Volume{}, nil, fmt.Errorf("volume %s: %w", id, err)
 	}
-	v, err := decode(raw, id)
-	if err != nil {
-		return Volume{}, nil, state.Errorf(state.Internal, "volume %s: %s is damaged: %w. Restore the file from a backup; the data beside it is untouched", id, path, err)
+	if damage != nil {
+		return Volume{}, nil, state.Errorf(state.Internal, "volume %s: %s is damaged: %w. Restore the file from a backup; the data beside it is untouched", id, path, damage)
 	}
 	return v, raw, nil
 }
@@ -239,7 +242,28 @@ func (p *Pool) overwriteFacts(ctx context.Context, id string, facts []byte) erro
 	if int64(len(facts)) > st.Blocks*512 { // see stat(2); what does not fit would be cut off
 		return &os.PathError{Op: "write", Path: path, Err: unix.ENOSPC}
 	}
+	p.known.forget(id) // before the kernel counts times in less than its ticks (Linux 6.13), they may be the same after
 	return overwrite(path, facts)
+}
+
+// learn reads the facts about a volume and remembers them, unless they are damaged.
+func (p *Pool) learn(ctx context.Context, id, path string) (v Volume, raw []byte, damage, err error) {
+	unlock, err := p.facts.Lock(ctx, id)
+	if err != nil {
+		return v, nil, nil, err
+	}
+	defer unlock()
+	var st unix.Stat_t
+	if err := unix.Stat(path, &st); err != nil { // before the file is read: of a change meanwhile the next look is told
+		return v, nil, nil, &os.PathError{Op: "stat", Path: path, Err: err}
+	}
+	if raw, err = rawfile.Read(path); err != nil {
+		return v, nil, nil, err
+	}
+	if v, damage = decode(raw, id); damage == nil {
+		p.known.put(id, rememberedFacts{stateOf(st), v, raw})
+	}
+	return v, raw, damage, nil
 }
 
 // readFacts reads the facts about a volume as they are on the disk.
@@ -249,7 +273,7 @@ func (p *Pool) readFacts(ctx context.Context, id string) ([]byte, error) {
 		return nil, err
 	}
 	defer unlock()
-	return os.ReadFile(p.path(volumesDir, id, volumeFile))
+	return rawfile.Read(p.path(volumesDir, id, volumeFile))
 }
 
 func decode(raw []byte, id string) (Volume, error) {

@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/csi-node/csi-node/pkg/internal/rawfile"
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
@@ -30,7 +31,7 @@ func Open(path string, number state.DeviceNumber, flags int) (*os.File, error) {
 	if err != nil {
 		return nil, err
 	}
-	return os.OpenFile(path, flags|unix.O_NOFOLLOW, 0)
+	return rawfile.Open(path, flags|unix.O_NOFOLLOW, 0)
 }
 
 // PathOf returns the path at which the kernel wants the node of a block device.
@@ -46,7 +47,7 @@ func PathOf(number state.DeviceNumber) (string, error) {
 // ReadNumber reads a file of sysfs that holds the number of a device.
 // os.ErrNotExist: there is no such device, or it is going away.
 func ReadNumber(file string) (n state.DeviceNumber, err error) {
-	raw, err := os.ReadFile(file)
+	raw, err := rawfile.Read(file)
 	if errors.Is(err, unix.ENODEV) { // it was removed since the file was opened
 		return n, fmt.Errorf("%w: %w", err, os.ErrNotExist)
 	}

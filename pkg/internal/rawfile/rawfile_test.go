@@ -1,0 +1,46 @@
+package rawfile
+
+import (
+	"bytes"
+	"errors"
+	"os"
+	"path/filepath"
+	"testing"
+)
+
+func TestRead(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "file")
+	for _, size := range []int{0, 1, 1 << 10, 1<<10 + 1, 100_000} {
+		want := bytes.Repeat([]byte("x"), size)
+		if err := os.WriteFile(path, want, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if got, err := Read(path); err != nil || !bytes.Equal(got, want) {
+			t.Errorf("of %d bytes %d were read: %v", size, len(got), err)
+		}
+	}
+	if _, err := Read("/proc/self/stat"); err != nil { // has no size
+		t.Error(err)
+	}
+	if _, err := Read(path + "2"); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("a missing file: %v", err)
+	}
+	if _, err := Read(t.TempDir()); err == nil {
+		t.Error("a directory was read")
+	}
+}
+
+func TestOpen(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "file")
+	f, err := Open(path, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if _, err := f.WriteString("text"); err != nil || f.Name() != path {
+		t.Errorf("%s: %v", f.Name(), err)
+	}
+	if _, err := Open(path, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600); !errors.Is(err, os.ErrExist) {
+		t.Errorf("made twice: %v", err)
+	}
+}

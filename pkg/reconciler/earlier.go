@@ -1,0 +1,104 @@
+package reconciler
+
+import (
+	"context"
+	"slices"
+	"time"
+
+	"github.com/csi-node/csi-node/pkg/state"
+)
+
+// earlier is what a pass saw before the step that it made last. A step changes little:
+// the next look of the pass is at that, and takes over the rest.
+type earlier struct {
+	want *state.Volume
+	have state.Actual
+	step Step      // that succeeded since
+	at   time.Time // of the look; of its oldest part, if it took over from one before
+}
+
+// takeOver is how old what a look takes over may be. Whatever others do meanwhile is
+// met by the look at which a pass begins, and by that before a step that destroys.
+const takeOver = time.Second
+
+// atTarget reports whether a step changes nothing but what is at its target's path.
+func (s Step) atTarget() bool {
+	return slices.Contains([]Action{Bind, Unbind, RemoveTarget}, s.Action) && s.Part.Kind == state.TargetKind
+}
+
+// onDevice reports whether a step changes nothing at any path.
+func (s Step) onDevice() bool {
+	return slices.Contains([]Action{Attach, BeginFormat, Format, Detach}, s.Action)
+}
+
+// holds reports whether anything can be taken over: nothing of what could not be seen, of
+// a record that asks for another stage by now, or of another volume than a plain
+// one: one file system on the device of its backend.
+func (e *earlier) holds(want *state.Volume) bool {
+	if e == nil || time.Since(e.at) > takeOver || want.Stage == nil || !sameStage(e.want, want) {
+		return false
+	}
+	s, d := want.Stage, e.have.Device
+	plain := s.Inline == nil && s.Capability.Access == state.MountAccess && len(e.have.Lower) == 0 && e.have.Source == nil && !stands(e.have.View)
+	return plain && !unexplained(s) && d.Err == nil && d.State != state.DeviceUnknown && e.have.Elsewhere == nil
+}
+
+// mounted reports whether the stage is there and stays, so that the device is held
+// and shown whatever comes or goes at a target.
+func (e *earlier) mounted() bool {
+	m := e.have.Stage
+	return !e.want.Stage.Gone && m.Err == nil && len(m.Mounts) == 1 && m.Mounts[0].Is(e.have.Device.Number) && !m.Mounts[0].Corrupt &&
+		e.have.Device.Attached() && e.have.Device.ReadOnly == e.want.Stage.ReadOnly && e.have.Keepers == nil
+}
+
+// mountpoint returns what was seen at a path that the step did not change.
+func (e *earlier) mountpoint(path string) (m state.Mountpoint, ok bool) {
+	switch {
+	case e == nil || e.step.atTarget() && path == e.step.Part.Path:
+		return m, false
+	case path == e.want.Stage.Path:
+		m = e.have.Stage
+	default:
+		m = e.have.Targets[path]
+	}
+	return m, m.Err == nil && m.File != state.UnknownFile
+}
+
+// contents returns what was seen on a device whose mark is all that the step changed.
+func (e *earlier) contents(d state.Device) (c state.Contents, ok bool) {
+	if e == nil || e.step.Action != BeginFormat || d.Number != e.have.Device.Number {
+		return c, false
+	}
+	c = e.have.Contents
+	return c, c.Err == nil && c.Kind == state.ContentsBlank
+}
+
+// lookAgain is observeAlone after a step; before is what was seen then.
+func (r *Reconciler) lookAgain(ctx context.Context, want *state.Volume, before *earlier) (state.Actual, error) {
+	switch {
+	case before.holds(want) && before.step.onDevice():
+		return r.observeAfter(ctx, want, before)
+	case before.holds(want) && before.step.atTarget() && before.mounted():
+		have := before.have
+		have.Targets = r.lookAtTargets(ctx, want, before)
+		have.Unfit = r.unfit(want, have)
+		return have, nil
+	}
+	return r.observeAlone(ctx, want)
+}
+
+func (r *Reconciler) lookAtTargets(ctx context.Context, want *state.Volume, before *earlier) map[string]state.Mountpoint {
+	targets := make(map[string]state.Mountpoint, len(want.Targets))
+	for path := range want.Targets {
+		targets[path] = r.lookUnless(ctx, path, before)
+	}
+	return targets
+}
+
+// lookUnless looks at a path, unless what was seen there before still holds.
+func (r *Reconciler) lookUnless(ctx context.Context, path string, before *earlier) state.Mountpoint {
+	if m, ok := before.mountpoint(path); ok {
+		return m
+	}
+	return r.look(ctx, path)
+}

@@ -1,0 +1,99 @@
+package reconciler
+
+import (
+	"testing"
+	"time"
+
+	"github.com/csi-node/csi-node/pkg/state"
+)
+
+// A look after a step is at what the step may have changed: the whole is looked at
+// when a call comes, and the device is asked once more before it is written or detached.
+func TestLooksOfACycle(t *testing.T) {
+	bubble(t, func(h *harness) {
+		h.volume("v")
+		for _, step := range []struct {
+			what                       string
+			request                    request
+			find, stage, target, probe int
+		}{
+			{"stage", stage("v"), 7, 2, 0, 4},
+			{"publish", publish("v", 1), 1, 1, 2, 1},
+			{"unpublish", unpublish("v", 1), 1, 1, 3, 1},
+			{"unstage", unstage("v"), 4, 2, 0, 0},
+		} {
+			before := func(o op, key string) int { return h.k.count(o, key) }
+			find, atStage, atTarget, probe := before(opFind, "v"), before(opLook, stagePath("v")), before(opLook, targetPath("v", 1)), before(opProbe, "v")
+			h.ok(step.request)
+			find, atStage, atTarget, probe = before(opFind, "v")-find, before(opLook, stagePath("v"))-atStage, before(opLook, targetPath("v", 1))-atTarget, before(opProbe, "v")-probe
+			if find > step.find || atStage > step.stage || atTarget > step.target || probe > step.probe {
+				t.Errorf("%s: %d looks at the device, %d at the stage, %d at the target, and %d probes; at most %d, %d, %d and %d are needed",
+					step.what, find, atStage, atTarget, probe, step.find, step.stage, step.target, step.probe)
+			}
+		}
+		h.atRest("v")
+	})
+}
+
+// What the step may have changed is never taken over, nor what could not be seen.
+func TestNothingUncertainIsTakenOver(t *testing.T) {
+	mount := state.Mount{Device: state.DeviceNumber{Major: 7, Minor: 1}, Root: "/"}
+	attached := state.Device{State: state.DeviceAttached, Number: mount.Device}
+	v := &state.Volume{ID: "v", Stage: &state.Stage{Intent: state.Intent{Begun: true}, Path: "/s", Capability: state.Capability{Access: state.MountAccess}}}
+	seen := func(step Step) *earlier {
+		return &earlier{want: v, step: step, at: time.Now(), have: state.Actual{
+			Device: attached, View: state.Device{State: state.DeviceAbsent}, Contents: state.Contents{Kind: state.ContentsBlank},
+			Stage:   state.Mountpoint{File: state.Directory, Mounts: []state.Mount{mount}},
+			Targets: map[string]state.Mountpoint{"/t": {File: state.NoFile}, "/u": {Err: errUnseen}},
+		}}
+	}
+	bind := seen(Step{Action: Bind, Part: state.TargetPart("/t")})
+	if !bind.holds(v) || !bind.mounted() {
+		t.Error("nothing is taken over")
+	}
+	for path, want := range map[string]bool{"/s": true, "/t": false, "/u": false, "/new": false} {
+		if _, ok := bind.mountpoint(path); ok != want {
+			t.Errorf("%s is taken over: %t", path, ok)
+		}
+	}
+	if _, ok := bind.contents(attached); ok {
+		t.Error("contents are taken over after a bind")
+	}
+	mark := seen(Step{Action: BeginFormat})
+	if _, ok := mark.contents(attached); !ok {
+		t.Error("contents are not taken over after the mark")
+	}
+	if _, ok := mark.contents(state.Device{Number: state.DeviceNumber{Major: 7, Minor: 2}}); ok {
+		t.Error("contents of another device are taken over")
+	}
+	for name, change := range map[string]func(*earlier){
+		"late":           func(e *earlier) { e.at = e.at.Add(-2 * takeOver) },
+		"unknown device": func(e *earlier) { e.have.Device.State = state.DeviceUnknown },
+		"unread facts":   func(e *earlier) { e.have.Device.Err = errUnseen },
+		"view":           func(e *earlier) { e.have.View.State = state.DeviceAttached },
+		"layer":          func(e *earlier) { e.have.Lower = []state.Element{{}} },
+		"another stage": func(e *earlier) {
+			e.want = &state.Volume{ID: "v", Stage: &state.Stage{Intent: state.Intent{Revision: 7}, Path: "/s"}}
+		},
+		"seen elsewhere":   func(e *earlier) { e.have.Elsewhere = &state.Sighting{} },
+		"a mounted source": func(e *earlier) { e.have.Source = &state.Source{} },
+	} {
+		e := seen(bind.step)
+		if change(e); e.holds(v) {
+			t.Errorf("%s: it is taken over", name)
+		}
+	}
+	for name, change := range map[string]func(*earlier){
+		"torn off":   func(e *earlier) { e.have.Stage.Mounts = nil },
+		"broken":     func(e *earlier) { e.have.Stage.Mounts[0].Corrupt = true },
+		"another's":  func(e *earlier) { e.have.Stage.Mounts[0].Device.Minor = 9 },
+		"unseen":     func(e *earlier) { e.have.Stage.Err = errUnseen },
+		"covered":    func(e *earlier) { e.have.Stage.Mounts = append(e.have.Stage.Mounts, mount) },
+		"going away": func(e *earlier) { e.have.Device.State = state.DeviceDetaching },
+	} {
+		e := seen(bind.step)
+		if change(e); e.mounted() {
+			t.Errorf("%s: the stage is believed to stand", name)
+		}
+	}
+}
