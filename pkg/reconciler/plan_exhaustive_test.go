@@ -3,12 +3,14 @@ package reconciler_test
 import (
 	"encoding/json"
 	"errors"
+	"flag"
 	"fmt"
 	"hash/maphash"
 	"iter"
 	"reflect"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	"github.com/csi-node/csi-node/pkg/reconciler"
@@ -21,7 +23,22 @@ import (
 // plan on the way is held against rules that know nothing of the planner. A
 // rule that is broken fails as a subtest of its own, with the first state that
 // broke it: worlds are listed simplest first.
+//
+// With -failfast all walks end at the first broken rule.
 func TestPlanForEveryState(t *testing.T) {
+	hasty := flag.Lookup("test.failfast").Value.String() == "true"
+	var broken atomic.Bool
+	met := map[*planCause]*atomic.Bool{}
+	for _, cause := range slices.Concat(planCauses...) {
+		met[cause] = &atomic.Bool{}
+	}
+	t.Cleanup(func() {
+		for cause, m := range met {
+			if !m.Load() && !t.Failed() && !testing.Short() {
+				t.Errorf("no state has the cause %q", cause.words)
+			}
+		}
+	})
 	for _, walk := range []struct {
 		name   string
 		worlds iter.Seq[planWorld]
@@ -34,6 +51,7 @@ func TestPlanForEveryState(t *testing.T) {
 		t.Run(walk.name, func(t *testing.T) {
 			t.Parallel()
 			w := newPlanWalk()
+			w.met = met
 			every, starts := 1, 0
 			if testing.Short() {
 				every = 23 // prime to the lengths of the lists that the worlds are made of
@@ -43,6 +61,12 @@ func TestPlanForEveryState(t *testing.T) {
 				if i++; i%every == 0 {
 					starts++
 					w.longest = max(w.longest, w.from(world))
+				}
+				if len(w.broken) > 0 {
+					broken.Store(true)
+				}
+				if hasty && broken.Load() {
+					break
 				}
 			}
 			t.Logf("%d states to start from, %d walked with those that steps lead to; at most %d steps to the end", starts, len(w.seen), w.longest)
@@ -65,6 +89,7 @@ type planWalk struct {
 	rules   []string
 	broken  map[string]map[string]*planBreach // by rule and why
 	alone   map[uint64]planOutcome            // by hash of the world: what the first target gets without the second
+	met     map[*planCause]*atomic.Bool
 }
 
 type planBreach struct {
@@ -179,6 +204,11 @@ func (w *planWalk) judge(world planWorld, c *planCase) {
 	for _, rule := range planStateRules {
 		if why := rule.broken(c); why != "" {
 			w.breach(rule.name, why, c)
+		}
+	}
+	for part, v := range c.plan.Verdicts {
+		if cause := c.causeOf(part, v); cause != nil && !w.met[cause].Load() {
+			w.met[cause].Store(true)
 		}
 	}
 	if why := w.dependence(world, c); why != "" {
@@ -315,7 +345,8 @@ var planStepRules = map[reconciler.Action]planStepRule{
 			c.stranger(), "it is another device than the stage was seen with",
 			d.State == state.DeviceForeign, "something else uses the backing",
 			d.State == state.DeviceAttached, "the device is attached",
-			d.State == state.DeviceAbsent && d.Size < d.Capacity, "the backing was truncated")
+			d.State == state.DeviceAbsent && d.Size < d.Capacity, "the backing was truncated",
+			c.have.Device.State == state.DeviceAbsent && !c.wantsBlock() && len(c.have.Stage.Mounts) == 0 && !freePath(c.have.Stage, state.Directory), "the mount would fail: the staging path is not free")
 	}},
 	reconciler.GrowDevice: {"grow-device only grows an attached device of a wanted stage", func(c *planCase, part state.Part) string {
 		d := c.source()
@@ -412,7 +443,8 @@ var planStepRules = map[reconciler.Action]planStepRule{
 		return c.whyNotWrite(part, firstOf(
 			!c.holdsFilesystem() || c.swapped(), "not the file system asked for",
 			f.NeedsCheck, "it needs a check first",
-			!f.Growable || !f.GrowsUnmounted, "it does not grow unmounted"))
+			!f.Growable || !f.GrowsUnmounted, "it does not grow unmounted",
+			f.GrowsMounted, "it grows mounted, which is later"))
 	}},
 	reconciler.Mount: {"mount needs the right device with the right file system, and a free path", func(c *planCase, part state.Part) string {
 		s, m, f := c.want.Stage, c.have.Stage, c.have.Contents
@@ -424,7 +456,8 @@ var planStepRules = map[reconciler.Action]planStepRule{
 			c.swapped(), "the file system is not the one that the stage was seen with",
 			!c.holdsFilesystem(), "not the file system asked for",
 			f.NeedsCheck && s != nil && !s.ReadOnly && !c.mountedElsewhere(), "it needs a check first",
-			!freePath(m, state.Directory), "the staging path is not free")
+			!freePath(m, state.Directory), "the staging path is not free",
+			m.File == state.NoFile && s != nil && s.Accepted && !c.asked(), "a removed directory is made again though nobody asks")
 	}},
 	reconciler.SetAttributes: {"set-attributes touches only the volume's own mount with the wrong attributes", func(c *planCase, part state.Part) string {
 		if part == state.StagePart() {
@@ -508,7 +541,12 @@ func blankKind(kind state.ContentsKind) bool {
 func (c *planCase) layered() bool { return len(c.have.Lower) > 0 }
 
 // source is the device of the backend.
-func (c *planCase) source() state.Device { return c.have.Stack()[0].Device }
+func (c *planCase) source() state.Device {
+	if c.layered() {
+		return c.have.Lower[0].Device
+	}
+	return c.have.Device
+}
 
 // open reports whether a device stands for the layer, be it on another element.
 func (c *planCase) open() bool {
@@ -613,6 +651,10 @@ var planStateRules = []struct {
 				if !c.stageWanted() {
 					continue
 				}
+			case reconciler.Unmount, reconciler.Unbind:
+				if !c.stageWanted() || !c.broken() || c.want.Intent(step.Part).Gone {
+					continue
+				}
 			default:
 				continue
 			}
@@ -664,9 +706,9 @@ var planStateRules = []struct {
 		}
 		return ""
 	}},
-	{"what is stuck has a cause", func(c *planCase) string {
+	{"what is stuck, or left behind, has a cause, which is told with its class", func(c *planCase) string {
 		for part, v := range c.plan.Verdicts {
-			if !v.Settled && v.Problem != (reconciler.Problem{}) && !c.hasCause(part) {
+			if v.Problem != (reconciler.Problem{}) && c.causeOf(part, v) == nil {
 				return part.String()
 			}
 		}
@@ -741,15 +783,278 @@ func (c *planCase) explained(part state.Part, hops int) bool {
 	return hops > 0 && slices.ContainsFunc(v.Needs, func(need state.Part) bool { return c.explained(need, hops-1) })
 }
 
+// ---- Causes: what a part may be stuck on, and as what that is told. ----
+
+// planCause is a reason for which a part may be stuck. Its class decides whether
+// the caller tries again.
+type planCause struct {
+	class state.Class
+	words string // in what is told
+	when  func(c *planCase) bool
+}
+
+// causeOf returns the cause that a verdict tells, if it is one of the part's and
+// there in this state.
+func (c *planCase) causeOf(part state.Part, v reconciler.Verdict) *planCause {
+	if v.Problem == (reconciler.Problem{}) {
+		return nil
+	}
+	defer func() { c.target, c.place = nil, state.Mountpoint{} }()
+	if part.Kind == state.TargetKind {
+		c.target, c.place = c.want.Targets[part.Path], c.have.Targets[part.Path]
+	} else {
+		c.place = c.have.Stage
+	}
+	for _, causes := range c.causesFor(part, v.Settled) {
+		for _, cause := range causes {
+			if cause.class == v.Problem.Class && strings.Contains(v.Problem.Text, cause.words) && cause.when(c) {
+				return cause
+			}
+		}
+	}
+	return nil
+}
+
+// causesFor returns the causes on which a part can be stuck.
+func (c *planCase) causesFor(part state.Part, settled bool) [][]*planCause {
+	switch {
+	case settled && part.Kind == state.TargetKind && c.leftBehind(part):
+		return [][]*planCause{residueCauses}
+	case settled:
+		return nil
+	case part.Kind == state.SizeKind:
+		return [][]*planCause{sizeCauses}
+	case part.Kind == state.TargetKind && c.target.Gone:
+		return [][]*planCause{placeCauses, unpublishCauses}
+	case part.Kind == state.TargetKind:
+		return [][]*planCause{placeCauses, publishCauses}
+	case !c.stageWanted():
+		return [][]*planCause{placeCauses, unstageCauses}
+	case c.sourced():
+		return [][]*planCause{unknownCauses, sourceCauses}
+	}
+	causes := [][]*planCause{unknownCauses, deviceCauses}
+	if c.layered() {
+		causes = append(causes, layerCauses)
+	}
+	switch {
+	case c.wantsBlock():
+		return append(causes, placeCauses, rawCauses)
+	case c.broken():
+		return append(causes, placeCauses, brokenCauses)
+	case len(c.have.Stage.Mounts) > 0:
+		return append(causes, placeCauses, mountedCauses)
+	}
+	return append(causes, placeCauses, stagingCauses, contentsCauses)
+}
+
+// planCauses are all of them. Each is met in some state.
+var planCauses = [][]*planCause{
+	unknownCauses, deviceCauses, layerCauses, sourceCauses, placeCauses, rawCauses, mountedCauses, stagingCauses, brokenCauses, contentsCauses,
+	unstageCauses, sizeCauses, publishCauses, unpublishCauses, residueCauses,
+}
+
+const notLookedAt = "it was not looked at"
+
+var (
+	unknownCauses = []*planCause{
+		{state.Unavailable, "not known now", (*planCase).unknown},
+		{state.Unavailable, "unread", func(c *planCase) bool { return c.source().Err != nil }},
+	}
+	placeCauses = []*planCause{
+		{state.Unavailable, errPlanNow.Error(), func(c *planCase) bool { return c.place.Err == errPlanNow }},
+		{state.InvalidArgument, "a symbolic link", func(c *planCase) bool { return c.place.Err == errPlanPath }},
+		{state.Unavailable, notLookedAt, func(c *planCase) bool { return c.place.Err == nil && c.place.File == state.UnknownFile }},
+	}
+	sourceCauses = []*planCause{
+		{state.NotFound, "no such volume", func(c *planCase) bool { return c.have.Device.Missing }},
+		{state.InvalidArgument, "no block device", (*planCase).wantsBlock},
+		{state.InvalidArgument, "mounted as nfs4, and ext4 was asked for", func(c *planCase) bool { return c.want.Stage.Capability.FSType == "ext4" }},
+	}
+
+	// What the backend's device is stuck on.
+	deviceCauses = []*planCause{
+		{state.NotFound, "no such volume", func(c *planCase) bool { return c.source().Missing }},
+		{state.FailedPrecondition, "staged from the device its, and what is there now", func(c *planCase) bool { return c.stranger() && c.source().Identity != "" }},
+		{state.Unavailable, "does not tell now which one it is", func(c *planCase) bool { return c.stranger() && c.source().Identity == "" }},
+		{state.FailedPrecondition, "which the plugin did not attach", func(c *planCase) bool { return c.source().State == state.DeviceForeign }},
+		{state.FailedPrecondition, "was truncated", func(c *planCase) bool {
+			return c.source().State == state.DeviceAbsent && c.source().Size < c.source().Capacity
+		}},
+		{state.FailedPrecondition, "so it cannot be attached", func(c *planCase) bool { return c.otherMode(c.source()) && c.shown() }},
+		{state.Unavailable, "only when somebody asks", func(c *planCase) bool { return c.have.Device.Shared && !c.asked() }},
+		{state.FailedPrecondition, "it is not formatted. Use an access mode", func(c *planCase) bool {
+			return c.have.Device.Shared && !c.have.Device.Exclusive && (c.have.Device.Formatting || c.maybeBlank())
+		}},
+	}
+
+	// What its layer is stuck on.
+	layerCauses = []*planCause{
+		{state.Unavailable, "waits for its secret", func(c *planCase) bool {
+			d, source := c.have.Device, c.source()
+			return d.NeedsSecret && (d.State != state.DeviceAttached || d.Size < d.Capacity || c.otherMode(d) || c.otherMode(source) || source.Formatting)
+		}},
+		{state.Unavailable, "not the volume's any more, and is in use", func(c *planCase) bool { return c.have.Device.Stray && c.shown() }},
+		{state.FailedPrecondition, "which the plugin did not open", func(c *planCase) bool {
+			return c.have.Device.State == state.DeviceForeign && !c.have.Device.Stray
+		}},
+		{state.FailedPrecondition, "does not bear it any more", func(c *planCase) bool { return c.have.Device.Unmade && c.open() }},
+		{state.Unavailable, errPlanNow.Error(), func(c *planCase) bool { return c.have.Device.Unmade && c.have.Beneath.Err != nil }},
+		{state.Unavailable, notLookedAt, func(c *planCase) bool {
+			return c.have.Device.Unmade && c.have.Beneath.Kind == state.ContentsUnread
+		}},
+		{state.FailedPrecondition, "its data is lost, and it is not made again", func(c *planCase) bool {
+			return c.have.Device.Unmade && (c.source().Formatted != "" || c.remembers())
+		}},
+		{state.FailedPrecondition, "no layer L is made on it", func(c *planCase) bool { return c.have.Device.Unmade && c.source().Raw }},
+		{state.FailedPrecondition, "has no layer L yet, and read-only access", func(c *planCase) bool { return c.have.Device.Unmade && c.want.Stage.ReadOnly }},
+		{state.Unavailable, "still held, which must end before its layer L is made", func(c *planCase) bool { return c.have.Device.Unmade && c.source().Held }},
+		{state.FailedPrecondition, "neither blank nor bears the layer L", func(c *planCase) bool {
+			return c.have.Device.Unmade && !c.source().Formatting && !blankKind(c.have.Beneath.Kind)
+		}},
+		{state.FailedPrecondition, "was interrupted and read-only access", func(c *planCase) bool {
+			return c.source().Formatting && c.have.Device.Fresh && c.want.Stage.ReadOnly
+		}},
+		{state.FailedPrecondition, "in use, or not new", func(c *planCase) bool {
+			return c.source().Formatting && !c.have.Device.Unmade && (!c.have.Device.Fresh || c.open() && c.shown())
+		}},
+		{state.FailedPrecondition, "so it cannot be opened", func(c *planCase) bool { return c.otherMode(c.have.Device) && c.shown() }},
+	}
+
+	// What a stage is stuck on when its device stands.
+	rawCauses = []*planCause{
+		{state.FailedPrecondition, "file system is mounted at the staging path", func(c *planCase) bool { return slices.ContainsFunc(c.have.Stage.Mounts, c.shows) }},
+		{state.FailedPrecondition, "so the next mount erases it", (*planCase).rawCause},
+	}
+	mountedCauses = []*planCause{
+		{state.FailedPrecondition, "it is not this volume's", func(c *planCase) bool { return !wholeOf(c.have.Stage.Mounts[0], c.have.Device.Number) }},
+		{state.FailedPrecondition, "is broken, and lies over tmpfs", func(c *planCase) bool {
+			m := c.have.Stage.Mounts
+			return m[0].Corrupt && len(m) > 1 && !c.shows(m[1])
+		}},
+		{state.FailedPrecondition, "its data was swapped", (*planCase).swapped},
+		{state.FailedPrecondition, "as xfs, and ext4 was asked for", func(c *planCase) bool { return c.have.Stage.Mounts[0].FSType == "xfs" }},
+		{state.FailedPrecondition, "has turned read-only", func(c *planCase) bool { return c.have.Stage.Mounts[0].SuperReadOnly && !c.want.Stage.ReadOnly }},
+	}
+	brokenCauses = []*planCause{
+		{state.Unavailable, errPlanNow.Error(), func(c *planCase) bool { return c.have.Contents.Err != nil }},
+		{state.Unavailable, notLookedAt, func(c *planCase) bool { return c.contentsUnseen() && c.have.Contents.Err == nil }},
+		{state.FailedPrecondition, "its data was swapped", (*planCase).swapped},
+		{state.FailedPrecondition, "holds none now", func(c *planCase) bool {
+			return c.have.Device.Formatting || c.have.Contents.Kind != state.ContentsFilesystem
+		}},
+		{state.Unavailable, "kept by somebody", func(c *planCase) bool { return len(c.have.Keepers) > 0 }},
+		{state.Unavailable, "targets are covered, not broken, or cannot be looked at", (*planCase).brokenElsewhere},
+	}
+	stagingCauses = []*planCause{
+		{state.FailedPrecondition, ", not a directory", func(c *planCase) bool { return c.place.File != state.NoFile && c.place.File != state.Directory }},
+		{state.FailedPrecondition, "holds files that the mount would hide", func(c *planCase) bool { return c.place.File == state.Directory && !c.place.Empty }},
+		{state.FailedPrecondition, "made again only when the volume is staged or published", func(c *planCase) bool {
+			return c.place.File == state.NoFile && c.want.Stage.Accepted && !c.asked()
+		}},
+	}
+	contentsCauses = []*planCause{
+		{state.Unavailable, errPlanNow.Error(), func(c *planCase) bool { return c.have.Contents.Err != nil }},
+		{state.Unavailable, notLookedAt, func(c *planCase) bool { return c.contentsUnseen() && c.have.Contents.Err == nil }},
+		{state.FailedPrecondition, "its data was swapped", (*planCase).swapped},
+		{state.FailedPrecondition, "its data is lost, and it is not formatted again", func(c *planCase) bool { return c.toFormat() && c.remembers() }},
+		{state.FailedPrecondition, "published as a raw block device before", func(c *planCase) bool { return c.toFormat() && c.have.Device.Raw }},
+		{state.FailedPrecondition, "was interrupted and read-only access", func(c *planCase) bool { return c.have.Device.Formatting && c.want.Stage.ReadOnly }},
+		{state.FailedPrecondition, "is blank and read-only access", func(c *planCase) bool { return c.maybeBlank() && c.want.Stage.ReadOnly }},
+		{state.FailedPrecondition, "layer L is not new", func(c *planCase) bool { return c.layered() && c.maybeBlank() && !c.have.Device.Fresh }},
+		{state.FailedPrecondition, "was formatted as ext4 before", func(c *planCase) bool {
+			return c.maybeBlank() && !c.have.Device.Formatting && c.have.Device.Formatted != ""
+		}},
+		{state.FailedPrecondition, "needs at least 1000", func(c *planCase) bool { return c.toFormat() && c.have.Device.Size < c.have.Smallest }},
+		{state.Unavailable, "still held, which must end before formatting", func(c *planCase) bool { return c.toFormat() && c.claimed() }},
+		{state.FailedPrecondition, "of type xfs, and ext4 was asked for", func(c *planCase) bool { return c.have.Contents.FSType == "xfs" }},
+		{state.FailedPrecondition, "neither blank nor a file system", func(c *planCase) bool { return c.have.Contents.Kind == state.ContentsOther }},
+		{state.Unavailable, "still held, which must end before checking or growing", func(c *planCase) bool {
+			f := c.have.Contents
+			return c.claimed() && !c.want.Stage.ReadOnly && (f.NeedsCheck || f.Growable && f.GrowsUnmounted)
+		}},
+	}
+
+	// What the others are stuck on.
+	unstageCauses = []*planCause{
+		{state.Unavailable, "not known now", (*planCase).unknown},
+		{state.Unavailable, "unread", func(c *planCase) bool { return c.unknown() && c.have.Device.Err != nil }},
+		{state.FailedPrecondition, "mounted over the volume at the staging path", func(c *planCase) bool {
+			m := c.have.Stage.Mounts
+			return len(m) > 1 && !c.shows(m[0]) && c.shows(m[1])
+		}},
+		{state.Unavailable, "still held, which must end before it is detached", func(c *planCase) bool {
+			d, v := c.standing(), c.have.View
+			return v.State == state.DeviceDetaching || v.Held || d.State == state.DeviceDetaching || d.Held
+		}},
+	}
+	sizeCauses = []*planCause{
+		{state.FailedPrecondition, "not staged on this node", func(c *planCase) bool { return !c.stageWanted() }},
+		{state.FailedPrecondition, "no device on this node", (*planCase).sourced},
+		{state.Unavailable, errPlanNow.Error(), func(c *planCase) bool { return c.have.Contents.Err != nil && !c.wantsBlock() }},
+		{state.Unavailable, notLookedAt, func(c *planCase) bool {
+			return c.contentsUnseen() && c.have.Contents.Err == nil && !c.wantsBlock()
+		}},
+		{state.FailedPrecondition, "mounted read-only and grows when", func(c *planCase) bool { return c.have.Contents.Growable && c.want.Stage.ReadOnly }},
+		{state.FailedPrecondition, "CAP_SYS_RESOURCE", func(c *planCase) bool { return c.have.Contents.Growable && !c.have.Contents.GrowsMounted }},
+	}
+	publishCauses = []*planCause{
+		{state.FailedPrecondition, "not staged on this node", func(c *planCase) bool { return !c.stageWanted() }},
+		{state.FailedPrecondition, "restart the pod", func(c *planCase) bool { return c.numberChanged(c.target) }},
+		{state.FailedPrecondition, "it is not this volume's", func(c *planCase) bool {
+			return len(c.place.Mounts) > 0 && (!c.showsAt(c.target, c.place.Mounts[0]) || !c.rightKind(c.target, c.place.Mounts[0]))
+		}},
+		{state.FailedPrecondition, "made again only when the volume is published there again", func(c *planCase) bool {
+			return c.place.File == state.NoFile && c.target.Accepted && !c.target.Asked
+		}},
+		{state.FailedPrecondition, ", not a ", func(c *planCase) bool { return c.place.File != state.NoFile && c.place.File != fileFor(c.target) }},
+		{state.FailedPrecondition, "holds data that the volume would hide", func(c *planCase) bool { return c.place.File == fileFor(c.target) && !c.place.Empty }},
+	}
+	unpublishCauses = []*planCause{
+		{state.Unavailable, "not known now", (*planCase).unknown},
+		{state.Unavailable, "unread", func(c *planCase) bool { return c.unknown() && c.have.Device.Err != nil }},
+		{state.FailedPrecondition, "is mounted over the volume", func(c *planCase) bool {
+			return len(c.place.Mounts) > 0 && !c.showsAt(c.target, c.place.Mounts[0])
+		}},
+	}
+
+	// What an end leaves, which is told when it is over.
+	residueCauses = []*planCause{
+		{state.FailedPrecondition, "it is not this volume's", func(c *planCase) bool { return len(c.place.Mounts) > 0 }},
+		{state.FailedPrecondition, "holds files: move them away", func(c *planCase) bool { return c.place.File == state.Directory && !c.place.Empty }},
+		{state.FailedPrecondition, "the plugin did not make", func(c *planCase) bool { return c.place.File != state.Directory }},
+	}
+)
+
+// toFormat reports whether nothing that is known is on a device, or its mark says so.
+func (c *planCase) toFormat() bool { return c.have.Device.Formatting || c.maybeBlank() }
+
+// claimed reports whether somebody uses the device.
+func (c *planCase) claimed() bool {
+	return c.have.Device.Held || c.have.View.Held || c.someTargetBound()
+}
+
+// shown reports whether the highest device that stands is, or may be, in use.
+func (c *planCase) shown() bool {
+	return c.standing().Held || c.have.View.State != state.DeviceAbsent || c.somewhere(c.showsAt) || c.someTargetUnseen() || unseen(c.have.Stage)
+}
+
+// otherMode reports whether a device stands that takes writes and should not, or the reverse.
+func (c *planCase) otherMode(d state.Device) bool {
+	return d.State == state.DeviceAttached && d.ReadOnly != c.want.Stage.ReadOnly
+}
+
 // ---- What holds, judged from the desired and the actual state alone. ----
 
 // planCase is one desired and one actual state, and the plan for them.
 type planCase struct {
-	want  *state.Volume
-	parts []state.Part // of want
-	layer string       // of the step that is judged
-	have  state.Actual
-	plan  reconciler.Plan
+	want   *state.Volume
+	parts  []state.Part     // of want
+	layer  string           // of the step that is judged
+	target *state.Target    // of the part that is judged, nil for others
+	place  state.Mountpoint // of that part
+	have   state.Actual
+	plan   reconciler.Plan
 }
 
 func (c *planCase) String() string {
@@ -938,9 +1243,14 @@ func (c *planCase) corrupt(m state.Mountpoint) bool {
 	return len(m.Mounts) == 1 && wholeOf(m.Mounts[0], c.have.Device.Number) && m.Mounts[0].Corrupt
 }
 
-// brokenCause tells why a broken file system must stay: something keeps it that
-// is not the record's, or its data is not there to be mounted anew.
+// brokenCause reports whether a broken file system must stay: something keeps it
+// that is not the record's, or its data is not there to be mounted anew.
 func (c *planCase) brokenCause() bool {
+	return slices.ContainsFunc(brokenCauses, func(cause *planCause) bool { return cause.when(c) })
+}
+
+// brokenElsewhere reports whether a target that shows it, or may, is not broken too.
+func (c *planCase) brokenElsewhere() bool {
 	for path, t := range c.want.Targets {
 		m := c.have.Targets[path]
 		bound := slices.ContainsFunc(m.Mounts, func(m state.Mount) bool { return c.showsAt(t, m) })
@@ -948,8 +1258,7 @@ func (c *planCase) brokenCause() bool {
 			return true
 		}
 	}
-	f := c.have.Contents
-	return len(c.have.Keepers) > 0 || c.contentsUnseen() || f.Kind != state.ContentsFilesystem || c.swapped() || c.have.Device.Formatting
+	return false
 }
 
 // freePath reports whether something may be mounted at a path: nothing is
@@ -1044,39 +1353,6 @@ func (c *planCase) leftBehind(part state.Part) bool {
 	return len(m.Mounts) > 0 || !m.Empty || m.File != state.Directory && m.File != state.RegularFile
 }
 
-// hasCause reports whether anything stands in the way of a part that no step
-// could put right.
-func (c *planCase) hasCause(part state.Part) bool {
-	switch part.Kind {
-	case state.StageKind:
-		if c.stageWanted() && c.sourced() {
-			return c.sourceCause()
-		}
-		if c.stageWanted() {
-			return c.withheld() || c.deviceCause() || c.layered() && c.layerCause() || c.wantsBlock() && c.rawCause() || !c.wantsBlock() && (c.mountCause() || c.broken() && c.brokenCause() || len(c.have.Stage.Mounts) == 0 && c.contentsCause())
-		}
-		d, v, mounts := c.standing(), c.have.View, c.have.Stage.Mounts
-		covered := len(mounts) > 1 && !c.shows(mounts[0]) && c.shows(mounts[1])
-		return notSeen(c.have.Stage) || c.unknown() || covered || v.State == state.DeviceDetaching || v.Held ||
-			d.State == state.DeviceDetaching || (d.State == state.DeviceAttached || d.Stray) && d.Held
-	case state.SizeKind:
-		f := c.have.Contents
-		return !c.stageWanted() || c.sourced() || !c.wantsBlock() && (c.contentsUnseen() || f.Growable && (c.want.Stage.ReadOnly || !f.GrowsMounted))
-	}
-	t, m := c.want.Targets[part.Path], c.have.Targets[part.Path]
-	switch {
-	case notSeen(m), len(m.Mounts) > 0 && !c.showsAt(t, m.Mounts[0]):
-		return true
-	case t.Gone:
-		return false
-	case !c.stageWanted(), c.numberChanged(t):
-		return true
-	case len(m.Mounts) > 0:
-		return !c.rightKind(t, m.Mounts[0])
-	}
-	return !freePath(m, fileFor(t)) || m.File == state.NoFile && t.Accepted && !t.Asked
-}
-
 // rightKind reports whether a mount is what the plugin binds at such a target,
 // right or wrong in detail: a node, or the file system on the device itself.
 func (c *planCase) rightKind(t *state.Target, m state.Mount) bool {
@@ -1094,36 +1370,10 @@ func fileFor(t *state.Target) state.FileType {
 	return state.Directory
 }
 
-func (c *planCase) deviceCause() bool {
-	s, d := c.want.Stage, c.source()
-	inUse := c.standing().Held || c.have.View.State != state.DeviceAbsent || c.somewhere(c.showsAt) ||
-		c.someTargetUnseen() || unseen(c.have.Stage)
-	return c.unknown() || c.stranger() || d.Err != nil || d.Missing || d.State == state.DeviceForeign || d.State == state.DeviceAbsent && d.Size < d.Capacity ||
-		d.State == state.DeviceAttached && d.ReadOnly != s.ReadOnly && (inUse || c.layered() && c.open() && c.have.Device.NeedsSecret)
-}
-
 // sourceCause tells why a volume cannot be mounted from its source.
 func (c *planCase) sourceCause() bool {
 	d := c.have.Device
 	return d.Err != nil || d.Missing || c.wantsBlock() || c.want.Stage.Capability.FSType != planSource.FSType
-}
-
-// layerCause tells why a layer cannot be had on its source.
-func (c *planCase) layerCause() bool {
-	s, d, source := c.want.Stage, c.have.Device, c.source()
-	inUse := d.Held || c.somewhere(c.showsAt) || c.someTargetUnseen() || unseen(c.have.Stage)
-	switch {
-	case d.State == state.DeviceForeign:
-		return !d.Stray || inUse
-	case d.NeedsSecret && (d.State != state.DeviceAttached || d.Size < d.Capacity || d.ReadOnly != s.ReadOnly):
-		return true
-	case d.Unmade:
-		b := c.have.Beneath
-		return c.open() || source.Formatted != "" || source.Raw || source.Held || s.ReadOnly || c.remembers() || b.Err != nil || b.Kind == state.ContentsUnread || !source.Formatting && !blankKind(b.Kind)
-	case source.Formatting && (!d.Fresh || s.ReadOnly || c.open() && (inUse || d.NeedsSecret)):
-		return true
-	}
-	return d.ReadOnly != s.ReadOnly && inUse
 }
 
 // rawCause tells why a device that stands must not be shown raw: its file
@@ -1134,30 +1384,6 @@ func (c *planCase) rawCause() bool {
 		c.have.Device.Formatting && !c.layered() && !s.ReadOnly && !s.Accepted
 }
 
-func (c *planCase) mountCause() bool {
-	s, m := c.want.Stage, c.have.Stage
-	if notSeen(m) || len(m.Mounts) == 0 {
-		return notSeen(m) || !freePath(m, state.Directory)
-	}
-	top := m.Mounts[0]
-	return !wholeOf(top, c.have.Device.Number) || c.swapped() || top.FSType != s.Capability.FSType || top.SuperReadOnly && !s.ReadOnly ||
-		top.Corrupt && len(m.Mounts) > 1 && !c.shows(m.Mounts[1])
-}
-
-func (c *planCase) contentsCause() bool {
-	s, d, f := c.want.Stage, c.have.Device, c.have.Contents
-	inUse := d.Held || c.have.View.Held || c.someTargetBound()
-	switch {
-	case c.contentsUnseen():
-		return true
-	case d.Formatting:
-		return s.ReadOnly || inUse || c.remembers() || d.Raw || d.Size < c.have.Smallest
-	case c.maybeBlank():
-		return c.layered() || s.ReadOnly || inUse || d.Formatted != "" || c.remembers() || d.Raw || d.Size < c.have.Smallest
-	}
-	return !c.holdsFilesystem() || c.swapped() || inUse && !s.ReadOnly && (f.NeedsCheck || f.Growable && f.GrowsUnmounted)
-}
-
 // asked reports whether a caller waits for the stage, or for a target that needs it.
 func (c *planCase) asked() bool {
 	for _, t := range c.want.Targets {
@@ -1166,13 +1392,6 @@ func (c *planCase) asked() bool {
 		}
 	}
 	return c.want.Stage != nil && c.want.Stage.Asked
-}
-
-// withheld reports whether what other nodes can reach waits for who asks, or for
-// proof that they do not.
-func (c *planCase) withheld() bool {
-	d := c.have.Device
-	return d.Shared && (!c.asked() || !d.Exclusive && (d.Formatting || c.maybeBlank()))
 }
 
 // stranger reports whether the device is, or may be, another than the one that
@@ -1234,6 +1453,7 @@ type stageWorld struct {
 	block, readOnly, noDev, withdrawn bool
 	remembers                         bool // the file system that it was seen with
 	identity                          bool // it remembers that of the device
+	accepted, asked                   bool
 }
 
 type targetWorld struct {
@@ -1396,7 +1616,7 @@ func (w *planWorld) look() planCase {
 	c := planCase{want: &state.Volume{ID: "vol", Targets: map[string]*state.Target{}}, have: state.Actual{Targets: map[string]state.Mountpoint{}}}
 	if s := w.stage; s.want != wantNothing {
 		capability := planCapability(s.block, s.noDev)
-		c.want.Stage = &state.Stage{Path: planStagePath, Capability: capability, ReadOnly: s.readOnly, Intent: state.Intent{Gone: s.want == wantGone, Withdrawn: s.withdrawn}}
+		c.want.Stage = &state.Stage{Path: planStagePath, Capability: capability, ReadOnly: s.readOnly, Intent: state.Intent{Gone: s.want == wantGone, Withdrawn: s.withdrawn, Accepted: s.accepted, Asked: s.asked}}
 		if s.remembers {
 			c.want.Stage.UUID = "its"
 		}
@@ -1813,7 +2033,7 @@ var (
 		[2]mountWorld{mountedHere}, [2]mountWorld{mountedRO}, [2]mountWorld{mountedTurn}, [2]mountWorld{mountedBoth}, [2]mountWorld{mountedDev},
 		[2]mountWorld{mountedSick}, [2]mountWorld{mountedXFS}, [2]mountWorld{mountedSub}, [2]mountWorld{mountedView},
 		[2]mountWorld{mountedDisk}, [2]mountWorld{mountedTmp}, [2]mountWorld{boundNode},
-		[2]mountWorld{mountedHere, mountedHere}, [2]mountWorld{mountedSick, mountedHere}, [2]mountWorld{mountedRO, mountedSick},
+		[2]mountWorld{mountedHere, mountedHere}, [2]mountWorld{mountedSick, mountedHere}, [2]mountWorld{mountedSick, mountedTmp}, [2]mountWorld{mountedRO, mountedSick},
 		[2]mountWorld{mountedTmp, mountedHere}, [2]mountWorld{mountedHere, mountedTmp}, [2]mountWorld{mountedDisk, mountedTmp},
 	))
 	targetPlaces = slices.Concat(unmounted, placesOf(fileEmptyDirectory,
@@ -1829,11 +2049,11 @@ var (
 )
 
 var stageWishes = []stageWorld{
-	{want: wantThere}, {want: wantThere, readOnly: true}, {want: wantThere, noDev: true},
+	{want: wantThere}, {want: wantThere, readOnly: true}, {want: wantThere, noDev: true, asked: true},
 	{want: wantThere, block: true}, {want: wantThere, block: true, readOnly: true},
 	{}, {want: wantGone}, {want: wantGone, withdrawn: true}, {want: wantGone, block: true},
-	{want: wantThere, remembers: true}, {want: wantThere, readOnly: true, remembers: true},
-	{want: wantThere, identity: true}, {want: wantThere, block: true, identity: true}, {want: wantGone, identity: true},
+	{want: wantThere, remembers: true, accepted: true}, {want: wantThere, readOnly: true, remembers: true},
+	{want: wantThere, identity: true, accepted: true, asked: true}, {want: wantThere, block: true, identity: true, accepted: true}, {want: wantGone, identity: true},
 }
 
 // planDeviceWorlds ranges over everything that a device, its contents, the
