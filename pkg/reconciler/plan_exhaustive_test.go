@@ -457,6 +457,7 @@ var planStepRules = map[reconciler.Action]planStepRule{
 			!c.holdsFilesystem(), "not the file system asked for",
 			f.NeedsCheck && s != nil && !s.ReadOnly && !c.mountedElsewhere(), "it needs a check first",
 			!freePath(m, state.Directory), "the staging path is not free",
+			f.Growable && f.GrowsUnmounted && !f.GrowsMounted && s != nil && !s.ReadOnly && !c.mountedElsewhere(), "it grows unmounted, which is now",
 			m.File == state.NoFile && s != nil && s.Accepted && !c.asked(), "a removed directory is made again though nobody asks")
 	}},
 	reconciler.SetAttributes: {"set-attributes touches only the volume's own mount with the wrong attributes", func(c *planCase, part state.Part) string {
@@ -474,6 +475,9 @@ var planStepRules = map[reconciler.Action]planStepRule{
 			t != nil && c.targetStands(t), "the target is as asked")
 	}},
 	reconciler.AttachView: {"attach-view needs an attached writable device and a target that wants it", func(c *planCase, part state.Part) string {
+		if part == state.SizePart() {
+			return firstOf(!c.stageWanted() || !c.stageStands(), "the stage does not stand", !c.viewLags(), "the view has its size, or nobody wants it")
+		}
 		t := c.want.Targets[part.Path]
 		return firstOf(
 			t == nil || t.Gone || !c.wantsView(t), "the target wants no view",
@@ -582,6 +586,7 @@ func (c *planCase) whyNotWrite(part state.Part, why string) string {
 		d.Held, "the device is held",
 		c.somewhere(c.showsAt), "the device is mounted",
 		c.contentsUnseen(), "the contents were not seen",
+		notSeen(c.have.Stage), "the staging path was not seen",
 		why != "", why)
 }
 
@@ -663,6 +668,14 @@ var planStateRules = []struct {
 			}
 		}
 		return ""
+	}},
+	{"what is shown grows with its device, asked or not", func(c *planCase) string {
+		f := c.have.Contents
+		grows := c.stageWanted() && !c.sourced() && c.stageStands() && !c.wantsBlock() && !c.want.Stage.ReadOnly && f.Growable && f.GrowsMounted
+		follows := c.stageWanted() && !c.sourced() && c.stageStands() && c.viewLags()
+		return firstOf(
+			grows && !slices.Contains(c.plan.Steps, reconciler.Step{Action: reconciler.GrowFilesystem, Part: state.SizePart()}), "the file system does not",
+			follows && !slices.Contains(c.plan.Steps, reconciler.Step{Action: reconciler.AttachView, Part: state.SizePart()}), "the view does not")
 	}},
 	{"what is mounted from a source has steps at its paths only", func(c *planCase) string {
 		for _, step := range c.plan.Steps {
@@ -824,10 +837,14 @@ func (c *planCase) causesFor(part state.Part, settled bool) [][]*planCause {
 		return nil
 	case part.Kind == state.SizeKind:
 		return [][]*planCause{sizeCauses}
+	case part.Kind == state.TargetKind && !c.target.Gone && !c.stageWanted():
+		return [][]*planCause{publishCauses}
+	case part.Kind == state.TargetKind && notSeen(c.place):
+		return [][]*planCause{placeCauses}
 	case part.Kind == state.TargetKind && c.target.Gone:
-		return [][]*planCause{placeCauses, unpublishCauses}
+		return [][]*planCause{unpublishCauses}
 	case part.Kind == state.TargetKind:
-		return [][]*planCause{placeCauses, publishCauses}
+		return [][]*planCause{publishCauses}
 	case !c.stageWanted():
 		return [][]*planCause{placeCauses, unstageCauses}
 	case c.sourced():
@@ -838,14 +855,16 @@ func (c *planCase) causesFor(part state.Part, settled bool) [][]*planCause {
 		causes = append(causes, layerCauses)
 	}
 	switch {
+	case notSeen(c.place):
+		return append(causes, placeCauses)
 	case c.wantsBlock():
-		return append(causes, placeCauses, rawCauses)
+		return append(causes, rawCauses)
 	case c.broken():
-		return append(causes, placeCauses, brokenCauses)
-	case len(c.have.Stage.Mounts) > 0:
-		return append(causes, placeCauses, mountedCauses)
+		return append(causes, brokenCauses)
+	case len(c.place.Mounts) > 0:
+		return append(causes, mountedCauses)
 	}
-	return append(causes, placeCauses, stagingCauses, contentsCauses)
+	return append(causes, stagingCauses, contentsCauses)
 }
 
 // planCauses are all of them. Each is met in some state.
@@ -1118,6 +1137,12 @@ func (c *planCase) someTargetWantsView() bool {
 	return false
 }
 
+// viewLags reports whether a target wants the view, and it is smaller than its device.
+func (c *planCase) viewLags() bool {
+	v := c.have.View
+	return v.State == state.DeviceAttached && v.Size < c.have.Device.Size && c.someTargetWantsView()
+}
+
 // node is the device whose node a block target shows.
 func (c *planCase) node(t *state.Target) state.DeviceNumber {
 	if c.wantsView(t) {
@@ -1329,7 +1354,10 @@ func (c *planCase) holds(part state.Part) bool {
 		if !c.stageWanted() || !c.stageStands() || c.sourced() || d.Size < c.want.Size.Bytes {
 			return false
 		}
-		return c.wantsBlock() || !c.contentsUnseen() && (!f.Growable || c.want.Size.Accepted && (!f.GrowsMounted || c.want.Stage.ReadOnly))
+		if c.wantsBlock() {
+			return !c.viewLags()
+		}
+		return !c.contentsUnseen() && (!f.Growable || c.want.Size.Accepted && (!f.GrowsMounted || c.want.Stage.ReadOnly))
 	}
 	t, m := c.want.Targets[part.Path], c.have.Targets[part.Path]
 	switch {
@@ -1492,7 +1520,7 @@ type deviceWorld struct {
 	held                  heldWorld
 	bytes                 bytesWorld
 	view                  standing
-	viewHeld              bool
+	viewHeld, viewShort   bool // it is smaller than its device
 	formatting, formatted bool
 	unread                bool // what the backend knows of the volume
 	raw                   bool
@@ -1708,7 +1736,10 @@ func (w *planWorld) lookAtDevice(c *planCase) {
 	}
 	have.Held = d.held == heldElsewhere || d.held == heldByMounts && w.mounted(theDevice)
 	if d.view != isAbsent && d.view != isUnlooked {
-		c.have.View = state.Device{State: d.view.state(), Number: theView.number(), ReadOnly: true, Held: d.viewHeld || w.mounted(theView)}
+		c.have.View = state.Device{State: d.view.state(), Number: theView.number(), ReadOnly: true, Held: d.viewHeld || w.mounted(theView), Size: have.Size}
+		if d.viewShort {
+			c.have.View.Size /= 2
+		}
 	}
 	if d.state == isAttached && !d.unread && w.stage.want == wantThere && !w.stage.block {
 		c.have.Contents = w.contents.look()
@@ -1910,7 +1941,7 @@ func (w planWorld) after(step reconciler.Step) planWorld {
 	case reconciler.Release:
 		d.held, w.layer.held = heldByMounts, false
 	case reconciler.DetachView:
-		d.view, d.viewHeld = isAbsent, false
+		d.view, d.viewHeld, d.viewShort = isAbsent, false, false
 	case reconciler.Detach:
 		d.state, d.readOnly = isAbsent, false
 	case reconciler.Attach:
@@ -1919,7 +1950,7 @@ func (w planWorld) after(step reconciler.Step) planWorld {
 		}
 		d.state = isAttached
 	case reconciler.GrowDevice:
-		d.bytes = bytesPromised
+		d.bytes, d.viewShort = bytesPromised, d.view == isAttached
 		if step.Part == state.SizePart() {
 			d.bytes = bytesGrown
 		}
@@ -1967,7 +1998,7 @@ func (w planWorld) after(step reconciler.Step) planWorld {
 			m.readOnly, m.noDev = s.readOnly || t.readOnly, m.noDev || s.noDev || t.noDev
 		}
 	case reconciler.AttachView:
-		d.view = isAttached
+		d.view, d.viewShort = isAttached, false
 	case reconciler.Bind:
 		if t.block {
 			t.at.push(fileEmpty, mountWorld{kind: nodeMount, of: w.shownBy(t)})
@@ -2178,7 +2209,7 @@ func deviceSides(stage stageWorld) []planWorld {
 		place = placeWorld{file: fileEmpty, mounts: [2]mountWorld{boundNode}}
 	}
 	bound := targetWorld{want: wantThere, block: stage.block, accepted: true, at: place}
-	leaving := targetWorld{want: wantGone, block: stage.block, at: place}
+	leaving := targetWorld{want: wantGone, block: stage.block, at: place, asked: true}
 	blind := targetWorld{want: wantThere, block: stage.block, at: placeWorld{err: errNow}}
 	node := targetWorld{want: wantGone, block: true, at: placeWorld{file: fileEmpty, mounts: [2]mountWorld{boundNode}}}
 	smaller, larger, accepted := sizeWorld{want: true}, sizeWorld{want: true, larger: true}, sizeWorld{want: true, larger: true, accepted: true}
@@ -2300,7 +2331,9 @@ func targetDevices(block bool) []deviceWorld {
 	}
 	heldView, leavingView, readOnlyView := view, view, view
 	heldView.viewHeld, leavingView.view, readOnlyView.readOnly = true, isDetaching, true
-	return append(all, heldView, leavingView, readOnlyView)
+	shortView := view
+	shortView.viewShort = true
+	return append(all, heldView, leavingView, readOnlyView, shortView)
 }
 
 func targetStages(stage stageWorld) []placeWorld {
