@@ -835,6 +835,8 @@ func (c *planCase) causesFor(part state.Part, settled bool) [][]*planCause {
 		return [][]*planCause{residueCauses}
 	case settled:
 		return nil
+	case part.Kind == state.SizeKind && c.stageWanted() && !c.wantsBlock() && !c.sourced() && c.contentsUnseen():
+		return [][]*planCause{unreadCauses}
 	case part.Kind == state.SizeKind:
 		return [][]*planCause{sizeCauses}
 	case part.Kind == state.TargetKind && !c.target.Gone && !c.stageWanted():
@@ -859,17 +861,21 @@ func (c *planCase) causesFor(part state.Part, settled bool) [][]*planCause {
 		return append(causes, placeCauses)
 	case c.wantsBlock():
 		return append(causes, rawCauses)
+	case c.broken() && c.contentsUnseen():
+		return append(causes, unreadCauses)
 	case c.broken():
 		return append(causes, brokenCauses)
 	case len(c.place.Mounts) > 0:
 		return append(causes, mountedCauses)
+	case c.contentsUnseen():
+		return append(causes, stagingCauses, unreadCauses)
 	}
 	return append(causes, stagingCauses, contentsCauses)
 }
 
 // planCauses are all of them. Each is met in some state.
 var planCauses = [][]*planCause{
-	unknownCauses, deviceCauses, layerCauses, sourceCauses, placeCauses, rawCauses, mountedCauses, stagingCauses, brokenCauses, contentsCauses,
+	unknownCauses, deviceCauses, layerCauses, sourceCauses, placeCauses, rawCauses, mountedCauses, stagingCauses, unreadCauses, brokenCauses, contentsCauses,
 	unstageCauses, sizeCauses, publishCauses, unpublishCauses, residueCauses,
 }
 
@@ -955,9 +961,11 @@ var (
 		{state.FailedPrecondition, "as xfs, and ext4 was asked for", func(c *planCase) bool { return c.have.Stage.Mounts[0].FSType == "xfs" }},
 		{state.FailedPrecondition, "has turned read-only", func(c *planCase) bool { return c.have.Stage.Mounts[0].SuperReadOnly && !c.want.Stage.ReadOnly }},
 	}
-	brokenCauses = []*planCause{
+	unreadCauses = []*planCause{
 		{state.Unavailable, errPlanNow.Error(), func(c *planCase) bool { return c.have.Contents.Err != nil }},
 		{state.Unavailable, notLookedAt, func(c *planCase) bool { return c.contentsUnseen() && c.have.Contents.Err == nil }},
+	}
+	brokenCauses = []*planCause{
 		{state.FailedPrecondition, "its data was swapped", (*planCase).swapped},
 		{state.FailedPrecondition, "holds none now", func(c *planCase) bool {
 			return c.have.Device.Formatting || c.have.Contents.Kind != state.ContentsFilesystem
@@ -973,8 +981,6 @@ var (
 		}},
 	}
 	contentsCauses = []*planCause{
-		{state.Unavailable, errPlanNow.Error(), func(c *planCase) bool { return c.have.Contents.Err != nil }},
-		{state.Unavailable, notLookedAt, func(c *planCase) bool { return c.contentsUnseen() && c.have.Contents.Err == nil }},
 		{state.FailedPrecondition, "its data was swapped", (*planCase).swapped},
 		{state.FailedPrecondition, "its data is lost, and it is not formatted again", func(c *planCase) bool { return c.toFormat() && c.remembers() }},
 		{state.FailedPrecondition, "published as a raw block device before", func(c *planCase) bool { return c.toFormat() && c.have.Device.Raw }},
@@ -1010,10 +1016,6 @@ var (
 	sizeCauses = []*planCause{
 		{state.FailedPrecondition, "not staged on this node", func(c *planCase) bool { return !c.stageWanted() }},
 		{state.FailedPrecondition, "no device on this node", (*planCase).sourced},
-		{state.Unavailable, errPlanNow.Error(), func(c *planCase) bool { return c.have.Contents.Err != nil && !c.wantsBlock() }},
-		{state.Unavailable, notLookedAt, func(c *planCase) bool {
-			return c.contentsUnseen() && c.have.Contents.Err == nil && !c.wantsBlock()
-		}},
 		{state.FailedPrecondition, "mounted read-only and grows when", func(c *planCase) bool { return c.have.Contents.Growable && c.want.Stage.ReadOnly }},
 		{state.FailedPrecondition, "CAP_SYS_RESOURCE", func(c *planCase) bool { return c.have.Contents.Growable && !c.have.Contents.GrowsMounted }},
 	}
@@ -1271,7 +1273,7 @@ func (c *planCase) corrupt(m state.Mountpoint) bool {
 // brokenCause reports whether a broken file system must stay: something keeps it
 // that is not the record's, or its data is not there to be mounted anew.
 func (c *planCase) brokenCause() bool {
-	return slices.ContainsFunc(brokenCauses, func(cause *planCause) bool { return cause.when(c) })
+	return c.contentsUnseen() || slices.ContainsFunc(brokenCauses, func(cause *planCause) bool { return cause.when(c) })
 }
 
 // brokenElsewhere reports whether a target that shows it, or may, is not broken too.
@@ -1825,7 +1827,11 @@ func (f contentsWorld) look() state.Contents {
 	case holdsOther:
 		return state.Contents{Kind: state.ContentsOther}
 	case holdsUnreadable:
-		return state.Contents{Err: errPlanNow}
+		c := state.Contents{Err: errPlanNow}
+		if f.swapped {
+			c.UUID = "another"
+		}
+		return c
 	case holdsUnproven:
 		return state.Contents{Kind: state.ContentsUnproven}
 	case holdsUnlooked:
