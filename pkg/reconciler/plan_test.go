@@ -183,9 +183,7 @@ func gone(s *state.Stage, t *state.Target) {
 	}
 }
 
-func withdrawn(_ *state.Stage, t *state.Target) { t.Withdrawn = true }
-func accepted(_ *state.Stage, t *state.Target)  { t.Accepted = true }
-func asked(_ *state.Stage, t *state.Target)     { t.Asked = true }
+func accepted(_ *state.Stage, t *state.Target) { t.Accepted = true }
 func as(fsType string) how {
 	return func(s *state.Stage, _ *state.Target) { s.Capability.FSType = fsType }
 }
@@ -193,9 +191,7 @@ func as(fsType string) how {
 // ---- Builders of actual states. ----
 
 var (
-	disk       = state.DeviceNumber{Major: 7, Minor: 1}
-	overlay    = state.DeviceNumber{Major: 7, Minor: 2}
-	formerDisk = state.DeviceNumber{Major: 7, Minor: 9}
+	disk = state.DeviceNumber{Major: 7, Minor: 1}
 )
 
 type fact func(*state.Actual)
@@ -228,17 +224,7 @@ func device(s state.DeviceState, facts ...deviceFact) fact {
 }
 
 func attached(facts ...deviceFact) fact { return device(state.DeviceAttached, facts...) }
-func view(facts ...deviceFact) fact {
-	return func(have *state.Actual) {
-		have.View = state.Device{State: state.DeviceAttached, Path: "/dev/loop2", Number: overlay, ReadOnly: true}
-		for _, fact := range facts {
-			fact(&have.View)
-		}
-	}
-}
 
-func marked(d *state.Device)          { d.Formatting = true }
-func held(d *state.Device)            { d.Held = true }
 func missing(d *state.Device)         { d.Missing = true }
 func unread(d *state.Device)          { d.Err = errors.New("the pool is away") }
 func heldBy(holder string) deviceFact { return func(d *state.Device) { d.Holder = holder } }
@@ -258,12 +244,7 @@ func contents(c state.Contents, facts ...contentsFact) fact {
 func ext4(facts ...contentsFact) fact {
 	return contents(state.Contents{Kind: state.ContentsFilesystem, FSType: "ext4"}, facts...)
 }
-func xfs(facts ...contentsFact) fact {
-	return contents(state.Contents{Kind: state.ContentsFilesystem, FSType: "xfs"}, facts...)
-}
-func growable(c *state.Contents)       { c.Growable = true }
-func growsMounted(c *state.Contents)   { c.GrowsMounted = true }
-func growsUnmounted(c *state.Contents) { c.GrowsUnmounted = true }
+func growable(c *state.Contents) { c.Growable = true }
 
 func stageIs(m state.Mountpoint) fact { return func(have *state.Actual) { have.Stage = m } }
 func targetIs(path string, m state.Mountpoint) fact {
@@ -286,17 +267,11 @@ func mounted(facts ...mountFact) state.Mountpoint {
 	return state.Mountpoint{File: state.Directory, Mounts: []state.Mount{m}}
 }
 
-func rw(m *state.Mount)          { m.Attributes &^= state.ReadOnly }
-func ro(m *state.Mount)          { m.Attributes |= state.ReadOnly }
-func corrupt(m *state.Mount)     { m.Corrupt = true }
-func of(fsType string) mountFact { return func(m *state.Mount) { m.FSType = fsType } }
+func rw(m *state.Mount) { m.Attributes &^= state.ReadOnly }
+func ro(m *state.Mount) { m.Attributes |= state.ReadOnly }
 
 func foreign() state.Mountpoint {
 	return state.Mountpoint{File: state.Directory, Mounts: []state.Mount{{FSType: "tmpfs", Source: "tmpfs", Root: "/"}}}
-}
-
-func node(n state.DeviceNumber) state.Mountpoint {
-	return state.Mountpoint{File: state.BlockDevice, Mounts: []state.Mount{{Device: n, Node: true, FSType: "devtmpfs", Source: "devtmpfs", Root: "/loop"}}}
 }
 
 // over stacks the mounts of one place on those of another.
@@ -320,14 +295,12 @@ func fromSource(facts ...mountFact) state.Mountpoint {
 	return state.Mountpoint{File: state.Directory, Mounts: []state.Mount{m}}
 }
 
-func shared(d *state.Device)    { d.Shared = true }
-func exclusive(d *state.Device) { d.Exclusive = true }
+func shared(d *state.Device) { d.Shared = true }
 
 func known(identity string) how {
 	return func(s *state.Stage, _ *state.Target) { s.Identity = identity }
 }
-func identity(i string) deviceFact { return func(d *state.Device) { d.Identity = i } }
-func numbered(d *state.Device)     { d.Number = disk }
+func numbered(d *state.Device) { d.Number = disk }
 
 // A record of which nothing was looked at is planned nothing for.
 func TestPlanWithoutALook(t *testing.T) {
@@ -389,7 +362,6 @@ func absent(d *state.Device) {
 	d.State, d.Number, d.Path, d.Size = state.DeviceAbsent, state.DeviceNumber{}, "", 0
 }
 func stamped(d *state.Device)   { d.Fresh = true }
-func stray(d *state.Device)     { d.State, d.Stray = state.DeviceForeign, true }
 func madeLayer(d *state.Device) { d.Formatted = "L" }
 
 func keyless(d *state.Device) { d.NeedsSecret = true }
