@@ -783,12 +783,16 @@ func deviceSides(stage stageWorld) []planWorld {
 		place = placeWorld{file: fileEmpty, mounts: [2]mountWorld{boundNode}}
 	}
 	bound := targetWorld{want: wantThere, block: stage.block, accepted: true, at: place}
+	sick := bound
+	if !stage.block {
+		sick.at.mounts[0] = mountedSick
+	}
 	leaving := targetWorld{want: wantGone, block: stage.block, at: place, asked: true}
 	blind := targetWorld{want: wantThere, block: stage.block, at: placeWorld{err: errNow}}
 	node := targetWorld{want: wantGone, block: true, at: placeWorld{file: fileEmpty, mounts: [2]mountWorld{boundNode}}}
 	smaller, larger, accepted := sizeWorld{want: true}, sizeWorld{want: true, larger: true}, sizeWorld{want: true, larger: true, accepted: true}
 	return []planWorld{
-		{}, {size: larger, targets: [2]targetWorld{blind}}, {size: smaller, targets: [2]targetWorld{bound}}, {size: accepted, targets: [2]targetWorld{bound}},
+		{}, {size: larger, targets: [2]targetWorld{blind}}, {size: smaller, targets: [2]targetWorld{bound}}, {size: accepted, targets: [2]targetWorld{sick}},
 		{targets: [2]targetWorld{leaving}}, {targets: [2]targetWorld{node}},
 	}
 }
