@@ -165,6 +165,9 @@ func TestPlanForEveryInlineState(t *testing.T) {
 		if stage.Problem != (reconciler.Problem{}) && !w.explains(stage.Problem) {
 			t.Fatalf("told is %+v: %+v", stage.Problem, w)
 		}
+		if w.gone && w.ended && !stage.Settled && plan.Verdicts[state.TargetPart(podA)].Settled {
+			t.Fatalf("the publish ends before its volume: %+v", w)
+		}
 		if len(plan.Steps) > 0 || !w.gone {
 			return
 		}
