@@ -66,6 +66,7 @@ var planStepRules = map[reconciler.Action]planStepRule{
 			v.State != state.DeviceAttached, "no view is attached",
 			v.Held, "the view is held",
 			c.somewhere(func(_ *state.Target, m state.Mount) bool { return mountOf(m, v.Number) }), "the view is mounted",
+			c.someTargetUnseen(), "a target that was not seen may show it",
 			c.stageWanted() && c.someTargetWantsView(), "a target wants the view")
 	}},
 	reconciler.Detach: {"detach never takes a device that is mounted, held or under a view", func(c *planCase, part state.Part) string {

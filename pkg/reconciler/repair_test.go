@@ -12,6 +12,114 @@ import (
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
+// A target has flags of its own, also when it is put right.
+func TestTargetIsPutRight(t *testing.T) {
+	bubble(t, func(h *harness) {
+		h.volume("v")
+		h.ok(stage("v"), publish("v", 1, publishReadOnly))
+		h.k.with(func() { h.k.mounts[targetPath("v", 1)][0].Attributes &^= state.ReadOnly })
+		h.wake("v")
+		h.k.with(func() {
+			if h.k.mounts[targetPath("v", 1)][0].Attributes&state.ReadOnly == 0 {
+				t.Error("a read-only target stayed writable")
+			}
+		})
+		h.atRest("v")
+	})
+}
+
+// No repair makes a directory that kubelet has removed; a publish does.
+func TestRemovedStagingDirectory(t *testing.T) {
+	bubble(t, func(h *harness) {
+		h.volume("v")
+		h.ok(stage("v"))
+		h.k.with(func() {
+			delete(h.k.mounts, stagePath("v"))
+			delete(h.k.files, stagePath("v"))
+		})
+		mounts := h.k.count(opMount, stagePath("v"))
+		h.restart()
+		h.sleep(time.Second)
+		if h.k.count(opMount, stagePath("v")) != mounts {
+			t.Error("a repair made it again")
+		}
+		h.ok(publish("v", 1))
+	})
+}
+
+// What stood in the way is gone: the next look heals, back-off or not.
+func TestStuckPartIsHealedByTheNextLook(t *testing.T) {
+	bubble(t, func(h *harness) {
+		h.volume("v")
+		h.ok(stage("v"), publish("v", 1))
+		h.k.with(func() {
+			h.k.mounts[targetPath("v", 1)] = []fakeMount{{Mount: state.Mount{FSType: "tmpfs", Source: "tmpfs", Root: "/"}}}
+		})
+		h.restart()
+		h.sleep(time.Hour)
+		h.k.with(func() { delete(h.k.mounts, targetPath("v", 1)) })
+		h.wake("v")
+		h.atRest("v")
+	})
+}
+
+// kubelet may remove the directory of a pod between a repair's look and its
+// step: it stays removed.
+func TestRepairMakesNoDirectory(t *testing.T) {
+	for path, o := range map[string]op{stagePath("v"): opMount, targetPath("v", 1): opBind} {
+		bubble(t, func(h *harness) {
+			h.volume("v")
+			h.ok(stage("v"), publish("v", 1))
+			h.k.slow(o, path, 1, time.Second)
+			h.k.with(func() {
+				delete(h.k.mounts, path)
+				h.k.drift("v")
+			})
+			h.wake("v")
+			h.k.with(func() { h.k.rmdir(path) })
+			h.sleep(time.Minute)
+			h.k.with(func() {
+				if h.k.files[path] != nil || len(h.k.mounts[path]) > 0 {
+					t.Errorf("%s was made again", path)
+				}
+			})
+			h.ok(publish("v", 1)) // which asks for both
+			h.atRest("v")
+		})
+	}
+}
+
+func TestRestartHealsWhatWentMeanwhile(t *testing.T) {
+	bubble(t, func(h *harness) {
+		h.volume("v")
+		h.ok(stage("v"), publish("v", 1), publish("v", 2))
+		h.kill()
+		h.k.with(func() { clear(h.k.mounts) })
+		h.start()
+		synctest.Wait()
+		h.atRest("v")
+	})
+}
+
+// No repair makes a directory that kubelet has removed; a new call does.
+func TestRemovedTargetIsMadeAgainOnlyWhenAsked(t *testing.T) {
+	bubble(t, func(h *harness) {
+		h.volume("v")
+		h.ok(stage("v"), publish("v", 1))
+		h.k.with(func() {
+			delete(h.k.mounts, targetPath("v", 1))
+			delete(h.k.files, targetPath("v", 1))
+		})
+		h.restart()
+		h.sleep(time.Hour)
+		if h.k.files[targetPath("v", 1)] != nil {
+			t.Fatal("a repair made the target")
+		}
+		h.ok(publish("v", 1))
+		h.atRest("v")
+	})
+}
+
 // tear takes away what is mounted at a path, behind the plugin's back, and lets
 // it be noticed.
 func (h *harness) tear(path string) {
@@ -116,24 +224,6 @@ func TestLostDeviceIsLookedAt(t *testing.T) {
 		}
 		h.ok(unpublish("v", 1), unstage("v"), unstage("other"))
 		synctest.Wait()
-		if len(h.p.r.devices) > 0 {
-			t.Errorf("numbers of no volume are kept: %v", h.p.r.devices)
-		}
-	})
-}
-
-// After the loss of the store a publish ends, and with it the record of a volume
-// whose device stands.
-func TestDeviceOfAForgottenVolume(t *testing.T) {
-	bubble(t, func(h *harness) {
-		h.volume("v")
-		h.ok(stage("v"), publish("v", 1))
-		h.kill()
-		h.store = newFakeStore() // lost
-		h.start()
-		h.ok(unpublish("v", 1))
-		synctest.Wait()
-		h.forgotten("v")
 		if len(h.p.r.devices) > 0 {
 			t.Errorf("numbers of no volume are kept: %v", h.p.r.devices)
 		}
