@@ -9,26 +9,42 @@ import (
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
-func TestRetryKicksOutOfBackOff(t *testing.T) {
-	bubble(t, func(h *harness) {
-		h.volume("v")
-		h.ok(stage("v"))
-		f := h.k.fail(opBind, "", -1, errBoom)
-		h.refuse(h.do(publish("v", 1)), state.Unavailable)
-		h.sleep(time.Hour)
-		before := h.k.count(opBind, targetPath("v", 1))
-		h.refuse(h.do(publish("v", 1)), state.Unavailable)
-		if n := h.k.count(opBind, targetPath("v", 1)) - before; n != 1 {
-			t.Errorf("a retry made %d attempts, want 1", n)
-		}
-		h.k.with(func() { f.times = 0 })
-		start := time.Now()
-		h.ok(publish("v", 1))
-		if took := time.Since(start); took != 0 {
-			t.Errorf("the retry waited %s", took)
-		}
-		h.atRest("v")
-	})
+// Who asks has an attempt made at once, also at what the call waits for, and one only.
+func TestCallEndsBackOff(t *testing.T) {
+	for name, row := range map[string]struct {
+		before []request
+		fails  op
+		of     Action
+		begun  request // what backs off
+		call   request
+	}{
+		"a retry":                   {[]request{stage("v")}, opBind, Bind, publish("v", 1), publish("v", 1)},
+		"a publish, of its stage":   {nil, opMount, Mount, stage("v"), publish("v", 1)},
+		"an unstage, of its target": {[]request{stage("v"), publish("v", 1)}, opUnmount, Unbind, unpublish("v", 1), unstage("v")},
+	} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(h *harness) {
+				times := h.attempts(row.of)
+				h.volume("v")
+				h.ok(row.before...)
+				h.k.fail(row.fails, "", -1, errBoom)
+				h.refuse(h.do(row.begun), state.Unavailable)
+				h.sleep(time.Hour)
+				before := len(*times)
+				h.refuse(h.got(h.begin(row.call)), state.Unavailable, "boom")
+				if n := len(*times) - before; n != 1 {
+					t.Errorf("%d attempts, want 1", n)
+				}
+				h.k.mend()
+				start := time.Now()
+				h.ok(row.call)
+				if took := time.Since(start); took != 0 {
+					t.Errorf("the call waited %s", took)
+				}
+				h.atRest("v")
+			})
+		})
+	}
 }
 
 // The retry comes while the worker looks at the volume after a failed attempt:
@@ -60,37 +76,6 @@ func TestStepInBackOffWaits(t *testing.T) {
 		h.ok(publish("v", 2), publish("v", 3))
 		if n := h.k.count(opBind, targetPath("v", 1)); n != 1 {
 			t.Errorf("%d attempts while others were published, want 1", n)
-		}
-	})
-}
-
-func TestPublishKicksItsStage(t *testing.T) {
-	bubble(t, func(h *harness) {
-		times := h.attempts(Mount)
-		h.volume("v")
-		h.k.fail(opMount, "", -1, errBoom)
-		h.refuse(h.do(stage("v")), state.Unavailable)
-		h.sleep(time.Hour)
-		before := len(*times)
-		h.refuse(h.got(h.begin(publish("v", 1))), state.Unavailable, "boom")
-		if n := len(*times) - before; n != 1 {
-			t.Errorf("%d attempts to mount for a publish, want 1", n)
-		}
-	})
-}
-
-func TestUnstageKicksItsTargets(t *testing.T) {
-	bubble(t, func(h *harness) {
-		times := h.attempts(Unbind)
-		h.volume("v")
-		h.ok(stage("v"), publish("v", 1))
-		h.k.fail(opUnmount, targetPath("v", 1), -1, errBoom)
-		h.refuse(h.do(unpublish("v", 1)), state.Unavailable)
-		h.sleep(time.Hour)
-		before := len(*times)
-		h.refuse(h.got(h.begin(unstage("v"))), state.Unavailable, "boom")
-		if n := len(*times) - before; n != 1 {
-			t.Errorf("%d attempts to unbind for an unstage, want 1", n)
 		}
 	})
 }
@@ -184,67 +169,52 @@ func TestFailedStepBacksOff(t *testing.T) {
 	})
 }
 
-func TestFailedLookBacksOff(t *testing.T) {
-	bubble(t, func(h *harness) {
-		h.volume("v")
-		h.k.fail(opFind, "v", -1, errBoom)
-		h.refuse(h.do(stage("v")), state.Unavailable)
-		h.sleep(time.Hour)
-		if n := h.k.count(opFind, "v"); n < 30 || n > 60 {
-			t.Errorf("%d looks in an hour", n)
-		}
-		h.k.mend()
-		h.ok(stage("v"))
-		h.atRest("v")
-	})
-}
-
+// What cannot be had is looked at every other minute. A part that waits for another
+// has no back-off of its own that could run out: its last failure makes no worker spin.
 func TestStuckPartIsLookedAtSeldom(t *testing.T) {
-	bubble(t, func(h *harness) {
-		v := h.volume("v")
-		h.ok(stage("v"), publish("v", 1))
-		h.k.with(func() { v.superRO = true })
-		h.wake("v")
-		before := h.k.count(opFind, "v")
-		h.sleep(time.Hour)
-		if n := h.k.count(opFind, "v") - before; n < 20 || n > 60 {
-			t.Errorf("%d looks in an hour", n)
-		}
-		h.k.with(func() { v.superRO = false })
-		h.sleep(3 * time.Minute)
-		h.atRest("v")
-	})
-}
-
-// A part that waits for another has no back-off of its own that could run out:
-// its last failure must not make the worker spin.
-func TestWaitingPartDoesNotSpin(t *testing.T) {
-	bubble(t, func(h *harness) {
-		v := h.volume("v")
-		h.ok(stage("v"), publish("v", 1))
-		h.k.with(func() { v.superRO = true })
-		h.k.fail(opFind, "v", 1, errBoom) // fails all parts, the target too
-		h.wake("v")
-		before := h.k.count(opFind, "v")
-		h.sleep(time.Hour)
-		if n := h.k.count(opFind, "v") - before; n > 60 {
-			t.Errorf("%d looks in an hour", n)
-		}
-	})
-	bubble(t, func(h *harness) {
-		h.volume("v")
-		h.ok(stage("v"))
-		h.k.fail(opBind, "", 1, errBoom)
-		h.refuse(h.do(publish("v", 1)), state.Unavailable)
-		h.k.with(func() { delete(h.k.mounts, stagePath("v")) })
-		h.k.fail(opMount, "", -1, errBoom)
-		h.wake("v")
-		before := h.k.count(opFind, "v")
-		h.sleep(time.Hour)
-		if n := h.k.count(opFind, "v") - before; n > 120 {
-			t.Errorf("%d looks in an hour", n)
-		}
-	})
+	turnReadOnly := func(h *harness) { h.k.with(func() { h.k.volumes["v"].superRO = true }) }
+	for name, row := range map[string]struct {
+		begin       func(h *harness)
+		least, most int // looks in an hour
+	}{
+		"the look fails": {func(h *harness) {
+			h.k.fail(opFind, "v", -1, errBoom)
+			h.refuse(h.do(stage("v")), state.Unavailable)
+		}, 30, 60},
+		"the stage is stuck": {func(h *harness) {
+			h.ok(stage("v"), publish("v", 1))
+			turnReadOnly(h)
+		}, 20, 60},
+		"a target that failed waits for a stuck stage": {func(h *harness) {
+			h.ok(stage("v"), publish("v", 1))
+			turnReadOnly(h)
+			h.k.fail(opFind, "v", 1, errBoom) // fails all parts, the target too
+		}, 20, 60},
+		"a target that failed waits for a stage that fails": {func(h *harness) {
+			h.ok(stage("v"))
+			h.k.fail(opBind, "", 1, errBoom)
+			h.refuse(h.do(publish("v", 1)), state.Unavailable)
+			h.k.with(func() { delete(h.k.mounts, stagePath("v")) })
+			h.k.fail(opMount, "", -1, errBoom)
+		}, 20, 120},
+	} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(h *harness) {
+				v := h.volume("v")
+				row.begin(h)
+				h.wake("v")
+				before := h.k.count(opFind, "v")
+				h.sleep(time.Hour)
+				if n := h.k.count(opFind, "v") - before; n < row.least || n > row.most {
+					t.Errorf("%d looks in an hour", n)
+				}
+				h.k.mend()
+				h.k.with(func() { v.superRO = false })
+				h.sleep(3 * time.Minute)
+				h.atRest("v")
+			})
+		})
+	}
 }
 
 func TestStepThatChangesNothingFailsAndBacksOff(t *testing.T) {

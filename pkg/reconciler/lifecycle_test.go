@@ -64,8 +64,9 @@ func TestLifeOfABlockVolume(t *testing.T) {
 }
 
 // The renewal is made up for if it failed, or the process died before it.
-func TestUnstageReleasesCopiesAfterAFailure(t *testing.T) {
+func TestUnstageReleasesCopies(t *testing.T) {
 	faults := map[string]*fault{
+		"nothing fails": nil,
 		"the unmount succeeds and reports an error": {op: opUnmount, key: stagePath("v"), times: 1, mode: halfway, err: errBoom},
 		"the process dies after the unmount":        {op: opUnmount, key: stagePath("v"), times: 1, mode: crashes},
 		"the renewal fails":                         {op: opRenew, key: stagePath("v"), times: 1, mode: fails, err: errBoom},
@@ -77,6 +78,11 @@ func TestUnstageReleasesCopiesAfterAFailure(t *testing.T) {
 				v := h.volume("v")
 				v.private = true
 				h.ok(stage("v"))
+				if f == nil {
+					h.ok(unstage("v"))
+					h.atRest("v")
+					return
+				}
 				h.k.fault(f)
 				if err := h.do(unstage("v")); err == nil {
 					t.Error("OK")

@@ -29,22 +29,24 @@ func TestTargetIsPutRight(t *testing.T) {
 }
 
 // No repair makes a directory that kubelet has removed; a publish does.
-func TestRemovedStagingDirectory(t *testing.T) {
-	bubble(t, func(h *harness) {
-		h.volume("v")
-		h.ok(stage("v"))
-		h.k.with(func() {
-			delete(h.k.mounts, stagePath("v"))
-			delete(h.k.files, stagePath("v"))
+func TestRemovedDirectoryIsMadeAgainOnlyWhenAsked(t *testing.T) {
+	for _, path := range []string{stagePath("v"), targetPath("v", 1)} {
+		bubble(t, func(h *harness) {
+			h.volume("v")
+			h.ok(stage("v"), publish("v", 1))
+			h.k.with(func() {
+				delete(h.k.mounts, path)
+				delete(h.k.files, path)
+			})
+			h.restart()
+			h.sleep(time.Hour)
+			if h.k.files[path] != nil {
+				t.Fatalf("a repair made %s", path)
+			}
+			h.ok(publish("v", 1))
+			h.atRest("v")
 		})
-		mounts := h.k.count(opMount, stagePath("v"))
-		h.restart()
-		h.sleep(time.Second)
-		if h.k.count(opMount, stagePath("v")) != mounts {
-			t.Error("a repair made it again")
-		}
-		h.ok(publish("v", 1))
-	})
+	}
 }
 
 // What stood in the way is gone: the next look heals, back-off or not.
@@ -97,25 +99,6 @@ func TestRestartHealsWhatWentMeanwhile(t *testing.T) {
 		h.k.with(func() { clear(h.k.mounts) })
 		h.start()
 		synctest.Wait()
-		h.atRest("v")
-	})
-}
-
-// No repair makes a directory that kubelet has removed; a new call does.
-func TestRemovedTargetIsMadeAgainOnlyWhenAsked(t *testing.T) {
-	bubble(t, func(h *harness) {
-		h.volume("v")
-		h.ok(stage("v"), publish("v", 1))
-		h.k.with(func() {
-			delete(h.k.mounts, targetPath("v", 1))
-			delete(h.k.files, targetPath("v", 1))
-		})
-		h.restart()
-		h.sleep(time.Hour)
-		if h.k.files[targetPath("v", 1)] != nil {
-			t.Fatal("a repair made the target")
-		}
-		h.ok(publish("v", 1))
 		h.atRest("v")
 	})
 }

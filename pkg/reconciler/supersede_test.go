@@ -10,72 +10,40 @@ import (
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
-func TestUnpublishSupersedesPublish(t *testing.T) {
-	bubble(t, func(h *harness) {
-		h.volume("v")
-		h.ok(stage("v"))
-		hang := h.k.hang(opBind, "", true)
-		first := h.begin(publish("v", 1))
-		second := h.begin(unpublish("v", 1))
-		hang.open()
-		h.refuse(h.got(first), state.Aborted, "superseded")
-		if err := h.got(second); err != nil {
-			t.Error(err)
-		}
-		h.atRest("v")
-	})
-}
-
-func TestPublishSupersedesUnpublish(t *testing.T) {
-	bubble(t, func(h *harness) {
-		h.volume("v")
-		h.ok(stage("v"), publish("v", 1))
-		hang := h.k.hang(opUnmount, "", true)
-		first := h.begin(unpublish("v", 1))
-		second := h.begin(publish("v", 1))
-		hang.open()
-		h.refuse(h.got(first), state.Aborted, "superseded")
-		if err := h.got(second); err != nil {
-			t.Error(err)
-		}
-		h.atRest("v")
-		h.ok(publish("v", 1))
-	})
-}
-
-func TestUnstageSupersedesStage(t *testing.T) {
-	bubble(t, func(h *harness) {
-		h.volume("v")
-		hang := h.k.hang(opFormat, "", true)
-		first := h.begin(stage("v"))
-		second := h.begin(unstage("v"))
-		hang.open()
-		h.refuse(h.got(first), state.Aborted, "superseded")
-		if err := h.got(second); err != nil {
-			t.Error(err)
-		}
-		if h.k.count(opMount, stagePath("v")) != 0 {
-			t.Error("mounted for a stage that was superseded")
-		}
-		h.atRest("v")
-	})
-}
-
-func TestStageSupersedesUnstage(t *testing.T) {
-	bubble(t, func(h *harness) {
-		h.volume("v")
-		h.ok(stage("v"))
-		hang := h.k.hang(opUnmount, "", true)
-		first := h.begin(unstage("v"))
-		h.refuse(h.do(publish("v", 1)), state.Aborted, "unstaged")
-		second := h.begin(stage("v"))
-		hang.open()
-		h.refuse(h.got(first), state.Aborted, "superseded")
-		if err := h.got(second); err != nil {
-			t.Error(err)
-		}
-		h.atRest("v")
-	})
+// What is asked for later takes the place of what is not done yet, whose caller is told.
+func TestLaterRequestSupersedes(t *testing.T) {
+	for name, row := range map[string]struct {
+		before        []request
+		hangs         op
+		first, second request
+	}{
+		"publish by unpublish": {[]request{stage("v")}, opBind, publish("v", 1), unpublish("v", 1)},
+		"unpublish by publish": {[]request{stage("v"), publish("v", 1)}, opUnmount, unpublish("v", 1), publish("v", 1)},
+		"stage by unstage":     {nil, opFormat, stage("v"), unstage("v")},
+		"unstage by stage":     {[]request{stage("v")}, opUnmount, unstage("v"), stage("v")},
+	} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(h *harness) {
+				h.volume("v")
+				h.ok(row.before...)
+				hang := h.k.hang(row.hangs, "", true)
+				first, second := h.begin(row.first), h.begin(row.second)
+				hang.open()
+				h.refuse(h.got(first), state.Aborted, "superseded")
+				if err := h.got(second); err != nil {
+					t.Error(err)
+				}
+				h.atRest("v")
+				if lie := h.lie(row.second); lie != "" {
+					t.Error(lie)
+				}
+				if row.hangs == opFormat && h.k.count(opMount, stagePath("v")) != 0 {
+					t.Error("mounted for a stage that was superseded")
+				}
+				h.ok(row.second)
+			})
+		})
+	}
 }
 
 // The edit of a final failure meets an intent that was superseded meanwhile:
