@@ -21,9 +21,6 @@ type planCause struct {
 // causeOf returns the cause that a verdict tells, if it is one of the part's and
 // there in this state.
 func (c *planCase) causeOf(part state.Part, v reconciler.Verdict) *planCause {
-	if v.Problem == (reconciler.Problem{}) {
-		return nil
-	}
 	defer func() { c.target, c.place = nil, state.Mountpoint{} }()
 	if part.Kind == state.TargetKind {
 		c.target, c.place = c.want.Targets[part.Path], c.have.Targets[part.Path]

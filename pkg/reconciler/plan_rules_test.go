@@ -466,14 +466,6 @@ var planStateRules = []struct {
 		}
 		return ""
 	}},
-	{"what is stuck, or left behind, has a cause, which is told with its class", func(c *planCase) string {
-		for part, v := range c.plan.Verdicts {
-			if v.Problem != (reconciler.Problem{}) && c.causeOf(part, v) == nil {
-				return part.String()
-			}
-		}
-		return ""
-	}},
 	{"what must go is planned before what must come, in the order of MakePlan", func(c *planCase) string {
 		last := 0
 		for _, step := range c.plan.Steps {

@@ -5,8 +5,10 @@ import (
 	"fmt"
 	"hash/maphash"
 	"iter"
+	"maps"
 	"reflect"
 	"slices"
+	"sync"
 	"sync/atomic"
 	"testing"
 
@@ -17,21 +19,32 @@ import (
 // TestPlanForEveryState walks every pair of a desired and an actual state
 // within two bounds, and from each of them every order in which the steps of
 // the plans can be run on a model of the kernel, until nothing is planned. Each
-// plan on the way is held against rules that know nothing of the planner. A
-// rule that is broken fails as a subtest of its own, with the first state that
-// broke it: worlds are listed simplest first.
+// plan on the way is held against rules that know nothing of the planner, and
+// that stand nowhere else:
 //
-// With -failfast all walks end at the first broken rule.
+//	planStepRules    when a step may be planned
+//	planStateRules   what a plan must say of a state, and in which order
+//	planCauses       what a part may be stuck on, with the class and the words
+//
+// A rule that is broken fails as a subtest of its own, with the first state that
+// broke it: worlds are listed simplest first. Each step is planned and each cause
+// is met in some state. With -failfast all walks end at the first broken rule.
 func TestPlanForEveryState(t *testing.T) {
 	hasty := flag.Lookup("test.failfast").Value.String() == "true"
 	var broken atomic.Bool
-	met := map[*planCause]*atomic.Bool{}
-	for _, cause := range slices.Concat(planCauses...) {
-		met[cause] = &atomic.Bool{}
-	}
+	var mu sync.Mutex
+	met := map[any]bool{}
 	t.Cleanup(func() {
-		for cause, m := range met {
-			if !m.Load() && !t.Failed() && !testing.Short() {
+		if t.Failed() || testing.Short() {
+			return
+		}
+		for _, action := range planActions() {
+			if !met[action] {
+				t.Errorf("no state has the step %s", action)
+			}
+		}
+		for _, cause := range slices.Concat(planCauses...) {
+			if !met[cause] {
 				t.Errorf("no state has the cause %q", cause.words)
 			}
 		}
@@ -48,7 +61,6 @@ func TestPlanForEveryState(t *testing.T) {
 		t.Run(walk.name, func(t *testing.T) {
 			t.Parallel()
 			w := newPlanWalk()
-			w.met = met
 			every, starts := 1, 0
 			if testing.Short() {
 				every = 23 // prime to the lengths of the lists that the worlds are made of
@@ -66,6 +78,9 @@ func TestPlanForEveryState(t *testing.T) {
 					break
 				}
 			}
+			mu.Lock()
+			maps.Copy(met, w.met)
+			mu.Unlock()
 			t.Logf("%d states to start from, %d walked with those that steps lead to; at most %d steps to the end", starts, len(w.seen), w.longest)
 			for _, name := range w.rules {
 				t.Run(name, func(t *testing.T) {
@@ -86,7 +101,7 @@ type planWalk struct {
 	rules   []string
 	broken  map[string]map[string]*planBreach // by rule and why
 	alone   map[uint64]planOutcome            // by hash of the world: what the first target gets without the second
-	met     map[*planCause]*atomic.Bool
+	met     map[any]bool                      // actions of steps, and causes
 }
 
 type planBreach struct {
@@ -104,6 +119,7 @@ const (
 	planOnTheWay = -1
 	planMaxSteps = 40
 
+	ruleCause  = "what is stuck, or left behind, has a cause, which is told with its class"
 	ruleEnds   = "every order of steps ends"
 	ruleAtEnd  = "at the end nothing is left under way"
 	ruleAlone  = "a target does not depend on the other target"
@@ -111,14 +127,14 @@ const (
 )
 
 func newPlanWalk() *planWalk {
-	w := &planWalk{seed: maphash.MakeSeed(), seen: map[uint64]int8{}, broken: map[string]map[string]*planBreach{}, alone: map[uint64]planOutcome{}}
+	w := &planWalk{seed: maphash.MakeSeed(), seen: map[uint64]int8{}, broken: map[string]map[string]*planBreach{}, alone: map[uint64]planOutcome{}, met: map[any]bool{}}
 	for _, action := range planActions() {
 		w.rules = append(w.rules, planStepRules[action].name)
 	}
 	for _, r := range planStateRules {
 		w.rules = append(w.rules, r.name)
 	}
-	w.rules = append(w.rules, ruleEnds, ruleAtEnd, ruleAlone, rulePurity)
+	w.rules = append(w.rules, ruleCause, ruleEnds, ruleAtEnd, ruleAlone, rulePurity)
 	return w
 }
 
@@ -192,6 +208,7 @@ func (w *planWalk) judge(world planWorld, c *planCase) {
 			w.breach(ruleEnds, "unknown step "+step.String(), c)
 			continue
 		}
+		w.met[step.Action] = true
 		c.layer = step.Layer
 		if why := rule.broken(c, step.Part); why != "" {
 			w.breach(rule.name, step.String()+": "+why, c)
@@ -204,8 +221,13 @@ func (w *planWalk) judge(world planWorld, c *planCase) {
 		}
 	}
 	for part, v := range c.plan.Verdicts {
-		if cause := c.causeOf(part, v); cause != nil && !w.met[cause].Load() {
-			w.met[cause].Store(true)
+		if v.Problem == (reconciler.Problem{}) {
+			continue
+		}
+		if cause := c.causeOf(part, v); cause != nil {
+			w.met[cause] = true
+		} else {
+			w.breach(ruleCause, part.String(), c)
 		}
 	}
 	if why := w.dependence(world, c); why != "" {
