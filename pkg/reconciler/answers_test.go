@@ -142,21 +142,6 @@ func TestFailureOfWhatIsNeededIsAnsweredAtOnce(t *testing.T) {
 	})
 }
 
-func TestUnstageIsRefusedWhilePublished(t *testing.T) {
-	bubble(t, func(h *harness) {
-		h.volume("v")
-		h.ok(stage("v"), publish("v", 1), publish("v", 2))
-		before := h.k.changes()
-		h.refuse(h.do(unstage("v")), state.FailedPrecondition, targetPath("v", 1), targetPath("v", 2))
-		h.ok(unpublish("v", 1))
-		h.refuse(h.do(unstage("v")), state.FailedPrecondition, targetPath("v", 2))
-		if n := h.k.changes() - before; n != 2 {
-			t.Errorf("%d steps for a refused unstage and an unpublish of two", n)
-		}
-		h.atRest("v")
-	})
-}
-
 // Unstage while an unpublish is under way waits for it.
 func TestUnstageWaitsForUnpublish(t *testing.T) {
 	bubble(t, func(h *harness) {
@@ -303,20 +288,6 @@ func TestStoreThatFails(t *testing.T) {
 	})
 }
 
-func TestAccessModeAllowsOneTarget(t *testing.T) {
-	single := func(t *state.Target) { t.Capability.Mode = "SINGLE_NODE_SINGLE_WRITER" }
-	bubble(t, func(h *harness) {
-		h.volume("v")
-		h.ok(stage("v", func(s *state.Stage) { s.Capability.Mode = "SINGLE_NODE_SINGLE_WRITER" }), publish("v", 1, single))
-		h.refuse(h.do(publish("v", 2, single)), state.FailedPrecondition, targetPath("v", 1))
-		h.k.fail(opUnmount, targetPath("v", 1), 1, errBoom)
-		h.refuse(h.do(unpublish("v", 1)), state.Unavailable)
-		h.refuse(h.do(publish("v", 2, single)), state.Aborted, targetPath("v", 1))
-		h.ok(unpublish("v", 1), publish("v", 2, single))
-		h.atRest("v")
-	})
-}
-
 // A caller is not lost when a worker finishes with the volume between its
 // registration and its edit.
 func TestCallerIsNotForgotten(t *testing.T) {
@@ -403,26 +374,5 @@ func TestRetryIsNotToldOfAnEarlierAttempt(t *testing.T) {
 				t.Error(err)
 			}
 		}
-	})
-}
-
-// Pod information comes and goes with podInfoOnMount: nothing is done for it.
-func TestRepublishWithPodInformation(t *testing.T) {
-	bubble(t, func(h *harness) {
-		h.volume("v")
-		pod := func(t *state.Target) {
-			t.Context = map[string]string{"csi.storage.k8s.io/pod.name": "web-0", "csi.storage.k8s.io/pod.namespace": "shop"}
-		}
-		h.ok(stage("v"), publish("v", 1))
-		changes := h.k.changes()
-		h.ok(publish("v", 1, pod))
-		if s := h.p.r.Status()[0].Parts[0]; s.Pod != "shop/web-0" {
-			t.Errorf("the status is %+v", s)
-		}
-		h.ok(publish("v", 1))
-		if n := h.k.changes() - changes; n != 0 {
-			t.Errorf("%d changes were made", n)
-		}
-		h.atRest("v")
 	})
 }

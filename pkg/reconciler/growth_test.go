@@ -27,17 +27,6 @@ func TestGrowth(t *testing.T) {
 	})
 }
 
-func TestGrowthOfABlockVolume(t *testing.T) {
-	bubble(t, func(h *harness) {
-		v := h.volume("v")
-		h.ok(stage("v", stageBlock), publish("v", 1, publishBlock), resize("v", 3*gib))
-		if v.device.size != 3*gib || h.k.count(opGrow, "v") != 0 {
-			t.Errorf("device %d bytes, %d growths of a file system", v.device.size, h.k.count(opGrow, "v"))
-		}
-		h.atRest("v")
-	})
-}
-
 // A mounted ext4 that cannot grow on this node refuses the growth for good, and
 // the last accepted size is wanted again.
 func TestRefusedGrowthIsWithdrawn(t *testing.T) {
