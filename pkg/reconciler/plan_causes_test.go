@@ -65,11 +65,16 @@ func (c *planCase) causesFor(part state.Part, settled bool) [][]*planCause {
 	if c.layered() {
 		causes = append(causes, layerCauses)
 	}
+	if c.typeOpen() {
+		causes = append(causes, unreadCauses)
+	}
 	switch {
 	case notSeen(c.place):
 		return append(causes, placeCauses)
 	case c.wantsBlock():
 		return append(causes, rawCauses)
+	case c.have.Device.State == state.DeviceAbsent && len(c.place.Mounts) == 0:
+		return append(causes, stagingCauses)
 	case c.broken() && c.contentsUnseen():
 		return append(causes, unreadCauses)
 	case c.broken():
@@ -111,14 +116,21 @@ var (
 		{state.NotFound, "no such volume", func(c *planCase) bool { return c.source().Missing }},
 		{state.FailedPrecondition, "staged from the device its, and what is there now", func(c *planCase) bool { return c.stranger() && c.source().Identity != "" }},
 		{state.Unavailable, "does not tell now which one it is", func(c *planCase) bool { return c.stranger() && c.source().Identity == "" }},
-		{state.FailedPrecondition, "which the plugin did not attach", func(c *planCase) bool { return c.source().State == state.DeviceForeign }},
+		{state.FailedPrecondition, "used by somebody, which the plugin did not attach", func(c *planCase) bool { return c.source().State == state.DeviceForeign }},
 		{state.FailedPrecondition, "was truncated", func(c *planCase) bool {
 			return c.source().State == state.DeviceAbsent && c.source().Size < c.source().Capacity
 		}},
 		{state.FailedPrecondition, "so it cannot be attached", func(c *planCase) bool { return c.otherMode(c.source()) && c.shown() }},
-		{state.Unavailable, "only when somebody asks", func(c *planCase) bool { return c.have.Device.Shared && !c.asked() }},
+		{state.Unavailable, "the volume waits for its secret", func(c *planCase) bool {
+			return c.source().NeedsSecret && (c.source().State != state.DeviceAttached || c.otherMode(c.source()))
+		}},
+		{state.Unavailable, "only when somebody asks", func(c *planCase) bool {
+			m := c.have.Stage.Mounts
+			twice := len(m) > 1 && c.shows(m[0]) && c.shows(m[1]) && c.deviceStands()
+			return c.source().Shared && !c.asked() && !twice
+		}},
 		{state.FailedPrecondition, "it is not formatted. Use an access mode", func(c *planCase) bool {
-			return c.have.Device.Shared && !c.have.Device.Exclusive && (c.have.Device.Formatting || c.maybeBlank())
+			return c.source().Shared && !c.source().Exclusive && (c.source().Formatting || c.have.Device.Unmade || c.toFormat())
 		}},
 	}
 
@@ -202,7 +214,7 @@ var (
 		{state.FailedPrecondition, "needs at least 1000", func(c *planCase) bool { return c.toFormat() && c.have.Device.Size < c.have.Smallest }},
 		{state.Unavailable, "still held, which must end before formatting", func(c *planCase) bool { return c.toFormat() && c.claimed() }},
 		{state.FailedPrecondition, "of type xfs, and ext4 was asked for", func(c *planCase) bool { return c.have.Contents.FSType == "xfs" }},
-		{state.FailedPrecondition, "neither blank nor a file system", func(c *planCase) bool { return c.have.Contents.Kind == state.ContentsOther }},
+		{state.FailedPrecondition, "neither blank nor a file system that this node can mount: found something", func(c *planCase) bool { return c.have.Contents.Kind == state.ContentsOther }},
 		{state.Unavailable, "still held, which must end before checking or growing", func(c *planCase) bool {
 			f := c.have.Contents
 			return c.claimed() && !c.want.Stage.ReadOnly && (f.NeedsCheck || f.Growable && f.GrowsUnmounted)

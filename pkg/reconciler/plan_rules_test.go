@@ -81,7 +81,16 @@ var planStepRules = map[reconciler.Action]planStepRule{
 			unseen(c.have.Stage) && !c.wantsBlock(), "the device may be mounted at the staging path, which was not seen",
 			c.someTargetUnseen(), "a target that was not seen may show the device",
 			c.stageWanted() && c.stranger(), "it is another device than the stage was seen with",
+			c.stageWanted() && d.NeedsSecret, "it could not be attached again",
 			c.stageWanted() && d.ReadOnly == s.ReadOnly, "the device is as asked")
+	}},
+	reconciler.Choose: {"choose needs a stage that leaves its type open, and a volume that can be had", func(c *planCase, part state.Part) string {
+		d := c.source()
+		return firstOf(
+			part != state.StagePart() || !c.typeOpen(), "no type is left open",
+			c.unknown() || d.Err != nil || d.Missing, "the volume is not known, or not there",
+			c.layered() && !c.deviceStands(), "what is on the layer is not seen yet",
+			c.layered() && c.contentsUnseen(), "what is on the layer was not read")
 	}},
 	reconciler.Attach: {"attach never takes a device that is missing, foreign, truncated or attached", func(c *planCase, part state.Part) string {
 		d := c.source()
@@ -92,6 +101,7 @@ var planStepRules = map[reconciler.Action]planStepRule{
 			c.stranger(), "it is another device than the stage was seen with",
 			d.State == state.DeviceForeign, "something else uses the backing",
 			d.State == state.DeviceAttached, "the device is attached",
+			d.NeedsSecret, "its secret is not at hand",
 			d.State == state.DeviceAbsent && d.Size < d.Capacity, "the backing was truncated",
 			c.have.Device.State == state.DeviceAbsent && !c.wantsBlock() && len(c.have.Stage.Mounts) == 0 && !freePath(c.have.Stage, state.Directory), "the mount would fail: the staging path is not free")
 	}},
@@ -389,17 +399,17 @@ var planStateRules = []struct {
 		return ""
 	}},
 	{"what other nodes can reach is set up for who asks only, and formatted if it is proven that nobody else has it", func(c *planCase) string {
-		if !c.have.Device.Shared {
+		if !c.source().Shared {
 			return ""
 		}
 		for _, step := range c.plan.Steps {
 			switch step.Action {
-			case reconciler.BeginFormat, reconciler.Erase, reconciler.Format:
-				if !c.have.Device.Exclusive {
+			case reconciler.BeginFormat, reconciler.CreateLayer, reconciler.Erase, reconciler.Format:
+				if !c.source().Exclusive {
 					return step.String() + " without proof"
 				}
-			case reconciler.Attach, reconciler.Check, reconciler.Mount:
-			case reconciler.Detach:
+			case reconciler.Attach, reconciler.OpenLayer, reconciler.Check, reconciler.Mount:
+			case reconciler.Detach, reconciler.CloseLayer:
 				if !c.stageWanted() {
 					continue
 				}
@@ -412,6 +422,14 @@ var planStateRules = []struct {
 			}
 			if !c.asked() {
 				return step.String() + " unasked"
+			}
+		}
+		return ""
+	}},
+	{"the type of a file system is chosen before anything is done to the volume, or to what is on its layer", func(c *planCase) string {
+		for _, step := range c.ownSteps(state.StagePart()) {
+			if c.typeOpen() && step.Action != reconciler.Choose && (!c.layered() || c.deviceStands()) {
+				return step.String()
 			}
 		}
 		return ""
@@ -581,6 +599,11 @@ func (c *planCase) ownSteps(part state.Part) []reconciler.Step {
 }
 
 func (c *planCase) stageWanted() bool { return c.want.Stage != nil && !c.want.Stage.Gone }
+
+// typeOpen reports whether the stage takes whatever file system is there.
+func (c *planCase) typeOpen() bool {
+	return c.stageWanted() && !c.wantsBlock() && c.want.Stage.Capability.FSType == ""
+}
 
 func (c *planCase) wantsBlock() bool {
 	return c.want.Stage != nil && c.want.Stage.Capability.Access == state.BlockAccess

@@ -49,6 +49,7 @@ const (
 type stageWorld struct {
 	want                              wish
 	block, readOnly, noDev, withdrawn bool
+	open                              bool // the type of file system
 	remembers                         bool // the file system that it was seen with
 	identity                          bool // it remembers that of the device
 	accepted, asked                   bool
@@ -96,6 +97,8 @@ type deviceWorld struct {
 	raw                   bool
 	identity              string // what it says that it is
 	shared, exclusive     bool
+	locked                bool // its secret is not at hand
+	numbered              bool // a disk that has gone is known by the number that it had
 }
 
 // standing is the condition of a device, and whether it was looked at.
@@ -191,6 +194,8 @@ const (
 	nodeMount
 	otherMount  // of no block device
 	sourceMount // of the volume's source
+	sourcePart  // of a directory of it
+	sourceOther // of another one of its type
 )
 
 const (
@@ -214,6 +219,9 @@ func (w *planWorld) look() planCase {
 	c := planCase{want: &state.Volume{ID: "vol", Targets: map[string]*state.Target{}}, have: state.Actual{Targets: map[string]state.Mountpoint{}}}
 	if s := w.stage; s.want != wantNothing {
 		capability := planCapability(s.block, s.noDev)
+		if s.open {
+			capability.FSType = ""
+		}
 		c.want.Stage = &state.Stage{Path: planStagePath, Capability: capability, ReadOnly: s.readOnly, Intent: state.Intent{Gone: s.want == wantGone, Withdrawn: s.withdrawn, Accepted: s.accepted, Asked: s.asked}}
 		if s.remembers {
 			c.want.Stage.UUID = "its"
@@ -274,7 +282,13 @@ func (w *planWorld) lookAtDevice(c *planCase) {
 	stands := d.state == isAttached || d.state == isDetaching
 	c.have.Device = state.Device{State: d.state.state(), Missing: d.missing, Formatting: d.formatting, Raw: d.raw, ReadOnly: stands && d.readOnly}
 	have := &c.have.Device
-	have.Identity, have.Shared, have.Exclusive = d.identity, d.shared, d.exclusive
+	have.Identity, have.Shared, have.Exclusive, have.NeedsSecret = d.identity, d.shared, d.exclusive, d.locked
+	if d.state == isForeign {
+		have.Holder = "somebody"
+	}
+	if d.numbered {
+		have.Number = theDevice.number()
+	}
 	if d.formatted {
 		have.Formatted = "ext4"
 	}
@@ -393,7 +407,7 @@ func (f contentsWorld) look() state.Contents {
 	case holdsNothing:
 		return state.Contents{Kind: state.ContentsBlank}
 	case holdsOther:
-		return state.Contents{Kind: state.ContentsOther}
+		return state.Contents{Kind: state.ContentsOther, Found: "something"}
 	case holdsUnreadable:
 		c := state.Contents{Err: errPlanNow}
 		if f.swapped {
@@ -451,6 +465,10 @@ func (m mountWorld) look() state.Mount {
 	switch {
 	case m.kind == sourceMount:
 		look.FSType, look.Source = planSource.FSType, planSource.Source
+	case m.kind == sourcePart:
+		look.FSType, look.Source, look.Root = planSource.FSType, planSource.Source, "/sub"
+	case m.kind == sourceOther:
+		look.FSType, look.Source = planSource.FSType, "server:/other"
 	case m.kind == nodeMount:
 		look.Node, look.FSType, look.Root = true, "devtmpfs", "/loop"
 	case m.kind == subMount:
@@ -518,6 +536,8 @@ func (w planWorld) after(step reconciler.Step) planWorld {
 		d.view, d.viewHeld, d.viewShort = isAbsent, false, false
 	case reconciler.Detach:
 		d.state, d.readOnly = isAbsent, false
+	case reconciler.Choose:
+		w.stage.open = false
 	case reconciler.Attach:
 		if d.state == isAbsent {
 			d.readOnly = s.readOnly
@@ -613,6 +633,8 @@ var (
 	mountedDisk = mountWorld{kind: wholeMount, of: otherDevice}
 	mountedTmp  = mountWorld{kind: otherMount}
 	mountedFrom = mountWorld{kind: sourceMount}
+	mountedPart = mountWorld{kind: sourcePart}
+	mountedFar  = mountWorld{kind: sourceOther}
 	boundNode   = mountWorld{kind: nodeMount, of: theDevice}
 	boundView   = mountWorld{kind: nodeMount, of: theView}
 	boundOld    = mountWorld{kind: nodeMount, of: olderDevice}
@@ -659,6 +681,7 @@ var stageWishes = []stageWorld{
 	{}, {want: wantGone}, {want: wantGone, withdrawn: true}, {want: wantGone, block: true},
 	{want: wantThere, remembers: true, accepted: true}, {want: wantThere, readOnly: true, remembers: true},
 	{want: wantThere, identity: true, accepted: true, asked: true}, {want: wantThere, block: true, identity: true, accepted: true}, {want: wantGone, identity: true},
+	{want: wantThere, open: true},
 }
 
 // planDeviceWorlds ranges over everything that a device, its contents, the
@@ -728,7 +751,11 @@ func deviceWorlds() []deviceWorld {
 		proven.exclusive = true
 		all = append(all, d, proven)
 	}
-	return all
+	for _, d := range []deviceWorld{{}, {state: isAttached}, {state: isAttached, readOnly: true}, {state: isDetaching}} {
+		d.locked = true
+		all = append(all, d)
+	}
+	return append(all, deviceWorld{numbered: true})
 }
 
 func withView(d deviceWorld) deviceWorld {
@@ -827,7 +854,7 @@ func planLayerWorlds(yield func(planWorld) bool) {
 	for _, d := range []deviceWorld{
 		{}, {missing: true}, {unread: true}, {state: isUnlooked}, {state: isForeign}, {bytes: bytesFewer}, {state: isDetaching},
 		{state: isAttached}, {state: isAttached, readOnly: true}, {state: isAttached, bytes: bytesFewer}, {state: isAttached, held: heldElsewhere},
-		{state: isAttached, unread: true}, {state: isAttached, raw: true}, {state: isAttached, identity: "another"},
+		{state: isAttached, unread: true}, {state: isAttached, raw: true}, {state: isAttached, identity: "another"}, {state: isAttached, shared: true},
 	} {
 		marked, formatted := d, d
 		marked.formatting, formatted.formatted = true, true
@@ -874,7 +901,7 @@ func planSourceWorlds(yield func(planWorld) bool) {
 	readOnly, noDev, sick := mountedFrom, mountedFrom, mountedFrom
 	readOnly.readOnly, noDev.noDev, sick.corrupt = true, true, true
 	places := append(slices.Clone(unmounted), placesOf(fileEmptyDirectory,
-		[2]mountWorld{mountedFrom}, [2]mountWorld{readOnly}, [2]mountWorld{noDev}, [2]mountWorld{sick}, [2]mountWorld{mountedTmp}, [2]mountWorld{mountedDisk}, [2]mountWorld{boundDisk},
+		[2]mountWorld{mountedFrom}, [2]mountWorld{readOnly}, [2]mountWorld{noDev}, [2]mountWorld{sick}, [2]mountWorld{mountedPart}, [2]mountWorld{mountedFar}, [2]mountWorld{mountedTmp}, [2]mountWorld{mountedDisk}, [2]mountWorld{boundDisk},
 		[2]mountWorld{mountedFrom, mountedFrom}, [2]mountWorld{sick, mountedFrom}, [2]mountWorld{mountedTmp, mountedFrom}, [2]mountWorld{mountedFrom, mountedTmp},
 	)...)
 	bound := placeWorld{file: fileEmptyDirectory, mounts: [2]mountWorld{mountedFrom}}
