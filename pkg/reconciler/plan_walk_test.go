@@ -19,12 +19,12 @@ import (
 // TestPlanForEveryState walks every pair of a desired and an actual state
 // within two bounds, and from each of them every order in which the steps of
 // the plans can be run on a model of the kernel, until nothing is planned. Each
-// plan on the way is held against rules that know nothing of the planner, and
-// that stand nowhere else:
+// plan on the way is held against rules that know nothing of the planner:
 //
-//	planStepRules    when a step may be planned
-//	planStateRules   what a plan must say of a state, and in which order
-//	planCauses       what a part may be stuck on, with the class and the words
+//	plan_rules_test.go    when a step may be planned, and what a plan must say of a state
+//	plan_causes_test.go   what a part may be stuck on, with the class and the words
+//	plan_holds_test.go    the conditions of both, judged from the states alone
+//	plan_worlds_test.go   the states, and the model of the kernel
 //
 // A rule that is broken fails as a subtest of its own, with the first state that
 // broke it: worlds are listed simplest first. Each step is planned and each cause
