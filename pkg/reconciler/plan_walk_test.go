@@ -17,7 +17,7 @@ import (
 )
 
 // TestPlanForEveryState walks every pair of a desired and an actual state
-// within two bounds, and from each of them every order in which the steps of
+// within the bounds of four walks, and from each of them every order in which the steps of
 // the plans can be run on a model of the kernel, until nothing is planned. Each
 // plan on the way is held against rules that know nothing of the planner:
 //
@@ -33,9 +33,9 @@ func TestPlanForEveryState(t *testing.T) {
 	hasty := flag.Lookup("test.failfast").Value.String() == "true"
 	var broken atomic.Bool
 	var mu sync.Mutex
-	met := map[any]bool{}
+	met, walked := map[any]bool{}, 0
 	t.Cleanup(func() {
-		if t.Failed() || testing.Short() {
+		if t.Failed() || testing.Short() || walked < len(planWalks) {
 			return
 		}
 		for _, action := range planActions() {
@@ -49,15 +49,7 @@ func TestPlanForEveryState(t *testing.T) {
 			}
 		}
 	})
-	for _, walk := range []struct {
-		name   string
-		worlds iter.Seq[planWorld]
-	}{
-		{"device, contents and stage", planDeviceWorlds},
-		{"stage and targets", planTargetWorlds},
-		{"source and layer", planLayerWorlds},
-		{"mount source", planSourceWorlds},
-	} {
+	for _, walk := range planWalks {
 		t.Run(walk.name, func(t *testing.T) {
 			t.Parallel()
 			w := newPlanWalk()
@@ -80,6 +72,7 @@ func TestPlanForEveryState(t *testing.T) {
 			}
 			mu.Lock()
 			maps.Copy(met, w.met)
+			walked++
 			mu.Unlock()
 			t.Logf("%d states to start from, %d walked with those that steps lead to; at most %d steps to the end", starts, len(w.seen), w.longest)
 			for _, name := range w.rules {
@@ -91,6 +84,16 @@ func TestPlanForEveryState(t *testing.T) {
 			}
 		})
 	}
+}
+
+var planWalks = []struct {
+	name   string
+	worlds iter.Seq[planWorld]
+}{
+	{"device, contents and stage", planDeviceWorlds},
+	{"stage and targets", planTargetWorlds},
+	{"source and layer", planLayerWorlds},
+	{"mount source", planSourceWorlds},
 }
 
 // planWalk is one walk through worlds and what was found on it.
