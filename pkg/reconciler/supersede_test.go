@@ -2,7 +2,6 @@ package reconciler
 
 import (
 	"cmp"
-	"context"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -11,6 +10,71 @@ import (
 	"github.com/csi-node/csi-node/pkg/report"
 	"github.com/csi-node/csi-node/pkg/state"
 )
+
+// What is asked for later takes the place of what is not done yet, whose caller is told.
+func TestLaterRequestSupersedes(t *testing.T) {
+	for name, row := range map[string]struct {
+		before        []request
+		hangs         op
+		first, second request
+	}{
+		"publish by unpublish": {[]request{stage("v")}, opBind, publish("v", 1), unpublish("v", 1)},
+		"unpublish by publish": {[]request{stage("v"), publish("v", 1)}, opUnmount, unpublish("v", 1), publish("v", 1)},
+		"stage by unstage":     {nil, opFormat, stage("v"), unstage("v")},
+		"unstage by stage":     {[]request{stage("v")}, opUnmount, unstage("v"), stage("v")},
+	} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(h *harness) {
+				h.volume("v")
+				h.ok(row.before...)
+				hang := h.k.hang(row.hangs, "", true)
+				first, second := h.begin(row.first), h.begin(row.second)
+				hang.open()
+				h.refuse(h.got(first), state.Aborted, "superseded")
+				if err := h.got(second); err != nil {
+					t.Error(err)
+				}
+				h.atRest("v")
+				if lie := h.lie(row.second); lie != "" {
+					t.Error(lie)
+				}
+				if row.hangs == opFormat && h.k.count(opMount, stagePath("v")) != 0 {
+					t.Error("mounted for a stage that was superseded")
+				}
+				h.ok(row.second)
+			})
+		})
+	}
+}
+
+// The edit of a final failure meets an intent that was superseded meanwhile:
+// the caller is told that, and never a final code for what stands again.
+func TestSupersededWhileBeingWithdrawn(t *testing.T) {
+	for _, at := range []int{2, 3} { // the worker notes that it begins, and withdraws
+		bubble(t, func(h *harness) {
+			h.volume("v")
+			h.ok(stage("v"))
+			h.k.fail(opBind, "", 1, state.Errorf(state.FailedPrecondition, "no parent"))
+			first := make(chan error, 1)
+			edits := 0
+			h.store.edits = func(string) {
+				if edits++; edits == at {
+					h.store.edits = nil
+					if _, err := h.store.Edit("v", unpublish("v", 1).edit); err != nil {
+						t.Error(err)
+					}
+					if _, err := h.store.Edit("v", publish("v", 1).edit); err != nil {
+						t.Error(err)
+					}
+				}
+			}
+			go func() { first <- h.do(publish("v", 1)) }()
+			synctest.Wait()
+			h.refuse(h.got(first), state.Aborted)
+			h.ok(publish("v", 1))
+		})
+	}
+}
 
 func stageNoatime(s *state.Stage)   { s.Capability.Flags = []string{"noatime"} }
 func stageContext(s *state.Stage)   { s.Context = map[string]string{"a": "1"} }
@@ -292,160 +356,4 @@ func TestPublishIsSuperseded(t *testing.T) {
 			})
 		}
 	}
-}
-
-// A size for which a caller waits is not replaced beneath it.
-func TestContradictingSize(t *testing.T) {
-	bubble(t, func(h *harness) {
-		v := h.volume("v")
-		h.ok(stage("v", stageXFS))
-		hang := h.k.hang(opGrowDevice, "v", true)
-		first := h.begin(resize("v", 3*gib))
-		h.refuse(h.do(resize("v", 2*gib)), state.Aborted, "a caller waits")
-		h.sleep(2 * time.Minute)
-		h.refuse(h.got(first), state.DeadlineExceeded, "step grow-device")
-		h.refuse(h.within(time.Second, resize("v", 4*gib)), state.DeadlineExceeded, "step grow-device")
-		hang.open()
-		synctest.Wait()
-		h.atRest("v")
-		if v.device.size != 4*gib {
-			t.Errorf("the device has %d bytes", v.device.size)
-		}
-	})
-}
-
-// A look that hangs keeps nobody beyond the time for an answer, and no intent
-// from being written; the work is done when it ends, though nobody asks again.
-func TestHungLook(t *testing.T) {
-	bubble(t, func(h *harness) {
-		h.volume("v")
-		hang := h.k.hang(opFind, "v", true)
-		inTime := func(r request) {
-			t.Helper()
-			start := time.Now()
-			h.refuse(h.within(20*time.Second, r), state.DeadlineExceeded, "volume v", "step look has been running for")
-			if took := time.Since(start); took != 18*time.Second {
-				t.Errorf("the answer came after %s", took)
-			}
-		}
-		inTime(stage("v", stageOpen))
-		if s := h.store.Get("v").Stage; s == nil || s.Capability.FSType != "" {
-			t.Errorf("the record asks for %+v", s)
-		}
-		if s := report.Statuses(h.p.r.Reports()); len(s) != 1 || s[0].Step == nil || s[0].Step.Step != "look" {
-			t.Errorf("the status is %+v", s)
-		}
-		inTime(publish("v", 1, func(t *state.Target) { t.Capability.FSType = "" }))
-		inTime(resize("v", 2*gib))
-		hang.open()
-		synctest.Wait()
-		h.atRest("v")
-		record := h.store.Get("v")
-		if record.Stage.Capability.FSType != "xfs" || record.Targets[targetPath("v", 1)].Capability.FSType != "xfs" || record.Size.Bytes != 2*gib {
-			t.Errorf("the record is %s", marshal(record))
-		}
-		h.ok(stage("v", stageXFS), stage("v", stageOpen), publish("v", 1, publishXFS))
-		h.refuse(h.do(stage("v")), state.AlreadyExists)
-	})
-}
-
-// What stands without a record is looked at in the time for an answer, too, and
-// the retry joins that look.
-func TestHungLookBeforeAdoption(t *testing.T) {
-	bubble(t, func(h *harness) {
-		h.volume("v")
-		h.ok(stage("v"))
-		h.lose()
-		hang := h.k.hang(opFind, "v", true)
-		ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
-		defer cancel()
-		ctx = InTime(ctx)
-		start := time.Now()
-		r := publish("v", 1)
-		h.refuse(h.p.r.Ensure(ctx, r.id, r.part, r.edit), state.DeadlineExceeded, "step look has been running for 18s")
-		_, err := h.p.r.Observe(ctx, &state.Volume{ID: "v"})
-		h.refuse(err, state.DeadlineExceeded, "volume v", "look")
-		if took := time.Since(start); took != 18*time.Second {
-			t.Errorf("the last answer came after %s", took)
-		}
-		if v := h.store.Get("v"); v == nil || !v.Stage.Provisional || v.Targets[targetPath("v", 1)] == nil {
-			t.Errorf("the record is %s", marshal(v))
-		}
-		h.refuse(h.within(20*time.Second, r), state.DeadlineExceeded, "step look has been running for")
-		answer := h.begin(r)
-		h.pending(answer)
-		hang.open()
-		if err := <-answer; err != nil {
-			t.Error(err)
-		}
-		h.atRest("v")
-		h.ok(unpublish("v", 1), unstage("v"))
-	})
-}
-
-// What a stage leaves open is what the volume is, else the default; and mount
-// options that do not go with it are refused before anything is done.
-func TestChosenType(t *testing.T) {
-	bubble(t, func(h *harness) {
-		h.formatted("v", "ext4")
-		h.ok(stage("v", stageOpen))
-		if s := h.store.Get("v").Stage; s.Capability.FSType != "ext4" {
-			t.Errorf("staged as %s", s.Capability.FSType)
-		}
-		h.volume("c").created = "ext4"
-		h.ok(stage("c", stageOpen))
-		if s := h.store.Get("c").Stage; s.Capability.FSType != "ext4" {
-			t.Errorf("staged as %s what was created for ext4", s.Capability.FSType)
-		}
-		w := h.volume("w")
-		bad := func(s *state.Stage) { s.Capability.FSType, s.Capability.Flags = "", []string{"bad-for-xfs"} }
-		h.refuse(h.do(stage("w", bad)), state.InvalidArgument, "volume w", "does not know the option")
-		if h.store.Get("w") != nil || w.device != nil || w.formatted != "" {
-			t.Errorf("record %v, device %v, formatted %q are left", h.store.Get("w"), w.device, w.formatted)
-		}
-		h.refuse(h.do(stage("x", stageOpen)), state.NotFound, "no such volume")
-	})
-}
-
-// A growth that goes over its limit is refused, and withdrawn.
-func TestSizeLimit(t *testing.T) {
-	bubble(t, func(h *harness) {
-		v := h.volume("v")
-		h.ok(stage("v", stageXFS))
-		within := func(bytes, limit int64) request {
-			return request{"v", state.SizePart(), func(v *state.Volume) error { return v.AskSize(bytes, limit, time.Now()) }}
-		}
-		h.refuse(h.do(within(1, gib-1)), state.OutOfRange, "never shrinks")
-		h.refuse(h.do(within(gib+1, gib+4095)), state.OutOfRange, "rounded")
-		if h.store.Get("v").Size != nil || v.device.size != gib {
-			t.Errorf("the size is %+v, the device has %d bytes", h.store.Get("v").Size, v.device.size)
-		}
-		h.ok(within(gib+1, gib+4096))
-		if v.device.size != gib+4096 {
-			t.Errorf("the device has %d bytes", v.device.size)
-		}
-		h.ok(within(1, 2*gib), within(gib, 0))
-		h.atRest("v")
-	})
-}
-
-// Pod information comes and goes with podInfoOnMount: nothing is done for it.
-func TestRepublishWithPodInformation(t *testing.T) {
-	bubble(t, func(h *harness) {
-		h.volume("v")
-		pod := func(t *state.Target) {
-			t.Context = map[string]string{"csi.storage.k8s.io/pod.name": "web-0", "csi.storage.k8s.io/pod.namespace": "shop"}
-		}
-		h.ok(stage("v"), publish("v", 1))
-		changes := h.k.changes()
-		h.ok(publish("v", 1, pod))
-		if s := report.Statuses(h.p.r.Reports())[0].Parts[0]; s.Pod != "shop/web-0" {
-			t.Errorf("the status is %+v", s)
-		}
-		h.ok(publish("v", 1))
-		if n := h.k.changes() - changes; n != 0 {
-			t.Errorf("%d changes were made", n)
-		}
-		h.atRest("v")
-	})
 }

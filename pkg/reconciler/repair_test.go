@@ -13,6 +13,97 @@ import (
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
+// A target has flags of its own, also when it is put right.
+func TestTargetIsPutRight(t *testing.T) {
+	bubble(t, func(h *harness) {
+		h.volume("v")
+		h.ok(stage("v"), publish("v", 1, publishReadOnly))
+		h.k.with(func() { h.k.mounts[targetPath("v", 1)][0].Attributes &^= state.ReadOnly })
+		h.wake("v")
+		h.k.with(func() {
+			if h.k.mounts[targetPath("v", 1)][0].Attributes&state.ReadOnly == 0 {
+				t.Error("a read-only target stayed writable")
+			}
+		})
+		h.atRest("v")
+	})
+}
+
+// No repair makes a directory that kubelet has removed; a publish does.
+func TestRemovedDirectoryIsMadeAgainOnlyWhenAsked(t *testing.T) {
+	for _, path := range []string{stagePath("v"), targetPath("v", 1)} {
+		bubble(t, func(h *harness) {
+			h.volume("v")
+			h.ok(stage("v"), publish("v", 1))
+			h.k.with(func() {
+				delete(h.k.mounts, path)
+				delete(h.k.files, path)
+			})
+			h.restart()
+			h.sleep(time.Hour)
+			if h.k.files[path] != nil {
+				t.Fatalf("a repair made %s", path)
+			}
+			h.ok(publish("v", 1))
+			h.atRest("v")
+		})
+	}
+}
+
+// What stood in the way is gone: the next look heals, back-off or not.
+func TestStuckPartIsHealedByTheNextLook(t *testing.T) {
+	bubble(t, func(h *harness) {
+		h.volume("v")
+		h.ok(stage("v"), publish("v", 1))
+		h.k.with(func() {
+			h.k.mounts[targetPath("v", 1)] = []fakeMount{{Mount: state.Mount{FSType: "tmpfs", Source: "tmpfs", Root: "/"}}}
+		})
+		h.restart()
+		h.sleep(time.Hour)
+		h.k.with(func() { delete(h.k.mounts, targetPath("v", 1)) })
+		h.wake("v")
+		h.atRest("v")
+	})
+}
+
+// kubelet may remove the directory of a pod between a repair's look and its
+// step: it stays removed.
+func TestRepairMakesNoDirectory(t *testing.T) {
+	for path, o := range map[string]op{stagePath("v"): opMount, targetPath("v", 1): opBind} {
+		bubble(t, func(h *harness) {
+			h.volume("v")
+			h.ok(stage("v"), publish("v", 1))
+			h.k.slow(o, path, 1, time.Second)
+			h.k.with(func() {
+				delete(h.k.mounts, path)
+				h.k.drift("v")
+			})
+			h.wake("v")
+			h.k.with(func() { h.k.rmdir(path) })
+			h.sleep(time.Minute)
+			h.k.with(func() {
+				if h.k.files[path] != nil || len(h.k.mounts[path]) > 0 {
+					t.Errorf("%s was made again", path)
+				}
+			})
+			h.ok(publish("v", 1)) // which asks for both
+			h.atRest("v")
+		})
+	}
+}
+
+func TestRestartHealsWhatWentMeanwhile(t *testing.T) {
+	bubble(t, func(h *harness) {
+		h.volume("v")
+		h.ok(stage("v"), publish("v", 1), publish("v", 2))
+		h.kill()
+		h.k.with(func() { clear(h.k.mounts) })
+		h.start()
+		synctest.Wait()
+		h.atRest("v")
+	})
+}
+
 // tear takes away what is mounted at a path, behind the plugin's back, and lets
 // it be noticed.
 func (h *harness) tear(path string) {
@@ -117,24 +208,6 @@ func TestLostDeviceIsLookedAt(t *testing.T) {
 		}
 		h.ok(unpublish("v", 1), unstage("v"), unstage("other"))
 		synctest.Wait()
-		if len(h.p.r.devices) > 0 {
-			t.Errorf("numbers of no volume are kept: %v", h.p.r.devices)
-		}
-	})
-}
-
-// After the loss of the store a publish ends, and with it the record of a volume
-// whose device stands.
-func TestDeviceOfAForgottenVolume(t *testing.T) {
-	bubble(t, func(h *harness) {
-		h.volume("v")
-		h.ok(stage("v"), publish("v", 1))
-		h.kill()
-		h.store = newFakeStore() // lost
-		h.start()
-		h.ok(unpublish("v", 1))
-		synctest.Wait()
-		h.forgotten("v")
 		if len(h.p.r.devices) > 0 {
 			t.Errorf("numbers of no volume are kept: %v", h.p.r.devices)
 		}
@@ -363,166 +436,52 @@ func (h *harness) tearTwice() {
 	}
 }
 
-// shutDown breaks the mounted file system of volume v. No event tells of it.
-func (h *harness) shutDown(v *fakeVolume, keepers ...string) {
-	h.k.with(func() { v.dead, v.keepers = true, keepers })
-	h.wake("v")
-}
-
-func TestBrokenFilesystemIsMountedAnew(t *testing.T) {
-	bubble(t, func(h *harness) {
-		m := h.published()
-		v := h.k.volumes["v"]
-		h.shutDown(v)
-		h.atRest("v")
-		if want := []state.PartKind{state.TargetKind, state.TargetKind, state.StageKind}; v.dead || !slices.Equal(m.repairs, want) {
-			t.Errorf("broken: %t, repaired %v, want %v", v.dead, m.repairs, want)
-		}
-		h.k.with(func() { delete(h.k.mounts, stagePath("v")) })
-		h.shutDown(v)
-		h.sleep(maxDelay)
-		h.atRest("v")
-	})
-}
-
-// What would stay broken is left as it is, and told.
-func TestBrokenFilesystemThatIsKept(t *testing.T) {
-	bubble(t, func(h *harness) {
-		h.published()
-		v := h.k.volumes["v"]
-		before := h.k.changes()
-		h.shutDown(v, "pid 7 (app)")
-		h.refuse(h.do(publish("v", 1)), state.Unavailable, "waits for stage", "kept by pid 7 (app)")
-		h.refuse(h.do(stage("v")), state.Unavailable, "kept by pid 7 (app)")
-		h.sleep(time.Hour)
-		if n := h.k.changes() - before; n != 0 {
-			t.Errorf("%d changes were made", n)
-		}
-		h.k.with(func() { v.keepers = nil })
-		h.ok(publish("v", 1), publish("v", 2, publishReadOnly))
-		h.atRest("v")
-		h.shutDown(v, "pid 7 (app)")
-		h.ok(unpublish("v", 1), unpublish("v", 2))
-		h.k.with(func() { v.keepers = nil })
-		h.ok(unstage("v"))
-	})
-}
-
-// swap puts another file system onto a volume's device, behind everybody's back.
-func (h *harness) swap(v *fakeVolume, uuid string) {
-	h.k.with(func() { v.contents.UUID = uuid })
-	h.wake("v")
-}
-
-// A file system that is not the one that the volume was staged with is neither
-// mounted nor called staged, until somebody stages it anew.
-func TestOtherDataIsNotShown(t *testing.T) {
-	for name, lost := range map[string]bool{"mounted": false, "lost": true} {
+// After a while of calm a loss is not the next one of an old story; and a new publish
+// has no losses yet, whatever was lost at its path before.
+func TestStoryOfLossesEnds(t *testing.T) {
+	for name, end := range map[string]func(h *harness){
+		"with calm":       func(h *harness) { h.sleep(2 * calm) },
+		"with its intent": func(h *harness) { h.ok(unpublish("v", 1), publish("v", 1)) },
+	} {
 		t.Run(name, func(t *testing.T) {
 			bubble(t, func(h *harness) {
-				v := h.volume("v")
-				h.ok(stage("v"))
-				its := v.contents.UUID
-				if uuid := h.store.Get("v").Stage.UUID; uuid != its {
-					t.Errorf("%q is remembered, want %s", uuid, its)
-				}
-				h.ok(publish("v", 1))
-				h.restart()
-				if lost {
-					h.k.with(func() { clear(h.k.mounts) })
-				}
-				h.swap(v, "another")
-				h.refuse(h.do(stage("v")), state.FailedPrecondition, "another", its, "/pool/v")
-				h.refuse(h.do(publish("v", 2)), state.FailedPrecondition, "waits for stage", "another", its)
-				if h.k.isMounted(stagePath("v")) == lost || h.k.isMounted(targetPath("v", 2)) {
-					t.Error("other data is shown, or what was shown was taken away")
-				}
-				h.swap(v, its)
-				h.ok(stage("v"), publish("v", 2))
-				h.swap(v, "another")
-				h.ok(unpublish("v", 1), unpublish("v", 2), unstage("v"), stage("v"), publish("v", 1))
+				h.published()
+				h.story()
+				end(h)
+				h.tearTwice()
 				h.atRest("v")
-				if uuid := h.store.Get("v").Stage.UUID; uuid != "another" {
-					t.Errorf("staged with %s", uuid)
-				}
 			})
 		})
 	}
 }
 
-// A file system that could not be read when the stage was accepted is
-// remembered when it can.
-func TestFilesystemIsRememberedLater(t *testing.T) {
-	bubble(t, func(h *harness) {
-		v := h.formatted("v", "ext4")
-		h.ok(stage("v"))
-		if uuid := h.store.Get("v").Stage.UUID; uuid != "" {
-			t.Fatalf("%q is remembered of a file system without a UUID", uuid)
-		}
-		h.swap(v, "its")
-		h.k.with(func() { clear(h.k.mounts) })
-		h.swap(v, "another")
-		h.refuse(h.do(stage("v")), state.FailedPrecondition, "another", "its")
-		h.swap(v, "its")
-		h.ok(stage("v"))
-		h.atRest("v")
-	})
-}
-
-// After a while of calm, a loss is not the next one of an old story.
-func TestCalmEndsAStory(t *testing.T) {
-	bubble(t, func(h *harness) {
-		h.published()
-		h.story()
-		h.sleep(2 * calm)
-		h.tearTwice()
-		h.atRest("v")
-	})
-}
-
-// With repair switched off, what was asked for and never stood is made all the same.
-func TestNewIntentIsNoRepair(t *testing.T) {
-	bubble(t, func(h *harness) {
-		h.detectOnly = true
-		h.published()
-		h.k.fail(opBind, targetPath("v", 3), 1, errBoom)
-		h.refuse(h.do(publish("v", 3)), state.Unavailable)
-		h.kill()
-		h.start()
-		h.sleep(time.Hour)
-		if !h.k.isMounted(targetPath("v", 3)) {
-			t.Error("a publish whose caller has left is not carried out")
-		}
-		h.atRest("v")
-	})
-}
-
-// With repair switched off, what is to go goes all the same.
-func TestRemovalIsNoRepair(t *testing.T) {
-	bubble(t, func(h *harness) {
-		h.detectOnly = true
-		h.published()
-		h.k.fail(opUnmount, targetPath("v", 1), 1, errBoom)
-		h.refuse(h.do(unpublish("v", 1)), state.Unavailable)
-		h.kill()
-		h.start()
-		h.sleep(time.Hour)
-		if h.k.isMounted(targetPath("v", 1)) {
-			t.Error("an unpublish whose caller has left is not carried out")
-		}
-		h.atRest("v")
-	})
-}
-
-// A new publish has no losses yet, whatever was lost at its path before.
-func TestLossesEndWithTheIntent(t *testing.T) {
-	bubble(t, func(h *harness) {
-		h.published()
-		h.story()
-		h.ok(unpublish("v", 1), publish("v", 1))
-		h.tearTwice()
-		h.atRest("v")
-	})
+// With repair switched off, what was asked for and never stood is made all the same,
+// and what is to go goes, though the caller has left.
+func TestUnfinishedRequestIsNoRepair(t *testing.T) {
+	for name, row := range map[string]struct {
+		fails   op
+		n       int // of the target
+		request request
+	}{
+		"publish":   {opBind, 3, publish("v", 3)},
+		"unpublish": {opUnmount, 1, unpublish("v", 1)},
+	} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(h *harness) {
+				h.detectOnly = true
+				h.published()
+				h.k.fail(row.fails, targetPath("v", row.n), 1, errBoom)
+				h.refuse(h.do(row.request), state.Unavailable)
+				h.kill()
+				h.start()
+				h.sleep(time.Hour)
+				if h.k.isMounted(targetPath("v", row.n)) != (name == "publish") {
+					t.Error("it is not carried out")
+				}
+				h.atRest("v")
+			})
+		})
+	}
 }
 
 // A repair that is put off is not what is told once something stands in its way.

@@ -12,61 +12,75 @@ import (
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
-// Mount options that the kernel refuses are told before anything is done to the
-// volume, whether the type of file system was asked for or chosen.
-func TestRefusedOptions(t *testing.T) {
-	for title, open := range map[string]bool{"asked for": false, "chosen": true} {
-		t.Run(title, func(t *testing.T) {
-			bubble(t, func(h *harness) {
-				v := h.volume("v")
-				v.created = "ext4"
-				before := h.k.changes()
-				h.refuse(h.do(stage("v", func(s *state.Stage) {
-					s.Capability.Flags = []string{"bad-for-ext4"}
-					if open {
-						s.Capability.FSType = ""
-					}
-				})), state.InvalidArgument, "volume v", "does not know the option")
-				if h.store.Get("v") != nil || h.k.changes() != before {
-					t.Errorf("left is %s after %d changes", marshal(h.store.Get("v")), h.k.changes()-before)
-				}
-				h.ok(stage("v"))
-			})
-		})
-	}
+// askedDevices says that the view is held, and that nothing else is.
+type askedDevices struct{ fakeDevices }
+
+func (askedDevices) Held(_ context.Context, d state.Device) (bool, error) { return d.ReadOnly, nil }
+
+// askedFilesystems remembers where probes were told that the volume is mounted.
+type askedFilesystems struct {
+	fakeFilesystems
+	mountpoints *[]string
 }
 
-// Nothing is staged or published in a volume whose record is lost; where there
-// is a record, the store decides.
-func TestPathsInAVolumeWithoutARecord(t *testing.T) {
-	bubble(t, func(h *harness) {
-		h.volume("a")
-		h.volume("b")
-		h.ok(stage("a"), publish("a", 1))
-		h.lose()
-		inside := func(path string) func(*state.Stage) { return func(s *state.Stage) { s.Path = path + "/sub" } }
-		in := func(path string) func(*state.Target) { return func(t *state.Target) { t.Path = path + "/sub" } }
-		publishIn := func(id, path string) request {
-			r := publish(id, 9, in(path))
-			r.part = state.TargetPart(path + "/sub")
-			return r
+func (f askedFilesystems) Probe(ctx context.Context, d state.Device, mountpoint string) (state.Contents, error) {
+	*f.mountpoints = append(*f.mountpoints, mountpoint)
+	return f.fakeFilesystems.Probe(ctx, d, mountpoint)
+}
+
+// What a look asks of the kernel, and what it does not.
+func TestLookAsksWhatThePlanNeeds(t *testing.T) {
+	ctx := context.Background()
+	look := func(k Kernel, want *state.Volume) state.Actual {
+		r := New(Config{Store: newFakeStore(), Kernel: k})
+		defer r.queue.ShutDown()
+		have, err := r.observeAlone(ctx, want)
+		if err != nil {
+			t.Fatal(err)
 		}
-		for _, place := range []string{stagePath("a"), targetPath("a", 1)} {
-			before := h.k.changes()
-			h.refuse(h.do(stage("b", inside(place))), state.FailedPrecondition, "lies in volume a, which is mounted at "+place)
-			if h.store.Get("b") != nil || h.k.changes() != before {
-				t.Errorf("left is %s after %d changes", marshal(h.store.Get("b")), h.k.changes()-before)
+		return have
+	}
+	t.Run("block", func(t *testing.T) {
+		bubble(t, func(h *harness) {
+			v := h.volume("v")
+			h.ok(stage("v", stageBlock), publish("v", 1, publishBlock, publishReadOnly))
+			if n := h.k.count(opProbe, "v"); n != 0 {
+				t.Errorf("a raw block volume was read %d times", n)
 			}
-		}
-		h.ok(stage("b"))
-		h.refuse(h.do(publishIn("b", targetPath("a", 1))), state.FailedPrecondition, "lies in volume a")
-		h.refuse(h.do(publishIn("a", targetPath("a", 1))), state.FailedPrecondition, "lies in volume a")
-		if v := h.store.Get("b"); len(v.Targets) > 0 {
-			t.Errorf("left is %s", marshal(v))
-		}
-		h.ok(publish("a", 1), publish("b", 1))
-		h.atRest("a")
-		h.atRest("b")
+			k := h.p.kernel()
+			asked := askedDevices{fakeDevices{h.p}}
+			k.Devices, k.Views = asked, asked
+			if have := look(k, h.store.Get("v")); !have.View.Held || have.Device.Held {
+				t.Errorf("held: view %t, device %t", have.View.Held, have.Device.Held)
+			}
+			h.k.with(func() { v.device.detaching = true })
+			if have := look(k, h.store.Get("v")); have.View.State != state.DeviceAttached {
+				t.Errorf("the view of a device on its way out is %s", have.View.State)
+			}
+			h.k.with(func() { v.device.detaching = false })
+		})
+	})
+	t.Run("mount", func(t *testing.T) {
+		bubble(t, func(h *harness) {
+			v := h.volume("v")
+			h.ok(stage("v"))
+			record := h.store.Get("v")
+			var mountpoints []string
+			k := h.p.kernel()
+			k.Filesystems = askedFilesystems{fakeFilesystems{h.p}, &mountpoints}
+			look(k, record)
+			h.k.with(func() { delete(h.k.mounts, stagePath("v")) })
+			look(k, record)
+			if len(mountpoints) != 2 || mountpoints[0] != stagePath("v") || mountpoints[1] != "" {
+				t.Errorf("probed with the mount points %q", mountpoints)
+			}
+			record.Stage.Gone = true
+			h.k.with(func() { v.held = true })
+			if have := look(k, record); have.Device.Holder != "pid 7 (holder)" {
+				t.Errorf("the holder of a device that is to go is %q", have.Device.Holder)
+			}
+			h.k.with(func() { v.held = false })
+		})
 	})
 }
 
@@ -170,20 +184,6 @@ func TestQuestionsAreAboutTheRecord(t *testing.T) {
 		}
 		if len(told) != 1 || told[0].Backend != "disk" || told[0].Context["path"] != "/dev/sdz" || told[0].Publish["lun"] != "1" {
 			t.Errorf("the backend was told %+v", told)
-		}
-	})
-}
-
-// The backend of an adopted stage is found out once, and remembered.
-func TestAdoptedStageRemembersItsBackend(t *testing.T) {
-	bubble(t, func(h *harness) {
-		h.volume("v")
-		h.ok(stage("v"))
-		h.lose()
-		h.p.r.kernel.Devices = devices.NewSet("pool", map[string]devices.Backend{"pool": fakeDevices{h.p}})
-		h.ok(publish("v", 1))
-		if v := h.store.Get("v"); v.Backend != "pool" {
-			t.Errorf("the record is %s", marshal(v))
 		}
 	})
 }

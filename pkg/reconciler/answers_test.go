@@ -1,0 +1,378 @@
+package reconciler
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/csi-node/csi-node/pkg/state"
+)
+
+var errBoom = errors.New("boom")
+
+func TestRepeatsJoin(t *testing.T) {
+	bubble(t, func(h *harness) {
+		h.volume("v")
+		for _, o := range mutators() {
+			h.k.slow(o, "", -1, 3*time.Second)
+		}
+		for _, r := range []request{stage("v"), publish("v", 1), unpublish("v", 1), unstage("v")} {
+			var callers sync.WaitGroup
+			for range 20 {
+				callers.Go(func() {
+					if err := h.do(r); err != nil {
+						t.Errorf("%s: %v", r, err)
+					}
+				})
+			}
+			callers.Wait()
+			h.atRest("v")
+		}
+		for key, n := range h.k.calls {
+			if !key.op.reads() && n != 1 {
+				t.Errorf("%s of %s ran %d times", key.op, key.key, n)
+			}
+		}
+	})
+}
+
+// A retry after DeadlineExceeded joins a running mkfs, which outlives its
+// callers and runs once.
+func TestRetryJoinsTheRunningStep(t *testing.T) {
+	bubble(t, func(h *harness) {
+		h.volume("v")
+		h.k.slow(opFormat, "v", -1, 5*time.Minute)
+		h.refuse(h.do(stage("v")), state.DeadlineExceeded, "volume v", "stage", "step format for stage has been running for 1m58s", "ask again")
+		h.refuse(h.do(stage("v")), state.DeadlineExceeded, "step format for stage has been running for 3m56s")
+		h.ok(stage("v"))
+		if n := h.k.count(opFormat, "v"); n != 1 {
+			t.Errorf("mkfs ran %d times", n)
+		}
+	})
+}
+
+func TestAnswerComesBeforeTheDeadline(t *testing.T) {
+	for given, want := range map[time.Duration]time.Duration{
+		2 * time.Minute: 118 * time.Second, 20 * time.Second: 18 * time.Second, 10 * time.Second: 9 * time.Second, time.Second: 900 * time.Millisecond,
+	} {
+		bubble(t, func(h *harness) {
+			h.volume("v")
+			h.k.hang(opAttach, "v", true)
+			start := time.Now()
+			h.refuse(h.within(given, stage("v")), state.DeadlineExceeded, "step attach")
+			if took := time.Since(start); took != want {
+				t.Errorf("the answer to a call with %s came after %s, want %s", given, took, want)
+			}
+		})
+	}
+}
+
+func TestCancelledCallLeavesTheIntent(t *testing.T) {
+	bubble(t, func(h *harness) {
+		h.volume("v")
+		hang := h.k.hang(opAttach, "v", false)
+		ctx, cancel := context.WithCancel(context.Background())
+		answer := make(chan error, 1)
+		r := stage("v")
+		go func() { answer <- h.p.r.Ensure(ctx, r.id, r.part, r.edit) }()
+		synctest.Wait()
+		cancel()
+		h.refuse(h.got(answer), state.Canceled, "step attach")
+		hang.open()
+		synctest.Wait()
+		if !h.store.Get("v").Stage.Accepted {
+			t.Error("the stage was not finished")
+		}
+		h.atRest("v")
+	})
+}
+
+// A call whose time is up before it begins commits its intent all the same.
+func TestExpiredCallLeavesTheIntent(t *testing.T) {
+	bubble(t, func(h *harness) {
+		h.volume("v")
+		err := h.within(-time.Second, stage("v"))
+		if err != nil && state.ClassOf(err).Final() {
+			t.Errorf("final: %v", err)
+		}
+		synctest.Wait()
+		h.ok(stage("v"))
+	})
+}
+
+func TestFailedAttemptIsAnsweredAtOnce(t *testing.T) {
+	bubble(t, func(h *harness) {
+		h.volume("v")
+		h.ok(stage("v"))
+		h.k.fail(opBind, targetPath("v", 1), 3, errBoom)
+		start := time.Now()
+		err := h.do(publish("v", 1))
+		h.refuse(err, state.Unavailable, "volume v", "bind", targetPath("v", 1), "boom")
+		if !errors.Is(err, errBoom) {
+			t.Error("the cause is not wrapped")
+		}
+		if took := time.Since(start); took != 0 {
+			t.Errorf("the answer took %s", took)
+		}
+		h.sleep(time.Minute)
+		h.atRest("v")
+		h.ok(publish("v", 1))
+	})
+}
+
+// A publish is told at once of a failure of the stage that it waits for.
+func TestFailureOfWhatIsNeededIsAnsweredAtOnce(t *testing.T) {
+	bubble(t, func(h *harness) {
+		h.volume("v")
+		h.ok(stage("v"))
+		h.k.with(func() { delete(h.k.mounts, stagePath("v")) })
+		h.k.fail(opMount, "", -1, errBoom)
+		start := time.Now()
+		h.refuse(h.do(publish("v", 1)), state.Unavailable, "target "+targetPath("v", 1)+" waits for stage", "boom")
+		if took := time.Since(start); took != 0 {
+			t.Errorf("the answer took %s", took)
+		}
+		h.k.mend()
+		h.ok(publish("v", 1))
+		h.atRest("v")
+	})
+}
+
+// Unstage while an unpublish is under way waits for it.
+func TestUnstageWaitsForUnpublish(t *testing.T) {
+	bubble(t, func(h *harness) {
+		h.volume("v")
+		h.ok(stage("v"), publish("v", 1))
+		h.k.fail(opUnmount, targetPath("v", 1), 3, errBoom)
+		h.refuse(h.do(unpublish("v", 1)), state.Unavailable, "boom")
+		h.refuse(h.do(unstage("v")), state.Unavailable, "stage waits for target", "boom")
+		h.sleep(time.Minute)
+		h.atRest("v")
+		h.ok(unpublish("v", 1), unstage("v"))
+	})
+}
+
+// CSI: nothing is staged at that path, so NodeUnstage is OK; it has nothing to
+// do with the stage elsewhere.
+func TestUnstageElsewhereIsOK(t *testing.T) {
+	elsewhere := request{"v", state.StagePart(), func(v *state.Volume) error { return v.AskUnstage("/k/stage/other/v", time.Now()) }}
+	bubble(t, func(h *harness) {
+		v := h.volume("v")
+		h.ok(stage("v"))
+		if err := h.do(elsewhere); err != nil {
+			t.Error(err)
+		}
+		h.k.with(func() { v.superRO = true })
+		if err := h.do(elsewhere); err != nil {
+			t.Error(err)
+		}
+	})
+	bubble(t, func(h *harness) {
+		h.volume("v")
+		hang := h.k.hang(opAttach, "v", true)
+		staging := h.begin(stage("v"))
+		if err := h.do(elsewhere); err != nil {
+			t.Error(err)
+		}
+		hang.open()
+		<-staging
+	})
+}
+
+func TestFailedLookIsAnsweredAtOnceAndKeepsTheIntent(t *testing.T) {
+	bubble(t, func(h *harness) {
+		h.volume("v")
+		h.k.fail(opFind, "v", 4, errBoom)
+		h.refuse(h.do(stage("v")), state.Unavailable, "volume v", "observe", "boom")
+		h.sleep(time.Minute)
+		h.atRest("v")
+		h.ok(stage("v"))
+	})
+}
+
+func TestStopAnswersUnavailable(t *testing.T) {
+	for _, o := range []op{opFind, opAttach, opLook, opProbe, opFormat} {
+		for range 20 { // the answer must not depend on who is faster
+			bubble(t, func(h *harness) {
+				h.volume("v")
+				h.k.hang(o, "", false)
+				answer := h.begin(stage("v"))
+				h.stop()
+				h.refuse(h.got(answer), state.Unavailable)
+				if h.store.Get("v").Stage.Gone {
+					t.Error("the intent does not stand")
+				}
+			})
+		}
+	}
+}
+
+func TestRunWaitsForAHungStep(t *testing.T) {
+	bubble(t, func(h *harness) {
+		h.volume("v")
+		hang := h.k.hang(opAttach, "", true)
+		answer := h.begin(stage("v"))
+		h.p.end()
+		h.refuse(h.got(answer), state.Unavailable, "stopping")
+		select {
+		case <-h.p.done:
+			t.Error("Run returned over a hung step")
+		default:
+		}
+		hang.open()
+		<-h.p.done
+		if n := h.k.count(opFormat, "v"); n != 0 {
+			t.Error("another step was begun while stopping")
+		}
+		h.refuse(h.do(stage("v")), state.Unavailable, "stopping")
+	})
+}
+
+func TestUnobservedIsUnavailable(t *testing.T) {
+	bubble(t, func(h *harness) {
+		h.volume("v")
+		h.ok(stage("v"))
+		h.stop()
+		hang := h.k.hang(opFind, "v", true)
+		h.start()
+		h.refuse(h.do(publish("v", 1)), state.Unavailable, "not been observed yet")
+		hang.open()
+		h.ok(publish("v", 1))
+	})
+}
+
+func TestRefusedEditChangesNothing(t *testing.T) {
+	bubble(t, func(h *harness) {
+		h.volume("v")
+		h.refuse(h.do(publish("v", 1)), state.FailedPrecondition, "volume v", "not staged")
+		h.refuse(h.do(resize("v", gib)), state.FailedPrecondition, "not staged")
+		h.atRest("v")
+		if len(h.store.List()) != 0 || len(h.p.r.volumes) != 0 || h.k.changes() != 0 {
+			t.Error("a refused edit left something")
+		}
+		h.ok(stage("v"), publish("v", 1))
+		before := h.k.changes()
+		h.refuse(h.do(stage("v", stageXFS)), state.AlreadyExists)
+		h.refuse(h.do(publish("v", 1, publishReadOnly)), state.AlreadyExists)
+		h.refuse(h.do(publish("v", 2, publishXFS)), state.FailedPrecondition)
+		if h.k.changes() != before {
+			t.Error("a refused edit had steps")
+		}
+		h.atRest("v")
+	})
+}
+
+func TestStoreThatFails(t *testing.T) {
+	bubble(t, func(h *harness) {
+		h.volume("v")
+		h.store.fail = func(string) error { return errBoom }
+		h.refuse(h.do(stage("v")), state.Unavailable, "volume v", "boom")
+		if h.k.changes() != 0 {
+			t.Error("acted on an intent that was not committed")
+		}
+		commits := 0
+		h.store.fail = func(string) error {
+			if commits++; commits > 1 && commits < 6 { // the intent is, what was seen is not
+				return errBoom
+			}
+			return nil
+		}
+		h.refuse(h.do(stage("v")), state.Unavailable, "volume v", "boom")
+		h.sleep(time.Minute)
+		h.atRest("v")
+		h.ok(stage("v"))
+	})
+}
+
+// A caller is not lost when a worker finishes with the volume between its
+// registration and its edit.
+func TestCallerIsNotForgotten(t *testing.T) {
+	bubble(t, func(h *harness) {
+		h.volume("v")
+		h.store.edits = func(string) {
+			h.store.edits = nil
+			h.wake("v")
+		}
+		start := time.Now()
+		h.ok(stage("v"))
+		if took := time.Since(start); took != 0 {
+			t.Errorf("the answer took %s", took)
+		}
+		h.atRest("v")
+	})
+}
+
+// Waiters must not be kept, nor volumes that are only asked about.
+func TestNothingIsKeptOfManyCalls(t *testing.T) {
+	bubble(t, func(h *harness) {
+		for i := range 100 {
+			id := fmt.Sprintf("v%d", i)
+			h.volume(id)
+			h.ok(stage(id), publish(id, 1), unpublish(id, 1), unstage(id))
+			h.refuse(h.do(publish(id, 1)), state.FailedPrecondition)
+			h.wake(id)
+		}
+		synctest.Wait()
+		if n := len(h.p.r.volumes); n != 0 {
+			t.Errorf("%d volumes are kept in memory", n)
+		}
+	})
+}
+
+// What was seen to hold is answered once the record says so.
+func TestNobodyIsToldWhatIsNotWritten(t *testing.T) {
+	bubble(t, func(h *harness) {
+		h.formatted("v", "ext4")
+		commits := 0
+		h.store.fail = func(string) error {
+			if commits++; commits == 3 { // the intent, that it is begun, that it holds
+				return errBoom
+			}
+			return nil
+		}
+		h.refuse(h.do(stage("v")), state.Unavailable, "writing the record", "boom")
+		h.ok(stage("v"))
+		h.atRest("v")
+	})
+}
+
+// The edit of a call that has ended would land after that of a later one.
+func TestEndedCallAsksNothing(t *testing.T) {
+	bubble(t, func(h *harness) {
+		h.volume("v")
+		ctx, cancel := context.WithCancel(context.Background())
+		cancel()
+		r := stage("v")
+		h.refuse(h.p.r.Ensure(ctx, r.id, r.part, r.edit), state.Canceled, "nothing was asked")
+		if v := h.store.Get("v"); v != nil {
+			t.Errorf("the record is %+v", v)
+		}
+	})
+}
+
+// A retry has an attempt of its own: what failed before it came is no answer.
+func TestRetryIsNotToldOfAnEarlierAttempt(t *testing.T) {
+	bubble(t, func(h *harness) {
+		h.volume("v")
+		hang := h.k.hang(opMount, stagePath("v"), false)
+		staging := h.begin(stage("v"))
+		h.k.fail(opBind, targetPath("v", 1), 1, errBoom)
+		h.k.slow(opBind, targetPath("v", 2), 1, 10*time.Second)
+		first, other := h.begin(publish("v", 1)), h.begin(publish("v", 2))
+		hang.open()
+		h.sleep(time.Second)
+		h.refuse(<-first, state.Unavailable)
+		if err := <-h.begin(publish("v", 1)); err != nil { // while the other's bind runs
+			t.Errorf("told of an attempt before it: %v", err)
+		}
+		for _, done := range []<-chan error{staging, other} {
+			if err := <-done; err != nil {
+				t.Error(err)
+			}
+		}
+	})
+}

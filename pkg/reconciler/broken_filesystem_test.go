@@ -1,0 +1,115 @@
+package reconciler
+
+import (
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/csi-node/csi-node/pkg/state"
+)
+
+// shutDown breaks the mounted file system of volume v. No event tells of it.
+func (h *harness) shutDown(v *fakeVolume, keepers ...string) {
+	h.k.with(func() { v.dead, v.keepers = true, keepers })
+	h.wake("v")
+}
+
+func TestBrokenFilesystemIsMountedAnew(t *testing.T) {
+	bubble(t, func(h *harness) {
+		m := h.published()
+		v := h.k.volumes["v"]
+		h.shutDown(v)
+		h.atRest("v")
+		if want := []state.PartKind{state.TargetKind, state.TargetKind, state.StageKind}; v.dead || !slices.Equal(m.repairs, want) {
+			t.Errorf("broken: %t, repaired %v, want %v", v.dead, m.repairs, want)
+		}
+		h.k.with(func() { delete(h.k.mounts, stagePath("v")) })
+		h.shutDown(v)
+		h.sleep(maxDelay)
+		h.atRest("v")
+	})
+}
+
+// What would stay broken is left as it is, and told.
+func TestBrokenFilesystemThatIsKept(t *testing.T) {
+	bubble(t, func(h *harness) {
+		h.published()
+		v := h.k.volumes["v"]
+		before := h.k.changes()
+		h.shutDown(v, "pid 7 (app)")
+		h.refuse(h.do(publish("v", 1)), state.Unavailable, "waits for stage", "kept by pid 7 (app)")
+		h.refuse(h.do(stage("v")), state.Unavailable, "kept by pid 7 (app)")
+		h.sleep(time.Hour)
+		if n := h.k.changes() - before; n != 0 {
+			t.Errorf("%d changes were made", n)
+		}
+		h.k.with(func() { v.keepers = nil })
+		h.ok(publish("v", 1), publish("v", 2, publishReadOnly))
+		h.atRest("v")
+		h.shutDown(v, "pid 7 (app)")
+		h.ok(unpublish("v", 1), unpublish("v", 2))
+		h.k.with(func() { v.keepers = nil })
+		h.ok(unstage("v"))
+	})
+}
+
+// swap puts another file system onto a volume's device, behind everybody's back.
+func (h *harness) swap(v *fakeVolume, uuid string) {
+	h.k.with(func() { v.contents.UUID = uuid })
+	h.wake("v")
+}
+
+// A file system that is not the one that the volume was staged with is neither
+// mounted nor called staged, until somebody stages it anew.
+func TestOtherDataIsNotShown(t *testing.T) {
+	for name, lost := range map[string]bool{"mounted": false, "lost": true} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(h *harness) {
+				v := h.volume("v")
+				h.ok(stage("v"))
+				its := v.contents.UUID
+				if uuid := h.store.Get("v").Stage.UUID; uuid != its {
+					t.Errorf("%q is remembered, want %s", uuid, its)
+				}
+				h.ok(publish("v", 1))
+				h.restart()
+				if lost {
+					h.k.with(func() { clear(h.k.mounts) })
+				}
+				h.swap(v, "another")
+				h.refuse(h.do(stage("v")), state.FailedPrecondition, "another", its, "/pool/v")
+				h.refuse(h.do(publish("v", 2)), state.FailedPrecondition, "waits for stage", "another", its)
+				if h.k.isMounted(stagePath("v")) == lost || h.k.isMounted(targetPath("v", 2)) {
+					t.Error("other data is shown, or what was shown was taken away")
+				}
+				h.swap(v, its)
+				h.ok(stage("v"), publish("v", 2))
+				h.swap(v, "another")
+				h.ok(unpublish("v", 1), unpublish("v", 2), unstage("v"), stage("v"), publish("v", 1))
+				h.atRest("v")
+				if uuid := h.store.Get("v").Stage.UUID; uuid != "another" {
+					t.Errorf("staged with %s", uuid)
+				}
+			})
+		})
+	}
+}
+
+// A file system that could not be read when the stage was accepted is
+// remembered when it can.
+func TestFilesystemIsRememberedLater(t *testing.T) {
+	bubble(t, func(h *harness) {
+		v := h.formatted("v", "ext4")
+		h.ok(stage("v"))
+		if uuid := h.store.Get("v").Stage.UUID; uuid != "" {
+			t.Fatalf("%q is remembered of a file system without a UUID", uuid)
+		}
+		h.swap(v, "its")
+		h.k.with(func() { clear(h.k.mounts) })
+		h.swap(v, "another")
+		h.refuse(h.do(stage("v")), state.FailedPrecondition, "another", "its")
+		h.swap(v, "its")
+		h.ok(stage("v"))
+		h.atRest("v")
+	})
+}

@@ -1,0 +1,100 @@
+package reconciler
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/csi-node/csi-node/pkg/report"
+	"github.com/csi-node/csi-node/pkg/state"
+)
+
+// More than a look reads is read once, in the step that sets the mark, and who
+// waits is told how far that is.
+func TestAProofIsMadeOnceAndTold(t *testing.T) {
+	bubble(t, func(h *harness) {
+		v := h.volume("v")
+		h.k.with(func() { v.contents.Kind = state.ContentsUnproven })
+		proof := h.k.hang(opProve, "v", false)
+		answer := h.begin(stage("v"))
+		h.pending(answer)
+		h.sleep(time.Minute)
+		if s := report.Statuses(h.p.r.Reports()); s[0].Step == nil || s[0].Step.Progress != "proving that it is blank: none read" {
+			t.Errorf("the step that runs: %+v", s[0].Step)
+		}
+		story, err := h.p.r.Explain(context.Background(), "v")
+		if told := strings.Join(story.Story().Next, " "); err != nil || !strings.Contains(told, "Begin-format for stage has been running for 1m0s: proving that it is blank: none read.") {
+			t.Errorf("explained as %q (%v)", told, err)
+		}
+		h.sleep(time.Minute)
+		h.refuse(h.got(answer), state.DeadlineExceeded, "step begin-format for stage has been running", "proving that it is blank: none read")
+		proof.open()
+		h.ok(stage("v"))
+		if n := h.k.count(opProve, "v"); n != 1 {
+			t.Errorf("proven %d times", n)
+		}
+		if n := h.k.count(opErase, "v"); n != 0 {
+			t.Errorf("erased %d times what was proven blank", n)
+		}
+	})
+	for _, end := range []mode{fails, crashes} {
+		bubble(t, func(h *harness) { // after mkfs may have begun, nothing is proven any more
+			v := h.volume("v")
+			h.k.with(func() { v.contents.Kind = state.ContentsUnproven })
+			h.k.fault(&fault{op: opFormat, key: "v", times: 1, mode: end, err: errors.New("boom")})
+			_ = h.do(stage("v"))
+			if end == crashes {
+				h.start()
+			}
+			h.ok(stage("v"))
+			if n := h.k.count(opErase, "v"); n != 1 {
+				t.Errorf("erased %d times before the second format", n)
+			}
+		})
+	}
+}
+
+// A proof that nobody wants any more is not finished, and leaves no mark.
+func TestAProofEndsWithItsIntent(t *testing.T) {
+	bubble(t, func(h *harness) {
+		v := h.volume("v")
+		h.k.with(func() { v.contents.Kind, h.k.endless = state.ContentsUnproven, true })
+		answer := h.begin(stage("v"))
+		h.sleep(time.Minute)
+		if s := report.Statuses(h.p.r.Reports()); s[0].Step == nil || s[0].Step.Progress != "proving that it is blank: some read" {
+			t.Errorf("the step that runs: %+v", s[0].Step)
+		}
+		began := time.Now()
+		h.ok(unstage("v"))
+		if took := time.Since(began); took > 2*time.Second {
+			t.Errorf("the unstage took %s", took)
+		}
+		h.refuse(h.got(answer), state.Aborted, "superseded")
+		if n := h.k.count(opBeginFormat, "v"); n != 0 {
+			t.Errorf("marked %d times", n)
+		}
+		h.k.with(func() { h.k.endless = false })
+		h.ok(stage("v"))
+	})
+}
+
+// What was published raw for writing is not formatted, whatever it holds, also
+// by a plugin that has lost its store.
+func TestPublishedRawIsNotFormatted(t *testing.T) {
+	bubble(t, func(h *harness) {
+		v := h.volume("v")
+		h.ok(stage("v", stageBlock), publish("v", 1, publishBlock, publishReadOnly), unpublish("v", 1), unstage("v"))
+		h.ok(stage("v"), unstage("v")) // nobody could write
+		h.k.with(func() {
+			v.formatted, v.contents, v.data = "", state.Contents{Kind: state.ContentsBlank}, false
+		})
+		h.ok(stage("v", stageBlock), publish("v", 1, publishBlock), unpublish("v", 1), unstage("v"))
+		h.k.with(func() { v.contents, v.data = state.Contents{Kind: state.ContentsBlank}, false })
+		h.refuse(h.do(stage("v")), state.FailedPrecondition, "published as a raw block device before", "clear-device v")
+		if n := h.k.count(opBeginRaw, "v"); n != 1 {
+			t.Errorf("noted %d times", n)
+		}
+	})
+}

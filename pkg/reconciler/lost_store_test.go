@@ -1,0 +1,325 @@
+package reconciler
+
+import (
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/csi-node/csi-node/pkg/devices"
+	"github.com/csi-node/csi-node/pkg/state"
+)
+
+// lose takes the store away, as a reader of the node would meet it.
+func (h *harness) lose() {
+	h.stop()
+	h.store = newFakeStore()
+	h.start()
+}
+
+func TestAdopt(t *testing.T) {
+	bubble(t, func(h *harness) {
+		h.volume("v")
+		refuse := func(class state.Class, words string, edit func(*state.Volume) error) {
+			t.Helper()
+			before := h.k.changes()
+			h.refuse(h.do(request{"v", state.TargetPart(targetPath("v", 1)), edit}), class, words)
+			if v := h.store.Get("v"); v != nil || h.k.changes() != before {
+				t.Errorf("a refusal leaves %s after %d changes", marshal(v), h.k.changes()-before)
+			}
+		}
+		refuse(state.FailedPrecondition, "not staged", publish("v", 1).edit)
+		h.refuse(h.do(publish("x", 1)), state.NotFound, "no such volume")
+		h.refuse(h.do(growth("x", "", state.Capability{})), state.NotFound, "no such volume")
+		h.ok(stage("v"))
+		h.lose()
+		refuse(state.FailedPrecondition, "not staged", publish("v", 1, publishXFS).edit)
+		refuse(state.FailedPrecondition, "not staged", func(v *state.Volume) error {
+			return v.AskPublish(&state.Target{Path: targetPath("v", 1), Capability: mountCapability()}, "/k/stage/other/v", time.Now())
+		})
+		h.refuse(h.do(growth("v", "", state.Capability{})), state.FailedPrecondition, "not staged")
+		if v := h.store.Get("v"); v != nil {
+			t.Errorf("a refused growth leaves %s", marshal(v))
+		}
+		before := h.k.changes()
+		h.ok(publish("v", 1))
+		if n := h.k.changes() - before; n != 1 {
+			t.Errorf("%d steps, want a bind", n)
+		}
+		if s := h.store.Get("v").Stage; !s.Adopted || s.Provisional || s.Begun {
+			t.Errorf("the stage is %+v", s)
+		}
+		h.ok(stage("v", func(s *state.Stage) { s.Context = map[string]string{"a": "b"} }))
+		h.atRest("v")
+		h.ok(unpublish("v", 1), unstage("v"))
+		h.atRest("v")
+	})
+}
+
+func TestGrowthAdopts(t *testing.T) {
+	bubble(t, func(h *harness) {
+		h.volume("v")
+		h.ok(stage("v"))
+		h.lose()
+		h.refuse(h.do(growth("v", stagePath("v"), blockCapability())), state.FailedPrecondition, "not staged")
+		h.ok(growth("v", stagePath("v"), mountCapability()))
+		h.atRest("v")
+	})
+}
+
+// What stands read-only is adopted so, and shown for writing to nobody.
+func TestAdoptReadOnly(t *testing.T) {
+	bubble(t, func(h *harness) {
+		h.formatted("v", "ext4")
+		h.ok(stage("v", stageReadOnly))
+		h.lose()
+		h.ok(publish("v", 1, publishReadOnly))
+		if s := h.store.Get("v").Stage; !s.Adopted || !s.ReadOnly {
+			t.Errorf("the stage is %+v", s)
+		}
+		h.lose()
+		h.refuse(h.do(publish("v", 2)), state.FailedPrecondition, "staged read-only")
+		v := h.store.Get("v")
+		if v == nil || !v.Stage.ReadOnly || len(v.Targets) > 0 {
+			t.Errorf("the record is %s", marshal(v))
+		}
+		h.refuse(h.do(publish("v", 2)), state.FailedPrecondition, "staged read-only")
+		h.ok(publish("v", 1, publishReadOnly))
+		h.atRest("v")
+	})
+}
+
+// Of two that meet no record, each has its own answer.
+func TestTwoPublishesOfALostStage(t *testing.T) {
+	bubble(t, func(h *harness) {
+		h.volume("v")
+		hang := h.k.hang(opFind, "v", false)
+		one, two := h.begin(publish("v", 1)), h.begin(publish("v", 2))
+		h.pending(one)
+		h.pending(two)
+		h.refuse(h.do(publish("v", 3, publishXFS)), state.Aborted, "a caller waits")
+		h.refuse(h.do(stage("v")), state.Aborted, "a caller waits")
+		hang.open()
+		h.refuse(<-one, state.FailedPrecondition, "not staged")
+		h.refuse(<-two, state.FailedPrecondition, "not staged")
+		if v := h.store.Get("v"); v != nil {
+			t.Errorf("left is %s", marshal(v))
+		}
+	})
+	bubble(t, func(h *harness) { // nobody waits any more: what is asked for in earnest supersedes
+		h.volume("v")
+		hang := h.k.hang(opFind, "v", true)
+		h.refuse(h.within(20*time.Second, publish("v", 1)), state.DeadlineExceeded)
+		answer := h.begin(stage("v"))
+		hang.open()
+		if err := <-answer; err != nil {
+			t.Error(err)
+		}
+		h.ok(publish("v", 1))
+		h.atRest("v")
+	})
+	bubble(t, func(h *harness) { // and an unpublish ends it
+		h.volume("v")
+		hang := h.k.hang(opFind, "v", true)
+		h.refuse(h.within(20*time.Second, publish("v", 1)), state.DeadlineExceeded)
+		answer := h.begin(unpublish("v", 1))
+		hang.open()
+		if err := <-answer; err != nil {
+			t.Error(err)
+		}
+		h.sleep(time.Second)
+		if v := h.store.Get("v"); v != nil {
+			t.Errorf("left is %s", marshal(v))
+		}
+	})
+}
+
+// What stands without a record is a success only for whoever asks for the
+// options that it is seen to have, and is left as it is.
+func TestFoundStage(t *testing.T) {
+	flags := func(words ...string) func(*state.Stage) {
+		return func(s *state.Stage) { s.Capability.Flags = words }
+	}
+	bubble(t, func(h *harness) {
+		v := h.volume("v")
+		h.ok(stage("v", flags("journal_ioprio=2", "sync")), publish("v", 1))
+		h.restart() // with the store kept nothing is in question
+		h.ok(stage("v", flags("journal_ioprio=2", "sync")))
+		adopt := func(words ...string) error {
+			return h.do(publish("v", 1, func(t *state.Target) { t.Capability.Flags = words }))
+		}
+		h.lose()
+		h.k.with(func() {
+			h.k.mounts[stagePath("v")][0].Options = "rw,sync" // what the kernel shows
+			v.capacity *= 2                                   // a growth was interrupted: the first step is not the mount's
+			v.size = v.capacity
+		})
+		before := h.k.changes()
+		for _, words := range [][]string{nil, {"journal_ioprio=2", "sync"}, {"sync", "commit=17"}} {
+			h.refuse(h.do(stage("v", flags(words...))), state.FailedPrecondition, "makes the difference", "stage it anew")
+			h.refuse(adopt(words...), state.FailedPrecondition, "makes the difference")
+		}
+		if h.store.Get("v") != nil || h.k.changes() != before {
+			t.Errorf("a refusal leaves %+v, %d changes", h.store.Get("v"), h.k.changes()-before)
+		}
+		h.ok(stage("v", flags("sync")))
+		h.ok(stage("v", flags("sync")), publish("v", 1))
+		h.lose()
+		if err := adopt("sync"); err != nil {
+			t.Error(err)
+		}
+		h.ok(unpublish("v", 1))
+		h.refuse(h.do(stage("v", flags("sync", "commit=17"))), state.AlreadyExists, `"commit" makes the difference`)
+		h.refuse(h.do(stage("v")), state.AlreadyExists, `"sync" makes the difference`)
+		h.ok(stage("v", flags("sync,noexec")), publish("v", 1))
+	})
+}
+
+// The store is lost after a crash amid a growth, when the device is behind its
+// backing: the stage is adopted, and the device follows; what does not stand is not.
+func TestAdoptWhatIsGrowing(t *testing.T) {
+	for name, row := range map[string]struct {
+		stage   request
+		never   request // of another one, which does not stand
+		publish request
+	}{
+		"mounted": {stage("v"), publish("v", 1, publishXFS), publish("v", 1)},
+		"not raw": {stage("v"), publish("v", 1, publishBlock), publish("v", 1)},
+		"raw":     {stage("v", stageBlock), publish("v", 1), publish("v", 1, publishBlock)},
+	} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(h *harness) {
+				volume := h.volume("v")
+				h.ok(row.stage)
+				h.stop()
+				h.store = newFakeStore() // lost
+				h.k.with(func() { volume.capacity, volume.size = 2*gib, 2*gib })
+				h.start()
+				h.refuse(h.do(row.never), state.FailedPrecondition, "not staged")
+				h.ok(row.publish)
+				h.atRest("v")
+				if volume.device.size != 2*gib {
+					t.Errorf("the device has %d bytes", volume.device.size)
+				}
+				h.ok(unpublish("v", 1), unstage("v"))
+				h.atRest("v")
+			})
+		})
+	}
+}
+
+// A stage on its way out is a removal, and a publish is no request to stage.
+func TestAdoptNeverSupersedesAnUnstage(t *testing.T) {
+	bubble(t, func(h *harness) {
+		h.volume("v")
+		h.ok(stage("v"))
+		h.k.fail(opUnmount, "", 3, errBoom)
+		h.refuse(h.do(unstage("v")), state.Unavailable)
+		h.refuse(h.do(publish("v", 1)), state.Aborted, "being unstaged")
+		h.sleep(time.Minute)
+		if h.store.Get("v") != nil {
+			t.Error("the unstage was forgotten")
+		}
+	})
+}
+
+func TestAdoptedIsAccepted(t *testing.T) {
+	bubble(t, func(h *harness) {
+		h.volume("v")
+		h.ok(stage("v"))
+		h.stop()
+		h.store = newFakeStore() // lost
+		h.start()
+		h.k.fault(&fault{op: opFind, times: 1}) // the look before the adoption
+		h.k.fail(opFind, "v", 1, errBoom)       // and the one after it
+		h.refuse(h.do(publish("v", 1)), state.Unavailable)
+		if s := h.store.Get("v").Stage; !s.Adopted || s.Provisional || !s.Accepted {
+			t.Errorf("what stood before the call could be withdrawn: %+v", s)
+		}
+	})
+}
+
+// A refused request takes down nothing that it did not begin.
+func TestRefusedStageAfterALostStoreLeavesTheStage(t *testing.T) {
+	for name, ask := range map[string]func(*state.Stage){"other type": stageXFS, "turned read-only": func(*state.Stage) {}} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(h *harness) {
+				v := h.volume("v")
+				h.ok(stage("v"), publish("v", 1))
+				h.stop()
+				h.store = newFakeStore()
+				h.k.with(func() { v.superRO = name == "turned read-only" })
+				h.start()
+				h.refuse(h.do(stage("v", ask)), state.FailedPrecondition)
+				if h.k.count(opUnmount, stagePath("v")) > 0 {
+					t.Error("the stage of a running pod was unmounted")
+				}
+			})
+		})
+	}
+}
+
+// Nothing is staged or published in a volume whose record is lost; where there
+// is a record, the store decides.
+func TestPathsInAVolumeWithoutARecord(t *testing.T) {
+	bubble(t, func(h *harness) {
+		h.volume("a")
+		h.volume("b")
+		h.ok(stage("a"), publish("a", 1))
+		h.lose()
+		inside := func(path string) func(*state.Stage) { return func(s *state.Stage) { s.Path = path + "/sub" } }
+		in := func(path string) func(*state.Target) { return func(t *state.Target) { t.Path = path + "/sub" } }
+		publishIn := func(id, path string) request {
+			r := publish(id, 9, in(path))
+			r.part = state.TargetPart(path + "/sub")
+			return r
+		}
+		for _, place := range []string{stagePath("a"), targetPath("a", 1)} {
+			before := h.k.changes()
+			h.refuse(h.do(stage("b", inside(place))), state.FailedPrecondition, "lies in volume a, which is mounted at "+place)
+			if h.store.Get("b") != nil || h.k.changes() != before {
+				t.Errorf("left is %s after %d changes", marshal(h.store.Get("b")), h.k.changes()-before)
+			}
+		}
+		h.ok(stage("b"))
+		h.refuse(h.do(publishIn("b", targetPath("a", 1))), state.FailedPrecondition, "lies in volume a")
+		h.refuse(h.do(publishIn("a", targetPath("a", 1))), state.FailedPrecondition, "lies in volume a")
+		if v := h.store.Get("b"); len(v.Targets) > 0 {
+			t.Errorf("left is %s", marshal(v))
+		}
+		h.ok(publish("a", 1), publish("b", 1))
+		h.atRest("a")
+		h.atRest("b")
+	})
+}
+
+// The backend of an adopted stage is found out once, and remembered.
+func TestAdoptedStageRemembersItsBackend(t *testing.T) {
+	bubble(t, func(h *harness) {
+		h.volume("v")
+		h.ok(stage("v"))
+		h.lose()
+		h.p.r.kernel.Devices = devices.NewSet("pool", map[string]devices.Backend{"pool": fakeDevices{h.p}})
+		h.ok(publish("v", 1))
+		if v := h.store.Get("v"); v.Backend != "pool" {
+			t.Errorf("the record is %s", marshal(v))
+		}
+	})
+}
+
+// After the loss of the store a publish ends, and with it the record of a volume
+// whose device stands.
+func TestDeviceOfAForgottenVolume(t *testing.T) {
+	bubble(t, func(h *harness) {
+		h.volume("v")
+		h.ok(stage("v"), publish("v", 1))
+		h.kill()
+		h.store = newFakeStore() // lost
+		h.start()
+		h.ok(unpublish("v", 1))
+		synctest.Wait()
+		h.forgotten("v")
+		if len(h.p.r.devices) > 0 {
+			t.Errorf("numbers of no volume are kept: %v", h.p.r.devices)
+		}
+	})
+}
