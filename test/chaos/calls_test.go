@@ -232,6 +232,9 @@ func (m *member) make(ctx context.Context, a ask) call {
 // word makes a call until its answer is final, and returns the last one.
 func (m *member) word(a ask) (c call) {
 	m.T.Helper()
+	if m.T.Failed() {
+		return c // what is not answered now is a consequence
+	}
 	_ = harness.Insist(m.T.Context(), func(ctx context.Context) error {
 		c = m.make(ctx, a)
 		return c.err
@@ -317,6 +320,18 @@ func (m *member) race(random *rand.Rand) {
 	m.see(on)
 	m.word([]ask{on, off}[random.IntN(2)])
 	m.see(on)
+}
+
+// finishUnstage lets an unstage end that was cut off. Of targets that were lost with
+// the store it is not refused: it waits until they are unpublished.
+func (m *member) finishUnstage() {
+	m.T.Helper()
+	m.c.mu.Lock()
+	damaged := m.c.damaged > m.looked
+	m.c.mu.Unlock()
+	if damaged && m.Leaving() {
+		m.clear()
+	}
 }
 
 // lastWords makes calls alone, as kubelet does until they are answered for

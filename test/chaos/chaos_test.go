@@ -199,6 +199,9 @@ func (c *chaos) acts(acts int) {
 // there against what is known.
 func (c *chaos) settle() {
 	c.t.Helper()
+	for _, m := range c.fleet {
+		m.finishUnstage()
+	}
 	c.lastWords()
 	c.AwaitRest()
 	c.look()

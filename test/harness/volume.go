@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -250,10 +251,8 @@ func (v *Volume) takeDown(by func(context.Context, func(context.Context) error) 
 	}
 	must("delete", v.Delete)
 	mustBeGone(filepath.Dir(v.Data()))
-	for _, record := range v.Report().Volumes {
-		if record.Volume == v.ID {
-			v.T.Errorf("volume %s is down, and its status is %+v", v.ID, record)
-		}
+	if parts := v.parts(); parts != nil {
+		v.T.Errorf("volume %s is down, and its status is %+v", v.ID, parts)
 	}
 }
 
@@ -261,19 +260,33 @@ func (v *Volume) takeDown(by func(context.Context, func(context.Context) error) 
 // volume that nothing is asked of has no record.
 func (v *Volume) Unsettled() string {
 	v.T.Helper()
-	for _, record := range v.Report().Volumes {
-		if record.Volume != v.ID {
-			continue
-		}
-		text := ""
-		for _, part := range record.Parts {
-			if part.Is != report.Settled {
-				text += string(part.Part) + " is " + string(part.Is) + ": " + part.Error + "\n"
-			}
-		}
-		return text
+	parts, text := v.parts(), ""
+	if parts == nil {
+		return "no record"
 	}
-	return "no record"
+	for _, part := range parts {
+		if part.Is != report.Settled {
+			text += string(part.Part) + " is " + string(part.Is) + ": " + part.Error + "\n"
+		}
+	}
+	return text
+}
+
+// Leaving reports whether a part of the volume is asked to go and has not gone.
+func (v *Volume) Leaving() bool {
+	v.T.Helper()
+	return slices.ContainsFunc(v.parts(), func(part report.PartStatus) bool { return strings.HasPrefix(part.Asked, "gone") })
+}
+
+// parts are those of the volume's record; nil when there is none.
+func (v *Volume) parts() []report.PartStatus {
+	v.T.Helper()
+	for _, record := range v.Report().Volumes {
+		if record.Volume == v.ID {
+			return record.Parts
+		}
+	}
+	return nil
 }
 
 // unfinal are the codes after which kubelet asks again.

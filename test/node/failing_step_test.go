@@ -6,14 +6,15 @@ import (
 	"testing"
 	"time"
 
+	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
 	"github.com/csi-node/csi-node/test/harness"
 )
 
-// A step that fails is told at once, with its name and cause, and each new call
-// tries again; what was begun can be taken down meanwhile.
+// A step that fails is told at once, with its name and cause, and by the volume's
+// health. Each new call tries again; what was begun can be taken down meanwhile.
 func TestFailingStepIsToldAndTriedAgain(t *testing.T) {
 	t.Parallel()
 	p := harness.Start(t, harness.Options{Faults: true, Env: []string{"CSI_NODE_FAULT=after:attach=fail,before:mount=fail"}})
@@ -22,6 +23,11 @@ func TestFailingStepIsToldAndTriedAgain(t *testing.T) {
 	mustRefuse(t, v.Stage(ctx), codes.Unavailable, v.ID, "step attach", "fault after attach")
 	for range 3 { // attach has done its work; it is not tried again
 		mustRefuse(t, v.Stage(ctx), codes.Unavailable, v.ID, "step mount", "fault before mount")
+	}
+	resp, err := p.Node.NodeGetVolumeHealth(ctx, &csi.NodeGetVolumeHealthRequest{VolumeId: v.ID})
+	must(t, err)
+	if entries := resp.GetVolumeHealth().GetHealthStatuses(); len(entries) != 1 || entries[0].GetReason() != "StageUnusable" {
+		t.Errorf("its health is %v", entries)
 	}
 	must(t, v.Unstage(ctx))
 	mustRefuse(t, v.Stage(ctx), codes.Unavailable, "fault after attach")

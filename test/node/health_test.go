@@ -48,23 +48,6 @@ func TestLooksDisturbNothing(t *testing.T) {
 	}
 }
 
-// A volume that cannot be staged is not healthy, one that grows is.
-func TestHealthTellsOfFailingSteps(t *testing.T) {
-	t.Parallel()
-	p := harness.Start(t, harness.Options{Faults: true, Env: []string{"CSI_NODE_FAULT=before:mount=fail"}})
-	v := create(t, p, "volume", 32*mib, mountAs("ext4", multiWriter))
-	if err := v.Stage(t.Context()); err == nil {
-		t.Fatal("the fault is not at work")
-	}
-	resp, err := p.Node.NodeGetVolumeHealth(t.Context(), &csi.NodeGetVolumeHealthRequest{VolumeId: v.ID})
-	must(t, err)
-	if entries := resp.GetVolumeHealth().GetHealthStatuses(); len(entries) != 1 || entries[0].GetReason() != "StageUnusable" {
-		t.Errorf("its health is %v", entries)
-	}
-	must(t, v.Unstage(t.Context()))
-	must(t, v.Delete(t.Context()))
-}
-
 // What the plugin says of itself, and of a volume that is well.
 func TestIdentityAndHealthOfAVolumeThatIsWell(t *testing.T) {
 	t.Parallel()

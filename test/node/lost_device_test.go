@@ -1,11 +1,12 @@
 package node
 
 import (
+	"bytes"
+	"context"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 
@@ -13,8 +14,6 @@ import (
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 
-	"github.com/csi-node/csi-node/pkg/driver"
-	"github.com/csi-node/csi-node/pkg/report"
 	"github.com/csi-node/csi-node/test/harness"
 )
 
@@ -52,34 +51,54 @@ func TestLostDeviceComesBack(t *testing.T) {
 	}
 }
 
-// Its number is another's by now: the pod's publish is told to be lost, in the
-// status, by its health, and to who asks for it again.
+// A pod keeps the device number that it was started with. When the device was
+// lost and its number is another's, the publish is not healed behind the pod's
+// back: it is told to be lost, in the status, by its health, and to who asks for it
+// again. The next pod gets the volume.
 func TestLostDeviceWhoseNumberIsTaken(t *testing.T) {
 	t.Parallel()
-	p := harness.Start(t, harness.Options{Flags: []string{"--heal=false"}})
-	ctx := t.Context()
-	v := create(t, p, "taken", 16*mib, blockAs(multiWriter))
-	target := v.Target("pod")
-	must(t, v.Up(ctx, target))
-	number, path := numberAt(t, target), p.Loops()[0].Path
-	detach(t, path)
-	harness.Eventually(t, "the loss is noticed", func() bool {
-		return slices.ContainsFunc(p.Report().Volumes[0].Parts, func(part driver.PartStatus) bool { return part.Is != report.Settled })
-	})
-	takeLoop(t, path)
-	mustRefuse(t, v.Publish(ctx, target), codes.FailedPrecondition, v.ID, target, "restart the pod")
-	if now := numberAt(t, target); now != number {
-		t.Errorf("the pod's device was %#x and is %#x", number, now)
+	for name, killed := range map[string]bool{"noticed": false, "found at the start": true} {
+		t.Run(name, func(t *testing.T) {
+			p := harness.Start(t, harness.Options{Flags: []string{"--heal=false"}})
+			ctx, size := t.Context(), int64(16*mib)
+			v := create(t, p, "taken", size, blockAs(multiWriter))
+			target := v.Target("pod")
+			must(t, v.Up(ctx, target))
+			writeAt(t, target, []byte("kept"), size-512)
+			before, path := numberAt(t, target), p.Loops()[0].Path
+			if killed {
+				p.Kill()
+			}
+			detach(t, path)
+			if !killed {
+				harness.Eventually(t, "the loss is noticed", func() bool { return v.Unsettled() != "" })
+			}
+			takeLoop(t, path)
+			if killed {
+				p.Start(harness.Options{})
+			}
+			mustRefuse(t, v.Publish(ctx, target), codes.FailedPrecondition, v.ID, target, "restart the pod",
+				fmt.Sprintf("%d:%d", unix.Major(before), unix.Minor(before)))
+			if now := numberAt(t, target); now != before {
+				t.Errorf("the pod's device was %#x and is %#x", before, now)
+			}
+			if !told(p) {
+				t.Error("the status does not tell")
+			}
+			health, err := p.Node.NodeGetVolumeHealth(ctx, &csi.NodeGetVolumeHealthRequest{VolumeId: v.ID})
+			must(t, err)
+			if text := health.String(); !strings.Contains(text, "restart the pod") {
+				t.Errorf("the health does not tell: %s", text)
+			}
+			next := v.Target("next-pod")
+			must(t, v.Publish(ctx, next))
+			if now := numberAt(t, next); now == before {
+				t.Errorf("the volume has the number %#x, which another's device has", now)
+			}
+			readAt(t, next, []byte("kept"), size-512)
+			v.End(target, next)
+		})
 	}
-	if !told(p) {
-		t.Error("the status does not tell")
-	}
-	health, err := p.Node.NodeGetVolumeHealth(ctx, &csi.NodeGetVolumeHealthRequest{VolumeId: v.ID})
-	must(t, err)
-	if text := health.String(); !strings.Contains(text, "restart the pod") {
-		t.Errorf("the health does not tell: %s", text)
-	}
-	v.End(target)
 }
 
 // detach takes a device away for which nobody has asked the plugin. Whoever lists
@@ -103,4 +122,59 @@ func backingOf(path string) string {
 		return ""
 	}
 	return string(raw)
+}
+
+// A published device that was unmounted behind the plugin's back comes back
+// with the number that the pod has.
+func TestUnmountedDeviceComesBackWithItsNumber(t *testing.T) {
+	t.Parallel()
+	p := harness.Start(t, harness.Options{})
+	for _, readOnly := range []bool{false, true} {
+		t.Run(fmt.Sprint("read-only ", readOnly), func(t *testing.T) {
+			ctx := t.Context()
+			v := create(t, p, fmt.Sprint("heals-", readOnly), 16*mib, blockAs(multiWriter))
+			target, publish := v.Target("pod"), v.Publish
+			if readOnly {
+				publish = v.PublishReadOnly
+			}
+			must(t, v.Stage(ctx))
+			must(t, publish(ctx, target))
+			before := numberAt(t, target)
+			must(t, unix.Unmount(target, unix.UMOUNT_NOFOLLOW))
+			must(t, publish(ctx, target))
+			if after := numberAt(t, target); after != before {
+				t.Errorf("the pod's device was %#x and is %#x", before, after)
+			}
+			v.End(target)
+		})
+	}
+}
+
+// takeLoop makes a free loop device another's until the test ends. The plugins
+// of other tests may have it for a while before.
+func takeLoop(t *testing.T, path string) {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "another")
+	must(t, os.WriteFile(file, make([]byte, mib), 0o600))
+	harness.Eventually(t, path+" is taken", func() bool {
+		out, err := exec.CommandContext(t.Context(), "losetup", path, file).CombinedOutput()
+		if err != nil && !bytes.Contains(out, []byte("busy")) && !bytes.Contains(out, []byte("No such")) {
+			t.Fatalf("losetup %s: %v: %s", path, err, out)
+		}
+		return err == nil
+	})
+	t.Cleanup(func() {
+		out, err := exec.CommandContext(context.WithoutCancel(t.Context()), "losetup", "--detach", path).CombinedOutput()
+		if err != nil {
+			t.Errorf("losetup --detach %s: %v: %s", path, err, out)
+		}
+	})
+}
+
+// numberAt is the number of the device node at a path.
+func numberAt(t *testing.T, path string) uint64 {
+	t.Helper()
+	var st unix.Stat_t
+	must(t, unix.Stat(path, &st))
+	return st.Rdev
 }

@@ -2,7 +2,6 @@ package node
 
 import (
 	"bytes"
-	"context"
 	"crypto/rand"
 	"crypto/sha256"
 	"encoding/hex"
@@ -314,94 +313,4 @@ func TestBlockUnderKubeletsLoop(t *testing.T) {
 			}
 		}
 	}
-}
-
-// A published device that was unmounted behind the plugin's back comes back
-// with the number that the pod has.
-func TestBlockHealsWithItsNumber(t *testing.T) {
-	t.Parallel()
-	p := harness.Start(t, harness.Options{})
-	for _, readOnly := range []bool{false, true} {
-		t.Run(fmt.Sprint("read-only ", readOnly), func(t *testing.T) {
-			ctx := t.Context()
-			v := create(t, p, fmt.Sprint("heals-", readOnly), 16*mib, blockAs(multiWriter))
-			target, publish := v.Target("pod"), v.Publish
-			if readOnly {
-				publish = v.PublishReadOnly
-			}
-			must(t, v.Stage(ctx))
-			must(t, publish(ctx, target))
-			before := numberAt(t, target)
-			must(t, unix.Unmount(target, unix.UMOUNT_NOFOLLOW))
-			must(t, publish(ctx, target))
-			if after := numberAt(t, target); after != before {
-				t.Errorf("the pod's device was %#x and is %#x", before, after)
-			}
-			v.End(target)
-		})
-	}
-}
-
-// A pod keeps the device number that it was started with. When the device was
-// lost and its number is another's, the publish is not healed behind the pod's
-// back: it is told, and the next pod gets the volume.
-func TestBlockWithAnotherNumberIsTold(t *testing.T) {
-	t.Parallel()
-	p := harness.Start(t, harness.Options{})
-	ctx, size := t.Context(), int64(16*mib)
-	v := create(t, p, "renumbered", size, blockAs(multiWriter))
-	target := v.Target("pod")
-	must(t, v.Up(ctx, target))
-	writeAt(t, target, []byte("kept"), size-512)
-	before, loop := numberAt(t, target), p.Loops()[0].Path
-
-	p.Kill()
-	out, err := exec.Command("losetup", "--detach", loop).CombinedOutput()
-	if err != nil {
-		t.Fatalf("losetup --detach %s: %v: %s", loop, err, out)
-	}
-	takeLoop(t, loop)
-	p.Start(harness.Options{})
-
-	mustRefuse(t, v.Publish(ctx, target), codes.FailedPrecondition, v.ID, target, "restart the pod",
-		fmt.Sprintf("%d:%d", unix.Major(before), unix.Minor(before)))
-	if after := numberAt(t, target); after != before {
-		t.Errorf("the pod's device was %#x and is %#x", before, after)
-	}
-	next := v.Target("next-pod")
-	must(t, v.Publish(ctx, next))
-	if after := numberAt(t, next); after == before {
-		t.Errorf("the volume has the number %#x, which another's device has", after)
-	}
-	readAt(t, next, []byte("kept"), size-512)
-	v.End(target, next)
-}
-
-// takeLoop makes a free loop device another's until the test ends. The plugins
-// of other tests may have it for a while before.
-func takeLoop(t *testing.T, path string) {
-	t.Helper()
-	file := filepath.Join(t.TempDir(), "another")
-	must(t, os.WriteFile(file, make([]byte, mib), 0o600))
-	harness.Eventually(t, path+" is taken", func() bool {
-		out, err := exec.CommandContext(t.Context(), "losetup", path, file).CombinedOutput()
-		if err != nil && !bytes.Contains(out, []byte("busy")) && !bytes.Contains(out, []byte("No such")) {
-			t.Fatalf("losetup %s: %v: %s", path, err, out)
-		}
-		return err == nil
-	})
-	t.Cleanup(func() {
-		out, err := exec.CommandContext(context.WithoutCancel(t.Context()), "losetup", "--detach", path).CombinedOutput()
-		if err != nil {
-			t.Errorf("losetup --detach %s: %v: %s", path, err, out)
-		}
-	})
-}
-
-// numberAt is the number of the device node at a path.
-func numberAt(t *testing.T, path string) uint64 {
-	t.Helper()
-	var st unix.Stat_t
-	must(t, unix.Stat(path, &st))
-	return st.Rdev
 }
