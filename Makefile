@@ -13,6 +13,7 @@ GO      ?= go
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo v0.0.0-dev)
 LDFLAGS := -s -w -X main.version=$(VERSION)
 
+# Versions are fixed, so that what was clean stays so until somebody looks at a newer one.
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 
 STORM ?= 20000
@@ -82,13 +83,18 @@ e2e: deps ## pods on a real Kubernetes, built first: half an hour in all (root, 
 test-mutants: deps ## small faults, one at a time: a test must notice each (root, within 10 minutes on 2 cores)
 	$(GO) run ./test/mutants
 
-lint: ## formatting, vet, staticcheck
+lint: ## formatting, vet, staticcheck, go.mod, shell scripts, known vulnerabilities (within a minute, once built)
+	@hack/install-deps --try lint
 	@test -z "$$(gofmt -l .)" || { echo "gofmt these files:"; gofmt -l .; exit 1; }
 	$(GO) vet ./...
 	$(GO) vet -tags faults ./cmd/...
 	$(GO) vet -tags vm ./test/vm/...
 	$(GO) run $(STATICCHECK) ./...
 	$(GO) run $(STATICCHECK) -tags vm ./test/vm/...
+	$(GO) mod tidy -diff
+	cd test/e2e && $(GO) mod tidy -diff
+	@hack/shellcheck
+	@hack/govulncheck
 
 deps: ## the programs that the plugin runs
 	hack/install-deps

@@ -1,57 +1,29 @@
-// Package architecture keeps the direction of imports: an arrow only ever
-// points down, as drawn in docs/architecture.md.
+// Package architecture holds the code to docs/architecture.md: the imports to its
+// drawing, the packages to its table, and the files that the docs name to those
+// that there are.
 package architecture
 
 import (
 	"encoding/json"
 	"errors"
 	"io"
+	"os"
 	"os/exec"
+	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
 )
 
-const module = "github.com/csi-node/csi-node/"
+const (
+	module = "github.com/csi-node/csi-node/"
+	root   = "../.."
+)
 
-// below lists, for each package, the packages of this module that it may import.
-var below = map[string][]string{
-	"pkg/client":              {},
-	"pkg/process":             {},
-	"pkg/state":               {},
-	"pkg/internal/boot":       {},
-	"pkg/state/store":         {"pkg/internal/boot", "pkg/internal/keylock", "pkg/process", "pkg/state"},
-	"pkg/internal/btrfs":      {"pkg/state"},
-	"pkg/mounts":              {"pkg/internal/btrfs", "pkg/state"},
-	"pkg/filesystem":          {"pkg/internal/btrfs", "pkg/state"},
-	"pkg/pods":                {},
-	"pkg/uevents":             {"pkg/state"},
-	"pkg/internal/keylock":    {},
-	"pkg/internal/lease":      {"pkg/state"},
-	"pkg/internal/devnode":    {"pkg/state"},
-	"pkg/loop":                {"pkg/internal/devnode", "pkg/internal/keylock", "pkg/internal/lease", "pkg/state"},
-	"pkg/blockdev":            {"pkg/internal/devnode", "pkg/internal/keylock", "pkg/loop", "pkg/state"},
-	"pkg/devices":             {"pkg/loop", "pkg/state"},
-	"pkg/devices/devicestest": {"pkg/devices", "pkg/state"},
-	"pkg/devices/pool":        {"pkg/blockdev", "pkg/devices", "pkg/internal/keylock", "pkg/internal/lease", "pkg/loop", "pkg/state"},
-	"pkg/devices/note":        {"pkg/blockdev", "pkg/devices", "pkg/internal/boot", "pkg/internal/keylock", "pkg/state"},
-	"pkg/devices/disk":        {"pkg/blockdev", "pkg/devices", "pkg/internal/boot", "pkg/internal/keylock", "pkg/devices/note", "pkg/state"},
-	"pkg/report":              {"pkg/state"},
-	"pkg/reconciler":          {"pkg/devices", "pkg/report", "pkg/state"},
-	"pkg/registration":        {},
-	"pkg/nodeserver":          {"pkg/devices", "pkg/reconciler", "pkg/report", "pkg/state"},
-	"pkg/controllerserver":    {"pkg/devices", "pkg/state"},
-	"pkg/command":             {"pkg/client"},
-	"pkg/driver": {"pkg/blockdev", "pkg/client", "pkg/command", "pkg/controllerserver", "pkg/devices", "pkg/devices/note", "pkg/filesystem",
-		"pkg/internal/boot", "pkg/loop", "pkg/mounts", "pkg/nodeserver", "pkg/pods", "pkg/process", "pkg/reconciler", "pkg/registration", "pkg/report", "pkg/state", "pkg/state/store", "pkg/uevents"},
-	"pkg/driver/faults":     {},
-	"pkg/driver/drivertest": {"pkg/driver", "pkg/driver/faults", "test/harness"},
-	"cmd/csi-node":          {"pkg/client", "pkg/command", "pkg/devices", "pkg/devices/disk", "pkg/devices/pool", "pkg/driver"},
-	"examples/acme":         {"pkg/devices", "pkg/driver", "pkg/loop", "pkg/state"},
-}
-
-// strangers lists packages of others that must not reach a package.
-var strangers = map[string][]string{
+// forbidden lists, for each package, packages of others that must not reach it: only
+// the edge of the program knows gRPC and its codes.
+var forbidden = map[string][]string{
 	"pkg/state":      {"google.golang.org/grpc", "github.com/container-storage-interface"},
 	"pkg/mounts":     {"google.golang.org/grpc", "github.com/container-storage-interface"},
 	"pkg/filesystem": {"google.golang.org/grpc", "github.com/container-storage-interface"},
@@ -60,64 +32,148 @@ var strangers = map[string][]string{
 	"pkg/nodeserver": {"google.golang.org/grpc/codes", "google.golang.org/grpc/status"},
 }
 
-// backends are the kinds of storage. Nobody else knows one but the program that
-// lists them.
-var backends = map[string][]string{
-	"pkg/devices/disk": {"cmd/csi-node"},
-	"pkg/devices/pool": {"cmd/csi-node"},
-}
+// The folders below pkg/devices that are no backend.
+var notBackends = []string{"pkg/devices/devicestest", "pkg/devices/note"}
 
-// A backend is one folder behind one interface: who may import it says backends,
-// whatever stands in below.
-func TestNobodyKnowsABackend(t *testing.T) {
-	for name, imports := range below {
+func TestOnlyTheProgramNamesABackend(t *testing.T) {
+	for name, imports := range imports(t) {
 		for _, imported := range imports {
-			if by, is := backends[imported]; is && !slices.Contains(by, name) {
-				t.Errorf("%s knows the backend %s: let it ask through an interface of pkg/devices", name, imported)
+			own, _ := strings.CutPrefix(imported, module)
+			if strings.HasPrefix(own, "pkg/devices/") && !slices.Contains(notBackends, own) && name != "cmd/csi-node" {
+				t.Errorf("%s imports the backend %s: let it ask through an interface of pkg/devices", name, own)
 			}
-		}
-	}
-	for name := range below {
-		rest, found := strings.CutPrefix(name, "pkg/devices/")
-		if _, listed := backends[name]; found && !listed && !strings.Contains(rest, "/") && rest != "devicestest" && rest != "note" {
-			t.Errorf("%s has no place in the list of backends", name)
 		}
 	}
 }
 
-func TestImportsPointDown(t *testing.T) {
-	out, err := exec.Command("go", "list", "-json=ImportPath,Imports", module+"pkg/...", module+"cmd/...", module+"examples/...").Output()
-	if err != nil {
-		t.Fatal(err)
-	}
-	seen := 0
-	for decoder := json.NewDecoder(strings.NewReader(string(out))); ; seen++ {
-		var p struct {
-			ImportPath string
-			Imports    []string
+func TestGRPCStaysAtTheEdge(t *testing.T) {
+	all := imports(t)
+	for name, strangers := range forbidden {
+		if len(all[name]) == 0 {
+			t.Errorf("%s is not there, or imports nothing", name)
 		}
-		if err := decoder.Decode(&p); errors.Is(err, io.EOF) {
-			break
-		} else if err != nil {
-			t.Fatal(err)
-		}
-		name := strings.TrimPrefix(p.ImportPath, module)
-		allowed, known := below[name]
-		if !known {
-			t.Errorf("%s has no place in the architecture: give it one in this test and in docs/architecture.md", name)
-		}
-		for _, imported := range p.Imports {
-			if own, ok := strings.CutPrefix(imported, module); ok && !slices.Contains(allowed, own) {
-				t.Errorf("%s must not import %s", name, own)
-			}
-			for _, stranger := range strangers[name] {
+		for _, imported := range all[name] {
+			for _, stranger := range strangers {
 				if strings.HasPrefix(imported, stranger) {
 					t.Errorf("%s must not import %s", name, imported)
 				}
 			}
 		}
 	}
-	if seen != len(below) {
-		t.Errorf("walked %d packages, the architecture has %d", seen, len(below))
+}
+
+func TestDrawingShowsTheImports(t *testing.T) {
+	drawn, real := drawing(t), map[string]bool{}
+	for name, imports := range imports(t) {
+		for _, imported := range imports {
+			own, is := strings.CutPrefix(imported, module)
+			if !is || undrawn(own) {
+				continue
+			}
+			if undrawn(name) {
+				t.Errorf("%s must not import %s: it is below all others", name, own)
+			}
+			real[name+" --> "+own] = true
+		}
 	}
+	for arrow := range real {
+		if !drawn[arrow] {
+			t.Errorf("docs/architecture.md lacks the arrow %s", arrow)
+		}
+	}
+	for arrow := range drawn {
+		if !real[arrow] {
+			t.Errorf("docs/architecture.md has the arrow %s, and there is no such import", arrow)
+		}
+	}
+}
+
+// undrawn says whether every package may import this one, so that the drawing
+// leaves it out.
+func undrawn(name string) bool {
+	return name == "pkg/state" || strings.HasPrefix(name, "pkg/internal/")
+}
+
+func TestTableListsThePackages(t *testing.T) {
+	_, table, _ := strings.Cut(read(t, "docs/architecture.md"), "\n| package |")
+	listed := map[string]bool{}
+	for _, row := range regexp.MustCompile("(?m)^\\| `([^`]+)` \\|").FindAllStringSubmatch(table, -1) {
+		listed[row[1]] = true
+	}
+	all := imports(t)
+	for name := range all {
+		if !listed[name] {
+			t.Errorf("the table of docs/architecture.md lacks %s", name)
+		}
+	}
+	for name := range listed {
+		if _, is := all[name]; !is {
+			t.Errorf("the table of docs/architecture.md has %s, which is not there", name)
+		}
+	}
+}
+
+func TestDocsNameFilesThatExist(t *testing.T) {
+	named := regexp.MustCompile("`([a-z_/-]+\\.(?:go|md|yaml))`")
+	for _, page := range []string{"docs/architecture.md", "docs/design.md"} {
+		for _, match := range named.FindAllStringSubmatch(read(t, page), -1) {
+			if !slices.ContainsFunc([]string{"", "pkg", "docs"}, func(below string) bool {
+				_, err := os.Stat(filepath.Join(root, below, match[1]))
+				return err == nil
+			}) {
+				t.Errorf("%s names %s, which is neither in the repository's root nor in pkg or docs", page, match[1])
+			}
+		}
+	}
+}
+
+// drawing reads the arrows of the drawing in docs/architecture.md, each as "a --> b".
+func drawing(t *testing.T) map[string]bool {
+	_, rest, found := strings.Cut(read(t, "docs/architecture.md"), "```mermaid\nflowchart TD\n")
+	picture, _, ended := strings.Cut(rest, "```")
+	if !found || !ended {
+		t.Fatal("docs/architecture.md has no drawing")
+	}
+	arrows := map[string]bool{}
+	for line := range strings.Lines(picture) {
+		from, to, is := strings.Cut(strings.TrimSpace(line), " --> ")
+		if !is {
+			t.Fatalf("the drawing has a line that is no arrow: %q", line)
+		}
+		for _, each := range strings.Split(to, " & ") {
+			arrows[from+" --> "+each] = true
+		}
+	}
+	return arrows
+}
+
+// imports lists the imports of each package of the product by its path in the module.
+func imports(t *testing.T) map[string][]string {
+	t.Helper()
+	out, err := exec.Command("go", "list", "-json=ImportPath,Imports", module+"pkg/...", module+"cmd/...", module+"examples/...").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	all := map[string][]string{}
+	for decoder := json.NewDecoder(strings.NewReader(string(out))); ; {
+		var p struct {
+			ImportPath string
+			Imports    []string
+		}
+		if err := decoder.Decode(&p); errors.Is(err, io.EOF) {
+			return all
+		} else if err != nil {
+			t.Fatal(err)
+		}
+		all[strings.TrimPrefix(p.ImportPath, module)] = p.Imports
+	}
+}
+
+func read(t *testing.T, name string) string {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join(root, name))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
 }
