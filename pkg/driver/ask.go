@@ -25,7 +25,7 @@ type (
 	Report       = report.Node
 	PartStatus   = report.PartStatus
 	Registration = report.Registration
-	Story        = report.Story
+	Explanation  = report.Explanation
 	Orphan       = reconciler.Orphan
 	Clearance    = reconciler.Clearance
 )
@@ -49,10 +49,10 @@ func ReadReport(ctx context.Context, stateDir string, kinds ...devices.Kind) (no
 // Explain reports on a volume in sentences: as the plugin says that runs on the state
 // directory, else by a look at its store and the kernel, which changes nothing.
 // NotFound: nothing is known of the volume.
-func Explain(ctx context.Context, stateDir, volume string, kinds ...devices.Kind) (story Story, err error) {
-	err = ask(ctx, stateDir, http.MethodGet, volumePath(volume, "explain"), &story)
+func Explain(ctx context.Context, stateDir, volume string, kinds ...devices.Kind) (explanation Explanation, err error) {
+	err = ask(ctx, stateDir, http.MethodGet, volumePath(volume, "explain"), &explanation)
 	if !errors.Is(err, errNotRunning) {
-		return story, err
+		return explanation, err
 	}
 	err = offline(ctx, stateDir, kinds, func(p *plugin) error {
 		p.reconciler.Inspect(ctx)
@@ -61,10 +61,10 @@ func Explain(ctx context.Context, stateDir, volume string, kinds ...devices.Kind
 			return err
 		}
 		found.Unattended = true
-		story = found.Story()
+		explanation = found.Explanation()
 		return nil
 	})
-	return story, err
+	return explanation, err
 }
 
 // Orphans lists what the plugin made and no intent explains. It changes nothing, and

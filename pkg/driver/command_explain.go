@@ -14,7 +14,7 @@ func newExplainCommand(o Options) *cobra.Command {
 	var f pluginFlags
 	cmd := &cobra.Command{
 		Use:   "explain VOLUME",
-		Short: "Tell the story of one volume in sentences",
+		Short: "Explain the state of one volume in sentences",
 		Long: `explain tells what was asked of a volume and when, what is there, what is
 missing, what the plugin does about it, what stands in the way, and what a person
 can do. It changes nothing.
@@ -29,11 +29,11 @@ itself.`,
 			}
 			ctx, cancel := f.context(cmd)
 			defer cancel()
-			story, err := Explain(ctx, f.stateDir, args[0], o.Backends...)
+			explanation, err := Explain(ctx, f.stateDir, args[0], o.Backends...)
 			if err != nil {
 				return fmt.Errorf("explain volume %s: %w", args[0], err)
 			}
-			return f.output.Print(cmd.OutOrStdout(), story, func(out io.Writer) { _ = story.Print(out) })
+			return f.output.Print(cmd.OutOrStdout(), explanation, func(out io.Writer) { _ = explanation.Print(out) })
 		},
 		ValidArgsFunction: func(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
 			return completeAsked(cmd, args, f.stateDir, o)

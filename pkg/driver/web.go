@@ -215,7 +215,7 @@ func (p *plugin) statusHandler() http.Handler {
 		if err != nil {
 			return nil, err
 		}
-		return volume.Story(), nil
+		return volume.Explanation(), nil
 	}))
 	mux.HandleFunc("POST /volumes/{id}/retry", p.serveVolume(func(ctx context.Context, id string) (any, error) {
 		volume, err := p.reconciler.Retry(ctx, id)

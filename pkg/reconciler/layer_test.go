@@ -189,7 +189,7 @@ func TestLifeOfALayer(t *testing.T) {
 
 	told, err := l.r.Explain(l.t.Context(), "v")
 	l.ok(err)
-	is := strings.Join(told.Story().Is, " ")
+	is := strings.Join(told.Explanation().Is, " ")
 	for _, words := range []string{"Its data is " + l.n.data, "formatted as offset", have.Device.Path + " (" + have.Device.Number.String() + ") is attached and shows its layer offset", have.Lower[0].Device.Path} {
 		if !strings.Contains(is, words) {
 			t.Errorf("no %q in %q", words, is)

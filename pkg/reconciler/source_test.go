@@ -113,7 +113,7 @@ func TestMountSource(t *testing.T) {
 
 	told, err := l.r.Explain(t.Context(), "v")
 	l.ok(err)
-	if is := strings.Join(told.Story().Is, " "); !strings.Contains(is, "It is mounted from memory:v (tmpfs)") || strings.Contains(is, "formatted") || strings.Contains(is, "attached") {
+	if is := strings.Join(told.Explanation().Is, " "); !strings.Contains(is, "It is mounted from memory:v (tmpfs)") || strings.Contains(is, "formatted") || strings.Contains(is, "attached") {
 		t.Errorf("told is %q", is)
 	}
 	if got := report.Statuses(l.r.Reports())[0].Device; got != "none, it is mounted from memory:v (tmpfs)" {

@@ -105,8 +105,8 @@ func (p PartStatus) detail() string {
 	return strings.Join(words, " ")
 }
 
-// Print writes the story.
-func (s Story) Print(out io.Writer) error {
+// Print writes the explanation.
+func (s Explanation) Print(out io.Writer) error {
 	var text strings.Builder
 	fmt.Fprintf(&text, "volume %s\n", s.Volume)
 	for _, part := range []struct {

@@ -4,12 +4,12 @@
 // kubelet sees is a rendering of its result, so that no two of them contradict
 // each other:
 //
-//	Facts ──Make──> Volume ──> Status   csi-node status, and its JSON
-//	                       ──> Story    csi-node explain, and its JSON
-//	                       ──> Health   NodeGetVolumeHealth
-//	                       ──> Worst    the metric csi_node_volumes, csi-node volume retry
+//	Facts ──Make──> Volume ──> Status       csi-node status, csi-node volume retry, and their JSON
+//	                       ──> Explanation  csi-node explain, and its JSON
+//	                       ──> Health       NodeGetVolumeHealth
+//	                       ──> Worst        the metric csi_node_volumes
 //
-// Read this file first, then the rendering in question: status.go, story.go,
+// Read this file first, then the rendering in question: status.go, explanation.go,
 // health.go.
 package report
 

@@ -54,9 +54,9 @@ func TestRenderingsAgree(t *testing.T) {
 		// Of all facts.
 		seen, looked, gone bool
 		is                 Condition
-		refusal            string // in status and story
+		refusal            string // in status and explanation
 		health             string // the message; empty: healthy
-		missing            bool   // in the story
+		missing            bool   // in the explanation
 		next               time.Time
 	}{
 		"holds":                         {PartFacts{Verdict: settled}, true, false, false, Settled, "", "", false, time.Time{}},
@@ -91,18 +91,18 @@ func TestRenderingsAgree(t *testing.T) {
 			if next := part.NextTry; test.next.IsZero() != (next == nil) || next != nil && !next.Equal(test.next) {
 				t.Errorf("the next try is at %v, not %v", next, test.next)
 			}
-			story := v.Story()
-			if obstacles := strings.Join(story.InTheWay, " "); !strings.Contains(obstacles, test.refusal) {
-				t.Errorf("the story tells %q, not %q", obstacles, test.refusal)
+			explanation := v.Explanation()
+			if obstacles := strings.Join(explanation.InTheWay, " "); !strings.Contains(obstacles, test.refusal) {
+				t.Errorf("the explanation tells %q, not %q", obstacles, test.refusal)
 			}
-			if missing := len(story.Missing) > 0; missing != test.missing || missing && !strings.Contains(story.Missing[0], string(test.is)) {
-				t.Errorf("the story misses %q, at condition %s", story.Missing, test.is)
+			if missing := len(explanation.Missing) > 0; missing != test.missing || missing && !strings.Contains(explanation.Missing[0], string(test.is)) {
+				t.Errorf("the explanation misses %q, at condition %s", explanation.Missing, test.is)
 			}
 			health := v.Health()
 			if (len(health) > 0) != (test.health != "") || len(health) > 0 && (!strings.Contains(health[0].Message, test.health) || health[0].Kind != Inaccessible) {
 				t.Errorf("the health is %v, not %q", health, test.health)
 			}
-			if restored := strings.Contains(strings.Join(story.Is, " "), "is there again"); restored != (test.facts.Losses > 0 && test.is == Settled) {
+			if restored := strings.Contains(strings.Join(explanation.Is, " "), "is there again"); restored != (test.facts.Losses > 0 && test.is == Settled) {
 				t.Errorf("told as restored: %t", restored)
 			}
 		})
@@ -117,15 +117,15 @@ func TestWhatComesNext(t *testing.T) {
 		Parts:   map[state.Part]PartFacts{target: {Failure: errors.New("boom"), NextTry: later}},
 	}
 	want := []string{"Format for stage has been running for 1m0s: half.", "Mount for stage.", "Bind for target " + pod + ", in 1m0s."}
-	if got := Make(facts, now).Story().Next; !slices.Equal(got, want) {
+	if got := Make(facts, now).Explanation().Next; !slices.Equal(got, want) {
 		t.Errorf("next is %q, not %q", got, want)
 	}
 	facts.Parts[target] = PartFacts{Failure: errors.New("boom"), NextTry: later, Repair: RepairPutOff, NextRepair: later.Add(time.Minute)}
-	if got := Make(facts, now).Story().Next[2]; !strings.HasSuffix(got, ", in 2m0s.") {
+	if got := Make(facts, now).Explanation().Next[2]; !strings.HasSuffix(got, ", in 2m0s.") {
 		t.Errorf("a repair that is put off comes next as %q", got)
 	}
 	facts.Parts[target] = PartFacts{Repair: RepairOff}
-	if got := Make(facts, now).Story().Next; len(got) != 2 {
+	if got := Make(facts, now).Explanation().Next; len(got) != 2 {
 		t.Errorf("with repair switched off next is %q", got)
 	}
 }
@@ -147,11 +147,11 @@ func TestWhatAPersonCanDo(t *testing.T) {
 		test.facts.Seen = true
 		v := Make(test.facts, now)
 		v.Unattended = test.unattended
-		story := v.Story()
-		if got := strings.Join(story.YouCan, " "); !strings.Contains(got, test.want) || test.want == "" && got != "" {
+		explanation := v.Explanation()
+		if got := strings.Join(explanation.YouCan, " "); !strings.Contains(got, test.want) || test.want == "" && got != "" {
 			t.Errorf("%s: you can %q, not %q", title, got, test.want)
 		}
-		if told := strings.Join(story.InTheWay, " "); strings.Contains(told, "No plugin runs on this node.") != test.unattended {
+		if told := strings.Join(explanation.InTheWay, " "); strings.Contains(told, "No plugin runs on this node.") != test.unattended {
 			t.Errorf("%s: in the way: %q", title, told)
 		}
 	}
@@ -185,7 +185,7 @@ func TestHealth(t *testing.T) {
 // Of what could not be read nothing is claimed, least of all that there is no data.
 func TestNothingIsClaimedOfWhatIsNotKnown(t *testing.T) {
 	for _, d := range []state.Device{{}, {State: state.DeviceAttached, Path: "/dev/loop1", Size: gib + 1, Err: errors.New("boom")}} {
-		text := strings.Join(Make(Facts{Want: staged(), Have: state.Actual{Device: d}, Looked: true}, now).Story().Is, "\n")
+		text := strings.Join(Make(Facts{Want: staged(), Have: state.Actual{Device: d}, Looked: true}, now).Explanation().Is, "\n")
 		for _, claim := range []string{"never formatted", " 0 bytes", "nothing is mounted"} {
 			if strings.Contains(text, claim) {
 				t.Errorf("of %+v is said %q", d, text)

@@ -11,9 +11,9 @@ import (
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
-// Story is the report of a volume in sentences. The JSON is the contract of
+// Explanation is the report of a volume in sentences. The JSON is the contract of
 // `csi-node explain --output json`; the sentences are not.
-type Story struct {
+type Explanation struct {
 	Volume   string   `json:"volume"`
 	Asked    []string `json:"asked"`    // what was asked, and when
 	Is       []string `json:"is"`       // what is there
@@ -23,30 +23,30 @@ type Story struct {
 	YouCan   []string `json:"youCan"`   // what a person can do
 }
 
-// Story renders the report as sentences.
-func (v Volume) Story() Story {
-	story := Story{Volume: v.ID, Asked: v.tellAsked(), Is: v.tellActual(), Next: v.tellNext()}
+// Explanation renders the report as sentences.
+func (v Volume) Explanation() Explanation {
+	explanation := Explanation{Volume: v.ID, Asked: v.askedSentences(), Is: v.actualSentences(), Next: v.nextSentences()}
 	if v.LookErr != nil {
-		story.InTheWay = append(story.InTheWay, sentence("the volume cannot be looked at now, so this is what was seen last: %v", v.LookErr))
+		explanation.InTheWay = append(explanation.InTheWay, sentence("the volume cannot be looked at now, so this is what was seen last: %v", v.LookErr))
 	}
 	for _, p := range v.Parts {
 		if p.Is == Settled {
 			if p.Losses > 0 {
-				story.Is = append(story.Is, sentence("%s was lost, not by the plugin's doing, %s, and is there again", p.Part, ago(p.Lost, v.Made)))
+				explanation.Is = append(explanation.Is, sentence("%s was lost, not by the plugin's doing, %s, and is there again", p.Part, ago(p.Lost, v.Made)))
 			}
 			continue
 		}
-		story.Missing = append(story.Missing, sentence("%s: it should be %s, and is %s", p.Part, p.Asked, p.Is))
-		story.InTheWay = append(story.InTheWay, v.tellObstacles(p)...)
+		explanation.Missing = append(explanation.Missing, sentence("%s: it should be %s, and is %s", p.Part, p.Asked, p.Is))
+		explanation.InTheWay = append(explanation.InTheWay, v.obstacleSentences(p)...)
 	}
-	story.YouCan = v.tellHelp(story)
+	explanation.YouCan = v.helpSentences(explanation)
 	if v.Unattended {
-		story.InTheWay = append([]string{"No plugin runs on this node."}, story.InTheWay...)
-		if len(story.Missing) > 0 {
-			story.YouCan = []string{"Start the plugin: it takes up what is missing."}
+		explanation.InTheWay = append([]string{"No plugin runs on this node."}, explanation.InTheWay...)
+		if len(explanation.Missing) > 0 {
+			explanation.YouCan = []string{"Start the plugin: it takes up what is missing."}
 		}
 	}
-	return story
+	return explanation
 }
 
 // sentence makes a sentence of a phrase: it begins with a capital, unless with a path,
@@ -63,24 +63,24 @@ func ago(since, now time.Time) string {
 	return now.Sub(since).Round(time.Second).String() + " ago"
 }
 
-func (v Volume) tellAsked() []string {
+func (v Volume) askedSentences() []string {
 	if len(v.Parts) == 0 {
 		return []string{"Nothing is asked of it on this node."}
 	}
 	var all []string
 	if s := v.Want.Stage; s != nil {
-		all = append(all, tellStage(s, v.Made))
+		all = append(all, stageSentence(s, v.Made))
 	}
 	if s := v.Want.Size; s != nil {
 		all = append(all, sentence("NodeExpandVolume asked %s that it has %d bytes", ago(s.Since, v.Made), s.Bytes))
 	}
 	for _, path := range v.Want.TargetPaths() {
-		all = append(all, tellTarget(path, v.Want.Targets[path], v.Made))
+		all = append(all, targetSentence(path, v.Want.Targets[path], v.Made))
 	}
 	return all
 }
 
-func tellStage(s *state.Stage, now time.Time) string {
+func stageSentence(s *state.Stage, now time.Time) string {
 	when := ago(s.Since, now)
 	switch {
 	case s.Withdrawn:
@@ -99,7 +99,7 @@ func tellStage(s *state.Stage, now time.Time) string {
 	return sentence("NodeStageVolume asked %s that it is staged at %s as %s, %s", when, s.Path, s.Capability, access(s.ReadOnly))
 }
 
-func tellTarget(path string, t *state.Target, now time.Time) string {
+func targetSentence(path string, t *state.Target, now time.Time) string {
 	when := ago(t.Since, now)
 	if pod := t.Pod(); pod != "" {
 		path += " for pod " + pod
@@ -113,12 +113,12 @@ func tellTarget(path string, t *state.Target, now time.Time) string {
 	return sentence("NodePublishVolume asked %s that it is published at %s, %s", when, path, access(t.ReadOnly))
 }
 
-func (v Volume) tellActual() []string {
+func (v Volume) actualSentences() []string {
 	have := v.Have
-	all := []string{tellData(have)}
+	all := []string{dataSentence(have)}
 	if have.Source == nil {
 		for _, e := range have.Stack() {
-			all = append(all, tellElement(e))
+			all = append(all, elementSentence(e))
 		}
 	}
 	if view := have.View; attached(view) {
@@ -134,16 +134,16 @@ func (v Volume) tellActual() []string {
 		all = append(all, sentence("it holds: %s", found))
 	}
 	if s := v.Want.Stage; s != nil && s.Path != "" {
-		all = append(all, tellPlace(s.Path, have.Stage))
+		all = append(all, placeSentence(s.Path, have.Stage))
 	}
 	for _, path := range slices.Sorted(maps.Keys(have.Targets)) {
-		all = append(all, tellPlace(path, have.Targets[path]))
+		all = append(all, placeSentence(path, have.Targets[path]))
 	}
 	return all
 }
 
-// tellData says what the volume's data is, as its backend knows it.
-func tellData(have state.Actual) string {
+// dataSentence says what the volume's data is, as its backend knows it.
+func dataSentence(have state.Actual) string {
 	d := have.Stack()[0].Device
 	switch {
 	case d.Missing:
@@ -166,8 +166,8 @@ func tellData(have state.Actual) string {
 	return sentence("its data is %s: %d bytes, %s", cmp.Or(d.Backing, d.Path), d.Capacity, format)
 }
 
-// tellElement says what stands of one device of the volume's stack.
-func tellElement(e state.Element) string {
+// elementSentence says what stands of one device of the volume's stack.
+func elementSentence(e state.Element) string {
 	d, it := e.Device, "it"
 	if e.Layer != "" {
 		it = "its layer " + e.Layer
@@ -189,7 +189,7 @@ func tellElement(e state.Element) string {
 	return sentence("%s (%s) is %s and shows %s %s, with %d bytes", d.Path, d.Number, d.State, it, access(d.ReadOnly), d.Size)
 }
 
-func tellPlace(path string, m state.Mountpoint) string {
+func placeSentence(path string, m state.Mountpoint) string {
 	if m.Err != nil {
 		return sentence("%s cannot be looked at: %v", path, m.Err)
 	}
@@ -227,8 +227,8 @@ func DescribeMount(m state.Mount) string {
 	return fmt.Sprintf("%s (%s)", m.Source, m.FSType)
 }
 
-// tellObstacles says why a part is not as it should be.
-func (v Volume) tellObstacles(p Part) []string {
+// obstacleSentences says why a part is not as it should be.
+func (v Volume) obstacleSentences(p Part) []string {
 	var all []string
 	if text := strings.TrimPrefix(p.Why(), "volume "+v.ID+": "); text != "" {
 		all = append(all, sentence("%s: %s", p.Part, strings.TrimPrefix(text, p.Part.String()+": ")))
@@ -245,8 +245,8 @@ func (v Volume) tellObstacles(p Part) []string {
 	return all
 }
 
-// tellNext says what runs and what comes then.
-func (v Volume) tellNext() []string {
+// nextSentences says what runs and what comes then.
+func (v Volume) nextSentences() []string {
 	var all []string
 	if v.Running != nil {
 		all = append(all, sentence("%s", v.Running.Tell(v.Made, time.Second)))
@@ -264,8 +264,8 @@ func (v Volume) tellNext() []string {
 // longStep is when a step has taken so long that somebody should look.
 const longStep = 30 * time.Second
 
-// tellHelp says what a person can do.
-func (v Volume) tellHelp(story Story) []string {
+// helpSentences says what a person can do.
+func (v Volume) helpSentences(explanation Explanation) []string {
 	var all []string
 	if len(v.Parts) == 0 && v.holds() {
 		all = append(all, "`csi-node orphans --clean` detaches the device, unless somebody uses it.")
@@ -273,10 +273,10 @@ func (v Volume) tellHelp(story Story) []string {
 	if r := v.Running; r != nil && v.Made.Sub(r.Since) > longStep && r.Progress == "" {
 		all = append(all, "Look into the kernel's log (dmesg) for errors of the disk: a step that waits for a dead disk ends only when the disk answers. Other volumes are not held up.")
 	}
-	if len(story.InTheWay) > 0 && v.Running == nil {
+	if len(explanation.InTheWay) > 0 && v.Running == nil {
 		all = append(all, sentence("mend what is in the way; `csi-node volume retry %s` then tries at once", v.ID))
 	}
-	if len(all) == 0 && len(story.Missing) == 0 {
+	if len(all) == 0 && len(explanation.Missing) == 0 {
 		all = append(all, "Nothing is left to do.")
 		if len(v.Parts) == 0 {
 			all = append(all, "If a pod waits for it, `kubectl describe pod` tells why its calls are refused.")

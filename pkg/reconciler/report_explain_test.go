@@ -10,16 +10,17 @@ import (
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
-// tells checks that a story says all the words in the part of it that they belong to.
+// tells checks that the explanation of a volume has the words in the parts where they
+// belong.
 func (h *harness) tells(id string, want map[string][]string) {
 	h.t.Helper()
 	told, err := h.p.r.Explain(context.Background(), id)
 	if err != nil {
 		h.t.Fatal(err)
 	}
-	story := told.Story()
+	explanation := told.Explanation()
 	parts := map[string][]string{
-		"asked": story.Asked, "is": story.Is, "missing": story.Missing, "next": story.Next, "in the way": story.InTheWay, "you can": story.YouCan,
+		"asked": explanation.Asked, "is": explanation.Is, "missing": explanation.Missing, "next": explanation.Next, "in the way": explanation.InTheWay, "you can": explanation.YouCan,
 	}
 	for part, sentences := range parts {
 		text := strings.Join(sentences, "\n")
@@ -153,7 +154,7 @@ func TestExplainWhatIsTakenDown(t *testing.T) {
 	})
 }
 
-// A look that hangs does not keep the story from being told.
+// A volume is explained even if a look at it hangs.
 func TestExplainAHungVolume(t *testing.T) {
 	bubble(t, func(h *harness) {
 		h.volume("v")
