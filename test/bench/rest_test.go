@@ -129,6 +129,47 @@ func BenchmarkIdle(b *testing.B) {
 	}
 }
 
+// The processor time that the plugin itself takes for the whole life of a small
+// volume, from creation to deletion, while it holds so many others.
+func BenchmarkLifeBesideOthers(b *testing.B) {
+	for _, volumes := range []int{0, 300} {
+		b.Run(fmt.Sprint("volumes=", volumes), func(b *testing.B) {
+			n := &node{Plugin: harness.Start(b, harness.Options{})}
+			bringUp := func(id string) node {
+				v := node{Plugin: n.Plugin, staging: filepath.Join(n.KubeletDir, "stages", id), id: id}
+				if err := os.MkdirAll(v.staging, 0o750); err != nil {
+					b.Fatal(err)
+				}
+				v.createThin(b)
+				v.stage(b)
+				v.publish(b, v.staging+"-pod")
+				return v
+			}
+			takeDown := func(v node) {
+				v.unpublish(b, v.staging+"-pod")
+				v.unstage(b)
+			}
+			var held []node
+			for i := range volumes {
+				held = append(held, bringUp(fmt.Sprint("held-", i)))
+			}
+			n.AwaitRest()
+			before := n.cpu(b)
+			for i := 0; b.Loop(); i++ {
+				v := bringUp(fmt.Sprint("life-", i))
+				takeDown(v)
+				if _, err := n.Controller.DeleteVolume(b.Context(), &csi.DeleteVolumeRequest{VolumeId: v.id}); err != nil {
+					b.Fatal(err)
+				}
+			}
+			b.ReportMetric((n.cpu(b)-before).Seconds()*1e3/float64(b.N), "own-cpu-ms/op")
+			for _, v := range held {
+				takeDown(v)
+			}
+		})
+	}
+}
+
 // createThin makes a small volume that takes no space.
 func (n *node) createThin(b *testing.B) {
 	_, err := n.Controller.CreateVolume(b.Context(), &csi.CreateVolumeRequest{
