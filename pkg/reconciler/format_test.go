@@ -25,7 +25,7 @@ func TestAProofIsMadeOnceAndTold(t *testing.T) {
 			t.Errorf("the step that runs: %+v", s[0].Step)
 		}
 		story, err := h.p.r.Explain(context.Background(), "v")
-		if told := strings.Join(story.Story().Next, " "); err != nil || !strings.Contains(told, "Begin-format for stage has been running for 1m0s: proving that it is blank: none read.") {
+		if told := strings.Join(story.Explanation().Next, " "); err != nil || !strings.Contains(told, "Begin-format for stage has been running for 1m0s: proving that it is blank: none read.") {
 			t.Errorf("explained as %q (%v)", told, err)
 		}
 		h.sleep(time.Minute)
