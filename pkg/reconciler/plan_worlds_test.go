@@ -836,7 +836,7 @@ func planTargetWorlds(yield func(planWorld) bool) {
 				for _, at := range targetStages(stage) {
 					for _, first := range targetWorlds(block) {
 						for _, second := range secondTargets(block) {
-							w := planWorld{stage: stage, at: at, targets: [2]targetWorld{first, second}, device: device, contents: contentsWorld{kind: holdsExt4, swapped: stage.remembers}}
+							w := planWorld{stage: stage, at: at, targets: [2]targetWorld{first, second}, device: device, contents: contentsWorld{kind: holdsExt4, swapped: stage.remembers}, size: sizeWorld{want: block}}
 							if !yield(w) {
 								return
 							}
