@@ -172,7 +172,6 @@ func device(s state.DeviceState, facts ...deviceFact) fact {
 
 func attached(facts ...deviceFact) fact { return device(state.DeviceAttached, facts...) }
 
-func missing(d *state.Device) { d.Missing = true }
 func sized(bytes, capacity int64) deviceFact {
 	return func(d *state.Device) { d.Size, d.Capacity = bytes, capacity }
 }
