@@ -46,7 +46,7 @@ func TestWrongSetupEndsThePlugin(t *testing.T) {
 		{"an endpoint that is a file", func(t *testing.T, p *harness.Plugin) ([]string, []string) {
 			write(t, p.Socket, "not a socket")
 			return nil, nil
-		}, []string{"no socket", "remove"}},
+		}, []string{"not a socket", "remove"}},
 		{"no mkfs.xfs", func(t *testing.T, p *harness.Plugin) ([]string, []string) {
 			return nil, []string{"PATH=" + pathWithout(t, p, "mkfs.xfs")}
 		}, []string{"mkfs.xfs", "xfsprogs"}},

@@ -43,11 +43,23 @@ func (r *remembered) get(id, path string) (v Volume, raw []byte, ok bool) {
 	if !ok {
 		return v, nil, false
 	}
-	var st unix.Stat_t
-	if err := unix.Stat(path, &st); err != nil || stateOf(st) != known.file {
+	if now, err := openState(path); err != nil || now != known.file {
 		return v, nil, false
 	}
 	return known.v, known.raw, true
+}
+
+// openState opens a file for its state: a file system that was shut down still
+// answers stat(2), and refuses open(2).
+func openState(path string) (fileState, error) {
+	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return fileState{}, err
+	}
+	defer unix.Close(fd)
+	var st unix.Stat_t
+	err = unix.Fstat(fd, &st)
+	return stateOf(st), err
 }
 
 func (r *remembered) put(id string, facts rememberedFacts) {
