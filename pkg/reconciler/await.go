@@ -29,7 +29,7 @@ func (r *Reconciler) DeviceAppeared() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for id := range r.awaited {
-		r.rouse(id)
+		r.wakeAwaiting(id)
 	}
 }
 
@@ -39,9 +39,9 @@ func (r *Reconciler) DeviceAppeared() {
 func (r *Reconciler) DeviceEventsEnded() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.deaf = true
+	r.noEvents = true
 	for id := range r.awaited {
-		r.rouse(id)
+		r.wakeAwaiting(id)
 	}
 }
 
@@ -51,7 +51,7 @@ func (r *Reconciler) attach(ctx context.Context, want *state.Volume) error {
 	limit := time.NewTimer(patience)
 	defer limit.Stop()
 	for pause := firstPause; ; {
-		news, deaf := r.await(want.ID)
+		news, noEvents := r.await(want.ID)
 		err := r.kernel.Devices.Attach(ctx, r.spec(want), want.Stage.ReadOnly)
 		if !errors.Is(err, devices.ErrNoDevice) {
 			r.arrived(want.ID)
@@ -63,7 +63,7 @@ func (r *Reconciler) attach(ctx context.Context, want *state.Volume) error {
 		waits := fmt.Sprintf("waiting for the device: %v", err)
 		state.Progress(ctx, "%s", waits)
 		soon, again := time.After(firstPause), time.After(min(pause, lastPause))
-		if pause > lastPause && !deaf {
+		if pause > lastPause && !noEvents {
 			again = nil
 		}
 		select {
@@ -88,11 +88,11 @@ func (r *Reconciler) attach(ctx context.Context, want *state.Volume) error {
 
 // await returns what is closed when the device of a volume may have come, and
 // whether nobody tells of that.
-func (r *Reconciler) await(id string) (news <-chan struct{}, deaf bool) {
+func (r *Reconciler) await(id string) (news <-chan struct{}, noEvents bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.awaited[id] = make(chan struct{})
-	return r.awaited[id], r.deaf
+	return r.awaited[id], r.noEvents
 }
 
 // arrived ends await.
@@ -102,10 +102,10 @@ func (r *Reconciler) arrived(id string) {
 	delete(r.awaited, id)
 }
 
-// rouse tells the worker of a volume that the device for which it waits may have
+// wakeAwaiting tells the worker of a volume that the device for which it waits may have
 // come, and takes the part that backs off for that out of it, once: one that failed
 // only once is due soon. The caller holds mu.
-func (r *Reconciler) rouse(id string) {
+func (r *Reconciler) wakeAwaiting(id string) {
 	news := r.awaited[id]
 	if news == nil {
 		return

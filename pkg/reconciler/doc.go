@@ -11,4 +11,7 @@
 // An operator gets hold of a volume's worker between two passes (Exclusive, Retry).
 // What operators and kubelet are shown of a volume is made by package report from the
 // facts in report.go; orphans.go finds what no record explains.
+//
+// Read plan.go first, then worker.go, which runs a volume's plan, and waiter.go, which
+// answers the callers. The plan_*.go files hold the rules of each part.
 package reconciler

@@ -40,7 +40,7 @@ func (r *Reconciler) VolumeChanged(id string) {
 	defer r.mu.Unlock()
 	if r.volumes[id] != nil {
 		r.queue.Add(id)
-		r.rouse(id)
+		r.wakeAwaiting(id)
 	}
 }
 
@@ -50,7 +50,7 @@ func (r *Reconciler) AllChanged() {
 	defer r.mu.Unlock()
 	for id := range r.volumes {
 		r.queue.Add(id)
-		r.rouse(id)
+		r.wakeAwaiting(id)
 	}
 }
 
@@ -110,7 +110,7 @@ type repair struct {
 type repairState int
 
 const (
-	whole     repairState = iota // it holds again
+	intact    repairState = iota // it holds again
 	repairing                    // steps are made for it
 	putOff                       // until next: something undoes the repairs
 	left                         // as it is, because repair is switched off

@@ -283,7 +283,7 @@ func (p *planner) corrupt(m state.Mountpoint) bool {
 // that fails is better than one that shows an empty directory.
 func (p *planner) renew(s *state.Stage) Verdict {
 	c, bound := p.have.Contents, p.bound()
-	whole := p.targets(func(_ *state.Target, m state.Mountpoint) bool { return p.corrupt(m) })
+	broken := p.targets(func(_ *state.Target, m state.Mountpoint) bool { return p.corrupt(m) })
 	switch {
 	case c.Err != nil:
 		return unseen(c.Err)
@@ -293,7 +293,7 @@ func (p *planner) renew(s *state.Stage) Verdict {
 		return stuck(state.FailedPrecondition, "the file system at the staging path %s is broken, and its device %s holds none now: restore its backing%s from a backup", s.Path, p.have.Device.Path, backing(p.have.Device))
 	case len(p.have.Keepers) > 0:
 		return stuck(state.Unavailable, "the file system at the staging path %s is broken (it was shut down, or its device failed: see the kernel's log) and kept by %s: end that, then it is mounted anew", s.Path, strings.Join(p.have.Keepers, ", "))
-	case len(whole) < len(p.maybeBound()):
+	case len(broken) < len(p.maybeBound()):
 		return stuck(state.Unavailable, "the file system at the staging path %s is broken, and targets are covered, not broken, or cannot be looked at", s.Path)
 	case len(bound) > 0 && !p.allowed(Unmount).Settled:
 		return p.allowed(Unmount) // nothing would come after

@@ -188,11 +188,11 @@ type Reconciler struct {
 	looks  hang.Calls[state.Actual] // for callers of Observe, by volume
 	owners hang.Calls[state.Owner]  // questions to the backend, by volume
 
-	mu      sync.Mutex
-	volumes map[string]*volume
-	devices map[state.DeviceNumber]map[string]struct{} // volumes by the numbers of their devices
-	awaited map[string]chan struct{}                   // of volumes whose device is not there, see await
-	deaf    bool                                       // nobody tells of devices
+	mu       sync.Mutex
+	volumes  map[string]*volume
+	devices  map[state.DeviceNumber]map[string]struct{} // volumes by the numbers of their devices
+	awaited  map[string]chan struct{}                   // of volumes whose device is not there, see await
+	noEvents bool                                       // nobody tells of devices
 }
 
 // New returns a Reconciler that does nothing until Run. Every record of the

@@ -22,7 +22,7 @@ func (p *pass) retire(ctx context.Context, want *state.Volume) bool {
 	var dead []string
 	for path, t := range want.Targets {
 		gone := !t.Gone && !t.Asked && p.r.kernel.Pods.Gone(path)
-		if p.r.podless(p.id, path, gone) {
+		if p.r.podGone(p.id, path, gone) {
 			dead = append(dead, path)
 		}
 	}
@@ -65,20 +65,20 @@ func (p *pass) retire(ctx context.Context, want *state.Volume) bool {
 	return true // or the record has moved on
 }
 
-// podless notes whether the pod of a target is gone, and reports whether it has
+// podGone notes whether the pod of a target is gone, and reports whether it has
 // been so for long enough.
-func (r *Reconciler) podless(id, path string, gone bool) bool {
+func (r *Reconciler) podGone(id, path string, gone bool) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	v := r.volume(id)
-	since, before := v.podless[path]
+	since, before := v.podGoneSince[path]
 	switch {
 	case !gone:
-		delete(v.podless, path)
+		delete(v.podGoneSince, path)
 	case !before:
-		v.podless[path] = time.Now()
+		v.podGoneSince[path] = time.Now()
 	case time.Since(since) >= grace:
-		delete(v.podless, path)
+		delete(v.podGoneSince, path)
 		return true
 	}
 	return false

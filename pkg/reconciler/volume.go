@@ -9,14 +9,14 @@ import (
 // volume is what the reconciler keeps in memory of one volume: who waits, what
 // runs, what failed, and the last look at it. Reconciler.mu guards it.
 type volume struct {
-	waiters  map[*waiter]struct{}
-	attempts map[state.Part]*attempt // of parts that failed or are stuck
-	visits   []*visit                // that wait for their turn
-	repairs  map[state.Part]*repair  // of parts that were lost
-	podless  map[string]time.Time    // by target path: since when its pod is seen to be gone
-	running  Step
-	since    time.Time // when running began; zero when no step runs
-	progress string    // how far running is, for humans; may be empty
+	waiters      map[*waiter]struct{}
+	attempts     map[state.Part]*attempt // of parts that failed or are stuck
+	visits       []*visit                // that wait for their turn
+	repairs      map[state.Part]*repair  // of parts that were lost
+	podGoneSince map[string]time.Time    // by target path: since when its pod is seen to be gone
+	running      Step
+	since        time.Time // when running began; zero when no step runs
+	progress     string    // how far running is, for humans; may be empty
 
 	spread bool          // it was in the store at start, and no resync of it was set since
 	unseen bool          // it was in the store at start, and was not observed since
@@ -32,7 +32,7 @@ type volume struct {
 func (r *Reconciler) volume(id string) *volume {
 	v := r.volumes[id]
 	if v == nil {
-		v = &volume{waiters: map[*waiter]struct{}{}, attempts: map[state.Part]*attempt{}, repairs: map[state.Part]*repair{}, podless: map[string]time.Time{}, want: &state.Volume{ID: id}}
+		v = &volume{waiters: map[*waiter]struct{}{}, attempts: map[state.Part]*attempt{}, repairs: map[state.Part]*repair{}, podGoneSince: map[string]time.Time{}, want: &state.Volume{ID: id}}
 		r.volumes[id] = v
 	}
 	return v
@@ -66,7 +66,7 @@ func (r *Reconciler) unobserved(id string, want *state.Volume) {
 	defer r.mu.Unlock()
 	v := r.volume(id)
 	v.want, v.plan = want, Plan{}
-	clear(v.podless) // the grace begins anew when it is seen again
+	clear(v.podGoneSince) // the grace begins anew when it is seen again
 }
 
 // lock notes that a step was refused for want of the right secret.
@@ -167,7 +167,7 @@ func (v *volume) untilNext(now time.Time, planned map[state.Part]bool) (wait tim
 			first(r.next)
 		}
 	}
-	for _, since := range v.podless {
+	for _, since := range v.podGoneSince {
 		first(since.Add(grace))
 	}
 	return wait, any

@@ -51,7 +51,7 @@ func (r *Reconciler) arm(id string, w *waiter, intent *state.Intent, undoes, end
 	w.intent, w.gone, w.undoes, w.ends = intent.Revision, intent.Gone, undoes, ends
 	r.volume(id).kick(w)
 	if w.needs(state.StagePart()) {
-		r.rouse(id) // the worker may wait for the device of what is not asked for any more
+		r.wakeAwaiting(id) // the worker may wait for the device of what is not asked for any more
 	}
 	r.volume(id).locked = false // the call may have brought the secret
 }
@@ -161,9 +161,9 @@ func (p *pass) waitForUndo(want *state.Volume, plan Plan, record *state.Volume) 
 	})
 }
 
-// leaveWord keeps what ends left behind for callers who are committed and not
+// rememberEnds keeps what ends left behind for callers who are committed and not
 // armed yet: when they are, the tombstone that they wait for is forgotten.
-func (p *pass) leaveWord(want *state.Volume, plan Plan) {
+func (p *pass) rememberEnds(want *state.Volume, plan Plan) {
 	p.r.mu.Lock()
 	defer p.r.mu.Unlock()
 	for w := range p.r.volume(p.id).waiters {

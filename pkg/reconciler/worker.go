@@ -287,7 +287,7 @@ func (p *pass) settle(ctx context.Context, want *state.Volume, have state.Actual
 	}
 	p.r.observed(p.id, record, have, MakePlan(record, have)) // what took its turn just now is not what was seen to hold
 	p.waitForUndo(want, plan, record)
-	p.leaveWord(want, plan)
+	p.rememberEnds(want, plan)
 	p.answer(ctx, want, plan)
 	next := false
 	for part := range edits {
@@ -399,12 +399,12 @@ func (p *pass) retryLater() {
 		if intent := v.want.Intent(part); intent == nil || intent.Gone {
 			delete(v.repairs, part)
 		} else if v.plan.Verdicts[part].Settled {
-			lost.state = whole
+			lost.state = intact
 		}
 	}
-	for path := range v.podless {
+	for path := range v.podGoneSince {
 		if v.want.Targets[path] == nil {
-			delete(v.podless, path)
+			delete(v.podGoneSince, path)
 		}
 	}
 	if wait, ok := v.untilNext(time.Now(), planned); ok {

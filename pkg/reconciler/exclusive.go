@@ -14,7 +14,7 @@ import (
 // after its caller has left.
 type visit struct {
 	act   func(ctx context.Context)
-	whole bool          // the caller stays for the pass that follows
+	stays bool          // the caller stays for the pass that follows
 	ended chan struct{} // closed when the caller may go
 }
 
@@ -59,14 +59,14 @@ func (r *Reconciler) Retry(ctx context.Context, id string) (report.Volume, error
 	if r.store.Get(id) == nil {
 		return report.Volume{}, state.Errorf(state.NotFound, "volume %s: nothing is asked of it on this node, so there is nothing to try again", id)
 	}
-	err := r.visit(ctx, id, &visit{whole: true, act: func(context.Context) {
+	err := r.visit(ctx, id, &visit{stays: true, act: func(context.Context) {
 		r.mu.Lock()
 		defer r.mu.Unlock()
 		for _, a := range r.volume(id).attempts {
 			a.next = time.Time{}
 		}
 		for _, lost := range r.volume(id).repairs {
-			if lost.state != whole {
+			if lost.state != intact {
 				lost.state = repairing
 			}
 		}
@@ -105,7 +105,7 @@ func (r *Reconciler) visit(ctx context.Context, id string, v *visit) error {
 	case <-r.stopped:
 		err = state.Errorf(state.Unavailable, "volume %s: the plugin is stopping", id)
 	}
-	if !r.leave(id, v) && !v.whole {
+	if !r.leave(id, v) && !v.stays {
 		<-v.ended // it acts already
 		return nil
 	}
@@ -140,7 +140,7 @@ func (r *Reconciler) receive(ctx context.Context, id string) []*visit {
 		entry.visits = entry.visits[1:]
 		r.mu.Unlock()
 		v.act(ctx)
-		if v.whole {
+		if v.stays {
 			staying = append(staying, v)
 		} else {
 			close(v.ended)
