@@ -2,6 +2,8 @@
 // storage writes a Backend: a folder of its own that runs the suite in
 // devicestest. What only some storage can do is an optional interface, found by
 // a type assertion. A Set holds the backends of one plugin by name.
+//
+// Read devices.go first, then kind.go (how a backend is opened) and provision.go.
 package devices
 
 import (
