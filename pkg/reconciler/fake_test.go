@@ -1767,11 +1767,25 @@ func (k *fakeKernel) shows(at string, number state.DeviceNumber, readOnly bool) 
 	return ""
 }
 
+// looking reports whether the worker of a volume is looking at it.
+func (h *harness) looking(id string) bool {
+	h.p.r.mu.Lock()
+	defer h.p.r.mu.Unlock()
+	v := h.p.r.volumes[id]
+	return v != nil && !v.since.IsZero() && v.running.Action == Look
+}
+
 // atRest checks that the volume is as its record asks, with nothing under way
 // and nothing forgotten.
 func (h *harness) atRest(id string) {
 	h.t.Helper()
 	synctest.Wait()
+	for range 100 {
+		if !h.looking(id) { // as it does every ten minutes, also at rest
+			break
+		}
+		h.sleep(time.Millisecond)
+	}
 	record := h.store.Get(id)
 	if record != nil {
 		for _, part := range record.Parts() {

@@ -194,6 +194,7 @@ func TestHealthAgreesWithStatus(t *testing.T) {
 	bubble(t, func(h *harness) {
 		health := func() string {
 			h.t.Helper()
+			synctest.Wait() // the caller of a step that failed is told before the pass has ended
 			record := h.store.Get("v")
 			have, err := h.p.r.Observe(h.t.Context(), record)
 			if err != nil {
