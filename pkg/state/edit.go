@@ -237,18 +237,25 @@ func (v *Volume) AskUnstage(path string, now time.Time) error {
 			s.Next = nil
 		}
 	}
-	if v.Stage != nil && v.Stage.Path != path && !v.Stage.Provisional {
+	if v.Stage != nil && v.Stage.Path != path && !v.Stage.Provisional && !v.Stage.unknown() {
 		return ErrNothingThere
 	}
 	if standing := v.standing(); len(standing) > 0 {
 		return Errorf(FailedPrecondition, "the volume is still published at %s: NodeUnpublishVolume comes first", strings.Join(standing, ", "))
 	}
-	if v.Stage == nil || v.Stage.Provisional {
+	if v.Stage == nil || v.Stage.Provisional || v.Stage.Path != path {
 		v.Stage = &Stage{Path: path}
 	}
 	v.Stage.remove(v.Revision, now)
 	v.Size = nil
 	return nil
+}
+
+// unknown reports whether all that is known of the stage is that somebody asked for its
+// end, at a path at which there may be none: its record was lost. Who asks for the end
+// at another path may know better, and the end of either is that of both.
+func (s *Stage) unknown() bool {
+	return s.Gone && s.Capability.Access == "" && s.Inline == nil && s.Next == nil
 }
 
 // oneTarget holds the access modes under which one target at a time may be

@@ -354,9 +354,7 @@ func (c *chaos) lastWords() {
 			for _, target := range m.targets {
 				m.word(ask{verb: unpublish, path: target})
 			}
-			for _, staging := range m.stagings {
-				m.word(ask{verb: unstage, path: staging})
-			}
+			m.unstage(func(a ask) { m.word(a) })
 			if c.random.IntN(2) == 0 {
 				m.word(ask{verb: remove})
 			}
@@ -387,9 +385,18 @@ func (m *member) clear() {
 	for _, target := range m.targets {
 		m.insist(ask{verb: unpublish, path: target})
 	}
+	m.unstage(m.insist)
+}
+
+// unstage ends what may be staged, at both paths at a time: what is known of none after a
+// loss of the store is unstaged at one only when the mount at the other has gone.
+func (m *member) unstage(call func(ask)) {
+	m.T.Helper()
+	var group sync.WaitGroup
 	for _, staging := range m.stagings {
-		m.insist(ask{verb: unstage, path: staging})
+		group.Go(func() { call(ask{verb: unstage, path: staging}) })
 	}
+	group.Wait()
 }
 
 // capability is what the call asks for.

@@ -230,3 +230,30 @@ func TestVolumeOfALackingBackendIsLeftAlone(t *testing.T) {
 	p.Start(harness.Options{})
 	v.End(pod)
 }
+
+// Whoever asks for the end of a stage whose record was lost may name a path at which
+// it is not. It ends where it is as soon as somebody names that path, and for both.
+func TestUnstageAfterLostStoreElsewhere(t *testing.T) {
+	t.Parallel()
+	p := harness.Start(t, harness.Options{})
+	v := create(t, p, "volume", 16*mib, mountAs("ext4", multiWriter))
+	wrong, right := v.Staging, v.Path("elsewhere")
+	makeDir(t, right)
+	v.Staging = right
+	must(t, v.Stage(t.Context()))
+	p.Kill()
+	loseStore(t, p)
+	p.Start(harness.Options{})
+
+	v.Staging = wrong
+	if err := v.Unstage(t.Context()); status.Code(err) != codes.Unavailable {
+		t.Fatalf("NodeUnstageVolume at another path than the volume's answers %v", err)
+	}
+	v.Staging = right
+	must(t, v.Unstage(t.Context()))
+	if mounts := p.Mounts(); len(mounts) > 0 {
+		t.Fatalf("unstaged, and mounted at %q", mounts)
+	}
+	v.Staging = wrong
+	v.End()
+}
