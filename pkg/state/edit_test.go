@@ -359,3 +359,18 @@ func TestFSTypeOfThePublish(t *testing.T) {
 		t.Errorf("chosen: %+v, %+v", v.Stage, v.Targets["/a"])
 	}
 }
+
+// An end of which only the path is known gives way to one at another path: either is
+// the end of the stage wherever it is.
+func TestUnstageOfAStageWithoutRecord(t *testing.T) {
+	v := &Volume{ID: "v"}
+	for _, path := range []string{"/named/first", "/named/next"} {
+		v.Revision++
+		if err := v.AskUnstage(path, time.Unix(int64(v.Revision), 0)); err != nil {
+			t.Fatal(err)
+		}
+		if v.Stage == nil || !v.Stage.Gone || v.Stage.Path != path || v.Stage.Revision != v.Revision {
+			t.Errorf("asked to end the stage at %s: %+v", path, v.Stage)
+		}
+	}
+}
