@@ -3,11 +3,13 @@ package reconciler
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
 	"time"
 
+	"golang.org/x/sys/unix"
 	"k8s.io/klog/v2"
 
 	"github.com/csi-node/csi-node/pkg/devices"
@@ -126,7 +128,9 @@ func (r *Reconciler) do(ctx context.Context, step Step, want *state.Volume, have
 		if err != nil {
 			return err
 		}
-		return r.mounter(step, want).MountDevice(ctx, d, s.Path, s.Capability.FSType, flags, s.ReadOnly)
+		return r.whenFree(ctx, func() error {
+			return r.mounter(step, want).MountDevice(ctx, d, s.Path, s.Capability.FSType, flags, s.ReadOnly)
+		})
 	case MountSource:
 		return mountSource(ctx, r.mounter(step, want), s, t, have)
 	case SetAttributes:
@@ -326,6 +330,29 @@ const (
 	releaseLimit    = 500 * time.Millisecond
 	releaseInterval = 5 * time.Millisecond
 )
+
+// whenFree mounts, and does so again for a moment while the device is busy: whoever looks
+// whether it is in use claims it for that long, as a question about the volume's
+// health does.
+func (r *Reconciler) whenFree(ctx context.Context, mount func() error) error {
+	limit := time.NewTimer(releaseLimit)
+	defer limit.Stop()
+	again := time.NewTicker(releaseInterval)
+	defer again.Stop()
+	for {
+		err := mount()
+		if !errors.Is(err, unix.EBUSY) {
+			return err
+		}
+		select {
+		case <-again.C:
+		case <-limit.C:
+			return err
+		case <-ctx.Done():
+			return err
+		}
+	}
+}
 
 // release takes the copies of an unmounted stage out of other mount
 // namespaces. Open files still hold the device after that.
