@@ -56,7 +56,10 @@ func entryParts(id, parent uint64, major, minor uint32, root, point, fsType, sou
 	if readOnly {
 		options = "ro," + options
 	} else {
-		options = "rw," + strings.ReplaceAll(options, "ro", "")
+		for strings.Contains(options, "ro") { // also in what is left of rroo
+			options = strings.ReplaceAll(options, "ro", "")
+		}
+		options = "rw," + options
 	}
 	a := state.Attributes(attributes) & knownAttributes
 	switch a & state.AtimeMask {
@@ -75,6 +78,7 @@ func addEntries(f *testing.F) {
 	f.Add(uint64(77)<<33, uint64(30)<<33, uint32(14), uint32(2), "/", "/var/lib/kubelet/pods/1", "ext4", "/dev/loop1", "seclabel", uint64(0), false)
 	f.Add(uint64(1)<<63, uint64(1)<<63, uint32(0), uint32(99), "/a b\t\n\\#", "/x\\040y\nz", "fuse.sshfs", "", "user_id=0", uint64(0x20008f), true)
 	f.Add(uint64(0), ^uint64(0), ^uint32(0), ^uint32(0), "//deleted", "/é\xff", "btrfs", "a:/b c", "subvol=/x,emergency_ro", uint64(0x20), false)
+	f.Add(uint64(0), uint64(0), uint32(0), uint32(0), "/", "/", "ext4", "/dev/loop1", "rroo", uint64(0x20), false)
 }
 
 // FuzzMountinfoLine prints a mount as the kernel does and reads it back

@@ -37,6 +37,24 @@ func TestMountDevice(t *testing.T) {
 	}
 }
 
+// Whoever repeats the mount of a device that somebody has claimed must know it for that.
+func TestMountDeviceOfAClaimedDeviceIsBusy(t *testing.T) {
+	for fsType := range noRecovery {
+		t.Run(fsType, func(t *testing.T) {
+			h, root := newHost(t)
+			d, path := newDevice(t, root, fsType), filepath.Join(root, "stage")
+			claimed, err := os.OpenFile(d.Path, os.O_RDONLY|unix.O_EXCL, 0)
+			must(t, err)
+			defer claimed.Close()
+			if err := h.MountDevice(t.Context(), d, path, fsType, state.Flags{}, false); !errors.Is(err, unix.EBUSY) {
+				t.Fatalf("%v", err)
+			}
+			must(t, claimed.Close())
+			must(t, h.MountDevice(t.Context(), d, path, fsType, state.Flags{}, false))
+		})
+	}
+}
+
 func TestMountDeviceReadOnlyMountOfAWritableSuperblock(t *testing.T) {
 	h, root := newHost(t)
 	d, path := newDevice(t, root, "ext4"), filepath.Join(root, "stage")

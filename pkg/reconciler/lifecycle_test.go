@@ -11,6 +11,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
@@ -127,6 +129,25 @@ func TestDeviceIsLetGoSoon(t *testing.T) {
 		time.AfterFunc(300*time.Millisecond, func() { h.k.with(func() { v.held = false }) })
 		h.ok(unstage("v"))
 		h.atRest("v")
+	})
+}
+
+// Whoever asks whether a device is in use claims it for a moment: a mount waits that
+// out, and no longer.
+func TestMountWaitsForWhoLooksAtItsDevice(t *testing.T) {
+	bubble(t, func(h *harness) {
+		busy := fmt.Errorf("mount: %w", unix.EBUSY)
+		h.volume("v")
+		h.k.fail(opMount, "", 3, busy)
+		h.ok(stage("v"), unstage("v"))
+
+		h.k.fail(opMount, "", -1, busy)
+		start := time.Now()
+		h.refuse(h.do(stage("v")), state.Unavailable, "device or resource busy")
+		if took := time.Since(start); took < releaseLimit || took > 2*releaseLimit {
+			t.Errorf("it was told after %s", took)
+		}
+		h.k.mend()
 	})
 }
 

@@ -248,16 +248,11 @@ func (p *Pool) overwriteFacts(ctx context.Context, id string, facts []byte) erro
 
 // learn reads the facts about a volume and remembers them, unless they are damaged.
 func (p *Pool) learn(ctx context.Context, id, path string) (v Volume, raw []byte, damage, err error) {
-	unlock, err := p.facts.Lock(ctx, id)
-	if err != nil {
-		return v, nil, nil, err
-	}
-	defer unlock()
 	var st unix.Stat_t
 	if err := unix.Stat(path, &st); err != nil { // before the file is read: of a change meanwhile the next look is told
 		return v, nil, nil, &os.PathError{Op: "stat", Path: path, Err: err}
 	}
-	if raw, err = rawfile.Read(path); err != nil {
+	if raw, err = p.readFacts(ctx, id); err != nil {
 		return v, nil, nil, err
 	}
 	if v, damage = decode(raw, id); damage == nil {
