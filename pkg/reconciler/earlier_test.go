@@ -97,3 +97,29 @@ func TestNothingUncertainIsTakenOver(t *testing.T) {
 		}
 	}
 }
+
+// A call is never answered by what was seen before it came: what was lost meanwhile is
+// seen, and is there again when the call is answered.
+func TestCallIsNotAnsweredByAnEarlierLook(t *testing.T) {
+	bubble(t, func(h *harness) {
+		h.volume("v")
+		h.ok(stage("v"), publish("v", 2))
+		h.k.slow(opBind, targetPath("v", 1), 1, takeOver/2)
+		h.k.slow(opBind, targetPath("v", 2), 1, time.Second) // so that a repair after the answer is too late
+		first := h.begin(publish("v", 1))
+		h.pending(first) // its bind is under way
+		h.k.with(func() {
+			h.k.unmount(targetPath("v", 2))
+			h.k.drift("v")
+		})
+		if err := h.do(publish("v", 2)); err != nil {
+			t.Fatal(err)
+		}
+		if lie := h.lie(publish("v", 2)); lie != "" {
+			t.Errorf("answered OK, and %s", lie)
+		}
+		if err := h.got(first); err != nil {
+			t.Error(err)
+		}
+	})
+}

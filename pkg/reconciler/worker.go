@@ -107,11 +107,12 @@ func (p *pass) advance(ctx context.Context) bool {
 }
 
 // join takes in the waiters. What failed before one came is no answer to it: it
-// has an attempt of its own.
+// has an attempt of its own. Nor is what was seen before.
 func (p *pass) join(waiters []*waiter) {
 	for _, w := range waiters {
 		if !slices.Contains(p.waiters, w) {
 			maps.DeleteFunc(p.failed, func(part state.Part, _ failure) bool { return w.needs(part) })
+			p.seen = nil
 		}
 	}
 	p.waiters = waiters
