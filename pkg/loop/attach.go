@@ -127,14 +127,14 @@ func (s *Devices) configure(ctx context.Context, r Request, backing *os.File) (e
 				discards = false // a pod has its number
 			}
 		}
-		leased := false
+		alone := false
 		if r.File != nil {
-			if leased, err = s.proveUnused(ctx, r.Target, backing); err != nil {
+			if alone, err = s.proveUnused(ctx, r.Target, backing); err != nil {
 				return err
 			}
 		}
 		var d *Device
-		taken[name], err = bind(ctx, name, backing, &config, r.Shape, leased, func() (shown bool, err error) {
+		taken[name], err = bind(ctx, name, backing, &config, r.Shape, alone, func() (shown bool, err error) {
 			s.remember(r.key(), &Device{name: name})
 			if d, err = s.askIndexed(ctx, r.key(), name, r.shown); err == nil && d == nil {
 				err = fmt.Errorf("%s was configured for %s and does not show it so", name, backing.Name())
@@ -164,10 +164,10 @@ func (r Request) shown(d *Device) bool {
 	return r.Owns(d) && d.is(r.Shape) && (r.File == nil || d.File() == r.File.ID)
 }
 
-// proveUnused makes sure that no device shows an open file: by a lease, which is left
-// to the caller and keeps others from opening it, or else by a look at all devices.
-func (s *Devices) proveUnused(ctx context.Context, t Target, backing *os.File) (leased bool, err error) {
-	if lease.Take(backing) == nil {
+// proveUnused makes sure that no device shows an open file: nobody else has it open, or
+// else by a look at all devices.
+func (s *Devices) proveUnused(ctx context.Context, t Target, backing *os.File) (alone bool, err error) {
+	if alone, err := lease.Alone(backing); alone && err == nil {
 		return true, nil
 	}
 	d, err := s.search(ctx, t)
@@ -177,13 +177,10 @@ func (s *Devices) proveUnused(ctx context.Context, t Target, backing *os.File) (
 	return false, err
 }
 
-// bind configures one device; taken says that another process was faster, or
-// wants the leased backing, too, shows the device's number, or had it meanwhile. The
-// lease ends. After an error the device is free again.
-func bind(ctx context.Context, name string, backing *os.File, config *unix.LoopConfig, as Shape, leased bool, look func() (shown bool, err error)) (taken bool, err error) {
-	if leased {
-		defer func() { err = errors.Join(err, lease.Drop(backing)) }()
-	}
+// bind configures one device; taken says that another process was faster, or has
+// opened the backing that nobody else had open, shows the device's number, or had it
+// meanwhile. After an error the device is free again.
+func bind(ctx context.Context, name string, backing *os.File, config *unix.LoopConfig, as Shape, alone bool, look func() (shown bool, err error)) (taken bool, err error) {
 	f, err := open(name, modeOf(as.ReadOnly))
 	if lostRace(err) || errors.Is(err, os.ErrNotExist) {
 		return true, nil
@@ -204,9 +201,9 @@ func bind(ctx context.Context, name string, backing *os.File, config *unix.LoopC
 			err = errors.Join(err, undoConfigure(f))
 		}
 	}()
-	if leased {
-		if taken, err = leaseBroken(backing); taken || err != nil {
-			return taken, err
+	if alone {
+		if still, err := lease.Alone(backing); !still || err != nil {
+			return err == nil, err
 		}
 	}
 	if !as.ReadOnly {
@@ -219,12 +216,6 @@ func bind(ctx context.Context, name string, backing *os.File, config *unix.LoopC
 		disableDiscard(ctx, name)
 	}
 	return look()
-}
-
-// leaseBroken reports whether a lease did not last until now.
-func leaseBroken(backing *os.File) (bool, error) {
-	held, err := lease.Held(backing)
-	return !held, err
 }
 
 // undoConfigure detaches what was configured through an open device just now. It goes

@@ -94,5 +94,6 @@ func (t Target) nobodyHasItOpen() bool {
 		return false
 	}
 	defer f.Close()
-	return lease.Take(f) == nil && lease.Drop(f) == nil
+	alone, err := lease.Alone(f)
+	return alone && err == nil
 }

@@ -47,20 +47,36 @@ func TestUnreadableBackingIsNotAbsent(t *testing.T) {
 	}
 }
 
-// A lease that did not last proves nothing: what was configured is detached at once.
-func TestLostLeaseIsNoProof(t *testing.T) {
-	backing, err := os.OpenFile(newFile(t, "vol").Path, os.O_RDWR, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer backing.Close()
+// What somebody opened since nobody had it open may be shown by his device, too: what was
+// configured is detached at once.
+func TestFileOpenedMeanwhile(t *testing.T) {
+	to := newFile(t, "vol")
 	name := addLoop(t, ownNumber(t))
-	config := unix.LoopConfig{Fd: uint32(backing.Fd()), Size: 512}
-	taken, err := bind(t.Context(), name, backing, &config, Shape{Sector: 512}, true, func() (bool, error) { return false, nil }) // though none was taken
-	if err != nil || !taken {
+	bindOver := func(backing *os.File, look func() (bool, error)) (bool, error) {
+		config := unix.LoopConfig{Fd: uint32(backing.Fd()), Size: 512}
+		return bind(t.Context(), name, backing, &config, Shape{Sector: 512}, true, look)
+	}
+	open := func() *os.File {
+		f, err := os.OpenFile(to.Path, os.O_RDWR|unix.O_NONBLOCK, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return f
+	}
+	backing, other := open(), open()
+	defer backing.Close()
+	if taken, err := bindOver(backing, func() (bool, error) { return false, nil }); err != nil || !taken {
 		t.Errorf("taken by another: %t, %v", taken, err)
 	}
 	if !isFree(name) {
 		t.Errorf("%s is left behind", name)
+	}
+	if err := other.Close(); err != nil {
+		t.Fatal(err)
+	}
+	// And no lease is left on it, for which whoever opens the file would wait, if it ends here.
+	taken, err := bindOver(backing, func() (bool, error) { return true, open().Close() })
+	if err != nil || !taken {
+		t.Errorf("shown: %t, %v", taken, err)
 	}
 }

@@ -13,8 +13,8 @@ import (
 )
 
 // Take takes a write lease on an open file (fcntl(2), F_SETLEASE), which the
-// kernel grants only if nobody else has it open. Until it is given back, whoever
-// opens the file waits, at most for /proc/sys/fs/lease-break-time. It never blocks.
+// kernel grants only if nobody else has it open. Until the file is closed, whoever
+// opens it waits, at most for /proc/sys/fs/lease-break-time. It never blocks.
 //
 // EAGAIN: somebody has the file open, be it only to read it. Any other error says
 // that it cannot be told here, as on a file of an overlay, whose leases are of
@@ -30,18 +30,23 @@ func Take(f *os.File) error {
 	return set(f, unix.F_WRLCK)
 }
 
-// Held reports whether the lease still stands: nobody has tried to open the file since.
-func Held(f *os.File) (bool, error) {
-	kind, err := unix.FcntlInt(f.Fd(), unix.F_GETLEASE, 0)
-	if err != nil {
-		return false, fmt.Errorf("lease on %s: %w", f.Name(), err)
+// Alone reports whether nobody else has an open file open at this moment. It holds the
+// lease for no longer than the question takes, so that the file can be given to a
+// loop device before and after: who is killed with a lease on a file that a device has
+// leaves it there, and whoever opens the file next waits until the kernel breaks it.
+func Alone(f *os.File) (bool, error) {
+	switch err := Take(f); {
+	case errors.Is(err, unix.EAGAIN):
+		return false, nil
+	case err != nil:
+		return false, err
 	}
-	return kind == unix.F_WRLCK, nil
+	return true, drop(f)
 }
 
-// Drop gives the lease back, if the kernel has not taken it by now. Closing the
-// file does not do, once a loop device has it: the lease is the open file's.
-func Drop(f *os.File) error {
+// drop gives the lease back, if the kernel has not taken it by now. Closing the
+// file does not do once a loop device has it: the lease is the open file's.
+func drop(f *os.File) error {
 	if err := set(f, unix.F_UNLCK); !errors.Is(err, unix.EAGAIN) {
 		return err
 	}

@@ -30,23 +30,26 @@ func TestLease(t *testing.T) {
 			if err := Take(f); !errors.Is(err, unix.EAGAIN) {
 				t.Errorf("while somebody reads the file: %v", err)
 			}
+			if alone, err := Alone(f); alone || err != nil {
+				t.Errorf("alone while somebody reads the file: %t, %v", alone, err)
+			}
 			if err := reader.Close(); err != nil {
 				t.Fatal(err)
 			}
-			if err := Take(f); err != nil {
-				t.Fatal(err)
+			if alone, err := Alone(f); !alone || err != nil {
+				t.Errorf("alone: %t, %v", alone, err)
 			}
-			if held, err := Held(f); err != nil || !held {
-				t.Errorf("held: %t, %v", held, err)
+			if reader, err = os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0); err != nil {
+				t.Fatalf("who opens it after the question: %v", err)
+			}
+			if err := errors.Join(reader.Close(), Take(f)); err != nil {
+				t.Fatal(err)
 			}
 			// It is refused without waiting, and the lease is asked back.
 			if _, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0); !errors.Is(err, unix.EAGAIN) {
 				t.Errorf("another open: %v", err)
 			}
-			if held, err := Held(f); err != nil || held {
-				t.Errorf("held after another has tried: %t, %v", held, err)
-			}
-			if err := Drop(f); err != nil {
+			if err := drop(f); err != nil { // the kernel has asked it back
 				t.Fatal(err)
 			}
 			if reader, err = os.Open(path); err != nil {
