@@ -2,6 +2,7 @@ package nodeserver
 
 import (
 	"context"
+	"errors"
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -58,9 +59,15 @@ func (s *Server) NodeUnstageVolume(ctx context.Context, req *csi.NodeUnstageVolu
 	if err := s.path("staging_target_path", req.GetStagingTargetPath()); err != nil {
 		return nil, err
 	}
+	path := req.GetStagingTargetPath()
 	err = s.Reconciler.Ensure(ctx, req.GetVolumeId(), state.StagePart(), func(v *state.Volume) error {
-		return v.AskUnstage(req.GetStagingTargetPath(), time.Now())
+		return v.AskUnstage(path, time.Now())
 	})
+	if errors.Is(err, state.ErrStagedElsewhere) {
+		err = s.Reconciler.Ensure(ctx, req.GetVolumeId(), state.TargetPart(path), func(v *state.Volume) error {
+			return v.AskUnmount(path, time.Now())
+		})
+	}
 	s.probes.forget(req.GetVolumeId())
 	if err != nil {
 		return nil, err

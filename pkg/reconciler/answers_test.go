@@ -156,10 +156,10 @@ func TestUnstageWaitsForUnpublish(t *testing.T) {
 	})
 }
 
-// CSI: nothing is staged at that path, so NodeUnstage is OK; it has nothing to
-// do with the stage elsewhere.
+// CSI: nothing is staged at that path, so NodeUnstage is OK once that was seen; it has
+// nothing to do with the stage elsewhere.
 func TestUnstageElsewhereIsOK(t *testing.T) {
-	elsewhere := request{"v", state.StagePart(), func(v *state.Volume) error { return v.AskUnstage("/k/stage/other/v", time.Now()) }}
+	elsewhere := unmount("v", otherStagePath)
 	bubble(t, func(h *harness) {
 		v := h.volume("v")
 		h.ok(stage("v"))
@@ -175,11 +175,13 @@ func TestUnstageElsewhereIsOK(t *testing.T) {
 		h.volume("v")
 		hang := h.k.hang(opAttach, "v", true)
 		staging := h.begin(stage("v"))
-		if err := h.do(elsewhere); err != nil {
+		h.pending(staging)
+		ended := h.begin(elsewhere)
+		h.pending(ended)
+		hang.open()
+		if err := errors.Join(<-staging, <-ended); err != nil {
 			t.Error(err)
 		}
-		hang.open()
-		<-staging
 	})
 }
 

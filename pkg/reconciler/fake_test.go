@@ -1610,6 +1610,13 @@ func unstage(id string) request {
 	}}
 }
 
+// unmount is an unstage at a path other than the one at which the volume is staged.
+func unmount(id, path string) request {
+	return request{id, state.TargetPart(path), func(v *state.Volume) error {
+		return v.AskUnmount(path, time.Now())
+	}}
+}
+
 func resize(id string, bytes int64) request {
 	return request{id, state.SizePart(), func(v *state.Volume) error { return v.AskSize(bytes, 0, time.Now()) }}
 }

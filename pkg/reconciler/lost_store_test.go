@@ -16,6 +16,53 @@ func (h *harness) lose() {
 	h.start()
 }
 
+// otherStagePath is where volume v is staged by who names another path.
+const otherStagePath = "/k/stage/other/v"
+
+func stageOther(s *state.Stage) { s.Path = otherStagePath }
+
+// A volume that was staged at one path when the store was lost, and is staged at
+// another after, is mounted at both: an unstage ends the mount at the path that it names.
+func TestStagedTwiceAfterLostStore(t *testing.T) {
+	bubble(t, func(h *harness) {
+		h.volume("v")
+		h.ok(stage("v", stageOther))
+		h.lose()
+		h.ok(stage("v"))
+		if at := h.k.look(otherStagePath); len(at.Mounts) != 1 {
+			t.Fatalf("at the first path is %+v", at)
+		}
+		h.ok(publish("v", 1))
+		for range 2 {
+			if err := h.do(unmount("v", otherStagePath)); err != nil {
+				t.Error(err)
+			}
+			if at := h.k.look(otherStagePath); len(at.Mounts) > 0 || at.File != state.Directory {
+				t.Errorf("unstaged, and at the path is %+v", at)
+			}
+			h.atRest("v")
+		}
+		h.ok(unpublish("v", 1), unstage("v"))
+		h.atRest("v")
+	})
+}
+
+// A request that is refused takes nothing back of what it found: not the device at
+// which pods are, though it took away the view that no pod is at.
+func TestRefusedAfterLostStore(t *testing.T) {
+	bubble(t, func(h *harness) {
+		h.volume("v")
+		h.ok(stage("v", stageBlock), publish("v", 1, publishBlock), publish("v", 2, publishBlock, publishReadOnly))
+		h.k.with(func() { h.k.unmount(targetPath("v", 2)) })
+		h.lose()
+		h.k.fail(opProbe, "v", 1, errBoom)
+		h.refuse(h.do(stage("v")), state.Unavailable, "boom")
+		h.refuse(h.do(stage("v")), state.FailedPrecondition, "a pod's data")
+		h.ok(stage("v", stageBlock), publish("v", 1, publishBlock))
+		h.atRest("v")
+	})
+}
+
 func TestAdopt(t *testing.T) {
 	bubble(t, func(h *harness) {
 		h.volume("v")

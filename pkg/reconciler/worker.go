@@ -188,10 +188,11 @@ func revision(v *state.Volume, part state.Part) uint64 {
 
 // noteBegun makes it durable that steps are made for a part, before the first. It
 // reports whether the intent is still asked for: of what gave way before it was
-// begun, nothing is to be undone.
+// begun, nothing is to be undone. A device that a step finds attached was not begun
+// by it.
 func (p *pass) noteBegun(step Step, want *state.Volume) (current bool, err error) {
 	have := want.Intent(step.Part)
-	if step.Action == Choose || step.Action == Adopt || step.Action == CreateVolume || have == nil || have.Gone || have.Accepted || have.Begun {
+	if slices.Contains(beginNothing, step.Action) || have == nil || have.Gone || have.Accepted || have.Begun {
 		return true, nil
 	}
 	_, err = p.r.store.Edit(p.id, func(v *state.Volume) error {
@@ -205,6 +206,9 @@ func (p *pass) noteBegun(step Step, want *state.Volume) (current bool, err error
 	}
 	return current, nil
 }
+
+// beginNothing holds the steps after which there is nothing to undo but what was there before.
+var beginNothing = []Action{Choose, Adopt, CreateVolume, DetachView, GrowDevice}
 
 func (p *pass) fail(want *state.Volume, part state.Part, err error) {
 	f := failure{err: err}

@@ -105,6 +105,8 @@ func targetSentence(path string, t *state.Target, now time.Time) string {
 		path += " for pod " + pod
 	}
 	switch {
+	case t.Withdrawn && t.Capability.Access == "":
+		return sentence("NodeUnstageVolume asked %s that it is not mounted at %s, where it is not known to be staged", when, path)
 	case t.Withdrawn:
 		return sentence("publishing it at %s failed for good %s, and what was begun is taken back", path, when)
 	case t.Gone:

@@ -16,6 +16,10 @@ var ErrNotStaged = Errorf(FailedPrecondition, "the volume is not staged on this 
 // record knows nothing of: the request is met.
 var ErrNothingThere = Errorf(NotFound, "nothing is there")
 
+// ErrStagedElsewhere is what AskUnstage returns of a volume that is staged at another
+// path. It may be mounted at this one all the same: AskUnmount takes that away.
+var ErrStagedElsewhere = Errorf(NotFound, "the volume is staged at another path")
+
 // The edits below are the whole grammar of requests. Each is made inside
 // store.Store.Edit, on a record that already carries the revision of the edit; each
 // either refuses with a classified error or leaves the record as asked. An
@@ -225,6 +229,7 @@ func pending(part Part) error {
 //
 // FailedPrecondition: the volume is still published, at the targets named.
 // Aborted: what was begun there is being taken back in favour of a stage elsewhere.
+// ErrStagedElsewhere: AskUnmount sees to what may be at path.
 func (v *Volume) AskUnstage(path string, now time.Time) error {
 	if s := v.Stage; s != nil && s.Next != nil {
 		switch {
@@ -238,7 +243,7 @@ func (v *Volume) AskUnstage(path string, now time.Time) error {
 		}
 	}
 	if v.Stage != nil && v.Stage.Path != path && !v.Stage.Provisional && !v.Stage.unknown() {
-		return ErrNothingThere
+		return ErrStagedElsewhere
 	}
 	if standing := v.standing(); len(standing) > 0 {
 		return Errorf(FailedPrecondition, "the volume is still published at %s: NodeUnpublishVolume comes first", strings.Join(standing, ", "))
@@ -249,6 +254,39 @@ func (v *Volume) AskUnstage(path string, now time.Time) error {
 	v.Stage.remove(v.Revision, now)
 	v.Size = nil
 	return nil
+}
+
+// AskUnmount asks that a volume which is staged elsewhere is not mounted at path, as it
+// is when it was staged there first and that record was lost. The directory stays.
+// TargetPart(path) is the part to wait for.
+//
+// Aborted: it is not staged elsewhere any more.
+func (v *Volume) AskUnmount(path string, now time.Time) error {
+	switch t := v.Targets[path]; {
+	case v.Stage == nil || v.Stage.Path == path:
+		return Errorf(Aborted, "the stage of the volume has changed just now")
+	case t != nil && (!t.Gone || t.Next != nil): // a publish, and no stage
+		return ErrNothingThere
+	case t != nil:
+		return nil
+	case v.liesIn(path):
+		return ErrNothingThere
+	}
+	if v.Targets == nil {
+		v.Targets = map[string]*Target{}
+	}
+	v.Targets[path] = &Target{Path: path, Intent: Intent{Gone: true, Withdrawn: true, Revision: v.Revision, Since: now}}
+	return nil
+}
+
+// liesIn reports whether what is at a path is a pod's, in the volume.
+func (v *Volume) liesIn(path string) bool {
+	for other := range v.Targets {
+		if Within(path, other) {
+			return true
+		}
+	}
+	return v.Stage != nil && v.Stage.Path != "" && Within(path, v.Stage.Path)
 }
 
 // unknown reports whether all that is known of the stage is that somebody asked for its
@@ -404,13 +442,8 @@ func (v *Volume) allowsAnother(t *Target) error {
 func (v *Volume) AskUnpublish(path string, now time.Time) error {
 	t := v.Targets[path]
 	if t == nil {
-		if v.Stage != nil && v.Stage.Path != "" && (path == v.Stage.Path || Within(path, v.Stage.Path)) {
+		if v.Stage != nil && path == v.Stage.Path || v.liesIn(path) {
 			return ErrNothingThere
-		}
-		for other := range v.Targets {
-			if Within(path, other) {
-				return ErrNothingThere
-			}
 		}
 		if v.Targets == nil {
 			v.Targets = map[string]*Target{}

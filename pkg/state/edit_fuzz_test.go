@@ -54,7 +54,10 @@ func edited(t *testing.T, before *Volume, op, arg byte) *Volume {
 		case 0:
 			return v.AskStage(&Stage{Path: path, Capability: c, ReadOnly: arg&8 != 0, Adopted: arg&128 != 0}, now)
 		case 1:
-			return v.AskUnstage(path, now)
+			if err := v.AskUnstage(path, now); err != ErrStagedElsewhere {
+				return err
+			}
+			return v.AskUnmount(path, now)
 		case 2, 3:
 			staging := "/p/0"
 			if v.Stage != nil && arg&4 == 0 {

@@ -136,7 +136,7 @@ func TestAskUnstage(t *testing.T) {
 	}
 	asks{
 		"staged":       {have: record(), edit: ask("/stage"), part: StagePart()},
-		"elsewhere":    {have: record(), edit: ask("/elsewhere"), class: NotFound, words: ErrNothingThere.Error()},
+		"elsewhere":    {have: record(), edit: ask("/elsewhere"), class: NotFound, words: ErrStagedElsewhere.Error()},
 		"unknown":      {have: &Volume{ID: "v", Revision: 10}, edit: ask("/stage"), part: StagePart()},
 		"again":        {have: record(func(v *Volume) { gone(&v.Stage.Intent) }), edit: ask("/stage")},
 		"published":    {have: record(with("/b"), with("/a")), edit: ask("/stage"), class: FailedPrecondition, words: "/a, /b"},

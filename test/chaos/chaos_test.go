@@ -199,6 +199,7 @@ func (c *chaos) acts(acts int) {
 // there against what is known.
 func (c *chaos) settle() {
 	c.t.Helper()
+	c.AwaitRest() // what is refused is refused by now
 	for _, m := range c.fleet {
 		m.finishUnstage()
 	}

@@ -257,3 +257,44 @@ func TestUnstageAfterLostStoreElsewhere(t *testing.T) {
 	v.Staging = wrong
 	v.End()
 }
+
+// A volume that was staged at one path when the store was lost, and is staged at another
+// after, is mounted at both. Each unstage ends the mount at the path that it names, whoever
+// comes first, and the last one the device.
+func TestUnstageOfTwoStagesAfterLostStore(t *testing.T) {
+	t.Parallel()
+	for name, first := range map[string]int{"the one that is known first": 0, "the one that was lost first": 1} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			p := harness.Start(t, harness.Options{})
+			v := create(t, p, "volume", 16*mib, mountAs("ext4", multiWriter))
+			paths := []string{v.Staging, v.Path("elsewhere")}
+			makeDir(t, paths[1])
+			v.Staging = paths[1]
+			must(t, v.Stage(t.Context()))
+			p.Kill()
+			loseStore(t, p)
+			p.Start(harness.Options{})
+			v.Staging = paths[0]
+			must(t, v.Stage(t.Context()))
+			if mounts := p.Mounts(); len(mounts) != 2 {
+				t.Fatalf("staged at two paths, and mounted at %q", mounts)
+			}
+
+			v.Staging = paths[first]
+			switch err := v.Unstage(t.Context()); {
+			case first == 0 && status.Code(err) != codes.Unavailable: // the device is in use at the other
+				t.Errorf("NodeUnstageVolume answers %v", err)
+			case first == 1:
+				must(t, err)
+			}
+			if mounts := p.Mounts(); len(mounts) != 1 || mounts[0] != paths[1-first] {
+				t.Errorf("one is unstaged, and mounted is %q", mounts)
+			}
+			v.Staging = paths[1-first]
+			must(t, v.Unstage(t.Context()))
+			v.Staging = paths[0]
+			v.End()
+		})
+	}
+}
