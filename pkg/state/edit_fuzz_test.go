@@ -54,10 +54,10 @@ func edited(t *testing.T, before *Volume, op, arg byte) *Volume {
 		case 0:
 			return v.AskStage(&Stage{Path: path, Capability: c, ReadOnly: arg&8 != 0, Adopted: arg&128 != 0}, now)
 		case 1:
-			if err := v.AskUnstage(path, now); err != ErrStagedElsewhere {
-				return err
+			if arg&4 != 0 {
+				return v.AskUnmount(path, now)
 			}
-			return v.AskUnmount(path, now)
+			return v.AskUnstage(path, now)
 		case 2, 3:
 			staging := "/p/0"
 			if v.Stage != nil && arg&4 == 0 {
@@ -104,7 +104,7 @@ func edited(t *testing.T, before *Volume, op, arg byte) *Volume {
 		}
 		once := v.Stored()
 		v.Revision++
-		if err := ask(v); err != nil && err != ErrNothingThere {
+		if err := ask(v); err != nil && err != ErrNothingThere && err != ErrStagedElsewhere {
 			t.Fatalf("asked again: %v of %+v", err, once)
 		}
 		v.Revision--
