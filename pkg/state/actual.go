@@ -117,7 +117,7 @@ func (s DeviceState) String() string { return deviceStateNames[s] }
 type Device struct {
 	State    DeviceState
 	Missing  bool         // the backend knows no such volume
-	Path     string       // of the device node, as /dev/loop3
+	Path     string       // of the device node, such as /dev/loop3
 	Number   DeviceNumber // of the device node
 	Size     int64        // bytes; of the device when there is one
 	Capacity int64        // bytes that the backend's metadata promises; 0 when unknown
