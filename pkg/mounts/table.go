@@ -34,8 +34,8 @@ type entry struct {
 	options    string // of the superblock, separated by commas
 }
 
-// chooseTable returns statmount(2) if the kernel tells all by it that is needed,
-// else mountinfo. fd is of any directory.
+// chooseTable returns statmount(2) if the kernel's version of it tells everything that
+// is needed, else mountinfo. fd is of any directory.
 func chooseTable(fd int) (table, error) {
 	st, err := statx(fd, "", unix.STATX_MNT_ID_UNIQUE)
 	switch {
@@ -54,7 +54,7 @@ func chooseTable(fd int) (table, error) {
 	return statmountTable{}, nil
 }
 
-// mount returns what an entry says.
+// mount returns an entry as a state.Mount.
 func (e entry) mount() state.Mount {
 	m := state.Mount{
 		Device:        e.device,
