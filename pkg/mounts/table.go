@@ -103,7 +103,7 @@ const (
 
 // cachedNumber returns the number of the block device node at a mount point, zero
 // if there is none. The walk to the directory above asks no file system that might
-// not answer, as the kernel has in memory what leads to a mount point; and the
+// not answer, because the kernel has in memory what leads to a mount point; and the
 // mount itself is kept busy no longer than statx(2) takes.
 func cachedNumber(point string) (number state.DeviceNumber) {
 	for range cachedTries {
