@@ -17,7 +17,7 @@ const eraseChunk = 1 << 30
 
 // Erase makes every byte of a device zero, durably. Where the device can, it keeps
 // its blocks. It holds the device O_EXCL meanwhile, and fails when anybody else has
-// it claimed, as a mkfs that outlived its caller has. It asks for no mark: the
+// it claimed, such as a mkfs that outlived its caller. It asks for no mark: the
 // caller knows that what is on the device is no data.
 //
 // FailedPrecondition: the device is read-only.

@@ -22,7 +22,7 @@ type sysfs string
 const host sysfs = "/sys"
 
 // numbers returns the block devices that there are, without those that the
-// kernel hides, as the single paths of a multipath NVMe namespace.
+// kernel hides, such as the single paths of a multipath NVMe namespace.
 func (s sysfs) numbers() (numbers []state.DeviceNumber, err error) {
 	entries, err := os.ReadDir(filepath.Join(string(s), "class/block"))
 	if err != nil {

@@ -76,7 +76,7 @@ func newDeleteCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "delete VOLUME",
 		Short: "Delete a volume and its data (DeleteVolume)",
-		Long:  `delete asks the controller service to delete a volume with its data. A volume that is not there is deleted already.`,
+		Long:  `delete asks the controller service to delete a volume with its data. A volume that does not exist is no error.`,
 		Example: `  csi-node volume delete try
   csi-node volume delete raw`,
 		Args: One("the id of the VOLUME"),
@@ -106,7 +106,7 @@ func newListCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "list",
 		Short:   "List the driver's volumes (ListVolumes)",
-		Long:    `list prints the ids and sizes of all volumes that the controller service tells of, all pages of them.`,
+		Long:    `list prints the ids and sizes of all volumes that the controller service lists, on all pages.`,
 		Example: `  csi-node volume list`,
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -136,8 +136,8 @@ func newCapabilitiesCommand() *cobra.Command {
 	var f callFlags
 	cmd := &cobra.Command{
 		Use:     "capabilities",
-		Short:   "Show what the plugin says of itself",
-		Long:    `capabilities shows the driver's name, whether it is ready, the capabilities of its services, and what it says of the node.`,
+		Short:   "Show what the plugin reports about itself",
+		Long:    `capabilities shows the driver's name, whether it is ready, the capabilities of its services, and what it reports about the node.`,
 		Example: `  csi-node volume capabilities`,
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {

@@ -25,7 +25,7 @@ func newStageCommand() *cobra.Command {
 		Use:   "stage VOLUME",
 		Short: "Attach, format if it is blank, and mount a volume once on the node (NodeStageVolume)",
 		Long: `stage makes the staging directory and asks the node service to stage the volume
-there. With a driver that does not stage it does nothing and says so.`,
+there. If the driver has no stage, it does nothing and says so.`,
 		Example: `  csi-node volume stage try
   csi-node volume stage raw --block`,
 		Args: One("the id of the VOLUME"),
@@ -152,8 +152,8 @@ func newUnpublishCommand() *cobra.Command {
 		Use:   "unpublish VOLUME",
 		Short: "Take a volume away from where a pod would see it (NodeUnpublishVolume)",
 		Long: `unpublish asks the node service to take the volume away from the target, and
-removes the volume's directory beside a default target if it is empty. What is
-not published is unpublished already.`,
+removes the volume's directory beside a default target if it is empty. A volume
+that is not published is no error.`,
 		Example: `  csi-node volume unpublish try
   csi-node volume unpublish raw`,
 		Args: One("the id of the VOLUME"),
@@ -189,8 +189,8 @@ func newUnstageCommand() *cobra.Command {
 		Use:   "unstage VOLUME",
 		Short: "Unmount a volume and detach it from the node (NodeUnstageVolume)",
 		Long: `unstage asks the node service to unstage the volume, and removes a default
-staging path and the volume's directory if they are empty. What is not staged is
-unstaged already.`,
+staging path and the volume's directory if they are empty. A volume that is not
+staged is no error.`,
 		Example: `  csi-node volume unstage try
   csi-node volume unstage raw`,
 		Args: One("the id of the VOLUME"),
@@ -232,8 +232,8 @@ func newExpandCommand() *cobra.Command {
 		Use:   "expand VOLUME --size SIZE",
 		Short: "Grow a volume (ControllerExpandVolume, NodeExpandVolume)",
 		Long: `expand asks the controller service to grow the volume, if the driver offers that,
-and then the node service. A volume never shrinks; one that is as large already
-is left as it is.`,
+and then the node service. A volume never shrinks; one that is large enough is
+left as it is.`,
 		Example: `  csi-node volume expand try --size 400Mi`,
 		Args:    One("the id of the VOLUME"),
 		RunE: func(cmd *cobra.Command, args []string) error {

@@ -16,13 +16,13 @@ import (
 func Volume(retry, clear *cobra.Command) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "volume",
-		Short: "Call a CSI plugin by hand, and get volumes out of trouble",
+		Short: "Call a CSI plugin by hand, and help volumes that are stuck",
 		Long: `volume plays kubelet and the provisioner for one volume: it calls the plugin on
 --endpoint, with the staging path that kubelet would choose. Most commands know
 nothing of csi-node and work with every CSI plugin; retry and clear-device are
 for csi-node alone.
 
-What kubelet manages is not for these commands: kubelet is not told.
+Do not use these commands on volumes that kubelet manages: kubelet does not notice.
 
 Exit codes: 0 done, 1 refused or failed, 2 wrong use.`,
 		Example: `  # In a first terminal, a plugin on directories of your own:

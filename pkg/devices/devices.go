@@ -1,5 +1,5 @@
-// Package devices is the seam between the reconciler and storage. Whoever has
-// storage writes a Backend: a folder of its own that runs the suite in
+// Package devices is the interface between the reconciler and storage. Each kind of
+// storage is a Backend, in a folder of its own, which runs the test suite in
 // devicestest. What only some storage can do is an optional interface, found by
 // a type assertion. A Set holds the backends of one plugin by name.
 //
@@ -19,12 +19,11 @@ const BackendKey = "backend"
 // Volume is what a backend is told of a volume.
 type Volume struct {
 	ID string
-	// Backend is the name under which a Set has the volume's backend; empty
-	// when nobody has said.
+	// Backend is the name of the volume's backend in a Set; empty: not known.
 	Backend string
 	// Context is the volume context, and Publish the publish context, as the CO
-	// gave them. Both are nil when only the id is known, as after the loss of the
-	// store: Find and Detach must do with that.
+	// gave them. Both are nil when only the id is known, such as after the loss of the
+	// store: Find and Detach must work with the id alone.
 	Context map[string]string
 	Publish map[string]string
 	// Secrets are those that a caller has named since the plugin started. They
@@ -41,10 +40,10 @@ func Recorded(record *state.Volume) Volume {
 	return v
 }
 
-// ErrNoDevice is what Attach returns, wrapped, when that on which the volume is has
-// not come to the node, or has gone: a disk that is not plugged in, say. The backend
-// need not wait for it: the engine calls Attach again when the kernel tells of a
-// block device, or a Watcher of the volume.
+// ErrNoDevice is what Attach returns, wrapped, when the volume's storage is not on the
+// node, or not any more, such as a disk that is not plugged in. The backend need not
+// wait for it: the engine calls Attach again when the kernel reports a new block
+// device, or a Watcher the volume.
 var ErrNoDevice = errors.New("there is no such device on this node")
 
 // Backend attaches volumes. Its methods may be called concurrently; calls for
@@ -54,17 +53,17 @@ type Backend interface {
 	// Validate returns InvalidArgument for a volume that the backend can never
 	// have: its id, or its contexts. It is pure.
 	Validate(Volume) error
-	// Find tells what stands for the volume. A volume that the backend does
-	// not know is absent and Missing; one that is attached and unknown by now is
-	// Missing too, so that it can be taken down. It is O(1) in the number of
-	// volumes and devices.
+	// Find returns the device of the volume. A volume that the backend does not
+	// know is absent and Missing; one that is attached though the backend does not
+	// know it any more is Missing too, so that it can be taken down. Its cost does
+	// not depend on the number of volumes and devices.
 	// Facts that cannot be read are Device.Err, and no error of Find: a volume is
 	// taken down without them.
 	Find(ctx context.Context, v Volume) (state.Device, error)
 	// Attach attaches the volume, or reclaims a device that is going away; it
 	// does nothing if the volume is attached so already. NotFound: no such
 	// volume. FailedPrecondition: something else uses it, or it is in use in
-	// the other mode. ErrNoDevice: it is yet to come to the node.
+	// the other mode. ErrNoDevice: its storage is not on the node yet.
 	Attach(ctx context.Context, v Volume, readOnly bool) error
 	// Detach returns nil only when the device is seen to be gone, as that of
 	// an unknown volume is. A device that is mounted or claimed stays as it is;
@@ -96,11 +95,11 @@ type Formatter interface {
 	BeginRaw(ctx context.Context, v Volume) error
 }
 
-// Eraser is a backend that knows a better way to zero an attached volume than
-// to write through its device.
+// Eraser is a backend that has a better way to zero an attached volume than to write
+// zeros to its device.
 type Eraser interface {
 	// Erase makes every byte of the attached volume zero, durably. It fails
-	// while anybody else has the device claimed, as a mkfs that lives on has.
+	// while anybody else has the device claimed, such as a mkfs that still runs.
 	// FailedPrecondition: the volume does not carry the formatting mark.
 	Erase(ctx context.Context, v Volume) error
 }
@@ -111,8 +110,8 @@ type Clearer interface {
 	// is detached and nobody has its data open. NotFound: no such volume.
 	Unused(ctx context.Context, v Volume) error
 	// Clear makes every byte of an unused volume zero and forgets that it was
-	// ever formatted or published raw, durably. The formatting mark stands meanwhile: a volume on
-	// which Clear was interrupted is erased before it is next mounted.
+	// ever formatted or published raw, durably. The formatting mark is set meanwhile:
+	// a volume on which Clear was interrupted is erased before it is next mounted.
 	Clear(ctx context.Context, v Volume) error
 }
 
@@ -123,38 +122,38 @@ type Owner interface {
 	Owns(ctx context.Context, id string) (bool, error)
 }
 
-// Lister is a backend that can tell what of its making stands on the node,
-// whoever asked for it and whenever.
+// Lister is a backend that can list the devices on the node that it has made, whoever
+// asked for them and whenever.
 type Lister interface {
-	// Attached returns the devices that stand for volumes, in the order of the
-	// volumes' ids. It may block for as long as one of the devices does.
+	// Attached returns the devices of volumes, in the order of the volumes' ids. It
+	// may block for as long as one of the devices does.
 	Attached(ctx context.Context) ([]Attachment, error)
 }
 
 // Attachment is a device that a backend attached.
 type Attachment struct {
 	Volume string       // id; empty when the backend has no volume for the device any more
-	Device state.Device // as Find tells it
+	Device state.Device // as Find returns it
 }
 
-// Checker tells of the place that a backend keeps its volumes in.
+// Checker is a backend that can check the place in which it keeps its volumes.
 type Checker interface {
 	// Check returns nil when it is there and has room. ResourceExhausted: it is
 	// full, or nearly so. Any other class: it is not there, or broken.
 	Check(ctx context.Context) error
 }
 
-// Watcher is a backend that learns by itself what becomes of its volumes.
+// Watcher is a backend that notices by itself when its volumes change.
 type Watcher interface {
 	// Watch calls changed with the id of each volume that may have changed, or whose
-	// device may have come, and with "" when that may be any. It returns when ctx ends.
+	// device may have appeared, and with "" for any volume. It returns when ctx ends.
 	Watch(ctx context.Context, changed func(id string)) error
 }
 
 // Viewer keeps read-only devices over other devices, of whichever backend; package
 // blockdev has one.
 type Viewer interface {
-	// FindView tells what view stands over a device.
+	// FindView returns the view over a device.
 	FindView(ctx context.Context, device state.Device) (state.Device, error)
 	// AttachView attaches a view, or reclaims one that is going away; one that is
 	// smaller than its device grows.
@@ -165,8 +164,8 @@ type Viewer interface {
 
 // Holder tells whether devices are in use.
 type Holder interface {
-	// Held reports whether a device that stands, one of Find's or a Viewer's, is
-	// mounted or claimed by somebody, in whatever mount namespace. Asking may
-	// disturb who is about to claim it, so only the volume's worker asks.
+	// Held reports whether an attached device, of a backend or a Viewer, is mounted
+	// or claimed by somebody, in whatever mount namespace. Asking may disturb somebody
+	// who is about to claim it, so only the volume's worker asks.
 	Held(ctx context.Context, device state.Device) (bool, error)
 }

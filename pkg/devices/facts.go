@@ -6,11 +6,11 @@ import (
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
-// Facts keeps the durable facts about formatting, and erases, for backends that
-// are no Formatter: by what a device says that it is. Its methods are told the
-// device as Find does; *note.Facts is one.
+// Facts keeps the durable facts about formatting, by the identity of the device, and
+// erases devices, for backends that are no Formatter. Its methods take the device that
+// Find returned; *note.Facts is one.
 type Facts interface {
-	// Tell adds the facts to a device; those that cannot be read are Device.Err.
+	// Tell adds the facts to a device; if they cannot be read, it sets Device.Err.
 	Tell(v Volume, d *state.Device)
 	BeginFormat(ctx context.Context, v Volume, d state.Device) error
 	EndFormat(ctx context.Context, v Volume, d state.Device, fsType string) error
@@ -25,8 +25,8 @@ type Facts interface {
 // called before anything else is.
 func (s *Set) KeepFacts(facts Facts) { s.facts = facts }
 
-// noted returns the Facts that tell of a volume, the volume with the name of its
-// backend, and its device; no Facts when the backend keeps its own, or none.
+// noted returns the Facts of a volume, the volume with the name of its backend, and
+// its device; no Facts if the backend keeps its own, or if none are kept.
 func (s *Set) noted(ctx context.Context, v Volume) (Facts, Volume, state.Device, error) {
 	name, b, err := s.named(ctx, v)
 	if err != nil {

@@ -9,7 +9,7 @@ import (
 // Inliner is a backend that opts in to inline ephemeral volumes: one is made for a
 // pod with its publish, and deleted when that ends. Whoever may create a pod chooses
 // the attributes, so no attribute may name a device, a path, a host or anything else
-// that is not that pod's to have. At most one backend of a plugin is an Inliner.
+// that the pod may not have. At most one backend of a plugin is an Inliner.
 //
 // The backend keeps the owner of each volume with its data, durably: it decides what
 // an unpublish deletes, also after a reboot and when the records are lost.
@@ -17,18 +17,18 @@ import (
 // Its methods may be called concurrently, also for one id. They may block for as long
 // as the storage does; ctx bounds every wait that can be given up.
 type Inliner interface {
-	// MakeInline makes the volume of an owner, or returns the one that is there if it
-	// is the owner's and as asked.
+	// MakeInline makes the volume of an owner, or returns the existing one if it is the
+	// owner's and as asked.
 	//
-	// InvalidArgument: attributes that are not known, or not good; it names those that
-	// there are. AlreadyExists: a volume of that id is another's, or not as asked.
+	// InvalidArgument: unknown attributes or values; it names the valid ones.
+	// AlreadyExists: the volume of that id is another owner's, or not as asked.
 	// ResourceExhausted: there is no room. A MakeInline that fails leaves nothing.
 	MakeInline(ctx context.Context, r InlineRequest) (InlineVolume, error)
-	// InlineOwner returns whose a volume is; nil: it is no inline volume. NotFound:
+	// InlineOwner returns the owner of a volume; nil: it is no inline volume. NotFound:
 	// there is no volume of that id. InvalidArgument: there can be none.
 	InlineOwner(ctx context.Context, id string) (*InlineOwner, error)
-	// ListInline returns the ids of all inline volumes, and of volumes that may be
-	// such, as nobody can tell. When not all can be listed, it is an error.
+	// ListInline returns the ids of all inline volumes, and of volumes that may be inline
+	// because their facts cannot be read. If not all can be listed, it fails.
 	ListInline(ctx context.Context) ([]string, error)
 	// DeleteVolume is that of Provisioner.
 	DeleteVolume(ctx context.Context, v Volume) error
@@ -41,8 +41,8 @@ type InlineRequest struct {
 	Attributes map[string]string // the pod author's; without the keys of Kubernetes
 	// Secrets are those of the request. They must reach no log, no error and no file.
 	Secrets map[string]string
-	// Filesystem returns the type of the file system that a volume of so many bytes is
-	// to hold, and the bytes that it needs at least. The type is the pod's, if it names one.
+	// Filesystem returns the type of the file system that a volume of that size is to
+	// hold, and how many bytes that needs at least. The type is the pod's, if it names one.
 	Filesystem func(bytes int64) (fsType string, smallest int64)
 }
 

@@ -2,9 +2,9 @@ package devices
 
 import "context"
 
-// ValidateID returns InvalidArgument for the id of a volume of which nothing else
-// is known, if there can be none: the usual backend can have no such volume, and
-// no Owner says that it has. It asks an Owner only if the usual one refuses.
+// ValidateID returns InvalidArgument for an id that no volume can have: the usual
+// backend refuses it, and no Owner claims it. It is for volumes of which only the id is
+// known, and asks an Owner only if the usual backend refuses.
 func (s *Set) ValidateID(ctx context.Context, id string) error {
 	refused := s.Validate(Volume{ID: id})
 	if refused == nil {

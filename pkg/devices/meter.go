@@ -16,15 +16,15 @@ type Meter interface {
 // Measurement is one value of a backend's place, shown as the gauge
 // csi_node_<kind>_<name>. No label holds a volume, a path or any other value without bound.
 type Measurement struct {
-	Name   string // with its unit, as free_bytes
+	Name   string // with its unit, such as free_bytes
 	Help   string
 	Labels map[string]string
 	Value  float64
 }
 
-// Locator is a backend that knows by a device's number whose it is.
+// Locator is a backend that knows which volume a device number belongs to.
 type Locator interface {
-	// VolumeAt returns the id of the volume for which the device with the number
-	// stands; "" for none of the backend's. It does not block on the device.
+	// VolumeAt returns the id of the volume that the device with the number shows; ""
+	// if it is none of the backend's. It does not block on the device.
 	VolumeAt(number state.DeviceNumber) string
 }

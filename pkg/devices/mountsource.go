@@ -7,13 +7,13 @@ import (
 )
 
 // MountSource is a backend some or all of whose volumes are mounted from a source
-// that is no block device, as a file server's are. Nothing is attached, read or
+// that is no block device, such as a file server. Nothing is attached, read or
 // formatted for them: the stage is a record, and each target is a mount of its own,
 // because kubelet refuses to unstage a device of which it sees another mount. Find
-// tells whether there is such a volume, and of no device.
+// tells whether the volume exists, and never of a device.
 type MountSource interface {
-	// Source tells what is mounted for a volume; not ok: it has a device. It asks no
-	// server, and does with the id if that is all there is, or tells an error.
+	// Source returns what is mounted for a volume; not ok: it has a device. It asks no
+	// server. If only the id is known, it works with that or fails.
 	Source(ctx context.Context, v Volume) (source state.Source, ok bool, err error)
 }
 

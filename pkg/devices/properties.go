@@ -23,8 +23,8 @@ type Properties struct {
 	FSGroupPolicy string
 	// VolumeLimit is how many volumes a node takes; 0: no limit.
 	VolumeLimit int64
-	// Inline: pods may ask for inline ephemeral volumes. Of a driver that is true if
-	// it is of one kind.
+	// Inline: pods may ask for inline ephemeral volumes. It is true of a driver if it
+	// is true of one of its kinds.
 	Inline bool
 }
 
@@ -32,7 +32,7 @@ type Properties struct {
 var policies = []string{"File", "ReadWriteOnceWithFSType", "None"}
 
 // Agree returns the properties that all kinds of one driver have. The error names
-// the kind whose are not good, or two kinds that differ, and in what.
+// the kind whose properties are invalid, or two kinds that differ, and in what.
 func Agree(kinds []Kind) (p Properties, err error) {
 	for i, k := range kinds {
 		if policy := k.Properties.FSGroupPolicy; policy != "" && !slices.Contains(policies, policy) {

@@ -11,7 +11,7 @@ import (
 )
 
 // KubernetesPrefix begins the keys that Kubernetes adds to parameters and to
-// attributes. They are no backend's to know.
+// attributes. Backends never see them.
 const KubernetesPrefix = "csi.storage.k8s.io/"
 
 // Provisioner is a backend that makes volumes and deletes them. Its methods may be
@@ -22,28 +22,28 @@ const KubernetesPrefix = "csi.storage.k8s.io/"
 type Provisioner interface {
 	// CheckParameters completes the parameters of a StorageClass: it returns those
 	// that make a difference, in one spelling, with the defaults of those that were
-	// not named; a parameter that is left out is "by default". Keys of Kubernetes and
-	// BackendKey are not among those it is given. Two volumes are alike if their
-	// completed parameters are equal. It is pure. InvalidArgument names the parameter
-	// that is not known, or its value that is not good, and what there is.
+	// not named; a parameter that is left out is "by default". It gets neither the keys
+	// of Kubernetes nor BackendKey. Two volumes are alike if their completed parameters
+	// are equal. It is pure. InvalidArgument names the unknown parameter or the invalid
+	// value, and the valid ones.
 	CheckParameters(parameters map[string]string) (map[string]string, error)
 	// CreateVolume makes an empty volume, which is durable when CreateVolume returns.
 	// If there is one of that name already, it does nothing and returns that one,
 	// whatever it is like: the caller compares.
 	//
 	// OutOfRange: the backend can have no volume of such a size. ResourceExhausted:
-	// there is no room now. After these nothing is left, as the CO may never ask again;
-	// what another failure leaves, the next call of the same name takes up.
+	// there is no room now. These leave nothing behind, because the CO may never ask
+	// again. After any other failure, the next call of the same name goes on.
 	CreateVolume(ctx context.Context, r CreateRequest) (Provisioned, error)
 	// DeleteVolume deletes a volume with its data. One that is not there is deleted
 	// already; an id that no volume can have may be InvalidArgument, and nothing else
 	// may. FailedPrecondition: it is attached, or in use, and stays as it is.
 	DeleteVolume(ctx context.Context, v Volume) error
 	// GetVolume returns a volume as it is now. NotFound: there is none of that id.
-	// InvalidArgument: there can be none. Any other error: what it is like cannot be told.
+	// InvalidArgument: there can be none. Any other error: the volume cannot be read.
 	GetVolume(ctx context.Context, v Volume) (Provisioned, error)
-	// ListVolumes returns the ids of all volumes, also of those that GetVolume can
-	// tell nothing about. When not all can be listed, it is an error.
+	// ListVolumes returns the ids of all volumes, also of those that GetVolume cannot
+	// read. If not all can be listed, it fails.
 	ListVolumes(ctx context.Context) ([]string, error)
 	// GetCapacity returns how much room there is for volumes with completed parameters.
 	GetCapacity(ctx context.Context, parameters map[string]string) (Capacity, error)
@@ -62,12 +62,12 @@ type CreateRequest struct {
 	Secrets map[string]string
 }
 
-// Provisioned is a volume as its backend tells of it.
+// Provisioned is a volume as its backend describes it.
 type Provisioned struct {
 	ID    string
-	Name  string // that it was made for: who asks for another name never gets it
-	Bytes int64  // that whoever uses the volume sees
-	Use   Use    // that it was made for; zero: the backend does not keep it
+	Name  string // in the request that made it; a request with another name never gets it
+	Bytes int64  // size that users of the volume see
+	Use   Use    // what it was made for; zero: the backend does not keep that
 	// Parameters are the completed ones with which the volume was made, those that
 	// the backend did not know then among them; nil: it does not keep them.
 	Parameters map[string]string
@@ -99,7 +99,7 @@ func VolumeID(prefix, name string) string {
 	return prefix + "vol-" + hex.EncodeToString(sum[:16])
 }
 
-// Use is what a volume is made for. The zero value: not known.
+// Use is what a volume is made for. The zero value means unknown.
 type Use struct {
 	Block  bool   // a raw block device
 	FSType string // else the type of its file system
@@ -119,7 +119,7 @@ const (
 	LargestBytes = 1 << 62
 )
 
-// SizeRange is what a volume's size is to be, in bytes. What the engine hands to a
+// SizeRange is the range of a volume's size, in bytes. What the engine hands to a
 // backend is no less than 0 and no more than LargestBytes, and Required and Smallest
 // are no more than Limit if there is one.
 type SizeRange struct {
@@ -128,9 +128,9 @@ type SizeRange struct {
 	Smallest int64 // what the volume's use needs at least
 }
 
-// Choose returns the size of a volume whose size is a multiple of unit bytes: the
-// least that will do, and DefaultBytes, or what the limit leaves of them, if none is
-// required. OutOfRange: no multiple lies in the range.
+// Choose returns the smallest size in the range that is a multiple of unit bytes. If
+// none is required, it starts from DefaultBytes, or as much of them as the limit
+// allows. OutOfRange: no multiple lies in the range.
 func (r SizeRange) Choose(unit int64) (int64, error) {
 	required := r.Required
 	if required == 0 {
@@ -154,7 +154,7 @@ type Capacity struct {
 	Smallest  int64 // size of one volume; 0: any
 }
 
-// Usual returns the name of the backend that volumes have which name none.
+// Usual returns the name of the backend of volumes that name none.
 func (s *Set) Usual() string { return s.usual }
 
 // Provisioners returns the names of the backends that make volumes, in order.

@@ -1,7 +1,7 @@
 package devices
 
-// PublishIdentity is a backend that knows which part of a publish context tells
-// volumes apart. Of a backend that is none, all of it does.
+// PublishIdentity is a backend that knows which keys of a publish context identify the
+// storage. For other backends all keys do.
 type PublishIdentity interface {
 	// PublishIdentity reports whether a key of the volume's publish context is
 	// part of what is asked for. A request that differs in other keys is the same

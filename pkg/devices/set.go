@@ -9,9 +9,9 @@ import (
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
-// Set is the backends of one plugin by name. It is a Backend itself, which asks
-// the one that a Volume names. A backend that the Set lacks is unknown: nothing is
-// known of its volumes, and nothing is done to them.
+// Set holds the backends of one plugin by name. It is a Backend itself, which asks
+// the one that a Volume names. Volumes of a backend that the Set lacks are unknown, and
+// nothing is done to them.
 type Set struct {
 	backends map[string]Backend
 	usual    string
@@ -30,9 +30,9 @@ func (s *Set) Names() []string { return slices.Sorted(maps.Keys(s.backends)) }
 // Get returns a backend by its name; nil: there is none.
 func (s *Set) Get(name string) Backend { return s.backends[name] }
 
-// Resolve names the backend of a volume that a record does not tell: as its
-// context says, else whose Owner claims the id, else the usual one. The error is
-// that of an Owner.
+// Resolve names the backend of a volume whose record does not: the one that its
+// context names, else the one that claims the id as an Owner, else the usual one. The
+// error is that of an Owner.
 func (s *Set) Resolve(ctx context.Context, v Volume) (string, error) {
 	if name := v.Context[BackendKey]; name != "" {
 		return name, nil

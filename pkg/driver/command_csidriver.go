@@ -14,8 +14,8 @@ func newCSIDriverCommand(o Options) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "csidriver",
 		Short: "Print the CSIDriver object that Kubernetes needs",
-		Long: `csidriver prints what Kubernetes wants to know of the driver as a whole, as its
-backends say: whether volumes are attached by a controller, whether capacity is
+		Long: `csidriver prints what Kubernetes needs to know about the driver as a whole, as its
+backends declare it: whether volumes are attached by a controller, whether capacity is
 tracked, who sets the group of files.`,
 		Example: `  csi-node csidriver | kubectl apply -f -`,
 		Args:    cobra.NoArgs,

@@ -16,8 +16,8 @@ func newExplainCommand(o Options) *cobra.Command {
 		Use:   "explain VOLUME",
 		Short: "Explain the state of one volume in sentences",
 		Long: `explain tells what was asked of a volume and when, what is there, what is
-missing, what the plugin does about it, what stands in the way, and what a person
-can do. It changes nothing.
+missing, what the plugin does about it, what prevents it, and what a person can do.
+It changes nothing.
 
 It asks the running plugin; if none runs it looks at the store and the kernel
 itself.`,

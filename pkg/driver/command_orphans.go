@@ -15,10 +15,10 @@ func newOrphansCommand(o Options) *cobra.Command {
 	var clean bool
 	cmd := &cobra.Command{
 		Use:   "orphans",
-		Short: "List what the plugin made and no intent explains",
+		Short: "List devices and mounts of the plugin that no record explains",
 		Long: `orphans lists loop devices and mounts of the plugin's volumes that nothing in its
-store asks for, as they are left when the store was lost, and says of each why it
-stays. Volumes, their files and their data are never orphans.
+store asks for, such as after the store was lost, and says why each of them stays.
+Volumes, their files and their data are never orphans.
 
 Without --clean it changes nothing, and looks by itself if no plugin runs. With
 --clean the running plugin detaches those devices that nobody uses; nothing that

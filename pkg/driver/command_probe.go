@@ -17,10 +17,10 @@ func newProbeCommand(o Options) *cobra.Command {
 		Short: "Ask whether the plugin lives or is ready, for a container's probes",
 		Long: `probe asks the plugin that runs on the state directory: "live" is answered when
 its CSI socket answers, "ready" when nothing is missing that it needs (tools, pool,
-loop devices). The exit code tells; what is wrong is told on standard error.
+loop devices). The exit code is the answer; the reason is on standard error.
 
-It asks over a socket in the state directory that only root can use: who can reach
---http-endpoint can keep it from answering, and would have the plugin restarted.`,
+It asks over a socket in the state directory that only root can use: whoever can
+reach --http-endpoint could keep that from answering, and so restart the plugin.`,
 		Example: `  csi-node probe live --state-dir /tmp/csi-state
   csi-node probe ready --state-dir /tmp/csi-state --timeout 2s`,
 		Args: func(_ *cobra.Command, args []string) error {

@@ -24,8 +24,8 @@ func newServeCommand(o Options) *cobra.Command {
 next start takes over what is there. A second process on the same state
 directory waits for the first to end, so that upgrades may overlap.
 
-Needed: root, /dev/loop-control, mkfs.ext4 and its kin (Debian: e2fsprogs), mkfs.xfs (Debian:
-xfsprogs), mkfs.btrfs (Debian: btrfs-progs). What is missing is told at once.`,
+Needed: root, /dev/loop-control, and the tools for ext4 (Debian: e2fsprogs), xfs (Debian:
+xfsprogs) and btrfs (Debian: btrfs-progs). Whatever is missing is reported at the start.`,
 		Example: `  csi-node serve --endpoint unix:///tmp/csi.sock --state-dir /tmp/csi-state --kubelet-dir /tmp --v 4`,
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -62,13 +62,13 @@ func engineFlags(o Options, cfg *Config, heal *bool, verbosity *int) *pflag.Flag
 	f.StringVar(&cfg.NodeID, "node-id", "", "name of this node (default: the hostname)")
 	f.StringVar(&cfg.DriverName, "driver-name", o.Name, "name of the CSI driver")
 	f.StringVar(&cfg.StateDir, "state-dir", o.stateDir(), "directory of the intents; on a tmpfs, so that a reboot forgets them with the mounts")
-	f.StringVar(&cfg.LibDir, "lib-dir", o.libDir(), "directory of what must outlive a reboot and cannot be stored with the data")
+	f.StringVar(&cfg.LibDir, "lib-dir", o.libDir(), "directory of what must survive a reboot and cannot be stored with the data")
 	f.StringVar(&cfg.KubeletDir, "kubelet-dir", command.KubeletDirDefault(), "paths in requests must lie under it, by whatever symbolic links lead to it; / allows all")
 	f.StringVar(&cfg.HTTPEndpoint, "http-endpoint", "", "address for /metrics, /healthz and /readyz, such as 127.0.0.1:9810; keeps few connections, each for one request (default: none)")
 	f.StringVar(&cfg.RegistrationDir, "registration-dir", "", "kubelet's plugins_registry: register there, without node-driver-registrar; --endpoint must be the socket's path on the node (default: somebody else registers)")
-	f.Int64Var(&cfg.MaxVolumes, "max-volumes-per-node", 0, "limit told to the scheduler; 0: what the storage says")
-	f.BoolVar(heal, "heal", true, "restore mounts that are lost behind the plugin's back; false: only tell of them")
-	f.IntVar(verbosity, "v", 2, "log level: 2 tells each step, 4 each call")
+	f.Int64Var(&cfg.MaxVolumes, "max-volumes-per-node", 0, "limit reported to the scheduler; 0: that of the storage")
+	f.BoolVar(heal, "heal", true, "restore mounts that are lost behind the plugin's back; false: only report them")
+	f.IntVar(verbosity, "v", 2, "log level: 2 logs each step, 4 each call")
 	return f
 }
 

@@ -15,10 +15,10 @@ func newStatusCommand(o Options) *cobra.Command {
 	var output command.Output
 	cmd := &cobra.Command{
 		Use:   "status",
-		Short: "Show what is asked of this node against what is",
+		Short: "Compare the desired state of this node with the actual one",
 		Long: `status asks the running plugin; if none runs it looks at the store and the kernel
-itself. It changes nothing. Paths that are not needed to tell things apart are left
-out; explain and --output json have them.`,
+itself. It changes nothing. Paths are left out where they are not needed to tell the
+parts apart; explain and --output json have them.`,
 		Example: `  csi-node status
   csi-node status --output json`,
 		Args: cobra.NoArgs,

@@ -40,12 +40,12 @@ func newRetryCommand(o Options) *cobra.Command {
 	var f pluginFlags
 	cmd := &cobra.Command{
 		Use:   "retry VOLUME",
-		Short: "Try again now what fails (csi-node alone)",
-		Long: `retry takes a volume out of back-off: the plugin makes an attempt at once, and
-retry prints what came of it, as status does. It exits with 0 if all that is
-asked of the volume is so now.
+		Short: "Retry now what fails (csi-node only)",
+		Long: `retry ends the back-off of a volume: the plugin makes an attempt at once, and
+retry prints the result, as status does. It exits with 0 if everything that is
+asked of the volume is settled then.
 
-It asks the plugin on --state-dir, and so works with csi-node alone.`,
+It asks the plugin on --state-dir, and so works with csi-node only.`,
 		Example: `  csi-node volume retry try`,
 		Args:    command.One("the id of the VOLUME"),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -80,16 +80,16 @@ func newClearDeviceCommand(o Options) *cobra.Command {
 	var sure bool
 	cmd := &cobra.Command{
 		Use:   "clear-device VOLUME",
-		Short: "Destroy what is on a volume, so that it is blank again (csi-node alone)",
-		Long: `clear-device is the way out for a volume that the plugin refuses to format because
-it is not blank, or was published as a raw block device. It tells what is on the
-volume, and with --` + understood + ` makes every byte of it zero and
+		Short: "Destroy what is on a volume, so that it is blank again (csi-node only)",
+		Long: `clear-device is for a volume that the plugin refuses to format because it is not
+blank, or was published as a raw block device. It shows what is on the volume, and
+with --` + understood + ` makes every byte of it zero and
 forgets that the volume was ever formatted or published raw: the next stage formats
-it like a new one. There is no way back.
+it like a new one. This cannot be undone.
 
 Without the flag it changes nothing and exits with 1. It refuses a volume that
 is staged, published or attached, or whose file somebody has open. It asks the
-plugin on --state-dir, which sees to it that nothing comes between.`,
+plugin on --state-dir, which lets nothing else use the volume meanwhile.`,
 		Example: `  # See what would be destroyed (exits with 1):
   csi-node volume clear-device try
 

@@ -78,11 +78,11 @@ func (btrfsKind) format(ctx context.Context, d *device, _ bool) error {
 	}
 }
 
-// btrfsTries is how often mkfs.btrfs is run while others' devices come and go.
+// btrfsTries is how often mkfs.btrfs is run when loop devices disappear meanwhile.
 const btrfsTries = 5
 
-// check does nothing but say so: a btrfs is whole after each commit and replays
-// its log at mount, and its superblock never asks for a check.
+// check always refuses: a btrfs is consistent after each commit and replays its log at
+// mount, and its superblock never asks for a check.
 func (btrfsKind) check(context.Context, string) error {
 	return state.Errorf(state.FailedPrecondition, "a btrfs is not checked by the plugin; run btrfs scrub while it is mounted, or, with the volume unstaged, btrfs check by hand")
 }

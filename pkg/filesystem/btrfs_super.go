@@ -24,7 +24,7 @@ const (
 // enough (btrfs_sb_offset in fs/btrfs/volumes.h).
 var btrfsMirrors = []int64{64 << 20, 256 << 30}
 
-// btrfsSuper is what is needed of struct btrfs_super_block (linux/btrfs_tree.h).
+// btrfsSuper holds the needed fields of struct btrfs_super_block (linux/btrfs_tree.h).
 type btrfsSuper struct {
 	uuid   [16]byte
 	bytes  int64 // that it spans on its one device
@@ -83,7 +83,7 @@ func btrfsChecksum(b []byte) error {
 			return nil
 		}
 	case 1, 3:
-		return fmt.Errorf("a btrfs with checksums of type %s, which the plugin cannot verify: crc32c and sha256 it can", map[uint16]string{1: "xxhash64", 3: "blake2b"}[kind])
+		return fmt.Errorf("a btrfs with checksums of type %s, which the plugin cannot verify: it knows crc32c and sha256", map[uint16]string{1: "xxhash64", 3: "blake2b"}[kind])
 	default:
 		return damagedBtrfs("its checksum is of the unknown type %d", kind)
 	}

@@ -7,8 +7,8 @@ import (
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
-// Check repairs an unmounted file system that asks for it (Contents.NeedsCheck),
-// as far as that goes without a human, and verifies that it asks no more.
+// Check repairs an unmounted file system that asks for it (Contents.NeedsCheck), as
+// far as that is safe without a human, and verifies that it does not ask again.
 // It blocks for a slot (see New) and for the program; when ctx ends, the
 // program is killed.
 //
@@ -42,7 +42,7 @@ func (h *Host) check(ctx context.Context, facts state.Device, fsType string) err
 	}
 	after, err := h.require(ctx, facts, fsType, "")
 	if err == nil && after.NeedsCheck {
-		return state.Errorf(state.FailedPrecondition, "the check ended well, and the superblock asks for another: check by hand, with the volume unstaged")
+		return state.Errorf(state.FailedPrecondition, "the check succeeded, but the superblock asks for another one: check by hand, with the volume unstaged")
 	}
 	return err
 }

@@ -1,6 +1,6 @@
-// Package filesystem knows what is on a device: it probes, proves blank,
-// formats, checks and grows; and it knows what each kind of file system wants at a
-// mount. It mounts nothing, and knows nothing of volumes and of intents.
+// Package filesystem handles the contents of devices: it probes, proves blank,
+// formats, checks and grows; and it knows the mount options of each kind of file
+// system. It mounts nothing, and knows nothing of volumes and intents.
 //
 // Read first: host.go (the interface kind) and ext4.go (one kind). Then probe.go,
 // guard.go (the proof), format.go, grow.go, check.go, and mount.go with kernellog.go.
@@ -15,7 +15,7 @@
 //  2. a valid superblock together with such a sign, two valid superblocks, a
 //     file system that is larger than its device, a superblock with the right
 //     magic that is otherwise broken, any other signature: something else;
-//  3. nothing known: the device is proven blank, or it is something else.
+//  3. no signature: the device is proved blank, or it is something else.
 //
 // A sign of another owner is any signature of signatures.go in the first 68 KiB
 // (a LUKS header, an LVM physical volume, swap, another file system, a
@@ -34,12 +34,11 @@
 // # The proof of blankness
 //
 // Only zeros are blank. The device is opened, has the size it should have, and
-// every byte of it is read and is zero, but for what is known to be zero without
+// every byte of it is read and is zero, except what is known to be zero without
 // reading: holes and unwritten extents of the file behind a loop device, and a
-// device of which the backend's metadata vouches that nobody has had it. A
-// device is refused, not sampled, when there is more to read than ProveLimit.
-// That the known signatures are looked for as well only gives the finding a
-// name.
+// device that nobody has used, according to the backend's metadata. A device is
+// refused, not sampled, when there is more to read than ProveLimit. The search for
+// known signatures only gives the finding a name.
 //
 // A look (Probe) reads no more than 64 MiB and then says that the rest was not
 // proven; Prove reads, once, before a format is begun, and Format what may be

@@ -33,7 +33,7 @@ const (
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// ext4Super is what is needed of struct ext4_super_block (fs/ext4/ext4.h).
+// ext4Super holds the needed fields of struct ext4_super_block (fs/ext4/ext4.h).
 type ext4Super struct {
 	compat, incompat, roCompat uint32
 	blocks                     int64

@@ -175,8 +175,8 @@ func nextData(f *os.File, offset int64) (e extent, err error) {
 	return e, err
 }
 
-// missing returns how many bytes of the device its file does not have. Some
-// kernels read them as zeros (Linux 6.1 does), others fail to (6.18).
+// missing returns by how many bytes the device is larger than its file. Some kernels
+// read these bytes as zeros (Linux 6.1), others fail to (6.18).
 func (d *device) missing() int64 {
 	backing, size := d.openBacking()
 	if backing == nil {
@@ -188,7 +188,7 @@ func (d *device) missing() int64 {
 
 // openBacking opens the file behind a loop device, if it is indeed the one that
 // the caller named and the device shows it from its first byte, and returns its
-// size. Else there is nothing to trust, and the device itself will be read.
+// size. Otherwise the device itself is read.
 func (d *device) openBacking() (f *os.File, bytes int64) {
 	if d.facts.Backing == "" || !d.block {
 		return nil, 0

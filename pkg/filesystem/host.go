@@ -14,7 +14,7 @@ import (
 )
 
 // Host works on the file systems of this node's devices. Its methods may be
-// called concurrently; those that change a device must not meet on the same one.
+// called concurrently; calls that change the same device must not overlap.
 type Host struct {
 	kinds        []kind
 	growsMounted map[string]bool // by file system type; what this process may do
@@ -30,8 +30,8 @@ type kind interface {
 	// there, and an error that says what is wrong when it is there and the
 	// rest is not as it must be.
 	parse(head []byte) (*superblock, error)
-	// live puts what only the kernel knows of a file system that is mounted at
-	// mountpoint into sb.
+	// live adds to sb what only the kernel knows about a file system that is mounted at
+	// mountpoint.
 	live(d *device, mountpoint string, sb *superblock) error
 	// format runs mkfs. zeroed says that every byte of the device reads as zero.
 	format(ctx context.Context, d *device, zeroed bool) error
@@ -59,7 +59,7 @@ type traits struct {
 // mostBytes is more than any file system spans, and safe to compute with.
 const mostBytes = 1 << 60
 
-// superblock is what a file system says of itself.
+// superblock is what a file system's superblock tells.
 type superblock struct {
 	fsType     string
 	uuid       [16]byte
@@ -133,9 +133,8 @@ func (h *Host) Smallest(fsType string) int64 {
 	return 0
 }
 
-// Default returns the type to make on a device of so many bytes if nobody names
-// one: ext4, unless it cannot grow while mounted on this node (see New) and xfs,
-// if that fits, can.
+// Default returns the type to make on a device of that size if nobody names one: ext4,
+// or xfs if only that can grow while mounted on this node (see New), and fits.
 func (h *Host) Default(bytes int64) string {
 	for _, k := range h.kinds {
 		if t := k.traits(); h.growsMounted[t.name] && t.smallest <= bytes && !t.onlyAsked {
@@ -159,10 +158,9 @@ func (h *Host) kind(fsType string) (kind, error) {
 // over by then, or wait for their disk.
 const slotTime = 5 * time.Second
 
-// slot waits for leave to run mkfs or fsck; the function it returns gives the
-// leave back. After slotTime it is given back by itself, so that a helper
-// program that the kernel cannot kill (it waits for a dead disk) does not take
-// another volume's place.
+// slot waits for a slot to run mkfs or fsck; the function it returns frees the slot.
+// After slotTime it becomes free by itself, so that a helper program that the kernel
+// cannot kill, because it waits for a dead disk, does not hold up other volumes.
 func (h *Host) slot(ctx context.Context) (release func(), err error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err

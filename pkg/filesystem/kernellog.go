@@ -9,8 +9,8 @@ import (
 )
 
 // KernelLog is the kernel's log from one moment on: file systems tell there, and
-// nowhere else, why they refuse to mount. It is for error texts, so what
-// cannot be had is left out.
+// nowhere else, why they refuse to mount. It is for error texts, so whatever cannot be
+// read is left out.
 type KernelLog struct{ fd int }
 
 // OpenKernelLog begins to listen now.

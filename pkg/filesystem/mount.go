@@ -14,7 +14,7 @@ import (
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
-// mountRules are what must be known of a kind of file system to mount it.
+// mountRules are what must be known about a kind of file system to mount it.
 type mountRules struct {
 	always     []string          // options, set before those that were asked for
 	refused    map[string]string // options that would mount something else, and why
@@ -26,7 +26,7 @@ type mountRules struct {
 	logPrefix, logWord string
 }
 
-// rules are the mountRules by the type. Of other types nothing is known.
+// rules are the mountRules by type. There are none for other types.
 var rules = func() map[string]mountRules {
 	all := map[string]mountRules{}
 	for _, k := range kinds {
@@ -60,9 +60,9 @@ func SkipsRecovery(option string) bool {
 	return slices.Contains([]string{"noload", "norecovery", "nologreplay", "rescue"}, optionName(option))
 }
 
-// ExplainMount says in plain words why a mount failed, over the log of the file
-// system or over a copy of it; nil when it is something else. said is all that the
-// kernel had to say.
+// ExplainMount says in plain words why a mount failed, if the reason is the log of the
+// file system or a mounted copy of it; otherwise it returns nil. said is the kernel's
+// own messages.
 func ExplainMount(fsType string, cause error, said string, asked []string, readOnly bool) error {
 	reason := cause
 	if said != "" {
@@ -97,7 +97,7 @@ func VerifyDevice(root *os.File, device state.Device) error {
 }
 
 // VerifyAlive finds a file system that was shut down: an ext4 then answers statx(2),
-// and refuses fsync(2). What else is refused is no concern of a mount.
+// and refuses fsync(2). Other errors of fsync(2) do not matter for a mount.
 func VerifyAlive(root *os.File) error {
 	if err := unix.Fsync(int(root.Fd())); IsBroken(err) {
 		return fmt.Errorf("fsync: %w", err)

@@ -19,9 +19,9 @@ const headSize = btrfsOffset + btrfsLength
 // libblkid do likewise).
 const parseAttempts = 5
 
-// Probe says what is on a device. mountpoint is where this node has its file
-// system mounted, "" when it is not mounted here: the kernel then knows more
-// than the device (an xfs that has grown writes its superblock later).
+// Probe says what is on a device. mountpoint is where its file system is mounted on
+// this node, "" if nowhere. The kernel knows more than the device about a mounted one:
+// an xfs that has grown writes its superblock later.
 //
 // A recognised device costs one read of 68 KiB. One without any known signature
 // is blank if all of it that may be data, up to 64 MiB, is read and is zero; with

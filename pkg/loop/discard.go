@@ -42,9 +42,10 @@ func (s *Devices) KeepSolid(ctx context.Context, t Target) error {
 	return err
 }
 
-// disableDiscard makes a device refuse discards. Where it cannot, as a container
-// without the node's /sys has a read-only one, even if it is privileged, it says
-// so in the log: what a discard takes then, the next attach puts back.
+// disableDiscard makes a device refuse discards. Where it cannot, such as in a
+// container whose /sys is read-only because it is not the node's, even if the container
+// is privileged, it says so in the log: the next attach allocates again what a discard
+// took.
 func disableDiscard(ctx context.Context, name string) {
 	limit, err := readQueue(name, discardLimit)
 	if err == nil && limit == 0 || discardDisabled(name) {

@@ -25,8 +25,8 @@ import (
 // at path already, or readOnly was asked of a file system whose log must be
 // replayed. A node at device.Path that is not device.Number is never mounted.
 //
-// A file system that was shut down, or whose device failed, lives on as long as
-// anybody keeps it: it is not mounted once more, and the error names who does.
+// A file system that was shut down, or whose device failed, exists as long as anybody
+// uses it: it is not mounted once more, and the error names the users.
 //
 // It blocks while the kernel reads the device and replays the journal. After an
 // error nothing is mounted at path, and a directory of that name is gone again
@@ -68,8 +68,8 @@ func (h *Host) mountDevice(ctx context.Context, device state.Device, path, fsTyp
 	return h.attach(p, mnt, state.Directory, mode)
 }
 
-// verifyNode keeps a device whose node was made anew for another one from being
-// mounted: that alone would write to it.
+// verifyNode makes sure that a device node was not made anew for another device:
+// mounting that would already write to it.
 func verifyNode(device state.Device) error {
 	switch number, ok := blockNumber(device.Path); {
 	case !ok:
@@ -192,7 +192,7 @@ func withMessages(err error, words string) error {
 	return fmt.Errorf("%w (%s)", err, words)
 }
 
-// attach is that of a place, and lets the watchers know before it returns.
+// attach calls place.attach, and tells the watchers before it returns.
 func (h *Host) attach(p *place, mnt int, kind state.FileType, mode createMode) error {
 	if err := p.attach(mnt, kind, mode); err != nil {
 		return err

@@ -1,6 +1,6 @@
-// Package mounts tells what the kernel's mount table says of a path, and makes
-// single changes to it: mount, bind, set attributes, unmount. It knows nothing
-// of volumes or of what anybody wants.
+// Package mounts reads what is mounted at a path from the kernel's mount table, and
+// makes single changes to it: mount, bind, set attributes, unmount. It knows nothing
+// of volumes or intents.
 //
 // A path is taken apart first. The directory that holds it is opened from the
 // root that was resolved in New, without following any symbolic link, and the
@@ -12,8 +12,8 @@
 // So nobody who can write below the root can send an operation elsewhere, and
 // no file descriptor stays on the mount itself, which would keep it busy.
 //
-// What a kind of file system wants to be told at a mount is known by package
-// filesystem, and who uses a device by package process.
+// Package filesystem knows the mount options of each kind of file system, and package
+// process who uses a device.
 //
 // Read first: place.go (a path taken apart), look.go (what is at a path) and table.go
 // (the two tables of the kernel). Then device.go, source.go and bind.go (mounts),
@@ -35,8 +35,8 @@ import (
 )
 
 // Host is the mount table of the mount namespace that the process runs in,
-// seen below one directory. Its methods may be called concurrently; two calls
-// that change the same path are for the caller to keep apart.
+// seen below one directory. Its methods may be called concurrently, but calls that
+// change the same path must not overlap.
 //
 // A method that changes something may block for as long as the file system
 // does, whatever becomes of ctx: an operation under way in the kernel cannot
@@ -141,8 +141,8 @@ func (h *Host) relative(path string) (string, error) {
 
 const nameMax = 255 // NAME_MAX of limits.h
 
-// answered says of an error whether the file system at a path is what does not
-// answer.
+// answered turns a hang.Unanswered into an error that says that the file system does
+// not answer.
 func answered[T any](value T, err error) (T, error) {
 	late, is := err.(*hang.Unanswered)
 	switch {

@@ -15,7 +15,7 @@ import (
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
-// Look tells what is at a path. A path that does not exist, or whose parent
+// Look returns what is at a path. A path that does not exist, or whose parent
 // does not, is NoFile and no error. A symbolic link at the path is OtherFile; one
 // on the way to it is InvalidArgument. Unavailable: what is mounted there is
 // hidden by a mount on a directory above.
@@ -24,7 +24,7 @@ import (
 // goroutine a path, and later looks at that path wait for it.
 //
 // Where the kernel has statmount(2) the cost does not depend on the number of
-// mounts, but for a Corrupt one.
+// mounts, except for a Corrupt one.
 func (h *Host) Look(ctx context.Context, path string) (state.Mountpoint, error) {
 	m, err := answered(h.looks.Do(ctx, path, hang.NoLimit, func() (state.Mountpoint, error) {
 		m, err := h.look(path)
@@ -104,7 +104,7 @@ func (h *Host) hidden(path string) error {
 	return state.Errorf(state.Unavailable, "what is mounted there is hidden by %s (%s), which is mounted at %s: unmount that", above.Source, above.FSType, above.Mountpoint)
 }
 
-// errChanged: what was seen first was not there any more a moment later.
+// errChanged: the mount table changed during the look.
 var errChanged = errors.New("mounts come and go there too fast to be seen")
 
 func (h *Host) lookOnce(p *place) (state.Mountpoint, error) {

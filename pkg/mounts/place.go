@@ -37,7 +37,7 @@ func (h *Host) open(path string) (*place, error) {
 	}
 	root, err := openat2(unix.AT_FDCWD, h.real, unix.O_PATH|unix.O_DIRECTORY, 0)
 	if err != nil {
-		// Not %w: a root that is gone says nothing of what is below it.
+		// Not %w: a missing root does not mean that the path below it is missing.
 		return nil, state.Errorf(state.Unavailable, "open %s, which was there at start: %v", h.real, err)
 	}
 	defer unix.Close(root)

@@ -10,9 +10,9 @@ import (
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
-// Remove deletes an empty directory or an empty regular file. What does not
-// exist is removed already. Anything else stays, and is FailedPrecondition: what
-// holds data, a mount point, a device node, a symbolic link.
+// Remove deletes an empty directory or an empty regular file, if it exists. Anything
+// else stays, and is FailedPrecondition: a mount point, a device node, a symbolic link,
+// a file or directory that is not empty.
 func (h *Host) Remove(ctx context.Context, path string) error {
 	p, err := h.begin(ctx, path)
 	if err == nil {

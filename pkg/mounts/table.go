@@ -34,8 +34,8 @@ type entry struct {
 	options    string // of the superblock, separated by commas
 }
 
-// chooseTable returns statmount(2) if the kernel tells all by it that is needed,
-// else mountinfo. fd is of any directory.
+// chooseTable returns statmount(2) if the kernel's version of it tells everything that
+// is needed, else mountinfo. fd is of any directory.
 func chooseTable(fd int) (table, error) {
 	st, err := statx(fd, "", unix.STATX_MNT_ID_UNIQUE)
 	switch {
@@ -54,7 +54,7 @@ func chooseTable(fd int) (table, error) {
 	return statmountTable{}, nil
 }
 
-// mount returns what an entry says.
+// mount returns an entry as a state.Mount.
 func (e entry) mount() state.Mount {
 	m := state.Mount{
 		Device:        e.device,
@@ -103,7 +103,7 @@ const (
 
 // cachedNumber returns the number of the block device node at a mount point, zero
 // if there is none. The walk to the directory above asks no file system that might
-// not answer, as the kernel has in memory what leads to a mount point; and the
+// not answer, because the kernel has in memory what leads to a mount point; and the
 // mount itself is kept busy no longer than statx(2) takes.
 func cachedNumber(point string) (number state.DeviceNumber) {
 	for range cachedTries {

@@ -20,20 +20,20 @@ import (
 type Watcher struct {
 	h      *Host
 	source eventSource
-	// attributes wakes when attributes may have changed, of which the source does not
-	// tell. It is nil if the source does.
+	// attributes wakes when attributes may have changed. It is nil if the source reports
+	// that itself.
 	attributes eventSource
 
 	mu     sync.Mutex
 	mounts map[uint64]known           // by id
 	binds  map[state.DeviceNumber]int // how many mounts are of a node with that number
 	stale  bool                       // a resync is due, and failed
-	// changed is whom Run tells; what is read before that is in pending.
+	// changed is the function that Run got; until then, changes are kept in pending.
 	changed func(path string)
 	pending []string
 }
 
-// known is what was seen of a mount last.
+// known is a mount as it was last seen.
 type known struct {
 	point      string
 	attributes state.Attributes
@@ -59,8 +59,8 @@ type eventSource interface {
 	name() string
 	// wait blocks until there may be events; os.ErrClosed: the source is closed.
 	wait() error
-	// read returns the events that there are without waiting, everything that was
-	// done before it is called. all says that what has changed is not known.
+	// read returns, without waiting, the events of everything that was done before it
+	// is called. all: it is not known which mounts have changed.
 	read() (changes []change, all bool, err error)
 	// list returns the mounts of the namespace by their ids.
 	list() (map[uint64]known, error)
@@ -116,9 +116,9 @@ func (h *Host) watch(s eventSource) (*Watcher, error) {
 }
 
 // Bound reports whether a block device node with the number is bound anywhere in
-// this mount namespace, by whomever, at the time of the call: what the kernel has
-// told of mounts is applied first. It is O(1) but for what has changed since the
-// last call; where the source is "mountinfo", any change has the table read.
+// this mount namespace, by whomever, at the time of the call: pending events are
+// applied first. Its cost depends only on what has changed since the last call; if the
+// source is "mountinfo", the table is read after any change.
 func (w *Watcher) Bound(number state.DeviceNumber) (bool, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -181,11 +181,11 @@ func (w *Watcher) replace(mounts map[uint64]known) {
 // Source names where the events come from: "fanotify" or "mountinfo".
 func (w *Watcher) Source() string { return w.source.name() }
 
-// Run calls changed, in turn, with each path below the Host's root at which a
-// mount came or went by another process's doing, or whose directory above was
-// hidden or uncovered so, and where the attributes of a mount changed. Where the
-// kernel does not tell who did it, as it never does of attributes, that is by
-// anybody's doing. It returns nil when ctx ends, and closes the Watcher.
+// Run calls changed, one after the other, with each path below the Host's root at which
+// another process has mounted or unmounted something or changed the attributes of a
+// mount, or above which it has hidden or uncovered a directory. Where the kernel does
+// not tell who did it, as it never does for attributes, this process counts too. It
+// returns nil when ctx ends, and closes the Watcher.
 func (w *Watcher) Run(ctx context.Context, changed func(path string)) error {
 	listening, stopListening := context.WithCancel(ctx)
 	closeOnce := sync.OnceValue(w.Close)
@@ -359,7 +359,7 @@ func (w *Watcher) resync(changed func(string)) error {
 	return nil
 }
 
-// notify passes on a mount point below the root; one above it is told as the root.
+// notify reports a mount point below the root; for one above it, it reports the root.
 func (w *Watcher) notify(point string, changed func(string)) {
 	under := func(path, dir string) bool { return strings.HasPrefix(path+"/", strings.TrimSuffix(dir, "/")+"/") }
 	if under(w.h.real, point) {

@@ -32,7 +32,7 @@ type Mount struct {
 	ID    uint64
 	Point string
 	// Anonymous is the number of a file system that does not have its device's
-	// own, as a btrfs; zero for others.
+	// own, such as a btrfs; zero for others.
 	Anonymous state.DeviceNumber
 }
 

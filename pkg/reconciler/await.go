@@ -11,20 +11,19 @@ import (
 )
 
 const (
-	// patience is how long a caller waits for a device that is not there: it may be
-	// being attached to the node. Then the caller is told, and the part backs off until
-	// there is news.
+	// patience is how long a caller waits for a missing device, which may still be on
+	// its way to the node. Then the call fails, and the part backs off until a device
+	// appears.
 	patience = 10 * time.Second
-	// After news of a device it is looked for again a few times, at pauses that double from the
-	// first to the last: udev makes links to a device after the kernel has told of it,
-	// and nobody tells of that. News that come within the first are one.
+	// After a device event the device is looked for a few times, at pauses that double
+	// from firstPause to lastPause: udev makes the links to a device after the kernel's
+	// event, and sends none for them. Events within firstPause count as one.
 	firstPause = 100 * time.Millisecond
 	lastPause  = 1600 * time.Millisecond
 )
 
-// DeviceAppeared tells that there may be a block device now that was not there.
-// Volumes are looked at whose device was not there when it was to be attached, and
-// no others.
+// DeviceAppeared tells that a block device may have appeared. Only volumes whose
+// device was missing when it was to be attached are observed.
 func (r *Reconciler) DeviceAppeared() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -33,9 +32,9 @@ func (r *Reconciler) DeviceAppeared() {
 	}
 }
 
-// DeviceEventsEnded tells that nobody tells of devices, or not any more, as where the
-// kernel does not (a pod with hostUsers: false). A device for which a caller waits is
-// looked for again and again then.
+// DeviceEventsEnded tells that there are no device events, or no more of them (a pod
+// with hostUsers: false gets none). From then on, a device for which a caller waits
+// is polled.
 func (r *Reconciler) DeviceEventsEnded() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -45,8 +44,8 @@ func (r *Reconciler) DeviceEventsEnded() {
 	}
 }
 
-// attach lets the backend attach the device. For a caller it waits for one that is
-// not there.
+// attach lets the backend attach the device. If the device is missing and a caller
+// waits, attach waits for it.
 func (r *Reconciler) attach(ctx context.Context, want *state.Volume) error {
 	limit := time.NewTimer(patience)
 	defer limit.Stop()
@@ -86,8 +85,8 @@ func (r *Reconciler) attach(ctx context.Context, want *state.Volume) error {
 	}
 }
 
-// await returns what is closed when the device of a volume may have come, and
-// whether nobody tells of that.
+// await returns a channel that is closed when the device of a volume may have
+// appeared, and whether there are no device events.
 func (r *Reconciler) await(id string) (news <-chan struct{}, noEvents bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -102,9 +101,9 @@ func (r *Reconciler) arrived(id string) {
 	delete(r.awaited, id)
 }
 
-// wakeAwaiting tells the worker of a volume that the device for which it waits may have
-// come, and takes the part that backs off for that out of it, once: one that failed
-// only once is due soon. The caller holds mu.
+// wakeAwaiting tells the worker of a volume that the device for which it waits may
+// have appeared, and ends the back-off of the parts that failed for want of it. A part
+// that failed only once keeps its back-off, which ends soon. The caller holds mu.
 func (r *Reconciler) wakeAwaiting(id string) {
 	news := r.awaited[id]
 	if news == nil {

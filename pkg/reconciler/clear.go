@@ -13,19 +13,19 @@ import (
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
-// Clearance is what was found on a volume that is, or could be, cleared. The
+// Clearance is what was found on a volume that was, or could be, cleared. The
 // JSON is the contract of `csi-node volume clear-device --output json`.
 type Clearance struct {
 	Volume  string `json:"volume"`
 	Backing string `json:"backing"` // the file, or the device, that holds the volume
-	Bytes   int64  `json:"bytes"`   // of the volume
+	Bytes   int64  `json:"bytes"`   // size of the volume
 	Blank   bool   `json:"blank"`   // there was nothing to destroy
 	Found   string `json:"found"`   // "ext4 file system", "data at byte 4096"
 	// Of a file system that was found:
 	UUID            string `json:"uuid,omitempty"`
 	FilesystemBytes int64  `json:"filesystemBytes,omitempty"`
-	// What the volume's facts say of the past: the type of the last format that
-	// completed, and that a format was interrupted.
+	// From the volume's metadata: the type of the last completed format, and whether
+	// a format was interrupted.
 	Formatted  string `json:"formatted,omitempty"`
 	Formatting bool   `json:"formatting,omitempty"`
 	Raw        bool   `json:"raw,omitempty"` // it was published as a raw block device, for writing
@@ -33,11 +33,11 @@ type Clearance struct {
 }
 
 // Clear looks at what is on a volume that nothing uses, and destroys it if do is
-// set. It runs in the volume's worker, so that no stage comes between, and waits
+// set. It runs in the volume's worker, so that no stage can come between, and waits
 // for its turn as Exclusive does; then it takes as long as the backend does.
 //
-// NotFound: no such volume. FailedPrecondition: what stands in the way, or that
-// the backend clears no volumes.
+// NotFound: no such volume. FailedPrecondition: the volume is in use or truncated, or
+// the backend cannot clear volumes.
 func (r *Reconciler) Clear(ctx context.Context, id string, do bool) (c Clearance, err error) {
 	err = r.Exclusive(ctx, id, func(ctx context.Context, want *state.Volume, have state.Actual) error {
 		clearer, can := r.kernel.Devices.(devices.Clearer)
@@ -78,8 +78,8 @@ func (r *Reconciler) Clear(ctx context.Context, id string, do bool) (c Clearance
 	return c, err
 }
 
-// clearable returns why a volume must not be cleared now, as far as record and
-// metadata tell.
+// clearable returns why a volume must not be cleared now, according to its record and
+// metadata.
 func clearable(want *state.Volume, d state.Device) error {
 	switch parts := report.Asked(want); {
 	case len(parts) > 0:
@@ -96,8 +96,8 @@ func clearable(want *state.Volume, d state.Device) error {
 	return nil
 }
 
-// readUnused says what is on a volume that is not attached: in the file behind
-// it, or on the device that is always there.
+// readUnused returns the contents of a volume that is not attached: of the file that
+// backs it, or of a device that always exists.
 func (r *Reconciler) readUnused(ctx context.Context, d state.Device) (state.Contents, error) {
 	return r.kernel.Filesystems.Probe(ctx, state.Device{Path: cmp.Or(d.Backing, d.Path), Size: d.Size, Capacity: d.Capacity}, "")
 }

@@ -11,8 +11,8 @@ import (
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
-// Changed tells that a mount came or went at a path, not by this process's
-// doing. Volumes with an intent for that path, or below it, are looked at.
+// Changed tells that somebody else mounted or unmounted something at a path.
+// Volumes with a stage or a target at or below that path are observed.
 func (r *Reconciler) Changed(path string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -23,9 +23,9 @@ func (r *Reconciler) Changed(path string) {
 	}
 }
 
-// DeviceChanged tells that a block device is gone, or has another size, by
-// whomever. Volumes that have it, or are published with its number, are looked at.
-// It is O(1) in the number of volumes, and takes no time for devices of others.
+// DeviceChanged tells that a block device is gone or has another size. Volumes that
+// have it, or are published with its number, are observed. Its cost does not depend
+// on the number of volumes.
 func (r *Reconciler) DeviceChanged(number state.DeviceNumber) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -34,7 +34,8 @@ func (r *Reconciler) DeviceChanged(number state.DeviceNumber) {
 	}
 }
 
-// VolumeChanged tells that what a volume lives on may have changed, or come, as a backend says.
+// VolumeChanged tells that, as a backend reports, the storage of a volume may have
+// changed or appeared.
 func (r *Reconciler) VolumeChanged(id string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -54,8 +55,9 @@ func (r *Reconciler) AllChanged() {
 	}
 }
 
-// index keeps by which device numbers a volume is found: those of its device and
-// view at the last look, and those with which it is published. The caller holds mu.
+// index notes the device numbers by which a volume is found: those of its devices
+// and view when it was last observed, and those it is published with. The caller
+// holds mu.
 func (r *Reconciler) index(id string, v *volume) {
 	for _, n := range v.numbers {
 		if delete(r.devices[n], id); len(r.devices[n]) == 0 {
@@ -83,7 +85,7 @@ func (r *Reconciler) index(id string, v *volume) {
 	}
 }
 
-// lies reports whether a path of the volume is the given one or below it.
+// lies reports whether the stage or a target of the volume is at or below path.
 func (v *volume) lies(path string) bool {
 	below := strings.TrimSuffix(path, "/") + "/"
 	at := func(own string) bool { return own == path || strings.HasPrefix(own, below) }
@@ -98,34 +100,34 @@ func (v *volume) lies(path string) bool {
 	return false
 }
 
-// repair is the record of one part's losses: it was seen to hold, and then it
-// did not, though nobody had asked for that.
+// repair counts the losses of one part. A part is lost when it was seen to hold and
+// then does not, though nobody asked for that.
 type repair struct {
 	losses int       // in a row
-	met    time.Time // when the last one was
-	next   time.Time // not before then is another one repaired unasked
+	met    time.Time // when the last one was noticed
+	next   time.Time // before then, another one is repaired only if a caller asks
 	state  repairState
 }
 
 type repairState int
 
 const (
-	intact    repairState = iota // it holds again
+	intact    repairState = iota // the part holds
 	repairing                    // steps are made for it
-	putOff                       // until next: something undoes the repairs
-	left                         // as it is, because repair is switched off
+	putOff                       // until next, because something undoes the repairs
+	left                         // not repaired, because repair is switched off
 )
 
-// calm is how long after a loss the next one is taken for a new story.
+// calm is how long after a loss the count of losses starts again.
 const calm = 10 * time.Minute
 
-// mayRepair reports whether a step may be made: always, unless it restores what
-// was accepted, nobody waits, and repair is switched off or was undone a moment
-// ago. Each turn of the story is logged once.
+// mayRepair reports whether a step may be made. It may not if it restores what was
+// accepted, nobody waits, and repair is switched off or was undone a moment ago.
+// Each change of the repair's state is logged once.
 func (p *pass) mayRepair(ctx context.Context, want *state.Volume, plan Plan, step Step) bool {
 	part := step.Part
 	intent := want.Intent(part)
-	if intent == nil || intent.Gone || !intent.Accepted || plan.Verdicts[part].Settled || step.Action == MarkRaw { // a mark restores nothing
+	if intent == nil || intent.Gone || !intent.Accepted || plan.Verdicts[part].Settled || step.Action == MarkRaw { // setting a mark is no repair
 		return true
 	}
 	lost, turned := p.r.loss(p.id, part, len(p.waiters) > 0)
@@ -142,12 +144,13 @@ func (p *pass) mayRepair(ctx context.Context, want *state.Volume, plan Plan, ste
 	case putOff:
 		logger.Info("Something keeps undoing what is repaired; it is left for a while", "next", lost.next)
 	case left:
-		logger.Info("Lost, and left so: repair is switched off")
+		logger.Info("Lost, and not repaired: repair is switched off")
 	}
 	return lost.state == repairing
 }
 
-// loss moves the record of a part that does not hold by one turn, if it is due.
+// loss returns the repair of a part that does not hold, in its next state, and
+// whether that state is new.
 func (r *Reconciler) loss(id string, part state.Part, asked bool) (now repair, turned bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -184,8 +187,8 @@ func backOff(failures int) time.Duration {
 	return maxDelay
 }
 
-// untilResync returns when a volume at rest is looked at again. Those that a start
-// has looked at all at once do not come back all at once.
+// untilResync returns when a volume at rest is observed again. The volumes that were
+// all observed at the start are spread over the resync period.
 func (r *Reconciler) untilResync(v *volume) time.Duration {
 	if v.spread {
 		v.spread = false
@@ -194,7 +197,8 @@ func (r *Reconciler) untilResync(v *volume) time.Duration {
 	return r.jitter(r.resync)
 }
 
-// jitter keeps volumes that failed together from coming back together.
+// jitter shortens d at random, so that volumes that failed together are not all
+// tried again together.
 func (r *Reconciler) jitter(d time.Duration) time.Duration {
 	return time.Duration(float64(d) * (0.8 + 0.2*r.random()))
 }

@@ -8,32 +8,32 @@ import (
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
-// earlier is what a pass saw before the step that it made last. A step changes little:
-// the next look of the pass is at that, and takes over the rest.
+// earlier is what a pass observed before its last step. The next observation of the
+// pass looks only at what that step can have changed, and takes over the rest.
 type earlier struct {
 	want *state.Volume
 	have state.Actual
 	step Step      // that succeeded since
-	at   time.Time // of the look; of its oldest part, if it took over from one before
+	at   time.Time // of the observation; of its oldest part, if it took some over
 }
 
-// takeOver is how old what a look takes over may be. Whatever others do meanwhile is
-// met by the look at which a pass begins, and by that before a step that destroys.
+// takeOver is the greatest age of what an observation takes over. What others change
+// meanwhile is seen when the next pass begins, and before a step that destroys.
 const takeOver = time.Second
 
-// atTarget reports whether a step changes nothing but what is at its target's path.
+// atTarget reports whether a step changes nothing but its target's path.
 func (s Step) atTarget() bool {
 	return slices.Contains([]Action{Bind, Unbind, RemoveTarget}, s.Action) && s.Part.Kind == state.TargetKind
 }
 
-// onDevice reports whether a step changes nothing at any path.
+// onDevice reports whether a step changes no path at all.
 func (s Step) onDevice() bool {
 	return slices.Contains([]Action{Attach, BeginFormat, Format, Detach}, s.Action)
 }
 
-// holds reports whether anything can be taken over: nothing of what could not be seen, of
-// a record that asks for another stage by now, or of another volume than a plain
-// one: one file system on the device of its backend.
+// holds reports whether anything can be taken over: only from an observation that
+// saw the device, for the same stage, and for a plain volume, which is one file
+// system on the device of its backend.
 func (e *earlier) holds(want *state.Volume) bool {
 	if e == nil || time.Since(e.at) > takeOver || want.Stage == nil || !sameStage(e.want, want) {
 		return false
@@ -43,15 +43,15 @@ func (e *earlier) holds(want *state.Volume) bool {
 	return plain && !unexplained(s) && d.Err == nil && d.State != state.DeviceUnknown && e.have.Elsewhere == nil
 }
 
-// mounted reports whether the stage is there and stays, so that the device is held
-// and shown whatever comes or goes at a target.
+// mounted reports whether the stage is mounted and stays so. Then the device is held
+// and shown, whatever changes at a target.
 func (e *earlier) mounted() bool {
 	m := e.have.Stage
 	return !e.want.Stage.Gone && m.Err == nil && len(m.Mounts) == 1 && m.Mounts[0].Is(e.have.Device.Number) && !m.Mounts[0].Corrupt &&
 		e.have.Device.Attached() && e.have.Device.ReadOnly == e.want.Stage.ReadOnly && e.have.Keepers == nil
 }
 
-// mountpoint returns what was seen at a path that the step did not change.
+// mountpoint returns what was seen at a path, unless the step changed it.
 func (e *earlier) mountpoint(path string) (m state.Mountpoint, ok bool) {
 	switch {
 	case e == nil || e.step.atTarget() && path == e.step.Part.Path:
@@ -64,7 +64,8 @@ func (e *earlier) mountpoint(path string) (m state.Mountpoint, ok bool) {
 	return m, m.Err == nil && m.File != state.UnknownFile
 }
 
-// contents returns what was seen on a device whose mark is all that the step changed.
+// contents returns what was seen on a device, if the step changed nothing but its
+// formatting mark.
 func (e *earlier) contents(d state.Device) (c state.Contents, ok bool) {
 	if e == nil || e.step.Action != BeginFormat || d.Number != e.have.Device.Number {
 		return c, false
@@ -73,7 +74,7 @@ func (e *earlier) contents(d state.Device) (c state.Contents, ok bool) {
 	return c, c.Err == nil && c.Kind == state.ContentsBlank
 }
 
-// lookAgain is observeAlone after a step; before is what was seen then.
+// lookAgain is observeAlone after a step; before is what was seen before it.
 func (r *Reconciler) lookAgain(ctx context.Context, want *state.Volume, before *earlier) (state.Actual, error) {
 	switch {
 	case before.holds(want) && before.step.onDevice():

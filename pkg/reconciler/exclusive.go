@@ -9,23 +9,23 @@ import (
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
-// visit is a caller who gets a volume's worker to himself: act runs between two
-// passes, when nothing else acts on the volume. It is called once, or never
-// after its caller has left.
+// visit lets a caller use a volume's worker alone: act runs between two passes, when
+// nothing else acts on the volume. It is called at most once, and never after the
+// caller has left.
 type visit struct {
 	act   func(ctx context.Context)
-	stays bool          // the caller stays for the pass that follows
+	stays bool          // the caller also waits for the next pass
 	ended chan struct{} // closed when the caller may go
 }
 
 // Exclusive runs f in the volume's worker while nothing else acts on the
 // volume: a request that comes meanwhile is carried out afterwards. want is the
-// record, empty when nothing is asked of the volume; have is what was just seen.
+// record, empty if there is none; have is what was just observed.
 //
 // It waits for its turn until ctx ends (DeadlineExceeded, Canceled) or the
-// plugin stops (Unavailable): f was not called then. Once f runs, Exclusive
+// plugin stops (Unavailable); then f was not called. Once f runs, Exclusive
 // waits for its end and returns its error; f's own context ends when the plugin
-// stops. An error of the look comes instead of f.
+// stops. If the observation fails, f is not called and its error is returned.
 func (r *Reconciler) Exclusive(ctx context.Context, id string, f func(ctx context.Context, want *state.Volume, have state.Actual) error) error {
 	var failed error
 	err := r.visit(ctx, id, &visit{act: func(ctx context.Context) {
@@ -48,9 +48,9 @@ func (r *Reconciler) Exclusive(ctx context.Context, id string, f func(ctx contex
 	return failed
 }
 
-// Retry takes every part of a volume out of back-off, also those whose repair
-// is put off or switched off, waits until the worker has tried them, and returns
-// how the volume stands then.
+// Retry ends the back-off of every part of a volume, and repairs also those parts
+// whose repair is put off or switched off. It waits until the worker has tried them,
+// and returns the report of the volume after that.
 //
 // NotFound: nothing is asked of the volume. DeadlineExceeded, Canceled: ctx
 // ended first, and the attempt, if it had begun, goes on. Unavailable: the
@@ -125,8 +125,8 @@ func (r *Reconciler) leave(id string, v *visit) bool {
 	return i >= 0
 }
 
-// receive lets those visits act that have come, one after the other, and
-// returns the ones that stay for the pass.
+// receive runs the visits that wait, one after the other, and returns those that
+// stay for the pass.
 func (r *Reconciler) receive(ctx context.Context, id string) []*visit {
 	var staying []*visit
 	for ctx.Err() == nil {

@@ -20,8 +20,8 @@ type Inline struct {
 	devices.Inliner
 	Backend    string // its name
 	StagingDir string // holds a directory for each volume
-	// Spell returns the one spelling that a path has in requests. Owners of
-	// volumes that an earlier version made may have another.
+	// Spell returns the spelling of a path in the records. In the metadata of volumes
+	// that an earlier version made, the target may be spelled otherwise.
 	Spell func(ctx context.Context, path string) (string, error)
 }
 
@@ -36,7 +36,7 @@ func (i *Inline) Staging(id string) string {
 // askTime bounds the wait for the backend, whose disk may hang.
 const askTime = 2 * time.Second
 
-// owner asks the backend whose a volume is, and does not wait longer than askTime.
+// owner asks the backend who owns a volume, and waits at most askTime.
 func (r *Reconciler) owner(ctx context.Context, want *state.Volume) state.Owner {
 	in := r.kernel.Inline
 	if in == nil {
@@ -70,8 +70,8 @@ func (i *Inline) owner(ctx context.Context, want *state.Volume) state.Owner {
 	return o
 }
 
-// ownerOf returns whose a volume is, and its target path as requests spell it; nil:
-// it is no inline volume.
+// ownerOf returns the owner of a volume, and its target path in the spelling of the
+// records; nil: it is no inline volume.
 func (i *Inline) ownerOf(ctx context.Context, id string) (owner *devices.InlineOwner, target string, err error) {
 	if owner, err = i.InlineOwner(ctx, id); err == nil && owner != nil {
 		target, err = i.Spell(ctx, owner.Target)
@@ -79,7 +79,7 @@ func (i *Inline) ownerOf(ctx context.Context, id string) (owner *devices.InlineO
 	return owner, target, err
 }
 
-// createInline has an inline volume made, or found as asked.
+// createInline has the backend make an inline volume, or find it as it is asked for.
 func (r *Reconciler) createInline(ctx context.Context, want *state.Volume, have state.Actual) error {
 	in, asked, fsType := r.kernel.Inline, want.Stage.Inline, want.Stage.Capability.FSType
 	made, err := in.MakeInline(ctx, devices.InlineRequest{
@@ -97,7 +97,7 @@ func (r *Reconciler) createInline(ctx context.Context, want *state.Volume, have 
 	return r.noteInline(want, func(_ *state.Volume, i *state.Inline) { i.Made, i.Used = true, i.Used || made.Used })
 }
 
-// noteInline notes in the record what became of an inline volume.
+// noteInline edits the record of an inline volume, if it still has the same stage.
 func (r *Reconciler) noteInline(want *state.Volume, note func(*state.Volume, *state.Inline)) error {
 	_, err := r.store.Edit(want.ID, func(v *state.Volume) error {
 		if revision(v, state.StagePart()) == want.Stage.Revision && v.Stage.Inline != nil {
@@ -111,16 +111,17 @@ func (r *Reconciler) noteInline(want *state.Volume, note func(*state.Volume, *st
 	return nil
 }
 
-// adoptInline notes that what ends without a record is the inline volume of its target.
+// adoptInline notes that a volume which is taken down without a record is the inline
+// volume of its target.
 func (r *Reconciler) adoptInline(want *state.Volume, have state.Actual) error {
 	return r.noteInline(want, func(v *state.Volume, i *state.Inline) {
 		v.Stage.Provisional, i.PodUID, v.Backend = false, have.Owner.PodUID, cmp.Or(v.Backend, r.kernel.Inline.Backend)
 	})
 }
 
-// deleteInline deletes an inline volume with its data, after another look at what
-// the planner saw. Where the backend cannot say whose it is, what it cannot do now
-// either is left to the sweep.
+// deleteInline deletes an inline volume with its data, after it has confirmed what
+// the planner saw. If the owner is unknown and the deletion fails for now, the data is
+// left to the sweep.
 func (r *Reconciler) deleteInline(ctx context.Context, want *state.Volume, have state.Actual) error {
 	if err := r.confirmEnded(ctx, want, have); err != nil {
 		return err
@@ -135,8 +136,8 @@ func (r *Reconciler) deleteInline(ctx context.Context, want *state.Volume, have 
 	return r.leaveInline(ctx, want, err)
 }
 
-// confirmEnded looks again, right before a volume is deleted: that it is still the
-// one that is to go, and that nothing stands of it.
+// confirmEnded observes again, right before a volume is deleted: it must still be the
+// volume that ended, and nothing of it may be mounted or attached.
 func (r *Reconciler) confirmEnded(ctx context.Context, want *state.Volume, have state.Actual) error {
 	if now := r.store.Get(want.ID); revision(now, state.StagePart()) != want.Stage.Revision || !now.Stage.LivesFor(want.Stage.Inline.Target) || !now.Stage.Inline.Ended {
 		return state.Errorf(state.Aborted, "superseded by a later request")
@@ -158,13 +159,13 @@ func (r *Reconciler) confirmEnded(ctx context.Context, want *state.Volume, have 
 		}
 	}
 	if o := r.owner(ctx, want); o.State != have.Owner.State || o.PodUID != have.Owner.PodUID {
-		return state.Errorf(state.Unavailable, "whose the volume is has changed since it was looked at")
+		return state.Errorf(state.Unavailable, "the owner of the volume has changed since it was looked at")
 	}
 	return nil
 }
 
-// leaveInline leaves the data of a volume to the sweep, which finds it when the backend
-// answers and the pod is gone. What may not be an inline volume is left as it is.
+// leaveInline leaves the data of a volume to the sweep, which deletes it once the
+// backend answers and the pod is gone, if it is an inline volume.
 func (r *Reconciler) leaveInline(ctx context.Context, want *state.Volume, why error) error {
 	logger := klog.FromContext(ctx)
 	may := want.Stage.Provisional && !kubeletID.MatchString(want.ID)

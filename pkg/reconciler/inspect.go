@@ -10,9 +10,9 @@ import (
 // inspectTime bounds the look at one volume.
 const inspectTime = 5 * time.Second
 
-// Inspect looks at every volume of the store and keeps what it saw for Reports
-// and Explain. It acts on nothing, and is for the tools that look at a node on
-// which no plugin runs: it must not be called beside Run.
+// Inspect observes every volume of the store and keeps the result for Reports and
+// Explain. It changes nothing. It is for the tools on a node where no plugin runs, and
+// must not be called beside Run.
 func (r *Reconciler) Inspect(ctx context.Context) {
 	for _, want := range r.store.List() {
 		have, err := r.inspect(ctx, want)

@@ -12,10 +12,10 @@ import (
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
-// Observe looks at what is there for the paths of a record, which need not be
-// in the store. It changes nothing, and leaves out who holds the device. Facts of
-// the backend that cannot be read are an error. ctx ends
-// the wait, not a look that hangs: then the volume's next look waits for that one.
+// Observe returns the actual state of a volume, whose record need not be in the store.
+// It changes nothing, and leaves out who holds the device. Facts of the backend that
+// cannot be read are an error. ctx ends only the wait: if a look hangs, the next one at
+// the volume waits for it.
 func (r *Reconciler) Observe(ctx context.Context, want *state.Volume) (state.Actual, error) {
 	began := time.Now()
 	waiting, stop := untilAnswer(ctx)
@@ -38,13 +38,15 @@ func (r *Reconciler) Observe(ctx context.Context, want *state.Volume) (state.Act
 	return state.Actual{}, fmt.Errorf("volume %s: %s for %s: %w", want.ID, what, time.Since(began).Round(time.Millisecond), late.Unwrap())
 }
 
-// observeAlone is the look of the volume's worker, who alone may ask who holds
-// the device, and names the holders of one that is to go, or of a broken file system.
+// observeAlone is Observe for the volume's worker. Only the worker may ask whether the
+// device is held. It also names the holders of a device that is to be detached, and
+// what keeps a broken file system.
 func (r *Reconciler) observeAlone(ctx context.Context, want *state.Volume) (state.Actual, error) {
 	return r.observeAfter(ctx, want, nil)
 }
 
-// observeAfter is observeAlone that takes over what still holds of what was seen before.
+// observeAfter is observeAlone, and takes over what the step after before cannot have
+// changed.
 func (r *Reconciler) observeAfter(ctx context.Context, want *state.Volume, before *earlier) (state.Actual, error) {
 	have, err := r.observe(ctx, want, before)
 	for _, d := range devicesOf(&have) {
@@ -63,7 +65,7 @@ func (r *Reconciler) observeAfter(ctx context.Context, want *state.Volume, befor
 			have.Elsewhere.Mount.Options = r.kernel.Filesystems.Options(have.Elsewhere.Mount)
 		}
 	}
-	wrong := func(e state.Element) bool { return e.Device.Stray || e.Device.ReadOnly != want.Stage.ReadOnly } // so that it may be taken down
+	wrong := func(e state.Element) bool { return e.Device.Stray || e.Device.ReadOnly != want.Stage.ReadOnly } // it may have to be taken down
 	if s := want.Stage; s == nil || s.Gone || stands(have.View) || slices.ContainsFunc(have.Stack(), wrong) {
 		for _, d := range devicesOf(&have) {
 			if err := r.boundElsewhere(ctx, want, d, mayHaveCopies(want)); err != nil {
@@ -92,11 +94,10 @@ func devicesOf(have *state.Actual) []*state.Device {
 	return append(all, &have.View)
 }
 
-// boundElsewhere takes a device for held whose node is bound where the record
-// has no target: whoever lost the record has not lost the mount, and the number
-// must not become another volume's beneath it. That there is no such bind in this
-// mount namespace, be it covered, is known without a look at the mount table. Copies of one in
-// other mount namespaces are found only by a look at the mount tables of them all.
+// boundElsewhere sets Held for a device whose node is bound where the record has no
+// target, because the number must not become another volume's beneath that bind.
+// Kernel.Bound excludes such a bind in this mount namespace without a look at the mount
+// table. Copies in other mount namespaces are found only in the mount tables of all.
 func (r *Reconciler) boundElsewhere(ctx context.Context, want *state.Volume, d *state.Device, copies bool) error {
 	if !standsOrStrays(*d) {
 		return nil
@@ -121,18 +122,19 @@ func (r *Reconciler) boundElsewhere(ctx context.Context, want *state.Volume, d *
 }
 
 // mayHaveCopies reports whether other mount namespaces may have copies of binds of the
-// device's node: that of a mounted stage was never shown to anybody.
+// device's node. The node of a volume that is staged as a file system is bound nowhere.
 func mayHaveCopies(want *state.Volume) bool {
 	return want.Stage == nil || want.Stage.Capability.Access != state.MountAccess
 }
 
-// stands reports whether there is a device of the plugin's, be it on its way out.
+// stands reports whether there is a device that the plugin made, even if it is being
+// detached.
 func stands(d state.Device) bool {
 	return d.State == state.DeviceAttached || d.State == state.DeviceDetaching
 }
 
-// observe looks at all that the record is about, but for what still holds of what was
-// seen before; nil: nothing does.
+// observe looks at everything that the record is about, except what it can take over
+// from before, which may be nil.
 func (r *Reconciler) observe(ctx context.Context, want *state.Volume, before *earlier) (have state.Actual, err error) {
 	defer func() {
 		if err != nil {
@@ -147,7 +149,7 @@ func (r *Reconciler) observe(ctx context.Context, want *state.Volume, before *ea
 			return have, err
 		}
 	} else if have.Device.State != state.DeviceUnknown {
-		have.View.State = state.DeviceAbsent // it would stand over nothing
+		have.View.State = state.DeviceAbsent // there is no view without its device
 	}
 	if want.Stage != nil && want.Stage.Path != "" {
 		have.Stage = r.lookUnless(ctx, want.Stage.Path, before)
@@ -179,7 +181,7 @@ func (r *Reconciler) observe(ctx context.Context, want *state.Volume, before *ea
 	return have, nil
 }
 
-// unmade returns the attached element on which the next layer is to be made; nil: none is.
+// unmade returns the attached element on which the next layer is to be made; nil: none.
 func unmade(have state.Actual) *state.Element {
 	stack := have.Stack()
 	for i, e := range stack {
@@ -190,9 +192,10 @@ func unmade(have state.Actual) *state.Element {
 	return nil
 }
 
-// proven returns an element as those are told of it who read it or format it. The
-// stamp of a layer says that its device holds nobody's data, and not that it is zero:
-// what was beneath it may show, and what an interrupted format wrote.
+// proven returns the device of an element for those who read or format it: Fresh is
+// true only for the source. The stamp of a new layer says that its device holds
+// nobody's data, but not that it is zero: it may show older data of the element
+// beneath, or what an interrupted format wrote.
 func proven(e state.Element) state.Device {
 	e.Device.Fresh = e.Device.Fresh && e.Layer == ""
 	return e.Device
@@ -205,9 +208,9 @@ func (r *Reconciler) stack(ctx context.Context, want *state.Volume) (have state.
 	switch class := state.ClassOf(err); {
 	case err == nil:
 	case class == state.InvalidArgument:
-		have.Device = state.Device{State: state.DeviceAbsent, Missing: true} // no volume can have that id
+		have.Device = state.Device{State: state.DeviceAbsent, Missing: true} // no volume has such an id
 	case class.Final():
-		return have, state.Errorf(state.Unavailable, "%w", err) // nothing could be seen undone
+		return have, state.Errorf(state.Unavailable, "%w", err) // final only once the undo is seen
 	default:
 		return have, err
 	}
@@ -220,7 +223,7 @@ func (r *Reconciler) stack(ctx context.Context, want *state.Volume) (have state.
 	}
 	if m, ok := r.kernel.Devices.(devices.MountSource); ok {
 		source, mounted, err := m.Source(ctx, v)
-		if err != nil { // then it is not known either whether it has a device, and what is mounted may be its
+		if err != nil { // then whether it has a device is unknown too, and any mount may be of the volume
 			have.Device = state.Device{Err: state.Errorf(state.Unavailable, "volume %s: observe: what is mounted for it is not known: %w", want.ID, err)}
 			return have, nil
 		}
@@ -242,7 +245,7 @@ func (r *Reconciler) stack(ctx context.Context, want *state.Volume) (have state.
 			}
 			return have, fmt.Errorf("layer %s: %w", l.Name(), err)
 		}
-		if !wanted && !standsOrStrays(d) { // of a volume without contexts, what stands tells
+		if !wanted && !standsOrStrays(d) { // without contexts, the device tells whether there is a layer
 			continue
 		}
 		// The facts about the data are the source's. The stamp of a new layer is to
@@ -263,11 +266,12 @@ func (r *Reconciler) stack(ctx context.Context, want *state.Volume) (have state.
 	return have, nil
 }
 
-// lookTime bounds the look at one path: a dead file system must not take the
-// worker with it, nor the volume's other targets.
+// lookTime bounds the look at one path: a dead file system must not hold up the
+// worker and the volume's other targets.
 const lookTime = 5 * time.Second
 
-// look keeps what goes wrong at one path from hiding the rest of the volume.
+// look looks at a path. Its error becomes a part of the result, so that the rest of
+// the volume is still observed.
 func (r *Reconciler) look(ctx context.Context, path string) state.Mountpoint {
 	ctx, cancel := context.WithTimeout(ctx, lookTime)
 	defer cancel()

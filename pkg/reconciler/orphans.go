@@ -14,8 +14,8 @@ import (
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
-// Orphan is a device or are mounts of the plugin's own making that no intent
-// explains, as after the loss of the store. The JSON is the contract of
+// Orphan is a device that the plugin made, with its mounts, that no record explains,
+// such as after the loss of the store. The JSON is the contract of
 // `csi-node orphans --output json`.
 type Orphan struct {
 	Volume  string   `json:"volume"`         // empty when the backend does not know it any more
@@ -25,18 +25,18 @@ type Orphan struct {
 	Kept    string   `json:"kept,omitempty"` // why it stays; else `orphans --clean` detaches it
 	Cleaned bool     `json:"cleaned"`        // it was detached just now
 
-	formatted bool // so nobody can publish it unless it is mounted somewhere
+	formatted bool // so it can be published only from where it is mounted
 }
 
-// Lister is a backend that lists the devices of its making, by name.
+// Lister is a backend that lists the devices it made, and the backend's name.
 type Lister struct {
 	Backend string
 	devices.Lister
 }
 
 // Orphans lists the orphans of this node, and detaches those that nobody uses if
-// clean is set. It waits until ctx ends: DeadlineExceeded or Canceled. Only one look
-// is under way at a time, so that those of a device that hangs do not pile up.
+// clean is set. It waits until ctx ends: DeadlineExceeded or Canceled. Only one
+// search runs at a time, so that searches do not pile up behind a device that hangs.
 func (r *Reconciler) Orphans(ctx context.Context, clean bool) ([]Orphan, error) {
 	found, err := r.listing.Do(ctx, "", hang.NoLimit, func() ([]Orphan, error) { return r.orphans(ctx, func(Orphan) bool { return clean }) })
 	if _, late := err.(*hang.Unanswered); late {
@@ -45,9 +45,9 @@ func (r *Reconciler) Orphans(ctx context.Context, clean bool) ([]Orphan, error) 
 	return found, err
 }
 
-// AdoptOrphans tells, when the plugin starts, of what no intent explains, and
-// detaches devices that nobody can use any more: those of formatted volumes
-// which are mounted nowhere. A raw one may be staged, for all that kubelet knows.
+// AdoptOrphans logs the orphans when the plugin starts, and detaches the devices that
+// nobody can use any more: those of formatted volumes that are mounted nowhere. A raw
+// one is kept, because kubelet may hold it to be staged.
 func (r *Reconciler) AdoptOrphans(ctx context.Context) {
 	logger := klog.FromContext(ctx)
 	found, err := r.orphans(ctx, func(o Orphan) bool { return o.formatted })
@@ -68,7 +68,7 @@ func (r *Reconciler) AdoptOrphans(ctx context.Context) {
 }
 
 // InspectOrphans lists the orphans of a node on which no plugin runs. Like Inspect
-// it acts on nothing, and must not be called beside Run.
+// it changes nothing, and must not be called beside Run.
 func (r *Reconciler) InspectOrphans(ctx context.Context) ([]Orphan, error) {
 	return r.findOrphans(ctx, func(a attachment, o *Orphan) (is bool) {
 		for _, d := range []state.Device{a.Device, a.view} {
@@ -85,12 +85,13 @@ func (r *Reconciler) InspectOrphans(ctx context.Context) ([]Orphan, error) {
 	})
 }
 
-// orphans lists the orphans beside the workers, and detaches those that clean says.
+// orphans lists the orphans while the workers run, and detaches those that clean
+// selects.
 func (r *Reconciler) orphans(ctx context.Context, clean func(Orphan) bool) ([]Orphan, error) {
 	left := 0
 	found, err := r.findOrphans(ctx, func(a attachment, o *Orphan) (is bool) {
 		var err error
-		if is, o.Kept, err = r.unasked(ctx, a.Volume, clean(*o)); err != nil { // of this one alone
+		if is, o.Kept, err = r.unasked(ctx, a.Volume, clean(*o)); err != nil { // the others are still listed
 			is, o.Kept = true, err.Error()
 		}
 		o.Cleaned = is && o.Kept == "" && clean(*o)
@@ -114,9 +115,9 @@ type attachment struct {
 	view    state.Device
 }
 
-// findOrphans compares the devices and mounts of the plugin's making with the
-// store. What is mounted nowhere is shown to unused, which says whether it is
-// an orphan still and why it is kept, and may detach it.
+// findOrphans compares the devices and mounts that the plugin made with the store. A
+// device that is mounted nowhere is passed to unused, which says whether it is still
+// an orphan and why it is kept, and may detach it.
 //
 // It blocks for as long as a device of a backend does.
 func (r *Reconciler) findOrphans(ctx context.Context, unused func(attachment, *Orphan) (is bool)) ([]Orphan, error) {
@@ -130,7 +131,7 @@ func (r *Reconciler) findOrphans(ctx context.Context, unused func(attachment, *O
 	}
 	orphans := []Orphan{}
 	for _, a := range attached {
-		// The record is read after the look: what was asked meanwhile explains what was seen.
+		// The record is read after the devices: it may explain what was made meanwhile.
 		o, is := orphanOf(a, shown, r.store.Get(a.Volume))
 		if is && o.Kept == "" {
 			is = unused(a, &o)
@@ -197,9 +198,9 @@ func boundByKubelet(path string) bool {
 	return strings.Contains(path, "/plugins/kubernetes.io/csi/volumeDevices/") && filepath.Base(filepath.Dir(path)) == "dev"
 }
 
-// unasked looks whether a volume of which nothing is asked has a device, which is an
+// unasked reports whether a volume without a record has a device, which is then an
 // orphan. It detaches that, with the view over it, if detach is set and nobody uses it.
-// kept says why the device has to stay; else it is empty.
+// kept says why the device has to stay; otherwise it is empty.
 //
 // It waits for its turn as Exclusive does.
 func (r *Reconciler) unasked(ctx context.Context, id string, detach bool) (orphan bool, kept string, err error) {
@@ -244,9 +245,9 @@ func (r *Reconciler) unasked(ctx context.Context, id string, detach bool) (orpha
 	return orphan, kept, err
 }
 
-// inUse names who uses a device that nobody has claimed. A process that has its node
-// open, such as one in a pod with a raw volume, would find another volume behind that
-// node once the device is detached. It is empty if there is none.
+// inUse names who uses a device that nobody has claimed; empty: nobody. A process that
+// has its node open, such as one in a pod with a raw volume, would find another volume
+// behind that node once the device is detached.
 func (r *Reconciler) inUse(ctx context.Context, d state.Device) string {
 	if who := r.holders(ctx, d); who != "" {
 		return d.Path + " is open: " + who

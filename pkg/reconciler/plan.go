@@ -13,24 +13,24 @@ import (
 type Action string
 
 const (
-	Look           Action = "look"            // the one that precedes each step, and is for no part
+	Look           Action = "look"            // the observation before each step, for no part
 	Unbind         Action = "unbind"          // unmount the top mount at a target
 	RemoveTarget   Action = "remove-target"   // delete the empty file or directory that was a target
 	Unmount        Action = "unmount"         // unmount the top mount at the staging path
 	Release        Action = "release"         // take copies of the stage out of other mount namespaces
 	DetachView     Action = "detach-view"     // detach the read-only device over the device
 	Detach         Action = "detach"          // detach the device
-	AdoptInline    Action = "adopt-inline"    // an inline volume that ends, and that no record explained
+	AdoptInline    Action = "adopt-inline"    // take into the record an inline volume that ends without one
 	RemoveStage    Action = "remove-stage"    // delete the empty staging directory of an inline volume
 	DeleteVolume   Action = "delete-volume"   // delete an inline volume with its data
-	LeaveVolume    Action = "leave-volume"    // leave an inline volume of which nothing is known now to the sweep
+	LeaveVolume    Action = "leave-volume"    // leave an inline volume whose owner is unknown to the sweep
 	CreateVolume   Action = "create-volume"   // have an inline volume made, or found as asked
-	Adopt          Action = "adopt"           // a stage that stands and that no intent explained
-	Choose         Action = "choose"          // the type of file system that a stage leaves open
+	Adopt          Action = "adopt"           // take into the record a stage that is mounted without one
+	Choose         Action = "choose"          // choose the file system of a stage that names none
 	Attach         Action = "attach"          // attach the device, or reclaim one that is going away
-	CreateLayer    Action = "create-layer"    // make a layer on a blank element
+	CreateLayer    Action = "create-layer"    // write a layer to a blank element
 	OpenLayer      Action = "open-layer"      // make the device of a layer
-	CloseLayer     Action = "close-layer"     // take the device of a layer away
+	CloseLayer     Action = "close-layer"     // remove the device of a layer
 	GrowLayer      Action = "grow-layer"      // let the device of a layer fill the element beneath
 	GrowDevice     Action = "grow-device"     // grow the backing and the device
 	BeginFormat    Action = "begin-format"    // make the formatting mark durable
@@ -40,17 +40,17 @@ const (
 	GrowFilesystem Action = "grow-filesystem" // grow the file system to its device
 	Mount          Action = "mount"           // mount the file system at the staging path
 	MountSource    Action = "mount-source"    // mount a source that is no device at a target
-	SetAttributes  Action = "set-attributes"  // put the flags of a mount right
-	AttachView     Action = "attach-view"     // attach a read-only device over the device, or let it grow with that
-	MarkRaw        Action = "mark-raw"        // make it durable that the device is shown raw, for writing
+	SetAttributes  Action = "set-attributes"  // correct the flags of a mount
+	AttachView     Action = "attach-view"     // attach a read-only device over the device, or grow it
+	MarkRaw        Action = "mark-raw"        // set the durable mark that the device is published raw, for writing
 	Bind           Action = "bind"            // bind the stage, or the device node, at a target
 )
 
-// Step is one act on the kernel for the sake of one part. It is comparable.
+// Step is one action for the sake of one part. It is comparable.
 type Step struct {
 	Action Action     `json:"action"`
 	Part   state.Part `json:"part"`
-	// Layer is the one that the step is made on; empty for the device of the backend.
+	// Layer is the one that the step works on; empty for the device of the backend.
 	Layer string `json:"layer,omitempty"`
 }
 
@@ -64,17 +64,17 @@ func (s Step) String() string {
 	return fmt.Sprintf("%s for %s", s.Action, s.Part)
 }
 
-// Problem is why a part cannot be had, in words for an operator. A zero
-// Problem is none.
+// Problem is why a part cannot be brought about, in words for an operator. The zero
+// value means that there is none.
 type Problem struct {
 	Class state.Class
 	Text  string
 }
 
 // Verdict is what a plan says of one part: settled, stuck on a problem, waiting
-// for other parts, or (none of these) under way by a step of the plan. An end
-// that is settled with a problem left something behind that is not the
-// volume's: the caller is told, the work is over.
+// for other parts, or (none of these) under way by a step of the plan. A removal
+// that is settled with a problem left something behind that is not the volume's:
+// the caller is told, and nothing more is done.
 type Verdict struct {
 	Settled bool
 	Problem Problem
@@ -89,8 +89,8 @@ type Plan struct {
 
 // MakePlan decides what to do so that have becomes want. It is pure: no I/O,
 // no clock, no globals; the same input gives the same plan. The steps come in
-// the order pods, stage, device for what must go, then device, stage, pods for
-// what must come.
+// the order targets, stage, device for removals, then device, stage, targets for
+// additions.
 func MakePlan(want *state.Volume, have state.Actual) Plan { return makePlan(want, have).plan }
 
 func makePlan(want *state.Volume, have state.Actual) *planner {
@@ -122,7 +122,7 @@ func makePlan(want *state.Volume, have state.Actual) *planner {
 	return p
 }
 
-// settled reports whether every part is.
+// settled reports whether every part is settled.
 func (p Plan) settled() bool {
 	for _, v := range p.Verdicts {
 		if !v.Settled {
@@ -141,8 +141,8 @@ type planner struct {
 	asks     bool // the plan depends on the owner of an inline volume
 }
 
-// newPlanner returns a planner to which what was not looked at is what could not
-// be looked at now.
+// newPlanner returns a planner that treats what was not observed as if observing it
+// had failed.
 func newPlanner(want *state.Volume, have state.Actual) *planner {
 	p := &planner{want: want, have: have, stack: have.Stack(), plan: Plan{Verdicts: map[state.Part]Verdict{}}}
 	if p.have.Stage.File == state.UnknownFile && p.have.Stage.Err == nil {
@@ -185,9 +185,9 @@ func (p *planner) doOn(layer string, action Action, part state.Part) Verdict {
 	return Verdict{}
 }
 
-// allowed judges a step on a source that another node can reach. What stands is
-// repaired, but nothing is set up that nobody waits for: after a fence another
-// node may be writing.
+// allowed judges a step on a source that other nodes can reach. Binds of what is still
+// mounted are restored, but nothing else is set up unless a caller waits: after a fence
+// another node may be writing.
 func (p *planner) allowed(action Action) Verdict {
 	source := p.stack[0].Device
 	if !source.Shared {
@@ -199,7 +199,7 @@ func (p *planner) allowed(action Action) Verdict {
 			return stuck(state.FailedPrecondition, "the volume's storage can be reached by other nodes, and nothing proves that none of them uses it: it is not formatted. Use an access mode and a driver that attach it to one node at a time")
 		}
 	case Attach, OpenLayer, Check, Mount:
-	case Unmount, Detach, CloseLayer: // to set it up anew
+	case Unmount, Detach, CloseLayer: // unless the volume ends, it is set up anew afterwards
 		if p.want.Stage.Gone || action == Unmount && !p.broken() {
 			return settled
 		}
@@ -207,14 +207,14 @@ func (p *planner) allowed(action Action) Verdict {
 		return settled
 	}
 	if !stageAsked(p.want) {
-		return stuck(state.Unavailable, "the volume's storage can be reached by other nodes, so what was lost of it is set up again only when somebody asks: a stage or a publish does")
+		return stuck(state.Unavailable, "the volume's storage can be reached by other nodes, so what was lost of it is set up again only when somebody asks: by a stage or a publish")
 	}
 	return settled
 }
 
 var settled = Verdict{Settled: true}
 
-// residue is the verdict on an end that leaves what the plugin did not make.
+// residue is the verdict on a removal that leaves what the plugin did not make.
 func residue(format string, args ...any) Verdict {
 	v := stuck(state.FailedPrecondition, format, args...)
 	v.Settled = true
@@ -240,7 +240,7 @@ func (p *planner) unseenDevice() Verdict {
 	if err := p.have.Device.Err; err != nil {
 		return unseen(err)
 	}
-	return stuck(state.Unavailable, "whether a device stands for the volume is not known now")
+	return stuck(state.Unavailable, "whether the volume has a device is not known now")
 }
 
 // ours reports whether a mount is of the volume's device or of its view.
@@ -276,7 +276,7 @@ func (p *planner) targets(such func(*state.Target, state.Mountpoint) bool) []sta
 }
 
 // unknown reports whether something may be mounted at a path that could not be
-// looked at. A final error tells that it is no path to mount at.
+// looked at. A final error means that nothing can be mounted at such a path.
 func unknown(m state.Mountpoint) bool { return m.Err != nil && !state.ClassOf(m.Err).Final() }
 
 // describe says what is mounted at a path that should be something else.

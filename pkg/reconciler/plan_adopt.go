@@ -10,10 +10,10 @@ import (
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
-// A publish or an expansion that meets no stage record finds the store lost: the
-// CO does not stage again what it believes staged. Its edit writes a provisional
-// stage, for which nothing is done but this: it is adopted if it is seen to
-// stand, else what needs it is refused and forgotten.
+// A publish or an expansion that finds no record of a stage means that the store was
+// lost: the CO does not stage again what it believes staged. Its edit writes a
+// provisional stage. That is adopted if the volume is seen to be staged; otherwise the
+// request is refused, and both are forgotten.
 
 // provisional plans towards the adoption of a stage.
 func (p *planner) provisional(s *state.Stage) Verdict {
@@ -25,7 +25,7 @@ func (p *planner) provisional(s *state.Stage) Verdict {
 		return unseen(p.have.Stage.Err)
 	}
 	as := p.adopted(s)
-	if p.have.Source != nil && s.Path != "" && s.Capability.Access != "" { // nothing stands of it that could be seen: it is a record
+	if p.have.Source != nil && s.Path != "" && s.Capability.Access != "" { // such a stage is only a record, so there is nothing to see
 		if v := as.sourceStage(as.want.Stage); !v.Settled {
 			return v
 		}
@@ -43,19 +43,19 @@ func (p *planner) provisional(s *state.Stage) Verdict {
 	return stuck(state.FailedPrecondition, "%v", state.ErrNotStaged)
 }
 
-// adopted returns a planner for the stage that would be adopted: that which
-// stands, in what a provisional one leaves open.
+// adopted returns a planner for the stage that would be adopted: what the provisional
+// one leaves open is taken from what is there.
 func (p *planner) adopted(s *state.Stage) *planner {
 	as := &planner{want: p.want.Clone(), have: p.have}
 	as.want.Stage.ReadOnly = p.have.Device.ReadOnly
 	if c := &as.want.Stage.Capability; c.Access == state.MountAccess && c.FSType == "" && len(p.have.Stage.Mounts) > 0 {
-		c.FSType = p.have.Stage.Mounts[0].FSType // whatever stands is what was asked for
+		c.FSType = p.have.Stage.Mounts[0].FSType // whatever is mounted is what was asked for
 	}
 	return as
 }
 
-// unlikeAdopted judges a target that was asked for before anybody knew how the
-// volume is staged; otherwise the edit that asks for it does that.
+// unlikeAdopted judges a target that was asked for before it was known how the volume
+// is staged. In all other cases the edit that asks for the target has checked that.
 func (p *planner) unlikeAdopted(t *state.Target) Verdict {
 	if s := p.want.Stage; s.Adopted && s.ReadOnly && !t.ReadOnly && !t.Accepted {
 		return stuck(state.FailedPrecondition, "the volume is staged read-only at %s, and publishing it for writing was asked for", s.Path)
@@ -63,7 +63,7 @@ func (p *planner) unlikeAdopted(t *state.Target) Verdict {
 	return settled
 }
 
-// adopt notes that a provisional stage stands, and as what.
+// adopt turns a provisional stage into a real one, with what was observed of it.
 func (r *Reconciler) adopt(ctx context.Context, want *state.Volume, have state.Actual) error {
 	backend, err := r.backendOf(ctx, want)
 	if err != nil {
@@ -87,8 +87,8 @@ func (r *Reconciler) adopt(ctx context.Context, want *state.Volume, have state.A
 	return nil
 }
 
-// backendOf names the backend of a volume of which the record does not tell it;
-// empty: there is one only.
+// backendOf names the backend of a volume whose record does not name it; empty: there
+// is only one backend.
 func (r *Reconciler) backendOf(ctx context.Context, want *state.Volume) (string, error) {
 	all, several := r.kernel.Devices.(interface {
 		Resolve(ctx context.Context, v devices.Volume) (string, error)
@@ -99,8 +99,8 @@ func (r *Reconciler) backendOf(ctx context.Context, want *state.Volume) (string,
 	return all.Resolve(ctx, r.spec(want))
 }
 
-// unfit tells, of the parts for which nothing was done yet, why nothing can be
-// done whatever the device: a volume must not be attached or formatted for that.
+// unfit returns, for parts for which nothing was done yet, errors that do not depend
+// on the device. With such an error the volume must not even be attached.
 func (r *Reconciler) unfit(want *state.Volume, have state.Actual) map[state.Part]error {
 	var all map[state.Part]error
 	note := func(part state.Part, err error) {
@@ -139,9 +139,9 @@ func (r *Reconciler) refusedOptions(c state.Capability) error {
 	return r.kernel.Mounts.CheckOptions(c.FSType, flags)
 }
 
-// inLostVolume refuses a path that lies in a volume of which there is no record, as
-// after the loss of the store, or in a mount of the volume itself that its record
-// does not explain. Where a record does, the store knows whether the path is free.
+// inLostVolume refuses a path that lies in a volume without a record, such as after
+// the loss of the store, or in a mount of the volume itself that its record does not
+// explain. For volumes with a record, the store keeps the paths apart.
 func (r *Reconciler) inLostVolume(want *state.Volume, path string) error {
 	if r.kernel.VolumeAt == nil {
 		return nil

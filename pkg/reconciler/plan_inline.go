@@ -6,8 +6,7 @@ import (
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
-// inline plans towards an inline volume that is made, as asked, before anything else
-// of it is.
+// inline plans the creation of an inline volume, which comes before all other steps.
 func (p *planner) inline(s *state.Stage) Verdict {
 	if s.Inline == nil || s.Inline.Made {
 		return settled
@@ -16,13 +15,13 @@ func (p *planner) inline(s *state.Stage) Verdict {
 	case state.OwnerUnknown:
 		return unseen(o.Err)
 	case state.OwnerOther:
-		return stuck(state.AlreadyExists, "there is a volume of that id, and it is not that of the pod at %s", s.Inline.Target)
+		return stuck(state.AlreadyExists, "there is a volume of that id, and it does not belong to the pod at %s", s.Inline.Target)
 	}
 	return p.do(CreateVolume, state.StagePart())
 }
 
-// owner returns what is known of the owner of an inline volume, and notes that the
-// plan depends on it. Of an unknown one Err tells why.
+// owner returns the observed owner of an inline volume, and notes that the plan
+// depends on it. If it is unknown, Err says why.
 func (p *planner) owner() state.Owner {
 	p.asks = true
 	if o := p.have.Owner; o.State != state.OwnerUnknown || o.Err != nil {
@@ -31,8 +30,8 @@ func (p *planner) owner() state.Owner {
 	return state.Owner{Err: errUnseen}
 }
 
-// end plans the end of a stage, and then of the inline volume that ends with it. What
-// cannot be known of its owner keeps the data, and nothing else.
+// end plans the end of a stage, and then of the inline volume that ends with it. If
+// its owner cannot be known, only the data is kept.
 func (p *planner) end(s *state.Stage) Verdict {
 	if s.Inline == nil || !s.Inline.Ended {
 		return p.unstage(s)
@@ -48,7 +47,7 @@ func (p *planner) end(s *state.Stage) Verdict {
 	}
 	switch m := p.have.Stage; {
 	case m.File == state.Directory && m.Empty:
-		return p.do(RemoveStage, state.StagePart()) // before the volume, by which a next attempt knows what to do
+		return p.do(RemoveStage, state.StagePart()) // before the volume, so that a retry still finds the owner
 	case m.File != state.NoFile:
 		return stuck(state.FailedPrecondition, "what is at the staging path %s is not the volume's: move it away, it is not removed", s.Path)
 	case !s.Inline.Made:
@@ -65,8 +64,8 @@ func (p *planner) end(s *state.Stage) Verdict {
 	return p.do(DeleteVolume, state.StagePart()) // the record names the owner
 }
 
-// endUnrecorded plans the end of what may be an inline volume whose record was lost:
-// the backend tells, else the id, by which it is taken down and no more.
+// endUnrecorded plans the end of what may be an inline volume whose record was lost.
+// If the backend cannot tell whether it is one, its data is left.
 func (p *planner) endUnrecorded(s *state.Stage) Verdict {
 	if !s.Inline.Made {
 		return settled // it was left
@@ -82,7 +81,8 @@ func (p *planner) endUnrecorded(s *state.Stage) Verdict {
 	return p.do(LeaveVolume, state.StagePart())
 }
 
-// awaitEnd lets the publish that an inline volume lives for end with the volume.
+// awaitEnd keeps the publish that an inline volume lives for from being settled before
+// the volume has ended.
 func (p *planner) awaitEnd(s *state.Stage) {
 	if s.Inline == nil || !s.Inline.Ended || p.plan.Verdicts[state.StagePart()].Settled {
 		return

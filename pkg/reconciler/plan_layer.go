@@ -2,8 +2,8 @@ package reconciler
 
 import "github.com/csi-node/csi-node/pkg/state"
 
-// highest returns the index, in the stack, of the highest element that stands; 0,
-// which is the source, when no layer does.
+// highest returns the index, in the stack, of the highest element that has a device;
+// 0, which is the source, when no layer has one.
 func (p *planner) highest() int {
 	for i := len(p.stack) - 1; i > 0; i-- {
 		if standsOrStrays(p.stack[i].Device) {
@@ -13,18 +13,18 @@ func (p *planner) highest() int {
 	return 0
 }
 
-// top returns the highest element that stands; the source when none does.
+// top returns the device of the highest element that has one; else the source.
 func (p *planner) top() state.Device { return p.stack[p.highest()].Device }
 
-// standsOrStrays reports whether there is a device of the plugin's, be it on
-// another element than the volume's.
+// standsOrStrays reports whether there is a device that the plugin made, even if it
+// lies on another element than the volume's.
 func standsOrStrays(d state.Device) bool { return stands(d) || d.Stray }
 
 func (p *planner) close(i int) Verdict {
 	return p.doOn(p.stack[i].Layer, CloseLayer, state.StagePart())
 }
 
-// reopen plans towards element i being closed so that it can be opened again.
+// reopen plans to close element i so that it can be opened again.
 func (p *planner) reopen(i int) Verdict {
 	if p.stack[i].Device.NeedsSecret { // then it could not be
 		return p.secretless(i)
@@ -41,7 +41,7 @@ func (p *planner) secretless(i int) Verdict {
 	return stuck(state.Unavailable, "%s waits for its secret, which nobody has named since the plugin started, or which is not the right one: a stage or a publish that names it brings it", what)
 }
 
-// layer plans towards the device of layer i, on the element beneath, which stands.
+// layer plans towards the device of layer i, on the attached element beneath.
 func (p *planner) layer(s *state.Stage, i int) Verdict {
 	d, lower, name := p.stack[i].Device, p.stack[i-1].Device, p.stack[i].Layer
 	switch {
@@ -63,7 +63,7 @@ func (p *planner) layer(s *state.Stage, i int) Verdict {
 		return p.create(s, i)
 	case lower.Formatting && d.Fresh && s.ReadOnly:
 		return stuck(state.FailedPrecondition, "making the volume's layer %s was interrupted and read-only access was asked for: stage it once for writing", name)
-	case lower.Formatting && d.Fresh && !stands(d): // making it was interrupted at its very end
+	case lower.Formatting && d.Fresh && !stands(d): // the layer was made, but the mark beneath not yet cleared
 		return p.doOn(name, CreateLayer, state.StagePart())
 	case lower.Formatting && d.Fresh && !p.shown():
 		return p.reopen(p.highest())
@@ -81,8 +81,8 @@ func (p *planner) layer(s *state.Stage, i int) Verdict {
 	return settled
 }
 
-// create plans towards layer i on an element that does not bear it: what bears the
-// mark was proven blank.
+// create plans towards layer i on an element that does not bear it. An element that
+// bears the formatting mark was proved blank.
 func (p *planner) create(s *state.Stage, i int) Verdict {
 	c, source, lower, name := p.have.Beneath, p.stack[0].Device, p.stack[i-1].Device, p.stack[i].Layer
 	switch {

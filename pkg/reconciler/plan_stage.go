@@ -7,7 +7,7 @@ import (
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
-// stage plans towards a staged volume: device, contents, mount.
+// stage plans a stage: device, contents, mount.
 func (p *planner) stage(s *state.Stage) Verdict {
 	if s.Provisional {
 		return p.provisional(s)
@@ -38,7 +38,7 @@ func (p *planner) stage(s *state.Stage) Verdict {
 	if v := p.device(s); !v.Settled {
 		return v
 	}
-	if p.open(s) { // what is on a layer is not seen before
+	if p.open(s) { // the contents of a layer are known only now
 		if err := p.have.Contents.Err; err != nil {
 			return unseen(err)
 		}
@@ -65,17 +65,17 @@ func (p *planner) stage(s *state.Stage) Verdict {
 	return p.do(Mount, state.StagePart())
 }
 
-// open reports whether a stage leaves the type of its file system open.
+// open reports whether the type of the stage's file system is not chosen yet.
 func (p *planner) open(s *state.Stage) bool {
 	return s.Capability.Access == state.MountAccess && s.Capability.FSType == ""
 }
 
-// unexplained reports whether what is mounted for a stage was mounted before it
-// was asked for: nothing was done for it yet.
+// unexplained reports whether no step was made for a stage yet, so that whatever is
+// mounted there was mounted before it was asked for.
 func unexplained(s *state.Stage) bool { return !s.Gone && !s.Accepted && !s.Begun }
 
-// found judges the options of a file system that was mounted before the stage
-// was asked for. Those that the plugin mounts it with are the record's.
+// found judges the options of a file system that was mounted before the stage was
+// asked for. What the plugin mounts itself always has the options of the record.
 func (p *planner) found(s *state.Stage) Verdict {
 	if !unexplained(s) || s.Capability.Access != state.MountAccess {
 		return settled
@@ -84,20 +84,20 @@ func (p *planner) found(s *state.Stage) Verdict {
 	switch mounts := p.have.Stage.Mounts; {
 	case len(mounts) > 0:
 		top = mounts[0]
-	case p.have.Elsewhere != nil: // at a pod's: a mount now would show the same superblock
+	case p.have.Elsewhere != nil: // such as at a target: a new mount would share its superblock
 		path, top = p.have.Elsewhere.Path, p.have.Elsewhere.Mount
 	default:
 		return settled
 	}
 	if top.Node || top.Corrupt || !top.Is(p.have.Device.Number) || top.FSType != s.Capability.FSType {
-		return settled // which is judged elsewhere
+		return settled // keepMounted judges that
 	}
 	flags, err := stageFlags(s)
 	if err != nil {
 		return stuck(state.ClassOf(err), "%v", err)
 	}
 	if option := flags.Shown(top.FSType, top.Options); option != "" {
-		return stuck(state.FailedPrecondition, "the volume was found mounted at %s, by a request that is not known any more, and its file system is not seen to be mounted as asked: the mount flag %q makes the difference. A file system keeps its options as long as it is mounted: unpublish and unstage the volume, then stage it anew; or ask for the options that it has", path, option)
+		return stuck(state.FailedPrecondition, "the volume was found mounted at %s, by a request of which there is no record, and its file system is not seen to be mounted as asked: the mount flag %q makes the difference. A file system keeps its options as long as it is mounted: unpublish and unstage the volume, then stage it anew; or ask for the options that it has", path, option)
 	}
 	return settled
 }
@@ -117,7 +117,7 @@ func (p *planner) place(s *state.Stage) Verdict {
 	return settled
 }
 
-// raw judges a device that is to be shown as it is.
+// raw judges a device that is to be published raw.
 func (p *planner) raw(s *state.Stage) Verdict {
 	switch {
 	case p.have.Stage.Err != nil:
@@ -130,8 +130,8 @@ func (p *planner) raw(s *state.Stage) Verdict {
 	return settled
 }
 
-// device plans towards a stack that stands and takes writes or not, as the stage
-// asks: the source, then layer by layer.
+// device plans towards an attached stack, writable or read-only as the stage asks: the
+// source, then layer by layer.
 func (p *planner) device(s *state.Stage) Verdict {
 	v := p.source(s)
 	for i := 1; i <= len(p.have.Lower) && v.Settled; i++ {
@@ -154,7 +154,7 @@ func (p *planner) source(s *state.Stage) Verdict {
 		return stuck(state.Unavailable, "the volume was staged from the device %s, and the device %s does not tell now which one it is", s.Identity, d.Path)
 	case d.State == state.DeviceForeign:
 		return stuck(state.FailedPrecondition, "the volume's backing is used by %s, which the plugin did not attach: detach that first", d.Holder)
-	case d.Attached() && d.Size < d.Capacity: // a growth was interrupted before it reached the device
+	case d.Attached() && d.Size < d.Capacity: // an interrupted expansion has not reached the device
 		return p.do(GrowDevice, state.StagePart())
 	case d.State == state.DeviceAbsent && d.Size < d.Capacity:
 		return stuck(state.FailedPrecondition, "the volume has %d bytes, %d fewer than it was created with: its backing%s was truncated. Restore it from a backup, or delete the volume", d.Size, d.Capacity-d.Size, backing(d))
@@ -174,21 +174,21 @@ func (p *planner) source(s *state.Stage) Verdict {
 	return p.do(Detach, state.StagePart())
 }
 
-// shown reports whether the top of what stands is, or may be, in use, or has a view.
+// shown reports whether the top device is, or may be, in use, or has a view.
 func (p *planner) shown() bool {
 	return p.top().Held || p.have.View.State != state.DeviceAbsent || len(p.maybeBound()) > 0 || p.stageIsOurs() || unknown(p.have.Stage)
 }
 
-// mountedAtTarget reports whether a target shows the file system, so that the
-// kernel has it mounted, and a stage that was lost can be mounted again as it is.
+// mountedAtTarget reports whether the file system is mounted at a target. Then a lost
+// stage can be mounted again without a check or a growth.
 func (p *planner) mountedAtTarget() bool {
 	return len(p.targets(func(_ *state.Target, m state.Mountpoint) bool {
 		return slices.ContainsFunc(m.Mounts, func(m state.Mount) bool { return !m.Node && m.Is(p.have.Device.Number) })
 	})) > 0
 }
 
-// inUse reports whether somebody has claimed the device or its view, or a
-// target shows it: a bound device node claims nothing.
+// inUse reports whether somebody has claimed the device or its view, or a target
+// shows it. (A bound device node is no claim.)
 func (p *planner) inUse() bool {
 	return p.have.Device.Held || p.have.View.Held || len(p.bound()) > 0
 }
@@ -231,9 +231,9 @@ func (p *planner) keepMounted(s *state.Stage) Verdict {
 	case top.Node || !top.Is(p.have.Device.Number):
 		return stuck(state.FailedPrecondition, "%s is mounted at the staging path %s: it is not this volume's; find out whose before you unmount it", describe(top), s.Path)
 	case len(mounts) > 1 && p.ours(mounts[1]):
-		return p.do(Unmount, state.StagePart()) // mounted twice
+		return p.do(Unmount, state.StagePart()) // it is mounted twice
 	case top.Corrupt:
-		return stuck(state.FailedPrecondition, "the file system at the staging path %s is broken, and lies over %s: it is not this volume's; find out whose before you unmount both", s.Path, describe(mounts[1]))
+		return stuck(state.FailedPrecondition, "the file system at the staging path %s is broken, and lies over %s: that is not this volume's; find out whose before you unmount both", s.Path, describe(mounts[1]))
 	case p.swapped(s):
 		return p.another(s)
 	case top.FSType != s.Capability.FSType:
@@ -246,8 +246,8 @@ func (p *planner) keepMounted(s *state.Stage) Verdict {
 	return settled
 }
 
-// adoptable reports whether the kernel shows the stage that is wanted, be it that
-// a growth was interrupted and the device is to follow its backing.
+// adoptable reports whether the volume is seen to be staged as asked. Its device may
+// be smaller than its backing: an expansion was interrupted.
 func adoptable(want *state.Volume, have state.Actual) bool {
 	p := newPlanner(want, have)
 	unlike := func(e state.Element) bool { return !e.Device.Attached() || e.Device.ReadOnly != want.Stage.ReadOnly }
@@ -263,8 +263,8 @@ func adoptable(want *state.Volume, have state.Actual) bool {
 }
 
 // broken reports whether the volume's file system is mounted and does not work
-// any more: it was shut down, or its device failed. All its mounts show the one
-// superblock, which goes with the last of them, and only then comes a new one.
+// any more: it was shut down, or its device failed. All its mounts share one
+// superblock; only after the last of them is gone can the data be mounted anew.
 func (p *planner) broken() bool {
 	if mounts := p.have.Stage.Mounts; len(mounts) > 0 {
 		return p.corrupt(p.have.Stage)
@@ -272,15 +272,15 @@ func (p *planner) broken() bool {
 	return len(p.targets(func(_ *state.Target, m state.Mountpoint) bool { return p.corrupt(m) })) > 0
 }
 
-// corrupt reports whether what is mounted at a path is the volume's file system,
-// broken, and neither covers nor is covered by another.
+// corrupt reports whether the only mount at a path is the volume's file system, and
+// that is broken.
 func (p *planner) corrupt(m state.Mountpoint) bool {
 	return len(m.Mounts) == 1 && m.Mounts[0].Corrupt && !m.Mounts[0].Node && m.Mounts[0].Is(p.have.Device.Number)
 }
 
-// renew plans towards a broken file system's being mounted anew. Its mounts are
-// taken away only if nothing else keeps it and the data can be read: a target
-// that fails is better than one that shows an empty directory.
+// renew plans to mount a broken file system anew. Its mounts are taken down only if
+// nothing else keeps it and the data can be read: a target that fails is better than
+// one that shows an empty directory.
 func (p *planner) renew(s *state.Stage) Verdict {
 	c, bound := p.have.Contents, p.bound()
 	broken := p.targets(func(_ *state.Target, m state.Mountpoint) bool { return p.corrupt(m) })
@@ -296,7 +296,7 @@ func (p *planner) renew(s *state.Stage) Verdict {
 	case len(broken) < len(p.maybeBound()):
 		return stuck(state.Unavailable, "the file system at the staging path %s is broken, and targets are covered, not broken, or cannot be looked at", s.Path)
 	case len(bound) > 0 && !p.allowed(Unmount).Settled:
-		return p.allowed(Unmount) // nothing would come after
+		return p.allowed(Unmount) // without it, unbinding would lead nowhere
 	case len(bound) > 0:
 		p.clearing = true
 		return Verdict{Needs: bound}
@@ -304,8 +304,8 @@ func (p *planner) renew(s *state.Stage) Verdict {
 	return p.do(Unmount, state.StagePart())
 }
 
-// swapped reports whether the device holds another file system than the one
-// that the stage was first seen to hold with.
+// swapped reports whether the device holds another file system than when the stage
+// was accepted.
 func (p *planner) swapped(s *state.Stage) bool {
 	c := p.have.Contents
 	return c.Err == nil && s.UUID != "" && c.UUID != "" && c.UUID != s.UUID
@@ -317,8 +317,8 @@ func (p *planner) another(s *state.Stage) Verdict {
 	return stuck(state.FailedPrecondition, "the device %s holds the file system %s, and the volume was staged with %s: its data was swapped. Put the right data back into its backing%s; or, to take what is there, unpublish and unstage the volume and stage it again", d.Path, p.have.Contents.UUID, s.UUID, backing(d))
 }
 
-// contents plans towards a device that can be mounted: formatted once, checked
-// when the superblock asks for it, and grown if this kind grows only unmounted.
+// contents plans towards a device that can be mounted: formatted once, checked if
+// the superblock asks for it, and grown if its file system grows only unmounted.
 func (p *planner) contents(s *state.Stage) Verdict {
 	d, c := p.have.Device, p.have.Contents
 	switch {
@@ -341,7 +341,7 @@ func (p *planner) contents(s *state.Stage) Verdict {
 		case s.ReadOnly || !c.NeedsCheck && !(c.Growable && c.GrowsUnmounted && !c.GrowsMounted):
 			return settled
 		case p.mountedAtTarget():
-			return settled // it is past checks, and grows another time
+			return settled // it is mounted: too late for a check, and it grows another time
 		case p.inUse():
 			return p.held(d, "checking or growing the file system")
 		case c.NeedsCheck:
@@ -353,7 +353,7 @@ func (p *planner) contents(s *state.Stage) Verdict {
 		case s.ReadOnly:
 			return stuck(state.FailedPrecondition, "the volume is blank and read-only access was asked for: stage it once for writing, which formats it")
 		case p.have.Layer != "":
-			return stuck(state.FailedPrecondition, "the volume's layer %s is not new, and nothing that is known is on it: its data is lost, and it is not formatted again. Restore it from a backup, or delete the volume", p.have.Layer)
+			return stuck(state.FailedPrecondition, "the volume's layer %s is not new, and holds nothing known: its data is lost, and it is not formatted again. Restore it from a backup, or delete the volume", p.have.Layer)
 		case d.Formatted != "":
 			return stuck(state.FailedPrecondition, "the volume was formatted as %s before and is blank now: its data is lost, and it is not formatted again. Restore its backing%s from a backup, or delete the volume", d.Formatted, backing(d))
 		case d.Size < p.have.Smallest:
@@ -366,7 +366,7 @@ func (p *planner) contents(s *state.Stage) Verdict {
 	return stuck(state.FailedPrecondition, "the volume is neither blank nor a file system that this node can mount: found %s. Its backing%s is left as it is; to destroy what is there deliberately, unstage the volume and run csi-node volume clear-device %s --i-understand-this-destroys-data", c.Found, backing(d), p.want.ID)
 }
 
-// finishFormat plans from a formatting mark on: a device that carries it was
+// finishFormat plans the format of a device that bears the formatting mark: it was
 // never mounted.
 func (p *planner) finishFormat(s *state.Stage) Verdict {
 	d := p.have.Device
@@ -383,8 +383,8 @@ func (p *planner) finishFormat(s *state.Stage) Verdict {
 	return p.doOn(p.have.Layer, Format, state.StagePart())
 }
 
-// maybeBlank reports whether a device is blank as far as a look can tell: what
-// formats it proves that first.
+// maybeBlank reports whether a device may be blank, as far as an observation can
+// tell. That is proved before it is formatted.
 func maybeBlank(c state.Contents) bool {
 	return c.Kind == state.ContentsBlank || c.Kind == state.ContentsUnproven
 }
@@ -408,7 +408,8 @@ func backing(d state.Device) string {
 	return " " + d.Backing
 }
 
-// held is the verdict on a device that somebody else has claimed.
+// held is the verdict on a device that somebody else has claimed; before is what has
+// to wait for that.
 func (p *planner) held(d state.Device, before string) Verdict {
 	if !d.Held && p.have.View.Held {
 		d = p.have.View
@@ -483,16 +484,16 @@ func (p *planner) size(z *state.Size) Verdict {
 	case !c.Growable:
 		return settled
 	case z.Accepted && (s.ReadOnly || !c.GrowsMounted):
-		return settled // it held; the device has grown since by a request that was refused
+		return settled // it was settled before a refused request made the device larger
 	case s.ReadOnly:
 		return stuck(state.FailedPrecondition, "the device has %d bytes now; the %s file system is mounted read-only and grows when the volume is next staged for writing", d.Size, c.FSType)
 	case !c.GrowsMounted:
-		return stuck(state.FailedPrecondition, "the device has %d bytes now; a mounted %s file system grows only by a process with CAP_SYS_RESOURCE, which the plugin lacks: it grows when the volume is next staged", d.Size, c.FSType)
+		return stuck(state.FailedPrecondition, "the device has %d bytes now; only a process with CAP_SYS_RESOURCE, which the plugin lacks, can grow a mounted %s file system: it grows when the volume is next staged", d.Size, c.FSType)
 	}
 	return Verdict{} // growMounted plans the step
 }
 
-// growMounted lets a mounted file system fill its device, asked or not.
+// growMounted plans to let a mounted file system fill its device, whether asked or not.
 func (p *planner) growMounted() {
 	s, c := p.want.Stage, p.have.Contents
 	if s == nil || s.Gone || s.ReadOnly || s.Capability.Access != state.MountAccess || !c.Growable || !c.GrowsMounted {

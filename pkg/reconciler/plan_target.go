@@ -13,7 +13,7 @@ func (p *planner) unpublish(t *state.Target) Verdict {
 	covered := slices.ContainsFunc(m.Mounts, func(m state.Mount) bool { return p.oursAt(t, m) })
 	switch {
 	case m.Err != nil && t.Withdrawn && state.ClassOf(m.Err).Final():
-		return settled // a path at which nothing can have been mounted
+		return settled // nothing can have been mounted at such a path
 	case m.Err != nil:
 		return unseen(m.Err)
 	case covered && p.oursAt(t, m.Mounts[0]):
@@ -23,7 +23,7 @@ func (p *planner) unpublish(t *state.Target) Verdict {
 	case len(m.Mounts) > 0 && p.unknownDevice():
 		return p.unseenDevice() // it may be the volume's
 	case t.Withdrawn || m.File == state.NoFile:
-		return settled // what is there was there before
+		return settled // whatever is there was there before the plugin
 	case len(m.Mounts) > 0:
 		return residue("%s is mounted at %s: it is not this volume's; find out whose before you unmount it", describe(m.Mounts[0]), t.Path)
 	case m.Empty && (m.File == state.Directory || m.File == state.RegularFile):
@@ -34,7 +34,7 @@ func (p *planner) unpublish(t *state.Target) Verdict {
 	return residue("%s is %s that the plugin did not make: it is not removed", t.Path, m.File)
 }
 
-// publish plans towards a target that shows the stage, or the device.
+// publish plans a publish: a target that shows the stage, or the device.
 func (p *planner) publish(t *state.Target) Verdict {
 	s := p.want.Stage
 	switch {
@@ -90,15 +90,15 @@ func (p *planner) publishDevice(t *state.Target) Verdict {
 	case !m.Mounts[0].Node || !p.oursAt(t, m.Mounts[0]):
 		return p.foreign(t)
 	case !m.Mounts[0].Is(d.Number), len(m.Mounts) > 1 && p.oursAt(t, m.Mounts[1]):
-		return p.do(Unbind, part) // the other node of the volume, or bound twice
+		return p.do(Unbind, part) // it is the view's node instead of the device's or vice versa, or bound twice
 	case p.writesUnmarked(t):
-		return p.do(MarkRaw, part) // it was bound by a version that did not mark
+		return p.do(MarkRaw, part) // a version that set no mark has bound it
 	}
 	return settled
 }
 
-// writesUnmarked reports whether a target lets a pod write to a raw device of
-// which no mark says so.
+// writesUnmarked reports whether a target lets a pod write to a raw device that does
+// not bear the mark for that.
 func (p *planner) writesUnmarked(t *state.Target) bool {
 	d := p.have.Device
 	return t.Capability.Access == state.BlockAccess && !t.ReadOnly && !d.ReadOnly && !d.Raw
@@ -109,8 +109,8 @@ func needsView(t *state.Target, d state.Device) bool {
 	return t.Capability.Access == state.BlockAccess && t.ReadOnly && !d.ReadOnly
 }
 
-// bind plans a bind onto a target at which nothing is mounted. What a repair
-// finds removed stays removed, because kubelet removes the directories of dead pods.
+// bind plans a bind onto a target at which nothing is mounted. A repair does not make
+// a missing target again, because kubelet removes the directories of dead pods.
 func (p *planner) bind(t *state.Target, want state.FileType) Verdict {
 	switch m := p.have.Targets[t.Path]; {
 	case m.File == state.NoFile && t.Accepted && !t.Asked:
@@ -153,8 +153,8 @@ func (p *planner) dropIdleView() {
 	p.do(DetachView, state.StagePart())
 }
 
-// growView lets a view that a target shows fill its device, asked or not: whoever
-// keeps a disk makes it larger, and the kernel may notice by itself.
+// growView plans to let a view that a target shows fill its device, whether asked or
+// not: an administrator may have made a disk larger, and the kernel have noticed.
 func (p *planner) growView() {
 	s := p.want.Stage
 	if s == nil || s.Gone || !p.plan.Verdicts[state.StagePart()].Settled || !p.viewLags() {
@@ -163,7 +163,7 @@ func (p *planner) growView() {
 	p.do(AttachView, state.SizePart())
 }
 
-// viewLags reports whether a target wants the view, and it is smaller than its device.
+// viewLags reports whether a target needs the view and it is smaller than its device.
 func (p *planner) viewLags() bool {
 	v, d := p.have.View, p.have.Device
 	if v.State != state.DeviceAttached || v.Size == 0 || v.Size >= d.Size {

@@ -44,15 +44,15 @@ type Filesystems interface {
 	// Prove returns nil only if the device is blank; it may read for minutes, and
 	// tells ctx how far it is (state.Progress).
 	Prove(ctx context.Context, device state.Device) error
-	// Smallest is how many bytes a device must have for a format as the type; 0:
-	// that is not known.
+	// Smallest is how many bytes a device must have for a file system of the type;
+	// 0: unknown.
 	Smallest(fsType string) int64
 	Format(ctx context.Context, device state.Device, fsType string) error
 	Check(ctx context.Context, device state.Device, fsType string) error
 	Grow(ctx context.Context, device state.Device, fsType, mountpoint string) error
-	// Default returns the type to make on a device of so many bytes if nobody names one.
+	// Default returns the type to make on a device of that size if nobody names one.
 	Default(bytes int64) string
-	// Options tells all that the kernel shows of the options of a mount's superblock.
+	// Options returns all options of a mount's superblock that the kernel shows.
 	Options(m state.Mount) string
 }
 
@@ -64,7 +64,7 @@ type Mounts interface {
 	Unmount(ctx context.Context, path string) error
 	// Elsewhere returns a mount of the file system on a device, wherever it is; nil: none.
 	Elsewhere(ctx context.Context, device state.DeviceNumber) (*state.Sighting, error)
-	// BoundAt tells where the node of a device is bound, also by nobody's intent.
+	// BoundAt returns where the node of a device is bound, whoever bound it.
 	BoundAt(ctx context.Context, device state.DeviceNumber) ([]string, error)
 	// Keepers names what would keep the file system on a device alive if its
 	// mounts at the paths went.
@@ -72,8 +72,8 @@ type Mounts interface {
 	// CheckOptions returns InvalidArgument for an option that the kernel refuses
 	// for the type of file system, whatever the device.
 	CheckOptions(fsType string, flags state.Flags) error
-	// Above tells which mount holds the directory of a path, and where it is
-	// mounted; nowhere if it is that of the kubelet directory.
+	// Above returns the mount that holds the directory of a path, and where it is
+	// mounted; an empty point if it also holds the kubelet directory.
 	Above(path string) (m state.Mount, point string, err error)
 }
 
@@ -84,18 +84,18 @@ type Mounter interface {
 	BindDevice(ctx context.Context, device state.Device, target string) error
 }
 
-// SourceMounter is a Mounts that also mounts what is no device.
+// SourceMounter is a Mounts that also mounts sources that are no devices.
 type SourceMounter interface {
 	// MountSource ends with ctx or the source's deadline, whatever the server does.
 	MountSource(ctx context.Context, source state.Source, path string, flags state.Flags) error
 }
 
-// Directories takes care of the directories that mounts leave behind.
+// Directories cleans up the directories that mounts leave behind.
 type Directories interface {
 	// Remove deletes an empty directory or file.
 	Remove(ctx context.Context, path string) error
-	// Renew deletes and makes again an empty directory, which takes the copies
-	// of a former mount at it out of other mount namespaces.
+	// Renew deletes an empty directory and makes it again, so that the kernel drops
+	// the copies of a former mount there in other mount namespaces.
 	Renew(ctx context.Context, path string) error
 }
 
@@ -107,29 +107,28 @@ type Pods interface {
 // Kernel is everything that steps act on.
 type Kernel struct {
 	Devices Devices
-	// Layers stand on the devices of volumes that want them, the first one lowest.
+	// Layers are made on the devices of volumes that want them, the first one lowest.
 	Layers      []devices.Layer
 	Views       Views
 	Filesystems Filesystems
 	Mounts      Mounts
-	// Existing mounts as Mounts does, and makes neither directories nor files: for
-	// repairs, because kubelet removes those of pods that are gone.
+	// Existing mounts as Mounts does, but does not make missing mount points. It is
+	// for repairs, because kubelet removes the directories of pods that are gone.
 	Existing    Mounter
 	Directories Directories
-	// Inline has the inline ephemeral volumes; nil: there are none.
+	// Inline makes the inline ephemeral volumes; nil: there are none.
 	Inline *Inline
-	// Pods, when set, lets publishes of pods that are gone retire.
+	// Pods, when set, makes publishes of pods that are gone retire.
 	Pods Pods
 	// Holders names who holds a device, for error texts; it may be nil.
 	Holders func(ctx context.Context, device state.DeviceNumber) []string
-	// Bound reports whether the node of a device is bound anywhere in this mount
-	// namespace, be it covered, without a look at the mount table; nil: only that look tells.
+	// Bound reports, without reading the mount table, whether the node of a device is
+	// bound anywhere in this mount namespace, even where it is covered; it may be nil.
 	Bound func(device state.DeviceNumber) (bool, error)
-	// VolumeAt returns the volume that a device stands for, empty: none; nil: it is
-	// not known of any.
+	// VolumeAt returns the volume that a device belongs to; empty: none. It may be nil.
 	VolumeAt func(device state.DeviceNumber) string
-	// Listers and ShownAt are what orphans are found by: the backends that list the
-	// devices of their making, and the paths at which each device is mounted or bound.
+	// Listers and ShownAt serve to find orphans: the backends that list the devices
+	// they made, and the paths at which each device is mounted or bound.
 	Listers []Lister
 	ShownAt func(ctx context.Context) (map[state.DeviceNumber][]string, error)
 }
@@ -147,14 +146,14 @@ type Config struct {
 	Store  Store
 	Kernel Kernel
 	// Hook, when set, is called around each step, and its error fails the
-	// step. Tests make steps fail, hang and die by it.
+	// step. Tests use it to make steps fail, hang and die.
 	Hook func(ctx context.Context, volume string, step Step, moment Moment) error
 	// Metrics, when set, counts steps, back-offs and repairs.
 	Metrics Metrics
-	// DetectOnly leaves what was lost as it is, until somebody asks for it.
+	// DetectOnly leaves what was lost unrepaired until somebody asks for it.
 	DetectOnly bool
-	// Resync is how often a volume is looked at when nothing happens to it; 0: never.
-	// After a start the volumes come one by one over all of that time.
+	// Resync is how often a volume at rest is observed; 0: never. After a start, the
+	// first of these observations are spread over that time.
 	Resync time.Duration
 }
 
@@ -164,7 +163,7 @@ type Metrics interface {
 	BackOff()
 	Repair(kind state.PartKind)
 	Retire()
-	// Orphans is told how many were left when they were last looked for.
+	// Orphans sets how many orphans the last search left.
 	Orphans(left int)
 }
 
@@ -191,8 +190,8 @@ type Reconciler struct {
 	mu       sync.Mutex
 	volumes  map[string]*volume
 	devices  map[state.DeviceNumber]map[string]struct{} // volumes by the numbers of their devices
-	awaited  map[string]chan struct{}                   // of volumes whose device is not there, see await
-	noEvents bool                                       // nobody tells of devices
+	awaited  map[string]chan struct{}                   // of volumes whose device is missing, see await
+	noEvents bool                                       // there are no device events
 }
 
 // New returns a Reconciler that does nothing until Run. Every record of the
@@ -221,8 +220,8 @@ func New(cfg Config) *Reconciler {
 	return r
 }
 
-// Run works until ctx ends and every worker has returned: callers that still
-// wait are told Unavailable, the step that each worker is in is the last one.
+// Run works until ctx ends and every worker has returned. Then callers that still
+// wait are answered Unavailable, and each worker stops after its current step.
 // A worker whose step ignores ctx (a hung mount) keeps Run from returning.
 func (r *Reconciler) Run(ctx context.Context) {
 	var workers sync.WaitGroup
@@ -247,13 +246,13 @@ func (r *Reconciler) Run(ctx context.Context) {
 
 // Ensure commits the edit and waits until part is seen to be as the edit asks.
 //
-// The error is the edit's own if it refuses, and then nothing has changed.
-// DeadlineExceeded and Canceled: ctx ended first (the answer comes a little
-// before its deadline); the intent stands and the work goes on. Unavailable: the
-// plugin stops, or an attempt failed that will be made again. Aborted: a later
-// request superseded this one, or it contradicts one for which a caller waits. A
-// final class: the part cannot be had; unless it
-// was accepted before, the edit was withdrawn and seen undone.
+// If the edit refuses, its error is returned, and nothing has changed.
+// DeadlineExceeded and Canceled: ctx ended first (the answer comes a little before
+// its deadline); the intent is kept and the work goes on. Unavailable: the plugin
+// stops, or an attempt failed that will be made again. Aborted: a later request
+// superseded this one, or it contradicts one for which a caller waits. A final class:
+// the part cannot be brought about; unless it was accepted before, the edit was
+// withdrawn and seen undone.
 func (r *Reconciler) Ensure(ctx context.Context, id string, part state.Part, edit func(*state.Volume) error) error {
 	w := r.register(id, part)
 	defer r.unregister(id, w)
@@ -275,14 +274,14 @@ func (r *Reconciler) ensure(ctx context.Context, id string, w *waiter, edit func
 	part := w.part
 	var asked claim
 	record, err := r.store.Edit(id, func(v *state.Volume) error {
-		// A caller that has gone must not have its edit land after a later call's.
+		// The edit of a caller that has gone must not be made after that of a later call.
 		if err := ctx.Err(); err != nil {
 			return fmt.Errorf("nothing was asked: %w", err)
 		}
 		if err := r.claims.during(v, edit); err != nil {
 			return err
 		}
-		if intent := v.Latest(part); intent != nil { // from now on, whoever asks next
+		if intent := v.Latest(part); intent != nil { // from now on, the next edit sees that a caller waits
 			asked = claim{id, part, intent.Revision}
 			r.claims.add(asked)
 		}
@@ -321,7 +320,8 @@ func (r *Reconciler) ensure(ctx context.Context, id string, w *waiter, edit func
 type answerTime struct{}
 
 // InTime fixes when a call with the deadline of ctx must be answered, whatever it
-// waits for in turn: a tenth of what is left before it, at most two seconds.
+// waits for until then: before the deadline by a tenth of the time left, at most two
+// seconds.
 func InTime(ctx context.Context) context.Context {
 	deadline, ok := ctx.Deadline()
 	if !ok || ctx.Value(answerTime{}) != nil {

@@ -11,7 +11,7 @@ import (
 )
 
 // Reports returns the reports of all volumes with a record, in the order of their
-// ids. It looks at nothing but memory.
+// ids. It reads only memory.
 func (r *Reconciler) Reports() []report.Volume {
 	records := r.store.List()
 	r.mu.Lock()
@@ -23,12 +23,12 @@ func (r *Reconciler) Reports() []report.Volume {
 	return all
 }
 
-// explainTime bounds the look that Explain makes.
+// explainTime bounds the observation by Explain.
 const explainTime = 3 * time.Second
 
-// Explain looks at a volume and reports on it. It acts on nothing. When the look
-// does not end in time, the report is of what was seen last. NotFound: nothing is
-// asked of the volume, and there is no such volume.
+// Explain observes a volume and reports on it. It changes nothing. If the observation
+// does not end in time, the report is of the last one. NotFound: nothing is asked of
+// the volume, and there is no such volume.
 func (r *Reconciler) Explain(ctx context.Context, id string) (report.Volume, error) {
 	want := r.store.Get(id)
 	if want == nil {
@@ -52,8 +52,8 @@ func (r *Reconciler) Explain(ctx context.Context, id string) (report.Volume, err
 	return r.Report(want, have), nil
 }
 
-// Report reports on a volume of which have was just seen by Observe. What only the
-// worker may ask, who holds what, is taken from the worker's last look.
+// Report reports on a volume that Observe has just seen as have. Who holds what, which
+// only the worker may ask, is taken from the worker's last observation.
 func (r *Reconciler) Report(want *state.Volume, have state.Actual) report.Volume {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -79,7 +79,7 @@ func (r *Reconciler) Report(want *state.Volume, have state.Actual) report.Volume
 	return report.Make(facts, time.Now())
 }
 
-// facts returns what memory has of a volume, for a report. The caller holds mu.
+// facts returns what is in memory about a volume, for a report. The caller holds mu.
 func (r *Reconciler) facts(want *state.Volume) report.Facts {
 	v := r.volumes[want.ID]
 	f := report.Facts{Want: want, Parts: map[state.Part]report.PartFacts{}}
@@ -119,7 +119,7 @@ func verdictOf(plan Plan, part state.Part) report.Verdict {
 	return report.Verdict{Settled: verdict.Settled, Problem: verdict.Problem.Text, Needs: verdict.Needs}
 }
 
-// planned returns the steps of a plan but for the one that runs.
+// planned returns the steps of a plan except the one that runs.
 func (v *volume) planned(plan Plan) []report.Planned {
 	var all []report.Planned
 	for _, step := range plan.Steps {

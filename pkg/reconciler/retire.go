@@ -10,11 +10,11 @@ import (
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
-// grace lies between the two looks that must both find a pod gone.
+// grace is the time between the two looks that must both find a pod gone.
 const grace = time.Minute
 
-// retire asks for the end of publishes whose pods are gone: nobody will. It
-// reports whether the record is to be read again.
+// retire asks for the end of publishes whose pods are gone, because nobody else will.
+// It reports whether the record is to be read again.
 func (p *pass) retire(ctx context.Context, want *state.Volume) bool {
 	if p.r.kernel.Pods == nil {
 		return false
@@ -33,10 +33,10 @@ func (p *pass) retire(ctx context.Context, want *state.Volume) bool {
 	_, err := p.r.store.Edit(p.id, func(v *state.Volume) error {
 		retired = nil
 		for _, path := range dead {
-			// A call that came meanwhile knows better.
+			// A call that came meanwhile has precedence.
 			if now := v.Targets[path]; now != nil && now.Revision == want.Targets[path].Revision {
 				err := v.AskUnpublish(path, time.Now())
-				if v.Stage.LivesFor(path) && !v.Stage.Inline.Made { // which the sweep would not find
+				if v.Stage.LivesFor(path) && !v.Stage.Inline.Made { // the sweep would not find it
 					err = v.AskEnd(path, v.Stage.Path, time.Now())
 				}
 				if err != nil {
@@ -62,7 +62,7 @@ func (p *pass) retire(ctx context.Context, want *state.Volume) bool {
 	if len(retired) > 0 {
 		p.r.sweep.soon()
 	}
-	return true // or the record has moved on
+	return true // also if the record has changed meanwhile
 }
 
 // podGone notes whether the pod of a target is gone, and reports whether it has

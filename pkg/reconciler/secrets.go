@@ -5,17 +5,17 @@ import (
 	"sync"
 )
 
-// secrets are those of volumes of which something is asked, by volume. They are in
-// memory only. It has a lock of its own, so that an edit may remember some while
-// the store makes it. The zero value is ready.
+// secrets are the secrets of volumes with a record, by volume, in memory only. They
+// have a lock of their own, because edits call Remember while the store runs them.
+// The zero value is ready.
 type secrets struct {
 	mu sync.Mutex
 	of map[string]map[string]string
 }
 
-// Remember keeps the secrets of a volume for as long as anything is asked of it:
-// those of a stage, a publish and an expansion serve every step. A later value of
-// a key replaces an earlier one. It does not block, and may be called by an edit.
+// Remember keeps the secrets of a volume for as long as anything is asked of it. All
+// steps get those of the stage, the publishes and the expansion alike; a later value
+// of a key replaces an earlier one. It does not block, and may be called by an edit.
 func (r *Reconciler) Remember(id string, named map[string]string) {
 	if len(named) == 0 {
 		return

@@ -49,7 +49,7 @@ func (r *Reconciler) hooked(ctx context.Context, step Step, want *state.Volume, 
 	return r.hook(ctx, want.ID, step, After)
 }
 
-// do is the whole list of what the plugin does to a node.
+// do carries out a step. These are all the ways in which the plugin changes a node.
 func (r *Reconciler) do(ctx context.Context, step Step, want *state.Volume, have state.Actual) error {
 	k, s, t, d := r.kernel, want.Stage, want.Targets[step.Part.Path], have.Device
 	if err := r.confirm(ctx, step, want, have); err != nil {
@@ -102,8 +102,8 @@ func (r *Reconciler) do(ctx context.Context, step Step, want *state.Volume, have
 	case Erase:
 		return r.erase(ctx, step.Layer, want, have)
 	case Format:
-		// What a look did not read through was proven in the step before, or may
-		// be left by a format that was interrupted.
+		// If an observation did not read all of the device, the step before has proved
+		// it blank, or it may hold the remains of an interrupted format.
 		d = proven(state.Element{Layer: have.Layer, Device: d})
 		if have.Contents.Kind != state.ContentsBlank && !d.Fresh {
 			if err := r.erase(ctx, step.Layer, want, have); err != nil {
@@ -145,9 +145,9 @@ func (r *Reconciler) do(ctx context.Context, step Step, want *state.Volume, have
 	return state.Errorf(state.Internal, "unknown step %s", step)
 }
 
-// confirm looks again, right before a step that destroys or takes something away,
-// at what the planner saw and the step stands on: that it is the same device, with
-// the same marks, and that nobody has it now.
+// confirm observes the device again right before a step that destroys or takes
+// something away: it must be the same device that the planner saw, with the same
+// marks, and nobody may hold it.
 func (r *Reconciler) confirm(ctx context.Context, step Step, want *state.Volume, have state.Actual) error {
 	at := 0 // in the stack
 	switch step.Action {
@@ -181,8 +181,8 @@ func (r *Reconciler) confirm(ctx context.Context, step Step, want *state.Volume,
 		return err
 	}
 	unbound := *want
-	unbound.Targets = nil // they were seen not to show it
-	// Copies elsewhere are of a bind here, which came no more than they since the look.
+	unbound.Targets = nil // the planner saw that they do not show it
+	// Other mount namespaces need no look: copies there come from a bind here.
 	if err := r.boundElsewhere(ctx, &unbound, &now, false); err != nil {
 		return err
 	}
@@ -190,7 +190,7 @@ func (r *Reconciler) confirm(ctx context.Context, step Step, want *state.Volume,
 		return fmt.Errorf("the device %s is held since it was looked at: %s", now.Path, r.whoHolds(ctx, now))
 	}
 	if step.Action != Format && step.Action != CreateLayer {
-		return nil // what an Erase finds does not matter, and BeginFormat proves it
+		return nil // Erase destroys any contents, and BeginFormat proves them blank
 	}
 	c, err := r.kernel.Filesystems.Probe(ctx, proven(state.Element{Layer: is[at].Layer, Device: now}), "")
 	if err == nil && !maybeBlank(c) && !(step.Action == CreateLayer && !have.Stack()[at+1].Device.Unmade) {
@@ -199,8 +199,8 @@ func (r *Reconciler) confirm(ctx context.Context, step Step, want *state.Volume,
 	return err
 }
 
-// indexOf returns the place in the stack of the element that a layer made; 0,
-// which is the source, for no layer.
+// indexOf returns the index in the stack of the element that a layer made; 0, which is
+// the source, for the empty name.
 func indexOf(have state.Actual, layer string) int {
 	return slices.IndexFunc(have.Stack(), func(e state.Element) bool { return e.Layer == layer })
 }
@@ -216,7 +216,7 @@ func (r *Reconciler) layerOf(have state.Actual, name string) (devices.Layer, sta
 	return nil, state.Device{}, state.Errorf(state.Internal, "the volume has no layer %q", name)
 }
 
-// onLayer does the steps that are for a layer alone.
+// onLayer does the steps that only the layer's own code can do.
 func (r *Reconciler) onLayer(ctx context.Context, step Step, want *state.Volume, have state.Actual) error {
 	l, lower, err := r.layerOf(have, step.Layer)
 	if err != nil {
@@ -235,7 +235,7 @@ func (r *Reconciler) onLayer(ctx context.Context, step Step, want *state.Volume,
 	return state.Errorf(state.Internal, "unknown step %s", step)
 }
 
-// createLayer makes a layer, which is then the format of the element beneath.
+// createLayer makes a layer on the element beneath, which then counts as formatted.
 func (r *Reconciler) createLayer(ctx context.Context, step Step, want *state.Volume, have state.Actual) error {
 	l, lower, err := r.layerOf(have, step.Layer)
 	if err != nil {
@@ -261,7 +261,7 @@ func (r *Reconciler) erase(ctx context.Context, layer string, want *state.Volume
 	return r.kernel.Devices.Erase(ctx, r.spec(want))
 }
 
-// endFormat takes the mark from the element of a layer, or from the source.
+// endFormat clears the mark of the element of a layer, or of the source.
 func (r *Reconciler) endFormat(ctx context.Context, layer string, want *state.Volume, have state.Actual, as string) error {
 	if layer == "" {
 		return r.kernel.Devices.EndFormat(ctx, r.spec(want), as)
@@ -273,7 +273,7 @@ func (r *Reconciler) endFormat(ctx context.Context, layer string, want *state.Vo
 	return l.Used(ctx, lower, r.spec(want))
 }
 
-// markRaw makes it durable that the device is shown raw, for writing.
+// markRaw sets the durable mark of a device that is published raw for writing.
 func (r *Reconciler) markRaw(ctx context.Context, want *state.Volume, have state.Actual) error {
 	if err := r.kernel.Devices.BeginRaw(ctx, r.spec(want)); err != nil || have.Layer == "" || !have.Device.Fresh {
 		return err
@@ -305,11 +305,11 @@ func tellDevice(d state.Device) string {
 	return fmt.Sprintf("%s (missing %t, mark %t, formatted %q, raw %t, facts unread %t)", text, d.Missing, d.Formatting, d.Formatted, d.Raw, d.Err != nil)
 }
 
-// choose settles what an empty fs_type means: what the volume was formatted as,
-// else what it was created for, else this node's default for its size.
+// choose decides the type of file system for an empty fs_type: what the volume was
+// formatted as, else what it was created for, else this node's default for its size.
 func (r *Reconciler) choose(want *state.Volume, have state.Actual) error {
 	d, formatted := have.Device, have.Device.Formatted
-	if have.Layer != "" { // where only the data itself tells
+	if have.Layer != "" { // the metadata does not know the contents of a layer
 		formatted = have.Contents.FSType
 	}
 	fsType := cmp.Or(formatted, d.CreatedFor, r.kernel.Filesystems.Default(d.Size))
@@ -322,18 +322,17 @@ func (r *Reconciler) choose(want *state.Volume, have state.Actual) error {
 	return err
 }
 
-// releaseLimit is how long release waits for those who let go of a device just
-// now: the kernel writes a file system back, and only then lets go of its device, for
-// whoever had the last copy of its mount, such as a container that ends. Nobody
-// tells when that is over.
+// releaseLimit is how long release waits for a device that is about to become free:
+// when the last copy of a mount goes, such as with a container that ends, the kernel
+// writes the file system back before it lets go of the device, and sends no event.
 const (
 	releaseLimit    = 500 * time.Millisecond
 	releaseInterval = 5 * time.Millisecond
 )
 
-// whenFree mounts, and does so again for a moment while the device is busy: whoever looks
-// whether it is in use claims it for that long, as a question about the volume's
-// health does.
+// whenFree calls mount, and again for a moment while the device is busy: whoever tests
+// whether it is in use, such as a question about the volume's health, claims it for
+// that long.
 func (r *Reconciler) whenFree(ctx context.Context, mount func() error) error {
 	limit := time.NewTimer(releaseLimit)
 	defer limit.Stop()
@@ -409,8 +408,8 @@ func (r *Reconciler) setAttributes(ctx context.Context, s *state.Stage, t *state
 	return r.kernel.Mounts.SetAttributes(ctx, path, flags)
 }
 
-// mounter makes what is missing beneath a mount only for whoever asks for it, or
-// has not had it yet.
+// mounter returns Existing, which does not make missing mount points, for a repair
+// that nobody waits for; else Mounts.
 func (r *Reconciler) mounter(step Step, want *state.Volume) Mounter {
 	if intent := want.Intent(step.Part); intent.Accepted && !intent.Asked && !(step.Part == state.StagePart() && stageAsked(want)) {
 		return r.kernel.Existing

@@ -12,18 +12,18 @@ import (
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
-// sweep ends the inline volumes of pods that are gone, which nobody unpublishes. It
-// only asks for that, as an unpublish does.
+// sweep ends the inline volumes of pods that are gone, which nobody else unpublishes.
+// It does so by the same edit as an unpublish.
 type sweep struct {
-	look    chan struct{}        // holds a token when it shall look
-	looking atomic.Bool          // it will look again by itself
+	look    chan struct{}        // holds a token when Sweep is to look now
+	looking atomic.Bool          // Sweep's timer is set
 	gone    map[string]time.Time // by volume: since when its pod is seen to be gone; Sweep's alone
 }
 
 const (
-	// again is when pods are looked for though nothing was noticed.
+	// again is how often pods are looked for without a cause.
 	again = 10 * time.Minute
-	// endTime bounds the wait for the end of one volume; the work goes on behind it.
+	// endTime bounds the wait for the end of one volume; after that the work goes on.
 	endTime = time.Minute
 )
 
@@ -35,7 +35,7 @@ func (s *sweep) soon() {
 	}
 }
 
-// began tells Sweep that there is an inline volume.
+// began tells Sweep that an inline volume was made.
 func (s *sweep) began() {
 	if !s.looking.Load() {
 		s.soon()
@@ -58,10 +58,10 @@ func (r *Reconciler) Sweep(ctx context.Context) {
 		case <-s.look:
 		case <-timer.C:
 		}
-		s.looking.Store(false) // who comes during the sweep may be missed by it
+		s.looking.Store(false) // this sweep may miss a volume that is made during it
 		wait, err := r.sweepOnce(ctx)
 		if err != nil && ctx.Err() == nil {
-			klog.FromContext(ctx).Error(err, "Ephemeral volumes of pods that are gone are not known")
+			klog.FromContext(ctx).Error(err, "Cannot look for ephemeral volumes of pods that are gone")
 			wait = again
 		}
 		timer.Stop()

@@ -6,8 +6,8 @@ import (
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
-// volume is what the reconciler keeps in memory of one volume: who waits, what
-// runs, what failed, and the last look at it. Reconciler.mu guards it.
+// volume is what the reconciler keeps in memory about one volume: who waits, what
+// runs, what failed, and the last observation. Reconciler.mu guards it.
 type volume struct {
 	waiters      map[*waiter]struct{}
 	attempts     map[state.Part]*attempt // of parts that failed or are stuck
@@ -16,19 +16,20 @@ type volume struct {
 	podGoneSince map[string]time.Time    // by target path: since when its pod is seen to be gone
 	running      Step
 	since        time.Time // when running began; zero when no step runs
-	progress     string    // how far running is, for humans; may be empty
+	progress     string    // how far that step is, for humans; may be empty
 
-	spread bool          // it was in the store at start, and no resync of it was set since
-	unseen bool          // it was in the store at start, and was not observed since
-	want   *state.Volume // at the last look
+	spread bool          // it was in the store at the start, and its first resync is not scheduled yet
+	unseen bool          // it was in the store at the start, and is not observed yet
+	want   *state.Volume // at the last observation
 	have   state.Actual  // never changed in place: reports share it
 	plan   Plan
 
-	locked  bool                 // a step was refused for want of the right secret, and nobody has asked since
-	numbers []state.DeviceNumber // under which it is in Reconciler.devices
+	locked  bool                 // a step failed for want of the right secret, and no call has come since
+	numbers []state.DeviceNumber // its keys in Reconciler.devices
 }
 
-// volume returns the entry, which it makes if need be. The caller holds mu.
+// volume returns the entry of a volume, and makes it if there is none. The caller
+// holds mu.
 func (r *Reconciler) volume(id string) *volume {
 	v := r.volumes[id]
 	if v == nil {
@@ -43,15 +44,15 @@ func (r *Reconciler) volume(id string) *volume {
 func (r *Reconciler) forget(id string) {
 	v := r.volumes[id]
 	if v != nil && len(v.waiters) == 0 && len(v.attempts) == 0 && len(v.visits) == 0 && v.since.IsZero() && v.want.Empty() && r.store.Get(id) == nil {
-		v.have = state.Actual{} // of a device that nobody asks for
-		r.index(id, v)
+		v.have = state.Actual{}
+		r.index(id, v) // drops its device numbers
 		delete(r.volumes, id)
 		delete(r.awaited, id)
 		r.secrets.forget(id)
 	}
 }
 
-// observed keeps the last look at a volume.
+// observed keeps the last observation of a volume.
 func (r *Reconciler) observed(id string, want *state.Volume, have state.Actual, plan Plan) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -60,16 +61,16 @@ func (r *Reconciler) observed(id string, want *state.Volume, have state.Actual, 
 	r.index(id, v)
 }
 
-// unobserved notes that the last look failed.
+// unobserved notes that the last observation failed.
 func (r *Reconciler) unobserved(id string, want *state.Volume) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	v := r.volume(id)
 	v.want, v.plan = want, Plan{}
-	clear(v.podGoneSince) // the grace begins anew when it is seen again
+	clear(v.podGoneSince) // the grace starts again with the next observation
 }
 
-// lock notes that a step was refused for want of the right secret.
+// lock notes whether a step failed for want of the right secret.
 func (r *Reconciler) lock(id string, refused bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -99,14 +100,14 @@ func (r *Reconciler) end(id string) {
 	v.running, v.since, v.progress = Step{}, time.Time{}, ""
 }
 
-// progress keeps how far the running step is.
+// progress notes how far the running step is.
 func (r *Reconciler) progress(id, words string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.volume(id).progress = words
 }
 
-// tellRunning says which step runs and for how long; one does.
+// tellRunning says which step runs and for how long. A step must be running.
 func (v *volume) tellRunning(now time.Time, unit time.Duration) string {
 	return v.step().Tell(now, unit)
 }
@@ -121,7 +122,7 @@ const (
 type attempt struct {
 	failures int
 	next     time.Time // zero: due
-	step     bool      // a step failed, and waits for next; else the planner saw nothing to do
+	step     bool      // a step failed, and waits until next; else the planner is stuck
 	err      error
 }
 
@@ -134,8 +135,8 @@ func (v *volume) attempt(part state.Part) *attempt {
 	return a
 }
 
-// failed notes one more failure of a part, of which a step failed or which is
-// stuck. The caller holds mu.
+// failed notes one more failure of a part: a step failed, or the planner is stuck.
+// The caller holds mu.
 func (r *Reconciler) failed(v *volume, part state.Part, step bool, err error) {
 	a := v.attempt(part)
 	a.failures++

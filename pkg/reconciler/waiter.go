@@ -12,19 +12,19 @@ import (
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
-// waiter is one caller of Ensure. Reconciler.mu guards all but part, and bytes and
-// answer, which its worker hands over.
+// waiter is one caller of Ensure. Reconciler.mu guards all fields but part, which
+// never changes, and bytes and answer, which the worker hands over.
 type waiter struct {
 	part    state.Part
 	intent  uint64 // revision of the intent it waits for; 0 until its edit is committed
-	gone    bool   // it waits for an end
-	ends    bool   // the stage, of an inline volume, ends with its target
-	undoes  bool   // what was asked for before must be undone first
-	refused error  // the final failure of what it asked for, told once the undo is seen
-	residue error  // what the end of intent ended left behind
-	ended   uint64 // revision of the intent that ended before this waiter was armed
+	gone    bool   // it waits for the removal of its part
+	ends    bool   // with its target, the stage of an inline volume is removed too
+	undoes  bool   // an earlier intent must be undone first
+	refused error  // the final failure of its request, answered once the undo is seen
+	residue error  // what the removal by the intent ended left behind
+	ended   uint64 // revision of the intent that was removed before this waiter was armed
 	told    bool   // it has its answer
-	bytes   int64  // of the device when the answer was given
+	bytes   int64  // size of the device when the answer was given
 	answer  chan error
 }
 
@@ -43,20 +43,20 @@ func (r *Reconciler) unregister(id string, w *waiter) {
 	r.forget(id)
 }
 
-// arm lets the waiter be answered, and makes what it waits for due now: its
-// part, the stage that a publish needs, the targets that an unstage needs gone.
+// arm lets the waiter be answered, and ends the back-off of what it waits for: its
+// part, the stage that a publish needs, the targets whose end an unstage needs.
 func (r *Reconciler) arm(id string, w *waiter, intent *state.Intent, undoes, ends bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	w.intent, w.gone, w.undoes, w.ends = intent.Revision, intent.Gone, undoes, ends
 	r.volume(id).kick(w)
 	if w.needs(state.StagePart()) {
-		r.wakeAwaiting(id) // the worker may wait for the device of what is not asked for any more
+		r.wakeAwaiting(id) // the worker may wait for the device of a stage that was superseded
 	}
 	r.volume(id).locked = false // the call may have brought the secret
 }
 
-// kick makes due what a waiter waits for.
+// kick ends the back-off of what a waiter waits for.
 func (v *volume) kick(w *waiter) {
 	for part, a := range v.attempts {
 		if w.needs(part) {
@@ -77,15 +77,15 @@ type claim struct {
 	revision uint64
 }
 
-// claims counts, for each claim, the callers who wait. It is of its own, because
-// edits ask it while the store makes them. The zero value is ready.
+// claims counts the callers who wait for each claim. It has a lock of its own, because
+// edits use it while the store runs them. The zero value is ready.
 type claims struct {
 	mu      sync.Mutex
 	waiting map[claim]int
 }
 
-// during makes an edit of a record whose intents are marked meanwhile: whether
-// somebody waits for each.
+// during runs an edit of a record. While it runs, Asked tells for each intent of the
+// record whether somebody waits for it.
 func (c *claims) during(v *state.Volume, edit func(*state.Volume) error) error {
 	c.mu.Lock()
 	marked := map[*state.Intent]bool{}
@@ -134,9 +134,9 @@ func (r *Reconciler) armed(id string) []*waiter {
 	return armed
 }
 
-// waitForUndo sees to the callers of intents that were just withdrawn: they
-// are told why when the tombstone in record is seen to hold, those of a size,
-// which leaves nothing to undo, when the worker next looks.
+// waitForUndo makes the callers of intents that were just withdrawn wait until the
+// tombstone in record is seen to hold. A size has none, so its callers are answered
+// after the next observation.
 func (p *pass) waitForUndo(want *state.Volume, plan Plan, record *state.Volume) {
 	p.r.mu.Lock()
 	defer p.r.mu.Unlock()
@@ -151,7 +151,7 @@ func (p *pass) waitForUndo(want *state.Volume, plan Plan, record *state.Volume) 
 		}
 		now := record.Intent(w.part)
 		if now != nil && !now.Withdrawn && !now.Accepted {
-			return true // superseded before it could be withdrawn, as the next look tells
+			return true // superseded before it could be withdrawn; answered after the next observation
 		}
 		w.refused, w.gone = err, true
 		if now != nil {
@@ -161,8 +161,8 @@ func (p *pass) waitForUndo(want *state.Volume, plan Plan, record *state.Volume) 
 	})
 }
 
-// rememberEnds keeps what ends left behind for callers who are committed and not
-// armed yet: when they are, the tombstone that they wait for is forgotten.
+// rememberEnds keeps what removals left behind for callers that are not armed yet,
+// though their edit is committed. When they are, the tombstone is already dropped.
 func (p *pass) rememberEnds(want *state.Volume, plan Plan) {
 	p.r.mu.Lock()
 	defer p.r.mu.Unlock()
@@ -173,8 +173,7 @@ func (p *pass) rememberEnds(want *state.Volume, plan Plan) {
 	}
 }
 
-// answer tells each waiter what is known of its part now; a waiter whose part
-// is under way is told nothing.
+// answer answers each waiter, except those whose part is still under way.
 func (p *pass) answer(ctx context.Context, want *state.Volume, plan Plan) {
 	p.r.mu.Lock()
 	defer p.r.mu.Unlock()
@@ -190,13 +189,13 @@ func (p *pass) answer(ctx context.Context, want *state.Volume, plan Plan) {
 // outcome returns the answer for a waiter, if there is one yet.
 func (p *pass) outcome(want *state.Volume, plan Plan, w *waiter) (error, bool) {
 	intent := want.Intent(w.part)
-	if next := want.Latest(w.part); next != intent && next.Revision == w.intent && !w.gone { // what was begun before is being undone
+	if next := want.Latest(w.part); next != intent && next.Revision == w.intent && !w.gone { // an earlier intent is being undone
 		if err := p.reason(want, plan, w.part); err != nil {
 			return state.Errorf(state.Unavailable, "taking back what an earlier request began: %w", err), true
 		}
 		return nil, false
 	}
-	if intent == nil && w.refused != nil && want.Stage.LivesFor(w.part.Path) && want.Stage.Gone && !plan.Verdicts[state.StagePart()].Settled { // is undone, too
+	if intent == nil && w.refused != nil && want.Stage.LivesFor(w.part.Path) && want.Stage.Gone && !plan.Verdicts[state.StagePart()].Settled { // the stage is undone, too
 		intent = &want.Stage.Intent
 		w = &waiter{part: state.StagePart(), intent: intent.Revision, gone: true, refused: w.refused}
 	}
@@ -205,7 +204,7 @@ func (p *pass) outcome(want *state.Volume, plan Plan, w *waiter) (error, bool) {
 		return w.residue, true
 	case intent == nil && w.gone:
 		return w.refused, true
-	case intent == nil || intent.Gone && !w.gone || intent.Revision != w.intent && !intent.Gone: // a later end ends the same
+	case intent == nil || intent.Gone && !w.gone || intent.Revision != w.intent && !intent.Gone: // a later removal serves as well
 		return state.Errorf(state.Aborted, "volume %s: %s: superseded by a later request", p.id, w.part), true
 	case plan.Verdicts[w.part].Settled && w.refused == nil:
 		return p.reason(want, plan, w.part), true

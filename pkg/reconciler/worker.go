@@ -18,17 +18,17 @@ import (
 // has a dozen steps and a few for each target.
 const maxSteps = 1000
 
-// pass is one run of a volume's worker: observe, plan, answer who waits, do one
-// step, until nothing more can be done now.
+// pass is one run of a volume's worker: observe, plan, answer the callers, do one
+// step, and again until nothing more can be done now.
 type pass struct {
 	r       *Reconciler
 	id      string
 	waiters []*waiter              // those armed before the record was read
 	failed  map[state.Part]failure // steps of this pass
 	steps   int
-	last    Step // the last step that succeeded, and what was there before it
+	last    Step // the last step that succeeded, and what was observed before it
 	before  state.Actual
-	seen    *earlier // before the step that was made last; nil: none was since the last look, or it failed
+	seen    *earlier // what may be taken over from before the last step; nil: nothing
 }
 
 // failure is a failed step and the intent that it was made for.
@@ -37,8 +37,8 @@ type failure struct {
 	intent uint64
 }
 
-// converge brings a volume as far as it can be brought now. The queue sees to
-// it that a volume has one converge at a time.
+// converge brings a volume as close to its desired state as is possible now. The
+// queue runs at most one converge for each volume at a time.
 func (r *Reconciler) converge(ctx context.Context, id string) {
 	staying := r.receive(ctx, id)
 	p := &pass{r: r, id: id, failed: map[state.Part]failure{}}
@@ -52,8 +52,8 @@ func (r *Reconciler) converge(ctx context.Context, id string) {
 	}
 }
 
-// advance observes once and does at most one step. It reports whether another
-// round may bring more.
+// advance observes once and does at most one step. It reports whether it should be
+// called again.
 func (p *pass) advance(ctx context.Context) bool {
 	p.join(p.r.armed(p.id))
 	want := p.r.store.Get(p.id)
@@ -77,7 +77,7 @@ func (p *pass) advance(ctx context.Context) bool {
 	have, err := p.r.lookAgain(ctx, want, before)
 	p.r.end(p.id)
 	if ctx.Err() != nil {
-		return false // the plugin stops, and the callers are told so
+		return false // the plugin stops, and Ensure tells the callers
 	}
 	if err != nil {
 		for _, part := range want.Parts() {
@@ -106,8 +106,8 @@ func (p *pass) advance(ctx context.Context) bool {
 	return true
 }
 
-// join takes in the waiters. What failed before one came is no answer to it: it
-// has an attempt of its own. Nor is what was seen before.
+// join takes in the waiters. A new waiter is answered neither by a step that failed
+// before it came, which is tried again, nor by what was observed before.
 func (p *pass) join(waiters []*waiter) {
 	for _, w := range waiters {
 		if !slices.Contains(p.waiters, w) {
@@ -129,7 +129,8 @@ func (p *pass) next(ctx context.Context, want *state.Volume, plan Plan) (Step, b
 	return Step{}, false
 }
 
-// step runs one step, and reports whether it succeeded. A step that leaves everything as it was has failed.
+// step runs one step, and reports whether it succeeded. A step that changes nothing has
+// failed.
 func (p *pass) step(ctx context.Context, step Step, want *state.Volume, have state.Actual) bool {
 	p.steps++
 	switch {
@@ -149,10 +150,10 @@ func (p *pass) step(ctx context.Context, step Step, want *state.Volume, have sta
 	p.r.begin(p.id, step)
 	seen := have
 	if step.Action == Format && p.last.Action == BeginFormat && have.Device.Number == p.before.Device.Number {
-		have.Device.Fresh = true // it was proven just now, by the step that set the mark
+		have.Device.Fresh = true // the step that set the mark has just proved it blank
 	}
 	if step.Action == CreateLayer && p.last.Action == BeginFormat && have.Lower[0].Device.Number == p.before.Stack()[0].Device.Number {
-		have.Lower = slices.Clone(have.Lower) // seen stays as it is
+		have.Lower = slices.Clone(have.Lower) // seen must not change
 		have.Lower[0].Device.Fresh = true
 	}
 	ctx, stop := context.WithCancel(ctx)
@@ -161,7 +162,7 @@ func (p *pass) step(ctx context.Context, step Step, want *state.Volume, have sta
 	told := state.WithProgress(ctx, func(words string) {
 		p.r.progress(p.id, words)
 		if revision(p.r.store.Get(p.id), step.Part) != intent {
-			stop() // what only reads need not be finished for an intent that was superseded
+			stop() // a superseded intent needs no more reading
 		}
 	})
 	err := p.r.run(told, step, want, have)
@@ -170,7 +171,7 @@ func (p *pass) step(ctx context.Context, step Step, want *state.Volume, have sta
 		p.fail(want, step.Part, err)
 		p.r.lock(p.id, state.ClassOf(err) == state.Unauthenticated)
 		if step.Action == Format {
-			p.last = Step{} // mkfs may have written: what was proven is past
+			p.last = Step{} // mkfs may have written, so the device is not proved blank any more
 		}
 		return false
 	}
@@ -178,7 +179,7 @@ func (p *pass) step(ctx context.Context, step Step, want *state.Volume, have sta
 	return true
 }
 
-// revision returns that of the intent of a part; 0 when there is none.
+// revision returns the revision of a part's intent; 0 if there is none.
 func revision(v *state.Volume, part state.Part) uint64 {
 	if v == nil || v.Intent(part) == nil {
 		return 0
@@ -186,10 +187,9 @@ func revision(v *state.Volume, part state.Part) uint64 {
 	return v.Intent(part).Revision
 }
 
-// noteBegun makes it durable that steps are made for a part, before the first. It
-// reports whether the intent is still asked for: of what gave way before it was
-// begun, nothing is to be undone. A device that a step finds attached was not begun
-// by it.
+// noteBegun records that steps are made for a part, before the first one. It reports
+// whether the intent is still current: one that was superseded before it was begun
+// leaves nothing to undo. Nor does a step on a device that it finds attached.
 func (p *pass) noteBegun(step Step, want *state.Volume) (current bool, err error) {
 	have := want.Intent(step.Part)
 	if slices.Contains(beginNothing, step.Action) || have == nil || have.Gone || have.Accepted || have.Begun {
@@ -218,7 +218,7 @@ func (p *pass) fail(want *state.Volume, part state.Part, err error) {
 	p.failed[part] = f
 }
 
-// failure returns why a step for the part failed in this pass, for its present intent.
+// failure returns why a step for the part failed in this pass, for its current intent.
 func (p *pass) failure(want *state.Volume, part state.Part) error {
 	f, failed := p.failed[part]
 	intent := want.Intent(part)
@@ -250,9 +250,9 @@ func (p *pass) reason(want *state.Volume, plan Plan, part state.Part) error {
 	return nil
 }
 
-// settle brings the record up to what was seen — tombstones that hold are
-// dropped, intents that hold are accepted, refused ones withdrawn — and then
-// answers the callers. It reports whether that calls for another look.
+// settle brings the record up to date with what was seen: it drops tombstones that
+// hold, accepts intents that hold and withdraws refused ones. Then it answers the
+// callers. It reports whether another observation is needed.
 func (p *pass) settle(ctx context.Context, want *state.Volume, have state.Actual, plan Plan) bool {
 	edits := map[state.Part]func(*state.Volume){}
 	for _, part := range want.Parts() {
@@ -262,7 +262,7 @@ func (p *pass) settle(ctx context.Context, want *state.Volume, have state.Actual
 			edits[part] = func(v *state.Volume) { v.Drop(part) }
 		case seen && !intent.Accepted:
 			edits[part] = func(v *state.Volume) { accept(v, part, have) }
-		case seen && part.Kind == state.StageKind && remembersLess(want.Stage, have): // not read before, or adopted
+		case seen && part.Kind == state.StageKind && remembersLess(want.Stage, have): // it could not be read before, or the stage was adopted
 			edits[part] = func(v *state.Volume) { remember(v.Stage, have) }
 		case !seen && !intent.Gone && !intent.Accepted && p.refused(want, plan, part):
 			edits[part] = func(v *state.Volume) { v.Withdraw(part, time.Now()) }
@@ -273,7 +273,7 @@ func (p *pass) settle(ctx context.Context, want *state.Volume, have state.Actual
 		return false
 	}
 	record, err := p.r.store.Edit(p.id, func(v *state.Volume) error {
-		stays := sameStage(v, want)                          // or what a target shows is another stage's
+		stays := sameStage(v, want)                          // otherwise the targets show another stage
 		for _, part := range slices.Backward(want.Parts()) { // a stage is accepted before a target is withdrawn
 			edit, intent := edits[part], v.Intent(part)
 			if edit != nil && intent != nil && intent.Revision == want.Intent(part).Revision && (stays || part.Kind != state.TargetKind || intent.Gone) {
@@ -290,23 +290,23 @@ func (p *pass) settle(ctx context.Context, want *state.Volume, have state.Actual
 		p.answer(ctx, want, Plan{})
 		return false
 	}
-	p.r.observed(p.id, record, have, MakePlan(record, have)) // what took its turn just now is not what was seen to hold
+	p.r.observed(p.id, record, have, MakePlan(record, have)) // plan does not know the intents that have just taken over
 	p.waitForUndo(want, plan, record)
 	p.rememberEnds(want, plan)
 	p.answer(ctx, want, plan)
 	next := false
 	for part := range edits {
-		if want.Latest(part) != want.Intent(part) { // what was undone gives way
+		if want.Latest(part) != want.Intent(part) { // it gives way to the next intent
 			delete(p.failed, part)
 			next = true
 		}
 	}
-	// Without a step to make and a refusal to undo, what was seen is the end. What
-	// came in meanwhile has put the volume into the queue again.
+	// If there is no step to make and no refusal to undo, the pass is over. A request
+	// that came meanwhile has queued the volume again.
 	return next || len(plan.Steps) > 0 || !plan.settled()
 }
 
-// sameStage reports whether two records ask for the same stage, at the same turn.
+// sameStage reports whether two records have the same stage intent, by its revision.
 func sameStage(a, b *state.Volume) bool {
 	if a.Stage == nil || b.Stage == nil {
 		return a.Stage == b.Stage
@@ -314,7 +314,8 @@ func sameStage(a, b *state.Volume) bool {
 	return a.Stage.Revision == b.Stage.Revision && a.Stage.Gone == b.Stage.Gone
 }
 
-// remember notes which device and which file system a stage holds with, once.
+// remember notes the identity of a stage's device and the UUID of its file system,
+// unless they are noted already.
 func remember(s *state.Stage, have state.Actual) {
 	s.UUID, s.Identity = cmp.Or(s.UUID, have.Contents.UUID), cmp.Or(s.Identity, have.Device.Identity)
 }
@@ -324,8 +325,8 @@ func remembersLess(s *state.Stage, have state.Actual) bool {
 	return s.UUID == "" && have.Contents.UUID != "" || s.Identity == "" && have.Device.Identity != ""
 }
 
-// accept notes that a part holds: of a stage with which file system, of a block
-// target which device it shows.
+// accept notes that a part holds, for a stage with which device and file system, and
+// for a block target which device it shows.
 func accept(v *state.Volume, part state.Part, have state.Actual) {
 	v.Accept(part)
 	if part.Kind == state.StageKind {
@@ -354,8 +355,8 @@ func (p *pass) refused(want *state.Volume, plan Plan, part state.Part) bool {
 	return false
 }
 
-// refusal returns why a part failed for good. As long as its inline volume is not
-// made, every failure is: nothing is left to do for it unless it is asked for again.
+// refusal returns why a part failed for good. As long as the inline volume of a
+// publish is not made, every failure is final: the retry starts anew.
 func (p *pass) refusal(want *state.Volume, plan Plan, part state.Part) error {
 	err := p.reason(want, plan, part)
 	if err == nil || state.ClassOf(err).Final() || part.Kind == state.TargetKind && want.Stage.LivesFor(part.Path) && !want.Stage.Gone && !want.Stage.Inline.Made {
@@ -375,7 +376,7 @@ func (p *pass) retryLater() {
 		planned[step.Part] = true
 	}
 	for part := range v.attempts {
-		// What settled, waits for another part, or is not repaired now has nothing to be due.
+		// A part that is settled, waits for another part or is not repaired needs no retry.
 		verdict, lost := v.plan.Verdicts[part], v.repairs[part]
 		idle := verdict.Settled || verdict.Problem == (Problem{})
 		if planned[part] {
@@ -396,7 +397,7 @@ func (p *pass) retryLater() {
 		}
 	}
 	for w := range v.waiters {
-		if w.intent != 0 && !slices.Contains(p.waiters, w) && !w.told { // it came too late for this pass
+		if w.intent != 0 && !slices.Contains(p.waiters, w) && !w.told { // it came after this pass took in its waiters
 			v.kick(w)
 		}
 	}

@@ -168,7 +168,7 @@ func dataSentence(have state.Actual) string {
 	return sentence("its data is %s: %d bytes, %s", cmp.Or(d.Backing, d.Path), d.Capacity, format)
 }
 
-// elementSentence says what stands of one device of the volume's stack.
+// elementSentence describes one device of the volume's stack.
 func elementSentence(e state.Element) string {
 	d, it := e.Device, "it"
 	if e.Layer != "" {

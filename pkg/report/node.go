@@ -27,7 +27,7 @@ type Registration struct {
 	Since      time.Time `json:"since,omitzero"`  // of the answer; zero: kubelet has not asked yet
 }
 
-// Unsettled says of each part that is not as asked how it stands and why.
+// Unsettled gives the condition of each part that is not as asked, and why.
 func (n Node) Unsettled() []string {
 	var all []string
 	for _, v := range n.Volumes {

@@ -1,5 +1,5 @@
-// Package report says how a volume stands: what is asked, what is, why, since
-// when, what comes next and what a person can do. Make judges once, from facts
+// Package report describes the state of a volume: what is asked, what is there, why,
+// since when, what comes next and what a person can do. Make judges once, from facts
 // that the reconciler hands over, and is pure; everything that an operator or
 // kubelet sees is a rendering of its result, so that no two of them contradict
 // each other:
@@ -28,22 +28,22 @@ type Facts struct {
 	Have state.Actual  // as last seen
 	// Seen: the volume was observed since the plugin started.
 	Seen bool
-	// Looked: Have and the verdicts were seen just now, for this report. Else they
-	// are of the last look that the volume's worker made.
+	// Looked: Have and the verdicts were observed just now, for this report. Otherwise
+	// they are from the last observation by the volume's worker.
 	Looked bool
 	// LookErr is why the look that was made for this report failed; nil: none did.
 	LookErr error
 	// Running is the step that runs now; nil: none.
 	Running *Running
 	Parts   map[state.Part]PartFacts
-	// Planned are the steps that may run, but for the one that does.
+	// Planned are the steps that may run, except the one that runs.
 	Planned []Planned
 }
 
 // PartFacts are the facts about one part.
 type PartFacts struct {
 	Verdict Verdict
-	// Outdated: the part was asked for since the look that the verdict is of.
+	// Outdated: the part was asked for after the observation of the verdict.
 	Outdated bool
 	// Failure is why the last attempt failed; nil: it did not.
 	Failure error
@@ -63,7 +63,7 @@ type Verdict struct {
 	Needs   []state.Part // that must be settled first
 }
 
-// Repair says what becomes of a part that was lost.
+// Repair says whether a part that was lost is repaired.
 type Repair int
 
 const (
@@ -71,7 +71,7 @@ const (
 	RepairGoesOn Repair = iota
 	// RepairPutOff: something undoes the repairs, so the next one waits.
 	RepairPutOff
-	// RepairOff: it is left as it is, because repair is switched off.
+	// RepairOff: it is not repaired, because repair is switched off.
 	RepairOff
 )
 
@@ -123,7 +123,7 @@ type Part struct {
 	Is    Condition
 	// Refusal is why the last attempt failed, or why none is made.
 	Refusal string
-	// Problem is what stands in the way, as the look shows.
+	// Problem is what prevents it, according to the last observation.
 	Problem string
 	Needs   []state.Part // that it waits for
 	NextTry time.Time    // zero: nothing puts it off
@@ -137,7 +137,7 @@ type Next struct {
 	At   time.Time // zero: at once
 }
 
-// Condition is how a part stands.
+// Condition is the condition of a part.
 type Condition string
 
 const (

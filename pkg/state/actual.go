@@ -29,7 +29,7 @@ type Actual struct {
 	// Smallest is how many bytes a device must have to be formatted as the
 	// stage asks; 0 when that is not known.
 	Smallest int64
-	// Owner is whose an inline volume is; unknown unless the plan depends on it.
+	// Owner is the owner of an inline volume; unknown unless the plan depends on it.
 	Owner Owner
 	// Unfit is, of parts for which nothing was done yet, why nothing can be done:
 	// mount options that the kernel refuses whatever the device, a path in
@@ -51,7 +51,7 @@ func (s *Source) Is(m Mount) bool {
 	return s != nil && !m.Node && m.FSType == s.FSType && m.Source == s.Source && m.Root == "/"
 }
 
-// Owner is what the backend says of the owner of an inline volume.
+// Owner is the owner of an inline volume, according to the backend.
 type Owner struct {
 	State  OwnerState
 	Target string // the owner's target path, as the backend has it
@@ -96,11 +96,11 @@ func (n DeviceNumber) String() string { return fmt.Sprintf("%d:%d", n.Major, n.M
 type DeviceState int
 
 const (
-	// DeviceUnknown: whether a device stands was not, or could not be, looked at.
+	// DeviceUnknown: whether there is a device was not, or could not be, observed.
 	DeviceUnknown DeviceState = iota
-	// DeviceAbsent: no device stands for the volume.
+	// DeviceAbsent: the volume has no device.
 	DeviceAbsent
-	// DeviceAttached: the plugin's device stands for the volume.
+	// DeviceAttached: the plugin's device of the volume is attached.
 	DeviceAttached
 	// DeviceDetaching: a detach was accepted and completes when the last
 	// holder closes the device (autoclear).
@@ -113,11 +113,11 @@ var deviceStateNames = [...]string{"unknown", "absent", "attached", "detaching",
 
 func (s DeviceState) String() string { return deviceStateNames[s] }
 
-// Device is what stands for a volume on this node.
+// Device is the device of a volume, or of one of its layers, on this node.
 type Device struct {
 	State    DeviceState
 	Missing  bool         // the backend knows no such volume
-	Path     string       // of the device node, as /dev/loop3
+	Path     string       // of the device node, such as /dev/loop3
 	Number   DeviceNumber // of the device node
 	Size     int64        // bytes; of the device when there is one
 	Capacity int64        // bytes that the backend's metadata promises; 0 when unknown
@@ -137,8 +137,8 @@ type Device struct {
 	Raw        bool   // it was published as a raw block device for writing, and not cleared since
 	Fresh      bool   // nobody has had it since it was made or cleared: every byte is zero; of a layer: it is stamped new
 
-	// NeedsSecret: to attach, make, open or grow it takes a secret that is not at
-	// hand, whether it stands now or not.
+	// NeedsSecret: attaching, making, opening or growing it takes a secret that is
+	// missing, whether it is attached now or not.
 	NeedsSecret bool
 
 	// Shared: another node can reach the same data. Exclusive: the backend has
@@ -148,7 +148,7 @@ type Device struct {
 
 	// Of the device of a layer only.
 	Unmade bool // the element beneath, which is attached, does not bear the layer yet
-	Stray  bool // it is the volume's by its name, and stands on another element than the volume's
+	Stray  bool // it has the volume's name, but lies on another element than the volume's
 
 	CreatedFor string // the fs type that whoever created the volume asked for; may be empty
 
@@ -158,7 +158,7 @@ type Device struct {
 	Err error
 }
 
-// Attached reports whether the plugin's device stands and is not going away.
+// Attached reports whether the plugin's device is attached and not being detached.
 func (d Device) Attached() bool { return d.State == DeviceAttached }
 
 // ContentsKind says what a device was found to hold.

@@ -8,30 +8,28 @@ import (
 	"time"
 )
 
-// ErrNotStaged is what AskSize returns of a volume without a stage, and why a
+// ErrNotStaged is what AskSize returns for a volume without a stage. It is also why a
 // provisional stage is refused.
 var ErrNotStaged = Errorf(FailedPrecondition, "the volume is not staged on this node: NodeStageVolume comes first")
 
-// ErrNothingThere is what an edit returns that asks for the end of what the
-// record knows nothing of: the request is met.
+// ErrNothingThere is returned by an edit that asks for the removal of something that
+// is not in the record: the request is met already.
 var ErrNothingThere = Errorf(NotFound, "nothing is there")
 
 // ErrStagedElsewhere is what AskUnstage returns of a volume that is staged at another
 // path. It may be mounted at this one all the same: AskUnmount takes that away.
 var ErrStagedElsewhere = Errorf(NotFound, "the volume is staged at another path")
 
-// The edits below are the whole grammar of requests. Each is made inside
-// store.Store.Edit, on a record that already carries the revision of the edit; each
-// either refuses with a classified error or leaves the record as asked. An
-// edit that asks for what is asked for already changes nothing, which is how a
-// repeated call joins the one before.
+// The edits below are all requests that there are. Each is made inside
+// store.Store.Edit, on a record that already carries the revision of the edit. It
+// either refuses with a classified error or leaves the record as asked. A repeated
+// request changes nothing, and so joins the one before.
 //
-// What the CO was never told to hold gives way to another request for the same
-// part as soon as nobody waits for it: it becomes a tombstone, and what is asked
-// for now its Next.
+// An intent that was never accepted gives way to another request for the same part
+// as soon as nobody waits for it: it becomes a tombstone, and the new intent its Next.
 
-// AskStage asks for the stage s. An empty fs type is that of the stage that
-// stands, if there is one.
+// AskStage asks for the stage s. An empty fs type is that of the present stage, if
+// there is one.
 //
 // AlreadyExists: another stage was accepted. Aborted: a caller waits for another
 // one, or it is being taken down.
@@ -72,7 +70,7 @@ func (v *Volume) AskStage(s *Stage, now time.Time) error {
 	case !have.meets(s):
 		return Errorf(Aborted, "the volume is still being unstaged from %s", have.Path)
 	}
-	// What is still being unstaged is this volume's, so a refusal takes it down.
+	// If this stage is refused, what is still being unstaged must be taken down.
 	s.Intent = Intent{Revision: v.Revision, Since: now, Begun: have != nil}
 	v.setStage(s)
 	return nil
@@ -83,9 +81,9 @@ func (v *Volume) setStage(s *Stage) {
 	v.Stage, v.Backend, s.Backend = s, cmp.Or(s.Backend, v.Backend), ""
 }
 
-// Presume gives a volume without a stage a provisional one at path, which may be
-// empty, as may be the capability: then there can be no such stage, and the
-// refusal tells whether there is such a volume.
+// Presume gives a volume without a stage a provisional one at path. If the path or the
+// capability is empty, it is never adopted: its refusal then tells whether the volume
+// exists.
 //
 // Aborted: a caller waits for another one.
 func (v *Volume) Presume(path string, c Capability, context map[string]string, now time.Time) error {
@@ -103,7 +101,7 @@ func (v *Volume) Presume(path string, c Capability, context map[string]string, n
 	return nil
 }
 
-// presumes reports whether a provisional stage answers for another one.
+// presumes reports whether a provisional stage also serves this request.
 func (s *Stage) presumes(path string, c Capability) bool {
 	if path == "" || c.Access == "" {
 		return true
@@ -135,16 +133,16 @@ func (v *Volume) dropProvisional() error {
 	return nil
 }
 
-// dropUnneeded ends a provisional stage that neither a target nor a size needs.
+// dropUnneeded drops a provisional stage that neither a target nor a size needs.
 func (v *Volume) dropUnneeded() {
 	if v.Stage != nil && v.Stage.Provisional && !v.Stage.Gone && v.Size == nil && len(v.standing()) == 0 {
 		v.Stage = nil
 	}
 }
 
-// Adopt accepts a provisional stage as what was found: with which type of file
-// system and which options of its superblock, if it has one, and whether it takes
-// writes. An empty backend is that of the record.
+// Adopt accepts a provisional stage with what was found mounted: its type of file
+// system and the options of its superblock, if it has one, and whether it is
+// read-only. An empty backend is that of the record.
 func (v *Volume) Adopt(fsType, options string, readOnly bool, backend string) {
 	s := v.Stage
 	s.Provisional, s.Accepted, s.Found, s.ReadOnly = false, true, options, readOnly
@@ -154,7 +152,7 @@ func (v *Volume) Adopt(fsType, options string, readOnly bool, backend string) {
 	}
 }
 
-// asFound refuses mount flags that an adopted stage is not seen to be mounted with.
+// asFound refuses mount flags that an adopted stage is not known to be mounted with.
 func (s *Stage) asFound(have *Stage) error {
 	flags, err := ParseFlags(s.Capability.Flags)
 	if err != nil {
@@ -165,7 +163,7 @@ func (s *Stage) asFound(have *Stage) error {
 		return err
 	}
 	if maps.EqualFunc(flags.effective(), adopted.effective(), slices.Equal[[]string]) {
-		return nil // which were seen to hold when it was adopted
+		return nil // these were checked when it was adopted
 	}
 	if option := flags.Shown(s.Capability.FSType, have.Found); option != "" {
 		return Errorf(AlreadyExists, "the volume was found staged at %s, and its file system is not seen to be mounted as asked: the mount flag %q makes the difference. Unpublish and unstage the volume, then stage it anew; or ask for the options that it has", have.Path, option)
@@ -173,8 +171,7 @@ func (s *Stage) asFound(have *Stage) error {
 	return nil
 }
 
-// meets reports whether the stage is what a request asks for, which may leave
-// the fs type open.
+// meets reports whether the stage is as asked; an empty fs type asks for any.
 func (s *Stage) meets(asked *Stage) bool {
 	o := *asked
 	if o.Capability.FSType == "" {
@@ -183,8 +180,8 @@ func (s *Stage) meets(asked *Stage) bool {
 	return s.SameAs(&o)
 }
 
-// replaceable reports whether the stage that is asked for may give way: neither it
-// nor a target of it was ever seen to hold.
+// replaceable reports whether the stage may give way to another one: neither it nor a
+// target of it was ever accepted.
 func (v *Volume) replaceable() bool {
 	for _, t := range v.Targets {
 		if t.Accepted {
@@ -194,8 +191,8 @@ func (v *Volume) replaceable() bool {
 	return !v.Stage.Gone && !v.Stage.Accepted
 }
 
-// replaceStage puts s in the place of a replaceable stage, whose targets are taken
-// back with it. Aborted: a caller waits for one of them.
+// replaceStage replaces a replaceable stage by s, and withdraws the targets with it.
+// Aborted: a caller waits for one of them.
 func (v *Volume) replaceStage(s *Stage, now time.Time) error {
 	have := v.Stage
 	begun := have.Begun || have.Inline.Fresh()
@@ -236,7 +233,7 @@ func (v *Volume) AskUnstage(path string, now time.Time) error {
 		case s.Next.Path != path && s.Path == path:
 			return Errorf(Aborted, "the volume is still being unstaged from %s", path)
 		case s.Next.Path == path && s.Path != path:
-			s.Next = nil // and the caller waits for the end of what was begun
+			s.Next = nil // the caller waits until the first stage is taken down
 			return nil
 		case s.Path == path:
 			s.Next = nil
@@ -289,9 +286,8 @@ func (v *Volume) liesIn(path string) bool {
 	return v.Stage != nil && v.Stage.Path != "" && Within(path, v.Stage.Path)
 }
 
-// unknown reports whether all that is known of the stage is that somebody asked for its
-// end, at a path at which there may be none: its record was lost. Who asks for the end
-// at another path may know better, and the end of either is that of both.
+// unknown reports whether the stage is only a tombstone for an unstage without a
+// record: the volume may be staged at another path, so an unstage there replaces it.
 func (s *Stage) unknown() bool {
 	return s.Gone && s.Capability.Access == "" && s.Inline == nil && s.Next == nil
 }
@@ -306,7 +302,7 @@ var oneTarget = []string{"SINGLE_NODE_SINGLE_WRITER", "SINGLE_NODE_WRITER", "SIN
 // FailedPrecondition: the stage is elsewhere or unlike the target, or the access
 // mode allows no second target. AlreadyExists: the target was accepted with other
 // arguments. Aborted: a caller waits for another publish there, or something is
-// being taken down that must be gone first, or what was asked for before may yet come.
+// being taken down that must be gone first, or an earlier request is still pending.
 func (v *Volume) AskPublish(t *Target, stagingPath string, now time.Time) error {
 	have := v.Targets[t.Path]
 	stage, size, targets := v.Stage, v.Size, maps.Clone(v.Targets)
@@ -318,7 +314,7 @@ func (v *Volume) AskPublish(t *Target, stagingPath string, now time.Time) error 
 		v.Stage, v.Size, v.Targets = stage, size, targets
 	}
 	if ClassOf(err).Final() && have != nil && (have.Next != nil || !have.Gone && !have.Accepted) {
-		return Errorf(Aborted, "%w; and what was asked for at %s before is not over", err, t.Path)
+		return Errorf(Aborted, "%w; and an earlier request for %s is still pending", err, t.Path)
 	}
 	return err
 }
@@ -342,7 +338,7 @@ func (v *Volume) askPublish(t *Target, stagingPath string, now time.Time) error 
 		return Errorf(AlreadyExists, "the volume is published already at %s with another capability, context or read-only setting", t.Path)
 	case s.Gone:
 		return Errorf(Aborted, "the volume is being unstaged from %s", s.Path)
-	case s.Provisional && have != nil && have.Gone: // a refusal would leave what is to go
+	case s.Provisional && have != nil && have.Gone: // a refusal would drop the tombstone
 		return Errorf(Aborted, "the volume is still being unpublished from %s", t.Path)
 	case s.Path != stagingPath:
 		return Errorf(FailedPrecondition, "the volume is staged at %s, not at the staging target path %s", s.Path, stagingPath)
@@ -370,12 +366,12 @@ func (v *Volume) askPublish(t *Target, stagingPath string, now time.Time) error 
 	if v.Targets == nil {
 		v.Targets = map[string]*Target{}
 	}
-	// What is still being unpublished is this volume's, so a refusal takes it down.
+	// If this target is refused, what is still being unpublished must be taken down.
 	t.Intent = Intent{Revision: v.Revision, Since: now, Begun: have != nil && have.Gone && have.SameAs(t)}
 	switch {
 	case have == nil, have.SameAs(t), !have.Gone && !have.Begun:
 		v.Targets[t.Path] = t
-	default: // what was begun goes first
+	default: // what was begun is undone first
 		if !have.Gone {
 			have.Intent = Intent{Gone: true, Withdrawn: true, Revision: v.Revision, Since: now}
 		}
@@ -384,8 +380,8 @@ func (v *Volume) askPublish(t *Target, stagingPath string, now time.Time) error 
 	return nil
 }
 
-// checkPath refuses a target path that lies in the volume, or that the volume lies
-// in. Aborted: what lies there is being taken down.
+// checkPath refuses a target path at, above or below another path of the volume.
+// Aborted: that one is being taken down.
 func (v *Volume) checkPath(path string) error {
 	if place := v.Stage.Path; place == path || Within(path, place) || Within(place, path) {
 		return Errorf(InvalidArgument, "the target path %s and the staging path %s must lie apart", path, place)
@@ -405,8 +401,8 @@ func (v *Volume) checkPath(path string) error {
 // Within reports whether a path lies below a directory.
 func Within(path, dir string) bool { return strings.HasPrefix(path, dir+"/") }
 
-// flagsBeyond refuses flags that only a superblock knows and that the stage was
-// not mounted with: a bind cannot add them.
+// flagsBeyond refuses superblock flags that the stage was not mounted with: a bind
+// cannot add them.
 func (t *Target) flagsBeyond(s *Stage) error {
 	mine, err := ParseFlags(t.Capability.Flags)
 	if err != nil {
@@ -437,8 +433,8 @@ func (v *Volume) allowsAnother(t *Target) error {
 	return nil
 }
 
-// AskUnpublish asks that the volume is not published at path. The stage is no
-// publish, and what lies in the volume is a pod's.
+// AskUnpublish asks that the volume is not published at path. It leaves alone the
+// stage, and paths inside the mounted volume, which are a pod's.
 func (v *Volume) AskUnpublish(path string, now time.Time) error {
 	t := v.Targets[path]
 	if t == nil {
@@ -469,9 +465,9 @@ func (v *Volume) AskInline(s *Stage, t *Target, now time.Time) error {
 	return v.AskPublish(t, s.Path, now)
 }
 
-// AskEnd is AskUnpublish of what may be the publish for which an inline volume
-// lives, which is staged at staging then: the volume ends with it. Where the record
-// does not tell that it is one, the backend is to say so first. An empty staging: it is none.
+// AskEnd is AskUnpublish for the publish of what may be an inline volume, staged at
+// staging: such a volume ends with it. If the record does not tell whether it is one,
+// the backend is asked first. An empty staging means that it is none.
 func (v *Volume) AskEnd(path, staging string, now time.Time) error {
 	if err := v.AskUnpublish(path, now); err != nil || staging == "" || len(v.standing()) > 0 {
 		return err
@@ -486,7 +482,7 @@ func (v *Volume) AskEnd(path, staging string, now time.Time) error {
 	case !s.Inline.Made && !s.Inline.Ended: // or it is being made
 		s.Provisional, s.Inline.Made = !s.Begun && !s.Accepted, true
 	}
-	if !v.Stage.Inline.Ended { // an end of the publish alone, which may be seen to hold right now, is another one
+	if !v.Stage.Inline.Ended { // a new revision, because an earlier removal of the target alone may just be settled
 		v.Targets[path].Intent = Intent{Gone: true, Revision: v.Revision, Since: now}
 	}
 	v.Size = nil
@@ -500,12 +496,12 @@ func (s *Stage) end(revision uint64, now time.Time) {
 	s.Next, s.Inline.Ended = nil, true
 }
 
-// AskSize asks for at least that many bytes, and for no more than limit unless
-// that is 0. A size that was accepted never shrinks; one that was not gives way to
-// any other for which nobody waits, so that a growth for which there is no room
-// does not stand in the way of a smaller one.
+// AskSize asks for at least that many bytes, and for no more than limit unless that
+// is 0. An accepted size never shrinks. One that was not accepted gives way to any
+// other once nobody waits for it, so that an expansion for which there is no room does
+// not prevent a smaller one.
 //
-// ErrNotStaged: no stage stands. Aborted: it is being taken down, or a caller
+// ErrNotStaged: the volume has no stage. Aborted: it is being taken down, or a caller
 // waits for another size.
 func (v *Volume) AskSize(bytes, limit int64, now time.Time) error {
 	before := int64(0) // the last accepted size
@@ -532,10 +528,10 @@ func (v *Volume) AskSize(bytes, limit int64, now time.Time) error {
 }
 
 // Withdraw takes back the part's intent after a final failure, if it was never
-// accepted: a stage and a target become tombstones, or are forgotten if nothing
-// was done for them, a size returns to the last accepted one. A provisional stage
-// goes with the last that needs it, and so does an inline volume with its publish,
-// if it may not hold a pod's data; if it may, it is left as it was.
+// accepted. A stage or a target becomes a tombstone, or is dropped if nothing was done
+// for it; a size returns to the last accepted one. A provisional stage is dropped with
+// the last part that needs it. An inline volume ends with its publish, unless it may
+// hold a pod's data.
 func (v *Volume) Withdraw(p Part, now time.Time) {
 	intent := v.Intent(p)
 	if intent == nil || intent.Accepted || intent.Gone {
@@ -583,7 +579,7 @@ func (v *Volume) Accept(p Part) {
 	}
 }
 
-// Drop forgets a tombstone that was seen to hold: its Next takes its place.
+// Drop removes a tombstone that was seen to hold: its Next takes its place.
 func (v *Volume) Drop(p Part) {
 	switch intent := v.Intent(p); {
 	case intent == nil || !intent.Gone:
@@ -599,7 +595,7 @@ func (v *Volume) Drop(p Part) {
 	}
 }
 
-// Choose gives a stage that leaves the fs type open that type, and its targets with it.
+// Choose sets the fs type of a stage without one, and of its targets.
 func (v *Volume) Choose(fsType string) {
 	v.Stage.Capability.FSType = fsType
 	for _, t := range v.Targets {

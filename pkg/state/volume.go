@@ -40,7 +40,7 @@ type Intent struct {
 	// never withdrawn.
 	Accepted bool `json:"accepted,omitzero"`
 	// Begun is set before the first step that is made for the intent: until
-	// then a withdrawal has nothing to undo, and what stands is another's.
+	// then a withdrawal has nothing to undo, and whatever is there is not its own.
 	Begun bool `json:"begun,omitzero"`
 	// Revision is that of the record when this intent last changed its meaning.
 	Revision uint64 `json:"revision"`
@@ -110,7 +110,7 @@ type Stage struct {
 	Capability Capability        `json:"capability"`
 	ReadOnly   bool              `json:"readOnly,omitzero"` // nobody writes: the device itself is attached read-only
 	Context    map[string]string `json:"context,omitempty"` // volume and publish context without secrets
-	// Adopted marks a stage that was found standing without an intent: its
+	// Adopted marks a stage that was found mounted or attached without a record: its
 	// access mode, flags and context are guesses until the CO names them.
 	Adopted bool `json:"adopted,omitzero"`
 	// Provisional marks a stage that nobody asked for and that a publish or an

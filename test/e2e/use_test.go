@@ -197,7 +197,7 @@ func TestInlineEphemeral(t *testing.T) {
 	s.holds("reader", "grep ' /data ' /proc/mounts | cut -d' ' -f4 | cut -d, -f1", "ro")
 	s.holds("small", "dd if=/dev/zero of=/data/file bs=1M count=20 2>&1 | grep -o 'No space left'; grep ' /data ' /proc/mounts | cut -d' ' -f3", "No space left\next4")
 	s.holds("large", "dd if=/dev/zero of=/data/file bs=1M count=20 conv=fsync 2>/dev/null && grep ' /data ' /proc/mounts | cut -d' ' -f3", "xfs")
-	s.event("wrong", "plenty", "is not a size as 500Mi or 1Gi")
+	s.event("wrong", "plenty", "is not a size such as 500Mi or 1Gi")
 	s.remove("pod/wrong", "pod/small", "pod/reader")
 	restartKubelet(t, syscall.SIGKILL, func() {
 		s.kubectl("delete", "pod", "large", "--force", "--grace-period=0")

@@ -20,8 +20,8 @@ import (
 )
 
 const (
-	// claimTime is how long a claim of others is waited out. The kernel wakes
-	// nobody when it ends, so it is tried every claimInterval.
+	// claimTime is how long to wait for the end of somebody else's claim. The kernel
+	// sends no event when it ends, so the claim is tried every claimInterval.
 	claimTime     = 500 * time.Millisecond
 	claimInterval = 10 * time.Millisecond
 )
@@ -147,7 +147,7 @@ func (b *Backend) free(v devices.Volume, c claim, info blockdev.Info) error {
 }
 
 // stands reports whether a disk is there as it was attached, or is still mounted
-// though it is not.
+// though it is gone.
 func stands(a *attachment) bool {
 	info, err := blockdev.InfoOf(a.Number)
 	return err == nil && a.is(info) || len(mountedAt(a.Number)) > 0
@@ -174,7 +174,7 @@ func open(ctx context.Context, info blockdev.Info, s spec, mode int) (*os.File, 
 }
 
 // openAlone opens a disk that nobody has claimed. Programs that look at all disks,
-// as mdadm does, claim each for a moment, which is waited for.
+// such as mdadm, claim each for a moment; openAlone waits for that.
 func openAlone(ctx context.Context, info blockdev.Info, mode int) (*os.File, blockdev.Info, error) {
 	limit := time.NewTimer(claimTime)
 	defer limit.Stop()
@@ -260,8 +260,8 @@ func (b *Backend) release(ctx context.Context, a *attachment) (err error) {
 	switch {
 	case errors.Is(err, unix.EBUSY):
 		return fmt.Errorf("%s is in use: %s: %w", info.Path, users(ctx, info), err)
-	case err != nil: // a dead disk is given up: it has no mode any more that could matter
-		klog.FromContext(ctx).Error(err, "A disk is given up that cannot be opened", "path", info.Path)
+	case err != nil: // a dead disk is given up; its mode does not matter any more
+		klog.FromContext(ctx).Error(err, "Gave up a disk that cannot be opened", "path", info.Path)
 		return nil
 	}
 	defer closeAfter(f, &err)
@@ -274,7 +274,7 @@ func (b *Backend) release(ctx context.Context, a *attachment) (err error) {
 	return nil
 }
 
-// users names who has a disk, for error texts: as far as it can be told.
+// users names who has a disk, for error texts, as far as that can be seen.
 func users(ctx context.Context, info blockdev.Info) string {
 	var words []string
 	for _, place := range mountedAt(info.Number) {
@@ -325,7 +325,7 @@ func loopsOver(info blockdev.Info) (paths []string) {
 func mountedAt(number state.DeviceNumber) (places []string) {
 	table, err := os.ReadFile("/proc/self/mountinfo")
 	if err != nil {
-		return nil // it is said without the places
+		return nil // then the error text lacks the paths
 	}
 	for line := range strings.Lines(string(table)) {
 		if fields := strings.Fields(line); len(fields) > 4 && fields[2] == number.String() {

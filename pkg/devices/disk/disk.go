@@ -1,10 +1,12 @@
-// Package disk is the backend of block devices that are there: disks and
-// partitions that somebody else has made, and perhaps attaches to the node.
+// Package disk is the backend of existing block devices: disks and partitions that
+// somebody else has made, and perhaps attaches to the node.
 //
-// A volume is attached while a note says so: this volume has this disk, until
-// the next boot. So two volumes never have one disk, and a lost store loses none. The note
-// stays after a detach, without that, and tells which disk the volume is: one that is
-// named by its path only is not taken for another that has come to be there.
+// A volume is attached while a note says so: this volume has this disk, until the next
+// boot. So two volumes never have one disk, even if the store is lost. After a detach
+// the note still tells which disk the volume is, so that another disk at the same path
+// is not taken for it.
+//
+// Read disk.go first, then attach.go.
 package disk
 
 import (
@@ -25,7 +27,7 @@ import (
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
-// Name is how volume contexts call the backend.
+// Name is the backend's name in volume contexts.
 const Name = "disk"
 
 // PathKey is the key of the volume context that names a device node. The others
@@ -135,7 +137,7 @@ func specOf(v devices.Volume) (s spec, err error) {
 	return s, nil
 }
 
-// claim is the note of one volume.
+// claim is the note about one volume.
 type claim struct {
 	Volume   string            `json:"volume"`
 	Context  map[string]string `json:"context"`  // what names the disk, of both contexts

@@ -14,9 +14,9 @@ import (
 	"github.com/csi-node/csi-node/pkg/loop"
 )
 
-// Backend attaches the volumes of a pool as loop devices. It is a devices.Backend:
-// all that it needs to know of a volume is its id. Its methods may be called
-// concurrently; those for one volume take turns, but for Find.
+// Backend attaches the volumes of a pool as loop devices. It is a devices.Backend
+// that needs only the id of a volume. Its methods may be called concurrently; except
+// for Find, those for the same volume run one after the other.
 //
 // A device has the sectors that the volume's metadata names, and passes discards
 // down for a thin volume only.
@@ -37,8 +37,8 @@ func NewBackend(ctx context.Context, p *Pool, loops *loop.Devices) (*Backend, er
 	b := &Backend{pool: p, loops: loops}
 	b.Provisioner = Provisioner{Volumes: p, Delete: b.Delete}
 	ids, err := p.IDs(ctx)
-	if err != nil { // of a pool that is away, or whose disk does not answer, the tags tell
-		klog.FromContext(ctx).Error(err, "The volumes are not known, so devices over their data that the plugin did not attach are not either")
+	if err != nil { // if the pool is away or its disk does not answer, the devices' tags tell
+		klog.FromContext(ctx).Error(err, "Cannot read the volumes, so devices over their data that the plugin did not attach are unknown")
 		return b, nil
 	}
 	tags := map[loop.FileID]string{}
@@ -59,8 +59,8 @@ func NewBackend(ctx context.Context, p *Pool, loops *loop.Devices) (*Backend, er
 	return b, nil
 }
 
-// keepBlocks sees that the devices of thick volumes refuse discards: a crash may
-// have come before they did.
+// keepBlocks makes the devices of thick volumes refuse discards, for those that a
+// crash left without that setting.
 func (b *Backend) keepBlocks(ctx context.Context, ids []string) {
 	for _, id := range ids {
 		if b.loops.Seen(b.tag(id)) == "" {
@@ -110,8 +110,8 @@ func (b *Backend) Owns(ctx context.Context, id string) (bool, error) {
 	return false, nil
 }
 
-// Grow makes the volume, its device and the view of that at least so many
-// bytes large. A device may be grown while it is mounted.
+// Grow makes the volume, its device and the device's view at least that many bytes
+// large. A device may be grown while it is mounted.
 func (b *Backend) Grow(ctx context.Context, v devices.Volume, bytes int64) error {
 	done, err := b.turn(ctx, v.ID)
 	if err != nil {
@@ -143,14 +143,14 @@ func (b *Backend) BeginRaw(ctx context.Context, v devices.Volume) error {
 	return b.pool.BeginRaw(ctx, v.ID)
 }
 
-// target returns what the volume's device is to show: its data, nil when there is
-// none or it is not known. Any other device over that stands in the way.
+// target returns the data that the volume's device is to show; nil when there is none
+// or it is not known. Any other device over that data is a conflict.
 func (b *Backend) target(id string, data *loop.File) loop.Target {
 	path := b.pool.path(volumesDir, id, dataFile)
 	return loop.Target{Tag: b.tag(id), File: data, Path: path, Place: "/" + volumesDir + "/" + id + "/"}
 }
 
-// tag is what the volume's device is called: it tells pools apart.
+// tag is the lo_file_name of the volume's device, which also identifies the pool.
 func (b *Backend) tag(id string) string { return loop.Tag(b.pool.UUID()[:8], id) }
 
 // own returns the device of the index that the plugin attached for a volume.

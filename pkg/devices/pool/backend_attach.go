@@ -21,8 +21,7 @@ import (
 //
 // NotFound: no such volume. FailedPrecondition: something else shows the data,
 // the device is held in the other mode, or the data was truncated or replaced.
-// Unavailable: somebody has the file open, and a loop device that does not answer
-// may be it.
+// Unavailable: somebody has the file open, perhaps a loop device that does not answer.
 func (b *Backend) Attach(ctx context.Context, v devices.Volume, readOnly bool) error {
 	done, err := b.turn(ctx, v.ID)
 	if err != nil {
@@ -62,8 +61,8 @@ func (k found) open(ctx context.Context, id string, target loop.Target, as loop.
 	return f, nil
 }
 
-// refill allocates what a thick volume's file lacks: the holes of a discard
-// that could not be refused. It begins only what there is room for.
+// refill allocates the holes in a thick volume's file, which come from discards that
+// could not be refused. It does nothing if there is not room for all of them.
 func refill(ctx context.Context, f *os.File) error {
 	var st unix.Stat_t
 	if err := unix.Fstat(int(f.Fd()), &st); err != nil {

@@ -11,9 +11,9 @@ import (
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
-// Attached implements devices.Lister: devices that stand for volumes of the pool,
-// and those that do for volumes which it does not have any more. It looks at every
-// volume. One that cannot be looked at is logged and left out.
+// Attached implements devices.Lister: the devices of volumes of the pool, and of
+// volumes that it does not have any more. It looks at every volume. One that cannot be
+// looked at is logged and left out.
 func (b *Backend) Attached(ctx context.Context) ([]devices.Attachment, error) {
 	ids, err := b.pool.IDs(ctx)
 	if err != nil {

@@ -33,7 +33,7 @@ func (b *Backend) Unused(ctx context.Context, v devices.Volume) error {
 	return b.unused(ctx, v.ID)
 }
 
-// unused looks for a device first, which it can name.
+// unused looks for a device first, because it can name that in its error.
 func (b *Backend) unused(ctx context.Context, id string) error {
 	target, d, err := b.user(ctx, id)
 	switch {
@@ -47,7 +47,7 @@ func (b *Backend) unused(ctx context.Context, id string) error {
 	return b.pool.CheckClosed(ctx, id)
 }
 
-// user returns the device that shows a volume's data, be it foreign.
+// user returns the device that shows a volume's data, whoever attached it.
 func (b *Backend) user(ctx context.Context, id string) (target loop.Target, d *loop.Device, err error) {
 	data, err := b.data(id)
 	if err != nil {

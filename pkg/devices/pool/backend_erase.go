@@ -16,8 +16,8 @@ import (
 
 // Erase makes every byte of an attached volume zero, durably: a thick volume
 // keeps its blocks, a thin one gives them back. It holds the device O_EXCL
-// meanwhile, and fails when anybody else has it claimed, as a mkfs that
-// outlived its caller has.
+// meanwhile, and fails when anybody else has it claimed, such as a mkfs that
+// outlived its caller.
 //
 // FailedPrecondition: the volume has no formatting mark, so what is on it may
 // be data; or it is not attached for writing.

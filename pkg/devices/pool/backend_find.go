@@ -25,20 +25,20 @@ type found struct {
 	thick  bool
 }
 
-// shape returns how the volume's device is to be.
+// shape returns the settings that the volume's device is to have.
 func (k found) shape(readOnly bool) loop.Shape {
 	return loop.Shape{ReadOnly: readOnly, Sector: k.sector, Solid: k.thick && !readOnly}
 }
 
 // factsLimit is how long Find waits for a volume's metadata: the pool's disk may
-// hang, and devices that stand are told, and taken down, without it.
+// hang, and attached devices are reported, and taken down, without it.
 const factsLimit = 2 * time.Second
 
-// Find tells what stands for the volume. It looks at the device of the index
-// only: what something else attaches meanwhile is found by Attach. A device
-// whose volume is gone, or whose data is another file by now, is attached and
-// Missing. The size is that of the device and of its view, the smaller of the
-// two, so that a growth which did not reach the view is seen not to be complete.
+// Find returns the device of the volume. It looks only at the device in the index:
+// what somebody else attaches meanwhile is found by Attach. A device whose volume is
+// gone, or whose data is another file by now, is attached and Missing. The size is
+// the smaller one of the device's and its view's, so that an expansion which did not
+// reach the view is seen to be incomplete.
 func (b *Backend) Find(ctx context.Context, v devices.Volume) (state.Device, error) {
 	k, err := b.lookWithin(ctx, v.ID)
 	if ctx.Err() != nil || state.ClassOf(err) == state.InvalidArgument {
@@ -80,7 +80,7 @@ func (b *Backend) lookWithin(ctx context.Context, volume string) (found, error) 
 	case ctx.Err() != nil:
 		return found{}, ctx.Err()
 	}
-	return found{}, state.Errorf(state.DeadlineExceeded, "volume %s: the pool has not told of it for %s: see whether its disk answers", volume, time.Since(late.Since).Round(time.Second))
+	return found{}, state.Errorf(state.DeadlineExceeded, "volume %s: the pool has not told of it for %s: check whether its disk answers", volume, time.Since(late.Since).Round(time.Second))
 }
 
 // look looks at a volume's metadata and its data.

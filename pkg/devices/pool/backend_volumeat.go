@@ -7,9 +7,9 @@ import (
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
-// VolumeAt returns the id of the volume for which the device with a number
-// stands, by what sysfs names as its backing; "" when it stands for none of the
-// pool. It asks neither the device nor the pool's disk.
+// VolumeAt returns the id of the volume that the device with a number shows, by the
+// backing file in sysfs; "" when that is no volume of the pool. It asks neither the
+// device nor the pool's disk.
 func (b *Backend) VolumeAt(number state.DeviceNumber) string {
 	name, backing := loop.BackingAt(number)
 	if backing == "" {
@@ -23,7 +23,7 @@ func (b *Backend) VolumeAt(number state.DeviceNumber) string {
 	case path == backing:
 		return id
 	}
-	// An earlier container attached it, and the path is what is left of that one's.
+	// An earlier container attached it, so sysfs shows only a part of that one's path.
 	if filepath.Base(backing) != dataFile || b.loops.Seen(b.tag(id)) != name {
 		return ""
 	}

@@ -15,13 +15,13 @@ import (
 //
 // Every volume has a claim: its size, or the share of its size that its
 // overcommit leaves. What it has not taken of the claim is promised to it, and
-// given to no other volume: so the claims never exceed what there is, and
-// thick volumes, thin ones and those overcommitted differently are added up
-// alike. A volume that is overcommitted may take more than its claim, from
-// what is free; when that brings Free below Promised, the promises are broken.
+// given to no other volume. So the claims never exceed the room, and thick, thin
+// and overcommitted volumes are added up alike. An overcommitted volume may take
+// more than its claim from what is free; when that brings Free below Promised, the
+// promises are broken.
 type Capacity struct {
 	Total     int64 // of the pool's file system
-	Free      int64 // of it, for anybody
+	Free      int64 // of that, free blocks
 	Allocated int64 // that volumes have taken
 	Promised  int64 // to volumes that have not taken it yet
 	Owed      int64 // that volumes may yet take; more than Free if the pool is overcommitted
@@ -33,8 +33,8 @@ type Capacity struct {
 	Thick, Thin, Damaged int // volumes, by provisioning; that of the damaged is not known
 }
 
-// Room returns the bytes that new volumes of the overcommit (see Volume) can
-// have together.
+// Room returns how many bytes new volumes with that overcommit (see Volume) can have
+// together.
 func (c Capacity) Room(overcommitPercent int64) int64 {
 	hundreds, rest := c.Available/100, c.Available%100
 	if hundreds >= math.MaxInt64/overcommitPercent {
@@ -43,8 +43,8 @@ func (c Capacity) Room(overcommitPercent int64) int64 {
 	return hundreds*overcommitPercent + rest*overcommitPercent/100
 }
 
-// claim returns what a volume of so many bytes counts for: the inverse of
-// Room, rounded up.
+// claim returns the bytes that a volume of that size counts for: the inverse of Room,
+// rounded up.
 func claim(bytes, overcommitPercent int64) int64 {
 	hundreds, rest := bytes/overcommitPercent, bytes%overcommitPercent
 	return hundreds*100 + (rest*100+overcommitPercent-1)/overcommitPercent
@@ -102,8 +102,8 @@ func largestFile(fs unix.Statfs_t) int64 {
 	return 1 << 62
 }
 
-// part is what of a volume's facts the count needs. It never changes while the
-// volume's file is the same.
+// part holds those of a volume's facts that the count needs. They never change while
+// the volume's file is the same.
 type part struct {
 	inode        uint64
 	provisioning Provisioning // empty: the facts are damaged
@@ -193,8 +193,8 @@ func (p *Pool) eachFile(name string, look func(entry string, st unix.Stat_t)) er
 	return nil
 }
 
-// look returns the facts that count about a file, which are read when they
-// are not known yet. Without facts a file counts for all of its size.
+// look returns the part of a file's volume, and reads it if it is not known yet.
+// Without facts a file counts for all of its size.
 func (p *Pool) look(ctx context.Context, name, entry string, inode uint64) part {
 	if v, ok := p.parts[entry]; ok && v.inode == inode {
 		return v

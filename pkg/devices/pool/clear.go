@@ -25,13 +25,13 @@ const (
 )
 
 // Clear makes every byte of a volume zero and forgets that it was ever
-// formatted or published raw, durably: it is as it was created. A thick volume keeps its blocks
+// formatted or published raw, durably: it is then as it was created. A thick volume keeps its blocks
 // unless some were lost and the pool is full; a thin one gives them back. The
-// formatting mark stands meanwhile, so that a volume on which Clear was
+// formatting mark is set meanwhile, so that a volume on which Clear was
 // interrupted is erased before it is next mounted.
 //
-// Nobody else can open the data meanwhile. FailedPrecondition: somebody has it
-// open, as a loop device has, or that cannot be told. NotFound: there is no such volume.
+// Nobody else can open the data meanwhile. FailedPrecondition: somebody, such as a loop
+// device, has it open, or that is unknown. NotFound: there is no such volume.
 func (p *Pool) Clear(ctx context.Context, id string) (err error) {
 	unlock, err := p.volumes.Lock(ctx, id)
 	if err != nil {

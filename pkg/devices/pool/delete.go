@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Delete deletes a volume with its data; one that is not there is deleted
-// already. It does not look whether the data is in use: Backend does.
+// Delete deletes a volume with its data, if it is there. It does not check whether the
+// data is in use: Backend does.
 func (p *Pool) Delete(ctx context.Context, id string) error {
 	if err := ValidateID(id); err != nil {
 		return err
@@ -28,8 +28,8 @@ func (p *Pool) Delete(ctx context.Context, id string) error {
 	return wrap(p.remove(id), "volume %s: delete", id)
 }
 
-// remove moves a volume to trash, durably, and then takes it apart, with what
-// an earlier call could not take apart. It takes no space from the pool.
+// remove moves a volume to trash, durably, and then deletes it there, with what an
+// earlier call could not delete. It needs no free space in the pool.
 func (p *Pool) remove(id string) error {
 	trash, err := p.emptyTrash(id)
 	if err != nil {
@@ -43,15 +43,15 @@ func (p *Pool) remove(id string) error {
 	case err != nil:
 		return fmt.Errorf("rename %s to %s: %w", place, trash, err)
 	}
-	// That of trash need not be durable: what is lost of it was to be removed.
+	// The new name in trash need not be durable: if it is lost, the volume is gone all the same.
 	if err := syncDir(p.path(volumesDir)); err != nil {
 		return err
 	}
 	return os.RemoveAll(trash)
 }
 
-// emptyTrash takes apart what earlier deletions of a volume left, and returns
-// the place for the next.
+// emptyTrash deletes what earlier deletions of a volume left, and returns the path to
+// which the next one moves it.
 func (p *Pool) emptyTrash(id string) (string, error) {
 	entries, err := os.ReadDir(p.path(trashDir))
 	if err != nil {
@@ -65,9 +65,9 @@ func (p *Pool) emptyTrash(id string) (string, error) {
 	return p.path(trashDir, id+"~"), err
 }
 
-// takeApart removes a volume where it is. The data goes first: until the facts
-// follow, the volume is there and its data is not, so it is neither attached nor
-// forgotten, and the caller, who has no answer yet, asks again.
+// takeApart deletes a volume where it is, the data first: until the facts follow, the
+// volume exists without data, so it is neither attached nor forgotten, and the caller,
+// who has no answer yet, asks again.
 func takeApart(place string) error {
 	if err := ignore(os.Remove(filepath.Join(place, dataFile)), os.ErrNotExist); err != nil {
 		return err

@@ -13,13 +13,13 @@ import (
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
-// newSuffix is that of a file being written, which will replace another.
+// newSuffix is the suffix of a file that is being written to replace another.
 const newSuffix = ".new"
 
 // writeFile replaces a file, or makes it, in one step and durably: after a
-// crash it has its old contents or the new. No two calls may meet on a path. It
-// is not opened with O_TRUNC: that of a process which was killed and hung on it
-// would empty what its successor has written meanwhile.
+// crash it has its old contents or the new. Calls for one path must not overlap. The
+// file is not opened with O_TRUNC: such an open by a killed process that hangs would
+// empty what its successor has written meanwhile.
 func writeFile(path string, contents []byte) (err error) {
 	f, err := os.OpenFile(path+newSuffix, os.O_WRONLY|os.O_CREATE, 0o600)
 	if err != nil {
@@ -41,8 +41,8 @@ func writeFile(path string, contents []byte) (err error) {
 	return syncDir(filepath.Dir(path))
 }
 
-// The facts about a volume are padded to whole factsUnits, with factsSlack at
-// least, so that the blocks that they have once suffice for good.
+// The facts about a volume are padded to whole factsUnits, by at least factsSlack, so
+// that later versions of them need no further blocks.
 const (
 	factsUnit  = 1024 // bytes; the smallest block of ext4 and xfs
 	factsSlack = 256  // bytes
@@ -54,8 +54,8 @@ func pad(facts []byte) []byte {
 	return append(facts, bytes.Repeat([]byte{' '}, size-len(facts))...)
 }
 
-// makeFacts writes the facts of a new volume, and the slot in which they are
-// written next, durably but for the names in dir.
+// makeFacts writes the facts of a new volume, and the file into which they are written
+// next, durably except for the names in dir.
 func makeFacts(dir string, facts []byte) error {
 	for _, name := range []string{slotFile, volumeFile} {
 		if err := overwrite(filepath.Join(dir, name), pad(facts)); err != nil {

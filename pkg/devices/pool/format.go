@@ -8,8 +8,7 @@ import (
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
-// BeginFormat sets the formatting mark, durably, with which the volume is not
-// fresh any more.
+// BeginFormat sets the formatting mark, durably; the volume is not fresh any more.
 // FailedPrecondition: the volume was formatted before, or published raw.
 func (p *Pool) BeginFormat(ctx context.Context, id string) error {
 	return p.mark(ctx, id, func(v *Volume) error {

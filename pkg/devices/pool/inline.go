@@ -12,9 +12,8 @@ import (
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
-// sizeKey is the attribute of an inline ephemeral volume that tells its size, as
-// a Kubernetes quantity; the others are the parameters of a StorageClass, but for
-// overcommit.
+// sizeKey is the attribute of an inline ephemeral volume for its size, a Kubernetes
+// quantity; the other attributes are the parameters of a StorageClass except overcommit.
 const sizeKey = "size"
 
 // MakeInline implements devices.Inliner.
@@ -31,13 +30,13 @@ func (p Provisioner) MakeInline(ctx context.Context, r devices.InlineRequest) (d
 	return devices.InlineVolume{FSType: v.FSType, Used: v.Formatted != ""}, nil
 }
 
-// wantedInline returns the volume that is asked for, but for its id and its owner.
+// wantedInline returns the volume that is asked for, without its id and its owner.
 func wantedInline(r devices.InlineRequest) (Volume, error) {
 	parameters := maps.Clone(r.Attributes)
 	delete(parameters, sizeKey)
 	for _, key := range slices.Sorted(maps.Keys(parameters)) {
 		if _, known := values[key]; !known {
-			return Volume{}, state.Errorf(state.InvalidArgument, "attribute %.200q is not known; there are %s: as 500Mi or 1Gi (default); %s",
+			return Volume{}, state.Errorf(state.InvalidArgument, "attribute %.200q is not known; there are %s: such as 500Mi, or 1Gi (default); %s",
 				key, sizeKey, manual(provisioningKey, sectorSizeKey))
 		}
 	}
@@ -52,7 +51,7 @@ func wantedInline(r devices.InlineRequest) (Volume, error) {
 	if text, given := r.Attributes[sizeKey]; given {
 		q, err := resource.ParseQuantity(text)
 		if err != nil || q.Sign() <= 0 || q.Cmp(*resource.NewQuantity(devices.LargestBytes, resource.BinarySI)) > 0 {
-			return v, state.Errorf(state.InvalidArgument, "attribute %s: %.200q is not a size as 500Mi or 1Gi", sizeKey, text)
+			return v, state.Errorf(state.InvalidArgument, "attribute %s: %.200q is not a size such as 500Mi or 1Gi", sizeKey, text)
 		}
 		size.Required = q.Value()
 	}

@@ -62,7 +62,7 @@ func TestMakeInline(t *testing.T) {
 	}{
 		{map[string]string{"size": ""}, "as 500Mi"}, {map[string]string{"size": "much"}, "as 500Mi"}, {map[string]string{"size": "0"}, "as 500Mi"},
 		{map[string]string{"size": "-1Gi"}, "as 500Mi"}, {map[string]string{"size": "1e40"}, "as 500Mi"}, {map[string]string{"provisioning": "fat"}, "thick (default) or thin"},
-		{map[string]string{"colour": "red"}, "size: as 500Mi"}, {map[string]string{"overcommit": "2", "provisioning": "thin"}, "cannot overcommit"},
+		{map[string]string{"colour": "red"}, "size: such as 500Mi"}, {map[string]string{"overcommit": "2", "provisioning": "thin"}, "cannot overcommit"},
 	} {
 		d := &drawn{}
 		_, err := Provisioner{Volumes: d}.MakeInline(t.Context(), ask("csi-1", "ext4", row.attributes))

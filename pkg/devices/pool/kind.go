@@ -12,7 +12,7 @@ import (
 	"github.com/csi-node/csi-node/pkg/devices"
 )
 
-// Name is how volume contexts, records and ids call this backend.
+// Name is the name of this backend in volume contexts, records and ids.
 const Name = "pool"
 
 // Kind returns the backend that keeps volumes as files in a directory of the node.
@@ -34,7 +34,7 @@ type options struct {
 func (o *options) flags(f *pflag.FlagSet) {
 	f.StringVar(&o.dir, "pool-dir", "/var/lib/csi-node/pool", "directory of the volumes' files; made if it was never seen before")
 	f.StringVar(&o.reserve, "pool-reserve", "1Gi,5%", "of the pool's file system, given to no volume: a quantity, a percentage, or both with a comma, of which the larger counts; 0: none")
-	f.StringVar(&o.inlineSize, "inline-max-size", "0", "largest inline ephemeral volume, as 10Gi or 5% of the pool's file system; 0: no bound but the pool")
+	f.StringVar(&o.inlineSize, "inline-max-size", "0", "largest inline ephemeral volume, such as 10Gi or 5% of the pool's file system; 0: no limit but the pool's")
 	f.StringVar(&o.inlineTotal, "inline-max-total", "0", "most that all inline ephemeral volumes of the node have together, likewise")
 }
 
@@ -53,8 +53,8 @@ func (o *options) limits() (l Limits, err error) {
 	return l, nil
 }
 
-// open opens the pool and locks it. One that is away is served without, so that
-// what stands can be taken down, if anything does.
+// open opens the pool and locks it. A pool that is away is served all the same if
+// volumes of it are attached or on record, so that they can be taken down.
 func (o *options) open(ctx context.Context, env devices.Environment) (devices.Backend, error) {
 	limits, err := o.limits()
 	if err != nil {
@@ -92,7 +92,7 @@ func (o *options) open(ctx context.Context, env devices.Environment) (devices.Ba
 	case absent != nil && !b.Any() && (env.Wanted == nil || len(env.Wanted()) == 0):
 		return nil, errors.Join(fmt.Errorf("--pool-dir %s: %w", o.dir, absent), b.Close())
 	case absent != nil:
-		klog.FromContext(ctx).Error(absent, "Serving without the pool, so that volumes which stand can be unpublished and unstaged", "pool", o.dir)
+		klog.FromContext(ctx).Error(absent, "Serving without the pool, so that its volumes can be unpublished and unstaged", "pool", o.dir)
 	}
 	return b, nil
 }

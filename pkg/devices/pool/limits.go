@@ -12,8 +12,8 @@ import (
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
-// Amount is a part of the pool's file system: so many bytes, or a percentage of
-// its size, whichever is larger. The zero value means no amount.
+// Amount is a part of the pool's file system: a number of bytes or a percentage of its
+// size, whichever is larger. The zero value means none.
 type Amount struct {
 	Bytes   int64
 	Percent int64
@@ -46,12 +46,12 @@ func ParseAmount(text string) (Amount, error) {
 
 var errNoAmount = errors.New("must be a quantity such as 10Gi, a percentage of the pool's file system such as 5%, or both, such as 1Gi,5%, of which the larger counts; 0 for none")
 
-// Of returns the bytes that the amount is of a file system.
+// Of returns the amount of a file system, in bytes.
 func (a Amount) Of(total int64) int64 {
 	return max(a.Bytes, total/100*a.Percent)
 }
 
-// Limits keep a pool from being taken whole. The zero value has none.
+// Limits keep volumes from taking all of a pool. The zero value has none.
 type Limits struct {
 	// Reserve of the pool's file system is given to no volume. Volumes that are
 	// overcommitted may write into it.
@@ -61,8 +61,8 @@ type Limits struct {
 	InlineSize, InlineTotal Amount
 }
 
-// SetLimits sets what Create and Grow keep to. What is there stays, be it beyond.
-// It must be called before any other method is.
+// SetLimits sets the limits of Create and Grow. Volumes beyond them are kept. It must
+// be called before any other method.
 func (p *Pool) SetLimits(l Limits) { p.limits = l }
 
 // kept returns the bytes of the pool's file system that are given to no volume.

@@ -14,9 +14,9 @@ import (
 const pidBits = 22
 
 // Lock keeps plugins with other state directories from the pool until unlock is
-// called or the process has ended. Those with the same one are not kept off: they
-// take turns by the lock on their store, which also knows what to do about a
-// holder that was killed and hangs in the kernel, as it would keep this one too.
+// called or the process has ended. Plugins with the same one may share it: the lock on
+// their store lets only one of them work, and knows what to do about a holder that was
+// killed and hangs in the kernel, which would still hold this lock too.
 //
 // It is an error, which names the holder, when another plugin has the pool.
 func (p *Pool) Lock(stateDir string) (unlock func() error, err error) {
