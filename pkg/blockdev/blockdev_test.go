@@ -34,9 +34,7 @@ func disk(t *testing.T, options ...string) (d state.Device, image string) {
 	t.Helper()
 	machine.Kernel(t)
 	image = filepath.Join(t.TempDir(), "disk")
-	if err := os.WriteFile(image, bytes.Repeat([]byte("disk"), size/4), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	ok(t, os.WriteFile(image, bytes.Repeat([]byte("disk"), size/4), 0o600))
 	path := machine.Losetup(t, append(options, image)...)
 	t.Cleanup(func() { losetup(t, "-d", path) })
 	return state.Device{State: state.DeviceAttached, Path: path, Number: numberOf(t, path), Size: size}, image
@@ -45,9 +43,7 @@ func disk(t *testing.T, options ...string) (d state.Device, image string) {
 func numberOf(t *testing.T, path string) state.DeviceNumber {
 	t.Helper()
 	var st unix.Stat_t
-	if err := unix.Stat(path, &st); err != nil {
-		t.Fatal(err)
-	}
+	ok(t, unix.Stat(path, &st))
 	return state.DeviceNumber{Major: unix.Major(st.Rdev), Minor: unix.Minor(st.Rdev)}
 }
 
@@ -67,9 +63,7 @@ func open(t *testing.T) *blockdev.Devices {
 func loops(t *testing.T) *loop.Devices {
 	t.Helper()
 	loops, err := loop.New(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	ok(t, err)
 	loops.Reserve(loop.Numbers{Bound: func(n state.DeviceNumber) (bool, error) { return machine.Bound(n.Major, n.Minor) }})
 	return loops
 }

@@ -11,6 +11,8 @@ import (
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+
+	"github.com/csi-node/csi-node/test/require"
 )
 
 func TestParseSize(t *testing.T) {
@@ -77,9 +79,7 @@ func wantWords(t *testing.T, err error, words ...string) {
 
 func TestDial(t *testing.T) {
 	dir, err := os.MkdirTemp("", "client-test-") // t.TempDir may be too long for a socket
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	t.Cleanup(func() {
 		if err := os.RemoveAll(dir); err != nil {
 			t.Error(err)
@@ -89,20 +89,14 @@ func TestDial(t *testing.T) {
 	_, err = Dial(t.Context(), "unix://"+path)
 	wantWords(t, err, path, "is the plugin running", "--endpoint", "CSI_ENDPOINT")
 	l, err := net.Listen("unix", path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	c, err := Dial(t.Context(), path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if err := c.Close(); err != nil {
 		t.Error(err)
 	}
 	l.(*net.UnixListener).SetUnlinkOnClose(false)
-	if err := l.Close(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, l.Close())
 	_, err = Dial(t.Context(), path)
 	wantWords(t, err, path, "not running")
 	_, err = Dial(t.Context(), "tcp://127.0.0.1:1")
@@ -158,9 +152,7 @@ func TestPaths(t *testing.T) {
 	if _, err := os.Stat(filepath.Dir(p.Target)); !os.IsNotExist(err) {
 		t.Errorf("the target's parent is left (%v)", err)
 	}
-	if err := os.WriteFile(filepath.Join(p.Staging, "file"), nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.WriteFile(filepath.Join(p.Staging, "file"), nil, 0o600))
 	if err := p.tidyStaging(); err != nil {
 		t.Error(err)
 	}

@@ -12,6 +12,7 @@ import (
 
 	"github.com/csi-node/csi-node/pkg/devices"
 	"github.com/csi-node/csi-node/pkg/state"
+	"github.com/csi-node/csi-node/test/require"
 )
 
 // array is an invented backend that differs from the pool: it chooses its own ids, its
@@ -113,9 +114,7 @@ func TestBackendOfAClass(t *testing.T) {
 	}
 	for range 2 {
 		resp, err := s.CreateVolume(t.Context(), of("v"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		if v := resp.GetVolume(); v.GetVolumeId() != "array-V" || v.GetCapacityBytes() != gib+extent || !maps.Equal(v.GetVolumeContext(), map[string]string{"lun": "7", "backend": "array"}) {
 			t.Errorf("answers %v", v)
 		}

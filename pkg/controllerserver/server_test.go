@@ -14,6 +14,7 @@ import (
 	"github.com/csi-node/csi-node/pkg/devices"
 	"github.com/csi-node/csi-node/pkg/devices/pool"
 	"github.com/csi-node/csi-node/pkg/state"
+	"github.com/csi-node/csi-node/test/require"
 )
 
 const (
@@ -200,9 +201,7 @@ func TestCreateVolume(t *testing.T) {
 			s, p := newServer()
 			for range 2 { // the second call joins the first
 				resp, err := s.CreateVolume(t.Context(), request(test.change...))
-				if err != nil {
-					t.Fatal(err)
-				}
+				require.NoError(t, err)
 				v := resp.GetVolume()
 				if v.GetVolumeId() != test.want.ID || v.GetCapacityBytes() != test.want.Bytes || len(v.GetVolumeContext()) != 0 {
 					t.Errorf("answers %v", v)
@@ -308,9 +307,7 @@ func TestCreateVolumeThatExists(t *testing.T) {
 		t.Run(title, func(t *testing.T) {
 			s, p := newServer()
 			first, err := s.CreateVolume(t.Context(), request())
-			if err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, err)
 			resp, err := s.CreateVolume(t.Context(), request(test.change))
 			if test.words != "" {
 				check(t, err, state.AlreadyExists, test.words)
@@ -515,9 +512,7 @@ func TestGetCapacity(t *testing.T) {
 func TestControllerGetCapabilities(t *testing.T) {
 	s, _ := newServer()
 	resp, err := s.ControllerGetCapabilities(t.Context(), &csi.ControllerGetCapabilitiesRequest{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	var got []string
 	for _, c := range resp.GetCapabilities() {
 		got = append(got, c.GetRpc().GetType().String())
@@ -530,9 +525,7 @@ func TestControllerGetCapabilities(t *testing.T) {
 // The real pool behaves as the fake does.
 func TestCreateVolumeInARealPool(t *testing.T) {
 	p, err := pool.Open(t.Context(), t.TempDir()+"/pool")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	s := New(Config{NodeID: "node-1", Topology: map[string]string{topologyKey: "node-1"}, Filesystems: fakeFilesystems{}, Backends: backends(p, p.Delete), Intents: fakeIntents{}})
 	small := size(4*mib, 0)
 	for range 2 {
@@ -584,9 +577,7 @@ func TestDefaultTypeFitsTheLimit(t *testing.T) {
 			s, p := newServer()
 			s.Filesystems = preferXFS{}
 			resp, err := s.CreateVolume(t.Context(), request(want.size))
-			if err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, err)
 			if got := p.volumes[resp.GetVolume().GetVolumeId()]; got.Bytes != want.bytes || got.FSType != want.fsType {
 				t.Errorf("made %d bytes for %s, want %d for %s", got.Bytes, got.FSType, want.bytes, want.fsType)
 			}

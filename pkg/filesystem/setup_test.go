@@ -15,6 +15,7 @@ import (
 
 	"github.com/csi-node/csi-node/pkg/state"
 	"github.com/csi-node/csi-node/test/machine"
+	"github.com/csi-node/csi-node/test/require"
 )
 
 const mib = 1 << 20
@@ -22,9 +23,7 @@ const mib = 1 << 20
 func newHost(t testing.TB) *Host {
 	t.Helper()
 	h, err := New(2)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return h
 }
 
@@ -199,7 +198,5 @@ func script(t testing.TB, name, body string) {
 
 func must0(t testing.TB, err error) {
 	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 }

@@ -9,6 +9,7 @@ import (
 
 	"github.com/csi-node/csi-node/pkg/state"
 	"github.com/csi-node/csi-node/test/machine"
+	"github.com/csi-node/csi-node/test/require"
 )
 
 // What sysfs says of a backing cannot be read, as when there are no descriptors left.
@@ -18,20 +19,14 @@ func TestUnreadableBackingIsNotAbsent(t *testing.T) {
 	defer losetupDetach(t, path)
 	name, dir := filepath.Base(path), t.TempDir()
 	number, err := os.ReadFile(filepath.Join(sysBlock, name, "dev"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	entries, err := os.ReadDir(sysBlock)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	for _, entry := range entries {
 		if entry.Name() == name {
 			continue
 		}
-		if err := os.Symlink(filepath.Join(sysBlock, entry.Name()), filepath.Join(dir, entry.Name())); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, os.Symlink(filepath.Join(sysBlock, entry.Name()), filepath.Join(dir, entry.Name())))
 	}
 	put(t, filepath.Join(dir, name, "dev"), string(number))
 	if err := os.MkdirAll(filepath.Join(dir, name, "loop", "backing_file"), 0o700); err != nil { // reading a directory fails
@@ -50,9 +45,7 @@ func TestUnreadableBackingIsNotAbsent(t *testing.T) {
 // A lease that did not last proves nothing: what was configured is detached at once.
 func TestLostLeaseIsNoProof(t *testing.T) {
 	backing, err := os.OpenFile(newFile(t, "vol").Path, os.O_RDWR, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer backing.Close()
 	name := addLoop(t, ownNumber(t))
 	config := unix.LoopConfig{Fd: uint32(backing.Fd()), Size: 512}

@@ -22,6 +22,7 @@ import (
 	"github.com/csi-node/csi-node/pkg/devices/devicestest"
 	"github.com/csi-node/csi-node/pkg/report"
 	"github.com/csi-node/csi-node/pkg/state"
+	"github.com/csi-node/csi-node/test/require"
 )
 
 // layered is a reconciler on the real kernel for the volume of a realNode, which
@@ -131,9 +132,7 @@ func (l *layered) unstage() error {
 
 func (l *layered) ok(err error) {
 	l.t.Helper()
-	if err != nil {
-		l.t.Fatal(err)
-	}
+	require.NoError(l.t, err)
 }
 
 // look is what the worker sees.

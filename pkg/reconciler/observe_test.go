@@ -10,6 +10,7 @@ import (
 	"github.com/csi-node/csi-node/pkg/devices"
 	"github.com/csi-node/csi-node/pkg/report"
 	"github.com/csi-node/csi-node/pkg/state"
+	"github.com/csi-node/csi-node/test/require"
 )
 
 // askedDevices says that the view is held, and that nothing else is.
@@ -35,9 +36,7 @@ func TestLookAsksWhatThePlanNeeds(t *testing.T) {
 		r := New(Config{Store: newFakeStore(), Kernel: k})
 		defer r.queue.ShutDown()
 		have, err := r.observeAlone(ctx, want)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		return have
 	}
 	t.Run("block", func(t *testing.T) {

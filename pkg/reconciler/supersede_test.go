@@ -9,6 +9,7 @@ import (
 
 	"github.com/csi-node/csi-node/pkg/report"
 	"github.com/csi-node/csi-node/pkg/state"
+	"github.com/csi-node/csi-node/test/require"
 )
 
 // What is asked for later takes the place of what is not done yet, whose caller is told.
@@ -336,9 +337,7 @@ func TestPublishIsSuperseded(t *testing.T) {
 					waits := h.begin(first)
 					select {
 					case err := <-waits: // no such step
-						if err != nil {
-							t.Fatal(err)
-						}
+						require.NoError(t, err)
 						return
 					default:
 					}

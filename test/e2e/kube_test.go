@@ -15,6 +15,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/csi-node/csi-node/test/require"
 )
 
 // patience bounds every wait: long, as machines are slow; what is awaited fails by an event long before.
@@ -36,18 +38,14 @@ func try(stdin string, args ...string) (string, error) {
 func kubectl(t testing.TB, args ...string) string {
 	t.Helper()
 	out, err := try("", args...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return out
 }
 
 // get decodes an object.
 func get[T any](t testing.TB, args ...string) (object T) {
 	t.Helper()
-	if err := json.Unmarshal([]byte(kubectl(t, append([]string{"get", "--output=json"}, args...)...)), &object); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, json.Unmarshal([]byte(kubectl(t, append([]string{"get", "--output=json"}, args...)...)), &object))
 	return object
 }
 
@@ -111,9 +109,7 @@ func (s *space) try(args ...string) (string, error) {
 func (s *space) kubectl(args ...string) string {
 	s.Helper()
 	out, err := s.try(args...)
-	if err != nil {
-		s.Fatal(err)
-	}
+	require.NoError(s, err)
 	return out
 }
 
@@ -241,9 +237,7 @@ func (s *space) created(name string) string {
 			ID string `json:"volumeId"`
 		}
 	}
-	if err := json.Unmarshal([]byte(inPlugin(s, "volume", "create", name, "--size=32Mi", "--output=json")), &made); err != nil {
-		s.Fatal(err)
-	}
+	require.NoError(s, json.Unmarshal([]byte(inPlugin(s, "volume", "create", name, "--size=32Mi", "--output=json")), &made))
 	return made.Volume.ID
 }
 
@@ -293,13 +287,9 @@ func pidOf(program string) (int, error) {
 // restartKubelet ends kubelet by a signal, runs between, starts it, and waits until it knows its pods.
 func restartKubelet(t testing.TB, signal syscall.Signal, between func()) {
 	t.Helper()
-	if err := the.kubelet.stop(signal); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, the.kubelet.stop(signal))
 	between()
-	if err := the.startKubelet(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, the.startKubelet())
 	await(t, "kubelet", func() error {
 		select {
 		case <-the.kubelet.done: // it ends where containerd is not ready yet, and is started again, as systemd would

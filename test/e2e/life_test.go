@@ -12,6 +12,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/csi-node/csi-node/test/require"
 )
 
 // TestManifests: what deploy/ describes is valid to the API server.
@@ -142,9 +144,7 @@ func (s *space) refusesDiscards(device string) {
 		s.Errorf("%s discards up to %q bytes (%v)", device, limit, err)
 	}
 	pid, err := pluginPID()
-	if err != nil {
-		s.Fatal(err)
-	}
+	require.NoError(s, err)
 	f, err := os.OpenFile(filepath.Join("/proc", strconv.Itoa(pid), "root", file), os.O_WRONLY, 0)
 	if err != nil {
 		s.Fatalf("the plugin cannot have discards refused: %v", err)
@@ -252,14 +252,10 @@ func TestExpansion(t *testing.T) {
 func mayGrowMountedExt4(t *testing.T) bool {
 	t.Helper()
 	text, err := os.ReadFile("/proc/self/status")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	_, after, _ := strings.Cut(string(text), "CapEff:")
 	set, err := strconv.ParseUint(strings.Fields(after)[0], 16, 64)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return set&(1<<24) != 0
 }
 
@@ -325,9 +321,7 @@ func TestUpgrade(t *testing.T) {
 	}
 	s.ready(pods...)
 	before, err := pluginPID()
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	kubectl(t, "rollout", "restart", "--namespace=csi-node", "daemonset/csi-node")
 	deployed(t)
 	if after, err := pluginPID(); err != nil || after == before {
@@ -342,9 +336,7 @@ func TestUpgrade(t *testing.T) {
 func mountsOf(t testing.TB, claimed string) (stage string, targets []string) {
 	t.Helper()
 	mounts, err := mountPoints()
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	for _, path := range mounts {
 		switch {
 		case strings.HasSuffix(path, "/globalmount"):

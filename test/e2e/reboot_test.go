@@ -11,6 +11,8 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+
+	"github.com/csi-node/csi-node/test/require"
 )
 
 // TestReboot: the node loses power and starts again. The pods that are still wanted see their data, and those that were
@@ -55,20 +57,14 @@ func TestReboot(t *testing.T) {
 func reboot(t *testing.T, off func()) {
 	t.Helper()
 	restartKubelet(t, syscall.SIGKILL, func() {
-		if err := the.containerd.stop(syscall.SIGKILL); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, the.containerd.stop(syscall.SIGKILL))
 		await(t, "end of all processes", endProcesses)
 		await(t, "end of kubelet's loop devices", func() error { return endLoops(kubeletLoops) }) // while mounts tell whose they are
 		await(t, "end of all mounts", endMounts)
-		if err := clearRun(); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, clearRun())
 		await(t, "end of the volumes' loop devices", func() error { return endLoops(the.volumeLoops) })
 		off()
-		if err := the.startContainerd(); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, the.startContainerd())
 	})
 }
 

@@ -9,6 +9,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/csi-node/csi-node/test/require"
 )
 
 // TestForcedDeletionWithoutKubelet: pods are deleted by force while kubelet is down; after its return nothing of them stays.
@@ -47,9 +49,7 @@ func TestLostStore(t *testing.T) {
 		t.Fatalf("no store in /run/csi-node: %v", err)
 	}
 	for _, file := range files {
-		if err := os.RemoveAll(file); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, os.RemoveAll(file))
 	}
 	killPlugin(t)
 	s.remove("pod/one", "pod/two")

@@ -19,6 +19,7 @@ import (
 	"github.com/csi-node/csi-node/pkg/loop"
 	"github.com/csi-node/csi-node/pkg/state"
 	"github.com/csi-node/csi-node/test/machine"
+	"github.com/csi-node/csi-node/test/require"
 )
 
 // newDisk makes a disk: a loop device over a file, which the backend does not know for one.
@@ -27,12 +28,8 @@ func newDisk(t testing.TB, bytes int64) (node, file string) {
 	machine.Kernel(t)
 	file = filepath.Join(t.TempDir(), "disk")
 	f, err := os.Create(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := errors.Join(f.Truncate(bytes), f.Close()); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
+	require.NoError(t, errors.Join(f.Truncate(bytes), f.Close()))
 	node = plug(t, file)
 	return node, file
 }
@@ -61,9 +58,7 @@ func unplug(t testing.TB, node string) {
 func newBackend(t testing.TB, libDir string) *Backend {
 	t.Helper()
 	b, err := New(devices.Environment{LibDir: libDir})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return b
 }
 
@@ -71,9 +66,7 @@ func newBackend(t testing.TB, libDir string) *Backend {
 func newSet(t testing.TB, libDir string) *devices.Set {
 	t.Helper()
 	facts, err := note.Open(libDir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	set := devices.NewSet(Name, map[string]devices.Backend{Name: newBackend(t, libDir)})
 	set.KeepFacts(facts)
 	return set
@@ -86,9 +79,7 @@ func at(id, path string) devices.Volume {
 
 func attach(t testing.TB, b devices.Backend, v devices.Volume, readOnly bool) state.Device {
 	t.Helper()
-	if err := b.Attach(t.Context(), v, readOnly); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, b.Attach(t.Context(), v, readOnly))
 	return want(t, b, v, state.DeviceAttached)
 }
 
@@ -191,9 +182,7 @@ func TestConformance(t *testing.T) {
 		return devicestest.Harness{
 			Open: func(t *testing.T) devices.Backend {
 				loops, err := loop.New(t.Context())
-				if err != nil {
-					t.Fatal(err)
-				}
+				require.NoError(t, err)
 				loops.Reserve(loop.Numbers{Bound: func(n state.DeviceNumber) (bool, error) { return machine.Bound(n.Major, n.Minor) }})
 				views = blockdev.New(loops, nil)
 				return rack{newSet(t, lib), views, mu, disks}

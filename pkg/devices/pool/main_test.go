@@ -22,9 +22,7 @@ func newDir(t testing.TB) string { return filepath.Join(t.TempDir(), "pool") }
 func open(t testing.TB, dir string) *Pool {
 	t.Helper()
 	p, err := Open(t.Context(), dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	ok(t, err)
 	return p
 }
 
@@ -39,12 +37,8 @@ func small(t testing.TB, bytes int64) *Pool {
 func mountTmpfs(t testing.TB, dir string, bytes int64) (unmount func()) {
 	t.Helper()
 	machine.Kernel(t)
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		t.Fatal(err)
-	}
-	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, fmt.Sprintf("size=%d", bytes)); err != nil {
-		t.Fatal(err)
-	}
+	ok(t, os.MkdirAll(dir, 0o700))
+	ok(t, unix.Mount("tmpfs", dir, "tmpfs", 0, fmt.Sprintf("size=%d", bytes)))
 	mounted := true
 	unmount = func() {
 		if mounted {
@@ -61,9 +55,7 @@ func mountTmpfs(t testing.TB, dir string, bytes int64) (unmount func()) {
 func create(t testing.TB, p *Pool, id string, bytes int64, how Provisioning) Volume {
 	t.Helper()
 	v, err := p.Create(t.Context(), volume(id, bytes, how))
-	if err != nil {
-		t.Fatal(err)
-	}
+	ok(t, err)
 	return v
 }
 

@@ -9,33 +9,24 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/csi-node/csi-node/test/machine"
+	"github.com/csi-node/csi-node/test/require"
 )
 
 func TestLease(t *testing.T) {
 	for name, flags := range map[string]int{"for reading": os.O_RDONLY, "for writing": os.O_RDWR} {
 		t.Run(name, func(t *testing.T) {
 			path := filepath.Join(t.TempDir(), "file")
-			if err := os.WriteFile(path, nil, 0o600); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, os.WriteFile(path, nil, 0o600))
 			f, err := os.OpenFile(path, flags, 0)
-			if err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, err)
 			defer f.Close()
 			reader, err := os.Open(path)
-			if err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, err)
 			if err := Take(f); !errors.Is(err, unix.EAGAIN) {
 				t.Errorf("while somebody reads the file: %v", err)
 			}
-			if err := reader.Close(); err != nil {
-				t.Fatal(err)
-			}
-			if err := Take(f); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, reader.Close())
+			require.NoError(t, Take(f))
 			if held, err := Held(f); err != nil || !held {
 				t.Errorf("held: %t, %v", held, err)
 			}
@@ -46,15 +37,11 @@ func TestLease(t *testing.T) {
 			if held, err := Held(f); err != nil || held {
 				t.Errorf("held after another has tried: %t, %v", held, err)
 			}
-			if err := Drop(f); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, Drop(f))
 			if reader, err = os.Open(path); err != nil {
 				t.Fatal(err)
 			}
-			if err := reader.Close(); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, reader.Close())
 		})
 	}
 }
@@ -63,32 +50,24 @@ func TestLease(t *testing.T) {
 func TestOverlayProvesNothing(t *testing.T) {
 	machine.Kernel(t)
 	dir := t.TempDir()
-	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, ""); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, unix.Mount("tmpfs", dir, "tmpfs", 0, ""))
 	t.Cleanup(func() {
 		if err := unix.Unmount(dir, unix.MNT_DETACH); err != nil {
 			t.Error(err)
 		}
 	})
 	for _, sub := range []string{"lower", "upper", "work", "merged"} {
-		if err := os.Mkdir(filepath.Join(dir, sub), 0o700); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, os.Mkdir(filepath.Join(dir, sub), 0o700))
 	}
 	merged := filepath.Join(dir, "merged")
-	if err := unix.Mount("overlay", merged, "overlay", 0, "lowerdir="+dir+"/lower,upperdir="+dir+"/upper,workdir="+dir+"/work"); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, unix.Mount("overlay", merged, "overlay", 0, "lowerdir="+dir+"/lower,upperdir="+dir+"/upper,workdir="+dir+"/work"))
 	t.Cleanup(func() {
 		if err := unix.Unmount(merged, 0); err != nil {
 			t.Error(err)
 		}
 	})
 	f, err := os.Create(filepath.Join(merged, "file"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer f.Close()
 	if err := Take(f); err == nil {
 		t.Error("a lease was granted on a file of an overlay")
