@@ -20,7 +20,10 @@ import (
 	"github.com/csi-node/csi-node/pkg/process"
 	"github.com/csi-node/csi-node/pkg/state"
 	"github.com/csi-node/csi-node/test/machine"
+	"github.com/csi-node/csi-node/test/require"
 )
+
+var ok, wantError = require.NoError, require.Class
 
 var _ interface {
 	devices.Viewer
@@ -66,26 +69,6 @@ func loops(t *testing.T) *loop.Devices {
 	ok(t, err)
 	loops.Reserve(loop.Numbers{Bound: func(n state.DeviceNumber) (bool, error) { return machine.Bound(n.Major, n.Minor) }})
 	return loops
-}
-
-func ok(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
-// wantError fails unless err is of the class and its text holds all words.
-func wantError(t *testing.T, err error, class state.Class, words ...string) {
-	t.Helper()
-	if err == nil || state.ClassOf(err) != class {
-		t.Fatalf("error %v, want one of class %s", err, class)
-	}
-	for _, word := range words {
-		if !strings.Contains(err.Error(), word) {
-			t.Errorf("error %q does not name %q", err, word)
-		}
-	}
 }
 
 func view(t *testing.T, b *blockdev.Devices, d state.Device, want state.DeviceState) state.Device {

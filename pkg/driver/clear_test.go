@@ -108,9 +108,7 @@ func TestClearDevice(t *testing.T) {
 	wantWords(t, err, "volume id")
 	_, err = Retry(ctx, c.StateDir, "vol")
 	wantWords(t, err, "vol", "nothing is asked")
-	if err := stop(); err != nil {
-		t.Error(err)
-	}
+	require.NoError(t, stop())
 	for _, act := range []func() error{
 		func() error { _, err := ClearDevice(ctx, c.StateDir, "vol"); return err },
 		func() error { _, err := Retry(ctx, c.StateDir, "vol"); return err },

@@ -199,9 +199,7 @@ func TestRunRegisters(t *testing.T) {
 	if !registered() {
 		t.Error("not registered though kubelet said so")
 	}
-	if err := stop(); err != nil {
-		t.Error(err)
-	}
+	require.NoError(t, stop())
 	if names, err := os.ReadDir(c.RegistrationDir); err != nil || len(names) > 0 {
 		t.Errorf("left %v (%v)", names, err)
 	}

@@ -120,9 +120,7 @@ func TestHealthEndpoints(t *testing.T) {
 			t.Errorf("%s answers %d %q", path, code, body)
 		}
 	}
-	if err := probe(); err != nil {
-		t.Error(err)
-	}
+	require.NoError(t, probe())
 	if s := p.storage(t.Context()); s != (report.Storage{}) {
 		t.Errorf("the pool: %v", s)
 	}

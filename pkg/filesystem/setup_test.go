@@ -18,6 +18,8 @@ import (
 	"github.com/csi-node/csi-node/test/require"
 )
 
+var wantClass = require.Class
+
 const mib = 1 << 20
 
 func newHost(t testing.TB) *Host {
@@ -164,21 +166,6 @@ func unchanged(t testing.TB, path string, f func()) {
 	f()
 	if !bytes.Equal(before, digest(t, path)) {
 		t.Errorf("%s was written to", path)
-	}
-}
-
-func wantClass(t testing.TB, err error, class state.Class, words ...string) {
-	t.Helper()
-	if err == nil {
-		t.Fatalf("no error, want one of class %s", class)
-	}
-	if got := state.ClassOf(err); got != class {
-		t.Errorf("class %s, want %s: %v", got, class, err)
-	}
-	for _, word := range words {
-		if !strings.Contains(err.Error(), word) {
-			t.Errorf("error lacks %q: %v", word, err)
-		}
 	}
 }
 

@@ -144,9 +144,7 @@ func TestDetachOfANumberThatIsAnothers(t *testing.T) {
 	f, err := open(d.name, os.O_RDONLY|unix.O_EXCL)
 	require.NoError(t, err)
 	defer f.Close()
-	if err := s.release(t.Context(), d); err != nil {
-		t.Error(err)
-	}
+	require.NoError(t, s.release(t.Context(), d))
 }
 
 func TestTagged(t *testing.T) {

@@ -11,6 +11,8 @@ import (
 	"github.com/csi-node/csi-node/test/require"
 )
 
+var wantError = require.Class
+
 const size = 4 << 20 // bytes of a test's file
 
 func newDevices(t testing.TB) *Devices {
@@ -97,19 +99,6 @@ func detached(t testing.TB, s *Devices, to Target) {
 	require.NoError(t, s.Detach(t.Context(), to))
 	if d, err := s.Recall(t.Context(), to); d != nil || err != nil {
 		t.Fatalf("%v, %v", d, err)
-	}
-}
-
-// wantError fails unless err is of the class and its text holds all words.
-func wantError(t testing.TB, err error, class state.Class, words ...string) {
-	t.Helper()
-	if err == nil || state.ClassOf(err) != class {
-		t.Fatalf("error %v, want one of class %s", err, class)
-	}
-	for _, word := range words {
-		if !strings.Contains(err.Error(), word) {
-			t.Errorf("error %q does not name %q", err, word)
-		}
 	}
 }
 

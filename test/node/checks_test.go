@@ -19,14 +19,10 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/csi-node/csi-node/test/harness"
+	"github.com/csi-node/csi-node/test/require"
 )
 
-func must(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
+var must = require.NoError
 
 // mustRefuse fails unless err has the code and its message all of the words.
 func mustRefuse(t testing.TB, err error, code codes.Code, words ...string) {

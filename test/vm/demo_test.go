@@ -24,9 +24,7 @@ func TestDemo(t *testing.T) {
 		t.Fatalf("%v: %s", err, out)
 	}
 	var told strings.Builder
-	if err := Demo(within(t, 10*time.Minute), image, binary, &told); err != nil {
-		t.Error(err)
-	}
+	require.NoError(t, Demo(within(t, 10*time.Minute), image, binary, &told))
 	if first, last := "\n 1. ", "nothing is left.\n"; !strings.Contains("\n"+told.String(), first) || !strings.HasSuffix(told.String(), last) {
 		t.Errorf("the demo tells, not from %q to %q:\n%s", first, last, told.String())
 	}

@@ -289,9 +289,7 @@ func TestDamagedNote(t *testing.T) {
 	}
 	wantError(t, b.Attach(t.Context(), v, false), state.Internal, path)
 	wantError(t, b.Clear(t.Context(), v), state.Internal, path)
-	if err := b.Detach(t.Context(), v); err != nil {
-		t.Error(err)
-	}
+	require.NoError(t, b.Detach(t.Context(), v))
 	other, _ := newDisk(t, size)
 	attach(t, b, at("other", other), false)
 }
@@ -413,7 +411,5 @@ func TestPathsThatCannotBe(t *testing.T) {
 	if d := want(t, b, v, state.DeviceAbsent); d.Err == nil {
 		t.Errorf("%+v", d)
 	}
-	if err := b.Detach(t.Context(), v); err != nil {
-		t.Error(err)
-	}
+	require.NoError(t, b.Detach(t.Context(), v))
 }

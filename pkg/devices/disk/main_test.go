@@ -22,6 +22,8 @@ import (
 	"github.com/csi-node/csi-node/test/require"
 )
 
+var wantError = require.Class
+
 // newDisk makes a disk: a loop device over a file, which the backend does not know for one.
 func newDisk(t testing.TB, bytes int64) (node, file string) {
 	t.Helper()
@@ -90,19 +92,6 @@ func want(t testing.TB, b devices.Backend, v devices.Volume, want state.DeviceSt
 		t.Fatalf("volume %s is %s, want %s: %+v, %v", v.ID, d.State, want, d, err)
 	}
 	return d
-}
-
-// wantError fails unless err is of the class and its text holds all words.
-func wantError(t testing.TB, err error, class state.Class, words ...string) {
-	t.Helper()
-	if err == nil || state.ClassOf(err) != class {
-		t.Fatalf("error %v, want one of class %s", err, class)
-	}
-	for _, word := range words {
-		if !strings.Contains(err.Error(), word) {
-			t.Errorf("error %q does not name %q", err, word)
-		}
-	}
 }
 
 func run(t testing.TB, name string, args ...string) string {

@@ -20,12 +20,8 @@ func TestDir(t *testing.T) {
 	if found, err := d.Read("a", &got); found || err != nil {
 		t.Errorf("%t, %v", found, err)
 	}
-	if err := d.Each(none); err != nil {
-		t.Error(err)
-	}
-	if err := d.Remove("a"); err != nil {
-		t.Error(err)
-	}
+	require.NoError(t, d.Each(none))
+	require.NoError(t, d.Remove("a"))
 	want := map[string]string{"a": "1 < 2 & \"3\"", strings.Repeat("/../", 300): "2", "": "3"}
 	for _, old := range []bool{true, false} {
 		for key, text := range want {
@@ -54,9 +50,7 @@ func TestDir(t *testing.T) {
 	if err != nil || seen != len(want) {
 		t.Errorf("%d notes, %v", seen, err)
 	}
-	if err := d.Remove("a"); err != nil {
-		t.Error(err)
-	}
+	require.NoError(t, d.Remove("a"))
 	if found, err := d.Read("a", &got); found || err != nil {
 		t.Errorf("removed: %t, %v", found, err)
 	}

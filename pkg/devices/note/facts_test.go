@@ -15,6 +15,8 @@ import (
 	"github.com/csi-node/csi-node/test/require"
 )
 
+var wantError = require.Class
+
 // newDevice attaches a device whose backend tells no identity.
 func newDevice(t *testing.T) (d state.Device, file string) {
 	t.Helper()
@@ -45,18 +47,6 @@ func open(t *testing.T, dir string) *Facts {
 func (f *Facts) told(v devices.Volume, d state.Device) state.Device {
 	f.Tell(v, &d)
 	return d
-}
-
-func wantError(t *testing.T, err error, class state.Class, words ...string) {
-	t.Helper()
-	if err == nil || state.ClassOf(err) != class {
-		t.Fatalf("error %v, want one of class %s", err, class)
-	}
-	for _, word := range words {
-		if !strings.Contains(err.Error(), word) {
-			t.Errorf("error %q does not name %q", err, word)
-		}
-	}
 }
 
 // The mark of a device that tells nothing of what it is holds for that device only,

@@ -22,6 +22,8 @@ import (
 	"github.com/csi-node/csi-node/test/require"
 )
 
+var wantError = require.Class
+
 // newPool makes a pool in a directory of the test, whose devices are all
 // detached when the test ends, whatever became of it.
 func newPool(t testing.TB) (p *pool.Pool, dir string) {
@@ -182,19 +184,6 @@ func want(t testing.TB, b *backend, volume string, want state.DeviceState) state
 		t.Fatalf("volume %s is %s, want %s: %+v", volume, d.State, want, d)
 	}
 	return d
-}
-
-// wantError fails unless err is of the class and its text holds all words.
-func wantError(t testing.TB, err error, class state.Class, words ...string) {
-	t.Helper()
-	if err == nil || state.ClassOf(err) != class {
-		t.Fatalf("error %v, want one of class %s", err, class)
-	}
-	for _, word := range words {
-		if !strings.Contains(err.Error(), word) {
-			t.Errorf("error %q does not name %q", err, word)
-		}
-	}
 }
 
 func run(t testing.TB, name string, args ...string) string {

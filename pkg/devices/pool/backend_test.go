@@ -68,9 +68,7 @@ func TestDetachOfOpenDeviceNamesTheOpener(t *testing.T) {
 	closeIt()
 	machine.AwaitDetached(before.Path)
 	want(t, b, "vol", state.DeviceAbsent)
-	if err := b.Detach(t.Context(), "vol"); err != nil {
-		t.Error(err)
-	}
+	require.NoError(t, b.Detach(t.Context(), "vol"))
 }
 
 func TestDetachWaitsForShortOpens(t *testing.T) {
@@ -87,9 +85,7 @@ func TestDetachWaitsForShortOpens(t *testing.T) {
 		}
 	}()
 	go func() { <-cleared; closeIt() }()
-	if err := b.Detach(t.Context(), "vol"); err != nil {
-		t.Error(err)
-	}
+	require.NoError(t, b.Detach(t.Context(), "vol"))
 	want(t, b, "vol", state.DeviceAbsent)
 	<-cleared
 }
@@ -149,9 +145,7 @@ func TestDetachRefusesStackedDevice(t *testing.T) {
 		t.Errorf("a foreign device passes for a view: %+v, %v", view, err)
 	}
 	losetupDetach(t, over)
-	if err := b.Detach(t.Context(), "vol"); err != nil {
-		t.Error(err)
-	}
+	require.NoError(t, b.Detach(t.Context(), "vol"))
 }
 
 func TestMountedDeviceIsHeldInAnyNamespace(t *testing.T) {
@@ -191,9 +185,7 @@ func TestMountedDeviceIsHeldInAnyNamespace(t *testing.T) {
 	if d := want(t, b, "vol", state.DeviceAttached); d.Held {
 		t.Errorf("unmounted: %+v", d)
 	}
-	if err := b.Detach(t.Context(), "vol"); err != nil {
-		t.Error(err)
-	}
+	require.NoError(t, b.Detach(t.Context(), "vol"))
 }
 
 func TestDeviceOutlivesItsData(t *testing.T) {
@@ -357,9 +349,7 @@ func TestPoolsDoNotShareDevices(t *testing.T) {
 	require.NoError(t, os.Remove(data))
 	one = newBackend(t, one.Pool())
 	want(t, one, "vol", state.DeviceAbsent)
-	if err := one.Detach(t.Context(), "vol"); err != nil {
-		t.Error(err)
-	}
+	require.NoError(t, one.Detach(t.Context(), "vol"))
 	want(t, two, "vol", state.DeviceAttached)
 }
 

@@ -75,9 +75,7 @@ func TestKind(t *testing.T) {
 	if err != nil || !look.Pool().ReadOnly() {
 		t.Errorf("a look beside the plugin: %v", err)
 	}
-	if err := errors.Join(look.Close(), b.Close()); err != nil {
-		t.Error(err)
-	}
+	require.NoError(t, errors.Join(look.Close(), b.Close()))
 	if _, err := openKind(t, devices.Environment{StateDir: t.TempDir()}, "--pool-dir="+dir); err != nil {
 		t.Errorf("after it was closed: %v", err)
 	}
@@ -123,9 +121,7 @@ func TestKindOfAPoolThatIsAway(t *testing.T) {
 	if _, err := b.Owns(t.Context(), "vol"); err == nil {
 		t.Error("whose the volume is was told without the pool")
 	}
-	if err := b.Detach(t.Context(), of("vol")); err != nil {
-		t.Error(err)
-	}
+	require.NoError(t, b.Detach(t.Context(), of("vol")))
 }
 
 func TestOwns(t *testing.T) {

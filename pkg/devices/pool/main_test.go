@@ -13,7 +13,10 @@ import (
 
 	"github.com/csi-node/csi-node/pkg/state"
 	"github.com/csi-node/csi-node/test/machine"
+	"github.com/csi-node/csi-node/test/require"
 )
+
+var ok, wantError = require.NoError, require.Class
 
 const mib = 1 << 20
 
@@ -61,26 +64,6 @@ func create(t testing.TB, p *Pool, id string, bytes int64, how Provisioning) Vol
 
 func volume(id string, bytes int64, how Provisioning) Volume {
 	return Volume{ID: id, Name: id, Bytes: bytes, Provisioning: how}
-}
-
-func ok(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
-// wantError fails unless err is of the class and its text holds all words.
-func wantError(t testing.TB, err error, class state.Class, words ...string) {
-	t.Helper()
-	if err == nil || state.ClassOf(err) != class {
-		t.Fatalf("error %v, want one of class %s", err, class)
-	}
-	for _, word := range words {
-		if !strings.Contains(err.Error(), word) {
-			t.Errorf("error %q does not name %q", err, word)
-		}
-	}
 }
 
 // files returns the paths of all files below dir, relative to it.

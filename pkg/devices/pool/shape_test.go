@@ -402,12 +402,8 @@ func TestNodesAreMade(t *testing.T) {
 	if again := want(t, b, "vol", state.DeviceAttached); again != d {
 		t.Errorf("%+v, before %+v", again, d)
 	}
-	if err := b.DetachView(t.Context(), d); err != nil {
-		t.Error(err)
-	}
-	if err := b.Detach(t.Context(), "vol"); err != nil {
-		t.Error(err)
-	}
+	require.NoError(t, b.DetachView(t.Context(), d))
+	require.NoError(t, b.Detach(t.Context(), "vol"))
 }
 
 func TestWrongNodesAreLeftAlone(t *testing.T) {

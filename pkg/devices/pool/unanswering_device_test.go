@@ -130,12 +130,8 @@ func TestSilentDeviceIsNotAbsent(t *testing.T) {
 
 	want(t, b, "other", state.DeviceAbsent)
 	attach(t, b, "other", false)
-	if err := b.Detach(t.Context(), "other"); err != nil {
-		t.Error(err)
-	}
-	if err := b.AttachView(t.Context(), attach(t, b, "other", false)); err != nil {
-		t.Error(err)
-	}
+	require.NoError(t, b.Detach(t.Context(), "other"))
+	require.NoError(t, b.AttachView(t.Context(), attach(t, b, "other", false)))
 
 	again()
 	awaitLooks(t, d.Path)
