@@ -159,15 +159,8 @@ func requisite(t ...*csi.Topology) change {
 	return func(r *csi.CreateVolumeRequest) { r.AccessibilityRequirements = &csi.TopologyRequirement{Requisite: t} }
 }
 
-func check(t *testing.T, err error, class state.Class, words string) {
-	t.Helper()
-	if err == nil {
-		t.Fatalf("no error, not %s", class)
-	}
-	if state.ClassOf(err) != class || !strings.Contains(err.Error(), words) {
-		t.Errorf("the error is %s: %v; it should be %s with %q", state.ClassOf(err), err, class, words)
-	}
-}
+// check fails unless err is of the class and its text holds the words.
+var check = require.Class
 
 func TestCreateVolume(t *testing.T) {
 	long := strings.Repeat("x", 128)
@@ -345,26 +338,32 @@ func TestCreateVolumeOfATakenID(t *testing.T) {
 	check(t, err, state.AlreadyExists, "another")
 }
 
-func TestPoolErrorsPass(t *testing.T) {
-	s, p := newServer()
-	p.err = errors.New("the pool is gone")
-	for rpc, call := range map[string]func() error{
-		"create": func() error { _, err := s.CreateVolume(t.Context(), request()); return err },
-		"delete": func() error {
+// calls calls each RPC of a server, by name, in a request that only its backends can refuse.
+func calls(t *testing.T, s *Server) map[string]func() error {
+	return map[string]func() error{
+		"CreateVolume": func() error { _, err := s.CreateVolume(t.Context(), request()); return err },
+		"DeleteVolume": func() error {
 			_, err := s.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: "v"})
 			return err
 		},
-		"list": func() error { _, err := s.ListVolumes(t.Context(), &csi.ListVolumesRequest{}); return err },
-		"get": func() error {
+		"ListVolumes": func() error { _, err := s.ListVolumes(t.Context(), &csi.ListVolumesRequest{}); return err },
+		"ControllerGetVolume": func() error {
 			_, err := s.ControllerGetVolume(t.Context(), &csi.ControllerGetVolumeRequest{VolumeId: "v"})
 			return err
 		},
-		"capacity": func() error { _, err := s.GetCapacity(t.Context(), &csi.GetCapacityRequest{}); return err },
-		"validate": func() error {
+		"GetCapacity": func() error { _, err := s.GetCapacity(t.Context(), &csi.GetCapacityRequest{}); return err },
+		"ValidateVolumeCapabilities": func() error {
 			_, err := s.ValidateVolumeCapabilities(t.Context(), &csi.ValidateVolumeCapabilitiesRequest{VolumeId: "v", VolumeCapabilities: []*csi.VolumeCapability{block(writer)}})
 			return err
 		},
-	} {
+	}
+}
+
+// What the pool says of its own trouble reaches the caller of any RPC.
+func TestPoolErrorsPass(t *testing.T) {
+	s, p := newServer()
+	p.err = errors.New("the pool is gone")
+	for rpc, call := range calls(t, s) {
 		if err := call(); !errors.Is(err, p.err) {
 			t.Errorf("%s: %v", rpc, err)
 		}

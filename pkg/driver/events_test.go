@@ -115,9 +115,7 @@ func TestEventsWakeVolumes(t *testing.T) {
 		}
 		stop()
 		group.Wait()
-		if err := store.Close(); err != nil {
-			t.Error(err)
-		}
+		require.NoError(t, store.Close())
 	})
 }
 

@@ -129,9 +129,7 @@ func TestHTTPEndpoint(t *testing.T) {
 		t.Errorf("with a taken address: %v", err)
 	}
 	for _, w := range all {
-		if err := w.close(); err != nil {
-			t.Error(err)
-		}
+		require.NoError(t, w.close())
 		if err := <-ended; err != nil {
 			t.Errorf("serving ends with %v", err)
 		}

@@ -170,9 +170,7 @@ func TestStatusSocket(t *testing.T) {
 			}
 			continue
 		}
-		if err := resp.Body.Close(); err != nil {
-			t.Error(err)
-		}
+		require.NoError(t, resp.Body.Close())
 		if resp.StatusCode != row.code {
 			t.Errorf("%s %.40s answers %s, want %d", row.method, row.path, resp.Status, row.code)
 		}

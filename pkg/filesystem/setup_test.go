@@ -159,6 +159,43 @@ func probe(t testing.TB, h *Host, device state.Device, mountpoint string) state.
 	return c
 }
 
+// wantProbe fails the test unless a look at a device that is not mounted finds contents of
+// that kind, in words that hold those.
+func wantProbe(t testing.TB, h *Host, device state.Device, kind state.ContentsKind, words string) {
+	t.Helper()
+	if c := probe(t, h, device, ""); c.Kind != kind || !strings.Contains(c.Found, words) {
+		t.Errorf("found %+v, want %s %q", c, kind, words)
+	}
+}
+
+// probesBusy looks so often at a device that is mounted, while it is changed again and again.
+func probesBusy(t *testing.T, h *Host, device state.Device, dir string, looks int, change func(i int) error) {
+	t.Helper()
+	stop, stopped := make(chan struct{}), make(chan error, 1)
+	go func() {
+		for i := 0; ; i++ {
+			select {
+			case <-stop:
+				stopped <- nil
+				return
+			default:
+			}
+			if err := change(i); err != nil {
+				stopped <- err
+				return
+			}
+		}
+	}()
+	for range looks {
+		if c := probe(t, h, device, dir); c.Kind != state.ContentsFilesystem {
+			t.Errorf("%+v", c)
+			break
+		}
+	}
+	close(stop)
+	must0(t, <-stopped)
+}
+
 // unchanged runs f and fails when the file is another one afterwards.
 func unchanged(t testing.TB, path string, f func()) {
 	t.Helper()

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/csi-node/csi-node/pkg/state"
+	"github.com/csi-node/csi-node/test/require"
 )
 
 var errBoom = errors.New("boom")
@@ -163,21 +164,15 @@ func TestUnstageElsewhereIsOK(t *testing.T) {
 	bubble(t, func(h *harness) {
 		v := h.volume("v")
 		h.ok(stage("v"))
-		if err := h.do(elsewhere); err != nil {
-			t.Error(err)
-		}
+		require.NoError(h.t, h.do(elsewhere))
 		h.k.with(func() { v.superRO = true })
-		if err := h.do(elsewhere); err != nil {
-			t.Error(err)
-		}
+		require.NoError(h.t, h.do(elsewhere))
 	})
 	bubble(t, func(h *harness) {
 		h.volume("v")
 		hang := h.k.hang(opAttach, "v", true)
 		staging := h.begin(stage("v"))
-		if err := h.do(elsewhere); err != nil {
-			t.Error(err)
-		}
+		require.NoError(h.t, h.do(elsewhere))
 		hang.open()
 		<-staging
 	})
@@ -370,9 +365,7 @@ func TestRetryIsNotToldOfAnEarlierAttempt(t *testing.T) {
 			t.Errorf("told of an attempt before it: %v", err)
 		}
 		for _, done := range []<-chan error{staging, other} {
-			if err := <-done; err != nil {
-				t.Error(err)
-			}
+			require.NoError(h.t, <-done)
 		}
 	})
 }

@@ -117,8 +117,6 @@ func TestCallIsNotAnsweredByAnEarlierLook(t *testing.T) {
 		if lie := h.lie(publish("v", 2)); lie != "" {
 			t.Errorf("answered OK, and %s", lie)
 		}
-		if err := h.got(first); err != nil {
-			t.Error(err)
-		}
+		require.NoError(h.t, h.got(first))
 	})
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/csi-node/csi-node/pkg/report"
 	"github.com/csi-node/csi-node/pkg/state"
+	"github.com/csi-node/csi-node/test/require"
 )
 
 // What hangs at one target holds up no other.
@@ -98,9 +99,7 @@ func TestOneVolumesHangBlocksNoOther(t *testing.T) {
 			report.Statuses(h.p.r.Reports())
 			h.pending(first)
 			hang.open()
-			if err := h.got(first); err != nil {
-				t.Error(err)
-			}
+			require.NoError(h.t, h.got(first))
 			h.atRest("v")
 		})
 	}
@@ -180,9 +179,7 @@ func TestHungLookBeforeAdoption(t *testing.T) {
 		answer := h.begin(r)
 		h.pending(answer)
 		hang.open()
-		if err := <-answer; err != nil {
-			t.Error(err)
-		}
+		require.NoError(h.t, <-answer)
 		h.atRest("v")
 		h.ok(unpublish("v", 1), unstage("v"))
 	})

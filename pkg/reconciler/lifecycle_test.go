@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/csi-node/csi-node/pkg/state"
+	"github.com/csi-node/csi-node/test/require"
 )
 
 func TestLifeOfAMountVolume(t *testing.T) {
@@ -94,9 +95,7 @@ func TestUnstageReleasesCopies(t *testing.T) {
 					h.start()
 				}
 				h.sleep(5 * time.Minute)
-				if err := h.do(unstage("v")); err != nil {
-					t.Error(err)
-				}
+				require.NoError(h.t, h.do(unstage("v")))
 				h.atRest("v")
 			})
 		})
@@ -234,9 +233,7 @@ func TestHooksFailSteps(t *testing.T) {
 			h.restart()
 			err := h.do(stage("v"))
 			if moment == After { // the step failed, and the stage is seen to be there
-				if err != nil {
-					t.Error(err)
-				}
+				require.NoError(h.t, err)
 			} else {
 				h.refuse(err, state.Unavailable, "step mount for stage", "boom")
 				if !errors.Is(err, errBoom) {

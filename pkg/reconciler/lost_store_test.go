@@ -7,6 +7,7 @@ import (
 
 	"github.com/csi-node/csi-node/pkg/devices"
 	"github.com/csi-node/csi-node/pkg/state"
+	"github.com/csi-node/csi-node/test/require"
 )
 
 // lose takes the store away, as a reader of the node would meet it.
@@ -111,9 +112,7 @@ func TestTwoPublishesOfALostStage(t *testing.T) {
 		h.refuse(h.within(20*time.Second, publish("v", 1)), state.DeadlineExceeded)
 		answer := h.begin(stage("v"))
 		hang.open()
-		if err := <-answer; err != nil {
-			t.Error(err)
-		}
+		require.NoError(t, <-answer)
 		h.ok(publish("v", 1))
 		h.atRest("v")
 	})
@@ -123,9 +122,7 @@ func TestTwoPublishesOfALostStage(t *testing.T) {
 		h.refuse(h.within(20*time.Second, publish("v", 1)), state.DeadlineExceeded)
 		answer := h.begin(unpublish("v", 1))
 		hang.open()
-		if err := <-answer; err != nil {
-			t.Error(err)
-		}
+		require.NoError(t, <-answer)
 		h.sleep(time.Second)
 		if v := h.store.Get("v"); v != nil {
 			t.Errorf("left is %s", marshal(v))
@@ -164,9 +161,7 @@ func TestFoundStage(t *testing.T) {
 		h.ok(stage("v", flags("sync")))
 		h.ok(stage("v", flags("sync")), publish("v", 1))
 		h.lose()
-		if err := adopt("sync"); err != nil {
-			t.Error(err)
-		}
+		require.NoError(h.t, adopt("sync"))
 		h.ok(unpublish("v", 1))
 		h.refuse(h.do(stage("v", flags("sync", "commit=17"))), state.AlreadyExists, `"commit" makes the difference`)
 		h.refuse(h.do(stage("v")), state.AlreadyExists, `"sync" makes the difference`)

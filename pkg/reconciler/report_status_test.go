@@ -52,9 +52,7 @@ func TestStatusOfAStepThatRuns(t *testing.T) {
 			t.Errorf("device %q", s.Device)
 		}
 		hang.open()
-		if err := h.got(answer); err != nil {
-			t.Error(err)
-		}
+		require.NoError(h.t, h.got(answer))
 		if s := h.one(); s.Step != nil || part(t, s, "stage").Is != report.Settled || s.Worst() != report.Settled {
 			t.Errorf("%+v", s)
 		}
@@ -140,9 +138,7 @@ func TestStatusOfWhatWasAskedSince(t *testing.T) {
 			t.Errorf("%+v", p)
 		}
 		hang.open()
-		if err := h.got(answer); err != nil {
-			t.Error(err)
-		}
+		require.NoError(h.t, h.got(answer))
 	})
 }
 

@@ -32,9 +32,7 @@ func TestLaterRequestSupersedes(t *testing.T) {
 				first, second := h.begin(row.first), h.begin(row.second)
 				hang.open()
 				h.refuse(h.got(first), state.Aborted, "superseded")
-				if err := h.got(second); err != nil {
-					t.Error(err)
-				}
+				require.NoError(h.t, h.got(second))
 				h.atRest("v")
 				if lie := h.lie(row.second); lie != "" {
 					t.Error(lie)
@@ -310,9 +308,7 @@ func TestUnstageOfSuperseded(t *testing.T) {
 		end := h.begin(unstage("v"))
 		hang.open()
 		h.refuse(h.got(next), state.Aborted, "superseded")
-		if err := h.got(end); err != nil {
-			t.Error(err)
-		}
+		require.NoError(h.t, h.got(end))
 		h.atRest("v")
 		if h.store.Get("v") != nil {
 			t.Error("a record is left")

@@ -51,6 +51,14 @@ func mustHaveNoRecord(t testing.TB, p *harness.Plugin) {
 	}
 }
 
+// mustBeBare fails unless nothing is mounted at a path.
+func mustBeBare(t testing.TB, p *harness.Plugin, path string) {
+	t.Helper()
+	if n := mountsAt(p, path); n > 0 {
+		t.Errorf("%d mounts at %s", n, path)
+	}
+}
+
 // mountsAt counts the mounts stacked at a path.
 func mountsAt(p *harness.Plugin, path string) int {
 	n := 0

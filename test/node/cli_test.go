@@ -144,9 +144,7 @@ func TestVolumeCommandClear(t *testing.T) {
 	before := sum(t, v.Data())
 	var c driver.Clearance
 	result := shell(t, p, "csi-node volume clear-device volume --output json")
-	if err := json.Unmarshal([]byte(result.Stdout), &c); err != nil {
-		t.Fatal(err)
-	}
+	must(t, json.Unmarshal([]byte(result.Stdout), &c))
 	want := driver.Clearance{Volume: "volume", Backing: v.Data(), Bytes: 32 * mib, Found: "ext4 file system", UUID: "6f5c1d2e-0a3b-4c4d-8e8f-909192939495", FilesystemBytes: 32 * mib}
 	if result.Code != 1 || c != want || !strings.Contains(result.Stderr, "nothing was changed") {
 		t.Errorf("looking: exit code %d, %+v, %s", result.Code, c, result.Stderr)

@@ -42,12 +42,8 @@ func TestForeignDeviceIsReportedAndLeftAlone(t *testing.T) {
 			want(t, newBackend(t, b.Pool()), "vol", state.DeviceForeign) // New finds it
 
 			wantError(t, b.Delete(t.Context(), "vol"), state.FailedPrecondition, path)
-			if err := b.Detach(t.Context(), "vol"); err != nil {
-				t.Error(err)
-			}
-			if err := b.Grow(t.Context(), "vol", 2*devicestest.Size); err != nil {
-				t.Error(err)
-			}
+			require.NoError(t, b.Detach(t.Context(), "vol"))
+			require.NoError(t, b.Grow(t.Context(), "vol", 2*devicestest.Size))
 			want(t, b, "vol", state.DeviceForeign)
 			losetupDetach(t, path)
 			want(t, b, "vol", state.DeviceAbsent)
@@ -215,9 +211,7 @@ func TestDeviceOutlivesItsData(t *testing.T) {
 				wantError(t, b.Delete(t.Context(), "vol"), state.FailedPrecondition, before.Path)
 			}
 			require.NoError(t, b.Detach(t.Context(), "vol"))
-			if err := b.Delete(t.Context(), "vol"); err != nil {
-				t.Error(err)
-			}
+			require.NoError(t, b.Delete(t.Context(), "vol"))
 			if d := want(t, b, "vol", state.DeviceAbsent); !d.Missing {
 				t.Errorf("deleted: %+v", d)
 			}
@@ -300,9 +294,7 @@ func TestReadOnlyDeviceRefusesWrites(t *testing.T) {
 		if _, err := f.WriteAt([]byte("x"), 0); err == nil && f.Sync() == nil {
 			t.Error("the device took a write")
 		}
-		if err := f.Close(); err != nil {
-			t.Error(err)
-		}
+		require.NoError(t, f.Close())
 	}
 }
 

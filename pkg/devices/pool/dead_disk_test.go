@@ -35,9 +35,7 @@ func TestStartOnADeadDisk(t *testing.T) {
 			if !b.Any() {
 				t.Error("the device was not found")
 			}
-			if err := b.Detach(t.Context(), "vol"); err != nil {
-				t.Error(err)
-			}
+			require.NoError(t, b.Detach(t.Context(), "vol"))
 			if d, err := b.Find(t.Context(), "vol"); err != nil || d.State == state.DeviceAttached {
 				t.Errorf("%+v, %v", d, err)
 			}
