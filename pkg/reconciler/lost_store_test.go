@@ -38,9 +38,7 @@ func TestAdopt(t *testing.T) {
 			return v.AskPublish(&state.Target{Path: targetPath("v", 1), Capability: mountCapability()}, "/k/stage/other/v", time.Now())
 		})
 		h.refuse(h.do(growth("v", "", state.Capability{})), state.FailedPrecondition, "not staged")
-		if v := h.store.Get("v"); v != nil {
-			t.Errorf("a refused growth leaves %s", marshal(v))
-		}
+		h.noRecord("v")
 		before := h.k.changes()
 		h.ok(publish("v", 1))
 		if n := h.k.changes() - before; n != 1 {
@@ -102,9 +100,7 @@ func TestTwoPublishesOfALostStage(t *testing.T) {
 		hang.open()
 		h.refuse(<-one, state.FailedPrecondition, "not staged")
 		h.refuse(<-two, state.FailedPrecondition, "not staged")
-		if v := h.store.Get("v"); v != nil {
-			t.Errorf("left is %s", marshal(v))
-		}
+		h.noRecord("v")
 	})
 	bubble(t, func(h *harness) { // nobody waits any more: what is asked for in earnest supersedes
 		h.volume("v")
@@ -124,9 +120,7 @@ func TestTwoPublishesOfALostStage(t *testing.T) {
 		hang.open()
 		require.NoError(t, <-answer)
 		h.sleep(time.Second)
-		if v := h.store.Get("v"); v != nil {
-			t.Errorf("left is %s", marshal(v))
-		}
+		h.noRecord("v")
 	})
 }
 
@@ -211,9 +205,7 @@ func TestAdoptNeverSupersedesAnUnstage(t *testing.T) {
 		h.refuse(h.do(unstage("v")), state.Unavailable)
 		h.refuse(h.do(publish("v", 1)), state.Aborted, "being unstaged")
 		h.sleep(time.Minute)
-		if h.store.Get("v") != nil {
-			t.Error("the unstage was forgotten")
-		}
+		h.noRecord("v")
 	})
 }
 

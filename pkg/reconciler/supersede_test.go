@@ -105,9 +105,7 @@ func TestContradictingStage(t *testing.T) {
 		synctest.Wait()
 		h.atRest("v")
 		h.mustShow(stagePath("v"), state.NoAtime, true)
-		if n := h.k.count(opFormat, "v"); n != 1 {
-			t.Errorf("mkfs ran %d times", n)
-		}
+		h.wantCalls(1, opFormat, "v")
 		h.ok(stage("v", stageNoatime))
 		h.refuse(h.do(stage("v")), state.AlreadyExists, "staged already")
 	})
@@ -261,9 +259,7 @@ func TestGivesWayBeforeItIsBegun(t *testing.T) {
 		}
 		h.refuse(h.do(stage("v")), state.Aborted, "superseded")
 		synctest.Wait()
-		if n := h.k.count(opAttach, "v"); n != 1 {
-			t.Errorf("attached %d times", n)
-		}
+		h.wantCalls(1, opAttach, "v")
 		h.ok(stage("v", stageReadOnly))
 		h.atRest("v")
 	})
@@ -310,9 +306,7 @@ func TestUnstageOfSuperseded(t *testing.T) {
 		h.refuse(h.got(next), state.Aborted, "superseded")
 		require.NoError(h.t, h.got(end))
 		h.atRest("v")
-		if h.store.Get("v") != nil {
-			t.Error("a record is left")
-		}
+		h.noRecord("v")
 	})
 }
 

@@ -51,6 +51,22 @@ func mustHaveNoRecord(t testing.TB, p *harness.Plugin) {
 	}
 }
 
+// mustHaveNoLoop fails unless all of the plugin's loop devices are detached.
+func mustHaveNoLoop(t testing.TB, p *harness.Plugin) {
+	t.Helper()
+	if loops := p.Loops(); len(loops) > 0 {
+		t.Errorf("attached: %+v", loops)
+	}
+}
+
+// mustHoldAsBefore ends the test unless a file still has the sum that it had.
+func mustHoldAsBefore(t testing.TB, path, before string) {
+	t.Helper()
+	if sum(t, path) != before {
+		t.Fatalf("%s has changed", path)
+	}
+}
+
 // mustBeBare fails unless nothing is mounted at a path.
 func mustBeBare(t testing.TB, p *harness.Plugin, path string) {
 	t.Helper()
