@@ -8,6 +8,7 @@ import (
 
 	"github.com/csi-node/csi-node/pkg/driver/drivertest"
 	"github.com/csi-node/csi-node/test/harness"
+	"github.com/csi-node/csi-node/test/require"
 )
 
 func TestMain(m *testing.M) { drivertest.Main(m, options()) }
@@ -26,9 +27,7 @@ func TestDriver(t *testing.T) {
 						AccessType: &csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{}},
 					}},
 				})
-				if err != nil {
-					t.Fatal(err)
-				}
+				require.NoError(t, err)
 				v := resp.GetVolume()
 				return drivertest.Volume{ID: v.GetVolumeId(), Context: v.GetVolumeContext(), Delete: func() {
 					if _, err := p.Controller.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: v.GetVolumeId()}); err != nil {

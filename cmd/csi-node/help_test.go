@@ -5,6 +5,8 @@ import (
 	"testing"
 
 	"github.com/spf13/cobra"
+
+	"github.com/csi-node/csi-node/test/require"
 )
 
 func walk(cmd *cobra.Command, visit func(*cobra.Command)) {
@@ -42,9 +44,7 @@ func TestEveryCommandHasAnExample(t *testing.T) {
 
 func TestHelpGroupsCommands(t *testing.T) {
 	out, err := run(t, "--help")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	place := -1
 	for _, words := range []string{"The plugin:", "serve ", "status ", "explain ", "orphans ", "probe ", "By hand:", "volume ", "demo ", "More:", "version ", "completion ", "help "} {
 		i := strings.Index(out, "\n"+words)

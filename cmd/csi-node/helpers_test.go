@@ -18,6 +18,7 @@ import (
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
 	"github.com/csi-node/csi-node/pkg/command"
+	"github.com/csi-node/csi-node/test/require"
 )
 
 type (
@@ -58,9 +59,7 @@ type call struct {
 func newFakePlugin(t *testing.T) *fakePlugin {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "cmd-test-") // t.TempDir may be too long for a socket
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	p := &fakePlugin{
 		Dir: dir, Endpoint: "unix://" + filepath.Join(dir, "csi.sock"),
 		node: []nodeCapability{
@@ -73,9 +72,7 @@ func newFakePlugin(t *testing.T) *fakePlugin {
 		volumes: []string{"vol-a", "vol-b", "vol-c"},
 	}
 	listener, err := net.Listen("unix", filepath.Join(dir, "csi.sock"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	server := grpc.NewServer(grpc.UnaryInterceptor(p.note))
 	csi.RegisterIdentityServer(server, p)
 	csi.RegisterControllerServer(server, p)

@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/csi-node/csi-node/pkg/driver"
+	"github.com/csi-node/csi-node/test/require"
 )
 
 // Manifests and scripts of users depend on these names and defaults.
@@ -129,9 +130,7 @@ func TestCSIEndpoint(t *testing.T) {
 			if err == nil {
 				err = cmd.ParseFlags(rest)
 			}
-			if err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, err)
 			if got := cmd.Flags().Lookup("endpoint").Value.String(); `"`+got+`"` != test.want {
 				t.Errorf("the endpoint is %q, not %s", got, test.want)
 			}
@@ -203,9 +202,7 @@ func TestFaultsAreNotInReleases(t *testing.T) {
 		cmd := exec.CommandContext(t.Context(), "go", "list", "-tags", tags, "-f", what, ".")
 		cmd.Stderr = os.Stderr
 		out, err := cmd.Output()
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		return strings.Fields(string(out))
 	}
 	for tags, want := range map[string]bool{"": false, "faults": true} {

@@ -15,6 +15,7 @@ import (
 
 	"github.com/csi-node/csi-node/pkg/client"
 	"github.com/csi-node/csi-node/pkg/command"
+	"github.com/csi-node/csi-node/test/require"
 )
 
 // fill puts the paths of a test into an expectation.
@@ -167,21 +168,15 @@ func TestVolumeCommands(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			p := newFakePlugin(t)
-			if err := os.WriteFile(filepath.Join(p.Dir, "secret"), []byte("very\nsecret\n"), 0o600); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, os.WriteFile(filepath.Join(p.Dir, "secret"), []byte("very\nsecret\n"), 0o600))
 			if strings.HasPrefix(name, "unpublish") {
-				if err := os.Mkdir(filepath.Join(p.Dir, "target"), 0o750); err != nil {
-					t.Fatal(err)
-				}
+				require.NoError(t, os.Mkdir(filepath.Join(p.Dir, "target"), 0o750))
 			}
 			if row.plugin != nil {
 				row.plugin(p)
 			}
 			out, err := run(t, append([]string{"volume"}, strings.Fields(p.fill(row.args))...)...)
-			if err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, err)
 			if want := p.fill(row.out); out != want {
 				t.Errorf("prints\n%s\nnot\n%s", out, want)
 			}
@@ -255,17 +250,13 @@ func TestVolumeErrors(t *testing.T) {
 		if goesOn := code == codes.DeadlineExceeded; goesOn != (err == nil) {
 			t.Errorf("after %s the directories are there: %v", code, err)
 		}
-		if err := os.RemoveAll(filepath.Join(p.Dir, "kubelet")); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, os.RemoveAll(filepath.Join(p.Dir, "kubelet")))
 	}
 	p.fail, p.endless = nil, true
 	if _, err := run(t, "volume", "list"); err == nil || !strings.Contains(err.Error(), "again and again") {
 		t.Errorf("of a list that never ends: %v", err)
 	}
-	if err := os.Remove(filepath.Join(p.Dir, "csi.sock")); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.Remove(filepath.Join(p.Dir, "csi.sock")))
 	if _, err := run(t, "volume", "list"); command.ExitCode(err) != 1 || !strings.Contains(err.Error(), "is the plugin running") {
 		t.Errorf("without a socket: %v", err)
 	}
@@ -345,9 +336,7 @@ func TestCommandsWithoutAPlugin(t *testing.T) {
 func completions(t *testing.T, words ...string) []string {
 	t.Helper()
 	out, err := run(t, append([]string{"__complete"}, words...)...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	var all []string
 	for line := range strings.Lines(out) {
 		if strings.HasPrefix(line, ":") {

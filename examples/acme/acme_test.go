@@ -17,7 +17,10 @@ import (
 	"github.com/csi-node/csi-node/pkg/loop"
 	"github.com/csi-node/csi-node/test/harness"
 	"github.com/csi-node/csi-node/test/machine"
+	"github.com/csi-node/csi-node/test/require"
 )
+
+var must = require.NoError
 
 // orderVolume does what Acme's daemon does when somebody orders a volume.
 func orderVolume(array, id, name string, bytes int64) error {
@@ -73,13 +76,6 @@ func TestBackend(t *testing.T) {
 			},
 		}
 	})
-}
-
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
 }
 
 // detachAll ends what the tests of an array have left attached.

@@ -20,7 +20,10 @@ import (
 	"github.com/csi-node/csi-node/pkg/process"
 	"github.com/csi-node/csi-node/pkg/state"
 	"github.com/csi-node/csi-node/test/machine"
+	"github.com/csi-node/csi-node/test/require"
 )
+
+var ok, wantError = require.NoError, require.Class
 
 var _ interface {
 	devices.Viewer
@@ -34,9 +37,7 @@ func disk(t *testing.T, options ...string) (d state.Device, image string) {
 	t.Helper()
 	machine.Kernel(t)
 	image = filepath.Join(t.TempDir(), "disk")
-	if err := os.WriteFile(image, bytes.Repeat([]byte("disk"), size/4), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	ok(t, os.WriteFile(image, bytes.Repeat([]byte("disk"), size/4), 0o600))
 	path := machine.Losetup(t, append(options, image)...)
 	t.Cleanup(func() { losetup(t, "-d", path) })
 	return state.Device{State: state.DeviceAttached, Path: path, Number: numberOf(t, path), Size: size}, image
@@ -45,9 +46,7 @@ func disk(t *testing.T, options ...string) (d state.Device, image string) {
 func numberOf(t *testing.T, path string) state.DeviceNumber {
 	t.Helper()
 	var st unix.Stat_t
-	if err := unix.Stat(path, &st); err != nil {
-		t.Fatal(err)
-	}
+	ok(t, unix.Stat(path, &st))
 	return state.DeviceNumber{Major: unix.Major(st.Rdev), Minor: unix.Minor(st.Rdev)}
 }
 
@@ -67,31 +66,9 @@ func open(t *testing.T) *blockdev.Devices {
 func loops(t *testing.T) *loop.Devices {
 	t.Helper()
 	loops, err := loop.New(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	ok(t, err)
 	loops.Reserve(loop.Numbers{Bound: func(n state.DeviceNumber) (bool, error) { return machine.Bound(n.Major, n.Minor) }})
 	return loops
-}
-
-func ok(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
-// wantError fails unless err is of the class and its text holds all words.
-func wantError(t *testing.T, err error, class state.Class, words ...string) {
-	t.Helper()
-	if err == nil || state.ClassOf(err) != class {
-		t.Fatalf("error %v, want one of class %s", err, class)
-	}
-	for _, word := range words {
-		if !strings.Contains(err.Error(), word) {
-			t.Errorf("error %q does not name %q", err, word)
-		}
-	}
 }
 
 func view(t *testing.T, b *blockdev.Devices, d state.Device, want state.DeviceState) state.Device {

@@ -15,6 +15,7 @@ import (
 
 	"github.com/csi-node/csi-node/pkg/state"
 	"github.com/csi-node/csi-node/test/machine"
+	"github.com/csi-node/csi-node/test/require"
 )
 
 // tree writes a sysfs with the devices: each has a path below "devices" and files.
@@ -22,9 +23,7 @@ func tree(t *testing.T, devices map[string]map[string]string) sysfs {
 	t.Helper()
 	root := t.TempDir()
 	for _, dir := range []string{"class/block", "dev/block"} {
-		if err := os.MkdirAll(filepath.Join(root, dir), 0o755); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, os.MkdirAll(filepath.Join(root, dir), 0o755))
 	}
 	for name, files := range devices {
 		dir := filepath.Join(root, "devices", name)
@@ -36,24 +35,18 @@ func tree(t *testing.T, devices map[string]map[string]string) sysfs {
 		}
 		for file, text := range files {
 			path := filepath.Join(dir, file)
-			if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, os.MkdirAll(filepath.Dir(path), 0o755))
 			if strings.HasSuffix(file, "/") {
 				continue
 			}
-			if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, os.WriteFile(path, []byte(text), 0o644))
 		}
 		links := []string{"class/block/" + filepath.Base(name)}
 		if number := strings.TrimSpace(files["dev"]); number != "" {
 			links = append(links, "dev/block/"+number)
 		}
 		for _, link := range links {
-			if err := os.Symlink(dir, filepath.Join(root, link)); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, os.Symlink(dir, filepath.Join(root, link)))
 		}
 	}
 	return sysfs(root)
@@ -105,9 +98,7 @@ func TestInfo(t *testing.T) {
 	}
 	for _, number := range numbers {
 		info, err := s.infoOf(number)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		var others []string
 		for kind, value := range info.Identities {
 			if text := string(kind) + ":" + value; text != info.Identity() {
@@ -121,17 +112,13 @@ func TestInfo(t *testing.T) {
 	}
 
 	disk, err := s.infoOf(state.DeviceNumber{Major: 8})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if disk.Size != 4<<20 || disk.SectorSize != 4096 || !disk.ReadOnly || disk.Sequence != 7 || disk.Path != "/dev/sda" || disk.Partition != 0 ||
 		!slices.Equal(disk.Partitions, []string{"sda1", "sda2"}) || !slices.Equal(disk.Holders, []string{"dm-0", "dm-1"}) || disk.Disk != disk.Number {
 		t.Errorf("%+v", disk)
 	}
 	part, err := s.infoOf(state.DeviceNumber{Major: 8, Minor: 1})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if part.Size != 8192 || part.Partition != 1 || part.Parent != "sda" || part.Disk != disk.Number || part.Sequence != 7 || part.SectorSize != 4096 {
 		t.Errorf("%+v", part)
 	}
@@ -169,23 +156,17 @@ func TestOpen(t *testing.T) {
 	machine.Kernel(t)
 	dir := t.TempDir()
 	file, link := filepath.Join(dir, "file"), filepath.Join(dir, "link")
-	if err := os.WriteFile(file, make([]byte, 4<<20), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.WriteFile(file, make([]byte, 4<<20), 0o600))
 	node := machine.Losetup(t, file)
 	t.Cleanup(func() {
 		if out, err := exec.Command("losetup", "-d", node).CombinedOutput(); err != nil {
 			t.Errorf("%v: %s", err, out)
 		}
 	})
-	if err := os.Symlink(node, link); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.Symlink(node, link))
 	for _, path := range []string{node, link} {
 		f, info, err := Open(path, unix.O_EXCL)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		if info.Path != node || info.Size != 4<<20 || info.Identities[Backing] == "" || info.Sequence == 0 || info.SectorSize != 512 || info.ReadOnly {
 			t.Errorf("%s: %+v", path, info)
 		}
@@ -196,14 +177,10 @@ func TestOpen(t *testing.T) {
 		if err != nil || len(found) != 1 || found[0].Number != info.Number {
 			t.Errorf("found %+v, %v", found, err)
 		}
-		if err := f.Close(); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, f.Close())
 	}
 	fifo := filepath.Join(dir, "fifo")
-	if err := unix.Mkfifo(fifo, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, unix.Mkfifo(fifo, 0o600))
 	for _, path := range []string{file, fifo, "/dev/null", dir} {
 		if _, _, err := Open(path, 0); state.ClassOf(err) != state.FailedPrecondition {
 			t.Errorf("%s: %v", path, err)

@@ -11,6 +11,8 @@ import (
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+
+	"github.com/csi-node/csi-node/test/require"
 )
 
 func TestParseSize(t *testing.T) {
@@ -77,9 +79,7 @@ func wantWords(t *testing.T, err error, words ...string) {
 
 func TestDial(t *testing.T) {
 	dir, err := os.MkdirTemp("", "client-test-") // t.TempDir may be too long for a socket
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	t.Cleanup(func() {
 		if err := os.RemoveAll(dir); err != nil {
 			t.Error(err)
@@ -89,20 +89,12 @@ func TestDial(t *testing.T) {
 	_, err = Dial(t.Context(), "unix://"+path)
 	wantWords(t, err, path, "is the plugin running", "--endpoint", "CSI_ENDPOINT")
 	l, err := net.Listen("unix", path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	c, err := Dial(t.Context(), path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := c.Close(); err != nil {
-		t.Error(err)
-	}
+	require.NoError(t, err)
+	require.NoError(t, c.Close())
 	l.(*net.UnixListener).SetUnlinkOnClose(false)
-	if err := l.Close(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, l.Close())
 	_, err = Dial(t.Context(), path)
 	wantWords(t, err, path, "not running")
 	_, err = Dial(t.Context(), "tcp://127.0.0.1:1")
@@ -110,9 +102,7 @@ func TestDial(t *testing.T) {
 }
 
 func TestExplain(t *testing.T) {
-	if err := Explain(nil, "stage volume %s", "v"); err != nil {
-		t.Error(err)
-	}
+	require.NoError(t, Explain(nil, "stage volume %s", "v"))
 	late := status.Error(codes.DeadlineExceeded, "it takes long")
 	err := Explain(late, "stage volume %s", "v")
 	wantWords(t, err, "stage volume v: DeadlineExceeded: it takes long", "the plugin goes on; repeat the command to join")
@@ -152,18 +142,12 @@ func TestPaths(t *testing.T) {
 	if made, err := makeDirs(p.Staging); err != nil || len(made) != 0 {
 		t.Errorf("made %q (%v)", made, err)
 	}
-	if err := p.tidyTarget(); err != nil {
-		t.Error(err)
-	}
+	require.NoError(t, p.tidyTarget())
 	if _, err := os.Stat(filepath.Dir(p.Target)); !os.IsNotExist(err) {
 		t.Errorf("the target's parent is left (%v)", err)
 	}
-	if err := os.WriteFile(filepath.Join(p.Staging, "file"), nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if err := p.tidyStaging(); err != nil {
-		t.Error(err)
-	}
+	require.NoError(t, os.WriteFile(filepath.Join(p.Staging, "file"), nil, 0o600))
+	require.NoError(t, p.tidyStaging())
 	if _, err := os.Stat(filepath.Join(p.Staging, "file")); err != nil {
 		t.Errorf("what is not empty was removed: %v", err)
 	}
@@ -172,15 +156,11 @@ func TestPaths(t *testing.T) {
 	if _, err := makeDirs(elsewhere.Staging); err != nil {
 		t.Fatal(err)
 	}
-	if err := elsewhere.tidyStaging(); err != nil {
-		t.Error(err)
-	}
+	require.NoError(t, elsewhere.tidyStaging())
 	if _, err := os.Stat(elsewhere.Staging); err != nil {
 		t.Errorf("a path that was given was removed: %v", err)
 	}
-	if err := removeEmpty(made); err != nil {
-		t.Error(err)
-	}
+	require.NoError(t, removeEmpty(made))
 	if _, err := makeDirs(filepath.Join(p.Staging, "file", "below")); err == nil {
 		t.Error("a directory was made in a file")
 	}

@@ -12,6 +12,7 @@ import (
 
 	"github.com/csi-node/csi-node/pkg/devices"
 	"github.com/csi-node/csi-node/pkg/state"
+	"github.com/csi-node/csi-node/test/require"
 )
 
 // array is an invented backend that differs from the pool: it chooses its own ids, its
@@ -113,9 +114,7 @@ func TestBackendOfAClass(t *testing.T) {
 	}
 	for range 2 {
 		resp, err := s.CreateVolume(t.Context(), of("v"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		if v := resp.GetVolume(); v.GetVolumeId() != "array-V" || v.GetCapacityBytes() != gib+extent || !maps.Equal(v.GetVolumeContext(), map[string]string{"lun": "7", "backend": "array"}) {
 			t.Errorf("answers %v", v)
 		}
@@ -239,29 +238,14 @@ func TestAccessibleFromEverywhere(t *testing.T) {
 	}
 }
 
+// Where no backend provisions, the driver says that it serves none of it.
 func TestNothingIsProvisioned(t *testing.T) {
 	s, _ := newServer()
 	s.Backends = devices.NewSet("disk", map[string]devices.Backend{"disk": disk{}})
 	if resp, err := s.ControllerGetCapabilities(t.Context(), &csi.ControllerGetCapabilitiesRequest{}); err != nil || len(resp.GetCapabilities()) != 0 {
 		t.Errorf("capabilities %v (%v)", resp, err)
 	}
-	for rpc, call := range map[string]func() error{
-		"CreateVolume": func() error { _, err := s.CreateVolume(t.Context(), request()); return err },
-		"DeleteVolume": func() error {
-			_, err := s.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: "v"})
-			return err
-		},
-		"ListVolumes": func() error { _, err := s.ListVolumes(t.Context(), &csi.ListVolumesRequest{}); return err },
-		"ControllerGetVolume": func() error {
-			_, err := s.ControllerGetVolume(t.Context(), &csi.ControllerGetVolumeRequest{VolumeId: "v"})
-			return err
-		},
-		"GetCapacity": func() error { _, err := s.GetCapacity(t.Context(), &csi.GetCapacityRequest{}); return err },
-		"ValidateVolumeCapabilities": func() error {
-			_, err := s.ValidateVolumeCapabilities(t.Context(), &csi.ValidateVolumeCapabilitiesRequest{VolumeId: "v"})
-			return err
-		},
-	} {
+	for rpc, call := range calls(t, s) {
 		check(t, call(), state.Unimplemented, rpc)
 	}
 }

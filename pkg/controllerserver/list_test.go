@@ -16,6 +16,7 @@ import (
 
 	"github.com/csi-node/csi-node/pkg/devices/pool"
 	"github.com/csi-node/csi-node/pkg/state"
+	"github.com/csi-node/csi-node/test/require"
 )
 
 // realServer has a pool of its own.
@@ -23,9 +24,7 @@ func realServer(t testing.TB) (*Server, *pool.Pool, string) {
 	t.Helper()
 	dir := t.TempDir() + "/pool"
 	p, err := pool.Open(t.Context(), dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return New(Config{NodeID: "node-1", Topology: map[string]string{topologyKey: "node-1"}, Filesystems: fakeFilesystems{}, Backends: backends(p, p.Delete), Intents: fakeIntents{}}), p, dir
 }
 
@@ -36,9 +35,7 @@ func pages(t testing.TB, s *Server, most int32, between func()) [][]string {
 	var all [][]string
 	for token := ""; ; between() {
 		resp, err := s.ListVolumes(t.Context(), &csi.ListVolumesRequest{MaxEntries: most, StartingToken: token})
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		var page []string
 		for _, e := range resp.GetEntries() {
 			page = append(page, e.GetVolume().GetVolumeId())
@@ -82,9 +79,7 @@ func TestListVolumes(t *testing.T) {
 		}
 	}
 	resp, err := s.ListVolumes(t.Context(), &csi.ListVolumesRequest{MaxEntries: 1})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	v := resp.GetEntries()[0].GetVolume()
 	want := &csi.Volume{VolumeId: v.GetVolumeId(), CapacityBytes: gib, AccessibleTopology: []*csi.Topology{topology(topologyKey, "node-1")}}
 	if !proto.Equal(v, want) {
@@ -141,13 +136,9 @@ func TestListVolumesOfADamagedOne(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if err := os.WriteFile(dir+"/volumes/b/volume.json", []byte("{"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.WriteFile(dir+"/volumes/b/volume.json", []byte("{"), 0o600))
 	resp, err := s.ListVolumes(t.Context(), &csi.ListVolumesRequest{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	got := map[string]int64{}
 	for _, e := range resp.GetEntries() {
 		got[e.GetVolume().GetVolumeId()] = e.GetVolume().GetCapacityBytes()
@@ -157,9 +148,7 @@ func TestListVolumesOfADamagedOne(t *testing.T) {
 	}
 	_, err = s.ControllerGetVolume(t.Context(), &csi.ControllerGetVolumeRequest{VolumeId: "b"})
 	check(t, err, state.Internal, "volume.json")
-	if err := os.Rename(dir, dir+".away"); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.Rename(dir, dir+".away"))
 	if resp, err := s.ListVolumes(t.Context(), &csi.ListVolumesRequest{}); err == nil {
 		t.Errorf("a pool that is away lists %v", resp)
 	}
@@ -217,16 +206,12 @@ func BenchmarkListVolumes(b *testing.B) {
 		b.Fatal(err)
 	}
 	facts, err := os.ReadFile(dir + "/volumes/v/volume.json")
-	if err != nil {
-		b.Fatal(err)
-	}
+	require.NoError(b, err)
 	for i := range 10_000 { // without the wait for a disk
 		id := fmt.Sprintf("v%d", i)
 		err := errors.Join(os.Mkdir(dir+"/volumes/"+id, 0o700),
 			os.WriteFile(dir+"/volumes/"+id+"/volume.json", []byte(strings.Replace(string(facts), `"v"`, `"`+id+`"`, 1)), 0o600))
-		if err != nil {
-			b.Fatal(err)
-		}
+		require.NoError(b, err)
 	}
 	for _, most := range []int32{100, mostEntries} {
 		b.Run(fmt.Sprintf("10000 volumes in pages of %d", most), func(b *testing.B) {

@@ -14,6 +14,7 @@ import (
 	"github.com/csi-node/csi-node/pkg/devices"
 	"github.com/csi-node/csi-node/pkg/devices/pool"
 	"github.com/csi-node/csi-node/pkg/state"
+	"github.com/csi-node/csi-node/test/require"
 )
 
 const (
@@ -158,15 +159,8 @@ func requisite(t ...*csi.Topology) change {
 	return func(r *csi.CreateVolumeRequest) { r.AccessibilityRequirements = &csi.TopologyRequirement{Requisite: t} }
 }
 
-func check(t *testing.T, err error, class state.Class, words string) {
-	t.Helper()
-	if err == nil {
-		t.Fatalf("no error, not %s", class)
-	}
-	if state.ClassOf(err) != class || !strings.Contains(err.Error(), words) {
-		t.Errorf("the error is %s: %v; it should be %s with %q", state.ClassOf(err), err, class, words)
-	}
-}
+// check fails unless err is of the class and its text holds the words.
+var check = require.Class
 
 func TestCreateVolume(t *testing.T) {
 	long := strings.Repeat("x", 128)
@@ -200,9 +194,7 @@ func TestCreateVolume(t *testing.T) {
 			s, p := newServer()
 			for range 2 { // the second call joins the first
 				resp, err := s.CreateVolume(t.Context(), request(test.change...))
-				if err != nil {
-					t.Fatal(err)
-				}
+				require.NoError(t, err)
 				v := resp.GetVolume()
 				if v.GetVolumeId() != test.want.ID || v.GetCapacityBytes() != test.want.Bytes || len(v.GetVolumeContext()) != 0 {
 					t.Errorf("answers %v", v)
@@ -308,9 +300,7 @@ func TestCreateVolumeThatExists(t *testing.T) {
 		t.Run(title, func(t *testing.T) {
 			s, p := newServer()
 			first, err := s.CreateVolume(t.Context(), request())
-			if err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, err)
 			resp, err := s.CreateVolume(t.Context(), request(test.change))
 			if test.words != "" {
 				check(t, err, state.AlreadyExists, test.words)
@@ -348,26 +338,32 @@ func TestCreateVolumeOfATakenID(t *testing.T) {
 	check(t, err, state.AlreadyExists, "another")
 }
 
-func TestPoolErrorsPass(t *testing.T) {
-	s, p := newServer()
-	p.err = errors.New("the pool is gone")
-	for rpc, call := range map[string]func() error{
-		"create": func() error { _, err := s.CreateVolume(t.Context(), request()); return err },
-		"delete": func() error {
+// calls calls each RPC of a server, by name, in a request that only its backends can refuse.
+func calls(t *testing.T, s *Server) map[string]func() error {
+	return map[string]func() error{
+		"CreateVolume": func() error { _, err := s.CreateVolume(t.Context(), request()); return err },
+		"DeleteVolume": func() error {
 			_, err := s.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: "v"})
 			return err
 		},
-		"list": func() error { _, err := s.ListVolumes(t.Context(), &csi.ListVolumesRequest{}); return err },
-		"get": func() error {
+		"ListVolumes": func() error { _, err := s.ListVolumes(t.Context(), &csi.ListVolumesRequest{}); return err },
+		"ControllerGetVolume": func() error {
 			_, err := s.ControllerGetVolume(t.Context(), &csi.ControllerGetVolumeRequest{VolumeId: "v"})
 			return err
 		},
-		"capacity": func() error { _, err := s.GetCapacity(t.Context(), &csi.GetCapacityRequest{}); return err },
-		"validate": func() error {
+		"GetCapacity": func() error { _, err := s.GetCapacity(t.Context(), &csi.GetCapacityRequest{}); return err },
+		"ValidateVolumeCapabilities": func() error {
 			_, err := s.ValidateVolumeCapabilities(t.Context(), &csi.ValidateVolumeCapabilitiesRequest{VolumeId: "v", VolumeCapabilities: []*csi.VolumeCapability{block(writer)}})
 			return err
 		},
-	} {
+	}
+}
+
+// What the pool says of its own trouble reaches the caller of any RPC.
+func TestPoolErrorsPass(t *testing.T) {
+	s, p := newServer()
+	p.err = errors.New("the pool is gone")
+	for rpc, call := range calls(t, s) {
 		if err := call(); !errors.Is(err, p.err) {
 			t.Errorf("%s: %v", rpc, err)
 		}
@@ -515,9 +511,7 @@ func TestGetCapacity(t *testing.T) {
 func TestControllerGetCapabilities(t *testing.T) {
 	s, _ := newServer()
 	resp, err := s.ControllerGetCapabilities(t.Context(), &csi.ControllerGetCapabilitiesRequest{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	var got []string
 	for _, c := range resp.GetCapabilities() {
 		got = append(got, c.GetRpc().GetType().String())
@@ -530,9 +524,7 @@ func TestControllerGetCapabilities(t *testing.T) {
 // The real pool behaves as the fake does.
 func TestCreateVolumeInARealPool(t *testing.T) {
 	p, err := pool.Open(t.Context(), t.TempDir()+"/pool")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	s := New(Config{NodeID: "node-1", Topology: map[string]string{topologyKey: "node-1"}, Filesystems: fakeFilesystems{}, Backends: backends(p, p.Delete), Intents: fakeIntents{}})
 	small := size(4*mib, 0)
 	for range 2 {
@@ -584,9 +576,7 @@ func TestDefaultTypeFitsTheLimit(t *testing.T) {
 			s, p := newServer()
 			s.Filesystems = preferXFS{}
 			resp, err := s.CreateVolume(t.Context(), request(want.size))
-			if err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, err)
 			if got := p.volumes[resp.GetVolume().GetVolumeId()]; got.Bytes != want.bytes || got.FSType != want.fsType {
 				t.Errorf("made %d bytes for %s, want %d for %s", got.Bytes, got.FSType, want.bytes, want.fsType)
 			}

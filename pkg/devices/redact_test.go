@@ -5,15 +5,15 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+
+	"github.com/csi-node/csi-node/test/require"
 )
 
 // No way in which a volume comes into a log or an error shows its secrets.
 func TestSecretsAreNotShown(t *testing.T) {
 	v := Volume{ID: "v", Backend: "b", Context: map[string]string{"c": "1"}, Publish: map[string]string{"p": "2"}, Secrets: map[string]string{"key": "hunter2"}}
 	raw, err := json.Marshal(v)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	for name, shown := range map[string]string{
 		"%v": fmt.Sprintf("%v", v), "%+v": fmt.Sprintf("%+v", v), "%#v": fmt.Sprintf("%#v", v), "String": v.String(),
 		"%v of a pointer": fmt.Sprintf("%+v", &v), "within": fmt.Sprintf("%+v %#v", struct{ V Volume }{v}, []Volume{v}),

@@ -8,15 +8,15 @@ import (
 	"os"
 	"testing"
 	"time"
+
+	"github.com/csi-node/csi-node/test/require"
 )
 
 // A full listener closes the oldest connection without a request. One that is being
 // answered stays; while all are being answered, the newest is refused.
 func TestBoundedListener(t *testing.T) {
 	plain, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	l := newBoundedListener(plain, 2)
 	defer l.Close()
 	accepted := make(chan net.Conn, 8)
@@ -32,17 +32,13 @@ func TestBoundedListener(t *testing.T) {
 	}()
 	dial := func() net.Conn {
 		conn, err := net.Dial("tcp", plain.Addr().String())
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		t.Cleanup(func() { conn.Close() })
 		return conn
 	}
 	mustBeClosed := func(title string, conn net.Conn) {
 		t.Helper()
-		if err := conn.SetReadDeadline(time.Now().Add(5 * time.Second)); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, conn.SetReadDeadline(time.Now().Add(5*time.Second)))
 		if n, err := conn.Read(make([]byte, 1)); n > 0 || err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
 			t.Fatalf("%s is not closed (%v)", title, err)
 		}

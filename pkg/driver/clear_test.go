@@ -10,6 +10,8 @@ import (
 	"testing"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+
+	"github.com/csi-node/csi-node/test/require"
 )
 
 const testVolumeBytes = 8 << 20
@@ -21,9 +23,7 @@ func createVolume(t *testing.T, c Config, controller csi.ControllerClient, name 
 		Name: name, CapacityRange: &csi.CapacityRange{RequiredBytes: testVolumeBytes},
 		VolumeCapabilities: []*csi.VolumeCapability{rawCapability()},
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return filepath.Join(c.poolDir(), "volumes", name, "data")
 }
 
@@ -54,9 +54,7 @@ func TestClearDevice(t *testing.T) {
 	ctx := t.Context()
 
 	junk := bytes.Repeat([]byte("junk"), testVolumeBytes/4)
-	if err := os.WriteFile(data, junk, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.WriteFile(data, junk, 0o600))
 	found, err := InspectDevice(ctx, c.StateDir, "vol")
 	want := Clearance{Volume: "vol", Backing: data, Bytes: testVolumeBytes, Found: "data at byte 0"}
 	if err != nil || found != want {
@@ -82,14 +80,10 @@ func TestClearDevice(t *testing.T) {
 		t.Fatal(err)
 	}
 	f, err := os.Open(data)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	_, err = ClearDevice(ctx, c.StateDir, "vol")
 	wantWords(t, err, data, "open")
-	if err := f.Close(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, f.Close())
 	if now, err := os.ReadFile(data); err != nil || !bytes.Equal(now, junk) {
 		t.Errorf("a refusal has changed the data (%v)", err)
 	}
@@ -104,9 +98,7 @@ func TestClearDevice(t *testing.T) {
 	if again, err := ClearDevice(ctx, c.StateDir, "vol"); err != nil || !again.Blank || !again.Cleared {
 		t.Errorf("once more: %+v (%v)", again, err)
 	}
-	if err := os.Truncate(data, 4096); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.Truncate(data, 4096))
 	_, err = ClearDevice(ctx, c.StateDir, "vol")
 	wantWords(t, err, data, "fewer")
 
@@ -116,9 +108,7 @@ func TestClearDevice(t *testing.T) {
 	wantWords(t, err, "volume id")
 	_, err = Retry(ctx, c.StateDir, "vol")
 	wantWords(t, err, "vol", "nothing is asked")
-	if err := stop(); err != nil {
-		t.Error(err)
-	}
+	require.NoError(t, stop())
 	for _, act := range []func() error{
 		func() error { _, err := ClearDevice(ctx, c.StateDir, "vol"); return err },
 		func() error { _, err := Retry(ctx, c.StateDir, "vol"); return err },

@@ -22,6 +22,7 @@ import (
 	"github.com/csi-node/csi-node/pkg/state/store"
 	"github.com/csi-node/csi-node/pkg/uevents"
 	"github.com/csi-node/csi-node/test/machine"
+	"github.com/csi-node/csi-node/test/require"
 )
 
 // watched is a fake node that notes which volumes are looked at.
@@ -75,9 +76,7 @@ func TestEventsWakeVolumes(t *testing.T) {
 		node := &fakeNode{volumes: map[string]*fakeVolume{}, mounts: map[string][]state.Mount{}, files: map[string]state.FileType{}}
 		seen := &watched{fakeBackend: fakeBackend{node}}
 		store, err := store.Open(t.Context(), t.TempDir(), "boot")
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		for _, id := range []string{"v1", "v2"} {
 			if _, err := node.Create(t.Context(), pool.Volume{ID: id, Bytes: 1 << 20}); err != nil {
 				t.Fatal(err)
@@ -116,9 +115,7 @@ func TestEventsWakeVolumes(t *testing.T) {
 		}
 		stop()
 		group.Wait()
-		if err := store.Close(); err != nil {
-			t.Error(err)
-		}
+		require.NoError(t, store.Close())
 	})
 }
 
@@ -154,9 +151,7 @@ func (k kernelEvents) Run(ctx context.Context, changed func(uevents.Event), all 
 func TestDeviceThatComesIsAttached(t *testing.T) {
 	machine.Kernel(t)
 	file := filepath.Join(t.TempDir(), "file")
-	if err := os.WriteFile(file, make([]byte, 1<<20), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.WriteFile(file, make([]byte, 1<<20), 0o600))
 	node := machine.Losetup(t, file)
 	losetup := func(args ...string) {
 		if out, err := exec.Command("losetup", args...).CombinedOutput(); err != nil {
@@ -165,26 +160,20 @@ func TestDeviceThatComesIsAttached(t *testing.T) {
 	}
 	losetup("--detach", node)
 	var st unix.Stat_t
-	if err := unix.Stat(node, &st); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, unix.Stat(node, &st))
 
 	fake := &fakeNode{volumes: map[string]*fakeVolume{}, mounts: map[string][]state.Mount{}, files: map[string]state.FileType{}}
 	if _, err := fake.Create(t.Context(), pool.Volume{ID: "v", Bytes: 1 << 20}); err != nil {
 		t.Fatal(err)
 	}
 	store, err := store.Open(t.Context(), t.TempDir(), "boot")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	askStage(t, store, "v")
 	p := &plugin{store: store, reconciler: reconciler.New(reconciler.Config{Store: store, Kernel: reconciler.Kernel{
 		Devices: plugged{fakeBackend{fake}, node}, Views: fake, Filesystems: fakeFilesystems{fake}, Mounts: fake, Directories: fake,
 	}})}
 	events, err := uevents.Listen()
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	working, stop := context.WithCancel(t.Context())
 	var group sync.WaitGroup
 	group.Go(func() { p.reconciler.Run(working) })

@@ -38,6 +38,7 @@ import (
 	"github.com/csi-node/csi-node/pkg/report"
 	"github.com/csi-node/csi-node/pkg/state"
 	"github.com/csi-node/csi-node/pkg/state/store"
+	"github.com/csi-node/csi-node/test/require"
 )
 
 // rpc is a method of the three services.
@@ -55,16 +56,12 @@ func rpcs(t testing.TB) []rpc {
 	var all []rpc
 	for _, name := range []protoreflect.FullName{"csi.v1.Identity", "csi.v1.Controller", "csi.v1.Node"} {
 		d, err := protoregistry.GlobalFiles.FindDescriptorByName(name)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		methods := d.(protoreflect.ServiceDescriptor).Methods()
 		for i := range methods.Len() {
 			m := methods.Get(i)
 			request, err := protoregistry.GlobalTypes.FindMessageByName(m.Input().FullName())
-			if err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, err)
 			all = append(all, rpc{fmt.Sprintf("/%s/%s", name, m.Name()), request})
 		}
 	}
@@ -450,9 +447,7 @@ func setScene(f *testing.F) *scene {
 	log := &logText{}
 	klog.SetLoggerWithOptions(textlogger.NewLogger(textlogger.NewConfig(textlogger.Verbosity(5), textlogger.Output(log))), klog.ContextualLogger(true))
 	s, err := newScene(log)
-	if err != nil {
-		f.Fatal(err)
-	}
+	require.NoError(f, err)
 	f.Cleanup(func() {
 		if err := errors.Join(s.close(), os.RemoveAll(s.dir)); err != nil {
 			f.Error(err)
@@ -471,9 +466,7 @@ func FuzzRawRequest(f *testing.F) {
 		f.Add(uint8(i), []byte{0xff})
 		if good := s.good(r.base()); good != nil {
 			raw, err := proto.MarshalOptions{Deterministic: true}.Marshal(good)
-			if err != nil {
-				f.Fatal(err)
-			}
+			require.NoError(f, err)
 			f.Add(uint8(i), bytes.ReplaceAll(raw, []byte(s.dir), []byte(sceneDir(0))))
 		}
 	}
@@ -521,9 +514,7 @@ func FuzzRequest(f *testing.F) {
 func (s *scene) try(t *testing.T, r rpc, raw []byte) {
 	t.Helper()
 	const most = 4 << 20 // bytes that gRPC takes
-	if err := s.reset(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, s.reset())
 	s.log.take()
 	err := s.send(r.name, raw)
 	code, message, log := status.Code(err), status.Convert(err).Message(), s.log.take()
@@ -563,14 +554,10 @@ func (s *scene) try(t *testing.T, r rpc, raw []byte) {
 	stored := ""
 	if after != s.before {
 		files, err := filepath.Glob(filepath.Join(s.stateDir(), store.Directory, "*.json"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		for _, file := range files {
 			b, err := os.ReadFile(file)
-			if err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, err)
 			stored += string(b)
 		}
 	}

@@ -6,6 +6,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/csi-node/csi-node/test/require"
 )
 
 func TestBadEndpoints(t *testing.T) {
@@ -24,21 +26,15 @@ func TestListen(t *testing.T) {
 	for _, prefix := range []string{"unix://", "unix:"} {
 		path := filepath.Join(t.TempDir(), "csi.sock")
 		l, err := listen(prefix + path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		info, err := os.Lstat(path)
 		if err != nil || info.Mode() != os.ModeSocket|0o600 {
 			t.Errorf("the socket is %v (%v)", info, err)
 		}
 		conn, err := net.Dial("unix", path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		conn.Close()
-		if err := l.Close(); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, l.Close())
 		if names, err := os.ReadDir(filepath.Dir(path)); err != nil || len(names) > 0 {
 			t.Errorf("%v is left beside the socket (%v)", names, err)
 		}
@@ -48,22 +44,14 @@ func TestListen(t *testing.T) {
 func TestListenReplacesAStaleSocket(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "csi.sock")
 	dead, err := net.ListenUnix("unix", &net.UnixAddr{Name: path})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	dead.SetUnlinkOnClose(false)
-	if err := dead.Close(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, dead.Close())
 	l, err := listen("unix://" + path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer l.Close()
 	conn, err := net.Dial("unix", path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	conn.Close()
 }
 
@@ -71,16 +59,10 @@ func TestListenRefuses(t *testing.T) {
 	dir := t.TempDir()
 	served, file, link := filepath.Join(dir, "served"), filepath.Join(dir, "file"), filepath.Join(dir, "link")
 	l, err := net.Listen("unix", served)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer l.Close()
-	if err := os.WriteFile(file, []byte("kept"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Symlink(served, link); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.WriteFile(file, []byte("kept"), 0o600))
+	require.NoError(t, os.Symlink(served, link))
 	for path, words := range map[string]string{
 		served:                        "another process serves it",
 		file:                          "not a socket",

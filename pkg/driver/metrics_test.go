@@ -10,6 +10,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/csi-node/csi-node/pkg/devices"
+	"github.com/csi-node/csi-node/test/require"
 )
 
 // scrape returns the values of a backend's metrics, by name and label.
@@ -18,9 +19,7 @@ func scrape(t *testing.T, p *backendUse) map[string]float64 {
 	registry := prometheus.NewPedanticRegistry()
 	registry.MustRegister(p)
 	families, err := registry.Gather()
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	values := map[string]float64{}
 	for _, f := range families {
 		for _, m := range f.GetMetric() {

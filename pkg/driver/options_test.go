@@ -22,6 +22,7 @@ import (
 	"github.com/csi-node/csi-node/pkg/devices"
 	"github.com/csi-node/csi-node/pkg/devices/pool"
 	"github.com/csi-node/csi-node/pkg/state"
+	"github.com/csi-node/csi-node/test/require"
 )
 
 func noBackend(context.Context, devices.Environment) (devices.Backend, error) {
@@ -90,9 +91,7 @@ func TestOptionsCheckNames(t *testing.T) {
 // What must outlive the plugin's pod is on the node where it is deployed.
 func TestDirectoriesAreOnTheNode(t *testing.T) {
 	manifest, err := os.ReadFile("../../deploy/base/daemonset.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	for _, dir := range []string{testOptions().stateDir(), testOptions().libDir()} {
 		for _, words := range []string{"mountPath: " + dir, "hostPath: {path: " + dir + ","} {
 			if !strings.Contains(string(manifest), words) {
@@ -271,13 +270,9 @@ func TestCSIDriverObject(t *testing.T) {
 	root := Command(o)
 	root.SetArgs([]string{"csidriver"})
 	root.SetOut(&out)
-	if err := root.ExecuteContext(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, root.ExecuteContext(t.Context()))
 	manifest, err := os.ReadFile("../../deploy/base/csidriver.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	plain := func(text string) (lines []string) {
 		for line := range strings.Lines(text) {
 			line, _, _ = strings.Cut(line, " #")
@@ -294,9 +289,7 @@ func TestCSIDriverObject(t *testing.T) {
 	root = Command(o)
 	root.SetArgs([]string{"csidriver", "--driver-name", "other"})
 	root.SetOut(&out)
-	if err := root.ExecuteContext(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, root.ExecuteContext(t.Context()))
 	for _, line := range []string{"name: other", "attachRequired: true", "fsGroupPolicy: None", "storageCapacity: false", "volumeLifecycleModes: [Persistent]"} {
 		if !strings.Contains(out.String(), line) {
 			t.Errorf("no %q in\n%s", line, out.String())
@@ -341,16 +334,12 @@ func (c checked) Check(context.Context) error { return c.err }
 func TestSettings(t *testing.T) {
 	dir := t.TempDir()
 	p := &plugin{Config: Config{StateDir: dir, DriverName: "d", NodeID: "n", KubeletDir: "/k", LibDir: "/l", BackendFlags: map[string]string{"pool-dir": "/p", "pool-reserve": "0"}}}
-	if err := p.writeSettings(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, p.writeSettings(t.Context()))
 	s, err := readSettings(dir)
 	if err != nil || s.DriverName != "d" || s.NodeID != "n" || s.KubeletDir != "/k" || s.LibDir != "/l" || !maps.Equal(s.Flags, p.BackendFlags) {
 		t.Errorf("read %+v (%v)", s, err)
 	}
-	if err := os.WriteFile(filepath.Join(dir, settingsFile), []byte(`{"kubeletDir":"/k","poolDir":"/old"}`), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.WriteFile(filepath.Join(dir, settingsFile), []byte(`{"kubeletDir":"/k","poolDir":"/old"}`), 0o600))
 	if s, err = readSettings(dir); err != nil || s.KubeletDir != "/k" || !maps.Equal(s.Flags, map[string]string{"pool-dir": "/old"}) {
 		t.Errorf("of the version before: %+v (%v)", s, err)
 	}

@@ -17,15 +17,14 @@ import (
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
 	"github.com/csi-node/csi-node/test/machine"
+	"github.com/csi-node/csi-node/test/require"
 )
 
 // leaveSocket closes a listener as a kill would: its file stays.
 func leaveSocket(t *testing.T, l net.Listener) {
 	t.Helper()
 	l.(*net.UnixListener).SetUnlinkOnClose(false)
-	if err := l.Close(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, l.Close())
 }
 
 // serving runs a plugin until stop, which returns what Run does.
@@ -51,9 +50,7 @@ func servingWith(t *testing.T, c Config, o Options) (conn *grpc.ClientConn, stop
 	}
 	t.Cleanup(func() { _ = stop() }) // a test that cares has asked
 	conn, err := grpc.NewClient(c.Endpoint, grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	t.Cleanup(func() { conn.Close() })
 	waiting, done := context.WithCancel(t.Context())
 	defer done()
@@ -120,9 +117,7 @@ func TestHTTPEndpoint(t *testing.T) {
 	}
 	address := all[1].listener.Addr().String()
 	resp, err := http.Get("http://" + address + "/readyz")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	resp.Body.Close()
 	if resp.StatusCode != http.StatusOK {
 		t.Errorf("answers %s", resp.Status)
@@ -134,9 +129,7 @@ func TestHTTPEndpoint(t *testing.T) {
 		t.Errorf("with a taken address: %v", err)
 	}
 	for _, w := range all {
-		if err := w.close(); err != nil {
-			t.Error(err)
-		}
+		require.NoError(t, w.close())
 		if err := <-ended; err != nil {
 			t.Errorf("serving ends with %v", err)
 		}
@@ -172,9 +165,7 @@ func TestRunWithAWrongSetup(t *testing.T) {
 
 func write(t *testing.T, path string) {
 	t.Helper()
-	if err := os.WriteFile(path, []byte("x"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.WriteFile(path, []byte("x"), 0o600))
 }
 
 // The registration socket serves while the CSI socket does.
@@ -183,9 +174,7 @@ func TestRunRegisters(t *testing.T) {
 	c.RegistrationDir = filepath.Join(c.StateDir, "registry")
 	_, stop := serving(t, c)
 	conn, err := grpc.NewClient("unix://"+filepath.Join(c.RegistrationDir, c.DriverName+"-reg.sock"), grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer conn.Close()
 	kubelet := registerapi.NewRegistrationClient(conn)
 	info, err := kubelet.GetInfo(t.Context(), &registerapi.InfoRequest{}, grpc.WaitForReady(true))
@@ -208,9 +197,7 @@ func TestRunRegisters(t *testing.T) {
 	if !registered() {
 		t.Error("not registered though kubelet said so")
 	}
-	if err := stop(); err != nil {
-		t.Error(err)
-	}
+	require.NoError(t, stop())
 	if names, err := os.ReadDir(c.RegistrationDir); err != nil || len(names) > 0 {
 		t.Errorf("left %v (%v)", names, err)
 	}

@@ -17,6 +17,7 @@ import (
 	"github.com/csi-node/csi-node/pkg/devices/pool"
 	"github.com/csi-node/csi-node/pkg/report"
 	"github.com/csi-node/csi-node/pkg/state/store"
+	"github.com/csi-node/csi-node/test/require"
 )
 
 // A client that asks again and again, such as a monitor, keeps no connection open,
@@ -24,9 +25,7 @@ import (
 func TestStatusLeavesNoConnection(t *testing.T) {
 	dir := filepath.Dir(strings.TrimPrefix(testConfig(t).Endpoint, "unix://"))
 	listener, err := net.Listen("unix", filepath.Join(dir, StatusSocket))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	closed := make(chan struct{}, 1)
 	server := &http.Server{
 		Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte(`{"running":true}`)) }),
@@ -55,13 +54,9 @@ func TestStatusWithoutPlugin(t *testing.T) {
 	if _, err := ReadReport(t.Context(), p.StateDir, pool.Kind()); !errors.Is(err, store.ErrLocked) {
 		t.Errorf("while it is locked: %v", err)
 	}
-	if err := p.release(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, p.release())
 	node, err := ReadReport(t.Context(), p.StateDir, pool.Kind())
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if node.Running || len(node.Volumes) != 1 || node.Volumes[0].Volume != "v1" || node.Volumes[0].Device != "absent" {
 		t.Fatalf("reports %+v", node)
 	}
@@ -70,9 +65,7 @@ func TestStatusWithoutPlugin(t *testing.T) {
 	}
 	// A socket that a killed plugin left behind.
 	l, err := listenUnix(filepath.Join(p.StateDir, StatusSocket))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	leaveSocket(t, l)
 	if again, err := ReadReport(t.Context(), p.StateDir, pool.Kind()); err != nil || again.Running || len(again.Volumes) != 1 {
 		t.Errorf("with a stale socket: %+v (%v)", again, err)
@@ -99,9 +92,7 @@ func TestStatusWhereNoPluginEverRan(t *testing.T) {
 func TestStatusOfAHungPlugin(t *testing.T) {
 	dir := t.TempDir()
 	l, err := listenUnix(filepath.Join(dir, StatusSocket))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer l.Close()
 	ctx, cancel := context.WithCancel(t.Context())
 	go func() {
@@ -168,9 +159,7 @@ func TestStatusSocket(t *testing.T) {
 		{http.MethodGet, "/status", strings.Repeat("x", 1<<20), http.StatusRequestHeaderFieldsTooLarge},
 	} {
 		req, err := http.NewRequestWithContext(t.Context(), row.method, "http://csi-node"+row.path, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		if row.header != "" {
 			req.Header.Set("X-Long", row.header)
 		}
@@ -181,9 +170,7 @@ func TestStatusSocket(t *testing.T) {
 			}
 			continue
 		}
-		if err := resp.Body.Close(); err != nil {
-			t.Error(err)
-		}
+		require.NoError(t, resp.Body.Close())
 		if resp.StatusCode != row.code {
 			t.Errorf("%s %.40s answers %s, want %d", row.method, row.path, resp.Status, row.code)
 		}

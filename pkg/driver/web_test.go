@@ -21,6 +21,7 @@ import (
 	"github.com/csi-node/csi-node/pkg/state"
 	"github.com/csi-node/csi-node/pkg/state/store"
 	"github.com/csi-node/csi-node/test/machine"
+	"github.com/csi-node/csi-node/test/require"
 )
 
 // testConfig returns the Config of a plugin with directories of its own.
@@ -28,9 +29,7 @@ func testConfig(t *testing.T) Config {
 	t.Helper()
 	// Not named after the test: the path of a socket has at most 107 bytes.
 	dir, err := os.MkdirTemp("", "driver-test-")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	t.Cleanup(func() {
 		if err := os.RemoveAll(dir); err != nil {
 			t.Error(err)
@@ -40,9 +39,7 @@ func testConfig(t *testing.T) Config {
 	c.Endpoint = "unix://" + filepath.Join(dir, "csi.sock")
 	c.StateDir, c.KubeletDir, c.LibDir = filepath.Join(dir, "state"), filepath.Join(dir, "kubelet"), filepath.Join(dir, "lib")
 	c.BackendFlags = map[string]string{"pool-dir": filepath.Join(dir, "pool")}
-	if err := os.Mkdir(c.KubeletDir, 0o750); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.Mkdir(c.KubeletDir, 0o750))
 	return c
 }
 
@@ -57,9 +54,7 @@ func openPlugin(t *testing.T) *plugin {
 	if p.properties, err = p.options.check(); err != nil {
 		t.Fatal(err)
 	}
-	if err := p.open(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, p.open(t.Context()))
 	t.Cleanup(func() {
 		if err := p.release(); err != nil {
 			t.Error(err)
@@ -74,9 +69,7 @@ func askStage(t *testing.T, s *store.Store, id string) {
 	_, err := s.Edit(id, func(v *state.Volume) error {
 		return v.AskStage(&state.Stage{Path: "/kubelet/" + id, Capability: state.Capability{Access: state.BlockAccess, Mode: "SINGLE_NODE_WRITER"}}, time.Now())
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 }
 
 func (p *plugin) get(t *testing.T, path string) (int, string) {
@@ -90,9 +83,7 @@ func (p *plugin) get(t *testing.T, path string) (int, string) {
 func (p *plugin) serveCSI(t *testing.T, listener net.Listener) {
 	t.Helper()
 	server, err := p.grpcServer()
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	ended := make(chan error)
 	go func() { ended <- server.Serve(listener) }()
 	t.Cleanup(func() {
@@ -117,9 +108,7 @@ func TestHealthEndpoints(t *testing.T) {
 		t.Errorf("nobody serves the CSI socket: %d %q", code, body)
 	}
 	listener, err := listen(p.Endpoint)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	soon, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer cancel()
 	if err := p.socketAnswers(soon); err == nil {
@@ -131,16 +120,12 @@ func TestHealthEndpoints(t *testing.T) {
 			t.Errorf("%s answers %d %q", path, code, body)
 		}
 	}
-	if err := probe(); err != nil {
-		t.Error(err)
-	}
+	require.NoError(t, probe())
 	if s := p.storage(t.Context()); s != (report.Storage{}) {
 		t.Errorf("the pool: %v", s)
 	}
 
-	if err := os.Rename(p.poolDir(), p.poolDir()+".away"); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.Rename(p.poolDir(), p.poolDir()+".away"))
 	if code, body := p.get(t, "/healthz"); code != http.StatusOK {
 		t.Errorf("without a pool the process is to be killed: %d %q", code, body)
 	}
@@ -209,9 +194,7 @@ func TestMetrics(t *testing.T) {
 // nobody out.
 func TestRequestBodiesAreNotAwaited(t *testing.T) {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	w := newWeb(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}), listener, 4).forAnyone()
 	served := make(chan error, 1)
 	go func() { served <- w.serve() }()
@@ -222,25 +205,19 @@ func TestRequestBodiesAreNotAwaited(t *testing.T) {
 	}()
 	for _, length := range []string{"Content-Length: 4000", "Content-Length: 400000", "Transfer-Encoding: chunked", "Expect: 100-continue\r\nContent-Length: 1"} {
 		conn, err := net.Dial("tcp", listener.Addr().String())
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		defer conn.Close()
 		begun := time.Now()
 		if _, err := conn.Write([]byte("POST / HTTP/1.1\r\nHost: x\r\n" + length + "\r\n\r\n")); err != nil {
 			t.Fatal(err)
 		}
-		if err := conn.SetDeadline(begun.Add(time.Minute)); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, conn.SetDeadline(begun.Add(time.Minute)))
 		_, _ = conn.Read(make([]byte, 1)) // until it is closed
 		if took := time.Since(begun); took > w.server.ReadTimeout/2 {
 			t.Errorf("%s: the connection was kept for %s", length, took)
 		}
 	}
 	resp, err := http.Get("http://" + listener.Addr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	resp.Body.Close()
 }

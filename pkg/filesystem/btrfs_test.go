@@ -109,9 +109,7 @@ func TestProbeOtherBtrfs(t *testing.T) {
 	machine.Mkfs(t, "btrfs", "-q", first, second)
 	for _, image := range []string{first, second} {
 		device := attach(t, image)
-		if c := probe(t, h, device, ""); c.Kind != state.ContentsOther || !strings.Contains(c.Found, "one of the 2 devices of a btrfs") {
-			t.Errorf("of two: %+v", c)
-		}
+		wantProbe(t, h, device, state.ContentsOther, "one of the 2 devices of a btrfs")
 		unchanged(t, image, func() {
 			wantClass(t, h.Format(t.Context(), device, "ext4"), state.FailedPrecondition, "one of the 2 devices of a btrfs")
 		})
@@ -141,9 +139,7 @@ func TestGuardFindsBtrfsMirrors(t *testing.T) {
 		if !backed {
 			device.Backing = ""
 		}
-		if c := probe(t, h, device, ""); c.Kind != state.ContentsFilesystem {
-			t.Errorf("whole: %+v", c)
-		}
+		wantProbe(t, h, device, state.ContentsFilesystem, "")
 	}
 	mirror := make([]byte, btrfsLength)
 	f, err := os.Open(image)
@@ -235,34 +231,13 @@ func TestProbeBusyBtrfs(t *testing.T) {
 	dir := mount(t, device, "btrfs")
 	root, err := os.Open(dir)
 	must0(t, err)
-	stop, stopped := make(chan struct{}), make(chan error, 1)
-	go func() {
-		for i := 0; ; i++ {
-			select {
-			case <-stop:
-				stopped <- root.Close()
-				return
-			default:
-			}
-			err := os.WriteFile(fmt.Sprintf("%s/file%d", dir, i%7), nil, 0o600)
-			if err == nil {
-				err = unix.Syncfs(int(root.Fd())) // commits, and so writes superblocks
-			}
-			if err != nil {
-				<-stop
-				stopped <- err
-				return
-			}
+	defer root.Close()
+	probesBusy(t, h, device, dir, 1000, func(i int) error {
+		if err := os.WriteFile(fmt.Sprintf("%s/file%d", dir, i%7), nil, 0o600); err != nil {
+			return err
 		}
-	}()
-	for range 1000 {
-		if c := probe(t, h, device, dir); c.Kind != state.ContentsFilesystem {
-			t.Errorf("%+v", c)
-			break
-		}
-	}
-	close(stop)
-	must0(t, <-stopped)
+		return unix.Syncfs(int(root.Fd())) // commits, and so writes superblocks
+	})
 }
 
 // mkfs.btrfs fails when another loop device of the node goes as it looks at all of

@@ -166,9 +166,7 @@ func TestGuardShorterThanVolume(t *testing.T) {
 	h := newHost(t)
 	device := attach(t, newImage(t, 16*mib))
 	device.Capacity += 50
-	if c := probe(t, h, device, ""); c.Kind != state.ContentsOther || !strings.Contains(c.Found, "50 bytes shorter than the volume") {
-		t.Errorf("%+v", c)
-	}
+	wantProbe(t, h, device, state.ContentsOther, "50 bytes shorter than the volume")
 	wantClass(t, h.Format(t.Context(), device, "ext4"), state.FailedPrecondition, "50 bytes shorter")
 }
 
@@ -249,9 +247,7 @@ func TestGuardReadsAll(t *testing.T) {
 		t.Errorf("data among unwritten extents: %+v", c)
 	}
 	device.Backing = "" // so that nothing tells where it is
-	if c := probe(t, h, device, ""); c.Kind != state.ContentsUnproven || !strings.Contains(c.Found, "3.0 GiB that may be data") {
-		t.Errorf("a look at 3 GiB: %+v", c)
-	}
+	wantProbe(t, h, device, state.ContentsUnproven, "3.0 GiB that may be data")
 	var told []string
 	ctx := state.WithProgress(t.Context(), func(words string) { told = append(told, words) })
 	unchanged(t, image, func() {
@@ -273,28 +269,18 @@ func TestGuardReadsAll(t *testing.T) {
 func TestGuardBound(t *testing.T) {
 	h := newHost(t)
 	device := attach(t, newImage(t, ProveLimit+mib))
-	if c := probe(t, h, device, ""); c.Kind != state.ContentsBlank {
-		t.Errorf("a hole: %+v", c)
-	}
+	wantProbe(t, h, device, state.ContentsBlank, "")
 	device.Backing = ""
-	if c := probe(t, h, device, ""); c.Kind != state.ContentsOther || !strings.Contains(c.Found, "no more than 64.0 GiB are read") {
-		t.Errorf("beyond the bound: %+v", c)
-	}
+	wantProbe(t, h, device, state.ContentsOther, "no more than 64.0 GiB are read")
 	wantClass(t, h.Prove(t.Context(), device), state.FailedPrecondition, "no more than 64.0 GiB are read")
 	marked := device
 	marked.Formatting = true
-	if c := probe(t, h, marked, ""); c.Kind != state.ContentsUnproven {
-		t.Errorf("beyond the bound, to be erased: %+v", c)
-	}
+	wantProbe(t, h, marked, state.ContentsUnproven, "")
 	device.Fresh = true
-	if c := probe(t, h, device, ""); c.Kind != state.ContentsBlank {
-		t.Errorf("fresh: %+v", c)
-	}
+	wantProbe(t, h, device, state.ContentsBlank, "")
 	must0(t, h.Prove(t.Context(), device))
 	must0(t, h.Format(t.Context(), device, "ext4"))
-	if c := probe(t, h, device, ""); c.Kind != state.ContentsFilesystem {
-		t.Errorf("fresh no more: %+v", c)
-	}
+	wantProbe(t, h, device, state.ContentsFilesystem, "")
 }
 
 // Whatever file system holds the volumes tells what was never written, and
@@ -323,9 +309,7 @@ func TestGuardOnEveryPool(t *testing.T) {
 				return total
 			}
 			for range 2 { // what a look reads counts for nothing
-				if c := probe(t, h, device, ""); c.Kind != state.ContentsBlank {
-					t.Errorf("never written: %+v", c)
-				}
+				wantProbe(t, h, device, state.ContentsBlank, "")
 			}
 			if n := mayBeData(); n > mib {
 				t.Errorf("%d bytes of what was never written may be data", n)

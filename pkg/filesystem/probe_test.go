@@ -1,6 +1,7 @@
 package filesystem
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"testing"
@@ -55,38 +56,13 @@ func TestProbeBusyExt4(t *testing.T) {
 	device := attach(t, newImage(t, 64*mib))
 	must0(t, h.Format(t.Context(), device, "ext4"))
 	dir := mount(t, device, "ext4")
-	stop, stopped := make(chan struct{}), make(chan error)
-	go func() {
-		for {
-			select {
-			case <-stop:
-				stopped <- nil
-				return
-			default:
-			}
-			// An orphan inode goes through the superblock.
-			f, err := os.Create(filepath.Join(dir, "file"))
-			if err == nil {
-				err = unix.Unlink(f.Name())
-			}
-			if err == nil {
-				err = f.Close()
-			}
-			if err != nil {
-				<-stop
-				stopped <- err
-				return
-			}
+	probesBusy(t, h, device, dir, 5000, func(int) error {
+		f, err := os.Create(filepath.Join(dir, "file"))
+		if err != nil {
+			return err
 		}
-	}()
-	for range 5000 {
-		if c := probe(t, h, device, dir); c.Kind != state.ContentsFilesystem {
-			t.Errorf("%+v", c)
-			break
-		}
-	}
-	close(stop)
-	must0(t, <-stopped)
+		return errors.Join(unix.Unlink(f.Name()), f.Close()) // an orphan inode goes through the superblock
+	})
 }
 
 func TestProbeWrongMountpoint(t *testing.T) {

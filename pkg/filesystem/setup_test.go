@@ -15,16 +15,17 @@ import (
 
 	"github.com/csi-node/csi-node/pkg/state"
 	"github.com/csi-node/csi-node/test/machine"
+	"github.com/csi-node/csi-node/test/require"
 )
+
+var wantClass = require.Class
 
 const mib = 1 << 20
 
 func newHost(t testing.TB) *Host {
 	t.Helper()
 	h, err := New(2)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return h
 }
 
@@ -158,6 +159,43 @@ func probe(t testing.TB, h *Host, device state.Device, mountpoint string) state.
 	return c
 }
 
+// wantProbe fails the test unless a look at a device that is not mounted finds contents of
+// that kind, in words that hold those.
+func wantProbe(t testing.TB, h *Host, device state.Device, kind state.ContentsKind, words string) {
+	t.Helper()
+	if c := probe(t, h, device, ""); c.Kind != kind || !strings.Contains(c.Found, words) {
+		t.Errorf("found %+v, want %s %q", c, kind, words)
+	}
+}
+
+// probesBusy looks so often at a device that is mounted, while it is changed again and again.
+func probesBusy(t *testing.T, h *Host, device state.Device, dir string, looks int, change func(i int) error) {
+	t.Helper()
+	stop, stopped := make(chan struct{}), make(chan error, 1)
+	go func() {
+		for i := 0; ; i++ {
+			select {
+			case <-stop:
+				stopped <- nil
+				return
+			default:
+			}
+			if err := change(i); err != nil {
+				stopped <- err
+				return
+			}
+		}
+	}()
+	for range looks {
+		if c := probe(t, h, device, dir); c.Kind != state.ContentsFilesystem {
+			t.Errorf("%+v", c)
+			break
+		}
+	}
+	close(stop)
+	must0(t, <-stopped)
+}
+
 // unchanged runs f and fails when the file is another one afterwards.
 func unchanged(t testing.TB, path string, f func()) {
 	t.Helper()
@@ -165,21 +203,6 @@ func unchanged(t testing.TB, path string, f func()) {
 	f()
 	if !bytes.Equal(before, digest(t, path)) {
 		t.Errorf("%s was written to", path)
-	}
-}
-
-func wantClass(t testing.TB, err error, class state.Class, words ...string) {
-	t.Helper()
-	if err == nil {
-		t.Fatalf("no error, want one of class %s", class)
-	}
-	if got := state.ClassOf(err); got != class {
-		t.Errorf("class %s, want %s: %v", got, class, err)
-	}
-	for _, word := range words {
-		if !strings.Contains(err.Error(), word) {
-			t.Errorf("error lacks %q: %v", word, err)
-		}
 	}
 }
 
@@ -199,7 +222,5 @@ func script(t testing.TB, name, body string) {
 
 func must0(t testing.TB, err error) {
 	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 }

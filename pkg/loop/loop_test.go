@@ -14,6 +14,7 @@ import (
 
 	"github.com/csi-node/csi-node/pkg/state"
 	"github.com/csi-node/csi-node/test/machine"
+	"github.com/csi-node/csi-node/test/require"
 )
 
 // The tags of today's and yesterday's version are the same: a device that one
@@ -43,9 +44,7 @@ func TestSilentDeviceOfAnotherPlace(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "volumes", "vol", "data")
 	put(t, path, "")
 	file, err := StatFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	silent := []string{"loop1", "loop2", "loop3"}
 	to := Target{Tag: Tag("place", "vol"), Path: path, File: file, Place: "/volumes/vol/"}
 	if !to.nobodyHasItOpen() {
@@ -65,9 +64,7 @@ func TestSilentDeviceOfAnotherPlace(t *testing.T) {
 	}
 	mustBe("loop2")
 	reader, err := os.Open(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer reader.Close()
 	mustBe("loop1", "loop2", "loop3")
 	to.File = nil
@@ -98,18 +95,14 @@ func TestDetachTakesEveryDeviceOfTheTag(t *testing.T) {
 	s, to := newDevices(t), newFile(t, "twice")
 	attach(t, s, request(to, "vol"))
 	backing, err := os.OpenFile(to.Path, os.O_RDWR, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	config := unix.LoopConfig{Fd: uint32(backing.Fd()), Size: 512}
 	copy(config.Info.File_name[:tagSize], to.Tag)
 	name := addLoop(t, ownNumber(t))
 	if taken, err := bind(t.Context(), name, backing, &config, Shape{Sector: 512}, false, func() (bool, error) { return false, nil }); taken || err != nil {
 		t.Fatal(taken, err)
 	}
-	if err := backing.Close(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, backing.Close())
 	detached(t, s, to)
 	if left := over(t, to.Path); len(left) > 0 {
 		t.Errorf("still attached: %q", left)
@@ -121,15 +114,11 @@ func TestDetachWaitsOutAClaim(t *testing.T) {
 	s, to := newDevices(t), newFile(t, "data")
 	d := attach(t, s, request(to, "vol"))
 	f, err := open(d.name, os.O_RDONLY|unix.O_EXCL)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	closed := make(chan error, 1)
 	time.AfterFunc(goneLimit/5, func() { closed <- f.Close() })
 	detached(t, s, to)
-	if err := <-closed; err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, <-closed)
 }
 
 // Who had a number before does not claim the device that has it now, and is told
@@ -153,13 +142,9 @@ func TestDetachOfANumberThatIsAnothers(t *testing.T) {
 	bind(newFile(t, "other"))
 	defer losetupDetach(t, node)
 	f, err := open(d.name, os.O_RDONLY|unix.O_EXCL)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer f.Close()
-	if err := s.release(t.Context(), d); err != nil {
-		t.Error(err)
-	}
+	require.NoError(t, s.release(t.Context(), d))
 }
 
 func TestTagged(t *testing.T) {

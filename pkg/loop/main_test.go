@@ -8,7 +8,10 @@ import (
 
 	"github.com/csi-node/csi-node/pkg/state"
 	"github.com/csi-node/csi-node/test/machine"
+	"github.com/csi-node/csi-node/test/require"
 )
+
+var wantError = require.Class
 
 const size = 4 << 20 // bytes of a test's file
 
@@ -16,9 +19,7 @@ func newDevices(t testing.TB) *Devices {
 	t.Helper()
 	machine.Kernel(t)
 	s, err := New(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	// What another package's test waits for to get again is not taken.
 	s.Reserve(Numbers{Bound: func(n state.DeviceNumber) (bool, error) { return machine.Bound(n.Major, n.Minor) }})
 	return s
@@ -44,9 +45,7 @@ func newFile(t testing.TB, name string) Target {
 func target(t testing.TB, name, path string) Target {
 	t.Helper()
 	file, err := StatFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	place := filepath.Base(filepath.Dir(filepath.Dir(path)))
 	return Target{Tag: Tag(place, name), File: file, Path: path, Place: "/" + name + "/"}
 }
@@ -55,9 +54,7 @@ func target(t testing.TB, name, path string) Target {
 func over(t testing.TB, path string) (nodes []string) {
 	t.Helper()
 	names, err := bound()
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	for _, name := range names {
 		if strings.HasPrefix(backingOf(name), path) {
 			nodes = append(nodes, "/dev/"+name)
@@ -88,9 +85,7 @@ func request(to Target, volume string) Request {
 
 func attach(t testing.TB, s *Devices, r Request) *Device {
 	t.Helper()
-	if err := s.Attach(t.Context(), r); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, s.Attach(t.Context(), r))
 	d, err := s.Recall(t.Context(), r.Target)
 	if err != nil || d == nil || !r.Owns(d) {
 		t.Fatalf("%v, %v", d, err)
@@ -101,24 +96,9 @@ func attach(t testing.TB, s *Devices, r Request) *Device {
 // detached detaches what stands for a target.
 func detached(t testing.TB, s *Devices, to Target) {
 	t.Helper()
-	if err := s.Detach(t.Context(), to); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, s.Detach(t.Context(), to))
 	if d, err := s.Recall(t.Context(), to); d != nil || err != nil {
 		t.Fatalf("%v, %v", d, err)
-	}
-}
-
-// wantError fails unless err is of the class and its text holds all words.
-func wantError(t testing.TB, err error, class state.Class, words ...string) {
-	t.Helper()
-	if err == nil || state.ClassOf(err) != class {
-		t.Fatalf("error %v, want one of class %s", err, class)
-	}
-	for _, word := range words {
-		if !strings.Contains(err.Error(), word) {
-			t.Errorf("error %q does not name %q", err, word)
-		}
 	}
 }
 
@@ -133,10 +113,6 @@ func replace(t *testing.T, variable *string, value string) {
 // put writes a file, and makes the directory for it.
 func put(t testing.TB, path, text string) {
 	t.Helper()
-	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.MkdirAll(filepath.Dir(path), 0o700))
+	require.NoError(t, os.WriteFile(path, []byte(text), 0o600))
 }

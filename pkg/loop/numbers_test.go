@@ -12,6 +12,7 @@ import (
 
 	"github.com/csi-node/csi-node/pkg/state"
 	"github.com/csi-node/csi-node/test/machine"
+	"github.com/csi-node/csi-node/test/require"
 )
 
 // numberFor attaches for a volume, detaches, and returns the number that it had.
@@ -95,9 +96,7 @@ func ownNumber(t *testing.T) state.DeviceNumber {
 func removeLoops(t *testing.T, numbers ...state.DeviceNumber) {
 	t.Helper()
 	control, err := os.OpenFile(controlPath, os.O_RDWR, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer control.Close()
 	for _, number := range numbers {
 		index := int(number.Minor >> maxPart(t))
@@ -111,9 +110,7 @@ func removeLoops(t *testing.T, numbers ...state.DeviceNumber) {
 func addLoop(t *testing.T, number state.DeviceNumber) (name string) {
 	t.Helper()
 	control, err := os.OpenFile(controlPath, os.O_RDWR, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer control.Close()
 	s := &Devices{numbers: Numbers{Published: func(string, bool) []state.DeviceNumber { return []state.DeviceNumber{number} }}}
 	if name, err = s.publishedDevice(control, Request{Volume: "vol"}); err != nil || name == "" {
@@ -157,9 +154,7 @@ func maxPart(t *testing.T) (shift int) {
 	t.Helper()
 	for index := 1; ; shift++ {
 		got, err := indexOf(state.DeviceNumber{Minor: uint32(index) << shift})
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		if got == index {
 			return shift
 		}
@@ -191,27 +186,19 @@ func TestNumbersWithPartitions(t *testing.T) {
 func TestTakenDeviceIsPassedOver(t *testing.T) {
 	s, vol := newDevices(t), request(newFile(t, "vol"), "vol")
 	control, err := os.OpenFile(controlPath, os.O_RDWR, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer control.Close()
 	n, err := unix.IoctlRetInt(int(control.Fd()), unix.LOOP_CTL_GET_FREE)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if name, _, err := s.free(t.Context(), control, vol, false, map[string]bool{nameOf(n): true}); err != nil || name == nameOf(n) {
 		t.Errorf("offered %s, which is taken (%v)", name, err)
 	}
 	d := attach(t, s, vol)
 	claimed, err := open(d.name, os.O_RDONLY|unix.O_EXCL)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer claimed.Close()
 	backing, err := request(newFile(t, "other"), "other").Open()
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer backing.Close()
 	if taken, err := bind(t.Context(), d.name, backing, &unix.LoopConfig{Fd: uint32(backing.Fd())}, Shape{}, false, nil); err != nil || !taken {
 		t.Errorf("a claimed device is taken: %t, %v", taken, err)

@@ -9,6 +9,7 @@ import (
 
 	"github.com/csi-node/csi-node/pkg/state"
 	"github.com/csi-node/csi-node/test/machine"
+	"github.com/csi-node/csi-node/test/require"
 )
 
 // What sysfs says of a backing cannot be read, as when there are no descriptors left.
@@ -18,20 +19,14 @@ func TestUnreadableBackingIsNotAbsent(t *testing.T) {
 	defer losetupDetach(t, path)
 	name, dir := filepath.Base(path), t.TempDir()
 	number, err := os.ReadFile(filepath.Join(sysBlock, name, "dev"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	entries, err := os.ReadDir(sysBlock)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	for _, entry := range entries {
 		if entry.Name() == name {
 			continue
 		}
-		if err := os.Symlink(filepath.Join(sysBlock, entry.Name()), filepath.Join(dir, entry.Name())); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, os.Symlink(filepath.Join(sysBlock, entry.Name()), filepath.Join(dir, entry.Name())))
 	}
 	put(t, filepath.Join(dir, name, "dev"), string(number))
 	if err := os.MkdirAll(filepath.Join(dir, name, "loop", "backing_file"), 0o700); err != nil { // reading a directory fails
@@ -58,9 +53,7 @@ func TestFileOpenedMeanwhile(t *testing.T) {
 	}
 	open := func() *os.File {
 		f, err := os.OpenFile(to.Path, os.O_RDWR|unix.O_NONBLOCK, 0)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		return f
 	}
 	backing, other := open(), open()
@@ -71,9 +64,7 @@ func TestFileOpenedMeanwhile(t *testing.T) {
 	if !isFree(name) {
 		t.Errorf("%s is left behind", name)
 	}
-	if err := other.Close(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, other.Close())
 	// And no lease is left on it, for which whoever opens the file would wait, if it ends here.
 	taken, err := bindOver(backing, func() (bool, error) { return true, open().Close() })
 	if err != nil || !taken {

@@ -15,7 +15,10 @@ import (
 
 	"github.com/csi-node/csi-node/pkg/state"
 	"github.com/csi-node/csi-node/test/machine"
+	"github.com/csi-node/csi-node/test/require"
 )
+
+var must, wantClass = require.NoError, require.Class
 
 // newHost returns a Host on a directory of the test, below which nothing stays
 // mounted.
@@ -147,22 +150,6 @@ func stop(cmd *exec.Cmd) {
 	_ = cmd.Wait()         // of a killed program it is always an error
 }
 
-// wantClass fails the test unless err has the class and names all words.
-func wantClass(t testing.TB, err error, class state.Class, words ...string) {
-	t.Helper()
-	if err == nil {
-		t.Fatalf("no error, want %s", class)
-	}
-	if got := state.ClassOf(err); got != class {
-		t.Errorf("class %s, want %s: %v", got, class, err)
-	}
-	for _, word := range words {
-		if !strings.Contains(err.Error(), word) {
-			t.Errorf("error %q does not say %q", err, word)
-		}
-	}
-}
-
 // wantMount fails the test unless one mount of the device is at path.
 func wantMount(t testing.TB, h *Host, path string, device state.DeviceNumber) state.Mount {
 	t.Helper()
@@ -197,13 +184,6 @@ func run(t testing.TB, args ...string) string {
 func tryRun(args ...string) (string, error) {
 	out, err := exec.Command(args[0], args[1:]...).CombinedOutput()
 	return strings.TrimSpace(string(out)), err
-}
-
-func must(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
 }
 
 func mustBe[T comparable](t testing.TB, what string, got, want T) {

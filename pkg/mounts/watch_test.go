@@ -49,6 +49,15 @@ func wantFanotify(t *testing.T, h *Host) eventSource {
 	return nil
 }
 
+// watcher returns a Watcher that nobody runs, until the test ends.
+func watcher(t *testing.T, h *Host, s eventSource) *Watcher {
+	t.Helper()
+	w, err := h.watch(s)
+	must(t, err)
+	t.Cleanup(func() { must(t, w.Close()) })
+	return w
+}
+
 // news runs a Watcher and returns what it tells. The channel is closed at the end.
 func news(t *testing.T, h *Host, s eventSource) <-chan string {
 	t.Helper()
@@ -86,12 +95,26 @@ func awaitPath(t *testing.T, told <-chan string, want string) {
 	t.Fatalf("the watch ended and never told of %s", want)
 }
 
+// mountElsewhere makes a directory and has another process mount a tmpfs of that source there.
+func mountElsewhere(t *testing.T, source, path string) {
+	t.Helper()
+	makeDirs(t, path)
+	run(t, "mount", "-t", "tmpfs", source, path)
+}
+
+// makeDirs makes each directory.
+func makeDirs(t *testing.T, paths ...string) {
+	t.Helper()
+	for _, path := range paths {
+		must(t, os.Mkdir(path, 0o700))
+	}
+}
+
 // A child process does it: the deeds of this process are not news by fanotify.
 func TestWatch(t *testing.T) {
 	bothSources(t, func(t *testing.T, h *Host, root string, s eventSource) {
 		a, deep := filepath.Join(root, "a"), filepath.Join(root, "a/deep")
-		must(t, os.Mkdir(a, 0o700))
-		run(t, "mount", "-t", "tmpfs", "before", a)
+		mountElsewhere(t, "before", a)
 		must(t, os.Mkdir(deep, 0o700))
 		told := news(t, h, s)
 		run(t, "mount", "-t", "tmpfs", "x", deep)
@@ -109,9 +132,8 @@ func TestWatch(t *testing.T) {
 func TestWatchTellsWhatWentBeforeItWasRead(t *testing.T) {
 	bothSources(t, func(t *testing.T, h *Host, root string, s eventSource) {
 		source, target, later := filepath.Join(root, "source"), filepath.Join(root, "target"), filepath.Join(root, "later")
-		must(t, os.Mkdir(source, 0o700))
-		must(t, os.Mkdir(later, 0o700))
-		run(t, "mount", "-t", "tmpfs", "source", source)
+		mountElsewhere(t, "source", source)
+		makeDirs(t, later)
 		var st unix.Stat_t
 		must(t, unix.Stat(source, &st))
 		device := state.DeviceNumber{Major: unix.Major(st.Dev), Minor: unix.Minor(st.Dev)}
@@ -137,9 +159,8 @@ func TestWatchTellsWhatWentBeforeItWasRead(t *testing.T) {
 func TestWatchAttributes(t *testing.T) {
 	bothSources(t, func(t *testing.T, h *Host, root string, s eventSource) {
 		a, b := filepath.Join(root, "a"), filepath.Join(root, "b")
-		must(t, os.Mkdir(a, 0o700))
-		must(t, os.Mkdir(b, 0o700))
-		run(t, "mount", "-t", "tmpfs", "a", a)
+		mountElsewhere(t, "a", a)
+		makeDirs(t, b)
 		told := news(t, h, s)
 		run(t, "mount", "-o", "remount,bind,ro", a)
 		awaitPath(t, told, a)
@@ -160,9 +181,7 @@ func TestCompareTellsEachChangeOnce(t *testing.T) {
 	}
 	a := filepath.Join(root, "a")
 	mountTmpfs(t, "a", a, 0)
-	w, err := h.watch(s)
-	must(t, err)
-	defer func() { must(t, w.Close()) }()
+	w := watcher(t, h, s)
 	var told []string
 	for _, options := range []string{"remount,bind,ro", "remount,bind,rw,noexec"} {
 		run(t, "mount", "-o", options, a)
@@ -182,9 +201,7 @@ func TestCompareLeavesOutOtherMounts(t *testing.T) {
 	if s == nil {
 		return
 	}
-	w, err := h.watch(s)
-	must(t, err)
-	defer func() { must(t, w.Close()) }()
+	w := watcher(t, h, s)
 	const odd = state.ReadOnly | state.NoExec | state.NoDev | state.NoSuid | state.NoSymFollow | state.NoDirAtime // none has all
 	for id, m := range w.mounts {
 		w.mounts[id] = known{point: m.point, attributes: odd}
@@ -201,10 +218,8 @@ func TestCompareLeavesOutOtherMounts(t *testing.T) {
 func TestWatchTree(t *testing.T) {
 	bothSources(t, func(t *testing.T, h *Host, root string, s eventSource) {
 		a, deep := filepath.Join(root, "a"), filepath.Join(root, "a/deep")
-		must(t, os.Mkdir(a, 0o700))
-		run(t, "mount", "-t", "tmpfs", "a", a)
-		must(t, os.Mkdir(deep, 0o700))
-		run(t, "mount", "-t", "tmpfs", "deep", deep)
+		mountElsewhere(t, "a", a)
+		mountElsewhere(t, "deep", deep)
 		told := news(t, h, s)
 		run(t, "umount", "--lazy", a)
 		awaitPath(t, told, deep)
@@ -214,12 +229,10 @@ func TestWatchTree(t *testing.T) {
 func TestWatchMove(t *testing.T) {
 	bothSources(t, func(t *testing.T, h *Host, root string, s eventSource) {
 		base, a, b := filepath.Join(root, "base"), filepath.Join(root, "base/a"), filepath.Join(root, "base/b")
-		must(t, os.Mkdir(base, 0o700))
-		run(t, "mount", "-t", "tmpfs", "base", base)
+		mountElsewhere(t, "base", base)
 		run(t, "mount", "--make-private", base) // else nothing moves out of it
-		must(t, os.Mkdir(a, 0o700))
-		must(t, os.Mkdir(b, 0o700))
-		run(t, "mount", "-t", "tmpfs", "a", a)
+		mountElsewhere(t, "a", a)
+		makeDirs(t, b)
 		told := news(t, h, s)
 		run(t, "mount", "--move", a, b)
 		seen := map[string]bool{}
@@ -238,12 +251,9 @@ func TestWatchMove(t *testing.T) {
 func TestWatchMoveBehindNews(t *testing.T) {
 	bothSources(t, func(t *testing.T, h *Host, root string, s eventSource) {
 		base, a, b, last := filepath.Join(root, "base"), filepath.Join(root, "base/a"), filepath.Join(root, "base/b"), filepath.Join(root, "base/last")
-		must(t, os.Mkdir(base, 0o700))
-		run(t, "mount", "-t", "tmpfs", "base", base)
+		mountElsewhere(t, "base", base)
 		run(t, "mount", "--make-private", base) // else nothing moves out of it
-		for _, dir := range []string{a, b, last} {
-			must(t, os.Mkdir(dir, 0o700))
-		}
+		makeDirs(t, a, b, last)
 		run(t, "mount", "-t", "tmpfs", "a", a) // its news waits in the source
 		w, err := h.watch(s)
 		must(t, err)
@@ -275,8 +285,7 @@ func TestWatchLeavesOutOwnDeeds(t *testing.T) {
 		must(t, err)
 	}
 	own, other := filepath.Join(root, "own"), filepath.Join(root, "other")
-	must(t, os.Mkdir(own, 0o700))
-	must(t, os.Mkdir(other, 0o700))
+	makeDirs(t, own, other)
 	told := news(t, h, s)
 	must(t, unix.Mount("own", own, "tmpfs", 0, ""))
 	if !knowsWho {
@@ -312,17 +321,14 @@ func TestWatchSpelling(t *testing.T) {
 func TestWatchResync(t *testing.T) {
 	bothSources(t, func(t *testing.T, h *Host, root string, s eventSource) {
 		a, b := filepath.Join(root, "a"), filepath.Join(root, "b")
-		must(t, os.Mkdir(a, 0o700))
-		must(t, os.Mkdir(b, 0o700))
-		run(t, "mount", "-t", "tmpfs", "a", a)
-		w, err := h.watch(s)
-		must(t, err)
-		defer func() { must(t, w.Close()) }()
+		mountElsewhere(t, "a", a)
+		makeDirs(t, b)
+		w := watcher(t, h, s)
 		run(t, "umount", a)
 		run(t, "mount", "-t", "tmpfs", "b", b)
 		told := map[string]bool{}
 		w.mu.Lock()
-		err = w.resync(func(path string) { told[path] = true })
+		err := w.resync(func(path string) { told[path] = true })
 		w.mu.Unlock()
 		must(t, err)
 		if !told[a] || !told[b] || len(told) != 2 {
@@ -438,9 +444,7 @@ func TestBoundNodeThatIsCovered(t *testing.T) {
 		d := attach(t, root, image)
 		run(t, "mount", "--bind", d.Path, point)
 		run(t, "mount", "--bind", "/dev/null", point)
-		w, err := h.watch(s)
-		must(t, err)
-		defer func() { must(t, w.Close()) }()
+		w := watcher(t, h, s)
 		if bound, err := w.Bound(d.Number); err != nil || !bound {
 			t.Errorf("%s is bound: %t, %v", d.Path, bound, err)
 		}
@@ -455,9 +459,7 @@ func TestWatchAttributesChangedBeforeTheNewsIsRead(t *testing.T) {
 	if s == nil {
 		return // mountinfo tells of no mount by itself
 	}
-	w, err := h.watch(s)
-	must(t, err)
-	defer func() { must(t, w.Close()) }()
+	w := watcher(t, h, s)
 	own := filepath.Join(root, "own")
 	mountTmpfs(t, "own", own, 0)
 	dir, err := os.Open(own)

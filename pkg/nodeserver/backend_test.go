@@ -6,6 +6,7 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
 	"github.com/csi-node/csi-node/pkg/state"
+	"github.com/csi-node/csi-node/test/require"
 )
 
 const diskID = "disk/1"
@@ -78,13 +79,9 @@ func TestPublishContextThatIsNoIdentity(t *testing.T) {
 			r.PublishContext = map[string]string{"lun": lun, "portal": portal}
 		})
 	}
-	if err := with("1", "a"); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, with("1", "a"))
 	f.records[diskID].Accept(state.StagePart())
-	if err := with("1", "b"); err != nil {
-		t.Error(err)
-	}
+	require.NoError(t, with("1", "b"))
 	if _, publish := state.SplitContext(f.records[diskID].Stage.Context); publish["portal"] != "b" {
 		t.Errorf("kept is %v", publish)
 	}

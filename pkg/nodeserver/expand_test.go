@@ -8,6 +8,7 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
 	"github.com/csi-node/csi-node/pkg/state"
+	"github.com/csi-node/csi-node/test/require"
 )
 
 // A range that no volume can meet is refused before any volume is looked at.
@@ -84,9 +85,7 @@ func TestExpand(t *testing.T) {
 				check(t, err, test.class, test.words)
 				return
 			}
-			if err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, err)
 			f.wantAsked(t, state.SizePart())
 			if asked := f.records[id].Size.Bytes; asked != cmp.Or(test.asked, test.want) || resp.GetCapacityBytes() != test.want {
 				t.Errorf("asked for %d bytes and answered %d, not %d", asked, resp.GetCapacityBytes(), test.want)

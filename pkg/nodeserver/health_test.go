@@ -12,6 +12,7 @@ import (
 
 	"github.com/csi-node/csi-node/pkg/report"
 	"github.com/csi-node/csi-node/pkg/state"
+	"github.com/csi-node/csi-node/test/require"
 )
 
 func TestVolumeHealth(t *testing.T) {
@@ -87,9 +88,7 @@ func TestVolumeHealth(t *testing.T) {
 			test.node(f)
 			s.Reconciler = seeing{f, test.have}
 			resp, err := s.NodeGetVolumeHealth(t.Context(), &csi.NodeGetVolumeHealthRequest{VolumeId: id})
-			if err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, err)
 			f.wantAsked(t)
 			if resp.GetVolumeHealth().GetVolumeId() != id {
 				t.Errorf("answers for the volume %q", resp.GetVolumeHealth().GetVolumeId())
@@ -116,9 +115,7 @@ func TestVolumeHealthTellsFailures(t *testing.T) {
 	s.Reconciler = seeing{f, func(a *state.Actual) { a.Contents = state.Contents{Kind: state.ContentsFilesystem, FSType: "ext4"} }}
 	f.failures = map[state.Part]error{state.StagePart(): errors.New("mkfs fails")}
 	resp, err := s.NodeGetVolumeHealth(t.Context(), &csi.NodeGetVolumeHealthRequest{VolumeId: id})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	entries := resp.GetVolumeHealth().GetHealthStatuses()
 	if len(entries) != 1 || entries[0].GetReason() != "StageUnusable" || !strings.Contains(entries[0].GetMessage(), "mkfs fails") {
 		t.Errorf("answers %v", entries)
@@ -169,9 +166,7 @@ func TestStorageHealth(t *testing.T) {
 			s, _ := newServer()
 			s.Storage = func(context.Context) report.Storage { return test.storage }
 			resp, err := s.NodeGetStorageHealth(t.Context(), &csi.NodeGetStorageHealthRequest{})
-			if err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, err)
 			got := ""
 			for _, h := range resp.GetBackendHealth() {
 				got += h.GetStatus().String() + " " + h.GetReason() + " " + h.GetMessage()

@@ -16,6 +16,7 @@ import (
 	"github.com/csi-node/csi-node/pkg/reconciler"
 	"github.com/csi-node/csi-node/pkg/report"
 	"github.com/csi-node/csi-node/pkg/state"
+	"github.com/csi-node/csi-node/test/require"
 )
 
 const (
@@ -311,15 +312,8 @@ func expandRequest(changes ...expandChange) *csi.NodeExpandVolumeRequest {
 	return r
 }
 
-func check(t *testing.T, err error, class state.Class, words string) {
-	t.Helper()
-	if err == nil {
-		t.Fatalf("no error, not %s", class)
-	}
-	if state.ClassOf(err) != class || !strings.Contains(err.Error(), words) {
-		t.Errorf("the error is %s: %v; it should be %s with %q", state.ClassOf(err), err, class, words)
-	}
-}
+// check fails unless err is of the class and its text holds the words.
+var check = require.Class
 
 // wantAsked checks which parts were asked for, in order.
 func (f *fakeNode) wantAsked(t *testing.T, parts ...state.Part) {

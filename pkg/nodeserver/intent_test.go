@@ -11,6 +11,7 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
 	"github.com/csi-node/csi-node/pkg/state"
+	"github.com/csi-node/csi-node/test/require"
 )
 
 var now = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
@@ -148,9 +149,7 @@ func TestRepublishWithNewTokens(t *testing.T) {
 	s, f := newServer()
 	f.staged(asExt4)
 	for _, token := range []string{"one", "two"} {
-		if err := publish(t, s, func(r *csi.NodePublishVolumeRequest) { r.VolumeContext = map[string]string{"a": "1", tokensKey: token} }); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, publish(t, s, func(r *csi.NodePublishVolumeRequest) { r.VolumeContext = map[string]string{"a": "1", tokensKey: token} }))
 	}
 }
 
@@ -165,9 +164,7 @@ func TestDifferentRequests(t *testing.T) {
 	if !reflect.DeepEqual(f.records[id], before) {
 		t.Errorf("the record is %+v now", f.records[id])
 	}
-	if err := publish(t, s); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, publish(t, s))
 	f.records[id].Accept(state.TargetPart(target))
 	check(t, publish(t, s, func(r *csi.NodePublishVolumeRequest) { r.Readonly = true }), state.AlreadyExists, target)
 }
@@ -183,9 +180,7 @@ func TestRemovals(t *testing.T) {
 		return err
 	}
 	f.staged(asExt4)
-	if err := publish(t, s); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, publish(t, s))
 	check(t, unstage(), state.FailedPrecondition, target)
 	f.asked = nil
 	for range 2 {
@@ -242,9 +237,7 @@ func TestPublishAdopts(t *testing.T) {
 				}
 				return
 			}
-			if err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, err)
 			v := f.records[id]
 			if v.Stage == nil || !v.Stage.Adopted || !v.Stage.Accepted || v.Stage.ReadOnly != test.ro || v.Targets[target] == nil {
 				t.Errorf("the record is %+v", v)
@@ -269,9 +262,7 @@ func TestEphemeral(t *testing.T) {
 	volume := map[string]string{ephemeralKey: "true", podUIDKey: "uid", "csi.storage.k8s.io/pod.name": "web", tokensKey: "s3cret", "size": "1Gi"}
 	inline := func(r *csi.NodePublishVolumeRequest) { r.VolumeContext, r.StagingTargetPath = volume, "" }
 	s, f := emptyServer()
-	if err := publish(t, s, inline); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, publish(t, s, inline))
 	f.wantAsked(t, state.TargetPart(target))
 	record := f.records[id]
 	if stage := record.Stage; record.Backend != "inline" || stage.Path != "/kubelet/plugins/ephemeral/"+id || stage.Provisional || stage.Context != nil || record.Targets[target] == nil ||

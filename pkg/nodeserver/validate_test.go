@@ -8,6 +8,7 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
 	"github.com/csi-node/csi-node/pkg/state"
+	"github.com/csi-node/csi-node/test/require"
 )
 
 // rpc calls an RPC with one field of a good request replaced.
@@ -238,12 +239,8 @@ func TestFSTypeLeftOpen(t *testing.T) {
 				c.FSType = test.staged
 				f.staged(c)
 			}
-			if err := stage(t, s, func(r *csi.NodeStageVolumeRequest) { r.VolumeCapability = test.ask }); err != nil {
-				t.Fatal(err)
-			}
-			if err := publish(t, s, func(r *csi.NodePublishVolumeRequest) { r.VolumeCapability = test.ask }); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, stage(t, s, func(r *csi.NodeStageVolumeRequest) { r.VolumeCapability = test.ask }))
+			require.NoError(t, publish(t, s, func(r *csi.NodePublishVolumeRequest) { r.VolumeCapability = test.ask }))
 			v := f.records[id]
 			if got, shown := v.Stage.Capability.FSType, v.Targets[target].Capability.FSType; got != test.want || shown != test.want || f.looks.Load() != 0 {
 				t.Errorf("staged as %q and published as %q, not %q, after %d looks", got, shown, test.want, f.looks.Load())
@@ -280,9 +277,7 @@ func TestNodeGetInfoAndCapabilities(t *testing.T) {
 		t.Errorf("answers %v (%v)", info, err)
 	}
 	resp, err := s.NodeGetCapabilities(t.Context(), &csi.NodeGetCapabilitiesRequest{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	var got []string
 	for _, c := range resp.GetCapabilities() {
 		got = append(got, c.GetRpc().GetType().String())

@@ -9,26 +9,19 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/csi-node/csi-node/test/machine"
+	"github.com/csi-node/csi-node/test/require"
 )
 
 func TestGone(t *testing.T) {
 	root, err := filepath.EvalSymlinks(t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	real, link := filepath.Join(root, "real"), filepath.Join(root, "link")
 	for _, dir := range []string{"pods/alive/volumes", "pods/other"} {
-		if err := os.MkdirAll(filepath.Join(real, dir), 0o700); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, os.MkdirAll(filepath.Join(real, dir), 0o700))
 	}
-	if err := os.Symlink("real", link); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.Symlink("real", link))
 	d, err := New(link)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	for path, want := range map[string]bool{
 		"pods/dead/volumes/kubernetes.io~csi/v/mount":                 true,
 		"pods/alive/volumes/kubernetes.io~csi/v/mount":                false,
@@ -57,13 +50,9 @@ func TestGone(t *testing.T) {
 func TestNothingIsGoneInADirectoryThatIsNotTrusted(t *testing.T) {
 	machine.Kernel(t)
 	root, err := filepath.EvalSymlinks(t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	d, err := New(root)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	pods, dead := filepath.Join(root, "pods"), filepath.Join(root, "pods/dead/volumes/v/mount")
 	check := func(what string, want bool) {
 		t.Helper()
@@ -72,29 +61,17 @@ func TestNothingIsGoneInADirectoryThatIsNotTrusted(t *testing.T) {
 		}
 	}
 	check("no directory of pods", false)
-	if err := os.Mkdir(pods, 0o700); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.Mkdir(pods, 0o700))
 	check("an empty directory", false)
-	if err := os.Mkdir(filepath.Join(pods, "other"), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.Mkdir(filepath.Join(pods, "other"), 0o700))
 	check("another pod is there", true)
-	if err := unix.Mount("elsewhere", pods, "tmpfs", 0, ""); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, unix.Mount("elsewhere", pods, "tmpfs", 0, ""))
 	t.Cleanup(func() { _ = unix.Unmount(pods, unix.MNT_DETACH) })
-	if err := os.Mkdir(filepath.Join(pods, "other"), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.Mkdir(filepath.Join(pods, "other"), 0o700))
 	check("another disk", false)
-	if err := unix.Unmount(pods, 0); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, unix.Unmount(pods, 0))
 	check("the first disk again", true)
-	if err := os.WriteFile(filepath.Join(pods, "dead"), nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.WriteFile(filepath.Join(pods, "dead"), nil, 0o600))
 	check("something of that name", false)
 }
 
@@ -103,27 +80,15 @@ func TestNothingIsGoneInADirectoryThatIsNotTrusted(t *testing.T) {
 func TestFirstSeenAtTheStart(t *testing.T) {
 	machine.Kernel(t)
 	root, err := filepath.EvalSymlinks(t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	pods := filepath.Join(root, "pods")
-	if err := os.MkdirAll(filepath.Join(pods, "beneath"), 0o700); err != nil {
-		t.Fatal(err)
-	}
-	if err := unix.Mount("disk", pods, "tmpfs", 0, ""); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.MkdirAll(filepath.Join(pods, "beneath"), 0o700))
+	require.NoError(t, unix.Mount("disk", pods, "tmpfs", 0, ""))
 	t.Cleanup(func() { _ = unix.Unmount(pods, unix.MNT_DETACH) })
-	if err := os.Mkdir(filepath.Join(pods, "other"), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.Mkdir(filepath.Join(pods, "other"), 0o700))
 	d, err := New(root)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := unix.Unmount(pods, 0); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
+	require.NoError(t, unix.Unmount(pods, 0))
 	if d.Gone(filepath.Join(root, "pods/dead/volumes/v/mount")) {
 		t.Error("gone from a directory that is beneath the first one")
 	}

@@ -10,14 +10,14 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/csi-node/csi-node/test/require"
 )
 
 // Dead ones that hang are made by test/node, with a disk that takes no writes.
 func TestWhoIsNotDead(t *testing.T) {
 	child := exec.Command("sleep", "100")
-	if err := child.Start(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, child.Start())
 	defer func() { _ = child.Wait() }() // tells of the kill
 	defer func() { _ = child.Process.Kill() }()
 	for title, pid := range map[string]int{"itself": os.Getpid(), "its parent": os.Getppid(), "a child that sleeps": child.Process.Pid, "one that is not seen": 0, "none": 1 << 30} {
@@ -30,17 +30,11 @@ func TestWhoIsNotDead(t *testing.T) {
 // A process whose threads have all ended holds nothing any more.
 func TestZombieIsGone(t *testing.T) {
 	child := exec.Command("sleep", "100")
-	if err := child.Start(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, child.Start())
 	fd, err := unix.PidfdOpen(child.Process.Pid, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer unix.Close(fd)
-	if err := child.Process.Kill(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, child.Process.Kill())
 	for { // until it has ended; it is not waited for
 		n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, -1)
 		if err == nil && n == 1 {
@@ -75,9 +69,7 @@ func TestThreads(t *testing.T) {
 				"stat":   fmt.Sprintf("7 (a) R 4) %s 1 7 7 0 -1 %s 100 0 0 0", test.state, test.flags),
 				"status": fmt.Sprintf("Name:\ta\nState:\t%s\nSigPnd:\t%s\nShdPnd:\t%s\n", test.state, test.private, test.shared),
 			} {
-				if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
-					t.Fatal(err)
-				}
+				require.NoError(t, os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600))
 			}
 			if got, err := look(dir); err != nil || got != test.want {
 				t.Errorf("%+v, %v", got, err)
@@ -89,9 +81,7 @@ func TestThreads(t *testing.T) {
 func TestLockHolder(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "file")
 	f, err := os.Create(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer f.Close()
 	holder := func(want int) {
 		t.Helper()
@@ -100,25 +90,15 @@ func TestLockHolder(t *testing.T) {
 		}
 	}
 	holder(0)
-	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, unix.Flock(int(f.Fd()), unix.LOCK_EX))
 	holder(os.Getpid())
-	if err := unix.Flock(int(f.Fd()), unix.LOCK_UN); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, unix.Flock(int(f.Fd()), unix.LOCK_UN))
 	child := exec.Command("flock", path, "sh", "-c", "echo locked; exec cat")
 	in, err := child.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	out, err := child.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := child.Start(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
+	require.NoError(t, child.Start())
 	if line, err := bufio.NewReader(out).ReadString('\n'); err != nil || line != "locked\n" {
 		t.Fatal(line, err)
 	}
@@ -130,8 +110,6 @@ func TestLockHolder(t *testing.T) {
 		t.Errorf("nobody is called %q", name)
 	}
 	in.Close()
-	if err := child.Wait(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, child.Wait())
 	holder(0)
 }

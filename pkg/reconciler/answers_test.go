@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/csi-node/csi-node/pkg/state"
+	"github.com/csi-node/csi-node/test/require"
 )
 
 var errBoom = errors.New("boom")
@@ -49,9 +50,7 @@ func TestRetryJoinsTheRunningStep(t *testing.T) {
 		h.refuse(h.do(stage("v")), state.DeadlineExceeded, "volume v", "stage", "step format for stage has been running for 1m58s", "ask again")
 		h.refuse(h.do(stage("v")), state.DeadlineExceeded, "step format for stage has been running for 3m56s")
 		h.ok(stage("v"))
-		if n := h.k.count(opFormat, "v"); n != 1 {
-			t.Errorf("mkfs ran %d times", n)
-		}
+		h.wantCalls(1, opFormat, "v")
 	})
 }
 
@@ -131,11 +130,9 @@ func TestFailureOfWhatIsNeededIsAnsweredAtOnce(t *testing.T) {
 		h.ok(stage("v"))
 		h.k.with(func() { delete(h.k.mounts, stagePath("v")) })
 		h.k.fail(opMount, "", -1, errBoom)
-		start := time.Now()
-		h.refuse(h.do(publish("v", 1)), state.Unavailable, "target "+targetPath("v", 1)+" waits for stage", "boom")
-		if took := time.Since(start); took != 0 {
-			t.Errorf("the answer took %s", took)
-		}
+		h.atOnce(func() {
+			h.refuse(h.do(publish("v", 1)), state.Unavailable, "target "+targetPath("v", 1)+" waits for stage", "boom")
+		})
 		h.k.mend()
 		h.ok(publish("v", 1))
 		h.atRest("v")
@@ -163,13 +160,9 @@ func TestUnstageElsewhereIsOK(t *testing.T) {
 	bubble(t, func(h *harness) {
 		v := h.volume("v")
 		h.ok(stage("v"))
-		if err := h.do(elsewhere); err != nil {
-			t.Error(err)
-		}
+		require.NoError(h.t, h.do(elsewhere))
 		h.k.with(func() { v.superRO = true })
-		if err := h.do(elsewhere); err != nil {
-			t.Error(err)
-		}
+		require.NoError(h.t, h.do(elsewhere))
 	})
 	bubble(t, func(h *harness) {
 		h.volume("v")
@@ -179,9 +172,7 @@ func TestUnstageElsewhereIsOK(t *testing.T) {
 		ended := h.begin(elsewhere)
 		h.pending(ended)
 		hang.open()
-		if err := errors.Join(<-staging, <-ended); err != nil {
-			t.Error(err)
-		}
+		require.NoError(t, errors.Join(<-staging, <-ended))
 	})
 }
 
@@ -227,9 +218,7 @@ func TestRunWaitsForAHungStep(t *testing.T) {
 		}
 		hang.open()
 		<-h.p.done
-		if n := h.k.count(opFormat, "v"); n != 0 {
-			t.Error("another step was begun while stopping")
-		}
+		h.wantCalls(0, opFormat, "v")
 		h.refuse(h.do(stage("v")), state.Unavailable, "stopping")
 	})
 }
@@ -261,9 +250,7 @@ func TestRefusedEditChangesNothing(t *testing.T) {
 		h.refuse(h.do(stage("v", stageXFS)), state.AlreadyExists)
 		h.refuse(h.do(publish("v", 1, publishReadOnly)), state.AlreadyExists)
 		h.refuse(h.do(publish("v", 2, publishXFS)), state.FailedPrecondition)
-		if h.k.changes() != before {
-			t.Error("a refused edit had steps")
-		}
+		h.noStepSince(before)
 		h.atRest("v")
 	})
 }
@@ -299,11 +286,7 @@ func TestCallerIsNotForgotten(t *testing.T) {
 			h.store.edits = nil
 			h.wake("v")
 		}
-		start := time.Now()
-		h.ok(stage("v"))
-		if took := time.Since(start); took != 0 {
-			t.Errorf("the answer took %s", took)
-		}
+		h.atOnce(func() { h.ok(stage("v")) })
 		h.atRest("v")
 	})
 }
@@ -350,9 +333,7 @@ func TestEndedCallAsksNothing(t *testing.T) {
 		cancel()
 		r := stage("v")
 		h.refuse(h.p.r.Ensure(ctx, r.id, r.part, r.edit), state.Canceled, "nothing was asked")
-		if v := h.store.Get("v"); v != nil {
-			t.Errorf("the record is %+v", v)
-		}
+		h.noRecord("v")
 	})
 }
 
@@ -372,9 +353,7 @@ func TestRetryIsNotToldOfAnEarlierAttempt(t *testing.T) {
 			t.Errorf("told of an attempt before it: %v", err)
 		}
 		for _, done := range []<-chan error{staging, other} {
-			if err := <-done; err != nil {
-				t.Error(err)
-			}
+			require.NoError(h.t, <-done)
 		}
 	})
 }

@@ -9,6 +9,7 @@ import (
 
 	"github.com/csi-node/csi-node/pkg/devices"
 	"github.com/csi-node/csi-node/pkg/state"
+	"github.com/csi-node/csi-node/test/require"
 )
 
 // away adds a volume whose device has not come to the node.
@@ -42,9 +43,7 @@ func TestDeviceIsAwaited(t *testing.T) {
 					t.Errorf("%d looks without news", n)
 				}
 				tell(h)
-				if err := h.got(answer); err != nil {
-					t.Error(err)
-				}
+				require.NoError(h.t, h.got(answer))
 				h.atRest("v")
 			})
 		})
@@ -61,9 +60,7 @@ func TestDeviceAppearsAMomentAfterTheNews(t *testing.T) {
 		h.sleep(500 * time.Millisecond)
 		h.come(v)
 		h.sleep(time.Second)
-		if err := h.got(answer); err != nil {
-			t.Error(err)
-		}
+		require.NoError(h.t, h.got(answer))
 	})
 }
 
@@ -87,9 +84,7 @@ func TestWaitForADeviceEnds(t *testing.T) {
 		if took := time.Since(began); took > 5*time.Second {
 			t.Errorf("ended after %s", took)
 		}
-		if h.store.Get("v") != nil {
-			t.Error("a record is left")
-		}
+		h.noRecord("v")
 	})
 }
 
@@ -213,9 +208,7 @@ func TestDeviceIsLookedForWithoutNews(t *testing.T) {
 				synctest.Wait()
 				h.pending(answer)
 				h.sleep(lastPause)
-				if err := h.got(answer); err != nil {
-					t.Error(err)
-				}
+				require.NoError(h.t, h.got(answer))
 			})
 		})
 	}

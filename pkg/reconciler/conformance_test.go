@@ -23,6 +23,7 @@ import (
 	"github.com/csi-node/csi-node/pkg/mounts"
 	"github.com/csi-node/csi-node/pkg/state"
 	"github.com/csi-node/csi-node/test/machine"
+	"github.com/csi-node/csi-node/test/require"
 )
 
 // small is the size of a volume on the real kernel, in bytes.
@@ -224,9 +225,7 @@ func lookAt(t *testing.T, n node) state.Actual {
 	r := New(Config{Store: newFakeStore(), Kernel: n.kernel()})
 	defer r.queue.ShutDown()
 	have, err := r.observeAlone(klog.NewContext(t.Context(), klog.Logger{}), want)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	have.Stage.Mounts = append([]state.Mount(nil), have.Stage.Mounts...)
 	return state.Actual{Device: have.Device, View: have.View, Contents: have.Contents, Stage: have.Stage,
 		Targets: map[string]state.Mountpoint{"1": have.Targets[n.path(1)], "2": have.Targets[n.path(2)]}}
@@ -333,9 +332,7 @@ func newRealNode(t *testing.T) *realNode {
 	machine.Kernel(t)
 	must := func(err error) {
 		t.Helper()
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 	}
 	root, err := filepath.EvalSymlinks(t.TempDir())
 	must(err)

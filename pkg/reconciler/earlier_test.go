@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/csi-node/csi-node/pkg/state"
+	"github.com/csi-node/csi-node/test/require"
 )
 
 // A look after a step is at what the step may have changed: the whole is looked at
@@ -112,14 +113,10 @@ func TestCallIsNotAnsweredByAnEarlierLook(t *testing.T) {
 			h.k.unmount(targetPath("v", 2))
 			h.k.drift("v")
 		})
-		if err := h.do(publish("v", 2)); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, h.do(publish("v", 2)))
 		if lie := h.lie(publish("v", 2)); lie != "" {
 			t.Errorf("answered OK, and %s", lie)
 		}
-		if err := h.got(first); err != nil {
-			t.Error(err)
-		}
+		require.NoError(h.t, h.got(first))
 	})
 }

@@ -1659,6 +1659,40 @@ func (h *harness) ok(requests ...request) {
 	}
 }
 
+// wantCalls checks how often the kernel was called so.
+func (h *harness) wantCalls(times int, o op, key string) {
+	h.t.Helper()
+	if n := h.k.count(o, key); n != times {
+		h.t.Errorf("%d calls of %s for %q, want %d", n, o, key, times)
+	}
+}
+
+// noStepSince checks that the node was not changed since it had seen so many changes.
+func (h *harness) noStepSince(changes int) {
+	h.t.Helper()
+	if n := h.k.changes() - changes; n != 0 {
+		h.t.Errorf("%d steps were taken", n)
+	}
+}
+
+// noRecord checks that the store knows nothing of a volume.
+func (h *harness) noRecord(id string) {
+	h.t.Helper()
+	if v := h.store.Get(id); v != nil {
+		h.t.Errorf("the record is %s", marshal(v))
+	}
+}
+
+// atOnce checks that something takes no time.
+func (h *harness) atOnce(do func()) {
+	h.t.Helper()
+	start := time.Now()
+	do()
+	if took := time.Since(start); took != 0 {
+		h.t.Errorf("it took %s", took)
+	}
+}
+
 // refuse checks that err has the class and names all the words.
 func (h *harness) refuse(err error, class state.Class, words ...string) {
 	h.t.Helper()

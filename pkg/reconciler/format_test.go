@@ -32,12 +32,8 @@ func TestAProofIsMadeOnceAndTold(t *testing.T) {
 		h.refuse(h.got(answer), state.DeadlineExceeded, "step begin-format for stage has been running", "proving that it is blank: none read")
 		proof.open()
 		h.ok(stage("v"))
-		if n := h.k.count(opProve, "v"); n != 1 {
-			t.Errorf("proven %d times", n)
-		}
-		if n := h.k.count(opErase, "v"); n != 0 {
-			t.Errorf("erased %d times what was proven blank", n)
-		}
+		h.wantCalls(1, opProve, "v")
+		h.wantCalls(0, opErase, "v")
 	})
 	for _, end := range []mode{fails, crashes} {
 		bubble(t, func(h *harness) { // after mkfs may have begun, nothing is proven any more
@@ -49,9 +45,7 @@ func TestAProofIsMadeOnceAndTold(t *testing.T) {
 				h.start()
 			}
 			h.ok(stage("v"))
-			if n := h.k.count(opErase, "v"); n != 1 {
-				t.Errorf("erased %d times before the second format", n)
-			}
+			h.wantCalls(1, opErase, "v")
 		})
 	}
 }
@@ -72,9 +66,7 @@ func TestAProofEndsWithItsIntent(t *testing.T) {
 			t.Errorf("the unstage took %s", took)
 		}
 		h.refuse(h.got(answer), state.Aborted, "superseded")
-		if n := h.k.count(opBeginFormat, "v"); n != 0 {
-			t.Errorf("marked %d times", n)
-		}
+		h.wantCalls(0, opBeginFormat, "v")
 		h.k.with(func() { h.k.endless = false })
 		h.ok(stage("v"))
 	})
@@ -93,8 +85,6 @@ func TestPublishedRawIsNotFormatted(t *testing.T) {
 		h.ok(stage("v", stageBlock), publish("v", 1, publishBlock), unpublish("v", 1), unstage("v"))
 		h.k.with(func() { v.contents, v.data = state.Contents{Kind: state.ContentsBlank}, false })
 		h.refuse(h.do(stage("v")), state.FailedPrecondition, "published as a raw block device before", "clear-device v")
-		if n := h.k.count(opBeginRaw, "v"); n != 1 {
-			t.Errorf("noted %d times", n)
-		}
+		h.wantCalls(1, opBeginRaw, "v")
 	})
 }

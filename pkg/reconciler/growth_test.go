@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/csi-node/csi-node/pkg/state"
+	"github.com/csi-node/csi-node/test/require"
 )
 
 func TestGrowth(t *testing.T) {
@@ -18,9 +19,7 @@ func TestGrowth(t *testing.T) {
 		}
 		before := h.k.changes()
 		h.ok(resize("v", 2*gib), resize("v", gib))
-		if h.k.changes() != before {
-			t.Error("a size that is had already took steps")
-		}
+		h.noStepSince(before)
 		h.atRest("v")
 		h.ok(unpublish("v", 1), unstage("v"), stage("v", stageXFS))
 		h.atRest("v")
@@ -91,9 +90,7 @@ func TestGrowthTellsTheSizeOfItsAnswer(t *testing.T) {
 		h.volume("v")
 		h.ok(stage("v"))
 		w := h.p.r.register("v", state.SizePart())
-		if err := h.p.r.ensure(context.Background(), "v", w, growth("v", stagePath("v"), mountCapability()).edit); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, h.p.r.ensure(context.Background(), "v", w, growth("v", stagePath("v"), mountCapability()).edit))
 		h.ok(unstage("v"))
 		if h.p.r.unregister("v", w); w.bytes != gib {
 			t.Errorf("%d bytes are told", w.bytes)

@@ -10,6 +10,8 @@ import (
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
+
+	"github.com/csi-node/csi-node/test/require"
 )
 
 var (
@@ -134,9 +136,7 @@ func TestHistoriesOfFaults(t *testing.T) {
 
 func replay(t *testing.T, text string) {
 	history, err := parse(text)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	v := try(t, history, nil)
 	t.Logf("the story:\n%s", v.story)
 	if len(v.failures) > 0 {

@@ -154,6 +154,22 @@ func (h *inlineHarness) did() []Action {
 	return did
 }
 
+// mustHaveDone checks the steps since did was last called.
+func (h *inlineHarness) mustHaveDone(want ...Action) {
+	h.t.Helper()
+	if did := h.did(); !slices.Equal(did, want) {
+		h.t.Errorf("did %v, want %v", did, want)
+	}
+}
+
+// killWithStore kills the plugin, whose store is lost, and starts the next one.
+func (h *inlineHarness) killWithStore() {
+	h.kill()
+	h.store.lose()
+	h.k.orphan()
+	h.start()
+}
+
 // at has a function called at each step from now on.
 func (h *inlineHarness) at(meet func(step Step, moment Moment) error) {
 	h.mu.Lock()
@@ -221,9 +237,7 @@ func TestInlineLife(t *testing.T) {
 		with := func(s *state.Stage, _ *state.Target) { s.Inline.Attributes = map[string]string{"size": "1Gi"} }
 		h.p.r.Remember("v", map[string]string{"key": "s3cret"})
 		h.ok(inlinePublish("v", 1, with), inlinePublish("v", 1, with))
-		if did, want := h.did(), []Action{CreateVolume, Choose, Attach, BeginFormat, Format, Mount, Bind}; !slices.Equal(did, want) {
-			t.Errorf("did %v, want %v", did, want)
-		}
+		h.mustHaveDone(CreateVolume, Choose, Attach, BeginFormat, Format, Mount, Bind)
 		if r := h.in.last; r.Attributes["size"] != "1Gi" || r.Secrets["key"] != "s3cret" || r.Owner != (devices.InlineOwner{PodUID: "pod", Target: targetPath("v", 1)}) {
 			t.Errorf("the backend was asked for %+v", r)
 		}
@@ -241,9 +255,7 @@ func TestInlineLife(t *testing.T) {
 		h.atRest("v")
 		h.did()
 		h.ok(inlineEnd("v", 1))
-		if did, want := h.did(), []Action{Unbind, RemoveTarget, Unmount, Detach, RemoveStage, DeleteVolume}; !slices.Equal(did, want) {
-			t.Errorf("did %v, want %v", did, want)
-		}
+		h.mustHaveDone(Unbind, RemoveTarget, Unmount, Detach, RemoveStage, DeleteVolume)
 		h.gone("v")
 		h.atRest("v")
 		h.ok(inlineEnd("v", 1), inlinePublish("v", 1), inlineEnd("v", 1))
@@ -359,10 +371,7 @@ func TestInlineEndWithoutTheBackend(t *testing.T) {
 					defer close(h.in.hang)
 				}
 				if !test.store {
-					h.kill()
-					h.store.lose()
-					h.k.orphan()
-					h.start()
+					h.killWithStore()
 				}
 				h.did()
 				began := time.Now()
@@ -400,10 +409,7 @@ func TestInlineEndOfOthers(t *testing.T) {
 			t.Errorf("the backend was asked %d times, the stage is %+v", h.in.asked, record.Stage)
 		}
 		h.ok(inlineEnd("stranger", 1))
-		h.kill()
-		h.store.lose()
-		h.k.orphan()
-		h.start()
+		h.killWithStore()
 		h.did()
 		for _, err := range []error{nil, errors.New("away"), context.DeadlineExceeded} {
 			if h.in.with(func() { h.in.away = err }); err == context.DeadlineExceeded {

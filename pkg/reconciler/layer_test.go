@@ -22,6 +22,7 @@ import (
 	"github.com/csi-node/csi-node/pkg/devices/devicestest"
 	"github.com/csi-node/csi-node/pkg/report"
 	"github.com/csi-node/csi-node/pkg/state"
+	"github.com/csi-node/csi-node/test/require"
 )
 
 // layered is a reconciler on the real kernel for the volume of a realNode, which
@@ -33,11 +34,14 @@ type layered struct {
 	layer devicestest.Offset
 	r     *Reconciler
 	stop  func() // ends the reconciler, and waits until it has ended
-	hook  func(ctx context.Context, volume string, step Step, moment Moment) error
+	hook  hook
 
 	mu    sync.Mutex
 	steps []Step // that were done, under mu
 }
+
+// hook meets the steps of a reconciler.
+type hook = func(ctx context.Context, volume string, step Step, moment Moment) error
 
 func newLayered(t *testing.T) *layered {
 	l := &layered{t: t, n: newRealNode(t), store: newFakeStore(), layer: devicestest.Offset{Owner: strconv.FormatUint(rand.Uint64(), 36)}}
@@ -79,6 +83,22 @@ func (l *layered) start() {
 	l.stop = func() {
 		cancel()
 		<-ended
+	}
+}
+
+// restart ends the reconciler and starts the next one, with that hook and no step done.
+func (l *layered) restart(meets hook) {
+	l.stop()
+	l.hook = meets
+	l.forget()
+	l.start()
+}
+
+// did checks which steps were done since the last forget.
+func (l *layered) did(want ...string) {
+	l.t.Helper()
+	if got := actions(l.done()); !slices.Equal(got, want) {
+		l.t.Errorf("steps %q, want %q", got, want)
 	}
 }
 
@@ -131,9 +151,7 @@ func (l *layered) unstage() error {
 
 func (l *layered) ok(err error) {
 	l.t.Helper()
-	if err != nil {
-		l.t.Fatal(err)
-	}
+	require.NoError(l.t, err)
 }
 
 // look is what the worker sees.
@@ -173,9 +191,7 @@ func actions(steps []Step) (all []string) {
 func TestLifeOfALayer(t *testing.T) {
 	l := newLayered(t)
 	l.ok(l.stage())
-	if got, want := actions(l.done()), []string{"attach", "begin-format", "create-layer offset", "open-layer offset", "format offset", "mount"}; !slices.Equal(got, want) {
-		t.Fatalf("steps %q, want %q", got, want)
-	}
+	l.did("attach", "begin-format", "create-layer offset", "open-layer offset", "format offset", "mount")
 	l.ok(l.publish())
 	file := filepath.Join(l.n.path(1), "data")
 	l.ok(os.WriteFile(file, []byte("a pod's"), 0o600))
@@ -214,9 +230,7 @@ func TestLifeOfALayer(t *testing.T) {
 		}
 	}
 	l.ok(l.publish())
-	if got, want := actions(l.done()), []string{"open-layer offset", "mount", "bind"}; !slices.Equal(got, want) {
-		t.Errorf("healed by %q, want %q", got, want)
-	}
+	l.did("open-layer offset", "mount", "bind")
 
 	// Growth goes up the stack.
 	l.forget()
@@ -227,9 +241,7 @@ func TestLifeOfALayer(t *testing.T) {
 		l.ok(err)
 		grown = append(grown, filesystem...)
 	}
-	if got := actions(l.done()); !slices.Equal(got, grown) {
-		t.Errorf("grown by %q, want %q", got, grown)
-	}
+	l.did(grown...)
 	if size := l.look().Device.Size; size != 2*small-1<<20 {
 		t.Errorf("the top has %d bytes", size)
 	}
@@ -238,9 +250,7 @@ func TestLifeOfALayer(t *testing.T) {
 	l.forget()
 	l.ok(l.unpublish())
 	l.ok(l.unstage())
-	if got, want := actions(l.done()), []string{"unbind", "remove-target", "unmount", "close-layer offset", "detach"}; !slices.Equal(got, want) {
-		t.Errorf("ended by %q, want %q", got, want)
-	}
+	l.did("unbind", "remove-target", "unmount", "close-layer offset", "detach")
 	l.gone()
 
 	// The data outlives it.
@@ -251,9 +261,7 @@ func TestLifeOfALayer(t *testing.T) {
 	if later {
 		again = append(again, filesystem...)
 	}
-	if got, want := actions(l.done()), append(again, "mount", "bind"); !slices.Equal(got, want) {
-		t.Errorf("staged again by %q, want %q", got, want)
-	}
+	l.did(append(again, "mount", "bind")...)
 	if data, err := os.ReadFile(file); string(data) != "a pod's" {
 		t.Errorf("the file holds %q: %v", data, err)
 	}
@@ -268,9 +276,9 @@ func TestLifeOfALayer(t *testing.T) {
 func TestLayerSurvivesKills(t *testing.T) {
 	l := newLayered(t)
 	died := errors.New("killed")
-	kill := func(at Step, moment Moment) {
+	killed := func(at Step, moment Moment) hook {
 		dead := false // and then it does no other step
-		l.hook = func(_ context.Context, _ string, step Step, m Moment) error {
+		return func(_ context.Context, _ string, step Step, m Moment) error {
 			if dead = dead || step == at && m == moment; dead {
 				return died
 			}
@@ -281,32 +289,24 @@ func TestLayerSurvivesKills(t *testing.T) {
 	for _, step := range set {
 		step.Part = state.StagePart()
 		for _, moment := range []Moment{Before, After} {
-			l.stop()
-			kill(step, moment)
-			l.start()
+			l.restart(killed(step, moment))
 			if err := l.stage(); err == nil && step.Action != Mount && moment == Before {
 				t.Fatalf("staged without %s", step)
 			}
 		}
 	}
-	l.stop()
-	l.hook = nil
-	l.start()
+	l.restart(nil)
 	l.ok(l.stage())
 	for _, step := range []Step{{Action: Unmount}, {Action: CloseLayer, Layer: "offset"}, {Action: Detach}} {
 		step.Part = state.StagePart()
 		for _, moment := range []Moment{Before, After} {
-			l.stop()
-			kill(step, moment)
-			l.start()
+			l.restart(killed(step, moment))
 			if err := l.unstage(); err == nil && step.Action == Unmount && moment == Before {
 				t.Fatalf("unstaged without %s", step)
 			}
 		}
 	}
-	l.stop()
-	l.hook = nil
-	l.start()
+	l.restart(nil)
 	l.ok(l.unstage())
 	l.gone()
 }
@@ -314,7 +314,7 @@ func TestLayerSurvivesKills(t *testing.T) {
 // What an interrupted mkfs left on a layer that is new is erased, and the layer stays.
 func TestInterruptedFormatOfALayer(t *testing.T) {
 	l := newLayered(t)
-	l.hook = func(_ context.Context, _ string, step Step, _ Moment) error {
+	l.restart(func(_ context.Context, _ string, step Step, _ Moment) error {
 		if step.Action != Format {
 			return nil
 		}
@@ -324,20 +324,13 @@ func TestInterruptedFormatOfALayer(t *testing.T) {
 		}
 		out, err := exec.Command("mkfs.ext4", "-q", d.Path).CombinedOutput()
 		return fmt.Errorf("killed: %w %s", err, out)
-	}
-	l.stop()
-	l.start()
+	})
 	if err := l.stage(); err == nil {
 		t.Fatal("staged")
 	}
-	l.stop()
-	l.hook = nil
-	l.forget()
-	l.start()
+	l.restart(nil)
 	l.ok(l.stage())
-	if got, want := actions(l.done()), []string{"erase offset", "format offset", "mount"}; !slices.Equal(got, want) {
-		t.Errorf("steps %q, want %q", got, want)
-	}
+	l.did("erase offset", "format offset", "mount")
 	l.ok(l.unstage())
 	l.gone()
 }
@@ -380,7 +373,7 @@ func TestNewLayerIsErasedBeforeItIsFormatted(t *testing.T) {
 	l := newLayered(t)
 	found := byte('?')
 	l.n.parts.Filesystems = large{l.n.parts.Filesystems, &found}
-	l.hook = func(_ context.Context, _ string, step Step, moment Moment) error {
+	l.restart(func(_ context.Context, _ string, step Step, moment Moment) error {
 		if step.Action != OpenLayer || moment != After {
 			return nil
 		}
@@ -394,9 +387,7 @@ func TestNewLayerIsErasedBeforeItIsFormatted(t *testing.T) {
 		}
 		_, err = f.WriteAt([]byte("noise"), 1<<20)
 		return errors.Join(err, f.Sync(), f.Close())
-	}
-	l.stop()
-	l.start()
+	})
 	l.ok(l.stage())
 	if found != 0 {
 		t.Errorf("mkfs met %q", found)
@@ -418,9 +409,7 @@ func TestStrayLayer(t *testing.T) {
 	l.ok(l.layer.Open(ctx, state.Device{Path: image}, devices.Volume{ID: "v"}, false))
 	l.forget()
 	l.ok(l.stage())
-	if got, want := actions(l.done()), []string{"attach", "close-layer offset", "open-layer offset", "mount"}; !slices.Equal(got, want) {
-		t.Errorf("steps %q, want %q", got, want)
-	}
+	l.did("attach", "close-layer offset", "open-layer offset", "mount")
 	l.ok(l.unstage())
 	l.gone()
 	l.ok(l.layer.Open(ctx, state.Device{Path: image}, devices.Volume{ID: "v"}, false))
@@ -436,9 +425,7 @@ func TestRawLayer(t *testing.T) {
 	if have := l.look(); have.Device.Fresh || !have.Device.Raw {
 		t.Errorf("the top is %+v", have.Device)
 	}
-	if got, want := actions(l.done()), []string{"attach", "begin-format", "create-layer offset", "open-layer offset", "mark-raw", "bind"}; !slices.Equal(got, want) {
-		t.Errorf("steps %q, want %q", got, want)
-	}
+	l.did("attach", "begin-format", "create-layer offset", "open-layer offset", "mark-raw", "bind")
 	f, err := os.OpenFile(l.n.path(1), os.O_RDWR, 0)
 	l.ok(err)
 	_, err = unix.Pwrite(int(f.Fd()), []byte("raw"), 0)
@@ -464,9 +451,7 @@ func TestSecretOfALayer(t *testing.T) {
 		}
 	}
 	waits(l.stage(locked))
-	if got, want := actions(l.done()), []string{"attach"}; !slices.Equal(got, want) {
-		t.Errorf("steps %q, want %q", got, want)
-	}
+	l.did("attach")
 	l.r.Remember("v", map[string]string{"key": "wrong"})
 	if err := l.stage(locked); state.ClassOf(err) != state.Unauthenticated {
 		t.Fatalf("opened with the wrong key: %v", err)
@@ -477,8 +462,7 @@ func TestSecretOfALayer(t *testing.T) {
 	l.ok(l.publish())
 
 	// Another plugin has no secret, and needs none for what stands.
-	l.stop()
-	l.start()
+	l.restart(nil)
 	l.ok(l.publish())
 	have := l.look()
 	l.ok(l.n.umount(1))
@@ -486,9 +470,7 @@ func TestSecretOfALayer(t *testing.T) {
 	l.n.detach(have.Device.Path)
 	l.forget()
 	waits(l.publish())
-	if len(l.done()) > 0 {
-		t.Errorf("steps %q", actions(l.done()))
-	}
+	l.did()
 
 	// A wrong one is tried once, until somebody asks again.
 	l.r.Remember("v", map[string]string{"key": "wrong"})
@@ -500,9 +482,7 @@ func TestSecretOfALayer(t *testing.T) {
 	if _, err := l.r.Retry(t.Context(), "v"); err != nil {
 		t.Fatal(err)
 	}
-	if len(l.done()) > 0 {
-		t.Errorf("tried again: %q", actions(l.done()))
-	}
+	l.did()
 	l.r.Remember("v", map[string]string{"key": "secret"})
 	l.ok(l.publish())
 	if record := fmt.Sprintf("%+v", *l.store.Get("v").Stage); strings.Contains(record, "secret") {

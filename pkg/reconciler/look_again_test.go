@@ -67,9 +67,7 @@ func TestDestructiveStepsLookAgain(t *testing.T) {
 					if !came {
 						t.Fatalf("no step %s", action)
 					}
-					if n := h.k.count(call, "v"); n != 0 {
-						t.Errorf("%d calls of %s", n, call)
-					}
+					h.wantCalls(0, call, "v")
 					h.k.with(func() {
 						other.undo(h.k, v)
 						h.k.drift("v")
@@ -99,9 +97,7 @@ func TestFormatLooksAgainAtTheContents(t *testing.T) {
 		}
 		h.restart()
 		h.refuse(h.do(stage("v")), state.Unavailable)
-		if n := h.k.count(opFormat, "v"); n != 0 {
-			t.Errorf("%d formats", n)
-		}
+		h.wantCalls(0, opFormat, "v")
 	})
 }
 

@@ -7,6 +7,7 @@ import (
 
 	"github.com/csi-node/csi-node/pkg/devices"
 	"github.com/csi-node/csi-node/pkg/state"
+	"github.com/csi-node/csi-node/test/require"
 )
 
 // lose takes the store away, as a reader of the node would meet it.
@@ -84,9 +85,7 @@ func TestAdopt(t *testing.T) {
 			return v.AskPublish(&state.Target{Path: targetPath("v", 1), Capability: mountCapability()}, "/k/stage/other/v", time.Now())
 		})
 		h.refuse(h.do(growth("v", "", state.Capability{})), state.FailedPrecondition, "not staged")
-		if v := h.store.Get("v"); v != nil {
-			t.Errorf("a refused growth leaves %s", marshal(v))
-		}
+		h.noRecord("v")
 		before := h.k.changes()
 		h.ok(publish("v", 1))
 		if n := h.k.changes() - before; n != 1 {
@@ -148,9 +147,7 @@ func TestTwoPublishesOfALostStage(t *testing.T) {
 		hang.open()
 		h.refuse(<-one, state.FailedPrecondition, "not staged")
 		h.refuse(<-two, state.FailedPrecondition, "not staged")
-		if v := h.store.Get("v"); v != nil {
-			t.Errorf("left is %s", marshal(v))
-		}
+		h.noRecord("v")
 	})
 	bubble(t, func(h *harness) { // nobody waits any more: what is asked for in earnest supersedes
 		h.volume("v")
@@ -158,9 +155,7 @@ func TestTwoPublishesOfALostStage(t *testing.T) {
 		h.refuse(h.within(20*time.Second, publish("v", 1)), state.DeadlineExceeded)
 		answer := h.begin(stage("v"))
 		hang.open()
-		if err := <-answer; err != nil {
-			t.Error(err)
-		}
+		require.NoError(t, <-answer)
 		h.ok(publish("v", 1))
 		h.atRest("v")
 	})
@@ -170,13 +165,9 @@ func TestTwoPublishesOfALostStage(t *testing.T) {
 		h.refuse(h.within(20*time.Second, publish("v", 1)), state.DeadlineExceeded)
 		answer := h.begin(unpublish("v", 1))
 		hang.open()
-		if err := <-answer; err != nil {
-			t.Error(err)
-		}
+		require.NoError(t, <-answer)
 		h.sleep(time.Second)
-		if v := h.store.Get("v"); v != nil {
-			t.Errorf("left is %s", marshal(v))
-		}
+		h.noRecord("v")
 	})
 }
 
@@ -211,9 +202,7 @@ func TestFoundStage(t *testing.T) {
 		h.ok(stage("v", flags("sync")))
 		h.ok(stage("v", flags("sync")), publish("v", 1))
 		h.lose()
-		if err := adopt("sync"); err != nil {
-			t.Error(err)
-		}
+		require.NoError(h.t, adopt("sync"))
 		h.ok(unpublish("v", 1))
 		h.refuse(h.do(stage("v", flags("sync", "commit=17"))), state.AlreadyExists, `"commit" makes the difference`)
 		h.refuse(h.do(stage("v")), state.AlreadyExists, `"sync" makes the difference`)
@@ -263,9 +252,7 @@ func TestAdoptNeverSupersedesAnUnstage(t *testing.T) {
 		h.refuse(h.do(unstage("v")), state.Unavailable)
 		h.refuse(h.do(publish("v", 1)), state.Aborted, "being unstaged")
 		h.sleep(time.Minute)
-		if h.store.Get("v") != nil {
-			t.Error("the unstage was forgotten")
-		}
+		h.noRecord("v")
 	})
 }
 

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/csi-node/csi-node/pkg/state"
+	"github.com/csi-node/csi-node/test/require"
 )
 
 // For a stage that nobody asked for nothing is done but to adopt it, whatever is
@@ -45,15 +46,9 @@ func TestNothingIsDoneForAProvisionalStage(t *testing.T) {
 						if has(3) {
 							ask = blockCapability()
 						}
-						if err := want.AskPublish(&state.Target{Path: "/a", Capability: ask, ReadOnly: has(4)}, "/stage", time.Time{}); err != nil {
-							t.Fatal(err)
-						}
-						if err := want.AskSize(2*gib, 0, time.Time{}); err != nil {
-							t.Fatal(err)
-						}
-						if err := want.AskUnpublish("/b", time.Time{}); err != nil {
-							t.Fatal(err)
-						}
+						require.NoError(t, want.AskPublish(&state.Target{Path: "/a", Capability: ask, ReadOnly: has(4)}, "/stage", time.Time{}))
+						require.NoError(t, want.AskSize(2*gib, 0, time.Time{}))
+						require.NoError(t, want.AskUnpublish("/b", time.Time{}))
 						plan := MakePlan(want, have)
 						plans++
 						for _, step := range plan.Steps {

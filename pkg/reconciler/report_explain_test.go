@@ -8,6 +8,7 @@ import (
 
 	"github.com/csi-node/csi-node/pkg/report"
 	"github.com/csi-node/csi-node/pkg/state"
+	"github.com/csi-node/csi-node/test/require"
 )
 
 // tells checks that the explanation of a volume has the words in the parts where they
@@ -15,9 +16,7 @@ import (
 func (h *harness) tells(id string, want map[string][]string) {
 	h.t.Helper()
 	told, err := h.p.r.Explain(context.Background(), id)
-	if err != nil {
-		h.t.Fatal(err)
-	}
+	require.NoError(h.t, err)
 	explanation := told.Explanation()
 	parts := map[string][]string{
 		"asked": explanation.Asked, "is": explanation.Is, "missing": explanation.Missing, "next": explanation.Next, "in the way": explanation.InTheWay, "you can": explanation.YouCan,
@@ -117,9 +116,7 @@ func TestExplainWhatRuns(t *testing.T) {
 			"you can": {"dmesg"},
 		})
 		f.open()
-		if err := h.got(answer); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, h.got(answer))
 	})
 }
 
@@ -203,8 +200,6 @@ func TestInspectActsOnNothing(t *testing.T) {
 		if conditions["v stage"] != report.Settled || conditions["v target "+targetPath("v", 1)] != report.UnderWay || conditions["w stage"] != report.Failing {
 			t.Errorf("conditions are %v", conditions)
 		}
-		if h.k.changes() != before {
-			t.Error("something was done")
-		}
+		h.noStepSince(before)
 	})
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/csi-node/csi-node/pkg/report"
 	"github.com/csi-node/csi-node/pkg/state"
+	"github.com/csi-node/csi-node/test/require"
 )
 
 // one returns the status of the only volume.
@@ -51,9 +52,7 @@ func TestStatusOfAStepThatRuns(t *testing.T) {
 			t.Errorf("device %q", s.Device)
 		}
 		hang.open()
-		if err := h.got(answer); err != nil {
-			t.Error(err)
-		}
+		require.NoError(h.t, h.got(answer))
 		if s := h.one(); s.Step != nil || part(t, s, "stage").Is != report.Settled || s.Worst() != report.Settled {
 			t.Errorf("%+v", s)
 		}
@@ -139,9 +138,7 @@ func TestStatusOfWhatWasAskedSince(t *testing.T) {
 			t.Errorf("%+v", p)
 		}
 		hang.open()
-		if err := h.got(answer); err != nil {
-			t.Error(err)
-		}
+		require.NoError(h.t, h.got(answer))
 	})
 }
 
@@ -178,9 +175,7 @@ func TestStatusIsSortedAndJSON(t *testing.T) {
 			t.Errorf("%+v", all)
 		}
 		raw, err := json.Marshal(all[0])
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		for _, field := range []string{`"volume":"a"`, `"is":"settled"`, `"part":"stage"`, `"asked":`, `"since":`, `"device":`} {
 			if !strings.Contains(string(raw), field) {
 				t.Errorf("%s lacks %s", raw, field)
@@ -197,9 +192,7 @@ func TestHealthAgreesWithStatus(t *testing.T) {
 			synctest.Wait() // the caller of a step that failed is told before the pass has ended
 			record := h.store.Get("v")
 			have, err := h.p.r.Observe(h.t.Context(), record)
-			if err != nil {
-				h.t.Fatal(err)
-			}
+			require.NoError(h.t, err)
 			var words []string
 			for _, f := range h.p.r.Report(record, have).Health() {
 				words = append(words, f.Reason+": "+f.Message)

@@ -10,6 +10,7 @@ import (
 
 	"github.com/csi-node/csi-node/pkg/report"
 	"github.com/csi-node/csi-node/pkg/state"
+	"github.com/csi-node/csi-node/test/require"
 )
 
 func (h *harness) retry(id string) (report.Volume, error) {
@@ -109,9 +110,7 @@ func TestRetryBehindAHungStep(t *testing.T) {
 		_, err := h.retry("v")
 		h.refuse(err, state.DeadlineExceeded, "format for stage", "58s")
 		hung.open()
-		if err := h.got(answer); err != nil {
-			t.Error(err)
-		}
+		require.NoError(h.t, h.got(answer))
 		h.atRest("v")
 	})
 }
@@ -139,13 +138,9 @@ func TestExclusiveIsAlone(t *testing.T) {
 		h.sleep(10 * time.Second)
 		h.pending(staged)
 		h.pending(answer)
-		if h.k.changes() != before {
-			t.Error("steps were taken meanwhile")
-		}
+		h.noStepSince(before)
 		release()
-		if err := h.got(answer); err != nil {
-			t.Error(err)
-		}
+		require.NoError(h.t, h.got(answer))
 		if err := h.got(staged); err != nil {
 			t.Errorf("the request that came meanwhile: %v", err)
 		}
@@ -166,9 +161,7 @@ func TestExclusiveWaitsForAStep(t *testing.T) {
 		}
 		release()
 		hung.open()
-		if err := h.got(staged); err != nil {
-			t.Error(err)
-		}
+		require.NoError(h.t, h.got(staged))
 		if err := h.got(answer); err != nil || !called {
 			t.Errorf("called %t: %v", called, err)
 		}
@@ -217,9 +210,7 @@ func TestExclusiveOfACallerWhoLeaves(t *testing.T) {
 		h.sleep(2 * time.Second)
 		h.refuse(h.got(second), state.DeadlineExceeded, "v")
 		release()
-		if err := h.got(first); err != nil {
-			t.Error(err)
-		}
+		require.NoError(h.t, h.got(first))
 		h.forgotten("v")
 
 		// Once it is called, the caller stays to its end.
@@ -228,9 +219,7 @@ func TestExclusiveOfACallerWhoLeaves(t *testing.T) {
 		cancel()
 		h.pending(third)
 		release()
-		if err := h.got(third); err != nil {
-			t.Error(err)
-		}
+		require.NoError(h.t, h.got(third))
 		h.forgotten("v")
 	})
 }

@@ -53,14 +53,10 @@ func TestMountSourceThatHangs(t *testing.T) {
 		h.pending(again)
 		h.sleep(20 * time.Second)
 		h.pending(again)
-		if n := h.k.count(opMountSource, path); n != 1 {
-			t.Errorf("%d mounts while the first hangs", n)
-		}
+		h.wantCalls(1, opMountSource, path)
 		h.sleep(33 * time.Second) // the deadline of the source has passed twice: the second caller had an attempt of its own
 		h.refuse(h.got(again), state.DeadlineExceeded, "volume v", "step mount-source for target "+path)
-		if n := h.k.count(opMountSource, path); n != 3 {
-			t.Errorf("%d attempts, want two and one after the back-off", n)
-		}
+		h.wantCalls(3, opMountSource, path)
 		ended := h.begin(unpublish("v", 1))
 		h.pending(ended)
 		h.sleep(30 * time.Second)

@@ -9,6 +9,7 @@ import (
 
 	"github.com/csi-node/csi-node/pkg/report"
 	"github.com/csi-node/csi-node/pkg/state"
+	"github.com/csi-node/csi-node/test/require"
 )
 
 // What is asked for later takes the place of what is not done yet, whose caller is told.
@@ -31,9 +32,7 @@ func TestLaterRequestSupersedes(t *testing.T) {
 				first, second := h.begin(row.first), h.begin(row.second)
 				hang.open()
 				h.refuse(h.got(first), state.Aborted, "superseded")
-				if err := h.got(second); err != nil {
-					t.Error(err)
-				}
+				require.NoError(h.t, h.got(second))
 				h.atRest("v")
 				if lie := h.lie(row.second); lie != "" {
 					t.Error(lie)
@@ -106,9 +105,7 @@ func TestContradictingStage(t *testing.T) {
 		synctest.Wait()
 		h.atRest("v")
 		h.mustShow(stagePath("v"), state.NoAtime, true)
-		if n := h.k.count(opFormat, "v"); n != 1 {
-			t.Errorf("mkfs ran %d times", n)
-		}
+		h.wantCalls(1, opFormat, "v")
 		h.ok(stage("v", stageNoatime))
 		h.refuse(h.do(stage("v")), state.AlreadyExists, "staged already")
 	})
@@ -262,9 +259,7 @@ func TestGivesWayBeforeItIsBegun(t *testing.T) {
 		}
 		h.refuse(h.do(stage("v")), state.Aborted, "superseded")
 		synctest.Wait()
-		if n := h.k.count(opAttach, "v"); n != 1 {
-			t.Errorf("attached %d times", n)
-		}
+		h.wantCalls(1, opAttach, "v")
 		h.ok(stage("v", stageReadOnly))
 		h.atRest("v")
 	})
@@ -309,13 +304,9 @@ func TestUnstageOfSuperseded(t *testing.T) {
 		end := h.begin(unstage("v"))
 		hang.open()
 		h.refuse(h.got(next), state.Aborted, "superseded")
-		if err := h.got(end); err != nil {
-			t.Error(err)
-		}
+		require.NoError(h.t, h.got(end))
 		h.atRest("v")
-		if h.store.Get("v") != nil {
-			t.Error("a record is left")
-		}
+		h.noRecord("v")
 	})
 }
 
@@ -336,9 +327,7 @@ func TestPublishIsSuperseded(t *testing.T) {
 					waits := h.begin(first)
 					select {
 					case err := <-waits: // no such step
-						if err != nil {
-							t.Fatal(err)
-						}
+						require.NoError(t, err)
 						return
 					default:
 					}

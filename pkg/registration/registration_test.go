@@ -11,6 +11,8 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
+
+	"github.com/csi-node/csi-node/test/require"
 )
 
 // start runs a Registrar for a directory; its end is part of the test.
@@ -38,17 +40,13 @@ func start(t *testing.T, dir string) (r *Registrar, stop func()) {
 func asKubelet(t *testing.T, socket string) (registerapi.RegistrationClient, *registerapi.PluginInfo) {
 	t.Helper()
 	conn, err := grpc.NewClient("unix://"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithDefaultCallOptions(grpc.WaitForReady(true)))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	t.Cleanup(func() { _ = conn.Close() })
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	client := registerapi.NewRegistrationClient(conn)
 	info, err := client.GetInfo(ctx, &registerapi.InfoRequest{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return client, info
 }
 
@@ -56,9 +54,7 @@ func asKubelet(t *testing.T, socket string) (registerapi.RegistrationClient, *re
 func directory(t *testing.T) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "registration-")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	t.Cleanup(func() {
 		if err := os.RemoveAll(dir); err != nil {
 			t.Error(err)
@@ -125,18 +121,12 @@ func TestRegistrationComesBack(t *testing.T) {
 // A socket that a killed plugin left is replaced.
 func TestRegistrationTakesOver(t *testing.T) {
 	dir := directory(t)
-	if err := os.MkdirAll(dir, 0o750); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.MkdirAll(dir, 0o750))
 	dead := New(Config{Dir: dir, DriverName: "csi.test"})
 	for range 2 {
 		l, err := dead.listen()
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := l.Close(); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
+		require.NoError(t, l.Close())
 	}
 	_, stop := start(t, dir)
 	defer stop()
@@ -159,8 +149,6 @@ func TestRegistrationFailsAndGoesOn(t *testing.T) {
 	if s := r.Status(); s.Registered || s.Since.IsZero() {
 		t.Errorf("tells %+v", s)
 	}
-	if err := os.Remove(dir); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.Remove(dir))
 	asKubelet(t, filepath.Join(dir, "csi.test-reg.sock"))
 }

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/csi-node/csi-node/test/harness"
+	"github.com/csi-node/csi-node/test/require"
 )
 
 var reportDir = flag.String("bench.report", "", "measure at length, and write performance.md and its charts into this directory; "+
@@ -83,9 +84,7 @@ func TestPerformance(t *testing.T) {
 			return
 		}
 	}
-	if err := r.write(dir); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, r.write(dir))
 	progress("written to %s/performance.md", dir)
 }
 

@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/csi-node/csi-node/test/harness"
+	"github.com/csi-node/csi-node/test/require"
 )
 
 // measureCrowds times the calls of one caller on a node with many mounts and loop
@@ -54,9 +55,7 @@ func otherMounts(t *testing.T, count int) (remove func()) {
 	dir := t.TempDir()
 	must := func(err error) {
 		t.Helper()
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 	}
 	must(unix.Mount("crowd", dir, "tmpfs", 0, "size=1m"))
 	there := true
@@ -82,9 +81,7 @@ func otherLoops(t *testing.T, count int) (remove func()) {
 	dir, ours := t.TempDir(), &bare{devices: map[string]*os.File{}}
 	remove = func() {
 		for id := range ours.devices {
-			if err := ours.detach(id, ""); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, ours.detach(id, ""))
 		}
 	}
 	t.Cleanup(remove)
@@ -97,9 +94,7 @@ func otherLoops(t *testing.T, count int) (remove func()) {
 		if err == nil {
 			_, err = ours.attach(path, path)
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 	}
 	return remove
 }

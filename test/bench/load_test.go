@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/csi-node/csi-node/test/harness"
+	"github.com/csi-node/csi-node/test/require"
 )
 
 // node is a driver at work on a kubelet directory of its own.
@@ -28,12 +29,8 @@ type node struct {
 func start(t *testing.T, name string, env ...string) *node {
 	t.Helper()
 	n := &node{Plugin: harness.New(t), name: name, t: t}
-	if err := os.MkdirAll(n.StateDir, 0o750); err != nil {
-		t.Fatal(err)
-	}
-	if err := unix.Mount("state", n.StateDir, "tmpfs", 0, "mode=0700"); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.MkdirAll(n.StateDir, 0o750))
+	require.NoError(t, unix.Mount("state", n.StateDir, "tmpfs", 0, "mode=0700"))
 	t.Cleanup(func() {
 		n.Terminate()
 		if err := unix.Unmount(n.StateDir, unix.MNT_DETACH); err != nil {
@@ -51,9 +48,7 @@ func (n *node) start(env ...string) {
 		options.Flags = []string{"--v", "2"} // the default
 	} else {
 		own, err := os.Executable()
-		if err != nil {
-			n.t.Fatal(err)
-		}
+		require.NoError(n.t, err)
 		n.Driver = &harness.Driver{Path: own, Env: []string{peerVariable + "=" + n.name}}
 	}
 	n.Start(options)
@@ -272,16 +267,12 @@ func (n *node) busy(callers, each int, prepare func(caller int) func(i int) []st
 func (n *node) cpu() (own, helpers time.Duration) {
 	n.t.Helper()
 	raw, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", n.PID()))
-	if err != nil {
-		n.t.Fatal(err)
-	}
+	require.NoError(n.t, err)
 	fields := strings.Fields(string(raw[strings.LastIndexByte(string(raw), ')')+1:]))
 	var ticks [4]time.Duration
 	for i := range ticks {
 		count, err := strconv.Atoi(fields[11+i])
-		if err != nil {
-			n.t.Fatal(err)
-		}
+		require.NoError(n.t, err)
 		ticks[i] = time.Duration(count) * time.Second / 100
 	}
 	return ticks[0] + ticks[1], ticks[2] + ticks[3]
@@ -291,13 +282,9 @@ func (n *node) cpu() (own, helpers time.Duration) {
 func (n *node) rss() int64 {
 	n.t.Helper()
 	raw, err := os.ReadFile(fmt.Sprintf("/proc/%d/statm", n.PID()))
-	if err != nil {
-		n.t.Fatal(err)
-	}
+	require.NoError(n.t, err)
 	pages, err := strconv.ParseInt(strings.Fields(string(raw))[1], 10, 64)
-	if err != nil {
-		n.t.Fatal(err)
-	}
+	require.NoError(n.t, err)
 	return pages * int64(os.Getpagesize())
 }
 
@@ -312,20 +299,14 @@ func countPrograms(t *testing.T, r *report) {
 		log := filepath.Join(dir, "log")
 		for _, helper := range helpers {
 			script := fmt.Sprintf("#!/bin/sh\necho %s >>%s\nPATH=%s:/usr/sbin:/sbin\nexec %s \"$@\"\n", helper, log, os.Getenv("PATH"), helper)
-			if err := os.WriteFile(filepath.Join(dir, helper), []byte(script), 0o700); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, os.WriteFile(filepath.Join(dir, helper), []byte(script), 0o700))
 		}
 		n := start(t, name, "PATH="+dir+":"+os.Getenv("PATH")+":/usr/sbin:/sbin")
 		count := func(steps []step) string {
-			if err := os.WriteFile(log, nil, 0o600); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, os.WriteFile(log, nil, 0o600))
 			n.must(newSamples().run(t.Context(), steps))
 			raw, err := os.ReadFile(log)
-			if err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, err)
 			return strings.Join(strings.Fields(string(raw)), ", ")
 		}
 		v := n.formatted("formatted", "ext4")

@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/csi-node/csi-node/test/require"
 )
 
 // report is all that was measured.
@@ -286,13 +288,9 @@ func (t table) String() string {
 func machineFacts(t *testing.T) string {
 	t.Helper()
 	var name unix.Utsname
-	if err := unix.Uname(&name); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, unix.Uname(&name))
 	info, err := os.ReadFile("/proc/cpuinfo")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	_, model, _ := strings.Cut(string(info), "model name")
 	model, _, _ = strings.Cut(strings.TrimLeft(model, "\t :"), "\n")
 	return fmt.Sprintf("Linux %s, %d processors (%s), %s", unix.ByteSliceToString(name.Release[:]), runtime.NumCPU(), model, runtime.Version())

@@ -19,14 +19,10 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/csi-node/csi-node/test/harness"
+	"github.com/csi-node/csi-node/test/require"
 )
 
-func must(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
+var must = require.NoError
 
 // mustRefuse fails unless err has the code and its message all of the words.
 func mustRefuse(t testing.TB, err error, code codes.Code, words ...string) {
@@ -52,6 +48,30 @@ func mustHaveNoRecord(t testing.TB, p *harness.Plugin) {
 	t.Helper()
 	if volumes := p.Status().Volumes; len(volumes) > 0 {
 		t.Errorf("`csi-node status` still shows %+v", volumes)
+	}
+}
+
+// mustHaveNoLoop fails unless all of the plugin's loop devices are detached.
+func mustHaveNoLoop(t testing.TB, p *harness.Plugin) {
+	t.Helper()
+	if loops := p.Loops(); len(loops) > 0 {
+		t.Errorf("attached: %+v", loops)
+	}
+}
+
+// mustHoldAsBefore ends the test unless a file still has the sum that it had.
+func mustHoldAsBefore(t testing.TB, path, before string) {
+	t.Helper()
+	if sum(t, path) != before {
+		t.Fatalf("%s has changed", path)
+	}
+}
+
+// mustBeBare fails unless nothing is mounted at a path.
+func mustBeBare(t testing.TB, p *harness.Plugin, path string) {
+	t.Helper()
+	if n := mountsAt(p, path); n > 0 {
+		t.Errorf("%d mounts at %s", n, path)
 	}
 }
 

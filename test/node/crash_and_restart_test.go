@@ -20,13 +20,8 @@ func TestMkfsDiesWithThePluginAndIsDoneAgain(t *testing.T) {
 	t.Parallel()
 	for name, then := range map[string]string{"exec": byExec, "grandchild": byGrandchild} {
 		t.Run(name, func(t *testing.T) {
-			p := harness.New(t)
-			w := wrapMkfs(t, p, then)
-			p.Start(harness.Options{Env: w.env()})
-			v := create(t, p, "volume", 32*mib, mountAs("ext4", multiWriter))
-			staged := make(chan error, 1)
-			go func() { staged <- v.Stage(t.Context()) }()
-			w.awaitStart()
+			p, w, v := startWithMkfs(t, then)
+			staged := w.stageInto(v)
 			killWithHelpers(t, p, syscall.SIGKILL)
 			mustRefuse(t, <-staged, codes.Unavailable)
 
@@ -34,18 +29,14 @@ func TestMkfsDiesWithThePluginAndIsDoneAgain(t *testing.T) {
 			p.Start(harness.Options{Env: w.env()})
 			must(t, v.Stage(t.Context()))
 			write(t, filepath.Join(v.Staging, "file"), "kept")
-			if runs := w.runs(); runs != 2 {
-				t.Errorf("mkfs was run %d times, want 2", runs)
-			}
+			w.mustHaveRun(2)
 			p.Kill()
 			p.Start(harness.Options{Env: w.env()})
 			must(t, v.Stage(t.Context()))
 			must(t, v.Unstage(t.Context()))
 			must(t, v.Stage(t.Context()))
 			mustRead(t, filepath.Join(v.Staging, "file"), "kept")
-			if runs := w.runs(); runs != 2 {
-				t.Errorf("a completed format was repeated: %d runs of mkfs", runs)
-			}
+			w.mustHaveRun(2)
 			v.End()
 		})
 	}
@@ -71,18 +62,13 @@ func killWithHelpers(t *testing.T, p *harness.Plugin, signal syscall.Signal) {
 // At SIGTERM calls under way are answered, the process ends with 0, and mounts stay.
 func TestSIGTERMAnswersCallsAndKeepsMounts(t *testing.T) {
 	t.Parallel()
-	p := harness.New(t)
-	w := wrapMkfs(t, p, byGrandchild)
-	p.Start(harness.Options{Env: w.env()})
-	v := create(t, p, "volume", 32*mib, mountAs("ext4", multiWriter))
+	p, w, v := startWithMkfs(t, byGrandchild)
 	running := create(t, p, "running", smallest("xfs"), mountAs("xfs", multiWriter))
 	ctx, pod := t.Context(), running.Target("pod")
 	must(t, running.Up(ctx, pod))
 	write(t, filepath.Join(pod, "file"), "kept")
 
-	staged := make(chan error, 1)
-	go func() { staged <- v.Stage(ctx) }()
-	w.awaitStart()
+	staged := w.stageInto(v)
 	killWithHelpers(t, p, syscall.SIGTERM)
 	if state := p.Wait(t); state.ExitCode() != 0 {
 		t.Errorf("after SIGTERM: %s", state)

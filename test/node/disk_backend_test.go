@@ -64,6 +64,16 @@ func onDisk(p *harness.Plugin, t *testing.T, id, node, fsType string) *volume {
 	return v
 }
 
+// diskVolume starts a plugin and returns a volume of it that is a disk of 32 MiB, the
+// node of the disk and the file behind it.
+func diskVolume(t *testing.T, fsType string) (p *harness.Plugin, v *volume, node, file string) {
+	t.Helper()
+	p, o, r := disks(t, harness.Options{})
+	p.Start(o)
+	node, file = r.disk("disk", 32*mib)
+	return p, onDisk(p, t, "a-disk", node, fsType), node, file
+}
+
 // mustBeFree fails unless nobody has a disk, and it takes writes.
 func mustBeFree(t *testing.T, node string) {
 	t.Helper()
@@ -154,9 +164,7 @@ func TestDiskFormatIsInterrupted(t *testing.T) {
 	p.Start(o)
 	node, _ := r.disk("disk", 32*mib)
 	v := onDisk(p, t, "a-disk", node, "ext4")
-	staged := make(chan error, 1)
-	go func() { staged <- v.Stage(t.Context()) }()
-	w.awaitStart()
+	staged := w.stageInto(v)
 	killWithHelpers(t, p, syscall.SIGKILL)
 	mustRefuse(t, <-staged, codes.Unavailable)
 	f, err := os.OpenFile(node, os.O_WRONLY, 0)
@@ -168,9 +176,7 @@ func TestDiskFormatIsInterrupted(t *testing.T) {
 	w.open()
 	p.Start(o)
 	must(t, v.Stage(t.Context()))
-	if runs := w.runs(); runs != 2 {
-		t.Errorf("mkfs was run %d times, want 2", runs)
-	}
+	w.mustHaveRun(2)
 	write(t, filepath.Join(v.Staging, "file"), "kept")
 	must(t, v.Unstage(t.Context()))
 
@@ -201,9 +207,7 @@ func TestAnotherDiskIsRefused(t *testing.T) {
 	before := sum(t, other)
 	mustRefuse(t, v.Stage(ctx), codes.FailedPrecondition, node, "another now")
 	must(t, v.Unstage(ctx))
-	if sum(t, other) != before {
-		t.Error("the other disk has changed")
-	}
+	mustHoldAsBefore(t, other, before)
 	mustBeFree(t, node)
 
 	r.unplug(node)
@@ -217,18 +221,14 @@ func TestAnotherDiskIsRefused(t *testing.T) {
 	must(t, os.RemoveAll(p.StateDir))
 	p.Start(o)
 	must(t, v.Unstage(ctx))
-	if n := mountsAt(p, v.Staging); n > 0 {
-		t.Errorf("%d mounts at %s", n, v.Staging)
-	}
+	mustBeBare(t, p, v.Staging)
 }
 
 // What is in use is refused, and left alone.
 func TestDiskInUseIsRefused(t *testing.T) {
 	t.Parallel()
-	p, o, r := disks(t, harness.Options{})
-	p.Start(o)
+	p, _, node, file := diskVolume(t, "ext4")
 	ctx := t.Context()
-	node, file := r.disk("disk", 32*mib)
 	must(t, exec.Command("mkfs.ext4", "-q", node).Run())
 	elsewhere := t.TempDir()
 	must(t, unix.Mount(node, elsewhere, "ext4", 0, ""))
@@ -248,9 +248,7 @@ func TestDiskInUseIsRefused(t *testing.T) {
 		must(t, os.WriteFile(file, junk, 0o600))
 		before := sum(t, file)
 		mustRefuse(t, onDisk(p, t, "a-disk-"+name, node, "ext4").Stage(ctx), codes.FailedPrecondition, "neither blank nor a file system")
-		if sum(t, file) != before {
-			t.Errorf("%s: the disk has changed", name)
-		}
+		mustHoldAsBefore(t, file, before)
 		mustBeFree(t, node)
 	}
 	mustHaveNoRecord(t, p)
@@ -281,11 +279,8 @@ func TestRawBlockDisk(t *testing.T) {
 // An operator's word makes a disk blank, whatever it held or was.
 func TestClearMakesADiskBlank(t *testing.T) {
 	t.Parallel()
-	p, o, r := disks(t, harness.Options{})
-	p.Start(o)
+	p, v, node, file := diskVolume(t, "ext4")
 	ctx := t.Context()
-	node, file := r.disk("disk", 32*mib)
-	v := onDisk(p, t, "a-disk", node, "ext4")
 	line := "csi-node volume clear-device " + v.ID + " --i-understand-this-destroys-data"
 	must(t, v.Stage(ctx))
 	refused(t, p, 1, line, "in use")
@@ -306,11 +301,8 @@ func TestClearMakesADiskBlank(t *testing.T) {
 // A read-only raw publish is as large as the disk, whoever has noticed that the disk grew.
 func TestReadOnlyRawDiskGrows(t *testing.T) {
 	t.Parallel()
-	p, o, r := disks(t, harness.Options{})
-	p.Start(o)
+	_, v, node, file := diskVolume(t, "")
 	ctx := t.Context()
-	node, file := r.disk("disk", 32*mib)
-	v := onDisk(p, t, "a-disk", node, "")
 	writer, reader := v.Target("writer"), v.Target("reader")
 	must(t, v.Up(ctx, writer))
 	must(t, v.PublishReadOnly(ctx, reader))
@@ -367,9 +359,7 @@ func TestDiskNotesAreLost(t *testing.T) {
 			must(t, v.Unpublish(ctx, pod))
 			mustBeGone(t, pod)
 			must(t, v.Unstage(ctx))
-			if n := mountsAt(p, v.Staging); n > 0 {
-				t.Errorf("%d mounts at %s", n, v.Staging)
-			}
+			mustBeBare(t, p, v.Staging)
 			mustBeFree(t, node)
 			must(t, v.Stage(ctx))
 			must(t, v.Unstage(ctx))

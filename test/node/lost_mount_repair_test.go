@@ -18,6 +18,18 @@ import (
 	"github.com/csi-node/csi-node/test/harness"
 )
 
+// publishedTwice starts a plugin and publishes a volume of it at two targets, the second of
+// which is read-only.
+func publishedTwice(t *testing.T, fsType string) (p *harness.Plugin, v *volume, one, two string) {
+	t.Helper()
+	p = harness.Start(t, harness.Options{})
+	v = create(t, p, "volume", smallest(fsType), mountAs(fsType, multiWriter, "noatime"))
+	one, two = v.Target("one"), v.Target("two")
+	must(t, v.Up(t.Context(), one))
+	must(t, v.PublishReadOnly(t.Context(), two))
+	return p, v, one, two
+}
+
 // What is unmounted behind the plugin's back comes back by itself, with its
 // data and its flags; nobody calls.
 func TestLostMountsComeBack(t *testing.T) {
@@ -25,12 +37,7 @@ func TestLostMountsComeBack(t *testing.T) {
 	for _, fsType := range []string{"ext4", "xfs"} {
 		t.Run(fsType, func(t *testing.T) {
 			t.Parallel()
-			p := harness.Start(t, harness.Options{})
-			v := create(t, p, "volume", smallest(fsType), mountAs(fsType, multiWriter, "noatime"))
-			must(t, v.Stage(t.Context()))
-			one, two := v.Target("one"), v.Target("two")
-			must(t, v.Publish(t.Context(), one))
-			must(t, v.PublishReadOnly(t.Context(), two))
+			p, v, one, two := publishedTwice(t, fsType)
 			write(t, filepath.Join(one, "file"), "kept")
 			for _, torn := range [][]string{{one}, {two}, {v.Staging}, {v.Staging, one, two}} {
 				before := p.Mounts()
@@ -78,12 +85,7 @@ func TestBrokenFilesystemComesBack(t *testing.T) {
 	for _, fsType := range []string{"ext4", "xfs"} {
 		t.Run(fsType, func(t *testing.T) {
 			t.Parallel()
-			p := harness.Start(t, harness.Options{})
-			v := create(t, p, "volume", smallest(fsType), mountAs(fsType, multiWriter, "noatime"))
-			must(t, v.Stage(t.Context()))
-			one, two := v.Target("one"), v.Target("two")
-			must(t, v.Publish(t.Context(), one))
-			must(t, v.PublishReadOnly(t.Context(), two))
+			p, v, one, two := publishedTwice(t, fsType)
 			file := filepath.Join(one, "file")
 			write(t, file, "kept")
 			harness.Command(t, "sync", file)

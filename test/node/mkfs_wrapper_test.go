@@ -57,6 +57,25 @@ func wrapMkfs(t *testing.T, p *harness.Plugin, then string) *wrapper {
 	return w
 }
 
+// startWithMkfs starts a plugin whose mkfs waits at a closed gate, and makes a volume that
+// it has to format.
+func startWithMkfs(t *testing.T, then string) (*harness.Plugin, *wrapper, *volume) {
+	t.Helper()
+	p := harness.New(t)
+	w := wrapMkfs(t, p, then)
+	p.Start(harness.Options{Env: w.env()})
+	return p, w, create(t, p, "volume", 32*mib, mountAs("ext4", multiWriter))
+}
+
+// stageInto begins to stage a volume and returns when its mkfs was started.
+func (w *wrapper) stageInto(v *volume) <-chan error {
+	w.t.Helper()
+	staged := make(chan error, 1)
+	go func() { staged <- v.Stage(w.t.Context()) }()
+	w.awaitStart()
+	return staged
+}
+
 // env puts the wrapper first.
 func (w *wrapper) env() []string { return []string{"PATH=" + w.dir + ":" + os.Getenv("PATH")} }
 
@@ -71,10 +90,12 @@ func (w *wrapper) awaitStart() {
 // open lets the wrappers through that wait and those that come.
 func (w *wrapper) open() { _ = w.gate.Close() }
 
-// runs counts how often the wrapper was started.
-func (w *wrapper) runs() int {
+// mustHaveRun fails the test unless the wrapper was started so often.
+func (w *wrapper) mustHaveRun(times int) {
 	w.t.Helper()
 	lines, err := os.ReadFile(filepath.Join(w.dir, "runs"))
 	must(w.t, err)
-	return strings.Count(string(lines), "\n")
+	if runs := strings.Count(string(lines), "\n"); runs != times {
+		w.t.Errorf("mkfs was run %d times, want %d", runs, times)
+	}
 }

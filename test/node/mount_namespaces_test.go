@@ -29,9 +29,7 @@ func TestUnstageFreesOtherNamespaces(t *testing.T) {
 	must(t, v.Stage(ctx))
 	idle := startElsewhere(t, p, "")
 	must(t, v.Unstage(ctx))
-	if loops := p.Loops(); len(loops) > 0 {
-		t.Errorf("attached after NodeUnstageVolume: %+v", loops)
-	}
+	mustHaveNoLoop(t, p)
 	idle.end()
 
 	must(t, v.Stage(ctx))

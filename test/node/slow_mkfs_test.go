@@ -19,16 +19,11 @@ func TestSlowMkfsIsDoneOnce(t *testing.T) {
 	t.Parallel()
 	for name, then := range map[string]string{"exec": byExec, "grandchild": byGrandchild} {
 		t.Run(name, func(t *testing.T) {
-			p := harness.New(t)
-			w := wrapMkfs(t, p, then)
-			p.Start(harness.Options{Env: w.env()})
-			slow := create(t, p, "slow", 32*mib, mountAs("ext4", multiWriter))
+			p, w, slow := startWithMkfs(t, then)
 			swift := create(t, p, "swift", smallest("xfs"), mountAs("xfs", multiWriter))
 			told := regexp.MustCompile(`step format .* running for [0-9.]+m?s`)
 
-			patient := make(chan error, 1)
-			go func() { patient <- slow.Stage(t.Context()) }()
-			w.awaitStart()
+			patient := w.stageInto(slow)
 			for range 2 {
 				var calls errgroup.Group
 				for range 3 {
@@ -53,9 +48,7 @@ func TestSlowMkfsIsDoneOnce(t *testing.T) {
 			w.open()
 			must(t, <-patient)
 			must(t, slow.Stage(t.Context()))
-			if runs := w.runs(); runs != 1 {
-				t.Errorf("mkfs was run %d times", runs)
-			}
+			w.mustHaveRun(1)
 			if helpers := p.Helpers(t); len(helpers) > 0 {
 				t.Errorf("still running after the format: %v", helpers)
 			}
@@ -69,13 +62,8 @@ func TestSlowMkfsIsDoneOnce(t *testing.T) {
 // superseded is told so, and the volume can be staged again.
 func TestUnstageDuringMkfs(t *testing.T) {
 	t.Parallel()
-	p := harness.New(t)
-	w := wrapMkfs(t, p, byExec)
-	p.Start(harness.Options{Env: w.env()})
-	v := create(t, p, "volume", 32*mib, mountAs("ext4", multiWriter))
-	staged, unstaged := make(chan error, 1), make(chan error, 1)
-	go func() { staged <- v.Stage(t.Context()) }()
-	w.awaitStart()
+	p, w, v := startWithMkfs(t, byExec)
+	staged, unstaged := w.stageInto(v), make(chan error, 1)
 	go func() { unstaged <- v.Unstage(t.Context()) }()
 	harness.Eventually(t, "the unstage is asked for", func() bool {
 		for _, part := range p.Status().Volumes[0].Parts {
@@ -88,12 +76,8 @@ func TestUnstageDuringMkfs(t *testing.T) {
 	w.open()
 	mustRefuse(t, <-staged, codes.Aborted, v.ID)
 	must(t, <-unstaged)
-	if loops := p.Loops(); len(loops) > 0 {
-		t.Errorf("attached after NodeUnstageVolume: %+v", loops)
-	}
+	mustHaveNoLoop(t, p)
 	must(t, v.Stage(t.Context()))
-	if runs := w.runs(); runs != 1 {
-		t.Errorf("mkfs was run %d times", runs)
-	}
+	w.mustHaveRun(1)
 	v.End()
 }

@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/csi-node/csi-node/test/harness"
+	"github.com/csi-node/csi-node/test/require"
 )
 
 // notOffered names the optional parts of CSI that the plugin does not
@@ -48,9 +49,7 @@ func run(t *testing.T, access, provisioning string) {
 	p := harness.Start(t, harness.Options{})
 	dir := t.TempDir()
 	parameters := filepath.Join(dir, "parameters.yaml")
-	if err := os.WriteFile(parameters, []byte("provisioning: "+provisioning+"\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.WriteFile(parameters, []byte("provisioning: "+provisioning+"\n"), 0o600))
 	results := filepath.Join(dir, "junit.xml")
 	out, err := exec.Command(harness.SanityBinary(t),
 		"-csi.endpoint", "unix://"+p.Socket, "-csi.stagingdir", filepath.Join(p.KubeletDir, "staging"), "-csi.mountdir", filepath.Join(p.KubeletDir, "mount"),
@@ -61,13 +60,9 @@ func run(t *testing.T, access, provisioning string) {
 		t.Fatalf("csi-sanity: %v\n%s", err, out)
 	}
 	data, err := os.ReadFile(results)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	var r report
-	if err := xml.Unmarshal(data, &r); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, xml.Unmarshal(data, &r))
 	ran, skipped := 0, 0
 	for _, suite := range r.Suites {
 		for _, c := range suite.Cases {

@@ -10,6 +10,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/csi-node/csi-node/test/require"
 )
 
 // TestDemo: what `make demo-vm` runs tells the whole story, and how it ended.
@@ -22,15 +24,11 @@ func TestDemo(t *testing.T) {
 		t.Fatalf("%v: %s", err, out)
 	}
 	var told strings.Builder
-	if err := Demo(within(t, 10*time.Minute), image, binary, &told); err != nil {
-		t.Error(err)
-	}
+	require.NoError(t, Demo(within(t, 10*time.Minute), image, binary, &told))
 	if first, last := "\n 1. ", "nothing is left.\n"; !strings.Contains("\n"+told.String(), first) || !strings.HasSuffix(told.String(), last) {
 		t.Errorf("the demo tells, not from %q to %q:\n%s", first, last, told.String())
 	}
-	if err := os.WriteFile(binary, []byte("#!/bin/sh\necho refused >&2\nexit 3\n"), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.WriteFile(binary, []byte("#!/bin/sh\necho refused >&2\nexit 3\n"), 0o755))
 	told.Reset()
 	var failed JobError
 	if err := Demo(within(t, 10*time.Minute), image, binary, &told); !errors.As(err, &failed) || failed.Code != 3 || told.String() != "refused\n" {

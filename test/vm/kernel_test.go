@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/csi-node/csi-node/test/harness"
+	"github.com/csi-node/csi-node/test/require"
 )
 
 const module = "github.com/csi-node/csi-node/"
@@ -28,9 +29,7 @@ var guests = map[string][]string{
 func TestOtherKernel(t *testing.T) {
 	image := newImage(t)
 	binaries := t.TempDir()
-	if err := harness.BuildAll(binaries); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, harness.BuildAll(binaries))
 	for name, packages := range guests {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -73,9 +72,7 @@ func compile(t *testing.T, dir string, packages []string) {
 func newImage(t *testing.T) string {
 	t.Helper()
 	image, err := Image(within(t, 10*time.Minute), ".")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return image
 }
 
@@ -84,9 +81,7 @@ func newDisk(t *testing.T, serial string, bytes int64) Disk {
 	t.Helper()
 	d := Disk{Serial: serial, Path: filepath.Join(t.TempDir(), serial+".raw")}
 	write(t, d.Path, "")
-	if err := os.Truncate(d.Path, bytes); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.Truncate(d.Path, bytes))
 	return d
 }
 
@@ -100,9 +95,7 @@ func within(t *testing.T, d time.Duration) context.Context {
 
 func write(t *testing.T, path, text string) {
 	t.Helper()
-	if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.WriteFile(path, []byte(text), 0o644))
 }
 
 func copyProgram(t *testing.T, from, to string) {
@@ -111,9 +104,7 @@ func copyProgram(t *testing.T, from, to string) {
 	if err == nil {
 		err = os.WriteFile(to, text, 0o755)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 }
 
 // link makes hard links of a directory's files in a new one.
@@ -126,7 +117,5 @@ func link(t *testing.T, from, to string) {
 	for _, f := range files {
 		err = errors.Join(err, os.Link(filepath.Join(from, f.Name()), filepath.Join(to, f.Name())))
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 }

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/csi-node/csi-node/test/harness"
+	"github.com/csi-node/csi-node/test/require"
 )
 
 // Seed is the environment variable that chooses the instants of the cuts and
@@ -48,9 +49,7 @@ func TestPowerCuts(t *testing.T) {
 	t.Logf("%s=%d", Seed, seed)
 	image := newImage(t)
 	binaries := t.TempDir()
-	if err := harness.BuildAll(binaries); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, harness.BuildAll(binaries))
 	blank := newDisk(t, "disk", DiskBytes)
 	if out, err := exec.Command("mke2fs", "-q", "-t", "ext4", blank.Path, strconv.Itoa(FilesystemBytes>>10)+"k").CombinedOutput(); err != nil {
 		t.Fatalf("mke2fs: %v: %s", err, out)
@@ -99,16 +98,12 @@ func live(t *testing.T, image, binaries string, blank Disk) *WriteLog {
 		lived = line == Lived
 		return lived
 	}}
-	if err := g.Run(within(t, 10*time.Minute)); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, g.Run(within(t, 10*time.Minute)))
 	if !lived {
 		t.Fatal("the life of the node ended before its power was cut")
 	}
 	log, err := OpenLog(disk.Log)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	t.Cleanup(func() { _ = log.Close() }) // only read from
 	return log
 }
@@ -137,9 +132,7 @@ func lifeJob(t *testing.T, binaries, test string, disks []Disk) string {
 		devices = append(devices, "/dev/by-serial/"+d.Serial)
 	}
 	script := fmt.Sprintf("#!/bin/bash\nexport CSI_NODE_BINARIES=/job/bin CSI_NODE_GUEST=\"%s\"\nexec ./life.test -test.v -test.run '^%s$' -test.timeout 25m\n", strings.Join(devices, " "), test)
-	if err := os.WriteFile(filepath.Join(job, "run"), []byte(script), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.WriteFile(filepath.Join(job, "run"), []byte(script), 0o755))
 	return job
 }
 
@@ -155,13 +148,9 @@ func choose(t *testing.T, log *WriteLog, random *rand.Rand) []cut {
 	begun, mark, flushes := 0, 0, 0
 	for i, e := range log.Entries {
 		data, err := log.Data(e)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		note, isNote, err := log.NoteIn(e)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		switch {
 		case e.Flush:
 			flushes++
@@ -202,12 +191,8 @@ func replay(t *testing.T, log *WriteLog, c cut, random *rand.Rand, blank, path s
 	if err == nil {
 		err = log.Replay(disk, c.entries, keep)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := disk.Close(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
+	require.NoError(t, disk.Close())
 }
 
 func copySparse(t *testing.T, from, to string) {

@@ -7,6 +7,8 @@ import (
 	"path/filepath"
 	"reflect"
 	"testing"
+
+	"github.com/csi-node/csi-node/test/require"
 )
 
 // logFile writes a log as QEMU does: entries with an offset on the disk and
@@ -26,9 +28,7 @@ func logFile(t *testing.T, entries ...[]byte) string {
 		log.Write(e)
 	}
 	path := filepath.Join(t.TempDir(), "log")
-	if err := os.WriteFile(path, log.Bytes(), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.WriteFile(path, log.Bytes(), 0o600))
 	return path
 }
 
@@ -58,9 +58,7 @@ func TestReplay(t *testing.T) {
 		written(0, page('d')),
 		flush(),
 	))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer func() { _ = log.Close() }()
 	always, second := func() bool { return true }, func() func() bool {
 		n := 0
@@ -85,16 +83,10 @@ func TestReplay(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			disk, err := os.Create(filepath.Join(t.TempDir(), "disk"))
-			if err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, err)
 			defer func() { _ = disk.Close() }()
-			if err := disk.Truncate(DiskBytes); err != nil {
-				t.Fatal(err)
-			}
-			if err := log.Replay(disk, test.entries, test.keep); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, disk.Truncate(DiskBytes))
+			require.NoError(t, log.Replay(disk, test.entries, test.keep))
 			got := ""
 			for i := range int64(3) {
 				b := make([]byte, pageBytes)

@@ -14,6 +14,7 @@ import (
 	"github.com/csi-node/csi-node/pkg/devices/devicestest"
 	"github.com/csi-node/csi-node/pkg/loop"
 	"github.com/csi-node/csi-node/pkg/state"
+	"github.com/csi-node/csi-node/test/require"
 )
 
 const size = 4 << 20
@@ -55,9 +56,7 @@ func TestValidate(t *testing.T) {
 func TestIdentity(t *testing.T) {
 	node, _ := newDisk(t, size)
 	info, err := blockdev.Look(node)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	id, b := info.Identities[blockdev.Backing], newBackend(t, t.TempDir())
 	v := devices.Volume{ID: "v", Context: map[string]string{"loop": id}}
 	for range 2 { // the second time by the hint
@@ -65,14 +64,10 @@ func TestIdentity(t *testing.T) {
 			t.Errorf("%+v", d)
 		}
 	}
-	if err := b.Detach(t.Context(), v); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, b.Detach(t.Context(), v))
 	v.Context[PathKey] = node
 	attach(t, b, v, false)
-	if err := b.Detach(t.Context(), v); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, b.Detach(t.Context(), v))
 
 	other, _ := newDisk(t, size)
 	v.Context[PathKey] = other
@@ -87,9 +82,7 @@ func TestIdentity(t *testing.T) {
 func untouched(t testing.TB, node string) {
 	t.Helper()
 	f, info, err := blockdev.Open(node, unix.O_EXCL)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if err := f.Close(); err != nil || info.ReadOnly {
 		t.Errorf("%+v, %v", info, err)
 	}
@@ -107,16 +100,12 @@ func TestAnotherDiskAtThePath(t *testing.T) {
 		t.Errorf("its mounts are not known any more: %+v", d)
 	}
 	other := filepath.Join(t.TempDir(), "other")
-	if err := os.WriteFile(other, make([]byte, size), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.WriteFile(other, make([]byte, size), 0o600))
 	run(t, "losetup", node, other)
 	for _, step := range []string{"while it is attached", "when it was detached", "after a restart"} {
 		switch step {
 		case "when it was detached":
-			if err := b.Detach(t.Context(), v); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, b.Detach(t.Context(), v))
 		case "after a restart":
 			b = newBackend(t, lib)
 		}
@@ -127,9 +116,7 @@ func TestAnotherDiskAtThePath(t *testing.T) {
 		wantError(t, b.Clear(t.Context(), v), state.FailedPrecondition, "another now")
 	}
 	attach(t, b, at("w", node), false) // as another volume it is welcome
-	if err := b.Detach(t.Context(), at("w", node)); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, b.Detach(t.Context(), at("w", node)))
 	unplug(t, node)
 	run(t, "losetup", node, file)
 	attach(t, b, v, false) // the right one is back
@@ -139,9 +126,7 @@ func TestAnotherDiskAtThePath(t *testing.T) {
 func TestDiskComesBackElsewhere(t *testing.T) {
 	node, file := newDisk(t, size)
 	info, err := blockdev.Look(node)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	b := newBackend(t, t.TempDir())
 	v := devices.Volume{ID: "v", Context: map[string]string{"loop": info.Identities[blockdev.Backing]}}
 	attach(t, b, v, true)
@@ -181,9 +166,7 @@ func TestInUse(t *testing.T) {
 		copied := plug(t, file) // another way to the same data
 		wantError(t, b.Attach(t.Context(), at("second", copied), true), state.FailedPrecondition, "the volume first")
 		untouched(t, copied)
-		if err := b.Detach(t.Context(), at("first", node)); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, b.Detach(t.Context(), at("first", node)))
 		attach(t, b, at("second", node), false)
 		wantError(t, b.Attach(t.Context(), at("first", node), false), state.FailedPrecondition, "the volume second")
 		unplug(t, node) // and with it the second's hold on it
@@ -207,16 +190,12 @@ func TestInUse(t *testing.T) {
 		release := devicestest.Hold(t, d.Path)
 		wantError(t, b.Unused(t.Context(), at("whole", disk)), state.FailedPrecondition, "in use")
 		release()
-		if err := b.Detach(t.Context(), part); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, b.Detach(t.Context(), part))
 		if err := b.Clear(t.Context(), at("whole", disk)); err != nil { // an operator's word, for the table as well
 			t.Fatal(err)
 		}
 		attach(t, b, at("whole", disk), false)
-		if err := b.Detach(t.Context(), at("whole", disk)); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, b.Detach(t.Context(), at("whole", disk)))
 		run(t, "addpart", disk, "1", "2048", "2048") // a virtual machine has made a table on its disk
 		attach(t, b, at("whole", disk), false)
 		run(t, "delpart", disk, "1")
@@ -231,17 +210,13 @@ func TestReadOnly(t *testing.T) {
 	if err := os.WriteFile(node, make([]byte, 512), 0); !errors.Is(err, unix.EPERM) && !errors.Is(err, unix.EACCES) {
 		t.Errorf("written to: %v", err)
 	}
-	if err := b.Detach(t.Context(), v); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, b.Detach(t.Context(), v))
 	untouched(t, node)
 
 	// Somebody else's mode is none of ours to take back.
 	run(t, "blockdev", "--setro", node)
 	attach(t, b, v, true)
-	if err := b.Detach(t.Context(), v); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, b.Detach(t.Context(), v))
 	if info, err := blockdev.Look(node); err != nil || !info.ReadOnly {
 		t.Errorf("%+v, %v", info, err)
 	}
@@ -252,9 +227,7 @@ func TestReadOnly(t *testing.T) {
 	wantError(t, b.Attach(t.Context(), p, false), state.FailedPrecondition, protected, "takes no writes")
 	want(t, b, p, state.DeviceAbsent)
 	attach(t, b, p, true)
-	if err := b.Detach(t.Context(), p); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, b.Detach(t.Context(), p))
 	want(t, b, p, state.DeviceAbsent)
 }
 
@@ -282,12 +255,8 @@ func TestGrowTellsToGrowTheDisk(t *testing.T) {
 	b, v := newBackend(t, t.TempDir()), at("v", node)
 	attach(t, b, v, false)
 	wantError(t, b.Grow(t.Context(), v, 2*size), state.ResourceExhausted, node, "make the disk larger first")
-	if err := os.Truncate(file, 2*size); err != nil {
-		t.Fatal(err)
-	}
-	if err := b.Grow(t.Context(), v, 2*size); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.Truncate(file, 2*size))
+	require.NoError(t, b.Grow(t.Context(), v, 2*size))
 	if d := want(t, b, v, state.DeviceAttached); d.Size != 2*size {
 		t.Errorf("%+v", d)
 	}
@@ -314,17 +283,13 @@ func TestDamagedNote(t *testing.T) {
 	b, v := newBackend(t, lib), at("v", node)
 	d := attach(t, b, v, false)
 	path := b.claims.Path("v")
-	if err := os.WriteFile(path, []byte("{}"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.WriteFile(path, []byte("{}"), 0o600))
 	if now := want(t, b, v, state.DeviceAbsent); now.Err == nil || !strings.Contains(now.Err.Error(), path) || now.Number != d.Number || now.Missing {
 		t.Errorf("%+v", now)
 	}
 	wantError(t, b.Attach(t.Context(), v, false), state.Internal, path)
 	wantError(t, b.Clear(t.Context(), v), state.Internal, path)
-	if err := b.Detach(t.Context(), v); err != nil {
-		t.Error(err)
-	}
+	require.NoError(t, b.Detach(t.Context(), v))
 	other, _ := newDisk(t, size)
 	attach(t, b, at("other", other), false)
 }
@@ -359,19 +324,13 @@ func TestLinkIsMovedWhileAttached(t *testing.T) {
 	for name, target := range map[string]string{"elsewhere": other, "to no disk": "/dev/null", "nowhere": "/dev/nothing", "in a circle": link} {
 		t.Run(name, func(t *testing.T) {
 			b, v := newBackend(t, t.TempDir()), at("v", link)
-			if err := errors.Join(os.RemoveAll(link), os.Symlink(node, link)); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, errors.Join(os.RemoveAll(link), os.Symlink(node, link)))
 			attach(t, b, v, true)
-			if err := errors.Join(os.Remove(link), os.Symlink(target, link)); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, errors.Join(os.Remove(link), os.Symlink(target, link)))
 			if d := want(t, b, v, state.DeviceAttached); d.Path != node {
 				t.Errorf("%+v", d)
 			}
-			if err := b.Detach(t.Context(), v); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, b.Detach(t.Context(), v))
 			want(t, b, v, state.DeviceAbsent)
 			untouched(t, node)
 			attach(t, b, at("w", node), false) // nobody has it any more
@@ -389,9 +348,7 @@ func TestNoteIsLost(t *testing.T) {
 	dir := t.TempDir()
 	run(t, "mount", node, dir)
 	t.Cleanup(func() { run(t, "umount", dir) })
-	if err := os.RemoveAll(filepath.Join(lib, "disks")); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.RemoveAll(filepath.Join(lib, "disks")))
 	if d := want(t, newBackend(t, lib), v, state.DeviceAbsent); d.Number != number {
 		t.Errorf("its mounts are not known: %+v", d)
 	}
@@ -406,15 +363,11 @@ func TestDiskAndItsPartition(t *testing.T) {
 	attach(t, b, whole, false)
 	run(t, "addpart", disk, "1", "2048", "2048") // as a virtual machine does, and then the node's kernel has looked
 	wantError(t, b.Attach(t.Context(), part, false), state.FailedPrecondition, "the volume whole")
-	if err := b.Detach(t.Context(), whole); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, b.Detach(t.Context(), whole))
 	attach(t, b, part, false)
 	wantError(t, b.Attach(t.Context(), whole, false), state.FailedPrecondition, "the volume part")
 	wantError(t, b.Clear(t.Context(), whole), state.FailedPrecondition, "the volume part")
-	if err := b.Detach(t.Context(), part); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, b.Detach(t.Context(), part))
 	run(t, "delpart", disk, "1")
 }
 
@@ -424,9 +377,7 @@ func TestRawDevicesOfOthers(t *testing.T) {
 	b := newBackend(t, t.TempDir())
 	node, _ := newDisk(t, size)
 	target := filepath.Join(t.TempDir(), "raw")
-	if err := os.WriteFile(target, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.WriteFile(target, nil, 0o600))
 	run(t, "mount", "--bind", node, target)
 	bound := true
 	t.Cleanup(func() {
@@ -440,22 +391,14 @@ func TestRawDevicesOfOthers(t *testing.T) {
 	attach(t, b, at("v", node), false)
 
 	loops, err := loop.New(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	views := blockdev.New(loops, nil)
 	d := want(t, b, at("v", node), state.DeviceAttached)
-	if err := views.AttachView(t.Context(), d); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, views.AttachView(t.Context(), d))
 	view, err := views.FindView(t.Context(), d)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	wantError(t, b.Attach(t.Context(), at("w", view.Path), true), state.FailedPrecondition, view.Path, "a volume of its own")
-	if err := views.DetachView(t.Context(), d); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, views.DetachView(t.Context(), d))
 }
 
 // A name that no path can have is refused before anything is kept of the volume.
@@ -468,7 +411,5 @@ func TestPathsThatCannotBe(t *testing.T) {
 	if d := want(t, b, v, state.DeviceAbsent); d.Err == nil {
 		t.Errorf("%+v", d)
 	}
-	if err := b.Detach(t.Context(), v); err != nil {
-		t.Error(err)
-	}
+	require.NoError(t, b.Detach(t.Context(), v))
 }

@@ -19,7 +19,10 @@ import (
 	"github.com/csi-node/csi-node/pkg/loop"
 	"github.com/csi-node/csi-node/pkg/state"
 	"github.com/csi-node/csi-node/test/machine"
+	"github.com/csi-node/csi-node/test/require"
 )
+
+var wantError = require.Class
 
 // newDisk makes a disk: a loop device over a file, which the backend does not know for one.
 func newDisk(t testing.TB, bytes int64) (node, file string) {
@@ -27,12 +30,8 @@ func newDisk(t testing.TB, bytes int64) (node, file string) {
 	machine.Kernel(t)
 	file = filepath.Join(t.TempDir(), "disk")
 	f, err := os.Create(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := errors.Join(f.Truncate(bytes), f.Close()); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
+	require.NoError(t, errors.Join(f.Truncate(bytes), f.Close()))
 	node = plug(t, file)
 	return node, file
 }
@@ -61,9 +60,7 @@ func unplug(t testing.TB, node string) {
 func newBackend(t testing.TB, libDir string) *Backend {
 	t.Helper()
 	b, err := New(devices.Environment{LibDir: libDir})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return b
 }
 
@@ -71,9 +68,7 @@ func newBackend(t testing.TB, libDir string) *Backend {
 func newSet(t testing.TB, libDir string) *devices.Set {
 	t.Helper()
 	facts, err := note.Open(libDir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	set := devices.NewSet(Name, map[string]devices.Backend{Name: newBackend(t, libDir)})
 	set.KeepFacts(facts)
 	return set
@@ -86,9 +81,7 @@ func at(id, path string) devices.Volume {
 
 func attach(t testing.TB, b devices.Backend, v devices.Volume, readOnly bool) state.Device {
 	t.Helper()
-	if err := b.Attach(t.Context(), v, readOnly); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, b.Attach(t.Context(), v, readOnly))
 	return want(t, b, v, state.DeviceAttached)
 }
 
@@ -99,19 +92,6 @@ func want(t testing.TB, b devices.Backend, v devices.Volume, want state.DeviceSt
 		t.Fatalf("volume %s is %s, want %s: %+v, %v", v.ID, d.State, want, d, err)
 	}
 	return d
-}
-
-// wantError fails unless err is of the class and its text holds all words.
-func wantError(t testing.TB, err error, class state.Class, words ...string) {
-	t.Helper()
-	if err == nil || state.ClassOf(err) != class {
-		t.Fatalf("error %v, want one of class %s", err, class)
-	}
-	for _, word := range words {
-		if !strings.Contains(err.Error(), word) {
-			t.Errorf("error %q does not name %q", err, word)
-		}
-	}
 }
 
 func run(t testing.TB, name string, args ...string) string {
@@ -191,9 +171,7 @@ func TestConformance(t *testing.T) {
 		return devicestest.Harness{
 			Open: func(t *testing.T) devices.Backend {
 				loops, err := loop.New(t.Context())
-				if err != nil {
-					t.Fatal(err)
-				}
+				require.NoError(t, err)
 				loops.Reserve(loop.Numbers{Bound: func(n state.DeviceNumber) (bool, error) { return machine.Bound(n.Major, n.Minor) }})
 				views = blockdev.New(loops, nil)
 				return rack{newSet(t, lib), views, mu, disks}

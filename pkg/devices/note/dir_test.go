@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/csi-node/csi-node/pkg/state"
+	"github.com/csi-node/csi-node/test/require"
 )
 
 type words struct{ Words string }
@@ -19,21 +20,15 @@ func TestDir(t *testing.T) {
 	if found, err := d.Read("a", &got); found || err != nil {
 		t.Errorf("%t, %v", found, err)
 	}
-	if err := d.Each(none); err != nil {
-		t.Error(err)
-	}
-	if err := d.Remove("a"); err != nil {
-		t.Error(err)
-	}
+	require.NoError(t, d.Each(none))
+	require.NoError(t, d.Remove("a"))
 	want := map[string]string{"a": "1 < 2 & \"3\"", strings.Repeat("/../", 300): "2", "": "3"}
 	for _, old := range []bool{true, false} {
 		for key, text := range want {
 			if old {
 				text = "older, and longer than what comes"
 			}
-			if err := d.Write(key, words{text}); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, d.Write(key, words{text}))
 		}
 	}
 	for key, text := range want {
@@ -55,9 +50,7 @@ func TestDir(t *testing.T) {
 	if err != nil || seen != len(want) {
 		t.Errorf("%d notes, %v", seen, err)
 	}
-	if err := d.Remove("a"); err != nil {
-		t.Error(err)
-	}
+	require.NoError(t, d.Remove("a"))
 	if found, err := d.Read("a", &got); found || err != nil {
 		t.Errorf("removed: %t, %v", found, err)
 	}
@@ -67,28 +60,20 @@ func TestDir(t *testing.T) {
 func TestDamagedNote(t *testing.T) {
 	d := Dir(t.TempDir())
 	for _, key := range []string{"a", "b"} {
-		if err := d.Write(key, words{"text of " + key}); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, d.Write(key, words{"text of " + key}))
 	}
 	path := d.Path("a")
 	whole, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	damage := map[string][]byte{"empty": {}, "zeros": make([]byte, len(whole)), "edited": bytes.Replace(whole, []byte("text of"), []byte("text by"), 1)}
 	for i := range len(whole) - 1 {
 		damage["cut short"+string(rune(i))] = whole[:i]
 	}
 	other, err := os.ReadFile(d.Path("b"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	damage["another's"] = other
 	for name, raw := range damage {
-		if err := os.WriteFile(path, raw, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, os.WriteFile(path, raw, 0o600))
 		var got words
 		if found, err := d.Read("a", &got); found || state.ClassOf(err) != state.Internal || !strings.Contains(err.Error(), path) {
 			if !bytes.Equal(bytes.TrimSpace(raw), bytes.TrimSpace(whole)) {
@@ -100,9 +85,7 @@ func TestDamagedNote(t *testing.T) {
 		}
 	}
 	told := 0
-	if err := os.WriteFile(path, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.WriteFile(path, nil, 0o600))
 	if err := d.Each(func(string, func(any) error) error { told++; return nil }); err == nil || told != 1 {
 		t.Errorf("told %d notes, %v", told, err)
 	}

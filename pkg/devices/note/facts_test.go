@@ -12,22 +12,21 @@ import (
 	"github.com/csi-node/csi-node/pkg/devices"
 	"github.com/csi-node/csi-node/pkg/state"
 	"github.com/csi-node/csi-node/test/machine"
+	"github.com/csi-node/csi-node/test/require"
 )
+
+var wantError = require.Class
 
 // newDevice attaches a device whose backend tells no identity.
 func newDevice(t *testing.T) (d state.Device, file string) {
 	t.Helper()
 	machine.Kernel(t)
 	file = filepath.Join(t.TempDir(), "disk")
-	if err := os.WriteFile(file, []byte(strings.Repeat("junk", 1<<20)), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.WriteFile(file, []byte(strings.Repeat("junk", 1<<20)), 0o600))
 	node := machine.Losetup(t, file)
 	t.Cleanup(func() { detach(t, node) })
 	info, err := blockdev.Look(node)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return state.Device{State: state.DeviceAttached, Path: node, Number: info.Number, Size: info.Size}, file
 }
 
@@ -41,9 +40,7 @@ func detach(t *testing.T, node string) {
 func open(t *testing.T, dir string) *Facts {
 	t.Helper()
 	f, err := Open(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return f
 }
 
@@ -52,27 +49,13 @@ func (f *Facts) told(v devices.Volume, d state.Device) state.Device {
 	return d
 }
 
-func wantError(t *testing.T, err error, class state.Class, words ...string) {
-	t.Helper()
-	if err == nil || state.ClassOf(err) != class {
-		t.Fatalf("error %v, want one of class %s", err, class)
-	}
-	for _, word := range words {
-		if !strings.Contains(err.Error(), word) {
-			t.Errorf("error %q does not name %q", err, word)
-		}
-	}
-}
-
 // The mark of a device that tells nothing of what it is holds for that device only,
 // and what forbids a format for good.
 func TestDeviceWithoutIdentity(t *testing.T) {
 	lib := t.TempDir()
 	f, v := open(t, lib), devices.Volume{ID: "v", Backend: "b"}
 	d, file := newDevice(t)
-	if err := f.BeginFormat(t.Context(), v, d); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, f.BeginFormat(t.Context(), v, d))
 	if now := open(t, lib).told(v, d); !now.Formatting || now.Err != nil {
 		t.Errorf("%+v", now)
 	}
@@ -101,9 +84,7 @@ func TestDeviceWithoutIdentity(t *testing.T) {
 	if now := f.told(v, d); now.Formatting || now.Fresh || now.Err != nil {
 		t.Errorf("cleared: %+v", now)
 	}
-	if err := errors.Join(f.BeginFormat(t.Context(), v, d), f.EndFormat(t.Context(), v, d, "ext4")); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, errors.Join(f.BeginFormat(t.Context(), v, d), f.EndFormat(t.Context(), v, d, "ext4")))
 	if now := rebooted.told(v, d); now.Formatted != "ext4" || now.Err != nil {
 		t.Errorf("formatted: %+v", now)
 	}
@@ -114,13 +95,9 @@ func TestFactsFollowTheDevice(t *testing.T) {
 	f, v := open(t, t.TempDir()), devices.Volume{ID: "v", Backend: "b"}
 	d, _ := newDevice(t)
 	info, err := blockdev.Look(d.Path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	d.Identity = info.Identity()
-	if err := f.BeginFormat(t.Context(), v, d); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, f.BeginFormat(t.Context(), v, d))
 	w := devices.Volume{ID: "w", Backend: "other"} // the same device by another name
 	if now := f.told(w, d); !now.Formatting {
 		t.Errorf("%+v", now)
@@ -143,9 +120,7 @@ func TestFactsFollowTheDevice(t *testing.T) {
 		wantError(t, f.Erase(t.Context(), v, changed), state.FailedPrecondition, "not attached for writing")
 		wantError(t, f.BeginRaw(t.Context(), v, changed), state.FailedPrecondition, "not attached for writing")
 	}
-	if err := f.Erase(t.Context(), v, f.told(v, d)); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, f.Erase(t.Context(), v, f.told(v, d)))
 }
 
 // A damaged note stops formats, and is told as what cannot be known.
@@ -153,13 +128,9 @@ func TestDamagedFacts(t *testing.T) {
 	f, v := open(t, t.TempDir()), devices.Volume{ID: "v", Backend: "b"}
 	d, _ := newDevice(t)
 	d.Identity = "wwid:naa.60"
-	if err := errors.Join(f.BeginFormat(t.Context(), v, d), f.EndFormat(t.Context(), v, d, "xfs")); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, errors.Join(f.BeginFormat(t.Context(), v, d), f.EndFormat(t.Context(), v, d, "xfs")))
 	path := f.dir.Path("device wwid:naa.60")
-	if err := os.Truncate(path, 20); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.Truncate(path, 20))
 	now := f.told(v, d)
 	wantError(t, now.Err, state.Internal, path)
 	if !now.Attached() {

@@ -7,6 +7,7 @@ import (
 	"github.com/csi-node/csi-node/pkg/devices/pool"
 	"github.com/csi-node/csi-node/pkg/state"
 	"github.com/csi-node/csi-node/test/machine"
+	"github.com/csi-node/csi-node/test/require"
 )
 
 func TestClearRefusesAForeignDevice(t *testing.T) {
@@ -22,9 +23,7 @@ func TestClearRefusesAForeignDevice(t *testing.T) {
 	wantError(t, b.Clear(t.Context(), "vol"), state.FailedPrecondition, device)
 	losetupDetach(t, device)
 	attached = false
-	if err := b.Clear(t.Context(), "vol"); err != nil {
-		t.Error(err)
-	}
+	require.NoError(t, b.Clear(t.Context(), "vol"))
 }
 
 func TestClearRefusesOpenData(t *testing.T) {
@@ -33,7 +32,5 @@ func TestClearRefusesOpenData(t *testing.T) {
 	wantError(t, b.Unused(t.Context(), "vol"), state.FailedPrecondition, data, "open")
 	wantError(t, b.Clear(t.Context(), "vol"), state.FailedPrecondition, data, "open")
 	closeData()
-	if err := b.Clear(t.Context(), "vol"); err != nil {
-		t.Error(err)
-	}
+	require.NoError(t, b.Clear(t.Context(), "vol"))
 }

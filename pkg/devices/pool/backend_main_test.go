@@ -19,7 +19,10 @@ import (
 	"github.com/csi-node/csi-node/pkg/loop"
 	"github.com/csi-node/csi-node/pkg/state"
 	"github.com/csi-node/csi-node/test/machine"
+	"github.com/csi-node/csi-node/test/require"
 )
+
+var wantError = require.Class
 
 // newPool makes a pool in a directory of the test, whose devices are all
 // detached when the test ends, whatever became of it.
@@ -28,9 +31,7 @@ func newPool(t testing.TB) (p *pool.Pool, dir string) {
 	machine.Kernel(t)
 	dir = filepath.Join(t.TempDir(), "pool")
 	p, err := pool.Open(t.Context(), dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	t.Cleanup(func() { detachAll(t, dir) })
 	return p, dir
 }
@@ -67,14 +68,10 @@ func leaveAsNew(t testing.TB, path string) {
 		return
 	}
 	control, err := os.OpenFile("/dev/loop-control", os.O_RDWR, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer control.Close()
 	number, err := strconv.Atoi(strings.TrimPrefix(path, "/dev/loop"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	for _, request := range []uint{unix.LOOP_CTL_REMOVE, unix.LOOP_CTL_ADD} {
 		err := unix.IoctlSetInt(int(control.Fd()), request, number)
 		if err != nil && !errors.Is(err, unix.EBUSY) && !errors.Is(err, unix.ENODEV) && !errors.Is(err, unix.EEXIST) {
@@ -88,9 +85,7 @@ func leaveAsNew(t testing.TB, path string) {
 func bound(t testing.TB) map[string]string {
 	t.Helper()
 	files, err := filepath.Glob("/sys/block/loop*/loop/backing_file")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	all := map[string]string{}
 	for _, file := range files {
 		if backing := sysfs(file); backing != "" {
@@ -146,15 +141,11 @@ func (b *backend) Unused(ctx context.Context, id string) error { return b.Backen
 func newBackend(t testing.TB, p *pool.Pool) *backend {
 	t.Helper()
 	loops, err := loop.New(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	// What another package's test waits for to get again is not taken.
 	loops.Reserve(loop.Numbers{Bound: func(n state.DeviceNumber) (bool, error) { return machine.Bound(n.Major, n.Minor) }})
 	b, err := pool.NewBackend(t.Context(), p, loops)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return &backend{b, blockdev.New(loops, b.VolumeAt), loops}
 }
 
@@ -172,17 +163,13 @@ func create(t testing.TB, p *pool.Pool, id string, how pool.Provisioning) string
 		t.Fatal(err)
 	}
 	path, err := p.DataPath(id)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return path
 }
 
 func attach(t testing.TB, b *backend, volume string, readOnly bool) state.Device {
 	t.Helper()
-	if err := b.Attach(t.Context(), volume, readOnly); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, b.Attach(t.Context(), volume, readOnly))
 	return want(t, b, volume, state.DeviceAttached)
 }
 
@@ -192,26 +179,11 @@ func want(t testing.TB, b *backend, volume string, want state.DeviceState) state
 	if err == nil && (d.State == state.DeviceAttached || d.State == state.DeviceDetaching) {
 		d.Held, err = b.Held(t.Context(), d)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if d.State != want {
 		t.Fatalf("volume %s is %s, want %s: %+v", volume, d.State, want, d)
 	}
 	return d
-}
-
-// wantError fails unless err is of the class and its text holds all words.
-func wantError(t testing.TB, err error, class state.Class, words ...string) {
-	t.Helper()
-	if err == nil || state.ClassOf(err) != class {
-		t.Fatalf("error %v, want one of class %s", err, class)
-	}
-	for _, word := range words {
-		if !strings.Contains(err.Error(), word) {
-			t.Errorf("error %q does not name %q", err, word)
-		}
-	}
 }
 
 func run(t testing.TB, name string, args ...string) string {
@@ -228,9 +200,7 @@ func run(t testing.TB, name string, args ...string) string {
 func openFile(t testing.TB, path string, flags int) (close func()) {
 	t.Helper()
 	f, err := os.OpenFile(path, flags, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	close = func() {
 		if err := f.Close(); err != nil && !errors.Is(err, os.ErrClosed) {
 			t.Error(err)
@@ -298,9 +268,7 @@ func harness(t *testing.T, how pool.Provisioning) devicestest.Harness {
 	return devicestest.Harness{
 		Open: func(t *testing.T) devices.Backend {
 			again, err := pool.Open(t.Context(), dir)
-			if err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, err)
 			last = newBackend(t, again)
 			return last.Backend
 		},

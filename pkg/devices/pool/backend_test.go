@@ -15,6 +15,7 @@ import (
 	"github.com/csi-node/csi-node/pkg/devices/pool"
 	"github.com/csi-node/csi-node/pkg/state"
 	"github.com/csi-node/csi-node/test/machine"
+	"github.com/csi-node/csi-node/test/require"
 )
 
 func TestForeignDeviceIsReportedAndLeftAlone(t *testing.T) {
@@ -22,9 +23,7 @@ func TestForeignDeviceIsReportedAndLeftAlone(t *testing.T) {
 		"same path": func(t *testing.T, data string) string { return machine.Losetup(t, data) },
 		"hard link": func(t *testing.T, data string) string {
 			link := filepath.Join(filepath.Dir(data), "link")
-			if err := os.Link(data, link); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, os.Link(data, link))
 			return machine.Losetup(t, link)
 		},
 		"a part, read-only": func(t *testing.T, data string) string {
@@ -43,12 +42,8 @@ func TestForeignDeviceIsReportedAndLeftAlone(t *testing.T) {
 			want(t, newBackend(t, b.Pool()), "vol", state.DeviceForeign) // New finds it
 
 			wantError(t, b.Delete(t.Context(), "vol"), state.FailedPrecondition, path)
-			if err := b.Detach(t.Context(), "vol"); err != nil {
-				t.Error(err)
-			}
-			if err := b.Grow(t.Context(), "vol", 2*devicestest.Size); err != nil {
-				t.Error(err)
-			}
+			require.NoError(t, b.Detach(t.Context(), "vol"))
+			require.NoError(t, b.Grow(t.Context(), "vol", 2*devicestest.Size))
 			want(t, b, "vol", state.DeviceForeign)
 			losetupDetach(t, path)
 			want(t, b, "vol", state.DeviceAbsent)
@@ -69,9 +64,7 @@ func TestDetachOfOpenDeviceNamesTheOpener(t *testing.T) {
 	closeIt()
 	machine.AwaitDetached(before.Path)
 	want(t, b, "vol", state.DeviceAbsent)
-	if err := b.Detach(t.Context(), "vol"); err != nil {
-		t.Error(err)
-	}
+	require.NoError(t, b.Detach(t.Context(), "vol"))
 }
 
 func TestDetachWaitsForShortOpens(t *testing.T) {
@@ -88,9 +81,7 @@ func TestDetachWaitsForShortOpens(t *testing.T) {
 		}
 	}()
 	go func() { <-cleared; closeIt() }()
-	if err := b.Detach(t.Context(), "vol"); err != nil {
-		t.Error(err)
-	}
+	require.NoError(t, b.Detach(t.Context(), "vol"))
 	want(t, b, "vol", state.DeviceAbsent)
 	<-cleared
 }
@@ -113,18 +104,12 @@ func TestAttachReclaimsDetachingDevice(t *testing.T) {
 func TestAttachReclaimsDetachingView(t *testing.T) {
 	b, _ := setup(t, pool.Thin)
 	d := attach(t, b, "vol", false)
-	if err := b.AttachView(t.Context(), d); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, b.AttachView(t.Context(), d))
 	view, err := b.FindView(t.Context(), d)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	closeIt := openFile(t, view.Path, os.O_RDONLY)
 	run(t, "losetup", "-d", view.Path)
-	if err := b.AttachView(t.Context(), d); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, b.AttachView(t.Context(), d))
 	closeIt()
 	if now, err := b.FindView(t.Context(), d); err != nil || now != view {
 		t.Errorf("after the last close: %+v, %v; before %+v", now, err, view)
@@ -156,9 +141,7 @@ func TestDetachRefusesStackedDevice(t *testing.T) {
 		t.Errorf("a foreign device passes for a view: %+v, %v", view, err)
 	}
 	losetupDetach(t, over)
-	if err := b.Detach(t.Context(), "vol"); err != nil {
-		t.Error(err)
-	}
+	require.NoError(t, b.Detach(t.Context(), "vol"))
 }
 
 func TestMountedDeviceIsHeldInAnyNamespace(t *testing.T) {
@@ -169,16 +152,10 @@ func TestMountedDeviceIsHeldInAnyNamespace(t *testing.T) {
 	args := machine.InNamespace("private", dir, `mount "$1" "$2" && echo mounted && read -r line; umount "$2"`, before.Path, dir)
 	cmd := exec.Command(args[0], args[1:]...)
 	in, err := cmd.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	out, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
+	require.NoError(t, cmd.Start())
 	end := sync.OnceFunc(func() {
 		if err := in.Close(); err != nil {
 			t.Error(err)
@@ -204,30 +181,20 @@ func TestMountedDeviceIsHeldInAnyNamespace(t *testing.T) {
 	if d := want(t, b, "vol", state.DeviceAttached); d.Held {
 		t.Errorf("unmounted: %+v", d)
 	}
-	if err := b.Detach(t.Context(), "vol"); err != nil {
-		t.Error(err)
-	}
+	require.NoError(t, b.Detach(t.Context(), "vol"))
 }
 
 func TestDeviceOutlivesItsData(t *testing.T) {
 	for name, lose := range map[string]func(t *testing.T, data string){
 		"volume deleted": func(t *testing.T, data string) {
-			if err := os.RemoveAll(filepath.Dir(data)); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, os.RemoveAll(filepath.Dir(data)))
 		},
 		"data deleted": func(t *testing.T, data string) {
-			if err := os.Remove(data); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, os.Remove(data))
 		},
 		"data replaced": func(t *testing.T, data string) {
-			if err := os.Rename(data, data+".old"); err != nil {
-				t.Fatal(err)
-			}
-			if err := os.WriteFile(data, make([]byte, devicestest.Size), 0o600); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, os.Rename(data, data+".old"))
+			require.NoError(t, os.WriteFile(data, make([]byte, devicestest.Size), 0o600))
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -243,12 +210,8 @@ func TestDeviceOutlivesItsData(t *testing.T) {
 				}
 				wantError(t, b.Delete(t.Context(), "vol"), state.FailedPrecondition, before.Path)
 			}
-			if err := b.Detach(t.Context(), "vol"); err != nil {
-				t.Fatal(err)
-			}
-			if err := b.Delete(t.Context(), "vol"); err != nil {
-				t.Error(err)
-			}
+			require.NoError(t, b.Detach(t.Context(), "vol"))
+			require.NoError(t, b.Delete(t.Context(), "vol"))
 			if d := want(t, b, "vol", state.DeviceAbsent); !d.Missing {
 				t.Errorf("deleted: %+v", d)
 			}
@@ -258,9 +221,7 @@ func TestDeviceOutlivesItsData(t *testing.T) {
 
 func TestTruncatedDataIsNotAttached(t *testing.T) {
 	b, data := setup(t, pool.Thick)
-	if err := os.Truncate(data, devicestest.Size/2); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.Truncate(data, devicestest.Size/2))
 	if d := want(t, b, "vol", state.DeviceAbsent); d.Size != devicestest.Size/2 || d.Capacity != devicestest.Size {
 		t.Errorf("truncated: %+v", d)
 	}
@@ -278,9 +239,7 @@ func TestInterruptedGrowthReachesTheDevice(t *testing.T) {
 	if d := want(t, b, "vol", state.DeviceAttached); d.Size != devicestest.Size || d.Capacity != 2*devicestest.Size {
 		t.Errorf("half grown: %+v", d)
 	}
-	if err := b.Grow(t.Context(), "vol", 2*devicestest.Size); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, b.Grow(t.Context(), "vol", 2*devicestest.Size))
 	if d := want(t, b, "vol", state.DeviceAttached); d.Size != 2*devicestest.Size {
 		t.Errorf("grown: %+v", d)
 	}
@@ -289,21 +248,15 @@ func TestInterruptedGrowthReachesTheDevice(t *testing.T) {
 func TestInterruptedGrowthReachesTheView(t *testing.T) {
 	b, _ := setup(t, pool.Thin)
 	d := attach(t, b, "vol", false)
-	if err := b.AttachView(t.Context(), d); err != nil {
-		t.Fatal(err)
-	}
-	if err := b.Pool().Grow(t.Context(), "vol", 2*devicestest.Size); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, b.AttachView(t.Context(), d))
+	require.NoError(t, b.Pool().Grow(t.Context(), "vol", 2*devicestest.Size))
 	run(t, "losetup", "--set-capacity", d.Path) // and then the crash
 	for _, b := range []*backend{b, newBackend(t, b.Pool())} {
 		if d := want(t, b, "vol", state.DeviceAttached); d.Size != devicestest.Size || d.Capacity != 2*devicestest.Size {
 			t.Errorf("half grown: %+v", d)
 		}
 	}
-	if err := b.Grow(t.Context(), "vol", 2*devicestest.Size); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, b.Grow(t.Context(), "vol", 2*devicestest.Size))
 	if d := want(t, b, "vol", state.DeviceAttached); d.Size != 2*devicestest.Size {
 		t.Errorf("grown: %+v", d)
 	}
@@ -318,23 +271,15 @@ func TestEraseKeepsTheProvisioning(t *testing.T) {
 			b, data := setup(t, how)
 			d := attach(t, b, "vol", false)
 			run(t, "dd", "if=/dev/urandom", "of="+d.Path, "bs=1M", "count=2", "conv=fsync")
-			if err := b.BeginFormat(t.Context(), "vol"); err != nil {
-				t.Fatal(err)
-			}
-			if err := b.Erase(t.Context(), "vol"); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, b.BeginFormat(t.Context(), "vol"))
+			require.NoError(t, b.Erase(t.Context(), "vol"))
 			var st unix.Stat_t
-			if err := unix.Stat(data, &st); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, unix.Stat(data, &st))
 			if allocated := st.Blocks * 512; how == pool.Thick && allocated < devicestest.Size || how == pool.Thin && allocated >= 1<<20 {
 				t.Errorf("%d of %d bytes are allocated", allocated, devicestest.Size)
 			}
 			onDisk, err := os.ReadFile(data)
-			if err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, err)
 			if strings.Trim(string(onDisk), "\x00") != "" {
 				t.Error("the file holds more than zeros")
 			}
@@ -349,9 +294,7 @@ func TestReadOnlyDeviceRefusesWrites(t *testing.T) {
 		if _, err := f.WriteAt([]byte("x"), 0); err == nil && f.Sync() == nil {
 			t.Error("the device took a write")
 		}
-		if err := f.Close(); err != nil {
-			t.Error(err)
-		}
+		require.NoError(t, f.Close())
 	}
 }
 
@@ -395,14 +338,10 @@ func TestPoolsDoNotShareDevices(t *testing.T) {
 	two, _ := setup(t, pool.Thin)
 	attach(t, two, "vol", false)
 	want(t, newBackend(t, one.Pool()), "vol", state.DeviceAbsent)
-	if err := os.Remove(data); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.Remove(data))
 	one = newBackend(t, one.Pool())
 	want(t, one, "vol", state.DeviceAbsent)
-	if err := one.Detach(t.Context(), "vol"); err != nil {
-		t.Error(err)
-	}
+	require.NoError(t, one.Detach(t.Context(), "vol"))
 	want(t, two, "vol", state.DeviceAttached)
 }
 
@@ -452,9 +391,7 @@ func TestViewOfAnotherDeviceThanMeantIsRefused(t *testing.T) {
 func TestPoolWithoutItsDiskIsNoMissingVolume(t *testing.T) {
 	b, data := setup(t, pool.Thin)
 	dir := filepath.Dir(filepath.Dir(filepath.Dir(data)))
-	if err := os.Rename(dir, dir+".away"); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.Rename(dir, dir+".away"))
 	d := want(t, b, "vol", state.DeviceAbsent)
 	wantError(t, d.Err, state.Unavailable, dir, "mount")
 	if d.Missing {
@@ -468,9 +405,7 @@ func TestDescriptorsDoNotLeak(t *testing.T) {
 	b, _ := setup(t, pool.Thin)
 	count := func() int {
 		entries, err := os.ReadDir("/proc/self/fd")
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		return len(entries)
 	}
 	cycle := func() {
@@ -484,9 +419,7 @@ func TestDescriptorsDoNotLeak(t *testing.T) {
 			b.AttachView(t.Context(), d), b.DetachView(t.Context(), d),
 			b.Grow(t.Context(), "vol", devicestest.Size), b.Detach(t.Context(), "vol"),
 		} {
-			if err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, err)
 		}
 	}
 	cycle()
@@ -502,12 +435,8 @@ func BenchmarkAttachDetach(b *testing.B) {
 		b.Run(string(how), func(b *testing.B) {
 			backend, _ := setup(b, how)
 			for b.Loop() {
-				if err := backend.Attach(b.Context(), "vol", false); err != nil {
-					b.Fatal(err)
-				}
-				if err := backend.Detach(b.Context(), "vol"); err != nil {
-					b.Fatal(err)
-				}
+				require.NoError(b, backend.Attach(b.Context(), "vol", false))
+				require.NoError(b, backend.Detach(b.Context(), "vol"))
 			}
 		})
 	}

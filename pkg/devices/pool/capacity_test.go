@@ -157,9 +157,7 @@ func TestFullPool(t *testing.T) {
 	other := filepath.Join(p.dir, "somebody-elses")
 	f, err := os.Create(other)
 	ok(t, err)
-	if err := unix.Fallocate(int(f.Fd()), 0, 0, capacity(t, p).Available); err != nil {
-		t.Fatal(err)
-	}
+	ok(t, unix.Fallocate(int(f.Fd()), 0, 0, capacity(t, p).Available))
 	ok(t, f.Close())
 	before := files(t, p.dir)
 	_, err = p.Create(t.Context(), volume("w", mib, Thick))

@@ -11,6 +11,7 @@ import (
 	"github.com/csi-node/csi-node/pkg/devices/pool"
 	"github.com/csi-node/csi-node/pkg/state"
 	"github.com/csi-node/csi-node/test/machine"
+	"github.com/csi-node/csi-node/test/require"
 )
 
 // A start on a pool whose file system was shut down, as by an error of its disk,
@@ -29,16 +30,12 @@ func TestStartOnADeadDisk(t *testing.T) {
 			if errors.Is(err, pool.ErrAbsent) {
 				p, err = pool.OpenAbsent(dir)
 			}
-			if err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, err)
 			b = newBackend(t, p)
 			if !b.Any() {
 				t.Error("the device was not found")
 			}
-			if err := b.Detach(t.Context(), "vol"); err != nil {
-				t.Error(err)
-			}
+			require.NoError(t, b.Detach(t.Context(), "vol"))
 			if d, err := b.Find(t.Context(), "vol"); err != nil || d.State == state.DeviceAttached {
 				t.Errorf("%+v, %v", d, err)
 			}
@@ -53,22 +50,16 @@ func TestDeviceOfADeadDiskIsTakenDown(t *testing.T) {
 	before := attach(t, b, "vol", false)
 	shutDown(t, dir)
 	f, err := os.Open(before.Path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	_, err = unix.IoctlLoopGetStatus64(int(f.Fd()))
 	if err == nil {
 		t.Fatal("the device answers, so nothing is shown by this test")
 	}
-	if err := f.Close(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, f.Close())
 	if d := want(t, b, "vol", state.DeviceAttached); d.Err == nil || d.Number != before.Number {
 		t.Errorf("%+v", d)
 	}
-	if err := b.Detach(t.Context(), "vol"); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, b.Detach(t.Context(), "vol"))
 	if bound(t)[before.Path] != "" {
 		t.Errorf("%s is attached", before.Path)
 	}
@@ -82,9 +73,7 @@ func onDisk(t *testing.T, mkfs ...string) (b *backend, dir string) {
 	machine.Kernel(t)
 	dir = filepath.Join(t.TempDir(), "pool")
 	image := dir + ".img"
-	if err := errors.Join(os.Mkdir(dir, 0o700), os.WriteFile(image, nil, 0o600), os.Truncate(image, 320<<20)); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, errors.Join(os.Mkdir(dir, 0o700), os.WriteFile(image, nil, 0o600), os.Truncate(image, 320<<20)))
 	run(t, mkfs[0], append(mkfs[1:], image)...)
 	device := machine.Losetup(t, image)
 	t.Cleanup(func() { losetupDetach(t, device) })
@@ -92,9 +81,7 @@ func onDisk(t *testing.T, mkfs ...string) (b *backend, dir string) {
 	t.Cleanup(func() { run(t, "umount", dir) })
 	t.Cleanup(func() { detachAll(t, dir) })
 	p, err := pool.Open(t.Context(), dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if _, err := p.Create(t.Context(), pool.Volume{ID: "vol", Name: "vol", Bytes: 4 << 20, Provisioning: pool.Thin}); err != nil {
 		t.Fatal(err)
 	}
@@ -105,11 +92,7 @@ func shutDown(t *testing.T, dir string) {
 	t.Helper()
 	const goingDown = 0x8004587d // FS_IOC_SHUTDOWN
 	f, err := os.Open(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	err = unix.IoctlSetPointerInt(int(f.Fd()), goingDown, 2) // without a flush of the log
-	if err := errors.Join(err, f.Close()); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, errors.Join(err, f.Close()))
 }

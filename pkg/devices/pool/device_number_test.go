@@ -15,6 +15,7 @@ import (
 	"github.com/csi-node/csi-node/pkg/loop"
 	"github.com/csi-node/csi-node/pkg/state"
 	"github.com/csi-node/csi-node/test/machine"
+	"github.com/csi-node/csi-node/test/require"
 )
 
 // ownNumber returns the number of a loop device that nobody else uses, and that
@@ -36,9 +37,7 @@ func minorBits(t *testing.T) int {
 		return 0
 	}
 	parts, err := strconv.ParseUint(text, 10, 32)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return bits.Len64(parts)
 }
 
@@ -46,9 +45,7 @@ func minorBits(t *testing.T) int {
 func removeLoops(t *testing.T, numbers ...state.DeviceNumber) {
 	t.Helper()
 	control, err := os.OpenFile("/dev/loop-control", os.O_RDWR, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer control.Close()
 	for _, number := range numbers {
 		index := int(number.Minor >> minorBits(t))
@@ -91,9 +88,7 @@ func TestPublishedNumbersComeBack(t *testing.T) {
 			if v := view(t, b, d); v.Number != viewNumber {
 				t.Errorf("the view of %s is %s, and was published as %s", id, v.Number, viewNumber)
 			}
-			if err := errors.Join(b.DetachView(t.Context(), d), b.Detach(t.Context(), id)); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, errors.Join(b.DetachView(t.Context(), d), b.Detach(t.Context(), id)))
 			removeLoops(t, number, viewNumber) // as long as they are there and free, other tests may take them
 		}
 	}

@@ -68,9 +68,7 @@ func fields(t *testing.T, raw []byte) map[string]any {
 	var m map[string]any
 	decoder := json.NewDecoder(strings.NewReader(string(raw)))
 	decoder.UseNumber()
-	if err := decoder.Decode(&m); err != nil {
-		t.Fatal(err)
-	}
+	ok(t, decoder.Decode(&m))
 	return m
 }
 
@@ -91,9 +89,7 @@ func FuzzCreated(f *testing.F) {
 			v.Provisioning, v.OvercommitPercent = Thin, min(max(overcommit, NoOvercommit), MaxOvercommit)
 		}
 		raw, err := encode(v, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		ok(t, err)
 		if again, err := decode(raw, v.ID); err != nil || !reflect.DeepEqual(again, v) {
 			t.Errorf("written as\n%+v, read as\n%+v (%v)", v, again, err)
 		}

@@ -8,6 +8,7 @@ import (
 
 	"github.com/csi-node/csi-node/pkg/devices/pool"
 	"github.com/csi-node/csi-node/pkg/state"
+	"github.com/csi-node/csi-node/test/require"
 )
 
 // BenchmarkIO tells what direct I/O is worth on the disk of the temporary
@@ -58,9 +59,7 @@ func writeRun(f *os.File, buffer []byte, i, size int) error {
 
 func benchIO(b *testing.B, d state.Device, direct bool, flags, chunk int, work func(*os.File, []byte, int) error) {
 	f, err := os.OpenFile(d.Path, flags, 0)
-	if err != nil {
-		b.Fatal(err)
-	}
+	require.NoError(b, err)
 	defer f.Close()
 	wanted := 0
 	if direct {
@@ -70,9 +69,7 @@ func benchIO(b *testing.B, d state.Device, direct bool, flags, chunk int, work f
 		b.Skipf("LOOP_SET_DIRECT_IO %d: %v", wanted, err)
 	}
 	buffer, err := unix.Mmap(-1, 0, chunk, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON) // aligned
-	if err != nil {
-		b.Fatal(err)
-	}
+	require.NoError(b, err)
 	defer func() {
 		if err := unix.Munmap(buffer); err != nil {
 			b.Error(err)
@@ -83,8 +80,6 @@ func benchIO(b *testing.B, d state.Device, direct bool, flags, chunk int, work f
 	}
 	b.SetBytes(int64(chunk))
 	for i := 0; b.Loop(); i++ {
-		if err := work(f, buffer, i); err != nil {
-			b.Fatal(err)
-		}
+		require.NoError(b, work(f, buffer, i))
 	}
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/csi-node/csi-node/pkg/loop"
 	"github.com/csi-node/csi-node/pkg/state"
 	"github.com/csi-node/csi-node/test/machine"
+	"github.com/csi-node/csi-node/test/require"
 )
 
 var _ interface {
@@ -35,13 +36,9 @@ func openKind(t *testing.T, env devices.Environment, flags ...string) (*pool.Bac
 	kind := pool.Kind()
 	set := pflag.NewFlagSet(kind.Name, pflag.ContinueOnError)
 	kind.Flags(set)
-	if err := set.Parse(flags); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, set.Parse(flags))
 	loops, err := loop.New(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	loops.Reserve(loop.Numbers{Bound: func(n state.DeviceNumber) (bool, error) { return machine.Bound(n.Major, n.Minor) }})
 	env.Loops = loops
 	b, err := kind.Open(t.Context(), env)
@@ -66,9 +63,7 @@ func TestKindRefusesFlags(t *testing.T) {
 func TestKind(t *testing.T) {
 	dir, env := filepath.Join(t.TempDir(), "pool"), devices.Environment{StateDir: t.TempDir()}
 	b, err := openKind(t, env, "--pool-dir="+dir, "--inline-max-size=1Mi")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if err := b.Check(t.Context()); err != nil && state.ClassOf(err) != state.ResourceExhausted {
 		t.Error(err)
 	}
@@ -80,9 +75,7 @@ func TestKind(t *testing.T) {
 	if err != nil || !look.Pool().ReadOnly() {
 		t.Errorf("a look beside the plugin: %v", err)
 	}
-	if err := errors.Join(look.Close(), b.Close()); err != nil {
-		t.Error(err)
-	}
+	require.NoError(t, errors.Join(look.Close(), b.Close()))
 	if _, err := openKind(t, devices.Environment{StateDir: t.TempDir()}, "--pool-dir="+dir); err != nil {
 		t.Errorf("after it was closed: %v", err)
 	}
@@ -97,18 +90,12 @@ func TestKindOfAPoolThatIsAway(t *testing.T) {
 	t.Cleanup(func() { detachAll(t, filepath.Dir(dir)) })
 	flags := "--pool-dir=" + dir
 	b, err := openKind(t, env, flags)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	create(t, b.Pool(), "vol", pool.Thin)
-	if err := b.Close(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, b.Close())
 	away := func() {
 		t.Helper()
-		if err := os.Rename(dir, dir+".away"); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, os.Rename(dir, dir+".away"))
 	}
 	away()
 	_, err = openKind(t, env, flags)
@@ -117,17 +104,13 @@ func TestKindOfAPoolThatIsAway(t *testing.T) {
 	if b, err = openKind(t, env, flags); err != nil {
 		t.Fatalf("with a volume that is asked for: %v", err)
 	}
-	if err := errors.Join(b.Close(), os.Rename(dir+".away", dir)); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, errors.Join(b.Close(), os.Rename(dir+".away", dir)))
 
 	env.Wanted = nil
 	if b, err = openKind(t, env, flags); err != nil {
 		t.Fatal(err)
 	}
-	if err := errors.Join(b.Attach(t.Context(), of("vol"), false), b.Close()); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, errors.Join(b.Attach(t.Context(), of("vol"), false), b.Close()))
 	away()
 	if b, err = openKind(t, env, flags); err != nil {
 		t.Fatalf("with a device that stands: %v", err)
@@ -138,9 +121,7 @@ func TestKindOfAPoolThatIsAway(t *testing.T) {
 	if _, err := b.Owns(t.Context(), "vol"); err == nil {
 		t.Error("whose the volume is was told without the pool")
 	}
-	if err := b.Detach(t.Context(), of("vol")); err != nil {
-		t.Error(err)
-	}
+	require.NoError(t, b.Detach(t.Context(), of("vol")))
 }
 
 func TestOwns(t *testing.T) {
@@ -161,9 +142,7 @@ func TestAttached(t *testing.T) {
 	create(t, b.Pool(), "gone", pool.Thin)
 	create(t, b.Pool(), "unused", pool.Thin)
 	d, gone := attach(t, b, "vol", false), attach(t, b, "gone", false)
-	if err := os.RemoveAll(filepath.Join(filepath.Dir(filepath.Dir(data)), "gone")); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.RemoveAll(filepath.Join(filepath.Dir(filepath.Dir(data)), "gone")))
 	for _, b := range []*backend{b, newBackend(t, b.Pool())} {
 		all, err := b.Attached(t.Context())
 		if err != nil || len(all) != 2 {

@@ -13,7 +13,10 @@ import (
 
 	"github.com/csi-node/csi-node/pkg/state"
 	"github.com/csi-node/csi-node/test/machine"
+	"github.com/csi-node/csi-node/test/require"
 )
+
+var ok, wantError = require.NoError, require.Class
 
 const mib = 1 << 20
 
@@ -22,9 +25,7 @@ func newDir(t testing.TB) string { return filepath.Join(t.TempDir(), "pool") }
 func open(t testing.TB, dir string) *Pool {
 	t.Helper()
 	p, err := Open(t.Context(), dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	ok(t, err)
 	return p
 }
 
@@ -39,12 +40,8 @@ func small(t testing.TB, bytes int64) *Pool {
 func mountTmpfs(t testing.TB, dir string, bytes int64) (unmount func()) {
 	t.Helper()
 	machine.Kernel(t)
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		t.Fatal(err)
-	}
-	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, fmt.Sprintf("size=%d", bytes)); err != nil {
-		t.Fatal(err)
-	}
+	ok(t, os.MkdirAll(dir, 0o700))
+	ok(t, unix.Mount("tmpfs", dir, "tmpfs", 0, fmt.Sprintf("size=%d", bytes)))
 	mounted := true
 	unmount = func() {
 		if mounted {
@@ -61,34 +58,12 @@ func mountTmpfs(t testing.TB, dir string, bytes int64) (unmount func()) {
 func create(t testing.TB, p *Pool, id string, bytes int64, how Provisioning) Volume {
 	t.Helper()
 	v, err := p.Create(t.Context(), volume(id, bytes, how))
-	if err != nil {
-		t.Fatal(err)
-	}
+	ok(t, err)
 	return v
 }
 
 func volume(id string, bytes int64, how Provisioning) Volume {
 	return Volume{ID: id, Name: id, Bytes: bytes, Provisioning: how}
-}
-
-func ok(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
-// wantError fails unless err is of the class and its text holds all words.
-func wantError(t testing.TB, err error, class state.Class, words ...string) {
-	t.Helper()
-	if err == nil || state.ClassOf(err) != class {
-		t.Fatalf("error %v, want one of class %s", err, class)
-	}
-	for _, word := range words {
-		if !strings.Contains(err.Error(), word) {
-			t.Errorf("error %q does not name %q", err, word)
-		}
-	}
 }
 
 // files returns the paths of all files below dir, relative to it.

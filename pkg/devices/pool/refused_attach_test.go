@@ -9,6 +9,7 @@ import (
 
 	"github.com/csi-node/csi-node/pkg/devices/pool"
 	"github.com/csi-node/csi-node/pkg/state"
+	"github.com/csi-node/csi-node/test/require"
 )
 
 // A view that is refused is not there for a moment either.
@@ -43,14 +44,10 @@ func withoutAdmin(t *testing.T, f func()) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	header, before := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}, [2]unix.CapUserData{}
-	if err := unix.Capget(&header, &before[0]); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, unix.Capget(&header, &before[0]))
 	less := before
 	less[0].Effective &^= 1 << unix.CAP_SYS_ADMIN
-	if err := unix.Capset(&header, &less[0]); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, unix.Capset(&header, &less[0]))
 	defer func() {
 		if err := unix.Capset(&header, &before[0]); err != nil {
 			t.Error(err)

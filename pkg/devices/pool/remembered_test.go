@@ -12,13 +12,9 @@ import (
 // Facts that are remembered are those on the disk, whoever wrote them.
 func TestRememberedFactsAreThoseOnTheDisk(t *testing.T) {
 	p, err := Open(t.Context(), t.TempDir()+"/pool")
-	if err != nil {
-		t.Fatal(err)
-	}
+	ok(t, err)
 	v, err := p.Create(t.Context(), Volume{Name: "vol", Bytes: BlockSize, Provisioning: Thin})
-	if err != nil {
-		t.Fatal(err)
-	}
+	ok(t, err)
 	mark := func(want bool) {
 		t.Helper()
 		for range 2 {
@@ -29,31 +25,21 @@ func TestRememberedFactsAreThoseOnTheDisk(t *testing.T) {
 	}
 	mark(false)
 	for range 3 {
-		if err := p.BeginFormat(t.Context(), v.ID); err != nil {
-			t.Fatal(err)
-		}
+		ok(t, p.BeginFormat(t.Context(), v.ID))
 		mark(true)
 		path := p.path(volumesDir, v.ID, volumeFile)
 		raw, err := os.ReadFile(path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		ok(t, err)
 		other := strings.Replace(string(raw), `"formatting": true`, `"formatting":false`, 1) // of the same size, in place
 		f, err := os.OpenFile(path, os.O_WRONLY, 0)
-		if err != nil {
-			t.Fatal(err)
-		}
+		ok(t, err)
 		if _, err := f.WriteString(other); err != nil {
 			t.Fatal(err)
 		}
-		if err := f.Close(); err != nil {
-			t.Fatal(err)
-		}
+		ok(t, f.Close())
 		mark(false)
 	}
-	if err := p.Delete(t.Context(), v.ID); err != nil {
-		t.Fatal(err)
-	}
+	ok(t, p.Delete(t.Context(), v.ID))
 	if _, err := p.Get(t.Context(), v.ID); state.ClassOf(err) != state.NotFound {
 		t.Errorf("of a volume that was deleted: %v", err)
 	}

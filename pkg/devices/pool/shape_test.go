@@ -20,6 +20,7 @@ import (
 	"github.com/csi-node/csi-node/pkg/loop"
 	"github.com/csi-node/csi-node/pkg/state"
 	"github.com/csi-node/csi-node/test/machine"
+	"github.com/csi-node/csi-node/test/require"
 )
 
 // createWith makes a volume of a sector size and returns the path of its data.
@@ -29,9 +30,7 @@ func createWith(t testing.TB, p *pool.Pool, id string, how pool.Provisioning, se
 		t.Fatal(err)
 	}
 	path, err := p.DataPath(id)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return path
 }
 
@@ -54,9 +53,7 @@ func asked(t testing.TB, d state.Device) device {
 
 func view(t testing.TB, b *backend, d state.Device) state.Device {
 	t.Helper()
-	if err := b.AttachView(t.Context(), d); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, b.AttachView(t.Context(), d))
 	v, err := b.FindView(t.Context(), d)
 	if err != nil || v.State != state.DeviceAttached {
 		t.Fatalf("view of %s: %+v, %v", d.Path, v, err)
@@ -68,9 +65,7 @@ func view(t testing.TB, b *backend, d state.Device) state.Device {
 func allocated(t testing.TB, path string) int64 {
 	t.Helper()
 	var st unix.Stat_t
-	if err := unix.Stat(path, &st); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, unix.Stat(path, &st))
 	return st.Blocks * 512
 }
 
@@ -95,9 +90,7 @@ func poolOn(t testing.TB, source, fsType, options string) (*pool.Pool, string) {
 	})
 	dir := filepath.Join(mountpoint, "pool")
 	p, err := pool.Open(t.Context(), dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	t.Cleanup(func() { detachAll(t, dir) })
 	return p, dir
 }
@@ -107,12 +100,8 @@ func disk(t testing.TB, sector int, fsType string, bytes int64) string {
 	t.Helper()
 	machine.Kernel(t)
 	image := filepath.Join(t.TempDir(), "disk")
-	if err := os.WriteFile(image, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Truncate(image, bytes); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.WriteFile(image, nil, 0o600))
+	require.NoError(t, os.Truncate(image, bytes))
 	path := machine.Losetup(t, "--sector-size", fmt.Sprint(sector), image)
 	t.Cleanup(func() { losetupDetach(t, path) })
 	machine.Mkfs(t, fsType, "-q", path)
@@ -143,16 +132,10 @@ func TestOtherSectorsAreMended(t *testing.T) {
 	b, _ := setup(t, pool.Thick)
 	d := attach(t, b, "vol", false)
 	f, err := os.OpenFile(d.Path, os.O_RDWR|unix.O_EXCL, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := unix.IoctlSetInt(int(f.Fd()), unix.LOOP_SET_BLOCK_SIZE, 4096); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
+	require.NoError(t, unix.IoctlSetInt(int(f.Fd()), unix.LOOP_SET_BLOCK_SIZE, 4096))
 	wantError(t, b.Attach(t.Context(), "vol", false), state.FailedPrecondition, d.Path, "sectors of 4096")
-	if err := f.Close(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, f.Close())
 	if d := asked(t, attach(t, b, "vol", false)); d.sector != 512 {
 		t.Errorf("sectors of %d bytes", d.sector)
 	}
@@ -187,13 +170,9 @@ func TestDirectIOWhereItFits(t *testing.T) {
 			v := view(t, b, d)
 			junk := bytes.Repeat([]byte("data"), 1<<18)
 			f, err := os.OpenFile(d.Path, os.O_RDWR, 0)
-			if err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, err)
 			_, err = f.WriteAt(junk, 1<<20)
-			if err := errors.Join(err, f.Sync(), f.Close()); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, errors.Join(err, f.Sync(), f.Close()))
 			for _, path := range []string{data, d.Path, v.Path} {
 				got, err := os.ReadFile(path)
 				if err != nil || len(got) != devicestest.Size || !bytes.Equal(got[1<<20:2<<20], junk) {
@@ -209,26 +188,18 @@ func trimmed(t *testing.T, d state.Device) error {
 	t.Helper()
 	run(t, "mkfs.ext4", "-q", "-E", "nodiscard", d.Path)
 	dir := t.TempDir()
-	if err := unix.Mount(d.Path, dir, "ext4", 0, ""); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, unix.Mount(d.Path, dir, "ext4", 0, ""))
 	defer func() {
 		if err := unix.Unmount(dir, 0); err != nil {
 			t.Error(err)
 		}
 	}()
 	file := filepath.Join(dir, "file")
-	if err := os.WriteFile(file, bytes.Repeat([]byte("x"), 2<<20), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.WriteFile(file, bytes.Repeat([]byte("x"), 2<<20), 0o600))
 	root, err := os.Open(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer root.Close()
-	if err := errors.Join(unix.Syncfs(int(root.Fd())), os.Remove(file), unix.Syncfs(int(root.Fd()))); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, errors.Join(unix.Syncfs(int(root.Fd())), os.Remove(file), unix.Syncfs(int(root.Fd()))))
 	span := struct{ start, length, shortest uint64 }{length: 1 << 40}
 	const fitrim = 0xc0185879 // _IOWR('X', 121, struct fstrim_range), linux/fs.h
 	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, root.Fd(), fitrim, uintptr(unsafe.Pointer(&span))); errno != 0 {
@@ -239,9 +210,7 @@ func trimmed(t *testing.T, d state.Device) error {
 
 func TestTrimGivesBackTheBlocksOfThinVolumes(t *testing.T) {
 	b, data := setup(t, pool.Thin)
-	if err := trimmed(t, attach(t, b, "vol", false)); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, trimmed(t, attach(t, b, "vol", false)))
 	if got := allocated(t, data); got >= 2<<20 {
 		t.Errorf("%d bytes are allocated after a trim", got)
 	}
@@ -254,9 +223,7 @@ func TestThickVolumesKeepTheirBlocks(t *testing.T) {
 		t.Errorf("FITRIM: %v", err)
 	}
 	f, err := os.OpenFile(d.Path, os.O_RDWR, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer f.Close()
 	span := [2]uint64{0, devicestest.Size}
 	for name, request := range map[string]uintptr{"BLKDISCARD": unix.BLKDISCARD, "BLKZEROOUT": unix.BLKZEROOUT} {
@@ -277,9 +244,7 @@ func TestThickVolumesKeepTheirBlocks(t *testing.T) {
 // between a device's configuration and its limit.
 func TestThickDevicesRefuseDiscardsAgain(t *testing.T) {
 	b, data := setup(t, pool.Thick)
-	if err := b.AttachTakingDiscards(t.Context(), b.loops, data, "vol"); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, b.AttachTakingDiscards(t.Context(), b.loops, data, "vol"))
 	b = newBackend(t, b.Pool())
 	d := want(t, b, "vol", state.DeviceAttached)
 	if !discardIsOff(d.Path) {
@@ -297,13 +262,9 @@ func TestThickDevicesRefuseDiscardsAgain(t *testing.T) {
 func punchFile(t testing.TB, path string) {
 	t.Helper()
 	f, err := os.OpenFile(path, os.O_RDWR, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	err = unix.Fallocate(int(f.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, 1<<20, 2<<20)
-	if err := errors.Join(err, f.Close()); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, errors.Join(err, f.Close()))
 }
 
 func TestAttachAllocatesWhatAThickVolumeLacks(t *testing.T) {
@@ -332,13 +293,9 @@ func TestAttachWithoutRoomForTheBlocks(t *testing.T) {
 		data := create(t, p, "vol", pool.Thick)
 		punchFile(t, data)
 		var fs unix.Statfs_t
-		if err := unix.Statfs(dir, &fs); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, unix.Statfs(dir, &fs))
 		other := filepath.Join(filepath.Dir(dir), "other")
-		if err := os.WriteFile(other, make([]byte, int64(fs.Bavail)*fs.Bsize-1<<20), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, os.WriteFile(other, make([]byte, int64(fs.Bavail)*fs.Bsize-1<<20), 0o600))
 		run(t, "sync", "--file-system", other)
 		before := allocated(t, data)
 		attach(t, b, "vol", false)
@@ -355,15 +312,11 @@ func TestNextUserOfTheDevice(t *testing.T) {
 	b := newBackend(t, p)
 	createWith(t, p, "vol", pool.Thick, 4096)
 	other := filepath.Join(dir, "other")
-	if err := os.WriteFile(other, make([]byte, devicestest.Size), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.WriteFile(other, make([]byte, devicestest.Size), 0o600))
 	for _, readOnly := range []bool{false, true} {
 		for taken := false; !taken; {
 			d := attach(t, b, "vol", readOnly)
-			if err := b.Detach(t.Context(), "vol"); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, b.Detach(t.Context(), "vol"))
 			out, err := exec.Command("losetup", d.Path, other).CombinedOutput()
 			if taken = err == nil; taken {
 				if now := asked(t, d); now.readOnly || now.sector != 512 || now.detaching {
@@ -381,13 +334,9 @@ func TestNextUserOfTheDevice(t *testing.T) {
 func TestThinVolumeIsGivenNoLimitedDevice(t *testing.T) {
 	b, data := setup(t, pool.Thin)
 	other := filepath.Join(filepath.Dir(data), "other")
-	if err := os.WriteFile(other, make([]byte, devicestest.Size), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.WriteFile(other, make([]byte, devicestest.Size), 0o600))
 	path := machine.Losetup(t, other)
-	if err := os.WriteFile("/sys/block/"+filepath.Base(path)+"/queue/discard_max_bytes", []byte("0"), 0); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.WriteFile("/sys/block/"+filepath.Base(path)+"/queue/discard_max_bytes", []byte("0"), 0))
 	run(t, "losetup", "--detach", path)
 	t.Cleanup(func() { leaveAsNew(t, path) })
 	if d := attach(t, b, "vol", false); discardIsOff(d.Path) {
@@ -418,13 +367,9 @@ func elsewhere(t *testing.T, prepare func()) bool {
 func ownDev(t *testing.T) func() {
 	return func() {
 		t.Helper()
-		if err := unix.Mount("tmpfs", "/dev", "tmpfs", 0, "mode=755"); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, unix.Mount("tmpfs", "/dev", "tmpfs", 0, "mode=755"))
 		for path, number := range map[string][2]uint32{"/dev/null": {1, 3}, "/dev/loop-control": {10, 237}} {
-			if err := unix.Mknod(path, unix.S_IFCHR|0o666, int(unix.Mkdev(number[0], number[1]))); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, unix.Mknod(path, unix.S_IFCHR|0o666, int(unix.Mkdev(number[0], number[1]))))
 		}
 	}
 }
@@ -448,25 +393,17 @@ func TestNodesAreMade(t *testing.T) {
 	}
 	for _, d := range []state.Device{d, v} {
 		var st unix.Stat_t
-		if err := unix.Stat(d.Path, &st); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, unix.Stat(d.Path, &st))
 		if st.Mode != unix.S_IFBLK|0o660 || st.Uid != 0 || fmt.Sprint(st.Gid) != disk || numberOf(st.Rdev) != d.Number {
 			t.Errorf("%s: mode %o, owner %d:%d, device %s; want device %s and group %s", d.Path, st.Mode, st.Uid, st.Gid, numberOf(st.Rdev), d.Number, disk)
 		}
 	}
-	if err := os.Remove(d.Path); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.Remove(d.Path))
 	if again := want(t, b, "vol", state.DeviceAttached); again != d {
 		t.Errorf("%+v, before %+v", again, d)
 	}
-	if err := b.DetachView(t.Context(), d); err != nil {
-		t.Error(err)
-	}
-	if err := b.Detach(t.Context(), "vol"); err != nil {
-		t.Error(err)
-	}
+	require.NoError(t, b.DetachView(t.Context(), d))
+	require.NoError(t, b.Detach(t.Context(), "vol"))
 }
 
 func TestWrongNodesAreLeftAlone(t *testing.T) {
@@ -484,16 +421,10 @@ func TestWrongNodesAreLeftAlone(t *testing.T) {
 		"the node of other kind": func() error { return unix.Mknod(d.Path, unix.S_IFBLK|0o600, int(unix.Mkdev(8, d.Number.Minor))) },
 	} {
 		t.Run(name, func(t *testing.T) {
-			if err := os.Remove(d.Path); err != nil {
-				t.Fatal(err)
-			}
-			if err := put(); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, os.Remove(d.Path))
+			require.NoError(t, put())
 			before, err := os.Lstat(d.Path)
-			if err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, err)
 			_, err = b.Find(t.Context(), "vol")
 			wantError(t, err, state.Unavailable, "vol", d.Path, "remove it")
 			wantError(t, b.Detach(t.Context(), "vol"), state.Unavailable, d.Path)
@@ -502,9 +433,7 @@ func TestWrongNodesAreLeftAlone(t *testing.T) {
 			}
 		})
 	}
-	if err := os.Remove(d.Path); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.Remove(d.Path))
 	if again := want(t, b, "vol", state.DeviceAttached); again != d {
 		t.Errorf("after its removal: %+v, before %+v", again, d)
 	}
@@ -514,9 +443,7 @@ func TestWrongNodesAreLeftAlone(t *testing.T) {
 // attached all the same.
 func TestReadOnlySysfs(t *testing.T) {
 	if !elsewhere(t, func() {
-		if err := unix.Mount("", "/sys", "", unix.MS_REMOUNT|unix.MS_BIND|unix.MS_RDONLY, ""); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, unix.Mount("", "/sys", "", unix.MS_REMOUNT|unix.MS_BIND|unix.MS_RDONLY, ""))
 	}) {
 		return
 	}
@@ -528,9 +455,7 @@ func TestReadOnlySysfs(t *testing.T) {
 	if got := allocated(t, data); got != 0 {
 		t.Errorf("%d bytes are allocated after a discard, so something refuses it after all", got)
 	}
-	if err := b.Detach(t.Context(), "vol"); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, b.Detach(t.Context(), "vol"))
 	attach(t, b, "vol", false)
 	if got := allocated(t, data); got < devicestest.Size {
 		t.Errorf("%d of %d bytes are allocated", got, devicestest.Size)

@@ -15,6 +15,7 @@ import (
 
 	"github.com/csi-node/csi-node/pkg/devices/pool"
 	"github.com/csi-node/csi-node/pkg/state"
+	"github.com/csi-node/csi-node/test/require"
 )
 
 // Ioctls of linux/fs.h that package unix has no names for.
@@ -30,19 +31,13 @@ const (
 func silence(t *testing.T, d state.Device, dir string) (again func()) {
 	t.Helper()
 	root, err := os.Open(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	f, err := os.OpenFile(d.Path, os.O_RDWR, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if _, err := f.WriteAt([]byte("dirty"), 1<<20); err != nil {
 		t.Fatal(err)
 	}
-	if err := unix.IoctlSetInt(int(root.Fd()), fiFreeze, 0); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, unix.IoctlSetInt(int(root.Fd()), fiFreeze, 0))
 	changed := make(chan error, 1)
 	go func() {
 		err := unix.IoctlSetInt(int(f.Fd()), unix.LOOP_SET_BLOCK_SIZE, 4096)
@@ -90,9 +85,7 @@ func awaitLooks(t *testing.T, path string) {
 	t.Helper()
 	for range 2000 {
 		fds, err := filepath.Glob("/proc/self/fd/*")
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		if !slices.ContainsFunc(fds, func(fd string) bool { link, err := os.Readlink(fd); return err == nil && link == path }) {
 			return
 		}
@@ -137,12 +130,8 @@ func TestSilentDeviceIsNotAbsent(t *testing.T) {
 
 	want(t, b, "other", state.DeviceAbsent)
 	attach(t, b, "other", false)
-	if err := b.Detach(t.Context(), "other"); err != nil {
-		t.Error(err)
-	}
-	if err := b.AttachView(t.Context(), attach(t, b, "other", false)); err != nil {
-		t.Error(err)
-	}
+	require.NoError(t, b.Detach(t.Context(), "other"))
+	require.NoError(t, b.AttachView(t.Context(), attach(t, b, "other", false)))
 
 	again()
 	awaitLooks(t, d.Path)

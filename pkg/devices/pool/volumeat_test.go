@@ -9,6 +9,7 @@ import (
 
 	"github.com/csi-node/csi-node/pkg/devices/pool"
 	"github.com/csi-node/csi-node/pkg/state"
+	"github.com/csi-node/csi-node/test/require"
 )
 
 // A device that an earlier container of the plugin attached is the volume's,
@@ -23,28 +24,20 @@ func TestVolumeAtOfAnEarlierContainer(t *testing.T) {
 	}
 
 	elsewhere := filepath.Join(t.TempDir(), "elsewhere")
-	if err := os.Mkdir(elsewhere, 0o700); err != nil {
-		t.Fatal(err)
-	}
-	if err := unix.Mount(dir, elsewhere, "", unix.MS_BIND, ""); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.Mkdir(elsewhere, 0o700))
+	require.NoError(t, unix.Mount(dir, elsewhere, "", unix.MS_BIND, ""))
 	t.Cleanup(func() {
 		if err := unix.Unmount(elsewhere, 0); err != nil {
 			t.Error(err)
 		}
 	})
 	moved, err := pool.Open(t.Context(), elsewhere)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	after := newBackend(t, moved)
 	if id := after.VolumeAt(d.Number); id != "vol" {
 		t.Errorf("after a start %s stands for %q", d.Path, id)
 	}
-	if err := after.Detach(t.Context(), "vol"); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, after.Detach(t.Context(), "vol"))
 	if id := after.VolumeAt(d.Number); id != "" {
 		t.Errorf("a free device stands for %q", id)
 	}

@@ -17,6 +17,7 @@ import (
 	"github.com/csi-node/csi-node/pkg/driver"
 	"github.com/csi-node/csi-node/pkg/driver/drivertest"
 	"github.com/csi-node/csi-node/test/harness"
+	"github.com/csi-node/csi-node/test/require"
 )
 
 func TestMain(m *testing.M) { drivertest.Main(m, options()) }
@@ -48,9 +49,7 @@ func TestLayeredDriver(t *testing.T) {
 						AccessType: &csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{FsType: "ext4"}},
 					}},
 				})
-				if err != nil {
-					t.Fatal(err)
-				}
+				require.NoError(t, err)
 				id, context := resp.GetVolume().GetVolumeId(), devicestest.OffsetVolume()
 				maps.Copy(context, resp.GetVolume().GetVolumeContext())
 				return drivertest.Volume{ID: id, Context: context, Delete: func() {

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"sync"
 	"testing"
+
+	"github.com/csi-node/csi-node/test/require"
 )
 
 func TestLockSerialisesOneKey(t *testing.T) {
@@ -31,23 +33,17 @@ func TestLockSerialisesOneKey(t *testing.T) {
 func TestLockOfAnotherKeyDoesNotWait(t *testing.T) {
 	var m Map
 	unlock, err := m.Lock(context.Background(), "a")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer unlock()
 	other, err := m.Lock(context.Background(), "b")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	other()
 }
 
 func TestLockEndsWithContext(t *testing.T) {
 	var m Map
 	unlock, err := m.Lock(context.Background(), "a")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	ctx, cancel := context.WithCancel(context.Background())
 	waiting := make(chan error)
 	go func() {

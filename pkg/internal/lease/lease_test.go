@@ -9,55 +9,43 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/csi-node/csi-node/test/machine"
+	"github.com/csi-node/csi-node/test/require"
 )
 
 func TestLease(t *testing.T) {
 	for name, flags := range map[string]int{"for reading": os.O_RDONLY, "for writing": os.O_RDWR} {
 		t.Run(name, func(t *testing.T) {
 			path := filepath.Join(t.TempDir(), "file")
-			if err := os.WriteFile(path, nil, 0o600); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, os.WriteFile(path, nil, 0o600))
 			f, err := os.OpenFile(path, flags, 0)
-			if err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, err)
 			defer f.Close()
 			reader, err := os.Open(path)
-			if err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, err)
 			if err := Take(f); !errors.Is(err, unix.EAGAIN) {
 				t.Errorf("while somebody reads the file: %v", err)
 			}
 			if alone, err := Alone(f); alone || err != nil {
 				t.Errorf("alone while somebody reads the file: %t, %v", alone, err)
 			}
-			if err := reader.Close(); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, reader.Close())
 			if alone, err := Alone(f); !alone || err != nil {
 				t.Errorf("alone: %t, %v", alone, err)
 			}
 			if reader, err = os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0); err != nil {
 				t.Fatalf("who opens it after the question: %v", err)
 			}
-			if err := errors.Join(reader.Close(), Take(f)); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, reader.Close())
+			require.NoError(t, Take(f))
 			// It is refused without waiting, and the lease is asked back.
 			if _, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0); !errors.Is(err, unix.EAGAIN) {
 				t.Errorf("another open: %v", err)
 			}
-			if err := drop(f); err != nil { // the kernel has asked it back
-				t.Fatal(err)
-			}
+			require.NoError(t, drop(f)) // the kernel has asked it back
 			if reader, err = os.Open(path); err != nil {
 				t.Fatal(err)
 			}
-			if err := reader.Close(); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, reader.Close())
 		})
 	}
 }
@@ -66,32 +54,24 @@ func TestLease(t *testing.T) {
 func TestOverlayProvesNothing(t *testing.T) {
 	machine.Kernel(t)
 	dir := t.TempDir()
-	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, ""); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, unix.Mount("tmpfs", dir, "tmpfs", 0, ""))
 	t.Cleanup(func() {
 		if err := unix.Unmount(dir, unix.MNT_DETACH); err != nil {
 			t.Error(err)
 		}
 	})
 	for _, sub := range []string{"lower", "upper", "work", "merged"} {
-		if err := os.Mkdir(filepath.Join(dir, sub), 0o700); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, os.Mkdir(filepath.Join(dir, sub), 0o700))
 	}
 	merged := filepath.Join(dir, "merged")
-	if err := unix.Mount("overlay", merged, "overlay", 0, "lowerdir="+dir+"/lower,upperdir="+dir+"/upper,workdir="+dir+"/work"); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, unix.Mount("overlay", merged, "overlay", 0, "lowerdir="+dir+"/lower,upperdir="+dir+"/upper,workdir="+dir+"/work"))
 	t.Cleanup(func() {
 		if err := unix.Unmount(merged, 0); err != nil {
 			t.Error(err)
 		}
 	})
 	f, err := os.Create(filepath.Join(merged, "file"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer f.Close()
 	if err := Take(f); err == nil {
 		t.Error("a lease was granted on a file of an overlay")

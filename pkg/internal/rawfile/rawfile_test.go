@@ -6,15 +6,15 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+
+	"github.com/csi-node/csi-node/test/require"
 )
 
 func TestRead(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "file")
 	for _, size := range []int{0, 1, 1 << 10, 1<<10 + 1, 100_000} {
 		want := bytes.Repeat([]byte("x"), size)
-		if err := os.WriteFile(path, want, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, os.WriteFile(path, want, 0o600))
 		if got, err := Read(path); err != nil || !bytes.Equal(got, want) {
 			t.Errorf("of %d bytes %d were read: %v", size, len(got), err)
 		}
@@ -33,9 +33,7 @@ func TestRead(t *testing.T) {
 func TestOpen(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "file")
 	f, err := Open(path, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer f.Close()
 	if _, err := f.WriteString("text"); err != nil || f.Name() != path {
 		t.Errorf("%s: %v", f.Name(), err)
