@@ -17,9 +17,10 @@ import (
 
 const (
 	// goneLimit is how long a detach waits for others who have the device
-	// open, or claim it: udev and blkid open every device for a moment. The kernel
-	// wakes nobody when the device goes, so it is looked at every goneInterval.
-	goneLimit    = 500 * time.Millisecond
+	// open, or claim it: udev and blkid open every device for a moment, which is longer
+	// on a node that is short of CPUs. The kernel wakes nobody when the device goes, so
+	// it is looked at every goneInterval.
+	goneLimit    = time.Second
 	goneInterval = 5 * time.Millisecond
 )
 

@@ -204,7 +204,9 @@ func TestFakeKernelIsLikeTheRealOne(t *testing.T) {
 				a, b := fakeAnswer+portrait(lookAt(t, imagined)), realAnswer+portrait(lookAt(t, real))
 				// Others look at every loop device of the node, and have this one open for a moment; or they
 				// make a mount namespace, and hold what is mounted then.
-				disturbed := func() bool { return strings.Contains(b, state.DeviceDetaching.String()) || strings.Contains(b, "held true") }
+				disturbed := func() bool {
+					return strings.Contains(b, state.DeviceDetaching.String()) || strings.Contains(b, "held true")
+				}
 				for since := time.Now(); a != b && disturbed() && time.Since(since) < 10*time.Second; {
 					b = realAnswer + portrait(lookAt(t, real))
 				}
