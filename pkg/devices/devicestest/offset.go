@@ -211,8 +211,8 @@ func (o Offset) reclaim(v devices.Volume) error {
 	})
 }
 
-// Close detaches the loop device. It fails when anybody has it open for longer than
-// a look takes, as udev's.
+// Close detaches the loop device. It fails when anybody has it open for ten seconds:
+// udev looks at each device, and so does whoever looks for one of his own.
 func (o Offset) Close(ctx context.Context, _ state.Device, v devices.Volume) error {
 	path, _, err := o.find(v)
 	if err != nil || path == "" {
@@ -226,7 +226,7 @@ func (o Offset) Close(ctx context.Context, _ state.Device, v devices.Volume) err
 	if err := errors.Join(err, f.Close()); err != nil {
 		return err
 	}
-	for limit := time.Now().Add(2 * time.Second); ctx.Err() == nil && time.Now().Before(limit); time.Sleep(10 * time.Millisecond) {
+	for limit := time.Now().Add(10 * time.Second); ctx.Err() == nil && time.Now().Before(limit); time.Sleep(50 * time.Millisecond) {
 		if path, _, err := o.find(v); err != nil || path == "" {
 			return err
 		}
