@@ -291,7 +291,9 @@ func (m *member) live(ctx context.Context, random *rand.Rand) {
 func (m *member) race(random *rand.Rand) {
 	m.word(ask{verb: create, bytes: m.bytes})
 	on, off := ask{verb: stage, path: m.stagings[0]}, ask{verb: unstage, path: m.stagings[0]}
-	m.word(ask{verb: unstage, path: m.stagings[1]})
+	if c := m.word(ask{verb: unstage, path: m.stagings[1]}); c.code != codes.OK { // it is published from there
+		m.clear()
+	}
 	if random.IntN(3) == 0 {
 		for _, target := range m.targets {
 			m.word(ask{verb: unpublish, path: target})
