@@ -18,6 +18,7 @@ func (h *Host) SetAttributes(ctx context.Context, path string, flags state.Flags
 	if err == nil {
 		defer p.close()
 		err = setAttributes(p.dir, p.name, flags, 0)
+		h.noteAttributes(p.real)
 	}
 	switch {
 	case err == nil:
@@ -28,6 +29,15 @@ func (h *Host) SetAttributes(ctx context.Context, path string, flags state.Flags
 		err = inUse(h.users(ctx, p))
 	}
 	return fmt.Errorf("set the attributes of the mount at %s: %w", path, err)
+}
+
+// noteAttributes tells the watchers that the attributes of a mount are others now.
+func (h *Host) noteAttributes(point string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for w := range h.watchers {
+		w.forgetAttributes(point)
+	}
 }
 
 // setAttributes calls mount_setattr(2), Linux 5.12; an empty name is fd itself,

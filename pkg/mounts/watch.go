@@ -300,6 +300,23 @@ func (w *Watcher) made(fd int, point string) error {
 	return nil
 }
 
+// unknownAttributes are those of no mount.
+const unknownAttributes = ^state.Attributes(0)
+
+// forgetAttributes makes the next look at the mounts at a path tell of them, whatever
+// their attributes are. This process has just set them: somebody who changes them back
+// before that look leaves them as they were noted.
+func (w *Watcher) forgetAttributes(point string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for id, m := range w.mounts {
+		if m.point == point {
+			m.attributes = unknownAttributes
+			w.mounts[id] = m
+		}
+	}
+}
+
 // apply applies one change. The caller holds mu.
 func (w *Watcher) apply(c change, changed func(string)) {
 	before, found := w.mounts[c.id]

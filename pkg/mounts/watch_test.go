@@ -194,6 +194,29 @@ func TestCompareTellsEachChangeOnce(t *testing.T) {
 	}
 }
 
+// What is put right, and changed back before anybody looks, is told of again.
+func TestCompareTellsOfWhatIsChangedBack(t *testing.T) {
+	bothSources(t, func(t *testing.T, h *Host, root string, s eventSource) {
+		a := filepath.Join(root, "a")
+		mountTmpfs(t, "a", a, 0)
+		w := watcher(t, h, s)
+		for range 2 {
+			run(t, "mount", "-o", "remount,bind,ro", a)
+			var told []string
+			if w.attributes != nil {
+				w.compare(func(path string) { told = append(told, path) })
+			}
+			w.mu.Lock()
+			must(t, w.take(func(path string) { told = append(told, path) }))
+			w.mu.Unlock()
+			if !slices.Equal(told, []string{a}) {
+				t.Errorf("told of %q", told)
+			}
+			must(t, h.SetAttributes(t.Context(), a, state.Flags{Clear: state.ReadOnly}))
+		}
+	})
+}
+
 // Of mounts that are not below the root nothing is asked.
 func TestCompareLeavesOutOtherMounts(t *testing.T) {
 	h, _ := newHost(t)
