@@ -16,14 +16,15 @@ import (
 // what changes.
 type demand struct {
 	request
-	stands   func(*state.Volume) bool // whether a record asks for just this; nil for a removal
-	order    int                      // which edit of its part this is
-	intent   uint64                   // the revision that it waits for; 0 while it has asked for nothing
-	gone     bool                     // it asks for an end
-	pending  bool                     // something else was asked for that was not accepted, when this one was refused
-	existed  bool                     // the volume was mounted there, or attached for a stage, before it came
-	asks     bool                     // it is among those who wait for a stage or a publish
-	answered int                      // the event before its answer
+	stands     func(*state.Volume) bool // whether a record asks for just this; nil for a removal
+	order      int                      // which edit of its part this is
+	intent     uint64                   // the revision that it waits for; 0 while it has asked for nothing
+	gone       bool                     // it asks for an end
+	pending    bool                     // something else was asked for that was not accepted, when this one was refused
+	existed    bool                     // the volume was mounted there, or attached for a stage, before it came
+	asks       bool                     // it is among those who wait for a stage or a publish
+	answered   int                      // the event before its answer
+	answeredAt time.Time
 }
 
 // ask is r under the eyes of the judge.
@@ -319,14 +320,14 @@ func (k *fakeKernel) otherwise(record *state.Volume, part state.Part) string {
 }
 
 // somebodyWaits reports whether a caller waits for an intent, or did so when
-// the worker last looked.
+// the worker last looked: who is told in the same moment may be told before or after.
 func (y *history) somebodyWaits(r request, intent uint64) bool {
-	var looked int
-	y.k.with(func() { looked = y.k.looked[r.id].n })
+	var looked event
+	y.k.with(func() { looked = y.k.looked[r.id] })
 	y.mu.Lock()
 	defer y.mu.Unlock()
 	for a := range y.waiting {
-		if a.id == r.id && a.part == r.part && a.intent == intent && (a.answered == 0 || a.answered >= looked) {
+		if a.id == r.id && a.part == r.part && a.intent == intent && (a.answered == 0 || a.answered >= looked.n || a.answeredAt.Equal(looked.at)) {
 			return true
 		}
 	}
@@ -355,7 +356,7 @@ func (y *history) answered(a *demand, err error, took, deadline time.Duration) {
 	y.mu.Lock()
 	defer y.mu.Unlock()
 	y.k.with(func() {
-		a.answered = max(y.k.events, 1)
+		a.answered, a.answeredAt = max(y.k.events, 1), time.Now()
 		if a.asks {
 			y.k.askers[a.id]--
 			y.k.left[a.id] = event{y.k.events, time.Now()}
