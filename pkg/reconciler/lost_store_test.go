@@ -58,6 +58,7 @@ func TestRefusedAfterLostStore(t *testing.T) {
 		h.lose()
 		h.k.fail(opProbe, "v", 1, errBoom)
 		h.refuse(h.do(stage("v")), state.Unavailable, "boom")
+		h.sleep(time.Second) // while nobody waits
 		h.refuse(h.do(stage("v")), state.FailedPrecondition, "a pod's data")
 		h.ok(stage("v", stageBlock), publish("v", 1, publishBlock))
 		h.atRest("v")
