@@ -261,7 +261,7 @@ func (v *Volume) AskUnstage(path string, now time.Time) error {
 func (v *Volume) AskUnmount(path string, now time.Time) error {
 	switch t := v.Targets[path]; {
 	case v.Stage == nil || v.Stage.Path == path:
-		return Errorf(Aborted, "the stage of the volume has changed just now")
+		return Errorf(Aborted, "the stage of the volume has changed since it was asked for: ask again")
 	case t != nil && (!t.Gone || t.Next != nil): // a publish, and no stage
 		return ErrNothingThere
 	case t != nil:
