@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"testing"
+	"time"
 
 	"github.com/csi-node/csi-node/pkg/state"
 )
@@ -160,5 +161,24 @@ func TestCopyOfABindKeepsTheDevice(t *testing.T) {
 		if h.k.tables != 1 {
 			t.Errorf("the mount tables were read %d times for one step", h.k.tables)
 		}
+	})
+}
+
+// A view that was attached over what is another's device by then is taken away.
+func TestViewOverADeviceThatWentToAnother(t *testing.T) {
+	bubble(t, func(h *harness) {
+		v := h.volume("v")
+		h.ok(stage("v", stageBlock))
+		h.k.slow(opAttachView, "v", 1, time.Second)
+		publishing := h.begin(publish("v", 1, publishBlock, publishReadOnly))
+		h.sleep(time.Second / 2)
+		looking := h.k.hang(opFind, "v", false)
+		h.sleep(time.Second)
+		h.k.with(func() { v.device.number = h.k.number() }) // somebody detached it, and attached it as another
+		looking.open()
+		h.refuse(h.got(publishing), state.Unavailable, "not the volume's device any more")
+		h.wantCalls(1, opDetachView, "v")
+		h.ok(publish("v", 1, publishBlock, publishReadOnly))
+		h.atRest("v")
 	})
 }

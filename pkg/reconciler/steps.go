@@ -136,13 +136,27 @@ func (r *Reconciler) do(ctx context.Context, step Step, want *state.Volume, have
 	case SetAttributes:
 		return r.setAttributes(ctx, s, t)
 	case AttachView:
-		return k.Views.AttachView(ctx, d)
+		return r.attachView(ctx, want, d)
 	case MarkRaw:
 		return r.markRaw(ctx, want, have)
 	case Bind:
 		return bind(ctx, r.mounter(step, want), s, t, have)
 	}
 	return state.Errorf(state.Internal, "unknown step %s", step)
+}
+
+// attachView attaches the view of the volume's device d. Whose device that is is confirmed
+// afterwards: until the view has it open, somebody may detach it, and another get its number.
+func (r *Reconciler) attachView(ctx context.Context, want *state.Volume, d state.Device) error {
+	if err := r.kernel.Views.AttachView(ctx, d); err != nil {
+		return err
+	}
+	look, err := r.stack(ctx, want)
+	if now := look.Device; err != nil || now.State == state.DeviceUnknown || stands(now) && now.Number == d.Number {
+		return err
+	}
+	err = state.Errorf(state.Unavailable, "%s is not the volume's device any more, since its view was attached: it was detached meanwhile", d.Path)
+	return errors.Join(err, r.kernel.Views.DetachView(ctx, d))
 }
 
 // confirm observes the device again right before a step that destroys or takes
