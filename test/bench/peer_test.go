@@ -330,8 +330,13 @@ func (u usual) detach(_, file string) error {
 	if err != nil {
 		return fmt.Errorf("losetup: %w\n%s", err, out)
 	}
-	if out, err := u.Exec.Command("losetup", "--detach", strings.TrimSpace(string(out))).CombinedOutput(); err != nil {
-		return fmt.Errorf("losetup: %w\n%s", err, out)
+	// A device that is just being detached still shows the inode of a file that is
+	// gone, and this file may have got the same number.
+	for _, device := range strings.Fields(string(out)) {
+		out, err := u.Exec.Command("losetup", "--detach", device).CombinedOutput()
+		if err != nil && !strings.Contains(string(out), "No such device") {
+			return fmt.Errorf("losetup: %w\n%s", err, out)
+		}
 	}
 	return nil
 }
