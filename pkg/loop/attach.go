@@ -134,7 +134,7 @@ func (s *Devices) configure(ctx context.Context, r Request, backing *os.File) (e
 			}
 		}
 		var d *Device
-		taken[name], err = bind(ctx, name, backing, &config, r.Shape, alone, func() (shown bool, err error) {
+		taken[name], err = s.bind(ctx, name, backing, &config, r.Shape, alone, func() (shown bool, err error) {
 			s.remember(r.key(), &Device{name: name})
 			if d, err = s.askIndexed(ctx, r.key(), name, r.shown); err == nil && d == nil {
 				err = fmt.Errorf("%s was configured for %s and does not show it so", name, backing.Name())
@@ -180,7 +180,7 @@ func (s *Devices) proveUnused(ctx context.Context, t Target, backing *os.File) (
 // bind configures one device; taken says that another process was faster, or has
 // opened the backing that nobody else had open, shows the device's number, or had it
 // meanwhile. After an error the device is free again.
-func bind(ctx context.Context, name string, backing *os.File, config *unix.LoopConfig, as Shape, alone bool, look func() (shown bool, err error)) (taken bool, err error) {
+func (s *Devices) bind(ctx context.Context, name string, backing *os.File, config *unix.LoopConfig, as Shape, alone bool, look func() (shown bool, err error)) (taken bool, err error) {
 	f, err := open(name, modeOf(as.ReadOnly))
 	if lostRace(err) || errors.Is(err, os.ErrNotExist) {
 		return true, nil
@@ -189,7 +189,14 @@ func bind(ctx context.Context, name string, backing *os.File, config *unix.LoopC
 		return false, err
 	}
 	defer closeAfter(f, &err)
+	// LOOP_CONFIGURE claims the device before it refuses one that is attached, and its
+	// volume would be taken for held meanwhile.
+	done, err := s.Turn(ctx, name)
+	if err != nil {
+		return false, err
+	}
 	err = unix.IoctlLoopConfigure(int(f.Fd()), config)
+	done()
 	switch {
 	case lostRace(err):
 		return true, nil

@@ -99,7 +99,7 @@ func TestDetachTakesEveryDeviceOfTheTag(t *testing.T) {
 	config := unix.LoopConfig{Fd: uint32(backing.Fd()), Size: 512}
 	copy(config.Info.File_name[:tagSize], to.Tag)
 	name := addLoop(t, ownNumber(t))
-	if taken, err := bind(t.Context(), name, backing, &config, Shape{Sector: 512}, false, func() (bool, error) { return false, nil }); taken || err != nil {
+	if taken, err := s.bind(t.Context(), name, backing, &config, Shape{Sector: 512}, false, func() (bool, error) { return false, nil }); taken || err != nil {
 		t.Fatal(taken, err)
 	}
 	require.NoError(t, backing.Close())

@@ -1,6 +1,7 @@
 package loop
 
 import (
+	"context"
 	"errors"
 	"math/rand/v2"
 	"os"
@@ -200,7 +201,17 @@ func TestTakenDeviceIsPassedOver(t *testing.T) {
 	backing, err := request(newFile(t, "other"), "other").Open()
 	require.NoError(t, err)
 	defer backing.Close()
-	if taken, err := bind(t.Context(), d.name, backing, &unix.LoopConfig{Fd: uint32(backing.Fd())}, Shape{}, false, nil); err != nil || !taken {
+	if taken, err := s.bind(t.Context(), d.name, backing, &unix.LoopConfig{Fd: uint32(backing.Fd())}, Shape{}, false, nil); err != nil || !taken {
 		t.Errorf("a claimed device is taken: %t, %v", taken, err)
+	}
+	// LOOP_CONFIGURE itself claims the device for a moment, which this process must not
+	// take for a holder of the volume.
+	done, err := s.Turn(t.Context(), d.name)
+	require.NoError(t, err)
+	defer done()
+	over, cancel := context.WithCancel(t.Context())
+	cancel()
+	if taken, err := s.bind(over, d.name, backing, &unix.LoopConfig{Fd: uint32(backing.Fd())}, Shape{}, false, nil); taken || !errors.Is(err, context.Canceled) {
+		t.Errorf("configured while somebody looks whether it is held: %t, %v", taken, err)
 	}
 }

@@ -49,7 +49,7 @@ func TestFileOpenedMeanwhile(t *testing.T) {
 	name := addLoop(t, ownNumber(t))
 	bindOver := func(backing *os.File, look func() (bool, error)) (bool, error) {
 		config := unix.LoopConfig{Fd: uint32(backing.Fd()), Size: 512}
-		return bind(t.Context(), name, backing, &config, Shape{Sector: 512}, true, look)
+		return newDevices(t).bind(t.Context(), name, backing, &config, Shape{Sector: 512}, true, look)
 	}
 	open := func() *os.File {
 		f, err := os.OpenFile(to.Path, os.O_RDWR|unix.O_NONBLOCK, 0)
