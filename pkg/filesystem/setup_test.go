@@ -45,7 +45,7 @@ func attach(t testing.TB, path string, options ...string) state.Device {
 	t.Helper()
 	machine.Kernel(t)
 	node := machine.Losetup(t, append(options, path)...)
-	t.Cleanup(func() { command(t, "losetup", "--detach", node) })
+	t.Cleanup(func() { machine.LosetupDetach(t, node) })
 	return deviceOf(t, node, path)
 }
 

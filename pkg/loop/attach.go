@@ -181,7 +181,7 @@ func (s *Devices) proveUnused(ctx context.Context, t Target, backing *os.File) (
 // opened the backing that nobody else had open, shows the device's number, or had it
 // meanwhile. After an error the device is free again.
 func (s *Devices) bind(ctx context.Context, name string, backing *os.File, config *unix.LoopConfig, as Shape, alone bool, look func() (shown bool, err error)) (taken bool, err error) {
-	f, err := open(name, modeOf(as.ReadOnly))
+	f, err := s.configureFree(ctx, name, config, as.ReadOnly)
 	if lostRace(err) || errors.Is(err, os.ErrNotExist) {
 		return true, nil
 	}
@@ -189,20 +189,6 @@ func (s *Devices) bind(ctx context.Context, name string, backing *os.File, confi
 		return false, err
 	}
 	defer closeAfter(f, &err)
-	// LOOP_CONFIGURE claims the device before it refuses one that is attached, and its
-	// volume would be taken for held meanwhile.
-	done, err := s.Turn(ctx, name)
-	if err != nil {
-		return false, err
-	}
-	err = unix.IoctlLoopConfigure(int(f.Fd()), config)
-	done()
-	switch {
-	case lostRace(err):
-		return true, nil
-	case err != nil:
-		return false, fmt.Errorf("LOOP_CONFIGURE (Linux 5.8) %s: %w", f.Name(), err)
-	}
 	defer func() {
 		if taken || err != nil { // nobody else can have configured it meanwhile: it is open here
 			err = errors.Join(err, undoConfigure(f))
@@ -223,6 +209,25 @@ func (s *Devices) bind(ctx context.Context, name string, backing *os.File, confi
 		disableDiscard(ctx, name)
 	}
 	return look()
+}
+
+// configureFree configures a device, if it is free, and returns it open. LOOP_CONFIGURE
+// claims an attached device for a moment before it refuses: it has its turn, so that
+// no other goroutine takes the volume of that device for held.
+func (s *Devices) configureFree(ctx context.Context, name string, config *unix.LoopConfig, readOnly bool) (*os.File, error) {
+	done, err := s.Turn(ctx, name)
+	if err != nil {
+		return nil, err
+	}
+	defer done()
+	f, err := open(name, modeOf(readOnly))
+	if err != nil {
+		return nil, err
+	}
+	if err := unix.IoctlLoopConfigure(int(f.Fd()), config); err != nil {
+		return nil, errors.Join(fmt.Errorf("LOOP_CONFIGURE (Linux 5.8) %s: %w", f.Name(), err), f.Close())
+	}
+	return f, nil
 }
 
 // undoConfigure detaches what was configured through an open device just now. It goes

@@ -32,11 +32,13 @@ func newFile(t testing.TB, name string) Target {
 	path := filepath.Join(t.TempDir(), name, "data")
 	put(t, path, strings.Repeat("\x00", size))
 	t.Cleanup(func() {
-		for _, over := range append(over(t, path), over(t, path)...) {
-			for _, view := range overDevice(t, over) {
-				losetupDetach(t, view)
+		for range 2 { // those of the views first
+			for _, over := range over(t, path) {
+				for _, view := range overDevice(t, over) {
+					detachLeft(t, view, over)
+				}
+				detachLeft(t, over, backingOf(filepath.Base(over)))
 			}
-			losetupDetach(t, over)
 		}
 	})
 	return target(t, name, path)
@@ -72,6 +74,14 @@ func overDevice(t testing.TB, node string) (nodes []string) {
 		}
 	}
 	return nodes
+}
+
+// detachLeft detaches what a test has left, unless it goes by itself just now.
+func detachLeft(t testing.TB, node, backing string) {
+	t.Helper()
+	_, err := machine.Detach(node, backing)
+	require.NoError(t, err)
+	machine.AwaitDetached(node)
 }
 
 func losetupDetach(t testing.TB, node string) {

@@ -88,7 +88,7 @@ func attach(t testing.TB, root, image string, options ...string) state.Device {
 	path := machine.Losetup(t, append(options, image)...)
 	t.Cleanup(func() {
 		unmountBelow(t, root)
-		run(t, "losetup", "--detach", path)
+		machine.LosetupDetach(t, path)
 	})
 	number, ok := blockNumber(path)
 	if !ok {

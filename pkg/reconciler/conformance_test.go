@@ -376,9 +376,9 @@ func (n *realNode) clean() {
 	}
 	for _, device := range n.devices(n.data) {
 		for _, view := range n.devices(device) {
-			n.detach(view)
+			n.detach(view, device)
 		}
-		n.detach(device)
+		n.detach(device, n.data)
 	}
 }
 
@@ -391,9 +391,9 @@ func (n *realNode) devices(over string) []string {
 	return strings.Fields(string(out))
 }
 
-func (n *realNode) detach(device string) {
-	if out, err := exec.Command("losetup", "--detach", device).CombinedOutput(); err != nil {
-		n.t.Errorf("losetup --detach %s: %v: %s", device, err, out)
+func (n *realNode) detach(device, backing string) {
+	if _, err := machine.Detach(device, backing); err != nil {
+		n.t.Error(err)
 	}
 }
 
@@ -428,7 +428,7 @@ func (n *realNode) rmdir(i int) error { return os.Remove(n.path(i)) }
 
 func (n *realNode) losetupD() error {
 	for _, device := range n.devices(n.data) {
-		n.detach(device)
+		n.detach(device, n.data)
 	}
 	return nil
 }

@@ -218,7 +218,7 @@ func TestLifeOfALayer(t *testing.T) {
 	// What is lost is opened and mounted again.
 	l.ok(l.n.umount(1))
 	l.ok(l.n.umount(0))
-	l.n.detach(have.Device.Path)
+	l.n.detach(have.Device.Path, have.Lower[0].Device.Path)
 	l.forget()
 	l.r.queue.Add("v")
 	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(10 * time.Millisecond) {
@@ -467,7 +467,7 @@ func TestSecretOfALayer(t *testing.T) {
 	have := l.look()
 	l.ok(l.n.umount(1))
 	l.ok(l.n.umount(0))
-	l.n.detach(have.Device.Path)
+	l.n.detach(have.Device.Path, have.Lower[0].Device.Path)
 	l.forget()
 	waits(l.publish())
 	l.did()

@@ -8,6 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/csi-node/csi-node/test/harness"
+	"github.com/csi-node/csi-node/test/machine"
 )
 
 // A pod has its raw block volume by the number of a device. If somebody detaches
@@ -23,7 +24,8 @@ func TestNumberOfAPublishedDeviceIsSpared(t *testing.T) {
 	for _, view := range []bool{true, false} { // the view first, which is over the other
 		for _, loop := range p.Loops() {
 			if (loop.Backing != v.Data()) == view {
-				must(t, clearDevice(loop.Path))
+				_, err := machine.Detach(loop.Path, loop.Backing)
+				must(t, err)
 			}
 		}
 	}

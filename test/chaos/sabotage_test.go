@@ -163,19 +163,11 @@ func removeTarget(path string) error {
 func (s *scene) detach() (func() error, error) {
 	for _, loop := range s.Loops() {
 		if loop.Backing == s.victim.Data() {
-			return nil, clearDevice(loop.Path)
+			_, err := machine.Detach(loop.Path, loop.Backing)
+			return nil, err
 		}
 	}
 	return nil, fmt.Errorf("volume %s has no device", s.victim.ID)
-}
-
-func clearDevice(path string) error {
-	f, err := os.Open(path)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = f.Close() }() // only asked
-	return unix.IoctlSetInt(int(f.Fd()), unix.LOOP_CLR_FD, 0)
 }
 
 // scene is a volume that a saboteur is at, and one that he lets alone.

@@ -10,6 +10,8 @@ import (
 
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
+
+	"github.com/csi-node/csi-node/test/machine"
 )
 
 // Mounts returns the mount points below Dir in the order of their mounting: a
@@ -162,13 +164,8 @@ func (p *Plugin) detachAll(leak func(string, ...any)) error {
 	var errs []error
 	for _, l := range slices.Backward(p.Loops()) {
 		leak("left behind: %s, backed by %s", l.Path, l.Backing)
-		device, err := os.Open(l.Path)
-		if err == nil {
-			err = errors.Join(unix.IoctlSetInt(int(device.Fd()), unix.LOOP_CLR_FD, 0), device.Close())
-		}
-		if err != nil {
-			errs = append(errs, fmt.Errorf("detach %s: %w", l.Path, err))
-		}
+		_, err := machine.Detach(l.Path, l.Backing)
+		errs = append(errs, err)
 	}
 	return errors.Join(errs...)
 }

@@ -54,7 +54,7 @@ func Losetup(t testing.TB, args ...string) string {
 // LosetupDetach runs losetup --detach, which is no error when the device has gone
 // already, and waits for those who have the device open for a moment, because they
 // look at every one of the node: it goes with the last. Who keeps it open for
-// longer than a second is left to the caller.
+// longer than ten seconds is left to the caller.
 func LosetupDetach(t testing.TB, node string) {
 	t.Helper()
 	if out, err := exec.Command("losetup", "--detach", node).CombinedOutput(); err != nil && !strings.Contains(string(out), "No such device") {
@@ -63,10 +63,36 @@ func LosetupDetach(t testing.TB, node string) {
 	AwaitDetached(node)
 }
 
-// AwaitDetached waits, for a second at most, until a device has gone that goes
+// Detach tells the kernel to let go of a loop device that is over backing. Another
+// process may have been given a device that has gone meanwhile, and it keeps what it
+// shows now: was is false then. While it is open here it can't be given away.
+func Detach(node, backing string) (was bool, err error) {
+	f, err := os.Open(node)
+	if errors.Is(err, unix.ENXIO) || errors.Is(err, os.ErrNotExist) {
+		return false, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	defer func() { err = errors.Join(err, f.Close()) }()
+	now, err := os.ReadFile(filepath.Join("/sys/block", filepath.Base(node), "loop/backing_file"))
+	shown := strings.TrimSuffix(strings.TrimSuffix(string(now), "\n"), " (deleted)")
+	if errors.Is(err, os.ErrNotExist) || err == nil && shown != strings.TrimSuffix(backing, " (deleted)") {
+		return false, nil
+	}
+	if err == nil {
+		err = unix.IoctlSetInt(int(f.Fd()), unix.LOOP_CLR_FD, 0)
+	}
+	if err != nil {
+		return false, fmt.Errorf("detach %s: %w", node, err)
+	}
+	return true, nil
+}
+
+// AwaitDetached waits, for ten seconds at most, until a device has gone that goes
 // when the last one closes it.
 func AwaitDetached(node string) {
-	for since := time.Now(); time.Since(since) < time.Second; time.Sleep(time.Millisecond) {
+	for since := time.Now(); time.Since(since) < 10*time.Second; time.Sleep(time.Millisecond) {
 		going, err := os.ReadFile(filepath.Join("/sys/block", filepath.Base(node), "loop/autoclear"))
 		if err != nil || string(going) != "1\n" { // it has gone, or is somebody else's by now
 			return

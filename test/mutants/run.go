@@ -15,7 +15,7 @@ import (
 	"syscall"
 	"time"
 
-	"golang.org/x/sys/unix"
+	"github.com/csi-node/csi-node/test/machine"
 )
 
 // kind is how a run of tests ended.
@@ -265,23 +265,9 @@ func detachBelow(dir string) error {
 	}
 	for device, backing := range left {
 		if strings.HasPrefix(backing, dir+"/") || strings.HasPrefix(left[backing], dir+"/") {
-			errs = append(errs, detach(device))
+			_, err := machine.Detach(device, backing)
+			errs = append(errs, err)
 		}
 	}
 	return errors.Join(errs...)
-}
-
-func detach(device string) error {
-	f, err := os.Open(device)
-	if err != nil {
-		return err
-	}
-	err = unix.IoctlSetInt(int(f.Fd()), unix.LOOP_CLR_FD, 0)
-	if errors.Is(err, unix.ENXIO) {
-		err = nil
-	}
-	if err != nil {
-		err = fmt.Errorf("detach %s: %w", device, err)
-	}
-	return errors.Join(err, f.Close())
 }

@@ -39,19 +39,30 @@ func newPool(t testing.TB) (p *pool.Pool, dir string) {
 // detachAll detaches the loop devices over files below dir, and those over them.
 func detachAll(t testing.TB, dir string) {
 	t.Helper()
-	mine := map[string]bool{}
+	mine := map[string]string{}
 	for path, backing := range bound(t) {
 		if strings.HasPrefix(backing, dir+"/") {
-			mine[path] = true
+			mine[path] = backing
 		}
 	}
 	for path, backing := range bound(t) {
-		if mine[backing] {
-			losetupDetach(t, path)
+		if mine[backing] != "" {
+			detachLeft(t, path, backing)
 		}
 	}
-	for path := range mine {
-		losetupDetach(t, path)
+	for path, backing := range mine {
+		detachLeft(t, path, backing)
+	}
+}
+
+// detachLeft detaches what a test has left, unless it goes by itself just now.
+func detachLeft(t testing.TB, path, backing string) {
+	t.Helper()
+	was, err := machine.Detach(path, backing)
+	require.NoError(t, err)
+	if was {
+		machine.AwaitDetached(path)
+		leaveAsNew(t, path)
 	}
 }
 
