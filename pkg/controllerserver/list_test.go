@@ -128,32 +128,6 @@ func TestListVolumesWhileTheyComeAndGo(t *testing.T) {
 	}
 }
 
-// A damaged volume is listed without a capacity.
-func TestListVolumesOfADamagedOne(t *testing.T) {
-	s, p, dir := realServer(t)
-	for _, id := range []string{"a", "b", "c"} {
-		if _, err := p.Create(t.Context(), pool.Volume{Name: id, Bytes: mib, Provisioning: pool.Thin}); err != nil {
-			t.Fatal(err)
-		}
-	}
-	require.NoError(t, os.WriteFile(dir+"/volumes/b/volume.json", []byte("{"), 0o600))
-	resp, err := s.ListVolumes(t.Context(), &csi.ListVolumesRequest{})
-	require.NoError(t, err)
-	got := map[string]int64{}
-	for _, e := range resp.GetEntries() {
-		got[e.GetVolume().GetVolumeId()] = e.GetVolume().GetCapacityBytes()
-	}
-	if len(got) != 3 || got["a"] != mib || got["b"] != 0 || got["c"] != mib {
-		t.Errorf("lists %v", got)
-	}
-	_, err = s.ControllerGetVolume(t.Context(), &csi.ControllerGetVolumeRequest{VolumeId: "b"})
-	check(t, err, state.Internal, "volume.json")
-	require.NoError(t, os.Rename(dir, dir+".away"))
-	if resp, err := s.ListVolumes(t.Context(), &csi.ListVolumesRequest{}); err == nil {
-		t.Errorf("a pool that is away lists %v", resp)
-	}
-}
-
 // late is a pool whose volumes are gone when they are looked at.
 type late struct{ *fakePool }
 

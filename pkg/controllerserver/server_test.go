@@ -521,33 +521,6 @@ func TestControllerGetCapabilities(t *testing.T) {
 	}
 }
 
-// The real pool behaves as the fake does.
-func TestCreateVolumeInARealPool(t *testing.T) {
-	p, err := pool.Open(t.Context(), t.TempDir()+"/pool")
-	require.NoError(t, err)
-	s := New(Config{NodeID: "node-1", Topology: map[string]string{topologyKey: "node-1"}, Filesystems: fakeFilesystems{}, Backends: backends(p, p.Delete), Intents: fakeIntents{}})
-	small := size(4*mib, 0)
-	for range 2 {
-		if _, err := s.CreateVolume(t.Context(), request(small)); err != nil {
-			t.Fatal(err)
-		}
-	}
-	_, err = s.CreateVolume(t.Context(), request(small, parameters("provisioning", "thin")))
-	check(t, err, state.AlreadyExists, "provisioning")
-	_, err = s.CreateVolume(t.Context(), request(name("huge"), size(1<<61, 0), parameters("provisioning", "thin")))
-	if class := state.ClassOf(err); class != state.ResourceExhausted && class != state.OutOfRange {
-		t.Errorf("a volume beyond the pool: %v", err)
-	}
-	for range 2 {
-		if _, err := s.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: "pvc-1"}); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if ids, err := p.IDs(t.Context()); err != nil || len(ids) != 0 {
-		t.Errorf("the pool has %v (%v)", ids, err)
-	}
-}
-
 // preferXFS are the file systems of a node on which ext4 does not grow while mounted.
 type preferXFS struct{ fakeFilesystems }
 

@@ -84,42 +84,6 @@ func TestExplainWhatWasRestored(t *testing.T) {
 	})
 }
 
-func TestExplainWhatFails(t *testing.T) {
-	bubble(t, func(h *harness) {
-		h.volume("v")
-		h.ok(stage("v"))
-		h.k.fail(opBind, "", -1, errBoom)
-		h.refuse(h.do(publish("v", 1)), state.Unavailable)
-		h.sleep(time.Hour)
-		h.tells("v", map[string][]string{
-			"asked":      {"NodeStageVolume", "NodePublishVolume asked 1h0m0s ago"},
-			"is":         {"formatted as ext4", "At " + targetPath("v", 1) + " is nothing, and nothing is mounted there"},
-			"missing":    {"Target " + targetPath("v", 1) + ": it should be published, and is failing"},
-			"in the way": {"boom"},
-			"next":       {"Bind for target " + targetPath("v", 1) + ", in "},
-			"you can":    {"csi-node volume retry v"},
-		})
-	})
-}
-
-func TestExplainWhatRuns(t *testing.T) {
-	bubble(t, func(h *harness) {
-		h.volume("v")
-		f := h.k.hang(opFormat, "", true)
-		answer := h.begin(stage("v"))
-		h.sleep(time.Minute)
-		h.tells("v", map[string][]string{
-			"asked":   {"NodeStageVolume asked 1m0s ago"},
-			"is":      {"with a format that was begun and has not ended", "is nothing, and nothing is mounted there"},
-			"missing": {"Stage: it should be staged at"},
-			"next":    {"Format for stage has been running for 1m0s"},
-			"you can": {"dmesg"},
-		})
-		f.open()
-		require.NoError(t, h.got(answer))
-	})
-}
-
 func TestExplainWhatIsTakenDown(t *testing.T) {
 	bubble(t, func(h *harness) {
 		v := h.volume("v")

@@ -97,18 +97,6 @@ func TestStatusOfWhatWaits(t *testing.T) {
 	})
 }
 
-func TestStatusOfARemoval(t *testing.T) {
-	bubble(t, func(h *harness) {
-		v := h.volume("v")
-		h.ok(stage("v"))
-		h.k.with(func() { v.held = true })
-		h.refuse(h.do(unstage("v")), state.Unavailable)
-		if p := part(t, h.one(), "stage"); p.Is != report.Failing || p.Asked != "gone" || !strings.Contains(p.Error, "pid 7 (holder)") {
-			t.Errorf("%+v", p)
-		}
-	})
-}
-
 func TestStatusBeforeTheFirstLook(t *testing.T) {
 	bubble(t, func(h *harness) {
 		h.volume("v")
@@ -139,28 +127,6 @@ func TestStatusOfWhatWasAskedSince(t *testing.T) {
 		}
 		hang.open()
 		require.NoError(h.t, h.got(answer))
-	})
-}
-
-func TestStatusOfAFailedLook(t *testing.T) {
-	bubble(t, func(h *harness) {
-		h.volume("v")
-		h.ok(stage("v"))
-		h.k.fail(opFind, "v", -1, errBoom)
-		h.wake("v")
-		if p := part(t, h.one(), "stage"); p.Is != report.Failing || !strings.Contains(p.Error, "boom") {
-			t.Errorf("%+v", p)
-		}
-	})
-}
-
-func TestStatusOfASize(t *testing.T) {
-	bubble(t, func(h *harness) {
-		h.formatted("v", "xfs")
-		h.ok(stage("v", stageXFS), resize("v", 2*gib))
-		if p := part(t, h.one(), "size"); p.Is != report.Settled || p.Asked != "2147483648 bytes" {
-			t.Errorf("%+v", p)
-		}
 	})
 }
 

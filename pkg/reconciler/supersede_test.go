@@ -227,22 +227,6 @@ func stageOf(r request) *state.Stage {
 	return v.Stage
 }
 
-// The store remembers what is to be undone and what is to follow.
-func TestSupersedingSurvivesAKill(t *testing.T) {
-	bubble(t, func(h *harness) {
-		h.volume("v")
-		h.k.hang(opFormat, "v", false)
-		h.refuse(h.within(time.Second, stage("v")), state.DeadlineExceeded)
-		h.refuse(h.within(time.Second, stage("v", stageNoatime)), state.DeadlineExceeded)
-		h.kill()
-		h.k.mend()
-		h.start()
-		synctest.Wait()
-		h.atRest("v")
-		h.mustShow(stagePath("v"), state.NoAtime, true)
-	})
-}
-
 // What gives way before anything was begun for it leaves nothing to undo, so no
 // step is made for it.
 func TestGivesWayBeforeItIsBegun(t *testing.T) {
@@ -291,22 +275,6 @@ func TestSupersededCannotBeUndone(t *testing.T) {
 		h.sleep(time.Minute)
 		h.atRest("v")
 		h.mustShow(stagePath("v"), state.NoAtime, true)
-	})
-}
-
-// An unstage ends what was begun and what was to take its place.
-func TestUnstageOfSuperseded(t *testing.T) {
-	bubble(t, func(h *harness) {
-		h.volume("v")
-		hang := h.k.hang(opFormat, "v", true)
-		h.refuse(h.within(time.Second, stage("v")), state.DeadlineExceeded)
-		next := h.begin(stage("v", stageNoatime))
-		end := h.begin(unstage("v"))
-		hang.open()
-		h.refuse(h.got(next), state.Aborted, "superseded")
-		require.NoError(h.t, h.got(end))
-		h.atRest("v")
-		h.noRecord("v")
 	})
 }
 

@@ -22,14 +22,9 @@ func TestWrongSetupEndsThePlugin(t *testing.T) {
 		told  []string
 	}{
 		{"a flag that there is not", flags("--nonsense"), []string{"--nonsense", "--help"}},
-		{"a flag of the wrong type", flags("--max-volumes-per-node", "many"), []string{"--max-volumes-per-node", "many"}},
-		{"an argument", flags("nonsense"), []string{"nonsense"}},
 		{"a relative endpoint", flags("--endpoint", "csi.sock"), []string{"--endpoint", "unix:///"}},
 		{"a relative endpoint of unix", flags("--endpoint", "unix://csi.sock"), []string{"--endpoint", "absolute"}},
 		{"an endpoint of TCP", flags("--endpoint", "tcp://127.0.0.1:1"), []string{"--endpoint", "unix:///"}},
-		{"a relative state directory", flags("--state-dir", "state"), []string{"--state-dir", "absolute"}},
-		{"a driver name that is none", flags("--driver-name", "not a name"), []string{"--driver-name"}},
-		{"a negative limit", flags("--max-volumes-per-node", "-1"), []string{"--max-volumes-per-node"}},
 		{"an HTTP endpoint that is none", flags("--http-endpoint", "nonsense"), []string{"--http-endpoint", "nonsense"}},
 		{"an endpoint in a missing directory", func(t *testing.T, p *harness.Plugin) ([]string, []string) {
 			return []string{"--endpoint", "unix://" + filepath.Join(p.Dir, "missing", "csi.sock")}, nil

@@ -430,18 +430,6 @@ func TestDescriptorsDoNotLeak(t *testing.T) {
 	}
 }
 
-func BenchmarkAttachDetach(b *testing.B) {
-	for _, how := range []pool.Provisioning{pool.Thin, pool.Thick} {
-		b.Run(string(how), func(b *testing.B) {
-			backend, _ := setup(b, how)
-			for b.Loop() {
-				require.NoError(b, backend.Attach(b.Context(), "vol", false))
-				require.NoError(b, backend.Detach(b.Context(), "vol"))
-			}
-		})
-	}
-}
-
 func BenchmarkFind(b *testing.B) {
 	for name, others := range map[string]int{"alone": 0, "beside 50": 50} {
 		b.Run(name, func(b *testing.B) {

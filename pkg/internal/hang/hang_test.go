@@ -142,12 +142,3 @@ func TestUnansweredOfAnotherCallIsNotOnesOwn(t *testing.T) {
 		t.Errorf("own %t, %v", own, err)
 	}
 }
-
-func BenchmarkDo(b *testing.B) {
-	var c Calls[int]
-	for b.Loop() {
-		if _, err := c.Do(b.Context(), "key", NoLimit, func() (int, error) { return 1, nil }); err != nil {
-			b.Fatal(err)
-		}
-	}
-}

@@ -40,10 +40,7 @@ func openDirectory(path, boot string) (*directory, error) {
 	if err := os.Mkdir(path, 0o700); err != nil && !errors.Is(err, os.ErrExist) {
 		return nil, err
 	}
-	if info, err := os.Stat(path); err == nil && !info.IsDir() {
-		return nil, fmt.Errorf("it is no directory (its mode is %s): remove it, or choose another state directory", info.Mode())
-	}
-	root, err := os.OpenRoot(path)
+	root, err := os.OpenRoot(path + "/") // which is an error if it is no directory, and waits for no pipe
 	if err != nil {
 		return nil, err
 	}
@@ -103,13 +100,10 @@ func (d *directory) put(v *state.Volume, more bool) error {
 // reserveBoth reserves the blocks for the end of a record in both of its files.
 func (d *directory) reserveBoth(v *state.Volume) error {
 	text, err := encode(d.boot, v)
-	if err == nil {
-		err = d.reserve(fileName(v.ID), 0, text)
+	if err != nil {
+		return err
 	}
-	if err == nil {
-		err = d.reserve(fileName(v.ID)+nextSuffix, os.O_CREATE, text)
-	}
-	return err
+	return errors.Join(d.reserve(fileName(v.ID), 0, text), d.reserve(fileName(v.ID)+nextSuffix, os.O_CREATE, text))
 }
 
 // open opens a file for writing.
@@ -171,10 +165,7 @@ func exchange(dir int, from, to string) error {
 	if errors.Is(err, unix.EINVAL) { // some network file systems do neither
 		err = unix.Renameat(dir, from, dir, to)
 	}
-	if err != nil {
-		return &os.LinkError{Op: "rename", Old: from, New: to, Err: err}
-	}
-	return nil
+	return os.NewSyscallError("renameat2", err)
 }
 
 // replace puts a new directory, with what fill writes to it, in the place of the one
@@ -225,6 +216,7 @@ type contents struct {
 	revision uint64           // the highest
 	bad      map[string]error // names or ids of records that cannot be read, and why
 	old      []string         // names of files of another boot, or that nobody needs
+	raw      []byte           // of intents.db
 }
 
 func newContents() *contents {

@@ -57,10 +57,7 @@ func (s *Store) Edit(id string, edit func(*state.Volume) error) (*state.Volume, 
 	if id == "" || len(id) > maxIDBytes || !utf8.ValidString(id) {
 		return nil, state.Errorf(state.InvalidArgument, "volume id %q: must have 1 to %d bytes of UTF-8", id, maxIDBytes)
 	}
-	unlock, err := s.edits.Lock(context.Background(), id)
-	if err != nil {
-		return nil, err
-	}
+	unlock, _ := s.edits.Lock(context.Background(), id) // a wait that nobody ends
 	defer unlock()
 	current := cmp.Or(s.record(id), &state.Volume{ID: id, Targets: map[string]*state.Target{}})
 	revision := s.revision.Add(1)
@@ -103,62 +100,39 @@ func (s *Store) claim(before, after *state.Volume) error {
 
 // commit writes what a record has become, and shows it.
 func (s *Store) commit(before, after *state.Volume) error {
+	err := s.recreateLost()
+	s.disk.RLock()
+	defer s.disk.RUnlock()
 	more := asksMore(before, after)
-	err := s.onDisk(func(d *directory) error {
-		err := d.put(after, more)
-		if err == nil {
-			s.apply(before, after)
-		}
-		return err
-	})
+	switch {
+	case s.dir == nil:
+		err = errClosed
+	case err == nil:
+		err = s.dir.put(after, more)
+	}
 	switch {
 	case isFull(err) && more:
 		return state.Errorf(state.ResourceExhausted, "store %s: volume %s: the file system of the state directory is full, and nothing new can be set up until there is room on it: %w", s.path, after.ID, err)
-	case isFull(err) && s.holdInMemory(before, after):
+	case isFull(err) && !s.hasFile(after.ID): // or a crash would bring back what it has
 		klog.Background().Error(err, "A record that has no file cannot be written, and is kept in memory: make room", "store", s.path, "volume", after.ID)
 	case err != nil:
 		return fmt.Errorf("store %s: volume %s: writing the record: %w", s.path, after.ID, err)
 	}
+	s.apply(before, after)
 	return nil
 }
 
-// holdInMemory applies a change that cannot be written, if there is no file whose
-// older content would be read after a crash.
-func (s *Store) holdInMemory(before, after *state.Volume) bool {
-	s.disk.RLock() // the directory is not made anew meanwhile
-	defer s.disk.RUnlock()
-	_, err := os.Lstat(filepath.Join(s.path, fileName(after.ID)))
-	if !errors.Is(err, os.ErrNotExist) {
-		return false
-	}
-	s.apply(before, after)
-	return true
-}
-
-// onDisk runs write with the directory, which cannot be closed meanwhile. If somebody
-// has removed or replaced the directory, it is made anew first.
-func (s *Store) onDisk(write func(*directory) error) error {
-	for {
-		s.disk.RLock()
-		if s.dir == nil {
-			s.disk.RUnlock()
-			return errClosed
-		}
-		lost := s.intact()
-		if lost == nil {
-			defer s.disk.RUnlock()
-			return write(s.dir)
-		}
-		s.disk.RUnlock()
-		if err := s.recreate(lost); err != nil {
-			return fmt.Errorf("making the store anew, because %w: %w", lost, err)
-		}
-	}
+func (s *Store) hasFile(id string) bool {
+	_, err := os.Lstat(filepath.Join(s.path, fileName(id)))
+	return !errors.Is(err, os.ErrNotExist)
 }
 
 // intact returns an error if there is another file, or none, at the path of the lock
 // or of the directory. Where that cannot be found out, the write will fail.
 func (s *Store) intact() error {
+	if s.dir == nil { // closed
+		return nil
+	}
 	for _, held := range []struct {
 		file *os.File
 		path string
@@ -170,15 +144,29 @@ func (s *Store) intact() error {
 	return nil
 }
 
-// recreate makes the directory that was lost anew, with all records. It is an error
-// if another process has begun a store there.
-func (s *Store) recreate(lost error) error {
+// recreateLost makes the directory anew if somebody has removed or replaced it.
+func (s *Store) recreateLost() error {
+	s.disk.RLock()
+	lost := s.intact()
+	s.disk.RUnlock()
+	if lost == nil {
+		return nil
+	}
 	s.disk.Lock()
 	defer s.disk.Unlock()
-	if s.dir == nil || s.intact() == nil { // closed, or somebody else was faster
+	if s.intact() == nil { // closed, or somebody else was faster
 		return nil
 	}
 	klog.Background().Error(lost, "The store is made anew with all records", "store", s.path)
+	if err := s.recreate(); err != nil {
+		return fmt.Errorf("making the store anew, because %w: %w", lost, err)
+	}
+	return nil
+}
+
+// recreate makes the directory anew with all records. It is an error if another
+// process has begun a store there.
+func (s *Store) recreate() error {
 	ctx, cancel := context.WithTimeout(context.Background(), recreateTime)
 	defer cancel()
 	if err := os.MkdirAll(filepath.Dir(s.path), 0o750); err != nil {

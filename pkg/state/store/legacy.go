@@ -29,11 +29,11 @@ func (s *Store) lockPath() string { return filepath.Join(filepath.Dir(s.path), l
 
 // importLegacy writes the records of an older version over those of the directory.
 // Until the caller has emptied intents.db, that is what a restart reads.
-func (s *Store) importLegacy(ctx context.Context, own, c *contents) error {
+func (s *Store) importLegacy(ctx context.Context, c *contents) error {
 	log, path := klog.FromContext(ctx), s.lockPath()
-	if len(c.bad) > 0 {
-		if err := s.keepDamaged(); err != nil {
-			log.Error(err, "The damaged store of an older version is not kept", "file", path)
+	if aside := asideName(path); len(c.bad) > 0 {
+		if err := os.WriteFile(aside, c.raw, 0o600); err != nil {
+			log.Error(errors.Join(err, os.Remove(aside)), "The damaged store of an older version is not kept", "file", path)
 		}
 	}
 	if s.dir.putAll(c.records, false) != nil { // without intents.db, which is in memory by now, there may be room
@@ -44,27 +44,7 @@ func (s *Store) importLegacy(ctx context.Context, own, c *contents) error {
 			log.Error(err, "Records of an older version are in memory alone until they are edited", "store", s.path)
 		}
 	}
-	for id := range own.records {
-		if c.records[id] == nil {
-			if err := s.dir.remove(fileName(id)); err != nil {
-				return err
-			}
-		}
-	}
 	log.Info("Records of an older version are taken in", "file", path, "records", len(c.records))
-	return nil
-}
-
-// keepDamaged puts a copy of intents.db aside.
-func (s *Store) keepDamaged() error {
-	raw, err := os.ReadFile(s.lockPath())
-	if err != nil {
-		return err
-	}
-	aside := asideName(s.lockPath())
-	if err := os.WriteFile(aside, raw, 0o600); err != nil {
-		return errors.Join(err, os.Remove(aside))
-	}
 	return nil
 }
 
@@ -77,15 +57,14 @@ func readLegacy(f io.ReaderAt, bootID string) (c *contents, err error) {
 		return nil, err
 	}
 	c = newContents()
+	c.raw = raw
 	buckets, sequence, damage := readBolt(raw)
 	var boot []byte
-	switch {
-	case damage == nil && len(buckets) == 0:
-		return nil, nil
-	case damage == nil && sequence > math.MaxInt64:
-		damage = fmt.Errorf("its revision %d cannot be", sequence)
-	case damage == nil:
+	if damage == nil && len(buckets) > 0 { // it is made without any
 		boot, damage = unsealLegacy(buckets["meta"]["boot"])
+	}
+	if damage == nil && sequence > math.MaxInt64 {
+		damage = fmt.Errorf("its revision %d cannot be", sequence)
 	}
 	if damage != nil {
 		c.bad[lockName] = damage
@@ -110,7 +89,7 @@ func readLegacy(f io.ReaderAt, bootID string) (c *contents, err error) {
 			c.records[id] = v
 		}
 	}
-	if c.revision == 0 && buckets["records"] != nil && len(c.bad) == 0 { // an older version began, and did nothing
+	if c.revision == 0 && len(c.bad) == 0 { // an older version began, and did nothing
 		return nil, nil
 	}
 	return c, nil

@@ -20,11 +20,11 @@ import (
 const (
 	// lockEvery is how often a lock that another process has is tried.
 	lockEvery = 50 * time.Millisecond
-	// holderLook is how often the process that has the lock is looked at. One that
-	// was found dead at two looks is taken over.
-	holderLook = time.Second
-	// waitLogged is how often a wait for the lock is logged.
-	waitLogged = 10 * time.Second
+	// lookTries is after how many tries the process that has the lock is looked at:
+	// every second. One that was found dead at two looks is taken over.
+	lookTries = 20
+	// logTries is after how many tries a wait for the lock is logged: every ten seconds.
+	logTries = 200
 	// lockSuccessor is of the file by which a lock is taken over; older versions
 	// use that name, too.
 	lockSuccessor = ".successor"
@@ -34,41 +34,35 @@ const (
 // ctx ends. For an exclusive lock the file is made. Closing it releases the lock.
 // It is the one that the path names once the lock is held: whoever held it before
 // may have replaced the one that was opened first. An exclusive lock that a dead
-// process has is left to it, and the store is taken over.
+// process has is left to it, and another file takes the place of the one that it has.
 func (s *Store) acquire(ctx context.Context, how int) (*os.File, error) {
+	flags := os.O_RDWR | os.O_CREATE
+	if how == unix.LOCK_SH {
+		flags = os.O_RDONLY | unix.O_NONBLOCK // which does not wait for a pipe that is in the way
+	}
 	for {
-		f, err := openLock(s.lockPath(), how)
+		f, err := os.OpenFile(s.lockPath(), flags, 0o600)
 		if err != nil {
 			return nil, err
 		}
+		ours := false
 		dead, err := s.waitForLock(ctx, f, how)
-		var mine *os.File
 		switch {
 		case err != nil:
-		case dead != 0:
-			if mine, err = s.takeOver(ctx, f, dead); err != nil {
+		case dead == 0:
+			ours, err = stillAt(f, s.lockPath())
+		default:
+			if err = s.takeOver(ctx, f, dead); err != nil {
 				err = fmt.Errorf("taking over from %s, which was killed and hangs in the kernel: %w", process.Name(dead), err)
 			}
-		default:
-			var ours bool
-			if ours, err = stillAt(f, s.lockPath()); ours {
-				return f, nil
-			}
 		}
-		if err = errors.Join(err, f.Close()); mine != nil || err != nil {
-			return mine, err
+		if ours {
+			return f, nil
+		}
+		if err = errors.Join(err, f.Close()); err != nil {
+			return nil, err
 		}
 	}
-}
-
-func openLock(path string, how int) (*os.File, error) {
-	if info, err := os.Stat(path); err == nil && !info.Mode().IsRegular() {
-		return nil, fmt.Errorf("%s is no regular file (its mode is %s): remove it, or choose another state directory", path, info.Mode())
-	}
-	if how == unix.LOCK_SH {
-		return os.Open(path)
-	}
-	return os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
 }
 
 // waitForLock waits for the lock, until ctx ends. For an exclusive one it also returns,
@@ -76,22 +70,15 @@ func openLock(path string, how int) (*os.File, error) {
 func (s *Store) waitForLock(ctx context.Context, f *os.File, how int) (dead int, err error) {
 	tick := time.NewTicker(lockEvery)
 	defer tick.Stop()
-	since := time.Now()
-	looked, logged := since, time.Time{}
-	for {
-		if err := flock(f, how); !errors.Is(err, unix.EWOULDBLOCK) {
-			return 0, err
+	for tries := 0; ; tries++ {
+		if err := unix.Flock(int(f.Fd()), how|unix.LOCK_NB); err != unix.EWOULDBLOCK {
+			return 0, os.NewSyscallError("flock", err)
 		}
-		if now := time.Now(); now.Sub(logged) >= waitLogged {
-			holder, err := process.LockHolder(f)
-			if err != nil {
-				return 0, err
-			}
-			klog.FromContext(ctx).Info("Waiting for another csi-node process that holds the store", "store", s.path, "holder", process.Name(holder), "waited", now.Sub(since).Round(time.Second))
-			logged = now
+		if tries%logTries == 0 {
+			holder, _ := process.LockHolder(f) // or it is not seen
+			klog.FromContext(ctx).Info("Waiting for another csi-node process that holds the store", "store", s.path, "holder", process.Name(holder), "waited", time.Duration(tries)*lockEvery)
 		}
-		if how == unix.LOCK_EX && time.Since(looked) >= holderLook {
-			looked = time.Now()
+		if how == unix.LOCK_EX && tries%lookTries == lookTries-1 {
 			was := dead
 			if dead, err = s.dead(f); err != nil || dead != 0 && dead == was {
 				return dead, err
@@ -117,36 +104,29 @@ func deadHolder(f *os.File) (int, error) {
 	return holder, nil
 }
 
-// takeOver puts a directory and a lock file of its own in the place of those of a
-// dead process, which can neither give its lock up nor run an instruction. One
-// call of each of its threads may yet end: within the old directory, where nobody
+// takeOver puts a directory and a lock file that nobody has locked in the place of
+// those of a dead process, which can neither give its lock up nor run an instruction.
+// One call of each of its threads may yet end: within the old directory, where nobody
 // reads any more, or at the name of a directory that was to succeed, which is gone
 // by then. The directory comes first: who is killed in between leaves the old lock.
-// It returns nil if another process was faster.
-func (s *Store) takeOver(ctx context.Context, old *os.File, dead int) (mine *os.File, err error) {
-	path, err := filepath.EvalSymlinks(s.lockPath())
+// It does nothing if another process is faster.
+func (s *Store) takeOver(ctx context.Context, old *os.File, dead int) error {
+	path := s.lockPath() + lockSuccessor
+	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	f, err := os.OpenFile(path+lockSuccessor, os.O_RDWR|os.O_CREATE, 0o600)
-	if err != nil {
-		return nil, err
-	}
-	defer func() {
-		if mine == nil {
-			err = errors.Join(err, f.Close())
-		}
-	}()
-	if err := flock(f, unix.LOCK_EX); errors.Is(err, unix.EWOULDBLOCK) {
-		return nil, nil
+	defer f.Close() // unlocks it; what was written is in the file
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err == unix.EWOULDBLOCK {
+		return nil
 	} else if err != nil {
-		return nil, err
+		return os.NewSyscallError("flock", err)
 	}
-	if ours, err := stillAt(f, path+lockSuccessor); err != nil || !ours {
-		return nil, err
+	if ours, err := stillAt(f, path); err != nil || !ours {
+		return err
 	}
-	first, err := stillAt(old, path)
-	if first {
+	first, err := stillAt(old, s.lockPath())
+	if err == nil && first {
 		// An older version's records are whole: a commit that was cut short is none.
 		if err = f.Truncate(0); err == nil {
 			_, err = io.Copy(f, io.NewSectionReader(old, 0, math.MaxInt64))
@@ -156,11 +136,11 @@ func (s *Store) takeOver(ctx context.Context, old *os.File, dead int) (mine *os.
 		}
 	}
 	if err != nil || !first {
-		return nil, errors.Join(err, os.Remove(path+lockSuccessor))
+		return errors.Join(err, os.Remove(path))
 	}
 	s.takenFrom.Store(int64(dead))
 	klog.FromContext(ctx).Info("Took the store over from a process that was killed and hangs in the kernel: it can run no instruction again", "store", s.path, "holder", process.Name(dead))
-	return f, os.Rename(path+lockSuccessor, path)
+	return os.Rename(path, s.lockPath())
 }
 
 // moveRecords puts a directory with links to the records in the place of the
@@ -184,14 +164,6 @@ func (s *Store) moveRecords() error {
 	return d.close()
 }
 
-// flock tries to lock, and waits for nobody.
-func flock(f *os.File, how int) error {
-	if err := unix.Flock(int(f.Fd()), how|unix.LOCK_NB); err != nil {
-		return fmt.Errorf("locking %s: %w", f.Name(), err)
-	}
-	return nil
-}
-
 // stillAt reports whether path names the open file f.
 func stillAt(f *os.File, path string) (bool, error) {
 	opened, err := f.Stat()
@@ -202,8 +174,5 @@ func stillAt(f *os.File, path string) (bool, error) {
 	if errors.Is(err, os.ErrNotExist) {
 		return false, nil
 	}
-	if err != nil {
-		return false, err
-	}
-	return os.SameFile(opened, named), nil
+	return err == nil && os.SameFile(opened, named), err
 }

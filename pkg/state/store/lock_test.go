@@ -1,62 +1,24 @@
 package store
 
 import (
-	"bufio"
 	"context"
 	"errors"
-	"fmt"
+	"io"
 	"os"
-	"os/exec"
 	"path/filepath"
-	"strconv"
 	"strings"
-	"syscall"
 	"testing"
+	"testing/synctest"
 
 	"golang.org/x/sys/unix"
 )
 
-const holdEnv = "STATE_TEST_HOLD"
-
-// TestHold is run by holder in a process of its own, and edits until it is killed.
-func TestHold(t *testing.T) {
-	if dir := os.Getenv(holdEnv); dir != "" {
-		for s := openStore(t, dir, testBoot); ; {
-			mustEdit(t, s, "v", toggled)
-			fmt.Println(mustEdit(t, s, "w", toggled).Revision)
-		}
-	}
-}
-
-// holder starts a process that holds the store and edits it, and tells the
-// revision of each edit of w that has returned. It returns these and how to kill it.
-func holder(t *testing.T, dir string) (next func() uint64, kill func()) {
-	t.Helper()
-	ctx, kill := context.WithCancel(t.Context())
-	cmd := exec.CommandContext(ctx, os.Args[0], "-test.run=^TestHold$")
-	cmd.Env = append(os.Environ(), holdEnv+"="+dir)
-	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	out, err := cmd.StdoutPipe()
-	must(t, err)
-	must(t, cmd.Start())
-	t.Cleanup(func() { _ = cmd.Wait() }) // reports the kill
-	lines := bufio.NewScanner(out)
-	return func() uint64 {
-		lines.Scan()
-		revision, err := strconv.ParseUint(lines.Text(), 10, 64)
-		must(t, err)
-		return revision
-	}, kill
-}
-
-// opening opens a store that another process has, once it logs that it waits. If
-// that process is dead, it has an id.
+// opening opens a store that somebody else has open, which is to flock(2) what another
+// process is, once it logs that it waits. If that process is dead, dead is its id.
 func opening(t *testing.T, dir string, dead int) <-chan *Store {
 	log := make(chan string, 100)
 	s, opened := newStore(dir, testBoot), make(chan *Store, 1)
-	if dead != 0 {
-		s.dead = func(*os.File) (int, error) { return dead, nil }
-	}
+	s.dead = func(*os.File) (int, error) { return dead, nil }
 	t.Cleanup(func() { must(t, s.Close()) })
 	go func() {
 		if err := s.open(logTo(t, log)); err != nil {
@@ -69,51 +31,78 @@ func opening(t *testing.T, dir string, dead int) <-chan *Store {
 	return opened
 }
 
-// Whatever Edit has returned is there after a kill, wherever it strikes, and who
-// waits has the store then.
+// Who waits has the store when the other process ends, with all that it was told there,
+// and not the one that was moved away meanwhile. Who gives up keeps no lock.
 func TestOpenWaitsForAnotherProcess(t *testing.T) {
 	dir := t.TempDir()
-	last := uint64(0)
-	for round := range 8 {
-		next, kill := holder(t, dir)
-		told := next()
-		if round == 0 {
-			if _, err := OpenReadOnly(t.Context(), dir); !errors.Is(err, ErrLocked) {
-				t.Errorf("read-only beside another process: %v", err)
-			}
-		}
-		waits, cancel := context.WithCancel(t.Context())
-		cancel()
-		if _, err := Open(waits, dir, testBoot); !errors.Is(err, context.Canceled) { // and keeps no lock
-			t.Errorf("a wait that was cancelled: %v", err)
-		}
-		opened := opening(t, dir, 0)
-		for range 20 + round {
-			if told <= last {
-				t.Fatalf("revision %d after %d", told, last)
-			}
-			last, told = told, next()
-		}
-		last = told
-		kill()
-		s := <-opened
-		if v := s.Get("w"); v == nil || v.Revision < last || len(asides(t, dir)) > 0 || s.Get("v") == nil || s.TakenFrom() != 0 {
-			t.Fatalf("after the kill there is %+v, and revision %d was told; set aside: %q, taken from %d", v, last, asides(t, dir), s.TakenFrom())
-		}
-		must(t, s.Close())
+	other := openStore(t, dir, testBoot)
+	cancelled, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := Open(cancelled, dir, testBoot); !errors.Is(err, context.Canceled) {
+		t.Errorf("a wait that was cancelled: %v", err)
+	}
+	opened := opening(t, dir, 0)
+	mustEdit(t, other, "v", staged("/stage"))
+	must(t, os.Rename(other.lockPath(), filepath.Join(dir, "moved")))
+	must(t, other.Close())
+	s := <-opened
+	if idsOf(s) != "v" || s.TakenFrom() != 0 || s.intact() != nil {
+		t.Errorf("there is %s, taken from %d (%v)", idsOf(s), s.TakenFrom(), s.intact())
 	}
 }
 
-// A process that waited for a store that was moved away must not take what was moved.
-func TestWaiterFollowsTheName(t *testing.T) {
+// A process that is killed while it writes leaves the record as it was: nothing is
+// written to the file that counts, and nobody reads the other one.
+func TestKilledWhileWriting(t *testing.T) {
 	dir := t.TempDir()
 	s := openStore(t, dir, testBoot)
-	opened := opening(t, dir, 0)
-	must(t, os.Rename(s.lockPath(), filepath.Join(dir, "moved")))
-	must(t, s.Close())
-	waiter := <-opened
-	if same, err := stillAt(waiter.lock, s.lockPath()); err != nil || !same {
-		t.Errorf("the waiter has the lock that was moved (%v)", err)
+	before := text(mustEdit(t, s, "v", staged("/stage")))
+	counts, err := os.Open(fileOf(dir, "v"))
+	must(t, err)
+	want := text(mustEdit(t, s, "v", toggled))
+	raw, err := io.ReadAll(counts)
+	if must(t, errors.Join(err, counts.Close())); string(raw) != before {
+		t.Errorf("the file that counted has %s", raw)
+	}
+	must(t, os.WriteFile(fileOf(dir, "v")+nextSuffix, []byte("half of wh"), 0o600))
+	if s = reopen(t, s, testBoot); text(s.Get("v")) != want || len(asides(t, dir)) > 0 {
+		t.Errorf("there is %s, was %s; set aside: %q", text(s.Get("v")), want, asides(t, dir))
+	}
+}
+
+// A process that was killed may be dead at one look, and ends. One that is dead at two
+// hangs, and is taken over.
+func TestTakeOverNeedsTwoLooks(t *testing.T) {
+	dir := t.TempDir()
+	openStore(t, dir, testBoot)
+	for _, row := range []struct {
+		looks []int // who is found dead, 0 is nobody
+		taken int
+	}{
+		{[]int{4711, 0}, 0},
+		{[]int{4711, 4712}, 0},
+		{[]int{4711, 0, 4711, 0, 0}, 0},
+		{[]int{4711, 0, 4712, 4712}, 4712},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			s := newStore(dir, testBoot)
+			waiting, err := os.Open(s.lockPath())
+			must(t, err)
+			defer waiting.Close() // only waited for
+			ctx, cancel := context.WithCancel(t.Context())
+			left := row.looks
+			s.dead = func(*os.File) (dead int, err error) {
+				if len(left) == 0 {
+					cancel()
+					return 0, nil
+				}
+				dead, left = left[0], left[1:]
+				return dead, nil
+			}
+			if taken, err := s.waitForLock(ctx, waiting, unix.LOCK_EX); taken != row.taken || (err == nil) != (taken != 0) || len(left) > 0 {
+				t.Errorf("looks that found %d: taken from %d (%v), not seen are %d", row.looks, taken, err, left)
+			}
+		})
 	}
 }
 
@@ -141,11 +130,9 @@ func TestTakeOver(t *testing.T) {
 	} {
 		t.Logf("late: %v", late)
 	}
-	if pairs, err := filepath.Glob(filepath.Join(s.path, "*"+nextSuffix)); err != nil || len(pairs) != 3 {
-		t.Errorf("there is no room for the end of all three: %q (%v)", pairs, err)
-	}
-	if left(t, dir) != "a b c" || s.intact() != nil {
-		t.Errorf("there is %q (%v)", left(t, dir), s.intact())
+	pairs, err := filepath.Glob(filepath.Join(s.path, "*"+nextSuffix))
+	if must(t, err); len(pairs) != 3 || left(t, dir) != "a b c" || s.intact() != nil {
+		t.Errorf("there is %q, with room for the end of %q (%v)", left(t, dir), pairs, s.intact())
 	}
 	if s = reopen(t, s, testBoot); text(s.Get("a")) != text(before) || idsOf(s) != "a b c" || len(asides(t, dir)) > 0 {
 		t.Errorf("after what came late there is %s, set aside %q", idsOf(s), asides(t, dir))

@@ -24,8 +24,6 @@ type occupant struct {
 	gone   bool // it is to go from there
 }
 
-func newPlaces() *places { return &places{at: map[string][]occupant{}, below: map[string]int{}} }
-
 // occupants returns the parts of a record that have a path.
 func occupants(v *state.Volume) (all []occupant) {
 	for s := v.Stage; s != nil; s = s.Next {
@@ -44,11 +42,8 @@ func occupants(v *state.Volume) (all []occupant) {
 // difference returns the occupants of a record that another one does not have. While
 // a record is being written, the places of both its versions are taken.
 func difference(v, other *state.Volume) []occupant {
-	has := map[occupant]bool{}
-	for _, o := range occupants(other) {
-		has[o] = true
-	}
-	return slices.DeleteFunc(occupants(v), func(o occupant) bool { return has[o] })
+	has := occupants(other)
+	return slices.DeleteFunc(occupants(v), func(o occupant) bool { return slices.Contains(has, o) })
 }
 
 // add adds occupants, and remove takes them away again.
@@ -104,27 +99,29 @@ func (p *places) check(before, after *state.Volume) error {
 	return nil
 }
 
+// near returns the occupants at a path, above and below it.
+func (p *places) near(path string) (all []occupant) {
+	for _, dir := range append(above(path), path) {
+		all = append(all, p.at[dir]...)
+	}
+	if p.below[path] > 0 {
+		for other, occupants := range p.at {
+			if state.Within(other, path) {
+				all = append(all, occupants...)
+			}
+		}
+	}
+	return all
+}
+
 // refuse names the occupant that is in the way of another, one that is to stay if
 // there is one.
 func (p *places) refuse(asked occupant) error {
 	var found *occupant
-	meet := func(others []occupant) {
-		for _, o := range others {
-			itself := o.volume == asked.volume && o.part == asked.part
-			if !itself && (found == nil || found.gone && !o.gone) {
-				found = &o
-			}
-		}
-	}
-	meet(p.at[asked.path])
-	for _, dir := range above(asked.path) {
-		meet(p.at[dir])
-	}
-	if p.below[asked.path] > 0 {
-		for path, others := range p.at {
-			if state.Within(path, asked.path) {
-				meet(others)
-			}
+	for _, o := range p.near(asked.path) {
+		itself := o.volume == asked.volume && o.part == asked.part
+		if !itself && (found == nil || found.gone && !o.gone) {
+			found = &o
 		}
 	}
 	if found == nil {

@@ -3,62 +3,37 @@ package store
 import (
 	"cmp"
 	"fmt"
-	"maps"
 	"math/rand/v2"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
 	"github.com/csi-node/csi-node/pkg/state"
+	"github.com/csi-node/csi-node/test/require"
 )
-
-// askedAt returns an edit that asks for a stage, a target, or for the end of one.
-func askedAt(what, path string) func(*state.Volume) error {
-	switch what {
-	case "stage":
-		return staged(path)
-	case "publish":
-		return published(path)
-	case "unstage":
-		return func(v *state.Volume) error { return v.AskUnstage(path, time.Now()) }
-	}
-	return func(v *state.Volume) error { return v.AskUnpublish(path, time.Now()) }
-}
 
 // A refusal names the volume that is in the way, where it is, and what to do. When
 // there is one, see TestIndexesAgreeWithAWalk.
 func TestPathsOfVolumesLieApart(t *testing.T) {
 	s := openStore(t, t.TempDir(), testBoot)
 	inUse(t, s, "other")
-	inUse(t, s, "going")
-	mustEdit(t, s, "going", askedAt("unpublish", "/pod/going"))
-	mustEdit(t, s, "unstaged", askedAt("unstage", "/stage/unstaged"))
-	mustEdit(t, s, "v", staged("/stage/v"))
+	mustEdit(t, s, "going", staged("/stage/going"))
+	mustEdit(t, s, "going", unpublished("/pod/going"))
+	mustEdit(t, s, "unstaged", unstaged("/stage/unstaged"))
 	for _, row := range []struct {
-		what, path string
-		class      state.Class
-		words      string
+		path  string
+		class state.Class
+		words string
 	}{
-		{"publish", "/pod/other", state.FailedPrecondition, "volume other is published at the same path"},
-		{"publish", "/pod/other/in/it", state.FailedPrecondition, "volume other is published at /pod/other, which lies above it"},
-		{"publish", "/stage/other", state.FailedPrecondition, "volume other is staged at the same path"},
-		{"stage", "/pod/other/in", state.FailedPrecondition, "end that by NodeUnpublishVolume"},
-		{"stage", "/stage/other/in", state.FailedPrecondition, "end that by NodeUnstageVolume"},
-		{"stage", "/stage", state.FailedPrecondition, "which lies below it"},
-		{"stage", "/pod", state.FailedPrecondition, "volume other"}, // one that stays tells more than one that goes
-		{"publish", "/pod/going/in", state.Aborted, "volume going is still being unpublished from /pod/going"},
-		{"stage", "/stage/unstaged/in", state.Aborted, "volume unstaged is still being unstaged from"},
+		{"/pod/other", state.FailedPrecondition, "volume other is published at the same path, and two must lie apart: choose another path, or end that by NodeUnpublishVolume"},
+		{"/stage/other/in/it", state.FailedPrecondition, "volume other is staged at /stage/other, which lies above it, and two must lie apart: choose another path, or end that by NodeUnstageVolume"},
+		{"/pod", state.FailedPrecondition, "volume other is published at /pod/other, which lies below it"}, // one that stays tells more than one that goes
+		{"/pod/going/in", state.Aborted, "volume going is still being unpublished from /pod/going"},
+		{"/stage/unstaged/in", state.Aborted, "volume unstaged is still being unstaged from"},
 	} {
-		id := "v"
-		if row.what == "stage" {
-			id = "new"
-		}
-		_, err := s.Edit(id, askedAt(row.what, row.path))
-		if state.ClassOf(err) != row.class || !strings.Contains(fmt.Sprint(err), row.words) || !strings.Contains(err.Error(), row.path) {
-			t.Errorf("%s at %s: %v, want %s and %q", row.what, row.path, err, row.class, row.words)
-		}
+		_, err := s.Edit("v", staged(row.path))
+		require.Class(t, err, row.class, "the path "+row.path, row.words)
 	}
 }
 
@@ -66,16 +41,14 @@ func TestPathsOfVolumesLieApart(t *testing.T) {
 func TestPathsOfConcurrentEdits(t *testing.T) {
 	s := openStore(t, t.TempDir(), testBoot)
 	for round := range 200 {
-		var group sync.WaitGroup
-		errs := make([]error, 2)
-		for i, path := range []string{fmt.Sprintf("/k/%d", round), fmt.Sprintf("/k/%d/in", round)} {
-			group.Go(func() {
-				_, errs[i] = s.Edit(fmt.Sprintf("%d-%d", round, i), staged(path))
-			})
-		}
-		group.Wait()
-		if (errs[0] == nil) == (errs[1] == nil) {
-			t.Fatalf("both or none: %v, %v", errs[0], errs[1])
+		path, below := fmt.Sprint("/k/", round), make(chan error)
+		go func() {
+			_, err := s.Edit(path+" below", staged(path+"/below"))
+			below <- err
+		}()
+		_, above := s.Edit(path, staged(path))
+		if below := <-below; (above == nil) == (below == nil) {
+			t.Fatalf("both or none: %v, %v", above, below)
 		}
 	}
 }
@@ -85,7 +58,7 @@ func TestPathsOfConcurrentEdits(t *testing.T) {
 func TestIndexesAgreeWithAWalk(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2))
 	name := func() string { return string(rune('a' + random.IntN(3))) }
-	s := openStore(t, onTmpfs(t), testBoot)
+	s := openStore(t, mountAt(t, "tmpfs", ""), testBoot)
 	refusals := map[state.Class]int{}
 	for n := range 20000 {
 		id, where := name(), "/"+name()
@@ -121,8 +94,14 @@ func TestIndexesAgreeWithAWalk(t *testing.T) {
 		refusals[want]++
 		for number := range uint32(4) {
 			number := state.DeviceNumber{Major: number, Minor: number}
-			shown := slices.Collect(maps.Keys(s.records()))
-			shown = slices.DeleteFunc(shown, func(id string) bool { return !slices.Contains(numbersOf(s.Get(id)), number) })
+			var shown []string
+			for id, v := range s.records() {
+				for _, t := range v.Targets {
+					if t.Device == number && number != (state.DeviceNumber{}) {
+						shown = append(shown, id)
+					}
+				}
+			}
 			if got := s.VolumeOfDevice(number); len(shown) == 0 && got != "" || len(shown) > 0 && !slices.Contains(shown, got) {
 				t.Fatalf("%q is shown as %s, a walk over all says %q", got, number, shown)
 			}
@@ -167,21 +146,20 @@ func TestRewritePaths(t *testing.T) {
 	s := openStore(t, t.TempDir(), testBoot)
 	for _, edit := range []func(*state.Volume) error{
 		staged("/link/s"), published("/link/pod"), published("/real/pod-2"), published("/link/pod-3"),
-		askedAt("unpublish", "/real/pod"), // that of /link/pod, asked for later
+		unpublished("/real/pod"), // that of /link/pod, asked for later
 		func(v *state.Volume) error { v.Stage.Inline = &state.Inline{Target: "/link/pod-3"}; return nil },
 	} {
 		mustEdit(t, s, "v", edit)
 	}
 	s = reopen(t, s, testBoot)
 	s.RewritePaths(func(path string) string { return strings.Replace(path, "/link/", "/real/", 1) })
-	v := s.Get("v")
-	if v.Stage.Path != "/real/s" || v.Stage.Inline.Target != "/real/pod-3" || len(v.Targets) != 3 || !v.Targets["/real/pod"].Gone || v.Targets["/real/pod-2"].Gone || v.Targets["/real/pod-3"].Path != "/real/pod-3" {
+	if v := s.Get("v"); v.Stage.Path != "/real/s" || v.Stage.Inline.Target != "/real/pod-3" || len(v.Targets) != 3 || !v.Targets["/real/pod"].Gone || v.Targets["/real/pod-2"].Gone || v.Targets["/real/pod-3"].Path != "/real/pod-3" {
 		t.Errorf("%s", text(v))
 	}
 	if _, err := s.Edit("w", staged("/real/s/in")); state.ClassOf(err) != state.FailedPrecondition {
 		t.Errorf("in a stage that was named otherwise: %v", err)
 	}
-	want := text(mustEdit(t, s, "v", askedAt("unpublish", "/real/pod-2")))
+	want := text(mustEdit(t, s, "v", unpublished("/real/pod-2")))
 	if s = reopen(t, s, testBoot); text(s.Get("v")) != want {
 		t.Errorf("after the next edit the disk has %s, not %s", text(s.Get("v")), want)
 	}

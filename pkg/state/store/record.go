@@ -48,10 +48,8 @@ func sealOf(text []byte) []byte {
 
 // unseal turns what it is given into the object.
 func unseal(raw []byte) (object []byte, err error) {
-	text, sealed := raw, raw[:0]
-	if n := len(sealOf(nil)); len(raw) >= n {
-		text, sealed = raw[:len(raw)-n], raw[len(raw)-n:]
-	}
+	at := max(0, len(raw)-len(sealOf(nil)))
+	text, sealed := raw[:at], raw[at:]
 	if want := sealOf(text); !bytes.Equal(sealed, want) {
 		return nil, fmt.Errorf("it ends with %q, and its checksum would be %q", sealed, want)
 	}

@@ -148,6 +148,11 @@ func (s *Store) readAll(ctx context.Context) (own, counts *contents, err error) 
 		}
 	}
 	counts = cmp.Or(counts, own)
+	for id := range own.records {
+		if counts.records[id] == nil {
+			own.old = append(own.old, fileName(id))
+		}
+	}
 	for name, err := range counts.bad {
 		klog.FromContext(ctx).Error(err, "Record cannot be read and counts as none; mounts of its volume stay until they are unpublished", "store", s.path, "record", name)
 	}
@@ -185,7 +190,7 @@ func (s *Store) load(ctx context.Context) error {
 	s.revision.Store(max(own.revision, c.revision))
 	s.serve(c.records)
 	if c != own {
-		if err := s.importLegacy(ctx, own, c); err != nil {
+		if err := s.importLegacy(ctx, c); err != nil {
 			return err
 		}
 	}
@@ -209,7 +214,8 @@ func newStore(stateDir, bootID string) *Store {
 
 // serve replaces the records in memory, and their indexes.
 func (s *Store) serve(records map[string]*state.Volume) {
-	s.volumes, s.places, s.byDevice = records, newPlaces(), map[state.DeviceNumber][]string{}
+	s.volumes, s.byDevice = records, map[state.DeviceNumber][]string{}
+	s.places = &places{at: map[string][]occupant{}, below: map[string]int{}}
 	for _, v := range records {
 		s.places.add(occupants(v))
 		s.indexDevices(&state.Volume{}, v)
@@ -250,24 +256,16 @@ func (s *Store) RewritePaths(rewrite func(path string) string) {
 
 // indexDevices keeps the index of device numbers.
 func (s *Store) indexDevices(before, after *state.Volume) {
-	for _, number := range numbersOf(before) {
-		s.byDevice[number] = slices.DeleteFunc(s.byDevice[number], func(id string) bool { return id == before.ID })
-		if len(s.byDevice[number]) == 0 {
-			delete(s.byDevice, number)
+	for _, t := range before.Targets {
+		s.byDevice[t.Device] = slices.DeleteFunc(s.byDevice[t.Device], func(id string) bool { return id == before.ID })
+		if len(s.byDevice[t.Device]) == 0 {
+			delete(s.byDevice, t.Device)
 		}
 	}
-	for _, number := range numbersOf(after) {
-		s.byDevice[number] = append(s.byDevice[number], after.ID)
+	for _, t := range after.Targets {
+		s.byDevice[t.Device] = append(s.byDevice[t.Device], after.ID)
 	}
-}
-
-func numbersOf(v *state.Volume) (all []state.DeviceNumber) {
-	for _, t := range v.Targets {
-		if t.Device != (state.DeviceNumber{}) {
-			all = append(all, t.Device)
-		}
-	}
-	return all
+	delete(s.byDevice, state.DeviceNumber{}) // of targets that show none
 }
 
 // checkPlace refuses a state directory that does not outlive the container, and
