@@ -125,6 +125,7 @@ type plugin struct {
 	inline     *reconciler.Inline   // nil: no backend accepts inline volumes
 	controller csi.ControllerServer // nil: there is none on this node
 	metrics    *metrics
+	refusals   refusals
 	registrar  *registration.Registrar // nil when somebody else registers the plugin
 }
 
@@ -406,7 +407,7 @@ func (p *plugin) grpcServer() (*grpc.Server, error) {
 	if services.identity == nil || services.node == nil {
 		return nil, errors.New("this driver was built with an Identity or a Node that is nil: they wrap those of the engine")
 	}
-	return newServer(p.metrics, p.options, services), nil
+	return newServer(p.metrics, &p.refusals, p.options, services), nil
 }
 
 // Limits of one client of the CSI socket.
@@ -424,8 +425,8 @@ type services struct {
 }
 
 // newServer returns a server of the services behind the interceptors.
-func newServer(m *metrics, o Options, s services) *grpc.Server {
-	server := grpc.NewServer(grpc.ChainUnaryInterceptor(m.intercept, logCalls, statusCodes, o.named, inTime),
+func newServer(m *metrics, r *refusals, o Options, s services) *grpc.Server {
+	server := grpc.NewServer(grpc.ChainUnaryInterceptor(m.intercept, logCalls, r.note, statusCodes, o.named, inTime),
 		grpc.MaxConcurrentStreams(maxCalls), grpc.ConnectionTimeout(handshakeTime))
 	csi.RegisterIdentityServer(server, s.identity)
 	csi.RegisterNodeServer(server, s.node)

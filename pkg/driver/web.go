@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/http"
 	"path/filepath"
+	"slices"
 	"syscall"
 	"time"
 
@@ -211,7 +212,7 @@ func (p *plugin) statusHandler() http.Handler {
 	mux.HandleFunc("GET /orphans", serveInTime(func(ctx context.Context, _ *http.Request) (any, error) { return p.reconciler.Orphans(ctx, false) }))
 	mux.HandleFunc("POST /orphans/clean", serveInTime(func(ctx context.Context, _ *http.Request) (any, error) { return p.reconciler.Orphans(ctx, true) }))
 	mux.HandleFunc("GET /volumes/{id}/explain", p.serveVolume(func(ctx context.Context, id string) (any, error) {
-		volume, err := p.reconciler.Explain(ctx, id)
+		volume, err := p.explain(ctx, id)
 		if err != nil {
 			return nil, err
 		}
@@ -245,14 +246,40 @@ func (w ownName) Write(answer []byte) (int, error) {
 	return len(answer), nil
 }
 
+// explain reports on a volume, also on one of which nothing is known but a call that
+// was refused.
+func (p *plugin) explain(ctx context.Context, id string) (report.Volume, error) {
+	volume, err := p.reconciler.Explain(ctx, id)
+	refusal := p.refusals.of(id)
+	if state.ClassOf(err) == state.NotFound && refusal != nil {
+		facts := report.Facts{Want: &state.Volume{ID: id}, Looked: true}
+		facts.Have.Device = state.Device{State: state.DeviceAbsent, Missing: true}
+		volume, err = report.Make(facts, time.Now()), nil
+	}
+	if refusal != nil && !volume.Tells(*refusal) {
+		volume.Refusal = refusal
+	}
+	return volume, err
+}
+
 // report is the answer about volumes of this node.
 func (p *plugin) report(volumes ...report.Volume) Report {
-	node := Report{Running: true, Driver: p.DriverName, Version: p.options.version(), Volumes: report.Statuses(volumes)}
+	node := Report{Running: true, Driver: p.DriverName, Version: p.options.version(), Volumes: report.Statuses(volumes), Refusals: p.refusedBeside(volumes)}
 	if p.registrar != nil {
 		answer := report.Registration(p.registrar.Status())
 		node.Registration = &answer
 	}
 	return node
+}
+
+// refusedBeside returns the calls that were refused and of which the reports of the
+// volumes do not tell.
+func (p *plugin) refusedBeside(volumes []report.Volume) []report.Refusal {
+	byID := map[string]report.Volume{}
+	for _, v := range volumes {
+		byID[v.ID] = v
+	}
+	return slices.DeleteFunc(p.refusals.list(), func(r report.Refusal) bool { return byID[r.Volume].Tells(r) })
 }
 
 // timeoutHeader is how long the client will wait for the answer, in Go's notation.

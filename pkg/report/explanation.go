@@ -20,6 +20,7 @@ type Explanation struct {
 	Missing  []string `json:"missing"`  // of what was asked
 	Next     []string `json:"next"`     // what is being done, and what comes then
 	InTheWay []string `json:"inTheWay"` // why it is not done
+	Refused  []string `json:"refused"`  // the last call that was refused; nothing if there is none
 	YouCan   []string `json:"youCan"`   // what a person can do
 }
 
@@ -38,6 +39,9 @@ func (v Volume) Explanation() Explanation {
 		}
 		explanation.Missing = append(explanation.Missing, sentence("%s: it should be %s, and is %s", p.Part, p.Asked, p.Is))
 		explanation.InTheWay = append(explanation.InTheWay, v.obstacleSentences(p)...)
+	}
+	if v.Refusal != nil {
+		explanation.Refused = []string{sentence("%s", v.Refusal.Tell(v.Made))}
 	}
 	explanation.YouCan = v.helpSentences(explanation)
 	if v.Unattended {
@@ -277,6 +281,9 @@ func (v Volume) helpSentences(explanation Explanation) []string {
 	}
 	if len(explanation.InTheWay) > 0 && v.Running == nil {
 		all = append(all, sentence("mend what is in the way; `csi-node volume retry %s` then tries at once", v.ID))
+	}
+	if len(v.Parts) == 0 && v.Refusal != nil {
+		return append(all, "Put right what the refusal names: whoever made the call makes it again.")
 	}
 	if len(all) == 0 && len(explanation.Missing) == 0 {
 		all = append(all, "Nothing is left to do.")

@@ -15,6 +15,9 @@ type Node struct {
 	Driver  string   `json:"driver,omitempty"`
 	Version string   `json:"version,omitempty"`
 	Volumes []Status `json:"volumes"`
+	// Refusals are the last refused calls of volumes, by their ids: also of volumes of
+	// which nothing is asked, because the call was refused.
+	Refusals []Refusal `json:"refusals,omitempty"`
 	// Registration is what kubelet answered, if the plugin registers itself.
 	Registration *Registration `json:"registration,omitempty"`
 }
@@ -49,8 +52,8 @@ func (n Node) Print(out io.Writer) error {
 		fmt.Fprintln(out, r.tell())
 	}
 	if len(n.Volumes) == 0 {
-		_, err := fmt.Fprintln(out, "No volume is asked of this node.")
-		return err
+		fmt.Fprintln(out, "No volume is asked of this node.")
+		return n.printRefusals(out)
 	}
 	t := tabwriter.NewWriter(out, 0, 8, 2, ' ', 0)
 	fmt.Fprintln(t, "VOLUME\tPART\tASKED\tIS\tSINCE\tNEXT TRY\tDETAIL")
@@ -68,7 +71,23 @@ func (n Node) Print(out io.Writer) error {
 			fmt.Fprintf(t, "\t%s\t%s\t%s\t%s ago\t%s\t%s\n", part, strings.Replace(p.Asked, " at "+p.Path, "", 1), p.Is, time.Since(p.Since).Round(time.Second), next, p.detail())
 		}
 	}
-	return t.Flush()
+	if err := t.Flush(); err != nil {
+		return err
+	}
+	return n.printRefusals(out)
+}
+
+// printRefusals writes the calls that were refused not long ago.
+func (n Node) printRefusals(out io.Writer) error {
+	var text strings.Builder
+	for i, r := range n.Refusals {
+		if i == 0 {
+			text.WriteString("\nCalls that were refused, the last one of each volume:\n")
+		}
+		fmt.Fprintf(&text, "  volume %s: %s\n", r.Volume, r.Tell(time.Now()))
+	}
+	_, err := io.WriteString(out, text.String())
+	return err
 }
 
 func (r Registration) tell() string {
@@ -113,7 +132,7 @@ func (s Explanation) Print(out io.Writer) error {
 		title     string
 		sentences []string
 	}{
-		{"Asked", s.Asked}, {"Is", s.Is}, {"Missing", s.Missing}, {"In the way", s.InTheWay}, {"Next", s.Next}, {"You can", s.YouCan},
+		{"Asked", s.Asked}, {"Is", s.Is}, {"Missing", s.Missing}, {"In the way", s.InTheWay}, {"Refused last", s.Refused}, {"Next", s.Next}, {"You can", s.YouCan},
 	} {
 		if len(part.sentences) == 0 {
 			continue

@@ -51,7 +51,9 @@ v2                                                                   unseen     
 			"refused":    {Node{Running: true, Registration: &Registration{Error: "no answer", Since: past}}, "The plugin is not registered with kubelet, as of 1s ago: no answer\nNo volume is asked of this node.\n"},
 			"registered": {Node{Running: true, Registration: &Registration{Registered: true, Since: past}}, "Registered with kubelet 1s ago.\nNo volume is asked of this node.\n"},
 			"idle":       {Node{Running: true}, "No volume is asked of this node.\n"},
-			"nothing":    {Node{}, down + "No volume is asked of this node.\n"},
+			"a refusal": {Node{Running: true, Refusals: []Refusal{{Volume: "v", Call: "NodeStageVolume", Code: "InvalidArgument", Error: "bad flag", Since: past, At: past, Times: 1}}},
+				"No volume is asked of this node.\n\nCalls that were refused, the last one of each volume:\n  volume v: NodeStageVolume was refused 1s ago with InvalidArgument: bad flag\n"},
+			"nothing": {Node{}, down + "No volume is asked of this node.\n"},
 		} {
 			var got strings.Builder
 			if err := test.node.Print(&got); err != nil || got.String() != test.want {

@@ -111,6 +111,8 @@ type Volume struct {
 	Parts   []Part        // targets, stage, size
 	Running *Running      // the step that runs now; nil: none
 	Next    []Next        // the steps that come then
+	// Refusal is the last call for it that was refused; nil: none is remembered.
+	Refusal *Refusal
 }
 
 // Part is the report of one part.
