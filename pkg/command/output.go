@@ -13,7 +13,7 @@ import (
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
 
-	"github.com/csi-node/csi-node/pkg/client"
+	"github.com/csi-node/csi-node/pkg/state"
 )
 
 // Print writes value as JSON, or what table writes, in columns.
@@ -47,7 +47,7 @@ func (m Message) MarshalJSON() ([]byte, error) {
 }
 
 // Size formats a size in bytes, both rounded for people and exact.
-func Size(bytes int64) string { return fmt.Sprintf("%s (%d)", client.FormatSize(bytes), bytes) }
+func Size(bytes int64) string { return fmt.Sprintf("%s (%d)", state.FormatSize(bytes), bytes) }
 
 // joined formats a map, sorted by its keys.
 func joined(all map[string]string) string {

@@ -97,6 +97,16 @@ func (r Running) Tell(now time.Time, unit time.Duration) string {
 	return text
 }
 
+// TellSince is Tell with the moment at which it began, for errors: it is the same each
+// time that the call is repeated.
+func (r Running) TellSince() string {
+	text := fmt.Sprintf("%s has been running since %s", r.Step, state.Clock(r.Since))
+	if r.Progress != "" {
+		text += ": " + r.Progress
+	}
+	return text
+}
+
 // Volume is the report of one volume.
 type Volume struct {
 	ID   string
