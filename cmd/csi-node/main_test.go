@@ -32,6 +32,7 @@ var serveFlags = map[string]string{
 	"registration-dir":     "",
 	"max-volumes-per-node": "0",
 	"heal":                 "true",
+	"log-format":           "text",
 	"v":                    "2",
 }
 

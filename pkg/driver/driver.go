@@ -68,6 +68,8 @@ type Config struct {
 	RegistrationDir string
 	MaxVolumes      int64 // reported to the scheduler; 0: the limit of the backends
 	DetectOnly      bool  // report lost mounts without restoring them
+
+	log *logTail // nil: the log's end is not kept
 }
 
 // StatusSocket is the name of a socket in the state directory.
