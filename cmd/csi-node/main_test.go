@@ -87,7 +87,7 @@ func TestFlags(t *testing.T) {
 	for name, want := range map[string]map[string]string{
 		"":                    serveFlags,
 		"serve":               serveFlags,
-		"status":              {"output": "table", "state-dir": "/run/csi-node"},
+		"status":              {"output": "table", "state-dir": "/run/csi-node", "volume": "[]", "pod": "", "failing": "false", "watch": "false"},
 		"explain":             union(pluginDefaults, map[string]string{"timeout": "10s"}),
 		"orphans":             union(pluginDefaults, map[string]string{"clean": "false", "timeout": "30s"}),
 		"probe":               {"state-dir": "/run/csi-node", "timeout": "5s"},
@@ -167,7 +167,7 @@ func TestWrongUse(t *testing.T) {
 		{[]string{"nonsense"}, []string{"nonsense"}},
 		{[]string{"serve", "nonsense"}, []string{"nonsense"}},
 		{[]string{"version", "nonsense"}, []string{"nonsense"}},
-		{[]string{"status", "--output", "yaml"}, []string{"--output", "yaml", "table or json"}},
+		{[]string{"status", "--output", "xml"}, []string{"--output", "xml", "table, json, yaml or wide"}},
 		{[]string{"status", "--state-dir", "/no/such"}, []string{"/no/such", "--state-dir"}},
 		{[]string{"--driver-name", "a/b"}, []string{"--driver-name", "a/b"}},
 		{[]string{"serve", "--max-volumes-per-node", "-1"}, []string{"--max-volumes-per-node"}},

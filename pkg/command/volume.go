@@ -49,14 +49,19 @@ type callFlags struct {
 }
 
 func (f *callFlags) add(cmd *cobra.Command) {
+	f.addCall(cmd)
+	f.output.Add(cmd)
+}
+
+// addCall is add without --output.
+func (f *callFlags) addCall(cmd *cobra.Command) {
 	cmd.Flags().StringVar(&f.endpoint, "endpoint", EndpointDefault(), "socket of the plugin; the environment's CSI_ENDPOINT is the default if set")
 	f.timeout.Add(cmd, 2*time.Minute, "the plugin")
-	f.output.Add(cmd)
 }
 
 // call runs do with a client of the plugin.
 func (f *callFlags) call(cmd *cobra.Command, do func(context.Context, *client.Client) error) error {
-	if err := cmp.Or(f.timeout.Check(), f.output.Check()); err != nil {
+	if err := f.timeout.Check(); err != nil {
 		return err
 	}
 	if _, err := client.SocketPath(f.endpoint); err != nil {

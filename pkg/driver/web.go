@@ -223,7 +223,7 @@ func (p *plugin) statusHandler() http.Handler {
 		if err != nil {
 			return nil, err
 		}
-		return p.report(volume), nil
+		return p.report(volume).Pick(report.Filter{Volumes: []string{id}}), nil
 	}))
 	mux.HandleFunc("GET /volumes/{id}/clear-device", p.serveVolume(func(ctx context.Context, id string) (any, error) { return p.reconciler.Clear(ctx, id, false) }))
 	mux.HandleFunc("POST /volumes/{id}/clear-device", p.serveVolume(func(ctx context.Context, id string) (any, error) { return p.reconciler.Clear(ctx, id, true) }))
