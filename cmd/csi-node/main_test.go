@@ -90,6 +90,7 @@ func TestFlags(t *testing.T) {
 		"status":              {"output": "table", "state-dir": "/run/csi-node", "volume": "[]", "pod": "", "failing": "false", "watch": "false"},
 		"explain":             union(pluginDefaults, map[string]string{"timeout": "10s"}),
 		"orphans":             union(pluginDefaults, map[string]string{"clean": "false", "timeout": "30s"}),
+		"report":              {"state-dir": "/run/csi-node", "timeout": "1m0s", "file": "", "stdout": "false", "log": ""},
 		"probe":               {"state-dir": "/run/csi-node", "timeout": "5s"},
 		"demo":                {},
 		"csidriver":           {"driver-name": "csi-node.local"},

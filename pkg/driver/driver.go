@@ -40,6 +40,7 @@ import (
 	"github.com/csi-node/csi-node/pkg/devices"
 	"github.com/csi-node/csi-node/pkg/filesystem"
 	"github.com/csi-node/csi-node/pkg/internal/boot"
+	"github.com/csi-node/csi-node/pkg/internal/hang"
 	"github.com/csi-node/csi-node/pkg/loop"
 	"github.com/csi-node/csi-node/pkg/mounts"
 	"github.com/csi-node/csi-node/pkg/nodeserver"
@@ -128,6 +129,7 @@ type plugin struct {
 	controller csi.ControllerServer // nil: there is none on this node
 	metrics    *metrics
 	refusals   refusals
+	listing    hang.Calls[Inventory]
 	registrar  *registration.Registrar // nil when somebody else registers the plugin
 }
 

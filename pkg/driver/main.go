@@ -63,7 +63,7 @@ Exit codes: 0 done, 1 refused or failed, 2 wrong use.`),
 		group string
 		cmd   *cobra.Command
 	}{
-		{"plugin", serve}, {"plugin", newStatusCommand(o)}, {"plugin", newExplainCommand(o)}, {"plugin", newOrphansCommand(o)}, {"plugin", newProbeCommand(o)},
+		{"plugin", serve}, {"plugin", newStatusCommand(o)}, {"plugin", newExplainCommand(o)}, {"plugin", newOrphansCommand(o)}, {"plugin", newReportCommand(o)}, {"plugin", newProbeCommand(o)},
 		{"hand", command.Volume(newRetryCommand(o), newClearDeviceCommand(o))}, {"more", newCSIDriverCommand(o)}, {"more", newVersionCommand(o)},
 	} {
 		c.cmd.GroupID = c.group

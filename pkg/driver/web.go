@@ -1,10 +1,12 @@
 package driver
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"path/filepath"
@@ -140,12 +142,16 @@ func withoutBody(next http.Handler) http.Handler {
 // once for all who ask at a time.
 func (p *plugin) httpHandler() http.Handler {
 	mux := http.NewServeMux()
-	// Not compressed: that takes more memory than the metrics.
-	mux.Handle("GET /metrics", promhttp.HandlerFor(&sharedGatherer{from: p.metrics.registry}, promhttp.HandlerOpts{DisableCompression: true}))
+	mux.Handle("GET /metrics", p.metricsHandler())
 	live, ready := p.probes()
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, req *http.Request) { answer(w, live(req.Context())) })
 	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, req *http.Request) { answer(w, ready(req.Context())) })
 	return mux
+}
+
+// metricsHandler serves the metrics, not compressed: that takes more memory than they.
+func (p *plugin) metricsHandler() http.Handler {
+	return promhttp.HandlerFor(&sharedGatherer{from: p.metrics.registry}, promhttp.HandlerOpts{DisableCompression: true})
 }
 
 // sharedGatherer gathers once for all callers of the same moment.
@@ -209,6 +215,11 @@ func (p *plugin) statusHandler() http.Handler {
 	live, ready := p.probes()
 	mux.HandleFunc("GET /probes/live", serveInTime(func(ctx context.Context, _ *http.Request) (any, error) { return "ok", live(ctx) }))
 	mux.HandleFunc("GET /probes/ready", serveInTime(func(ctx context.Context, _ *http.Request) (any, error) { return "ok", ready(ctx) }))
+	mux.HandleFunc("GET /about", serve(func(*http.Request) (any, error) { return p.about(), nil }))
+	mux.Handle("GET /metrics", p.metricsHandler())
+	mux.HandleFunc("GET /goroutines", serveText(writeGoroutines))
+	mux.HandleFunc("GET /log", serveText(p.writeLog))
+	mux.HandleFunc("GET /volumes", serveInTime(func(ctx context.Context, _ *http.Request) (any, error) { return p.inventory(ctx) }))
 	mux.HandleFunc("GET /orphans", serveInTime(func(ctx context.Context, _ *http.Request) (any, error) { return p.reconciler.Orphans(ctx, false) }))
 	mux.HandleFunc("POST /orphans/clean", serveInTime(func(ctx context.Context, _ *http.Request) (any, error) { return p.reconciler.Orphans(ctx, true) }))
 	mux.HandleFunc("GET /volumes/{id}/explain", p.serveVolume(func(ctx context.Context, id string) (any, error) {
@@ -331,6 +342,28 @@ func serve(do func(*http.Request) (any, error)) http.HandlerFunc {
 		w.Header().Set("Content-Type", "application/json")
 		_ = json.NewEncoder(w).Encode(value) // the client may have gone
 	}
+}
+
+// serveText answers with a text, or with an error's text.
+func serveText(write func(io.Writer) error) http.HandlerFunc {
+	return func(w http.ResponseWriter, _ *http.Request) {
+		var text bytes.Buffer
+		if err := write(&text); err != nil {
+			http.Error(w, err.Error(), http.StatusInternalServerError)
+			return
+		}
+		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+		_, _ = w.Write(text.Bytes()) // the client may have gone
+	}
+}
+
+// writeLog writes the end of the log.
+func (p *plugin) writeLog(out io.Writer) error {
+	if p.log == nil {
+		return errors.New("this plugin does not keep its log")
+	}
+	_, err := io.WriteString(out, p.log.String())
+	return err
 }
 
 var httpCodes = map[state.Class]int{
