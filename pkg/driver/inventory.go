@@ -6,7 +6,9 @@ import (
 	"errors"
 	"net/http"
 	"slices"
+	"strings"
 
+	"github.com/csi-node/csi-node/pkg/command"
 	"github.com/csi-node/csi-node/pkg/devices"
 	"github.com/csi-node/csi-node/pkg/internal/hang"
 	"github.com/csi-node/csi-node/pkg/report"
@@ -122,4 +124,32 @@ func (p *plugin) describe(ctx context.Context, name string, backend devices.Prov
 		v.Formatted = d.Formatted
 	}
 	return v, true
+}
+
+// details returns what the plugin of that driver on a state directory knows of its
+// volumes; nil: none answers, or it is another driver's.
+func details(ctx context.Context, stateDir, driver string) map[string]command.Detail {
+	var all Inventory
+	if err := ask(ctx, stateDir, http.MethodGet, "/volumes", &all); err != nil || all.Driver != driver {
+		return nil
+	}
+	known := map[string]command.Detail{}
+	for _, v := range all.Volumes {
+		d := command.Detail{Backend: v.Backend, Provisioning: v.Parameters["provisioning"], State: string(v.Is), Pods: v.Pods}
+		switch {
+		case v.Error != "":
+			d.Filesystem = "unknown"
+		case v.Formatted != "":
+			d.Filesystem = v.Formatted
+		case v.Block:
+			d.Filesystem = "none (block)"
+		default:
+			d.Filesystem = strings.TrimSpace(v.FSType + " (unformatted)")
+		}
+		if v.Inline {
+			d.Provisioning = strings.TrimSpace(d.Provisioning + " (inline)")
+		}
+		known[v.ID] = d
+	}
+	return known
 }
