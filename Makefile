@@ -34,10 +34,20 @@ SUITE := $(GO) run ./test/suite -count 1 -timeout 30m -p 3 -parallel 6
 # The longest first.
 TESTS := ./test/node ./pkg/filesystem ./test/chaos ./...
 
-.PHONY: build demo demo-vm test test-all test-crash test-histories test-vm e2e test-mutants fuzz storm lint deps bench clean
+# What the archives of the kubectl plugin are built for.
+PLATFORMS ?= linux-amd64 linux-arm64 darwin-amd64 darwin-arm64
+
+.PHONY: kubectl-plugin build demo demo-vm test test-all test-crash test-histories test-vm e2e test-mutants fuzz storm lint deps bench clean
 
 build: ## bin/csi-node, a static binary
 	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o bin/csi-node ./cmd/csi-node
+
+kubectl-plugin: ## bin/kubectl-csi_node, and its archives for krew (.krew.yaml) in bin/, for PLATFORMS
+	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o bin/kubectl-csi_node ./cmd/kubectl-csi_node
+	@set -e; for p in $(PLATFORMS); do \
+		CGO_ENABLED=0 GOOS=$${p%-*} GOARCH=$${p#*-} $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o bin/$$p/kubectl-csi_node ./cmd/kubectl-csi_node; \
+		tar -czf bin/kubectl-csi_node-$$p.tar.gz LICENSE -C bin/$$p kubectl-csi_node; rm -r bin/$$p; \
+	done
 
 demo: build ## play kubelet for one volume (root)
 	@[ "$$(id -u)" != 0 ] || hack/install-deps || : # the demo says what it lacks

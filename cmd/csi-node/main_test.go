@@ -32,6 +32,7 @@ var serveFlags = map[string]string{
 	"registration-dir":     "",
 	"max-volumes-per-node": "0",
 	"heal":                 "true",
+	"log-format":           "text",
 	"v":                    "2",
 }
 
@@ -86,9 +87,10 @@ func TestFlags(t *testing.T) {
 	for name, want := range map[string]map[string]string{
 		"":                    serveFlags,
 		"serve":               serveFlags,
-		"status":              {"output": "table", "state-dir": "/run/csi-node"},
+		"status":              {"output": "table", "state-dir": "/run/csi-node", "volume": "[]", "pod": "", "failing": "false", "watch": "false"},
 		"explain":             union(pluginDefaults, map[string]string{"timeout": "10s"}),
 		"orphans":             union(pluginDefaults, map[string]string{"clean": "false", "timeout": "30s"}),
+		"report":              {"state-dir": "/run/csi-node", "timeout": "1m0s", "file": "", "stdout": "false", "log": ""},
 		"probe":               {"state-dir": "/run/csi-node", "timeout": "5s"},
 		"demo":                {},
 		"csidriver":           {"driver-name": "csi-node.local"},
@@ -96,7 +98,8 @@ func TestFlags(t *testing.T) {
 		"volume":              {},
 		"volume capabilities": callDefaults,
 		"volume create":       union(callDefaults, accessDefaults, secretDefaults, map[string]string{"size": "", "parameter": "[]"}),
-		"volume list":         callDefaults,
+		"volume list":         union(callDefaults, map[string]string{"state-dir": "/run/csi-node"}),
+		"volume manifest":     {"state-dir": "/run/csi-node", "timeout": "30s", "output": "yaml", "storage-class": ""},
 		"volume stage":        union(callDefaults, accessDefaults, secretDefaults, without(pathDefaults, "target"), map[string]string{"context": "[]", "publish-context": "[]"}),
 		"volume publish":      union(callDefaults, accessDefaults, secretDefaults, pathDefaults, map[string]string{"context": "[]", "publish-context": "[]", "read-only": "false"}),
 		"volume stats":        union(callDefaults, pathDefaults, map[string]string{"path": ""}),
@@ -166,7 +169,7 @@ func TestWrongUse(t *testing.T) {
 		{[]string{"nonsense"}, []string{"nonsense"}},
 		{[]string{"serve", "nonsense"}, []string{"nonsense"}},
 		{[]string{"version", "nonsense"}, []string{"nonsense"}},
-		{[]string{"status", "--output", "yaml"}, []string{"--output", "yaml", "table or json"}},
+		{[]string{"status", "--output", "xml"}, []string{"--output", "xml", "table, json, yaml or wide"}},
 		{[]string{"status", "--state-dir", "/no/such"}, []string{"/no/such", "--state-dir"}},
 		{[]string{"--driver-name", "a/b"}, []string{"--driver-name", "a/b"}},
 		{[]string{"serve", "--max-volumes-per-node", "-1"}, []string{"--max-volumes-per-node"}},

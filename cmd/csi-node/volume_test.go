@@ -301,13 +301,13 @@ func TestVolumeWrongUse(t *testing.T) {
 		{"publish vol --target relative", "absolute"},
 		{"stats vol --path relative", "absolute"},
 		{"stage vol --kubelet-dir relative", "absolute"},
-		{"list --output yaml", "table or json"},
+		{"list --output xml", "table, json, yaml or wide"},
 		{"list --timeout 0s", "--timeout"},
 		{"list --timeout soon", "soon"},
 		{"list --endpoint tcp://127.0.0.1:1", "unix://"},
 		{"list --nonsense", "csi-node volume list --help"},
 		{"retry", "the id of the VOLUME"},
-		{"clear-device vol --output yaml", "table or json"},
+		{"clear-device vol --output wide", "must be table, json or yaml"},
 	} {
 		out, err := run(t, append([]string{"volume"}, strings.Fields(row.args)...)...)
 		if out != "" || command.ExitCode(err) != 2 || !strings.Contains(err.Error(), row.word) || strings.Contains(err.Error(), "\n") || strings.Contains(err.Error(), "hunter2") {
@@ -360,8 +360,8 @@ func TestCompletion(t *testing.T) {
 		{"volume stage vol-a ", ""},
 		{"volume create ", ""},
 		{"volume create x --fs-type ", "ext4 xfs btrfs"},
-		{"volume list --output ", "table json"},
-		{"status --output ", "table json"},
+		{"volume stage --output ", "table json yaml"},
+		{"status --output ", "table json yaml wide"},
 		{"volume stage --access-mode ", strings.Join(client.AccessModes(), " ")},
 		{"volume retry ", ""},
 	} {

@@ -53,7 +53,7 @@ func Zero(ctx context.Context, f *os.File, bytes int64, part func(offset, bytes 
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		state.Progress(ctx, "zeroed %d of %d MiB", offset>>20, bytes>>20)
+		state.Progress(ctx, "zeroed %s of %s", state.Tenths(offset, bytes), state.FormatSize(bytes))
 		if err := part(offset, min(eraseChunk, bytes-offset)); err != nil {
 			return err
 		}

@@ -42,16 +42,6 @@ func FuzzParseSize(f *testing.F) {
 	})
 }
 
-func TestFormatSize(t *testing.T) {
-	for bytes, want := range map[int64]string{
-		0: "0", 1023: "1023", 1024: "1Ki", 1536: "1.5Ki", 1 << 20: "1Mi", 1<<30 + 1: "1.0Gi", 5 << 40: "5Ti", 1 << 50: "1Pi", 1 << 62: "4Ei", -5: "-5",
-	} {
-		if got := FormatSize(bytes); got != want {
-			t.Errorf("%d is %q, not %q", bytes, got, want)
-		}
-	}
-}
-
 func TestSocketPath(t *testing.T) {
 	for _, endpoint := range []string{"unix:///run/csi.sock", "unix:/run/csi.sock", "/run/csi.sock"} {
 		if path, err := SocketPath(endpoint); err != nil || path != "/run/csi.sock" {

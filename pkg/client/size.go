@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"math/big"
 	"regexp"
-	"strconv"
 )
 
 var quantity = regexp.MustCompile(`^([0-9]{1,19}(?:\.[0-9]{1,19})?)([eE][0-9]{1,2})?([kMGTPE]|[KMGTPE]i)?$`)
@@ -34,17 +33,4 @@ func ParseSize(text string) (int64, error) {
 		return 0, fmt.Errorf("size %q: must be between 1 byte and 8Ei", text)
 	}
 	return whole.Int64(), nil
-}
-
-// FormatSize writes a size in bytes for people: 1.5Gi.
-func FormatSize(bytes int64) string {
-	for _, unit := range []string{"Ei", "Pi", "Ti", "Gi", "Mi", "Ki"} {
-		if n := float64(bytes) / float64(units[unit]); n >= 1 {
-			if bytes%units[unit] == 0 {
-				return strconv.FormatInt(bytes/units[unit], 10) + unit
-			}
-			return strconv.FormatFloat(n, 'f', 1, 64) + unit
-		}
-	}
-	return strconv.FormatInt(bytes, 10)
 }

@@ -5,11 +5,14 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"slices"
+	"strings"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/spf13/cobra"
 
 	"github.com/csi-node/csi-node/pkg/client"
+	"github.com/csi-node/csi-node/pkg/state"
 )
 
 func newCreateCommand() *cobra.Command {
@@ -101,35 +104,67 @@ func newDeleteCommand() *cobra.Command {
 	return cmd
 }
 
-func newListCommand() *cobra.Command {
+func newListCommand(own Own) *cobra.Command {
 	var f callFlags
+	stateDir := ""
 	cmd := &cobra.Command{
-		Use:     "list",
-		Short:   "List the driver's volumes (ListVolumes)",
-		Long:    `list prints the ids and sizes of all volumes that the controller service lists, on all pages.`,
-		Example: `  csi-node volume list`,
-		Args:    cobra.NoArgs,
+		Use:   "list",
+		Short: "List the driver's volumes (ListVolumes)",
+		Long: `list prints all volumes that the controller service lists, on all pages, in the
+order of their ids. Of its own volumes csi-node also knows how they were made, whether
+what is asked of them on this node is so, and for which pods.`,
+		Example: `  csi-node volume list
+  csi-node volume list --output wide`,
+		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return f.call(cmd, func(ctx context.Context, c *client.Client) error {
 				all, err := c.List(ctx)
 				if err != nil {
 					return err
 				}
-				return f.output.Print(cmd.OutOrStdout(), Message{&csi.ListVolumesResponse{Entries: all}}, func(out io.Writer) {
-					if len(all) == 0 {
-						fmt.Fprintln(out, "There are no volumes.")
-						return
-					}
-					fmt.Fprintln(out, "VOLUME\tSIZE")
-					for _, entry := range all {
-						fmt.Fprintf(out, "%s\t%s\n", entry.GetVolume().GetVolumeId(), Size(entry.GetVolume().GetCapacityBytes()))
-					}
+				slices.SortFunc(all, func(a, b *csi.ListVolumesResponse_Entry) int {
+					return cmp.Compare(a.GetVolume().GetVolumeId(), b.GetVolume().GetVolumeId())
 				})
+				driver, err := c.DriverName(ctx)
+				if err != nil {
+					return err
+				}
+				details := own.Details(ctx, stateDir, driver)
+				return f.output.Print(cmd.OutOrStdout(), Message{&csi.ListVolumesResponse{Entries: all}}, func(out io.Writer) { printList(out, all, details, f.output) })
 			})
 		},
 	}
-	f.add(cmd)
+	f.addCall(cmd)
+	f.output.AddWide(cmd)
+	cmd.Flags().StringVar(&stateDir, "state-dir", own.StateDir, "csi-node's --state-dir, for what it knows of its own volumes; the environment's CSI_NODE_STATE_DIR is the default if set")
 	return cmd
+}
+
+func printList(out io.Writer, all []*csi.ListVolumesResponse_Entry, details map[string]Detail, format Output) {
+	switch {
+	case len(all) == 0:
+		fmt.Fprintln(out, "There are no volumes.")
+		return
+	case details == nil:
+		fmt.Fprintln(out, "VOLUME\tSIZE")
+	case format == Wide:
+		fmt.Fprintln(out, "VOLUME\tSIZE\tBACKEND\tFILE SYSTEM\tPROVISIONING\tSTATE\tPODS\tCONTEXT")
+	default:
+		fmt.Fprintln(out, "VOLUME\tSIZE\tFILE SYSTEM\tPROVISIONING\tSTATE\tPODS")
+	}
+	for _, entry := range all {
+		v := entry.GetVolume()
+		d := details[v.GetVolumeId()]
+		pods := cmp.Or(strings.Join(d.Pods, ", "), "-")
+		cells := []string{v.GetVolumeId(), Size(v.GetCapacityBytes())}
+		switch {
+		case details != nil && format == Wide:
+			cells = append(cells, d.Backend, d.Filesystem, cmp.Or(d.Provisioning, "-"), cmp.Or(d.State, "-"), pods, cmp.Or(joined(v.GetVolumeContext()), "-"))
+		case details != nil:
+			cells = []string{v.GetVolumeId(), state.FormatSize(v.GetCapacityBytes()), d.Filesystem, cmp.Or(d.Provisioning, "-"), cmp.Or(d.State, "-"), pods}
+		}
+		fmt.Fprintln(out, strings.Join(cells, "\t"))
+	}
 }
 
 func newCapabilitiesCommand() *cobra.Command {

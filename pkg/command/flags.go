@@ -12,6 +12,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -71,21 +72,54 @@ func EndpointDefault() string { return cmp.Or(os.Getenv("CSI_ENDPOINT"), "unix:/
 // KubeletDirDefault is the default of --kubelet-dir.
 func KubeletDirDefault() string { return cmp.Or(os.Getenv("CSI_NODE_KUBELET_DIR"), "/var/lib/kubelet") }
 
-// Output is --output: table or json.
+// Output is --output: table, json or yaml, and wide where a command offers that.
 type Output string
 
+// outputs are the values that every command has; those of AddWide have Wide, too.
+var outputs = []string{"table", "json", "yaml"} // the default first
+
+// Wide is the output with all columns.
+const Wide = "wide"
+
 // Add adds the flag to a command.
-func (o *Output) Add(cmd *cobra.Command) {
-	cmd.Flags().StringVar((*string)(o), "output", "table", "table or json")
-	Complete(cmd, "output", "table", "json")
+func (o *Output) Add(cmd *cobra.Command) { o.add(cmd, outputs...) }
+
+// AddWide is Add for a command that has a wide table, too.
+func (o *Output) AddWide(cmd *cobra.Command) { o.add(cmd, append(slices.Clone(outputs), Wide)...) }
+
+// AddObjects is Add for a command that prints objects of Kubernetes.
+func (o *Output) AddObjects(cmd *cobra.Command) { o.add(cmd, "yaml", "json") }
+
+func (o *Output) add(cmd *cobra.Command, values ...string) {
+	*o = Output(values[0])
+	cmd.Flags().VarP(&outputFlag{o, values}, "output", "o", oneOf(values))
+	Complete(cmd, "output", values...)
 }
 
-// Check returns a usage error for any other value.
-func (o Output) Check() error {
-	if o != "table" && o != "json" {
-		return WrongUse("--output %q: must be table or json", string(o))
+// outputFlag is the flag of an Output: it knows the values that its command has.
+type outputFlag struct {
+	output *Output
+	values []string
+}
+
+// Set implements pflag.Value.
+func (f *outputFlag) Set(text string) error {
+	if !slices.Contains(f.values, text) {
+		return fmt.Errorf("must be %s", oneOf(f.values))
 	}
+	*f.output = Output(text)
 	return nil
+}
+
+// String implements pflag.Value.
+func (f *outputFlag) String() string { return string(*f.output) }
+
+// Type implements pflag.Value.
+func (f *outputFlag) Type() string { return "string" }
+
+// oneOf lists the values that a flag can have.
+func oneOf(values []string) string {
+	return strings.Join(values[:len(values)-1], ", ") + " or " + values[len(values)-1]
 }
 
 // Complete offers the values of a flag to the shell.

@@ -3,6 +3,7 @@ package command
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"maps"
@@ -10,23 +11,55 @@ import (
 	"strings"
 	"text/tabwriter"
 
+	"go.yaml.in/yaml/v3"
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
 
-	"github.com/csi-node/csi-node/pkg/client"
+	"github.com/csi-node/csi-node/pkg/state"
 )
 
-// Print writes value as JSON, or what table writes, in columns.
+// Print writes value as JSON or YAML, or what table writes, in columns.
 func (o Output) Print(out io.Writer, value any, table func(io.Writer)) error {
-	if o == "json" {
-		e := json.NewEncoder(out)
-		e.SetEscapeHTML(false)
-		e.SetIndent("", "  ")
-		return e.Encode(value)
+	switch o {
+	case "json":
+		return writeJSON(out, value)
+	case "yaml":
+		return writeYAML(out, value)
 	}
 	t := tabwriter.NewWriter(out, 0, 8, 2, ' ', 0)
 	table(t)
 	return t.Flush()
+}
+
+func writeJSON(out io.Writer, value any) error {
+	e := json.NewEncoder(out)
+	e.SetEscapeHTML(false)
+	e.SetIndent("", "  ")
+	return e.Encode(value)
+}
+
+// writeYAML writes the JSON of a value as YAML, with its fields in the same order.
+func writeYAML(out io.Writer, value any) error {
+	var text bytes.Buffer
+	if err := writeJSON(&text, value); err != nil {
+		return err
+	}
+	var node yaml.Node // JSON is YAML
+	if err := yaml.Unmarshal(text.Bytes(), &node); err != nil {
+		return err
+	}
+	inBlocks(&node)
+	e := yaml.NewEncoder(out)
+	e.SetIndent(2)
+	return errors.Join(e.Encode(&node), e.Close())
+}
+
+// inBlocks takes the braces and quotes of JSON from what does not need them.
+func inBlocks(node *yaml.Node) {
+	node.Style = 0
+	for _, child := range node.Content {
+		inBlocks(child)
+	}
 }
 
 // Message is a CSI message that is printed as protobuf JSON, the same bytes each time.
@@ -47,7 +80,7 @@ func (m Message) MarshalJSON() ([]byte, error) {
 }
 
 // Size formats a size in bytes, both rounded for people and exact.
-func Size(bytes int64) string { return fmt.Sprintf("%s (%d)", client.FormatSize(bytes), bytes) }
+func Size(bytes int64) string { return fmt.Sprintf("%s (%d)", state.FormatSize(bytes), bytes) }
 
 // joined formats a map, sorted by its keys.
 func joined(all map[string]string) string {

@@ -11,16 +11,32 @@ import (
 	"github.com/csi-node/csi-node/pkg/client"
 )
 
-// Volume returns the command that calls a plugin by hand. retry and clear are the
-// subcommands that work only with the program's own plugin.
-func Volume(retry, clear *cobra.Command) *cobra.Command {
+// Own is what works only with the program's own plugin.
+type Own struct {
+	Retry, Clear, Manifest *cobra.Command
+	// StateDir is the default of --state-dir.
+	StateDir string
+	// Details returns what is known of the volumes beside their sizes, by their ids,
+	// from the plugin of that driver on a state directory; nil: nothing is known.
+	Details func(ctx context.Context, stateDir, driver string) map[string]Detail
+}
+
+// Detail is what `volume list` shows of a volume beside its size.
+type Detail struct {
+	Backend, Filesystem, Provisioning string
+	State                             string // of what is asked of it on this node
+	Pods                              []string
+}
+
+// Volume returns the command that calls a plugin by hand.
+func Volume(own Own) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "volume",
 		Short: "Call a CSI plugin by hand, and help volumes that are stuck",
 		Long: `volume plays kubelet and the provisioner for one volume: it calls the plugin on
 --endpoint, with the staging path that kubelet would choose. Most commands know
-nothing of csi-node and work with every CSI plugin; retry and clear-device are
-for csi-node alone.
+nothing of csi-node and work with every CSI plugin; retry, clear-device and
+manifest are for csi-node alone.
 
 Do not use these commands on volumes that kubelet manages: kubelet does not notice.
 
@@ -36,8 +52,8 @@ Exit codes: 0 done, 1 refused or failed, 2 wrong use.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
-	cmd.AddCommand(newCapabilitiesCommand(), newCreateCommand(), newListCommand(), newStageCommand(), newPublishCommand(), newStatsCommand(),
-		newExpandCommand(), retry, newUnpublishCommand(), newUnstageCommand(), clear, newDeleteCommand())
+	cmd.AddCommand(newCapabilitiesCommand(), newCreateCommand(), newListCommand(own), newStageCommand(), newPublishCommand(), newStatsCommand(),
+		newExpandCommand(), own.Retry, newUnpublishCommand(), newUnstageCommand(), own.Manifest, own.Clear, newDeleteCommand())
 	return cmd
 }
 
@@ -49,14 +65,19 @@ type callFlags struct {
 }
 
 func (f *callFlags) add(cmd *cobra.Command) {
+	f.addCall(cmd)
+	f.output.Add(cmd)
+}
+
+// addCall is add without --output.
+func (f *callFlags) addCall(cmd *cobra.Command) {
 	cmd.Flags().StringVar(&f.endpoint, "endpoint", EndpointDefault(), "socket of the plugin; the environment's CSI_ENDPOINT is the default if set")
 	f.timeout.Add(cmd, 2*time.Minute, "the plugin")
-	f.output.Add(cmd)
 }
 
 // call runs do with a client of the plugin.
 func (f *callFlags) call(cmd *cobra.Command, do func(context.Context, *client.Client) error) error {
-	if err := cmp.Or(f.timeout.Check(), f.output.Check()); err != nil {
+	if err := f.timeout.Check(); err != nil {
 		return err
 	}
 	if _, err := client.SocketPath(f.endpoint); err != nil {

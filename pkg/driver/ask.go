@@ -135,8 +135,21 @@ var errNotRunning = errors.New("no plugin runs on the state directory")
 // maxAnswer bounds the text of an error that is read from the plugin, in bytes.
 const maxAnswer = 64 << 10
 
-// ask makes a request of the plugin's status socket.
-func ask(ctx context.Context, stateDir, method, path string, answer any) (err error) {
+// ask makes a request of the plugin's status socket, which is answered with JSON.
+func ask(ctx context.Context, stateDir, method, path string, answer any) error {
+	return askFor(ctx, stateDir, method, path, func(body io.Reader) error { return json.NewDecoder(body).Decode(answer) })
+}
+
+// askText is ask for an answer that is a text, of which it reads no more than a Bundle
+// takes.
+func askText(ctx context.Context, stateDir, path string, out io.Writer) error {
+	return askFor(ctx, stateDir, http.MethodGet, path, func(body io.Reader) error {
+		_, err := io.Copy(out, io.LimitReader(body, mostBundled))
+		return err
+	})
+}
+
+func askFor(ctx context.Context, stateDir, method, path string, read func(io.Reader) error) (err error) {
 	socket := filepath.Join(stateDir, StatusSocket)
 	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 		return (&net.Dialer{}).DialContext(ctx, "unix", socket)
@@ -171,5 +184,5 @@ func ask(ctx context.Context, stateDir, method, path string, answer any) (err er
 		}
 		return fmt.Errorf("the plugin says: %s", strings.TrimSpace(string(text)))
 	}
-	return json.NewDecoder(resp.Body).Decode(answer)
+	return read(resp.Body)
 }

@@ -8,42 +8,77 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/csi-node/csi-node/pkg/command"
+	"github.com/csi-node/csi-node/pkg/report"
+)
+
+// statusTime bounds one reading of the report, and watchEvery is how often --watch reads.
+const (
+	statusTime = 10 * time.Second
+	watchEvery = 2 * time.Second
 )
 
 func newStatusCommand(o Options) *cobra.Command {
 	var stateDir string
 	var output command.Output
+	var filter report.Filter
+	var watch bool
 	cmd := &cobra.Command{
 		Use:   "status",
 		Short: "Compare the desired state of this node with the actual one",
 		Long: `status asks the running plugin; if none runs it looks at the store and the kernel
-itself. It changes nothing. Paths are left out where they are not needed to tell the
-parts apart; explain and --output json have them.`,
+itself. It changes nothing. The table has a row for each part of a volume, what is
+wrong beneath it, and the calls that were refused within the last hour; --output wide
+has paths and devices, too. With --watch it prints again whenever something changed.`,
 		Example: `  csi-node status
-  csi-node status --output json`,
+  csi-node status --failing
+  csi-node status --pod default/writer --output wide
+  csi-node status --volume try --output json`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := output.Check(); err != nil {
-				return err
+			read := func(ctx context.Context) (Report, error) {
+				ctx, cancel := context.WithTimeout(ctx, statusTime)
+				defer cancel()
+				node, err := ReadReport(ctx, stateDir, o.Backends...)
+				return node.Pick(filter), err
 			}
-			ctx, cancel := context.WithTimeout(cmd.Context(), 10*time.Second)
-			defer cancel()
-			report, err := ReadReport(ctx, stateDir, o.Backends...)
+			if watch {
+				return command.Watch(cmd, watchEvery, output, read, Report.WithoutAges, func(node Report) error { return show(cmd.OutOrStdout(), output, node) })
+			}
+			node, err := read(cmd.Context())
 			if err != nil {
 				return err
 			}
-			return show(cmd.OutOrStdout(), output, report)
+			return show(cmd.OutOrStdout(), output, node)
 		},
 	}
 	addStateDir(cmd, o, &stateDir)
-	output.Add(cmd)
+	output.AddWide(cmd)
+	f := cmd.Flags()
+	f.StringArrayVar(&filter.Volumes, "volume", nil, "only the volume of this id; may be given several times")
+	f.StringVar(&filter.Pod, "pod", "", "only volumes of this pod: namespace/name, or a name")
+	f.BoolVar(&filter.Failing, "failing", false, "only volumes that are not as asked, or for which a call was refused")
+	f.BoolVarP(&watch, "watch", "w", false, "print again whenever something changed, until interrupted")
+	completeWith(cmd, "volume", func(cmd *cobra.Command) []string { return volumesAsked(cmd, stateDir, o) })
 	return cmd
 }
 
-// show prints a report in the format that was asked for.
-func show(out io.Writer, format command.Output, report Report) error {
-	if format == "json" {
-		return format.Print(out, report, nil)
+// completeWith offers to the shell what a function returns.
+func completeWith(cmd *cobra.Command, flag string, values func(*cobra.Command) []string) {
+	err := cmd.RegisterFlagCompletionFunc(flag, func(cmd *cobra.Command, _ []string, _ string) ([]string, cobra.ShellCompDirective) {
+		return values(cmd), cobra.ShellCompDirectiveNoFileComp
+	})
+	if err != nil {
+		panic(err) // the flag is not defined, or completed twice
 	}
-	return report.Print(out)
+}
+
+// show prints a report in the format that was asked for.
+func show(out io.Writer, format command.Output, node Report) error {
+	switch format {
+	case "table":
+		return node.Print(out)
+	case command.Wide:
+		return node.PrintWide(out)
+	}
+	return format.Print(out, node, nil)
 }

@@ -1,10 +1,10 @@
 package driver
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"time"
 
@@ -30,10 +30,14 @@ func addStateDir(cmd *cobra.Command, o Options, dir *string) {
 	cmd.Flags().StringVar(dir, "state-dir", o.stateDir(), "the plugin's --state-dir; the environment's CSI_NODE_STATE_DIR is the default if set")
 }
 
-func (f *pluginFlags) check() error { return cmp.Or(f.timeout.Check(), f.output.Check()) }
+func (f *pluginFlags) check() error { return f.timeout.Check() }
 
 func (f *pluginFlags) context(cmd *cobra.Command) (context.Context, context.CancelFunc) {
-	return context.WithTimeout(cmd.Context(), time.Duration(f.timeout))
+	return contextWithin(cmd, f.timeout)
+}
+
+func contextWithin(cmd *cobra.Command, timeout command.Timeout) (context.Context, context.CancelFunc) {
+	return context.WithTimeout(cmd.Context(), time.Duration(timeout))
 }
 
 func newRetryCommand(o Options) *cobra.Command {
@@ -154,15 +158,26 @@ func completeAsked(cmd *cobra.Command, args []string, stateDir string, o Options
 	if len(args) > 0 {
 		return nil, cobra.ShellCompDirectiveNoFileComp
 	}
+	return volumesAsked(cmd, stateDir, o), cobra.ShellCompDirectiveNoFileComp
+}
+
+// volumesAsked returns the ids of the volumes that a plugin has been asked for, also
+// of those of which the call was refused; none if it does not answer soon.
+func volumesAsked(cmd *cobra.Command, stateDir string, o Options) []string {
 	ctx, cancel := context.WithTimeout(cmd.Context(), command.CompletionTime)
 	defer cancel()
-	report, err := ReadReport(ctx, stateDir, o.Backends...)
+	node, err := ReadReport(ctx, stateDir, o.Backends...)
 	if err != nil {
-		return nil, cobra.ShellCompDirectiveNoFileComp
+		return nil
 	}
 	var ids []string
-	for _, v := range report.Volumes {
+	for _, v := range node.Volumes {
 		ids = append(ids, v.Volume)
 	}
-	return ids, cobra.ShellCompDirectiveNoFileComp
+	for _, r := range node.Refusals {
+		if !slices.Contains(ids, r.Volume) {
+			ids = append(ids, r.Volume)
+		}
+	}
+	return ids
 }

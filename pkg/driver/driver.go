@@ -40,6 +40,7 @@ import (
 	"github.com/csi-node/csi-node/pkg/devices"
 	"github.com/csi-node/csi-node/pkg/filesystem"
 	"github.com/csi-node/csi-node/pkg/internal/boot"
+	"github.com/csi-node/csi-node/pkg/internal/hang"
 	"github.com/csi-node/csi-node/pkg/loop"
 	"github.com/csi-node/csi-node/pkg/mounts"
 	"github.com/csi-node/csi-node/pkg/nodeserver"
@@ -68,6 +69,8 @@ type Config struct {
 	RegistrationDir string
 	MaxVolumes      int64 // reported to the scheduler; 0: the limit of the backends
 	DetectOnly      bool  // report lost mounts without restoring them
+
+	log *logTail // nil: the log's end is not kept
 }
 
 // StatusSocket is the name of a socket in the state directory.
@@ -125,6 +128,8 @@ type plugin struct {
 	inline     *reconciler.Inline   // nil: no backend accepts inline volumes
 	controller csi.ControllerServer // nil: there is none on this node
 	metrics    *metrics
+	refusals   refusals
+	listing    hang.Calls[Inventory]
 	registrar  *registration.Registrar // nil when somebody else registers the plugin
 }
 
@@ -406,7 +411,7 @@ func (p *plugin) grpcServer() (*grpc.Server, error) {
 	if services.identity == nil || services.node == nil {
 		return nil, errors.New("this driver was built with an Identity or a Node that is nil: they wrap those of the engine")
 	}
-	return newServer(p.metrics, p.options, services), nil
+	return newServer(p.metrics, &p.refusals, p.options, services), nil
 }
 
 // Limits of one client of the CSI socket.
@@ -424,8 +429,8 @@ type services struct {
 }
 
 // newServer returns a server of the services behind the interceptors.
-func newServer(m *metrics, o Options, s services) *grpc.Server {
-	server := grpc.NewServer(grpc.ChainUnaryInterceptor(m.intercept, logCalls, statusCodes, o.named, inTime),
+func newServer(m *metrics, r *refusals, o Options, s services) *grpc.Server {
+	server := grpc.NewServer(grpc.ChainUnaryInterceptor(m.intercept, logCalls, r.note, statusCodes, o.named, inTime),
 		grpc.MaxConcurrentStreams(maxCalls), grpc.ConnectionTimeout(handshakeTime))
 	csi.RegisterIdentityServer(server, s.identity)
 	csi.RegisterNodeServer(server, s.node)

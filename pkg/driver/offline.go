@@ -88,7 +88,7 @@ func openOffline(ctx context.Context, stateDir string, kinds []devices.Kind) (*p
 		Config:  Config{DriverName: s.DriverName, NodeID: s.NodeID, StateDir: stateDir, LibDir: s.LibDir, KubeletDir: s.KubeletDir, BackendFlags: s.Flags},
 		options: Options{Backends: kinds},
 	}
-	if _, err := checkKinds(kinds); err != nil {
+	if p.properties, err = checkKinds(kinds); err != nil {
 		return nil, err
 	}
 	if p.store, err = store.OpenReadOnly(ctx, stateDir); err != nil {

@@ -1,13 +1,16 @@
 package driver
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"path/filepath"
+	"slices"
 	"syscall"
 	"time"
 
@@ -139,12 +142,16 @@ func withoutBody(next http.Handler) http.Handler {
 // once for all who ask at a time.
 func (p *plugin) httpHandler() http.Handler {
 	mux := http.NewServeMux()
-	// Not compressed: that takes more memory than the metrics.
-	mux.Handle("GET /metrics", promhttp.HandlerFor(&sharedGatherer{from: p.metrics.registry}, promhttp.HandlerOpts{DisableCompression: true}))
+	mux.Handle("GET /metrics", p.metricsHandler())
 	live, ready := p.probes()
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, req *http.Request) { answer(w, live(req.Context())) })
 	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, req *http.Request) { answer(w, ready(req.Context())) })
 	return mux
+}
+
+// metricsHandler serves the metrics, not compressed: that takes more memory than they.
+func (p *plugin) metricsHandler() http.Handler {
+	return promhttp.HandlerFor(&sharedGatherer{from: p.metrics.registry}, promhttp.HandlerOpts{DisableCompression: true})
 }
 
 // sharedGatherer gathers once for all callers of the same moment.
@@ -208,10 +215,15 @@ func (p *plugin) statusHandler() http.Handler {
 	live, ready := p.probes()
 	mux.HandleFunc("GET /probes/live", serveInTime(func(ctx context.Context, _ *http.Request) (any, error) { return "ok", live(ctx) }))
 	mux.HandleFunc("GET /probes/ready", serveInTime(func(ctx context.Context, _ *http.Request) (any, error) { return "ok", ready(ctx) }))
+	mux.HandleFunc("GET /about", serve(func(*http.Request) (any, error) { return p.about(), nil }))
+	mux.Handle("GET /metrics", p.metricsHandler())
+	mux.HandleFunc("GET /goroutines", serveText(writeGoroutines))
+	mux.HandleFunc("GET /log", serveText(p.writeLog))
+	mux.HandleFunc("GET /volumes", serveInTime(func(ctx context.Context, _ *http.Request) (any, error) { return p.inventory(ctx) }))
 	mux.HandleFunc("GET /orphans", serveInTime(func(ctx context.Context, _ *http.Request) (any, error) { return p.reconciler.Orphans(ctx, false) }))
 	mux.HandleFunc("POST /orphans/clean", serveInTime(func(ctx context.Context, _ *http.Request) (any, error) { return p.reconciler.Orphans(ctx, true) }))
 	mux.HandleFunc("GET /volumes/{id}/explain", p.serveVolume(func(ctx context.Context, id string) (any, error) {
-		volume, err := p.reconciler.Explain(ctx, id)
+		volume, err := p.explain(ctx, id)
 		if err != nil {
 			return nil, err
 		}
@@ -222,7 +234,7 @@ func (p *plugin) statusHandler() http.Handler {
 		if err != nil {
 			return nil, err
 		}
-		return p.report(volume), nil
+		return p.report(volume).Pick(report.Filter{Volumes: []string{id}}), nil
 	}))
 	mux.HandleFunc("GET /volumes/{id}/clear-device", p.serveVolume(func(ctx context.Context, id string) (any, error) { return p.reconciler.Clear(ctx, id, false) }))
 	mux.HandleFunc("POST /volumes/{id}/clear-device", p.serveVolume(func(ctx context.Context, id string) (any, error) { return p.reconciler.Clear(ctx, id, true) }))
@@ -245,14 +257,40 @@ func (w ownName) Write(answer []byte) (int, error) {
 	return len(answer), nil
 }
 
+// explain reports on a volume, also on one of which nothing is known but a call that
+// was refused.
+func (p *plugin) explain(ctx context.Context, id string) (report.Volume, error) {
+	volume, err := p.reconciler.Explain(ctx, id)
+	refusal := p.refusals.of(id)
+	if state.ClassOf(err) == state.NotFound && refusal != nil {
+		facts := report.Facts{Want: &state.Volume{ID: id}, Looked: true}
+		facts.Have.Device = state.Device{State: state.DeviceAbsent, Missing: true}
+		volume, err = report.Make(facts, time.Now()), nil
+	}
+	if refusal != nil && !volume.Tells(*refusal) {
+		volume.Refusal = refusal
+	}
+	return volume, err
+}
+
 // report is the answer about volumes of this node.
 func (p *plugin) report(volumes ...report.Volume) Report {
-	node := Report{Running: true, Driver: p.DriverName, Version: p.options.version(), Volumes: report.Statuses(volumes)}
+	node := Report{Running: true, Driver: p.DriverName, Version: p.options.version(), Volumes: report.Statuses(volumes), Refusals: p.refusedBeside(volumes)}
 	if p.registrar != nil {
 		answer := report.Registration(p.registrar.Status())
 		node.Registration = &answer
 	}
 	return node
+}
+
+// refusedBeside returns the calls that were refused and of which the reports of the
+// volumes do not tell.
+func (p *plugin) refusedBeside(volumes []report.Volume) []report.Refusal {
+	byID := map[string]report.Volume{}
+	for _, v := range volumes {
+		byID[v.ID] = v
+	}
+	return slices.DeleteFunc(p.refusals.list(), func(r report.Refusal) bool { return byID[r.Volume].Tells(r) })
 }
 
 // timeoutHeader is how long the client will wait for the answer, in Go's notation.
@@ -304,6 +342,28 @@ func serve(do func(*http.Request) (any, error)) http.HandlerFunc {
 		w.Header().Set("Content-Type", "application/json")
 		_ = json.NewEncoder(w).Encode(value) // the client may have gone
 	}
+}
+
+// serveText answers with a text, or with an error's text.
+func serveText(write func(io.Writer) error) http.HandlerFunc {
+	return func(w http.ResponseWriter, _ *http.Request) {
+		var text bytes.Buffer
+		if err := write(&text); err != nil {
+			http.Error(w, err.Error(), http.StatusInternalServerError)
+			return
+		}
+		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+		_, _ = w.Write(text.Bytes()) // the client may have gone
+	}
+}
+
+// writeLog writes the end of the log.
+func (p *plugin) writeLog(out io.Writer) error {
+	if p.log == nil {
+		return errors.New("this plugin does not keep its log")
+	}
+	_, err := io.WriteString(out, p.log.String())
+	return err
 }
 
 var httpCodes = map[state.Class]int{

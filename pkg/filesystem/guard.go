@@ -221,7 +221,7 @@ func (d *device) firstData(ctx context.Context, total int64) (found string, err 
 	read := int64(0)
 	err = d.eachData(ctx, func(e extent) bool {
 		for offset := e.start - e.start%pageBytes; offset < e.end && found == "" && ctx.Err() == nil; {
-			state.Progress(ctx, "proving that it is blank: %.1f of %.1f GiB read", gib(read), gib(total))
+			state.Progress(ctx, "proving that it is blank: %s of %s read", state.Tenths(read, total), state.FormatSize(total))
 			chunk, err := r.read(offset, min(chunkBytes, e.end-offset))
 			end := offset + int64(len(chunk))
 			switch {

@@ -43,27 +43,34 @@ func (s *Devices) scan(ctx context.Context, only func(backing string) bool) (all
 			continue
 		}
 		d, err := s.askWithin(ctx, name)
-		switch {
-		case ctx.Err() != nil:
+		if ctx.Err() != nil {
 			return nil, nil, ctx.Err()
-		case err != nil:
-			klog.FromContext(ctx).Error(err, "A loop device does not answer, and may show any volume", "device", name, "backing", backing)
-		case d != nil:
+		}
+		news := s.setUnresponsive(name, err != nil)
+		switch {
+		case err != nil && news:
+			klog.FromContext(ctx).Error(err, "A loop device does not answer, and may show any volume; that is not said again until it answers", "device", name, "backing", backing)
+		case news:
+			klog.FromContext(ctx).Info("A loop device answers again", "device", name, "backing", backing)
+		}
+		if err == nil && d != nil {
 			all = append(all, d)
 		}
-		s.setUnresponsive(name, err != nil)
 	}
 	return all, s.unresponsiveDevices(), nil
 }
 
-func (s *Devices) setUnresponsive(name string, silent bool) {
+// setUnresponsive notes whether a device answers, and reports whether that is news.
+func (s *Devices) setUnresponsive(name string, silent bool) (news bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	news = s.unresponsive[name] != silent
 	if silent {
 		s.unresponsive[name] = true
 	} else {
 		delete(s.unresponsive, name)
 	}
+	return news
 }
 
 // unresponsiveDevices returns the devices that did not answer when they were last asked, and

@@ -35,3 +35,13 @@ func TestScanWaitsOnceForAHungDevice(t *testing.T) {
 		}
 	})
 }
+
+// A device that hangs is logged once, and once more when it has answered in between.
+func TestAHungDeviceIsNewsOnce(t *testing.T) {
+	s := &Devices{unresponsive: map[string]bool{}}
+	for i, step := range []struct{ silent, news bool }{{false, false}, {true, true}, {true, false}, {true, false}, {false, true}, {false, false}, {true, true}} {
+		if news := s.setUnresponsive("loop1", step.silent); news != step.news {
+			t.Errorf("look %d: news %t", i, news)
+		}
+	}
+}

@@ -54,7 +54,7 @@ func (s *Server) NodeExpandVolume(ctx context.Context, req *csi.NodeExpandVolume
 		return nil, err
 	}
 	if limit > 0 && size > limit {
-		return nil, state.Errorf(state.OutOfRange, "volume %s: it has %d bytes by now, more than the limit of %d, and never shrinks", id, size, limit)
+		return nil, state.Errorf(state.OutOfRange, "volume %s: it has %s by now, more than the limit of %s, and never shrinks", id, state.FormatSize(size), state.FormatSize(limit))
 	}
 	return &csi.NodeExpandVolumeResponse{CapacityBytes: size}, nil
 }

@@ -155,7 +155,7 @@ func (r *Reconciler) busy(id string, class state.Class) error {
 	defer r.mu.Unlock()
 	detail := "its worker is busy"
 	if v := r.volume(id); !v.since.IsZero() {
-		detail = "step " + v.tellRunning(time.Now(), time.Millisecond)
+		detail = "step " + v.step().Tell(time.Now(), time.Millisecond)
 	}
 	return state.Errorf(class, "volume %s: %s", id, detail)
 }

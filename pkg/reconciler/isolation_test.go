@@ -123,7 +123,7 @@ func TestHungLook(t *testing.T) {
 		inTime := func(r request) {
 			t.Helper()
 			start := time.Now()
-			h.refuse(h.within(20*time.Second, r), state.DeadlineExceeded, "volume v", "step look has been running for")
+			h.refuse(h.within(20*time.Second, r), state.DeadlineExceeded, "volume v", "step look has been running since ")
 			if took := time.Since(start); took != 18*time.Second {
 				t.Errorf("the answer came after %s", took)
 			}
@@ -162,7 +162,7 @@ func TestHungLookBeforeAdoption(t *testing.T) {
 		ctx = InTime(ctx)
 		start := time.Now()
 		r := publish("v", 1)
-		h.refuse(h.p.r.Ensure(ctx, r.id, r.part, r.edit), state.DeadlineExceeded, "step look has been running for 18s")
+		h.refuse(h.p.r.Ensure(ctx, r.id, r.part, r.edit), state.DeadlineExceeded, "step look has been running since ")
 		_, err := h.p.r.Observe(ctx, &state.Volume{ID: "v"})
 		h.refuse(err, state.DeadlineExceeded, "volume v", "look")
 		if took := time.Since(start); took != 18*time.Second {
@@ -171,7 +171,7 @@ func TestHungLookBeforeAdoption(t *testing.T) {
 		if v := h.store.Get("v"); v == nil || !v.Stage.Provisional || v.Targets[targetPath("v", 1)] == nil {
 			t.Errorf("the record is %s", marshal(v))
 		}
-		h.refuse(h.within(20*time.Second, r), state.DeadlineExceeded, "step look has been running for")
+		h.refuse(h.within(20*time.Second, r), state.DeadlineExceeded, "step look has been running since ")
 		answer := h.begin(r)
 		h.pending(answer)
 		hang.open()

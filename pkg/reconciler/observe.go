@@ -17,7 +17,6 @@ import (
 // cannot be read are an error. ctx ends only the wait: if a look hangs, the next one at
 // the volume waits for it.
 func (r *Reconciler) Observe(ctx context.Context, want *state.Volume) (state.Actual, error) {
-	began := time.Now()
 	waiting, stop := untilAnswer(ctx)
 	defer stop()
 	have, err := r.looks.Do(waiting, want.ID, hang.NoLimit, func() (state.Actual, error) {
@@ -33,9 +32,9 @@ func (r *Reconciler) Observe(ctx context.Context, want *state.Volume) (state.Act
 	}
 	what := "step look has been running"
 	if late.Earlier {
-		what = "waiting for an earlier look at the volume"
+		what = "waiting for an earlier look at the volume, which has been running"
 	}
-	return state.Actual{}, fmt.Errorf("volume %s: %s for %s: %w", want.ID, what, time.Since(began).Round(time.Millisecond), late.Unwrap())
+	return state.Actual{}, fmt.Errorf("volume %s: %s since %s: %w", want.ID, what, state.Clock(late.Since), late.Unwrap())
 }
 
 // observeAlone is Observe for the volume's worker. Only the worker may ask whether the
@@ -59,7 +58,7 @@ func (r *Reconciler) observeAfter(ctx context.Context, want *state.Volume, befor
 	}
 	if s := want.Stage; s != nil && unexplained(s) && s.Capability.Access == state.MountAccess && have.Device.Held && have.Stage.Err == nil && len(have.Stage.Mounts) == 0 {
 		if have.Elsewhere, err = r.kernel.Mounts.Elsewhere(ctx, have.Device.Number); err != nil {
-			return have, fmt.Errorf("volume %s: observe: %w", want.ID, err)
+			return have, state.InVolume(want.ID, "observe", err)
 		}
 		if have.Elsewhere != nil {
 			have.Elsewhere.Mount.Options = r.kernel.Filesystems.Options(have.Elsewhere.Mount)
@@ -109,7 +108,7 @@ func (r *Reconciler) boundElsewhere(ctx context.Context, want *state.Volume, d *
 	}
 	paths, err := r.kernel.Mounts.BoundAt(ctx, d.Number)
 	if err != nil {
-		return fmt.Errorf("volume %s: observe: %w", want.ID, err)
+		return state.InVolume(want.ID, "observe", err)
 	}
 	paths = slices.DeleteFunc(paths, func(path string) bool { return want.Targets[path] != nil })
 	if len(paths) > 0 {
@@ -138,7 +137,7 @@ func stands(d state.Device) bool {
 func (r *Reconciler) observe(ctx context.Context, want *state.Volume, before *earlier) (have state.Actual, err error) {
 	defer func() {
 		if err != nil {
-			err = fmt.Errorf("volume %s: observe: %w", want.ID, err)
+			err = state.InVolume(want.ID, "observe", err)
 		}
 	}()
 	if have, err = r.stack(ctx, want); err != nil {
@@ -215,7 +214,7 @@ func (r *Reconciler) stack(ctx context.Context, want *state.Volume) (have state.
 		return have, err
 	}
 	if err := have.Device.Err; err != nil {
-		err = fmt.Errorf("volume %s: observe: %w", want.ID, err)
+		err = state.InVolume(want.ID, "observe", err)
 		if state.ClassOf(err).Final() {
 			err = state.Errorf(state.Unavailable, "%w", err)
 		}

@@ -22,7 +22,7 @@ func (r *Reconciler) run(ctx context.Context, step Step, want *state.Volume, hav
 	err := r.hooked(ctx, step, want, have)
 	took := time.Since(start)
 	if err != nil {
-		err = fmt.Errorf("volume %s: step %s: %w", want.ID, step, err)
+		err = state.InVolume(want.ID, "step "+step.String(), err)
 	}
 	if r.metrics != nil {
 		r.metrics.Step(step.Action, took, err)

@@ -94,7 +94,7 @@ func TestContradictingStage(t *testing.T) {
 		h.refuse(h.do(stage("v", stageNoatime)), state.Aborted, "volume v", "a caller waits")
 		h.sleep(2 * time.Minute)
 		h.refuse(h.got(first), state.DeadlineExceeded, "step format")
-		h.refuse(h.within(10*time.Second, stage("v", stageNoatime)), state.DeadlineExceeded, "step format for stage has been running for 2m9s")
+		h.refuse(h.within(10*time.Second, stage("v", stageNoatime)), state.DeadlineExceeded, "step format for stage has been running since ")
 		if s := h.store.Get("v").Stage; !s.Gone || s.Next == nil || s.Next.Capability.Flags[0] != "noatime" {
 			t.Errorf("the record asks for %+v", s)
 		}

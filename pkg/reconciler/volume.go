@@ -107,11 +107,6 @@ func (r *Reconciler) progress(id, words string) {
 	r.volume(id).progress = words
 }
 
-// tellRunning says which step runs and for how long. A step must be running.
-func (v *volume) tellRunning(now time.Time, unit time.Duration) string {
-	return v.step().Tell(now, unit)
-}
-
 // Back-off grows from firstDelay, doubling with each failure in a row, to maxDelay.
 const (
 	firstDelay = 500 * time.Millisecond

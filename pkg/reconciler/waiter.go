@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -226,7 +227,6 @@ func (r *Reconciler) late(id string, part state.Part, class state.Class) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	v := r.volume(id)
-	now := time.Now()
 	detail := "it waits for its turn"
 	a := v.attempts[part]
 	if a == nil {
@@ -236,13 +236,13 @@ func (r *Reconciler) late(id string, part state.Part, class state.Class) error {
 	case v.unseen:
 		detail = "the volume has not been observed yet since the plugin started"
 		if !v.since.IsZero() {
-			detail += ": step " + v.tellRunning(now, time.Millisecond)
+			detail += ": step " + v.step().TellSince()
 		}
 		class = state.Unavailable
 	case !v.since.IsZero():
-		detail = "step " + v.tellRunning(now, time.Millisecond)
+		detail = "step " + v.step().TellSince()
 	case a != nil && a.err != nil:
-		detail = fmt.Sprintf("the last attempt failed (%v); the next is in %s", a.err, max(a.next.Sub(now), 0).Round(time.Millisecond))
+		detail = fmt.Sprintf("the last attempt failed (%s)", strings.TrimPrefix(a.err.Error(), "volume "+id+": "))
 	}
 	return state.Errorf(class, "volume %s: %s: %s; the work goes on, ask again", id, part, detail)
 }

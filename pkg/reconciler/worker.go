@@ -7,6 +7,7 @@ import (
 	"maps"
 	"reflect"
 	"slices"
+	"strings"
 	"time"
 
 	"k8s.io/klog/v2"
@@ -240,7 +241,7 @@ func (p *pass) reason(want *state.Volume, plan Plan, part state.Part) error {
 		return err
 	}
 	if v.Problem != (Problem{}) {
-		return state.Errorf(v.Problem.Class, "volume %s: %s: %s", p.id, part, v.Problem.Text)
+		return state.Errorf(v.Problem.Class, "volume %s: %s: %s", p.id, part, strings.TrimPrefix(v.Problem.Text, "volume "+p.id+": "))
 	}
 	for _, need := range v.Needs {
 		if err := p.reason(want, plan, need); err != nil {

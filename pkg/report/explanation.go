@@ -20,6 +20,7 @@ type Explanation struct {
 	Missing  []string `json:"missing"`  // of what was asked
 	Next     []string `json:"next"`     // what is being done, and what comes then
 	InTheWay []string `json:"inTheWay"` // why it is not done
+	Refused  []string `json:"refused"`  // the last call that was refused; nothing if there is none
 	YouCan   []string `json:"youCan"`   // what a person can do
 }
 
@@ -38,6 +39,9 @@ func (v Volume) Explanation() Explanation {
 		}
 		explanation.Missing = append(explanation.Missing, sentence("%s: it should be %s, and is %s", p.Part, p.Asked, p.Is))
 		explanation.InTheWay = append(explanation.InTheWay, v.obstacleSentences(p)...)
+	}
+	if v.Refusal != nil {
+		explanation.Refused = []string{sentence("%s", v.Refusal.Tell(v.Made))}
 	}
 	explanation.YouCan = v.helpSentences(explanation)
 	if v.Unattended {
@@ -85,18 +89,30 @@ func stageSentence(s *state.Stage, now time.Time) string {
 	switch {
 	case s.Withdrawn:
 		return sentence("staging it at %s failed for good %s, and what was begun is taken back", s.Path, when)
-	case s.Gone && s.Inline != nil && s.Inline.Ended:
-		return sentence("%s its publish ended, and it is to be unstaged from %s and deleted", when, s.Path)
+	case s.Inline != nil:
+		return inlineSentence(s, when)
 	case s.Gone:
 		return sentence("NodeUnstageVolume asked %s that it is not staged at %s", when, s.Path)
 	case s.Provisional:
 		return sentence("no request to stage it is known; since %s something is asked that needs it to be %s", when, askedStage(s))
 	case s.Adopted:
 		return sentence("%s it was found staged at %s as %s, without an intent, and taken over", when, s.Path, s.Capability)
-	case s.Inline != nil:
-		return sentence("it is an inline volume, which %s was asked for with its publish, to be staged at %s as %s", when, s.Path, s.Capability)
 	}
 	return sentence("NodeStageVolume asked %s that it is staged at %s as %s, %s", when, s.Path, s.Capability, access(s.ReadOnly))
+}
+
+// inlineSentence is stageSentence for an inline volume: NodePublishVolume asks for its
+// stage, too, and nobody calls NodeStageVolume.
+func inlineSentence(s *state.Stage, when string) string {
+	switch {
+	case s.Gone && s.Inline.Ended:
+		return sentence("%s its publish ended, and it is to be unstaged from %s and deleted", when, s.Path)
+	case s.Gone:
+		return sentence("it is an inline volume; %s it was asked that it is not staged at %s", when, s.Path)
+	case s.Adopted:
+		return sentence("it is an inline volume; %s it was found staged at %s as %s, without an intent, and taken over", when, s.Path, s.Capability)
+	}
+	return sentence("it is an inline volume, which %s was asked for with its publish, to be staged at %s as %s", when, s.Path, s.Capability)
 }
 
 func targetSentence(path string, t *state.Target, now time.Time) string {
@@ -277,6 +293,9 @@ func (v Volume) helpSentences(explanation Explanation) []string {
 	}
 	if len(explanation.InTheWay) > 0 && v.Running == nil {
 		all = append(all, sentence("mend what is in the way; `csi-node volume retry %s` then tries at once", v.ID))
+	}
+	if len(v.Parts) == 0 && v.Refusal != nil {
+		return append(all, "Put right what the refusal names: whoever made the call makes it again.")
 	}
 	if len(all) == 0 && len(explanation.Missing) == 0 {
 		all = append(all, "Nothing is left to do.")

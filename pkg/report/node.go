@@ -3,8 +3,8 @@ package report
 import (
 	"fmt"
 	"io"
+	"slices"
 	"strings"
-	"text/tabwriter"
 	"time"
 )
 
@@ -15,6 +15,9 @@ type Node struct {
 	Driver  string   `json:"driver,omitempty"`
 	Version string   `json:"version,omitempty"`
 	Volumes []Status `json:"volumes"`
+	// Refusals are the last refused calls of volumes, by their ids: also of volumes of
+	// which nothing is asked, because the call was refused.
+	Refusals []Refusal `json:"refusals,omitempty"`
 	// Registration is what kubelet answered, if the plugin registers itself.
 	Registration *Registration `json:"registration,omitempty"`
 }
@@ -40,35 +43,17 @@ func (n Node) Unsettled() []string {
 	return all
 }
 
-// Print writes the report as a table.
-func (n Node) Print(out io.Writer) error {
-	if !n.Running {
-		fmt.Fprintln(out, "No plugin is running. This is what the store asks for and what is on the node; nothing is done about it until one is started.")
-	}
-	if r := n.Registration; r != nil {
-		fmt.Fprintln(out, r.tell())
-	}
-	if len(n.Volumes) == 0 {
-		_, err := fmt.Fprintln(out, "No volume is asked of this node.")
-		return err
-	}
-	t := tabwriter.NewWriter(out, 0, 8, 2, ' ', 0)
-	fmt.Fprintln(t, "VOLUME\tPART\tASKED\tIS\tSINCE\tNEXT TRY\tDETAIL")
-	for _, v := range n.Volumes {
-		fmt.Fprintf(t, "%s\t\t\t%s\t\t\t%s\n", v.Volume, v.Worst(), v.detail())
-		for _, p := range v.Parts {
-			next := ""
-			if p.NextTry != nil {
-				next = "in " + max(time.Until(*p.NextTry), 0).Round(time.Second/10).String()
-			}
-			part := p.Part
-			if p.Pod != "" {
-				part = "target of pod " + p.Pod
-			}
-			fmt.Fprintf(t, "\t%s\t%s\t%s\t%s ago\t%s\t%s\n", part, strings.Replace(p.Asked, " at "+p.Path, "", 1), p.Is, time.Since(p.Since).Round(time.Second), next, p.detail())
+// WithoutAges returns the report without what changes while nothing happens.
+func (n Node) WithoutAges() Node {
+	n.Volumes = slices.Clone(n.Volumes)
+	for i, v := range n.Volumes {
+		if v.Step != nil {
+			step := *v.Step
+			step.Age = 0
+			n.Volumes[i].Step = &step
 		}
 	}
-	return t.Flush()
+	return n
 }
 
 func (r Registration) tell() string {
@@ -81,30 +66,6 @@ func (r Registration) tell() string {
 	return fmt.Sprintf("kubelet has not asked at %s yet: is it running, and is this its plugins_registry?", r.Socket)
 }
 
-// detail describes the volume as a whole: its device, and the step that runs.
-func (s Status) detail() string {
-	text := "device " + s.Device
-	if s.Holder != "" {
-		text += "; held by " + s.Holder
-	}
-	if s.Step != nil {
-		text += fmt.Sprintf("; step %s has been running for %s", s.Step.Step, s.Step.Age.Round(time.Millisecond))
-		if s.Step.Progress != "" {
-			text += " (" + s.Step.Progress + ")"
-		}
-	}
-	return text
-}
-
-// detail says what is wrong with a part, in one line, and how often it was lost.
-func (p PartStatus) detail() string {
-	words := strings.Fields(p.Error)
-	if p.Losses > 0 {
-		words = append(words, fmt.Sprintf("(lost %d times in a row, last %s ago)", p.Losses, time.Since(p.Lost).Round(time.Second)))
-	}
-	return strings.Join(words, " ")
-}
-
 // Print writes the explanation.
 func (s Explanation) Print(out io.Writer) error {
 	var text strings.Builder
@@ -113,7 +74,7 @@ func (s Explanation) Print(out io.Writer) error {
 		title     string
 		sentences []string
 	}{
-		{"Asked", s.Asked}, {"Is", s.Is}, {"Missing", s.Missing}, {"In the way", s.InTheWay}, {"Next", s.Next}, {"You can", s.YouCan},
+		{"Asked", s.Asked}, {"Is", s.Is}, {"Missing", s.Missing}, {"In the way", s.InTheWay}, {"Refused last", s.Refused}, {"Next", s.Next}, {"You can", s.YouCan},
 	} {
 		if len(part.sentences) == 0 {
 			continue

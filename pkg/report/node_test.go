@@ -5,6 +5,7 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+	"unicode/utf8"
 )
 
 func TestPrintStatus(t *testing.T) {
@@ -29,16 +30,17 @@ func TestPrintStatus(t *testing.T) {
 			{Volume: "v2", Device: "unknown", Parts: []PartStatus{{Part: "size", Asked: "4096 bytes", Is: Unseen, Since: now}}},
 		}
 		const table = `
-VOLUME  PART                                    ASKED                IS       SINCE      NEXT TRY  DETAIL
-pvc-1                                                                failing                       device /dev/loop3 attached read-write 4096 bytes; held by pid 7 (tar); step format for stage has been running for 1.235s
-        target /pod                             published            failing  1m30s ago  in 1.5s   busy (lost 2 times in a row, last 3s ago)
-        stage                                   gone                 settled  0s ago     in 0s     
-v3                                                                   settled                       device absent
-        target of pod default/writer            published            settled  0s ago               
-        target /var/lib/kubelet/pods/uid/mount  published            settled  0s ago               
-        stage                                   staged as mount xfs  settled  0s ago               
-v2                                                                   unseen                        device unknown
-        size                                    4096 bytes           unseen   0s ago               
+VOLUME  PART                          ASKED       IS       SINCE  NEXT TRY
+pvc-1   target /pod                   published   failing  1m     in 1s
+    busy (lost 2 times in a row, last 3s ago)
+pvc-1   stage                         gone        settled  0s     now
+    device /dev/loop3 attached read-write 4096 bytes; held by pid 7 (tar); step format for stage has been running for
+    1.235s
+v3      default/writer                published   settled  0s
+v3      target /var/li…ods/uid/mount  published   settled  0s
+v3      stage                         staged      settled  0s
+v2      size                          4096 bytes  unseen   0s
+    device unknown
 `
 		const down = "No plugin is running. This is what the store asks for and what is on the node; nothing is done about it until one is started.\n"
 		for title, test := range map[string]struct {
@@ -51,7 +53,9 @@ v2                                                                   unseen     
 			"refused":    {Node{Running: true, Registration: &Registration{Error: "no answer", Since: past}}, "The plugin is not registered with kubelet, as of 1s ago: no answer\nNo volume is asked of this node.\n"},
 			"registered": {Node{Running: true, Registration: &Registration{Registered: true, Since: past}}, "Registered with kubelet 1s ago.\nNo volume is asked of this node.\n"},
 			"idle":       {Node{Running: true}, "No volume is asked of this node.\n"},
-			"nothing":    {Node{}, down + "No volume is asked of this node.\n"},
+			"a refusal": {Node{Running: true, Refusals: []Refusal{{Volume: "v", Call: "NodeStageVolume", Code: "InvalidArgument", Error: "bad flag", Since: past, At: past, Times: 1}}},
+				"No volume is asked of this node.\n\nCalls that were refused, the last one of each volume:\n  volume v: NodeStageVolume was refused 1s ago with InvalidArgument: bad flag\n"},
+			"nothing": {Node{}, down + "No volume is asked of this node.\n"},
 		} {
 			var got strings.Builder
 			if err := test.node.Print(&got); err != nil || got.String() != test.want {
@@ -67,5 +71,79 @@ func TestUnsettled(t *testing.T) {
 	}}}}
 	if got := strings.Join(node.Unsettled(), "; "); got != "stage is failing: busy; size is waiting" {
 		t.Error(got)
+	}
+}
+
+// A table for people is never wider than their window, whatever the names.
+func TestTableFits(t *testing.T) {
+	long := strings.Repeat("very-long-", 30)
+	node := Node{
+		Running: true,
+		Volumes: []Status{{Volume: long, Device: long + " attached", Parts: []PartStatus{
+			{Part: "target /" + long, Pod: long + "/" + long, Asked: "gone, then published read-only", Is: UnderWay, Since: time.Now().Add(-400 * time.Hour), NextTry: new(time.Time), Error: strings.Repeat("words of an error ", 50)},
+		}}},
+		Refusals: []Refusal{{Volume: "v", Call: "NodeStageVolume", Code: "InvalidArgument", Error: strings.Repeat("words of an error ", 50), Times: 1}},
+	}
+	var text strings.Builder
+	if err := node.Print(&text); err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(text.String()) {
+		if n := utf8.RuneCountInString(strings.TrimSuffix(line, "\n")); n > tableWidth && strings.Count(strings.TrimSpace(line), " ") > 0 {
+			t.Errorf("%d columns: %s", n, line)
+		}
+	}
+	var wide strings.Builder
+	if err := node.PrintWide(&wide); err != nil || !strings.Contains(wide.String(), node.Volumes[0].Parts[0].Pod) || strings.Count(wide.String(), "\n") != 5 {
+		t.Errorf("wide is (%v)\n%s", err, wide.String())
+	}
+}
+
+func TestAge(t *testing.T) {
+	for d, want := range map[time.Duration]string{
+		-time.Second: "0s", 1500 * time.Millisecond: "1s", 59 * time.Second: "59s", time.Minute: "1m", 119 * time.Minute: "1h59m",
+		2 * time.Hour: "2h", 11*time.Hour + time.Minute: "11h", 47 * time.Hour: "47h", 48 * time.Hour: "2d",
+	} {
+		if got := age(d); got != want {
+			t.Errorf("%s is %s, not %s", d, got, want)
+		}
+	}
+}
+
+func TestPick(t *testing.T) {
+	node := Node{
+		Volumes: []Status{
+			{Volume: "a", Parts: []PartStatus{{Pod: "x/p", Is: Settled}, {Part: "stage", Is: Settled}}},
+			{Volume: "b", Parts: []PartStatus{{Pod: "y/p", Is: Settled}, {Part: "stage", Is: Failing}}},
+			{Volume: "c", Parts: []PartStatus{{Pod: "y/q", Is: Settled}}},
+		},
+		Refusals: []Refusal{{Volume: "c"}, {Volume: "d"}},
+	}
+	for title, test := range map[string]struct {
+		filter Filter
+		want   string
+	}{
+		"all":         {Filter{}, "a b c, c d"},
+		"volumes":     {Filter{Volumes: []string{"a", "d"}}, "a, d"},
+		"pod":         {Filter{Pod: "p"}, "a b, "},
+		"pod in full": {Filter{Pod: "y/p"}, "b, "},
+		"no pod":      {Filter{Pod: "x/q"}, ", "},
+		"failing":     {Filter{Failing: true}, "b c, c d"},
+		"both":        {Filter{Failing: true, Pod: "p"}, "b, "},
+	} {
+		var volumes, refused []string
+		picked := node.Pick(test.filter)
+		for _, v := range picked.Volumes {
+			volumes = append(volumes, v.Volume)
+		}
+		for _, r := range picked.Refusals {
+			refused = append(refused, r.Volume)
+		}
+		if got := strings.Join(volumes, " ") + ", " + strings.Join(refused, " "); got != test.want {
+			t.Errorf("%s: picked are %s, not %s", title, got, test.want)
+		}
+	}
+	if len(node.Volumes) != 3 || len(node.Refusals) != 2 {
+		t.Error("picking changed the report")
 	}
 }

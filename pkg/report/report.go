@@ -97,6 +97,16 @@ func (r Running) Tell(now time.Time, unit time.Duration) string {
 	return text
 }
 
+// TellSince is Tell with the moment at which it began, for errors: it is the same each
+// time that the call is repeated.
+func (r Running) TellSince() string {
+	text := fmt.Sprintf("%s has been running since %s", r.Step, state.Clock(r.Since))
+	if r.Progress != "" {
+		text += ": " + r.Progress
+	}
+	return text
+}
+
 // Volume is the report of one volume.
 type Volume struct {
 	ID   string
@@ -111,6 +121,8 @@ type Volume struct {
 	Parts   []Part        // targets, stage, size
 	Running *Running      // the step that runs now; nil: none
 	Next    []Next        // the steps that come then
+	// Refusal is the last call for it that was refused; nil: none is remembered.
+	Refusal *Refusal
 }
 
 // Part is the report of one part.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 )
 
 // Class says what a failure means to the caller of a CSI RPC. Each class is
@@ -60,6 +61,24 @@ func (e *Error) Unwrap() error { return e.Err }
 func Errorf(class Class, format string, args ...any) error {
 	return &Error{Class: class, Err: fmt.Errorf(format, args...)}
 }
+
+// InVolume adds the volume, and what was done with it, to an error: "volume v: doing:
+// …". A volume that err begins with is not named twice.
+func InVolume(id, doing string, err error) error {
+	volume := "volume " + id + ": "
+	return Reword(err, volume+doing+": "+strings.TrimPrefix(err.Error(), volume))
+}
+
+// Reword returns err with another text.
+func Reword(err error, text string) error { return &reworded{text, err} }
+
+type reworded struct {
+	text string
+	error
+}
+
+func (r *reworded) Error() string { return r.text }
+func (r *reworded) Unwrap() error { return r.error }
 
 // ClassOf returns the class of the outermost *Error in err's chain, else that
 // of a context error, else Unavailable.

@@ -45,3 +45,18 @@ func TestFinal(t *testing.T) {
 		t.Errorf("unknown classes read %s, %s", Class(99), Class(-1))
 	}
 }
+
+// A volume is named once, however many add it, and the class and the cause stay.
+func TestInVolume(t *testing.T) {
+	inner := Errorf(ResourceExhausted, "volume v: grow: %w", io.ErrShortWrite)
+	err := InVolume("v", "step grow-device", inner)
+	if got, want := err.Error(), "volume v: step grow-device: grow: short write"; got != want {
+		t.Errorf("told is %q, not %q", got, want)
+	}
+	if ClassOf(err) != ResourceExhausted || !errors.Is(err, io.ErrShortWrite) || !errors.Is(err, inner) {
+		t.Errorf("of %v the class is %s", err, ClassOf(err))
+	}
+	if got, want := InVolume("w", "look", inner).Error(), "volume w: look: volume v: grow: short write"; got != want {
+		t.Errorf("told is %q, not %q", got, want)
+	}
+}

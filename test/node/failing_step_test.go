@@ -51,7 +51,7 @@ func TestHangingStepHoldsUpItsVolumeOnly(t *testing.T) {
 			return strings.Contains(status.Convert(v.Stage(short)).Message(), "step mount")
 		})
 		short, cancel := context.WithTimeout(ctx, 2*time.Second)
-		mustRefuse(t, v.Stage(short), codes.DeadlineExceeded, v.ID, "step mount", "running for")
+		mustRefuse(t, v.Stage(short), codes.DeadlineExceeded, v.ID, "step mount", "running since")
 		cancel()
 		block := create(t, p, "block", 32*mib, blockAs(multiWriter))
 		pod := block.Target("pod")

@@ -88,7 +88,7 @@ func TestStatsOfAHungDisk(t *testing.T) {
 
 // silent is said of a volume that hangs: by who waits for a look, or by the look
 // itself, which gives up on the pool.
-var silent = regexp.MustCompile(`has not answered a look for|step look has been running for|the pool has not told of it for`)
+var silent = regexp.MustCompile(`has not answered a look for|step look has been running since|the pool has not told of it since`)
 
 // hang lays a file system over a directory whose server never answers, until
 // the test ends or revive is called.

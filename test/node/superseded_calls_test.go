@@ -45,7 +45,7 @@ func TestCorrectedStageSupersedesOneUnderWay(t *testing.T) {
 			v.Capability = mountAs("ext4", multiWriter, "noatime", "commit=7")
 			mustRefuse(t, within(t, 3*time.Second, v.Stage), codes.Aborted, v.ID, "a caller waits")
 			mustRefuse(t, <-first, codes.DeadlineExceeded, v.ID, "step format")
-			mustRefuse(t, within(t, 3*time.Second, v.Stage), codes.DeadlineExceeded, v.ID, "step format", "running for")
+			mustRefuse(t, within(t, 3*time.Second, v.Stage), codes.DeadlineExceeded, v.ID, "step format", "running since")
 			if killed {
 				p.Kill()
 				p.Start(harness.Options{Env: w.env()})

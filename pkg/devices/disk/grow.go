@@ -45,9 +45,9 @@ func (b *Backend) Grow(ctx context.Context, v devices.Volume, bytes int64) error
 	case err != nil:
 		return fmt.Errorf("volume %s: grow: %w", v.ID, err)
 	case info.Size < bytes && info.Partition != 0:
-		return state.Errorf(state.ResourceExhausted, "volume %s: the partition %s has %d bytes, and %d are asked for: make the partition larger first", v.ID, info.Path, info.Size, bytes)
+		return state.Errorf(state.ResourceExhausted, "volume %s: the partition %s has %s, less than the %s that are asked for: make the partition larger first", v.ID, info.Path, state.FormatSize(info.Size), state.FormatSize(bytes))
 	case info.Size < bytes:
-		return state.Errorf(state.ResourceExhausted, "volume %s: the disk %s has %d bytes, and %d are asked for: make the disk larger first, where it is kept", v.ID, info.Path, info.Size, bytes)
+		return state.Errorf(state.ResourceExhausted, "volume %s: the disk %s has %s, less than the %s that are asked for: make the disk larger first, where it is kept", v.ID, info.Path, state.FormatSize(info.Size), state.FormatSize(bytes))
 	}
 	return nil
 }

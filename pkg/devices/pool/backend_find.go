@@ -80,7 +80,7 @@ func (b *Backend) lookWithin(ctx context.Context, volume string) (found, error) 
 	case ctx.Err() != nil:
 		return found{}, ctx.Err()
 	}
-	return found{}, state.Errorf(state.DeadlineExceeded, "volume %s: the pool has not told of it for %s: check whether its disk answers", volume, time.Since(late.Since).Round(time.Second))
+	return found{}, state.Errorf(state.DeadlineExceeded, "volume %s: the pool has not told of it since %s: check whether its disk answers", volume, state.Clock(late.Since))
 }
 
 // look looks at a volume's metadata and its data.

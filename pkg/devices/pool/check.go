@@ -28,9 +28,9 @@ func (b *Backend) Check(ctx context.Context) error {
 func roomLeft(dir string, c Capacity) error {
 	switch {
 	case c.Promised > c.Free, c.Owed > c.Free && c.Free < c.Total/10:
-		return state.Errorf(state.ResourceExhausted, "the pool %s has %d of %d bytes free, and its volumes may yet take %d: their writes fail once it is full; delete data or volumes, or enlarge the pool", dir, c.Free, c.Total, c.Owed)
+		return state.Errorf(state.ResourceExhausted, "the pool %s (%s) is nearly full, and its volumes may yet take more than is free: their writes fail then; delete data or volumes, or enlarge the pool", dir, state.FormatSize(c.Total))
 	case c.Available == 0:
-		return state.Errorf(state.ResourceExhausted, "the pool %s has no room for new volumes or for growth: %d of %d bytes are free, %d promised to volumes and %d kept free (--pool-reserve)", dir, c.Free, c.Total, c.Promised, c.Kept)
+		return state.Errorf(state.ResourceExhausted, "the pool %s (%s) has no room for new volumes or for growth, beside what is taken, promised to volumes and kept free (--pool-reserve)", dir, state.FormatSize(c.Total))
 	}
 	return nil
 }

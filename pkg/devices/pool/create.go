@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -64,11 +65,12 @@ func (p *Pool) Create(ctx context.Context, v Volume) (Volume, error) {
 func (p *Pool) build(ctx context.Context, v *Volume) (err error) {
 	tmp, err := os.MkdirTemp(p.path(tmpDir), v.ID+"~")
 	if err != nil {
-		return noRoom(err)
+		return noRoom(fmt.Errorf("make a directory in %s: %w", p.path(tmpDir), errors.Unwrap(err))) // without the name that differs each time
 	}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, os.RemoveAll(tmp))
+			err = state.Reword(err, strings.ReplaceAll(err.Error(), tmp, p.path(tmpDir, v.ID)))
 		}
 	}()
 	// The lock tells other processes that tmp is in use.

@@ -74,10 +74,10 @@ func (l Limits) inline() bool { return l.InlineSize != (Amount{}) || l.InlineTot
 // made while the others have that many together.
 func (l Limits) checkInline(bytes, others, total int64) error {
 	if most := l.InlineSize.Of(total); l.InlineSize != (Amount{}) && bytes > most {
-		return state.Errorf(state.InvalidArgument, "an inline ephemeral volume of %d bytes: this node allows %d bytes each (--inline-max-size): ask for less in the pod's volumeAttributes, or use a PersistentVolumeClaim", bytes, most)
+		return state.Errorf(state.InvalidArgument, "an inline ephemeral volume of %s: this node allows %s each (--inline-max-size): ask for less in the pod's volumeAttributes, or use a PersistentVolumeClaim", state.FormatSize(bytes), state.FormatSize(most))
 	}
 	if most := l.InlineTotal.Of(total); l.InlineTotal != (Amount{}) && bytes > most-others {
-		return state.Errorf(state.ResourceExhausted, "an inline ephemeral volume of %d bytes: this node allows %d bytes to all of them together (--inline-max-total), and others have %d: wait until their pods end, ask for less, or use a PersistentVolumeClaim", bytes, most, others)
+		return state.Errorf(state.ResourceExhausted, "an inline ephemeral volume of %s: this node allows %s to all of them together (--inline-max-total), and others have too much of it: wait until their pods end, ask for less, or use a PersistentVolumeClaim", state.FormatSize(bytes), state.FormatSize(most))
 	}
 	return nil
 }

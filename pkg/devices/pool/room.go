@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+	"k8s.io/klog/v2"
 
 	"github.com/csi-node/csi-node/pkg/state"
 )
@@ -53,7 +54,8 @@ func (p *Pool) take(ctx context.Context, bytes int64) error {
 			return err
 		}
 		if !p.ledger.covers(bytes, c.Free, kept) {
-			return state.Errorf(state.ResourceExhausted, "the pool %s has no room for %d bytes more: %d of %d bytes are available, with %d promised to other volumes and %d kept free (--pool-reserve)", p.dir, bytes, c.Available, c.Total, c.Promised, c.Kept)
+			klog.FromContext(ctx).Info("The pool has no room", "pool", p.dir, "asked", bytes, "available", c.Available, "size", c.Total, "free", c.Free, "promised", c.Promised, "kept", c.Kept)
+			return state.Errorf(state.ResourceExhausted, "the pool %s (%s) has no room for %s more, beside what is taken, promised to other volumes and kept free (--pool-reserve): delete volumes or data, enlarge the pool, or ask for less", p.dir, state.FormatSize(c.Total), state.FormatSize(bytes))
 		}
 	}
 	p.ledger.spare -= bytes

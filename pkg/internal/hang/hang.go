@@ -38,9 +38,9 @@ type Unanswered struct {
 	cause error
 }
 
-// Error tells for how long the call has been running.
+// Error tells since when the call has been running, in the same words each time.
 func (e *Unanswered) Error() string {
-	return fmt.Sprintf("no answer for %s: %v", time.Since(e.Since).Round(time.Millisecond), e.cause)
+	return fmt.Sprintf("no answer since %s: %v", e.Since.UTC().Format(time.RFC3339), e.cause)
 }
 
 // Unwrap returns the error of the context, or context.DeadlineExceeded if the

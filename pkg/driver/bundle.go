@@ -1,0 +1,215 @@
+package driver
+
+import (
+	"archive/tar"
+	"bytes"
+	"cmp"
+	"compress/gzip"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"path/filepath"
+	"regexp"
+	"runtime"
+	"runtime/pprof"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/csi-node/csi-node/pkg/devices"
+	"github.com/csi-node/csi-node/pkg/report"
+)
+
+// Bundle is what somebody who mends the plugin wants to know of a node: texts, of which
+// `csi-node report` makes one archive. It holds neither secrets nor the names of files
+// on volumes.
+type Bundle []BundleFile
+
+// BundleFile is one text of a Bundle.
+type BundleFile struct {
+	Name string
+	What string // is in it
+	Text string // at most mostBundled bytes
+}
+
+// Bounds of a Bundle.
+const (
+	mostBundled   = 1 << 20 // bytes of each text: with all of them, an archive unpacks to less than 16 MiB
+	mostExplained = 100     // volumes
+)
+
+// ReadBundle reads all that a Bundle has, from the plugin that runs on the state
+// directory or, if none does, from its store and the kernel. What cannot be read is
+// told in its place. log is a part of the plugin's log, which is added; it may be
+// empty. Nothing is changed, and ctx bounds the questions to the plugin.
+func ReadBundle(ctx context.Context, stateDir string, o Options, log string) Bundle {
+	var b Bundle
+	add := func(name, what string, read func(io.Writer) error) {
+		var text bytes.Buffer
+		if err := read(&text); err != nil {
+			fmt.Fprintf(&text, "\nThis could not be read, or not all of it: %v\n", err)
+		}
+		b = append(b, BundleFile{name, what, bounded(withoutSecretWords(text.String()))})
+	}
+	node, nodeErr := ReadReport(ctx, stateDir, o.Backends...)
+	status := func(write func(io.Writer) error) func(io.Writer) error {
+		return func(out io.Writer) error { return errors.Join(nodeErr, write(out)) }
+	}
+	add("about.json", "versions, settings, and the plugin's process", func(out io.Writer) error { return readAbout(ctx, stateDir, o, out) })
+	add("status.txt", "what `csi-node status --output wide` prints", status(node.PrintWide))
+	add("status.json", "the same as JSON", status(func(out io.Writer) error { return writeObject(out, node) }))
+	add("explain.txt", fmt.Sprintf("what `csi-node explain` prints, of %d volumes at most, those that fail first", mostExplained), func(out io.Writer) error {
+		return errors.Join(nodeErr, explainAll(ctx, stateDir, o.Backends, node, out))
+	})
+	add("volumes.json", "the volumes that the backends have", func(out io.Writer) error {
+		all, err := ReadInventory(ctx, stateDir, o.Backends...)
+		return errors.Join(err, writeObject(out, all))
+	})
+	add("orphans.json", "what `csi-node orphans` finds", func(out io.Writer) error {
+		found, err := Orphans(ctx, stateDir, o.Backends...)
+		return errors.Join(err, writeObject(out, found))
+	})
+	add("metrics.txt", "the plugin's metrics", func(out io.Writer) error { return askText(ctx, stateDir, "/metrics", out) })
+	add("goroutines.txt", "what the plugin's goroutines do", func(out io.Writer) error { return askText(ctx, stateDir, "/goroutines", out) })
+	add("log.txt", fmt.Sprintf("the last %d KiB of the running plugin's log", mostLogged>>10), func(out io.Writer) error { return askText(ctx, stateDir, "/log", out) })
+	if log != "" {
+		add("log-given.txt", "the end of the log that --log names", func(out io.Writer) error {
+			_, err := io.WriteString(out, log[max(len(log)-mostBundled, 0):])
+			return err
+		})
+	}
+	ours := oursOf(stateDir, node)
+	add("mounts.txt", "the mounts of volumes, as the kernel has them", func(out io.Writer) error { return readMounts(ours, out) })
+	add("devices.txt", "the loop devices of volumes, as sysfs has them", func(out io.Writer) error { return readDevices(ours, out) })
+	add("kernel.txt", "the kernel, its file systems, and the tools", func(out io.Writer) error { return readKernel(ctx, out) })
+	return b
+}
+
+// bounded cuts a text that is too long.
+func bounded(text string) string {
+	const cut = "\n[the rest is left out]\n"
+	if len(text) <= mostBundled {
+		return text
+	}
+	return strings.ToValidUTF8(text[:mostBundled-len(cut)], "") + cut
+}
+
+// secretWords matches what looks like a secret with its name, wherever it comes from.
+// Nothing that the plugin tells should hold one.
+var secretWords = regexp.MustCompile(`(?i)([a-z_-]*(?:password|passwd|passphrase|secret|token|credential|private[_-]?key)s?["']?\s*[=:]\s*)("[^"\n]*"|'[^'\n]*'|[^\s,;"'}\]]+)`)
+
+func withoutSecretWords(text string) string {
+	return secretWords.ReplaceAllString(text, "${1}(left out)")
+}
+
+func writeObject(out io.Writer, value any) error {
+	e := json.NewEncoder(out)
+	e.SetEscapeHTML(false)
+	e.SetIndent("", "  ")
+	return e.Encode(value)
+}
+
+// about is what is told of the plugin and of the program that makes the Bundle.
+type about struct {
+	Made     time.Time      `json:"made"`
+	Version  string         `json:"version"` // of the program that made it
+	Go       string         `json:"go"`
+	Platform string         `json:"platform"`
+	Plugin   *runningPlugin `json:"plugin,omitempty"` // nil: none runs
+	// Settings are those of the last plugin that ran here, as it left them.
+	Settings json.RawMessage `json:"settings,omitempty"`
+}
+
+// runningPlugin is what a plugin tells of itself.
+type runningPlugin struct {
+	Version  string        `json:"version"`
+	Go       string        `json:"go"`
+	PID      int           `json:"pid"`
+	Routines int           `json:"goroutines"`
+	Backends []string      `json:"backends"`
+	Config   Config        `json:"config"`
+	Most     runtimeLimits `json:"limits"`
+}
+
+type runtimeLimits struct {
+	Processors  int   `json:"processors"`
+	MemoryLimit int64 `json:"goMemoryLimit"` // bytes
+}
+
+func (p *plugin) about() runningPlugin {
+	cfg := p.Config
+	cfg.BackendFlags = maps.Clone(cfg.BackendFlags)
+	return runningPlugin{
+		Version: p.options.version(), Go: runtime.Version(), PID: os.Getpid(), Routines: runtime.NumGoroutine(), Backends: p.devices.Names(), Config: cfg,
+		Most: runtimeLimits{runtime.GOMAXPROCS(0), memoryLimit()},
+	}
+}
+
+func readAbout(ctx context.Context, stateDir string, o Options, out io.Writer) error {
+	a := about{Made: time.Now().UTC(), Version: o.version(), Go: runtime.Version(), Platform: runtime.GOOS + "/" + runtime.GOARCH}
+	var running runningPlugin
+	err := ask(ctx, stateDir, "GET", "/about", &running)
+	if err == nil {
+		a.Plugin = &running
+	}
+	if raw, failed := os.ReadFile(filepath.Join(stateDir, settingsFile)); failed != nil {
+		err = errors.Join(err, failed)
+	} else if json.Valid(raw) {
+		a.Settings = raw
+	}
+	return errors.Join(writeObject(out, a), err)
+}
+
+// explainAll explains the volumes of a report, those that fail first.
+func explainAll(ctx context.Context, stateDir string, kinds []devices.Kind, node Report, out io.Writer) error {
+	order := report.Conditions()
+	volumes := slices.Clone(node.Volumes)
+	slices.SortStableFunc(volumes, func(a, b report.Status) int {
+		return cmp.Compare(slices.Index(order, b.Worst()), slices.Index(order, a.Worst()))
+	})
+	var ids []string
+	for _, v := range volumes {
+		ids = append(ids, v.Volume)
+	}
+	for _, r := range node.Refusals {
+		if !slices.Contains(ids, r.Volume) {
+			ids = append(ids, r.Volume)
+		}
+	}
+	left := max(len(ids)-mostExplained, 0)
+	for _, id := range ids[:len(ids)-left] {
+		explanation, err := Explain(ctx, stateDir, id, kinds...)
+		if err != nil {
+			fmt.Fprintf(out, "volume %s\n\n  It cannot be explained: %v\n", id, err)
+		} else if err := explanation.Print(out); err != nil {
+			return err
+		}
+		fmt.Fprintln(out)
+	}
+	if left > 0 {
+		fmt.Fprintf(out, "%d more volumes are left out.\n", left)
+	}
+	return nil
+}
+
+func writeGoroutines(out io.Writer) error { return pprof.Lookup("goroutine").WriteTo(out, 1) }
+
+// Write writes the archive, a gzipped tar with one directory.
+func (b Bundle) Write(out io.Writer, made time.Time) error {
+	zipped := gzip.NewWriter(out)
+	archive := tar.NewWriter(zipped)
+	for _, f := range b {
+		header := &tar.Header{Name: "csi-node-report/" + f.Name, Mode: 0o600, Size: int64(len(f.Text)), ModTime: made, Format: tar.FormatPAX}
+		if err := archive.WriteHeader(header); err != nil {
+			return err
+		}
+		if _, err := io.WriteString(archive, f.Text); err != nil {
+			return err
+		}
+	}
+	return errors.Join(archive.Close(), zipped.Close())
+}

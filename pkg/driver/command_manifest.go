@@ -1,0 +1,205 @@
+package driver
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"io"
+	"maps"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"k8s.io/apimachinery/pkg/api/resource"
+
+	"github.com/csi-node/csi-node/pkg/command"
+	"github.com/csi-node/csi-node/pkg/devices"
+)
+
+func newManifestCommand(o Options) *cobra.Command {
+	var stateDir, class string
+	var timeout command.Timeout
+	output := command.Output("yaml")
+	cmd := &cobra.Command{
+		Use:   "manifest [VOLUME...]",
+		Short: "Print static PersistentVolumes for volumes of this node (csi-node only)",
+		Long: `manifest prints a PersistentVolume for each volume that the plugin's backends have
+on this node, or for those that are named: with the policy Retain, and with the
+affinity to this node. It is for a pool that was carried here from another node,
+or whose cluster is gone. It changes nothing, and leaves out inline volumes.
+
+A PersistentVolume of another node that has the same name must be gone first: give
+it the policy Retain, then delete it. A claim takes one by its spec.volumeName.`,
+		Example: `  csi-node volume manifest
+  csi-node volume manifest try --storage-class local`,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if err := timeout.Check(); err != nil {
+				return err
+			}
+			ctx, cancel := contextWithin(cmd, timeout)
+			defer cancel()
+			all, err := ReadInventory(ctx, stateDir, o.Backends...)
+			if err != nil {
+				return fmt.Errorf("volume manifest: %w", err)
+			}
+			volumes, err := all.manifests(args, class)
+			if err != nil {
+				return err
+			}
+			return printManifests(cmd.OutOrStdout(), output, volumes)
+		},
+		ValidArgsFunction: func(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
+			ids, _ := command.CompleteVolume(cmd, nil, "")
+			return slices.DeleteFunc(ids, func(id string) bool { return slices.Contains(args, id) }), cobra.ShellCompDirectiveNoFileComp
+		},
+	}
+	addStateDir(cmd, o, &stateDir)
+	timeout.Add(cmd, 30*time.Second, "the plugin")
+	output.AddObjects(cmd)
+	cmd.Flags().StringVar(&class, "storage-class", "", "storageClassName of the volumes; a claim must name the same")
+	return cmd
+}
+
+// persistentVolume is a PersistentVolume, as far as manifest writes it.
+type persistentVolume struct {
+	APIVersion string               `json:"apiVersion"`
+	Kind       string               `json:"kind"`
+	Metadata   objectMeta           `json:"metadata"`
+	Spec       persistentVolumeSpec `json:"spec"`
+}
+
+type objectMeta struct {
+	Name string `json:"name"`
+}
+
+type persistentVolumeSpec struct {
+	Capacity         map[string]string `json:"capacity"`
+	AccessModes      []string          `json:"accessModes"`
+	VolumeMode       string            `json:"volumeMode"`
+	ReclaimPolicy    string            `json:"persistentVolumeReclaimPolicy"`
+	StorageClassName string            `json:"storageClassName"`
+	CSI              csiSource         `json:"csi"`
+	NodeAffinity     *nodeAffinity     `json:"nodeAffinity,omitempty"`
+}
+
+type csiSource struct {
+	Driver           string            `json:"driver"`
+	VolumeHandle     string            `json:"volumeHandle"`
+	FSType           string            `json:"fsType,omitempty"`
+	VolumeAttributes map[string]string `json:"volumeAttributes,omitempty"`
+}
+
+type nodeAffinity struct {
+	Required nodeSelector `json:"required"`
+}
+
+type nodeSelector struct {
+	Terms []nodeSelectorTerm `json:"nodeSelectorTerms"`
+}
+
+type nodeSelectorTerm struct {
+	Expressions []nodeSelectorRequirement `json:"matchExpressions"`
+}
+
+type nodeSelectorRequirement struct {
+	Key      string   `json:"key"`
+	Operator string   `json:"operator"`
+	Values   []string `json:"values"`
+}
+
+// manifests returns the PersistentVolumes of the named volumes; without names, of all
+// that live longer than a pod.
+func (i Inventory) manifests(ids []string, class string) ([]persistentVolume, error) {
+	var all []persistentVolume
+	found := map[string]bool{}
+	for _, v := range i.Volumes {
+		named := slices.Contains(ids, v.ID)
+		found[v.ID] = true
+		switch {
+		case len(ids) > 0 && !named, len(ids) == 0 && v.Inline:
+			continue
+		case v.Inline:
+			return nil, fmt.Errorf("volume %s: an inline volume ends with its pod, and no PersistentVolume can be of it", v.ID)
+		case v.Error != "":
+			return nil, fmt.Errorf("volume %s: its facts cannot be read: %s", v.ID, v.Error)
+		}
+		all = append(all, i.manifest(v, class))
+	}
+	for _, id := range ids {
+		if !found[id] {
+			return nil, fmt.Errorf("volume %s: no backend of this plugin has such a volume on this node; `csi-node volume list` shows them", id)
+		}
+	}
+	return all, nil
+}
+
+func (i Inventory) manifest(v Volume, class string) persistentVolume {
+	attributes := maps.Clone(v.Context)
+	if v.Backend != i.Usual {
+		if attributes == nil {
+			attributes = map[string]string{}
+		}
+		attributes[devices.BackendKey] = v.Backend
+	}
+	pv := persistentVolume{APIVersion: "v1", Kind: "PersistentVolume", Metadata: objectMeta{objectName(v.ID)}, Spec: persistentVolumeSpec{
+		Capacity:         map[string]string{"storage": resource.NewQuantity(v.Bytes, resource.BinarySI).String()},
+		AccessModes:      []string{"ReadWriteOnce"},
+		VolumeMode:       "Filesystem",
+		ReclaimPolicy:    "Retain",
+		StorageClassName: class,
+		CSI:              csiSource{Driver: i.Driver, VolumeHandle: v.ID, VolumeAttributes: attributes},
+	}}
+	switch {
+	case v.Block && v.Formatted == "":
+		pv.Spec.VolumeMode = "Block"
+	case v.Formatted == "": // else it is mounted as what it holds
+		pv.Spec.CSI.FSType = v.FSType
+	}
+	for _, key := range slices.Sorted(maps.Keys(i.Topology)) {
+		if pv.Spec.NodeAffinity == nil {
+			pv.Spec.NodeAffinity = &nodeAffinity{nodeSelector{[]nodeSelectorTerm{{}}}}
+		}
+		term := &pv.Spec.NodeAffinity.Required.Terms[0]
+		term.Expressions = append(term.Expressions, nodeSelectorRequirement{key, "In", []string{i.Topology[key]}})
+	}
+	return pv
+}
+
+var fitObjectName = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$`)
+
+// objectName returns the name of the PersistentVolume of a volume: its id if that can
+// be the name of an object (RFC 1123), else one made of it.
+func objectName(id string) string {
+	if len(id) <= 253 && fitObjectName.MatchString(id) {
+		return id
+	}
+	sum := sha256.Sum256([]byte(id))
+	return "csi-" + hex.EncodeToString(sum[:16])
+}
+
+func printManifests(out io.Writer, format command.Output, all []persistentVolume) error {
+	if format == "json" {
+		return format.Print(out, struct {
+			APIVersion string             `json:"apiVersion"`
+			Kind       string             `json:"kind"`
+			Items      []persistentVolume `json:"items"`
+		}{"v1", "List", all}, nil)
+	}
+	if len(all) == 0 {
+		_, err := fmt.Fprintln(out, "# There are no volumes.")
+		return err
+	}
+	var text strings.Builder
+	for i, pv := range all {
+		if i > 0 {
+			text.WriteString("---\n")
+		}
+		if err := format.Print(&text, pv, nil); err != nil {
+			return err
+		}
+	}
+	_, err := io.WriteString(out, text.String())
+	return err
+}

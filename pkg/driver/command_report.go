@@ -1,0 +1,133 @@
+package driver
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/csi-node/csi-node/pkg/command"
+	"github.com/csi-node/csi-node/pkg/state"
+)
+
+func newReportCommand(o Options) *cobra.Command {
+	var stateDir, file, log string
+	var all bool
+	var timeout command.Timeout
+	cmd := &cobra.Command{
+		Use:   "report",
+		Short: "Gather what a bug report needs in one archive",
+		Long: `report gathers what somebody needs who is to find out what is wrong: status,
+explanations, orphans, metrics, the end of the log, mounts and devices of the
+plugin, versions, settings and facts about the kernel. It works while the plugin is
+down, too, and changes nothing.
+
+It lists what it has gathered, and writes it only if --file names where; --stdout
+prints every text, so that you can read what you would give away. Secrets and the names
+of files on volumes are in none of them. Names of nodes, namespaces, pods and volumes
+are. The log of a plugin that has ended is known to kubectl alone: --log adds it.`,
+		Example: `  csi-node report
+  csi-node report --file report.tar.gz
+  csi-node report --stdout | less`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := timeout.Check(); err != nil {
+				return err
+			}
+			given, err := readLog(cmd, log)
+			if err != nil {
+				return err
+			}
+			ctx, cancel := contextWithin(cmd, timeout)
+			defer cancel()
+			bundle := ReadBundle(ctx, stateDir, o, given)
+			if all {
+				return bundle.print(cmd.OutOrStdout())
+			}
+			listing := cmd.OutOrStdout()
+			if file == "-" {
+				listing = cmd.ErrOrStderr()
+			}
+			if err := bundle.list(listing); err != nil {
+				return err
+			}
+			switch file {
+			case "":
+				_, err := fmt.Fprintf(listing, "\nNothing is written yet: --stdout prints all of it, --file FILE writes it.\n")
+				return err
+			case "-":
+				return bundle.Write(cmd.OutOrStdout(), time.Now())
+			}
+			if err := bundle.save(file); err != nil {
+				return err
+			}
+			_, err = fmt.Fprintf(listing, "\n%s is written.\n", file)
+			return err
+		},
+	}
+	addStateDir(cmd, o, &stateDir)
+	timeout.Add(cmd, time.Minute, "the plugin")
+	cmd.Flags().StringVar(&file, "file", "", "write the archive (tar.gz) to this new file; - for standard output")
+	cmd.Flags().BoolVar(&all, "stdout", false, "print all texts instead")
+	cmd.Flags().StringVar(&log, "log", "", "a file with the plugin's log, of which the end is added; - for standard input, such as from kubectl logs --previous")
+	cmd.MarkFlagsMutuallyExclusive("file", "stdout")
+	return cmd
+}
+
+// readLog reads the end of the log that --log names.
+func readLog(cmd *cobra.Command, name string) (text string, err error) {
+	from := cmd.InOrStdin()
+	switch name {
+	case "":
+		return "", nil
+	case "-":
+	default:
+		f, err := os.Open(name)
+		if err != nil {
+			return "", fmt.Errorf("--log: %w", err)
+		}
+		defer func() { err = errors.Join(err, f.Close()) }()
+		from = f
+	}
+	var tail logTail // bounds what is kept, however long the log is
+	if _, err := io.Copy(&tail, from); err != nil {
+		return "", fmt.Errorf("--log: %w", err)
+	}
+	return tail.String(), nil
+}
+
+// list writes which texts there are.
+func (b Bundle) list(out io.Writer) error {
+	t := tabwriter.NewWriter(out, 0, 8, 2, ' ', 0)
+	fmt.Fprintln(t, "FILE\tSIZE\tWHAT IS IN IT")
+	for _, f := range b {
+		fmt.Fprintf(t, "%s\t%s\t%s\n", f.Name, state.FormatSize(int64(len(f.Text))), f.What)
+	}
+	return t.Flush()
+}
+
+// print writes all texts.
+func (b Bundle) print(out io.Writer) error {
+	for _, f := range b {
+		if _, err := fmt.Fprintf(out, "==> %s: %s <==\n%s\n", f.Name, f.What, f.Text); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// save writes the archive to a new file, which only its owner can read.
+func (b Bundle) save(name string) (err error) {
+	f, err := os.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return fmt.Errorf("--file: %w", err)
+	}
+	if err = errors.Join(b.Write(f, time.Now()), f.Close()); err != nil {
+		err = errors.Join(err, os.Remove(name))
+	}
+	return err
+}

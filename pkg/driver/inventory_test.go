@@ -1,0 +1,163 @@
+package driver
+
+import (
+	"bytes"
+	"encoding/json"
+	"io"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"go.yaml.in/yaml/v3"
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/csi-node/csi-node/pkg/devices/pool"
+	"github.com/csi-node/csi-node/pkg/report"
+	"github.com/csi-node/csi-node/test/require"
+)
+
+// What the backends have is told by a plugin that runs, and without one.
+func TestInventory(t *testing.T) {
+	c := testConfig(t)
+	conn, stop := serving(t, c)
+	createVolume(t, c, csi.NewControllerClient(conn), "b")
+	createVolume(t, c, csi.NewControllerClient(conn), "a")
+	stage := &csi.NodeStageVolumeRequest{VolumeId: "b", StagingTargetPath: c.KubeletDir + "/stage", VolumeCapability: rawCapability()}
+	_, err := csi.NewNodeClient(conn).NodeStageVolume(t.Context(), stage)
+	require.NoError(t, err)
+	check := func(all Inventory, err error) {
+		t.Helper()
+		if err != nil || all.Driver != c.DriverName || all.Usual != "pool" || all.Topology["topology."+c.DriverName+"/node"] == "" || len(all.Volumes) != 2 {
+			t.Fatalf("the inventory is %+v (%v)", all, err)
+		}
+		a, b := all.Volumes[0], all.Volumes[1]
+		if a.ID != "a" || a.Is != "" || a.Bytes == 0 || a.Backend != "pool" || a.Parameters["provisioning"] == "" || b.ID != "b" || b.Is != report.Settled {
+			t.Errorf("the volumes are %+v", all.Volumes)
+		}
+	}
+	check(ReadInventory(t.Context(), c.StateDir))
+	if known := details(t.Context(), c.StateDir, c.DriverName); len(known) != 2 || known["b"].State != "settled" || known["a"].Provisioning == "" {
+		t.Errorf("the details are %+v", known)
+	}
+	if known := details(t.Context(), c.StateDir, "another.driver"); known != nil {
+		t.Errorf("of another driver are known %+v", known)
+	}
+	require.NoError(t, stop())
+	check(ReadInventory(t.Context(), c.StateDir, pool.Kind()))
+	if known := details(t.Context(), c.StateDir, c.DriverName); known != nil {
+		t.Errorf("without a plugin are known %+v", known)
+	}
+}
+
+func inventory() Inventory {
+	return Inventory{Driver: "csi.test", Usual: "pool", Topology: map[string]string{"topology.csi.test/node": "n1"}, Volumes: []Volume{
+		{ID: "blank", Backend: "pool", Bytes: 3 << 29, FSType: "xfs"},
+		{ID: "csi-1", Backend: "pool", Bytes: 1 << 20, FSType: "ext4", Inline: true},
+		{ID: "formatted", Backend: "pool", Bytes: 1 << 30, FSType: "xfs", Formatted: "xfs"},
+		{ID: "lun_7", Backend: "array", Bytes: 5000, Block: true, Context: map[string]string{"lun": "7"}},
+	}}
+}
+
+// Kubernetes reads what is printed, and knows every field of it.
+func TestManifest(t *testing.T) {
+	all, err := inventory().manifests(nil, "")
+	require.NoError(t, err)
+	var text bytes.Buffer
+	require.NoError(t, printManifests(&text, "yaml", all))
+	var got []corev1.PersistentVolume
+	for d := yaml.NewDecoder(&text); ; {
+		var doc any
+		if err := d.Decode(&doc); err == io.EOF {
+			break
+		} else if err != nil {
+			t.Fatal(err)
+		}
+		raw, err := json.Marshal(doc)
+		require.NoError(t, err)
+		strict := json.NewDecoder(bytes.NewReader(raw))
+		strict.DisallowUnknownFields()
+		var pv corev1.PersistentVolume
+		require.NoError(t, strict.Decode(&pv))
+		got = append(got, pv)
+	}
+	if len(got) != 3 {
+		t.Fatalf("printed are %d volumes", len(got))
+	}
+	for i, want := range []struct {
+		name, handle       string
+		bytes              int64
+		fsType, attributes string
+		mode               corev1.PersistentVolumeMode
+	}{
+		{"blank", "blank", 3 << 29, "xfs", "", corev1.PersistentVolumeFilesystem},
+		{"formatted", "formatted", 1 << 30, "", "", corev1.PersistentVolumeFilesystem},
+		{objectName("lun_7"), "lun_7", 5000, "", "array 7", corev1.PersistentVolumeBlock},
+	} {
+		pv := got[i]
+		storage := pv.Spec.Capacity[corev1.ResourceStorage]
+		source := pv.Spec.CSI
+		attributes := strings.TrimSpace(source.VolumeAttributes["backend"] + " " + source.VolumeAttributes["lun"])
+		if pv.Name != want.name || source.VolumeHandle != want.handle || storage.Value() != want.bytes || source.FSType != want.fsType || attributes != want.attributes || *pv.Spec.VolumeMode != want.mode {
+			t.Errorf("printed is %+v, not %+v", pv, want)
+		}
+		if pv.APIVersion != "v1" || pv.Kind != "PersistentVolume" || source.Driver != "csi.test" || pv.Spec.PersistentVolumeReclaimPolicy != corev1.PersistentVolumeReclaimRetain || !slices.Equal(pv.Spec.AccessModes, []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce}) {
+			t.Errorf("printed is %+v", pv)
+		}
+		terms := pv.Spec.NodeAffinity.Required.NodeSelectorTerms
+		if len(terms) != 1 || len(terms[0].MatchExpressions) != 1 || terms[0].MatchExpressions[0].Key != "topology.csi.test/node" || terms[0].MatchExpressions[0].Operator != corev1.NodeSelectorOpIn || terms[0].MatchExpressions[0].Values[0] != "n1" {
+			t.Errorf("the affinity is %+v", terms)
+		}
+	}
+}
+
+func TestManifestOfSome(t *testing.T) {
+	all, err := inventory().manifests([]string{"blank"}, "local")
+	if err != nil || len(all) != 1 || all[0].Spec.StorageClassName != "local" {
+		t.Errorf("printed are %+v (%v)", all, err)
+	}
+	broken := inventory()
+	broken.Volumes[0].Error = "damaged"
+	everywhere := inventory()
+	everywhere.Topology = nil
+	if all, err := everywhere.manifests([]string{"blank"}, ""); err != nil || all[0].Spec.NodeAffinity != nil {
+		t.Errorf("of a driver that is everywhere: %+v (%v)", all, err)
+	}
+	for title, test := range map[string]struct {
+		of    Inventory
+		ids   []string
+		words string
+	}{
+		"unknown": {inventory(), []string{"stranger"}, "no backend of this plugin has such a volume"},
+		"inline":  {inventory(), []string{"csi-1"}, "ends with its pod"},
+		"damaged": {broken, nil, "damaged"},
+	} {
+		if _, err := test.of.manifests(test.ids, ""); err == nil || !strings.Contains(err.Error(), test.words) {
+			t.Errorf("%s: %v", title, err)
+		}
+	}
+	var text strings.Builder
+	if err := printManifests(&text, "yaml", nil); err != nil || !strings.HasPrefix(text.String(), "# ") {
+		t.Errorf("of nothing is printed %q (%v)", text.String(), err)
+	}
+	text.Reset()
+	if err := printManifests(&text, "json", all); err != nil || !strings.Contains(text.String(), `"kind": "List"`) {
+		t.Errorf("as JSON is printed %q (%v)", text.String(), err)
+	}
+}
+
+func TestObjectName(t *testing.T) {
+	for _, id := range []string{"pvc-1", "a.b"} {
+		if name := objectName(id); name != id {
+			t.Errorf("%s is named %s", id, name)
+		}
+	}
+	seen := map[string]bool{}
+	for _, id := range []string{"A", "a_b", "-a", "a/b", "a..b", "ü", strings.Repeat("a", 254)} {
+		if name := objectName(id); !fitObjectName.MatchString(name) || seen[name] {
+			t.Errorf("%s is named %s", id, name)
+		} else {
+			seen[name] = true
+		}
+	}
+}

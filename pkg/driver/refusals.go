@@ -1,0 +1,140 @@
+package driver
+
+import (
+	"cmp"
+	"context"
+	"maps"
+	"path"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/csi-node/csi-node/pkg/report"
+)
+
+// refusals remembers, for each volume, the last call that was refused. A refused call
+// leaves no intent, so nothing else would tell of it. It is in memory only, bounded in
+// time and in number. The zero value is ready; the methods may be called concurrently.
+type refusals struct {
+	mu  sync.Mutex
+	all map[string]report.Refusal // by volume
+}
+
+const (
+	refusalAge   = time.Hour // how long one is remembered
+	mostRefusals = 256       // the oldest goes first
+	mostTold     = 2 << 10   // bytes of a message and of an id that are kept
+)
+
+// note remembers calls that are refused. A call that succeeds ends the memory of its
+// own refusal.
+func (r *refusals) note(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+	resp, err := handler(ctx, req)
+	call, at := path.Base(info.FullMethod), pathOf(req)
+	volume := volumeNamed(req)
+	switch {
+	case volume == "" || len(volume) > mostTold || !asks(call):
+	case err == nil:
+		r.succeeded(volume, call, at)
+	case refuses(status.Code(err)):
+		r.refused(report.Refusal{Volume: volume, Call: call, Path: short(at, mostTold), Code: status.Code(err).String(), Error: short(status.Convert(err).Message(), mostTold)}, time.Now())
+	}
+	return resp, err
+}
+
+// asks reports whether a call asks for something, and not only about something.
+func asks(call string) bool {
+	return !strings.Contains(call, "Get") && !strings.HasPrefix(call, "Validate") && !strings.HasPrefix(call, "List")
+}
+
+// refuses reports whether a call that was answered with the code may leave nothing
+// that is worked on: all final codes, and those that contradict or lack room. The
+// others say that the work goes on, and the parts of the volume tell how.
+func refuses(code codes.Code) bool {
+	switch code {
+	case codes.OK, codes.Canceled, codes.DeadlineExceeded, codes.Unavailable, codes.Unimplemented:
+		return false
+	}
+	return true
+}
+
+// volumeNamed returns the volume that a request is about; empty: none. To create a
+// volume only its name is known.
+func volumeNamed(req any) string {
+	switch r := req.(type) {
+	case interface{ GetVolumeId() string }:
+		return r.GetVolumeId()
+	case interface{ GetName() string }:
+		return r.GetName()
+	}
+	return ""
+}
+
+// pathOf returns the path by which a request tells its part of the volume.
+func pathOf(req any) string {
+	switch r := req.(type) {
+	case interface{ GetTargetPath() string }:
+		return r.GetTargetPath()
+	case interface{ GetVolumePath() string }:
+		return r.GetVolumePath()
+	case interface{ GetStagingTargetPath() string }:
+		return r.GetStagingTargetPath()
+	}
+	return ""
+}
+
+func (r *refusals) refused(now report.Refusal, at time.Time) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	now.Since, now.At, now.Times = at, at, 1
+	if was := r.all[now.Volume]; was.Call == now.Call && was.Path == now.Path && was.Error == now.Error {
+		now.Since, now.Times = was.Since, was.Times+1
+	}
+	if r.all == nil {
+		r.all = map[string]report.Refusal{}
+	}
+	r.all[now.Volume] = now
+	r.forgetOld(at)
+}
+
+func (r *refusals) succeeded(volume, call, path string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if was := r.all[volume]; was.Call == call && was.Path == short(path, mostTold) {
+		delete(r.all, volume)
+	}
+}
+
+// forgetOld drops what is too old, and the oldest if there are too many. The caller
+// holds mu.
+func (r *refusals) forgetOld(now time.Time) {
+	maps.DeleteFunc(r.all, func(_ string, one report.Refusal) bool { return now.Sub(one.At) > refusalAge })
+	if len(r.all) > mostRefusals {
+		oldest := slices.MinFunc(slices.Collect(maps.Values(r.all)), func(a, b report.Refusal) int { return a.At.Compare(b.At) })
+		delete(r.all, oldest.Volume)
+	}
+}
+
+// of returns what is remembered of a volume; nil: nothing.
+func (r *refusals) of(volume string) *report.Refusal {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.forgetOld(time.Now())
+	if one, known := r.all[volume]; known {
+		return &one
+	}
+	return nil
+}
+
+// list returns all that is remembered, in the order of the volumes.
+func (r *refusals) list() []report.Refusal {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.forgetOld(time.Now())
+	return slices.SortedFunc(maps.Values(r.all), func(a, b report.Refusal) int { return cmp.Compare(a.Volume, b.Volume) })
+}

@@ -1,0 +1,256 @@
+package kubectl
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/csi-node/csi-node/pkg/command"
+	"github.com/csi-node/csi-node/pkg/report"
+)
+
+// watchEvery is how often --watch asks the nodes.
+const watchEvery = 5 * time.Second
+
+// Command returns the command line of the plugin of kubectl. command.ExitCode gives the
+// exit code for the errors that it returns.
+func Command(version string) *cobra.Command {
+	c := &cluster{program: "kubectl"}
+	root := &cobra.Command{
+		Use:   "kubectl-csi_node",
+		Short: "See the volumes of csi-node on all nodes",
+		Long: `kubectl csi-node asks csi-node on all nodes of the cluster, by kubectl exec in its pods.
+
+Exit codes: 0 done, 1 refused or failed, 2 wrong use.`,
+		Example:       `  kubectl csi-node status --failing`,
+		Version:       cmp.Or(version, "v0.0.0-dev"),
+		Annotations:   map[string]string{cobra.CommandDisplayNameAnnotation: "kubectl csi-node"},
+		Args:          cobra.NoArgs,
+		RunE:          func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+		SilenceUsage:  true,
+		SilenceErrors: true,
+		PersistentPreRun: func(cmd *cobra.Command, _ []string) {
+			c.connect(cmd)
+		},
+	}
+	c.addFlags(root)
+	root.AddCommand(c.statusCommand(), c.explainCommand(), c.orphansCommand(), c.retryCommand(), c.reportCommand())
+	command.Strict(root)
+	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
+		return command.WrongUse("%w; `%s --help` lists the flags", err, cmd.CommandPath())
+	})
+	return root
+}
+
+func (c *cluster) statusCommand() *cobra.Command {
+	var output command.Output
+	var filter report.Filter
+	var watch bool
+	cmd := &cobra.Command{
+		Use:   "status",
+		Short: "Show the volumes of all nodes in one table",
+		Long: `status asks csi-node on each node what is asked of it and what is, as csi-node status
+does there. With --watch it prints again whenever something changed.`,
+		Example: `  kubectl csi-node status
+  kubectl csi-node status --pod default/writer
+  kubectl csi-node status --failing --watch`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			read := func(ctx context.Context) (report.Cluster, error) {
+				all, _, err := c.status(ctx)
+				return all.Pick(filter), err
+			}
+			if watch {
+				return command.Watch(cmd, watchEvery, output, read, withoutAges, func(all report.Cluster) error { return show(cmd.OutOrStdout(), output, all) })
+			}
+			all, err := read(cmd.Context())
+			if err != nil {
+				return err
+			}
+			return errors.Join(show(cmd.OutOrStdout(), output, all), all.Err())
+		},
+	}
+	output.AddWide(cmd)
+	f := cmd.Flags()
+	f.StringArrayVar(&filter.Volumes, "volume", nil, "only the volume of this id; may be given several times")
+	f.StringVar(&filter.Pod, "pod", "", "only volumes of this pod: namespace/name, or a name")
+	f.BoolVar(&filter.Failing, "failing", false, "only volumes that are not as asked, or for which a call was refused")
+	f.BoolVarP(&watch, "watch", "w", false, "print again whenever something changed, until interrupted")
+	return cmd
+}
+
+// withoutAges returns a report without what changes while nothing happens.
+func withoutAges(all report.Cluster) report.Cluster {
+	all.Nodes = slices.Clone(all.Nodes)
+	for i := range all.Nodes {
+		all.Nodes[i].Node = all.Nodes[i].WithoutAges()
+	}
+	return all
+}
+
+func show(out io.Writer, format command.Output, all report.Cluster) error {
+	switch format {
+	case "table":
+		return all.Print(out)
+	case command.Wide:
+		return all.PrintWide(out)
+	}
+	return format.Print(out, all, nil)
+}
+
+func (c *cluster) explainCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "explain POD|VOLUME",
+		Short: "Explain the state of the volumes of a pod, or of one volume",
+		Long: `explain finds the volumes of a pod (namespace/name, or a name in --namespace) by its
+claims, and tells of each what csi-node explain tells on the pod's node. A name that
+is no pod's is taken for the id of a volume.`,
+		Example: `  kubectl csi-node explain default/writer
+  kubectl csi-node explain pvc-1ba1c44d-7b0f-4f5e-8f2e-0a3c5d2a4a5e`,
+		Args: command.One("a POD, or the id of a VOLUME"),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return c.atVolumes(cmd, args[0], func(p plugin, volume string) error {
+				fmt.Fprintf(cmd.OutOrStdout(), "On node %s: ", p.node)
+				return c.run(cmd.Context(), p, cmd.OutOrStdout(), "explain", volume)
+			})
+		},
+	}
+}
+
+func (c *cluster) retryCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:     "retry POD|VOLUME",
+		Short:   "Retry now what fails for a pod, or for one volume",
+		Long:    `retry runs csi-node volume retry for each volume that explain would tell of.`,
+		Example: `  kubectl csi-node retry default/writer`,
+		Args:    command.One("a POD, or the id of a VOLUME"),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return c.atVolumes(cmd, args[0], func(p plugin, volume string) error {
+				return c.run(cmd.Context(), p, cmd.OutOrStdout(), "volume", "retry", volume)
+			})
+		},
+	}
+}
+
+// atVolumes calls do for each volume that a word names, on each node where csi-node
+// knows it. A volume of a pod is looked for on the pod's node.
+func (c *cluster) atVolumes(cmd *cobra.Command, word string, do func(p plugin, volume string) error) error {
+	places, notes, err := c.find(cmd.Context(), word)
+	if err != nil {
+		return err
+	}
+	for _, note := range notes {
+		fmt.Fprintln(cmd.ErrOrStderr(), note)
+	}
+	if len(places) == 0 {
+		return fmt.Errorf("%s has no volume that a driver is asked for yet", word)
+	}
+	all, plugins, err := c.status(cmd.Context())
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, at := range places {
+		found := false
+		for i, p := range plugins {
+			if at.node == p.node || at.node == "" && knows(all.Nodes[i].Node, at.volume) {
+				found = true
+				errs = append(errs, do(p, at.volume))
+			}
+		}
+		if !found {
+			errs = append(errs, fmt.Errorf("volume %s: csi-node knows of it on no node that was asked", at.volume))
+		}
+	}
+	return errors.Join(append(errs, all.Err())...)
+}
+
+func knows(n report.Node, volume string) bool {
+	return slices.ContainsFunc(n.Volumes, func(v report.Status) bool { return v.Volume == volume }) ||
+		slices.ContainsFunc(n.Refusals, func(r report.Refusal) bool { return r.Volume == volume })
+}
+
+func (c *cluster) orphansCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:     "orphans",
+		Short:   "List devices and mounts that no record explains, of all nodes",
+		Long:    `orphans runs csi-node orphans on each node. It changes nothing.`,
+		Example: `  kubectl csi-node orphans`,
+		Args:    cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			plugins, err := c.plugins(cmd.Context())
+			if err != nil {
+				return err
+			}
+			texts, errs := make([]bytes.Buffer, len(plugins)), make([]error, len(plugins))
+			each(plugins, func(i int, p plugin) {
+				if err := c.run(cmd.Context(), p, &texts[i], "orphans"); err != nil {
+					errs[i] = fmt.Errorf("node %s: %w", p.node, err)
+				}
+			})
+			for i, p := range plugins {
+				if errs[i] == nil {
+					fmt.Fprintf(cmd.OutOrStdout(), "Node %s:\n%s", p.node, texts[i].String())
+				}
+			}
+			return errors.Join(errs...)
+		},
+	}
+}
+
+func (c *cluster) reportCommand() *cobra.Command {
+	dir := ""
+	cmd := &cobra.Command{
+		Use:   "report",
+		Short: "Write the bug report of each node to a file",
+		Long: `report runs csi-node report on each node (or on --node) and writes what it gathers to
+csi-node-report-NODE.tar.gz in a directory. csi-node report --stdout shows on a node
+what is in it.`,
+		Example: `  kubectl csi-node report --node worker-1`,
+		Args:    cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			plugins, err := c.plugins(cmd.Context())
+			if err != nil {
+				return err
+			}
+			errs := make([]error, len(plugins))
+			names := make([]string, len(plugins))
+			each(plugins, func(i int, p plugin) {
+				names[i] = filepath.Join(dir, "csi-node-report-"+strings.ReplaceAll(p.node, "/", "_")+".tar.gz")
+				if err := c.save(cmd.Context(), p, names[i]); err != nil {
+					errs[i] = fmt.Errorf("node %s: %w", p.node, err)
+				}
+			})
+			for i, name := range names {
+				if errs[i] == nil {
+					fmt.Fprintf(cmd.OutOrStdout(), "%s is written.\n", name)
+				}
+			}
+			return errors.Join(errs...)
+		},
+	}
+	cmd.Flags().StringVar(&dir, "directory", ".", "directory of the files")
+	return cmd
+}
+
+// save writes the report of a node to a new file.
+func (c *cluster) save(ctx context.Context, p plugin, name string) error {
+	f, err := os.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return err
+	}
+	if err = errors.Join(c.run(ctx, p, f, "report", "--file=-"), f.Close()); err != nil {
+		err = errors.Join(err, os.Remove(name))
+	}
+	return err
+}

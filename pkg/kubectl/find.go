@@ -1,0 +1,123 @@
+package kubectl
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"slices"
+	"strings"
+)
+
+// The parts of objects of Kubernetes that are read.
+type (
+	metadata struct {
+		Name, Namespace, UID, DeletionTimestamp string
+	}
+	pod struct {
+		Metadata metadata
+		Spec     struct {
+			NodeName   string
+			Containers []struct{ Name string }
+			Volumes    []podVolume
+		}
+		Status struct{ Phase string }
+	}
+	podVolume struct {
+		Name                  string
+		PersistentVolumeClaim *struct{ ClaimName string }
+		Ephemeral             *struct{}
+		CSI                   *struct{ Driver string }
+	}
+	claim struct {
+		Spec   struct{ VolumeName string }
+		Status struct{ Phase string }
+	}
+	persistentVolume struct {
+		Spec struct {
+			CSI *struct{ Driver, VolumeHandle string }
+		}
+	}
+)
+
+func (p pod) has(container string) bool {
+	return slices.ContainsFunc(p.Spec.Containers, func(c struct{ Name string }) bool { return c.Name == container })
+}
+
+// place is a volume, and the node on which a pod uses it; empty: any.
+type place struct{ volume, node string }
+
+// find returns the volumes that a word names: those of a pod, as namespace/name or a
+// name, or else the volume of that id. notes say of which volumes of the pod there is
+// nothing to tell.
+func (c *cluster) find(ctx context.Context, word string) (places []place, notes []string, err error) {
+	namespace, name, full := strings.Cut(word, "/")
+	if !full {
+		namespace, name = c.namespace, word
+	}
+	args := []string{"pod", name}
+	if namespace != "" {
+		args = append(args, "--namespace="+namespace)
+	}
+	var p pod
+	err = c.get(ctx, &p, args...)
+	switch {
+	case err != nil && !full && strings.Contains(err.Error(), "NotFound"):
+		return []place{{volume: word}}, nil, nil
+	case err != nil:
+		return nil, nil, err
+	}
+	for _, v := range p.Spec.Volumes {
+		handle, note, err := c.handle(ctx, p, v)
+		switch {
+		case err != nil:
+			return nil, nil, err
+		case note != "":
+			notes = append(notes, note)
+		case handle != "":
+			places = append(places, place{handle, p.Spec.NodeName})
+		}
+	}
+	if p.Spec.NodeName == "" {
+		notes = append(notes, fmt.Sprintf("Pod %s/%s has no node yet: `kubectl describe pod` tells why.", p.Metadata.Namespace, name))
+	}
+	return places, notes, nil
+}
+
+// handle returns the id that a volume of a pod has in its driver; empty: it has none,
+// and the note says why if that is of interest.
+func (c *cluster) handle(ctx context.Context, p pod, v podVolume) (handle, note string, err error) {
+	name := ""
+	switch {
+	case v.CSI != nil:
+		return inlineHandle(p.Metadata.UID, v.Name), "", nil
+	case v.PersistentVolumeClaim != nil:
+		name = v.PersistentVolumeClaim.ClaimName
+	case v.Ephemeral != nil:
+		name = p.Metadata.Name + "-" + v.Name
+	default:
+		return "", "", nil
+	}
+	var of claim
+	if err := c.get(ctx, &of, "persistentvolumeclaim", name, "--namespace="+p.Metadata.Namespace); err != nil {
+		return "", "", err
+	}
+	if of.Spec.VolumeName == "" {
+		return "", fmt.Sprintf("Claim %s/%s has no volume yet: `kubectl describe pvc` tells why.", p.Metadata.Namespace, name), nil
+	}
+	var pv persistentVolume
+	if err := c.get(ctx, &pv, "persistentvolume", of.Spec.VolumeName); err != nil {
+		return "", "", err
+	}
+	if pv.Spec.CSI == nil {
+		return "", "", nil // of another kind of storage
+	}
+	return pv.Spec.CSI.VolumeHandle, "", nil
+}
+
+// inlineHandle returns the id that kubelet gives to an inline volume of a pod
+// (makeVolumeHandle in its CSI volume plugin).
+func inlineHandle(podUID, volume string) string {
+	sum := sha256.Sum256([]byte(podUID + volume))
+	return "csi-" + hex.EncodeToString(sum[:])
+}

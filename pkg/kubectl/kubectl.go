@@ -1,0 +1,166 @@
+// Package kubectl holds the commands of the plugin `kubectl csi-node`: it shows the
+// volumes of all nodes at once. It runs kubectl, which knows the cluster and who the
+// user is, and asks csi-node in each of its pods by `kubectl exec`. It changes nothing
+// but by `retry`.
+//
+// Read this file for how the cluster is asked, find.go for how the volumes of a pod are
+// found, and commands.go for the commands.
+package kubectl
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os/exec"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/csi-node/csi-node/pkg/report"
+)
+
+// cluster is how the cluster is reached, and where csi-node is in it.
+type cluster struct {
+	program     string   // kubectl
+	connection  []string // its flags, such as --context=x
+	selector    string   // of the plugin's pods
+	container   string   // in them
+	command     string   // that is run there
+	node        string   // only this one; empty: all
+	namespace   string   // of pods that are named without one; empty: that of the context
+	nodeTimeout time.Duration
+}
+
+// connectionFlags are those of kubectl that say which cluster is meant, and who asks.
+var connectionFlags = []string{"kubeconfig", "context", "cluster", "user", "as", "server", "request-timeout"}
+
+func (c *cluster) addFlags(cmd *cobra.Command) {
+	f := cmd.PersistentFlags()
+	f.StringVarP(&c.namespace, "namespace", "n", "", "namespace of a pod that is named without one (default: that of the context)")
+	f.StringVar(&c.node, "node", "", "only this node")
+	f.StringVarP(&c.selector, "selector", "l", "app.kubernetes.io/name=csi-node", "label selector of the plugin's pods, in whatever namespace they are")
+	f.StringVar(&c.container, "container", "csi-node", "container of the plugin in its pods")
+	f.StringVar(&c.command, "command", "csi-node", "program to run there")
+	f.DurationVar(&c.nodeTimeout, "node-timeout", 30*time.Second, "how long to wait for each node")
+	for _, name := range connectionFlags {
+		f.String(name, "", "as kubectl's")
+	}
+}
+
+// connect takes over the flags of kubectl.
+func (c *cluster) connect(cmd *cobra.Command) {
+	for _, name := range connectionFlags {
+		if f := cmd.Flag(name); f.Changed {
+			c.connection = append(c.connection, "--"+name+"="+f.Value.String())
+		}
+	}
+}
+
+// kubectl runs kubectl and returns what it prints. The error holds what it says.
+func (c *cluster) kubectl(ctx context.Context, args ...string) ([]byte, error) {
+	var out bytes.Buffer
+	err := c.kubectlTo(ctx, &out, args...)
+	return out.Bytes(), err
+}
+
+func (c *cluster) kubectlTo(ctx context.Context, out io.Writer, args ...string) error {
+	var said bytes.Buffer
+	cmd := exec.CommandContext(ctx, c.program, append(slices.Clone(c.connection), args...)...)
+	cmd.Stdout, cmd.Stderr = out, &said
+	cmd.WaitDelay = time.Second
+	err := cmd.Run()
+	switch text := strings.Join(strings.Fields(said.String()), " "); {
+	case err == nil:
+		return nil
+	case ctx.Err() != nil:
+		return fmt.Errorf("kubectl %s: no answer in time: %w", args[0], ctx.Err())
+	case errors.Is(err, exec.ErrNotFound):
+		return fmt.Errorf("kubectl is not in the PATH: %w", err)
+	default:
+		return fmt.Errorf("kubectl %s: %s", args[0], cmp.Or(text, err.Error()))
+	}
+}
+
+// get reads an object of the cluster, or a list.
+func (c *cluster) get(ctx context.Context, into any, args ...string) error {
+	raw, err := c.kubectl(ctx, append(append([]string{"get"}, args...), "--output=json")...)
+	if err != nil {
+		return err
+	}
+	return json.Unmarshal(raw, into)
+}
+
+// plugin is a pod of csi-node.
+type plugin struct{ node, namespace, name string }
+
+// plugins returns the pods of csi-node that run, in the order of their nodes.
+func (c *cluster) plugins(ctx context.Context) ([]plugin, error) {
+	var pods struct{ Items []pod }
+	if err := c.get(ctx, &pods, "pods", "--all-namespaces", "--selector="+c.selector); err != nil {
+		return nil, err
+	}
+	var all []plugin
+	for _, p := range pods.Items {
+		if p.Spec.NodeName != "" && (c.node == "" || c.node == p.Spec.NodeName) && p.Status.Phase == "Running" && p.Metadata.DeletionTimestamp == "" && p.has(c.container) {
+			all = append(all, plugin{p.Spec.NodeName, p.Metadata.Namespace, p.Metadata.Name})
+		}
+	}
+	if len(all) == 0 {
+		return nil, fmt.Errorf("no pod of csi-node runs%s: see --selector (%s) and --container (%s)", map[bool]string{true: " on node " + c.node}[c.node != ""], c.selector, c.container)
+	}
+	slices.SortFunc(all, func(a, b plugin) int { return cmp.Or(cmp.Compare(a.node, b.node), cmp.Compare(a.name, b.name)) })
+	return all, nil
+}
+
+// run runs csi-node in its pod on a node.
+func (c *cluster) run(ctx context.Context, p plugin, out io.Writer, args ...string) error {
+	ctx, cancel := context.WithTimeout(ctx, c.nodeTimeout)
+	defer cancel()
+	return c.kubectlTo(ctx, out, append([]string{"exec", "--namespace=" + p.namespace, p.name, "--container=" + c.container, "--", c.command}, args...)...)
+}
+
+// mostAtOnce bounds how many nodes are asked at a time.
+const mostAtOnce = 16
+
+// each calls do for all plugins, some at a time, and waits for all of them.
+func each(plugins []plugin, do func(i int, p plugin)) {
+	var group sync.WaitGroup
+	turns := make(chan struct{}, mostAtOnce)
+	for i, p := range plugins {
+		turns <- struct{}{}
+		group.Go(func() {
+			defer func() { <-turns }()
+			do(i, p)
+		})
+	}
+	group.Wait()
+}
+
+// status asks all nodes how they stand. A node that does not answer is in the report.
+func (c *cluster) status(ctx context.Context) (report.Cluster, []plugin, error) {
+	plugins, err := c.plugins(ctx)
+	if err != nil {
+		return report.Cluster{}, nil, err
+	}
+	all := report.Cluster{Nodes: make([]report.NodeOf, len(plugins))}
+	each(plugins, func(i int, p plugin) {
+		n := report.NodeOf{Name: p.node, Pod: p.namespace + "/" + p.name}
+		var text bytes.Buffer
+		err := c.run(ctx, p, &text, "status", "--output=json")
+		if err == nil {
+			err = json.Unmarshal(text.Bytes(), &n.Node)
+		}
+		if err != nil {
+			n.Error = err.Error()
+		}
+		all.Nodes[i] = n
+	})
+	return all, plugins, nil
+}

@@ -1,0 +1,172 @@
+package kubectl
+
+import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/csi-node/csi-node/pkg/command"
+	"github.com/csi-node/csi-node/test/require"
+)
+
+// fakeKubectl is a kubectl of a cluster with two nodes that have csi-node, of which b
+// does not answer if the file "silent" is there. It notes how it was called.
+const fakeKubectl = `#!/bin/sh
+echo "$*" >> "$FAKE/calls"
+case "$*" in
+*"get pods --all-namespaces"*)
+	cat "$FAKE/plugins" ;;
+*"get pod writer"*)
+	echo '{"metadata":{"name":"writer","namespace":"default","uid":"u1"},"spec":{"nodeName":"a","volumes":[{"name":"d","persistentVolumeClaim":{"claimName":"data"}},{"name":"s","csi":{"driver":"x"}},{"name":"e","ephemeral":{}},{"name":"c","configMap":{}}]}}' ;;
+*"get pod "*)
+	echo 'Error from server (NotFound): pods "x" not found' >&2; exit 1 ;;
+*"get persistentvolumeclaim data "*)
+	echo '{"spec":{"volumeName":"pv-1"}}' ;;
+*"get persistentvolumeclaim writer-e "*)
+	echo '{"spec":{}}' ;;
+*"get persistentvolume pv-1 "*)
+	echo '{"spec":{"csi":{"driver":"x","volumeHandle":"vol-1"}}}' ;;
+*"exec --namespace=csi-node plugin-b "*)
+	if [ -e "$FAKE/silent" ]; then echo "error dialing backend" >&2; exit 1; fi
+	case "$*" in
+	*status*) echo '{"running":true,"volumes":[{"volume":"vol-2","device":"x","parts":[{"part":"stage","asked":"staged at /x","is":"failing","error":"boom"}]}]}' ;;
+	*) echo "b says: $*" ;;
+	esac ;;
+*"exec --namespace=csi-node plugin-a "*)
+	case "$*" in
+	*status*) echo '{"running":true,"volumes":[{"volume":"vol-1","device":"x","parts":[{"part":"target /y","pod":"default/writer","asked":"published","is":"settled"}]}]}' ;;
+	*) echo "a says: $*" ;;
+	esac ;;
+*)
+	echo "what is $*?" >&2; exit 1 ;;
+esac
+`
+
+const pods = `{"items":[
+{"metadata":{"name":"plugin-b","namespace":"csi-node"},"spec":{"nodeName":"b","containers":[{"name":"csi-node"}]},"status":{"phase":"Running"}},
+{"metadata":{"name":"plugin-a","namespace":"csi-node"},"spec":{"nodeName":"a","containers":[{"name":"registrar"},{"name":"csi-node"}]},"status":{"phase":"Running"}},
+{"metadata":{"name":"old","namespace":"csi-node","deletionTimestamp":"x"},"spec":{"nodeName":"a","containers":[{"name":"csi-node"}]},"status":{"phase":"Running"}},
+{"metadata":{"name":"pending","namespace":"csi-node"},"spec":{"nodeName":"c","containers":[{"name":"csi-node"}]},"status":{"phase":"Pending"}},
+{"metadata":{"name":"other","namespace":"x"},"spec":{"nodeName":"d","containers":[{"name":"y"}]},"status":{"phase":"Running"}}]}`
+
+// fake puts a kubectl into the PATH that knows that cluster, and returns its directory.
+func fake(t *testing.T) (dir string) {
+	t.Helper()
+	dir = t.TempDir()
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "kubectl"), []byte(fakeKubectl), 0o700))
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "plugins"), []byte(pods), 0o600))
+	t.Setenv("PATH", dir+":"+os.Getenv("PATH"))
+	t.Setenv("FAKE", dir)
+	return dir
+}
+
+func run(t *testing.T, args ...string) (out, errs string, err error) {
+	t.Helper()
+	var stdout, stderr bytes.Buffer
+	cmd := Command("v1")
+	cmd.SetArgs(args)
+	cmd.SetOut(&stdout)
+	cmd.SetErr(&stderr)
+	err = cmd.ExecuteContext(t.Context())
+	return stdout.String(), stderr.String(), err
+}
+
+func TestStatus(t *testing.T) {
+	dir := fake(t)
+	out, _, err := run(t, "status", "--context", "c1")
+	lines := strings.Split(out, "\n")
+	if err != nil || !strings.HasPrefix(lines[0], "NODE  VOLUME") || !strings.HasPrefix(lines[1], "a     vol-1   default/writer") || !strings.HasPrefix(lines[2], "b     vol-2") || strings.TrimSpace(lines[3]) != "boom" {
+		t.Errorf("prints (%v)\n%s", err, out)
+	}
+	calls, err := os.ReadFile(filepath.Join(dir, "calls"))
+	require.NoError(t, err)
+	for call := range strings.Lines(string(calls)) {
+		if !strings.HasPrefix(call, "--context=c1 ") {
+			t.Errorf("called was kubectl %s", call)
+		}
+	}
+	if out, _, err := run(t, "status", "--pod", "writer", "-o", "yaml"); err != nil || !strings.Contains(out, "volume: vol-1") || strings.Contains(out, "vol-2") {
+		t.Errorf("prints (%v)\n%s", err, out)
+	}
+	if out, _, err := run(t, "status", "--node", "b", "-o", "wide"); err != nil || strings.Contains(out, "vol-1") || !strings.Contains(out, "Node b (pod csi-node/plugin-b):") {
+		t.Errorf("prints (%v)\n%s", err, out)
+	}
+	if _, _, err := run(t, "status", "--node", "z"); err == nil || !strings.Contains(err.Error(), "no pod of csi-node runs on node z") {
+		t.Errorf("of a node without csi-node: %v", err)
+	}
+	// What answers is shown, and what does not is an error.
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "silent"), nil, 0o600))
+	out, _, err = run(t, "status")
+	if err == nil || command.ExitCode(err) != 1 || !strings.Contains(err.Error(), "node b: kubectl exec: error dialing backend") || !strings.Contains(out, "vol-1") || !strings.Contains(out, "Node b could not be asked") {
+		t.Errorf("prints (%v)\n%s", err, out)
+	}
+}
+
+func TestExplain(t *testing.T) {
+	fake(t)
+	out, errs, err := run(t, "explain", "writer")
+	if err != nil || !strings.Contains(out, "On node a: a says: exec --namespace=csi-node plugin-a --container=csi-node -- csi-node explain vol-1\n") || !strings.Contains(out, "explain "+inlineHandle("u1", "s")+"\n") || strings.Contains(out, "b says") {
+		t.Errorf("prints (%v)\n%s", err, out)
+	}
+	if !strings.Contains(errs, "Claim default/writer-e has no volume yet") {
+		t.Errorf("notes %s", errs)
+	}
+	if out, _, err := run(t, "explain", "vol-2"); err != nil || out != "On node b: b says: exec --namespace=csi-node plugin-b --container=csi-node -- csi-node explain vol-2\n" {
+		t.Errorf("of a volume prints (%v)\n%s", err, out)
+	}
+	if _, _, err := run(t, "explain", "vol-9"); err == nil || !strings.Contains(err.Error(), "knows of it on no node") {
+		t.Errorf("of a stranger: %v", err)
+	}
+	if _, _, err := run(t, "explain", "default/stranger"); err == nil || !strings.Contains(err.Error(), "NotFound") {
+		t.Errorf("of a pod that is not there: %v", err)
+	}
+	if out, _, err := run(t, "retry", "vol-2"); err != nil || !strings.Contains(out, "-- csi-node volume retry vol-2") {
+		t.Errorf("retry prints (%v)\n%s", err, out)
+	}
+}
+
+func TestOrphansAndReport(t *testing.T) {
+	dir := fake(t)
+	if out, _, err := run(t, "orphans"); err != nil || !strings.HasPrefix(out, "Node a:\na says") || !strings.Contains(out, "Node b:\nb says") {
+		t.Errorf("orphans prints (%v)\n%s", err, out)
+	}
+	out, _, err := run(t, "report", "--directory", dir)
+	if err != nil || strings.Count(out, "is written") != 2 {
+		t.Errorf("report prints (%v)\n%s", err, out)
+	}
+	if text, err := os.ReadFile(filepath.Join(dir, "csi-node-report-a.tar.gz")); err != nil || !strings.Contains(string(text), "-- csi-node report --file=-") {
+		t.Errorf("written is %s (%v)", text, err)
+	}
+	if _, _, err := run(t, "report", "--directory", dir, "--node", "a"); err == nil || !strings.Contains(err.Error(), "node a:") {
+		t.Errorf("over a file that is there: %v", err)
+	}
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "silent"), nil, 0o600))
+	require.NoError(t, os.Remove(filepath.Join(dir, "csi-node-report-b.tar.gz")))
+	if _, _, err := run(t, "report", "--directory", dir, "--node", "b"); err == nil {
+		t.Error("a node that does not answer is reported")
+	}
+	if _, err := os.Stat(filepath.Join(dir, "csi-node-report-b.tar.gz")); !os.IsNotExist(err) {
+		t.Errorf("a half report is left (%v)", err)
+	}
+}
+
+func TestWithoutKubectl(t *testing.T) {
+	t.Setenv("PATH", t.TempDir())
+	if _, _, err := run(t, "status"); err == nil || !strings.Contains(err.Error(), "kubectl is not in the PATH") {
+		t.Errorf("without kubectl: %v", err)
+	}
+	for _, args := range [][]string{{"status", "x"}, {"explain"}, {"status", "-o", "xml"}, {"status", "--nonsense"}} {
+		if _, _, err := run(t, args...); command.ExitCode(err) != 2 {
+			t.Errorf("%q: %v", args, err)
+		}
+	}
+}
+
+// The id of an inline volume, as kubelet makes it: the SHA-256 of "u1s".
+func TestInlineHandle(t *testing.T) {
+	if got, want := inlineHandle("u1", "s"), "csi-24b04e39f135ae411dbbbfb4838ee7c94c7aaa4a80b4989372237c6bb47f63dd"; got != want {
+		t.Errorf("the id is %s, not %s", got, want)
+	}
+}

@@ -1,0 +1,115 @@
+package report
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"time"
+)
+
+// Cluster is the report of several nodes: what `kubectl csi-node status` prints. The
+// JSON is the contract of its --output json.
+type Cluster struct {
+	Nodes []NodeOf `json:"nodes"` // in the order of their names
+}
+
+// NodeOf is the report of one of several nodes.
+type NodeOf struct {
+	Name  string `json:"name"`
+	Pod   string `json:"pod"`             // of the plugin there, as namespace/name
+	Error string `json:"error,omitempty"` // why the node could not be asked; then nothing else is known
+	Node
+}
+
+// nodeWidth bounds the column of the nodes, as volumeWidth does that of the volumes.
+const nodeWidth = 16
+
+// Print writes the report as a table of at most tableWidth columns, like that of a
+// node, without what is asked.
+func (c Cluster) Print(out io.Writer) error {
+	var text strings.Builder
+	rows := []row{of("NODE", head)}
+	for _, n := range c.Nodes {
+		for _, r := range n.rows(time.Now()) {
+			rows = append(rows, of(shortened(n.Name, nodeWidth), r))
+		}
+	}
+	if len(rows) == 1 {
+		text.WriteString("No volume is asked of these nodes.\n")
+	} else {
+		align(&text, rows)
+	}
+	c.foot(&text, tableWidth)
+	_, err := io.WriteString(out, text.String())
+	return err
+}
+
+// of puts the name of a node before a row, in the place of what is asked.
+func of(node string, r row) row {
+	r.cells = slices.Insert(slices.Delete(slices.Clone(r.cells), askedCell, askedCell+1), 0, node)
+	return r
+}
+
+// PrintWide writes the whole report of each node.
+func (c Cluster) PrintWide(out io.Writer) error {
+	for i, n := range c.Nodes {
+		if i > 0 {
+			fmt.Fprintln(out)
+		}
+		if _, err := fmt.Fprintf(out, "Node %s (pod %s):\n", n.Name, n.Pod); err != nil {
+			return err
+		}
+		if n.Error != "" {
+			fmt.Fprintln(out, n.Error)
+		} else if err := n.PrintWide(out); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// foot tells what no part of a volume tells.
+func (c Cluster) foot(text *strings.Builder, width int) {
+	titled := false
+	for _, n := range c.Nodes {
+		for _, r := range n.Refusals {
+			if !titled {
+				text.WriteString("\nCalls that were refused, the last one of each volume:\n")
+				titled = true
+			}
+			write(text, "  ", fmt.Sprintf("node %s: volume %s: %s", n.Name, r.Volume, r.Tell(time.Now())), width)
+		}
+	}
+	for _, n := range c.Nodes {
+		switch r := n.Registration; {
+		case n.Error != "":
+			write(text, "", fmt.Sprintf("Node %s could not be asked: %s", n.Name, n.Error), width)
+		case !n.Running:
+			write(text, "", fmt.Sprintf("On node %s no plugin answers.", n.Name), width)
+		case r != nil && !r.Registered:
+			write(text, "", fmt.Sprintf("Node %s: %s", n.Name, r.tell()), width)
+		}
+	}
+}
+
+// Pick returns the report of the volumes that a filter picks.
+func (c Cluster) Pick(f Filter) Cluster {
+	c.Nodes = slices.Clone(c.Nodes)
+	for i := range c.Nodes {
+		c.Nodes[i].Node = c.Nodes[i].Node.Pick(f)
+	}
+	return c
+}
+
+// Err returns why not all nodes could be asked; nil: all were.
+func (c Cluster) Err() error {
+	var errs []error
+	for _, n := range c.Nodes {
+		if n.Error != "" {
+			errs = append(errs, fmt.Errorf("node %s: %s", n.Name, n.Error))
+		}
+	}
+	return errors.Join(errs...)
+}

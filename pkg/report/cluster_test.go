@@ -1,0 +1,44 @@
+package report
+
+import (
+	"strings"
+	"testing"
+	"time"
+)
+
+func TestPrintCluster(t *testing.T) {
+	now := time.Now()
+	c := Cluster{Nodes: []NodeOf{
+		{Name: "a-node-with-a-long-name.example", Pod: "csi-node/x", Node: Node{Running: true, Volumes: []Status{
+			{Volume: "v1", Parts: []PartStatus{{Part: "stage", Asked: "staged at /x", Is: Settled, Since: now}}},
+			{Volume: "v2", Device: "absent", Parts: []PartStatus{{Part: "stage", Asked: "staged at /x", Is: Failing, Since: now, Error: "boom"}}},
+		}, Refusals: []Refusal{{Volume: "v3", Call: "NodeStageVolume", Code: "InvalidArgument", Error: "bad", At: now, Times: 1}}}},
+		{Name: "b", Error: "it does not answer"},
+		{Name: "c", Node: Node{Running: true, Registration: &Registration{Socket: "/s"}}},
+	}}
+	var text strings.Builder
+	if err := c.Print(&text); err != nil {
+		t.Fatal(err)
+	}
+	const want = `NODE              VOLUME  PART   IS       SINCE  NEXT TRY
+a-node-w…example  v1      stage  settled  0s
+a-node-w…example  v2      stage  failing  0s
+    boom
+    device absent
+
+Calls that were refused, the last one of each volume:
+  node a-node-with-a-long-name.example: volume v3: NodeStageVolume was refused 0s ago with InvalidArgument: bad
+Node b could not be asked: it does not answer
+Node c: kubelet has not asked at /s yet: is it running, and is this its plugins_registry?
+`
+	if text.String() != want {
+		t.Errorf("prints\n%s\nnot\n%s", text.String(), want)
+	}
+	if err := c.Err(); err == nil || err.Error() != "node b: it does not answer" {
+		t.Errorf("the error is %v", err)
+	}
+	text.Reset()
+	if err := c.Pick(Filter{Volumes: []string{"v2"}}).PrintWide(&text); err != nil || strings.Contains(text.String(), "v1") || !strings.Contains(text.String(), "Node c (pod ):") || len(c.Nodes[0].Volumes) != 2 {
+		t.Errorf("wide is (%v)\n%s", err, text.String())
+	}
+}

@@ -1,0 +1,52 @@
+package report
+
+import (
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/csi-node/csi-node/pkg/state"
+)
+
+func TestTellRefusal(t *testing.T) {
+	r := Refusal{Volume: "v", Call: "NodeStageVolume", Code: "InvalidArgument", Error: "volume v: mount flag\n\"bad\"", Since: now.Add(-time.Minute), At: now.Add(-3 * time.Second), Times: 1}
+	if got, want := r.Tell(now), `NodeStageVolume was refused 3s ago with InvalidArgument: mount flag "bad"`; got != want {
+		t.Errorf("told is %q, not %q", got, want)
+	}
+	r.Times = 4
+	if got, want := r.Tell(now), `NodeStageVolume was refused 3s ago with InvalidArgument, 4 times since 1m0s ago: mount flag "bad"`; got != want {
+		t.Errorf("told is %q, not %q", got, want)
+	}
+}
+
+// What is still worked on is told by its part, and not once more.
+func TestPartTellsOfARefusal(t *testing.T) {
+	v := Make(Facts{Want: staged(), Seen: true, Parts: map[state.Part]PartFacts{stage: {Failure: errors.New("no room")}}}, now)
+	if !v.Tells(Refusal{Error: "no room"}) || v.Tells(Refusal{Error: "bad flag"}) || (Volume{}).Tells(Refusal{Error: "no room"}) {
+		t.Error("a part tells of what it does not, or not of what it does")
+	}
+}
+
+// A volume of which nothing is asked is explained by the call that was refused.
+func TestExplainARefusal(t *testing.T) {
+	v := Make(Facts{Want: &state.Volume{ID: "v"}, Have: state.Actual{Device: state.Device{State: state.DeviceAbsent}}, Looked: true}, now)
+	v.Refusal = &Refusal{Volume: "v", Call: "NodeStageVolume", Code: "InvalidArgument", Error: "bad flag", Since: now, At: now, Times: 1}
+	told := v.Explanation()
+	if len(told.Refused) != 1 || told.Refused[0] != "NodeStageVolume was refused 0s ago with InvalidArgument: bad flag." {
+		t.Errorf("told as refused is %q", told.Refused)
+	}
+	if words := strings.Join(told.YouCan, " "); !strings.Contains(words, "Put right what the refusal names") || strings.Contains(words, "kubectl describe") {
+		t.Errorf("you can %q", words)
+	}
+	var text strings.Builder
+	if err := told.Print(&text); err != nil || !strings.Contains(text.String(), "\nRefused last:\n  NodeStageVolume was refused") {
+		t.Errorf("prints %s (%v)", text.String(), err)
+	}
+	// Of a volume that is as asked it is history.
+	v = Make(Facts{Want: staged(), Have: state.Actual{Device: attachedDevice()}, Seen: true, Parts: map[state.Part]PartFacts{stage: {Verdict: Verdict{Settled: true}}}}, now)
+	v.Refusal = &Refusal{Volume: "v", Call: "NodePublishVolume", Code: "FailedPrecondition", Error: "busy", Since: now, At: now, Times: 1}
+	if told := v.Explanation(); len(told.Refused) != 1 || told.YouCan[0] != "Nothing is left to do." {
+		t.Errorf("told is %+v", told)
+	}
+}

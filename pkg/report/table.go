@@ -1,0 +1,259 @@
+package report
+
+import (
+	"cmp"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"text/tabwriter"
+	"time"
+	"unicode/utf8"
+)
+
+// Bounds of the table, in columns. What does not fit into a cell loses its middle;
+// PrintWide has all of it.
+const (
+	tableWidth  = 120
+	volumeWidth = 40 // the id of a provisioned volume
+	partWidth   = 28
+)
+
+// Print writes the report as a table of at most tableWidth columns: one row for each
+// part, and beneath it what is wrong with it.
+func (n Node) Print(out io.Writer) error {
+	var text strings.Builder
+	n.head(&text)
+	if len(n.Volumes) == 0 {
+		text.WriteString("No volume is asked of this node.\n")
+	} else {
+		align(&text, append([]row{head}, n.rows(time.Now())...))
+	}
+	n.refused(&text, tableWidth)
+	_, err := io.WriteString(out, text.String())
+	return err
+}
+
+// PrintWide writes the report as a table with all that Print leaves out, in lines of
+// any length.
+func (n Node) PrintWide(out io.Writer) error {
+	var text strings.Builder
+	n.head(&text)
+	if len(n.Volumes) == 0 {
+		text.WriteString("No volume is asked of this node.\n")
+	} else if err := n.wide(&text, time.Now()); err != nil {
+		return err
+	}
+	n.refused(&text, 0)
+	_, err := io.WriteString(out, text.String())
+	return err
+}
+
+// head says what is told once for the node.
+func (n Node) head(text *strings.Builder) {
+	if !n.Running {
+		text.WriteString("No plugin is running. This is what the store asks for and what is on the node; nothing is done about it until one is started.\n")
+	}
+	if r := n.Registration; r != nil {
+		text.WriteString(r.tell() + "\n")
+	}
+}
+
+// refused lists the calls that were refused not long ago.
+func (n Node) refused(text *strings.Builder, width int) {
+	for i, r := range n.Refusals {
+		if i == 0 {
+			text.WriteString("\nCalls that were refused, the last one of each volume:\n")
+		}
+		write(text, "  ", fmt.Sprintf("volume %s: %s", r.Volume, r.Tell(time.Now())), width)
+	}
+}
+
+// row is a row of a table, and what is told beneath it.
+type row struct {
+	cells   []string
+	beneath []string
+}
+
+// head is the first row of the table of a node, in the order of the constants below.
+var head = row{cells: []string{"VOLUME", "PART", "ASKED", "IS", "SINCE", "NEXT TRY"}}
+
+const askedCell = 2
+
+// rows returns one row for each part, and what is wrong beneath it.
+func (n Node) rows(now time.Time) []row {
+	var rows []row
+	for _, v := range n.Volumes {
+		for i, p := range v.Parts {
+			r := row{cells: []string{shortened(v.Volume, volumeWidth), shortened(p.name(), partWidth), p.asked(), string(p.Is), age(now.Sub(p.Since)), p.next(now)}}
+			if detail := p.detail(now); detail != "" {
+				r.beneath = append(r.beneath, detail)
+			}
+			if i == len(v.Parts)-1 && v.Worst() != Settled {
+				r.beneath = append(r.beneath, v.detail())
+			}
+			rows = append(rows, r)
+		}
+	}
+	return rows
+}
+
+// align writes rows in columns.
+func align(text *strings.Builder, rows []row) {
+	widths := make([]int, len(rows[0].cells))
+	for _, r := range rows {
+		for i, cell := range r.cells {
+			widths[i] = max(widths[i], utf8.RuneCountInString(cell))
+		}
+	}
+	for _, r := range rows {
+		var line strings.Builder
+		for i, cell := range r.cells {
+			line.WriteString(cell + strings.Repeat(" ", widths[i]-utf8.RuneCountInString(cell)+2))
+		}
+		text.WriteString(strings.TrimRight(line.String(), " ") + "\n")
+		for _, words := range r.beneath {
+			write(text, "    ", words, tableWidth)
+		}
+	}
+}
+
+// wide writes one row for each part, which has everything in it.
+func (n Node) wide(text *strings.Builder, now time.Time) error {
+	t := tabwriter.NewWriter(text, 0, 8, 2, ' ', 0)
+	fmt.Fprintln(t, "VOLUME\tPART\tASKED\tIS\tSINCE\tNEXT TRY\tVOLUME IS\tDEVICE\tPATH\tDETAIL")
+	for _, v := range n.Volumes {
+		for _, p := range v.Parts {
+			fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", v.Volume, p.name(), strings.Replace(p.Asked, " at "+p.Path, "", 1), p.Is,
+				age(now.Sub(p.Since)), p.next(now), v.Worst(), v.detail(), p.Path, p.detail(now))
+		}
+	}
+	return t.Flush()
+}
+
+// write writes words on lines that begin with the indent and are no longer than width,
+// unless one word is; 0: on one line.
+func write(text *strings.Builder, indent, words string, width int) {
+	line := indent
+	for _, word := range strings.Fields(words) {
+		if line != indent && width > 0 && utf8.RuneCountInString(line)+1+utf8.RuneCountInString(word) > width {
+			text.WriteString(line + "\n")
+			line = indent
+		}
+		if line != indent {
+			line += " "
+		}
+		line += word
+	}
+	text.WriteString(line + "\n")
+}
+
+// shortened takes out the middle of a text that has more than so many characters.
+func shortened(text string, most int) string {
+	all := []rune(text)
+	if len(all) <= most {
+		return text
+	}
+	tail := (most - 1) / 2
+	return string(all[:most-1-tail]) + "…" + string(all[len(all)-tail:])
+}
+
+// age writes a time in one unit or two, such as 45s, 3m, 2h5m or 12d.
+func age(d time.Duration) string {
+	d = max(d, 0)
+	switch {
+	case d < time.Minute:
+		return fmt.Sprintf("%ds", d/time.Second)
+	case d < time.Hour:
+		return fmt.Sprintf("%dm", d/time.Minute)
+	case d < 10*time.Hour:
+		return strings.TrimSuffix(fmt.Sprintf("%dh%dm", d/time.Hour, d%time.Hour/time.Minute), "0m")
+	case d < 48*time.Hour:
+		return fmt.Sprintf("%dh", d/time.Hour)
+	}
+	return fmt.Sprintf("%dd", d/(24*time.Hour))
+}
+
+// name is the pod that a target is for, or what the part is.
+func (p PartStatus) name() string { return cmp.Or(p.Pod, p.Part) }
+
+// asked is what is asked of a part, without how and where.
+func (p PartStatus) asked() string {
+	var short []string
+	for words := range strings.SplitSeq(p.Asked, ", then ") {
+		words, _, _ = strings.Cut(words, " at ")
+		words, _, _ = strings.Cut(words, " as ")
+		short = append(short, strings.TrimPrefix(words, "published "))
+	}
+	return strings.Join(short, ", then ")
+}
+
+func (p PartStatus) next(now time.Time) string {
+	if p.NextTry == nil {
+		return ""
+	}
+	if left := p.NextTry.Sub(now); left > time.Second {
+		return "in " + age(left)
+	}
+	return "now"
+}
+
+// detail says what is wrong with a part, in one line, and how often it was lost.
+func (p PartStatus) detail(now time.Time) string {
+	words := strings.Fields(p.Error)
+	if p.Losses > 0 {
+		words = append(words, fmt.Sprintf("(lost %d times in a row, last %s ago)", p.Losses, age(now.Sub(p.Lost))))
+	}
+	return strings.Join(words, " ")
+}
+
+// detail describes the volume as a whole: its device, and the step that runs.
+func (s Status) detail() string {
+	text := "device " + s.Device
+	if s.Holder != "" {
+		text += "; held by " + s.Holder
+	}
+	if s.Step != nil {
+		text += fmt.Sprintf("; step %s has been running for %s", s.Step.Step, s.Step.Age.Round(time.Millisecond))
+		if s.Step.Progress != "" {
+			text += " (" + s.Step.Progress + ")"
+		}
+	}
+	return text
+}
+
+// Filter picks volumes. Its zero value picks all.
+type Filter struct {
+	Volumes []string // ids; none: any
+	Pod     string   // namespace/name, or a name in any namespace; empty: any
+	Failing bool     // only those that are not as asked, or for which a call was refused
+}
+
+// Pick returns the report of the volumes that a filter picks.
+func (n Node) Pick(f Filter) Node {
+	refused := map[string]bool{}
+	for _, r := range n.Refusals {
+		refused[r.Volume] = true
+	}
+	picked := map[string]bool{}
+	n.Volumes = slices.DeleteFunc(slices.Clone(n.Volumes), func(v Status) bool {
+		in := f.names(v.Volume) && (f.Pod == "" || slices.ContainsFunc(v.Parts, f.isFor)) && (!f.Failing || v.Worst() != Settled || refused[v.Volume])
+		picked[v.Volume] = in
+		return !in
+	})
+	n.Refusals = slices.DeleteFunc(slices.Clone(n.Refusals), func(r Refusal) bool {
+		in, known := picked[r.Volume]
+		return known && !in || !known && (!f.names(r.Volume) || f.Pod != "")
+	})
+	return n
+}
+
+func (f Filter) names(volume string) bool {
+	return len(f.Volumes) == 0 || slices.Contains(f.Volumes, volume)
+}
+
+// isFor reports whether a part is a publish to the pod.
+func (f Filter) isFor(p PartStatus) bool {
+	_, name, _ := strings.Cut(p.Pod, "/")
+	return p.Pod != "" && (p.Pod == f.Pod || name == f.Pod)
+}
