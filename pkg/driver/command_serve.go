@@ -1,10 +1,8 @@
 package driver
 
 import (
-	"flag"
 	"fmt"
 	"os"
-	"strconv"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -15,7 +13,8 @@ import (
 
 func newServeCommand(o Options) *cobra.Command {
 	var cfg Config
-	verbosity, heal := 0, true
+	var logging loggingFlags
+	heal := true
 	backendFlags := backendFlags(o.Backends)
 	cmd := &cobra.Command{
 		Use:   "serve",
@@ -29,7 +28,7 @@ xfsprogs) and btrfs (Debian: btrfs-progs). Whatever is missing is reported at th
 		Example: `  csi-node serve --endpoint unix:///tmp/csi.sock --state-dir /tmp/csi-state --kubelet-dir /tmp --v 4`,
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := setVerbosity(verbosity); err != nil {
+			if err := setLogging(logging); err != nil {
 				return err
 			}
 			defer klog.Flush()
@@ -50,13 +49,13 @@ xfsprogs) and btrfs (Debian: btrfs-progs). Whatever is missing is reported at th
 			return Run(cmd.Context(), cfg, o)
 		},
 	}
-	cmd.Flags().AddFlagSet(engineFlags(o, &cfg, &heal, &verbosity))
+	cmd.Flags().AddFlagSet(engineFlags(o, &cfg, &heal, &logging))
 	cmd.Flags().AddFlagSet(backendFlags)
 	return cmd
 }
 
 // engineFlags returns the flags that serve has in every driver.
-func engineFlags(o Options, cfg *Config, heal *bool, verbosity *int) *pflag.FlagSet {
+func engineFlags(o Options, cfg *Config, heal *bool, logging *loggingFlags) *pflag.FlagSet {
 	f := pflag.NewFlagSet("serve", pflag.ContinueOnError)
 	f.StringVar(&cfg.Endpoint, "endpoint", command.EndpointDefault(), "CSI socket; the environment's CSI_ENDPOINT is the default if set")
 	f.StringVar(&cfg.NodeID, "node-id", "", "name of this node (default: the hostname)")
@@ -68,12 +67,7 @@ func engineFlags(o Options, cfg *Config, heal *bool, verbosity *int) *pflag.Flag
 	f.StringVar(&cfg.RegistrationDir, "registration-dir", "", "kubelet's plugins_registry: register there, without node-driver-registrar; --endpoint must be the socket's path on the node (default: somebody else registers)")
 	f.Int64Var(&cfg.MaxVolumes, "max-volumes-per-node", 0, "limit reported to the scheduler; 0: that of the storage")
 	f.BoolVar(heal, "heal", true, "restore mounts that are lost behind the plugin's back; false: only report them")
-	f.IntVar(verbosity, "v", 2, "log level: 2 logs each step, 4 each call")
+	f.IntVar(&logging.verbosity, "v", 2, "log level: 2 logs each step, 4 each call")
+	f.StringVar(&logging.format, "logging-format", textFormat, "of the log: text, or json, an object a line with the keys of Kubernetes")
 	return f
-}
-
-func setVerbosity(level int) error {
-	flags := flag.NewFlagSet("klog", flag.ContinueOnError)
-	klog.InitFlags(flags)
-	return flags.Set("v", strconv.Itoa(level))
 }
