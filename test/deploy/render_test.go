@@ -124,12 +124,13 @@ func kustomize(t testing.TB, dir string) []object {
 // overlays returns the directories below deploy/overlays by name.
 func overlays(t testing.TB) map[string]string {
 	t.Helper()
-	dirs, err := filepath.Glob(filepath.Join(root, "overlays", "*"))
-	if err != nil || len(dirs) == 0 {
+	files, err := filepath.Glob(filepath.Join(root, "overlays", "*", "kustomization.yaml"))
+	if err != nil || len(files) == 0 {
 		t.Fatal("no overlays", err)
 	}
 	all := map[string]string{}
-	for _, dir := range dirs {
+	for _, file := range files {
+		dir := filepath.Dir(file)
 		all[filepath.Base(dir)] = dir
 	}
 	return all
