@@ -1,13 +1,17 @@
 # syntax=docker/dockerfile:1
 FROM --platform=$BUILDPLATFORM golang:1.26-bookworm AS build
-ARG TARGETOS TARGETARCH VERSION=v0.0.0-dev
 WORKDIR /src
 COPY go.mod go.sum ./
 RUN go mod download
-COPY cmd cmd
-COPY pkg pkg
+# All of it, with .git: the program's version is that of the commit, or a --build-arg VERSION. Sources without either
+# are refused, as nobody could tell such a build from another.
+COPY . .
+ARG TARGETOS TARGETARCH VERSION=
 RUN CGO_ENABLED=0 GOOS=$TARGETOS GOARCH=$TARGETARCH \
-    go build -trimpath -ldflags "-s -w -X main.version=$VERSION" -o /csi-node ./cmd/csi-node
+    go build -trimpath -ldflags "-s -w -X main.version=$VERSION" -o /csi-node ./cmd/csi-node \
+    && if [ -z "$VERSION" ] && go version -m /csi-node | grep -q 'mod.*(devel)'; then \
+        echo "there is no .git to tell the version: build with --build-arg VERSION=v1.2.3" >&2; exit 1; \
+    fi
 
 FROM debian:bookworm-slim
 # Exactly the programs that csi-node runs: mkfs.ext4, e2fsck, resize2fs; mkfs.xfs; mkfs.btrfs.

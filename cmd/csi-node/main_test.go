@@ -23,6 +23,7 @@ var serveFlags = map[string]string{
 	"driver-name":          "csi-node.local",
 	"state-dir":            "/run/csi-node",
 	"kubelet-dir":          "/var/lib/kubelet",
+	"logging-format":       "text",
 	"lib-dir":              "/var/lib/csi-node",
 	"pool-dir":             "/var/lib/csi-node/pool",
 	"pool-reserve":         "1Gi,5%",
@@ -32,7 +33,6 @@ var serveFlags = map[string]string{
 	"registration-dir":     "",
 	"max-volumes-per-node": "0",
 	"heal":                 "true",
-	"log-format":           "text",
 	"v":                    "2",
 }
 

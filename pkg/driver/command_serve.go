@@ -13,7 +13,7 @@ import (
 
 func newServeCommand(o Options) *cobra.Command {
 	var cfg Config
-	var log logSettings
+	var logging loggingFlags
 	heal := true
 	backendFlags := backendFlags(o.Backends)
 	cmd := &cobra.Command{
@@ -29,7 +29,7 @@ xfsprogs) and btrfs (Debian: btrfs-progs). Whatever is missing is reported at th
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			cfg.log = &logTail{}
-			if err := log.begin(cfg.log); err != nil {
+			if err := logging.begin(cfg.log); err != nil {
 				return err
 			}
 			defer klog.Flush()
@@ -50,14 +50,14 @@ xfsprogs) and btrfs (Debian: btrfs-progs). Whatever is missing is reported at th
 			return Run(cmd.Context(), cfg, o)
 		},
 	}
-	cmd.Flags().AddFlagSet(engineFlags(o, &cfg, &heal, &log))
-	command.Complete(cmd, "log-format", textLog, jsonLog)
+	cmd.Flags().AddFlagSet(engineFlags(o, &cfg, &heal, &logging))
+	command.Complete(cmd, "logging-format", textFormat, jsonFormat)
 	cmd.Flags().AddFlagSet(backendFlags)
 	return cmd
 }
 
 // engineFlags returns the flags that serve has in every driver.
-func engineFlags(o Options, cfg *Config, heal *bool, log *logSettings) *pflag.FlagSet {
+func engineFlags(o Options, cfg *Config, heal *bool, logging *loggingFlags) *pflag.FlagSet {
 	f := pflag.NewFlagSet("serve", pflag.ContinueOnError)
 	f.StringVar(&cfg.Endpoint, "endpoint", command.EndpointDefault(), "CSI socket; the environment's CSI_ENDPOINT is the default if set")
 	f.StringVar(&cfg.NodeID, "node-id", "", "name of this node (default: the hostname)")
@@ -69,7 +69,7 @@ func engineFlags(o Options, cfg *Config, heal *bool, log *logSettings) *pflag.Fl
 	f.StringVar(&cfg.RegistrationDir, "registration-dir", "", "kubelet's plugins_registry: register there, without node-driver-registrar; --endpoint must be the socket's path on the node (default: somebody else registers)")
 	f.Int64Var(&cfg.MaxVolumes, "max-volumes-per-node", 0, "limit reported to the scheduler; 0: that of the storage")
 	f.BoolVar(heal, "heal", true, "restore mounts that are lost behind the plugin's back; false: only report them")
-	f.IntVar(&log.verbosity, "v", 2, "log level: 2 logs each step, 4 each call")
-	f.StringVar(&log.format, "log-format", textLog, "text, as klog writes it, or json: an object a line")
+	f.IntVar(&logging.verbosity, "v", 2, "log level: 2 logs each step, 4 each call")
+	f.StringVar(&logging.format, "logging-format", textFormat, "of the log: text, or json, an object a line with the keys of Kubernetes")
 	return f
 }

@@ -6,76 +6,95 @@ import (
 	"io"
 	"log/slog"
 	"os"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/go-logr/logr"
 	"k8s.io/klog/v2"
+
+	"github.com/csi-node/csi-node/pkg/command"
 )
 
-// logSettings are how a plugin logs.
-type logSettings struct {
-	verbosity int
-	format    string // textLog or jsonLog
-}
-
+// The formats of --logging-format, by the names that Kubernetes gives them.
 const (
-	textLog = "text"
-	jsonLog = "json"
+	textFormat = "text"
+	jsonFormat = "json"
 )
 
-// begin makes the log go to standard error and to the tail.
-func (l logSettings) begin(tail *logTail) error {
-	switch l.format {
-	case textLog:
-		return l.set(io.MultiWriter(os.Stderr, tail), map[string]string{"logtostderr": "false", "one_output": "true", "stderrthreshold": "FATAL"})
-	case jsonLog:
-		if err := l.set(io.MultiWriter(os.Stderr, tail), nil); err != nil {
-			return err
-		}
-		klog.SetSlogLogger(slog.New(jsonHandler(io.MultiWriter(os.Stderr, tail), l.verbosity)))
-		return nil
-	}
-	return fmt.Errorf("--log-format %q: must be %s or %s", l.format, textLog, jsonLog)
+// loggingFlags are how a plugin logs.
+type loggingFlags struct {
+	format    string
+	verbosity int
 }
 
-// set sets klog up, which logs as text.
-func (l logSettings) set(out io.Writer, more map[string]string) error {
+// begin makes the logger of the process, which writes to standard error and to the
+// tail. It is called once, before anything is logged.
+func (f loggingFlags) begin(tail *logTail) error {
+	out := io.MultiWriter(os.Stderr, tail)
+	settings := map[string]string{"v": strconv.Itoa(f.verbosity)}
+	switch f.format {
+	case textFormat: // to one writer in place of klog's own files
+		settings["logtostderr"], settings["one_output"], settings["stderrthreshold"] = "false", "true", "FATAL"
+	case jsonFormat:
+		klog.SetLoggerWithOptions(jsonLogger(out, f.verbosity), klog.ContextualLogger(true))
+	default:
+		return command.WrongUse("--logging-format %q: must be %s or %s", f.format, textFormat, jsonFormat)
+	}
 	flags := flag.NewFlagSet("klog", flag.ContinueOnError)
 	klog.InitFlags(flags)
-	for name, value := range more {
+	for name, value := range settings {
 		if err := flags.Set(name, value); err != nil {
 			return err
 		}
 	}
 	klog.SetOutput(out)
-	return flags.Set("v", strconv.Itoa(l.verbosity))
+	return nil
 }
 
-// jsonHandler logs an object a line: time, level, msg, and the key/values. Errors and
-// what has a text of its own are that text.
-func jsonHandler(out io.Writer, verbosity int) slog.Handler {
-	return slog.NewJSONHandler(out, &slog.HandlerOptions{
-		Level: slog.Level(-verbosity), // as package logr maps them
-		ReplaceAttr: func(groups []string, a slog.Attr) slog.Attr {
-			if len(groups) == 0 && a.Key == slog.LevelKey {
-				level, _ := a.Value.Any().(slog.Level)
-				return slog.String(a.Key, map[bool]string{true: "error", false: "info"}[level >= slog.LevelError])
+// jsonLogger returns a logger that writes an object a line, with the keys that
+// Kubernetes uses: ts in milliseconds since 1970, caller, msg, v (not for errors) and err.
+func jsonLogger(out io.Writer, verbosity int) logr.Logger {
+	return logr.FromSlogHandler(slog.NewJSONHandler(out, &slog.HandlerOptions{
+		AddSource: true, Level: slog.Level(-verbosity), ReplaceAttr: jsonAttribute,
+	}))
+}
+
+// jsonAttribute writes what text logs would: what something prints of itself, which is
+// also where secrets are left out, and never its fields.
+func jsonAttribute(groups []string, a slog.Attr) slog.Attr {
+	value := a.Value.Any()
+	if len(groups) == 0 {
+		switch a.Key {
+		case slog.TimeKey:
+			return slog.Float64("ts", float64(a.Value.Time().UnixMicro())/1000)
+		case slog.LevelKey:
+			if level, is := value.(slog.Level); is && level <= 0 {
+				return slog.Int("v", int(-level))
 			}
-			switch v := a.Value.Any().(type) {
-			case logr.Marshaler:
-				return slog.Any(a.Key, v.MarshalLog())
-			case error:
-				return slog.String(a.Key, v.Error())
-			case fmt.Stringer:
-				if a.Value.Kind() != slog.KindTime {
-					return slog.String(a.Key, v.String())
-				}
+			return slog.Attr{}
+		case slog.SourceKey:
+			if source, is := value.(*slog.Source); is {
+				return slog.String("caller", filepath.Base(source.File)+":"+strconv.Itoa(source.Line))
 			}
-			return a
-		},
-	})
+		}
+	}
+	if m, is := value.(logr.Marshaler); is {
+		value = m.MarshalLog()
+	}
+	switch v := value.(type) {
+	case time.Duration:
+		return slog.String(a.Key, v.String())
+	case time.Time: // as JSON has it
+		return a
+	case error:
+		return slog.String(a.Key, v.Error())
+	case fmt.Stringer:
+		return slog.String(a.Key, v.String())
+	}
+	return slog.Any(a.Key, value)
 }
 
 // mostLogged is how much of the log's end is kept in memory, in bytes.

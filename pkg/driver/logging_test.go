@@ -4,52 +4,69 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
-	"log/slog"
+	"fmt"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
-	"github.com/go-logr/logr"
 
-	"github.com/csi-node/csi-node/pkg/state"
-	"github.com/csi-node/csi-node/test/require"
+	"github.com/csi-node/csi-node/pkg/command"
 )
 
-func TestLogAsJSON(t *testing.T) {
+type spelt struct{ Field string }
+
+func (spelt) String() string { return "spelt out" }
+
+// A line of the JSON log is an object with the keys of Kubernetes, whose values are what a text log prints: no fields of
+// what prints itself, and so no secrets.
+func TestJSONLog(t *testing.T) {
 	var out bytes.Buffer
-	logger := logr.FromSlogHandler(jsonHandler(&out, 2))
-	logger.V(2).Info("Step done", "part", state.StagePart(), "took", 1500*time.Millisecond, "volumes", 3)
-	logger.V(4).Info("Called")
-	logger.Error(errors.New("boom"), "Call failed", "request", withoutSecrets{&csi.NodeStageVolumeRequest{VolumeId: "v", Secrets: map[string]string{"key": "hunter2"}}})
-	lines := strings.Split(strings.TrimSpace(out.String()), "\n")
-	if len(lines) != 2 || strings.Contains(out.String(), "hunter2") {
-		t.Fatalf("logged is %s", out.String())
+	log := jsonLogger(&out, 3).WithValues("volume", "v-1")
+	log.V(3).Info("Done", "took", 1500*time.Millisecond, "device", spelt{"hidden"}, "paths", []string{"/a"}, "count", 7)
+	log.Error(fmt.Errorf("step: %w", errors.New("no room")), "Failed", "request",
+		withoutSecrets{&csi.NodeStageVolumeRequest{VolumeId: "v-1", Secrets: map[string]string{"key": "hidden"}}})
+	log.V(4).Info("Too much")
+	if strings.Contains(out.String(), "hidden") || strings.Contains(out.String(), "Too much") {
+		t.Errorf("it tells of secrets or fields, or too much:\n%s", &out)
 	}
-	for i, want := range []map[string]any{
-		{slog.LevelKey: "info", slog.MessageKey: "Step done", "part": "stage", "took": "1.5s", "volumes": 3.0},
-		{slog.LevelKey: "error", slog.MessageKey: "Call failed", "err": "boom"},
-	} {
-		var got map[string]any
-		require.NoError(t, json.Unmarshal([]byte(lines[i]), &got))
-		for key, value := range want {
-			if got[key] != value {
-				t.Errorf("%s is %v, not %v, in %s", key, got[key], value, lines[i])
-			}
+	var lines []map[string]any
+	for line := range strings.Lines(out.String()) {
+		var fields map[string]any
+		if err := json.Unmarshal([]byte(line), &fields); err != nil {
+			t.Fatalf("%v in %s", err, line)
 		}
-		if at, _ := got[slog.TimeKey].(string); at == "" {
-			t.Errorf("no time in %s", lines[i])
+		if caller, _ := fields["caller"].(string); !strings.HasPrefix(caller, "logging_test.go:") {
+			t.Errorf("the caller is %v", fields["caller"])
 		}
-		if request, _ := got["request"].(string); i == 1 && !strings.Contains(request, `"volume_id":"v"`) {
-			t.Errorf("the request is %q", request)
+		if ts, _ := fields["ts"].(float64); time.Since(time.UnixMilli(int64(ts))).Abs() > time.Hour {
+			t.Errorf("the time is %v", fields["ts"])
 		}
+		delete(fields, "caller")
+		delete(fields, "ts")
+		lines = append(lines, fields)
+	}
+	got, err := json.Marshal(lines)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := `[{"count":7,"device":"spelt out","msg":"Done","paths":["/a"],"took":"1.5s","v":3,"volume":"v-1"},` +
+		`{"err":"step: no room","msg":"Failed","request":` + quoted(withoutSecrets{&csi.NodeStageVolumeRequest{VolumeId: "v-1", Secrets: map[string]string{"key": "x"}}}.String()) + `,"volume":"v-1"}]`
+	if string(got) != want {
+		t.Errorf("logs\n%s\nwant\n%s", got, want)
 	}
 }
 
-func TestLogFormat(t *testing.T) {
-	err := logSettings{format: "xml"}.begin(&logTail{})
-	if err == nil || !strings.Contains(err.Error(), `--log-format "xml": must be text or json`) {
-		t.Errorf("a format that is none: %v", err)
+func quoted(text string) string {
+	q, _ := json.Marshal(text) // a string has no errors
+	return string(q)
+}
+
+func TestUnknownLoggingFormat(t *testing.T) {
+	root := Command(testOptions())
+	root.SetArgs([]string{"serve", "--logging-format=xml"})
+	if err := root.ExecuteContext(t.Context()); err == nil || command.ExitCode(err) != 2 || !strings.Contains(err.Error(), `--logging-format "xml": must be text or json`) {
+		t.Errorf("says %v", err)
 	}
 }
 

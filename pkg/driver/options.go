@@ -107,7 +107,7 @@ func checkKinds(kinds []devices.Kind) (devices.Properties, error) {
 	}
 	seen := map[string]bool{}
 	flags := map[string]string{} // whose the flag of a name is
-	engineFlags(Options{}, &Config{}, new(bool), &logSettings{}).VisitAll(func(flag *pflag.Flag) { flags[flag.Name] = "the engine" })
+	engineFlags(Options{}, &Config{}, new(bool), new(loggingFlags)).VisitAll(func(flag *pflag.Flag) { flags[flag.Name] = "the engine" })
 	for _, k := range kinds {
 		switch {
 		case !driverName.MatchString(k.Name) || k.Open == nil:

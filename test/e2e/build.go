@@ -30,7 +30,8 @@ func programs() []program {
 	}
 	return append(all,
 		program{"build/provisioner", "github.com/kubernetes-csi/external-provisioner/v6/cmd/csi-provisioner", "-X main.version=v6.3.0"},
-		program{"build/resizer", "github.com/kubernetes-csi/external-resizer/v2/cmd/csi-resizer", "-X main.version=v2.3.0"})
+		program{"build/resizer", "github.com/kubernetes-csi/external-resizer/v2/cmd/csi-resizer", "-X main.version=v2.3.0"},
+		program{"build/helm", "helm.sh/helm/v4/cmd/helm", ""})
 }
 
 // kubernetesLdflags tells the programs their version.

@@ -1,0 +1,62 @@
+{{/* The name of all objects. It is also the label by which the DaemonSet selects its pods, as in deploy/base. */}}
+{{- define "csi-node.name" -}}
+{{- if .Values.fullnameOverride -}}
+{{- .Values.fullnameOverride -}}
+{{- else if contains "csi-node" .Release.Name -}}
+{{- .Release.Name -}}
+{{- else -}}
+{{- .Release.Name }}-csi-node
+{{- end -}}
+{{- end -}}
+
+{{- define "csi-node.labels" -}}
+app.kubernetes.io/name: {{ include "csi-node.name" . }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version | replace "+" "_" }}
+{{- with .Values.commonLabels }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{- define "csi-node.serviceAccount" -}}
+{{- .Values.serviceAccount.name | default (include "csi-node.name" .) -}}
+{{- end -}}
+
+{{- define "csi-node.stateDir" -}}
+{{- .Values.driver.stateDir | default (print "/run/" (trimSuffix ".local" .Values.driver.name)) -}}
+{{- end -}}
+
+{{- define "csi-node.libDir" -}}
+{{- .Values.driver.libDir | default (print "/var/lib/" (trimSuffix ".local" .Values.driver.name)) -}}
+{{- end -}}
+
+{{- define "csi-node.poolDir" -}}
+{{- .Values.pool.dir | default (print (include "csi-node.libDir" .) "/pool") -}}
+{{- end -}}
+
+{{/* An image: a list of the root context and an image's values. */}}
+{{- define "csi-node.image" -}}
+{{- $root := index . 0 -}}
+{{- $image := index . 1 -}}
+{{- $registry := $root.Values.imageRegistry | default $image.registry -}}
+{{- with $registry }}{{ . }}/{{ end -}}
+{{- $image.repository }}:{{ $image.tag | default $root.Chart.AppVersion -}}
+{{- with $image.digest }}@{{ . }}{{ end -}}
+{{- end -}}
+
+{{- define "csi-node.pullPolicy" -}}
+{{- with .Values.imagePullPolicy }}
+imagePullPolicy: {{ . }}
+{{- end }}
+{{- end -}}
+
+{{/* All that a sidecar may. */}}
+{{- define "csi-node.sidecarSecurityContext" -}}
+runAsUser: 0 # no runAsNonRoot: the plugin's socket is open to root alone; of root's capabilities it needs none
+allowPrivilegeEscalation: false
+capabilities: {drop: [ALL]}
+readOnlyRootFilesystem: true
+seccompProfile: {type: RuntimeDefault}
+{{- end -}}

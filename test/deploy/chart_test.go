@@ -1,0 +1,321 @@
+package deploy
+
+import (
+	"encoding/json"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"helm.sh/helm/v3/pkg/lint"
+	"helm.sh/helm/v3/pkg/lint/support"
+)
+
+// TestChartIsKustomize: the chart makes the objects of deploy/base, and with an overlay's values.yaml those of the
+// overlay. Helm makes no namespace, and labels each object.
+func TestChartIsKustomize(t *testing.T) {
+	same(t, "base", kustomize(t, filepath.Join(root, "base")), helm(t, usual, ""))
+	for name, dir := range overlays(t) {
+		same(t, name, kustomize(t, dir), helm(t, usual, read(t, filepath.Join(dir, "values.yaml"))))
+	}
+	added := slices.DeleteFunc(helm(t, usual, monitored), func(o object) bool {
+		return slices.ContainsFunc(helm(t, usual, ""), func(p object) bool { return o.key() == p.key() })
+	})
+	same(t, "monitoring", kustomize(t, filepath.Join(root, "monitoring")), added)
+}
+
+const monitored = `metrics: {podMonitor: {enabled: true}, prometheusRule: {enabled: true}, dashboard: {enabled: true}}`
+
+// same compares objects by kind and name.
+func same(t *testing.T, title string, want, have []object) {
+	t.Helper()
+	wanted, had := map[string]string{}, map[string]string{}
+	for _, o := range want {
+		if o["kind"] != "Namespace" {
+			wanted[o.key()] = plain(t, o)
+		}
+	}
+	for _, o := range have {
+		had[o.key()] = plain(t, o)
+	}
+	if len(wanted) == 0 {
+		t.Errorf("%s: kustomize makes nothing", title)
+	}
+	for key, text := range wanted {
+		if had[key] != text {
+			t.Errorf("%s: %s\nkustomize makes\n%s\nand Helm\n%s", title, key, text, had[key])
+		}
+	}
+	for key := range had {
+		if wanted[key] == "" {
+			t.Errorf("%s: Helm makes %s, and kustomize does not", title, key)
+		}
+	}
+}
+
+// plain returns an object without the labels that Helm's charts put on all of theirs.
+func plain(t *testing.T, o object) string {
+	t.Helper()
+	if metadata, ok := o["metadata"].(map[string]any); ok {
+		if labels, ok := metadata["labels"].(map[string]any); ok {
+			for label := range labels {
+				if strings.HasPrefix(label, "app.kubernetes.io/") || label == "helm.sh/chart" {
+					delete(labels, label)
+				}
+			}
+			if len(labels) == 0 {
+				delete(metadata, "labels")
+			}
+		}
+	}
+	text, err := json.MarshalIndent(o, "", " ")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
+}
+
+// TestVersions: chart and kustomize name the image by one version, and no image floats.
+func TestVersions(t *testing.T) {
+	metadata := loadChart(t).Metadata
+	if metadata.AppVersion != "v"+metadata.Version {
+		t.Errorf("the chart's version %s is not that of its app, %s", metadata.Version, metadata.AppVersion)
+	}
+	for _, c := range containers(t, helm(t, usual, "")) {
+		_, tag, _ := strings.Cut(c["image"].(string), ":")
+		if tag == "" || tag == "latest" {
+			t.Errorf("container %s has the image %s", c["name"], c["image"])
+		}
+	}
+}
+
+// containers returns those of the only DaemonSet.
+func containers(t testing.TB, objects []object) (all []map[string]any) {
+	t.Helper()
+	list, ok := daemonSet(t, objects).at("spec", "template", "spec", "containers").([]any)
+	if !ok {
+		t.Fatal("a DaemonSet without containers")
+	}
+	for _, c := range list {
+		all = append(all, c.(map[string]any))
+	}
+	return all
+}
+
+func daemonSet(t testing.TB, objects []object) object {
+	t.Helper()
+	i := slices.IndexFunc(objects, func(o object) bool { return o["kind"] == "DaemonSet" })
+	if i < 0 {
+		t.Fatal("no DaemonSet")
+	}
+	return objects[i]
+}
+
+// TestLint: what `helm lint --strict` says, with the defaults and with each overlay's values.
+func TestLint(t *testing.T) {
+	values := map[string]string{"defaults": "", "everything": everything}
+	for name, dir := range overlays(t) {
+		values[name] = read(t, filepath.Join(dir, "values.yaml"))
+	}
+	for name, text := range values {
+		for _, m := range lint.AllWithKubeVersion(filepath.Join(root, "chart"), parseOne(t, text), "csi-node", nil).Messages {
+			if m.Severity >= support.WarningSev {
+				t.Errorf("%s: %v", name, m)
+			}
+		}
+	}
+}
+
+func parseOne(t testing.TB, text string) map[string]any {
+	t.Helper()
+	if all := parse(t, text); len(all) == 1 {
+		return all[0]
+	}
+	return map[string]any{}
+}
+
+// TestSchema: values that the chart does not know, or that cannot be, are refused before anything is installed.
+func TestSchema(t *testing.T) {
+	for _, values := range []string{
+		"replicas: 3",
+		"image: {repo: x}",
+		"image: {digest: sha256:12}",
+		"driver: {name: Upper.local}",
+		"driver: {logLevel: much}",
+		"driver: {loggingFormat: xml}",
+		"driver: {stateDir: run/x}",
+		"kubeletDir: var/lib/kubelet",
+		"kubeletDir: /var/lib/kubelet/",
+		`kubeletDir: ""`,
+		"pool: {size: 1Gi}",
+		"pool: {reserve: much}",
+		"storageClasses: [{parameters: {}}]",
+		"storageClasses: [{name: a, suffix: b}]",
+		"storageClasses: [{name: a, reclaimPolicy: Keep}]",
+		"imagePullPolicy: Sometimes",
+		"imagePullSecrets: [registry]",
+		"metrics: {port: 99999}",
+		"metrics: {serviceMonitor: {enabled: true}}",
+		"registrar: {resource: {}}",
+		"registrar: {healthPort: 0}",
+		"tolerations: {operator: Exists}",
+		"updateStrategy: {rollingUpdate: {maxUnavailable: most}}",
+		"updateStrategy: {rollingUpdate: {maxSurge: 1}}", // two plugins on one node: the second waits, and is never ready
+		"extraArgs: [v=4]",
+		"networkPolicy: {ingress: []}",
+	} {
+		if text, err := tryHelm(t, usual, values); err == nil {
+			t.Errorf("%s is not refused, and makes\n%s", values, text)
+		} else if !strings.Contains(err.Error(), "schema") {
+			t.Errorf("%s is refused, and not by the schema: %v", values, err)
+		}
+	}
+}
+
+// TestEveryValueIsInTheSchema: values.yaml says of each value what it is, and values.schema.json what it may be.
+func TestEveryValueIsInTheSchema(t *testing.T) {
+	c := loadChart(t)
+	schema := parseOne(t, string(c.Schema))
+	var compare func(path string, values map[string]any, schema map[string]any)
+	compare = func(path string, values map[string]any, s map[string]any) {
+		if ref, _ := s["$ref"].(string); ref != "" {
+			s = object(schema).at("$defs", filepath.Base(ref)).(map[string]any)
+		}
+		properties, _ := s["properties"].(map[string]any)
+		if properties == nil {
+			return // an object of Kubernetes, or labels
+		}
+		for name := range properties {
+			if _, is := values[name]; !is && path+name != "global" { // Helm's own
+				t.Errorf("values.yaml does not tell of %s%s", path, name)
+			}
+		}
+		for name, value := range values {
+			if below, is := value.(map[string]any); is {
+				property, _ := properties[name].(map[string]any)
+				compare(path+name+".", below, property)
+			}
+		}
+	}
+	compare("", c.Values, schema)
+}
+
+// everything sets every value that changes what is made.
+const everything = `
+image: {registry: r.example, repository: x/csi-node, tag: v9, digest: "sha256:` + "0000000000000000000000000000000000000000000000000000000000000000" + `"}
+imagePullPolicy: Always
+imagePullSecrets: [{name: registry}]
+commonLabels: {team: storage}
+driver: {name: fast.example, maxVolumesPerNode: 1000000, heal: false, logLevel: 4, loggingFormat: json}
+kubeletDir: /data/kubelet
+selfRegistration: true
+pool: {dir: /mnt/fast/pool, reserve: 1%}
+inline: {maxSize: "0", maxTotal: "0"}
+storageClasses:
+  - {name: fast, parameters: {provisioning: thin, overcommit: 1.5}, mountOptions: [noatime], allowVolumeExpansion: false, volumeBindingMode: Immediate,
+     reclaimPolicy: Retain, labels: {a: b}, annotations: {c: d}, allowedTopologies: [{matchLabelExpressions: [{key: k, values: [v]}]}]}
+defaultStorageClass: fast
+extraArgs: [--v=5]
+extraEnv: [{name: GOGC, value: "50"}]
+extraVolumes: [{name: extra, emptyDir: {}}]
+extraVolumeMounts: [{name: extra, mountPath: /extra}]
+provisioner: {extraArgs: [--v=4]}
+resizer: {extraArgs: [--v=4]}
+initContainers: [{name: first, image: "x:1"}]
+extraContainers: [{name: more, image: "x:1"}]
+nodeSelector: {disk: fast}
+tolerations: []
+priorityClassName: ""
+updateStrategy: {rollingUpdate: {maxUnavailable: 3}}
+minReadySeconds: 5
+terminationGracePeriodSeconds: 60
+revisionHistoryLimit: 0
+hostNetwork: true
+podLabels: {e: f}
+podAnnotations: {g: h}
+serviceAccount: {name: storage, annotations: {i: j}}
+metrics:
+  port: 9000
+  podMonitor: {enabled: true, labels: {release: prometheus}, interval: 30s, scrapeTimeout: 10s, relabelings: [{targetLabel: cluster, replacement: c}], metricRelabelings: [{action: drop, sourceLabels: [__name__], regex: go_.*}]}
+  prometheusRule: {enabled: true, labels: {release: prometheus}}
+  dashboard: {enabled: true, annotations: {k: l}, namespace: grafana}
+networkPolicy: {enabled: true, from: [{podSelector: {}}], egress: [{ports: [{port: 443}]}]}
+`
+
+// TestValues: what a value is for is in what the chart makes.
+func TestValues(t *testing.T) {
+	for _, test := range []struct {
+		values    string
+		want, not []string
+	}{
+		{"imageRegistry: mirror.example:5000", []string{
+			"image: mirror.example:5000/csi-node/csi-node:v", "image: mirror.example:5000/sig-storage/csi-resizer:v"}, []string{"registry.k8s.io", "ghcr.io"}},
+		{everything, []string{
+			"image: r.example/x/csi-node:v9@sha256:0000", "imagePullPolicy: Always", "team: storage", "--endpoint=unix://$(CSI_NODE_KUBELET_DIR)/plugins/fast.example/csi.sock",
+			"--driver-name=fast.example", "--lib-dir=/var/lib/fast.example", "--pool-dir=/mnt/fast/pool", "path: /mnt/fast, type: Directory", "--max-volumes-per-node=1000000",
+			"--heal=false", "--v=4", "--logging-format=json", "--v=5", "--pool-reserve=1%", "--inline-max-size=0", "--http-endpoint=:9000", "CSI_NODE_STATE_DIR, value: /run/fast.example",
+			"provisioner: fast.example", `overcommit: "1.5"`, "allowVolumeExpansion: false", "volumeBindingMode: Immediate", `is-default-class: "true"`, "noatime",
+			"name: first", "name: more", "disk: fast", "maxUnavailable: 3", "minReadySeconds: 5", "terminationGracePeriodSeconds: 60", "revisionHistoryLimit: 0", "hostNetwork: true",
+			"e: f", "g: h", "name: storage, namespace: csi-node", "interval: 30s", "release: prometheus", "grafana_dashboard: \"1\"", "namespace: grafana", "policyTypes: [Ingress, Egress]", "path: /data/kubelet, type: Directory"},
+			[]string{"node-driver-registrar:v", "prometheus.io/scrape", "csi-node.local\n", "/var/lib/kubelet", "tolerations", "priorityClassName"}},
+		{"affinity: null\nupdateStrategy: {type: OnDelete, rollingUpdate: null}", []string{"type: OnDelete"}, []string{"affinity", "rollingUpdate"}},
+		{"metrics: {port: 0}\nnetworkPolicy: {enabled: true}", []string{"policyTypes: [Ingress]\n"}, []string{"--http-endpoint=:9810", "prometheus.io", "name: http"}},
+		{"csiDriver: {create: false}\nstorageClasses: []\nrbac: {create: false}\nserviceAccount: {create: false, name: given}",
+			[]string{"serviceAccountName: given"}, []string{"kind: CSIDriver", "kind: StorageClass", "kind: ClusterRole", "kind: ServiceAccount\nmetadata"}},
+	} {
+		text, err := tryHelm(t, usual, test.values)
+		if err != nil {
+			t.Errorf("%s: %v", test.values, err)
+		}
+		for _, words := range test.want {
+			if !strings.Contains(text, words) {
+				t.Errorf("with %s there is no %q in\n%s", test.values, words, text)
+			}
+		}
+		for _, words := range test.not {
+			if strings.Contains(text, words) {
+				t.Errorf("with %s there is %q in\n%s", test.values, words, text)
+			}
+		}
+	}
+}
+
+// TestSeveralDrivers: releases of drivers with names of their own share no object, no directory and no socket.
+func TestSeveralDrivers(t *testing.T) {
+	first := helm(t, usual, "")
+	second := helm(t, release{"fast", "csi-node"}, "driver: {name: fast.csi-node.local}")
+	names := map[string]bool{}
+	for _, o := range first {
+		names[o.key()] = true
+	}
+	otherNodes := helm(t, release{"other", "csi-node"}, "csiDriver: {create: false}\nstorageClasses: []\nnodeSelector: {disk: large}")
+	for _, o := range slices.Concat(second, otherNodes) {
+		if names[o.key()] {
+			t.Errorf("both have the %s", o.key())
+		}
+	}
+	own := map[string]bool{"socket": true, "state": true, "pool": true}
+	paths := func(objects []object) map[string]string {
+		all := map[string]string{}
+		for _, v := range daemonSet(t, objects).at("spec", "template", "spec", "volumes").([]any) {
+			volume := object(v.(map[string]any))
+			if name := fmt.Sprint(volume["name"]); own[name] {
+				all[name] = fmt.Sprint(volume.at("hostPath", "path"))
+			}
+		}
+		if len(all) != len(own) {
+			t.Errorf("of %v there are %v", own, all)
+		}
+		return all
+	}
+	others := paths(second)
+	for name, path := range paths(first) {
+		if others[name] == path || strings.HasPrefix(others[name], path+"/") {
+			t.Errorf("the volume %s of one is %s, and of the other %s", name, path, others[name])
+		}
+	}
+	if selector := daemonSet(t, second).at("spec", "selector", "matchLabels", "app.kubernetes.io/name"); selector != "fast-csi-node" {
+		t.Errorf("the second's pods are selected by %v", selector)
+	}
+}
