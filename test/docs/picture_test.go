@@ -113,6 +113,7 @@ const (
 	pictureWidth = 960
 	lineHeight   = 20
 	margin       = 22
+	numberX      = 38
 	titleX       = 52
 	tookX        = pictureWidth - margin
 	askedX       = 280
@@ -128,7 +129,8 @@ text { font: 12px ui-monospace, SFMono-Regular, Menlo, Consolas, monospace; fill
 .call { font-weight: 600 }
 .good { fill: #1a7f37 }
 .heal { fill: #9a6700 }
-.took { fill: #1a7f37; text-anchor: end }
+.took { fill: #1a7f37 }
+.took, .number { text-anchor: end }
 .table { fill: #f6f8fa }
 @media (prefers-color-scheme: dark) {
 .page { fill: #0d1117; stroke: #30363d }
@@ -155,9 +157,9 @@ func draw(t *testing.T, output string) string {
 	text(margin, "dim", "$ make demo")
 	y += lineHeight + 6
 	for _, s := range steps {
-		text(margin, "dim", fmt.Sprintf("%2s", s.number))
-		call, rest, is := strings.Cut(s.title, ":")
-		if is && !strings.Contains(call, " ") {
+		text(numberX, "number dim", s.number)
+		call, rest, _ := strings.Cut(s.title, ":")
+		if !strings.Contains(call, " ") {
 			fmt.Fprintf(&body, "<text x=\"%d\" y=\"%d\"><tspan class=\"call\">%s</tspan>%s</text>\n", titleX, y, html.EscapeString(call), html.EscapeString(rest))
 		} else {
 			text(titleX, "", s.title)
