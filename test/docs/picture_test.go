@@ -31,14 +31,14 @@ func TestDemoPicture(t *testing.T) {
 	if *update {
 		require.NoError(t, os.WriteFile(filepath.Join(root, picture), []byte(drawn), 0o644))
 	}
-	if masked(read(t, picture)) != masked(drawn) {
-		t.Errorf("%s does not show what the demo prints now: go test ./test/docs -run '^TestDemoPicture$' -update", picture)
+	if shown := read(t, picture); masked(shown) != masked(drawn) {
+		t.Errorf("%s does not show what the demo prints now: go test ./test/docs -run '^TestDemoPicture$' -update\nit is\n%s\nand should be\n%s", picture, shown, drawn)
 	}
 }
 
 // masked is a picture without what differs from run to run.
 func masked(picture string) string {
-	picture = regexp.MustCompile(`[0-9][0-9.]*(?:ns|µs|ms|s)?`).ReplaceAllString(picture, "0")
+	picture = regexp.MustCompile(`(?:[0-9][0-9.]*(?:ns|µs|ms|s|m|h)?)+`).ReplaceAllString(picture, "0")
 	return regexp.MustCompile(`\s+`).ReplaceAllString(picture, " ")
 }
 
