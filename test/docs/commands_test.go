@@ -11,7 +11,7 @@ import (
 
 var (
 	// ourCommand is a call of the program, at the start of a line or behind another command.
-	ourCommand = regexp.MustCompile("(?:^|-- |<\\(|&& |; |\\| |sudo )csi-node((?: [^;|&)]*)?)")
+	ourCommand = regexp.MustCompile(`(?:^|-- |<\(|&& |; |\| |sudo )csi-node((?: [^;|&)]*)?)`)
 	// ourFlag is a flag that is named by itself.
 	ourFlag  = regexp.MustCompile(`^--[a-z]`)
 	anyFlag  = regexp.MustCompile(`(?:^|\s)--([a-z][a-z-]*)`)
