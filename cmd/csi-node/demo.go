@@ -17,6 +17,7 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
 
 	"github.com/csi-node/csi-node/pkg/client"
@@ -27,6 +28,9 @@ const (
 	demoSize  = 320 << 20 // bytes; mkfs.xfs makes nothing under 300 MiB
 	demoGrown = 512 << 20
 	demoText  = "written through the first pod"
+
+	// demoLookEvery is how often a wait looks whether the demo was ended, in milliseconds.
+	demoLookEvery = 100
 )
 
 func newDemoCommand() *cobra.Command {
@@ -35,9 +39,9 @@ func newDemoCommand() *cobra.Command {
 		Short: "Play kubelet for one volume, from creation to deletion",
 		Long: `demo starts a plugin of its own on a temporary pool and socket and takes one
 volume through its life: create, stage, publish to two pods, write, read, grow
-while mounted, stats, a plugin killed and started again, unpublish, unstage,
-delete. It needs root and leaves nothing behind, however it ends: interrupted
-and killed, too.
+while mounted, stats, a plugin killed and started again, mounts torn off and
+healed, unpublish, unstage, delete. It needs root and leaves nothing behind,
+however it ends: interrupted and killed, too.
 
 Where it lacks a privilege it says so and does nothing. "make demo-vm", in the
 source, runs it in a virtual machine.`,
@@ -234,7 +238,10 @@ func (d *demo) story() []demoStep {
 		{"Kill the plugin (SIGKILL): the pods' mounts stay", false, func(context.Context) (string, error) {
 			return "", errors.Join(d.kill(), d.readBack(pod1), d.readBack(pod2))
 		}},
-		{"Start it again: it takes over what is there", true, d.start},
+		{"Start it again: it takes over what is there", false, d.start},
+		{"Unmount the volume behind its back: it is healed", true, func(ctx context.Context) (string, error) {
+			return "", d.tear(ctx, pod1, stage)
+		}},
 		{"NodeUnpublishVolume: first pod", false, unpublish(pod1)},
 		{"NodeUnpublishVolume: second pod", false, unpublish(pod2)},
 		{"NodeUnstageVolume: unmount and detach", true, func(ctx context.Context) (string, error) {
@@ -261,6 +268,50 @@ func (d *demo) readBack(pod string) error {
 		err = fmt.Errorf("%s reads %q", pod, text)
 	}
 	return err
+}
+
+// demoHealLimit bounds the wait for a mount that was torn off.
+const demoHealLimit = 30 * time.Second
+
+// tear unmounts what is mounted at the paths, and waits until the plugin has restored all of it.
+func (d *demo) tear(ctx context.Context, paths ...string) (err error) {
+	ctx, cancel := context.WithTimeout(ctx, demoHealLimit)
+	defer cancel()
+	// It is ready for poll(2) with each change of the mount table since it was opened, or polled last.
+	table, err := os.Open("/proc/self/mountinfo")
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, table.Close()) }()
+	for _, path := range paths {
+		if err := unix.Unmount(path, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); err != nil {
+			return &os.PathError{Op: "umount", Path: path, Err: err}
+		}
+	}
+	for {
+		var torn error
+		for _, path := range paths {
+			torn = errors.Join(torn, d.readBack(path))
+		}
+		if torn == nil { // the plugin must have seen that, too
+			report, err := driver.Retry(ctx, d.path("state"), d.volume)
+			if err != nil {
+				return err
+			}
+			left := report.Unsettled()
+			if len(left) == 0 {
+				return nil
+			}
+			torn = errors.New(strings.Join(left, "; "))
+		}
+		if ctx.Err() != nil {
+			return fmt.Errorf("not healed: %w", torn)
+		}
+		changes := []unix.PollFd{{Fd: int32(table.Fd()), Events: unix.POLLPRI}}
+		if _, err := unix.Poll(changes, demoLookEvery); err != nil && !errors.Is(err, unix.EINTR) {
+			return fmt.Errorf("poll %s: %w", table.Name(), err)
+		}
+	}
 }
 
 // start starts the plugin and waits until it is ready.
@@ -314,7 +365,9 @@ func (d *demo) showStatus(ctx context.Context) {
 		for _, v := range report.Volumes {
 			for i := range v.Parts {
 				p := &v.Parts[i]
-				p.Part, p.Asked = strings.ReplaceAll(p.Part, d.dir, "…"), strings.ReplaceAll(p.Asked, d.dir, "…")
+				for _, text := range []*string{&p.Part, &p.Path, &p.Asked} {
+					*text = strings.ReplaceAll(*text, d.dir, "…")
+				}
 			}
 		}
 		var text strings.Builder

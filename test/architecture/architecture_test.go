@@ -1,6 +1,5 @@
 // Package architecture holds the code to docs/architecture.md: the imports to its
-// drawing, the packages to its table, and the files that the docs name to those
-// that there are.
+// drawing, and the packages to its table.
 package architecture
 
 import (
@@ -108,20 +107,6 @@ func TestTableListsThePackages(t *testing.T) {
 	for name := range listed {
 		if _, is := all[name]; !is {
 			t.Errorf("the table of docs/architecture.md has %s, which is not there", name)
-		}
-	}
-}
-
-func TestDocsNameFilesThatExist(t *testing.T) {
-	named := regexp.MustCompile("`([a-z_/-]+\\.(?:go|md|yaml))`")
-	for _, page := range []string{"docs/architecture.md", "docs/design.md"} {
-		for _, match := range named.FindAllStringSubmatch(read(t, page), -1) {
-			if !slices.ContainsFunc([]string{"", "pkg", "docs"}, func(below string) bool {
-				_, err := os.Stat(filepath.Join(root, below, match[1]))
-				return err == nil
-			}) {
-				t.Errorf("%s names %s, which is neither in the repository's root nor in pkg or docs", page, match[1])
-			}
 		}
 	}
 }

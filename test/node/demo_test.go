@@ -19,7 +19,7 @@ import (
 	"github.com/csi-node/csi-node/test/machine"
 )
 
-const demoSteps = 14
+const demoSteps = 15
 
 // demoPlace makes a directory for the directories of demos. What a failed test
 // leaves there is taken down.

@@ -1,0 +1,238 @@
+package docs
+
+import (
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/status"
+
+	"github.com/csi-node/csi-node/test/harness"
+	"github.com/csi-node/csi-node/test/require"
+)
+
+// foreign are the errors of Kubernetes itself that troubleshoot.md explains, with the place in
+// k8s.io/kubernetes v1.36.3 that has them.
+var foreign = map[string]string{
+	"waiting for first consumer":       "pkg/controller/volume/persistentvolume/pv_controller.go",
+	"did not have enough free storage": "pkg/scheduler/framework/plugins/volumebinding/volume_binding.go; test/e2e asks for it",
+	"violates PodSecurity":             "k8s.io/pod-security-admission/admission/admission.go",
+}
+
+// quoted returns the errors that troubleshoot.md explains: its headings in code, each as its fixed
+// parts, between the dots.
+func quoted(t *testing.T) map[string][]string {
+	t.Helper()
+	all := map[string][]string{}
+	for _, h := range pageNamed(t, "docs/troubleshoot.md").headings {
+		for _, m := range codeSpan.FindAllStringSubmatch(h.text, -1) {
+			var parts []string
+			for part := range strings.SplitSeq(m[1], "…") {
+				if part = strings.TrimSpace(part); part != "" {
+					parts = append(parts, part)
+				}
+			}
+			all[m[1]] = parts
+		}
+	}
+	if len(all) < 30 {
+		t.Fatalf("troubleshoot.md quotes only %q", all)
+	}
+	return all
+}
+
+// literals returns the strings in the source of the product, with those that a plus joins put together.
+func literals(t *testing.T) []string {
+	t.Helper()
+	var all []string
+	var joined func(e ast.Expr) string
+	joined = func(e ast.Expr) string {
+		switch e := e.(type) {
+		case *ast.BasicLit:
+			if text, err := strconv.Unquote(e.Value); err == nil && e.Kind == token.STRING {
+				return text
+			}
+		case *ast.BinaryExpr:
+			return joined(e.X) + joined(e.Y)
+		}
+		return ""
+	}
+	for _, dir := range []string{"pkg", "cmd"} {
+		require.NoError(t, filepath.WalkDir(filepath.Join(root, dir), func(path string, _ fs.DirEntry, err error) error {
+			if err != nil || filepath.Ext(path) != ".go" || strings.HasSuffix(path, "_test.go") {
+				return err
+			}
+			file, err := parser.ParseFile(token.NewFileSet(), path, nil, parser.SkipObjectResolution)
+			if err != nil {
+				return err
+			}
+			ast.Inspect(file, func(n ast.Node) bool {
+				if e, is := n.(ast.Expr); is {
+					if text := joined(e); text != "" {
+						all = append(all, text)
+					}
+				}
+				return true
+			})
+			return nil
+		}))
+	}
+	return all
+}
+
+// codes are words of gRPC, which stand for themselves.
+var codes = regexp.MustCompile(`^[A-Z][A-Za-z]+$`)
+
+// TestQuotedErrorsAreReal: what troubleshoot.md quotes stands in one text of the product, in that order, or is one of
+// Kubernetes.
+func TestQuotedErrorsAreReal(t *testing.T) {
+	texts := literals(t)
+	used := map[string]bool{}
+	for name, parts := range quoted(t) {
+		if foreign[name] != "" || codes.MatchString(name) {
+			used[name] = true
+			continue
+		}
+		if !slices.ContainsFunc(texts, func(text string) bool { return says(text, parts) }) {
+			t.Errorf("no text of the product says %q", name)
+		}
+	}
+	for name := range foreign {
+		if !used[name] {
+			t.Errorf("troubleshoot.md does not quote %q", name)
+		}
+	}
+}
+
+// says reports whether a text has all parts, in their order.
+func says(text string, parts []string) bool {
+	for _, part := range parts {
+		_, after, found := strings.Cut(text, part)
+		if !found {
+			return false
+		}
+		text = after
+	}
+	return true
+}
+
+// TestErrorsThatUsersMeet makes mistakes that users make, and finds what the plugin answers among the headings of
+// troubleshoot.md.
+func TestErrorsThatUsersMeet(t *testing.T) {
+	t.Parallel()
+	explained := quoted(t)
+	p := harness.Start(t, harness.Options{})
+	create := func(id string, bytes int64, c *csi.VolumeCapability, parameters map[string]string) error {
+		_, err := p.Controller.CreateVolume(t.Context(), harness.NewVolume(t, p, id, c).CreateRequest(bytes, parameters))
+		return err
+	}
+	const mib = 1 << 20
+	ext4 := harness.Shared("ext4")
+	v := harness.NewVolume(t, p, "volume", ext4)
+	raw := harness.NewVolume(t, p, "raw", harness.Shared(""))
+	foreignData := harness.NewVolume(t, p, "foreign", ext4)
+	blank := harness.NewVolume(t, p, "blank", harness.MountAs("ext4", csi.VolumeCapability_AccessMode_SINGLE_NODE_READER_ONLY))
+	for _, volume := range []*harness.Volume{v, raw, foreignData, blank} {
+		require.NoError(t, volume.Create(t.Context(), 32*mib, "thin"))
+	}
+	harness.Command(t, "dd", "if=/dev/urandom", "of="+foreignData.Data(), "bs=4096", "count=1", "conv=notrunc", "status=none")
+	rawPod := raw.Target("pod")
+	require.NoError(t, raw.Up(t.Context(), rawPod))
+	require.NoError(t, raw.Down(t.Context(), rawPod))
+	raw.Capability = ext4
+	require.NoError(t, v.Stage(t.Context()))
+
+	for what, test := range map[string]struct {
+		heading string
+		err     error
+	}{
+		"a misspelt parameter":  {"parameter … is not known", create("misspelt", 32*mib, ext4, map[string]string{"provisionning": "thin"})},
+		"a wrong file system":   {"fs_type … is not one that this node can make", create("zfs", 32*mib, harness.Shared("zfs"), nil)},
+		"a claim for all nodes": {"a volume of this driver is on one node and can be reached from that node alone", create("many", 32*mib, harness.MountAs("ext4", csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER), nil)},
+		"a claim too large":     {"the pool … has no room for … more", create("large", 1<<50, ext4, map[string]string{"provisioning": "thin"})},
+		"a growth too large": {"the pool … has no room for … more", func() error {
+			_, err := v.Expand(t.Context(), 1<<42)
+			return err
+		}()},
+		"a wrong mount option": {"the kernel refuses the mount options", func() error {
+			wrong := harness.NewVolume(t, p, "blank", harness.Shared("ext4", "nonsense"))
+			return wrong.Stage(t.Context())
+		}()},
+		"SELinux asked for where it is not": {"the kernel refuses the mount options", func() error {
+			labelled := harness.NewVolume(t, p, "blank", harness.Shared("ext4", `context="system_u:object_r:container_file_t:s0:c1,c2"`))
+			return labelled.Stage(t.Context())
+		}()},
+		"a kubelet directory elsewhere": {"the path … is not below … where all mounts belong", v.Publish(t.Context(), "/var/lib/other-kubelet/pods/1/volumes/kubernetes.io~csi/pv/mount")},
+		"data on the volume":            {"the volume is neither blank nor a file system that this node can mount", foreignData.Stage(t.Context())},
+		"raw before":                    {"the volume was published as a raw block device before", raw.Stage(t.Context())},
+		"blank and read-only":           {"the volume is blank and read-only access was asked for", blank.Stage(t.Context())},
+		"two at one path": {"two must lie apart", func() error {
+			other := harness.NewVolume(t, p, "blank", ext4)
+			other.Staging = v.Staging
+			return other.Stage(t.Context())
+		}()},
+	} {
+		parts, is := explained[test.heading]
+		switch message := status.Convert(test.err).Message(); {
+		case !is:
+			t.Errorf("%s: troubleshoot.md has no heading %q", what, test.heading)
+		case test.err == nil || !says(message, parts):
+			t.Errorf("%s: the plugin answers %v, and not %q", what, test.err, test.heading)
+		}
+	}
+	require.NoError(t, v.Unstage(t.Context()))
+	for _, volume := range []*harness.Volume{v, raw, foreignData, blank} {
+		require.NoError(t, volume.Delete(t.Context()))
+	}
+}
+
+// TestStartsThatFail: what a plugin says that cannot start is among the headings of troubleshoot.md.
+func TestStartsThatFail(t *testing.T) {
+	t.Parallel()
+	explained := quoted(t)
+	const noDevices = `mount -t tmpfs none /dev && exec "$0" "$@"`
+	for heading, command := range map[string][]string{
+		"this node offers no loop devices":          {"unshare", "-m", "sh", "-c", noDevices, harness.Binary(t)},
+		"was not found (Debian: apt-get install …)": {"env", "PATH=/no/such", harness.Binary(t)},
+		"the directory is no pool, and it holds":    {harness.Binary(t)},
+	} {
+		p := harness.New(t)
+		if strings.HasPrefix(heading, "the directory") {
+			harness.Command(t, "install", "-D", "/dev/null", filepath.Join(p.PoolDir, "precious"))
+		}
+		result := harness.Run(t, nil, command[0], append(append(command[1:], "serve"), p.Flags()...)...)
+		parts, is := explained[heading]
+		if !is || result.Code == 0 || !says(result.Stderr, parts) {
+			t.Errorf("%q: heading of troubleshoot.md: %t; the plugin ends with %+v", heading, is, result)
+		}
+	}
+}
+
+// TestWithoutPrivilege: a plugin without CAP_SYS_ADMIN says so where it first needs it.
+func TestWithoutPrivilege(t *testing.T) {
+	t.Parallel()
+	const heading = "needs CAP_SYS_ADMIN"
+	parts, is := quoted(t)[heading]
+	p := harness.New(t)
+	less := filepath.Join(p.Dir, "less")
+	require.NoError(t, os.WriteFile(less, []byte("#!/bin/sh\nexec setpriv --bounding-set -sys_admin "+harness.Binary(t)+" \"$@\"\n"), 0o700))
+	p.Driver = &harness.Driver{Path: less, Flags: []string{"--pool-dir", p.PoolDir, "--pool-reserve", "0"}}
+	p.Start(harness.Options{})
+	v := harness.NewVolume(t, p, "volume", harness.Shared("ext4"))
+	require.NoError(t, v.Create(t.Context(), 32<<20, "thin"))
+	err := v.Stage(t.Context())
+	if message := status.Convert(err).Message(); !is || err == nil || !says(message, parts) {
+		t.Errorf("heading of troubleshoot.md: %t; the stage ends with %v", is, err)
+	}
+	require.NoError(t, v.Unstage(t.Context()))
+	require.NoError(t, v.Delete(t.Context()))
+}

@@ -1,0 +1,104 @@
+package docs
+
+import (
+	"io"
+	"net/http"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/csi-node/csi-node/test/harness"
+	"github.com/csi-node/csi-node/test/require"
+)
+
+var (
+	metricName = regexp.MustCompile(`csi_node_[a-z_]*[a-z]`)
+	metricType = regexp.MustCompile(`(?m)^# TYPE (csi_node_[a-z_]+) `)
+	metricRow  = regexp.MustCompile("(?m)^\\| `(csi_node_[a-z_]+)` \\|")
+	alertName  = regexp.MustCompile(`(?m)^\s*- alert: (\w+)$`)
+	// histogramPart is what Prometheus makes of a histogram's name.
+	histogramPart = regexp.MustCompile(`_(?:bucket|sum|count)$`)
+)
+
+func matches(of *regexp.Regexp, text string) []string {
+	var all []string
+	for _, m := range of.FindAllStringSubmatch(text, -1) {
+		all = append(all, m[len(m)-1])
+	}
+	slices.Sort(all)
+	return slices.Compact(all)
+}
+
+// exported returns the metrics of a plugin to which has happened what it counts.
+func exported(t *testing.T) []string {
+	t.Helper()
+	address := harness.FreeAddress(t)
+	p := harness.New(t)
+	registry := filepath.Join(p.Dir, "registry")
+	harness.Command(t, "mkdir", registry)
+	p.Start(harness.Options{Flags: []string{"--http-endpoint", address, "--registration-dir", registry}})
+	v := harness.NewVolume(t, p, "volume", harness.Shared("ext4"))
+	pod := v.Target("pod")
+	require.NoError(t, v.Create(t.Context(), 32<<20, "thin"))
+	require.NoError(t, v.Up(t.Context(), pod))
+	require.NoError(t, unix.Unmount(pod, unix.MNT_DETACH))
+	scrape := func() string {
+		resp, err := http.Get("http://" + address + "/metrics")
+		require.NoError(t, err)
+		text, err := io.ReadAll(resp.Body)
+		require.NoError(t, err)
+		require.NoError(t, resp.Body.Close())
+		return string(text)
+	}
+	harness.Eventually(t, "the loss of a mount is counted", func() bool { return strings.Contains(scrape(), "\ncsi_node_repairs_total{") })
+	all := matches(metricType, scrape())
+	v.End(pod)
+	return all
+}
+
+// TestMetricsAreDocumented: the tables of metrics.md have every metric that the plugin exports, and no other page,
+// and no alert, names one that there is not.
+func TestMetricsAreDocumented(t *testing.T) {
+	t.Parallel()
+	listed, real := matches(metricRow, read(t, "docs/metrics.md")), exported(t)
+	for _, name := range real {
+		if !slices.Contains(listed, name) {
+			t.Errorf("docs/metrics.md lacks %s", name)
+		}
+	}
+	for _, name := range listed {
+		if !slices.Contains(real, name) {
+			t.Errorf("docs/metrics.md has %s, which the plugin does not export", name)
+		}
+	}
+	texts := map[string]string{"deploy/monitoring/rules.yaml": read(t, "deploy/monitoring/rules.yaml")}
+	for _, p := range pages(t) {
+		texts[p.name] = strings.Join(p.lines, "\n")
+	}
+	for where, text := range texts {
+		for _, name := range matches(metricName, text) {
+			if !slices.Contains(real, histogramPart.ReplaceAllString(name, "")) {
+				t.Errorf("%s names %s, which the plugin does not export", where, name)
+			}
+		}
+	}
+}
+
+// TestAlertsAreExplained: metrics.md has a heading for each alert, and for no other.
+func TestAlertsAreExplained(t *testing.T) {
+	alerts := matches(alertName, read(t, "deploy/monitoring/rules.yaml"))
+	var explained []string
+	for _, h := range pageNamed(t, "docs/metrics.md").headings {
+		if h.level == 3 {
+			explained = append(explained, h.text)
+		}
+	}
+	slices.Sort(explained)
+	if len(alerts) == 0 || !slices.Equal(alerts, explained) {
+		t.Errorf("docs/metrics.md explains the alerts %q, and there are %q", explained, alerts)
+	}
+}
