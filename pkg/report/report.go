@@ -269,7 +269,7 @@ func asked(record *state.Volume, part state.Part) Part {
 	p := Part{Part: part, Is: Unseen, Since: record.Intent(part).Since}
 	switch part.Kind {
 	case state.SizeKind:
-		p.Asked = fmt.Sprintf("%d bytes", record.Size.Bytes)
+		p.Asked = state.FormatSize(record.Size.Bytes)
 	case state.StageKind:
 		p.Path, p.Asked = record.Stage.Path, askedOfStage(record.Stage)
 	case state.TargetKind:

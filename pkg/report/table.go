@@ -202,7 +202,7 @@ func (p PartStatus) next(now time.Time) string {
 func (p PartStatus) detail(now time.Time) string {
 	words := strings.Fields(p.Error)
 	if p.Losses > 0 {
-		words = append(words, fmt.Sprintf("(lost %d times in a row, last %s ago)", p.Losses, age(now.Sub(p.Lost))))
+		words = append(words, fmt.Sprintf("(lost %s, last %s ago)", timesInARow(p.Losses), age(now.Sub(p.Lost))))
 	}
 	return strings.Join(words, " ")
 }
@@ -256,4 +256,11 @@ func (f Filter) names(volume string) bool {
 func (f Filter) isFor(p PartStatus) bool {
 	_, name, _ := strings.Cut(p.Pod, "/")
 	return p.Pod != "" && (p.Pod == f.Pod || name == f.Pod)
+}
+
+func timesInARow(n int) string {
+	if n == 1 {
+		return "once"
+	}
+	return fmt.Sprintf("%d times in a row", n)
 }

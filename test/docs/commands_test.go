@@ -6,6 +6,10 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/csi-node/csi-node/pkg/kubectl"
 	"github.com/csi-node/csi-node/test/harness"
 )
 
@@ -70,10 +74,20 @@ func (h *helps) flags(command string) []string {
 	return all
 }
 
+// flagsOf adds the flags of a command and of those below it.
+func flagsOf(cmd *cobra.Command, all *[]string) {
+	add := func(f *pflag.Flag) { *all = append(*all, f.Name) }
+	cmd.LocalFlags().VisitAll(add)
+	for _, sub := range cmd.Commands() {
+		flagsOf(sub, all)
+	}
+}
+
 // TestCommandsExist: the commands of the program that the pages name, and their flags, are those that it has.
 func TestCommandsExist(t *testing.T) {
 	h := &helps{t, map[string]help{}}
 	all := h.flags("")
+	flagsOf(kubectl.Command(""), &all)
 	deployed := read(t, "deploy/base/daemonset.yaml") // with the flags of sidecars
 	seen := 0
 	for _, p := range pages(t) {

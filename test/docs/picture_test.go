@@ -76,13 +76,17 @@ func story(t *testing.T, output string) (steps []step, end string) {
 	return steps, end
 }
 
-// columns cuts the columns of these names out of a table, whose first line has the names. Rows that
-// have nothing in the first of them are left out.
+// columns cuts the columns of these names out of a table, whose first line has the names. What a line of its own tells
+// of the row above comes last.
 func columns(t *testing.T, table []string, names ...string) [][]string {
 	t.Helper()
 	header := regexp.MustCompile(`\S+(?: \S+)*`).FindAllStringIndex(table[0], -1)
 	var rows [][]string
 	for _, line := range table {
+		if told := strings.TrimSpace(line); strings.HasPrefix(told, "(") && len(rows) > 0 {
+			rows[len(rows)-1][len(names)] = told
+			continue
+		}
 		runes, row := []rune(line), []string(nil)
 		for _, name := range names {
 			cell, found := "", false
@@ -101,9 +105,7 @@ func columns(t *testing.T, table []string, names ...string) [][]string {
 			}
 			row = append(row, cell)
 		}
-		if row[0] != "" {
-			rows = append(rows, row)
-		}
+		rows = append(rows, append(row, ""))
 	}
 	return rows
 }
@@ -170,7 +172,7 @@ func draw(t *testing.T, output string) string {
 		if !published && !healed {
 			continue
 		}
-		rows := columns(t, s.status, "PART", "ASKED", "IS", "DETAIL")
+		rows := columns(t, s.status, "PART", "ASKED", "IS")
 		fmt.Fprintf(&body, "<rect x=\"%d\" y=\"%d\" width=\"%d\" height=\"%d\" rx=\"6\" class=\"table\"/>\n",
 			titleX-8, y-lineHeight/2-2, pictureWidth-titleX-margin+16, len(rows)*lineHeight+4)
 		y += lineHeight / 4
