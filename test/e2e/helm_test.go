@@ -61,10 +61,10 @@ func TestHelm(t *testing.T) {
 	}
 	scraped(t)
 
-	helm(t, "", "upgrade", "second", "../../deploy/chart", "--namespace=second", "--wait", "--reuse-values", "--set=driver.loggingFormat=json,driver.logLevel=4")
+	helm(t, "", "upgrade", "second", "../../deploy/chart", "--namespace=second", "--wait", "--reset-then-reuse-values", "--set=driver.loggingFormat=json,driver.logLevel=4")
 	s.wrote("writer")
 	allInJSON(t)
-	if out, err := tryHelm("replicas: 3", "upgrade", "second", "../../deploy/chart", "--namespace=second", "--reuse-values", "--values=-"); err == nil || !strings.Contains(err.Error(), "replicas") {
+	if out, err := tryHelm("replicas: 3", "upgrade", "second", "../../deploy/chart", "--namespace=second", "--reset-then-reuse-values", "--values=-"); err == nil || !strings.Contains(err.Error(), "replicas") {
 		t.Errorf("a value that is none is not refused: %s, %v", out, err)
 	}
 	helm(t, "", "rollback", "second", "1", "--namespace=second", "--wait")
