@@ -113,7 +113,7 @@ deps: ## the programs that the plugin runs
 
 bench: deps ## writes docs/performance.md: what volumes cost, beside other drivers (root, within 15 minutes on 2 idle cores)
 	$(GO) test -count 1 -timeout 60m -v -run '^TestPerformance$$' ./test/bench -bench.report $(CURDIR)/docs
-	$(GO) test -run '^$$' -bench . -benchtime 200ms ./pkg/...
+	$(GO) test -run '^$$' -bench . -benchtime 200ms ./pkg/... ./test/bench
 
 clean:
 	rm -rf bin

@@ -119,6 +119,14 @@ func unpublished(path string, options ...how) asker {
 }
 func size(bytes int64) asker { return func(v *state.Volume) { v.Size = &state.Size{Bytes: bytes} } }
 
+func readOnly(s *state.Stage, t *state.Target) {
+	if s != nil {
+		s.ReadOnly = true
+	} else {
+		t.ReadOnly = true
+	}
+}
+
 func gone(s *state.Stage, t *state.Target) {
 	if s != nil {
 		s.Gone = true
@@ -126,6 +134,8 @@ func gone(s *state.Stage, t *state.Target) {
 		t.Gone = true
 	}
 }
+
+func accepted(_ *state.Stage, t *state.Target) { t.Accepted = true }
 
 // ---- Builders of actual states. ----
 
@@ -202,6 +212,7 @@ func mounted(facts ...mountFact) state.Mountpoint {
 }
 
 func rw(m *state.Mount) { m.Attributes &^= state.ReadOnly }
+func ro(m *state.Mount) { m.Attributes |= state.ReadOnly }
 
 func foreign() state.Mountpoint {
 	return state.Mountpoint{File: state.Directory, Mounts: []state.Mount{{FSType: "tmpfs", Source: "tmpfs", Root: "/"}}}
