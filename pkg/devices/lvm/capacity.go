@@ -52,7 +52,7 @@ func (r *report) room(c class) (int64, error) {
 	case !pool.zeroes:
 		return 0, unzeroedPool(r.name, pool.name)
 	}
-	if pool.full() != nil {
+	if r.full(pool) != nil {
 		return 0, nil
 	}
 	spare := r.spare(pool)
@@ -66,7 +66,7 @@ func (r *report) room(c class) (int64, error) {
 // take returns ResourceExhausted unless there is room for so many bytes more.
 func (r *report) take(c class, bytes int64) error {
 	if pool, has := r.pools[c.pool]; has {
-		if err := pool.full(); err != nil {
+		if err := r.full(pool); err != nil {
 			return err
 		}
 	}
@@ -82,14 +82,15 @@ func (r *report) take(c class, bytes int64) error {
 }
 
 // full returns ResourceExhausted for a thin pool that is nearly full, or broken.
-func (p thinPool) full() error {
+func (r *report) full(p thinPool) error {
+	name := r.name + "/" + p.name
 	switch {
 	case p.broken != "":
-		return state.Errorf(state.ResourceExhausted, "the thin pool %s is not well: LVM says %s; see lvmthin(7)", p.name, p.broken)
+		return state.Errorf(state.ResourceExhausted, "the thin pool %s is not well: LVM says %s; see lvmthin(7)", name, p.broken)
 	case p.metadata >= fullMetadata:
-		return state.Errorf(state.ResourceExhausted, "the metadata of the thin pool %s is %.0f%% full: when it is full the pool turns read-only; enlarge it (lvextend --poolmetadatasize)", p.name, p.metadata)
+		return state.Errorf(state.ResourceExhausted, "the metadata of the thin pool %s is %.0f%% full: when it is full the pool turns read-only; enlarge it (lvextend --poolmetadatasize)", name, p.metadata)
 	case p.data >= fullData:
-		return state.Errorf(state.ResourceExhausted, "the thin pool %s is %.0f%% full: when it is full, writes to its volumes fail; enlarge it (lvextend), or delete data or volumes", p.name, p.data)
+		return state.Errorf(state.ResourceExhausted, "the thin pool %s is %.0f%% full: when it is full, writes to its volumes fail; enlarge it (lvextend), or delete data or volumes", name, p.data)
 	}
 	return nil
 }

@@ -56,8 +56,8 @@ func (r *report) health(own func(logical) bool) error {
 		if !used[name] {
 			continue
 		}
-		if err := r.pools[name].full(); err != nil {
-			return fmt.Errorf("volume group %s: %w", r.name, err)
+		if err := r.full(r.pools[name]); err != nil {
+			return err
 		}
 	}
 	if r.free == 0 && len(r.pools) == 0 {

@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strings"
 
+	"k8s.io/klog/v2"
+
 	"github.com/csi-node/csi-node/pkg/blockdev"
 	"github.com/csi-node/csi-node/pkg/devices"
 	"github.com/csi-node/csi-node/pkg/internal/mapper"
@@ -83,7 +85,8 @@ func tellDevice(d *state.Device, active *mapper.Device) error {
 	return nil
 }
 
-// Attached returns the volumes that are active, in all groups that answer.
+// Attached returns the volumes that are active. A group that cannot be looked at is logged
+// and left out.
 func (b *Backend) Attached(ctx context.Context) ([]devices.Attachment, error) {
 	var all []devices.Attachment
 	for _, name := range b.names {
@@ -91,8 +94,12 @@ func (b *Backend) Attached(ctx context.Context) ([]devices.Attachment, error) {
 		if errors.Is(err, errGone) {
 			continue
 		}
+		if ctx.Err() != nil {
+			return nil, ctx.Err()
+		}
 		if err != nil {
-			return nil, err
+			klog.FromContext(ctx).Error(err, "Skipped a volume group, so which of its volumes are attached is not known", "group", name)
+			continue
 		}
 		for _, lv := range slices.Sorted(maps.Keys(r.volumes)) {
 			if !b.own(r.volumes[lv]) {

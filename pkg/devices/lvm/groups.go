@@ -37,8 +37,7 @@ const (
 )
 
 // inTurn runs f when nobody else works on the group. What f has begun it ends, though
-// ctx ends meanwhile: the next caller finds it done. f must not change what the caller
-// reads after an error.
+// ctx ends meanwhile: the next caller finds it done. After an error, f may still run.
 func (b *Backend) inTurn(ctx context.Context, group string, limit time.Duration, f func(context.Context) error) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -152,20 +151,17 @@ func (b *Backend) look(ctx context.Context, group string, age, limit time.Durati
 	if r := b.latest(group, age); r != nil {
 		return r, nil
 	}
-	err := b.inTurn(ctx, group, limit, func(ctx context.Context) error {
-		if b.latest(group, age) != nil {
-			return nil // who had the turn before has read it
+	var found *report // read only if f has ended
+	err := b.inTurn(ctx, group, limit, func(ctx context.Context) (err error) {
+		if found = b.latest(group, age); found == nil { // else who had the turn before has read it
+			found, err = b.refresh(ctx, group)
 		}
-		_, err := b.refresh(ctx, group)
 		return err
 	})
 	if err != nil {
 		return nil, err
 	}
-	if r := b.latest(group, 0); r != nil {
-		return r, nil
-	}
-	return nil, state.Errorf(state.Unavailable, "the volume group %s has changed while it was looked at", group)
+	return found, nil
 }
 
 // refresh reads the report of a group, and mends what an earlier process left. The caller

@@ -153,10 +153,7 @@ const uuidPrefix = "LVM-" // of LVM's devices in the device mapper; the UUIDs of
 
 // Validate returns InvalidArgument for an id that no volume can have.
 func (b *Backend) Validate(v devices.Volume) error {
-	_, own, err := parseID(v.ID)
-	if err == nil && !own && v.Context != nil {
-		err = state.Errorf(state.InvalidArgument, "volume %s: this is no id of a volume of the backend %s: those are %s, the UUID of the volume group, and the name of the logical volume", v.ID, Name, idPrefix)
-	}
+	_, _, err := parseID(v.ID)
 	return err
 }
 
