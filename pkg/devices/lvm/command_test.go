@@ -3,7 +3,6 @@ package lvm
 import (
 	"os"
 	"path/filepath"
-	"strings"
 	"testing"
 	"time"
 
@@ -37,11 +36,26 @@ func TestRunHangs(t *testing.T) {
 	hanging := program(t, `echo waiting >&2; (exec 3<"`+pipe+`"; sleep 3600) & sleep 3600`)
 	_, err := newRunner(hanging, 200*time.Millisecond)(t.Context(), "lvchange")
 	require.Class(t, err, state.DeadlineExceeded, "lvchange was killed", "waiting")
+	for since := time.Now(); ; {
+		alive := openers(t, pipe)
+		if len(alive) == 0 {
+			return
+		}
+		if time.Since(since) > 5*time.Second { // those that were killed close their files one by one
+			t.Fatalf("what it has started lives: %q", alive)
+		}
+	}
+}
+
+// openers returns the descriptors by which processes have a file open.
+func openers(t *testing.T, path string) (found []string) {
+	t.Helper()
 	entries, err := filepath.Glob("/proc/[0-9]*/fd/3")
 	require.NoError(t, err)
 	for _, entry := range entries {
-		if to, err := os.Readlink(entry); err == nil && strings.HasPrefix(to, pipe) {
-			t.Errorf("%s is still open: %s", to, entry)
+		if to, err := os.Readlink(entry); err == nil && to == path {
+			found = append(found, entry)
 		}
 	}
+	return found
 }
