@@ -133,6 +133,15 @@ func (b *Backend) changed(group string) {
 	b.groups[group].report = nil
 }
 
+// renew reads the report of a group after a change, so that whoever looks at a volume need
+// not wait for it. The caller has the group's turn.
+func (b *Backend) renew(ctx context.Context, group string) {
+	b.changed(group)
+	if _, err := b.refresh(ctx, group); err != nil {
+		klog.FromContext(ctx).Error(err, "Cannot read a volume group after a change; it is read when it is next looked at", "group", group)
+	}
+}
+
 // latest returns the report of a group that is no older than age; 0: any that there is.
 // nil: it has to be read.
 func (b *Backend) latest(group string, age time.Duration) *report {

@@ -90,7 +90,7 @@ func (b *Backend) extend(ctx context.Context, at place, extents int64, ranges []
 			return err
 		}
 	}
-	defer b.changed(at.group)
+	defer b.renew(ctx, at.group)
 	return b.change(ctx, at.group, append([]string{"lvextend", "--yes", "--extents", "+" + strconv.FormatInt(extents, 10), at.path()}, ranges...)...)
 }
 
@@ -108,7 +108,7 @@ func (b *Backend) growZeroed(ctx context.Context, at place, extents int64) error
 			return err
 		}
 		arguments := []string{"lvcreate", "--yes", "--activate", "y", "--wipesignatures", "n", "--zero", "n", "--setautoactivation", "n", "--name", name, "--extents", strconv.FormatInt(extents, 10)}
-		defer b.changed(at.group)
+		defer b.renew(ctx, at.group)
 		return b.change(ctx, at.group, append(tagged(arguments, tags{driver: b.driver, growth: true}), at.group)...)
 	})
 	if err != nil {

@@ -69,7 +69,7 @@ func (b *Backend) create(ctx context.Context, r devices.CreateRequest) (devices.
 			t.overcommit = c.overcommit
 			arguments = append(tagged(arguments, t), "--virtualsize", strconv.FormatInt(bytes, 10)+"b", "--thinpool", c.pool, c.group)
 		}
-		defer b.changed(c.group)
+		defer b.renew(ctx, c.group)
 		if err := b.change(ctx, c.group, arguments...); err != nil {
 			return err
 		}
@@ -140,7 +140,7 @@ func (b *Backend) delete(ctx context.Context, v devices.Volume) error {
 		return err
 	}
 	return b.inTurn(ctx, at.group, turnLimit, func(ctx context.Context) error {
-		defer b.changed(at.group)
+		defer b.renew(ctx, at.group)
 		return b.change(ctx, at.group, "lvremove", "--yes", at.path())
 	})
 }
