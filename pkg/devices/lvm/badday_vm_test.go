@@ -101,12 +101,12 @@ func TestEarlierTenant(t *testing.T) {
 // A volume whose zeroing was interrupted is nobody's device, and is zeroed from the start.
 func TestInterruptedZeroing(t *testing.T) {
 	machine.Kernel(t)
-	disk := newPV(t, 68*mib)
+	disk := newPV(t, 2<<30)
 	fill(t, disk, 68*mib)
 	lvmOn(t, []string{disk}, "vgcreate", "--yes", "again", disk)
 	t.Cleanup(func() { removeGroup(t, "again", disk) })
 	b := newBackend(t, "again")
-	ctx, v := t.Context(), create(t, b, "volume", 16*mib, nil)
+	ctx, v := t.Context(), create(t, b, "volume", 1280*mib, nil) // which is zeroed in two parts
 
 	told, cancel := context.WithCancel(ctx)
 	told = state.WithProgress(told, func(string) { cancel() }) // as soon as it has begun
@@ -123,7 +123,7 @@ func TestInterruptedZeroing(t *testing.T) {
 	if d := find(t, b, v); d.Attached() {
 		t.Errorf("a volume that was not zeroed: %+v", d)
 	}
-	b = newBackend(t, "again")
+	b = reopened(t, "again")
 	if d := find(t, b, v); d.Attached() || d.Err != nil {
 		t.Errorf("after a restart: %+v", d)
 	}
@@ -131,9 +131,9 @@ func TestInterruptedZeroing(t *testing.T) {
 		t.Errorf("after a restart it is active: %+v (%v)", d, err)
 	}
 	d := attach(t, b, v)
-	mustBeZero(t, d.Path, 0, 16*mib)
+	mustBeZero(t, d.Path, 0, 68*mib)
 	fill(t, d.Path, mib)
-	attach(t, newBackend(t, "again"), v) // now it is not zeroed any more
+	attach(t, reopened(t, "again"), v) // now it is not zeroed any more
 	got := make([]byte, mib)
 	f, err := os.Open(d.Path)
 	require.NoError(t, err)
@@ -273,7 +273,7 @@ func TestOtherGroupOfTheName(t *testing.T) {
 	if d := find(t, b, v); d.Missing || d.Attached() || d.Err == nil {
 		t.Errorf("another group: %+v", d)
 	}
-	b = newBackend(t, "same,moved")
+	b = reopened(t, "same,moved")
 	if d := attach(t, b, v); d.Formatted != "" || d.Fresh != true {
 		t.Errorf("in the group that was renamed: %+v", d)
 	}

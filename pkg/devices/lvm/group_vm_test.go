@@ -79,6 +79,15 @@ func newBackend(t testing.TB, groups string) *Backend {
 	return b
 }
 
+// reopened returns the backend as after a restart, when it has read the groups.
+func reopened(t testing.TB, groups string) *Backend {
+	t.Helper()
+	b := newBackend(t, groups)
+	_, err := b.ListVolumes(t.Context())
+	require.NoError(t, err)
+	return b
+}
+
 // create makes a volume and returns what a CO tells of it.
 func create(t testing.TB, b *Backend, name string, bytes int64, parameters map[string]string) devices.Volume {
 	t.Helper()

@@ -22,7 +22,7 @@ func (b *Backend) zeroFirst(ctx context.Context, at place, d *mapper.Device) err
 	if err := b.zero(ctx, deviceName(at.group, at.volume.name), d, false); err != nil {
 		return fmt.Errorf("zero it before its first use: %w", err)
 	}
-	return b.retag(ctx, at, func(t *tags) error { t.unzeroed = false; return nil })
+	return b.retag(context.WithoutCancel(ctx), at, func(t *tags) error { t.unzeroed = false; return nil })
 }
 
 // zero makes every byte of a device zero, durably. Of a thin volume the blocks are given
