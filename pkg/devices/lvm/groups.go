@@ -27,7 +27,7 @@ type known struct {
 const (
 	// turnLimit is how long a caller waits for a group of which one command, or a few
 	// that belong together, do not end.
-	turnLimit = 30 * time.Second
+	turnLimit = 2 * commandLimit
 	// findLimit is how long Find waits: what is attached is told, and taken down, without
 	// LVM.
 	findLimit = 2 * time.Second
