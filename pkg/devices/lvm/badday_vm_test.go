@@ -251,11 +251,11 @@ func TestOtherGroupOfTheName(t *testing.T) {
 	ours := newGroup(t, "same", 68*mib)
 	b := newBackend(t, "same")
 	ctx, v := t.Context(), create(t, b, "volume", 4*mib, nil)
-	fill(t, attach(t, b, v).Path, 4*mib)
-	theirs := newPV(t, 68*mib)
+	theirs := newPV(t, 68*mib) // which is plugged in later
 	lvmOn(t, []string{theirs}, "vgcreate", "--yes", "same", theirs)
 	t.Cleanup(func() { removeGroup(t, "same", theirs) })
 	lvmOn(t, []string{theirs}, "lvcreate", "--yes", "--activate", "n", "--zero", "n", "--size", "4m", "--name", "volume", "same")
+	fill(t, attach(t, b, v).Path, 4*mib)
 
 	b = newBackend(t, "same")
 	if d := find(t, b, v); !d.Attached() || d.Err == nil {
@@ -379,13 +379,13 @@ func write(t *testing.T, path, text string) {
 // A thin pool that is full is told of, and makes no more promises.
 func TestFullThinPool(t *testing.T) {
 	machine.Kernel(t)
-	disk := newGroup(t, "full", 132*mib)
-	newPoolOf(t, "full", disk, 32*mib)
-	b := newBackend(t, "full")
+	disk := newGroup(t, "filled", 132*mib)
+	newPoolOf(t, "filled", disk, 32*mib)
+	b := newBackend(t, "filled")
 	ctx, class := t.Context(), map[string]string{poolKey: "thin", overcommitKey: "2"}
 	room := func() int64 {
 		t.Helper()
-		b.changed("full")
+		b.changed("filled")
 		completed, err := b.CheckParameters(class)
 		require.NoError(t, err)
 		c, err := b.GetCapacity(ctx, completed)
@@ -419,7 +419,7 @@ func TestFullThinPool(t *testing.T) {
 	if !full {
 		t.Fatal("the thin pool was never full")
 	}
-	b.changed("full")
+	b.changed("filled")
 	require.Class(t, b.Check(ctx), state.ResourceExhausted, "thin")
 	measured, err := b.Measure(ctx)
 	require.NoError(t, err)

@@ -178,7 +178,7 @@ func TestConformance(t *testing.T) {
 					loops, err := loop.New(t.Context())
 					require.NoError(t, err)
 					loops.Reserve(loop.Numbers{Bound: func(n state.DeviceNumber) (bool, error) { return machine.Bound(n.Major, n.Minor) }})
-					e = engine{newBackend(t, "suite"), blockdev.New(loops, nil)}
+					e = engine{reopened(t, "suite"), blockdev.New(loops, nil)}
 					if parameters == nil {
 						return e
 					}
