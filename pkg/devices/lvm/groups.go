@@ -282,23 +282,19 @@ func (b *Backend) known(ctx context.Context, v devices.Volume, id volumeID, limi
 	}
 	var failed, other error
 	for _, name := range b.names {
-		r, err := b.look(ctx, name, reportAge, limit)
-		switch {
+		switch r, err := b.look(ctx, name, reportAge, limit); {
 		case errors.Is(err, errGone):
-			continue
 		case err != nil:
 			failed = errors.Join(failed, err)
-			continue
-		case r.uuid != id.group && v.Context[groupKey] == name:
+		case r.uuid == id.group:
+			lv, has := r.volumes[id.name]
+			if !has || !b.own(lv) {
+				return place{}, errMissing
+			}
+			return place{name, lv, r}, nil
+		case v.Context[groupKey] == name:
 			other = state.Errorf(state.FailedPrecondition, "the volume group %s of this node is another one: it has the UUID %s, and that of the volume has %s. Nothing is done to it", name, r.uuid, id.group)
-		case r.uuid != id.group:
-			continue
 		}
-		lv, has := r.volumes[id.name]
-		if !has || !b.own(lv) {
-			return place{}, errMissing
-		}
-		return place{name, lv, r}, nil
 	}
 	switch {
 	case failed != nil: // the volume's may be among them
