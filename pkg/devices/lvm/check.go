@@ -12,12 +12,12 @@ import (
 )
 
 // Check implements devices.Checker. A node need not have all groups, but those of the
-// volumes that are asked for.
+// volumes that are asked for. It blocks for as long as one of the groups does.
 func (b *Backend) Check(ctx context.Context) error {
 	var full error
 	here := map[string]bool{}
 	for _, name := range b.names {
-		r, err := b.look(ctx, name, reportAge, findLimit)
+		r, err := b.look(ctx, name, reportAge, turnLimit)
 		if errors.Is(err, errGone) {
 			continue
 		}
