@@ -251,7 +251,9 @@ func TestAtRest(t *testing.T) {
 // Another group of the same name is not taken for the volume's, whether both are there or one.
 func TestOtherGroupOfTheName(t *testing.T) {
 	machine.Kernel(t)
-	ours := newGroup(t, "same", 68*mib)
+	ours, name := newPV(t, 68*mib), "same"
+	lvmOn(t, []string{ours}, "vgcreate", "--yes", name, ours)
+	t.Cleanup(func() { removeGroup(t, name, ours) })
 	b := newBackend(t, "same")
 	ctx, v := t.Context(), create(t, b, "volume", 4*mib, nil)
 	theirs := newPV(t, 68*mib) // which is plugged in later
@@ -269,7 +271,8 @@ func TestOtherGroupOfTheName(t *testing.T) {
 	require.NoError(t, b.Detach(ctx, v))
 	require.Class(t, b.Attach(ctx, v, false), state.FailedPrecondition, "vgrename")
 
-	lvmOn(t, []string{ours}, "vgrename", "same", "moved")
+	lvmOn(t, []string{ours}, "vgrename", name, "moved")
+	name = "moved"
 	b = newBackend(t, "same")
 	require.Class(t, b.Attach(ctx, v, false), state.FailedPrecondition, "another one")
 	require.Class(t, b.DeleteVolume(ctx, v), state.FailedPrecondition, "another one")
@@ -281,8 +284,6 @@ func TestOtherGroupOfTheName(t *testing.T) {
 		t.Errorf("in the group that was renamed: %+v", d)
 	}
 	require.NoError(t, b.Detach(ctx, v))
-	lvmOn(t, []string{ours}, "vgrename", "moved", "same2")
-	t.Cleanup(func() { lvmOn(t, []string{ours}, "vgrename", "same2", "same") })
 }
 
 // losable is a disk that can be lost: a device over another, by the tables.
