@@ -28,9 +28,9 @@ const (
 	// turnLimit is how long a caller waits for a group of which one command, or a few
 	// that belong together, do not end.
 	turnLimit = 2 * commandLimit
-	// findLimit is how long Find waits: what is attached is told, and taken down, without
-	// LVM.
-	findLimit = 2 * time.Second
+	// findLimit is how long Find waits, of each lvm that hangs, once: what is attached is
+	// told, and taken down, without LVM.
+	findLimit = 10 * time.Second
 	// reportAge is how old a report may be that tells of room, or that there is no such
 	// volume: others change groups, too.
 	reportAge = 10 * time.Second
