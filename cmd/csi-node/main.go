@@ -1,5 +1,6 @@
 // Command csi-node is a CSI node plugin for local storage: files in a pool directory
-// (backend pool) and block devices (backend disk). Everything else is pkg/driver.
+// (backend pool), block devices (backend disk) and logical volumes (backend lvm).
+// Everything else is pkg/driver.
 package main
 
 import (
@@ -7,6 +8,7 @@ import (
 
 	"github.com/csi-node/csi-node/pkg/devices"
 	"github.com/csi-node/csi-node/pkg/devices/disk"
+	"github.com/csi-node/csi-node/pkg/devices/lvm"
 	"github.com/csi-node/csi-node/pkg/devices/pool"
 	"github.com/csi-node/csi-node/pkg/driver"
 )
@@ -17,7 +19,7 @@ var version = ""
 func main() { driver.Main(options()) }
 
 // backends are the kinds of storage that this binary has.
-func backends() []devices.Kind { return []devices.Kind{pool.Kind(), disk.Kind()} }
+func backends() []devices.Kind { return []devices.Kind{pool.Kind(), disk.Kind(), lvm.Kind()} }
 
 func options() driver.Options {
 	return driver.Options{

@@ -29,6 +29,7 @@ var serveFlags = map[string]string{
 	"pool-reserve":         "1Gi,5%",
 	"inline-max-size":      "0",
 	"inline-max-total":     "0",
+	"lvm-groups":           "",
 	"http-endpoint":        "",
 	"registration-dir":     "",
 	"max-volumes-per-node": "0",

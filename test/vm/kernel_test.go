@@ -24,6 +24,7 @@ var guests = map[string][]string{
 	"packages": {"pkg/state", "pkg/state/store", "pkg/mounts", "pkg/filesystem", "pkg/loop", "pkg/blockdev", "pkg/devices/pool",
 		"pkg/devices/disk", "pkg/devices/note", "pkg/controllerserver", "pkg/driver", "test/sanity"},
 	"node": {"test/node"},
+	"lvm":  {"pkg/devices/lvm"},
 }
 
 func TestOtherKernel(t *testing.T) {

@@ -1,0 +1,227 @@
+package lvm
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"k8s.io/klog/v2"
+
+	"github.com/csi-node/csi-node/pkg/blockdev"
+	"github.com/csi-node/csi-node/pkg/devices"
+	"github.com/csi-node/csi-node/pkg/internal/devnode"
+	"github.com/csi-node/csi-node/pkg/internal/mapper"
+	"github.com/csi-node/csi-node/pkg/process"
+	"github.com/csi-node/csi-node/pkg/state"
+)
+
+// Attach activates the volume, and sees that its device has a node. A thick volume that
+// nobody has had is zeroed first, which ctx is told of.
+//
+// FailedPrecondition: it is held in the other mode; its thin pool would show it what
+// others have written; the group of that name is another one. ErrNoDevice: its group is
+// not there.
+func (b *Backend) Attach(ctx context.Context, v devices.Volume, readOnly bool) error {
+	if err := b.attach(ctx, v, readOnly); err != nil {
+		return fmt.Errorf("volume %s: attach: %w", v.ID, err)
+	}
+	return nil
+}
+
+func (b *Backend) attach(ctx context.Context, v devices.Volume, readOnly bool) error {
+	done, err := b.volumes.Lock(ctx, v.ID)
+	if err != nil {
+		return err
+	}
+	defer done()
+	at, err := b.locate(ctx, v)
+	if err != nil {
+		return err
+	}
+	if pool, thin := at.report.pools[at.volume.pool]; thin && !pool.zeroes {
+		return unzeroedPool(at.group, pool.name)
+	}
+	if at.volume.tags.unzeroed {
+		b.mark(deviceName(at.group, at.volume.name), true)
+		defer b.mark(deviceName(at.group, at.volume.name), false)
+	}
+	d, err := b.activate(ctx, at)
+	if err != nil {
+		return err
+	}
+	if at.volume.tags.unzeroed {
+		if err := b.zeroFirst(ctx, at, d); err != nil {
+			return errors.Join(err, b.deactivate(context.WithoutCancel(ctx), at.group, at.volume.name))
+		}
+	}
+	return setReadOnly(d, readOnly)
+}
+
+// unzeroedPool is the refusal of a thin pool whose volumes show what was in their blocks.
+func unzeroedPool(group, pool string) error {
+	return state.Errorf(state.FailedPrecondition, "the thin pool %s/%s does not zero the blocks that it hands out, so that a volume would show what others have written: lvchange --zero y %s/%s", group, pool, group, pool)
+}
+
+// activate returns the device of a volume, which it makes if there is none.
+func (b *Backend) activate(ctx context.Context, at place) (*mapper.Device, error) {
+	d, err := at.device()
+	if err != nil || d != nil {
+		return d, err
+	}
+	if err := b.inTurn(ctx, at.group, turnLimit, func(ctx context.Context) error {
+		_, err := b.command(ctx, at.group, "lvchange", "--activate", "y", "--yes", at.path())
+		return err
+	}); err != nil {
+		return nil, err
+	}
+	d, err = at.device()
+	if err == nil && d == nil {
+		err = fmt.Errorf("lvm has activated the logical volume %s, and there is no such device", at.path())
+	}
+	if err != nil {
+		return nil, err
+	}
+	f, err := open(d, os.O_RDONLY) // makes the node where there is none
+	if err != nil {
+		return nil, err
+	}
+	return d, f.Close()
+}
+
+// open opens the node of a device.
+func open(d *mapper.Device, flags int) (*os.File, error) {
+	path, err := devnode.PathOf(d.Number)
+	if err != nil {
+		return nil, err
+	}
+	return devnode.Open(path, d.Number, flags)
+}
+
+// setReadOnly sets the mode of a device. FailedPrecondition: it has the other one and is in use.
+func setReadOnly(d *mapper.Device, readOnly bool) (err error) {
+	info, err := blockdev.InfoOf(d.Number)
+	if err != nil || info.ReadOnly == readOnly {
+		return err
+	}
+	f, err := open(d, os.O_RDONLY|unix.O_EXCL)
+	if errors.Is(err, unix.EBUSY) {
+		return state.Errorf(state.FailedPrecondition, "%s is in use in the other mode: %s", info.Path, users(context.Background(), info))
+	}
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, f.Close()) }()
+	mode := 0
+	if readOnly {
+		mode = 1
+	}
+	if err := unix.IoctlSetPointerInt(int(f.Fd()), unix.BLKROSET, mode); err != nil {
+		return &os.PathError{Op: "BLKROSET", Path: f.Name(), Err: err}
+	}
+	return nil
+}
+
+// Detach deactivates the volume. It needs the id alone, and where LVM cannot read the
+// group, such as when its disks are gone, it has the device mapper remove the device.
+func (b *Backend) Detach(ctx context.Context, v devices.Volume) error {
+	id, own, err := parseID(v.ID)
+	if err != nil || !own {
+		return err
+	}
+	done, err := b.volumes.Lock(ctx, v.ID)
+	if err == nil {
+		err = b.detach(ctx, id)
+		done()
+	}
+	if err != nil {
+		return fmt.Errorf("volume %s: detach: %w", v.ID, err)
+	}
+	return nil
+}
+
+func (b *Backend) detach(ctx context.Context, id volumeID) error {
+	d, group, err := b.active(id)
+	if err != nil || d == nil {
+		return err
+	}
+	info, err := blockdev.InfoOf(d.Number)
+	if err != nil {
+		return err
+	}
+	f, err := open(d, os.O_RDONLY|unix.O_EXCL)
+	switch {
+	case errors.Is(err, unix.EBUSY):
+		return fmt.Errorf("%s is in use: %s: %w", info.Path, users(ctx, info), err)
+	case err == nil:
+		err = f.Close()
+	}
+	if err != nil {
+		return err
+	}
+	if views := loopsOver(info); len(views) > 0 { // which do not claim it
+		return fmt.Errorf("%s is in use: %s is over it", info.Path, strings.Join(views, ", "))
+	}
+	return b.deactivate(ctx, group, id.name)
+}
+
+// deactivate makes a logical volume inactive.
+func (b *Backend) deactivate(ctx context.Context, group, lv string) error {
+	device := deviceName(group, lv)
+	err := b.inTurn(ctx, group, turnLimit, func(ctx context.Context) error {
+		_, err := b.command(ctx, group, "lvchange", "--activate", "n", group+"/"+lv)
+		return err
+	})
+	if d, lookErr := mapper.Find(device); lookErr == nil && d == nil {
+		return nil
+	} else if ctx.Err() != nil {
+		return ctx.Err()
+	} else if lookErr == nil && d.Opens == 0 {
+		klog.FromContext(ctx).Error(err, "LVM does not deactivate a logical volume that nobody has open: its device is removed without LVM", "group", group, "logicalVolume", lv)
+		return mapper.Remove(device)
+	} else if lookErr == nil {
+		return errors.Join(err, fmt.Errorf("%s is open: %s", device, process.Openers(ctx, d.Number)))
+	} else {
+		return errors.Join(err, lookErr)
+	}
+}
+
+// users names who has a device, for error texts, as far as that can be seen.
+func users(ctx context.Context, info blockdev.Info) string {
+	var words []string
+	table, err := os.ReadFile("/proc/self/mountinfo")
+	if err == nil {
+		for line := range strings.Lines(string(table)) {
+			if fields := strings.Fields(line); len(fields) > 4 && fields[2] == info.Number.String() {
+				words = append(words, "it is mounted at "+fields[4])
+			}
+		}
+	}
+	for _, holder := range info.Holders {
+		words = append(words, "/dev/"+holder+" is made of it")
+	}
+	if len(words) == 0 {
+		return "it is mounted in another mount namespace, or claimed by " + process.Openers(ctx, info.Number)
+	}
+	slices.Sort(words)
+	return strings.Join(words, ", ")
+}
+
+// loopsOver returns the loop devices that show a device.
+func loopsOver(info blockdev.Info) (paths []string) {
+	backings, err := filepath.Glob("/sys/block/loop*/loop/backing_file") // there while it has one
+	if err != nil {
+		return nil // the pattern is right
+	}
+	for _, path := range backings {
+		if backing, err := os.ReadFile(path); err == nil && strings.TrimSpace(string(backing)) == info.Path {
+			paths = append(paths, "/dev/"+filepath.Base(filepath.Dir(filepath.Dir(path))))
+		}
+	}
+	return paths
+}

@@ -1,0 +1,498 @@
+//go:build vm
+
+package lvm
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/csi-node/csi-node/pkg/devices"
+	"github.com/csi-node/csi-node/pkg/devices/devicestest"
+	"github.com/csi-node/csi-node/pkg/internal/devnode"
+	"github.com/csi-node/csi-node/pkg/internal/mapper"
+	"github.com/csi-node/csi-node/pkg/state"
+	"github.com/csi-node/csi-node/test/machine"
+	"github.com/csi-node/csi-node/test/require"
+)
+
+// junk is what an earlier tenant has left.
+var junk = bytes.Repeat([]byte("tenant "), mib)[:mib]
+
+// fill writes junk to all of a device.
+func fill(t *testing.T, path string, bytes int64) {
+	t.Helper()
+	f, err := os.OpenFile(path, os.O_WRONLY, 0)
+	require.NoError(t, err)
+	for at := int64(0); at < bytes; at += mib {
+		_, err := f.WriteAt(junk, at)
+		require.NoError(t, err)
+	}
+	require.NoError(t, errors.Join(f.Sync(), f.Close()))
+}
+
+// mustBeZero fails unless every byte of a device from an offset on is zero.
+func mustBeZero(t *testing.T, path string, from, bytes int64) {
+	t.Helper()
+	f, err := os.Open(path)
+	require.NoError(t, err)
+	chunk := make([]byte, mib)
+	for at := from; at < bytes; at += mib {
+		_, err := f.ReadAt(chunk, at)
+		require.NoError(t, err)
+		if !zeros(chunk) {
+			t.Errorf("%s shows what an earlier tenant has left, in the MiB at byte %d", path, at)
+			break
+		}
+	}
+	require.NoError(t, f.Close())
+}
+
+// A volume has nothing of those that were there before, neither when it is made nor
+// when it grows.
+func TestEarlierTenant(t *testing.T) {
+	machine.Kernel(t)
+	disk := newGroup(t, "tenant", 68*mib)
+	newPoolOf(t, "tenant", disk, 32*mib)
+	ctx := t.Context()
+	for name, parameters := range map[string]map[string]string{"thick": nil, "thin": {poolKey: "thin"}} {
+		t.Run(name, func(t *testing.T) {
+			b := newBackend(t, "tenant")
+			first := create(t, b, "first", 20*mib, parameters)
+			fill(t, attach(t, b, first).Path, 20*mib)
+			require.NoError(t, b.Detach(ctx, first))
+			require.NoError(t, b.DeleteVolume(ctx, first))
+
+			second := create(t, b, "second", 8*mib, parameters)
+			if d := find(t, b, second); !d.Fresh || d.Attached() {
+				t.Errorf("new: %+v", d)
+			}
+			d := attach(t, b, second)
+			mustBeZero(t, d.Path, 0, 8*mib)
+			require.NoError(t, b.Grow(ctx, second, 16*mib))
+			d = find(t, b, second)
+			if d.Size != 16*mib || !d.Fresh {
+				t.Errorf("grown: %+v", d)
+			}
+			mustBeZero(t, d.Path, 0, 16*mib)
+
+			fill(t, d.Path, 16*mib)
+			require.NoError(t, b.Detach(ctx, second))
+			require.NoError(t, b.Grow(ctx, second, 20*mib)) // while it is not attached
+			mustBeZero(t, attach(t, b, second).Path, 16*mib, 20*mib)
+			require.NoError(t, b.BeginFormat(ctx, second))
+			require.NoError(t, b.Erase(ctx, second))
+			mustBeZero(t, find(t, b, second).Path, 0, 20*mib)
+			require.NoError(t, b.Detach(ctx, second))
+			require.NoError(t, b.DeleteVolume(ctx, second))
+		})
+	}
+}
+
+// A volume whose zeroing was interrupted is nobody's device, and is zeroed from the start.
+func TestInterruptedZeroing(t *testing.T) {
+	machine.Kernel(t)
+	disk := newPV(t, 2<<30)
+	fill(t, disk, 68*mib)
+	lvmOn(t, []string{disk}, "vgcreate", "--yes", "again", disk)
+	t.Cleanup(func() { removeGroup(t, "again", disk) })
+	b := newBackend(t, "again")
+	ctx, v := t.Context(), create(t, b, "volume", 1280*mib, nil) // which is zeroed in two parts
+
+	told, cancel := context.WithCancel(ctx)
+	told = state.WithProgress(told, func(string) { cancel() }) // as soon as it has begun
+	require.Class(t, b.Attach(told, v, false), state.Canceled, "zero")
+	if d := find(t, b, v); d.Attached() {
+		t.Errorf("a volume that was not zeroed: %+v", d)
+	}
+	if d, _, err := b.active(parsedID(t, v)); d != nil || err != nil {
+		t.Errorf("it was left active: %+v (%v)", d, err)
+	}
+
+	// As a plugin leaves it that was killed.
+	lvmOn(t, []string{disk}, "lvchange", "--activate", "y", "again/volume")
+	if d := find(t, b, v); d.Attached() {
+		t.Errorf("a volume that was not zeroed: %+v", d)
+	}
+	b = reopened(t, "again")
+	if d := find(t, b, v); d.Attached() || d.Err != nil {
+		t.Errorf("after a restart: %+v", d)
+	}
+	if d, _, err := b.active(parsedID(t, v)); d != nil || err != nil {
+		t.Errorf("after a restart it is active: %+v (%v)", d, err)
+	}
+	d := attach(t, b, v)
+	mustBeZero(t, d.Path, 0, 68*mib)
+	fill(t, d.Path, mib)
+	attach(t, reopened(t, "again"), v) // now it is not zeroed any more
+	got := make([]byte, mib)
+	f, err := os.Open(d.Path)
+	require.NoError(t, err)
+	_, err = f.ReadAt(got, 0)
+	if err := errors.Join(err, f.Close()); err != nil || !bytes.Equal(got, junk) {
+		t.Errorf("what was written is gone (%v)", err)
+	}
+}
+
+func parsedID(t *testing.T, v devices.Volume) volumeID {
+	t.Helper()
+	id, own, err := parseID(v.ID)
+	if !own || err != nil {
+		t.Fatalf("%s: %t, %v", v.ID, own, err)
+	}
+	return id
+}
+
+// What a growth that was killed has left goes, and the volume is as large as before.
+func TestInterruptedGrowth(t *testing.T) {
+	machine.Kernel(t)
+	disk := newGroup(t, "growth", 68*mib)
+	b := newBackend(t, "growth")
+	ctx, v := t.Context(), create(t, b, "volume", 16*mib, nil)
+	d := attach(t, b, v)
+	lvmOn(t, []string{disk}, "lvcreate", "--yes", "--zero", "n", "--size", "40m", "--name", growthPrefix+"volume", "--addtag", tagPrefix+driverTag+"=csi-node.local", "--addtag", tagPrefix+growthTag, "growth")
+	require.NoError(t, exec.Command("dmsetup", "suspend", deviceName("growth", "volume")).Run()) // as an lvm that was killed in the middle of a change
+	b = newBackend(t, "growth")
+	if c, err := b.GetCapacity(ctx, map[string]string{groupKey: "growth"}); err != nil || c.Available != 48*mib {
+		t.Errorf("room for %+v (%v)", c, err)
+	}
+	fill(t, d.Path, 16*mib) // it does not wait for ever
+	require.NoError(t, b.Grow(ctx, v, 60*mib))
+	if d := find(t, b, v); d.Size != 60*mib {
+		t.Errorf("grown: %+v", d)
+	}
+	require.Class(t, b.Grow(ctx, v, 72*mib), state.ResourceExhausted, "growth", "vgextend")
+	require.NoError(t, b.Detach(ctx, v))
+}
+
+// A group whose lvm hangs holds up itself alone, and what is attached there is seen, as is
+// all that needs no lvm.
+func TestHungCommand(t *testing.T) {
+	machine.Kernel(t)
+	newGroup(t, "hung", 68*mib)
+	newGroup(t, "well", 68*mib)
+	b := newBackend(t, "hung,well")
+	ctx := t.Context()
+	v, w := create(t, b, "v", 4*mib, map[string]string{groupKey: "hung"}), create(t, b, "w", 4*mib, map[string]string{groupKey: "well"})
+	attach(t, b, v)
+	release, real := make(chan struct{}), b.lvm
+	b.lvm = func(ctx context.Context, args ...string) ([]byte, error) {
+		if strings.HasPrefix(args[len(args)-1], "hung") {
+			<-release
+		}
+		return real(ctx, args...)
+	}
+	waiting, stop := context.WithCancel(ctx)
+	ended := make(chan error)
+	go func() { ended <- b.Detach(waiting, v) }()
+	attach(t, b, w)
+	require.NoError(t, b.Grow(ctx, w, 8*mib))
+	require.NoError(t, b.Detach(ctx, w))
+	if d := find(t, b, v); !d.Attached() || d.Err != nil {
+		t.Errorf("in a group that hangs: %+v", d)
+	}
+	again := newBackend(t, "hung,well")
+	again.lvm = b.lvm
+	if d := find(t, again, v); !d.Attached() || d.Err == nil { // what the plugin cannot know after a restart
+		t.Errorf("in a group that hangs, after a restart: %+v", d)
+	}
+	stop()
+	require.Class(t, <-ended, state.Canceled)
+	limited, end := context.WithTimeout(ctx, time.Second)
+	defer end()
+	require.Class(t, again.Check(limited), state.DeadlineExceeded)
+	close(release)
+	require.NoError(t, b.Detach(ctx, v))
+}
+
+// Volumes that are at rest are looked at without a program.
+func TestAtRest(t *testing.T) {
+	machine.Kernel(t)
+	newGroup(t, "rest", 68*mib)
+	b := newBackend(t, "rest")
+	ran, real := atomic.Int64{}, b.lvm
+	b.lvm = func(ctx context.Context, args ...string) ([]byte, error) {
+		ran.Add(1)
+		return real(ctx, args...)
+	}
+	var all []devices.Volume
+	for i := range 4 {
+		all = append(all, create(t, b, fmt.Sprintf("v%d", i), 4*mib, nil))
+	}
+	attach(t, b, all[0])
+	before := ran.Load()
+	for range 3 {
+		for i, v := range all {
+			if d := find(t, b, v); d.Attached() != (i == 0) || d.Missing || d.Capacity != 4*mib {
+				t.Errorf("%+v", d)
+			}
+		}
+	}
+	if ran.Load() != before {
+		t.Errorf("%d programs were run", ran.Load()-before)
+	}
+	attached, err := b.Attached(t.Context())
+	if err != nil || len(attached) != 1 || attached[0].Volume != all[0].ID || b.VolumeAt(attached[0].Device.Number) != all[0].ID {
+		t.Errorf("attached: %+v (%v)", attached, err)
+	}
+	require.NoError(t, b.Detach(t.Context(), all[0]))
+}
+
+// Another group of the same name is not taken for the volume's, whether both are there or one.
+func TestOtherGroupOfTheName(t *testing.T) {
+	machine.Kernel(t)
+	ours, name := newPV(t, 68*mib), "same"
+	lvmOn(t, []string{ours}, "vgcreate", "--yes", name, ours)
+	t.Cleanup(func() { removeGroup(t, name, ours) })
+	b := newBackend(t, "same")
+	ctx, v := t.Context(), create(t, b, "volume", 4*mib, nil)
+	theirs := newPV(t, 68*mib) // which is plugged in later
+	lvmOn(t, []string{theirs}, "vgcreate", "--yes", "same", theirs)
+	t.Cleanup(func() { removeGroup(t, "same", theirs) })
+	lvmOn(t, []string{theirs}, "lvcreate", "--yes", "--activate", "n", "--zero", "n", "--size", "4m", "--name", "volume", "same")
+	fill(t, attach(t, b, v).Path, 4*mib)
+
+	b = newBackend(t, "same")
+	if d := find(t, b, v); !d.Attached() || d.Err == nil {
+		t.Errorf("both are there: %+v", d)
+	}
+	_, err := b.ListVolumes(ctx)
+	require.Class(t, err, state.FailedPrecondition, "vgrename")
+	require.NoError(t, b.Detach(ctx, v))
+	require.Class(t, b.Attach(ctx, v, false), state.FailedPrecondition, "vgrename")
+
+	lvmOn(t, []string{ours}, "vgrename", name, "moved")
+	name = "moved"
+	b = newBackend(t, "same")
+	require.Class(t, b.Attach(ctx, v, false), state.FailedPrecondition, "another one")
+	require.Class(t, b.DeleteVolume(ctx, v), state.FailedPrecondition, "another one")
+	if d := find(t, b, v); d.Missing || d.Attached() || d.Err == nil {
+		t.Errorf("another group: %+v", d)
+	}
+	b = reopened(t, "same,moved")
+	if d := attach(t, b, v); d.Formatted != "" || d.Fresh != true {
+		t.Errorf("in the group that was renamed: %+v", d)
+	}
+	require.NoError(t, b.Detach(ctx, v))
+}
+
+// losable is a disk that can be lost: a device over another, by the tables.
+type losable struct{ name, node, whole, broken string }
+
+func newLosable(t *testing.T, name string, bytes int64) losable {
+	t.Helper()
+	t.Setenv("DM_DISABLE_UDEV", "1") // as the guest has none
+	below, sectors := newPV(t, bytes), bytes/512
+	d := losable{
+		name: name, whole: fmt.Sprintf("0 %d linear %s 0\n", sectors, below),
+		// Its last sectors are there, so that what is below remains its own.
+		broken: fmt.Sprintf("0 %d error\n%d 8 linear %s %d\n", sectors-8, sectors-8, below, sectors-8),
+	}
+	d.dmsetup(t, d.whole, "create", name)
+	t.Cleanup(func() { d.dmsetup(t, "", "remove", "--retry", name) })
+	device, err := mapper.Find(name)
+	if err != nil || device == nil {
+		t.Fatalf("%s: %v", name, err)
+	}
+	d.node, err = devnode.PathOf(device.Number)
+	require.NoError(t, err)
+	return d
+}
+
+func (d losable) dmsetup(t *testing.T, table string, args ...string) {
+	t.Helper()
+	cmd := exec.Command("dmsetup", args...)
+	cmd.Stdin = strings.NewReader(table)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("dmsetup %q: %v: %s", args, err, out)
+	}
+}
+
+func (d losable) become(t *testing.T, table string) {
+	t.Helper()
+	d.dmsetup(t, table, "load", d.name)
+	d.dmsetup(t, "", "suspend", "--noflush", d.name)
+	d.dmsetup(t, "", "resume", d.name)
+}
+
+// A volume whose disk is lost is taken down, and set up again when the disk is back.
+func TestLostDisk(t *testing.T) {
+	machine.Kernel(t)
+	disk := newLosable(t, "losable", 68*mib)
+	lvmOn(t, []string{disk.node}, "vgcreate", "--yes", "lost", disk.node)
+	t.Cleanup(func() { removeGroup(t, "lost", disk.node) })
+	b := newBackend(t, "lost")
+	ctx, v := t.Context(), create(t, b, "volume", 4*mib, nil)
+	d := attach(t, b, v)
+	write(t, d.Path, "kept")
+
+	disk.become(t, disk.broken)
+	if d := find(t, b, v); !d.Attached() {
+		t.Errorf("on a disk that is lost: %+v", d)
+	}
+	require.NoError(t, b.Detach(ctx, v))
+	if d := find(t, b, v); d.Attached() || d.Missing {
+		t.Errorf("on a disk that is lost, detached: %+v", d)
+	}
+	err := b.Attach(ctx, v, false)
+	require.Class(t, err, state.Unavailable)
+	if !errors.Is(err, devices.ErrNoDevice) {
+		t.Error(err)
+	}
+	require.Class(t, b.DeleteVolume(ctx, v), state.Unavailable)
+	if ids, err := b.ListVolumes(ctx); err != nil || len(ids) > 0 {
+		t.Errorf("%q, %v", ids, err)
+	}
+	b.wanted = func() []devices.Volume { return []devices.Volume{v} }
+	require.Class(t, b.Check(ctx), state.Unavailable, "disks")
+	if c, err := b.GetCapacity(ctx, map[string]string{groupKey: "lost"}); err != nil || c.Available != 0 {
+		t.Errorf("room for %+v (%v)", c, err)
+	}
+
+	disk.become(t, disk.whole)
+	d = attach(t, b, v)
+	got := make([]byte, 4)
+	f, err := os.Open(d.Path)
+	require.NoError(t, err)
+	_, err = f.ReadAt(got, 0)
+	if err := errors.Join(err, f.Close()); err != nil || string(got) != "kept" {
+		t.Errorf("%q, %v", got, err)
+	}
+	require.NoError(t, b.Check(ctx))
+	require.NoError(t, b.Detach(ctx, v))
+}
+
+func write(t *testing.T, path, text string) {
+	t.Helper()
+	f, err := os.OpenFile(path, os.O_WRONLY, 0)
+	require.NoError(t, err)
+	_, err = f.WriteString(text)
+	require.NoError(t, errors.Join(err, f.Sync(), f.Close()))
+}
+
+// A thin pool that is full is told of, and makes no more promises.
+func TestFullThinPool(t *testing.T) {
+	machine.Kernel(t)
+	disk := newGroup(t, "filled", 132*mib)
+	newPoolOf(t, "filled", disk, 32*mib)
+	b := newBackend(t, "filled")
+	ctx, class := t.Context(), map[string]string{poolKey: "thin", overcommitKey: "2"}
+	room := func() int64 {
+		t.Helper()
+		b.changed("filled")
+		completed, err := b.CheckParameters(class)
+		require.NoError(t, err)
+		c, err := b.GetCapacity(ctx, completed)
+		require.NoError(t, err)
+		return c.Available
+	}
+	if room() != 64*mib {
+		t.Errorf("room for %d bytes", room())
+	}
+	a, c := create(t, b, "a", 32*mib, class), create(t, b, "c", 32*mib, class)
+	if room() != 0 {
+		t.Errorf("room for %d bytes", room())
+	}
+	require.Class(t, b.Grow(ctx, a, 36*mib), state.ResourceExhausted, "thin")
+	_, err := b.CreateVolume(ctx, devices.CreateRequest{Name: "more", Parameters: class, Size: devices.SizeRange{Required: 4 * mib}})
+	require.Class(t, err, state.ResourceExhausted, "thin")
+	require.NoError(t, b.Check(ctx))
+
+	full := false
+	for _, v := range []devices.Volume{a, c} {
+		f, err := os.OpenFile(attach(t, b, v).Path, os.O_WRONLY|unix.O_SYNC, 0)
+		require.NoError(t, err)
+		for at := int64(0); at < 32*mib && !full; at += mib {
+			_, err := f.WriteAt(junk, at)
+			full = err != nil
+		}
+		if err := f.Close(); err != nil && !full {
+			t.Error(err)
+		}
+	}
+	if !full {
+		t.Fatal("the thin pool was never full")
+	}
+	b.changed("filled")
+	require.Class(t, b.Check(ctx), state.ResourceExhausted, "thin")
+	measured, err := b.Measure(ctx)
+	require.NoError(t, err)
+	if !slices.ContainsFunc(measured, func(m devices.Measurement) bool {
+		return m.Name == "thin_pool_data_used_ratio" && m.Value > 0.9 && m.Labels["thin_pool"] == "thin"
+	}) {
+		t.Errorf("%+v", measured)
+	}
+	for _, v := range []devices.Volume{a, c} {
+		if d := find(t, b, v); !d.Attached() || d.Err != nil {
+			t.Errorf("in a full pool: %+v", d)
+		}
+		require.NoError(t, b.Detach(ctx, v))
+	}
+	require.NoError(t, b.DeleteVolume(ctx, a)) // which makes room again
+	mustRead(t, attach(t, b, c).Path)
+	require.NoError(t, b.Detach(ctx, c))
+}
+
+func mustRead(t *testing.T, path string) {
+	t.Helper()
+	f, err := os.Open(path)
+	require.NoError(t, err)
+	_, err = f.Read(make([]byte, mib))
+	require.NoError(t, errors.Join(err, f.Close()))
+}
+
+// newPoolOf makes a thin pool that fails writes at once when it is full.
+func newPoolOf(t *testing.T, group, disk string, bytes int64) {
+	t.Helper()
+	newPool(t, group, disk, bytes)
+	lvmOn(t, []string{disk}, "lvchange", "--errorwhenfull", "y", group+"/thin")
+}
+
+// A thin pool that hands out what was in its blocks is refused.
+func TestUnzeroedPool(t *testing.T) {
+	machine.Kernel(t)
+	disk := newGroup(t, "leaky", 132*mib)
+	newPool(t, "leaky", disk, 32*mib)
+	b, class := newBackend(t, "leaky"), map[string]string{poolKey: "thin"}
+	v := create(t, b, "volume", 4*mib, class)
+	lvmOn(t, []string{disk}, "lvchange", "--zero", "n", "leaky/thin")
+	b = newBackend(t, "leaky")
+	require.Class(t, b.Attach(t.Context(), v, false), state.FailedPrecondition, "--zero y")
+	_, err := b.CreateVolume(t.Context(), devices.CreateRequest{Name: "more", Parameters: class, Size: devices.SizeRange{Required: 4 * mib}})
+	require.Class(t, err, state.FailedPrecondition, "--zero y")
+}
+
+// What is not the driver's stays as it is.
+func TestOthers(t *testing.T) {
+	machine.Kernel(t)
+	disk := newGroup(t, "others", 68*mib)
+	lvmOn(t, []string{disk}, "lvcreate", "--yes", "--zero", "n", "--size", "4m", "--name", "root", "others")
+	b := newBackend(t, "others")
+	ctx := t.Context()
+	_, err := b.CreateVolume(ctx, devices.CreateRequest{Name: "root", Size: devices.SizeRange{Required: 4 * mib}})
+	require.Class(t, err, state.AlreadyExists, "root")
+	v := create(t, b, "v", 4*mib, nil)
+	id := volumeID{parsedID(t, v).group, "root"}.String()
+	require.NoError(t, b.DeleteVolume(ctx, devices.Volume{ID: id}))
+	require.Class(t, b.Attach(ctx, devices.Volume{ID: id}, false), state.NotFound)
+	if ids, err := b.ListVolumes(ctx); err != nil || !slices.Equal(ids, []string{v.ID}) {
+		t.Errorf("%q, %v", ids, err)
+	}
+	if out := lvmOn(t, []string{disk}, "lvs", "--noheadings", "--options", "lv_name", "others"); !strings.Contains(out, "root") {
+		t.Errorf("the group has %q", out)
+	}
+	release := devicestest.Hold(t, attach(t, b, v).Path)
+	require.Class(t, b.DeleteVolume(ctx, v), state.FailedPrecondition, "unstage")
+	release()
+	require.NoError(t, b.Detach(ctx, v))
+}

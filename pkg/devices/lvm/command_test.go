@@ -1,0 +1,61 @@
+package lvm
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/csi-node/csi-node/pkg/state"
+	"github.com/csi-node/csi-node/test/require"
+)
+
+func program(t *testing.T, text string) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "lvm")
+	require.NoError(t, os.WriteFile(path, []byte("#!/bin/sh\n"+text), 0o755))
+	return path
+}
+
+func TestRun(t *testing.T) {
+	ctx := t.Context()
+	out, err := newRunner(program(t, `echo "$DM_DISABLE_UDEV $1"; echo warning >&2`), time.Minute)(ctx, "lvs")
+	if err != nil || string(out) != "1 lvs\n" {
+		t.Errorf("%q, %v", out, err)
+	}
+	_, err = newRunner(program(t, `echo "  not here" >&2; exit 5`), time.Minute)(ctx, "lvs")
+	require.Class(t, err, state.Unavailable, "lvm lvs", "not here")
+	_, err = newRunner("no-such-program", time.Minute)(ctx, "lvs")
+	require.Class(t, err, state.FailedPrecondition, "install lvm2")
+}
+
+// An lvm that hangs is killed, and what it has started with it.
+func TestRunHangs(t *testing.T) {
+	pipe := filepath.Join(t.TempDir(), "alive")
+	require.NoError(t, os.WriteFile(pipe, nil, 0o600))
+	hanging := program(t, `echo waiting >&2; (exec 3<"`+pipe+`"; sleep 3600) & sleep 3600`)
+	_, err := newRunner(hanging, 200*time.Millisecond)(t.Context(), "lvchange")
+	require.Class(t, err, state.DeadlineExceeded, "lvchange was killed", "waiting")
+	for since := time.Now(); ; {
+		alive := openers(t, pipe)
+		if len(alive) == 0 {
+			return
+		}
+		if time.Since(since) > 5*time.Second { // those that were killed close their files one by one
+			t.Fatalf("what it has started lives: %q", alive)
+		}
+	}
+}
+
+// openers returns the descriptors by which processes have a file open.
+func openers(t *testing.T, path string) (found []string) {
+	t.Helper()
+	entries, err := filepath.Glob("/proc/[0-9]*/fd/3")
+	require.NoError(t, err)
+	for _, entry := range entries {
+		if to, err := os.Readlink(entry); err == nil && to == path {
+			found = append(found, entry)
+		}
+	}
+	return found
+}

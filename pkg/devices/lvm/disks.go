@@ -1,0 +1,186 @@
+package lvm
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+	"k8s.io/klog/v2"
+
+	"github.com/csi-node/csi-node/pkg/blockdev"
+	"github.com/csi-node/csi-node/pkg/internal/devnode"
+	"github.com/csi-node/csi-node/pkg/internal/hang"
+	"github.com/csi-node/csi-node/pkg/internal/rawfile"
+	"github.com/csi-node/csi-node/pkg/state"
+)
+
+// disk is a disk of LVM on this node.
+type disk struct {
+	path string
+	label
+}
+
+// finder returns the disks of LVM on this node.
+type finder func(ctx context.Context) ([]disk, error)
+
+// errGone says that a group is not on this node.
+var errGone = errors.New("there is no such volume group on this node")
+
+// membersOf returns the paths of the disks of a group, and its UUID. errGone, wrapped:
+// there are none. FailedPrecondition: two groups have that name.
+func membersOf(group string, disks []disk) (paths []string, uuid string, err error) {
+	var latest label
+	for _, d := range disks {
+		switch {
+		case d.group != group:
+		case uuid != "" && d.groupUUID != uuid:
+			return nil, "", state.Errorf(state.FailedPrecondition, "volume group %s: two groups on this node have that name, with the UUIDs %s and %s: rename one of them (vgrename)", group, uuid, d.groupUUID)
+		default:
+			uuid = d.groupUUID
+			if d.sequence >= latest.sequence {
+				latest = d.label
+			}
+		}
+	}
+	if uuid == "" {
+		return nil, "", fmt.Errorf("volume group %s: %w", group, errGone)
+	}
+	for _, d := range disks {
+		if slices.Contains(latest.members, d.uuid) {
+			paths = append(paths, d.path)
+		}
+	}
+	slices.Sort(paths)
+	return paths, uuid, nil
+}
+
+// looks bounds the time that a disk has to tell its label.
+const lookLimit = 2 * time.Second
+
+// strangers are kinds of devices that are never disks of a volume group here: what is in
+// memory, has removable media, or hangs when a server is away.
+var strangers = regexp.MustCompile(`^(ram|zram|sr|fd|nbd|rbd|drbd|mtdblock)[0-9]`)
+
+var fitPath = regexp.MustCompile(`^/dev/[A-Za-z0-9/_.!-]+$`) // no character of a regular expression, but the dot
+
+// newFinder returns a finder that reads the labels of this node's disks. A disk that does
+// not answer is left out, and asked once at a time.
+func newFinder() finder {
+	looks := &hang.Calls[*label]{}
+	return func(ctx context.Context) (found []disk, err error) {
+		entries, err := os.ReadDir("/sys/class/block")
+		if err != nil {
+			return nil, err
+		}
+		for _, entry := range entries {
+			path, fit := candidate(entry.Name())
+			if !fit {
+				continue
+			}
+			l, err := looks.Do(ctx, path, lookLimit, func() (*label, error) { return labelAt(path) })
+			switch {
+			case ctx.Err() != nil:
+				return nil, ctx.Err()
+			case err != nil && !errors.Is(err, os.ErrNotExist) && !errors.Is(err, unix.ENXIO) && !errors.Is(err, unix.ENOMEDIUM):
+				klog.FromContext(ctx).Error(err, "Cannot read whether a disk is LVM's", "path", path)
+			case l != nil:
+				found = append(found, disk{path, *l})
+			}
+		}
+		return found, nil
+	}
+}
+
+// candidate returns the node of a device that may be a disk of LVM. What lies within a
+// volume of the plugin's, or in any logical volume, belongs to whoever has the volume.
+func candidate(name string) (path string, fit bool) {
+	if strangers.MatchString(name) || empty(name) || nested(name) {
+		return "", false
+	}
+	holders, err := os.ReadDir(filepath.Join("/sys/class/block", name, "holders"))
+	if err != nil {
+		return "", false // it is going away
+	}
+	for _, holder := range holders { // such as multipath or md, which shows the same bytes
+		uuid, err := rawfile.Read(filepath.Join("/sys/class/block", holder.Name(), "dm/uuid"))
+		if err != nil || !strings.HasPrefix(string(uuid), uuidPrefix) {
+			return "", false
+		}
+	}
+	number, err := devnode.ReadNumber(filepath.Join("/sys/class/block", name, "dev"))
+	if err != nil {
+		return "", false
+	}
+	info, err := blockdev.InfoOf(number)
+	if err != nil || info.Ours || !fitPath.MatchString(info.Path) {
+		return "", false
+	}
+	return info.Path, true
+}
+
+// empty reports whether a device has no bytes, as a loop device without a file.
+func empty(name string) bool {
+	size, err := rawfile.Read(filepath.Join("/sys/class/block", name, "size"))
+	return err != nil || string(size) == "0\n"
+}
+
+// nested reports whether a device lies in a logical volume, or shows a block device as a
+// loop device does.
+func nested(name string) bool {
+	dir := filepath.Join("/sys/class/block", name)
+	if uuid, err := rawfile.Read(filepath.Join(dir, "dm/uuid")); err == nil && strings.HasPrefix(string(uuid), uuidPrefix) {
+		return true
+	}
+	if backing, err := rawfile.Read(filepath.Join(dir, "loop/backing_file")); err == nil && strings.HasPrefix(string(backing), "/dev/") {
+		return true
+	}
+	if _, err := os.Stat(filepath.Join(dir, "partition")); err == nil {
+		real, err := filepath.EvalSymlinks(dir)
+		return err != nil || nested(filepath.Base(filepath.Dir(real)))
+	}
+	slaves, err := os.ReadDir(filepath.Join(dir, "slaves"))
+	if err != nil {
+		return false // a device that has no such directory is made of nothing
+	}
+	for _, slave := range slaves {
+		if nested(slave.Name()) {
+			return true
+		}
+	}
+	return false
+}
+
+// labelAt reads the label of the disk with a node.
+func labelAt(path string) (l *label, err error) {
+	f, err := rawfile.Open(path, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_NOFOLLOW, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, f.Close()) }()
+	// What is in the cache of this node may be older than the disk.
+	if err := unix.Fadvise(int(f.Fd()), 0, 2<<20, unix.FADV_DONTNEED); err != nil {
+		return nil, &os.PathError{Op: "fadvise", Path: path, Err: err}
+	}
+	return readLabel(f)
+}
+
+// flush makes what lvm has written to the disks of a group durable: LVM writes past the
+// page cache, and leaves it to the disk when it takes the bytes out of its own.
+func flush(paths []string) (err error) {
+	for _, path := range paths {
+		f, openErr := rawfile.Open(path, unix.O_RDONLY|unix.O_NOFOLLOW, 0)
+		if openErr != nil {
+			err = errors.Join(err, openErr)
+			continue
+		}
+		err = errors.Join(err, f.Sync(), f.Close())
+	}
+	return err
+}

@@ -1,0 +1,118 @@
+package lvm
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/csi-node/csi-node/pkg/devices"
+	"github.com/csi-node/csi-node/pkg/state"
+)
+
+// BeginFormat implements devices.Formatter: the mark is a tag.
+func (b *Backend) BeginFormat(ctx context.Context, v devices.Volume) error {
+	return b.edit(ctx, v, "begin to format", func(t *tags) error {
+		if t.formatted != "" {
+			return state.Errorf(state.FailedPrecondition, "it was formatted as %s before, and is never formatted again", t.formatted)
+		}
+		if t.raw {
+			return state.Errorf(state.FailedPrecondition, "it was published as a raw block device, and is never formatted unless it is cleared")
+		}
+		t.formatting, t.fresh = true, false
+		return nil
+	})
+}
+
+// EndFormat implements devices.Formatter.
+func (b *Backend) EndFormat(ctx context.Context, v devices.Volume, fsType string) error {
+	return b.edit(ctx, v, "end to format", func(t *tags) error {
+		if !t.formatting && t.formatted != fsType {
+			return state.Errorf(state.FailedPrecondition, "the end of a format as %s, and none was begun", fsType)
+		}
+		t.formatting, t.formatted = false, fsType
+		return nil
+	})
+}
+
+// BeginRaw implements devices.Formatter.
+func (b *Backend) BeginRaw(ctx context.Context, v devices.Volume) error {
+	return b.edit(ctx, v, "publish raw", func(t *tags) error {
+		t.raw, t.fresh = true, false
+		return nil
+	})
+}
+
+// edit changes the tags of a volume, durably.
+func (b *Backend) edit(ctx context.Context, v devices.Volume, step string, change func(*tags) error) error {
+	at, err := b.locate(ctx, v)
+	if err == nil {
+		err = b.retag(ctx, at, change)
+	}
+	if err != nil {
+		return fmt.Errorf("volume %s: %s: %w", v.ID, step, err)
+	}
+	return nil
+}
+
+// Unused returns FailedPrecondition while the volume is active. NotFound: no such volume.
+func (b *Backend) Unused(ctx context.Context, v devices.Volume) error {
+	at, err := b.locate(ctx, v)
+	if err == nil {
+		err = at.unused()
+	}
+	if err != nil {
+		return fmt.Errorf("volume %s: %w", v.ID, err)
+	}
+	return nil
+}
+
+func (p place) unused() error {
+	d, err := p.device()
+	if err == nil && d != nil {
+		err = state.Errorf(state.FailedPrecondition, "it is attached as the device %s: unstage it first", d.Number)
+	}
+	return err
+}
+
+// Clear makes every byte of an unused volume zero, and forgets what it was used for.
+func (b *Backend) Clear(ctx context.Context, v devices.Volume) error {
+	if err := b.clear(ctx, v); err != nil {
+		return fmt.Errorf("volume %s: clear: %w", v.ID, err)
+	}
+	return nil
+}
+
+func (b *Backend) clear(ctx context.Context, v devices.Volume) error {
+	done, err := b.volumes.Lock(ctx, v.ID)
+	if err != nil {
+		return err
+	}
+	defer done()
+	at, err := b.locate(ctx, v)
+	if err == nil {
+		err = at.unused()
+	}
+	if err == nil {
+		err = b.retag(ctx, at, func(t *tags) error {
+			t.formatting, t.formatted, t.raw, t.fresh = true, "", false, false
+			return nil
+		})
+	}
+	if err != nil {
+		return err
+	}
+	b.mark(deviceName(at.group, at.volume.name), true)
+	defer b.mark(deviceName(at.group, at.volume.name), false)
+	d, err := b.activate(ctx, at)
+	if err != nil {
+		return err
+	}
+	err = b.zero(ctx, deviceName(at.group, at.volume.name), d, at.volume.pool != "")
+	if err := errors.Join(err, b.deactivate(context.WithoutCancel(ctx), at.group, at.volume.name)); err != nil {
+		return err
+	}
+	return b.retag(ctx, at, func(t *tags) error {
+		t.formatting, t.fresh, t.unzeroed = false, true, false
+		return nil
+	})
+}

@@ -1,0 +1,155 @@
+package lvm
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+
+	"github.com/csi-node/csi-node/pkg/devices"
+	"github.com/csi-node/csi-node/pkg/internal/mapper"
+	"github.com/csi-node/csi-node/pkg/state"
+)
+
+// growthPrefix begins the names of what volumes are about to grow by. No volume's name
+// does: they have no capitals.
+const growthPrefix = "Growth-"
+
+// Grow makes the volume at least that many bytes large, also while it is mounted.
+//
+// What a thick volume grows by was somebody else's. It is first made a logical volume of
+// its own, which is zeroed; then that is removed, and the volume takes just these extents.
+// If it is interrupted, what was zeroed is free again (mend).
+//
+// ResourceExhausted: there is no room, or a thin pool could fill.
+func (b *Backend) Grow(ctx context.Context, v devices.Volume, bytes int64) error {
+	if err := b.grow(ctx, v, bytes); err != nil {
+		return fmt.Errorf("volume %s: grow: %w", v.ID, err)
+	}
+	return nil
+}
+
+func (b *Backend) grow(ctx context.Context, v devices.Volume, bytes int64) error {
+	done, err := b.volumes.Lock(ctx, v.ID)
+	if err != nil {
+		return err
+	}
+	defer done()
+	at, err := b.locate(ctx, v)
+	if err != nil {
+		return err
+	}
+	if at.volume.bytes >= bytes {
+		return b.reload(ctx, at)
+	}
+	if bytes > devices.LargestBytes {
+		return state.Errorf(state.ResourceExhausted, "no volume can have %d bytes", bytes)
+	}
+	extents := (bytes+at.report.extent-1)/at.report.extent - at.volume.bytes/at.report.extent
+	if at.volume.pool != "" || at.volume.tags.unzeroed { // which is zeroed as a whole
+		return b.inTurn(ctx, at.group, turnLimit, func(ctx context.Context) error { return b.extend(ctx, at, extents, nil) })
+	}
+	return b.growZeroed(ctx, at, extents)
+}
+
+// reload lets the device of a volume be as large as that is: an expansion was interrupted.
+func (b *Backend) reload(ctx context.Context, at place) error {
+	d, err := at.device()
+	if err != nil || d == nil {
+		return err
+	}
+	var told state.Device
+	if err := tellDevice(&told, d); err != nil || told.Size >= at.volume.bytes {
+		return err
+	}
+	return b.inTurn(ctx, at.group, turnLimit, func(ctx context.Context) error {
+		_, err := b.command(ctx, at.group, "lvchange", "--refresh", at.path())
+		return err
+	})
+}
+
+// roomFor returns the class of a volume once there is room for so many extents more. The
+// caller has the group's turn.
+func (b *Backend) roomFor(ctx context.Context, at place, extents int64) error {
+	r, err := b.refresh(ctx, at.group)
+	if err != nil {
+		return err
+	}
+	c := class{group: at.group, pool: at.volume.pool, overcommit: at.volume.tags.overcommit}
+	if c.overcommit < noOvercommit || c.overcommit > mostOvercommit {
+		c.overcommit = noOvercommit
+	}
+	return r.take(c, extents*r.extent)
+}
+
+// extend adds extents to a volume, those in the ranges if there are any. The caller has
+// the group's turn.
+func (b *Backend) extend(ctx context.Context, at place, extents int64, ranges []string) error {
+	if ranges == nil {
+		if err := b.roomFor(ctx, at, extents); err != nil {
+			return err
+		}
+	}
+	defer b.renew(ctx, at.group)
+	return b.change(ctx, at.group, append([]string{"lvextend", "--yes", "--extents", "+" + strconv.FormatInt(extents, 10), at.path()}, ranges...)...)
+}
+
+// growZeroed adds extents to a thick volume that were zeroed before.
+func (b *Backend) growZeroed(ctx context.Context, at place, extents int64) error {
+	name := growthPrefix + at.volume.name
+	device := deviceName(at.group, name)
+	b.mark(device, true) // so that nobody takes it for what another process left
+	defer b.mark(device, false)
+	err := b.inTurn(ctx, at.group, turnLimit, func(ctx context.Context) error {
+		if err := b.dropGrowth(ctx, at, name); err != nil {
+			return err
+		}
+		if err := b.roomFor(ctx, at, extents); err != nil {
+			return err
+		}
+		arguments := []string{"lvcreate", "--yes", "--activate", "y", "--wipesignatures", "n", "--zero", "n", "--setautoactivation", "n", "--name", name, "--extents", strconv.FormatInt(extents, 10)}
+		defer b.renew(ctx, at.group)
+		return b.change(ctx, at.group, append(tagged(arguments, tags{driver: b.driver, growth: true}), at.group)...)
+	})
+	if err != nil {
+		return err
+	}
+	d, err := mapper.Find(device)
+	switch {
+	case err != nil:
+	case d == nil:
+		err = fmt.Errorf("lvm has activated %s/%s, and there is no such device", at.group, name)
+	default:
+		err = b.zero(ctx, device, d, false)
+	}
+	zeroed := err
+	return b.inTurn(context.WithoutCancel(ctx), at.group, turnLimit, func(ctx context.Context) error {
+		var ranges []string
+		err := zeroed
+		if err == nil {
+			var out []byte
+			out, err = b.command(ctx, at.group, "lvs", "--segments", "--reportformat", "json", "--options", "seg_pe_ranges", at.group+"/"+name)
+			if err == nil {
+				ranges, err = parseRanges(out)
+			}
+		}
+		if err := errors.Join(err, b.dropGrowth(ctx, at, name)); err != nil {
+			return err
+		}
+		return b.extend(ctx, at, extents, ranges)
+	})
+}
+
+// dropGrowth removes what a volume was to grow by, if it is there. The caller has the
+// group's turn.
+func (b *Backend) dropGrowth(ctx context.Context, at place, name string) error {
+	r, err := b.readReport(ctx, at.group)
+	if err != nil {
+		return err
+	}
+	if lv, has := r.volumes[name]; !has || !lv.tags.growth {
+		return nil
+	}
+	defer b.changed(at.group)
+	return b.change(ctx, at.group, "lvremove", "--force", "--yes", at.group+"/"+name)
+}

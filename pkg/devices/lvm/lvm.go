@@ -1,0 +1,199 @@
+// Package lvm is the backend of volumes that are logical volumes of a volume group: thick
+// ones, which have all their extents, and thin ones in a thin pool.
+//
+// What must outlive a reboot is in tags of the logical volume, so it goes with the group
+// to another node. A volume's id holds the UUID of its group: another machine's group of
+// the same name is never taken for it.
+//
+//	Find ──> device mapper (one ioctl), report of the group in memory
+//	else ──> the group's turn ──> lvm, limited to the group's own disks ──> fsync of the disks
+//
+// A volume that is at rest is looked at without a program. A group has one report, which
+// is read again after a change. Whatever runs lvm takes the group's turn; an lvm that
+// hangs is killed after a while, and until it is gone holds up its own group alone.
+//
+// A thick volume has the bytes of whoever had its extents before. It bears the tag
+// "unzeroed" from the moment at which it is made, and is not attached for anybody before
+// it was zeroed. What it grows by is zeroed before it becomes a part of it.
+//
+// Read lvm.go first, then groups.go, attach.go and provision.go.
+package lvm
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"regexp"
+	"strings"
+	"sync"
+
+	"github.com/spf13/pflag"
+
+	"github.com/csi-node/csi-node/pkg/devices"
+	"github.com/csi-node/csi-node/pkg/internal/hang"
+	"github.com/csi-node/csi-node/pkg/internal/keylock"
+	"github.com/csi-node/csi-node/pkg/internal/mapper"
+	"github.com/csi-node/csi-node/pkg/state"
+)
+
+// Name is the backend's name in volume contexts, records and ids.
+const Name = "lvm"
+
+// Kind returns the backend for the list of a program.
+func Kind() devices.Kind {
+	groups := ""
+	return devices.Kind{
+		Name: Name,
+		// As the pool's, beside which it is of one driver.
+		Properties: devices.Properties{NodeLocal: true, CapacityTracked: true},
+		Flags: func(f *pflag.FlagSet) {
+			f.StringVar(&groups, "lvm-groups", "", "LVM volume groups in which volumes may be, with commas between them; a node need not have all of them; empty: none")
+		},
+		Open: func(_ context.Context, env devices.Environment) (devices.Backend, error) { return New(groups, env) },
+	}
+}
+
+// Backend is a devices.Backend, a Grower, Formatter, Eraser, Clearer, Provisioner, Owner,
+// Lister, Locator, Checker and Meter. Its methods may be called concurrently.
+type Backend struct {
+	names    []string // of the volume groups
+	driver   string
+	lookOnly bool
+	wanted   func() []devices.Volume
+	lvm      runner
+	disks    finder
+
+	volumes keylock.Map          // turns, by volume id
+	turns   hang.Calls[struct{}] // by name of the group
+
+	mu      sync.Mutex
+	groups  map[string]*known // by name
+	zeroing map[string]bool   // devices that this process writes zeros to, by name in the device mapper
+}
+
+var fitGroup = regexp.MustCompile(`^[A-Za-z0-9+_.][A-Za-z0-9+_.-]*$`)
+
+// New returns the backend of the groups whose names are given with commas between them.
+func New(groups string, env devices.Environment) (*Backend, error) {
+	b := &Backend{
+		driver: env.DriverName, lookOnly: env.LookOnly, wanted: env.Wanted, lvm: newRunner("lvm", commandLimit), disks: newFinder(),
+		groups: map[string]*known{}, zeroing: map[string]bool{},
+	}
+	for _, name := range strings.FieldsFunc(groups, func(r rune) bool { return r == ',' || r == ' ' }) {
+		if !fitGroup.MatchString(name) || b.groups[name] != nil {
+			return nil, fmt.Errorf("--lvm-groups %q: must be names of volume groups, each once, with commas between them", groups)
+		}
+		b.names = append(b.names, name)
+		b.groups[name] = &known{}
+	}
+	return b, nil
+}
+
+// volumeID is what a volume id says.
+type volumeID struct {
+	group string // UUID, without dashes
+	name  string // of the logical volume
+}
+
+const idPrefix = "lvm-"
+
+var (
+	fitID        = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9+._-]{0,127}$`)
+	ownID        = regexp.MustCompile(`^` + idPrefix + `([A-Za-z0-9]{32})-([A-Za-z0-9][A-Za-z0-9+._-]*)$`)
+	reservedName = regexp.MustCompile(`^snapshot|^pvmove|_`) // all that LVM reserves begins so, or has a "_" (lvm(8))
+)
+
+// parseID reads the id of a volume. own is false for one that no volume of a group can
+// have. InvalidArgument: it is no id at all.
+func parseID(id string) (v volumeID, own bool, err error) {
+	if !fitID.MatchString(id) || strings.Contains(id, "..") {
+		return v, false, state.Errorf(state.InvalidArgument, "volume id %.200q: must be 1 to 128 letters, digits, dots, dashes and underscores, begin with a letter or digit, and hold no two dots in a row", id)
+	}
+	m := ownID.FindStringSubmatch(id)
+	if m == nil {
+		return v, false, nil
+	}
+	return volumeID{m[1], m[2]}, true, nil
+}
+
+func (v volumeID) String() string { return idPrefix + v.group + "-" + v.name }
+
+// longestName leaves room for the name of the group: the device mapper's names have 127
+// bytes, and each dash counts twice there.
+const longestName = 63
+
+// logicalName returns the name of the logical volume for a CO's name: that itself where
+// it can be, else one derived from it.
+func logicalName(name string) string {
+	if lv := devices.VolumeID("", name); len(escape(lv)) <= longestName && !reservedName.MatchString(lv) {
+		return lv
+	}
+	sum := sha256.Sum256([]byte(name)) // as devices.VolumeID derives one
+	return "vol-" + hex.EncodeToString(sum[:16])
+}
+
+// escape doubles the dashes of a name, as LVM does in the device mapper.
+func escape(name string) string { return strings.ReplaceAll(name, "-", "--") }
+
+// deviceName is the name of a logical volume in the device mapper.
+func deviceName(group, lv string) string { return escape(group) + "-" + escape(lv) }
+
+// splitDeviceName is the inverse of deviceName. LVM's hidden volumes have a second single
+// dash, and are not ok.
+func splitDeviceName(name string) (group, lv string, ok bool) {
+	parts := strings.Split(strings.ReplaceAll(name, "--", "/"), "-")
+	if len(parts) != 2 {
+		return "", "", false
+	}
+	return strings.ReplaceAll(parts[0], "/", "-"), strings.ReplaceAll(parts[1], "/", "-"), true
+}
+
+const uuidPrefix = "LVM-" // of LVM's devices in the device mapper; the UUIDs of group and volume follow
+
+// Validate returns InvalidArgument for an id that no volume can have.
+func (b *Backend) Validate(v devices.Volume) error {
+	_, _, err := parseID(v.ID)
+	return err
+}
+
+// Owns reports whether an id is of the form that this backend gives.
+func (b *Backend) Owns(_ context.Context, id string) (bool, error) {
+	_, own, err := parseID(id)
+	return own && err == nil, nil
+}
+
+// active returns the device of a volume and the name of its group, whether LVM answers or
+// not; nil: it has none.
+func (b *Backend) active(v volumeID) (d *mapper.Device, group string, err error) {
+	for _, name := range b.names {
+		d, err := mapper.Find(deviceName(name, v.name))
+		if err != nil {
+			return nil, "", err
+		}
+		if d != nil && strings.HasPrefix(d.UUID, uuidPrefix+v.group) {
+			return d, name, nil
+		}
+	}
+	return nil, "", nil
+}
+
+// VolumeAt returns the id of the volume that a device shows, as far as the last report
+// knows it.
+func (b *Backend) VolumeAt(number state.DeviceNumber) string {
+	name, uuid := mapper.At(number)
+	group, lv, ok := splitDeviceName(name)
+	if !ok || !strings.HasPrefix(uuid, uuidPrefix) {
+		return ""
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	g := b.groups[group]
+	if g == nil || g.report == nil || !strings.HasPrefix(uuid, uuidPrefix+g.report.uuid) {
+		return ""
+	}
+	if _, has := g.report.volumes[lv]; !has {
+		return ""
+	}
+	return volumeID{g.report.uuid, lv}.String()
+}

@@ -1,0 +1,110 @@
+package lvm
+
+import (
+	"maps"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/csi-node/csi-node/pkg/state"
+)
+
+// The parameters of a StorageClass. groupKey is a key of the volume context, too.
+const (
+	groupKey        = "volumeGroup"
+	poolKey         = "thinPool"
+	provisioningKey = "provisioning"
+	overcommitKey   = "overcommit"
+)
+
+const (
+	thick = "thick"
+	thin  = "thin"
+)
+
+// The bounds of a volume's overcommit, in percent.
+const (
+	noOvercommit   = 100
+	mostOvercommit = 100 * 100
+)
+
+// class is what the parameters of a StorageClass ask for.
+type class struct {
+	group      string
+	pool       string // of thin volumes; empty: thick
+	overcommit int64  // percent: a volume counts for size × 100 / overcommit of its pool
+}
+
+var number = regexp.MustCompile(`^([0-9]{1,3})(?:\.([0-9]{1,2}))?$`)
+
+// parse reads the parameters of a StorageClass. InvalidArgument names what is known and
+// what it may be.
+func (b *Backend) parse(parameters map[string]string) (class, error) {
+	values := map[string]string{
+		groupKey:        "one of the groups of --lvm-groups (" + strings.Join(b.names, ", ") + "), which may be left out where there is one",
+		poolKey:         "the name of a thin pool in the group, for thin volumes",
+		provisioningKey: "thick (default without thinPool) or thin",
+		overcommitKey:   "1 (default) to 100 with at most two decimals, for thin volumes",
+	}
+	refuse := func(key string) (class, error) {
+		return class{}, state.Errorf(state.InvalidArgument, "parameter %s: %.200q is not %s", key, parameters[key], values[key])
+	}
+	for _, key := range slices.Sorted(maps.Keys(parameters)) {
+		if values[key] == "" {
+			var list []string
+			for _, known := range slices.Sorted(maps.Keys(values)) {
+				list = append(list, known+": "+values[known])
+			}
+			return class{}, state.Errorf(state.InvalidArgument, "parameter %.200q is not known; there are %s", key, strings.Join(list, "; "))
+		}
+	}
+	c := class{group: parameters[groupKey], pool: parameters[poolKey], overcommit: noOvercommit}
+	if _, named := parameters[groupKey]; !named && len(b.names) == 1 {
+		c.group = b.names[0]
+	}
+	if !slices.Contains(b.names, c.group) {
+		return refuse(groupKey)
+	}
+	if _, named := parameters[poolKey]; named && !fitGroup.MatchString(c.pool) {
+		return refuse(poolKey)
+	}
+	how, named := parameters[provisioningKey]
+	if named && how != thick && how != thin {
+		return refuse(provisioningKey)
+	}
+	if how == thin && c.pool == "" {
+		return class{}, state.Errorf(state.InvalidArgument, "parameter %s: %s takes the parameter %s: %s", provisioningKey, thin, poolKey, values[poolKey])
+	}
+	if how == thick && c.pool != "" {
+		return class{}, state.Errorf(state.InvalidArgument, "parameter %s: a %s volume is in no thin pool: leave it out, or add %s: %s", poolKey, thick, provisioningKey, thin)
+	}
+	if text, named := parameters[overcommitKey]; named {
+		if c.overcommit = percent(text); c.overcommit < noOvercommit || c.overcommit > mostOvercommit {
+			return refuse(overcommitKey)
+		}
+		if c.overcommit > noOvercommit && c.pool == "" {
+			return class{}, state.Errorf(state.InvalidArgument, "parameter %s: only thin volumes can be overcommitted; add the parameter %s", overcommitKey, poolKey)
+		}
+	}
+	return c, nil
+}
+
+// parameters is the inverse of parse, each in one spelling.
+func (c class) parameters() map[string]string {
+	p := map[string]string{groupKey: c.group, provisioningKey: thick, overcommitKey: strconv.FormatFloat(float64(c.overcommit)/100, 'f', -1, 64)}
+	if c.pool != "" {
+		p[poolKey], p[provisioningKey] = c.pool, thin
+	}
+	return p
+}
+
+// percent reads a number such as 1 or 2.75 as 100 or 275. It returns 0 for anything else.
+func percent(s string) int64 {
+	m := number.FindStringSubmatch(s)
+	if m == nil {
+		return 0
+	}
+	n, _ := strconv.ParseInt(m[1]+(m[2] + "00")[:2], 10, 64) // three to five digits
+	return n
+}

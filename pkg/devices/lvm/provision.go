@@ -1,0 +1,195 @@
+package lvm
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+
+	"github.com/csi-node/csi-node/pkg/devices"
+	"github.com/csi-node/csi-node/pkg/state"
+)
+
+// CheckParameters implements devices.Provisioner.
+func (b *Backend) CheckParameters(parameters map[string]string) (map[string]string, error) {
+	c, err := b.parse(parameters)
+	if err != nil {
+		return nil, err
+	}
+	return c.parameters(), nil
+}
+
+// CreateVolume makes a logical volume, with its tags in the same change of the group, and
+// does not activate it.
+func (b *Backend) CreateVolume(ctx context.Context, r devices.CreateRequest) (devices.Provisioned, error) {
+	have, err := b.create(ctx, r)
+	if err != nil {
+		return devices.Provisioned{}, fmt.Errorf("volume %s: create: %w", r.Name, err)
+	}
+	return have, nil
+}
+
+func (b *Backend) create(ctx context.Context, r devices.CreateRequest) (devices.Provisioned, error) {
+	c, err := b.parse(r.Parameters)
+	if err != nil {
+		return devices.Provisioned{}, err
+	}
+	name := logicalName(r.Name)
+	for _, group := range b.names { // of another class, perhaps
+		if at := b.latest(group, 0); at != nil && b.own(at.volumes[name]) {
+			return at.provisioned(at.volumes[name]), nil
+		}
+	}
+	err = b.inTurn(ctx, c.group, turnLimit, func(ctx context.Context) error {
+		at, err := b.refresh(ctx, c.group)
+		if err != nil {
+			return err
+		}
+		if lv, has := at.volumes[name]; has {
+			if !b.own(lv) {
+				return state.Errorf(state.AlreadyExists, "the logical volume %s/%s is there, and was not made by this driver", c.group, name)
+			}
+			return nil
+		}
+		bytes, err := r.Size.Choose(at.extent)
+		if err == nil {
+			err = at.take(c, bytes)
+		}
+		if err != nil {
+			return err
+		}
+		t := tags{driver: b.driver, name: r.Name, fsType: r.Use.FSType, fresh: true}
+		arguments := []string{"lvcreate", "--yes", "--activate", "n", "--name", name}
+		if c.pool == "" {
+			t.unzeroed = true
+			arguments = append(arguments, "--wipesignatures", "n", "--zero", "n", "--setautoactivation", "n", "--extents", strconv.FormatInt(bytes/at.extent, 10))
+			arguments = append(tagged(arguments, t), c.group)
+		} else {
+			t.overcommit = c.overcommit
+			arguments = append(tagged(arguments, t), "--virtualsize", strconv.FormatInt(bytes, 10)+"b", "--thinpool", c.pool, c.group)
+		}
+		defer b.renew(ctx, c.group)
+		if err := b.change(ctx, c.group, arguments...); err != nil {
+			return err
+		}
+		if c.pool != "" { // which lvcreate takes for a thin volume only since 2.03.34
+			if err := b.change(ctx, c.group, "lvchange", "--setautoactivation", "n", c.group+"/"+name); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return devices.Provisioned{}, err
+	}
+	at, err := b.look(ctx, c.group, 0, turnLimit)
+	switch {
+	case errors.Is(err, errGone):
+		return devices.Provisioned{}, state.Errorf(state.Unavailable, "%w", err)
+	case err != nil:
+		return devices.Provisioned{}, err
+	case !b.own(at.volumes[name]):
+		return devices.Provisioned{}, state.Errorf(state.Aborted, "the logical volume %s/%s was deleted meanwhile", c.group, name)
+	}
+	return at.provisioned(at.volumes[name]), nil
+}
+
+// tagged adds the arguments that set tags.
+func tagged(arguments []string, t tags) []string {
+	for _, tag := range t.list() {
+		arguments = append(arguments, "--addtag", tag)
+	}
+	return arguments
+}
+
+// provisioned describes a volume as package devices asks for it.
+func (r *report) provisioned(v logical) devices.Provisioned {
+	c := class{group: r.name, pool: v.pool, overcommit: cmp.Or(v.tags.overcommit, noOvercommit)}
+	return devices.Provisioned{
+		ID: volumeID{r.uuid, v.name}.String(), Name: v.tags.name, Bytes: v.bytes,
+		Use:        devices.Use{Block: v.tags.fsType == "", FSType: v.tags.fsType},
+		Parameters: c.parameters(),
+		Context:    map[string]string{groupKey: r.name},
+	}
+}
+
+// DeleteVolume removes the logical volume. Unavailable: its group is not on this node, so
+// that its data is still on some disk. FailedPrecondition: it is attached.
+func (b *Backend) DeleteVolume(ctx context.Context, v devices.Volume) error {
+	if err := b.delete(ctx, v); err != nil {
+		return fmt.Errorf("volume %s: delete: %w", v.ID, err)
+	}
+	return nil
+}
+
+func (b *Backend) delete(ctx context.Context, v devices.Volume) error {
+	done, err := b.volumes.Lock(ctx, v.ID)
+	if err != nil {
+		return err
+	}
+	defer done()
+	at, err := b.locate(ctx, v)
+	if state.ClassOf(err) == state.NotFound {
+		return nil
+	}
+	if err == nil {
+		err = at.unused()
+	}
+	if err != nil {
+		return err
+	}
+	return b.inTurn(ctx, at.group, turnLimit, func(ctx context.Context) error {
+		defer b.renew(ctx, at.group)
+		return b.change(ctx, at.group, "lvremove", "--yes", at.path())
+	})
+}
+
+// GetVolume implements devices.Provisioner.
+func (b *Backend) GetVolume(ctx context.Context, v devices.Volume) (devices.Provisioned, error) {
+	at, err := b.locate(ctx, v)
+	if err != nil {
+		return devices.Provisioned{}, fmt.Errorf("volume %s: %w", v.ID, err)
+	}
+	return at.report.provisioned(at.volume), nil
+}
+
+// ListVolumes implements devices.Provisioner. Groups that are not on this node have none.
+func (b *Backend) ListVolumes(ctx context.Context) (ids []string, err error) {
+	for _, name := range b.names {
+		r, err := b.look(ctx, name, reportAge, turnLimit)
+		if errors.Is(err, errGone) {
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		for _, v := range r.volumes {
+			if b.own(v) {
+				ids = append(ids, volumeID{r.uuid, v.name}.String())
+			}
+		}
+	}
+	return ids, nil
+}
+
+// GetCapacity implements devices.Provisioner: none where the group, or the thin pool, is
+// not on this node.
+func (b *Backend) GetCapacity(ctx context.Context, parameters map[string]string) (devices.Capacity, error) {
+	c, err := b.parse(parameters)
+	if err != nil {
+		return devices.Capacity{}, err
+	}
+	r, err := b.look(ctx, c.group, reportAge, turnLimit)
+	if errors.Is(err, errGone) {
+		return devices.Capacity{}, nil
+	}
+	if err != nil {
+		return devices.Capacity{}, err
+	}
+	room, err := r.room(c)
+	if err != nil {
+		return devices.Capacity{}, nil
+	}
+	return devices.Capacity{Available: room, Smallest: r.extent}, nil
+}

@@ -1,0 +1,170 @@
+package lvm
+
+import (
+	"encoding/json"
+	"fmt"
+	"strconv"
+	"strings"
+)
+
+// report is what LVM tells of a group.
+type report struct {
+	name, uuid string // the UUID is without dashes
+	extent     int64  // bytes
+	extents    int64
+	free       int64 // extents
+	missing    int64 // disks that are not there
+	volumes    map[string]logical
+	pools      map[string]thinPool
+}
+
+// logical is a logical volume.
+type logical struct {
+	name, uuid string
+	bytes      int64
+	pool       string // of a thin volume
+	active     bool
+	suspended  bool
+	tags       tags
+}
+
+// thinPool is a thin pool.
+type thinPool struct {
+	name           string
+	bytes          int64
+	data, metadata float64 // percent that is used; 0 while the pool is not active
+	zeroes         bool    // it zeroes what it hands out
+	broken         string  // what LVM says of its health; empty: nothing
+}
+
+// reportArguments ask for a report. All values come as text.
+var reportArguments = []string{
+	"fullreport", "--reportformat", "json", "--units", "b", "--nosuffix",
+	"--configreport", "vg", "--options", "vg_name,vg_uuid,vg_extent_size,vg_extent_count,vg_free_count,vg_missing_pv_count",
+	"--configreport", "lv", "--options", "lv_name,lv_uuid,lv_size,lv_attr,lv_active,lv_suspended,lv_tags,lv_layout,pool_lv,data_percent,metadata_percent,lv_health_status",
+	"--configreport", "pv", "--options", "pv_uuid",
+	"--configreport", "seg", "--options", "lv_uuid",
+	"--configreport", "pvseg", "--options", "pvseg_start",
+}
+
+// parseReport reads the report of one group.
+func parseReport(text []byte) (*report, error) {
+	var raw struct {
+		Report []struct {
+			VG []map[string]string `json:"vg"`
+			LV []map[string]string `json:"lv"`
+		} `json:"report"`
+	}
+	if err := json.Unmarshal(text, &raw); err != nil {
+		return nil, fmt.Errorf("the report of lvm: %w", err)
+	}
+	if len(raw.Report) != 1 || len(raw.Report[0].VG) != 1 {
+		return nil, fmt.Errorf("the report of lvm is not of one volume group, but of %d", len(raw.Report))
+	}
+	p := parser{row: raw.Report[0].VG[0]}
+	r := &report{
+		name: p.text("vg_name"), uuid: bare(p.text("vg_uuid")), extent: p.number("vg_extent_size"), extents: p.number("vg_extent_count"),
+		free: p.number("vg_free_count"), missing: p.number("vg_missing_pv_count"), volumes: map[string]logical{}, pools: map[string]thinPool{},
+	}
+	for _, row := range raw.Report[0].LV {
+		p.row = row
+		r.add(&p)
+	}
+	if p.err == nil && (r.uuid == "" || r.extent <= 0) {
+		p.err = fmt.Errorf("volume group %q with the UUID %q and extents of %d bytes", r.name, r.uuid, r.extent)
+	}
+	if p.err != nil {
+		return nil, fmt.Errorf("the report of lvm: %w", p.err)
+	}
+	return r, nil
+}
+
+// add adds a row of the logical volumes.
+func (r *report) add(p *parser) {
+	name, layout, attributes := p.text("lv_name"), p.text("lv_layout"), p.text("lv_attr")
+	if is(layout, "thin") && is(layout, "pool") {
+		r.pools[name] = thinPool{
+			name: name, bytes: p.number("lv_size"), data: p.percent("data_percent"), metadata: p.percent("metadata_percent"),
+			zeroes: len(attributes) > 7 && attributes[7] == 'z', broken: p.text("lv_health_status"),
+		}
+		return
+	}
+	r.volumes[name] = logical{
+		name: name, uuid: bare(p.text("lv_uuid")), bytes: p.number("lv_size"), pool: p.text("pool_lv"),
+		active: p.text("lv_active") == "active", suspended: p.text("lv_suspended") == "suspended", tags: parseTags(p.text("lv_tags")),
+	}
+}
+
+// is reports whether a list with commas has a word.
+func is(list, word string) bool {
+	for _, other := range strings.Split(list, ",") {
+		if other == word {
+			return true
+		}
+	}
+	return false
+}
+
+func bare(uuid string) string { return strings.ReplaceAll(uuid, "-", "") }
+
+// parser reads the values of a row, and keeps the first error.
+type parser struct {
+	row map[string]string
+	err error
+}
+
+func (p *parser) text(key string) string {
+	value, has := p.row[key]
+	if !has && p.err == nil {
+		p.err = fmt.Errorf("it lacks %s", key)
+	}
+	return strings.TrimSpace(value)
+}
+
+// number reads a number; an empty text, which stands for what does not apply, is 0.
+func (p *parser) number(key string) int64 {
+	text := p.text(key)
+	if text == "" {
+		return 0
+	}
+	n, err := strconv.ParseInt(text, 10, 64)
+	if err != nil && p.err == nil {
+		p.err = fmt.Errorf("%s: %w", key, err)
+	}
+	return n
+}
+
+func (p *parser) percent(key string) float64 {
+	text := p.text(key)
+	if text == "" {
+		return 0
+	}
+	n, err := strconv.ParseFloat(text, 64)
+	if err != nil && p.err == nil {
+		p.err = fmt.Errorf("%s: %w", key, err)
+	}
+	return n
+}
+
+// parseRanges reads the extents of a logical volume as `lvs -o seg_pe_ranges` lists them,
+// such as /dev/sdb:3-7.
+func parseRanges(text []byte) (ranges []string, err error) {
+	var raw struct {
+		Report []struct {
+			Seg []map[string]string `json:"seg"`
+			LV  []map[string]string `json:"lv"`
+		} `json:"report"`
+	}
+	if err := json.Unmarshal(text, &raw); err != nil {
+		return nil, fmt.Errorf("the report of lvm: %w", err)
+	}
+	for _, r := range raw.Report {
+		for _, row := range append(r.Seg, r.LV...) {
+			ranges = append(ranges, strings.Fields(row["seg_pe_ranges"])...)
+		}
+	}
+	if len(ranges) == 0 {
+		return nil, fmt.Errorf("the report of lvm tells no extents: %.200s", text)
+	}
+	return ranges, nil
+}

@@ -1,0 +1,115 @@
+// Package mapper asks the device mapper for a device by its name, which takes one
+// system call, however many devices there are, and no program.
+package mapper
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/csi-node/csi-node/pkg/internal/rawfile"
+	"github.com/csi-node/csi-node/pkg/state"
+)
+
+// control is the node to which the device mapper's requests go. An open of it loads the
+// module.
+const control = "/dev/mapper/control"
+
+// The requests (linux/dm-ioctl.h).
+const (
+	removeRequest = 4
+	statusRequest = 7
+)
+
+// request is struct dm_ioctl.
+type request struct {
+	version     [3]uint32
+	dataSize    uint32
+	dataStart   uint32
+	targetCount uint32
+	openCount   int32
+	flags       uint32
+	eventNumber uint32
+	_           uint32
+	device      uint64
+	name        [128]byte
+	uuid        [129]byte
+	_           [7]byte
+}
+
+// suspended is DM_SUSPEND_FLAG.
+const suspended = 1 << 1
+
+// Device is a device of the device mapper.
+type Device struct {
+	Number    state.DeviceNumber
+	UUID      string // "LVM-…", "CRYPT-…"; may be empty
+	Opens     int    // who has it open, mounts among them
+	Suspended bool   // whoever reads or writes it waits
+}
+
+// Find returns the device of a name; nil: there is none. It does not block on the device.
+func Find(name string) (*Device, error) {
+	r, err := ask(statusRequest, name)
+	if errors.Is(err, unix.ENXIO) || errors.Is(err, os.ErrNotExist) || errors.Is(err, unix.ENODEV) { // without the module there are no devices
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("device mapper: %s: %w", name, err)
+	}
+	uuid, _, _ := bytes.Cut(r.uuid[:], []byte{0})
+	return &Device{
+		Number:    state.DeviceNumber{Major: unix.Major(r.device), Minor: unix.Minor(r.device)},
+		UUID:      string(uuid),
+		Opens:     int(r.openCount),
+		Suspended: r.flags&suspended != 0,
+	}, nil
+}
+
+// Remove removes the device of a name, whatever it is made of; there may be none. EBUSY:
+// it is open.
+func Remove(name string) error {
+	_, err := ask(removeRequest, name)
+	if err == nil || errors.Is(err, unix.ENXIO) {
+		return nil
+	}
+	return fmt.Errorf("device mapper: remove %s: %w", name, err)
+}
+
+func ask(number uintptr, name string) (r request, err error) {
+	f, err := rawfile.Open(control, unix.O_RDWR, 0)
+	if err != nil {
+		return r, err
+	}
+	defer func() { err = errors.Join(err, f.Close()) }()
+	if len(name) >= len(r.name) {
+		return r, unix.ENAMETOOLONG
+	}
+	r.version = [3]uint32{4, 0, 0}
+	r.dataSize = uint32(unsafe.Sizeof(r))
+	copy(r.name[:], name)
+	const readWrite, magic = 3, 0xfd
+	request := readWrite<<30 | unsafe.Sizeof(r)<<16 | magic<<8 | number
+	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, f.Fd(), request, uintptr(unsafe.Pointer(&r))); errno != 0 {
+		return r, errno
+	}
+	return r, nil
+}
+
+// At returns the name and the UUID of the device with a number; empty if it is none of
+// the device mapper's.
+func At(number state.DeviceNumber) (name, uuid string) {
+	read := func(file string) string {
+		text, err := rawfile.Read("/sys/dev/block/" + number.String() + "/dm/" + file)
+		if err != nil {
+			return ""
+		}
+		return strings.TrimSuffix(string(text), "\n")
+	}
+	return read("name"), read("uuid")
+}
