@@ -10,9 +10,9 @@ RUN CGO_ENABLED=0 GOOS=$TARGETOS GOARCH=$TARGETARCH \
     go build -trimpath -ldflags "-s -w -X main.version=$VERSION" -o /csi-node ./cmd/csi-node
 
 FROM debian:bookworm-slim
-# Exactly the programs that csi-node runs: mkfs.ext4, e2fsck, resize2fs; mkfs.xfs; mkfs.btrfs.
+# Exactly the programs that csi-node runs: mkfs.ext4, e2fsck, resize2fs; mkfs.xfs; mkfs.btrfs; cryptsetup.
 RUN apt-get update \
-    && apt-get install -y --no-install-recommends e2fsprogs xfsprogs btrfs-progs \
+    && apt-get install -y --no-install-recommends e2fsprogs xfsprogs btrfs-progs cryptsetup-bin \
     && rm -rf /var/lib/apt/lists/*
 COPY --from=build /csi-node /usr/local/bin/csi-node
 LABEL org.opencontainers.image.title="csi-node" \

@@ -16,7 +16,7 @@ import (
 
 // TestManifests: what deploy/ describes is valid to the API server.
 func TestManifests(t *testing.T) {
-	for _, dir := range []string{"../../deploy/base", "../../deploy/overlays/self-registration", "../../deploy/overlays/xfs", "../../deploy/overlays/thin"} {
+	for _, dir := range []string{"../../deploy/base", "../../deploy/overlays/self-registration", "../../deploy/overlays/xfs", "../../deploy/overlays/thin", "../../deploy/overlays/luks"} {
 		if out, err := try("", "apply", "--dry-run=server", "--validate=strict", "--kustomize", dir); err != nil {
 			t.Errorf("%s: %v\n%s", dir, err, out)
 		}
