@@ -220,9 +220,9 @@ func TestLifeWithPassphrases(t *testing.T) {
 	v.kept(pod)
 	v.must(v.Down(ctx, pod))
 
-	for _, root := range []string{p.StateDir, filepath.Join(p.Dir, "lib")} {
+	for _, root := range []string{p.StateDir, p.PoolDir} {
 		v.must(filepath.WalkDir(root, func(path string, entry fs.DirEntry, err error) error {
-			if err != nil || !entry.Type().IsRegular() {
+			if err != nil || !entry.Type().IsRegular() || path == v.Data() {
 				return err
 			}
 			text, err := os.ReadFile(path)

@@ -262,9 +262,11 @@ func TestZombie(t *testing.T) {
 	require.NoError(t, b.Close(t.Context(), b.lower, v))
 
 	b.run("dmsetup", "create", name, "--notable", "--uuid", uuid) // cryptsetup was killed here
-	if d, err := b.Find(t.Context(), b.lower, v); err != nil || !d.Stray {
+	if d, err := b.Find(t.Context(), b.lower, v); err != nil || d.State != state.DeviceAbsent {
 		t.Errorf("without a table: %+v (%v)", d, err)
 	}
+	require.NoError(t, b.opens("one", ""))
+	b.run("dmsetup", "create", name, "--notable", "--uuid", uuid)
 	require.NoError(t, b.Close(t.Context(), b.lower, v))
 
 	b.run("dmsetup", "create", name, "--uuid", "LVM-other", "--table", fmt.Sprintf("0 32768 linear %s 0", b.lower.Path))

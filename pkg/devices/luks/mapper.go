@@ -44,8 +44,11 @@ type slave struct {
 	number state.DeviceNumber
 }
 
-// find returns the device of a name; nil: there is none.
+// find returns the device of a name; nil: there is none, or one without a table, as a
+// cryptsetup leaves it that was killed. The kernel has made no disk of that yet, so that
+// nobody can use it; sweep removes it.
 func (s mappers) find(name string) (*mapper, error) {
+	bare := true
 	for range 3 { // it may go, and another come, between two looks
 		number, there, err := s.number(name)
 		if err != nil || !there {
@@ -58,9 +61,22 @@ func (s mappers) find(name string) (*mapper, error) {
 			return nil, err
 		case have == name:
 			return m, nil
+		default:
+			bare = false
 		}
 	}
+	if bare {
+		return nil, nil
+	}
 	return nil, fmt.Errorf("it changes all the time: %w", unix.ESTALE)
+}
+
+// sweep removes a device of a name of which find has said that there is none.
+func (s mappers) sweep(name string) error {
+	if _, there, err := s.number(name); err != nil || !there {
+		return err
+	}
+	return remove(name)
 }
 
 // read reads what sysfs has of a device, and its name.

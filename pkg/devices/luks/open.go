@@ -45,6 +45,9 @@ func (l *Layer) Open(ctx context.Context, lower state.Device, v devices.Volume, 
 			}
 		}
 		name := l.device(v)
+		if err := l.mappers.sweep(name); err != nil {
+			return err
+		}
 		args := []string{"open", "--type", "luks2", "--key-file", keyFile(0), "--disable-keyring", "--allow-discards"}
 		if readOnly {
 			args = append(args, "--readonly")
@@ -123,6 +126,9 @@ func (l *Layer) Close(ctx context.Context, _ state.Device, v devices.Volume) err
 	defer again.Stop()
 	for {
 		m, err := l.mappers.find(name)
+		if err == nil && m == nil {
+			err = l.mappers.sweep(name)
+		}
 		if err != nil || m == nil {
 			return wrap(v, "close", err)
 		}
