@@ -14,9 +14,10 @@ RUN CGO_ENABLED=0 GOOS=$TARGETOS GOARCH=$TARGETARCH \
     fi
 
 FROM debian:bookworm-slim
-# Exactly the programs that csi-node runs: mkfs.ext4, e2fsck, resize2fs; mkfs.xfs; mkfs.btrfs; lvm, which runs thin_check and modprobe.
+# Exactly the programs that csi-node runs: mkfs.ext4, e2fsck, resize2fs; mkfs.xfs; mkfs.btrfs; lvm,
+# which runs thin_check and modprobe; cryptsetup.
 RUN apt-get update \
-    && apt-get install -y --no-install-recommends e2fsprogs xfsprogs btrfs-progs lvm2 thin-provisioning-tools kmod \
+    && apt-get install -y --no-install-recommends e2fsprogs xfsprogs btrfs-progs lvm2 thin-provisioning-tools kmod cryptsetup-bin \
     && rm -rf /var/lib/apt/lists/*
 COPY --from=build /csi-node /usr/local/bin/csi-node
 LABEL org.opencontainers.image.title="csi-node" \

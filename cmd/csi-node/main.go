@@ -8,6 +8,7 @@ import (
 
 	"github.com/csi-node/csi-node/pkg/devices"
 	"github.com/csi-node/csi-node/pkg/devices/disk"
+	"github.com/csi-node/csi-node/pkg/devices/luks"
 	"github.com/csi-node/csi-node/pkg/devices/lvm"
 	"github.com/csi-node/csi-node/pkg/devices/pool"
 	"github.com/csi-node/csi-node/pkg/driver"
@@ -41,6 +42,7 @@ Exit codes: 0 done, 1 refused or failed, 2 wrong use.`,
   # In another terminal, see what is asked of this node and what is:
   csi-node status --state-dir /tmp/csi-state`,
 		Backends: backends(),
+		Layers:   []devices.Layer{luks.New()},
 		Commands: commands,
 		Hook:     hook(),
 	}

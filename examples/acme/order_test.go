@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -68,6 +69,13 @@ func (a ordering) CreateVolume(ctx context.Context, r devices.CreateRequest) (de
 	if err := orderVolume(a.dir, id, r.Name, bytes); err != nil {
 		return devices.Provisioned{}, err
 	}
+	layers, err := json.Marshal(r.Layers)
+	if err == nil {
+		err = os.WriteFile(filepath.Join(a.dir, id, "layers"), layers, 0o600)
+	}
+	if err != nil {
+		return devices.Provisioned{}, err
+	}
 	return a.GetVolume(ctx, devices.Volume{ID: id})
 }
 
@@ -94,8 +102,17 @@ func (a ordering) GetVolume(ctx context.Context, v devices.Volume) (devices.Prov
 	case d.Missing:
 		return devices.Provisioned{}, state.Errorf(state.NotFound, "volume %s: the array has no such volume", v.ID)
 	}
+	have := devices.Provisioned{ID: v.ID, Bytes: d.Size}
 	name, err := os.ReadFile(filepath.Join(a.dir, v.ID, "name"))
-	return devices.Provisioned{ID: v.ID, Name: string(name), Bytes: d.Size}, err
+	if err != nil {
+		return have, err
+	}
+	have.Name = string(name)
+	layers, err := os.ReadFile(filepath.Join(a.dir, v.ID, "layers"))
+	if err == nil {
+		err = json.Unmarshal(layers, &have.Context)
+	}
+	return have, err
 }
 
 func (a ordering) ListVolumes(context.Context) (ids []string, err error) {

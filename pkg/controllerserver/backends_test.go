@@ -59,6 +59,7 @@ func (a *array) CreateVolume(_ context.Context, r devices.CreateRequest) (device
 		return devices.Provisioned{}, err
 	}
 	v := devices.Provisioned{ID: "array-" + strings.ToUpper(r.Name), Name: r.Name, Bytes: bytes, Parameters: r.Parameters, Context: map[string]string{"lun": "7"}}
+	maps.Copy(v.Context, r.Layers)
 	a.volumes[v.ID] = v
 	return v, nil
 }

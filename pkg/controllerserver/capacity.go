@@ -49,13 +49,14 @@ func (s *Server) GetCapacity(ctx context.Context, req *csi.GetCapacityRequest) (
 	if err != nil {
 		return nil, err
 	}
-	room, smallest := capacity.Available, max(s.smallest(fsType), capacity.Smallest)
+	overhead := s.Backends.Overhead(c.layers)
+	room, smallest := capacity.Available-overhead, max(s.smallest(fsType), capacity.Smallest-overhead)
 	if room < smallest {
 		room = 0
 	}
 	return &csi.GetCapacityResponse{
 		AvailableCapacity: room,
-		MaximumVolumeSize: wrapperspb.Int64(min(room, cmp.Or(capacity.Largest, devices.LargestBytes), devices.LargestBytes)),
+		MaximumVolumeSize: wrapperspb.Int64(min(room, cmp.Or(capacity.Largest, devices.LargestBytes)-overhead, devices.LargestBytes)),
 		MinimumVolumeSize: wrapperspb.Int64(smallest),
 	}, nil
 }

@@ -14,6 +14,7 @@ type class struct {
 	devices.Provisioner                   // that creates its volumes
 	backend             string            // the name of the Provisioner
 	parameters          map[string]string // with the defaults of the Provisioner
+	layers              map[string]string // that the parameters ask for; nil: none
 }
 
 // class chooses the backend that the parameters name, else the default one. The
@@ -28,15 +29,20 @@ func (s *Server) class(parameters map[string]string) (class, error) {
 	if err != nil {
 		return class{}, fmt.Errorf("parameter %w", err)
 	}
-	completed, err := p.CheckParameters(ownParameters(parameters))
-	return class{p, name, completed}, err
+	layers, err := s.Backends.LayerContext(parameters)
+	if err != nil {
+		return class{}, fmt.Errorf("parameter %w", err)
+	}
+	completed, err := p.CheckParameters(ownParameters(parameters, layers))
+	return class{p, name, completed, layers}, err
 }
 
 // ownParameters returns the parameters that are meant for the backend.
-func ownParameters(parameters map[string]string) map[string]string {
+func ownParameters(parameters, layers map[string]string) map[string]string {
 	own := maps.Clone(parameters)
 	maps.DeleteFunc(own, func(key, _ string) bool {
-		return key == devices.BackendKey || strings.HasPrefix(key, devices.KubernetesPrefix)
+		_, layer := layers[key]
+		return layer || key == devices.BackendKey || strings.HasPrefix(key, devices.KubernetesPrefix)
 	})
 	return own
 }

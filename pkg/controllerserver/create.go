@@ -86,11 +86,30 @@ func (s *Server) wanted(req *csi.CreateVolumeRequest) (c class, want devices.Cre
 	if c, err = s.class(req.GetParameters()); err != nil {
 		return c, want, fmt.Errorf("volume %s: %w", name, err)
 	}
-	want = devices.CreateRequest{Name: name, Parameters: c.parameters, Use: useOf(fsType), Secrets: req.GetSecrets()}
+	want = devices.CreateRequest{Name: name, Parameters: c.parameters, Use: useOf(fsType), Secrets: req.GetSecrets(), Layers: c.layers}
 	if want.Size, err = s.sizeOf(req.GetCapacityRange(), want.Use); err != nil {
 		return c, want, fmt.Errorf("volume %s: %w", name, err)
 	}
+	want.Size = larger(want.Size, s.Backends.Overhead(c.layers))
 	return c, want, nil
+}
+
+// larger returns the range for a volume of which layers take so many bytes.
+func larger(r devices.SizeRange, overhead int64) devices.SizeRange {
+	if overhead == 0 {
+		return r
+	}
+	if r.Required == 0 && (r.Limit == 0 || r.Limit >= devices.DefaultBytes) {
+		r.Required = devices.DefaultBytes
+	}
+	if r.Required > 0 {
+		r.Required = min(r.Required+overhead, devices.LargestBytes)
+	}
+	if r.Limit > 0 {
+		r.Limit = min(r.Limit+overhead, devices.LargestBytes)
+	}
+	r.Smallest += overhead
+	return r
 }
 
 // banned reports the characters that the spec bans from names: control
@@ -104,21 +123,31 @@ func banned(r rune) bool {
 func (s *Server) compatible(have devices.Provisioned, want devices.CreateRequest, req *csi.CreateVolumeRequest) error {
 	fsType, err := s.fsTypeOf(req.GetVolumeCapabilities(), cmp.Or(have.Use.FSType, want.Use.FSType))
 	other := differs(have.Parameters, want.Parameters, func(string) bool { return true })
+	if layers, _ := s.Backends.LayerContext(have.Context); other == "" { // those that it has were valid once
+		other = differs(notNil(layers), want.Layers, func(string) bool { return true })
+	}
 	switch {
 	case err != nil:
 		return err
 	case have.Name != want.Name:
 		return state.Errorf(state.AlreadyExists, "volume %s: its id %s is taken by the volume named %s", want.Name, have.ID, have.Name)
-	case have.Bytes < want.Size.Required, want.Size.Limit > 0 && have.Bytes > want.Size.Limit:
-		return state.Errorf(state.AlreadyExists, "volume %s: it exists with %d bytes, outside of the capacity_range", want.Name, have.Bytes)
 	case other != "":
 		return state.Errorf(state.AlreadyExists, "volume %s: it exists with %s", want.Name, other)
+	case have.Bytes < want.Size.Required, want.Size.Limit > 0 && have.Bytes > want.Size.Limit:
+		return state.Errorf(state.AlreadyExists, "volume %s: it exists with %d bytes, outside of the capacity_range", want.Name, have.Bytes-s.Backends.Overhead(have.Context))
 	case have.Use != (devices.Use{}) && have.Use != useOf(fsType):
 		return state.Errorf(state.AlreadyExists, "volume %s: it exists as %s, not as %s", want.Name, have.Use, useOf(fsType))
 	case !s.reaches(req.GetAccessibilityRequirements()):
 		return state.Errorf(state.AlreadyExists, "volume %s: it exists on node %s, which the accessibility_requirements do not name", want.Name, s.NodeID)
 	}
 	return nil
+}
+
+func notNil(m map[string]string) map[string]string {
+	if m == nil {
+		return map[string]string{}
+	}
+	return m
 }
 
 // useOf returns the use of a volume with the fs type; an empty one is a block device.

@@ -121,7 +121,7 @@ func (s *Server) provisionerOf(ctx context.Context, v devices.Volume) (string, d
 // describe returns a volume in the terms of CSI. A volume of the default backend does
 // not name it.
 func (s *Server) describe(backend string, v devices.Provisioned) *csi.Volume {
-	volume := &csi.Volume{VolumeId: v.ID, CapacityBytes: v.Bytes, VolumeContext: maps.Clone(v.Context)}
+	volume := &csi.Volume{VolumeId: v.ID, CapacityBytes: max(v.Bytes-s.Backends.Overhead(v.Context), 0), VolumeContext: maps.Clone(v.Context)}
 	if backend != s.Backends.Usual() {
 		if volume.VolumeContext == nil {
 			volume.VolumeContext = map[string]string{}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"maps"
+	"reflect"
 	"slices"
 	"strings"
 	"sync"
@@ -204,7 +205,7 @@ func TestCreateVolume(t *testing.T) {
 				}
 			}
 			test.want.OvercommitPercent = max(test.want.OvercommitPercent, pool.NoOvercommit)
-			if got := p.volumes[test.want.ID]; got != test.want {
+			if got := p.volumes[test.want.ID]; !reflect.DeepEqual(got, test.want) {
 				t.Errorf("made %+v, not %+v", got, test.want)
 			}
 		})

@@ -68,7 +68,14 @@ func (s *Server) lacks(backend string, p devices.Provisioner, v devices.Provisio
 	if name, named := req.GetParameters()[devices.BackendKey]; named && name != backend {
 		return fmt.Sprintf("it has %s %s, not %.200s", devices.BackendKey, backend, name)
 	}
-	own := ownParameters(req.GetParameters())
+	layers, err := s.Backends.LayerContext(req.GetParameters())
+	if err != nil {
+		return err.Error()
+	}
+	if has, _ := s.Backends.LayerContext(v.Context); differs(notNil(has), layers, func(key string) bool { _, named := layers[key]; return named }) != "" {
+		return "it has " + differs(notNil(has), layers, func(string) bool { return true })
+	}
+	own := ownParameters(req.GetParameters(), layers)
 	want, err := p.CheckParameters(own)
 	if err != nil {
 		return err.Error()

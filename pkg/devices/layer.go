@@ -2,6 +2,7 @@ package devices
 
 import (
 	"context"
+	"slices"
 
 	"github.com/csi-node/csi-node/pkg/state"
 )
@@ -48,4 +49,81 @@ type Layer interface {
 	Erase(ctx context.Context, lower state.Device, v Volume) error
 	// Used removes the stamp, durably: from now on there is data on the layer.
 	Used(ctx context.Context, lower state.Device, v Volume) error
+}
+
+// PlacedLayer is a layer that must know where it runs.
+type PlacedLayer interface {
+	Layer
+	// In returns the layer in an environment. It is called before anything else is.
+	In(Environment) Layer
+}
+
+// ClassLayer is a layer for which a StorageClass asks, by a parameter that becomes a
+// key of the volume context. Its methods are pure.
+type ClassLayer interface {
+	Layer
+	// ContextKey is the parameter, and the key.
+	ContextKey() string
+	// Validate returns InvalidArgument for a value of the key that the layer does not
+	// have: a volume must not lack a layer because of a typing error.
+	Validate(Volume) error
+	// Overhead is how many bytes of the element beneath the layer takes for itself. A
+	// volume is made larger by them, and counts as smaller.
+	Overhead() int64
+}
+
+// PlaceLayers returns the layers of a driver in their environment.
+func PlaceLayers(layers []Layer, env Environment) []Layer {
+	placed := slices.Clone(layers)
+	for i, l := range placed {
+		if p, ok := l.(PlacedLayer); ok {
+			placed[i] = p.In(env)
+		}
+	}
+	return placed
+}
+
+// KeepLayers tells a Set which layers its volumes can have. It is called before
+// anything else is.
+func (s *Set) KeepLayers(layers []Layer) {
+	for _, l := range layers {
+		if c, ok := l.(ClassLayer); ok {
+			s.layers = append(s.layers, c)
+		}
+	}
+}
+
+// LayerContext returns those of the parameters of a StorageClass that ask for layers.
+// They are to be in the volume context. nil: there are none. InvalidArgument: there is
+// no such layer.
+func (s *Set) LayerContext(parameters map[string]string) (layers map[string]string, err error) {
+	for _, l := range s.layers {
+		if value, named := parameters[l.ContextKey()]; named {
+			if layers == nil {
+				layers = map[string]string{}
+			}
+			layers[l.ContextKey()] = value
+		}
+	}
+	return layers, s.validateLayers(Volume{Context: layers})
+}
+
+// validateLayers returns InvalidArgument for a layer that there is not.
+func (s *Set) validateLayers(v Volume) error {
+	for _, l := range s.layers {
+		if err := l.Validate(v); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Overhead returns how many bytes of a volume with that context its layers take.
+func (s *Set) Overhead(context map[string]string) (bytes int64) {
+	for _, l := range s.layers {
+		if l.Wanted(Volume{Context: context}) {
+			bytes += l.Overhead()
+		}
+	}
+	return bytes
 }

@@ -60,6 +60,9 @@ type CreateRequest struct {
 	Use        Use
 	// Secrets are those of the request. They must reach no log, no error and no file.
 	Secrets map[string]string
+	// Layers are those that the volume is to have: keys of its volume context. The
+	// backend keeps them, and adds them to Provisioned.Context; nil: none.
+	Layers map[string]string
 }
 
 // Provisioned is a volume as its backend describes it.

@@ -2,6 +2,7 @@ package devices
 
 import (
 	"context"
+	"fmt"
 	"maps"
 	"slices"
 	"strings"
@@ -16,6 +17,7 @@ type Set struct {
 	backends map[string]Backend
 	usual    string
 	facts    Facts // nil: none are kept for backends that are no Formatter
+	layers   []ClassLayer
 }
 
 // NewSet returns a Set. Volumes that name no backend, and that no Owner claims,
@@ -67,7 +69,8 @@ func (s *Set) named(ctx context.Context, v Volume) (name string, b Backend, err 
 	return name, nil, state.Errorf(state.Unavailable, "volume %s: its storage is of the backend %q, and this plugin has %s: nothing is known of it. Run the version that has the backend", v.ID, name, strings.Join(s.Names(), ", "))
 }
 
-// Validate returns InvalidArgument also for a backend that the Set lacks.
+// Validate returns InvalidArgument also for a backend, and for a layer, that the Set
+// lacks.
 func (s *Set) Validate(v Volume) error {
 	name := v.Backend
 	if name == "" {
@@ -79,6 +82,9 @@ func (s *Set) Validate(v Volume) error {
 	b := s.backends[name]
 	if b == nil {
 		return state.Errorf(state.InvalidArgument, "volume %s: %s: %.200q is no backend of this plugin, which has %s", v.ID, BackendKey, name, strings.Join(s.Names(), ", "))
+	}
+	if err := s.validateLayers(v); err != nil {
+		return fmt.Errorf("volume %s: volume_context: %w", v.ID, err)
 	}
 	return b.Validate(v)
 }

@@ -51,6 +51,8 @@ func (p *plugin) openBackends(ctx context.Context, lookOnly bool) error {
 		return fmt.Errorf("--lib-dir %s: %w", p.LibDir, err)
 	}
 	p.devices.KeepFacts(facts)
+	p.layers = devices.PlaceLayers(p.options.Layers, devices.Environment{DriverName: p.DriverName, NodeID: p.NodeID, StateDir: p.StateDir, LibDir: p.LibDir, LookOnly: lookOnly})
+	p.devices.KeepLayers(p.layers)
 	p.views = blockdev.New(p.loops, p.volumeAt)
 	return nil
 }

@@ -118,6 +118,7 @@ type plugin struct {
 	store      *store.Store
 	backends   []backend // open ones, the default one first
 	devices    *devices.Set
+	layers     []devices.Layer
 	loops      *loop.Devices
 	views      reconciler.Views
 	watcher    *mounts.Watcher // nil until it serves

@@ -15,7 +15,7 @@ import (
 func (p *plugin) kernel() reconciler.Kernel {
 	k := reconciler.Kernel{
 		Devices:     p.devices,
-		Layers:      p.options.Layers,
+		Layers:      p.layers,
 		Views:       p.views,
 		Filesystems: p.filesystem,
 		Mounts:      p.mounts,

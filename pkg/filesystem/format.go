@@ -31,7 +31,9 @@ func (h *Host) Prove(ctx context.Context, facts state.Device) error {
 }
 
 // Format makes a file system on a blank device. It proves blankness itself,
-// whatever was seen before and however much there is to read, and reads back what mkfs made. When it fails, mkfs
+// whatever was seen before and however much there is to read, and reads back what mkfs made.
+// A device of noise (Device.Noise) that is not Fresh is formatted without a proof, which the
+// caller has by other means. When it fails, mkfs
 // may have written: the device is then blank, or it is not, and the next probe tells.
 //
 // It blocks for a slot (see New), for the proof and for mkfs; when ctx ends,
@@ -73,10 +75,10 @@ func (h *Host) formatOpen(ctx context.Context, d *device, k kind) error {
 	if d.bytes < t.smallest {
 		return state.Errorf(state.FailedPrecondition, "the device has %d bytes, and %s needs at least %d: use a larger volume or another file system", d.bytes, t.name, t.smallest)
 	}
-	if err := h.refuseUnlessBlank(ctx, d, math.MaxInt64); err != nil {
+	if err := h.prepare(ctx, d); err != nil {
 		return err
 	}
-	if err := k.format(ctx, d, true); err != nil {
+	if err := k.format(ctx, d, !d.facts.Noise || d.facts.Fresh); err != nil {
 		return err
 	}
 	if err := d.flush(); err != nil {
@@ -95,6 +97,33 @@ func (h *Host) formatOpen(ctx context.Context, d *device, k kind) error {
 	}
 	return nil
 }
+
+// prepare proves that a device is blank. One that is noise cannot be: the caller knows
+// that nobody's data is on it, and what a program could take for a sign of something is
+// made zero, be it chance or what an interrupted mkfs left.
+func (h *Host) prepare(ctx context.Context, d *device) error {
+	if !d.facts.Noise || d.facts.Fresh {
+		return h.refuseUnlessBlank(ctx, d, math.MaxInt64)
+	}
+	err := claim(ctx, d)
+	if err != nil {
+		return err
+	}
+	f, err := os.OpenFile(d.Name(), os.O_WRONLY, 0)
+	if err != nil {
+		return err
+	}
+	zeros := make([]byte, min(signsBytes, d.bytes))
+	for _, at := range []int64{0, d.bytes - int64(len(zeros))} {
+		if _, err := f.WriteAt(zeros, at); err != nil {
+			return errors.Join(err, f.Close())
+		}
+	}
+	return errors.Join(f.Sync(), f.Close())
+}
+
+// signsBytes is how much of each end of a device holds the signs of what it is.
+const signsBytes = 1 << 20
 
 // refuseUnlessBlank is the guard; it reads no more than limit bytes.
 func (h *Host) refuseUnlessBlank(ctx context.Context, d *device, limit int64) error {

@@ -2,6 +2,7 @@ package filesystem
 
 import (
 	"context"
+	"math/rand/v2"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -73,6 +74,36 @@ func TestFormatRefuses(t *testing.T) {
 		err := h.Format(t.Context(), device, "ext4")
 		wantClass(t, err, state.FailedPrecondition, "found ext4 file system")
 	})
+}
+
+// A device of noise is formatted without a proof, whatever the noise looks like, and
+// over what an interrupted mkfs left on it; any other is refused.
+func TestFormatNoise(t *testing.T) {
+	h := newHost(t)
+	device := attach(t, newImage(t, 320*mib))
+	noise := make([]byte, 2*mib)
+	_, _ = rand.NewChaCha8([32]byte{}).Read(noise) // never fails
+	for _, at := range []int64{0, 64 * mib, -2 * mib} {
+		write(t, device.Path, at, noise)
+	}
+	wantClass(t, h.Format(t.Context(), device, "ext4"), state.FailedPrecondition, "data")
+	device.Noise = true
+	write(t, device.Path, 0, []byte("LUKS\xba\xbe"))
+	write(t, device.Path, 1024+0x38, []byte(ext4Magic))
+	unchanged(t, device.Backing, func() {
+		held, err := os.OpenFile(device.Path, os.O_RDONLY|unix.O_EXCL, 0)
+		must0(t, err)
+		wantClass(t, h.Format(t.Context(), device, "ext4"), state.Unavailable, "busy")
+		must0(t, held.Close())
+	})
+	for _, fsType := range []string{"ext4", "xfs", "btrfs", "xfs", "ext4"} { // each over the one before
+		must0(t, h.Format(t.Context(), device, fsType))
+		if c := probe(t, h, device, ""); c.Kind != state.ContentsFilesystem || c.FSType != fsType {
+			t.Errorf("%s: %+v", fsType, c)
+		}
+		unmount(t, mount(t, device, fsType))
+	}
+	command(t, "e2fsck", "-fn", device.Path)
 }
 
 func TestFormatToolFails(t *testing.T) {

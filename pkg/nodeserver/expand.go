@@ -7,6 +7,7 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
+	"github.com/csi-node/csi-node/pkg/devices"
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
@@ -48,7 +49,12 @@ func (s *Server) NodeExpandVolume(ctx context.Context, req *csi.NodeExpandVolume
 		if err := v.Presume(staging, c, nil, time.Now()); err != nil {
 			return err
 		}
-		return s.remembering(req, v.AskSize(bytes, limit, time.Now()))
+		overhead := s.Backends.Overhead(devices.Recorded(v).Context) // the backend's device is larger by that
+		least, most := bytes+overhead, limit
+		if limit > 0 {
+			most += overhead
+		}
+		return s.remembering(req, v.AskSize(least, most, time.Now()))
 	})
 	if err != nil {
 		return nil, err

@@ -7,6 +7,7 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
+	"github.com/csi-node/csi-node/pkg/devices"
 	"github.com/csi-node/csi-node/pkg/state"
 	"github.com/csi-node/csi-node/test/require"
 )
@@ -91,6 +92,28 @@ func TestExpand(t *testing.T) {
 				t.Errorf("asked for %d bytes and answered %d, not %d", asked, resp.GetCapacityBytes(), test.want)
 			}
 		})
+	}
+}
+
+// wide is a layer that takes a MiB of its element.
+type wide struct{ devices.ClassLayer }
+
+func (wide) ContextKey() string            { return "layer" }
+func (wide) Validate(devices.Volume) error { return nil }
+func (wide) Wanted(v devices.Volume) bool  { return v.Context["layer"] == "wide" }
+func (wide) Overhead() int64               { return mib }
+
+// What the layers of a volume take is asked of its backend in addition.
+func TestExpandWithLayers(t *testing.T) {
+	s, f := newServer()
+	s.Backends.(*devices.Set).KeepLayers([]devices.Layer{wide{}})
+	f.staged(asExt4).Stage.Context = map[string]string{"layer": "wide"}
+	_, err := s.NodeExpandVolume(t.Context(), expandRequest(func(r *csi.NodeExpandVolumeRequest) {
+		r.CapacityRange = &csi.CapacityRange{RequiredBytes: 2 * gib, LimitBytes: 3 * gib}
+	}))
+	require.NoError(t, err)
+	if size := f.records[id].Size; size.Bytes != 2*gib+mib || size.Limit != 3*gib+mib {
+		t.Errorf("asked for %+v", size)
 	}
 }
 

@@ -58,6 +58,8 @@ type Backends interface {
 	// PublishIdentity reports whether a key of the publish context is part of
 	// what is asked for.
 	PublishIdentity(v devices.Volume, key string) bool
+	// Overhead returns how many bytes of a volume with that context its layers take.
+	Overhead(context map[string]string) int64
 }
 
 // Paths answers for the paths and mounts in requests; *mounts.Host is one.

@@ -1,6 +1,7 @@
 package reconciler
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -494,4 +495,77 @@ func TestSecretOfALayer(t *testing.T) {
 	if held := l.r.secrets.get("v"); held != nil {
 		t.Errorf("its secrets are kept: %d", len(held))
 	}
+}
+
+// noisy is a layer on which what was never written reads as noise, and which grows
+// without its secret.
+type noisy struct{ devicestest.Offset }
+
+func (n noisy) Find(ctx context.Context, lower state.Device, v devices.Volume) (state.Device, error) {
+	d, err := n.Offset.Find(ctx, lower, v)
+	d.Noise, d.GrowsOpen = true, true
+	return d, err
+}
+
+func newNoisy(t *testing.T) *layered {
+	l := newLayered(t)
+	l.n.parts.Layers = []devices.Layer{noisy{l.layer}}
+	l.restart(nil)
+	return l
+}
+
+// A layer that is new is formatted without being erased, be it noise or half of a file
+// system; one that is used never is.
+func TestNoiseOfALayer(t *testing.T) {
+	l := newNoisy(t)
+	device := func() string {
+		d, err := l.layer.Find(context.WithoutCancel(t.Context()), state.Device{}, devices.Volume{ID: "v"})
+		l.ok(err)
+		return d.Path
+	}
+	noise := func(path string, at int64) {
+		f, err := os.OpenFile(path, os.O_WRONLY, 0)
+		l.ok(err)
+		_, err = f.WriteAt(bytes.Repeat([]byte("noise"), 4096), at)
+		l.ok(errors.Join(err, f.Sync(), f.Close()))
+	}
+	l.restart(func(_ context.Context, _ string, step Step, moment Moment) error {
+		switch {
+		case step.Action == OpenLayer && moment == After:
+			noise(device(), 0)
+		case step.Action == Format && moment == Before:
+			out, err := exec.Command("mkfs.ext4", "-q", "-F", device()).CombinedOutput()
+			return fmt.Errorf("killed: %w %s", err, out)
+		}
+		return nil
+	})
+	if err := l.stage(); err == nil {
+		t.Fatal("staged")
+	}
+	l.did("attach", "begin-format", "create-layer offset", "open-layer offset", "format offset")
+	l.restart(nil)
+	l.ok(l.stage())
+	l.did("format offset", "mount")
+	l.ok(l.unstage())
+	noise(l.n.data, 1<<20)
+	if err := l.stage(); state.ClassOf(err) != state.FailedPrecondition {
+		t.Errorf("staged though its file system is destroyed: %v", err)
+	}
+	l.gone()
+}
+
+// A layer that grows without its secret does so when nobody has named that.
+func TestLayerGrowsWithoutItsSecret(t *testing.T) {
+	l := newNoisy(t)
+	l.r.Remember("v", map[string]string{"key": "secret"})
+	l.ok(l.stage(func(s *state.Stage) { s.Context["locked"] = "true" }))
+	l.restart(nil)
+	if err := l.ask(state.SizePart(), func(v *state.Volume) error { return v.AskSize(2*small, 0, time.Now()) }); err != nil && !strings.Contains(err.Error(), "CAP_SYS_RESOURCE") {
+		t.Errorf("not grown: %v", err)
+	}
+	if size := l.look().Device.Size; size != 2*small-1<<20 {
+		t.Errorf("the top has %d bytes", size)
+	}
+	l.ok(l.unstage())
+	l.gone()
 }

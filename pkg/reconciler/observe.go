@@ -267,7 +267,7 @@ func (r *Reconciler) stack(ctx context.Context, want *state.Volume) (have state.
 	}
 	if r.isLocked(want.ID) {
 		for _, d := range devicesOf(&have) {
-			d.NeedsSecret = true
+			d.NeedsSecret, d.GrowsOpen = true, false
 		}
 	}
 	return have, nil

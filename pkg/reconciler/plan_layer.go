@@ -55,7 +55,7 @@ func (p *planner) layer(s *state.Stage, i int) Verdict {
 		return p.close(i)
 	case d.State == state.DeviceForeign:
 		return stuck(state.FailedPrecondition, "the volume's layer %s is used by %s, which the plugin did not open: close that first", name, d.Holder)
-	case d.NeedsSecret && (d.State != state.DeviceAttached || d.Size < d.Capacity):
+	case d.NeedsSecret && (d.State != state.DeviceAttached || d.Size < d.Capacity && !d.GrowsOpen):
 		return p.secretless(i)
 	case d.Unmade && stands(d):
 		return stuck(state.FailedPrecondition, "the volume's layer %s is open (%s), and the device beneath%s does not bear it any more: its data was swapped or destroyed. Put the right data back; or, to take what is there, unpublish and unstage the volume and stage it again", name, d.Path, nodeOf(lower))

@@ -377,7 +377,7 @@ func (p *planner) finishFormat(s *state.Stage) Verdict {
 		return p.tooSmall(s)
 	case p.inUse():
 		return p.held(d, "formatting again")
-	case !maybeBlank(p.have.Contents):
+	case !maybeBlank(p.have.Contents) && !d.Noise:
 		return p.doOn(p.have.Layer, Erase, state.StagePart())
 	}
 	return p.doOn(p.have.Layer, Format, state.StagePart())

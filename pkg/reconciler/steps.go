@@ -103,9 +103,10 @@ func (r *Reconciler) do(ctx context.Context, step Step, want *state.Volume, have
 		return r.erase(ctx, step.Layer, want, have)
 	case Format:
 		// If an observation did not read all of the device, the step before has proved
-		// it blank, or it may hold the remains of an interrupted format.
+		// it blank, or it may hold the remains of an interrupted format. Noise is nobody's
+		// data, as long as the device is stamped new.
 		d = proven(state.Element{Layer: have.Layer, Device: d})
-		if have.Contents.Kind != state.ContentsBlank && !d.Fresh {
+		if have.Contents.Kind != state.ContentsBlank && !d.Fresh && !d.Noise {
 			if err := r.erase(ctx, step.Layer, want, have); err != nil {
 				return err
 			}
@@ -203,8 +204,8 @@ func (r *Reconciler) confirm(ctx context.Context, step Step, want *state.Volume,
 	if now.Held {
 		return fmt.Errorf("the device %s is held since it was looked at: %s", now.Path, r.whoHolds(ctx, now))
 	}
-	if step.Action != Format && step.Action != CreateLayer {
-		return nil // Erase destroys any contents, and BeginFormat proves them blank
+	if step.Action != Format && step.Action != CreateLayer || step.Action == Format && now.Noise {
+		return nil // Erase destroys any contents, BeginFormat proves them blank, and a new layer's may be noise
 	}
 	now.Fresh = now.Fresh || was[at].Device.Fresh // though it bears the mark by now, see pass.step
 	c, err := r.kernel.Filesystems.Probe(ctx, proven(state.Element{Layer: is[at].Layer, Device: now}), "")

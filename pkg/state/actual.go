@@ -150,6 +150,9 @@ type Device struct {
 	Unmade bool // the element beneath, which is attached, does not bear the layer yet
 	Stray  bool // it has the volume's name, but lies on another element than the volume's
 
+	GrowsOpen bool // while it is open it grows without a secret, whatever NeedsSecret says
+	Noise     bool // what was never written to it reads as noise, so that a new one is no blank device
+
 	CreatedFor string // the fs type that whoever created the volume asked for; may be empty
 
 	// Err, when set, is why the backend's facts (Missing, Capacity, Backing and

@@ -27,6 +27,7 @@ type Volume struct {
 	Staging    string
 	Capability *csi.VolumeCapability
 	Context    map[string]string
+	Secrets    map[string]string // of Stage and Publish
 }
 
 // NewVolume names a volume and makes the directory that its staging path stands
@@ -118,7 +119,7 @@ func (v *Volume) Delete(ctx context.Context) error {
 
 // StageRequest is what Stage sends.
 func (v *Volume) StageRequest() *csi.NodeStageVolumeRequest {
-	return &csi.NodeStageVolumeRequest{VolumeId: v.ID, StagingTargetPath: v.Staging, VolumeCapability: v.Capability, VolumeContext: v.Context}
+	return &csi.NodeStageVolumeRequest{VolumeId: v.ID, StagingTargetPath: v.Staging, VolumeCapability: v.Capability, VolumeContext: v.Context, Secrets: v.Secrets}
 }
 
 // Stage calls NodeStageVolume.
@@ -135,7 +136,7 @@ func (v *Volume) Unstage(ctx context.Context) error {
 
 // PublishRequest is what Publish sends.
 func (v *Volume) PublishRequest(target string) *csi.NodePublishVolumeRequest {
-	return &csi.NodePublishVolumeRequest{VolumeId: v.ID, StagingTargetPath: v.Staging, TargetPath: target, VolumeCapability: v.Capability, VolumeContext: v.Context}
+	return &csi.NodePublishVolumeRequest{VolumeId: v.ID, StagingTargetPath: v.Staging, TargetPath: target, VolumeCapability: v.Capability, VolumeContext: v.Context, Secrets: v.Secrets}
 }
 
 // Publish calls NodePublishVolume.

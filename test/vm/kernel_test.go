@@ -22,7 +22,7 @@ const module = "github.com/csi-node/csi-node/"
 // the packages are left out: they are pure, or speak to fakes.
 var guests = map[string][]string{
 	"packages": {"pkg/state", "pkg/state/store", "pkg/mounts", "pkg/filesystem", "pkg/loop", "pkg/blockdev", "pkg/devices/pool",
-		"pkg/devices/disk", "pkg/devices/note", "pkg/controllerserver", "pkg/driver", "test/sanity"},
+		"pkg/devices/disk", "pkg/devices/luks", "pkg/devices/note", "pkg/controllerserver", "pkg/driver", "test/sanity"},
 	"node": {"test/node"},
 	"lvm":  {"pkg/devices/lvm"},
 }

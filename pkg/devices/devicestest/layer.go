@@ -2,6 +2,7 @@ package devicestest
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"os"
 	"os/exec"
@@ -23,6 +24,8 @@ type LayerHarness struct {
 	Volume devices.Volume
 	// WrongSecrets do not open the layer; nil: it needs none.
 	WrongSecrets map[string]string
+	// Size is how many bytes the element beneath has; 0: Size.
+	Size int64
 }
 
 // Layer runs the suite for layers, each test with a harness of its own, on loop
@@ -40,6 +43,7 @@ func Layer(t *testing.T, fresh func(t *testing.T) LayerHarness) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := &layerSuite{T: t, LayerHarness: fresh(t), ctx: t.Context()}
+			s.Size = cmp.Or(s.Size, Size)
 			s.lower = s.attach("lower")
 			t.Cleanup(func() {
 				if err := s.Layer.Close(context.WithoutCancel(s.ctx), state.Device{State: state.DeviceAbsent}, of(s.Volume.ID)); err != nil {
@@ -58,11 +62,11 @@ type layerSuite struct {
 	lower state.Device
 }
 
-// attach makes a loop device over a blank file of Size bytes.
+// attach makes a loop device over a blank file.
 func (s *layerSuite) attach(name string) state.Device {
 	s.Helper()
 	file := filepath.Join(s.TempDir(), name)
-	s.ok(os.WriteFile(file, make([]byte, Size), 0o600))
+	s.ok(os.WriteFile(file, make([]byte, s.Size), 0o600))
 	path := strings.TrimSpace(s.losetup("--find", "--show", file))
 	s.Cleanup(func() { s.losetup("--detach", path) })
 	return s.look(state.Device{State: state.DeviceAttached, Path: path, Backing: file})
@@ -245,7 +249,7 @@ func (s *layerSuite) grow() {
 	s.made()
 	d := s.opened(false)
 	s.write(d, []byte("kept"))
-	s.ok(os.Truncate(s.lower.Backing, 2*Size))
+	s.ok(os.Truncate(s.lower.Backing, 2*s.Size))
 	s.losetup("--set-capacity", s.lower.Path)
 	s.lower = s.look(s.lower)
 	before := s.find(s.lower, s.Volume, state.DeviceAttached)

@@ -31,7 +31,11 @@ func (s *suite) made(p devices.Provisioner, r devices.CreateRequest) devices.Pro
 func (s *suite) provision() {
 	p := s.provisioner()
 	r := s.ask(p, "provision", Size)
+	r.Layers = map[string]string{"layer": "some"}
 	v := s.made(p, r)
+	if v.Context["layer"] != "some" {
+		s.Errorf("the volume was asked for with a layer, and has the context %v", v.Context)
+	}
 	if v.ID == "" || v.Name != r.Name || v.Bytes < Size || v.Parameters != nil && !maps.Equal(v.Parameters, r.Parameters) || v.Use != r.Use && v.Use != (devices.Use{}) {
 		s.Fatalf("made %+v, asked for %+v", v, r)
 	}

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"os"
+	"reflect"
 	"slices"
 	"testing"
 
@@ -52,7 +53,7 @@ func TestMakeInline(t *testing.T) {
 			t.Errorf("%s: made for %+v", name, got.Ephemeral)
 		}
 		row.want.ID, row.want.OvercommitPercent, got.Ephemeral = "csi-1", NoOvercommit, nil
-		if got != row.want {
+		if !reflect.DeepEqual(got, row.want) {
 			t.Errorf("%s: made %+v, not %+v", name, got, row.want)
 		}
 	}

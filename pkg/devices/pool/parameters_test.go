@@ -1,6 +1,7 @@
 package pool
 
 import (
+	"reflect"
 	"strings"
 	"testing"
 
@@ -52,7 +53,7 @@ func TestParametersAreRead(t *testing.T) {
 			t.Errorf("%s: %q is told as %q", p.key, p.value, parametersOf(v)[p.key])
 		}
 	}
-	if v, err := parse(nil); err != nil || v != (Volume{Provisioning: Thick, OvercommitPercent: NoOvercommit}) {
+	if v, err := parse(nil); err != nil || !reflect.DeepEqual(v, Volume{Provisioning: Thick, OvercommitPercent: NoOvercommit}) {
 		t.Errorf("no parameters: %+v (%v)", v, err)
 	}
 }

@@ -44,7 +44,7 @@ func (p Provisioner) CreateVolume(ctx context.Context, r devices.CreateRequest) 
 	if err != nil {
 		return devices.Provisioned{}, fmt.Errorf("volume %s: %w", r.Name, err)
 	}
-	v.ID, v.Name, v.FSType = ID(r.Name), r.Name, r.Use.FSType
+	v.ID, v.Name, v.FSType, v.Layers = ID(r.Name), r.Name, r.Use.FSType, r.Layers
 	v, err = p.Volumes.Create(ctx, v)
 	if err != nil && state.ClassOf(err) != state.AlreadyExists {
 		return devices.Provisioned{}, err
@@ -53,7 +53,7 @@ func (p Provisioner) CreateVolume(ctx context.Context, r devices.CreateRequest) 
 }
 
 func provisioned(v Volume) devices.Provisioned {
-	return devices.Provisioned{ID: v.ID, Name: v.Name, Bytes: v.Bytes, Use: devices.Use{Block: v.FSType == "", FSType: v.FSType}, Parameters: parametersOf(v)}
+	return devices.Provisioned{ID: v.ID, Name: v.Name, Bytes: v.Bytes, Use: devices.Use{Block: v.FSType == "", FSType: v.FSType}, Parameters: parametersOf(v), Context: v.Layers}
 }
 
 // DeleteVolume implements devices.Provisioner and devices.Inliner.

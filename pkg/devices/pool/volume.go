@@ -55,6 +55,9 @@ type Volume struct {
 	// Ephemeral, when set, says whose inline ephemeral volume this is.
 	Ephemeral *Owner `json:"ephemeral"`
 
+	// Layers are keys of the volume context that ask the engine for layers.
+	Layers map[string]string `json:"layers"`
+
 	// Formatting is the mark: a format was begun, and its end is not known.
 	Formatting bool `json:"formatting"`
 	// Formatted is the file system type of the last format that completed.
