@@ -141,7 +141,7 @@ func (p page) anchors() []string {
 func (p page) code() []string {
 	all := slices.Clone(p.spans)
 	for _, b := range p.blocks {
-		if b.language == "" || b.language == "sh" {
+		if b.language == "" || b.language == "console" {
 			all = append(all, strings.Split(strings.ReplaceAll(b.text, "\\\n", " "), "\n")...)
 		}
 	}
