@@ -65,7 +65,8 @@ func (b *Devices) claim(ctx context.Context, number state.DeviceNumber, mode int
 	if err != nil {
 		return nil, nil, err
 	}
-	if f, err = devnode.Open(path, number, mode|unix.O_EXCL); err != nil {
+	f, err = devnode.Claim(ctx, number, func() (*os.File, error) { return devnode.Open(path, number, mode|unix.O_EXCL) })
+	if err != nil {
 		done()
 		return nil, nil, err
 	}

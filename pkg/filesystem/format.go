@@ -5,9 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"os"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/csi-node/csi-node/pkg/internal/devnode"
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
@@ -96,7 +98,7 @@ func (h *Host) formatOpen(ctx context.Context, d *device, k kind) error {
 
 // refuseUnlessBlank is the guard; it reads no more than limit bytes.
 func (h *Host) refuseUnlessBlank(ctx context.Context, d *device, limit int64) error {
-	if err := claim(d.facts); err != nil {
+	if err := claim(ctx, d); err != nil {
 		return err
 	}
 	var p proof
@@ -126,13 +128,19 @@ func (p proof) describeUnread() string {
 // somebody has it mounted or claimed. It is not kept until mkfs claims the
 // device itself, because every child that is forked meanwhile keeps it, too,
 // from its fork to its exec, and mkfs would be refused.
-func claim(facts state.Device) error {
-	d, err := open(facts, unix.O_EXCL)
+func claim(ctx context.Context, d *device) error {
+	f, err := devnode.Claim(ctx, d.number, func() (*os.File, error) {
+		again, err := open(d.facts, unix.O_EXCL)
+		if err != nil {
+			return nil, err
+		}
+		return again.File, nil
+	})
 	if errors.Is(err, unix.EBUSY) {
 		return fmt.Errorf("somebody has it mounted or claimed: %w", err)
 	}
 	if err != nil {
 		return err
 	}
-	return d.Close()
+	return f.Close()
 }

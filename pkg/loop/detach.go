@@ -149,15 +149,15 @@ func (s *Devices) awaitGone(ctx context.Context, d *Device) error {
 	since := time.Now()
 	again := time.NewTicker(goneInterval)
 	defer again.Stop()
-	for looked := false; ; {
+	for asked, checked := 1, false; ; asked++ {
 		late := time.Since(since) >= goneLimit // before the look, which then is the last
 		if now, err := ask(d.name); err != nil {
 			return err
 		} else if isFree(d.name) || now != nil && !now.same(d) {
 			return nil
 		}
-		if !looked {
-			looked = true
+		if !checked && (asked > 1 || late) { // it is not open for a moment only
+			checked = true
 			if err := s.checkNotShown(ctx, d); err != nil {
 				return err
 			}
