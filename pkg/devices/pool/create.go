@@ -53,7 +53,7 @@ func (p *Pool) Create(ctx context.Context, v Volume) (Volume, error) {
 	case state.ClassOf(err) != state.NotFound:
 		return Volume{}, err
 	}
-	v.Version, v.Created, v.Formatting, v.Formatted, v.Raw = volumeVersion, time.Now().UTC(), false, "", false
+	v.Version, v.Created, v.Formatting, v.Formatted, v.Raw = volumeVersion, time.Now().UTC().Round(0), false, "", false
 	if err := p.build(ctx, &v); err != nil {
 		return Volume{}, fmt.Errorf("volume %s: create: %w", v.ID, err)
 	}
@@ -81,22 +81,11 @@ func (p *Pool) build(ctx context.Context, v *Volume) (err error) {
 		return fmt.Errorf("flock %s: %w", tmp, err)
 	}
 
-	data, err := rawfile.Open(filepath.Join(tmp, dataFile), os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
-	if err != nil {
-		return noRoom(err)
-	}
-	err = p.extend(ctx, data, *v, v.Bytes)
-	if err = errors.Join(err, data.Close()); err != nil {
-		return err
-	}
-	if v.Fresh, err = changedAt(data.Name()); err != nil {
-		return err
-	}
-	facts, err := encode(*v, nil)
+	known, err := p.fill(ctx, v, tmp)
 	if err != nil {
 		return err
 	}
-	if err := errors.Join(makeFacts(tmp, facts), syncDir(tmp)); err != nil {
+	if err := lock.Sync(); err != nil { // the names in tmp
 		return noRoom(err)
 	}
 	if err := os.Rename(tmp, p.path(volumesDir, v.ID)); err != nil {
@@ -105,5 +94,28 @@ func (p *Pool) build(ctx context.Context, v *Volume) (err error) {
 	if err := syncDir(p.path(volumesDir)); err != nil {
 		return errors.Join(err, p.remove(v.ID))
 	}
+	p.known.put(v.ID, known)
 	return nil
+}
+
+// fill makes the files of a volume in dir, durably but for their names, and returns its
+// facts. It sets v.Fresh.
+func (p *Pool) fill(ctx context.Context, v *Volume, dir string) (known rememberedFacts, err error) {
+	data, err := rawfile.Open(filepath.Join(dir, dataFile), os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return known, noRoom(err)
+	}
+	defer func() { err = errors.Join(err, data.Close()) }()
+	if err := p.extend(ctx, data, *v, v.Bytes); err != nil {
+		return known, err
+	}
+	if v.Fresh, err = changedAt(data.Name()); err != nil {
+		return known, err
+	}
+	facts, err := encode(*v, nil)
+	if err != nil {
+		return known, err
+	}
+	file, err := makeFacts(dir, facts)
+	return rememberedFacts{file, *v, facts}, noRoom(errors.Join(err, data.Sync()))
 }

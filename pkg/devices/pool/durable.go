@@ -54,24 +54,43 @@ func pad(facts []byte) []byte {
 	return append(facts, bytes.Repeat([]byte{' '}, size-len(facts))...)
 }
 
-// makeFacts writes the facts of a new volume, and the file into which they are written
-// next, durably except for the names in dir.
-func makeFacts(dir string, facts []byte) error {
-	for _, name := range []string{slotFile, volumeFile} {
-		if err := overwrite(filepath.Join(dir, name), pad(facts)); err != nil {
-			return err
-		}
+// makeFacts writes the facts of a new volume, and the slot for the next ones, in dir. It
+// returns the file of the facts. They are durable then, their names are not. Of the slot only the blocks count:
+// the disk is told to write it beside the facts, and a journal takes both, and what was
+// done in dir before, in one go.
+func makeFacts(dir string, facts []byte) (file fileState, err error) {
+	slot, err := writeInPlace(filepath.Join(dir, slotFile), pad(facts))
+	if err != nil {
+		return file, err
 	}
-	return nil
+	err = unix.SyncFileRange(int(slot.Fd()), 0, 0, unix.SYNC_FILE_RANGE_WRITE)
+	if err = errors.Join(err, slot.Close()); err != nil {
+		return file, err
+	}
+	return overwrite(filepath.Join(dir, volumeFile), pad(facts))
 }
 
 // overwrite writes a file in place, durably. Where it has blocks it takes no others.
-func overwrite(path string, contents []byte) error {
+func overwrite(path string, contents []byte) (file fileState, err error) {
 	f, err := writeInPlace(path, contents)
 	if err != nil {
-		return err
+		return file, err
 	}
-	return errors.Join(f.Sync(), f.Close())
+	defer func() { err = errors.Join(err, f.Close()) }()
+	if err := syncContents(f); err != nil {
+		return file, err
+	}
+	return stateOf(f)
+}
+
+// syncContents makes durable what is in a file: no more of a file that has its size and
+// blocks already, so that no journal is waited for.
+func syncContents(f *os.File) error {
+	for {
+		if err := unix.Fdatasync(int(f.Fd())); err != unix.EINTR {
+			return wrap(err, "fdatasync %s", f.Name())
+		}
+	}
 }
 
 // writeInPlace writes a file, which need not be there, and leaves it open.
@@ -80,13 +99,24 @@ func writeInPlace(path string, contents []byte) (*os.File, error) {
 	if err != nil {
 		return nil, err
 	}
-	if _, err = f.WriteAt(contents, 0); err == nil {
-		err = f.Truncate(int64(len(contents)))
+	_, err = f.WriteAt(contents, 0)
+	if err == nil {
+		err = cutTo(f, int64(len(contents)))
 	}
 	if err != nil {
 		return nil, errors.Join(err, f.Close())
 	}
 	return f, nil
+}
+
+// cutTo shortens a file that has more bytes. One that has as many is left alone, as the
+// kernel would journal even that.
+func cutTo(f *os.File, bytes int64) error {
+	info, err := f.Stat()
+	if err != nil || info.Size() <= bytes {
+		return err
+	}
+	return f.Truncate(bytes)
 }
 
 // exchange lets a file that was written beside another change places with it

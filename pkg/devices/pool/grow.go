@@ -52,5 +52,8 @@ func (p *Pool) growData(ctx context.Context, v Volume, bytes int64) (err error) 
 	if info.Size() < v.Bytes {
 		return state.Errorf(state.FailedPrecondition, "%s has %d bytes, %d fewer than the volume: it was truncated; restore it from a backup", f.Name(), info.Size(), v.Bytes-info.Size())
 	}
-	return p.extend(ctx, f, v, bytes)
+	if err := p.extend(ctx, f, v, bytes); err != nil {
+		return err
+	}
+	return wrap(f.Sync(), "fsync %s", f.Name())
 }

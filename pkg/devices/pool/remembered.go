@@ -2,6 +2,7 @@ package pool
 
 import (
 	"maps"
+	"os"
 	"sync"
 
 	"golang.org/x/sys/unix"
@@ -31,8 +32,15 @@ type fileState struct {
 // and again, and one at rest every ten minutes.
 const mostRemembered = 64
 
-func stateOf(st unix.Stat_t) fileState {
+func fileStateOf(st unix.Stat_t) fileState {
 	return fileState{st.Dev, st.Ino, st.Size, st.Ctim, st.Mtim}
+}
+
+// stateOf returns the state of an open file.
+func stateOf(f *os.File) (fileState, error) {
+	var st unix.Stat_t
+	err := unix.Fstat(int(f.Fd()), &st)
+	return fileStateOf(st), wrap(err, "fstat %s", f.Name())
 }
 
 // get returns what is known of a volume whose facts are at a path.
@@ -59,7 +67,7 @@ func openState(path string) (fileState, error) {
 	defer unix.Close(fd)
 	var st unix.Stat_t
 	err = unix.Fstat(fd, &st)
-	return stateOf(st), err
+	return fileStateOf(st), err
 }
 
 func (r *remembered) put(id string, facts rememberedFacts) {

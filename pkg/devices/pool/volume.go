@@ -173,7 +173,10 @@ func (p *Pool) update(ctx context.Context, id string, change func(*Volume) error
 	}
 	err = claimed
 	if err == nil {
-		err = p.writeFacts(ctx, id, slot, after)
+		var file fileState
+		if file, err = p.writeFacts(ctx, id, slot, after); err == nil {
+			p.known.put(id, rememberedFacts{file, v, after})
+		}
 	}
 	if lacksRoom(err) {
 		err = p.overwriteFacts(ctx, id, after)
@@ -205,23 +208,27 @@ func (p *Pool) claimSlot(id string) (path string, err error) {
 	return path, nil
 }
 
-// writeFacts replaces the facts about a volume, durably. It takes no space: they
-// are written over the slot, which then changes places with them. What a crash
-// leaves in the slot is nobody's.
-func (p *Pool) writeFacts(ctx context.Context, id, slot string, facts []byte) error {
+// writeFacts replaces the facts about a volume, durably, and returns the file that holds
+// them. It takes no space: they are written over the slot, which then changes places
+// with them. What a crash leaves in the slot is nobody's.
+func (p *Pool) writeFacts(ctx context.Context, id, slot string, facts []byte) (file fileState, err error) {
 	unlock, err := p.facts.Lock(ctx, id) // the slot may be what somebody opened as the facts, two changes ago
 	if err != nil {
-		return err
+		return file, err
 	}
 	f, err := writeInPlace(slot, pad(facts))
 	unlock()
 	if err != nil {
-		return err
+		return file, err
 	}
-	if err := errors.Join(f.Sync(), f.Close()); err != nil {
-		return err
+	defer func() { err = errors.Join(err, f.Close()) }()
+	if err := syncContents(f); err != nil {
+		return file, err
 	}
-	return exchange(p.path(volumesDir, id, volumeFile), slot)
+	if err := exchange(p.path(volumesDir, id, volumeFile), slot); err != nil {
+		return file, err
+	}
+	return stateOf(f)
 }
 
 // overwriteFacts writes the facts about a volume in the block that they have,
@@ -243,7 +250,8 @@ func (p *Pool) overwriteFacts(ctx context.Context, id string, facts []byte) erro
 		return &os.PathError{Op: "write", Path: path, Err: unix.ENOSPC}
 	}
 	p.known.forget(id) // before the kernel counts times in less than its ticks (Linux 6.13), they may be the same after
-	return overwrite(path, facts)
+	_, err = overwrite(path, facts)
+	return err
 }
 
 // learn reads the facts about a volume and remembers them, unless they are damaged.
@@ -256,7 +264,7 @@ func (p *Pool) learn(ctx context.Context, id, path string) (v Volume, raw []byte
 		return v, nil, nil, err
 	}
 	if v, damage = decode(raw, id); damage == nil {
-		p.known.put(id, rememberedFacts{stateOf(st), v, raw})
+		p.known.put(id, rememberedFacts{fileStateOf(st), v, raw})
 	}
 	return v, raw, damage, nil
 }
