@@ -101,6 +101,9 @@ func (h *Host) refuseUnlessBlank(ctx context.Context, d *device, limit int64) er
 	if err := claim(ctx, d); err != nil {
 		return err
 	}
+	if hole, err := d.isHole(ctx); hole || err != nil {
+		return err
+	}
 	var p proof
 	var err error
 	if _, sb, other := h.recognise(d); other != nil {

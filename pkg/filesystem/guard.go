@@ -76,6 +76,18 @@ func proveBlank(ctx context.Context, d *device, limit int64) (proof, error) {
 	return proof{found: found}, err
 }
 
+// isHole reports whether a device that nobody is known to have had (Device.Fresh) shows
+// a file that is one hole still: then every byte of it is zero, its head too, and
+// nothing of it need be read. False says nothing. The error is only ever that of ctx.
+func (d *device) isHole(ctx context.Context) (bool, error) {
+	if !d.facts.Fresh || !d.block || d.bytes <= 0 || d.bytes < d.facts.Capacity || d.writeBack() != nil {
+		return false, nil
+	}
+	hole := true
+	err := d.eachData(ctx, func(extent) bool { hole = false; return false })
+	return hole, err
+}
+
 // flush makes durable what was written to the device, and drops the pages, so that the
 // next read asks the device.
 func (d *device) flush() error {

@@ -210,6 +210,38 @@ func TestGuardSeesUnwrittenPages(t *testing.T) {
 	}
 }
 
+// A device that nobody is known to have had is not read if its file is one hole. It is
+// otherwise, whatever is known.
+func TestGuardOfAFreshDevice(t *testing.T) {
+	h := newHost(t)
+	fresh := func(image string) state.Device {
+		device := attach(t, image)
+		device.Fresh = true
+		return device
+	}
+	device := fresh(newImage(t, 16*mib))
+	wantProbe(t, h, device, state.ContentsBlank, "blank")
+	must0(t, h.Prove(t.Context(), device))
+	shorter := device
+	shorter.Capacity += 50
+	wantProbe(t, h, shorter, state.ContentsOther, "50 bytes shorter than the volume")
+	f, err := os.OpenFile(device.Path, os.O_RDWR, 0)
+	must0(t, err)
+	defer f.Close()
+	_, err = f.WriteAt([]byte("x"), 5*mib) // in the page cache
+	must0(t, err)
+	wantProbe(t, h, device, state.ContentsOther, "data at byte 5242880")
+	wantClass(t, h.Prove(t.Context(), device), state.FailedPrecondition, "data at byte 5242880")
+	wantClass(t, h.Format(t.Context(), device, "ext4"), state.FailedPrecondition, "data at byte 5242880")
+
+	image := newImage(t, 16*mib)
+	write(t, image, 0, []byte("x"))
+	wantProbe(t, h, fresh(image), state.ContentsOther, "data at byte 0")
+	image = newImage(t, 16*mib)
+	command(t, "mkfs.ext4", "-q", image)
+	wantProbe(t, h, fresh(image), state.ContentsFilesystem, "ext4")
+}
+
 // Holes are believed only of the file that is really behind the device.
 func TestGuardChecksBacking(t *testing.T) {
 	h := newHost(t)

@@ -48,6 +48,10 @@ func (h *Host) Probe(ctx context.Context, facts state.Device, mountpoint string)
 }
 
 func (h *Host) probe(ctx context.Context, d *device, mountpoint string) (state.Contents, error) {
+	blank := state.Contents{Kind: state.ContentsBlank, Found: "a blank device"}
+	if hole, err := d.isHole(ctx); hole || err != nil {
+		return blank, err
+	}
 	k, sb, other := h.recognise(d)
 	switch {
 	case other != nil:
@@ -66,7 +70,7 @@ func (h *Host) probe(ctx context.Context, d *device, mountpoint string) (state.C
 	case !p.blank():
 		return state.Contents{Kind: state.ContentsOther, Found: p.found}, nil
 	}
-	return state.Contents{Kind: state.ContentsBlank, Found: "a blank device"}, nil
+	return blank, nil
 }
 
 // recognise looks at the known places of a device. It returns the one file

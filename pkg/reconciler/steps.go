@@ -206,6 +206,7 @@ func (r *Reconciler) confirm(ctx context.Context, step Step, want *state.Volume,
 	if step.Action != Format && step.Action != CreateLayer {
 		return nil // Erase destroys any contents, and BeginFormat proves them blank
 	}
+	now.Fresh = now.Fresh || was[at].Device.Fresh // though it bears the mark by now, see pass.step
 	c, err := r.kernel.Filesystems.Probe(ctx, proven(state.Element{Layer: is[at].Layer, Device: now}), "")
 	if err == nil && !maybeBlank(c) && !(step.Action == CreateLayer && !have.Stack()[at+1].Device.Unmade) {
 		err = state.Errorf(state.Unavailable, "the device %s is not blank any more since it was looked at: found %s", now.Path, c.Found)
