@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"unsafe"
 
@@ -20,11 +21,14 @@ import (
 const (
 	controlPath = "/dev/loop-control"
 	sysClass    = "/sys/class/block"
+
+	loopMajor = 7 // LOOP_MAJOR in the kernel's include/uapi/linux/major.h
 )
 
 // Tests have others.
 var (
 	sysBlock    = "/sys/block"
+	sysNumbers  = "/sys/dev/block"
 	maxPartPath = "/sys/module/loop/parameters/max_part"
 )
 
@@ -129,7 +133,7 @@ func BackingOf(f *os.File) (*Backing, error) {
 // sysfs names as what it shows; nothing if there is no such device, or it is not
 // bound. It asks neither the device nor the disk of its backing.
 func BackingAt(number state.DeviceNumber) (name, backing string) {
-	link, err := os.Readlink(filepath.Join("/sys/dev/block", number.String()))
+	link, err := os.Readlink(filepath.Join(sysNumbers, number.String()))
 	if err != nil {
 		return "", ""
 	}
@@ -199,7 +203,15 @@ func open(name string, flags int) (*os.File, error) {
 	return devnode.Open("/dev/"+name, number, flags)
 }
 
+// numberOf returns the number of a loop device. Where these have no partitions it is the
+// one in the name, which takes one system call to see.
 func numberOf(name string) (state.DeviceNumber, error) {
+	if index, err := strconv.ParseUint(strings.TrimPrefix(name, "loop"), 10, 32); err == nil {
+		number := state.DeviceNumber{Major: loopMajor, Minor: uint32(index)}
+		if link, err := os.Readlink(filepath.Join(sysNumbers, number.String())); err == nil && filepath.Base(link) == name {
+			return number, nil
+		}
+	}
 	return devnode.ReadNumber(filepath.Join(sysBlock, name, "dev"))
 }
 

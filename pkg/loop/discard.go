@@ -59,12 +59,12 @@ func disableDiscard(ctx context.Context, name string) {
 // discardDisabled reports whether a device, bound or not, refuses discards that
 // its driver could do.
 func discardDisabled(name string) bool {
-	limit, err := readQueue(name, discardLimit)
-	if err != nil || limit == 0 {
+	now, err := readQueue(name, discardMax)
+	if err != nil || now > 0 {
 		return false
 	}
-	now, err := readQueue(name, discardMax)
-	return err == nil && now == 0
+	limit, err := readQueue(name, discardLimit)
+	return err == nil && limit > 0
 }
 
 // recreate makes a free device anew, without the limits that it was given. EBUSY:

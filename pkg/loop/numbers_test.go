@@ -165,6 +165,7 @@ func maxPart(t *testing.T) (shift int) {
 func TestNumbersWithPartitions(t *testing.T) {
 	dir := t.TempDir()
 	replace(t, &sysBlock, dir)
+	replace(t, &sysNumbers, filepath.Join(dir, "numbers"))
 	replace(t, &maxPartPath, filepath.Join(dir, "max_part"))
 	shifted, unshifted := state.DeviceNumber{Major: 7, Minor: 5 << 4}, state.DeviceNumber{Major: 7, Minor: 5}
 	put(t, filepath.Join(dir, "loop5", "dev"), shifted.String()+"\n")
