@@ -31,6 +31,9 @@ func (s Step) onDevice() bool {
 	return slices.Contains([]Action{Attach, BeginFormat, Format, Detach}, s.Action)
 }
 
+// atStage reports whether a step changes nothing but what is at the staging path.
+func (s Step) atStage() bool { return s.Action == Mount && s.Part == state.StagePart() }
+
 // holds reports whether anything can be taken over: only from an observation that
 // saw the device, for the same stage, and for a plain volume, which is one file
 // system on the device of its backend.
@@ -54,7 +57,7 @@ func (e *earlier) mounted() bool {
 // mountpoint returns what was seen at a path, unless the step changed it.
 func (e *earlier) mountpoint(path string) (m state.Mountpoint, ok bool) {
 	switch {
-	case e == nil || e.step.atTarget() && path == e.step.Part.Path:
+	case e == nil || e.step.atTarget() && path == e.step.Part.Path || e.step.atStage() && path == e.want.Stage.Path:
 		return m, false
 	case path == e.want.Stage.Path:
 		m = e.have.Stage
@@ -64,20 +67,26 @@ func (e *earlier) mountpoint(path string) (m state.Mountpoint, ok bool) {
 	return m, m.Err == nil && m.File != state.UnknownFile
 }
 
-// contents returns what was seen on a device, if the step changed nothing but its
-// formatting mark.
-func (e *earlier) contents(d state.Device) (c state.Contents, ok bool) {
-	if e == nil || e.step.Action != BeginFormat || d.Number != e.have.Device.Number {
+// contents returns what was seen on a device, if the step changed nothing of that: it
+// set the formatting mark of a blank one, or mounted a file system with which nothing
+// remains to be done, and that is seen mounted.
+func (e *earlier) contents(d state.Device, mounted bool) (c state.Contents, ok bool) {
+	if e == nil || d.Number != e.have.Device.Number || e.have.Contents.Err != nil {
 		return c, false
 	}
-	c = e.have.Contents
-	return c, c.Err == nil && c.Kind == state.ContentsBlank
+	switch c = e.have.Contents; {
+	case e.step.Action == BeginFormat:
+		return c, c.Kind == state.ContentsBlank
+	case e.step.atStage():
+		return c, mounted && c.Kind == state.ContentsFilesystem && !c.NeedsCheck && !c.Growable
+	}
+	return c, false
 }
 
 // lookAgain is observeAlone after a step; before is what was seen before it.
 func (r *Reconciler) lookAgain(ctx context.Context, want *state.Volume, before *earlier) (state.Actual, error) {
 	switch {
-	case before.holds(want) && before.step.onDevice():
+	case before.holds(want) && (before.step.onDevice() || before.step.atStage()):
 		return r.observeAfter(ctx, want, before)
 	case before.holds(want) && before.step.atTarget() && before.mounted():
 		have := before.have

@@ -18,7 +18,7 @@ func TestLooksOfACycle(t *testing.T) {
 			request                    request
 			find, stage, target, probe int
 		}{
-			{"stage", stage("v"), 7, 2, 0, 4},
+			{"stage", stage("v"), 7, 2, 0, 3},
 			{"publish", publish("v", 1), 1, 1, 2, 1},
 			{"unpublish", unpublish("v", 1), 1, 1, 3, 1},
 			{"unstage", unstage("v"), 4, 2, 0, 0},
@@ -57,15 +57,39 @@ func TestNothingUncertainIsTakenOver(t *testing.T) {
 			t.Errorf("%s is taken over: %t", path, ok)
 		}
 	}
-	if _, ok := bind.contents(attached); ok {
+	if _, ok := bind.contents(attached, true); ok {
 		t.Error("contents are taken over after a bind")
 	}
 	mark := seen(Step{Action: BeginFormat})
-	if _, ok := mark.contents(attached); !ok {
+	if _, ok := mark.contents(attached, true); !ok {
 		t.Error("contents are not taken over after the mark")
 	}
-	if _, ok := mark.contents(state.Device{Number: state.DeviceNumber{Major: 7, Minor: 2}}); ok {
+	if _, ok := mark.contents(state.Device{Number: state.DeviceNumber{Major: 7, Minor: 2}}, true); ok {
 		t.Error("contents of another device are taken over")
+	}
+	made := seen(Step{Action: Mount, Part: state.StagePart()})
+	if _, ok := made.mountpoint("/s"); ok {
+		t.Error("what is at the staging path is taken over after a mount there")
+	}
+	for name, tt := range map[string]struct {
+		change func(*state.Contents)
+		want   bool
+	}{
+		"sound":    {func(*state.Contents) {}, true},
+		"to check": {func(c *state.Contents) { c.NeedsCheck = true }, false},
+		"to grow":  {func(c *state.Contents) { c.Growable = true }, false},
+		"unread":   {func(c *state.Contents) { c.Err = errUnseen }, false},
+		"blank":    {func(c *state.Contents) { c.Kind = state.ContentsBlank }, false},
+	} {
+		made.have.Contents = state.Contents{Kind: state.ContentsFilesystem}
+		tt.change(&made.have.Contents)
+		if _, ok := made.contents(attached, true); ok != tt.want {
+			t.Errorf("after a mount the contents, %s, are taken over: %t", name, ok)
+		}
+	}
+	made.have.Contents = state.Contents{Kind: state.ContentsFilesystem}
+	if _, ok := made.contents(attached, false); ok {
+		t.Error("contents are taken over after a mount that is not seen")
 	}
 	for name, change := range map[string]func(*earlier){
 		"late":           func(e *earlier) { e.at = e.at.Add(-2 * takeOver) },

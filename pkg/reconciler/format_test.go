@@ -42,6 +42,7 @@ func TestAProofIsMadeOnceAndTold(t *testing.T) {
 			h.k.fault(&fault{op: opFormat, key: "v", times: 1, mode: end, err: errors.New("boom")})
 			_ = h.do(stage("v"))
 			if end == crashes {
+				<-h.p.done // the caller may be told that it stops before it has stopped
 				h.start()
 			}
 			h.ok(stage("v"))

@@ -51,7 +51,9 @@ func (r *Reconciler) observeAfter(ctx context.Context, want *state.Volume, befor
 	have, err := r.observe(ctx, want, before)
 	for _, d := range devicesOf(&have) {
 		if err == nil && standsOrStrays(*d) {
-			d.Held, err = r.kernel.Views.Held(ctx, *d)
+			if d.Held = isMountedAt(have.Stage, d.Number); !d.Held {
+				d.Held, err = r.kernel.Views.Held(ctx, *d)
+			}
 		}
 	}
 	if err != nil {
@@ -83,6 +85,12 @@ func (r *Reconciler) observeAfter(ctx context.Context, want *state.Volume, befor
 		}
 	}
 	return have, nil
+}
+
+// isMountedAt reports whether the file system on a device is seen mounted: then the
+// device is held.
+func isMountedAt(m state.Mountpoint, device state.DeviceNumber) bool {
+	return slices.ContainsFunc(m.Mounts, func(m state.Mount) bool { return !m.Node && m.Is(device) })
 }
 
 // devicesOf returns the devices of a volume, the view last.
@@ -166,7 +174,7 @@ func (r *Reconciler) observe(ctx context.Context, want *state.Volume, before *ea
 		if len(have.Stage.Mounts) > 0 && have.Stage.Mounts[0].Is(have.Device.Number) && !have.Stage.Mounts[0].Corrupt {
 			mountpoint = want.Stage.Path
 		}
-		if c, ok := before.contents(have.Device); ok {
+		if c, ok := before.contents(have.Device, mountpoint != ""); ok {
 			have.Contents = c
 		} else if have.Contents, err = r.kernel.Filesystems.Probe(ctx, proven(state.Element{Layer: have.Layer, Device: have.Device}), mountpoint); err != nil {
 			have.Contents = state.Contents{Err: err}
