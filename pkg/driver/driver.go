@@ -413,6 +413,9 @@ func (p *plugin) grpcServer() (*grpc.Server, error) {
 const (
 	maxCalls      = 1024 // on one connection; more wait at the client
 	handshakeTime = 10 * time.Second
+	// keptWorkers goroutines wait for calls, with stacks that have grown already. Further
+	// calls at a time get goroutines of their own.
+	keptWorkers = 8
 )
 
 // services are what a server serves.
@@ -426,7 +429,7 @@ type services struct {
 // newServer returns a server of the services behind the interceptors.
 func newServer(m *metrics, o Options, s services) *grpc.Server {
 	server := grpc.NewServer(grpc.ChainUnaryInterceptor(m.intercept, logCalls, statusCodes, o.named, inTime),
-		grpc.MaxConcurrentStreams(maxCalls), grpc.ConnectionTimeout(handshakeTime))
+		grpc.MaxConcurrentStreams(maxCalls), grpc.ConnectionTimeout(handshakeTime), grpc.NumStreamWorkers(keptWorkers))
 	csi.RegisterIdentityServer(server, s.identity)
 	csi.RegisterNodeServer(server, s.node)
 	if s.controller != nil {

@@ -8,7 +8,6 @@ import (
 	"sync"
 	"time"
 
-	"k8s.io/client-go/util/workqueue"
 	"k8s.io/klog/v2"
 
 	"github.com/csi-node/csi-node/pkg/devices"
@@ -176,7 +175,7 @@ type Reconciler struct {
 	metrics Metrics
 	heals   bool
 	resync  time.Duration
-	queue   workqueue.TypedDelayingInterface[string]
+	queue   *queue
 	stopped chan struct{}  // closed when Run is told to end
 	random  func() float64 // in [0, 1), for jitter
 	claims  claims
@@ -204,7 +203,7 @@ func New(cfg Config) *Reconciler {
 		metrics: cfg.Metrics,
 		heals:   !cfg.DetectOnly,
 		resync:  cfg.Resync,
-		queue:   workqueue.NewTypedDelayingQueue[string](),
+		queue:   newQueue(),
 		stopped: make(chan struct{}),
 		random:  rand.Float64,
 		volumes: map[string]*volume{},
@@ -224,24 +223,9 @@ func New(cfg Config) *Reconciler {
 // wait are answered Unavailable, and each worker stops after its current step.
 // A worker whose step ignores ctx (a hung mount) keeps Run from returning.
 func (r *Reconciler) Run(ctx context.Context) {
-	var workers sync.WaitGroup
-	workers.Go(func() {
-		<-ctx.Done()
-		close(r.stopped)
-		r.queue.ShutDown()
-	})
-	for {
-		id, shutdown := r.queue.Get()
-		if shutdown {
-			break
-		}
-		// Not capped: a worker that hangs must not take another volume's place.
-		workers.Go(func() {
-			defer r.queue.Done(id)
-			r.converge(klog.NewContext(ctx, klog.FromContext(ctx).WithValues("volume", id)), id)
-		})
-	}
-	workers.Wait()
+	r.queue.Run(ctx, func(id string) {
+		r.converge(klog.NewContext(ctx, klog.FromContext(ctx).WithValues("volume", id)), id)
+	}, func() { close(r.stopped) })
 }
 
 // Ensure commits the edit and waits until part is seen to be as the edit asks.
