@@ -8,9 +8,12 @@
 package bench
 
 import (
+	"context"
 	"flag"
 	"fmt"
 	"os"
+	"os/signal"
+	"syscall"
 	"testing"
 	"time"
 
@@ -29,8 +32,17 @@ func TestMain(m *testing.M) {
 		}
 		os.Exit(0)
 	}
+	// The first Ctrl-C lets the tests clean up, the second one does not.
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	context.AfterFunc(ctx, stop)
+	interrupted = ctx
 	harness.Main(m)
 }
+
+// interrupted ends when somebody interrupts the benchmark.
+var interrupted = context.Background()
+
+func wasInterrupted() bool { return interrupted.Err() != nil }
 
 // scale is how much is measured.
 type scale struct {

@@ -68,6 +68,7 @@ func otherMounts(t *testing.T, count int) (remove func()) {
 	t.Cleanup(remove)
 	must(unix.Mount("", dir, "", unix.MS_PRIVATE, ""))
 	for i := range count {
+		must(interrupted.Err())
 		path := filepath.Join(dir, strconv.Itoa(i))
 		must(os.Mkdir(path, 0o750))
 		must(unix.Mount("other", path, "tmpfs", 0, "size=4k"))
@@ -86,6 +87,7 @@ func otherLoops(t *testing.T, count int) (remove func()) {
 	}
 	t.Cleanup(remove)
 	for i := range count {
+		require.NoError(t, interrupted.Err())
 		path := filepath.Join(dir, strconv.Itoa(i))
 		err := os.WriteFile(path, nil, 0o600)
 		if err == nil {
@@ -120,6 +122,9 @@ func measureHeld(t *testing.T, r *report) {
 	floorVolume, volume := floor.formatted("ext4", "ext4"), ours.formatted("ext4", "ext4")
 	var all []*harness.Volume
 	t.Cleanup(func() {
+		if wasInterrupted() {
+			return // the harness removes what is there
+		}
 		progress("taking %d volumes down", len(all))
 		ours.must(parallel(all, func(v *harness.Volume) error {
 			ctx := context.Background()
@@ -154,7 +159,11 @@ func measureHeld(t *testing.T, r *report) {
 		progress("%d volumes held: %s at rest", count, r.idle)
 		ours.AwaitRest()
 		idleBefore, _ := ours.cpu()
-		time.Sleep(r.idle)
+		select {
+		case <-time.After(r.idle):
+		case <-interrupted.Done():
+			t.Fatal("interrupted")
+		}
 		idleAfter, _ := ours.cpu()
 		h.idleCPU, h.rss = idleAfter-idleBefore, ours.rss()
 
@@ -221,7 +230,7 @@ func (n *node) repair(paths []string) time.Duration {
 		switch {
 		case err == nil && s.Attributes&unix.STATX_ATTR_MOUNT_ROOT != 0:
 			paths = paths[1:]
-		case time.Now().After(deadline):
+		case wasInterrupted(), time.Now().After(deadline):
 			n.t.Fatalf("%s is not mounted again: %v", paths[0], err)
 		}
 	}

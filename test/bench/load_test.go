@@ -2,6 +2,7 @@ package bench
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -29,6 +30,7 @@ type node struct {
 func start(t *testing.T, name string, env ...string) *node {
 	t.Helper()
 	n := &node{Plugin: harness.New(t), name: name, t: t}
+	n.Interrupted = wasInterrupted
 	require.NoError(t, os.MkdirAll(n.StateDir, 0o750))
 	require.NoError(t, unix.Mount("state", n.StateDir, "tmpfs", 0, "mode=0700"))
 	t.Cleanup(func() {
@@ -96,6 +98,9 @@ type step struct {
 
 func (s *samples) run(ctx context.Context, steps []step) error {
 	for _, step := range steps {
+		if wasInterrupted() {
+			return errors.New("interrupted")
+		}
 		if err := s.time(step.name, func() error { return step.call(ctx) }); err != nil {
 			return err
 		}

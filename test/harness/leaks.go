@@ -90,8 +90,11 @@ func (p *Plugin) cleanUp() {
 		}
 	}
 	// What is left after a test has failed anyway is its consequence.
-	leak := p.t.Errorf
-	if p.t.Failed() {
+	leak, interrupted := p.t.Errorf, p.Interrupted != nil && p.Interrupted()
+	switch {
+	case interrupted:
+		leak = func(string, ...any) {}
+	case p.t.Failed():
 		leak = p.t.Logf
 	}
 	for _, err := range []error{p.killHelpers(p.processes, leak), p.unmountAll(leak), p.detachAll(leak), os.RemoveAll(p.Dir)} {
@@ -99,7 +102,7 @@ func (p *Plugin) cleanUp() {
 			p.t.Error(err)
 		}
 	}
-	if p.t.Failed() {
+	if p.t.Failed() && !interrupted {
 		for _, process := range p.processes {
 			p.t.Logf("log of process %d:\n%s", process.PID(), process.Log)
 		}

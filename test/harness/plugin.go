@@ -39,6 +39,10 @@ type Plugin struct {
 	// Driver, when set before the first start, is what runs in the place of csi-node.
 	Driver *Driver
 
+	// Interrupted, when set, says at the end of the test whether somebody has
+	// interrupted it: what is left is removed then, and neither that nor the logs are told.
+	Interrupted func() bool
+
 	// Process is the last one started by Start, nil before.
 	*Process
 
