@@ -66,7 +66,7 @@ func TestOvercommittedPoolTellsInTime(t *testing.T) {
 		must(t, v.Publish(ctx, pods[v]))
 	}
 	must(t, fill(pods[first], 60*mib))
-	if says := health(); !strings.Contains(says, "PoolFull") || !strings.Contains(says, "bytes free") {
+	if says := health(); !strings.Contains(says, "PoolFull") || !strings.Contains(says, "is nearly full") {
 		t.Errorf("before the pool is full, its health is %q", says)
 	}
 	m := harness.Metrics(t, address)

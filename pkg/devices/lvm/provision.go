@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"strconv"
 
 	"github.com/csi-node/csi-node/pkg/devices"
@@ -59,7 +60,7 @@ func (b *Backend) create(ctx context.Context, r devices.CreateRequest) (devices.
 		if err != nil {
 			return err
 		}
-		t := tags{driver: b.driver, name: r.Name, fsType: r.Use.FSType, fresh: true}
+		t := tags{driver: b.driver, name: r.Name, fsType: r.Use.FSType, layers: r.Layers, fresh: true}
 		arguments := []string{"lvcreate", "--yes", "--activate", "n", "--name", name}
 		if c.pool == "" {
 			t.unzeroed = true
@@ -106,11 +107,13 @@ func tagged(arguments []string, t tags) []string {
 // provisioned describes a volume as package devices asks for it.
 func (r *report) provisioned(v logical) devices.Provisioned {
 	c := class{group: r.name, pool: v.pool, overcommit: cmp.Or(v.tags.overcommit, noOvercommit)}
+	volumeContext := map[string]string{groupKey: r.name}
+	maps.Copy(volumeContext, v.tags.layers)
 	return devices.Provisioned{
 		ID: volumeID{r.uuid, v.name}.String(), Name: v.tags.name, Bytes: v.bytes,
 		Use:        devices.Use{Block: v.tags.fsType == "", FSType: v.tags.fsType},
 		Parameters: c.parameters(),
-		Context:    map[string]string{groupKey: r.name},
+		Context:    volumeContext,
 	}
 }
 

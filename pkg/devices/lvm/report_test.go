@@ -1,6 +1,7 @@
 package lvm
 
 import (
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -33,7 +34,7 @@ func TestParseReport(t *testing.T) {
 	}
 	thick := logical{name: "thick", uuid: "aaaaaabbbbccccddddeeeeffffgggggg", bytes: 8 << 20, tags: tags{driver: "d", name: "pvc-1", unzeroed: true}}
 	thin := logical{name: "thin", uuid: "iaaaaabbbbccccddddeeeeffffgggggg", bytes: 256 << 20, pool: "pool", active: true, suspended: true, tags: tags{driver: "d", name: "pvc-2", overcommit: 200}}
-	if len(r.volumes) != 2 || r.volumes["thick"] != thick || r.volumes["thin"] != thin {
+	if want := map[string]logical{"thick": thick, "thin": thin}; !reflect.DeepEqual(r.volumes, want) {
 		t.Errorf("%+v", r.volumes)
 	}
 	if pool := (thinPool{name: "pool", bytes: gib, data: 25, metadata: 10.94, zeroes: true}); len(r.pools) != 1 || r.pools["pool"] != pool {

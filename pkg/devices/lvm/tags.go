@@ -2,6 +2,8 @@ package lvm
 
 import (
 	"fmt"
+	"maps"
+	"slices"
 	"strconv"
 	"strings"
 )
@@ -19,6 +21,7 @@ const (
 	formattingTag = "formatting" // a format was begun, and its end is not known
 	formattedTag  = "formatted"  // the type of the last format that ended
 	rawTag        = "raw"        // it was published as a raw block device for writing
+	layerTag      = "layer."     // and a key of the volume context that asks for a layer
 	growthTag     = "growth"     // it is no volume, but what one is about to grow by
 )
 
@@ -30,6 +33,7 @@ type tags struct {
 	formatting, raw      bool
 	formatted            string
 	growth               bool
+	layers               map[string]string
 }
 
 // parseTags reads the tags of a logical volume as LVM lists them.
@@ -69,6 +73,12 @@ func (t *tags) apply(tag string) {
 	case growthTag:
 		t.growth = true
 	}
+	if layer, is := strings.CutPrefix(key, layerTag); is {
+		if t.layers == nil {
+			t.layers = map[string]string{}
+		}
+		t.layers[layer] = value
+	}
 }
 
 // list returns the tags with their prefix.
@@ -91,6 +101,9 @@ func (t tags) list() (list []string) {
 	add(t.formatted != "", formattedTag, t.formatted)
 	add(t.raw, rawTag, "")
 	add(t.growth, growthTag, "")
+	for _, layer := range slices.Sorted(maps.Keys(t.layers)) {
+		add(true, layerTag+layer, t.layers[layer])
+	}
 	return list
 }
 

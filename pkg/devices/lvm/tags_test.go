@@ -1,6 +1,7 @@
 package lvm
 
 import (
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -13,12 +14,13 @@ func TestTags(t *testing.T) {
 		"formatted":   {driver: "d", name: "n", formatted: "xfs"},
 		"in a format": {driver: "d", name: "n", formatting: true},
 		"raw":         {driver: "d", name: "n", raw: true},
+		"encrypted":   {driver: "d", name: "n", layers: map[string]string{"encryption": "luks2"}},
 		"growth":      {driver: "d", growth: true},
 		"any name":    {driver: "d", name: "a/b =,\tÜ@\"'{}", fresh: true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			list := v.list()
-			if again := parseTags(strings.Join(list, ",") + ",somebody's"); again != v {
+			if again := parseTags(strings.Join(list, ",") + ",somebody's"); !reflect.DeepEqual(again, v) {
 				t.Errorf("%+v is written as %q and read as %+v", v, list, again)
 			}
 			for _, tag := range list {

@@ -70,7 +70,7 @@ func TestPromisesAreNotMadeTwice(t *testing.T) {
 				create(t, p, "first", 20*mib, first)
 				before := files(t, p.dir)
 				_, err := p.Create(t.Context(), volume("second", 20*mib, second))
-				wantError(t, err, state.ResourceExhausted, "20971520", p.dir)
+				wantError(t, err, state.ResourceExhausted, "no room for 20Mi more", p.dir)
 				wantError(t, p.Grow(t.Context(), "first", 40*mib), state.ResourceExhausted)
 				if v, err := p.Get(t.Context(), "first"); err != nil || v.Bytes != 20*mib {
 					t.Errorf("%+v, %v", v, err)
