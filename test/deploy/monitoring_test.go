@@ -22,7 +22,7 @@ const target = `namespace="csi-node", pod="csi-node-x", node="node-1", job="csi-
 func scraped(t *testing.T) database {
 	t.Helper()
 	var text strings.Builder
-	for line := range strings.Lines(read(t, "testdata/scrape.txt")) {
+	for line := range strings.Lines(read(t, "../node/testdata/scrape.txt")) {
 		at := strings.LastIndexByte(line, ' ')
 		name, own, _ := strings.Cut(strings.TrimSuffix(line[:at], "}"), "{")
 		fmt.Fprintf(&text, "%s{%s} %sx120\n", name, strings.TrimPrefix(own+", "+target, ", "), strings.TrimSpace(line[at:]))

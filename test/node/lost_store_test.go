@@ -199,7 +199,7 @@ func TestVolumeOfALackingBackendIsLeftAlone(t *testing.T) {
 	pod := v.Target("pod")
 	must(t, v.Up(ctx, pod))
 	p.Terminate()
-	writeBackends(t, p, "lvm")
+	writeBackends(t, p, "ceph")
 	p.Start(harness.Options{})
 	for name, call := range map[string]func() error{
 		"publish": func() error { return v.Publish(ctx, pod) },
@@ -209,7 +209,7 @@ func TestVolumeOfALackingBackendIsLeftAlone(t *testing.T) {
 		},
 		"unpublish": func() error { return v.Unpublish(ctx, v.Target("other")) },
 	} {
-		if err := call(); status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), `the backend "lvm"`) {
+		if err := call(); status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), `the backend "ceph"`) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
@@ -222,7 +222,7 @@ func TestVolumeOfALackingBackendIsLeftAlone(t *testing.T) {
 	if n := mountsAt(p, pod); n != 1 || len(p.Loops()) != 1 {
 		t.Errorf("%d mounts at %s, and the loop devices are %v", n, pod, p.Loops())
 	}
-	if r := p.Status(); len(r.Volumes) != 1 || !strings.Contains(r.Volumes[0].Parts[0].Error, `the backend "lvm"`) {
+	if r := p.Status(); len(r.Volumes) != 1 || !strings.Contains(r.Volumes[0].Parts[0].Error, `the backend "ceph"`) {
 		t.Errorf("the status is %+v", r)
 	}
 	p.Terminate()
