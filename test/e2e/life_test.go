@@ -393,7 +393,7 @@ func TestTornMount(t *testing.T) {
 	if told := inPlugin(t, "explain", volume); !strings.Contains(told, "lost") {
 		t.Errorf("explain does not tell of the loss:\n%s", told)
 	}
-	if told, want := inPlugin(t, "status"), "target of pod "+s.name+"/pod"; !strings.Contains(told, want) {
+	if told, want := inPlugin(t, "status"), s.name+"/pod"; !strings.Contains(told, want) {
 		t.Errorf("status has no %q:\n%s", want, told)
 	}
 }
