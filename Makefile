@@ -60,12 +60,12 @@ demo-vm: build ## the same in a virtual machine, emulated: some 20 s (anybody wh
 
 test: lint ## what to run before a commit: every test, the random ones for a short time (root, within 5 minutes on 2 cores)
 	@hack/install-deps --try
-	cd test/deploy && $(GO) test -count 1 ./...
 	CGO_ENABLED=0 $(SUITE) -short -skip '^$(ALONE)$$' $(TESTS)
 
 test-all: ## the whole: race detector, every state, random histories, fuzzing, crashes (root, within 15 minutes on 2 cores)
 	@hack/install-deps --try race
 	FUZZTIME=2s hack/fuzz
+	cd test/deploy && $(GO) vet ./... && $(GO) test -count 1 ./... # Helm and Prometheus take minutes to build
 	CGO_ENABLED=1 $(SUITE) -race -skip '^($(WALK)|$(ALONE))$$' $(TESTS) \
 		+ -run '^$(WALK)$$' ./pkg/reconciler -histories.count 20000 \
 		+ -race -p 1 -run '^$(ALONE)$$' ./pkg/devices/pool ./test/node \
@@ -104,7 +104,7 @@ lint: ## formatting, vet, staticcheck, go.mod, shell scripts, known vulnerabilit
 	$(GO) run $(STATICCHECK) -tags vm ./test/vm/... ./pkg/devices/...
 	$(GO) mod tidy -diff
 	cd test/e2e && $(GO) mod tidy -diff
-	cd test/deploy && $(GO) vet ./... && $(GO) mod tidy -diff
+	cd test/deploy && $(GO) mod tidy -diff
 	@hack/shellcheck
 	@hack/govulncheck
 
