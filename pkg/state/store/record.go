@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"crypto/sha256"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"hash/crc32"
 
@@ -77,6 +78,9 @@ func decodeObject(object []byte) (boot string, v *state.Volume, err error) {
 	d := document{Volume: &state.Volume{}}
 	if err := json.Unmarshal(object, &d, options); err != nil {
 		return "", nil, err
+	}
+	if d.Volume == nil {
+		return "", nil, errors.New("it is null, where a record has to be")
 	}
 	for path, t := range d.Targets {
 		if t == nil || t.Path != path {

@@ -95,6 +95,7 @@ func TestUnknownFieldsAreKept(t *testing.T) {
 func FuzzRecord(f *testing.F) {
 	f.Add([]byte(`{"id":"v","revision":1,"stage":{"path":"/stage"},"targets":{"/pod":{"path":"/pod"}},"size":{"bytes":1}}`))
 	f.Add([]byte(`{"id":"v","targets":{"/pod":null}}`))
+	f.Add([]byte(`null`))
 	f.Add([]byte(`{"id":"v","stage":null,"new":{"a":[1]},"size":{"new":{}}}`))
 	f.Fuzz(func(t *testing.T, object []byte) {
 		boot, v, err := decodeObject(object)
