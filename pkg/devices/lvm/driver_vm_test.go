@@ -3,6 +3,7 @@
 package lvm
 
 import (
+	"fmt"
 	"sync"
 	"testing"
 
@@ -28,10 +29,15 @@ func TestDriver(t *testing.T) {
 	newPool(t, "driver", disk, 1<<30)
 	classes := []map[string]string{{devices.BackendKey: Name}, {devices.BackendKey: Name, poolKey: "thin"}}
 	var mu sync.Mutex
-	made := 0
+	plugins, made := 0, 0
 	drivertest.Run(t, func(*testing.T, string) drivertest.Harness {
+		mu.Lock()
+		plugins++
+		// Of two plugins of one name each takes the other's devices for orphans.
+		name := fmt.Sprintf("plugin-%d.example", plugins)
+		mu.Unlock()
 		return drivertest.Harness{
-			Flags: []string{"--lvm-groups", "driver"},
+			Flags: []string{"--lvm-groups", "driver", "--driver-name", name},
 			Create: func(t *testing.T, p *harness.Plugin, name string) drivertest.Volume {
 				mu.Lock()
 				made++
