@@ -431,11 +431,3 @@ func TestStatsAreForgotten(t *testing.T) {
 		}
 	})
 }
-
-// The usage of a mount over the volume is not the usage of the volume.
-func TestStatsOfWhatIsNotTheVolume(t *testing.T) {
-	s, f := newServer()
-	f.mounts[target] = state.Mountpoint{File: state.Directory, Mounts: []state.Mount{{Device: other, Root: "/"}, {Device: device, Root: "/"}}}
-	_, err := s.NodeGetVolumeStats(t.Context(), &csi.NodeGetVolumeStatsRequest{VolumeId: id, VolumePath: target})
-	check(t, err, state.NotFound, "not mounted")
-}
