@@ -414,7 +414,7 @@ func TestStatsAreForgotten(t *testing.T) {
 					t.Fatal("an inline volume that was unpublished is remembered")
 				}
 			}
-			if n := len(p.probes.last); n > 2*sparedSights {
+			if n := len(p.probes.last); n > 2*keptUsages {
 				t.Fatalf("after %d volumes, %d are remembered", i, n)
 			}
 		}

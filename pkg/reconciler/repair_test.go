@@ -193,7 +193,7 @@ func TestRepairsThatAreUndoneBackOff(t *testing.T) {
 			t.Errorf("who asks waits for %s", took)
 		}
 		h.atRest("v")
-		h.sleep(2 * calm)
+		h.sleep(2 * lossReset)
 		h.tear(targetPath("v", 1))
 		h.atRest("v") // a new story
 	})
@@ -363,11 +363,11 @@ func (h *harness) tearTwice() {
 	}
 }
 
-// After a while of calm a loss is not the next one of an old story; and a new publish
+// A loss long after the last one starts the count again; and a new publish
 // has no losses yet, whatever was lost at its path before.
 func TestStoryOfLossesEnds(t *testing.T) {
 	for name, end := range map[string]func(h *harness){
-		"with calm":       func(h *harness) { h.sleep(2 * calm) },
+		"with time":       func(h *harness) { h.sleep(2 * lossReset) },
 		"with its intent": func(h *harness) { h.ok(unpublish("v", 1), publish("v", 1)) },
 	} {
 		t.Run(name, func(t *testing.T) {
