@@ -2,6 +2,7 @@ package reconciler
 
 import (
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/csi-node/csi-node/pkg/devices"
@@ -287,6 +288,24 @@ func TestAdoptedStageRemembersItsBackend(t *testing.T) {
 		h.ok(publish("v", 1))
 		if v := h.store.Get("v"); v.Backend != "pool" {
 			t.Errorf("the record is %s", marshal(v))
+		}
+	})
+}
+
+// After the loss of the store a publish ends, and with it the record of a volume
+// whose device stands.
+func TestDeviceOfAForgottenVolume(t *testing.T) {
+	bubble(t, func(h *harness) {
+		h.volume("v")
+		h.ok(stage("v"), publish("v", 1))
+		h.kill()
+		h.store = newFakeStore() // lost
+		h.start()
+		h.ok(unpublish("v", 1))
+		synctest.Wait()
+		h.forgotten("v")
+		if len(h.p.r.devices) > 0 {
+			t.Errorf("numbers of no volume are kept: %v", h.p.r.devices)
 		}
 	})
 }

@@ -13,6 +13,22 @@ import (
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
+// A target has flags of its own, also when it is put right.
+func TestTargetIsPutRight(t *testing.T) {
+	bubble(t, func(h *harness) {
+		h.volume("v")
+		h.ok(stage("v"), publish("v", 1, publishReadOnly))
+		h.k.with(func() { h.k.mounts[targetPath("v", 1)][0].Attributes &^= state.ReadOnly })
+		h.wake("v")
+		h.k.with(func() {
+			if h.k.mounts[targetPath("v", 1)][0].Attributes&state.ReadOnly == 0 {
+				t.Error("a read-only target stayed writable")
+			}
+		})
+		h.atRest("v")
+	})
+}
+
 // What stood in the way is gone: the next look heals, back-off or not.
 func TestStuckPartIsHealedByTheNextLook(t *testing.T) {
 	bubble(t, func(h *harness) {
@@ -341,6 +357,30 @@ func TestPutOffDoesNotSpin(t *testing.T) {
 			})
 		})
 	}
+}
+
+// A store was lost, and a target that only the node knows of shows the view, or
+// the device: neither is detached, so that its number is given to nobody else.
+func TestNodeBoundByNobodysIntentHoldsItsDevice(t *testing.T) {
+	bubble(t, func(h *harness) {
+		v := h.volume("v")
+		h.ok(stage("v", stageBlock), publish("v", 1, publishBlock), publish("v", 2, publishBlock, publishReadOnly))
+		h.stop()
+		h.store = newFakeStore()
+		h.start()
+		h.ok(stage("v", stageBlock), publish("v", 1, publishBlock))
+		h.sleep(time.Hour)
+		if v.view == nil {
+			t.Fatal("the view was detached beneath a target")
+		}
+		h.ok(unpublish("v", 1))
+		h.refuse(h.do(unstage("v")), state.Unavailable, "bound at "+targetPath("v", 2))
+		if v.view == nil || v.device == nil {
+			t.Fatal("detached beneath a target")
+		}
+		h.ok(unpublish("v", 2), unstage("v"))
+		h.atRest("v")
+	})
 }
 
 // story has the first target lost again and again.
