@@ -188,14 +188,19 @@ func backOff(failures int) time.Duration {
 }
 
 // untilResync returns when a volume at rest is observed again. The volumes that were
-// all observed at the start are spread over the resync period.
+// all observed at the start are spread over that time. The caller holds mu.
 func (r *Reconciler) untilResync(v *volume) time.Duration {
+	period := max(r.resync, time.Duration(len(r.volumes))*resyncInterval)
 	if v.spread {
 		v.spread = false
-		return time.Duration(float64(r.resync) * r.random())
+		return time.Duration(float64(period) * r.random())
 	}
-	return r.jitter(r.resync)
+	return r.jitter(period)
 }
+
+// resyncInterval is the least time, in the mean, between two volumes that are observed
+// though no event asks for it: so the cost of many volumes at rest has a bound.
+const resyncInterval = 500 * time.Millisecond
 
 // jitter shortens d at random, so that volumes that failed together are not all
 // tried again together.

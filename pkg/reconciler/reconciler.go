@@ -151,8 +151,9 @@ type Config struct {
 	Metrics Metrics
 	// DetectOnly leaves what was lost unrepaired until somebody asks for it.
 	DetectOnly bool
-	// Resync is how often a volume at rest is observed; 0: never. After a start, the
-	// first of these observations are spread over that time.
+	// Resync is how often a volume at rest is observed; 0: never. With many volumes it is
+	// less often: two of them a second. After a start, the first of these observations
+	// are spread over that time.
 	Resync time.Duration
 }
 

@@ -297,6 +297,31 @@ func TestResyncIsSpreadAfterAStart(t *testing.T) {
 	})
 }
 
+// However many volumes there are, two a second are looked at.
+func TestResyncOfManyVolumes(t *testing.T) {
+	bubble(t, func(h *harness) {
+		h.resync = 10 * time.Second
+		h.restart()
+		const volumes = 100
+		for i := range volumes {
+			id := fmt.Sprintf("v%d", i)
+			h.volume(id)
+			h.ok(stage(id))
+		}
+		looks := func() (n int) {
+			for i := range volumes {
+				n += h.k.count(opFind, fmt.Sprintf("v%d", i))
+			}
+			return n
+		}
+		before := looks()
+		h.sleep(volumes / 2 * time.Second)
+		if n := looks() - before; n < volumes/2 || n > volumes*3/2 {
+			t.Errorf("%d looks at %d volumes in %d seconds", n, volumes, volumes/2)
+		}
+	})
+}
+
 // An operator who says so has what was left repaired, whoever undid it.
 func TestRetryRepairs(t *testing.T) {
 	bubble(t, func(h *harness) {
