@@ -11,10 +11,10 @@ import (
 )
 
 const (
-	// patience is how long a caller waits for a missing device, which may still be on
+	// deviceWait is how long a caller waits for a missing device, which may still be on
 	// its way to the node. Then the call fails, and the part backs off until a device
 	// appears.
-	patience = 10 * time.Second
+	deviceWait = 10 * time.Second
 	// After a device event the device is looked for a few times, at pauses that double
 	// from firstPause to lastPause: udev makes the links to a device after the kernel's
 	// event, and sends none for them. Events within firstPause count as one.
@@ -47,7 +47,7 @@ func (r *Reconciler) DeviceEventsEnded() {
 // attach lets the backend attach the device. If the device is missing and a caller
 // waits, attach waits for it.
 func (r *Reconciler) attach(ctx context.Context, want *state.Volume) error {
-	limit := time.NewTimer(patience)
+	limit := time.NewTimer(deviceWait)
 	defer limit.Stop()
 	for pause := firstPause; ; {
 		news, noEvents := r.await(want.ID)
@@ -71,7 +71,7 @@ func (r *Reconciler) attach(ctx context.Context, want *state.Volume) error {
 		case <-again:
 			pause *= 2
 		case <-limit.C:
-			return fmt.Errorf("waited for %s: %w", patience, err)
+			return fmt.Errorf("waited for %s: %w", deviceWait, err)
 		case <-ctx.Done():
 		}
 		state.Progress(ctx, "%s", waits) // ends ctx when the intent was superseded
