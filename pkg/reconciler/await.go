@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"time"
 
+	"go.opentelemetry.io/otel/trace"
+
 	"github.com/csi-node/csi-node/pkg/devices"
 	"github.com/csi-node/csi-node/pkg/state"
 )
@@ -59,6 +61,7 @@ func (r *Reconciler) attach(ctx context.Context, want *state.Volume) error {
 		if !stageAsked(want) {
 			return err
 		}
+		trace.SpanFromContext(ctx).AddEvent("waits for the device")
 		waits := fmt.Sprintf("waiting for the device: %v", err)
 		state.Progress(ctx, "%s", waits)
 		soon, again := time.After(firstPause), time.After(min(pause, lastPause))

@@ -15,6 +15,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"go.opentelemetry.io/otel/trace"
 	"k8s.io/klog/v2"
 
 	"github.com/csi-node/csi-node/pkg/devices"
@@ -1450,6 +1451,7 @@ type harness struct {
 
 	hook    func(ctx context.Context, volume string, step Step, moment Moment) error // of processes started after it was set
 	metrics Metrics
+	tracer  trace.Tracer
 
 	detectOnly bool
 	resync     time.Duration
@@ -1506,7 +1508,7 @@ func (h *harness) start() {
 	if h.plant != nil {
 		kernel = h.plant(p, kernel)
 	}
-	p.r = New(Config{Store: processStore{h.store, p}, Kernel: kernel, Hook: h.hook, Metrics: h.metrics, DetectOnly: h.detectOnly, Resync: h.resync})
+	p.r = New(Config{Store: processStore{h.store, p}, Kernel: kernel, Hook: h.hook, Metrics: h.metrics, Tracer: h.tracer, DetectOnly: h.detectOnly, Resync: h.resync})
 	if h.random != nil {
 		p.r.random = h.random
 	}
