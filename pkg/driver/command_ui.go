@@ -22,8 +22,8 @@ is, what is wrong and what to do, how full the storage is, and what happened whi
 the page was open. It changes nothing.
 
 Only this machine can reach the page, and only whoever has the token that is in the
-printed address. For a browser elsewhere forward the port, such as by ssh -L. On your
-own machine ` + "`kubectl csi-node ui`" + ` shows all nodes.`,
+printed address. For a browser elsewhere forward the port, such as by ssh -L. The
+plugin of kubectl has such a page of all nodes.`,
 		Example: `  csi-node ui
   csi-node ui --port 8080`,
 		Args: cobra.NoArgs,

@@ -5,8 +5,10 @@ import (
 	"context"
 	"encoding/json"
 	"io"
+	"net/url"
 	"os"
 	"os/exec"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -79,7 +81,7 @@ type tab struct {
 // and have asked nobody else.
 func open(t *testing.T, s *scene, l look) *tab {
 	t.Helper()
-	p := serve(t, s)
+	p := serve(t, s, 0)
 	page, closePage := chromedp.NewContext(browser)
 	t.Cleanup(closePage)
 	p.context = page
@@ -106,9 +108,10 @@ func open(t *testing.T, s *scene, l look) *tab {
 	return p
 }
 
-func serve(t *testing.T, s *scene) *tab {
+// serve serves a scene at a port; 0: any.
+func serve(t *testing.T, s *scene, port int) *tab {
 	t.Helper()
-	listener, err := ui.Listen(0)
+	listener, err := ui.Listen(port)
 	must(t, err)
 	ctx, stop := context.WithCancel(context.Background())
 	said, say := io.Pipe()
@@ -121,6 +124,16 @@ func serve(t *testing.T, s *scene) *tab {
 	p.address = strings.TrimSpace(strings.TrimPrefix(line, "The page is at "))
 	t.Cleanup(stop)
 	return p
+}
+
+// port is the port of an address.
+func port(address string) int {
+	at, err := url.Parse(address)
+	if err != nil {
+		panic(err) // it was opened
+	}
+	n, _ := strconv.Atoi(at.Port())
+	return n
 }
 
 // hear notes what the browser tells.

@@ -5,7 +5,11 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"image"
+	"image/color"
+	"image/draw"
 	"image/png"
+	"maps"
 	"os"
 	"slices"
 	"strings"
@@ -115,6 +119,8 @@ func TestPageIsLive(t *testing.T) {
 	p.stop()
 	must(t, <-p.stopped)
 	p.until(`document.getElementById("live").innerText.startsWith("No connection")`)
+	serve(t, s, port(p.address)) // with another token
+	p.until(`document.getElementById("live").innerText.startsWith("Ended: start the program again")`)
 	p.forget() // that it was refused
 }
 
@@ -260,16 +266,26 @@ func TestPhoneAndDark(t *testing.T) {
 	p.forget() // one explanation is an error
 }
 
-// mostPicture is how large docs/ui.png may be, in bytes.
-const mostPicture = 150 << 10
+const (
+	mostPicture  = 150 << 10 // bytes of docs/ui.png
+	pictureWidth = 1120
+)
 
 // TestPicture: the picture in the documentation is one, and small. Pixels differ from browser to browser, so nothing is
 // compared.
 func TestPicture(t *testing.T) {
 	const name = "../../docs/ui.png"
 	if *update {
-		p := open(t, shop(), look{width: 1120, height: 1000})
+		s := shop()
+		p := open(t, s, look{width: pictureWidth, height: 1340})
 		p.until(shown)
+		problem := s.nodes[0].Volumes[1].Parts[0]
+		s.change(func(s *scene) {
+			s.nodes[0].Volumes[1].Parts[0].Is, s.nodes[0].Volumes[1].Parts[0].Error = report.UnderWay, ""
+		})
+		p.until(`document.querySelector(".group h3").innerText.startsWith("Refused")`)
+		s.change(func(s *scene) { s.nodes[0].Volumes[1].Parts[0] = problem })
+		p.until(`document.querySelector(".group h3").innerText.startsWith("Failing")`)
 		eval[any](p, `document.querySelector(".row details").open = true`)
 		p.until(`document.querySelector(".sections")`)
 		raw, err := chromedp.Run(p.context, chromedp.CaptureScreenshot())
@@ -277,13 +293,27 @@ func TestPicture(t *testing.T) {
 		drawn, err := png.Decode(bytes.NewReader(raw))
 		must(t, err)
 		var small bytes.Buffer
-		must(t, (&png.Encoder{CompressionLevel: png.BestCompression}).Encode(&small, drawn))
+		must(t, (&png.Encoder{CompressionLevel: png.BestCompression}).Encode(&small, paletted(drawn)))
 		must(t, os.WriteFile(name, small.Bytes(), 0o644))
 	}
 	picture, err := os.ReadFile(name)
 	must(t, err)
 	drawn, err := png.DecodeConfig(bytes.NewReader(picture))
-	if err != nil || len(picture) > mostPicture || drawn.Width != 1120 {
+	if err != nil || len(picture) > mostPicture || drawn.Width != pictureWidth {
 		t.Errorf("%s has %d bytes, more than %d, or another width than it was drawn with: %+v (%v)", name, len(picture), mostPicture, drawn, err)
 	}
+}
+
+// paletted returns a picture in the 256 colours of which it has most.
+func paletted(of image.Image) image.Image {
+	count := map[color.Color]int{}
+	for y := of.Bounds().Min.Y; y < of.Bounds().Max.Y; y++ {
+		for x := of.Bounds().Min.X; x < of.Bounds().Max.X; x++ {
+			count[of.At(x, y)]++
+		}
+	}
+	colours := slices.SortedFunc(maps.Keys(count), func(a, b color.Color) int { return count[b] - count[a] })
+	small := image.NewPaletted(of.Bounds(), colours[:min(len(colours), 256)])
+	draw.Draw(small, of.Bounds(), of, of.Bounds().Min, draw.Src)
+	return small
 }

@@ -102,7 +102,8 @@ function amount(value) {
 
 // Nodes
 
-// manyNodes is how many nodes are shown above the volumes without being asked for.
+// manyNodes is how many nodes are shown above the volumes without being asked for. On a
+// phone none are.
 const manyNodes = 6;
 
 // cards are the nodes that are shown, by name and pod.
@@ -203,7 +204,7 @@ class Row {
 			make("span", { class: ids.length ? "name" : "name id" }, title, ...ids),
 			make("span", { class: "small" }, pods.filter((pod) => pod !== title).join(", "), make("span", { class: "sub" }, `on ${node.name}`)),
 			make("span", { class: "age" }, oldest ? time(oldest) : ""),
-			...this.glance().map((text) => make("span", { class: `glance ${style(state)}` }, text)));
+			...this.glance().map((text) => make("span", { class: `glance ${style(state)}` }, ...coded(text))));
 	}
 
 	// glance is what is wrong, in one sentence.
@@ -367,7 +368,7 @@ function receive(next) {
 	document.title = [view.title, view.nodes.length === 1 ? view.nodes[0].name : ""].filter(Boolean).join(" · ");
 	say(byId("title"), document.title);
 	say(byId("nodes-title"), view.nodes.length === 1 ? "Node" : `Nodes · ${view.nodes.length}`);
-	if (!cards.size) byId("nodes-box").open = view.nodes.length <= manyNodes;
+	if (!cards.size) byId("nodes-box").open = view.nodes.length <= manyNodes && !matchMedia("(max-width: 46rem)").matches;
 	banners([view.error && `The nodes could not be read: ${view.error}`], view.notes || []);
 	arrange(byId("nodes"), view.nodes.map((node) => {
 		const key = keyOf(node);
