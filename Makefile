@@ -66,6 +66,8 @@ test-all: ## the whole: race detector, every state, random histories, fuzzing, c
 	@hack/install-deps --try race
 	FUZZTIME=2s hack/fuzz
 	cd test/deploy && $(GO) vet ./... && $(GO) test -count 1 ./... # Helm and Prometheus take minutes to build
+	@hack/install-deps --try browser
+	cd test/ui && $(GO) vet ./... && $(GO) test -count 1 ./... # the page, in Chromium
 	CGO_ENABLED=1 $(SUITE) -race -skip '^($(WALK)|$(ALONE))$$' $(TESTS) \
 		+ -run '^$(WALK)$$' ./pkg/reconciler -histories.count 20000 \
 		+ -race -p 1 -run '^$(ALONE)$$' ./pkg/devices/pool ./test/node \
@@ -105,6 +107,7 @@ lint: ## formatting, vet, staticcheck, go.mod, shell scripts, known vulnerabilit
 	$(GO) mod tidy -diff
 	cd test/e2e && $(GO) mod tidy -diff
 	cd test/deploy && $(GO) mod tidy -diff
+	cd test/ui && $(GO) mod tidy -diff
 	@hack/shellcheck
 	@hack/govulncheck
 

@@ -46,7 +46,7 @@ func TestHelpGroupsCommands(t *testing.T) {
 	out, err := run(t, "--help")
 	require.NoError(t, err)
 	place := -1
-	for _, words := range []string{"The plugin:", "serve ", "status ", "explain ", "orphans ", "report ", "probe ", "By hand:", "volume ", "demo ", "More:", "version ", "completion ", "help "} {
+	for _, words := range []string{"The plugin:", "serve ", "status ", "explain ", "ui ", "orphans ", "report ", "probe ", "By hand:", "volume ", "demo ", "More:", "version ", "completion ", "help "} {
 		i := strings.Index(out, "\n"+words)
 		if i < 0 {
 			i = strings.Index(out, "\n  "+words)

@@ -40,7 +40,7 @@ func ReadReport(ctx context.Context, stateDir string, kinds ...devices.Kind) (no
 	}
 	err = offline(ctx, stateDir, kinds, func(p *plugin) error {
 		p.reconciler.Inspect(ctx)
-		node.Volumes = report.Statuses(p.reconciler.Reports())
+		node.NodeID, node.Volumes = p.NodeID, report.Statuses(p.reconciler.Reports())
 		return nil
 	})
 	return node, err

@@ -63,7 +63,7 @@ Exit codes: 0 done, 1 refused or failed, 2 wrong use.`),
 		group string
 		cmd   *cobra.Command
 	}{
-		{"plugin", serve}, {"plugin", newStatusCommand(o)}, {"plugin", newExplainCommand(o)}, {"plugin", newOrphansCommand(o)}, {"plugin", newReportCommand(o)}, {"plugin", newProbeCommand(o)},
+		{"plugin", serve}, {"plugin", newStatusCommand(o)}, {"plugin", newExplainCommand(o)}, {"plugin", newUICommand(o)}, {"plugin", newOrphansCommand(o)}, {"plugin", newReportCommand(o)}, {"plugin", newProbeCommand(o)},
 		{"hand", command.Volume(command.Own{
 			Retry: newRetryCommand(o), Clear: newClearDeviceCommand(o), Manifest: newManifestCommand(o), StateDir: o.stateDir(), Details: details,
 		})}, {"more", newCSIDriverCommand(o)}, {"more", newVersionCommand(o)},

@@ -30,6 +30,7 @@ type metrics struct {
 	repairs  *prometheus.CounterVec
 	retired  prometheus.Counter
 	orphans  prometheus.Gauge
+	backends []*backendUse
 }
 
 func newMetrics(version string) *metrics {
@@ -132,7 +133,26 @@ func (m *metrics) watchRegistration(registered func() bool) {
 
 // watchBackend adds what a backend measures of its storage. measure may hang.
 func (m *metrics) watchBackend(name string, measure func() ([]devices.Measurement, error)) {
-	m.registry.MustRegister(newBackendUse(name, measure))
+	u := newBackendUse(name, measure)
+	m.backends = append(m.backends, u)
+	m.registry.MustRegister(u)
+}
+
+// places returns what the backends measure, and waits for each for so long at most.
+func (m *metrics) places(wait time.Duration) []report.Place {
+	var all []report.Place
+	for _, u := range m.backends {
+		measured, seen := u.look(wait)
+		if seen.IsZero() {
+			continue
+		}
+		place := report.Place{Backend: u.name, Seen: seen}
+		for _, v := range measured {
+			place.Values = append(place.Values, report.Value(v))
+		}
+		all = append(all, place)
+	}
+	return all
 }
 
 // measureWait is how long a scrape waits for the measurement of a backend. After that
@@ -160,7 +180,7 @@ func newBackendUse(name string, measure func() ([]devices.Measurement, error)) *
 func (u *backendUse) Describe(chan<- *prometheus.Desc) {}
 
 func (u *backendUse) Collect(out chan<- prometheus.Metric) {
-	all, seen := u.look()
+	all, seen := u.look(measureWait)
 	if seen.IsZero() {
 		return
 	}
@@ -181,10 +201,10 @@ func gauge(desc *prometheus.Desc, value float64) prometheus.Metric {
 	return m
 }
 
-// look waits for a measurement, for measureWait at most, and returns the last one
-// that ended.
-func (u *backendUse) look() ([]devices.Measurement, time.Time) {
-	ctx, stop := context.WithTimeout(context.Background(), measureWait)
+// look waits for a measurement, for so long at most, and returns the last one that
+// ended.
+func (u *backendUse) look(wait time.Duration) ([]devices.Measurement, time.Time) {
+	ctx, stop := context.WithTimeout(context.Background(), wait)
 	defer stop()
 	_, _, _ = u.measurements.Join(ctx, "", hang.NoLimit, func() (struct{}, error) { // what ended later is shown by the next scrape
 		u.remember()

@@ -2,6 +2,7 @@ package driver
 
 import (
 	"errors"
+	"reflect"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -10,6 +11,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/csi-node/csi-node/pkg/devices"
+	"github.com/csi-node/csi-node/pkg/report"
 	"github.com/csi-node/csi-node/test/require"
 )
 
@@ -105,5 +107,31 @@ func TestMetricsOfAHungBackend(t *testing.T) {
 		if got := scrape(t, p)["csi_node_pool_free_bytes"]; got != 3 {
 			t.Errorf("once it answers again, free are %v", got)
 		}
+	})
+}
+
+// A report has what the backends measure, and does not wait for one that hangs.
+func TestPlaces(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var hung chan struct{}
+		m := newMetrics("v1")
+		m.watchBackend("pool", func() ([]devices.Measurement, error) {
+			if hung != nil {
+				<-hung
+			}
+			return []devices.Measurement{{Name: "free_bytes", Help: "Free.", Labels: map[string]string{"group": "vg"}, Value: 5}}, nil
+		})
+		m.watchBackend("away", func() ([]devices.Measurement, error) { return nil, errors.New("it never was there") })
+		want := []report.Place{{Backend: "pool", Seen: time.Now(), Values: []report.Value{{Name: "free_bytes", Help: "Free.", Labels: map[string]string{"group": "vg"}, Value: 5}}}}
+		if got := m.places(placesWait); !reflect.DeepEqual(got, want) {
+			t.Errorf("measured is %+v", got)
+		}
+		time.Sleep(time.Hour)
+		hung = make(chan struct{})
+		begin := time.Now()
+		if got := m.places(placesWait); !reflect.DeepEqual(got, want) || time.Since(begin) != placesWait {
+			t.Errorf("while it hangs, after %s: %+v", time.Since(begin), got)
+		}
+		close(hung)
 	})
 }

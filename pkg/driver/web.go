@@ -210,7 +210,9 @@ func answer(w http.ResponseWriter, err error) {
 func (p *plugin) statusHandler() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /status", serve(func(*http.Request) (any, error) {
-		return p.report(p.reconciler.Reports()...), nil
+		node := p.report(p.reconciler.Reports()...)
+		node.Storage = p.metrics.places(placesWait)
+		return node, nil
 	}))
 	live, ready := p.probes()
 	mux.HandleFunc("GET /probes/live", serveInTime(func(ctx context.Context, _ *http.Request) (any, error) { return "ok", live(ctx) }))
@@ -273,9 +275,13 @@ func (p *plugin) explain(ctx context.Context, id string) (report.Volume, error) 
 	return volume, err
 }
 
+// placesWait is how long a report waits for the measurement of a backend: a disk that
+// hangs must not hold it up.
+const placesWait = 200 * time.Millisecond
+
 // report is the answer about volumes of this node.
 func (p *plugin) report(volumes ...report.Volume) Report {
-	node := Report{Running: true, Driver: p.DriverName, Version: p.options.version(), Volumes: report.Statuses(volumes), Refusals: p.refusedBeside(volumes)}
+	node := Report{Running: true, NodeID: p.NodeID, Driver: p.DriverName, Version: p.options.version(), Volumes: report.Statuses(volumes), Refusals: p.refusedBeside(volumes)}
 	if p.registrar != nil {
 		answer := report.Registration(p.registrar.Status())
 		node.Registration = &answer

@@ -44,7 +44,7 @@ Exit codes: 0 done, 1 refused or failed, 2 wrong use.`,
 		},
 	}
 	c.addFlags(root)
-	root.AddCommand(c.statusCommand(), c.explainCommand(), c.orphansCommand(), c.retryCommand(), c.reportCommand())
+	root.AddCommand(c.statusCommand(), c.explainCommand(), c.uiCommand(), c.orphansCommand(), c.retryCommand(), c.reportCommand())
 	command.Strict(root)
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
 		return command.WrongUse("%w; `%s --help` lists the flags", err, cmd.CommandPath())
@@ -163,7 +163,7 @@ func (c *cluster) atVolumes(cmd *cobra.Command, word string, do func(p plugin, v
 	for _, at := range places {
 		found := false
 		for i, p := range plugins {
-			if at.node == p.node || at.node == "" && knows(all.Nodes[i].Node, at.volume) {
+			if at.node == p.node || at.node == "" && all.Nodes[i].Knows(at.volume) {
 				found = true
 				errs = append(errs, do(p, at.volume))
 			}
@@ -173,11 +173,6 @@ func (c *cluster) atVolumes(cmd *cobra.Command, word string, do func(p plugin, v
 		}
 	}
 	return errors.Join(append(errs, all.Err())...)
-}
-
-func knows(n report.Node, volume string) bool {
-	return slices.ContainsFunc(n.Volumes, func(v report.Status) bool { return v.Volume == volume }) ||
-		slices.ContainsFunc(n.Refusals, func(r report.Refusal) bool { return r.Volume == volume })
 }
 
 func (c *cluster) orphansCommand() *cobra.Command {

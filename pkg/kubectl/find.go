@@ -35,7 +35,8 @@ type (
 	}
 	persistentVolume struct {
 		Spec struct {
-			CSI *struct{ Driver, VolumeHandle string }
+			CSI      *struct{ Driver, VolumeHandle string }
+			ClaimRef *struct{ Namespace, Name string }
 		}
 	}
 )

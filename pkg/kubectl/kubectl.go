@@ -4,7 +4,7 @@
 // but by `retry`.
 //
 // Read this file for how the cluster is asked, find.go for how the volumes of a pod are
-// found, and commands.go for the commands.
+// found, commands.go for the commands, and ui.go for the page.
 package kubectl
 
 import (

@@ -12,7 +12,8 @@ import (
 )
 
 // fakeKubectl is a kubectl of a cluster with two nodes that have csi-node, of which b
-// does not answer if the file "silent" is there. It notes how it was called.
+// does not answer if the file "silent" is there, nor lists PersistentVolumes if "forbidden"
+// is. It notes how it was called.
 const fakeKubectl = `#!/bin/sh
 echo "$*" >> "$FAKE/calls"
 case "$*" in
@@ -26,17 +27,21 @@ case "$*" in
 	echo '{"spec":{"volumeName":"pv-1"}}' ;;
 *"get persistentvolumeclaim writer-e "*)
 	echo '{"spec":{}}' ;;
+*"get persistentvolumes "*)
+	if [ -e "$FAKE/forbidden" ]; then echo "Error from server (Forbidden): persistentvolumes is forbidden" >&2; exit 1; fi
+	echo '{"items":[{"spec":{"csi":{"driver":"x","volumeHandle":"vol-1"},"claimRef":{"namespace":"default","name":"data"}}},{"spec":{"csi":{"driver":"y","volumeHandle":"vol-2"},"claimRef":{"namespace":"other","name":"driver"}}},{"spec":{"csi":{"driver":"x","volumeHandle":"vol-2"}}},{"spec":{}}]}' ;;
 *"get persistentvolume pv-1 "*)
 	echo '{"spec":{"csi":{"driver":"x","volumeHandle":"vol-1"}}}' ;;
 *"exec --namespace=csi-node plugin-b "*)
 	if [ -e "$FAKE/silent" ]; then echo "error dialing backend" >&2; exit 1; fi
 	case "$*" in
-	*status*) echo '{"running":true,"volumes":[{"volume":"vol-2","device":"x","parts":[{"part":"stage","asked":"staged at /x","is":"failing","error":"boom"}]}]}' ;;
+	*status*) echo '{"running":true,"driver":"x","volumes":[{"volume":"vol-2","device":"x","parts":[{"part":"stage","asked":"staged at /x","is":"failing","error":"boom"}]}]}' ;;
 	*) echo "b says: $*" ;;
 	esac ;;
 *"exec --namespace=csi-node plugin-a "*)
 	case "$*" in
-	*status*) echo '{"running":true,"volumes":[{"volume":"vol-1","device":"x","parts":[{"part":"target /y","pod":"default/writer","asked":"published","is":"settled"}]}]}' ;;
+	*status*) echo '{"running":true,"driver":"x","volumes":[{"volume":"vol-1","device":"x","parts":[{"part":"target /y","pod":"default/writer","asked":"published","is":"settled"}]}]}' ;;
+	*"explain --output=json"*) echo "{\"volume\":\"$*\"}" ;;
 	*) echo "a says: $*" ;;
 	esac ;;
 *)

@@ -11,7 +11,8 @@ import (
 // Node is the report of a whole node: what `csi-node status` prints. The JSON is
 // the contract of `csi-node status --output json`.
 type Node struct {
-	Running bool     `json:"running"` // a plugin answered; else store and kernel were looked at
+	Running bool     `json:"running"`          // a plugin answered; else store and kernel were looked at
+	NodeID  string   `json:"nodeID,omitempty"` // what the plugin calls the node
 	Driver  string   `json:"driver,omitempty"`
 	Version string   `json:"version,omitempty"`
 	Volumes []Status `json:"volumes"`
@@ -20,6 +21,8 @@ type Node struct {
 	Refusals []Refusal `json:"refusals,omitempty"`
 	// Registration is what kubelet answered, if the plugin registers itself.
 	Registration *Registration `json:"registration,omitempty"`
+	// Storage is what the plugin measured of its backends' places.
+	Storage []Place `json:"storage,omitempty"`
 }
 
 // Registration is the last answer of kubelet to a plugin that registers itself.
@@ -43,6 +46,24 @@ func (n Node) Unsettled() []string {
 	return all
 }
 
+// Knows reports whether anything is told of a volume.
+func (n Node) Knows(volume string) bool {
+	return slices.ContainsFunc(n.Volumes, func(v Status) bool { return v.Volume == volume }) ||
+		slices.ContainsFunc(n.Refusals, func(r Refusal) bool { return r.Volume == volume })
+}
+
+// Told is what is told of the node as a whole, in sentences.
+func (n Node) Told() []string {
+	var all []string
+	if !n.Running {
+		all = append(all, "No plugin is running. This is what the store asks for and what is on the node; nothing is done about it until one is started.")
+	}
+	if n.Registration != nil {
+		all = append(all, n.Registration.tell())
+	}
+	return all
+}
+
 // WithoutAges returns the report without what changes while nothing happens.
 func (n Node) WithoutAges() Node {
 	n.Volumes = slices.Clone(n.Volumes)
@@ -53,6 +74,7 @@ func (n Node) WithoutAges() Node {
 			n.Volumes[i].Step = &step
 		}
 	}
+	n.Storage = nil // which every write of a pod changes
 	return n
 }
 
@@ -66,21 +88,27 @@ func (r Registration) tell() string {
 	return fmt.Sprintf("kubelet has not asked at %s yet: is it running, and is this its plugins_registry?", r.Socket)
 }
 
+// Section is a part of an explanation.
+type Section struct {
+	Title     string   `json:"title"`
+	Sentences []string `json:"sentences"`
+}
+
+// Sections returns the explanation in the order in which people read it, without what is
+// empty.
+func (s Explanation) Sections() []Section {
+	return slices.DeleteFunc([]Section{
+		{"Asked", s.Asked}, {"Is", s.Is}, {"Missing", s.Missing}, {"In the way", s.InTheWay}, {"Refused last", s.Refused}, {"Next", s.Next}, {"You can", s.YouCan},
+	}, func(section Section) bool { return len(section.Sentences) == 0 })
+}
+
 // Print writes the explanation.
 func (s Explanation) Print(out io.Writer) error {
 	var text strings.Builder
 	fmt.Fprintf(&text, "volume %s\n", s.Volume)
-	for _, part := range []struct {
-		title     string
-		sentences []string
-	}{
-		{"Asked", s.Asked}, {"Is", s.Is}, {"Missing", s.Missing}, {"In the way", s.InTheWay}, {"Refused last", s.Refused}, {"Next", s.Next}, {"You can", s.YouCan},
-	} {
-		if len(part.sentences) == 0 {
-			continue
-		}
-		fmt.Fprintf(&text, "\n%s:\n", part.title)
-		for _, sentence := range part.sentences {
+	for _, section := range s.Sections() {
+		fmt.Fprintf(&text, "\n%s:\n", section.Title)
+		for _, sentence := range section.Sentences {
 			fmt.Fprintf(&text, "  %s\n", sentence)
 		}
 	}

@@ -32,5 +32,10 @@ func (r Refusal) Tell(now time.Time) string {
 	if r.Times > 1 {
 		text += fmt.Sprintf(", %d times since %s", r.Times, ago(r.Since, now))
 	}
-	return text + ": " + strings.TrimPrefix(strings.Join(strings.Fields(r.Error), " "), "volume "+r.Volume+": ")
+	return text + ": " + r.Reason()
+}
+
+// Reason is the error in one line, without the name of the volume.
+func (r Refusal) Reason() string {
+	return strings.TrimPrefix(strings.Join(strings.Fields(r.Error), " "), "volume "+r.Volume+": ")
 }

@@ -23,7 +23,9 @@ const (
 // part, and beneath it what is wrong with it.
 func (n Node) Print(out io.Writer) error {
 	var text strings.Builder
-	n.head(&text)
+	for _, told := range n.Told() {
+		text.WriteString(told + "\n")
+	}
 	if len(n.Volumes) == 0 {
 		text.WriteString("No volume is asked of this node.\n")
 	} else {
@@ -38,7 +40,9 @@ func (n Node) Print(out io.Writer) error {
 // any length.
 func (n Node) PrintWide(out io.Writer) error {
 	var text strings.Builder
-	n.head(&text)
+	for _, told := range n.Told() {
+		text.WriteString(told + "\n")
+	}
 	if len(n.Volumes) == 0 {
 		text.WriteString("No volume is asked of this node.\n")
 	} else if err := n.wide(&text, time.Now()); err != nil {
@@ -47,16 +51,6 @@ func (n Node) PrintWide(out io.Writer) error {
 	n.refused(&text, 0)
 	_, err := io.WriteString(out, text.String())
 	return err
-}
-
-// head says what is told once for the node.
-func (n Node) head(text *strings.Builder) {
-	if !n.Running {
-		text.WriteString("No plugin is running. This is what the store asks for and what is on the node; nothing is done about it until one is started.\n")
-	}
-	if r := n.Registration; r != nil {
-		text.WriteString(r.tell() + "\n")
-	}
 }
 
 // refused lists the calls that were refused not long ago.
