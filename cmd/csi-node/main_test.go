@@ -18,23 +18,25 @@ import (
 
 // Manifests and scripts of users depend on these names and defaults.
 var serveFlags = map[string]string{
-	"endpoint":             "unix:///csi/csi.sock",
-	"node-id":              "", // the hostname
-	"driver-name":          "csi-node.local",
-	"state-dir":            "/run/csi-node",
-	"kubelet-dir":          "/var/lib/kubelet",
-	"logging-format":       "text",
-	"lib-dir":              "/var/lib/csi-node",
-	"pool-dir":             "/var/lib/csi-node/pool",
-	"pool-reserve":         "1Gi,5%",
-	"inline-max-size":      "0",
-	"inline-max-total":     "0",
-	"lvm-groups":           "",
-	"http-endpoint":        "",
-	"registration-dir":     "",
-	"max-volumes-per-node": "0",
-	"heal":                 "true",
-	"v":                    "2",
+	"endpoint":                          "unix:///csi/csi.sock",
+	"node-id":                           "", // the hostname
+	"driver-name":                       "csi-node.local",
+	"state-dir":                         "/run/csi-node",
+	"kubelet-dir":                       "/var/lib/kubelet",
+	"logging-format":                    "text",
+	"tracing-endpoint":                  "",
+	"tracing-sampling-rate-per-million": "1000000",
+	"lib-dir":                           "/var/lib/csi-node",
+	"pool-dir":                          "/var/lib/csi-node/pool",
+	"pool-reserve":                      "1Gi,5%",
+	"inline-max-size":                   "0",
+	"inline-max-total":                  "0",
+	"lvm-groups":                        "",
+	"http-endpoint":                     "",
+	"registration-dir":                  "",
+	"max-volumes-per-node":              "0",
+	"heal":                              "true",
+	"v":                                 "2",
 }
 
 func find(t *testing.T, name string) *cobra.Command {

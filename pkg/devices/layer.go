@@ -29,7 +29,8 @@ type Layer interface {
 	// The state is that of the layer's own device; Capacity is the most bytes that it
 	// can have on the lower element as it is now. A device that bears the volume's name
 	// and lies on another element than lower is foreign and Stray, also when lower is
-	// not attached.
+	// not attached. Of a volume by which the layer is not Wanted, only its own device is
+	// looked for, and what that lies on.
 	Find(ctx context.Context, lower state.Device, v Volume) (state.Device, error)
 	// Create makes the layer on a lower element that was proved blank and bears the
 	// formatting mark, and stamps it new, durably. It does nothing if there is a layer
