@@ -89,7 +89,7 @@ func CleanOrphans(ctx context.Context, stateDir string) (orphans []Orphan, err e
 }
 
 // Retry makes the plugin that runs on the state directory take a volume out of
-// back-off, and returns how that volume stands after the attempt. ctx bounds the
+// back-off, and returns the report of that volume after the attempt. ctx bounds the
 // wait, not the attempt.
 func Retry(ctx context.Context, stateDir, volume string) (node Report, err error) {
 	err = ask(ctx, stateDir, http.MethodPost, volumePath(volume, "retry"), &node)
@@ -97,8 +97,8 @@ func Retry(ctx context.Context, stateDir, volume string) (node Report, err error
 }
 
 // InspectDevice makes the plugin that runs on the state directory look at what
-// ClearDevice would destroy. It is an error, which says what stands in the way,
-// when ClearDevice would refuse. It changes nothing.
+// ClearDevice would destroy. If ClearDevice would refuse, its error is returned. It
+// changes nothing.
 func InspectDevice(ctx context.Context, stateDir, volume string) (c Clearance, err error) {
 	err = ask(ctx, stateDir, http.MethodGet, volumePath(volume, "clear-device"), &c)
 	return c, err

@@ -43,9 +43,9 @@ const (
 )
 
 // ReadBundle reads all that a Bundle has, from the plugin that runs on the state
-// directory or, if none does, from its store and the kernel. What cannot be read is
-// told in its place. log is a part of the plugin's log, which is added; it may be
-// empty. Nothing is changed, and ctx bounds the questions to the plugin.
+// directory or, if none does, from its store and the kernel. In the place of what
+// cannot be read stands the error. log is a part of the plugin's log, which is added;
+// it may be empty. Nothing is changed, and ctx bounds the questions to the plugin.
 func ReadBundle(ctx context.Context, stateDir string, o Options, log string) Bundle {
 	var b Bundle
 	add := func(name, what string, read func(io.Writer) error) {

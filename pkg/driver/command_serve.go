@@ -9,6 +9,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/csi-node/csi-node/pkg/command"
+	"github.com/csi-node/csi-node/pkg/tracing"
 )
 
 func newServeCommand(o Options) *cobra.Command {
@@ -69,6 +70,8 @@ func engineFlags(o Options, cfg *Config, heal *bool, logging *loggingFlags) *pfl
 	f.StringVar(&cfg.RegistrationDir, "registration-dir", "", "kubelet's plugins_registry: register there, without node-driver-registrar; --endpoint must be the socket's path on the node (default: somebody else registers)")
 	f.Int64Var(&cfg.MaxVolumes, "max-volumes-per-node", 0, "limit reported to the scheduler; 0: that of the storage")
 	f.BoolVar(heal, "heal", true, "restore mounts that are lost behind the plugin's back; false: only report them")
+	f.StringVar(&cfg.TracingEndpoint, "tracing-endpoint", "", "collector of traces, by OTLP over gRPC without TLS: host:port, or unix:///path (default: none)")
+	f.IntVar(&cfg.TracingPerMillion, "tracing-sampling-rate-per-million", tracing.AllTraces, "how many of a million traces are kept that begin here; those of callers are kept if the caller keeps them")
 	f.IntVar(&logging.verbosity, "v", 2, "log level: 2 logs each step, 4 each call")
 	f.StringVar(&logging.format, "logging-format", textFormat, "of the log: text, or json, an object a line with the keys of Kubernetes")
 	return f

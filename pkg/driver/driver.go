@@ -28,10 +28,12 @@ import (
 	"path/filepath"
 	"regexp"
 	"runtime"
+	"slices"
 	"sync"
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+	"go.opentelemetry.io/otel/trace"
 	"golang.org/x/net/netutil"
 	"google.golang.org/grpc"
 	"k8s.io/klog/v2"
@@ -48,6 +50,7 @@ import (
 	"github.com/csi-node/csi-node/pkg/reconciler"
 	"github.com/csi-node/csi-node/pkg/registration"
 	"github.com/csi-node/csi-node/pkg/state/store"
+	"github.com/csi-node/csi-node/pkg/tracing"
 	"github.com/csi-node/csi-node/pkg/uevents"
 )
 
@@ -69,6 +72,9 @@ type Config struct {
 	RegistrationDir string
 	MaxVolumes      int64 // reported to the scheduler; 0: the limit of the backends
 	DetectOnly      bool  // report lost mounts without restoring them
+
+	TracingEndpoint   string // of an OTLP collector: host:port or unix:///path; empty: nothing is traced
+	TracingPerMillion int    // see tracing.Config
 
 	log *logTail // nil: the log's end is not kept
 }
@@ -96,6 +102,14 @@ func (c Config) validate() error {
 		return fmt.Errorf("--node-id %q: must have 1 to 256 bytes", c.NodeID)
 	case c.MaxVolumes < 0:
 		return fmt.Errorf("--max-volumes-per-node %d: must not be negative; 0 means no limit", c.MaxVolumes)
+	}
+	if c.TracingEndpoint != "" {
+		if err := tracing.CheckEndpoint(c.TracingEndpoint); err != nil {
+			return fmt.Errorf("--tracing-endpoint %w", err)
+		}
+	}
+	if c.TracingPerMillion < 0 || c.TracingPerMillion > tracing.AllTraces {
+		return fmt.Errorf("--tracing-sampling-rate-per-million %d: must be 0 to %d", c.TracingPerMillion, tracing.AllTraces)
 	}
 	if _, err := socketPath(c.Endpoint); err != nil {
 		return err
@@ -129,6 +143,7 @@ type plugin struct {
 	inline     *reconciler.Inline   // nil: no backend accepts inline volumes
 	controller csi.ControllerServer // nil: there is none on this node
 	metrics    *metrics
+	tracing    *tracing.Tracing // nil: nothing is traced
 	refusals   refusals
 	listing    hang.Calls[Inventory]
 	registrar  *registration.Registrar // nil when somebody else registers the plugin
@@ -147,6 +162,10 @@ func Run(ctx context.Context, cfg Config, o Options) (err error) {
 		return err
 	}
 	p := &plugin{Config: cfg, options: o, properties: properties, metrics: newMetrics(o.version())}
+	if p.tracing, err = startTracing(ctx, cfg, o.version()); err != nil {
+		return fmt.Errorf("--tracing-endpoint %s: %w", cfg.TracingEndpoint, err)
+	}
+	defer p.tracing.Stop() // after the last call and step
 	if cfg.RegistrationDir != "" {
 		if err := p.register(); err != nil {
 			return err
@@ -225,6 +244,7 @@ func (p *plugin) openVolumes(ctx context.Context) (err error) {
 		Kernel:     p.kernel(),
 		Hook:       p.hook(),
 		Metrics:    p.metrics,
+		Tracer:     p.tracing.Tracer(),
 		DetectOnly: p.DetectOnly,
 		Resync:     resync,
 	})
@@ -338,6 +358,7 @@ func (p *plugin) serve(ctx context.Context) error {
 	if events != nil {
 		group.Go(func() { p.watchDevices(working, events) })
 	}
+	group.Go(func() { giveMemoryBack(working) })
 	for _, b := range p.backends {
 		if w, ok := b.Backend.(devices.Watcher); ok {
 			group.Go(func() { p.watchBackend(working, b.name, w) })
@@ -412,7 +433,7 @@ func (p *plugin) grpcServer() (*grpc.Server, error) {
 	if services.identity == nil || services.node == nil {
 		return nil, errors.New("this driver was built with an Identity or a Node that is nil: they wrap those of the engine")
 	}
-	return newServer(p.metrics, &p.refusals, p.options, services), nil
+	return newServer(p.metrics, &p.refusals, p.tracing.Tracer(), p.options, services), nil
 }
 
 // Limits of one client of the CSI socket.
@@ -432,9 +453,13 @@ type services struct {
 	more       func(grpc.ServiceRegistrar) // nil: none
 }
 
-// newServer returns a server of the services behind the interceptors.
-func newServer(m *metrics, r *refusals, o Options, s services) *grpc.Server {
-	server := grpc.NewServer(grpc.ChainUnaryInterceptor(m.intercept, logCalls, r.note, statusCodes, o.named, inTime),
+// newServer returns a server of the services behind the interceptors. tracer may be nil.
+func newServer(m *metrics, r *refusals, tracer trace.Tracer, o Options, s services) *grpc.Server {
+	interceptors := []grpc.UnaryServerInterceptor{m.intercept, logCalls, r.note, statusCodes, o.named, inTime}
+	if tracer != nil {
+		interceptors = slices.Insert(interceptors, 1, traceCalls(tracer))
+	}
+	server := grpc.NewServer(grpc.ChainUnaryInterceptor(interceptors...),
 		grpc.MaxConcurrentStreams(maxCalls), grpc.ConnectionTimeout(handshakeTime), grpc.NumStreamWorkers(keptWorkers))
 	csi.RegisterIdentityServer(server, s.identity)
 	csi.RegisterNodeServer(server, s.node)

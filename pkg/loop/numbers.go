@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"math/bits"
 	"os"
-	"path/filepath"
 	"strconv"
 	"strings"
 
@@ -78,21 +77,21 @@ func (s *Devices) free(ctx context.Context, control *os.File, r Request, again b
 	case err == nil && reserved:
 		klog.FromContext(ctx).V(2).Info("The number of a free loop device is shown to somebody, and left alone", "device", name)
 	}
-	dirs, err := filepath.Glob(filepath.Join(sysBlock, "loop*")) // the kernel names the lowest one only
-	if err != nil {
-		return "", false, err
-	}
-	for _, dir := range dirs {
-		name := filepath.Base(dir)
+	for n++; ; n++ { // the kernel names the lowest one only
+		name := nameOf(n)
 		if taken[name] || !isFree(name) {
 			continue
 		}
-		if reserved, err := s.reserved(name, r); err == nil && !reserved {
+		switch reserved, err := s.reserved(name, r); {
+		case err == nil && !reserved:
 			return name, false, nil
+		case errors.Is(err, os.ErrNotExist): // nor is there likely to be any above
+			name, err = s.addUnreserved(control, r)
+			return name, false, err
+		case err != nil:
+			return "", false, err
 		}
 	}
-	name, err = s.addUnreserved(control, r)
-	return name, false, err
 }
 
 // publishedDevice returns the device that a volume, or its view, is published as, if it is

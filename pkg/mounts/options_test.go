@@ -46,6 +46,7 @@ func TestSuperblockOptions(t *testing.T) {
 		{"ext4", "barrier=1", "-nobarrier"},
 		{"ext4 btrfs", "commit=10", "commit=10"},
 		{"ext4 btrfs", "commit=10,commit=7", "commit=7"},
+		{"ext4", `commit="7"`, "commit=7"},
 		{"ext4", "data=journal", "data=journal"},
 		{"ext4", "data=journal,data=ordered", "data=ordered"},
 		{"ext4", "data=journal,journal_async_commit", "journal_async_commit"},
@@ -124,6 +125,8 @@ func TestRefusedOptions(t *testing.T) {
 		{"ext4 xfs btrfs", "lazytime,discard=1", "value for 'discard'"},
 		{"ext4 btrfs", "commit", "Bad value for 'commit'"},
 		{"ext4 btrfs", "commit=s3cret", "Bad value for 'commit'"},
+		{"ext4", "discard=", "discard"},
+		{"ext4", "comm\xffit=" + strings.Repeat("9", 300), "comm"},
 		{"ext4", "errors=s3cret", "Bad value for 'errors'"},
 		{"ext4", "data=s3cret", "Bad value for 'data'"},
 		{"ext4", "inode_readahead_blks=3", "power of 2"},
@@ -156,7 +159,7 @@ func TestRefusedOptions(t *testing.T) {
 				if fsType == "btrfs" && kernelBefore(t, 6, 8) { // which reads its options only at the mount
 					words = "BTRFS"
 				}
-				wantClass(t, err, state.InvalidArgument, "the kernel refuses", words)
+				wantClass(t, err, state.InvalidArgument, "the kernel refuses", words, path, d.Path)
 				if strings.Contains(err.Error(), "=s3cret") {
 					t.Errorf("the value is told: %v", err)
 				}
@@ -195,53 +198,6 @@ func TestValuesAreNotRepeated(t *testing.T) {
 		if text := err.Error(); strings.Contains(text, "s3cret") || strings.Contains(text, "a,b") || !strings.Contains(text, "unrecognized mount option 'key=…'") {
 			t.Error(err)
 		}
-	}
-}
-
-func TestMountOptions(t *testing.T) {
-	h, root := newHost(t)
-	ctx, path := t.Context(), filepath.Join(root, "stage")
-	ext4, xfs, btrfs := newDevice(t, root, "ext4"), newDevice(t, root, "xfs"), newDevice(t, root, "btrfs")
-	for _, good := range []struct {
-		device        state.Device
-		fsType, flags string
-	}{
-		{ext4, "ext4", `data=journal,noauto_da_alloc,commit="7",stripe=4`},
-		{ext4, "ext4", "sync,dirsync,lazytime,discard"},
-		{xfs, "xfs", "nouuid,inode64,logbsize=64k"},
-		{btrfs, "btrfs", "compress=zstd:3,autodefrag,noatime"},
-	} {
-		flags, err := state.ParseFlags([]string{good.flags})
-		must(t, err)
-		if err := h.MountDevice(ctx, good.device, path, good.fsType, flags, false); err != nil {
-			t.Errorf("%s: %v", good.flags, err)
-			continue
-		}
-		wantMount(t, h, path, good.device.Number)
-		must(t, h.Unmount(ctx, path))
-		must(t, h.Remove(ctx, path))
-	}
-	for _, bad := range []struct {
-		device                state.Device
-		fsType, flags, saying string
-	}{
-		{ext4, "ext4", "nonsense", "Unknown parameter 'nonsense'"},
-		{ext4, "ext4", "nonsense=7", "Unknown parameter 'nonsense'"},
-		{ext4, "ext4", "data=bogus", "data"},
-		{ext4, "ext4", "commit=soon", "commit"},
-		{ext4, "ext4", "discard=", "discard"},
-		{ext4, "ext4", "commit", "commit"},
-		{xfs, "xfs", "nonsense", "nonsense"},
-		{xfs, "xfs", "logbsize=never", "logbsize"},
-		{btrfs, "btrfs", "nonsense", "nonsense"},
-		{btrfs, "btrfs", "compress=never", "compress"},
-		{ext4, "ext4", "comm\xffit=" + strings.Repeat("9", 300), "comm"},
-	} {
-		flags, err := state.ParseFlags([]string{bad.flags})
-		must(t, err)
-		err = h.MountDevice(ctx, bad.device, path, bad.fsType, flags, false)
-		wantClass(t, err, state.InvalidArgument, bad.saying, path, bad.device.Path, "the kernel refuses the mount option")
-		wantFile(t, h, path, state.NoFile)
 	}
 }
 

@@ -89,9 +89,3 @@ func TestLinkAtTheEnd(t *testing.T) {
 	mustBe(t, "attributes of the stage", wantMount(t, h, stage, d.Number).Attributes, 0)
 	wantFile(t, h, filepath.Join(root, "target"), state.NoFile)
 }
-
-func TestRootIsNoPath(t *testing.T) {
-	h, err := New("/")
-	must(t, err)
-	wantClass(t, h.Check("/"), state.InvalidArgument, "not below")
-}

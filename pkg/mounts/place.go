@@ -35,21 +35,26 @@ func (h *Host) open(path string) (*place, error) {
 	if err != nil {
 		return nil, err
 	}
+	parent, name := filepath.Split(rel)
+	dir, err := openat2(unix.AT_FDCWD, filepath.Join(h.real, parent), unix.O_PATH|unix.O_DIRECTORY, 0)
+	if err != nil {
+		return nil, h.whyNot(path, rel, err)
+	}
+	return &place{path: path, real: filepath.Join(h.real, rel), dir: dir, name: name}, nil
+}
+
+// whyNot explains why the directory of a path cannot be opened.
+func (h *Host) whyNot(path, rel string, cause error) error {
 	root, err := openat2(unix.AT_FDCWD, h.real, unix.O_PATH|unix.O_DIRECTORY, 0)
 	if err != nil {
 		// Not %w: a missing root does not mean that the path below it is missing.
-		return nil, state.Errorf(state.Unavailable, "open %s, which was there at start: %v", h.real, err)
+		return state.Errorf(state.Unavailable, "open %s, which was there at start: %v", h.real, err)
 	}
 	defer unix.Close(root)
-	parent, name := filepath.Split(rel)
-	dir, err := openat2(root, filepath.Clean(parent), unix.O_PATH|unix.O_DIRECTORY, 0)
-	switch {
-	case err == unix.ELOOP:
-		return nil, refuseLink(filepath.Join(h.root, firstLink(root, rel)))
-	case err != nil:
-		return nil, fmt.Errorf("open %s: %w", filepath.Dir(path), err)
+	if cause == unix.ELOOP {
+		return refuseLink(filepath.Join(h.root, firstLink(root, rel)))
 	}
-	return &place{path: path, real: filepath.Join(h.real, rel), dir: dir, name: name}, nil
+	return fmt.Errorf("open %s: %w", filepath.Dir(path), cause)
 }
 
 // openFor opens the place of a mount.

@@ -2,6 +2,7 @@ package mounts
 
 import (
 	"bytes"
+	"sync"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -90,16 +91,22 @@ var superWords = []struct {
 	word string
 }{{0x10, "sync"}, {0x80, "dirsync"}, {0x2000000, "lazytime"}}
 
+// statmountBuffers are of 4 KiB, and aligned for the struct.
+var statmountBuffers = sync.Pool{New: func() any { return new([512]uint64) }}
+
 // statmount calls statmount(2) with a buffer that grows until all strings fit.
 func statmount(id uint64) (entry, error) {
+	buffer := statmountBuffers.Get().(*[512]uint64)
+	defer statmountBuffers.Put(buffer)
 	req := mountIDRequest{size: uint32(unsafe.Sizeof(mountIDRequest{})), id: id, param: statmountAll}
-	for size := uintptr(4 << 10); ; size *= 2 {
-		words := make([]uint64, size/8) // aligned for the struct
-		_, _, errno := unix.Syscall6(unix.SYS_STATMOUNT, uintptr(unsafe.Pointer(&req)), uintptr(unsafe.Pointer(&words[0])), size, 0, 0, 0)
+	for words := buffer[:]; ; {
+		_, _, errno := unix.Syscall6(unix.SYS_STATMOUNT, uintptr(unsafe.Pointer(&req)), uintptr(unsafe.Pointer(&words[0])), uintptr(len(words))*8, 0, 0, 0)
 		switch errno {
 		case 0:
 			return decode(words), nil
-		case unix.EOVERFLOW, unix.EINTR:
+		case unix.EOVERFLOW:
+			words = make([]uint64, 2*len(words))
+		case unix.EINTR:
 		default:
 			return entry{}, errno
 		}

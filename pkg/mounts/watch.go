@@ -54,7 +54,7 @@ func (e entry) known() known {
 
 func (m known) bindsNode() bool { return m.nodes != [2]state.DeviceNumber{} }
 
-// eventSource tells of mounts that come, go or change.
+// eventSource reports mounts, unmounts and changes of attributes.
 type eventSource interface {
 	name() string
 	// wait blocks until there may be events; os.ErrClosed: the source is closed.
@@ -64,8 +64,8 @@ type eventSource interface {
 	read() (changes []change, all bool, err error)
 	// list returns the mounts of the namespace by their ids.
 	list() (map[uint64]known, error)
-	// find returns the id of the mount that a descriptor is of, and what list
-	// would tell of it if it is cheap to know; ENOENT if it has gone.
+	// find returns the id of the mount that a descriptor is of, and as much of what
+	// list would return for it as costs little; ENOENT if it is unmounted.
 	find(fd int, point string) (uint64, known, error)
 	close() error
 }
@@ -277,9 +277,9 @@ func (w *Watcher) compare(changed func(string)) {
 	}
 }
 
-// made takes note of a mount that this process has just made. Its event may be read
-// so late that the mount has gone again, by another's doing: then nobody would
-// know any more where it was.
+// made takes note of a mount that this process has just made. Somebody else may have
+// unmounted it again before its event is read; then nothing would say any more where
+// it was.
 func (w *Watcher) made(fd int, point string) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -303,9 +303,9 @@ func (w *Watcher) made(fd int, point string) error {
 // unknownAttributes are those of no mount.
 const unknownAttributes = ^state.Attributes(0)
 
-// forgetAttributes makes the next look at the mounts at a path tell of them, whatever
-// their attributes are. This process has just set them: somebody who changes them back
-// before that look leaves them as they were noted.
+// forgetAttributes makes the next look at the mounts at a path report a change, whatever
+// their attributes are. This process has just set them, and has noted that. If somebody
+// changes them back before that look, a comparison with the note would find nothing.
 func (w *Watcher) forgetAttributes(point string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

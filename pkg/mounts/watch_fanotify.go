@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// fanotify is told of each mount by its id and by who did it (Linux 6.15,
-// fanotify(7)); what the ids stand for statmount(2) tells.
+// fanotify gets an event for each mount, with its id and the process that made it
+// (Linux 6.15, fanotify(7)); statmount(2) says what is behind an id.
 type fanotify struct {
 	group *os.File
 	raw   syscall.RawConn // of group
@@ -48,8 +48,8 @@ func newFanotify() (_ eventSource, err error) {
 
 func (*fanotify) name() string { return "fanotify" }
 
-// wait does not read: between a read and the application of what was read, nobody
-// may take the events for complete.
+// wait does not read: what was read must be applied before anybody relies on the events
+// being complete, so take does both under one lock.
 func (s *fanotify) wait() error {
 	return s.raw.Read(func(fd uintptr) bool {
 		fds := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}

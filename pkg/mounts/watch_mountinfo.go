@@ -10,17 +10,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// mountinfoPoll is woken by the kernel when the table changes, and not told
-// what has changed (proc_pid_mountinfo(5)). The kernel forgets a change once it
-// has told of it, so nobody else may poll the descriptor: it is no os.File,
-// which the Go runtime's epoll(7) would ask.
+// mountinfoPoll is woken by the kernel when the table changes, without learning
+// what has changed (proc_pid_mountinfo(5)). The kernel reports each change only once
+// for a descriptor, so nothing else may poll it: it is no os.File, because the Go
+// runtime's epoll(7) would poll that.
 type mountinfoPoll struct {
 	table int
 	wake  int        // an eventfd that ends the poll
 	mu    sync.Mutex // held while the descriptors are polled
 	shut  bool       // the descriptors are closed, and perhaps others' by now
 
-	// seen is the table once more, for read: it is told of each change as table is.
+	// seen is a second descriptor of the table, for read: each change is reported to both.
 	seen   int
 	seenMu sync.Mutex // held while seen is polled; guards closed
 	closed bool       // seen is

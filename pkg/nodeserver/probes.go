@@ -17,8 +17,8 @@ import (
 // kubelet asks for one volume after the other.
 const answerTimeout = 2 * time.Second
 
-// patience is how long a call may wait for a volume and still answer in time.
-func patience(ctx context.Context) time.Duration {
+// waitTime is how long a call may wait for a volume and still answer in time.
+func waitTime(ctx context.Context) time.Duration {
 	deadline, ok := ctx.Deadline()
 	if !ok {
 		return answerTimeout
@@ -34,9 +34,9 @@ type probes struct {
 	looks hang.Calls[probe] // by volume
 
 	mu      sync.Mutex
-	running map[string]*running // by volume
-	last    map[string]sight    // by volume, until it is forgotten
-	most    int                 // entries of last, beyond which tidy drops some
+	running map[string]*running   // by volume
+	last    map[string]knownUsage // by volume, until it is forgotten
+	most    int                   // entries of last, beyond which dropUnknown drops some
 }
 
 // probe is what a look at a path has seen.
@@ -51,8 +51,8 @@ type running struct {
 	stale bool // what it sees is not to be kept
 }
 
-// sight is the usage that was seen of a volume. It is the same at all paths.
-type sight struct {
+// knownUsage is the last usage that was read from a volume. It is the same at all paths.
+type knownUsage struct {
 	usage []*csi.VolumeUsage
 	at    time.Time
 }
@@ -80,7 +80,7 @@ func age(since time.Time) time.Duration { return time.Since(since).Round(time.Se
 // returns noAnswer when ctx is about to end or a look has run for answerTimeout;
 // that look goes on, and what it sees is kept.
 func (p *probes) ask(ctx context.Context, id, path string, look func(context.Context) ([]*csi.VolumeUsage, error)) ([]*csi.VolumeUsage, error) {
-	waiting, stop := context.WithTimeout(ctx, patience(ctx))
+	waiting, stop := context.WithTimeout(ctx, waitTime(ctx))
 	defer stop()
 	for {
 		seen, own, err := p.looks.Join(waiting, id, answerTimeout, func() (probe, error) {
@@ -115,7 +115,7 @@ func (p *probes) begin(id string) *running {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.running == nil {
-		p.running, p.last = map[string]*running{}, map[string]sight{}
+		p.running, p.last = map[string]*running{}, map[string]knownUsage{}
 	}
 	begun := &running{}
 	p.running[id] = begun
@@ -126,13 +126,13 @@ func (p *probes) end(id string, ended *running, usage []*csi.VolumeUsage, err er
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if err == nil && usage != nil && !ended.stale {
-		p.last[id] = sight{usage, time.Now()}
+		p.last[id] = knownUsage{usage, time.Now()}
 	}
 	delete(p.running, id)
 }
 
 // seen returns what the last look at a volume saw.
-func (p *probes) seen(id string) (sight, bool) {
+func (p *probes) seen(id string) (knownUsage, bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	s, ok := p.last[id]
@@ -149,24 +149,24 @@ func (p *probes) forget(id string) {
 	}
 }
 
-// sparedSights is how many sights are kept without asking whether their volumes exist.
-const sparedSights = 64
+// keptUsages is how many usages are kept without asking whether their volumes exist.
+const keptUsages = 64
 
-// tidy drops what was seen of volumes that have no record any more, such as inline
+// dropUnknown drops what was seen of volumes that have no record any more, such as inline
 // volumes whose pods are gone, which end without a call. It does so only when the
-// number of sights has doubled.
-func (p *probes) tidy(known func(id string) bool) {
+// number of kept usages has doubled.
+func (p *probes) dropUnknown(known func(id string) bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if len(p.last) <= max(p.most, sparedSights) {
+	if len(p.last) <= max(p.most, keptUsages) {
 		return
 	}
-	maps.DeleteFunc(p.last, func(id string, _ sight) bool { return !known(id) })
+	maps.DeleteFunc(p.last, func(id string, _ knownUsage) bool { return !known(id) })
 	p.most = 2 * len(p.last)
 }
 
-// standsAt reports whether the volume is to be staged or published at path.
-func standsAt(v *state.Volume, path string) bool {
+// isAskedAt reports whether the volume is to be staged or published at path.
+func isAskedAt(v *state.Volume, path string) bool {
 	if v == nil {
 		return false
 	}

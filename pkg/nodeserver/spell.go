@@ -15,7 +15,7 @@ var pathFields = []protoreflect.Name{"staging_target_path", "target_path", "volu
 // Paths.Spell), because one file may have several paths. The request itself is not
 // changed.
 func spell[R proto.Message](ctx context.Context, paths Paths, req R) (R, error) {
-	ctx, cancel := context.WithTimeout(ctx, patience(ctx))
+	ctx, cancel := context.WithTimeout(ctx, waitTime(ctx))
 	defer cancel()
 	spelled := req
 	for _, name := range pathFields {

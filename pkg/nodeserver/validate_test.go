@@ -2,10 +2,13 @@ package nodeserver
 
 import (
 	"errors"
+	"reflect"
 	"strings"
 	"testing"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
 
 	"github.com/csi-node/csi-node/pkg/state"
 	"github.com/csi-node/csi-node/test/require"
@@ -13,67 +16,41 @@ import (
 
 // rpc calls an RPC with one field of a good request replaced.
 type rpc struct {
-	name string
-	call func(s *Server, value string) error
+	method string
+	field  protoreflect.Name
+	call   func(s *Server, value string) error
 }
 
-func volumeIDs(t *testing.T) []rpc {
-	return []rpc{
-		{"stage", func(s *Server, v string) error {
-			return stage(t, s, func(r *csi.NodeStageVolumeRequest) { r.VolumeId = v })
-		}},
-		{"unstage", func(s *Server, v string) error {
-			_, err := s.NodeUnstageVolume(t.Context(), &csi.NodeUnstageVolumeRequest{VolumeId: v, StagingTargetPath: staging})
-			return err
-		}},
-		{"publish", func(s *Server, v string) error {
-			return publish(t, s, func(r *csi.NodePublishVolumeRequest) { r.VolumeId = v })
-		}},
-		{"unpublish", func(s *Server, v string) error {
-			_, err := s.NodeUnpublishVolume(t.Context(), &csi.NodeUnpublishVolumeRequest{VolumeId: v, TargetPath: target})
-			return err
-		}},
-		{"stats", func(s *Server, v string) error {
-			_, err := s.NodeGetVolumeStats(t.Context(), &csi.NodeGetVolumeStatsRequest{VolumeId: v, VolumePath: target})
-			return err
-		}},
-		{"health", func(s *Server, v string) error {
-			_, err := s.NodeGetVolumeHealth(t.Context(), &csi.NodeGetVolumeHealthRequest{VolumeId: v})
-			return err
-		}},
-		{"expand", func(s *Server, v string) error {
-			return expand(t, s, func(r *csi.NodeExpandVolumeRequest) { r.VolumeId = v })
-		}},
+// rpcs returns one for each of the fields in each good request that has it.
+func rpcs(t *testing.T, fields ...protoreflect.Name) (all []rpc) {
+	for _, good := range []proto.Message{
+		stageRequest(), &csi.NodeUnstageVolumeRequest{VolumeId: id, StagingTargetPath: staging},
+		publishRequest(), &csi.NodeUnpublishVolumeRequest{VolumeId: id, TargetPath: target}, expandRequest(),
+		&csi.NodeGetVolumeStatsRequest{VolumeId: id, VolumePath: target}, &csi.NodeGetVolumeHealthRequest{VolumeId: id},
+	} {
+		message := good.ProtoReflect().Descriptor()
+		method := strings.TrimSuffix(string(message.Name()), "Request")
+		for _, name := range fields {
+			field := message.Fields().ByName(name)
+			if field == nil || !good.ProtoReflect().Has(field) {
+				continue
+			}
+			all = append(all, rpc{method, name, func(s *Server, value string) error {
+				req := proto.Clone(good)
+				req.ProtoReflect().Set(field, protoreflect.ValueOfString(value))
+				out := reflect.ValueOf(s).MethodByName(method).Call([]reflect.Value{reflect.ValueOf(t.Context()), reflect.ValueOf(req)})
+				err, _ := out[1].Interface().(error)
+				return err
+			}})
+		}
 	}
+	return all
 }
+
+func volumeIDs(t *testing.T) []rpc { return rpcs(t, "volume_id") }
 
 func paths(t *testing.T) []rpc {
-	return []rpc{
-		{"stage", func(s *Server, v string) error {
-			return stage(t, s, func(r *csi.NodeStageVolumeRequest) { r.StagingTargetPath = v })
-		}},
-		{"unstage", func(s *Server, v string) error {
-			_, err := s.NodeUnstageVolume(t.Context(), &csi.NodeUnstageVolumeRequest{VolumeId: id, StagingTargetPath: v})
-			return err
-		}},
-		{"publish target", func(s *Server, v string) error {
-			return publish(t, s, func(r *csi.NodePublishVolumeRequest) { r.TargetPath = v })
-		}},
-		{"publish staging", func(s *Server, v string) error {
-			return publish(t, s, func(r *csi.NodePublishVolumeRequest) { r.StagingTargetPath = v })
-		}},
-		{"unpublish", func(s *Server, v string) error {
-			_, err := s.NodeUnpublishVolume(t.Context(), &csi.NodeUnpublishVolumeRequest{VolumeId: id, TargetPath: v})
-			return err
-		}},
-		{"stats", func(s *Server, v string) error {
-			_, err := s.NodeGetVolumeStats(t.Context(), &csi.NodeGetVolumeStatsRequest{VolumeId: id, VolumePath: v})
-			return err
-		}},
-		{"expand", func(s *Server, v string) error {
-			return expand(t, s, func(r *csi.NodeExpandVolumeRequest) { r.VolumePath = v })
-		}},
-	}
+	return rpcs(t, "staging_target_path", "target_path", "volume_path")
 }
 
 func capables(t *testing.T) map[string]func(*Server, *csi.VolumeCapability) error {
@@ -125,7 +102,7 @@ func refused(t *testing.T, f *fakeNode, err error, class state.Class, words stri
 func TestBadVolumeIDs(t *testing.T) {
 	for _, r := range volumeIDs(t) {
 		for value, words := range map[string]string{"": "volume_id is missing", "../v": "slash"} {
-			t.Run(r.name+" "+value, func(t *testing.T) {
+			t.Run(r.method+" "+value, func(t *testing.T) {
 				s, f := emptyServer()
 				refused(t, f, r.call(s, value), state.InvalidArgument, words)
 			})
@@ -144,18 +121,18 @@ func TestBadPaths(t *testing.T) {
 			"NUL":      "/kubelet/x\x00y",
 			"outside":  "/etc/x",
 		} {
-			t.Run(r.name+" "+title, func(t *testing.T) {
+			t.Run(r.method+" "+string(r.field)+" "+title, func(t *testing.T) {
 				s, f := emptyServer()
 				class := state.InvalidArgument
 				switch {
-				case title == "missing" && r.name == "publish staging":
+				case title == "missing" && r.method == "NodePublishVolume" && r.field == "staging_target_path":
 					class = state.FailedPrecondition
-				case title == "relative" && (r.name == "stats" || r.name == "expand"):
+				case title == "relative" && r.field == "volume_path":
 					class = state.NotFound // csi-sanity asks for that
-				case title == "outside" && r.name == "expand":
+				case title == "outside" && r.method == "NodeExpandVolume":
 					check(t, r.call(s, value), state.NotFound, "") // any path of no relation
 					return
-				case title == "outside" && r.name == "stats":
+				case title == "outside" && r.method == "NodeGetVolumeStats":
 					class = state.NotFound
 				}
 				refused(t, f, r.call(s, value), class, "")
@@ -194,13 +171,12 @@ func TestBadCapabilities(t *testing.T) {
 }
 
 func TestBadContexts(t *testing.T) {
-	for value, words := range map[string]string{"yes": `"yes"`} {
-		volume := map[string]string{ephemeralKey: value}
-		s, f := emptyServer()
-		refused(t, f, stage(t, s, func(r *csi.NodeStageVolumeRequest) { r.VolumeContext = volume }), state.InvalidArgument, words)
-		refused(t, f, publish(t, s, func(r *csi.NodePublishVolumeRequest) { r.VolumeContext = volume }), state.InvalidArgument, words)
-		// An inline ephemeral publish has no staging path; that is not what is wrong with it.
-		refused(t, f, publish(t, s, func(r *csi.NodePublishVolumeRequest) { r.VolumeContext, r.StagingTargetPath = volume, "" }), state.InvalidArgument, words)
+	volume := map[string]string{ephemeralKey: "yes"}
+	s, f := emptyServer()
+	refused(t, f, stage(t, s, func(r *csi.NodeStageVolumeRequest) { r.VolumeContext = volume }), state.InvalidArgument, `"yes"`)
+	// An inline ephemeral publish has no staging path; that is not what is wrong with it.
+	for _, path := range []string{staging, ""} {
+		refused(t, f, publish(t, s, func(r *csi.NodePublishVolumeRequest) { r.VolumeContext, r.StagingTargetPath = volume, path }), state.InvalidArgument, `"yes"`)
 	}
 }
 
@@ -208,8 +184,8 @@ func TestBadContexts(t *testing.T) {
 func TestFailuresPass(t *testing.T) {
 	for class := state.Unavailable; class <= state.Internal; class++ {
 		for _, r := range volumeIDs(t) {
-			if r.name == "stats" || r.name == "health" {
-				continue // ask for nothing
+			if strings.HasPrefix(r.method, "NodeGet") {
+				continue // asks for nothing
 			}
 			s, f := newServer()
 			f.staged(asExt4)

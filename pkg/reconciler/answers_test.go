@@ -90,19 +90,6 @@ func TestCancelledCallLeavesTheIntent(t *testing.T) {
 	})
 }
 
-// A call whose time is up before it begins commits its intent all the same.
-func TestExpiredCallLeavesTheIntent(t *testing.T) {
-	bubble(t, func(h *harness) {
-		h.volume("v")
-		err := h.within(-time.Second, stage("v"))
-		if err != nil && state.ClassOf(err).Final() {
-			t.Errorf("final: %v", err)
-		}
-		synctest.Wait()
-		h.ok(stage("v"))
-	})
-}
-
 func TestFailedAttemptIsAnsweredAtOnce(t *testing.T) {
 	bubble(t, func(h *harness) {
 		h.volume("v")
@@ -120,36 +107,6 @@ func TestFailedAttemptIsAnsweredAtOnce(t *testing.T) {
 		h.sleep(time.Minute)
 		h.atRest("v")
 		h.ok(publish("v", 1))
-	})
-}
-
-// A publish is told at once of a failure of the stage that it waits for.
-func TestFailureOfWhatIsNeededIsAnsweredAtOnce(t *testing.T) {
-	bubble(t, func(h *harness) {
-		h.volume("v")
-		h.ok(stage("v"))
-		h.k.with(func() { delete(h.k.mounts, stagePath("v")) })
-		h.k.fail(opMount, "", -1, errBoom)
-		h.atOnce(func() {
-			h.refuse(h.do(publish("v", 1)), state.Unavailable, "target "+targetPath("v", 1)+" waits for stage", "boom")
-		})
-		h.k.mend()
-		h.ok(publish("v", 1))
-		h.atRest("v")
-	})
-}
-
-// Unstage while an unpublish is under way waits for it.
-func TestUnstageWaitsForUnpublish(t *testing.T) {
-	bubble(t, func(h *harness) {
-		h.volume("v")
-		h.ok(stage("v"), publish("v", 1))
-		h.k.fail(opUnmount, targetPath("v", 1), 3, errBoom)
-		h.refuse(h.do(unpublish("v", 1)), state.Unavailable, "boom")
-		h.refuse(h.do(unstage("v")), state.Unavailable, "stage waits for target", "boom")
-		h.sleep(time.Minute)
-		h.atRest("v")
-		h.ok(unpublish("v", 1), unstage("v"))
 	})
 }
 
@@ -173,17 +130,6 @@ func TestUnstageElsewhereIsOK(t *testing.T) {
 		h.pending(ended)
 		hang.open()
 		require.NoError(t, errors.Join(<-staging, <-ended))
-	})
-}
-
-func TestFailedLookIsAnsweredAtOnceAndKeepsTheIntent(t *testing.T) {
-	bubble(t, func(h *harness) {
-		h.volume("v")
-		h.k.fail(opFind, "v", 4, errBoom)
-		h.refuse(h.do(stage("v")), state.Unavailable, "volume v", "observe", "boom")
-		h.sleep(time.Minute)
-		h.atRest("v")
-		h.ok(stage("v"))
 	})
 }
 
@@ -236,47 +182,6 @@ func TestUnobservedIsUnavailable(t *testing.T) {
 	})
 }
 
-func TestRefusedEditChangesNothing(t *testing.T) {
-	bubble(t, func(h *harness) {
-		h.volume("v")
-		h.refuse(h.do(publish("v", 1)), state.FailedPrecondition, "volume v", "not staged")
-		h.refuse(h.do(resize("v", gib)), state.FailedPrecondition, "not staged")
-		h.atRest("v")
-		if len(h.store.List()) != 0 || len(h.p.r.volumes) != 0 || h.k.changes() != 0 {
-			t.Error("a refused edit left something")
-		}
-		h.ok(stage("v"), publish("v", 1))
-		before := h.k.changes()
-		h.refuse(h.do(stage("v", stageXFS)), state.AlreadyExists)
-		h.refuse(h.do(publish("v", 1, publishReadOnly)), state.AlreadyExists)
-		h.refuse(h.do(publish("v", 2, publishXFS)), state.FailedPrecondition)
-		h.noStepSince(before)
-		h.atRest("v")
-	})
-}
-
-func TestStoreThatFails(t *testing.T) {
-	bubble(t, func(h *harness) {
-		h.volume("v")
-		h.store.fail = func(string) error { return errBoom }
-		h.refuse(h.do(stage("v")), state.Unavailable, "volume v", "boom")
-		if h.k.changes() != 0 {
-			t.Error("acted on an intent that was not committed")
-		}
-		commits := 0
-		h.store.fail = func(string) error {
-			if commits++; commits > 1 && commits < 6 { // the intent is, what was seen is not
-				return errBoom
-			}
-			return nil
-		}
-		h.refuse(h.do(stage("v")), state.Unavailable, "volume v", "boom")
-		h.sleep(time.Minute)
-		h.atRest("v")
-		h.ok(stage("v"))
-	})
-}
-
 // A caller is not lost when a worker finishes with the volume between its
 // registration and its edit.
 func TestCallerIsNotForgotten(t *testing.T) {
@@ -308,21 +213,32 @@ func TestNothingIsKeptOfManyCalls(t *testing.T) {
 	})
 }
 
-// What was seen to hold is answered once the record says so.
+// A commit of the store that fails is told. Nothing is done for an intent that is not
+// written, and nobody is told that something holds before that is written.
 func TestNobodyIsToldWhatIsNotWritten(t *testing.T) {
-	bubble(t, func(h *harness) {
-		h.formatted("v", "ext4")
-		commits := 0
-		h.store.fail = func(string) error {
-			if commits++; commits == 3 { // the intent, that it is begun, that it holds
-				return errBoom
-			}
-			return nil
-		}
-		h.refuse(h.do(stage("v")), state.Unavailable, "writing the record", "boom")
-		h.ok(stage("v"))
-		h.atRest("v")
-	})
+	for name, fails := range map[string][2]int{ // the first and the last commit
+		"the intent": {1, 1}, "that it is begun": {2, 2}, "that it holds": {3, 3}, "all but the intent": {2, 5},
+	} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(h *harness) {
+				h.formatted("v", "ext4")
+				commits := 0
+				h.store.fail = func(string) error {
+					if commits++; commits >= fails[0] && commits <= fails[1] {
+						return errBoom
+					}
+					return nil
+				}
+				h.refuse(h.do(stage("v")), state.Unavailable, "volume v", "boom")
+				if name == "the intent" {
+					h.noStepSince(0)
+				}
+				h.sleep(time.Minute)
+				h.ok(stage("v"))
+				h.atRest("v")
+			})
+		})
+	}
 }
 
 // The edit of a call that has ended would land after that of a later one.

@@ -6,15 +6,17 @@ import (
 	"fmt"
 	"time"
 
+	"go.opentelemetry.io/otel/trace"
+
 	"github.com/csi-node/csi-node/pkg/devices"
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
 const (
-	// patience is how long a caller waits for a missing device, which may still be on
+	// deviceWait is how long a caller waits for a missing device, which may still be on
 	// its way to the node. Then the call fails, and the part backs off until a device
 	// appears.
-	patience = 10 * time.Second
+	deviceWait = 10 * time.Second
 	// After a device event the device is looked for a few times, at pauses that double
 	// from firstPause to lastPause: udev makes the links to a device after the kernel's
 	// event, and sends none for them. Events within firstPause count as one.
@@ -47,7 +49,7 @@ func (r *Reconciler) DeviceEventsEnded() {
 // attach lets the backend attach the device. If the device is missing and a caller
 // waits, attach waits for it.
 func (r *Reconciler) attach(ctx context.Context, want *state.Volume) error {
-	limit := time.NewTimer(patience)
+	limit := time.NewTimer(deviceWait)
 	defer limit.Stop()
 	for pause := firstPause; ; {
 		news, noEvents := r.await(want.ID)
@@ -59,6 +61,7 @@ func (r *Reconciler) attach(ctx context.Context, want *state.Volume) error {
 		if !stageAsked(want) {
 			return err
 		}
+		trace.SpanFromContext(ctx).AddEvent("waits for the device")
 		waits := fmt.Sprintf("waiting for the device: %v", err)
 		state.Progress(ctx, "%s", waits)
 		soon, again := time.After(firstPause), time.After(min(pause, lastPause))
@@ -71,7 +74,7 @@ func (r *Reconciler) attach(ctx context.Context, want *state.Volume) error {
 		case <-again:
 			pause *= 2
 		case <-limit.C:
-			return fmt.Errorf("waited for %s: %w", patience, err)
+			return fmt.Errorf("waited for %s: %w", deviceWait, err)
 		case <-ctx.Done():
 		}
 		state.Progress(ctx, "%s", waits) // ends ctx when the intent was superseded

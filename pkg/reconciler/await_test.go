@@ -71,7 +71,7 @@ func TestWaitForADeviceEnds(t *testing.T) {
 		h.away("v")
 		began := time.Now()
 		h.refuse(h.do(stage("v")), state.Unavailable, "volume v", "waited for 10s", "no such device")
-		if took := time.Since(began); took != patience {
+		if took := time.Since(began); took != deviceWait {
 			t.Errorf("refused after %s", took)
 		}
 		began = time.Now()

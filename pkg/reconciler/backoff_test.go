@@ -17,10 +17,11 @@ func TestCallEndsBackOff(t *testing.T) {
 		of     Action
 		begun  request // what backs off
 		call   request
+		words  string
 	}{
-		"a retry":                   {[]request{stage("v")}, opBind, Bind, publish("v", 1), publish("v", 1)},
-		"a publish, of its stage":   {nil, opMount, Mount, stage("v"), publish("v", 1)},
-		"an unstage, of its target": {[]request{stage("v"), publish("v", 1)}, opUnmount, Unbind, unpublish("v", 1), unstage("v")},
+		"a retry":                   {[]request{stage("v")}, opBind, Bind, publish("v", 1), publish("v", 1), "boom"},
+		"a publish, of its stage":   {nil, opMount, Mount, stage("v"), publish("v", 1), "target " + targetPath("v", 1) + " waits for stage"},
+		"an unstage, of its target": {[]request{stage("v"), publish("v", 1)}, opUnmount, Unbind, unpublish("v", 1), unstage("v"), "stage waits for target"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			bubble(t, func(h *harness) {
@@ -31,7 +32,7 @@ func TestCallEndsBackOff(t *testing.T) {
 				h.refuse(h.do(row.begun), state.Unavailable)
 				h.sleep(time.Hour)
 				before := len(*times)
-				h.refuse(h.got(h.begin(row.call)), state.Unavailable, "boom")
+				h.refuse(h.got(h.begin(row.call)), state.Unavailable, "volume v", row.words, "boom")
 				if n := len(*times) - before; n != 1 {
 					t.Errorf("%d attempts, want 1", n)
 				}
@@ -173,7 +174,7 @@ func TestStuckPartIsLookedAtSeldom(t *testing.T) {
 	}{
 		"the look fails": {func(h *harness) {
 			h.k.fail(opFind, "v", -1, errBoom)
-			h.refuse(h.do(stage("v")), state.Unavailable)
+			h.refuse(h.do(stage("v")), state.Unavailable, "volume v", "observe", "boom")
 		}, 30, 60},
 		"the stage is stuck": {func(h *harness) {
 			h.ok(stage("v"), publish("v", 1))

@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -44,89 +45,63 @@ type node interface {
 	release() error
 }
 
-// call is one call of a conformance history.
-type call func(ctx context.Context, n node, have state.Actual, words []string) error
+// call is one call of a conformance history, on a node that is seen as have.
+type call struct {
+	Kernel
+	ctx   context.Context
+	n     node
+	have  state.Actual
+	words []string // after its name
+}
+
+// at is the path that the words name.
+func (c call) at() string { return c.n.path(digit(c.words)) }
+
+func (c call) readOnly() bool { return slices.Contains(c.words, "ro") }
+
+func (c call) flags() state.Flags {
+	if c.readOnly() {
+		return state.Flags{Set: state.ReadOnly}
+	}
+	return state.Flags{Clear: state.ReadOnly}
+}
 
 // dictionary names the calls. Those that begin with "!" are somebody else's.
-func dictionary() map[string]call {
-	at := func(n node, words []string) string { return n.path(digit(words)) }
-	flags := func(words []string) state.Flags {
-		if strings.Contains(strings.Join(words, " "), "ro") {
-			return state.Flags{Set: state.ReadOnly}
-		}
-		return state.Flags{Clear: state.ReadOnly}
-	}
-	other := func(act func(n node, at int) error) call {
-		return func(_ context.Context, n node, _ state.Actual, words []string) error { return act(n, digit(words)) }
-	}
-	return map[string]call{
-		"attach": func(ctx context.Context, n node, _ state.Actual, words []string) error {
-			return n.kernel().Devices.Attach(ctx, devices.Volume{ID: "v"}, len(words) > 0)
-		},
-		"detach": func(ctx context.Context, n node, _ state.Actual, _ []string) error {
-			return n.kernel().Devices.Detach(ctx, devices.Volume{ID: "v"})
-		},
-		"grow-device": func(ctx context.Context, n node, _ state.Actual, _ []string) error {
-			return n.kernel().Devices.Grow(ctx, devices.Volume{ID: "v"}, 2*small)
-		},
-		"begin-format": func(ctx context.Context, n node, _ state.Actual, _ []string) error {
-			return n.kernel().Devices.BeginFormat(ctx, devices.Volume{ID: "v"})
-		},
-		"end-format": func(ctx context.Context, n node, _ state.Actual, _ []string) error {
-			return n.kernel().Devices.EndFormat(ctx, devices.Volume{ID: "v"}, "ext4")
-		},
-		"erase": func(ctx context.Context, n node, _ state.Actual, _ []string) error {
-			return n.kernel().Devices.Erase(ctx, devices.Volume{ID: "v"})
-		},
-		"format": func(ctx context.Context, n node, have state.Actual, _ []string) error {
-			return n.kernel().Filesystems.Format(ctx, have.Device, "ext4")
-		},
-		"check": func(ctx context.Context, n node, have state.Actual, _ []string) error {
-			return n.kernel().Filesystems.Check(ctx, have.Device, "ext4")
-		},
-		"grow": func(ctx context.Context, n node, have state.Actual, _ []string) error {
-			return n.kernel().Filesystems.Grow(ctx, have.Device, "ext4", "")
-		},
-		"mount": func(ctx context.Context, n node, have state.Actual, words []string) error {
-			return n.kernel().Mounts.MountDevice(ctx, have.Device, n.path(0), "ext4", state.Flags{}, len(words) > 0)
-		},
-		"bind": func(ctx context.Context, n node, have state.Actual, words []string) error {
-			return n.kernel().Mounts.BindMount(ctx, n.path(0), have.Device.Number, at(n, words), flags(words))
-		},
-		"bind-device": func(ctx context.Context, n node, have state.Actual, words []string) error {
-			return n.kernel().Mounts.BindDevice(ctx, have.Device, at(n, words))
-		},
-		"bind-view": func(ctx context.Context, n node, have state.Actual, words []string) error {
-			return n.kernel().Mounts.BindDevice(ctx, have.View, at(n, words))
-		},
-		"set": func(ctx context.Context, n node, _ state.Actual, words []string) error {
-			return n.kernel().Mounts.SetAttributes(ctx, at(n, words), flags(words))
-		},
-		"unmount": func(ctx context.Context, n node, _ state.Actual, words []string) error {
-			return n.kernel().Mounts.Unmount(ctx, at(n, words))
-		},
-		"remove": func(ctx context.Context, n node, _ state.Actual, words []string) error {
-			return n.kernel().Directories.Remove(ctx, at(n, words))
-		},
-		"renew": func(ctx context.Context, n node, _ state.Actual, words []string) error {
-			return n.kernel().Directories.Renew(ctx, at(n, words))
-		},
-		"attach-view": func(ctx context.Context, n node, have state.Actual, _ []string) error {
-			return n.kernel().Views.AttachView(ctx, have.Device)
-		},
-		"detach-view": func(ctx context.Context, n node, have state.Actual, _ []string) error {
-			return n.kernel().Views.DetachView(ctx, have.Device)
-		},
+var dictionary = map[string]func(c call) error{
+	"attach":       func(c call) error { return c.Devices.Attach(c.ctx, volumeV, c.readOnly()) },
+	"detach":       func(c call) error { return c.Devices.Detach(c.ctx, volumeV) },
+	"grow-device":  func(c call) error { return c.Devices.Grow(c.ctx, volumeV, 2*small) },
+	"begin-format": func(c call) error { return c.Devices.BeginFormat(c.ctx, volumeV) },
+	"end-format":   func(c call) error { return c.Devices.EndFormat(c.ctx, volumeV, "ext4") },
+	"erase":        func(c call) error { return c.Devices.Erase(c.ctx, volumeV) },
+	"format":       func(c call) error { return c.Filesystems.Format(c.ctx, c.have.Device, "ext4") },
+	"check":        func(c call) error { return c.Filesystems.Check(c.ctx, c.have.Device, "ext4") },
+	"grow":         func(c call) error { return c.Filesystems.Grow(c.ctx, c.have.Device, "ext4", "") },
+	"mount": func(c call) error {
+		return c.Mounts.MountDevice(c.ctx, c.have.Device, c.n.path(0), "ext4", state.Flags{}, c.readOnly())
+	},
+	"bind": func(c call) error {
+		return c.Mounts.BindMount(c.ctx, c.n.path(0), c.have.Device.Number, c.at(), c.flags())
+	},
+	"bind-device": func(c call) error { return c.Mounts.BindDevice(c.ctx, c.have.Device, c.at()) },
+	"bind-view":   func(c call) error { return c.Mounts.BindDevice(c.ctx, c.have.View, c.at()) },
+	"set":         func(c call) error { return c.Mounts.SetAttributes(c.ctx, c.at(), c.flags()) },
+	"unmount":     func(c call) error { return c.Mounts.Unmount(c.ctx, c.at()) },
+	"remove":      func(c call) error { return c.Directories.Remove(c.ctx, c.at()) },
+	"renew":       func(c call) error { return c.Directories.Renew(c.ctx, c.at()) },
+	"attach-view": func(c call) error { return c.Views.AttachView(c.ctx, c.have.Device) },
+	"detach-view": func(c call) error { return c.Views.DetachView(c.ctx, c.have.Device) },
 
-		"!umount":    other(node.umount),
-		"!tmpfs":     other(node.tmpfs),
-		"!litter":    other(node.litter),
-		"!rmdir":     other(node.rmdir),
-		"!losetup-d": other(func(n node, _ int) error { return n.losetupD() }),
-		"!hold":      other(func(n node, _ int) error { return n.hold() }),
-		"!release":   other(func(n node, _ int) error { return n.release() }),
-	}
+	"!umount":    func(c call) error { return c.n.umount(digit(c.words)) },
+	"!tmpfs":     func(c call) error { return c.n.tmpfs(digit(c.words)) },
+	"!litter":    func(c call) error { return c.n.litter(digit(c.words)) },
+	"!rmdir":     func(c call) error { return c.n.rmdir(digit(c.words)) },
+	"!losetup-d": func(c call) error { return c.n.losetupD() },
+	"!hold":      func(c call) error { return c.n.hold() },
+	"!release":   func(c call) error { return c.n.release() },
 }
+
+var volumeV = devices.Volume{ID: "v"}
 
 // digit is the number of a target among words; 0, the stage, when there is none.
 func digit(words []string) int {
@@ -188,12 +163,12 @@ func TestFakeKernelIsLikeTheRealOne(t *testing.T) {
 			imagined, real := newFakeNode(), newRealNode(t)
 			for i, line := range strings.Split(text, "; ") {
 				words := strings.Fields(line)
-				do := dictionary()[words[0]]
+				do := dictionary[words[0]]
 				if do == nil {
 					t.Fatalf("unknown call %q", line)
 				}
 				told := func(n node) (string, error) {
-					err := do(t.Context(), n, lookAt(t, n), words[1:])
+					err := do(call{n.kernel(), t.Context(), n, lookAt(t, n), words[1:]})
 					if err != nil {
 						return "refused\n", err
 					}
@@ -435,7 +410,7 @@ func (n *realNode) losetupD() error {
 
 // hold claims the device as a mkfs does.
 func (n *realNode) hold() error {
-	d, err := n.parts.Devices.Find(n.t.Context(), devices.Volume{ID: "v"})
+	d, err := n.parts.Devices.Find(n.t.Context(), volumeV)
 	if err != nil {
 		return err
 	}

@@ -13,5 +13,6 @@
 // for its own part of the volume: its target, the stage or the size. What an operator
 // asks for runs in the volume's worker, between two passes (Exclusive, Retry).
 // Package report renders the facts of report.go for operators and kubelet; orphans.go
-// finds devices and mounts that no record explains.
+// finds devices and mounts that no record explains; trace.go tells OpenTelemetry what was
+// done for which call.
 package reconciler

@@ -17,7 +17,7 @@ func (r *Reconciler) Changed(path string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for id, v := range r.volumes {
-		if v.lies(path) {
+		if v.hasPathAt(path) {
 			r.queue.Add(id)
 		}
 	}
@@ -85,8 +85,8 @@ func (r *Reconciler) index(id string, v *volume) {
 	}
 }
 
-// lies reports whether the stage or a target of the volume is at or below path.
-func (v *volume) lies(path string) bool {
+// hasPathAt reports whether the stage or a target of the volume is at or below path.
+func (v *volume) hasPathAt(path string) bool {
 	below := strings.TrimSuffix(path, "/") + "/"
 	at := func(own string) bool { return own == path || strings.HasPrefix(own, below) }
 	if v.want.Stage != nil && at(v.want.Stage.Path) {
@@ -118,8 +118,8 @@ const (
 	left                         // not repaired, because repair is switched off
 )
 
-// calm is how long after a loss the count of losses starts again.
-const calm = 10 * time.Minute
+// lossReset is how long after a loss the count of losses starts again.
+const lossReset = 10 * time.Minute
 
 // mayRepair reports whether a step may be made. It may not if it restores what was
 // accepted, nobody waits, and repair is switched off or was undone a moment ago.
@@ -168,7 +168,7 @@ func (r *Reconciler) loss(id string, part state.Part, asked bool) (now repair, t
 	case !asked && at.Before(lost.next):
 		lost.state = putOff
 	default:
-		if at.Sub(lost.met) > calm {
+		if at.Sub(lost.met) > lossReset {
 			lost.losses = 0
 		}
 		lost.losses++
@@ -188,14 +188,19 @@ func backOff(failures int) time.Duration {
 }
 
 // untilResync returns when a volume at rest is observed again. The volumes that were
-// all observed at the start are spread over the resync period.
+// all observed at the start are spread over that time. The caller holds mu.
 func (r *Reconciler) untilResync(v *volume) time.Duration {
+	period := max(r.resync, time.Duration(len(r.volumes))*resyncInterval)
 	if v.spread {
 		v.spread = false
-		return time.Duration(float64(r.resync) * r.random())
+		return time.Duration(float64(period) * r.random())
 	}
-	return r.jitter(r.resync)
+	return r.jitter(period)
 }
+
+// resyncInterval is the least time, in the mean, between two volumes that are observed
+// though no event asks for it: so the cost of many volumes at rest has a bound.
+const resyncInterval = 500 * time.Millisecond
 
 // jitter shortens d at random, so that volumes that failed together are not all
 // tried again together.

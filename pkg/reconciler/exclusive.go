@@ -112,7 +112,7 @@ func (r *Reconciler) visit(ctx context.Context, id string, v *visit) error {
 	return err
 }
 
-// leave takes back a visit that has not begun, and reports whether it could.
+// leave cancels a visit that has not begun, and reports whether it could.
 func (r *Reconciler) leave(id string, v *visit) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -15,6 +15,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"go.opentelemetry.io/otel/trace"
 	"k8s.io/klog/v2"
 
 	"github.com/csi-node/csi-node/pkg/devices"
@@ -31,8 +32,7 @@ type fakeKernel struct {
 	files      map[string]*fakeFile   // by path, beneath the mounts
 	minors     uint32                 // never used twice
 	formats    int
-	smallest   int64 // bytes that a format needs
-	endless    bool  // a proof ends with its context only
+	endless    bool // a proof ends with its context only
 	faults     []*fault
 	calls      map[callKey]int
 	acting     map[string]op // the mutating call that a volume is in
@@ -57,9 +57,6 @@ type fakeKernel struct {
 	// By volume: the last look, the last one of an earlier moment, the last drift.
 	looked, lookedBefore, drifted map[string]event
 	ended                         map[string]time.Time // by volume: when a part of a look that took its time last ended
-
-	// By fs type: whether it grows while mounted, and while not.
-	growsMounted, growsUnmounted map[string]bool
 }
 
 // fakeVolume is the data of one volume and what is attached of it.
@@ -221,7 +218,6 @@ func newFakeKernel() *fakeKernel {
 		volumes: map[string]*fakeVolume{}, mounts: map[string][]fakeMount{}, files: map[string]*fakeFile{},
 		calls: map[callKey]int{}, acting: map[string]op{}, looks: map[string]spin{}, began: time.Now(),
 		forgotten: map[string]bool{}, known: map[string]state.DeviceNumber{}, strangers: map[string]int{}, askers: map[string]int{}, left: map[string]event{}, looked: map[string]event{}, lookedBefore: map[string]event{}, drifted: map[string]event{}, ended: map[string]time.Time{},
-		growsMounted: map[string]bool{"xfs": true}, growsUnmounted: map[string]bool{"ext4": true},
 	}
 }
 
@@ -414,8 +410,8 @@ func (p *process) call(ctx context.Context, o op, volume, key string, act func(h
 	case fails:
 		return f.err
 	case idles:
-		if o == opFormat { // reads back what it made
-			return errors.New("mkfs reported success, and there is no file system on the device")
+		if o == opFormat || o == opCreateLayer { // reads back what it made
+			return fmt.Errorf("%s reported success, and what it makes is not on the device", o)
 		}
 		return nil
 	case halfway:
@@ -674,13 +670,21 @@ func (d fakeDevices) Find(ctx context.Context, volume devices.Volume) (have stat
 	return have, err
 }
 
+// onVolume is a call that changes a volume, which must be there.
+func (d fakeDevices) onVolume(ctx context.Context, o op, id string, act func(v *fakeVolume, half bool) error) error {
+	return d.call(ctx, o, id, id, func(half bool) error {
+		v := d.k.volumes[id]
+		if v == nil {
+			return d.k.refuseAs(state.NotFound, id, "%s of a missing volume", o)
+		}
+		return act(v, half)
+	})
+}
+
 func (d fakeDevices) Attach(ctx context.Context, volume devices.Volume, readOnly bool) error {
 	id := volume.ID
-	return d.call(ctx, opAttach, id, id, func(bool) error {
-		v := d.k.volumes[id]
+	return d.onVolume(ctx, opAttach, id, func(v *fakeVolume, _ bool) error {
 		switch {
-		case v == nil:
-			return d.k.refuseAs(state.NotFound, id, "attach of a missing volume")
 		case ctx.Err() != nil:
 			return ctx.Err()
 		case v.foreign != "":
@@ -724,14 +728,9 @@ func (d fakeDevices) Detach(ctx context.Context, volume devices.Volume) error {
 }
 
 func (d fakeDevices) Grow(ctx context.Context, volume devices.Volume, bytes int64) error {
-	id := volume.ID
-	return d.call(ctx, opGrowDevice, id, id, func(half bool) error {
-		v := d.k.volumes[id]
-		switch {
-		case v == nil:
-			return d.k.refuseAs(state.NotFound, id, "growth of a missing volume")
-		case bytes > fakePool:
-			return state.Errorf(state.ResourceExhausted, "volume %s: no room for %d bytes", id, bytes)
+	return d.onVolume(ctx, opGrowDevice, volume.ID, func(v *fakeVolume, half bool) error {
+		if bytes > fakePool {
+			return state.Errorf(state.ResourceExhausted, "volume %s: no room for %d bytes", volume.ID, bytes)
 		}
 		v.capacity = max(v.capacity, bytes)
 		v.size = max(v.size, v.capacity)
@@ -744,11 +743,8 @@ func (d fakeDevices) Grow(ctx context.Context, volume devices.Volume, bytes int6
 
 func (d fakeDevices) BeginFormat(ctx context.Context, volume devices.Volume) error {
 	id := volume.ID
-	return d.call(ctx, opBeginFormat, id, id, func(bool) error {
-		v := d.k.volumes[id]
+	return d.onVolume(ctx, opBeginFormat, id, func(v *fakeVolume, _ bool) error {
 		switch {
-		case v == nil:
-			return d.k.refuseAs(state.NotFound, id, "formatting mark on a missing volume")
 		case v.formatted != "":
 			return d.k.refuseAs(state.FailedPrecondition, id, "formatting mark on what was formatted as %q", v.formatted)
 		case v.raw:
@@ -768,11 +764,8 @@ func (d fakeDevices) BeginFormat(ctx context.Context, volume devices.Volume) err
 
 func (d fakeDevices) Erase(ctx context.Context, volume devices.Volume) error {
 	id := volume.ID
-	return d.call(ctx, opErase, id, id, func(half bool) error {
-		v := d.k.volumes[id]
+	return d.onVolume(ctx, opErase, id, func(v *fakeVolume, half bool) error {
 		switch {
-		case v == nil:
-			return d.k.refuseAs(state.NotFound, id, "erasure of a missing volume")
 		case !v.formatting || v.data:
 			return d.k.refuseAs(state.FailedPrecondition, id, "erased without a formatting mark or with data")
 		case v.device == nil || v.device.readOnly:
@@ -789,24 +782,16 @@ func (d fakeDevices) Erase(ctx context.Context, volume devices.Volume) error {
 }
 
 func (d fakeDevices) BeginRaw(ctx context.Context, volume devices.Volume) error {
-	id := volume.ID
-	return d.call(ctx, opBeginRaw, id, id, func(bool) error {
-		if d.k.volumes[id] == nil {
-			return d.k.refuseAs(state.NotFound, id, "raw publish of a missing volume")
-		}
-		d.k.volumes[id].raw = true
+	return d.onVolume(ctx, opBeginRaw, volume.ID, func(v *fakeVolume, _ bool) error {
+		v.raw = true
 		return nil
 	})
 }
 
 func (d fakeDevices) EndFormat(ctx context.Context, volume devices.Volume, fsType string) error {
 	id := volume.ID
-	return d.call(ctx, opEndFormat, id, id, func(half bool) error {
-		v := d.k.volumes[id]
-		switch {
-		case v == nil:
-			return d.k.refuseAs(state.NotFound, id, "end of a format of a missing volume")
-		case !v.formatting && v.formatted != fsType:
+	return d.onVolume(ctx, opEndFormat, id, func(v *fakeVolume, half bool) error {
+		if !v.formatting && v.formatted != fsType {
 			return d.k.refuseAs(state.FailedPrecondition, id, "end of a format that was not begun")
 		}
 		if v.layer == nil && v.contents.FSType != fsType {
@@ -899,6 +884,10 @@ func (d fakeDevices) DetachView(ctx context.Context, device state.Device) error 
 	})
 }
 
+// growsMounted reports whether a type of file system grows while it is mounted. The others
+// grow while they are not.
+func growsMounted(fsType string) bool { return fsType == "xfs" }
+
 // fakeFilesystems is mkfs and its kin.
 type fakeFilesystems struct{ *process }
 
@@ -916,7 +905,7 @@ func (f fakeFilesystems) Probe(ctx context.Context, device state.Device, mountpo
 		c = v.contents
 		if c.Kind == state.ContentsFilesystem {
 			c.Growable = c.Size < v.top().size
-			c.GrowsMounted, c.GrowsUnmounted = f.k.growsMounted[c.FSType], f.k.growsUnmounted[c.FSType]
+			c.GrowsMounted, c.GrowsUnmounted = growsMounted(c.FSType), !growsMounted(c.FSType)
 		}
 		return nil
 	})
@@ -943,10 +932,7 @@ func (f fakeFilesystems) Prove(ctx context.Context, device state.Device) error {
 	})
 }
 
-func (f fakeFilesystems) Smallest(string) (bytes int64) {
-	f.k.with(func() { bytes = f.k.smallest })
-	return bytes
-}
+func (f fakeFilesystems) Smallest(string) int64 { return 0 }
 
 func (f fakeFilesystems) Format(ctx context.Context, device state.Device, fsType string) error {
 	id := path.Base(device.Backing)
@@ -986,7 +972,7 @@ func (f fakeFilesystems) Grow(ctx context.Context, device state.Device, fsType, 
 	return f.call(ctx, opGrow, id, id, func(half bool) error {
 		v := f.k.volumes[id]
 		switch {
-		case mountpoint == "" && !f.k.growsUnmounted[fsType], mountpoint != "" && !f.k.growsMounted[fsType]:
+		case (mountpoint != "") != growsMounted(fsType):
 			return f.k.refuse(id, "%s cannot grow at %q", fsType, mountpoint)
 		case mountpoint == "":
 			if err := f.k.exclusive(id, "grow"); err != nil {
@@ -1004,10 +990,10 @@ func (f fakeFilesystems) Grow(ctx context.Context, device state.Device, fsType, 
 	})
 }
 
-// fakeMounts is the mount table and the directories.
 // Default is xfs for what nobody has formatted or asked a type of.
 func (f fakeFilesystems) Default(int64) string { return "xfs" }
 
+// fakeMounts is the mount table and the directories.
 type fakeMounts struct {
 	*process
 	existing bool // it makes nothing
@@ -1465,6 +1451,7 @@ type harness struct {
 
 	hook    func(ctx context.Context, volume string, step Step, moment Moment) error // of processes started after it was set
 	metrics Metrics
+	tracer  trace.Tracer
 
 	detectOnly bool
 	resync     time.Duration
@@ -1521,7 +1508,7 @@ func (h *harness) start() {
 	if h.plant != nil {
 		kernel = h.plant(p, kernel)
 	}
-	p.r = New(Config{Store: processStore{h.store, p}, Kernel: kernel, Hook: h.hook, Metrics: h.metrics, DetectOnly: h.detectOnly, Resync: h.resync})
+	p.r = New(Config{Store: processStore{h.store, p}, Kernel: kernel, Hook: h.hook, Metrics: h.metrics, Tracer: h.tracer, DetectOnly: h.detectOnly, Resync: h.resync})
 	if h.random != nil {
 		p.r.random = h.random
 	}

@@ -72,20 +72,3 @@ func TestAProofEndsWithItsIntent(t *testing.T) {
 		h.ok(stage("v"))
 	})
 }
-
-// What was published raw for writing is not formatted, whatever it holds, also
-// by a plugin that has lost its store.
-func TestPublishedRawIsNotFormatted(t *testing.T) {
-	bubble(t, func(h *harness) {
-		v := h.volume("v")
-		h.ok(stage("v", stageBlock), publish("v", 1, publishBlock, publishReadOnly), unpublish("v", 1), unstage("v"))
-		h.ok(stage("v"), unstage("v")) // nobody could write
-		h.k.with(func() {
-			v.formatted, v.contents, v.data = "", state.Contents{Kind: state.ContentsBlank}, false
-		})
-		h.ok(stage("v", stageBlock), publish("v", 1, publishBlock), unpublish("v", 1), unstage("v"))
-		h.k.with(func() { v.contents, v.data = state.Contents{Kind: state.ContentsBlank}, false })
-		h.refuse(h.do(stage("v")), state.FailedPrecondition, "published as a raw block device before", "clear-device v")
-		h.wantCalls(1, opBeginRaw, "v")
-	})
-}

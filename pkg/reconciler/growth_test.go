@@ -13,7 +13,11 @@ import (
 func TestGrowth(t *testing.T) {
 	bubble(t, func(h *harness) {
 		v := h.formatted("v", "xfs")
-		h.ok(stage("v", stageXFS), publish("v", 1, publishXFS), resize("v", 2*gib))
+		h.ok(stage("v", stageXFS), publish("v", 1, publishXFS), resize("v", gib+1))
+		if v.device.size != gib+4096 {
+			t.Errorf("sizes are rounded up, and the device has %d bytes", v.device.size)
+		}
+		h.ok(resize("v", 2*gib))
 		if v.contents.Size != 2*gib || v.size != 2*gib {
 			t.Errorf("file system %d, backing %d bytes", v.contents.Size, v.size)
 		}
@@ -144,27 +148,5 @@ func TestContradictingSize(t *testing.T) {
 		if v.device.size != 4*gib {
 			t.Errorf("the device has %d bytes", v.device.size)
 		}
-	})
-}
-
-// A growth that goes over its limit is refused, and withdrawn.
-func TestSizeLimit(t *testing.T) {
-	bubble(t, func(h *harness) {
-		v := h.volume("v")
-		h.ok(stage("v", stageXFS))
-		within := func(bytes, limit int64) request {
-			return request{"v", state.SizePart(), func(v *state.Volume) error { return v.AskSize(bytes, limit, time.Now()) }}
-		}
-		h.refuse(h.do(within(1, gib-1)), state.OutOfRange, "never shrinks")
-		h.refuse(h.do(within(gib+1, gib+4095)), state.OutOfRange, "rounded")
-		if h.store.Get("v").Size != nil || v.device.size != gib {
-			t.Errorf("the size is %+v, the device has %d bytes", h.store.Get("v").Size, v.device.size)
-		}
-		h.ok(within(gib+1, gib+4096))
-		if v.device.size != gib+4096 {
-			t.Errorf("the device has %d bytes", v.device.size)
-		}
-		h.ok(within(1, 2*gib), within(gib, 0))
-		h.atRest("v")
 	})
 }

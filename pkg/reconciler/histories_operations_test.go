@@ -132,9 +132,9 @@ type sentence struct {
 	do   func(y *history, o operation)
 }
 
-// grammar is the whole language.
+// grammar is the whole language, with onPlaces and onVolumes.
 func grammar() map[string]sentence {
-	return map[string]sentence{
+	all := map[string]sentence{
 		"delays": {[]argument{numbers}, (*history).delays},
 		"heal":   {[]argument{numbers}, (*history).heal}, // 0: --heal=false
 		"volume": {[]argument{volumes, contents, natures}, (*history).add},
@@ -148,29 +148,9 @@ func grammar() map[string]sentence {
 		"sleep":     {[]argument{durations}, (*history).pause},
 		"await":     {nil, (*history).await}, // the answers to all calls
 
-		"umount":    {[]argument{volumes, places}, (*history).umount},
-		"umount-r":  {[]argument{volumes}, (*history).umountAll},
-		"rmdir":     {[]argument{volumes, places}, (*history).rmdir},
-		"litter":    {[]argument{volumes, places}, (*history).litter}, // a file in the directory
-		"cover":     {[]argument{volumes, places}, (*history).cover},  // a mount of somebody's
-		"uncover":   {[]argument{volumes, places}, (*history).uncover},
-		"twice":     {[]argument{volumes, places}, (*history).twice}, // the volume is mounted over itself
-		"remount":   {[]argument{volumes, places}, (*history).remount},
-		"corrupt":   {[]argument{volumes, places}, (*history).corrupt},
-		"readonly":  {[]argument{volumes}, (*history).turnReadOnly},
-		"dirty":     {[]argument{volumes}, (*history).dirty}, // needs a check
-		"losetup-d": {[]argument{volumes}, (*history).losetupD},
-		"losetup-v": {[]argument{volumes}, (*history).losetupView},
-		"layer-d":   {[]argument{volumes}, (*history).layerD},
-		"unplug":    {[]argument{volumes}, (*history).unplug}, // the device beneath an open layer
-		"swap":      {[]argument{volumes}, (*history).swap},   // another device for the volume's, or back
-		"hold":      {[]argument{volumes}, (*history).hold},
-		"release":   {[]argument{volumes}, (*history).release},
-		"private":   {[]argument{volumes}, (*history).private},
-		"loop":      {[]argument{volumes}, (*history).loop}, // somebody else's, over the backing
-		"unloop":    {[]argument{volumes}, (*history).unloop},
-		"pod-gone":  {[]argument{places}, (*history).podGone},
-		"pod-back":  {[]argument{places}, (*history).podBack},
+		"umount-r": {[]argument{volumes}, (*history).umountAll},
+		"pod-gone": {[]argument{places}, (*history).podGone},
+		"pod-back": {[]argument{places}, (*history).podBack},
 
 		"fault":      {[]argument{calls, volumes, places, modes, numbers, durations}, (*history).addFault},
 		"unwritable": {[]argument{numbers}, (*history).unwritable}, // so many commits of the store fail
@@ -181,6 +161,17 @@ func grammar() map[string]sentence {
 		"lose-store": {nil, (*history).loseStore}, // of a process that is down
 		"reboot":     {nil, (*history).reboot},
 	}
+	for verb, change := range onPlaces {
+		all[verb] = sentence{[]argument{volumes, places}, func(y *history, o operation) {
+			y.tamper(o.volume(), func(*fakeVolume) []string { return change(y, o.path(2)) })
+		}}
+	}
+	for verb, change := range onVolumes {
+		all[verb] = sentence{[]argument{volumes}, func(y *history, o operation) {
+			y.tamper(o.volume(), func(v *fakeVolume) []string { change(y, v); return nil })
+		}}
+	}
+	return all
 }
 
 // generate makes the history of a seed, of at most 50 operations.

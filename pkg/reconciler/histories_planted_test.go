@@ -21,126 +21,30 @@ func (m eager) BindMount(ctx context.Context, source string, device state.Device
 	return fakeDevices{m.process}.Detach(ctx, devices.Volume{ID: volumeOf(target)})
 }
 
-// blind sees no mounts at targets.
-type blind struct{ fakeMounts }
-
-func (m blind) Look(ctx context.Context, at string) (state.Mountpoint, error) {
-	have, err := m.fakeMounts.Look(ctx, at)
-	if at != stagePath(volumeOf(at)) {
-		have = state.Mountpoint{File: state.NoFile}
+// A history that fails is shrunk to a shortest one. That random histories find faults is
+// for the mutants to show.
+func TestShortestHistory(t *testing.T) {
+	plant := func(p *process, k Kernel) Kernel {
+		k.Mounts = eager{fakeMounts{p, false}}
+		return k
 	}
-	return have, err
-}
-
-// greedy takes away what somebody else has mounted over a path that it looks at.
-type greedy struct{ fakeMounts }
-
-func (m greedy) Look(ctx context.Context, at string) (state.Mountpoint, error) {
-	m.k.with(func() {
-		if stack := m.k.mounts[at]; len(stack) > 0 && stack[0].volume == "" {
-			m.k.unmount(at)
+	fails := func(h []operation) bool { return strings.Contains(try(t, h, plant).failed(), "detach while mounted") }
+	for seed := range uint64(300) {
+		history := generate(seed)
+		if !fails(history) {
+			continue
 		}
-	})
-	return m.fakeMounts.Look(ctx, at)
-}
-
-// hasty erases a volume before it is mounted.
-type hasty struct{ fakeMounts }
-
-func (m hasty) MountDevice(ctx context.Context, device state.Device, at, fsType string, flags state.Flags, readOnly bool) error {
-	m.k.with(func() { m.k.volumes[volumeOf(at)].formatting = true })
-	if err := (fakeDevices{m.process}).Erase(ctx, devices.Volume{ID: volumeOf(at)}); err != nil {
-		return err
+		short := shrink(history, fails)
+		var verbs []string
+		for _, o := range short {
+			verbs = append(verbs, o[0])
+		}
+		if slices.Sort(verbs); !slices.Equal(verbs, []string{"publish", "stage", "volume"}) {
+			t.Errorf("seed %d: %s", seed, script(short))
+		}
+		return
 	}
-	return m.fakeMounts.MountDevice(ctx, device, at, fsType, flags, readOnly)
-}
-
-// lying tells something else of devices than what is.
-type lying struct {
-	fakeDevices
-	lie func(*state.Device)
-}
-
-func (d lying) Find(ctx context.Context, volume devices.Volume) (state.Device, error) {
-	have, err := d.fakeDevices.Find(ctx, volume)
-	d.lie(&have)
-	return have, err
-}
-
-// sourceless takes what is mounted from a source for what has a device.
-type sourceless struct{ fakeDevices }
-
-func (sourceless) Source(context.Context, devices.Volume) (source state.Source, ok bool, err error) {
-	return source, false, nil
-}
-
-// prying detaches a device as soon as a layer is open on it.
-type prying struct{ fakeLayers }
-
-func (l prying) Open(ctx context.Context, lower state.Device, volume devices.Volume, readOnly bool) error {
-	if err := l.fakeLayers.Open(ctx, lower, volume, readOnly); err != nil {
-		return err
-	}
-	return fakeDevices{l.process}.Detach(ctx, volume)
-}
-
-// Random histories find each fault that is put into the plugin, and the shortest
-// history that is printed is as short as one can be.
-func TestHistoriesFindPlantedFaults(t *testing.T) {
-	for name, c := range map[string]struct {
-		plant   func(p *process, k *Kernel)
-		says    string
-		longest int      // operations of the shortest history
-		verbs   []string // that are among them
-	}{
-		"a device is detached while mounted":      {mounting(func(m fakeMounts) Mounts { return eager{m} }), "detach while mounted", 4, []string{"volume", "stage", "publish"}},
-		"targets are not seen":                    {mounting(func(m fakeMounts) Mounts { return blind{m} }), "", 3, []string{"volume"}},
-		"foreign mounts are removed":              {mounting(func(m fakeMounts) Mounts { return greedy{m} }), "somebody else's are gone", 4, []string{"cover"}},
-		"data is erased":                          {mounting(func(m fakeMounts) Mounts { return hasty{m} }), "with data", 2, []string{"volume", "stage"}},
-		"another device is taken for the stage's": {finding(func(d *state.Device) { d.Identity = "disk" }), "the stage was seen with", 5, []string{"volume", "swap"}},
-		"other nodes are not reckoned with":       {finding(func(d *state.Device) { d.Shared = false }), "another node may have it", 2, []string{"volume", "stage"}},
-		"a device is detached beneath a layer":    {func(p *process, k *Kernel) { k.Layers = []devices.Layer{prying{fakeLayers{p}}} }, "a layer stands on it", 2, []string{"volume", "stage"}},
-		"a source is taken for a device":          {func(p *process, k *Kernel) { k.Devices = sourceless{fakeDevices{p}} }, "has no device", 2, []string{"volume", "stage"}},
-	} {
-		t.Run(name, func(t *testing.T) {
-			plant := func(p *process, k Kernel) Kernel {
-				c.plant(p, &k)
-				return k
-			}
-			fails := func(h []operation) bool {
-				return strings.Contains(try(t, h, plant).failed(), c.says) && len(try(t, h, plant).failures) > 0
-			}
-			for seed := range uint64(300) {
-				history := generate(seed)
-				if !fails(history) {
-					continue
-				}
-				short := shrink(history, fails)
-				if len(short) > c.longest {
-					t.Errorf("seed %d: %d operations, %d would do: %s", seed, len(short), c.longest, script(short))
-				}
-				for _, verb := range c.verbs {
-					if !strings.Contains(script(short), verb+" ") {
-						t.Errorf("seed %d: no %s in %s", seed, verb, script(short))
-					}
-				}
-				return
-			}
-			t.Error("not found in 300 histories")
-		})
-	}
-}
-
-// mounting and finding plant a fault into what mounts, and into what finds devices.
-func mounting(plant func(m fakeMounts) Mounts) func(p *process, k *Kernel) {
-	return func(p *process, k *Kernel) {
-		m := plant(fakeMounts{p, false})
-		k.Mounts, k.Existing = m, m
-	}
-}
-
-func finding(lie func(*state.Device)) func(p *process, k *Kernel) {
-	return func(p *process, k *Kernel) { k.Devices = lying{fakeDevices{p}, lie} }
+	t.Error("not found in 300 histories")
 }
 
 // A history goes the same way each time, as a rule, or it could not be shrunk,

@@ -333,6 +333,88 @@ func (y *history) tamper(id string, change func(v *fakeVolume) []string) {
 	}
 }
 
+// onPlaces is what others do at a path of a volume: to the staging path, or to a target.
+// It returns the paths of mounts that came or went. The caller holds k.mu.
+var onPlaces = map[string]func(y *history, at string) (told []string){
+	"umount": (*history).unmountOne,
+	"rmdir": func(y *history, at string) []string {
+		y.k.rmdir(at)
+		return nil
+	},
+	"litter": func(y *history, at string) []string { // a file in the directory
+		y.k.litter(at)
+		return nil
+	},
+	"cover": func(y *history, at string) []string { // a mount of somebody's
+		y.k.strangers[at]++
+		return y.k.push(at, fakeMount{Mount: state.Mount{FSType: "tmpfs", Source: "tmpfs", Root: "/"}})
+	},
+	"uncover": func(y *history, at string) (paths []string) {
+		for len(y.k.mounts[at]) > 0 && y.k.mounts[at][0].volume == "" {
+			paths = append(paths, y.unmountOne(at)...)
+		}
+		return paths
+	},
+	"twice": func(y *history, at string) []string { // the volume is mounted over itself
+		stack := y.k.mounts[at]
+		if len(stack) == 0 || stack[0].volume == "" {
+			return nil
+		}
+		return y.k.push(at, stack[0])
+	},
+	"remount": func(y *history, at string) []string {
+		if stack := slices.Clone(y.k.mounts[at]); len(stack) > 0 {
+			stack[0].Attributes ^= state.ReadOnly
+			y.k.mounts[at] = stack
+		}
+		return nil
+	},
+	"corrupt": func(y *history, at string) []string {
+		if stack := slices.Clone(y.k.mounts[at]); len(stack) > 0 && !stack[0].Node {
+			stack[0].Corrupt = true
+			y.k.mounts[at] = stack
+		}
+		return nil
+	},
+}
+
+// onVolumes is what others do to a volume, of which nothing tells. The caller holds k.mu.
+var onVolumes = map[string]func(y *history, v *fakeVolume){
+	"readonly":  func(y *history, v *fakeVolume) { v.superRO = y.k.mountedAnywhere(v) },
+	"dirty":     func(_ *history, v *fakeVolume) { v.contents.NeedsCheck = v.contents.Kind == state.ContentsFilesystem }, // needs a check
+	"losetup-d": func(y *history, v *fakeVolume) { y.k.losetupD(v) },
+	"losetup-v": func(y *history, v *fakeVolume) {
+		v.view = nil
+		y.k.autoclear(v)
+	},
+	"layer-d": func(y *history, v *fakeVolume) {
+		if v.open() {
+			v.layer.device.detaching = true
+			y.k.autoclear(v)
+		}
+	},
+	"unplug": func(_ *history, v *fakeVolume) { v.unplug() }, // the device beneath an open layer
+	"swap": func(_ *history, v *fakeVolume) { // another device for the volume's, or back
+		if !v.open() || v.first != "" { // else nobody has seen yet what is beneath the layer
+			v.swap()
+		}
+	},
+	"hold": func(y *history, v *fakeVolume) {
+		v.held = v.device != nil && !y.k.claimed(v) && v.view == nil || v.held
+	},
+	"release": func(y *history, v *fakeVolume) {
+		v.held = false
+		y.k.autoclear(v)
+	},
+	"private": func(_ *history, v *fakeVolume) { v.private = true },
+	"loop": func(_ *history, v *fakeVolume) { // somebody else's, over the backing
+		if v.device == nil {
+			v.foreign = "/dev/loop99"
+		}
+	},
+	"unloop": func(_ *history, v *fakeVolume) { v.foreign = "" },
+}
+
 // unmountOne takes the top mount away. The caller holds k.mu.
 func (y *history) unmountOne(path string) []string {
 	stack := y.k.mounts[path]
@@ -346,10 +428,6 @@ func (y *history) unmountOne(path string) []string {
 	return []string{path}
 }
 
-func (y *history) umount(o operation) {
-	y.tamper(o.volume(), func(*fakeVolume) []string { return y.unmountOne(o.path(2)) })
-}
-
 func (y *history) umountAll(o operation) {
 	y.tamper(o.volume(), func(*fakeVolume) (paths []string) {
 		for n := 3; n >= 0; n-- {
@@ -358,163 +436,6 @@ func (y *history) umountAll(o operation) {
 			}
 		}
 		return paths
-	})
-}
-
-func (y *history) rmdir(o operation) {
-	y.tamper(o.volume(), func(*fakeVolume) []string {
-		y.k.rmdir(o.path(2))
-		return nil
-	})
-}
-
-func (y *history) litter(o operation) {
-	y.tamper(o.volume(), func(*fakeVolume) []string {
-		y.k.litter(o.path(2))
-		return nil
-	})
-}
-
-func (y *history) cover(o operation) {
-	y.tamper(o.volume(), func(*fakeVolume) []string {
-		y.k.strangers[o.path(2)]++
-		return y.k.push(o.path(2), fakeMount{Mount: state.Mount{FSType: "tmpfs", Source: "tmpfs", Root: "/"}})
-	})
-}
-
-func (y *history) uncover(o operation) {
-	y.tamper(o.volume(), func(*fakeVolume) []string { return y.unclad(o.path(2)) })
-}
-
-// unclad takes away what was mounted over a path. The caller holds k.mu.
-func (y *history) unclad(path string) (paths []string) {
-	for len(y.k.mounts[path]) > 0 && y.k.mounts[path][0].volume == "" {
-		paths = append(paths, y.unmountOne(path)...)
-	}
-	return paths
-}
-
-func (y *history) twice(o operation) {
-	y.tamper(o.volume(), func(*fakeVolume) []string {
-		stack := y.k.mounts[o.path(2)]
-		if len(stack) == 0 || stack[0].volume == "" {
-			return nil
-		}
-		return y.k.push(o.path(2), stack[0])
-	})
-}
-
-func (y *history) remount(o operation) {
-	y.tamper(o.volume(), func(*fakeVolume) []string {
-		if stack := slices.Clone(y.k.mounts[o.path(2)]); len(stack) > 0 {
-			stack[0].Attributes ^= state.ReadOnly
-			y.k.mounts[o.path(2)] = stack
-		}
-		return nil
-	})
-}
-
-func (y *history) corrupt(o operation) {
-	y.tamper(o.volume(), func(*fakeVolume) []string {
-		if stack := slices.Clone(y.k.mounts[o.path(2)]); len(stack) > 0 && !stack[0].Node {
-			stack[0].Corrupt = true
-			y.k.mounts[o.path(2)] = stack
-		}
-		return nil
-	})
-}
-
-func (y *history) turnReadOnly(o operation) {
-	y.tamper(o.volume(), func(v *fakeVolume) []string {
-		v.superRO = y.k.mountedAnywhere(v)
-		return nil
-	})
-}
-
-func (y *history) dirty(o operation) {
-	y.tamper(o.volume(), func(v *fakeVolume) []string {
-		v.contents.NeedsCheck = v.contents.Kind == state.ContentsFilesystem
-		return nil
-	})
-}
-
-func (y *history) losetupD(o operation) {
-	y.tamper(o.volume(), func(v *fakeVolume) []string {
-		y.k.losetupD(v)
-		return nil
-	})
-}
-
-func (y *history) layerD(o operation) {
-	y.tamper(o.volume(), func(v *fakeVolume) []string {
-		if v.open() {
-			v.layer.device.detaching = true
-			y.k.autoclear(v)
-		}
-		return nil
-	})
-}
-
-func (y *history) unplug(o operation) {
-	y.tamper(o.volume(), func(v *fakeVolume) []string {
-		v.unplug()
-		return nil
-	})
-}
-
-// swap leaves what nobody has seen yet beneath an open layer.
-func (y *history) swap(o operation) {
-	y.tamper(o.volume(), func(v *fakeVolume) []string {
-		if !v.open() || v.first != "" {
-			v.swap()
-		}
-		return nil
-	})
-}
-
-func (y *history) losetupView(o operation) {
-	y.tamper(o.volume(), func(v *fakeVolume) []string {
-		v.view = nil
-		y.k.autoclear(v)
-		return nil
-	})
-}
-
-func (y *history) hold(o operation) {
-	y.tamper(o.volume(), func(v *fakeVolume) []string {
-		v.held = v.device != nil && !y.k.claimed(v) && v.view == nil || v.held
-		return nil
-	})
-}
-
-func (y *history) release(o operation) {
-	y.tamper(o.volume(), func(v *fakeVolume) []string {
-		v.held = false
-		y.k.autoclear(v)
-		return nil
-	})
-}
-
-func (y *history) private(o operation) {
-	y.tamper(o.volume(), func(v *fakeVolume) []string {
-		v.private = true
-		return nil
-	})
-}
-
-func (y *history) loop(o operation) {
-	y.tamper(o.volume(), func(v *fakeVolume) []string {
-		if v.device == nil {
-			v.foreign = "/dev/loop99"
-		}
-		return nil
-	})
-}
-
-func (y *history) unloop(o operation) {
-	y.tamper(o.volume(), func(v *fakeVolume) []string {
-		v.foreign = ""
-		return nil
 	})
 }
 

@@ -33,16 +33,16 @@ func (i *Inline) Staging(id string) string {
 	return filepath.Join(i.StagingDir, id)
 }
 
-// askTime bounds the wait for the backend, whose disk may hang.
-const askTime = 2 * time.Second
+// ownerTimeout bounds the wait for the backend, whose disk may hang.
+const ownerTimeout = 2 * time.Second
 
-// owner asks the backend who owns a volume, and waits at most askTime.
+// owner asks the backend who owns a volume, and waits at most ownerTimeout.
 func (r *Reconciler) owner(ctx context.Context, want *state.Volume) state.Owner {
 	in := r.kernel.Inline
 	if in == nil {
 		return state.Owner{Err: state.Errorf(state.Unavailable, "no backend of this plugin takes inline ephemeral volumes")}
 	}
-	ctx, cancel := context.WithTimeout(ctx, askTime)
+	ctx, cancel := context.WithTimeout(ctx, ownerTimeout)
 	defer cancel()
 	o, err := r.owners.Do(ctx, want.ID, hang.NoLimit, func() (state.Owner, error) { return in.owner(ctx, want), nil })
 	if err != nil {
@@ -93,7 +93,7 @@ func (r *Reconciler) createInline(ctx context.Context, want *state.Volume, have 
 	if err != nil {
 		return err
 	}
-	r.sweep.began()
+	r.sweep.volumeMade()
 	return r.noteInline(want, func(_ *state.Volume, i *state.Inline) { i.Made, i.Used = true, i.Used || made.Used })
 }
 
@@ -174,6 +174,6 @@ func (r *Reconciler) leaveInline(ctx context.Context, want *state.Volume, why er
 	} else {
 		logger.Error(why, "An ephemeral volume has ended, and its data is not deleted yet: that is tried again when the pod is gone")
 	}
-	r.sweep.soon()
+	r.sweep.lookNow()
 	return r.noteInline(want, func(v *state.Volume, i *state.Inline) { v.Stage.Provisional, i.Made = may, false })
 }

@@ -381,7 +381,7 @@ func TestInlineEndWithoutTheBackend(t *testing.T) {
 				} else if err != nil {
 					t.Error(err)
 				}
-				if took := time.Since(began); took > 3*askTime {
+				if took := time.Since(began); took > 3*ownerTimeout {
 					t.Errorf("it took %s", took)
 				}
 				if did := h.did(); len(did) == 0 || did[len(did)-1] != test.last || slices.Contains(did, Detach) != true {
@@ -606,12 +606,12 @@ func TestInlineSweep(t *testing.T) {
 			t.Errorf("looked %d times in an hour", n)
 		}
 		pods.set("/pods/1/", true)
-		h.sleep(again + time.Second)
+		h.sleep(sweepInterval + time.Second)
 		h.left("v", true) // seen once
 		pods.set("/pods/1/", false)
 		h.sleep(grace)
 		pods.set("/pods/1/", true)
-		h.sleep(again - time.Second)
+		h.sleep(sweepInterval - time.Second)
 		h.left("v", true) // it was back meanwhile
 		h.in.with(func() { h.in.deletes = errors.New("away") })
 		h.sleep(grace + 2*time.Second)
@@ -628,7 +628,7 @@ func TestInlineSweep(t *testing.T) {
 			t.Errorf("looked %d times after the last one", n)
 		}
 		h.in.with(func() { h.in.away = errors.New("the backend is away") })
-		h.p.r.sweep.soon()
+		h.p.r.sweep.lookNow()
 		h.sleep(time.Hour)
 		if n := looked(); n < 6 {
 			t.Errorf("looked %d times while the backend was away", n)
@@ -649,7 +649,7 @@ func TestInlineSweepOfWhatWasLeft(t *testing.T) {
 		h.left(inlineID, true)
 		h.in.with(func() { h.in.away, h.in.deletes = nil, nil })
 		pods.set("/pods/1/", true)
-		h.sleep(again + 2*grace)
+		h.sleep(sweepInterval + 2*grace)
 		h.gone(inlineID)
 		stop()
 	})

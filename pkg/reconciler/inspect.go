@@ -7,8 +7,8 @@ import (
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
-// inspectTime bounds the look at one volume.
-const inspectTime = 5 * time.Second
+// inspectTimeout bounds the look at one volume.
+const inspectTimeout = 5 * time.Second
 
 // Inspect observes every volume of the store and keeps the result for Reports and
 // Explain. It changes nothing. It is for the tools on a node where no plugin runs, and
@@ -30,7 +30,7 @@ func (r *Reconciler) Inspect(ctx context.Context) {
 }
 
 func (r *Reconciler) inspect(ctx context.Context, want *state.Volume) (state.Actual, error) {
-	ctx, cancel := context.WithTimeout(ctx, inspectTime)
+	ctx, cancel := context.WithTimeout(ctx, inspectTimeout)
 	defer cancel()
 	return r.Observe(ctx, want)
 }

@@ -101,19 +101,6 @@ func TestOneVolumesHangBlocksNoOther(t *testing.T) {
 	}
 }
 
-func TestHungBindIsTold(t *testing.T) {
-	bubble(t, func(h *harness) {
-		h.volume("v")
-		h.ok(stage("v"), publish("v", 2))
-		hang := h.k.hang(opBind, targetPath("v", 1), true)
-		h.refuse(h.do(publish("v", 1)), state.DeadlineExceeded, "step bind for target "+targetPath("v", 1))
-		h.refuse(h.do(unpublish("v", 2)), state.DeadlineExceeded, "step bind for target "+targetPath("v", 1), targetPath("v", 2))
-		hang.open()
-		h.ok(publish("v", 1), unpublish("v", 2))
-		h.atRest("v")
-	})
-}
-
 // A look that hangs keeps nobody beyond the time for an answer, and no intent
 // from being written; the work is done when it ends, though nobody asks again.
 func TestHungLook(t *testing.T) {

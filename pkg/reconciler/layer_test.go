@@ -16,7 +16,6 @@ import (
 	"testing"
 	"time"
 
-	"golang.org/x/sys/unix"
 	"k8s.io/klog/v2"
 
 	"github.com/csi-node/csi-node/pkg/devices"
@@ -272,70 +271,6 @@ func TestLifeOfALayer(t *testing.T) {
 	l.gone()
 }
 
-// Whenever the plugin dies, the next one goes on: each attempt is killed at one
-// more moment of one more step.
-func TestLayerSurvivesKills(t *testing.T) {
-	l := newLayered(t)
-	died := errors.New("killed")
-	killed := func(at Step, moment Moment) hook {
-		dead := false // and then it does no other step
-		return func(_ context.Context, _ string, step Step, m Moment) error {
-			if dead = dead || step == at && m == moment; dead {
-				return died
-			}
-			return nil
-		}
-	}
-	set := []Step{{Action: Attach}, {Action: BeginFormat}, {Action: CreateLayer, Layer: "offset"}, {Action: OpenLayer, Layer: "offset"}, {Action: Format, Layer: "offset"}, {Action: Mount}}
-	for _, step := range set {
-		step.Part = state.StagePart()
-		for _, moment := range []Moment{Before, After} {
-			l.restart(killed(step, moment))
-			if err := l.stage(); err == nil && step.Action != Mount && moment == Before {
-				t.Fatalf("staged without %s", step)
-			}
-		}
-	}
-	l.restart(nil)
-	l.ok(l.stage())
-	for _, step := range []Step{{Action: Unmount}, {Action: CloseLayer, Layer: "offset"}, {Action: Detach}} {
-		step.Part = state.StagePart()
-		for _, moment := range []Moment{Before, After} {
-			l.restart(killed(step, moment))
-			if err := l.unstage(); err == nil && step.Action == Unmount && moment == Before {
-				t.Fatalf("unstaged without %s", step)
-			}
-		}
-	}
-	l.restart(nil)
-	l.ok(l.unstage())
-	l.gone()
-}
-
-// What an interrupted mkfs left on a layer that is new is erased, and the layer stays.
-func TestInterruptedFormatOfALayer(t *testing.T) {
-	l := newLayered(t)
-	l.restart(func(_ context.Context, _ string, step Step, _ Moment) error {
-		if step.Action != Format {
-			return nil
-		}
-		d, err := l.layer.Find(context.WithoutCancel(l.t.Context()), state.Device{}, devices.Volume{ID: "v"})
-		if err != nil {
-			return err
-		}
-		out, err := exec.Command("mkfs.ext4", "-q", d.Path).CombinedOutput()
-		return fmt.Errorf("killed: %w %s", err, out)
-	})
-	if err := l.stage(); err == nil {
-		t.Fatal("staged")
-	}
-	l.restart(nil)
-	l.ok(l.stage())
-	l.did("erase offset", "format offset", "mount")
-	l.ok(l.unstage())
-	l.gone()
-}
-
 // large has more on each device than a look reads, and tells what is at byte 1 MiB
 // of one that it is to format.
 type large struct {
@@ -396,105 +331,6 @@ func TestNewLayerIsErasedBeforeItIsFormatted(t *testing.T) {
 	l.hook = nil
 	l.ok(l.unstage())
 	l.gone()
-}
-
-// A device of the volume's name on another element is closed, and never mounted.
-func TestStrayLayer(t *testing.T) {
-	l := newLayered(t)
-	l.ok(l.stage())
-	l.ok(l.unstage())
-	image := filepath.Join(t.TempDir(), "other")
-	l.ok(os.WriteFile(image, nil, 0o600))
-	l.ok(os.Truncate(image, small))
-	ctx := klog.NewContext(t.Context(), klog.Logger{})
-	l.ok(l.layer.Open(ctx, state.Device{Path: image}, devices.Volume{ID: "v"}, false))
-	l.forget()
-	l.ok(l.stage())
-	l.did("attach", "close-layer offset", "open-layer offset", "mount")
-	l.ok(l.unstage())
-	l.gone()
-	l.ok(l.layer.Open(ctx, state.Device{Path: image}, devices.Volume{ID: "v"}, false))
-	l.ok(l.unstage())
-	l.gone()
-}
-
-// A layer that is new is shown raw, and is not new from then on.
-func TestRawLayer(t *testing.T) {
-	l := newLayered(t)
-	l.ok(l.stage(stageBlock))
-	l.ok(l.publish(publishBlock))
-	if have := l.look(); have.Device.Fresh || !have.Device.Raw {
-		t.Errorf("the top is %+v", have.Device)
-	}
-	l.did("attach", "begin-format", "create-layer offset", "open-layer offset", "mark-raw", "bind")
-	f, err := os.OpenFile(l.n.path(1), os.O_RDWR, 0)
-	l.ok(err)
-	_, err = unix.Pwrite(int(f.Fd()), []byte("raw"), 0)
-	l.ok(errors.Join(err, f.Close()))
-	l.ok(l.unpublish())
-	l.ok(l.unstage())
-	l.gone()
-	if err := l.stage(); state.ClassOf(err) != state.FailedPrecondition {
-		t.Errorf("staged as a file system after that: %v", err)
-	}
-	l.gone()
-}
-
-// A layer that needs a secret waits for it, without trying, and nothing is closed
-// that could not be opened again.
-func TestSecretOfALayer(t *testing.T) {
-	l := newLayered(t)
-	locked := func(s *state.Stage) { s.Context["locked"] = "true" }
-	waits := func(err error) {
-		t.Helper()
-		if state.ClassOf(err) != state.Unavailable || !strings.Contains(err.Error(), "waits for its secret") {
-			t.Fatalf("it does not wait for its secret: %v", err)
-		}
-	}
-	waits(l.stage(locked))
-	l.did("attach")
-	l.r.Remember("v", map[string]string{"key": "wrong"})
-	if err := l.stage(locked); state.ClassOf(err) != state.Unauthenticated {
-		t.Fatalf("opened with the wrong key: %v", err)
-	}
-	l.gone()
-	l.r.Remember("v", map[string]string{"key": "secret"})
-	l.ok(l.stage(locked))
-	l.ok(l.publish())
-
-	// Another plugin has no secret, and needs none for what stands.
-	l.restart(nil)
-	l.ok(l.publish())
-	have := l.look()
-	l.ok(l.n.umount(1))
-	l.ok(l.n.umount(0))
-	l.n.detach(have.Device.Path, have.Lower[0].Device.Path)
-	l.forget()
-	waits(l.publish())
-	l.did()
-
-	// A wrong one is tried once, until somebody asks again.
-	l.r.Remember("v", map[string]string{"key": "wrong"})
-	if err := l.publish(); err == nil {
-		t.Fatal("published with the wrong key")
-	}
-	l.forget()
-	l.r.queue.Add("v")
-	if _, err := l.r.Retry(t.Context(), "v"); err != nil {
-		t.Fatal(err)
-	}
-	l.did()
-	l.r.Remember("v", map[string]string{"key": "secret"})
-	l.ok(l.publish())
-	if record := fmt.Sprintf("%+v", *l.store.Get("v").Stage); strings.Contains(record, "secret") {
-		t.Errorf("the record holds the secret: %s", record)
-	}
-	l.ok(l.unpublish())
-	l.ok(l.unstage())
-	l.gone()
-	if held := l.r.secrets.get("v"); held != nil {
-		t.Errorf("its secrets are kept: %d", len(held))
-	}
 }
 
 // noisy is a layer on which what was never written reads as noise, and which grows

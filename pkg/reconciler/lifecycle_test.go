@@ -168,24 +168,32 @@ func TestRestartAdoptsWithoutAStep(t *testing.T) {
 	})
 }
 
+func stageLayer(s *state.Stage)    { s.Context = layerContext() }
+func publishLayer(t *state.Target) { t.Context = layerContext() }
+
 // Whatever dies or half finishes wherever, the work is finished after it.
 func TestEveryStepMayFailHalfwayOrDie(t *testing.T) {
 	lives := map[string][]request{
 		"mount": {stage("v"), publish("v", 1), publish("v", 2, publishReadOnly), unpublish("v", 1), unpublish("v", 2), unstage("v")},
 		"block": {stage("v", stageBlock), publish("v", 1, publishBlock), publish("v", 2, publishBlock, publishReadOnly), resize("v", 2*gib),
 			unpublish("v", 1), unpublish("v", 2), unstage("v")},
-		"xfs": {stage("v", stageXFS), publish("v", 1, publishXFS), resize("v", 2*gib), unpublish("v", 1), unstage("v")},
+		"xfs":   {stage("v", stageXFS), publish("v", 1, publishXFS), resize("v", 2*gib), unpublish("v", 1), unstage("v")},
+		"layer": {stage("v", stageXFS, stageLayer), publish("v", 1, publishXFS, publishLayer), resize("v", 2*gib), unpublish("v", 1), unstage("v")},
 	}
 	for life, requests := range lives {
 		for _, o := range mutators() {
 			for _, m := range []mode{fails, halfway, idles, crashes} {
 				t.Run(fmt.Sprintf("%s/%s/%d", life, o, m), func(t *testing.T) {
 					bubble(t, func(h *harness) {
-						h.volume("v")
+						v := h.volume("v")
+						if life == "layer" {
+							h.k.with(func() { v.layer = &fakeLayer{} })
+						}
 						h.k.fault(&fault{op: o, times: 1, mode: m, err: errBoom})
 						h.k.fault(&fault{op: o, times: 1, mode: m, err: errBoom})
 						for _, r := range requests {
 							for try := 0; ; try++ {
+								h.p.r.Remember("v", map[string]string{layerKey: rightKey})
 								err := h.do(r)
 								if err == nil {
 									break

@@ -244,55 +244,6 @@ func TestAdoptWhatIsGrowing(t *testing.T) {
 	}
 }
 
-// A stage on its way out is a removal, and a publish is no request to stage.
-func TestAdoptNeverSupersedesAnUnstage(t *testing.T) {
-	bubble(t, func(h *harness) {
-		h.volume("v")
-		h.ok(stage("v"))
-		h.k.fail(opUnmount, "", 3, errBoom)
-		h.refuse(h.do(unstage("v")), state.Unavailable)
-		h.refuse(h.do(publish("v", 1)), state.Aborted, "being unstaged")
-		h.sleep(time.Minute)
-		h.noRecord("v")
-	})
-}
-
-func TestAdoptedIsAccepted(t *testing.T) {
-	bubble(t, func(h *harness) {
-		h.volume("v")
-		h.ok(stage("v"))
-		h.stop()
-		h.store = newFakeStore() // lost
-		h.start()
-		h.k.fault(&fault{op: opFind, times: 1}) // the look before the adoption
-		h.k.fail(opFind, "v", 1, errBoom)       // and the one after it
-		h.refuse(h.do(publish("v", 1)), state.Unavailable)
-		if s := h.store.Get("v").Stage; !s.Adopted || s.Provisional || !s.Accepted {
-			t.Errorf("what stood before the call could be withdrawn: %+v", s)
-		}
-	})
-}
-
-// A refused request takes down nothing that it did not begin.
-func TestRefusedStageAfterALostStoreLeavesTheStage(t *testing.T) {
-	for name, ask := range map[string]func(*state.Stage){"other type": stageXFS, "turned read-only": func(*state.Stage) {}} {
-		t.Run(name, func(t *testing.T) {
-			bubble(t, func(h *harness) {
-				v := h.volume("v")
-				h.ok(stage("v"), publish("v", 1))
-				h.stop()
-				h.store = newFakeStore()
-				h.k.with(func() { v.superRO = name == "turned read-only" })
-				h.start()
-				h.refuse(h.do(stage("v", ask)), state.FailedPrecondition)
-				if h.k.count(opUnmount, stagePath("v")) > 0 {
-					t.Error("the stage of a running pod was unmounted")
-				}
-			})
-		})
-	}
-}
-
 // Nothing is staged or published in a volume whose record is lost; where there
 // is a record, the store decides.
 func TestPathsInAVolumeWithoutARecord(t *testing.T) {

@@ -29,7 +29,7 @@ func TestOrphanIsDetachedWhenNobodyUsesIt(t *testing.T) {
 		h.start()
 		ask(true, true, "bound at "+targetPath("v", 1))
 		h.k.with(func() { delete(h.k.mounts, targetPath("v", 1)); v.held = true })
-		ask(true, true, "pid 7")
+		ask(true, true, "in use: pid 7")
 		h.k.with(func() { v.held = false })
 		ask(false, true, "")
 		h.k.with(func() {

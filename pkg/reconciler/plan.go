@@ -97,26 +97,26 @@ func makePlan(want *state.Volume, have state.Actual) *planner {
 	p := newPlanner(want, have)
 	for _, path := range want.TargetPaths() {
 		if t := want.Targets[path]; t.Gone {
-			p.say(state.TargetPart(path), p.unpublish(t))
+			p.setVerdict(state.TargetPart(path), p.unpublish(t))
 		}
 	}
 	p.dropIdleView()
 	if s := want.Stage; s != nil {
 		if s.Gone {
-			p.say(state.StagePart(), p.end(s))
+			p.setVerdict(state.StagePart(), p.end(s))
 			p.awaitEnd(s)
 		} else {
-			p.say(state.StagePart(), p.stage(s))
+			p.setVerdict(state.StagePart(), p.stage(s))
 		}
 	}
 	if want.Size != nil {
-		p.say(state.SizePart(), p.size(want.Size))
+		p.setVerdict(state.SizePart(), p.size(want.Size))
 	}
 	p.growMounted()
 	p.growView()
 	for _, path := range want.TargetPaths() {
 		if t := want.Targets[path]; !t.Gone {
-			p.say(state.TargetPart(path), p.publish(t))
+			p.setVerdict(state.TargetPart(path), p.publish(t))
 		}
 	}
 	return p
@@ -169,7 +169,7 @@ func newPlanner(want *state.Volume, have state.Actual) *planner {
 
 var errUnseen = state.Errorf(state.Unavailable, "it was not looked at, so nothing is known of it now")
 
-func (p *planner) say(part state.Part, v Verdict) { p.plan.Verdicts[part] = v }
+func (p *planner) setVerdict(part state.Part, v Verdict) { p.plan.Verdicts[part] = v }
 
 // do adds a step; the verdict is that the part is under way.
 func (p *planner) do(action Action, part state.Part) Verdict {

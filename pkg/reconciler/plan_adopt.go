@@ -31,7 +31,7 @@ func (p *planner) provisional(s *state.Stage) Verdict {
 		}
 		return p.do(Adopt, state.StagePart())
 	}
-	if v := as.found(as.want.Stage); !v.Settled && len(p.have.Stage.Mounts) > 0 {
+	if v := as.foundMount(as.want.Stage); !v.Settled && len(p.have.Stage.Mounts) > 0 {
 		return v
 	}
 	switch {
@@ -54,9 +54,9 @@ func (p *planner) adopted(s *state.Stage) *planner {
 	return as
 }
 
-// unlikeAdopted judges a target that was asked for before it was known how the volume
+// checkAdopted judges a target that was asked for before it was known how the volume
 // is staged. In all other cases the edit that asks for the target has checked that.
-func (p *planner) unlikeAdopted(t *state.Target) Verdict {
+func (p *planner) checkAdopted(t *state.Target) Verdict {
 	if s := p.want.Stage; s.Adopted && s.ReadOnly && !t.ReadOnly && !t.Accepted {
 		return stuck(state.FailedPrecondition, "the volume is staged read-only at %s, and publishing it for writing was asked for", s.Path)
 	}
@@ -139,9 +139,9 @@ func (r *Reconciler) refusedOptions(c state.Capability) error {
 	return r.kernel.Mounts.CheckOptions(c.FSType, flags)
 }
 
-// inLostVolume refuses a path that lies in a volume without a record, such as after
-// the loss of the store, or in a mount of the volume itself that its record does not
-// explain. For volumes with a record, the store keeps the paths apart.
+// inLostVolume refuses a path inside a volume without a record, such as after the loss
+// of the store, or inside a mount of the volume itself that is not in its record. For
+// volumes with a record, the store refuses paths that overlap.
 func (r *Reconciler) inLostVolume(want *state.Volume, path string) error {
 	if r.kernel.VolumeAt == nil {
 		return nil

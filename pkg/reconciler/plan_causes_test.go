@@ -120,7 +120,7 @@ var (
 		{state.FailedPrecondition, "was truncated", func(c *planCase) bool {
 			return c.source().State == state.DeviceAbsent && c.source().Size < c.source().Capacity
 		}},
-		{state.FailedPrecondition, "so it cannot be attached", func(c *planCase) bool { return c.otherMode(c.source()) && c.shown() }},
+		{state.FailedPrecondition, "so it cannot be attached", func(c *planCase) bool { return c.otherMode(c.source()) && c.maybeInUse() }},
 		{state.Unavailable, "the volume waits for its secret", func(c *planCase) bool {
 			return c.source().NeedsSecret && (c.source().State != state.DeviceAttached || c.otherMode(c.source()))
 		}},
@@ -140,7 +140,7 @@ var (
 			d, source := c.have.Device, c.source()
 			return d.NeedsSecret && (d.State != state.DeviceAttached || d.Size < d.Capacity || c.otherMode(d) || c.otherMode(source) || source.Formatting)
 		}},
-		{state.Unavailable, "not the volume's any more, and is in use", func(c *planCase) bool { return c.have.Device.Stray && c.shown() }},
+		{state.Unavailable, "not the volume's any more, and is in use", func(c *planCase) bool { return c.have.Device.Stray && c.maybeInUse() }},
 		{state.FailedPrecondition, "which the plugin did not open", func(c *planCase) bool {
 			return c.have.Device.State == state.DeviceForeign && !c.have.Device.Stray
 		}},
@@ -162,9 +162,9 @@ var (
 			return c.source().Formatting && c.have.Device.Fresh && c.want.Stage.ReadOnly
 		}},
 		{state.FailedPrecondition, "in use, or not new", func(c *planCase) bool {
-			return c.source().Formatting && !c.have.Device.Unmade && (!c.have.Device.Fresh || c.open() && c.shown())
+			return c.source().Formatting && !c.have.Device.Unmade && (!c.have.Device.Fresh || c.open() && c.maybeInUse())
 		}},
-		{state.FailedPrecondition, "so it cannot be opened", func(c *planCase) bool { return c.otherMode(c.have.Device) && c.shown() }},
+		{state.FailedPrecondition, "so it cannot be opened", func(c *planCase) bool { return c.otherMode(c.have.Device) && c.maybeInUse() }},
 	}
 
 	// What a stage is stuck on when its device stands.
@@ -276,8 +276,8 @@ func (c *planCase) claimed() bool {
 	return c.have.Device.Held || c.have.View.Held || c.someTargetBound()
 }
 
-// shown reports whether the highest device that stands is, or may be, in use.
-func (c *planCase) shown() bool {
+// maybeInUse reports whether the highest device that stands is, or may be, in use.
+func (c *planCase) maybeInUse() bool {
 	return c.standing().Held || c.have.View.State != state.DeviceAbsent || c.somewhere(c.showsAt) || c.someTargetUnseen() || unseen(c.have.Stage)
 }
 

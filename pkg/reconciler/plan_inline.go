@@ -64,7 +64,7 @@ func (p *planner) end(s *state.Stage) Verdict {
 	return p.do(DeleteVolume, state.StagePart()) // the record names the owner
 }
 
-// endUnrecorded plans the end of what may be an inline volume whose record was lost.
+// endUnrecorded plans the end of a volume whose record was lost, which may be an inline one.
 // If the backend cannot tell whether it is one, its data is left.
 func (p *planner) endUnrecorded(s *state.Stage) Verdict {
 	if !s.Inline.Made {
@@ -89,7 +89,7 @@ func (p *planner) awaitEnd(s *state.Stage) {
 	}
 	target := state.TargetPart(s.Inline.Target)
 	if p.plan.Verdicts[target].Settled {
-		p.say(target, Verdict{Needs: []state.Part{state.StagePart()}})
+		p.setVerdict(target, Verdict{Needs: []state.Part{state.StagePart()}})
 	}
 }
 

@@ -3,19 +3,13 @@ package reconciler_test
 import (
 	"context"
 	"errors"
+	"slices"
 	"strings"
 	"testing"
 
 	"github.com/csi-node/csi-node/pkg/reconciler"
 	"github.com/csi-node/csi-node/pkg/state"
 )
-
-// inline makes a volume an inline one of the publish at podA.
-func inline(made, ended bool) asker {
-	return func(v *state.Volume) {
-		v.Stage.Inline = &state.Inline{PodUID: "a", Target: podA, Made: made, Ended: ended}
-	}
-}
 
 var (
 	errAway   = errors.New("the pool is away")
@@ -27,27 +21,30 @@ type inlineWorld struct {
 	gone, ended, made, provisional, kubelet bool
 	owner                                   state.OwnerState
 	err                                     error // of an unknown owner
-	device                                  state.DeviceState
+	device                                  standing
 	staged, bound                           int // nothing, an empty directory, the volume, somebody else's files
 }
 
 func (w inlineWorld) look() (*state.Volume, state.Actual) {
-	places := []state.Mountpoint{nothingThere(), emptyDir(), mounted(rw), fullDir()}
-	want := volume(staged(), inline(w.made, w.ended), published(podA))
+	places := append(placesOf(fileEmptyDirectory, [2]mountWorld{}, [2]mountWorld{mountedHere}), placeWorld{file: fileFullDirectory})
+	places = slices.Insert(places, 0, placeWorld{})
+	wish := wantThere
 	if w.gone {
-		want = volume(unstaged(), inline(w.made, w.ended), unpublished(podA))
-		want.Stage.Provisional = w.provisional
+		wish = wantGone
 	}
+	world := planWorld{
+		stage: stageWorld{want: wish}, at: places[w.staged], targets: [2]targetWorld{{want: wish, at: places[w.bound]}},
+		device: deviceWorld{state: w.device}, contents: contentsWorld{kind: holdsExt4},
+	}
+	c := world.look()
+	c.want.Stage.Inline = &state.Inline{PodUID: "a", Target: planPathA, Made: w.made, Ended: w.ended}
+	c.want.Stage.Provisional = w.provisional
 	if w.kubelet {
-		want.ID = "csi-" + strings.Repeat("0a", 32)
+		c.want.ID = "csi-" + strings.Repeat("0a", 32)
 	}
-	have := actual(device(w.device), ext4(), stageIs(places[w.staged]), targetIs(podA, places[w.bound]))
-	if w.device == state.DeviceAbsent {
-		have.Contents = state.Contents{}
-	}
-	have.Device.Missing = w.owner == state.OwnerNone && w.device == state.DeviceAbsent
-	have.Owner = state.Owner{State: w.owner, Err: w.err}
-	return want, have
+	c.have.Device.Missing = w.owner == state.OwnerNone && w.device == isAbsent
+	c.have.Owner = state.Owner{State: w.owner, Err: w.err}
+	return c.want, c.have
 }
 
 // after is what a step makes of a world, as the worker does it.
@@ -56,7 +53,7 @@ func (w inlineWorld) after(step reconciler.Step) inlineWorld {
 	case reconciler.CreateVolume:
 		w.made, w.owner = true, state.OwnerSame
 	case reconciler.Attach:
-		w.device = state.DeviceAttached
+		w.device = isAttached
 	case reconciler.Mount:
 		w.staged = 2
 	case reconciler.Bind:
@@ -68,7 +65,7 @@ func (w inlineWorld) after(step reconciler.Step) inlineWorld {
 	case reconciler.Unmount:
 		w.staged = 1
 	case reconciler.Detach:
-		w.device = state.DeviceAbsent
+		w.device = isAbsent
 	case reconciler.RemoveStage:
 		w.staged = 0
 	case reconciler.AdoptInline:
@@ -83,7 +80,7 @@ func (w inlineWorld) after(step reconciler.Step) inlineWorld {
 
 // why tells which rule a step breaks.
 func (w inlineWorld) why(step reconciler.Step) string {
-	shown := w.device == state.DeviceAttached || w.staged == 2 || w.bound == 2
+	shown := w.device == isAttached || w.staged == 2 || w.bound == 2
 	switch step.Action {
 	case reconciler.DeleteVolume:
 		switch {
@@ -93,7 +90,7 @@ func (w inlineWorld) why(step reconciler.Step) string {
 			return "it is another's"
 		case w.owner == state.OwnerUnknown && (w.err == nil || errors.Is(w.err, errSilent)):
 			return "nothing is known of its owner"
-		case shown || w.staged != 0 || w.device != state.DeviceAbsent:
+		case shown || w.staged != 0 || w.device != isAbsent:
 			return "something stands of it"
 		}
 	case reconciler.CreateVolume:
@@ -101,7 +98,7 @@ func (w inlineWorld) why(step reconciler.Step) string {
 			return "it is made, or not this pod's to make"
 		}
 	case reconciler.RemoveStage:
-		if !w.ended || w.staged != 1 || w.device == state.DeviceAttached {
+		if !w.ended || w.staged != 1 || w.device == isAttached {
 			return "the volume is not down, or the directory is not empty"
 		}
 	case reconciler.LeaveVolume, reconciler.AdoptInline:
@@ -131,11 +128,11 @@ func (w inlineWorld) explains(p reconciler.Problem) bool {
 	case state.AlreadyExists:
 		return !w.gone && !w.made && w.owner == state.OwnerOther
 	case state.NotFound:
-		return !w.gone && w.made && w.owner == state.OwnerNone && w.device == state.DeviceAbsent
+		return !w.gone && w.made && w.owner == state.OwnerNone && w.device == isAbsent
 	case state.FailedPrecondition:
-		return w.staged == 3 || w.ended && w.staged == 2 && w.device != state.DeviceAttached
+		return w.staged == 3 || w.ended && w.staged == 2 && w.device != isAttached
 	}
-	return w.owner == state.OwnerUnknown || w.device == state.DeviceUnknown
+	return w.owner == state.OwnerUnknown || w.device == isUnlooked
 }
 
 // TestPlanForEveryInlineState walks every state of an inline volume, in every order
@@ -165,7 +162,7 @@ func TestPlanForEveryInlineState(t *testing.T) {
 		if stage.Problem != (reconciler.Problem{}) && !w.explains(stage.Problem) {
 			t.Fatalf("told is %+v: %+v", stage.Problem, w)
 		}
-		if w.gone && w.ended && !stage.Settled && plan.Verdicts[state.TargetPart(podA)].Settled {
+		if w.gone && w.ended && !stage.Settled && plan.Verdicts[planFirst].Settled {
 			t.Fatalf("the publish ends before its volume: %+v", w)
 		}
 		if len(plan.Steps) > 0 || !w.gone {
@@ -173,13 +170,13 @@ func TestPlanForEveryInlineState(t *testing.T) {
 		}
 		lost := w.provisional && (w.owner != state.OwnerSame || !w.made)
 		unknown := w.owner == state.OwnerUnknown && w.err == nil && w.made && w.ended // nobody asked
-		switch down := w.device != state.DeviceAttached && w.staged != 2 && w.bound != 2; {
-		case w.device == state.DeviceUnknown, unknown:
+		switch down := w.device != isAttached && w.staged != 2 && w.bound != 2; {
+		case w.device == isUnlooked, unknown:
 		case !down && !lost:
 			t.Fatalf("at the end something stands: %+v", w)
 		case !stage.Settled && w.staged != 3:
 			t.Fatalf("at the end the stage is %+v: %+v", stage, w)
-		case stage.Settled && !plan.Verdicts[state.TargetPart(podA)].Settled:
+		case stage.Settled && !plan.Verdicts[planFirst].Settled:
 			t.Fatalf("at the end the target is not settled: %+v", w)
 		case stage.Settled && w.ended && w.made && !lost && w.owner != state.OwnerOther:
 			t.Fatalf("at the end the volume is there: %+v", w)
@@ -192,10 +189,10 @@ func TestPlanForEveryInlineState(t *testing.T) {
 			if (w.ended || w.provisional) && !w.gone || w.provisional && !w.ended {
 				continue
 			}
-			for _, w.device = range []state.DeviceState{state.DeviceUnknown, state.DeviceAbsent, state.DeviceAttached} {
+			for _, w.device = range []standing{isUnlooked, isAbsent, isAttached} {
 				for w.staged = range 4 {
 					for w.bound = range 4 {
-						if w.device != state.DeviceAttached && (w.staged == 2 || w.bound == 2) {
+						if w.device != isAttached && (w.staged == 2 || w.bound == 2) {
 							continue
 						}
 						worlds++

@@ -17,7 +17,7 @@ func (p *planner) highest() int {
 func (p *planner) top() state.Device { return p.stack[p.highest()].Device }
 
 // standsOrStrays reports whether there is a device that the plugin made, even if it
-// lies on another element than the volume's.
+// is on another element than the volume's.
 func standsOrStrays(d state.Device) bool { return stands(d) || d.Stray }
 
 func (p *planner) close(i int) Verdict {
@@ -27,13 +27,13 @@ func (p *planner) close(i int) Verdict {
 // reopen plans to close element i so that it can be opened again.
 func (p *planner) reopen(i int) Verdict {
 	if p.stack[i].Device.NeedsSecret { // then it could not be
-		return p.secretless(i)
+		return p.waitsForSecret(i)
 	}
 	return p.close(i)
 }
 
-// secretless is the verdict on element i, for which a secret is needed.
-func (p *planner) secretless(i int) Verdict {
+// waitsForSecret is the verdict on element i, for which a secret is needed.
+func (p *planner) waitsForSecret(i int) Verdict {
 	what := "the volume"
 	if name := p.stack[i].Layer; name != "" {
 		what = "the volume's layer " + name
@@ -47,7 +47,7 @@ func (p *planner) layer(s *state.Stage, i int) Verdict {
 	switch {
 	case d.Err != nil:
 		return unseen(d.Err)
-	case d.Stray && (p.shown() || p.highest() > i):
+	case d.Stray && (p.maybeInUse() || p.highest() > i):
 		return stuck(state.Unavailable, "the volume's layer %s (%s) stands on a device that is not the volume's any more, and is in use: unpublish and unstage the volume", name, d.Path)
 	case d.Stray && d.Held:
 		return p.held(d, "it is closed")
@@ -56,7 +56,7 @@ func (p *planner) layer(s *state.Stage, i int) Verdict {
 	case d.State == state.DeviceForeign:
 		return stuck(state.FailedPrecondition, "the volume's layer %s is used by %s, which the plugin did not open: close that first", name, d.Holder)
 	case d.NeedsSecret && (d.State != state.DeviceAttached || d.Size < d.Capacity && !d.GrowsOpen):
-		return p.secretless(i)
+		return p.waitsForSecret(i)
 	case d.Unmade && stands(d):
 		return stuck(state.FailedPrecondition, "the volume's layer %s is open (%s), and the device beneath%s does not bear it any more: its data was swapped or destroyed. Put the right data back; or, to take what is there, unpublish and unstage the volume and stage it again", name, d.Path, nodeOf(lower))
 	case d.Unmade:
@@ -65,13 +65,13 @@ func (p *planner) layer(s *state.Stage, i int) Verdict {
 		return stuck(state.FailedPrecondition, "making the volume's layer %s was interrupted and read-only access was asked for: stage it once for writing", name)
 	case lower.Formatting && d.Fresh && !stands(d): // the layer was made, but the mark beneath not yet cleared
 		return p.doOn(name, CreateLayer, state.StagePart())
-	case lower.Formatting && d.Fresh && !p.shown():
+	case lower.Formatting && d.Fresh && !p.maybeInUse():
 		return p.reopen(p.highest())
 	case lower.Formatting:
 		return stuck(state.FailedPrecondition, "the volume bears the mark of an interrupted format, and a layer %s that is in use, or not new: it is left as it is", name)
 	case d.State != state.DeviceAttached:
 		return p.doOn(name, OpenLayer, state.StagePart())
-	case d.ReadOnly != s.ReadOnly && p.shown():
+	case d.ReadOnly != s.ReadOnly && p.maybeInUse():
 		return stuck(state.FailedPrecondition, "the device %s is open %s and in use, so it cannot be opened %s", d.Path, access(d.ReadOnly), access(s.ReadOnly))
 	case d.ReadOnly != s.ReadOnly:
 		return p.reopen(p.highest())

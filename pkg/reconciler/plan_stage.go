@@ -32,7 +32,7 @@ func (p *planner) stage(s *state.Stage) Verdict {
 			return v
 		}
 	}
-	if v := p.found(s); !v.Settled {
+	if v := p.foundMount(s); !v.Settled {
 		return v
 	}
 	if v := p.device(s); !v.Settled {
@@ -74,9 +74,9 @@ func (p *planner) open(s *state.Stage) bool {
 // mounted there was mounted before it was asked for.
 func unexplained(s *state.Stage) bool { return !s.Gone && !s.Accepted && !s.Begun }
 
-// found judges the options of a file system that was mounted before the stage was
+// foundMount judges the options of a file system that was mounted before the stage was
 // asked for. What the plugin mounts itself always has the options of the record.
-func (p *planner) found(s *state.Stage) Verdict {
+func (p *planner) foundMount(s *state.Stage) Verdict {
 	if !unexplained(s) || s.Capability.Access != state.MountAccess {
 		return settled
 	}
@@ -159,23 +159,23 @@ func (p *planner) source(s *state.Stage) Verdict {
 	case d.State == state.DeviceAbsent && d.Size < d.Capacity:
 		return stuck(state.FailedPrecondition, "the volume has %d bytes, %d fewer than it was created with: its backing%s was truncated. Restore it from a backup, or delete the volume", d.Size, d.Capacity-d.Size, backing(d))
 	case d.State != state.DeviceAttached && d.NeedsSecret:
-		return p.secretless(0)
+		return p.waitsForSecret(0)
 	case d.State != state.DeviceAttached:
 		return p.do(Attach, state.StagePart())
 	case d.ReadOnly == s.ReadOnly:
 		return settled
-	case p.highest() > 0 && !p.shown():
+	case p.highest() > 0 && !p.maybeInUse():
 		return p.reopen(p.highest())
-	case p.shown():
+	case p.maybeInUse():
 		return stuck(state.FailedPrecondition, "the device %s is attached %s and in use, so it cannot be attached %s", d.Path, access(d.ReadOnly), access(s.ReadOnly))
 	case d.NeedsSecret:
-		return p.secretless(0)
+		return p.waitsForSecret(0)
 	}
 	return p.do(Detach, state.StagePart())
 }
 
-// shown reports whether the top device is, or may be, in use, or has a view.
-func (p *planner) shown() bool {
+// maybeInUse reports whether the top device is, or may be, in use, or has a view.
+func (p *planner) maybeInUse() bool {
 	return p.top().Held || p.have.View.State != state.DeviceAbsent || len(p.maybeBound()) > 0 || p.stageIsOurs() || unknown(p.have.Stage)
 }
 
@@ -235,7 +235,7 @@ func (p *planner) keepMounted(s *state.Stage) Verdict {
 	case top.Corrupt:
 		return stuck(state.FailedPrecondition, "the file system at the staging path %s is broken, and lies over %s: that is not this volume's; find out whose before you unmount both", s.Path, describe(mounts[1]))
 	case p.swapped(s):
-		return p.another(s)
+		return p.dataSwapped(s)
 	case top.FSType != s.Capability.FSType:
 		return stuck(state.FailedPrecondition, "the volume is mounted at %s as %s, and %s was asked for", s.Path, top.FSType, s.Capability.FSType)
 	case top.SuperReadOnly && !s.ReadOnly:
@@ -288,7 +288,7 @@ func (p *planner) renew(s *state.Stage) Verdict {
 	case c.Err != nil:
 		return unseen(c.Err)
 	case p.swapped(s):
-		return p.another(s)
+		return p.dataSwapped(s)
 	case p.have.Device.Formatting || c.Kind != state.ContentsFilesystem:
 		return stuck(state.FailedPrecondition, "the file system at the staging path %s is broken, and its device %s holds none now: restore its backing%s from a backup", s.Path, p.have.Device.Path, backing(p.have.Device))
 	case len(p.have.Keepers) > 0:
@@ -311,8 +311,8 @@ func (p *planner) swapped(s *state.Stage) bool {
 	return c.Err == nil && s.UUID != "" && c.UUID != "" && c.UUID != s.UUID
 }
 
-// another is the verdict on a device that was swapped.
-func (p *planner) another(s *state.Stage) Verdict {
+// dataSwapped is the verdict on a device that was swapped.
+func (p *planner) dataSwapped(s *state.Stage) Verdict {
 	d := p.have.Device
 	return stuck(state.FailedPrecondition, "the device %s holds the file system %s, and the volume was staged with %s: its data was swapped. Put the right data back into its backing%s; or, to take what is there, unpublish and unstage the volume and stage it again", d.Path, p.have.Contents.UUID, s.UUID, backing(d))
 }
@@ -325,7 +325,7 @@ func (p *planner) contents(s *state.Stage) Verdict {
 	case c.Err != nil:
 		return unseen(c.Err)
 	case p.swapped(s):
-		return p.another(s)
+		return p.dataSwapped(s)
 	case s.UUID != "" && (d.Formatting || maybeBlank(c)):
 		return stuck(state.FailedPrecondition, "the volume was staged with the file system %s, and is blank or to be formatted now: its data is lost, and it is not formatted again. Restore its backing%s from a backup; or, to have it formatted, unpublish and unstage the volume and stage it again", s.UUID, backing(d))
 	case d.Raw && (d.Formatting || maybeBlank(c)):

@@ -44,8 +44,8 @@ func (p *planner) publish(t *state.Target) Verdict {
 		return unseen(p.have.Targets[t.Path].Err)
 	case p.have.Unfit[state.TargetPart(t.Path)] != nil:
 		return unseen(p.have.Unfit[state.TargetPart(t.Path)])
-	case !p.unlikeAdopted(t).Settled:
-		return p.unlikeAdopted(t)
+	case !p.checkAdopted(t).Settled:
+		return p.checkAdopted(t)
 	case p.clearing && p.corrupt(p.have.Targets[t.Path]):
 		return p.do(Unbind, state.TargetPart(t.Path))
 	case !p.plan.Verdicts[state.StagePart()].Settled:

@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"go.opentelemetry.io/otel/trace"
 	"k8s.io/klog/v2"
 
 	"github.com/csi-node/csi-node/pkg/devices"
@@ -149,10 +150,14 @@ type Config struct {
 	Hook func(ctx context.Context, volume string, step Step, moment Moment) error
 	// Metrics, when set, counts steps, back-offs and repairs.
 	Metrics Metrics
+	// Tracer, when set, makes spans of what is done for a volume: below the span in the
+	// context of the Ensure that waits, or else below one of their own.
+	Tracer trace.Tracer
 	// DetectOnly leaves what was lost unrepaired until somebody asks for it.
 	DetectOnly bool
-	// Resync is how often a volume at rest is observed; 0: never. After a start, the
-	// first of these observations are spread over that time.
+	// Resync is how often a volume at rest is observed; 0: never. With many volumes it is
+	// less often: two of them a second. After a start, the first of these observations
+	// are spread over that time.
 	Resync time.Duration
 }
 
@@ -173,6 +178,7 @@ type Reconciler struct {
 	kernel  Kernel
 	hook    func(context.Context, string, Step, Moment) error
 	metrics Metrics
+	tracer  trace.Tracer
 	heals   bool
 	resync  time.Duration
 	queue   *queue
@@ -201,6 +207,7 @@ func New(cfg Config) *Reconciler {
 		kernel:  cfg.Kernel,
 		hook:    cfg.Hook,
 		metrics: cfg.Metrics,
+		tracer:  cfg.Tracer,
 		heals:   !cfg.DetectOnly,
 		resync:  cfg.Resync,
 		queue:   newQueue(),
@@ -256,6 +263,7 @@ func (r *Reconciler) EnsureSize(ctx context.Context, id string, edit func(*state
 
 func (r *Reconciler) ensure(ctx context.Context, id string, w *waiter, edit func(*state.Volume) error) error {
 	part := w.part
+	w.call = r.traced(ctx)
 	var asked claim
 	record, err := r.store.Edit(id, func(v *state.Volume) error {
 		// The edit of a caller that has gone must not be made after that of a later call.

@@ -29,27 +29,6 @@ func TestTargetIsPutRight(t *testing.T) {
 	})
 }
 
-// No repair makes a directory that kubelet has removed; a publish does.
-func TestRemovedDirectoryIsMadeAgainOnlyWhenAsked(t *testing.T) {
-	for _, path := range []string{stagePath("v"), targetPath("v", 1)} {
-		bubble(t, func(h *harness) {
-			h.volume("v")
-			h.ok(stage("v"), publish("v", 1))
-			h.k.with(func() {
-				delete(h.k.mounts, path)
-				delete(h.k.files, path)
-			})
-			h.restart()
-			h.sleep(time.Hour)
-			if h.k.files[path] != nil {
-				t.Fatalf("a repair made %s", path)
-			}
-			h.ok(publish("v", 1))
-			h.atRest("v")
-		})
-	}
-}
-
 // What stood in the way is gone: the next look heals, back-off or not.
 func TestStuckPartIsHealedByTheNextLook(t *testing.T) {
 	bubble(t, func(h *harness) {
@@ -90,18 +69,6 @@ func TestRepairMakesNoDirectory(t *testing.T) {
 			h.atRest("v")
 		})
 	}
-}
-
-func TestRestartHealsWhatWentMeanwhile(t *testing.T) {
-	bubble(t, func(h *harness) {
-		h.volume("v")
-		h.ok(stage("v"), publish("v", 1), publish("v", 2))
-		h.kill()
-		h.k.with(func() { clear(h.k.mounts) })
-		h.start()
-		synctest.Wait()
-		h.atRest("v")
-	})
 }
 
 // tear takes away what is mounted at a path, behind the plugin's back, and lets
@@ -242,7 +209,7 @@ func TestRepairsThatAreUndoneBackOff(t *testing.T) {
 			t.Errorf("who asks waits for %s", took)
 		}
 		h.atRest("v")
-		h.sleep(2 * calm)
+		h.sleep(2 * lossReset)
 		h.tear(targetPath("v", 1))
 		h.atRest("v") // a new story
 	})
@@ -326,6 +293,31 @@ func TestResyncIsSpreadAfterAStart(t *testing.T) {
 		}
 		for _, id := range ids {
 			h.atRest(id)
+		}
+	})
+}
+
+// However many volumes there are, two a second are looked at.
+func TestResyncOfManyVolumes(t *testing.T) {
+	bubble(t, func(h *harness) {
+		h.resync = 10 * time.Second
+		h.restart()
+		const volumes = 100
+		for i := range volumes {
+			id := fmt.Sprintf("v%d", i)
+			h.volume(id)
+			h.ok(stage(id))
+		}
+		looks := func() (n int) {
+			for i := range volumes {
+				n += h.k.count(opFind, fmt.Sprintf("v%d", i))
+			}
+			return n
+		}
+		before := looks()
+		h.sleep(volumes / 2 * time.Second)
+		if n := looks() - before; n < volumes/2 || n > volumes*3/2 {
+			t.Errorf("%d looks at %d volumes in %d seconds", n, volumes, volumes/2)
 		}
 	})
 }
@@ -436,11 +428,11 @@ func (h *harness) tearTwice() {
 	}
 }
 
-// After a while of calm a loss is not the next one of an old story; and a new publish
+// A loss long after the last one starts the count again; and a new publish
 // has no losses yet, whatever was lost at its path before.
 func TestStoryOfLossesEnds(t *testing.T) {
 	for name, end := range map[string]func(h *harness){
-		"with calm":       func(h *harness) { h.sleep(2 * calm) },
+		"with time":       func(h *harness) { h.sleep(2 * lossReset) },
 		"with its intent": func(h *harness) { h.ok(unpublish("v", 1), publish("v", 1)) },
 	} {
 		t.Run(name, func(t *testing.T) {

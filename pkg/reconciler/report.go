@@ -23,8 +23,8 @@ func (r *Reconciler) Reports() []report.Volume {
 	return all
 }
 
-// explainTime bounds the observation by Explain.
-const explainTime = 3 * time.Second
+// explainTimeout bounds the observation by Explain.
+const explainTimeout = 3 * time.Second
 
 // Explain observes a volume and reports on it. It changes nothing. If the observation
 // does not end in time, the report is of the last one. NotFound: nothing is asked of
@@ -34,7 +34,7 @@ func (r *Reconciler) Explain(ctx context.Context, id string) (report.Volume, err
 	if want == nil {
 		want = &state.Volume{ID: id}
 	}
-	ctx, cancel := context.WithTimeout(ctx, explainTime)
+	ctx, cancel := context.WithTimeout(ctx, explainTimeout)
 	defer cancel()
 	have, err := r.Observe(ctx, want)
 	switch {

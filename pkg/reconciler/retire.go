@@ -60,7 +60,7 @@ func (p *pass) retire(ctx context.Context, want *state.Volume) bool {
 		}
 	}
 	if len(retired) > 0 {
-		p.r.sweep.soon()
+		p.r.sweep.lookNow()
 	}
 	return true // also if the record has changed meanwhile
 }

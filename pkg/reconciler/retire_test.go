@@ -82,22 +82,6 @@ func TestOneLookIsNotEnough(t *testing.T) {
 	})
 }
 
-// Whoever asks for a publish has a pod for it.
-func TestAskedPublishDoesNotRetire(t *testing.T) {
-	bubble(t, func(h *harness) {
-		h.pods = &fakePods{gone: map[string]bool{"/pods/1/": true}}
-		m := h.published()
-		hang := h.k.hang(opBind, targetPath("v", 3), false)
-		h.ok(unpublish("v", 1))
-		answer := h.begin(publish("v", 3))
-		h.sleep(time.Second)
-		hang.open()
-		if err := h.got(answer); err != nil || m.retired != 0 {
-			t.Errorf("%v, %d retired", err, m.retired)
-		}
-	})
-}
-
 // Whoever asks again and again, in vain, has a pod for it, whatever the directory says.
 func TestAskedPublishIsNeverMissed(t *testing.T) {
 	bubble(t, func(h *harness) {

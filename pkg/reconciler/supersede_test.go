@@ -249,20 +249,6 @@ func TestGivesWayBeforeItIsBegun(t *testing.T) {
 	})
 }
 
-// An administrator who corrects a mount option need not delete the pod.
-func TestCorrectedOption(t *testing.T) {
-	bubble(t, func(h *harness) {
-		h.volume("v")
-		h.k.fail(opMount, "", 2, errBoom)
-		h.refuse(h.do(stage("v")), state.Unavailable, "boom")
-		h.refuse(h.do(stage("v", stageNoatime)), state.Unavailable, "boom")
-		h.ok(stage("v", func(s *state.Stage) { s.Capability.Flags = []string{"nosuid"} }))
-		h.mustShow(stagePath("v"), state.NoSuid, true)
-		h.mustShow(stagePath("v"), state.NoAtime, false)
-		h.atRest("v")
-	})
-}
-
 // While what was begun cannot be undone, nobody is told a final code.
 func TestSupersededCannotBeUndone(t *testing.T) {
 	bubble(t, func(h *harness) {

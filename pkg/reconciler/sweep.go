@@ -21,29 +21,29 @@ type sweep struct {
 }
 
 const (
-	// again is how often pods are looked for without a cause.
-	again = 10 * time.Minute
-	// endTime bounds the wait for the end of one volume; after that the work goes on.
-	endTime = time.Minute
+	// sweepInterval is how often Sweep looks for pods that are gone.
+	sweepInterval = 10 * time.Minute
+	// endTimeout bounds the wait for the end of one volume; after that the work goes on.
+	endTimeout = time.Minute
 )
 
-// soon lets Sweep look for pods that are gone now. It does not block.
-func (s *sweep) soon() {
+// lookNow lets Sweep look for pods that are gone now. It does not block.
+func (s *sweep) lookNow() {
 	select {
 	case s.look <- struct{}{}:
 	default:
 	}
 }
 
-// began tells Sweep that an inline volume was made.
-func (s *sweep) began() {
+// volumeMade tells Sweep that an inline volume was made.
+func (s *sweep) volumeMade() {
 	if !s.looking.Load() {
-		s.soon()
+		s.lookNow()
 	}
 }
 
 // Sweep ends the inline volumes whose pods are gone, until ctx ends. While there is
-// none it does nothing but wait to be told of one.
+// no inline volume it only waits for one to be made.
 func (r *Reconciler) Sweep(ctx context.Context) {
 	if r.kernel.Inline == nil || r.kernel.Pods == nil {
 		return
@@ -62,7 +62,7 @@ func (r *Reconciler) Sweep(ctx context.Context) {
 		wait, err := r.sweepOnce(ctx)
 		if err != nil && ctx.Err() == nil {
 			klog.FromContext(ctx).Error(err, "Cannot look for ephemeral volumes of pods that are gone")
-			wait = again
+			wait = sweepInterval
 		}
 		timer.Stop()
 		if wait > 0 {
@@ -73,7 +73,7 @@ func (r *Reconciler) Sweep(ctx context.Context) {
 }
 
 // sweepOnce looks at the pod of each inline volume, and returns when to look
-// again; 0: not before it is told to, as there is no such volume.
+// again; 0: there is no inline volume, so not before one is made.
 func (r *Reconciler) sweepOnce(ctx context.Context) (wait time.Duration, err error) {
 	ids, err := r.kernel.Inline.ListInline(ctx)
 	if err != nil {
@@ -86,7 +86,7 @@ func (r *Reconciler) sweepOnce(ctx context.Context) (wait time.Duration, err err
 			continue
 		}
 		if wait == 0 {
-			wait = again
+			wait = sweepInterval
 		}
 		if err != nil {
 			continue // it may be an inline volume; what reads its facts reports the error
@@ -115,7 +115,7 @@ func (r *Reconciler) sweepOnce(ctx context.Context) (wait time.Duration, err err
 
 // endGone asks for the end of the volume of a pod that is gone.
 func (r *Reconciler) endGone(ctx context.Context, id, target string) error {
-	ctx, cancel := context.WithTimeout(ctx, endTime)
+	ctx, cancel := context.WithTimeout(ctx, endTimeout)
 	defer cancel()
 	err := r.Ensure(ctx, id, state.TargetPart(target), func(v *state.Volume) error {
 		return v.AskEnd(target, r.kernel.Inline.Staging(id), time.Now())

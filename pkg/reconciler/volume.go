@@ -3,6 +3,8 @@ package reconciler
 import (
 	"time"
 
+	"go.opentelemetry.io/otel/trace"
+
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
@@ -26,6 +28,9 @@ type volume struct {
 
 	locked  bool                 // a step failed for want of the right secret, and no call has come since
 	numbers []state.DeviceNumber // its keys in Reconciler.devices
+
+	called trace.SpanContext // the last traced call that asked for something
+	span   trace.SpanContext // of the running step
 }
 
 // volume returns the entry of a volume, and makes it if there is none. The caller
@@ -97,7 +102,7 @@ func (r *Reconciler) end(id string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	v := r.volume(id)
-	v.running, v.since, v.progress = Step{}, time.Time{}, ""
+	v.running, v.since, v.progress, v.span = Step{}, time.Time{}, "", trace.SpanContext{}
 }
 
 // progress notes how far the running step is.

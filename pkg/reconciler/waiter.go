@@ -13,8 +13,8 @@ import (
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
-// waiter is one caller of Ensure. Reconciler.mu guards all fields but part, which
-// never changes, and bytes and answer, which the worker hands over.
+// waiter is one caller of Ensure. Reconciler.mu guards all fields but part and call, which
+// do not change once it is armed, and bytes and answer, which the worker hands over.
 type waiter struct {
 	part    state.Part
 	intent  uint64 // revision of the intent it waits for; 0 until its edit is committed
@@ -27,6 +27,7 @@ type waiter struct {
 	told    bool   // it has its answer
 	bytes   int64  // size of the device when the answer was given
 	answer  chan error
+	call    *callSpan // nil: it is not traced
 }
 
 func (r *Reconciler) register(id string, part state.Part) *waiter {
@@ -50,6 +51,7 @@ func (r *Reconciler) arm(id string, w *waiter, intent *state.Intent, undoes, end
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	w.intent, w.gone, w.undoes, w.ends = intent.Revision, intent.Gone, undoes, ends
+	r.volume(id).traceArrival(w)
 	r.volume(id).kick(w)
 	if w.needs(state.StagePart()) {
 		r.wakeAwaiting(id) // the worker may wait for the device of a stage that was superseded

@@ -223,31 +223,7 @@ func TestUnreadFactsStopNoTeardown(t *testing.T) {
 	}
 }
 
-// A step that fails for good after its caller has gone withdraws nothing: there
-// is nobody to tell.
-func TestFinalFailureWithoutACallerKeepsTheIntent(t *testing.T) {
-	bubble(t, func(h *harness) {
-		h.volume("v")
-		h.ok(stage("v"))
-		f := h.k.fault(&fault{op: opBind, times: 1, mode: fails, err: state.Errorf(state.FailedPrecondition, "no parent"), hang: make(chan struct{}), deaf: true})
-		ctx, cancel := context.WithCancel(context.Background())
-		answer := make(chan error, 1)
-		r := publish("v", 1)
-		go func() { answer <- h.p.r.Ensure(ctx, r.id, r.part, r.edit) }()
-		synctest.Wait()
-		cancel()
-		h.refuse(h.got(answer), state.Canceled)
-		f.open()
-		h.sleep(time.Minute)
-		if target := h.store.Get("v").Targets[targetPath("v", 1)]; target == nil || !target.Accepted {
-			t.Errorf("the target is %+v", target)
-		}
-		h.atRest("v")
-	})
-}
-
-// What a stage leaves open is what the volume is, else the default; and mount
-// options that do not go with it are refused before anything is done.
+// What a stage leaves open is what the volume is formatted as, else what it was created for.
 func TestChosenType(t *testing.T) {
 	bubble(t, func(h *harness) {
 		h.formatted("v", "ext4")
@@ -259,12 +235,6 @@ func TestChosenType(t *testing.T) {
 		h.ok(stage("c", stageOpen))
 		if s := h.store.Get("c").Stage; s.Capability.FSType != "ext4" {
 			t.Errorf("staged as %s what was created for ext4", s.Capability.FSType)
-		}
-		w := h.volume("w")
-		bad := func(s *state.Stage) { s.Capability.FSType, s.Capability.Flags = "", []string{"bad-for-xfs"} }
-		h.refuse(h.do(stage("w", bad)), state.InvalidArgument, "volume w", "does not know the option")
-		if h.store.Get("w") != nil || w.device != nil || w.formatted != "" {
-			t.Errorf("record %v, device %v, formatted %q are left", h.store.Get("w"), w.device, w.formatted)
 		}
 		h.refuse(h.do(stage("x", stageOpen)), state.NotFound, "no such volume")
 	})

@@ -29,7 +29,8 @@ type pass struct {
 	steps   int
 	last    Step // the last step that succeeded, and what was observed before it
 	before  state.Actual
-	seen    *earlier // what may be taken over from before the last step; nil: nothing
+	seen    *earlier   // what may be taken over from before the last step; nil: nothing
+	trace   *passTrace // nil: nothing is traced
 }
 
 // failure is a failed step and the intent that it was made for.
@@ -42,7 +43,8 @@ type failure struct {
 // queue runs at most one converge for each volume at a time.
 func (r *Reconciler) converge(ctx context.Context, id string) {
 	staying := r.receive(ctx, id)
-	p := &pass{r: r, id: id, failed: map[state.Part]failure{}}
+	p := &pass{r: r, id: id, failed: map[state.Part]failure{}, trace: r.newTrace()}
+	defer p.traceEnd()
 	for ctx.Err() == nil && p.advance(ctx) {
 	}
 	if ctx.Err() == nil {
@@ -70,7 +72,8 @@ func (p *pass) advance(ctx context.Context) bool {
 		}
 	}
 	p.r.begin(p.id, Step{Action: Look})
-	at, before := time.Now(), p.seen
+	began, before := time.Now(), p.seen
+	at := began
 	if before.holds(want) {
 		at = before.at
 	}
@@ -80,6 +83,7 @@ func (p *pass) advance(ctx context.Context) bool {
 	if ctx.Err() != nil {
 		return false // the plugin stops, and Ensure tells the callers
 	}
+	p.traceLook(began, err)
 	if err != nil {
 		for _, part := range want.Parts() {
 			p.fail(want, part, err)
@@ -93,6 +97,7 @@ func (p *pass) advance(ctx context.Context) bool {
 		return true
 	}
 	plan := MakePlan(want, have)
+	p.tracePlan(plan)
 	p.r.observed(p.id, want, have, plan)
 	if p.settle(ctx, want, have, plan) {
 		return true
@@ -166,7 +171,9 @@ func (p *pass) step(ctx context.Context, step Step, want *state.Volume, have sta
 			stop() // a superseded intent needs no more reading
 		}
 	})
+	told, span := p.traceStep(told, step, want)
 	err := p.r.run(told, step, want, have)
+	endSpan(span, err)
 	p.r.end(p.id)
 	if err != nil {
 		p.fail(want, step.Part, err)

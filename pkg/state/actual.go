@@ -156,8 +156,8 @@ type Device struct {
 	CreatedFor string // the fs type that whoever created the volume asked for; may be empty
 
 	// Err, when set, is why the backend's facts (Missing, Capacity, Backing and
-	// the three above) could not be read. State, and what is known of a device
-	// that stands, hold all the same: they suffice to take it down.
+	// the three above) could not be read. State, and the facts about an attached
+	// device, are valid nevertheless: they suffice to take it down.
 	Err error
 }
 

@@ -20,13 +20,13 @@ var ErrNothingThere = Errorf(NotFound, "nothing is there")
 // path. It may be mounted at this one all the same: AskUnmount takes that away.
 var ErrStagedElsewhere = Errorf(NotFound, "the volume is staged at another path")
 
-// The edits below are all requests that there are. Each is made inside
+// The edits below are all the requests that exist. Each is made inside
 // store.Store.Edit, on a record that already carries the revision of the edit. It
 // either refuses with a classified error or leaves the record as asked. A repeated
 // request changes nothing, and so joins the one before.
 //
-// An intent that was never accepted gives way to another request for the same part
-// as soon as nobody waits for it: it becomes a tombstone, and the new intent its Next.
+// An intent that was never accepted is superseded by another request for the same part
+// as soon as no caller waits for it: it becomes a tombstone, and the new intent its Next.
 
 // AskStage asks for the stage s. An empty fs type is that of the present stage, if
 // there is one.
@@ -497,9 +497,9 @@ func (s *Stage) end(revision uint64, now time.Time) {
 }
 
 // AskSize asks for at least that many bytes, and for no more than limit unless that
-// is 0. An accepted size never shrinks. One that was not accepted gives way to any
-// other once nobody waits for it, so that an expansion for which there is no room does
-// not prevent a smaller one.
+// is 0. An accepted size never shrinks. One that was not accepted is superseded by any
+// other once no caller waits for it, so that an expansion for which there is no room
+// does not prevent a smaller one.
 //
 // ErrNotStaged: the volume has no stage. Aborted: it is being taken down, or a caller
 // waits for another size.

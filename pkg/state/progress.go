@@ -8,17 +8,17 @@ import (
 
 type progressKey struct{}
 
-// WithProgress returns a context in which Progress hands its words to told,
-// which must not block.
-func WithProgress(ctx context.Context, told func(string)) context.Context {
-	return context.WithValue(ctx, progressKey{}, told)
+// WithProgress returns a context in which Progress calls report, which must not
+// block.
+func WithProgress(ctx context.Context, report func(string)) context.Context {
+	return context.WithValue(ctx, progressKey{}, report)
 }
 
-// Progress tells who waits for long work how far it has come, for humans. It
-// does nothing where nobody asked by WithProgress.
+// Progress reports how far long work is, for humans. It does nothing if ctx is not
+// of WithProgress.
 func Progress(ctx context.Context, format string, args ...any) {
-	if told, ok := ctx.Value(progressKey{}).(func(string)); ok {
-		told(fmt.Sprintf(format, args...))
+	if report, ok := ctx.Value(progressKey{}).(func(string)); ok {
+		report(fmt.Sprintf(format, args...))
 	}
 }
 

@@ -115,8 +115,8 @@ type Stage struct {
 	Adopted bool `json:"adopted,omitzero"`
 	// Provisional marks a stage that nobody asked for and that a publish or an
 	// expansion needs, because the store was lost: nothing is done for it. It is
-	// adopted if it is seen to stand, else what needs it is refused. A tombstone is
-	// that of an inline volume, if the backend says that it is one.
+	// adopted if the volume is seen to be staged so, else what needs it is refused. A
+	// provisional tombstone ends an inline volume, if the backend says that it is one.
 	Provisional bool `json:"provisional,omitzero"`
 	// Backend, of a stage that is asked for, is the name of its backend. The
 	// record has it once the stage is the volume's, and then it is empty here.
@@ -154,7 +154,7 @@ func (s *Stage) LivesFor(target string) bool {
 
 // Inline is what is asked of an inline ephemeral volume, and what became of it.
 type Inline struct {
-	// PodUID and Target are whose it is: the one publish that it lives for.
+	// PodUID and Target name its owner: the one publish that it lives for.
 	PodUID     string            `json:"podUID,omitempty"`
 	Target     string            `json:"target"`
 	Attributes map[string]string `json:"attributes,omitempty"` // the pod author's
@@ -218,8 +218,8 @@ const (
 	podNameKey      = "csi.storage.k8s.io/pod.name"
 )
 
-// podKeys are the keys of the volume context that tell whose the pod is and not
-// what is asked for (getPodInfoAttrs in kubelet's pkg/volume/csi/csi_mounter.go).
+// podKeys are the keys of the volume context that describe the pod, not the volume that
+// is asked for (getPodInfoAttrs in kubelet's pkg/volume/csi/csi_mounter.go).
 var podKeys = []string{
 	podNamespaceKey, podNameKey, "csi.storage.k8s.io/pod.uid",
 	"csi.storage.k8s.io/serviceAccount.name", "csi.storage.k8s.io/serviceAccount.tokens",
@@ -272,8 +272,8 @@ func SplitContext(joined map[string]string) (volume, publish map[string]string) 
 	return volume, publish
 }
 
-// sameContext compares two contexts without what they tell of the pod, and
-// without what the backend says does not count.
+// sameContext compares two contexts without the keys that describe the pod, and without
+// those that do not identify the storage.
 func sameContext(a, b map[string]string) bool {
 	return maps.Equal(a, b) || maps.Equal(withoutDetails(a), withoutDetails(b))
 }

@@ -14,11 +14,12 @@ import (
 )
 
 // Secrets, the tokens of pods and the values of mount flags are not written to
-// the store, the pool or the log, and no error tells them.
+// the store, the pool or the log, and no error or trace tells them.
 func TestSecretsStaySecret(t *testing.T) {
 	t.Parallel()
 	const secret = "s3cret-of-the-test"
-	p := harness.Start(t, harness.Options{Flags: []string{"--v", "10"}})
+	collector := startCollector(t)
+	p := harness.Start(t, harness.Options{Flags: []string{"--v", "10", "--tracing-endpoint", collector.endpoint}})
 	ctx := t.Context()
 	secrets := map[string]string{"password": secret, secret: "key"}
 	tokens := map[string]string{"csi.storage.k8s.io/serviceAccount.tokens": `{"":{"token":"` + secret + `"}}`}
@@ -72,6 +73,10 @@ func TestSecretsStaySecret(t *testing.T) {
 	}
 	if strings.Contains(p.Log.String(), secret) {
 		t.Error("the log holds it")
+	}
+	p.Restart(harness.Options{})
+	if traces := collector.text(); strings.Contains(traces, secret) || !strings.Contains(traces, "NodePublishVolume") {
+		t.Error("the traces hold it, or are none")
 	}
 	v.End(pod)
 }

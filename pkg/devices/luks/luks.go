@@ -122,19 +122,21 @@ func (l *Layer) device(v devices.Volume) string {
 // device of the volume's name; it runs no program.
 func (l *Layer) Find(_ context.Context, lower state.Device, v devices.Volume) (state.Device, error) {
 	d := state.Device{State: state.DeviceAbsent, NeedsSecret: v.Secrets[PassphraseKey] == "", GrowsOpen: true, Noise: true}
+	name := l.device(v)
+	m, err := l.mappers.find(name)
+	if err != nil {
+		return state.Device{}, fmt.Errorf("volume %s: the device %s: %w", v.ID, name, err)
+	}
+	if m == nil && !l.Wanted(v) {
+		return d, nil // nothing depends on what a volume that is not encrypted holds
+	}
 	var h header
 	if lower.Attached() {
-		var err error
 		if h, err = readHeader(lower, l.Wanted(v)); err != nil {
 			d.Err = fmt.Errorf("volume %s: the LUKS2 header on %s: %w", v.ID, lower.Path, err)
 		}
 		d.Unmade, d.Fresh = err == nil && !h.made, h.made && h.fresh()
 		d.Capacity = h.room(lower.Size)
-	}
-	name := l.device(v)
-	m, err := l.mappers.find(name)
-	if err != nil {
-		return state.Device{}, fmt.Errorf("volume %s: the device %s: %w", v.ID, name, err)
 	}
 	if m == nil {
 		return d, nil

@@ -6,22 +6,33 @@ package rawfile
 
 import (
 	"os"
+	"runtime"
 
 	"golang.org/x/sys/unix"
 )
 
 // Open is os.OpenFile.
 func Open(path string, flags int, mode uint32) (*os.File, error) {
-	fd, err := open(path, flags, mode)
+	fd, err := open(unix.AT_FDCWD, path, flags, mode)
 	if err != nil {
 		return nil, err
 	}
 	return os.NewFile(uintptr(fd), path), nil
 }
 
+// OpenIn is Open for a file in an open directory. A symbolic link is not followed.
+func OpenIn(dir *os.File, name string, flags int, mode uint32) (*os.File, error) {
+	fd, err := open(int(dir.Fd()), name, flags|unix.O_NOFOLLOW, mode)
+	runtime.KeepAlive(dir)
+	if err != nil {
+		return nil, err
+	}
+	return os.NewFile(uintptr(fd), name), nil
+}
+
 // Read is os.ReadFile for small files.
 func Read(path string) ([]byte, error) {
-	fd, err := open(path, unix.O_RDONLY, 0)
+	fd, err := open(unix.AT_FDCWD, path, unix.O_RDONLY, 0)
 	if err != nil {
 		return nil, err
 	}
@@ -44,9 +55,9 @@ func Read(path string) ([]byte, error) {
 	}
 }
 
-func open(path string, flags int, mode uint32) (int, error) {
+func open(dir int, path string, flags int, mode uint32) (int, error) {
 	for {
-		fd, err := unix.Open(path, flags|unix.O_CLOEXEC, mode)
+		fd, err := unix.Openat(dir, path, flags|unix.O_CLOEXEC, mode)
 		if err == nil {
 			return fd, nil
 		}

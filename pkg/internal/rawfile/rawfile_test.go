@@ -42,3 +42,20 @@ func TestOpen(t *testing.T) {
 		t.Errorf("made twice: %v", err)
 	}
 }
+
+func TestOpenIn(t *testing.T) {
+	path := t.TempDir()
+	dir, err := os.Open(path)
+	require.NoError(t, err)
+	defer dir.Close()
+	f, err := OpenIn(dir, "file", os.O_WRONLY|os.O_CREATE, 0o600)
+	require.NoError(t, err)
+	defer f.Close()
+	if _, err := os.Stat(filepath.Join(path, "file")); err != nil {
+		t.Error(err)
+	}
+	require.NoError(t, os.Symlink("file", filepath.Join(path, "link")))
+	if _, err := OpenIn(dir, "link", os.O_WRONLY, 0); err == nil {
+		t.Error("a symbolic link was followed")
+	}
+}

@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/csi-node/csi-node/pkg/internal/rawfile"
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
@@ -108,7 +109,7 @@ func (d *directory) reserveBoth(v *state.Volume) error {
 
 // open opens a file for writing.
 func (d *directory) open(name string, flags int, use func(*os.File) error) error {
-	f, err := d.root.OpenFile(name, os.O_WRONLY|flags, 0o600)
+	f, err := rawfile.OpenIn(d.self, name, os.O_WRONLY|flags, 0o600)
 	if err != nil {
 		return err
 	}

@@ -1,0 +1,44 @@
+package driver
+
+import (
+	"context"
+	"runtime/debug"
+	memory "runtime/metrics"
+	"time"
+)
+
+// giveMemoryBack gives the memory that a busy time has left unused back to the system
+// once the plugin is at rest, until ctx ends. By itself Go keeps much of it for the next
+// busy time, which on a node may be days away.
+func giveMemoryBack(ctx context.Context) {
+	var rest rest
+	sample := []memory.Sample{{Name: "/gc/heap/allocs:bytes"}}
+	tick := time.NewTicker(10 * time.Second)
+	defer tick.Stop()
+	for {
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return
+		}
+		memory.Read(sample)
+		if rest.begins(sample[0].Value.Uint64()) {
+			debug.FreeOSMemory()
+		}
+	}
+}
+
+// rest tells from what was allocated since the start, in bytes, when the plugin comes
+// to rest after it was busy.
+type rest struct{ last, served uint64 }
+
+func (r *rest) begins(allocated uint64) bool {
+	const little, much = 1 << 20, 16 << 20
+	quiet := allocated-r.last < little
+	r.last = allocated
+	if !quiet || allocated-r.served < much {
+		return false
+	}
+	r.served = allocated
+	return true
+}

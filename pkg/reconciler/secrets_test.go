@@ -1,0 +1,50 @@
+package reconciler
+
+import (
+	"testing"
+	"time"
+
+	"github.com/csi-node/csi-node/pkg/state"
+)
+
+// A layer that needs a secret waits for one, without trying. A wrong one is tried once,
+// until somebody asks again; and nothing needs one that is as asked.
+func TestSecretOfALayer(t *testing.T) {
+	bubble(t, func(h *harness) {
+		v := h.volume("v")
+		h.k.with(func() { v.layer = &fakeLayer{} })
+		staged, published := stage("v", stageLayer), publish("v", 1, publishLayer)
+		opens := func(want int) {
+			t.Helper()
+			h.wantCalls(want, opOpenLayer, "v")
+		}
+		key := func(value string) { h.p.r.Remember("v", map[string]string{layerKey: value}) }
+
+		h.refuse(h.do(staged), state.Unavailable, "waits for its secret")
+		opens(0)
+		key("wrong")
+		h.refuse(h.do(staged), state.Unauthenticated)
+		key(rightKey)
+		h.ok(staged, published)
+		opens(2)
+
+		h.restart() // the secret is forgotten
+		h.ok(published)
+		h.k.with(func() {
+			clear(h.k.mounts)
+			v.layer.device, v.device = nil, nil
+		})
+		h.refuse(h.do(published), state.Unavailable, "waits for its secret")
+		opens(2)
+		key("wrong")
+		h.refuse(h.do(published), state.Unauthenticated)
+		opens(3)
+		h.wake("v")
+		_, _ = h.retry("v") // nobody named another one
+		h.sleep(time.Hour)
+		opens(3)
+		key(rightKey)
+		h.ok(published, unpublish("v", 1), unstage("v"))
+		h.atRest("v")
+	})
+}
