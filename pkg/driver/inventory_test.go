@@ -48,6 +48,9 @@ func TestInventory(t *testing.T) {
 	if known := details(t.Context(), c.StateDir, c.DriverName); known != nil {
 		t.Errorf("without a plugin are known %+v", known)
 	}
+	conn, _ = serving(t, c) // takes up what is there, and ends it
+	_, err = csi.NewNodeClient(conn).NodeUnstageVolume(t.Context(), &csi.NodeUnstageVolumeRequest{VolumeId: "b", StagingTargetPath: stage.StagingTargetPath})
+	require.NoError(t, err)
 }
 
 func inventory() Inventory {
