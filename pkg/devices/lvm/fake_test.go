@@ -3,11 +3,14 @@ package lvm
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"strings"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/csi-node/csi-node/pkg/devices"
 	"github.com/csi-node/csi-node/pkg/state"
@@ -50,6 +53,54 @@ func newFake(t *testing.T, env devices.Environment, lockDir string, report []byt
 	}
 	t.Cleanup(func() { require.NoError(t, b.Close()) })
 	return b, ran
+}
+
+// All volumes of a group are looked at by one report, however many look at once, and
+// those that are at rest by none.
+func TestOneReportForAll(t *testing.T) {
+	const volumes = 500
+	report, lockDir, stateDir := reportOf(t, volumes), t.TempDir(), t.TempDir()
+	synctest.Test(t, func(t *testing.T) {
+		b, ran := newFake(t, devices.Environment{DriverName: "d", StateDir: stateDir}, lockDir, report)
+		ctx := t.Context()
+		findAll := func() {
+			t.Helper()
+			found := make(chan error)
+			for i := range volumes {
+				go func() {
+					d, err := b.Find(ctx, devices.Volume{ID: volumeID{group, fmt.Sprintf("pvc-%d", i)}.String()})
+					if d.Missing || d.Err != nil || d.Capacity != 4<<20 || d.State != state.DeviceAbsent {
+						err = errors.Join(err, fmt.Errorf("volume %d: %+v", i, d))
+					}
+					found <- err
+				}()
+			}
+			for range volumes {
+				if err := <-found; err != nil {
+					t.Error(err)
+				}
+			}
+		}
+		findAll()
+		if ran.Load() != 1 {
+			t.Errorf("to find %d volumes, lvm was run %d times", volumes, ran.Load())
+		}
+		attached, err := b.Attached(ctx)
+		ids, listErr := b.ListVolumes(ctx)
+		_, measureErr := b.Measure(ctx)
+		if err := errors.Join(err, listErr, measureErr, b.Check(ctx)); err != nil || len(attached) != 0 || len(ids) != volumes {
+			t.Errorf("%d attached, %d volumes (%v)", len(attached), len(ids), err)
+		}
+		time.Sleep(24 * time.Hour)
+		findAll()
+		if ran.Load() != 1 {
+			t.Errorf("of volumes at rest, lvm was run %d times", ran.Load()-1)
+		}
+		_, err = b.ListVolumes(ctx) // as others may have made some
+		if err != nil || ran.Load() != 2 {
+			t.Errorf("to list the volumes, lvm was run %d times (%v)", ran.Load()-1, err)
+		}
+	})
 }
 
 // A group is one plugin's of the driver's name: neither lists, mends nor makes anything
