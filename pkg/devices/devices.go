@@ -139,7 +139,8 @@ type Attachment struct {
 // Checker is a backend that can check the place in which it keeps its volumes.
 type Checker interface {
 	// Check returns nil when it is there and has room. ResourceExhausted: it is
-	// full, or nearly so. Any other class: it is not there, or broken.
+	// full, or nearly so. state.Degraded: its volumes are served, but one more fault
+	// can lose data. Any other error: it is not there, or broken.
 	Check(ctx context.Context) error
 }
 

@@ -201,6 +201,8 @@ func TestNothingIsClaimedOfWhatIsNotKnown(t *testing.T) {
 
 func TestStorageThatIsFullIsUsable(t *testing.T) {
 	full, away := state.Errorf(state.ResourceExhausted, "full"), errors.New("away")
+	alone := fmt.Errorf("group: %w", &state.Degraded{Err: errors.New("alone")})
+	both := errors.Join(full, alone)
 	for title, test := range map[string]struct {
 		places []error
 		want   Storage
@@ -208,6 +210,9 @@ func TestStorageThatIsFullIsUsable(t *testing.T) {
 	}{
 		"well":          {[]error{nil, nil}, Storage{}, nil},
 		"full":          {[]error{nil, full}, Storage{Full: full}, []Finding{{Degraded, "PoolFull", "full"}}},
+		"degraded":      {[]error{nil, alone}, Storage{Degraded: alone}, []Finding{{Degraded, "PoolDegraded", "group: alone"}}},
+		"both":          {[]error{full, alone}, Storage{Degraded: alone, Full: full}, []Finding{{Degraded, "PoolDegraded", "group: alone"}, {Degraded, "PoolFull", "full"}}},
+		"in one error":  {[]error{both}, Storage{Degraded: both}, []Finding{{Degraded, "PoolDegraded", "full\ngroup: alone"}}},
 		"away":          {[]error{away}, Storage{Unusable: away}, []Finding{{Inaccessible, "PoolUnusable", "away"}}},
 		"full and away": {[]error{full, away}, Storage{Unusable: away, Full: full}, []Finding{{Inaccessible, "PoolUnusable", "away"}}},
 	} {

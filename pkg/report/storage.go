@@ -3,12 +3,14 @@ package report
 import (
 	"cmp"
 	"context"
+	"errors"
 
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
 // Checker is a place that volumes are kept in. Check returns why it cannot be used,
-// and ResourceExhausted if it is only full.
+// state.Degraded if one more fault would lose data, and ResourceExhausted if it is only
+// full.
 type Checker interface {
 	Check(ctx context.Context) error
 }
@@ -16,6 +18,7 @@ type Checker interface {
 // Storage is the report of all places that volumes are kept in.
 type Storage struct {
 	Unusable error // why the first of them that cannot be used cannot be; nil: all can
+	Degraded error // why the first of them that is degraded is; nil: none is
 	Full     error // that the first of them that has no room has none; nil: all have
 }
 
@@ -23,9 +26,13 @@ type Storage struct {
 // ends with the first that cannot be used.
 func CheckStorage[C Checker](ctx context.Context, places []C) (s Storage) {
 	for _, place := range places {
-		if err := place.Check(ctx); state.ClassOf(err) == state.ResourceExhausted {
+		switch err := place.Check(ctx); {
+		case err == nil:
+		case errors.As(err, new(*state.Degraded)):
+			s.Degraded = cmp.Or(s.Degraded, err)
+		case state.ClassOf(err) == state.ResourceExhausted:
 			s.Full = cmp.Or(s.Full, err)
-		} else if err != nil {
+		default:
 			s.Unusable = err
 			return s
 		}
@@ -34,13 +41,16 @@ func CheckStorage[C Checker](ctx context.Context, places []C) (s Storage) {
 }
 
 // Health renders the report for NodeGetStorageHealth: nothing if nothing is wrong.
-// What is full still serves the volumes that it has.
-func (s Storage) Health() []Finding {
-	switch {
-	case s.Unusable != nil:
+// What is degraded or full still serves the volumes that it has.
+func (s Storage) Health() (findings []Finding) {
+	if s.Unusable != nil {
 		return []Finding{{Inaccessible, "PoolUnusable", s.Unusable.Error()}}
-	case s.Full != nil:
-		return []Finding{{Degraded, "PoolFull", s.Full.Error()}}
 	}
-	return nil
+	if s.Degraded != nil {
+		findings = append(findings, Finding{Degraded, "PoolDegraded", s.Degraded.Error()})
+	}
+	if s.Full != nil {
+		findings = append(findings, Finding{Degraded, "PoolFull", s.Full.Error()})
+	}
+	return findings
 }

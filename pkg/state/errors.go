@@ -62,6 +62,13 @@ func Errorf(class Class, format string, args ...any) error {
 	return &Error{Class: class, Err: fmt.Errorf(format, args...)}
 }
 
+// Degraded is the error of storage that serves its volumes, and of which one more fault
+// can lose data, such as a mirror that lacks a disk.
+type Degraded struct{ Err error }
+
+func (e *Degraded) Error() string { return e.Err.Error() }
+func (e *Degraded) Unwrap() error { return e.Err }
+
 // InVolume adds the volume, and what was done with it, to an error: "volume v: doing:
 // …". A volume that err begins with is not named twice.
 func InVolume(id, doing string, err error) error {

@@ -27,6 +27,10 @@ var guests = map[string][]string{
 	"lvm":  {"pkg/devices/lvm"},
 }
 
+// Flags is the environment variable of flags for the guests' test programs, with blanks
+// between them, such as "-test.run TestGrow" or "-test.run - -test.bench .".
+const Flags = "CSI_NODE_VM_FLAGS"
+
 func TestOtherKernel(t *testing.T) {
 	image := newImage(t)
 	binaries := t.TempDir()
@@ -43,6 +47,7 @@ func TestOtherKernel(t *testing.T) {
 				order = append(order, filepath.Base(p))
 			}
 			write(t, filepath.Join(job, "order"), strings.Join(order, "\n")+"\n")
+			write(t, filepath.Join(job, "flags"), os.Getenv(Flags)+"\n")
 			scratch := newDisk(t, "scratch", 20<<30)
 			g := Guest{Image: image, Job: job, Disks: []Disk{scratch}, Line: func(line string) bool {
 				t.Log(line)

@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -183,12 +184,23 @@ func (b *Backend) deactivate(ctx context.Context, group, lv string) error {
 		return ctx.Err()
 	} else if lookErr == nil && d.Opens == 0 {
 		klog.FromContext(ctx).Error(err, "LVM does not deactivate a logical volume that nobody has open: its device is removed without LVM", "group", group, "logicalVolume", lv)
-		return mapper.Remove(device)
+		return removeDevices(device)
 	} else if lookErr == nil {
 		return errors.Join(err, fmt.Errorf("%s is open: %s", device, process.Openers(ctx, d.Number)))
 	} else {
 		return errors.Join(err, lookErr)
 	}
+}
+
+// removeDevices removes a device, and those of the legs of a mirror, from the device mapper.
+func removeDevices(device string) error {
+	err := mapper.Remove(device)
+	for leg := 0; err == nil && leg < mirrors; leg++ {
+		for _, suffix := range []string{imageSuffix, metadataSuffix} {
+			err = errors.Join(err, mapper.Remove(device+suffix+strconv.Itoa(leg))) // there may be none
+		}
+	}
+	return err
 }
 
 // users names who has a device, for error texts, as far as that can be seen.

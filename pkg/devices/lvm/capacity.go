@@ -2,6 +2,7 @@ package lvm
 
 import (
 	"math"
+	"slices"
 
 	"github.com/csi-node/csi-node/pkg/state"
 )
@@ -42,8 +43,11 @@ func (r *report) spare(pool thinPool) int64 {
 // room returns how many bytes volumes of a class can have together, in whole extents.
 // FailedPrecondition: there can be none, such as without the thin pool.
 func (r *report) room(c class) (int64, error) {
+	if r.missing > 0 { // then LVM changes nothing of the group
+		return 0, nil
+	}
 	if c.pool == "" {
-		return r.free * r.extent, nil
+		return r.bytes(c.layout, r.shared(c.layout.legs())), nil
 	}
 	pool, has := r.pools[c.pool]
 	switch {
@@ -63,22 +67,66 @@ func (r *report) room(c class) (int64, error) {
 	return (hundreds*c.overcommit + rest*c.overcommit/100) / r.extent * r.extent, nil
 }
 
+// largest returns how many bytes one thick volume can have.
+func (r *report) largest(l layout) int64 {
+	if legs := l.legs(); legs > 1 {
+		return r.bytes(l, r.whole(legs))
+	}
+	return r.bytes(l, r.shared(1))
+}
+
+// bytes is the size of a new volume that has so many extents of each of its disks.
+func (r *report) bytes(l layout, each int64) int64 {
+	return max(each-l.metadata(r.extent), 0) * l.unit(r.extent)
+}
+
 // take returns ResourceExhausted unless there is room for so many bytes more.
 func (r *report) take(c class, bytes int64) error {
+	if r.missing > 0 {
+		return r.incomplete()
+	}
 	if pool, has := r.pools[c.pool]; has {
 		if err := r.full(pool); err != nil {
 			return err
 		}
 	}
 	room, err := r.room(c)
+	if c.pool == "" {
+		room = r.largest(c.layout)
+	}
 	switch {
 	case err != nil || bytes <= room:
 		return err
+	case c.layout.legs() > 1:
+		return state.Errorf(state.ResourceExhausted, "the volume group %s has room for a volume of %d bytes on %d disks, each of which has the same part of it, and %d are asked for: add disks to it (vgextend), or delete volumes", r.name, room, c.layout.legs(), bytes)
 	case c.pool == "":
 		return state.Errorf(state.ResourceExhausted, "the volume group %s has %d bytes free, and %d are asked for: add a disk to it (vgextend), or delete volumes", r.name, room, bytes)
 	}
 	pool := r.pools[c.pool]
 	return state.Errorf(state.ResourceExhausted, "the thin pool %s/%s has room for %d bytes, and %d are asked for: it has %d bytes, of which %.0f%% are used, and the sizes of its volumes, each divided by its overcommit, count; enlarge it (lvextend), or delete volumes", r.name, pool.name, room, bytes, pool.bytes, pool.data)
+}
+
+// takeOn returns ResourceExhausted unless each of some disks has room for so many extents
+// more.
+func (r *report) takeOn(paths []string, extents int64) error {
+	if r.missing > 0 {
+		return r.incomplete()
+	}
+	for _, path := range paths {
+		free := int64(0)
+		if i := slices.IndexFunc(r.disks, func(d physical) bool { return d.path == path }); i >= 0 {
+			free = r.disks[i].free
+		}
+		if free < extents {
+			return state.Errorf(state.ResourceExhausted, "the disk %s of the volume group %s has %d bytes free, and %d are asked for there: a mirror grows on the disks that it has; delete volumes, or move others away (pvmove)", path, r.name, free*r.extent, extents*r.extent)
+		}
+	}
+	return nil
+}
+
+// incomplete is the refusal of a change to a group that lacks disks.
+func (r *report) incomplete() error {
+	return state.Errorf(state.ResourceExhausted, "the volume group %s lacks %d of its disks, and LVM makes and enlarges nothing there until they are back: attach them", r.name, r.missing)
 }
 
 // full returns ResourceExhausted for a thin pool that is nearly full, or broken.

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 
 	"github.com/csi-node/csi-node/pkg/devices"
 	"github.com/csi-node/csi-node/pkg/state"
@@ -14,7 +15,7 @@ import (
 // Check implements devices.Checker. A node need not have all groups, but those of the
 // volumes that are asked for. It blocks for as long as one of the groups does.
 func (b *Backend) Check(ctx context.Context) error {
-	var full error
+	var serves error // what is wrong with groups whose volumes can be used
 	here := map[string]bool{}
 	for _, name := range b.names {
 		r, err := b.look(ctx, name, reportAge, turnLimit)
@@ -25,28 +26,44 @@ func (b *Backend) Check(ctx context.Context) error {
 			return err
 		}
 		here[r.uuid] = true
-		switch err := r.health(b.own); {
-		case state.ClassOf(err) == state.ResourceExhausted:
-			full = errors.Join(full, err)
-		case err != nil:
+		err = r.health(b.own)
+		if err != nil && state.ClassOf(err) != state.ResourceExhausted && !errors.As(err, new(*state.Degraded)) {
 			return err
 		}
+		serves = errors.Join(serves, err)
 	}
 	if b.wanted == nil {
-		return full
+		return serves
 	}
 	for _, v := range b.wanted() {
 		if id, own, err := parseID(v.ID); err == nil && own && !here[id.group] {
 			return fmt.Errorf("volume %s: the volume group with the UUID %s: %w: see that its disks are attached to this node, and that --lvm-groups names it", v.ID, id.group, errGone)
 		}
 	}
-	return full
+	return serves
 }
 
-// health judges a group: nil if nothing is wrong.
+// health judges a group: nil if nothing is wrong. state.Degraded: all of the driver's
+// volumes can be used, and a mirror lacks one of its disks, or is being copied to it.
 func (r *report) health(own func(logical) bool) error {
-	if r.missing > 0 {
+	var mirrors []string
+	lost := false
+	for _, name := range slices.Sorted(maps.Keys(r.volumes)) {
+		v := r.volumes[name]
+		flaw := v.flaw()
+		switch {
+		case !own(v) || flaw == "":
+		case v.layout.raid1:
+			mirrors = append(mirrors, fmt.Sprintf("%s/%s (%s)", r.name, name, flaw))
+		default:
+			lost = true
+		}
+	}
+	if r.missing > 0 && (lost || len(mirrors) == 0) {
 		return state.Errorf(state.Unavailable, "the volume group %s lacks %d of its disks: attach them; what has extents there cannot be used", r.name, r.missing)
+	}
+	if len(mirrors) > 0 {
+		return &state.Degraded{Err: fmt.Errorf("mirrors in the volume group %s, which lacks %d of its disks, are on one disk alone or not the same on both: %s: attach the disk and run lvchange --refresh, or replace it (lvconvert --repair); see lvmraid(7)", r.name, r.missing, strings.Join(mirrors, ", "))}
 	}
 	used := map[string]bool{}
 	for _, v := range r.volumes {
@@ -66,6 +83,14 @@ func (r *report) health(own func(logical) bool) error {
 	return nil
 }
 
+// flaw is what is wrong with a volume; empty: nothing.
+func (v logical) flaw() string {
+	if v.layout.raid1 && v.broken == "" && v.synced < 100 {
+		return fmt.Sprintf("%.0f%% synchronised", v.synced)
+	}
+	return v.broken
+}
+
 // Measure implements devices.Meter.
 func (b *Backend) Measure(ctx context.Context) (all []devices.Measurement, err error) {
 	for _, name := range b.names {
@@ -83,10 +108,13 @@ func (b *Backend) Measure(ctx context.Context) (all []devices.Measurement, err e
 
 func (r *report) measure(own func(logical) bool) []devices.Measurement {
 	group := map[string]string{"group": r.name}
-	count := 0
+	count, degraded := 0, 0
 	for _, v := range r.volumes {
 		if own(v) {
 			count++
+		}
+		if own(v) && v.layout.raid1 && v.flaw() != "" {
+			degraded++
 		}
 	}
 	all := []devices.Measurement{
@@ -94,6 +122,7 @@ func (r *report) measure(own func(logical) bool) []devices.Measurement {
 		{Name: "free_bytes", Help: "What no logical volume has of the volume group.", Labels: group, Value: float64(r.free * r.extent)},
 		{Name: "missing_disks", Help: "Disks of the volume group that are not there.", Labels: group, Value: float64(r.missing)},
 		{Name: "volumes", Help: "Volumes of this driver in the volume group.", Labels: group, Value: float64(count)},
+		{Name: "degraded_volumes", Help: "Those of them that lack one of their two mirrors, or are being synchronised.", Labels: group, Value: float64(degraded)},
 	}
 	for _, name := range slices.Sorted(maps.Keys(r.pools)) {
 		pool, labels := r.pools[name], map[string]string{"group": r.name, "thin_pool": name}

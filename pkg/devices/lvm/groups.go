@@ -173,7 +173,7 @@ func (b *Backend) look(ctx context.Context, group string, age, limit time.Durati
 	return found, nil
 }
 
-// refresh reads the report of a group, and mends what an earlier process left. The caller
+// refresh reads the report of a group, locks it, and mends what an earlier process left. The caller
 // has the group's turn.
 func (b *Backend) refresh(ctx context.Context, group string) (*report, error) {
 	r, err := b.readReport(ctx, group)
@@ -183,6 +183,9 @@ func (b *Backend) refresh(ctx context.Context, group string) (*report, error) {
 	}
 	if errors.Is(err, errGone) {
 		b.changed(group)
+	}
+	if err == nil {
+		err = b.lock(group, r.uuid)
 	}
 	if err != nil {
 		return nil, err

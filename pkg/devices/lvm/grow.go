@@ -45,7 +45,11 @@ func (b *Backend) grow(ctx context.Context, v devices.Volume, bytes int64) error
 	if bytes > devices.LargestBytes {
 		return state.Errorf(state.ResourceExhausted, "no volume can have %d bytes", bytes)
 	}
-	extents := (bytes+at.report.extent-1)/at.report.extent - at.volume.bytes/at.report.extent
+	if at.volume.odd != "" {
+		return state.Errorf(state.FailedPrecondition, "the logical volume %s is %s, as this plugin makes none: enlarge it by hand (lvextend); what is added shows what was on the disks", at.path(), at.volume.odd)
+	}
+	unit := at.volume.layout.unit(at.report.extent)
+	extents := ((bytes+unit-1)/unit*unit - at.volume.bytes) / at.report.extent
 	if at.volume.pool != "" || at.volume.tags.unzeroed { // which is zeroed as a whole
 		return b.inTurn(ctx, at.group, turnLimit, func(ctx context.Context) error { return b.extend(ctx, at, extents, nil) })
 	}
@@ -68,30 +72,62 @@ func (b *Backend) reload(ctx context.Context, at place) error {
 	})
 }
 
-// roomFor returns the class of a volume once there is room for so many extents more. The
-// caller has the group's turn.
-func (b *Backend) roomFor(ctx context.Context, at place, extents int64) error {
+// roomFor returns the disks on which a volume is to have so many extents more, none if it
+// may be any. The caller has the group's turn.
+//
+// A mirror grows on the disks that it has: on others its legs could change places.
+func (b *Backend) roomFor(ctx context.Context, at place, extents int64) (paths []string, err error) {
 	r, err := b.refresh(ctx, at.group)
 	if err != nil {
-		return err
+		return nil, err
+	}
+	if at.volume.layout.raid1 {
+		if paths, err = b.mirrorDisks(ctx, at); err != nil {
+			return nil, err
+		}
+		return paths, r.takeOn(paths, extents)
 	}
 	c := class{group: at.group, pool: at.volume.pool, overcommit: at.volume.tags.overcommit}
 	if c.overcommit < noOvercommit || c.overcommit > mostOvercommit {
 		c.overcommit = noOvercommit
 	}
-	return r.take(c, extents*r.extent)
+	c.layout = at.volume.layout
+	return r.emptiest(c.layout.legs()), r.take(c, extents*r.extent)
 }
 
-// extend adds extents to a volume, those in the ranges if there are any. The caller has
+// extend adds extents to a volume, those in the ranges if there are any. The layout stays. The caller has
 // the group's turn.
-func (b *Backend) extend(ctx context.Context, at place, extents int64, ranges []string) error {
+func (b *Backend) extend(ctx context.Context, at place, extents int64, ranges []string) (err error) {
 	if ranges == nil {
-		if err := b.roomFor(ctx, at, extents); err != nil {
+		if ranges, err = b.roomFor(ctx, at, extents); err != nil {
 			return err
 		}
 	}
 	defer b.renew(ctx, at.group)
-	return b.change(ctx, at.group, append([]string{"lvextend", "--yes", "--extents", "+" + strconv.FormatInt(extents, 10), at.path()}, ranges...)...)
+	arguments := []string{"lvextend", "--yes", "--extents", "+" + strconv.FormatInt(extents, 10)}
+	if at.volume.layout.raid1 {
+		arguments = append(arguments, "--alloc", "cling") // each leg on its own disk
+		// Else LVM would ask whether what is added is to be copied to the other disk.
+		var end func() error
+		if end, err = b.activeMeanwhile(ctx, at); err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, end()) }()
+	}
+	return b.change(ctx, at.group, append(append(arguments, at.path()), ranges...)...)
+}
+
+// activeMeanwhile sees that a volume is active until end is called. The caller has the
+// group's turn.
+func (b *Backend) activeMeanwhile(ctx context.Context, at place) (end func() error, err error) {
+	change := func(to string) error {
+		_, err := b.command(ctx, at.group, "lvchange", "--activate", to, at.path())
+		return err
+	}
+	if d, err := at.device(); err != nil || d != nil {
+		return func() error { return nil }, err
+	}
+	return func() error { return change("n") }, change("y")
 }
 
 // growZeroed adds extents to a thick volume that were zeroed before.
@@ -104,12 +140,20 @@ func (b *Backend) growZeroed(ctx context.Context, at place, extents int64) error
 		if err := b.dropGrowth(ctx, at, name); err != nil {
 			return err
 		}
-		if err := b.roomFor(ctx, at, extents); err != nil {
+		paths, err := b.roomFor(ctx, at, extents)
+		if err != nil {
 			return err
 		}
-		arguments := []string{"lvcreate", "--yes", "--activate", "y", "--wipesignatures", "n", "--zero", "n", "--setautoactivation", "n", "--name", name, "--extents", strconv.FormatInt(extents, 10)}
+		// Of a mirror it is both legs, one after the other in stripes.
+		l, total := at.volume.layout, extents
+		if l.raid1 {
+			l = layout{stripes: mirrors, stripe: min(defaultStripe, at.report.extent)}
+			total *= mirrors
+		}
+		arguments := []string{"lvcreate", "--yes", "--activate", "y", "--wipesignatures", "n", "--zero", "n", "--setautoactivation", "n", "--name", name, "--extents", strconv.FormatInt(total, 10)}
+		arguments = append(tagged(append(arguments, l.arguments()...), tags{driver: b.driver, growth: true}), at.group)
 		defer b.renew(ctx, at.group)
-		return b.change(ctx, at.group, append(tagged(arguments, tags{driver: b.driver, growth: true}), at.group)...)
+		return b.change(ctx, at.group, append(arguments, paths...)...)
 	})
 	if err != nil {
 		return err

@@ -10,7 +10,9 @@
 //
 // A volume that is at rest is looked at without a program. A group has one report, which
 // is read again after a change. Whatever runs lvm takes the group's turn; an lvm that
-// hangs is killed after a while, and until it is gone holds up its own group alone.
+// hangs is killed after a while, and until it is gone holds up its own group alone. A
+// group is locked before anything of it is believed: a second plugin of the driver's name
+// would take the devices of the first for what nobody asks for.
 //
 // A thick volume has the bytes of whoever had its extents before. It bears the tag
 // "unzeroed" from the moment at which it is made, and is not attached for anybody before
@@ -24,6 +26,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
+	"os"
 	"regexp"
 	"strings"
 	"sync"
@@ -55,21 +58,24 @@ func Kind() devices.Kind {
 }
 
 // Backend is a devices.Backend, a Grower, Formatter, Eraser, Clearer, Provisioner, Owner,
-// Lister, Locator, Checker and Meter. Its methods may be called concurrently.
+// Lister, Locator, Checker, Meter and io.Closer. Its methods may be called concurrently.
 type Backend struct {
 	names    []string // of the volume groups
 	driver   string
+	stateDir string
 	lookOnly bool
 	wanted   func() []devices.Volume
 	lvm      runner
 	disks    finder
+	lockDir  string
 
 	volumes keylock.Map          // turns, by volume id
 	turns   hang.Calls[struct{}] // by name of the group
 
 	mu      sync.Mutex
-	groups  map[string]*known // by name
-	zeroing map[string]bool   // devices that this process writes zeros to, by name in the device mapper
+	groups  map[string]*known   // by name
+	locks   map[string]*os.File // by UUID of the group
+	zeroing map[string]bool     // devices that this process writes zeros to, by name in the device mapper
 }
 
 var fitGroup = regexp.MustCompile(`^[A-Za-z0-9+_.][A-Za-z0-9+_.-]*$`)
@@ -77,8 +83,8 @@ var fitGroup = regexp.MustCompile(`^[A-Za-z0-9+_.][A-Za-z0-9+_.-]*$`)
 // New returns the backend of the groups whose names are given with commas between them.
 func New(groups string, env devices.Environment) (*Backend, error) {
 	b := &Backend{
-		driver: env.DriverName, lookOnly: env.LookOnly, wanted: env.Wanted, lvm: newRunner("lvm", commandLimit), disks: newFinder(),
-		groups: map[string]*known{}, zeroing: map[string]bool{},
+		driver: env.DriverName, stateDir: env.StateDir, lookOnly: env.LookOnly, wanted: env.Wanted, lvm: newRunner("lvm", commandLimit), disks: newFinder(),
+		lockDir: lockDir, groups: map[string]*known{}, locks: map[string]*os.File{}, zeroing: map[string]bool{},
 	}
 	for _, name := range strings.FieldsFunc(groups, func(r rune) bool { return r == ',' || r == ' ' }) {
 		if !fitGroup.MatchString(name) || b.groups[name] != nil {

@@ -16,6 +16,9 @@ const (
 	poolKey         = "thinPool"
 	provisioningKey = "provisioning"
 	overcommitKey   = "overcommit"
+	stripesKey      = "stripes"
+	stripeSizeKey   = "stripeSize"
+	raidKey         = "raid"
 )
 
 const (
@@ -34,6 +37,7 @@ type class struct {
 	group      string
 	pool       string // of thin volumes; empty: thick
 	overcommit int64  // percent: a volume counts for size × 100 / overcommit of its pool
+	layout     layout // of thick volumes
 }
 
 var number = regexp.MustCompile(`^([0-9]{1,3})(?:\.([0-9]{1,2}))?$`)
@@ -46,6 +50,9 @@ func (b *Backend) parse(parameters map[string]string) (class, error) {
 		poolKey:         "the name of a thin pool in the group, for thin volumes",
 		provisioningKey: "thick (default without thinPool) or thin",
 		overcommitKey:   "1 (default) to 100 with at most two decimals, for thin volumes",
+		stripesKey:      "1 (default) to 128, the disks that a thick volume is spread over",
+		stripeSizeKey:   "a power of two from 4Ki to 512Mi (default 64Ki), where stripes is more than 1",
+		raidKey:         raid1 + ", two mirrors of a thick volume on two disks, or left out",
 	}
 	refuse := func(key string) (class, error) {
 		return class{}, state.Errorf(state.InvalidArgument, "parameter %s: %.200q is not %s", key, parameters[key], values[key])
@@ -87,7 +94,47 @@ func (b *Backend) parse(parameters map[string]string) (class, error) {
 			return class{}, state.Errorf(state.InvalidArgument, "parameter %s: only thin volumes can be overcommitted; add the parameter %s", overcommitKey, poolKey)
 		}
 	}
+	bad, err := c.layout.parse(parameters)
+	switch {
+	case bad != "":
+		return refuse(bad)
+	case err != nil:
+		return class{}, err
+	case c.layout != layout{} && c.pool != "":
+		return class{}, state.Errorf(state.InvalidArgument, "parameters %s, %s, %s: a thin volume lies as its thin pool does: leave them out, and make the pool so (lvcreate --type thin-pool --stripes …, or lvconvert of a mirror)", stripesKey, stripeSizeKey, raidKey)
+	}
 	return c, nil
+}
+
+// parse reads the layout that parameters ask for. bad is the key of a value that is not
+// valid; err is about values that do not fit together.
+func (l *layout) parse(parameters map[string]string) (bad string, err error) {
+	if text, named := parameters[stripesKey]; named {
+		n, err := strconv.ParseInt(text, 10, 64)
+		if err != nil || n < 1 || n > mostStripes || text != strconv.FormatInt(n, 10) {
+			return stripesKey, nil
+		}
+		if n > 1 {
+			*l = layout{stripes: n, stripe: defaultStripe}
+		}
+	}
+	if text, named := parameters[stripeSizeKey]; named {
+		if l.stripe = parseStripe(text); l.stripe == 0 {
+			return stripeSizeKey, nil
+		}
+		if l.stripes <= 1 {
+			return "", state.Errorf(state.InvalidArgument, "parameter %s: only a volume with more than one stripe has it; add the parameter %s", stripeSizeKey, stripesKey)
+		}
+	}
+	if kind, named := parameters[raidKey]; named {
+		if kind != raid1 {
+			return raidKey, nil
+		}
+		if l.raid1 = true; l.stripes > 1 {
+			return "", state.Errorf(state.InvalidArgument, "parameters %s, %s: mirrors are not striped: leave out one of them", raidKey, stripesKey)
+		}
+	}
+	return "", nil
 }
 
 // parameters is the inverse of parse, each in one spelling.
@@ -95,6 +142,12 @@ func (c class) parameters() map[string]string {
 	p := map[string]string{groupKey: c.group, provisioningKey: thick, overcommitKey: strconv.FormatFloat(float64(c.overcommit)/100, 'f', -1, 64)}
 	if c.pool != "" {
 		p[poolKey], p[provisioningKey] = c.pool, thin
+	}
+	if c.layout.stripes > 1 {
+		p[stripesKey], p[stripeSizeKey] = strconv.FormatInt(c.layout.stripes, 10), stripeText(c.layout.stripe)
+	}
+	if c.layout.raid1 {
+		p[raidKey] = raid1
 	}
 	return p
 }

@@ -53,7 +53,10 @@ func (b *Backend) create(ctx context.Context, r devices.CreateRequest) (devices.
 			}
 			return nil
 		}
-		bytes, err := r.Size.Choose(at.extent)
+		if c.layout.stripe > at.extent {
+			return state.Errorf(state.InvalidArgument, "parameter %s: %s is more than an extent of the volume group %s, which has %d bytes", stripeSizeKey, stripeText(c.layout.stripe), c.group, at.extent)
+		}
+		bytes, err := r.Size.Choose(c.layout.unit(at.extent))
 		if err == nil {
 			err = at.take(c, bytes)
 		}
@@ -61,11 +64,19 @@ func (b *Backend) create(ctx context.Context, r devices.CreateRequest) (devices.
 			return err
 		}
 		t := tags{driver: b.driver, name: r.Name, fsType: r.Use.FSType, layers: r.Layers, fresh: true}
-		arguments := []string{"lvcreate", "--yes", "--activate", "n", "--name", name}
+		activate := "n"
+		if c.layout.raid1 { // which has LVM note on the disks that they need not be copied to each other
+			activate = "y"
+		}
+		arguments := []string{"lvcreate", "--yes", "--activate", activate, "--name", name}
 		if c.pool == "" {
 			t.unzeroed = true
-			arguments = append(arguments, "--wipesignatures", "n", "--zero", "n", "--setautoactivation", "n", "--extents", strconv.FormatInt(bytes/at.extent, 10))
-			arguments = append(tagged(arguments, t), c.group)
+			if !c.layout.raid1 {
+				arguments = append(arguments, "--setautoactivation", "n")
+			}
+			arguments = append(arguments, "--wipesignatures", "n", "--zero", "n", "--extents", strconv.FormatInt(bytes/at.extent, 10))
+			arguments = append(tagged(append(arguments, c.layout.arguments()...), t), c.group)
+			arguments = append(arguments, at.emptiest(c.layout.legs())...)
 		} else {
 			t.overcommit = c.overcommit
 			arguments = append(tagged(arguments, t), "--virtualsize", strconv.FormatInt(bytes, 10)+"b", "--thinpool", c.pool, c.group)
@@ -74,10 +85,14 @@ func (b *Backend) create(ctx context.Context, r devices.CreateRequest) (devices.
 		if err := b.change(ctx, c.group, arguments...); err != nil {
 			return err
 		}
-		if c.pool != "" { // which lvcreate takes for a thin volume only since 2.03.34
+		if c.pool != "" || c.layout.raid1 { // of which lvcreate takes it only since 2.03.34, or not at all
 			if err := b.change(ctx, c.group, "lvchange", "--setautoactivation", "n", c.group+"/"+name); err != nil {
 				return err
 			}
+		}
+		if c.layout.raid1 {
+			_, err := b.command(ctx, c.group, "lvchange", "--activate", "n", c.group+"/"+name)
+			return err
 		}
 		return nil
 	})
@@ -106,7 +121,7 @@ func tagged(arguments []string, t tags) []string {
 
 // provisioned describes a volume as package devices asks for it.
 func (r *report) provisioned(v logical) devices.Provisioned {
-	c := class{group: r.name, pool: v.pool, overcommit: cmp.Or(v.tags.overcommit, noOvercommit)}
+	c := class{group: r.name, pool: v.pool, overcommit: cmp.Or(v.tags.overcommit, noOvercommit), layout: v.layout}
 	volumeContext := map[string]string{groupKey: r.name}
 	maps.Copy(volumeContext, v.tags.layers)
 	return devices.Provisioned{
@@ -194,5 +209,9 @@ func (b *Backend) GetCapacity(ctx context.Context, parameters map[string]string)
 	if err != nil {
 		return devices.Capacity{}, nil
 	}
-	return devices.Capacity{Available: room, Smallest: r.extent}, nil
+	capacity := devices.Capacity{Available: room, Smallest: c.layout.unit(r.extent)}
+	if c.layout.legs() > 1 {
+		capacity.Largest = r.largest(c.layout)
+	}
+	return capacity, nil
 }

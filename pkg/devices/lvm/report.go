@@ -16,6 +16,7 @@ type report struct {
 	missing    int64 // disks that are not there
 	volumes    map[string]logical
 	pools      map[string]thinPool
+	disks      []physical // that are there and may have new extents, the emptiest first
 }
 
 // logical is a logical volume.
@@ -26,6 +27,10 @@ type logical struct {
 	active     bool
 	suspended  bool
 	tags       tags
+	layout     layout  // of a thick volume
+	odd        string  // else what its layout is: one that no class has
+	broken     string  // what LVM says of its health; empty: nothing
+	synced     float64 // percent of a mirror that is the same on its disks; 100 while it is not active
 }
 
 // thinPool is a thin pool.
@@ -41,9 +46,9 @@ type thinPool struct {
 var reportArguments = []string{
 	"fullreport", "--reportformat", "json", "--units", "b", "--nosuffix",
 	"--configreport", "vg", "--options", "vg_name,vg_uuid,vg_extent_size,vg_extent_count,vg_free_count,vg_missing_pv_count",
-	"--configreport", "lv", "--options", "lv_name,lv_uuid,lv_size,lv_attr,lv_active,lv_suspended,lv_tags,lv_layout,pool_lv,data_percent,metadata_percent,lv_health_status",
-	"--configreport", "pv", "--options", "pv_uuid",
-	"--configreport", "seg", "--options", "lv_uuid",
+	"--configreport", "lv", "--options", "lv_name,lv_uuid,lv_size,lv_attr,lv_active,lv_suspended,lv_tags,lv_layout,pool_lv,data_percent,metadata_percent,copy_percent,lv_health_status",
+	"--configreport", "pv", "--options", "pv_name,pv_pe_count,pv_pe_alloc_count,pv_allocatable,pv_missing",
+	"--configreport", "seg", "--options", "lv_uuid,segtype,stripes,stripe_size",
 	"--configreport", "pvseg", "--options", "pvseg_start",
 }
 
@@ -51,8 +56,10 @@ var reportArguments = []string{
 func parseReport(text []byte) (*report, error) {
 	var raw struct {
 		Report []struct {
-			VG []map[string]string `json:"vg"`
-			LV []map[string]string `json:"lv"`
+			VG  []map[string]string `json:"vg"`
+			LV  []map[string]string `json:"lv"`
+			PV  []map[string]string `json:"pv"`
+			Seg []map[string]string `json:"seg"`
 		} `json:"report"`
 	}
 	if err := json.Unmarshal(text, &raw); err != nil {
@@ -70,6 +77,25 @@ func parseReport(text []byte) (*report, error) {
 		p.row = row
 		r.add(&p)
 	}
+	byUUID := map[string]string{}
+	for name, v := range r.volumes {
+		byUUID[v.uuid] = name
+	}
+	seen := map[string]bool{}
+	for _, row := range raw.Report[0].Seg {
+		p.row = row
+		if name, is := byUUID[bare(p.text("lv_uuid"))]; is {
+			r.addSegment(&p, name, seen[name])
+			seen[name] = true
+		}
+	}
+	for _, row := range raw.Report[0].PV {
+		p.row = row
+		if free := p.number("pv_pe_count") - p.number("pv_pe_alloc_count"); p.text("pv_missing") == "" && p.text("pv_allocatable") != "" {
+			r.disks = append(r.disks, physical{p.text("pv_name"), free})
+		}
+	}
+	sortDisks(r.disks)
 	if p.err == nil && (r.uuid == "" || r.extent <= 0) {
 		p.err = fmt.Errorf("volume group %q with the UUID %q and extents of %d bytes", r.name, r.uuid, r.extent)
 	}
@@ -89,10 +115,28 @@ func (r *report) add(p *parser) {
 		}
 		return
 	}
-	r.volumes[name] = logical{
+	v := logical{
 		name: name, uuid: bare(p.text("lv_uuid")), bytes: p.number("lv_size"), pool: p.text("pool_lv"),
 		active: p.text("lv_active") == "active", suspended: p.text("lv_suspended") == "suspended", tags: parseTags(p.text("lv_tags")),
+		broken: p.text("lv_health_status"), synced: 100,
 	}
+	if p.text("copy_percent") != "" {
+		v.synced = p.percent("copy_percent")
+	}
+	r.volumes[name] = v
+}
+
+// addSegment adds a segment of a volume, which comes after another one of it or not.
+func (r *report) addSegment(p *parser, name string, another bool) {
+	v := r.volumes[name]
+	l, odd := layoutOf(p.text("segtype"), p.number("stripes"), p.number("stripe_size"))
+	switch {
+	case !another:
+		v.layout, v.odd = l, odd
+	case odd == "" && l != v.layout:
+		v.odd = "of segments that differ"
+	}
+	r.volumes[name] = v
 }
 
 // is reports whether a list with commas has a word.

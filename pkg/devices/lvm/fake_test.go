@@ -1,0 +1,143 @@
+package lvm
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/csi-node/csi-node/pkg/devices"
+	"github.com/csi-node/csi-node/pkg/state"
+	"github.com/csi-node/csi-node/test/require"
+)
+
+// reportOf is what lvm prints of the group vg0 with so many thick volumes of the driver d.
+func reportOf(t *testing.T, volumes int) []byte {
+	t.Helper()
+	var lvs, segs []string
+	for i := range volumes {
+		uuid := fmt.Sprintf("v%031d", i)
+		lvs = append(lvs, fmt.Sprintf(`{"lv_name":"pvc-%d", "lv_uuid":%q, "lv_size":"4194304", "lv_attr":"-wi-------", "lv_active":"", "lv_suspended":"", "lv_tags":"csi-node.driver=d,csi-node.name=pvc-%d", "lv_layout":"linear", "pool_lv":"", "data_percent":"", "metadata_percent":"", "copy_percent":"", "lv_health_status":""}`, i, uuid, i))
+		segs = append(segs, fmt.Sprintf(`{"lv_uuid":%q, "segtype":"linear", "stripes":"1", "stripe_size":"0"}`, uuid))
+	}
+	text := fmt.Sprintf(`{"report": [{"vg": [{"vg_name":"vg0", "vg_uuid":%q, "vg_extent_size":"4194304", "vg_extent_count":"1000", "vg_free_count":"500", "vg_missing_pv_count":"0"}],
+		"pv": [{"pv_name":"/dev/sdb", "pv_pe_count":"1000", "pv_pe_alloc_count":"500", "pv_allocatable":"allocatable", "pv_missing":""}],
+		"lv": [%s], "seg": [%s]}]}`, group, strings.Join(lvs, ","), strings.Join(segs, ","))
+	if !json.Valid([]byte(text)) {
+		t.Fatal(text)
+	}
+	return []byte(text)
+}
+
+// newFake returns a backend of the group vg0 that runs no lvm, but counts what it would run.
+func newFake(t *testing.T, env devices.Environment, lockDir string, report []byte) (b *Backend, ran *atomic.Int64) {
+	t.Helper()
+	b, err := New("vg0", env)
+	require.NoError(t, err)
+	ran = &atomic.Int64{}
+	b.lockDir = lockDir
+	b.lvm = func(_ context.Context, args ...string) ([]byte, error) {
+		if ran.Add(1); args[0] != "fullreport" {
+			return nil, fmt.Errorf("nobody has asked for lvm %q", args)
+		}
+		return report, nil
+	}
+	b.disks = func(context.Context) ([]disk, error) {
+		return []disk{{"/dev/sdb", label{uuid: "disk", group: "vg0", groupUUID: group, members: []string{"disk"}}}}, nil
+	}
+	t.Cleanup(func() { require.NoError(t, b.Close()) })
+	return b, ran
+}
+
+// All volumes of a group are looked at by one report, however many look at once, and
+// those that are at rest by none.
+func TestOneReportForAll(t *testing.T) {
+	const volumes = 500
+	report, lockDir, stateDir := reportOf(t, volumes), t.TempDir(), t.TempDir()
+	synctest.Test(t, func(t *testing.T) {
+		b, ran := newFake(t, devices.Environment{DriverName: "d", StateDir: stateDir}, lockDir, report)
+		ctx := t.Context()
+		findAll := func() {
+			t.Helper()
+			found := make(chan error)
+			for i := range volumes {
+				go func() {
+					d, err := b.Find(ctx, devices.Volume{ID: volumeID{group, fmt.Sprintf("pvc-%d", i)}.String()})
+					if d.Missing || d.Err != nil || d.Capacity != 4<<20 || d.State != state.DeviceAbsent {
+						err = errors.Join(err, fmt.Errorf("volume %d: %+v", i, d))
+					}
+					found <- err
+				}()
+			}
+			for range volumes {
+				if err := <-found; err != nil {
+					t.Error(err)
+				}
+			}
+		}
+		findAll()
+		if ran.Load() != 1 {
+			t.Errorf("to find %d volumes, lvm was run %d times", volumes, ran.Load())
+		}
+		attached, err := b.Attached(ctx)
+		ids, listErr := b.ListVolumes(ctx)
+		_, measureErr := b.Measure(ctx)
+		if err := errors.Join(err, listErr, measureErr, b.Check(ctx)); err != nil || len(attached) != 0 || len(ids) != volumes {
+			t.Errorf("%d attached, %d volumes (%v)", len(attached), len(ids), err)
+		}
+		time.Sleep(24 * time.Hour)
+		findAll()
+		if ran.Load() != 1 {
+			t.Errorf("of volumes at rest, lvm was run %d times", ran.Load()-1)
+		}
+		_, err = b.ListVolumes(ctx) // as others may have made some
+		if err != nil || ran.Load() != 2 {
+			t.Errorf("to list the volumes, lvm was run %d times (%v)", ran.Load()-1, err)
+		}
+	})
+}
+
+// A group is one plugin's of the driver's name: neither lists, mends nor makes anything
+// beside the other. One that takes over, as the store lets it, may have it at once.
+func TestLock(t *testing.T) {
+	report, lockDir, stateDir := reportOf(t, 1), t.TempDir(), t.TempDir()
+	ctx, id := t.Context(), volumeID{group, "pvc-0"}.String()
+	plugin := func(driver, stateDir string, lookOnly bool) *Backend {
+		t.Helper()
+		b, _ := newFake(t, devices.Environment{DriverName: driver, StateDir: stateDir, LookOnly: lookOnly}, lockDir, report)
+		return b
+	}
+	list := func(b *Backend) error { _, err := b.ListVolumes(ctx); return err }
+	require.NoError(t, list(plugin("d", stateDir, true)))
+	if left, err := os.ReadDir(lockDir); err != nil || len(left) > 0 {
+		t.Errorf("who only looks has made %v (%v)", left, err)
+	}
+	first, successor, other := plugin("d", stateDir, false), plugin("d", stateDir, false), plugin("d", t.TempDir(), false)
+	require.NoError(t, list(first))
+	require.NoError(t, list(successor))
+	require.NoError(t, list(plugin("d", t.TempDir(), true)))
+	require.NoError(t, list(plugin("another.driver", t.TempDir(), false)))
+	for _, b := range []*Backend{first, successor} {
+		words := []string{"vg0", fmt.Sprint("process ", os.Getpid()), "--driver-name", "--state-dir"}
+		require.Class(t, list(other), state.Unavailable, words...)
+		require.Class(t, other.Check(ctx), state.Unavailable, words...)
+		_, err := other.CreateVolume(ctx, devices.CreateRequest{Name: "new", Size: devices.SizeRange{Required: 1}})
+		require.Class(t, err, state.Unavailable, words...)
+		require.Class(t, other.DeleteVolume(ctx, devices.Volume{ID: id}), state.Unavailable, words...)
+		if attached, err := other.Attached(ctx); err != nil || len(attached) > 0 {
+			t.Errorf("beside another it lists %+v (%v)", attached, err)
+		}
+		if d, err := other.Find(ctx, devices.Volume{ID: id}); err != nil || d.Err == nil {
+			t.Errorf("beside another it finds %+v (%v)", d, err)
+		}
+		require.NoError(t, b.Close())
+	}
+	require.NoError(t, list(other))
+	require.Class(t, list(plugin("d", stateDir, false)), state.Unavailable, "vg0")
+}

@@ -1,0 +1,59 @@
+//go:build vm
+
+package lvm
+
+import (
+	"path/filepath"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/csi-node/csi-node/pkg/devices"
+	"github.com/csi-node/csi-node/test/harness"
+	"github.com/csi-node/csi-node/test/machine"
+	"github.com/csi-node/csi-node/test/require"
+)
+
+// The stage of a formatted volume, beside what anybody has to do for it: activate the
+// logical volume and mount it. docs/lvm.md tells the result.
+//
+//	CSI_NODE_VM_FLAGS="-test.run - -test.bench Stage" go test -tags vm -v -run 'TestOtherKernel/lvm$' ./test/vm
+func BenchmarkStage(b *testing.B) {
+	machine.Kernel(b)
+	disk := newGroup(b, "stage", 260*mib)
+	newPool(b, "stage", disk, 128*mib)
+	p := harness.New(b)
+	p.Start(harness.Options{Flags: []string{"--lvm-groups", "stage"}})
+	for name, parameters := range map[string]map[string]string{
+		"thick": {devices.BackendKey: Name},
+		"thin":  {devices.BackendKey: Name, poolKey: "thin"},
+	} {
+		v := harness.NewVolume(b, p, name, harness.Shared("ext4"))
+		made, err := p.Controller.CreateVolume(b.Context(), v.CreateRequest(64*mib, parameters))
+		require.NoError(b, err)
+		v.ID, v.Context = made.GetVolume().GetVolumeId(), made.GetVolume().GetVolumeContext()
+		require.NoError(b, v.Stage(b.Context())) // formats it
+		require.NoError(b, v.Unstage(b.Context()))
+
+		b.Run(name+"/bare", func(b *testing.B) {
+			dir, path := b.TempDir(), "stage/"+name
+			for b.Loop() {
+				lvmOn(b, []string{disk}, "lvchange", "--activate", "y", path)
+				require.NoError(b, unix.Mount(filepath.Join("/dev/mapper", deviceName("stage", name)), dir, "ext4", 0, ""))
+				b.StopTimer()
+				require.NoError(b, unix.Unmount(dir, 0))
+				lvmOn(b, []string{disk}, "lvchange", "--activate", "n", path)
+				b.StartTimer()
+			}
+		})
+		b.Run(name+"/staged", func(b *testing.B) {
+			for b.Loop() {
+				require.NoError(b, v.Stage(b.Context()))
+				b.StopTimer()
+				require.NoError(b, v.Unstage(b.Context()))
+				b.StartTimer()
+			}
+		})
+		require.NoError(b, v.Delete(b.Context()))
+	}
+}

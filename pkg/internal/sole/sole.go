@@ -1,0 +1,53 @@
+// Package sole keeps storage to the plugins of one state directory: of two others
+// neither would see what the other changes.
+package sole
+
+import (
+	"fmt"
+	"hash/fnv"
+	"os"
+
+	"golang.org/x/sys/unix"
+)
+
+// pidBits hold every process id (PID_MAX_LIMIT in the kernel's include/linux/threads.h).
+const pidBits = 22
+
+// Lock locks a file that stands for some storage for the plugins of a state directory,
+// until the file is closed or the process has ended. Plugins with the same one may share it: the lock
+// on their store lets only one of them work, and knows what to do about a holder that
+// was killed and hangs in the kernel, which would still hold this lock too.
+//
+// The error names who has it for another state directory, and says what to do;
+// instead is what can be done but to stop that one.
+func Lock(f *os.File, stateDir, instead string) error {
+	var st unix.Stat_t
+	if err := unix.Stat(stateDir, &st); err != nil {
+		return &os.PathError{Op: "stat", Path: stateDir, Err: err}
+	}
+	hash := fnv.New32a()
+	fmt.Fprint(hash, st.Dev, " ", st.Ino)
+	id := int64(hash.Sum32())
+
+	// Each plugin has a shared lock on one byte, whose place tells its state
+	// directory and its process. The lock comes before the look at the others: of
+	// two that start at once both may fail, and never none.
+	own := unix.Flock_t{Type: unix.F_RDLCK, Start: id<<pidBits | int64(os.Getpid())&(1<<pidBits-1), Len: 1}
+	if err := unix.FcntlFlock(f.Fd(), unix.F_OFD_SETLK, &own); err != nil {
+		return fmt.Errorf("lock %s: %w", f.Name(), err)
+	}
+	for _, others := range []unix.Flock_t{{Len: id << pidBits}, {Start: (id + 1) << pidBits}} { // Len 0 is to the end
+		if others.Start == 0 && others.Len == 0 {
+			continue
+		}
+		others.Type = unix.F_WRLCK
+		err := unix.FcntlFlock(f.Fd(), unix.F_OFD_GETLK, &others)
+		if err == nil && others.Type != unix.F_UNLCK {
+			err = fmt.Errorf("it is in use by process %d (as the process itself counts, which may run in a container), a plugin with another --state-dir, and neither would see what the other changes: stop that one, or %s. If it was killed and does not end, a thread of it hangs in the kernel: start this one with that --state-dir, or reboot the node", others.Start&(1<<pidBits-1), instead)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
