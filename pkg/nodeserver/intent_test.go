@@ -150,6 +150,7 @@ func TestRepublishWithNewTokens(t *testing.T) {
 	f.staged(asExt4)
 	for _, token := range []string{"one", "two"} {
 		require.NoError(t, publish(t, s, func(r *csi.NodePublishVolumeRequest) { r.VolumeContext = map[string]string{"a": "1", tokensKey: token} }))
+		f.records[id].Accept(state.TargetPart(target))
 	}
 }
 
