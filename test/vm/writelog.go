@@ -1,6 +1,7 @@
 package vm
 
 import (
+	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -9,10 +10,11 @@ import (
 )
 
 // WriteLog is the log of a disk: what the guest wrote and when it asked the
-// disk to flush. QEMU writes it in the format of Linux' dm-log-writes
-// (Documentation/admin-guide/device-mapper/log-writes.rst), each entry when it
-// is completed. There are no writes that are durable by themselves (FUA): the
-// disk offers none, and Linux flushes after them instead.
+// disk to flush. It is in the format of Linux' dm-log-writes
+// (Documentation/admin-guide/device-mapper/log-writes.rst). QEMU writes each entry
+// when it is completed, and none that is durable by itself: its disk offers no FUA,
+// and Linux flushes after such writes instead. Linux writes them before the flush that
+// covers them.
 type WriteLog struct {
 	Entries []Entry
 	file    *os.File
@@ -20,8 +22,10 @@ type WriteLog struct {
 
 // Entry is a write, a discard, or a flush.
 type Entry struct {
-	Offset, Bytes int64 // on the disk
-	Flush         bool  // what was written before is durable from here on
+	Offset, Bytes int64  // on the disk
+	Flush         bool   // what was written before is durable from here on
+	Durable       bool   // it is durable by itself (FUA)
+	Mark          string // what `dmsetup message … mark` has noted here; then it is no write
 	Discard       bool
 
 	data int64 // offset of the bytes in the log
@@ -31,7 +35,10 @@ const (
 	logMagic    = 0x6a736677736872
 	logHeader   = 512 // bytes that the log's own header takes, and that of each entry at least
 	flagFlush   = 1 << 0
+	flagFUA     = 1 << 1
 	flagDiscard = 1 << 2
+	flagMark    = 1 << 3
+	entryHeader = 32 // bytes; a mark follows
 )
 
 // OpenLog reads a log up to its last flush.
@@ -71,8 +78,16 @@ func (l *WriteLog) read() error {
 			Offset:  int64(entry.Sector) * logHeader,
 			Bytes:   int64(entry.Sectors) * logHeader,
 			Flush:   entry.Flags&flagFlush != 0,
+			Durable: entry.Flags&flagFUA != 0,
 			Discard: entry.Flags&flagDiscard != 0,
 			data:    at + logHeader,
+		}
+		if entry.Flags&flagMark != 0 {
+			text := make([]byte, min(entry.DataBytes, logHeader-entryHeader))
+			if _, err := l.file.ReadAt(text, at+entryHeader); err != nil {
+				return fmt.Errorf("entry %d: %w", len(l.Entries), err)
+			}
+			e.Mark = string(bytes.TrimRight(text, "\x00"))
 		}
 		l.Entries = append(l.Entries, e)
 		if at += logHeader; !e.Discard {
@@ -115,7 +130,7 @@ func (l *WriteLog) Replay(disk *os.File, n int, keep func() bool) error {
 		}
 		for at := 0; at < len(data); at += pageBytes {
 			offset := e.Offset + int64(at)
-			if i > covered && offset < FilesystemBytes && !keep() {
+			if i > covered && !e.Durable && offset < FilesystemBytes && !keep() {
 				continue
 			}
 			if _, err := disk.WriteAt(data[at:min(at+pageBytes, len(data))], offset); err != nil {

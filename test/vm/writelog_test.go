@@ -45,6 +45,26 @@ func page(b byte) []byte { return bytes.Repeat([]byte{b}, pageBytes) }
 func flush() []byte                        { return entry(0, 0, flagFlush, nil) }
 func written(at int64, data []byte) []byte { return entry(at*pageBytes, int64(len(data)), 0, data) }
 
+// What dm-log-writes adds: a write that is durable by itself, and a mark.
+func TestMarksAndDurableWrites(t *testing.T) {
+	mark := entry(0, 0, flagMark, nil)
+	binary.LittleEndian.PutUint64(mark[24:], uint64(copy(mark[entryHeader:], "grown"))) // the length of its text
+	log, err := OpenLog(logFile(t, written(0, page('a')), entry(pageBytes, pageBytes, flagFUA, page('b')), mark, written(2, page('c'))))
+	require.NoError(t, err)
+	defer func() { _ = log.Close() }()
+	if len(log.Entries) != 4 || log.Entries[2].Mark != "grown" || log.Entries[1].Mark != "" || !log.Entries[1].Durable || log.Entries[3].Durable {
+		t.Errorf("%+v", log.Entries)
+	}
+	disk, err := os.Create(filepath.Join(t.TempDir(), "disk"))
+	require.NoError(t, err)
+	require.NoError(t, log.Replay(disk, 4, func() bool { return false }))
+	require.NoError(t, disk.Close())
+	got, err := os.ReadFile(disk.Name())
+	if want := append(make([]byte, pageBytes), page('b')...); err != nil || !bytes.Equal(got, want) {
+		t.Errorf("the disk holds %d bytes (%v)", len(got), err)
+	}
+}
+
 // A cut keeps what a flush covers, the notes, and what it is told to.
 func TestReplay(t *testing.T) {
 	note := append([]byte(`{"do":"write","volume":"v"}`), make([]byte, noteBytes)...)[:noteBytes]

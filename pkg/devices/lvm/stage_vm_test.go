@@ -3,12 +3,14 @@
 package lvm
 
 import (
+	"os"
 	"path/filepath"
 	"testing"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/csi-node/csi-node/pkg/devices"
+	"github.com/csi-node/csi-node/pkg/driver/drivertest"
 	"github.com/csi-node/csi-node/test/harness"
 	"github.com/csi-node/csi-node/test/machine"
 	"github.com/csi-node/csi-node/test/require"
@@ -22,11 +24,14 @@ func BenchmarkStage(b *testing.B) {
 	machine.Kernel(b)
 	disk := newGroup(b, "stage", 260*mib)
 	newPool(b, "stage", disk, 128*mib)
+	program, err := os.Executable() // which TestMain makes the driver
+	require.NoError(b, err)
 	p := harness.New(b)
-	p.Start(harness.Options{Flags: []string{"--lvm-groups", "stage"}})
+	p.Driver = drivertest.Driver(program, "--lvm-groups", "stage")
+	p.Start(harness.Options{})
 	for name, parameters := range map[string]map[string]string{
-		"thick": {devices.BackendKey: Name},
-		"thin":  {devices.BackendKey: Name, poolKey: "thin"},
+		"of-thick": {devices.BackendKey: Name},
+		"of-thin":  {devices.BackendKey: Name, poolKey: "thin"},
 	} {
 		v := harness.NewVolume(b, p, name, harness.Shared("ext4"))
 		made, err := p.Controller.CreateVolume(b.Context(), v.CreateRequest(64*mib, parameters))

@@ -1,0 +1,232 @@
+//go:build vm
+
+package lvm
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/csi-node/csi-node/pkg/devices"
+	"github.com/csi-node/csi-node/test/machine"
+	"github.com/csi-node/csi-node/test/require"
+	"github.com/csi-node/csi-node/test/vm"
+)
+
+// step is something that a volume was promised.
+type step struct {
+	name string
+	end  int // how many entries the log has up to there
+}
+
+const (
+	cutGroup       = "cut"
+	cutDisk        = 68 * mib
+	cutBytes       = 8 * mib // of the volume
+	cutGrown       = 16 * mib
+	cutFile        = "kept"
+	created        = "create"
+	attached       = "attach" // and zero it
+	marked         = "begin-format"
+	made           = "mkfs"
+	formatted      = "end-format"
+	written        = "write"
+	grown          = "grow"
+	cutLogCapacity = 512 * mib
+)
+
+// The power is cut at every step of a volume's life: what was promised holds, and nobody
+// sees what was there before. The log is that of dm-log-writes. After a step all is lost
+// that no flush covers. In a step, all that was written up to the cut is kept; while no
+// lvm writes, any page that no flush covers may be lost, too. (LVM does not flush between
+// its metadata and the header that names them: there, only the order is kept.)
+func TestPowerCuts(t *testing.T) {
+	machine.Kernel(t)
+	dir := t.TempDir()
+	blank, logFile := filepath.Join(dir, "blank"), filepath.Join(dir, "log")
+	require.NoError(t, os.WriteFile(blank, bytes.Repeat(junk, cutDisk/mib), 0o600))
+	require.NoError(t, os.WriteFile(logFile, nil, 0o600))
+	require.NoError(t, os.Truncate(logFile, cutLogCapacity))
+	var v devices.Volume
+	if !t.Run("life", func(t *testing.T) { v = live(t, blank, logFile) }) {
+		return
+	}
+	log, err := vm.OpenLog(logFile)
+	require.NoError(t, err)
+	defer func() { _ = log.Close() }() // only read from
+	var steps []step
+	for i, e := range log.Entries {
+		if e.Mark != "" && e.Mark != "dm-log-writes-end" { // which the kernel adds
+			steps = append(steps, step{e.Mark, i + 1})
+		}
+	}
+	if len(steps) != 8 {
+		t.Fatalf("the log of %d entries tells of the steps %+v", len(log.Entries), steps)
+	}
+	random := rand.New(rand.NewPCG(1, 2))
+	begin := steps[0].end // before it there was no group
+	for i, s := range steps[1:] {
+		during := begin + 1 + random.IntN(max(s.end-begin-1, 1))
+		for _, cut := range []struct {
+			name    string
+			entries int
+			keep    func() bool
+		}{
+			{"in " + s.name, during, func() bool { return s.name != made && s.name != written || random.IntN(2) == 0 }},
+			{"after " + s.name, s.end, func() bool { return false }},
+		} {
+			promised := i
+			if cut.entries >= s.end {
+				promised++
+			}
+			t.Run(cut.name, func(t *testing.T) {
+				t.Logf("after %d of %d entries", cut.entries, len(log.Entries))
+				copied := filepath.Join(t.TempDir(), "pv")
+				require.NoError(t, exec.Command("cp", blank, copied).Run())
+				disk, err := os.OpenFile(copied, os.O_WRONLY, 0)
+				require.NoError(t, err)
+				require.NoError(t, errors.Join(log.Replay(disk, cut.entries, cut.keep), disk.Close()))
+				node := machine.Losetup(t, copied)
+				t.Cleanup(func() { machine.LosetupDetach(t, node) })
+				survive(t, v, steps[:promised+1])
+			})
+		}
+		begin = s.end
+	}
+}
+
+// live is the life of a volume on a disk that keeps a log of its writes, with a mark of
+// each step that has ended.
+func live(t *testing.T, blank, logFile string) (v devices.Volume) {
+	t.Helper()
+	t.Setenv("DM_DISABLE_UDEV", "1")
+	file := filepath.Join(t.TempDir(), "pv")
+	require.NoError(t, exec.Command("cp", blank, file).Run())
+	below, log := machine.Losetup(t, file), machine.Losetup(t, logFile)
+	disk := losable{name: "logged"}
+	disk.dmsetup(t, fmt.Sprintf("0 %d log-writes %s %s\n", cutDisk/512, below, log), "create", disk.name)
+	t.Cleanup(func() {
+		disk.dmsetup(t, "", "remove", "--retry", disk.name)
+		machine.LosetupDetach(t, below)
+		machine.LosetupDetach(t, log)
+	})
+	lvmOn(t, []string{nodeOf(t, disk.name)}, "vgcreate", "--yes", cutGroup, nodeOf(t, disk.name))
+	promised := func(name string) {
+		t.Helper()
+		disk.dmsetup(t, "", "message", disk.name, "0", "mark", name)
+	}
+	require.NoError(t, flush([]string{nodeOf(t, disk.name)}))
+	b, ctx := newBackend(t, cutGroup), t.Context()
+	promised("vgcreate")
+	v = create(t, b, "volume", cutBytes, nil)
+	promised(created)
+	d := attach(t, b, v)
+	t.Cleanup(func() {
+		if t.Failed() {
+			_ = b.Detach(ctx, v)
+		}
+	})
+	promised(attached)
+	require.NoError(t, b.BeginFormat(ctx, v))
+	promised(marked)
+	machine.Mkfs(t, "ext4", d.Path)
+	promised(made)
+	require.NoError(t, b.EndFormat(ctx, v, "ext4"))
+	promised(formatted)
+	mounted(t, d.Path, func(dir string) {
+		write(t, newFile(t, filepath.Join(dir, cutFile)), cutFile)
+		parent, err := os.Open(dir)
+		require.NoError(t, err)
+		require.NoError(t, errors.Join(parent.Sync(), parent.Close()))
+		promised(written)
+		require.NoError(t, b.Grow(ctx, v, cutGrown))
+		promised(grown)
+	})
+	require.NoError(t, b.Detach(ctx, v))
+	return v
+}
+
+// newFile makes an empty file.
+func newFile(t *testing.T, path string) string {
+	t.Helper()
+	require.NoError(t, os.WriteFile(path, nil, 0o600))
+	return path
+}
+
+// mounted does something with the file system on a device.
+func mounted(t *testing.T, path string, do func(dir string)) {
+	t.Helper()
+	dir := t.TempDir()
+	require.NoError(t, unix.Mount(path, dir, "ext4", 0, ""))
+	defer func() { require.NoError(t, unix.Unmount(dir, 0)) }()
+	do(dir)
+}
+
+// survive holds what a cut has left against what was promised, and takes the volume
+// through the rest of its life.
+func survive(t *testing.T, v devices.Volume, promised []step) {
+	t.Helper()
+	has := func(name string) bool {
+		for _, s := range promised {
+			if s.name == name {
+				return true
+			}
+		}
+		return false
+	}
+	b, ctx := newBackend(t, cutGroup), t.Context()
+	ids, err := b.ListVolumes(ctx)
+	require.NoError(t, err)
+	if len(ids) == 0 && !has(created) {
+		v = create(t, b, "volume", cutBytes, nil) // as the CO does again
+	} else if len(ids) != 1 || ids[0] != v.ID {
+		t.Fatalf("there are the volumes %q", ids)
+	}
+	d := attach(t, b, v)
+	defer func() { require.NoError(t, errors.Join(b.Detach(ctx, v), b.DeleteVolume(ctx, v))) }()
+	mustHaveNoTenant(t, d.Path)
+	switch {
+	case has(formatted) && d.Formatted != "ext4", has(marked) && !d.Formatting && d.Formatted == "", has(grown) && d.Size < cutGrown:
+		t.Errorf("after %q: %+v", promised[len(promised)-1].name, d)
+	case d.Fresh:
+		mustBeZero(t, d.Path, 0, d.Size)
+	}
+	if d.Formatted == "" {
+		require.NoError(t, b.BeginFormat(ctx, v))
+		require.NoError(t, b.Erase(ctx, v))
+		mustBeZero(t, d.Path, 0, d.Size)
+		machine.Mkfs(t, "ext4", d.Path)
+		require.NoError(t, b.EndFormat(ctx, v, "ext4"))
+	}
+	mounted(t, d.Path, func(dir string) {
+		if got, err := os.ReadFile(filepath.Join(dir, cutFile)); has(written) && (err != nil || string(got) != cutFile) {
+			t.Errorf("lost: the file, which was synced: %q, %v", got, err)
+		}
+		require.NoError(t, b.Grow(ctx, v, cutGrown+4*mib))
+		mustHaveNoTenant(t, d.Path)
+	})
+	if d = find(t, b, v); d.Size != cutGrown+4*mib {
+		t.Errorf("grown: %+v", d)
+	}
+}
+
+// mustHaveNoTenant fails if a device shows what an earlier tenant has left.
+func mustHaveNoTenant(t *testing.T, path string) {
+	t.Helper()
+	f, err := os.Open(path)
+	require.NoError(t, err)
+	all, err := io.ReadAll(f)
+	require.NoError(t, errors.Join(err, f.Close()))
+	if at := bytes.Index(all, []byte("tenant tenant")); at >= 0 {
+		t.Errorf("%s shows what an earlier tenant has left at byte %d: %q", path, at, strings.ToValidUTF8(string(all[at:min(at+64, len(all))]), "?"))
+	}
+}
