@@ -42,8 +42,8 @@ func (e *earlier) holds(want *state.Volume) bool {
 		return false
 	}
 	s, d := want.Stage, e.have.Device
-	plain := s.Inline == nil && s.Capability.Access == state.MountAccess && len(e.have.Lower) == 0 && e.have.Source == nil && !stands(e.have.View)
-	return plain && !unexplained(s) && d.Err == nil && d.State != state.DeviceUnknown && e.have.Elsewhere == nil
+	plain := s.Inline == nil && s.Capability.Access == state.MountAccess && len(e.have.Lower) == 0 && e.have.Source == nil && !present(e.have.View)
+	return plain && !notBegun(s) && d.Err == nil && d.State != state.DeviceUnknown && e.have.Elsewhere == nil
 }
 
 // mounted reports whether the stage is mounted and stays so. Then the device is held

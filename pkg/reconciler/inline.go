@@ -147,8 +147,8 @@ func (r *Reconciler) confirmEnded(ctx context.Context, want *state.Volume, have 
 		return err
 	}
 	for _, e := range look.Stack() {
-		if e.Device.State == state.DeviceUnknown || standsOrStrays(e.Device) {
-			return state.Errorf(state.Unavailable, "a device stands for the volume since it was looked at: %s", tellDevice(e.Device))
+		if e.Device.State == state.DeviceUnknown || presentOrStray(e.Device) {
+			return state.Errorf(state.Unavailable, "a device stands for the volume since it was looked at: %s", describeDevice(e.Device))
 		}
 	}
 	for _, path := range append(want.TargetPaths(), want.Stage.Path) {

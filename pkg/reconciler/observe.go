@@ -49,7 +49,7 @@ func (r *Reconciler) observeAlone(ctx context.Context, want *state.Volume) (stat
 func (r *Reconciler) observeAfter(ctx context.Context, want *state.Volume, before *earlier) (state.Actual, error) {
 	have, err := r.observe(ctx, want, before)
 	for _, d := range devicesOf(&have) {
-		if err == nil && standsOrStrays(*d) {
+		if err == nil && presentOrStray(*d) {
 			if d.Held = isMountedAt(have.Stage, d.Number); !d.Held {
 				d.Held, err = r.kernel.Views.Held(ctx, *d)
 			}
@@ -58,7 +58,7 @@ func (r *Reconciler) observeAfter(ctx context.Context, want *state.Volume, befor
 	if err != nil {
 		return have, err
 	}
-	if s := want.Stage; s != nil && unexplained(s) && s.Capability.Access == state.MountAccess && have.Device.Held && have.Stage.Err == nil && len(have.Stage.Mounts) == 0 {
+	if s := want.Stage; s != nil && notBegun(s) && s.Capability.Access == state.MountAccess && have.Device.Held && have.Stage.Err == nil && len(have.Stage.Mounts) == 0 {
 		if have.Elsewhere, err = r.kernel.Mounts.Elsewhere(ctx, have.Device.Number); err != nil {
 			return have, state.InVolume(want.ID, "observe", err)
 		}
@@ -67,7 +67,7 @@ func (r *Reconciler) observeAfter(ctx context.Context, want *state.Volume, befor
 		}
 	}
 	wrong := func(e state.Element) bool { return e.Device.Stray || e.Device.ReadOnly != want.Stage.ReadOnly } // it may have to be taken down
-	if s := want.Stage; s == nil || s.Gone || stands(have.View) || slices.ContainsFunc(have.Stack(), wrong) {
+	if s := want.Stage; s == nil || s.Gone || present(have.View) || slices.ContainsFunc(have.Stack(), wrong) {
 		for _, d := range devicesOf(&have) {
 			if err := r.boundElsewhere(ctx, want, d, mayHaveCopies(want)); err != nil {
 				return have, err
@@ -106,7 +106,7 @@ func devicesOf(have *state.Actual) []*state.Device {
 // Kernel.Bound excludes such a bind in this mount namespace without a look at the mount
 // table. Copies in other mount namespaces are found only in the mount tables of all.
 func (r *Reconciler) boundElsewhere(ctx context.Context, want *state.Volume, d *state.Device, copies bool) error {
-	if !standsOrStrays(*d) {
+	if !presentOrStray(*d) {
 		return nil
 	}
 	if !copies && r.kernel.Bound != nil {
@@ -134,9 +134,9 @@ func mayHaveCopies(want *state.Volume) bool {
 	return want.Stage == nil || want.Stage.Capability.Access != state.MountAccess
 }
 
-// stands reports whether there is a device that the plugin made, even if it is being
+// present reports whether there is a device that the plugin made, even if it is being
 // detached.
-func stands(d state.Device) bool {
+func present(d state.Device) bool {
 	return d.State == state.DeviceAttached || d.State == state.DeviceDetaching
 }
 
@@ -151,7 +151,7 @@ func (r *Reconciler) observe(ctx context.Context, want *state.Volume, before *ea
 	if have, err = r.stack(ctx, want); err != nil {
 		return have, err
 	}
-	if standsOrStrays(have.Device) {
+	if presentOrStray(have.Device) {
 		if have.View, err = r.kernel.Views.FindView(ctx, have.Device); err != nil {
 			return have, err
 		}
@@ -160,7 +160,7 @@ func (r *Reconciler) observe(ctx context.Context, want *state.Volume, before *ea
 	}
 	if want.Stage != nil && want.Stage.Path != "" {
 		have.Stage = r.lookUnless(ctx, want.Stage.Path, before)
-		if s := want.Stage; unexplained(s) && len(have.Stage.Mounts) > 0 {
+		if s := want.Stage; notBegun(s) && len(have.Stage.Mounts) > 0 {
 			have.Stage.Mounts[0].Options = r.kernel.Filesystems.Options(have.Stage.Mounts[0])
 		}
 	}
@@ -252,7 +252,7 @@ func (r *Reconciler) stack(ctx context.Context, want *state.Volume) (have state.
 			}
 			return have, fmt.Errorf("layer %s: %w", l.Name(), err)
 		}
-		if !wanted && !standsOrStrays(d) { // without contexts, the device tells whether there is a layer
+		if !wanted && !presentOrStray(d) { // without contexts, the device tells whether there is a layer
 			continue
 		}
 		// The facts about the data are the source's. The stamp of a new layer is to
@@ -273,14 +273,14 @@ func (r *Reconciler) stack(ctx context.Context, want *state.Volume) (have state.
 	return have, nil
 }
 
-// lookTime bounds the look at one path: a dead file system must not hold up the
+// lookTimeout bounds the look at one path: a dead file system must not hold up the
 // worker and the volume's other targets.
-const lookTime = 5 * time.Second
+const lookTimeout = 5 * time.Second
 
 // look looks at a path. Its error becomes a part of the result, so that the rest of
 // the volume is still observed.
 func (r *Reconciler) look(ctx context.Context, path string) state.Mountpoint {
-	ctx, cancel := context.WithTimeout(ctx, lookTime)
+	ctx, cancel := context.WithTimeout(ctx, lookTimeout)
 	defer cancel()
 	m, err := r.kernel.Mounts.Look(ctx, path)
 	if err != nil {

@@ -205,7 +205,7 @@ func boundByKubelet(path string) bool {
 // It waits for its turn as Exclusive does.
 func (r *Reconciler) unasked(ctx context.Context, id string, detach bool) (orphan bool, kept string, err error) {
 	err = r.Exclusive(ctx, id, func(ctx context.Context, want *state.Volume, have state.Actual) error {
-		if !want.Empty() || !stands(have.Device) {
+		if !want.Empty() || !present(have.Device) {
 			return nil
 		}
 		orphan = true
@@ -214,7 +214,7 @@ func (r *Reconciler) unasked(ctx context.Context, id string, detach bool) (orpha
 			kept = "it is in use: " + r.whoHolds(ctx, have.Device)
 		case have.View.Held:
 			kept = "its read-only view is in use: " + r.whoHolds(ctx, have.View)
-		case stands(have.View):
+		case present(have.View):
 			kept = r.inUse(ctx, have.View)
 		default:
 			kept = r.inUse(ctx, have.Device)
@@ -222,7 +222,7 @@ func (r *Reconciler) unasked(ctx context.Context, id string, detach bool) (orpha
 		if kept != "" || !detach {
 			return nil
 		}
-		if stands(have.View) {
+		if present(have.View) {
 			if err := r.kernel.Views.DetachView(ctx, have.Device); err != nil {
 				return fmt.Errorf("volume %s: %w", id, err)
 			}
@@ -231,7 +231,7 @@ func (r *Reconciler) unasked(ctx context.Context, id string, detach bool) (orpha
 			}
 		}
 		for i := len(have.Lower); i > 0; i-- { // from the top
-			if e := have.Stack()[i]; standsOrStrays(e.Device) {
+			if e := have.Stack()[i]; presentOrStray(e.Device) {
 				if err := r.onLayer(ctx, Step{Action: CloseLayer, Layer: e.Layer}, want, have); err != nil {
 					return fmt.Errorf("volume %s: %w", id, err)
 				}

@@ -112,7 +112,7 @@ func (r *Reconciler) unfit(want *state.Volume, have state.Actual) map[state.Part
 		}
 		all[part] = err
 	}
-	if s := want.Stage; s != nil && unexplained(s) && !s.Provisional && have.Stage.Err == nil {
+	if s := want.Stage; s != nil && notBegun(s) && !s.Provisional && have.Stage.Err == nil {
 		err := r.inLostVolume(want, s.Path)
 		if err == nil {
 			err = r.refusedOptions(s.Capability)

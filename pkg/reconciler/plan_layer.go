@@ -6,7 +6,7 @@ import "github.com/csi-node/csi-node/pkg/state"
 // 0, which is the source, when no layer has one.
 func (p *planner) highest() int {
 	for i := len(p.stack) - 1; i > 0; i-- {
-		if standsOrStrays(p.stack[i].Device) {
+		if presentOrStray(p.stack[i].Device) {
 			return i
 		}
 	}
@@ -16,9 +16,9 @@ func (p *planner) highest() int {
 // top returns the device of the highest element that has one; else the source.
 func (p *planner) top() state.Device { return p.stack[p.highest()].Device }
 
-// standsOrStrays reports whether there is a device that the plugin made, even if it
+// presentOrStray reports whether there is a device that the plugin made, even if it
 // is on another element than the volume's.
-func standsOrStrays(d state.Device) bool { return stands(d) || d.Stray }
+func presentOrStray(d state.Device) bool { return present(d) || d.Stray }
 
 func (p *planner) close(i int) Verdict {
 	return p.doOn(p.stack[i].Layer, CloseLayer, state.StagePart())
@@ -57,13 +57,13 @@ func (p *planner) layer(s *state.Stage, i int) Verdict {
 		return stuck(state.FailedPrecondition, "the volume's layer %s is used by %s, which the plugin did not open: close that first", name, d.Holder)
 	case d.NeedsSecret && (d.State != state.DeviceAttached || d.Size < d.Capacity && !d.GrowsOpen):
 		return p.waitsForSecret(i)
-	case d.Unmade && stands(d):
+	case d.Unmade && present(d):
 		return stuck(state.FailedPrecondition, "the volume's layer %s is open (%s), and the device beneath%s does not bear it any more: its data was swapped or destroyed. Put the right data back; or, to take what is there, unpublish and unstage the volume and stage it again", name, d.Path, nodeOf(lower))
 	case d.Unmade:
 		return p.create(s, i)
 	case lower.Formatting && d.Fresh && s.ReadOnly:
 		return stuck(state.FailedPrecondition, "making the volume's layer %s was interrupted and read-only access was asked for: stage it once for writing", name)
-	case lower.Formatting && d.Fresh && !stands(d): // the layer was made, but the mark beneath not yet cleared
+	case lower.Formatting && d.Fresh && !present(d): // the layer was made, but the mark beneath not yet cleared
 		return p.doOn(name, CreateLayer, state.StagePart())
 	case lower.Formatting && d.Fresh && !p.maybeInUse():
 		return p.reopen(p.highest())

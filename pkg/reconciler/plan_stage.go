@@ -70,14 +70,14 @@ func (p *planner) open(s *state.Stage) bool {
 	return s.Capability.Access == state.MountAccess && s.Capability.FSType == ""
 }
 
-// unexplained reports whether no step was made for a stage yet, so that whatever is
+// notBegun reports whether no step was made for a stage yet, so that whatever is
 // mounted there was mounted before it was asked for.
-func unexplained(s *state.Stage) bool { return !s.Gone && !s.Accepted && !s.Begun }
+func notBegun(s *state.Stage) bool { return !s.Gone && !s.Accepted && !s.Begun }
 
 // foundMount judges the options of a file system that was mounted before the stage was
 // asked for. What the plugin mounts itself always has the options of the record.
 func (p *planner) foundMount(s *state.Stage) Verdict {
-	if !unexplained(s) || s.Capability.Access != state.MountAccess {
+	if !notBegun(s) || s.Capability.Access != state.MountAccess {
 		return settled
 	}
 	path, top := s.Path, state.Mount{}
@@ -445,7 +445,7 @@ func (p *planner) unstage(s *state.Stage) Verdict {
 		return p.unseenDevice()
 	}
 	switch d := p.top(); {
-	case !standsOrStrays(d):
+	case !presentOrStray(d):
 		return settled
 	case d.Held && p.have.Stage.File == state.Directory && p.have.Stage.Empty:
 		return p.do(Release, state.StagePart())

@@ -46,7 +46,7 @@ func (r *Reconciler) Explain(ctx context.Context, id string) (report.Volume, err
 		facts := r.facts(want)
 		facts.LookErr = err
 		return report.Make(facts, time.Now()), nil
-	case want.Empty() && have.Device.Missing && !slices.ContainsFunc(have.Stack(), func(e state.Element) bool { return standsOrStrays(e.Device) }):
+	case want.Empty() && have.Device.Missing && !slices.ContainsFunc(have.Stack(), func(e state.Element) bool { return presentOrStray(e.Device) }):
 		return report.Volume{}, state.Errorf(state.NotFound, "volume %s: nothing is asked of it on this node, and there is no such volume", id)
 	}
 	return r.Report(want, have), nil
@@ -63,7 +63,7 @@ func (r *Reconciler) Report(want *state.Volume, have state.Actual) report.Volume
 		have.Keepers = v.have.Keepers
 		for _, d := range devicesOf(&have) {
 			for _, was := range devicesOf(&v.have) {
-				if was.Number == d.Number && stands(*d) {
+				if was.Number == d.Number && present(*d) {
 					d.Held, d.Holder = was.Held, cmp.Or(d.Holder, was.Holder)
 				}
 			}

@@ -153,7 +153,7 @@ func (r *Reconciler) attachView(ctx context.Context, want *state.Volume, d state
 		return err
 	}
 	look, err := r.stack(ctx, want)
-	if now := look.Device; err != nil || now.State == state.DeviceUnknown || stands(now) && now.Number == d.Number {
+	if now := look.Device; err != nil || now.State == state.DeviceUnknown || present(now) && now.Number == d.Number {
 		return err
 	}
 	err = state.Errorf(state.Unavailable, "%s is not the volume's device any more, since its view was attached: it was detached meanwhile", d.Path)
@@ -180,8 +180,8 @@ func (r *Reconciler) confirm(ctx context.Context, step Step, want *state.Volume,
 	}
 	was, is := have.Stack(), look.Stack()
 	for i := range was {
-		if len(is) != len(was) || !sameDevice(is[i].Device, was[i].Device) || i > at && standsOrStrays(is[i].Device) {
-			return state.Errorf(state.Unavailable, "the device has changed since it was looked at: it was %s, and is %s", tellDevices(was), tellDevices(is))
+		if len(is) != len(was) || !sameDevice(is[i].Device, was[i].Device) || i > at && presentOrStray(is[i].Device) {
+			return state.Errorf(state.Unavailable, "the device has changed since it was looked at: it was %s, and is %s", describeDevices(was), describeDevices(is))
 		}
 	}
 	now := is[at].Device
@@ -304,16 +304,16 @@ func sameDevice(a, b state.Device) bool {
 		a.Formatting == b.Formatting && a.Formatted == b.Formatted && a.Raw == b.Raw && (a.Err == nil) == (b.Err == nil)
 }
 
-// tellDevices says what sameDevice compares.
-func tellDevices(stack []state.Element) string {
+// describeDevices says what sameDevice compares.
+func describeDevices(stack []state.Element) string {
 	var words []string
 	for _, e := range stack {
-		words = append(words, strings.TrimSpace(e.Layer+" "+tellDevice(e.Device)))
+		words = append(words, strings.TrimSpace(e.Layer+" "+describeDevice(e.Device)))
 	}
 	return strings.Join(words, "; beneath ")
 }
 
-func tellDevice(d state.Device) string {
+func describeDevice(d state.Device) string {
 	text := fmt.Sprintf("%s %s, %s", d.Number, d.State, access(d.ReadOnly))
 	if d.Identity != "" {
 		text += ", " + d.Identity
@@ -380,7 +380,7 @@ func (r *Reconciler) release(ctx context.Context, want *state.Volume) error {
 		return err
 	}
 	d := newPlanner(want, have).top()
-	if !standsOrStrays(d) {
+	if !presentOrStray(d) {
 		return nil
 	}
 	limit := time.NewTimer(releaseLimit)
