@@ -1,16 +1,21 @@
 package harness
 
 import (
+	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 
+	"github.com/csi-node/csi-node/pkg/devices/pool"
+	"github.com/csi-node/csi-node/pkg/driver"
 	"github.com/csi-node/csi-node/test/machine"
 )
 
@@ -83,6 +88,9 @@ func (p *Plugin) allLoops() []Loop {
 
 // cleanUp stops the plugin, tells what is left, and removes it.
 func (p *Plugin) cleanUp() {
+	if p.t.Failed() {
+		p.logStatus()
+	}
 	for _, process := range p.processes {
 		p.stop(process)
 	}
@@ -109,6 +117,29 @@ func (p *Plugin) cleanUp() {
 			p.t.Logf("log of process %d:\n%s", process.PID(), process.Log)
 		}
 	}
+}
+
+// logStatus logs what the plugin, if it runs, says of its volumes.
+func (p *Plugin) logStatus() {
+	if !slices.ContainsFunc(p.processes, func(process *Process) bool {
+		select {
+		case <-process.Exited():
+			return false
+		default:
+			return true
+		}
+	}) {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second) // the test's own has ended
+	defer cancel()
+	report, err := driver.ReadReport(ctx, p.StateDir, pool.Kind())
+	if err != nil {
+		p.t.Logf("no status: %v", err)
+		return
+	}
+	text, err := json.MarshalIndent(report.Volumes, "", "  ")
+	p.t.Logf("status: %s (%v)", text, err)
 }
 
 // Discard forgets the processes that have ended, and their logs, after it has
