@@ -97,7 +97,7 @@ func spread(ratios []float64) string {
 		return "–"
 	}
 	slices.Sort(ratios)
-	return fmt.Sprintf("**%.2f** (%.2f–%.2f)", median(ratios), ratios[0], ratios[len(ratios)-1])
+	return fmt.Sprintf("%.2f (%.2f–%.2f)", median(ratios), ratios[0], ratios[len(ratios)-1])
 }
 
 func median(values []float64) float64 {
@@ -117,6 +117,12 @@ func ratios(a, b []*samples, call string) (of []float64) {
 
 func ms(d time.Duration) string { return fmt.Sprintf("%.2f", float64(d)/float64(time.Millisecond)) }
 
+// brief is ms in at most four characters, up to 999 ms.
+func brief(d time.Duration) string {
+	text := ms(d)
+	return strings.TrimSuffix(text[:min(len(text), 4)], ".")
+}
+
 var callNames = []string{"create", "stage, blank ext4", "stage, formatted ext4", "stage, formatted xfs", "publish", "publish, read-only",
 	"publish again", "stats", "unpublish", "unstage", "unstage xfs", "delete"}
 
@@ -130,7 +136,7 @@ func (r *report) Calls() string {
 		row := []string{call}
 		for _, name := range []string{floorName, oursName, usualName} {
 			times := all(r.calls[name], call)
-			row = append(row, fmt.Sprintf("%s, %s, %s", ms(quantile(times, 0.5)), ms(quantile(times, 0.9)), ms(quantile(times, 0.99))))
+			row = append(row, fmt.Sprintf("%s/%s/%s", brief(quantile(times, 0.5)), brief(quantile(times, 0.9)), brief(quantile(times, 0.99))))
 		}
 		row = append(row, spread(ratios(r.calls[oursName], r.calls[floorName], call)), spread(ratios(r.calls[oursName], r.calls[usualName], call)))
 		t = append(t, row)
@@ -298,11 +304,12 @@ func machineFacts(t *testing.T) string {
 
 var page = template.Must(template.New("").Parse(`# Performance
 
-Measured by ` + "`make bench`" + `, which writes this page anew, on {{.Machine}}. All drivers were measured in one run, in
-turn, {{.Rounds}} rounds; a ratio is made within a round, and told as **median** (least–greatest).
+Measured by ` + "`make bench`" + `, which writes this page anew, on {{.Machine}}.
+All drivers were measured in one run, in turn, {{.Rounds}} rounds; a ratio is made within a round, and told as median
+(least–greatest).
 
-- **floor**: one gRPC handler a call, which does the same by bare system calls, and writes one record. What is slower than
-  this is the plugin's own doing.
+- **floor**: one gRPC handler a call, which does the same by bare system calls, and writes one record. What is slower
+  than this is the plugin's own doing.
 - **bare**: the floor without records.
 - **usual**: how other drivers do it, by k8s.io/mount-utils and losetup.
 
