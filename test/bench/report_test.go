@@ -172,7 +172,7 @@ func (r *report) compare(peer, kind string, callers int, figure func(cost) float
 
 // Cycles is the table of cycles by many callers.
 func (r *report) Cycles() string {
-	t := table{{"cycles per second", "callers", "floor", "bare", oursName, "usual", oursName + " / floor", oursName + " / bare", oursName + " / usual"}}
+	t := table{{"cycles/s", "callers", "floor", "bare", oursName, "usual", oursName + " / floor", oursName + " / bare", oursName + " / usual"}}
 	for _, kind := range []string{"formatted", "whole"} {
 		for _, callers := range r.callers {
 			row := []string{kind, fmt.Sprint(callers)}
