@@ -17,8 +17,8 @@ import (
 
 // Holders names what keeps a device, as "pid 123 (bash)": processes that have a
 // file, a directory or a mapping on its file system, or the device node itself;
-// loop devices over a file on it, or over its node; and, as "the mount at /x" or "pid 123 (bash) with a mount at /x in its own
-// mount namespace", where it is mounted.
+// loop devices over a file on it, or over its node; and, as "the mount at /x" or
+// "pid 123 (bash) with a mount at /x in its own mount namespace", where it is mounted.
 //
 // It is for error texts: at most 16 names, found within two seconds or before
 // ctx ends, only processes that /proc of this PID namespace shows, and only loop
@@ -26,7 +26,7 @@ import (
 // no process, and a file of a btrfs is known by its mount, so not once that is gone.
 func Holders(ctx context.Context, device state.DeviceNumber) []string {
 	found, _ := process.Collect(ctx, fmt.Sprintf("holders of %s", device), func(yield func(string) bool) {
-		for name := range usersOf(device) {
+		for name := range process.Holders(device, mountsOn(device)) {
 			if !yield(name) {
 				return
 			}
@@ -52,7 +52,7 @@ func (h *Host) Keepers(ctx context.Context, device state.DeviceNumber, paths []s
 		}
 	}
 	found, complete := process.Collect(ctx, fmt.Sprintf("keepers of %s", device), func(yield func(string) bool) {
-		for name := range usersOf(device) {
+		for name := range process.Users(device, mountsOn(device)) {
 			if !yield(name) {
 				return
 			}
@@ -154,9 +154,9 @@ func belowAny(path string, dirs map[string]bool) bool {
 	return false
 }
 
-// usersOf yields the processes and the loop devices that use files of the device.
-func usersOf(device state.DeviceNumber) iter.Seq[string] {
-	return process.Users(device, func(proc string) (all []process.Mount) {
+// mountsOn tells where the device is mounted in the namespace of a process.
+func mountsOn(device state.DeviceNumber) process.MountsOf {
+	return func(proc string) (all []process.Mount) {
 		for _, i := range mountsOf(proc, showing(device, false)) {
 			e := entryOf(i)
 			m := process.Mount{ID: e.id, Point: e.point}
@@ -166,7 +166,7 @@ func usersOf(device state.DeviceNumber) iter.Seq[string] {
 			all = append(all, m)
 		}
 		return all
-	})
+	}
 }
 
 // mountsShowing yields the mounts of the device: all of this mount namespace, and

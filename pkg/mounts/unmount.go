@@ -75,7 +75,7 @@ func (h *Host) users(ctx context.Context, p *place) []string {
 	users := mountsBelow(p.real)
 	if m, err := h.Look(ctx, p.path); err == nil && len(m.Mounts) > 0 {
 		device := m.Mounts[0].Device
-		found, _ := process.Collect(ctx, fmt.Sprintf("users of %s", device), usersOf(device))
+		found, _ := process.Collect(ctx, fmt.Sprintf("users of %s", device), process.Users(device, mountsOn(device)))
 		users = append(users, found...)
 	}
 	return users

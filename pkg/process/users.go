@@ -40,18 +40,29 @@ type Mount struct {
 // process, by its directory in /proc.
 type MountsOf func(proc string) []Mount
 
-// Users yields what uses the files on a block device, or its node: processes, as
-// "pid 123 (bash)", and loop devices over a file on it, or over its node. mountsOf
-// tells where the device is mounted. Processes that end meanwhile are passed over.
+// Users yields what uses the files on a block device: processes, as
+// "pid 123 (bash)", and loop devices over a file on it. mountsOf tells where the
+// device is mounted. Processes that end meanwhile are passed over.
+//
+// Who only has the node of the device open keeps no mount of it: see Holders.
 func Users(device state.DeviceNumber, mountsOf MountsOf) iter.Seq[string] {
+	return users(files{device: device}, mountsOf)
+}
+
+// Holders is Users with those of the device's node.
+func Holders(device state.DeviceNumber, mountsOf MountsOf) iter.Seq[string] {
+	return users(files{device: device, node: true}, mountsOf)
+}
+
+func users(of files, mountsOf MountsOf) iter.Seq[string] {
 	return func(yield func(string) bool) {
 		seen := map[string]files{}
 		for proc := range all() {
-			if filesIn(proc, device, mountsOf, seen).usedBy(proc) && !yield(shortName(proc)) {
+			if of.in(proc, mountsOf, seen).usedBy(proc) && !yield(shortName(proc)) {
 				return
 			}
 		}
-		for name := range loopsOver(filesIn("/proc/self", device, mountsOf, map[string]files{})) {
+		for name := range loopsOver(of.in("/proc/self", mountsOf, seen)) {
 			if !yield(name) {
 				return
 			}
@@ -67,7 +78,7 @@ func Openers(ctx context.Context, device state.DeviceNumber) string {
 		if ctx.Err() != nil || len(found) == maxOpeners {
 			break
 		}
-		if (files{device: device}).openIn(proc) {
+		if (files{device: device, node: true}).openIn(proc) {
 			found = append(found, nameOf(proc))
 		}
 	}
@@ -152,22 +163,24 @@ func all() iter.Seq[string] {
 // have yet another.
 type files struct {
 	device state.DeviceNumber
+	node   bool // whether the node of the device is one of them
 	mounts []Mount
 }
 
-// filesIn returns the files in the mount namespace of a process; seen has those
+// in returns the files in the mount namespace of a process; seen has those
 // of the namespaces met before. Mounts that cannot be read are left out.
-func filesIn(proc string, device state.DeviceNumber, mountsOf MountsOf, seen map[string]files) files {
+func (f files) in(proc string, mountsOf MountsOf, seen map[string]files) files {
 	namespace, err := os.Readlink(proc + "/ns/mnt")
 	if err != nil {
-		return files{device: device}
+		return f
 	}
-	f, known := seen[namespace]
+	there, known := seen[namespace]
 	if !known {
-		f = files{device, mountsOf(proc)}
-		seen[namespace] = f
+		there = f
+		there.mounts = mountsOf(proc)
+		seen[namespace] = there
 	}
-	return f
+	return there
 }
 
 // usedBy reports whether a process uses one of the files.
@@ -186,8 +199,7 @@ func (f files) openIn(proc string) bool {
 	return err == nil && slices.ContainsFunc(fds, func(fd os.DirEntry) bool { return f.match(proc + "/fd/" + fd.Name()) })
 }
 
-// match reports whether a link of /proc leads to a file on the device, or to the
-// node of the device. A file on a broken file system is known by its path. It asks
+// match reports whether a link of /proc leads to one of the files. A file on a broken file system is known by its path. It asks
 // no server of a file system, which may be dead.
 func (f files) match(link string) bool {
 	st, err := statx(link)
@@ -202,7 +214,7 @@ func (f files) match(link string) bool {
 		return true
 	}
 	return f.device == state.DeviceNumber{Major: st.Dev_major, Minor: st.Dev_minor} ||
-		st.Mode&unix.S_IFMT == unix.S_IFBLK && f.device == state.DeviceNumber{Major: st.Rdev_major, Minor: st.Rdev_minor}
+		f.node && st.Mode&unix.S_IFMT == unix.S_IFBLK && f.device == state.DeviceNumber{Major: st.Rdev_major, Minor: st.Rdev_minor}
 }
 
 func statx(link string) (st unix.Statx_t, err error) {
@@ -237,8 +249,7 @@ func (f files) mappedIn(proc string) bool {
 	return false
 }
 
-// loopsOver yields the loop devices whose backing is one of the files, or the
-// device's node. It opens none of them: that would keep one which is being detached.
+// loopsOver yields the loop devices whose backing is one of the files. It opens none of them: that would keep one which is being detached.
 func loopsOver(f files) iter.Seq[string] {
 	return func(yield func(string) bool) {
 		backings, err := filepath.Glob("/sys/block/loop*/loop/backing_file")
@@ -259,8 +270,8 @@ func loopsOver(f files) iter.Seq[string] {
 	}
 }
 
-// mayHave reports whether a path may lead to a file on the device, or to its
-// node: other paths are not walked, as they may lie on a server that is dead.
+// mayHave reports whether a path may lead to one of the files: other paths are
+// not walked, as they may lie on a server that is dead.
 func (f files) mayHave(path string) bool {
-	return strings.HasPrefix(path, "/dev/") || slices.ContainsFunc(f.mounts, func(m Mount) bool { return strings.HasPrefix(path, strings.TrimSuffix(m.Point, "/")+"/") })
+	return f.node && strings.HasPrefix(path, "/dev/") || slices.ContainsFunc(f.mounts, func(m Mount) bool { return strings.HasPrefix(path, strings.TrimSuffix(m.Point, "/")+"/") })
 }
