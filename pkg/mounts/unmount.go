@@ -74,8 +74,11 @@ func unmountSoon(ctx context.Context, p *place) error {
 func (h *Host) users(ctx context.Context, p *place) []string {
 	users := mountsBelow(p.real)
 	if m, err := h.Look(ctx, p.path); err == nil && len(m.Mounts) > 0 {
-		device := m.Mounts[0].Device
-		found, _ := process.Collect(ctx, fmt.Sprintf("users of %s", device), process.Users(device, mountsOn(device)))
+		device, usersOf := m.Mounts[0].Device, process.Users
+		if m.Mounts[0].Node { // of which an open node keeps the mount through which it was opened
+			usersOf = process.Holders
+		}
+		found, _ := process.Collect(ctx, fmt.Sprintf("users of %s", device), usersOf(device, mountsOn(device)))
 		users = append(users, found...)
 	}
 	return users

@@ -44,7 +44,7 @@ type MountsOf func(proc string) []Mount
 // "pid 123 (bash)", and loop devices over a file on it. mountsOf tells where the
 // device is mounted. Processes that end meanwhile are passed over.
 //
-// Who only has the node of the device open keeps no mount of it: see Holders.
+// Who only has the node of the device open does not keep it mounted: see Holders.
 func Users(device state.DeviceNumber, mountsOf MountsOf) iter.Seq[string] {
 	return users(files{device: device}, mountsOf)
 }
