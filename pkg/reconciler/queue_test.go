@@ -34,6 +34,13 @@ func (w *worked) work(id string) {
 	w.atWork[id]--
 }
 
+// hold lets the worker of a volume wait for a channel.
+func (w *worked) hold(id string, until chan struct{}) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.holds[id] = until
+}
+
 // atWork runs a queue until the test's function returns.
 func atWork(t *testing.T, test func(q *queue, w *worked)) {
 	t.Helper()
@@ -61,7 +68,7 @@ func TestQueue(t *testing.T) {
 		atWork(t, func(q *queue, w *worked) {
 			hold := make(chan struct{})
 			for i := range 3 * keptWorkers {
-				w.holds[fmt.Sprint(i)] = hold
+				w.hold(fmt.Sprint(i), hold)
 				q.Add(fmt.Sprint(i))
 			}
 			synctest.Wait()
@@ -83,7 +90,7 @@ func TestQueue(t *testing.T) {
 	t.Run("once more", func(t *testing.T) {
 		atWork(t, func(q *queue, w *worked) {
 			hold := make(chan struct{})
-			w.holds["v"] = hold
+			w.hold("v", hold)
 			for range 3 {
 				q.Add("v")
 				synctest.Wait()

@@ -45,6 +45,13 @@ func (tr *traces) call(h *harness, name string, within time.Duration, r request)
 	return answer
 }
 
+// forget drops the spans until now, also those of a pass whose callers are answered
+// and which has not ended yet.
+func (tr *traces) forget(h *harness) {
+	h.sleep(time.Second)
+	tr.Reset()
+}
+
 // story tells all spans: each with its parent's name, in the order in which they ended.
 func (tr *traces) story() []string {
 	var lines []string
@@ -170,7 +177,7 @@ func TestRepairIsATraceOfItsOwn(t *testing.T) {
 		tr := h.traced()
 		h.volume("v")
 		h.ok(stage("v"), publish("v", 1))
-		tr.Reset()
+		tr.forget(h)
 		h.wake("v")
 		wantStory(t, tr.story(), nil)
 		h.tear(targetPath("v", 1))
@@ -232,7 +239,7 @@ func TestFailedLookIsTraced(t *testing.T) {
 		tr := h.traced()
 		h.volume("v")
 		h.ok(stage("v"))
-		tr.Reset()
+		tr.forget(h)
 		h.k.fail(opFind, "", 1, errBoom)
 		h.wake("v")
 		wantStory(t, tr.story(), []string{"reconcile > observe", "reconcile"})
@@ -277,7 +284,7 @@ func TestEachCallHasItsOwnSteps(t *testing.T) {
 		tr := h.traced()
 		h.volume("v")
 		h.ok(stage("v"))
-		tr.Reset()
+		tr.forget(h)
 		h.k.slow(opFind, "v", 1, time.Second)
 		h.wake("v") // both come during this look
 		a := tr.call(h, "a", time.Minute, publish("v", 2))
