@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/csi-node/csi-node/test/harness"
+	"github.com/csi-node/csi-node/test/machine"
 	"github.com/csi-node/csi-node/test/require"
 )
 
@@ -76,6 +77,7 @@ func TestPerformance(t *testing.T) {
 	how, dir := short, t.TempDir()
 	if *reportDir != "" {
 		how, dir = long, *reportDir
+		machine.RemoveNewLoops(t)
 	}
 	r := &report{scale: how, machine: machineFacts(t)}
 	for _, part := range []struct {

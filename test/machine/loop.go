@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -98,6 +99,40 @@ func AwaitDetached(node string) {
 			return
 		}
 	}
+}
+
+// RemoveNewLoops removes, when the test has ended, the loop devices that the node has
+// got meanwhile and that are free: thousands of them make each look at all of them
+// slow. Others who ask for a free device at that moment may have theirs removed.
+func RemoveNewLoops(t testing.TB) {
+	loops := func() map[int]bool {
+		nodes, err := filepath.Glob("/sys/block/loop*")
+		if err != nil {
+			t.Fatal(err)
+		}
+		numbers := map[int]bool{}
+		for _, node := range nodes {
+			if n, err := strconv.Atoi(strings.TrimPrefix(filepath.Base(node), "loop")); err == nil {
+				numbers[n] = true
+			}
+		}
+		return numbers
+	}
+	before := loops()
+	t.Cleanup(func() {
+		var removals sync.WaitGroup
+		turns := make(chan struct{}, 64) // each waits tens of milliseconds for the kernel
+		for n := range loops() {
+			if !before[n] {
+				turns <- struct{}{}
+				removals.Go(func() {
+					removeLoop(t, n)
+					<-turns
+				})
+			}
+		}
+		removals.Wait()
+	})
 }
 
 // removeLoop removes a device that was added, unless somebody has it or looks at it.
