@@ -79,7 +79,7 @@ fuzz: deps ## each fuzz target for FUZZTIME (5m)
 storm: deps ## random calls on the real kernel, STORM of them (20000; root)
 	$(GO) test -count 1 -timeout 2h -v -run '^TestChaos$$' ./test/chaos -chaos.calls $(STORM) -chaos.kills 0 -chaos.acts 0
 
-test-crash: deps ## KILLS (300) of the plugin, ACTS (300) of a saboteur (root, within 10 minutes on 2 cores)
+test-crash: deps ## KILLS (300) of the plugin, ACTS (300) of a saboteur (root, 6 minutes on 2 cores)
 	$(GO) test -count 1 -timeout 30m -v ./test/chaos -chaos.kills $(KILLS) -chaos.acts $(ACTS)
 
 test-histories: ## random histories of a simulated node, HISTORIES of them (100000, some 10 minutes on 2 cores)
@@ -93,7 +93,7 @@ e2e: deps ## pods on a real Kubernetes, built first: half an hour in all (root, 
 	hack/install-e2e-deps
 	cd test/e2e && $(GO) vet ./... && $(GO) test -v -count 1 -timeout 120m . $(E2E)
 
-test-mutants: deps ## small faults, one at a time: a test must notice each (root, within 10 minutes on 2 cores)
+test-mutants: deps ## small faults, one at a time: a test must notice each (root, 6 minutes on 2 cores)
 	$(GO) run ./test/mutants
 
 lint: ## formatting, vet, staticcheck, go.mod, shell scripts, known vulnerabilities (within a minute, once built)

@@ -15,6 +15,7 @@ import (
 	"go.opentelemetry.io/otel/attribute"
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/sdk/trace/tracetest"
+	"go.opentelemetry.io/otel/trace"
 	"k8s.io/klog/v2"
 
 	"github.com/csi-node/csi-node/test/require"
@@ -193,6 +194,16 @@ func TestSampling(t *testing.T) {
 				t.Errorf("of 1000 with a rate of %d, %d are kept", perMillion, kept)
 			}
 		})
+	}
+}
+
+// Whoever calls with a trace has decided on it already, whatever the rate.
+func TestSamplingOfACallersTrace(t *testing.T) {
+	for flags, perMillion := range map[trace.TraceFlags]int{trace.FlagsSampled: 0, 0: AllTraces} {
+		tr := newTracing(klog.Logger{}, Config{PerMillion: perMillion}, tracetest.NewSpanRecorder())
+		caller := trace.NewSpanContext(trace.SpanContextConfig{TraceID: trace.TraceID{1}, SpanID: trace.SpanID{1}, TraceFlags: flags, Remote: true})
+		_, span := tr.Tracer().Start(trace.ContextWithSpanContext(t.Context(), caller), "x")
+		want(t, fmt.Sprintf("kept at a rate of %d", perMillion), span.SpanContext().IsSampled(), flags.IsSampled())
 	}
 }
 

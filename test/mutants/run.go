@@ -152,13 +152,22 @@ func writeOverlay(dir string, files map[string]string) (string, error) {
 	return overlay, os.WriteFile(overlay, raw, 0o600)
 }
 
-// run runs the tests that must fail while the mutant is awake.
+// run runs the tests that must fail while the mutant is awake: first as go test -short
+// has them, which is quick and enough for nearly all, then whole.
 func (r *runner) run(ctx context.Context, b *build, m *mutant) result {
 	awake := ""
 	if id, ok := b.ids[m]; ok {
 		awake = strconv.Itoa(id)
 	}
-	return r.tests(ctx, b, m.tests, awake)
+	var short result
+	if !r.all {
+		if short = r.tests(ctx, b, m.tests, awake, "-test.short"); short.kind != survived {
+			return short
+		}
+	}
+	whole := r.tests(ctx, b, m.tests, awake)
+	whole.took += short.took
+	return whole
 }
 
 // sound runs the tests that the mutants name while all are asleep: a test that
@@ -171,8 +180,8 @@ func (r *runner) sound(ctx context.Context, b *build) result {
 	return res
 }
 
-// tests runs tests of a program.
-func (r *runner) tests(ctx context.Context, b *build, names []string, awake string) (res result) {
+// tests runs tests of a program, with more flags of it.
+func (r *runner) tests(ctx context.Context, b *build, names []string, awake string, flags ...string) (res result) {
 	start := time.Now()
 	dir, err := os.MkdirTemp(r.scratch, "")
 	if err != nil {
@@ -183,7 +192,7 @@ func (r *runner) tests(ctx context.Context, b *build, names []string, awake stri
 			res.kind, res.output = broken, res.output+"\ncleaning up: "+err.Error()
 		}
 	}()
-	args := []string{"-test.timeout", b.limit.String(), "-test.skip", r.skip}
+	args := append([]string{"-test.timeout", b.limit.String(), "-test.skip", r.skip}, flags...)
 	if !r.all {
 		args = append(args, "-test.failfast", "-test.run", pattern(names))
 	}
