@@ -6,6 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -23,7 +25,7 @@ func reportOf(t *testing.T, volumes int) []byte {
 	var lvs, segs []string
 	for i := range volumes {
 		uuid := fmt.Sprintf("v%031d", i)
-		lvs = append(lvs, fmt.Sprintf(`{"lv_name":"pvc-%d", "lv_uuid":%q, "lv_size":"4194304", "lv_attr":"-wi-------", "lv_active":"", "lv_suspended":"", "lv_tags":"csi-node.driver=d,csi-node.name=pvc-%d", "lv_layout":"linear", "pool_lv":"", "data_percent":"", "metadata_percent":"", "copy_percent":"", "lv_health_status":""}`, i, uuid, i))
+		lvs = append(lvs, fmt.Sprintf(`{"lv_name":"pvc-%d", "lv_uuid":%q, "lv_size":"4194304", "lv_attr":"-wi-------", "lv_active":"", "lv_autoactivation":"", "lv_suspended":"", "lv_tags":"csi-node.driver=d,csi-node.name=pvc-%d", "lv_layout":"linear", "pool_lv":"", "data_percent":"", "metadata_percent":"", "copy_percent":"", "lv_health_status":""}`, i, uuid, i))
 		segs = append(segs, fmt.Sprintf(`{"lv_uuid":%q, "segtype":"linear", "stripes":"1", "stripe_size":"0"}`, uuid))
 	}
 	text := fmt.Sprintf(`{"report": [{"vg": [{"vg_name":"vg0", "vg_uuid":%q, "vg_extent_size":"4194304", "vg_extent_count":"1000", "vg_free_count":"500", "vg_missing_pv_count":"0"}],
@@ -140,4 +142,53 @@ func TestLock(t *testing.T) {
 	}
 	require.NoError(t, list(other))
 	require.Class(t, list(plugin("d", stateDir, false)), state.Unavailable, "vg0")
+}
+
+// A name that anything else of the group has, such as a thin pool, is not to be had: the
+// provisioner need not ask again.
+func TestNameOfAThinPool(t *testing.T) {
+	report := strings.Replace(string(reportOf(t, 1)), `"lv_layout":"linear"`, `"lv_layout":"thin,pool"`, 1)
+	b, _ := newFake(t, devices.Environment{DriverName: "d", StateDir: t.TempDir()}, t.TempDir(), []byte(report))
+	_, err := b.CreateVolume(t.Context(), devices.CreateRequest{Name: "pvc-0", Size: devices.SizeRange{Required: 1}})
+	require.Class(t, err, state.AlreadyExists, "vg0/pvc-0")
+}
+
+// Whoever is killed while it makes or zeroes a volume may leave one that udev activates,
+// or that is active though nobody has it. The next look at the group ends that.
+func TestInterruptedCreate(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "disk")
+	require.NoError(t, os.WriteFile(path, nil, 0o600))
+	const keep, deactivate = "lvchange --setautoactivation n vg0/pvc-0", "lvchange --activate n vg0/pvc-0"
+	for name, c := range map[string]struct {
+		is       []string // pairs: what the report says, and says in its place
+		lookOnly bool
+		want     []string
+	}{
+		"at rest":         {},
+		"to be activated": {is: []string{`"lv_autoactivation":""`, `"lv_autoactivation":"enabled"`}, want: []string{keep}},
+		"half a mirror":   {is: []string{`"lv_autoactivation":""`, `"lv_autoactivation":"enabled"`, `"lv_active":""`, `"lv_active":"active"`, `driver=d`, `driver=d,csi-node.unzeroed`}, want: []string{keep, deactivate}},
+		"in use":          {is: []string{`"lv_active":""`, `"lv_active":"active"`}},
+		"another's":       {is: []string{`"lv_autoactivation":""`, `"lv_autoactivation":"enabled"`, `driver=d`, `driver=e`}},
+		"only looked at":  {is: []string{`"lv_autoactivation":""`, `"lv_autoactivation":"enabled"`}, lookOnly: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			report := strings.NewReplacer(c.is...).Replace(string(reportOf(t, 1)))
+			b, _ := newFake(t, devices.Environment{DriverName: "d", StateDir: t.TempDir(), LookOnly: c.lookOnly}, t.TempDir(), nil)
+			b.disks = func(context.Context) ([]disk, error) {
+				return []disk{{path, label{uuid: "disk", group: "vg0", groupUUID: group, members: []string{"disk"}}}}, nil
+			}
+			var ran []string
+			b.lvm = func(_ context.Context, args ...string) ([]byte, error) {
+				if args[0] != "fullreport" {
+					ran = append(ran, strings.Join(append(args[:1:1], args[3:]...), " ")) // without --config
+				}
+				return []byte(report), nil
+			}
+			_, err := b.ListVolumes(t.Context())
+			require.NoError(t, err)
+			if !slices.Equal(ran, c.want) {
+				t.Errorf("lvm was run %q, not %q", ran, c.want)
+			}
+		})
+	}
 }

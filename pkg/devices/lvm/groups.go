@@ -215,37 +215,45 @@ func (b *Backend) readReport(ctx context.Context, group string) (*report, error)
 }
 
 // mend ends what a process that was killed has left, and reports whether there was
-// anything: devices of which an lvm was killed in the middle of a change, volumes that
-// were being zeroed, and what a volume was to grow by. The caller has the group's turn.
+// anything. The caller has the group's turn.
 func (b *Backend) mend(ctx context.Context, group string, r *report) (mended bool) {
 	if b.lookOnly {
 		return false
 	}
 	for _, name := range slices.Sorted(maps.Keys(r.volumes)) {
 		v := r.volumes[name]
-		if !b.own(v) && !(v.tags.growth && v.tags.driver == b.driver) {
+		if !b.own(v) && !(v.tags.growth && v.tags.driver == b.driver) || b.busy(deviceName(group, name)) {
 			continue
 		}
-		var err error
-		what := ""
-		switch {
-		case b.busy(deviceName(group, name)):
-		case v.suspended:
-			what, err = "resumed", b.change(ctx, group, "lvchange", "--refresh", group+"/"+name)
-		case v.tags.growth:
-			what, err = "removed", b.change(ctx, group, "lvremove", "--force", "--yes", group+"/"+name)
-		case v.tags.unzeroed && v.active:
-			what, err = "deactivated", b.change(ctx, group, "lvchange", "--activate", "n", group+"/"+name)
-		}
-		switch {
-		case err != nil:
-			klog.FromContext(ctx).Error(err, "Cannot end what an interrupted change has left", "group", group, "logicalVolume", name)
-		case what != "":
+		for _, end := range v.ends() {
+			if err := b.change(ctx, group, append(end, group+"/"+name)...); err != nil {
+				klog.FromContext(ctx).Error(err, "Cannot end what an interrupted change has left", "group", group, "logicalVolume", name)
+				continue
+			}
 			mended = true
-			klog.FromContext(ctx).Info("Ended what an interrupted change has left", "group", group, "logicalVolume", name, "was", what)
+			klog.FromContext(ctx).Info("Ended what an interrupted change has left", "group", group, "logicalVolume", name, "by", strings.Join(end, " "))
 		}
 	}
 	return mended
+}
+
+// ends returns what lvm has to do to a volume that an interrupted change has left: resume
+// its device, remove what a volume was to grow by, keep udev from activating a new volume,
+// and deactivate one that was being zeroed.
+func (v logical) ends() (commands [][]string) {
+	switch {
+	case v.suspended:
+		return [][]string{{"lvchange", "--refresh"}}
+	case v.tags.growth:
+		return [][]string{{"lvremove", "--force", "--yes"}}
+	}
+	if v.automatic {
+		commands = append(commands, []string{"lvchange", "--setautoactivation", "n"})
+	}
+	if v.tags.unzeroed && v.active {
+		commands = append(commands, []string{"lvchange", "--activate", "n"})
+	}
+	return commands
 }
 
 // busy reports whether this process writes zeros to a device.

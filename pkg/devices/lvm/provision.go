@@ -47,11 +47,13 @@ func (b *Backend) create(ctx context.Context, r devices.CreateRequest) (devices.
 		if err != nil {
 			return err
 		}
-		if lv, has := at.volumes[name]; has {
-			if !b.own(lv) {
-				return state.Errorf(state.AlreadyExists, "the logical volume %s/%s is there, and was not made by this driver", c.group, name)
-			}
+		lv, has := at.volumes[name]
+		_, pool := at.pools[name]
+		switch {
+		case has && b.own(lv):
 			return nil
+		case has || pool:
+			return state.Errorf(state.AlreadyExists, "the logical volume %s/%s is there, and was not made by this driver", c.group, name)
 		}
 		if c.layout.stripe > at.extent {
 			return state.Errorf(state.InvalidArgument, "parameter %s: %s is more than an extent of the volume group %s, which has %d bytes", stripeSizeKey, stripeText(c.layout.stripe), c.group, at.extent)

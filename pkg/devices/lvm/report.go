@@ -25,6 +25,7 @@ type logical struct {
 	bytes      int64
 	pool       string // of a thin volume
 	active     bool
+	automatic  bool // udev activates it when its group appears
 	suspended  bool
 	tags       tags
 	layout     layout  // of a thick volume
@@ -46,7 +47,7 @@ type thinPool struct {
 var reportArguments = []string{
 	"fullreport", "--reportformat", "json", "--units", "b", "--nosuffix",
 	"--configreport", "vg", "--options", "vg_name,vg_uuid,vg_extent_size,vg_extent_count,vg_free_count,vg_missing_pv_count",
-	"--configreport", "lv", "--options", "lv_name,lv_uuid,lv_size,lv_attr,lv_active,lv_suspended,lv_tags,lv_layout,pool_lv,data_percent,metadata_percent,copy_percent,lv_health_status",
+	"--configreport", "lv", "--options", "lv_name,lv_uuid,lv_size,lv_attr,lv_active,lv_autoactivation,lv_suspended,lv_tags,lv_layout,pool_lv,data_percent,metadata_percent,copy_percent,lv_health_status",
 	"--configreport", "pv", "--options", "pv_name,pv_pe_count,pv_pe_alloc_count,pv_allocatable,pv_missing",
 	"--configreport", "seg", "--options", "lv_uuid,segtype,stripes,stripe_size",
 	"--configreport", "pvseg", "--options", "pvseg_start",
@@ -117,7 +118,7 @@ func (r *report) add(p *parser) {
 	}
 	v := logical{
 		name: name, uuid: bare(p.text("lv_uuid")), bytes: p.number("lv_size"), pool: p.text("pool_lv"),
-		active: p.text("lv_active") == "active", suspended: p.text("lv_suspended") == "suspended", tags: parseTags(p.text("lv_tags")),
+		active: p.text("lv_active") == "active", automatic: p.text("lv_autoactivation") != "", suspended: p.text("lv_suspended") == "suspended", tags: parseTags(p.text("lv_tags")),
 		broken: p.text("lv_health_status"), synced: 100,
 	}
 	if p.text("copy_percent") != "" {
