@@ -48,6 +48,35 @@ func TestStagedTwiceAfterLostStore(t *testing.T) {
 	})
 }
 
+// A file system that is still mounted, for a pod or at another staging path of which no
+// record tells, is mounted as it is: it is too late for a check.
+func TestMountedUncheckedAfterLostStore(t *testing.T) {
+	for name, at := range map[string]struct {
+		lost  func(*harness)
+		found func(*harness) error // what it is mounted for
+	}{
+		"at a target": {func(h *harness) {
+			h.ok(stage("v"), publish("v", 1))
+			h.k.with(func() { h.k.unmount(stagePath("v")) })
+		}, func(h *harness) error { return h.do(publish("v", 1)) }},
+		"at another staging path": {func(h *harness) { h.ok(stage("v", stageOther)) }, func(h *harness) error { return h.do(unmount("v", otherStagePath)) }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(h *harness) {
+				v := h.volume("v")
+				at.lost(h)
+				h.k.with(func() { v.contents.NeedsCheck = true })
+				h.lose()
+				h.k.fail(opMount, "v", 1, errBoom) // then the mount is begun, and tried again
+				h.refuse(h.do(stage("v")), state.Unavailable, "boom")
+				h.ok(stage("v"))
+				require.NoError(t, at.found(h))
+				h.atRest("v")
+			})
+		})
+	}
+}
+
 // A request that is refused takes nothing back of what it found: not the device at
 // which pods are, though it took away the view that no pod is at.
 func TestRefusedAfterLostStore(t *testing.T) {

@@ -58,7 +58,7 @@ func (r *Reconciler) observeAfter(ctx context.Context, want *state.Volume, befor
 	if err != nil {
 		return have, err
 	}
-	if s := want.Stage; s != nil && notBegun(s) && s.Capability.Access == state.MountAccess && have.Device.Held && have.Stage.Err == nil && len(have.Stage.Mounts) == 0 {
+	if asksElsewhere(want.Stage, have) {
 		if have.Elsewhere, err = r.kernel.Mounts.Elsewhere(ctx, have.Device.Number); err != nil {
 			return have, state.InVolume(want.ID, "observe", err)
 		}
@@ -84,6 +84,13 @@ func (r *Reconciler) observeAfter(ctx context.Context, want *state.Volume, befor
 		}
 	}
 	return have, nil
+}
+
+// asksElsewhere reports whether the plan depends on where else the file system is mounted:
+// before anything was done for the stage, and if it is to be checked or to grow unmounted.
+func asksElsewhere(s *state.Stage, have state.Actual) bool {
+	return s != nil && !s.Gone && s.Capability.Access == state.MountAccess && have.Device.Held && have.Stage.Err == nil && len(have.Stage.Mounts) == 0 &&
+		(notBegun(s) || have.Contents.NeedsCheck || have.Contents.Growable)
 }
 
 // isMountedAt reports whether the file system on a device is seen mounted: then the

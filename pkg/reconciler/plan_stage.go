@@ -179,10 +179,10 @@ func (p *planner) maybeInUse() bool {
 	return p.top().Held || p.have.View.State != state.DeviceAbsent || len(p.maybeBound()) > 0 || p.stageIsOurs() || unknown(p.have.Stage)
 }
 
-// mountedAtTarget reports whether the file system is mounted at a target. Then a lost
-// stage can be mounted again without a check or a growth.
-func (p *planner) mountedAtTarget() bool {
-	return len(p.targets(func(_ *state.Target, m state.Mountpoint) bool {
+// mountedElsewhere reports whether the file system is mounted at a target, or where the
+// record has none. Then the stage can be mounted without a check or a growth.
+func (p *planner) mountedElsewhere() bool {
+	return p.have.Elsewhere != nil || len(p.targets(func(_ *state.Target, m state.Mountpoint) bool {
 		return slices.ContainsFunc(m.Mounts, func(m state.Mount) bool { return !m.Node && m.Is(p.have.Device.Number) })
 	})) > 0
 }
@@ -340,8 +340,8 @@ func (p *planner) contents(s *state.Stage) Verdict {
 			return stuck(state.FailedPrecondition, "the volume holds a file system of type %s, and %s was asked for; a PersistentVolume without fsType takes what is there", c.FSType, s.Capability.FSType)
 		case s.ReadOnly || !c.NeedsCheck && !(c.Growable && c.GrowsUnmounted && !c.GrowsMounted):
 			return settled
-		case p.mountedAtTarget():
-			return settled // it is mounted: too late for a check, and it grows another time
+		case p.mountedElsewhere():
+			return settled // too late for a check, and it grows another time
 		case p.inUse():
 			return p.held(d, "checking or growing the file system")
 		case c.NeedsCheck:

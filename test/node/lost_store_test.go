@@ -104,6 +104,30 @@ func TestLostStageOfAKeptSuperblockIsJudgedByItsOptions(t *testing.T) {
 	}
 }
 
+// A file system in which the kernel has seen errors is mounted for a pod, and its record is
+// lost with its stage. It is staged again: a check has to wait until nobody uses it.
+func TestDamagedFilesystemIsStagedAfterLostStore(t *testing.T) {
+	t.Parallel()
+	p := harness.Start(t, harness.Options{})
+	ctx := t.Context()
+	v := create(t, p, "volume", 32*mib, mountAs("ext4", multiWriter))
+	pod := v.Target("pod")
+	must(t, v.Up(ctx, pod))
+	device := filepath.Base(v.Devices()[0].Path)
+	must(t, os.WriteFile(filepath.Join("/sys/fs/ext4", device, "trigger_fs_error"), []byte("as a test asks"), 0))
+	p.Kill()
+	loseStore(t, p)
+	harness.Command(t, "umount", v.Staging)
+	p.Start(harness.Options{})
+	must(t, v.Up(ctx, pod))
+	must(t, v.Down(ctx, pod))
+	must(t, v.Up(ctx, pod))
+	if log := p.Log.String(); strings.Count(log, `step="check"`) != 1 {
+		t.Errorf("it was checked %d times", strings.Count(log, `step="check"`))
+	}
+	v.End(pod)
+}
+
 // An unstage that meets a target which no record names ends only with that target.
 func TestUnstageAfterLostStoreWaitsForTargets(t *testing.T) {
 	t.Parallel()
