@@ -21,6 +21,9 @@ const (
 	noteBytes = 512
 )
 
+// Encrypted is the name of the volume that has a layer beneath its file system.
+const Encrypted = "encrypted"
+
 // Note is one line of the notes.
 type Note struct {
 	Do     string `json:"do"`             // what: create, stage, write, grow, unstage, delete

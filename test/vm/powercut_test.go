@@ -139,13 +139,13 @@ func lifeJob(t *testing.T, binaries, test string, disks []Disk) string {
 // mostCuts bounds how many cuts one run makes.
 const mostCuts = 24
 
-// choose returns the instants to cut at: one in each first format, and some of
-// these: for everything that the node did, one while it did it, and the moment
-// of its promise, when nothing may be lost that the promise covers.
+// choose returns the instants to cut at: one in each first format, one in that on a new
+// layer, and some of these: for everything that the node did, one while it did it, and
+// the moment of its promise, when nothing may be lost that the promise covers.
 func choose(t *testing.T, log *WriteLog, random *rand.Rand) []cut {
 	t.Helper()
 	var formats, others []cut
-	begun, mark, flushes := 0, 0, 0
+	begun, mark, made, flushes := 0, 0, 0, 0
 	for i, e := range log.Entries {
 		data, err := log.Data(e)
 		require.NoError(t, err)
@@ -158,6 +158,9 @@ func choose(t *testing.T, log *WriteLog, random *rand.Rand) []cut {
 			others = append(others,
 				cut{fmt.Sprintf("before %s", note), begun + 1 + random.IntN(i-begun), true},
 				cut{fmt.Sprintf("at %s", note), i + 1, false})
+			if note.Do == "stage" && note.Volume == Encrypted { // whose layer bears a mark of its own
+				formats = append(formats, cut{"in a format on a new layer", made + 1 + random.IntN(i-made), true})
+			}
 		case isNote:
 			begun = i
 		case bytes.Contains(data, []byte(`"formatting": true`)):
@@ -170,7 +173,7 @@ func choose(t *testing.T, log *WriteLog, random *rand.Rand) []cut {
 				back = random.IntN((i-mark)/3 + 1)
 			}
 			formats = append(formats, cut{"in a format", i - back, true})
-			mark = 0
+			mark, made = 0, i
 		}
 	}
 	if len(others) == 0 || len(formats) == 0 {

@@ -30,8 +30,9 @@ type step struct {
 
 const (
 	cutGroup       = "cut"
-	cutDisk        = 68 * mib
-	cutBytes       = 8 * mib // of the volume
+	cutDisk        = 68 * mib // one of the group
+	cutGap         = mib      // before the first one: all are parts of what keeps the log
+	cutBytes       = 8 * mib  // of the volume
 	cutGrown       = 16 * mib
 	cutFile        = "kept"
 	created        = "create"
@@ -51,13 +52,19 @@ const (
 // its metadata and the header that names them: there, only the order is kept.)
 func TestPowerCuts(t *testing.T) {
 	machine.Kernel(t)
+	t.Setenv("DM_DISABLE_UDEV", "1")
+	t.Run("linear", func(t *testing.T) { powerCuts(t, 1, nil) })
+	t.Run("mirrored", func(t *testing.T) { powerCuts(t, mirrors, map[string]string{raidKey: raid1}) })
+}
+
+func powerCuts(t *testing.T, disks int, parameters map[string]string) {
 	dir := t.TempDir()
 	blank, logFile := filepath.Join(dir, "blank"), filepath.Join(dir, "log")
-	require.NoError(t, os.WriteFile(blank, bytes.Repeat(junk, cutDisk/mib), 0o600))
+	require.NoError(t, os.WriteFile(blank, bytes.Repeat(junk, (cutGap+disks*cutDisk)/mib), 0o600))
 	require.NoError(t, os.WriteFile(logFile, nil, 0o600))
 	require.NoError(t, os.Truncate(logFile, cutLogCapacity))
 	var v devices.Volume
-	if !t.Run("life", func(t *testing.T) { v = live(t, blank, logFile) }) {
+	if !t.Run("life", func(t *testing.T) { v = live(t, blank, logFile, disks, parameters) }) {
 		return
 	}
 	log, err := vm.OpenLog(logFile)
@@ -76,14 +83,18 @@ func TestPowerCuts(t *testing.T) {
 	begin := steps[0].end // before it there was no group
 	for i, s := range steps[1:] {
 		during := begin + 1 + random.IntN(max(s.end-begin-1, 1))
-		for _, cut := range []struct {
+		cuts := []struct {
 			name    string
 			entries int
 			keep    func() bool
 		}{
 			{"in " + s.name, during, func() bool { return s.name != made && s.name != written || random.IntN(2) == 0 }},
 			{"after " + s.name, s.end, func() bool { return false }},
-		} {
+		}
+		if disks > 1 { // it takes long, so of each step one: in the create, after the zeroing, and so on
+			cuts = cuts[i%2 : i%2+1]
+		}
+		for _, cut := range cuts {
 			promised := i
 			if cut.entries >= s.end {
 				promised++
@@ -97,7 +108,8 @@ func TestPowerCuts(t *testing.T) {
 				require.NoError(t, errors.Join(log.Replay(disk, cut.entries, cut.keep), disk.Close()))
 				node := machine.Losetup(t, copied)
 				t.Cleanup(func() { machine.LosetupDetach(t, node) })
-				survive(t, v, steps[:promised+1])
+				_ = split(t, node, disks)
+				survive(t, v, parameters, steps[:promised+1])
 			})
 		}
 		begin = s.end
@@ -106,28 +118,28 @@ func TestPowerCuts(t *testing.T) {
 
 // live is the life of a volume on a disk that keeps a log of its writes, with a mark of
 // each step that has ended.
-func live(t *testing.T, blank, logFile string) (v devices.Volume) {
+func live(t *testing.T, blank, logFile string, disks int, parameters map[string]string) (v devices.Volume) {
 	t.Helper()
-	t.Setenv("DM_DISABLE_UDEV", "1")
 	file := filepath.Join(t.TempDir(), "pv")
 	require.NoError(t, exec.Command("cp", blank, file).Run())
 	below, log := machine.Losetup(t, file), machine.Losetup(t, logFile)
 	disk := losable{name: "logged"}
-	disk.dmsetup(t, fmt.Sprintf("0 %d log-writes %s %s\n", cutDisk/512, below, log), "create", disk.name)
+	disk.dmsetup(t, fmt.Sprintf("0 %d log-writes %s %s\n", (cutGap+disks*cutDisk)/512, below, log), "create", disk.name)
 	t.Cleanup(func() {
 		disk.dmsetup(t, "", "remove", "--retry", disk.name)
 		machine.LosetupDetach(t, below)
 		machine.LosetupDetach(t, log)
 	})
-	lvmOn(t, []string{nodeOf(t, disk.name)}, "vgcreate", "--yes", cutGroup, nodeOf(t, disk.name))
+	nodes := split(t, nodeOf(t, disk.name), disks)
+	lvmOn(t, nodes, append([]string{"vgcreate", "--yes", cutGroup}, nodes...)...)
 	promised := func(name string) {
 		t.Helper()
 		disk.dmsetup(t, "", "message", disk.name, "0", "mark", name)
 	}
-	require.NoError(t, flush([]string{nodeOf(t, disk.name)}))
+	require.NoError(t, flush(nodes))
 	b, ctx := newBackend(t, cutGroup), t.Context()
 	promised("vgcreate")
-	v = create(t, b, "volume", cutBytes, nil)
+	v = create(t, b, "volume", cutBytes, parameters)
 	promised(created)
 	d := attach(t, b, v)
 	t.Cleanup(func() {
@@ -155,6 +167,18 @@ func live(t *testing.T, blank, logFile string) (v devices.Volume) {
 	return v
 }
 
+// split makes disks of the parts of a device.
+func split(t *testing.T, device string, disks int) (nodes []string) {
+	t.Helper()
+	for i := range disks {
+		part := losable{name: fmt.Sprint("part", i)}
+		part.dmsetup(t, fmt.Sprintf("0 %d linear %s %d\n", cutDisk/512, device, (cutGap+i*cutDisk)/512), "create", part.name)
+		t.Cleanup(func() { part.dmsetup(t, "", "remove", "--retry", part.name) })
+		nodes = append(nodes, nodeOf(t, part.name))
+	}
+	return nodes
+}
+
 // newFile makes an empty file.
 func newFile(t *testing.T, path string) string {
 	t.Helper()
@@ -173,7 +197,7 @@ func mounted(t *testing.T, path string, do func(dir string)) {
 
 // survive holds what a cut has left against what was promised, and takes the volume
 // through the rest of its life.
-func survive(t *testing.T, v devices.Volume, promised []step) {
+func survive(t *testing.T, v devices.Volume, parameters map[string]string, promised []step) {
 	t.Helper()
 	has := func(name string) bool {
 		for _, s := range promised {
@@ -187,7 +211,7 @@ func survive(t *testing.T, v devices.Volume, promised []step) {
 	ids, err := b.ListVolumes(ctx)
 	require.NoError(t, err)
 	if len(ids) == 0 && !has(created) {
-		v = create(t, b, "volume", cutBytes, nil) // as the CO does again
+		v = create(t, b, "volume", cutBytes, parameters) // as the CO does again
 	} else if len(ids) != 1 || ids[0] != v.ID {
 		t.Fatalf("there are the volumes %q", ids)
 	}

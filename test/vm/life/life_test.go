@@ -15,6 +15,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/csi-node/csi-node/pkg/devices/luks"
 	"github.com/csi-node/csi-node/test/harness"
 	"github.com/csi-node/csi-node/test/vm"
 )
@@ -31,10 +32,15 @@ func TestMain(m *testing.M) {
 
 // The volumes of the node. Each is made, used and grown; the last is deleted.
 var volumes = []spec{
-	{name: "ext4", fsType: "ext4", provisioning: "thick", bytes: 32 * mib, grown: 64 * mib},
-	{name: "xfs", fsType: "xfs", provisioning: "thin", bytes: 320 * mib, grown: 352 * mib},
-	{name: "block", provisioning: "thick", bytes: 16 * mib, grown: 32 * mib},
-	{name: "brief", fsType: "ext4", provisioning: "thin", bytes: 16 * mib, grown: 16 * mib},
+	{name: "ext4", fsType: "ext4", class: class("thick"), bytes: 32 * mib, grown: 64 * mib},
+	{name: "xfs", fsType: "xfs", class: class("thin"), bytes: 320 * mib, grown: 352 * mib},
+	{name: "block", class: class("thick"), bytes: 16 * mib, grown: 32 * mib},
+	{name: vm.Encrypted, fsType: "ext4", class: map[string]string{"provisioning": "thick", luks.EncryptionKey: luks.LUKS2}, bytes: 32 * mib, grown: 64 * mib},
+	{name: "brief", fsType: "ext4", class: class("thin"), bytes: 16 * mib, grown: 16 * mib},
+}
+
+func class(provisioning string) map[string]string {
+	return map[string]string{"provisioning": provisioning}
 }
 
 // TestLive never ends: the power is cut.
@@ -60,11 +66,11 @@ func TestLive(t *testing.T) {
 		noted(vm.Note{Do: "stage", Volume: v.name}, v.stage)
 		write(v, "a")
 	}
-	for _, v := range all[:3] {
+	for _, v := range all[:len(all)-1] {
 		noted(vm.Note{Do: "grow", Volume: v.name, Bytes: v.grown}, v.grow)
 		write(v, "b")
 	}
-	brief := all[3]
+	brief := all[len(all)-1]
 	noted(vm.Note{Do: "unstage", Volume: brief.name}, brief.unstage)
 	noted(vm.Note{Do: "delete", Volume: brief.name}, brief.delete)
 	write(all[0], "c")

@@ -17,6 +17,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/csi-node/csi-node/pkg/devices/luks"
 	"github.com/csi-node/csi-node/pkg/devices/pool"
 	"github.com/csi-node/csi-node/test/harness"
 	"github.com/csi-node/csi-node/test/vm"
@@ -81,8 +82,16 @@ func (n *node) mustBeEmpty() {
 type spec struct {
 	name         string
 	fsType       string // "" is a raw block volume
-	provisioning string
+	class        map[string]string
 	bytes, grown int64
+}
+
+// formatted is what the pool knows that the volume is formatted as.
+func (s spec) formatted() string {
+	if layer := s.class[luks.EncryptionKey]; layer != "" {
+		return layer
+	}
+	return s.fsType
 }
 
 // volume is a volume of the node, published for one pod. A call that fails fails
@@ -99,12 +108,18 @@ func (n *node) of(s spec) *volume {
 	n.t.Helper()
 	v := &volume{spec: s, Volume: harness.NewVolume(n.t, n.Plugin, s.name, harness.Shared(s.fsType)), device: n.device}
 	v.pod = v.Target("pod")
+	v.Secrets = map[string]string{luks.PassphraseKey: "of the volume " + s.name}
 	return v
 }
 
 func (v *volume) create() {
 	v.T.Helper()
-	must(v.T, v.Create(v.T.Context(), v.bytes, v.provisioning))
+	resp, err := v.Controller.CreateVolume(v.T.Context(), v.CreateRequest(v.bytes, v.class))
+	must(v.T, err)
+	if got := resp.GetVolume(); got.GetVolumeId() != v.ID || got.GetCapacityBytes() < v.bytes {
+		v.T.Fatalf("made %v", got)
+	}
+	v.Context = resp.GetVolume().GetVolumeContext()
 }
 
 // stage stages the volume and publishes it.
@@ -194,7 +209,7 @@ func (v *volume) survive(p vm.Promises) {
 		v.T.Error(err)
 	case err == nil && facts.Bytes < p.Bytes:
 		v.T.Errorf("lost: its size is %d bytes, and %d were promised", facts.Bytes, p.Bytes)
-	case err == nil && p.Staged && v.fsType != "" && facts.Formatted != v.fsType:
+	case err == nil && p.Staged && v.fsType != "" && facts.Formatted != v.formatted():
 		v.T.Errorf("the volume was staged, and its format is not known: %+v", facts)
 	}
 	switch {
@@ -225,7 +240,7 @@ func (v *volume) survive(p vm.Promises) {
 func (v *volume) mustBeFormattedAnew(dir string) {
 	v.T.Helper()
 	facts, err := readFacts(dir)
-	if err != nil || facts.Formatting || facts.Formatted != v.fsType {
+	if err != nil || facts.Formatting || facts.Formatted != v.formatted() {
 		v.T.Errorf("a format that was cut was not begun anew: %+v (%v)", facts, err)
 	}
 	if strings.Contains(v.Log.String(), `step="erase"`) {
