@@ -4,7 +4,8 @@
 //	make bench
 //
 // Begin with TestPerformance. The other drivers are in peer_test.go, what is called and
-// timed in load_test.go, the crowded nodes in crowd_test.go, the report in report_test.go.
+// timed in load_test.go, for what the time is needed in profile_test.go, the crowded nodes in
+// crowd_test.go, the report in report_test.go.
 package bench
 
 import (
@@ -55,13 +56,14 @@ type scale struct {
 	loops       int // other loop devices on the node
 	held        []int
 	repairs     int
+	profiled    int // cycles of each driver
 	idle        time.Duration
 	repairsOnce int // volumes that lose their stages at once, at most
 }
 
 var (
-	long  = scale{5, 30, 64, []int{1, 8, 32}, 10_000, 500, []int{10, 1000, 5000}, 10, time.Minute, 1000}
-	short = scale{1, 1, 2, []int{2}, 3, 2, []int{4}, 1, 10 * time.Millisecond, 2}
+	long  = scale{5, 30, 64, []int{1, 8, 32}, 10_000, 500, []int{10, 1000, 5000}, 10, 100, time.Minute, 1000}
+	short = scale{1, 1, 2, []int{2}, 3, 2, []int{4}, 1, 1, 10 * time.Millisecond, 2}
 )
 
 // The names of those who are measured.
@@ -87,6 +89,7 @@ func TestPerformance(t *testing.T) {
 		{"each call, by one caller", measureCalls},
 		{"whole lives, by many callers", measureCycles},
 		{"programs that are started", countPrograms},
+		{"what a cycle asks of processor and kernel", profileCycles},
 		{"nodes with much else on them", measureCrowds},
 		{"volumes held", measureHeld},
 	} {

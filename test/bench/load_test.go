@@ -270,19 +270,25 @@ func (n *node) busy(callers, each int, prepare func(caller int) func(i int) []st
 }
 
 // cpu is the processor time so far of the driver, and of the programs that it has
-// started and waited for: utime, stime, cutime and cstime of proc(5).
+// started and waited for.
 func (n *node) cpu() (own, helpers time.Duration) {
+	n.t.Helper()
+	ticks := n.ticks()
+	return ticks[0] + ticks[1], ticks[2] + ticks[3]
+}
+
+// ticks are utime, stime, cutime and cstime of the driver (proc(5)).
+func (n *node) ticks() (ticks [4]time.Duration) {
 	n.t.Helper()
 	raw, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", n.PID()))
 	require.NoError(n.t, err)
 	fields := strings.Fields(string(raw[strings.LastIndexByte(string(raw), ')')+1:]))
-	var ticks [4]time.Duration
 	for i := range ticks {
 		count, err := strconv.Atoi(fields[11+i])
 		require.NoError(n.t, err)
 		ticks[i] = time.Duration(count) * time.Second / 100
 	}
-	return ticks[0] + ticks[1], ticks[2] + ticks[3]
+	return ticks
 }
 
 // rss is the resident memory of the driver in bytes.

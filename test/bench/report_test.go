@@ -24,6 +24,7 @@ type report struct {
 	calls     rounds
 	busy      busyRounds
 	programs  []programs
+	profiles  []profile
 	crowd     crowdRounds
 	heldCosts []held
 }
@@ -332,6 +333,11 @@ life from create to delete, mkfs included.
 {{.Cycles}}
 {{.Processor}}
 {{.Programs}}
+## Where the time goes
+
+System calls of the driver and of the programs that it starts, those of threads that wait for work included.
+
+{{.Profile}}
 ## A crowded node
 
 p50 of a call with so many other mounts, or other loop devices, over p50 without them.

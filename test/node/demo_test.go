@@ -104,9 +104,12 @@ func endDemo(t *testing.T, place string, step int, end syscall.Signal) {
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	output, err := cmd.StdoutPipe()
 	must(t, err)
+	var said, complaint strings.Builder
+	cmd.Stderr = &complaint
 	must(t, cmd.Start())
 	lines, reached := bufio.NewScanner(output), false
 	for !reached && lines.Scan() {
+		said.WriteString(lines.Text() + "\n")
 		reached = strings.HasPrefix(lines.Text(), fmt.Sprintf("%2d. ", step))
 	}
 	time.Sleep(time.Duration(rand.IntN(30)) * time.Millisecond)
@@ -122,7 +125,7 @@ func endDemo(t *testing.T, place string, step int, end syscall.Signal) {
 		t.Error(err)
 	}
 	if err := cmd.Wait(); !reached {
-		t.Fatalf("the demo ended before step %d: %v", step, err)
+		t.Fatalf("the demo ended before step %d: %v: %s\n%s", step, err, complaint.String(), said.String())
 	}
 }
 
