@@ -36,11 +36,11 @@ type result struct {
 	took   time.Duration
 }
 
-// Who hangs is killed: the tests of one mutant have mutantTime, and five times
-// what all tests of the program took without one.
+// Who hangs is killed: the short tests of one mutant have mutantTime, and five times
+// what those of the program took without one; whole tests have wholeTime.
 const (
 	mutantTime = time.Minute
-	soundTime  = 10 * time.Minute
+	wholeTime  = 10 * time.Minute
 )
 
 // build is a test program of a package with mutants asleep in it. A mutant that
@@ -52,7 +52,7 @@ type build struct {
 	mutants []*mutant
 	files   map[string]string // other texts for files, by their paths
 	program string
-	limit   time.Duration // of a run
+	limit   time.Duration // of a short run with a mutant
 }
 
 // runner makes and runs test programs of the module at root. Its methods may be
@@ -153,35 +153,42 @@ func writeOverlay(dir string, files map[string]string) (string, error) {
 }
 
 // run runs the tests that must fail while the mutant is awake: first as go test -short
-// has them, which is quick and enough for nearly all, then whole.
+// has them, which is quick and enough for nearly all, then whole, in which case they
+// must pass whole while it sleeps.
 func (r *runner) run(ctx context.Context, b *build, m *mutant) result {
 	awake := ""
-	if id, ok := b.ids[m]; ok {
+	id, woven := b.ids[m]
+	if woven {
 		awake = strconv.Itoa(id)
 	}
 	var short result
 	if !r.all {
-		if short = r.tests(ctx, b, m.tests, awake, "-test.short"); short.kind != survived {
+		if short = r.tests(ctx, b, b.limit, m.tests, awake, "-test.short"); short.kind != survived {
 			return short
 		}
 	}
-	whole := r.tests(ctx, b, m.tests, awake)
+	whole := r.tests(ctx, b, wholeTime, m.tests, awake)
 	whole.took += short.took
+	if r.all || !woven || whole.kind != killed && whole.kind != hung {
+		return whole
+	}
+	if asleep := r.tests(ctx, b, wholeTime, m.tests, ""); asleep.kind != survived {
+		return result{kind: broken, output: "its tests fail without it:\n" + asleep.output, took: whole.took + asleep.took}
+	}
 	return whole
 }
 
-// sound runs the tests that the mutants name while all are asleep: a test that
+// sound runs the tests that the mutants name, short, while all are asleep: a test that
 // fails then kills nothing.
 func (r *runner) sound(ctx context.Context, b *build) result {
 	slices.Sort(b.checks)
-	b.limit = soundTime
-	res := r.tests(ctx, b, slices.Compact(b.checks), "")
+	res := r.tests(ctx, b, wholeTime, slices.Compact(b.checks), "", "-test.short")
 	b.limit = mutantTime + 5*res.took
 	return res
 }
 
-// tests runs tests of a program, with more flags of it.
-func (r *runner) tests(ctx context.Context, b *build, names []string, awake string, flags ...string) (res result) {
+// tests runs tests of a program for so long at most, with more flags of it.
+func (r *runner) tests(ctx context.Context, b *build, limit time.Duration, names []string, awake string, flags ...string) (res result) {
 	start := time.Now()
 	dir, err := os.MkdirTemp(r.scratch, "")
 	if err != nil {
@@ -192,11 +199,11 @@ func (r *runner) tests(ctx context.Context, b *build, names []string, awake stri
 			res.kind, res.output = broken, res.output+"\ncleaning up: "+err.Error()
 		}
 	}()
-	args := append([]string{"-test.timeout", b.limit.String(), "-test.skip", r.skip}, flags...)
+	args := append([]string{"-test.timeout", limit.String(), "-test.skip", r.skip}, flags...)
 	if !r.all {
 		args = append(args, "-test.failfast", "-test.run", pattern(names))
 	}
-	ctx, cancel := context.WithTimeout(ctx, b.limit+10*time.Second)
+	ctx, cancel := context.WithTimeout(ctx, limit+10*time.Second)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, b.program, args...)
 	cmd.Dir = filepath.Join(r.root, b.pkg)
