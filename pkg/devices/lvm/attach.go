@@ -76,6 +76,11 @@ func (b *Backend) activate(ctx context.Context, at place) (*mapper.Device, error
 		return d, err
 	}
 	if err := b.inTurn(ctx, at.group, turnLimit, func(ctx context.Context) error {
+		if at.volume.layout.raid1 {
+			if err := b.awaitLegs(ctx, at.group); err != nil {
+				return err
+			}
+		}
 		_, err := b.command(ctx, at.group, "lvchange", "--activate", "y", "--yes", at.path())
 		return err
 	}); err != nil {
@@ -95,6 +100,18 @@ func (b *Backend) activate(ctx context.Context, at place) (*mapper.Device, error
 	return d, f.Close()
 }
 
+// awaitLegs looks for the disks of a group anew before a mirror of it is activated: LVM
+// activates one with a single leg, too, and the other leg is behind from then on, though
+// its disk may only have come late. Unavailable: a disk that may be the group's does not
+// answer. One that is not there at all is waited for by nobody.
+func (b *Backend) awaitLegs(ctx context.Context, group string) error {
+	_, late, err := b.findMembers(ctx, group)
+	if err == nil && len(late) > 0 {
+		err = state.Errorf(state.Unavailable, "the volume group %s lacks disks, which may be among those that do not answer (%s): a mirror is not activated without them", group, strings.Join(late, ", "))
+	}
+	return err
+}
+
 // open opens the node of a device.
 func open(d *mapper.Device, flags int) (*os.File, error) {
 	path, err := devnode.PathOf(d.Number)
@@ -104,7 +121,8 @@ func open(d *mapper.Device, flags int) (*os.File, error) {
 	return devnode.Open(path, d.Number, flags)
 }
 
-// setReadOnly sets the mode of a device. FailedPrecondition: it has the other one and is in use.
+// setReadOnly sets the mode of a device. FailedPrecondition: it has the other one and is
+// in use, or LVM lets nobody write to it.
 func setReadOnly(d *mapper.Device, readOnly bool) (err error) {
 	info, err := blockdev.InfoOf(d.Number)
 	if err != nil || info.ReadOnly == readOnly {
@@ -124,6 +142,13 @@ func setReadOnly(d *mapper.Device, readOnly bool) (err error) {
 	}
 	if err := unix.IoctlSetPointerInt(int(f.Fd()), unix.BLKROSET, mode); err != nil {
 		return &os.PathError{Op: "BLKROSET", Path: f.Name(), Err: err}
+	}
+	now, err := unix.IoctlGetInt(int(f.Fd()), unix.BLKROGET)
+	if err != nil {
+		return &os.PathError{Op: "BLKROGET", Path: f.Name(), Err: err}
+	}
+	if now != mode {
+		return state.Errorf(state.FailedPrecondition, "%s takes no writes, as LVM has made it read-only: lvchange --permission rw of the logical volume changes that, unless lvm.conf has it in read_only_volume_list", info.Path)
 	}
 	return nil
 }

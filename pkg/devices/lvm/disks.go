@@ -21,27 +21,29 @@ import (
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
-// disk is a disk of LVM on this node.
+// disk is a disk of LVM on this node, or one that may be.
 type disk struct {
-	path string
-	label
+	path   string
+	label       // unknown of one that is silent
+	silent bool // it does not answer
 }
 
-// finder returns the disks of LVM on this node.
+// finder returns the disks of LVM on this node, and those that do not answer.
 type finder func(ctx context.Context) ([]disk, error)
 
 // errGone says that a group is not on this node.
 var errGone = errors.New("there is no such volume group on this node")
 
-// membersOf returns the paths of the disks of a group, and its UUID. errGone, wrapped:
-// there are none. FailedPrecondition: two groups have that name.
-func membersOf(group string, disks []disk) (paths []string, uuid string, err error) {
+// membersOf returns the paths of the disks of a group, and how many more there should be.
+// errGone, wrapped: there are none. FailedPrecondition: two groups have that name.
+func membersOf(group string, disks []disk) (paths []string, missing int, err error) {
 	var latest label
+	uuid := ""
 	for _, d := range disks {
 		switch {
-		case d.group != group:
+		case d.silent, d.group != group:
 		case uuid != "" && d.groupUUID != uuid:
-			return nil, "", state.Errorf(state.FailedPrecondition, "volume group %s: two groups on this node have that name, with the UUIDs %s and %s: rename one of them (vgrename)", group, uuid, d.groupUUID)
+			return nil, 0, state.Errorf(state.FailedPrecondition, "volume group %s: two groups on this node have that name, with the UUIDs %s and %s: rename one of them (vgrename)", group, uuid, d.groupUUID)
 		default:
 			uuid = d.groupUUID
 			if d.sequence >= latest.sequence {
@@ -50,15 +52,16 @@ func membersOf(group string, disks []disk) (paths []string, uuid string, err err
 		}
 	}
 	if uuid == "" {
-		return nil, "", fmt.Errorf("volume group %s: %w", group, errGone)
+		return nil, 0, fmt.Errorf("volume group %s: %w", group, errGone)
 	}
+	there := map[string]bool{}
 	for _, d := range disks {
-		if slices.Contains(latest.members, d.uuid) {
-			paths = append(paths, d.path)
+		if !d.silent && slices.Contains(latest.members, d.uuid) {
+			paths, there[d.uuid] = append(paths, d.path), true
 		}
 	}
 	slices.Sort(paths)
-	return paths, uuid, nil
+	return paths, len(latest.members) - len(there), nil
 }
 
 // looks bounds the time that a disk has to tell its label.
@@ -71,7 +74,7 @@ var strangers = regexp.MustCompile(`^(ram|zram|sr|fd|nbd|rbd|drbd|mtdblock)[0-9]
 var fitPath = regexp.MustCompile(`^/dev/[A-Za-z0-9/_.!-]+$`) // no character of a regular expression, but the dot
 
 // newFinder returns a finder that reads the labels of this node's disks. A disk that does
-// not answer is left out, and asked once at a time.
+// not answer is asked once at a time.
 func newFinder() finder {
 	looks := &hang.Calls[*label]{}
 	return func(ctx context.Context) (found []disk, err error) {
@@ -90,8 +93,9 @@ func newFinder() finder {
 				return nil, ctx.Err()
 			case err != nil && !errors.Is(err, os.ErrNotExist) && !errors.Is(err, unix.ENXIO) && !errors.Is(err, unix.ENOMEDIUM):
 				klog.FromContext(ctx).Error(err, "Cannot read whether a disk is LVM's", "path", path)
+				found = append(found, disk{path: path, silent: true})
 			case l != nil:
-				found = append(found, disk{path, *l})
+				found = append(found, disk{path: path, label: *l})
 			}
 		}
 		return found, nil

@@ -51,7 +51,7 @@ func newFake(t *testing.T, env devices.Environment, lockDir string, report []byt
 		return report, nil
 	}
 	b.disks = func(context.Context) ([]disk, error) {
-		return []disk{{"/dev/sdb", label{uuid: "disk", group: "vg0", groupUUID: group, members: []string{"disk"}}}}, nil
+		return []disk{{path: "/dev/sdb", label: label{uuid: "disk", group: "vg0", groupUUID: group, members: []string{"disk"}}}}, nil
 	}
 	t.Cleanup(func() { require.NoError(t, b.Close()) })
 	return b, ran
@@ -156,8 +156,6 @@ func TestNameOfAThinPool(t *testing.T) {
 // Whoever is killed while it makes or zeroes a volume may leave one that udev activates,
 // or that is active though nobody has it. The next look at the group ends that.
 func TestInterruptedCreate(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "disk")
-	require.NoError(t, os.WriteFile(path, nil, 0o600))
 	const keep, deactivate = "lvchange --setautoactivation n vg0/pvc-0", "lvchange --activate n vg0/pvc-0"
 	for name, c := range map[string]struct {
 		is       []string // pairs: what the report says, and says in its place
@@ -174,21 +172,101 @@ func TestInterruptedCreate(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			report := strings.NewReplacer(c.is...).Replace(string(reportOf(t, 1)))
 			b, _ := newFake(t, devices.Environment{DriverName: "d", StateDir: t.TempDir(), LookOnly: c.lookOnly}, t.TempDir(), nil)
-			b.disks = func(context.Context) ([]disk, error) {
-				return []disk{{path, label{uuid: "disk", group: "vg0", groupUUID: group, members: []string{"disk"}}}}, nil
-			}
-			var ran []string
-			b.lvm = func(_ context.Context, args ...string) ([]byte, error) {
-				if args[0] != "fullreport" {
-					ran = append(ran, strings.Join(append(args[:1:1], args[3:]...), " ")) // without --config
-				}
-				return []byte(report), nil
-			}
+			ran := recorded(t, b, &report)
 			_, err := b.ListVolumes(t.Context())
 			require.NoError(t, err)
-			if !slices.Equal(ran, c.want) {
-				t.Errorf("lvm was run %q, not %q", ran, c.want)
+			if !slices.Equal(*ran, c.want) {
+				t.Errorf("lvm was run %q, not %q", *ran, c.want)
 			}
 		})
+	}
+}
+
+// recorded has a backend write down what it runs, but for reports, which it gets as they
+// are by then.
+func recorded(t *testing.T, b *Backend, report *string) (ran *[]string) {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "disk")
+	require.NoError(t, os.WriteFile(path, nil, 0o600))
+	b.disks = func(context.Context) ([]disk, error) {
+		return []disk{{path: path, label: label{uuid: "disk", group: "vg0", groupUUID: group, members: []string{"disk"}}}}, nil
+	}
+	ran = &[]string{}
+	b.lvm = func(_ context.Context, args ...string) ([]byte, error) {
+		if args[0] != "fullreport" {
+			*ran = append(*ran, strings.Join(append(args[:1:1], args[3:]...), " ")) // without --config
+		}
+		return []byte(*report), nil
+	}
+	return ran
+}
+
+// lvremove takes whatever has the name, and its snapshots: a volume is looked at again
+// before it is removed, whatever was known of it.
+func TestDeleteLooksAgain(t *testing.T) {
+	for name, c := range map[string]struct {
+		since []string // pairs: what the report says, and says in its place when the volume is deleted
+		class state.Class
+		words string
+		ran   []string
+	}{
+		"as it was":                   {ran: []string{"lvremove --yes vg0/pvc-0"}},
+		"another's has its name":      {since: []string{`csi-node.driver=d,csi-node.name=pvc-0`, ``}},
+		"it is not there":             {since: []string{`"lv_name":"pvc-0"`, `"lv_name":"renamed"`}},
+		"it has snapshots":            {since: []string{`"lv_attr":"-wi`, `"lv_attr":"owi`}, class: state.FailedPrecondition, words: "vg0/pvc-0 has snapshots"},
+		"a snapshot is merged to it":  {since: []string{`"lv_attr":"-wi`, `"lv_attr":"Owi`}, class: state.FailedPrecondition, words: "vg0/pvc-0 has snapshots"},
+		"its group is another one by": {since: []string{group, strings.Repeat("Z", len(group))}, class: state.Unavailable, words: "another one"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b, _ := newFake(t, devices.Environment{DriverName: "d", StateDir: t.TempDir()}, t.TempDir(), nil)
+			report := string(reportOf(t, 1))
+			ran := recorded(t, b, &report)
+			_, err := b.ListVolumes(t.Context())
+			require.NoError(t, err)
+			report = strings.NewReplacer(c.since...).Replace(report)
+			err = b.DeleteVolume(t.Context(), devices.Volume{ID: volumeID{group, "pvc-0"}.String()})
+			if c.words == "" {
+				require.NoError(t, err)
+			} else {
+				require.Class(t, err, c.class, c.words)
+			}
+			if !slices.Equal(*ran, c.ran) {
+				t.Errorf("lvm was run %q, not %q", *ran, c.ran)
+			}
+		})
+	}
+}
+
+// A mirror is not activated with one leg while the disk of the other one may only be late.
+func TestMirrorAwaitsItsLegs(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "disk")
+	require.NoError(t, os.WriteFile(path, nil, 0o600))
+	b, _ := newFake(t, devices.Environment{DriverName: "d", StateDir: t.TempDir()}, t.TempDir(), nil)
+	report := strings.Replace(string(reportOf(t, 1)), `"segtype":"linear", "stripes":"1"`, `"segtype":"raid1", "stripes":"2"`, 1)
+	ran := recorded(t, b, &report)
+	leg := func(path, uuid string) disk {
+		return disk{path: path, label: label{uuid: uuid, group: "vg0", groupUUID: group, members: []string{"a", "b"}}}
+	}
+	late, there, gone := disk{path: "/dev/late", silent: true}, leg(path+"-b", "b"), disk{path: "/dev/other"}
+	second := &late
+	b.disks = func(context.Context) ([]disk, error) { return []disk{leg(path, "a"), *second}, nil }
+	paths := func() []string {
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		return b.groups["vg0"].paths
+	}
+	v := devices.Volume{ID: volumeID{group, "pvc-0"}.String()}
+	require.Class(t, b.Attach(t.Context(), v, false), state.Unavailable, "vg0", "/dev/late")
+	if len(*ran) > 0 {
+		t.Fatalf("lvm was run %q", *ran)
+	}
+	for _, second = range []*disk{&there, &gone} { // it has come; it is lost
+		*ran = nil
+		if err := b.Attach(t.Context(), v, false); err == nil || !slices.Equal(*ran, []string{"lvchange --activate y --yes vg0/pvc-0"}) {
+			t.Errorf("lvm was run %q (%v)", *ran, err) // there is no such device here
+		}
+		if got := paths(); (len(got) == 2) != (second == &there) {
+			t.Errorf("lvm saw the disks %q", got)
+		}
 	}
 }

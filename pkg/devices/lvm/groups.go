@@ -106,17 +106,30 @@ func (b *Backend) members(ctx context.Context, group string) ([]string, error) {
 	if paths != nil {
 		return paths, nil
 	}
+	paths, _, err := b.findMembers(ctx, group)
+	return paths, err
+}
+
+// findMembers looks for the disks of a group. late are those that do not answer, if the
+// group lacks some of its own.
+func (b *Backend) findMembers(ctx context.Context, group string) (paths, late []string, err error) {
 	disks, err := b.disks(ctx)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	if paths, _, err = membersOf(group, disks); err != nil {
-		return nil, err
+	paths, missing, err := membersOf(group, disks)
+	if err != nil {
+		return nil, nil, err
+	}
+	for _, d := range disks {
+		if missing > 0 && d.silent {
+			late = append(late, d.path)
+		}
 	}
 	b.mu.Lock()
+	defer b.mu.Unlock()
 	b.groups[group].paths = paths
-	b.mu.Unlock()
-	return paths, nil
+	return paths, late, nil
 }
 
 // forgetDisks has the disks of a group looked for anew.

@@ -117,23 +117,26 @@ func FuzzReadLabel(f *testing.F) {
 
 func TestMembersOf(t *testing.T) {
 	of := func(path, uuid, group, groupUUID string, sequence int64, members ...string) disk {
-		return disk{path, label{uuid, group, groupUUID, sequence, members}}
+		return disk{path: path, label: label{uuid, group, groupUUID, sequence, members}}
 	}
 	other := strings.Repeat("Z", 32)
 	for name, c := range map[string]struct {
-		disks []disk
-		want  string
+		disks   []disk
+		want    string
+		missing int
 	}{
-		"two":                      {[]disk{of("/dev/c", pv1, "vg0", group, 7, pv0, pv1), of("/dev/b", pv0, "vg0", group, 7, pv0, pv1)}, "/dev/b /dev/c"},
-		"one without metadata":     {[]disk{of("/dev/c", pv1, "", "", 0), of("/dev/b", pv0, "vg0", group, 7, pv0, pv1)}, "/dev/b /dev/c"},
-		"one that has left since":  {[]disk{of("/dev/c", pv1, "vg0", group, 6, pv0, pv1), of("/dev/b", pv0, "vg0", group, 7, pv0)}, "/dev/b"},
-		"one is lost":              {[]disk{of("/dev/b", pv0, "vg0", group, 7, pv0, pv1)}, "/dev/b"},
-		"another group is no harm": {[]disk{of("/dev/b", pv0, "vg0", group, 7, pv0), of("/dev/x", pv1, "vg1", other, 7, pv1)}, "/dev/b"},
+		"two":                      {[]disk{of("/dev/c", pv1, "vg0", group, 7, pv0, pv1), of("/dev/b", pv0, "vg0", group, 7, pv0, pv1)}, "/dev/b /dev/c", 0},
+		"one without metadata":     {[]disk{of("/dev/c", pv1, "", "", 0), of("/dev/b", pv0, "vg0", group, 7, pv0, pv1)}, "/dev/b /dev/c", 0},
+		"one that has left since":  {[]disk{of("/dev/c", pv1, "vg0", group, 6, pv0, pv1), of("/dev/b", pv0, "vg0", group, 7, pv0)}, "/dev/b", 0},
+		"one is lost":              {[]disk{of("/dev/b", pv0, "vg0", group, 7, pv0, pv1)}, "/dev/b", 1},
+		"one does not answer":      {[]disk{of("/dev/b", pv0, "vg0", group, 7, pv0, pv1), {path: "/dev/c", silent: true}}, "/dev/b", 1},
+		"two ways to one":          {[]disk{of("/dev/b", pv0, "vg0", group, 7, pv0, pv1), of("/dev/d", pv0, "vg0", group, 7, pv0, pv1)}, "/dev/b /dev/d", 1},
+		"another group is no harm": {[]disk{of("/dev/b", pv0, "vg0", group, 7, pv0), of("/dev/x", pv1, "vg1", other, 7, pv1)}, "/dev/b", 0},
 	} {
 		t.Run(name, func(t *testing.T) {
-			paths, uuid, err := membersOf("vg0", c.disks)
-			if err != nil || uuid != group || strings.Join(paths, " ") != c.want {
-				t.Errorf("%q of %s (%v), want %s", paths, uuid, err, c.want)
+			paths, missing, err := membersOf("vg0", c.disks)
+			if err != nil || missing != c.missing || strings.Join(paths, " ") != c.want {
+				t.Errorf("%q and %d more (%v), want %s", paths, missing, err, c.want)
 			}
 		})
 	}

@@ -153,15 +153,29 @@ func (b *Backend) delete(ctx context.Context, v devices.Volume) error {
 	if state.ClassOf(err) == state.NotFound {
 		return nil
 	}
-	if err == nil {
-		err = at.unused()
-	}
 	if err != nil {
 		return err
 	}
 	return b.inTurn(ctx, at.group, turnLimit, func(ctx context.Context) error {
+		r, err := b.refresh(ctx, at.group) // lvremove takes what has the name by now
+		if err != nil {
+			return err
+		}
+		lv, has := r.volumes[at.volume.name]
+		now := place{at.group, lv, r}
+		switch {
+		case r.uuid != at.report.uuid:
+			return state.Errorf(state.Unavailable, "the volume group %s has become another one", at.group)
+		case !has || !b.own(lv):
+			return nil
+		case lv.origin:
+			return state.Errorf(state.FailedPrecondition, "the logical volume %s has snapshots, which would go with it: remove those first (lvremove)", now.path())
+		}
+		if err := now.unused(); err != nil {
+			return err
+		}
 		defer b.renew(ctx, at.group)
-		return b.change(ctx, at.group, "lvremove", "--yes", at.path())
+		return b.change(ctx, at.group, "lvremove", "--yes", now.path())
 	})
 }
 

@@ -27,6 +27,7 @@ type logical struct {
 	active     bool
 	automatic  bool // udev activates it when its group appears
 	suspended  bool
+	origin     bool // snapshots of it need it
 	tags       tags
 	layout     layout  // of a thick volume
 	odd        string  // else what its layout is: one that no class has
@@ -119,7 +120,7 @@ func (r *report) add(p *parser) {
 	v := logical{
 		name: name, uuid: bare(p.text("lv_uuid")), bytes: p.number("lv_size"), pool: p.text("pool_lv"),
 		active: p.text("lv_active") == "active", automatic: p.text("lv_autoactivation") != "", suspended: p.text("lv_suspended") == "suspended", tags: parseTags(p.text("lv_tags")),
-		broken: p.text("lv_health_status"), synced: 100,
+		origin: strings.HasPrefix(strings.ToLower(attributes), "o"), broken: p.text("lv_health_status"), synced: 100,
 	}
 	if p.text("copy_percent") != "" {
 		v.synced = p.percent("copy_percent")
