@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"path/filepath"
 	"strings"
 
 	"k8s.io/klog/v2"
@@ -97,9 +98,14 @@ func clearable(want *state.Volume, d state.Device) error {
 }
 
 // readUnused returns the contents of a volume that is not attached: of the file that
-// backs it, or of a device that always exists.
+// backs it, or of a device that always exists. Others, such as a logical volume that is
+// not active, cannot be read.
 func (r *Reconciler) readUnused(ctx context.Context, d state.Device) (state.Contents, error) {
-	return r.kernel.Filesystems.Probe(ctx, state.Device{Path: cmp.Or(d.Backing, d.Path), Size: d.Size, Capacity: d.Capacity}, "")
+	path := cmp.Or(d.Backing, d.Path)
+	if !filepath.IsAbs(path) {
+		return state.Contents{Kind: state.ContentsUnproven, Found: "what cannot be read while it is not attached"}, nil
+	}
+	return r.kernel.Filesystems.Probe(ctx, state.Device{Path: path, Size: d.Size, Capacity: d.Capacity}, "")
 }
 
 func clearanceOf(id string, d state.Device, found state.Contents) Clearance {
