@@ -155,6 +155,9 @@ var (
 		{state.FailedPrecondition, "no layer L is made on it", func(c *planCase) bool { return c.have.Device.Unmade && c.source().Raw }},
 		{state.FailedPrecondition, "has no layer L yet, and read-only access", func(c *planCase) bool { return c.have.Device.Unmade && c.want.Stage.ReadOnly }},
 		{state.Unavailable, "still held, which must end before its layer L is made", func(c *planCase) bool { return c.have.Device.Unmade && c.source().Held }},
+		{state.FailedPrecondition, "holds what others may have put there", func(c *planCase) bool {
+			return c.have.Device.Unmade && c.source().StaleMark && !blankKind(c.have.Beneath.Kind)
+		}},
 		{state.FailedPrecondition, "neither blank nor bears the layer L", func(c *planCase) bool {
 			return c.have.Device.Unmade && !c.source().Formatting && !blankKind(c.have.Beneath.Kind)
 		}},
@@ -213,6 +216,7 @@ var (
 		}},
 		{state.FailedPrecondition, "needs at least 1000", func(c *planCase) bool { return c.toFormat() && c.have.Device.Size < c.have.Smallest }},
 		{state.Unavailable, "still held, which must end before formatting", func(c *planCase) bool { return c.toFormat() && c.claimed() }},
+		{state.FailedPrecondition, "holds what others may have put there", func(c *planCase) bool { return c.have.Device.StaleMark && !c.maybeBlank() }},
 		{state.FailedPrecondition, "of type xfs, and ext4 was asked for", func(c *planCase) bool { return c.have.Contents.FSType == "xfs" }},
 		{state.FailedPrecondition, "neither blank nor a file system that this node can mount: found something", func(c *planCase) bool { return c.have.Contents.Kind == state.ContentsOther }},
 		{state.Unavailable, "still held, which must end before checking or growing", func(c *planCase) bool {

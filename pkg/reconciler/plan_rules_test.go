@@ -129,12 +129,13 @@ var planStepRules = map[reconciler.Action]planStepRule{
 			d.Formatted != "", "it was formatted before",
 			c.remembers(), "the stage was seen with a file system"))
 	}},
-	reconciler.Erase: {"erase needs the formatting mark", func(c *planCase, part state.Part) string {
+	reconciler.Erase: {"erase needs the formatting mark, and that nobody else can have had the device since", func(c *planCase, part state.Part) string {
 		if c.layered() && c.layer == "" {
-			return firstOf(c.whyNotMake() != "", c.whyNotMake(), !c.source().Formatting, "without the mark")
+			return firstOf(c.whyNotMake() != "", c.whyNotMake(), !c.source().Formatting, "without the mark", c.source().StaleMark, "with a mark that is stale")
 		}
 		return c.whyNotWrite(part, firstOf(
 			!c.have.Device.Formatting, "without the mark",
+			c.have.Device.StaleMark, "with a mark that is stale",
 			c.have.Device.Raw, "it was published raw",
 			c.have.Device.Size < c.have.Smallest, "it is too small",
 			c.remembers(), "the stage was seen with a file system"))

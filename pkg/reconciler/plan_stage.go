@@ -377,10 +377,18 @@ func (p *planner) finishFormat(s *state.Stage) Verdict {
 		return p.tooSmall(s)
 	case p.inUse():
 		return p.held(d, "formatting again")
+	case d.StaleMark && !maybeBlank(p.have.Contents):
+		return p.staleMark(p.have.Contents)
 	case !maybeBlank(p.have.Contents) && !d.Noise:
 		return p.doOn(p.have.Layer, Erase, state.StagePart())
 	}
 	return p.doOn(p.have.Layer, Format, state.StagePart())
+}
+
+// staleMark is the verdict on a device that bears the formatting mark and holds something
+// that others may have put there since.
+func (p *planner) staleMark(c state.Contents) Verdict {
+	return stuck(state.FailedPrecondition, "a format of the volume was begun on this node and has not ended; the node was rebooted or the disk unplugged since, and it holds what others may have put there: found %s. It is left as it is; to destroy that, unstage the volume and run csi-node volume clear-device %s --i-understand-this-destroys-data; to keep it, remove the note of the format in --lib-dir", c.Found, p.want.ID)
 }
 
 // maybeBlank reports whether a device may be blank, as far as an observation can

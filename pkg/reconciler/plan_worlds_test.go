@@ -93,6 +93,7 @@ type deviceWorld struct {
 	view                  standing
 	viewHeld, viewShort   bool // it is smaller than its device
 	formatting, formatted bool
+	stale                 bool // others may have had it since formatting began
 	unread                bool // what the backend knows of the volume
 	raw                   bool
 	identity              string // what it says that it is
@@ -280,7 +281,7 @@ func (w *planWorld) lookAtDevice(c *planCase) {
 		return
 	}
 	stands := d.state == isAttached || d.state == isDetaching
-	c.have.Device = state.Device{State: d.state.state(), Missing: d.missing, Formatting: d.formatting, Raw: d.raw, ReadOnly: stands && d.readOnly}
+	c.have.Device = state.Device{State: d.state.state(), Missing: d.missing, Formatting: d.formatting, StaleMark: d.stale, Raw: d.raw, ReadOnly: stands && d.readOnly}
 	have := &c.have.Device
 	have.Identity, have.Shared, have.Exclusive, have.NeedsSecret = d.identity, d.shared, d.exclusive, d.locked
 	if d.state == isForeign {
@@ -554,7 +555,7 @@ func (w planWorld) after(step reconciler.Step) planWorld {
 		}
 		w.contents.growable = w.contents.kind == holdsExt4 || w.contents.kind == holdsXFS
 	case reconciler.CreateLayer:
-		w.layer.made, w.layer.stamped, d.formatting, d.formatted = true, true, false, true
+		w.layer.made, w.layer.stamped, d.formatting, d.stale, d.formatted = true, true, false, false, true
 	case reconciler.OpenLayer:
 		w.layer.state, w.layer.readOnly = isAttached, s.readOnly
 	case reconciler.CloseLayer:
@@ -577,7 +578,7 @@ func (w planWorld) after(step reconciler.Step) planWorld {
 			w.layer.stamped, w.contents.kind = false, holdsExt4
 			break
 		}
-		d.formatting, d.formatted, w.contents.kind = false, true, holdsExt4
+		d.formatting, d.stale, d.formatted, w.contents.kind = false, false, true, holdsExt4
 	case reconciler.Check:
 		w.contents.check = false
 	case reconciler.GrowFilesystem:
@@ -786,8 +787,11 @@ func contentsFor(stage stageWorld, d *deviceWorld) iter.Seq2[int, contentsWorld]
 		if !read {
 			all = all[:3]
 		}
-		for mark := range 6 { // what was published raw is not formatted, and seldom marked
+		for mark := range 7 { // what was published raw is not formatted, and seldom marked
 			d.formatting, d.formatted, d.raw = mark&1 != 0, mark&2 != 0, mark&4 != 0
+			if d.stale = mark == 6; d.stale {
+				d.formatting, d.formatted, d.raw = true, false, false
+			}
 			if !read && mark >= 3 {
 				continue
 			}
@@ -855,6 +859,7 @@ func planLayerWorlds(yield func(planWorld) bool) {
 		{}, {missing: true}, {unread: true}, {state: isUnlooked}, {state: isForeign}, {bytes: bytesFewer}, {state: isDetaching},
 		{state: isAttached}, {state: isAttached, readOnly: true}, {state: isAttached, bytes: bytesFewer}, {state: isAttached, held: heldElsewhere},
 		{state: isAttached, unread: true}, {state: isAttached, raw: true}, {state: isAttached, identity: "another"}, {state: isAttached, shared: true},
+		{state: isAttached, stale: true},
 	} {
 		marked, formatted := d, d
 		marked.formatting, formatted.formatted = true, true

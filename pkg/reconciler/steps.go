@@ -103,10 +103,11 @@ func (r *Reconciler) do(ctx context.Context, step Step, want *state.Volume, have
 		return r.erase(ctx, step.Layer, want, have)
 	case Format:
 		// If an observation did not read all of the device, the step before has proved
-		// it blank, or it may hold the remains of an interrupted format. Noise is nobody's
-		// data, as long as the device is stamped new.
+		// it blank, or it may hold the remains of an interrupted format; or what others have
+		// put there, and then Format refuses it. Noise is nobody's data, as long as the
+		// device is stamped new.
 		d = proven(state.Element{Layer: have.Layer, Device: d})
-		if have.Contents.Kind != state.ContentsBlank && !d.Fresh && !d.Noise {
+		if have.Contents.Kind != state.ContentsBlank && !d.Fresh && !d.Noise && !d.StaleMark {
 			if err := r.erase(ctx, step.Layer, want, have); err != nil {
 				return err
 			}
@@ -259,7 +260,11 @@ func (r *Reconciler) createLayer(ctx context.Context, step Step, want *state.Vol
 	}
 	v, beneath := r.spec(want), have.Stack()[indexOf(have, step.Layer)-1].Layer
 	if have.Beneath.Kind == state.ContentsUnproven && !proven(state.Element{Layer: beneath, Device: lower}).Fresh { // as for Format
-		if err := r.erase(ctx, beneath, want, have); err != nil {
+		blank := func() error { return r.erase(ctx, beneath, want, have) }
+		if lower.StaleMark {
+			blank = func() error { return r.kernel.Filesystems.Prove(ctx, lower) }
+		}
+		if err := blank(); err != nil {
 			return err
 		}
 	}

@@ -124,7 +124,7 @@ type Device struct {
 	ReadOnly bool         // the device refuses writes
 	Held     bool         // mounted or claimed by somebody, in whatever namespace (an O_EXCL open says EBUSY)
 	Holder   string       // of a foreign device: what holds the backing, for humans
-	Backing  string       // the file behind the device, whose holes read as zeros; empty when there is none
+	Backing  string       // the path of the file behind the device, whose holes read as zeros; or another name for humans, such as vg/lv; empty when there is none
 
 	// Identity is what the hardware, or the metadata of the volume, says that the
 	// device is, whatever its path and number; empty when it says nothing. Another
@@ -133,6 +133,7 @@ type Device struct {
 
 	// The durable facts about formatting that live with the data.
 	Formatting bool   // a format was begun and its end is not known
+	StaleMark  bool   // Formatting is noted on this node alone, and others may have used the device since
 	Formatted  string // the fs type of the last format that completed
 	Raw        bool   // it was published as a raw block device for writing, and not cleared since
 	Fresh      bool   // nobody has had it since it was made or cleared: every byte is zero; of a layer: it is stamped new

@@ -8,6 +8,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 
 	"google.golang.org/grpc/codes"
@@ -198,6 +199,39 @@ func TestLostFilesystemIsNotMadeAnew(t *testing.T) {
 	mustRefuse(t, v.Stage(t.Context()), codes.FailedPrecondition, "lost", "formatted as ext4 before")
 	mustHoldAsBefore(t, v.Data(), before)
 	must(t, v.Delete(t.Context()))
+}
+
+// The mark of a format that was interrupted is this node's. A disk that was away since is
+// formatted if it is blank, and keeps what others have put there.
+func TestStaleFormatMarkErasesNothing(t *testing.T) {
+	t.Parallel()
+	p, o, r := disks(t, harness.Options{})
+	w := wrapMkfs(t, p, byExec)
+	o.Env = w.env()
+	p.Start(o)
+	node, file := r.disk("disk", 32*mib)
+	v := onDisk(p, t, "a-disk", node, "ext4")
+	staged := w.stageInto(v)
+	killWithHelpers(t, p, syscall.SIGKILL)
+	mustRefuse(t, <-staged, codes.Unavailable)
+	r.unplug(node)
+	must(t, os.WriteFile(file, make([]byte, 32*mib), 0o600))
+	must(t, exec.Command("mkfs.ext4", "-q", file).Run()) // on another node
+	before := sum(t, file)
+	must(t, exec.Command("losetup", node, file).Run())
+
+	w.open()
+	p.Start(o)
+	mustRefuse(t, v.Stage(t.Context()), codes.FailedPrecondition, v.ID, "has not ended", "ext4 file system", "clear-device")
+	mustHoldAsBefore(t, file, before)
+	random(t, file) // without any signature
+	before = sum(t, file)
+	mustRefuse(t, v.Stage(t.Context()), codes.FailedPrecondition, v.ID, "data at byte 0")
+	mustHoldAsBefore(t, file, before)
+	must(t, exec.Command("blkdiscard", "-f", "-z", node).Run())
+	must(t, v.Stage(t.Context()))
+	must(t, v.Unstage(t.Context()))
+	mustBeFree(t, node)
 }
 
 // What a refusal tells an operator to run does what it says.

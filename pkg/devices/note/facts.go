@@ -9,6 +9,7 @@
 package note
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -20,6 +21,7 @@ import (
 
 	"github.com/csi-node/csi-node/pkg/blockdev"
 	"github.com/csi-node/csi-node/pkg/devices"
+	"github.com/csi-node/csi-node/pkg/filesystem"
 	"github.com/csi-node/csi-node/pkg/internal/boot"
 	"github.com/csi-node/csi-node/pkg/internal/keylock"
 	"github.com/csi-node/csi-node/pkg/state"
@@ -56,8 +58,10 @@ type fact struct {
 	Formatting bool   `json:"formatting,omitempty"`
 	Formatted  string `json:"formatted,omitempty"`
 	Raw        bool   `json:"raw,omitempty"`
-	Fresh      bool   `json:"fresh,omitempty"` // it was cleared, and nobody has had it since by this plugin
-	// Seen is the device that had no identity when the note was written.
+	// Cleared is the device that was cleared, which nobody has had since by this plugin.
+	Cleared *sighting `json:"cleared,omitempty"`
+	// Seen is the device on which a format was begun; of one without identity, the device
+	// of which the note was written.
 	Seen *sighting `json:"seen,omitempty"`
 }
 
@@ -82,7 +86,8 @@ func (f *Facts) Tell(v devices.Volume, d *state.Device) {
 	}
 	n := fact{}
 	_, err := f.dir.Read(keyOf(v, *d), &n)
-	d.Formatting, d.Formatted, d.Raw, d.Fresh = n.Formatting, n.Formatted, n.Raw, n.Fresh
+	d.Formatting, d.Formatted, d.Raw, d.Fresh = n.Formatting, n.Formatted, n.Raw, f.isAsCleared(n, *d)
+	d.StaleMark = n.Formatting && d.Attached() && !f.isStill(n.Seen, *d)
 	if err == nil && d.Attached() {
 		err = f.check(v, *d, n)
 	}
@@ -93,14 +98,25 @@ func (f *Facts) Tell(v devices.Volume, d *state.Device) {
 
 // check returns FailedPrecondition for a mark that may be another device's.
 func (f *Facts) check(v devices.Volume, d state.Device, n fact) error {
-	if !n.Formatting || n.Seen == nil {
+	if !n.Formatting || d.Identity != "" || n.Seen == nil || f.isStill(n.Seen, d) {
 		return nil
 	}
-	now, err := f.sight(d)
-	if err != nil || now == *n.Seen && now.Sequence != 0 {
-		return err
-	}
 	return state.Errorf(state.FailedPrecondition, "a format of the volume, or its clearing, was begun and has not ended, and the device %s tells nothing by which it could be known as the one on which it was: it is not erased. See what is on it, and remove the note %s", d.Path, f.dir.Path(keyOf(v, d)))
+}
+
+// isAsCleared reports whether a device that was cleared may be believed to be blank. Others
+// may have had it since, here or on another node, of which a note says nothing: so what
+// can be read is read, and of a larger device it is believed until it is unplugged, or
+// the machine rebooted.
+func (f *Facts) isAsCleared(n fact, d state.Device) bool {
+	return d.Size > filesystem.ProveLimit && d.Attached() && f.isStill(n.Cleared, d)
+}
+
+// isStill reports whether an attached device is the one that was seen, and was neither
+// unplugged nor the machine rebooted since.
+func (f *Facts) isStill(seen *sighting, d state.Device) bool {
+	now, err := f.sight(d)
+	return err == nil && seen != nil && now == *seen && now.Sequence != 0
 }
 
 // sight returns what no device matches that is not attached.
@@ -127,8 +143,9 @@ func (f *Facts) BeginFormat(ctx context.Context, v devices.Volume, d state.Devic
 		if err := f.check(v, d, *n); err != nil {
 			return fmt.Errorf("volume %s: %w", v.ID, err)
 		}
-		n.Formatting, n.Fresh = true, false
-		return nil
+		now, err := f.sight(d)
+		n.Formatting, n.Cleared, n.Seen = true, nil, &now
+		return err
 	})
 }
 
@@ -152,7 +169,7 @@ func (f *Facts) BeginRaw(ctx context.Context, v devices.Volume, d state.Device) 
 		return err
 	}
 	return f.edit(ctx, v, d, func(n *fact) error {
-		n.Raw, n.Fresh = true, false
+		n.Raw, n.Cleared = true, nil
 		return nil
 	})
 }
@@ -161,7 +178,7 @@ func (f *Facts) BeginRaw(ctx context.Context, v devices.Volume, d state.Device) 
 // forgets what it was used for.
 func (f *Facts) Clear(ctx context.Context, v devices.Volume, d state.Device, clear func() error) error {
 	err := f.edit(ctx, v, d, func(n *fact) error {
-		*n = fact{Formatting: true}
+		*n = fact{Formatting: true, Seen: f.sightCleared(d)}
 		return nil
 	})
 	if err != nil {
@@ -171,9 +188,20 @@ func (f *Facts) Clear(ctx context.Context, v devices.Volume, d state.Device, cle
 		return err
 	}
 	return f.edit(ctx, v, d, func(n *fact) error {
-		n.Formatting, n.Fresh = false, d.Identity != ""
+		n.Formatting, n.Cleared = false, f.sightCleared(d)
 		return nil
 	})
+}
+
+// sightCleared returns a device that was cleared, though it is not attached; nil: which it
+// is cannot be known.
+func (f *Facts) sightCleared(d state.Device) *sighting {
+	kind, value, _ := strings.Cut(d.Identity, ":")
+	info, err := blockdev.Look(cmp.Or(d.Path, d.Backing))
+	if err != nil || !info.Is(blockdev.IdentityKind(kind), value) {
+		return nil
+	}
+	return &sighting{Boot: f.boot, Number: info.Number, Sequence: info.Sequence}
 }
 
 // usable returns an error for a device of which nothing may be noted now: another
@@ -230,8 +258,8 @@ func (f *Facts) Erase(ctx context.Context, v devices.Volume, d state.Device) (er
 	if err := usable(v, d); err != nil {
 		return fmt.Errorf("erase: %w", err)
 	}
-	if !d.Formatting {
-		return state.Errorf(state.FailedPrecondition, "volume %s: erase: no format was begun that was not ended, so its contents may be data", v.ID)
+	if !d.Formatting || d.StaleMark {
+		return state.Errorf(state.FailedPrecondition, "volume %s: erase: no format was begun on it just now that was not ended, so its contents may be data", v.ID)
 	}
 	file, err := os.OpenFile(d.Path, os.O_RDWR|unix.O_EXCL|unix.O_NOFOLLOW, 0)
 	if errors.Is(err, unix.EBUSY) {

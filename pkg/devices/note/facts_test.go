@@ -10,6 +10,7 @@ import (
 
 	"github.com/csi-node/csi-node/pkg/blockdev"
 	"github.com/csi-node/csi-node/pkg/devices"
+	"github.com/csi-node/csi-node/pkg/filesystem"
 	"github.com/csi-node/csi-node/pkg/state"
 	"github.com/csi-node/csi-node/test/machine"
 	"github.com/csi-node/csi-node/test/require"
@@ -140,4 +141,77 @@ func TestDamagedFacts(t *testing.T) {
 	wantError(t, f.BeginRaw(t.Context(), v, d), state.Internal, path)
 	wantError(t, f.Erase(t.Context(), v, now), state.Internal, path)
 	wantError(t, f.Clear(t.Context(), v, d, func() error { return nil }), state.Internal, path)
+}
+
+// What was cleared is believed to be blank only where it is too large to be read, and while
+// nobody can have had it elsewhere.
+func TestClearedDevice(t *testing.T) {
+	d, file := newDevice(t)
+	require.NoError(t, os.Truncate(file, filesystem.ProveLimit+1<<20)) // a hole
+	replug := func() {
+		t.Helper()
+		detach(t, d.Path)
+		if out, err := exec.Command("losetup", d.Path, file).CombinedOutput(); err != nil {
+			t.Fatalf("%v: %s", err, out)
+		}
+		info, err := blockdev.Look(d.Path)
+		require.NoError(t, err)
+		d.Size, d.Identity = info.Size, info.Identity()
+	}
+	replug()
+	lib, v := t.TempDir(), devices.Volume{ID: "v", Backend: "b"}
+	f := open(t, lib)
+	absent := state.Device{State: state.DeviceAbsent, Backing: d.Path, Identity: d.Identity, Size: d.Size}
+	clear := func() {
+		t.Helper()
+		require.NoError(t, f.Clear(t.Context(), v, absent, func() error { return nil }))
+		if !open(t, lib).told(v, d).Fresh {
+			t.Fatal("a device that was cleared just now is not believed to be blank")
+		}
+	}
+	for name, since := range map[string]func() state.Device{
+		"it can be read": func() state.Device { small := d; small.Size = filesystem.ProveLimit; return small },
+		"unplugged":      func() state.Device { replug(); return d },
+		"rebooted":       func() state.Device { f.boot = "another"; return d },
+		"used raw":       func() state.Device { require.NoError(t, f.BeginRaw(t.Context(), v, d)); return d },
+		"formatted":      func() state.Device { require.NoError(t, f.BeginFormat(t.Context(), v, d)); return d },
+		"not attached":   func() state.Device { return absent },
+	} {
+		t.Run(name, func(t *testing.T) {
+			f = open(t, lib)
+			clear()
+			if now := f.told(v, since()); now.Fresh || now.Err != nil {
+				t.Errorf("%+v", now)
+			}
+		})
+	}
+}
+
+// The mark of a format lets nothing be erased that others may have written since.
+func TestStaleMark(t *testing.T) {
+	d, file := newDevice(t)
+	info, err := blockdev.Look(d.Path)
+	require.NoError(t, err)
+	d.Identity = info.Identity()
+	lib, v := t.TempDir(), devices.Volume{ID: "v", Backend: "b"}
+	require.NoError(t, open(t, lib).BeginFormat(t.Context(), v, d))
+	if now := open(t, lib).told(v, d); !now.Formatting || now.StaleMark || now.Err != nil {
+		t.Errorf("just now: %+v", now)
+	}
+	rebooted := open(t, lib)
+	rebooted.boot = "another"
+	stale := func(name string, f *Facts) {
+		t.Helper()
+		now := f.told(v, d)
+		if !now.Formatting || !now.StaleMark || now.Err != nil {
+			t.Errorf("%s: %+v", name, now)
+		}
+		wantError(t, f.Erase(t.Context(), v, now), state.FailedPrecondition, "may be data")
+	}
+	stale("rebooted", rebooted)
+	detach(t, d.Path)
+	if out, err := exec.Command("losetup", d.Path, file).CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	stale("unplugged", open(t, lib))
 }
