@@ -99,8 +99,11 @@ func bounded(text string) string {
 }
 
 // secretWords matches what looks like a secret with its name, wherever it comes from.
-// Nothing that the plugin tells should hold one.
-var secretWords = regexp.MustCompile(`(?i)([a-z_-]*(?:password|passwd|passphrase|secret|token|credential|private[_-]?key)s?["']?\s*[=:]\s*)("[^"\n]*"|'[^'\n]*'|[^\s,;"'}\]]+)`)
+// Nothing that the plugin tells should hold one. The value is what stands in quotes, in
+// quotes that are escaped themselves (JSON in a quoted text), or one word; without an
+// end, it is the rest of the line.
+var secretWords = regexp.MustCompile(`(?i)([a-z_-]*(?:password|passwd|passphrase|secret|token|credential|private[_-]?key)[a-z0-9_-]*(?:\\*["'])?\s*[=:]\s*)` +
+	`("(?:\\.|[^"\n])*"?|\\+"(?:\\{2,}"|[^"\n])*"?|'[^'\n]*'?|[^\s,;"'}\]]+)`)
 
 func withoutSecretWords(text string) string {
 	return secretWords.ReplaceAllString(text, "${1}(left out)")

@@ -124,6 +124,11 @@ func TestSecretWordsAreLeftOut(t *testing.T) {
 		"passphrase: 'hunter2 and more'\nnext":    "passphrase: (left out)\nnext",
 		"PRIVATE_KEY=hunter2":                     "PRIVATE_KEY=(left out)",
 		"the secrets of volume v":                 "the secrets of volume v",
+		"encryptionPassphrasePrevious: hunter2":   "encryptionPassphrasePrevious: (left out)",
+		`{"password":"hunter\"2","a":"b"}`:        `{"password":(left out),"a":"b"}`,
+		`err="{\"password\":\"hunter2\"} x" a=b`:  `err="{\"password\":(left out)} x" a=b`,
+		`{\"password\":\"hun\\\"ter2\",\"a\":1}`:  `{\"password\":(left out),\"a\":1}`,
+		"password=\"hunter2 and more\nnext":       "password=(left out)\nnext",
 	} {
 		if got := withoutSecretWords(text); got != want {
 			t.Errorf("of %q is left %q, not %q", text, got, want)

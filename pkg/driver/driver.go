@@ -350,7 +350,7 @@ func (p *plugin) serve(ctx context.Context) error {
 	working, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()
 	var group sync.WaitGroup
-	failed := make(chan error, 3+len(web))
+	failed := make(chan error, 2+len(web))
 	settled := make(chan struct{})
 	go func() { defer close(settled); p.reconciler.Run(working) }()
 	group.Go(func() { failed <- server.Serve(listener) })
@@ -373,7 +373,7 @@ func (p *plugin) serve(ctx context.Context) error {
 		group.Go(func() { failed <- w.serve() })
 	}
 	if p.registrar != nil {
-		group.Go(func() { failed <- p.registrar.Run(working) })
+		group.Go(func() { p.registrar.Run(working) })
 	}
 
 	select {

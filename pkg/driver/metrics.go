@@ -170,10 +170,12 @@ type backendUse struct {
 	mu   sync.Mutex
 	last []devices.Measurement
 	seen time.Time // when last was measured; zero: never
+
+	since time.Time // when this began
 }
 
 func newBackendUse(name string, measure func() ([]devices.Measurement, error)) *backendUse {
-	return &backendUse{name: name, measure: measure}
+	return &backendUse{name: name, measure: measure, since: time.Now()}
 }
 
 // Describe describes nothing: only the backend knows which values there are.
@@ -182,13 +184,13 @@ func (u *backendUse) Describe(chan<- *prometheus.Desc) {}
 func (u *backendUse) Collect(out chan<- prometheus.Metric) {
 	all, seen := u.look(measureWait)
 	if seen.IsZero() {
-		return
+		seen = u.since // so that the alert fires for what was away from the beginning
 	}
 	prefix := "csi_node_" + strings.ReplaceAll(u.name, "-", "_") + "_"
 	for _, m := range all {
 		out <- gauge(prometheus.NewDesc(prefix+m.Name, m.Help, nil, m.Labels), m.Value)
 	}
-	out <- gauge(prometheus.NewDesc(prefix+"seen_timestamp_seconds", "When the "+u.name+" was last counted; it hangs or is away if that is long ago.", nil, nil),
+	out <- gauge(prometheus.NewDesc(prefix+"seen_timestamp_seconds", "When the "+u.name+" was last counted, or the plugin started; it hangs or is away if that is long ago.", nil, nil),
 		float64(seen.UnixMilli())/1000)
 }
 

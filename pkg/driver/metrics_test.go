@@ -45,8 +45,10 @@ func TestBackendMetrics(t *testing.T) {
 				{Name: "volumes", Help: "Volumes.", Labels: map[string]string{"provisioning": "thin"}, Value: 2},
 			}, err
 		})
-		if got := scrape(t, p); len(got) != 0 {
-			t.Errorf("before it was ever measured: %v", got)
+		begun := map[string]float64{"csi_node_two_words_seen_timestamp_seconds": float64(time.Now().Unix())}
+		time.Sleep(time.Hour)
+		if got := scrape(t, p); !reflect.DeepEqual(got, begun) {
+			t.Errorf("before it was ever measured: %v, not %v", got, begun)
 		}
 		err = nil
 		first := time.Now()

@@ -144,8 +144,8 @@ func (p *plugin) httpHandler() http.Handler {
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", p.metricsHandler())
 	live, ready := p.probes()
-	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, req *http.Request) { answer(w, live(req.Context())) })
-	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, req *http.Request) { answer(w, ready(req.Context())) })
+	mux.HandleFunc("GET /healthz", p.probed("not alive", Live, live))
+	mux.HandleFunc("GET /readyz", p.probed("not ready", Ready, ready))
 	return mux
 }
 
@@ -197,12 +197,16 @@ func (p *plugin) socketAnswers(ctx context.Context) error {
 	return errors.Join(err, c.Close())
 }
 
-func answer(w http.ResponseWriter, err error) {
-	if err != nil {
-		http.Error(w, err.Error(), http.StatusServiceUnavailable)
-		return
+// probed answers anyone whether a check fails, and not why: an error may name paths.
+func (p *plugin) probed(bad, probe string, check func(context.Context) error) http.HandlerFunc {
+	bad = fmt.Sprintf("%s: `%s probe %s` says why", bad, p.options.program(), probe)
+	return func(w http.ResponseWriter, req *http.Request) {
+		if check(req.Context()) != nil {
+			http.Error(w, bad, http.StatusServiceUnavailable)
+			return
+		}
+		_, _ = w.Write([]byte("ok\n")) // the client may have gone
 	}
-	_, _ = w.Write([]byte("ok\n")) // the client may have gone
 }
 
 // statusHandler serves the status socket, which only root may use (listenUnix).

@@ -72,10 +72,16 @@ func askStage(t *testing.T, s *store.Store, id string) {
 	require.NoError(t, err)
 }
 
+// get asks the HTTP endpoint.
 func (p *plugin) get(t *testing.T, path string) (int, string) {
 	t.Helper()
+	return get(t, p.httpHandler(), path)
+}
+
+func get(t *testing.T, from http.Handler, path string) (int, string) {
+	t.Helper()
 	w := httptest.NewRecorder()
-	p.httpHandler().ServeHTTP(w, httptest.NewRequestWithContext(t.Context(), http.MethodGet, path, nil))
+	from.ServeHTTP(w, httptest.NewRequestWithContext(t.Context(), http.MethodGet, path, nil))
 	return w.Code, w.Body.String()
 }
 
@@ -104,7 +110,13 @@ func TestHealthEndpoints(t *testing.T) {
 		}
 		return err
 	}
-	if code, body := p.get(t, "/healthz"); code != http.StatusServiceUnavailable || !strings.Contains(body, "socket") {
+	// Who may use the status socket is told why, and anyone else is not.
+	status := p.statusHandler()
+	if code, body := get(t, status, "/probes/live"); code == http.StatusOK || !strings.Contains(body, strings.TrimPrefix(p.Endpoint, "unix://")) {
+		t.Errorf("nobody serves the CSI socket: %d %q", code, body)
+	}
+	program := p.options.program()
+	if code, body := p.get(t, "/healthz"); code != http.StatusServiceUnavailable || body != "not alive: `"+program+" probe live` says why\n" {
 		t.Errorf("nobody serves the CSI socket: %d %q", code, body)
 	}
 	listener, err := listen(p.Endpoint)
@@ -129,7 +141,10 @@ func TestHealthEndpoints(t *testing.T) {
 	if code, body := p.get(t, "/healthz"); code != http.StatusOK {
 		t.Errorf("without a pool the process is to be killed: %d %q", code, body)
 	}
-	if code, body := p.get(t, "/readyz"); code != http.StatusServiceUnavailable || !strings.Contains(body, p.poolDir()) {
+	if code, body := get(t, status, "/probes/ready"); code == http.StatusOK || !strings.Contains(body, p.poolDir()) {
+		t.Errorf("without a pool: %d %q", code, body)
+	}
+	if code, body := p.get(t, "/readyz"); code != http.StatusServiceUnavailable || body != "not ready: `"+program+" probe ready` says why\n" {
 		t.Errorf("without a pool: %d %q", code, body)
 	}
 	if err := probe(); state.ClassOf(err) != state.FailedPrecondition || !strings.Contains(err.Error(), p.poolDir()) {

@@ -163,7 +163,7 @@ func (c *cluster) atVolumes(cmd *cobra.Command, word string, do func(p plugin, v
 	for _, at := range places {
 		found := false
 		for i, p := range plugins {
-			if at.node == p.node || at.node == "" && all.Nodes[i].Knows(at.volume) {
+			if at.is(all.Nodes[i]) {
 				found = true
 				errs = append(errs, do(p, at.volume))
 			}
@@ -193,9 +193,9 @@ func (c *cluster) orphansCommand() *cobra.Command {
 					errs[i] = fmt.Errorf("node %s: %w", p.node, err)
 				}
 			})
-			for i, p := range plugins {
+			for i, name := range names(plugins) {
 				if errs[i] == nil {
-					fmt.Fprintf(cmd.OutOrStdout(), "Node %s:\n%s", p.node, texts[i].String())
+					fmt.Fprintf(cmd.OutOrStdout(), "Node %s:\n%s", name, texts[i].String())
 				}
 			}
 			return errors.Join(errs...)
@@ -209,8 +209,8 @@ func (c *cluster) reportCommand() *cobra.Command {
 		Use:   "report",
 		Short: "Write the bug report of each node to a file",
 		Long: `report runs csi-node report on each node (or on --node) and writes what it gathers to
-csi-node-report-NODE.tar.gz in a directory. csi-node report --stdout shows on a node
-what is in it.`,
+csi-node-report-NODE.tar.gz in a directory, or csi-node-report-NODE_POD.tar.gz where a
+node has several drivers. csi-node report --stdout shows on a node what is in it.`,
 		Example: `  kubectl csi-node report --node worker-1`,
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -219,16 +219,16 @@ what is in it.`,
 				return err
 			}
 			errs := make([]error, len(plugins))
-			names := make([]string, len(plugins))
+			files := names(plugins)
 			each(plugins, func(i int, p plugin) {
-				names[i] = filepath.Join(dir, "csi-node-report-"+strings.ReplaceAll(p.node, "/", "_")+".tar.gz")
-				if err := c.save(cmd.Context(), p, names[i]); err != nil {
+				files[i] = filepath.Join(dir, "csi-node-report-"+strings.ReplaceAll(files[i], "/", "_")+".tar.gz")
+				if err := c.save(cmd.Context(), p, files[i]); err != nil {
 					errs[i] = fmt.Errorf("node %s: %w", p.node, err)
 				}
 			})
-			for i, name := range names {
+			for i, file := range files {
 				if errs[i] == nil {
-					fmt.Fprintf(cmd.OutOrStdout(), "%s is written.\n", name)
+					fmt.Fprintf(cmd.OutOrStdout(), "%s is written.\n", file)
 				}
 			}
 			return errors.Join(errs...)

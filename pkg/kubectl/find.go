@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+
+	"github.com/csi-node/csi-node/pkg/report"
 )
 
 // The parts of objects of Kubernetes that are read.
@@ -45,8 +47,16 @@ func (p pod) has(container string) bool {
 	return slices.ContainsFunc(p.Spec.Containers, func(c struct{ Name string }) bool { return c.Name == container })
 }
 
-// place is a volume, and the node on which a pod uses it; empty: any.
-type place struct{ volume, node string }
+// place is a volume, and the node and the driver by which a pod uses it; empty: any.
+type place struct{ volume, node, driver string }
+
+// is tells whether the plugin that made a report is asked for the volume.
+func (at place) is(n report.NodeOf) bool {
+	if at.node == "" {
+		return n.Knows(at.volume)
+	}
+	return at.node == n.Name && (at.driver == n.Driver || n.Driver == "") // none: it did not say
+}
 
 // find returns the volumes that a word names: those of a pod, as namespace/name or a
 // name, or else the volume of that id. notes say of which volumes of the pod there is
@@ -69,14 +79,15 @@ func (c *cluster) find(ctx context.Context, word string) (places []place, notes 
 		return nil, nil, err
 	}
 	for _, v := range p.Spec.Volumes {
-		handle, note, err := c.handle(ctx, p, v)
+		at, note, err := c.handle(ctx, p, v)
 		switch {
 		case err != nil:
 			return nil, nil, err
 		case note != "":
 			notes = append(notes, note)
-		case handle != "":
-			places = append(places, place{handle, p.Spec.NodeName})
+		case at.volume != "":
+			at.node = p.Spec.NodeName
+			places = append(places, at)
 		}
 	}
 	if p.Spec.NodeName == "" {
@@ -85,35 +96,35 @@ func (c *cluster) find(ctx context.Context, word string) (places []place, notes 
 	return places, notes, nil
 }
 
-// handle returns the id that a volume of a pod has in its driver; empty: it has none,
-// and the note says why if that is of interest.
-func (c *cluster) handle(ctx context.Context, p pod, v podVolume) (handle, note string, err error) {
+// handle returns the driver of a pod's volume and the id that it has there; empty: it has
+// none, and the note says why if that is of interest.
+func (c *cluster) handle(ctx context.Context, p pod, v podVolume) (at place, note string, err error) {
 	name := ""
 	switch {
 	case v.CSI != nil:
-		return inlineHandle(p.Metadata.UID, v.Name), "", nil
+		return place{volume: inlineHandle(p.Metadata.UID, v.Name), driver: v.CSI.Driver}, "", nil
 	case v.PersistentVolumeClaim != nil:
 		name = v.PersistentVolumeClaim.ClaimName
 	case v.Ephemeral != nil:
 		name = p.Metadata.Name + "-" + v.Name
 	default:
-		return "", "", nil
+		return place{}, "", nil
 	}
 	var of claim
 	if err := c.get(ctx, &of, "persistentvolumeclaim", name, "--namespace="+p.Metadata.Namespace); err != nil {
-		return "", "", err
+		return place{}, "", err
 	}
 	if of.Spec.VolumeName == "" {
-		return "", fmt.Sprintf("Claim %s/%s has no volume yet: `kubectl describe pvc` tells why.", p.Metadata.Namespace, name), nil
+		return place{}, fmt.Sprintf("Claim %s/%s has no volume yet: `kubectl describe pvc` tells why.", p.Metadata.Namespace, name), nil
 	}
 	var pv persistentVolume
 	if err := c.get(ctx, &pv, "persistentvolume", of.Spec.VolumeName); err != nil {
-		return "", "", err
+		return place{}, "", err
 	}
 	if pv.Spec.CSI == nil {
-		return "", "", nil // of another kind of storage
+		return place{}, "", nil // of another kind of storage
 	}
-	return pv.Spec.CSI.VolumeHandle, "", nil
+	return place{volume: pv.Spec.CSI.VolumeHandle, driver: pv.Spec.CSI.Driver}, "", nil
 }
 
 // inlineHandle returns the id that kubelet gives to an inline volume of a pod

@@ -45,7 +45,7 @@ func (c *cluster) addFlags(cmd *cobra.Command) {
 	f := cmd.PersistentFlags()
 	f.StringVarP(&c.namespace, "namespace", "n", "", "namespace of a pod that is named without one (default: that of the context)")
 	f.StringVar(&c.node, "node", "", "only this node")
-	f.StringVarP(&c.selector, "selector", "l", "app.kubernetes.io/name=csi-node", "label selector of the plugin's pods, in whatever namespace they are")
+	f.StringVarP(&c.selector, "selector", "l", "app.kubernetes.io/part-of=csi-node", "label selector of the plugin's pods, in whatever namespace they are")
 	f.StringVar(&c.container, "container", "csi-node", "container of the plugin in its pods")
 	f.StringVar(&c.command, "command", "csi-node", "program to run there")
 	f.DurationVar(&c.nodeTimeout, "node-timeout", 30*time.Second, "how long to wait for each node")
@@ -117,6 +117,23 @@ func (c *cluster) plugins(ctx context.Context) ([]plugin, error) {
 	}
 	slices.SortFunc(all, func(a, b plugin) int { return cmp.Or(cmp.Compare(a.node, b.node), cmp.Compare(a.name, b.name)) })
 	return all, nil
+}
+
+// names returns what each plugin is called: its node, and its pod, too, where a node has
+// the plugins of several drivers.
+func names(plugins []plugin) []string {
+	on := map[string]int{}
+	for _, p := range plugins {
+		on[p.node]++
+	}
+	all := make([]string, len(plugins))
+	for i, p := range plugins {
+		all[i] = p.node
+		if on[p.node] > 1 {
+			all[i] += "/" + p.name
+		}
+	}
+	return all
 }
 
 // run runs csi-node in its pod on a node.

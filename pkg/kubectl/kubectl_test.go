@@ -13,7 +13,7 @@ import (
 
 // fakeKubectl is a kubectl of a cluster with two nodes that have csi-node, of which b
 // does not answer if the file "silent" is there, nor lists PersistentVolumes if "forbidden"
-// is. It notes how it was called.
+// is. It notes how it was called. Another driver's plugin is plugin-c, on node a.
 const fakeKubectl = `#!/bin/sh
 echo "$*" >> "$FAKE/calls"
 case "$*" in
@@ -43,6 +43,12 @@ case "$*" in
 	*status*) echo '{"running":true,"driver":"x","volumes":[{"volume":"vol-1","device":"x","parts":[{"part":"target /y","pod":"default/writer","asked":"published","is":"settled"}]}]}' ;;
 	*"explain --output=json"*) echo "{\"volume\":\"$*\"}" ;;
 	*) echo "a says: $*" ;;
+	esac ;;
+*"exec --namespace=csi-node plugin-c "*)
+	case "$*" in
+	*status*) echo '{"running":true,"driver":"y","volumes":[]}' ;;
+	*explain*) echo "there is no such volume" >&2; exit 1 ;;
+	*) echo "c says: $*" ;;
 	esac ;;
 *)
 	echo "what is $*?" >&2; exit 1 ;;
@@ -88,7 +94,7 @@ func TestStatus(t *testing.T) {
 	calls, err := os.ReadFile(filepath.Join(dir, "calls"))
 	require.NoError(t, err)
 	for call := range strings.Lines(string(calls)) {
-		if !strings.HasPrefix(call, "--context=c1 ") {
+		if !strings.HasPrefix(call, "--context=c1 ") || strings.Contains(call, "get pods ") && !strings.Contains(call, " --selector=app.kubernetes.io/part-of=csi-node ") {
 			t.Errorf("called was kubectl %s", call)
 		}
 	}
@@ -154,6 +160,22 @@ func TestOrphansAndReport(t *testing.T) {
 	}
 	if _, err := os.Stat(filepath.Join(dir, "csi-node-report-b.tar.gz")); !os.IsNotExist(err) {
 		t.Errorf("a half report is left (%v)", err)
+	}
+}
+
+// The selector finds the plugins of all drivers, of which a node may have several.
+func TestTwoDriversOnANode(t *testing.T) {
+	dir := fake(t)
+	const second = `{"metadata":{"name":"plugin-c","namespace":"csi-node"},"spec":{"nodeName":"a","containers":[{"name":"csi-node"}]},"status":{"phase":"Running"}},`
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "plugins"), []byte(strings.Replace(pods, "[", "["+second, 1)), 0o600))
+	if out, _, err := run(t, "explain", "writer"); err != nil || strings.Count(out, "On node a: ") != 2 {
+		t.Errorf("explain prints (%v)\n%s", err, out)
+	}
+	if out, _, err := run(t, "orphans"); err != nil || !strings.Contains(out, "Node a/plugin-a:\na says") || !strings.Contains(out, "Node a/plugin-c:\nc says") || !strings.Contains(out, "Node b:\n") {
+		t.Errorf("orphans prints (%v)\n%s", err, out)
+	}
+	if out, _, err := run(t, "report", "--directory", dir); err != nil || strings.Count(out, "is written") != 3 || !strings.Contains(out, "csi-node-report-a_plugin-c.tar.gz") {
+		t.Errorf("report prints (%v)\n%s", err, out)
 	}
 }
 

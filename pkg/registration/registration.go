@@ -63,18 +63,13 @@ func (r *Registrar) Status() Status {
 
 // Run serves until ctx ends. Then it removes the socket, and kubelet unregisters the
 // plugin. A socket or a directory that somebody removes is created again, so that a
-// kubelet that restarts finds it.
-func (r *Registrar) Run(ctx context.Context) error {
-	watcher, err := fsnotify.NewWatcher()
-	if err != nil {
-		return fmt.Errorf("registration: watch %s: %w", r.cfg.Dir, err)
-	}
+// kubelet that restarts finds it. Whatever fails is tried again.
+func (r *Registrar) Run(ctx context.Context) {
 	for ctx.Err() == nil {
-		if err := r.serve(ctx, watcher); err != nil && ctx.Err() == nil {
+		if err := r.serve(ctx); err != nil && ctx.Err() == nil {
 			r.fail(ctx, err)
 		}
 	}
-	return watcher.Close()
 }
 
 // retryTime is the pause after serving failed.
@@ -96,10 +91,15 @@ func (r *Registrar) fail(ctx context.Context, err error) {
 }
 
 // serve serves on one socket until that is removed or ctx ends.
-func (r *Registrar) serve(ctx context.Context, watcher *fsnotify.Watcher) error {
+func (r *Registrar) serve(ctx context.Context) error {
 	if err := os.MkdirAll(r.cfg.Dir, 0o750); err != nil {
 		return err
 	}
+	watcher, err := fsnotify.NewWatcher()
+	if err != nil { // EMFILE: others have all instances of inotify that the user may have
+		return fmt.Errorf("watch %s: %w", r.cfg.Dir, err)
+	}
+	defer watcher.Close()
 	// Watching the parent notices when the directory itself is removed.
 	for _, dir := range []string{filepath.Dir(r.cfg.Dir), r.cfg.Dir} {
 		if err := watcher.Add(dir); errors.Is(err, os.ErrNotExist) {

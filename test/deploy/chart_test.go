@@ -19,6 +19,8 @@ func TestChartIsKustomize(t *testing.T) {
 	for name, dir := range overlays(t) {
 		same(t, name, kustomize(t, dir), helm(t, usual, read(t, filepath.Join(dir, "values.yaml"))))
 	}
+	both := "kubeletDir: /var/lib/k0s/kubelet\nselfRegistration: true"
+	same(t, "kubelet-root over self-registration", kustomize(t, over(t, "kubelet-root", "self-registration")), helm(t, usual, both))
 	added := slices.DeleteFunc(helm(t, usual, monitored), func(o object) bool {
 		return slices.ContainsFunc(helm(t, usual, ""), func(p object) bool { return o.key() == p.key() })
 	})
@@ -150,6 +152,11 @@ func TestSchema(t *testing.T) {
 		`kubeletDir: ""`,
 		"pool: {size: 1Gi}",
 		"pool: {reserve: much}",
+		"pool: {dir: mnt/fast}",
+		"pool: {dir: /data}", // its parent would be mounted over the container's root
+		"pool: {dir: /data/..}",
+		"pool: {dir: /./data}",
+		"pool: {dir: /mnt/fast/}",
 		"storageClasses: [{parameters: {}}]",
 		"storageClasses: [{name: a, suffix: b}]",
 		"storageClasses: [{name: a, reclaimPolicy: Keep}]",
@@ -210,7 +217,7 @@ commonLabels: {team: storage}
 driver: {name: fast.example, maxVolumesPerNode: 1000000, heal: false, logLevel: 4, loggingFormat: json}
 kubeletDir: /data/kubelet
 selfRegistration: true
-pool: {dir: /mnt/fast/pool, reserve: 1%}
+pool: {dir: /mnt/fast, reserve: 1%}
 inline: {maxSize: "0", maxTotal: "0"}
 storageClasses:
   - {name: fast, parameters: {provisioning: thin, overcommit: 1.5}, mountOptions: [noatime], allowVolumeExpansion: false, volumeBindingMode: Immediate,
@@ -253,7 +260,7 @@ func TestValues(t *testing.T) {
 			"image: mirror.example:5000/csi-node/csi-node:v", "image: mirror.example:5000/sig-storage/csi-resizer:v"}, []string{"registry.k8s.io", "ghcr.io"}},
 		{everything, []string{
 			"image: r.example/x/csi-node:v9@sha256:0000", "imagePullPolicy: Always", "team: storage", "--endpoint=unix://$(CSI_NODE_KUBELET_DIR)/plugins/fast.example/csi.sock",
-			"--driver-name=fast.example", "--lib-dir=/var/lib/fast.example", "--pool-dir=/mnt/fast/pool", "path: /mnt/fast, type: Directory", "--max-volumes-per-node=1000000",
+			"--driver-name=fast.example", "--lib-dir=/var/lib/fast.example", "--pool-dir=/mnt/fast", "mountPath: /mnt, mountPropagation: HostToContainer", "path: /mnt, type: Directory", "--max-volumes-per-node=1000000",
 			"--heal=false", "--v=4", "--logging-format=json", "--v=5", "--pool-reserve=1%", "--inline-max-size=0", "--http-endpoint=:9000", "CSI_NODE_STATE_DIR, value: /run/fast.example",
 			"provisioner: fast.example", `overcommit: "1.5"`, "allowVolumeExpansion: false", "volumeBindingMode: Immediate", `is-default-class: "true"`, "noatime",
 			"name: first", "name: more", "disk: fast", "maxUnavailable: 3", "minReadySeconds: 5", "terminationGracePeriodSeconds: 60", "revisionHistoryLimit: 0", "hostNetwork: true",
@@ -277,6 +284,18 @@ func TestValues(t *testing.T) {
 			if strings.Contains(text, words) {
 				t.Errorf("with %s there is %q in\n%s", test.values, words, text)
 			}
+		}
+	}
+}
+
+// TestPodsAreFound: all pods of the plugin have the label by which `kubectl csi-node` looks for them, whatever the release.
+func TestPodsAreFound(t *testing.T) {
+	for where, objects := range made(t) {
+		if where == "monitoring" {
+			continue
+		}
+		if label := daemonSet(t, objects).at("spec", "template", "metadata", "labels", "app.kubernetes.io/part-of"); label != "csi-node" {
+			t.Errorf("%s: the pods are part of %v", where, label)
 		}
 	}
 }

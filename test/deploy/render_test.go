@@ -136,6 +136,21 @@ func overlays(t testing.TB) map[string]string {
 	return all
 }
 
+// over returns a copy of an overlay with another one in the place of the base.
+func over(t testing.TB, name, below string) string {
+	t.Helper()
+	dir := t.TempDir()
+	if err := os.CopyFS(dir, os.DirFS(root)); err != nil {
+		t.Fatal(err)
+	}
+	overlay := filepath.Join(dir, "overlays", name)
+	file := filepath.Join(overlay, "kustomization.yaml")
+	if err := os.WriteFile(file, []byte(strings.Replace(read(t, file), "../../base", "../"+below, 1)), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return overlay
+}
+
 func read(t testing.TB, path string) string {
 	t.Helper()
 	text, err := os.ReadFile(path)
