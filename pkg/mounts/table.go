@@ -74,6 +74,8 @@ func (e entry) mount() state.Mount {
 	case filesystem.HasOwnNumber(e.fsType):
 		if number, ok := blockNumber(e.source); ok {
 			m.Device = number
+		} else if strings.HasPrefix(e.source, "/dev/") {
+			m.Pulled = true
 		}
 	}
 	return m

@@ -150,3 +150,30 @@ func TestContradictingSize(t *testing.T) {
 		}
 	})
 }
+
+// Whoever asks for a size after the store was lost names no layer, and gets the bytes that
+// were asked for all the same: what the layer takes is added to them.
+func TestGrowthOfALayerAfterLostStore(t *testing.T) {
+	bubble(t, func(h *harness) {
+		v := h.volume("v")
+		h.k.with(func() { v.layer = &fakeLayer{} })
+		h.p.r.Remember("v", map[string]string{layerKey: rightKey})
+		h.ok(stage("v", stageXFS, stageLayer))
+		h.lose()
+		h.p.r.Remember("v", map[string]string{layerKey: rightKey})
+		for _, bytes := range []int64{2 * gib, 2*gib + 1, 3 * gib} {
+			got, err := h.p.r.EnsureSize(context.Background(), "v", func(v *state.Volume) error {
+				c := mountCapability()
+				c.FSType = "xfs"
+				if err := v.Presume(stagePath("v"), c, nil, time.Now()); err != nil {
+					return err
+				}
+				return v.AskSize(bytes, bytes+4096, time.Now())
+			})
+			if err != nil || got < bytes || got > bytes+4096 || v.contents.Size != got {
+				t.Errorf("asked for %d bytes, it has %d, and a file system of %d (%v)", bytes, got, v.contents.Size, err)
+			}
+		}
+		h.atRest("v")
+	})
+}

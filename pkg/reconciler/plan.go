@@ -245,7 +245,14 @@ func (p *planner) unseenDevice() Verdict {
 
 // ours reports whether a mount is of the volume's device or of its view.
 func (p *planner) ours(m state.Mount) bool {
-	return m.Is(p.have.Device.Number) || m.Is(p.have.View.Number) || p.have.Source.Is(m)
+	return m.Is(p.have.Device.Number) || m.Is(p.have.View.Number) || p.have.Source.Is(m) || p.oursPulled(m)
+}
+
+// oursPulled reports whether a mount at a path of the volume, whose device has gone, is of
+// a device that has gone: a file system with a number of its own does not tell which.
+func (p *planner) oursPulled(m state.Mount) bool {
+	s, d := p.want.Stage, p.have.Device
+	return m.Pulled && m.Root == "/" && s != nil && s.Capability.FSType == m.FSType && d.State == state.DeviceAbsent && d.Number != state.DeviceNumber{}
 }
 
 // oursAt is ours for a target, which remembers the number of its device node.

@@ -40,6 +40,36 @@ func TestPlanSizeWithinItsLimit(t *testing.T) {
 	}
 }
 
+// A file system that has a number of its own does not tell any more which disk it was on,
+// once that was pulled: at the volume's path it is the volume's, if its disk is gone, too.
+func TestPlanPulledDisk(t *testing.T) {
+	pulled := state.Mount{Device: state.DeviceNumber{Minor: 40}, FSType: "btrfs", Source: "/dev/sdb", Root: "/", Pulled: true}
+	gone := state.Device{State: state.DeviceAbsent, Number: state.DeviceNumber{Major: 8, Minor: 16}}
+	for name, tt := range map[string]struct {
+		change func(*state.Mount, *state.Device)
+		ours   bool
+	}{
+		"pulled":            {func(*state.Mount, *state.Device) {}, true},
+		"never attached":    {func(_ *state.Mount, d *state.Device) { d.Number = state.DeviceNumber{} }, false},
+		"another type":      {func(m *state.Mount, _ *state.Device) { m.FSType = "zfs" }, false},
+		"a part of another": {func(m *state.Mount, _ *state.Device) { m.Root = "/directory" }, false},
+		"its disk is there": {func(m *state.Mount, _ *state.Device) { m.Pulled = false }, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			m, d := pulled, gone
+			tt.change(&m, &d)
+			stage := &state.Stage{Path: "/k/stage", Capability: state.Capability{Access: state.MountAccess, FSType: "btrfs"}}
+			stage.Gone = true
+			plan := reconciler.MakePlan(&state.Volume{ID: "v", Stage: stage}, state.Actual{
+				Device: d, Stage: state.Mountpoint{File: state.Directory, Mounts: []state.Mount{m}}, View: state.Device{State: state.DeviceAbsent},
+			})
+			if unmounts := slices.Contains(plan.Steps, reconciler.Step{Action: reconciler.Unmount, Part: state.StagePart()}); unmounts != tt.ours {
+				t.Errorf("steps %v, %+v", plan.Steps, plan.Verdicts)
+			}
+		})
+	}
+}
+
 // BenchmarkMakePlan plans for a volume at rest with two targets, which is what
 // a republish and a resync cost.
 func BenchmarkMakePlan(b *testing.B) {

@@ -250,6 +250,7 @@ type Mount struct {
 	Attributes    Attributes
 	Options       string // of the superblock, as the kernel shows them, separated by commas
 	SuperReadOnly bool   // the superblock refuses writes, whatever the attributes say
+	Pulled        bool   // the block device has gone, and Device is the file system's own number
 	Corrupt       bool   // looking at its root fails with ESTALE, ENOTCONN, EIO or the like
 }
 

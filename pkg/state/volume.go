@@ -322,8 +322,8 @@ type Size struct {
 // sizeUnit is what sizes are rounded up to, in bytes: the largest sector size.
 const sizeUnit = 4096
 
-// Rounded returns the size in bytes to which a volume with fewer than Bytes grows.
-func (z *Size) Rounded() int64 { return (z.Bytes + sizeUnit - 1) / sizeUnit * sizeUnit }
+// RoundUp returns the size in bytes to which a volume grows that is to have so many.
+func RoundUp(bytes int64) int64 { return (bytes + sizeUnit - 1) / sizeUnit * sizeUnit }
 
 // Empty reports whether nothing is left to do or to keep for the volume.
 func (v *Volume) Empty() bool { return v.Stage == nil && len(v.Targets) == 0 }

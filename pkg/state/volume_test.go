@@ -147,7 +147,7 @@ func TestParts(t *testing.T) {
 
 func TestRoundedSize(t *testing.T) {
 	for bytes, want := range map[int64]int64{1: 4096, 4096: 4096, 4097: 8192, 1 << 62: 1 << 62} {
-		if got := (&Size{Bytes: bytes}).Rounded(); got != want {
+		if got := RoundUp(bytes); got != want {
 			t.Errorf("%d bytes are rounded to %d", bytes, got)
 		}
 	}

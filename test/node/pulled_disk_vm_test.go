@@ -1,0 +1,79 @@
+//go:build vm
+
+package node
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/csi-node/csi-node/test/harness"
+)
+
+// A disk that is pulled while its volume is in use, and whose node goes with it: the volume
+// is taken down, and set up again when the disk is back.
+func TestPulledDisk(t *testing.T) {
+	if out, err := exec.Command("modprobe", "scsi_debug", "dev_size_mb=160").CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	t.Cleanup(func() {
+		if out, err := exec.Command("modprobe", "--remove", "scsi_debug").CombinedOutput(); err != nil {
+			t.Errorf("%v: %s", err, out)
+		}
+	})
+	host, err := filepath.Glob("/sys/bus/pseudo/drivers/scsi_debug/adapter0/host*")
+	must(t, err)
+	if len(host) != 1 {
+		t.Fatalf("hosts: %q", host)
+	}
+	rescan := filepath.Join("/sys/class/scsi_host", filepath.Base(host[0]), "scan")
+	plug := func() (name string) {
+		t.Helper()
+		must(t, os.WriteFile(rescan, []byte("- - -"), 0))
+		harness.Eventually(t, "the disk is there", func() bool {
+			found, err := filepath.Glob(host[0] + "/target*/*/block/*")
+			must(t, err)
+			if len(found) == 1 {
+				name = filepath.Base(found[0])
+			}
+			return name != ""
+		})
+		return name
+	}
+	for _, fsType := range []string{"ext4", "btrfs"} {
+		t.Run(fsType, func(t *testing.T) {
+			p, o, _ := disks(t, harness.Options{})
+			p.Start(o)
+			ctx, name := t.Context(), plug()
+			wwid, err := os.ReadFile(fmt.Sprintf("/sys/block/%s/device/wwid", name))
+			must(t, err)
+			must(t, exec.Command("wipefs", "-aq", "/dev/"+name).Run())
+			must(t, exec.Command("blkdiscard", "-f", "-z", "/dev/"+name).Run())
+			v := harness.NewVolume(t, p, "a-disk-"+fsType, harness.Shared(fsType))
+			v.Context = map[string]string{"backend": "disk", "wwid": strings.TrimSpace(string(wwid))}
+			pod := v.Target("pod")
+			must(t, v.Up(ctx, pod))
+			write(t, filepath.Join(pod, "file"), "kept")
+			must(t, exec.Command("sync", "--file-system", pod).Run())
+			must(t, os.WriteFile(fmt.Sprintf("/sys/block/%s/device/delete", name), []byte("1"), 0))
+			harness.Eventually(t, "the node of the disk is gone", func() bool {
+				_, err := os.Lstat("/dev/" + name)
+				return os.IsNotExist(err)
+			})
+			must(t, v.Unpublish(ctx, pod))
+			mustBeGone(t, pod)
+			must(t, v.Unstage(ctx))
+			mustBeBare(t, p, v.Staging)
+			mustHaveNoRecord(t, p)
+
+			name = plug()
+			must(t, v.Up(ctx, pod))
+			mustRead(t, filepath.Join(pod, "file"), "kept")
+			must(t, v.Down(ctx, pod))
+			mustBeFree(t, "/dev/"+name)
+		})
+	}
+}
