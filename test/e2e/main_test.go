@@ -9,7 +9,10 @@ import (
 	"testing"
 )
 
-var hold = flag.Bool("hold", false, "keep the cluster after the tests until interrupted")
+var (
+	hold   = flag.Bool("hold", false, "keep the cluster after the tests until interrupted")
+	rounds = flag.Int("rounds", 1, "how often TestManyPods starts and ends its pods")
+)
 
 // the is the cluster of all tests.
 var the *cluster

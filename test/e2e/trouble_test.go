@@ -129,12 +129,12 @@ func TestEventsTellWhatToDo(t *testing.T) {
 	})
 }
 
-// TestManyPods: thirty pods with a volume each start and end together, three times, and leave nothing. What the volumes cost is
-// printed, against the same pods with emptyDir.
+// TestManyPods: thirty pods with a volume each start and end together, and leave nothing. What the volumes cost is printed,
+// against the same pods with emptyDir.
 func TestManyPods(t *testing.T) {
 	const n = 30
 	s := newSpace(t)
-	for round := range 3 {
+	for round := range *rounds {
 		empty := s.startTogether(n, func(name string) []string {
 			return []string{podOf(name, idle, "volumeMounts: [{name: data, mountPath: /data}]", "volumes: [{name: data, emptyDir: {}}]")}
 		})

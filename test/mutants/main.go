@@ -15,7 +15,7 @@ import (
 )
 
 // parallel is how many mutants run at a time.
-const parallel = 2
+const parallel = 4
 
 func main() {
 	all := flag.Bool("all", false, "run all tests of a package and name all that fail, to find those that kill a mutant")
