@@ -59,7 +59,7 @@ type Info struct {
 
 // Identity is the identity that says best which device it is, such as "wwid:naa.6001405…";
 // "" when the device tells nothing. It stays the same wherever the device is
-// plugged in, and until it is given another.
+// plugged in, and until it is given another; or a kernel tells more of it: see Has.
 func (i Info) Identity() string {
 	for _, kind := range IdentityKinds {
 		if value := i.Identities[kind]; value != "" {
@@ -67,6 +67,13 @@ func (i Info) Identity() string {
 		}
 	}
 	return ""
+}
+
+// Has reports whether the device has an identity that Identity told before. It may tell a
+// better one by now.
+func (i Info) Has(identity string) bool {
+	kind, value, _ := strings.Cut(identity, ":")
+	return value != "" && i.Identities[IdentityKind(kind)] == value
 }
 
 // Is reports whether the device has an identity, however it is spelled.

@@ -83,7 +83,7 @@ func TestInfo(t *testing.T) {
 	})
 	identities := map[string]struct{ identity, others string }{
 		"8:0":   {"wwid:naa.6001405a0b", "serial:ab_12"},
-		"8:1":   {"partUUID:abcd-01", ""},
+		"8:1":   {"partUUID:abcd-01", "serial:ab_12-part1@2048 wwid:naa.6001405a0b-part1@2048"},
 		"8:2":   {"wwid:naa.6001405a0b-part2@4096", "serial:ab_12-part2@4096"},
 		"8:16":  {"wwid:naa.6001405a66778899", ""},
 		"8:32":  {"wwid:t10.LIO-ORG_disk", ""},
@@ -111,6 +111,28 @@ func TestInfo(t *testing.T) {
 		}
 	}
 
+	for _, c := range []struct {
+		kind        IdentityKind
+		value, want string
+	}{
+		{WWID, "naa.6001405a0b", "8:0"}, // and not its partitions
+		{PartUUID, "ABCD-01", "8:1"},
+		{WWID, "naa.6001405a0b-part1@2048", "8:1"}, // as kernels before 6.13 tell it
+		{Serial, "ab 12", "8:0"},
+	} {
+		var found []string
+		for _, number := range numbers {
+			info, err := s.infoOf(number)
+			require.NoError(t, err)
+			if info.Is(c.kind, c.value) {
+				found = append(found, number.String())
+			}
+		}
+		if strings.Join(found, " ") != c.want {
+			t.Errorf("%s %q is %q, want %s", c.kind, c.value, found, c.want)
+		}
+	}
+
 	disk, err := s.infoOf(state.DeviceNumber{Major: 8})
 	require.NoError(t, err)
 	if disk.Size != 4<<20 || disk.SectorSize != 4096 || !disk.ReadOnly || disk.Sequence != 7 || disk.Path != "/dev/sda" || disk.Partition != 0 ||
@@ -124,6 +146,17 @@ func TestInfo(t *testing.T) {
 	}
 	if _, err := s.infoOf(state.DeviceNumber{Major: 1}); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("a device that is not there: %v", err)
+	}
+}
+
+func TestHas(t *testing.T) {
+	info := Info{Identities: map[IdentityKind]string{PartUUID: "abcd-01", NGUID: "0025-part1@8"}}
+	for identity, want := range map[string]bool{
+		info.Identity(): true, "nguid:0025-part1@8": true, "nguid:0025": false, "serial:0025-part1@8": false, "serial:": false, "nguid": false, "": false,
+	} {
+		if has := info.Has(identity); has != want {
+			t.Errorf("%q: %t", identity, has)
+		}
 	}
 }
 

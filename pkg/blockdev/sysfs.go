@@ -151,10 +151,7 @@ func (e *entry) identify() error {
 	}
 	if e.Partition != 0 {
 		e.add(PartUUID, values["PARTUUID"]) // Linux 6.13
-		if e.Identities[PartUUID] == "" {
-			return e.identifyByDisk()
-		}
-		return nil
+		return e.identifyByDisk()
 	}
 	for _, file := range []struct {
 		kind IdentityKind
@@ -190,8 +187,9 @@ func (e *entry) identify() error {
 	return nil
 }
 
-// identifyByDisk is for kernels that do not tell a partition's own UUID: a
-// partition is the one of its disk that begins at that place.
+// identifyByDisk adds what kernels tell that do not tell a partition's own UUID: it is the
+// one of its disk that begins at that place. Others tell both, so that a volume is the same
+// partition after an upgrade of the kernel.
 func (e *entry) identifyByDisk() error {
 	disk := entry{Info: Info{Name: e.Parent, Identities: map[IdentityKind]string{}}, dir: e.disk, disk: e.disk}
 	if err := disk.identify(); err != nil {

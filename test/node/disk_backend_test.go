@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 
+	"github.com/csi-node/csi-node/pkg/blockdev"
 	"github.com/csi-node/csi-node/pkg/driver"
 	"github.com/csi-node/csi-node/test/harness"
 	"github.com/csi-node/csi-node/test/machine"
@@ -343,12 +344,12 @@ func TestDiskIsNoLoopDeviceOfThePool(t *testing.T) {
 // A volume whose notes are lost is taken down, and staged again.
 func TestDiskNotesAreLost(t *testing.T) {
 	t.Parallel()
-	for _, fsType := range []string{"ext4", ""} {
+	for _, fsType := range []string{"ext4", "btrfs", ""} {
 		t.Run(fsType, func(t *testing.T) {
 			p, o, r := disks(t, harness.Options{})
 			p.Start(o)
 			ctx := t.Context()
-			node, _ := r.disk("disk", 32*mib)
+			node, _ := r.disk("disk", smallest(fsType))
 			v := onDisk(p, t, "a-disk", node, fsType)
 			pod := v.Target("pod")
 			must(t, v.Up(ctx, pod))
@@ -363,6 +364,41 @@ func TestDiskNotesAreLost(t *testing.T) {
 			mustBeFree(t, node)
 			must(t, v.Stage(ctx))
 			must(t, v.Unstage(ctx))
+		})
+	}
+}
+
+// A disk that was pulled comes back when another one has its number, and is staged all the same.
+func TestDiskNumberIsGivenAway(t *testing.T) {
+	t.Parallel()
+	for _, fsType := range []string{"ext4", "btrfs"} {
+		t.Run(fsType, func(t *testing.T) {
+			p, o, r := disks(t, harness.Options{})
+			p.Start(o)
+			ctx := t.Context()
+			node, file := r.disk("disk", smallest(fsType))
+			info, err := blockdev.Look(node)
+			must(t, err)
+			v := onDisk(p, t, "pulled", node, fsType)
+			v.Context = map[string]string{"backend": "disk", "loop": info.Identities[blockdev.Backing]}
+			must(t, v.Stage(ctx))
+			write(t, filepath.Join(v.Staging, "file"), "kept")
+			must(t, exec.Command("losetup", "--detach", node).Run()) // it goes with the mount
+			must(t, v.Unstage(ctx))
+			machine.AwaitDetached(node)
+
+			other := filepath.Join(r.dir, "other")
+			must(t, os.WriteFile(other, nil, 0o600))
+			must(t, os.Truncate(other, smallest(fsType)))
+			must(t, exec.Command("losetup", node, other).Run())
+			w := onDisk(p, t, "other", node, fsType)
+			must(t, w.Stage(ctx))
+			r.plug(file)
+			must(t, v.Stage(ctx))
+			mustRead(t, filepath.Join(v.Staging, "file"), "kept")
+			must(t, v.Unstage(ctx))
+			must(t, w.Unstage(ctx))
+			mustBeFree(t, node)
 		})
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 	"k8s.io/klog/v2"
 
@@ -82,7 +83,7 @@ func (b *Backend) take(ctx context.Context, v devices.Volume, c claim, s spec, i
 	if err := same(c, s, info); err != nil {
 		return err
 	}
-	held := c.Attached.is(info)
+	held := c.is(info)
 	if held && info.ReadOnly == readOnly {
 		return nil
 	}
@@ -98,13 +99,13 @@ func (b *Backend) take(ctx context.Context, v devices.Volume, c claim, s spec, i
 	}
 	defer closeAfter(f, &err)
 	switch {
-	case len(now.Partitions) > 0 && (c.Volume == "" || c.Identity != now.Identity()): // those of a disk that it had are its pods', as a virtual machine's
+	case len(now.Partitions) > 0 && (c.Volume == "" || c.Identity != c.identityOf(now)): // those of a disk that it had are its pods', as a virtual machine's
 		return state.Errorf(state.FailedPrecondition, "%s has the partitions %s: name one of them, or remove them if the whole disk is to be the volume", now.Path, strings.Join(now.Partitions, ", "))
 	case len(now.Holders) > 0:
 		return state.Errorf(state.FailedPrecondition, "%s is in use: %s", now.Path, users(ctx, now))
 	}
-	taken := claimOf(v, s, now)
-	taken.Attached = &attachment{Boot: b.boot, Number: now.Number, Sequence: now.Sequence, ReadOnly: readOnly && (!now.ReadOnly || held && c.Attached.ReadOnly)}
+	taken := claimOf(v, s, c.identityOf(now))
+	taken.Attached = &attachment{Boot: b.boot, Number: now.Number, Path: now.Path, Sequence: now.Sequence, ReadOnly: readOnly && (!now.ReadOnly || held && c.Attached.ReadOnly)}
 	if err := b.claims.Write(v.ID, taken); err != nil { // before anything is set, so that Detach knows of it
 		return err
 	}
@@ -130,27 +131,20 @@ func (b *Backend) free(v devices.Volume, c claim, info blockdev.Info) error {
 		if id == v.ID {
 			continue
 		}
-		if part, err := blockdev.InfoOf(other.Attached.Number); err == nil && other.Attached.is(part) && part.Disk == info.Disk && (part.Partition == 0) != (info.Partition == 0) {
+		if part, err := blockdev.InfoOf(other.Attached.Number); err == nil && other.is(part) && part.Disk == info.Disk && (part.Partition == 0) != (info.Partition == 0) {
 			return state.Errorf(state.FailedPrecondition, "%s is in use: it is of the same disk as %s, which is the volume %s on this node. Unstage that one first, or name another disk", info.Path, part.Path, id)
 		}
-		if other.Attached.is(info) || other.Identity != "" && other.Identity == info.Identity() && stands(other.Attached) {
+		if other.is(info) || info.Has(other.Identity) && other.stands() {
 			return state.Errorf(state.FailedPrecondition, "%s is the volume %s on this node (there as the device %s): a disk is one volume at a time. Unstage that one first, or name another disk", info.Path, id, other.Attached.Number)
 		}
 	}
-	if c.Attached == nil || c.Attached.is(info) {
+	if c.Attached == nil || c.is(info) {
 		return nil
 	}
-	if places := mountedAt(c.Attached.Number); len(places) > 0 {
+	if places := c.mountedAt(); len(places) > 0 {
 		return state.Errorf(state.Unavailable, "the disk has come back as %s (%s), and is still mounted as the device %s that it was, at %s: unpublish and unstage the volume first", info.Path, info.Number, c.Attached.Number, strings.Join(places, ", "))
 	}
 	return nil
-}
-
-// stands reports whether a disk is there as it was attached, or is still mounted
-// though it is gone.
-func stands(a *attachment) bool {
-	info, err := blockdev.InfoOf(a.Number)
-	return err == nil && a.is(info) || len(mountedAt(a.Number)) > 0
 }
 
 // open opens a disk that nobody has, and proves that it is the one that was found.
@@ -182,7 +176,7 @@ func openAlone(ctx context.Context, info blockdev.Info, mode int) (*os.File, blo
 	defer again.Stop()
 	for {
 		f, now, err := blockdev.Open(info.Path, mode|unix.O_EXCL)
-		if !errors.Is(err, unix.EBUSY) || len(info.Holders) > 0 || len(mountedAt(info.Number)) > 0 {
+		if !errors.Is(err, unix.EBUSY) || len(info.Holders) > 0 || len(mountedAt(info.Number, info.Path)) > 0 {
 			return f, now, err
 		}
 		select {
@@ -230,7 +224,7 @@ func (b *Backend) Detach(ctx context.Context, v devices.Volume) (err error) {
 	case err != nil, c.Attached == nil: // what a damaged note has said cannot be taken back
 		return nil
 	}
-	if err := b.release(ctx, c.Attached); err != nil {
+	if err := b.release(ctx, c); err != nil {
 		return fmt.Errorf("volume %s: detach: %w", v.ID, err)
 	}
 	c.Attached = nil
@@ -243,9 +237,9 @@ func (b *Backend) Detach(ctx context.Context, v devices.Volume) (err error) {
 	return nil
 }
 
-func (b *Backend) release(ctx context.Context, a *attachment) (err error) {
-	info, err := blockdev.InfoOf(a.Number)
-	if errors.Is(err, os.ErrNotExist) || err == nil && !a.is(info) {
+func (b *Backend) release(ctx context.Context, c claim) (err error) {
+	info, err := blockdev.InfoOf(c.Attached.Number)
+	if errors.Is(err, os.ErrNotExist) || err == nil && !c.is(info) {
 		return nil
 	}
 	if err != nil {
@@ -268,7 +262,7 @@ func (b *Backend) release(ctx context.Context, a *attachment) (err error) {
 	if views := loopsOver(now); len(views) > 0 { // which do not claim it
 		return fmt.Errorf("%s is in use: %s is over it", now.Path, strings.Join(views, ", "))
 	}
-	if a.ReadOnly && a.is(now) {
+	if c.Attached.ReadOnly && c.is(now) {
 		return setReadOnly(f, false)
 	}
 	return nil
@@ -277,7 +271,7 @@ func (b *Backend) release(ctx context.Context, a *attachment) (err error) {
 // users names who has a disk, for error texts, as far as that can be seen.
 func users(ctx context.Context, info blockdev.Info) string {
 	var words []string
-	for _, place := range mountedAt(info.Number) {
+	for _, place := range mountedAt(info.Number, info.Path) {
 		words = append(words, "it is mounted at "+place)
 	}
 	for _, holder := range info.Holders {
@@ -296,7 +290,7 @@ func users(ctx context.Context, info blockdev.Info) string {
 	}
 	for _, name := range info.Partitions {
 		if part, err := blockdev.Look("/dev/" + name); err == nil {
-			for _, place := range mountedAt(part.Number) {
+			for _, place := range mountedAt(part.Number, part.Path) {
 				words = append(words, "its partition "+name+" is mounted at "+place)
 			}
 		}
@@ -321,19 +315,35 @@ func loopsOver(info blockdev.Info) (paths []string) {
 	return paths
 }
 
-// mountedAt returns where a device is mounted in this mount namespace.
-func mountedAt(number state.DeviceNumber) (places []string) {
-	table, err := os.ReadFile("/proc/self/mountinfo")
+// mountedAt returns where a device is mounted in this mount namespace. It may be gone,
+// and its node with it.
+func mountedAt(number state.DeviceNumber, path string) (places []string) {
+	mounts, err := mountinfo.GetMounts(func(m *mountinfo.Info) (skip, stop bool) { return !shows(m, number, path), false })
 	if err != nil {
 		return nil // then the error text lacks the paths
 	}
-	for line := range strings.Lines(string(table)) {
-		if fields := strings.Fields(line); len(fields) > 4 && fields[2] == number.String() {
-			places = append(places, fields[4])
-		}
+	for _, m := range mounts {
+		places = append(places, m.Mountpoint)
 	}
 	slices.Sort(places)
 	return places
+}
+
+// shows reports whether a mount is of the device with the number and the node. A file
+// system with a number of its own, such as btrfs, is known by the node that it was
+// mounted from.
+func shows(m *mountinfo.Info, number state.DeviceNumber, path string) bool {
+	if m.Major != 0 {
+		return m.Major == int(number.Major) && m.Minor == int(number.Minor)
+	}
+	if !strings.HasPrefix(m.Source, "/dev/") {
+		return false
+	}
+	var st unix.Stat_t
+	if err := unix.Stat(m.Source, &st); err != nil { // no other disk has the name as long as it is mounted
+		return m.Source == path
+	}
+	return st.Mode&unix.S_IFMT == unix.S_IFBLK && numberOf(st.Rdev) == number
 }
 
 // boundAt returns where the node of a disk is bound in this mount namespace, as

@@ -71,7 +71,7 @@ func (b *Backend) claimed(ctx context.Context, v devices.Volume, c claim, s spec
 		return err
 	}
 	defer done()
-	if c.Attached.is(info) {
+	if c.is(info) {
 		return state.Errorf(state.FailedPrecondition, "it is attached as %s: unstage it first", info.Path)
 	}
 	if err := b.free(v, c, info); err != nil {

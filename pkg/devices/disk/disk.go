@@ -149,14 +149,53 @@ type claim struct {
 type attachment struct {
 	Boot     string             `json:"boot"` // ends it
 	Number   state.DeviceNumber `json:"number"`
+	Path     string             `json:"path"` // of the device node
 	Sequence uint64             `json:"sequence"`
 	ReadOnly bool               `json:"readOnly"` // Attach has set the read-only mode
 }
 
+// identityOf returns the identity of the volume's disk: that of the claim as long as the disk has
+// it, as the facts about the disk are kept by it, else the best that the disk tells.
+func (c claim) identityOf(info blockdev.Info) string {
+	if info.Has(c.Identity) {
+		return c.Identity
+	}
+	return info.Identity()
+}
+
 // is reports whether the device is the one that was attached, and not another
 // that has its number since.
-func (a *attachment) is(info blockdev.Info) bool {
-	return a != nil && a.Number == info.Number && a.Sequence == info.Sequence
+func (c claim) is(info blockdev.Info) bool {
+	return c.Attached != nil && c.Attached.Number == info.Number && c.Attached.Sequence == info.Sequence && !c.replaced(info)
+}
+
+// replaced reports whether the number of the disk that was attached is another disk's by now:
+// what is mounted from it is not the volume's. What has kept its sequence number was
+// there all the time, whatever it tells now; but a partition has that of its disk, and
+// old kernels tell none.
+func (c claim) replaced(now blockdev.Info) bool {
+	switch {
+	case now.Size == 0, now.Has(c.Identity): // no disk, or the same one again
+		return false
+	case now.Sequence != c.Attached.Sequence:
+		return true
+	}
+	return now.Identity() != c.Identity && (now.Partition != 0 || now.Sequence == 0)
+}
+
+// stands reports whether the disk that was attached is there as it was, or is still
+// mounted though it is gone.
+func (c claim) stands() bool {
+	info, err := blockdev.InfoOf(c.Attached.Number)
+	return err == nil && c.is(info) || len(c.mountedAt()) > 0
+}
+
+// mountedAt returns where the disk that was attached is mounted, though it may be gone.
+func (c claim) mountedAt() []string {
+	if info, err := blockdev.InfoOf(c.Attached.Number); err == nil && c.replaced(info) {
+		return nil
+	}
+	return mountedAt(c.Attached.Number, c.Attached.Path)
 }
 
 // known returns the claim of a volume, without an attachment of an earlier boot, and the
@@ -181,8 +220,8 @@ func (b *Backend) known(v devices.Volume) (c claim, s spec, err error) {
 }
 
 // claimOf returns the claim of a volume on a disk.
-func claimOf(v devices.Volume, s spec, info blockdev.Info) claim {
-	c := claim{Volume: v.ID, Context: map[string]string{}, Identity: info.Identity()}
+func claimOf(v devices.Volume, s spec, identity string) claim {
+	c := claim{Volume: v.ID, Context: map[string]string{}, Identity: identity}
 	if s.path != "" {
 		c.Context[PathKey] = s.path
 	}

@@ -19,6 +19,14 @@ import (
 
 const size = 4 << 20
 
+// smallest returns how many bytes a disk must have for a file system.
+func smallest(fsType string) int64 {
+	if fsType == "btrfs" {
+		return 128 << 20
+	}
+	return size
+}
+
 func TestValidate(t *testing.T) {
 	b := newBackend(t, t.TempDir())
 	type contexts = map[string]string
@@ -138,6 +146,157 @@ func TestDiskComesBackElsewhere(t *testing.T) {
 	if d := attach(t, b, v, false); d.Path != again || d.ReadOnly {
 		t.Errorf("%+v", d)
 	}
+}
+
+// A partition stays what it was for a volume when the kernel begins to tell its UUID (Linux
+// 6.13), or does not tell it any more, and so do the facts about it.
+func TestKernelTellsMoreOfAPartition(t *testing.T) {
+	lib := t.TempDir()
+	_, file := newDisk(t, 8<<20)
+	node, sysfs := newPartition(t, file)
+	second, secondSysfs := newPartition(t, file) // another path to it
+	tell := func(more string) {
+		t.Helper()
+		for node, sysfs := range map[string]string{node: sysfs, second: secondSysfs} {
+			text := "DEVNAME=" + filepath.Base(node) + "\n" + more
+			require.NoError(t, os.WriteFile(filepath.Join(sysfs, filepath.Base(node), "uevent"), []byte(text), 0o600))
+		}
+	}
+	const older, newer = "", "PARTUUID=ABCD-01\n"
+	ctx, v, identity := t.Context(), at("v", node), "serial:abc-part1@2048"
+	tell(older)
+	set := newSet(t, lib)
+	attach(t, set, v, false)
+	require.NoError(t, set.BeginFormat(ctx, v))
+	require.NoError(t, set.EndFormat(ctx, v, "ext4"))
+	for _, kernel := range []string{older, newer, newer, older} {
+		require.NoError(t, set.Detach(ctx, v))
+		tell(kernel)
+		set = newSet(t, lib)
+		if d := want(t, set, v, state.DeviceAbsent); d.Identity != identity || d.Formatted != "ext4" || d.Err != nil {
+			t.Errorf("with %q: %+v", kernel, d)
+		}
+		if d := attach(t, set, v, false); d.Identity != identity || d.Formatted != "ext4" || d.Err != nil {
+			t.Errorf("with %q: %+v", kernel, d)
+		}
+		wantError(t, set.Attach(ctx, at("w", second), false), state.FailedPrecondition, "the volume v")
+	}
+	require.NoError(t, set.Detach(ctx, v))
+
+	tell(newer)
+	if d := attach(t, set, at("w", second), false); d.Identity != "partUUID:abcd-01" {
+		t.Errorf("%+v", d)
+	}
+	require.NoError(t, set.Detach(ctx, at("w", second)))
+	tell(older)
+	wantError(t, set.Attach(ctx, at("w", second), false), state.FailedPrecondition, "partUUID:abcd-01", "another now")
+}
+
+// The number of a disk that was pulled is given to another, whose mounts are not the volume's.
+func TestNumberIsGivenToAnotherDisk(t *testing.T) {
+	node, file := newDisk(t, size)
+	info, err := blockdev.Look(node)
+	require.NoError(t, err)
+	b, v := newBackend(t, t.TempDir()), devices.Volume{ID: "v", Context: map[string]string{"loop": info.Identities[blockdev.Backing]}}
+	attach(t, b, v, false)
+	unplug(t, node)
+
+	other, dir := filepath.Join(t.TempDir(), "other"), t.TempDir()
+	require.NoError(t, os.WriteFile(other, make([]byte, size), 0o600))
+	run(t, "losetup", node, other)
+	run(t, "mkfs.ext4", "-q", node)
+	attach(t, b, at("other", node), false)
+	run(t, "mount", node, dir)
+	t.Cleanup(func() { run(t, "umount", dir) })
+	again := plug(t, file)
+	if d := want(t, b, v, state.DeviceAbsent); d.Number != (state.DeviceNumber{}) {
+		t.Errorf("it is told to be the other disk: %+v", d)
+	}
+	attach(t, b, at("as another volume", again), false)
+	require.NoError(t, b.Detach(t.Context(), at("as another volume", again)))
+	if d := attach(t, b, v, false); d.Path != again {
+		t.Errorf("%+v", d)
+	}
+}
+
+func TestReplaced(t *testing.T) {
+	const it = "it"
+	for name, c := range map[string]struct {
+		identity       string // of the claim
+		before, now    uint64 // sequence numbers
+		tells          string
+		size           int64
+		partition      int
+		replaced, same bool
+	}{
+		"as it was":                          {identity: it, before: 1, now: 1, tells: it, size: 1, same: true},
+		"no medium":                          {identity: it, before: 1, now: 2},
+		"the same one, plugged in again":     {identity: it, before: 1, now: 2, tells: it, size: 1},
+		"another":                            {identity: it, before: 1, now: 2, tells: "other", size: 1, replaced: true},
+		"another, which tells nothing":       {identity: it, before: 1, now: 2, size: 1, replaced: true},
+		"it tells something else":            {identity: it, before: 1, now: 1, tells: "other", size: 1, same: true},
+		"another partition of the disk":      {identity: it, before: 1, now: 1, tells: "other", size: 1, partition: 1, replaced: true},
+		"the same partition":                 {identity: it, before: 1, now: 1, tells: it, size: 1, partition: 1, same: true},
+		"another, on an old kernel":          {identity: it, tells: "other", size: 1, replaced: true},
+		"as it was, on an old kernel":        {identity: it, tells: it, size: 1, same: true},
+		"no identity":                        {before: 1, now: 1, size: 1, same: true},
+		"no identity, plugged in again":      {before: 1, now: 2, size: 1, replaced: true},
+		"no identity, and the kernel is old": {size: 1, same: true},
+		"another, where it told no identity": {before: 1, now: 2, tells: "other", size: 1, replaced: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			had := claim{Attached: &attachment{Sequence: c.before}}
+			if c.identity != "" {
+				had.Identity = "serial:" + c.identity
+			}
+			now := blockdev.Info{Sequence: c.now, Size: c.size, Partition: c.partition, Identities: map[blockdev.IdentityKind]string{blockdev.Serial: c.tells}}
+			if replaced, same := had.replaced(now), had.is(now); replaced != c.replaced || same != c.same {
+				t.Errorf("replaced: %t, the same: %t", replaced, same)
+			}
+		})
+	}
+}
+
+// A disk that is still mounted as what it was is not taken a second time.
+func TestDiskIsBackWhileItIsMounted(t *testing.T) {
+	for _, fsType := range []string{"ext4", "btrfs"} {
+		t.Run(fsType, func(t *testing.T) {
+			node, file := newDisk(t, smallest(fsType))
+			run(t, "mkfs."+fsType, "-q", node)
+			link := "/dev/shm/" + filepath.Base(t.TempDir()) + "-" + filepath.Base(node)
+			require.NoError(t, os.Symlink(node, link))
+			t.Cleanup(func() { require.NoError(t, os.Remove(link)) })
+			b, v, dir := newBackend(t, t.TempDir()), at("v", link), t.TempDir()
+			attach(t, b, v, false)
+			run(t, "mount", node, dir)
+			t.Cleanup(func() { run(t, "umount", dir) })
+			again := plug(t, file)
+			require.NoError(t, errors.Join(os.Remove(link), os.Symlink(again, link)))
+			wantError(t, b.Attach(t.Context(), v, false), state.Unavailable, again, "still mounted", dir)
+		})
+	}
+}
+
+// The node of a disk that was pulled is gone, and a btrfs on it is known by the node all the same.
+func TestBtrfsOfADiskThatIsGone(t *testing.T) {
+	node, file := newDisk(t, smallest("btrfs"))
+	run(t, "mkfs.btrfs", "-q", node)
+	b, v, dir := newBackend(t, t.TempDir()), at("v", node), t.TempDir()
+	number := attach(t, b, v, false).Number
+	gone := "/dev/shm/" + filepath.Base(node)
+	require.NoError(t, unix.Mknod(gone, unix.S_IFBLK|0o600, int(unix.Mkdev(number.Major, number.Minor))))
+	run(t, "mount", gone, dir)
+	t.Cleanup(func() { run(t, "umount", dir) })
+	require.NoError(t, os.Remove(gone))
+	c, _, err := b.known(v)
+	require.NoError(t, err)
+	c.Attached.Path, c.Attached.Number.Minor = gone, 1<<20-1 // a number that no device has
+	require.NoError(t, b.claims.Write("v", c))
+
+	again := plug(t, file)
+	v.Context[PathKey] = again
+	wantError(t, b.Attach(t.Context(), v, false), state.Unavailable, again, "still mounted", dir)
+	wantError(t, b.Attach(t.Context(), at("w", again), false), state.FailedPrecondition, "the volume v")
 }
 
 func TestInUse(t *testing.T) {
@@ -340,17 +499,21 @@ func TestLinkIsMovedWhileAttached(t *testing.T) {
 
 // A volume whose note was lost is known by the disk that it names, if that is mounted.
 func TestNoteIsLost(t *testing.T) {
-	lib := t.TempDir()
-	node, _ := newDisk(t, size)
-	run(t, "mkfs.ext4", "-q", node)
-	b, v := newBackend(t, lib), at("v", node)
-	number := attach(t, b, v, false).Number
-	dir := t.TempDir()
-	run(t, "mount", node, dir)
-	t.Cleanup(func() { run(t, "umount", dir) })
-	require.NoError(t, os.RemoveAll(filepath.Join(lib, "disks")))
-	if d := want(t, newBackend(t, lib), v, state.DeviceAbsent); d.Number != number {
-		t.Errorf("its mounts are not known: %+v", d)
+	for _, fsType := range []string{"ext4", "btrfs"} {
+		t.Run(fsType, func(t *testing.T) {
+			lib := t.TempDir()
+			node, _ := newDisk(t, smallest(fsType))
+			run(t, "mkfs."+fsType, "-q", node)
+			b, v := newBackend(t, lib), at("v", node)
+			number := attach(t, b, v, false).Number
+			dir := t.TempDir()
+			run(t, "mount", node, dir)
+			t.Cleanup(func() { run(t, "umount", dir) })
+			require.NoError(t, os.RemoveAll(filepath.Join(lib, "disks")))
+			if d := want(t, newBackend(t, lib), v, state.DeviceAbsent); d.Number != number {
+				t.Errorf("its mounts are not known: %+v", d)
+			}
+		})
 	}
 }
 

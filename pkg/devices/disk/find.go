@@ -14,10 +14,10 @@ import (
 
 // Find tells what is known of the volume's disk by its note and sysfs; it opens no
 // disk but a loop device. A disk is attached while its note says so and it is there, whatever
-// has become of the link that named it. One that is not attached any
-// more, as it has gone or another disk has come in its place, is absent with the
-// number that it had, by which its mounts are known. Where the note was
-// lost, that is the number of the disk that is asked for, if it is mounted.
+// has become of the link that named it. One that has gone is absent with the
+// number that it had, by which its mounts are known, until another disk has
+// that number. Where the note was lost, it is the number of the disk that is asked
+// for, if that is mounted.
 func (b *Backend) Find(_ context.Context, v devices.Volume) (state.Device, error) {
 	c, s, err := b.known(v)
 	if state.ClassOf(err) == state.InvalidArgument {
@@ -29,15 +29,17 @@ func (b *Backend) Find(_ context.Context, v devices.Volume) (state.Device, error
 		return d, nil
 	}
 	if c.Attached != nil {
-		d.Number = c.Attached.Number
-		info, err := blockdev.InfoOf(d.Number)
-		if err == nil && info.Size > 0 && c.Attached.is(info) && info.Identity() == c.Identity {
+		info, err := blockdev.InfoOf(c.Attached.Number)
+		if err != nil && !errors.Is(err, os.ErrNotExist) {
+			return state.Device{}, fmt.Errorf("volume %s: find: %w", v.ID, err)
+		}
+		if err != nil || !c.replaced(info) {
+			d.Number = c.Attached.Number
+		}
+		if err == nil && info.Size > 0 && c.is(info) && c.identityOf(info) == c.Identity {
 			d.State, d.Path, d.ReadOnly = state.DeviceAttached, info.Path, info.ReadOnly
 			d.Size, d.Backing = info.Size, info.Path
 			return d, nil
-		}
-		if err != nil && !errors.Is(err, os.ErrNotExist) {
-			return state.Device{}, fmt.Errorf("volume %s: find: %w", v.ID, err)
 		}
 	}
 	info, err := b.resolve(s)
@@ -48,8 +50,8 @@ func (b *Backend) Find(_ context.Context, v devices.Volume) (state.Device, error
 		d.Err = errors.Join(d.Err, fmt.Errorf("volume %s: find: %w", v.ID, err))
 		return d, nil
 	}
-	d.Size, d.Identity, d.Backing = info.Size, info.Identity(), info.Path
-	if d.Err != nil || c.Volume == "" && len(mountedAt(info.Number)) > 0 { // whatever is mounted from it, where the volume is, is the volume's
+	d.Size, d.Identity, d.Backing = info.Size, c.identityOf(info), info.Path
+	if d.Err != nil || c.Volume == "" && len(mountedAt(info.Number, info.Path)) > 0 { // whatever is mounted from it, where the volume is, is the volume's
 		d.Number = info.Number
 	}
 	return d, nil
@@ -141,7 +143,7 @@ func (b *Backend) search(s spec) (blockdev.Info, error) {
 // same returns FailedPrecondition for another disk than the volume had before,
 // unless it is named by what it is.
 func same(c claim, s spec, info blockdev.Info) error {
-	if c.Identity == "" || len(s.ids) > 0 || info.Identity() == c.Identity {
+	if c.Identity == "" || len(s.ids) > 0 || info.Has(c.Identity) {
 		return nil
 	}
 	return state.Errorf(state.FailedPrecondition, "the volume was the disk %s before, and at %s is another now: it has %s. Nothing is done to it. If the volume is to be that disk, give it another volume handle, or name the disk by its identity", c.Identity, s.path, told(info))

@@ -57,6 +57,29 @@ func unplug(t testing.TB, node string) {
 	machine.LosetupDetach(t, node)
 }
 
+// newPartition plugs a file in as a disk that tells a serial number, and makes a partition of it.
+// What sysfs has of the disk is then what is below dir.
+func newPartition(t testing.TB, file string) (node, dir string) {
+	t.Helper()
+	disk := plug(t, file, "--partscan")
+	run(t, "addpart", disk, "1", "2048", "2048") // sectors; the kernel here may not know any table
+	name, dir := filepath.Base(disk), t.TempDir()
+	sysfs, part := filepath.Join("/sys/devices/virtual/block", name), name+"p1"
+	require.NoError(t, errors.Join(os.Mkdir(filepath.Join(dir, "queue"), 0o755), os.Mkdir(filepath.Join(dir, part), 0o755)))
+	for _, path := range []string{
+		"dev", "size", "ro", "uevent", "diskseq", "queue/logical_block_size",
+		part + "/dev", part + "/size", part + "/ro", part + "/uevent", part + "/partition", part + "/start",
+	} {
+		text, err := os.ReadFile(filepath.Join(sysfs, path))
+		require.NoError(t, err)
+		require.NoError(t, os.WriteFile(filepath.Join(dir, path), text, 0o600))
+	}
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "serial"), []byte("abc\n"), 0o600))
+	run(t, "mount", "--bind", dir, sysfs)
+	t.Cleanup(func() { run(t, "umount", "--lazy", sysfs) })
+	return disk + "p1", dir
+}
+
 func newBackend(t testing.TB, libDir string) *Backend {
 	t.Helper()
 	b, err := New(devices.Environment{LibDir: libDir})
