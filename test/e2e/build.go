@@ -16,7 +16,8 @@ import (
 
 const kubernetesVersion = "v1.36.3" // as in build/kubernetes/go.mod
 
-// program is built from a Go module.
+// program is built from a Go module. Those of one module share what they are made of, which is
+// compiled once.
 type program struct {
 	module  string // directory of the go.mod that pins it, relative to this one
 	pkg     string
@@ -29,9 +30,9 @@ func programs() []program {
 		all = append(all, program{"build/kubernetes", "k8s.io/kubernetes/cmd/" + name, kubernetesLdflags()})
 	}
 	return append(all,
-		program{"build/provisioner", "github.com/kubernetes-csi/external-provisioner/v6/cmd/csi-provisioner", "-X main.version=v6.3.0"},
-		program{"build/resizer", "github.com/kubernetes-csi/external-resizer/v2/cmd/csi-resizer", "-X main.version=v2.3.0"},
-		program{"build/helm", "helm.sh/helm/v4/cmd/helm", ""})
+		program{"build/kubernetes", "github.com/kubernetes-csi/external-provisioner/v6/cmd/csi-provisioner", "-X main.version=v6.3.0"},
+		program{"build/tools", "github.com/kubernetes-csi/external-resizer/v2/cmd/csi-resizer", "-X main.version=v2.3.0"},
+		program{"build/tools", "helm.sh/helm/v4/cmd/helm", ""})
 }
 
 // kubernetesLdflags tells the programs their version.

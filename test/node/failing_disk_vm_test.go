@@ -12,6 +12,7 @@ import (
 
 	"google.golang.org/grpc/codes"
 
+	"github.com/csi-node/csi-node/pkg/devices/luks"
 	"github.com/csi-node/csi-node/test/harness"
 )
 
@@ -82,7 +83,7 @@ func (d *failingDisk) zeros() string { return fmt.Sprintf("0 %d zero\n", d.bytes
 
 // kindsOfDisk are a disk, and one with a layer on it.
 func kindsOfDisk(t *testing.T, test func(t *testing.T, p *harness.Plugin, newVolume func(id, node string) *volume)) {
-	for kind, attributes := range map[string]map[string]string{"plain": nil, "encrypted": {"encryption": "luks2"}} {
+	for kind, attributes := range map[string]map[string]string{"plain": nil, "encrypted": {luks.EncryptionKey: luks.LUKS2}} {
 		t.Run(kind, func(t *testing.T) {
 			p, o, _ := disks(t, harness.Options{})
 			p.Start(o)
@@ -92,7 +93,7 @@ func kindsOfDisk(t *testing.T, test func(t *testing.T, p *harness.Plugin, newVol
 					v.Context[key] = value
 				}
 				if attributes != nil {
-					v.Secrets = map[string]string{"passphrase": "of " + id}
+					v.Secrets = map[string]string{luks.PassphraseKey: "of " + id}
 				}
 				return v
 			})
@@ -104,13 +105,14 @@ func kindsOfDisk(t *testing.T, test func(t *testing.T, p *harness.Plugin, newVol
 // fails, nothing is written to it. Once it can be read it is formatted.
 func TestDiskThatCannotBeReadIsNotFormatted(t *testing.T) {
 	const bytesOf = 40 * mib
-	var places [][2]int64
-	for _, at := range []int64{0, 4 << 10, 64 << 10, bytesOf - 64<<10, bytesOf - 8<<10, bytesOf - 4<<10} { // where signatures are
-		places = append(places, [2]int64{at, at + 4<<10})
+	var signatures, places [][2]int64
+	for _, at := range []int64{0, 4 << 10, 64 << 10, bytesOf - 64<<10, bytesOf - 4<<10} {
+		signatures = append(signatures, [2]int64{at, at + 4<<10})
 	}
-	for at := int64(mib); at < bytesOf; at += 4 * mib { // in each chunk of the proof
+	for at := int64(mib); at < bytesOf; at += 8 * mib { // in every second chunk of the proof
 		places = append(places, [2]int64{at, at + sectorBytes})
 	}
+	places = append(places, signatures...)
 	kindsOfDisk(t, func(t *testing.T, p *harness.Plugin, newVolume func(id, node string) *volume) {
 		ctx := t.Context()
 		d := newFailingDisk(t, "unreadable-"+filepath.Base(t.Name()), bytesOf)
@@ -129,8 +131,7 @@ func TestDiskThatCannotBeReadIsNotFormatted(t *testing.T) {
 		write(t, filepath.Join(v.Staging, "file"), "kept")
 		must(t, v.Unstage(ctx))
 
-		before = sum(t, d.file)
-		for _, place := range places {
+		for _, place := range signatures {
 			d.become(d.unreadable(place[0], place[1]))
 			if v.Stage(ctx) == nil { // the file system does not need these bytes
 				mustRead(t, filepath.Join(v.Staging, "file"), "kept")

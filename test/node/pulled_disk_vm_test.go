@@ -16,8 +16,10 @@ import (
 // A disk that is pulled while its volume is in use, and whose node goes with it: the volume
 // is taken down, and set up again when the disk is back.
 func TestPulledDisk(t *testing.T) {
-	if out, err := exec.Command("modprobe", "scsi_debug", "dev_size_mb=160").CombinedOutput(); err != nil {
-		t.Fatalf("%v: %s", err, out)
+	for _, module := range [][]string{{"sd_mod"}, {"scsi_debug", "dev_size_mb=272"}} {
+		if out, err := exec.Command("modprobe", module...).CombinedOutput(); err != nil {
+			t.Fatalf("%v: %s", err, out)
+		}
 	}
 	t.Cleanup(func() {
 		if out, err := exec.Command("modprobe", "--remove", "scsi_debug").CombinedOutput(); err != nil {

@@ -196,9 +196,8 @@ func (f *Facts) Clear(ctx context.Context, v devices.Volume, d state.Device, cle
 // sightCleared returns a device that was cleared, though it is not attached; nil: which it
 // is cannot be known.
 func (f *Facts) sightCleared(d state.Device) *sighting {
-	kind, value, _ := strings.Cut(d.Identity, ":")
 	info, err := blockdev.Look(cmp.Or(d.Path, d.Backing))
-	if err != nil || !info.Is(blockdev.IdentityKind(kind), value) {
+	if err != nil || !info.Has(d.Identity) {
 		return nil
 	}
 	return &sighting{Boot: f.boot, Number: info.Number, Sequence: info.Sequence}
