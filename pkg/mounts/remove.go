@@ -25,14 +25,15 @@ func (h *Host) Remove(ctx context.Context, path string) error {
 	return nil
 }
 
-// Renew deletes an empty directory on which nothing is mounted, and makes it
-// again with the same mode, owner and SELinux label. Of an unmounted directory
+// Renew puts a new directory with the same mode, owner and SELinux label in the
+// place of an empty one on which nothing is mounted. Of an unmounted directory
 // other mount namespaces may still have copies of the mount; the kernel drops
 // them with the directory (detach_mounts in fs/namei.c, Linux 3.18). Files open
 // in such a copy keep their file system all the same.
 //
-// FailedPrecondition: it is no empty directory, or a mount point. A crash, or
-// an error of the second half, leaves the path without a directory.
+// FailedPrecondition: it is no empty directory, or a mount point. A directory is
+// at the path at all times: the new one, of the same name with ".renewed", is
+// renamed over it. What a crash leaves of it, the next call removes.
 func (h *Host) Renew(ctx context.Context, path string) error {
 	p, err := h.begin(ctx, path)
 	if err == nil {
@@ -64,11 +65,11 @@ func (p *place) remove() error {
 	case kind == state.RegularFile && st.Size > 0:
 		return refusedRemoval(p, "holds %d bytes", st.Size)
 	}
-	return p.unlinkEmpty(kind)
+	return p.refusal(p.unlink(kind))
 }
 
-func (p *place) unlinkEmpty(kind state.FileType) error {
-	err := p.unlink(kind)
+// refusal explains the error of what removes an empty file or directory.
+func (p *place) refusal(err error) error {
 	switch {
 	case errors.Is(err, unix.ENOTEMPTY), errors.Is(err, unix.EEXIST):
 		return refusedRemoval(p, "is not empty")
@@ -91,20 +92,33 @@ func (p *place) renew() error {
 	if err != nil {
 		return err
 	}
-	if err := p.unlinkEmpty(state.Directory); err != nil {
+	next := &place{path: p.path + ".renewed", dir: p.dir, name: p.name + ".renewed"}
+	if err := next.remove(); err != nil && !missing(err) {
 		return err
 	}
-	if err := unix.Mkdirat(p.dir, p.name, 0o700); err != nil {
-		return fmt.Errorf("make it again: %w", err)
+	if _, err := next.make(state.Directory); err != nil {
+		return err
 	}
-	if fd, err = p.openDirectory(); err != nil {
+	if err = next.dress(st, label); err == nil {
+		err = p.refusal(unix.Renameat(p.dir, next.name, p.dir, p.name))
+	}
+	if err != nil {
+		return errors.Join(err, next.unlink(state.Directory))
+	}
+	return nil
+}
+
+// dress gives a directory a mode, an owner, and a SELinux label if there is one.
+func (p *place) dress(like unix.Statx_t, label []byte) error {
+	fd, err := p.openDirectory()
+	if err != nil {
 		return err
 	}
 	defer unix.Close(fd)
-	if err := unix.Fchown(fd, int(st.Uid), int(st.Gid)); err != nil {
+	if err := unix.Fchown(fd, int(like.Uid), int(like.Gid)); err != nil {
 		return fmt.Errorf("chown: %w", err)
 	}
-	if err := unix.Fchmod(fd, uint32(st.Mode)&^unix.S_IFMT); err != nil { // after chown, which may clear setgid
+	if err := unix.Fchmod(fd, uint32(like.Mode)&^unix.S_IFMT); err != nil { // after chown, which may clear setgid
 		return fmt.Errorf("chmod: %w", err)
 	}
 	if len(label) > 0 {

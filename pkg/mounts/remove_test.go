@@ -1,6 +1,7 @@
 package mounts
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -59,10 +60,12 @@ func TestRenewKeepsModeAndOwner(t *testing.T) {
 	must(t, os.Mkdir(path, 0o700))
 	must(t, os.Chown(path, 1234, 5678))
 	must(t, os.Chmod(path, 0o751|os.ModeSetgid))
+	must(t, os.Mkdir(path+".renewed", 0o700)) // of a process that was killed
 	var before, after unix.Stat_t
 	must(t, unix.Stat(path, &before))
 	must(t, h.Renew(t.Context(), path))
 	must(t, unix.Stat(path, &after))
+	wantFile(t, h, path+".renewed", state.NoFile)
 	if after.Mode != before.Mode || after.Uid != 1234 || after.Gid != 5678 {
 		t.Errorf("mode %o and owner %d:%d, want %o and 1234:5678", after.Mode, after.Uid, after.Gid, before.Mode)
 	}
@@ -125,4 +128,32 @@ func TestRenewRefusals(t *testing.T) {
 	must(t, os.MkdirAll(filepath.Join(path, "y"), 0o750))
 	wantClass(t, h.Renew(ctx, path), state.FailedPrecondition, "not empty")
 	wantFile(t, h, filepath.Join(path, "y"), state.Directory)
+	wantFile(t, h, path+".renewed", state.NoFile)
+	must(t, os.Rename(path, path+".renewed"))
+	must(t, os.Mkdir(path, 0o750))
+	wantClass(t, h.Renew(ctx, path), state.FailedPrecondition, path+".renewed", "not empty")
+	wantFile(t, h, filepath.Join(path+".renewed", "y"), state.Directory)
+}
+
+// A process that is killed in the renewal leaves a directory: who asks for the volume again expects kubelet's.
+func TestRenewIsNeverWithoutADirectory(t *testing.T) {
+	h, root := newHost(t)
+	path := filepath.Join(root, "stage")
+	must(t, os.Mkdir(path, 0o700))
+	ctx, stop := context.WithCancel(t.Context())
+	looked := make(chan error, 1)
+	go func() {
+		for ctx.Err() == nil {
+			if _, err := os.Lstat(path); err != nil {
+				looked <- err
+				return
+			}
+		}
+		looked <- nil
+	}()
+	for range 2000 {
+		must(t, h.Renew(t.Context(), path))
+	}
+	stop()
+	must(t, <-looked)
 }
