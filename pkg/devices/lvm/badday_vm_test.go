@@ -277,7 +277,7 @@ func newFullGroup(t *testing.T, name string, volumes int) (uuid string) {
 	var all strings.Builder
 	all.WriteString(whole[:end] + "logical_volumes {\n")
 	for i := range volumes {
-		fmt.Fprintf(&all, "v%d {\nid = \"volume-0000-0000-0000-0000-0000-%06d\"\nstatus = [\"READ\", \"WRITE\", \"VISIBLE\"]\nflags = []\ntags = [\"csi-node.driver=csi-node.local\", \"csi-node.name=v%d\"]\n", i, i, i)
+		fmt.Fprintf(&all, "v%d {\nid = \"volume-0000-0000-0000-0000-0000-%06d\"\nstatus = [\"READ\", \"WRITE\", \"VISIBLE\"]\nflags = [\"NOAUTOACTIVATE\"]\ntags = [\"csi-node.driver=csi-node.local\", \"csi-node.name=v%d\"]\n", i, i, i)
 		fmt.Fprintf(&all, "segment_count = 1\nsegment1 {\nstart_extent = 0\nextent_count = 1\ntype = \"striped\"\nstripe_count = 1\nstripes = [\"pv0\", %d]\n}\n}\n", i)
 	}
 	all.WriteString("}\n" + whole[end:] + "\n")

@@ -28,7 +28,8 @@ type disk struct {
 	silent bool // it does not answer
 }
 
-// finder returns the disks of LVM on this node, and those that do not answer.
+// finder returns the disks of LVM on this node, and those that do not answer. One of which
+// no byte can be read is none.
 type finder func(ctx context.Context) ([]disk, error)
 
 // errGone says that a group is not on this node.
@@ -88,12 +89,16 @@ func newFinder() finder {
 				continue
 			}
 			l, err := looks.Do(ctx, path, lookLimit, func() (*label, error) { return labelAt(path) })
+			_, silent := err.(*hang.Unanswered)
 			switch {
 			case ctx.Err() != nil:
 				return nil, ctx.Err()
-			case err != nil && !errors.Is(err, os.ErrNotExist) && !errors.Is(err, unix.ENXIO) && !errors.Is(err, unix.ENOMEDIUM):
+			case err != nil && (errors.Is(err, os.ErrNotExist) || errors.Is(err, unix.ENXIO) || errors.Is(err, unix.ENOMEDIUM)):
+			case err != nil:
 				klog.FromContext(ctx).Error(err, "Cannot read whether a disk is LVM's", "path", path)
-				found = append(found, disk{path: path, silent: true})
+				if silent { // one that answers with an error has failed
+					found = append(found, disk{path: path, silent: true})
+				}
 			case l != nil:
 				found = append(found, disk{path: path, label: *l})
 			}

@@ -159,10 +159,12 @@ func TestInterruptedCreate(t *testing.T) {
 	const keep, deactivate = "lvchange --setautoactivation n vg0/pvc-0", "lvchange --activate n vg0/pvc-0"
 	for name, c := range map[string]struct {
 		is       []string // pairs: what the report says, and says in its place
+		volumes  int
 		lookOnly bool
 		want     []string
 	}{
 		"at rest":         {},
+		"two at once":     {volumes: 2, is: []string{`"lv_autoactivation":""`, `"lv_autoactivation":"enabled"`}, want: []string{keep + " vg0/pvc-1"}},
 		"to be activated": {is: []string{`"lv_autoactivation":""`, `"lv_autoactivation":"enabled"`}, want: []string{keep}},
 		"half a mirror":   {is: []string{`"lv_autoactivation":""`, `"lv_autoactivation":"enabled"`, `"lv_active":""`, `"lv_active":"active"`, `driver=d`, `driver=d,csi-node.unzeroed`}, want: []string{keep, deactivate}},
 		"in use":          {is: []string{`"lv_active":""`, `"lv_active":"active"`}},
@@ -170,7 +172,7 @@ func TestInterruptedCreate(t *testing.T) {
 		"only looked at":  {is: []string{`"lv_autoactivation":""`, `"lv_autoactivation":"enabled"`}, lookOnly: true},
 	} {
 		t.Run(name, func(t *testing.T) {
-			report := strings.NewReplacer(c.is...).Replace(string(reportOf(t, 1)))
+			report := strings.NewReplacer(c.is...).Replace(string(reportOf(t, max(c.volumes, 1))))
 			b, _ := newFake(t, devices.Environment{DriverName: "d", StateDir: t.TempDir(), LookOnly: c.lookOnly}, t.TempDir(), nil)
 			ran := recorded(t, b, &report)
 			_, err := b.ListVolumes(t.Context())

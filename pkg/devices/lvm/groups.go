@@ -233,40 +233,40 @@ func (b *Backend) mend(ctx context.Context, group string, r *report) (mended boo
 	if b.lookOnly {
 		return false
 	}
-	for _, name := range slices.Sorted(maps.Keys(r.volumes)) {
-		v := r.volumes[name]
-		if !b.own(v) && !(v.tags.growth && v.tags.driver == b.driver) || b.busy(deviceName(group, name)) {
+	for _, end := range ends {
+		var volumes []string
+		for _, name := range slices.Sorted(maps.Keys(r.volumes)) {
+			v := r.volumes[name]
+			ours := b.own(v) || v.tags.growth && v.tags.driver == b.driver
+			if ours && end.of(v) && !b.busy(deviceName(group, name)) {
+				volumes = append(volumes, group+"/"+name)
+			}
+		}
+		if len(volumes) == 0 {
 			continue
 		}
-		for _, end := range v.ends() {
-			if err := b.change(ctx, group, append(end, group+"/"+name)...); err != nil {
-				klog.FromContext(ctx).Error(err, "Cannot end what an interrupted change has left", "group", group, "logicalVolume", name)
-				continue
-			}
-			mended = true
-			klog.FromContext(ctx).Info("Ended what an interrupted change has left", "group", group, "logicalVolume", name, "by", strings.Join(end, " "))
+		log := klog.FromContext(ctx).WithValues("logicalVolumes", volumes, "by", strings.Join(end.command, " "))
+		if err := b.change(ctx, group, slices.Concat(end.command, volumes)...); err != nil {
+			log.Error(err, "Cannot end what an interrupted change has left")
+			continue
 		}
+		mended = true
+		log.Info("Ended what an interrupted change has left")
 	}
 	return mended
 }
 
-// ends returns what lvm has to do to a volume that an interrupted change has left: resume
-// its device, remove what a volume was to grow by, keep udev from activating a new volume,
-// and deactivate one that was being zeroed.
-func (v logical) ends() (commands [][]string) {
-	switch {
-	case v.suspended:
-		return [][]string{{"lvchange", "--refresh"}}
-	case v.tags.growth:
-		return [][]string{{"lvremove", "--force", "--yes"}}
-	}
-	if v.automatic {
-		commands = append(commands, []string{"lvchange", "--setautoactivation", "n"})
-	}
-	if v.tags.unzeroed && v.active {
-		commands = append(commands, []string{"lvchange", "--activate", "n"})
-	}
-	return commands
+// ends are what lvm has to do to volumes that an interrupted change has left, in this
+// order: resume a device, remove what a volume was to grow by, keep udev from activating
+// a new volume, and deactivate one that was being zeroed.
+var ends = []struct {
+	of      func(logical) bool
+	command []string
+}{
+	{func(v logical) bool { return v.suspended }, []string{"lvchange", "--refresh"}},
+	{func(v logical) bool { return !v.suspended && v.tags.growth }, []string{"lvremove", "--force", "--yes"}},
+	{func(v logical) bool { return !v.suspended && !v.tags.growth && v.automatic }, []string{"lvchange", "--setautoactivation", "n"}},
+	{func(v logical) bool { return !v.suspended && !v.tags.growth && v.tags.unzeroed && v.active }, []string{"lvchange", "--activate", "n"}},
 }
 
 // busy reports whether this process writes zeros to a device.
