@@ -75,7 +75,7 @@ func TestOtherDataIsNotShown(t *testing.T) {
 					h.k.with(func() { clear(h.k.mounts) })
 				}
 				h.swap(v, "another")
-				h.refuse(h.do(stage("v")), state.FailedPrecondition, "another", its, "/pool/v")
+				h.refuse(h.do(stage("v")), state.Unavailable, "another", its, "/pool/v")
 				h.refuse(h.do(publish("v", 2)), state.FailedPrecondition, "waits for stage", "another", its)
 				if h.k.isMounted(stagePath("v")) == lost || h.k.isMounted(targetPath("v", 2)) {
 					t.Error("other data is shown, or what was shown was taken away")
@@ -105,7 +105,7 @@ func TestFilesystemIsRememberedLater(t *testing.T) {
 		h.swap(v, "its")
 		h.k.with(func() { clear(h.k.mounts) })
 		h.swap(v, "another")
-		h.refuse(h.do(stage("v")), state.FailedPrecondition, "another", "its")
+		h.refuse(h.do(stage("v")), state.Unavailable, "another", "its")
 		h.swap(v, "its")
 		h.ok(stage("v"))
 		h.atRest("v")

@@ -119,7 +119,7 @@ func TestAnotherIdentityIsNotUsed(t *testing.T) {
 		})
 		before := h.k.changes()
 		h.wake("v")
-		h.refuse(h.do(publish("v", 1)), state.FailedPrecondition, "wwid:1", "wwid:2")
+		h.refuse(h.do(publish("v", 1)), state.Unavailable, "wwid:1", "wwid:2")
 		if n := h.k.changes(); n != before {
 			t.Errorf("%d changes", n-before)
 		}

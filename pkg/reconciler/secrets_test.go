@@ -37,7 +37,7 @@ func TestSecretOfALayer(t *testing.T) {
 		h.refuse(h.do(published), state.Unavailable, "waits for its secret")
 		opens(2)
 		key("wrong")
-		h.refuse(h.do(published), state.Unauthenticated)
+		h.refuse(h.do(published), state.Unavailable, "does not fit")
 		opens(3)
 		h.wake("v")
 		_, _ = h.retry("v") // nobody named another one

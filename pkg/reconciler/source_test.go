@@ -121,7 +121,7 @@ func TestMountSource(t *testing.T) {
 	l.ok(l.publish(target, func(t *state.Target) { t.Capability.Flags = []string{"noexec"} }))
 	l.ok(l.n.umount(1))
 	l.ok(l.n.tmpfs(1))
-	if err := l.publish(target, func(t *state.Target) { t.Capability.Flags = []string{"noexec"} }); state.ClassOf(err) != state.FailedPrecondition {
+	if err := l.publish(target, func(t *state.Target) { t.Capability.Flags = []string{"noexec"} }); state.ClassOf(err) != state.Unavailable {
 		t.Errorf("published over somebody else's: %v", err)
 	}
 	l.ok(l.n.umount(1))

@@ -121,6 +121,8 @@ func TestNobodyIsToldAFinalCodeBeforeTheUndo(t *testing.T) {
 	})
 }
 
+// What was accepted is never withdrawn, and so never refused with a final code: kubelet,
+// which may not have heard that it was accepted, would forget what stands.
 func TestAcceptedIsNeverWithdrawn(t *testing.T) {
 	bubble(t, func(h *harness) {
 		v := h.volume("v")
@@ -129,13 +131,13 @@ func TestAcceptedIsNeverWithdrawn(t *testing.T) {
 		h.k.with(func() {
 			h.k.mounts[targetPath("v", 1)] = append([]fakeMount{foreign}, h.k.mounts[targetPath("v", 1)]...)
 		})
-		h.refuse(h.do(publish("v", 1)), state.FailedPrecondition, "tmpfs", targetPath("v", 1))
+		h.refuse(h.do(publish("v", 1)), state.Unavailable, "tmpfs", targetPath("v", 1))
 		h.k.with(func() {
 			h.k.mounts[targetPath("v", 1)] = h.k.mounts[targetPath("v", 1)][1:]
 			v.superRO = true
 		})
-		h.refuse(h.do(stage("v")), state.FailedPrecondition, "turned read-only")
-		h.refuse(h.do(publish("v", 1)), state.FailedPrecondition, "turned read-only")
+		h.refuse(h.do(stage("v")), state.Unavailable, "turned read-only")
+		h.refuse(h.do(publish("v", 1)), state.Unavailable, "turned read-only")
 		if record := h.store.Get("v"); record.Stage.Gone || record.Targets[targetPath("v", 1)].Gone {
 			t.Errorf("withdrawn: %+v", record)
 		}

@@ -77,7 +77,7 @@ func TestLostDeviceWhoseNumberIsTaken(t *testing.T) {
 			if killed {
 				p.Start(harness.Options{})
 			}
-			mustRefuse(t, v.Publish(ctx, target), codes.FailedPrecondition, v.ID, target, "restart the pod",
+			mustRefuse(t, v.Publish(ctx, target), codes.Unavailable, v.ID, target, "restart the pod",
 				fmt.Sprintf("%d:%d", unix.Major(before), unix.Minor(before)))
 			if now := numberAt(t, target); now != before {
 				t.Errorf("the pod's device was %#x and is %#x", before, now)
