@@ -88,7 +88,7 @@ test-vm: ## in virtual machines: another kernel, power cuts (root, Debian)
 	hack/install-vm-deps
 	$(GO) test -tags vm -v -count 1 -timeout 90m ./test/vm
 
-e2e: deps ## pods on a real Kubernetes, built first: half an hour in all (root, Debian; E2E='-run TestX -hold')
+e2e: deps ## pods on a real Kubernetes, built first: twenty minutes in all (root, Debian; E2E='-run TestX -hold')
 	hack/install-e2e-deps
 	cd test/e2e && $(GO) vet ./... && $(GO) test -v -count 1 -timeout 120m . $(E2E)
 

@@ -96,7 +96,7 @@ func (r *run) prepare(ctx context.Context) error {
 	say("building the plugin, making images")
 	for _, p := range []struct{ dir, pkg string }{{"../..", "./cmd/csi-node"}, {".", "./pause"}} {
 		r.built[filepath.Base(p.pkg)] = filepath.Join(r.Work, filepath.Base(p.pkg))
-		if err := goBuild(ctx, p.dir, p.pkg, "", r.built[filepath.Base(p.pkg)]); err != nil {
+		if err := goBuild(ctx, p.dir, p.pkg, r.built[filepath.Base(p.pkg)], "-trimpath", "-ldflags", "-s -w"); err != nil {
 			return err
 		}
 	}

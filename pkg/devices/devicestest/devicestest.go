@@ -367,11 +367,15 @@ func (s *suite) attachConcurrent() {
 // mixConcurrent attaches, looks and detaches many volumes at a time. Nobody
 // holds them, so nothing may fail.
 func (s *suite) mixConcurrent() {
+	rounds := 10
+	if testing.Short() {
+		rounds = 3
+	}
 	var group sync.WaitGroup
 	for _, name := range []string{"mix-a", "mix-b", "mix-c", "mix-d", "mix-e", "mix-f", "mix-g", "mix-h"} {
 		v := s.Create(s.T, name)
 		group.Go(func() {
-			for range 10 {
+			for range rounds {
 				if err := s.b.Attach(s.ctx, s.asked(v), false); err != nil {
 					s.Error(err)
 				}
