@@ -71,7 +71,7 @@ func (btrfsKind) live(d *device, mountpoint string, sb *superblock) error {
 // on the node, and fails when one goes away just then: it is run again.
 func (btrfsKind) format(ctx context.Context, d *device, _ bool) error {
 	for try := 1; ; try++ {
-		err := checkExit(run(ctx, "mkfs.btrfs", "-q", "-K", "-m", "dup", "-d", "single", "--csum", "crc32c", d.Name()))
+		err := alone("mkfs.btrfs", "-q", "-K", "-m", "dup", "-d", "single", "--csum", "crc32c", d.Name()).Check(ctx)
 		if err == nil || try == btrfsTries || !strings.Contains(err.Error(), "cannot check mount status") {
 			return err
 		}

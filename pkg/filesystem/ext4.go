@@ -74,11 +74,14 @@ func (k ext4) format(ctx context.Context, d *device, zeroed bool) error {
 	if d.bytes >= 2048*4096 {
 		options = append(options, "-b", "4096")
 	}
-	o, err := run(ctx, "mkfs.ext4", append(options, d.Name())...)
-	if err == nil && o.code != 0 && zeroed && strings.Contains(o.output, prezeroed) {
+	o, err := alone("mkfs.ext4", append(options, d.Name())...).Run(ctx)
+	switch {
+	case err == nil && o.Code != 0 && zeroed && strings.Contains(o.Output, prezeroed):
 		return k.format(ctx, d, false)
+	case err == nil && o.Code != 0:
+		return o.Failure()
 	}
-	return checkExit(o, err)
+	return err
 }
 
 // check runs e2fsck -p. Its exit code is a sum: 1 repaired, 2 repaired and a
@@ -89,17 +92,17 @@ func (ext4) check(ctx context.Context, path string) error {
 }
 
 func preen(ctx context.Context, path string, options ...string) error {
-	o, err := run(ctx, "e2fsck", append(options, path)...)
+	o, err := alone("e2fsck", append(options, path)...).Run(ctx)
 	switch {
 	case err != nil:
 		return err
-	case o.code >= 8:
-		return o.failure()
-	case o.code&4 != 0:
+	case o.Code >= 8:
+		return o.Failure()
+	case o.Code&4 != 0:
 		return state.Errorf(state.FailedPrecondition,
-			"e2fsck found damage that it repairs only with consent; with the volume unstaged everywhere, run e2fsck %s by hand: %s", path, o.output)
-	case o.code != 0:
-		klog.FromContext(ctx).Info("e2fsck repaired a file system", "device", path, "output", o.output)
+			"e2fsck found damage that it repairs only with consent; with the volume unstaged everywhere, run e2fsck %s by hand: %s", path, o.Output)
+	case o.Code != 0:
+		klog.FromContext(ctx).Info("e2fsck repaired a file system", "device", path, "output", o.Output)
 	}
 	return nil
 }
@@ -111,7 +114,7 @@ func (ext4) grow(ctx context.Context, d *device, mountpoint string, bytes int64)
 		if err := preen(ctx, d.Name(), "-f", "-p"); err != nil {
 			return err
 		}
-		return checkExit(run(ctx, "resize2fs", d.Name()))
+		return alone("resize2fs", d.Name()).Check(ctx)
 	}
 	root, err := d.openRoot(mountpoint)
 	if err != nil {

@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/csi-node/csi-node/pkg/state"
+	"github.com/csi-node/csi-node/test/machine"
 )
 
 func TestNewNamesWhatIsMissing(t *testing.T) {
@@ -128,12 +129,12 @@ func TestFormatSlots(t *testing.T) {
 	h, err := New(1)
 	must0(t, err)
 	first, second := attach(t, newImage(t, 16*mib)), attach(t, newImage(t, 16*mib))
-	line := newFIFO(t)
-	script(t, "mkfs.ext4", "exec 9>"+line.path+"; echo started >&9; sleep 60")
+	line := machine.NewFIFO(t)
+	script(t, "mkfs.ext4", "exec 9>"+line.Path+"; echo started >&9; sleep 60")
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() { done <- h.Format(ctx, first, "ext4") }()
-	line.waitFor(t, "started")
+	line.WaitFor(t, "started")
 	impatient, giveUp := context.WithCancel(t.Context())
 	waiting := make(chan error, 1)
 	go func() { waiting <- h.Format(impatient, second, "ext4") }()
@@ -141,7 +142,7 @@ func TestFormatSlots(t *testing.T) {
 	wantClass(t, <-waiting, state.Canceled)
 	cancel()
 	wantClass(t, <-done, state.Canceled, "mkfs.ext4 was killed")
-	line.waitForEnd(t)
+	line.WaitForEnd(t)
 }
 
 func TestSlotWaits(t *testing.T) {

@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/csi-node/csi-node/pkg/internal/helper"
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
@@ -39,6 +40,12 @@ type kind interface {
 	check(ctx context.Context, path string) error
 	// grow grows the file system to bytes, unmounted if mountpoint is "".
 	grow(ctx context.Context, d *device, mountpoint string, bytes int64) error
+}
+
+// alone is a program of a kind: neither it nor what it starts outlives its caller, or
+// writes on unseen.
+func alone(name string, args ...string) helper.Program {
+	return helper.Program{Name: name, Args: args, Alone: true}
 }
 
 // kinds are all kinds; the first one is the usual one.

@@ -206,19 +206,7 @@ func unchanged(t testing.TB, path string, f func()) {
 	}
 }
 
-// script puts a shell script of that name first in PATH.
-func script(t testing.TB, name, body string) {
-	t.Helper()
-	machine.Kernel(t)
-	dir := t.TempDir()
-	must0(t, os.WriteFile(filepath.Join(dir, name), []byte("#!/bin/sh\n"+body+"\n"), 0o755))
-	switch t := t.(type) {
-	case *testing.T:
-		t.Setenv("PATH", dir+":"+os.Getenv("PATH"))
-	case *testing.B:
-		t.Setenv("PATH", dir+":"+os.Getenv("PATH"))
-	}
-}
+var script = machine.Script
 
 func must0(t testing.TB, err error) {
 	t.Helper()

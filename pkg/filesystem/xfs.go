@@ -149,7 +149,7 @@ func xfsAsk(root *os.File) (geometry xfsFSOpGeomV1, err error) {
 // thick volume. Without -f, mkfs.xfs itself refuses a device on which libblkid
 // finds anything.
 func (xfs) format(ctx context.Context, d *device, _ bool) error {
-	return checkExit(run(ctx, "mkfs.xfs", "-q", "-K", d.Name()))
+	return alone("mkfs.xfs", "-q", "-K", d.Name()).Check(ctx)
 }
 
 // check does nothing but say so: an xfs repairs itself from its log at mount,

@@ -6,22 +6,17 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
-	"runtime"
 	"strconv"
-	"strings"
 	"sync"
-	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/csi-node/csi-node/pkg/internal/helper"
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
 const (
-	outputBytes = 4 << 10          // of the program's output that are kept, the last ones
-	pipeDelay   = 10 * time.Second // for output after the program has ended
-
 	// slotTime is how long a try of a passphrase keeps its slot: one that hangs at a
 	// dead disk keeps no other volume waiting for longer than that.
 	slotTime = 10 * time.Second
@@ -59,43 +54,33 @@ func (l *Layer) try(ctx context.Context, passphrases []string, args ...string) e
 // The program waits for no udev, which cannot answer to a container, and takes no lock
 // on the header: that would be a file in the container's own /run, and whoever calls
 // run has the volume's turn.
-func (l *Layer) run(ctx context.Context, passphrases []string, args ...string) (err error) {
-	path, err := exec.LookPath(l.program)
-	if err != nil {
-		return state.Errorf(state.FailedPrecondition, "%w: install cryptsetup where the plugin runs", err)
-	}
-	cmd := exec.CommandContext(ctx, path, append([]string{"--batch-mode", "--disable-locks"}, args...)...)
+func (l *Layer) run(ctx context.Context, passphrases []string, args ...string) error {
+	var pipes []*os.File
+	defer func() {
+		for _, pipe := range pipes {
+			_ = pipe.Close() // the program has read it, or never will
+		}
+	}()
 	for _, passphrase := range passphrases {
 		pipe, err := pipeOf(passphrase)
 		if err != nil {
 			return err
 		}
-		defer func() { _ = pipe.Close() }() // the program has read it, or never will
-		cmd.ExtraFiles = append(cmd.ExtraFiles, pipe)
+		pipes = append(pipes, pipe)
 	}
-	var output tail
-	cmd.Env = append(os.Environ(), "LC_ALL=C", "DM_DISABLE_UDEV=1")
-	cmd.Stdout, cmd.Stderr = &output, &output
-	cmd.WaitDelay = pipeDelay
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
-	runtime.LockOSThread() // Pdeathsig is sent when the thread ends that started it
-	defer runtime.UnlockOSThread()
-	if err := ctx.Err(); err != nil {
-		return err
-	}
-	err = cmd.Run()
-	var exit *exec.ExitError
+	r, err := helper.Program{
+		Name: l.program, Title: "cryptsetup " + args[0], Args: append([]string{"--batch-mode", "--disable-locks"}, args...),
+		Env: []string{"DM_DISABLE_UDEV=1"}, Files: pipes,
+	}.Run(ctx)
 	switch {
-	case err == nil:
-		return nil
-	case ctx.Err() != nil:
-		return fmt.Errorf("cryptsetup %s was killed: %w", args[0], ctx.Err())
-	case errors.As(err, &exit) && exit.ExitCode() == exitPassphrase:
+	case errors.As(err, new(*exec.Error)):
+		return state.Errorf(state.FailedPrecondition, "%w: install cryptsetup where the plugin runs", err)
+	case err == nil && r.Code == exitPassphrase:
 		return fmt.Errorf("cryptsetup %s: %w", args[0], errPassphrase)
-	case errors.As(err, &exit) && exit.ExitCode() > 0:
-		return fmt.Errorf("cryptsetup %s failed with exit code %d: %s", args[0], exit.ExitCode(), &output)
+	case err == nil && r.Code != 0:
+		return r.Failure()
 	}
-	return fmt.Errorf("cryptsetup %s: %w: %s", args[0], err, &output)
+	return err
 }
 
 // keyFile is where the program finds a passphrase.
@@ -128,21 +113,4 @@ func pipeOf(passphrase string) (read *os.File, err error) {
 		return nil, errors.Join(err, read.Close())
 	}
 	return read, nil
-}
-
-// tail is a writer that keeps the last outputBytes bytes.
-type tail struct{ kept []byte }
-
-func (t *tail) Write(p []byte) (int, error) {
-	t.kept = append(t.kept, p...)
-	if excess := len(t.kept) - outputBytes; excess > 0 {
-		t.kept = append(t.kept[:0], t.kept[excess:]...)
-	}
-	return len(p), nil
-}
-
-// String returns what was kept as one line.
-func (t *tail) String() string {
-	lines := strings.FieldsFunc(strings.ToValidUTF8(string(t.kept), "?"), func(r rune) bool { return r == '\n' || r == '\r' })
-	return strings.Join(lines, "; ")
 }

@@ -40,7 +40,7 @@ func newPV(t testing.TB, bytes int64) (node string) {
 // lvmOn runs lvm by hand, on disks.
 func lvmOn(t testing.TB, disks []string, args ...string) string {
 	t.Helper()
-	out, err := run(t.Context(), "lvm", commandLimit, append([]string{args[0], "--config", config(disks)}, args[1:]...)...)
+	out, err := newRunner("lvm", commandLimit)(t.Context(), append([]string{args[0], "--config", config(disks)}, args[1:]...)...)
 	if err != nil {
 		t.Fatalf("lvm %s: %v", strings.Join(args, " "), err)
 	}

@@ -1,0 +1,137 @@
+// Package helper runs programs that are installed beside the plugin: mkfs, fsck, lvm, cryptsetup.
+package helper
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"runtime"
+	"strings"
+	"syscall"
+	"time"
+)
+
+const (
+	outputBytes = 4 << 10          // of a program's output that are kept, the last ones
+	pipeDelay   = 10 * time.Second // for output after the program has ended
+)
+
+// Program is a program, and how it is run.
+type Program struct {
+	Name   string // in PATH, or a path
+	Title  string // in errors; empty: Name
+	Args   []string
+	Env    []string   // beyond the plugin's own, by which an operator may configure it, and LC_ALL=C
+	Files  []*os.File // its descriptors from 3 on
+	Stdout io.Writer  // nil: what it prints is kept with what it complains of
+
+	// Alone makes the program the first process of a PID namespace of its own, so that the
+	// kernel kills every descendant with it (pid_namespaces(7)): a wrapper's mkfs, too,
+	// never writes on unseen. There is no fallback without the namespace: who may not make
+	// one may not mount either.
+	Alone bool
+	// Outlives keeps the program running when the plugin dies.
+	Outlives bool
+}
+
+// Result is how a program ended by itself.
+type Result struct {
+	title  string
+	Code   int    // exit code
+	Output string // the last of what it complained of, as one line
+}
+
+// Run starts the program and waits until it is gone. An exit code other than 0 is no
+// error. A program that is not there is an *exec.Error.
+//
+// The program and its process group are killed when ctx ends. A program that waits for
+// a dead disk dies only when the kernel lets go of it, and Run waits for that: a second
+// one beside it would be worse.
+func (p Program) Run(ctx context.Context) (Result, error) {
+	r := Result{title: cmp.Or(p.Title, p.Name)}
+	path, err := exec.LookPath(p.Name)
+	if err != nil {
+		return r, err
+	}
+	if err := ctx.Err(); err != nil {
+		return r, fmt.Errorf("%s was not started: %w", r.title, err)
+	}
+	var output tail
+	cmd := exec.CommandContext(ctx, path, p.Args...)
+	cmd.Env = append(append(os.Environ(), "LC_ALL=C"), p.Env...)
+	cmd.Stdout, cmd.Stderr, cmd.ExtraFiles = p.Stdout, &output, p.Files
+	if p.Stdout == nil {
+		cmd.Stdout = &output
+	}
+	cmd.WaitDelay = pipeDelay
+	cmd.Cancel = func() error { return killGroup(cmd.Process.Pid) }
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	if !p.Outlives {
+		cmd.SysProcAttr.Pdeathsig = syscall.SIGKILL
+		runtime.LockOSThread() // it is sent when the thread ends that started the program
+		defer runtime.UnlockOSThread()
+	}
+	where := ""
+	if p.Alone {
+		cmd.SysProcAttr.Cloneflags = syscall.CLONE_NEWPID
+		where = " in a PID namespace of its own, for which the plugin needs CAP_SYS_ADMIN"
+	}
+	if err := cmd.Start(); err != nil {
+		return r, fmt.Errorf("start %s%s: %w", r.title, where, err)
+	}
+	err = cmd.Wait()
+	r.Code, r.Output = cmd.ProcessState.ExitCode(), output.String()
+	switch {
+	case err != nil && ctx.Err() != nil:
+		return r, fmt.Errorf("%s was killed: %w: %s", r.title, ctx.Err(), r.Output)
+	case err == nil, errors.As(err, new(*exec.ExitError)) && r.Code >= 0:
+		return r, nil
+	}
+	return r, fmt.Errorf("%s: %w: %s", r.title, err, r.Output)
+}
+
+// Check is Run, and an exit code other than 0 is an error.
+func (p Program) Check(ctx context.Context) error {
+	r, err := p.Run(ctx)
+	if err == nil && r.Code != 0 {
+		return r.Failure()
+	}
+	return err
+}
+
+// Failure is the error of an exit code.
+func (r Result) Failure() error {
+	return fmt.Errorf("%s failed with exit code %d: %s", r.title, r.Code, r.Output)
+}
+
+// killGroup kills a program, and what it has started.
+func killGroup(pid int) error {
+	if err := syscall.Kill(-pid, syscall.SIGKILL); err != syscall.ESRCH {
+		return err
+	}
+	return os.ErrProcessDone
+}
+
+// tail is a writer that keeps the last outputBytes bytes.
+type tail struct{ kept []byte }
+
+func (t *tail) Write(p []byte) (int, error) {
+	t.kept = append(t.kept, p...)
+	if excess := len(t.kept) - outputBytes; excess > 0 {
+		t.kept = append(t.kept[:0], t.kept[excess:]...)
+	}
+	return len(p), nil
+}
+
+// String returns what was kept as one line.
+func (t *tail) String() string {
+	lines := strings.FieldsFunc(strings.ToValidUTF8(string(t.kept), "?"), func(r rune) bool { return r == '\n' || r == '\r' })
+	for i := range lines {
+		lines[i] = strings.TrimSpace(lines[i])
+	}
+	return strings.Join(lines, "; ")
+}

@@ -1,0 +1,76 @@
+package machine
+
+import (
+	"bufio"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/csi-node/csi-node/test/require"
+)
+
+// Script makes a shell script the first program of that name in PATH.
+func Script(t testing.TB, name, body string) {
+	t.Helper()
+	Kernel(t)
+	dir := t.TempDir()
+	require.NoError(t, os.WriteFile(filepath.Join(dir, name), []byte("#!/bin/sh\n"+body+"\n"), 0o755))
+	t.(interface{ Setenv(key, value string) }).Setenv("PATH", dir+":"+os.Getenv("PATH"))
+}
+
+// patience is after what time a test fails that waits for a process to start or to
+// die. What the process leaves behind is to end by itself (sleep 60).
+const patience = 20 * time.Second
+
+// FIFO is a pipe that a program and its descendants hold open for writing: it
+// ends when the last of them is gone.
+type FIFO struct {
+	Path   string
+	reader *bufio.Reader
+}
+
+// NewFIFO makes one.
+func NewFIFO(t *testing.T) *FIFO {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "fifo")
+	require.NoError(t, unix.Mkfifo(path, 0o600))
+	return &FIFO{Path: path}
+}
+
+// WaitFor blocks until a program has opened the pipe and written the line.
+func (f *FIFO) WaitFor(t *testing.T, want string) {
+	t.Helper()
+	opened := make(chan *os.File, 1)
+	go func() {
+		file, err := os.Open(f.Path) // waits for the writer
+		if err != nil {
+			t.Error(err)
+		}
+		opened <- file
+	}()
+	var file *os.File
+	select {
+	case file = <-opened:
+		t.Cleanup(func() { require.NoError(t, file.Close()) })
+	case <-time.After(patience):
+		t.Fatalf("nobody has opened %s", f.Path)
+	}
+	require.NoError(t, file.SetReadDeadline(time.Now().Add(patience)))
+	f.reader = bufio.NewReader(file)
+	line, err := f.reader.ReadString('\n')
+	if err != nil || strings.TrimSpace(line) != want {
+		t.Fatalf("read %q, %v; want %q", line, err, want)
+	}
+}
+
+// WaitForEnd blocks until no process has the pipe open.
+func (f *FIFO) WaitForEnd(t *testing.T) {
+	t.Helper()
+	_, err := io.Copy(io.Discard, f.reader)
+	require.NoError(t, err)
+}
