@@ -199,10 +199,13 @@ func (b *Backend) detach(ctx context.Context, id volumeID) error {
 // deactivate makes a logical volume inactive.
 func (b *Backend) deactivate(ctx context.Context, group, lv string) error {
 	device := deviceName(group, lv)
-	err := b.inTurn(ctx, group, turnLimit, func(ctx context.Context) error {
-		_, err := b.command(ctx, group, "lvchange", "--activate", "n", group+"/"+lv)
-		return err
-	})
+	err := fmt.Errorf("the volume group %s is not one of those of --lvm-groups", group)
+	if slices.Contains(b.names, group) {
+		err = b.inTurn(ctx, group, turnLimit, func(ctx context.Context) error {
+			_, err := b.command(ctx, group, "lvchange", "--activate", "n", group+"/"+lv)
+			return err
+		})
+	}
 	if d, lookErr := mapper.Find(device); lookErr == nil && d == nil {
 		return nil
 	} else if ctx.Err() != nil {

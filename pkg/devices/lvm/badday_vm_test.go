@@ -286,6 +286,37 @@ func newFullGroup(t *testing.T, name string, volumes int) (uuid string) {
 	return bare(lvmOn(t, []string{disk}, "vgs", "--noheadings", "--options", "vg_uuid", name))
 }
 
+// A volume of a group that --lvm-groups names no more, or by its former name, is seen as
+// long as it is active, and detached: else its mount would be taken for somebody else's.
+func TestForgottenGroup(t *testing.T) {
+	machine.Kernel(t)
+	disk, name, ctx := newPV(t, 68*mib), "forgotten", t.Context()
+	lvmOn(t, []string{disk}, "vgcreate", "--yes", name, disk)
+	t.Cleanup(func() { removeGroup(t, name, disk) })
+	b := newBackend(t, name)
+	v := create(t, b, "volume", 4*mib, nil)
+	for _, again := range []string{"", "forgotten"} {
+		attached := attach(t, b, v)
+		if again != "" {
+			lvmOn(t, []string{disk}, "vgrename", name, "renamed")
+			name = "renamed"
+		}
+		b = newBackend(t, again)
+		d := find(t, b, v)
+		if !d.Attached() || d.Number != attached.Number {
+			t.Errorf("of the groups %q it is %+v", again, d)
+		}
+		release := devicestest.Hold(t, d.Path)
+		require.Class(t, b.Detach(ctx, v), state.Unavailable, "in use")
+		release()
+		require.NoError(t, b.Detach(ctx, v))
+		if d := find(t, b, v); d.Attached() {
+			t.Errorf("detached: %+v", d)
+		}
+		b = reopened(t, name)
+	}
+}
+
 // Another group of the same name is not taken for the volume's, whether both are there or one.
 func TestOtherGroupOfTheName(t *testing.T) {
 	machine.Kernel(t)

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"os/exec"
 	"strings"
 	"time"
@@ -35,6 +36,8 @@ func newRunner(program string, limit time.Duration) runner {
 			Env: []string{"DM_DISABLE_UDEV=1", "LVM_SUPPRESS_FD_WARNINGS=1"},
 		}.Check(ctx)
 		switch {
+		case err != nil && ctx.Err() != nil:
+			return nil, fmt.Errorf("%w: it had not ended after %s", err, limit)
 		case errors.As(err, new(*exec.Error)):
 			return nil, state.Errorf(state.FailedPrecondition, "the program lvm is not there: %w: install lvm2 where the plugin runs", err)
 		case err != nil:

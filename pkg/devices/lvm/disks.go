@@ -28,8 +28,8 @@ type disk struct {
 	silent bool // it does not answer
 }
 
-// finder returns the disks of LVM on this node, and those that do not answer. One of which
-// no byte can be read is none.
+// finder returns the disks of LVM on this node, and those that do not answer, or
+// not as a disk does that works or has failed.
 type finder func(ctx context.Context) ([]disk, error)
 
 // errGone says that a group is not on this node.
@@ -89,14 +89,13 @@ func newFinder() finder {
 				continue
 			}
 			l, err := looks.Do(ctx, path, lookLimit, func() (*label, error) { return labelAt(path) })
-			_, silent := err.(*hang.Unanswered)
 			switch {
 			case ctx.Err() != nil:
 				return nil, ctx.Err()
 			case err != nil && (errors.Is(err, os.ErrNotExist) || errors.Is(err, unix.ENXIO) || errors.Is(err, unix.ENOMEDIUM)):
 			case err != nil:
 				klog.FromContext(ctx).Error(err, "Cannot read whether a disk is LVM's", "path", path)
-				if silent { // one that answers with an error has failed
+				if !errors.Is(err, unix.EIO) { // with which a disk says that it has failed
 					found = append(found, disk{path: path, silent: true})
 				}
 			case l != nil:

@@ -227,6 +227,9 @@ func (b *Backend) readReport(ctx context.Context, group string) (*report, error)
 	return r, nil
 }
 
+// atOnce is of how many volumes one lvm is told, which then ends within its time.
+const atOnce = 100
+
 // mend ends what a process that was killed has left, and reports whether there was
 // anything. The caller has the group's turn.
 func (b *Backend) mend(ctx context.Context, group string, r *report) (mended bool) {
@@ -242,16 +245,15 @@ func (b *Backend) mend(ctx context.Context, group string, r *report) (mended boo
 				volumes = append(volumes, group+"/"+name)
 			}
 		}
-		if len(volumes) == 0 {
-			continue
+		for some := range slices.Chunk(volumes, atOnce) {
+			mended = true // some of them even if it fails
+			log := klog.FromContext(ctx).WithValues("logicalVolumes", some, "by", strings.Join(end.command, " "))
+			if err := b.change(ctx, group, slices.Concat(end.command, some)...); err != nil {
+				log.Error(err, "Cannot end what an interrupted change has left")
+				continue
+			}
+			log.Info("Ended what an interrupted change has left")
 		}
-		log := klog.FromContext(ctx).WithValues("logicalVolumes", volumes, "by", strings.Join(end.command, " "))
-		if err := b.change(ctx, group, slices.Concat(end.command, volumes)...); err != nil {
-			log.Error(err, "Cannot end what an interrupted change has left")
-			continue
-		}
-		mended = true
-		log.Info("Ended what an interrupted change has left")
 	}
 	return mended
 }

@@ -28,6 +28,7 @@ import (
 	"fmt"
 	"os"
 	"regexp"
+	"slices"
 	"strings"
 	"sync"
 
@@ -170,9 +171,21 @@ func (b *Backend) Owns(_ context.Context, id string) (bool, error) {
 }
 
 // active returns the device of a volume and the name of its group, whether LVM answers or
-// not; nil: it has none.
+// not, and whether the group is still one that the plugin is to use; nil: it has none.
 func (b *Backend) active(v volumeID) (d *mapper.Device, group string, err error) {
-	for _, name := range b.names {
+	groups := b.names
+	if !b.has(v.group) { // its group may have another name by now, or be left out of --lvm-groups
+		others, err := mapper.Having(uuidPrefix + v.group)
+		if err != nil {
+			return nil, "", err
+		}
+		for _, other := range others {
+			if group, lv, ok := splitDeviceName(other); ok && lv == v.name {
+				groups = append(slices.Clone(groups), group)
+			}
+		}
+	}
+	for _, name := range groups {
 		d, err := mapper.Find(deviceName(name, v.name))
 		if err != nil {
 			return nil, "", err
@@ -182,6 +195,18 @@ func (b *Backend) active(v volumeID) (d *mapper.Device, group string, err error)
 		}
 	}
 	return nil, "", nil
+}
+
+// has reports whether the last report of a group has that UUID.
+func (b *Backend) has(uuid string) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for _, g := range b.groups {
+		if g.report != nil && g.report.uuid == uuid {
+			return true
+		}
+	}
+	return false
 }
 
 // VolumeAt returns the id of the volume that a device shows, as far as the last report

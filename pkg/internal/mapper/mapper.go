@@ -71,6 +71,24 @@ func Find(name string) (*Device, error) {
 	}, nil
 }
 
+// Having returns the names of the devices whose UUIDs begin with a prefix. It looks at all
+// there are.
+func Having(prefix string) (names []string, err error) {
+	entries, err := os.ReadDir("/sys/class/block")
+	if err != nil {
+		return nil, err
+	}
+	for _, entry := range entries {
+		if !strings.HasPrefix(entry.Name(), "dm-") {
+			continue
+		}
+		if name, uuid := read("/sys/class/block/" + entry.Name()); strings.HasPrefix(uuid, prefix) {
+			names = append(names, name)
+		}
+	}
+	return names, nil
+}
+
 // Remove removes the device of a name, whatever it is made of; there may be none. EBUSY:
 // it is open.
 func Remove(name string) error {
@@ -104,12 +122,17 @@ func ask(number uintptr, name string) (r request, err error) {
 // At returns the name and the UUID of the device with a number; empty if it is none of
 // the device mapper's.
 func At(number state.DeviceNumber) (name, uuid string) {
-	read := func(file string) string {
-		text, err := rawfile.Read("/sys/dev/block/" + number.String() + "/dm/" + file)
+	return read("/sys/dev/block/" + number.String())
+}
+
+// read returns the name and the UUID of the device that has a directory in sysfs.
+func read(dir string) (name, uuid string) {
+	fact := func(file string) string {
+		text, err := rawfile.Read(dir + "/dm/" + file)
 		if err != nil {
 			return ""
 		}
 		return strings.TrimSuffix(string(text), "\n")
 	}
-	return read("name"), read("uuid")
+	return fact("name"), fact("uuid")
 }
