@@ -2,8 +2,11 @@ package mounts
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"fmt"
+	"path/filepath"
 
 	"golang.org/x/sys/unix"
 
@@ -32,18 +35,30 @@ func (h *Host) Remove(ctx context.Context, path string) error {
 // in such a copy keep their file system all the same.
 //
 // FailedPrecondition: it is no empty directory, or a mount point. A directory is
-// at the path at all times: the new one, of the same name with ".renewed", is
-// renamed over it. What a crash leaves of it, the next call removes.
+// at the path at all times: the new one is made elsewhere (spare) and renamed over
+// it. What a crash leaves of it is an empty directory, which the next call takes.
 func (h *Host) Renew(ctx context.Context, path string) error {
 	p, err := h.begin(ctx, path)
 	if err == nil {
 		defer p.close()
-		err = p.renew()
+		err = h.renew(p)
 	}
 	if err != nil {
 		return fmt.Errorf("renew %s: %w", path, err)
 	}
 	return nil
+}
+
+// spare returns the place where the new directory for a path is made: not beside it, where
+// kubelet wants to remove a directory that is empty by then, but a level above, if that is
+// the host's.
+func (h *Host) spare(path string) (*place, error) {
+	sum := sha256.Sum256([]byte(path))
+	name, parent := ".csi-node-"+hex.EncodeToString(sum[:8]), filepath.Dir(path)
+	if p, err := h.open(filepath.Join(filepath.Dir(parent), name)); err == nil {
+		return p, nil
+	}
+	return h.open(filepath.Join(parent, name))
 }
 
 func (p *place) remove() error {
@@ -82,7 +97,7 @@ func (p *place) refusal(err error) error {
 // labelName is where SELinux keeps the label of a file.
 const labelName = "security.selinux"
 
-func (p *place) renew() error {
+func (h *Host) renew(p *place) error {
 	fd, err := p.openDirectory()
 	if err != nil {
 		return err
@@ -92,7 +107,11 @@ func (p *place) renew() error {
 	if err != nil {
 		return err
 	}
-	next := &place{path: p.path + ".renewed", dir: p.dir, name: p.name + ".renewed"}
+	next, err := h.spare(p.path)
+	if err != nil {
+		return err
+	}
+	defer next.close()
 	if err := next.remove(); err != nil && !missing(err) {
 		return err
 	}
@@ -100,7 +119,7 @@ func (p *place) renew() error {
 		return err
 	}
 	if err = next.dress(st, label); err == nil {
-		err = p.refusal(unix.Renameat(p.dir, next.name, p.dir, p.name))
+		err = p.refusal(unix.Renameat(next.dir, next.name, p.dir, p.name))
 	}
 	if err != nil {
 		return errors.Join(err, next.unlink(state.Directory))

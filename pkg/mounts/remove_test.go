@@ -56,16 +56,20 @@ func TestRemove(t *testing.T) {
 func TestRenewKeepsModeAndOwner(t *testing.T) {
 	machine.Kernel(t)
 	h, root := newHost(t)
-	path := filepath.Join(root, "stage")
-	must(t, os.Mkdir(path, 0o700))
+	path := filepath.Join(root, "driver", "volume", "globalmount")
+	must(t, os.MkdirAll(path, 0o700))
 	must(t, os.Chown(path, 1234, 5678))
 	must(t, os.Chmod(path, 0o751|os.ModeSetgid))
-	must(t, os.Mkdir(path+".renewed", 0o700)) // of a process that was killed
+	spare, err := h.spare(path)
+	must(t, err)
+	must(t, os.Mkdir(spare.real, 0o700)) // of a process that was killed
+	spare.close()
+	mustBe(t, "where kubelet removes nothing", filepath.Dir(spare.real), filepath.Join(root, "driver"))
 	var before, after unix.Stat_t
 	must(t, unix.Stat(path, &before))
 	must(t, h.Renew(t.Context(), path))
 	must(t, unix.Stat(path, &after))
-	wantFile(t, h, path+".renewed", state.NoFile)
+	wantFile(t, h, spare.real, state.NoFile)
 	if after.Mode != before.Mode || after.Uid != 1234 || after.Gid != 5678 {
 		t.Errorf("mode %o and owner %d:%d, want %o and 1234:5678", after.Mode, after.Uid, after.Gid, before.Mode)
 	}
@@ -128,11 +132,14 @@ func TestRenewRefusals(t *testing.T) {
 	must(t, os.MkdirAll(filepath.Join(path, "y"), 0o750))
 	wantClass(t, h.Renew(ctx, path), state.FailedPrecondition, "not empty")
 	wantFile(t, h, filepath.Join(path, "y"), state.Directory)
-	wantFile(t, h, path+".renewed", state.NoFile)
-	must(t, os.Rename(path, path+".renewed"))
+	spare, err := h.spare(path)
+	must(t, err)
+	spare.close()
+	wantFile(t, h, spare.real, state.NoFile)
+	must(t, os.Rename(path, spare.real))
 	must(t, os.Mkdir(path, 0o750))
-	wantClass(t, h.Renew(ctx, path), state.FailedPrecondition, path+".renewed", "not empty")
-	wantFile(t, h, filepath.Join(path+".renewed", "y"), state.Directory)
+	wantClass(t, h.Renew(ctx, path), state.FailedPrecondition, spare.name, "not empty")
+	wantFile(t, h, filepath.Join(spare.real, "y"), state.Directory)
 }
 
 // A process that is killed in the renewal leaves a directory: who asks for the volume again expects kubelet's.

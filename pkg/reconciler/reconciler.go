@@ -94,7 +94,7 @@ type SourceMounter interface {
 type Directories interface {
 	// Remove deletes an empty directory or file.
 	Remove(ctx context.Context, path string) error
-	// Renew deletes an empty directory and makes it again, so that the kernel drops
+	// Renew puts a new directory in the place of an empty one, so that the kernel drops
 	// the copies of a former mount there in other mount namespaces.
 	Renew(ctx context.Context, path string) error
 }
@@ -242,8 +242,8 @@ func (r *Reconciler) Run(ctx context.Context) {
 // its deadline); the intent is kept and the work goes on. Unavailable: the plugin
 // stops, or an attempt failed that will be made again. Aborted: a later request
 // superseded this one, or it contradicts one for which a caller waits. A final class:
-// the part cannot be brought about; unless it was accepted before, the edit was
-// withdrawn and seen undone.
+// the part cannot be brought about, and the edit was withdrawn and seen undone; a size
+// that was accepted before stays, and a stage or target that was is Unavailable then.
 func (r *Reconciler) Ensure(ctx context.Context, id string, part state.Part, edit func(*state.Volume) error) error {
 	w := r.register(id, part)
 	defer r.unregister(id, w)
