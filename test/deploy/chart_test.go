@@ -218,7 +218,7 @@ driver: {name: fast.example, maxVolumesPerNode: 1000000, heal: false, logLevel: 
 kubeletDir: /data/kubelet
 selfRegistration: true
 pool: {dir: /mnt/fast, reserve: 1%}
-inline: {maxSize: "0", maxTotal: "0"}
+inline: {maxSize: 0, maxTotal: "0"}
 storageClasses:
   - {name: fast, parameters: {provisioning: thin, overcommit: 1.5}, mountOptions: [noatime], allowVolumeExpansion: false, volumeBindingMode: Immediate,
      reclaimPolicy: Retain, labels: {a: b}, annotations: {c: d}, allowedTopologies: [{matchLabelExpressions: [{key: k, values: [v]}]}]}
