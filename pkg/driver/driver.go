@@ -194,6 +194,9 @@ func (p *plugin) open(ctx context.Context) (err error) {
 	if p.mounts, err = mounts.New(p.KubeletDir); err != nil {
 		return fmt.Errorf("--kubelet-dir %s: %w", p.KubeletDir, err)
 	}
+	if err := p.mounts.Sweep(); err != nil {
+		klog.FromContext(ctx).Error(err, "Cannot remove what a process that was killed has left", "directory", p.KubeletDir)
+	}
 	if p.pods, err = pods.New(p.KubeletDir); err != nil {
 		return fmt.Errorf("--kubelet-dir %s: %w", p.KubeletDir, err)
 	}

@@ -6,7 +6,9 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"os"
 	"path/filepath"
+	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -35,8 +37,8 @@ func (h *Host) Remove(ctx context.Context, path string) error {
 // in such a copy keep their file system all the same.
 //
 // FailedPrecondition: it is no empty directory, or a mount point. A directory is
-// at the path at all times: the new one is made elsewhere (spare) and renamed over
-// it. What a crash leaves of it is an empty directory, which the next call takes.
+// at the path at all times: the new one is made elsewhere and renamed over it. What
+// a crash leaves of it, Sweep removes.
 func (h *Host) Renew(ctx context.Context, path string) error {
 	p, err := h.begin(ctx, path)
 	if err == nil {
@@ -49,16 +51,30 @@ func (h *Host) Renew(ctx context.Context, path string) error {
 	return nil
 }
 
-// spare returns the place where the new directory for a path is made: not beside it, where
-// kubelet wants to remove a directory that is empty by then, but a level above, if that is
-// the host's.
-func (h *Host) spare(path string) (*place, error) {
+// sparePrefix begins the name of a directory that is to be renamed over another.
+const sparePrefix = ".csi-node-spare-"
+
+// spare returns the path, in a directory, at which the new one for another path is made.
+func spare(dir, path string) string {
 	sum := sha256.Sum256([]byte(path))
-	name, parent := ".csi-node-"+hex.EncodeToString(sum[:8]), filepath.Dir(path)
-	if p, err := h.open(filepath.Join(filepath.Dir(parent), name)); err == nil {
-		return p, nil
+	return filepath.Join(dir, sparePrefix+hex.EncodeToString(sum[:8]))
+}
+
+// Sweep removes what calls of Renew have left whose process was killed. A call that runs
+// meanwhile may fail.
+func (h *Host) Sweep() error {
+	entries, err := os.ReadDir(h.real)
+	if err != nil {
+		return err
 	}
-	return h.open(filepath.Join(parent, name))
+	for _, entry := range entries {
+		if strings.HasPrefix(entry.Name(), sparePrefix) {
+			if err := unix.Rmdir(filepath.Join(h.real, entry.Name())); err != nil && err != unix.ENOENT {
+				return fmt.Errorf("remove %s: %w", filepath.Join(h.root, entry.Name()), err)
+			}
+		}
+	}
+	return nil
 }
 
 func (p *place) remove() error {
@@ -107,7 +123,18 @@ func (h *Host) renew(p *place) error {
 	if err != nil {
 		return err
 	}
-	next, err := h.spare(p.path)
+	// Not beside it: there kubelet wants to remove a directory that is empty by then. But
+	// what is mounted between the host's directory and the path may keep it from there.
+	err = h.replace(p, h.root, st, label)
+	if errors.Is(err, unix.EXDEV) {
+		err = h.replace(p, filepath.Dir(p.path), st, label)
+	}
+	return err
+}
+
+// replace renames a new directory, made in dir, over that of the place.
+func (h *Host) replace(p *place, dir string, st unix.Statx_t, label []byte) error {
+	next, err := h.open(spare(dir, p.path))
 	if err != nil {
 		return err
 	}

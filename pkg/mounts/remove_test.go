@@ -60,16 +60,13 @@ func TestRenewKeepsModeAndOwner(t *testing.T) {
 	must(t, os.MkdirAll(path, 0o700))
 	must(t, os.Chown(path, 1234, 5678))
 	must(t, os.Chmod(path, 0o751|os.ModeSetgid))
-	spare, err := h.spare(path)
-	must(t, err)
-	must(t, os.Mkdir(spare.real, 0o700)) // of a process that was killed
-	spare.close()
-	mustBe(t, "where kubelet removes nothing", filepath.Dir(spare.real), filepath.Join(root, "driver"))
+	killed := spare(root, path) // what a process has left that was killed
+	must(t, os.Mkdir(killed, 0o700))
 	var before, after unix.Stat_t
 	must(t, unix.Stat(path, &before))
 	must(t, h.Renew(t.Context(), path))
 	must(t, unix.Stat(path, &after))
-	wantFile(t, h, spare.real, state.NoFile)
+	wantFile(t, h, killed, state.NoFile)
 	if after.Mode != before.Mode || after.Uid != 1234 || after.Gid != 5678 {
 		t.Errorf("mode %o and owner %d:%d, want %o and 1234:5678", after.Mode, after.Uid, after.Gid, before.Mode)
 	}
@@ -132,14 +129,33 @@ func TestRenewRefusals(t *testing.T) {
 	must(t, os.MkdirAll(filepath.Join(path, "y"), 0o750))
 	wantClass(t, h.Renew(ctx, path), state.FailedPrecondition, "not empty")
 	wantFile(t, h, filepath.Join(path, "y"), state.Directory)
-	spare, err := h.spare(path)
-	must(t, err)
-	spare.close()
-	wantFile(t, h, spare.real, state.NoFile)
-	must(t, os.Rename(path, spare.real))
+	taken := spare(root, path)
+	wantFile(t, h, taken, state.NoFile)
+	must(t, os.Rename(path, taken))
 	must(t, os.Mkdir(path, 0o750))
-	wantClass(t, h.Renew(ctx, path), state.FailedPrecondition, spare.name, "not empty")
-	wantFile(t, h, filepath.Join(spare.real, "y"), state.Directory)
+	wantClass(t, h.Renew(ctx, path), state.FailedPrecondition, taken, "not empty")
+	wantFile(t, h, filepath.Join(taken, "y"), state.Directory)
+	if err := h.Sweep(); err == nil {
+		t.Error("what is not empty was swept")
+	}
+	must(t, os.Remove(filepath.Join(taken, "y")))
+	must(t, h.Sweep())
+	wantFile(t, h, taken, state.NoFile)
+}
+
+// A file system that is mounted between the root and the path keeps the new directory from
+// being made in the root.
+func TestRenewBelowAMount(t *testing.T) {
+	h, root := newHost(t)
+	volumes := filepath.Join(root, "plugins")
+	must(t, os.Mkdir(volumes, 0o750))
+	mountTmpfs(t, "t", volumes, 0)
+	path := filepath.Join(volumes, "volume", "globalmount")
+	must(t, os.MkdirAll(path, 0o750))
+	must(t, h.Renew(t.Context(), path))
+	wantFile(t, h, path, state.Directory)
+	wantFile(t, h, spare(root, path), state.NoFile)
+	wantFile(t, h, spare(filepath.Dir(path), path), state.NoFile)
 }
 
 // A process that is killed in the renewal leaves a directory: who asks for the volume again expects kubelet's.
