@@ -208,7 +208,7 @@ func TestFormatWithOlderMkfs(t *testing.T) {
 	must0(t, err)
 	dir := t.TempDir()
 	script := "#!/bin/sh\ncase \"$*\" in *prezeroed*) echo 'Bad option(s) specified: assume_storage_prezeroed' >&2; exit 1;; esac\nexec " + real + " \"$@\"\n"
-	must0(t, os.WriteFile(filepath.Join(dir, "mkfs.ext4"), []byte(script), 0o755))
+	machine.WriteProgram(t, filepath.Join(dir, "mkfs.ext4"), script)
 	t.Setenv("PATH", dir+":"+os.Getenv("PATH"))
 	must0(t, newHost(t).Format(t.Context(), attach(t, newImage(t, 64*mib)), "ext4"))
 }

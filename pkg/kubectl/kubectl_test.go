@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/csi-node/csi-node/pkg/command"
+	"github.com/csi-node/csi-node/test/machine"
 	"github.com/csi-node/csi-node/test/require"
 )
 
@@ -66,7 +67,7 @@ const pods = `{"items":[
 func fake(t *testing.T) (dir string) {
 	t.Helper()
 	dir = t.TempDir()
-	require.NoError(t, os.WriteFile(filepath.Join(dir, "kubectl"), []byte(fakeKubectl), 0o700))
+	machine.WriteProgram(t, filepath.Join(dir, "kubectl"), fakeKubectl)
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "plugins"), []byte(pods), 0o600))
 	t.Setenv("PATH", dir+":"+os.Getenv("PATH"))
 	t.Setenv("FAKE", dir)

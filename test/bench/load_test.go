@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/csi-node/csi-node/test/harness"
+	"github.com/csi-node/csi-node/test/machine"
 	"github.com/csi-node/csi-node/test/require"
 )
 
@@ -312,7 +313,7 @@ func countPrograms(t *testing.T, r *report) {
 		log := filepath.Join(dir, "log")
 		for _, helper := range helpers {
 			script := fmt.Sprintf("#!/bin/sh\necho %s >>%s\nPATH=%s:/usr/sbin:/sbin\nexec %s \"$@\"\n", helper, log, os.Getenv("PATH"), helper)
-			require.NoError(t, os.WriteFile(filepath.Join(dir, helper), []byte(script), 0o700))
+			machine.WriteProgram(t, filepath.Join(dir, helper), script)
 		}
 		n := start(t, name, "PATH="+dir+":"+os.Getenv("PATH")+":/usr/sbin:/sbin")
 		count := func(steps []step) string {

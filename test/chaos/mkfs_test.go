@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/csi-node/csi-node/test/harness"
+	"github.com/csi-node/csi-node/test/machine"
 )
 
 // mkfsLog is what wrappers before the real mkfs programs have written: each of
@@ -40,7 +41,8 @@ func wrapMkfs(t testing.TB, p *harness.Plugin, hangs string) *mkfsLog {
 	must(t, os.Mkdir(l.dir, 0o750), os.WriteFile(l.file(), nil, 0o640))
 	for _, name := range []string{"mkfs.ext4", "mkfs.xfs"} {
 		real, err := exec.LookPath(name)
-		must(t, err, os.WriteFile(filepath.Join(l.dir, name), fmt.Appendf(nil, wrapper, l.file(), hangs, real), 0o755))
+		must(t, err)
+		machine.WriteProgram(t, filepath.Join(l.dir, name), fmt.Sprintf(wrapper, l.file(), hangs, real))
 	}
 	return l
 }

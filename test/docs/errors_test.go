@@ -5,7 +5,6 @@ import (
 	"go/parser"
 	"go/token"
 	"io/fs"
-	"os"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -17,6 +16,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/csi-node/csi-node/test/harness"
+	"github.com/csi-node/csi-node/test/machine"
 	"github.com/csi-node/csi-node/test/require"
 )
 
@@ -224,7 +224,7 @@ func TestWithoutPrivilege(t *testing.T) {
 	parts, is := quoted(t)[heading]
 	p := harness.New(t)
 	less := filepath.Join(p.Dir, "less")
-	require.NoError(t, os.WriteFile(less, []byte("#!/bin/sh\nexec setpriv --bounding-set -sys_admin "+harness.Binary(t)+" \"$@\"\n"), 0o700))
+	machine.WriteProgram(t, less, "#!/bin/sh\nexec setpriv --bounding-set -sys_admin "+harness.Binary(t)+" \"$@\"\n")
 	p.Driver = &harness.Driver{Path: less, Flags: []string{"--pool-dir", p.PoolDir, "--pool-reserve", "0"}}
 	p.Start(harness.Options{})
 	v := harness.NewVolume(t, p, "volume", harness.Shared("ext4"))

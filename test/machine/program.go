@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -14,12 +15,22 @@ import (
 	"github.com/csi-node/csi-node/test/require"
 )
 
+// WriteProgram writes a program that can be executed at once. No process may be forked
+// meanwhile, by another test: it would have the file open for writing for a moment longer,
+// and whoever executes it would be told that it is busy (ETXTBSY).
+func WriteProgram(t testing.TB, path, text string) {
+	t.Helper()
+	syscall.ForkLock.RLock()
+	defer syscall.ForkLock.RUnlock()
+	require.NoError(t, os.WriteFile(path, []byte(text), 0o755))
+}
+
 // Script makes a shell script the first program of that name in PATH.
 func Script(t testing.TB, name, body string) {
 	t.Helper()
 	Kernel(t)
 	dir := t.TempDir()
-	require.NoError(t, os.WriteFile(filepath.Join(dir, name), []byte("#!/bin/sh\n"+body+"\n"), 0o755))
+	WriteProgram(t, filepath.Join(dir, name), "#!/bin/sh\n"+body+"\n")
 	t.(interface{ Setenv(key, value string) }).Setenv("PATH", dir+":"+os.Getenv("PATH"))
 }
 

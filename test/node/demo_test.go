@@ -137,7 +137,7 @@ func TestDemoSaysWhatIsMissing(t *testing.T) {
 	binary := filepath.Join(t.TempDir(), "csi-node") // that anybody may run
 	text, err := os.ReadFile(harness.Binary(t))
 	must(t, err)
-	must(t, os.WriteFile(binary, text, 0o755))
+	machine.WriteProgram(t, binary, string(text))
 	must(t, os.Chmod(filepath.Dir(filepath.Dir(binary)), 0o755))
 	for what, test := range map[string]struct{ command, word string }{
 		"no root":         {"setpriv --reuid 65534 --regid 65534 --clear-groups " + binary + " demo", "root"},

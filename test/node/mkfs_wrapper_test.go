@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/csi-node/csi-node/test/harness"
+	"github.com/csi-node/csi-node/test/machine"
 )
 
 // wrapper is an mkfs.ext4 that stands before the real one in the PATH: it tells
@@ -40,7 +41,7 @@ func wrapMkfs(t *testing.T, p *harness.Plugin, then string) *wrapper {
 	makeDir(t, w.dir)
 	script := fmt.Sprintf("#!/bin/bash\ndir=%q gate=%q real=%q\necho \"$@\" >>$dir/runs\necho started >$dir/started\n%s\n",
 		w.dir, filepath.Join(w.dir, "gate"), real, then)
-	must(t, os.WriteFile(filepath.Join(w.dir, "mkfs.ext4"), []byte(script), 0o755))
+	machine.WriteProgram(t, filepath.Join(w.dir, "mkfs.ext4"), script)
 	write(t, filepath.Join(w.dir, "runs"), "")
 	fifo := filepath.Join(w.dir, "started")
 	must(t, unix.Mkfifo(fifo, 0o600))

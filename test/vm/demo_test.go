@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/csi-node/csi-node/test/machine"
 	"github.com/csi-node/csi-node/test/require"
 )
 
@@ -28,7 +29,7 @@ func TestDemo(t *testing.T) {
 	if first, last := "\n 1. ", "nothing is left.\n"; !strings.Contains("\n"+told.String(), first) || !strings.HasSuffix(told.String(), last) {
 		t.Errorf("the demo tells, not from %q to %q:\n%s", first, last, told.String())
 	}
-	require.NoError(t, os.WriteFile(binary, []byte("#!/bin/sh\necho refused >&2\nexit 3\n"), 0o755))
+	machine.WriteProgram(t, binary, "#!/bin/sh\necho refused >&2\nexit 3\n")
 	told.Reset()
 	var failed JobError
 	if err := Demo(within(t, 10*time.Minute), image, binary, &told); !errors.As(err, &failed) || failed.Code != 3 || told.String() != "refused\n" {

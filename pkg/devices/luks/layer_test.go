@@ -334,7 +334,7 @@ func TestPassphrasesStaySecret(t *testing.T) {
 	dir := t.TempDir()
 	b.program = filepath.Join(dir, "cryptsetup")
 	script := "#!/bin/bash\n{ tr '\\0' '\\n' </proc/$$/cmdline; env; ulimit -c; } >>" + dir + "/seen\nexec /sbin/cryptsetup \"$@\"\n"
-	require.NoError(t, os.WriteFile(b.program, []byte(script), 0o755))
+	machine.WriteProgram(t, b.program, script)
 	const one, two = "s3cret-one", "s3cret-two"
 	v := volume(secrets(one, ""))
 	require.NoError(t, b.Create(t.Context(), b.lower, v))
