@@ -12,7 +12,7 @@ var advice = map[codes.Code]string{
 	codes.Canceled:           "the plugin goes on; repeat the command to join",
 	codes.DeadlineExceeded:   "the plugin goes on; repeat the command to join, or give it more time with --timeout",
 	codes.Aborted:            "another request for the volume is under way; repeat the command when that is done",
-	codes.Unavailable:        "put right what it says, or wait until that is; then repeat the command",
+	codes.Unavailable:        "the plugin cannot do it now: put right what it names, if anything, and repeat the command",
 	codes.ResourceExhausted:  "make room, then repeat the command",
 	codes.InvalidArgument:    "ask for something else; `csi-node volume capabilities` shows what the driver offers",
 	codes.NotFound:           "check the volume's id and the path",

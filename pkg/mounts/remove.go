@@ -38,7 +38,7 @@ func (h *Host) Remove(ctx context.Context, path string) error {
 //
 // FailedPrecondition: it is no empty directory, or a mount point. A directory is
 // at the path at all times: the new one is made elsewhere and renamed over it. What
-// a crash leaves of it, Sweep removes.
+// a crash leaves of it, Sweep removes, or the next call for the path.
 func (h *Host) Renew(ctx context.Context, path string) error {
 	p, err := h.begin(ctx, path)
 	if err == nil {
@@ -124,9 +124,9 @@ func (h *Host) renew(p *place) error {
 		return err
 	}
 	// Not beside it: there kubelet wants to remove a directory that is empty by then. But
-	// what is mounted between the host's directory and the path may keep it from there.
+	// the root may be another file system, such as a container's own that is read-only.
 	err = h.replace(p, h.root, st, label)
-	if errors.Is(err, unix.EXDEV) {
+	if errors.Is(err, unix.EXDEV) || errors.Is(err, unix.EROFS) {
 		err = h.replace(p, filepath.Dir(p.path), st, label)
 	}
 	return err

@@ -144,18 +144,26 @@ func TestRenewRefusals(t *testing.T) {
 }
 
 // A file system that is mounted between the root and the path keeps the new directory from
-// being made in the root.
+// being made in the root; so does a root that is read-only.
 func TestRenewBelowAMount(t *testing.T) {
-	h, root := newHost(t)
-	volumes := filepath.Join(root, "plugins")
-	must(t, os.Mkdir(volumes, 0o750))
-	mountTmpfs(t, "t", volumes, 0)
-	path := filepath.Join(volumes, "volume", "globalmount")
-	must(t, os.MkdirAll(path, 0o750))
-	must(t, h.Renew(t.Context(), path))
-	wantFile(t, h, path, state.Directory)
-	wantFile(t, h, spare(root, path), state.NoFile)
-	wantFile(t, h, spare(filepath.Dir(path), path), state.NoFile)
+	_, dir := newHost(t)
+	for name, flags := range map[string]uintptr{"writable": 0, "read-only": unix.MS_RDONLY} {
+		root := filepath.Join(dir, name)
+		volumes := filepath.Join(root, "plugins")
+		must(t, os.Mkdir(root, 0o750))
+		mountTmpfs(t, "root", root, 0)
+		must(t, os.Mkdir(volumes, 0o750))
+		mountTmpfs(t, "volumes", volumes, 0)
+		must(t, unix.Mount("", root, "", unix.MS_REMOUNT|flags, ""))
+		h, err := New(root)
+		must(t, err)
+		path := filepath.Join(volumes, "volume", "globalmount")
+		must(t, os.MkdirAll(path, 0o750))
+		must(t, h.Renew(t.Context(), path))
+		wantFile(t, h, path, state.Directory)
+		wantFile(t, h, spare(root, path), state.NoFile)
+		wantFile(t, h, spare(filepath.Dir(path), path), state.NoFile)
+	}
 }
 
 // A process that is killed in the renewal leaves a directory: who asks for the volume again expects kubelet's.

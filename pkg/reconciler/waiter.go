@@ -220,7 +220,8 @@ func (p *pass) outcome(want *state.Volume, plan Plan, w *waiter) (error, bool) {
 		return nil, false
 	case w.refused != nil:
 		return state.Errorf(state.Unavailable, "%v; and taking back what was begun fails: %v", w.refused, err), true
-	case intent.Accepted && state.ClassOf(err).Final() && w.part.Kind != state.SizeKind: // it stands: whoever never heard that it was accepted would believe that nothing does
+	case intent.Accepted && state.ClassOf(err).Final() && w.part.Kind != state.SizeKind:
+		// It stands. Whoever never heard that it was accepted would believe that nothing does.
 		return state.Errorf(state.Unavailable, "%w", err), true
 	}
 	return err, true

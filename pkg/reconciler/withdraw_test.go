@@ -122,11 +122,12 @@ func TestNobodyIsToldAFinalCodeBeforeTheUndo(t *testing.T) {
 }
 
 // What was accepted is never withdrawn, and so never refused with a final code: kubelet,
-// which may not have heard that it was accepted, would forget what stands.
+// which may not have heard that it was accepted, would forget what stands. Of a size nothing
+// stands, and a final code ends kubelet's tries.
 func TestAcceptedIsNeverWithdrawn(t *testing.T) {
 	bubble(t, func(h *harness) {
 		v := h.volume("v")
-		h.ok(stage("v"), publish("v", 1))
+		h.ok(stage("v"), publish("v", 1), resize("v", gib))
 		foreign := fakeMount{Mount: state.Mount{FSType: "tmpfs", Source: "tmpfs", Root: "/"}}
 		h.k.with(func() {
 			h.k.mounts[targetPath("v", 1)] = append([]fakeMount{foreign}, h.k.mounts[targetPath("v", 1)]...)
@@ -138,6 +139,7 @@ func TestAcceptedIsNeverWithdrawn(t *testing.T) {
 		})
 		h.refuse(h.do(stage("v")), state.Unavailable, "turned read-only")
 		h.refuse(h.do(publish("v", 1)), state.Unavailable, "turned read-only")
+		h.refuse(h.do(resize("v", gib)), state.FailedPrecondition, "turned read-only")
 		if record := h.store.Get("v"); record.Stage.Gone || record.Targets[targetPath("v", 1)].Gone {
 			t.Errorf("withdrawn: %+v", record)
 		}

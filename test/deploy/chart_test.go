@@ -152,6 +152,7 @@ func TestSchema(t *testing.T) {
 		`kubeletDir: ""`,
 		"pool: {size: 1Gi}",
 		"pool: {reserve: much}",
+		"inline: {maxSize: 10737418240}", // Helm would write it as 1.073741824e+10
 		"pool: {dir: mnt/fast}",
 		"pool: {dir: /data}", // its parent would be mounted over the container's root
 		"pool: {dir: /data/..}",

@@ -31,7 +31,7 @@ func Script(t testing.TB, name, body string) {
 	Kernel(t)
 	dir := t.TempDir()
 	WriteProgram(t, filepath.Join(dir, name), "#!/bin/sh\n"+body+"\n")
-	t.(interface{ Setenv(key, value string) }).Setenv("PATH", dir+":"+os.Getenv("PATH"))
+	t.Setenv("PATH", dir+":"+os.Getenv("PATH"))
 }
 
 // patience is after what time a test fails that waits for a process to start or to

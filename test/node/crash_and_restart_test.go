@@ -42,6 +42,17 @@ func TestMkfsDiesWithThePluginAndIsDoneAgain(t *testing.T) {
 	}
 }
 
+// What a plugin that was killed has left in kubelet's directory, of a directory that was to
+// take another's place, goes at the start.
+func TestSpareDirectoryIsSweptAtTheStart(t *testing.T) {
+	t.Parallel()
+	p := harness.New(t)
+	spare := filepath.Join(p.KubeletDir, ".csi-node-spare-0123456789abcdef")
+	makeDir(t, spare)
+	p.Start(harness.Options{})
+	mustBeGone(t, spare)
+}
+
 // killWithHelpers ends the plugin by a signal while it has helper processes,
 // which must end with it.
 func killWithHelpers(t *testing.T, p *harness.Plugin, signal syscall.Signal) {

@@ -36,7 +36,7 @@ func TestRunHangs(t *testing.T) {
 	require.NoError(t, os.WriteFile(pipe, nil, 0o600))
 	hanging := program(t, `echo waiting >&2; (exec 3<"`+pipe+`"; sleep 3600) & sleep 3600`)
 	_, err := newRunner(hanging, 200*time.Millisecond)(t.Context(), "lvchange")
-	require.Class(t, err, state.DeadlineExceeded, "lvchange was killed", "waiting")
+	require.Class(t, err, state.DeadlineExceeded, "lvm lvchange was killed", "waiting", "it had not ended after 200ms")
 	for since := time.Now(); ; {
 		alive := openers(t, pipe)
 		if len(alive) == 0 {

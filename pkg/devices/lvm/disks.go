@@ -25,11 +25,11 @@ import (
 type disk struct {
 	path   string
 	label       // unknown of one that is silent
-	silent bool // it does not answer
+	silent bool // it did not tell what it is
 }
 
-// finder returns the disks of LVM on this node, and those that do not answer, or
-// not as a disk does that works or has failed.
+// finder returns the disks of LVM on this node, and those that did not tell what
+// they are, such as one that does not answer.
 type finder func(ctx context.Context) ([]disk, error)
 
 // errGone says that a group is not on this node.
@@ -92,10 +92,10 @@ func newFinder() finder {
 			switch {
 			case ctx.Err() != nil:
 				return nil, ctx.Err()
-			case err != nil && (errors.Is(err, os.ErrNotExist) || errors.Is(err, unix.ENXIO) || errors.Is(err, unix.ENOMEDIUM)):
+			case gone(err):
 			case err != nil:
 				klog.FromContext(ctx).Error(err, "Cannot read whether a disk is LVM's", "path", path)
-				if !errors.Is(err, unix.EIO) { // with which a disk says that it has failed
+				if !failed(err) {
 					found = append(found, disk{path: path, silent: true})
 				}
 			case l != nil:
@@ -105,6 +105,15 @@ func newFinder() finder {
 		return found, nil
 	}
 }
+
+// gone reports whether an error says that there is no disk.
+func gone(err error) bool {
+	return errors.Is(err, os.ErrNotExist) || errors.Is(err, unix.ENXIO) || errors.Is(err, unix.ENOMEDIUM)
+}
+
+// failed reports whether an error is the disk's own. Any other, of this process or of the
+// way to the disk, tells nothing of what the disk is.
+func failed(err error) bool { return errors.Is(err, unix.EIO) }
 
 // candidate returns the node of a device that may be a disk of LVM. What lies within a
 // volume of the plugin's, or in any logical volume, belongs to whoever has the volume.

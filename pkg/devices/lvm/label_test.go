@@ -4,10 +4,14 @@ import (
 	"bytes"
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
+	"github.com/csi-node/csi-node/pkg/internal/hang"
 	"github.com/csi-node/csi-node/pkg/state"
 	"github.com/csi-node/csi-node/test/require"
 )
@@ -113,6 +117,18 @@ func TestReadLabel(t *testing.T) {
 func FuzzReadLabel(f *testing.F) {
 	f.Add(diskImage(1, pv0, metadataText, 64<<10-100))
 	f.Fuzz(func(_ *testing.T, image []byte) { _, _ = readLabel(bytes.NewReader(image)) })
+}
+
+// Only a disk that says so has failed: any other error may pass, and the disk be a leg of a mirror.
+func TestFailedDisk(t *testing.T) {
+	for err, want := range map[error][2]bool{
+		unix.EIO: {true, false}, unix.EMFILE: {}, unix.EACCES: {}, unix.ENOMEM: {}, errors.New("the label of LVM is damaged"): {}, &hang.Unanswered{}: {},
+		unix.ENXIO: {false, true}, unix.ENOMEDIUM: {false, true}, unix.ENOENT: {false, true},
+	} {
+		if wrapped := fmt.Errorf("read /dev/x: %w", err); failed(wrapped) != want[0] || gone(wrapped) != want[1] {
+			t.Errorf("%v: failed %t, gone %t", err, failed(wrapped), gone(wrapped))
+		}
+	}
 }
 
 func TestMembersOf(t *testing.T) {

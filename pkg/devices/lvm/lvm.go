@@ -28,7 +28,6 @@ import (
 	"fmt"
 	"os"
 	"regexp"
-	"slices"
 	"strings"
 	"sync"
 
@@ -171,27 +170,28 @@ func (b *Backend) Owns(_ context.Context, id string) (bool, error) {
 }
 
 // active returns the device of a volume and the name of its group, whether LVM answers or
-// not, and whether the group is still one that the plugin is to use; nil: it has none.
+// not, and whether the group is one of --lvm-groups or not; nil: it has none.
 func (b *Backend) active(v volumeID) (d *mapper.Device, group string, err error) {
-	groups := b.names
-	if !b.has(v.group) { // its group may have another name by now, or be left out of --lvm-groups
-		others, err := mapper.Having(uuidPrefix + v.group)
-		if err != nil {
-			return nil, "", err
-		}
-		for _, other := range others {
-			if group, lv, ok := splitDeviceName(other); ok && lv == v.name {
-				groups = append(slices.Clone(groups), group)
-			}
-		}
-	}
-	for _, name := range groups {
+	for _, name := range b.names {
 		d, err := mapper.Find(deviceName(name, v.name))
 		if err != nil {
 			return nil, "", err
 		}
 		if d != nil && strings.HasPrefix(d.UUID, uuidPrefix+v.group) {
 			return d, name, nil
+		}
+	}
+	if b.has(v.group) {
+		return nil, "", nil
+	}
+	names, err := mapper.Having(uuidPrefix + v.group) // its group may have another name by now, or be left out of the flag
+	if err != nil {
+		return nil, "", err
+	}
+	for _, name := range names {
+		if group, lv, ok := splitDeviceName(name); ok && lv == v.name {
+			d, err := mapper.Find(name)
+			return d, group, err
 		}
 	}
 	return nil, "", nil

@@ -75,23 +75,24 @@ func (p Program) Run(ctx context.Context) (Result, error) {
 		runtime.LockOSThread() // it is sent when the thread ends that started the program
 		defer runtime.UnlockOSThread()
 	}
-	where := ""
 	if p.Alone {
 		cmd.SysProcAttr.Cloneflags = syscall.CLONE_NEWPID
-		where = " in a PID namespace of its own, for which the plugin needs CAP_SYS_ADMIN"
 	}
-	if err := cmd.Start(); err != nil {
-		return r, fmt.Errorf("start %s%s: %w", r.title, where, err)
+	switch err := cmd.Start(); {
+	case p.Alone && errors.Is(err, syscall.EPERM):
+		return r, fmt.Errorf("start %s in a PID namespace of its own (the plugin needs CAP_SYS_ADMIN): %w", r.title, err)
+	case err != nil:
+		return r, fmt.Errorf("start %s: %w", r.title, err)
 	}
 	err = cmd.Wait()
 	r.Code, r.Output = cmd.ProcessState.ExitCode(), output.String()
 	switch {
 	case err != nil && ctx.Err() != nil:
-		return r, fmt.Errorf("%s was killed: %w: %s", r.title, ctx.Err(), r.Output)
+		return r, r.complained(fmt.Errorf("%s was killed: %w", r.title, ctx.Err()))
 	case err == nil, errors.As(err, new(*exec.ExitError)) && r.Code >= 0:
 		return r, nil
 	}
-	return r, fmt.Errorf("%s: %w: %s", r.title, err, r.Output)
+	return r, r.complained(fmt.Errorf("%s: %w", r.title, err))
 }
 
 // Check is Run, and an exit code other than 0 is an error.
@@ -105,7 +106,15 @@ func (p Program) Check(ctx context.Context) error {
 
 // Failure is the error of an exit code.
 func (r Result) Failure() error {
-	return fmt.Errorf("%s failed with exit code %d: %s", r.title, r.Code, r.Output)
+	return r.complained(fmt.Errorf("%s failed with exit code %d", r.title, r.Code))
+}
+
+// complained adds to an error what the program complained of, if it did.
+func (r Result) complained(err error) error {
+	if r.Output == "" {
+		return err
+	}
+	return fmt.Errorf("%w: %s", err, r.Output)
 }
 
 // killGroup kills a program, and what it has started.

@@ -1,5 +1,5 @@
-// Package mapper asks the device mapper for a device by its name, which takes one
-// system call, however many devices there are, and no program.
+// Package mapper asks the device mapper for devices without a program: by a name, which
+// takes one system call, however many devices there are, or by how a UUID begins.
 package mapper
 
 import (
