@@ -150,8 +150,10 @@ func TestHungLookBeforeAdoption(t *testing.T) {
 		start := time.Now()
 		r := publish("v", 1)
 		h.refuse(h.p.r.Ensure(ctx, r.id, r.part, r.edit), state.DeadlineExceeded, "step look has been running since ")
+		another := h.k.hang(opFind, "v", true) // not that of the worker
 		_, err := h.p.r.Observe(ctx, &state.Volume{ID: "v"})
 		h.refuse(err, state.DeadlineExceeded, "volume v", "look")
+		another.open()
 		if took := time.Since(start); took != 18*time.Second {
 			t.Errorf("the last answer came after %s", took)
 		}
