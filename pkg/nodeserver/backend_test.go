@@ -81,7 +81,7 @@ func TestPublishContextThatIsNoIdentity(t *testing.T) {
 		})
 	}
 	require.NoError(t, with("1", "a"))
-	f.records[diskID].Accept(state.StagePart())
+	f.records[diskID].Accept(state.StagePart(), true)
 	require.NoError(t, with("1", "b"))
 	if _, publish := state.SplitContext(f.records[diskID].Stage.Context); publish["portal"] != "b" {
 		t.Errorf("kept is %v", publish)

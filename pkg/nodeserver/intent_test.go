@@ -150,7 +150,7 @@ func TestRepublishWithNewTokens(t *testing.T) {
 	f.staged(asExt4)
 	for _, token := range []string{"one", "two"} {
 		require.NoError(t, publish(t, s, func(r *csi.NodePublishVolumeRequest) { r.VolumeContext = map[string]string{"a": "1", tokensKey: token} }))
-		f.records[id].Accept(state.TargetPart(target))
+		f.records[id].Accept(state.TargetPart(target), true)
 	}
 }
 
@@ -166,7 +166,7 @@ func TestDifferentRequests(t *testing.T) {
 		t.Errorf("the record is %+v now", f.records[id])
 	}
 	require.NoError(t, publish(t, s))
-	f.records[id].Accept(state.TargetPart(target))
+	f.records[id].Accept(state.TargetPart(target), true)
 	check(t, publish(t, s, func(r *csi.NodePublishVolumeRequest) { r.Readonly = true }), state.AlreadyExists, target)
 }
 

@@ -162,7 +162,7 @@ func (s *Server) capability(c *csi.VolumeCapability) (state.Capability, bool, er
 }
 
 // whilePending returns the error for an invalid request. While an earlier request for
-// one of the parts is pending, the error is not final: kubelet would conclude from a
+// one of the parts is pending, or was never answered, the error is not final: kubelet would conclude from a
 // final one that nothing is there, and would never remove what the earlier one makes.
 func (s *Server) whilePending(id string, err error, parts ...state.Part) error {
 	record := s.Records.Get(id)
@@ -170,7 +170,7 @@ func (s *Server) whilePending(id string, err error, parts ...state.Part) error {
 		return err
 	}
 	for _, part := range parts {
-		if asked := record.Latest(part); asked != nil && !asked.Gone && !asked.Accepted {
+		if asked := record.Latest(part); asked != nil && !asked.Gone && !asked.Told() {
 			return state.Errorf(state.Aborted, "%w; and an earlier request is still pending", err)
 		}
 	}

@@ -240,8 +240,10 @@ func TestWrongRequestWhileAnotherIsPending(t *testing.T) {
 	for _, staging := range []string{"", "not/absolute"} {
 		check(t, publish(t, s, func(r *csi.NodePublishVolumeRequest) { r.StagingTargetPath = staging }), state.Aborted, "staging_target_path")
 	}
-	f.records[id].Accept(state.StagePart())
-	f.records[id].Accept(state.TargetPart(target))
+	f.records[id].Accept(state.StagePart(), false)
+	check(t, stage(t, s, func(r *csi.NodeStageVolumeRequest) { r.VolumeCapability = nonsense }), state.Aborted, "move")
+	f.records[id].Accept(state.StagePart(), true)
+	f.records[id].Accept(state.TargetPart(target), true)
 	check(t, stage(t, s, func(r *csi.NodeStageVolumeRequest) { r.VolumeCapability = nonsense }), state.InvalidArgument, "move")
 	check(t, publish(t, s, func(r *csi.NodePublishVolumeRequest) { r.VolumeCapability = bind }), state.InvalidArgument, "bind")
 }

@@ -2,6 +2,7 @@ package reconciler
 
 import (
 	"cmp"
+	"fmt"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -11,6 +12,56 @@ import (
 	"github.com/csi-node/csi-node/pkg/state"
 	"github.com/csi-node/csi-node/test/require"
 )
+
+// What holds since nobody waited any more is not there for the CO, which would never
+// remove it if it heard a final code: it gives way, until somebody is told of it.
+func TestUnheardGivesWay(t *testing.T) {
+	for name, row := range map[string]struct {
+		before        []request
+		hangs         op
+		first, second request
+		at            string
+	}{
+		"stage":   {nil, opFormat, stage("v"), stage("v", stageNoatime), stagePath("v")},
+		"publish": {[]request{stage("v")}, opBind, publish("v", 1), publish("v", 1, publishNoatime), targetPath("v", 1)},
+	} {
+		for _, told := range []bool{false, true} {
+			for _, restarted := range []bool{false, true} {
+				t.Run(fmt.Sprintf("%s/told=%t/restarted=%t", name, told, restarted), func(t *testing.T) {
+					bubble(t, func(h *harness) {
+						h.volume("v")
+						h.ok(row.before...)
+						hang := h.k.hang(row.hangs, "", true)
+						h.refuse(h.within(time.Second, row.first), state.DeadlineExceeded)
+						hang.open()
+						synctest.Wait()
+						h.atRest("v")
+						if intent := h.store.Get("v").Intent(row.first.part); !intent.Accepted || !intent.Unheard {
+							t.Fatalf("nobody was told, and the record has %+v", intent)
+						}
+						if told {
+							h.ok(row.first)
+						}
+						if restarted {
+							h.kill()
+							h.start()
+						}
+						if told {
+							h.refuse(h.do(row.second), state.AlreadyExists)
+							h.mustShow(row.at, state.NoAtime, false)
+							return
+						}
+						h.ok(row.second)
+						h.atRest("v")
+						h.mustShow(row.at, state.NoAtime, true)
+						h.wantCalls(1, opFormat, "v")
+						h.refuse(h.do(row.first), state.AlreadyExists)
+					})
+				})
+			}
+		}
+	}
+}
 
 // What is asked for later takes the place of what is not done yet, whose caller is told.
 func TestLaterRequestSupersedes(t *testing.T) {

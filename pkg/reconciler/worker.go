@@ -268,7 +268,7 @@ func (p *pass) settle(ctx context.Context, want *state.Volume, have state.Actual
 		switch {
 		case seen && intent.Gone:
 			edits[part] = func(v *state.Volume) { v.Drop(part) }
-		case seen && !intent.Accepted:
+		case seen && !intent.Accepted, seen && intent.Unheard && heard(want, part):
 			edits[part] = func(v *state.Volume) { accept(v, part, have) }
 		case seen && part.Kind == state.StageKind && remembersLess(want.Stage, have): // it could not be read before, or the stage was adopted
 			edits[part] = func(v *state.Volume) { remember(v.Stage, have) }
@@ -280,7 +280,7 @@ func (p *pass) settle(ctx context.Context, want *state.Volume, have state.Actual
 		p.answer(ctx, want, plan)
 		return false
 	}
-	record, err := p.r.store.Edit(p.id, func(v *state.Volume) error {
+	settled := func(v *state.Volume) error {
 		stays := sameStage(v, want)                          // otherwise the targets show another stage
 		for _, part := range slices.Backward(want.Parts()) { // a stage is accepted before a target is withdrawn
 			edit, intent := edits[part], v.Intent(part)
@@ -289,7 +289,8 @@ func (p *pass) settle(ctx context.Context, want *state.Volume, have state.Actual
 			}
 		}
 		return nil
-	})
+	}
+	record, err := p.r.store.Edit(p.id, func(v *state.Volume) error { return p.r.claims.during(v, settled) })
 	if err != nil {
 		klog.FromContext(ctx).Error(err, "Record cannot be brought up to date")
 		for part := range edits {
@@ -333,10 +334,10 @@ func remembersLess(s *state.Stage, have state.Actual) bool {
 	return s.UUID == "" && have.Contents.UUID != "" || s.Identity == "" && have.Device.Identity != ""
 }
 
-// accept notes that a part holds, for a stage with which device and file system, and
+// accept notes that a part holds and whether a caller waits to hear it, for a stage with which device and file system, and
 // for a block target which device it shows.
 func accept(v *state.Volume, part state.Part, have state.Actual) {
-	v.Accept(part)
+	v.Accept(part, heard(v, part))
 	if part.Kind == state.StageKind {
 		remember(v.Stage, have)
 	}
@@ -348,6 +349,12 @@ func accept(v *state.Volume, part state.Part, have state.Actual) {
 	if needsView(t, have.Device) {
 		t.Device = have.View.Number
 	}
+}
+
+// heard reports whether a caller waits to be told that a part holds. Whoever publishes
+// relies on the stage.
+func heard(v *state.Volume, part state.Part) bool {
+	return v.Intent(part).Asked || part.Kind == state.StageKind && stageAsked(v)
 }
 
 // refused reports whether the part failed for good while a caller waits to be told.

@@ -25,8 +25,9 @@ var ErrStagedElsewhere = Errorf(NotFound, "the volume is staged at another path"
 // either refuses with a classified error or leaves the record as asked. A repeated
 // request changes nothing, and so joins the one before.
 //
-// An intent that was never accepted is superseded by another request for the same part
-// as soon as no caller waits for it: it becomes a tombstone, and the new intent its Next.
+// An intent of which the CO was never told that it holds is superseded by another
+// request for the same part as soon as no caller waits for it: it becomes a tombstone,
+// and the new intent its Next.
 
 // AskStage asks for the stage s. An empty fs type is that of the present stage, if
 // there is one.
@@ -180,22 +181,22 @@ func (s *Stage) meets(asked *Stage) bool {
 	return s.SameAs(&o)
 }
 
-// replaceable reports whether the stage may give way to another one: neither it nor a
-// target of it was ever accepted.
+// replaceable reports whether the stage may give way to another one: the CO was told
+// neither of it nor of a target of it.
 func (v *Volume) replaceable() bool {
 	for _, t := range v.Targets {
-		if t.Accepted {
+		if t.Told() {
 			return false
 		}
 	}
-	return !v.Stage.Gone && !v.Stage.Accepted
+	return !v.Stage.Gone && !v.Stage.Told()
 }
 
 // replaceStage replaces a replaceable stage by s, and withdraws the targets with it.
 // Aborted: a caller waits for one of them.
 func (v *Volume) replaceStage(s *Stage, now time.Time) error {
 	have := v.Stage
-	begun := have.Begun || have.Inline.Fresh()
+	begun := have.Begun || have.Accepted || have.Inline.Fresh()
 	if have.Asked {
 		return pending(StagePart())
 	}
@@ -313,7 +314,7 @@ func (v *Volume) AskPublish(t *Target, stagingPath string, now time.Time) error 
 	if err != nil {
 		v.Stage, v.Size, v.Targets = stage, size, targets
 	}
-	if ClassOf(err).Final() && have != nil && (have.Next != nil || !have.Gone && !have.Accepted) {
+	if ClassOf(err).Final() && have != nil && (have.Next != nil || !have.Gone && !have.Told()) {
 		return Errorf(Aborted, "%w; and an earlier request for %s is still pending", err, t.Path)
 	}
 	return err
@@ -329,12 +330,12 @@ func (v *Volume) askPublish(t *Target, stagingPath string, now time.Time) error 
 	case have != nil && have.Next != nil && have.Next.SameAs(t) && s.Path == stagingPath:
 		have.Next.Context = t.Context
 		return nil
-	case have != nil && have.Next != nil && have.Next.Asked, have != nil && !have.Gone && !have.Accepted && have.Asked && !have.SameAs(t):
+	case have != nil && have.Next != nil && have.Next.Asked, have != nil && !have.Gone && !have.Told() && have.Asked && !have.SameAs(t):
 		return pending(TargetPart(t.Path))
 	case have != nil && !have.Gone && have.SameAs(t) && s.Path == stagingPath:
 		have.Context = t.Context
 		return nil
-	case have != nil && !have.Gone && have.Accepted && s.Path == stagingPath:
+	case have != nil && !have.Gone && have.Told() && s.Path == stagingPath:
 		return Errorf(AlreadyExists, "the volume is published already at %s with another capability, context or read-only setting", t.Path)
 	case s.Gone:
 		return Errorf(Aborted, "the volume is being unstaged from %s", s.Path)
@@ -369,7 +370,7 @@ func (v *Volume) askPublish(t *Target, stagingPath string, now time.Time) error 
 	// If this target is refused, what is still being unpublished must be taken down.
 	t.Intent = Intent{Revision: v.Revision, Since: now, Begun: have != nil && have.Gone && have.SameAs(t)}
 	switch {
-	case have == nil, have.SameAs(t), !have.Gone && !have.Begun:
+	case have == nil, have.SameAs(t), !have.Gone && !have.Begun && !have.Accepted:
 		v.Targets[t.Path] = t
 	default: // what was begun is undone first
 		if !have.Gone {
@@ -527,14 +528,14 @@ func (v *Volume) AskSize(bytes, limit int64, now time.Time) error {
 	return nil
 }
 
-// Withdraw takes back the part's intent after a final failure, if it was never
-// accepted. A stage or a target becomes a tombstone, or is dropped if nothing was done
+// Withdraw takes back the part's intent after a final failure, or in favour of another
+// one, if the CO was never told that it holds. A stage or a target becomes a tombstone, or is dropped if nothing was done
 // for it; a size returns to the last accepted one. A provisional stage is dropped with
 // the last part that needs it. An inline volume ends with its publish, unless it may
 // hold a pod's data.
 func (v *Volume) Withdraw(p Part, now time.Time) {
 	intent := v.Intent(p)
-	if intent == nil || intent.Accepted || intent.Gone {
+	if intent == nil || intent.Told() || intent.Gone {
 		return
 	}
 	if p.Kind == SizeKind {
@@ -556,7 +557,7 @@ func (v *Volume) Withdraw(p Part, now time.Time) {
 		}
 	}
 	switch {
-	case intent.Begun, fresh:
+	case intent.Begun, intent.Accepted, fresh:
 	case p.Kind == StageKind:
 		v.Stage = nil
 		return
@@ -569,10 +570,10 @@ func (v *Volume) Withdraw(p Part, now time.Time) {
 	intent.Withdrawn = true
 }
 
-// Accept notes that the part was seen to hold.
-func (v *Volume) Accept(p Part) {
+// Accept notes that the part was seen to hold, and whether a caller is told so.
+func (v *Volume) Accept(p Part, told bool) {
 	if intent := v.Intent(p); intent != nil {
-		intent.Accepted = true
+		intent.Accepted, intent.Unheard = true, !told && p.Kind != SizeKind
 	}
 	if v.Stage.LivesFor(p.Path) {
 		v.Stage.Inline.Used = true

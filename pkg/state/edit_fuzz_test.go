@@ -81,14 +81,14 @@ func edited(t *testing.T, before *Volume, op, arg byte) *Volume {
 		if intent := v.Intent(part); arg&64 != 0 && intent != nil && !intent.Gone {
 			intent.Begun = true
 		} else {
-			v.Accept(part)
+			v.Accept(part, arg&32 == 0)
 		}
 	case 7:
-		accepted := before.Intent(part) != nil && before.Intent(part).Accepted
+		told := before.Intent(part) != nil && before.Intent(part).Told()
 		if arg&128 == 0 {
 			v.Drop(part)
-		} else if v.Withdraw(part, now); accepted && !reflect.DeepEqual(v.Intent(part), before.Intent(part)) {
-			t.Fatalf("%s was accepted and is withdrawn: %+v", part, before)
+		} else if v.Withdraw(part, now); told && !reflect.DeepEqual(v.Intent(part), before.Intent(part)) {
+			t.Fatalf("%s was told to hold, and is withdrawn: %+v", part, before)
 		}
 	default:
 		err := ask(v)

@@ -45,7 +45,11 @@ func with(path string, changes ...func(*Target)) func(*Volume) {
 
 func acceptedStage(v *Volume) { v.Stage.Accepted = true }
 
+func unheardStage(v *Volume) { v.Stage.Accepted, v.Stage.Unheard = true, true }
+
 func acceptedTarget(t *Target) { t.Accepted = true }
+
+func unheardTarget(t *Target) { t.Accepted, t.Unheard = true, true }
 
 func goneTarget(t *Target) { gone(&t.Intent) }
 
@@ -101,6 +105,9 @@ func TestAskStage(t *testing.T) {
 		"fs type left open":  {have: record(), edit: ask(func(s *Stage) { s.Capability.FSType = "" })},
 		"elsewhere":          {have: record(acceptedStage), edit: ask(elsewhere), class: AlreadyExists, words: "/stage"},
 		"other fs type":      {have: record(acceptedStage), edit: ask(xfs), class: AlreadyExists, words: "xfs"},
+		"unheard, again":     {have: record(unheardStage), edit: ask()},
+		"unheard, other":     {have: record(unheardStage, with("/a", unheardTarget)), edit: ask(xfs), part: StagePart()},
+		"told of a target":   {have: record(unheardStage, with("/a", acceptedTarget)), edit: ask(xfs), class: AlreadyExists, words: "xfs"},
 		"while going":        {have: record(func(v *Volume) { gone(&v.Stage.Intent) }), edit: ask(), part: StagePart()},
 		"other, while going": {have: record(func(v *Volume) { gone(&v.Stage.Intent) }), edit: ask(xfs), class: Aborted, words: "unstaged"},
 		// An adopted stage is a guess only where the kernel does not tell.
@@ -109,6 +116,10 @@ func TestAskStage(t *testing.T) {
 		"adopted, other fs type": {have: record(adopted), edit: ask(xfs), class: AlreadyExists, words: "xfs"},
 	}.run(t)
 
+	unheard := record(unheardStage, with("/a", unheardTarget))
+	if err := ask(xfs)(unheard); err != nil || !unheard.Stage.Withdrawn || unheard.Stage.Next == nil || !unheard.Targets["/a"].Withdrawn {
+		t.Errorf("what stands and is to give way became %+v (%v), and is to be taken down first", unheard, err)
+	}
 	going := record(func(v *Volume) { gone(&v.Stage.Intent) })
 	if err := going.AskStage(aStage(), editTime); err != nil || !going.Stage.Begun {
 		t.Errorf("a stage over one that is still there is %+v (%v): a refusal would forget that one", going.Stage, err)
@@ -166,6 +177,7 @@ func TestAskPublish(t *testing.T) {
 		"again":               {have: record(with("/a")), edit: ask(aTarget("/a"))},
 		"again, unstaged":     {have: record(with("/a"), func(v *Volume) { v.Stage = nil }), edit: ask(aTarget("/a")), part: StagePart()},
 		"again, otherwise":    {have: record(with("/a", acceptedTarget)), edit: ask(aTarget("/a", reading)), class: AlreadyExists, words: "/a"},
+		"unheard, otherwise":  {have: record(with("/a", unheardTarget)), edit: ask(aTarget("/a", reading)), part: TargetPart("/a")},
 		"second":              {have: record(with("/a")), edit: ask(aTarget("/b")), part: TargetPart("/b")},
 		"unstaged":            {have: &Volume{ID: "v", Revision: 10}, edit: ask(aTarget("/a")), part: TargetPart("/a")},
 		"unstaging":           {have: record(func(v *Volume) { gone(&v.Stage.Intent) }), edit: ask(aTarget("/a")), class: Aborted, words: "unstaged"},
@@ -239,7 +251,7 @@ func TestWithdrawSize(t *testing.T) {
 		}
 	}
 	ask(100)
-	v.Accept(SizePart())
+	v.Accept(SizePart(), true)
 	v.Withdraw(SizePart(), editTime)
 	if v.Size.Bytes != 100 {
 		t.Errorf("an accepted size was withdrawn: %+v", v.Size)
@@ -287,7 +299,7 @@ func TestWithdrawAcceptDrop(t *testing.T) {
 	if i := v.Targets["/a"].Intent; !i.Gone || !i.Withdrawn || i.Revision != 10 {
 		t.Errorf("a withdrawn target is %+v", i)
 	}
-	v.Accept(StagePart())
+	v.Accept(StagePart(), true)
 	v.Withdraw(StagePart(), editTime)
 	if v.Stage.Gone {
 		t.Error("an accepted stage was withdrawn")
@@ -299,7 +311,7 @@ func TestWithdrawAcceptDrop(t *testing.T) {
 	}
 	gone(&v.Stage.Intent)
 	v.Drop(StagePart())
-	v.Accept(StagePart())
+	v.Accept(StagePart(), true)
 	v.Withdraw(StagePart(), editTime)
 	if !v.Empty() {
 		t.Errorf("the volume is %+v", v)

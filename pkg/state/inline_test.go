@@ -25,8 +25,8 @@ func begun(v *Volume) error {
 	v.Stage.Begun = true
 	return nil
 }
-func stageHolds(v *Volume) error  { v.Accept(StagePart()); return nil }
-func targetHolds(v *Volume) error { v.Accept(TargetPart("/a")); return nil }
+func stageHolds(v *Volume) error  { v.Accept(StagePart(), true); return nil }
+func targetHolds(v *Volume) error { v.Accept(TargetPart("/a"), true); return nil }
 
 // One request asks for an inline volume, and what it names is what it is.
 func TestAskInline(t *testing.T) {

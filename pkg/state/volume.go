@@ -37,8 +37,11 @@ type Intent struct {
 	// nothing but mounts, from one that the CO asked for.
 	Withdrawn bool `json:"withdrawn,omitzero"`
 	// Accepted is set once the intent was seen to hold. What was accepted is
-	// never withdrawn.
+	// never withdrawn, unless it is Unheard.
 	Accepted bool `json:"accepted,omitzero"`
+	// Unheard tells of an accepted stage or target that no caller has waited for
+	// since: the CO believes that nothing is there, so another request supersedes it.
+	Unheard bool `json:"unheard,omitzero"`
 	// Begun is set before the first step that is made for the intent: until
 	// then a withdrawal has nothing to undo, and whatever is there is not its own.
 	Begun bool `json:"begun,omitzero"`
@@ -52,6 +55,9 @@ type Intent struct {
 	// request for the same part is refused for now.
 	Asked bool `json:"-"`
 }
+
+// Told reports whether the CO was told that the intent holds.
+func (i *Intent) Told() bool { return i.Accepted && !i.Unheard }
 
 // AccessType is how a volume appears to a pod.
 type AccessType string
