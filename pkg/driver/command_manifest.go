@@ -19,7 +19,8 @@ import (
 )
 
 func newManifestCommand(o Options) *cobra.Command {
-	var stateDir, class string
+	var stateDir, secret string
+	var add additions
 	var timeout command.Timeout
 	output := command.Output("yaml")
 	cmd := &cobra.Command{
@@ -33,9 +34,13 @@ or whose cluster is gone. It changes nothing, and leaves out inline volumes.
 A PersistentVolume of another node that has the same name must be gone first: give
 it the policy Retain, then delete it. A claim takes one by its spec.volumeName.`,
 		Example: `  csi-node volume manifest
-  csi-node volume manifest try --storage-class local`,
+  csi-node volume manifest try --storage-class local
+  csi-node volume manifest --secret-ref my-namespace/passphrases`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if err := timeout.Check(); err != nil {
+				return err
+			}
+			if err := add.name(secret); err != nil {
 				return err
 			}
 			ctx, cancel := contextWithin(cmd, timeout)
@@ -44,9 +49,12 @@ it the policy Retain, then delete it. A claim takes one by its spec.volumeName.`
 			if err != nil {
 				return fmt.Errorf("volume manifest: %w", err)
 			}
-			volumes, err := all.manifests(args, class)
+			volumes, err := all.manifests(args, add)
 			if err != nil {
 				return err
+			}
+			if locked := all.withLayers(volumes); len(locked) > 0 && add.secret == nil {
+				fmt.Fprintf(cmd.ErrOrStderr(), "Of these, %s need a Secret, such as the passphrase of an encrypted volume: name it by --secret-ref.\n", strings.Join(locked, ", "))
 			}
 			return printManifests(cmd.OutOrStdout(), output, volumes)
 		},
@@ -58,8 +66,28 @@ it the policy Retain, then delete it. A claim takes one by its spec.volumeName.`
 	addStateDir(cmd, o, &stateDir)
 	timeout.Add(cmd, 30*time.Second, "the plugin")
 	output.AddObjects(cmd)
-	cmd.Flags().StringVar(&class, "storage-class", "", "storageClassName of the volumes; a claim must name the same")
+	cmd.Flags().StringVar(&add.class, "storage-class", "", "storageClassName of the volumes; a claim must name the same")
+	cmd.Flags().StringVar(&secret, "secret-ref", "", "`NAMESPACE/NAME` of the Secret that those with layers, such as encrypted ones, name for stage, publish and expand")
 	return cmd
+}
+
+// additions are what only the caller knows of the volumes.
+type additions struct {
+	class  string
+	secret *secretReference // of those with layers
+}
+
+// name sets the Secret from namespace/name; empty: none is named.
+func (a *additions) name(secret string) error {
+	if secret == "" {
+		return nil
+	}
+	namespace, name, both := strings.Cut(secret, "/")
+	if !both || !fitObjectName.MatchString(namespace) || !fitObjectName.MatchString(name) {
+		return fmt.Errorf("--secret-ref %q is not NAMESPACE/NAME of a Secret", secret)
+	}
+	a.secret = &secretReference{name, namespace}
+	return nil
 }
 
 // persistentVolume is a PersistentVolume, as far as manifest writes it.
@@ -89,6 +117,15 @@ type csiSource struct {
 	VolumeHandle     string            `json:"volumeHandle"`
 	FSType           string            `json:"fsType,omitempty"`
 	VolumeAttributes map[string]string `json:"volumeAttributes,omitempty"`
+	// A publish brings the secret after a restart of the plugin.
+	StageSecret   *secretReference `json:"nodeStageSecretRef,omitempty"`
+	PublishSecret *secretReference `json:"nodePublishSecretRef,omitempty"`
+	ExpandSecret  *secretReference `json:"nodeExpandSecretRef,omitempty"`
+}
+
+type secretReference struct {
+	Name      string `json:"name"`
+	Namespace string `json:"namespace"`
 }
 
 type nodeAffinity struct {
@@ -111,7 +148,7 @@ type nodeSelectorRequirement struct {
 
 // manifests returns the PersistentVolumes of the named volumes; without names, of all
 // that live longer than a pod.
-func (i Inventory) manifests(ids []string, class string) ([]persistentVolume, error) {
+func (i Inventory) manifests(ids []string, add additions) ([]persistentVolume, error) {
 	var all []persistentVolume
 	found := map[string]bool{}
 	for _, v := range i.Volumes {
@@ -125,7 +162,7 @@ func (i Inventory) manifests(ids []string, class string) ([]persistentVolume, er
 		case v.Error != "":
 			return nil, fmt.Errorf("volume %s: its facts cannot be read: %s", v.ID, v.Error)
 		}
-		all = append(all, i.manifest(v, class))
+		all = append(all, i.manifest(v, add))
 	}
 	for _, id := range ids {
 		if !found[id] {
@@ -135,7 +172,17 @@ func (i Inventory) manifests(ids []string, class string) ([]persistentVolume, er
 	return all, nil
 }
 
-func (i Inventory) manifest(v Volume, class string) persistentVolume {
+// withLayers returns the ids of those that have layers.
+func (i Inventory) withLayers(volumes []persistentVolume) (ids []string) {
+	for _, v := range i.Volumes {
+		if len(v.Layers) > 0 && slices.ContainsFunc(volumes, func(pv persistentVolume) bool { return pv.Spec.CSI.VolumeHandle == v.ID }) {
+			ids = append(ids, v.ID)
+		}
+	}
+	return ids
+}
+
+func (i Inventory) manifest(v Volume, add additions) persistentVolume {
 	attributes := maps.Clone(v.Context)
 	if v.Backend != i.Usual {
 		if attributes == nil {
@@ -148,9 +195,12 @@ func (i Inventory) manifest(v Volume, class string) persistentVolume {
 		AccessModes:      []string{"ReadWriteOnce"},
 		VolumeMode:       "Filesystem",
 		ReclaimPolicy:    "Retain",
-		StorageClassName: class,
+		StorageClassName: add.class,
 		CSI:              csiSource{Driver: i.Driver, VolumeHandle: v.ID, VolumeAttributes: attributes},
 	}}
+	if len(v.Layers) > 0 {
+		pv.Spec.CSI.StageSecret, pv.Spec.CSI.PublishSecret, pv.Spec.CSI.ExpandSecret = add.secret, add.secret, add.secret
+	}
 	switch {
 	case v.Block && v.Formatted == "":
 		pv.Spec.VolumeMode = "Block"

@@ -34,6 +34,8 @@ type Volume struct {
 	FSType    string `json:"fsType,omitempty"`    // else the file system that it was made for; empty: not known
 	Formatted string `json:"formatted,omitempty"` // the file system that it has; empty: none, or not known
 	Inline    bool   `json:"inline,omitempty"`    // it lives for one pod
+	// Layers are those that the volume has, such as an encrypted one, from its source up.
+	Layers []string `json:"layers,omitempty"`
 	// Parameters are those of its StorageClass; Context is its volume context.
 	Parameters map[string]string `json:"parameters,omitempty"`
 	Context    map[string]string `json:"context,omitempty"`
@@ -120,6 +122,11 @@ func (p *plugin) describe(ctx context.Context, name string, backend devices.Prov
 	}
 	v.Bytes, v.Block, v.FSType, v.Parameters, v.Context = have.Bytes, have.Use.Block, have.Use.FSType, have.Parameters, have.Context
 	of.Context = have.Context
+	for _, layer := range p.layers {
+		if layer.Wanted(of) {
+			v.Layers = append(v.Layers, layer.Name())
+		}
+	}
 	if d, err := p.devices.Find(ctx, of); err == nil && d.Err == nil {
 		v.Formatted = d.Formatted
 	}

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"io"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -55,7 +56,7 @@ func TestInventory(t *testing.T) {
 
 func inventory() Inventory {
 	return Inventory{Driver: "csi.test", Usual: "pool", Topology: map[string]string{"topology.csi.test/node": "n1"}, Volumes: []Volume{
-		{ID: "blank", Backend: "pool", Bytes: 3 << 29, FSType: "xfs"},
+		{ID: "blank", Backend: "pool", Bytes: 3 << 29, FSType: "xfs", Layers: []string{"luks"}},
 		{ID: "csi-1", Backend: "pool", Bytes: 1 << 20, FSType: "ext4", Inline: true},
 		{ID: "formatted", Backend: "pool", Bytes: 1 << 30, FSType: "xfs", Formatted: "xfs"},
 		{ID: "lun_7", Backend: "array", Bytes: 5000, Block: true, Context: map[string]string{"lun": "7"}},
@@ -64,7 +65,7 @@ func inventory() Inventory {
 
 // Kubernetes reads what is printed, and knows every field of it.
 func TestManifest(t *testing.T) {
-	all, err := inventory().manifests(nil, "")
+	all, err := inventory().manifests(nil, additions{secret: &secretReference{"s", "ns"}})
 	require.NoError(t, err)
 	var text bytes.Buffer
 	require.NoError(t, printManifests(&text, "yaml", all))
@@ -107,6 +108,11 @@ func TestManifest(t *testing.T) {
 		if pv.APIVersion != "v1" || pv.Kind != "PersistentVolume" || source.Driver != "csi.test" || pv.Spec.PersistentVolumeReclaimPolicy != corev1.PersistentVolumeReclaimRetain || !slices.Equal(pv.Spec.AccessModes, []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce}) {
 			t.Errorf("printed is %+v", pv)
 		}
+		for _, ref := range []*corev1.SecretReference{source.NodeStageSecretRef, source.NodePublishSecretRef, source.NodeExpandSecretRef} {
+			if encrypted := want.handle == "blank"; encrypted != (ref != nil) || encrypted && *ref != (corev1.SecretReference{Name: "s", Namespace: "ns"}) {
+				t.Errorf("the secrets of %s are %+v", want.handle, source)
+			}
+		}
 		terms := pv.Spec.NodeAffinity.Required.NodeSelectorTerms
 		if len(terms) != 1 || len(terms[0].MatchExpressions) != 1 || terms[0].MatchExpressions[0].Key != "topology.csi.test/node" || terms[0].MatchExpressions[0].Operator != corev1.NodeSelectorOpIn || terms[0].MatchExpressions[0].Values[0] != "n1" {
 			t.Errorf("the affinity is %+v", terms)
@@ -115,15 +121,28 @@ func TestManifest(t *testing.T) {
 }
 
 func TestManifestOfSome(t *testing.T) {
-	all, err := inventory().manifests([]string{"blank"}, "local")
+	all, err := inventory().manifests([]string{"blank"}, additions{class: "local"})
 	if err != nil || len(all) != 1 || all[0].Spec.StorageClassName != "local" {
 		t.Errorf("printed are %+v (%v)", all, err)
+	}
+	if locked := inventory().withLayers(all); !slices.Equal(locked, []string{"blank"}) {
+		t.Errorf("those that need a secret are %v", locked)
+	}
+	for secret, want := range map[string]*secretReference{"": nil, "ns/s": {"s", "ns"}} {
+		if add := (additions{}); add.name(secret) != nil || !reflect.DeepEqual(add.secret, want) {
+			t.Errorf("%q names %+v", secret, add.secret)
+		}
+	}
+	for _, secret := range []string{"s", "/s", "ns/", "ns/s/x", "Ns/s"} {
+		if err := new(additions).name(secret); err == nil || !strings.Contains(err.Error(), "--secret-ref") {
+			t.Errorf("%q: %v", secret, err)
+		}
 	}
 	broken := inventory()
 	broken.Volumes[0].Error = "damaged"
 	everywhere := inventory()
 	everywhere.Topology = nil
-	if all, err := everywhere.manifests([]string{"blank"}, ""); err != nil || all[0].Spec.NodeAffinity != nil {
+	if all, err := everywhere.manifests([]string{"blank"}, additions{}); err != nil || all[0].Spec.NodeAffinity != nil {
 		t.Errorf("of a driver that is everywhere: %+v (%v)", all, err)
 	}
 	for title, test := range map[string]struct {
@@ -135,7 +154,7 @@ func TestManifestOfSome(t *testing.T) {
 		"inline":  {inventory(), []string{"csi-1"}, "ends with its pod"},
 		"damaged": {broken, nil, "damaged"},
 	} {
-		if _, err := test.of.manifests(test.ids, ""); err == nil || !strings.Contains(err.Error(), test.words) {
+		if _, err := test.of.manifests(test.ids, additions{}); err == nil || !strings.Contains(err.Error(), test.words) {
 			t.Errorf("%s: %v", title, err)
 		}
 	}
