@@ -9,7 +9,7 @@ import (
 // Meter is a backend whose place can be measured, for the metrics.
 type Meter interface {
 	// Measure may block for as long as the place does. The names and labels are
-	// the same each time.
+	// the same each time. With an error it returns what could be measured all the same.
 	Measure(ctx context.Context) ([]Measurement, error)
 }
 

@@ -217,14 +217,18 @@ func (u *backendUse) look(wait time.Duration) ([]devices.Measurement, time.Time)
 	return u.last, u.seen
 }
 
-// remember makes a measurement and keeps it, however late it ends.
+// remember makes a measurement and keeps it, however late it ends. One that lacks
+// something leaves the time of the last whole one, so that the alert fires.
 func (u *backendUse) remember() {
 	all, err := u.measure()
-	if err != nil {
-		klog.Background().Error(err, "Cannot measure a backend for the metrics", "backend", u.name)
-		return
-	}
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	u.last, u.seen = all, time.Now()
+	if err == nil {
+		u.seen = time.Now()
+	} else {
+		klog.Background().Error(err, "Cannot measure a backend for the metrics", "backend", u.name)
+	}
+	if err == nil || len(all) > 0 {
+		u.last = all
+	}
 }

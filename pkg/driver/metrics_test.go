@@ -37,20 +37,23 @@ func scrape(t *testing.T, p *backendUse) map[string]float64 {
 
 func TestBackendMetrics(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		free, err := 80.0, errors.New("no pool yet")
-		p := newBackendUse("two-words", func() ([]devices.Measurement, error) {
-			return []devices.Measurement{
-				{Name: "free_bytes", Help: "Free.", Value: free},
-				{Name: "volumes", Help: "Volumes.", Labels: map[string]string{"provisioning": "thick"}, Value: 1},
-				{Name: "volumes", Help: "Volumes.", Labels: map[string]string{"provisioning": "thin"}, Value: 2},
-			}, err
+		free, err := 0.0, errors.New("no pool yet")
+		p := newBackendUse("two-words", func() (all []devices.Measurement, _ error) {
+			if free > 0 {
+				all = []devices.Measurement{
+					{Name: "free_bytes", Help: "Free.", Value: free},
+					{Name: "volumes", Help: "Volumes.", Labels: map[string]string{"provisioning": "thick"}, Value: 1},
+					{Name: "volumes", Help: "Volumes.", Labels: map[string]string{"provisioning": "thin"}, Value: 2},
+				}
+			}
+			return all, err
 		})
 		begun := map[string]float64{"csi_node_two_words_seen_timestamp_seconds": float64(time.Now().Unix())}
 		time.Sleep(time.Hour)
 		if got := scrape(t, p); !reflect.DeepEqual(got, begun) {
 			t.Errorf("before it was ever measured: %v, not %v", got, begun)
 		}
-		err = nil
+		free, err = 80, nil
 		first := time.Now()
 		want := map[string]float64{
 			"csi_node_two_words_free_bytes": 80, "csi_node_two_words_volumes thick": 1, "csi_node_two_words_volumes thin": 2,
@@ -70,8 +73,11 @@ func TestBackendMetrics(t *testing.T) {
 		}
 		mustShow()
 		time.Sleep(time.Minute)
-		free, err = 1, errors.New("the pool is away")
+		free, err = 0, errors.New("the pool is away")
 		mustShow() // what was seen last
+		free, err = 1, errors.New("a part of it is away")
+		want["csi_node_two_words_free_bytes"] = 1
+		mustShow() // what can be seen, and when all of it was
 		free, err = 2, nil
 		want["csi_node_two_words_free_bytes"], want["csi_node_two_words_seen_timestamp_seconds"] = 2, float64(time.Now().Unix())
 		mustShow()

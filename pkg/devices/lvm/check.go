@@ -92,18 +92,19 @@ func (v logical) flaw() string {
 }
 
 // Measure implements devices.Meter.
-func (b *Backend) Measure(ctx context.Context) (all []devices.Measurement, err error) {
+func (b *Backend) Measure(ctx context.Context) (all []devices.Measurement, failed error) {
 	for _, name := range b.names {
 		r, err := b.look(ctx, name, reportAge, turnLimit)
 		if errors.Is(err, errGone) {
 			continue
 		}
 		if err != nil {
-			return nil, err
+			failed = errors.Join(failed, err)
+			continue
 		}
 		all = append(all, r.measure(b.own)...)
 	}
-	return all, nil
+	return all, failed
 }
 
 func (r *report) measure(own func(logical) bool) []devices.Measurement {
