@@ -89,9 +89,31 @@ func (i *identity) healthy(ctx context.Context) error {
 // checks cover everything that may go missing while the plugin runs.
 func (p *plugin) checks() []func(context.Context) error {
 	return []func(context.Context) error{
-		func(ctx context.Context) error { return p.storage(ctx).Unusable }, // what is full serves
+		p.defaultStorage,
 		func(context.Context) error { return p.filesystem.CheckPrograms() },
 	}
+}
+
+// defaultStorage returns why the default backend cannot serve volumes. A roll-out and
+// the sidecars wait for a plugin that is not ready, so what another backend lacks is its
+// volumes' trouble alone, and that of NodeGetStorageHealth.
+func (p *plugin) defaultStorage(ctx context.Context) error {
+	if place, ok := p.backends[0].Backend.(devices.Checker); ok {
+		return report.CheckStorage(ctx, []devices.Checker{place}).Unusable // what is full serves
+	}
+	return nil
+}
+
+// storageProblems returns what is wrong with the places of the backends; nothing if
+// that is not known in time.
+func (p *plugin) storageProblems(wait time.Duration) (all []string) {
+	ctx, stop := context.WithTimeout(context.Background(), wait)
+	defer stop()
+	found, _, _ := p.looks.Join(ctx, "", hang.NoLimit, func() (report.Storage, error) { return p.storage(context.Background()), nil })
+	for _, f := range found.Health() {
+		all = append(all, f.Message)
+	}
+	return all
 }
 
 // storage reports on the places of all backends.

@@ -297,9 +297,9 @@ func TestCSIDriverObject(t *testing.T) {
 	}
 }
 
-// A full backend is ready, because only serving can empty it. One that is not there is
-// reported first.
-func TestAFullBackendIsReady(t *testing.T) {
+// A full backend is ready, because only serving can empty it. So is a plugin that lacks
+// another backend than the default one. What is not there is reported first.
+func TestReadyWhileItServes(t *testing.T) {
 	full, away := state.Errorf(state.ResourceExhausted, "full"), errors.New("away")
 	for title, test := range map[string]struct {
 		backends []error
@@ -309,7 +309,8 @@ func TestAFullBackendIsReady(t *testing.T) {
 		"well":          {[]error{nil, nil}, nil, nil},
 		"full":          {[]error{nil, full}, nil, full},
 		"away":          {[]error{away}, away, away},
-		"full and away": {[]error{full, away}, away, away},
+		"full and away": {[]error{full, away}, nil, away},
+		"away and full": {[]error{away, full}, away, away},
 	} {
 		p := &plugin{}
 		for _, err := range test.backends {

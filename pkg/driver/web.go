@@ -215,7 +215,7 @@ func (p *plugin) statusHandler() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /status", serve(func(*http.Request) (any, error) {
 		node := p.report(p.reconciler.Reports()...)
-		node.Storage = p.metrics.places(placesWait)
+		node.Storage, node.StorageProblems = p.metrics.places(placesWait), p.storageProblems(placesWait)
 		return node, nil
 	}))
 	live, ready := p.probes()
@@ -279,8 +279,8 @@ func (p *plugin) explain(ctx context.Context, id string) (report.Volume, error) 
 	return volume, err
 }
 
-// placesWait is how long a report waits for the measurement of a backend: a disk that
-// hangs must not hold it up.
+// placesWait is how long a report waits for the measurement of a backend, and for the
+// checks of all: a disk that hangs must not hold it up.
 const placesWait = 200 * time.Millisecond
 
 // report is the answer about volumes of this node.

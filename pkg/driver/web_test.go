@@ -153,6 +153,9 @@ func TestHealthEndpoints(t *testing.T) {
 	if s := p.storage(t.Context()); s.Unusable == nil {
 		t.Errorf("without a pool the storage is %v", s)
 	}
+	if _, body := get(t, status, "/status"); !strings.Contains(body, `"storageProblems":["`) || !strings.Contains(body, p.poolDir()) {
+		t.Errorf("without a pool the status is %s", body)
+	}
 	if code, _ := p.get(t, "/other"); code != http.StatusNotFound {
 		t.Errorf("another path answers %d", code)
 	}

@@ -91,6 +91,9 @@ func (c Cluster) foot(text *strings.Builder, width int) {
 		case r != nil && !r.Registered:
 			write(text, "", fmt.Sprintf("Node %s: %s", n.Name, r.tell()), width)
 		}
+		for _, problem := range n.StorageProblems {
+			write(text, "", fmt.Sprintf("Node %s: storage: %s", n.Name, problem), width)
+		}
 	}
 }
 

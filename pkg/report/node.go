@@ -23,6 +23,8 @@ type Node struct {
 	Registration *Registration `json:"registration,omitempty"`
 	// Storage is what the plugin measured of its backends' places.
 	Storage []Place `json:"storage,omitempty"`
+	// StorageProblems is what is wrong with them, in sentences.
+	StorageProblems []string `json:"storageProblems,omitempty"`
 }
 
 // Registration is the last answer of kubelet to a plugin that registers itself.
@@ -60,6 +62,9 @@ func (n Node) Told() []string {
 	}
 	if n.Registration != nil {
 		all = append(all, n.Registration.tell())
+	}
+	for _, problem := range n.StorageProblems {
+		all = append(all, "Storage: "+problem)
 	}
 	return all
 }
