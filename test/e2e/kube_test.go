@@ -234,14 +234,14 @@ func inPlugin(t testing.TB, args ...string) string {
 }
 
 // created makes a volume by hand and returns its handle.
-func (s *space) created(name string) string {
+func (s *space) created(name string, flags ...string) string {
 	s.Helper()
 	var made struct {
 		Volume struct {
 			ID string `json:"volumeId"`
 		}
 	}
-	if err := json.Unmarshal([]byte(inPlugin(s, "volume", "create", name, "--size=32Mi", "--output=json")), &made); err != nil {
+	if err := json.Unmarshal([]byte(inPlugin(s, append([]string{"volume", "create", name, "--output=json"}, flags...)...)), &made); err != nil {
 		s.Fatal(err)
 	}
 	return made.Volume.ID

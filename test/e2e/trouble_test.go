@@ -116,7 +116,7 @@ func TestEventsTellWhatToDo(t *testing.T) {
 	})
 
 	run("unformatted and read-only", func(s *space) {
-		handle := s.created("blank")
+		handle := s.created("blank", "--size=32Mi")
 		s.apply(strings.Replace(static("blank", handle, "ext4"), "ReadWriteOnce", "ReadOnlyMany", 1),
 			claim("blank", `""`, "32Mi", "volumeName: blank", "accessModes: [ReadOnlyMany]"),
 			podOf("blank", idle, "volumeMounts: [{name: data, mountPath: /data}]", "volumes: [{name: data, persistentVolumeClaim: {claimName: blank, readOnly: true}}]"))

@@ -3,6 +3,7 @@ package e2e
 import (
 	"errors"
 	"fmt"
+	"os"
 	"strings"
 	"syscall"
 	"testing"
@@ -146,21 +147,28 @@ func TestFilesystems(t *testing.T) {
 	// The classes go before the volumes: these do not need them any more.
 }
 
-// TestStaticVolume: a volume that somebody else has made, as a PersistentVolume; it stays when the claim goes.
+// TestStaticVolume: a volume that somebody else has made, as deploy/examples has it; it stays when the claim goes, and
+// grows.
 func TestStaticVolume(t *testing.T) {
 	s := newSpace(t)
-	handle := s.created("static")
-	persistent := static("static", handle, "ext4")
-	s.apply(persistent, claim("data", `""`, "32Mi", "volumeName: static"), pod("pod", "data", idle))
-	s.ready("pod")
-	s.sh("pod", "echo kept > /data/file")
-	s.remove("pod/pod", "persistentvolumeclaim/data")
+	handle := s.created("static", "--size=320Mi", "--fs-type=xfs")
+	example, err := os.ReadFile("../../deploy/examples/static.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	manifest := strings.NewReplacer("id-of-the-volume", handle, "name-of-the-node", nodeName, "1Gi", "320Mi").Replace(string(example))
+	s.apply(manifest, pod("first", "static", idle))
+	s.ready("first")
+	s.sh("first", "echo kept > /data/file")
+	s.remove("pod/first", "persistentvolumeclaim/static")
 	kubectl(t, "delete", "persistentvolume", "static")
-	s.apply(persistent, claim("again", `""`, "32Mi", "volumeName: static"), pod("again", "again", idle))
-	s.ready("again")
-	s.holds("again", "cat /data/file", "kept")
-	s.remove("pod/again", "persistentvolumeclaim/again")
-	kubectl(t, "delete", "persistentvolume", "static")
+	s.apply(manifest, pod("second", "static", idle))
+	s.ready("second")
+	s.holds("second", "cat /data/file", "kept")
+	s.grow("static", "384Mi")
+	s.grown("static", "384Mi")
+	s.remove("pod/second", "persistentvolumeclaim/static")
+	kubectl(t, "delete", "persistentvolume/static", "storageclass/csi-node-static")
 	inPlugin(t, "volume", "delete", handle)
 }
 
