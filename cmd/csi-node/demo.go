@@ -360,7 +360,7 @@ func (d *demo) kill() error {
 
 func (d *demo) showStatus(ctx context.Context) {
 	fmt.Fprintln(d.out, "    csi-node status:")
-	report, err := driver.ReadReport(ctx, d.path("state"), backends()...)
+	report, err := driver.ReadReport(ctx, d.path("state"), options())
 	if err == nil {
 		for _, v := range report.Volumes {
 			for i := range v.Parts {

@@ -102,7 +102,7 @@ func TestFlags(t *testing.T) {
 		"volume capabilities": callDefaults,
 		"volume create":       union(callDefaults, accessDefaults, secretDefaults, map[string]string{"size": "", "parameter": "[]"}),
 		"volume list":         union(callDefaults, map[string]string{"state-dir": "/run/csi-node"}),
-		"volume manifest":     {"state-dir": "/run/csi-node", "timeout": "30s", "output": "yaml", "storage-class": ""},
+		"volume manifest":     {"state-dir": "/run/csi-node", "timeout": "30s", "output": "yaml", "secret-ref": "", "storage-class": ""},
 		"volume stage":        union(callDefaults, accessDefaults, secretDefaults, without(pathDefaults, "target"), map[string]string{"context": "[]", "publish-context": "[]"}),
 		"volume publish":      union(callDefaults, accessDefaults, secretDefaults, pathDefaults, map[string]string{"context": "[]", "publish-context": "[]", "read-only": "false"}),
 		"volume stats":        union(callDefaults, pathDefaults, map[string]string{"path": ""}),

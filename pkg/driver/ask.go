@@ -15,7 +15,6 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/csi-node/csi-node/pkg/devices"
 	"github.com/csi-node/csi-node/pkg/reconciler"
 	"github.com/csi-node/csi-node/pkg/report"
 )
@@ -31,16 +30,16 @@ type (
 )
 
 // ReadReport asks the plugin that runs on the state directory, and if none
-// does, looks at its store and the kernel, with the given kinds of backends. It
-// changes nothing, and ctx bounds it.
-func ReadReport(ctx context.Context, stateDir string, kinds ...devices.Kind) (node Report, err error) {
+// does, looks at its store and the kernel, with the backends and layers of the driver
+// o. It changes nothing, and ctx bounds it.
+func ReadReport(ctx context.Context, stateDir string, o Options) (node Report, err error) {
 	err = ask(ctx, stateDir, http.MethodGet, "/status", &node)
 	if !errors.Is(err, errNotRunning) {
 		return node, err
 	}
-	err = offline(ctx, stateDir, kinds, func(p *plugin) error {
+	err = offline(ctx, stateDir, o, func(p *plugin) error {
 		p.reconciler.Inspect(ctx)
-		node.NodeID, node.Volumes = p.NodeID, report.Statuses(p.reconciler.Reports())
+		node.NodeID, node.Volumes, node.StorageProblems = p.NodeID, report.Statuses(p.reconciler.Reports()), p.storageProblems(placesWait)
 		return nil
 	})
 	return node, err
@@ -49,12 +48,12 @@ func ReadReport(ctx context.Context, stateDir string, kinds ...devices.Kind) (no
 // Explain reports on a volume in sentences: as the plugin says that runs on the state
 // directory, else by a look at its store and the kernel, which changes nothing.
 // NotFound: nothing is known of the volume.
-func Explain(ctx context.Context, stateDir, volume string, kinds ...devices.Kind) (explanation Explanation, err error) {
+func Explain(ctx context.Context, stateDir, volume string, o Options) (explanation Explanation, err error) {
 	err = ask(ctx, stateDir, http.MethodGet, volumePath(volume, "explain"), &explanation)
 	if !errors.Is(err, errNotRunning) {
 		return explanation, err
 	}
-	err = offline(ctx, stateDir, kinds, func(p *plugin) error {
+	err = offline(ctx, stateDir, o, func(p *plugin) error {
 		p.reconciler.Inspect(ctx)
 		found, err := p.reconciler.Explain(ctx, volume)
 		if err != nil {
@@ -69,12 +68,12 @@ func Explain(ctx context.Context, stateDir, volume string, kinds ...devices.Kind
 
 // Orphans lists what the plugin made and no intent explains. It changes nothing, and
 // works also when no plugin runs on the state directory.
-func Orphans(ctx context.Context, stateDir string, kinds ...devices.Kind) (orphans []Orphan, err error) {
+func Orphans(ctx context.Context, stateDir string, o Options) (orphans []Orphan, err error) {
 	err = ask(ctx, stateDir, http.MethodGet, "/orphans", &orphans)
 	if !errors.Is(err, errNotRunning) {
 		return orphans, err
 	}
-	err = offline(ctx, stateDir, kinds, func(p *plugin) (err error) {
+	err = offline(ctx, stateDir, o, func(p *plugin) (err error) {
 		orphans, err = p.reconciler.InspectOrphans(ctx)
 		return err
 	})

@@ -20,7 +20,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/csi-node/csi-node/pkg/devices"
 	"github.com/csi-node/csi-node/pkg/report"
 )
 
@@ -55,7 +54,7 @@ func ReadBundle(ctx context.Context, stateDir string, o Options, log string) Bun
 		}
 		b = append(b, BundleFile{name, what, bounded(withoutSecretWords(text.String()))})
 	}
-	node, nodeErr := ReadReport(ctx, stateDir, o.Backends...)
+	node, nodeErr := ReadReport(ctx, stateDir, o)
 	status := func(write func(io.Writer) error) func(io.Writer) error {
 		return func(out io.Writer) error { return errors.Join(nodeErr, write(out)) }
 	}
@@ -63,14 +62,14 @@ func ReadBundle(ctx context.Context, stateDir string, o Options, log string) Bun
 	add("status.txt", "what `csi-node status --output wide` prints", status(node.PrintWide))
 	add("status.json", "the same as JSON", status(func(out io.Writer) error { return writeObject(out, node) }))
 	add("explain.txt", fmt.Sprintf("what `csi-node explain` prints, of %d volumes at most, those that fail first", mostExplained), func(out io.Writer) error {
-		return errors.Join(nodeErr, explainAll(ctx, stateDir, o.Backends, node, out))
+		return errors.Join(nodeErr, explainAll(ctx, stateDir, o, node, out))
 	})
 	add("volumes.json", "the volumes that the backends have", func(out io.Writer) error {
-		all, err := ReadInventory(ctx, stateDir, o.Backends...)
+		all, err := ReadInventory(ctx, stateDir, o)
 		return errors.Join(err, writeObject(out, all))
 	})
 	add("orphans.json", "what `csi-node orphans` finds", func(out io.Writer) error {
-		found, err := Orphans(ctx, stateDir, o.Backends...)
+		found, err := Orphans(ctx, stateDir, o)
 		return errors.Join(err, writeObject(out, found))
 	})
 	add("metrics.txt", "the plugin's metrics", func(out io.Writer) error { return askText(ctx, stateDir, "/metrics", out) })
@@ -168,7 +167,7 @@ func readAbout(ctx context.Context, stateDir string, o Options, out io.Writer) e
 }
 
 // explainAll explains the volumes of a report, those that fail first.
-func explainAll(ctx context.Context, stateDir string, kinds []devices.Kind, node Report, out io.Writer) error {
+func explainAll(ctx context.Context, stateDir string, o Options, node Report, out io.Writer) error {
 	order := report.Conditions()
 	volumes := slices.Clone(node.Volumes)
 	slices.SortStableFunc(volumes, func(a, b report.Status) int {
@@ -185,7 +184,7 @@ func explainAll(ctx context.Context, stateDir string, kinds []devices.Kind, node
 	}
 	left := max(len(ids)-mostExplained, 0)
 	for _, id := range ids[:len(ids)-left] {
-		explanation, err := Explain(ctx, stateDir, id, kinds...)
+		explanation, err := Explain(ctx, stateDir, id, o)
 		if err != nil {
 			fmt.Fprintf(out, "volume %s\n\n  It cannot be explained: %v\n", id, err)
 		} else if err := explanation.Print(out); err != nil {

@@ -111,7 +111,7 @@ func TestBundleIsBounded(t *testing.T) {
 		many.Volumes = append(many.Volumes, report.Status{Volume: strings.Repeat("v", i+1)})
 	}
 	var text strings.Builder
-	require.NoError(t, explainAll(t.Context(), t.TempDir(), nil, many, &text))
+	require.NoError(t, explainAll(t.Context(), t.TempDir(), Options{}, many, &text))
 	if n := strings.Count(text.String(), "cannot be explained"); n != mostExplained || !strings.Contains(text.String(), "200 more volumes are left out.") {
 		t.Errorf("%d are explained", n)
 	}

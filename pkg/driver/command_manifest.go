@@ -45,7 +45,7 @@ it the policy Retain, then delete it. A claim takes one by its spec.volumeName.`
 			}
 			ctx, cancel := contextWithin(cmd, timeout)
 			defer cancel()
-			all, err := ReadInventory(ctx, stateDir, o.Backends...)
+			all, err := ReadInventory(ctx, stateDir, o)
 			if err != nil {
 				return fmt.Errorf("volume manifest: %w", err)
 			}

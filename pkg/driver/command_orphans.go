@@ -38,7 +38,7 @@ staged and not published looks like an orphan, too: detached, it must be staged 
 			if clean {
 				found, err = CleanOrphans(ctx, f.stateDir)
 			} else {
-				found, err = Orphans(ctx, f.stateDir, o.Backends...)
+				found, err = Orphans(ctx, f.stateDir, o)
 			}
 			if err != nil {
 				return fmt.Errorf("orphans: %w", err)

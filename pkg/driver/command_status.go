@@ -38,7 +38,7 @@ has paths and devices, too. With --watch it prints again whenever something chan
 			read := func(ctx context.Context) (Report, error) {
 				ctx, cancel := context.WithTimeout(ctx, statusTime)
 				defer cancel()
-				node, err := ReadReport(ctx, stateDir, o.Backends...)
+				node, err := ReadReport(ctx, stateDir, o)
 				return node.Pick(filter), err
 			}
 			if watch {

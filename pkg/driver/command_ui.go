@@ -48,7 +48,7 @@ func ownPage(stateDir string, o Options) ui.Source {
 		Read: func(ctx context.Context) (ui.Snapshot, error) {
 			ctx, cancel := context.WithTimeout(ctx, statusTime)
 			defer cancel()
-			node, err := ReadReport(ctx, stateDir, o.Backends...)
+			node, err := ReadReport(ctx, stateDir, o)
 			if err != nil {
 				return ui.Snapshot{}, err
 			}
@@ -56,7 +56,7 @@ func ownPage(stateDir string, o Options) ui.Source {
 			return ui.Snapshot{Cluster: report.Cluster{Nodes: []report.NodeOf{{Name: cmp.Or(node.NodeID, name, "this node"), Node: node}}}}, nil
 		},
 		Explain: func(ctx context.Context, _ report.NodeOf, volume string) (report.Explanation, error) {
-			return Explain(ctx, stateDir, volume, o.Backends...)
+			return Explain(ctx, stateDir, volume, o)
 		},
 	}
 }

@@ -166,7 +166,7 @@ func completeAsked(cmd *cobra.Command, args []string, stateDir string, o Options
 func volumesAsked(cmd *cobra.Command, stateDir string, o Options) []string {
 	ctx, cancel := context.WithTimeout(cmd.Context(), command.CompletionTime)
 	defer cancel()
-	node, err := ReadReport(ctx, stateDir, o.Backends...)
+	node, err := ReadReport(ctx, stateDir, o)
 	if err != nil {
 		return nil
 	}

@@ -48,12 +48,12 @@ type Volume struct {
 // ReadInventory asks the plugin that runs on the state directory for the volumes of
 // its backends, and if none does, looks at them itself. It changes nothing. ctx
 // bounds it, unless a disk hangs while no plugin runs.
-func ReadInventory(ctx context.Context, stateDir string, kinds ...devices.Kind) (all Inventory, err error) {
+func ReadInventory(ctx context.Context, stateDir string, o Options) (all Inventory, err error) {
 	err = ask(ctx, stateDir, http.MethodGet, "/volumes", &all)
 	if !errors.Is(err, errNotRunning) {
 		return all, err
 	}
-	err = offline(ctx, stateDir, kinds, func(p *plugin) (err error) {
+	err = offline(ctx, stateDir, o, func(p *plugin) (err error) {
 		p.reconciler.Inspect(ctx)
 		all, err = p.inventory(ctx)
 		return err

@@ -13,7 +13,6 @@ import (
 	"go.yaml.in/yaml/v3"
 	corev1 "k8s.io/api/core/v1"
 
-	"github.com/csi-node/csi-node/pkg/devices/pool"
 	"github.com/csi-node/csi-node/pkg/report"
 	"github.com/csi-node/csi-node/test/require"
 )
@@ -37,7 +36,7 @@ func TestInventory(t *testing.T) {
 			t.Errorf("the volumes are %+v", all.Volumes)
 		}
 	}
-	check(ReadInventory(t.Context(), c.StateDir))
+	check(ReadInventory(t.Context(), c.StateDir, Options{}))
 	if known := details(t.Context(), c.StateDir, c.DriverName); len(known) != 2 || known["b"].State != "settled" || known["a"].Provisioning == "" {
 		t.Errorf("the details are %+v", known)
 	}
@@ -45,7 +44,7 @@ func TestInventory(t *testing.T) {
 		t.Errorf("of another driver are known %+v", known)
 	}
 	require.NoError(t, stop())
-	check(ReadInventory(t.Context(), c.StateDir, pool.Kind()))
+	check(ReadInventory(t.Context(), c.StateDir, testOptions()))
 	if known := details(t.Context(), c.StateDir, c.DriverName); known != nil {
 		t.Errorf("without a plugin are known %+v", known)
 	}

@@ -11,7 +11,6 @@ import (
 
 	"k8s.io/klog/v2"
 
-	"github.com/csi-node/csi-node/pkg/devices"
 	"github.com/csi-node/csi-node/pkg/filesystem"
 	"github.com/csi-node/csi-node/pkg/mounts"
 	"github.com/csi-node/csi-node/pkg/reconciler"
@@ -79,16 +78,16 @@ func readSettings(stateDir string) (s settings, err error) {
 
 // openOffline creates the parts that look at the store and the kernel, for a state
 // directory on which no plugin runs. It changes nothing.
-func openOffline(ctx context.Context, stateDir string, kinds []devices.Kind) (*plugin, error) {
+func openOffline(ctx context.Context, stateDir string, o Options) (*plugin, error) {
 	s, err := readSettings(stateDir)
 	if err != nil {
 		return nil, err
 	}
 	p := &plugin{
 		Config:  Config{DriverName: s.DriverName, NodeID: s.NodeID, StateDir: stateDir, LibDir: s.LibDir, KubeletDir: s.KubeletDir, BackendFlags: s.Flags},
-		options: Options{Backends: kinds},
+		options: o,
 	}
-	if p.properties, err = checkKinds(kinds); err != nil {
+	if p.properties, err = checkKinds(o.Backends); err != nil {
 		return nil, err
 	}
 	if p.store, err = store.OpenReadOnly(ctx, stateDir); err != nil {
@@ -122,8 +121,8 @@ func (p *plugin) close() error {
 }
 
 // offline calls f with parts that look at a node on which no plugin runs.
-func offline(ctx context.Context, stateDir string, kinds []devices.Kind, f func(*plugin) error) error {
-	p, err := openOffline(ctx, stateDir, kinds)
+func offline(ctx context.Context, stateDir string, o Options, f func(*plugin) error) error {
+	p, err := openOffline(ctx, stateDir, o)
 	if err != nil {
 		return fmt.Errorf("no plugin runs on %s, so the node is looked at without it: %w", stateDir, err)
 	}

@@ -92,7 +92,7 @@ func TestRun(t *testing.T) {
 	if _, err := csi.NewControllerClient(conn).ControllerExpandVolume(t.Context(), &csi.ControllerExpandVolumeRequest{}); status.Code(err) != codes.Unimplemented {
 		t.Errorf("an RPC that is not there: %v", err)
 	}
-	report, err := ReadReport(t.Context(), c.StateDir)
+	report, err := ReadReport(t.Context(), c.StateDir, Options{})
 	if err != nil || !report.Running || report.Driver != "run.test" || report.Version != "v1" || report.Volumes == nil || len(report.Volumes) > 0 {
 		t.Errorf("reports %+v (%v)", report, err)
 	}
@@ -182,7 +182,7 @@ func TestRunRegisters(t *testing.T) {
 		t.Fatalf("tells kubelet %v (%v)", info, err)
 	}
 	registered := func() bool {
-		report, err := ReadReport(t.Context(), c.StateDir)
+		report, err := ReadReport(t.Context(), c.StateDir, Options{})
 		if err != nil || report.Registration == nil {
 			t.Fatalf("reports %+v (%v)", report, err)
 		}

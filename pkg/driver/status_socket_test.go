@@ -14,7 +14,6 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
-	"github.com/csi-node/csi-node/pkg/devices/pool"
 	"github.com/csi-node/csi-node/pkg/report"
 	"github.com/csi-node/csi-node/pkg/state/store"
 	"github.com/csi-node/csi-node/test/require"
@@ -37,7 +36,7 @@ func TestStatusLeavesNoConnection(t *testing.T) {
 	}
 	go func() { _ = server.Serve(listener) }() // ends when it is closed
 	defer server.Close()
-	if report, err := ReadReport(t.Context(), dir); err != nil || !report.Running {
+	if report, err := ReadReport(t.Context(), dir, Options{}); err != nil || !report.Running {
 		t.Fatalf("%+v (%v)", report, err)
 	}
 	select {
@@ -51,11 +50,11 @@ func TestStatusWithoutPlugin(t *testing.T) {
 	p := openPlugin(t)
 	askStage(t, p.store, "v1")
 	// A plugin that has the store and serves no status, because it starts or ends.
-	if _, err := ReadReport(t.Context(), p.StateDir, pool.Kind()); !errors.Is(err, store.ErrLocked) {
+	if _, err := ReadReport(t.Context(), p.StateDir, testOptions()); !errors.Is(err, store.ErrLocked) {
 		t.Errorf("while it is locked: %v", err)
 	}
 	require.NoError(t, p.release())
-	node, err := ReadReport(t.Context(), p.StateDir, pool.Kind())
+	node, err := ReadReport(t.Context(), p.StateDir, testOptions())
 	require.NoError(t, err)
 	if node.Running || len(node.Volumes) != 1 || node.Volumes[0].Volume != "v1" || node.Volumes[0].Device != "absent" {
 		t.Fatalf("reports %+v", node)
@@ -63,18 +62,25 @@ func TestStatusWithoutPlugin(t *testing.T) {
 	if parts := node.Volumes[0].Parts; len(parts) != 1 || parts[0].Is != report.Failing || !strings.Contains(parts[0].Error, "no such volume") || !strings.Contains(parts[0].Asked, "/kubelet/v1") {
 		t.Errorf("reports %+v", parts)
 	}
+	// With its pool away a plugin may not start, and that is when this is asked for.
+	require.NoError(t, os.Rename(p.poolDir(), p.poolDir()+".away"))
+	away, err := ReadReport(t.Context(), p.StateDir, testOptions())
+	if err != nil || len(away.Volumes) != 1 || len(away.StorageProblems) != 1 || !strings.Contains(away.StorageProblems[0], p.poolDir()) {
+		t.Errorf("without the pool: %+v (%v)", away, err)
+	}
+	require.NoError(t, os.Rename(p.poolDir()+".away", p.poolDir()))
 	// A socket that a killed plugin left behind.
 	l, err := listenUnix(filepath.Join(p.StateDir, StatusSocket))
 	require.NoError(t, err)
 	leaveSocket(t, l)
-	if again, err := ReadReport(t.Context(), p.StateDir, pool.Kind()); err != nil || again.Running || len(again.Volumes) != 1 {
+	if again, err := ReadReport(t.Context(), p.StateDir, testOptions()); err != nil || again.Running || len(again.Volumes) != 1 {
 		t.Errorf("with a stale socket: %+v (%v)", again, err)
 	}
 }
 
 func TestStatusWhereNoPluginEverRan(t *testing.T) {
 	dir := t.TempDir()
-	report, err := ReadReport(t.Context(), dir)
+	report, err := ReadReport(t.Context(), dir, Options{})
 	if err == nil {
 		t.Fatalf("reports %+v", report)
 	}
@@ -103,7 +109,7 @@ func TestStatusOfAHungPlugin(t *testing.T) {
 			conn.Close()
 		}
 	}()
-	if _, err := ReadReport(ctx, dir); !errors.Is(err, context.Canceled) {
+	if _, err := ReadReport(ctx, dir, Options{}); !errors.Is(err, context.Canceled) {
 		t.Errorf("the reader is told %v", err)
 	}
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 
+	"github.com/csi-node/csi-node/pkg/devices"
 	"github.com/csi-node/csi-node/pkg/devices/pool"
 	"github.com/csi-node/csi-node/pkg/driver"
 	"github.com/csi-node/csi-node/test/machine"
@@ -133,7 +134,7 @@ func (p *Plugin) logStatus() {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second) // the test's own has ended
 	defer cancel()
-	report, err := driver.ReadReport(ctx, p.StateDir, pool.Kind())
+	report, err := driver.ReadReport(ctx, p.StateDir, driver.Options{Backends: []devices.Kind{pool.Kind()}})
 	if err != nil {
 		p.t.Logf("no status: %v", err)
 		return

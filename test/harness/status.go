@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/csi-node/csi-node/pkg/devices"
 	"github.com/csi-node/csi-node/pkg/devices/pool"
 	"github.com/csi-node/csi-node/pkg/driver"
 	"github.com/csi-node/csi-node/pkg/report"
@@ -37,7 +38,7 @@ func (p *Plugin) Report() driver.Report {
 	p.t.Helper()
 	ctx, cancel := context.WithTimeout(p.t.Context(), Patience)
 	defer cancel()
-	report, err := driver.ReadReport(ctx, p.StateDir, pool.Kind())
+	report, err := driver.ReadReport(ctx, p.StateDir, driver.Options{Backends: []devices.Kind{pool.Kind()}})
 	if err != nil {
 		p.t.Fatal(err)
 	}

@@ -137,7 +137,8 @@ func (p *Pool) makeDirs() error {
 }
 
 // OpenReadOnly opens the pool in dir to look at it: nothing is made or removed,
-// and whoever uses the pool may go on. It is an error when there is no pool.
+// and whoever uses the pool may go on. Of a pool that is away, the attached devices of
+// its volumes are seen. It is an error when there never was a pool.
 func OpenReadOnly(dir string) (*Pool, error) {
 	dir = filepath.Clean(dir)
 	seen, err := readSeen(dir)
@@ -146,10 +147,10 @@ func OpenReadOnly(dir string) (*Pool, error) {
 	}
 	m, err := readMarker(dir)
 	switch {
+	case seen != "" && (err == nil && m == nil || errors.As(err, new(*os.PathError))):
+		m = &marker{UUID: seen} // away
 	case err != nil:
 		return nil, fmt.Errorf("pool %s: %w", dir, err)
-	case m == nil && seen != "":
-		return nil, fmt.Errorf("pool %s: %w", dir, absentError(dir, seen))
 	case m == nil:
 		return nil, fmt.Errorf("pool %s: there is no pool", dir)
 	case seen != "" && m.UUID != seen:
