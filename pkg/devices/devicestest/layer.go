@@ -69,6 +69,9 @@ func (s *layerSuite) attach(name string) state.Device {
 	s.ok(os.WriteFile(file, make([]byte, s.Size), 0o600))
 	path := strings.TrimSpace(s.losetup("--find", "--show", file))
 	s.Cleanup(func() { s.losetup("--detach", path) })
+	if out, err := exec.Command("blockdev", "--setrw", path).CombinedOutput(); err != nil { // the mode outlives an earlier backing
+		s.Fatalf("blockdev --setrw %s: %v: %s", path, err, out)
+	}
 	return s.look(state.Device{State: state.DeviceAttached, Path: path, Backing: file})
 }
 

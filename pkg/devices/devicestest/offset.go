@@ -192,7 +192,11 @@ func (o Offset) Open(ctx context.Context, lower state.Device, v devices.Volume, 
 		}
 		config := unix.LoopConfig{Fd: uint32(backing.Fd()), Size: offsetSector, Info: unix.LoopInfo64{Offset: offsetBytes, Flags: flags}}
 		copy(config.Info.File_name[:], o.tag(v))
-		err = errors.Join(unix.IoctlLoopConfigure(int(f.Fd()), &config), f.Close())
+		err = unix.IoctlLoopConfigure(int(f.Fd()), &config)
+		if err == nil && !readOnly {
+			err = unix.IoctlSetPointerInt(int(f.Fd()), unix.BLKROSET, 0) // which outlives the backing that it was meant for
+		}
+		err = errors.Join(err, f.Close())
 		if !errors.Is(err, unix.EBUSY) { // somebody was faster
 			return err
 		}
