@@ -14,6 +14,9 @@ type Facts interface {
 	Tell(v Volume, d *state.Device)
 	BeginFormat(ctx context.Context, v Volume, d state.Device) error
 	EndFormat(ctx context.Context, v Volume, d state.Device, fsType string) error
+	// AbandonFormat clears the mark, durably: what is on the device is not what was
+	// begun.
+	AbandonFormat(ctx context.Context, v Volume, d state.Device) error
 	BeginRaw(ctx context.Context, v Volume, d state.Device) error
 	// Erase makes every byte of an attached device zero, as Eraser's does.
 	Erase(ctx context.Context, v Volume, d state.Device) error

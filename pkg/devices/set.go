@@ -157,6 +157,17 @@ func (s *Set) EndFormat(ctx context.Context, v Volume, fsType string) error {
 	return f.EndFormat(ctx, v, fsType)
 }
 
+// AbandonFormat clears the formatting mark of a device on which data has turned up that
+// is somebody's, such as one that read as zeros for a while. A backend that keeps its own
+// facts has volumes that hold nobody else's data: it keeps its mark.
+func (s *Set) AbandonFormat(ctx context.Context, v Volume) error {
+	facts, v, d, err := s.noted(ctx, v)
+	if facts == nil || err != nil {
+		return err
+	}
+	return facts.AbandonFormat(ctx, v, d)
+}
+
 // BeginRaw is Formatter's.
 func (s *Set) BeginRaw(ctx context.Context, v Volume) error {
 	if facts, v, d, err := s.noted(ctx, v); err != nil {

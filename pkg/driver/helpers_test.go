@@ -210,6 +210,8 @@ func (f *fakeNode) BeginRaw(_ context.Context, volume devices.Volume) error {
 
 func (f *fakeNode) Erase(context.Context, devices.Volume) error { return nil }
 
+func (f *fakeNode) AbandonFormat(context.Context, devices.Volume) error { return nil }
+
 func (f *fakeNode) EndFormat(_ context.Context, volume devices.Volume, fsType string) error {
 	id := volume.ID
 	return f.locked(id, func(v *fakeVolume) error { v.Formatting, v.Formatted, v.used = false, fsType, v.Bytes; return nil })

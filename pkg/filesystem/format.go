@@ -14,7 +14,8 @@ import (
 )
 
 // Prove returns nil if the device is blank: if everything on it that may be data
-// was read and is zero, or the device is Fresh. It writes nothing, blocks as
+// was read and is zero, or the device is Fresh. What is no local file is read twice,
+// because a disk behind a fault may read as zeros for a while. It writes nothing, blocks as
 // long as the reading takes, and tells ctx how far it is (state.Progress).
 //
 // FailedPrecondition: the device is not blank, or there is more than ProveLimit
@@ -22,7 +23,7 @@ import (
 func (h *Host) Prove(ctx context.Context, facts state.Device) error {
 	d, err := open(facts, 0)
 	if err == nil {
-		err = errors.Join(h.refuseUnlessBlank(ctx, d, ProveLimit), d.Close())
+		err = errors.Join(h.prove(ctx, d), d.Close())
 	}
 	if err != nil {
 		return fmt.Errorf("prove %s blank: %w", facts.Path, err)
@@ -30,11 +31,23 @@ func (h *Host) Prove(ctx context.Context, facts state.Device) error {
 	return nil
 }
 
+func (h *Host) prove(ctx context.Context, d *device) error {
+	err := h.refuseUnlessBlank(ctx, d, ProveLimit)
+	if local, _ := d.openBacking(); local != nil {
+		return errors.Join(err, local.Close())
+	}
+	if err != nil {
+		return err
+	}
+	return h.refuseUnlessBlank(ctx, d, ProveLimit)
+}
+
 // Format makes a file system on a blank device. It proves blankness itself,
 // whatever was seen before and however much there is to read, and reads back what mkfs made.
 // A device of noise (Device.Noise) that is not Fresh is formatted without a proof, which the
-// caller has by other means. When it fails, mkfs
-// may have written: the device is then blank, or it is not, and the next probe tells.
+// caller has by other means. When it fails, mkfs may have written: the device is then
+// blank, or it is not, and the next probe tells. state.Unwritten: the device was not blank,
+// or keeps nothing of what mkfs wrote.
 //
 // It blocks for a slot (see New), for the proof and for mkfs; when ctx ends,
 // mkfs is killed, and Format returns once it is gone.
@@ -75,7 +88,10 @@ func (h *Host) formatOpen(ctx context.Context, d *device, k kind) error {
 	if d.bytes < t.smallest {
 		return state.Errorf(state.FailedPrecondition, "the device has %d bytes, and %s needs at least %d: use a larger volume or another file system", d.bytes, t.name, t.smallest)
 	}
-	if err := h.prepare(ctx, d); err != nil {
+	switch err := h.prepare(ctx, d); {
+	case state.ClassOf(err) == state.FailedPrecondition:
+		return &state.Unwritten{Err: err}
+	case err != nil:
 		return err
 	}
 	if err := k.format(ctx, d, !d.facts.Noise || d.facts.Fresh); err != nil {
@@ -89,7 +105,7 @@ func (h *Host) formatOpen(ctx context.Context, d *device, k kind) error {
 	case other != nil:
 		return fmt.Errorf("mkfs reported success, and the device holds %s", other.Found)
 	case sb == nil:
-		return errors.New("mkfs reported success, and there is no file system on the device")
+		return &state.Unwritten{Err: errors.New("mkfs reported success, and there is no file system on the device")}
 	case sb.fsType != t.name:
 		return fmt.Errorf("mkfs reported success, and the device holds a file system of type %s", sb.fsType)
 	case sb.bytes < d.bytes/2:

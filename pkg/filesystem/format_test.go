@@ -2,6 +2,7 @@ package filesystem
 
 import (
 	"context"
+	"errors"
 	"math/rand/v2"
 	"os"
 	"os/exec"
@@ -116,7 +117,11 @@ func TestFormatToolFails(t *testing.T) {
 	})
 	t.Run("nothing made", func(t *testing.T) {
 		script(t, "mkfs.ext4", "exit 0")
-		wantClass(t, h.Format(t.Context(), device, "ext4"), state.Unavailable, "there is no file system")
+		err := h.Format(t.Context(), device, "ext4")
+		wantClass(t, err, state.Unavailable, "there is no file system")
+		if !errors.As(err, new(*state.Unwritten)) {
+			t.Errorf("what turns up there would be taken for the remains of the format: %v", err)
+		}
 	})
 	t.Run("something else made", func(t *testing.T) {
 		script(t, "mkfs.ext4", `for last; do :; done; exec mkfs.ext3 -q "$last"`)

@@ -297,6 +297,36 @@ func TestGuardReadsAll(t *testing.T) {
 	must0(t, h.Format(t.Context(), device, "ext4"))
 }
 
+// What is no local file may read as zeros for a while, and is read twice.
+func TestGuardReadsTwice(t *testing.T) {
+	h := newHost(t)
+	device := attach(t, newImage(t, 16*mib))
+	image := device.Backing
+	for _, local := range []bool{true, false} {
+		proofs := 0
+		ctx := state.WithProgress(t.Context(), func(words string) {
+			if strings.Contains(words, ": 0 % of ") {
+				if proofs++; proofs == 2 {
+					write(t, image, 9*mib, []byte("its data is back"))
+				}
+			}
+		})
+		if device.Backing = ""; local {
+			device.Backing = image
+			write(t, image, mib, make([]byte, 4096))
+		}
+		err := h.Prove(ctx, device)
+		if local {
+			must0(t, err)
+		} else {
+			wantClass(t, err, state.FailedPrecondition, "data at byte 9437184")
+		}
+		if want := map[bool]int{true: 1, false: 2}[local]; proofs != want {
+			t.Errorf("local %t: %d proofs", local, proofs)
+		}
+	}
+}
+
 // What would take too long to read is refused, unless its past is known.
 func TestGuardBound(t *testing.T) {
 	h := newHost(t)

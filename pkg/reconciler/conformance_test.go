@@ -332,7 +332,7 @@ func newRealNode(t *testing.T) *realNode {
 	must(err)
 	m, err := mounts.New(root)
 	must(err)
-	n.parts = Kernel{Devices: b, Views: blockdev.New(loops, b.VolumeAt), Filesystems: fs, Mounts: m, Existing: m.Existing(), Directories: m}
+	n.parts = Kernel{Devices: devices.NewSet("pool", map[string]devices.Backend{"pool": b}), Views: blockdev.New(loops, b.VolumeAt), Filesystems: fs, Mounts: m, Existing: m.Existing(), Directories: m}
 	for i := range 3 {
 		must(os.MkdirAll(filepath.Dir(n.path(i)), 0o750))
 	}

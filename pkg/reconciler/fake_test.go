@@ -80,6 +80,7 @@ type fakeVolume struct {
 	fakeData
 	spare   fakeData // of another device, which may come in the place of this one
 	first   string   // the identity that the record remembers
+	noted   bool     // the facts about its format are notes of the node
 	guessed bool     // the flags of a stage that is but a record were once those of a publish
 }
 
@@ -786,6 +787,16 @@ func (d fakeDevices) BeginRaw(ctx context.Context, volume devices.Volume) error 
 		v.raw = true
 		return nil
 	})
+}
+
+// AbandonFormat clears the mark of a volume whose facts are notes.
+func (d fakeDevices) AbandonFormat(_ context.Context, volume devices.Volume) error {
+	d.k.with(func() {
+		if v := d.k.volumes[volume.ID]; v != nil && v.noted {
+			v.formatting = false
+		}
+	})
+	return nil
 }
 
 func (d fakeDevices) EndFormat(ctx context.Context, volume devices.Volume, fsType string) error {

@@ -2,7 +2,6 @@ package reconciler
 
 import (
 	"context"
-	"errors"
 	"testing"
 	"time"
 
@@ -79,27 +78,57 @@ func TestDestructiveStepsLookAgain(t *testing.T) {
 	}
 }
 
-// A format looks again at what the device holds.
-func TestFormatLooksAgainAtTheContents(t *testing.T) {
-	bubble(t, func(h *harness) {
-		v := h.volume("v")
-		h.hook = func(_ context.Context, _ string, step Step, moment Moment) error {
-			if step.Action == Format && moment == Before {
-				h.k.with(func() {
-					v.contents = state.Contents{Kind: state.ContentsFilesystem, FSType: "ext4", UUID: "somebody's"}
-					h.k.drift("v")
-				})
-				return nil
-			}
-			if step.Action == Erase {
-				return errors.New("the test ends here")
-			}
-			return nil
-		}
-		h.restart()
-		h.refuse(h.do(stage("v")), state.Unavailable)
-		h.wantCalls(0, opFormat, "v")
-	})
+// A disk that reads as zeros for a while has its data again later, which is neither
+// formatted over nor erased, whenever it comes back: the mark that was set for the zeros
+// says nothing of it.
+func TestDataThatComesBackIsKept(t *testing.T) {
+	data := state.Contents{Kind: state.ContentsFilesystem, FSType: "ext4", UUID: "somebody's", Found: "ext4 file system"}
+	for name, row := range map[string]struct {
+		at     Action
+		moment Moment
+	}{
+		"once it is marked":           {BeginFormat, After},
+		"before mkfs":                 {Format, Before},
+		"after mkfs wrote to nothing": {},
+	} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(h *harness) {
+				v := h.volume("v")
+				v.noted = true
+				back := func() {
+					h.k.with(func() {
+						v.contents = data
+						h.k.drift("v")
+					})
+				}
+				done := false
+				h.hook = func(_ context.Context, _ string, step Step, moment Moment) error {
+					if !done && step.Action == row.at && moment == row.moment {
+						done = true
+						back()
+						time.Sleep(2 * takeOver) // the disk is slow: all of it is observed again
+					}
+					if step.Action == Erase {
+						t.Error("it is erased")
+					}
+					return nil
+				}
+				if row.at == "" {
+					h.k.fail(opFormat, "v", 1, &state.Unwritten{Err: errBoom})
+				}
+				h.restart()
+				h.refuse(h.do(stage("v")), state.Unavailable)
+				if row.at == "" {
+					back()
+				}
+				h.ok(stage("v"))
+				if v.contents.UUID != "somebody's" {
+					t.Errorf("the device holds %+v", v.contents)
+				}
+				h.atRest("v")
+			})
+		})
+	}
 }
 
 // Another device than the one that a stage was first seen with is not used in its

@@ -29,6 +29,9 @@ type Devices interface {
 	devices.Grower
 	devices.Formatter
 	devices.Eraser
+	// AbandonFormat clears the formatting mark of a device on which somebody's data has
+	// turned up, if the volume's can hold such.
+	AbandonFormat(ctx context.Context, v devices.Volume) error
 }
 
 // Views keeps read-only devices over others, and tells who holds one.

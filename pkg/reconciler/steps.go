@@ -53,7 +53,7 @@ func (r *Reconciler) hooked(ctx context.Context, step Step, want *state.Volume, 
 func (r *Reconciler) do(ctx context.Context, step Step, want *state.Volume, have state.Actual) error {
 	k, s, t, d := r.kernel, want.Stage, want.Targets[step.Part.Path], have.Device
 	if err := r.confirm(ctx, step, want, have); err != nil {
-		return err
+		return r.unlessWritten(ctx, want, err)
 	}
 	switch step.Action {
 	case Unbind:
@@ -113,7 +113,9 @@ func (r *Reconciler) do(ctx context.Context, step Step, want *state.Volume, have
 			}
 			d.Fresh = have.Layer != "" // every byte of it is zero now
 		}
-		if err := k.Filesystems.Format(ctx, d, s.Capability.FSType); err != nil {
+		if err := k.Filesystems.Format(ctx, d, s.Capability.FSType); err != nil && step.Layer == "" {
+			return r.unlessWritten(ctx, want, err)
+		} else if err != nil {
 			return err
 		}
 		return r.endFormat(ctx, step.Layer, want, have, s.Capability.FSType)
@@ -212,6 +214,9 @@ func (r *Reconciler) confirm(ctx context.Context, step Step, want *state.Volume,
 	c, err := r.kernel.Filesystems.Probe(ctx, proven(state.Element{Layer: is[at].Layer, Device: now}), "")
 	if err == nil && !maybeBlank(c) && !(step.Action == CreateLayer && !have.Stack()[at+1].Device.Unmade) {
 		err = state.Errorf(state.Unavailable, "the device %s is not blank any more since it was looked at: found %s", now.Path, c.Found)
+		if at == 0 {
+			err = &state.Unwritten{Err: err}
+		}
 	}
 	return err
 }
@@ -269,9 +274,33 @@ func (r *Reconciler) createLayer(ctx context.Context, step Step, want *state.Vol
 		}
 	}
 	if err := l.Create(ctx, lower, v); err != nil {
-		return err
+		if c, unread := r.kernel.Filesystems.Probe(ctx, lower, ""); beneath == "" && unread == nil && maybeBlank(c) {
+			err = &state.Unwritten{Err: err}
+		}
+		return r.unlessWritten(ctx, want, err)
 	}
 	return r.endFormat(ctx, beneath, want, have, l.Name())
+}
+
+// leaveData is what becomes of an Erase when nothing was written since the device was proved
+// blank and marked: what has turned up there is left as it is.
+func (r *Reconciler) leaveData(ctx context.Context, _ Step, want *state.Volume, have state.Actual) error {
+	found := have.Contents.Found
+	if len(have.Stack()) > 1 {
+		found = have.Beneath.Found
+	}
+	err := state.Errorf(state.Unavailable, "the device %s was proved blank, and is not any more: found %s; it is left as it is", have.Stack()[0].Device.Path, found)
+	return state.InVolume(want.ID, "format", r.unlessWritten(ctx, want, &state.Unwritten{Err: err}))
+}
+
+// unlessWritten returns err, and takes the formatting mark of the volume's source back if
+// nothing there is of the format that failed: a disk that read as zeros for a while has
+// its data again later, and what bears the mark would be erased.
+func (r *Reconciler) unlessWritten(ctx context.Context, want *state.Volume, err error) error {
+	if errors.As(err, new(*state.Unwritten)) {
+		err = errors.Join(err, r.kernel.Devices.AbandonFormat(context.WithoutCancel(ctx), r.spec(want)))
+	}
+	return err
 }
 
 // erase zeroes the element of a layer, or the source.

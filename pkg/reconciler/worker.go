@@ -172,7 +172,11 @@ func (p *pass) step(ctx context.Context, step Step, want *state.Volume, have sta
 		}
 	})
 	told, span := p.traceStep(told, step, want)
-	err := p.r.run(told, step, want, have)
+	run := p.r.run
+	if step.Action == Erase && step.Layer == "" && p.last.Action == BeginFormat {
+		run = p.r.leaveData
+	}
+	err := run(told, step, want, have)
 	endSpan(span, err)
 	p.r.end(p.id)
 	if err != nil {

@@ -69,6 +69,13 @@ type Degraded struct{ Err error }
 func (e *Degraded) Error() string { return e.Err.Error() }
 func (e *Degraded) Unwrap() error { return e.Err }
 
+// Unwritten is the error of a format that has left nothing of its own on the device: what
+// turns up there is somebody's data.
+type Unwritten struct{ Err error }
+
+func (e *Unwritten) Error() string { return e.Err.Error() }
+func (e *Unwritten) Unwrap() error { return e.Err }
+
 // InVolume adds the volume, and what was done with it, to an error: "volume v: doing:
 // …". A volume that err begins with is not named twice.
 func InVolume(id, doing string, err error) error {

@@ -148,6 +148,43 @@ func TestDiskThatCannotBeReadIsNotFormatted(t *testing.T) {
 	})
 }
 
+// A disk that reads as zeros when it is first staged here has data that nobody here knows
+// of. Nothing that is written is there: it is not taken for formatted, and its data is
+// neither formatted over nor erased when it is back, be it a file system or anything else.
+func TestDataBehindZerosIsKept(t *testing.T) {
+	kindsOfDisk(t, func(t *testing.T, _ *harness.Plugin, newVolume func(id, node string) *volume) {
+		ctx := t.Context()
+		for _, kind := range []string{"filesystem", "anything"} {
+			d := newFailingDisk(t, "behind-"+kind+"-"+filepath.Base(t.Name()), 100*mib)
+			if kind == "filesystem" {
+				harness.Command(t, "mkfs.ext4", "-q", d.node)
+			} else {
+				harness.Command(t, "dd", "if=/dev/urandom", "of="+d.node, "bs=1M", "seek=70", "count=1", "conv=fsync,notrunc")
+			}
+			before := sum(t, d.file)
+			v := newVolume(kind, d.node)
+			d.become(d.zeros())
+			for range 2 {
+				if err := v.Stage(ctx); err == nil {
+					t.Fatal("staged, though the disk keeps nothing")
+				}
+			}
+			d.become(d.whole())
+			err := v.Stage(ctx)
+			if kind == "filesystem" && len(v.Secrets) == 0 {
+				must(t, err)
+			} else if err == nil {
+				t.Error("staged, though the disk holds something else")
+			}
+			must(t, v.Unstage(ctx))
+			if kind == "anything" || len(v.Secrets) > 0 {
+				mustHoldAsBefore(t, d.file, before)
+			}
+			mustBeFree(t, d.node)
+		}
+	})
+}
+
 // A disk that reads as zeros for a while, as behind a controller that has lost its map, is
 // not formatted when it was before, and has its data when they are back: also when the
 // plugin was restarted meanwhile, and has lost its record.

@@ -163,6 +163,17 @@ func (f *Facts) EndFormat(ctx context.Context, v devices.Volume, d state.Device,
 	})
 }
 
+// AbandonFormat clears the formatting mark of a device that was found.
+func (f *Facts) AbandonFormat(ctx context.Context, v devices.Volume, d state.Device) error {
+	if err := usable(v, d); err != nil {
+		return err
+	}
+	return f.edit(ctx, v, d, func(n *fact) error {
+		n.Formatting, n.Seen = false, nil
+		return nil
+	})
+}
+
 // BeginRaw is devices.Formatter's, for a device that was found.
 func (f *Facts) BeginRaw(ctx context.Context, v devices.Volume, d state.Device) error {
 	if err := usable(v, d); err != nil {

@@ -187,6 +187,23 @@ func TestClearedDevice(t *testing.T) {
 	}
 }
 
+// A format of which nothing is on the device is forgotten, and nothing there is erased.
+func TestAbandonedFormat(t *testing.T) {
+	d, _ := newDevice(t)
+	lib, v := t.TempDir(), devices.Volume{ID: "v", Backend: "b"}
+	f := open(t, lib)
+	require.NoError(t, errors.Join(f.BeginFormat(t.Context(), v, d), f.AbandonFormat(t.Context(), v, d)))
+	now := open(t, lib).told(v, d)
+	if now.Formatting || now.StaleMark || now.Formatted != "" || now.Err != nil {
+		t.Errorf("%+v", now)
+	}
+	wantError(t, f.Erase(t.Context(), v, now), state.FailedPrecondition, "may be data")
+	require.NoError(t, errors.Join(f.BeginFormat(t.Context(), v, d), f.EndFormat(t.Context(), v, d, "ext4"), f.AbandonFormat(t.Context(), v, d)))
+	if now := f.told(v, d); now.Formatted != "ext4" {
+		t.Errorf("a format that ended: %+v", now)
+	}
+}
+
 // The mark of a format lets nothing be erased that others may have written since.
 func TestStaleMark(t *testing.T) {
 	d, file := newDevice(t)
