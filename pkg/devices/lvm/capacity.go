@@ -4,6 +4,8 @@ import (
 	"math"
 	"slices"
 
+	"k8s.io/klog/v2"
+
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
@@ -94,16 +96,18 @@ func (r *report) take(c class, bytes int64) error {
 	if c.pool == "" {
 		room = r.largest(c.layout)
 	}
-	switch {
-	case err != nil || bytes <= room:
+	if err != nil || bytes <= room {
 		return err
-	case c.layout.legs() > 1:
-		return state.Errorf(state.ResourceExhausted, "the volume group %s has room for a volume of %d bytes on %d disks, each of which has the same part of it, and %d are asked for: add disks to it (vgextend), or delete volumes", r.name, room, c.layout.legs(), bytes)
-	case c.pool == "":
-		return state.Errorf(state.ResourceExhausted, "the volume group %s has %d bytes free, and %d are asked for: add a disk to it (vgextend), or delete volumes", r.name, room, bytes)
 	}
-	pool := r.pools[c.pool]
-	return state.Errorf(state.ResourceExhausted, "the thin pool %s/%s has room for %d bytes, and %d are asked for: it has %d bytes, of which %.0f%% are used, and the sizes of its volumes, each divided by its overcommit, count; enlarge it (lvextend), or delete volumes", r.name, pool.name, room, bytes, pool.bytes, pool.data)
+	pool, asked := r.pools[c.pool], state.FormatSize(bytes)
+	klog.Background().Info("The volume group has no room", "group", r.name, "pool", c.pool, "asked", bytes, "available", room, "free", r.free*r.extent)
+	switch {
+	case c.layout.legs() > 1:
+		return state.Errorf(state.ResourceExhausted, "the volume group %s has no room for %s on %d disks, each of which has the same part of it: add disks to it (vgextend), or delete volumes", r.name, asked, c.layout.legs())
+	case c.pool == "":
+		return state.Errorf(state.ResourceExhausted, "the volume group %s has no room for %s: add a disk to it (vgextend), or delete volumes", r.name, asked)
+	}
+	return state.Errorf(state.ResourceExhausted, "the thin pool %s/%s (%s) has no room for %s: the sizes of its volumes, each divided by its overcommit, count; enlarge it (lvextend), or delete volumes", r.name, pool.name, state.FormatSize(pool.bytes), asked)
 }
 
 // takeOn returns ResourceExhausted unless each of some disks has room for so many extents
@@ -118,7 +122,7 @@ func (r *report) takeOn(paths []string, extents int64) error {
 			free = r.disks[i].free
 		}
 		if free < extents {
-			return state.Errorf(state.ResourceExhausted, "the disk %s of the volume group %s has %d bytes free, and %d are asked for there: a mirror grows on the disks that it has; delete volumes, or move others away (pvmove)", path, r.name, free*r.extent, extents*r.extent)
+			return state.Errorf(state.ResourceExhausted, "the disk %s of the volume group %s has no room for %s more: a mirror grows on the disks that it has; delete volumes, or move others away (pvmove)", path, r.name, state.FormatSize(extents*r.extent))
 		}
 	}
 	return nil

@@ -1,6 +1,7 @@
 package lvm
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -15,25 +16,25 @@ import (
 // Check implements devices.Checker. A node need not have all groups, but those of the
 // volumes that are asked for. It blocks for as long as one of the groups does.
 func (b *Backend) Check(ctx context.Context) error {
-	var serves error // what is wrong with groups whose volumes can be used
+	var broken, serves error // what is wrong with groups, and with those whose volumes can be used
 	here := map[string]bool{}
 	for _, name := range b.names {
 		r, err := b.look(ctx, name, reportAge, turnLimit)
 		if errors.Is(err, errGone) {
 			continue
 		}
-		if err != nil {
-			return err
+		if err == nil {
+			here[r.uuid] = true
+			err = r.health(b.own)
 		}
-		here[r.uuid] = true
-		err = r.health(b.own)
-		if err != nil && state.ClassOf(err) != state.ResourceExhausted && !errors.As(err, new(*state.Degraded)) {
-			return err
+		if err == nil || state.ClassOf(err) == state.ResourceExhausted || errors.As(err, new(*state.Degraded)) {
+			serves = errors.Join(serves, err)
+		} else {
+			broken = errors.Join(broken, err)
 		}
-		serves = errors.Join(serves, err)
 	}
-	if b.wanted == nil {
-		return serves
+	if broken != nil || b.wanted == nil {
+		return cmp.Or(broken, serves)
 	}
 	for _, v := range b.wanted() {
 		if id, own, err := parseID(v.ID); err == nil && own && !here[id.group] {

@@ -37,10 +37,10 @@ func reportOf(t *testing.T, volumes int) []byte {
 	return []byte(text)
 }
 
-// newFake returns a backend of the group vg0 that runs no lvm, but counts what it would run.
-func newFake(t *testing.T, env devices.Environment, lockDir string, report []byte) (b *Backend, ran *atomic.Int64) {
+// newFake returns a backend of the group vg0, and others, that runs no lvm, but counts what it would run.
+func newFake(t *testing.T, env devices.Environment, lockDir string, report []byte, groups ...string) (b *Backend, ran *atomic.Int64) {
 	t.Helper()
-	b, err := New("vg0", env)
+	b, err := New(strings.Join(append([]string{"vg0"}, groups...), ","), env)
 	require.NoError(t, err)
 	ran = &atomic.Int64{}
 	b.lockDir = lockDir
@@ -102,6 +102,40 @@ func TestOneReportForAll(t *testing.T) {
 		if err != nil || ran.Load() != 2 {
 			t.Errorf("to list the volumes, lvm was run %d times (%v)", ran.Load()-1, err)
 		}
+	})
+}
+
+// A volume that names its group does not wait for another one that hangs; and what is
+// wrong with that is told with what is wrong with others.
+func TestHungGroupHoldsUpNoOther(t *testing.T) {
+	report, lockDir, stateDir := reportOf(t, 1), t.TempDir(), t.TempDir()
+	synctest.Test(t, func(t *testing.T) {
+		b, _ := newFake(t, devices.Environment{DriverName: "d", StateDir: stateDir}, lockDir, report, "dead", "broken")
+		slices.Reverse(b.names)
+		answered := make(chan struct{})
+		lvm := b.lvm
+		b.lvm = func(ctx context.Context, args ...string) ([]byte, error) {
+			switch {
+			case slices.Contains(args, "dead"):
+				<-answered
+			case slices.Contains(args, "broken"):
+				return nil, errors.New("it is broken")
+			}
+			return lvm(ctx, args...)
+		}
+		b.disks = func(context.Context) (all []disk, _ error) {
+			for _, name := range b.names {
+				all = append(all, disk{path: "/dev/" + name, label: label{uuid: name, group: name, groupUUID: group, members: []string{name}}})
+			}
+			return all, nil
+		}
+		begin := time.Now()
+		d, err := b.Find(t.Context(), devices.Volume{ID: volumeID{group, "pvc-0"}.String(), Context: map[string]string{groupKey: "vg0"}})
+		if err != nil || d.Err != nil || d.Missing || time.Since(begin) != 0 {
+			t.Errorf("found is %+v after %s (%v)", d, time.Since(begin), err)
+		}
+		require.Class(t, b.Check(t.Context()), state.DeadlineExceeded, "dead has not answered since ", "it is broken")
+		close(answered)
 	})
 }
 

@@ -50,7 +50,7 @@ func (b *Backend) inTurn(ctx context.Context, group string, limit time.Duration,
 	case ctx.Err() != nil:
 		return ctx.Err()
 	}
-	return state.Errorf(state.DeadlineExceeded, "the volume group %s has not answered for %s: an lvm works on it, or hangs; see whether the group's disks answer", group, time.Since(late.Since).Round(time.Second))
+	return state.Errorf(state.DeadlineExceeded, "the volume group %s has not answered since %s: an lvm works on it, or hangs; see whether the group's disks answer", group, state.Clock(late.Since))
 }
 
 // command runs lvm on a group. The caller has the group's turn.
@@ -307,7 +307,7 @@ func (b *Backend) known(ctx context.Context, v devices.Volume, id volumeID, limi
 		}
 	}
 	var failed, other error
-	for _, name := range b.names {
+	for _, name := range named(b.names, v.Context[groupKey]) {
 		switch r, err := b.look(ctx, name, reportAge, limit); {
 		case errors.Is(err, errGone):
 		case err != nil:
@@ -331,6 +331,16 @@ func (b *Backend) known(ctx context.Context, v devices.Volume, id volumeID, limi
 		return place{}, state.Errorf(state.FailedPrecondition, "the plugin on this node has no volume groups: name them with --lvm-groups")
 	}
 	return place{}, fmt.Errorf("the volume group with the UUID %s is not among %s: %w", id.group, strings.Join(b.names, ", "), errGone)
+}
+
+// named returns names, the one that is asked for first: then no other group, which may
+// hang, is waited for.
+func named(names []string, asked string) []string {
+	i := slices.Index(names, asked)
+	if i <= 0 {
+		return names
+	}
+	return append([]string{asked}, slices.Delete(slices.Clone(names), i, i+1)...)
 }
 
 // locate is known for whoever is about to change a volume. NotFound: there is no such
