@@ -44,7 +44,7 @@ Exit codes: 0 done, 1 refused or failed, 2 wrong use.`,
 		},
 	}
 	c.addFlags(root)
-	root.AddCommand(c.statusCommand(), c.explainCommand(), c.uiCommand(), c.orphansCommand(), c.retryCommand(), c.reportCommand())
+	root.AddCommand(c.statusCommand(), c.topCommand(), c.explainCommand(), c.uiCommand(), c.orphansCommand(), c.retryCommand(), c.reportCommand())
 	command.Strict(root)
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
 		return command.WrongUse("%w; `%s --help` lists the flags", err, cmd.CommandPath())
@@ -60,15 +60,24 @@ func (c *cluster) statusCommand() *cobra.Command {
 		Use:   "status",
 		Short: "Show the volumes of all nodes in one table",
 		Long: `status asks csi-node on each node what is asked of it and what is, as csi-node status
-does there. With --watch it prints again whenever something changed.`,
+does there. With --watch it prints again whenever something changed. To name claims it
+lists PersistentVolumes; without the right to do that it names volumes by their ids.`,
 		Example: `  kubectl csi-node status
   kubectl csi-node status --pod default/writer
+  kubectl csi-node status --class csi-node-xfs -o wide
   kubectl csi-node status --failing --watch`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			known := &claims{cluster: c}
 			read := func(ctx context.Context) (report.Cluster, error) {
 				all, _, err := c.status(ctx)
-				return all.Pick(filter), err
+				if err != nil {
+					return all, err
+				}
+				if err := known.name(ctx, all); err != nil && filter.Claim+filter.Class != "" {
+					return all, err
+				}
+				return all.Pick(filter), nil
 			}
 			if watch {
 				return command.Watch(cmd, watchEvery, output, read, withoutAges, func(all report.Cluster) error { return show(cmd.OutOrStdout(), output, all) })
@@ -84,6 +93,8 @@ does there. With --watch it prints again whenever something changed.`,
 	f := cmd.Flags()
 	f.StringArrayVar(&filter.Volumes, "volume", nil, "only the volume of this id; may be given several times")
 	f.StringVar(&filter.Pod, "pod", "", "only volumes of this pod: namespace/name, or a name")
+	f.StringVar(&filter.Claim, "claim", "", "only volumes of this claim: namespace/name, or a name")
+	f.StringVar(&filter.Class, "class", "", "only volumes of this StorageClass")
 	f.BoolVar(&filter.Failing, "failing", false, "only volumes that are not as asked, or for which a call was refused")
 	f.BoolVarP(&watch, "watch", "w", false, "print again whenever something changed, until interrupted")
 	return cmd
@@ -108,16 +119,43 @@ func show(out io.Writer, format command.Output, all report.Cluster) error {
 	return format.Print(out, all, nil)
 }
 
+func (c *cluster) topCommand() *cobra.Command {
+	var output command.Output
+	cmd := &cobra.Command{
+		Use:   "top",
+		Short: "Show how full the storage of all nodes is",
+		Long: `top asks csi-node on each node how full its pool, its volume groups and its thin pools
+are, the fullest first.`,
+		Example: `  kubectl csi-node top`,
+		Args:    cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			all, _, err := c.status(cmd.Context())
+			if err != nil {
+				return err
+			}
+			fills := all.Fills()
+			return errors.Join(output.Print(cmd.OutOrStdout(), fills, func(out io.Writer) {
+				fmt.Fprintln(out, "NODE\tSTORAGE\tUSED\tROOM")
+				for _, f := range fills {
+					fmt.Fprintf(out, "%s\t%s\t%.0f%%\t%s\n", f.Node, f.Name, 100*f.Used, f.Text)
+				}
+			}), all.Err())
+		},
+	}
+	output.Add(cmd)
+	return cmd
+}
+
 func (c *cluster) explainCommand() *cobra.Command {
 	return &cobra.Command{
-		Use:   "explain POD|VOLUME",
-		Short: "Explain the state of the volumes of a pod, or of one volume",
+		Use:   "explain POD|CLAIM|VOLUME",
+		Short: "Explain the state of the volumes of a pod, of a claim, or of one volume",
 		Long: `explain finds the volumes of a pod (namespace/name, or a name in --namespace) by its
 claims, and tells of each what csi-node explain tells on the pod's node. A name that
-is no pod's is taken for the id of a volume.`,
+is no pod's is taken for a claim's, and else for the id of a volume.`,
 		Example: `  kubectl csi-node explain default/writer
   kubectl csi-node explain pvc-1ba1c44d-7b0f-4f5e-8f2e-0a3c5d2a4a5e`,
-		Args: command.One("a POD, or the id of a VOLUME"),
+		Args: command.One("a POD, a CLAIM, or the id of a VOLUME"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return c.atVolumes(cmd, args[0], func(p plugin, volume string) error {
 				fmt.Fprintf(cmd.OutOrStdout(), "On node %s: ", p.node)
@@ -129,11 +167,11 @@ is no pod's is taken for the id of a volume.`,
 
 func (c *cluster) retryCommand() *cobra.Command {
 	return &cobra.Command{
-		Use:     "retry POD|VOLUME",
-		Short:   "Retry now what fails for a pod, or for one volume",
+		Use:     "retry POD|CLAIM|VOLUME",
+		Short:   "Retry now what fails for a pod, for a claim, or for one volume",
 		Long:    `retry runs csi-node volume retry for each volume that explain would tell of.`,
 		Example: `  kubectl csi-node retry default/writer`,
-		Args:    command.One("a POD, or the id of a VOLUME"),
+		Args:    command.One("a POD, a CLAIM, or the id of a VOLUME"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return c.atVolumes(cmd, args[0], func(p plugin, volume string) error {
 				return c.run(cmd.Context(), p, cmd.OutOrStdout(), "volume", "retry", volume)

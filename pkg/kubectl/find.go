@@ -39,6 +39,8 @@ type (
 		Spec struct {
 			CSI      *struct{ Driver, VolumeHandle string }
 			ClaimRef *struct{ Namespace, Name string }
+
+			StorageClassName string
 		}
 	}
 )
@@ -58,8 +60,8 @@ func (at place) is(n report.NodeOf) bool {
 	return at.node == n.Name && (at.driver == n.Driver || n.Driver == "") // none: it did not say
 }
 
-// find returns the volumes that a word names: those of a pod, as namespace/name or a
-// name, or else the volume of that id. notes say of which volumes of the pod there is
+// find returns the volumes that a word names: those of a pod, or that of a claim, as
+// namespace/name or a name, or else the volume of that id. notes say of which volumes of the pod there is
 // nothing to tell.
 func (c *cluster) find(ctx context.Context, word string) (places []place, notes []string, err error) {
 	namespace, name, full := strings.Cut(word, "/")
@@ -73,7 +75,20 @@ func (c *cluster) find(ctx context.Context, word string) (places []place, notes 
 	var p pod
 	err = c.get(ctx, &p, args...)
 	switch {
-	case err != nil && !full && strings.Contains(err.Error(), "NotFound"):
+	case err != nil && strings.Contains(err.Error(), "NotFound"):
+		at, note, claimErr := c.claimed(ctx, namespace, name)
+		switch {
+		case claimErr == nil && note != "":
+			return nil, []string{note}, nil
+		case claimErr == nil && at.volume != "":
+			return []place{{volume: at.volume}}, nil, nil
+		case claimErr == nil:
+			return nil, nil, nil
+		case !strings.Contains(claimErr.Error(), "NotFound"):
+			return nil, nil, claimErr
+		case full:
+			return nil, nil, err
+		}
 		return []place{{volume: word}}, nil, nil
 	case err != nil:
 		return nil, nil, err
@@ -99,23 +114,30 @@ func (c *cluster) find(ctx context.Context, word string) (places []place, notes 
 // handle returns the driver of a pod's volume and the id that it has there; empty: it has
 // none, and the note says why if that is of interest.
 func (c *cluster) handle(ctx context.Context, p pod, v podVolume) (at place, note string, err error) {
-	name := ""
 	switch {
 	case v.CSI != nil:
 		return place{volume: inlineHandle(p.Metadata.UID, v.Name), driver: v.CSI.Driver}, "", nil
 	case v.PersistentVolumeClaim != nil:
-		name = v.PersistentVolumeClaim.ClaimName
+		return c.claimed(ctx, p.Metadata.Namespace, v.PersistentVolumeClaim.ClaimName)
 	case v.Ephemeral != nil:
-		name = p.Metadata.Name + "-" + v.Name
-	default:
-		return place{}, "", nil
+		return c.claimed(ctx, p.Metadata.Namespace, p.Metadata.Name+"-"+v.Name)
+	}
+	return place{}, "", nil
+}
+
+// claimed returns the driver and the id of the volume that a claim has; empty: none of
+// CSI, or none yet, which the note says.
+func (c *cluster) claimed(ctx context.Context, namespace, name string) (at place, note string, err error) {
+	args := []string{"persistentvolumeclaim", name}
+	if namespace != "" {
+		args = append(args, "--namespace="+namespace)
 	}
 	var of claim
-	if err := c.get(ctx, &of, "persistentvolumeclaim", name, "--namespace="+p.Metadata.Namespace); err != nil {
+	if err := c.get(ctx, &of, args...); err != nil {
 		return place{}, "", err
 	}
 	if of.Spec.VolumeName == "" {
-		return place{}, fmt.Sprintf("Claim %s/%s has no volume yet: `kubectl describe pvc` tells why.", p.Metadata.Namespace, name), nil
+		return place{}, fmt.Sprintf("Claim %s has no volume yet: `kubectl describe pvc` tells why.", strings.TrimPrefix(namespace+"/"+name, "/")), nil
 	}
 	var pv persistentVolume
 	if err := c.get(ctx, &pv, "persistentvolume", of.Spec.VolumeName); err != nil {

@@ -26,22 +26,24 @@ case "$*" in
 	echo 'Error from server (NotFound): pods "x" not found' >&2; exit 1 ;;
 *"get persistentvolumeclaim data "*)
 	echo '{"spec":{"volumeName":"pv-1"}}' ;;
-*"get persistentvolumeclaim writer-e "*)
+*"get persistentvolumeclaim writer-e "* | *"get persistentvolumeclaim waiting "*)
 	echo '{"spec":{}}' ;;
+*"get persistentvolumeclaim "*)
+	echo 'Error from server (NotFound): persistentvolumeclaims "x" not found' >&2; exit 1 ;;
 *"get persistentvolumes "*)
 	if [ -e "$FAKE/forbidden" ]; then echo "Error from server (Forbidden): persistentvolumes is forbidden" >&2; exit 1; fi
-	echo '{"items":[{"spec":{"csi":{"driver":"x","volumeHandle":"vol-1"},"claimRef":{"namespace":"default","name":"data"}}},{"spec":{"csi":{"driver":"y","volumeHandle":"vol-2"},"claimRef":{"namespace":"other","name":"driver"}}},{"spec":{"csi":{"driver":"x","volumeHandle":"vol-2"}}},{"spec":{}}]}' ;;
+	echo '{"items":[{"spec":{"csi":{"driver":"x","volumeHandle":"vol-1"},"claimRef":{"namespace":"default","name":"data"},"storageClassName":"fast"}},{"spec":{"csi":{"driver":"y","volumeHandle":"vol-2"},"claimRef":{"namespace":"other","name":"driver"}}},{"spec":{"csi":{"driver":"x","volumeHandle":"vol-2"}}},{"spec":{}}]}' ;;
 *"get persistentvolume pv-1 "*)
 	echo '{"spec":{"csi":{"driver":"x","volumeHandle":"vol-1"}}}' ;;
 *"exec --namespace=csi-node plugin-b "*)
 	if [ -e "$FAKE/silent" ]; then echo "error dialing backend" >&2; exit 1; fi
 	case "$*" in
-	*status*) echo '{"running":true,"driver":"x","volumes":[{"volume":"vol-2","device":"x","parts":[{"part":"stage","asked":"staged at /x","is":"failing","error":"boom"}]}]}' ;;
+	*status*) echo '{"running":true,"driver":"x","volumes":[{"volume":"vol-2","device":"x","parts":[{"part":"stage","asked":"staged at /x","is":"failing","error":"boom"}]}],"storage":[{"backend":"pool","values":[{"name":"size_bytes","value":4096},{"name":"free_bytes","value":1024}]}]}' ;;
 	*) echo "b says: $*" ;;
 	esac ;;
 *"exec --namespace=csi-node plugin-a "*)
 	case "$*" in
-	*status*) echo '{"running":true,"driver":"x","volumes":[{"volume":"vol-1","device":"x","parts":[{"part":"target /y","pod":"default/writer","asked":"published","is":"settled"}]}]}' ;;
+	*status*) echo '{"running":true,"driver":"x","volumes":[{"volume":"vol-1","device":"x","parts":[{"part":"target /y","pod":"default/writer","asked":"published","is":"settled"}]}],"storage":[{"backend":"pool","values":[{"name":"size_bytes","value":4096},{"name":"free_bytes","value":3072}]}]}' ;;
 	*"explain --output=json"*) echo "{\"volume\":\"$*\"}" ;;
 	*) echo "a says: $*" ;;
 	esac ;;
@@ -89,7 +91,7 @@ func TestStatus(t *testing.T) {
 	dir := fake(t)
 	out, _, err := run(t, "status", "--context", "c1")
 	lines := strings.Split(out, "\n")
-	if err != nil || !strings.HasPrefix(lines[0], "NODE  VOLUME") || !strings.HasPrefix(lines[1], "a     vol-1   default/writer") || !strings.HasPrefix(lines[2], "b     vol-2") || strings.TrimSpace(lines[3]) != "boom" {
+	if err != nil || !strings.HasPrefix(lines[0], "NODE  VOLUME") || !strings.HasPrefix(lines[1], "a     default/data  default/writer") || !strings.HasPrefix(lines[2], "b     vol-2         stage") || strings.TrimSpace(lines[3]) != "boom" {
 		t.Errorf("prints (%v)\n%s", err, out)
 	}
 	calls, err := os.ReadFile(filepath.Join(dir, "calls"))
@@ -105,13 +107,41 @@ func TestStatus(t *testing.T) {
 	if out, _, err := run(t, "status", "--node", "b", "-o", "wide"); err != nil || strings.Contains(out, "vol-1") || !strings.Contains(out, "Node b (pod csi-node/plugin-b):") {
 		t.Errorf("prints (%v)\n%s", err, out)
 	}
+	for _, flags := range [][]string{{"--claim", "data"}, {"--claim", "default/data"}, {"--class", "fast"}} {
+		if out, _, err := run(t, append(flags, "status", "-o", "wide")...); err != nil || !strings.Contains(out, "vol-1 (default/data)") || strings.Contains(out, "vol-2") {
+			t.Errorf("%q: prints (%v)\n%s", flags, err, out)
+		}
+	}
+	if out, _, err := run(t, "status", "--class", "slow"); err != nil || !strings.HasPrefix(out, "No volume") {
+		t.Errorf("prints (%v)\n%s", err, out)
+	}
 	if _, _, err := run(t, "status", "--node", "z"); err == nil || !strings.Contains(err.Error(), "no pod of csi-node runs on node z") {
 		t.Errorf("of a node without csi-node: %v", err)
+	}
+	// Who may not list PersistentVolumes sees volumes by their ids.
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "forbidden"), nil, 0o600))
+	if out, _, err := run(t, "status"); err != nil || !strings.Contains(out, "vol-1") {
+		t.Errorf("prints (%v)\n%s", err, out)
+	}
+	if _, _, err := run(t, "status", "--claim", "data"); err == nil || !strings.Contains(err.Error(), "Forbidden") {
+		t.Errorf("a claim that cannot be looked for: %v", err)
 	}
 	// What answers is shown, and what does not is an error.
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "silent"), nil, 0o600))
 	out, _, err = run(t, "status")
 	if err == nil || command.ExitCode(err) != 1 || !strings.Contains(err.Error(), "node b: kubectl exec: error dialing backend") || !strings.Contains(out, "vol-1") || !strings.Contains(out, "Node b could not be asked") {
+		t.Errorf("prints (%v)\n%s", err, out)
+	}
+}
+
+func TestTop(t *testing.T) {
+	dir := fake(t)
+	const want = "NODE  STORAGE  USED  ROOM\nb     pool     75%   1Ki of 4Ki free\na     pool     25%   3Ki of 4Ki free\n"
+	if out, _, err := run(t, "top"); err != nil || out != want {
+		t.Errorf("prints (%v)\n%s", err, out)
+	}
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "silent"), nil, 0o600))
+	if out, _, err := run(t, "top", "-o", "json"); err == nil || !strings.Contains(out, `"node": "a"`) || strings.Contains(out, `"node": "b"`) {
 		t.Errorf("prints (%v)\n%s", err, out)
 	}
 }
@@ -127,6 +157,12 @@ func TestExplain(t *testing.T) {
 	}
 	if out, _, err := run(t, "explain", "vol-2"); err != nil || out != "On node b: b says: exec --namespace=csi-node plugin-b --container=csi-node -- csi-node explain vol-2\n" {
 		t.Errorf("of a volume prints (%v)\n%s", err, out)
+	}
+	if out, _, err := run(t, "explain", "default/data"); err != nil || !strings.HasSuffix(out, "-- csi-node explain vol-1\n") {
+		t.Errorf("of a claim prints (%v)\n%s", err, out)
+	}
+	if _, errs, err := run(t, "explain", "waiting"); err == nil || !strings.Contains(errs, "Claim waiting has no volume yet") {
+		t.Errorf("of a claim without a volume: %v\n%s", err, errs)
 	}
 	if _, _, err := run(t, "explain", "vol-9"); err == nil || !strings.Contains(err.Error(), "knows of it on no node") {
 		t.Errorf("of a stranger: %v", err)

@@ -76,13 +76,16 @@ const claimsEvery = time.Minute
 // claims knows the claims of volumes. It is for one goroutine.
 type claims struct {
 	cluster *cluster
-	of      map[volumeOf]string // namespace/name
-	err     error               // of the last listing
-	asked   time.Time           // when that was
+	of      map[volumeOf]owner
+	err     error     // of the last listing
+	asked   time.Time // when that was
 }
 
 // volumeOf names a volume in a cluster.
 type volumeOf struct{ driver, volume string }
+
+// owner is the claim of a volume, as namespace/name, and its StorageClass.
+type owner struct{ claim, class string }
 
 // name writes the claims into the report. It lists PersistentVolumes if it does not know
 // all volumes, and has not asked just now. An inline volume has no claim, ever.
@@ -96,7 +99,8 @@ func (k *claims) name(ctx context.Context, all report.Cluster) error {
 	}
 	for _, n := range all.Nodes {
 		for i, v := range n.Volumes {
-			n.Volumes[i].Claim = k.of[volumeOf{n.Driver, v.Volume}]
+			of := k.of[volumeOf{n.Driver, v.Volume}]
+			n.Volumes[i].Claim, n.Volumes[i].Class = of.claim, of.class
 		}
 	}
 	return k.err
@@ -105,7 +109,7 @@ func (k *claims) name(ctx context.Context, all report.Cluster) error {
 func (k *claims) knows(all report.Cluster) bool {
 	for _, n := range all.Nodes {
 		for _, v := range n.Volumes {
-			if k.of[volumeOf{n.Driver, v.Volume}] == "" {
+			if k.of[volumeOf{n.Driver, v.Volume}].claim == "" {
 				return false
 			}
 		}
@@ -114,15 +118,15 @@ func (k *claims) knows(all report.Cluster) bool {
 }
 
 // claims lists the claims of all volumes in the cluster.
-func (c *cluster) claims(ctx context.Context) (map[volumeOf]string, error) {
+func (c *cluster) claims(ctx context.Context) (map[volumeOf]owner, error) {
 	var list struct{ Items []persistentVolume }
 	if err := c.get(ctx, &list, "persistentvolumes"); err != nil {
 		return nil, err
 	}
-	all := map[volumeOf]string{}
+	all := map[volumeOf]owner{}
 	for _, pv := range list.Items {
 		if csi, claim := pv.Spec.CSI, pv.Spec.ClaimRef; csi != nil && claim != nil {
-			all[volumeOf{csi.Driver, csi.VolumeHandle}] = claim.Namespace + "/" + claim.Name
+			all[volumeOf{csi.Driver, csi.VolumeHandle}] = owner{claim.Namespace + "/" + claim.Name, pv.Spec.StorageClassName}
 		}
 	}
 	return all, nil

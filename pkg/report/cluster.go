@@ -1,6 +1,7 @@
 package report
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -95,6 +96,26 @@ func (c Cluster) foot(text *strings.Builder, width int) {
 			write(text, "", fmt.Sprintf("Node %s: storage: %s", n.Name, problem), width)
 		}
 	}
+}
+
+// FillOf is how full a place of one of several nodes is.
+type FillOf struct {
+	Node string `json:"node"`
+	Fill
+}
+
+// Fills returns how full the places of all nodes are, the fullest first.
+func (c Cluster) Fills() []FillOf {
+	all := []FillOf{}
+	for _, n := range c.Nodes {
+		for _, place := range n.Storage {
+			for _, fill := range place.Fills() {
+				all = append(all, FillOf{n.Name, fill})
+			}
+		}
+	}
+	slices.SortStableFunc(all, func(a, b FillOf) int { return cmp.Compare(b.Used, a.Used) })
+	return all
 }
 
 // Pick returns the report of the volumes that a filter picks.

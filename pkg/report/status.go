@@ -15,6 +15,7 @@ import (
 type Status struct {
 	Volume string       `json:"volume"`
 	Claim  string       `json:"claim,omitempty"`  // namespace/name, where Kubernetes was asked for it
+	Class  string       `json:"class,omitempty"`  // of the claim
 	Device string       `json:"device"`           // as last seen; "unknown" when it was not
 	Holder string       `json:"holder,omitempty"` // who keeps a device that should go, as last seen
 	Parts  []PartStatus `json:"parts"`            // targets, stage, size

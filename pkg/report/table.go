@@ -79,7 +79,7 @@ func (n Node) rows(now time.Time) []row {
 	var rows []row
 	for _, v := range n.Volumes {
 		for i, p := range v.Parts {
-			r := row{cells: []string{shortened(v.Volume, volumeWidth), shortened(p.name(), partWidth), p.asked(), string(p.Is), age(now.Sub(p.Since)), p.next(now)}}
+			r := row{cells: []string{shortened(cmp.Or(v.Claim, v.Volume), volumeWidth), shortened(p.name(), partWidth), p.asked(), string(p.Is), age(now.Sub(p.Since)), p.next(now)}}
 			if detail := p.detail(now); detail != "" {
 				r.beneath = append(r.beneath, detail)
 			}
@@ -118,7 +118,11 @@ func (n Node) wide(text *strings.Builder, now time.Time) error {
 	fmt.Fprintln(t, "VOLUME\tPART\tASKED\tIS\tSINCE\tNEXT TRY\tVOLUME IS\tDEVICE\tPATH\tDETAIL")
 	for _, v := range n.Volumes {
 		for _, p := range v.Parts {
-			fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", v.Volume, p.name(), strings.Replace(p.Asked, " at "+p.Path, "", 1), p.Is,
+			volume := v.Volume
+			if v.Claim != "" {
+				volume += " (" + v.Claim + ")"
+			}
+			fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", volume, p.name(), strings.Replace(p.Asked, " at "+p.Path, "", 1), p.Is,
 				age(now.Sub(p.Since)), p.next(now), v.Worst(), v.detail(), p.Path, p.detail(now))
 		}
 	}
@@ -220,6 +224,8 @@ func (s Status) detail() string {
 type Filter struct {
 	Volumes []string // ids; none: any
 	Pod     string   // namespace/name, or a name in any namespace; empty: any
+	Claim   string   // likewise
+	Class   string   // a StorageClass; empty: any
 	Failing bool     // only those that are not as asked, or for which a call was refused
 }
 
@@ -231,13 +237,13 @@ func (n Node) Pick(f Filter) Node {
 	}
 	picked := map[string]bool{}
 	n.Volumes = slices.DeleteFunc(slices.Clone(n.Volumes), func(v Status) bool {
-		in := f.names(v.Volume) && (f.Pod == "" || slices.ContainsFunc(v.Parts, f.isFor)) && (!f.Failing || v.Worst() != Settled || refused[v.Volume])
+		in := f.names(v.Volume) && f.claims(v) && (f.Pod == "" || slices.ContainsFunc(v.Parts, f.isFor)) && (!f.Failing || v.Worst() != Settled || refused[v.Volume])
 		picked[v.Volume] = in
 		return !in
 	})
 	n.Refusals = slices.DeleteFunc(slices.Clone(n.Refusals), func(r Refusal) bool {
 		in, known := picked[r.Volume]
-		return known && !in || !known && (!f.names(r.Volume) || f.Pod != "")
+		return known && !in || !known && (!f.names(r.Volume) || f.Pod+f.Claim+f.Class != "")
 	})
 	return n
 }
@@ -246,10 +252,18 @@ func (f Filter) names(volume string) bool {
 	return len(f.Volumes) == 0 || slices.Contains(f.Volumes, volume)
 }
 
+func (f Filter) claims(v Status) bool {
+	return (f.Claim == "" || called(v.Claim, f.Claim)) && (f.Class == "" || v.Class == f.Class)
+}
+
 // isFor reports whether a part is a publish to the pod.
-func (f Filter) isFor(p PartStatus) bool {
-	_, name, _ := strings.Cut(p.Pod, "/")
-	return p.Pod != "" && (p.Pod == f.Pod || name == f.Pod)
+func (f Filter) isFor(p PartStatus) bool { return called(p.Pod, f.Pod) }
+
+// called reports whether an object, namespace/name, is called so with its namespace or
+// without.
+func called(object, word string) bool {
+	_, name, _ := strings.Cut(object, "/")
+	return object != "" && (object == word || name == word)
 }
 
 func timesInARow(n int) string {
