@@ -109,7 +109,7 @@ func (s *Set) LayerContext(parameters map[string]string) (layers map[string]stri
 	return layers, s.validateLayers(Volume{Context: layers})
 }
 
-// validateLayers returns InvalidArgument for a layer that there is not.
+// validateLayers returns InvalidArgument for an unknown layer.
 func (s *Set) validateLayers(v Volume) error {
 	for _, l := range s.layers {
 		if err := l.Validate(v); err != nil {

@@ -17,7 +17,7 @@ type MountSource interface {
 	Source(ctx context.Context, v Volume) (source state.Source, ok bool, err error)
 }
 
-// Source is MountSource's. A backend that is none has devices.
+// Source is MountSource's. A backend without a MountSource has devices.
 func (s *Set) Source(ctx context.Context, v Volume) (source state.Source, ok bool, err error) {
 	b, err := s.of(ctx, v)
 	if err != nil {

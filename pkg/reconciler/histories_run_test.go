@@ -45,7 +45,7 @@ func (h *harness) play(operations []operation) {
 	speak := grammar()
 	for _, o := range operations {
 		h.k.with(func() { h.k.note("-- %s", o) })
-		y.bury()
+		y.awaitDeath()
 		speak[o[0]].do(y, o)
 		synctest.Wait()
 		time.Sleep(time.Nanosecond)
@@ -65,8 +65,8 @@ func (y *history) watch() {
 	}
 }
 
-// bury waits for the end of a process that has died of itself.
-func (y *history) bury() {
+// awaitDeath waits for the end of a process that has died of itself.
+func (y *history) awaitDeath() {
 	if !y.down && y.dead() {
 		y.ended()
 	}
@@ -91,7 +91,7 @@ func (y *history) ended() {
 
 // alive starts the plugin if it is down.
 func (y *history) alive() {
-	y.bury()
+	y.awaitDeath()
 	if y.down {
 		y.start()
 		y.down = false

@@ -76,7 +76,7 @@ func (v Volume) askedSentences() []string {
 		all = append(all, stageSentence(s, v.Made))
 	}
 	if s := v.Want.Size; s != nil {
-		all = append(all, sentence("NodeExpandVolume asked %s that it has %d bytes", ago(s.Since, v.Made), s.Bytes))
+		all = append(all, sentence("NodeExpandVolume asked %s that it has %s", ago(s.Since, v.Made), state.FormatSize(s.Bytes)))
 	}
 	for _, path := range v.Want.TargetPaths() {
 		all = append(all, targetSentence(path, v.Want.Targets[path], v.Made))
@@ -181,7 +181,7 @@ func dataSentence(have state.Actual) string {
 	if d.Raw {
 		format += ", and published as a raw block device before"
 	}
-	return sentence("its data is %s: %d bytes, %s", cmp.Or(d.Backing, d.Path), d.Capacity, format)
+	return sentence("its data is %s: %s, %s", cmp.Or(d.Backing, d.Path), state.FormatSize(d.Capacity), format)
 }
 
 // elementSentence describes one device of the volume's stack.
@@ -204,7 +204,7 @@ func elementSentence(e state.Element) string {
 	case d.State == state.DeviceForeign:
 		return sentence("%s is used by %s, which the plugin did not open", it, d.Holder)
 	}
-	return sentence("%s (%s) is %s and shows %s %s, with %d bytes", d.Path, d.Number, d.State, it, access(d.ReadOnly), d.Size)
+	return sentence("%s (%s) is %s and shows %s %s, with %s", d.Path, d.Number, d.State, it, access(d.ReadOnly), state.FormatSize(d.Size))
 }
 
 func placeSentence(path string, m state.Mountpoint) string {

@@ -336,9 +336,9 @@ func (m *member) finishUnstage() {
 	}
 }
 
-// lastWords makes calls alone, as kubelet does until they are answered for
+// endAll makes calls alone, as kubelet does until they are answered for
 // good, so that it is known of half of the parts what they must be.
-func (c *chaos) lastWords() {
+func (c *chaos) endAll() {
 	for _, m := range c.fleet {
 		m.word(ask{verb: create, bytes: m.bytes})
 		if c.random.IntN(2) == 0 {

@@ -205,7 +205,7 @@ func (c *chaos) settle() {
 	for _, m := range c.fleet {
 		m.finishUnstage()
 	}
-	c.lastWords()
+	c.endAll()
 	c.AwaitRest()
 	c.look()
 	c.Discard()
