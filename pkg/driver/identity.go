@@ -89,19 +89,22 @@ func (i *identity) healthy(ctx context.Context) error {
 // checks cover everything that may go missing while the plugin runs.
 func (p *plugin) checks() []func(context.Context) error {
 	return []func(context.Context) error{
-		p.defaultStorage,
+		p.defaultStorage(),
 		func(context.Context) error { return p.filesystem.CheckPrograms() },
 	}
 }
 
-// defaultStorage returns why the default backend cannot serve volumes. A roll-out and
+// defaultStorage checks whether the default backend can serve volumes. A roll-out and
 // the sidecars wait for a plugin that is not ready, so what another backend lacks is its
 // volumes' trouble alone, and that of NodeGetStorageHealth.
-func (p *plugin) defaultStorage(ctx context.Context) error {
-	if place, ok := p.backends[0].Backend.(devices.Checker); ok {
+func (p *plugin) defaultStorage() func(context.Context) error {
+	place, ok := p.backends[0].Backend.(devices.Checker)
+	return func(ctx context.Context) error {
+		if !ok {
+			return nil
+		}
 		return report.CheckStorage(ctx, []devices.Checker{place}).Unusable // what is full serves
 	}
-	return nil
 }
 
 // storageProblems returns what is wrong with the places of the backends; nothing if
@@ -109,7 +112,8 @@ func (p *plugin) defaultStorage(ctx context.Context) error {
 func (p *plugin) storageProblems(wait time.Duration) (all []string) {
 	ctx, stop := context.WithTimeout(context.Background(), wait)
 	defer stop()
-	found, _, _ := p.looks.Join(ctx, "", hang.NoLimit, func() (report.Storage, error) { return p.storage(context.Background()), nil })
+	places := abilities[devices.Checker](p)
+	found, _, _ := p.looks.Join(ctx, "", hang.NoLimit, func() (report.Storage, error) { return report.CheckStorage(context.Background(), places), nil })
 	for _, f := range found.Health() {
 		all = append(all, f.Message)
 	}
