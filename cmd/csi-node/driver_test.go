@@ -29,7 +29,7 @@ func TestDriver(t *testing.T) {
 				})
 				require.NoError(t, err)
 				v := resp.GetVolume()
-				return drivertest.Volume{ID: v.GetVolumeId(), Context: v.GetVolumeContext(), Delete: func() {
+				return drivertest.Volume{ID: v.GetVolumeId(), Context: v.GetVolumeContext(), Grows: true, Delete: func() {
 					if _, err := p.Controller.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: v.GetVolumeId()}); err != nil {
 						t.Error(err)
 					}

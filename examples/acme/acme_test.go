@@ -48,7 +48,7 @@ func TestDriver(t *testing.T) {
 			Flags: []string{"--array-dir", array, "--array-name", nameOf(dir)},
 			Create: func(t *testing.T, _ *harness.Plugin, name string) drivertest.Volume {
 				must(t, orderVolume(array, name, name, drivertest.Size))
-				return drivertest.Volume{ID: name, Delete: func() {
+				return drivertest.Volume{ID: name, Grows: true, Delete: func() {
 					must(t, os.RemoveAll(filepath.Join(array, name)))
 				}}
 			},

@@ -3,29 +3,102 @@
 package node
 
 import (
+	"os"
 	"os/exec"
+	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
 
+	"github.com/csi-node/csi-node/pkg/devices/luks"
 	"github.com/csi-node/csi-node/pkg/driver"
 	"github.com/csi-node/csi-node/test/harness"
 )
 
-// An operator's word makes a logical volume blank, though nobody can read it while it is
-// not active.
-func TestClearMakesALogicalVolumeBlank(t *testing.T) {
-	disk, _ := rack{t, t.TempDir()}.disk("pv", 68*mib)
-	lvm := func(args ...string) {
+// volumeGroup makes a volume group on a disk of its own, until the test ends. It returns the
+// file behind the disk, and lvm, which sees no other disk.
+func volumeGroup(t *testing.T, name string, bytes int64) (file string, lvm func(args ...string)) {
+	t.Helper()
+	disk, file := rack{t, t.TempDir()}.disk(name, bytes)
+	lvm = func(args ...string) {
 		t.Helper()
 		config := `activation{udev_sync=0 udev_rules=0 monitoring=0} devices{use_devicesfile=0 obtain_device_list_from_udev=0 global_filter=["a|^` + disk + `$|","r|.*|"]}`
 		if out, err := exec.Command("lvm", append([]string{args[0], "--config", config}, args[1:]...)...).CombinedOutput(); err != nil {
 			t.Errorf("lvm %q: %v: %s", args, err, out)
 		}
 	}
-	lvm("vgcreate", "--yes", "cleared", disk)
-	t.Cleanup(func() { lvm("vgremove", "--force", "--force", "--yes", "cleared") })
+	lvm("vgcreate", "--yes", name, disk)
+	t.Cleanup(func() { lvm("vgremove", "--force", "--force", "--yes", name) })
+	return file, lvm
+}
+
+// An encrypted logical volume's life: it grows beneath its pod, through all three of its
+// parts, though the plugin dies at each of them; it is known again when the store is lost;
+// and what the pod writes is nowhere on the disk.
+func TestEncryptedLogicalVolume(t *testing.T) {
+	file, lvm := volumeGroup(t, "encrypted", 480*mib)
+	lvm("lvcreate", "--yes", "--type", "thin-pool", "--size", "208M", "--poolmetadatasize", "4M", "--name", "tank", "encrypted")
+	o := harness.Options{Flags: []string{"--lvm-groups", "encrypted"}}
+	p := harness.Start(t, o)
+	ctx := t.Context()
+	const text = "what nobody else may read"
+	for name, parameters := range map[string]map[string]string{
+		"thick": {"provisioning": "thick"}, "thin": {"provisioning": "thin", "thinPool": "tank"},
+	} {
+		v := harness.NewVolume(t, p, name, mountAs("ext4", multiWriter))
+		parameters["backend"], parameters[luks.EncryptionKey] = "lvm", luks.LUKS2
+		made, err := p.Controller.CreateVolume(ctx, v.CreateRequest(32*mib, parameters))
+		must(t, err)
+		v.ID, v.Context = made.GetVolume().GetVolumeId(), made.GetVolume().GetVolumeContext()
+		v.Secrets = map[string]string{luks.PassphraseKey: "of " + name}
+		pod, pod2 := v.Target("pod"), v.Target("pod-2")
+		must(t, v.Up(ctx, pod))
+		write(t, filepath.Join(pod, "file"), text)
+
+		bytes := int64(32 * mib)
+		for _, step := range []string{"grow-device", "grow-layer", "grow-filesystem"} {
+			bytes += 32 * mib
+			p.Restart(harness.Options{Flags: o.Flags, Faults: true, Env: []string{"CSI_NODE_FAULT=after:" + step + "=die"}})
+			if _, err := v.ExpandAt(ctx, pod, bytes); err == nil {
+				t.Errorf("%s: it grew, and the plugin should have died", step)
+			}
+			<-p.Exited()
+			p.Start(o)
+			if got, err := v.ExpandAt(ctx, pod, bytes); err != nil || got != bytes {
+				t.Errorf("%s: it has %d bytes, not %d (%v)", step, got, bytes, err)
+			}
+			if total := v.Total(pod); total < bytes*3/4 {
+				t.Errorf("%s: the file system has %d of %d bytes", step, total, bytes)
+			}
+			mustRead(t, filepath.Join(pod, "file"), text)
+		}
+
+		p.Terminate()
+		must(t, os.RemoveAll(p.StateDir))
+		p.Start(o)
+		must(t, v.Publish(ctx, pod2))
+		mustRead(t, filepath.Join(pod2, "file"), text)
+		must(t, v.Unpublish(ctx, pod))
+		must(t, v.Down(ctx, pod2))
+		v.Secrets = map[string]string{luks.PassphraseKey: "another"}
+		mustRefuse(t, v.Stage(ctx), codes.Unauthenticated, luks.PassphraseKey)
+		v.Secrets[luks.PassphraseKey] = "of " + name
+		must(t, v.Up(ctx, pod))
+		mustRead(t, filepath.Join(pod, "file"), text)
+		must(t, v.Down(ctx, pod))
+		if raw, err := os.ReadFile(file); err != nil || strings.Contains(string(raw), text) {
+			t.Errorf("the disk holds what the pod wrote (%v)", err)
+		}
+		must(t, v.Delete(ctx))
+	}
+}
+
+// An operator's word makes a logical volume blank, though nobody can read it while it is
+// not active.
+func TestClearMakesALogicalVolumeBlank(t *testing.T) {
+	volumeGroup(t, "cleared", 68*mib)
 	p := harness.Start(t, harness.Options{Flags: []string{"--lvm-groups", "cleared"}})
 	ctx := t.Context()
 	v := harness.NewVolume(t, p, "v", blockAs(multiWriter))

@@ -62,7 +62,7 @@ func TestDriver(t *testing.T) {
 			Create: func(t *testing.T, p *harness.Plugin, name string) drivertest.Volume {
 				v := encrypted{harness.NewVolume(t, p, name, harness.Shared("ext4")), t}
 				v.create(drivertest.Size)
-				return drivertest.Volume{ID: v.ID, Context: v.Volume.Context, Secrets: secrets("one", ""), Delete: func() {
+				return drivertest.Volume{ID: v.ID, Context: v.Volume.Context, Secrets: secrets("one", ""), Grows: true, Delete: func() {
 					if err := v.Delete(t.Context()); err != nil {
 						t.Error(err)
 					}

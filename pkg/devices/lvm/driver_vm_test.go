@@ -49,7 +49,7 @@ func TestDriver(t *testing.T) {
 				})
 				require.NoError(t, err)
 				v := answer.GetVolume()
-				return drivertest.Volume{ID: v.GetVolumeId(), Context: v.GetVolumeContext(), Delete: func() {
+				return drivertest.Volume{ID: v.GetVolumeId(), Context: v.GetVolumeContext(), Grows: true, Delete: func() {
 					_, err := p.Controller.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: v.GetVolumeId()})
 					require.NoError(t, err)
 				}}

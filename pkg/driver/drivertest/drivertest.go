@@ -29,6 +29,13 @@ import (
 // smallest file system that every kind of it can be made on.
 const Size = 64 << 20
 
+// larger is the size in bytes to which volumes grow that do, of which a layer may take
+// layerTakes.
+const (
+	larger     = Size + Size/2
+	layerTakes = Size / 32
+)
+
 // What the environment of a test program says that is to be the driver.
 const (
 	serveVariable = "CSI_NODE_DRIVERTEST"
@@ -63,6 +70,8 @@ type Volume struct {
 	// Context, Publish and Secrets are handed to the driver with each request that
 	// has a place for them.
 	Context, Publish, Secrets map[string]string
+	// Grows: NodeExpandVolume makes it larger, to one and a half times its size.
+	Grows bool
 	// Delete ends the volume, which nothing uses. It fails the test if anything
 	// is left; nil: the end of the test undoes all.
 	Delete func()
@@ -82,6 +91,7 @@ func Run(t *testing.T, fresh func(t *testing.T, dir string) Harness) {
 		"Life":      testLife,
 		"ReadOnly":  testReadOnly,
 		"Kill":      testKill,
+		"Grow":      testGrow,
 		"Heal":      testHeal,
 		"LostStore": testLostStore,
 		"Unknown":   testUnknown,

@@ -52,7 +52,7 @@ func TestLayeredDriver(t *testing.T) {
 				require.NoError(t, err)
 				id, context := resp.GetVolume().GetVolumeId(), devicestest.OffsetVolume()
 				maps.Copy(context, resp.GetVolume().GetVolumeContext())
-				return drivertest.Volume{ID: id, Context: context, Delete: func() {
+				return drivertest.Volume{ID: id, Context: context, Grows: true, Delete: func() {
 					if _, err := p.Controller.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: id}); err != nil {
 						t.Error(err)
 					}

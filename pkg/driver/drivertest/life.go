@@ -5,8 +5,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -99,6 +101,61 @@ func (l *life) unpublish(ctx context.Context, target string) error {
 func (l *life) unstage(ctx context.Context) error {
 	_, err := l.Node.NodeUnstageVolume(ctx, &csi.NodeUnstageVolumeRequest{VolumeId: l.volume.ID, StagingTargetPath: l.staging})
 	return wrap("NodeUnstageVolume", err)
+}
+
+// grow expands the volume. An ext4 that the kernel lets nobody here grow while it is
+// mounted grows when it is staged next.
+func (l *life) grow(ctx context.Context, target string) error {
+	expand := func() error {
+		resp, err := l.Node.NodeExpandVolume(ctx, &csi.NodeExpandVolumeRequest{
+			VolumeId: l.volume.ID, VolumePath: target, StagingTargetPath: l.staging, VolumeCapability: l.capability(),
+			CapacityRange: &csi.CapacityRange{RequiredBytes: larger}, Secrets: l.volume.Secrets,
+		})
+		if got := resp.GetCapacityBytes(); err == nil && got < larger-layerTakes {
+			err = fmt.Errorf("%d bytes, not %d", got, larger)
+		}
+		return wrap("NodeExpandVolume", err)
+	}
+	err := expand()
+	if err == nil || !strings.Contains(err.Error(), "CAP_SYS_RESOURCE") {
+		return err
+	}
+	for _, step := range []func() error{
+		func() error { return l.unpublish(ctx, target) },
+		func() error { return l.unstage(ctx) },
+		func() error { return l.stage(ctx) },
+		func() error { return l.publish(ctx, target, false) },
+		expand,
+	} {
+		if err := step(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// mustHave fails the test unless a target shows a device of that many bytes, or a file
+// system that fills one.
+func (l *life) mustHave(target string, bytes int64) {
+	l.t.Helper()
+	var got int64
+	l.must(l.within("a look at "+target, func() error {
+		if !l.raw {
+			var st unix.Statfs_t
+			err := unix.Statfs(target, &st)
+			got = int64(st.Blocks) * st.Bsize * 5 / 4 // what is left of the metadata's part
+			return err
+		}
+		f, err := os.Open(target)
+		if err != nil {
+			return err
+		}
+		got, err = f.Seek(0, io.SeekEnd)
+		return errors.Join(err, f.Close())
+	}))
+	if got < bytes {
+		l.t.Errorf("%s has %d bytes, not %d", target, got, bytes)
+	}
 }
 
 func wrap(method string, err error) error {

@@ -79,9 +79,11 @@ var deaths = map[bool]map[string]bool{
 	false: {
 		"choose": false, "attach": false, "begin-format": false, "format": false, "mount": true, "bind": true,
 		"unbind": true, "remove-target": true, "unmount": true, "release": false, "detach": false,
+		"grow-device": false, "grow-layer": false, "grow-filesystem": false,
 	},
 	true: {
 		"attach": false, "mark-raw": false, "bind": true, "unbind": true, "remove-target": true, "detach": false,
+		"grow-device": false, "grow-layer": false,
 	},
 }
 
@@ -119,6 +121,10 @@ func (d *dying) live(fault string, always bool) {
 	d.survive(func() error { return d.stage(ctx) })
 	d.survive(func() error { return d.publish(ctx, target, false) })
 	d.must(d.write(target, "kept"))
+	if d.volume.Grows {
+		d.survive(func() error { return d.grow(ctx, target) })
+		d.mustHave(target, larger-layerTakes)
+	}
 	d.survive(func() error { return d.unpublish(ctx, target) })
 	d.mustBeGone(target)
 	d.survive(func() error { return d.unstage(ctx) })
@@ -165,6 +171,35 @@ func (d *dying) again() {
 	}
 	d.died = true
 	d.Start(harness.Options{})
+}
+
+// testGrow: a volume grows beneath its pod, which finds what it wrote.
+func testGrow(t *testing.T, fresh func(*testing.T, bool) *life) {
+	both(t, fresh, func(l *life) {
+		ctx := l.t.Context()
+		l.Start(harness.Options{})
+		l.begin()
+		target := l.target("pod")
+		l.must(l.stage(ctx))
+		l.must(l.publish(ctx, target, false))
+		l.must(l.write(target, "kept"))
+		if l.volume.Grows {
+			l.must(l.grow(ctx, target))
+			l.must(l.grow(ctx, target)) // a repeated call
+			l.mustHave(target, larger-layerTakes)
+			l.mustRead(target, "kept")
+		} else if err := l.grow(ctx, target); err == nil {
+			l.t.Error("it grows, and the harness does not know")
+		}
+		l.must(l.unpublish(ctx, target))
+		l.must(l.unstage(ctx))
+		l.must(l.stage(ctx))
+		l.must(l.publish(ctx, target, false))
+		l.mustRead(target, "kept")
+		l.must(l.unpublish(ctx, target))
+		l.must(l.unstage(ctx))
+		l.end()
+	})
 }
 
 // testHeal: what is unmounted behind the plugin's back comes back.
