@@ -45,7 +45,7 @@ func TestExplainWhatIsAsAsked(t *testing.T) {
 		h.ok(stage("v", stageXFS), publish("v", 1, publishXFS, publishReadOnly), resize("v", 2*gib))
 		h.sleep(90 * time.Second)
 		h.tells("v", map[string][]string{
-			"asked":   {"NodeStageVolume asked 1m30s ago", stagePath("v"), "NodePublishVolume asked 1m30s ago", targetPath("v", 1) + ", read-only", "NodeExpandVolume asked", "2147483648 bytes"},
+			"asked":   {"NodeStageVolume asked 1m30s ago", stagePath("v"), "NodePublishVolume asked 1m30s ago", targetPath("v", 1) + ", read-only", "NodeExpandVolume asked", "that it has 2Gi"},
 			"is":      {"/pool/v", "formatted as xfs", "/dev/loop1 (7:1) is attached", "At " + stagePath("v") + " is mounted", "At " + targetPath("v", 1) + " is mounted", "with ro"},
 			"you can": {"Nothing is left to do"},
 		})
