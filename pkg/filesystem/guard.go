@@ -18,7 +18,8 @@ const (
 	// lookLimit is how much of what may be data Probe reads: a look must end soon.
 	lookLimit = 64 << 20
 	// ProveLimit is how much of what may be data, in bytes, is read before a
-	// device is formatted: half a minute to eleven minutes at 2 GB/s to 100 MB/s.
+	// device is formatted: half a minute to eleven minutes at 2 GB/s to 100 MB/s, of a
+	// disk twice that.
 	// The proof goes on behind the retries of a CO. What holds more is refused.
 	ProveLimit = 64 << 30
 

@@ -61,7 +61,8 @@ func (at place) is(n report.NodeOf) bool {
 }
 
 // find returns the volumes that a word names: those of a pod, or that of a claim, as
-// namespace/name or a name, or else the volume of that id. notes say of which volumes of the pod there is
+// namespace/name or a name, or else the volume of that id. notes say of which of them
+// there is
 // nothing to tell.
 func (c *cluster) find(ctx context.Context, word string) (places []place, notes []string, err error) {
 	namespace, name, full := strings.Cut(word, "/")
@@ -84,12 +85,12 @@ func (c *cluster) find(ctx context.Context, word string) (places []place, notes 
 			return []place{{volume: at.volume}}, nil, nil
 		case claimErr == nil:
 			return nil, nil, nil
+		case !full: // also for who may not read claims
+			return []place{{volume: word}}, nil, nil
 		case !strings.Contains(claimErr.Error(), "NotFound"):
 			return nil, nil, claimErr
-		case full:
-			return nil, nil, err
 		}
-		return []place{{volume: word}}, nil, nil
+		return nil, nil, err
 	case err != nil:
 		return nil, nil, err
 	}

@@ -29,6 +29,7 @@ case "$*" in
 *"get persistentvolumeclaim writer-e "* | *"get persistentvolumeclaim waiting "*)
 	echo '{"spec":{}}' ;;
 *"get persistentvolumeclaim "*)
+	if [ -e "$FAKE/forbidden" ]; then echo "Error from server (Forbidden): persistentvolumeclaims is forbidden" >&2; exit 1; fi
 	echo 'Error from server (NotFound): persistentvolumeclaims "x" not found' >&2; exit 1 ;;
 *"get persistentvolumes "*)
 	if [ -e "$FAKE/forbidden" ]; then echo "Error from server (Forbidden): persistentvolumes is forbidden" >&2; exit 1; fi
@@ -147,7 +148,7 @@ func TestTop(t *testing.T) {
 }
 
 func TestExplain(t *testing.T) {
-	fake(t)
+	dir := fake(t)
 	out, errs, err := run(t, "explain", "writer")
 	if err != nil || !strings.Contains(out, "On node a: a says: exec --namespace=csi-node plugin-a --container=csi-node -- csi-node explain vol-1\n") || !strings.Contains(out, "explain "+inlineHandle("u1", "s")+"\n") || strings.Contains(out, "b says") {
 		t.Errorf("prints (%v)\n%s", err, out)
@@ -169,6 +170,10 @@ func TestExplain(t *testing.T) {
 	}
 	if _, _, err := run(t, "explain", "default/stranger"); err == nil || !strings.Contains(err.Error(), "NotFound") {
 		t.Errorf("of a pod that is not there: %v", err)
+	}
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "forbidden"), nil, 0o600))
+	if out, _, err := run(t, "explain", "vol-2"); err != nil || !strings.HasPrefix(out, "On node b: ") {
+		t.Errorf("of a volume, to who may not read claims, prints (%v)\n%s", err, out)
 	}
 	if out, _, err := run(t, "retry", "vol-2"); err != nil || !strings.Contains(out, "-- csi-node volume retry vol-2") {
 		t.Errorf("retry prints (%v)\n%s", err, out)

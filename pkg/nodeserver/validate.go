@@ -162,8 +162,9 @@ func (s *Server) capability(c *csi.VolumeCapability) (state.Capability, bool, er
 }
 
 // whilePending returns the error for an invalid request. While an earlier request for
-// one of the parts is pending, or was never answered, the error is not final: kubelet would conclude from a
-// final one that nothing is there, and would never remove what the earlier one makes.
+// one of the parts is pending, or nobody was told that it holds, the error is not final:
+// kubelet would conclude from a final one that nothing is there, and would never remove
+// what the earlier one makes.
 func (s *Server) whilePending(id string, err error, parts ...state.Part) error {
 	record := s.Records.Get(id)
 	if record == nil || !state.ClassOf(err).Final() {

@@ -290,7 +290,9 @@ func (r *Reconciler) leaveData(ctx context.Context, _ Step, want *state.Volume, 
 		found = have.Beneath.Found
 	}
 	err := state.Errorf(state.Unavailable, "the device %s was proved blank, and is not any more: found %s; it is left as it is", have.Stack()[0].Device.Path, found)
-	return state.InVolume(want.ID, "format", r.unlessWritten(ctx, want, &state.Unwritten{Err: err}))
+	err = state.InVolume(want.ID, "format", r.unlessWritten(ctx, want, &state.Unwritten{Err: err}))
+	klog.FromContext(ctx).Error(err, "Data has turned up on a device that was proved blank")
+	return err
 }
 
 // unlessWritten returns err, and takes the formatting mark of the volume's source back if

@@ -103,6 +103,20 @@ func (l *life) unstage(ctx context.Context) error {
 	return wrap("NodeUnstageVolume", err)
 }
 
+// up stages and publishes the volume.
+func (l *life) up(ctx context.Context, target string) {
+	l.t.Helper()
+	l.must(l.stage(ctx))
+	l.must(l.publish(ctx, target, false))
+}
+
+// down unpublishes and unstages it.
+func (l *life) down(ctx context.Context, target string) {
+	l.t.Helper()
+	l.must(l.unpublish(ctx, target))
+	l.must(l.unstage(ctx))
+}
+
 // expand calls NodeExpandVolume. later: an ext4 that the kernel lets nobody here grow while
 // it is mounted grows when it is staged next.
 func (l *life) expand(ctx context.Context, target string) (later bool, err error) {

@@ -179,8 +179,7 @@ func testGrow(t *testing.T, fresh func(*testing.T, bool) *life) {
 		l.Start(harness.Options{})
 		l.begin()
 		target := l.target("pod")
-		l.must(l.stage(ctx))
-		l.must(l.publish(ctx, target, false))
+		l.up(ctx, target)
 		l.must(l.write(target, "kept"))
 		if l.volume.Grows {
 			do := func(call func() error) { l.must(call()) }
@@ -188,15 +187,12 @@ func testGrow(t *testing.T, fresh func(*testing.T, bool) *life) {
 			l.grow(ctx, target, do) // a repeated call
 			l.mustRead(target, "kept")
 		} else if _, err := l.expand(ctx, target); err == nil {
-			l.t.Error("it grows, and the harness does not know")
+			l.t.Error("NodeExpandVolume succeeds: set Volume.Grows, so that it is tested")
 		}
-		l.must(l.unpublish(ctx, target))
-		l.must(l.unstage(ctx))
-		l.must(l.stage(ctx))
-		l.must(l.publish(ctx, target, false))
+		l.down(ctx, target)
+		l.up(ctx, target)
 		l.mustRead(target, "kept")
-		l.must(l.unpublish(ctx, target))
-		l.must(l.unstage(ctx))
+		l.down(ctx, target)
 		l.end()
 	})
 }
@@ -208,8 +204,7 @@ func testHeal(t *testing.T, fresh func(*testing.T, bool) *life) {
 		l.Start(harness.Options{})
 		l.begin()
 		target := l.target("pod")
-		l.must(l.stage(ctx))
-		l.must(l.publish(ctx, target, false))
+		l.up(ctx, target)
 		l.must(l.write(target, "there"))
 		lost := []string{target}
 		if !l.raw {
@@ -222,8 +217,7 @@ func testHeal(t *testing.T, fresh func(*testing.T, bool) *life) {
 			got, err := l.read(target)
 			return err == nil && got == "there"
 		})
-		l.must(l.unpublish(ctx, target))
-		l.must(l.unstage(ctx))
+		l.down(ctx, target)
 		l.end()
 	})
 }
