@@ -51,6 +51,7 @@ func (r *Reconciler) DeviceEventsEnded() {
 func (r *Reconciler) attach(ctx context.Context, want *state.Volume) error {
 	limit := time.NewTimer(deviceWait)
 	defer limit.Stop()
+	defer r.handOver(want.ID)
 	for pause := firstPause; ; {
 		news, noEvents := r.await(want.ID)
 		err := r.kernel.Devices.Attach(ctx, r.spec(want), want.Stage.ReadOnly)
@@ -88,13 +89,31 @@ func (r *Reconciler) attach(ctx context.Context, want *state.Volume) error {
 	}
 }
 
+// awaiting is the wait for a volume's device. While the worker attaches, news is all
+// that it needs to hear: each attach of a loop device is an event that tells of itself.
+type awaiting struct {
+	news   chan struct{} // closed when the device may have appeared
+	worker bool          // waits, or is attaching
+}
+
 // await returns a channel that is closed when the device of a volume may have
 // appeared, and whether there are no device events.
 func (r *Reconciler) await(id string) (news <-chan struct{}, noEvents bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.awaited[id] = make(chan struct{})
-	return r.awaited[id], r.noEvents
+	a := &awaiting{make(chan struct{}), true}
+	r.awaited[id] = a
+	return a.news, r.noEvents
+}
+
+// handOver ends the worker's wait, not the volume's: from now on, news has it observed.
+// What came before has ended the part's back-off.
+func (r *Reconciler) handOver(id string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if a := r.awaited[id]; a != nil {
+		a.worker = false
+	}
 }
 
 // arrived ends await.
@@ -108,16 +127,18 @@ func (r *Reconciler) arrived(id string) {
 // have appeared, and ends the back-off of the parts that failed for want of it. A part
 // that failed only once keeps its back-off, which ends soon. The caller holds mu.
 func (r *Reconciler) wakeAwaiting(id string) {
-	news := r.awaited[id]
-	if news == nil {
+	awaited := r.awaited[id]
+	if awaited == nil {
 		return
 	}
 	delete(r.awaited, id)
-	close(news)
+	close(awaited.news)
 	for _, a := range r.volume(id).attempts {
 		if errors.Is(a.err, devices.ErrNoDevice) && a.failures > 1 {
 			a.failures, a.next = 0, time.Time{}
 		}
 	}
-	r.queue.Add(id)
+	if !awaited.worker {
+		r.queue.Add(id)
+	}
 }

@@ -149,6 +149,45 @@ func TestNewsOfADeviceAreNotMissed(t *testing.T) {
 	})
 }
 
+// The kernel tells of a device that the plugin attaches, as of any other: nobody looks at
+// the volume once more for that.
+func TestOwnAttachIsNoNews(t *testing.T) {
+	bubble(t, func(h *harness) {
+		looks := map[bool]int{}
+		for _, told := range []bool{false, true} {
+			h.plant = func(p *process, k Kernel) Kernel {
+				k.Devices = attachingDevices{fakeDevices{p}, func() {
+					if told {
+						p.r.DeviceAppeared()
+					}
+				}}
+				return k
+			}
+			h.restart()
+			id := map[bool]string{false: "v", true: "w"}[told]
+			h.volume(id)
+			h.ok(stage(id))
+			h.sleep(time.Second)
+			looks[told] = h.k.count(opFind, id)
+		}
+		if looks[true] != looks[false] {
+			t.Errorf("%d looks at the device, and %d without news", looks[true], looks[false])
+		}
+	})
+}
+
+// attachingDevices calls attached after each attach.
+type attachingDevices struct {
+	fakeDevices
+	attached func()
+}
+
+func (d attachingDevices) Attach(ctx context.Context, v devices.Volume, readOnly bool) error {
+	err := d.fakeDevices.Attach(ctx, v, readOnly)
+	d.attached()
+	return err
+}
+
 // tellingDevices calls missed after each attempt that met no device.
 type tellingDevices struct {
 	fakeDevices

@@ -198,7 +198,7 @@ type Reconciler struct {
 	mu       sync.Mutex
 	volumes  map[string]*volume
 	devices  map[state.DeviceNumber]map[string]struct{} // volumes by the numbers of their devices
-	awaited  map[string]chan struct{}                   // of volumes whose device is missing, see await
+	awaited  map[string]*awaiting                       // of volumes whose device is missing, see await
 	noEvents bool                                       // there are no device events
 }
 
@@ -218,7 +218,7 @@ func New(cfg Config) *Reconciler {
 		random:  rand.Float64,
 		volumes: map[string]*volume{},
 		devices: map[state.DeviceNumber]map[string]struct{}{},
-		awaited: map[string]chan struct{}{},
+		awaited: map[string]*awaiting{},
 		sweep:   sweep{look: make(chan struct{}, 1), gone: map[string]time.Time{}},
 	}
 	for _, v := range r.store.List() {
