@@ -155,7 +155,7 @@ func FuzzStatmount(f *testing.F) {
 	addEntries(f)
 	f.Fuzz(func(t *testing.T, id, parent uint64, major, minor uint32, root, point, fsType, source, options string, attributes uint64, readOnly bool) {
 		want := entryParts(id, parent, major, minor, root, point, fsType, source, options, attributes, readOnly)
-		want.id, want.parent = id, parent
+		want.id, want.unique, want.parent = id, id, parent
 		strs := []byte{0}
 		put := func(s string) uint32 {
 			at := len(strs)

@@ -125,6 +125,7 @@ func decode(words []uint64) entry {
 	}
 	return entry{
 		id:         s.id,
+		unique:     s.id,
 		parent:     s.parent,
 		point:      str(statmountPoint, s.point),
 		root:       str(statmountRoot, s.root),

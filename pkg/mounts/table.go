@@ -24,6 +24,7 @@ type table interface {
 // entry is one mount as a table has it.
 type entry struct {
 	id, parent uint64
+	unique     uint64 // id, if it is never given again, else 0
 	point      string // the mount point
 	root       string
 	device     state.DeviceNumber // of the superblock
@@ -65,6 +66,7 @@ func (e entry) mount() state.Mount {
 		Options:       e.options,
 		SuperReadOnly: e.readOnly || filesystem.ShowsEmergency(e.options),
 		Corrupt:       filesystem.ShowsShutdown(e.options),
+		ID:            e.unique,
 	}
 	switch {
 	case e.fsType == "devtmpfs" && e.root != "/":

@@ -87,14 +87,38 @@ func (e *earlier) contents(d state.Device, mounted bool) (c state.Contents, ok b
 func (r *Reconciler) lookAgain(ctx context.Context, want *state.Volume, before *earlier) (state.Actual, error) {
 	switch {
 	case before.holds(want) && (before.step.onDevice() || before.step.atStage()):
-		return r.observeAfter(ctx, want, before)
+		return r.observeAfter(ctx, want, before, nil)
 	case before.holds(want) && before.step.atTarget() && before.mounted():
 		have := before.have
 		have.Targets = r.lookAtTargets(ctx, want, before)
 		have.Unfit = r.unfit(want, have)
 		return have, nil
 	}
-	return r.observeAlone(ctx, want)
+	return r.observeAfter(ctx, want, nil, r.lastAsked(want.ID))
+}
+
+// lastAsked returns what was last observed of a volume of which a caller asks something;
+// nil if nobody does, so that all of it is looked at.
+func (r *Reconciler) lastAsked(id string) *state.Actual {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	v := r.volume(id)
+	if len(v.waiters) == 0 {
+		return nil
+	}
+	last := v.have
+	return &last
+}
+
+// contentsOfMount returns what was seen on a device before, if the same mount shows it
+// since, and nothing remained to be done with the file system.
+func contentsOfMount(last *state.Actual, have state.Actual) (c state.Contents, ok bool) {
+	if last == nil || len(last.Stage.Mounts) != 1 || len(have.Stage.Mounts) != 1 || last.Layer != have.Layer {
+		return c, false
+	}
+	c, was, is := last.Contents, last.Stage.Mounts[0], have.Stage.Mounts[0]
+	same := is.ID != 0 && is.ID == was.ID && !is.Corrupt && is.Is(have.Device.Number) && last.Device.Number == have.Device.Number && last.Device.Size == have.Device.Size
+	return c, same && c.Err == nil && c.Kind == state.ContentsFilesystem && !c.NeedsCheck && !c.Growable
 }
 
 func (r *Reconciler) lookAtTargets(ctx context.Context, want *state.Volume, before *earlier) map[string]state.Mountpoint {

@@ -19,8 +19,8 @@ func TestLooksOfACycle(t *testing.T) {
 			find, stage, target, probe int
 		}{
 			{"stage", stage("v"), 7, 2, 0, 3},
-			{"publish", publish("v", 1), 1, 1, 2, 1},
-			{"unpublish", unpublish("v", 1), 1, 1, 3, 1},
+			{"publish", publish("v", 1), 1, 1, 2, 0},
+			{"unpublish", unpublish("v", 1), 1, 1, 3, 0},
 			{"unstage", unstage("v"), 4, 2, 0, 0},
 		} {
 			before := func(o op, key string) int { return h.k.count(o, key) }
@@ -121,6 +121,60 @@ func TestNothingUncertainIsTakenOver(t *testing.T) {
 			t.Errorf("%s: the stage is believed to stand", name)
 		}
 	}
+}
+
+// What is on a device is read again unless the same mount shows it, and nothing was to be
+// done with it.
+func TestContentsOfTheSameMount(t *testing.T) {
+	number := state.DeviceNumber{Major: 7, Minor: 1}
+	seen := func() state.Actual {
+		return state.Actual{
+			Device: state.Device{State: state.DeviceAttached, Number: number, Size: 1 << 20}, Contents: state.Contents{Kind: state.ContentsFilesystem, UUID: "u"},
+			Stage: state.Mountpoint{File: state.Directory, Mounts: []state.Mount{{ID: 5, Device: number, Root: "/"}}},
+		}
+	}
+	last := seen()
+	if c, ok := contentsOfMount(&last, seen()); !ok || c.UUID != "u" {
+		t.Errorf("read again: %+v", c)
+	}
+	if _, ok := contentsOfMount(nil, seen()); ok {
+		t.Error("taken from nothing")
+	}
+	for name, change := range map[string]func(last, have *state.Actual){
+		"mounted anew":          func(_, have *state.Actual) { have.Stage.Mounts[0].ID = 6 },
+		"mounts without an id":  func(last, have *state.Actual) { last.Stage.Mounts[0].ID, have.Stage.Mounts[0].ID = 0, 0 },
+		"torn off":              func(_, have *state.Actual) { have.Stage.Mounts = nil },
+		"was not mounted":       func(last, _ *state.Actual) { last.Stage.Mounts = nil },
+		"covered":               func(_, have *state.Actual) { have.Stage.Mounts = append(have.Stage.Mounts, state.Mount{}) },
+		"broken":                func(_, have *state.Actual) { have.Stage.Mounts[0].Corrupt = true },
+		"another device":        func(_, have *state.Actual) { have.Device.Number.Minor = 2 },
+		"was another device":    func(last, _ *state.Actual) { last.Device.Number.Minor = 2 },
+		"the device has grown":  func(_, have *state.Actual) { have.Device.Size++ },
+		"another layer":         func(_, have *state.Actual) { have.Layer = "luks" },
+		"it was to grow":        func(last, _ *state.Actual) { last.Contents.Growable = true },
+		"it was to be checked":  func(last, _ *state.Actual) { last.Contents.NeedsCheck = true },
+		"it could not be read":  func(last, _ *state.Actual) { last.Contents.Err = errUnseen },
+		"it was no file system": func(last, _ *state.Actual) { last.Contents.Kind = state.ContentsOther },
+	} {
+		last, have := seen(), seen()
+		if change(&last, &have); func() bool { _, ok := contentsOfMount(&last, have); return ok }() {
+			t.Errorf("%s: it is not read again", name)
+		}
+	}
+}
+
+// Nobody who asks nothing is told what was seen before: a look at rest is at everything.
+func TestLookAtRestReadsTheDevice(t *testing.T) {
+	bubble(t, func(h *harness) {
+		h.volume("v")
+		h.ok(stage("v"))
+		before := h.k.count(opProbe, "v")
+		h.p.r.Changed(stagePath("v"))
+		h.sleep(time.Second)
+		if h.k.count(opProbe, "v") == before {
+			t.Error("the device is not read")
+		}
+	})
 }
 
 // A call is never answered by what was seen before it came: what was lost meanwhile is

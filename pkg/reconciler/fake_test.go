@@ -29,6 +29,7 @@ type fakeKernel struct {
 	mu         sync.Mutex
 	volumes    map[string]*fakeVolume
 	mounts     map[string][]fakeMount // by path, the top first
+	mountIDs   uint64                 // the last one given out
 	files      map[string]*fakeFile   // by path, beneath the mounts
 	minors     uint32                 // never used twice
 	formats    int
@@ -531,6 +532,8 @@ func (k *fakeKernel) push(at string, m fakeMount) []string {
 	if k.files[at] == nil {
 		k.files[at] = &fakeFile{kind: state.Directory}
 	}
+	k.mountIDs++
+	m.ID = k.mountIDs
 	k.mounts[at] = append([]fakeMount{m}, k.mounts[at]...)
 	return []string{at}
 }
@@ -1078,6 +1081,8 @@ func (m fakeMounts) place(at string, kind state.FileType, mount fakeMount) error
 			return err
 		}
 	}
+	k.mountIDs++
+	mount.ID = k.mountIDs
 	k.mounts[at] = []fakeMount{mount}
 	return nil
 }

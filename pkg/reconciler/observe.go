@@ -20,7 +20,7 @@ func (r *Reconciler) Observe(ctx context.Context, want *state.Volume) (state.Act
 	waiting, stop := untilAnswer(ctx)
 	defer stop()
 	have, err := r.looks.Do(waiting, want.ID, hang.NoLimit, func() (state.Actual, error) {
-		have, err := r.observe(ctx, want, nil)
+		have, err := r.observe(ctx, want, nil, nil)
 		if err == nil {
 			err = have.Device.Err
 		}
@@ -41,13 +41,13 @@ func (r *Reconciler) Observe(ctx context.Context, want *state.Volume) (state.Act
 // device is held. It also names the holders of a device that is to be detached, and
 // what keeps a broken file system.
 func (r *Reconciler) observeAlone(ctx context.Context, want *state.Volume) (state.Actual, error) {
-	return r.observeAfter(ctx, want, nil)
+	return r.observeAfter(ctx, want, nil, nil)
 }
 
 // observeAfter is observeAlone, and takes over what the step after before cannot have
-// changed.
-func (r *Reconciler) observeAfter(ctx context.Context, want *state.Volume, before *earlier) (state.Actual, error) {
-	have, err := r.observe(ctx, want, before)
+// changed, and what is on a device that is mounted as it was when last was seen.
+func (r *Reconciler) observeAfter(ctx context.Context, want *state.Volume, before *earlier, last *state.Actual) (state.Actual, error) {
+	have, err := r.observe(ctx, want, before, last)
 	for _, d := range devicesOf(&have) {
 		if err == nil && presentOrStray(*d) {
 			if d.Held = isMountedAt(have.Stage, d.Number); !d.Held {
@@ -148,8 +148,8 @@ func present(d state.Device) bool {
 }
 
 // observe looks at everything that the record is about, except what it can take over
-// from before, which may be nil.
-func (r *Reconciler) observe(ctx context.Context, want *state.Volume, before *earlier) (have state.Actual, err error) {
+// from before and last, which may be nil.
+func (r *Reconciler) observe(ctx context.Context, want *state.Volume, before *earlier, last *state.Actual) (have state.Actual, err error) {
 	defer func() {
 		if err != nil {
 			err = state.InVolume(want.ID, "observe", err)
@@ -181,6 +181,8 @@ func (r *Reconciler) observe(ctx context.Context, want *state.Volume, before *ea
 			mountpoint = want.Stage.Path
 		}
 		if c, ok := before.contents(have.Device, mountpoint != ""); ok {
+			have.Contents = c
+		} else if c, ok := contentsOfMount(last, have); ok {
 			have.Contents = c
 		} else if have.Contents, err = r.kernel.Filesystems.Probe(ctx, proven(state.Element{Layer: have.Layer, Device: have.Device}), mountpoint); err != nil {
 			have.Contents = state.Contents{Err: err}
@@ -249,7 +251,7 @@ func (r *Reconciler) stack(ctx context.Context, want *state.Volume) (have state.
 	source := have.Device
 	for _, l := range r.kernel.Layers {
 		wanted := l.Wanted(v)
-		if !wanted && len(v.Context)+len(v.Publish) > 0 {
+		if !wanted && contextKnown(want.Stage) {
 			continue
 		}
 		d, err := l.Find(ctx, have.Device, v)
@@ -259,7 +261,7 @@ func (r *Reconciler) stack(ctx context.Context, want *state.Volume) (have state.
 			}
 			return have, fmt.Errorf("layer %s: %w", l.Name(), err)
 		}
-		if !wanted && !presentOrStray(d) { // without contexts, the device tells whether there is a layer
+		if !wanted && !presentOrStray(d) { // where the contexts are not known, the device tells whether there is a layer
 			continue
 		}
 		// The facts about the data are the source's. The stamp of a new layer is to
@@ -278,6 +280,12 @@ func (r *Reconciler) stack(ctx context.Context, want *state.Volume) (have state.
 		}
 	}
 	return have, nil
+}
+
+// contextKnown reports whether the contexts of a volume are those that the CO gave, be
+// they empty. Those of a stage that was found without a record are guesses.
+func contextKnown(s *state.Stage) bool {
+	return s != nil && (len(s.Context) > 0 || !s.Adopted && s.Capability.Access != "")
 }
 
 // lookTimeout bounds the look at one path: a dead file system must not hold up the

@@ -81,6 +81,27 @@ func TestLookAsksWhatThePlanNeeds(t *testing.T) {
 	})
 }
 
+// Whether a volume has layers is told by the contexts that the CO gave, be they empty, and
+// by the devices where nobody gave any.
+func TestContextKnown(t *testing.T) {
+	asked := state.Capability{Access: state.MountAccess}
+	for name, tt := range map[string]struct {
+		stage *state.Stage
+		want  bool
+	}{
+		"no stage":                  {nil, false},
+		"asked for":                 {&state.Stage{Capability: asked}, true},
+		"asked for with a context":  {&state.Stage{Capability: asked, Context: map[string]string{"k": "v"}}, true},
+		"found":                     {&state.Stage{Capability: asked, Adopted: true}, false},
+		"found, and named since":    {&state.Stage{Capability: asked, Adopted: true, Context: map[string]string{"k": "v"}}, true},
+		"its end, without a record": {&state.Stage{Intent: state.Intent{Gone: true}}, false},
+	} {
+		if got := contextKnown(tt.stage); got != tt.want {
+			t.Errorf("%s: %t", name, got)
+		}
+	}
+}
+
 // Of a record whose backend this plugin lacks nothing is known, and so nothing is
 // answered for done, and nothing is done.
 func TestRecordOfALackingBackend(t *testing.T) {

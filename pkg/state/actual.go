@@ -252,6 +252,7 @@ type Mount struct {
 	SuperReadOnly bool   // the superblock refuses writes, whatever the attributes say
 	Pulled        bool   // the block device has gone, and Device is the file system's own number
 	Corrupt       bool   // looking at its root fails with ESTALE, ENOTCONN, EIO or the like
+	ID            uint64 // which no other mount gets until the next boot (Linux 6.8); 0: not known
 }
 
 // Is reports whether m is the whole of the file system on the device, or the
