@@ -81,6 +81,12 @@ func ExplainMount(fsType string, cause error, said string, asked []string, readO
 	return nil
 }
 
+// OnDisk reports whether a type of file system is one that the plugin makes on devices.
+func OnDisk(fsType string) bool {
+	_, known := rules[fsType]
+	return known
+}
+
 // HasOwnNumber reports whether a mounted file system of the type shows a device
 // number of its own, and not that of its device.
 func HasOwnNumber(fsType string) bool { return rules[fsType].ownNumber }

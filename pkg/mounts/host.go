@@ -50,6 +50,8 @@ type Host struct {
 	real  string // the same directory without symbolic links
 	table table
 
+	rootMount uint64 // the mount that real is in, if its id is not given again (Linux 6.8)
+
 	// The calls that may never return, by path.
 	looks     hang.Calls[state.Mountpoint]
 	usages    hang.Calls[mountUsage]
@@ -58,6 +60,7 @@ type Host struct {
 
 	mu       sync.Mutex
 	watchers map[*Watcher]bool // that are not closed
+	disks    map[string]bool   // paths at which the last look saw file systems of disks only
 }
 
 // New returns a Host for the paths below root, an absolute path of a directory;
@@ -76,14 +79,19 @@ func New(root string) (*Host, error) {
 	if err != nil {
 		return nil, fmt.Errorf("resolve the directory that holds all mounts: %w", err)
 	}
-	h := &Host{root: filepath.Clean(root), real: real, watchers: map[*Watcher]bool{}}
+	h := &Host{root: filepath.Clean(root), real: real, watchers: map[*Watcher]bool{}, disks: map[string]bool{}}
 	fd, err := openat2(unix.AT_FDCWD, real, unix.O_PATH|unix.O_DIRECTORY, 0)
 	if err != nil {
 		return nil, fmt.Errorf("open %s (openat2, Linux 5.6): %w", real, err)
 	}
 	defer unix.Close(fd)
-	h.table, err = chooseTable(fd)
-	return h, err
+	if h.table, err = chooseTable(fd); err != nil {
+		return nil, err
+	}
+	if st, err := statx(fd, "", unix.STATX_MNT_ID_UNIQUE); err == nil && st.Mask&unix.STATX_MNT_ID_UNIQUE != 0 {
+		h.rootMount = st.Mnt_id
+	}
+	return h, nil
 }
 
 // Check returns InvalidArgument for a path that no request may name: one that

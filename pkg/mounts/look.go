@@ -11,7 +11,9 @@ import (
 	"golang.org/x/sys/unix"
 	"k8s.io/mount-utils"
 
+	"github.com/csi-node/csi-node/pkg/filesystem"
 	"github.com/csi-node/csi-node/pkg/internal/hang"
+	"github.com/csi-node/csi-node/pkg/internal/rawfile"
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
@@ -26,6 +28,9 @@ import (
 // Where the kernel has statmount(2) the cost does not depend on the number of
 // mounts, except for a Corrupt one.
 func (h *Host) Look(ctx context.Context, path string) (state.Mountpoint, error) {
+	if m, ok := h.lookInCache(path); ok {
+		return m, nil
+	}
 	m, err := answered(h.looks.Do(ctx, path, hang.NoLimit, func() (state.Mountpoint, error) {
 		m, err := h.look(path)
 		if err == nil && len(m.Mounts) == 0 {
@@ -36,7 +41,72 @@ func (h *Host) Look(ctx context.Context, path string) (state.Mountpoint, error) 
 	if err != nil {
 		return state.Mountpoint{}, fmt.Errorf("look at %s: %w", path, err)
 	}
+	h.noteDisk(path, m)
 	return m, nil
+}
+
+// lookInCache is look where the kernel has all that it takes in its caches and asks no file
+// system (RESOLVE_CACHED, Linux 5.12), so that the call cannot hang and needs no goroutine
+// of its own. ok is false if it has not, or if there is more to look at: what is in a
+// directory, what hides a path. It goes to a mount only where the last look met none but
+// file systems of disks: of others, such as an NFS, the kernel may ask the server even so.
+func (h *Host) lookInCache(path string) (m state.Mountpoint, ok bool) {
+	p, err := h.openResolving(path, rawfile.ResolveCached)
+	if err != nil {
+		return m, false
+	}
+	defer p.close()
+	resolve := uint64(rawfile.ResolveCached)
+	if !h.showedDisk(path) {
+		resolve |= unix.RESOLVE_NO_XDEV
+	}
+	fd, err := openat2(p.dir, p.name, unix.O_PATH|unix.O_NOFOLLOW, resolve)
+	switch {
+	case err == unix.ENOENT && h.onRoot(p):
+		m.File = state.NoFile
+		h.noteDisk(path, m)
+		return m, true
+	case err != nil:
+		return m, false
+	}
+	defer unix.Close(fd)
+	st, err := statx(fd, "", h.table.mask())
+	if err != nil || st.Attributes&unix.STATX_ATTR_MOUNT_ROOT == 0 {
+		return m, false
+	}
+	if m, err = h.lookAtMount(st); err != nil {
+		return m, false
+	}
+	h.noteDisk(path, m)
+	return m, true
+}
+
+// onRoot reports whether the directory of a place is in the mount of the root, so that
+// nothing that is mounted on the way hides what is there.
+func (h *Host) onRoot(p *place) bool {
+	dir, err := statx(p.dir, "", unix.STATX_MNT_ID_UNIQUE)
+	return err == nil && dir.Mask&unix.STATX_MNT_ID_UNIQUE != 0 && dir.Mnt_id == h.rootMount
+}
+
+// noteDisk keeps for lookInCache whether all that is mounted at a path are file systems of disks.
+func (h *Host) noteDisk(path string, m state.Mountpoint) {
+	disk := len(m.Mounts) > 0
+	for _, m := range m.Mounts {
+		disk = disk && !m.Corrupt && filesystem.OnDisk(m.FSType)
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if disk {
+		h.disks[path] = true
+	} else {
+		delete(h.disks, path)
+	}
+}
+
+func (h *Host) showedDisk(path string) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.disks[path]
 }
 
 // lookAttempts bounds how often a look begins anew because the mount table changed
@@ -117,11 +187,17 @@ func (h *Host) lookOnce(p *place) (state.Mountpoint, error) {
 	case err != nil:
 		return state.Mountpoint{}, err
 	}
-	m := state.Mountpoint{File: fileType(st.Mode)}
 	if st.Attributes&unix.STATX_ATTR_MOUNT_ROOT == 0 {
+		m := state.Mountpoint{File: fileType(st.Mode)}
 		m.Empty, err = p.empty(m.File, st.Size)
 		return m, err
 	}
+	return h.lookAtMount(st)
+}
+
+// lookAtMount tells of the mount whose root was looked at, and of those that it covers.
+func (h *Host) lookAtMount(st unix.Statx_t) (state.Mountpoint, error) {
+	m := state.Mountpoint{File: fileType(st.Mode)}
 	stack, err := h.table.stack(st.Mnt_id)
 	switch {
 	case errors.Is(err, unix.ENOENT):

@@ -280,6 +280,7 @@ func wantLook(t *testing.T, h *Host, path string, want state.Mountpoint) {
 	got, err := h.Look(t.Context(), path)
 	for i := range got.Mounts {
 		got.Mounts[i].Options = "" // which TestSuperblockOptions looks at
+		got.Mounts[i].ID = 0       // another one each time
 	}
 	if err != nil || !reflect.DeepEqual(got, want) {
 		t.Errorf("look at %q:\n got %+v, %v\nwant %+v", path, got, err, want)
@@ -396,6 +397,56 @@ func TestLookAtWhatIsHidden(t *testing.T) {
 	must(t, unix.Unmount(hidden, 0))
 	mountTmpfs(t, "theirs", above, 0)
 	wantFile(t, h, hidden, state.NoFile)
+}
+
+// What the kernel has in its caches is looked at in line: nothing there can hang. A directory
+// has to be read, and about a file system that is on no disk its server may be asked.
+func TestLookInCache(t *testing.T) {
+	h, root := newHost(t)
+	path := filepath.Join(root, "stage")
+	wantInCache := func(what, path string, want bool) state.Mountpoint {
+		t.Helper()
+		m, ok := h.lookInCache(path)
+		if ok != want {
+			t.Errorf("%s: seen in line: %t, %+v", what, ok, m)
+		}
+		return m
+	}
+	look := func() state.Mountpoint {
+		m, err := h.Look(t.Context(), path)
+		must(t, err)
+		return m
+	}
+	look()
+	if h.rootMount != 0 { // else the kernel gives ids again
+		wantInCache("nothing", path, true)
+	}
+	must(t, os.Mkdir(path, 0o750))
+	wantInCache("a directory", path, false)
+	d := newDevice(t, root, "ext4")
+	must(t, h.MountDevice(t.Context(), d, path, "ext4", state.Flags{}, false))
+	wantInCache("a mount that was not seen before", path, false)
+	seen := look()
+	if m := wantInCache("the mount of a disk", path, true); !reflect.DeepEqual(m, seen) {
+		t.Errorf("in line %+v is seen, else %+v", m, seen)
+	}
+	mountTmpfs(t, "tmpfs", path, 0)
+	look()
+	wantInCache("the mount of something else", path, false)
+	must(t, unix.Unmount(path, 0))
+	look()
+	wantInCache("the disk again", path, true)
+	must(t, h.Unmount(t.Context(), path))
+	look()
+	wantInCache("a mount point that was", path, false)
+
+	above, other := filepath.Join(root, "above"), filepath.Join(root, "other")
+	must(t, os.Mkdir(above, 0o750))
+	must(t, os.Mkdir(other, 0o750))
+	must(t, unix.Mount(other, above, "", unix.MS_BIND, ""))
+	_, err := h.Look(t.Context(), above+"/gone")
+	must(t, err)
+	wantInCache("nothing, where another mount may hide what is there", above+"/gone", false)
 }
 
 // Since Linux 6.15 an ext4 tells by an option alone that it refuses writes.

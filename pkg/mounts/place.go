@@ -30,13 +30,19 @@ func (h *Host) begin(ctx context.Context, path string) (*place, error) {
 
 // open returns the place of a path that may exist or not. missing holds for its
 // error if a directory on the way does not exist or is a file.
-func (h *Host) open(path string) (*place, error) {
+func (h *Host) open(path string) (*place, error) { return h.openResolving(path, 0) }
+
+// openResolving is open with more rules of how the directory is resolved (openat2(2)).
+func (h *Host) openResolving(path string, resolve uint64) (*place, error) {
 	rel, err := h.relative(path)
 	if err != nil {
 		return nil, err
 	}
 	parent, name := filepath.Split(rel)
-	dir, err := openat2(unix.AT_FDCWD, filepath.Join(h.real, parent), unix.O_PATH|unix.O_DIRECTORY, 0)
+	dir, err := openat2(unix.AT_FDCWD, filepath.Join(h.real, parent), unix.O_PATH|unix.O_DIRECTORY, resolve)
+	if err == unix.EAGAIN {
+		return nil, err
+	}
 	if err != nil {
 		return nil, h.whyNot(path, rel, err)
 	}

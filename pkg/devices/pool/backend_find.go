@@ -72,6 +72,9 @@ func (b *Backend) Find(ctx context.Context, v devices.Volume) (state.Device, err
 
 // lookWithin is look, which may never return from a disk that hangs.
 func (b *Backend) lookWithin(ctx context.Context, volume string) (found, error) {
+	if k, ok := b.lookInCache(volume); ok {
+		return k, nil
+	}
 	k, err := b.looks.Do(ctx, volume, factsLimit, func() (found, error) { return b.look(context.WithoutCancel(ctx), volume) })
 	late, is := err.(*hang.Unanswered)
 	switch {
@@ -100,8 +103,31 @@ func (b *Backend) look(ctx context.Context, volume string) (found, error) {
 	if err != nil {
 		return found{}, fmt.Errorf("volume %s: %w", volume, err)
 	}
+	return foundAs(v, path, data, b.pool.IsFresh(v)), nil
+}
+
+// lookInCache is look for a volume whose metadata is remembered, and whose files the kernel
+// has in its caches: no disk is asked, so that it cannot hang. ok is false for any other.
+func (b *Backend) lookInCache(volume string) (k found, ok bool) {
+	path, err := b.pool.DataPath(volume)
+	if err != nil {
+		return k, false
+	}
+	v, ok := b.pool.remembers(volume)
+	if !ok || v.mayBeFresh() {
+		return k, false
+	}
+	data, err := loop.StatInCache(path)
+	if err != nil {
+		return k, false
+	}
+	return foundAs(v, path, data, false), true
+}
+
+// foundAs puts together what is known of a volume by its metadata and its data.
+func foundAs(v Volume, path string, data *loop.File, fresh bool) found {
 	k := found{
-		facts:  state.Device{Capacity: v.Bytes, Backing: path, Formatting: v.Formatting, Formatted: v.Formatted, Raw: v.Raw, Fresh: b.pool.IsFresh(v), CreatedFor: v.FSType, Missing: data == nil},
+		facts:  state.Device{Capacity: v.Bytes, Backing: path, Formatting: v.Formatting, Formatted: v.Formatted, Raw: v.Raw, Fresh: fresh, CreatedFor: v.FSType, Missing: data == nil},
 		data:   data,
 		sector: cmp.Or(int(v.SectorBytes), defaultSector),
 		thick:  v.Provisioning == Thick,
@@ -109,5 +135,5 @@ func (b *Backend) look(ctx context.Context, volume string) (found, error) {
 	if data != nil {
 		k.facts.Size = data.Bytes
 	}
-	return k, nil
+	return k
 }

@@ -43,15 +43,16 @@ func stateOf(f *os.File) (fileState, error) {
 	return fileStateOf(st), wrap(err, "fstat %s", f.Name())
 }
 
-// get returns what is known of a volume whose facts are at a path.
-func (r *remembered) get(id, path string) (v Volume, raw []byte, ok bool) {
+// get returns what is known of a volume whose facts are at a path. resolve says how the
+// path is resolved (openat2(2)).
+func (r *remembered) get(id, path string, resolve uint64) (v Volume, raw []byte, ok bool) {
 	r.mu.Lock()
 	known, ok := r.facts[id]
 	r.mu.Unlock()
 	if !ok {
 		return v, nil, false
 	}
-	if now, err := openState(path); err != nil || now != known.file {
+	if now, err := openState(path, resolve); err != nil || now != known.file {
 		return v, nil, false
 	}
 	return known.v, known.raw, true
@@ -59,8 +60,8 @@ func (r *remembered) get(id, path string) (v Volume, raw []byte, ok bool) {
 
 // openState opens a file for its state: a file system that was shut down still
 // answers stat(2), and refuses open(2).
-func openState(path string) (fileState, error) {
-	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+func openState(path string, resolve uint64) (fileState, error) {
+	fd, err := unix.Openat2(unix.AT_FDCWD, path, &unix.OpenHow{Flags: unix.O_RDONLY | unix.O_NONBLOCK | unix.O_CLOEXEC, Resolve: resolve})
 	if err != nil {
 		return fileState{}, err
 	}

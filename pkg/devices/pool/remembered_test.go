@@ -3,6 +3,7 @@ package pool
 import (
 	"fmt"
 	"os"
+	"reflect"
 	"strings"
 	"testing"
 
@@ -52,5 +53,39 @@ func TestFewFactsAreRemembered(t *testing.T) {
 	}
 	if n := len(r.facts); n != mostRemembered {
 		t.Errorf("%d are remembered", n)
+	}
+}
+
+// A volume that was used before is looked at without the goroutine that a disk which hangs
+// would keep; what is told is the same.
+func TestLookInCache(t *testing.T) {
+	p, err := Open(t.Context(), t.TempDir()+"/pool")
+	ok(t, err)
+	v, err := p.Create(t.Context(), Volume{Name: "vol", Bytes: BlockSize, Provisioning: Thin})
+	ok(t, err)
+	b := &Backend{pool: p}
+	if k, seen := b.lookInCache(v.ID); seen {
+		t.Errorf("a volume that may be fresh, which its data tells: %+v", k)
+	}
+	ok(t, p.BeginFormat(t.Context(), v.ID))
+	ok(t, p.EndFormat(t.Context(), v.ID, "ext4"))
+	same := func(what string) {
+		t.Helper()
+		whole, err := b.look(t.Context(), v.ID)
+		ok(t, err)
+		if k, seen := b.lookInCache(v.ID); !seen || !reflect.DeepEqual(k, whole) {
+			t.Errorf("%s: %t, %+v; a whole look sees %+v", what, seen, k, whole)
+		}
+	}
+	same("formatted")
+	path, err := p.DataPath(v.ID)
+	ok(t, err)
+	ok(t, os.Truncate(path, 2*BlockSize))
+	same("grown")
+	ok(t, os.Remove(path))
+	same("without data")
+	ok(t, os.Remove(p.path(volumesDir, v.ID, volumeFile)))
+	if k, seen := b.lookInCache(v.ID); seen {
+		t.Errorf("without facts: %+v", k)
 	}
 }

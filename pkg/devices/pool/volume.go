@@ -115,6 +115,13 @@ func (p *Pool) Get(ctx context.Context, id string) (Volume, error) {
 	return v, err
 }
 
+// remembers returns the facts about a volume if they are remembered, and the kernel sees in
+// its caches that they are unchanged: no disk is asked.
+func (p *Pool) remembers(id string) (Volume, bool) {
+	v, _, ok := p.known.get(id, p.path(volumesDir, id, volumeFile), rawfile.ResolveCached)
+	return v, ok
+}
+
 // IDs returns the ids of all volumes, in order, also of those whose facts
 // cannot be read. It is an error when the pool is not there.
 func (p *Pool) IDs(ctx context.Context) ([]string, error) {
@@ -140,7 +147,7 @@ func (p *Pool) read(ctx context.Context, id string) (Volume, []byte, error) {
 		return Volume{}, nil, err
 	}
 	path := p.path(volumesDir, id, volumeFile)
-	if v, raw, ok := p.known.get(id, path); ok {
+	if v, raw, ok := p.known.get(id, path, 0); ok {
 		return v, raw, nil
 	}
 	v, raw, damage, err := p.learn(ctx, id, path)
@@ -300,7 +307,7 @@ func decode(raw []byte, id string) (Volume, error) {
 // IsFresh reports whether nobody has had the data since the pool made it or
 // cleared it, so that every byte of it is zero. It looks at the file.
 func (p *Pool) IsFresh(v Volume) bool {
-	if v.Fresh.IsZero() || v.Raw || v.Formatting || v.Formatted != "" {
+	if !v.mayBeFresh() {
 		return false
 	}
 	path, err := p.DataPath(v.ID)
@@ -309,6 +316,10 @@ func (p *Pool) IsFresh(v Volume) bool {
 	}
 	changed, err := changedAt(path)
 	return err == nil && changed.Equal(v.Fresh)
+}
+
+func (v Volume) mayBeFresh() bool {
+	return !v.Fresh.IsZero() && !v.Raw && !v.Formatting && v.Formatted == ""
 }
 
 // changedAt returns when a file's data was last changed.

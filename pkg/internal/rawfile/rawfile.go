@@ -11,6 +11,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// ResolveCached is RESOLVE_CACHED of openat2(2), Linux 5.12: EAGAIN where a path is not in
+// the kernel's caches, so that no disk and no server is asked about it.
+const ResolveCached = 0x20
+
 // Open is os.OpenFile.
 func Open(path string, flags int, mode uint32) (*os.File, error) {
 	fd, err := open(unix.AT_FDCWD, path, flags, mode)
