@@ -42,7 +42,7 @@ func New(loops *loop.Devices, volumeAt func(state.DeviceNumber) string) *Devices
 // opened O_EXCL (open(2): EBUSY). The question is a claim itself, for some
 // microseconds: only who alone acts on the volume may ask.
 func (b *Devices) Held(ctx context.Context, d state.Device) (held bool, err error) {
-	f, done, err := b.claim(ctx, d.Number, os.O_RDONLY)
+	f, done, err := b.claim(ctx, d, os.O_RDONLY)
 	switch {
 	case errors.Is(err, unix.EBUSY):
 		return true, nil
@@ -56,10 +56,12 @@ func (b *Devices) Held(ctx context.Context, d state.Device) (held bool, err erro
 }
 
 // claim opens a device O_EXCL by its node. The caller closes it before done.
-func (b *Devices) claim(ctx context.Context, number state.DeviceNumber, mode int) (f *os.File, done func(), err error) {
-	path, err := devnode.PathOf(number)
-	if err != nil {
-		return nil, nil, err
+func (b *Devices) claim(ctx context.Context, d state.Device, mode int) (f *os.File, done func(), err error) {
+	path, number := d.Path, d.Number
+	if !devnode.IsAt(path, number) { // a symbolic link, such as those of the device mapper, is not it
+		if path, err = devnode.PathOf(number); err != nil {
+			return nil, nil, err
+		}
 	}
 	done, err = b.loops.Turn(ctx, filepath.Base(path))
 	if err != nil {

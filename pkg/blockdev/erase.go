@@ -22,7 +22,7 @@ const eraseChunk = 1 << 30
 //
 // FailedPrecondition: the device is read-only.
 func (b *Devices) Erase(ctx context.Context, d state.Device) (err error) {
-	f, done, err := b.claim(ctx, d.Number, os.O_RDWR)
+	f, done, err := b.claim(ctx, d, os.O_RDWR)
 	switch {
 	case errors.Is(err, unix.EBUSY):
 		return fmt.Errorf("erase %s: it is still in use: mounted or claimed, perhaps by a mkfs that has not ended", d.Path)

@@ -151,10 +151,11 @@ func (s *Devices) awaitGone(ctx context.Context, d *Device) error {
 	defer again.Stop()
 	for asked, checked := 1, false; ; asked++ {
 		late := time.Since(since) >= goneLimit // before the look, which then is the last
-		if now, err := ask(d.name); err != nil {
-			return err
-		} else if isFree(d.name) || now != nil && !now.same(d) {
+		if isFree(d.name) {
 			return nil
+		}
+		if now, err := ask(d.name); err != nil || now != nil && !now.same(d) {
+			return err
 		}
 		if !checked && (asked > 1 || late) { // it is not open for a moment only
 			checked = true

@@ -218,6 +218,9 @@ func numberOf(name string) (state.DeviceNumber, error) {
 // ask opens a device for as long as it takes to describe it; nil when it is
 // not bound, or being cleared (the open says ENXIO).
 func ask(name string) (*Device, error) {
+	if d := askByNode(name); d != nil {
+		return d, nil
+	}
 	f, err := open(name, os.O_RDONLY)
 	switch {
 	case errors.Is(err, unix.ENXIO), errors.Is(err, os.ErrNotExist), errors.Is(err, unix.ENODEV):
@@ -227,6 +230,26 @@ func ask(name string) (*Device, error) {
 	}
 	d, err := describe(f, name)
 	return d, errors.Join(err, f.Close())
+}
+
+// askByNode describes the device whose node is where that of the name belongs, if that is a
+// loop device which calls itself so: then sysfs need not be asked for the number. nil: it
+// is not bound, or something is not as it should be.
+func askByNode(name string) *Device {
+	var st unix.Stat_t
+	index, err := strconv.ParseUint(strings.TrimPrefix(name, "loop"), 10, 32)
+	if err != nil || unix.Lstat("/dev/"+name, &st) != nil || st.Mode&unix.S_IFMT != unix.S_IFBLK || unix.Major(st.Rdev) != loopMajor {
+		return nil
+	}
+	f, err := rawfile.Open("/dev/"+name, unix.O_RDONLY|unix.O_NOFOLLOW, 0)
+	if err != nil {
+		return nil
+	}
+	d, err := describe(f, name)
+	if err = errors.Join(err, f.Close()); err != nil || d == nil || d.info.Number != uint32(index) {
+		return nil
+	}
+	return d
 }
 
 // bound returns the names of the loop devices that sysfs does not show as free,

@@ -147,6 +147,49 @@ func TestDetachOfANumberThatIsAnothers(t *testing.T) {
 	require.NoError(t, s.release(t.Context(), d))
 }
 
+// A device is believed to be the one of a name only if it says so itself.
+func TestAskByNode(t *testing.T) {
+	newDevices(t)
+	name := addLoop(t, ownNumber(t))
+	node := filepath.Join("/dev", name)
+	if d := askByNode(name); d != nil {
+		t.Errorf("not bound: %s", d)
+	}
+	losetup := func(args ...string) {
+		if out, err := exec.Command("losetup", args...).CombinedOutput(); err != nil {
+			t.Fatalf("losetup: %v: %s", err, out)
+		}
+	}
+	losetup(node, newFile(t, "data").Path)
+	defer losetupDetach(t, node)
+	want, err := ask(name)
+	require.NoError(t, err)
+	if d := askByNode(name); d == nil || *d != *want || d.name != name {
+		t.Errorf("%+v, want %+v", d, want)
+	}
+
+	moved := node + "-moved"
+	require.NoError(t, os.Rename(node, moved))
+	defer func() { require.NoError(t, os.Rename(moved, node)) }()
+	other := addLoop(t, ownNumber(t))
+	losetup("/dev/"+other, newFile(t, "other").Path)
+	defer losetupDetach(t, "/dev/"+other)
+	var st unix.Stat_t
+	require.NoError(t, unix.Stat("/dev/"+other, &st))
+	for what, put := range map[string]func() error{
+		"nothing":                    func() error { return nil },
+		"a file":                     func() error { return os.WriteFile(node, nil, 0o600) },
+		"a link":                     func() error { return os.Symlink(moved, node) },
+		"the node of another device": func() error { return unix.Mknod(node, unix.S_IFBLK|0o600, int(st.Rdev)) },
+	} {
+		require.NoError(t, put())
+		if d := askByNode(name); d != nil {
+			t.Errorf("%s at the path of the node: %+v", what, d)
+		}
+		_ = os.Remove(node) // where there is one
+	}
+}
+
 func TestTagged(t *testing.T) {
 	s, to := newDevices(t), newFile(t, "tagged")
 	d := attach(t, s, request(to, "vol"))

@@ -34,6 +34,9 @@ func Open(path string, number state.DeviceNumber, flags int) (*os.File, error) {
 	return rawfile.Open(path, flags|unix.O_NOFOLLOW, 0)
 }
 
+// IsAt reports whether the node of a block device is at a path. It opens nothing.
+func IsAt(path string, number state.DeviceNumber) bool { return check(path, number) == nil }
+
 // PathOf returns the path at which the kernel wants the node of a block device.
 // ENOENT: there is no such device.
 func PathOf(number state.DeviceNumber) (string, error) {

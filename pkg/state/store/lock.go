@@ -166,13 +166,13 @@ func (s *Store) moveRecords() error {
 
 // stillAt reports whether path names the open file f.
 func stillAt(f *os.File, path string) (bool, error) {
-	opened, err := f.Stat()
-	if err != nil {
-		return false, err
+	var opened, named unix.Stat_t
+	if err := unix.Fstat(int(f.Fd()), &opened); err != nil {
+		return false, os.NewSyscallError("fstat", err)
 	}
-	named, err := os.Stat(path)
-	if errors.Is(err, os.ErrNotExist) {
+	err := unix.Stat(path, &named)
+	if errors.Is(err, unix.ENOENT) {
 		return false, nil
 	}
-	return err == nil && os.SameFile(opened, named), err
+	return err == nil && opened.Dev == named.Dev && opened.Ino == named.Ino, os.NewSyscallError("stat", err)
 }
