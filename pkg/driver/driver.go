@@ -363,6 +363,7 @@ func (p *plugin) serve(ctx context.Context) error {
 	if events != nil {
 		group.Go(func() { p.watchDevices(working, events) })
 	}
+	collectLess()
 	group.Go(func() { giveMemoryBack(working) })
 	for _, b := range p.backends {
 		if w, ok := b.Backend.(devices.Watcher); ok {

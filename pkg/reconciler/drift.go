@@ -29,7 +29,7 @@ func (r *Reconciler) Changed(path string) {
 func (r *Reconciler) DeviceChanged(number state.DeviceNumber) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	for id := range r.devices[number] {
+	for _, id := range r.devices[number] {
 		r.queue.Add(id)
 	}
 }
@@ -60,7 +60,7 @@ func (r *Reconciler) AllChanged() {
 // holds mu.
 func (r *Reconciler) index(id string, v *volume) {
 	for _, n := range v.numbers {
-		if delete(r.devices[n], id); len(r.devices[n]) == 0 {
+		if r.devices[n] = slices.DeleteFunc(r.devices[n], func(other string) bool { return other == id }); len(r.devices[n]) == 0 {
 			delete(r.devices, n)
 		}
 	}
@@ -70,10 +70,7 @@ func (r *Reconciler) index(id string, v *volume) {
 			return
 		}
 		v.numbers = append(v.numbers, n)
-		if r.devices[n] == nil {
-			r.devices[n] = map[string]struct{}{}
-		}
-		r.devices[n][id] = struct{}{}
+		r.devices[n] = append(r.devices[n], id)
 	}
 	add(v.have.Device.Number)
 	add(v.have.View.Number)
@@ -158,6 +155,9 @@ func (r *Reconciler) loss(id string, part state.Part, asked bool) (now repair, t
 	lost := v.repairs[part]
 	if lost == nil {
 		lost = &repair{}
+		if v.repairs == nil {
+			v.repairs = map[state.Part]*repair{}
+		}
 		v.repairs[part] = lost
 	}
 	before := lost.state

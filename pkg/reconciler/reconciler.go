@@ -197,9 +197,9 @@ type Reconciler struct {
 
 	mu       sync.Mutex
 	volumes  map[string]*volume
-	devices  map[state.DeviceNumber]map[string]struct{} // volumes by the numbers of their devices
-	awaited  map[string]*awaiting                       // of volumes whose device is missing, see await
-	noEvents bool                                       // there are no device events
+	devices  map[state.DeviceNumber][]string // volumes by the numbers of their devices
+	awaited  map[string]*awaiting            // of volumes whose device is missing, see await
+	noEvents bool                            // there are no device events
 }
 
 // New returns a Reconciler that does nothing until Run. Every record of the
@@ -217,7 +217,7 @@ func New(cfg Config) *Reconciler {
 		stopped: make(chan struct{}),
 		random:  rand.Float64,
 		volumes: map[string]*volume{},
-		devices: map[state.DeviceNumber]map[string]struct{}{},
+		devices: map[state.DeviceNumber][]string{},
 		awaited: map[string]*awaiting{},
 		sweep:   sweep{look: make(chan struct{}, 1), gone: map[string]time.Time{}},
 	}

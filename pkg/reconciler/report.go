@@ -83,8 +83,10 @@ func (r *Reconciler) Report(want *state.Volume, have state.Actual) report.Volume
 func (r *Reconciler) facts(want *state.Volume) report.Facts {
 	v := r.volumes[want.ID]
 	f := report.Facts{Want: want, Parts: map[state.Part]report.PartFacts{}}
+	var plan Plan
 	if v != nil {
-		f.Have, f.Seen, f.Planned = v.have, !v.unseen, v.planned(v.plan)
+		plan = v.lastPlan()
+		f.Have, f.Seen, f.Planned = v.have, !v.unseen, v.planned(plan)
 		if !v.since.IsZero() {
 			running := v.step()
 			f.Running = &running
@@ -96,7 +98,7 @@ func (r *Reconciler) facts(want *state.Volume) report.Facts {
 			continue
 		}
 		looked := v.want.Intent(part)
-		p := report.PartFacts{Verdict: verdictOf(v.plan, part), Outdated: looked == nil || looked.Revision != want.Intent(part).Revision}
+		p := report.PartFacts{Verdict: verdictOf(plan, part), Outdated: looked == nil || looked.Revision != want.Intent(part).Revision}
 		if a := v.attempts[part]; a != nil && a.err != nil {
 			p.Failure, p.NextTry = a.err, a.next
 		}

@@ -137,6 +137,29 @@ func TestExplainAStranger(t *testing.T) {
 	})
 }
 
+// A plan with which nothing remains to be done is not kept, and made again for a report;
+// of what could not be observed since, nothing is claimed.
+func TestReportAtRest(t *testing.T) {
+	bubble(t, func(h *harness) {
+		h.volume("v")
+		h.ok(stage("v"))
+		h.sleep(time.Second)
+		condition := func() report.Condition {
+			s := report.Statuses(h.p.r.Reports())
+			return s[0].Parts[0].Is
+		}
+		if is := condition(); is != report.Settled {
+			t.Errorf("at rest: %s", is)
+		}
+		h.k.fail(opFind, "v", -1, errBoom)
+		h.p.r.Changed(stagePath("v"))
+		h.sleep(time.Second)
+		if is := condition(); is != report.Failing {
+			t.Errorf("after a look that failed: %s", is)
+		}
+	})
+}
+
 func TestInspectActsOnNothing(t *testing.T) {
 	bubble(t, func(h *harness) {
 		h.volume("v")

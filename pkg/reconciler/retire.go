@@ -76,6 +76,9 @@ func (r *Reconciler) podGone(id, path string, gone bool) bool {
 	case !gone:
 		delete(v.podGoneSince, path)
 	case !before:
+		if v.podGoneSince == nil {
+			v.podGoneSince = map[string]time.Time{}
+		}
 		v.podGoneSince[path] = time.Now()
 	case time.Since(since) >= grace:
 		delete(v.podGoneSince, path)

@@ -24,7 +24,8 @@ type volume struct {
 	unseen bool          // it was in the store at the start, and is not observed yet
 	want   *state.Volume // at the last observation
 	have   state.Actual  // never changed in place: reports share it
-	plan   Plan
+	plan   Plan          // of the last observation, see lastPlan
+	rests  bool          // plan, which settled all, is dropped, because thousands are at rest
 
 	locked  bool                 // a step failed for want of the right secret, and no call has come since
 	numbers []state.DeviceNumber // its keys in Reconciler.devices
@@ -38,7 +39,7 @@ type volume struct {
 func (r *Reconciler) volume(id string) *volume {
 	v := r.volumes[id]
 	if v == nil {
-		v = &volume{waiters: map[*waiter]struct{}{}, attempts: map[state.Part]*attempt{}, repairs: map[state.Part]*repair{}, podGoneSince: map[string]time.Time{}, want: &state.Volume{ID: id}}
+		v = &volume{want: &state.Volume{ID: id}}
 		r.volumes[id] = v
 	}
 	return v
@@ -62,7 +63,7 @@ func (r *Reconciler) observed(id string, want *state.Volume, have state.Actual, 
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	v := r.volume(id)
-	v.unseen, v.want, v.have, v.plan = false, want, have, plan
+	v.unseen, v.want, v.have, v.plan, v.rests = false, want, have, plan, false
 	r.index(id, v)
 }
 
@@ -71,8 +72,24 @@ func (r *Reconciler) unobserved(id string, want *state.Volume) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	v := r.volume(id)
-	v.want, v.plan = want, Plan{}
+	v.want, v.plan, v.rests = want, Plan{}, false
 	clear(v.podGoneSince) // the grace starts again with the next observation
+}
+
+// rest drops a plan with which nothing remains to be done. What could not be observed has
+// none. The caller holds mu.
+func (v *volume) rest() {
+	if v.plan.Verdicts != nil && len(v.plan.Steps) == 0 && v.plan.settled() {
+		v.plan, v.rests = Plan{}, true
+	}
+}
+
+// lastPlan returns the plan of the last observation. The caller holds mu.
+func (v *volume) lastPlan() Plan {
+	if v.rests {
+		return MakePlan(v.want, v.have)
+	}
+	return v.plan
 }
 
 // lock notes whether a step failed for want of the right secret.
@@ -130,6 +147,9 @@ func (v *volume) attempt(part state.Part) *attempt {
 	a := v.attempts[part]
 	if a == nil {
 		a = &attempt{}
+		if v.attempts == nil {
+			v.attempts = map[state.Part]*attempt{}
+		}
 		v.attempts[part] = a
 	}
 	return a

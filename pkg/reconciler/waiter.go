@@ -34,14 +34,21 @@ func (r *Reconciler) register(id string, part state.Part) *waiter {
 	w := &waiter{part: part, answer: make(chan error, 1)}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.volume(id).waiters[w] = struct{}{}
+	v := r.volume(id)
+	if v.waiters == nil {
+		v.waiters = map[*waiter]struct{}{}
+	}
+	v.waiters[w] = struct{}{}
 	return w
 }
 
 func (r *Reconciler) unregister(id string, w *waiter) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	delete(r.volume(id).waiters, w)
+	v := r.volume(id)
+	if delete(v.waiters, w); len(v.waiters) == 0 {
+		v.waiters = nil // an empty map keeps its memory
+	}
 	r.forget(id)
 }
 

@@ -433,6 +433,7 @@ func (p *pass) retryLater() {
 			delete(v.podGoneSince, path)
 		}
 	}
+	v.rest()
 	if wait, ok := v.untilNext(time.Now(), planned); ok {
 		r.queue.AddAfter(p.id, wait)
 		if r.metrics != nil && len(v.attempts) > 0 {
