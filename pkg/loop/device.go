@@ -218,7 +218,7 @@ func numberOf(name string) (state.DeviceNumber, error) {
 // ask opens a device for as long as it takes to describe it; nil when it is
 // not bound, or being cleared (the open says ENXIO).
 func ask(name string) (*Device, error) {
-	if d := askByNode(name); d != nil {
+	if d := askByNode(name, "/dev/"+name); d != nil {
 		return d, nil
 	}
 	f, err := open(name, os.O_RDONLY)
@@ -232,16 +232,16 @@ func ask(name string) (*Device, error) {
 	return d, errors.Join(err, f.Close())
 }
 
-// askByNode describes the device whose node is where that of the name belongs, if that is a
-// loop device which calls itself so: then sysfs need not be asked for the number. nil: it
-// is not bound, or something is not as it should be.
-func askByNode(name string) *Device {
+// askByNode describes the device whose node is at a path, if that is a loop device which
+// says itself that it has the name: then sysfs need not be asked for the number. nil: it is
+// not bound, or something is not as it should be.
+func askByNode(name, path string) *Device {
 	var st unix.Stat_t
 	index, err := strconv.ParseUint(strings.TrimPrefix(name, "loop"), 10, 32)
-	if err != nil || unix.Lstat("/dev/"+name, &st) != nil || st.Mode&unix.S_IFMT != unix.S_IFBLK || unix.Major(st.Rdev) != loopMajor {
+	if err != nil || unix.Lstat(path, &st) != nil || st.Mode&unix.S_IFMT != unix.S_IFBLK || unix.Major(st.Rdev) != loopMajor {
 		return nil
 	}
-	f, err := rawfile.Open("/dev/"+name, unix.O_RDONLY|unix.O_NOFOLLOW, 0)
+	f, err := rawfile.Open(path, unix.O_RDONLY|unix.O_NOFOLLOW, 0)
 	if err != nil {
 		return nil
 	}

@@ -150,43 +150,32 @@ func TestDetachOfANumberThatIsAnothers(t *testing.T) {
 // A device is believed to be the one of a name only if it says so itself.
 func TestAskByNode(t *testing.T) {
 	newDevices(t)
-	name := addLoop(t, ownNumber(t))
-	node := filepath.Join("/dev", name)
-	if d := askByNode(name); d != nil {
-		t.Errorf("not bound: %s", d)
-	}
-	losetup := func(args ...string) {
-		if out, err := exec.Command("losetup", args...).CombinedOutput(); err != nil {
+	bind := func(file string) (name string, want *Device) {
+		t.Helper()
+		name = addLoop(t, ownNumber(t))
+		if d := askByNode(name, "/dev/"+name); d != nil {
+			t.Errorf("not bound: %s", d)
+		}
+		if out, err := exec.Command("losetup", "/dev/"+name, newFile(t, file).Path).CombinedOutput(); err != nil {
 			t.Fatalf("losetup: %v: %s", err, out)
 		}
+		t.Cleanup(func() { losetupDetach(t, "/dev/"+name) })
+		want, err := ask(name)
+		require.NoError(t, err)
+		return name, want
 	}
-	losetup(node, newFile(t, "data").Path)
-	defer losetupDetach(t, node)
-	want, err := ask(name)
-	require.NoError(t, err)
-	if d := askByNode(name); d == nil || *d != *want || d.name != name {
+	name, want := bind("data")
+	other, _ := bind("other")
+	if d := askByNode(name, "/dev/"+name); d == nil || *d != *want {
 		t.Errorf("%+v, want %+v", d, want)
 	}
-
-	moved := node + "-moved"
-	require.NoError(t, os.Rename(node, moved))
-	defer func() { require.NoError(t, os.Rename(moved, node)) }()
-	other := addLoop(t, ownNumber(t))
-	losetup("/dev/"+other, newFile(t, "other").Path)
-	defer losetupDetach(t, "/dev/"+other)
-	var st unix.Stat_t
-	require.NoError(t, unix.Stat("/dev/"+other, &st))
-	for what, put := range map[string]func() error{
-		"nothing":                    func() error { return nil },
-		"a file":                     func() error { return os.WriteFile(node, nil, 0o600) },
-		"a link":                     func() error { return os.Symlink(moved, node) },
-		"the node of another device": func() error { return unix.Mknod(node, unix.S_IFBLK|0o600, int(st.Rdev)) },
-	} {
-		require.NoError(t, put())
-		if d := askByNode(name); d != nil {
-			t.Errorf("%s at the path of the node: %+v", what, d)
+	file, link := filepath.Join(t.TempDir(), "file"), filepath.Join(t.TempDir(), "link")
+	require.NoError(t, os.WriteFile(file, nil, 0o600))
+	require.NoError(t, os.Symlink("/dev/"+name, link))
+	for what, path := range map[string]string{"nothing": file + "2", "a file": file, "a link": link, "the node of another device": "/dev/" + other} {
+		if d := askByNode(name, path); d != nil {
+			t.Errorf("%s: %+v", what, d)
 		}
-		_ = os.Remove(node) // where there is one
 	}
 }
 
