@@ -46,7 +46,11 @@ func (h *Host) bindMount(ctx context.Context, source string, device state.Device
 		return err
 	}
 	defer unix.Close(fd)
-	return h.bind(p, fd, flags, state.Directory, mode)
+	if err := h.bind(p, fd, flags, state.Directory, mode); err != nil {
+		return err
+	}
+	h.setDisk(target, h.showedDisk(source))
+	return nil
 }
 
 func (h *Host) bindDevice(ctx context.Context, device state.Device, target string, mode createMode) (err error) {

@@ -65,7 +65,11 @@ func (h *Host) mountDevice(ctx context.Context, device state.Device, path, fsTyp
 		return err
 	}
 	defer p.close()
-	return h.attach(p, mnt, state.Directory, mode)
+	if err := h.attach(p, mnt, state.Directory, mode); err != nil {
+		return err
+	}
+	h.setDisk(path, filesystem.OnDisk(fsType))
+	return nil
 }
 
 // verifyNode makes sure that a device node was not made anew for another device:

@@ -94,6 +94,10 @@ func (h *Host) noteDisk(path string, m state.Mountpoint) {
 	for _, m := range m.Mounts {
 		disk = disk && !m.Corrupt && filesystem.OnDisk(m.FSType)
 	}
+	h.setDisk(path, disk)
+}
+
+func (h *Host) setDisk(path string, disk bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if disk {

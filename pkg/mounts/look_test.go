@@ -425,11 +425,17 @@ func TestLookInCache(t *testing.T) {
 	wantInCache("a directory", path, false)
 	d := newDevice(t, root, "ext4")
 	must(t, h.MountDevice(t.Context(), d, path, "ext4", state.Flags{}, false))
+	own := wantInCache("the mount of a disk that was made here", path, true)
+	h.setDisk(path, false)
 	wantInCache("a mount that was not seen before", path, false)
 	seen := look()
-	if m := wantInCache("the mount of a disk", path, true); !reflect.DeepEqual(m, seen) {
-		t.Errorf("in line %+v is seen, else %+v", m, seen)
+	if m := wantInCache("the mount of a disk", path, true); !reflect.DeepEqual(m, seen) || !reflect.DeepEqual(own, seen) {
+		t.Errorf("in line %+v and %+v are seen, else %+v", own, m, seen)
 	}
+	target := filepath.Join(root, "target")
+	must(t, h.BindMount(t.Context(), path, d.Number, target, state.Flags{}))
+	wantInCache("a bind of it", target, true)
+	must(t, h.Unmount(t.Context(), target))
 	mountTmpfs(t, "tmpfs", path, 0)
 	look()
 	wantInCache("the mount of something else", path, false)
