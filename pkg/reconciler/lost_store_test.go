@@ -48,6 +48,38 @@ func TestStagedTwiceAfterLostStore(t *testing.T) {
 	})
 }
 
+// Whoever was never told that it is staged at another path may go back to where it was
+// staged when the store was lost: it is mounted there still, which holds the device.
+func TestStagedBackAfterLostStore(t *testing.T) {
+	for name, heard := range map[string]bool{"before it was done": false, "when it was done": true} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(h *harness) {
+				h.volume("v")
+				h.ok(stage("v", stageOther))
+				h.lose()
+				hang := h.k.hang(opMount, stagePath("v"), true)
+				h.refuse(h.within(time.Second, stage("v")), state.DeadlineExceeded)
+				if heard {
+					hang.open()
+					synctest.Wait()
+				}
+				back := h.begin(stage("v", stageOther))
+				if !heard {
+					hang.open()
+				}
+				require.NoError(h.t, h.got(back))
+				h.atRest("v")
+				if at := h.k.look(stagePath("v")); len(at.Mounts) > 0 {
+					t.Errorf("at the path that was given up is %+v", at)
+				}
+				h.wantCalls(1, opAttach, "v")
+				h.ok(request{"v", state.StagePart(), func(v *state.Volume) error { return v.AskUnstage(otherStagePath, time.Now()) }})
+				h.atRest("v")
+			})
+		})
+	}
+}
+
 // A file system that is still mounted, for a pod or at another staging path of which no
 // record tells, is mounted as it is: it is too late for a check.
 func TestMountedUncheckedAfterLostStore(t *testing.T) {

@@ -171,6 +171,9 @@ func (r *Reconciler) observe(ctx context.Context, want *state.Volume, before *ea
 			have.Stage.Mounts[0].Options = r.kernel.Filesystems.Options(have.Stage.Mounts[0])
 		}
 	}
+	if s := want.Stage; s != nil && s.Next != nil && s.Next.Path != s.Path {
+		have.Next = r.look(ctx, s.Next.Path)
+	}
 	have.Targets = r.lookAtTargets(ctx, want, before)
 	if have.Unfit = r.unfit(want, have); want.Stage != nil && want.Stage.Inline != nil && makePlan(want, have).asks {
 		have.Owner = r.owner(ctx, want)

@@ -453,7 +453,7 @@ func (p *planner) unstage(s *state.Stage) Verdict {
 		return p.unseenDevice()
 	}
 	switch d := p.top(); {
-	case !presentOrStray(d):
+	case !presentOrStray(d), p.mountedForNext(s, d):
 		return settled
 	case d.Held && p.have.Stage.File == state.Directory && p.have.Stage.Empty:
 		return p.do(Release, state.StagePart())
@@ -463,6 +463,14 @@ func (p *planner) unstage(s *state.Stage) Verdict {
 		return p.close(p.highest())
 	}
 	return p.do(Detach, state.StagePart())
+}
+
+// mountedForNext reports whether a device is mounted already where the volume is to be staged
+// next, as it is when it was staged there before and the record of that was lost: then it
+// is that stage's, and cannot be detached.
+func (p *planner) mountedForNext(s *state.Stage, d state.Device) bool {
+	m := p.have.Next.Mounts
+	return s.Next != nil && len(m) > 0 && p.ours(m[0]) && d.Attached()
 }
 
 // untold returns how many bytes of the source the layers take, if whoever asked for a size

@@ -19,6 +19,7 @@ type Actual struct {
 	View     Device    // a read-only device over Device, for read-only block targets
 	Contents Contents
 	Stage    Mountpoint            // at the staging path of the record
+	Next     Mountpoint            // at the path of the stage that takes the place of one that ends, if it is another path
 	Targets  map[string]Mountpoint // by target path of the record; one that is not there is unknown
 	// Elsewhere is where the file system is mounted that is to be staged anew and
 	// is not at the staging path; nil when nowhere, or when that was not looked at.
