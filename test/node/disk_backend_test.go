@@ -242,13 +242,18 @@ func TestDiskInUseIsRefused(t *testing.T) {
 	must(t, unix.Unmount(elsewhere, 0))
 	mustBeFree(t, node)
 
-	for name, text := range map[string]string{"LVM2": "LABELONE", "data": "somebody's"} {
+	for name, test := range map[string]struct{ text, words string }{
+		"LVM2": {"LABELONE", "LVM2 physical volume"}, "data": {"somebody's", "neither blank nor a file system"},
+	} {
 		junk := make([]byte, 32*mib)
-		copy(junk[512:], text)
+		copy(junk[512:], test.text)
 		copy(junk[512+24:], "LVM2 001")
 		must(t, os.WriteFile(file, junk, 0o600))
 		before := sum(t, file)
-		mustRefuse(t, onDisk(p, t, "a-disk-"+name, node, "ext4").Stage(ctx), codes.FailedPrecondition, "neither blank nor a file system")
+		mustRefuse(t, onDisk(p, t, "a-disk-"+name, node, "ext4").Stage(ctx), codes.FailedPrecondition, test.words)
+		if name == "LVM2" { // inactive, as it is, it is shown to nobody either
+			mustRefuse(t, onDisk(p, t, "a-raw-disk", node, "").Stage(ctx), codes.FailedPrecondition, test.words)
+		}
 		mustHoldAsBefore(t, file, before)
 		mustBeFree(t, node)
 	}

@@ -16,6 +16,7 @@ import (
 
 	"github.com/csi-node/csi-node/pkg/blockdev"
 	"github.com/csi-node/csi-node/pkg/devices"
+	"github.com/csi-node/csi-node/pkg/filesystem"
 	"github.com/csi-node/csi-node/pkg/process"
 	"github.com/csi-node/csi-node/pkg/state"
 )
@@ -30,7 +31,8 @@ const (
 // Attach takes the disk for the volume.
 //
 // FailedPrecondition: it is another disk than is asked for, or than the volume was
-// before; it is in use by anybody else, or has partitions; it takes no writes.
+// before; it is in use by anybody else; it has partitions or is a member of LVM or RAID,
+// and was not the volume before; it takes no writes.
 // ErrNoDevice: it is not there. Nothing was done to the disk then.
 func (b *Backend) Attach(ctx context.Context, v devices.Volume, readOnly bool) error {
 	done, err := b.volumes.Lock(ctx, v.ID)
@@ -98,11 +100,13 @@ func (b *Backend) take(ctx context.Context, v devices.Volume, c claim, s spec, i
 		return err
 	}
 	defer closeAfter(f, &err)
-	switch {
-	case len(now.Partitions) > 0 && (c.Volume == "" || c.Identity != c.identityOf(now)): // those of a disk that it had are its pods', as a virtual machine's
-		return state.Errorf(state.FailedPrecondition, "%s has the partitions %s: name one of them, or remove them if the whole disk is to be the volume", now.Path, strings.Join(now.Partitions, ", "))
-	case len(now.Holders) > 0:
+	if len(now.Holders) > 0 {
 		return state.Errorf(state.FailedPrecondition, "%s is in use: %s", now.Path, users(ctx, now))
+	}
+	if !s.any && (c.Volume == "" || c.Identity != c.identityOf(now)) { // what is on a disk that it had is its pods', as a virtual machine's
+		if err := nobodys(f, now); err != nil {
+			return err
+		}
 	}
 	taken := claimOf(v, s, c.identityOf(now))
 	taken.Attached = &attachment{Boot: b.boot, Number: now.Number, Path: now.Path, Sequence: now.Sequence, ReadOnly: readOnly && (!now.ReadOnly || held && c.Attached.ReadOnly)}
@@ -118,6 +122,25 @@ func (b *Backend) take(ctx context.Context, v devices.Volume, c claim, s spec, i
 	}
 	return nil
 }
+
+// nobodys returns FailedPrecondition for a disk that has partitions, or is a member of LVM or
+// RAID, though nobody uses it now.
+func nobodys(f *os.File, info blockdev.Info) error {
+	if len(info.Partitions) > 0 {
+		return state.Errorf(state.FailedPrecondition, "%s has the partitions %s: name one of them, or remove them if the whole disk is to be the volume; %s", info.Path, strings.Join(info.Partitions, ", "), ownContents)
+	}
+	found, err := filesystem.Membership(f, info.Size)
+	if err != nil {
+		return fmt.Errorf("see whether %s is a part of anything: %w", info.Path, err)
+	}
+	if found != "" {
+		return state.Errorf(state.FailedPrecondition, "%s is somebody's: it has the %s. If nobody needs it, csi-node volume clear-device makes it blank; %s", info.Path, found, ownContents)
+	}
+	return nil
+}
+
+// ownContents says what to do where a volume's disk is not known here for the volume's.
+const ownContents = "if pods of this very volume have made that, elsewhere or before the note of it was lost here, a PersistentVolume with " + ContentsKey + ": " + anyContents + " in its volumeAttributes takes the disk as it is"
 
 // free returns FailedPrecondition when another volume has the disk, a partition of it or
 // the disk that it is a partition of, and

@@ -35,6 +35,13 @@ const Name = "disk"
 // may have the same keys.
 const PathKey = "path"
 
+// ContentsKey is the key of the volume context, or the publish context, that says what may
+// be on a disk that was not the volume before: anyContents, or what nobody else may have.
+const (
+	ContentsKey = "contents"
+	anyContents = "any"
+)
+
 // Kind returns the backend for the list of a program.
 func Kind() devices.Kind {
 	return devices.Kind{
@@ -70,6 +77,7 @@ func New(env devices.Environment) (*Backend, error) {
 type spec struct {
 	path string
 	ids  map[blockdev.IdentityKind]string
+	any  bool // its contents may be anything
 }
 
 func (s spec) empty() bool { return s.path == "" && len(s.ids) == 0 }
@@ -115,6 +123,12 @@ func specOf(v devices.Volume) (s spec, err error) {
 		return s, state.Errorf(state.InvalidArgument, "volume id %.80q: must have 1 to %d bytes and no control characters", v.ID, maxID)
 	}
 	s.ids = map[blockdev.IdentityKind]string{}
+	switch contents := cmp.Or(v.Context[ContentsKey], v.Publish[ContentsKey]); contents {
+	case "", anyContents:
+		s.any = contents != ""
+	default:
+		return s, state.Errorf(state.InvalidArgument, "volume %s: %s is %.80q, and can only be %s", v.ID, ContentsKey, contents, anyContents)
+	}
 	for _, key := range keys() {
 		value, published := v.Context[key], v.Publish[key]
 		if value != "" && published != "" && value != published {

@@ -1,6 +1,7 @@
 package disk
 
 import (
+	"bytes"
 	"errors"
 	"os"
 	"path/filepath"
@@ -46,6 +47,9 @@ func TestValidate(t *testing.T) {
 		"a relative path":      {at("v", "dev/vdb"), "/dev"},
 		"out of /dev":          {at("v", "/dev/../etc/passwd"), "/dev"},
 		"/dev itself":          {at("v", "/dev/"), "/dev"},
+		"any contents":         {devices.Volume{ID: "v", Context: contexts{"path": "/dev/vdb", "contents": "any"}}, ""},
+		"some contents":        {devices.Volume{ID: "v", Context: contexts{"path": "/dev/vdb", "contents": "lvm"}}, "contents"},
+		"only contents":        {devices.Volume{ID: "v", Context: contexts{"contents": "any"}}, "names no disk"},
 		"an identity of zeros": {devices.Volume{ID: "v", Context: contexts{"wwid": "  "}}, "names nothing"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -359,6 +363,54 @@ func TestInUse(t *testing.T) {
 		attach(t, b, at("whole", disk), false)
 		run(t, "delpart", disk, "1")
 	})
+}
+
+// A disk that LVM or RAID may put to use at any time is nobody's volume, unless pods of this
+// very volume have made it so.
+func TestMemberOfAnother(t *testing.T) {
+	lib := t.TempDir()
+	b := newBackend(t, lib)
+	for name, label := range map[string]struct {
+		at   int64
+		text string
+	}{"LVM2": {512, "LABELONE"}, "RAID": {4096, "\xfc\x4e\x2b\xa9"}, "GPT": {512, "EFI PART"}} {
+		t.Run(name, func(t *testing.T) {
+			node, file := newDisk(t, size)
+			mark := func() {
+				f, err := os.OpenFile(node, os.O_WRONLY, 0)
+				require.NoError(t, err)
+				_, err = f.WriteAt([]byte(label.text), label.at)
+				require.NoError(t, errors.Join(err, f.Sync(), f.Close()))
+			}
+			mark()
+			before, err := os.ReadFile(file)
+			require.NoError(t, err)
+			v := at("v-"+name, node)
+			for _, readOnly := range []bool{true, false} {
+				wantError(t, b.Attach(t.Context(), v, readOnly), state.FailedPrecondition, node, name, "clear-device", "contents: any")
+			}
+			want(t, b, v, state.DeviceAbsent)
+			untouched(t, node)
+			if after, err := os.ReadFile(file); err != nil || !bytes.Equal(before, after) {
+				t.Errorf("it was changed (%v)", err)
+			}
+			require.NoError(t, b.Clear(t.Context(), v)) // an operator's word
+			attach(t, b, v, false)
+			mark() // as a pod does
+			require.NoError(t, b.Detach(t.Context(), v))
+			b = newBackend(t, lib)
+			attach(t, b, v, false) // and it is known for the volume's
+			require.NoError(t, b.Detach(t.Context(), v))
+			elsewhere := newBackend(t, t.TempDir())
+			wantError(t, elsewhere.Attach(t.Context(), v, false), state.FailedPrecondition, name)
+			v.Publish = map[string]string{ContentsKey: "any"}
+			attach(t, elsewhere, v, false)
+			require.NoError(t, elsewhere.Detach(t.Context(), v))
+			v.Publish = nil
+			attach(t, elsewhere, v, false)
+			require.NoError(t, elsewhere.Detach(t.Context(), v))
+		})
+	}
 }
 
 func TestReadOnly(t *testing.T) {
