@@ -168,7 +168,7 @@ func dataSentence(have state.Actual) string {
 		return "There is no such volume on this node, or its data is gone."
 	case have.Source != nil:
 		return sentence("it is mounted from %s (%s), at each target by itself", have.Source.Source, have.Source.FSType)
-	case d.Err != nil || d.State == state.DeviceUnknown && d.Capacity == 0:
+	case d.Err != nil || d.State == state.DeviceUnknown && d.Capacity == 0, away(d):
 		return "What its data is, and whether it was ever formatted, is not known now."
 	}
 	format := "never formatted"
@@ -182,6 +182,11 @@ func dataSentence(have state.Actual) string {
 		format += ", and published as a raw block device before"
 	}
 	return sentence("its data is %s: %s, %s", cmp.Or(d.Backing, d.Path), state.FormatSize(d.Capacity), format)
+}
+
+// away reports whether nothing is known of a device, as when its storage is not on this node.
+func away(d state.Device) bool {
+	return d.State == state.DeviceAbsent && d.Backing == "" && d.Path == "" && d.Size == 0 && d.Capacity == 0 && d.Formatted == "" && !d.Formatting
 }
 
 // elementSentence describes one device of the volume's stack.

@@ -184,7 +184,7 @@ func TestHealth(t *testing.T) {
 
 // Of what could not be read nothing is claimed, least of all that there is no data.
 func TestNothingIsClaimedOfWhatIsNotKnown(t *testing.T) {
-	for _, d := range []state.Device{{}, {State: state.DeviceAttached, Path: "/dev/loop1", Size: gib + 1, Err: errors.New("boom")}} {
+	for _, d := range []state.Device{{}, {State: state.DeviceAbsent}, {State: state.DeviceAttached, Path: "/dev/loop1", Size: gib + 1, Err: errors.New("boom")}} {
 		text := strings.Join(Make(Facts{Want: staged(), Have: state.Actual{Device: d}, Looked: true}, now).Explanation().Is, "\n")
 		for _, claim := range []string{"never formatted", " 0 bytes", "nothing is mounted"} {
 			if strings.Contains(text, claim) {
