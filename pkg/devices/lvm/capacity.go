@@ -17,6 +17,9 @@ const (
 	fullMetadata = 80
 )
 
+// outOfData is what LVM says of the health of a thin pool whose data is full.
+const outOfData = "out_of_data"
+
 // claim returns the bytes of its thin pool that a volume counts for: its size, or the
 // share of it that its overcommit leaves.
 func claim(bytes, overcommit int64) int64 {
@@ -137,11 +140,11 @@ func (r *report) incomplete() error {
 func (r *report) full(p thinPool) error {
 	name := r.name + "/" + p.name
 	switch {
-	case p.broken != "":
+	case p.broken != "" && p.broken != outOfData:
 		return state.Errorf(state.ResourceExhausted, "the thin pool %s is not well: LVM says %s; see lvmthin(7)", name, p.broken)
 	case p.metadata >= fullMetadata:
 		return state.Errorf(state.ResourceExhausted, "the metadata of the thin pool %s is %.0f%% full: when it is full the pool turns read-only; enlarge it (lvextend --poolmetadatasize)", name, p.metadata)
-	case p.data >= fullData:
+	case p.data >= fullData || p.broken == outOfData:
 		return state.Errorf(state.ResourceExhausted, "the thin pool %s is %.0f%% full: when it is full, writes to its volumes fail; enlarge it (lvextend), or delete data or volumes", name, p.data)
 	}
 	return nil

@@ -17,10 +17,13 @@ import (
 // volumes that are asked for. It blocks for as long as one of the groups does.
 func (b *Backend) Check(ctx context.Context) error {
 	var broken, serves error // what is wrong with groups, and with those whose volumes can be used
-	here := map[string]bool{}
+	here, gone := map[string]bool{}, errGone
 	for _, name := range b.names {
 		r, err := b.look(ctx, name, reportAge, turnLimit)
 		if errors.Is(err, errGone) {
+			if silent := (hidden{}); errors.As(err, &silent) {
+				gone = fmt.Errorf("%w; %w", errGone, silent)
+			}
 			continue
 		}
 		if err == nil {
@@ -38,7 +41,7 @@ func (b *Backend) Check(ctx context.Context) error {
 	}
 	for _, v := range b.wanted() {
 		if id, own, err := parseID(v.ID); err == nil && own && !here[id.group] {
-			return fmt.Errorf("volume %s: the volume group with the UUID %s: %w: see that its disks are attached to this node, and that --lvm-groups names it", v.ID, id.group, errGone)
+			return fmt.Errorf("volume %s: the volume group with the UUID %s: %w: see that its disks are attached to this node, and that --lvm-groups names it", v.ID, id.group, gone)
 		}
 	}
 	return serves

@@ -35,6 +35,14 @@ type finder func(ctx context.Context) ([]disk, error)
 // errGone says that a group is not on this node.
 var errGone = errors.New("there is no such volume group on this node")
 
+// hidden are disks that do not answer, so that a group that was not found may be on them.
+// No event tells when one answers again.
+type hidden []string
+
+func (h hidden) Error() string {
+	return "it may be on disks that do not answer: " + strings.Join(h, ", ")
+}
+
 // membersOf returns the paths of the disks of a group, and how many more there should be.
 // errGone, wrapped: there are none. FailedPrecondition: two groups have that name.
 func membersOf(group string, disks []disk) (paths []string, missing int, err error) {

@@ -139,6 +139,28 @@ func TestHungGroupHoldsUpNoOther(t *testing.T) {
 	})
 }
 
+// A group that is not found may be on a disk that does not answer: then that is told, and a
+// volume of it is asked for again, as no event tells when the disk answers.
+func TestGroupOnASilentDisk(t *testing.T) {
+	b, _ := newFake(t, devices.Environment{DriverName: "d", StateDir: t.TempDir()}, t.TempDir(), reportOf(t, 1))
+	v := devices.Volume{ID: volumeID{group, "pvc-0"}.String()}
+	b.wanted = func() []devices.Volume { return []devices.Volume{v} }
+	for _, disks := range [][]disk{{{path: "/dev/sdx", silent: true}}, nil} {
+		b.disks = func(context.Context) ([]disk, error) { return disks, nil }
+		attached, checked := b.Attach(t.Context(), v, false), b.Check(t.Context())
+		require.Class(t, attached, state.Unavailable, "no such volume group")
+		require.Class(t, checked, state.Unavailable, "no such volume group")
+		for _, err := range []error{attached, checked} {
+			if strings.Contains(err.Error(), "do not answer: /dev/sdx") != (disks != nil) {
+				t.Errorf("of the disks %+v it says %v", disks, err)
+			}
+		}
+		if errors.Is(attached, devices.ErrNoDevice) != (disks == nil) {
+			t.Errorf("of the disks %+v it says %v", disks, attached)
+		}
+	}
+}
+
 // A group is one plugin's of the driver's name: neither lists, mends nor makes anything
 // beside the other. One that takes over, as the store lets it, may have it at once.
 func TestLock(t *testing.T) {

@@ -111,20 +111,26 @@ func (b *Backend) members(ctx context.Context, group string) ([]string, error) {
 }
 
 // findMembers looks for the disks of a group. late are those that do not answer, if the
-// group lacks some of its own.
+// group lacks some of its own. errGone, wrapped: it has none; hidden, wrapped with it: but
+// there are disks that do not answer.
 func (b *Backend) findMembers(ctx context.Context, group string) (paths, late []string, err error) {
 	disks, err := b.disks(ctx)
 	if err != nil {
 		return nil, nil, err
 	}
-	paths, missing, err := membersOf(group, disks)
-	if err != nil {
-		return nil, nil, err
-	}
 	for _, d := range disks {
-		if missing > 0 && d.silent {
+		if d.silent {
 			late = append(late, d.path)
 		}
+	}
+	paths, missing, err := membersOf(group, disks)
+	switch {
+	case errors.Is(err, errGone) && len(late) > 0:
+		return nil, nil, fmt.Errorf("%w; %w", err, hidden(late))
+	case err != nil:
+		return nil, nil, err
+	case missing == 0:
+		late = nil
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -294,8 +300,9 @@ type place struct {
 var errMissing = errors.New("there is no such volume")
 
 // known returns what the reports tell of a volume. errMissing: its group is there and has
-// no such volume. errGone, wrapped: its group is not on this node. FailedPrecondition:
-// the group that the volume names is another one here.
+// no such volume. errGone, wrapped: its group is not on this node; hidden, wrapped with it:
+// but may be on disks that do not answer. FailedPrecondition: the group that the volume
+// names is another one here.
 func (b *Backend) known(ctx context.Context, v devices.Volume, id volumeID, limit time.Duration) (place, error) {
 	for _, name := range b.names {
 		r := b.latest(name, 0)
@@ -307,9 +314,11 @@ func (b *Backend) known(ctx context.Context, v devices.Volume, id volumeID, limi
 		}
 	}
 	var failed, other error
+	var silent hidden
 	for _, name := range named(b.names, v.Context[groupKey]) {
 		switch r, err := b.look(ctx, name, reportAge, limit); {
 		case errors.Is(err, errGone):
+			errors.As(err, &silent)
 		case err != nil:
 			failed = errors.Join(failed, err)
 		case r.uuid == id.group:
@@ -330,7 +339,11 @@ func (b *Backend) known(ctx context.Context, v devices.Volume, id volumeID, limi
 	case len(b.names) == 0:
 		return place{}, state.Errorf(state.FailedPrecondition, "the plugin on this node has no volume groups: name them with --lvm-groups")
 	}
-	return place{}, fmt.Errorf("the volume group with the UUID %s is not among %s: %w", id.group, strings.Join(b.names, ", "), errGone)
+	err := fmt.Errorf("the volume group with the UUID %s is not among %s: %w", id.group, strings.Join(b.names, ", "), errGone)
+	if len(silent) > 0 {
+		err = fmt.Errorf("%w; %w", err, silent)
+	}
+	return place{}, err
 }
 
 // named returns names, the one that is asked for first: then no other group, which may
@@ -357,6 +370,8 @@ func (b *Backend) locate(ctx context.Context, v devices.Volume) (place, error) {
 	switch {
 	case errors.Is(err, errMissing):
 		return place{}, state.Errorf(state.NotFound, "%w", err)
+	case errors.As(err, new(hidden)): // it is tried again, as for what fails
+		return place{}, state.Errorf(state.Unavailable, "%w", err)
 	case errors.Is(err, errGone):
 		return place{}, state.Errorf(state.Unavailable, "%w: see that its disks are attached to this node: %w", err, devices.ErrNoDevice)
 	}

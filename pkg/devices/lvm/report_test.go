@@ -237,6 +237,8 @@ func TestHealth(t *testing.T) {
 	broken := poolOf(0, 0, ours)
 	broken.pools["pool"] = thinPool{name: "pool", broken: "metadata_read_only"}
 	require.Class(t, broken.health(own), state.ResourceExhausted, "metadata_read_only")
+	broken.pools["pool"] = thinPool{name: "pool", data: 100, broken: "out_of_data"}
+	require.Class(t, broken.health(own), state.ResourceExhausted, "100% full", "lvextend")
 	mirror := logical{name: "mirror", layout: layout{raid1: true}, synced: 100, tags: tags{driver: "d"}}
 	require.NoError(t, poolOf(0, 0, mirror).health(own))
 	degraded := func(missing int64, volumes ...logical) error {
