@@ -19,19 +19,49 @@ import (
 
 // volumeGroup makes a volume group on a disk of its own, until the test ends. It returns the
 // file behind the disk, and lvm, which sees no other disk.
-func volumeGroup(t *testing.T, name string, bytes int64) (file string, lvm func(args ...string)) {
+func volumeGroup(t *testing.T, name string, bytes int64) (file string, lvm func(args ...string) string) {
 	t.Helper()
 	disk, file := rack{t, t.TempDir()}.disk(name, bytes)
-	lvm = func(args ...string) {
+	return file, volumeGroupOf(t, name, disk)
+}
+
+// volumeGroupOf makes a volume group of disks, until the test ends.
+func volumeGroupOf(t *testing.T, name string, disks ...string) (lvm func(args ...string) string) {
+	t.Helper()
+	lvm = lvmOf(t, disks...)
+	lvm(append([]string{"vgcreate", "--yes", name}, disks...)...)
+	t.Cleanup(func() { lvm("vgremove", "--force", "--force", "--yes", name) })
+	return lvm
+}
+
+// lvmOf returns lvm, which sees only some disks.
+func lvmOf(t *testing.T, disks ...string) func(args ...string) string {
+	config := `activation{udev_sync=0 udev_rules=0 monitoring=0} devices{use_devicesfile=0 obtain_device_list_from_udev=0 global_filter=["a/^(` + strings.ReplaceAll(strings.Join(disks, "|"), "/", `\/`) + `)$/","r/.*/"]}`
+	return func(args ...string) string {
 		t.Helper()
-		config := `activation{udev_sync=0 udev_rules=0 monitoring=0} devices{use_devicesfile=0 obtain_device_list_from_udev=0 global_filter=["a|^` + disk + `$|","r|.*|"]}`
-		if out, err := exec.Command("lvm", append([]string{args[0], "--config", config}, args[1:]...)...).CombinedOutput(); err != nil {
+		cmd := exec.Command("lvm", append([]string{args[0], "--config", config}, args[1:]...)...)
+		cmd.Env = append(os.Environ(), "DM_DISABLE_UDEV=1") // as the guest has none
+		out, err := cmd.CombinedOutput()
+		if err != nil {
 			t.Errorf("lvm %q: %v: %s", args, err, out)
 		}
+		return strings.TrimSpace(string(out))
 	}
-	lvm("vgcreate", "--yes", name, disk)
-	t.Cleanup(func() { lvm("vgremove", "--force", "--force", "--yes", name) })
-	return file, lvm
+}
+
+// logical makes a volume in a volume group, with the parameters of a class.
+func logical(t *testing.T, p *harness.Plugin, group, name string, bytes int64, c *csi.VolumeCapability, more ...string) *volume {
+	t.Helper()
+	v := harness.NewVolume(t, p, name, c)
+	parameters := map[string]string{"backend": "lvm", "volumeGroup": group}
+	for _, parameter := range more {
+		key, value, _ := strings.Cut(parameter, "=")
+		parameters[key] = value
+	}
+	made, err := p.Controller.CreateVolume(t.Context(), v.CreateRequest(bytes, parameters))
+	must(t, err)
+	v.ID, v.Context = made.GetVolume().GetVolumeId(), made.GetVolume().GetVolumeContext()
+	return v
 }
 
 // An encrypted logical volume's life: it grows beneath its pod, through all three of its
@@ -44,14 +74,10 @@ func TestEncryptedLogicalVolume(t *testing.T) {
 	p := harness.Start(t, o)
 	ctx := t.Context()
 	const text = "what nobody else may read"
-	for name, parameters := range map[string]map[string]string{
-		"thick": {"provisioning": "thick"}, "thin": {"provisioning": "thin", "thinPool": "tank"},
+	for name, parameters := range map[string][]string{
+		"thick": {"provisioning=thick"}, "thin": {"provisioning=thin", "thinPool=tank"},
 	} {
-		v := harness.NewVolume(t, p, name, mountAs("ext4", multiWriter))
-		parameters["backend"], parameters[luks.EncryptionKey] = "lvm", luks.LUKS2
-		made, err := p.Controller.CreateVolume(ctx, v.CreateRequest(32*mib, parameters))
-		must(t, err)
-		v.ID, v.Context = made.GetVolume().GetVolumeId(), made.GetVolume().GetVolumeContext()
+		v := logical(t, p, "encrypted", name, 32*mib, mountAs("ext4", multiWriter), append(parameters, luks.EncryptionKey+"="+luks.LUKS2)...)
 		v.Secrets = map[string]string{luks.PassphraseKey: "of " + name}
 		pod, pod2 := v.Target("pod"), v.Target("pod-2")
 		must(t, v.Up(ctx, pod))
@@ -101,13 +127,7 @@ func TestClearMakesALogicalVolumeBlank(t *testing.T) {
 	volumeGroup(t, "cleared", 68*mib)
 	p := harness.Start(t, harness.Options{Flags: []string{"--lvm-groups", "cleared"}})
 	ctx := t.Context()
-	v := harness.NewVolume(t, p, "v", blockAs(multiWriter))
-	made, err := p.Controller.CreateVolume(ctx, &csi.CreateVolumeRequest{
-		Name: "v", Parameters: map[string]string{"backend": "lvm"}, CapacityRange: &csi.CapacityRange{RequiredBytes: 32 * mib},
-		VolumeCapabilities: []*csi.VolumeCapability{v.Capability},
-	})
-	must(t, err)
-	v.ID, v.Context = made.GetVolume().GetVolumeId(), made.GetVolume().GetVolumeContext()
+	v := logical(t, p, "cleared", "v", 32*mib, blockAs(multiWriter))
 	pod := v.Target("pod")
 	must(t, v.Up(ctx, pod))
 	write(t, pod, "raw")
@@ -125,6 +145,5 @@ func TestClearMakesALogicalVolumeBlank(t *testing.T) {
 	}
 	must(t, v.Stage(ctx))
 	must(t, v.Unstage(ctx))
-	_, err = p.Controller.DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: v.ID})
-	must(t, err)
+	must(t, v.Delete(ctx))
 }
