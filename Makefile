@@ -20,6 +20,7 @@ STORM ?= 20000
 KILLS ?= 300
 ACTS  ?= 300
 HISTORIES ?= 100000
+POWER_CUTS ?= 200
 
 # Walk millions of states, or thousands of histories: the race detector would only slow them down.
 WALK := (TestPlanForEveryState|TestHistories)
@@ -37,7 +38,7 @@ TESTS := ./test/node ./pkg/filesystem ./test/chaos ./...
 # What the archives of the kubectl plugin are built for.
 PLATFORMS ?= linux-amd64 linux-arm64 darwin-amd64 darwin-arm64
 
-.PHONY: kubectl-plugin build demo demo-vm test test-all test-crash test-histories test-vm e2e test-mutants fuzz storm lint deps bench clean
+.PHONY: kubectl-plugin build demo demo-vm test test-all test-crash test-histories test-vm test-vm-long e2e test-mutants fuzz storm lint deps bench clean
 
 build: ## bin/csi-node, a static binary
 	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o bin/csi-node ./cmd/csi-node
@@ -87,6 +88,12 @@ test-histories: ## random histories of a simulated node, HISTORIES of them (1000
 test-vm: ## in virtual machines: another kernel, power cuts (root, Debian)
 	hack/install-vm-deps
 	$(GO) test -tags vm -v -count 1 -timeout 90m ./test/vm
+
+test-vm-long: ## POWER_CUTS (200) of each life of a node, and bad days of LVM at length (root, Debian; hours)
+	hack/install-vm-deps
+	CSI_NODE_VM_CUTS=$(POWER_CUTS) $(GO) test -tags vm -v -count 1 -timeout 24h -run '^TestPowerCuts$$' ./test/vm
+	CSI_NODE_VM_FLAGS='-test.run ^TestPowerCuts$$ -lvm.cuts 20' $(GO) test -tags vm -v -count 1 -timeout 2h -run '^TestOtherKernel$$/^lvm$$' ./test/vm
+	CSI_NODE_VM_FLAGS='-test.run ^TestD(isk|ata) -test.short=false' $(GO) test -tags vm -v -count 1 -timeout 2h -run '^TestOtherKernel$$/^node-A-M$$' ./test/vm
 
 e2e: deps ## pods on a real Kubernetes, built first: twenty minutes in all (root, Debian; E2E='-run TestX -hold')
 	hack/install-e2e-deps

@@ -70,7 +70,7 @@ func awaitHealth(t *testing.T, p *harness.Plugin, words ...string) {
 // A volume group whose disk does not answer holds up itself alone. Its calls end in time,
 // also after a restart, and are done when the disk answers again; nothing is left of them.
 func TestHungVolumeGroup(t *testing.T) {
-	const limit = 5 * time.Second // of each call
+	const limit = 4 * time.Second // of each call
 	disk := newFailingDisk(t, "silent", 132*mib)
 	volumeGroupOf(t, "hung", disk.node)
 	volumeGroup(t, "answers", 100*mib)

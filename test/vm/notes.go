@@ -8,7 +8,7 @@ import (
 	"syscall"
 )
 
-// The disk of a power cut holds a file system and, behind it, the notes: what
+// The disk of a power cut holds a file system, or a volume group, and, behind it, the notes: what
 // the guest was about to do and what was acknowledged, each note in a sector of
 // its own, written past all caches. So the notes are entries of the disk's log,
 // in their place between the other writes: whatever instant one cuts at, the
@@ -21,7 +21,16 @@ const (
 	noteBytes = 512
 )
 
-// Encrypted is the name of the volume that has a layer beneath its file system.
+// The lives of a node, which differ in the storage that it has.
+const (
+	Pool  = "pool"
+	Group = "group"
+)
+
+// GroupStart is where a volume group begins on the disk.
+const GroupStart = 1 << 20
+
+// Encrypted is the name of a volume that has a layer beneath its file system.
 const Encrypted = "encrypted"
 
 // Note is one line of the notes.

@@ -112,8 +112,8 @@ const pageBytes = 4096
 
 // Replay writes to disk what a disk with a volatile cache holds when its power
 // is cut after the first n entries: all that a flush covers, and of the later
-// writes, page by page, what keep says. Notes are always kept.
-func (l *WriteLog) Replay(disk *os.File, n int, keep func() bool) error {
+// writes, page by page, what keep says of the page at an offset. Notes are always kept.
+func (l *WriteLog) Replay(disk *os.File, n int, keep func(offset int64) bool) error {
 	covered := -1 // up to which entry
 	for i, e := range l.Entries[:n] {
 		if e.Flush {
@@ -130,7 +130,7 @@ func (l *WriteLog) Replay(disk *os.File, n int, keep func() bool) error {
 		}
 		for at := 0; at < len(data); at += pageBytes {
 			offset := e.Offset + int64(at)
-			if i > covered && !e.Durable && offset < FilesystemBytes && !keep() {
+			if i > covered && !e.Durable && offset < FilesystemBytes && !keep(offset) {
 				continue
 			}
 			if _, err := disk.WriteAt(data[at:min(at+pageBytes, len(data))], offset); err != nil {

@@ -57,7 +57,7 @@ func TestMarksAndDurableWrites(t *testing.T) {
 	}
 	disk, err := os.Create(filepath.Join(t.TempDir(), "disk"))
 	require.NoError(t, err)
-	require.NoError(t, log.Replay(disk, 4, func() bool { return false }))
+	require.NoError(t, log.Replay(disk, 4, func(int64) bool { return false }))
 	require.NoError(t, disk.Close())
 	got, err := os.ReadFile(disk.Name())
 	if want := append(make([]byte, pageBytes), page('b')...); err != nil || !bytes.Equal(got, want) {
@@ -80,26 +80,26 @@ func TestReplay(t *testing.T) {
 	))
 	require.NoError(t, err)
 	defer func() { _ = log.Close() }()
-	always, second := func() bool { return true }, func() func() bool {
+	always, second := func(int64) bool { return true }, func() func(int64) bool {
 		n := 0
-		return func() bool { n++; return n%2 == 0 }
+		return func(int64) bool { n++; return n%2 == 0 }
 	}()
 	for _, test := range []struct {
 		name    string
 		entries int
-		keep    func() bool
+		keep    func(int64) bool
 		want    string // the pages
 		notes   int
 	}{
 		{"nothing yet", 0, always, "...", 0},
-		{"not flushed, lost", 1, func() bool { return false }, "...", 0},
+		{"not flushed, lost", 1, func(int64) bool { return false }, "...", 0},
 		{"not flushed, kept", 1, always, "a..", 0},
-		{"flushed", 2, func() bool { return false }, "a..", 0},
+		{"flushed", 2, func(int64) bool { return false }, "a..", 0},
 		{"half of a write", 3, second, "a.c", 0},
-		{"a note", 5, func() bool { return false }, "a..", 1},
-		{"flushed with the note", 6, func() bool { return false }, "abc", 1},
-		{"an old page", 7, func() bool { return false }, "abc", 1},
-		{"all", 8, func() bool { return false }, "dbc", 1},
+		{"a note", 5, func(int64) bool { return false }, "a..", 1},
+		{"flushed with the note", 6, func(int64) bool { return false }, "abc", 1},
+		{"an old page", 7, func(int64) bool { return false }, "abc", 1},
+		{"all", 8, func(int64) bool { return false }, "dbc", 1},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			disk, err := os.Create(filepath.Join(t.TempDir(), "disk"))

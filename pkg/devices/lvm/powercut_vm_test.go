@@ -4,7 +4,9 @@ package lvm
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
+	"flag"
 	"fmt"
 	"io"
 	"math/rand/v2"
@@ -45,6 +47,12 @@ const (
 	cutLogCapacity = 512 * mib
 )
 
+// More cuts than CI has time for, and how to repeat them.
+var (
+	cutsWithin = flag.Int("lvm.cuts", 1, "cuts of the power within each step")
+	cutSeed    = flag.Uint64("lvm.seed", 0, "chooses their instants, and what is lost; 0: a new one")
+)
+
 // The power is cut at every step of a volume's life: what was promised holds, and nobody
 // sees what was there before. The log is that of dm-log-writes. After a step all is lost
 // that no flush covers. In a step, all that was written up to the cut is kept; while no
@@ -53,11 +61,15 @@ const (
 func TestPowerCuts(t *testing.T) {
 	machine.Kernel(t)
 	t.Setenv("DM_DISABLE_UDEV", "1")
-	t.Run("linear", func(t *testing.T) { powerCuts(t, 1, nil) })
-	t.Run("mirrored", func(t *testing.T) { powerCuts(t, mirrors, map[string]string{raidKey: raid1}) })
+	seed := cmp.Or(*cutSeed, rand.Uint64())
+	t.Logf("-lvm.seed %d", seed)
+	t.Run("linear", func(t *testing.T) { powerCuts(t, rand.New(rand.NewPCG(seed, 1)), 1, nil) })
+	t.Run("mirrored", func(t *testing.T) {
+		powerCuts(t, rand.New(rand.NewPCG(seed, 2)), mirrors, map[string]string{raidKey: raid1})
+	})
 }
 
-func powerCuts(t *testing.T, disks int, parameters map[string]string) {
+func powerCuts(t *testing.T, random *rand.Rand, disks int, parameters map[string]string) {
 	dir := t.TempDir()
 	blank, logFile := filepath.Join(dir, "blank"), filepath.Join(dir, "log")
 	require.NoError(t, os.WriteFile(blank, bytes.Repeat(junk, (cutGap+disks*cutDisk)/mib), 0o600))
@@ -79,19 +91,19 @@ func powerCuts(t *testing.T, disks int, parameters map[string]string) {
 	if len(steps) != 8 {
 		t.Fatalf("the log of %d entries tells of the steps %+v", len(log.Entries), steps)
 	}
-	random := rand.New(rand.NewPCG(1, 2))
 	begin := steps[0].end // before it there was no group
+	type cut struct {
+		name    string
+		entries int
+		keep    func(int64) bool
+	}
 	for i, s := range steps[1:] {
-		during := begin + 1 + random.IntN(max(s.end-begin-1, 1))
-		cuts := []struct {
-			name    string
-			entries int
-			keep    func() bool
-		}{
-			{"in " + s.name, during, func() bool { return s.name != made && s.name != written || random.IntN(2) == 0 }},
-			{"after " + s.name, s.end, func() bool { return false }},
+		var cuts []cut
+		for range *cutsWithin {
+			cuts = append(cuts, cut{"in " + s.name, begin + 1 + random.IntN(max(s.end-begin-1, 1)), func(int64) bool { return s.name != made && s.name != written || random.IntN(2) == 0 }})
 		}
-		if disks > 1 { // it takes long, so of each step one: in the create, after the zeroing, and so on
+		cuts = append(cuts, cut{"after " + s.name, s.end, func(int64) bool { return false }})
+		if disks > 1 && *cutsWithin == 1 { // it takes long, so of each step one: in the create, after the zeroing, and so on
 			cuts = cuts[i%2 : i%2+1]
 		}
 		for _, cut := range cuts {

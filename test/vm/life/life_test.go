@@ -30,22 +30,53 @@ func TestMain(m *testing.M) {
 	harness.Main(m)
 }
 
-// The volumes of the node. Each is made, used and grown; the last is deleted.
-var volumes = []spec{
-	{name: "ext4", fsType: "ext4", class: class("thick"), bytes: 32 * mib, grown: 64 * mib},
-	{name: "xfs", fsType: "xfs", class: class("thin"), bytes: 320 * mib, grown: 352 * mib},
-	{name: "block", class: class("thick"), bytes: 16 * mib, grown: 32 * mib},
-	{name: vm.Encrypted, fsType: "ext4", class: map[string]string{"provisioning": "thick", luks.EncryptionKey: luks.LUKS2}, bytes: 32 * mib, grown: 64 * mib},
-	{name: "brief", fsType: "ext4", class: class("thin"), bytes: 16 * mib, grown: 16 * mib},
+// life is one of a node: the storage that it has, and its volumes. Each is made, used and
+// grown; the last is deleted.
+type life struct {
+	open    func(t *testing.T, p *harness.Plugin, device string, blank bool) (storage, harness.Options)
+	volumes []spec
+}
+
+// lives are those that CSI_NODE_LIFE names.
+var lives = map[string]life{
+	vm.Pool: {openPool, []spec{
+		{name: "ext4", fsType: "ext4", class: class("thick"), bytes: 32 * mib, grown: 64 * mib},
+		{name: "xfs", fsType: "xfs", class: class("thin"), bytes: 320 * mib, grown: 352 * mib},
+		{name: "block", class: class("thick"), bytes: 16 * mib, grown: 32 * mib},
+		{name: vm.Encrypted, fsType: "ext4", class: encrypted(class("thick")), bytes: 32 * mib, grown: 64 * mib},
+		{name: "brief", fsType: "ext4", class: class("thin"), bytes: 16 * mib, grown: 16 * mib},
+	}},
+	vm.Group: {openGroup, []spec{
+		{name: vm.Encrypted, fsType: "ext4", class: encrypted(logical("")), bytes: 32 * mib, grown: 64 * mib},
+		{name: "thin-encrypted", fsType: "ext4", class: encrypted(logical(thinPool)), bytes: 48 * mib, grown: 80 * mib},
+		{name: "brief", fsType: "ext4", class: logical(""), bytes: 16 * mib, grown: 16 * mib},
+	}},
 }
 
 func class(provisioning string) map[string]string {
 	return map[string]string{"provisioning": provisioning}
 }
 
+// logical is the class of logical volumes, of a thin pool or thick ones.
+func logical(pool string) map[string]string {
+	c := map[string]string{"backend": "lvm"}
+	if pool != "" {
+		c["thinPool"] = pool
+	}
+	return c
+}
+
+func encrypted(class map[string]string) map[string]string {
+	class[luks.EncryptionKey] = luks.LUKS2
+	return class
+}
+
+// mine is the life of this guest.
+func mine() life { return lives[os.Getenv("CSI_NODE_LIFE")] }
+
 // TestLive never ends: the power is cut.
 func TestLive(t *testing.T) {
-	n := start(t, os.Getenv("CSI_NODE_GUEST"))
+	n := start(t, os.Getenv("CSI_NODE_GUEST"), true)
 	book, err := vm.OpenNotebook(n.device)
 	must(t, err)
 	noted := func(note vm.Note, do func()) {
@@ -59,7 +90,7 @@ func TestLive(t *testing.T) {
 		noted(vm.Note{Do: "write", Volume: v.name, File: file}, func() { v.write(file) })
 	}
 	var all []*volume
-	for _, s := range volumes {
+	for _, s := range mine().volumes {
 		v := n.of(s)
 		all = append(all, v)
 		noted(vm.Note{Do: "create", Volume: v.name, Bytes: v.bytes}, v.create)
@@ -85,9 +116,9 @@ func TestAfter(t *testing.T) {
 		t.Run(filepath.Base(device), func(t *testing.T) {
 			notes, err := vm.ReadNotes(device)
 			must(t, err)
-			n := start(t, device)
+			n := start(t, device, false)
 			n.mustBeSwept()
-			for _, s := range volumes {
+			for _, s := range mine().volumes {
 				t.Run(s.name, func(t *testing.T) {
 					v := n.in(t).of(s)
 					v.survive(vm.PromisesOf(notes, s.name))

@@ -5,7 +5,6 @@ package life
 import (
 	"bytes"
 	"crypto/sha256"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -15,55 +14,43 @@ import (
 	"strings"
 	"testing"
 
-	"golang.org/x/sys/unix"
+	"github.com/container-storage-interface/spec/lib/go/csi"
 
 	"github.com/csi-node/csi-node/pkg/devices/luks"
-	"github.com/csi-node/csi-node/pkg/devices/pool"
 	"github.com/csi-node/csi-node/test/harness"
 	"github.com/csi-node/csi-node/test/vm"
 )
 
-// node is a node with its pool on a disk.
+// node is a node with its storage on a disk.
 type node struct {
 	*harness.Plugin
+	storage
 	t      *testing.T
 	device string
 }
 
-// start mounts a disk and starts a plugin on it, as after a boot: the store is empty.
-func start(t *testing.T, device string) *node {
+// start opens the storage on a disk, and starts a plugin on it, as after a boot: the store is
+// empty. A blank disk has no storage yet.
+func start(t *testing.T, device string, blank bool) *node {
 	t.Helper()
 	p := harness.New(t)
-	disk := filepath.Join(p.Dir, "disk")
-	must(t, os.Mkdir(disk, 0o755))
-	must(t, unix.Mount(device, disk, "ext4", 0, ""))
-	t.Cleanup(func() {
-		if !t.Failed() { // else it is in use, and the harness takes it down
-			p.Terminate()
-			must(t, unix.Unmount(disk, 0))
-		}
-	})
-	p.PoolDir = filepath.Join(disk, "pool")
-	p.Start(harness.Options{})
-	return &node{Plugin: p, t: t, device: device}
+	s, o := mine().open(t, p, device, blank)
+	p.Start(o)
+	return &node{p, s, t, device}
 }
 
 // in is the node for a subtest.
-func (n *node) in(t *testing.T) *node { return &node{n.Plugin, t, n.device} }
+func (n *node) in(t *testing.T) *node { return &node{n.Plugin, n.storage, t, n.device} }
 
-// mustBeSwept fails if anything is left in the pool that is no volume, is
+// mustBeSwept fails if anything is left in the storage that is no volume, is
 // attached, or is asked for.
 func (n *node) mustBeSwept() {
 	n.t.Helper()
-	for _, dir := range []string{"tmp", "trash"} {
-		left, err := os.ReadDir(filepath.Join(n.PoolDir, dir))
-		must(n.t, err)
-		if len(left) > 0 {
-			n.t.Errorf("left in the pool's %s: %v", dir, left)
-		}
+	if _, err := n.Controller.ListVolumes(n.t.Context(), &csi.ListVolumesRequest{}); err != nil { // looks at all of it
+		n.t.Error(err)
 	}
-	if records, loops := n.Status().Volumes, n.Loops(); len(records) > 0 || len(loops) > 0 {
-		n.t.Errorf("nothing is asked for, and there are records %+v and loop devices %+v", records, loops)
+	if records, left := n.Status().Volumes, n.left(n.t); len(records) > 0 || len(left) > 0 {
+		n.t.Errorf("nothing is asked for, and there are records %+v, and %q", records, left)
 	}
 }
 
@@ -71,10 +58,8 @@ func (n *node) mustBeSwept() {
 func (n *node) mustBeEmpty() {
 	n.t.Helper()
 	n.mustBeSwept()
-	left, err := os.ReadDir(filepath.Join(n.PoolDir, "volumes"))
-	must(n.t, err)
-	if len(left) > 0 {
-		n.t.Errorf("left in the pool: %v", left)
+	if left := n.volumes(n.t); len(left) > 0 {
+		n.t.Errorf("left are the volumes %q", left)
 	}
 }
 
@@ -86,7 +71,7 @@ type spec struct {
 	bytes, grown int64
 }
 
-// formatted is what the pool knows that the volume is formatted as.
+// formatted is what the storage knows that the volume is formatted as.
 func (s spec) formatted() string {
 	if layer := s.class[luks.EncryptionKey]; layer != "" {
 		return layer
@@ -99,14 +84,14 @@ func (s spec) formatted() string {
 type volume struct {
 	spec
 	*harness.Volume
-	pod    string // the target path
-	device string // of the node's disk
+	node *node
+	pod  string // the target path
 }
 
 // of is the volume of a spec on the node.
 func (n *node) of(s spec) *volume {
 	n.t.Helper()
-	v := &volume{spec: s, Volume: harness.NewVolume(n.t, n.Plugin, s.name, harness.Shared(s.fsType)), device: n.device}
+	v := &volume{spec: s, Volume: harness.NewVolume(n.t, n.Plugin, n.id(s.name), harness.Shared(s.fsType)), node: n}
 	v.pod = v.Target("pod")
 	v.Secrets = map[string]string{luks.PassphraseKey: "of the volume " + s.name}
 	return v
@@ -114,7 +99,9 @@ func (n *node) of(s spec) *volume {
 
 func (v *volume) create() {
 	v.T.Helper()
-	resp, err := v.Controller.CreateVolume(v.T.Context(), v.CreateRequest(v.bytes, v.class))
+	req := v.CreateRequest(v.bytes, v.class)
+	req.Name = v.name
+	resp, err := v.Controller.CreateVolume(v.T.Context(), req)
 	must(v.T, err)
 	if got := resp.GetVolume(); got.GetVolumeId() != v.ID || got.GetCapacityBytes() < v.bytes {
 		v.T.Fatalf("made %v", got)
@@ -198,8 +185,7 @@ func (v *volume) mustHold(file string) {
 // survive holds the volume against what was promised, and takes it through the
 // rest of its life.
 func (v *volume) survive(p vm.Promises) {
-	dir := filepath.Join(v.PoolDir, "volumes", v.name)
-	facts, err := readFacts(dir)
+	facts, err := v.node.facts(v.node.t, v.name)
 	switch {
 	case os.IsNotExist(err) && p.Created && !p.DeleteBegun:
 		v.T.Fatal("lost: the volume, which was created")
@@ -207,9 +193,9 @@ func (v *volume) survive(p vm.Promises) {
 		v.T.Errorf("there is a volume which %+v", p)
 	case err != nil && !os.IsNotExist(err):
 		v.T.Error(err)
-	case err == nil && facts.Bytes < p.Bytes:
-		v.T.Errorf("lost: its size is %d bytes, and %d were promised", facts.Bytes, p.Bytes)
-	case err == nil && p.Staged && v.fsType != "" && facts.Formatted != v.formatted():
+	case err == nil && facts.bytes < p.Bytes:
+		v.T.Errorf("lost: its size is %d bytes, and %d were promised", facts.bytes, p.Bytes)
+	case err == nil && p.Staged && v.fsType != "" && facts.formatted != v.formatted():
 		v.T.Errorf("the volume was staged, and its format is not known: %+v", facts)
 	}
 	switch {
@@ -224,8 +210,8 @@ func (v *volume) survive(p vm.Promises) {
 	for _, file := range p.Files {
 		v.mustHold(file)
 	}
-	if facts.Formatting {
-		v.mustBeFormattedAnew(dir)
+	if facts.formatting {
+		v.mustBeFormattedAnew()
 	}
 	v.grow()
 	v.mustHaveRoom()
@@ -237,14 +223,14 @@ func (v *volume) survive(p vm.Promises) {
 
 // mustBeFormattedAnew fails unless the mark is gone. That what mkfs had left
 // was erased goes to the console; there may have been nothing.
-func (v *volume) mustBeFormattedAnew(dir string) {
+func (v *volume) mustBeFormattedAnew() {
 	v.T.Helper()
-	facts, err := readFacts(dir)
-	if err != nil || facts.Formatting || facts.Formatted != v.formatted() {
+	facts, err := v.node.facts(v.node.t, v.name)
+	if err != nil || facts.formatting || facts.formatted != v.formatted() {
 		v.T.Errorf("a format that was cut was not begun anew: %+v (%v)", facts, err)
 	}
 	if strings.Contains(v.Log.String(), `step="erase"`) {
-		fmt.Println(vm.Erased, v.device, v.name)
+		fmt.Println(vm.Erased, v.node.device, v.name)
 	}
 }
 
@@ -255,16 +241,6 @@ func (v *volume) mustHaveRoom() {
 	if total := v.Total(v.pod); total < v.grown*2/3 {
 		v.T.Errorf("the pod sees %d bytes of %d", total, v.grown)
 	}
-}
-
-// readFacts reads what the pool knows of a volume.
-func readFacts(dir string) (pool.Volume, error) {
-	var facts pool.Volume
-	raw, err := os.ReadFile(filepath.Join(dir, "volume.json"))
-	if err == nil {
-		err = json.Unmarshal(raw, &facts)
-	}
-	return facts, err
 }
 
 func must(t testing.TB, err error) {
