@@ -70,7 +70,7 @@ func awaitHealth(t *testing.T, p *harness.Plugin, words ...string) {
 // A volume group whose disk does not answer holds up itself alone. Its calls end in time,
 // also after a restart, and are done when the disk answers again; nothing is left of them.
 func TestHungVolumeGroup(t *testing.T) {
-	const limit = 4 * time.Second // of each call
+	const limit = 6 * time.Second // of each call
 	disk := newFailingDisk(t, "silent", 132*mib)
 	volumeGroupOf(t, "hung", disk.node)
 	volumeGroup(t, "answers", 100*mib)
@@ -79,6 +79,8 @@ func TestHungVolumeGroup(t *testing.T) {
 	ctx := t.Context()
 	ext4 := mountAs("ext4", multiWriter)
 	used, next, gone := logical(t, p, "hung", "used", 16*mib, ext4), logical(t, p, "hung", "next", 16*mib, ext4), logical(t, p, "hung", "gone", 4*mib, ext4)
+	leaving := logical(t, p, "hung", "leaving", 16*mib, ext4)
+	must(t, leaving.Stage(ctx))
 	made := harness.NewVolume(t, p, "made", ext4)
 	create := func(ctx context.Context) error {
 		answer, err := p.Controller.CreateVolume(ctx, made.CreateRequest(8*mib, map[string]string{"backend": "lvm", "volumeGroup": "hung"}))
@@ -121,13 +123,16 @@ func TestHungVolumeGroup(t *testing.T) {
 		}
 	}
 	for _, round := range []string{"before", "after-restart"} {
+		if round == "after-restart" { // whose thread waits in the kernel from then on
+			calls["unstage"] = leaving.Unstage
+		}
 		var asked sync.WaitGroup
 		for name, call := range calls {
 			asked.Go(func() {
 				limited, end := context.WithTimeout(ctx, limit)
 				defer end()
-				if err := call(limited); harness.Final(err) {
-					t.Errorf("%s: %s in a group that hangs: %v", round, name, err)
+				if err := call(limited); harness.Final(err) || limited.Err() != nil {
+					t.Errorf("%s: %s in a group that hangs: %v (%v)", round, name, err, limited.Err())
 				} else {
 					t.Logf("%s: %s: %v", round, name, err)
 				}
@@ -135,6 +140,12 @@ func TestHungVolumeGroup(t *testing.T) {
 		}
 		others(round)
 		asked.Wait()
+		told, end := context.WithTimeout(ctx, limit)
+		health, err := p.Node.NodeGetStorageHealth(told, &csi.NodeGetStorageHealthRequest{})
+		end()
+		if err != nil || len(health.GetBackendHealth()) == 0 || !strings.Contains(health.GetBackendHealth()[0].GetMessage(), "not answer") {
+			t.Errorf("%s: the health of the storage is %v (%v)", round, health, err)
+		}
 		if round == "before" {
 			p.Kill()
 			p.Start(o)
@@ -156,7 +167,7 @@ func TestHungVolumeGroup(t *testing.T) {
 	}
 	must(t, made.Stage(ctx))
 	must(t, used.Unpublish(ctx, pod))
-	for _, v := range []*volume{made, next, used} {
+	for _, v := range []*volume{made, next, used, leaving} {
 		must(t, v.Unstage(ctx))
 		must(t, v.Delete(ctx))
 	}

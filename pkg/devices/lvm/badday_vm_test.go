@@ -211,7 +211,7 @@ func TestHungCommand(t *testing.T) {
 	require.Class(t, <-ended, state.Canceled)
 	limited, end := context.WithTimeout(ctx, time.Second)
 	defer end()
-	require.Class(t, again.Check(limited), state.DeadlineExceeded)
+	require.Class(t, again.Check(limited), state.DeadlineExceeded, "hung has not answered since ")
 	close(release)
 	require.NoError(t, b.Detach(ctx, v))
 }

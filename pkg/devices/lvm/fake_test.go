@@ -135,6 +135,15 @@ func TestHungGroupHoldsUpNoOther(t *testing.T) {
 			t.Errorf("found is %+v after %s (%v)", d, time.Since(begin), err)
 		}
 		require.Class(t, b.Check(t.Context()), state.DeadlineExceeded, "dead has not answered since ", "it is broken")
+		b.changed("vg0")
+		limited, end := context.WithTimeout(t.Context(), 10*time.Second)
+		defer end()
+		require.Class(t, b.Check(limited), state.DeadlineExceeded, "dead has not answered since ")
+		_, err = b.CreateVolume(limited, devices.CreateRequest{Name: "more", Parameters: map[string]string{groupKey: "dead"}, Size: devices.SizeRange{Required: 1}})
+		require.Class(t, err, state.DeadlineExceeded, "dead has not answered since ")
+		if limited.Err() != nil {
+			t.Error("callers are told only when they do not wait any more")
+		}
 		close(answered)
 	})
 }

@@ -38,11 +38,18 @@ const (
 
 // inTurn runs f when nobody else works on the group. What f has begun it ends, though
 // ctx ends meanwhile: the next caller finds it done. After an error, f may still run.
+// A caller with a deadline is told before it that the group does not answer.
 func (b *Backend) inTurn(ctx context.Context, group string, limit time.Duration, f func(context.Context) error) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	_, err := b.turns.Do(ctx, group, limit, func() (struct{}, error) { return struct{}{}, f(context.WithoutCancel(ctx)) })
+	waiting, stop := ctx, func() {}
+	if deadline, has := ctx.Deadline(); has {
+		left := time.Until(deadline)
+		waiting, stop = context.WithDeadline(ctx, deadline.Add(-min(left/10, 2*time.Second)))
+	}
+	defer stop()
+	_, err := b.turns.Do(waiting, group, limit, func() (struct{}, error) { return struct{}{}, f(context.WithoutCancel(ctx)) })
 	late, is := err.(*hang.Unanswered)
 	switch {
 	case !is:
