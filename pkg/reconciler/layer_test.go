@@ -232,7 +232,14 @@ func TestLifeOfALayer(t *testing.T) {
 	l.ok(l.publish())
 	l.did("open-layer offset", "mount", "bind")
 
-	// Growth goes up the stack.
+	// Growth goes up the stack, and is no repair of it.
+	losses := func() (n int) {
+		for _, part := range report.Statuses(l.r.Reports())[0].Parts {
+			n += part.Losses
+		}
+		return n
+	}
+	lost := losses()
 	l.forget()
 	grown, filesystem := []string{"grow-device", "grow-layer offset"}, []string{"grow-filesystem"}
 	err = l.ask(state.SizePart(), func(v *state.Volume) error { return v.AskSize(2*small, 0, time.Now()) })
@@ -244,6 +251,9 @@ func TestLifeOfALayer(t *testing.T) {
 	l.did(grown...)
 	if size := l.look().Device.Size; size != 2*small-1<<20 {
 		t.Errorf("the top has %d bytes", size)
+	}
+	if got := losses(); got != lost {
+		t.Errorf("growth is told as %d losses", got-lost)
 	}
 
 	// The end comes from the top, also when nobody tells any more which layers there are.
