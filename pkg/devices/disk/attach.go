@@ -5,19 +5,16 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"time"
 
-	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 	"k8s.io/klog/v2"
 
 	"github.com/csi-node/csi-node/pkg/blockdev"
 	"github.com/csi-node/csi-node/pkg/devices"
 	"github.com/csi-node/csi-node/pkg/filesystem"
-	"github.com/csi-node/csi-node/pkg/process"
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
@@ -101,7 +98,7 @@ func (b *Backend) take(ctx context.Context, v devices.Volume, c claim, s spec, i
 	}
 	defer closeAfter(f, &err)
 	if len(now.Holders) > 0 {
-		return state.Errorf(state.FailedPrecondition, "%s is in use: %s", now.Path, users(ctx, now))
+		return state.Errorf(state.FailedPrecondition, "%s is in use: %s", now.Path, now.Users(ctx))
 	}
 	if !s.any && (c.Volume == "" || c.Identity != c.identityOf(now)) { // what is on a disk that it had is its pods', as a virtual machine's
 		if err := nobodys(f, now); err != nil {
@@ -175,7 +172,7 @@ func (b *Backend) free(v devices.Volume, c claim, info blockdev.Info) error {
 func open(ctx context.Context, info blockdev.Info, s spec, mode int) (*os.File, blockdev.Info, error) {
 	f, now, err := openAlone(ctx, info, mode)
 	if errors.Is(err, unix.EBUSY) {
-		return nil, now, state.Errorf(state.FailedPrecondition, "%s is in use: %s: %w", info.Path, users(ctx, info), err)
+		return nil, now, state.Errorf(state.FailedPrecondition, "%s is in use: %s: %w", info.Path, info.Users(ctx), err)
 	}
 	if err != nil {
 		return nil, now, err
@@ -199,7 +196,7 @@ func openAlone(ctx context.Context, info blockdev.Info, mode int) (*os.File, blo
 	defer again.Stop()
 	for {
 		f, now, err := blockdev.Open(info.Path, mode|unix.O_EXCL)
-		if !errors.Is(err, unix.EBUSY) || len(info.Holders) > 0 || len(mountedAt(info.Number, info.Path)) > 0 {
+		if !errors.Is(err, unix.EBUSY) || len(info.Holders) > 0 || len(blockdev.MountedAt(info.Number, info.Path)) > 0 {
 			return f, now, err
 		}
 		select {
@@ -276,97 +273,19 @@ func (b *Backend) release(ctx context.Context, c claim) (err error) {
 	f, now, err := openAlone(ctx, info, os.O_RDONLY)
 	switch {
 	case errors.Is(err, unix.EBUSY):
-		return fmt.Errorf("%s is in use: %s: %w", info.Path, users(ctx, info), err)
+		return fmt.Errorf("%s is in use: %s: %w", info.Path, info.Users(ctx), err)
 	case err != nil: // a dead disk is given up; its mode does not matter any more
 		klog.FromContext(ctx).Error(err, "Gave up a disk that cannot be opened", "path", info.Path)
 		return nil
 	}
 	defer closeAfter(f, &err)
-	if views := loopsOver(now); len(views) > 0 { // which do not claim it
+	if views := now.Loops(); len(views) > 0 { // which do not claim it
 		return fmt.Errorf("%s is in use: %s is over it", now.Path, strings.Join(views, ", "))
 	}
 	if c.Attached.ReadOnly && c.is(now) {
 		return setReadOnly(f, false)
 	}
 	return nil
-}
-
-// users names who has a disk, for error texts, as far as that can be seen.
-func users(ctx context.Context, info blockdev.Info) string {
-	var words []string
-	for _, place := range mountedAt(info.Number, info.Path) {
-		words = append(words, "it is mounted at "+place)
-	}
-	for _, holder := range info.Holders {
-		text := "/dev/" + holder + " is made of it"
-		if name, err := os.ReadFile("/sys/class/block/" + holder + "/dm/name"); err == nil {
-			text += " (/dev/mapper/" + strings.TrimSpace(string(name)) + ")"
-		}
-		words = append(words, text)
-	}
-	if swaps, err := os.ReadFile("/proc/swaps"); err == nil {
-		for line := range strings.Lines(string(swaps)) {
-			if path, _, _ := strings.Cut(line, " "); path == info.Path {
-				words = append(words, "the node swaps to it")
-			}
-		}
-	}
-	for _, name := range info.Partitions {
-		if part, err := blockdev.Look("/dev/" + name); err == nil {
-			for _, place := range mountedAt(part.Number, part.Path) {
-				words = append(words, "its partition "+name+" is mounted at "+place)
-			}
-		}
-	}
-	if len(words) == 0 {
-		return "it is mounted in another mount namespace, or claimed by " + process.Openers(ctx, info.Number)
-	}
-	return strings.Join(words, ", ")
-}
-
-// loopsOver returns the loop devices that show a disk.
-func loopsOver(info blockdev.Info) (paths []string) {
-	backings, err := filepath.Glob("/sys/block/loop*/loop/backing_file") // there while it has one
-	if err != nil {
-		return nil // the pattern is right
-	}
-	for _, path := range backings {
-		if backing, err := os.ReadFile(path); err == nil && strings.TrimSpace(string(backing)) == info.Path {
-			paths = append(paths, "/dev/"+filepath.Base(filepath.Dir(filepath.Dir(path))))
-		}
-	}
-	return paths
-}
-
-// mountedAt returns where a device is mounted in this mount namespace. It may be gone,
-// and its node with it.
-func mountedAt(number state.DeviceNumber, path string) (places []string) {
-	mounts, err := mountinfo.GetMounts(func(m *mountinfo.Info) (skip, stop bool) { return !shows(m, number, path), false })
-	if err != nil {
-		return nil // then the error text lacks the paths
-	}
-	for _, m := range mounts {
-		places = append(places, m.Mountpoint)
-	}
-	slices.Sort(places)
-	return places
-}
-
-// shows reports whether a mount is of the device with the number and the node. A file
-// system with a number of its own, such as btrfs, is known by the node that it was
-// mounted from.
-func shows(m *mountinfo.Info, number state.DeviceNumber, path string) bool {
-	if m.Major != 0 {
-		return m.Major == int(number.Major) && m.Minor == int(number.Minor)
-	}
-	if !strings.HasPrefix(m.Source, "/dev/") {
-		return false
-	}
-	var st unix.Stat_t
-	if err := unix.Stat(m.Source, &st); err != nil { // no other disk has the name as long as it is mounted
-		return m.Source == path
-	}
-	return st.Mode&unix.S_IFMT == unix.S_IFBLK && numberOf(st.Rdev) == number
 }
 
 // boundAt returns where the node of a disk is bound in this mount namespace, as

@@ -209,7 +209,7 @@ func (c claim) mountedAt() []string {
 	if info, err := blockdev.InfoOf(c.Attached.Number); err == nil && c.replaced(info) {
 		return nil
 	}
-	return mountedAt(c.Attached.Number, c.Attached.Path)
+	return blockdev.MountedAt(c.Attached.Number, c.Attached.Path)
 }
 
 // known returns the claim of a volume, without an attachment of an earlier boot, and the

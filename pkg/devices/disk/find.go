@@ -51,7 +51,7 @@ func (b *Backend) Find(_ context.Context, v devices.Volume) (state.Device, error
 		return d, nil
 	}
 	d.Size, d.Identity, d.Backing = info.Size, c.identityOf(info), info.Path
-	if d.Err != nil || c.Volume == "" && len(mountedAt(info.Number, info.Path)) > 0 { // whatever is mounted from it, where the volume is, is the volume's
+	if d.Err != nil || c.Volume == "" && len(blockdev.MountedAt(info.Number, info.Path)) > 0 { // whatever is mounted from it, where the volume is, is the volume's
 		d.Number = info.Number
 	}
 	return d, nil

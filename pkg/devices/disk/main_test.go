@@ -46,7 +46,7 @@ func plug(t testing.TB, file string, options ...string) (node string) {
 
 func unplug(t testing.TB, node string) {
 	t.Helper()
-	for _, view := range loopsOver(blockdev.Info{Path: node}) {
+	for _, view := range (blockdev.Info{Path: node}).Loops() {
 		machine.LosetupDetach(t, view)
 	}
 	if f, err := os.Open(node); err == nil { // the read-only mode outlives the file

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -130,7 +129,7 @@ func setReadOnly(d *mapper.Device, readOnly bool) (err error) {
 	}
 	f, err := open(d, os.O_RDONLY|unix.O_EXCL)
 	if errors.Is(err, unix.EBUSY) {
-		return state.Errorf(state.FailedPrecondition, "%s is in use in the other mode: %s", info.Path, users(context.Background(), info))
+		return state.Errorf(state.FailedPrecondition, "%s is in use in the other mode: %s", info.Path, info.Users(context.Background()))
 	}
 	if err != nil {
 		return err
@@ -183,14 +182,14 @@ func (b *Backend) detach(ctx context.Context, id volumeID) error {
 	f, err := open(d, os.O_RDONLY|unix.O_EXCL)
 	switch {
 	case errors.Is(err, unix.EBUSY):
-		return fmt.Errorf("%s is in use: %s: %w", info.Path, users(ctx, info), err)
+		return fmt.Errorf("%s is in use: %s: %w", info.Path, info.Users(ctx), err)
 	case err == nil:
 		err = f.Close()
 	}
 	if err != nil {
 		return err
 	}
-	if views := loopsOver(info); len(views) > 0 { // which do not claim it
+	if views := info.Loops(); len(views) > 0 { // which do not claim it
 		return fmt.Errorf("%s is in use: %s is over it", info.Path, strings.Join(views, ", "))
 	}
 	return b.deactivate(ctx, group, id.name)
@@ -229,39 +228,4 @@ func removeDevices(device string) error {
 		}
 	}
 	return err
-}
-
-// users names who has a device, for error texts, as far as that can be seen.
-func users(ctx context.Context, info blockdev.Info) string {
-	var words []string
-	table, err := os.ReadFile("/proc/self/mountinfo")
-	if err == nil {
-		for line := range strings.Lines(string(table)) {
-			if fields := strings.Fields(line); len(fields) > 4 && fields[2] == info.Number.String() {
-				words = append(words, "it is mounted at "+fields[4])
-			}
-		}
-	}
-	for _, holder := range info.Holders {
-		words = append(words, "/dev/"+holder+" is made of it")
-	}
-	if len(words) == 0 {
-		return "it is mounted in another mount namespace, or claimed by " + process.Openers(ctx, info.Number)
-	}
-	slices.Sort(words)
-	return strings.Join(words, ", ")
-}
-
-// loopsOver returns the loop devices that show a device.
-func loopsOver(info blockdev.Info) (paths []string) {
-	backings, err := filepath.Glob("/sys/block/loop*/loop/backing_file") // there while it has one
-	if err != nil {
-		return nil // the pattern is right
-	}
-	for _, path := range backings {
-		if backing, err := os.ReadFile(path); err == nil && strings.TrimSpace(string(backing)) == info.Path {
-			paths = append(paths, "/dev/"+filepath.Base(filepath.Dir(filepath.Dir(path))))
-		}
-	}
-	return paths
 }

@@ -1,0 +1,96 @@
+package blockdev
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/moby/sys/mountinfo"
+	"golang.org/x/sys/unix"
+
+	"github.com/csi-node/csi-node/pkg/internal/devnode"
+	"github.com/csi-node/csi-node/pkg/process"
+	"github.com/csi-node/csi-node/pkg/state"
+)
+
+// Users names who has a device, for error texts, as far as that can be seen: mounts, also of
+// its partitions, devices that are made of it, the node's swap; else the processes that have
+// it open. It takes at most two seconds.
+func (i Info) Users(ctx context.Context) string {
+	var words []string
+	for _, place := range MountedAt(i.Number, i.Path) {
+		words = append(words, "it is mounted at "+place)
+	}
+	for _, holder := range i.Holders {
+		text := "/dev/" + holder + " is made of it"
+		if name, err := os.ReadFile("/sys/class/block/" + holder + "/dm/name"); err == nil {
+			text += " (/dev/mapper/" + strings.TrimSpace(string(name)) + ")"
+		}
+		words = append(words, text)
+	}
+	if swaps, err := os.ReadFile("/proc/swaps"); err == nil {
+		for line := range strings.Lines(string(swaps)) {
+			if path, _, _ := strings.Cut(line, " "); path == i.Path {
+				words = append(words, "the node swaps to it")
+			}
+		}
+	}
+	for _, name := range i.Partitions {
+		if part, err := Look("/dev/" + name); err == nil {
+			for _, place := range MountedAt(part.Number, part.Path) {
+				words = append(words, "its partition "+name+" is mounted at "+place)
+			}
+		}
+	}
+	if len(words) == 0 {
+		return "it is mounted in another mount namespace, or claimed by " + process.Openers(ctx, i.Number)
+	}
+	return strings.Join(words, ", ")
+}
+
+// Loops returns the nodes of the loop devices that show a device, which do not claim it.
+func (i Info) Loops() (paths []string) {
+	backings, err := filepath.Glob("/sys/block/loop*/loop/backing_file") // there while it has one
+	if err != nil {
+		return nil // the pattern is right
+	}
+	for _, path := range backings {
+		if backing, err := os.ReadFile(path); err == nil && strings.TrimSpace(string(backing)) == i.Path {
+			paths = append(paths, "/dev/"+filepath.Base(filepath.Dir(filepath.Dir(path))))
+		}
+	}
+	return paths
+}
+
+// MountedAt returns where a device is mounted in this mount namespace. It may be gone,
+// and its node with it.
+func MountedAt(number state.DeviceNumber, path string) (places []string) {
+	mounts, err := mountinfo.GetMounts(func(m *mountinfo.Info) (skip, stop bool) { return !shows(m, number, path), false })
+	if err != nil {
+		return nil // then the error text lacks the paths
+	}
+	for _, m := range mounts {
+		places = append(places, m.Mountpoint)
+	}
+	slices.Sort(places)
+	return places
+}
+
+// shows reports whether a mount is of the device with the number and the node. A file
+// system with a number of its own, such as btrfs, is known by the node that it was
+// mounted from.
+func shows(m *mountinfo.Info, number state.DeviceNumber, path string) bool {
+	if m.Major != 0 {
+		return m.Major == int(number.Major) && m.Minor == int(number.Minor)
+	}
+	if !strings.HasPrefix(m.Source, "/dev/") {
+		return false
+	}
+	var st unix.Stat_t
+	if err := unix.Stat(m.Source, &st); err != nil { // no other disk has the name as long as it is mounted
+		return m.Source == path
+	}
+	return st.Mode&unix.S_IFMT == unix.S_IFBLK && devnode.NumberOf(st.Rdev) == number
+}
