@@ -299,6 +299,9 @@ func TestDiskThatReadsAsZerosIsNotFormatted(t *testing.T) {
 func TestDataOnAFlakyDiskIsKept(t *testing.T) {
 	const bytesOf, at = 40 * mib, 21 * mib
 	kindsOfVolume(t, func(t *testing.T, k kind) {
+		if testing.Short() && !k.slow { // one is enough
+			return
+		}
 		ctx := t.Context()
 		v, d := k.make("flaky", bytesOf)
 		f, err := os.OpenFile(d.file, os.O_WRONLY, 0)

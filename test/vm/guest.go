@@ -185,7 +185,8 @@ func (g *Guest) arguments(job string) []string {
 		"-accel", "tcg", "-cpu", "max,-la57,-erms,-fsrm", "-smp", "1", "-m", "2G", "-M", "q35",
 		"-nodefaults", "-no-user-config", "-display", "none", "-no-reboot", "-serial", "stdio",
 		"-kernel", filepath.Join(g.Image, "vmlinuz"),
-		"-append", "console=ttyS0 quiet loglevel=2 panic=-1 mitigations=off root=/dev/nvme0n1 rw rootfstype=ext4",
+		"-append", "console=ttyS0 quiet loglevel=2 panic=-1 mitigations=off root=/dev/nvme0n1 rw rootfstype=ext4" +
+			" nvme_core.io_timeout=3600", // s: on a host with much work a disk may be slow; it is not dead
 		"-drive", "if=none,id=root,format=raw,cache=unsafe,snapshot=on,file=" + filepath.Join(g.Image, "root.ext4"),
 		"-device", "nvme,drive=root,serial=root",
 		"-drive", "if=none,id=job,format=raw,cache=unsafe,file=" + job,
