@@ -1,62 +1,81 @@
 package docs
 
 import (
-	"os"
-	"path"
 	"regexp"
 	"slices"
 	"strings"
 	"testing"
 
-	"go.yaml.in/yaml/v3"
+	"sigs.k8s.io/yaml"
 
 	"github.com/csi-node/csi-node/test/require"
 )
 
-// The manifest for krew names the archives that make kubectl-plugin makes, and the program
-// in them.
+var (
+	// addURIAndSha is what krew-release-bot replaces by the lines uri and sha256.
+	addURIAndSha = regexp.MustCompile(`(?m)^( +)\{\{addURIAndSha "([^"]+)" \.TagName }}$`)
+	platforms    = regexp.MustCompile(`(?m)^PLATFORMS \?= (.+)$`)
+)
+
+// krewPlugin is what krew reads of a manifest.
+type krewPlugin struct {
+	APIVersion string `json:"apiVersion"`
+	Kind       string `json:"kind"`
+	Metadata   struct {
+		Name string `json:"name"`
+	} `json:"metadata"`
+	Spec struct {
+		Version          string `json:"version"`
+		Homepage         string `json:"homepage"`
+		ShortDescription string `json:"shortDescription"`
+		Description      string `json:"description"`
+		Platforms        []struct {
+			Selector struct {
+				MatchLabels map[string]string `json:"matchLabels"`
+			} `json:"selector"`
+			URI    string `json:"uri"`
+			SHA256 string `json:"sha256"`
+			Bin    string `json:"bin"`
+		} `json:"platforms"`
+	} `json:"spec"`
+}
+
+// TestKrewManifest: filled in for a release, it is a manifest of krew, and names the archives that
+// `make kubectl-plugin` makes, with the program in them.
 func TestKrewManifest(t *testing.T) {
-	raw, err := os.ReadFile("../../.krew.yaml")
-	require.NoError(t, err)
-	// What krew-release-bot puts in the places of its template.
-	text := regexp.MustCompile(`(?m)^( *)\{\{ ?addURIAndSha "([^"]*)" \.TagName ?\}\}$`).ReplaceAllString(string(raw), "${1}uri: $2\n${1}sha256: 00")
+	text := addURIAndSha.ReplaceAllString(read(t, ".krew.yaml"), "${1}uri: $2\n${1}sha256: "+strings.Repeat("0", 64))
 	text = strings.ReplaceAll(text, "{{ .TagName }}", "v1.2.3")
-	var manifest struct {
-		APIVersion string `yaml:"apiVersion"`
-		Kind       string
-		Metadata   struct{ Name string }
-		Spec       struct {
-			Version, Homepage string
-			ShortDescription  string `yaml:"shortDescription"`
-			Description       string
-			Platforms         []struct {
-				Selector struct {
-					MatchLabels struct{ OS, Arch string } `yaml:"matchLabels"`
-				}
-				URI, Bin string
-			}
-		}
+	var p krewPlugin
+	require.NoError(t, yaml.UnmarshalStrict([]byte(text), &p))
+	if p.APIVersion != "krew.googlecontainertools.github.com/v1alpha2" || p.Kind != "Plugin" || p.Spec.Version != "v1.2.3" {
+		t.Errorf("it is %s %s of the version %s", p.APIVersion, p.Kind, p.Spec.Version)
 	}
-	require.NoError(t, yaml.Unmarshal([]byte(text), &manifest))
-	spec := manifest.Spec
-	if manifest.APIVersion != "krew.googlecontainertools.github.com/v1alpha2" || manifest.Kind != "Plugin" || manifest.Metadata.Name != "csi-node" ||
-		spec.Version != "v1.2.3" || spec.Homepage == "" || spec.ShortDescription == "" || len(spec.ShortDescription) > 50 || spec.Description == "" {
-		t.Errorf("%+v", manifest)
+	if p.Spec.Homepage == "" || p.Spec.Description == "" || p.Spec.ShortDescription == "" || len(p.Spec.ShortDescription) > 50 {
+		t.Error("a homepage, a description, or one of at most 50 letters is missing: krew's index refuses that")
 	}
-	makefile, err := os.ReadFile("../../Makefile")
-	require.NoError(t, err)
-	made := regexp.MustCompile(`(?m)^PLATFORMS \?= (.*)$`).FindSubmatch(makefile)
+
+	// kubectl finds the plugin csi-node as kubectl-csi_node.
+	bin := "kubectl-" + strings.ReplaceAll(p.Metadata.Name, "-", "_")
+	makefile := read(t, "Makefile")
+	if archive := "tar -czf bin/" + bin + "-$$p.tar.gz LICENSE -C bin/$$p " + bin + ";"; !strings.Contains(makefile, archive) {
+		t.Fatalf("make kubectl-plugin does not run %q", archive)
+	}
+	made := platforms.FindStringSubmatch(makefile)
+	if made == nil {
+		t.Fatal("the Makefile names no PLATFORMS")
+	}
 	var named []string
-	for _, p := range spec.Platforms {
-		named = append(named, p.Selector.MatchLabels.OS+"-"+p.Selector.MatchLabels.Arch)
-		if want := "kubectl-csi_node-" + named[len(named)-1] + ".tar.gz"; path.Base(p.URI) != want || !strings.Contains(p.URI, "/v1.2.3/") {
-			t.Errorf("%s is had from %s", want, p.URI)
+	for _, platform := range p.Spec.Platforms {
+		name := platform.Selector.MatchLabels["os"] + "-" + platform.Selector.MatchLabels["arch"]
+		named = append(named, name)
+		if want := p.Spec.Homepage + "/releases/download/v1.2.3/" + bin + "-" + name + ".tar.gz"; platform.URI != want {
+			t.Errorf("the archive for %s is %s, and not %s", name, platform.URI, want)
 		}
-		if p.Bin != "kubectl-csi_node" { // kubectl finds csi-node by that name
-			t.Errorf("the program is %s", p.Bin)
+		if platform.Bin != bin {
+			t.Errorf("the program for %s is %s, and not %s", name, platform.Bin, bin)
 		}
 	}
-	if made == nil || !slices.Equal(strings.Fields(string(made[1])), named) {
-		t.Errorf("archives are made for %q, and named for %q", made, named)
+	if want := strings.Fields(made[1]); !slices.Equal(named, want) {
+		t.Errorf("the platforms are %v, and make kubectl-plugin is for %v", named, want)
 	}
 }
