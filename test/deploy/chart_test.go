@@ -166,6 +166,16 @@ func TestSchema(t *testing.T) {
 		"metrics: {port: 99999}",
 		"metrics: {serviceMonitor: {enabled: true}}",
 		"registrar: {resource: {}}",
+		"lvm: {groups: vg0}",
+		"lvm: {groups: [--vg0]}",
+		"lvm: {groups: ['vg0,vg1']}",
+		"tracing: {endpoint: http://collector:4317}",
+		"tracing: {samplingRatePerMillion: 1000001}",
+		"livenessProbe: {httpGet: {port: http}}",
+		"livenessProbe: {timeoutSeconds: 2}", // nothing would be left for the answer
+		"readinessProbe: {timeoutSeconds: 1}",
+		"readinessProbe: {timeoutSeconds: null}",
+		"dnsPolicy: None", // that needs a dnsConfig
 		"registrar: {healthPort: 0}",
 		"tolerations: {operator: Exists}",
 		"updateStrategy: {rollingUpdate: {maxUnavailable: most}}",
@@ -224,6 +234,11 @@ storageClasses:
   - {name: fast, parameters: {provisioning: thin, overcommit: 1.5}, mountOptions: [noatime], allowVolumeExpansion: false, volumeBindingMode: Immediate,
      reclaimPolicy: Retain, labels: {a: b}, annotations: {c: d}, allowedTopologies: [{matchLabelExpressions: [{key: k, values: [v]}]}]}
 defaultStorageClass: fast
+lvm: {groups: [vg0, vg1]}
+tracing: {endpoint: "collector.example:4317", samplingRatePerMillion: 1000000}
+livenessProbe: {timeoutSeconds: 20, failureThreshold: 9}
+readinessProbe: {timeoutSeconds: 15, periodSeconds: 20}
+dnsPolicy: ClusterFirstWithHostNet
 extraArgs: [--v=5]
 extraEnv: [{name: GOGC, value: "50"}]
 extraVolumes: [{name: extra, emptyDir: {}}]
@@ -245,7 +260,7 @@ podAnnotations: {g: h}
 serviceAccount: {name: storage, annotations: {i: j}}
 metrics:
   port: 9000
-  podMonitor: {enabled: true, labels: {release: prometheus}, interval: 30s, scrapeTimeout: 10s, relabelings: [{targetLabel: cluster, replacement: c}], metricRelabelings: [{action: drop, sourceLabels: [__name__], regex: go_.*}]}
+  podMonitor: {enabled: true, namespace: monitors, labels: {release: prometheus}, interval: 30s, scrapeTimeout: 10s, relabelings: [{targetLabel: cluster, replacement: c}], metricRelabelings: [{action: drop, sourceLabels: [__name__], regex: go_.*}]}
   prometheusRule: {enabled: true, labels: {release: prometheus}}
   dashboard: {enabled: true, annotations: {k: l}, namespace: grafana}
 networkPolicy: {enabled: true, from: [{podSelector: {}}], egress: [{ports: [{port: 443}]}]}
@@ -265,10 +280,14 @@ func TestValues(t *testing.T) {
 			"--heal=false", "--v=4", "--logging-format=json", "--v=5", "--pool-reserve=1%", "--inline-max-size=0", "--http-endpoint=:9000", "CSI_NODE_STATE_DIR, value: /run/fast.example",
 			"provisioner: fast.example", `overcommit: "1.5"`, "allowVolumeExpansion: false", "volumeBindingMode: Immediate", `is-default-class: "true"`, "noatime",
 			"name: first", "name: more", "disk: fast", "maxUnavailable: 3", "minReadySeconds: 5", "terminationGracePeriodSeconds: 60", "revisionHistoryLimit: 0", "hostNetwork: true",
+			"--lvm-groups=vg0,vg1\n", "mountPath: /run/lock/lvm", "mountPath: /lib/modules, readOnly: true", "path: /run/lock/lvm, type: DirectoryOrCreate", "path: /lib/modules, type: Directory",
+			"--tracing-endpoint=collector.example:4317\n", "--tracing-sampling-rate-per-million=1000000\n", "dnsPolicy: ClusterFirstWithHostNet",
+			"probe, live, --timeout=18s]", "failureThreshold: 9", "timeoutSeconds: 20", "probe, ready, --timeout=14s]", "periodSeconds: 20",
+			"namespace: monitors", "namespaceSelector: {matchNames: [csi-node]}",
 			"e: f", "g: h", "name: storage, namespace: csi-node", "interval: 30s", "release: prometheus", "grafana_dashboard: \"1\"", "namespace: grafana", "policyTypes: [Ingress, Egress]", "path: /data/kubelet, type: Directory"},
 			[]string{"node-driver-registrar:v", "prometheus.io/scrape", "csi-node.local\n", "/var/lib/kubelet", "tolerations", "priorityClassName"}},
 		{"affinity: null\nupdateStrategy: {type: OnDelete, rollingUpdate: null}", []string{"type: OnDelete"}, []string{"affinity", "rollingUpdate"}},
-		{"metrics: {port: 0}\nnetworkPolicy: {enabled: true}", []string{"policyTypes: [Ingress]\n"}, []string{"--http-endpoint=:9810", "prometheus.io", "name: http"}},
+		{"metrics: {port: 0}\nnetworkPolicy: {enabled: true}", []string{"policyTypes: [Ingress]\n"}, []string{"--http-endpoint=:9810", "prometheus.io", "name: http", "--tracing", "--lvm-groups", "lvm-locks", "dnsPolicy"}},
 		{"csiDriver: {create: false}\nstorageClasses: []\nrbac: {create: false}\nserviceAccount: {create: false, name: given}",
 			[]string{"serviceAccountName: given"}, []string{"kind: CSIDriver", "kind: StorageClass", "kind: ClusterRole", "kind: ServiceAccount\nmetadata"}},
 	} {
