@@ -65,7 +65,7 @@ test: lint ## what to run before a commit: every test, the random ones for a sho
 
 test-all: ## the whole: race detector, every state, random histories, crashes, the chart, the page (root, within 15 minutes on 2 cores)
 	@hack/install-deps --try race
-	cd test/deploy && $(GO) vet ./... && $(GO) test -count 1 ./... # Helm and Prometheus take minutes to build
+	cd test/deploy && $(GO) vet ./... && $(GO) run $(STATICCHECK) ./... && $(GO) test -count 1 ./... # Helm and Prometheus take minutes to build
 	@hack/install-deps --try browser
 	cd test/ui && $(GO) vet ./... && $(GO) test -count 1 ./... # the page, in Chromium
 	CGO_ENABLED=1 $(SUITE) -race -skip '^($(WALK)|$(ALONE))$$' $(TESTS) \
@@ -110,6 +110,8 @@ lint: ## formatting, vet, staticcheck, go.mod, shell scripts, known vulnerabilit
 	$(GO) vet -tags vm ./test/vm/... ./test/node ./pkg/devices/...
 	$(GO) run $(STATICCHECK) ./...
 	$(GO) run $(STATICCHECK) -tags vm ./test/vm/... ./test/node ./pkg/devices/...
+	cd test/e2e && $(GO) run $(STATICCHECK) ./...
+	cd test/ui && $(GO) run $(STATICCHECK) ./...
 	$(GO) mod tidy -diff
 	cd test/e2e && $(GO) mod tidy -diff
 	cd test/deploy && $(GO) mod tidy -diff

@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/prometheus/prometheus/model/labels"
+	"github.com/prometheus/common/model"
 	"github.com/prometheus/prometheus/promql"
 	"github.com/prometheus/prometheus/promql/parser"
 )
@@ -228,7 +228,7 @@ func metrics(t *testing.T, query string) (names []string) {
 	parser.Inspect(expr, func(node parser.Node, _ []parser.Node) error {
 		if selector, is := node.(*parser.VectorSelector); is {
 			for _, m := range selector.LabelMatchers {
-				if m.Name == labels.MetricName {
+				if m.Name == model.MetricNameLabel {
 					names = append(names, m.Value)
 				}
 			}
