@@ -1,10 +1,12 @@
 package docs
 
 import (
+	"fmt"
 	"go/ast"
 	"go/parser"
 	"go/token"
 	"io/fs"
+	"maps"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -125,6 +127,27 @@ func says(text string, parts []string) bool {
 	return true
 }
 
+// events returns the events that troubleshoot.md shows, each in one line.
+func events(t *testing.T) (all []string) {
+	t.Helper()
+	for _, b := range pageNamed(t, "docs/troubleshoot.md").blocks {
+		if b.language == "text" {
+			all = append(all, strings.Join(strings.Fields(b.text), " "))
+		}
+	}
+	if len(all) < 7 {
+		t.Fatalf("troubleshoot.md shows only the events %q", all)
+	}
+	return all
+}
+
+var volumeNamed = regexp.MustCompile(`(desc = volume |/volumes/|clear-device )[a-z]+`)
+
+// asInstalled returns an error of a plugin in a test as one that runs in a cluster says it, of the volume pvc-4f0c.
+func asInstalled(p *harness.Plugin, text string) string {
+	return volumeNamed.ReplaceAllString(strings.ReplaceAll(text, p.PoolDir, "/var/lib/csi-node/pool"), "${1}pvc-4f0c")
+}
+
 // TestErrorsThatUsersMeet makes mistakes that users make, and finds what the plugin answers among the headings of
 // troubleshoot.md.
 func TestErrorsThatUsersMeet(t *testing.T) {
@@ -151,6 +174,7 @@ func TestErrorsThatUsersMeet(t *testing.T) {
 	raw.Capability = ext4
 	require.NoError(t, v.Stage(t.Context()))
 
+	answers := map[string]bool{}
 	for what, test := range map[string]struct {
 		heading string
 		err     error
@@ -181,12 +205,18 @@ func TestErrorsThatUsersMeet(t *testing.T) {
 			return other.Stage(t.Context())
 		}()},
 	} {
+		answers[asInstalled(p, fmt.Sprint(test.err))] = true
 		parts, is := explained[test.heading]
 		switch message := status.Convert(test.err).Message(); {
 		case !is:
 			t.Errorf("%s: troubleshoot.md has no heading %q", what, test.heading)
 		case test.err == nil || !says(message, parts):
 			t.Errorf("%s: the plugin answers %v, and not %q", what, test.err, test.heading)
+		}
+	}
+	for _, event := range events(t) {
+		if _, answer, found := strings.Cut(event, ": rpc error: "); !found || !answers["rpc error: "+answer] {
+			t.Errorf("troubleshoot.md has the event\n%s\nand the plugin answers\n%s", event, strings.Join(slices.Sorted(maps.Keys(answers)), "\n"))
 		}
 	}
 	require.NoError(t, v.Unstage(t.Context()))
