@@ -135,17 +135,22 @@ func events(t *testing.T) (all []string) {
 			all = append(all, strings.Join(strings.Fields(b.text), " "))
 		}
 	}
-	if len(all) < 7 {
+	if len(all) < 8 {
 		t.Fatalf("troubleshoot.md shows only the events %q", all)
 	}
 	return all
 }
 
-var volumeNamed = regexp.MustCompile(`(desc = volume |/volumes/|clear-device )[a-z]+`)
+var (
+	volumeNamed = regexp.MustCompile(`(desc = volume |/volumes/|clear-device )[a-z]+`)
+	poolSize    = regexp.MustCompile(`(/pool) \([0-9.]+[KMGTP]i\)`)
+)
 
-// asInstalled returns an error of a plugin in a test as one that runs in a cluster says it, of the volume pvc-4f0c.
+// asInstalled returns an error of a plugin in a test as one that runs in a cluster says it, of the volume pvc-4f0c, with a
+// pool of 100 GiB.
 func asInstalled(p *harness.Plugin, text string) string {
-	return volumeNamed.ReplaceAllString(strings.ReplaceAll(text, p.PoolDir, "/var/lib/csi-node/pool"), "${1}pvc-4f0c")
+	text = strings.ReplaceAll(text, p.PoolDir, "/var/lib/csi-node/pool")
+	return poolSize.ReplaceAllString(volumeNamed.ReplaceAllString(text, "${1}pvc-4f0c"), "$1 (100.0Gi)")
 }
 
 // TestErrorsThatUsersMeet makes mistakes that users make, and finds what the plugin answers among the headings of
