@@ -67,7 +67,7 @@ test-all: ## the whole: race detector, every state, random histories, crashes, t
 	@hack/install-deps --try race
 	cd test/deploy && $(GO) vet ./... && $(GO) run $(STATICCHECK) ./... && $(GO) test -count 1 ./... # Helm and Prometheus take minutes to build
 	@hack/install-deps --try browser
-	cd test/ui && $(GO) vet ./... && $(GO) test -count 1 ./... # the page, in Chromium
+	cd test/ui && $(GO) vet ./... && $(GO) run $(STATICCHECK) ./... && $(GO) test -count 1 ./... # the page, in Chromium
 	CGO_ENABLED=1 $(SUITE) -race -skip '^($(WALK)|$(ALONE))$$' $(TESTS) \
 		+ -run '^$(WALK)$$' ./pkg/reconciler -histories.count 5000 \
 		+ -race -p 1 -run '^$(ALONE)$$' ./pkg/devices/pool ./test/node \
@@ -111,7 +111,6 @@ lint: ## formatting, vet, staticcheck, go.mod, shell scripts, known vulnerabilit
 	$(GO) run $(STATICCHECK) ./...
 	$(GO) run $(STATICCHECK) -tags vm ./test/vm/... ./test/node ./pkg/devices/...
 	cd test/e2e && $(GO) run $(STATICCHECK) ./...
-	cd test/ui && $(GO) run $(STATICCHECK) ./...
 	$(GO) mod tidy -diff
 	cd test/e2e && $(GO) mod tidy -diff
 	cd test/deploy && $(GO) mod tidy -diff
