@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -234,8 +235,9 @@ func (w *Watcher) Close() error {
 	return errors.Join(w.source.close(), w.attributes.close())
 }
 
-// listenPause is how long listen waits after a wake-up: what changes meanwhile
-// wakes it then.
+// listenPause is how long listen waits after a wake-up, at the least: what changes
+// meanwhile wakes it then. Where there are many mounts it waits longer, so that they
+// cost no more than a hundredth of a processor.
 const listenPause = time.Second
 
 // listen asks for the attributes of the mounts whenever something has changed.
@@ -247,8 +249,9 @@ func (w *Watcher) listen(ctx context.Context, changed func(string)) {
 			}
 			return
 		}
+		began := time.Now()
 		w.compare(changed)
-		pause := time.NewTimer(listenPause)
+		pause := time.NewTimer(max(listenPause, 100*time.Since(began)))
 		select {
 		case <-pause.C:
 		case <-ctx.Done():
@@ -258,13 +261,37 @@ func (w *Watcher) listen(ctx context.Context, changed func(string)) {
 	}
 }
 
+// comparedAtOnce is how many mounts are asked while a mount or an unmount that comes
+// meanwhile has to wait.
+const comparedAtOnce = 64
+
 // compare asks each mount below the root for its attributes.
 func (w *Watcher) compare(changed func(string)) {
+	for ids := range slices.Chunk(w.belowRoot(), comparedAtOnce) {
+		w.compareSome(ids, changed)
+	}
+}
+
+// belowRoot returns the ids of the mounts below the root.
+func (w *Watcher) belowRoot() []uint64 {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	root := strings.TrimSuffix(w.h.real, "/") + "/"
-	for id, before := range w.mounts {
-		if !strings.HasPrefix(before.point, root) {
+	ids := make([]uint64, 0, len(w.mounts))
+	for id, m := range w.mounts {
+		if strings.HasPrefix(m.point, root) {
+			ids = append(ids, id)
+		}
+	}
+	return ids
+}
+
+func (w *Watcher) compareSome(ids []uint64, changed func(string)) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, id := range ids {
+		before, found := w.mounts[id]
+		if !found {
 			continue
 		}
 		now, err := statmount(id)
