@@ -3,7 +3,6 @@ package reconciler
 import (
 	"context"
 	"slices"
-	"strings"
 	"time"
 
 	"k8s.io/klog/v2"
@@ -14,12 +13,8 @@ import (
 // Changed tells that somebody else mounted or unmounted something at a path.
 // Volumes with a stage or a target at or below that path are observed.
 func (r *Reconciler) Changed(path string) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	for id, v := range r.volumes {
-		if v.hasPathAt(path) {
-			r.queue.Add(id)
-		}
+	for _, id := range r.store.VolumesAt(path) {
+		r.queue.Add(id)
 	}
 }
 
@@ -80,21 +75,6 @@ func (r *Reconciler) index(id string, v *volume) {
 	for _, t := range v.want.Targets {
 		add(t.Device)
 	}
-}
-
-// hasPathAt reports whether the stage or a target of the volume is at or below path.
-func (v *volume) hasPathAt(path string) bool {
-	below := strings.TrimSuffix(path, "/") + "/"
-	at := func(own string) bool { return own == path || strings.HasPrefix(own, below) }
-	if v.want.Stage != nil && at(v.want.Stage.Path) {
-		return true
-	}
-	for own := range v.want.Targets {
-		if at(own) {
-			return true
-		}
-	}
-	return false
 }
 
 // repair counts the losses of one part. A part is lost when it was seen to hold and

@@ -1329,6 +1329,20 @@ func (s *fakeStore) List() []*state.Volume {
 	return all
 }
 
+func (s *fakeStore) VolumesAt(path string) []string {
+	var ids []string
+	for _, v := range s.List() {
+		paths := v.TargetPaths()
+		if v.Stage != nil {
+			paths = append(paths, v.Stage.Path)
+		}
+		if slices.ContainsFunc(paths, func(own string) bool { return own == path || state.Within(own, strings.TrimSuffix(path, "/")) }) {
+			ids = append(ids, v.ID)
+		}
+	}
+	return ids
+}
+
 func (s *fakeStore) Edit(id string, edit func(*state.Volume) error) (*state.Volume, error) {
 	if s.edits != nil {
 		s.edits(id)

@@ -21,6 +21,7 @@ type Store interface {
 	Get(id string) *state.Volume
 	Edit(id string, edit func(*state.Volume) error) (*state.Volume, error)
 	List() []*state.Volume
+	VolumesAt(path string) []string
 }
 
 // Devices attaches volumes, each by its backend; a *devices.Set is one.

@@ -100,13 +100,20 @@ func (p *places) check(before, after *state.Volume) error {
 }
 
 // near returns the occupants at a path, above and below it.
-func (p *places) near(path string) (all []occupant) {
-	for _, dir := range append(above(path), path) {
+func (p *places) near(path string) []occupant {
+	all := p.within(path)
+	for _, dir := range above(path) {
 		all = append(all, p.at[dir]...)
 	}
-	if p.below[path] > 0 {
+	return all
+}
+
+// within returns the occupants at a path and below it.
+func (p *places) within(path string) []occupant {
+	all, dir := slices.Clone(p.at[path]), strings.TrimSuffix(path, "/")
+	if p.below[dir] > 0 || dir == "" {
 		for other, occupants := range p.at {
-			if state.Within(other, path) {
+			if state.Within(other, dir) {
 				all = append(all, occupants...)
 			}
 		}

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"math/rand/v2"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -104,6 +105,17 @@ func TestIndexesAgreeWithAWalk(t *testing.T) {
 			}
 			if got := s.VolumeOfDevice(number); len(shown) == 0 && got != "" || len(shown) > 0 && !slices.Contains(shown, got) {
 				t.Fatalf("%q is shown as %s, a walk over all says %q", got, number, shown)
+			}
+		}
+		for _, path := range []string{where, filepath.Dir(where), "/"} {
+			var there []string
+			for id, v := range s.records() {
+				if slices.ContainsFunc(occupants(v), func(o occupant) bool { return strings.HasPrefix(o.path+"/", strings.TrimSuffix(path, "/")+"/") }) {
+					there = append(there, id)
+				}
+			}
+			if got := s.VolumesAt(path); !slices.Equal(slices.Sorted(slices.Values(got)), slices.Sorted(slices.Values(there))) {
+				t.Fatalf("at %s are %q, a walk over all says %q", path, got, there)
 			}
 		}
 		if n%1000 == 0 {

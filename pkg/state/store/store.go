@@ -327,6 +327,21 @@ func (s *Store) VolumeOfDevice(number state.DeviceNumber) string {
 	return ""
 }
 
+// VolumesAt returns the ids of the volumes that have a stage or a target at a path or
+// below it, be it on its way out. Where there is none below, its cost does not depend
+// on the number of volumes.
+func (s *Store) VolumesAt(path string) []string {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	var ids []string
+	for _, o := range s.places.within(path) {
+		if !slices.Contains(ids, o.volume) {
+			ids = append(ids, o.volume)
+		}
+	}
+	return ids
+}
+
 // TakenFrom returns the id of the process that Open took the store over from;
 // 0 when there was none.
 func (s *Store) TakenFrom() int { return int(s.takenFrom.Load()) }
