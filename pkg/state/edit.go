@@ -624,4 +624,14 @@ func (v *Volume) standing() []string {
 }
 
 // TargetPaths returns the paths of all targets, tombstones too, in order.
-func (v *Volume) TargetPaths() []string { return slices.Sorted(maps.Keys(v.Targets)) }
+func (v *Volume) TargetPaths() []string {
+	if len(v.Targets) == 0 {
+		return nil
+	}
+	paths := make([]string, 0, len(v.Targets))
+	for path := range v.Targets {
+		paths = append(paths, path)
+	}
+	slices.Sort(paths)
+	return paths
+}

@@ -66,7 +66,7 @@ func (v *Volume) Latest(p Part) *Intent {
 // Parts returns the parts that the record has an intent for, targets in the
 // order of their paths, then the stage, then the size.
 func (v *Volume) Parts() []Part {
-	var parts []Part
+	parts := make([]Part, 0, len(v.Targets)+2)
 	for _, path := range v.TargetPaths() {
 		parts = append(parts, TargetPart(path))
 	}

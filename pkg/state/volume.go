@@ -353,11 +353,23 @@ func (v *Volume) Clone() *Volume {
 // never stored.
 func (v *Volume) Stored() *Volume {
 	c := v.Clone()
-	for _, part := range c.Parts() {
-		c.Intent(part).Asked = false
-		c.Latest(part).Asked = false
-	}
+	c.ForgetAsked()
 	return c
+}
+
+// ForgetAsked takes away the marks that are never stored.
+func (v *Volume) ForgetAsked() {
+	for s := v.Stage; s != nil; s = s.Next {
+		s.Asked = false
+	}
+	for _, t := range v.Targets {
+		for ; t != nil; t = t.Next {
+			t.Asked = false
+		}
+	}
+	if v.Size != nil {
+		v.Size.Asked = false
+	}
 }
 
 func (s *Stage) clone() *Stage {

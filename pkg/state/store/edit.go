@@ -66,25 +66,26 @@ func (s *Store) Edit(id string, edit func(*state.Volume) error) (*state.Volume, 
 	if err := edit(after); err != nil {
 		return nil, err
 	}
-	after = after.Stored()
+	after.ForgetAsked()
 	after.ID, after.Revision = id, current.Revision
 	if after.Empty() {
-		after.Size = nil
+		after.Size, after.Targets = nil, map[string]*state.Target{}
 	}
 	if reflect.DeepEqual(after, current) {
 		return after, nil
 	}
 	after.Revision = revision
-	if err := s.claim(current, after); err != nil {
+	record := after.Clone() // the caller may have kept parts of after
+	if err := s.claim(current, record); err != nil {
 		return nil, err
 	}
-	if err := s.commit(current, after); err != nil {
+	if err := s.commit(current, record); err != nil {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		s.places.remove(difference(after, current))
+		s.places.remove(difference(record, current))
 		return nil, err
 	}
-	return after.Stored(), nil
+	return after, nil
 }
 
 // claim takes the places that an edit asks for.
