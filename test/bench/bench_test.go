@@ -4,8 +4,8 @@
 //	make bench
 //
 // Begin with TestPerformance. The other drivers are in peer_test.go, what is called and
-// timed in load_test.go, for what the time is needed in profile_test.go, the crowded nodes in
-// crowd_test.go, the report in report_test.go.
+// timed in load_test.go, for what the time is needed in profile_test.go (system calls) and
+// cpu_test.go, the crowded nodes in crowd_test.go, the report in report_test.go.
 package bench
 
 import (
@@ -90,6 +90,7 @@ func TestPerformance(t *testing.T) {
 		{"whole lives, by many callers", measureCycles},
 		{"programs that are started", countPrograms},
 		{"what a cycle asks of processor and kernel", profileCycles},
+		{"for what the plugin needs the processor", profileProcessor},
 		{"nodes with much else on them", measureCrowds},
 		{"volumes held", measureHeld},
 	} {

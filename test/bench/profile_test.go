@@ -18,8 +18,8 @@ import (
 	"github.com/csi-node/csi-node/test/require"
 )
 
-// profile is what a cycle of a formatted volume asks of processor and kernel.
-type profile struct {
+// kernelProfile is what a cycle of a formatted volume asks of processor and kernel.
+type kernelProfile struct {
 	name         string
 	user, system time.Duration
 	calls        map[string]float64 // system calls, by name
@@ -41,7 +41,7 @@ func profileCycles(t *testing.T, r *report) {
 		before := n.ticks()
 		cycles()
 		after := n.ticks()
-		p := profile{name: name, calls: strace(t, n.PID(), cycles)}
+		p := kernelProfile{name: name, calls: strace(t, n.PID(), cycles)}
 		p.user, p.system = (after[0]-before[0])/time.Duration(r.profiled), (after[1]-before[1])/time.Duration(r.profiled)
 		for call := range p.calls {
 			p.calls[call] /= float64(r.profiled)

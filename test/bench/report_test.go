@@ -20,13 +20,15 @@ import (
 // report is all that was measured.
 type report struct {
 	scale
-	machine   string
-	calls     rounds
-	busy      busyRounds
-	programs  []programs
-	profiles  []profile
-	crowd     crowdRounds
-	heldCosts []held
+	machine    string
+	calls      rounds
+	busy       busyRounds
+	programs   []programs
+	profiles   []kernelProfile
+	purposes   map[string]time.Duration // of the plugin's processor time in a cycle
+	purposesOf int                      // by so many callers
+	crowd      crowdRounds
+	heldCosts  []held
 }
 
 // rounds are the times of calls, by driver; a round each.
@@ -338,6 +340,9 @@ life from create to delete, mkfs included.
 System calls of the driver and of the programs that it starts, those of threads that wait for work included.
 
 {{.Profile}}
+A profile of csi-node's own processor time, in cycles of formatted volumes by {{.PurposesOf}} callers:
+
+{{.Purposes}}
 ## A crowded node
 
 p50 of a call with so many other mounts, or other loop devices, over p50 without them.
@@ -352,6 +357,9 @@ Each is staged and published. The calls are those for one more volume, by one ca
 
 // Machine and Rounds are for the page.
 func (r *report) Machine() string { return r.machine }
+
+// PurposesOf is by how many callers the profile was made.
+func (r *report) PurposesOf() int { return r.purposesOf }
 
 // Rounds is how often each was measured.
 func (r *report) Rounds() int { return r.rounds }
