@@ -3,7 +3,6 @@ package blockdev
 import (
 	"context"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 
@@ -52,13 +51,9 @@ func (i Info) Users(ctx context.Context) string {
 
 // Loops returns the nodes of the loop devices that show a device, which do not claim it.
 func (i Info) Loops() (paths []string) {
-	backings, err := filepath.Glob("/sys/block/loop*/loop/backing_file") // there while it has one
-	if err != nil {
-		return nil // the pattern is right
-	}
-	for _, path := range backings {
-		if backing, err := os.ReadFile(path); err == nil && strings.TrimSpace(string(backing)) == i.Path {
-			paths = append(paths, "/dev/"+filepath.Base(filepath.Dir(filepath.Dir(path))))
+	for name, backing := range devnode.Loops() {
+		if backing == i.Path {
+			paths = append(paths, "/dev/"+name)
 		}
 	}
 	return paths

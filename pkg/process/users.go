@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 	"k8s.io/mount-utils"
 
+	"github.com/csi-node/csi-node/pkg/internal/devnode"
 	"github.com/csi-node/csi-node/pkg/internal/hang"
 	"github.com/csi-node/csi-node/pkg/state"
 )
@@ -249,20 +250,10 @@ func (f files) mappedIn(proc string) bool {
 	return false
 }
 
-// loopsOver yields the loop devices whose backing is one of the files. It opens none of them: that would keep one which is being detached.
+// loopsOver yields the loop devices whose backing is one of the files.
 func loopsOver(f files) iter.Seq[string] {
 	return func(yield func(string) bool) {
-		backings, err := filepath.Glob("/sys/block/loop*/loop/backing_file")
-		if err != nil {
-			return // only a malformed pattern has an error
-		}
-		for _, file := range backings {
-			backing, err := os.ReadFile(file)
-			if err != nil {
-				continue // it was detached just now
-			}
-			path := strings.TrimSuffix(string(backing), "\n")
-			name := filepath.Base(filepath.Dir(filepath.Dir(file)))
+		for name, path := range devnode.Loops() {
 			if f.mayHave(path) && f.match(path) && !yield(fmt.Sprintf("the loop device /dev/%s over %s", name, path)) {
 				return
 			}
