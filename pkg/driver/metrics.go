@@ -61,6 +61,9 @@ func newMetrics(version string) *metrics {
 		Name: "csi_node_build_info", Help: "Always 1; the version is in the label.", ConstLabels: prometheus.Labels{"version": version},
 	})
 	build.Set(1)
+	for _, kind := range []state.PartKind{state.StageKind, state.TargetKind} {
+		m.repairs.WithLabelValues(string(kind)) // from 0 on: of a counter that appears Prometheus sees no increase
+	}
 	m.registry.MustRegister(m.calls, m.steps, m.backOffs, m.repairs, m.retired, m.orphans, build,
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return m

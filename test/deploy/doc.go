@@ -1,4 +1,5 @@
 // Package deploy holds deploy/ to what it promises: the Helm chart makes the objects that kustomize makes, every
-// manifest is one that Kubernetes knows, no container may more than it needs, and dashboard and alerts ask for metrics
-// that the plugin has. None of it needs a cluster, or root.
+// manifest is one that Kubernetes knows, and no container may more than it needs. The causes of the alerts are made for
+// plugins on the real kernel, whose scrapes Prometheus' own engine evaluates: for these it needs root, and lvm. None of it
+// needs a cluster.
 package deploy

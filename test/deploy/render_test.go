@@ -18,13 +18,15 @@ import (
 	"sigs.k8s.io/kustomize/api/krusty"
 	"sigs.k8s.io/kustomize/kyaml/filesys"
 	"sigs.k8s.io/yaml"
+
+	"github.com/csi-node/csi-node/test/harness"
 )
 
 const root = "../../deploy"
 
 func TestMain(m *testing.M) {
 	log.SetOutput(io.Discard) // Helm names each symbolic link that it follows
-	os.Exit(m.Run())
+	harness.Main(m)
 }
 
 // object is a manifest as it is read from YAML.
