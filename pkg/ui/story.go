@@ -112,7 +112,8 @@ func (s stories) tell(n report.NodeOf, v report.Status, refusal report.Refusal) 
 	}
 	for _, p := range v.Parts {
 		if !p.Since.IsZero() {
-			all = append(all, moment{p.Since, fmt.Sprintf("Asked of %s: %s", nameOf(p), p.Asked), ""})
+			asked := strings.ReplaceAll(p.Asked, " at "+p.Path, "") // which is told of the part
+			all = append(all, moment{p.Since, fmt.Sprintf("Asked of %s: %s", nameOf(p), asked), ""})
 		}
 		if !p.Lost.IsZero() {
 			all = append(all, moment{p.Lost, nameOf(p) + " was lost, not by the plugin's doing", ""})

@@ -21,7 +21,7 @@ func TestStory(t *testing.T) {
 	begin := time.Date(2026, 1, 1, 12, 0, 0, 0, time.UTC)
 	at := func(minutes int) time.Time { return begin.Add(time.Duration(minutes) * time.Minute) }
 	stage := func(is report.Condition, err string) report.PartStatus {
-		return report.PartStatus{Part: "stage", Asked: "staged at /x", Is: is, Error: err, Since: at(0)}
+		return report.PartStatus{Part: "stage", Path: "/x", Asked: "staged at /x as ext4", Is: is, Error: err, Since: at(0)}
 	}
 	target := report.PartStatus{Part: "target /y", Pod: "default/writer", Asked: "published", Is: report.Waiting, Since: at(1)}
 	on := func(parts ...report.PartStatus) []report.NodeOf {
@@ -39,17 +39,17 @@ func TestStory(t *testing.T) {
 	}
 	now := on(stage(report.UnderWay, ""))
 	s.note(now, at(2))
-	must(tell(now), "Asked of stage: staged at /x")
+	must(tell(now), "Asked of stage: staged as ext4")
 
 	now = on(stage(report.UnderWay, ""))
 	now[0].Volumes[0].Step = &report.StepStatus{Step: "Format", Age: time.Minute}
 	s.note(now, at(3)) // the same, and a step
 	s.note(now, at(4))
-	must(tell(now), "Format began", "Asked of stage: staged at /x")
+	must(tell(now), "Format began", "Asked of stage: staged as ext4")
 
 	now = on(stage(report.Failing, "volume v:  no\nroom"), target)
 	s.note(now, at(5))
-	must(tell(now), "stage is failing: no room", "default/writer is waiting", "Format began", "Asked of default/writer: published", "Asked of stage: staged at /x")
+	must(tell(now), "stage is failing: no room", "default/writer is waiting", "Format began", "Asked of default/writer: published", "Asked of stage: staged as ext4")
 
 	// A node that does not answer tells nothing, not even that its volumes are gone.
 	s.note([]report.NodeOf{{Name: "n", Error: "away"}}, at(6))

@@ -10,6 +10,7 @@ import (
 	"image/draw"
 	"image/png"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -20,7 +21,10 @@ import (
 	"github.com/csi-node/csi-node/pkg/report"
 )
 
-var update = flag.Bool("update", false, "draw docs/ui.png anew")
+var (
+	update = flag.Bool("update", false, "draw docs/ui.png anew")
+	shots  = flag.String("shots", "", "write pictures of the page, into this directory")
+)
 
 const (
 	// shown is true once all rows of the shop are there.
@@ -174,7 +178,7 @@ func TestKeyboard(t *testing.T) {
 		}
 		p.until(`(() => { const r = document.activeElement.getBoundingClientRect(); return r.width > 0 && r.left >= 0 && r.top >= 0 && r.bottom <= innerHeight + 1; })()`)
 	}
-	want := []string{"Skip to the volumes", "Nodes · 3", "More", "More", "More", "8 all", "1 failing", "1 refused", "1 under way", "5 settled", "find", "group"}
+	want := []string{"Skip to the volumes", "Nodes · 3 1 in trouble, 1 nearly full", "More", "More", "More", "8 all", "1 failing", "1 refused", "1 under way", "5 settled", "find", "group"}
 	if got := walk[:min(len(want), len(walk))]; !slices.Equal(got, want) || len(walk) != len(want)+8 {
 		t.Errorf("the keyboard walks %q", walk)
 	}
@@ -229,13 +233,50 @@ const contrast = `(() => {
 	return {seen, bad};
 })()`
 
+// looks are how people look at the page.
+var looks = []look{
+	desk, {width: 1280, height: 900, dark: true},
+	{width: 390, height: 844, phone: true}, {width: 390, height: 844, phone: true, dark: true}, {width: 320, height: 640, phone: true},
+}
+
+// TestPictures: the page as it is opened on each screen, and with its first volume open, can be drawn: with -shots, for
+// whoever wants to look at them.
+func TestPictures(t *testing.T) {
+	for _, l := range looks {
+		p := open(t, shop(), l)
+		p.until(shown)
+		for _, what := range []string{"closed", "open"} {
+			if what == "open" {
+				eval[any](p, `document.querySelector(".row details").open = true`)
+				p.until(`document.querySelector(".sections")`)
+			}
+			raw, err := chromedp.Run(p.context, chromedp.FullScreenshot(100))
+			must(t, err)
+			drawn, err := png.DecodeConfig(bytes.NewReader(raw))
+			if err != nil || int64(drawn.Width) != l.width || int64(drawn.Height) < l.height {
+				t.Errorf("%+v, %s: the picture is %d by %d: %v", l, what, drawn.Width, drawn.Height, err)
+			}
+			if *shots != "" {
+				must(t, os.WriteFile(filepath.Join(*shots, fmt.Sprintf("%d-dark-%t-%s.png", l.width, l.dark, what)), raw, 0o644))
+			}
+		}
+	}
+}
+
+// placeholder is by how much the hint in the field is longer than that.
+const placeholder = `(() => {
+	const field = document.getElementById("find"), style = getComputedStyle(field), canvas = document.createElement("canvas").getContext("2d");
+	canvas.font = style.font;
+	return canvas.measureText(field.placeholder).width - (field.clientWidth - parseFloat(style.paddingLeft) - parseFloat(style.paddingRight));
+})()`
+
 func TestPhoneAndDark(t *testing.T) {
 	p := open(t, shop(), desk)
 	p.until(shown)
 	eval[any](p, openAll)
 	p.until(explained)
 	grounds := map[string]bool{}
-	for _, l := range []look{desk, {width: 1280, height: 900, dark: true}, {width: 360, height: 740, phone: true}, {width: 360, height: 740, phone: true, dark: true}, {width: 320, height: 640, phone: true}} {
+	for _, l := range looks {
 		p.look(l)
 		p.until(fmt.Sprintf(`innerWidth === %d`, l.width))
 		name := fmt.Sprintf("%d wide, dark: %t", l.width, l.dark)
@@ -246,6 +287,9 @@ func TestPhoneAndDark(t *testing.T) {
 		cut := eval[[]string](p, `[...document.querySelectorAll("body *")].filter((e) => !e.matches(".skip") && e.getBoundingClientRect().right > innerWidth + 0.5).map((e) => e.tagName + " " + e.className + ": " + e.textContent.slice(0, 60))`)
 		if len(cut) > 0 {
 			t.Errorf("%s: cut off are %q", name, cut)
+		}
+		if hint := eval[float64](p, placeholder); hint > 0 {
+			t.Errorf("%s: the hint of what can be found is %.0f pixels too long", name, hint)
 		}
 		read := eval[struct {
 			Seen int
@@ -276,7 +320,7 @@ func TestPicture(t *testing.T) {
 	const name = "../../docs/ui.png"
 	if *update {
 		s := shop()
-		p := open(t, s, look{width: pictureWidth, height: 1370})
+		p := open(t, s, look{width: pictureWidth, height: 1350})
 		p.until(shown)
 		problem := s.nodes[0].Volumes[1].Parts[0]
 		s.change(func(s *scene) {

@@ -62,6 +62,13 @@ function time(text) {
 	return make("time", { datetime: text, title: new Date(at).toLocaleString() }, relative(at));
 }
 
+// moment returns an element that tells when something was: how long ago, and by the clock.
+function moment(text) {
+	const at = new Date(text), today = at.toDateString() === new Date().toDateString();
+	const clock = at.toLocaleString([], { ...(today ? {} : { day: "numeric", month: "short" }), hour: "2-digit", minute: "2-digit" });
+	return make("p", { class: "moment" }, time(text), ` · ${clock}`);
+}
+
 function tick() {
 	for (const each of document.getElementsByTagName("time")) say(each, relative(Date.parse(each.dateTime)));
 	say(byId("live-age"), view && view.at ? `· read ${relative(Date.parse(view.at))}` : "");
@@ -151,11 +158,21 @@ function counted(volumes) {
 	return words.join(", ");
 }
 
+// fullness is how full a place is, in a word for which the page has a colour.
+const fullness = (fill) => (fill.used >= 0.9 ? "full" : fill.used >= 0.75 ? "high" : "");
+
+// troubleOf says what is wrong with nodes, for when they are not shown.
+function troubleOf(nodes) {
+	const away = nodes.filter((node) => node.error || node.wrong).length;
+	const full = nodes.filter((node) => (node.fills || []).some((fill) => fullness(fill) === "full")).length;
+	return [away && `${away} in trouble`, full && `${full} nearly full`].filter(Boolean).join(", ");
+}
+
 function filled(fill) {
 	const used = Math.round(100 * fill.used);
 	const level = make("span");
 	level.style.width = `${used}%`;
-	return make("div", { class: `fill ${used >= 90 ? "full" : used >= 75 ? "high" : ""}` },
+	return make("div", { class: `fill ${fullness(fill)}` },
 		make("div", { class: "between" }, make("span", {}, fill.name), make("span", { class: "quiet" }, `${used}% used`)),
 		make("span", { class: "bar", role: "meter", "aria-valuemin": 0, "aria-valuemax": 100, "aria-valuenow": used, "aria-label": `${fill.name}: used` }, level),
 		make("span", { class: "quiet" }, fill.text));
@@ -175,7 +192,8 @@ class Row {
 		this.again = make("button", { type: "button", class: "again" }, "Look again");
 		this.again.addEventListener("click", () => this.explain());
 		this.body = make("div", { class: "body columns" },
-			make("div", {}, make("h4", {}, "Parts"), this.parts, make("h4", {}, "Explained"), this.why, this.again),
+			make("div", {}, make("h4", {}, "Parts"), this.parts),
+			make("div", { class: "explained" }, make("h4", {}, "Explained"), this.why, this.again),
 			make("div", {}, make("h4", {}, "Story"), this.story));
 		this.details = make("details", {}, this.summary, this.body);
 		this.details.addEventListener("toggle", () => {
@@ -223,8 +241,8 @@ class Row {
 		const step = volume.step ? [make("p", { class: "callout under-way" }, running(volume.step))] : [];
 		const refused = volume.refused ? [make("p", { class: "callout refused" }, volume.refused)] : [];
 		this.parts.replaceChildren(make("ul", {}, ...parts), ...device, ...step, ...refused);
-		this.story.replaceChildren(...volume.story.map((moment) =>
-			make("li", { class: moment.is ? style(moment.is) : undefined }, time(moment.at), ...coded(moment.text))));
+		this.story.replaceChildren(...volume.story.map(({ at, text, is }) =>
+			make("li", { class: is ? style(is) : undefined }, moment(at), ...coded(text))));
 		const asks = JSON.stringify([volume.parts, volume.device, volume.holder, volume.step && volume.step.step]);
 		if (asks !== this.asked) {
 			this.asked = asks;
@@ -253,7 +271,9 @@ class Row {
 		try {
 			const answer = await fetch(`explain?${new URLSearchParams({ node: node.name, pod: node.pod, volume: volume.volume })}`);
 			if (!answer.ok) throw new Error(await answer.text());
-			shown = make("dl", { class: "sections" }, ...(await answer.json()).sections.map(section));
+			const { sections } = await answer.json();
+			sections.sort((a, b) => isAdvice(b) - isAdvice(a)); // what to do comes first
+			shown = make("dl", { class: "sections" }, ...sections.map(section));
 		} catch (error) {
 			shown = make("p", { class: "callout failing" }, `It could not be explained: ${error.message}`);
 		}
@@ -267,9 +287,11 @@ function running(step) {
 	return `${step.step} has been running for ${span(step.ageNanoseconds / 1e6)}${step.progress ? `: ${step.progress}` : ""}`;
 }
 
-function section({ title, sentences }) {
-	return make("div", { class: title === "You can" ? "do" : undefined },
-		make("dt", {}, title), make("dd", {}, make("ul", {}, ...sentences.map((sentence) => make("li", {}, ...coded(sentence))))));
+const isAdvice = ({ title }) => title === "You can";
+
+function section(of) {
+	return make("div", { class: isAdvice(of) ? "do" : undefined },
+		make("dt", {}, of.title), make("dd", {}, make("ul", {}, ...of.sentences.map((sentence) => make("li", {}, ...coded(sentence))))));
 }
 
 // What is shown
@@ -368,6 +390,7 @@ function receive(next) {
 	document.title = [view.title, view.nodes.length === 1 ? view.nodes[0].name : ""].filter(Boolean).join(" · ");
 	say(byId("title"), document.title);
 	say(byId("nodes-title"), view.nodes.length === 1 ? "Node" : `Nodes · ${view.nodes.length}`);
+	say(byId("trouble"), troubleOf(view.nodes));
 	if (!cards.size) byId("nodes-box").open = view.nodes.length <= manyNodes && !matchMedia("(max-width: 46rem)").matches;
 	banners([view.error && `The nodes could not be read: ${view.error}`], view.notes || []);
 	arrange(byId("nodes"), view.nodes.map((node) => {
