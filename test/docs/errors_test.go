@@ -17,6 +17,7 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/status"
 
+	"github.com/csi-node/csi-node/pkg/devices/luks"
 	"github.com/csi-node/csi-node/test/harness"
 	"github.com/csi-node/csi-node/test/machine"
 	"github.com/csi-node/csi-node/test/require"
@@ -142,14 +143,17 @@ func events(t *testing.T) (all []string) {
 }
 
 var (
-	volumeNamed = regexp.MustCompile(`(desc = volume |/volumes/|clear-device )[a-z]+`)
+	answerText  = regexp.MustCompile("rpc error: code = [^`]*")
+	volumeNamed = regexp.MustCompile(`(desc = volume |/volumes/|/csi-node.local/|clear-device )[a-z]+`)
+	loopNumber  = regexp.MustCompile(`/dev/loop[0-9]+`)
 	poolSize    = regexp.MustCompile(`(/pool) \([0-9.]+[KMGTP]i\)`)
 )
 
 // asInstalled returns an error of a plugin in a test as one that runs in a cluster says it, of the volume pvc-4f0c, with a
 // pool of 100 GiB.
 func asInstalled(p *harness.Plugin, text string) string {
-	text = strings.ReplaceAll(text, p.PoolDir, "/var/lib/csi-node/pool")
+	text = strings.NewReplacer(p.PoolDir, "/var/lib/csi-node/pool", p.KubeletDir, "/var/lib/kubelet").Replace(text)
+	text = loopNumber.ReplaceAllString(text, "/dev/loop7")
 	return poolSize.ReplaceAllString(volumeNamed.ReplaceAllString(text, "${1}pvc-4f0c"), "$1 (100.0Gi)")
 }
 
@@ -179,6 +183,7 @@ func TestErrorsThatUsersMeet(t *testing.T) {
 	raw.Capability = ext4
 	require.NoError(t, v.Stage(t.Context()))
 
+	unprivileged, plain := less(t, "unprivileged", "exec setpriv --bounding-set -sys_admin"), less(t, "plain", withoutMapper)
 	answers := map[string]bool{}
 	for what, test := range map[string]struct {
 		heading string
@@ -200,10 +205,16 @@ func TestErrorsThatUsersMeet(t *testing.T) {
 			labelled := harness.NewVolume(t, p, "blank", harness.Shared("ext4", `context="system_u:object_r:container_file_t:s0:c1,c2"`))
 			return labelled.Stage(t.Context())
 		}()},
-		"a kubelet directory elsewhere": {"the path … is not below … where all mounts belong", v.Publish(t.Context(), "/var/lib/other-kubelet/pods/1/volumes/kubernetes.io~csi/pv/mount")},
-		"data on the volume":            {"the volume is neither blank nor a file system that this node can mount", foreignData.Stage(t.Context())},
-		"raw before":                    {"the volume was published as a raw block device before", raw.Stage(t.Context())},
-		"blank and read-only":           {"the volume is blank and read-only access was asked for", blank.Stage(t.Context())},
+		"a kubelet directory elsewhere": {"the path … is not below … where all mounts belong", func() error {
+			elsewhere := *blank
+			elsewhere.Staging = "/data/kubelet/plugins/kubernetes.io/csi/csi-node.local/blank/globalmount"
+			return elsewhere.Stage(t.Context())
+		}()},
+		"data on the volume":  {"the volume is neither blank nor a file system that this node can mount", foreignData.Stage(t.Context())},
+		"raw before":          {"the volume was published as a raw block device before", raw.Stage(t.Context())},
+		"blank and read-only": {"the volume is blank and read-only access was asked for", blank.Stage(t.Context())},
+		"no CAP_SYS_ADMIN":    {"needs CAP_SYS_ADMIN", stageAt(t, unprivileged, map[string]string{"provisioning": "thin"})},
+		"no device mapper":    {"this node's kernel has no device mapper", stageAt(t, plain, map[string]string{luks.EncryptionKey: luks.LUKS2})},
 		"two at one path": {"two must lie apart", func() error {
 			other := harness.NewVolume(t, p, "blank", ext4)
 			other.Staging = v.Staging
@@ -218,6 +229,9 @@ func TestErrorsThatUsersMeet(t *testing.T) {
 		case test.err == nil || !says(message, parts):
 			t.Errorf("%s: the plugin answers %v, and not %q", what, test.err, test.heading)
 		}
+	}
+	for _, answer := range answerText.FindAllString(read(t, "test/node/missing_module_vm_test.go"), -1) { // of another kernel
+		answers[asInstalled(p, answer)] = true
 	}
 	for _, event := range events(t) {
 		if _, answer, found := strings.Cut(event, ": rpc error: "); !found || !answers["rpc error: "+answer] {
@@ -252,22 +266,29 @@ func TestStartsThatFail(t *testing.T) {
 	}
 }
 
-// TestWithoutPrivilege: a plugin without CAP_SYS_ADMIN says so where it first needs it.
-func TestWithoutPrivilege(t *testing.T) {
-	t.Parallel()
-	const heading = "needs CAP_SYS_ADMIN"
-	parts, is := quoted(t)[heading]
+// less is a plugin in a shell that takes something away from it.
+func less(t *testing.T, what, script string) *harness.Plugin {
+	t.Helper()
 	p := harness.New(t)
-	less := filepath.Join(p.Dir, "less")
-	machine.WriteProgram(t, less, "#!/bin/sh\nexec setpriv --bounding-set -sys_admin "+harness.Binary(t)+" \"$@\"\n")
-	p.Driver = &harness.Driver{Path: less, Flags: []string{"--pool-dir", p.PoolDir, "--pool-reserve", "0"}}
+	program := filepath.Join(p.Dir, what)
+	machine.WriteProgram(t, program, fmt.Sprintf("#!/bin/sh\n%s %s \"$@\"\n", script, harness.Binary(t)))
+	p.Driver = &harness.Driver{Path: program, Flags: []string{"--pool-dir", p.PoolDir, "--pool-reserve", "0"}}
 	p.Start(harness.Options{})
+	return p
+}
+
+// stageAt stages a volume that it makes by a class with parameters, and takes it down again.
+func stageAt(t *testing.T, p *harness.Plugin, parameters map[string]string) error {
+	t.Helper()
 	v := harness.NewVolume(t, p, "volume", harness.Shared("ext4"))
-	require.NoError(t, v.Create(t.Context(), 32<<20, "thin"))
-	err := v.Stage(t.Context())
-	if message := status.Convert(err).Message(); !is || err == nil || !says(message, parts) {
-		t.Errorf("heading of troubleshoot.md: %t; the stage ends with %v", is, err)
-	}
+	made, err := p.Controller.CreateVolume(t.Context(), v.CreateRequest(64<<20, parameters))
+	require.NoError(t, err)
+	v.Context, v.Secrets = made.GetVolume().GetVolumeContext(), map[string]string{luks.PassphraseKey: "a passphrase"}
+	err = v.Stage(t.Context())
 	require.NoError(t, v.Unstage(t.Context()))
 	require.NoError(t, v.Delete(t.Context()))
+	return err
 }
+
+// withoutMapper takes the device mapper away, for where there is one.
+const withoutMapper = `exec unshare -m sh -c 'test ! -e /sys/class/misc/device-mapper || { mount -t tmpfs -o ro none /dev/mapper && mount -t tmpfs none /sys/class/misc; } && exec "$@"' sh`

@@ -186,7 +186,7 @@ func numberOf(name string) (n state.DeviceNumber, there bool, err error) {
 		return n, false, nil
 	case errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENODEV):
 		// There is no device mapper yet; or there is, and no node of it here.
-		if _, loaded := os.Stat("/sys/class/misc/device-mapper"); loaded == nil {
+		if loaded() {
 			return n, false, fmt.Errorf("%w: mount the node's /dev here", err)
 		}
 		return n, false, nil
@@ -194,6 +194,12 @@ func numberOf(name string) (n state.DeviceNumber, there bool, err error) {
 		return n, false, fmt.Errorf("%s: %w", control, err)
 	}
 	return devnode.NumberOf(r.device), true, nil
+}
+
+// loaded reports whether the kernel has a device mapper.
+func loaded() bool {
+	_, err := os.Stat("/sys/class/misc/device-mapper")
+	return err == nil
 }
 
 // remove removes the device of a name, and the node that cryptsetup has made for it
