@@ -49,7 +49,6 @@ import (
 	"github.com/csi-node/csi-node/pkg/pods"
 	"github.com/csi-node/csi-node/pkg/reconciler"
 	"github.com/csi-node/csi-node/pkg/registration"
-	"github.com/csi-node/csi-node/pkg/report"
 	"github.com/csi-node/csi-node/pkg/state/store"
 	"github.com/csi-node/csi-node/pkg/tracing"
 	"github.com/csi-node/csi-node/pkg/uevents"
@@ -147,8 +146,8 @@ type plugin struct {
 	tracing    *tracing.Tracing // nil: nothing is traced
 	refusals   refusals
 	listing    hang.Calls[Inventory]
-	looks      hang.Calls[report.Storage] // at the places of the backends
-	registrar  *registration.Registrar    // nil when somebody else registers the plugin
+	looks      hang.Calls[struct{}]    // checks of the backends, by name
+	registrar  *registration.Registrar // nil when somebody else registers the plugin
 }
 
 // Run serves until ctx ends, and then leaves every mount and device as it is.

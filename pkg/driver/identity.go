@@ -2,6 +2,8 @@ package driver
 
 import (
 	"context"
+	"fmt"
+	"sync"
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -103,24 +105,58 @@ func (p *plugin) defaultStorage() func(context.Context) error {
 		if !ok {
 			return nil
 		}
-		return report.CheckStorage(ctx, []devices.Checker{place}).Unusable // what is full serves
+		if err := place.Check(ctx); !report.Serves(err) {
+			return err
+		}
+		return nil
 	}
 }
 
-// storageProblems returns what is wrong with the places of the backends; nothing if
-// that is not known in time.
+// storageTime bounds the check of each backend.
+const storageTime = 5 * time.Second
+
+// storage returns what is wrong with the places of the backends. They are asked side by
+// side, and one that does not answer is told by its name.
+func (p *plugin) storage(ctx context.Context) []report.Finding {
+	return p.checkStorage(ctx, storageTime, 0)
+}
+
+// storageProblems is storage in sentences, of the backends that answer within the time.
+// One that does not is told if it has not for storageTime.
 func (p *plugin) storageProblems(wait time.Duration) (all []string) {
-	ctx, stop := context.WithTimeout(context.Background(), wait)
-	defer stop()
-	places := abilities[devices.Checker](p)
-	found, _, _ := p.looks.Join(ctx, "", hang.NoLimit, func() (report.Storage, error) { return report.CheckStorage(context.Background(), places), nil })
-	for _, f := range found.Health() {
+	for _, f := range p.checkStorage(context.Background(), wait, storageTime) {
 		all = append(all, f.Message)
 	}
 	return all
 }
 
-// storage reports on the places of all backends.
-func (p *plugin) storage(ctx context.Context) report.Storage {
-	return report.CheckStorage(ctx, abilities[devices.Checker](p))
+// checkStorage waits for each backend for so long, and tells of those that have not
+// answered for silence. A check that hangs goes on, and the next caller joins it.
+func (p *plugin) checkStorage(ctx context.Context, wait, silence time.Duration) []report.Finding {
+	ctx, stop := context.WithTimeout(ctx, wait)
+	defer stop()
+	errs := make([]error, len(p.backends))
+	var asked sync.WaitGroup
+	for i, b := range p.backends {
+		place, can := b.Backend.(devices.Checker)
+		if !can {
+			continue
+		}
+		asked.Go(func() {
+			_, _, err := p.looks.Join(ctx, b.name, hang.NoLimit, func() (struct{}, error) {
+				ctx, stop := context.WithTimeout(context.Background(), storageTime)
+				defer stop()
+				return struct{}{}, place.Check(ctx)
+			})
+			if late, is := err.(*hang.Unanswered); is {
+				err = nil
+				if time.Since(late.Since) >= silence {
+					err = fmt.Errorf("the backend %s: %w", b.name, late)
+				}
+			}
+			errs[i] = err
+		})
+	}
+	asked.Wait()
+	return report.StorageHealth(errs)
 }

@@ -2,15 +2,19 @@ package driver
 
 import (
 	"bytes"
-	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"maps"
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/spf13/cobra"
@@ -21,6 +25,7 @@ import (
 
 	"github.com/csi-node/csi-node/pkg/devices"
 	"github.com/csi-node/csi-node/pkg/devices/pool"
+	"github.com/csi-node/csi-node/pkg/report"
 	"github.com/csi-node/csi-node/pkg/state"
 	"github.com/csi-node/csi-node/test/require"
 )
@@ -298,37 +303,79 @@ func TestCSIDriverObject(t *testing.T) {
 }
 
 // A full backend is ready, because only serving can empty it. So is a plugin that lacks
-// another backend than the default one. What is not there is reported first.
+// another backend than the default one. The health of the storage tells of each.
 func TestReadyWhileItServes(t *testing.T) {
 	full, away := state.Errorf(state.ResourceExhausted, "full"), errors.New("away")
 	for title, test := range map[string]struct {
 		backends []error
 		ready    error
-		health   error
+		health   string
 	}{
-		"well":          {[]error{nil, nil}, nil, nil},
-		"full":          {[]error{nil, full}, nil, full},
-		"away":          {[]error{away}, away, away},
-		"full and away": {[]error{full, away}, nil, away},
-		"away and full": {[]error{away, full}, away, away},
+		"well":          {[]error{nil, nil}, nil, ""},
+		"full":          {[]error{nil, full}, nil, "PoolFull "},
+		"away":          {[]error{away}, away, "PoolUnusable "},
+		"full and away": {[]error{full, away}, nil, "PoolFull PoolUnusable "},
+		"away and full": {[]error{away, full}, away, "PoolUnusable PoolFull "},
 	} {
 		p := &plugin{}
-		for _, err := range test.backends {
-			p.backends = append(p.backends, backend{"b", checked{fakeBackend{}, err}})
+		for i, err := range test.backends {
+			p.backends = append(p.backends, backend{fmt.Sprint("b", i), checked{fakeBackend{}, func(context.Context) error { return err }}})
 		}
-		ready, storage := p.checks()[0](t.Context()), p.storage(t.Context())
-		if health := cmp.Or(storage.Unusable, storage.Full); ready != test.ready || health != test.health {
-			t.Errorf("%s: ready %v, storage %v", title, ready, storage)
+		health := ""
+		for _, f := range p.storage(t.Context()) {
+			health += f.Reason + " "
+		}
+		if ready := p.checks()[0](t.Context()); ready != test.ready || health != test.health {
+			t.Errorf("%s: ready %v, storage %v", title, ready, health)
 		}
 	}
 }
 
 type checked struct {
 	devices.Backend
-	err error
+	check func(ctx context.Context) error
 }
 
-func (c checked) Check(context.Context) error { return c.err }
+func (c checked) Check(ctx context.Context) error { return c.check(ctx) }
+
+// A backend that hangs is told by name, and hides no other. It is asked once, and a
+// report that does not wait so long tells of it only when it has hung for a while.
+func TestStorageThatHangs(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		hung := make(chan struct{})
+		var asked atomic.Int64
+		p := &plugin{backends: []backend{
+			{"silent", checked{fakeBackend{}, func(context.Context) error { asked.Add(1); <-hung; return nil }}},
+			{"away", checked{fakeBackend{}, func(ctx context.Context) error {
+				if at, bound := ctx.Deadline(); !bound || time.Until(at) != storageTime {
+					t.Errorf("a check may take until %s", at)
+				}
+				return errors.New("no such disk")
+			}}},
+		}}
+		begin := time.Now()
+		if got := p.storageProblems(placesWait); !slices.Equal(got, []string{"no such disk"}) || time.Since(begin) != placesWait {
+			t.Errorf("after %s a report tells %q", time.Since(begin), got)
+		}
+		silent := "the backend silent: no answer since " + begin.UTC().Format(time.RFC3339) + ": context deadline exceeded"
+		begin = time.Now()
+		want := []report.Finding{{Kind: report.Inaccessible, Reason: "PoolUnusable", Message: silent}, {Kind: report.Inaccessible, Reason: "PoolUnusable", Message: "no such disk"}}
+		if got := p.storage(t.Context()); !slices.Equal(got, want) || time.Since(begin) != storageTime {
+			t.Errorf("after %s the health is %+v", time.Since(begin), got)
+		}
+		if got := p.storageProblems(placesWait); !slices.Equal(got, []string{silent, "no such disk"}) {
+			t.Errorf("of one that hangs a report tells %q", got)
+		}
+		if n := asked.Load(); n != 1 {
+			t.Errorf("%d checks hang", n)
+		}
+		close(hung)
+		synctest.Wait()
+		if got := p.storageProblems(placesWait); !slices.Equal(got, []string{"no such disk"}) {
+			t.Errorf("once it answers, a report tells %q", got)
+		}
+	})
+}
 
 // The commands that look at a node without a plugin find the flags of the last one, of
 // this version or of the one before.

@@ -17,7 +17,6 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/csi-node/csi-node/pkg/reconciler"
-	"github.com/csi-node/csi-node/pkg/report"
 	"github.com/csi-node/csi-node/pkg/state"
 	"github.com/csi-node/csi-node/pkg/state/store"
 	"github.com/csi-node/csi-node/test/machine"
@@ -133,7 +132,7 @@ func TestHealthEndpoints(t *testing.T) {
 		}
 	}
 	require.NoError(t, probe())
-	if s := p.storage(t.Context()); s != (report.Storage{}) {
+	if s := p.storage(t.Context()); len(s) > 0 {
 		t.Errorf("the pool: %v", s)
 	}
 
@@ -150,7 +149,7 @@ func TestHealthEndpoints(t *testing.T) {
 	if err := probe(); state.ClassOf(err) != state.FailedPrecondition || !strings.Contains(err.Error(), p.poolDir()) {
 		t.Errorf("without a pool Probe says %v", err)
 	}
-	if s := p.storage(t.Context()); s.Unusable == nil {
+	if s := p.storage(t.Context()); len(s) != 1 || s[0].Reason != "PoolUnusable" {
 		t.Errorf("without a pool the storage is %v", s)
 	}
 	if _, body := get(t, status, "/status"); !strings.Contains(body, `"storageProblems":["`) || !strings.Contains(body, p.poolDir()) {

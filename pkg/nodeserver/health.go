@@ -65,7 +65,7 @@ func (s *Server) observe(ctx context.Context, want *state.Volume) (state.Actual,
 // NodeGetStorageHealth returns what is wrong with the storage of the backends.
 func (s *Server) NodeGetStorageHealth(ctx context.Context, _ *csi.NodeGetStorageHealthRequest) (*csi.NodeGetStorageHealthResponse, error) {
 	resp := &csi.NodeGetStorageHealthResponse{}
-	for _, f := range s.Storage(ctx).Health() {
+	for _, f := range s.Storage(ctx) {
 		status := map[report.FindingKind]csi.StorageHealthErrorType{
 			report.Degraded:     csi.StorageHealthErrorType_STORAGE_DEGRADED,
 			report.Inaccessible: csi.StorageHealthErrorType_STORAGE_UNREACHABLE,

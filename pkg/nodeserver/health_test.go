@@ -155,16 +155,16 @@ func TestVolumeHealthOfUnknownVolumes(t *testing.T) {
 
 func TestStorageHealth(t *testing.T) {
 	for title, test := range map[string]struct {
-		storage report.Storage
-		want    string // "STATUS reason message"
+		found []report.Finding
+		want  string // "STATUS reason message"
 	}{
 		"healthy": {},
-		"missing": {report.Storage{Unusable: errors.New("no disk"), Full: errors.New("no room")}, "STORAGE_UNREACHABLE PoolUnusable no disk"},
-		"full":    {report.Storage{Full: errors.New("no room")}, "STORAGE_DEGRADED PoolFull no room"},
+		"missing": {[]report.Finding{{Kind: report.Inaccessible, Reason: "PoolUnusable", Message: "no disk"}}, "STORAGE_UNREACHABLE PoolUnusable no disk"},
+		"full":    {[]report.Finding{{Kind: report.Degraded, Reason: "PoolFull", Message: "no room"}}, "STORAGE_DEGRADED PoolFull no room"},
 	} {
 		t.Run(title, func(t *testing.T) {
 			s, _ := newServer()
-			s.Storage = func(context.Context) report.Storage { return test.storage }
+			s.Storage = func(context.Context) []report.Finding { return test.found }
 			resp, err := s.NodeGetStorageHealth(t.Context(), &csi.NodeGetStorageHealthRequest{})
 			require.NoError(t, err)
 			got := ""

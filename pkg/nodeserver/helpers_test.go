@@ -249,7 +249,7 @@ func newServer() (*Server, *fakeNode) {
 			return state.Usage{Bytes: state.Amount{Total: 10, Used: 7, Available: 2}, Inodes: state.Amount{Total: 6, Used: 1, Available: 5}}, nil
 		}},
 		Inline:  &reconciler.Inline{Backend: "inline", StagingDir: "/kubelet/plugins/ephemeral"},
-		Storage: func(context.Context) report.Storage { return report.Storage{} },
+		Storage: func(context.Context) []report.Finding { return nil },
 	}), f
 }
 

@@ -92,8 +92,8 @@ type Config struct {
 	Paths       Paths
 	// Inline says where inline ephemeral volumes are; nil: there are none.
 	Inline *reconciler.Inline
-	// Storage reports on the places that volumes are kept in.
-	Storage func(ctx context.Context) report.Storage
+	// Storage returns what is wrong with the places that volumes are kept in.
+	Storage func(ctx context.Context) []report.Finding
 }
 
 // Server serves the CSI Node RPCs. Its methods may be called concurrently.

@@ -1,7 +1,6 @@
 package report
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"slices"
@@ -199,34 +198,28 @@ func TestNothingIsClaimedOfWhatIsNotKnown(t *testing.T) {
 	}
 }
 
-func TestStorageThatIsFullIsUsable(t *testing.T) {
+func TestStorageHealth(t *testing.T) {
 	full, away := state.Errorf(state.ResourceExhausted, "full"), errors.New("away")
 	alone := fmt.Errorf("group: %w", &state.Degraded{Err: errors.New("alone")})
 	both := errors.Join(full, alone)
 	for title, test := range map[string]struct {
 		places []error
-		want   Storage
-		health []Finding
+		serves bool // each of them
+		want   []Finding
 	}{
-		"well":          {[]error{nil, nil}, Storage{}, nil},
-		"full":          {[]error{nil, full}, Storage{Full: full}, []Finding{{Degraded, "PoolFull", "full"}}},
-		"degraded":      {[]error{nil, alone}, Storage{Degraded: alone}, []Finding{{Degraded, "PoolDegraded", "group: alone"}}},
-		"both":          {[]error{full, alone}, Storage{Degraded: alone, Full: full}, []Finding{{Degraded, "PoolDegraded", "group: alone"}, {Degraded, "PoolFull", "full"}}},
-		"in one error":  {[]error{both}, Storage{Degraded: both}, []Finding{{Degraded, "PoolDegraded", "full\ngroup: alone"}}},
-		"away":          {[]error{away}, Storage{Unusable: away}, []Finding{{Inaccessible, "PoolUnusable", "away"}}},
-		"full and away": {[]error{full, away}, Storage{Unusable: away, Full: full}, []Finding{{Inaccessible, "PoolUnusable", "away"}}},
+		"well":          {[]error{nil, nil}, true, nil},
+		"full":          {[]error{nil, full}, true, []Finding{{Degraded, "PoolFull", "full"}}},
+		"degraded":      {[]error{nil, alone}, true, []Finding{{Degraded, "PoolDegraded", "group: alone"}}},
+		"both":          {[]error{full, alone}, true, []Finding{{Degraded, "PoolFull", "full"}, {Degraded, "PoolDegraded", "group: alone"}}},
+		"in one error":  {[]error{both}, true, []Finding{{Degraded, "PoolDegraded", "full\ngroup: alone"}}},
+		"away":          {[]error{away}, false, []Finding{{Inaccessible, "PoolUnusable", "away"}}},
+		"full and away": {[]error{full, away}, false, []Finding{{Degraded, "PoolFull", "full"}, {Inaccessible, "PoolUnusable", "away"}}},
 	} {
-		var places []fixedCheck
-		for _, err := range test.places {
-			places = append(places, fixedCheck{err})
+		if got := StorageHealth(test.places); !slices.Equal(got, test.want) {
+			t.Errorf("%s: %v", title, got)
 		}
-		got := CheckStorage(t.Context(), places)
-		if got != test.want || !slices.Equal(got.Health(), test.health) {
-			t.Errorf("%s: %v, health %v", title, got, got.Health())
+		if serves := !slices.ContainsFunc(test.places, func(err error) bool { return !Serves(err) }); serves != test.serves {
+			t.Errorf("%s: serves: %t", title, serves)
 		}
 	}
 }
-
-type fixedCheck struct{ err error }
-
-func (c fixedCheck) Check(context.Context) error { return c.err }

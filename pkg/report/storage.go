@@ -1,56 +1,33 @@
 package report
 
 import (
-	"cmp"
-	"context"
 	"errors"
 
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
-// Checker is a place that volumes are kept in. Check returns why it cannot be used,
-// state.Degraded if one more fault would lose data, and ResourceExhausted if it is only
-// full.
-type Checker interface {
-	Check(ctx context.Context) error
+// Serves reports whether a place that volumes are kept in serves those that it has, of
+// which a check says err: it is well, or state.Degraded (one more fault would lose data),
+// or only full (ResourceExhausted).
+func Serves(err error) bool {
+	return err == nil || isDegraded(err) || state.ClassOf(err) == state.ResourceExhausted
 }
 
-// Storage is the report of all places that volumes are kept in.
-type Storage struct {
-	Unusable error // why the first of them that cannot be used cannot be; nil: all can
-	Degraded error // why the first of them that is degraded is; nil: none is
-	Full     error // that the first of them that has no room has none; nil: all have
-}
+func isDegraded(err error) bool { return errors.As(err, new(*state.Degraded)) }
 
-// CheckStorage reports on places. It blocks for as long as one of them does, and
-// ends with the first that cannot be used.
-func CheckStorage[C Checker](ctx context.Context, places []C) (s Storage) {
-	for _, place := range places {
-		switch err := place.Check(ctx); {
+// StorageHealth renders what checks say of places, one after the other, for
+// NodeGetStorageHealth: nothing of a place with which nothing is wrong.
+func StorageHealth(errs []error) (findings []Finding) {
+	for _, err := range errs {
+		switch {
 		case err == nil:
-		case errors.As(err, new(*state.Degraded)):
-			s.Degraded = cmp.Or(s.Degraded, err)
-		case state.ClassOf(err) == state.ResourceExhausted:
-			s.Full = cmp.Or(s.Full, err)
+		case isDegraded(err):
+			findings = append(findings, Finding{Degraded, "PoolDegraded", err.Error()})
+		case Serves(err):
+			findings = append(findings, Finding{Degraded, "PoolFull", err.Error()})
 		default:
-			s.Unusable = err
-			return s
+			findings = append(findings, Finding{Inaccessible, "PoolUnusable", err.Error()})
 		}
-	}
-	return s
-}
-
-// Health renders the report for NodeGetStorageHealth: nothing if nothing is wrong.
-// What is degraded or full still serves the volumes that it has.
-func (s Storage) Health() (findings []Finding) {
-	if s.Unusable != nil {
-		return []Finding{{Inaccessible, "PoolUnusable", s.Unusable.Error()}}
-	}
-	if s.Degraded != nil {
-		findings = append(findings, Finding{Degraded, "PoolDegraded", s.Degraded.Error()})
-	}
-	if s.Full != nil {
-		findings = append(findings, Finding{Degraded, "PoolFull", s.Full.Error()})
 	}
 	return findings
 }
