@@ -91,17 +91,19 @@ func TestPageIsLive(t *testing.T) {
 	}
 	s.change(func(s *scene) {
 		parts := s.nodes[0].Volumes[3].Parts
-		parts[1].Is, parts[1].Error = report.Failing, "the mount is another's"
+		path := parts[1].Path
+		parts[1].Is, parts[1].Error = report.Failing, "volume "+s.nodes[0].Volumes[3].Volume+": step unbind for target "+path+": unmount "+path+": it is in use by pid 8 (sleep): end that first"
 	})
-	p.until(`document.querySelectorAll(".row")[0].innerText.includes("the mount is another's")`)
+	const told = "step unbind for target …/mount: unmount …/mount: it is in use by pid 8 (sleep): end that first"
+	p.until(fmt.Sprintf(`document.querySelector(".row .glance").textContent === %q`, told))
 	if got := eval[[]string](p, names)[0]; got != "monitoring/prometheus" {
 		t.Errorf("the first is %s", got)
 	}
 	if got := eval[string](p, focused+`.querySelector(".name").firstChild.textContent`); got != "monitoring/prometheus" {
 		t.Errorf("the keyboard is at %s", got)
 	}
-	p.until(`document.querySelector(".row details[open] .story").innerText.includes("monitoring/prometheus-0 is failing: the mount is another's")`)
-	p.until(`document.querySelector(".row details[open] .sections").innerText.includes("the mount is another's")`)
+	p.until(`document.querySelector(".row details[open] .story").innerText.includes("monitoring/prometheus-0 is failing: ` + told + `")`)
+	p.until(`document.querySelector(".row details[open] .sections").innerText.includes("it is in use by pid 8 (sleep)")`)
 	s.change(func(s *scene) {
 		if len(s.asked) != 2 {
 			t.Errorf("asked to explain were %q", s.asked)

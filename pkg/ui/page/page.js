@@ -81,6 +81,12 @@ function coded(sentence) {
 	return sentence.split("`").map((words, i) => (i % 2 ? make("code", {}, words) : words));
 }
 
+// brief returns a text for where it must be short: without the volume's name in front, and
+// of long paths the end. The whole is told of the part.
+function brief(text, volume) {
+	return text.replace(`volume ${volume}: `, "").replace(/(?:\/[^\s/:;,"'`()]+){5,}/g, (path) => `…/${path.split("/").pop()}`);
+}
+
 const stateOf = (volume) => volume.is || "refused";
 const style = (state) => state.replace(" ", "-");
 const nameOf = (part) => part.pod || part.part;
@@ -229,7 +235,7 @@ class Row {
 	glance() {
 		const { volume } = this;
 		const wrong = volume.parts.find((part) => part.is === "failing" && part.error) || volume.parts.find((part) => part.error);
-		if (wrong) return [wrong.error];
+		if (wrong) return [brief(wrong.error, volume.volume)];
 		if (volume.step) return [running(volume.step)];
 		return volume.refused ? [volume.refused] : [];
 	}
@@ -242,7 +248,7 @@ class Row {
 		const refused = volume.refused ? [make("p", { class: "callout refused" }, volume.refused)] : [];
 		this.parts.replaceChildren(make("ul", {}, ...parts), ...device, ...step, ...refused);
 		this.story.replaceChildren(...volume.story.map(({ at, text, is }) =>
-			make("li", { class: is ? style(is) : undefined }, moment(at), ...coded(text))));
+			make("li", { class: is ? style(is) : undefined }, moment(at), ...coded(brief(text, volume.volume)))));
 		const asks = JSON.stringify([volume.parts, volume.device, volume.holder, volume.step && volume.step.step]);
 		if (asks !== this.asked) {
 			this.asked = asks;
