@@ -18,9 +18,9 @@ import (
 	"testing"
 )
 
-// Main runs the tests of a package and removes the binaries that were built
-// for them. It does not return.
-func Main(m *testing.M) {
+// Main runs the tests of a package, a *testing.M, and removes the binaries that were
+// built for them. It does not return.
+func Main(m interface{ Run() int }) {
 	code := m.Run()
 	dir, err := buildDir()
 	if err = errors.Join(err, os.RemoveAll(dir)); err != nil {

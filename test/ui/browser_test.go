@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"io"
 	"net/url"
-	"os"
 	"os/exec"
 	"strconv"
 	"strings"
@@ -22,6 +21,7 @@ import (
 	"github.com/chromedp/chromedp"
 
 	"github.com/csi-node/csi-node/pkg/ui"
+	"github.com/csi-node/csi-node/test/harness"
 )
 
 // patience bounds every wait: it is no measure of speed.
@@ -30,30 +30,33 @@ const patience = time.Minute
 // browser is the one browser of all tests; each has a tab of its own.
 var browser context.Context
 
-func TestMain(m *testing.M) {
-	os.Exit(func() int {
-		program := ""
-		for _, name := range []string{"chromium", "chromium-browser", "google-chrome", "chrome"} {
-			if path, err := exec.LookPath(name); err == nil && program == "" {
-				program = path
-			}
+func TestMain(m *testing.M) { harness.Main(inBrowser{m}) }
+
+// inBrowser runs tests while the browser does.
+type inBrowser struct{ *testing.M }
+
+func (m inBrowser) Run() int {
+	program := ""
+	for _, name := range []string{"chromium", "chromium-browser", "google-chrome", "chrome"} {
+		if path, err := exec.LookPath(name); err == nil && program == "" {
+			program = path
 		}
-		if program == "" {
-			println("There is no Chromium here: `hack/install-deps browser` installs it.")
-			return 1
-		}
-		options := append(chromedp.DefaultExecAllocatorOptions[:], chromedp.ExecPath(program), chromedp.NoSandbox) // root has no sandbox; the page is our own
-		allocator, end := chromedp.NewExecAllocator(context.Background(), options...)
-		defer end()
-		var close context.CancelFunc
-		browser, close = chromedp.NewContext(allocator)
-		defer close()
-		if err := chromedp.Do(browser); err != nil {
-			println("Chromium does not start: " + err.Error())
-			return 1
-		}
-		return m.Run()
-	}())
+	}
+	if program == "" {
+		println("There is no Chromium here: `hack/install-deps browser` installs it.")
+		return 1
+	}
+	options := append(chromedp.DefaultExecAllocatorOptions[:], chromedp.ExecPath(program), chromedp.NoSandbox) // root has no sandbox; the page is our own
+	allocator, end := chromedp.NewExecAllocator(context.Background(), options...)
+	defer end()
+	var close context.CancelFunc
+	browser, close = chromedp.NewContext(allocator)
+	defer close()
+	if err := chromedp.Do(browser); err != nil {
+		println("Chromium does not start: " + err.Error())
+		return 1
+	}
+	return m.M.Run()
 }
 
 // look is how a page is looked at.
@@ -82,6 +85,14 @@ type tab struct {
 func open(t *testing.T, s *scene, l look) *tab {
 	t.Helper()
 	p := serve(t, s, 0)
+	p.open(l)
+	return p
+}
+
+// open opens the page at the address in a tab of its own.
+func (p *tab) open(l look) {
+	t := p.t
+	t.Helper()
 	page, closePage := chromedp.NewContext(browser)
 	t.Cleanup(closePage)
 	p.context = page
@@ -105,7 +116,6 @@ func open(t *testing.T, s *scene, l look) *tab {
 			}
 		}
 	})
-	return p
 }
 
 // serve serves a scene at a port; 0: any.

@@ -252,17 +252,25 @@ func TestPictures(t *testing.T) {
 				eval[any](p, `document.querySelector(".row details").open = true`)
 				p.until(`document.querySelector(".sections")`)
 			}
-			raw, err := chromedp.Run(p.context, chromedp.FullScreenshot(100))
-			must(t, err)
-			drawn, err := png.DecodeConfig(bytes.NewReader(raw))
-			if err != nil || int64(drawn.Width) != l.width || int64(drawn.Height) < l.height {
-				t.Errorf("%+v, %s: the picture is %d by %d: %v", l, what, drawn.Width, drawn.Height, err)
-			}
-			if *shots != "" {
-				must(t, os.WriteFile(filepath.Join(*shots, fmt.Sprintf("%d-dark-%t-%s.png", l.width, l.dark, what)), raw, 0o644))
+			drawn := p.shoot(fmt.Sprintf("%d-dark-%t-%s", l.width, l.dark, what))
+			if int64(drawn.Width) != l.width || int64(drawn.Height) < l.height {
+				t.Errorf("%+v, %s: the picture is %d by %d", l, what, drawn.Width, drawn.Height)
 			}
 		}
 	}
+}
+
+// shoot draws the whole page.
+func (p *tab) shoot(name string) image.Config {
+	p.t.Helper()
+	raw, err := chromedp.Run(p.context, chromedp.FullScreenshot(100))
+	must(p.t, err)
+	drawn, err := png.DecodeConfig(bytes.NewReader(raw))
+	must(p.t, err)
+	if *shots != "" {
+		must(p.t, os.WriteFile(filepath.Join(*shots, name+".png"), raw, 0o644))
+	}
+	return drawn
 }
 
 // placeholder is by how much the hint in the field is longer than that.

@@ -134,7 +134,7 @@ func shop() *scene {
 	return &scene{nodes: []report.NodeOf{
 		node("worker-1", report.Node{
 			Volumes: []report.Status{lost, failing, volume("5be20a9c", "shop/cache", "shop/redis-0", 9*24*time.Hour), volume("1f6e3300", "monitoring/prometheus", "monitoring/prometheus-0", 31*time.Hour)},
-			Storage: []report.Place{pool(500, 212, 187)},
+			Storage: []report.Place{pool(500, 212, 187), {Backend: "lvm", Seen: now}}, // of a node without volume groups
 		}),
 		node("worker-2", report.Node{
 			Volumes: []report.Status{busy, inline, volume("e3c8d6b4", "shop/queue", "shop/nats-0", 2*24*time.Hour)},

@@ -144,7 +144,7 @@ class Card {
 		const more = [node.driver && `${node.driver} ${node.version || ""}`, node.pod && `Pod ${node.pod}`, ...(node.wrong ? [] : told)].filter(Boolean);
 		this.told.replaceChildren(...more.map((text) => make("p", {}, text)));
 		this.more.hidden = more.length === 0;
-		this.list.replaceChildren(...(node.places || []).flatMap((place) => [
+		this.list.replaceChildren(...(node.places || []).filter((place) => place.values).flatMap((place) => [ // a backend may have nothing to tell, as LVM without a group
 			...place.values.map((value) => make("div", {},
 				make("dt", {}, [place.backend, ...Object.values(value.labels || {})].join(" ") + ": ", value.help), make("dd", {}, amount(value)))),
 			make("div", {}, make("dt", {}, `${place.backend}: measured`), make("dd", {}, time(place.seen))),
