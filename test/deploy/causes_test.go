@@ -34,12 +34,11 @@ var causes = map[string]func(t *testing.T, n *node){
 		n.start()
 		v := n.volume("volume", 32, "thin", "ext4")
 		v.Capability.GetMount().MountFlags = []string{"nonsense"}
-		for range 20 { // kubelet asks every two minutes at least
-			for range 2 {
-				if err := v.Stage(t.Context()); err == nil {
-					t.Fatal("it is staged")
-				}
+		for range 20 { // kubelet asks every two minutes
+			if err := v.Stage(t.Context()); err == nil {
+				t.Fatal("it is staged")
 			}
+			n.scrape()
 			n.scrape()
 		}
 	},
