@@ -38,7 +38,7 @@ TESTS := ./test/node ./pkg/filesystem ./test/chaos ./...
 # What the archives of the kubectl plugin are built for.
 PLATFORMS ?= linux-amd64 linux-arm64 darwin-amd64 darwin-arm64
 
-.PHONY: kubectl-plugin build demo demo-vm test test-all test-crash test-histories test-vm test-vm-long e2e test-mutants fuzz storm lint deps bench clean
+.PHONY: kubectl-plugin build demo demo-vm test test-all test-crash test-histories test-vm test-vm-long e2e e2e-upstream test-mutants fuzz storm lint deps bench clean
 
 build: ## bin/csi-node, a static binary
 	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o bin/csi-node ./cmd/csi-node
@@ -100,6 +100,10 @@ e2e: deps ## pods on a real Kubernetes, built first: twenty minutes in all (root
 	hack/install-e2e-deps
 	cd test/e2e && $(GO) vet ./... && $(GO) test -v -count 1 -timeout 120m . $(E2E)
 
+e2e-upstream: deps ## the storage tests of Kubernetes itself, on that Kubernetes: hours (root, Debian; E2E='-upstream.focus=subPath')
+	hack/install-e2e-deps
+	cd test/e2e && $(GO) vet -tags upstream . && $(GO) test -tags upstream -v -count 1 -timeout 5h -run '^TestUpstream$$' . $(E2E)
+
 test-mutants: deps ## small faults, one at a time: a test must notice each (root, 6 minutes on 2 cores)
 	$(GO) run ./test/mutants
 
@@ -112,6 +116,7 @@ lint: ## formatting, vet, staticcheck, go.mod, shell scripts, known vulnerabilit
 	$(GO) run $(STATICCHECK) ./...
 	$(GO) run $(STATICCHECK) -tags vm ./test/vm/... ./test/node ./pkg/devices/...
 	cd test/e2e && $(GO) run $(STATICCHECK) ./...
+	cd test/e2e && $(GO) run $(STATICCHECK) -tags upstream .
 	$(GO) mod tidy -diff
 	cd test/e2e && $(GO) mod tidy -diff
 	cd test/deploy && $(GO) mod tidy -diff

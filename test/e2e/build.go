@@ -23,17 +23,24 @@ const buildModule = "build"
 // compileFlags have the compiler leave out what nobody looks at, and the inlining, which takes it a quarter of its time.
 const compileFlags = "-gcflags=all=-dwarf=false -l"
 
-type program struct{ pkg, ldflags string }
+type program struct {
+	pkg, ldflags string
+	test         bool // the package's tests are the program
+}
 
 func programs() []program {
 	var all []program
 	for _, name := range []string{"kubectl", "kubelet", "kube-apiserver", "kube-controller-manager", "kube-scheduler"} {
-		all = append(all, program{"k8s.io/kubernetes/cmd/" + name, kubernetesLdflags()})
+		all = append(all, program{pkg: "k8s.io/kubernetes/cmd/" + name, ldflags: kubernetesLdflags()})
 	}
-	return append(all,
-		program{"github.com/kubernetes-csi/external-provisioner/v6/cmd/csi-provisioner", "-X main.version=v6.3.0"},
-		program{"github.com/kubernetes-csi/external-resizer/v2/cmd/csi-resizer", "-X main.version=v2.3.0"},
-		program{"helm.sh/helm/v4/cmd/helm", ""})
+	all = append(all,
+		program{pkg: "github.com/kubernetes-csi/external-provisioner/v6/cmd/csi-provisioner", ldflags: "-X main.version=v6.3.0"},
+		program{pkg: "github.com/kubernetes-csi/external-resizer/v2/cmd/csi-resizer", ldflags: "-X main.version=v2.3.0"},
+		program{pkg: "helm.sh/helm/v4/cmd/helm"})
+	if upstream {
+		all = append(all, upstreamPrograms()...)
+	}
+	return all
 }
 
 // kubernetesLdflags tells the programs their version.
@@ -47,7 +54,20 @@ func kubernetesLdflags() string {
 	return strings.Join(flags, " ")
 }
 
-func (p program) name() string { return filepath.Base(p.pkg) }
+func (p program) name() string {
+	if p.test {
+		return filepath.Base(p.pkg) + ".test"
+	}
+	return filepath.Base(p.pkg)
+}
+
+// command is what makes go build it.
+func (p program) command() []string {
+	if p.test {
+		return []string{"test", "-c", "-vet=off"}
+	}
+	return []string{"build"}
+}
 
 // path returns where the program is kept: beneath cache, by all that decides what it is.
 func (p program) path(cache string) (string, error) {
@@ -77,7 +97,7 @@ func buildAll(ctx context.Context, cache string) (map[string]string, error) {
 			continue
 		}
 		say("building %s (%d of %d)", p.name(), i+1, len(programs()))
-		if err := goBuild(ctx, buildModule, p.pkg, path, "-trimpath", compileFlags, "-ldflags", "-s -w "+p.ldflags); err != nil {
+		if err := goBuild(ctx, buildModule, p.command(), p.pkg, path, "-trimpath", compileFlags, "-ldflags", "-s -w "+p.ldflags); err != nil {
 			return nil, err
 		}
 	}
@@ -85,12 +105,12 @@ func buildAll(ctx context.Context, cache string) (map[string]string, error) {
 }
 
 // goBuild builds a static binary, nicely, and says from time to time that it still does.
-func goBuild(ctx context.Context, dir, pkg, path string, flags ...string) error {
+func goBuild(ctx context.Context, dir string, command []string, pkg, path string, flags ...string) error {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return err
 	}
 	half := path + ".half" // a build that is cut short is not mistaken for a program
-	args := slices.Concat([]string{"-n", cmp.Or(os.Getenv("E2E_NICE"), "10"), "go", "build", "-mod=readonly", "-o", half}, flags, []string{pkg})
+	args := slices.Concat([]string{"-n", cmp.Or(os.Getenv("E2E_NICE"), "10"), "go"}, command, []string{"-mod=readonly", "-o", half}, flags, []string{pkg})
 	cmd := exec.CommandContext(ctx, "nice", args...)
 	cmd.Dir, cmd.Env = dir, append(os.Environ(), "CGO_ENABLED=0", "GOWORK=off")
 	defer heartbeat("still building " + filepath.Base(path))()

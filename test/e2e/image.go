@@ -21,6 +21,7 @@ import (
 // image is a container image of one layer, in the form that `ctr images import` reads.
 type image struct {
 	name       string
+	aliases    []string
 	entrypoint []string
 
 	files bytes.Buffer
@@ -97,7 +98,7 @@ func (i *image) write(dir string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	manifest, err := json.Marshal([]map[string]any{{"Config": "config.json", "RepoTags": []string{i.name}, "Layers": []string{"layer.tar"}}})
+	manifest, err := json.Marshal([]map[string]any{{"Config": "config.json", "RepoTags": append([]string{i.name}, i.aliases...), "Layers": []string{"layer.tar"}}})
 	if err != nil {
 		return "", err
 	}
@@ -145,7 +146,10 @@ func makeImages(dir string, built map[string]string) error {
 			return err
 		}
 	}
-	return errors.Join(makeShell(dir), makePlugin(dir, built["csi-node"], "../../Dockerfile"))
+	if err := errors.Join(makeShell(dir), makePlugin(dir, built["csi-node"], "../../Dockerfile")); err != nil || !upstream {
+		return err
+	}
+	return makeUpstreamImages(dir, built)
 }
 
 // sidecarImages finds the images of Kubernetes' registry that a manifest names, by their last element.
@@ -161,8 +165,18 @@ func sidecarImages(manifest string) (map[string]string, error) {
 	return found, nil
 }
 
-// makeShell makes an image of busybox, with a link for each of its programs.
+// makeShell makes the image of the tests' pods.
 func makeShell(dir string) error {
+	i := newImage(shellImage, "/bin/sh")
+	if err := i.addBusybox(); err != nil {
+		return err
+	}
+	_, err := i.write(dir)
+	return err
+}
+
+// addBusybox adds busybox, with a link for each of its programs.
+func (i *image) addBusybox() error {
 	busybox, err := exec.LookPath("busybox")
 	if err != nil {
 		return err
@@ -171,16 +185,11 @@ func makeShell(dir string) error {
 	if err != nil {
 		return fmt.Errorf("busybox --list: %w", err)
 	}
-	i := newImage(shellImage, "/bin/sh")
 	errs := []error{i.directory("/bin", 0o755), i.directory("/tmp", 0o1777), i.directory("/etc", 0o755), i.add(busybox, "/bin/busybox")}
 	for name := range strings.FieldsSeq(string(names)) {
 		errs = append(errs, i.symlink("/bin/"+name, "/bin/busybox"))
 	}
-	if err := errors.Join(errs...); err != nil {
-		return err
-	}
-	_, err = i.write(dir)
-	return err
+	return errors.Join(errs...)
 }
 
 // makePlugin makes the image that the Dockerfile describes: the packages that it

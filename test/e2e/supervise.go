@@ -96,7 +96,7 @@ func (r *run) prepare(ctx context.Context) error {
 	say("building the plugin, making images")
 	for _, p := range []struct{ dir, pkg string }{{"../..", "./cmd/csi-node"}, {".", "./pause"}} {
 		r.built[filepath.Base(p.pkg)] = filepath.Join(r.Work, filepath.Base(p.pkg))
-		if err := goBuild(ctx, p.dir, p.pkg, r.built[filepath.Base(p.pkg)], "-trimpath", "-ldflags", "-s -w"); err != nil {
+		if err := goBuild(ctx, p.dir, []string{"build"}, p.pkg, r.built[filepath.Base(p.pkg)], "-trimpath", "-ldflags", "-s -w"); err != nil {
 			return err
 		}
 	}
@@ -111,7 +111,7 @@ func (r *run) prepare(ctx context.Context) error {
 	if err := makeImages(r.images(), r.built); err != nil {
 		return err
 	}
-	if out, err := exec.Command("mkfs.ext4", "-q", "-F", r.poolImage(), "8G").CombinedOutput(); err != nil {
+	if out, err := exec.Command("mkfs.ext4", "-q", "-F", r.poolImage(), poolSize).CombinedOutput(); err != nil {
 		return fmt.Errorf("mkfs.ext4: %w\n%s", err, out)
 	}
 	return r.makeCgroups()
