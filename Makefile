@@ -101,7 +101,7 @@ e2e: deps ## pods on a real Kubernetes, built first: twenty minutes in all (root
 	cd test/e2e && $(GO) vet ./... && $(GO) test -v -count 1 -timeout 120m . $(E2E)
 
 e2e-upstream: deps ## the storage tests of Kubernetes itself, on that Kubernetes: hours (root, Debian; E2E='-upstream.focus=subPath')
-	hack/install-e2e-deps
+	hack/install-e2e-deps upstream
 	cd test/e2e && $(GO) vet -tags upstream . && $(GO) test -tags upstream -v -count 1 -timeout 5h -run '^TestUpstream$$' . $(E2E)
 
 test-mutants: deps ## small faults, one at a time: a test must notice each (root, 6 minutes on 2 cores)

@@ -85,9 +85,12 @@ func (c *cluster) startContainerd() (err error) {
 }
 
 func (c *cluster) startKubelet() (err error) {
-	c.kubelet, err = c.launch("kubelet", c.built["kubelet"], "--config="+c.file("kubelet.yaml"), "--kubeconfig="+c.kubeconfig("kubelet"),
-		"--hostname-override="+nodeName, "--node-ip="+nodeIP, "--v=4")
+	c.kubelet, err = c.launch("kubelet", c.built["kubelet"], c.kubeletFlags()...)
 	return err
+}
+
+func (c *cluster) kubeletFlags() []string {
+	return []string{"--config=" + c.file("kubelet.yaml"), "--kubeconfig=" + c.kubeconfig("kubelet"), "--hostname-override=" + nodeName, "--node-ip=" + nodeIP, "--v=4"}
 }
 
 func (c *cluster) importImages(ctx context.Context) error {

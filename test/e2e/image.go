@@ -203,11 +203,23 @@ func makePlugin(dir, plugin, dockerfile string) error {
 	if m == nil {
 		return fmt.Errorf("%s: no list of packages found", dockerfile)
 	}
-	packages, err := withDependencies(append(strings.Fields(string(m[1])), "base-files"))
+	i := newImage(pluginImage, "/usr/local/bin/csi-node")
+	if err := i.addPackages(append(strings.Fields(string(m[1])), "base-files")...); err != nil {
+		return err
+	}
+	if err := errors.Join(i.directory("/tmp", 0o1777), i.add(plugin, "/usr/local/bin/csi-node")); err != nil {
+		return err
+	}
+	_, err = i.write(dir)
+	return err
+}
+
+// addPackages adds packages and what they depend on, as they are installed on this machine.
+func (i *image) addPackages(names ...string) error {
+	packages, err := withDependencies(names)
 	if err != nil {
 		return err
 	}
-	i := newImage(pluginImage, "/usr/local/bin/csi-node")
 	// As on Debian since 12, so that a file listed as /lib/x and as /usr/lib/x is one.
 	for _, name := range []string{"bin", "sbin", "lib", "lib64"} {
 		if err := errors.Join(i.directory("/usr", 0o755), i.directory("/usr/"+name, 0o755), i.symlink("/"+name, "usr/"+name)); err != nil {
@@ -219,11 +231,7 @@ func makePlugin(dir, plugin, dockerfile string) error {
 			return fmt.Errorf("package %s: %w", pkg, err)
 		}
 	}
-	if err := errors.Join(i.directory("/tmp", 0o1777), i.add(plugin, "/usr/local/bin/csi-node")); err != nil {
-		return err
-	}
-	_, err = i.write(dir)
-	return err
+	return nil
 }
 
 // addPackage adds the files of an installed package, without its documentation.

@@ -211,10 +211,17 @@ type loop struct {
 	Name       string
 	File       string `json:"back-file"`
 	Filesystem string `json:"back-maj:min"` // with blanks around
+	Inode      uint64 `json:"back-ino"`
+}
+
+// of tells whether it is a device on the device v, also if the path by which it was opened is gone with its namespace.
+func (l loop) of(v loop) bool {
+	var node syscall.Stat_t
+	return l.File == v.Name || syscall.Stat(v.Name, &node) == nil && strings.TrimSpace(l.Filesystem) == formatDevice(node.Dev) && l.Inode == node.Ino
 }
 
 func loops() ([]loop, error) {
-	out, err := exec.Command("losetup", "--list", "--json", "--output", "NAME,BACK-FILE,BACK-MAJ:MIN").Output()
+	out, err := exec.Command("losetup", "--list", "--json", "--output", "NAME,BACK-FILE,BACK-MAJ:MIN,BACK-INO").Output()
 	if err != nil {
 		return nil, fmt.Errorf("losetup: %w", err)
 	}
@@ -249,7 +256,7 @@ func (r *run) volumeLoops() ([]loop, error) {
 	}
 	for _, l := range all {
 		for _, v := range volumes {
-			if l.File == v.Name {
+			if l.of(v) {
 				views = append(views, l)
 			}
 		}
@@ -366,6 +373,10 @@ func deviceNumber(path string) (string, error) {
 	if err := syscall.Stat(path, &st); err != nil {
 		return "", err
 	}
-	major, minor := (st.Dev>>8)&0xfff|(st.Dev>>32)&^0xfff, st.Dev&0xff|(st.Dev>>12)&^0xff
-	return strconv.FormatUint(major, 10) + ":" + strconv.FormatUint(minor, 10), nil
+	return formatDevice(st.Dev), nil
+}
+
+func formatDevice(dev uint64) string {
+	major, minor := (dev>>8)&0xfff|(dev>>32)&^0xfff, dev&0xff|(dev>>12)&^0xff
+	return strconv.FormatUint(major, 10) + ":" + strconv.FormatUint(minor, 10)
 }
