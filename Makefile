@@ -5,7 +5,7 @@
 #   make test-vm   the real-kernel tests on another kernel, and power cuts
 #   make test-crash       hundreds of kills of the plugin, and a saboteur at work
 #   make test-histories   100,000 random histories of a simulated node
-#   make e2e       pods on a real Kubernetes
+#   make e2e       pods on a real Kubernetes (make e2e-upstream: the storage tests of Kubernetes itself)
 SHELL := /bin/bash
 .DEFAULT_GOAL := build
 
@@ -100,9 +100,9 @@ e2e: deps ## pods on a real Kubernetes, built first: twenty minutes in all (root
 	hack/install-e2e-deps
 	cd test/e2e && $(GO) vet ./... && $(GO) test -v -count 1 -timeout 120m . $(E2E)
 
-e2e-upstream: deps ## the storage tests of Kubernetes itself, on that Kubernetes: hours (root, Debian; E2E='-upstream.focus=subPath')
+e2e-upstream: deps ## the storage tests of Kubernetes itself there, writes docs/upstream.md: an hour (root, Debian; E2E='-upstream.focus=subPath')
 	hack/install-e2e-deps upstream
-	cd test/e2e && $(GO) vet -tags upstream . && $(GO) test -tags upstream -v -count 1 -timeout 5h -run '^TestUpstream$$' . $(E2E)
+	cd test/e2e && $(GO) vet -tags upstream . && $(GO) test -tags upstream -v -count 1 -timeout 5h -run '^TestUpstream$$' . -upstream.report $(CURDIR)/docs $(E2E)
 
 test-mutants: deps ## small faults, one at a time: a test must notice each (root, 6 minutes on 2 cores)
 	$(GO) run ./test/mutants
