@@ -44,8 +44,11 @@ func (s spec) suite() string {
 func upstreamPage(specs []spec) string {
 	reasons := map[string]int{}
 	var failures []string
+	passed := 0
 	for _, s := range specs {
 		switch {
+		case s.State == "passed":
+			passed++
 		case s.failed():
 			failures = append(failures, s.name())
 		case s.State == "skipped":
@@ -53,31 +56,29 @@ func upstreamPage(specs []spec) string {
 		}
 	}
 	var page strings.Builder
-	fmt.Fprintf(&page, `# The storage tests of Kubernetes
-
-Written by %s, which runs the suite [External Storage][suite] of Kubernetes %s on a node of that Kubernetes,
-with the class %s of %s. What the plugin can do is told to it in %s.
-
-[suite]: https://github.com/kubernetes/kubernetes/tree/%[2]s/test/e2e/storage/external
-
-`, "`make e2e-upstream`", kubernetesVersion, "`csi-node-local`", "`deploy/base`", "`test/e2e/testdriver.yaml`")
-	writeTable(&page, "of the volumes", specs, spec.pattern)
-	writeTable(&page, "the tests", specs, spec.suite)
+	intro := fmt.Sprintf("Written by `make e2e-upstream`, which runs the suite [External Storage][suite] of Kubernetes %s on one node of it, "+
+		"for the plugin as `make e2e` deploys it and its class `csi-node-local`. What the plugin can do is told to it in `test/e2e/testdriver.yaml`. "+
+		"\"Default fs\" is ext4, or xfs where the plugin lacks CAP_SYS_RESOURCE.", kubernetesVersion)
+	fmt.Fprintf(&page, "# The storage tests of Kubernetes\n\n%s\n\n[suite]: https://github.com/kubernetes/kubernetes/tree/%s/test/e2e/storage/external\n\n## What ran\n\n",
+		wrap(intro, 120), kubernetesVersion)
+	fmt.Fprintf(&page, "%d passed, %d failed, %d were skipped.\n\n", passed, len(failures), len(specs)-passed-len(failures))
+	writeTable(&page, "volumes", specs, spec.pattern)
+	writeTable(&page, "tests", specs, spec.suite)
 	page.WriteString("## What failed\n\n")
 	if len(failures) == 0 {
 		page.WriteString("Nothing.\n")
 	}
 	slices.Sort(failures)
 	for _, name := range failures {
-		page.WriteString("- " + strings.ReplaceAll(wrap(name, 118), "\n", "\n  ") + "\n")
+		page.WriteString(item(name))
 	}
-	page.WriteString("\n## What was skipped\n\nThe tests say why, except for the last line. \"Skipped\" in the tables above are all but that.\n\n| tests | because |\n| --- | --- |\n")
+	page.WriteString("\n## What was skipped\n\nBy the tests themselves, for the reason that they give:\n\n")
 	for _, reason := range slices.SortedFunc(maps.Keys(reasons), func(a, b string) int {
 		return cmp.Or(reasons[b]-reasons[a], strings.Compare(a, b))
 	}) {
-		fmt.Fprintf(&page, "| %d | %s |\n", reasons[reason], reason)
+		page.WriteString(item(fmt.Sprintf("%d: %s", reasons[reason], reason)))
 	}
-	page.WriteString("| left out | they mount with, or change, an SELinux context: the node has no SELinux |\n")
+	page.WriteString("\nNot counted here are the tests of SELinux contexts, which `make e2e-upstream` leaves out: its node has no SELinux.\n")
 	return page.String()
 }
 
@@ -101,26 +102,30 @@ func writeTable(page *strings.Builder, head string, specs []spec, key func(spec)
 		}
 	}
 	fmt.Fprintf(page, "| %s | passed | failed | skipped |\n| --- | --- | --- | --- |\n", head)
-	var sum row
 	var only []string
 	for _, name := range slices.Sorted(maps.Keys(rows)) {
-		r := rows[name]
-		if r.passed+r.failed == 0 {
-			only, sum.skipped = append(only, strings.TrimSpace(name)), sum.skipped+r.skipped
-			continue
+		if r := rows[name]; r.passed+r.failed == 0 {
+			only = append(only, strings.TrimSpace(name))
+		} else {
+			fmt.Fprintf(page, "| %s | %d | %d | %d |\n", name, r.passed, r.failed, r.skipped)
 		}
-		sum.passed, sum.failed = sum.passed+r.passed, sum.failed+r.failed
-		fmt.Fprintf(page, "| %s | %d | %d | %d |\n", name, r.passed, r.failed, r.skipped)
 	}
-	fmt.Fprintf(page, "| all others | 0 | 0 | %d |\n", sum.skipped)
-	fmt.Fprintf(page, "\n%s\n\n", wrap(fmt.Sprintf("%d passed, %d failed. The others: %s.", sum.passed, sum.failed, strings.Join(only, ", ")), 120))
+	if len(only) > 0 {
+		fmt.Fprintf(page, "\n%s\n", wrap("Skipped as a whole: "+strings.Join(only, ", ")+".", 120))
+	}
+	page.WriteByte('\n')
 }
 
 // reason is why a test skipped itself, without who did.
 func (s spec) reason() string {
 	text := regexp.MustCompile(`,? -{0,2} ?skipping$`).ReplaceAllString(s.Failure.Message, "")
 	text = regexp.MustCompile(`^(Driver|Suite) "?[^ "]+"? `).ReplaceAllString(text, "")
-	return strings.ReplaceAll(text, "|", "\\|")
+	return text
+}
+
+// item is a line of a list.
+func item(text string) string {
+	return "- " + strings.ReplaceAll(wrap(text, 118), "\n", "\n  ") + "\n"
 }
 
 // wrap breaks text into lines.
