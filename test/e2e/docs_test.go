@@ -1,32 +1,48 @@
 package e2e
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"strings"
 	"testing"
+	"time"
 )
 
-// documented returns the kubectl commands in a section of a page, with the words in capitals that stand for names replaced.
-func documented(t *testing.T, page, section string, names ...string) [][]string {
+// documented returns the commands of the first block that follows some words on a page, with the words in them replaced that
+// stand for names or are others here.
+func documented(t *testing.T, page, words string, replaced ...string) (commands [][]string) {
 	t.Helper()
 	text, err := os.ReadFile("../../docs/" + page)
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, after, _ := strings.Cut(string(text), "\n"+section+"\n")
-	after, _, _ = strings.Cut(after, "\n#")
-	var commands [][]string
+	_, after, _ := strings.Cut(string(text), "\n"+words)
 	for line := range strings.Lines(after) {
-		if command, is := strings.CutPrefix(line, "    kubectl "); is {
-			commands = append(commands, strings.Fields(strings.NewReplacer(names...).Replace(command)))
+		switch command := strings.TrimSpace(line); {
+		case strings.HasPrefix(line, "    ") && (strings.HasPrefix(command, "kubectl ") || strings.HasPrefix(command, "helm ")):
+			commands = append(commands, strings.Fields(strings.NewReplacer(replaced...).Replace(command)))
+		case len(commands) > 0:
+			return commands
 		}
 	}
-	if len(commands) == 0 {
-		t.Fatalf("docs/%s has no command in %q", page, section)
+	t.Fatalf("docs/%s has no command after %q", page, words)
+	return nil
+}
+
+// follow runs a documented command where it is to be run: in the root of a checkout.
+func follow(t *testing.T, checkout string, command []string, more ...string) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), patience+time.Minute)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, the.built[command[0]], append(command[1:], more...)...)
+	cmd.Dir, cmd.Env = checkout, append(os.Environ(), "KUBECONFIG="+the.kubeconfig("admin"), "HOME="+the.file("helm"))
+	out, err := cmd.CombinedOutput()
+	if t.Logf("%s\n%s", strings.Join(cmd.Args, " "), out); err != nil {
+		t.Fatal(err)
 	}
-	return commands
 }
 
 // TestExcludedNode: a node that is excluded looks as if it had room, until what docs/install.md says is done; then pods
@@ -66,7 +82,7 @@ func TestExcludedNode(t *testing.T) {
 		t.Errorf("docs/install.md says that this stays: room told by %q, label %q", room(), label())
 	}
 	for _, command := range documented(t, "install.md", "## Take a node out", "NODE", nodeName) {
-		kubectl(t, command...)
+		follow(t, "../..", command)
 	}
 	if room() != "" || label() != "" {
 		t.Errorf("after the commands of docs/install.md: room told by %q, label %q", room(), label())
@@ -124,7 +140,7 @@ func TestTwoDefaultClasses(t *testing.T) {
 	}
 	gets("two", "e2e-newer")
 	for _, command := range documented(t, "troubleshoot.md", "### A claim got another class than expected", "NAME", "e2e-newer") {
-		kubectl(t, command...)
+		follow(t, "../..", command)
 	}
 	gets("one", "e2e-older")
 	s.remove("persistentvolumeclaim/one", "persistentvolumeclaim/two")

@@ -3,3 +3,5 @@
 module github.com/csi-node/csi-node/test/e2e
 
 go 1.26.0
+
+require golang.org/x/sys v0.49.0

@@ -18,7 +18,6 @@ import (
 // A second driver, of which the chart makes a release beside the first. Its pool is on the same disk.
 const (
 	secondDriver = "second.csi-node.local"
-	secondClass  = "second-csi-node-local"
 	secondPool   = "/var/lib/csi-node/second"
 	secondSet    = "daemonset/second-csi-node"
 	secondValues = `
@@ -31,8 +30,9 @@ metrics: {dashboard: {enabled: true}}
 `
 )
 
-// TestHelm: the chart installs a second driver beside the first; it is upgraded and rolled back under a pod that writes;
-// values that cannot be change nothing; and the uninstall leaves nothing in the cluster.
+// TestHelm: the chart installs a second driver beside the first; by the commands of docs/upgrade.md it becomes the older
+// version, is upgraded to this one, and rolled back to each, under pods that write; values that cannot be change nothing;
+// and the uninstall leaves nothing in the cluster.
 func TestHelm(t *testing.T) {
 	if err := os.MkdirAll(secondPool, 0o755); err != nil {
 		t.Fatal(err)
@@ -54,26 +54,41 @@ func TestHelm(t *testing.T) {
 	})
 	await(t, "registration", func() error { return drivers(t, 2) })
 
-	s.apply(claim("data", secondClass, "32Mi"), pod("writer", "data", writer, "restartPolicy: Never"))
-	s.ready("writer")
-	if out := inSecond(t, "csi-node", "status"); !strings.Contains(out, s.name+"/writer") {
+	u := startWriters(s, "second", secondDriver, "second-csi-node")
+	if out := inSecond(t, "csi-node", "status"); !strings.Contains(out, s.name+"/local") {
 		t.Errorf("the second driver's status has not the pod:\n%s", out)
 	}
 	scraped(t)
 
-	helm(t, "", "upgrade", "second", "../../deploy/chart", "--namespace=second", "--wait", "--reset-then-reuse-values", "--set=driver.loggingFormat=json,driver.logLevel=4")
-	s.wrote("writer")
+	run := func(words, checkout, tag string, more ...string) {
+		for _, command := range documented(t, "upgrade.md", words, "csi-node deploy/chart -n csi-node", "second deploy/chart -n second",
+			"tag=v2", "tag="+tag, "-n csi-node rollout status daemonset/csi-node", "-n second rollout status "+secondSet) {
+			if command[0] == "helm" {
+				command = append(command, more...)
+			}
+			follow(t, checkout, command)
+		}
+	}
+	u.to(olderImage, func() { run("3. With Helm", the.older(), "older") })
+	u.to(pluginImage, func() { run("3. With Helm", "../..", "e2e", "--set=driver.loggingFormat=json,driver.logLevel=4") })
 	allInJSON(t)
 	if out, err := tryHelm("replicas: 3", "upgrade", "second", "../../deploy/chart", "--namespace=second", "--reset-then-reuse-values", "--values=-"); err == nil || !strings.Contains(err.Error(), "replicas") {
 		t.Errorf("a value that is none is not refused: %s, %v", out, err)
 	}
-	helm(t, "", "rollback", "second", "1", "--namespace=second", "--wait")
-	kubectl(t, "rollout", "status", "--namespace=second", secondSet, "--timeout="+patience.String())
-	if args := kubectl(t, "get", "--namespace=second", secondSet, "--output=jsonpath={.spec.template.spec.containers[0].args}"); strings.Contains(args, "json") {
-		t.Errorf("after the rollback its arguments are %s", args)
+	back := documented(t, "upgrade.md", "With Helm to the release before", "csi-node -n csi-node", "second -n second", "csi-node 1 -n csi-node", "second 1 -n second")
+	if len(back) != 3 {
+		t.Fatalf("docs/upgrade.md rolls back by %q", back)
 	}
-	s.wrote("writer")
-	s.remove("pod/writer", "persistentvolumeclaim/data")
+	u.to(olderImage, func() { follow(t, "../..", back[0]) })
+	u.to(pluginImage, func() {
+		follow(t, "../..", back[1])
+		follow(t, "../..", back[2])
+	})
+	if args := kubectl(t, "get", "--namespace=second", secondSet, "--output=jsonpath={.spec.template.spec.containers[0].args}"); strings.Contains(args, "json") {
+		t.Errorf("after the rollback to the first release its arguments are %s", args)
+	}
+	s.remove("pod", "--all")
+	s.remove("persistentvolumeclaim", "--all")
 
 	helm(t, "", "uninstall", "second", "--namespace=second", "--wait")
 	gone = true

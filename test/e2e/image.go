@@ -126,10 +126,11 @@ const (
 	pauseImage  = "e2e.local/pause:1"
 	shellImage  = "e2e.local/shell:1"
 	pluginImage = "e2e.local/csi-node:e2e"
+	olderImage  = "e2e.local/csi-node:older"
 )
 
-// makeImages makes all that the cluster needs, from this machine's files only.
-func makeImages(dir string, built map[string]string) error {
+// makeImages makes all that the cluster needs, from this machine's files only. older is the tree of the older version.
+func makeImages(dir string, built map[string]string, older string) error {
 	// The sidecars have the names that deploy/base gives them, so that it is tested as it is.
 	sidecars, err := sidecarImages("../../deploy/base/daemonset.yaml")
 	if err != nil {
@@ -146,7 +147,9 @@ func makeImages(dir string, built map[string]string) error {
 			return err
 		}
 	}
-	if err := errors.Join(makeShell(dir), makePlugin(dir, built["csi-node"], "../../Dockerfile")); err != nil || !upstream {
+	err = errors.Join(makeShell(dir), makePlugin(dir, pluginImage, built["csi-node"], "../../Dockerfile"),
+		makePlugin(dir, olderImage, built["csi-node-older"], filepath.Join(older, "Dockerfile")))
+	if err != nil || !upstream {
 		return err
 	}
 	return makeUpstreamImages(dir, built)
@@ -192,9 +195,9 @@ func (i *image) addBusybox() error {
 	return errors.Join(errs...)
 }
 
-// makePlugin makes the image that the Dockerfile describes: the packages that it
+// makePlugin makes the image that a Dockerfile describes: the packages that it
 // names and what they depend on, as they are installed on this machine, and the plugin.
-func makePlugin(dir, plugin, dockerfile string) error {
+func makePlugin(dir, name, plugin, dockerfile string) error {
 	text, err := os.ReadFile(dockerfile)
 	if err != nil {
 		return err
@@ -203,7 +206,7 @@ func makePlugin(dir, plugin, dockerfile string) error {
 	if m == nil {
 		return fmt.Errorf("%s: no list of packages found", dockerfile)
 	}
-	i := newImage(pluginImage, "/usr/local/bin/csi-node")
+	i := newImage(name, "/usr/local/bin/csi-node")
 	if err := i.addPackages(append(strings.Fields(string(m[1])), "base-files")...); err != nil {
 		return err
 	}

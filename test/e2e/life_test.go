@@ -157,9 +157,17 @@ func (s *space) refusesDiscards(device string) {
 	f.Close()
 }
 
-// writer writes and syncs until a write fails, and then ends: a pod with
-// restartPolicy Never that runs has not seen a failure.
-const writer = `i=0; while echo $i >> /data/log && dd if=/dev/zero of=/data/block bs=4k count=1 conv=fsync,notrunc 2>/tmp/error; do i=$((i+1)); usleep 20000; done; cat /tmp/error; exit 1`
+// writer writes, syncs, and reads from the disk what it wrote, until something is not as it should be, and then ends: a pod
+// with restartPolicy Never that runs has not seen a failure.
+var writer = writerTo("/data/block")
+
+// writerTo is a writer of a block of a file or device. It counts what it wrote in /data/log.
+func writerTo(block string) string {
+	return strings.ReplaceAll(`mkdir -p /data; content() { yes $i | head -c 65536; }; i=0
+while echo $i | dd of=/data/log oflag=append conv=notrunc,fsync 2>/tmp/error && content | dd of=BLOCK bs=64k iflag=fullblock conv=notrunc,fsync 2>/tmp/error &&
+[ "$(dd if=BLOCK bs=64k count=1 iflag=direct 2>/tmp/error | md5sum)" = "$(content | md5sum)" ]; do i=$((i+1)); usleep 50000; done
+cat /tmp/error; echo block $i is not what was written; exit 1`, "BLOCK", block)
+}
 
 // wrote checks that a writer has never failed, goes on, and has lost nothing.
 func (s *space) wrote(pod string) {
@@ -317,30 +325,6 @@ func TestPluginKilled(t *testing.T) {
 	killPlugin(t)
 	s.remove("pod", "--all")
 	deployed(t)
-}
-
-// TestUpgrade: a rollout of the DaemonSet under pods that write; no write fails.
-func TestUpgrade(t *testing.T) {
-	s := newSpace(t)
-	var pods []string
-	for _, class := range []string{"csi-node-local", "csi-node-xfs", "csi-node-thin"} {
-		name := strings.TrimPrefix(class, "csi-node-")
-		s.apply(claim(name, class, "320Mi"), pod(name, name, writer, "restartPolicy: Never"))
-		pods = append(pods, name)
-	}
-	s.ready(pods...)
-	before, err := pluginPID()
-	if err != nil {
-		t.Fatal(err)
-	}
-	kubectl(t, "rollout", "restart", "--namespace=csi-node", "daemonset/csi-node")
-	deployed(t)
-	if after, err := pluginPID(); err != nil || after == before {
-		t.Fatalf("the plugin was process %d and is %d, %v", before, after, err)
-	}
-	for _, pod := range pods {
-		s.wrote(pod)
-	}
 }
 
 // mountsOf returns the node's mount points that belong to a volume: the stage first, then its targets.

@@ -33,6 +33,7 @@ type run struct {
 func (r *run) images() string     { return filepath.Join(r.Work, "images") }
 func (r *run) poolImage() string  { return filepath.Join(r.Work, "pool.img") }
 func (r *run) poolDevice() string { return filepath.Join(r.Work, "pool-device") }
+func (r *run) older() string      { return filepath.Join(r.Work, "older") } // the tree of olderVersion
 func (r *run) logs() string       { return filepath.Join(r.cache, "logs") }
 func (r *run) record() string     { return filepath.Join(r.cache, "run.json") }
 
@@ -94,9 +95,14 @@ func supervise() (code int, err error) {
 // prepare makes what init finds: binaries, images, the pool's file system, cgroups.
 func (r *run) prepare(ctx context.Context) error {
 	say("building the plugin, making images")
-	for _, p := range []struct{ dir, pkg string }{{"../..", "./cmd/csi-node"}, {".", "./pause"}} {
-		r.built[filepath.Base(p.pkg)] = filepath.Join(r.Work, filepath.Base(p.pkg))
-		if err := goBuild(ctx, p.dir, []string{"build"}, p.pkg, r.built[filepath.Base(p.pkg)], "-trimpath", "-ldflags", "-s -w"); err != nil {
+	if err := r.checkOutOlder(ctx); err != nil {
+		return err
+	}
+	for _, p := range []struct{ name, dir, pkg string }{
+		{"csi-node", "../..", "./cmd/csi-node"}, {"csi-node-older", r.older(), "./cmd/csi-node"}, {"pause", ".", "./pause"},
+	} {
+		r.built[p.name] = filepath.Join(r.Work, p.name)
+		if err := goBuild(ctx, p.dir, []string{"build"}, p.pkg, r.built[p.name], "-trimpath", "-ldflags", "-s -w"); err != nil {
 			return err
 		}
 	}
@@ -108,13 +114,36 @@ func (r *run) prepare(ctx context.Context) error {
 			return err
 		}
 	}
-	if err := makeImages(r.images(), r.built); err != nil {
+	if err := makeImages(r.images(), r.built, r.older()); err != nil {
 		return err
 	}
 	if out, err := exec.Command("mkfs.ext4", "-q", "-F", r.poolImage(), poolSize).CombinedOutput(); err != nil {
 		return fmt.Errorf("mkfs.ext4: %w\n%s", err, out)
 	}
 	return r.makeCgroups()
+}
+
+// olderVersion is what the plugin is upgraded from, and goes back to: a commit of this repository, or a tag.
+const olderVersion = "16cbe37de2ef6940f16db95bf01f0828b441dc23" // the first whose chart is upgraded as docs/upgrade.md says
+
+// checkOutOlder writes the tree of olderVersion, in which the manifests ask for the older image.
+func (r *run) checkOutOlder(ctx context.Context) error {
+	archive := r.older() + ".tar"
+	if out, err := exec.CommandContext(ctx, "git", "-C", "../..", "archive", "--output="+archive, olderVersion).CombinedOutput(); err != nil {
+		return fmt.Errorf("commit %s, from which the plugin is upgraded, must be in this clone (of a shallow one: git fetch --unshallow): %w\n%s", olderVersion, err, out)
+	}
+	if err := os.Mkdir(r.older(), 0o755); err != nil {
+		return err
+	}
+	if out, err := exec.CommandContext(ctx, "tar", "--extract", "--file="+archive, "--directory="+r.older()).CombinedOutput(); err != nil {
+		return fmt.Errorf("tar: %w\n%s", err, out)
+	}
+	overlay := filepath.Join(r.older(), "test/e2e/deploy/kustomization.yaml")
+	text, err := os.ReadFile(overlay)
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(overlay, []byte(strings.Replace(string(text), "newTag: e2e", "newTag: older", 1)), 0o644)
 }
 
 // startInit starts init in namespaces of its own and waits until it ends.
