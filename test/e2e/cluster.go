@@ -21,28 +21,27 @@ import (
 	"time"
 )
 
-// cluster is a Kubernetes of one node, in this process's namespaces.
+// cluster is a Kubernetes, in this process's namespaces with its first node.
 type cluster struct {
 	*run
-	kubelet, containerd *process
+	*node
+	nodes []*node // the first, and one more while there is one
 }
 
-func (c *cluster) file(name string) string       { return filepath.Join(c.Work, name) }
-func (c *cluster) containerdSocket() string      { return c.file("containerd.sock") }
-func (c *cluster) kubeconfig(user string) string { return c.file(user + ".conf") }
+func (c *cluster) file(name string) string   { return c.run.file(name) }
+func (r *run) file(name string) string       { return filepath.Join(r.Work, name) }
+func (r *run) kubeconfig(user string) string { return r.file(user + ".conf") }
 
 // start brings the cluster up until its node is Ready.
 func start(ctx context.Context, r *run) (*cluster, error) {
-	c := &cluster{run: r}
-	if err := errors.Join(c.writeKeys(), c.writeConfiguration()); err != nil {
+	c := &cluster{run: r, node: firstNode(r)}
+	c.nodes = []*node{c.node}
+	if err := c.writeKeys(); err != nil {
 		return nil, err
 	}
 	if _, err := c.launch("etcd", "etcd", "--data-dir", c.file("etcd"), "--unsafe-no-fsync", "--log-level=warn",
 		"--listen-client-urls=http://127.0.0.1:2379", "--advertise-client-urls=http://127.0.0.1:2379",
 		"--listen-peer-urls=http://127.0.0.1:2380", "--initial-advertise-peer-urls=http://127.0.0.1:2380", "--initial-cluster=default=http://127.0.0.1:2380"); err != nil {
-		return nil, err
-	}
-	if err := c.startContainerd(); err != nil {
 		return nil, err
 	}
 	if _, err := c.launch("kube-apiserver", c.built["kube-apiserver"], "--etcd-servers=http://127.0.0.1:2379",
@@ -59,57 +58,17 @@ func start(ctx context.Context, r *run) (*cluster, error) {
 	for _, name := range []string{"kube-controller-manager", "kube-scheduler"} {
 		args := []string{"--kubeconfig=" + c.kubeconfig(name), "--bind-address=127.0.0.1", "--leader-elect=false"}
 		if name == "kube-controller-manager" {
-			args = append(args, "--root-ca-file="+c.file("ca.crt"), "--service-account-private-key-file="+c.file("sa.key"))
+			args = append(args, "--root-ca-file="+c.file("ca.crt"), "--service-account-private-key-file="+c.file("sa.key"),
+				"--node-monitor-grace-period=20s") // four times what kubelet takes to tell that it is there
 		}
 		if _, err := c.launch(name, c.built[name], args...); err != nil {
 			return nil, err
 		}
 	}
-	if err := c.importImages(ctx); err != nil {
-		return nil, err
-	}
-	if err := c.startKubelet(); err != nil {
-		return nil, err
-	}
-	if err := c.await(ctx, "node", func(ctx context.Context) error {
-		return c.check(ctx, "wait", "--for=condition=Ready", "--timeout=5s", "node/"+nodeName)
-	}); err != nil {
+	if err := c.node.start(ctx); err != nil {
 		return nil, err
 	}
 	return c, c.await(ctx, "service account", func(ctx context.Context) error { return c.check(ctx, "get", "serviceaccount", "default") })
-}
-
-func (c *cluster) startContainerd() (err error) {
-	c.containerd, err = c.launch("containerd", "containerd", "--config", c.file("containerd.toml"))
-	return err
-}
-
-func (c *cluster) startKubelet() (err error) {
-	c.kubelet, err = c.launch("kubelet", c.built["kubelet"], c.kubeletFlags()...)
-	return err
-}
-
-func (c *cluster) kubeletFlags() []string {
-	return []string{"--config=" + c.file("kubelet.yaml"), "--kubeconfig=" + c.kubeconfig("kubelet"), "--hostname-override=" + nodeName, "--node-ip=" + nodeIP, "--v=4"}
-}
-
-func (c *cluster) importImages(ctx context.Context) error {
-	if err := c.await(ctx, "containerd", func(ctx context.Context) error {
-		return runQuietly(ctx, "ctr", "--address", c.containerdSocket(), "version")
-	}); err != nil {
-		return err
-	}
-	images, err := filepath.Glob(filepath.Join(c.images(), "*.tar"))
-	if err != nil {
-		return err
-	}
-	for _, image := range images {
-		if err := runQuietly(ctx, "ctr", "--address", c.containerdSocket(), "--namespace", "k8s.io", "images", "import", image); err != nil {
-			return err
-		}
-	}
-	say("%d images imported", len(images))
-	return nil
 }
 
 // deploy brings the plugin up, as a reader of the README would.
@@ -123,19 +82,19 @@ func deploy(ctx context.Context, c *cluster) error {
 }
 
 // await repeats check, which says why it is not yet, and says when it has come.
-func (c *cluster) await(ctx context.Context, what string, check func(context.Context) error) error {
+func (r *run) await(ctx context.Context, what string, check func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Minute)
 	defer cancel()
 	if err := eventually(ctx, func() error { return check(ctx) }); err != nil {
-		return fmt.Errorf("%s: %w; see %s", what, err, c.logs())
+		return fmt.Errorf("%s: %w; see %s", what, err, r.logs())
 	}
 	say("%s is there", what)
 	return nil
 }
 
 // check runs kubectl for its success.
-func (c *cluster) check(ctx context.Context, args ...string) error {
-	return runQuietly(ctx, c.built["kubectl"], append([]string{"--kubeconfig", c.kubeconfig("admin")}, args...)...)
+func (r *run) check(ctx context.Context, args ...string) error {
+	return runQuietly(ctx, r.built["kubectl"], append([]string{"--kubeconfig", r.kubeconfig("admin")}, args...)...)
 }
 
 func runQuietly(ctx context.Context, name string, args ...string) error {
@@ -152,22 +111,27 @@ type process struct {
 }
 
 // launch starts a part of the cluster; what it writes goes to its log, after what an earlier one wrote.
-func (c *cluster) launch(name, path string, args ...string) (*process, error) {
-	log, err := os.OpenFile(filepath.Join(c.logs(), name+".log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
+func (r *run) launch(name, path string, args ...string) (*process, error) {
+	log, err := os.OpenFile(filepath.Join(r.logs(), name+".log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
 	if err != nil {
 		return nil, err
 	}
 	defer log.Close()
-	p := &process{cmd: exec.Command(path, args...), done: make(chan struct{})}
-	p.cmd.Stdout, p.cmd.Stderr = log, log
-	if err := p.cmd.Start(); err != nil {
+	cmd := exec.Command(path, args...)
+	cmd.Stdout, cmd.Stderr = log, log
+	if err := cmd.Start(); err != nil {
 		return nil, fmt.Errorf("start %s: %w", name, err)
 	}
+	return started(cmd), nil
+}
+
+func started(cmd *exec.Cmd) *process {
+	p := &process{cmd: cmd, done: make(chan struct{})}
 	go func() {
 		defer close(p.done)
-		_ = p.cmd.Wait() // it runs until it is killed; why it ended earlier is in its log
+		_ = cmd.Wait() // it runs until it is killed; why it ended earlier is in its log
 	}()
-	return p, nil
+	return p
 }
 
 // stop ends the process by a signal and waits until it is gone.
@@ -213,13 +177,14 @@ func (c *cluster) writeKeys() error {
 	var tokens strings.Builder
 	for _, user := range []struct{ file, name, group string }{
 		{"admin", "admin", "system:masters"}, {"kube-controller-manager", "system:kube-controller-manager", "system:masters"},
-		{"kube-scheduler", "system:kube-scheduler", ""}, {"kubelet", "system:node:" + nodeName, "system:nodes"},
+		{"kube-scheduler", "system:kube-scheduler", ""},
+		{"kubelet-" + nodeName, "system:node:" + nodeName, "system:nodes"}, {"kubelet-" + secondName, "system:node:" + secondName, "system:nodes"},
 	} {
 		token := rand.Text()
 		fmt.Fprintf(&tokens, "%s,%s,%s,%q\n", token, user.name, user.file, user.group)
 		errs = append(errs, c.writeFile(user.file+".conf", `apiVersion: v1
 kind: Config
-clusters: [{name: e2e, cluster: {server: "https://127.0.0.1:443", certificate-authority: "`+c.file("ca.crt")+`"}}]
+clusters: [{name: e2e, cluster: {server: "https://`+nodeIP+`:443", certificate-authority: "`+c.file("ca.crt")+`"}}]
 users: [{name: user, user: {token: "`+token+`"}}]
 contexts: [{name: e2e, context: {cluster: e2e, user: user}}]
 current-context: e2e
@@ -236,17 +201,17 @@ func (c *cluster) writeFile(name, text string) error {
 	return os.WriteFile(c.file(name), []byte(text), 0o600)
 }
 
-func (c *cluster) writeConfiguration() error {
+func (n *node) writeConfiguration() error {
 	runc, err := exec.LookPath("runc")
 	if err != nil {
 		return err
 	}
-	return errors.Join(os.MkdirAll(c.file("cni"), 0o755),
-		c.writeFile("containerd.toml", `version = 2
-root = "`+c.file("containerd")+`"
+	return errors.Join(os.MkdirAll(n.file("cni"), 0o755),
+		n.writeFile("containerd.toml", `version = 2
+root = "`+n.file("containerd")+`"
 state = "/run/containerd"
 [grpc]
-  address = "`+c.containerdSocket()+`"
+  address = "`+n.containerdSocket()+`"
 [plugins."io.containerd.grpc.v1.cri"]
   sandbox_image = "`+pauseImage+`"
   stream_server_address = "127.0.0.1"
@@ -265,22 +230,23 @@ state = "/run/containerd"
         BinaryName = "`+runc+`"
   [plugins."io.containerd.grpc.v1.cri".cni]
     bin_dir = "/usr/lib/cni"
-    conf_dir = "`+c.file("cni")+`"
+    conf_dir = "`+n.file("cni")+`"
 `),
-		c.writeFile("cni/10-e2e.conflist", `{"cniVersion": "0.4.0", "name": "e2e", "plugins": [{"type": "bridge", "bridge": "cni0", "isGateway": true, "hairpinMode": true,
- "ipam": {"type": "host-local", "dataDir": "`+c.file("cni-addresses")+`", "ranges": [[{"subnet": "`+podRange+`"}]], "routes": [{"dst": "0.0.0.0/0"}]}}]}
+		n.writeFile("cni/10-e2e.conflist", `{"cniVersion": "0.4.0", "name": "e2e", "plugins": [{"type": "bridge", "bridge": "cni0", "isGateway": true, "hairpinMode": true,
+ "ipam": {"type": "host-local", "dataDir": "`+n.file("cni-addresses")+`", "ranges": [[{"subnet": "`+n.podRange+`"}]], "routes": [{"dst": "0.0.0.0/0"}]}}]}
 `),
-		c.writeFile("kubelet.yaml", `apiVersion: kubelet.config.k8s.io/v1beta1
+		n.writeFile("kubelet.yaml", `apiVersion: kubelet.config.k8s.io/v1beta1
 kind: KubeletConfiguration
 failCgroupV1: false # runs on either version
 cgroupDriver: cgroupfs
-cgroupRoot: /`+c.Cgroup+`
-containerRuntimeEndpoint: unix://`+c.containerdSocket()+`
+cgroupRoot: /`+n.cgroup()+`
+containerRuntimeEndpoint: unix://`+n.containerdSocket()+`
 readOnlyPort: 0
 authentication: {anonymous: {enabled: true}, webhook: {enabled: false}} # in a network of its own
 authorization: {mode: AlwaysAllow}
 resolvConf: ""
 clusterDNS: [198.19.0.10] # nobody answers there, and nobody asks
+nodeLeaseDurationSeconds: 20 # kubelet tells four times in it that the node is there
 failSwapOn: false
 makeIPTablesUtilChains: false
 serializeImagePulls: false
@@ -290,4 +256,8 @@ evictionHard: {memory.available: 100Mi, nodefs.available: 1%, imagefs.available:
 volumePluginDir: /var/lib/kubelet/volumeplugins
 syncFrequency: 10s
 `))
+}
+
+func (n *node) writeFile(name, text string) error {
+	return os.WriteFile(n.file(name), []byte(text), 0o600)
 }

@@ -2,10 +2,10 @@ package e2e
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -32,66 +32,19 @@ func documented(t *testing.T, page, words string, replaced ...string) (commands 
 	return nil
 }
 
-// follow runs a documented command where it is to be run: in the root of a checkout.
-func follow(t *testing.T, checkout string, command []string, more ...string) {
+// follow runs a documented command where it is to be run, in the root of a checkout, and returns what it prints.
+func follow(t *testing.T, checkout string, command []string, more ...string) string {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), patience+time.Minute)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, the.built[command[0]], append(command[1:], more...)...)
-	cmd.Dir, cmd.Env = checkout, append(os.Environ(), "KUBECONFIG="+the.kubeconfig("admin"), "HOME="+the.file("helm"))
+	cmd.Dir, cmd.Env = checkout, append(os.Environ(), "KUBECONFIG="+the.kubeconfig("admin"), "HOME="+the.file("helm"),
+		"PATH="+the.Work+":"+filepath.Dir(the.built["kubectl"])+":"+os.Getenv("PATH")) // the plugin of kubectl, and kubectl
 	out, err := cmd.CombinedOutput()
 	if t.Logf("%s\n%s", strings.Join(cmd.Args, " "), out); err != nil {
 		t.Fatal(err)
 	}
-}
-
-// TestExcludedNode: a node that is excluded looks as if it had room, until what docs/install.md says is done; then pods
-// are told. It all comes back with the plugin.
-func TestExcludedNode(t *testing.T) {
-	s := newSpace(t)
-	room := func() string {
-		return strings.TrimSpace(kubectl(t, "get", "--namespace=csi-node", "csistoragecapacities", "--output=name"))
-	}
-	label := func() string {
-		return kubectl(t, "get", "node", nodeName, `--output=jsonpath={.metadata.labels.topology\.csi-node\.local/node}`)
-	}
-	include := func() {
-		kubectl(t, "label", "node", nodeName, "csi-node.local/exclude-")
-		await(t, "the plugin, registered again", func() error {
-			if label() != nodeName || room() == "" {
-				return fmt.Errorf("the node's label is %q, and room is told by %q", label(), room())
-			}
-			return nil
-		})
-		deployed(t)
-	}
-	kubectl(t, "label", "node", nodeName, "csi-node.local/exclude=")
-	excluded := true
-	t.Cleanup(func() {
-		if excluded {
-			include()
-		}
-	})
-	await(t, "the plugin's end", func() error {
-		if pods := kubectl(t, "get", "--namespace=csi-node", "pods", "--output=name"); pods != "" {
-			return errors.New("there is " + pods)
-		}
-		return nil
-	})
-	if room() == "" || label() == "" {
-		t.Errorf("docs/install.md says that this stays: room told by %q, label %q", room(), label())
-	}
-	for _, command := range documented(t, "install.md", "## Take a node out", "NODE", nodeName) {
-		follow(t, "../..", command)
-	}
-	if room() != "" || label() != "" {
-		t.Errorf("after the commands of docs/install.md: room told by %q, label %q", room(), label())
-	}
-	s.apply(claim("data", "csi-node-local", "32Mi"), pod("pod", "data", idle))
-	s.event("pod", "did not have enough free storage")
-	excluded = false
-	include()
-	s.ready("pod")
+	return string(out)
 }
 
 // TestGrowthTakenBack: a growth without room is told, and taken back by a request for more than the volume has: as

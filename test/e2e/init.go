@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -33,7 +34,8 @@ func beInit() (int, error) {
 	if err != nil {
 		return 1, err
 	}
-	if err := errors.Join(r.mountAll(), network()); err != nil {
+	first := firstNode(r)
+	if err := errors.Join(first.mountAll(), first.network()); err != nil {
 		return 1, err
 	}
 	if err := os.Setenv(roleVariable, "test"); err != nil {
@@ -66,9 +68,16 @@ func beInit() (int, error) {
 }
 
 // mountAll puts private directories over those of the host that a node writes to.
-func (r *run) mountAll() error {
+func (n *node) mountAll() error {
 	if err := syscall.Mount("", "/", "", syscall.MS_REC|syscall.MS_PRIVATE, ""); err != nil {
 		return fmt.Errorf("make all mounts private: %w", err)
+	}
+	if n.name != nodeName { // it knows nothing of what the first has mounted
+		for _, dir := range []string{"/run", "/var/lib", "/var/log"} {
+			if err := syscall.Unmount(dir, syscall.MNT_DETACH); err != nil {
+				return fmt.Errorf("drop the copy of %s: %w", dir, err)
+			}
+		}
 	}
 	if err := letGo(); err != nil {
 		return err
@@ -77,7 +86,7 @@ func (r *run) mountAll() error {
 		return fmt.Errorf("mount /proc and /run: %w", err)
 	}
 	for _, dir := range []string{"/var/lib", "/var/log"} {
-		own := filepath.Join(r.Work, dir)
+		own := n.file(dir)
 		if err := errors.Join(os.MkdirAll(own, 0o755), syscall.Mount(own, dir, "", syscall.MS_BIND, "")); err != nil {
 			return fmt.Errorf("bind %s: %w", dir, err)
 		}
@@ -88,14 +97,14 @@ func (r *run) mountAll() error {
 		}
 	}
 	// `mount` makes the loop device one that detaches itself.
-	if out, err := exec.Command("mount", "-o", "loop", r.poolImage(), "/var/lib/csi-node").CombinedOutput(); err != nil {
+	if out, err := exec.Command("mount", "-o", "loop", n.file("pool.img"), "/var/lib/csi-node").CombinedOutput(); err != nil {
 		return fmt.Errorf("mount the pool: %w\n%s", err, out)
 	}
 	device, err := deviceNumber("/var/lib/csi-node")
 	if err != nil {
 		return err
 	}
-	if err := os.WriteFile(r.poolDevice(), []byte(device), 0o600); err != nil {
+	if err := os.WriteFile(n.file(poolDevice), []byte(device), 0o600); err != nil {
 		return err
 	}
 	// As systemd does it on a node: mounts of kubelet and of the plugin reach each other.
@@ -127,26 +136,18 @@ func letGo() error {
 	return nil
 }
 
-const (
-	nodeName    = "e2e"
-	nodeIP      = "198.18.0.1"
-	podRange    = "198.18.1.0/24"
-	serviceIP   = "198.19.0.1" // of the API server; there is no kube-proxy, so the node has it itself
-	serviceCIDR = "198.19.0.0/16"
-)
-
-// network gives the namespace a bridge with the node's address. No route leads out of it.
-func network() error {
+// network gives the first node's namespace a bridge with its address. No route leads out of it.
+func (n *node) network() error {
 	for _, args := range [][]string{
 		{"link", "set", "lo", "up"},
 		{"address", "add", serviceIP + "/32", "dev", "lo"},
 		{"link", "add", "e2e0", "type", "bridge"},
-		{"address", "add", nodeIP + "/24", "dev", "e2e0"},
+		{"address", "add", n.ip + "/24", "dev", "e2e0"},
 		{"link", "set", "e2e0", "up"},
 		{"route", "add", "default", "dev", "e2e0"}, // kubelet wants one
 	} {
-		if out, err := exec.Command("ip", args...).CombinedOutput(); err != nil {
-			return fmt.Errorf("ip %v: %w\n%s", args, err, out)
+		if err := runQuietly(context.Background(), "ip", args...); err != nil {
+			return err
 		}
 	}
 	return os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("1"), 0o644)

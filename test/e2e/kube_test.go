@@ -70,7 +70,7 @@ type space struct {
 
 func newSpace(t *testing.T) *space {
 	t.Helper()
-	s := &space{t, strings.ToLower(t.Name())}
+	s := &space{t, strings.ReplaceAll(strings.ToLower(t.Name()), "/", "-")}
 	kubectl(t, "create", "namespace", s.name)
 	t.Cleanup(func() {
 		if t.Failed() {
@@ -268,28 +268,6 @@ func deployed(t testing.TB) {
 	kubectl(t, "rollout", "status", "--namespace=csi-node", "daemonset/csi-node", "--timeout="+patience.String())
 }
 
-// pluginPID finds the plugin's process.
-func pluginPID() (int, error) { return pidOf("/usr/local/bin/csi-node") }
-
-// pidOf finds the process of a container by its program. A probe of kubelet's runs
-// the same one for a moment.
-func pidOf(program string) (int, error) {
-	executables, err := filepath.Glob("/proc/[0-9]*/exe") // of this pid namespace
-	if err != nil {
-		return 0, err
-	}
-	for _, exe := range executables {
-		if path, err := os.Readlink(exe); err == nil && path == program {
-			line, err := os.ReadFile(filepath.Join(filepath.Dir(exe), "cmdline"))
-			if arguments := strings.Split(string(line), "\x00"); err != nil || len(arguments) > 1 && arguments[1] == "probe" {
-				continue
-			}
-			return strconv.Atoi(filepath.Base(filepath.Dir(exe)))
-		}
-	}
-	return 0, fmt.Errorf("no process runs %s", program)
-}
-
 // restartKubelet ends kubelet by a signal, runs between, starts it, and waits until it knows its pods.
 func restartKubelet(t testing.TB, signal syscall.Signal, between func()) {
 	t.Helper()
@@ -311,16 +289,12 @@ func restartKubelet(t testing.TB, signal syscall.Signal, between func()) {
 	})
 }
 
+const pluginProgram = "/usr/local/bin/csi-node"
+
 // killPlugin ends the plugin's process as a power cut would end it.
 func killPlugin(t testing.TB) {
 	t.Helper()
-	await(t, "plugin to kill", func() error {
-		pid, err := pluginPID()
-		if err != nil {
-			return err
-		}
-		return syscall.Kill(pid, syscall.SIGKILL)
-	})
+	await(t, "plugin to kill", func() error { return the.kill(pluginProgram, nil) })
 }
 
 // assertNothingLeft waits until no volume has left anything on the node.
@@ -337,13 +311,20 @@ func leftovers() (left []error) {
 	for _, l := range devices {
 		left = append(left, fmt.Errorf("device %s on %s", l.Name, l.File))
 	}
-	mounts, err := mountPoints()
+	for _, n := range the.nodes {
+		left = append(left, n.leftovers()...)
+	}
+	return left
+}
+
+func (n *node) leftovers() (left []error) {
+	mounts, err := n.mountPoints()
 	if err != nil {
 		return []error{err}
 	}
 	for _, path := range mounts {
 		if strings.Contains(path, "kubernetes.io~csi") || strings.Contains(path, "kubernetes.io/csi") || strings.Contains(path, "volume-subpaths") {
-			left = append(left, fmt.Errorf("mount %s", path))
+			left = append(left, fmt.Errorf("on %s mount %s", n.name, path))
 		}
 	}
 	for _, pattern := range []string{
@@ -356,20 +337,20 @@ func leftovers() (left []error) {
 		"/var/lib/kubelet/pods/*/volumes/kubernetes.io~csi/*",
 		"/var/lib/kubelet/pods/*/volumeDevices/kubernetes.io~csi/*",
 	} {
-		paths, err := filepath.Glob(pattern)
+		paths, err := filepath.Glob(n.root() + pattern)
 		if err != nil {
 			return []error{err}
 		}
 		for _, path := range paths {
-			left = append(left, fmt.Errorf("path %s", path))
+			left = append(left, fmt.Errorf("on %s path %s", n.name, strings.TrimPrefix(path, n.root())))
 		}
 	}
 	return left
 }
 
 // mountPoints returns the mount points below kubelet's directory.
-func mountPoints() ([]string, error) {
-	text, err := os.ReadFile("/proc/self/mountinfo")
+func (n *node) mountPoints() ([]string, error) {
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/mountinfo", n.pid()))
 	if err != nil {
 		return nil, err
 	}

@@ -35,7 +35,7 @@ func TestManifests(t *testing.T) {
 func TestLeastPrivilege(t *testing.T) {
 	deployed(t)
 	for program, sidecar := range map[string]bool{"/usr/local/bin/csi-node": false, "/csi-provisioner": true, "/csi-resizer": true} {
-		pid, err := pidOf(program)
+		pid, err := the.pidOf(program)
 		if err != nil {
 			t.Error(err)
 			continue
@@ -127,7 +127,7 @@ func TestDynamicVolume(t *testing.T) {
 	s := newSpace(t)
 	s.apply(claim("data", "e2e-ext4", "32Mi"), pod("first", "data", idle))
 	s.ready("first")
-	s.holds("first", "echo kept > /data/file && sync && grep ' /data ' /proc/mounts | cut -d' ' -f3", "ext4")
+	s.holds("first", "echo kept | dd of=/data/file conv=fsync 2>/dev/null && grep ' /data ' /proc/mounts | cut -d' ' -f3", "ext4")
 	s.refusesDiscards(s.sh("first", "grep ' /data ' /proc/mounts | cut -d' ' -f1"))
 	s.remove("pod/first")
 
@@ -146,7 +146,7 @@ func (s *space) refusesDiscards(device string) {
 	if limit, err := os.ReadFile(file); err != nil || string(limit) != "0\n" {
 		s.Errorf("%s discards up to %q bytes (%v)", device, limit, err)
 	}
-	pid, err := pluginPID()
+	pid, err := the.pidOf(pluginProgram)
 	if err != nil {
 		s.Fatal(err)
 	}
@@ -330,7 +330,7 @@ func TestPluginKilled(t *testing.T) {
 // mountsOf returns the node's mount points that belong to a volume: the stage first, then its targets.
 func mountsOf(t testing.TB, claimed string) (stage string, targets []string) {
 	t.Helper()
-	mounts, err := mountPoints()
+	mounts, err := the.mountPoints()
 	if err != nil {
 		t.Fatal(err)
 	}

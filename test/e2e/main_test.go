@@ -31,6 +31,8 @@ func play(m *testing.M) (int, error) {
 		return supervise()
 	case "init":
 		return beInit()
+	case "node":
+		return 1, beNode()
 	}
 	flag.Parse()
 	r, err := fromEnvironment()

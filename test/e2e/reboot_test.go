@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -21,7 +20,7 @@ func TestReboot(t *testing.T) {
 		claim("raw", "e2e-ext4", "32Mi", "volumeMode: Block"),
 		podOf("raw", idle, "volumeDevices: [{name: data, devicePath: /dev/data}]", "volumes: [{name: data, persistentVolumeClaim: {claimName: raw}}]"))
 	s.ready("stays", "goes", "scratch", "raw")
-	s.sh("stays", "echo kept > /data/file && sync")
+	s.sh("stays", "echo kept | dd of=/data/file conv=fsync 2>/dev/null")
 	s.sh("raw", "echo kept raw | dd of=/dev/data conv=fsync,notrunc 2>/dev/null")
 
 	reboot(t, func() { s.kubectl("delete", "pod", "goes", "scratch", "--force", "--grace-period=0") })
@@ -59,12 +58,12 @@ func reboot(t *testing.T, off func()) {
 			t.Fatal(err)
 		}
 		await(t, "end of all processes", endProcesses)
-		await(t, "end of kubelet's loop devices", func() error { return endLoops(kubeletLoops) }) // while mounts tell whose they are
+		await(t, "end of kubelet's loop devices", func() error { return detach(kubeletLoops()) }) // while mounts tell whose they are
 		await(t, "end of all mounts", endMounts)
 		if err := clearRun(); err != nil {
 			t.Fatal(err)
 		}
-		await(t, "end of the volumes' loop devices", func() error { return endLoops(the.volumeLoops) })
+		await(t, "end of the volumes' loop devices", func() error { return detach(the.volumeLoops()) })
 		off()
 		if err := the.startContainerd(); err != nil {
 			t.Fatal(err)
@@ -132,14 +131,4 @@ func kubeletLoops() (ours []loop, err error) {
 		}
 	}
 	return ours, err
-}
-
-// endLoops detaches devices, and tells which were there.
-func endLoops(list func() ([]loop, error)) error {
-	ours, err := list()
-	for _, l := range ours {
-		out, detachErr := exec.Command("losetup", "--detach", l.Name).CombinedOutput()
-		err = errors.Join(err, fmt.Errorf("%s on %s %s", l.Name, l.File, out), detachErr) // the next look tells
-	}
-	return err
 }

@@ -11,6 +11,7 @@ import (
 	"os/signal"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -30,12 +31,10 @@ type run struct {
 	built map[string]string
 }
 
-func (r *run) images() string     { return filepath.Join(r.Work, "images") }
-func (r *run) poolImage() string  { return filepath.Join(r.Work, "pool.img") }
-func (r *run) poolDevice() string { return filepath.Join(r.Work, "pool-device") }
-func (r *run) older() string      { return filepath.Join(r.Work, "older") } // the tree of olderVersion
-func (r *run) logs() string       { return filepath.Join(r.cache, "logs") }
-func (r *run) record() string     { return filepath.Join(r.cache, "run.json") }
+func (r *run) images() string { return filepath.Join(r.Work, "images") }
+func (r *run) older() string  { return filepath.Join(r.Work, "older") } // the tree of olderVersion
+func (r *run) logs() string   { return filepath.Join(r.cache, "logs") }
+func (r *run) record() string { return filepath.Join(r.cache, "run.json") }
 
 func (r *run) save() error {
 	text, err := json.Marshal(r)
@@ -100,6 +99,7 @@ func (r *run) prepare(ctx context.Context) error {
 	}
 	for _, p := range []struct{ name, dir, pkg string }{
 		{"csi-node", "../..", "./cmd/csi-node"}, {"csi-node-older", r.older(), "./cmd/csi-node"}, {"pause", ".", "./pause"},
+		{"kubectl-csi_node", "../..", "./cmd/kubectl-csi_node"},
 	} {
 		r.built[p.name] = filepath.Join(r.Work, p.name)
 		if err := goBuild(ctx, p.dir, []string{"build"}, p.pkg, r.built[p.name], "-trimpath", "-ldflags", "-s -w"); err != nil {
@@ -117,10 +117,7 @@ func (r *run) prepare(ctx context.Context) error {
 	if err := makeImages(r.images(), r.built, r.older()); err != nil {
 		return err
 	}
-	if out, err := exec.Command("mkfs.ext4", "-q", "-F", r.poolImage(), poolSize).CombinedOutput(); err != nil {
-		return fmt.Errorf("mkfs.ext4: %w\n%s", err, out)
-	}
-	return r.makeCgroups()
+	return firstNode(r).prepare()
 }
 
 // olderVersion is what the plugin is upgraded from, and goes back to: a commit of this repository, or a tag.
@@ -264,14 +261,24 @@ func loops() ([]loop, error) {
 	return all.LoopDevices, nil
 }
 
-// volumeLoops returns the devices whose files lie in the pool, and the views of these, first.
+// volumeLoops returns the devices whose files lie in the pools, and the views of these, first.
 func (r *run) volumeLoops() ([]loop, error) {
-	device, err := os.ReadFile(r.poolDevice())
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil // init did not get as far
-	}
+	files, err := filepath.Glob(filepath.Join(r.Work, "*", poolDevice)) // none: init did not get as far
 	if err != nil {
 		return nil, err
+	}
+	return loopsOn(files...)
+}
+
+// loopsOn does it for pools, of which files have the numbers.
+func loopsOn(files ...string) ([]loop, error) {
+	var pools []string
+	for _, file := range files {
+		device, err := os.ReadFile(file)
+		if err != nil {
+			return nil, err
+		}
+		pools = append(pools, string(device))
 	}
 	all, err := loops()
 	if err != nil {
@@ -279,7 +286,7 @@ func (r *run) volumeLoops() ([]loop, error) {
 	}
 	var volumes, views []loop
 	for _, l := range all {
-		if strings.TrimSpace(l.Filesystem) == string(device) {
+		if slices.Contains(pools, strings.TrimSpace(l.Filesystem)) {
 			volumes = append(volumes, l)
 		}
 	}
@@ -294,24 +301,24 @@ func (r *run) volumeLoops() ([]loop, error) {
 }
 
 func (r *run) detachLoops() error {
-	ours, err := r.volumeLoops()
-	if err != nil {
+	if err := detach(r.volumeLoops()); err != nil {
 		return err
 	}
-	var left []string
-	for _, l := range ours {
-		left = append(left, l.Name+" on "+l.File)
-		_ = exec.Command("losetup", "--detach", l.Name).Run() // the next look tells
-	}
-	if len(left) > 0 {
-		return fmt.Errorf("still attached: %s", strings.Join(left, ", "))
-	}
-	// The pool's own device detaches itself when the last volume is gone.
+	// A pool's own device detaches itself when the last volume is gone.
 	all, err := loops()
 	for _, l := range all {
-		if strings.TrimSuffix(l.File, " (deleted)") == r.poolImage() {
+		if strings.HasPrefix(l.File, r.Work+"/") {
 			err = errors.Join(err, fmt.Errorf("still attached: %s", l.Name))
 		}
+	}
+	return err
+}
+
+// detach detaches devices, and tells which were there.
+func detach(all []loop, err error) error {
+	for _, l := range all {
+		out, detachErr := exec.Command("losetup", "--detach", l.Name).CombinedOutput()
+		err = errors.Join(err, fmt.Errorf("still attached: %s on %s %s", l.Name, l.File, out), detachErr) // the next look tells
 	}
 	return err
 }
@@ -335,20 +342,20 @@ func hierarchies() ([]string, error) {
 	return all, nil
 }
 
-// makeCgroups makes the directory in each hierarchy below which kubelet makes its own.
-func (r *run) makeCgroups() error {
+// makeCgroups makes a directory in each hierarchy, for a kubelet to make its own below.
+func makeCgroups(name string) error {
 	all, err := hierarchies()
 	if err != nil {
 		return err
 	}
 	for _, hierarchy := range all {
-		dir := filepath.Join(hierarchy, r.Cgroup)
+		dir := filepath.Join(hierarchy, name)
 		if err := os.Mkdir(dir, 0o755); err != nil {
 			return err
 		}
 		// In a cpuset of version 1 nothing runs before these are filled in.
 		for _, file := range []string{"cpuset.cpus", "cpuset.mems"} {
-			text, err := os.ReadFile(filepath.Join(hierarchy, file))
+			text, err := os.ReadFile(filepath.Join(filepath.Dir(dir), file))
 			if errors.Is(err, fs.ErrNotExist) {
 				continue
 			}
@@ -376,24 +383,30 @@ func (r *run) removeCgroups() error {
 	}
 	var errs []error
 	for _, hierarchy := range all {
-		var dirs []string
-		err := filepath.WalkDir(filepath.Join(hierarchy, r.Cgroup), func(path string, d fs.DirEntry, err error) error {
-			if err == nil && d.IsDir() {
-				dirs = append(dirs, path)
-			}
-			if errors.Is(err, fs.ErrNotExist) {
-				return nil
-			}
-			return err
-		})
-		errs = append(errs, err)
-		for i := len(dirs) - 1; i >= 0; i-- {
-			if err := syscall.Rmdir(dirs[i]); err != nil && !errors.Is(err, syscall.ENOENT) {
-				errs = append(errs, fmt.Errorf("rmdir %s: %w", dirs[i], err))
-			}
+		for _, n := range []*node{firstNode(r), secondNode(r)} {
+			errs = append(errs, removeCgroup(filepath.Join(hierarchy, n.cgroup())))
 		}
 	}
 	return errors.Join(errs...)
+}
+
+func removeCgroup(root string) error {
+	var dirs []string
+	err := filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
+		if err == nil && d.IsDir() {
+			dirs = append(dirs, path)
+		}
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil
+		}
+		return err
+	})
+	for _, dir := range slices.Backward(dirs) {
+		if rmErr := syscall.Rmdir(dir); rmErr != nil && !errors.Is(rmErr, syscall.ENOENT) {
+			err = errors.Join(err, fmt.Errorf("rmdir %s: %w", dir, rmErr))
+		}
+	}
+	return err
 }
 
 // deviceNumber returns the major and minor number of the file system at path, as losetup prints it.

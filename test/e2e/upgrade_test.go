@@ -94,7 +94,7 @@ func (v *versions) grows(size string) {
 // mountIDs returns what the kernel calls the mounts of volumes, by their mount points: an id that it never gives again.
 func mountIDs(t testing.TB) map[string]uint64 {
 	t.Helper()
-	paths, err := mountPoints()
+	paths, err := the.mountPoints()
 	if err != nil {
 		t.Fatal(err)
 	}

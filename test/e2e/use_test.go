@@ -133,7 +133,7 @@ func TestFilesystems(t *testing.T) {
 	}
 	for _, fsType := range []string{"ext4", "xfs", "btrfs"} {
 		s.ready(fsType)
-		line := s.sh(fsType, "echo data > /data/file && sync && cat /data/file && grep ' /data ' /proc/mounts | cut -d' ' -f3,4")
+		line := s.sh(fsType, "echo data | dd of=/data/file conv=fsync 2>/dev/null && cat /data/file && grep ' /data ' /proc/mounts | cut -d' ' -f3,4")
 		if !strings.HasPrefix(line, "data\n"+fsType+" rw,") || !strings.Contains(line, "nodev") || !strings.Contains(line, "noatime") {
 			t.Errorf("%s: %s", fsType, line)
 		}
