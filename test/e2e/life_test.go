@@ -165,7 +165,7 @@ var writer = writerTo("/data/block")
 func writerTo(block string) string {
 	return strings.ReplaceAll(`mkdir -p /data; content() { yes $i | head -c 65536; }; i=0
 while echo $i | dd of=/data/log oflag=append conv=notrunc,fsync 2>/tmp/error && content | dd of=BLOCK bs=64k iflag=fullblock conv=notrunc,fsync 2>/tmp/error &&
-[ "$(dd if=BLOCK bs=64k count=1 iflag=direct 2>/tmp/error | md5sum)" = "$(content | md5sum)" ]; do i=$((i+1)); usleep 50000; done
+[ "$(dd if=BLOCK bs=64k count=1 iflag=direct 2>/tmp/error | md5sum)" = "$(content | md5sum)" ]; do i=$((i+1)); usleep 200000; done
 cat /tmp/error; echo block $i is not what was written; exit 1`, "BLOCK", block)
 }
 
