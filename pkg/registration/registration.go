@@ -2,7 +2,7 @@
 // node-driver-registrar sidecar: it serves kubelet's plugin registration API on a
 // socket in the directory that kubelet watches. kubelet asks for the driver's name and
 // socket (GetInfo), calls NodeGetInfo on that socket, and reports the result
-// (NotifyRegistrationStatus).
+// (NotifyRegistrationStatus). Begin with serve.
 package registration
 
 import (

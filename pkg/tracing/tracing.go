@@ -2,7 +2,8 @@
 // waits for that: what the collector does not take in time is dropped, and counted in the
 // log.
 //
-// Who makes spans has the Tracer, which is OpenTelemetry's; nothing here is global.
+// Who makes spans has the Tracer, which is OpenTelemetry's; nothing here is global. Begin
+// with Start; the queue behind it is in queue.go.
 package tracing
 
 import (

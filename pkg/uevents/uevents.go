@@ -1,5 +1,5 @@
 // Package uevents hears what the kernel tells of block devices by uevents
-// (NETLINK_KOBJECT_UEVENT, netlink(7)): the same that udev hears.
+// (NETLINK_KOBJECT_UEVENT, netlink(7)): the same that udev hears. Begin with Run.
 package uevents
 
 import (

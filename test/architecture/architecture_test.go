@@ -1,5 +1,6 @@
 // Package architecture holds the code to docs/architecture.md: the imports to its
-// drawing, and the packages to its table.
+// drawing, and the packages to its table. Begin with
+// TestDrawingShowsTheImports.
 package architecture
 
 import (

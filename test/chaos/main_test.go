@@ -5,7 +5,7 @@
 //
 //	go test ./test/chaos -chaos.seed 7 -chaos.calls 20000 -chaos.kills 300 -chaos.acts 300
 //
-// TestChaos draws all of that from one seed. The others show one thing each.
+// Begin with TestChaos, which draws all of that from one seed. The others show one thing each.
 package chaos
 
 import (

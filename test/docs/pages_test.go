@@ -1,5 +1,6 @@
 // Package docs holds what is written for people to the program: links, commands,
-// flags, manifests, error texts, metrics, and the picture of the demo.
+// flags, manifests, error texts, metrics, and the picture of the demo. Each file here is about
+// one of these; begin with TestLinksResolve in pages_test.go.
 package docs
 
 import (

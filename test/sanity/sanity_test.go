@@ -1,4 +1,4 @@
-// Package sanity runs csi-sanity against the real binary.
+// Package sanity runs csi-sanity against the real binary: TestSanity, for each kind of volume.
 package sanity
 
 import (

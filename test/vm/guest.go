@@ -11,7 +11,7 @@
 // The root file system is never changed by a run: QEMU keeps what a guest
 // writes in a temporary file without a name. Nobody need be root for it. `make
 // test-vm` runs everything, `make demo-vm` the demo; `go test ./...` does
-// neither, because the tests have the build tag vm.
+// neither, because the tests have the build tag vm. Begin with TestOtherKernel.
 package vm
 
 import (

@@ -1,5 +1,6 @@
 // Package devicestest is the suite that every backend of package devices runs,
-// on the real thing or on a fake.
+// on the real thing or on a fake. Begin with Harness and Backend, in this file; Layer has
+// the suite of layers.
 package devicestest
 
 import (
