@@ -381,13 +381,6 @@ func TestTwoBackendsRaceForFreeDevices(t *testing.T) {
 	}
 }
 
-func TestViewOfAnotherDeviceThanMeantIsRefused(t *testing.T) {
-	b, _ := setup(t, pool.Thin)
-	d := attach(t, b, "vol", false)
-	d.Number.Minor += 1000
-	wantError(t, b.AttachView(t.Context(), d), state.Unavailable, d.Path)
-}
-
 func TestPoolWithoutItsDiskIsNoMissingVolume(t *testing.T) {
 	b, data := setup(t, pool.Thin)
 	dir := filepath.Dir(filepath.Dir(filepath.Dir(data)))
@@ -427,26 +420,5 @@ func TestDescriptorsDoNotLeak(t *testing.T) {
 	cycle()
 	if after := count(); after != before {
 		t.Errorf("%d descriptors open, %d before", after, before)
-	}
-}
-
-func BenchmarkFind(b *testing.B) {
-	for name, others := range map[string]int{"alone": 0, "beside 50": 50} {
-		b.Run(name, func(b *testing.B) {
-			p, _ := newPool(b)
-			backend := newBackend(b, p)
-			create(b, p, "vol", pool.Thin)
-			attach(b, backend, "vol", false)
-			for i := range others {
-				id := fmt.Sprintf("other-%d", i)
-				create(b, p, id, pool.Thin)
-				attach(b, backend, id, false)
-			}
-			for b.Loop() {
-				if _, err := backend.Find(b.Context(), "vol"); err != nil {
-					b.Fatal(err)
-				}
-			}
-		})
 	}
 }

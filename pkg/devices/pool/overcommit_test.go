@@ -6,7 +6,6 @@ import (
 	"math/rand/v2"
 	"os"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -83,26 +82,6 @@ func TestOvercommit(t *testing.T) {
 	}
 	ok(t, p.Delete(t.Context(), "double"))
 	create(t, p, "w", 27*mib, Thick)
-}
-
-func TestConcurrentCreationWithOvercommit(t *testing.T) {
-	p := small(t, 32*mib)
-	var made atomic.Int64
-	var group sync.WaitGroup
-	for i := range 24 {
-		group.Go(func() {
-			switch _, err := p.Create(t.Context(), thin(fmt.Sprintf("v%d", i), 8*mib-BlockSize, 400)); {
-			case err == nil:
-				made.Add(1)
-			case state.ClassOf(err) != state.ResourceExhausted:
-				t.Error(err)
-			}
-		})
-	}
-	group.Wait()
-	if c := capacity(t, p); made.Load() != 15 || c.Thin != 15 || c.Promised > 31*mib {
-		t.Errorf("%d made, %+v", made.Load(), c)
-	}
 }
 
 // TestAllThatIsAvailable can be had, whatever it is asked as, and not much more.
