@@ -145,3 +145,14 @@ func (v *volume) down() {
 	v.T.Helper()
 	v.EndInTime(v.targets...)
 }
+
+// rdev is the number of the device node at a path.
+func rdev(t testing.TB, path string) uint64 {
+	t.Helper()
+	var st unix.Stat_t
+	must(t, unix.Stat(path, &st))
+	if st.Mode&unix.S_IFMT != unix.S_IFBLK {
+		t.Fatalf("%s is no block device", path)
+	}
+	return st.Rdev
+}
