@@ -41,6 +41,7 @@ func TestConfigValidate(t *testing.T) {
 		"traces by URL":     {func(c *Config) { c.TracingEndpoint = "http://localhost:4317" }, "--tracing-endpoint"},
 		"a rate below 0":    {func(c *Config) { c.TracingPerMillion = -1 }, "--tracing-sampling-rate-per-million"},
 		"a rate above 100%": {func(c *Config) { c.TracingPerMillion = 1_000_001 }, "--tracing-sampling-rate-per-million"},
+		"an endpoint":       {func(c *Config) { c.Endpoint = "unix://csi.sock" }, "--endpoint"},
 		"no state":          {func(c *Config) { c.StateDir = "" }, "--state-dir"},
 		"relative state":    {func(c *Config) { c.StateDir = "run" }, "--state-dir"},
 		"relative kubelet":  {func(c *Config) { c.KubeletDir = "./kubelet" }, "--kubelet-dir"},

@@ -154,6 +154,19 @@ func TestAskUnstage(t *testing.T) {
 		"unpublishing": {have: record(with("/a", goneTarget)), edit: ask("/stage"), part: StagePart()},
 	}.run(t)
 
+	// Of a stage elsewhere only the mount at the path ends, if it is none of what is asked for.
+	unmount := func(path string) func(*Volume) error {
+		return func(v *Volume) error { return v.AskUnmount(path, editTime) }
+	}
+	asks{
+		"mounted there, too": {have: record(), edit: unmount("/elsewhere"), part: TargetPart("/elsewhere")},
+		"again":              {have: record(with("/a", goneTarget)), edit: unmount("/a")},
+		"staged by now":      {have: record(), edit: unmount("/stage"), class: Aborted, words: "ask again"},
+		"unstaged by now":    {have: &Volume{ID: "v", Revision: 10}, edit: unmount("/stage"), class: Aborted, words: "ask again"},
+		"published":          {have: record(with("/a")), edit: unmount("/a"), class: NotFound, words: ErrNothingThere.Error()},
+		"in a pod":           {have: record(with("/a")), edit: unmount("/a/b"), class: NotFound, words: ErrNothingThere.Error()},
+	}.run(t)
+
 	v := record(acceptedStage, func(v *Volume) { v.Size, v.Stage.Begun = &Size{Bytes: 1}, true })
 	tombstone := Intent{Gone: true, Revision: 10, Since: editTime}
 	if err := v.AskUnstage("/stage", editTime); err != nil || v.Size != nil || v.Stage.Intent != tombstone || v.Stage.Path != "/stage" {
@@ -203,6 +216,17 @@ func TestAskPublish(t *testing.T) {
 		"multi after single":  {have: record(with("/a", single)), edit: ask(aTarget("/b")), class: FailedPrecondition, words: "/a"},
 		"single, while going": {have: record(with("/a", single, goneTarget)), edit: ask(aTarget("/b", single)), class: Aborted, words: "/a"},
 	}.run(t)
+
+	// The table of second publishes (CSI spec v1.13, NodePublishVolume).
+	for mode, class := range map[string]Class{
+		"SINGLE_NODE_SINGLE_WRITER": FailedPrecondition, "SINGLE_NODE_WRITER": FailedPrecondition, "SINGLE_NODE_READER_ONLY": FailedPrecondition,
+		"SINGLE_NODE_MULTI_WRITER": 0, "MULTI_NODE_READER_ONLY": 0, "MULTI_NODE_SINGLE_WRITER": 0, "MULTI_NODE_MULTI_WRITER": 0,
+	} {
+		as := func(t *Target) { t.Capability.Mode = mode }
+		if err := ask(aTarget("/b", as))(record(with("/a", as))); (err == nil) != (class == 0) || err != nil && ClassOf(err) != class {
+			t.Errorf("a second publish as %s: %v", mode, err)
+		}
+	}
 
 	// The pod may have been started with the number of the device.
 	number := DeviceNumber{Major: 7, Minor: 3}

@@ -67,14 +67,6 @@ func mustHoldAsBefore(t testing.TB, path, before string) {
 	}
 }
 
-// mustBeBare fails unless nothing is mounted at a path.
-func mustBeBare(t testing.TB, p *harness.Plugin, path string) {
-	t.Helper()
-	if n := mountsAt(p, path); n > 0 {
-		t.Errorf("%d mounts at %s", n, path)
-	}
-}
-
 // mountsAt counts the mounts stacked at a path.
 func mountsAt(p *harness.Plugin, path string) int {
 	n := 0

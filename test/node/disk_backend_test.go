@@ -2,15 +2,12 @@ package node
 
 import (
 	"bytes"
-	"context"
 	"errors"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
@@ -86,75 +83,6 @@ func mustBeFree(t *testing.T, node string) {
 	}
 }
 
-// A disk's whole life as a volume, with restarts, a lost store and growth.
-func TestLifeOfADisk(t *testing.T) {
-	t.Parallel()
-	for _, fsType := range fsTypes {
-		t.Run(fsType, func(t *testing.T) {
-			p, o, r := disks(t, harness.Options{})
-			p.Start(o)
-			ctx, bytes := t.Context(), smallest(fsType)
-			node, file := r.disk("disk", bytes)
-			v := onDisk(p, t, "a-disk", node, fsType)
-			pod1, pod2 := v.Target("pod-1"), v.Target("pod-2")
-			must(t, v.Up(ctx, pod1))
-			must(t, v.PublishReadOnly(ctx, pod2))
-			write(t, filepath.Join(pod1, "file"), "kept")
-			mustRead(t, filepath.Join(pod2, "file"), "kept")
-			mustRefuse(t, onDisk(p, t, "another", node, fsType).Stage(ctx), codes.FailedPrecondition, node, v.ID)
-
-			p.Kill()
-			p.Start(o)
-			must(t, v.Up(ctx, pod1))
-			mustRead(t, filepath.Join(pod1, "file"), "kept")
-
-			p.Terminate()
-			must(t, os.RemoveAll(p.StateDir))
-			p.Start(o)
-			must(t, v.Publish(ctx, pod1))
-			mustRead(t, filepath.Join(pod1, "file"), "kept")
-			p.Terminate()
-			must(t, os.RemoveAll(p.StateDir))
-			p.Start(o)
-			for _, pod := range []string{pod1, pod2} {
-				must(t, v.Unpublish(ctx, pod))
-				mustBeGone(t, pod)
-			}
-			must(t, v.Unstage(ctx))
-			mustBeFree(t, node)
-
-			must(t, v.Stage(ctx))
-			_, err := v.Expand(ctx, 2*bytes)
-			mustRefuse(t, err, codes.ResourceExhausted, node, "make the disk larger first")
-			must(t, os.Truncate(file, 2*bytes))
-			before := v.Total(v.Staging)
-			_, err = v.Expand(ctx, 2*bytes)
-			if fsType == "ext4" && !mayResize(t) {
-				mustRefuse(t, err, codes.FailedPrecondition, "CAP_SYS_RESOURCE", v.ID)
-				must(t, v.Unstage(ctx))
-				must(t, v.Stage(ctx))
-			} else {
-				must(t, err)
-			}
-			if after := v.Total(v.Staging); after <= before {
-				t.Errorf("%d bytes after the disk has grown, %d before", after, before)
-			}
-			mustRead(t, filepath.Join(v.Staging, "file"), "kept")
-			must(t, v.Unstage(ctx))
-
-			v.Capability = mountAs(fsType, readerOnly)
-			must(t, v.Stage(ctx))
-			mustRead(t, filepath.Join(v.Staging, "file"), "kept")
-			if err := os.WriteFile(node, []byte("x"), 0); !errors.Is(err, unix.EPERM) && !errors.Is(err, unix.EACCES) {
-				t.Errorf("writing to a disk that is staged read-only: %v", err)
-			}
-			must(t, v.Unstage(ctx))
-			mustBeFree(t, node)
-			mustHaveNoRecord(t, p)
-		})
-	}
-}
-
 // What a format that was interrupted has left on a disk is erased, and the disk
 // formatted anew, also by a plugin that has lost its store.
 func TestDiskFormatIsInterrupted(t *testing.T) {
@@ -187,42 +115,6 @@ func TestDiskFormatIsInterrupted(t *testing.T) {
 	mustRefuse(t, v.Stage(t.Context()), codes.FailedPrecondition, "was formatted as ext4 before")
 	must(t, v.Unstage(t.Context()))
 	mustBeFree(t, node)
-}
-
-// Another disk at the path of a volume is refused, and what is mounted can go.
-func TestAnotherDiskIsRefused(t *testing.T) {
-	t.Parallel()
-	p, o, r := disks(t, harness.Options{})
-	p.Start(o)
-	ctx := t.Context()
-	node, file := r.disk("disk", 32*mib)
-	v := onDisk(p, t, "a-disk", node, "ext4")
-	must(t, v.Stage(ctx))
-	write(t, filepath.Join(v.Staging, "file"), "kept")
-	must(t, v.Unstage(ctx))
-
-	r.unplug(node)
-	other := filepath.Join(r.dir, "other")
-	must(t, os.WriteFile(other, make([]byte, 32*mib), 0o600))
-	must(t, exec.Command("losetup", node, other).Run())
-	before := sum(t, other)
-	mustRefuse(t, v.Stage(ctx), codes.FailedPrecondition, node, "another now")
-	must(t, v.Unstage(ctx))
-	mustHoldAsBefore(t, other, before)
-	mustBeFree(t, node)
-
-	r.unplug(node)
-	must(t, exec.Command("losetup", node, file).Run())
-	must(t, v.Stage(ctx))
-	mustRead(t, filepath.Join(v.Staging, "file"), "kept")
-
-	// A lazy detach lets the disk go beneath the mount, which goes all the same.
-	p.Terminate()
-	r.unplug(node)
-	must(t, os.RemoveAll(p.StateDir))
-	p.Start(o)
-	must(t, v.Unstage(ctx))
-	mustBeBare(t, p, v.Staging)
 }
 
 // What is in use is refused, and left alone.
@@ -258,28 +150,6 @@ func TestDiskInUseIsRefused(t *testing.T) {
 		mustBeFree(t, node)
 	}
 	mustHaveNoRecord(t, p)
-}
-
-// A disk as a raw block device.
-func TestRawBlockDisk(t *testing.T) {
-	t.Parallel()
-	p, o, r := disks(t, harness.Options{})
-	p.Start(o)
-	ctx := t.Context()
-	node, file := r.disk("disk", 32*mib)
-	v := onDisk(p, t, "a-disk", node, "")
-	pod := v.Target("pod")
-	must(t, v.Up(ctx, pod))
-	write(t, pod, strings.Repeat("raw", 1000))
-	p.Kill()
-	p.Start(o)
-	must(t, v.Down(ctx, pod))
-	if raw, err := os.ReadFile(file); err != nil || !bytes.HasPrefix(raw, []byte("rawraw")) {
-		t.Errorf("the disk holds %.10q, %v", raw, err)
-	}
-	must(t, exec.Command("blkdiscard", "-f", "-z", node).Run())
-	mustRefuse(t, onDisk(p, t, "as-a-file-system", node, "ext4").Stage(ctx), codes.FailedPrecondition, "published as a raw block device")
-	mustBeFree(t, node)
 }
 
 // An operator's word makes a disk blank, whatever it held or was.
@@ -329,50 +199,6 @@ func TestReadOnlyRawDiskGrows(t *testing.T) {
 	mustBeFree(t, node)
 }
 
-// Loop devices of the pool are the pool's, staged or shown, and so are their views.
-func TestDiskIsNoLoopDeviceOfThePool(t *testing.T) {
-	t.Parallel()
-	p, o, _ := disks(t, harness.Options{})
-	p.Start(o)
-	ctx := t.Context()
-	v := create(t, p, "pool", 32*mib, blockAs(multiWriter))
-	must(t, v.Stage(ctx))
-	mustRefuse(t, onDisk(p, t, "thief", p.Loops()[0].Path, "ext4").Stage(ctx), codes.FailedPrecondition, "of its own")
-	pod := v.Target("pod")
-	must(t, v.PublishReadOnly(ctx, pod))
-	for _, loop := range p.Loops() {
-		mustRefuse(t, onDisk(p, t, "thief-of-"+filepath.Base(loop.Path), loop.Path, "").Stage(ctx), codes.FailedPrecondition, "of its own")
-	}
-	v.End(pod)
-}
-
-// A volume whose notes are lost is taken down, and staged again.
-func TestDiskNotesAreLost(t *testing.T) {
-	t.Parallel()
-	for _, fsType := range []string{"ext4", "btrfs", ""} {
-		t.Run(fsType, func(t *testing.T) {
-			p, o, r := disks(t, harness.Options{})
-			p.Start(o)
-			ctx := t.Context()
-			node, _ := r.disk("disk", smallest(fsType))
-			v := onDisk(p, t, "a-disk", node, fsType)
-			pod := v.Target("pod")
-			must(t, v.Up(ctx, pod))
-			p.Terminate()
-			must(t, os.RemoveAll(filepath.Join(p.Dir, "lib")))
-			p.Start(o)
-			mustRefuse(t, onDisk(p, t, "another", node, "").Stage(ctx), codes.FailedPrecondition, node, "in use")
-			must(t, v.Unpublish(ctx, pod))
-			mustBeGone(t, pod)
-			must(t, v.Unstage(ctx))
-			mustBeBare(t, p, v.Staging)
-			mustBeFree(t, node)
-			must(t, v.Stage(ctx))
-			must(t, v.Unstage(ctx))
-		})
-	}
-}
-
 // A disk that was pulled comes back when another one has its number, and is staged all the same.
 func TestDiskNumberIsGivenAway(t *testing.T) {
 	t.Parallel()
@@ -403,45 +229,6 @@ func TestDiskNumberIsGivenAway(t *testing.T) {
 			mustRead(t, filepath.Join(v.Staging, "file"), "kept")
 			must(t, v.Unstage(ctx))
 			must(t, w.Unstage(ctx))
-			mustBeFree(t, node)
-		})
-	}
-}
-
-// A stage is answered as soon as its disk comes to the node, and a disk that comes
-// when nobody waits for it any more is staged all the same.
-func TestDiskComesLate(t *testing.T) {
-	t.Parallel()
-	for title, waits := range map[string]bool{"to a caller": true, "to nobody": false} {
-		t.Run(title, func(t *testing.T) {
-			t.Parallel()
-			p, o, r := disks(t, harness.Options{})
-			p.Start(o)
-			node, file := r.disk("disk", 32*mib)
-			r.unplug(node)
-			v := onDisk(p, t, "a-disk", node, "ext4")
-			ctx := t.Context()
-			quiet := time.NewTimer(4 * time.Second) // until it is looked for only when there is news
-			defer quiet.Stop()
-			if !waits {
-				short, cancel := context.WithTimeout(ctx, 5*time.Second)
-				defer cancel()
-				mustRefuse(t, v.Stage(short), codes.DeadlineExceeded, "waiting for the device", node)
-			}
-			staged := make(chan error, 1)
-			if waits {
-				go func() { staged <- v.Stage(ctx) }()
-			}
-			<-quiet.C
-			must(t, exec.Command("losetup", node, file).Run())
-			if waits {
-				must(t, <-staged) // and not refused, 10 s after it began
-			}
-			harness.Eventually(t, "the volume is staged", func() bool { return len(p.Report().Unsettled()) == 0 })
-			if n := mountsAt(p, v.Staging); n != 1 {
-				t.Errorf("%d mounts at %s", n, v.Staging)
-			}
-			must(t, v.Unstage(ctx))
 			mustBeFree(t, node)
 		})
 	}

@@ -116,37 +116,6 @@ func TestInlineVolumeAfterAReboot(t *testing.T) {
 	other.gone()
 }
 
-// What cannot be had leaves nothing behind.
-func TestRefusedInlineVolumeLeavesNothing(t *testing.T) {
-	t.Parallel()
-	p := harness.Start(t, harness.Options{})
-	for name, row := range map[string]struct {
-		size string
-		c    *csi.VolumeCapability
-		code codes.Code
-	}{
-		"too large for the pool":      {"1000Ti", mountAs("ext4", singleWriter), codes.ResourceExhausted},
-		"a flag the kernel refuses":   {"32Mi", mountAs("ext4", singleWriter, "nonsense"), codes.InvalidArgument},
-		"as a raw device":             {"32Mi", blockAs(singleWriter), codes.InvalidArgument},
-		"a default that does not fit": {"32Mi", mountAs("", singleWriter, "nonsense"), codes.InvalidArgument},
-	} {
-		v := newInline(t, p, "csi-inline", row.c, map[string]string{"size": row.size})
-		if err := v.publishInline(t.Context()); err == nil {
-			t.Errorf("%s: published", name)
-		} else {
-			mustRefuse(t, err, row.code)
-		}
-		v.gone()
-	}
-	v := newInline(t, p, "csi-inline", mountAs("ext4", singleWriter), map[string]string{"size": "32Mi"})
-	must(t, os.MkdirAll(v.pod, 0o750))
-	write(t, filepath.Join(v.pod, "file"), "somebody's")
-	mustRefuse(t, v.publishInline(t.Context()), codes.FailedPrecondition, v.pod)
-	mustRead(t, filepath.Join(v.pod, "file"), "somebody's")
-	mustBeGone(t, filepath.Dir(v.Data()))
-	mustHaveNoRecord(t, p)
-}
-
 // A pod that is gone without an unpublish takes its volume with it.
 func TestInlineVolumeOfAPodThatIsGone(t *testing.T) {
 	t.Parallel()

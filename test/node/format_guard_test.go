@@ -15,7 +15,6 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/csi-node/csi-node/test/harness"
-	"github.com/csi-node/csi-node/test/machine"
 )
 
 // gpt begins the header of a GUID partition table, in its first and last sector.
@@ -166,26 +165,6 @@ func TestRawVolumeOfAnOlderVersionIsNotFormatted(t *testing.T) {
 	}
 }
 
-// A volume that is too small for its file system is refused before it is marked.
-func TestVolumeTooSmallForItsFilesystemIsRefused(t *testing.T) {
-	t.Parallel()
-	p := harness.Start(t, harness.Options{})
-	v := create(t, p, "small", 64*mib, mountAs("ext4", multiWriter))
-	v.Capability = mountAs("xfs", multiWriter)
-	mustRefuse(t, v.Stage(t.Context()), codes.FailedPrecondition, v.ID, "xfs", "at least 314572800")
-	text, err := os.ReadFile(filepath.Join(filepath.Dir(v.Data()), "volume.json"))
-	must(t, err)
-	if !strings.Contains(string(text), `"formatting": false`) {
-		t.Errorf("marked as being formatted: %s", text)
-	}
-	v.Capability = blockAs(multiWriter)
-	must(t, v.Stage(t.Context()))
-	must(t, v.Unstage(t.Context()))
-	v.Capability = mountAs("ext4", multiWriter)
-	must(t, v.Stage(t.Context()))
-	v.End()
-}
-
 // Blankness that is lost after a format is data loss, not a new volume.
 func TestLostFilesystemIsNotMadeAnew(t *testing.T) {
 	t.Parallel()
@@ -258,33 +237,6 @@ func TestClearingAsTheRefusalSaysWorks(t *testing.T) {
 		must(t, v.Stage(t.Context()))
 		v.End()
 	}
-}
-
-// A backing file that somebody else has attached is left to them.
-func TestForeignLoopDeviceIsLeftAlone(t *testing.T) {
-	t.Parallel()
-	p := harness.Start(t, harness.Options{})
-	ctx := t.Context()
-	v := create(t, p, "volume", 32*mib, mountAs("ext4", multiWriter))
-	device := machine.Losetup(t, v.Data())
-	attached := true
-	t.Cleanup(func() {
-		if attached {
-			_ = exec.Command("losetup", "--detach", device).Run()
-		}
-	})
-	before := sum(t, v.Data())
-	mustRefuse(t, v.Stage(ctx), codes.FailedPrecondition, v.ID, device)
-	mustRefuse(t, v.Delete(ctx), codes.FailedPrecondition, device)
-	if loops := p.Loops(); len(loops) != 1 || loops[0].Path != device {
-		t.Errorf("attached: %+v", loops)
-	}
-	mustHoldAsBefore(t, v.Data(), before)
-	mustHaveNoRecord(t, p)
-	machine.LosetupDetach(t, device)
-	attached = false
-	must(t, v.Stage(ctx))
-	v.End()
 }
 
 // tool fills a file by a program that takes its path last.

@@ -3,14 +3,10 @@ package node
 import (
 	"context"
 	"fmt"
-	"os"
-	"path/filepath"
 	"sync"
 	"testing"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 
 	"github.com/csi-node/csi-node/test/harness"
 )
@@ -46,44 +42,4 @@ func TestLooksDisturbNothing(t *testing.T) {
 		lookers.Wait()
 		must(t, v.Delete(t.Context()))
 	}
-}
-
-// What the plugin says of itself, and of a volume that is well.
-func TestIdentityAndHealthOfAVolumeThatIsWell(t *testing.T) {
-	t.Parallel()
-	p := harness.Start(t, harness.Options{})
-	ctx := t.Context()
-	info, err := p.Identity.GetPluginInfo(ctx, &csi.GetPluginInfoRequest{})
-	if must(t, err); info.GetName() != "csi-node.local" || info.GetVendorVersion() == "" {
-		t.Errorf("GetPluginInfo: %v", info)
-	}
-	node, err := p.Node.NodeGetInfo(ctx, &csi.NodeGetInfoRequest{})
-	if must(t, err); node.GetNodeId() != "node-1" || len(node.GetAccessibleTopology().GetSegments()) != 1 {
-		t.Errorf("NodeGetInfo: %v", node)
-	}
-	v := create(t, p, "volume", 32*mib, mountAs("ext4", multiWriter))
-	must(t, v.Stage(ctx))
-	health, err := p.Node.NodeGetVolumeHealth(ctx, &csi.NodeGetVolumeHealthRequest{VolumeId: v.ID})
-	if must(t, err); len(health.GetVolumeHealth().GetHealthStatuses()) > 0 {
-		t.Errorf("NodeGetVolumeHealth: %v", health)
-	}
-	storage, err := p.Node.NodeGetStorageHealth(ctx, &csi.NodeGetStorageHealthRequest{})
-	if must(t, err); len(storage.GetBackendHealth()) > 0 {
-		t.Errorf("NodeGetStorageHealth: %v", storage)
-	}
-	v.End()
-
-	marker := filepath.Join(p.PoolDir, ".csi-node-pool")
-	must(t, os.Rename(marker, marker+".away"))
-	storage, err = p.Node.NodeGetStorageHealth(ctx, &csi.NodeGetStorageHealthRequest{})
-	if must(t, err); len(storage.GetBackendHealth()) != 1 {
-		t.Errorf("NodeGetStorageHealth without the pool's marker: %v", storage)
-	}
-	_, err = p.Identity.Probe(ctx, &csi.ProbeRequest{})
-	if status.Code(err) != codes.FailedPrecondition {
-		t.Errorf("Probe without the pool's marker: %v", err)
-	}
-	must(t, os.Rename(marker+".away", marker))
-	_, err = p.Identity.Probe(ctx, &csi.ProbeRequest{})
-	must(t, err)
 }

@@ -124,32 +124,6 @@ func backingOf(path string) string {
 	return string(raw)
 }
 
-// A published device that was unmounted behind the plugin's back comes back
-// with the number that the pod has.
-func TestUnmountedDeviceComesBackWithItsNumber(t *testing.T) {
-	t.Parallel()
-	p := harness.Start(t, harness.Options{})
-	for _, readOnly := range []bool{false, true} {
-		t.Run(fmt.Sprint("read-only ", readOnly), func(t *testing.T) {
-			ctx := t.Context()
-			v := create(t, p, fmt.Sprint("heals-", readOnly), 16*mib, blockAs(multiWriter))
-			target, publish := v.Target("pod"), v.Publish
-			if readOnly {
-				publish = v.PublishReadOnly
-			}
-			must(t, v.Stage(ctx))
-			must(t, publish(ctx, target))
-			before := numberAt(t, target)
-			must(t, unix.Unmount(target, unix.UMOUNT_NOFOLLOW))
-			must(t, publish(ctx, target))
-			if after := numberAt(t, target); after != before {
-				t.Errorf("the pod's device was %#x and is %#x", before, after)
-			}
-			v.End(target)
-		})
-	}
-}
-
 // takeLoop makes a free loop device another's until the test ends. The plugins
 // of other tests may have it for a while before.
 func takeLoop(t *testing.T, path string) {

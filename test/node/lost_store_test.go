@@ -104,30 +104,6 @@ func TestLostStageOfAKeptSuperblockIsJudgedByItsOptions(t *testing.T) {
 	}
 }
 
-// A file system in which the kernel has seen errors is mounted for a pod, and its record is
-// lost with its stage. It is staged again: a check has to wait until nobody uses it.
-func TestDamagedFilesystemIsStagedAfterLostStore(t *testing.T) {
-	t.Parallel()
-	p := harness.Start(t, harness.Options{})
-	ctx := t.Context()
-	v := create(t, p, "volume", 32*mib, mountAs("ext4", multiWriter))
-	pod := v.Target("pod")
-	must(t, v.Up(ctx, pod))
-	device := filepath.Base(v.Devices()[0].Path)
-	must(t, os.WriteFile(filepath.Join("/sys/fs/ext4", device, "trigger_fs_error"), []byte("as a test asks"), 0))
-	p.Kill()
-	loseStore(t, p)
-	harness.Command(t, "umount", v.Staging)
-	p.Start(harness.Options{})
-	must(t, v.Up(ctx, pod))
-	must(t, v.Down(ctx, pod))
-	must(t, v.Up(ctx, pod))
-	if log := p.Log.String(); strings.Count(log, `step="check"`) != 1 {
-		t.Errorf("it was checked %d times", strings.Count(log, `step="check"`))
-	}
-	v.End(pod)
-}
-
 // An unstage that meets a target which no record names ends only with that target.
 func TestUnstageAfterLostStoreWaitsForTargets(t *testing.T) {
 	t.Parallel()
@@ -167,25 +143,6 @@ func TestUnstageAfterLostStoreWaitsForTargets(t *testing.T) {
 			v.End()
 		})
 	}
-}
-
-// The store tells what is asked also when no plugin runs.
-func TestStatusWithoutPlugin(t *testing.T) {
-	t.Parallel()
-	p := harness.Start(t, harness.Options{})
-	v := create(t, p, "volume", 32*mib, mountAs("ext4", multiWriter))
-	must(t, v.Stage(t.Context()))
-	running := p.Status()
-	p.Kill()
-	stopped := p.Status()
-	if !running.Running || stopped.Running || len(running.Volumes) != 1 || len(stopped.Volumes) != 1 {
-		t.Fatalf("status while it runs: %+v, afterwards: %+v", running, stopped)
-	}
-	if is, was := stopped.Volumes[0].Parts[0], running.Volumes[0].Parts[0]; is.Part != was.Part || is.Asked != was.Asked {
-		t.Errorf("asked: %+v, was %+v", is, was)
-	}
-	p.Start(harness.Options{})
-	v.End()
 }
 
 // writeBackends has each record of a plugin that does not run name a backend.
@@ -253,33 +210,6 @@ func TestVolumeOfALackingBackendIsLeftAlone(t *testing.T) {
 	writeBackends(t, p, "")
 	p.Start(harness.Options{})
 	v.End(pod)
-}
-
-// Whoever asks for the end of a stage whose record was lost may name a path at which
-// it is not. It ends where it is as soon as somebody names that path, and for both.
-func TestUnstageAfterLostStoreElsewhere(t *testing.T) {
-	t.Parallel()
-	p := harness.Start(t, harness.Options{})
-	v := create(t, p, "volume", 16*mib, mountAs("ext4", multiWriter))
-	wrong, right := v.Staging, v.Path("elsewhere")
-	makeDir(t, right)
-	v.Staging = right
-	must(t, v.Stage(t.Context()))
-	p.Kill()
-	loseStore(t, p)
-	p.Start(harness.Options{})
-
-	v.Staging = wrong
-	if err := v.Unstage(t.Context()); status.Code(err) != codes.Unavailable {
-		t.Fatalf("NodeUnstageVolume at another path than the volume's answers %v", err)
-	}
-	v.Staging = right
-	must(t, v.Unstage(t.Context()))
-	if mounts := p.Mounts(); len(mounts) > 0 {
-		t.Fatalf("unstaged, and mounted at %q", mounts)
-	}
-	v.Staging = wrong
-	v.End()
 }
 
 // A volume that was staged at one path when the store was lost, and is staged at another

@@ -6,7 +6,6 @@ import (
 	"testing"
 
 	"github.com/moby/sys/mountinfo"
-	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 
 	"github.com/csi-node/csi-node/test/harness"
@@ -35,40 +34,6 @@ func mustHaveFlags(t *testing.T, path, mount, super string) {
 				t.Errorf("%s has %q, want %s", path, have, what)
 			}
 		}
-	}
-}
-
-// Flags of the superblock and of the mount are as asked, and again after the
-// mounts were lost while the plugin was not there.
-func TestMountFlagsOfAStage(t *testing.T) {
-	t.Parallel()
-	for _, row := range []struct {
-		fsType, flags string // separated by spaces
-		mount, super  string
-	}{
-		{"ext4", "noexec,data=journal lazytime sync", "noexec -nosuid relatime", "data=journal lazytime sync"},
-		{"ext4", "commit=11,commit=7 nodev nodiratime", "nodev nodiratime", "commit=7"},
-		{"xfs", "swalloc strictatime,nosymfollow dirsync", "nosymfollow -relatime -noatime", "swalloc dirsync"},
-		{"xfs", "nosuid,suid noatime,atime", "relatime -nosuid", "-sync"},
-	} {
-		t.Run(row.fsType+" "+row.flags, func(t *testing.T) {
-			t.Parallel()
-			p := harness.Start(t, harness.Options{})
-			v := create(t, p, "volume", smallest(row.fsType), mountAs(row.fsType, multiWriter, strings.Fields(row.flags)...))
-			ctx, pod := t.Context(), v.Target("pod")
-			must(t, v.Up(ctx, pod))
-			mustHaveFlags(t, v.Staging, row.mount, row.super)
-			mustHaveFlags(t, pod, row.mount, row.super)
-
-			p.Kill()
-			must(t, unix.Unmount(pod, unix.UMOUNT_NOFOLLOW))
-			must(t, unix.Unmount(v.Staging, unix.UMOUNT_NOFOLLOW))
-			p.Start(harness.Options{})
-			must(t, v.Publish(ctx, pod))
-			mustHaveFlags(t, v.Staging, row.mount, row.super)
-			mustHaveFlags(t, pod, row.mount, row.super)
-			v.End(pod)
-		})
 	}
 }
 
@@ -183,135 +148,5 @@ func TestMountFlagsOfAPublish(t *testing.T) {
 		mustRefuse(t, v.Publish(ctx, pod), codes.InvalidArgument, name, v.ID)
 		mustEqual(t, before, snapshot(t, p))
 	}
-	v.End()
-}
-
-// Whoever reads may be published from a writable stage, but nobody writes
-// through one that reads.
-func TestReadOnlyMountFlags(t *testing.T) {
-	t.Parallel()
-	p := harness.Start(t, harness.Options{})
-	v := create(t, p, "volume", 32*mib, mountAs("ext4", multiWriter))
-	ctx, pod := t.Context(), v.Target("pod")
-	must(t, v.Stage(ctx)) // formats it
-	must(t, v.Unstage(ctx))
-	v.Capability = mountAs("ext4", multiWriter, "ro")
-	must(t, v.Stage(ctx))
-	mustHaveFlags(t, v.Staging, "ro", "ro")
-	for _, flags := range []string{"", "rw", "ro,rw"} {
-		v.Capability = mountAs("ext4", multiWriter, flags)
-		mustRefuse(t, v.Publish(ctx, pod), codes.FailedPrecondition, "read-only")
-		mustBeGone(t, pod)
-		must(t, v.PublishReadOnly(ctx, pod)) // readonly says it, whatever the flags
-		mustHaveFlags(t, pod, "ro", "ro")
-		must(t, v.Unpublish(ctx, pod))
-	}
-	v.Capability = mountAs("ext4", multiWriter, "rw,ro")
-	must(t, v.Publish(ctx, pod))
-	mustHaveFlags(t, pod, "ro", "ro")
-	v.End(pod)
-}
-
-// Flags in another order, or written in another way, are the same request;
-// flags of another meaning are another one.
-func TestRepeatsWithTheSameFlagsWrittenOtherwise(t *testing.T) {
-	t.Parallel()
-	p := harness.Start(t, harness.Options{})
-	v := create(t, p, "volume", 32*mib, mountAs("ext4", multiWriter, "noatime", "nodev", "discard", "commit=5"))
-	ctx, pod := t.Context(), v.Target("pod")
-	must(t, v.Up(ctx, pod))
-	before := snapshot(t, p)
-	for flags, code := range map[string]codes.Code{
-		"commit=5 discard nodev noatime":                    codes.OK,
-		"noatime,nodev discard,commit=5":                    codes.OK,
-		"noatime noatime nodev discard commit=5 commit=5":   codes.OK,
-		"relatime noatime nodev nodiscard,discard commit=5": codes.OK,
-		"commit=9 commit=5 discard nodev noatime defaults":  codes.OK,
-		"noatime,relatime nodev discard commit=5":           codes.AlreadyExists,
-		"noatime nodev discard,nodiscard commit=5":          codes.AlreadyExists,
-		"noatime nodev discard commit=5,commit=9":           codes.AlreadyExists,
-		"noatime nodev discard":                             codes.AlreadyExists,
-		"noatime nodev discard commit=5 sync":               codes.AlreadyExists,
-	} {
-		v.Capability = mountAs("ext4", multiWriter, strings.Fields(flags)...)
-		mustRefuse(t, v.Stage(ctx), code)
-		mustRefuse(t, v.Publish(ctx, pod), code)
-		mustEqual(t, before, snapshot(t, p))
-	}
-	v.End(pod)
-	v = create(t, p, "volume", 32*mib, mountAs("ext4", multiWriter, "ro", "rw"))
-	must(t, v.Stage(ctx))
-	v.Capability = mountAs("ext4", multiWriter, "rw", "ro")
-	mustRefuse(t, v.Stage(ctx), codes.AlreadyExists)
-	v.End()
-}
-
-// Whenever the kernel finds out that a flag is wrong: it is the caller's mistake,
-// in the kernel's words, told at once, and nothing stays.
-func TestRefusedMountFlags(t *testing.T) {
-	t.Parallel()
-	p := harness.Start(t, harness.Options{})
-	for _, row := range []struct{ fsType, flags, words string }{
-		{"ext4", "nonsense", "Unknown parameter 'nonsense'"},
-		{"ext4", "noatime,commit=s3cret", "Bad value for 'commit'"},
-		{"ext4", "discard=1", "Unexpected value for 'discard'"},
-		{"ext4", "journal_async_commit", "data=ordered"},
-		{"ext4", "dax", "DAX"},
-		{"ext4", "prjquota", "prjquota"},
-		{"ext4", "logdev=/s3cret", "one device"},
-		{"ext4", strings.Repeat("o", 5000), "ooo"},
-		{"xfs", "nonsense=s3cret", "Unknown parameter 'nonsense'"},
-		{"xfs", "logbufs=99", "logbufs"},
-		{"xfs", "sunit=7,swidth=3", "swidth"},
-		{"xfs", "norecovery", "read-only"},
-	} {
-		t.Run(row.fsType+" "+row.flags[:min(len(row.flags), 30)], func(t *testing.T) {
-			v := create(t, p, "volume", smallest(row.fsType), mountAs(row.fsType, multiWriter))
-			must(t, v.Stage(t.Context())) // formats it
-			must(t, v.Unstage(t.Context()))
-			v.Capability = mountAs(row.fsType, multiWriter, row.flags)
-			mustRefuse(t, v.Stage(t.Context()), codes.InvalidArgument, row.words, v.ID)
-			mustHaveNoRecord(t, p)
-			if mounts, loops := p.Mounts(), p.Loops(); len(mounts)+len(loops) > 0 {
-				t.Errorf("left after the refusal: %q, %+v", mounts, loops)
-			}
-			v.Capability = mountAs(row.fsType, multiWriter)
-			must(t, v.Stage(t.Context()))
-			v.End()
-		})
-	}
-	if text := p.Log.String(); strings.Contains(text, "s3cret") {
-		t.Error("the log tells the value of a flag")
-	}
-}
-
-// A new volume is not formatted for flags that no such file system takes.
-func TestRefusedMountFlagsFormatNothing(t *testing.T) {
-	t.Parallel()
-	p := harness.Start(t, harness.Options{})
-	for _, fsType := range fsTypes {
-		v := create(t, p, fsType, smallest(fsType), mountAs(fsType, multiWriter, "nonsense"))
-		mustRefuse(t, v.Stage(t.Context()), codes.InvalidArgument, "nonsense")
-		mustHaveNoRecord(t, p)
-		must(t, v.Delete(t.Context()))
-	}
-	v := create(t, p, "volume", smallest("xfs"), mountAs("xfs", multiWriter, "nonsense"))
-	mustRefuse(t, v.Stage(t.Context()), codes.InvalidArgument, "nonsense")
-	v.Capability = mountAs("ext4", multiWriter) // it is blank yet
-	must(t, v.Stage(t.Context()))
-	v.End()
-}
-
-// A new volume whose flags are refused only with its file system is formatted
-// and then not mounted; with better flags it is.
-func TestRefusedMountFlagsOfABlankVolume(t *testing.T) {
-	t.Parallel()
-	p := harness.Start(t, harness.Options{})
-	v := create(t, p, "volume", 32*mib, mountAs("ext4", multiWriter, "journal_async_commit"))
-	mustRefuse(t, v.Stage(t.Context()), codes.InvalidArgument, "journal_async_commit")
-	mustHaveNoRecord(t, p)
-	v.Capability = mountAs("ext4", multiWriter, "journal_async_commit,data=journal")
-	must(t, v.Stage(t.Context()))
-	mustHaveFlags(t, v.Staging, "rw", "journal_async_commit data=journal")
 	v.End()
 }

@@ -158,20 +158,6 @@ func TestPublishAtAnOccupiedPathIsRefused(t *testing.T) {
 	}
 }
 
-// A link above a target may lead anywhere: a publish through it is refused.
-func TestPublishBehindALinkIsRefused(t *testing.T) {
-	t.Parallel()
-	p := harness.Start(t, harness.Options{})
-	v := create(t, p, "volume", 32*mib, mountAs("ext4", multiWriter))
-	target := v.Target("pod")
-	must(t, os.Remove(filepath.Dir(target)))
-	makeDir(t, v.Path("elsewhere"))
-	must(t, os.Symlink(v.Path("elsewhere"), filepath.Dir(target)))
-	must(t, v.Stage(t.Context()))
-	mustChangeNothing(t, p, illegal, func() error { return v.Publish(t.Context(), target) }, "symbolic link", filepath.Dir(target))
-	v.End()
-}
-
 // A foreign mount over a target, and files that appear beneath it, outlive the
 // unpublish, which says so.
 func TestUnpublishSparesForeignMountsAndFiles(t *testing.T) {

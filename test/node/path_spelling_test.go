@@ -149,25 +149,3 @@ func TestPathSpellingsAcrossRestarts(t *testing.T) {
 		}
 	}
 }
-
-// The end of an inline volume's publish is known in every spelling.
-func TestPathSpellingsOfInlineVolumes(t *testing.T) {
-	t.Parallel()
-	p := harness.New(t)
-	spellings := linked(t, p)
-	p.Start(harness.Options{})
-	for first, one := range spellings {
-		for second, two := range spellings {
-			t.Run(first+" "+second, func(t *testing.T) {
-				v := newInline(t, p, first+"-"+second, mountAs("ext4", multiWriter), map[string]string{"size": "32Mi"})
-				pod := v.pod
-				v.pod = one(pod)
-				must(t, v.publishInline(t.Context()))
-				v.pod = two(pod)
-				must(t, v.publishInline(t.Context()))
-				must(t, v.Unpublish(t.Context(), v.pod))
-				v.gone()
-			})
-		}
-	}
-}

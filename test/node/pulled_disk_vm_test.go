@@ -79,3 +79,11 @@ func TestPulledDisk(t *testing.T) {
 		})
 	}
 }
+
+// mustBeBare fails unless nothing is mounted at a path.
+func mustBeBare(t testing.TB, p *harness.Plugin, path string) {
+	t.Helper()
+	if n := mountsAt(p, path); n > 0 {
+		t.Errorf("%d mounts at %s", n, path)
+	}
+}

@@ -42,6 +42,17 @@ func aligned(t *testing.T, bytes int) []byte {
 	return b
 }
 
+// sectorsOf is the size of the sectors of a device.
+func sectorsOf(t *testing.T, path string) int {
+	t.Helper()
+	f, err := os.Open(path)
+	must(t, err)
+	n, err := unix.IoctlGetInt(int(f.Fd()), unix.BLKSSZGET)
+	must(t, err)
+	must(t, f.Close())
+	return n
+}
+
 // openDevice opens a device until the test ends, if it is not closed before: an
 // open device at a target keeps that from being unmounted.
 func openDevice(t *testing.T, path string, flags int) *os.File {

@@ -115,31 +115,3 @@ func hang(t *testing.T, dir string) (revive func()) {
 	t.Cleanup(revive)
 	return revive
 }
-
-// A question about a volume that is well costs next to nothing, however often it
-// is asked and at however many paths.
-func TestStatsAtAllPaths(t *testing.T) {
-	t.Parallel()
-	p := harness.Start(t, harness.Options{})
-	ctx := t.Context()
-	for _, c := range []*csi.VolumeCapability{mountAs("ext4", multiWriter), blockAs(multiWriter)} {
-		v := create(t, p, "volume", 32*mib, c)
-		one, two := v.Target("pod-1"), v.Target("pod-2")
-		must(t, v.Up(ctx, one))
-		must(t, v.PublishReadOnly(ctx, two))
-		results := make(chan error)
-		paths := []string{v.Staging, one, two}
-		for range 10 {
-			for _, path := range paths {
-				go func() {
-					_, err := p.Node.NodeGetVolumeStats(ctx, v.StatsRequest(path))
-					results <- err
-				}()
-			}
-		}
-		for range 10 * len(paths) {
-			must(t, <-results)
-		}
-		v.End(one, two)
-	}
-}

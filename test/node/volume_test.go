@@ -17,8 +17,6 @@ const (
 	readerOnly   = csi.VolumeCapability_AccessMode_SINGLE_NODE_READER_ONLY
 )
 
-type accessMode = csi.VolumeCapability_AccessMode_Mode
-
 // volume is one volume and how kubelet calls the plugin for it.
 type volume = harness.Volume
 
