@@ -13,7 +13,6 @@ import (
 	"google.golang.org/grpc/codes"
 
 	"github.com/csi-node/csi-node/pkg/devices/luks"
-	"github.com/csi-node/csi-node/pkg/driver"
 	"github.com/csi-node/csi-node/test/harness"
 )
 
@@ -119,31 +118,4 @@ func TestEncryptedLogicalVolume(t *testing.T) {
 		}
 		must(t, v.Delete(ctx))
 	}
-}
-
-// An operator's word makes a logical volume blank, though nobody can read it while it is
-// not active.
-func TestClearMakesALogicalVolumeBlank(t *testing.T) {
-	volumeGroup(t, "cleared", 68*mib)
-	p := harness.Start(t, harness.Options{Flags: []string{"--lvm-groups", "cleared"}})
-	ctx := t.Context()
-	v := logical(t, p, "cleared", "v", 32*mib, blockAs(multiWriter))
-	pod := v.Target("pod")
-	must(t, v.Up(ctx, pod))
-	write(t, pod, "raw")
-	line := "csi-node volume clear-device " + v.ID
-	refused(t, p, 1, line+" --i-understand-this-destroys-data", "in use")
-	must(t, v.Down(ctx, pod))
-
-	v.Capability = mountAs("ext4", multiWriter)
-	mustRefuse(t, v.Stage(ctx), codes.FailedPrecondition, v.ID, "found data at byte 0", "clear-device")
-	refused(t, p, 1, line, "nothing was changed")
-	var c driver.Clearance
-	typed(t, p, line+" --i-understand-this-destroys-data", &c)
-	if !c.Cleared || c.Blank || !c.Raw || c.Backing != "cleared/v" || c.Bytes != 32*mib {
-		t.Errorf("%+v", c)
-	}
-	must(t, v.Stage(ctx))
-	must(t, v.Unstage(ctx))
-	must(t, v.Delete(ctx))
 }

@@ -350,46 +350,6 @@ func TestVolumeGroupLosesDisks(t *testing.T) {
 	}
 }
 
-// A disk of a volume group that nobody uses is no volume, raw or formatted, and the group
-// is whole afterwards. A raw volume on which a pod has made a group is staged again, also
-// by a plugin that has lost its store.
-func TestDiskOfAnIdleVolumeGroup(t *testing.T) {
-	p, o, r := disks(t, harness.Options{})
-	p.Start(o)
-	ctx := t.Context()
-	node, file := r.disk("idle", 68*mib)
-	lvm := volumeGroupOf(t, "idle", node)
-	lvm("lvcreate", "--yes", "--activate", "n", "--zero", "n", "--size", "4M", "--name", "data", "idle")
-	before := sum(t, file)
-	for id, fsType := range map[string]string{"raw": "", "formatted": "ext4"} {
-		v := onDisk(p, t, id, node, fsType)
-		mustRefuse(t, v.Stage(ctx), codes.FailedPrecondition, id, node, "LVM2 physical volume")
-		must(t, v.Unstage(ctx))
-		mustHoldAsBefore(t, file, before)
-	}
-	if data := lvm("lvs", "--noheadings", "--options", "lv_name", "idle"); data != "data" {
-		t.Errorf("the group has %q", data)
-	}
-
-	node, _ = r.disk("a-pod's", 68*mib)
-	v := onDisk(p, t, "a-pod's", node, "")
-	pod := v.Target("pod")
-	must(t, v.Up(ctx, pod))
-	lvm = volumeGroupOf(t, "inner", node) // as within the pod
-	must(t, v.Down(ctx, pod))
-	for _, lost := range []bool{false, true} {
-		p.Terminate()
-		if lost {
-			must(t, os.RemoveAll(p.StateDir))
-		}
-		p.Start(o)
-		must(t, v.Up(ctx, pod))
-		must(t, v.Down(ctx, pod))
-	}
-	lvm("vgs", "inner")
-	mustBeFree(t, node)
-}
-
 // manifests returns what `csi-node volume manifest` prints, by the names of the logical volumes.
 func manifests(t *testing.T, p *harness.Plugin) map[string]corev1.PersistentVolume {
 	t.Helper()
