@@ -150,5 +150,8 @@ func (n *node) network() error {
 			return err
 		}
 	}
-	return os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("1"), 0o644)
+	return forward()
 }
+
+// forward has this network pass on what is for pods.
+func forward() error { return os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("1"), 0o644) }

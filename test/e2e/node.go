@@ -213,7 +213,6 @@ func (n *node) join(ctx context.Context) error {
 		{inside, "ip", "address", "add", n.ip + "/24", "dev", "eth0"},
 		{inside, "ip", "link", "set", "eth0", "up"},
 		{inside, "ip", "route", "add", "default", "via", nodeIP},
-		{inside, "sysctl", "-q", "-w", "net.ipv4.ip_forward=1"},
 	} {
 		if args[0] == inside {
 			args = append([]string{"nsenter", "--target", pid, "--net", "--"}, args[1:]...)
@@ -253,7 +252,7 @@ func beNode() error {
 	n := secondNode(r)
 	children := make(chan os.Signal, 1)
 	signal.Notify(children, syscall.SIGCHLD)
-	if err := errors.Join(syscall.Sethostname([]byte(n.name)), n.mountAll()); err != nil {
+	if err := errors.Join(syscall.Sethostname([]byte(n.name)), n.mountAll(), forward()); err != nil {
 		return err
 	}
 	fmt.Println("ready")

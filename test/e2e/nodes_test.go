@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"regexp"
 	"strings"
 	"testing"
 )
@@ -81,17 +82,17 @@ func testRoom(s *space, two *node) {
 	s.ready("next")
 	s.isOn("next", two)
 
-	status := follow(s.T, "../..", []string{"kubectl", "csi-node", "status"})
+	status, top := follow(s.T, "../..", []string{"kubectl", "csi-node", "status"}), follow(s.T, "../..", []string{"kubectl", "csi-node", "top"})
 	for pod, n := range map[string]*node{"large": the.node, "next": two} {
 		s.sh(pod, "echo "+pod+" | dd of=/data/file conv=fsync 2>/dev/null")
-		if !strings.Contains(status, s.name+"/"+pod) {
-			s.Errorf("status does not tell of pod %s", pod)
+		if !regexp.MustCompile(`(?m)^` + n.name + ` +` + s.name + `/` + pod + ` .*settled`).MatchString(status) {
+			s.Errorf("status does not tell of pod %s on node %s", pod, n.name)
 		}
 		if told := follow(s.T, "../..", []string{"kubectl", "csi-node", "explain", s.name + "/" + pod}); !strings.HasPrefix(told, "On node "+n.name+": ") {
 			s.Errorf("explain tells of %s:\n%s", pod, told)
 		}
-		if told := follow(s.T, "../..", []string{"kubectl", "csi-node", "top"}); !strings.Contains(told, "\n"+n.name+" ") {
-			s.Errorf("top does not tell of node %s:\n%s", n.name, told)
+		if !strings.Contains(top, "\n"+n.name+" ") {
+			s.Errorf("top does not tell of node %s", n.name)
 		}
 	}
 
