@@ -3,12 +3,14 @@ package driver
 import (
 	"errors"
 	"reflect"
+	"slices"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	dto "github.com/prometheus/client_model/go"
 
 	"github.com/csi-node/csi-node/pkg/devices"
 	"github.com/csi-node/csi-node/pkg/report"
@@ -33,6 +35,16 @@ func scrape(t *testing.T, p *backendUse) map[string]float64 {
 		}
 	}
 	return values
+}
+
+// Of a counter that appears with the first losses Prometheus would see no increase.
+func TestRepairsAreCountedFromZero(t *testing.T) {
+	families, err := newMetrics("v1").registry.Gather()
+	require.NoError(t, err)
+	at := slices.IndexFunc(families, func(f *dto.MetricFamily) bool { return f.GetName() == "csi_node_repairs_total" })
+	if at < 0 || len(families[at].GetMetric()) != 2 {
+		t.Errorf("before a repair there are %v", families)
+	}
 }
 
 func TestBackendMetrics(t *testing.T) {
