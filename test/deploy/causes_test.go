@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -105,12 +106,12 @@ var causes = map[string]func(t *testing.T, n *node){
 		// As an lvm does that hangs in the midst of a change.
 		lock, err := os.OpenFile("/run/lock/lvm/V_"+group, os.O_RDWR|os.O_CREATE, 0o700)
 		must(t, err)
-		t.Cleanup(func() { must(t, lock.Close()); must(t, os.Remove(lock.Name())) })
+		t.Cleanup(func() { must(t, lock.Close()) }) // the lvm that waits removes it
 		must(t, unix.Flock(int(lock.Fd()), unix.LOCK_EX))
 		n.await("csi_node_lvm_seen_timestamp_seconds", stands())
 	},
 	"CSINodeNotRegistered": func(t *testing.T, n *node) {
-		registry := t.TempDir()
+		registry := filepath.Join(n.Dir, "registry")
 		n.run("--registration-dir", registry)
 		conn, err := grpc.NewClient("unix://"+filepath.Join(registry, "csi-node.local-reg.sock"), grpc.WithTransportCredentials(insecure.NewCredentials()),
 			grpc.WithDefaultCallOptions(grpc.WaitForReady(true)))
@@ -152,7 +153,9 @@ func (n *node) volumeGroup() (name string, pull func()) {
 	name = filepath.Base(n.Dir)
 	one, _ := n.disk("one", 64)
 	two, pull := n.disk("two", 64)
-	harness.Command(n.t, "lvm", "vgcreate", "--yes", "--config",
-		`devices{use_devicesfile=0 obtain_device_list_from_udev=0 global_filter=["a|^`+one+`$|", "a|^`+two+`$|", "r|.*|"]} backup{backup=0 archive=0}`, name, one, two)
+	config := `devices{use_devicesfile=0 obtain_device_list_from_udev=0 global_filter=["a|^` + one + `$|", "a|^` + two + `$|", "r|.*|"]} backup{backup=0 archive=0}`
+	harness.Command(n.t, "lvm", "vgcreate", "--yes", "--config", config, name, one, two)
+	told := strings.Fields(harness.Command(n.t, "lvm", "vgs", "--config", config, "--noheadings", "--options", "vg_uuid", name))
+	n.lock = "/run/lock/lvm/csi-node.csi-node.local." + strings.ReplaceAll(told[len(told)-1], "-", "") // behind warnings
 	return name, pull
 }

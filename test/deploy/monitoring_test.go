@@ -69,7 +69,7 @@ func TestDashboard(t *testing.T) {
 func used(t *testing.T) database {
 	t.Helper()
 	n := newNode(t)
-	n.start("--registration-dir", t.TempDir())
+	n.start("--registration-dir", filepath.Join(n.Dir, "registry"))
 	v := n.volume("volume", 32, "thin", "ext4")
 	pod := v.Target("pod")
 	must(t, v.Up(t.Context(), pod))

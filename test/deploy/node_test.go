@@ -29,13 +29,21 @@ type node struct {
 	address string
 	from    time.Time // of the first scrape
 	scrapes []map[string]string
-	cause   int // scrapes before the cause
+	cause   int    // scrapes before the cause
+	lock    string // that the plugin leaves of a volume group; empty: it has none
 }
 
 // newNode returns one whose plugin is yet to be started.
 func newNode(t *testing.T) *node {
 	t.Helper()
-	return &node{Plugin: harness.New(t), t: t, address: harness.FreeAddress(t)}
+	n := &node{t: t}
+	t.Cleanup(func() { // once the plugin has ended
+		if n.lock != "" {
+			must(t, os.Remove(n.lock))
+		}
+	})
+	n.Plugin, n.address = harness.New(t), harness.FreeAddress(t)
+	return n
 }
 
 // start starts the plugin, and scrapes it while it is well.
