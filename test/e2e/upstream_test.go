@@ -41,7 +41,7 @@ func TestUpstream(t *testing.T) {
 				t.Fatal(err)
 			}
 			cmd := exec.Command(the.built["ginkgo"], "run", "--procs="+phase.processes, "--label-filter="+phase.labels, "--no-color", "--timeout=4h",
-				"--focus=External.Storage.*"+*upstreamFocus, "--skip="+needsSELinux,
+				"--focus=External.Storage.*"+*upstreamFocus, "--skip="+leftOut,
 				"--output-dir="+the.logs(), "--json-report="+report+".json", "--junit-report="+report+".xml", the.built["e2e.test"], "--",
 				"-storage.testdriver="+driver, "-kubeconfig="+the.kubeconfig("admin"), "-kubectl-path="+the.built["kubectl"], "-provider=local",
 				"-e2e-output-dir="+the.logs(), "-disable-log-dump")
