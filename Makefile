@@ -100,7 +100,7 @@ e2e: deps ## pods on a real Kubernetes, built first: twenty minutes in all (root
 	hack/install-e2e-deps
 	cd test/e2e && $(GO) vet ./... && $(GO) test -v -count 1 -timeout 120m . $(E2E)
 
-e2e-upstream: deps ## the storage tests of Kubernetes itself there, writes docs/upstream.md: an hour (root, Debian; E2E='-upstream.focus=subPath')
+e2e-upstream: deps ## the storage tests of Kubernetes itself there, writes docs/upstream.md: half an hour, once built (root, Debian; E2E='-upstream.focus=subPath')
 	hack/install-e2e-deps upstream
 	cd test/e2e && $(GO) vet -tags upstream . && $(GO) test -tags upstream -v -count 1 -timeout 5h -run '^TestUpstream$$' . -upstream.report $(CURDIR)/docs $(E2E)
 
