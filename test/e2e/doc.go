@@ -11,6 +11,8 @@
 //	node         process 1 of a second node, which is there for its tests only: it has
 //	             namespaces of its own, and a veth to the first one's network
 //
+// With the build tag upstream the test is another one: the storage tests of Kubernetes itself.
+//
 // When init ends, the kernel ends all that it started, containers too, and drops
 // their mounts and network. Only three kinds of things are left then: cgroup
 // directories, loop devices of volumes, and the work directory. The supervisor

@@ -1,5 +1,5 @@
-// Builds the Kubernetes that the test runs against, the sidecars that come from elsewhere, and Helm: all of them
-// with the libraries of that Kubernetes, which are compiled once.
+// Builds the Kubernetes that the test runs against and its own tests, the sidecars that come from elsewhere, and Helm:
+// all of them with the libraries of that Kubernetes, which are compiled once.
 module github.com/csi-node/csi-node/test/e2e/build
 
 go 1.26.0
