@@ -3,7 +3,6 @@ package loop
 import (
 	"context"
 	"errors"
-	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"sync"
@@ -85,26 +84,7 @@ func TestNumberThatIsBoundMeanwhileIsSpared(t *testing.T) {
 // there is none of yet.
 func ownNumber(t *testing.T) state.DeviceNumber {
 	t.Helper()
-	machine.Kernel(t)
-	index := 1000 + rand.IntN(10000) // the kernel gives the lowest number that is free
-	parts := maxPart(t)
-	number := state.DeviceNumber{Major: 7, Minor: uint32(index) << parts}
-	t.Cleanup(func() { removeLoops(t, number) })
-	return number
-}
-
-// removeLoops removes the loop devices with the numbers that are there.
-func removeLoops(t *testing.T, numbers ...state.DeviceNumber) {
-	t.Helper()
-	control, err := os.OpenFile(controlPath, os.O_RDWR, 0)
-	require.NoError(t, err)
-	defer control.Close()
-	for _, number := range numbers {
-		index := int(number.Minor >> maxPart(t))
-		if err := unix.IoctlSetInt(int(control.Fd()), unix.LOOP_CTL_REMOVE, index); err != nil && !errors.Is(err, unix.ENODEV) && !errors.Is(err, unix.EBUSY) { // EBUSY: somebody looks at it
-			t.Errorf("remove loop%d: %v", index, err)
-		}
-	}
+	return state.DeviceNumber{Major: 7, Minor: machine.FreeLoop(t)}
 }
 
 // addLoop makes the loop device with a number.
@@ -143,23 +123,11 @@ func TestNumberOfADeviceThatIsRemoved(t *testing.T) {
 		})
 	}
 	for range 30 {
-		removeLoops(t, number)
+		machine.RemoveLoops(t, number.Minor)
 		addLoop(t, number)
 	}
 	close(done)
 	looks.Wait()
-}
-
-// maxPart is for how many bits of a minor its partitions are.
-func maxPart(t *testing.T) (shift int) {
-	t.Helper()
-	for index := 1; ; shift++ {
-		got, err := indexOf(state.DeviceNumber{Minor: uint32(index) << shift})
-		require.NoError(t, err)
-		if got == index {
-			return shift
-		}
-	}
 }
 
 // With partitions (loop.max_part), a device's number is not the one in its name.

@@ -34,7 +34,7 @@ func TestBrokenFilesystem(t *testing.T) {
 			looker := start(t, "", "sh", "-c", "exec 5<"+d.Path+wait)
 			slave := start(t, "", machine.InNamespace("slave", root, "true"+wait)...)
 			private := start(t, "", machine.InNamespace("private", root, "true"+wait)...)
-			shutDown(t, stage)
+			machine.ShutDown(t, stage)
 			for _, path := range []string{stage, target} {
 				told := fsType != "ext4" || !kernelBefore(t, 6, 15) // by then a mount is the first to tell
 				if m := wantMount(t, h, path, d.Number); m.Corrupt != told {

@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/csi-node/csi-node/pkg/state"
+	"github.com/csi-node/csi-node/test/machine"
 )
 
 // oddNames are names that tables escape, shells split and eyes miss.
@@ -231,7 +232,7 @@ func TestLookAtBrokenFilesystems(t *testing.T) {
 			mountTmpfs(t, "low", path, 0)
 			low := tmpfs(t, path, "low", 0)
 			must(t, unix.Mount(d.Path, path, "xfs", 0, ""))
-			shutDown(t, path)
+			machine.ShutDown(t, path)
 			wantLook(t, h, path, on(state.Mount{Device: d.Number, FSType: "xfs", Source: d.Path, Root: "/", Corrupt: true}, low))
 			must(t, h.Unmount(t.Context(), path))
 			wantLook(t, h, path, on(low))
@@ -242,7 +243,7 @@ func TestLookAtBrokenFilesystems(t *testing.T) {
 			}
 			path := filepath.Join(root, "shutdown")
 			d := mounted(t, h, path)
-			shutDown(t, path)
+			machine.ShutDown(t, path)
 			if m := wantMount(t, h, path, d.Number); !m.Corrupt {
 				t.Errorf("%+v is not corrupt", m)
 			}
@@ -264,15 +265,6 @@ func TestLookAtBrokenFilesystems(t *testing.T) {
 			}
 		})
 	})
-}
-
-func shutDown(t *testing.T, path string) {
-	t.Helper()
-	const goingDown = 0x8004587d // FS_IOC_SHUTDOWN, XFS_IOC_GOINGDOWN
-	f, err := os.Open(path)
-	must(t, err)
-	defer f.Close()
-	must(t, unix.IoctlSetPointerInt(int(f.Fd()), goingDown, 2)) // without a flush of the log
 }
 
 func wantLook(t *testing.T, h *Host, path string, want state.Mountpoint) {

@@ -3,6 +3,8 @@ package machine
 import (
 	"errors"
 	"fmt"
+	"math/bits"
+	"math/rand/v2"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -207,4 +209,37 @@ func unescape(field string) string {
 		b.WriteByte(field[i])
 	}
 	return b.String()
+}
+
+// FreeLoop returns the minor number of a loop device that nobody else uses, and that there
+// is none of yet. When the test ends it is removed.
+func FreeLoop(t testing.TB) (minor uint32) {
+	t.Helper()
+	Kernel(t)
+	minor = uint32(20000+rand.IntN(40000)) << partitionBits(t) // the kernel gives the lowest number that is free
+	t.Cleanup(func() { RemoveLoops(t, minor) })
+	return minor
+}
+
+// RemoveLoops removes the loop devices with the minor numbers that are there, unless
+// somebody has them or looks at them.
+func RemoveLoops(t testing.TB, minors ...uint32) {
+	t.Helper()
+	for _, minor := range minors {
+		removeLoop(t, int(minor>>partitionBits(t)))
+	}
+}
+
+// partitionBits is for how many bits of a minor number a loop device's partitions are.
+func partitionBits(t testing.TB) int {
+	t.Helper()
+	text, err := os.ReadFile("/sys/module/loop/parameters/max_part")
+	if errors.Is(err, os.ErrNotExist) {
+		return 0
+	}
+	parts, parseErr := strconv.ParseUint(strings.TrimSpace(string(text)), 10, 32)
+	if err := errors.Join(err, parseErr); err != nil {
+		t.Fatal(err)
+	}
+	return bits.Len64(parts)
 }

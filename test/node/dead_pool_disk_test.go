@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/csi-node/csi-node/test/harness"
+	"github.com/csi-node/csi-node/test/machine"
 )
 
 // When the pool's file system was shut down, as by an error
@@ -32,7 +33,7 @@ func TestDeadDiskOfThePool(t *testing.T) {
 			for _, v := range []*volume{formatted, raw} {
 				must(t, v.Up(t.Context(), v.Target("1")))
 			}
-			shutDown(t, p.PoolDir)
+			machine.ShutDown(t, p.PoolDir)
 			if tt.restart {
 				p.Kill()
 				p.Process = p.Launch(harness.Options{}) // it is not ready without the pool

@@ -12,10 +12,10 @@ import (
 	"testing"
 	"time"
 
-	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 
 	"github.com/csi-node/csi-node/test/harness"
+	"github.com/csi-node/csi-node/test/machine"
 )
 
 // publishedTwice starts a plugin and publishes a volume of it at two targets, the second of
@@ -90,7 +90,7 @@ func TestBrokenFilesystemComesBack(t *testing.T) {
 			write(t, file, "kept")
 			harness.Command(t, "sync", file)
 
-			shutDown(t, v.Staging)
+			machine.ShutDown(t, v.Staging)
 			if !tellsOfShutDown(t, v.Staging) { // then it comes back with the next stage
 				must(t, v.Down(t.Context(), one, two))
 				must(t, v.Up(t.Context(), one))
@@ -120,7 +120,7 @@ func TestBrokenFilesystemComesBack(t *testing.T) {
 				_ = user.Wait() // always an error, of one that was killed
 			})
 			t.Cleanup(end)
-			shutDown(t, v.Staging)
+			machine.ShutDown(t, v.Staging)
 			before := p.Mounts()
 			mustRefuse(t, v.Publish(t.Context(), one), codes.Unavailable, "is broken", fmt.Sprintf("pid %d (sleep)", user.Process.Pid))
 			mustEqual(t, before, p.Mounts())
@@ -131,15 +131,6 @@ func TestBrokenFilesystemComesBack(t *testing.T) {
 			v.End(one, two)
 		})
 	}
-}
-
-func shutDown(t *testing.T, path string) {
-	t.Helper()
-	const goingDown = 0x8004587d // FS_IOC_SHUTDOWN, XFS_IOC_GOINGDOWN
-	f, err := os.Open(path)
-	must(t, err)
-	defer f.Close()
-	must(t, unix.IoctlSetPointerInt(int(f.Fd()), goingDown, 2)) // without a flush of the log
 }
 
 // tellsOfShutDown reports whether the kernel tells that a mount was shut down: an

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/csi-node/csi-node/test/harness"
+	"github.com/csi-node/csi-node/test/machine"
 )
 
 // mountPool mounts a new file system where the plugin's pool is to be.
@@ -43,7 +44,7 @@ func TestTeardownNeedsNoFacts(t *testing.T) {
 		"silent facts":        func(t *testing.T, v *volume) { must(t, os.Remove(facts(v))); must(t, unix.Mkfifo(facts(v), 0o600)) }, // open(2) waits for a writer
 		"no volume":           func(t *testing.T, v *volume) { must(t, os.RemoveAll(filepath.Dir(v.Data()))) },
 		"a pool that is away": func(t *testing.T, v *volume) { must(t, unix.Unmount(v.PoolDir, unix.MNT_DETACH)) },
-		"a pool that is shut": func(t *testing.T, v *volume) { shutDown(t, v.PoolDir) },
+		"a pool that is shut": func(t *testing.T, v *volume) { machine.ShutDown(t, v.PoolDir) },
 	} {
 		t.Run(title, func(t *testing.T) {
 			p := harness.New(t)

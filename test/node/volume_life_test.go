@@ -14,6 +14,7 @@ import (
 	"google.golang.org/grpc/codes"
 
 	"github.com/csi-node/csi-node/test/harness"
+	"github.com/csi-node/csi-node/test/machine"
 )
 
 // A volume's whole life with a file system on it.
@@ -79,7 +80,7 @@ func TestLifeOfAMountedVolume(t *testing.T) {
 					must(t, os.Remove(filepath.Join(pod1, "file")))
 				}
 				again()
-				if allocated := allocatedBytes(t, v.Data()); provisioning == "thick" && allocated < grown || provisioning == "thin" && allocated > bytes {
+				if allocated := machine.Allocated(t, v.Data()); provisioning == "thick" && allocated < grown || provisioning == "thin" && allocated > bytes {
 					t.Errorf("%d bytes are allocated", allocated)
 				}
 				v.End()
@@ -177,14 +178,6 @@ func TestStageOfReadersIsReadOnly(t *testing.T) {
 		refuseWrite(t, pod, 0)
 		v.End(pod)
 	})
-}
-
-// allocatedBytes is what a file takes on its disk.
-func allocatedBytes(t testing.TB, path string) int64 {
-	t.Helper()
-	var st unix.Stat_t
-	must(t, unix.Stat(path, &st))
-	return st.Blocks * 512
 }
 
 // writeAt writes to a device through to its backing.

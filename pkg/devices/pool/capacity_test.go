@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/csi-node/csi-node/pkg/state"
+	"github.com/csi-node/csi-node/test/machine"
 )
 
 func capacity(t testing.TB, p *Pool) Capacity {
@@ -50,7 +51,7 @@ func TestCapacityCountsPromises(t *testing.T) {
 		t.Errorf("a part of thick was trimmed: %+v, before %+v", c, before)
 	}
 	ok(t, p.Grow(t.Context(), "thick", 20*mib)) // allocates that again
-	if a := allocated(t, p.path(volumesDir, "thick", dataFile)); a != 20*mib {
+	if a := machine.Allocated(t, p.path(volumesDir, "thick", dataFile)); a != 20*mib {
 		t.Errorf("%d bytes allocated", a)
 	}
 

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/csi-node/csi-node/pkg/state"
+	"github.com/csi-node/csi-node/test/machine"
 )
 
 func facts(t testing.TB, p *Pool, id string) Volume {
@@ -57,7 +58,7 @@ func TestClear(t *testing.T) {
 			create(t, p, "v", 4<<20, how)
 			path, err := p.DataPath("v")
 			ok(t, err)
-			before := allocated(t, path)
+			before := machine.Allocated(t, path)
 			fill(t, p, "v")
 			ok(t, p.BeginFormat(t.Context(), "v"))
 			ok(t, p.EndFormat(t.Context(), "v", "ext4"))
@@ -69,7 +70,7 @@ func TestClear(t *testing.T) {
 			if !zero(t, p, "v") {
 				t.Error("not every byte is zero")
 			}
-			if after := allocated(t, path); after != before {
+			if after := machine.Allocated(t, path); after != before {
 				t.Errorf("%d bytes are allocated, and were when it was created: %d", after, before)
 			}
 		})
@@ -84,8 +85,8 @@ func TestClearWhereZerosMustBeWritten(t *testing.T) {
 	ok(t, p.Clear(t.Context(), "v"))
 	path, err := p.DataPath("v")
 	ok(t, err)
-	if !zero(t, p, "v") || allocated(t, path) < 4<<20 {
-		t.Errorf("zero %t, %d bytes are allocated", zero(t, p, "v"), allocated(t, path))
+	if !zero(t, p, "v") || machine.Allocated(t, path) < 4<<20 {
+		t.Errorf("zero %t, %d bytes are allocated", zero(t, p, "v"), machine.Allocated(t, path))
 	}
 }
 

@@ -19,7 +19,7 @@ import (
 func TestStartOnADeadDisk(t *testing.T) {
 	machine.Kernel(t)
 	for name, stop := range map[string]func(*testing.T, string){
-		"shut down": shutDown,
+		"shut down": func(t *testing.T, dir string) { machine.ShutDown(t, dir) },
 		"aborted":   func(t *testing.T, dir string) { run(t, "mount", "-o", "remount,abort", dir) },
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -48,7 +48,7 @@ func TestStartOnADeadDisk(t *testing.T) {
 func TestDeviceOfADeadDiskIsTakenDown(t *testing.T) {
 	b, dir := onDisk(t, "mkfs.xfs", "-q")
 	before := attach(t, b, "vol", false)
-	shutDown(t, dir)
+	machine.ShutDown(t, dir)
 	f, err := os.Open(before.Path)
 	require.NoError(t, err)
 	_, err = unix.IoctlLoopGetStatus64(int(f.Fd()))
@@ -86,13 +86,4 @@ func onDisk(t *testing.T, mkfs ...string) (b *backend, dir string) {
 		t.Fatal(err)
 	}
 	return newBackend(t, p), dir
-}
-
-func shutDown(t *testing.T, dir string) {
-	t.Helper()
-	const goingDown = 0x8004587d // FS_IOC_SHUTDOWN
-	f, err := os.Open(dir)
-	require.NoError(t, err)
-	err = unix.IoctlSetPointerInt(int(f.Fd()), goingDown, 2) // without a flush of the log
-	require.NoError(t, errors.Join(err, f.Close()))
 }

@@ -2,14 +2,8 @@ package pool_test
 
 import (
 	"errors"
-	"math/bits"
-	"math/rand/v2"
-	"os"
-	"strconv"
 	"strings"
 	"testing"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/csi-node/csi-node/pkg/devices/pool"
 	"github.com/csi-node/csi-node/pkg/loop"
@@ -22,37 +16,7 @@ import (
 // there is none of yet.
 func ownNumber(t *testing.T) state.DeviceNumber {
 	t.Helper()
-	machine.Kernel(t)
-	index := 20000 + rand.IntN(10000) // the kernel gives the lowest number that is free
-	number := state.DeviceNumber{Major: 7, Minor: uint32(index) << minorBits(t)}
-	t.Cleanup(func() { removeLoops(t, number) })
-	return number
-}
-
-// minorBits is for how many bits of a minor its partitions are.
-func minorBits(t *testing.T) int {
-	t.Helper()
-	text := sysfs("/sys/module/loop/parameters/max_part")
-	if text == "" {
-		return 0
-	}
-	parts, err := strconv.ParseUint(text, 10, 32)
-	require.NoError(t, err)
-	return bits.Len64(parts)
-}
-
-// removeLoops removes the loop devices with the numbers that are there.
-func removeLoops(t *testing.T, numbers ...state.DeviceNumber) {
-	t.Helper()
-	control, err := os.OpenFile("/dev/loop-control", os.O_RDWR, 0)
-	require.NoError(t, err)
-	defer control.Close()
-	for _, number := range numbers {
-		index := int(number.Minor >> minorBits(t))
-		if err := unix.IoctlSetInt(int(control.Fd()), unix.LOOP_CTL_REMOVE, index); err != nil && !errors.Is(err, unix.ENODEV) && !errors.Is(err, unix.EBUSY) { // EBUSY: somebody looks at it
-			t.Errorf("remove loop%d: %v", index, err)
-		}
-	}
+	return state.DeviceNumber{Major: 7, Minor: machine.FreeLoop(t)}
 }
 
 // A volume that is published gets its number back, and its view the view's, be
@@ -89,7 +53,7 @@ func TestPublishedNumbersComeBack(t *testing.T) {
 				t.Errorf("the view of %s is %s, and was published as %s", id, v.Number, viewNumber)
 			}
 			require.NoError(t, errors.Join(b.DetachView(t.Context(), d), b.Detach(t.Context(), id)))
-			removeLoops(t, number, viewNumber) // as long as they are there and free, other tests may take them
+			machine.RemoveLoops(t, number.Minor, viewNumber.Minor) // as long as they are there and free, other tests may take them
 		}
 	}
 }

@@ -82,13 +82,6 @@ func files(t testing.TB, dir string) []string {
 	return found
 }
 
-func allocated(t testing.TB, path string) int64 {
-	t.Helper()
-	var st unix.Stat_t
-	ok(t, unix.Stat(path, &st))
-	return st.Blocks * 512
-}
-
 func run(t testing.TB, command ...string) {
 	t.Helper()
 	if out, err := exec.Command(command[0], command[1:]...).CombinedOutput(); err != nil {
@@ -173,7 +166,7 @@ func TestCreate(t *testing.T) {
 			ok(t, err)
 			info, err := os.Stat(path)
 			ok(t, err)
-			if a := allocated(t, path); info.Size() != 8*mib || how == Thick && a < 8*mib || how == Thin && a > mib {
+			if a := machine.Allocated(t, path); info.Size() != 8*mib || how == Thick && a < 8*mib || how == Thin && a > mib {
 				t.Errorf("%d bytes, %d allocated", info.Size(), a)
 			}
 			again, err := p.Create(t.Context(), asked)
@@ -276,8 +269,8 @@ func TestGrow(t *testing.T) {
 				ok(t, err)
 				info, err := os.Stat(path)
 				ok(t, err)
-				if v.Bytes != step.want || info.Size() != step.want || how == Thick && allocated(t, path) < step.want {
-					t.Errorf("grown to %d: volume %d, file %d, allocated %d", step.ask, v.Bytes, info.Size(), allocated(t, path))
+				if v.Bytes != step.want || info.Size() != step.want || how == Thick && machine.Allocated(t, path) < step.want {
+					t.Errorf("grown to %d: volume %d, file %d, allocated %d", step.ask, v.Bytes, info.Size(), machine.Allocated(t, path))
 				}
 			}
 			wantError(t, p.Grow(t.Context(), "v", 1<<55), state.ResourceExhausted)
@@ -286,7 +279,7 @@ func TestGrow(t *testing.T) {
 
 			ok(t, os.Truncate(path, 5*mib)) // as a crash before the facts were written leaves it
 			ok(t, p.Grow(t.Context(), "v", 4*mib))
-			if v, err := p.Get(t.Context(), "v"); err != nil || v.Bytes != 4*mib || how == Thick && allocated(t, path) < 4*mib {
+			if v, err := p.Get(t.Context(), "v"); err != nil || v.Bytes != 4*mib || how == Thick && machine.Allocated(t, path) < 4*mib {
 				t.Errorf("%+v, %v", v, err)
 			}
 			ok(t, os.Truncate(path, mib))

@@ -61,14 +61,6 @@ func view(t testing.TB, b *backend, d state.Device) state.Device {
 	return v
 }
 
-// allocated is how many bytes of a file have blocks.
-func allocated(t testing.TB, path string) int64 {
-	t.Helper()
-	var st unix.Stat_t
-	require.NoError(t, unix.Stat(path, &st))
-	return st.Blocks * 512
-}
-
 // poolOn makes a pool on a file system of its own, mounted as asked.
 func poolOn(t testing.TB, source, fsType, options string) (*pool.Pool, string) {
 	t.Helper()
@@ -211,7 +203,7 @@ func trimmed(t *testing.T, d state.Device) error {
 func TestTrimGivesBackTheBlocksOfThinVolumes(t *testing.T) {
 	b, data := setup(t, pool.Thin)
 	require.NoError(t, trimmed(t, attach(t, b, "vol", false)))
-	if got := allocated(t, data); got >= 2<<20 {
+	if got := machine.Allocated(t, data); got >= 2<<20 {
 		t.Errorf("%d bytes are allocated after a trim", got)
 	}
 }
@@ -235,7 +227,7 @@ func TestThickVolumesKeepTheirBlocks(t *testing.T) {
 	if err := unix.Fallocate(int(f.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, 0, 1<<20); err == nil {
 		t.Error("the device took a punch")
 	}
-	if got := allocated(t, data); got < devicestest.Size {
+	if got := machine.Allocated(t, data); got < devicestest.Size {
 		t.Errorf("%d of %d bytes are allocated", got, devicestest.Size)
 	}
 }
@@ -271,11 +263,11 @@ func TestAttachAllocatesWhatAThickVolumeLacks(t *testing.T) {
 	b, data := setup(t, pool.Thick)
 	punchFile(t, data)
 	attach(t, b, "vol", true)
-	if got := allocated(t, data); got >= devicestest.Size {
+	if got := machine.Allocated(t, data); got >= devicestest.Size {
 		t.Errorf("attaching read-only allocated %d bytes", got)
 	}
 	attach(t, b, "vol", false)
-	if got := allocated(t, data); got < devicestest.Size {
+	if got := machine.Allocated(t, data); got < devicestest.Size {
 		t.Errorf("%d of %d bytes are allocated", got, devicestest.Size)
 	}
 }
@@ -297,9 +289,9 @@ func TestAttachWithoutRoomForTheBlocks(t *testing.T) {
 		other := filepath.Join(filepath.Dir(dir), "other")
 		require.NoError(t, os.WriteFile(other, make([]byte, int64(fs.Bavail)*fs.Bsize-1<<20), 0o600))
 		run(t, "sync", "--file-system", other)
-		before := allocated(t, data)
+		before := machine.Allocated(t, data)
 		attach(t, b, "vol", false)
-		if got := allocated(t, data); got != before {
+		if got := machine.Allocated(t, data); got != before {
 			t.Errorf("%s: %d bytes are allocated, %d before: the rest of the room was taken in vain", fsType, got, before)
 		}
 	}
@@ -452,12 +444,12 @@ func TestReadOnlySysfs(t *testing.T) {
 	b.loops.Reserve(loop.Numbers{Published: func(string, bool) []state.DeviceNumber { return []state.DeviceNumber{number} }})
 	d := attach(t, b, "vol", false)
 	run(t, "blkdiscard", d.Path)
-	if got := allocated(t, data); got != 0 {
+	if got := machine.Allocated(t, data); got != 0 {
 		t.Errorf("%d bytes are allocated after a discard, so something refuses it after all", got)
 	}
 	require.NoError(t, b.Detach(t.Context(), "vol"))
 	attach(t, b, "vol", false)
-	if got := allocated(t, data); got < devicestest.Size {
+	if got := machine.Allocated(t, data); got < devicestest.Size {
 		t.Errorf("%d of %d bytes are allocated", got, devicestest.Size)
 	}
 }
