@@ -81,8 +81,10 @@ func TestClearDevice(t *testing.T) {
 	}
 	f, err := os.Open(data)
 	require.NoError(t, err)
-	_, err = ClearDevice(ctx, c.StateDir, "vol")
-	wantWords(t, err, data, "open")
+	for _, act := range []func(context.Context, string, string) (Clearance, error){InspectDevice, ClearDevice} {
+		_, err := act(ctx, c.StateDir, "vol")
+		wantWords(t, err, data, "open")
+	}
 	require.NoError(t, f.Close())
 	if now, err := os.ReadFile(data); err != nil || !bytes.Equal(now, junk) {
 		t.Errorf("a refusal has changed the data (%v)", err)

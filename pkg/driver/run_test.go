@@ -163,6 +163,15 @@ func TestRunWithAWrongSetup(t *testing.T) {
 	}
 }
 
+// What the plugin cannot do without is missed before it serves.
+func TestRunWithoutPrograms(t *testing.T) {
+	c := testConfig(t)
+	t.Setenv("PATH", t.TempDir())
+	if err := Run(t.Context(), c, testOptions()); err == nil || !strings.Contains(err.Error(), "mkfs") || strings.Contains(err.Error(), "\n") {
+		t.Errorf("the error is %v; it should be one line that names the program", err)
+	}
+}
+
 func write(t *testing.T, path string) {
 	t.Helper()
 	require.NoError(t, os.WriteFile(path, []byte("x"), 0o600))
