@@ -62,10 +62,14 @@ func (v *versions) to(image string, change func()) {
 	v.Helper()
 	before := mountIDs(v)
 	change()
-	if got := kubectl(v, "get", "pods", "--namespace="+v.release, "--selector=app.kubernetes.io/name in (csi-node, "+v.release+"-csi-node)",
-		"--output=jsonpath={.items[*].spec.containers[0].image}"); got != image {
-		v.Fatalf("the plugin's image is %q, not %s", got, image)
-	}
+	await(v, "end of the pod of the other image", func() error { // which may still be there when the roll-out is told to be done
+		got, err := try("", "get", "pods", "--namespace="+v.release, "--selector=app.kubernetes.io/name in (csi-node, "+v.release+"-csi-node)",
+			"--output=jsonpath={.items[*].spec.containers[0].image}")
+		if err == nil && got != image {
+			err = fmt.Errorf("the plugin's image is %q, not %s", got, image)
+		}
+		return err
+	})
 	for _, pod := range v.writers {
 		v.wrote(pod)
 	}
