@@ -214,7 +214,7 @@ func TestErrorsThatUsersMeet(t *testing.T) {
 		"raw before":          {"the volume was published as a raw block device before", raw.Stage(t.Context())},
 		"blank and read-only": {"the volume is blank and read-only access was asked for", blank.Stage(t.Context())},
 		"no CAP_SYS_ADMIN":    {"needs CAP_SYS_ADMIN", stageAt(t, unprivileged, map[string]string{"provisioning": "thin"})},
-		"no device mapper":    {"this node's kernel has no device mapper", stageAt(t, plain, map[string]string{luks.EncryptionKey: luks.LUKS2})},
+		"no dm_crypt":         {"this node's kernel cannot encrypt devices", stageAt(t, plain, map[string]string{luks.EncryptionKey: luks.LUKS2})},
 		"two at one path": {"two must lie apart", func() error {
 			other := harness.NewVolume(t, p, "blank", ext4)
 			other.Staging = v.Staging

@@ -22,17 +22,22 @@ var loopNumber = regexp.MustCompile(`/dev/loop[0-9]+`)
 func TestMissingModule(t *testing.T) {
 	p := harness.Start(t, harness.Options{})
 	ctx := t.Context()
-	for module, tt := range map[string]struct {
+	for modules, tt := range map[string]struct {
 		fsType     string
 		parameters map[string]string
 		told       string
 	}{
-		"btrfs":    {"btrfs", nil, `rpc error: code = FailedPrecondition desc = volume volume: step mount for stage: mount btrfs of /dev/loop7 at /var/lib/kubelet/plugins/kubernetes.io/csi/csi-node.local/volume/globalmount: this node's kernel has no file system "btrfs": load its module`},
-		"dm_crypt": {"ext4", map[string]string{luks.EncryptionKey: luks.LUKS2}, `rpc error: code = FailedPrecondition desc = volume volume: step open-layer luks2 for stage: open: this node's kernel has no device mapper: load its module dm_crypt`},
+		"btrfs":                  {"btrfs", nil, `rpc error: code = FailedPrecondition desc = volume volume: step mount for stage: mount btrfs of /dev/loop7 at /var/lib/kubelet/plugins/kubernetes.io/csi/csi-node.local/volume/globalmount: this node's kernel has no file system "btrfs": load its module`},
+		"dm_crypt":               {"ext4", map[string]string{luks.EncryptionKey: luks.LUKS2}, `rpc error: code = FailedPrecondition desc = volume volume: step open-layer luks2 for stage: open: this node's kernel cannot encrypt devices: load its module dm_crypt`},
+		"dm_crypt beside dm_mod": {"ext4", map[string]string{luks.EncryptionKey: luks.LUKS2}, `rpc error: code = FailedPrecondition desc = volume volume: step open-layer luks2 for stage: open: this node's kernel cannot encrypt devices: load its module dm_crypt`},
 	} {
-		t.Run(module, func(t *testing.T) {
+		t.Run(modules, func(t *testing.T) {
+			module, other, beside := strings.Cut(modules, " beside ")
 			if out, err := exec.Command("modprobe", "--remove", module).CombinedOutput(); err != nil { // and what it alone needs
 				t.Fatalf("%v: %s", err, out)
+			}
+			if beside {
+				must(t, exec.Command("modprobe", other).Run())
 			}
 			must(t, unix.Mount("none", "/lib/modules", "tmpfs", 0, ""))
 			t.Cleanup(func() { _ = unix.Unmount("/lib/modules", 0) }) // it is, unless the test failed

@@ -1,11 +1,13 @@
 package luks
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"unsafe"
@@ -144,8 +146,9 @@ const control = "/dev/mapper/control"
 
 // Commands of the device mapper (linux/dm-ioctl.h): _IOWR(0xfd, N, struct dm_ioctl).
 const (
-	dmRemove = 0xc138fd04
-	dmStatus = 0xc138fd07
+	dmRemove       = 0xc138fd04
+	dmStatus       = 0xc138fd07
+	dmListVersions = 0xc138fd0d
 )
 
 // request is struct dm_ioctl.
@@ -186,7 +189,7 @@ func numberOf(name string) (n state.DeviceNumber, there bool, err error) {
 		return n, false, nil
 	case errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENODEV):
 		// There is no device mapper yet; or there is, and no node of it here.
-		if loaded() {
+		if _, loaded := os.Stat("/sys/class/misc/device-mapper"); loaded == nil {
 			return n, false, fmt.Errorf("%w: mount the node's /dev here", err)
 		}
 		return n, false, nil
@@ -196,10 +199,41 @@ func numberOf(name string) (n state.DeviceNumber, there bool, err error) {
 	return devnode.NumberOf(r.device), true, nil
 }
 
-// loaded reports whether the kernel has a device mapper.
-func loaded() bool {
-	_, err := os.Stat("/sys/class/misc/device-mapper")
-	return err == nil
+// encrypts reports whether the device mapper has the target of dm_crypt: it may be there
+// for others, without that module.
+func encrypts() (bool, error) {
+	f, err := rawfile.Open(control, os.O_RDWR, 0)
+	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENODEV) || errors.Is(err, unix.ENXIO) {
+		return false, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	defer func() { _ = f.Close() }() // only asked
+	var asked struct {
+		request
+		targets [16 << 10]byte
+	}
+	asked.version, asked.dataSize, asked.dataStart = [3]uint32{4, 0, 0}, uint32(unsafe.Sizeof(asked)), uint32(unsafe.Sizeof(asked.request))
+	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, f.Fd(), dmListVersions, uintptr(unsafe.Pointer(&asked))); errno != 0 {
+		return false, fmt.Errorf("%s: %w", control, errno)
+	}
+	return slices.Contains(targetNames(asked.targets[:]), "crypt"), nil
+}
+
+// targetNames reads a list of struct dm_target_versions: the distance to the next one, 0
+// for the last, a version of three numbers, and a name.
+func targetNames(list []byte) (names []string) {
+	const head = 16
+	for len(list) > head {
+		names = append(names, unix.ByteSliceToString(list[head:]))
+		next := int(binary.NativeEndian.Uint32(list))
+		if next == 0 || next > len(list) {
+			break
+		}
+		list = list[next:]
+	}
+	return names
 }
 
 // remove removes the device of a name, and the node that cryptsetup has made for it

@@ -56,10 +56,10 @@ func (l *Layer) Open(ctx context.Context, lower state.Device, v devices.Volume, 
 		if errors.Is(err, errPassphrase) {
 			return state.Errorf(state.Unauthenticated, "the passphrase (%s) does not open the volume, nor does the previous one if there is any: nothing was changed on it: %w", PassphraseKey, err)
 		}
-		if err != nil && !loaded() {
-			return state.Errorf(state.FailedPrecondition, "this node's kernel has no device mapper: load its module dm_crypt")
-		}
 		if err != nil {
+			if can, unknown := encrypts(); unknown == nil && !can {
+				return state.Errorf(state.FailedPrecondition, "this node's kernel cannot encrypt devices: load its module dm_crypt")
+			}
 			return err
 		}
 		return l.opened(ctx, lower, v)
