@@ -120,6 +120,7 @@ func TestBrokenFilesystemComesBack(t *testing.T) {
 				_ = user.Wait() // always an error, of one that was killed
 			})
 			t.Cleanup(end)
+			p.AwaitRest() // or a look under way finds the stage whole and a target broken
 			machine.ShutDown(t, v.Staging)
 			before := p.Mounts()
 			mustRefuse(t, v.Publish(t.Context(), one), codes.Unavailable, "is broken", fmt.Sprintf("pid %d (sleep)", user.Process.Pid))
