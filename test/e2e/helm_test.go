@@ -69,9 +69,7 @@ func TestHelm(t *testing.T) {
 			follow(t, checkout, command)
 		}
 	}
-	if the.hasOlder() {
-		u.to(olderImage, func() { run("3. With Helm", the.older(), "older") })
-	}
+	u.to(olderImage, func() { run("3. With Helm", the.older(), "older") })
 	u.to(pluginImage, func() { run("3. With Helm", "../..", "e2e", "--set=driver.loggingFormat=json,driver.logLevel=4") })
 	allInJSON(t)
 	if out, err := tryHelm("replicas: 3", "upgrade", "second", "../../deploy/chart", "--namespace=second", "--reset-then-reuse-values", "--values=-"); err == nil || !strings.Contains(err.Error(), "replicas") {
@@ -81,9 +79,7 @@ func TestHelm(t *testing.T) {
 	if len(back) != 3 {
 		t.Fatalf("docs/upgrade.md rolls back by %q", back)
 	}
-	if the.hasOlder() {
-		u.to(olderImage, func() { follow(t, "../..", back[0]) })
-	}
+	u.to(olderImage, func() { follow(t, "../..", back[0]) })
 	u.to(pluginImage, func() {
 		follow(t, "../..", back[1])
 		follow(t, "../..", back[2])

@@ -147,10 +147,8 @@ func makeImages(dir string, built map[string]string, older string) error {
 			return err
 		}
 	}
-	err = errors.Join(makeShell(dir), makePlugin(dir, pluginImage, built["csi-node"], "../../Dockerfile"))
-	if program := built[olderProgram]; program != "" {
-		err = errors.Join(err, makePlugin(dir, olderImage, program, filepath.Join(older, "Dockerfile")))
-	}
+	err = errors.Join(makeShell(dir), makePlugin(dir, pluginImage, built["csi-node"], "../../Dockerfile"),
+		makePlugin(dir, olderImage, built["csi-node-older"], filepath.Join(older, "Dockerfile")))
 	if err != nil || !upstream {
 		return err
 	}

@@ -94,14 +94,13 @@ func supervise() (code int, err error) {
 // prepare makes what init finds: binaries, images, the pool's file system, cgroups.
 func (r *run) prepare(ctx context.Context) error {
 	say("building the plugin, making images")
-	type program struct{ name, dir, pkg string }
-	programs := []program{{"csi-node", "../..", "./cmd/csi-node"}, {"pause", ".", "./pause"}, {"kubectl-csi_node", "../..", "./cmd/kubectl-csi_node"}}
-	if err := r.checkOutOlder(ctx); err == nil {
-		programs = append(programs, program{olderProgram, r.older(), "./cmd/csi-node"})
-	} else {
-		say("LEFT OUT: upgrades from an older version, and rollbacks: %v", err)
+	if err := r.checkOutOlder(ctx); err != nil {
+		return err
 	}
-	for _, p := range programs {
+	for _, p := range []struct{ name, dir, pkg string }{
+		{"csi-node", "../..", "./cmd/csi-node"}, {"csi-node-older", r.older(), "./cmd/csi-node"}, {"pause", ".", "./pause"},
+		{"kubectl-csi_node", "../..", "./cmd/kubectl-csi_node"},
+	} {
 		r.built[p.name] = filepath.Join(r.Work, p.name)
 		if err := goBuild(ctx, p.dir, []string{"build"}, p.pkg, r.built[p.name], "-trimpath", "-ldflags", "-s -w"); err != nil {
 			return err
@@ -124,18 +123,24 @@ func (r *run) prepare(ctx context.Context) error {
 // olderVersion is what the plugin is upgraded from, and goes back to: a commit of this repository, or a tag.
 const olderVersion = "16cbe37de2ef6940f16db95bf01f0828b441dc23" // the first whose chart is upgraded as docs/upgrade.md says
 
-// olderProgram names the plugin of olderVersion among the programs; a clone without history has none.
-const olderProgram = "csi-node-older"
-
-func (r *run) hasOlder() bool { return r.built[olderProgram] != "" }
-
-// checkOutOlder writes the tree of olderVersion, in which the manifests ask for the older image.
+// checkOutOlder writes the tree of olderVersion, in which the manifests ask for the older image. A shallow clone gets it
+// from where it was cloned.
 func (r *run) checkOutOlder(ctx context.Context) error {
 	archive := r.older() + ".tar"
-	git := []string{"-C", "../..", "-c", "safe.directory=*"} // whoever owns the clone
-	out, err := exec.CommandContext(ctx, "git", append(git, "archive", "--output="+archive, olderVersion)...).CombinedOutput()
-	if err != nil {
-		return fmt.Errorf("commit %s is not in this clone (of a shallow one: git fetch --unshallow): %w\n%s", olderVersion, err, out)
+	git := func(args ...string) error {
+		args = append([]string{"-C", "../..", "-c", "safe.directory=*"}, args...) // whoever owns the clone
+		if out, err := exec.CommandContext(ctx, "git", args...).CombinedOutput(); err != nil {
+			return fmt.Errorf("git %s: %w: %s", strings.Join(args, " "), err, out)
+		}
+		return nil
+	}
+	if git("cat-file", "-e", olderVersion+"^{commit}") != nil {
+		if err := git("fetch", "--depth=1", "origin", olderVersion); err != nil {
+			return fmt.Errorf("commit %s, from which the plugin is upgraded, must be in this clone (git fetch --unshallow): %w", olderVersion, err)
+		}
+	}
+	if err := git("archive", "--output="+archive, olderVersion); err != nil {
+		return err
 	}
 	if err := os.Mkdir(r.older(), 0o755); err != nil {
 		return err

@@ -11,9 +11,6 @@ import (
 // TestUpgrade: by the commands for kustomize in docs/upgrade.md the plugin becomes the older version, and is rolled back to
 // this one, under pods that write.
 func TestUpgrade(t *testing.T) {
-	if !the.hasOlder() {
-		t.Skip("this clone does not have the older version")
-	}
 	s := newSpace(t)
 	u := startWriters(s, "csi-node", "csi-node.local", "csi-node")
 	t.Cleanup(func() { // what the older version has besides its DaemonSet
