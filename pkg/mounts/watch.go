@@ -236,9 +236,12 @@ func (w *Watcher) Close() error {
 }
 
 // listenPause is how long listen waits after a wake-up, at the least: what changes
-// meanwhile wakes it then. Where there are many mounts it waits longer, so that they
-// cost no more than a hundredth of a processor.
-const listenPause = time.Second
+// meanwhile wakes it then. Where there are so many mounts that this would take more than
+// a hundredth of a processor it waits longer, up to longestPause.
+const (
+	listenPause  = time.Second
+	longestPause = 10 * time.Second
+)
 
 // listen asks for the attributes of the mounts whenever something has changed.
 func (w *Watcher) listen(ctx context.Context, changed func(string)) {
@@ -251,7 +254,7 @@ func (w *Watcher) listen(ctx context.Context, changed func(string)) {
 		}
 		began := time.Now()
 		w.compare(changed)
-		pause := time.NewTimer(max(listenPause, 100*time.Since(began)))
+		pause := time.NewTimer(min(max(listenPause, 100*time.Since(began)), longestPause))
 		select {
 		case <-pause.C:
 		case <-ctx.Done():
