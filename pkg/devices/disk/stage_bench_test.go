@@ -4,8 +4,6 @@ import (
 	"os"
 	"testing"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/csi-node/csi-node/pkg/driver/drivertest"
 	"github.com/csi-node/csi-node/test/harness"
 	"github.com/csi-node/csi-node/test/require"
@@ -22,33 +20,7 @@ func BenchmarkStage(b *testing.B) {
 	node, _ := newDisk(b, drivertest.Size)
 	v := harness.NewVolume(b, p, "v", harness.Shared("ext4"))
 	v.Context = map[string]string{PathKey: node}
-	require.NoError(b, v.Stage(b.Context())) // formats it
-	require.NoError(b, v.Unstage(b.Context()))
-
-	b.Run("bare", func(b *testing.B) {
-		dir := b.TempDir()
-		for b.Loop() {
-			require.NoError(b, unix.Mount(node, dir, "ext4", 0, ""))
-			b.StopTimer()
-			require.NoError(b, unix.Unmount(dir, 0))
-			b.StartTimer()
-		}
-	})
-	b.Run("command", func(b *testing.B) {
-		dir := b.TempDir()
-		for b.Loop() {
-			run(b, "mount", "-t", "ext4", node, dir)
-			b.StopTimer()
-			require.NoError(b, unix.Unmount(dir, 0))
-			b.StartTimer()
-		}
-	})
-	b.Run("staged", func(b *testing.B) {
-		for b.Loop() {
-			require.NoError(b, v.Stage(b.Context()))
-			b.StopTimer()
-			require.NoError(b, v.Unstage(b.Context()))
-			b.StartTimer()
-		}
-	})
+	drivertest.BenchmarkStage(b, v,
+		func(b *testing.B, dir string) { run(b, "mount", "-t", "ext4", node, dir) },
+		func(b *testing.B, dir string) { run(b, "umount", dir) })
 }

@@ -32,39 +32,25 @@ func BenchmarkStage(b *testing.B) {
 	made, err := v.Controller.CreateVolume(b.Context(), v.CreateRequest(64*mib, class))
 	require.NoError(b, err)
 	v.Context, v.Secrets = made.GetVolume().GetVolumeContext(), secrets("one", "")
-	require.NoError(b, v.Stage(b.Context())) // formats it
-	require.NoError(b, v.Unstage(b.Context()))
-
-	b.Run("bare", func(b *testing.B) {
-		const name = "csi-node-bench"
-		dir := b.TempDir()
-		for b.Loop() {
-			node := machine.Losetup(b, v.Data())
-			open := exec.Command("cryptsetup", "open", "--key-file", "-", node, name)
-			open.Env = append(os.Environ(), "DM_DISABLE_UDEV=1")
-			open.Stdin = strings.NewReader("one")
-			if out, err := open.CombinedOutput(); err != nil {
-				b.Fatalf("%v: %s", err, out)
-			}
+	const name = "csi-node-bench"
+	cryptsetup := func(b *testing.B, input string, args ...string) {
+		cmd := exec.Command("cryptsetup", args...)
+		cmd.Env, cmd.Stdin = append(os.Environ(), "DM_DISABLE_UDEV=1"), strings.NewReader(input)
+		if out, err := cmd.CombinedOutput(); err != nil {
+			b.Fatalf("cryptsetup %v: %v: %s", args, err, out)
+		}
+	}
+	var node string
+	drivertest.BenchmarkStage(b, v,
+		func(b *testing.B, dir string) {
+			node = machine.Losetup(b, v.Data())
+			cryptsetup(b, "one", "open", "--key-file", "-", node, name)
 			require.NoError(b, unix.Mount("/dev/mapper/"+name, dir, "ext4", 0, ""))
-			b.StopTimer()
+		},
+		func(b *testing.B, dir string) {
 			require.NoError(b, unix.Unmount(dir, 0))
-			end := exec.Command("cryptsetup", "close", name)
-			end.Env = open.Env
-			if out, err := end.CombinedOutput(); err != nil {
-				b.Fatalf("%v: %s", err, out)
-			}
+			cryptsetup(b, "", "close", name)
 			machine.LosetupDetach(b, node)
-			b.StartTimer()
-		}
-	})
-	b.Run("staged", func(b *testing.B) {
-		for b.Loop() {
-			require.NoError(b, v.Stage(b.Context()))
-			b.StopTimer()
-			require.NoError(b, v.Unstage(b.Context()))
-			b.StartTimer()
-		}
-	})
+		})
 	require.NoError(b, v.Delete(b.Context()))
 }

@@ -37,27 +37,17 @@ func BenchmarkStage(b *testing.B) {
 		made, err := p.Controller.CreateVolume(b.Context(), v.CreateRequest(64*mib, parameters))
 		require.NoError(b, err)
 		v.ID, v.Context = made.GetVolume().GetVolumeId(), made.GetVolume().GetVolumeContext()
-		require.NoError(b, v.Stage(b.Context())) // formats it
-		require.NoError(b, v.Unstage(b.Context()))
-
-		b.Run(name+"/bare", func(b *testing.B) {
-			dir, path := b.TempDir(), "stage/"+name
-			for b.Loop() {
-				lvmOn(b, []string{disk}, "lvchange", "--activate", "y", path)
-				require.NoError(b, unix.Mount(filepath.Join("/dev/mapper", deviceName("stage", name)), dir, "ext4", 0, ""))
-				b.StopTimer()
-				require.NoError(b, unix.Unmount(dir, 0))
-				lvmOn(b, []string{disk}, "lvchange", "--activate", "n", path)
-				b.StartTimer()
-			}
-		})
-		b.Run(name+"/staged", func(b *testing.B) {
-			for b.Loop() {
-				require.NoError(b, v.Stage(b.Context()))
-				b.StopTimer()
-				require.NoError(b, v.Unstage(b.Context()))
-				b.StartTimer()
-			}
+		b.Run(name, func(b *testing.B) {
+			path := "stage/" + name
+			drivertest.BenchmarkStage(b, v,
+				func(b *testing.B, dir string) {
+					lvmOn(b, []string{disk}, "lvchange", "--activate", "y", path)
+					require.NoError(b, unix.Mount(filepath.Join("/dev/mapper", deviceName("stage", name)), dir, "ext4", 0, ""))
+				},
+				func(b *testing.B, dir string) {
+					require.NoError(b, unix.Unmount(dir, 0))
+					lvmOn(b, []string{disk}, "lvchange", "--activate", "n", path)
+				})
 		})
 		require.NoError(b, v.Delete(b.Context()))
 	}
