@@ -6,7 +6,6 @@ package rawfile
 
 import (
 	"os"
-	"runtime"
 
 	"golang.org/x/sys/unix"
 )
@@ -24,14 +23,9 @@ func Open(path string, flags int, mode uint32) (*os.File, error) {
 	return os.NewFile(uintptr(fd), path), nil
 }
 
-// OpenIn is Open for a file in an open directory. A symbolic link is not followed.
-func OpenIn(dir *os.File, name string, flags int, mode uint32) (*os.File, error) {
-	fd, err := open(int(dir.Fd()), name, flags|unix.O_NOFOLLOW, mode)
-	runtime.KeepAlive(dir)
-	if err != nil {
-		return nil, err
-	}
-	return os.NewFile(uintptr(fd), name), nil
+// OpenIn opens a file in an open directory, and returns its descriptor.
+func OpenIn(dir int, name string, flags int, mode uint32) (fd int, err error) {
+	return open(dir, name, flags, mode)
 }
 
 // Read is os.ReadFile for small files.

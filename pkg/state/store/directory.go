@@ -73,24 +73,12 @@ func (d *directory) put(v *state.Volume, more bool) error {
 			return err
 		}
 	}
-	err = d.open(next, os.O_CREATE, func(f *os.File) error {
-		was, err := f.Stat()
-		if err == nil && was.Size() > int64(len(text)) {
-			err = f.Truncate(int64(len(text))) // which frees the blocks behind it, too
-		}
-		if full := allocate(f, text); err == nil && more {
-			err = full
-		}
-		if err == nil {
-			_, err = f.Write(text)
-		}
-		return err
-	})
+	err = d.write(next, text, more)
 	if err == nil {
 		err = exchange(int(d.self.Fd()), next, name)
 	}
 	if err == nil && fresh {
-		err = d.reserve(next, os.O_CREATE, text)
+		err = d.reserve(next, unix.O_CREAT, text)
 	}
 	if err != nil && fresh {
 		err = errors.Join(err, d.remove(name))
@@ -104,35 +92,82 @@ func (d *directory) reserveBoth(v *state.Volume) error {
 	if err != nil {
 		return err
 	}
-	return errors.Join(d.reserve(fileName(v.ID), 0, text), d.reserve(fileName(v.ID)+nextSuffix, os.O_CREATE, text))
+	return errors.Join(d.reserve(fileName(v.ID), 0, text), d.reserve(fileName(v.ID)+nextSuffix, unix.O_CREAT, text))
 }
 
-// open opens a file for writing.
-func (d *directory) open(name string, flags int, use func(*os.File) error) error {
-	f, err := rawfile.OpenIn(d.self, name, os.O_WRONLY|flags, 0o600)
-	if err != nil {
+// write makes a text the contents of a file that nobody reads meanwhile. If it must
+// reserve, it is an error, too, that no blocks can be reserved for the record's end.
+func (d *directory) write(name string, text []byte, must bool) error {
+	return d.open(name, unix.O_CREAT, func(fd int) error {
+		st, err := fstat(fd)
+		if err == nil && st.Size > int64(len(text)) { // which frees the blocks behind it, too
+			err = uninterrupted("ftruncate", func() error { return unix.Ftruncate(fd, int64(len(text))) })
+			if err == nil {
+				st, err = fstat(fd)
+			}
+		}
+		if full := allocate(fd, st, text); err == nil && must {
+			err = full
+		}
+		for err == nil && len(text) > 0 {
+			err = uninterrupted("write", func() error {
+				n, err := unix.Write(fd, text)
+				text = text[max(n, 0):]
+				return err
+			})
+		}
 		return err
-	}
-	return errors.Join(use(f), f.Close())
+	})
 }
 
 // reserve reserves the blocks for the end of a record in a file.
 func (d *directory) reserve(name string, flags int, text []byte) error {
-	return d.open(name, flags, func(f *os.File) error { return allocate(f, text) })
+	var st unix.Stat_t
+	if err := unix.Fstatat(int(d.self.Fd()), name, &st, unix.AT_SYMLINK_NOFOLLOW); err == nil && reserved(st, text) {
+		return nil
+	}
+	return d.open(name, flags, func(fd int) error { return allocate(fd, st, text) })
 }
 
-// allocate reserves blocks for half as much again as the text: a tombstone is longer
-// than what it ends, but not by so much. Where the file system cannot reserve blocks,
-// there is no error.
-func allocate(f *os.File, text []byte) error {
-	size := int64(len(text))
+// open opens a file for writing. A symbolic link is not followed.
+func (d *directory) open(name string, flags int, use func(fd int) error) error {
+	fd, err := rawfile.OpenIn(int(d.self.Fd()), name, unix.O_WRONLY|unix.O_NOFOLLOW|flags, 0o600)
+	if err != nil {
+		return err
+	}
+	return errors.Join(use(fd), os.NewSyscallError("close", unix.Close(fd)))
+}
+
+// reservation is how many bytes of blocks a record needs: half as much again as its
+// text, because a tombstone is longer than what it ends, but not by so much.
+func reservation(text []byte) int64 { return int64(len(text) + len(text)/2) }
+
+// reserved reports whether a file has the blocks that a record needs.
+func reserved(st unix.Stat_t, text []byte) bool { return st.Blocks*512 >= reservation(text) }
+
+// allocate reserves the blocks of a record, if the file does not have them. Where the
+// file system cannot reserve blocks, there is no error.
+func allocate(fd int, st unix.Stat_t, text []byte) error {
+	if reserved(st, text) {
+		return nil
+	}
+	err := uninterrupted("fallocate", func() error { return unix.Fallocate(fd, unix.FALLOC_FL_KEEP_SIZE, 0, reservation(text)) })
+	if errors.Is(err, unix.EOPNOTSUPP) {
+		return nil
+	}
+	return err
+}
+
+func fstat(fd int) (st unix.Stat_t, err error) {
+	err = os.NewSyscallError("fstat", unix.Fstat(fd, &st))
+	return st, err
+}
+
+// uninterrupted makes a system call until no signal interrupts it.
+func uninterrupted(name string, call func() error) error {
 	for {
-		switch err := unix.Fallocate(int(f.Fd()), unix.FALLOC_FL_KEEP_SIZE, 0, size+size/2); {
-		case errors.Is(err, unix.EINTR):
-		case errors.Is(err, unix.EOPNOTSUPP):
-			return nil
-		default:
-			return err
+		if err := call(); err != unix.EINTR {
+			return os.NewSyscallError(name, err)
 		}
 	}
 }
