@@ -448,6 +448,9 @@ const (
 	// keptWorkers goroutines wait for calls, with stacks that have grown already. Further
 	// calls at a time get goroutines of their own.
 	keptWorkers = 8
+	// window is how many bytes of a request may be on their way. A window that adapts to
+	// the link costs a ping with each call, and a local socket has nothing to adapt to.
+	window = 64 << 10
 )
 
 // services are what a server serves.
@@ -465,7 +468,8 @@ func newServer(m *metrics, r *refusals, tracer trace.Tracer, o Options, s servic
 		interceptors = slices.Insert(interceptors, 1, traceCalls(tracer))
 	}
 	server := grpc.NewServer(grpc.ChainUnaryInterceptor(interceptors...),
-		grpc.MaxConcurrentStreams(maxCalls), grpc.ConnectionTimeout(handshakeTime), grpc.NumStreamWorkers(keptWorkers))
+		grpc.MaxConcurrentStreams(maxCalls), grpc.ConnectionTimeout(handshakeTime), grpc.NumStreamWorkers(keptWorkers),
+		grpc.StaticStreamWindowSize(window))
 	csi.RegisterIdentityServer(server, s.identity)
 	csi.RegisterNodeServer(server, s.node)
 	if s.controller != nil {
