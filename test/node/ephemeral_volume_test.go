@@ -88,34 +88,6 @@ func TestLifeOfAnInlineVolume(t *testing.T) {
 	}
 }
 
-// After a reboot nothing is mounted and no intent is left: kubelet unpublishes
-// what it finds, and that deletes the right volume and no other.
-func TestInlineVolumeAfterAReboot(t *testing.T) {
-	t.Parallel()
-	p := harness.Start(t, harness.Options{})
-	v := newInline(t, p, "csi-inline", mountAs("ext4", singleWriter), map[string]string{"size": "32Mi"})
-	other := newInline(t, p, "csi-other", mountAs("ext4", singleWriter), map[string]string{"size": "32Mi"})
-	for _, v := range []*inline{v, other} {
-		must(t, v.publishInline(t.Context()))
-		write(t, filepath.Join(v.pod, "file"), "kept "+v.ID)
-	}
-	p.Kill()
-	for _, v := range []*inline{v, other} {
-		harness.Command(t, "umount", v.pod)
-		harness.Command(t, "umount", v.Path("plugins/csi-node.local-ephemeral", v.ID))
-		harness.Command(t, "losetup", "--detach", deviceOf(t, v.volume))
-	}
-	loseStore(t, p)
-	p.Start(harness.Options{})
-	must(t, v.Unpublish(t.Context(), v.pod))
-	mustBeGone(t, filepath.Dir(v.Data()))
-	mustBeGone(t, v.pod)
-	must(t, other.publishInline(t.Context()))
-	mustRead(t, filepath.Join(other.pod, "file"), "kept csi-other")
-	must(t, other.Unpublish(t.Context(), other.pod))
-	other.gone()
-}
-
 // A pod that is gone without an unpublish takes its volume with it.
 func TestInlineVolumeOfAPodThatIsGone(t *testing.T) {
 	t.Parallel()

@@ -13,7 +13,6 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"github.com/csi-node/csi-node/pkg/state"
 	"github.com/csi-node/csi-node/pkg/state/store"
 	"github.com/csi-node/csi-node/test/harness"
 )
@@ -145,20 +144,6 @@ func TestUnstageAfterLostStoreWaitsForTargets(t *testing.T) {
 	}
 }
 
-// writeBackends has each record of a plugin that does not run name a backend.
-func writeBackends(t *testing.T, p *harness.Plugin, name string) {
-	t.Helper()
-	records := openStore(t, p)
-	for _, record := range records.List() {
-		_, err := records.Edit(record.ID, func(v *state.Volume) error {
-			v.Backend = name
-			return nil
-		})
-		must(t, err)
-	}
-	must(t, records.Close())
-}
-
 // openStore opens the store of a plugin that does not run.
 func openStore(t *testing.T, p *harness.Plugin) *store.Store {
 	t.Helper()
@@ -167,88 +152,4 @@ func openStore(t *testing.T, p *harness.Plugin) *store.Store {
 	records, err := store.Open(t.Context(), p.StateDir, strings.TrimSpace(string(bootID)))
 	must(t, err)
 	return records
-}
-
-// Of a volume whose backend only another version has nothing is known: nothing is
-// done to it, and no end of it is answered OK. That of a version which had one
-// backend is the usual one.
-func TestVolumeOfALackingBackendIsLeftAlone(t *testing.T) {
-	t.Parallel()
-	p := harness.Start(t, harness.Options{})
-	ctx := t.Context()
-	v := create(t, p, "volume", 32*mib, mountAs("ext4", multiWriter))
-	pod := v.Target("pod")
-	must(t, v.Up(ctx, pod))
-	p.Terminate()
-	writeBackends(t, p, "ceph")
-	p.Start(harness.Options{})
-	for name, call := range map[string]func() error{
-		"publish": func() error { return v.Publish(ctx, pod) },
-		"expand": func() error {
-			_, err := v.Expand(ctx, 64*mib)
-			return err
-		},
-		"unpublish": func() error { return v.Unpublish(ctx, v.Target("other")) },
-	} {
-		if err := call(); status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), `the backend "ceph"`) {
-			t.Errorf("%s: %v", name, err)
-		}
-	}
-	if err := v.Unpublish(ctx, pod); status.Code(err) != codes.Unavailable {
-		t.Errorf("unpublish: %v", err)
-	}
-	if err := v.Unstage(ctx); status.Code(err) != codes.Unavailable {
-		t.Errorf("unstage: %v", err)
-	}
-	if n := mountsAt(p, pod); n != 1 || len(p.Loops()) != 1 {
-		t.Errorf("%d mounts at %s, and the loop devices are %v", n, pod, p.Loops())
-	}
-	if r := p.Status(); len(r.Volumes) != 1 || !strings.Contains(r.Volumes[0].Parts[0].Error, `the backend "ceph"`) {
-		t.Errorf("the status is %+v", r)
-	}
-	p.Terminate()
-	writeBackends(t, p, "")
-	p.Start(harness.Options{})
-	v.End(pod)
-}
-
-// A volume that was staged at one path when the store was lost, and is staged at another
-// after, is mounted at both. Each unstage ends the mount at the path that it names, whoever
-// comes first, and the last one the device.
-func TestUnstageOfTwoStagesAfterLostStore(t *testing.T) {
-	t.Parallel()
-	for name, first := range map[string]int{"the one that is known first": 0, "the one that was lost first": 1} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			p := harness.Start(t, harness.Options{})
-			v := create(t, p, "volume", 16*mib, mountAs("ext4", multiWriter))
-			paths := []string{v.Staging, v.Path("elsewhere")}
-			makeDir(t, paths[1])
-			v.Staging = paths[1]
-			must(t, v.Stage(t.Context()))
-			p.Kill()
-			loseStore(t, p)
-			p.Start(harness.Options{})
-			v.Staging = paths[0]
-			must(t, v.Stage(t.Context()))
-			if mounts := p.Mounts(); len(mounts) != 2 {
-				t.Fatalf("staged at two paths, and mounted at %q", mounts)
-			}
-
-			v.Staging = paths[first]
-			switch err := v.Unstage(t.Context()); {
-			case first == 0 && status.Code(err) != codes.Unavailable: // the device is in use at the other
-				t.Errorf("NodeUnstageVolume answers %v", err)
-			case first == 1:
-				must(t, err)
-			}
-			if mounts := p.Mounts(); len(mounts) != 1 || mounts[0] != paths[1-first] {
-				t.Errorf("one is unstaged, and mounted is %q", mounts)
-			}
-			v.Staging = paths[1-first]
-			must(t, v.Unstage(t.Context()))
-			v.Staging = paths[0]
-			v.End()
-		})
-	}
 }

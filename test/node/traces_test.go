@@ -137,18 +137,3 @@ func TestTraces(t *testing.T) {
 	p.Start(harness.Options{})
 	v.End()
 }
-
-// Without a collector, calls are served as ever, and the log counts what is lost.
-func TestTracesWithoutCollector(t *testing.T) {
-	t.Parallel()
-	p := harness.Start(t, harness.Options{Flags: []string{"--tracing-endpoint", "unix://" + filepath.Join(t.TempDir(), "none.sock")}})
-	v := create(t, p, "volume", 32*mib, mountAs("ext4", multiWriter))
-	must(t, v.Stage(t.Context()))
-	must(t, v.Unstage(t.Context()))
-	p.Terminate()
-	if log := p.Log.String(); !strings.Contains(log, "Spans are lost") {
-		t.Errorf("the log does not tell of lost spans:\n%s", log)
-	}
-	p.Start(harness.Options{})
-	v.End()
-}

@@ -2,9 +2,7 @@ package node
 
 import (
 	"context"
-	"fmt"
 	"path/filepath"
-	"strings"
 	"testing"
 
 	"github.com/csi-node/csi-node/test/harness"
@@ -33,27 +31,4 @@ func TestSecondPluginWaitsForTheFirst(t *testing.T) {
 	must(t, v.Publish(ctx, pod))
 	mustRead(t, filepath.Join(pod, "file"), "kept")
 	v.End(pod)
-}
-
-// A plugin with another state directory is kept from a
-// pool in use, and has it once the first has ended, however that came.
-func TestPoolInUseIsKeptFromAnotherPlugin(t *testing.T) {
-	t.Parallel()
-	p := harness.Start(t, harness.Options{})
-	other := harness.New(t)
-	other.PoolDir = p.PoolDir
-	second := other.Launch(harness.Options{})
-	if state := second.Wait(t); state.ExitCode() != 1 {
-		t.Errorf("the second plugin: %s", state)
-	}
-	for _, word := range []string{p.PoolDir, fmt.Sprintf("process %d ", p.PID()), "--state-dir", "--pool-dir"} {
-		if !strings.Contains(second.Log.String(), word) {
-			t.Errorf("it does not say %q:\n%s", word, second.Log)
-		}
-	}
-	create(t, p, "v", 16*mib, mountAs("ext4", singleWriter)).End()
-	p.Kill()
-	other.Start(harness.Options{})
-	other.Kill()
-	p.Start(harness.Options{})
 }

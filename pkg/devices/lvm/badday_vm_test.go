@@ -176,46 +176,6 @@ func TestInterruptedGrowth(t *testing.T) {
 	require.NoError(t, b.Detach(ctx, v))
 }
 
-// A group whose lvm hangs holds up itself alone, and what is attached there is seen, as is
-// all that needs no lvm.
-func TestHungCommand(t *testing.T) {
-	machine.Kernel(t)
-	newGroup(t, "hung", 68*mib)
-	newGroup(t, "well", 68*mib)
-	b := newBackend(t, "hung,well")
-	ctx := t.Context()
-	v, w := create(t, b, "v", 4*mib, map[string]string{groupKey: "hung"}), create(t, b, "w", 4*mib, map[string]string{groupKey: "well"})
-	attach(t, b, v)
-	release, real := make(chan struct{}), b.lvm
-	b.lvm = func(ctx context.Context, args ...string) ([]byte, error) {
-		if strings.HasPrefix(args[len(args)-1], "hung") {
-			<-release
-		}
-		return real(ctx, args...)
-	}
-	waiting, stop := context.WithCancel(ctx)
-	ended := make(chan error)
-	go func() { ended <- b.Detach(waiting, v) }()
-	attach(t, b, w)
-	require.NoError(t, b.Grow(ctx, w, 8*mib))
-	require.NoError(t, b.Detach(ctx, w))
-	if d := find(t, b, v); !d.Attached() || d.Err != nil {
-		t.Errorf("in a group that hangs: %+v", d)
-	}
-	again := newBackend(t, "hung,well")
-	again.lvm = b.lvm
-	if d := find(t, again, v); !d.Attached() || d.Err == nil { // what the plugin cannot know after a restart
-		t.Errorf("in a group that hangs, after a restart: %+v", d)
-	}
-	stop()
-	require.Class(t, <-ended, state.Canceled)
-	limited, end := context.WithTimeout(ctx, time.Second)
-	defer end()
-	require.Class(t, again.Check(limited), state.DeadlineExceeded, "hung has not answered since ")
-	close(release)
-	require.NoError(t, b.Detach(ctx, v))
-}
-
 // Of many volumes there is one report, and those that are at rest are looked at without
 // a program.
 func TestAtRest(t *testing.T) {
@@ -399,53 +359,6 @@ func (d losable) become(t *testing.T, table string) {
 	d.dmsetup(t, table, "load", d.name)
 	d.dmsetup(t, "", "suspend", "--noflush", d.name)
 	d.dmsetup(t, "", "resume", d.name)
-}
-
-// A volume whose disk is lost is taken down, and set up again when the disk is back.
-func TestLostDisk(t *testing.T) {
-	machine.Kernel(t)
-	disk := newLosable(t, "losable", 68*mib)
-	lvmOn(t, []string{disk.node}, "vgcreate", "--yes", "lost", disk.node)
-	t.Cleanup(func() { removeGroup(t, "lost", disk.node) })
-	b := newBackend(t, "lost")
-	ctx, v := t.Context(), create(t, b, "volume", 4*mib, nil)
-	d := attach(t, b, v)
-	write(t, d.Path, "kept")
-
-	disk.become(t, disk.broken)
-	if d := find(t, b, v); !d.Attached() {
-		t.Errorf("on a disk that is lost: %+v", d)
-	}
-	require.NoError(t, b.Detach(ctx, v))
-	if d := find(t, b, v); d.Attached() || d.Missing {
-		t.Errorf("on a disk that is lost, detached: %+v", d)
-	}
-	err := b.Attach(ctx, v, false)
-	require.Class(t, err, state.Unavailable)
-	if !errors.Is(err, devices.ErrNoDevice) {
-		t.Error(err)
-	}
-	require.Class(t, b.DeleteVolume(ctx, v), state.Unavailable)
-	if ids, err := b.ListVolumes(ctx); err != nil || len(ids) > 0 {
-		t.Errorf("%q, %v", ids, err)
-	}
-	b.wanted = func() []devices.Volume { return []devices.Volume{v} }
-	require.Class(t, b.Check(ctx), state.Unavailable, "disks")
-	if c, err := b.GetCapacity(ctx, map[string]string{groupKey: "lost"}); err != nil || c.Available != 0 {
-		t.Errorf("room for %+v (%v)", c, err)
-	}
-
-	disk.become(t, disk.whole)
-	d = attach(t, b, v)
-	got := make([]byte, 4)
-	f, err := os.Open(d.Path)
-	require.NoError(t, err)
-	_, err = f.ReadAt(got, 0)
-	if err := errors.Join(err, f.Close()); err != nil || string(got) != "kept" {
-		t.Errorf("%q, %v", got, err)
-	}
-	require.NoError(t, b.Check(ctx))
-	require.NoError(t, b.Detach(ctx, v))
 }
 
 func write(t *testing.T, path, text string) {
