@@ -69,9 +69,7 @@ func TestExpand(t *testing.T) {
 		"contradiction":            {changes: all(size(3*gib, 2*gib)), node: func(f *fakeNode) { clear(f.devices) }, class: state.InvalidArgument, words: "limits"},
 		"no path":                  {changes: all(path("", staging)), class: state.InvalidArgument, words: "volume_path"},
 		"limit below":              {changes: all(size(0, mib)), class: state.OutOfRange, words: "never shrinks"},
-		"unknown":                  {node: func(f *fakeNode) { clear(f.devices); clear(f.records) }, class: state.NotFound, words: "no such volume"},
 		"unknown, staged":          {node: func(f *fakeNode) { clear(f.devices); f.err = state.Errorf(state.NotFound, "its backing is gone") }, class: state.NotFound, words: "its backing is gone"},
-		"not staged":               {node: func(f *fakeNode) { clear(f.records) }, class: state.FailedPrecondition, words: "not staged"},
 		"being unstaged":           {node: func(f *fakeNode) { f.records[id].Stage.Gone = true }, class: state.Aborted, words: "being unstaged"},
 		"full pool":                {node: func(f *fakeNode) { f.err = state.Errorf(state.ResourceExhausted, "full") }, class: state.ResourceExhausted, words: "full"},
 	} {
@@ -114,56 +112,6 @@ func TestExpandWithLayers(t *testing.T) {
 	require.NoError(t, err)
 	if size := f.records[id].Size; size.Bytes != 2*gib+mib || size.Limit != 3*gib+mib {
 		t.Errorf("asked for %+v", size)
-	}
-}
-
-// Expansion still works after the store was lost.
-func TestExpandAdopts(t *testing.T) {
-	for title, test := range map[string]struct {
-		change expandChange
-		class  state.Class // 0: it grows
-	}{
-		"staging path and capability": {func(*csi.NodeExpandVolumeRequest) {}, 0},
-		"fs type left open":           {func(r *csi.NodeExpandVolumeRequest) { r.VolumeCapability = mount(writer, "") }, 0},
-		"no staging path":             {func(r *csi.NodeExpandVolumeRequest) { r.StagingTargetPath = "" }, state.FailedPrecondition},
-		"no capability":               {func(r *csi.NodeExpandVolumeRequest) { r.VolumeCapability = nil }, state.FailedPrecondition},
-		"not what stands":             {func(r *csi.NodeExpandVolumeRequest) { r.VolumeCapability = mount(writer, "xfs") }, state.FailedPrecondition},
-		"a staging path elsewhere":    {func(r *csi.NodeExpandVolumeRequest) { r.StagingTargetPath = "/etc" }, state.FailedPrecondition},
-	} {
-		t.Run(title, func(t *testing.T) {
-			s, f := newServer()
-			f.devices[id] = state.Device{Number: device, Size: gib, Capacity: gib, Formatted: "ext4"}
-			f.stands = &state.Stage{Path: staging, Capability: asExt4}
-			err := expand(t, s, func(r *csi.NodeExpandVolumeRequest) {
-				r.VolumePath, r.StagingTargetPath, r.VolumeCapability = target, staging, mount(writer, "ext4")
-				test.change(r)
-			})
-			if test.class != 0 {
-				check(t, err, test.class, "not staged")
-				if len(f.records) > 0 {
-					t.Errorf("left is %+v", f.records[id])
-				}
-				return
-			}
-			if err != nil || !f.records[id].Stage.Adopted || f.records[id].Size.Bytes != 2*gib {
-				t.Errorf("the record is %+v (%v)", f.records[id], err)
-			}
-		})
-	}
-	s, _ := emptyServer()
-	err := expand(t, s, func(r *csi.NodeExpandVolumeRequest) {
-		r.StagingTargetPath, r.VolumeCapability = staging, mount(writer, "ext4")
-	})
-	check(t, err, state.NotFound, "no such volume")
-
-	// While the worker cannot look, the intent stands, and is joined.
-	s, f := newServer()
-	f.err = state.Errorf(state.DeadlineExceeded, "hangs")
-	for range 2 {
-		check(t, expand(t, s, func(r *csi.NodeExpandVolumeRequest) { r.VolumePath, r.StagingTargetPath = target, staging }), state.DeadlineExceeded, "hangs")
-	}
-	if v := f.records[id]; !v.Stage.Provisional || v.Size.Bytes != 2*gib || f.looks.Load() > 0 {
-		t.Errorf("the record is %+v after %d looks", v, f.looks.Load())
 	}
 }
 

@@ -37,13 +37,11 @@ var (
 // fakeNode keeps records and the state of the node in memory. It carries out every
 // intent at once, unless err is set.
 type fakeNode struct {
-	failures map[state.Part]error // of the last attempts
-	records  map[string]*state.Volume
-	devices  map[string]state.Device
-	mounts   map[string]state.Mountpoint
-	stands   *state.Stage // without a record
-	err      error        // of Ensure, once the edit was made
-	blind    error        // of Observe
+	records map[string]*state.Volume
+	devices map[string]state.Device
+	mounts  map[string]state.Mountpoint
+	err     error // of Ensure, once the edit was made
+	blind   error // of Observe
 
 	asked   []state.Part // by Ensure
 	looks   atomic.Int64 // of Observe
@@ -75,35 +73,12 @@ func (f *fakeNode) Ensure(_ context.Context, id string, part state.Part, edit fu
 	case err != nil:
 		return fmt.Errorf("volume %s: %w", id, err)
 	}
-	if err := f.settleProvisional(v); err != nil {
-		return err
-	}
 	f.records[id] = v
 	if d := f.devices[id]; part.Kind == state.SizeKind && d.Size < v.Size.Bytes && f.err == nil {
 		d.Size = v.Size.Bytes
 		f.devices[id] = d
 	}
 	return f.err
-}
-
-// settleProvisional adopts a provisional stage if the volume is staged so, or refuses it.
-func (f *fakeNode) settleProvisional(v *state.Volume) error {
-	s, stands := v.Stage, f.stands
-	switch {
-	case s == nil || !s.Provisional || f.err != nil:
-		return nil
-	case s.Gone: // and no inline volume
-		v.Stage = nil
-		return nil
-	case stands != nil && stands.Path == s.Path && stands.Capability.Access == s.Capability.Access && (s.Capability.FSType == "" || stands.Capability.FSType == s.Capability.FSType):
-		v.Adopt(stands.Capability.FSType, "", stands.ReadOnly, "usual")
-		return nil
-	}
-	delete(f.records, v.ID)
-	if _, known := f.devices[v.ID]; !known {
-		return state.Errorf(state.NotFound, "volume %s: no such volume on this node", v.ID)
-	}
-	return state.Errorf(state.FailedPrecondition, "volume %s: %w", v.ID, state.ErrNotStaged)
 }
 
 func (f *fakeNode) Remember(id string, secrets map[string]string) {
@@ -130,7 +105,7 @@ func (f *fakeNode) edited(id string) *state.Volume {
 func (f *fakeNode) Report(want *state.Volume, have state.Actual) report.Volume {
 	parts := map[state.Part]report.PartFacts{}
 	for part, v := range reconciler.MakePlan(want, have).Verdicts {
-		parts[part] = report.PartFacts{Verdict: report.Verdict{Settled: v.Settled, Problem: v.Problem.Text, Needs: v.Needs}, Failure: f.failures[part]}
+		parts[part] = report.PartFacts{Verdict: report.Verdict{Settled: v.Settled, Problem: v.Problem.Text, Needs: v.Needs}}
 	}
 	return report.Make(report.Facts{Want: want, Have: have, Looked: true, Parts: parts}, time.Now())
 }

@@ -206,52 +206,45 @@ func TestRemovals(t *testing.T) {
 	f.wantAsked(t, state.StagePart(), state.TargetPart(target))
 }
 
-func TestPublishAdopts(t *testing.T) {
-	standing := func(readOnly bool) *state.Stage {
-		return &state.Stage{Path: staging, ReadOnly: readOnly, Capability: asExt4}
+// A publish or an expansion that meets no record presumes the stage that its request names,
+// and is joined; whether that stands is for the worker to find out, see TestAdopt there.
+func TestRequestsWithoutARecordPresumeAStage(t *testing.T) {
+	expanding := func(change expandChange) func(*Server) error {
+		return func(s *Server) error {
+			return expand(t, s, func(r *csi.NodeExpandVolumeRequest) {
+				r.VolumePath, r.StagingTargetPath, r.VolumeCapability = target, staging, mount(writer, "ext4")
+				change(r)
+			})
+		}
 	}
+	nowhere := state.Stage{}
 	for title, test := range map[string]struct {
-		change func(*fakeNode)
-		class  state.Class
-		words  string
-		found  bool
-		ro     bool
+		call func(*Server) error
+		want state.Stage
 	}{
-		"writable":       {change: func(f *fakeNode) { f.stands = standing(false) }, found: true},
-		"read-only":      {change: func(f *fakeNode) { f.stands = standing(true) }, found: true, ro: true},
-		"nothing":        {change: func(*fakeNode) {}, class: state.FailedPrecondition, words: "not staged on this node"},
-		"elsewhere":      {change: func(f *fakeNode) { f.stands = standing(false); f.stands.Path += "2" }, class: state.FailedPrecondition, words: "not staged"},
-		"unknown volume": {change: func(f *fakeNode) { clear(f.devices) }, class: state.NotFound, words: "no such volume"},
-		"hung":           {change: func(f *fakeNode) { f.err = state.Errorf(state.DeadlineExceeded, "hangs") }, class: state.DeadlineExceeded, words: "hangs"},
+		"publish":                  {func(s *Server) error { return publish(t, s) }, state.Stage{Path: staging, Capability: asExt4}},
+		"expand":                   {expanding(func(*csi.NodeExpandVolumeRequest) {}), state.Stage{Path: staging, Capability: asExt4}},
+		"expand, no staging path":  {expanding(func(r *csi.NodeExpandVolumeRequest) { r.StagingTargetPath = "" }), nowhere},
+		"expand, no capability":    {expanding(func(r *csi.NodeExpandVolumeRequest) { r.VolumeCapability = nil }), nowhere},
+		"expand, staged elsewhere": {expanding(func(r *csi.NodeExpandVolumeRequest) { r.StagingTargetPath = "/etc" }), nowhere},
 	} {
 		t.Run(title, func(t *testing.T) {
 			s, f := newServer()
-			test.change(f)
-			err := publish(t, s, func(r *csi.NodePublishVolumeRequest) { r.Readonly = test.ro })
-			f.wantAsked(t, state.TargetPart(target))
-			if !test.found {
-				check(t, err, test.class, test.words)
-				if !test.class.Final() { // the intent stands
-					if v := f.records[id]; !v.Stage.Provisional || v.Targets[target] == nil {
-						t.Errorf("the record is %+v", v)
-					}
-				}
-				return
+			f.err = state.Errorf(state.DeadlineExceeded, "hangs")
+			for range 2 {
+				check(t, test.call(s), state.DeadlineExceeded, "hangs")
 			}
-			require.NoError(t, err)
-			v := f.records[id]
-			if v.Stage == nil || !v.Stage.Adopted || !v.Stage.Accepted || v.Stage.ReadOnly != test.ro || v.Targets[target] == nil {
-				t.Errorf("the record is %+v", v)
+			if got := f.records[id].Stage; !got.Provisional || got.Path != test.want.Path || !got.Capability.Equal(test.want.Capability) || f.looks.Load() > 0 {
+				t.Errorf("presumed is %+v after %d looks", got, f.looks.Load())
 			}
 		})
 	}
 }
 
 // Only a volume without any stage record is a candidate.
-func TestPublishDoesNotAdoptWhatIsRecorded(t *testing.T) {
+func TestPublishDoesNotPresumeWhatIsRecorded(t *testing.T) {
 	s, f := newServer()
 	f.staged(asExt4).Stage.Path = "/kubelet/elsewhere"
-	f.stands = &state.Stage{Path: staging, Capability: asExt4}
 	check(t, publish(t, s), state.FailedPrecondition, "/kubelet/elsewhere")
 	f.records[id].Stage.Gone = true
 	check(t, publish(t, s), state.Aborted, "being unstaged")
