@@ -231,17 +231,3 @@ func TestFaultsAreNotInReleases(t *testing.T) {
 		}
 	}
 }
-
-func TestStatusWhereNothingEverRan(t *testing.T) {
-	dir := t.TempDir()
-	for _, args := range [][]string{{"status"}, {"orphans"}, {"explain", "pvc-1"}} {
-		_, err := run(t, append(args, "--state-dir", dir)...)
-		if err == nil || !strings.Contains(err.Error(), "--state-dir right?") {
-			t.Errorf("%s: %v", args, err)
-		}
-	}
-	_, err := run(t, "orphans", "--clean", "--state-dir", dir)
-	if err == nil || !strings.Contains(err.Error(), "start it") {
-		t.Errorf("orphans --clean: %v", err)
-	}
-}

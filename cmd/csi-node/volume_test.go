@@ -322,16 +322,6 @@ func TestVolumeWrongUse(t *testing.T) {
 	}
 }
 
-func TestCommandsWithoutAPlugin(t *testing.T) {
-	t.Setenv("CSI_NODE_STATE_DIR", t.TempDir())
-	for _, args := range []string{"retry vol", "clear-device vol", "clear-device vol --" + understood} {
-		out, err := run(t, append([]string{"volume"}, strings.Fields(args)...)...)
-		if out != "" || command.ExitCode(err) != 1 || !strings.Contains(err.Error(), "no plugin runs on the state directory") {
-			t.Errorf("%s prints %q; %v", args, out, err)
-		}
-	}
-}
-
 // completions returns the completions that the shell gets after the words.
 func completions(t *testing.T, words ...string) []string {
 	t.Helper()

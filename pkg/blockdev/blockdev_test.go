@@ -8,7 +8,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"testing"
 
@@ -103,14 +102,6 @@ func claim(t *testing.T, path string) (release func()) {
 	return func() { ok(t, f.Close()) }
 }
 
-func write(t *testing.T, path string, offset int64, data []byte) {
-	t.Helper()
-	f, err := os.OpenFile(path, os.O_WRONLY, 0)
-	ok(t, err)
-	_, err = f.WriteAt(data, offset)
-	ok(t, errors.Join(err, f.Sync(), f.Close()))
-}
-
 func read(t *testing.T, path string) []byte {
 	t.Helper()
 	f, err := os.Open(path)
@@ -118,49 +109,6 @@ func read(t *testing.T, path string) []byte {
 	data, err := io.ReadAll(f)
 	ok(t, errors.Join(err, f.Close()))
 	return data
-}
-
-// A view stands over any block device, is found after a start, refuses writes and
-// goes when nobody has it.
-func TestView(t *testing.T) {
-	for _, sector := range []int{512, 4096} {
-		t.Run(fmt.Sprint(sector), func(t *testing.T) {
-			d, _ := disk(t, "--sector-size", strconv.Itoa(sector))
-			b := open(t)
-			view(t, b, d, state.DeviceAbsent)
-			ok(t, b.DetachView(t.Context(), d))
-			write(t, d.Path, 8192, []byte("seen"))
-			v := attachView(t, b, d)
-			if !v.ReadOnly || v.Size != size || v.Number == d.Number || v.Number != numberOf(t, v.Path) {
-				t.Errorf("the view of %s: %+v", d.Path, v)
-			}
-			if got := read(t, v.Path); len(got) != size || string(got[8192:8196]) != "seen" {
-				t.Errorf("read %q through the view", got[8192:8196])
-			}
-			if text, err := os.ReadFile("/sys/block/" + filepath.Base(v.Path) + "/queue/logical_block_size"); err != nil || strings.TrimSpace(string(text)) != strconv.Itoa(sector) {
-				t.Errorf("the view has sectors of %s bytes, its device of %d", text, sector)
-			}
-			if f, err := os.OpenFile(v.Path, os.O_WRONLY, 0); err == nil {
-				if _, err := f.WriteAt([]byte("x"), 0); err == nil && f.Sync() == nil {
-					t.Error("the view took a write")
-				}
-				ok(t, f.Close())
-			}
-			b = open(t)
-			ok(t, b.AttachView(t.Context(), d))
-			if again := view(t, b, d, state.DeviceAttached); again != v {
-				t.Errorf("after a start: %+v, before %+v", again, v)
-			}
-			release := claim(t, v.Path)
-			wantError(t, b.DetachView(t.Context(), d), state.Unavailable, v.Path)
-			view(t, b, d, state.DeviceAttached)
-			release()
-			for range 2 {
-				ok(t, b.DetachView(t.Context(), d))
-				view(t, b, d, state.DeviceAbsent)
-			}
-		})
-	}
 }
 
 // Another's loop device over the device is no view.
@@ -177,21 +125,6 @@ func TestForeignLoopDeviceIsNoView(t *testing.T) {
 	if backing, err := os.ReadFile("/sys/block/" + filepath.Base(other) + "/loop/backing_file"); err != nil || strings.TrimSpace(string(backing)) != d.Path {
 		t.Errorf("%s shows %q, %v", other, backing, err)
 	}
-}
-
-// A view grows with its device, if it is attached again.
-func TestViewGrows(t *testing.T) {
-	d, image := disk(t)
-	b := open(t)
-	attachView(t, b, d)
-	ok(t, os.Truncate(image, 2*size))
-	losetup(t, "--set-capacity", d.Path)
-	d.Size = 2 * size
-	ok(t, b.AttachView(t.Context(), d))
-	if v := view(t, b, d, state.DeviceAttached); v.Size != 2*size {
-		t.Errorf("the view has %d bytes, its device %d", v.Size, d.Size)
-	}
-	ok(t, b.DetachView(t.Context(), d))
 }
 
 // The view of a volume that is published gets back the number that pods have.

@@ -7,7 +7,6 @@ import (
 	"reflect"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -257,11 +256,6 @@ func TestCreateVolumeRefuses(t *testing.T) {
 		"beyond the pool":   {size(11*gib, 0), state.ResourceExhausted, "no room"},
 		"name not UTF-8":    {name("a\xff"), state.InvalidArgument, "UTF-8"},
 		"parameter":         {parameters("Provisioning", "thin"), state.InvalidArgument, "there are overcommit: 1 (default) to 100"},
-		"no parameter":      {parameters("", ""), state.InvalidArgument, "provisioning: thick (default) or thin; sectorSize: 512 or 4096"},
-		"provisioning":      {parameters("provisioning", ""), state.InvalidArgument, "not thick (default) or thin"},
-		"thick overcommit":  {parameters("overcommit", "1.01"), state.InvalidArgument, "provisioning: thin"},
-		"sector size":       {parameters("sectorSize", "1024"), state.InvalidArgument, "not 512 or 4096"},
-		"no sector size":    {parameters("sectorSize", ""), state.InvalidArgument, "not 512 or 4096"},
 		"elsewhere":         {requisite(topology(topologyKey, "node-2"), topology("zone", "z")), state.ResourceExhausted, "node-1 alone"},
 		"more than here":    {requisite(topology(topologyKey, "node-1", "zone", "z")), state.ResourceExhausted, "node-1 alone"},
 		"source":            {func(r *csi.CreateVolumeRequest) { r.VolumeContentSource = &csi.VolumeContentSource{} }, state.InvalidArgument, "volume_content_source"},
@@ -312,23 +306,6 @@ func TestCreateVolumeThatExists(t *testing.T) {
 				t.Errorf("the pool has %v", p.volumes)
 			}
 		})
-	}
-}
-
-// Concurrent calls with one name share one volume.
-func TestCreateVolumeAtOnce(t *testing.T) {
-	s, p, _ := realServer(t)
-	var group sync.WaitGroup
-	for range 8 {
-		group.Go(func() {
-			if resp, err := s.CreateVolume(t.Context(), request(size(4*mib, 0))); err != nil || resp.GetVolume().GetCapacityBytes() != 4*mib {
-				t.Errorf("answers %v (%v)", resp, err)
-			}
-		})
-	}
-	group.Wait()
-	if ids, err := p.IDs(t.Context()); err != nil || len(ids) != 1 {
-		t.Errorf("the pool has %q (%v)", ids, err)
 	}
 }
 

@@ -144,32 +144,6 @@ func TestPublishBecomesAnIntent(t *testing.T) {
 	}
 }
 
-// A republish with other tokens is the same publish.
-func TestRepublishWithNewTokens(t *testing.T) {
-	s, f := newServer()
-	f.staged(asExt4)
-	for _, token := range []string{"one", "two"} {
-		require.NoError(t, publish(t, s, func(r *csi.NodePublishVolumeRequest) { r.VolumeContext = map[string]string{"a": "1", tokensKey: token} }))
-		f.records[id].Accept(state.TargetPart(target), true)
-	}
-}
-
-// A request that contradicts the accepted one is refused, and the accepted one stays.
-func TestDifferentRequests(t *testing.T) {
-	s, f := newServer()
-	before := f.staged(asExt4)
-	check(t, stage(t, s, func(r *csi.NodeStageVolumeRequest) { r.StagingTargetPath = "/kubelet/elsewhere" }), state.AlreadyExists, staging)
-	check(t, stage(t, s, func(r *csi.NodeStageVolumeRequest) { r.VolumeCapability = mount(writer, "xfs") }), state.AlreadyExists, "ext4")
-	check(t, stage(t, s, func(r *csi.NodeStageVolumeRequest) { r.VolumeContext = map[string]string{"a": "1"} }), state.AlreadyExists, "context")
-	check(t, publish(t, s, func(r *csi.NodePublishVolumeRequest) { r.VolumeCapability = block(writer) }), state.FailedPrecondition, "staged as mount")
-	if !reflect.DeepEqual(f.records[id], before) {
-		t.Errorf("the record is %+v now", f.records[id])
-	}
-	require.NoError(t, publish(t, s))
-	f.records[id].Accept(state.TargetPart(target), true)
-	check(t, publish(t, s, func(r *csi.NodePublishVolumeRequest) { r.Readonly = true }), state.AlreadyExists, target)
-}
-
 func TestRemovals(t *testing.T) {
 	s, f := newServer()
 	unstage := func() error {
@@ -239,15 +213,6 @@ func TestRequestsWithoutARecordPresumeAStage(t *testing.T) {
 			}
 		})
 	}
-}
-
-// Only a volume without any stage record is a candidate.
-func TestPublishDoesNotPresumeWhatIsRecorded(t *testing.T) {
-	s, f := newServer()
-	f.staged(asExt4).Stage.Path = "/kubelet/elsewhere"
-	check(t, publish(t, s), state.FailedPrecondition, "/kubelet/elsewhere")
-	f.records[id].Stage.Gone = true
-	check(t, publish(t, s), state.Aborted, "being unstaged")
 }
 
 // An inline volume is one edit: it asks for the stage together with the publish, or

@@ -1,7 +1,6 @@
 package nodeserver
 
 import (
-	"errors"
 	"reflect"
 	"strings"
 	"testing"
@@ -196,36 +195,6 @@ func TestFailuresPass(t *testing.T) {
 			f.err = state.Errorf(class, "the step failed")
 			check(t, r.call(s, id), class, "the step failed")
 		}
-	}
-}
-
-// What an empty fs_type means is decided by the worker, which looks at the volume. The
-// intent is written even if nobody can look.
-func TestFSTypeLeftOpen(t *testing.T) {
-	for title, test := range map[string]struct {
-		ask          *csi.VolumeCapability
-		staged, want string
-	}{
-		"asked for": {ask: mount(writer, "ext4"), want: "ext4"},
-		"staged as": {ask: mount(writer, ""), staged: "xfs", want: "xfs"},
-		"left open": {ask: mount(writer, "")},
-		"block":     {ask: block(writer)},
-	} {
-		t.Run(title, func(t *testing.T) {
-			s, f := newServer()
-			f.blind = errors.New("blind")
-			if test.staged != "" {
-				c := asExt4
-				c.FSType = test.staged
-				f.staged(c)
-			}
-			require.NoError(t, stage(t, s, func(r *csi.NodeStageVolumeRequest) { r.VolumeCapability = test.ask }))
-			require.NoError(t, publish(t, s, func(r *csi.NodePublishVolumeRequest) { r.VolumeCapability = test.ask }))
-			v := f.records[id]
-			if got, shown := v.Stage.Capability.FSType, v.Targets[target].Capability.FSType; got != test.want || shown != test.want || f.looks.Load() != 0 {
-				t.Errorf("staged as %q and published as %q, not %q, after %d looks", got, shown, test.want, f.looks.Load())
-			}
-		})
 	}
 }
 

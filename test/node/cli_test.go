@@ -7,9 +7,6 @@ import (
 	"strings"
 	"testing"
 
-	"golang.org/x/sys/unix"
-
-	"github.com/csi-node/csi-node/pkg/driver"
 	"github.com/csi-node/csi-node/test/harness"
 )
 
@@ -53,38 +50,6 @@ func refused(t *testing.T, p *harness.Plugin, code int, line string, words ...st
 			t.Errorf("%s does not say %q: %s", line, word, result.Stderr)
 		}
 	}
-}
-
-// Once what stands in the way is gone, retry does not wait for the next try.
-func TestVolumeCommandRetry(t *testing.T) {
-	t.Parallel()
-	p := harness.Start(t, harness.Options{})
-	v := create(t, p, "volume", 32*mib, mountAs("ext4", multiWriter))
-	must(t, v.Stage(t.Context()))
-	must(t, unix.Mount("tmpfs", v.Staging, "tmpfs", 0, "size=1m")) // over the volume
-	undone := false
-	t.Cleanup(func() {
-		if !undone {
-			_ = unix.Unmount(v.Staging, 0)
-		}
-	})
-	if err := v.Unstage(t.Context()); err == nil {
-		t.Fatal("unstaged beneath a foreign mount")
-	}
-	refused(t, p, 1, "csi-node volume retry volume", "stage is failing", "tmpfs")
-	for range 8 { // until the next try is more than a minute away
-		report, err := driver.Retry(t.Context(), p.StateDir, "volume")
-		must(t, err)
-		if len(report.Unsettled()) != 1 {
-			t.Fatalf("reports %+v", report)
-		}
-	}
-	must(t, unix.Unmount(v.Staging, 0))
-	undone = true
-	// The kernel tells of it, so nobody need ask again.
-	harness.Eventually(t, "the volume is unstaged", func() bool { return len(p.Status().Volumes) == 0 })
-	refused(t, p, 1, "csi-node volume retry volume", "nothing is asked")
-	v.End()
 }
 
 // examples returns the example lines of a command's help.

@@ -3,8 +3,6 @@ package pool
 import (
 	"fmt"
 	"os"
-	"path/filepath"
-	"slices"
 	"sync"
 	"testing"
 
@@ -63,54 +61,6 @@ func TestCapacityCountsPromises(t *testing.T) {
 	}
 }
 
-func TestPromisesAreNotMadeTwice(t *testing.T) {
-	for _, first := range []Provisioning{Thick, Thin} {
-		for _, second := range []Provisioning{Thick, Thin} {
-			t.Run(fmt.Sprintf("%s then %s", first, second), func(t *testing.T) {
-				p := small(t, 32*mib)
-				create(t, p, "first", 20*mib, first)
-				before := files(t, p.dir)
-				_, err := p.Create(t.Context(), volume("second", 20*mib, second))
-				wantError(t, err, state.ResourceExhausted, "no room for 20Mi more", p.dir)
-				wantError(t, p.Grow(t.Context(), "first", 40*mib), state.ResourceExhausted)
-				if v, err := p.Get(t.Context(), "first"); err != nil || v.Bytes != 20*mib {
-					t.Errorf("%+v, %v", v, err)
-				}
-				if after := files(t, p.dir); !slices.Equal(after, before) {
-					t.Errorf("files %q, before %q", after, before)
-				}
-				create(t, p, "second", 8*mib, second)
-			})
-		}
-	}
-}
-
-func TestConcurrentCreationTakesAllThereIs(t *testing.T) {
-	p := small(t, 32*mib)
-	var mu sync.Mutex
-	made := 0
-	var group sync.WaitGroup
-	for i := range 16 {
-		group.Go(func() {
-			how := []Provisioning{Thick, Thin}[i%2]
-			switch _, err := p.Create(t.Context(), volume(fmt.Sprintf("v%d", i), 4*mib-BlockSize, how)); {
-			case err == nil:
-				mu.Lock()
-				defer mu.Unlock()
-				made++
-			case state.ClassOf(err) != state.ResourceExhausted:
-				t.Error(err)
-			}
-		})
-	}
-	group.Wait()
-	ids, err := p.IDs(t.Context())
-	ok(t, err)
-	if c := capacity(t, p); made < 7 || made > 8 || len(ids) != made || c.Promised > 32*mib {
-		t.Errorf("%d made, %d there, %+v", made, len(ids), c)
-	}
-}
-
 func TestConcurrentCreationOfOneVolume(t *testing.T) {
 	p := open(t, newDir(t))
 	var group sync.WaitGroup
@@ -149,29 +99,6 @@ func TestConcurrentChangesOfOneVolume(t *testing.T) {
 	if v, err := p.Get(t.Context(), "v"); err != nil || v.Bytes != 9*mib || !v.Formatting {
 		t.Errorf("%+v, %v", v, err)
 	}
-}
-
-// TestFullPool: the space goes to somebody else while the pool counts on it.
-func TestFullPool(t *testing.T) {
-	p := small(t, 16*mib)
-	create(t, p, "v", mib, Thick)
-	other := filepath.Join(p.dir, "somebody-elses")
-	f, err := os.Create(other)
-	ok(t, err)
-	ok(t, unix.Fallocate(int(f.Fd()), 0, 0, capacity(t, p).Available))
-	ok(t, f.Close())
-	before := files(t, p.dir)
-	_, err = p.Create(t.Context(), volume("w", mib, Thick))
-	wantError(t, err, state.ResourceExhausted)
-	wantError(t, p.Grow(t.Context(), "v", 2*mib), state.ResourceExhausted)
-	if err := p.BeginFormat(t.Context(), "v"); err != nil { // has no room for its file
-		wantError(t, err, state.ResourceExhausted)
-	}
-	if after := files(t, p.dir); !slices.Equal(after, before) {
-		t.Errorf("files %q, before %q", after, before)
-	}
-	ok(t, os.Remove(other))
-	ok(t, p.Grow(t.Context(), "v", 2*mib))
 }
 
 func TestThickNeedsFallocate(t *testing.T) {

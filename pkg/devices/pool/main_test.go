@@ -136,22 +136,6 @@ func TestIDsOfTwoNames(t *testing.T) {
 	}
 }
 
-func FuzzID(f *testing.F) {
-	f.Add("pvc-1", "PVC-1")
-	f.Add("../../etc/passwd", "vol-"+strings.Repeat("0", 32))
-	f.Fuzz(func(t *testing.T, name, other string) {
-		id := ID(name)
-		if err := ValidateID(id); err != nil || filepath.Base(id) != id || strings.HasPrefix(id, ".") {
-			t.Errorf("ID(%q) = %q: %v", name, id, err)
-		}
-		for _, other := range []string{other, id, strings.ToUpper(id), name + other} {
-			if other != name && strings.EqualFold(ID(other), id) {
-				t.Errorf("%q and %q have the id %s", name, other, id)
-			}
-		}
-	})
-}
-
 func TestCreate(t *testing.T) {
 	for _, how := range []Provisioning{Thick, Thin} {
 		t.Run(string(how), func(t *testing.T) {
