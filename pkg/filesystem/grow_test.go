@@ -10,35 +10,10 @@ import (
 	"github.com/csi-node/csi-node/test/machine"
 )
 
-func TestGrowExt4(t *testing.T) {
-	h := newHost(t)
-	device := attach(t, newImage(t, 64*mib))
-	must0(t, h.Format(t.Context(), device, "ext4"))
-	must0(t, h.Grow(t.Context(), device, "ext4", "")) // nothing to do
-	device = resize(t, device, 512*mib)
-	if c := probe(t, h, device, ""); !c.Growable || c.Size != 64*mib {
-		t.Errorf("before: %+v", c)
-	}
-	must0(t, h.Grow(t.Context(), device, "ext4", ""))
-	if c := probe(t, h, device, ""); c.Growable || c.Size != 512*mib || c.NeedsCheck {
-		t.Errorf("after: %+v", c)
-	}
-	command(t, "e2fsck", "-f", "-n", device.Path)
-}
-
 // A journal that waits to be replayed is no obstacle.
 func TestGrowExt4AfterCrash(t *testing.T) {
 	h := newHost(t)
-	device := attach(t, newImage(t, 64*mib))
-	must0(t, h.Format(t.Context(), device, "ext4"))
-	dir := mount(t, device, "ext4")
-	must0(t, os.WriteFile(filepath.Join(dir, "file"), []byte("data"), 0o644))
-	syncFS(t, dir)
-	image := newImage(t, 0)
-	command(t, "cp", "--sparse=always", device.Backing, image)
-	unmount(t, dir)
-	crashed := attach(t, image)
-	crashed = resize(t, crashed, 256*mib)
+	crashed := resize(t, attach(t, crash(t, formatted(t, h, "ext4", 64*mib), "ext4")), 256*mib)
 	must0(t, h.Grow(t.Context(), crashed, "ext4", ""))
 	b, err := os.ReadFile(filepath.Join(mount(t, crashed, "ext4"), "file"))
 	if string(b) != "data" {
@@ -49,8 +24,7 @@ func TestGrowExt4AfterCrash(t *testing.T) {
 // Whether a mounted ext4 grows depends on this process's capabilities.
 func TestGrowExt4Mounted(t *testing.T) {
 	h := newHost(t)
-	device := attach(t, newImage(t, 64*mib))
-	must0(t, h.Format(t.Context(), device, "ext4"))
+	device := formatted(t, h, "ext4", 64*mib)
 	dir := mount(t, device, "ext4")
 	device = resize(t, device, 512*mib)
 	before := probe(t, h, device, dir)
@@ -162,8 +136,7 @@ func growExactly(t *testing.T, h *Host, fresh string, size int64) {
 // TestGrowXFS grows a mounted xfs by sizes around what makes a new allocation group.
 func TestGrowXFS(t *testing.T) {
 	h := newHost(t)
-	device := attach(t, newImage(t, 300*mib))
-	must0(t, h.Format(t.Context(), device, "xfs"))
+	device := formatted(t, h, "xfs", 300*mib)
 	dir := mount(t, device, "xfs")
 	before := probe(t, h, device, dir)
 	if before.Growable || before.Size != 300*mib {
@@ -231,8 +204,7 @@ func FuzzParse(f *testing.F) {
 // resize2fs is not believed that the file system has grown.
 func TestGrowVerified(t *testing.T) {
 	h := newHost(t)
-	device := attach(t, newImage(t, 64*mib))
-	must0(t, h.Format(t.Context(), device, "ext4"))
+	device := formatted(t, h, "ext4", 64*mib)
 	device = resize(t, device, 128*mib)
 	script(t, "resize2fs", "exit 0")
 	wantClass(t, h.Grow(t.Context(), device, "ext4", ""), state.Unavailable, "fewer than the device allows")
@@ -242,8 +214,7 @@ func TestGrowVerified(t *testing.T) {
 func TestGrowNamesTheCapability(t *testing.T) {
 	h := newHost(t)
 	h.growsMounted["ext4"] = false
-	device := attach(t, newImage(t, 64*mib))
-	must0(t, h.Format(t.Context(), device, "ext4"))
+	device := formatted(t, h, "ext4", 64*mib)
 	dir := mount(t, device, "ext4")
 	device = resize(t, device, 128*mib)
 	wantClass(t, h.Grow(t.Context(), device, "ext4", dir), state.FailedPrecondition, "CAP_SYS_RESOURCE")

@@ -18,7 +18,7 @@ import (
 	"github.com/csi-node/csi-node/test/require"
 )
 
-var wantClass = require.Class
+var must0, wantClass = require.NoError, require.Class
 
 const mib = 1 << 20
 
@@ -81,16 +81,6 @@ func mount(t testing.TB, device state.Device, fsType string) string {
 func unmount(t testing.TB, dir string) {
 	t.Helper()
 	must0(t, unix.Unmount(dir, 0))
-}
-
-// syncFS writes what the file system at path has in memory, and not, as sync(2)
-// does, what all others have.
-func syncFS(t testing.TB, path string) {
-	t.Helper()
-	f, err := os.Open(path)
-	must0(t, err)
-	defer f.Close()
-	must0(t, unix.Syncfs(int(f.Fd())))
 }
 
 // command runs a program that must succeed and returns what it wrote.
@@ -207,8 +197,3 @@ func unchanged(t testing.TB, path string, f func()) {
 }
 
 var script = machine.Script
-
-func must0(t testing.TB, err error) {
-	t.Helper()
-	require.NoError(t, err)
-}

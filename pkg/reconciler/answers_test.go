@@ -70,26 +70,6 @@ func TestAnswerComesBeforeTheDeadline(t *testing.T) {
 	}
 }
 
-func TestCancelledCallLeavesTheIntent(t *testing.T) {
-	bubble(t, func(h *harness) {
-		h.volume("v")
-		hang := h.k.hang(opAttach, "v", false)
-		ctx, cancel := context.WithCancel(context.Background())
-		answer := make(chan error, 1)
-		r := stage("v")
-		go func() { answer <- h.p.r.Ensure(ctx, r.id, r.part, r.edit) }()
-		synctest.Wait()
-		cancel()
-		h.refuse(h.got(answer), state.Canceled, "step attach")
-		hang.open()
-		synctest.Wait()
-		if !h.store.Get("v").Stage.Accepted {
-			t.Error("the stage was not finished")
-		}
-		h.atRest("v")
-	})
-}
-
 func TestFailedAttemptIsAnsweredAtOnce(t *testing.T) {
 	bubble(t, func(h *harness) {
 		h.volume("v")

@@ -285,20 +285,3 @@ func (h *harness) wakeInBackOff(id string) {
 	h.wake(id)
 	h.wake(id)
 }
-
-// The same of a growth that nobody asked for.
-func TestUnaskedGrowthIsNotForgotten(t *testing.T) {
-	bubble(t, func(h *harness) {
-		v := h.formatted("v", "xfs")
-		h.ok(stage("v", stageXFS))
-		h.k.with(func() { v.capacity, v.size, v.device.size = 2*gib, 2*gib, 2*gib })
-		h.k.fail(opGrow, "v", 2, errBoom)
-		h.wake("v")
-		h.wakeInBackOff("v")
-		h.sleep(10 * time.Minute)
-		if v.contents.Size != 2*gib {
-			t.Error("the growth is forgotten")
-		}
-		h.atRest("v")
-	})
-}

@@ -117,20 +117,6 @@ func TestGrowthOfAReadOnlyStage(t *testing.T) {
 	})
 }
 
-// A growth for which there is no room does not stand in the way of a smaller one.
-func TestSmallerGrowthReplacesOneWithoutRoom(t *testing.T) {
-	bubble(t, func(h *harness) {
-		h.formatted("v", "xfs")
-		h.ok(stage("v", stageXFS))
-		h.k.fail(opGrowDevice, "v", 1, state.Errorf(state.ResourceExhausted, "full"))
-		h.refuse(h.do(resize("v", 100*gib)), state.ResourceExhausted)
-		h.ok(resize("v", 2*gib))
-		if got := h.store.Get("v").Size.Bytes; got != 2*gib {
-			t.Errorf("%d bytes are asked", got)
-		}
-	})
-}
-
 // A size for which a caller waits is not replaced beneath it.
 func TestContradictingSize(t *testing.T) {
 	bubble(t, func(h *harness) {

@@ -8,7 +8,6 @@ import (
 	"math/rand/v2"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -20,7 +19,6 @@ import (
 
 	"github.com/csi-node/csi-node/pkg/devices"
 	"github.com/csi-node/csi-node/pkg/devices/devicestest"
-	"github.com/csi-node/csi-node/pkg/report"
 	"github.com/csi-node/csi-node/pkg/state"
 	"github.com/csi-node/csi-node/test/require"
 )
@@ -184,101 +182,6 @@ func actions(steps []Step) (all []string) {
 		all = append(all, name)
 	}
 	return all
-}
-
-// A volume with a layer lives as one without does, and its layer is made once,
-// opened, grown and closed in its place of the stack.
-func TestLifeOfALayer(t *testing.T) {
-	l := newLayered(t)
-	l.ok(l.stage())
-	l.did("attach", "begin-format", "create-layer offset", "open-layer offset", "format offset", "mount")
-	l.ok(l.publish())
-	file := filepath.Join(l.n.path(1), "data")
-	l.ok(os.WriteFile(file, []byte("a pod's"), 0o600))
-	have := l.look()
-	if len(have.Lower) != 1 || have.Layer != "offset" || have.Lower[0].Device.Formatted != "offset" || have.Device.Fresh || have.Device.Size != small-1<<20 {
-		t.Fatalf("the stack is %+v", have.Stack())
-	}
-	if !have.Stage.Mounts[0].Is(have.Device.Number) {
-		t.Fatalf("mounted is %+v", have.Stage.Mounts)
-	}
-
-	told, err := l.r.Explain(l.t.Context(), "v")
-	l.ok(err)
-	is := strings.Join(told.Explanation().Is, " ")
-	for _, words := range []string{"Its data is " + l.n.data, "formatted as offset", have.Device.Path + " (" + have.Device.Number.String() + ") is attached and shows its layer offset", have.Lower[0].Device.Path} {
-		if !strings.Contains(is, words) {
-			t.Errorf("no %q in %q", words, is)
-		}
-	}
-	if got := report.Statuses(l.r.Reports())[0].Device; !strings.HasPrefix(got, "offset "+have.Device.Path+" attached") || !strings.Contains(got, ", on "+have.Lower[0].Device.Path) {
-		t.Errorf("the device is %q", got)
-	}
-
-	// What is lost is opened and mounted again.
-	l.ok(l.n.umount(1))
-	l.ok(l.n.umount(0))
-	l.n.detach(have.Device.Path, have.Lower[0].Device.Path)
-	l.forget()
-	l.r.queue.Add("v")
-	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(10 * time.Millisecond) {
-		if _, err := os.Stat(file); err == nil {
-			break
-		}
-		if time.Now().After(deadline) {
-			t.Fatalf("not healed by %q", actions(l.done()))
-		}
-	}
-	l.ok(l.publish())
-	l.did("open-layer offset", "mount", "bind")
-
-	// Growth goes up the stack, and is no repair of it.
-	losses := func() (n int) {
-		for _, part := range report.Statuses(l.r.Reports())[0].Parts {
-			n += part.Losses
-		}
-		return n
-	}
-	lost := losses()
-	l.forget()
-	grown, filesystem := []string{"grow-device", "grow-layer offset"}, []string{"grow-filesystem"}
-	err = l.ask(state.SizePart(), func(v *state.Volume) error { return v.AskSize(2*small, 0, time.Now()) })
-	later := err != nil && strings.Contains(err.Error(), "CAP_SYS_RESOURCE") // ext4 grows when it is next staged
-	if !later {
-		l.ok(err)
-		grown = append(grown, filesystem...)
-	}
-	l.did(grown...)
-	if size := l.look().Device.Size; size != 2*small-1<<20 {
-		t.Errorf("the top has %d bytes", size)
-	}
-	if got := losses(); got != lost {
-		t.Errorf("growth is told as %d losses", got-lost)
-	}
-
-	// The end comes from the top, also when nobody tells any more which layers there are.
-	l.forget()
-	l.ok(l.unpublish())
-	l.ok(l.unstage())
-	l.did("unbind", "remove-target", "unmount", "close-layer offset", "detach")
-	l.gone()
-
-	// The data outlives it.
-	l.forget()
-	l.ok(l.stage())
-	l.ok(l.publish())
-	again := []string{"attach", "open-layer offset"}
-	if later {
-		again = append(again, filesystem...)
-	}
-	l.did(append(again, "mount", "bind")...)
-	if data, err := os.ReadFile(file); string(data) != "a pod's" {
-		t.Errorf("the file holds %q: %v", data, err)
-	}
-	l.store.lose()
-	l.ok(l.n.umount(1))
-	l.ok(l.unstage())
-	l.gone()
 }
 
 // large has more on each device than a look reads, and tells what is at byte 1 MiB

@@ -148,26 +148,6 @@ func TestMountWaitsForWhoLooksAtItsDevice(t *testing.T) {
 	})
 }
 
-func TestRestartAdoptsWithoutAStep(t *testing.T) {
-	bubble(t, func(h *harness) {
-		for i := range 10 {
-			id := fmt.Sprintf("v%d", i)
-			h.volume(id)
-			h.ok(stage(id), publish(id, 1), publish(id, 2, publishReadOnly))
-		}
-		before := h.k.changes()
-		h.kill()
-		h.start()
-		synctest.Wait()
-		for i := range 10 {
-			id := fmt.Sprintf("v%d", i)
-			h.atRest(id)
-			h.ok(stage(id), publish(id, 1))
-		}
-		h.noStepSince(before)
-	})
-}
-
 func stageLayer(s *state.Stage)    { s.Context = layerContext() }
 func publishLayer(t *state.Target) { t.Context = layerContext() }
 

@@ -70,20 +70,6 @@ func TestPodsAreNamed(t *testing.T) {
 	})
 }
 
-func TestExplainWhatWasRestored(t *testing.T) {
-	bubble(t, func(h *harness) {
-		h.published()
-		h.tear(stagePath("v"))
-		h.atRest("v")
-		h.sleep(time.Minute)
-		h.tells("v", map[string][]string{
-			"asked":   {"NodeStageVolume", "NodePublishVolume"},
-			"is":      {"Stage was lost, not by the plugin's doing, 1m0s ago, and is there again", "At " + stagePath("v") + " is mounted"},
-			"you can": {"Nothing is left to do"},
-		})
-	})
-}
-
 func TestExplainWhatIsTakenDown(t *testing.T) {
 	bubble(t, func(h *harness) {
 		v := h.volume("v")

@@ -59,62 +59,6 @@ func TestStatusOfAStepThatRuns(t *testing.T) {
 	})
 }
 
-func TestStatusInBackOff(t *testing.T) {
-	bubble(t, func(h *harness) {
-		h.volume("v")
-		h.ok(stage("v"))
-		h.k.fail(opBind, "", -1, errBoom)
-		h.refuse(h.do(publish("v", 1)), state.Unavailable)
-		s := h.one()
-		p := part(t, s, "target "+targetPath("v", 1))
-		if p.Is != report.Failing || !strings.Contains(p.Error, "boom") || p.NextTry == nil || !p.NextTry.After(time.Now()) {
-			t.Errorf("%+v", p)
-		}
-		if part(t, s, "stage").Is != report.Settled || s.Worst() != report.Failing || s.Step != nil {
-			t.Errorf("%+v", s)
-		}
-		h.k.mend()
-		h.ok(publish("v", 1))
-		if p := part(t, h.one(), "target "+targetPath("v", 1)); p.Is != report.Settled || p.Error != "" || p.NextTry != nil || p.Asked != "published" {
-			t.Errorf("%+v", p)
-		}
-	})
-}
-
-func TestStatusOfWhatWaits(t *testing.T) {
-	bubble(t, func(h *harness) {
-		v := h.volume("v")
-		h.ok(stage("v"), publish("v", 1, publishReadOnly))
-		h.k.with(func() { v.superRO = true })
-		h.wake("v")
-		s := h.one()
-		if p := part(t, s, "stage"); p.Is != report.Failing || !strings.Contains(p.Error, "turned read-only") {
-			t.Errorf("%+v", p)
-		}
-		if p := part(t, s, "target "+targetPath("v", 1)); p.Is != report.Waiting || p.Asked != "published read-only" {
-			t.Errorf("%+v", p)
-		}
-	})
-}
-
-func TestStatusBeforeTheFirstLook(t *testing.T) {
-	bubble(t, func(h *harness) {
-		h.volume("v")
-		h.ok(stage("v"), publish("v", 1))
-		h.stop()
-		h.k.hang(opFind, "v", true)
-		h.start()
-		s := h.one()
-		if s.Device != "unknown" || s.Worst() != report.Unseen || len(s.Parts) != 2 || s.Parts[0].Is != report.Unseen {
-			t.Errorf("%+v", s)
-		}
-		h.k.mend()
-		if s := h.one(); s.Worst() != report.Settled {
-			t.Errorf("%+v", s)
-		}
-	})
-}
-
 // What was asked since the last look is not settled by what was seen before.
 func TestStatusOfWhatWasAskedSince(t *testing.T) {
 	bubble(t, func(h *harness) {

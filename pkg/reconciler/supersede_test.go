@@ -133,35 +133,6 @@ func stageElsewhere(s *state.Stage) { s.Path = "/k/stage2/v" }
 
 func publishNoatime(t *state.Target) { t.Capability.Flags = []string{"noatime"} }
 
-// A request that contradicts one for which a caller waits is Aborted, and
-// supersedes it once nobody does: what was begun is undone, and the work goes on
-// though nobody asks again.
-func TestContradictingStage(t *testing.T) {
-	bubble(t, func(h *harness) {
-		h.volume("v")
-		hang := h.k.hang(opFormat, "v", true)
-		first := h.begin(stage("v"))
-		h.pending(first)
-		h.refuse(h.do(stage("v", stageNoatime)), state.Aborted, "volume v", "a caller waits")
-		h.sleep(2 * time.Minute)
-		h.refuse(h.got(first), state.DeadlineExceeded, "step format")
-		h.refuse(h.within(10*time.Second, stage("v", stageNoatime)), state.DeadlineExceeded, "step format for stage has been running since ")
-		if s := h.store.Get("v").Stage; !s.Gone || s.Next == nil || s.Next.Capability.Flags[0] != "noatime" {
-			t.Errorf("the record asks for %+v", s)
-		}
-		if p := report.Statuses(h.p.r.Reports())[0].Parts[0]; p.Asked != "gone, then staged at /k/stage/v as mount SINGLE_NODE_MULTI_WRITER ext4 with mount flags" || p.Is == report.Settled {
-			t.Errorf("the status is %+v", p)
-		}
-		hang.open()
-		synctest.Wait()
-		h.atRest("v")
-		h.mustShow(stagePath("v"), state.NoAtime, true)
-		h.wantCalls(1, opFormat, "v")
-		h.ok(stage("v", stageNoatime))
-		h.refuse(h.do(stage("v")), state.AlreadyExists, "staged already")
-	})
-}
-
 // What takes the place of an intent is not settled because that one was seen undone.
 func TestStatusOfWhatSupersedes(t *testing.T) {
 	bubble(t, func(h *harness) {

@@ -10,23 +10,6 @@ import (
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
-func TestFinalFailureWithdrawsTheStage(t *testing.T) {
-	bubble(t, func(h *harness) {
-		v := h.volume("v")
-		v.contents = state.Contents{Kind: state.ContentsOther, Found: "LUKS header at byte 0"}
-		h.k.slow(opDetach, "v", -1, 30*time.Second)
-		start := time.Now()
-		h.refuse(h.do(stage("v")), state.FailedPrecondition, "volume v", "LUKS header", "/pool/v", "clear-device v --i-understand-this-destroys-data")
-		if took := time.Since(start); took != 30*time.Second {
-			t.Errorf("the answer came after %s, and the undo took 30s", took)
-		}
-		if v.device != nil || h.store.Get("v") != nil {
-			t.Errorf("device %v and record %v are left", v.device, h.store.Get("v"))
-		}
-		h.atRest("v")
-	})
-}
-
 func TestMissingVolumeIsNotFound(t *testing.T) {
 	bubble(t, func(h *harness) {
 		h.refuse(h.do(stage("v")), state.NotFound, "volume v")

@@ -91,7 +91,7 @@ func begin(t *testing.T) *chaos {
 	}
 	t.Logf("-chaos.seed %d -chaos.calls %d -chaos.kills %d -chaos.acts %d", seed, *callsFlag, *killsFlag, *actsFlag)
 	p := harness.New(t)
-	c := &chaos{Plugin: p, t: t, random: rand.New(rand.NewPCG(seed, 0)), began: time.Now(), mkfs: wrapMkfs(t, p, ""), tally: map[string]int{}}
+	c := &chaos{Plugin: p, t: t, random: rand.New(rand.NewPCG(seed, 0)), began: time.Now(), mkfs: wrapMkfs(t, p), tally: map[string]int{}}
 	c.faults = steps(c.random)
 	harness.FaultsBinary(t) // is built before anybody waits
 	for _, v := range []*volume{

@@ -27,22 +27,20 @@ device=${@: -1}
 backing=$(</sys/block/${device##*/}/loop/backing_file)
 facts=$(tr -d '\n' <"${backing%%/data}/volume.json")
 echo "begin $CHAOS_PROCESS $facts" >>%[1]q
-hangs=%[2]q; [[ $backing == */$hangs/data ]] && sleep infinity
-%[3]q "$@"; code=$?
+%[2]q "$@"; code=$?
 echo "end $CHAOS_PROCESS $code $facts" >>%[1]q
 exit $code
 `
 
-// wrapMkfs puts wrappers into a directory for the PATH. An mkfs of the volume
-// hangs, if one is named, never ends.
-func wrapMkfs(t testing.TB, p *harness.Plugin, hangs string) *mkfsLog {
+// wrapMkfs puts wrappers into a directory for the PATH.
+func wrapMkfs(t testing.TB, p *harness.Plugin) *mkfsLog {
 	t.Helper()
 	l := &mkfsLog{t: t, dir: filepath.Join(p.Dir, "bin")}
 	must(t, os.Mkdir(l.dir, 0o750), os.WriteFile(l.file(), nil, 0o640))
 	for _, name := range []string{"mkfs.ext4", "mkfs.xfs"} {
 		real, err := exec.LookPath(name)
 		must(t, err)
-		machine.WriteProgram(t, filepath.Join(l.dir, name), fmt.Sprintf(wrapper, l.file(), hangs, real))
+		machine.WriteProgram(t, filepath.Join(l.dir, name), fmt.Sprintf(wrapper, l.file(), real))
 	}
 	return l
 }

@@ -1,7 +1,6 @@
 package e2e
 
 import (
-	"errors"
 	"fmt"
 	"os"
 	"strings"
@@ -170,24 +169,6 @@ func TestStaticVolume(t *testing.T) {
 	s.remove("pod/second", "persistentvolumeclaim/static")
 	kubectl(t, "delete", "persistentvolume/static", "storageclass/csi-node-static")
 	inPlugin(t, "volume", "delete", handle)
-}
-
-// TestGenericEphemeral: a volume that lives as long as its pod.
-func TestGenericEphemeral(t *testing.T) {
-	s := newSpace(t)
-	s.apply(podOf("pod", idle, "volumeMounts: [{name: data, mountPath: /data}]",
-		"volumes: [{name: data, ephemeral: {volumeClaimTemplate: {spec: {storageClassName: e2e-ext4, accessModes: [ReadWriteOnce], resources: {requests: {storage: 32Mi}}}}}}]"))
-	s.ready("pod")
-	s.holds("pod", "echo scratch > /data/file && cat /data/file && df -m /data | tail -n 1 | awk '{print ($2 <= 32)}'", "scratch\n1")
-	s.remove("pod/pod")
-	await(t, "claim of the pod", func() error {
-		out, err := s.try("get", "persistentvolumeclaims", "--output=name")
-		if err == nil && out != "" {
-			err = errors.New("still there: " + out)
-		}
-		return err
-	})
-	assertNothingLeft(t)
 }
 
 // scratch is a pod with an inline ephemeral volume at /data.

@@ -17,10 +17,8 @@ import (
 	"github.com/csi-node/csi-node/test/harness"
 )
 
-// gpt begins the header of a GUID partition table, in its first and last sector.
-const gpt = "EFI PART\x00\x00\x01\x00\x5c\x00\x00\x00"
-
-// Nothing is ever formatted over data, whatever kind of data it is.
+// Nothing is ever formatted over data, and nothing is left of a request for it. What is
+// taken for data is told by TestGuard in pkg/filesystem.
 func TestNothingIsFormattedOverData(t *testing.T) {
 	t.Parallel()
 	p := harness.Start(t, harness.Options{})
@@ -32,20 +30,9 @@ func TestNothingIsFormattedOverData(t *testing.T) {
 		told   string
 	}{
 		{"ext4", "xfs", 320 * mib, tool("mkfs.ext4", "-q", "-F"), "ext4"},
-		{"xfs", "ext4", 320 * mib, tool("mkfs.xfs", "-q"), "xfs"},
-		{"swap", "ext4", 32 * mib, tool("mkswap"), "swap"},
-		{"gpt", "ext4", 32 * mib, put(map[int64]string{450: "\xee", 510: "\x55\xaa", 512: gpt, 32*mib - 512: gpt}), "GPT"},
-		{"gpt backup", "ext4", 32 * mib, put(map[int64]string{32*mib - 512: gpt}), "GPT"},
-		{"mbr", "ext4", 32 * mib, put(map[int64]string{446: "\x80\x00\x00\x00\x83\x00\x00\x00\x00\x08\x00\x00\x00\x20\x00\x00", 510: "\x55\xaa"}), "MBR"},
-		{"luks", "ext4", 32 * mib, put(map[int64]string{0: "LUKS\xba\xbe\x00\x02"}), "LUKS"},
-		{"lvm", "ext4", 32 * mib, put(map[int64]string{512: "LABELONE", 536: "LVM2 001"}), "LVM"},
 		{"random", "ext4", 32 * mib, random, "data"},
-		{"first byte", "xfs", 320 * mib, put(map[int64]string{0: "\x01"}), "data at byte 0"},
 		{"last sector", "ext4", 32 * mib, put(map[int64]string{32*mib - 512: "\x01"}), "data at byte 33553920"},
-		{"last byte", "xfs", 320 * mib, put(map[int64]string{320*mib - 1: "\x01"}), "data"},
-		{"middle", "ext4", 32 * mib, put(map[int64]string{16*mib + 12345: "\x01"}), "data"},
 		{"truncated", "ext4", 32 * mib, func(t *testing.T, path string) { must(t, os.Truncate(path, 16*mib)) }, "truncated"},
-		{"empty", "ext4", 32 * mib, func(t *testing.T, path string) { must(t, os.Truncate(path, 0)) }, "truncated"},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			v := create(t, p, strings.ReplaceAll(row.name, " ", "-"), row.bytes, mountAs(row.fsType, multiWriter))

@@ -1,41 +1,13 @@
 package node
 
 import (
-	"slices"
 	"strings"
 	"testing"
 
-	"github.com/moby/sys/mountinfo"
 	"google.golang.org/grpc/codes"
 
 	"github.com/csi-node/csi-node/test/harness"
 )
-
-// flagsAt returns the options of the top mount at a path and of its superblock.
-func flagsAt(t *testing.T, path string) (mount, super []string) {
-	t.Helper()
-	infos, err := mountinfo.GetMounts(mountinfo.SingleEntryFilter(path))
-	must(t, err)
-	if len(infos) != 1 {
-		t.Fatalf("%d mounts at %s", len(infos), path)
-	}
-	return strings.Split(infos[0].Options, ","), strings.Split(infos[0].VFSOptions, ",")
-}
-
-// mustHaveFlags fails unless a mount has all of the words that begin with no
-// "-" and none of the others.
-func mustHaveFlags(t *testing.T, path, mount, super string) {
-	t.Helper()
-	m, s := flagsAt(t, path)
-	for what, have := range map[string][]string{mount: m, super: s} {
-		for word := range strings.FieldsSeq(what) {
-			name, absent := strings.CutPrefix(word, "-")
-			if slices.Contains(have, name) == absent {
-				t.Errorf("%s has %q, want %s", path, have, what)
-			}
-		}
-	}
-}
 
 // A stage that stands and that no record explains is a success only for whoever
 // asks for the options that its file system is seen to have.
@@ -111,42 +83,4 @@ func TestMountFlagsAfterLostStore(t *testing.T) {
 			}
 		})
 	}
-}
-
-// A publish may set and clear what is a bind's own, and nothing of the superblock.
-func TestMountFlagsOfAPublish(t *testing.T) {
-	t.Parallel()
-	p := harness.Start(t, harness.Options{})
-	v := create(t, p, "volume", 32*mib, mountAs("ext4", multiWriter, "noexec", "noatime,lazytime", "commit=9"))
-	ctx, pod := t.Context(), v.Target("pod")
-	must(t, v.Stage(ctx))
-	for flags, want := range map[string]string{
-		"":                          "noexec noatime -ro",
-		"commit=9 lazytime":         "noexec noatime",
-		"commit=7,commit=9":         "noexec noatime",
-		"exec":                      "-noexec noatime",
-		"ro":                        "ro noexec noatime",
-		"ro rw":                     "rw",
-		"rw":                        "rw noexec",
-		"nosuid,nodev nodiratime":   "nosuid nodev nodiratime noexec noatime",
-		"nosymfollow relatime":      "nosymfollow relatime -noatime",
-		"strictatime":               "-relatime -noatime noexec",
-		"noexec,exec dev,suid":      "-noexec -nodev -nosuid",
-		"defaults,nofail,x-a=b,,ro": "ro",
-	} {
-		v.Capability = mountAs("ext4", multiWriter, strings.Fields(flags)...)
-		must(t, v.Publish(ctx, pod))
-		must(t, v.Publish(ctx, pod))
-		mustHaveFlags(t, pod, want, "rw lazytime commit=9")
-		mustHaveFlags(t, v.Staging, "rw noexec noatime -nodev", "rw")
-		must(t, v.Unpublish(ctx, pod))
-	}
-	before := snapshot(t, p)
-	for _, flags := range []string{"discard", "commit=7", "commit=9,commit=7", "nolazytime", "sync", "data=journal", "ro=1", "bind", "remount", "context=x"} {
-		v.Capability = mountAs("ext4", multiWriter, flags)
-		name, _, _ := strings.Cut(flags, "=")
-		mustRefuse(t, v.Publish(ctx, pod), codes.InvalidArgument, name, v.ID)
-		mustEqual(t, before, snapshot(t, p))
-	}
-	v.End()
 }
