@@ -128,8 +128,8 @@ var causes = map[string]func(t *testing.T, n *node){
 }
 
 // elsewhere is, for the alerts whose cause no plugin on this machine can have, what Prometheus is told from the sixth minute
-// on. Those of LVM need the device mapper: pkg/devices/lvm makes them in a virtual machine, where TestLostMirror and
-// TestFullThinPool find these values. The last is of kube-state-metrics.
+// on. Those of LVM need the device mapper: TestLostMirror of pkg/devices/lvm and TestThinPoolThatFillsBeneathAWriter of
+// test/node make them in a virtual machine. The last is of kube-state-metrics.
 var elsewhere = map[string]string{
 	"CSINodeLVMMirrorDegraded": `csi_node_lvm_degraded_volumes{group="vg0", ` + target + `} 0x4 2x60`,
 	"CSINodeLVMThinPoolNearlyFull": `csi_node_lvm_thin_pool_data_used_ratio{group="vg0", thin_pool="thin", ` + target + `} 0.1x60

@@ -1,7 +1,6 @@
 package node
 
 import (
-	"bytes"
 	"errors"
 	"os"
 	"os/exec"
@@ -12,8 +11,6 @@ import (
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 
-	"github.com/csi-node/csi-node/pkg/blockdev"
-	"github.com/csi-node/csi-node/pkg/driver"
 	"github.com/csi-node/csi-node/test/harness"
 	"github.com/csi-node/csi-node/test/machine"
 )
@@ -83,19 +80,28 @@ func mustBeFree(t *testing.T, node string) {
 	}
 }
 
+// interruptedFormat kills a plugin while it formats a volume that is a disk of 32 MiB. o are
+// the options for the next one, in which mkfs waits until w is open.
+func interruptedFormat(t *testing.T) (p *harness.Plugin, o harness.Options, w *wrapper, v *volume) {
+	t.Helper()
+	p, o, r := disks(t, harness.Options{})
+	w = wrapMkfs(t, p, byExec)
+	o.Env = w.env()
+	p.Start(o)
+	node, _ := r.disk("disk", 32*mib)
+	v = onDisk(p, t, "a-disk", node, "ext4")
+	staged := w.stageInto(v)
+	killWithHelpers(t, p, syscall.SIGKILL)
+	mustRefuse(t, <-staged, codes.Unavailable)
+	return p, o, w, v
+}
+
 // What a format that was interrupted has left on a disk is erased, and the disk
 // formatted anew, also by a plugin that has lost its store.
 func TestDiskFormatIsInterrupted(t *testing.T) {
 	t.Parallel()
-	p, o, r := disks(t, harness.Options{})
-	w := wrapMkfs(t, p, byExec)
-	o.Env = w.env()
-	p.Start(o)
-	node, _ := r.disk("disk", 32*mib)
-	v := onDisk(p, t, "a-disk", node, "ext4")
-	staged := w.stageInto(v)
-	killWithHelpers(t, p, syscall.SIGKILL)
-	mustRefuse(t, <-staged, codes.Unavailable)
+	p, o, w, v := interruptedFormat(t)
+	node := v.Context["path"]
 	f, err := os.OpenFile(node, os.O_WRONLY, 0)
 	must(t, err)
 	_, err = f.WriteAt([]byte("half a file system"), 4096)
@@ -114,63 +120,6 @@ func TestDiskFormatIsInterrupted(t *testing.T) {
 	must(t, exec.Command("blkdiscard", "-f", "-z", node).Run())
 	mustRefuse(t, v.Stage(t.Context()), codes.FailedPrecondition, "was formatted as ext4 before")
 	must(t, v.Unstage(t.Context()))
-	mustBeFree(t, node)
-}
-
-// What is in use is refused, and left alone.
-func TestDiskInUseIsRefused(t *testing.T) {
-	t.Parallel()
-	p, _, node, file := diskVolume(t, "ext4")
-	ctx := t.Context()
-	must(t, exec.Command("mkfs.ext4", "-q", node).Run())
-	elsewhere := t.TempDir()
-	must(t, unix.Mount(node, elsewhere, "ext4", 0, ""))
-	t.Cleanup(func() { _ = unix.Unmount(elsewhere, 0) }) // if the test has not come to it
-	for _, fsType := range []string{"ext4", ""} {
-		v := onDisk(p, t, "a-disk"+fsType, node, fsType)
-		mustRefuse(t, v.Stage(ctx), codes.FailedPrecondition, node, "mounted at "+elsewhere)
-	}
-	write(t, filepath.Join(elsewhere, "file"), "still there")
-	must(t, unix.Unmount(elsewhere, 0))
-	mustBeFree(t, node)
-
-	for name, test := range map[string]struct{ text, words string }{
-		"LVM2": {"LABELONE", "LVM2 physical volume"}, "data": {"somebody's", "neither blank nor a file system"},
-	} {
-		junk := make([]byte, 32*mib)
-		copy(junk[512:], test.text)
-		copy(junk[512+24:], "LVM2 001")
-		must(t, os.WriteFile(file, junk, 0o600))
-		before := sum(t, file)
-		mustRefuse(t, onDisk(p, t, "a-disk-"+name, node, "ext4").Stage(ctx), codes.FailedPrecondition, test.words)
-		if name == "LVM2" { // inactive, as it is, it is shown to nobody either
-			mustRefuse(t, onDisk(p, t, "a-raw-disk", node, "").Stage(ctx), codes.FailedPrecondition, test.words)
-		}
-		mustHoldAsBefore(t, file, before)
-		mustBeFree(t, node)
-	}
-	mustHaveNoRecord(t, p)
-}
-
-// An operator's word makes a disk blank, whatever it held or was.
-func TestClearMakesADiskBlank(t *testing.T) {
-	t.Parallel()
-	p, v, node, file := diskVolume(t, "ext4")
-	ctx := t.Context()
-	line := "csi-node volume clear-device " + v.ID + " --i-understand-this-destroys-data"
-	must(t, v.Stage(ctx))
-	refused(t, p, 1, line, "in use")
-	must(t, v.Unstage(ctx))
-	var c driver.Clearance
-	typed(t, p, line, &c)
-	if !c.Cleared || c.Found != "ext4 file system" || c.Backing != node || c.Bytes != 32*mib || c.Formatted != "ext4" {
-		t.Errorf("%+v", c)
-	}
-	if raw, err := os.ReadFile(file); err != nil || len(bytes.Trim(raw, "\x00")) > 0 {
-		t.Errorf("the disk is not blank (%v)", err)
-	}
-	must(t, v.Stage(ctx))
-	must(t, v.Unstage(ctx))
 	mustBeFree(t, node)
 }
 
@@ -197,39 +146,4 @@ func TestReadOnlyRawDiskGrows(t *testing.T) {
 	refuseWrite(t, reader, 0)
 	must(t, v.Down(ctx, reader, writer))
 	mustBeFree(t, node)
-}
-
-// A disk that was pulled comes back when another one has its number, and is staged all the same.
-func TestDiskNumberIsGivenAway(t *testing.T) {
-	t.Parallel()
-	for _, fsType := range []string{"ext4", "btrfs"} {
-		t.Run(fsType, func(t *testing.T) {
-			p, o, r := disks(t, harness.Options{})
-			p.Start(o)
-			ctx := t.Context()
-			node, file := r.disk("disk", smallest(fsType))
-			info, err := blockdev.Look(node)
-			must(t, err)
-			v := onDisk(p, t, "pulled", node, fsType)
-			v.Context = map[string]string{"backend": "disk", "loop": info.Identities[blockdev.Backing]}
-			must(t, v.Stage(ctx))
-			write(t, filepath.Join(v.Staging, "file"), "kept")
-			must(t, exec.Command("losetup", "--detach", node).Run()) // it goes with the mount
-			must(t, v.Unstage(ctx))
-			machine.AwaitDetached(node)
-
-			other := filepath.Join(r.dir, "other")
-			must(t, os.WriteFile(other, nil, 0o600))
-			must(t, os.Truncate(other, smallest(fsType)))
-			must(t, exec.Command("losetup", node, other).Run())
-			w := onDisk(p, t, "other", node, fsType)
-			must(t, w.Stage(ctx))
-			r.plug(file)
-			must(t, v.Stage(ctx))
-			mustRead(t, filepath.Join(v.Staging, "file"), "kept")
-			must(t, v.Unstage(ctx))
-			must(t, w.Unstage(ctx))
-			mustBeFree(t, node)
-		})
-	}
 }

@@ -8,13 +8,13 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"syscall"
 	"testing"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
 	"github.com/csi-node/csi-node/test/harness"
+	"github.com/csi-node/csi-node/test/machine"
 )
 
 // Nothing is ever formatted over data, and nothing is left of a request for it. What is
@@ -171,16 +171,10 @@ func TestLostFilesystemIsNotMadeAnew(t *testing.T) {
 // formatted if it is blank, and keeps what others have put there.
 func TestStaleFormatMarkErasesNothing(t *testing.T) {
 	t.Parallel()
-	p, o, r := disks(t, harness.Options{})
-	w := wrapMkfs(t, p, byExec)
-	o.Env = w.env()
-	p.Start(o)
-	node, file := r.disk("disk", 32*mib)
-	v := onDisk(p, t, "a-disk", node, "ext4")
-	staged := w.stageInto(v)
-	killWithHelpers(t, p, syscall.SIGKILL)
-	mustRefuse(t, <-staged, codes.Unavailable)
-	r.unplug(node)
+	p, o, w, v := interruptedFormat(t)
+	node := v.Context["path"]
+	file := strings.TrimSpace(backingOf(node))
+	machine.LosetupDetach(t, node)
 	must(t, os.WriteFile(file, make([]byte, 32*mib), 0o600))
 	must(t, exec.Command("mkfs.ext4", "-q", file).Run()) // on another node
 	before := sum(t, file)

@@ -9,8 +9,6 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 
 	"github.com/csi-node/csi-node/test/harness"
 )
@@ -92,31 +90,4 @@ func TestFullStateDirectoryLetsVolumesGo(t *testing.T) {
 			stays.End(stays.Target("one"))
 		})
 	}
-}
-
-// What is new is refused, with words, before it takes the room that removals need.
-func TestNothingNewOnAFullStateDirectory(t *testing.T) {
-	t.Parallel()
-	p := harness.New(t)
-	fill := fullState(t, p)
-	p.Start(harness.Options{})
-	ctx := t.Context()
-	v := create(t, p, "volume", 32*mib, mountAs("ext4", multiWriter))
-	must(t, v.Stage(ctx))
-	fill()
-	var err error
-	var published []string
-	for i := 0; err == nil && i < 1000; i++ {
-		pod := v.Target(fmt.Sprint("pod", i))
-		if err = v.Publish(ctx, pod); err == nil {
-			published = append(published, pod)
-		}
-	}
-	mustRefuse(t, err, codes.ResourceExhausted, v.ID, p.StateDir, "full")
-	if status.Code(v.Publish(ctx, v.Target("another"))) != codes.ResourceExhausted {
-		t.Error("another publish is taken")
-	}
-	must(t, os.Remove(filepath.Join(p.StateDir, "full")))
-	must(t, v.Publish(ctx, v.Target("another")))
-	v.End(append(published, v.Target("another"))...)
 }

@@ -8,7 +8,6 @@ import (
 	"hash/crc32"
 	"io/fs"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -314,30 +313,4 @@ func TestPluginDiesInLuksFormat(t *testing.T) {
 	v.kept(v.Staging)
 	v.must(v.Unstage(t.Context()))
 	v.must(v.Delete(t.Context()))
-}
-
-// Half of a file system on a layer that is new is made anew, over the noise.
-func TestNoiseIsFormatted(t *testing.T) {
-	t.Parallel()
-	for _, fsType := range []string{"xfs", "btrfs"} {
-		p := harness.New(t)
-		self, err := os.Executable()
-		require.NoError(t, err)
-		p.Driver = drivertest.Driver(self, flags(p.Dir)...)
-		p.Start(harness.Options{Env: []string{"CSI_NODE_FAULT=before:format=die"}})
-		v := encrypted{harness.NewVolume(t, p, "v", harness.Shared(fsType)), t}
-		v.create(320 * mib)
-		v.Secrets = secrets("one", "")
-		_ = v.Stage(t.Context()) // it dies
-		<-p.Exited()
-		v.must(exec.Command("mkfs."+fsType, "-q", "/dev/mapper/"+v.mapper(p)).Run())
-		p.Start(harness.Options{})
-		v.must(v.Stage(t.Context()))
-		v.write(v.Staging)
-		v.must(v.Unstage(t.Context()))
-		v.must(v.Stage(t.Context()))
-		v.kept(v.Staging)
-		v.must(v.Unstage(t.Context()))
-		v.must(v.Delete(t.Context()))
-	}
 }

@@ -9,14 +9,9 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"slices"
 	"strings"
-	"sync/atomic"
 	"testing"
-	"time"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/csi-node/csi-node/pkg/devices"
 	"github.com/csi-node/csi-node/pkg/devices/devicestest"
@@ -176,76 +171,6 @@ func TestInterruptedGrowth(t *testing.T) {
 	require.NoError(t, b.Detach(ctx, v))
 }
 
-// Of many volumes there is one report, and those that are at rest are looked at without
-// a program.
-func TestAtRest(t *testing.T) {
-	machine.Kernel(t)
-	const volumes, group = 500, "rest"
-	uuid := newFullGroup(t, group, volumes)
-	b := newBackend(t, group)
-	ran, real := atomic.Int64{}, b.lvm
-	b.lvm = func(ctx context.Context, args ...string) ([]byte, error) {
-		ran.Add(1)
-		return real(ctx, args...)
-	}
-	var all []devices.Volume
-	for i := range volumes {
-		all = append(all, devices.Volume{ID: volumeID{uuid, fmt.Sprintf("v%d", i)}.String()})
-	}
-	findAll := func(attached bool) {
-		t.Helper()
-		for i, v := range all {
-			if d := find(t, b, v); d.Attached() != (attached && i == 0) || d.Missing || d.Err != nil || d.Capacity != 128<<10 {
-				t.Fatalf("volume %d: %+v", i, d)
-			}
-		}
-	}
-	start := time.Now()
-	find(t, b, all[0])
-	report := time.Since(start)
-	if ran.Load() != 1 {
-		t.Errorf("to see one volume, lvm was run %d times", ran.Load())
-	}
-	start = time.Now()
-	findAll(false)
-	t.Logf("%d volumes: their report took %s, a look at one that is at rest %s", volumes, report, time.Since(start)/volumes)
-	attach(t, b, all[0])
-	before := ran.Load()
-	findAll(true)
-	if ran.Load() != before {
-		t.Errorf("of volumes at rest, lvm was run %d times", ran.Load()-before)
-	}
-	attached, err := b.Attached(t.Context())
-	if err != nil || len(attached) != 1 || attached[0].Volume != all[0].ID || b.VolumeAt(attached[0].Device.Number) != all[0].ID {
-		t.Errorf("attached: %+v (%v)", attached, err)
-	}
-	require.NoError(t, b.Detach(t.Context(), all[0]))
-}
-
-// newFullGroup makes a volume group with so many volumes of an extent each, of which LVM
-// is told at once: to make them one by one takes minutes. It returns its UUID.
-func newFullGroup(t *testing.T, name string, volumes int) (uuid string) {
-	t.Helper()
-	disk, file := newPV(t, 68*mib), filepath.Join(t.TempDir(), "group")
-	lvmOn(t, []string{disk}, "vgcreate", "--yes", "--physicalextentsize", "128k", name, disk)
-	t.Cleanup(func() { removeGroup(t, name, disk) })
-	lvmOn(t, []string{disk}, "vgcfgbackup", "--file", file, name)
-	text, err := os.ReadFile(file)
-	require.NoError(t, err)
-	whole := strings.TrimRight(string(text), "\n")
-	end := strings.LastIndex(whole, "}")
-	var all strings.Builder
-	all.WriteString(whole[:end] + "logical_volumes {\n")
-	for i := range volumes {
-		fmt.Fprintf(&all, "v%d {\nid = \"volume-0000-0000-0000-0000-0000-%06d\"\nstatus = [\"READ\", \"WRITE\", \"VISIBLE\"]\nflags = [\"NOAUTOACTIVATE\"]\ntags = [\"csi-node.driver=csi-node.local\", \"csi-node.name=v%d\"]\n", i, i, i)
-		fmt.Fprintf(&all, "segment_count = 1\nsegment1 {\nstart_extent = 0\nextent_count = 1\ntype = \"striped\"\nstripe_count = 1\nstripes = [\"pv0\", %d]\n}\n}\n", i)
-	}
-	all.WriteString("}\n" + whole[end:] + "\n")
-	require.NoError(t, os.WriteFile(file, []byte(all.String()), 0o600))
-	lvmOn(t, []string{disk}, "vgcfgrestore", "--file", file, name)
-	return bare(lvmOn(t, []string{disk}, "vgs", "--noheadings", "--options", "vg_uuid", name))
-}
-
 // A volume of a group that --lvm-groups names no more, or by its former name, is seen as
 // long as it is active, and detached: else its mount would be taken for somebody else's.
 func TestForgottenGroup(t *testing.T) {
@@ -367,77 +292,6 @@ func write(t *testing.T, path, text string) {
 	require.NoError(t, err)
 	_, err = f.WriteString(text)
 	require.NoError(t, errors.Join(err, f.Sync(), f.Close()))
-}
-
-// A thin pool that is full is told of, and makes no more promises.
-func TestFullThinPool(t *testing.T) {
-	machine.Kernel(t)
-	disk := newGroup(t, "filled", 132*mib)
-	newPoolOf(t, "filled", disk, 32*mib)
-	b := newBackend(t, "filled")
-	ctx, class := t.Context(), map[string]string{poolKey: "thin", overcommitKey: "2"}
-	room := func() int64 {
-		t.Helper()
-		b.changed("filled")
-		completed, err := b.CheckParameters(class)
-		require.NoError(t, err)
-		c, err := b.GetCapacity(ctx, completed)
-		require.NoError(t, err)
-		return c.Available
-	}
-	if room() != 64*mib {
-		t.Errorf("room for %d bytes", room())
-	}
-	a, c := create(t, b, "a", 32*mib, class), create(t, b, "c", 32*mib, class)
-	if room() != 0 {
-		t.Errorf("room for %d bytes", room())
-	}
-	require.Class(t, b.Grow(ctx, a, 36*mib), state.ResourceExhausted, "thin")
-	_, err := b.CreateVolume(ctx, devices.CreateRequest{Name: "more", Parameters: class, Size: devices.SizeRange{Required: 4 * mib}})
-	require.Class(t, err, state.ResourceExhausted, "thin")
-	require.NoError(t, b.Check(ctx))
-
-	full := false
-	for _, v := range []devices.Volume{a, c} {
-		f, err := os.OpenFile(attach(t, b, v).Path, os.O_WRONLY|unix.O_SYNC, 0)
-		require.NoError(t, err)
-		for at := int64(0); at < 32*mib && !full; at += mib {
-			_, err := f.WriteAt(junk, at)
-			full = err != nil
-		}
-		if err := f.Close(); err != nil && !full {
-			t.Error(err)
-		}
-	}
-	if !full {
-		t.Fatal("the thin pool was never full")
-	}
-	b.changed("filled")
-	require.Class(t, b.Check(ctx), state.ResourceExhausted, "thin")
-	measured, err := b.Measure(ctx)
-	require.NoError(t, err)
-	if !slices.ContainsFunc(measured, func(m devices.Measurement) bool {
-		return m.Name == "thin_pool_data_used_ratio" && m.Value > 0.9 && m.Labels["thin_pool"] == "thin"
-	}) {
-		t.Errorf("%+v", measured)
-	}
-	for _, v := range []devices.Volume{a, c} {
-		if d := find(t, b, v); !d.Attached() || d.Err != nil {
-			t.Errorf("in a full pool: %+v", d)
-		}
-		require.NoError(t, b.Detach(ctx, v))
-	}
-	require.NoError(t, b.DeleteVolume(ctx, a)) // which makes room again
-	mustRead(t, attach(t, b, c).Path)
-	require.NoError(t, b.Detach(ctx, c))
-}
-
-func mustRead(t *testing.T, path string) {
-	t.Helper()
-	f, err := os.Open(path)
-	require.NoError(t, err)
-	_, err = f.Read(make([]byte, mib))
-	require.NoError(t, errors.Join(err, f.Close()))
 }
 
 // newPoolOf makes a thin pool that fails writes at once when it is full.

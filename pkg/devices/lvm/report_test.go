@@ -270,6 +270,11 @@ func TestHealth(t *testing.T) {
 		gone.broken = "partial"
 		require.Class(t, degraded(1, gone, v), state.Unavailable, "cannot be used")
 	}
+	if m := poolOf(95, 0, ours).measure(own); !slices.ContainsFunc(m, func(m devices.Measurement) bool {
+		return m.Name == "thin_pool_data_used_ratio" && m.Value == 0.95 && m.Labels["thin_pool"] == "pool"
+	}) {
+		t.Errorf("%+v", m)
+	}
 	full := &report{name: "vg0"}
 	require.Class(t, full.health(own), state.ResourceExhausted, "no room")
 }
