@@ -5,8 +5,6 @@ import (
 	"testing"
 
 	"github.com/spf13/cobra"
-
-	"github.com/csi-node/csi-node/test/require"
 )
 
 func walk(cmd *cobra.Command, visit func(*cobra.Command)) {
@@ -39,24 +37,5 @@ func TestEveryCommandHasAnExample(t *testing.T) {
 	})
 	if seen < 27 {
 		t.Errorf("%d commands", seen)
-	}
-}
-
-func TestHelpGroupsCommands(t *testing.T) {
-	out, err := run(t, "--help")
-	require.NoError(t, err)
-	place := -1
-	for _, words := range []string{"The plugin:", "serve ", "status ", "explain ", "ui ", "orphans ", "report ", "probe ", "By hand:", "volume ", "demo ", "More:", "version ", "completion ", "help "} {
-		i := strings.Index(out, "\n"+words)
-		if i < 0 {
-			i = strings.Index(out, "\n  "+words)
-		}
-		if i <= place {
-			t.Errorf("%q is missing or not in its place in\n%s", words, out)
-		}
-		place = i
-	}
-	if strings.Contains(out, "Additional Commands") {
-		t.Errorf("a command is in no group:\n%s", out)
 	}
 }

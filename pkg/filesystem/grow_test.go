@@ -171,36 +171,6 @@ func TestGrowXFS(t *testing.T) {
 	}
 }
 
-func FuzzParse(f *testing.F) {
-	machine.Kernel(f)
-	for _, fsType := range []string{"ext4", "ext2", "xfs", "btrfs"} {
-		image := newImage(f, 300*mib)
-		machine.Mkfs(f, fsType, "-q", image)
-		file, err := os.Open(image)
-		must0(f, err)
-		head := make([]byte, headSize)
-		_, err = file.Read(head)
-		must0(f, err)
-		must0(f, file.Close())
-		f.Add(head, int64(400*mib))
-	}
-	f.Fuzz(func(t *testing.T, head []byte, deviceBytes int64) {
-		headSignatures(head)
-		if deviceBytes < 0 || deviceBytes > mostBytes {
-			return
-		}
-		for _, k := range []kind{ext4{}, xfs{}, btrfsKind{}} {
-			sb, err := k.parse(head)
-			if sb == nil || err != nil {
-				continue
-			}
-			if grown := sb.grown(deviceBytes); sb.bytes <= 0 || grown < sb.bytes {
-				t.Errorf("%s of %d bytes grows to %d on a device of %d", sb.fsType, sb.bytes, grown, deviceBytes)
-			}
-		}
-	})
-}
-
 // resize2fs is not believed that the file system has grown.
 func TestGrowVerified(t *testing.T) {
 	h := newHost(t)

@@ -70,22 +70,3 @@ func TestHistoriesRepeat(t *testing.T) {
 		t.Errorf("%d of %d histories went another way: %s", len(differ), histories, differ[0])
 	}
 }
-
-// What is printed can be read again.
-func TestHistoriesAreText(t *testing.T) {
-	for seed := range uint64(1000) {
-		history := generate(seed)
-		if len(history) > 50 {
-			t.Errorf("seed %d: %d operations", seed, len(history))
-		}
-		again, err := parse(script(history))
-		if err != nil || script(again) != script(history) {
-			t.Fatalf("seed %d: %v\n%s\n%s", seed, err, script(history), script(again))
-		}
-	}
-	for _, text := range []string{"fly a", "stage", "stage c", "stage a soon", "publish a 0", "sleep long", "mend now", "fault bind a 1 fails many 0s"} {
-		if _, err := parse(text); err == nil {
-			t.Errorf("%q was understood", text)
-		}
-	}
-}

@@ -272,49 +272,6 @@ func TestGrow(t *testing.T) {
 	}
 }
 
-func TestFormatMark(t *testing.T) {
-	p := open(t, newDir(t))
-	create(t, p, "v", mib, Thin)
-	ok(t, p.BeginFormat(t.Context(), "v"))
-	if v, err := open(t, p.dir).Get(t.Context(), "v"); err != nil || !v.Formatting || v.Formatted != "" {
-		t.Errorf("begun: %+v, %v", v, err)
-	}
-	ok(t, p.EndFormat(t.Context(), "v", "xfs"))
-	if v, err := open(t, p.dir).Get(t.Context(), "v"); err != nil || v.Formatting || v.Formatted != "xfs" {
-		t.Errorf("ended: %+v, %v", v, err)
-	}
-	wantError(t, p.BeginFormat(t.Context(), "v"), state.FailedPrecondition, "xfs")
-	wantError(t, p.EndFormat(t.Context(), "v", "ext4"), state.FailedPrecondition)
-	wantError(t, p.BeginFormat(t.Context(), "../v"), state.InvalidArgument)
-}
-
-// What was published raw is never formatted, and is not fresh.
-func TestRaw(t *testing.T) {
-	p := open(t, newDir(t))
-	create(t, p, "v", mib, Thin)
-	path := p.path(volumesDir, "v", volumeFile)
-	ok(t, p.BeginRaw(t.Context(), "v"))
-	before, err := os.Stat(path)
-	ok(t, err)
-	ok(t, p.BeginRaw(t.Context(), "v"))
-	if after, err := os.Stat(path); err != nil || !os.SameFile(before, after) || !after.ModTime().Equal(before.ModTime()) {
-		t.Errorf("noted twice (%v)", err)
-	}
-	if v := facts(t, open(t, p.dir), "v"); !v.Raw || p.IsFresh(v) {
-		t.Errorf("%+v", v)
-	}
-	wantError(t, p.BeginFormat(t.Context(), "v"), state.FailedPrecondition, "published as a raw block device", "cleared")
-	if facts(t, p, "v").Formatting {
-		t.Error("marked")
-	}
-	ok(t, p.Clear(t.Context(), "v"))
-	if v := facts(t, p, "v"); v.Raw || !p.IsFresh(v) {
-		t.Errorf("cleared: %+v", v)
-	}
-	ok(t, p.BeginFormat(t.Context(), "v"))
-	wantError(t, p.BeginRaw(t.Context(), "w"), state.NotFound)
-}
-
 // A volume is fresh until anybody may have had it, whoever wrote to it.
 func TestFresh(t *testing.T) {
 	p := open(t, newDir(t))
