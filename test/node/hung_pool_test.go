@@ -2,10 +2,14 @@ package node
 
 import (
 	"context"
+	"fmt"
+	"os"
 	"path/filepath"
+	"regexp"
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 
 	"github.com/csi-node/csi-node/pkg/report"
@@ -79,4 +83,34 @@ func TestCallsAreAnsweredWhileThePoolHangs(t *testing.T) {
 	must(t, grown.Unstage(t.Context()))
 	must(t, grown.Delete(t.Context()))
 	fresh.End(pod)
+}
+
+// silent is said of a volume that hangs: by who waits for a look, or by the look
+// itself, which gives up on the pool.
+var silent = regexp.MustCompile(`has not answered a look for|step look has been running since|the pool has not told of it since`)
+
+// hang lays a file system over a directory whose server never answers, until
+// the test ends or revive is called.
+func hang(t *testing.T, dir string) (revive func()) {
+	t.Helper()
+	fd, err := unix.Open("/dev/fuse", unix.O_RDWR|unix.O_CLOEXEC, 0)
+	must(t, err)
+	server := os.NewFile(uintptr(fd), "/dev/fuse")
+	must(t, unix.Mount("hung", dir, "fuse", 0, fmt.Sprintf("fd=%d,rootmode=40000,user_id=0,group_id=0", fd)))
+	revived := false
+	revive = func() {
+		if revived {
+			return
+		}
+		revived = true
+		// First, as mkfs.btrfs fails wherever a file system without a server is mounted.
+		if err := unix.Unmount(dir, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); err != nil {
+			t.Error(err)
+		}
+		if err := server.Close(); err != nil { // whoever waits is told that there is no server
+			t.Error(err)
+		}
+	}
+	t.Cleanup(revive)
+	return revive
 }

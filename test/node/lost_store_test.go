@@ -1,7 +1,6 @@
 package node
 
 import (
-	"bytes"
 	"context"
 	"os"
 	"path/filepath"
@@ -16,63 +15,6 @@ import (
 	"github.com/csi-node/csi-node/pkg/state/store"
 	"github.com/csi-node/csi-node/test/harness"
 )
-
-// damages are what may befall the store while the plugin is down.
-// Each tells whether there is a record to set aside.
-var damages = map[string]func(t *testing.T, dir, file string) (aside bool){
-	"deleted": func(t *testing.T, dir, _ string) bool { must(t, os.RemoveAll(dir)); return false },
-	"garbage": func(t *testing.T, _, file string) bool {
-		must(t, os.WriteFile(file, bytes.Repeat([]byte("garbage\n"), 4096), 0o600))
-		return true
-	},
-	"cut": func(t *testing.T, _, file string) bool { must(t, os.Truncate(file, 500)); return true },
-}
-
-// A lost store loses no mount: kubelet's next calls adopt what stands.
-func TestLostStoreLosesNoMount(t *testing.T) {
-	t.Parallel()
-	for damage, inflict := range damages {
-		for _, access := range []string{"mount", "block", "read-only"} {
-			t.Run(damage+" "+access, func(t *testing.T) {
-				p := harness.Start(t, harness.Options{})
-				ctx := t.Context()
-				v := create(t, p, "volume", 32*mib, mountAs("ext4", multiWriter))
-				if access == "block" {
-					v.Capability = blockAs(multiWriter)
-				}
-				if access == "read-only" {
-					must(t, v.Stage(ctx))
-					must(t, v.Unstage(ctx))
-					v.Capability = mountAs("ext4", readerOnly)
-				}
-				pod1, pod2 := v.Target("pod-1"), v.Target("pod-2")
-				must(t, v.Stage(ctx))
-				if access != "read-only" { // which allows one target
-					must(t, v.Publish(ctx, pod1))
-				}
-				p.Kill()
-				dir := filepath.Join(p.StateDir, store.Directory)
-				file, err := filepath.Glob(filepath.Join(dir, "*.json"))
-				if err != nil || len(file) != 1 {
-					t.Fatalf("records: %q (%v)", file, err)
-				}
-				lost := inflict(t, dir, file[0])
-				p.Start(harness.Options{})
-				if aside, err := filepath.Glob(filepath.Join(dir, "*.corrupt-*")); err != nil || (len(aside) == 1) != lost {
-					t.Errorf("set aside: %q (%v)", aside, err)
-				}
-
-				must(t, v.Publish(ctx, pod2))
-				must(t, v.Stage(ctx)) // kubelet may repeat it
-				for _, pod := range []string{pod2, pod1} {
-					must(t, v.Unpublish(ctx, pod))
-					mustBeGone(t, pod)
-				}
-				v.End()
-			})
-		}
-	}
-}
 
 // A stage whose mount went with the store shows the superblock that a pod keeps,
 // with whatever options that has: it is judged like one that stands.

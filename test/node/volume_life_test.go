@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"crypto/rand"
 	"errors"
-	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -87,51 +86,6 @@ func TestLifeOfAMountedVolume(t *testing.T) {
 				mustRefuse(t, v.Stage(ctx), codes.NotFound, v.ID)
 			})
 		}
-	}
-}
-
-// A volume's whole life as a raw block device.
-func TestLifeOfARawBlockVolume(t *testing.T) {
-	t.Parallel()
-	p := harness.Start(t, harness.Options{})
-	for _, provisioning := range []string{"thin", "thick"} {
-		t.Run(provisioning, func(t *testing.T) {
-			ctx, bytes := t.Context(), int64(32*mib)
-			v := createAs(t, p, "block-"+provisioning, bytes, blockAs(multiWriter), provisioning)
-			pod1, pod2, reader := v.Target("pod-1"), v.Target("pod-2"), v.Target("pod-3")
-			must(t, v.Up(ctx, pod1, pod2))
-			must(t, v.PublishReadOnly(ctx, reader))
-			for i, offset := range []int64{0, bytes - 4096} {
-				text := fmt.Appendf(nil, "%s %d", t.Name(), i)
-				writeAt(t, pod1, text, offset)
-				readAt(t, pod2, text, offset)
-				readAt(t, reader, text, offset)
-				refuseWrite(t, reader, offset)
-				readAt(t, pod1, text, offset)
-			}
-
-			grown := 2 * bytes
-			got, err := v.Expand(ctx, grown)
-			must(t, err)
-			sizes := []int64{got, v.Total(v.Staging)}
-			for _, pod := range []string{pod1, pod2, reader} {
-				sizes = append(sizes, v.Total(pod), deviceSize(t, pod))
-			}
-			for _, size := range sizes {
-				if size != grown {
-					t.Errorf("grown to %d bytes, sizes are %d", grown, sizes)
-				}
-			}
-			writeAt(t, pod2, []byte("beyond the old end"), bytes)
-			for _, pod := range []string{pod1, pod2, reader} {
-				must(t, v.Unpublish(ctx, pod))
-				mustBeGone(t, pod)
-			}
-			must(t, v.Unstage(ctx))
-			must(t, v.Up(ctx, pod1))
-			readAt(t, pod1, []byte("beyond the old end"), bytes)
-			v.End(pod1)
-		})
 	}
 }
 

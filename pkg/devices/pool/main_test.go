@@ -302,27 +302,6 @@ func TestFresh(t *testing.T) {
 	}
 }
 
-// TestFieldsOfALaterVersion are ignored and kept, so that a node can go back
-// to an earlier version of the plugin and forward again.
-func TestFieldsOfALaterVersion(t *testing.T) {
-	p := open(t, newDir(t))
-	create(t, p, "v", mib, Thin)
-	path := p.path(volumesDir, "v", volumeFile)
-	raw, err := os.ReadFile(path)
-	ok(t, err)
-	write(t, path, strings.Replace(string(raw), "{", `{"later": {"a": [1]},`, 1))
-	ok(t, p.BeginFormat(t.Context(), "v"))
-	ok(t, p.Grow(t.Context(), "v", 2*mib))
-	ok(t, p.EndFormat(t.Context(), "v", "ext4"))
-	v, err := p.Get(t.Context(), "v")
-	ok(t, err)
-	raw, err = os.ReadFile(path)
-	ok(t, err)
-	if v.Bytes != 2*mib || v.Formatted != "ext4" || v.Formatting || !strings.Contains(string(raw), `"later"`) {
-		t.Errorf("%+v, %s", v, raw)
-	}
-}
-
 func TestDamagedFactsHarmOneVolume(t *testing.T) {
 	for name, text := range map[string]string{
 		"empty": "", "garbage": "\x00\x00\x00", "half": `{"id":"v","by`, "not ours": `{"id":"w","bytes":4096,"provisioning":"thin"}`,
