@@ -145,10 +145,7 @@ func TestRunWithAWrongSetup(t *testing.T) {
 	}{
 		"no kubelet directory": {func(c *Config) { c.KubeletDir += ".none" }, "--kubelet-dir"},
 		"a file for a state":   {func(c *Config) { c.StateDir = c.KubeletDir + "/f"; write(t, c.StateDir) }, "--state-dir"},
-		"a file for a pool":    {func(c *Config) { c.BackendFlags["pool-dir"] = c.KubeletDir + "/f"; write(t, c.poolDir()) }, "--pool-dir"},
 		"not a pool":           {func(c *Config) { c.BackendFlags["pool-dir"] = c.KubeletDir; write(t, c.KubeletDir+"/f") }, "--pool-dir"},
-		"a relative pool":      {func(c *Config) { c.BackendFlags["pool-dir"] = "pool" }, "--pool-dir"},
-		"an amount":            {func(c *Config) { c.BackendFlags["pool-reserve"] = "much" }, "--pool-reserve"},
 		"no such flag":         {func(c *Config) { c.BackendFlags["pond-dir"] = "/pond" }, "--pond-dir"},
 		"no socket directory":  {func(c *Config) { c.Endpoint = "unix:///no/such/csi.sock" }, "--endpoint"},
 	} {

@@ -116,17 +116,6 @@ func TestAttachReclaimsDetachingView(t *testing.T) {
 	}
 }
 
-func TestRefusedChangeOfModeKeepsOpenDevice(t *testing.T) {
-	b, _ := setup(t, pool.Thin)
-	before := attach(t, b, "vol", false)
-	closeIt := openFile(t, before.Path, os.O_RDWR)
-	wantError(t, b.Attach(t.Context(), "vol", true), state.FailedPrecondition, before.Path, "process")
-	closeIt()
-	if d := want(t, b, "vol", state.DeviceAttached); d != before {
-		t.Errorf("after the refusal: %+v, before %+v", d, before)
-	}
-}
-
 func TestDetachRefusesStackedDevice(t *testing.T) {
 	b, _ := setup(t, pool.Thin)
 	before := attach(t, b, "vol", false)

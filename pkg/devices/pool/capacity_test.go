@@ -61,23 +61,6 @@ func TestCapacityCountsPromises(t *testing.T) {
 	}
 }
 
-func TestConcurrentCreationOfOneVolume(t *testing.T) {
-	p := open(t, newDir(t))
-	var group sync.WaitGroup
-	for range 8 {
-		group.Go(func() {
-			if _, err := p.Create(t.Context(), volume("v", mib, Thick)); err != nil {
-				t.Error(err)
-			}
-		})
-	}
-	group.Wait()
-	ok(t, p.Delete(t.Context(), "v"))
-	if left := files(t, p.dir); len(left) != 1 {
-		t.Errorf("files left: %q", left)
-	}
-}
-
 // TestConcurrentChangesOfOneVolume: none is lost.
 func TestConcurrentChangesOfOneVolume(t *testing.T) {
 	p := open(t, newDir(t))
