@@ -3,13 +3,9 @@ package node
 import (
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 
-	"github.com/container-storage-interface/spec/lib/go/csi"
-
-	"github.com/csi-node/csi-node/pkg/driver"
 	"github.com/csi-node/csi-node/pkg/state"
 	"github.com/csi-node/csi-node/test/harness"
 )
@@ -30,67 +26,6 @@ func linked(t *testing.T, p *harness.Plugin) (spellings map[string]func(string) 
 		return func(path string) string { return root + strings.TrimPrefix(path, given) }
 	}
 	return map[string]func(string) string{"given": as(given), "real": as(real), "other": as(other)}
-}
-
-// A file has as many paths as symbolic links lead to it. Whatever spelling a call
-// uses, it speaks of the same stage and of the same target.
-func TestPathSpellingsMeanTheSame(t *testing.T) {
-	t.Parallel()
-	p := harness.New(t)
-	spellings := linked(t, p)
-	p.Start(harness.Options{})
-	for access, c := range map[string]*csi.VolumeCapability{"mount": mountAs("ext4", multiWriter), "block": blockAs(multiWriter)} {
-		for first, one := range spellings {
-			for second, two := range spellings {
-				t.Run(access+" "+first+" "+second, func(t *testing.T) {
-					ctx := t.Context()
-					v := create(t, p, strings.Join([]string{access, first, second}, "-"), 32*mib, c)
-					staging, pod := v.Staging, v.Target("pod")
-					real := spellings["real"]
-
-					v.Staging = one(staging)
-					must(t, v.Up(ctx, one(pod)))
-					v.Staging = two(staging)
-					must(t, v.Up(ctx, two(pod)))
-					must(t, v.Stats(t.Context(), two(pod)))
-					must(t, v.Stats(t.Context(), two(staging)))
-					grown, err := p.Node.NodeExpandVolume(ctx, &csi.NodeExpandVolumeRequest{VolumeId: v.ID, VolumePath: two(pod)})
-					must(t, err)
-					if grown.GetCapacityBytes() != 32*mib {
-						t.Errorf("%d bytes", grown.GetCapacityBytes())
-					}
-					if n := mountsAt(p, real(pod)); n != 1 {
-						t.Errorf("%d mounts at the target", n)
-					}
-					var asked []string
-					for _, part := range p.Status().Volumes[0].Parts {
-						asked = append(asked, part.Path)
-					}
-					if want := []string{real(pod), real(staging), ""}; !slices.Equal(asked, want) {
-						t.Errorf("status has it at %q, want %q", asked, want)
-					}
-					var orphans []driver.Orphan
-					typed(t, p, "csi-node orphans", &orphans)
-					if len(orphans) > 0 {
-						t.Errorf("taken for orphans: %+v", orphans)
-					}
-
-					mustRefuse(t, v.Unstage(ctx), denied, real(pod))
-					must(t, v.Unpublish(ctx, two(pod)))
-					mustBeGone(t, pod)
-					must(t, v.Unstage(ctx))
-					for _, path := range []string{pod, staging} {
-						if n := mountsAt(p, real(path)); n != 0 {
-							t.Errorf("%d mounts at %s", n, path)
-						}
-					}
-					mustHaveNoRecord(t, p)
-					mustHaveNoLoop(t, p)
-					must(t, v.Delete(ctx))
-				})
-			}
-		}
-	}
 }
 
 // respell gives the records of a plugin that does not run another spelling, as

@@ -2,13 +2,19 @@ package node
 
 import (
 	"bytes"
+	"context"
 	"io/fs"
+	"net"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+	collectorapi "go.opentelemetry.io/proto/otlp/collector/trace/v1"
+	traceapi "go.opentelemetry.io/proto/otlp/trace/v1"
+	"google.golang.org/grpc"
 
 	"github.com/csi-node/csi-node/test/harness"
 )
@@ -79,4 +85,49 @@ func TestSecretsStaySecret(t *testing.T) {
 		t.Error("the traces hold it, or are none")
 	}
 	v.End(pod)
+}
+
+// collector keeps the spans that a plugin sends it.
+type collector struct {
+	collectorapi.UnimplementedTraceServiceServer
+	endpoint string
+
+	mu  sync.Mutex
+	all []*traceapi.ResourceSpans
+}
+
+// Export implements collectorapi.TraceServiceServer.
+func (c *collector) Export(_ context.Context, req *collectorapi.ExportTraceServiceRequest) (*collectorapi.ExportTraceServiceResponse, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.all = append(c.all, req.GetResourceSpans()...)
+	return &collectorapi.ExportTraceServiceResponse{}, nil
+}
+
+// startCollector serves a collector until the test ends.
+func startCollector(t *testing.T) *collector {
+	t.Helper()
+	c := &collector{endpoint: "unix://" + filepath.Join(t.TempDir(), "otel.sock")}
+	listener, err := net.Listen("unix", strings.TrimPrefix(c.endpoint, "unix://"))
+	must(t, err)
+	server := grpc.NewServer()
+	collectorapi.RegisterTraceServiceServer(server, c)
+	served := make(chan error, 1)
+	go func() { served <- server.Serve(listener) }()
+	t.Cleanup(func() {
+		server.Stop()
+		must(t, <-served)
+	})
+	return c
+}
+
+// text is all that the collector was sent.
+func (c *collector) text() string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	var b strings.Builder
+	for _, r := range c.all {
+		b.WriteString(r.String())
+	}
+	return b.String()
 }
