@@ -56,7 +56,7 @@ func (v *Volume) AskStage(s *Stage, now time.Time) error {
 	case !have.Gone && have.Adopted && have.Path == s.Path && have.ReadOnly == s.ReadOnly &&
 		have.Capability.Access == s.Capability.Access && (s.Capability.FSType == "" || have.Capability.FSType == s.Capability.FSType):
 		s.Capability.FSType = have.Capability.FSType
-		if err := s.asFound(have); err != nil {
+		if err := s.checkFoundFlags(have); err != nil {
 			return err
 		}
 		s.Intent, s.UUID, s.Identity, s.Backend = have.Intent, have.UUID, have.Identity, cmp.Or(v.Backend, s.Backend)
@@ -136,7 +136,7 @@ func (v *Volume) dropProvisional() error {
 
 // dropUnneeded drops a provisional stage that neither a target nor a size needs.
 func (v *Volume) dropUnneeded() {
-	if v.Stage != nil && v.Stage.Provisional && !v.Stage.Gone && v.Size == nil && len(v.standing()) == 0 {
+	if v.Stage != nil && v.Stage.Provisional && !v.Stage.Gone && v.Size == nil && len(v.publishedPaths()) == 0 {
 		v.Stage = nil
 	}
 }
@@ -153,8 +153,8 @@ func (v *Volume) Adopt(fsType, options string, readOnly bool, backend string) {
 	}
 }
 
-// asFound refuses mount flags that an adopted stage is not known to be mounted with.
-func (s *Stage) asFound(have *Stage) error {
+// checkFoundFlags refuses mount flags that an adopted stage is not known to be mounted with.
+func (s *Stage) checkFoundFlags(have *Stage) error {
 	flags, err := ParseFlags(s.Capability.Flags)
 	if err != nil {
 		return err
@@ -240,10 +240,10 @@ func (v *Volume) AskUnstage(path string, now time.Time) error {
 			s.Next = nil
 		}
 	}
-	if v.Stage != nil && v.Stage.Path != path && !v.Stage.Provisional && !v.Stage.unknown() {
+	if v.Stage != nil && v.Stage.Path != path && !v.Stage.Provisional && !v.Stage.unrecorded() {
 		return ErrStagedElsewhere
 	}
-	if standing := v.standing(); len(standing) > 0 {
+	if standing := v.publishedPaths(); len(standing) > 0 {
 		return Errorf(FailedPrecondition, "the volume is still published at %s: NodeUnpublishVolume comes first", strings.Join(standing, ", "))
 	}
 	if v.Stage == nil || v.Stage.Provisional || v.Stage.Path != path {
@@ -267,7 +267,7 @@ func (v *Volume) AskUnmount(path string, now time.Time) error {
 		return ErrNothingThere
 	case t != nil:
 		return nil
-	case v.liesIn(path):
+	case v.isInsideVolume(path):
 		return ErrNothingThere
 	}
 	if v.Targets == nil {
@@ -277,8 +277,8 @@ func (v *Volume) AskUnmount(path string, now time.Time) error {
 	return nil
 }
 
-// liesIn reports whether what is at a path is a pod's, in the volume.
-func (v *Volume) liesIn(path string) bool {
+// isInsideVolume reports whether what is at a path is a pod's, in the volume.
+func (v *Volume) isInsideVolume(path string) bool {
 	for other := range v.Targets {
 		if Within(path, other) {
 			return true
@@ -287,15 +287,15 @@ func (v *Volume) liesIn(path string) bool {
 	return v.Stage != nil && v.Stage.Path != "" && Within(path, v.Stage.Path)
 }
 
-// unknown reports whether the stage is only a tombstone for an unstage without a
+// unrecorded reports whether the stage is only a tombstone for an unstage without a
 // record: the volume may be staged at another path, so an unstage there replaces it.
-func (s *Stage) unknown() bool {
+func (s *Stage) unrecorded() bool {
 	return s.Gone && s.Capability.Access == "" && s.Inline == nil && s.Next == nil
 }
 
-// oneTarget holds the access modes under which one target at a time may be
+// singleTargetModes holds the access modes under which one target at a time may be
 // published on a node (CSI spec v1.13, NodePublishVolume, table of second calls).
-var oneTarget = []string{"SINGLE_NODE_SINGLE_WRITER", "SINGLE_NODE_WRITER", "SINGLE_NODE_READER_ONLY"}
+var singleTargetModes = []string{"SINGLE_NODE_SINGLE_WRITER", "SINGLE_NODE_WRITER", "SINGLE_NODE_READER_ONLY"}
 
 // AskPublish asks for the target t, bound from stagingPath. A volume without a
 // stage gets a provisional one there.
@@ -423,7 +423,7 @@ func (t *Target) flagsBeyond(s *Stage) error {
 func (v *Volume) allowsAnother(t *Target) error {
 	for _, path := range v.TargetPaths() {
 		other := v.Targets[path]
-		if path == t.Path || !slices.Contains(oneTarget, t.Capability.Mode) && !slices.Contains(oneTarget, other.Capability.Mode) {
+		if path == t.Path || !slices.Contains(singleTargetModes, t.Capability.Mode) && !slices.Contains(singleTargetModes, other.Capability.Mode) {
 			continue
 		}
 		if other.Gone {
@@ -439,7 +439,7 @@ func (v *Volume) allowsAnother(t *Target) error {
 func (v *Volume) AskUnpublish(path string, now time.Time) error {
 	t := v.Targets[path]
 	if t == nil {
-		if v.Stage != nil && path == v.Stage.Path || v.liesIn(path) {
+		if v.Stage != nil && path == v.Stage.Path || v.isInsideVolume(path) {
 			return ErrNothingThere
 		}
 		if v.Targets == nil {
@@ -470,7 +470,7 @@ func (v *Volume) AskInline(s *Stage, t *Target, now time.Time) error {
 // staging: such a volume ends with it. If the record does not tell whether it is one,
 // the backend is asked first. An empty staging means that it is none.
 func (v *Volume) AskEnd(path, staging string, now time.Time) error {
-	if err := v.AskUnpublish(path, now); err != nil || staging == "" || len(v.standing()) > 0 {
+	if err := v.AskUnpublish(path, now); err != nil || staging == "" || len(v.publishedPaths()) > 0 {
 		return err
 	}
 	switch s := v.Stage; {
@@ -548,7 +548,7 @@ func (v *Volume) Withdraw(p Part, now time.Time) {
 		return
 	}
 	s, fresh := v.Stage, false
-	if p.Kind == TargetKind && s.LivesFor(p.Path) && !s.Gone && !slices.ContainsFunc(v.standing(), func(path string) bool { return path != p.Path }) {
+	if p.Kind == TargetKind && s.LivesFor(p.Path) && !s.Gone && !slices.ContainsFunc(v.publishedPaths(), func(path string) bool { return path != p.Path }) {
 		if fresh = s.Inline.Fresh(); fresh {
 			s.end(v.Revision, now)
 			s.Withdrawn = true
@@ -616,8 +616,8 @@ func (i *Intent) remove(revision uint64, now time.Time) {
 	*i = Intent{Gone: true, Revision: revision, Since: now}
 }
 
-// standing returns the paths of the targets that are to be or to stay published.
-func (v *Volume) standing() []string {
+// publishedPaths returns the paths of the targets that are to be or to stay published.
+func (v *Volume) publishedPaths() []string {
 	return slices.DeleteFunc(v.TargetPaths(), func(path string) bool {
 		return v.Targets[path].Gone && v.Targets[path].Next == nil
 	})

@@ -72,7 +72,7 @@ var refusedWords = []string{
 
 // Words that name another device, or a part of the file system: a volume is one
 // device, and is mounted whole.
-var beyondWords = []string{
+var otherDeviceOptions = []string{
 	"source", "device", "journal_dev", "journal_path", "logdev", "rtdev", "subvol", "subvolid",
 }
 
@@ -111,7 +111,7 @@ func (f *Flags) add(word string) error {
 	case slices.Contains(userspaceWords, word), strings.HasPrefix(word, "x-"), strings.HasPrefix(word, "X-"), name == "comment":
 	case slices.Contains(refusedWords, name):
 		return errors.New("not a flag of a file system")
-	case slices.Contains(beyondWords, name):
+	case slices.Contains(otherDeviceOptions, name):
 		return errors.New("a volume is one device, and is mounted whole")
 	default:
 		f.Super = append(f.Super, word)

@@ -41,9 +41,9 @@ func (f Flags) effective() map[string][]string {
 	return topics
 }
 
-// meddling holds what ext4, xfs and btrfs have of options that change what
+// interdependent holds what ext4, xfs and btrfs have of options that change what
 // others, of other names, have set. Which of them hold depends on all of them.
-var meddling = map[string][]string{
+var interdependent = map[string][]string{
 	"checksum": {"journal_checksum", "journal_async_commit"},
 	"cow":      {"datacow", "datasum", "compress", "compress-force"},
 	"dioread":  {"dioread_lock", "dioread_nolock"},
@@ -64,7 +64,7 @@ func topicOf(option string) (topic string, ordered bool) {
 	if strings.Contains(name, "quota") || strings.HasSuffix(name, "qnoenforce") || name == "jqfmt" {
 		return "quota", true
 	}
-	for topic, names := range meddling {
+	for topic, names := range interdependent {
 		if slices.Contains(names, name) {
 			return topic, true
 		}

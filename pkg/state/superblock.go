@@ -21,7 +21,7 @@ func (f Flags) Shown(fsType, options string) string {
 	var asked []string // in the kernel's words
 	for _, option := range f.Super {
 		topic, _ := topicOf(option)
-		if all := topics[topic]; !slices.Contains(all, option) || slices.Contains(lastHolds, topic) && option != all[len(all)-1] {
+		if all := topics[topic]; !slices.Contains(all, option) || slices.Contains(lastWins, topic) && option != all[len(all)-1] {
 			continue // a later one overrides it
 		}
 		word := kernelWord(fsType, option)
@@ -38,8 +38,8 @@ func (f Flags) Shown(fsType, options string) string {
 	return ""
 }
 
-// lastHolds are topics of which the last option overrides all others.
-var lastHolds = []string{"sync", "inodes", "groups", "df", "dioread"}
+// lastWins are topics of which the last option overrides all others.
+var lastWins = []string{"sync", "inodes", "groups", "df", "dioread"}
 
 // holds reports whether a word holds of a superblock: it is shown, or it is the
 // default and nothing to the contrary is shown.
