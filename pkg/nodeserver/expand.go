@@ -40,10 +40,10 @@ func (s *Server) NodeExpandVolume(ctx context.Context, req *csi.NodeExpandVolume
 			return nil, err
 		}
 	}
-	if err := s.related(req); err != nil {
+	if err := s.checkExpandPaths(req); err != nil {
 		return nil, err
 	}
-	staging, c := s.presumed(req)
+	staging, c := s.presumedStage(req)
 	bytes, limit := max(req.GetCapacityRange().GetRequiredBytes(), 1), req.GetCapacityRange().GetLimitBytes()
 	size, err := s.Reconciler.EnsureSize(ctx, id, func(v *state.Volume) error {
 		if err := v.Presume(staging, c, nil, time.Now()); err != nil {
@@ -65,10 +65,10 @@ func (s *Server) NodeExpandVolume(ctx context.Context, req *csi.NodeExpandVolume
 	return &csi.NodeExpandVolumeResponse{CapacityBytes: size}, nil
 }
 
-// related refuses paths that have nothing to do with a staged volume. If the volume
+// checkExpandPaths refuses paths that have nothing to do with a staged volume. If the volume
 // has no record, the worker finds out whether it exists, and whether it is staged
 // all the same.
-func (s *Server) related(req *csi.NodeExpandVolumeRequest) error {
+func (s *Server) checkExpandPaths(req *csi.NodeExpandVolumeRequest) error {
 	record, path := s.Records.Get(req.GetVolumeId()), req.GetVolumePath()
 	switch {
 	case record == nil || record.Stage == nil || record.Stage.Provisional:
@@ -78,9 +78,9 @@ func (s *Server) related(req *csi.NodeExpandVolumeRequest) error {
 	return nil
 }
 
-// presumed returns where, and with what capability, a volume without a record is
+// presumedStage returns where, and with what capability, a volume without a record is
 // staged according to the request; both are empty if the request does not say.
-func (s *Server) presumed(req *csi.NodeExpandVolumeRequest) (staging string, c state.Capability) {
+func (s *Server) presumedStage(req *csi.NodeExpandVolumeRequest) (staging string, c state.Capability) {
 	if staging = req.GetStagingTargetPath(); staging == "" || req.GetVolumeCapability() == nil || s.path("staging_target_path", staging) != nil {
 		return "", state.Capability{}
 	}

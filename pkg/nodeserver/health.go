@@ -52,7 +52,7 @@ func volumeHealth(id string, findings ...report.Finding) *csi.NodeGetVolumeHealt
 // observe looks at a volume as the Reconciler does, but gives up in time.
 func (s *Server) observe(ctx context.Context, want *state.Volume) (state.Actual, error) {
 	var have state.Actual
-	_, err := s.probes.ask(ctx, want.ID, "", func(ctx context.Context) (_ []*csi.VolumeUsage, err error) {
+	_, err := s.queries.ask(ctx, want.ID, "", func(ctx context.Context) (_ []*csi.VolumeUsage, err error) {
 		have, err = s.Reconciler.Observe(ctx, want)
 		return nil, err
 	})

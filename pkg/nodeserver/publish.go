@@ -109,7 +109,7 @@ func (s *Server) NodeUnpublishVolume(ctx context.Context, req *csi.NodeUnpublish
 		return v.AskEnd(req.GetTargetPath(), s.Inline.Staging(req.GetVolumeId()), time.Now())
 	})
 	if s.Records.Get(req.GetVolumeId()) == nil { // an inline volume is not unstaged by kubelet
-		s.probes.forget(req.GetVolumeId())
+		s.queries.forget(req.GetVolumeId())
 	}
 	if err != nil {
 		return nil, err

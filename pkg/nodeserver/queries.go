@@ -27,20 +27,20 @@ func waitTime(ctx context.Context) time.Duration {
 	return min(left-left/10, answerTimeout)
 }
 
-// probes runs at most one look at each volume at a time, and keeps the usage that the
+// queries runs at most one look at each volume at a time, and keeps the usage that the
 // last one saw. A volume that does not answer occupies one goroutine, and delays no
 // other volume. The zero value is ready to use.
-type probes struct {
-	looks hang.Calls[probe] // by volume
+type queries struct {
+	looks hang.Calls[queryResult] // by volume
 
-	mu      sync.Mutex
-	running map[string]*running   // by volume
-	last    map[string]knownUsage // by volume, until it is forgotten
-	most    int                   // entries of last, beyond which dropUnknown drops some
+	mu        sync.Mutex
+	running   map[string]*running  // by volume
+	last      map[string]keptUsage // by volume, until it is forgotten
+	dropAbove int                  // entries of last, beyond which dropUnknown drops some
 }
 
-// probe is what a look at a path has seen.
-type probe struct {
+// queryResult is what a look at a path has seen.
+type queryResult struct {
 	path  string // empty: no other caller may share it
 	began time.Time
 	usage []*csi.VolumeUsage
@@ -51,8 +51,8 @@ type running struct {
 	stale bool // what it sees is not to be kept
 }
 
-// knownUsage is the last usage that was read from a volume. It is the same at all paths.
-type knownUsage struct {
+// keptUsage is the last usage that was read from a volume. It is the same at all paths.
+type keptUsage struct {
 	usage []*csi.VolumeUsage
 	at    time.Time
 }
@@ -79,14 +79,14 @@ func age(since time.Time) time.Duration { return time.Since(since).Round(time.Se
 // ask looks at a volume, or shares a look at the same path that is under way. It
 // returns noAnswer when ctx is about to end or a look has run for answerTimeout;
 // that look goes on, and what it sees is kept.
-func (p *probes) ask(ctx context.Context, id, path string, look func(context.Context) ([]*csi.VolumeUsage, error)) ([]*csi.VolumeUsage, error) {
+func (p *queries) ask(ctx context.Context, id, path string, look func(context.Context) ([]*csi.VolumeUsage, error)) ([]*csi.VolumeUsage, error) {
 	waiting, stop := context.WithTimeout(ctx, waitTime(ctx))
 	defer stop()
 	for {
-		seen, own, err := p.looks.Join(waiting, id, answerTimeout, func() (probe, error) {
+		seen, own, err := p.looks.Join(waiting, id, answerTimeout, func() (queryResult, error) {
 			began := time.Now()
 			usage, err := p.run(context.WithoutCancel(ctx), id, look)
-			return probe{path, began, usage}, err
+			return queryResult{path, began, usage}, err
 		})
 		late, is := err.(*hang.Unanswered)
 		switch {
@@ -104,35 +104,35 @@ func (p *probes) ask(ctx context.Context, id, path string, look func(context.Con
 }
 
 // run looks at a volume, and keeps what is seen for seen.
-func (p *probes) run(ctx context.Context, id string, look func(context.Context) ([]*csi.VolumeUsage, error)) ([]*csi.VolumeUsage, error) {
+func (p *queries) run(ctx context.Context, id string, look func(context.Context) ([]*csi.VolumeUsage, error)) ([]*csi.VolumeUsage, error) {
 	begun := p.begin(id)
 	usage, err := look(ctx)
 	p.end(id, begun, usage, err)
 	return usage, err
 }
 
-func (p *probes) begin(id string) *running {
+func (p *queries) begin(id string) *running {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.running == nil {
-		p.running, p.last = map[string]*running{}, map[string]knownUsage{}
+		p.running, p.last = map[string]*running{}, map[string]keptUsage{}
 	}
 	begun := &running{}
 	p.running[id] = begun
 	return begun
 }
 
-func (p *probes) end(id string, ended *running, usage []*csi.VolumeUsage, err error) {
+func (p *queries) end(id string, ended *running, usage []*csi.VolumeUsage, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if err == nil && usage != nil && !ended.stale {
-		p.last[id] = knownUsage{usage, time.Now()}
+		p.last[id] = keptUsage{usage, time.Now()}
 	}
 	delete(p.running, id)
 }
 
 // seen returns what the last look at a volume saw.
-func (p *probes) seen(id string) (knownUsage, bool) {
+func (p *queries) seen(id string) (keptUsage, bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	s, ok := p.last[id]
@@ -140,7 +140,7 @@ func (p *probes) seen(id string) (knownUsage, bool) {
 }
 
 // forget drops what was seen of a volume, also by a look that is still under way.
-func (p *probes) forget(id string) {
+func (p *queries) forget(id string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	delete(p.last, id)
@@ -155,14 +155,14 @@ const keptUsages = 64
 // dropUnknown drops what was seen of volumes that have no record any more, such as inline
 // volumes whose pods are gone, which end without a call. It does so only when the
 // number of kept usages has doubled.
-func (p *probes) dropUnknown(known func(id string) bool) {
+func (p *queries) dropUnknown(known func(id string) bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if len(p.last) <= max(p.most, keptUsages) {
+	if len(p.last) <= max(p.dropAbove, keptUsages) {
 		return
 	}
-	maps.DeleteFunc(p.last, func(id string, _ knownUsage) bool { return !known(id) })
-	p.most = 2 * len(p.last)
+	maps.DeleteFunc(p.last, func(id string, _ keptUsage) bool { return !known(id) })
+	p.dropAbove = 2 * len(p.last)
 }
 
 // isAskedAt reports whether the volume is to be staged or published at path.

@@ -10,7 +10,7 @@
 //
 // Read stage.go first: a request becomes an edit of the volume's record, and
 // Reconciler.Ensure waits for it. validate.go holds the checks that requests share;
-// probes.go bounds the questions about a volume that does not answer.
+// queries.go bounds the questions about a volume that does not answer.
 package nodeserver
 
 import (
@@ -100,7 +100,7 @@ type Config struct {
 type Server struct {
 	csi.UnimplementedNodeServer
 	Config
-	probes probes
+	queries queries
 }
 
 // New returns a Server.

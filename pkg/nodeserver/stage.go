@@ -68,7 +68,7 @@ func (s *Server) NodeUnstageVolume(ctx context.Context, req *csi.NodeUnstageVolu
 			return v.AskUnmount(path, time.Now())
 		})
 	}
-	s.probes.forget(req.GetVolumeId())
+	s.queries.forget(req.GetVolumeId())
 	if err != nil {
 		return nil, err
 	}

@@ -38,9 +38,9 @@ func (s *Server) NodeGetVolumeStats(ctx context.Context, req *csi.NodeGetVolumeS
 	} else if err != nil {
 		return nil, err
 	}
-	usage, err := s.probes.ask(ctx, id, path, func(ctx context.Context) ([]*csi.VolumeUsage, error) { return s.usage(ctx, id, path) })
+	usage, err := s.queries.ask(ctx, id, path, func(ctx context.Context) ([]*csi.VolumeUsage, error) { return s.usage(ctx, id, path) })
 	if hangs := (noAnswer{}); errors.As(err, &hangs) {
-		if last, ok := s.probes.seen(id); ok && isAskedAt(s.Records.Get(id), path) {
+		if last, ok := s.queries.seen(id); ok && isAskedAt(s.Records.Get(id), path) {
 			tellAge(ctx, path, last.at, hangs)
 			usage, err = last.usage, nil
 		}
@@ -48,7 +48,7 @@ func (s *Server) NodeGetVolumeStats(ctx context.Context, req *csi.NodeGetVolumeS
 	if err != nil {
 		return nil, fmt.Errorf("volume %s: usage of %s: %w", id, path, err)
 	}
-	s.probes.dropUnknown(func(id string) bool { return s.Records.Get(id) != nil })
+	s.queries.dropUnknown(func(id string) bool { return s.Records.Get(id) != nil })
 	return &csi.NodeGetVolumeStatsResponse{Usage: usage}, nil
 }
 

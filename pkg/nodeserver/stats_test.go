@@ -244,12 +244,12 @@ func TestLastKnownStats(t *testing.T) {
 			}
 		}
 		unstage()
-		if _, kept := p.probes.seen(id); kept {
+		if _, kept := p.queries.seen(id); kept {
 			t.Error("an unstaged volume is remembered")
 		}
 		close(p.hang)
 		synctest.Wait()
-		if _, kept := p.probes.seen(id); kept || len(p.probes.running) > 0 {
+		if _, kept := p.queries.seen(id); kept || len(p.queries.running) > 0 {
 			t.Error("a look that came back after the unstage is remembered")
 		}
 	})
@@ -321,7 +321,7 @@ func TestLookOutlivesItsCaller(t *testing.T) {
 		time.Sleep(time.Minute)
 		close(answers)
 		synctest.Wait()
-		if s, kept := p.probes.seen(id); !kept || s.usage[0].GetTotal() != 10 {
+		if s, kept := p.queries.seen(id); !kept || s.usage[0].GetTotal() != 10 {
 			t.Errorf("kept %t: %v", kept, s.usage)
 		}
 	})
@@ -369,7 +369,7 @@ func TestHealthOfAHungVolume(t *testing.T) {
 		check(t, err, state.DeadlineExceeded, "unknown")
 		close(hang)
 		synctest.Wait()
-		if len(p.probes.running) > 0 {
+		if len(p.queries.running) > 0 {
 			t.Error("looks that have come back are still held for running")
 		}
 	})
@@ -410,11 +410,11 @@ func TestStatsAreForgotten(t *testing.T) {
 				if _, err := p.NodeUnpublishVolume(t.Context(), &csi.NodeUnpublishVolumeRequest{VolumeId: inline, TargetPath: target}); err != nil {
 					t.Fatal(err)
 				}
-				if _, kept := p.probes.seen(inline); kept {
+				if _, kept := p.queries.seen(inline); kept {
 					t.Fatal("an inline volume that was unpublished is remembered")
 				}
 			}
-			if n := len(p.probes.last); n > 2*keptUsages {
+			if n := len(p.queries.last); n > 2*keptUsages {
 				t.Fatalf("after %d volumes, %d are remembered", i, n)
 			}
 		}
@@ -426,7 +426,7 @@ func TestStatsAreForgotten(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		if _, kept := p.probes.seen(id); !kept {
+		if _, kept := p.queries.seen(id); !kept {
 			t.Error("what was seen of a volume that stands is forgotten")
 		}
 	})
