@@ -143,7 +143,7 @@ func ask(ctx context.Context, stateDir, method, path string, answer any) error {
 // takes.
 func askText(ctx context.Context, stateDir, path string, out io.Writer) error {
 	return askFor(ctx, stateDir, http.MethodGet, path, func(body io.Reader) error {
-		_, err := io.Copy(out, io.LimitReader(body, mostBundled))
+		_, err := io.Copy(out, io.LimitReader(body, maxBundleText))
 		return err
 	})
 }

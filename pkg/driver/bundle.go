@@ -32,13 +32,13 @@ type Bundle []BundleFile
 type BundleFile struct {
 	Name string
 	What string // is in it
-	Text string // at most mostBundled bytes
+	Text string // at most maxBundleText bytes
 }
 
 // Bounds of a Bundle.
 const (
-	mostBundled   = 1 << 20 // bytes of each text: with all of them, an archive unpacks to less than 16 MiB
-	mostExplained = 100     // volumes
+	maxBundleText = 1 << 20 // bytes of each text: with all of them, an archive unpacks to less than 16 MiB
+	maxExplained  = 100     // volumes
 )
 
 // ReadBundle reads all that a Bundle has, from the plugin that runs on the state
@@ -52,7 +52,7 @@ func ReadBundle(ctx context.Context, stateDir string, o Options, log string) Bun
 		if err := read(&text); err != nil {
 			fmt.Fprintf(&text, "\nThis could not be read, or not all of it: %v\n", err)
 		}
-		b = append(b, BundleFile{name, what, bounded(withoutSecretWords(text.String()))})
+		b = append(b, BundleFile{name, what, bounded(redactSecretWords(text.String()))})
 	}
 	node, nodeErr := ReadReport(ctx, stateDir, o)
 	status := func(write func(io.Writer) error) func(io.Writer) error {
@@ -61,7 +61,7 @@ func ReadBundle(ctx context.Context, stateDir string, o Options, log string) Bun
 	add("about.json", "versions, settings, and the plugin's process", func(out io.Writer) error { return readAbout(ctx, stateDir, o, out) })
 	add("status.txt", "what `csi-node status --output wide` prints", status(node.PrintWide))
 	add("status.json", "the same as JSON", status(func(out io.Writer) error { return writeObject(out, node) }))
-	add("explain.txt", fmt.Sprintf("what `csi-node explain` prints, of %d volumes at most, those that fail first", mostExplained), func(out io.Writer) error {
+	add("explain.txt", fmt.Sprintf("what `csi-node explain` prints, of %d volumes at most, those that fail first", maxExplained), func(out io.Writer) error {
 		return errors.Join(nodeErr, explainAll(ctx, stateDir, o, node, out))
 	})
 	add("volumes.json", "the volumes that the backends have", func(out io.Writer) error {
@@ -74,10 +74,10 @@ func ReadBundle(ctx context.Context, stateDir string, o Options, log string) Bun
 	})
 	add("metrics.txt", "the plugin's metrics", func(out io.Writer) error { return askText(ctx, stateDir, "/metrics", out) })
 	add("goroutines.txt", "what the plugin's goroutines do", func(out io.Writer) error { return askText(ctx, stateDir, "/goroutines", out) })
-	add("log.txt", fmt.Sprintf("the last %d KiB of the running plugin's log", mostLogged>>10), func(out io.Writer) error { return askText(ctx, stateDir, "/log", out) })
+	add("log.txt", fmt.Sprintf("the last %d KiB of the running plugin's log", maxLogTail>>10), func(out io.Writer) error { return askText(ctx, stateDir, "/log", out) })
 	if log != "" {
 		add("log-given.txt", "the end of the log that --log names", func(out io.Writer) error {
-			_, err := io.WriteString(out, log[max(len(log)-mostBundled, 0):])
+			_, err := io.WriteString(out, log[max(len(log)-maxBundleText, 0):])
 			return err
 		})
 	}
@@ -91,10 +91,10 @@ func ReadBundle(ctx context.Context, stateDir string, o Options, log string) Bun
 // bounded cuts a text that is too long.
 func bounded(text string) string {
 	const cut = "\n[the rest is left out]\n"
-	if len(text) <= mostBundled {
+	if len(text) <= maxBundleText {
 		return text
 	}
-	return strings.ToValidUTF8(text[:mostBundled-len(cut)], "") + cut
+	return strings.ToValidUTF8(text[:maxBundleText-len(cut)], "") + cut
 }
 
 // secretWords matches what looks like a secret with its name, wherever it comes from.
@@ -104,7 +104,7 @@ func bounded(text string) string {
 var secretWords = regexp.MustCompile(`(?i)([a-z_-]*(?:password|passwd|passphrase|secret|token|credential|private[_-]?key)[a-z0-9_-]*(?:\\*["'])?\s*[=:]\s*)` +
 	`("(?:\\.|[^"\n])*"?|\\+"(?:\\{2,}"|[^"\n])*"?|'[^'\n]*'?|[^\s,;"'}\]]+)`)
 
-func withoutSecretWords(text string) string {
+func redactSecretWords(text string) string {
 	return secretWords.ReplaceAllString(text, "${1}(left out)")
 }
 
@@ -182,7 +182,7 @@ func explainAll(ctx context.Context, stateDir string, o Options, node Report, ou
 			ids = append(ids, r.Volume)
 		}
 	}
-	left := max(len(ids)-mostExplained, 0)
+	left := max(len(ids)-maxExplained, 0)
 	for _, id := range ids[:len(ids)-left] {
 		explanation, err := Explain(ctx, stateDir, id, o)
 		if err != nil {

@@ -74,7 +74,7 @@ func TestBundle(t *testing.T) {
 		}
 	}
 	for _, f := range with {
-		if strings.Contains(f.Text, "hunter2") || len(f.Text) > mostBundled {
+		if strings.Contains(f.Text, "hunter2") || len(f.Text) > maxBundleText {
 			t.Errorf("%s has %d bytes, with a secret: %t", f.Name, len(f.Text), strings.Contains(f.Text, "hunter2"))
 		}
 	}
@@ -103,16 +103,16 @@ func TestBundleOfNothing(t *testing.T) {
 }
 
 func TestBundleIsBounded(t *testing.T) {
-	if text := bounded(strings.Repeat("ü", mostBundled)); len(text) > mostBundled || !strings.HasSuffix(text, "is left out]\n") {
+	if text := bounded(strings.Repeat("ü", maxBundleText)); len(text) > maxBundleText || !strings.HasSuffix(text, "is left out]\n") {
 		t.Errorf("%d bytes are left", len(text))
 	}
 	var many Report
-	for i := range 3 * mostExplained {
+	for i := range 3 * maxExplained {
 		many.Volumes = append(many.Volumes, report.Status{Volume: strings.Repeat("v", i+1)})
 	}
 	var text strings.Builder
 	require.NoError(t, explainAll(t.Context(), t.TempDir(), Options{}, many, &text))
-	if n := strings.Count(text.String(), "cannot be explained"); n != mostExplained || !strings.Contains(text.String(), "200 more volumes are left out.") {
+	if n := strings.Count(text.String(), "cannot be explained"); n != maxExplained || !strings.Contains(text.String(), "200 more volumes are left out.") {
 		t.Errorf("%d are explained", n)
 	}
 }
@@ -130,7 +130,7 @@ func TestSecretWordsAreLeftOut(t *testing.T) {
 		`{\"password\":\"hun\\\"ter2\",\"a\":1}`:  `{\"password\":(left out),\"a\":1}`,
 		"password=\"hunter2 and more\nnext":       "password=(left out)\nnext",
 	} {
-		if got := withoutSecretWords(text); got != want {
+		if got := redactSecretWords(text); got != want {
 			t.Errorf("of %q is left %q, not %q", text, got, want)
 		}
 	}

@@ -76,8 +76,8 @@ It asks the plugin on --state-dir, and so works with csi-node only.`,
 	return cmd
 }
 
-// understood is the flag without which clear-device changes nothing.
-const understood = "i-understand-this-destroys-data"
+// confirmFlag is the flag without which clear-device changes nothing.
+const confirmFlag = "i-understand-this-destroys-data"
 
 func newClearDeviceCommand(o Options) *cobra.Command {
 	var f pluginFlags
@@ -87,7 +87,7 @@ func newClearDeviceCommand(o Options) *cobra.Command {
 		Short: "Destroy what is on a volume, so that it is blank again (csi-node only)",
 		Long: `clear-device is for a volume that the plugin refuses to format because it is not
 blank, or was published as a raw block device. It shows what is on the volume, and
-with --` + understood + ` makes every byte of it zero and
+with --` + confirmFlag + ` makes every byte of it zero and
 forgets that the volume was ever formatted or published raw: the next stage formats
 it like a new one. This cannot be undone.
 
@@ -97,7 +97,7 @@ plugin on --state-dir, which lets nothing else use the volume meanwhile.`,
 		Example: `  # See what would be destroyed (exits with 1):
   csi-node volume clear-device try
 
-  csi-node volume clear-device try --` + understood,
+  csi-node volume clear-device try --` + confirmFlag,
 		Args: command.One("the id of the VOLUME"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if err := f.check(); err != nil {
@@ -115,13 +115,13 @@ plugin on --state-dir, which lets nothing else use the volume meanwhile.`,
 			}
 			err = f.output.Print(cmd.OutOrStdout(), c, func(out io.Writer) { printClearance(out, c) })
 			if err == nil && !c.Cleared {
-				err = fmt.Errorf("volume %s: nothing was changed; --%s destroys what is on it", c.Volume, understood)
+				err = fmt.Errorf("volume %s: nothing was changed; --%s destroys what is on it", c.Volume, confirmFlag)
 			}
 			return err
 		},
 		ValidArgsFunction: command.CompleteVolume,
 	}
-	cmd.Flags().BoolVar(&sure, understood, false, "do it")
+	cmd.Flags().BoolVar(&sure, confirmFlag, false, "do it")
 	f.add(cmd, o, 2*time.Minute)
 	return cmd
 }

@@ -362,8 +362,8 @@ func (p *plugin) serve(ctx context.Context) error {
 	if events != nil {
 		group.Go(func() { p.watchDevices(working, events) })
 	}
-	collectLess()
-	group.Go(func() { giveMemoryBack(working) })
+	raiseGCPercent()
+	group.Go(func() { releaseIdleMemory(working) })
 	for _, b := range p.backends {
 		if w, ok := b.Backend.(devices.Watcher); ok {
 			group.Go(func() { p.watchBackend(working, b.name, w) })
@@ -427,7 +427,7 @@ func (p *plugin) grpcServer() (*grpc.Server, error) {
 	}
 	services := services{
 		identity: &identity{name: p.DriverName, version: p.options.version(), capabilities: p.capabilities(), checks: p.checks()},
-		node:     placed{nodeserver.New(node), p.properties.NodeLocal, p.options.Topology}, controller: p.controller, more: p.options.Services,
+		node:     withTopology{nodeserver.New(node), p.properties.NodeLocal, p.options.Topology}, controller: p.controller, more: p.options.Services,
 	}
 	if p.options.Identity != nil {
 		services.identity = p.options.Identity(services.identity)
@@ -463,7 +463,7 @@ type services struct {
 
 // newServer returns a server of the services behind the interceptors. tracer may be nil.
 func newServer(m *metrics, r *refusals, tracer trace.Tracer, o Options, s services) *grpc.Server {
-	interceptors := []grpc.UnaryServerInterceptor{m.intercept, logCalls, r.note, statusCodes, o.named, inTime}
+	interceptors := []grpc.UnaryServerInterceptor{m.intercept, logCalls, r.note, statusCodes, o.ownNameInErrors, inTime}
 	if tracer != nil {
 		interceptors = slices.Insert(interceptors, 1, traceCalls(tracer))
 	}

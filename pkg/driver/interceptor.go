@@ -48,8 +48,8 @@ func statusCodes(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler 
 	return nil, status.Error(grpcCodes[state.ClassOf(err)], short(err.Error(), maxMessage))
 }
 
-// named writes the program's own name into errors that name the engine's program.
-func (o Options) named(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+// ownNameInErrors writes the program's own name into errors that name the engine's program.
+func (o Options) ownNameInErrors(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
 	resp, err := handler(ctx, req)
 	if err == nil {
 		return resp, nil

@@ -97,8 +97,8 @@ func jsonAttribute(groups []string, a slog.Attr) slog.Attr {
 	return slog.Any(a.Key, value)
 }
 
-// mostLogged is how much of the log's end is kept in memory, in bytes.
-const mostLogged = 256 << 10
+// maxLogTail is how much of the log's end is kept in memory, in bytes.
+const maxLogTail = 256 << 10
 
 // logTail keeps the end of the log, for `csi-node report`. Its methods may be called
 // concurrently. The zero value is ready.
@@ -111,20 +111,20 @@ type logTail struct {
 func (t *logTail) Write(p []byte) (int, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.text = append(t.text, p[max(len(p)-mostLogged, 0):]...)
-	if len(t.text) > 2*mostLogged { // so that not each line moves all others
-		t.text = append([]byte(nil), t.text[len(t.text)-mostLogged:]...)
+	t.text = append(t.text, p[max(len(p)-maxLogTail, 0):]...)
+	if len(t.text) > 2*maxLogTail { // so that not each line moves all others
+		t.text = append([]byte(nil), t.text[len(t.text)-maxLogTail:]...)
 	}
 	return len(p), nil
 }
 
-// String returns the whole lines among the last mostLogged bytes.
+// String returns the whole lines among the last maxLogTail bytes.
 func (t *logTail) String() string {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if len(t.text) <= mostLogged {
+	if len(t.text) <= maxLogTail {
 		return string(t.text)
 	}
-	_, lines, _ := strings.Cut(string(t.text[len(t.text)-mostLogged:]), "\n")
+	_, lines, _ := strings.Cut(string(t.text[len(t.text)-maxLogTail:]), "\n")
 	return lines
 }

@@ -73,15 +73,15 @@ func TestUnknownLoggingFormat(t *testing.T) {
 func TestLogTailIsBounded(t *testing.T) {
 	var tail logTail
 	line := strings.Repeat("x", 99) + "\n"
-	for range 10 * mostLogged / len(line) {
+	for range 10 * maxLogTail / len(line) {
 		if n, err := tail.Write([]byte(line)); n != len(line) || err != nil {
 			t.Fatal(n, err)
 		}
 	}
-	if text := tail.String(); len(text) > mostLogged || len(text) < mostLogged-len(line) || !strings.HasPrefix(text, line) || len(tail.text) > 3*mostLogged {
+	if text := tail.String(); len(text) > maxLogTail || len(text) < maxLogTail-len(line) || !strings.HasPrefix(text, line) || len(tail.text) > 3*maxLogTail {
 		t.Errorf("%d bytes are kept, and %d told", len(tail.text), len(text))
 	}
-	if n, err := tail.Write(bytes.Repeat([]byte("y"), 10*mostLogged)); n != 10*mostLogged || err != nil || len(tail.text) > 3*mostLogged {
+	if n, err := tail.Write(bytes.Repeat([]byte("y"), 10*maxLogTail)); n != 10*maxLogTail || err != nil || len(tail.text) > 3*maxLogTail {
 		t.Errorf("of a long line %d are kept (%d, %v)", len(tail.text), n, err)
 	}
 }

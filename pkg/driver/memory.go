@@ -8,20 +8,20 @@ import (
 	"time"
 )
 
-// collectLess lets the heap grow to three times what is in use before it is collected, where
+// raiseGCPercent lets the heap grow to three times what is in use before it is collected, where
 // GOGC does not say otherwise: it is small, a tenth of the processor's time goes for its
-// collection while calls come, and at rest giveMemoryBack gives all of it back.
-func collectLess() {
+// collection while calls come, and at rest releaseIdleMemory gives all of it back.
+func raiseGCPercent() {
 	if os.Getenv("GOGC") == "" {
 		debug.SetGCPercent(200)
 	}
 }
 
-// giveMemoryBack gives the memory that a busy time has left unused back to the system
+// releaseIdleMemory gives the memory that a busy time has left unused back to the system
 // once the plugin is at rest, until ctx ends. By itself Go keeps much of it for the next
 // busy time, which on a node may be days away.
-func giveMemoryBack(ctx context.Context) {
-	var rest rest
+func releaseIdleMemory(ctx context.Context) {
+	var idle idleDetector
 	sample := []memory.Sample{{Name: "/gc/heap/allocs:bytes"}}
 	tick := time.NewTicker(10 * time.Second)
 	defer tick.Stop()
@@ -32,17 +32,17 @@ func giveMemoryBack(ctx context.Context) {
 			return
 		}
 		memory.Read(sample)
-		if rest.begins(sample[0].Value.Uint64()) {
+		if idle.begins(sample[0].Value.Uint64()) {
 			debug.FreeOSMemory()
 		}
 	}
 }
 
-// rest tells from what was allocated since the start, in bytes, when the plugin comes
+// idleDetector tells from what was allocated since the start, in bytes, when the plugin comes
 // to rest after it was busy.
-type rest struct{ last, served uint64 }
+type idleDetector struct{ last, served uint64 }
 
-func (r *rest) begins(allocated uint64) bool {
+func (r *idleDetector) begins(allocated uint64) bool {
 	const little, much = 1 << 20, 16 << 20
 	quiet := allocated-r.last < little
 	r.last = allocated

@@ -4,7 +4,7 @@ import "testing"
 
 func TestRestBeginsOnceAfterABusyTime(t *testing.T) {
 	const mib = 1 << 20
-	var r rest
+	var r idleDetector
 	for i, tick := range []struct {
 		allocated uint64 // since the tick before
 		begins    bool

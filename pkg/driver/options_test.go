@@ -111,7 +111,7 @@ func TestMessagesNameTheProgram(t *testing.T) {
 	o := Options{Name: "csi.acme.example", Program: "acme"}
 	text := "run csi-node volume clear-device v, or `csi-node orphans --clean`; not /var/lib/csi-node"
 	want := "run acme volume clear-device v, or `acme orphans --clean`; not /var/lib/csi-node"
-	_, err := o.named(t.Context(), nil, nil, answering(state.Errorf(state.FailedPrecondition, "%s", text)))
+	_, err := o.ownNameInErrors(t.Context(), nil, nil, answering(state.Errorf(state.FailedPrecondition, "%s", text)))
 	if err == nil || err.Error() != want || state.ClassOf(err) != state.FailedPrecondition {
 		t.Errorf("a call says %v", err)
 	}
@@ -205,20 +205,20 @@ func (groups) GetVolumeGroupSnapshot(context.Context, *csi.GetVolumeGroupSnapsho
 func TestPlaced(t *testing.T) {
 	inner := sitting{nodeInfo{}}
 	for title, test := range map[string]struct {
-		s    placed
+		s    withTopology
 		want map[string]string
 	}{
-		"local":        {placed{inner, true, nil}, map[string]string{"node": "n"}},
-		"reached":      {placed{inner, false, nil}, nil},
-		"local, zoned": {placed{inner, true, zone}, map[string]string{"node": "n", "zone": "z"}},
-		"zoned":        {placed{inner, false, zone}, map[string]string{"zone": "z"}},
+		"local":        {withTopology{inner, true, nil}, map[string]string{"node": "n"}},
+		"reached":      {withTopology{inner, false, nil}, nil},
+		"local, zoned": {withTopology{inner, true, zone}, map[string]string{"node": "n", "zone": "z"}},
+		"zoned":        {withTopology{inner, false, zone}, map[string]string{"zone": "z"}},
 	} {
 		resp, err := test.s.NodeGetInfo(t.Context(), &csi.NodeGetInfoRequest{})
 		if got := resp.GetAccessibleTopology().GetSegments(); err != nil || !maps.Equal(got, test.want) || resp.GetNodeId() != "n" {
 			t.Errorf("%s: %v (%v)", title, resp, err)
 		}
 	}
-	lost := placed{inner, true, func(context.Context) (map[string]string, error) { return nil, errors.New("no zone") }}
+	lost := withTopology{inner, true, func(context.Context) (map[string]string, error) { return nil, errors.New("no zone") }}
 	if _, err := lost.NodeGetInfo(t.Context(), &csi.NodeGetInfoRequest{}); err == nil || !strings.Contains(err.Error(), "no zone") {
 		t.Errorf("a place that is not known: %v", err)
 	}

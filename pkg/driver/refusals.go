@@ -26,9 +26,9 @@ type refusals struct {
 }
 
 const (
-	refusalAge   = time.Hour // how long one is remembered
-	mostRefusals = 256       // the oldest goes first
-	mostTold     = 2 << 10   // bytes of a message and of an id that are kept
+	refusalAge     = time.Hour // how long one is remembered
+	maxRefusals    = 256       // the oldest goes first
+	maxRefusalText = 2 << 10   // bytes of a message and of an id that are kept
 )
 
 // note remembers calls that are refused. A call that succeeds ends the memory of its
@@ -38,24 +38,24 @@ func (r *refusals) note(ctx context.Context, req any, info *grpc.UnaryServerInfo
 	call, at := path.Base(info.FullMethod), pathOf(req)
 	volume := volumeNamed(req)
 	switch {
-	case volume == "" || len(volume) > mostTold || !asks(call):
+	case volume == "" || len(volume) > maxRefusalText || !asksForChange(call):
 	case err == nil:
 		r.succeeded(volume, call, at)
-	case refuses(status.Code(err)):
-		r.refused(report.Refusal{Volume: volume, Call: call, Path: short(at, mostTold), Code: status.Code(err).String(), Error: short(status.Convert(err).Message(), mostTold)}, time.Now())
+	case isRefusal(status.Code(err)):
+		r.refused(report.Refusal{Volume: volume, Call: call, Path: short(at, maxRefusalText), Code: status.Code(err).String(), Error: short(status.Convert(err).Message(), maxRefusalText)}, time.Now())
 	}
 	return resp, err
 }
 
-// asks reports whether a call asks for something, and not only about something.
-func asks(call string) bool {
+// asksForChange reports whether a call asks for something, and not only about something.
+func asksForChange(call string) bool {
 	return !strings.Contains(call, "Get") && !strings.HasPrefix(call, "Validate") && !strings.HasPrefix(call, "List")
 }
 
-// refuses reports whether a call that was answered with the code may leave nothing
+// isRefusal reports whether a call that was answered with the code may leave nothing
 // that is worked on: all final codes, and those that contradict or lack room. The
 // others say that the work goes on, and the parts of the volume tell how.
-func refuses(code codes.Code) bool {
+func isRefusal(code codes.Code) bool {
 	switch code {
 	case codes.OK, codes.Canceled, codes.DeadlineExceeded, codes.Unavailable, codes.Unimplemented:
 		return false
@@ -105,7 +105,7 @@ func (r *refusals) refused(now report.Refusal, at time.Time) {
 func (r *refusals) succeeded(volume, call, path string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if was := r.all[volume]; was.Call == call && was.Path == short(path, mostTold) {
+	if was := r.all[volume]; was.Call == call && was.Path == short(path, maxRefusalText) {
 		delete(r.all, volume)
 	}
 }
@@ -114,7 +114,7 @@ func (r *refusals) succeeded(volume, call, path string) {
 // holds mu.
 func (r *refusals) forgetOld(now time.Time) {
 	maps.DeleteFunc(r.all, func(_ string, one report.Refusal) bool { return now.Sub(one.At) > refusalAge })
-	if len(r.all) > mostRefusals {
+	if len(r.all) > maxRefusals {
 		oldest := slices.MinFunc(slices.Collect(maps.Values(r.all)), func(a, b report.Refusal) int { return a.At.Compare(b.At) })
 		delete(r.all, oldest.Volume)
 	}

@@ -72,19 +72,19 @@ func TestRefusalsAreBounded(t *testing.T) {
 			t.Errorf("remembered is %+v", one)
 		}
 		r.called(stage, "NodeStageVolume", codes.InvalidArgument, strings.Repeat("x", 1<<20))
-		if one := r.of("v"); one.Times != 1 || len(one.Error) > mostTold+4 {
+		if one := r.of("v"); one.Times != 1 || len(one.Error) > maxRefusalText+4 {
 			t.Errorf("%d times, %d bytes", one.Times, len(one.Error))
 		}
 		time.Sleep(refusalAge + time.Second)
 		if one := r.of("v"); one != nil || len(r.list()) != 0 {
 			t.Errorf("after its time %+v is remembered", one)
 		}
-		for i := range 2 * mostRefusals {
+		for i := range 2 * maxRefusals {
 			r.called(&csi.NodeStageVolumeRequest{VolumeId: fmt.Sprintf("v%03d", i)}, "NodeStageVolume", codes.NotFound, "no")
 			time.Sleep(time.Millisecond)
 		}
 		r.called(&csi.NodeStageVolumeRequest{VolumeId: strings.Repeat("x", 1<<20)}, "NodeStageVolume", codes.NotFound, "no")
-		if all := r.list(); len(all) != mostRefusals || all[0].Volume != fmt.Sprintf("v%03d", mostRefusals) {
+		if all := r.list(); len(all) != maxRefusals || all[0].Volume != fmt.Sprintf("v%03d", maxRefusals) {
 			t.Errorf("remembered are %d, from %s on", len(all), all[0].Volume)
 		}
 	})

@@ -36,16 +36,16 @@ func topologyValue(nodeID string) string {
 	return "node-" + hex.EncodeToString(sum[:16])
 }
 
-// placed is a node service whose NodeGetInfo also returns the topology segments of the
+// withTopology is a node service whose NodeGetInfo also returns the topology segments of the
 // driver's builder. The engine's own segment, which names the node, is returned only
 // if the volumes of the driver are local to a node.
-type placed struct {
+type withTopology struct {
 	csi.NodeServer
 	local bool
 	more  func(ctx context.Context) (map[string]string, error) // may be nil
 }
 
-func (s placed) NodeGetInfo(ctx context.Context, req *csi.NodeGetInfoRequest) (*csi.NodeGetInfoResponse, error) {
+func (s withTopology) NodeGetInfo(ctx context.Context, req *csi.NodeGetInfoRequest) (*csi.NodeGetInfoResponse, error) {
 	resp, err := s.NodeServer.NodeGetInfo(ctx, req)
 	if err != nil || s.local && s.more == nil {
 		return resp, err
