@@ -24,8 +24,8 @@ const (
 	lastPause  = 1600 * time.Millisecond
 )
 
-// DeviceAppeared tells that a block device may have appeared. Only volumes whose
-// device was missing when it was to be attached are observed.
+// DeviceAppeared tells that a block device may have appeared. It observes the volumes
+// whose device was missing at their last attach, and no others.
 func (r *Reconciler) DeviceAppeared() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -106,8 +106,8 @@ func (r *Reconciler) await(id string) (news <-chan struct{}, noEvents bool) {
 	return a.news, r.noEvents
 }
 
-// handOver ends the worker's wait, not the volume's: from now on, news has it observed.
-// What came before has ended the part's back-off.
+// handOver ends the worker's wait, and not the volume's: from now on, news queues the
+// volume. Earlier news has ended the part's back-off already.
 func (r *Reconciler) handOver(id string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -116,7 +116,7 @@ func (r *Reconciler) handOver(id string) {
 	}
 }
 
-// arrived ends await.
+// arrived ends the wait for a volume's device.
 func (r *Reconciler) arrived(id string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -91,8 +91,8 @@ type repairState int
 const (
 	intact    repairState = iota // the part holds
 	repairing                    // steps are made for it
-	putOff                       // until next, because something undoes the repairs
-	left                         // not repaired, because repair is switched off
+	putOff                       // backs off until next, because something undoes the repairs
+	left                         // stays lost, because repair is switched off (Config.DetectOnly)
 )
 
 // lossReset is how long after a loss the count of losses starts again.
@@ -126,8 +126,8 @@ func (p *pass) mayRepair(ctx context.Context, want *state.Volume, plan Plan, ste
 	return lost.state == repairing
 }
 
-// loss returns the repair of a part that does not hold, in its next state, and
-// whether that state is new.
+// loss notes that a part does not hold. It returns the part's repair, and whether the
+// repair's state has changed.
 func (r *Reconciler) loss(id string, part state.Part, asked bool) (now repair, turned bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -167,8 +167,9 @@ func backOff(failures int) time.Duration {
 	return maxDelay
 }
 
-// untilResync returns when a volume at rest is observed again. The volumes that were
-// all observed at the start are spread over that time. The caller holds mu.
+// untilResync returns the time until a volume at rest is observed again. The first resync
+// of the volumes that were in the store at the start is spread at random. The caller
+// holds mu.
 func (r *Reconciler) untilResync(v *volume) time.Duration {
 	period := max(r.resync, time.Duration(len(r.volumes))*resyncInterval)
 	if v.spread {
@@ -178,8 +179,8 @@ func (r *Reconciler) untilResync(v *volume) time.Duration {
 	return r.jitter(period)
 }
 
-// resyncInterval is the least time, in the mean, between two volumes that are observed
-// though no event asks for it: so the cost of many volumes at rest has a bound.
+// resyncInterval is the least mean time between two resyncs, whatever the number of
+// volumes. It bounds the cost of many volumes at rest.
 const resyncInterval = 500 * time.Millisecond
 
 // jitter shortens d at random, so that volumes that failed together are not all

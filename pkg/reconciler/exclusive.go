@@ -9,12 +9,12 @@ import (
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
-// visit lets a caller use a volume's worker alone: act runs between two passes, when
-// nothing else acts on the volume. It is called at most once, and never after the
+// visit is a function that a caller runs in a volume's worker, between two passes, when
+// nothing else acts on the volume. act is called at most once, and never after the
 // caller has left.
 type visit struct {
 	act   func(ctx context.Context)
-	stays bool          // the caller also waits for the next pass
+	stays bool          // the caller also waits until the next pass has ended
 	ended chan struct{} // closed when the caller may go
 }
 
@@ -112,7 +112,7 @@ func (r *Reconciler) visit(ctx context.Context, id string, v *visit) error {
 	return err
 }
 
-// leave cancels a visit that has not begun, and reports whether it could.
+// leave cancels a visit. It reports false if the visit has begun.
 func (r *Reconciler) leave(id string, v *visit) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()

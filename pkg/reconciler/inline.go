@@ -20,8 +20,8 @@ type Inline struct {
 	devices.Inliner
 	Backend    string // its name
 	StagingDir string // holds a directory for each volume
-	// Spell returns the spelling of a path in the records. In the metadata of volumes
-	// that an earlier version made, the target may be spelled otherwise.
+	// Spell returns the one spelling that a path has in the records. The metadata of
+	// volumes that an earlier version made may have another.
 	Spell func(ctx context.Context, path string) (string, error)
 }
 
@@ -79,7 +79,7 @@ func (i *Inline) ownerOf(ctx context.Context, id string) (owner *devices.InlineO
 	return owner, target, err
 }
 
-// createInline has the backend make an inline volume, or find it as it is asked for.
+// createInline lets the backend make an inline volume, which may be there already.
 func (r *Reconciler) createInline(ctx context.Context, want *state.Volume, have state.Actual) error {
 	in, asked, fsType := r.kernel.Inline, want.Stage.Inline, want.Stage.Capability.FSType
 	made, err := in.MakeInline(ctx, devices.InlineRequest{

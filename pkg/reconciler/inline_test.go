@@ -609,12 +609,12 @@ func TestInlineSweep(t *testing.T) {
 		h.sleep(sweepInterval + time.Second)
 		h.left("v", true) // seen once
 		pods.set("/pods/1/", false)
-		h.sleep(grace)
+		h.sleep(podGoneGrace)
 		pods.set("/pods/1/", true)
 		h.sleep(sweepInterval - time.Second)
 		h.left("v", true) // it was back meanwhile
 		h.in.with(func() { h.in.deletes = errors.New("away") })
-		h.sleep(grace + 2*time.Second)
+		h.sleep(podGoneGrace + 2*time.Second)
 		h.left("v", true)
 		h.in.with(func() { h.in.deletes = nil })
 		h.sleep(10 * time.Minute)
@@ -649,7 +649,7 @@ func TestInlineSweepOfWhatWasLeft(t *testing.T) {
 		h.left(inlineID, true)
 		h.in.with(func() { h.in.away, h.in.deletes = nil, nil })
 		pods.set("/pods/1/", true)
-		h.sleep(sweepInterval + 2*grace)
+		h.sleep(sweepInterval + 2*podGoneGrace)
 		h.gone(inlineID)
 		stop()
 	})

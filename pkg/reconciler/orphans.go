@@ -91,7 +91,7 @@ func (r *Reconciler) orphans(ctx context.Context, clean func(Orphan) bool) ([]Or
 	left := 0
 	found, err := r.findOrphans(ctx, func(a attachment, o *Orphan) (is bool) {
 		var err error
-		if is, o.Kept, err = r.unasked(ctx, a.Volume, clean(*o)); err != nil { // the others are still listed
+		if is, o.Kept, err = r.inspectUnrecorded(ctx, a.Volume, clean(*o)); err != nil { // the others are still listed
 			is, o.Kept = true, err.Error()
 		}
 		o.Cleaned = is && o.Kept == "" && clean(*o)
@@ -115,9 +115,9 @@ type attachment struct {
 	view    state.Device
 }
 
-// findOrphans compares the devices and mounts that the plugin made with the store. A
-// device that is mounted nowhere is passed to unused, which says whether it is still
-// an orphan and why it is kept, and may detach it.
+// findOrphans compares the devices and mounts that the plugin made with the store. It
+// passes a device that is mounted nowhere to unused. unused reports whether the device
+// is still an orphan, sets Kept, and may detach it.
 //
 // It blocks for as long as a device of a backend does.
 func (r *Reconciler) findOrphans(ctx context.Context, unused func(attachment, *Orphan) (is bool)) ([]Orphan, error) {
@@ -198,12 +198,12 @@ func boundByKubelet(path string) bool {
 	return strings.Contains(path, "/plugins/kubernetes.io/csi/volumeDevices/") && filepath.Base(filepath.Dir(path)) == "dev"
 }
 
-// unasked reports whether a volume without a record has a device, which is then an
-// orphan. It detaches that, with the view over it, if detach is set and nobody uses it.
-// kept says why the device has to stay; otherwise it is empty.
+// inspectUnrecorded reports whether a volume without a record has a device: that is an
+// orphan. If detach is set and nobody uses it, it detaches the device with its view.
+// kept says why the device has to stay, else it is empty.
 //
 // It waits for its turn as Exclusive does.
-func (r *Reconciler) unasked(ctx context.Context, id string, detach bool) (orphan bool, kept string, err error) {
+func (r *Reconciler) inspectUnrecorded(ctx context.Context, id string, detach bool) (orphan bool, kept string, err error) {
 	err = r.Exclusive(ctx, id, func(ctx context.Context, want *state.Volume, have state.Actual) error {
 		if !want.Empty() || !present(have.Device) {
 			return nil

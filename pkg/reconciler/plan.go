@@ -20,12 +20,12 @@ const (
 	Release        Action = "release"         // take copies of the stage out of other mount namespaces
 	DetachView     Action = "detach-view"     // detach the read-only device over the device
 	Detach         Action = "detach"          // detach the device
-	AdoptInline    Action = "adopt-inline"    // take into the record an inline volume that ends without one
+	AdoptInline    Action = "adopt-inline"    // write the lost record of an inline volume that is to be deleted
 	RemoveStage    Action = "remove-stage"    // delete the empty staging directory of an inline volume
 	DeleteVolume   Action = "delete-volume"   // delete an inline volume with its data
-	LeaveVolume    Action = "leave-volume"    // leave an inline volume whose owner is unknown to the sweep
-	CreateVolume   Action = "create-volume"   // have an inline volume made, or found as asked
-	Adopt          Action = "adopt"           // take into the record a stage that is mounted without one
+	LeaveVolume    Action = "leave-volume"    // keep the data of an inline volume whose owner is unknown: the sweep deletes it
+	CreateVolume   Action = "create-volume"   // let the backend make an inline volume, or find it
+	Adopt          Action = "adopt"           // write the lost record of a stage that is mounted
 	Choose         Action = "choose"          // choose the file system of a stage that names none
 	Attach         Action = "attach"          // attach the device, or reclaim one that is going away
 	CreateLayer    Action = "create-layer"    // write a layer to a blank element
@@ -42,7 +42,7 @@ const (
 	MountSource    Action = "mount-source"    // mount a source that is no device at a target
 	SetAttributes  Action = "set-attributes"  // correct the flags of a mount
 	AttachView     Action = "attach-view"     // attach a read-only device over the device, or grow it
-	MarkRaw        Action = "mark-raw"        // set the durable mark that the device is published raw, for writing
+	MarkRaw        Action = "mark-raw"        // durably note that the device is published raw, for writing
 	Bind           Action = "bind"            // bind the stage, or the device node, at a target
 )
 
@@ -64,8 +64,8 @@ func (s Step) String() string {
 	return fmt.Sprintf("%s for %s", s.Action, s.Part)
 }
 
-// Problem is why a part cannot be brought about, in words for an operator. The zero
-// value means that there is none.
+// Problem is why a part cannot be made as asked, in words for an operator. The zero
+// value is no problem.
 type Problem struct {
 	Class state.Class
 	Text  string
@@ -133,16 +133,16 @@ func (p Plan) settled() bool {
 }
 
 type planner struct {
-	want     *state.Volume
-	have     state.Actual
-	stack    []state.Element // of have
-	plan     Plan
-	clearing bool // targets are unbound so that a broken file system can be mounted anew
-	asks     bool // the plan depends on the owner of an inline volume
+	want       *state.Volume
+	have       state.Actual
+	stack      []state.Element // of have
+	plan       Plan
+	remounting bool // targets are unbound so that a broken file system can be mounted anew
+	asks       bool // the plan depends on the owner of an inline volume
 }
 
-// newPlanner returns a planner that treats what was not observed as if observing it
-// had failed.
+// newPlanner returns a planner for which whatever was not observed is unknown, as if
+// its observation had failed.
 func newPlanner(want *state.Volume, have state.Actual) *planner {
 	p := &planner{want: want, have: have, stack: have.Stack(), plan: Plan{Verdicts: map[state.Part]Verdict{}}}
 	if p.have.Stage.File == state.UnknownFile && p.have.Stage.Err == nil {
@@ -248,8 +248,9 @@ func (p *planner) ours(m state.Mount) bool {
 	return m.Is(p.have.Device.Number) || m.Is(p.have.View.Number) || p.have.Source.Is(m) || p.oursPulled(m)
 }
 
-// oursPulled reports whether a mount at a path of the volume, whose device has gone, is of
-// a device that has gone: a file system with a number of its own does not tell which.
+// oursPulled reports whether the devices of the volume and of a mount at one of its paths
+// have both gone. Such a mount counts as the volume's if the type is right: a file system
+// with a number of its own, such as btrfs, does not tell which device it was on.
 func (p *planner) oursPulled(m state.Mount) bool {
 	s, d := p.want.Stage, p.have.Device
 	return m.Pulled && m.Root == "/" && s != nil && s.Capability.FSType == m.FSType && d.State == state.DeviceAbsent && d.Number != state.DeviceNumber{}

@@ -31,7 +31,7 @@ func (p *planner) provisional(s *state.Stage) Verdict {
 		}
 		return p.do(Adopt, state.StagePart())
 	}
-	if v := as.foundMount(as.want.Stage); !v.Settled && len(p.have.Stage.Mounts) > 0 {
+	if v := as.preexistingMount(as.want.Stage); !v.Settled && len(p.have.Stage.Mounts) > 0 {
 		return v
 	}
 	switch {
@@ -43,8 +43,8 @@ func (p *planner) provisional(s *state.Stage) Verdict {
 	return stuck(state.FailedPrecondition, "%v", state.ErrNotStaged)
 }
 
-// adopted returns a planner for the stage that would be adopted: what the provisional
-// one leaves open is taken from what is there.
+// adopted returns a planner for the stage that would be adopted. What the provisional
+// stage does not say is taken from the mount.
 func (p *planner) adopted(s *state.Stage) *planner {
 	as := &planner{want: p.want.Clone(), have: p.have}
 	as.want.Stage.ReadOnly = p.have.Device.ReadOnly
@@ -54,8 +54,8 @@ func (p *planner) adopted(s *state.Stage) *planner {
 	return as
 }
 
-// checkAdopted judges a target that was asked for before it was known how the volume
-// is staged. In all other cases the edit that asks for the target has checked that.
+// checkAdopted compares a target with an adopted stage. For a stage that is in the
+// record, the edit that asks for the target does so.
 func (p *planner) checkAdopted(t *state.Target) Verdict {
 	if s := p.want.Stage; s.Adopted && s.ReadOnly && !t.ReadOnly && !t.Accepted {
 		return stuck(state.FailedPrecondition, "the volume is staged read-only at %s, and publishing it for writing was asked for", s.Path)

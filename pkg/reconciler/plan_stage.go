@@ -24,21 +24,21 @@ func (p *planner) stage(s *state.Stage) Verdict {
 	if p.have.Source != nil {
 		return p.sourceStage(s)
 	}
-	if d := p.have.Device; len(p.have.Lower) == 0 && p.open(s) && !d.Missing && d.Err == nil {
+	if d := p.have.Device; len(p.have.Lower) == 0 && p.fsTypeUnchosen(s) && !d.Missing && d.Err == nil {
 		return p.do(Choose, state.StagePart()) // before anything is done to the volume
 	}
 	if d := p.have.Device; d.State == state.DeviceAbsent && !d.Missing && s.Capability.Access == state.MountAccess && len(p.have.Stage.Mounts) == 0 {
-		if v := p.place(s); !v.Settled { // before anything is done to the volume
+		if v := p.stagingPath(s); !v.Settled { // before anything is done to the volume
 			return v
 		}
 	}
-	if v := p.foundMount(s); !v.Settled {
+	if v := p.preexistingMount(s); !v.Settled {
 		return v
 	}
 	if v := p.device(s); !v.Settled {
 		return v
 	}
-	if p.open(s) { // the contents of a layer are known only now
+	if p.fsTypeUnchosen(s) { // the contents of a layer are known only now
 		if err := p.have.Contents.Err; err != nil {
 			return unseen(err)
 		}
@@ -51,7 +51,7 @@ func (p *planner) stage(s *state.Stage) Verdict {
 		return unseen(err)
 	}
 	if p.broken() {
-		return p.renew(s)
+		return p.remountBroken(s)
 	}
 	if len(p.have.Stage.Mounts) > 0 {
 		return p.keepMounted(s)
@@ -59,14 +59,14 @@ func (p *planner) stage(s *state.Stage) Verdict {
 	if v := p.contents(s); !v.Settled {
 		return v
 	}
-	if v := p.place(s); !v.Settled {
+	if v := p.stagingPath(s); !v.Settled {
 		return v
 	}
 	return p.do(Mount, state.StagePart())
 }
 
-// open reports whether the type of the stage's file system is not chosen yet.
-func (p *planner) open(s *state.Stage) bool {
+// fsTypeUnchosen reports whether the type of the stage's file system is not chosen yet.
+func (p *planner) fsTypeUnchosen(s *state.Stage) bool {
 	return s.Capability.Access == state.MountAccess && s.Capability.FSType == ""
 }
 
@@ -74,9 +74,9 @@ func (p *planner) open(s *state.Stage) bool {
 // mounted there was mounted before it was asked for.
 func notBegun(s *state.Stage) bool { return !s.Gone && !s.Accepted && !s.Begun }
 
-// foundMount judges the options of a file system that was mounted before the stage was
+// preexistingMount judges the options of a file system that was mounted before the stage was
 // asked for. What the plugin mounts itself always has the options of the record.
-func (p *planner) foundMount(s *state.Stage) Verdict {
+func (p *planner) preexistingMount(s *state.Stage) Verdict {
 	if !notBegun(s) || s.Capability.Access != state.MountAccess {
 		return settled
 	}
@@ -102,8 +102,8 @@ func (p *planner) foundMount(s *state.Stage) Verdict {
 	return settled
 }
 
-// place judges what is at the staging path of a volume that is not mounted there.
-func (p *planner) place(s *state.Stage) Verdict {
+// stagingPath judges what is at the staging path of a volume that is not mounted there.
+func (p *planner) stagingPath(s *state.Stage) Verdict {
 	switch m := p.have.Stage; {
 	case m.Err != nil:
 		return unseen(m.Err)
@@ -200,7 +200,7 @@ func access(readOnly bool) string {
 	return "read-write"
 }
 
-// stageAsked reports whether a caller waits for the stage, or for a target, which needs it.
+// stageAsked reports whether a caller waits for the stage, or for a target: targets need it.
 func stageAsked(want *state.Volume) bool {
 	for _, t := range want.Targets {
 		if t.Asked && !t.Gone {
@@ -278,10 +278,10 @@ func (p *planner) corrupt(m state.Mountpoint) bool {
 	return len(m.Mounts) == 1 && m.Mounts[0].Corrupt && !m.Mounts[0].Node && m.Mounts[0].Is(p.have.Device.Number)
 }
 
-// renew plans to mount a broken file system anew. Its mounts are taken down only if
+// remountBroken plans to mount a broken file system anew. Its mounts are taken down only if
 // nothing else keeps it and the data can be read: a target that fails is better than
 // one that shows an empty directory.
-func (p *planner) renew(s *state.Stage) Verdict {
+func (p *planner) remountBroken(s *state.Stage) Verdict {
 	c, bound := p.have.Contents, p.bound()
 	broken := p.targets(func(_ *state.Target, m state.Mountpoint) bool { return p.corrupt(m) })
 	switch {
@@ -298,7 +298,7 @@ func (p *planner) renew(s *state.Stage) Verdict {
 	case len(bound) > 0 && !p.allowed(Unmount).Settled:
 		return p.allowed(Unmount) // without it, unbinding would lead nowhere
 	case len(bound) > 0:
-		p.clearing = true
+		p.remounting = true
 		return Verdict{Needs: bound}
 	}
 	return p.do(Unmount, state.StagePart())
@@ -341,7 +341,7 @@ func (p *planner) contents(s *state.Stage) Verdict {
 		case s.ReadOnly || !c.NeedsCheck && !(c.Growable && c.GrowsUnmounted && !c.GrowsMounted):
 			return settled
 		case p.mountedElsewhere():
-			return settled // too late for a check, and it grows another time
+			return settled // it is in use: too late for a check, and it grows with a later stage
 		case p.inUse():
 			return p.held(d, "checking or growing the file system")
 		case c.NeedsCheck:
@@ -402,6 +402,7 @@ func (p *planner) tooSmall(s *state.Stage) Verdict {
 	return stuck(state.FailedPrecondition, "the volume has %d bytes, and a file system of type %s needs at least %d: use a larger volume or another file system", p.have.Device.Size, s.Capability.FSType, p.have.Smallest)
 }
 
+// nodeOf returns the device node's path for an error text: " (/dev/loop3)", or nothing.
 func nodeOf(d state.Device) string {
 	if d.Path == "" {
 		return ""
@@ -409,6 +410,7 @@ func nodeOf(d state.Device) string {
 	return " (" + d.Path + ")"
 }
 
+// backing returns the backing's name for an error text, with a space before it, or nothing.
 func backing(d state.Device) string {
 	if d.Backing == "" {
 		return ""
@@ -465,16 +467,16 @@ func (p *planner) unstage(s *state.Stage) Verdict {
 	return p.do(Detach, state.StagePart())
 }
 
-// mountedForNext reports whether a device is mounted already where the volume is to be staged
-// next, as it is when it was staged there before and the record of that was lost: then it
-// is that stage's, and cannot be detached.
+// mountedForNext reports whether the device is mounted already at the path of the next
+// stage, whose record was lost. Then the device is kept for that stage.
 func (p *planner) mountedForNext(s *state.Stage, d state.Device) bool {
 	m := p.have.Next.Mounts
 	return s.Next != nil && len(m) > 0 && p.ours(m[0]) && d.Attached()
 }
 
-// untold returns how many bytes of the source the layers take, if whoever asked for a size
-// could not count them in: an adopted stage may lack the context that names them.
+// untold returns the overhead of the layers, in bytes, that is missing from a requested
+// size. NodeExpandVolume adds it by the volume context, which an adopted stage may lack;
+// then untold is what the layers take of the source, else 0.
 func untold(want *state.Volume, have state.Actual) int64 {
 	if s := want.Stage; s == nil || !s.Adopted || len(s.Context) > 0 || len(have.Lower) == 0 || have.Device.Capacity <= 0 {
 		return 0

@@ -23,7 +23,7 @@ func (p *planner) unpublish(t *state.Target) Verdict {
 	case len(m.Mounts) > 0 && p.unknownDevice():
 		return p.unseenDevice() // it may be the volume's
 	case t.Withdrawn || m.File == state.NoFile:
-		return settled // whatever is there was there before the plugin
+		return settled // an undo removes nothing but mounts
 	case len(m.Mounts) > 0:
 		return residue("%s is mounted at %s: it is not this volume's; find out whose before you unmount it", describe(m.Mounts[0]), t.Path)
 	case m.Empty && (m.File == state.Directory || m.File == state.RegularFile):
@@ -46,7 +46,7 @@ func (p *planner) publish(t *state.Target) Verdict {
 		return unseen(p.have.Unfit[state.TargetPart(t.Path)])
 	case !p.checkAdopted(t).Settled:
 		return p.checkAdopted(t)
-	case p.clearing && p.corrupt(p.have.Targets[t.Path]):
+	case p.remounting && p.corrupt(p.have.Targets[t.Path]):
 		return p.do(Unbind, state.TargetPart(t.Path))
 	case !p.plan.Verdicts[state.StagePart()].Settled:
 		return Verdict{Needs: []state.Part{state.StagePart()}}

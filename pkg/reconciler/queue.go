@@ -6,14 +6,13 @@ import (
 	"time"
 )
 
-// keptWorkers is how many workers wait for more to do: a new goroutine costs more, as
-// its stack must grow first.
+// keptWorkers is how many idle workers are kept. They are cheaper than new goroutines,
+// whose stacks must grow first.
 const keptWorkers = 8
 
-// queue gives each volume a worker when there is something to do. At most one of a
-// volume runs at a time; what is added meanwhile makes it run once more. Volumes do not
-// wait for each other, however many there are: a worker that hangs must not take another
-// volume's place.
+// queue is a work queue of volumes. At most one worker runs for a volume at a time; a
+// volume that is added meanwhile runs once more. The number of workers is not limited, so
+// that a worker that hangs holds up no other volume.
 type queue struct {
 	mu      sync.Mutex
 	work    func(id string) // nil until Run
@@ -25,7 +24,7 @@ type queue struct {
 	closed  chan struct{} // when ended
 }
 
-// turn is what is known of a volume: it is at work, is to be once more, or later.
+// turn is the queue's state of a volume: it runs, it is to run again, or it is to run later.
 type turn struct {
 	working, again bool
 	later          *time.Timer
@@ -36,7 +35,7 @@ func newQueue() *queue {
 	return &queue{turns: map[string]*turn{}, next: make(chan string), closed: make(chan struct{})}
 }
 
-// Run works until ctx ends, calls ended then, and returns when every worker has.
+// Run works until ctx ends. Then it calls ended, and returns when all workers have returned.
 func (q *queue) Run(ctx context.Context, work func(id string), ended func()) {
 	q.mu.Lock()
 	q.work = work
@@ -53,7 +52,7 @@ func (q *queue) Run(ctx context.Context, work func(id string), ended func()) {
 	q.workers.Wait()
 }
 
-// ShutDown lets no worker begin any more.
+// ShutDown keeps new workers from starting.
 func (q *queue) ShutDown() {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -69,14 +68,14 @@ func (q *queue) ShutDown() {
 	}
 }
 
-// Add lets a volume's worker run, once more if it runs.
+// Add queues a volume. If its worker runs now, it runs once more.
 func (q *queue) Add(id string) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	q.add(id)
 }
 
-// AddAfter is Add after a time, unless an earlier one is to come.
+// AddAfter queues a volume after a time, unless it is to run earlier.
 func (q *queue) AddAfter(id string, wait time.Duration) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -102,8 +101,8 @@ func (q *queue) AddAfter(id string, wait time.Duration) {
 	})
 }
 
-// turn returns what is known of a volume. The caller holds mu, as that of the functions
-// below does.
+// turn returns the entry of a volume, and makes it if there is none. The caller holds mu,
+// here and in the functions below.
 func (q *queue) turn(id string) *turn {
 	t := q.turns[id]
 	if t == nil {
@@ -132,7 +131,7 @@ func (q *queue) begin(id string, t *turn) {
 	}
 }
 
-// serve is a worker, which begins with a volume.
+// serve is a worker: it runs a volume, then any other that is due.
 func (q *queue) serve(id string) {
 	for {
 		q.work(id)

@@ -30,8 +30,8 @@ type Devices interface {
 	devices.Grower
 	devices.Formatter
 	devices.Eraser
-	// AbandonFormat clears the formatting mark of a device on which somebody's data has
-	// turned up, if the volume's can hold such.
+	// AbandonFormat clears the formatting mark of a device that turned out to hold
+	// somebody's data. It does nothing for a backend whose devices nobody else writes to.
 	AbandonFormat(ctx context.Context, v devices.Volume) error
 }
 
@@ -111,7 +111,7 @@ type Pods interface {
 // Kernel is everything that steps act on.
 type Kernel struct {
 	Devices Devices
-	// Layers are made on the devices of volumes that want them, the first one lowest.
+	// Layers are the layers that volumes can have, from the lowest to the highest.
 	Layers      []devices.Layer
 	Views       Views
 	Filesystems Filesystems
@@ -154,14 +154,14 @@ type Config struct {
 	Hook func(ctx context.Context, volume string, step Step, moment Moment) error
 	// Metrics, when set, counts steps, back-offs and repairs.
 	Metrics Metrics
-	// Tracer, when set, makes spans of what is done for a volume: below the span in the
-	// context of the Ensure that waits, or else below one of their own.
+	// Tracer, when set, makes spans of what is done for a volume. Their parent is the span
+	// in the context of the Ensure that waits, or else a span of its own.
 	Tracer trace.Tracer
 	// DetectOnly leaves what was lost unrepaired until somebody asks for it.
 	DetectOnly bool
-	// Resync is how often a volume at rest is observed; 0: never. With many volumes it is
-	// less often: two of them a second. After a start, the first of these observations
-	// are spread over that time.
+	// Resync is how often a volume at rest is observed; 0: never. With so many volumes that
+	// this would be more than two a second, it is two a second. After a start, the first
+	// of these observations are spread over that time.
 	Resync time.Duration
 }
 
@@ -315,9 +315,9 @@ func (r *Reconciler) ensure(ctx context.Context, id string, w *waiter, edit func
 
 type answerTime struct{}
 
-// InTime fixes when a call with the deadline of ctx must be answered, whatever it
-// waits for until then: before the deadline by a tenth of the time left, at most two
-// seconds.
+// InTime fixes the moment at which a call must be answered, whatever it waits for: its
+// deadline less a margin, which is a tenth of the time left now, two seconds at most.
+// Without a deadline, or if the moment is fixed already, it returns ctx.
 func InTime(ctx context.Context) context.Context {
 	deadline, ok := ctx.Deadline()
 	if !ok || ctx.Value(answerTime{}) != nil {

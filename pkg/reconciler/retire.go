@@ -10,8 +10,9 @@ import (
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
-// grace is the time between the two looks that must both find a pod gone.
-const grace = time.Minute
+// podGoneGrace is the time between the two looks that must both find a pod gone before
+// its publish retires. Whether a look finds it gone is decided by Pods.Gone (package pods).
+const podGoneGrace = time.Minute
 
 // retire asks for the end of publishes whose pods are gone, because nobody else will.
 // It reports whether the record is to be read again.
@@ -80,7 +81,7 @@ func (r *Reconciler) podGone(id, path string, gone bool) bool {
 			v.podGoneSince = map[string]time.Time{}
 		}
 		v.podGoneSince[path] = time.Now()
-	case time.Since(since) >= grace:
+	case time.Since(since) >= podGoneGrace:
 		delete(v.podGoneSince, path)
 		return true
 	}

@@ -70,10 +70,10 @@ func TestOneLookIsNotEnough(t *testing.T) {
 		for range 20 {
 			pods.set("/pods/1/", true)
 			h.wake("v")
-			h.sleep(grace / 2)
+			h.sleep(podGoneGrace / 2)
 			h.wake("v") // looks within the grace do not count
 			pods.set("/pods/1/", false)
-			h.sleep(grace)
+			h.sleep(podGoneGrace)
 		}
 		if m.retired != 0 {
 			t.Errorf("%d retired", m.retired)
@@ -90,7 +90,7 @@ func TestAskedPublishIsNeverMissed(t *testing.T) {
 		h.k.fail(opBind, targetPath("v", 3), -1, errBoom)
 		for range 20 {
 			h.refuse(h.do(publish("v", 3)), state.Unavailable)
-			h.sleep(grace / 2)
+			h.sleep(podGoneGrace / 2)
 		}
 		if m.retired != 0 {
 			t.Errorf("%d retired", m.retired)
@@ -106,7 +106,7 @@ func TestLaterPublishDoesNotRetire(t *testing.T) {
 		h.published()
 		pods.set("/pods/1/", true)
 		h.wake("v")
-		h.sleep(grace / 2)
+		h.sleep(podGoneGrace / 2)
 		pods.at(func(target string) {
 			if target != path || again > 0 {
 				return
@@ -121,7 +121,7 @@ func TestLaterPublishDoesNotRetire(t *testing.T) {
 				t.Error(err)
 			}
 		})
-		h.sleep(grace)
+		h.sleep(podGoneGrace)
 		pods.set("/pods/1/", false)
 		if now := h.store.Get("v").Targets[path]; again != 1 || now == nil || now.Gone {
 			t.Errorf("asked again %d times, the target is %+v", again, now)

@@ -15,8 +15,8 @@ import (
 // sweep ends the inline volumes of pods that are gone, which nobody else unpublishes.
 // It does so by the same edit as an unpublish.
 type sweep struct {
-	look    chan struct{}        // holds a token when Sweep is to look now
-	looking atomic.Bool          // Sweep's timer is set
+	look    chan struct{}        // holds a token if Sweep is to look now
+	looking atomic.Bool          // a look is scheduled
 	gone    map[string]time.Time // by volume: since when its pod is seen to be gone; Sweep's alone
 }
 
@@ -99,13 +99,13 @@ func (r *Reconciler) sweepOnce(ctx context.Context) (wait time.Duration, err err
 			since = time.Now()
 		}
 		still[id] = since
-		left := grace - time.Since(since)
+		left := podGoneGrace - time.Since(since)
 		if left <= 0 {
 			if err := r.endGone(ctx, id, target); err == nil {
 				delete(still, id)
 				continue
 			}
-			left = grace
+			left = podGoneGrace
 		}
 		wait = min(wait, left)
 	}

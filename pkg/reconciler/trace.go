@@ -37,7 +37,7 @@ type callSpan struct {
 	since time.Time
 }
 
-// traced returns the span that ctx belongs to; nil: there is none.
+// traced returns the span of a call, from its context; nil: it is not traced.
 func (r *Reconciler) traced(ctx context.Context) *callSpan {
 	if r.tracer == nil {
 		return nil
@@ -49,7 +49,7 @@ func (r *Reconciler) traced(ctx context.Context) *callSpan {
 	return &callSpan{span, time.Now()}
 }
 
-// link leads from a call to a step that it waits for and that another trace holds.
+// link adds to a call's span a link to a step that it waits for in another trace.
 func (c *callSpan) link(to trace.SpanContext, step Step) {
 	if to.IsSampled() {
 		c.span.AddLink(trace.Link{SpanContext: to, Attributes: attributesOf(step)})
@@ -83,7 +83,7 @@ type passTrace struct {
 	// The last look and plan.
 	began, seen, planned time.Time
 	plan                 Plan
-	held                 bool // they are not told yet
+	held                 bool // their spans are not made yet
 }
 
 // newTrace returns nil if nothing is traced.
@@ -175,7 +175,7 @@ func (p *pass) tellLook(parent trace.Span) {
 	span.End(trace.WithTimestamp(t.planned))
 }
 
-// tracePast makes the span of what has ended.
+// tracePast makes a span that has ended already.
 func (p *pass) tracePast(parent trace.Span, name string, began, ended time.Time, err error) {
 	_, span := p.r.tracer.Start(trace.ContextWithSpan(context.Background(), parent), name, trace.WithTimestamp(began))
 	endSpan(span, err, trace.WithTimestamp(ended))

@@ -20,14 +20,14 @@ type volume struct {
 	since        time.Time // when running began; zero when no step runs
 	progress     string    // how far that step is, for humans; may be empty
 
-	spread bool          // it was in the store at the start, and its first resync is not scheduled yet
-	unseen bool          // it was in the store at the start, and is not observed yet
-	want   *state.Volume // at the last observation
-	have   state.Actual  // never changed in place: reports share it
-	plan   Plan          // of the last observation, see lastPlan
-	rests  bool          // plan, which settled all, is dropped, because thousands are at rest
+	spread      bool          // it was in the store at the start, and its first resync is not scheduled yet
+	unseen      bool          // it was in the store at the start, and is not observed yet
+	want        *state.Volume // at the last observation
+	have        state.Actual  // never changed in place: reports share it
+	plan        Plan          // of the last observation, see lastPlan
+	planDropped bool          // plan settled all and was dropped, to save memory
 
-	locked  bool                 // a step failed for want of the right secret, and no call has come since
+	locked  bool                 // the secret was missing or wrong, and no call has come since
 	numbers []state.DeviceNumber // its keys in Reconciler.devices
 
 	called trace.SpanContext // the last traced call that asked for something
@@ -63,7 +63,7 @@ func (r *Reconciler) observed(id string, want *state.Volume, have state.Actual, 
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	v := r.volume(id)
-	v.unseen, v.want, v.have, v.plan, v.rests = false, want, have, plan, false
+	v.unseen, v.want, v.have, v.plan, v.planDropped = false, want, have, plan, false
 	r.index(id, v)
 }
 
@@ -72,27 +72,27 @@ func (r *Reconciler) unobserved(id string, want *state.Volume) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	v := r.volume(id)
-	v.want, v.plan, v.rests = want, Plan{}, false
-	clear(v.podGoneSince) // the grace starts again with the next observation
+	v.want, v.plan, v.planDropped = want, Plan{}, false
+	clear(v.podGoneSince) // podGoneGrace starts again with the next observation
 }
 
-// rest drops a plan with which nothing remains to be done. What could not be observed has
-// none. The caller holds mu.
+// rest drops the plan of a volume that is settled: lastPlan makes it again. The caller
+// holds mu.
 func (v *volume) rest() {
 	if v.plan.Verdicts != nil && len(v.plan.Steps) == 0 && v.plan.settled() {
-		v.plan, v.rests = Plan{}, true
+		v.plan, v.planDropped = Plan{}, true
 	}
 }
 
 // lastPlan returns the plan of the last observation. The caller holds mu.
 func (v *volume) lastPlan() Plan {
-	if v.rests {
+	if v.planDropped {
 		return MakePlan(v.want, v.have)
 	}
 	return v.plan
 }
 
-// lock notes whether a step failed for want of the right secret.
+// lock notes whether a step failed because the secret was missing or wrong.
 func (r *Reconciler) lock(id string, refused bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -189,7 +189,7 @@ func (v *volume) untilNext(now time.Time, planned map[state.Part]bool) (wait tim
 		}
 	}
 	for _, since := range v.podGoneSince {
-		first(since.Add(grace))
+		first(since.Add(podGoneGrace))
 	}
 	return wait, any
 }

@@ -22,9 +22,9 @@ type waiter struct {
 	ends    bool   // with its target, the stage of an inline volume is removed too
 	undoes  bool   // an earlier intent must be undone first
 	refused error  // the final failure of its request, answered once the undo is seen
-	residue error  // what the removal by the intent ended left behind
+	residue error  // what the removal of the intent ended has left behind
 	ended   uint64 // revision of the intent that was removed before this waiter was armed
-	told    bool   // it has its answer
+	told    bool   // it was answered
 	bytes   int64  // size of the device when the answer was given
 	answer  chan error
 	call    *callSpan // nil: it is not traced
@@ -52,8 +52,9 @@ func (r *Reconciler) unregister(id string, w *waiter) {
 	r.forget(id)
 }
 
-// arm lets the waiter be answered, and ends the back-off of what it waits for: its
-// part, the stage that a publish needs, the targets whose end an unstage needs.
+// arm lets the waiter be answered from now on. It ends the back-off of what the caller
+// waits for: its part, the stage that a publish needs, the targets that an unstage needs
+// gone.
 func (r *Reconciler) arm(id string, w *waiter, intent *state.Intent, undoes, ends bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -80,7 +81,7 @@ func (w *waiter) needs(part state.Part) bool {
 	return part == w.part || part == state.StagePart() && (!w.gone || w.ends) || w.part == state.StagePart() && (w.gone || w.undoes)
 }
 
-// claim is an intent for which callers wait.
+// claim names an intent for which callers wait. (It is no PersistentVolumeClaim.)
 type claim struct {
 	id       string
 	part     state.Part
@@ -171,8 +172,8 @@ func (p *pass) waitForUndo(want *state.Volume, plan Plan, record *state.Volume) 
 	})
 }
 
-// rememberEnds keeps what removals left behind for callers that are not armed yet,
-// though their edit is committed. When they are, the tombstone is already dropped.
+// rememberEnds is for callers whose edit is committed and who are not armed yet: it keeps
+// for them what their removal has left behind. The tombstone is gone when they are armed.
 func (p *pass) rememberEnds(want *state.Volume, plan Plan) {
 	p.r.mu.Lock()
 	defer p.r.mu.Unlock()
@@ -228,7 +229,8 @@ func (p *pass) outcome(want *state.Volume, plan Plan, w *waiter) (error, bool) {
 	case w.refused != nil:
 		return state.Errorf(state.Unavailable, "%v; and taking back what was begun fails: %v", w.refused, err), true
 	case intent.Accepted && state.ClassOf(err).Final() && w.part.Kind != state.SizeKind:
-		// It stands. Whoever never heard that it was accepted would believe that nothing does.
+		// What was accepted stays. A final code would tell a caller who does not know that
+		// it was accepted that nothing is there.
 		return state.Errorf(state.Unavailable, "%w", err), true
 	}
 	return err, true
