@@ -29,7 +29,7 @@ const (
 	Backing  IdentityKind = "loop"     // of a loop device: "<device>:<inode>" of the file behind it
 )
 
-// IdentityKinds are all kinds, those first that say best which device it is.
+// IdentityKinds are all kinds, the most reliable first.
 var IdentityKinds = [...]IdentityKind{PartUUID, NVMeUUID, NGUID, EUI, WWID, DMUUID, Serial, Backing}
 
 // Info is what the kernel tells of a block device.

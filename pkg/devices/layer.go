@@ -68,8 +68,8 @@ type ClassLayer interface {
 	// Validate returns InvalidArgument for a value of the key that the layer does not
 	// have: a volume must not lack a layer because of a typing error.
 	Validate(Volume) error
-	// Overhead is how many bytes of the element beneath the layer takes for itself. A
-	// volume is made larger by them, and counts as smaller.
+	// Overhead is how many bytes of the element beneath the layer takes for itself. The
+	// backend's volume is made larger by them; the sizes that the CO sees leave them out.
 	Overhead() int64
 }
 

@@ -10,7 +10,7 @@ import (
 // that is no block device, such as a file server. Nothing is attached, read or
 // formatted for them: the stage is a record, and each target is a mount of its own,
 // because kubelet refuses to unstage a device of which it sees another mount. Find
-// tells whether the volume exists, and never of a device.
+// tells whether the volume exists (Missing), and returns no device.
 type MountSource interface {
 	// Source returns what is mounted for a volume; not ok: it has a device. It asks no
 	// server. If only the id is known, it works with that or fails.

@@ -157,9 +157,9 @@ func (s *Set) EndFormat(ctx context.Context, v Volume, fsType string) error {
 	return f.EndFormat(ctx, v, fsType)
 }
 
-// AbandonFormat clears the formatting mark of a device on which data has turned up that
-// is somebody's, such as one that read as zeros for a while. A backend that keeps its own
-// facts has volumes that hold nobody else's data: it keeps its mark.
+// AbandonFormat clears the formatting mark of a device that turned out to hold somebody's
+// data, such as one that read as zeros for a while. It does nothing for a Formatter: its
+// volumes hold nobody else's data.
 func (s *Set) AbandonFormat(ctx context.Context, v Volume) error {
 	facts, v, d, err := s.noted(ctx, v)
 	if facts == nil || err != nil {

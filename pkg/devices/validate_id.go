@@ -2,9 +2,8 @@ package devices
 
 import "context"
 
-// ValidateID returns InvalidArgument for an id that no volume can have: the usual
-// backend refuses it, and no Owner claims it. It is for volumes of which only the id is
-// known, and asks an Owner only if the usual backend refuses.
+// ValidateID returns InvalidArgument for an id that no volume can have: the usual backend
+// refuses it, and no Owner claims it. It is for calls that tell only the id.
 func (s *Set) ValidateID(ctx context.Context, id string) error {
 	refused := s.Validate(Volume{ID: id})
 	if refused == nil {

@@ -10,8 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// limits are how many connections each listener keeps, so that a client of one
-// cannot use up the memory or the files that calls of the others need.
+// limits are how many connections each listener keeps, so that the clients of one
+// listener do not use up the memory and the files that the others need.
 type limits struct {
 	csi    int // the CSI socket; root only
 	status int // the status socket; root only

@@ -25,7 +25,7 @@ type ours struct {
 	paths  []string // where volumes are staged or published
 }
 
-// oursOf reads that from a report and from the settings that the plugin left.
+// oursOf returns what is the plugin's, by a report and the settings that the plugin left.
 func oursOf(stateDir string, node Report) ours {
 	u := ours{driver: node.Driver, dirs: []string{stateDir}}
 	if s, err := readSettings(stateDir); err == nil {

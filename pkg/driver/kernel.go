@@ -47,9 +47,8 @@ func (p *plugin) hook() func(context.Context, string, reconciler.Step, reconcile
 	}
 }
 
-// numbers tells the loop devices which of their numbers are in use: by the publishes
-// in the store, also of what is not bound just now, and by what is bound on this
-// node, also of what no record explains or another plugin has bound.
+// numbers tells which numbers of loop devices are in use: those of publishes in the
+// store, bound now or not, and those of nodes that are bound on this node, by whomever.
 func (p *plugin) numbers() loop.Numbers {
 	return loop.Numbers{Owner: p.store.VolumeOfDevice, Bound: p.bound, Published: func(volume string, view bool) []state.DeviceNumber {
 		return p.store.Get(volume).PublishedAs(view)

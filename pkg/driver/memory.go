@@ -8,18 +8,17 @@ import (
 	"time"
 )
 
-// raiseGCPercent lets the heap grow to three times what is in use before it is collected, where
-// GOGC does not say otherwise: it is small, a tenth of the processor's time goes for its
-// collection while calls come, and at rest releaseIdleMemory gives all of it back.
+// raiseGCPercent sets GOGC to 200, unless the environment sets it. The default would spend
+// a tenth of the processor's time on collection while calls come. The heap is small, and
+// releaseIdleMemory gives it back.
 func raiseGCPercent() {
 	if os.Getenv("GOGC") == "" {
 		debug.SetGCPercent(200)
 	}
 }
 
-// releaseIdleMemory gives the memory that a busy time has left unused back to the system
-// once the plugin is at rest, until ctx ends. By itself Go keeps much of it for the next
-// busy time, which on a node may be days away.
+// releaseIdleMemory gives unused memory back to the system whenever the plugin comes to
+// rest after it was busy, until ctx ends. Go by itself would keep much of it.
 func releaseIdleMemory(ctx context.Context) {
 	var idle idleDetector
 	sample := []memory.Sample{{Name: "/gc/heap/allocs:bytes"}}
@@ -38,8 +37,8 @@ func releaseIdleMemory(ctx context.Context) {
 	}
 }
 
-// idleDetector tells from what was allocated since the start, in bytes, when the plugin comes
-// to rest after it was busy.
+// idleDetector tells when the plugin comes to rest after it was busy, by the bytes that
+// were allocated since the start.
 type idleDetector struct{ last, served uint64 }
 
 func (r *idleDetector) begins(allocated uint64) bool {

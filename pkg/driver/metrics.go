@@ -220,8 +220,8 @@ func (u *backendUse) look(wait time.Duration) ([]devices.Measurement, time.Time)
 	return u.last, u.seen
 }
 
-// remember makes a measurement and keeps it, however late it ends. One that lacks
-// something leaves the time of the last whole one, so that the alert fires.
+// remember makes a measurement and keeps it, however late it ends. An incomplete one does
+// not renew the time of the last complete one, so that the alert fires.
 func (u *backendUse) remember() {
 	all, err := u.measure()
 	u.mu.Lock()

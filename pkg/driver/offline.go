@@ -21,7 +21,7 @@ import (
 // there, for the commands that look at the node when none runs.
 const settingsFile = "settings.json"
 
-// settings are the part of Config that those commands need.
+// settings are the part of Config that commands need when no plugin runs.
 type settings struct {
 	DriverName string `json:"driverName,omitempty"`
 	NodeID     string `json:"nodeID,omitempty"`

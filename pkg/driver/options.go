@@ -39,8 +39,8 @@ type Options struct {
 	// to one program: it is opened once at a time.
 	Backends []devices.Kind
 
-	// Layers are put on the devices of the volumes that want them, the first one
-	// lowest, whatever backend the volumes belong to; nil: none.
+	// Layers are the layers that volumes of any backend can have, from the lowest to the
+	// highest; nil: none.
 	Layers []devices.Layer
 
 	// Services adds gRPC services to the CSI socket, behind the same interceptors;
@@ -55,7 +55,8 @@ type Options struct {
 	Identity   func(csi.IdentityServer) csi.IdentityServer
 	Node       func(csi.NodeServer) csi.NodeServer
 	Controller func(csi.ControllerServer) csi.ControllerServer
-	// Topology returns further topology segments of the node, such as its zone, when NodeGetInfo is answered; nil: none. It may block until ctx ends.
+	// Topology returns further topology segments of the node, such as its zone. It is
+	// called by each NodeGetInfo, and may block until ctx ends; nil: there are none.
 	Topology func(ctx context.Context) (map[string]string, error)
 
 	// Commands may add commands to the program, or change the texts of the others.

@@ -28,7 +28,7 @@ type refusals struct {
 const (
 	refusalAge     = time.Hour // how long one is remembered
 	maxRefusals    = 256       // the oldest goes first
-	maxRefusalText = 2 << 10   // bytes of a message and of an id that are kept
+	maxRefusalText = 2 << 10   // bytes that are kept of a message; a longer volume id is not kept
 )
 
 // note remembers calls that are refused. A call that succeeds ends the memory of its
@@ -47,14 +47,14 @@ func (r *refusals) note(ctx context.Context, req any, info *grpc.UnaryServerInfo
 	return resp, err
 }
 
-// asksForChange reports whether a call asks for something, and not only about something.
+// asksForChange reports whether a call is to change something: it is no query.
 func asksForChange(call string) bool {
 	return !strings.Contains(call, "Get") && !strings.HasPrefix(call, "Validate") && !strings.HasPrefix(call, "List")
 }
 
-// isRefusal reports whether a call that was answered with the code may leave nothing
-// that is worked on: all final codes, and those that contradict or lack room. The
-// others say that the work goes on, and the parts of the volume tell how.
+// isRefusal reports whether the plugin may have dropped a call that it answered with the
+// code: all final codes, Aborted and ResourceExhausted. After the other codes the work
+// goes on, and the report of the volume's parts tells how.
 func isRefusal(code codes.Code) bool {
 	switch code {
 	case codes.OK, codes.Canceled, codes.DeadlineExceeded, codes.Unavailable, codes.Unimplemented:

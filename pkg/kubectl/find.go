@@ -61,9 +61,8 @@ func (at place) is(n report.NodeOf) bool {
 }
 
 // find returns the volumes that a word names: those of a pod, or that of a claim, as
-// namespace/name or a name, or else the volume of that id. notes say of which of them
-// there is
-// nothing to tell.
+// namespace/name or a name, or else the volume of that id. notes name the volumes of which
+// there is nothing to tell.
 func (c *cluster) find(ctx context.Context, word string) (places []place, notes []string, err error) {
 	namespace, name, full := strings.Cut(word, "/")
 	if !full {

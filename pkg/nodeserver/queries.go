@@ -27,9 +27,10 @@ func waitTime(ctx context.Context) time.Duration {
 	return min(left-left/10, answerTimeout)
 }
 
-// queries runs at most one look at each volume at a time, and keeps the usage that the
-// last one saw. A volume that does not answer occupies one goroutine, and delays no
-// other volume. The zero value is ready to use.
+// queries asks volumes for NodeGetVolumeStats and NodeGetVolumeHealth. It runs at most one
+// look at each volume at a time, and keeps the usage that the last one saw. A volume that
+// does not answer occupies one goroutine, and delays no other volume. The zero value is
+// ready to use.
 type queries struct {
 	looks hang.Calls[queryResult] // by volume
 
@@ -152,9 +153,9 @@ func (p *queries) forget(id string) {
 // keptUsages is how many usages are kept without asking whether their volumes exist.
 const keptUsages = 64
 
-// dropUnknown drops what was seen of volumes that have no record any more, such as inline
-// volumes whose pods are gone, which end without a call. It does so only when the
-// number of kept usages has doubled.
+// dropUnknown drops the usage of volumes that have no record any more: an inline volume
+// whose pod is gone ends without a call. It does so only when the number of kept usages
+// has doubled.
 func (p *queries) dropUnknown(known func(id string) bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

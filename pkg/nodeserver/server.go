@@ -33,7 +33,7 @@ type Reconciler interface {
 	// EnsureSize is Ensure for the size, and returns the bytes that the volume has.
 	EnsureSize(ctx context.Context, id string, edit func(*state.Volume) error) (bytes int64, err error)
 	Observe(ctx context.Context, want *state.Volume) (state.Actual, error)
-	// Report reports on a volume of which have was just seen by Observe.
+	// Report reports on a volume; have is what Observe has just returned.
 	Report(want *state.Volume, have state.Actual) report.Volume
 	// Changed makes the workers look at the volumes at a path.
 	Changed(path string)

@@ -101,8 +101,8 @@ func (s *Server) volumePath(id, path string) error {
 	return wellFormed("volume_path", path)
 }
 
-// asked translates what requests to stage and to publish have in common, in the
-// order in which the rules want it checked.
+// asked checks and translates what requests to stage and to publish have in common, in
+// the order in which the specification wants it checked.
 func (s *Server) asked(req interface {
 	volumeRequest
 	GetVolumeCapability() *csi.VolumeCapability
@@ -161,10 +161,10 @@ func (s *Server) capability(c *csi.VolumeCapability) (state.Capability, bool, er
 	return none, false, state.Errorf(state.InvalidArgument, "volume_capability.access_type is missing")
 }
 
-// whilePending returns the error for an invalid request. While an earlier request for
-// one of the parts is pending, or nobody was told that it holds, the error is not final:
-// kubelet would conclude from a final one that nothing is there, and would never remove
-// what the earlier one makes.
+// whilePending returns the error for an invalid request. The error is not final while an
+// earlier request for one of the parts is pending, or no caller was told that it holds:
+// after a final one kubelet would take it that nothing is there, and never remove what the
+// earlier request makes.
 func (s *Server) whilePending(id string, err error, parts ...state.Part) error {
 	record := s.Records.Get(id)
 	if record == nil || !state.ClassOf(err).Final() {

@@ -200,8 +200,8 @@ func (f files) openIn(proc string) bool {
 	return err == nil && slices.ContainsFunc(fds, func(fd os.DirEntry) bool { return f.match(proc + "/fd/" + fd.Name()) })
 }
 
-// match reports whether a link of /proc leads to one of the files. A file on a broken file system is known by its path. It asks
-// no server of a file system, which may be dead.
+// match reports whether a link of /proc leads to one of the files. A file on a broken file
+// system is known by its path. It asks no server of a file system: that may be dead.
 func (f files) match(link string) bool {
 	st, err := statx(link)
 	if mount.IsCorruptedMnt(err) {

@@ -21,8 +21,8 @@ type Actual struct {
 	Stage    Mountpoint            // at the staging path of the record
 	Next     Mountpoint            // at the path of the stage that takes the place of one that ends, if it is another path
 	Targets  map[string]Mountpoint // by target path of the record; one that is not there is unknown
-	// Elsewhere is where the file system is mounted that is to be staged anew and
-	// is not at the staging path; nil when nowhere, or when that was not looked at.
+	// Elsewhere is a mount of the volume's file system at another path than the staging
+	// path, while it is not mounted there; nil if there is none, or nobody looked.
 	Elsewhere *Sighting
 	// Keepers are what would keep a corrupt file system alive if all mounts at
 	// the record's paths went, for humans.
@@ -32,9 +32,9 @@ type Actual struct {
 	Smallest int64
 	// Owner is the owner of an inline volume; unknown unless the plan depends on it.
 	Owner Owner
-	// Unfit is, of parts for which nothing was done yet, why nothing can be done:
-	// mount options that the kernel refuses whatever the device, a path in
-	// another volume. The errors are classified.
+	// Unfit is why nothing can be done for a part, whatever the device: the kernel
+	// refuses its mount options, or its path is inside another volume. It has only parts
+	// for which nothing was done yet. The errors are classified.
 	Unfit map[Part]error
 }
 
@@ -157,9 +157,9 @@ type Device struct {
 
 	CreatedFor string // the fs type that whoever created the volume asked for; may be empty
 
-	// Err, when set, is why the backend's facts (Missing, Capacity, Backing and
-	// the three above) could not be read. State, and the facts about an attached
-	// device, are valid nevertheless: they suffice to take it down.
+	// Err, when set, is why the backend's facts (Missing, Capacity, Backing, CreatedFor
+	// and those about formatting) could not be read. State, and the facts about an
+	// attached device, are valid nevertheless: they suffice to take it down.
 	Err error
 }
 

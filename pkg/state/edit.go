@@ -77,7 +77,7 @@ func (v *Volume) AskStage(s *Stage, now time.Time) error {
 	return nil
 }
 
-// setStage makes s the stage of the volume, and its backend the volume's.
+// setStage makes s the stage of the volume, and moves the backend's name from s to the record.
 func (v *Volume) setStage(s *Stage) {
 	v.Stage, v.Backend, s.Backend = s, cmp.Or(s.Backend, v.Backend), ""
 }
@@ -153,7 +153,7 @@ func (v *Volume) Adopt(fsType, options string, readOnly bool, backend string) {
 	}
 }
 
-// checkFoundFlags refuses mount flags that an adopted stage is not known to be mounted with.
+// checkFoundFlags refuses mount flags that the kernel does not show of an adopted stage.
 func (s *Stage) checkFoundFlags(have *Stage) error {
 	flags, err := ParseFlags(s.Capability.Flags)
 	if err != nil {
@@ -219,6 +219,7 @@ func (v *Volume) replaceStage(s *Stage, now time.Time) error {
 	return nil
 }
 
+// pending is the error of a request while a caller waits for one that contradicts it.
 func pending(part Part) error {
 	return Errorf(Aborted, "%s: a caller waits for an earlier request that asks for something else; it gives way when nobody does", part)
 }
@@ -254,8 +255,8 @@ func (v *Volume) AskUnstage(path string, now time.Time) error {
 	return nil
 }
 
-// AskUnmount asks that a volume which is staged elsewhere is not mounted at path, as it
-// is when it was staged there first and that record was lost. The directory stays.
+// AskUnmount asks that a volume which is staged elsewhere is not mounted at path: it may
+// have been staged there before, and that record was lost. The directory stays.
 // TargetPart(path) is the part to wait for.
 //
 // Aborted: it is not staged elsewhere any more.
@@ -277,7 +278,8 @@ func (v *Volume) AskUnmount(path string, now time.Time) error {
 	return nil
 }
 
-// isInsideVolume reports whether what is at a path is a pod's, in the volume.
+// isInsideVolume reports whether a path is below one of the volume's own paths: what is
+// mounted there is a pod's.
 func (v *Volume) isInsideVolume(path string) bool {
 	for other := range v.Targets {
 		if Within(path, other) {
@@ -287,8 +289,8 @@ func (v *Volume) isInsideVolume(path string) bool {
 	return v.Stage != nil && v.Stage.Path != "" && Within(path, v.Stage.Path)
 }
 
-// unrecorded reports whether the stage is only a tombstone for an unstage without a
-// record: the volume may be staged at another path, so an unstage there replaces it.
+// unrecorded reports whether the stage is the tombstone of an unstage that found no
+// record. The volume may be staged at another path, so an unstage there replaces it.
 func (s *Stage) unrecorded() bool {
 	return s.Gone && s.Capability.Access == "" && s.Inline == nil && s.Next == nil
 }
@@ -528,11 +530,11 @@ func (v *Volume) AskSize(bytes, limit int64, now time.Time) error {
 	return nil
 }
 
-// Withdraw takes back the part's intent after a final failure, or in favour of another
-// one, if the CO was never told that it holds. A stage or a target becomes a tombstone, or is dropped if nothing was done
-// for it; a size returns to the last accepted one. A provisional stage is dropped with
-// the last part that needs it. An inline volume ends with its publish, unless it may
-// hold a pod's data.
+// Withdraw takes back the part's intent, after a final failure or in favour of another
+// intent. It does nothing if the CO was told that the intent holds. A stage or a target
+// becomes a tombstone, or is dropped if nothing was done for it; a size returns to the
+// last accepted one. A provisional stage is dropped with the last part that needs it. An
+// inline volume ends with its publish, unless it may hold a pod's data.
 func (v *Volume) Withdraw(p Part, now time.Time) {
 	intent := v.Intent(p)
 	if intent == nil || intent.Told() || intent.Gone {
@@ -616,7 +618,8 @@ func (i *Intent) remove(revision uint64, now time.Time) {
 	*i = Intent{Gone: true, Revision: revision, Since: now}
 }
 
-// publishedPaths returns the paths of the targets that are to be or to stay published.
+// publishedPaths returns the paths of the targets that are to be published, now or once a
+// tombstone there gives way.
 func (v *Volume) publishedPaths() []string {
 	return slices.DeleteFunc(v.TargetPaths(), func(path string) bool {
 		return v.Targets[path].Gone && v.Targets[path].Next == nil

@@ -30,7 +30,7 @@ const (
 // Flags are mount flags as a CO gives them, sorted out: those that are
 // attributes of a mount and those that only the file system's superblock knows.
 type Flags struct {
-	Set, Clear Attributes // attributes asked for, and asked away
+	Set, Clear Attributes // attributes that are to be set, and to be cleared
 	Super      []string   // for the superblock, in the order given
 }
 

@@ -6,10 +6,9 @@ import (
 	"strings"
 )
 
-// Same reports whether two lists of mount flags ask for the same. Their order
-// counts only between options that may override each other: of two words for
-// one option the last holds, and options that meddle with each other under
-// different names are the same only if they come in the same order.
+// Same reports whether two lists of mount flags ask for the same. Their order counts
+// only between options that may override each other. Of two words for one option the
+// last holds. Interdependent options must come in the same order.
 func (f Flags) Same(o Flags) bool {
 	return f.Set == o.Set && f.Clear == o.Clear && maps.EqualFunc(f.effective(), o.effective(), slices.Equal[[]string])
 }
@@ -41,8 +40,8 @@ func (f Flags) effective() map[string][]string {
 	return topics
 }
 
-// interdependent holds what ext4, xfs and btrfs have of options that change what
-// others, of other names, have set. Which of them hold depends on all of them.
+// interdependent holds, by topic, the options of ext4, xfs and btrfs that change what
+// options of other names have set: their effect depends on the order of all of them.
 var interdependent = map[string][]string{
 	"checksum": {"journal_checksum", "journal_async_commit"},
 	"cow":      {"datacow", "datasum", "compress", "compress-force"},

@@ -6,12 +6,11 @@ import (
 	"strings"
 )
 
-// Shown compares the flags with the options that the kernel shows of a
-// superblock of that type, separated by commas: those of its mount and, of an
-// ext4, those in /proc/fs/ext4/<device>/options. It returns the name of an option
-// that was asked for and is not seen to hold, or that changes what becomes of
-// data and was not asked for; "" when there is none. What the kernel does not
-// show is not seen to hold.
+// Shown compares the flags with the options that the kernel shows of a superblock of
+// that type, separated by commas: those of its mount and, for ext4, those in
+// /proc/fs/ext4/<device>/options. It returns the name of an option that differs: it was
+// asked for and is not shown, or it changes how data is kept and was not asked for; ""
+// if there is none.
 func (f Flags) Shown(fsType, options string) string {
 	shown := splitOptions(options)
 	for i := range shown {
@@ -56,9 +55,8 @@ func holds(fsType, word string, shown []string) bool {
 	})
 }
 
-// matters reports whether a word tells that a superblock keeps data otherwise
-// than one without options. The kernel shows such words only where somebody
-// asked for them.
+// matters reports whether an option changes how data is kept. The kernel shows such an
+// option only if somebody asked for it.
 func matters(fsType, word string) bool {
 	if value, ok := strings.CutPrefix(word, "commit="); ok {
 		return !holds(fsType, "commit="+value, nil)

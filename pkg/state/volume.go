@@ -39,8 +39,9 @@ type Intent struct {
 	// Accepted is set once the intent was seen to hold. What was accepted is
 	// never withdrawn, unless it is Unheard.
 	Accepted bool `json:"accepted,omitzero"`
-	// Unheard tells of an accepted stage or target that no caller has waited for
-	// since: the CO believes that nothing is there, so another request supersedes it.
+	// Unheard is set for a stage or target that was accepted when its caller's time was
+	// up already, until a caller waits for it again. The CO believes that nothing is
+	// there, so another request supersedes it.
 	Unheard bool `json:"unheard,omitzero"`
 	// Begun is set before the first step that is made for the intent: until
 	// then a withdrawal has nothing to undo, and whatever is there is not its own.

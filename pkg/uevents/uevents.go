@@ -29,8 +29,7 @@ const (
 // Event is what has become of one block device.
 type Event struct {
 	Number state.DeviceNumber
-	// Appeared: the device is there, and may not have been, or showed nothing: it was
-	// added, or something about it has changed.
+	// Appeared: the device may be new or have new contents: it was added or changed.
 	Appeared bool
 	// Gone: what the device showed is not there any more: a loop device was
 	// detached, a disk has another medium, or the device was removed.

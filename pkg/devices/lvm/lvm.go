@@ -197,7 +197,7 @@ func (b *Backend) active(v volumeID) (d *mapper.Device, group string, err error)
 	return nil, "", nil
 }
 
-// has reports whether the last report of a group has that UUID.
+// has reports whether a group has that UUID in its last report.
 func (b *Backend) has(uuid string) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -1,5 +1,5 @@
-// Package sole keeps storage to the plugins of one state directory: of two others
-// neither would see what the other changes.
+// Package sole locks storage for the plugins of one state directory. Plugins of two state
+// directories would not see each other's changes.
 package sole
 
 import (
