@@ -338,9 +338,8 @@ func remembersLess(s *state.Stage, have state.Actual) bool {
 	return s.UUID == "" && have.Contents.UUID != "" || s.Identity == "" && have.Device.Identity != ""
 }
 
-// accept notes that a part holds and whether a caller waits to hear it, for a stage with
-// which device and file system, and
-// for a block target which device it shows.
+// accept notes that a part holds, and whether a caller waits to hear it. For a stage it
+// also notes the device and the file system, for a block target the device that it shows.
 func accept(v *state.Volume, part state.Part, have state.Actual) {
 	v.Accept(part, heard(v, part))
 	if part.Kind == state.StageKind {
