@@ -89,10 +89,10 @@ type repair struct {
 type repairState int
 
 const (
-	intact    repairState = iota // the part holds
-	repairing                    // steps are made for it
-	putOff                       // backs off until next, because something undoes the repairs
-	left                         // stays lost, because repair is switched off (Config.DetectOnly)
+	intact       repairState = iota // the part holds
+	repairing                       // steps are made for it
+	repairPutOff                    // backs off until next, because something undoes the repairs
+	repairOff                       // stays lost, because repair is switched off (Config.DetectOnly)
 )
 
 // lossReset is how long after a loss the count of losses starts again.
@@ -118,9 +118,9 @@ func (p *pass) mayRepair(ctx context.Context, want *state.Volume, plan Plan, ste
 		if p.r.metrics != nil {
 			p.r.metrics.Repair(part.Kind)
 		}
-	case putOff:
+	case repairPutOff:
 		logger.Info("Something keeps undoing what is repaired; it is left for a while", "next", lost.next)
-	case left:
+	case repairOff:
 		logger.Info("Lost, and not repaired: repair is switched off")
 	}
 	return lost.state == repairing
@@ -144,9 +144,9 @@ func (r *Reconciler) loss(id string, part state.Part, asked bool) (now repair, t
 	switch at := time.Now(); {
 	case lost.state == repairing:
 	case !asked && !r.heals:
-		lost.state = left
+		lost.state = repairOff
 	case !asked && at.Before(lost.next):
-		lost.state = putOff
+		lost.state = repairPutOff
 	default:
 		if at.Sub(lost.met) > lossReset {
 			lost.losses = 0

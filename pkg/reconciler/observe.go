@@ -277,7 +277,7 @@ func (r *Reconciler) stack(ctx context.Context, want *state.Volume) (have state.
 		have.Lower = append(have.Lower, state.Element{Layer: have.Layer, Device: have.Device})
 		have.Layer, have.Device = l.Name(), d
 	}
-	if r.isLocked(want.ID) {
+	if r.needsSecretFromCall(want.ID) {
 		for _, d := range devicesOf(&have) {
 			d.NeedsSecret, d.GrowsOpen = true, false
 		}

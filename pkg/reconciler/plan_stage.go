@@ -474,10 +474,10 @@ func (p *planner) mountedForNext(s *state.Stage, d state.Device) bool {
 	return s.Next != nil && len(m) > 0 && p.ours(m[0]) && d.Attached()
 }
 
-// untold returns the overhead of the layers, in bytes, that is missing from a requested
+// missingOverhead returns the overhead of the layers, in bytes, that is missing from a requested
 // size. NodeExpandVolume adds it by the volume context, which an adopted stage may lack;
 // then untold is what the layers take of the source, else 0.
-func untold(want *state.Volume, have state.Actual) int64 {
+func missingOverhead(want *state.Volume, have state.Actual) int64 {
 	if s := want.Stage; s == nil || !s.Adopted || len(s.Context) > 0 || len(have.Lower) == 0 || have.Device.Capacity <= 0 {
 		return 0
 	}
@@ -488,7 +488,7 @@ func untold(want *state.Volume, have state.Actual) int64 {
 func (p *planner) size(z *state.Size) Verdict {
 	s, d, c := p.want.Stage, p.stack[0].Device, p.have.Contents
 	bytes, limit := z.Bytes, z.Limit
-	if more := untold(p.want, p.have); !z.Accepted {
+	if more := missingOverhead(p.want, p.have); !z.Accepted {
 		bytes += more
 		if limit > 0 {
 			limit += more

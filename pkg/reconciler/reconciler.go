@@ -188,7 +188,7 @@ type Reconciler struct {
 	queue   *queue
 	stopped chan struct{}  // closed when Run is told to end
 	random  func() float64 // in [0, 1), for jitter
-	claims  claims
+	waits   waitCounts
 	secrets secrets
 	sweep   sweep
 	listing hang.Calls[[]Orphan] // of Orphans
@@ -268,23 +268,23 @@ func (r *Reconciler) EnsureSize(ctx context.Context, id string, edit func(*state
 func (r *Reconciler) ensure(ctx context.Context, id string, w *waiter, edit func(*state.Volume) error) error {
 	part := w.part
 	w.call = r.traced(ctx)
-	var asked claim
+	var asked waitedFor
 	record, err := r.store.Edit(id, func(v *state.Volume) error {
 		// The edit of a caller that has gone must not be made after that of a later call.
 		if err := ctx.Err(); err != nil {
 			return fmt.Errorf("nothing was asked: %w", err)
 		}
-		if err := r.claims.during(v, edit); err != nil {
+		if err := r.waits.during(v, edit); err != nil {
 			return err
 		}
 		if intent := v.Latest(part); intent != nil { // from now on, the next edit sees that a caller waits
-			asked = claim{id, part, intent.Revision}
-			r.claims.add(asked)
+			asked = waitedFor{id, part, intent.Revision}
+			r.waits.add(asked)
 		}
 		return nil
 	})
-	if asked != (claim{}) {
-		defer r.claims.drop(asked)
+	if asked != (waitedFor{}) {
+		defer r.waits.drop(asked)
 	}
 	switch {
 	case errors.Is(err, state.ErrNothingThere):

@@ -105,9 +105,9 @@ func (r *Reconciler) facts(want *state.Volume) report.Facts {
 		if lost := v.repairs[part]; lost != nil {
 			p.Losses, p.Lost = lost.losses, lost.met
 			switch lost.state {
-			case putOff:
+			case repairPutOff:
 				p.Repair, p.NextRepair = report.RepairPutOff, lost.next
-			case left:
+			case repairOff:
 				p.Repair = report.RepairOff
 			}
 		}

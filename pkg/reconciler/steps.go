@@ -87,7 +87,7 @@ func (r *Reconciler) do(ctx context.Context, step Step, want *state.Volume, have
 	case GrowDevice:
 		bytes := have.Stack()[0].Device.Capacity
 		if step.Part == state.SizePart() {
-			bytes = state.RoundUp(want.Size.Bytes + untold(want, have))
+			bytes = state.RoundUp(want.Size.Bytes + missingOverhead(want, have))
 		}
 		return k.Devices.Grow(ctx, r.spec(want), bytes)
 	case CreateLayer:

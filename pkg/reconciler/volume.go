@@ -92,16 +92,16 @@ func (v *volume) lastPlan() Plan {
 	return v.plan
 }
 
-// lock notes whether a step failed because the secret was missing or wrong.
-func (r *Reconciler) lock(id string, refused bool) {
+// noteSecretRefused notes whether a step failed because the secret was missing or wrong.
+func (r *Reconciler) noteSecretRefused(id string, refused bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	v := r.volume(id)
 	v.locked = v.locked || refused
 }
 
-// isLocked reports whether only a call can bring the secret that a volume needs.
-func (r *Reconciler) isLocked(id string) bool {
+// needsSecretFromCall reports whether only a call can bring the secret that a volume needs.
+func (r *Reconciler) needsSecretFromCall(id string) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	v := r.volumes[id]
@@ -184,7 +184,7 @@ func (v *volume) untilNext(now time.Time, planned map[state.Part]bool) (wait tim
 		first(a.next)
 	}
 	for part, r := range v.repairs {
-		if r.state == putOff && planned[part] && v.attempts[part] == nil {
+		if r.state == repairPutOff && planned[part] && v.attempts[part] == nil {
 			first(r.next)
 		}
 	}

@@ -60,15 +60,15 @@ func (r *Reconciler) arm(id string, w *waiter, intent *state.Intent, undoes, end
 	defer r.mu.Unlock()
 	w.intent, w.gone, w.undoes, w.ends = intent.Revision, intent.Gone, undoes, ends
 	r.volume(id).traceArrival(w)
-	r.volume(id).kick(w)
+	r.volume(id).endBackOff(w)
 	if w.needs(state.StagePart()) {
 		r.wakeAwaiting(id) // the worker may wait for the device of a stage that was superseded
 	}
 	r.volume(id).locked = false // the call may have brought the secret
 }
 
-// kick ends the back-off of what a waiter waits for.
-func (v *volume) kick(w *waiter) {
+// endBackOff ends the back-off of what a waiter waits for.
+func (v *volume) endBackOff(w *waiter) {
 	for part, a := range v.attempts {
 		if w.needs(part) {
 			a.next = time.Time{}
@@ -81,28 +81,28 @@ func (w *waiter) needs(part state.Part) bool {
 	return part == w.part || part == state.StagePart() && (!w.gone || w.ends) || w.part == state.StagePart() && (w.gone || w.undoes)
 }
 
-// claim names an intent for which callers wait. (It is no PersistentVolumeClaim.)
-type claim struct {
+// waitedFor names an intent for which callers wait.
+type waitedFor struct {
 	id       string
 	part     state.Part
 	revision uint64
 }
 
-// claims counts the callers who wait for each claim. It has a lock of its own, because
+// waitCounts counts the callers who wait for each intent. It has a lock of its own, because
 // edits use it while the store runs them. The zero value is ready.
-type claims struct {
+type waitCounts struct {
 	mu      sync.Mutex
-	waiting map[claim]int
+	waiting map[waitedFor]int
 }
 
 // during runs an edit of a record. While it runs, Asked tells for each intent of the
 // record whether somebody waits for it.
-func (c *claims) during(v *state.Volume, edit func(*state.Volume) error) error {
+func (c *waitCounts) during(v *state.Volume, edit func(*state.Volume) error) error {
 	c.mu.Lock()
 	marked := map[*state.Intent]bool{}
 	for _, part := range v.Parts() {
 		for _, intent := range []*state.Intent{v.Intent(part), v.Latest(part)} {
-			intent.Asked = c.waiting[claim{v.ID, part, intent.Revision}] > 0
+			intent.Asked = c.waiting[waitedFor{v.ID, part, intent.Revision}] > 0
 			marked[intent] = true
 		}
 	}
@@ -115,16 +115,16 @@ func (c *claims) during(v *state.Volume, edit func(*state.Volume) error) error {
 	return edit(v)
 }
 
-func (c *claims) add(what claim) {
+func (c *waitCounts) add(what waitedFor) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.waiting == nil {
-		c.waiting = map[claim]int{}
+		c.waiting = map[waitedFor]int{}
 	}
 	c.waiting[what]++
 }
 
-func (c *claims) drop(what claim) {
+func (c *waitCounts) drop(what waitedFor) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.waiting[what]--; c.waiting[what] <= 0 {

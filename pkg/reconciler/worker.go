@@ -181,7 +181,7 @@ func (p *pass) step(ctx context.Context, step Step, want *state.Volume, have sta
 	p.r.end(p.id)
 	if err != nil {
 		p.fail(want, step.Part, err)
-		p.r.lock(p.id, state.ClassOf(err) == state.Unauthenticated)
+		p.r.noteSecretRefused(p.id, state.ClassOf(err) == state.Unauthenticated)
 		if step.Action == Format {
 			p.last = Step{} // mkfs may have written, so the device is not proved blank any more
 		}
@@ -204,7 +204,7 @@ func revision(v *state.Volume, part state.Part) uint64 {
 // leaves nothing to undo. Nor does a step on a device that it finds attached.
 func (p *pass) noteBegun(step Step, want *state.Volume) (current bool, err error) {
 	have := want.Intent(step.Part)
-	if slices.Contains(beginNothing, step.Action) || have == nil || have.Gone || have.Accepted || have.Begun {
+	if slices.Contains(stepsWithoutUndo, step.Action) || have == nil || have.Gone || have.Accepted || have.Begun {
 		return true, nil
 	}
 	_, err = p.r.store.Edit(p.id, func(v *state.Volume) error {
@@ -219,8 +219,8 @@ func (p *pass) noteBegun(step Step, want *state.Volume) (current bool, err error
 	return current, nil
 }
 
-// beginNothing holds the steps after which there is nothing to undo but what was there before.
-var beginNothing = []Action{Choose, Adopt, CreateVolume, DetachView, GrowDevice}
+// stepsWithoutUndo holds the steps after which there is nothing to undo but what was there before.
+var stepsWithoutUndo = []Action{Choose, Adopt, CreateVolume, DetachView, GrowDevice}
 
 func (p *pass) fail(want *state.Volume, part state.Part, err error) {
 	f := failure{err: err}
@@ -294,7 +294,7 @@ func (p *pass) settle(ctx context.Context, want *state.Volume, have state.Actual
 		}
 		return nil
 	}
-	record, err := p.r.store.Edit(p.id, func(v *state.Volume) error { return p.r.claims.during(v, settled) })
+	record, err := p.r.store.Edit(p.id, func(v *state.Volume) error { return p.r.waits.during(v, settled) })
 	if err != nil {
 		klog.FromContext(ctx).Error(err, "Record cannot be brought up to date")
 		for part := range edits {
@@ -399,7 +399,7 @@ func (p *pass) retryLater() {
 		verdict, lost := v.plan.Verdicts[part], v.repairs[part]
 		idle := verdict.Settled || verdict.Problem == (Problem{})
 		if planned[part] {
-			idle = lost != nil && (lost.state == putOff || lost.state == left)
+			idle = lost != nil && (lost.state == repairPutOff || lost.state == repairOff)
 		}
 		if idle && p.failure(v.want, part) == nil {
 			delete(v.attempts, part)
@@ -417,7 +417,7 @@ func (p *pass) retryLater() {
 	}
 	for w := range v.waiters {
 		if w.intent != 0 && !slices.Contains(p.waiters, w) && !w.told { // it came after this pass took in its waiters
-			v.kick(w)
+			v.endBackOff(w)
 		}
 	}
 	for part, lost := range v.repairs {

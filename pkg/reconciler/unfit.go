@@ -1,0 +1,64 @@
+package reconciler
+
+import "github.com/csi-node/csi-node/pkg/state"
+
+// unfit returns, for parts for which nothing was done yet, errors that do not depend
+// on the device. With such an error the volume must not even be attached.
+func (r *Reconciler) unfit(want *state.Volume, have state.Actual) map[state.Part]error {
+	var all map[state.Part]error
+	note := func(part state.Part, err error) {
+		if err == nil {
+			return
+		}
+		if all == nil {
+			all = map[state.Part]error{}
+		}
+		all[part] = err
+	}
+	if s := want.Stage; s != nil && notBegun(s) && !s.Provisional && have.Stage.Err == nil {
+		err := r.inLostVolume(want, s.Path)
+		if err == nil {
+			err = r.refusedOptions(s.Capability)
+		}
+		note(state.StagePart(), err)
+	}
+	for path, t := range want.Targets {
+		if !t.Gone && !t.Accepted && !t.Begun && have.Targets[path].Err == nil {
+			note(state.TargetPart(path), r.inLostVolume(want, path))
+		}
+	}
+	return all
+}
+
+// refusedOptions returns why the kernel refuses the mount flags of a stage.
+func (r *Reconciler) refusedOptions(c state.Capability) error {
+	if c.Access != state.MountAccess || c.FSType == "" {
+		return nil // not chosen yet
+	}
+	flags, err := state.ParseFlags(c.Flags)
+	if err != nil {
+		return err
+	}
+	return r.kernel.Mounts.CheckOptions(c.FSType, flags)
+}
+
+// inLostVolume refuses a path inside a volume without a record, such as after the loss
+// of the store, or inside a mount of the volume itself that is not in its record. For
+// volumes with a record, the store refuses paths that overlap.
+func (r *Reconciler) inLostVolume(want *state.Volume, path string) error {
+	if r.kernel.VolumeAt == nil {
+		return nil
+	}
+	m, point, err := r.kernel.Mounts.Above(path)
+	if err != nil || point == "" {
+		return err
+	}
+	other := r.kernel.VolumeAt(m.Device)
+	switch {
+	case other == "", other != want.ID && r.store.Get(other) != nil:
+		return nil
+	case other == want.ID && (want.Targets[point] != nil || want.Stage != nil && want.Stage.Path == point):
+		return nil
+	}
+	return state.Errorf(state.FailedPrecondition, "the path %s lies in volume %s, which is mounted at %s, and two must lie apart: choose another path, or end that by NodeUnpublishVolume and NodeUnstageVolume", path, other, point)
+}
