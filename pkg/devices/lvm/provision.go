@@ -38,7 +38,7 @@ func (b *Backend) create(ctx context.Context, r devices.CreateRequest) (devices.
 	}
 	name := logicalName(r.Name)
 	for _, group := range b.names { // of another class, perhaps
-		if at := b.latest(group, 0); at != nil && b.own(at.volumes[name]) {
+		if at := b.latest(group, 0); at != nil && b.own(at.volumes[name]) && !at.volumes[name].unfinished {
 			return at.provisioned(at.volumes[name]), nil
 		}
 	}
@@ -50,6 +50,13 @@ func (b *Backend) create(ctx context.Context, r devices.CreateRequest) (devices.
 		lv, has := at.volumes[name]
 		_, pool := at.pools[name]
 		switch {
+		case has && b.own(lv) && lv.unfinished: // nobody was told of it
+			if err := b.change(ctx, c.group, "lvremove", "--yes", c.group+"/"+name); err != nil {
+				return err
+			}
+			if at, err = b.refresh(ctx, c.group); err != nil {
+				return err
+			}
 		case has && b.own(lv):
 			return nil
 		case has || pool:

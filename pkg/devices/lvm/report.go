@@ -3,6 +3,7 @@ package lvm
 import (
 	"encoding/json"
 	"fmt"
+	"regexp"
 	"strconv"
 	"strings"
 )
@@ -32,6 +33,7 @@ type logical struct {
 	layout     layout  // of a thick volume
 	odd        string  // else what its layout is: one that no class has
 	broken     string  // what LVM says of its health; empty: nothing
+	unfinished bool    // lvcreate was cut short: what it is made of can still be seen
 	synced     float64 // percent of a mirror that is the same on its disks; 100 while it is not active
 }
 
@@ -79,6 +81,7 @@ func parseReport(text []byte) (*report, error) {
 		p.row = row
 		r.add(&p)
 	}
+	r.takeParts()
 	byUUID := map[string]string{}
 	for name, v := range r.volumes {
 		byUUID[v.uuid] = name
@@ -126,6 +129,26 @@ func (r *report) add(p *parser) {
 		v.synced = p.percent("copy_percent")
 	}
 	r.volumes[name] = v
+}
+
+// partName matches the names that LVM keeps for what a mirror is made of.
+var partName = regexp.MustCompile(`^(.+)_r(meta|image)_[0-9]+$`)
+
+// takeParts takes the parts of mirrors out of the report. LVM hides them, with the tags
+// of their volume, once lvcreate has cleared them: those that it shows tell that it was
+// cut short before.
+func (r *report) takeParts() {
+	for name := range r.volumes {
+		match := partName.FindStringSubmatch(name)
+		if match == nil {
+			continue
+		}
+		delete(r.volumes, name)
+		if whole, has := r.volumes[match[1]]; has {
+			whole.unfinished = true
+			r.volumes[match[1]] = whole
+		}
+	}
 }
 
 // addSegment adds a segment of a volume, which comes after another one of it or not.

@@ -2,6 +2,7 @@ package lvm
 
 import (
 	"errors"
+	"maps"
 	"reflect"
 	"slices"
 	"strings"
@@ -77,6 +78,26 @@ func TestParseReport(t *testing.T) {
 	} {
 		if _, err := parseReport([]byte(broken)); err == nil {
 			t.Errorf("without %s it is taken for a report", name)
+		}
+	}
+}
+
+// A power cut in lvcreate leaves a mirror whose parts can be seen, and bear its tags.
+func TestUnfinishedMirror(t *testing.T) {
+	_, row, _ := strings.Cut(reportText, `{"lv_name":"twice"`)
+	row, _, _ = strings.Cut(row, "}")
+	text := reportText
+	for _, part := range []string{"twice_rmeta_0", "twice_rmeta_1", "other_rimage_0"} {
+		text = strings.Replace(text, `{"lv_name":"twice"`, `{"lv_name":"`+part+`"`+row+`}, {"lv_name":"twice"`, 1)
+	}
+	r, err := parseReport([]byte(text))
+	require.NoError(t, err)
+	if names := slices.Sorted(maps.Keys(r.volumes)); !slices.Equal(names, []string{"odd", "thick", "thin", "twice", "wide"}) {
+		t.Errorf("%q", names)
+	}
+	for name, v := range r.volumes {
+		if v.unfinished != (name == "twice") {
+			t.Errorf("%s: %t", name, v.unfinished)
 		}
 	}
 }
