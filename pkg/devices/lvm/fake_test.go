@@ -105,6 +105,43 @@ func TestOneReportForAll(t *testing.T) {
 	})
 }
 
+// A volume whose creation was cut short is made anew when it is asked for again; one that
+// somebody has had never is, whatever is seen of its parts.
+func TestUnfinishedVolumeIsMadeAnew(t *testing.T) {
+	made := string(reportOf(t, 1))
+	_, row, _ := strings.Cut(made, `{"lv_name":"pvc-0"`)
+	row, _, _ = strings.Cut(row, "}")
+	for tag, want := range map[string][]string{",csi-node.unzeroed": {"lvremove", "lvcreate"}, ",csi-node.formatted=ext4": nil} {
+		tagged := strings.Replace(made, "csi-node.name=pvc-0", "csi-node.name=pvc-0"+tag, 1)
+		cut := strings.Replace(tagged, `{"lv_name":"pvc-0"`, `{"lv_name":"pvc-0_rmeta_0"`+row+`}, {"lv_name":"pvc-0"`, 1)
+		b, _ := newFake(t, devices.Environment{DriverName: "d", StateDir: t.TempDir()}, t.TempDir(), nil)
+		file := filepath.Join(t.TempDir(), "disk") // each change of the group is flushed
+		require.NoError(t, os.WriteFile(file, nil, 0o600))
+		b.disks = func(context.Context) ([]disk, error) {
+			return []disk{{path: file, label: label{uuid: "disk", group: "vg0", groupUUID: group, members: []string{"disk"}}}}, nil
+		}
+		report, ran := cut, []string(nil)
+		b.lvm = func(_ context.Context, args ...string) ([]byte, error) {
+			switch args[0] {
+			case "fullreport":
+				return []byte(report), nil
+			case "lvremove":
+				report = string(reportOf(t, 0))
+			case "lvcreate":
+				report = tagged
+			}
+			ran = append(ran, args[0])
+			return nil, nil
+		}
+		_, err := b.ListVolumes(t.Context()) // so that a report is at hand
+		require.NoError(t, err)
+		v, err := b.CreateVolume(t.Context(), devices.CreateRequest{Name: "pvc-0", Parameters: map[string]string{groupKey: "vg0"}, Size: devices.SizeRange{Required: 1}})
+		if err != nil || v.ID != (volumeID{group, "pvc-0"}).String() || !slices.Equal(ran, want) {
+			t.Errorf("%s: lvm was run for %q, and the answer is %+v, %v", tag, ran, v, err)
+		}
+	}
+}
+
 // A volume that names its group does not wait for another one that hangs; and what is
 // wrong with that is told with what is wrong with others.
 func TestHungGroupHoldsUpNoOther(t *testing.T) {

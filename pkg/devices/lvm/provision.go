@@ -50,7 +50,10 @@ func (b *Backend) create(ctx context.Context, r devices.CreateRequest) (devices.
 		lv, has := at.volumes[name]
 		_, pool := at.pools[name]
 		switch {
-		case has && b.own(lv) && lv.unfinished: // nobody was told of it
+		case has && b.own(lv) && lv.unfinished: // no caller was told of it
+			if err := (place{c.group, lv, at}).unused(); err != nil {
+				return err
+			}
 			if err := b.change(ctx, c.group, "lvremove", "--yes", c.group+"/"+name); err != nil {
 				return err
 			}

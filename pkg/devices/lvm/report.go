@@ -33,7 +33,7 @@ type logical struct {
 	layout     layout  // of a thick volume
 	odd        string  // else what its layout is: one that no class has
 	broken     string  // what LVM says of its health; empty: nothing
-	unfinished bool    // lvcreate was cut short: what it is made of can still be seen
+	unfinished bool    // lvcreate was cut short, see takeParts
 	synced     float64 // percent of a mirror that is the same on its disks; 100 while it is not active
 }
 
@@ -134,9 +134,10 @@ func (r *report) add(p *parser) {
 // partName matches the names that LVM keeps for what a mirror is made of.
 var partName = regexp.MustCompile(`^(.+)_r(meta|image)_[0-9]+$`)
 
-// takeParts takes the parts of mirrors out of the report. LVM hides them, with the tags
-// of their volume, once lvcreate has cleared them: those that it shows tell that it was
-// cut short before.
+// takeParts takes the parts of mirrors out of the report, which bear the tags of their
+// volume. LVM shows them while it clears them, and hides them then: if it was cut short,
+// they can still be seen. A volume is unfinished only if nobody has had it: the parts of
+// others can be seen after a conversion by hand (lvconvert), and they hold data.
 func (r *report) takeParts() {
 	for name := range r.volumes {
 		match := partName.FindStringSubmatch(name)
@@ -145,7 +146,7 @@ func (r *report) takeParts() {
 		}
 		delete(r.volumes, name)
 		if whole, has := r.volumes[match[1]]; has {
-			whole.unfinished = true
+			whole.unfinished = whole.tags.unzeroed
 			r.volumes[match[1]] = whole
 		}
 	}

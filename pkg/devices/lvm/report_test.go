@@ -86,18 +86,21 @@ func TestParseReport(t *testing.T) {
 func TestUnfinishedMirror(t *testing.T) {
 	_, row, _ := strings.Cut(reportText, `{"lv_name":"twice"`)
 	row, _, _ = strings.Cut(row, "}")
-	text := reportText
-	for _, part := range []string{"twice_rmeta_0", "twice_rmeta_1", "other_rimage_0"} {
-		text = strings.Replace(text, `{"lv_name":"twice"`, `{"lv_name":"`+part+`"`+row+`}, {"lv_name":"twice"`, 1)
-	}
-	r, err := parseReport([]byte(text))
-	require.NoError(t, err)
-	if names := slices.Sorted(maps.Keys(r.volumes)); !slices.Equal(names, []string{"odd", "thick", "thin", "twice", "wide"}) {
-		t.Errorf("%q", names)
-	}
-	for name, v := range r.volumes {
-		if v.unfinished != (name == "twice") {
-			t.Errorf("%s: %t", name, v.unfinished)
+	for tags, unfinished := range map[string]bool{"csi-node.unzeroed": true, "csi-node.formatted=ext4": false, "": false} {
+		tagged := strings.Replace(row, `"lv_tags":""`, `"lv_tags":"`+tags+`"`, 1)
+		text := strings.Replace(reportText, row, tagged, 1)
+		for _, part := range []string{"twice_rmeta_0", "twice_rmeta_1", "other_rimage_0"} {
+			text = strings.Replace(text, `{"lv_name":"twice"`, `{"lv_name":"`+part+`"`+tagged+`}, {"lv_name":"twice"`, 1)
+		}
+		r, err := parseReport([]byte(text))
+		require.NoError(t, err)
+		if names := slices.Sorted(maps.Keys(r.volumes)); !slices.Equal(names, []string{"odd", "thick", "thin", "twice", "wide"}) {
+			t.Errorf("%q", names)
+		}
+		for name, v := range r.volumes {
+			if v.unfinished != (name == "twice" && unfinished) {
+				t.Errorf("tagged %q: %s: %t", tags, name, v.unfinished)
+			}
 		}
 	}
 }
