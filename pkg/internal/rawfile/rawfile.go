@@ -23,9 +23,10 @@ func Open(path string, flags int, mode uint32) (*os.File, error) {
 	return os.NewFile(uintptr(fd), path), nil
 }
 
-// OpenIn opens a file in an open directory, and returns its descriptor.
+// OpenIn opens a file in an open directory, and returns its descriptor. A symbolic link is
+// not followed.
 func OpenIn(dir int, name string, flags int, mode uint32) (fd int, err error) {
-	return open(dir, name, flags, mode)
+	return open(dir, name, flags|unix.O_NOFOLLOW, mode)
 }
 
 // Read is os.ReadFile for small files.

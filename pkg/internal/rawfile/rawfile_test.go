@@ -56,6 +56,10 @@ func TestOpenIn(t *testing.T) {
 	if _, err := os.Stat(filepath.Join(path, "file")); err != nil {
 		t.Error(err)
 	}
+	require.NoError(t, os.Symlink("file", filepath.Join(path, "link")))
+	if _, err := OpenIn(int(dir.Fd()), "link", os.O_WRONLY, 0); err == nil {
+		t.Error("a symbolic link was followed")
+	}
 	if _, err := OpenIn(int(dir.Fd()), "none", os.O_WRONLY, 0); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("a missing file: %v", err)
 	}

@@ -31,9 +31,10 @@ const (
 // tombstones that will end what the record asks for, so that these can be written
 // on a full file system, too.
 type directory struct {
-	boot string
-	root *os.Root
-	self *os.File
+	boot  string
+	root  *os.Root
+	self  *os.File
+	tmpfs bool // blocks that a file has are kept for it, and overwritten in place
 }
 
 // openDirectory opens the directory at the path, and makes it if it is not there.
@@ -49,7 +50,9 @@ func openDirectory(path, boot string) (*directory, error) {
 	if err != nil {
 		return nil, errors.Join(err, root.Close())
 	}
-	return &directory{boot, root, self}, nil
+	var fs unix.Statfs_t // of a file system that is not known, nothing is taken for granted
+	_ = unix.Fstatfs(int(self.Fd()), &fs)
+	return &directory{boot, root, self, fs.Type == unix.TMPFS_MAGIC}, nil
 }
 
 func (d *directory) close() error { return errors.Join(d.self.Close(), d.root.Close()) }
@@ -106,7 +109,7 @@ func (d *directory) write(name string, text []byte, must bool) error {
 				st, err = fstat(fd)
 			}
 		}
-		if full := allocate(fd, st, text); err == nil && must {
+		if full := d.allocate(fd, st, text); err == nil && must {
 			err = full
 		}
 		for err == nil && len(text) > 0 {
@@ -123,15 +126,15 @@ func (d *directory) write(name string, text []byte, must bool) error {
 // reserve reserves the blocks for the end of a record in a file.
 func (d *directory) reserve(name string, flags int, text []byte) error {
 	var st unix.Stat_t
-	if err := unix.Fstatat(int(d.self.Fd()), name, &st, unix.AT_SYMLINK_NOFOLLOW); err == nil && reserved(st, text) {
+	if err := unix.Fstatat(int(d.self.Fd()), name, &st, unix.AT_SYMLINK_NOFOLLOW); err == nil && d.reserved(st, text) {
 		return nil
 	}
-	return d.open(name, flags, func(fd int) error { return allocate(fd, st, text) })
+	return d.open(name, flags, func(fd int) error { return d.allocate(fd, st, text) })
 }
 
 // open opens a file for writing. A symbolic link is not followed.
 func (d *directory) open(name string, flags int, use func(fd int) error) error {
-	fd, err := rawfile.OpenIn(int(d.self.Fd()), name, unix.O_WRONLY|unix.O_NOFOLLOW|flags, 0o600)
+	fd, err := rawfile.OpenIn(int(d.self.Fd()), name, unix.O_WRONLY|flags, 0o600)
 	if err != nil {
 		return err
 	}
@@ -142,13 +145,15 @@ func (d *directory) open(name string, flags int, use func(fd int) error) error {
 // text, because a tombstone is longer than what it ends, but not by so much.
 func reservation(text []byte) int64 { return int64(len(text) + len(text)/2) }
 
-// reserved reports whether a file has the blocks that a record needs.
-func reserved(st unix.Stat_t, text []byte) bool { return st.Blocks*512 >= reservation(text) }
+// reserved reports whether a file is known to have the blocks that a record needs.
+func (d *directory) reserved(st unix.Stat_t, text []byte) bool {
+	return d.tmpfs && st.Blocks*512 >= reservation(text)
+}
 
 // allocate reserves the blocks of a record, if the file does not have them. Where the
 // file system cannot reserve blocks, there is no error.
-func allocate(fd int, st unix.Stat_t, text []byte) error {
-	if reserved(st, text) {
+func (d *directory) allocate(fd int, st unix.Stat_t, text []byte) error {
+	if d.reserved(st, text) {
 		return nil
 	}
 	err := uninterrupted("fallocate", func() error { return unix.Fallocate(fd, unix.FALLOC_FL_KEEP_SIZE, 0, reservation(text)) })
