@@ -15,6 +15,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/csi-node/csi-node/pkg/internal/deadline"
 	"github.com/csi-node/csi-node/pkg/reconciler"
 	"github.com/csi-node/csi-node/pkg/report"
 )
@@ -157,9 +158,9 @@ func askFor(ctx context.Context, stateDir, method, path string, read func(io.Rea
 	if err != nil {
 		return err
 	}
-	if deadline, ok := ctx.Deadline(); ok {
-		left := time.Until(deadline)
-		req.Header.Set(timeoutHeader, (left - min(left/10, 2*time.Second)).String())
+	if at, ok := ctx.Deadline(); ok {
+		left := time.Until(at)
+		req.Header.Set(timeoutHeader, (left - deadline.Margin(left)).String())
 	}
 	resp, err := client.Do(req)
 	switch {

@@ -12,6 +12,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/csi-node/csi-node/pkg/devices"
+	"github.com/csi-node/csi-node/pkg/internal/deadline"
 	"github.com/csi-node/csi-node/pkg/internal/hang"
 	"github.com/csi-node/csi-node/pkg/state"
 )
@@ -316,15 +317,14 @@ func (r *Reconciler) ensure(ctx context.Context, id string, w *waiter, edit func
 type answerTime struct{}
 
 // InTime fixes the moment at which a call must be answered, whatever it waits for: its
-// deadline less a margin, which is a tenth of the time left now, two seconds at most.
-// Without a deadline, or if the moment is fixed already, it returns ctx.
+// deadline less the margin (deadline.Margin) of the time left now. Without a deadline, or
+// if the moment is fixed already, it returns ctx.
 func InTime(ctx context.Context) context.Context {
-	deadline, ok := ctx.Deadline()
+	at, ok := ctx.Deadline()
 	if !ok || ctx.Value(answerTime{}) != nil {
 		return ctx
 	}
-	left := time.Until(deadline)
-	return context.WithValue(ctx, answerTime{}, deadline.Add(-min(left/10, 2*time.Second)))
+	return context.WithValue(ctx, answerTime{}, at.Add(-deadline.Margin(time.Until(at))))
 }
 
 // untilAnswer returns a context that ends when a call must be answered, see InTime.

@@ -12,6 +12,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/csi-node/csi-node/pkg/devices"
+	"github.com/csi-node/csi-node/pkg/internal/deadline"
 	"github.com/csi-node/csi-node/pkg/internal/hang"
 	"github.com/csi-node/csi-node/pkg/internal/mapper"
 	"github.com/csi-node/csi-node/pkg/state"
@@ -44,9 +45,8 @@ func (b *Backend) inTurn(ctx context.Context, group string, limit time.Duration,
 		return err
 	}
 	waiting, stop := ctx, func() {}
-	if deadline, has := ctx.Deadline(); has {
-		left := time.Until(deadline)
-		waiting, stop = context.WithDeadline(ctx, deadline.Add(-min(left/10, 2*time.Second)))
+	if at, has := ctx.Deadline(); has {
+		waiting, stop = context.WithDeadline(ctx, at.Add(-deadline.Margin(time.Until(at))))
 	}
 	defer stop()
 	_, err := b.turns.Do(waiting, group, limit, func() (struct{}, error) { return struct{}{}, f(context.WithoutCancel(ctx)) })
