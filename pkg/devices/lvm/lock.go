@@ -5,7 +5,7 @@ import (
 	"os"
 	"path/filepath"
 
-	"github.com/csi-node/csi-node/pkg/internal/sole"
+	"github.com/csi-node/csi-node/pkg/internal/storagelock"
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
@@ -32,7 +32,7 @@ func (b *Backend) lock(group, uuid string) (err error) {
 	if err != nil {
 		return err
 	}
-	if err := sole.Lock(f, b.stateDir, "give this one another --driver-name, or other --lvm-groups"); err != nil {
+	if err := storagelock.Take(f, b.stateDir, "give this one another --driver-name, or other --lvm-groups"); err != nil {
 		return errors.Join(err, f.Close())
 	}
 	b.locks[uuid] = f

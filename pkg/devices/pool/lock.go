@@ -6,18 +6,18 @@ import (
 	"os"
 	"path/filepath"
 
-	"github.com/csi-node/csi-node/pkg/internal/sole"
+	"github.com/csi-node/csi-node/pkg/internal/storagelock"
 )
 
-// Lock keeps plugins with other state directories from the pool until unlock is
-// called or the process has ended (package sole). The error names who has it.
+// Lock keeps plugins with other state directories off the pool until unlock is
+// called or the process has ended (package storagelock). The error names who has it.
 func (p *Pool) Lock(stateDir string) (unlock func() error, err error) {
 	// Not a file in the pool, which could not be unmounted then.
 	f, err := p.openSeen()
 	if err != nil {
 		return nil, err
 	}
-	if err := sole.Lock(f, stateDir, "give this one another --pool-dir"); err != nil {
+	if err := storagelock.Take(f, stateDir, "give this one another --pool-dir"); err != nil {
 		_ = f.Close()
 		return nil, fmt.Errorf("lock the pool %s: %w", p.dir, err)
 	}

@@ -1,6 +1,8 @@
-// Package sole locks storage for the plugins of one state directory. Plugins of two state
-// directories would not see each other's changes.
-package sole
+// Package storagelock keeps two plugins from working on the same storage, such as a pool
+// or a volume group. Plugins with the same state directory may share it: the lock of their
+// store lets only one of them work at a time. Plugins with different state directories
+// would not see each other's changes.
+package storagelock
 
 import (
 	"fmt"
@@ -13,14 +15,14 @@ import (
 // pidBits hold every process id (PID_MAX_LIMIT in the kernel's include/linux/threads.h).
 const pidBits = 22
 
-// Lock locks a file that stands for some storage for the plugins of a state directory,
-// until the file is closed or the process has ended. Plugins with the same one may share it: the lock
-// on their store lets only one of them work, and knows what to do about a holder that
-// was killed and hangs in the kernel, which would still hold this lock too.
+// Take locks storage for the plugins of a state directory. f is a file that stands for the
+// storage; the lock lasts until f is closed or the process has ended. A plugin that was
+// killed and hangs in the kernel still has its lock, and a successor with the same state
+// directory is not kept out by it: what to do then, the lock of the store decides.
 //
-// The error names who has it for another state directory, and says what to do;
-// instead is what can be done but to stop that one.
-func Lock(f *os.File, stateDir, instead string) error {
+// The error names the process that has the lock for another state directory, and says
+// what to do; instead says what can be done other than stopping that process.
+func Take(f *os.File, stateDir, instead string) error {
 	var st unix.Stat_t
 	if err := unix.Stat(stateDir, &st); err != nil {
 		return &os.PathError{Op: "stat", Path: stateDir, Err: err}
@@ -29,9 +31,9 @@ func Lock(f *os.File, stateDir, instead string) error {
 	fmt.Fprint(hash, st.Dev, " ", st.Ino)
 	id := int64(hash.Sum32())
 
-	// Each plugin has a shared lock on one byte, whose place tells its state
-	// directory and its process. The lock comes before the look at the others: of
-	// two that start at once both may fail, and never none.
+	// Each plugin has a shared lock on one byte, whose offset tells its state directory
+	// and its process. It takes the lock before it looks for others: of two that start at
+	// once both may fail, but both never succeed.
 	own := unix.Flock_t{Type: unix.F_RDLCK, Start: id<<pidBits | int64(os.Getpid())&(1<<pidBits-1), Len: 1}
 	if err := unix.FcntlFlock(f.Fd(), unix.F_OFD_SETLK, &own); err != nil {
 		return fmt.Errorf("lock %s: %w", f.Name(), err)
