@@ -99,10 +99,10 @@ func (b *Backend) activate(ctx context.Context, at place) (*mapper.Device, error
 	return d, f.Close()
 }
 
-// awaitLegs looks for the disks of a group anew before a mirror of it is activated: LVM
-// activates one with a single leg, too, and the other leg is behind from then on, though
-// its disk may only have come late. Unavailable: a disk that may be the group's does not
-// answer. One that is not there at all is waited for by nobody.
+// awaitLegs finds the disks of a group anew before a mirror of it is activated. LVM would
+// also activate a mirror with a single leg, and the other leg, whose disk may only have
+// come late, would be out of date from then on. Unavailable: a disk that may be the group's
+// does not answer. A disk that is not there at all is not waited for.
 func (b *Backend) awaitLegs(ctx context.Context, group string) error {
 	_, late, err := b.findMembers(ctx, group)
 	if err == nil && len(late) > 0 {

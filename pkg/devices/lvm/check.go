@@ -19,7 +19,7 @@ func (b *Backend) Check(ctx context.Context) error {
 	var broken, serves error // what is wrong with groups, and with those whose volumes can be used
 	here, gone := map[string]bool{}, errGone
 	for _, name := range b.names {
-		r, err := b.look(ctx, name, reportAge, turnLimit)
+		r, err := b.reportOf(ctx, name, reportAge, turnLimit)
 		if errors.Is(err, errGone) {
 			if silent := (hidden{}); errors.As(err, &silent) {
 				gone = fmt.Errorf("%w; %w", errGone, silent)
@@ -98,7 +98,7 @@ func (v logical) flaw() string {
 // Measure implements devices.Meter.
 func (b *Backend) Measure(ctx context.Context) (all []devices.Measurement, failed error) {
 	for _, name := range b.names {
-		r, err := b.look(ctx, name, reportAge, turnLimit)
+		r, err := b.reportOf(ctx, name, reportAge, turnLimit)
 		if errors.Is(err, errGone) {
 			continue
 		}

@@ -24,27 +24,27 @@ import (
 // disk is a disk of LVM on this node, or one that may be.
 type disk struct {
 	path   string
-	label       // unknown of one that is silent
-	silent bool // it did not tell what it is
+	label       // unknown if the disk is silent
+	silent bool // it does not answer
 }
 
-// finder returns the disks of LVM on this node, and those that did not tell what
-// they are, such as one that does not answer.
+// finder returns the disks of LVM on this node, and the silent ones, of which it is not
+// known whether they are LVM's.
 type finder func(ctx context.Context) ([]disk, error)
 
 // errGone says that a group is not on this node.
 var errGone = errors.New("there is no such volume group on this node")
 
-// hidden are disks that do not answer, so that a group that was not found may be on them.
-// No event tells when one answers again.
+// hidden is an error that lists disks which do not answer: a group that was not found may
+// be on them. No event tells when one answers again.
 type hidden []string
 
 func (h hidden) Error() string {
 	return "it may be on disks that do not answer: " + strings.Join(h, ", ")
 }
 
-// membersOf returns the paths of the disks of a group, and how many more there should be.
-// errGone, wrapped: there are none. FailedPrecondition: two groups have that name.
+// membersOf returns the paths of the disks of a group, and how many are missing. errGone,
+// wrapped: there are none. FailedPrecondition: two groups have that name.
 func membersOf(group string, disks []disk) (paths []string, missing int, err error) {
 	var latest label
 	uuid := ""
@@ -73,7 +73,7 @@ func membersOf(group string, disks []disk) (paths []string, missing int, err err
 	return paths, len(latest.members) - len(there), nil
 }
 
-// looks bounds the time that a disk has to tell its label.
+// lookLimit is how long a disk may take to answer when its label is read.
 const lookLimit = 2 * time.Second
 
 // strangers are kinds of devices that are never disks of a volume group here: what is in

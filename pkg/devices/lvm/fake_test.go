@@ -172,7 +172,7 @@ func TestHungGroupHoldsUpNoOther(t *testing.T) {
 			t.Errorf("found is %+v after %s (%v)", d, time.Since(begin), err)
 		}
 		require.Class(t, b.Check(t.Context()), state.DeadlineExceeded, "dead has not answered since ", "it is broken")
-		b.changed("vg0")
+		b.dropReport("vg0")
 		limited, end := context.WithTimeout(t.Context(), 10*time.Second)
 		defer end()
 		require.Class(t, b.Check(limited), state.DeadlineExceeded, "dead has not answered since ")

@@ -36,7 +36,7 @@ func (b *Backend) Find(ctx context.Context, v devices.Volume) (state.Device, err
 	if err != nil {
 		return state.Device{}, fmt.Errorf("volume %s: find: %w", v.ID, err)
 	}
-	at, err := b.known(ctx, v, id, findLimit)
+	at, err := b.placeOf(ctx, v, id, findLimit)
 	switch {
 	case ctx.Err() != nil:
 		return state.Device{}, ctx.Err()
@@ -90,7 +90,7 @@ func tellDevice(d *state.Device, active *mapper.Device) error {
 func (b *Backend) Attached(ctx context.Context) ([]devices.Attachment, error) {
 	var all []devices.Attachment
 	for _, name := range b.names {
-		r, err := b.look(ctx, name, reportAge, turnLimit)
+		r, err := b.reportOf(ctx, name, reportAge, turnLimit)
 		if errors.Is(err, errGone) {
 			continue
 		}

@@ -119,7 +119,7 @@ func find(t testing.TB, b *Backend, v devices.Volume) state.Device {
 func clean(t testing.TB, b *Backend, views *blockdev.Devices) {
 	ctx := context.WithoutCancel(t.Context())
 	for _, name := range b.names {
-		b.changed(name)
+		b.dropReport(name)
 	}
 	ids, err := b.ListVolumes(ctx)
 	if err != nil {

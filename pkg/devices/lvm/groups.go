@@ -18,28 +18,28 @@ import (
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
-// known is what this process knows of a group.
-type known struct {
-	paths  []string // of its disks; nil: they are looked for
-	report *report  // nil: it is to be read
+// groupState is what this process remembers of a group.
+type groupState struct {
+	paths  []string // of its disks; nil: they have to be found
+	report *report  // nil: it has to be read
 	read   time.Time
 }
 
 const (
-	// turnLimit is how long a caller waits for a group of which one command, or a few
-	// that belong together, do not end.
+	// turnLimit is how long a caller waits for its turn at a group: two commands may have
+	// to time out before it.
 	turnLimit = 2 * commandLimit
-	// findLimit is how long Find waits, of each lvm that hangs, once: what is attached is
-	// told, and taken down, without LVM.
+	// findLimit is turnLimit for Find. It is short, because what is attached is found, and
+	// taken down, without LVM.
 	findLimit = 10 * time.Second
-	// reportAge is how old a report may be that tells of room, or that there is no such
-	// volume: others change groups, too.
+	// reportAge is how old a report may be that says how much room there is, or that there
+	// is no such volume: others change the group, too.
 	reportAge = 10 * time.Second
 )
 
-// inTurn runs f when nobody else works on the group. What f has begun it ends, though
-// ctx ends meanwhile: the next caller finds it done. After an error, f may still run.
-// A caller with a deadline is told before it that the group does not answer.
+// inTurn runs f when nobody else works on the group. Once f has begun, it runs to its end
+// even if ctx ends first; so f may still run when inTurn returns an error. If the group
+// does not answer, a caller with a deadline is told so a little before it.
 func (b *Backend) inTurn(ctx context.Context, group string, limit time.Duration, f func(context.Context) error) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -50,9 +50,9 @@ func (b *Backend) inTurn(ctx context.Context, group string, limit time.Duration,
 	}
 	defer stop()
 	_, err := b.turns.Do(waiting, group, limit, func() (struct{}, error) { return struct{}{}, f(context.WithoutCancel(ctx)) })
-	late, is := err.(*hang.Unanswered)
+	late, hangs := err.(*hang.Unanswered)
 	switch {
-	case !is:
+	case !hangs:
 		return err
 	case ctx.Err() != nil:
 		return ctx.Err()
@@ -68,16 +68,17 @@ func (b *Backend) command(ctx context.Context, group string, args ...string) ([]
 	}
 	out, err := b.lvm(ctx, slices.Insert(args, 1, "--config", config(paths))...)
 	if err != nil {
-		if state.ClassOf(err) != state.DeadlineExceeded { // else it says nothing of the group
-			b.changed(group)
+		if state.ClassOf(err) != state.DeadlineExceeded { // a command that did not end says nothing about the group
+			b.dropReport(group)
 		}
-		b.forgetDisks(group) // they may be others now
+		b.forgetDisks(group) // they may have changed
 		return nil, fmt.Errorf("volume group %s: %w", group, err)
 	}
 	return out, nil
 }
 
-// change is command for what writes to the group's metadata, which is durable then.
+// change is command for what writes to the group's metadata. The change is durable when it
+// returns.
 func (b *Backend) change(ctx context.Context, group string, args ...string) error {
 	if b.lookOnly {
 		return state.Errorf(state.FailedPrecondition, "volume group %s: this program only looks", group)
@@ -95,7 +96,7 @@ func (b *Backend) change(ctx context.Context, group string, args ...string) erro
 	return nil
 }
 
-// noRoom classifies what lvm says where somebody else has taken the room meanwhile.
+// noRoom classifies the error of lvm when somebody else has taken the room meanwhile.
 func noRoom(err error) error {
 	for _, words := range []string{"insufficient free space", "Insufficient free space", "Insufficient suitable"} {
 		if strings.Contains(err.Error(), words) {
@@ -117,9 +118,9 @@ func (b *Backend) members(ctx context.Context, group string) ([]string, error) {
 	return paths, err
 }
 
-// findMembers looks for the disks of a group. late are those that do not answer, if the
-// group lacks some of its own. errGone, wrapped: it has none; hidden, wrapped with it: but
-// there are disks that do not answer.
+// findMembers finds the disks of a group. If some are missing, late are the disks of this
+// node that do not answer: they may be the missing ones. errGone, wrapped: no disk of the
+// group was found; hidden is wrapped with it if there are disks that do not answer.
 func (b *Backend) findMembers(ctx context.Context, group string) (paths, late []string, err error) {
 	disks, err := b.disks(ctx)
 	if err != nil {
@@ -145,32 +146,32 @@ func (b *Backend) findMembers(ctx context.Context, group string) (paths, late []
 	return paths, late, nil
 }
 
-// forgetDisks has the disks of a group looked for anew.
+// forgetDisks makes the next command find the disks of a group anew.
 func (b *Backend) forgetDisks(group string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.groups[group].paths = nil
 }
 
-// changed drops the report of a group.
-func (b *Backend) changed(group string) {
+// dropReport makes the next caller read the report of a group anew.
+func (b *Backend) dropReport(group string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.groups[group].report = nil
 }
 
-// renew reads the report of a group after a change, so that whoever looks at a volume need
-// not wait for it. The caller has the group's turn.
+// renew reads the report of a group after a change, so that the next observation of a
+// volume need not wait for it. The caller has the group's turn.
 func (b *Backend) renew(ctx context.Context, group string) {
-	b.changed(group)
+	b.dropReport(group)
 	if _, err := b.refresh(ctx, group); err != nil {
 		klog.FromContext(ctx).Error(err, "Cannot read a volume group after a change; it is read when it is next looked at", "group", group)
 	}
 }
 
-// latest returns the report of a group that is no older than age; 0: any that there is.
-// nil: it has to be read.
-func (b *Backend) latest(group string, age time.Duration) *report {
+// cachedReport returns the report of a group if it is in memory and no older than age; an
+// age of 0 takes any. nil: it has to be read.
+func (b *Backend) cachedReport(group string, age time.Duration) *report {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	g := b.groups[group]
@@ -180,15 +181,15 @@ func (b *Backend) latest(group string, age time.Duration) *report {
 	return g.report
 }
 
-// look returns a report of a group that is no older than age, and waits for it no longer
-// than limit. errGone, wrapped: the group is not on this node.
-func (b *Backend) look(ctx context.Context, group string, age, limit time.Duration) (*report, error) {
-	if r := b.latest(group, age); r != nil {
+// reportOf returns a report of a group that is no older than age, and waits at most limit
+// for it. errGone, wrapped: the group is not on this node.
+func (b *Backend) reportOf(ctx context.Context, group string, age, limit time.Duration) (*report, error) {
+	if r := b.cachedReport(group, age); r != nil {
 		return r, nil
 	}
-	var found *report // read only if f has ended
+	var found *report // set only if f has ended
 	err := b.inTurn(ctx, group, limit, func(ctx context.Context) (err error) {
-		if found = b.latest(group, age); found == nil { // else who had the turn before has read it
+		if found = b.cachedReport(group, age); found == nil { // else whoever had the turn before has read it
 			found, err = b.refresh(ctx, group)
 		}
 		return err
@@ -199,16 +200,16 @@ func (b *Backend) look(ctx context.Context, group string, age, limit time.Durati
 	return found, nil
 }
 
-// refresh reads the report of a group, locks it, and mends what an earlier process left. The caller
-// has the group's turn.
+// refresh reads the report of a group, locks the group, and cleans up what an interrupted
+// change has left. The caller has the group's turn.
 func (b *Backend) refresh(ctx context.Context, group string) (*report, error) {
 	r, err := b.readReport(ctx, group)
-	if err != nil && !errors.Is(err, errGone) || err == nil && r.missing > 0 { // perhaps its disks are others now
+	if err != nil && !errors.Is(err, errGone) || err == nil && r.missing > 0 { // its disks may have changed
 		b.forgetDisks(group)
 		r, err = b.readReport(ctx, group)
 	}
 	if errors.Is(err, errGone) {
-		b.changed(group)
+		b.dropReport(group)
 	}
 	if err == nil {
 		err = b.lock(group, r.uuid)
@@ -240,28 +241,28 @@ func (b *Backend) readReport(ctx context.Context, group string) (*report, error)
 	return r, nil
 }
 
-// atOnce is of how many volumes one lvm is told, which then ends within its time.
-const atOnce = 100
+// maxPerCommand is how many volumes one lvm command may name, so that it ends in time.
+const maxPerCommand = 100
 
-// mend ends what a process that was killed has left, and reports whether there was
+// mend cleans up what a process that was killed has left, and reports whether there was
 // anything. The caller has the group's turn.
 func (b *Backend) mend(ctx context.Context, group string, r *report) (mended bool) {
 	if b.lookOnly {
 		return false
 	}
-	for _, end := range ends {
+	for _, cleanup := range cleanups {
 		var volumes []string
 		for _, name := range slices.Sorted(maps.Keys(r.volumes)) {
 			v := r.volumes[name]
 			ours := b.own(v) || v.tags.growth && v.tags.driver == b.driver
-			if ours && end.of(v) && !b.busy(deviceName(group, name)) {
+			if ours && cleanup.of(v) && !b.busy(deviceName(group, name)) {
 				volumes = append(volumes, group+"/"+name)
 			}
 		}
-		for some := range slices.Chunk(volumes, atOnce) {
-			mended = true // some of them even if it fails
-			log := klog.FromContext(ctx).WithValues("logicalVolumes", some, "by", strings.Join(end.command, " "))
-			if err := b.change(ctx, group, slices.Concat(end.command, some)...); err != nil {
+		for some := range slices.Chunk(volumes, maxPerCommand) {
+			mended = true // even if the command fails, it may have changed some of them
+			log := klog.FromContext(ctx).WithValues("logicalVolumes", some, "by", strings.Join(cleanup.command, " "))
+			if err := b.change(ctx, group, slices.Concat(cleanup.command, some)...); err != nil {
 				log.Error(err, "Cannot end what an interrupted change has left")
 				continue
 			}
@@ -271,10 +272,10 @@ func (b *Backend) mend(ctx context.Context, group string, r *report) (mended boo
 	return mended
 }
 
-// ends are what lvm has to do to volumes that an interrupted change has left, in this
+// cleanups are the commands for volumes that an interrupted change has left, in this
 // order: resume a device, remove what a volume was to grow by, keep udev from activating
 // a new volume, and deactivate one that was being zeroed.
-var ends = []struct {
+var cleanups = []struct {
 	of      func(logical) bool
 	command []string
 }{
@@ -306,13 +307,13 @@ type place struct {
 // errMissing says that a group has no such volume.
 var errMissing = errors.New("there is no such volume")
 
-// known returns what the reports tell of a volume. errMissing: its group is there and has
-// no such volume. errGone, wrapped: its group is not on this node; hidden, wrapped with it:
-// but may be on disks that do not answer. FailedPrecondition: the group that the volume
-// names is another one here.
-func (b *Backend) known(ctx context.Context, v devices.Volume, id volumeID, limit time.Duration) (place, error) {
+// placeOf returns where a volume is, by the reports of the groups. errMissing: its group is
+// there and has no such volume. errGone, wrapped: its group is not on this node; hidden is
+// wrapped with it if the group may be on disks that do not answer. FailedPrecondition: this
+// node has another group of the name that the volume's context gives.
+func (b *Backend) placeOf(ctx context.Context, v devices.Volume, id volumeID, limit time.Duration) (place, error) {
 	for _, name := range b.names {
-		r := b.latest(name, 0)
+		r := b.cachedReport(name, 0)
 		if r == nil || r.uuid != id.group {
 			continue
 		}
@@ -322,8 +323,8 @@ func (b *Backend) known(ctx context.Context, v devices.Volume, id volumeID, limi
 	}
 	var failed, other error
 	var silent hidden
-	for _, name := range named(b.names, v.Context[groupKey]) {
-		switch r, err := b.look(ctx, name, reportAge, limit); {
+	for _, name := range askedFirst(b.names, v.Context[groupKey]) {
+		switch r, err := b.reportOf(ctx, name, reportAge, limit); {
 		case errors.Is(err, errGone):
 			errors.As(err, &silent)
 		case err != nil:
@@ -339,7 +340,7 @@ func (b *Backend) known(ctx context.Context, v devices.Volume, id volumeID, limi
 		}
 	}
 	switch {
-	case failed != nil: // the volume's may be among them
+	case failed != nil: // the volume's group may be one of those that failed
 		return place{}, failed
 	case other != nil:
 		return place{}, other
@@ -353,9 +354,9 @@ func (b *Backend) known(ctx context.Context, v devices.Volume, id volumeID, limi
 	return place{}, err
 }
 
-// named returns names, the one that is asked for first: then no other group, which may
-// hang, is waited for.
-func named(names []string, asked string) []string {
+// askedFirst returns the names with the one that is asked for first, so that no other
+// group, which may hang, is waited for before it.
+func askedFirst(names []string, asked string) []string {
 	i := slices.Index(names, asked)
 	if i <= 0 {
 		return names
@@ -363,8 +364,8 @@ func named(names []string, asked string) []string {
 	return append([]string{asked}, slices.Delete(slices.Clone(names), i, i+1)...)
 }
 
-// locate is known for whoever is about to change a volume. NotFound: there is no such
-// volume. ErrNoDevice, Unavailable: its group is not on this node now.
+// locate is placeOf for a caller that is about to change the volume. NotFound: there is no
+// such volume. ErrNoDevice, Unavailable: its group is not on this node now.
 func (b *Backend) locate(ctx context.Context, v devices.Volume) (place, error) {
 	id, own, err := parseID(v.ID)
 	switch {
@@ -373,11 +374,11 @@ func (b *Backend) locate(ctx context.Context, v devices.Volume) (place, error) {
 	case !own:
 		return place{}, state.Errorf(state.NotFound, "this is no id of a volume of the backend %s", Name)
 	}
-	at, err := b.known(ctx, v, id, turnLimit)
+	at, err := b.placeOf(ctx, v, id, turnLimit)
 	switch {
 	case errors.Is(err, errMissing):
 		return place{}, state.Errorf(state.NotFound, "%w", err)
-	case errors.As(err, new(hidden)): // it is tried again, as for what fails
+	case errors.As(err, new(hidden)): // it is tried again after a back-off: no event tells when the disks answer
 		return place{}, state.Errorf(state.Unavailable, "%w", err)
 	case errors.Is(err, errGone):
 		return place{}, state.Errorf(state.Unavailable, "%w: see that its disks are attached to this node: %w", err, devices.ErrNoDevice)
@@ -396,11 +397,11 @@ func (p place) device() (*mapper.Device, error) {
 
 func (p place) path() string { return p.group + "/" + p.volume.name }
 
-// retag replaces the tags of a volume, durably. The report is changed with them.
+// retag edits the tags of a volume, durably, and in the report.
 func (b *Backend) retag(ctx context.Context, p place, edit func(*tags) error) error {
 	return b.inTurn(ctx, p.group, turnLimit, func(ctx context.Context) error {
 		lv := p.volume
-		if r := b.latest(p.group, 0); r != nil {
+		if r := b.cachedReport(p.group, 0); r != nil {
 			if now, has := r.volumes[lv.name]; has && now.uuid == lv.uuid {
 				lv = now
 			}
@@ -414,17 +415,17 @@ func (b *Backend) retag(ctx context.Context, p place, edit func(*tags) error) er
 			return nil
 		}
 		if err := b.change(ctx, p.group, append(append([]string{"lvchange"}, arguments...), p.path())...); err != nil {
-			b.changed(p.group)
+			b.dropReport(p.group)
 			return err
 		}
 		lv.tags = after
-		b.remember(p.group, lv)
+		b.updateReport(p.group, lv)
 		return nil
 	})
 }
 
-// remember changes one volume in the report of a group.
-func (b *Backend) remember(group string, lv logical) {
+// updateReport replaces one volume in the report of a group.
+func (b *Backend) updateReport(group string, lv logical) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if r := b.groups[group].report; r != nil {

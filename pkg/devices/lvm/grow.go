@@ -194,6 +194,6 @@ func (b *Backend) dropGrowth(ctx context.Context, at place, name string) error {
 	if lv, has := r.volumes[name]; !has || !lv.tags.growth {
 		return nil
 	}
-	defer b.changed(at.group)
+	defer b.dropReport(at.group)
 	return b.change(ctx, at.group, "lvremove", "--force", "--yes", at.group+"/"+name)
 }

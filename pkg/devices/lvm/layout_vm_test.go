@@ -85,7 +85,7 @@ func TestLayouts(t *testing.T) {
 			require.NoError(t, err)
 			room := func() devices.Capacity {
 				t.Helper()
-				b.changed(group)
+				b.dropReport(group)
 				capacity, err := b.GetCapacity(ctx, completed)
 				require.NoError(t, err)
 				return capacity
@@ -191,7 +191,7 @@ func TestLostMirror(t *testing.T) {
 		fill(t, d.Path, 4*mib)
 		mustHold(t, d.Path, 4*mib)
 		mustBeZero(t, d.Path, 4*mib, 12*mib)
-		b.changed(group)
+		b.dropReport(group)
 		if err := b.Check(ctx); !errors.As(err, new(*state.Degraded)) || !strings.Contains(err.Error(), group+"/used") {
 			t.Errorf("without disk %d: %v", i, err)
 		}
@@ -223,8 +223,8 @@ func TestLostMirror(t *testing.T) {
 func waitSynced(t *testing.T, b *Backend, group string) {
 	t.Helper()
 	for {
-		b.changed(group)
-		r, err := b.look(t.Context(), group, 0, turnLimit)
+		b.dropReport(group)
+		r, err := b.reportOf(t.Context(), group, 0, turnLimit)
 		require.NoError(t, err)
 		if v := r.volumes["used"]; v.flaw() == "" {
 			return

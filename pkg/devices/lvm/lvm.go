@@ -73,9 +73,9 @@ type Backend struct {
 	turns   hang.Calls[struct{}] // by name of the group
 
 	mu      sync.Mutex
-	groups  map[string]*known   // by name
-	locks   map[string]*os.File // by UUID of the group
-	zeroing map[string]bool     // devices that this process writes zeros to, by name in the device mapper
+	groups  map[string]*groupState // by name
+	locks   map[string]*os.File    // by UUID of the group
+	zeroing map[string]bool        // devices that this process writes zeros to, by name in the device mapper
 }
 
 var fitGroup = regexp.MustCompile(`^[A-Za-z0-9+_.][A-Za-z0-9+_.-]*$`)
@@ -84,14 +84,14 @@ var fitGroup = regexp.MustCompile(`^[A-Za-z0-9+_.][A-Za-z0-9+_.-]*$`)
 func New(groups string, env devices.Environment) (*Backend, error) {
 	b := &Backend{
 		driver: env.DriverName, stateDir: env.StateDir, lookOnly: env.LookOnly, wanted: env.Wanted, lvm: newRunner("lvm", commandLimit), disks: newFinder(),
-		lockDir: lockDir, groups: map[string]*known{}, locks: map[string]*os.File{}, zeroing: map[string]bool{},
+		lockDir: lockDir, groups: map[string]*groupState{}, locks: map[string]*os.File{}, zeroing: map[string]bool{},
 	}
 	for _, name := range strings.FieldsFunc(groups, func(r rune) bool { return r == ',' || r == ' ' }) {
 		if !fitGroup.MatchString(name) || b.groups[name] != nil {
 			return nil, fmt.Errorf("--lvm-groups %q: must be names of volume groups, each once, with commas between them", groups)
 		}
 		b.names = append(b.names, name)
-		b.groups[name] = &known{}
+		b.groups[name] = &groupState{}
 	}
 	return b, nil
 }

@@ -38,7 +38,7 @@ func (b *Backend) create(ctx context.Context, r devices.CreateRequest) (devices.
 	}
 	name := logicalName(r.Name)
 	for _, group := range b.names { // of another class, perhaps
-		if at := b.latest(group, 0); at != nil && b.own(at.volumes[name]) && !at.volumes[name].unfinished {
+		if at := b.cachedReport(group, 0); at != nil && b.own(at.volumes[name]) && !at.volumes[name].unfinished {
 			return at.provisioned(at.volumes[name]), nil
 		}
 	}
@@ -111,7 +111,7 @@ func (b *Backend) create(ctx context.Context, r devices.CreateRequest) (devices.
 	if err != nil {
 		return devices.Provisioned{}, err
 	}
-	at, err := b.look(ctx, c.group, 0, turnLimit)
+	at, err := b.reportOf(ctx, c.group, 0, turnLimit)
 	switch {
 	case errors.Is(err, errGone):
 		return devices.Provisioned{}, state.Errorf(state.Unavailable, "%w", err)
@@ -201,7 +201,7 @@ func (b *Backend) GetVolume(ctx context.Context, v devices.Volume) (devices.Prov
 // ListVolumes implements devices.Provisioner. Groups that are not on this node have none.
 func (b *Backend) ListVolumes(ctx context.Context) (ids []string, err error) {
 	for _, name := range b.names {
-		r, err := b.look(ctx, name, reportAge, turnLimit)
+		r, err := b.reportOf(ctx, name, reportAge, turnLimit)
 		if errors.Is(err, errGone) {
 			continue
 		}
@@ -224,7 +224,7 @@ func (b *Backend) GetCapacity(ctx context.Context, parameters map[string]string)
 	if err != nil {
 		return devices.Capacity{}, err
 	}
-	r, err := b.look(ctx, c.group, reportAge, turnLimit)
+	r, err := b.reportOf(ctx, c.group, reportAge, turnLimit)
 	if errors.Is(err, errGone) {
 		return devices.Capacity{}, nil
 	}
