@@ -26,7 +26,7 @@ type Watcher struct {
 	attributes eventSource
 
 	mu     sync.Mutex
-	mounts map[uint64]known           // by id
+	mounts map[uint64]watchedMount    // by id
 	binds  map[state.DeviceNumber]int // how many mounts are of a node with that number
 	stale  bool                       // a resync is due, and failed
 	// changed is the function that Run got; until then, changes are kept in pending.
@@ -34,8 +34,8 @@ type Watcher struct {
 	pending []string
 }
 
-// known is a mount as it was last seen.
-type known struct {
+// watchedMount is a mount as it was last seen.
+type watchedMount struct {
 	point      string
 	attributes state.Attributes
 	// nodes are the numbers of the block device node that is bound: by what is at
@@ -45,15 +45,15 @@ type known struct {
 	root  string // what is bound, if it has nodes
 }
 
-func (e entry) known() known {
-	m := known{point: e.point, attributes: e.attributes, nodes: e.nodes()}
+func (e entry) watched() watchedMount {
+	m := watchedMount{point: e.point, attributes: e.attributes, nodes: e.nodes()}
 	if m.bindsNode() {
 		m.root = e.root
 	}
 	return m
 }
 
-func (m known) bindsNode() bool { return m.nodes != [2]state.DeviceNumber{} }
+func (m watchedMount) bindsNode() bool { return m.nodes != [2]state.DeviceNumber{} }
 
 // eventSource reports mounts, unmounts and changes of attributes.
 type eventSource interface {
@@ -61,13 +61,13 @@ type eventSource interface {
 	// wait blocks until there may be events; os.ErrClosed: the source is closed.
 	wait() error
 	// read returns, without waiting, the events of everything that was done before it
-	// is called. all: it is not known which mounts have changed.
+	// is called. all: any mount may have changed.
 	read() (changes []change, all bool, err error)
 	// list returns the mounts of the namespace by their ids.
-	list() (map[uint64]known, error)
-	// find returns the id of the mount that a descriptor is of, and as much of what
-	// list would return for it as costs little; ENOENT if it is unmounted.
-	find(fd int, point string) (uint64, known, error)
+	list() (map[uint64]watchedMount, error)
+	// find returns the id of the mount that a descriptor is of, and what of it is cheap to
+	// read; list returns the rest. ENOENT: it is unmounted.
+	find(fd int, point string) (uint64, watchedMount, error)
 	close() error
 }
 
@@ -80,9 +80,9 @@ type change struct {
 
 // NewWatcher begins to collect events: by fanotify (Linux 6.15), else by poll(2)
 // of /proc/self/mountinfo, which the kernel wakes at every change, and which is
-// then read as a whole. fanotify does not tell of attributes: the same poll is
-// kept beside it, after which only the mounts below the root are asked for
-// theirs. Run, or else Close, ends it.
+// then read as a whole. fanotify does not report changes of attributes, so the same poll
+// runs beside it: after each wake-up the attributes of the mounts below the root are
+// compared. Run, or else Close, ends it.
 func (h *Host) NewWatcher() (*Watcher, error) {
 	var s eventSource
 	s, err := newFanotify()
@@ -152,8 +152,8 @@ func (w *Watcher) take(changed func(string)) error {
 	return nil
 }
 
-// set takes note of a mount. The caller holds mu, as for drop and replace.
-func (w *Watcher) set(id uint64, m known) {
+// set notes a mount. The caller holds mu, as for drop and replace.
+func (w *Watcher) set(id uint64, m watchedMount) {
 	w.drop(id)
 	w.mounts[id] = m
 	for _, n := range m.nodes {
@@ -172,8 +172,8 @@ func (w *Watcher) drop(id uint64) {
 	delete(w.mounts, id)
 }
 
-func (w *Watcher) replace(mounts map[uint64]known) {
-	w.mounts, w.binds = make(map[uint64]known, len(mounts)), map[state.DeviceNumber]int{}
+func (w *Watcher) replace(mounts map[uint64]watchedMount) {
+	w.mounts, w.binds = make(map[uint64]watchedMount, len(mounts)), map[state.DeviceNumber]int{}
 	for id, m := range mounts {
 		w.set(id, m)
 	}
@@ -235,9 +235,9 @@ func (w *Watcher) Close() error {
 	return errors.Join(w.source.close(), w.attributes.close())
 }
 
-// listenPause is how long listen waits after a wake-up, at the least: what changes
-// meanwhile wakes it then. Where there are so many mounts that this would take more than
-// a hundredth of a processor it waits longer, up to longestPause.
+// listenPause is the least time between two comparisons by listen: a change in between
+// wakes it afterwards. If there are so many mounts that this would take more than a
+// hundredth of a processor, it waits longer, up to longestPause.
 const (
 	listenPause  = time.Second
 	longestPause = 10 * time.Second
@@ -264,8 +264,8 @@ func (w *Watcher) listen(ctx context.Context, changed func(string)) {
 	}
 }
 
-// comparedAtOnce is how many mounts are asked while a mount or an unmount that comes
-// meanwhile has to wait.
+// comparedAtOnce is how many mounts are compared while mu is held: mounts and unmounts of
+// this process wait for mu.
 const comparedAtOnce = 64
 
 // compare asks each mount below the root for its attributes.
@@ -298,7 +298,7 @@ func (w *Watcher) compareSome(ids []uint64, changed func(string)) {
 			continue
 		}
 		now, err := statmount(id)
-		if err != nil || now.attributes == before.attributes { // it has gone: the source tells
+		if err != nil || now.attributes == before.attributes { // after an error it has gone, which the source reports
 			continue
 		}
 		before.attributes = now.attributes
@@ -307,16 +307,15 @@ func (w *Watcher) compareSome(ids []uint64, changed func(string)) {
 	}
 }
 
-// made takes note of a mount that this process has just made. Somebody else may have
-// unmounted it again before its event is read; then nothing would say any more where
-// it was.
+// made notes a mount that this process has just made. If somebody else unmounts it before
+// its event is read, only this note tells where it was.
 func (w *Watcher) made(fd int, point string) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	id, m, err := w.source.find(fd, point)
 	switch {
 	case errors.Is(err, unix.ENOENT):
-		return nil // whoever made it looks again
+		return nil // it is unmounted already, which its maker finds when it looks at the path
 	case err != nil:
 		return fmt.Errorf("which mount was made at %s: %w", point, err)
 	}
@@ -330,12 +329,12 @@ func (w *Watcher) made(fd int, point string) error {
 	return nil
 }
 
-// unknownAttributes are those of no mount.
+// unknownAttributes differ from those of every mount.
 const unknownAttributes = ^state.Attributes(0)
 
-// forgetAttributes makes the next look at the mounts at a path report a change, whatever
-// their attributes are. This process has just set them, and has noted that. If somebody
-// changes them back before that look, a comparison with the note would find nothing.
+// forgetAttributes makes the next comparison report a change of the mounts at a path,
+// whatever their attributes are. This process has just set them. If somebody changes them
+// back before that comparison, it would find no difference from those last seen.
 func (w *Watcher) forgetAttributes(point string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -360,15 +359,16 @@ func (w *Watcher) apply(c change, changed func(string)) {
 		return
 	}
 	e, err := statmount(c.id)
-	if err != nil { // it has gone again
+	if err != nil { // it is unmounted again
 		return
 	}
-	w.set(c.id, e.known())
-	if found && !c.detached && before.point != e.point { // it was moved on before this was read, and the event of that will find it here
+	w.set(c.id, e.watched())
+	if found && !c.detached && before.point != e.point { // it was moved again before this event was read, and the event of that move will find it noted at this path
 		w.notify(before.point, changed)
 	}
-	// One of its own that has other attributes than when it was made was changed
-	// before this was read, and compare would find it as it is noted here.
+	// A mount of this process's own whose attributes differ from those it was made with
+	// was changed before this event was read. compare would not notice that any more,
+	// because it compares with what was just noted.
 	if !c.own || found && before.attributes != e.attributes {
 		w.notify(e.point, changed)
 	}
@@ -379,7 +379,7 @@ type resyncError struct{ error }
 
 func (e resyncError) Unwrap() error { return e.error }
 
-// resync compares all mounts with those known. The caller holds mu.
+// resync compares all mounts with those last seen. The caller holds mu.
 func (w *Watcher) resync(changed func(string)) error {
 	now, err := w.source.list()
 	if err != nil {
@@ -399,7 +399,7 @@ func (w *Watcher) resync(changed func(string)) error {
 		}
 	}
 	for id, m := range now {
-		if before[id].point != m.point { // else it was told above
+		if before[id].point != m.point { // else it was reported above
 			w.notify(m.point, changed)
 		}
 	}

@@ -125,8 +125,8 @@ func (s *fanotify) parse(buf []byte) (changes []change, all bool, err error) {
 }
 
 // list asks for the ids first, so a mount that goes meanwhile is left out.
-func (*fanotify) list() (map[uint64]known, error) {
-	all := map[uint64]known{}
+func (*fanotify) list() (map[uint64]watchedMount, error) {
+	all := map[uint64]watchedMount{}
 	ids := make([]uint64, 1<<10)
 	for last := uint64(0); ; {
 		n, err := listmount(last, ids)
@@ -135,7 +135,7 @@ func (*fanotify) list() (map[uint64]known, error) {
 		}
 		for _, id := range ids[:n] {
 			if e, err := statmount(id); err == nil {
-				all[id] = e.known()
+				all[id] = e.watched()
 			}
 		}
 		if n == 0 {
@@ -145,13 +145,13 @@ func (*fanotify) list() (map[uint64]known, error) {
 	}
 }
 
-func (*fanotify) find(fd int, _ string) (uint64, known, error) {
+func (*fanotify) find(fd int, _ string) (uint64, watchedMount, error) {
 	st, err := statx(fd, "", unix.STATX_MNT_ID_UNIQUE)
 	if err != nil {
-		return 0, known{}, fmt.Errorf("statx: %w", err)
+		return 0, watchedMount{}, fmt.Errorf("statx: %w", err)
 	}
 	e, err := statmount(st.Mnt_id)
-	return st.Mnt_id, e.known(), err
+	return st.Mnt_id, e.watched(), err
 }
 
 // listmount calls listmount(2) for all mounts that this process can reach,

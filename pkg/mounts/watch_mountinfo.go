@@ -76,19 +76,19 @@ func (s *mountinfoPoll) read() (changes []change, all bool, err error) {
 	return nil, n > 0, nil
 }
 
-func (*mountinfoPoll) list() (map[uint64]known, error) {
+func (*mountinfoPoll) list() (map[uint64]watchedMount, error) {
 	infos, err := mountinfo.GetMounts(nil)
-	all := make(map[uint64]known, len(infos))
+	all := make(map[uint64]watchedMount, len(infos))
 	for _, i := range infos {
-		all[uint64(i.ID)] = entryOf(i).known()
+		all[uint64(i.ID)] = entryOf(i).watched()
 	}
 	return all, err
 }
 
 // find leaves out the attributes: the next list tells them.
-func (*mountinfoPoll) find(fd int, point string) (uint64, known, error) {
+func (*mountinfoPoll) find(fd int, point string) (uint64, watchedMount, error) {
 	st, err := statx(fd, "", unix.STATX_MNT_ID)
-	return st.Mnt_id, known{point: point}, err
+	return st.Mnt_id, watchedMount{point: point}, err
 }
 
 func (s *mountinfoPoll) close() error {

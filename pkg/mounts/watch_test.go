@@ -233,7 +233,7 @@ func TestCompareLeavesOutOtherMounts(t *testing.T) {
 	w := watcher(t, h, s)
 	const odd = state.ReadOnly | state.NoExec | state.NoDev | state.NoSuid | state.NoSymFollow | state.NoDirAtime // none has all
 	for id, m := range w.mounts {
-		w.mounts[id] = known{point: m.point, attributes: odd}
+		w.mounts[id] = watchedMount{point: m.point, attributes: odd}
 	}
 	w.compare(func(path string) { t.Errorf("told of %s", path) })
 	for _, m := range w.mounts {
