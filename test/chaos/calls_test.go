@@ -106,7 +106,8 @@ func (c call) String() string {
 	return fmt.Sprintf("%s → %s %.200s", text, c.code, status.Convert(c.err).Message())
 }
 
-// orderly reports whether the volume is asked for as it was made for.
+// orderly reports whether a call asks for the volume as kubelet would: at its first staging
+// path, with nothing odd.
 func (c call) orderly(m *member) bool {
 	return c.odd == "" && len(c.flags) == 0 && c.path != m.stagings[1] && c.staging != m.stagings[1] && (c.verb != stage || !c.readOnly)
 }
@@ -118,14 +119,14 @@ type member struct {
 	stagings []string // where it may be staged, as a rule at the first
 
 	mu    sync.Mutex
-	calls []call // since it was last quiet, and before that those that tell what is there
+	calls []call // since the last judgement, and of those before it the certain ones
 	tale  []call // the last calls
 
 	// What was written into it, which of the volumes of that name it was, and how
-	// often that one had been formatted when it was first known to be mounted.
+	// often that one had been formatted when it was first seen mounted.
 	text, created string
 	formats       int
-	looked        time.Duration // when it was last looked at
+	judged        time.Duration // when it was last judged
 }
 
 func newMember(c *chaos, v *volume) *member {
@@ -319,9 +320,9 @@ func (m *member) race(random *rand.Rand) {
 		})
 	}
 	group.Wait()
-	m.see(on)
+	m.judgePart(on)
 	m.word([]ask{on, off}[random.IntN(2)])
-	m.see(on)
+	m.judgePart(on)
 }
 
 // finishUnstage lets an unstage end that was cut off. Of targets that were lost with
@@ -329,16 +330,16 @@ func (m *member) race(random *rand.Rand) {
 func (m *member) finishUnstage() {
 	m.T.Helper()
 	m.c.mu.Lock()
-	damaged := m.c.damaged > m.looked
+	damaged := m.c.damaged > m.judged
 	m.c.mu.Unlock()
 	if damaged && m.Leaving() {
 		m.clear()
 	}
 }
 
-// endAll makes calls alone, as kubelet does until they are answered for
-// good, so that it is known of half of the parts what they must be.
-func (c *chaos) endAll() {
+// askAlone makes calls with no other at the same time, each repeated until its answer is
+// final, for about half of the parts: what these must be is certain then.
+func (c *chaos) askAlone() {
 	for _, m := range c.fleet {
 		m.word(ask{verb: create, bytes: m.bytes})
 		if c.random.IntN(2) == 0 {
@@ -373,7 +374,7 @@ func (c *chaos) restage() {
 		}
 		m.clear()
 		if m.generation() != m.created {
-			continue // it is another one since the last look
+			continue // it was deleted and made again since it was last judged
 		}
 		m.insist(ask{verb: stage, path: m.stagings[0]})
 		m.insist(m.publishAsk(m.targets[0]))

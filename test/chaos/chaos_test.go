@@ -58,7 +58,7 @@ func TestChaos(t *testing.T) {
 
 const (
 	callers = 32
-	gust    = 250 // calls between two looks
+	gust    = 250 // calls between two judgements
 	// keptWorkers are the reconciler's goroutines that wait for more to do.
 	keptWorkers = 8
 )
@@ -117,8 +117,8 @@ func begin(t *testing.T) *chaos {
 	return c
 }
 
-// calls lets all callers make so many calls between them, and looks; then calls
-// that contradict each other race for one part of each volume.
+// calls lets all callers make so many calls between them, and judges; then calls that
+// contradict each other race for one part of each volume.
 func (c *chaos) calls(calls int) {
 	c.t.Helper()
 	var group sync.WaitGroup
@@ -145,7 +145,7 @@ func (c *chaos) calls(calls int) {
 }
 
 // meanwhile lets the volumes of the fleet live their lives, disturbed by calls at
-// random, while something else happens to the plugin; then it looks.
+// random, while something else happens to the plugin; then it judges.
 func (c *chaos) meanwhile(happens func()) {
 	c.t.Helper()
 	ctx, stop := context.WithCancel(c.t.Context())
@@ -197,17 +197,17 @@ func (c *chaos) acts(acts int) {
 	})
 }
 
-// settle makes it known of half of the parts what they must be, and holds what is
-// there against what is known.
+// settle asks for half of the parts once more, so that an answer decides what they must
+// be, and then judges all.
 func (c *chaos) settle() {
 	c.t.Helper()
 	c.AwaitRest() // what is refused is refused by now
 	for _, m := range c.fleet {
 		m.finishUnstage()
 	}
-	c.endAll()
+	c.askAlone()
 	c.AwaitRest()
-	c.look()
+	c.judge()
 	c.Discard()
 }
 

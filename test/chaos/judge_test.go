@@ -15,11 +15,11 @@ import (
 	"github.com/csi-node/csi-node/test/harness"
 )
 
-// known returns the answer that tells for sure whether what begins with the
-// verb is there: the last OK of the verb or of its opposite that no call of the
-// other kind came after, or at the same time, which may have had an effect. With
-// the store, the plugin loses what was asked for out of order.
-func (m *member) known(begins verb, path string) (call, bool) {
+// certain returns the answer that decides whether what the verb begins must be there: the
+// last OK of the verb or of its opposite, unless a call of the other kind that may have
+// had an effect ran at the same time or later. If the store was damaged after that answer,
+// it decides only if its call was orderly: then the plugin adopts what it finds mounted.
+func (m *member) certain(begins verb, path string) (call, bool) {
 	m.c.mu.Lock()
 	damaged := m.c.damaged
 	m.c.mu.Unlock()
@@ -40,11 +40,11 @@ func (m *member) known(begins verb, path string) (call, bool) {
 	return call{}, false
 }
 
-// forget keeps of the calls those that tell what is there: no call is under way.
-func (m *member) forget() {
+// dropUncertain keeps only the calls that decide what must be there. No call is under way.
+func (m *member) dropUncertain() {
 	var keep []call
 	add := func(begins verb, path string) {
-		if c, ok := m.known(begins, path); ok {
+		if c, ok := m.certain(begins, path); ok {
 			keep = append(keep, c)
 		}
 	}
@@ -58,10 +58,10 @@ func (m *member) forget() {
 	m.calls = keep
 }
 
-// see looks whether what is known of a stage or a target is true at this moment.
-func (m *member) see(a ask) {
+// judgePart compares a stage or a target with the answer that decides about it.
+func (m *member) judgePart(a ask) {
 	m.T.Helper()
-	c, ok := m.known(a.verb, a.path)
+	c, ok := m.certain(a.verb, a.path)
 	if !ok {
 		return
 	}
@@ -79,14 +79,14 @@ func (m *member) see(a ask) {
 	}
 }
 
-// look holds everything that is there against what is known.
-func (c *chaos) look() {
+// judge compares everything that is there with the answers that decide about it.
+func (c *chaos) judge() {
 	c.t.Helper()
 	mounts, loops, formats := mountsOf(c.t, c.Plugin), c.Loops(), c.mkfs.runs()
 	paths := map[string]bool{}
 	for _, m := range c.fleet {
-		m.look(mounts, loops, formats)
-		m.forget()
+		m.judge(mounts, loops, formats)
+		m.dropUncertain()
 		for _, path := range slices.Concat(m.stagings, m.targets) {
 			paths[path] = true
 		}
@@ -106,10 +106,10 @@ func (c *chaos) look() {
 	c.mkfs.check()
 }
 
-func (m *member) look(mounts mountTable, loops []harness.Loop, formats map[string][]mkfsRun) {
+func (m *member) judge(mounts mountTable, loops []harness.Loop, formats map[string][]mkfsRun) {
 	m.T.Helper()
 	created := m.generation()
-	if c, ok := m.known(create, ""); ok && (c.verb == create) != (created != "") {
+	if c, ok := m.certain(create, ""); ok && (c.verb == create) != (created != "") {
 		m.complain("is there: %t, after %s", created != "", c)
 	}
 	same := created != "" && created == m.created
@@ -128,7 +128,7 @@ func (m *member) look(mounts mountTable, loops []harness.Loop, formats map[strin
 	}
 	standing := false
 	for _, path := range m.stagings {
-		c, ok := m.known(stage, path)
+		c, ok := m.certain(stage, path)
 		standing = standing || !ok || c.verb == stage
 		mount := m.capability(c.ask).GetMount()
 		switch {
@@ -154,7 +154,7 @@ func (m *member) look(mounts mountTable, loops []harness.Loop, formats map[strin
 		m.complain("%+v is attached, and nothing is staged", loops[device])
 	}
 	for _, path := range m.targets {
-		c, ok := m.known(publish, path)
+		c, ok := m.certain(publish, path)
 		_, err := os.Lstat(path)
 		switch {
 		case !ok:
@@ -173,11 +173,11 @@ func (m *member) look(mounts mountTable, loops []harness.Loop, formats map[strin
 		m.complain("it has only %d bytes", size)
 	}
 	for _, c := range m.calls {
-		if same && c.start > m.looked && c.verb == expand && c.code == codes.OK && size < c.bytes {
+		if same && c.start > m.judged && c.verb == expand && c.code == codes.OK && size < c.bytes {
 			m.complain("it has only %d bytes, after %s", size, c)
 		}
 	}
-	m.looked = m.c.now()
+	m.judged = m.c.now()
 }
 
 // lookAtFormats fails the test if mkfs was run again once the volume was mounted.
