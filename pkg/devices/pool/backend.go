@@ -27,8 +27,8 @@ type Backend struct {
 	loops  *loop.Devices
 	unlock func() error // the pool; nil: it is not locked
 
-	turns keylock.Map       // by volume
-	looks hang.Calls[found] // at metadata, by volume
+	turns       keylock.Map       // by volume
+	inspections hang.Calls[found] // at metadata, by volume
 }
 
 // NewBackend returns a Backend for the volumes of a pool, and finds devices over

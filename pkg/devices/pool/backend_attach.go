@@ -28,7 +28,7 @@ func (b *Backend) Attach(ctx context.Context, v devices.Volume, readOnly bool) e
 		return err
 	}
 	defer done()
-	k, err := b.look(ctx, v.ID)
+	k, err := b.inspect(ctx, v.ID)
 	switch {
 	case err != nil:
 		return err
@@ -96,7 +96,7 @@ func (b *Backend) Detach(ctx context.Context, v devices.Volume) error {
 		return err
 	}
 	defer done()
-	k, err := b.lookWithin(ctx, v.ID)
+	k, err := b.inspectWithin(ctx, v.ID)
 	if err != nil {
 		k.data = nil
 	}

@@ -17,7 +17,7 @@ import (
 // disk, as data made with sectors of 512 bytes cannot be used with 4096.
 const defaultSector = 512
 
-// found is what is known of a volume without a device.
+// found is what the pool says of a volume, whether or not it has a device.
 type found struct {
 	facts  state.Device
 	data   *loop.File // nil when there is none
@@ -40,7 +40,7 @@ const factsLimit = 2 * time.Second
 // the smaller one of the device's and its view's, so that an expansion which did not
 // reach the view is seen to be incomplete.
 func (b *Backend) Find(ctx context.Context, v devices.Volume) (state.Device, error) {
-	k, err := b.lookWithin(ctx, v.ID)
+	k, err := b.inspectWithin(ctx, v.ID)
 	if ctx.Err() != nil || state.ClassOf(err) == state.InvalidArgument {
 		return state.Device{}, err
 	}
@@ -70,15 +70,15 @@ func (b *Backend) Find(ctx context.Context, v devices.Volume) (state.Device, err
 	return facts, nil
 }
 
-// lookWithin is look, which may never return from a disk that hangs.
-func (b *Backend) lookWithin(ctx context.Context, volume string) (found, error) {
-	if k, ok := b.lookInCache(volume); ok {
+// inspectWithin is inspect with a time limit: a disk that hangs may never answer.
+func (b *Backend) inspectWithin(ctx context.Context, volume string) (found, error) {
+	if k, ok := b.inspectCached(volume); ok {
 		return k, nil
 	}
-	k, err := b.looks.Do(ctx, volume, factsLimit, func() (found, error) { return b.look(context.WithoutCancel(ctx), volume) })
-	late, is := err.(*hang.Unanswered)
+	k, err := b.inspections.Do(ctx, volume, factsLimit, func() (found, error) { return b.inspect(context.WithoutCancel(ctx), volume) })
+	late, hangs := err.(*hang.Unanswered)
 	switch {
-	case !is:
+	case !hangs:
 		return k, err
 	case ctx.Err() != nil:
 		return found{}, ctx.Err()
@@ -86,8 +86,8 @@ func (b *Backend) lookWithin(ctx context.Context, volume string) (found, error) 
 	return found{}, state.Errorf(state.DeadlineExceeded, "volume %s: the pool has not told of it since %s: check whether its disk answers", volume, state.Clock(late.Since))
 }
 
-// look looks at a volume's metadata and its data.
-func (b *Backend) look(ctx context.Context, volume string) (found, error) {
+// inspect reads a volume's metadata and looks at its data file.
+func (b *Backend) inspect(ctx context.Context, volume string) (found, error) {
 	path, err := b.pool.DataPath(volume)
 	if err != nil {
 		return found{}, err
@@ -103,17 +103,18 @@ func (b *Backend) look(ctx context.Context, volume string) (found, error) {
 	if err != nil {
 		return found{}, fmt.Errorf("volume %s: %w", volume, err)
 	}
-	return foundAs(v, path, data, b.pool.IsFresh(v)), nil
+	return newFound(v, path, data, b.pool.IsFresh(v)), nil
 }
 
-// lookInCache is look for a volume whose metadata is remembered, and whose files the kernel
-// has in its caches: no disk is asked, so that it cannot hang. ok is false for any other.
-func (b *Backend) lookInCache(volume string) (k found, ok bool) {
+// inspectCached is inspect for a volume whose metadata is in the cache of facts, and whose
+// files the kernel has in its caches: no disk is asked, so that it cannot hang. ok is false
+// for any other volume.
+func (b *Backend) inspectCached(volume string) (k found, ok bool) {
 	path, err := b.pool.DataPath(volume)
 	if err != nil {
 		return k, false
 	}
-	v, ok := b.pool.remembers(volume)
+	v, ok := b.pool.getCached(volume)
 	if !ok || v.mayBeFresh() {
 		return k, false
 	}
@@ -121,11 +122,11 @@ func (b *Backend) lookInCache(volume string) (k found, ok bool) {
 	if err != nil {
 		return k, false
 	}
-	return foundAs(v, path, data, false), true
+	return newFound(v, path, data, false), true
 }
 
-// foundAs puts together what is known of a volume by its metadata and its data.
-func foundAs(v Volume, path string, data *loop.File, fresh bool) found {
+// newFound puts together what the metadata and the data file of a volume say.
+func newFound(v Volume, path string, data *loop.File, fresh bool) found {
 	k := found{
 		facts:  state.Device{Capacity: v.Bytes, Backing: path, Formatting: v.Formatting, Formatted: v.Formatted, Raw: v.Raw, Fresh: fresh, CreatedFor: v.FSType, Missing: data == nil},
 		data:   data,

@@ -61,9 +61,9 @@ func (p *Pool) Capacity(ctx context.Context) (Capacity, error) {
 	return p.capacity(ctx)
 }
 
-// capacity counts the room; the caller holds p.space. Promises are counted
-// before what is free: a volume that takes what it was promised meanwhile is
-// counted twice rather than not at all.
+// capacity counts the room; the caller holds p.space. Promises are counted before the free
+// bytes, so that what a volume takes of its promise meanwhile is counted twice rather than
+// not at all.
 func (p *Pool) capacity(ctx context.Context) (Capacity, error) {
 	if err := p.Check(ctx); err != nil {
 		return Capacity{}, err
@@ -102,9 +102,9 @@ func largestFile(fs unix.Statfs_t) int64 {
 	return 1 << 62
 }
 
-// part holds those of a volume's facts that the count needs. They never change while
-// the volume's file is the same.
-type part struct {
+// countedFacts are the facts of a volume that counting its room needs. They never change
+// while the volume's file is the same.
+type countedFacts struct {
 	inode        uint64
 	provisioning Provisioning // empty: the facts are damaged
 	overcommit   int64        // percent
@@ -116,7 +116,7 @@ type part struct {
 // too. They come first, as they move from tmp to volumes meanwhile.
 func (p *Pool) countFiles(ctx context.Context) (Capacity, error) {
 	var c Capacity
-	parts, moving := make(map[string]part, len(p.parts)), map[uint64]bool{}
+	counted, moving := make(map[string]countedFacts, len(p.counted)), map[uint64]bool{}
 	for _, name := range []string{tmpDir, volumesDir} {
 		err := p.eachFile(name, func(entry string, st unix.Stat_t) {
 			switch {
@@ -125,25 +125,25 @@ func (p *Pool) countFiles(ctx context.Context) (Capacity, error) {
 			case moving[st.Ino]:
 				return // it is counted
 			}
-			v := p.look(ctx, name, entry, st.Ino)
-			if v.provisioning != "" { // else its facts may yet be written, or mended
-				parts[entry] = v
+			v := p.factsForCount(ctx, name, entry, st.Ino)
+			if v.provisioning != "" { // others may still be written or repaired: they are read again by the next count
+				counted[entry] = v
 			}
 			c.add(st, v)
 			if name == volumesDir {
-				c.tell(v.provisioning)
+				c.count(v.provisioning)
 			}
 		})
 		if err != nil {
 			return Capacity{}, err
 		}
 	}
-	p.parts = parts
+	p.counted = counted
 	return c, nil
 }
 
 // add adds what a volume's file has and is to have.
-func (c *Capacity) add(st unix.Stat_t, v part) {
+func (c *Capacity) add(st unix.Stat_t, v countedFacts) {
 	taken := st.Blocks * 512 // see stat(2)
 	c.Allocated += taken
 	c.Promised += max(claim(st.Size, v.overcommit)-taken, 0)
@@ -153,7 +153,7 @@ func (c *Capacity) add(st unix.Stat_t, v part) {
 	}
 }
 
-func (c *Capacity) tell(how Provisioning) {
+func (c *Capacity) count(how Provisioning) {
 	switch how {
 	case Thick:
 		c.Thick++
@@ -164,8 +164,8 @@ func (c *Capacity) tell(how Provisioning) {
 	}
 }
 
-func partOf(inode uint64, v Volume) part {
-	return part{inode, v.Provisioning, v.OvercommitPercent, v.Ephemeral != nil}
+func countedFactsOf(inode uint64, v Volume) countedFacts {
+	return countedFacts{inode, v.Provisioning, v.OvercommitPercent, v.Ephemeral != nil}
 }
 
 // eachFile looks at the volumes' files below a directory of the pool.
@@ -193,13 +193,13 @@ func (p *Pool) eachFile(name string, look func(entry string, st unix.Stat_t)) er
 	return nil
 }
 
-// look returns the part of a file's volume, and reads it if it is not known yet.
-// Without facts a file counts for all of its size.
-func (p *Pool) look(ctx context.Context, name, entry string, inode uint64) part {
-	if v, ok := p.parts[entry]; ok && v.inode == inode {
+// factsForCount returns the facts of the volume that a file belongs to, and reads them if
+// no earlier count did. A file without facts counts for all of its size.
+func (p *Pool) factsForCount(ctx context.Context, name, entry string, inode uint64) countedFacts {
+	if v, ok := p.counted[entry]; ok && v.inode == inode {
 		return v
 	}
-	none := part{inode: inode, overcommit: NoOvercommit}
+	none := countedFacts{inode: inode, overcommit: NoOvercommit}
 	if name != volumesDir {
 		return none // its facts are not written yet
 	}
@@ -211,5 +211,5 @@ func (p *Pool) look(ctx context.Context, name, entry string, inode uint64) part 
 	if err != nil {
 		return none
 	}
-	return partOf(inode, v)
+	return countedFactsOf(inode, v)
 }

@@ -83,7 +83,7 @@ func (p *Pool) build(ctx context.Context, v *Volume) (err error) {
 		return fmt.Errorf("flock %s: %w", tmp, err)
 	}
 
-	known, err := p.fill(ctx, v, tmp)
+	facts, err := p.fill(ctx, v, tmp)
 	if err != nil {
 		return err
 	}
@@ -96,28 +96,28 @@ func (p *Pool) build(ctx context.Context, v *Volume) (err error) {
 	if err := syncDir(p.path(volumesDir)); err != nil {
 		return errors.Join(err, p.remove(v.ID))
 	}
-	p.known.put(v.ID, known)
+	p.cache.put(v.ID, facts)
 	return nil
 }
 
 // fill makes the files of a volume in dir, durably but for their names, and returns its
 // facts. It sets v.Fresh.
-func (p *Pool) fill(ctx context.Context, v *Volume, dir string) (known rememberedFacts, err error) {
+func (p *Pool) fill(ctx context.Context, v *Volume, dir string) (made cachedFacts, err error) {
 	data, err := rawfile.Open(filepath.Join(dir, dataFile), os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
-		return known, noRoom(err)
+		return made, noRoom(err)
 	}
 	defer func() { err = errors.Join(err, data.Close()) }()
 	if err := p.extend(ctx, data, *v, v.Bytes); err != nil {
-		return known, err
+		return made, err
 	}
 	if v.Fresh, err = changedAt(data.Name()); err != nil {
-		return known, err
+		return made, err
 	}
 	facts, err := encode(*v, nil)
 	if err != nil {
-		return known, err
+		return made, err
 	}
 	file, err := makeFacts(dir, facts)
-	return rememberedFacts{file, *v, facts}, noRoom(errors.Join(err, data.Sync()))
+	return cachedFacts{file, *v, facts}, noRoom(errors.Join(err, data.Sync()))
 }

@@ -68,13 +68,13 @@ type Pool struct {
 
 	volumes keylock.Map // by volume id
 	facts   keylock.Map // by volume id; held while the facts are read, and while the slot is written
-	known   remembered
+	cache   factsCache
 	// space is held, under the key "", while room is counted and taken.
 	space keylock.Map
-	// The holder of space remembers what the last count told: of each volume's
-	// file, by the name of its directory, and in all.
-	parts  map[string]part
-	ledger ledger
+	// The results of the last count, of each volume's file by the name of its directory,
+	// and in all. The holder of space may use them.
+	counted map[string]countedFacts
+	ledger  ledger
 }
 
 // Open opens the pool in dir, an absolute path, and makes an empty or missing
@@ -98,7 +98,7 @@ func Open(ctx context.Context, dir string) (*Pool, error) {
 }
 
 func newPool(dir, uuid string) *Pool {
-	return &Pool{dir: dir, uuid: uuid, slot: slotFile + "~" + newUUID()[:8], parts: map[string]part{}}
+	return &Pool{dir: dir, uuid: uuid, slot: slotFile + "~" + newUUID()[:8], counted: map[string]countedFacts{}}
 }
 
 // OpenAbsent opens the pool that was seen in dir before, of which Open says
@@ -156,7 +156,7 @@ func OpenReadOnly(dir string) (*Pool, error) {
 	case seen != "" && m.UUID != seen:
 		return nil, fmt.Errorf("pool %s: %w", dir, otherError(dir, m.UUID, seen))
 	}
-	return &Pool{dir: dir, uuid: m.UUID, readOnly: true, parts: map[string]part{}}, nil
+	return &Pool{dir: dir, uuid: m.UUID, readOnly: true, counted: map[string]countedFacts{}}, nil
 }
 
 // ReadOnly reports whether the pool was opened to look at it only.

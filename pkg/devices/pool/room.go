@@ -14,19 +14,19 @@ import (
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
-// ownBytes is kept free at least, for the pool's own files and what its file
-// system writes about them. The half of it may be taken by the time that
-// somebody asks for all that was told to be available, and gets it.
+// ownBytes is kept free at least, for the pool's own files and the metadata of its file
+// system. Half of it may be used up by the time that somebody asks for all the bytes that
+// were said to be available; they are granted nevertheless.
 const ownBytes = 1 << 20
 
-// ledger is a count that is carried forward, so that not each of many
-// creations looks at every volume.
+// ledger is a count that is carried forward, so that not each of many creations has to
+// read every volume.
 //
-// What volumes write within their claims, and give back, changes free and
-// promised alike, and spare not at all. All else that takes room shows in what
-// is free, unless a volume gives as much back meanwhile: so what went from
-// there is taken for somebody else's, and a ledger does not get old. A refusal
-// is never founded on it.
+// What volumes write within their claims, and what they give back, changes the free and
+// the promised bytes alike, and so leaves spare as it is. Anything else that takes room
+// lowers the free bytes, unless a volume gives as much back meanwhile. So whatever has
+// gone from the free bytes since the count is treated as taken by somebody else, and a
+// ledger is only used for ledgerAge. A refusal is always based on a new count.
 type ledger struct {
 	at    time.Time // of the count
 	free  int64     // bytes then, less what thick volumes have taken since
@@ -76,10 +76,10 @@ func (p *Pool) extend(ctx context.Context, f *os.File, v Volume, bytes int64) er
 	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
 		return fmt.Errorf("fstat %s: %w", f.Name(), err)
 	}
-	// The file may be in tmp yet, and what is known under the id be of a volume
-	// that was deleted and had the same inode.
-	delete(p.parts, v.ID)
-	p.parts[filepath.Base(filepath.Dir(f.Name()))] = partOf(st.Ino, v)
+	// The file may still be in tmp, and the facts under the id those of a deleted volume
+	// that had the same inode.
+	delete(p.counted, v.ID)
+	p.counted[filepath.Base(filepath.Dir(f.Name()))] = countedFactsOf(st.Ino, v)
 	if v.Ephemeral != nil && bytes > st.Size && p.limits.inline() {
 		c, err := p.capacity(ctx)
 		if err == nil {

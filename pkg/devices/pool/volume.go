@@ -115,10 +115,10 @@ func (p *Pool) Get(ctx context.Context, id string) (Volume, error) {
 	return v, err
 }
 
-// remembers returns the facts about a volume if they are remembered, and the kernel sees in
-// its caches that they are unchanged: no disk is asked.
-func (p *Pool) remembers(id string) (Volume, bool) {
-	v, _, ok := p.known.get(id, p.path(volumesDir, id, volumeFile), rawfile.ResolveCached)
+// getCached returns the facts about a volume if they are in the cache, and the kernel's own
+// caches show that the file is unchanged: no disk is asked.
+func (p *Pool) getCached(id string) (Volume, bool) {
+	v, _, ok := p.cache.get(id, p.path(volumesDir, id, volumeFile), rawfile.ResolveCached)
 	return v, ok
 }
 
@@ -147,10 +147,10 @@ func (p *Pool) read(ctx context.Context, id string) (Volume, []byte, error) {
 		return Volume{}, nil, err
 	}
 	path := p.path(volumesDir, id, volumeFile)
-	if v, raw, ok := p.known.get(id, path, 0); ok {
+	if v, raw, ok := p.cache.get(id, path, 0); ok {
 		return v, raw, nil
 	}
-	v, raw, damage, err := p.learn(ctx, id, path)
+	v, raw, damage, err := p.readUncached(ctx, id, path)
 	if errors.Is(err, os.ErrNotExist) {
 		if err := p.Check(ctx); err != nil { // else a pool that is away looks empty
 			return Volume{}, nil, fmt.Errorf("volume %s: %w", id, err)
@@ -185,7 +185,7 @@ func (p *Pool) update(ctx context.Context, id string, change func(*Volume) error
 	if err == nil {
 		var file fileState
 		if file, err = p.writeFacts(ctx, id, slot, after); err == nil {
-			p.known.put(id, rememberedFacts{file, v, after})
+			p.cache.put(id, cachedFacts{file, v, after})
 		}
 	}
 	if lacksRoom(err) {
@@ -259,22 +259,23 @@ func (p *Pool) overwriteFacts(ctx context.Context, id string, facts []byte) erro
 	if int64(len(facts)) > st.Blocks*512 { // see stat(2); what does not fit would be cut off
 		return &os.PathError{Op: "write", Path: path, Err: unix.ENOSPC}
 	}
-	p.known.forget(id) // before the kernel counts times in less than its ticks (Linux 6.13), they may be the same after
+	p.cache.forget(id) // before the kernel counts times in less than its ticks (Linux 6.13), they may be the same after
 	_, err = overwrite(path, facts)
 	return err
 }
 
-// learn reads the facts about a volume and remembers them, unless they are damaged.
-func (p *Pool) learn(ctx context.Context, id, path string) (v Volume, raw []byte, damage, err error) {
+// readUncached reads the facts about a volume from the disk and puts them into the cache,
+// unless they are damaged.
+func (p *Pool) readUncached(ctx context.Context, id, path string) (v Volume, raw []byte, damage, err error) {
 	var st unix.Stat_t
-	if err := unix.Stat(path, &st); err != nil { // before the file is read: of a change meanwhile the next look is told
+	if err := unix.Stat(path, &st); err != nil { // before the file is read, so that the next caller notices a change that is made meanwhile
 		return v, nil, nil, &os.PathError{Op: "stat", Path: path, Err: err}
 	}
 	if raw, err = p.readFacts(ctx, id); err != nil {
 		return v, nil, nil, err
 	}
 	if v, damage = decode(raw, id); damage == nil {
-		p.known.put(id, rememberedFacts{fileStateOf(st), v, raw})
+		p.cache.put(id, cachedFacts{fileStateOf(st), v, raw})
 	}
 	return v, raw, damage, nil
 }
@@ -360,15 +361,15 @@ func encode(v Volume, before []byte) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	var known map[string]json.RawMessage
-	if err := json.Unmarshal(raw, &known); err != nil {
+	var own map[string]json.RawMessage // the fields that this version has
+	if err := json.Unmarshal(raw, &own); err != nil {
 		return nil, err
 	}
-	for name := range known { // also as "FSTYPE", which encoding/json takes for fsType
+	for name := range own { // also as "FSTYPE", which encoding/json takes for fsType
 		maps.DeleteFunc(fields, func(other string, _ json.RawMessage) bool { return strings.EqualFold(other, name) })
 	}
-	maps.Copy(known, fields)
-	return json.MarshalIndent(known, "", "  ")
+	maps.Copy(own, fields)
+	return json.MarshalIndent(own, "", "  ")
 }
 
 // sameRequest reports whether two volumes were asked for alike.

@@ -47,33 +47,33 @@ func TestRememberedFactsAreThoseOnTheDisk(t *testing.T) {
 }
 
 func TestFewFactsAreRemembered(t *testing.T) {
-	var r remembered
-	for i := range 10 * mostRemembered {
-		r.put(fmt.Sprint(i), rememberedFacts{})
+	var r factsCache
+	for i := range 10 * maxCachedFacts {
+		r.put(fmt.Sprint(i), cachedFacts{})
 	}
-	if n := len(r.facts); n != mostRemembered {
+	if n := len(r.facts); n != maxCachedFacts {
 		t.Errorf("%d are remembered", n)
 	}
 }
 
 // A volume that was used before is looked at without the goroutine that a disk which hangs
 // would keep; what is told is the same.
-func TestLookInCache(t *testing.T) {
+func TestInspectCached(t *testing.T) {
 	p, err := Open(t.Context(), t.TempDir()+"/pool")
 	ok(t, err)
 	v, err := p.Create(t.Context(), Volume{Name: "vol", Bytes: BlockSize, Provisioning: Thin})
 	ok(t, err)
 	b := &Backend{pool: p}
-	if k, seen := b.lookInCache(v.ID); seen {
+	if k, seen := b.inspectCached(v.ID); seen {
 		t.Errorf("a volume that may be fresh, which its data tells: %+v", k)
 	}
 	ok(t, p.BeginFormat(t.Context(), v.ID))
 	ok(t, p.EndFormat(t.Context(), v.ID, "ext4"))
 	same := func(what string) {
 		t.Helper()
-		whole, err := b.look(t.Context(), v.ID)
+		whole, err := b.inspect(t.Context(), v.ID)
 		ok(t, err)
-		if k, seen := b.lookInCache(v.ID); !seen || !reflect.DeepEqual(k, whole) {
+		if k, seen := b.inspectCached(v.ID); !seen || !reflect.DeepEqual(k, whole) {
 			t.Errorf("%s: %t, %+v; a whole look sees %+v", what, seen, k, whole)
 		}
 	}
@@ -85,7 +85,7 @@ func TestLookInCache(t *testing.T) {
 	ok(t, os.Remove(path))
 	same("without data")
 	ok(t, os.Remove(p.path(volumesDir, v.ID, volumeFile)))
-	if k, seen := b.lookInCache(v.ID); seen {
+	if k, seen := b.inspectCached(v.ID); seen {
 		t.Errorf("without facts: %+v", k)
 	}
 }

@@ -8,14 +8,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// remembered are facts as they were read, by the volume's id. They are good for as long
+// factsCache holds facts as they were read, by the volume's id. They are valid for as long
 // as the file that they were read from is in its place and unchanged.
-type remembered struct {
+type factsCache struct {
 	mu    sync.Mutex
-	facts map[string]rememberedFacts
+	facts map[string]cachedFacts
 }
 
-type rememberedFacts struct {
+type cachedFacts struct {
 	file fileState
 	v    Volume
 	raw  []byte
@@ -28,9 +28,9 @@ type fileState struct {
 	changed, written unix.Timespec // ctime and mtime
 }
 
-// mostRemembered bounds the memory: a volume that is at work is asked about again
-// and again, and one at rest every ten minutes.
-const mostRemembered = 64
+// maxCachedFacts bounds the memory. Only volumes at work are asked about often; one at rest
+// is asked about every ten minutes.
+const maxCachedFacts = 64
 
 func fileStateOf(st unix.Stat_t) fileState {
 	return fileState{st.Dev, st.Ino, st.Size, st.Ctim, st.Mtim}
@@ -43,19 +43,19 @@ func stateOf(f *os.File) (fileState, error) {
 	return fileStateOf(st), wrap(err, "fstat %s", f.Name())
 }
 
-// get returns what is known of a volume whose facts are at a path. resolve says how the
-// path is resolved (openat2(2)).
-func (r *remembered) get(id, path string, resolve uint64) (v Volume, raw []byte, ok bool) {
-	r.mu.Lock()
-	known, ok := r.facts[id]
-	r.mu.Unlock()
+// get returns the facts of a volume if they are in the cache and the file at the path is
+// unchanged. resolve says how the path is resolved (openat2(2)).
+func (c *factsCache) get(id, path string, resolve uint64) (v Volume, raw []byte, ok bool) {
+	c.mu.Lock()
+	cached, ok := c.facts[id]
+	c.mu.Unlock()
 	if !ok {
 		return v, nil, false
 	}
-	if now, err := openState(path, resolve); err != nil || now != known.file {
+	if now, err := openState(path, resolve); err != nil || now != cached.file {
 		return v, nil, false
 	}
-	return known.v, known.raw, true
+	return cached.v, cached.raw, true
 }
 
 // openState opens a file for its state: a file system that was shut down still
@@ -71,23 +71,23 @@ func openState(path string, resolve uint64) (fileState, error) {
 	return fileStateOf(st), err
 }
 
-func (r *remembered) put(id string, facts rememberedFacts) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.facts == nil {
-		r.facts = map[string]rememberedFacts{}
+func (c *factsCache) put(id string, facts cachedFacts) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.facts == nil {
+		c.facts = map[string]cachedFacts{}
 	}
-	if len(r.facts) >= mostRemembered {
-		for other := range maps.Keys(r.facts) { // any
-			delete(r.facts, other)
+	if len(c.facts) >= maxCachedFacts {
+		for other := range maps.Keys(c.facts) { // any
+			delete(c.facts, other)
 			break
 		}
 	}
-	r.facts[id] = facts
+	c.facts[id] = facts
 }
 
-func (r *remembered) forget(id string) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	delete(r.facts, id)
+func (c *factsCache) forget(id string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(c.facts, id)
 }
