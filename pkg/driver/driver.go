@@ -371,7 +371,7 @@ func (p *plugin) serve(ctx context.Context) error {
 	}
 	swept := make(chan struct{}) // never closed if one of them hangs on a device
 	var sweeps sync.WaitGroup
-	sweeps.Go(func() { p.reconciler.AdoptOrphans(working) })
+	sweeps.Go(func() { p.reconciler.CleanOrphansAtStart(working) })
 	sweeps.Go(func() { p.reconciler.Sweep(working) })
 	go func() { defer close(swept); sweeps.Wait() }()
 	for _, w := range web {

@@ -34,9 +34,9 @@ type Lister struct {
 	devices.Lister
 }
 
-// Orphans lists the orphans of this node, and detaches those that nobody uses if
-// clean is set. It waits until ctx ends: DeadlineExceeded or Canceled. Only one
-// search runs at a time, so that searches do not pile up behind a device that hangs.
+// Orphans lists the orphans of this node, and detaches those that nobody uses if clean is
+// set. It waits until ctx ends (DeadlineExceeded, Canceled). Only one search runs at a
+// time, so that searches do not pile up behind a device that hangs.
 func (r *Reconciler) Orphans(ctx context.Context, clean bool) ([]Orphan, error) {
 	found, err := r.listing.Do(ctx, "", hang.NoLimit, func() ([]Orphan, error) { return r.orphans(ctx, func(Orphan) bool { return clean }) })
 	if _, late := err.(*hang.Unanswered); late {
@@ -45,10 +45,10 @@ func (r *Reconciler) Orphans(ctx context.Context, clean bool) ([]Orphan, error) 
 	return found, err
 }
 
-// AdoptOrphans logs the orphans when the plugin starts, and detaches the devices that
-// nobody can use any more: those of formatted volumes that are mounted nowhere. A raw
-// one is kept, because kubelet may hold it to be staged.
-func (r *Reconciler) AdoptOrphans(ctx context.Context) {
+// CleanOrphansAtStart logs the orphans and detaches the devices that nobody can use any
+// more: those of formatted volumes that are mounted nowhere. The device of a raw volume is
+// kept, because kubelet may believe that the volume is staged.
+func (r *Reconciler) CleanOrphansAtStart(ctx context.Context) {
 	logger := klog.FromContext(ctx)
 	found, err := r.orphans(ctx, func(o Orphan) bool { return o.formatted })
 	if err != nil {
@@ -85,13 +85,13 @@ func (r *Reconciler) InspectOrphans(ctx context.Context) ([]Orphan, error) {
 	})
 }
 
-// orphans lists the orphans while the workers run, and detaches those that clean
-// selects.
+// orphans lists the orphans while the workers run, and detaches those that clean selects
+// and that nobody uses.
 func (r *Reconciler) orphans(ctx context.Context, clean func(Orphan) bool) ([]Orphan, error) {
 	left := 0
 	found, err := r.findOrphans(ctx, func(a attachment, o *Orphan) (is bool) {
 		var err error
-		if is, o.Kept, err = r.inspectUnrecorded(ctx, a.Volume, clean(*o)); err != nil { // the others are still listed
+		if is, o.Kept, err = r.inspectOrphan(ctx, a.Volume, clean(*o)); err != nil { // the others are still listed
 			is, o.Kept = true, err.Error()
 		}
 		o.Cleaned = is && o.Kept == "" && clean(*o)
@@ -198,12 +198,12 @@ func boundByKubelet(path string) bool {
 	return strings.Contains(path, "/plugins/kubernetes.io/csi/volumeDevices/") && filepath.Base(filepath.Dir(path)) == "dev"
 }
 
-// inspectUnrecorded reports whether a volume without a record has a device: that is an
-// orphan. If detach is set and nobody uses it, it detaches the device with its view.
-// kept says why the device has to stay, else it is empty.
+// inspectOrphan reports whether a volume has a device and no record: that is an orphan. If
+// detach is set, it detaches the device with its view and layers, unless somebody uses
+// them. kept says why the device has to stay; empty: it may go, or is gone.
 //
 // It waits for its turn as Exclusive does.
-func (r *Reconciler) inspectUnrecorded(ctx context.Context, id string, detach bool) (orphan bool, kept string, err error) {
+func (r *Reconciler) inspectOrphan(ctx context.Context, id string, detach bool) (orphan bool, kept string, err error) {
 	err = r.Exclusive(ctx, id, func(ctx context.Context, want *state.Volume, have state.Actual) error {
 		if !want.Empty() || !present(have.Device) {
 			return nil

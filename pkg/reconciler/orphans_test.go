@@ -16,7 +16,7 @@ func TestOrphanIsDetachedWhenNobodyUsesIt(t *testing.T) {
 		v := h.volume("v")
 		ask := func(detach, orphan bool, want string) {
 			t.Helper()
-			is, kept, err := h.p.r.inspectUnrecorded(context.Background(), "v", detach)
+			is, kept, err := h.p.r.inspectOrphan(context.Background(), "v", detach)
 			if err != nil || is != orphan || !strings.Contains(kept, want) || want == "" && kept != "" {
 				t.Errorf("an orphan: %t, kept because %q (%v), want %t and %q", is, kept, err, orphan, want)
 			}
