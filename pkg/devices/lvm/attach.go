@@ -35,15 +35,11 @@ func (b *Backend) Attach(ctx context.Context, v devices.Volume, readOnly bool) e
 }
 
 func (b *Backend) attach(ctx context.Context, v devices.Volume, readOnly bool) error {
-	done, err := b.volumes.Lock(ctx, v.ID)
+	at, done, err := b.locateAlone(ctx, v)
 	if err != nil {
 		return err
 	}
 	defer done()
-	at, err := b.locate(ctx, v)
-	if err != nil {
-		return err
-	}
 	if pool, thin := at.report.pools[at.volume.pool]; thin && !pool.zeroes {
 		return unzeroedPool(at.group, pool.name)
 	}

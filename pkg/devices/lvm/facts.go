@@ -83,21 +83,18 @@ func (b *Backend) Clear(ctx context.Context, v devices.Volume) error {
 }
 
 func (b *Backend) clear(ctx context.Context, v devices.Volume) error {
-	done, err := b.volumes.Lock(ctx, v.ID)
+	at, done, err := b.locateAlone(ctx, v)
 	if err != nil {
 		return err
 	}
 	defer done()
-	at, err := b.locate(ctx, v)
-	if err == nil {
-		err = at.unused()
+	if err := at.unused(); err != nil {
+		return err
 	}
-	if err == nil {
-		err = b.retag(ctx, at, func(t *tags) error {
-			t.formatting, t.formatted, t.raw, t.fresh = true, "", false, false
-			return nil
-		})
-	}
+	err = b.retag(ctx, at, func(t *tags) error {
+		t.formatting, t.formatted, t.raw, t.fresh = true, "", false, false
+		return nil
+	})
 	if err != nil {
 		return err
 	}

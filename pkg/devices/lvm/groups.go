@@ -386,6 +386,20 @@ func (b *Backend) locate(ctx context.Context, v devices.Volume) (place, error) {
 	return at, err
 }
 
+// locateAlone is locate, and keeps other calls from changing the volume until done is
+// called. After an error, done is nil.
+func (b *Backend) locateAlone(ctx context.Context, v devices.Volume) (at place, done func(), err error) {
+	unlock, err := b.volumes.Lock(ctx, v.ID)
+	if err != nil {
+		return place{}, nil, err
+	}
+	if at, err = b.locate(ctx, v); err != nil {
+		unlock()
+		return place{}, nil, err
+	}
+	return at, unlock, nil
+}
+
 // device returns the device of a volume in the device mapper; nil: it is not active.
 func (p place) device() (*mapper.Device, error) {
 	d, err := mapper.Find(deviceName(p.group, p.volume.name))

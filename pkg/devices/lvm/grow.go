@@ -30,15 +30,11 @@ func (b *Backend) Grow(ctx context.Context, v devices.Volume, bytes int64) error
 }
 
 func (b *Backend) grow(ctx context.Context, v devices.Volume, bytes int64) error {
-	done, err := b.volumes.Lock(ctx, v.ID)
+	at, done, err := b.locateAlone(ctx, v)
 	if err != nil {
 		return err
 	}
 	defer done()
-	at, err := b.locate(ctx, v)
-	if err != nil {
-		return err
-	}
 	if at.volume.bytes >= bytes {
 		return b.reload(ctx, at)
 	}

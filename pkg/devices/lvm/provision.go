@@ -154,18 +154,14 @@ func (b *Backend) DeleteVolume(ctx context.Context, v devices.Volume) error {
 }
 
 func (b *Backend) delete(ctx context.Context, v devices.Volume) error {
-	done, err := b.volumes.Lock(ctx, v.ID)
-	if err != nil {
-		return err
-	}
-	defer done()
-	at, err := b.locate(ctx, v)
+	at, done, err := b.locateAlone(ctx, v)
 	if state.ClassOf(err) == state.NotFound {
 		return nil
 	}
 	if err != nil {
 		return err
 	}
+	defer done()
 	return b.inTurn(ctx, at.group, turnLimit, func(ctx context.Context) error {
 		r, err := b.refresh(ctx, at.group) // lvremove takes what has the name by now
 		if err != nil {

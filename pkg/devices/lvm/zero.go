@@ -111,15 +111,11 @@ func (b *Backend) Erase(ctx context.Context, v devices.Volume) error {
 }
 
 func (b *Backend) erase(ctx context.Context, v devices.Volume) error {
-	done, err := b.volumes.Lock(ctx, v.ID)
+	at, done, err := b.locateAlone(ctx, v)
 	if err != nil {
 		return err
 	}
 	defer done()
-	at, err := b.locate(ctx, v)
-	if err != nil {
-		return err
-	}
 	if !at.volume.tags.formatting {
 		return state.Errorf(state.FailedPrecondition, "no format was begun that was not ended, so its contents may be data")
 	}
