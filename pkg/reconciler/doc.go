@@ -12,7 +12,9 @@
 // while it is at rest; a worker that hangs holds up only its own volume. A caller waits
 // for its own part of the volume: its target, the stage or the size. What an operator
 // asks for runs in the volume's worker, between two passes (Exclusive, Retry).
-// Package report renders the facts of report.go for operators and kubelet; orphans.go
-// finds devices and mounts that no record explains; trace.go tells OpenTelemetry what was
-// done for which call.
+//
+// wake.go says which events queue a volume, repair.go whether what was lost is repaired, and
+// backoff.go when a failed step is tried again. Package report renders the facts of
+// report.go for operators and kubelet; orphans.go finds devices and mounts that no record
+// explains; trace.go tells OpenTelemetry what was done for which call.
 package reconciler

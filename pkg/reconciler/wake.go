@@ -1,0 +1,74 @@
+package reconciler
+
+import (
+	"slices"
+
+	"github.com/csi-node/csi-node/pkg/state"
+)
+
+// Changed tells that somebody else mounted or unmounted something at a path.
+// Volumes with a stage or a target at or below that path are observed.
+func (r *Reconciler) Changed(path string) {
+	for _, id := range r.store.VolumesAt(path) {
+		r.queue.Add(id)
+	}
+}
+
+// DeviceChanged tells that a block device is gone or has another size. Volumes that
+// have it, or are published with its number, are observed. Its cost does not depend
+// on the number of volumes.
+func (r *Reconciler) DeviceChanged(number state.DeviceNumber) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, id := range r.devices[number] {
+		r.queue.Add(id)
+	}
+}
+
+// VolumeChanged tells that, as a backend reports, the storage of a volume may have
+// changed or appeared.
+func (r *Reconciler) VolumeChanged(id string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.volumes[id] != nil {
+		r.queue.Add(id)
+		r.wakeAwaiting(id)
+	}
+}
+
+// AllChanged tells that any device or mount may have changed.
+func (r *Reconciler) AllChanged() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for id := range r.volumes {
+		r.queue.Add(id)
+		r.wakeAwaiting(id)
+	}
+}
+
+// index notes the device numbers by which a volume is found: those of its devices
+// and view when it was last observed, and those it is published with. The caller
+// holds mu.
+func (r *Reconciler) index(id string, v *volume) {
+	for _, n := range v.numbers {
+		if r.devices[n] = slices.DeleteFunc(r.devices[n], func(other string) bool { return other == id }); len(r.devices[n]) == 0 {
+			delete(r.devices, n)
+		}
+	}
+	v.numbers = v.numbers[:0]
+	add := func(n state.DeviceNumber) {
+		if (n == state.DeviceNumber{}) || slices.Contains(v.numbers, n) {
+			return
+		}
+		v.numbers = append(v.numbers, n)
+		r.devices[n] = append(r.devices[n], id)
+	}
+	add(v.have.Device.Number)
+	add(v.have.View.Number)
+	for _, e := range v.have.Lower {
+		add(e.Device.Number)
+	}
+	for _, t := range v.want.Targets {
+		add(t.Device)
+	}
+}
