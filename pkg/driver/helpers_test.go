@@ -130,7 +130,7 @@ func (f *fakeNode) Find(_ context.Context, volume devices.Volume) (d state.Devic
 		return d, err
 	}
 	err = f.locked(id, func(v *fakeVolume) error {
-		d = standing(v.device)
+		d = orAbsent(v.device)
 		d.Size, d.Capacity, d.Formatting, d.Formatted, d.Raw = v.Bytes, v.Bytes, v.Formatting, v.Formatted, v.Raw
 		return nil
 	})
@@ -140,8 +140,8 @@ func (f *fakeNode) Find(_ context.Context, volume devices.Volume) (d state.Devic
 	return d, nil
 }
 
-// standing is what Find returns for a device, also for an absent one.
-func standing(d state.Device) state.Device {
+// orAbsent is what Find returns for a device, also for an absent one.
+func orAbsent(d state.Device) state.Device {
 	if d.State == state.DeviceUnknown {
 		d.State = state.DeviceAbsent
 	}
@@ -186,7 +186,7 @@ func (f *fakeNode) byDevice(d state.Device, act func(*fakeVolume) error) error {
 }
 
 func (f *fakeNode) FindView(_ context.Context, d state.Device) (view state.Device, err error) {
-	err = f.byDevice(d, func(v *fakeVolume) error { view = standing(v.view); return nil })
+	err = f.byDevice(d, func(v *fakeVolume) error { view = orAbsent(v.view); return nil })
 	return view, err
 }
 

@@ -16,7 +16,7 @@ import (
 // what changes.
 type demand struct {
 	request
-	stands     func(*state.Volume) bool // whether a record asks for just this; nil for a removal
+	asksFor    func(*state.Volume) bool // whether a record asks for just this; nil for a removal
 	order      int                      // which edit of its part this is
 	intent     uint64                   // the revision that it waits for; 0 while it has asked for nothing
 	gone       bool                     // it asks for an end
@@ -28,15 +28,15 @@ type demand struct {
 }
 
 // ask is r under the eyes of the judge.
-func (y *history) ask(r request, stands func(*state.Volume) bool) *demand {
-	a := &demand{request: r, stands: stands}
+func (y *history) ask(r request, asksFor func(*state.Volume) bool) *demand {
+	a := &demand{request: r, asksFor: asksFor}
 	edit := r.edit
 	a.edit = func(v *state.Volume) error {
 		y.asking = a
 		a.intent, a.pending = 0, false
 		if err := edit(v); err != nil {
 			last := v.Latest(r.part)
-			a.pending = stands != nil && last != nil && !last.Gone && !last.Accepted
+			a.pending = asksFor != nil && last != nil && !last.Gone && !last.Accepted
 			if strings.Contains(err.Error(), "a caller waits") && !y.anybodyWaits(a) {
 				y.t.Errorf("%s: refused for a caller, and there is none: %v", a, err)
 			}
@@ -148,13 +148,13 @@ func (k *fakeKernel) forbidden(o op, id string) string {
 	case v.layer == nil:
 		return ""
 	case o == opDetach && v.open():
-		return "a layer stands on it"
+		return "a layer is over it"
 	case among(opBeginFormat, opErase, opCreateLayer) && (v.open() || v.header == used || v.data || !k.free(v)):
 		return "it bears a layer, or is not free"
 	case o == opCreateLayer && (!v.formatting || v.header == "" && v.beneath.Kind != state.ContentsBlank && v.beneath.Kind != state.ContentsUnproven):
 		return "it is not blank, or without a mark"
 	case o == opOpenLayer && (v.device == nil || v.device.detaching || v.header == "" || v.formatting || v.open() && v.layer.over != v.device):
-		return "nothing stands beneath it, or what is no layer, or it stands elsewhere"
+		return "nothing is attached beneath it, or it is no layer, or it is over another device"
 	case among(opFormat, opCheck, opGrow, opMount, opBind, opBindDevice, opGrowLayer, opEraseLayer) && !whole:
 		return v.unready()
 	case among(opFormat, opEraseLayer) && v.header != stampedNew:
@@ -177,7 +177,7 @@ func (k *fakeKernel) asked(id string) bool {
 // withdrawnWith reports whether a target was taken back because its stage, which
 // was never accepted, gave way to another.
 func withdrawnWith(by *demand, was, is *state.Intent) bool {
-	return by.part == state.StagePart() && by.stands != nil && was != nil && !was.Accepted &&
+	return by.part == state.StagePart() && by.asksFor != nil && was != nil && !was.Accepted &&
 		(is == nil && !was.Begun || is != nil && is.Gone && is.Withdrawn)
 }
 
@@ -389,7 +389,7 @@ func (y *history) answered(a *demand, err error, took, deadline time.Duration) {
 		}
 	case !slices.ContainsFunc(refusals, func(words string) bool { return strings.Contains(err.Error(), words) }):
 		y.t.Errorf("%s: %s for no good reason: %v", a, class, err)
-	case latest && !a.gone && (a.intent != 0 || a.stands != nil && a.stands(record)):
+	case latest && !a.gone && (a.intent != 0 || a.asksFor != nil && a.asksFor(record)):
 		y.mustBeUndone(a, record, err)
 	}
 }
@@ -405,7 +405,7 @@ func (y *history) mustBeUndone(a *demand, record *state.Volume, err error) {
 		y.t.Errorf("%s: refused for good (%v), and asked for still: %+v", a, err, *intent)
 		return
 	default:
-		return // what stood before, stands
+		return // what was there before stays
 	}
 	y.k.with(func() {
 		if y.k.shown(a.request) && !a.existed && y.k.told(a.id) && a.part.Kind != state.SizeKind {
@@ -417,7 +417,7 @@ func (y *history) mustBeUndone(a *demand, record *state.Volume, err error) {
 // unhealed are the words for what a repair cannot put right, and a call can.
 var unhealed = []string{"restart the pod", "made again only when", "repair is switched off", "waits for its secret", "again only when somebody asks"}
 
-// finish takes away all that stands in the way, gives the plugin time, and then
+// finish removes all hindrances, gives the plugin time, and then
 // wants to see every volume at rest as it was asked for, and every part gone
 // once that is asked for.
 func (y *history) finish() {
@@ -558,7 +558,7 @@ func (y *history) statusOf(id string) report.Status {
 	return report.Status{}
 }
 
-// askAgain repeats all that stands in a record. What was never accepted may be
+// askAgain repeats all that a record asks for. What was never accepted may be
 // refused; of what was, a publish whose device has another number by now must
 // be possible again after an unpublish.
 func (y *history) askAgain(record *state.Volume) {
@@ -602,7 +602,7 @@ func (y *history) askAgain(record *state.Volume) {
 	}
 }
 
-// finally makes a call when nothing stands in its way any more.
+// finally makes a call when nothing hinders it any more.
 func (y *history) finally(r request) error {
 	ctx, end := context.WithTimeout(context.Background(), 2*time.Minute)
 	defer end()

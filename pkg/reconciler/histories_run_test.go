@@ -17,7 +17,7 @@ import (
 // everything that goes wrong. What it checks is in histories_judge_test.go.
 type history struct {
 	*harness
-	amnesia   bool // what stands may be in no record, which was lost
+	amnesia   bool // the record was lost, so what is mounted may be in none
 	gone      *fakePods
 	callers   sync.WaitGroup
 	down      bool
@@ -263,7 +263,7 @@ func (y *history) context(id string) (context map[string]string) {
 }
 
 // begin makes a call in the background.
-func (y *history) begin(r request, w how, stands func(*state.Volume) bool) {
+func (y *history) begin(r request, w how, asksFor func(*state.Volume) bool) {
 	y.alive()
 	p := y.p
 	y.callers.Go(func() {
@@ -272,12 +272,12 @@ func (y *history) begin(r request, w how, stands func(*state.Volume) bool) {
 		if w.cancel > 0 {
 			defer time.AfterFunc(w.cancel, end).Stop()
 		}
-		y.ensure(ctx, p, r, w, stands)
+		y.ensure(ctx, p, r, w, asksFor)
 	})
 }
 
 // ensure is one request, and the judgement of its answer.
-func (y *history) ensure(ctx context.Context, p *process, r request, w how, stands func(*state.Volume) bool) error {
+func (y *history) ensure(ctx context.Context, p *process, r request, w how, asksFor func(*state.Volume) bool) error {
 	edit := r.edit
 	r.edit = func(v *state.Volume) error {
 		if w.key != "" {
@@ -285,7 +285,7 @@ func (y *history) ensure(ctx context.Context, p *process, r request, w how, stan
 		}
 		return edit(v)
 	}
-	a := y.ask(r, stands)
+	a := y.ask(r, asksFor)
 	began := time.Now()
 	err := p.r.Ensure(ctx, r.id, r.part, a.edit)
 	y.answered(a, err, time.Since(began), w.deadline)

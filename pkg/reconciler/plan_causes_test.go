@@ -126,7 +126,7 @@ var (
 		}},
 		{state.Unavailable, "only when somebody asks", func(c *planCase) bool {
 			m := c.have.Stage.Mounts
-			twice := len(m) > 1 && c.shows(m[0]) && c.shows(m[1]) && c.deviceStands()
+			twice := len(m) > 1 && c.shows(m[0]) && c.shows(m[1]) && c.deviceAsAsked()
 			return c.source().Shared && !c.asked() && !twice
 		}},
 		{state.FailedPrecondition, "it is not formatted. Use an access mode", func(c *planCase) bool {
@@ -234,7 +234,7 @@ var (
 			return len(m) > 1 && !c.shows(m[0]) && c.shows(m[1])
 		}},
 		{state.Unavailable, "still held, which must end before it is detached", func(c *planCase) bool {
-			d, v := c.standing(), c.have.View
+			d, v := c.highest(), c.have.View
 			return v.State == state.DeviceDetaching || v.Held || d.State == state.DeviceDetaching || d.Held
 		}},
 	}
@@ -282,7 +282,7 @@ func (c *planCase) claimed() bool {
 
 // maybeInUse reports whether the highest device that stands is, or may be, in use.
 func (c *planCase) maybeInUse() bool {
-	return c.standing().Held || c.have.View.State != state.DeviceAbsent || c.somewhere(c.showsAt) || c.someTargetUnseen() || unseen(c.have.Stage)
+	return c.highest().Held || c.have.View.State != state.DeviceAbsent || c.somewhere(c.showsAt) || c.someTargetUnseen() || unseen(c.have.Stage)
 }
 
 // otherMode reports whether a device stands that takes writes and should not, or the reverse.

@@ -251,22 +251,22 @@ func attributesMet(a state.Attributes, readOnly bool, flags ...string) bool {
 	return (a&state.ReadOnly != 0) == readOnly && (a&state.NoDev != 0 || !slices.Contains(flags, "nodev"))
 }
 
-func (c *planCase) deviceStands() bool {
+func (c *planCase) deviceAsAsked() bool {
 	d := c.have.Device
 	if c.layered() && (d.State != state.DeviceAttached || d.Unmade || d.Err != nil || d.Size < d.Capacity || d.ReadOnly != c.want.Stage.ReadOnly || c.source().Formatting) {
 		return false
 	}
-	return c.sourceStands()
+	return c.sourceAsAsked()
 }
 
-// stageStands reports whether the wanted stage is exactly as asked.
-func (c *planCase) stageStands() bool {
+// stageAsAsked reports whether the wanted stage is exactly as asked.
+func (c *planCase) stageAsAsked() bool {
 	s, mounts := c.want.Stage, c.have.Stage.Mounts
 	if c.sourced() {
 		return !c.sourceCause()
 	}
-	if !c.deviceStands() || c.wantsBlock() {
-		return c.deviceStands() && !c.rawCause()
+	if !c.deviceAsAsked() || c.wantsBlock() {
+		return c.deviceAsAsked() && !c.rawCause()
 	}
 	if notSeen(c.have.Stage) || len(mounts) == 0 || len(mounts) > 1 && c.shows(mounts[1]) {
 		return false
@@ -276,10 +276,10 @@ func (c *planCase) stageStands() bool {
 		(s.ReadOnly || !m.SuperReadOnly) && attributesMet(m.Attributes, s.ReadOnly, s.Capability.Flags...)
 }
 
-// targetStands reports whether a wanted target is exactly as asked.
-func (c *planCase) targetStands(t *state.Target) bool {
+// targetAsAsked reports whether a wanted target is exactly as asked.
+func (c *planCase) targetAsAsked(t *state.Target) bool {
 	m := c.have.Targets[t.Path]
-	if !c.stageWanted() || !c.stageStands() || notSeen(m) || len(m.Mounts) == 0 || len(m.Mounts) > 1 && c.showsAt(t, m.Mounts[1]) {
+	if !c.stageWanted() || !c.stageAsAsked() || notSeen(m) || len(m.Mounts) == 0 || len(m.Mounts) > 1 && c.showsAt(t, m.Mounts[1]) {
 		return false
 	}
 	top := m.Mounts[0]
@@ -298,12 +298,12 @@ func (c *planCase) holds(part state.Part) bool {
 	switch part.Kind {
 	case state.StageKind:
 		if c.stageWanted() {
-			return c.stageStands()
+			return c.stageAsAsked()
 		}
 		return !notSeen(c.have.Stage) && !c.somewhere(c.showsAt) && !c.someTargetUnseen() && c.have.View.State == state.DeviceAbsent &&
 			!(c.layered() && (c.open() || c.have.Device.State == state.DeviceUnknown)) && (d.State == state.DeviceAbsent || d.State == state.DeviceForeign)
 	case state.SizeKind:
-		if !c.stageWanted() || !c.stageStands() || c.sourced() || d.Size < c.want.Size.Bytes {
+		if !c.stageWanted() || !c.stageAsAsked() || c.sourced() || d.Size < c.want.Size.Bytes {
 			return false
 		}
 		if c.wantsBlock() {
@@ -314,7 +314,7 @@ func (c *planCase) holds(part state.Part) bool {
 	t, m := c.want.Targets[part.Path], c.have.Targets[part.Path]
 	switch {
 	case !t.Gone:
-		return c.targetStands(t)
+		return c.targetAsAsked(t)
 	case notSeen(m):
 		return t.Withdrawn && !unseen(m)
 	case c.unknown() && len(m.Mounts) > 0:

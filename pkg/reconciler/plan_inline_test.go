@@ -21,7 +21,7 @@ type inlineWorld struct {
 	gone, ended, made, provisional, kubelet bool
 	owner                                   state.OwnerState
 	err                                     error // of an unknown owner
-	device                                  standing
+	device                                  deviceCondition
 	staged, bound                           int // nothing, an empty directory, the volume, somebody else's files
 }
 
@@ -91,7 +91,7 @@ func (w inlineWorld) why(step reconciler.Step) string {
 		case w.owner == state.OwnerUnknown && (w.err == nil || errors.Is(w.err, errSilent)):
 			return "nothing is known of its owner"
 		case shown || w.staged != 0 || w.device != isAbsent:
-			return "something stands of it"
+			return "something of it is left"
 		}
 	case reconciler.CreateVolume:
 		if w.gone || w.made || w.owner != state.OwnerNone && w.owner != state.OwnerSame {
@@ -104,7 +104,7 @@ func (w inlineWorld) why(step reconciler.Step) string {
 	case reconciler.LeaveVolume, reconciler.AdoptInline:
 		switch {
 		case !w.gone || !w.ended || w.bound == 2:
-			return "its publish stands"
+			return "it is still published"
 		case step.Action == reconciler.AdoptInline && (!w.provisional || w.owner != state.OwnerSame):
 			return "it is not known to be this publish's"
 		case step.Action == reconciler.LeaveVolume && w.owner != state.OwnerUnknown:
@@ -173,7 +173,7 @@ func TestPlanForEveryInlineState(t *testing.T) {
 		switch down := w.device != isAttached && w.staged != 2 && w.bound != 2; {
 		case w.device == isUnlooked, unknown:
 		case !down && !lost:
-			t.Fatalf("at the end something stands: %+v", w)
+			t.Fatalf("at the end something is left: %+v", w)
 		case !stage.Settled && w.staged != 3:
 			t.Fatalf("at the end the stage is %+v: %+v", stage, w)
 		case stage.Settled && !plan.Verdicts[planFirst].Settled:
@@ -189,7 +189,7 @@ func TestPlanForEveryInlineState(t *testing.T) {
 			if (w.ended || w.provisional) && !w.gone || w.provisional && !w.ended {
 				continue
 			}
-			for _, w.device = range []standing{isUnlooked, isAbsent, isAttached} {
+			for _, w.device = range []deviceCondition{isUnlooked, isAbsent, isAttached} {
 				for w.staged = range 4 {
 					for w.bound = range 4 {
 						if w.device != isAttached && (w.staged == 2 || w.bound == 2) {

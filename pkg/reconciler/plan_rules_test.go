@@ -22,7 +22,7 @@ var planStepRules = map[reconciler.Action]planStepRule{
 			t == nil, "no such target",
 			notSeen(m), "the path was not seen",
 			len(m.Mounts) == 0 || !c.showsAt(t, m.Mounts[0]), "the top mount is not the volume's",
-			t != nil && !t.Gone && c.targetStands(t), "the target is as asked",
+			t != nil && !t.Gone && c.targetAsAsked(t), "the target is as asked",
 			t != nil && !t.Gone && c.broken() && c.brokenCause(), "a pod loses what is broken and stays so")
 	}},
 	reconciler.RemoveTarget: {"remove-target takes only what is empty, unmounted and asked away by the CO", func(c *planCase, part state.Part) string {
@@ -42,7 +42,7 @@ var planStepRules = map[reconciler.Action]planStepRule{
 			part != state.StagePart() || s == nil, "not for the stage",
 			notSeen(m), "the path was not seen",
 			len(m.Mounts) == 0 || !c.shows(m.Mounts[0]), "the top mount is not the volume's",
-			c.stageWanted() && c.stageStands(), "the stage is as asked",
+			c.stageWanted() && c.stageAsAsked(), "the stage is as asked",
 			c.stageWanted() && c.broken() && c.brokenCause(), "what is broken is taken down and stays so",
 			!(doubled && c.stageWanted()) && c.someTargetBound(), "a target is mounted from it",
 			!(doubled && c.stageWanted()) && c.someTargetUnseen(), "a target that was not seen may be mounted from it")
@@ -54,7 +54,7 @@ var planStepRules = map[reconciler.Action]planStepRule{
 			notSeen(m), "the path was not seen",
 			len(m.Mounts) > 0, "something is mounted",
 			m.File != state.Directory || !m.Empty, "it is no empty directory",
-			!c.standing().Held, "nobody holds the device",
+			!c.highest().Held, "nobody holds the device",
 			c.someTargetBound() || c.someTargetUnseen(), "a target is or may be mounted from it")
 	}},
 	reconciler.DetachView: {"detach-view never takes a view that is shown, wanted or held", func(c *planCase, part state.Part) string {
@@ -71,10 +71,10 @@ var planStepRules = map[reconciler.Action]planStepRule{
 		s, d := c.want.Stage, c.source()
 		return firstOf(
 			part != state.StagePart() || s == nil, "not for the stage",
-			c.layered() && c.open(), "a layer stands on it",
+			c.layered() && c.open(), "a layer is over it",
 			d.State != state.DeviceAttached, "no device is attached",
 			d.Held, "the device is held",
-			c.have.View.State != state.DeviceAbsent, "a view stands on it",
+			c.have.View.State != state.DeviceAbsent, "a view is over it",
 			c.somewhere(c.showsAt), "the device is mounted",
 			unseen(c.have.Stage) && !c.wantsBlock(), "the device may be mounted at the staging path, which was not seen",
 			c.someTargetUnseen(), "a target that was not seen may show the device",
@@ -87,7 +87,7 @@ var planStepRules = map[reconciler.Action]planStepRule{
 		return firstOf(
 			part != state.StagePart() || !c.typeOpen(), "no type is left open",
 			c.unknown() || d.Err != nil || d.Missing, "the volume is not known, or not there",
-			c.layered() && !c.deviceStands(), "what is on the layer is not seen yet",
+			c.layered() && !c.deviceAsAsked(), "what is on the layer is not seen yet",
 			c.layered() && c.contentsUnseen(), "what is on the layer was not read")
 	}},
 	reconciler.Attach: {"attach never takes a device that is missing, foreign, truncated or attached", func(c *planCase, part state.Part) string {
@@ -114,7 +114,7 @@ var planStepRules = map[reconciler.Action]planStepRule{
 			c.stranger(), "it is another device than the stage was seen with",
 			!bySize && d.Size >= d.Capacity, "the device has its size",
 			bySize && (c.want.Size == nil || d.Size >= c.want.Size.Bytes), "the device has the size wanted",
-			bySize && !c.stageStands(), "the stage does not stand")
+			bySize && !c.stageAsAsked(), "the stage is not as asked")
 	}},
 	reconciler.BeginFormat: {"begin-format needs a provably blank device that never was formatted", func(c *planCase, part state.Part) string {
 		d := c.have.Device
@@ -154,21 +154,21 @@ var planStepRules = map[reconciler.Action]planStepRule{
 		}
 		return firstOf(c.whyNotMake() != "", c.whyNotMake(), !c.source().Formatting, "without the mark", !blankKind(c.have.Beneath.Kind), "the source is not blank")
 	}},
-	reconciler.OpenLayer: {"open-layer needs a source that stands as asked, the layer on it, and its secret", func(c *planCase, part state.Part) string {
+	reconciler.OpenLayer: {"open-layer needs a source that is as asked, the layer on it, and its secret", func(c *planCase, part state.Part) string {
 		d := c.have.Device
 		return firstOf(
 			part != state.StagePart() || !c.stageWanted() || !c.layered(), "no stage with a layer is wanted",
-			!c.sourceStands(), "the source is not as asked",
+			!c.sourceAsAsked(), "the source is not as asked",
 			c.source().Formatting, "its making is not over",
 			d.Unmade, "there is no layer",
-			d.Err != nil || d.State != state.DeviceAbsent && d.State != state.DeviceDetaching, "it stands, or something else does",
+			d.Err != nil || d.State != state.DeviceAbsent && d.State != state.DeviceDetaching, "it is there, or something else is",
 			d.NeedsSecret, "its secret is not at hand")
 	}},
 	reconciler.CloseLayer: {"close-layer never takes a device that is mounted or held, nor one that could not be opened again", func(c *planCase, part state.Part) string {
 		s, d := c.want.Stage, c.have.Device
 		return firstOf(
 			part != state.StagePart() || s == nil || !c.layered(), "no stage with a layer",
-			!c.open(), "it does not stand",
+			!c.open(), "it is not there",
 			d.Held, "it is held",
 			c.somewhere(c.showsAt), "it is mounted",
 			c.someTargetUnseen(), "a target that was not seen may show it",
@@ -176,11 +176,11 @@ var planStepRules = map[reconciler.Action]planStepRule{
 			c.stageWanted() && !d.Stray && d.ReadOnly == s.ReadOnly && c.source().ReadOnly == s.ReadOnly && !c.source().Formatting, "it is as asked",
 			c.stageWanted() && !d.Stray && d.NeedsSecret, "its secret is not at hand")
 	}},
-	reconciler.GrowLayer: {"grow-layer only grows a layer's device that stands", func(c *planCase, part state.Part) string {
+	reconciler.GrowLayer: {"grow-layer only grows an attached device of a layer", func(c *planCase, part state.Part) string {
 		d := c.have.Device
 		return firstOf(
-			!c.stageWanted() || !c.layered() || !c.sourceStands(), "no stage with a layer is wanted, or its source is not as asked",
-			d.State != state.DeviceAttached || d.Size >= d.Capacity, "it does not stand, or has its size",
+			!c.stageWanted() || !c.layered() || !c.sourceAsAsked(), "no stage with a layer is wanted, or its source is not as asked",
+			d.State != state.DeviceAttached || d.Size >= d.Capacity, "it is not there, or has its size",
 			d.NeedsSecret, "its secret is not at hand")
 	}},
 	reconciler.Check: {"check needs an idle device with the file system asked for", func(c *planCase, part state.Part) string {
@@ -192,7 +192,7 @@ var planStepRules = map[reconciler.Action]planStepRule{
 		f := c.have.Contents
 		if part == state.SizePart() {
 			return firstOf(
-				!c.stageWanted() || !c.stageStands() || c.wantsBlock(), "the file system is not mounted as asked",
+				!c.stageWanted() || !c.stageAsAsked() || c.wantsBlock(), "the file system is not mounted as asked",
 				c.contentsUnseen() || !f.Growable || !f.GrowsMounted, "it does not grow mounted",
 				c.want.Stage.ReadOnly, "it is read-only")
 		}
@@ -206,7 +206,7 @@ var planStepRules = map[reconciler.Action]planStepRule{
 		s, m, f := c.want.Stage, c.have.Stage, c.have.Contents
 		return firstOf(
 			part != state.StagePart() || !c.stageWanted() || c.wantsBlock(), "no mounted stage is wanted",
-			!c.deviceStands(), "the device is not as asked",
+			!c.deviceAsAsked(), "the device is not as asked",
 			c.have.Device.Formatting, "a format was interrupted",
 			c.broken(), "it is mounted and broken",
 			c.swapped(), "the file system is not the one that the stage was seen with",
@@ -222,33 +222,33 @@ var planStepRules = map[reconciler.Action]planStepRule{
 			return firstOf(
 				!c.stageWanted() || c.wantsBlock(), "no mounted stage is wanted",
 				notSeen(m) || len(m.Mounts) == 0 || !wholeOf(m.Mounts[0], c.have.Device.Number), "the top mount is not the stage",
-				c.stageStands(), "the stage is as asked")
+				c.stageAsAsked(), "the stage is as asked")
 		}
 		t, m := c.want.Targets[part.Path], c.have.Targets[part.Path]
 		return firstOf(
 			t == nil || t.Gone, "the target is not wanted",
 			notSeen(m) || len(m.Mounts) == 0 || !c.whole(m.Mounts[0]), "the top mount is not the volume's",
-			t != nil && c.targetStands(t), "the target is as asked")
+			t != nil && c.targetAsAsked(t), "the target is as asked")
 	}},
 	reconciler.AttachView: {"attach-view needs an attached writable device and a target that wants it", func(c *planCase, part state.Part) string {
 		if part == state.SizePart() {
-			return firstOf(!c.stageWanted() || !c.stageStands(), "the stage does not stand", !c.viewLags(), "the view has its size, or nobody wants it")
+			return firstOf(!c.stageWanted() || !c.stageAsAsked(), "the stage is not as asked", !c.viewLags(), "the view has its size, or nobody wants it")
 		}
 		t := c.want.Targets[part.Path]
 		return firstOf(
 			t == nil || t.Gone || !c.wantsView(t), "the target wants no view",
-			!c.stageWanted() || !c.stageStands(), "the stage does not stand",
+			!c.stageWanted() || !c.stageAsAsked(), "the stage is not as asked",
 			c.have.View.State == state.DeviceAttached, "the view is attached")
 	}},
 	reconciler.MarkRaw: {"mark-raw comes before a target that takes raw writes", func(c *planCase, part state.Part) string {
 		t := c.want.Targets[part.Path]
 		return firstOf(
 			t == nil || t.Gone || t.Capability.Access != state.BlockAccess, "no raw target is wanted",
-			!c.stageWanted() || !c.stageStands(), "the stage does not stand",
+			!c.stageWanted() || !c.stageAsAsked(), "the stage is not as asked",
 			!c.takesRawWrites(t), "nobody can write",
 			c.have.Device.Raw, "it has the mark")
 	}},
-	reconciler.Bind: {"bind needs the stage to stand and a free target that may be made", func(c *planCase, part state.Part) string {
+	reconciler.Bind: {"bind needs the stage as asked and a free target that may be made", func(c *planCase, part state.Part) string {
 		t := c.want.Targets[part.Path]
 		if t == nil || t.Gone {
 			return "the target is not wanted"
@@ -260,7 +260,7 @@ var planStepRules = map[reconciler.Action]planStepRule{
 			c.takesRawWrites(t) && !c.have.Device.Raw, "nothing would remember that it was written raw",
 			c.numberChanged(t), "the pod knows another number")
 	}},
-	reconciler.MountSource: {"mount-source needs a source, the stage to stand and a free target that may be made", func(c *planCase, part state.Part) string {
+	reconciler.MountSource: {"mount-source needs a source, the stage as asked and a free target that may be made", func(c *planCase, part state.Part) string {
 		t := c.want.Targets[part.Path]
 		if t == nil || t.Gone {
 			return "the target is not wanted"
@@ -273,7 +273,7 @@ var planStepRules = map[reconciler.Action]planStepRule{
 func (c *planCase) whyNotTarget(t *state.Target) string {
 	m := c.have.Targets[t.Path]
 	return firstOf(
-		!c.stageWanted() || !c.stageStands(), "the stage does not stand",
+		!c.stageWanted() || !c.stageAsAsked(), "the stage is not as asked",
 		!freePath(m, fileFor(t)), "the target is not free",
 		m.File == state.NoFile && t.Accepted && !t.Asked, "a removed target is made again though nobody asks")
 }
@@ -314,22 +314,22 @@ func (c *planCase) open() bool {
 	return d.State == state.DeviceAttached || d.State == state.DeviceDetaching || d.Stray
 }
 
-// standing is the highest device that stands.
-func (c *planCase) standing() state.Device {
+// highest is the highest device of the stack that is there.
+func (c *planCase) highest() state.Device {
 	if c.layered() && !c.open() {
 		return c.source()
 	}
 	return c.have.Device
 }
 
-// sourceStands reports whether the device of the backend is as asked.
-func (c *planCase) sourceStands() bool {
+// sourceAsAsked reports whether the device of the backend is as asked.
+func (c *planCase) sourceAsAsked() bool {
 	d := c.source()
 	return d.State == state.DeviceAttached && !c.unknown() && !c.stranger() && d.Err == nil && !d.Missing && d.Size >= d.Capacity && d.ReadOnly == c.want.Stage.ReadOnly
 }
 
 // whyNotWrite says why a device must not be written to below a file system; why
-// is what else stands against it.
+// is a further reason.
 func (c *planCase) whyNotWrite(part state.Part, why string) string {
 	d := c.have.Device
 	return firstOf(
@@ -427,7 +427,7 @@ var planStateRules = []struct {
 	}},
 	{"the type of a file system is chosen before anything is done to the volume, or to what is on its layer", func(c *planCase) string {
 		for _, step := range c.ownSteps(state.StagePart()) {
-			if c.typeOpen() && step.Action != reconciler.Choose && (!c.layered() || c.deviceStands()) {
+			if c.typeOpen() && step.Action != reconciler.Choose && (!c.layered() || c.deviceAsAsked()) {
 				return step.String()
 			}
 		}
@@ -435,8 +435,8 @@ var planStateRules = []struct {
 	}},
 	{"what is shown grows with its device, asked or not", func(c *planCase) string {
 		f := c.have.Contents
-		grows := c.stageWanted() && !c.sourced() && c.stageStands() && !c.wantsBlock() && !c.want.Stage.ReadOnly && f.Growable && f.GrowsMounted
-		follows := c.stageWanted() && !c.sourced() && c.stageStands() && c.viewLags()
+		grows := c.stageWanted() && !c.sourced() && c.stageAsAsked() && !c.wantsBlock() && !c.want.Stage.ReadOnly && f.Growable && f.GrowsMounted
+		follows := c.stageWanted() && !c.sourced() && c.stageAsAsked() && c.viewLags()
 		return firstOf(
 			grows && !slices.Contains(c.plan.Steps, reconciler.Step{Action: reconciler.GrowFilesystem, Part: state.SizePart()}), "the file system does not",
 			follows && !slices.Contains(c.plan.Steps, reconciler.Step{Action: reconciler.AttachView, Part: state.SizePart()}), "the view does not")

@@ -187,7 +187,7 @@ func (w *planWalk) from(world planWorld) int {
 	} else {
 		for _, step := range c.plan.Steps {
 			next := world.after(step)
-			if after := next.look(); step.Action == reconciler.Release && after.standing().Held {
+			if after := next.look(); step.Action == reconciler.Release && after.highest().Held {
 				continue // it fails, as mounts at the record's own paths hold the device too
 			}
 			longest = max(longest, 1+w.from(next))

@@ -32,7 +32,7 @@ type sourceWorld struct {
 // layerWorld is a layer of the volume.
 type layerWorld struct {
 	wanted                        bool
-	state                         standing
+	state                         deviceCondition
 	made, stamped, stray          bool // what the source bears, and on what the layer's device stands
 	readOnly, held, short, locked bool
 	beneath                       contentsKind // of a source that does not bear the layer
@@ -86,11 +86,11 @@ func (n number) number() state.DeviceNumber {
 }
 
 type deviceWorld struct {
-	state                 standing
+	state                 deviceCondition
 	missing, readOnly     bool
 	held                  heldWorld
 	bytes                 bytesWorld
-	view                  standing
+	view                  deviceCondition
 	viewHeld, viewShort   bool // it is smaller than its device
 	formatting, formatted bool
 	stale                 bool // others may have had it since formatting began
@@ -102,18 +102,18 @@ type deviceWorld struct {
 	numbered              bool // a disk that has gone is known by the number that it had
 }
 
-// standing is the condition of a device, and whether it was looked at.
-type standing uint8
+// deviceCondition is the condition of a device, and whether it was looked at.
+type deviceCondition uint8
 
 const (
-	isAbsent standing = iota
+	isAbsent deviceCondition = iota
 	isAttached
 	isDetaching
 	isForeign
 	isUnlooked
 )
 
-func (s standing) state() state.DeviceState {
+func (s deviceCondition) state() state.DeviceState {
 	return [...]state.DeviceState{state.DeviceAbsent, state.DeviceAttached, state.DeviceDetaching, state.DeviceForeign, state.DeviceUnknown}[s]
 }
 
@@ -280,8 +280,8 @@ func (w *planWorld) lookAtDevice(c *planCase) {
 	if d.state == isUnlooked {
 		return
 	}
-	stands := d.state == isAttached || d.state == isDetaching
-	c.have.Device = state.Device{State: d.state.state(), Missing: d.missing, Formatting: d.formatting, StaleMark: d.stale, Raw: d.raw, ReadOnly: stands && d.readOnly}
+	there := d.state == isAttached || d.state == isDetaching
+	c.have.Device = state.Device{State: d.state.state(), Missing: d.missing, Formatting: d.formatting, StaleMark: d.stale, Raw: d.raw, ReadOnly: there && d.readOnly}
 	have := &c.have.Device
 	have.Identity, have.Shared, have.Exclusive, have.NeedsSecret = d.identity, d.shared, d.exclusive, d.locked
 	if d.state == isForeign {
@@ -295,7 +295,7 @@ func (w *planWorld) lookAtDevice(c *planCase) {
 	}
 	if d.unread {
 		*have = state.Device{State: d.state.state(), ReadOnly: have.ReadOnly, Err: errors.New("unread")}
-		if stands {
+		if there {
 			have.Size = 100
 		}
 	}
@@ -312,7 +312,7 @@ func (w *planWorld) lookAtDevice(c *planCase) {
 	case bytesGrown:
 		have.Size, have.Capacity = 200, 200
 	}
-	if !stands {
+	if !there {
 		return
 	}
 	have.Number = theDevice.number()
@@ -343,13 +343,13 @@ func (w *planWorld) lookAtLayer(c *planCase) {
 	c.have.Lower = []state.Element{{Device: source}}
 	c.have.Layer, c.have.Keepers = "L", nil
 	d := state.Device{State: l.state.state(), NeedsSecret: l.locked, Missing: source.Missing, Identity: source.Identity, Err: source.Err}
-	stands := l.state == isAttached || l.state == isDetaching
+	there := l.state == isAttached || l.state == isDetaching
 	if source.Attached() {
 		d.Unmade = !l.made && !l.stray
 		d.Fresh = l.made && l.stamped
 	}
 	d.Formatting, d.Raw = d.Fresh, source.Raw && !d.Fresh
-	if stands || l.stray {
+	if there || l.stray {
 		d.Number, d.ReadOnly, d.Stray = theDevice.number(), l.readOnly, l.stray
 		d.Held = l.held || w.mounted(theDevice)
 		d.Size, d.Capacity = 99, 99

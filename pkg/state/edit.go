@@ -244,8 +244,8 @@ func (v *Volume) AskUnstage(path string, now time.Time) error {
 	if v.Stage != nil && v.Stage.Path != path && !v.Stage.Provisional && !v.Stage.unrecorded() {
 		return ErrStagedElsewhere
 	}
-	if standing := v.publishedPaths(); len(standing) > 0 {
-		return Errorf(FailedPrecondition, "the volume is still published at %s: NodeUnpublishVolume comes first", strings.Join(standing, ", "))
+	if published := v.publishedPaths(); len(published) > 0 {
+		return Errorf(FailedPrecondition, "the volume is still published at %s: NodeUnpublishVolume comes first", strings.Join(published, ", "))
 	}
 	if v.Stage == nil || v.Stage.Provisional || v.Stage.Path != path {
 		v.Stage = &Stage{Path: path}

@@ -126,10 +126,10 @@ func (m *member) judge(mounts mountTable, loops []harness.Loop, formats map[stri
 	ours := func(i *mountinfo.Info) bool {
 		return device >= 0 && i.Root == "/" && fmt.Sprintf("%d:%d", i.Major, i.Minor) == numberOf(m.T, loops[device].Path)
 	}
-	standing := false
+	mayBeStaged := false
 	for _, path := range m.stagings {
 		c, ok := m.certain(stage, path)
-		standing = standing || !ok || c.verb == stage
+		mayBeStaged = mayBeStaged || !ok || c.verb == stage
 		mount := m.capability(c.ask).GetMount()
 		switch {
 		case !ok:
@@ -150,7 +150,7 @@ func (m *member) judge(mounts mountTable, loops []harness.Loop, formats map[stri
 			m.lookAtFormats(formats[created])
 		}
 	}
-	if !standing && device >= 0 {
+	if !mayBeStaged && device >= 0 {
 		m.complain("%+v is attached, and nothing is staged", loops[device])
 	}
 	for _, path := range m.targets {

@@ -109,7 +109,7 @@ func (s *layerSuite) class(err error, want state.Class) {
 	}
 }
 
-// find tells what stands of the layer, which is as wanted.
+// find returns what there is of the layer, which must be as wanted.
 func (s *layerSuite) find(lower state.Device, v devices.Volume, want state.DeviceState) state.Device {
 	s.Helper()
 	d, err := s.Layer.Find(s.ctx, lower, v)

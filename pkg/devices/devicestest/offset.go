@@ -80,7 +80,7 @@ func status(path string) (*unix.LoopInfo64, error) {
 	return info, errors.Join(err, f.Close())
 }
 
-// Find tells what stands of the layer.
+// Find returns what there is of the layer.
 func (o Offset) Find(_ context.Context, lower state.Device, v devices.Volume) (state.Device, error) {
 	d := state.Device{State: state.DeviceAbsent, NeedsSecret: v.Context["locked"] == "true" && v.Secrets["key"] == ""}
 	if lower.Attached() {
@@ -97,7 +97,7 @@ func (o Offset) Find(_ context.Context, lower state.Device, v devices.Volume) (s
 	}
 	d.Path = path
 	d.State, d.ReadOnly = state.DeviceAttached, info.Flags&unix.LO_FLAGS_READ_ONLY != 0
-	if over := unix.Mkdev(lower.Number.Major, lower.Number.Minor); !stands(lower) || info.Rdevice != 0 && info.Rdevice != over || !showsOn(path, lower) {
+	if over := unix.Mkdev(lower.Number.Major, lower.Number.Minor); !isThere(lower) || info.Rdevice != 0 && info.Rdevice != over || !showsOn(path, lower) {
 		d.State, d.Stray, d.Unmade, d.Holder = state.DeviceForeign, true, false, path
 	} else if info.Flags&unix.LO_FLAGS_AUTOCLEAR != 0 {
 		d.State = state.DeviceDetaching
@@ -111,7 +111,7 @@ func (o Offset) Find(_ context.Context, lower state.Device, v devices.Volume) (s
 	return d, err
 }
 
-func stands(d state.Device) bool {
+func isThere(d state.Device) bool {
 	return d.State == state.DeviceAttached || d.State == state.DeviceDetaching
 }
 
