@@ -1,6 +1,6 @@
-// Package blockdev is what is the same for every block device, whichever backend
-// attached it: what it says that it is, read-only views of it, whether it is in use,
-// and zeroing it.
+// Package blockdev does what is the same for every block device, whichever backend attached
+// it: it reads the device's identity, keeps read-only views of it, tells whether it is in
+// use, and zeroes it.
 //
 // Read first: identity.go (which device is which), over sysfs.go. Then view.go and
 // erase.go.
@@ -28,9 +28,9 @@ type Devices struct {
 	turns    keylock.Map // of the views, by the number of the device
 }
 
-// New returns what works on the block devices of this node. volumeAt returns the
-// volume for which a device stands, "" if that is not known: a view gets back the
-// number with which the volume was published (loop.Numbers). It may be nil.
+// New returns what works on the block devices of this node. volumeAt returns the volume
+// that a device belongs to, "" if that is not known; with it, a view gets back the number
+// with which the volume was published (loop.Numbers). It may be nil.
 func New(loops *loop.Devices, volumeAt func(state.DeviceNumber) string) *Devices {
 	if volumeAt == nil {
 		volumeAt = func(state.DeviceNumber) string { return "" }
@@ -38,9 +38,9 @@ func New(loops *loop.Devices, volumeAt func(state.DeviceNumber) string) *Devices
 	return &Devices{loops: loops, volumeAt: volumeAt}
 }
 
-// Held reports whether a device is claimed: mounted in whatever namespace, or
-// opened O_EXCL (open(2): EBUSY). The question is a claim itself, for some
-// microseconds: only who alone acts on the volume may ask.
+// Held reports whether a device is claimed: mounted in whatever namespace, or opened O_EXCL
+// (open(2): EBUSY). Asking claims the device for some microseconds, so only the volume's
+// worker may ask.
 func (b *Devices) Held(ctx context.Context, d state.Device) (held bool, err error) {
 	f, done, err := b.claim(ctx, d, os.O_RDONLY)
 	switch {

@@ -12,13 +12,13 @@ import (
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
-// eraseChunk is how many bytes are erased between two looks at ctx.
+// eraseChunk is how many bytes are erased before ctx is checked again.
 const eraseChunk = 1 << 30
 
-// Erase makes every byte of a device zero, durably. Where the device can, it keeps
-// its blocks. It holds the device O_EXCL meanwhile, and fails when anybody else has
-// it claimed, such as a mkfs that outlived its caller. It asks for no mark: the
-// caller knows that what is on the device is no data.
+// Erase makes every byte of a device zero, durably. Where the device can, it keeps its
+// blocks. It holds the device O_EXCL meanwhile, and fails if anybody else has claimed it,
+// such as a mkfs that outlived its caller. It checks no mark: the caller knows that the
+// device holds no data.
 //
 // FailedPrecondition: the device is read-only.
 func (b *Devices) Erase(ctx context.Context, d state.Device) (err error) {
@@ -43,8 +43,8 @@ func (b *Devices) Erase(ctx context.Context, d state.Device) (err error) {
 	return Zero(ctx, f, d.Size, func(offset, bytes int64) error { return ZeroRange(f, offset, bytes) })
 }
 
-// Zero makes the first bytes of an open device zero, durably, by parts, and leaves
-// no page of the device in a cache. The caller has the device claimed.
+// Zero makes the first bytes of an open device zero, durably, chunk by chunk, and leaves no
+// page of the device in the page cache. The caller has claimed the device.
 func Zero(ctx context.Context, f *os.File, bytes int64, part func(offset, bytes int64) error) error {
 	if err := f.Sync(); err != nil {
 		return err

@@ -13,8 +13,8 @@ import (
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
-// IdentityKind says in which words a device tells what it is. Its values are
-// also the keys of volume contexts.
+// IdentityKind is a kind of identity that a device may have, such as a WWID. Its values are
+// also keys of volume contexts.
 type IdentityKind string
 
 // The kinds of identity.
@@ -40,8 +40,8 @@ type Info struct {
 	Size       int64  // bytes
 	SectorSize int    // bytes, of a logical sector
 	ReadOnly   bool   // it refuses writes, by itself or because somebody has said so (BLKROSET)
-	// Sequence is another each time that another disk, or medium, comes to have
-	// the number; 0: this kernel tells none (before Linux 5.15).
+	// Sequence changes each time that another disk, or medium, gets the number; 0: the
+	// kernel does not tell (before Linux 5.15).
 	Sequence uint64
 	// Identities is what the device is, by kind; a device may tell nothing.
 	Identities map[IdentityKind]string
@@ -57,9 +57,10 @@ type Info struct {
 	Disk       state.DeviceNumber // of the whole disk
 }
 
-// Identity is the identity that says best which device it is, such as "wwid:naa.6001405…";
-// "" when the device tells nothing. It stays the same wherever the device is
-// plugged in, and until it is given another; or a kernel tells more of it: see Has.
+// Identity returns the most reliable identity of the device, such as "wwid:naa.6001405…";
+// "" when the device has none. It is the same wherever the device is plugged in. It changes
+// when the device is given another one, or when a newer kernel reads a more reliable one:
+// see Has.
 func (i Info) Identity() string {
 	for _, kind := range IdentityKinds {
 		if value := i.Identities[kind]; value != "" {
@@ -69,8 +70,8 @@ func (i Info) Identity() string {
 	return ""
 }
 
-// Has reports whether the device has an identity that Identity told before. It may tell a
-// better one by now.
+// Has reports whether the device has an identity that Identity returned before. By now
+// Identity may return a more reliable one.
 func (i Info) Has(identity string) bool {
 	kind, value, _ := strings.Cut(identity, ":")
 	return value != "" && i.Identities[IdentityKind(kind)] == value
@@ -121,15 +122,15 @@ func normalWWID(value string) string {
 
 func isHex(s string) bool { return strings.Trim(s, "0123456789abcdef") == "" }
 
-// Open opens the node of a block device for reading, with further flags of
-// open(2), and tells what the device is: read after the open, so that the
-// file is of the device that is told. A link below /dev is followed, as udev makes
-// them, and not trusted: whoever has an identity compares it with the Info.
+// Open opens the node of a block device for reading, with further flags of open(2), and
+// returns its Info, which is read after the open, so that both are of the same device.
+// Links below /dev are followed, because udev makes them, but not trusted: a caller that
+// expects an identity compares it with the Info.
 //
-// What is at the path and no block device is not opened: an open may block, or
-// rewind a tape. os.ErrNotExist: there is nothing. With unix.O_EXCL it fails with
-// EBUSY while the device is mounted or claimed by somebody. It blocks for as long
-// as the device's driver does.
+// Anything at the path that is no block device is not opened: an open may block, or rewind
+// a tape. os.ErrNotExist: there is nothing. With unix.O_EXCL it fails with EBUSY while the
+// device is mounted or claimed by somebody. It blocks for as long as the device's driver
+// does.
 func Open(path string, flags int) (*os.File, Info, error) {
 	f, err := openNode(path, flags)
 	if err != nil {
@@ -145,9 +146,9 @@ func Open(path string, flags int) (*os.File, Info, error) {
 	return nil, Info{}, errors.Join(fmt.Errorf("%s: %w", path, err), f.Close())
 }
 
-// Look tells what the device with a node at the path is, without opening the node
-// but for that of a loop device, which hides what it is otherwise.
-// os.ErrNotExist: there is nothing, or the node has no device.
+// Look returns the Info of the device whose node is at the path. It opens only the node of
+// a loop device, whose backing cannot be learned otherwise. os.ErrNotExist: there is
+// nothing, or the node has no device.
 func Look(path string) (Info, error) {
 	_, number, err := findNode(path)
 	if err != nil {
@@ -241,8 +242,8 @@ func split(rdev uint64) state.DeviceNumber {
 	return state.DeviceNumber{Major: unix.Major(rdev), Minor: unix.Minor(rdev)}
 }
 
-// addBacking adds what a loop device is a device of: a file has no other name
-// that stays, and a test no other disks.
+// addBacking adds the backing file of a loop device as an identity: nothing else of it
+// stays the same. Tests have no other disks.
 func (i *Info) addBacking() (err error) {
 	if i.Partition != 0 || !strings.HasPrefix(i.Name, "loop") {
 		return nil

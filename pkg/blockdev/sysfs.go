@@ -40,8 +40,8 @@ func (s sysfs) numbers() (numbers []state.DeviceNumber, err error) {
 	return numbers, nil
 }
 
-// infoOf reads what sysfs has of a device. What it was is read between two looks
-// at its sequence number: a device that changed meanwhile is read again.
+// infoOf reads what sysfs has of a device. It reads the sequence number before and after,
+// and starts again if that has changed: the device became another one meanwhile.
 func (s sysfs) infoOf(number state.DeviceNumber) (Info, error) {
 	const attempts = 3
 	for range attempts {
@@ -187,9 +187,9 @@ func (e *entry) identify() error {
 	return nil
 }
 
-// identifyByDisk adds what kernels tell that do not tell a partition's own UUID: it is the
-// one of its disk that begins at that place. Others tell both, so that a volume is the same
-// partition after an upgrade of the kernel.
+// identifyByDisk identifies a partition by its disk and the place at which it begins. Some
+// kernels do not tell a partition's own UUID. On kernels that do, both identities are
+// added, so that a volume is recognised after an upgrade of the kernel.
 func (e *entry) identifyByDisk() error {
 	disk := entry{Info: Info{Name: e.Parent, Identities: map[IdentityKind]string{}}, dir: e.disk, disk: e.disk}
 	if err := disk.identify(); err != nil {

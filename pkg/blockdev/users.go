@@ -14,9 +14,9 @@ import (
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
-// Users names who has a device, for error texts, as far as that can be seen: mounts, also of
-// its partitions, devices that are made of it, the node's swap; else the processes that have
-// it open. It takes at most two seconds.
+// Users names who uses a device, for error texts, as far as that can be seen: mounts of it
+// and of its partitions, devices that are built on it, and the node's swap; if there are
+// none, the processes that have it open. It takes at most two seconds.
 func (i Info) Users(ctx context.Context) string {
 	var words []string
 	for _, place := range MountedAt(i.Number, i.Path) {

@@ -13,7 +13,7 @@ import (
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
-// FindView tells what read-only device of the plugin stands over a device.
+// FindView returns the plugin's read-only device over a device.
 func (b *Devices) FindView(ctx context.Context, over state.Device) (state.Device, error) {
 	facts := state.Device{State: state.DeviceAbsent}
 	d, err := b.loops.Recall(ctx, loop.ViewOf(over.Number))

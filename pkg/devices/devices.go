@@ -31,7 +31,7 @@ type Volume struct {
 	Secrets map[string]string `json:"-"`
 }
 
-// Recorded returns what a backend is told of a volume with a record.
+// Recorded returns the Volume that backends get for a volume with a record.
 func Recorded(record *state.Volume) Volume {
 	v := Volume{ID: record.ID, Backend: record.Backend}
 	if record.Stage != nil {
@@ -53,21 +53,20 @@ type Backend interface {
 	// Validate returns InvalidArgument for a volume that the backend can never
 	// have: its id, or its contexts. It is pure.
 	Validate(Volume) error
-	// Find returns the device of the volume. A volume that the backend does not
-	// know is absent and Missing; one that is attached though the backend does not
-	// know it any more is Missing too, so that it can be taken down. Its cost does
-	// not depend on the number of volumes and devices.
-	// Facts that cannot be read are Device.Err, and no error of Find: a volume is
-	// taken down without them.
+	// Find returns the device of the volume. A volume that the backend does not know is
+	// absent and Missing; one that is attached though the backend does not know it any more
+	// is Missing too, so that it can be taken down. Its cost does not depend on the number
+	// of volumes and devices. If the facts cannot be read, Find sets Device.Err and returns
+	// no error: a volume is taken down without them.
 	Find(ctx context.Context, v Volume) (state.Device, error)
-	// Attach attaches the volume, or reclaims a device that is going away; it
-	// does nothing if the volume is attached so already. NotFound: no such
-	// volume. FailedPrecondition: something else uses it, or it is in use in
-	// the other mode. ErrNoDevice: its storage is not on the node yet.
+	// Attach attaches the volume, or reclaims a device that is going away; it does nothing
+	// if the volume is already attached as asked. NotFound: no such volume.
+	// FailedPrecondition: something else uses it, or it is in use in the other mode.
+	// ErrNoDevice: its storage is not on the node yet.
 	Attach(ctx context.Context, v Volume, readOnly bool) error
-	// Detach returns nil only when the device is seen to be gone, as that of
-	// an unknown volume is. A device that is mounted or claimed stays as it is;
-	// an unclassified error names who holds it.
+	// Detach returns nil only when the device is seen to be gone; an unknown volume has
+	// none. A device that is mounted or claimed stays as it is; an unclassified error names
+	// who holds it.
 	Detach(ctx context.Context, v Volume) error
 }
 

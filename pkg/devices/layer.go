@@ -25,16 +25,16 @@ type Layer interface {
 	// volumes.
 	//
 	// If the lower element is attached, Find tells whether that bears the layer (else
-	// Device.Unmade), and whether the layer is Fresh: stamped new, as Create does.
-	// The state is that of the layer's own device; Capacity is the most bytes that it
-	// can have on the lower element as it is now. A device that bears the volume's name
-	// and lies on another element than lower is foreign and Stray, also when lower is
-	// not attached. Of a volume by which the layer is not Wanted, only its own device is
-	// looked for, and what that lies on.
+	// Device.Unmade), and whether the layer is Fresh: stamped new, as Create does. The
+	// state is that of the layer's own device; Capacity is the most bytes that it can have
+	// on the lower element as it is now. A device that bears the volume's name and lies on
+	// another element than lower is foreign and Stray, also when lower is not attached. If
+	// the volume does not want the layer, Find only looks for the layer's own device and
+	// what that lies on.
 	Find(ctx context.Context, lower state.Device, v Volume) (state.Device, error)
 	// Create makes the layer on a lower element that was proved blank and bears the
-	// formatting mark, and stamps it new, durably. It does nothing if there is a layer
-	// that is stamped new. If it is interrupted, it leaves such a layer or none (Unmade).
+	// formatting mark, and stamps it new, durably. It does nothing if there is a layer that
+	// is stamped new. If it is interrupted, either such a layer is there or none (Unmade).
 	Create(ctx context.Context, lower state.Device, v Volume) error
 	// Open makes the layer's device, or reclaims one that is going away; it does
 	// nothing if it is open so already. Unauthenticated: v.Secrets lack the key, or

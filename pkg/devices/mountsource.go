@@ -13,7 +13,7 @@ import (
 // tells whether the volume exists (Missing), and returns no device.
 type MountSource interface {
 	// Source returns what is mounted for a volume; not ok: it has a device. It asks no
-	// server. If only the id is known, it works with that or fails.
+	// server. If only the id is known, it uses the id alone, or fails.
 	Source(ctx context.Context, v Volume) (source state.Source, ok bool, err error)
 }
 

@@ -13,7 +13,7 @@
 //
 // Read options.go for what a driver's builder decides, then this file from Run
 // down: how the plugin is put together, served and stopped. kernel.go is what the
-// reconciler acts on. web.go is the server, and ask.go the client, of the socket
+// reconciler acts on. web.go is the server, and status_client.go the client, of the socket
 // over which the command line (command_*.go) asks a running plugin; offline.go
 // answers when none runs.
 package driver

@@ -128,8 +128,8 @@ func LockHolder(f *os.File) (int, error) {
 	return 0, scanner.Err()
 }
 
-// Name returns what a process is to a person: its number and its command, or
-// that it is not seen.
+// Name describes a process to a person: its number and its command, or that it is not
+// visible.
 func Name(pid int) string {
 	if pid <= 0 {
 		return "a process that is not seen from here"

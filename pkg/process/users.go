@@ -45,7 +45,8 @@ type MountsOf func(proc string) []Mount
 // "pid 123 (bash)", and loop devices over a file on it. mountsOf tells where the
 // device is mounted. Processes that end meanwhile are passed over.
 //
-// Who only has the node of the device open does not keep it mounted: see Holders.
+// A process that only has the device's node open does not keep the device mounted: Holders
+// names it, Users does not.
 func Users(device state.DeviceNumber, mountsOf MountsOf) iter.Seq[string] {
 	return users(files{device: device}, mountsOf)
 }
@@ -112,13 +113,12 @@ func InOtherNamespaces(find func(proc string) (at string, found bool)) iter.Seq[
 	}
 }
 
-// searches are those of Collect, which a process that is stuck can make wait.
+// searches are those of Collect. A stuck process can make one hang in /proc.
 var searches hang.Calls[struct{}]
 
-// Collect gathers at most NameLimit names, for two seconds or until ctx ends, and
-// tells whether the search came to its end. What one that does not has found until
-// then counts. A search that hangs is left behind, and while it does there is no
-// other with its key.
+// Collect gathers at most NameLimit names, for two seconds or until ctx ends, and tells
+// whether the search was complete. An incomplete one returns what it has found so far. A
+// search that hangs is left behind, and until it ends there is no other with its key.
 func Collect(ctx context.Context, key string, names iter.Seq[string]) (found []string, complete bool) {
 	ctx, cancel := context.WithTimeout(ctx, searchTime)
 	defer cancel()
@@ -158,10 +158,9 @@ func all() iter.Seq[string] {
 	}
 }
 
-// files are the ways in which the files of a block device show in one mount
-// namespace: by the number of the device, or, those of a btrfs, by their mount,
-// because each subvolume has a number of its own, and the maps of a process
-// have yet another.
+// files tells how to recognise the files of a block device in one mount namespace: by the
+// number of the device, or, for a btrfs, by their mount, because each subvolume has a
+// number of its own, and /proc/<pid>/maps shows yet another.
 type files struct {
 	device state.DeviceNumber
 	node   bool // whether the node of the device is one of them
