@@ -14,18 +14,18 @@ import (
 // attributes. Backends never see them.
 const KubernetesPrefix = "csi.storage.k8s.io/"
 
-// Provisioner is a backend that makes volumes and deletes them. Its methods may be
-// called concurrently, also for one name or one id. They may block for as long as
-// the storage does; ctx bounds every wait that can be given up. One that is not the
-// usual backend of its plugin must be an Owner, too: a call to delete a volume tells
-// its id alone.
+// Provisioner is a backend that makes volumes and deletes them. Its methods may be called
+// concurrently, also for one name or one id. They may block for as long as the storage
+// does; ctx bounds every wait that can be given up. A Provisioner that is not the usual
+// backend of its plugin must be an Owner, too, because a call to delete a volume names only
+// the id.
 type Provisioner interface {
-	// CheckParameters completes the parameters of a StorageClass: it returns those
-	// that make a difference, in one spelling, with the defaults of those that were
-	// not named; a parameter that is left out is "by default". It gets neither the keys
-	// of Kubernetes nor BackendKey. Two volumes are alike if their completed parameters
-	// are equal. It is pure. InvalidArgument names the unknown parameter or the invalid
-	// value, and the valid ones.
+	// CheckParameters completes the parameters of a StorageClass: it returns those that
+	// make a difference, in one spelling, and adds the defaults of those that were not
+	// named. A parameter that it leaves out has its default value. It gets neither the keys
+	// of Kubernetes nor BackendKey. Two volumes are alike if their completed parameters are
+	// equal. It is pure. InvalidArgument names the unknown parameter or the invalid value,
+	// and the valid ones.
 	CheckParameters(parameters map[string]string) (map[string]string, error)
 	// CreateVolume makes an empty volume, which is durable when CreateVolume returns.
 	// If there is one of that name already, it does nothing and returns that one,
@@ -35,9 +35,9 @@ type Provisioner interface {
 	// there is no room now. These leave nothing behind, because the CO may never ask
 	// again. After any other failure, the next call of the same name goes on.
 	CreateVolume(ctx context.Context, r CreateRequest) (Provisioned, error)
-	// DeleteVolume deletes a volume with its data. One that is not there is deleted
-	// already; an id that no volume can have may be InvalidArgument, and nothing else
-	// may. FailedPrecondition: it is attached, or in use, and stays as it is.
+	// DeleteVolume deletes a volume with its data. It returns nil for a volume that does
+	// not exist; for an id that no volume can have, and only for that, it may also return
+	// InvalidArgument. FailedPrecondition: it is attached, or in use, and stays as it is.
 	DeleteVolume(ctx context.Context, v Volume) error
 	// GetVolume returns a volume as it is now. NotFound: there is none of that id.
 	// InvalidArgument: there can be none. Any other error: the volume cannot be read.

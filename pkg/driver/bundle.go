@@ -23,9 +23,9 @@ import (
 	"github.com/csi-node/csi-node/pkg/report"
 )
 
-// Bundle is what somebody who mends the plugin wants to know of a node: texts, of which
-// `csi-node report` makes one archive. It holds neither secrets nor the names of files
-// on volumes.
+// Bundle is what somebody who debugs the plugin wants to know about a node: texts, from
+// which `csi-node report` makes one archive. It holds neither secrets nor the names of
+// files on volumes.
 type Bundle []BundleFile
 
 // BundleFile is one text of a Bundle.
@@ -41,10 +41,10 @@ const (
 	maxExplained  = 100     // volumes
 )
 
-// ReadBundle reads all that a Bundle has, from the plugin that runs on the state
-// directory or, if none does, from its store and the kernel. In the place of what
-// cannot be read stands the error. log is a part of the plugin's log, which is added;
-// it may be empty. Nothing is changed, and ctx bounds the questions to the plugin.
+// ReadBundle reads all that a Bundle has, from the plugin that runs on the state directory
+// or, if none does, from its store and the kernel. A text that cannot be read is replaced
+// by the error. log is a part of the plugin's log, which is added; it may be empty. Nothing
+// is changed. ctx bounds the requests to the plugin.
 func ReadBundle(ctx context.Context, stateDir string, o Options, log string) Bundle {
 	var b Bundle
 	add := func(name, what string, read func(io.Writer) error) {
@@ -98,9 +98,9 @@ func bounded(text string) string {
 }
 
 // secretWords matches what looks like a secret with its name, wherever it comes from.
-// Nothing that the plugin tells should hold one. The value is what stands in quotes, in
-// quotes that are escaped themselves (JSON in a quoted text), or one word; without an
-// end, it is the rest of the line.
+// Nothing that the plugin writes should hold one. The value is the text in quotes, in
+// escaped quotes (JSON in a quoted text), or one word; a quote that is not closed makes it
+// the rest of the line.
 var secretWords = regexp.MustCompile(`(?i)([a-z_-]*(?:password|passwd|passphrase|secret|token|credential|private[_-]?key)[a-z0-9_-]*(?:\\*["'])?\s*[=:]\s*)` +
 	`("(?:\\.|[^"\n])*"?|\\+"(?:\\{2,}"|[^"\n])*"?|'[^'\n]*'?|[^\s,;"'}\]]+)`)
 

@@ -96,9 +96,9 @@ func (p *plugin) checks() []func(context.Context) error {
 	}
 }
 
-// defaultStorage checks whether the default backend can serve volumes. A roll-out and
-// the sidecars wait for a plugin that is not ready, so what another backend lacks is its
-// volumes' trouble alone, and that of NodeGetStorageHealth.
+// defaultStorage checks whether the default backend can serve volumes. Roll-outs and
+// sidecars wait for a plugin that is not ready. So what another backend lacks does not
+// count here: its volumes and NodeGetStorageHealth report it.
 func (p *plugin) defaultStorage() func(context.Context) error {
 	place, ok := p.backends[0].Backend.(devices.Checker)
 	return func(ctx context.Context) error {
@@ -115,14 +115,14 @@ func (p *plugin) defaultStorage() func(context.Context) error {
 // storageTime bounds the check of each backend.
 const storageTime = 5 * time.Second
 
-// storage returns what is wrong with the places of the backends. They are asked side by
-// side, and one that does not answer is told by its name.
+// storage returns what is wrong with the places of the backends. They are asked at the same
+// time, and one that does not answer is named.
 func (p *plugin) storage(ctx context.Context) []report.Finding {
 	return p.checkStorage(ctx, storageTime, 0)
 }
 
-// storageProblems is storage in sentences, of the backends that answer within the time.
-// One that does not is told if it has not for storageTime.
+// storageProblems is storage in sentences. It waits for the given time. A backend that has
+// not answered by then is named only if its check has been running for storageTime.
 func (p *plugin) storageProblems(wait time.Duration) (all []string) {
 	for _, f := range p.checkStorage(context.Background(), wait, storageTime) {
 		all = append(all, f.Message)
@@ -130,8 +130,9 @@ func (p *plugin) storageProblems(wait time.Duration) (all []string) {
 	return all
 }
 
-// checkStorage waits for each backend for so long, and tells of those that have not
-// answered for silence. A check that hangs goes on, and the next caller joins it.
+// checkStorage waits for the check of each backend, and reports those whose check has been
+// running for longer than silence. A check that hangs goes on, and the next caller joins
+// it.
 func (p *plugin) checkStorage(ctx context.Context, wait, silence time.Duration) []report.Finding {
 	ctx, stop := context.WithTimeout(ctx, wait)
 	defer stop()

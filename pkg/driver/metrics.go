@@ -20,8 +20,8 @@ import (
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
-// metrics is what the plugin counts. No label holds a volume, a path or anything
-// else of which there is no limited number.
+// metrics is what the plugin counts. No label holds a volume, a path or anything else whose
+// number is not limited.
 type metrics struct {
 	registry *prometheus.Registry
 	calls    *prometheus.HistogramVec
@@ -220,8 +220,8 @@ func (u *backendUse) look(wait time.Duration) ([]devices.Measurement, time.Time)
 	return u.last, u.seen
 }
 
-// remember makes a measurement and keeps it, however late it ends. An incomplete one does
-// not renew the time of the last complete one, so that the alert fires.
+// remember makes a measurement and keeps the result, however late it comes. An incomplete
+// result leaves the time of the last complete one as it is, so that the alert fires.
 func (u *backendUse) remember() {
 	all, err := u.measure()
 	u.mu.Lock()

@@ -28,10 +28,11 @@ type Shape struct {
 type Request struct {
 	Target
 	Shape
-	// Volume is whom the device is for, as Numbers knows it; empty: that is not known.
+	// Volume is the volume that the device is for, as in Numbers; empty: that is not known.
 	Volume string
 	// Open opens what is to be shown, for writing unless the Shape is read-only. It is
-	// called if no device shows it. Who opens a file must see that it is the Target's.
+	// called only if no device shows it yet. Open must make sure that the file is the
+	// Target's.
 	Open func() (*os.File, error)
 }
 
@@ -87,7 +88,7 @@ func modeOf(readOnly bool) int {
 	return os.O_RDWR
 }
 
-// configure makes a free loop device show an open file or device, and looks whether it does.
+// configure makes a free loop device show an open file or device, and checks that it does.
 func (s *Devices) configure(ctx context.Context, r Request, backing *os.File) (err error) {
 	// Size 0 is another default with direct I/O than without, since Linux 6.14.
 	config := unix.LoopConfig{Fd: uint32(backing.Fd()), Size: uint32(r.Sector)}
@@ -165,7 +166,7 @@ func (r Request) shown(d *Device) bool {
 }
 
 // proveUnused makes sure that no device shows an open file: nobody else has it open, or
-// else by a look at all devices.
+// none of all devices shows it.
 func (s *Devices) proveUnused(ctx context.Context, t Target, backing *os.File) (alone bool, err error) {
 	if alone, err := lease.Alone(backing); alone && err == nil {
 		return true, nil
@@ -256,8 +257,8 @@ func (s *Devices) reclaim(ctx context.Context, key string, d *Device, solid bool
 	return err
 }
 
-// cancelDetach is reclaim for who has the device's turn. While it is open here the device
-// cannot go, so what is seen then holds.
+// cancelDetach is reclaim for a caller that has the device's turn. While the device is open
+// here it cannot go, so what is seen then stays true.
 func cancelDetach(ctx context.Context, d *Device, solid bool) (gone bool, err error) {
 	f, err := open(d.name, os.O_RDONLY)
 	if err != nil {

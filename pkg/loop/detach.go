@@ -90,9 +90,9 @@ func (s *Devices) release(ctx context.Context, d *Device) error {
 	return s.awaitGone(ctx, d)
 }
 
-// clear tells the kernel to let go of the backing, unless the device is in
-// use. From the O_EXCL open on nobody can mount it. LOOP_CLR_FD detaches when
-// the last one closes the device, which is this function if all is well.
+// clear tells the kernel to let go of the backing, unless the device is in use. Once it is
+// open with O_EXCL, nobody can mount it. LOOP_CLR_FD detaches when the last one closes the
+// device, which is this function if all is well.
 func (s *Devices) clear(ctx context.Context, d *Device) (gone bool, err error) {
 	f, err := claim(ctx, d.name, os.O_RDONLY)
 	switch {
@@ -123,8 +123,8 @@ func (s *Devices) clear(ctx context.Context, d *Device) (gone bool, err error) {
 	return false, nil
 }
 
-// claim opens a device O_EXCL. A claim of others may be one of those that end in a
-// moment, as that of a program that had this number before: it is waited for.
+// claim opens a device O_EXCL. Somebody else's claim may end in a moment, such as that of a
+// program that used an earlier device of this number: it is waited for.
 func claim(ctx context.Context, name string, mode int) (*os.File, error) {
 	since := time.Now()
 	again := time.NewTicker(goneInterval)

@@ -129,9 +129,9 @@ func BackingOf(f *os.File) (*Backing, error) {
 	return &Backing{File: d.File(), Offset: info.Offset, Ours: IsTag(d.Tag())}, nil
 }
 
-// BackingAt returns the name of the loop device with a number, such as "loop3", and what
-// sysfs names as what it shows; nothing if there is no such device, or it is not
-// bound. It asks neither the device nor the disk of its backing.
+// BackingAt returns the name of the loop device with a number, such as "loop3", and its
+// backing as sysfs names it; nothing if there is no such device, or it is not bound. It
+// asks neither the device nor the disk of its backing.
 func BackingAt(number state.DeviceNumber) (name, backing string) {
 	link, err := os.Readlink(filepath.Join(sysNumbers, number.String()))
 	if err != nil {
@@ -285,8 +285,8 @@ func readBacking(name string) (string, error) {
 	return string(bytes.TrimSuffix(raw, []byte("\n"))), err
 }
 
-// backingOf is readBacking for humans, and to tell whether a backing is another
-// than before: "" when it cannot be read, too.
+// backingOf is readBacking for humans, and for noticing that a backing has changed. It also
+// returns "" when the backing cannot be read.
 func backingOf(name string) string {
 	backing, err := readBacking(name)
 	if err != nil {

@@ -16,9 +16,9 @@ import (
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
-// Numbers tells which device numbers are somebody's: what is bound at a path, or
-// was made in a pod, is a number only, and would show whatever volume is given it
-// next. The functions are called concurrently; a nil one knows of nothing.
+// Numbers tells which device numbers are in use. A device node that is bound at a path, or
+// was made in a pod, is only a number: it would show whatever volume gets that number next.
+// The functions are called concurrently; a nil one means that no number is in use.
 type Numbers struct {
 	// Owner returns the volume that is published with the number, "" for none.
 	Owner func(state.DeviceNumber) (volume string)
@@ -54,10 +54,10 @@ func (s *Devices) reserved(name string, r Request) (bool, error) {
 	return s.numbers.Bound(number)
 }
 
-// free returns the name of a device that nobody has; another process may take it
-// all the same. again asks first for the one that the volume is published as: sure
-// says that it is that one, and no other will do. A taken one is not offered
-// again: it may look free while somebody has it claimed.
+// free returns the name of a device that nobody has; another process may still take it.
+// With again, it first tries the one that the volume is published as: sure says that it is
+// that one, and no other will do. A taken one is not offered again: it may look free while
+// somebody has it claimed.
 func (s *Devices) free(ctx context.Context, control *os.File, r Request, again bool, taken map[string]bool) (name string, sure bool, err error) {
 	if again {
 		if name, err = s.publishedDevice(control, r); name != "" || err != nil {

@@ -106,9 +106,9 @@ func (s *Devices) askWithin(ctx context.Context, name string) (*Device, error) {
 	return nil, fmt.Errorf("%s does not tell its backing within %s", name, lookLimit)
 }
 
-// Recall returns the device that the index has for a target, if it stands for it
-// still: the plugin's, or a foreign one over the file. It is O(1), unless a device did
-// not answer when it was last asked and may be the one: then they are asked again.
+// Recall returns the device that the index has for a target, if it is still the target's:
+// the plugin's, or a foreign one over the file. It is O(1), unless a device did not answer
+// when it was last asked and may be the one: then they are asked again.
 func (s *Devices) Recall(ctx context.Context, t Target) (*Device, error) {
 	name := s.Seen(t.key())
 	if name == "" {
@@ -204,8 +204,8 @@ func (s *Devices) Claim(ctx context.Context, d *Device, mode int, do func(*os.Fi
 	return do(f)
 }
 
-// Turn waits for the turn to open a block device O_EXCL, by its name in sysfs. Who
-// has it meets no other O_EXCL open of this process.
+// Turn waits for the turn to open a block device O_EXCL, by its name in sysfs. Until the
+// turn ends, nobody else in this process opens the device O_EXCL.
 func (s *Devices) Turn(ctx context.Context, name string) (done func(), err error) {
 	return s.nodes.Lock(ctx, name)
 }

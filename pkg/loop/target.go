@@ -63,7 +63,7 @@ func (t Target) mayShow(backing string) bool {
 // deleted is what sysfs puts behind the path of a file that has none any more.
 const deleted = " (deleted)"
 
-// candidates describes those of the devices that do not answer which may be the one.
+// candidates describes the devices that do not answer and may be the target's.
 func (t Target) candidates(silent []string) (maybe []string) {
 	if len(silent) == 0 {
 		return nil

@@ -69,9 +69,8 @@ func (d *Directory) uid(target string) string {
 	return ""
 }
 
-// trusted reports whether the directory of all pods is the one that was first seen,
-// and holds something: otherwise a disk that is not mounted would make every pod look
-// gone.
+// trusted reports whether the directory of all pods is the one that was first seen, and is
+// not empty. Otherwise a disk that is not mounted would make every pod look gone.
 func (d *Directory) trusted() bool {
 	f, err := os.Open(d.pods())
 	if err != nil {

@@ -90,7 +90,7 @@ func (r *Registrar) fail(ctx context.Context, err error) {
 	}
 }
 
-// serve serves on one socket until that is removed or ctx ends.
+// serve serves on one socket until the socket is removed or ctx ends.
 func (r *Registrar) serve(ctx context.Context) error {
 	if err := os.MkdirAll(r.cfg.Dir, 0o750); err != nil {
 		return err

@@ -69,7 +69,7 @@ func (n Node) Told() []string {
 	return all
 }
 
-// WithoutAges returns the report without what changes while nothing happens.
+// WithoutAges returns the report without the ages, which change even while nothing happens.
 func (n Node) WithoutAges() Node {
 	n.Volumes = slices.Clone(n.Volumes)
 	for i, v := range n.Volumes {

@@ -32,9 +32,9 @@ type Fill struct {
 	Text string  `json:"text"` // such as "58Gi of 100Gi free, 53Gi for new volumes"
 }
 
-// Fills returns how full the place is, or each part of it. It knows the names that
-// backends give to what all of them can measure: size_bytes, free_bytes and
-// available_bytes, and those of thin pools. A place without them has none.
+// Fills returns how full the place is, or each part of it. It knows the measurements that
+// all backends can make (size_bytes, free_bytes, available_bytes) and those of thin pools.
+// For a place without them it returns nothing.
 func (p Place) Fills() []Fill {
 	var fills []Fill
 	var names []string

@@ -20,8 +20,8 @@ type Refusal struct {
 	Times  int       `json:"times"` // how many they are
 }
 
-// Tells reports whether a part of the volume tells of a refusal already: its call is
-// still worked on, and the last attempt failed so.
+// Tells reports whether a part of the volume already shows the refusal, because the call's
+// intent is still worked on and its last attempt failed with the same error.
 func (v Volume) Tells(r Refusal) bool {
 	return slices.ContainsFunc(v.Parts, func(p Part) bool { return p.Why() == r.Error })
 }

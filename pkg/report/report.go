@@ -31,7 +31,8 @@ type Facts struct {
 	// Looked: Have and the verdicts were observed just now, for this report. Otherwise
 	// they are from the last observation by the volume's worker.
 	Looked bool
-	// LookErr is why the look that was made for this report failed; nil: none did.
+	// LookErr is why the observation for this report failed; nil: it did not fail, or none
+	// was made.
 	LookErr error
 	// Running is the step that runs now; nil: none.
 	Running *Running
@@ -97,8 +98,8 @@ func (r Running) Tell(now time.Time, unit time.Duration) string {
 	return text
 }
 
-// TellSince is Tell with the moment at which it began, for errors: it is the same each
-// time that the call is repeated.
+// TellSince is Tell with the moment at which the step began. It is for errors, whose text
+// must be the same each time that the call is repeated.
 func (r Running) TellSince() string {
 	text := fmt.Sprintf("%s has been running since %s", r.Step, state.Clock(r.Since))
 	if r.Progress != "" {
@@ -246,8 +247,8 @@ func condition(f Facts, part state.Part) Condition {
 	return UnderWay
 }
 
-// Why says why the part is not as asked, as far as that is known: why the last
-// attempt failed, else what stands in the way of the next one.
+// Why says why the part is not as asked, as far as that is known: why the last attempt
+// failed, or else what prevents the next one.
 func (p Part) Why() string {
 	if p.Is == Failing {
 		return cmp.Or(p.Refusal, p.Problem)

@@ -6,17 +6,17 @@ import (
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
-// Serves reports whether a place that volumes are kept in serves those that it has, of
-// which a check says err: it is well, or state.Degraded (one more fault would lose data),
-// or only full (ResourceExhausted).
+// Serves reports whether a place of which a check returned err still serves the volumes
+// that it has: err is nil, state.Degraded (one more fault would lose data), or
+// ResourceExhausted (it is only full).
 func Serves(err error) bool {
 	return err == nil || isDegraded(err) || state.ClassOf(err) == state.ResourceExhausted
 }
 
 func isDegraded(err error) bool { return errors.As(err, new(*state.Degraded)) }
 
-// StorageHealth renders what checks say of places, one after the other, for
-// NodeGetStorageHealth: nothing of a place with which nothing is wrong.
+// StorageHealth renders the results of the checks, place by place, for
+// NodeGetStorageHealth. A place with which nothing is wrong is left out.
 func StorageHealth(errs []error) (findings []Finding) {
 	for _, err := range errs {
 		switch {

@@ -24,7 +24,8 @@ const (
 )
 
 // queue hands ended spans to an exporter, in batches, by one goroutine. What does not fit
-// into it is dropped. The SDK's own batch processor does not tell how much it drops.
+// into it is dropped and counted; the SDK's own batch processor does not count what it
+// drops.
 type queue struct {
 	logger   logr.Logger
 	exporter sdktrace.SpanExporter

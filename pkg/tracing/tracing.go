@@ -2,8 +2,8 @@
 // waits for that: what the collector does not take in time is dropped, and counted in the
 // log.
 //
-// Who makes spans has the Tracer, which is OpenTelemetry's; nothing here is global. Begin
-// with Start; the queue behind it is in queue.go.
+// Spans are made with OpenTelemetry's Tracer; nothing here is global. Begin with Start; the
+// queue behind it is in queue.go.
 package tracing
 
 import (
@@ -36,8 +36,8 @@ type Config struct {
 // AllTraces is the Config.PerMillion of all traces.
 const AllTraces = 1_000_000
 
-// longest is how much of a string is kept in an attribute, in bytes: a path, and more of
-// a volume id than the CSI spec allows, which a request may hold all the same.
+// longest is how many bytes of a string are kept in an attribute: enough for a path, and
+// for a volume id that is longer than the CSI spec allows.
 const longest = 4 << 10
 
 // Tracing makes spans and sends them. Its methods may be called concurrently.

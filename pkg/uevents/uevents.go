@@ -1,5 +1,5 @@
-// Package uevents hears what the kernel tells of block devices by uevents
-// (NETLINK_KOBJECT_UEVENT, netlink(7)): the same that udev hears. Begin with Run.
+// Package uevents receives the kernel's events of block devices (NETLINK_KOBJECT_UEVENT,
+// netlink(7)), the same that udev receives. Begin with Run.
 package uevents
 
 import (
@@ -19,8 +19,8 @@ import (
 
 const (
 	kernelGroup = 1 // the multicast group of the kernel; udev's own is 2
-	// roomWanted is the size of the socket's buffer, in bytes: some thousand
-	// events. A storm that does not fit costs a look at everything.
+	// roomWanted is the size of the socket's buffer, in bytes: some thousand events. If a
+	// storm of events does not fit, every volume is observed.
 	roomWanted = 2 << 20
 	// maxEvent is UEVENT_BUFFER_SIZE of linux/kobject.h with room for the header.
 	maxEvent = 8 << 10
@@ -31,15 +31,15 @@ type Event struct {
 	Number state.DeviceNumber
 	// Appeared: the device may be new or have new contents: it was added or changed.
 	Appeared bool
-	// Gone: what the device showed is not there any more: a loop device was
-	// detached, a disk has another medium, or the device was removed.
+	// Gone: what was on the device is not there any more: a loop device was detached, a
+	// disk has another medium, or the device was removed.
 	Gone bool
 	// Resized: the device has another size.
 	Resized bool
 }
 
-// Listener hears the kernel's events from Listen on. It costs nothing while
-// there are none.
+// Listener receives the kernel's events since Listen. It costs nothing while there are
+// none.
 type Listener struct {
 	socket *os.File
 	raw    syscall.RawConn
@@ -47,8 +47,8 @@ type Listener struct {
 
 // Listen begins to collect events. Run, or else Close, ends it.
 //
-// The kernel tells network namespaces of the initial user namespace only, so not
-// those of a pod with hostUsers: false: FailedPrecondition.
+// FailedPrecondition: the kernel sends events only to network namespaces of the initial
+// user namespace, so not to a pod with hostUsers: false.
 func Listen() (_ *Listener, err error) {
 	if err := reachable(); err != nil {
 		return nil, err
@@ -78,7 +78,7 @@ func Listen() (_ *Listener, err error) {
 	return &Listener{socket: socket, raw: raw}, nil
 }
 
-// reachable returns an error where no event of a device arrives (the kernel's
+// reachable returns an error if no event of a device can arrive (the kernel's
 // uevent_net_broadcast).
 func reachable() error {
 	raw, err := os.ReadFile("/proc/self/uid_map")
@@ -104,8 +104,9 @@ func (l *Listener) Run(ctx context.Context, changed func(Event), all func()) err
 		case ctx.Err() != nil:
 			return nil
 		case errors.Is(err, unix.ENOBUFS):
-			// Until all that waits is read, the kernel drops events and does not tell of
-			// it again (netlink_overrun): only after that is a look at everything a late one.
+			// Until all pending events are read, the kernel drops further ones without
+			// reporting that again (netlink_overrun). So everything is observed only after
+			// that.
 			lost = true
 		case errors.Is(err, unix.EAGAIN):
 			lost = false

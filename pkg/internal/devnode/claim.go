@@ -12,16 +12,17 @@ import (
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
-// A claim that this process has ended lives on for a moment in a program that was being
-// started meanwhile: a child has all files of its parent from its fork to its exec. The
-// kernel wakes nobody when it ends, so the device is asked again at pauses that double.
+// A claim that this process has ended may live on for a moment in a program that is just
+// being started: from its fork to its exec, a child has all files of its parent. The kernel
+// wakes nobody when it ends, so the device is asked again at pauses that double.
 const (
 	firstPause = time.Millisecond
 	lastPause  = 16 * time.Millisecond
 )
 
-// Claim opens a block device O_EXCL by open. If somebody has it claimed, that is waited
-// for, for 31 ms, unless the kernel names the device that is stacked on it.
+// Claim opens a block device O_EXCL by calling open. If somebody has claimed it, Claim
+// waits up to 31 ms for the end of that, unless the kernel names a device that is stacked
+// on it.
 //
 // EBUSY: it is mounted or claimed.
 func Claim(ctx context.Context, number state.DeviceNumber, open func() (*os.File, error)) (*os.File, error) {

@@ -1,8 +1,7 @@
-// Package hang makes calls that may never return: questions to a file system
-// whose disk or server is dead, to a device, or to storage that is away. Such a
-// call cannot be called off, only left behind. Whoever waits for it is answered
-// in time, and of the calls with one key only one runs at a time, so that those
-// that hang do not pile up.
+// Package hang makes calls that may never return: questions to a file system whose disk or
+// server is dead, to a device, or to storage that is away. Such a call cannot be cancelled,
+// only left behind. Whoever waits for it is answered in time. Of the calls with one key
+// only one runs at a time, so that calls that hang do not pile up.
 package hang
 
 import (

@@ -44,8 +44,8 @@ func Alone(f *os.File) (bool, error) {
 	return true, drop(f)
 }
 
-// drop gives the lease back, if the kernel has not taken it by now. Closing the
-// file does not do once a loop device has it: the lease is the open file's.
+// drop gives the lease back, if the kernel has not broken it already. Closing the file is
+// not enough once a loop device has it, because the lease belongs to the open file.
 func drop(f *os.File) error {
 	if err := set(f, unix.F_UNLCK); !errors.Is(err, unix.EAGAIN) {
 		return err

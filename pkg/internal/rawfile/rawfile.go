@@ -1,7 +1,7 @@
-// Package rawfile opens and reads files that the Go runtime's poller has no business
-// with: device nodes, sysfs, files on disks. Package os makes each one
-// non-blocking and offers it to epoll first, which refuses most of them and wakes a
-// thread for the rest: six system calls more for an open, eight for a read.
+// Package rawfile opens and reads files without the Go runtime's poller, which is of no use
+// for them: device nodes, sysfs, files on disks. Package os makes each one non-blocking and
+// offers it to epoll first, which refuses most of them and wakes a thread for the rest: six
+// system calls more for an open, eight for a read.
 package rawfile
 
 import (
