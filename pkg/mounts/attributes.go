@@ -31,7 +31,7 @@ func (h *Host) SetAttributes(ctx context.Context, path string, flags state.Flags
 	return fmt.Errorf("set the attributes of the mount at %s: %w", path, err)
 }
 
-// noteAttributes tells the watchers that the attributes of a mount are others now.
+// noteAttributes tells the watchers that the attributes of a mount have changed.
 func (h *Host) noteAttributes(point string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()

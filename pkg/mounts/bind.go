@@ -231,9 +231,8 @@ func (h *Host) ShownAt(ctx context.Context) (map[state.DeviceNumber][]string, er
 	return shown, nil
 }
 
-// Elsewhere returns the first mount of the file system on a device that this
-// mount namespace shows, be it of a part of it; nil when there is none. It reads
-// the whole mount table.
+// Elsewhere returns the first mount in this mount namespace of the file system on a device,
+// or of a part of it; nil when there is none. It reads the whole mount table.
 func (h *Host) Elsewhere(ctx context.Context, device state.DeviceNumber) (*state.Sighting, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err

@@ -11,9 +11,9 @@ import (
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
-// CheckOptions returns InvalidArgument, with the kernel's words, for an option
-// that the kernel refuses for this type of file system whatever is on the
-// device. It mounts nothing. What it cannot know, a mount will tell.
+// CheckOptions returns InvalidArgument, with the kernel's words, for an option that the
+// kernel refuses for this type of file system whatever is on the device. It mounts nothing.
+// Options that depend on the device are refused only by the mount itself.
 func (h *Host) CheckOptions(fsType string, flags state.Flags) error {
 	if len(flags.Super) == 0 {
 		return nil

@@ -12,7 +12,8 @@ import (
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
-// table finds a mount by the id that statx(2) tells. There are two, chosen once.
+// table finds a mount by the id that statx(2) returns. There are two implementations;
+// chooseTable chooses once.
 type table interface {
 	// mask is what statx(2) must be asked for to tell the ids of this table.
 	mask() int

@@ -43,9 +43,9 @@ func (h *Host) Unmount(ctx context.Context, path string) error {
 func unmount(p *place) error { return unix.Unmount(p.proc(), unix.UMOUNT_NOFOLLOW) }
 
 const (
-	// busyLimit is how long a busy mount is tried again: a look from elsewhere
-	// keeps it for microseconds, and a process that had a file open as it forked
-	// for as long as the child takes to its exec. Nobody tells when that ends.
+	// busyLimit is how long a busy mount is tried again. Somebody's stat of it keeps it
+	// busy for microseconds; a process that forked with a file open on it does so until the
+	// exec of the child. No event tells when that ends.
 	busyLimit    = 500 * time.Millisecond
 	busyInterval = 5 * time.Millisecond
 )

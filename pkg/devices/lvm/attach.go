@@ -22,11 +22,11 @@ import (
 )
 
 // Attach activates the volume, and sees that its device has a node. A thick volume that
-// nobody has had is zeroed first, which ctx is told of.
+// nobody has had is zeroed first; ctx gets the progress.
 //
-// FailedPrecondition: it is held in the other mode; its thin pool would show it what
-// others have written; the group of that name is another one. ErrNoDevice: its group is
-// not there.
+// FailedPrecondition: it is held in the other mode, or its thin pool would show it what
+// others have written, or the group of that name is another one. ErrNoDevice: its group is
+// not on this node.
 func (b *Backend) Attach(ctx context.Context, v devices.Volume, readOnly bool) error {
 	if err := b.attach(ctx, v, readOnly); err != nil {
 		return fmt.Errorf("volume %s: attach: %w", v.ID, err)

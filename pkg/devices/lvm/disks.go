@@ -119,12 +119,12 @@ func gone(err error) bool {
 	return errors.Is(err, os.ErrNotExist) || errors.Is(err, unix.ENXIO) || errors.Is(err, unix.ENOMEDIUM)
 }
 
-// failed reports whether an error is the disk's own. Any other, of this process or of the
-// way to the disk, tells nothing of what the disk is.
+// failed reports whether an error comes from the disk itself. Any other error, of this
+// process or of the path to the disk, says nothing about what the disk is.
 func failed(err error) bool { return errors.Is(err, unix.EIO) }
 
-// candidate returns the node of a device that may be a disk of LVM. What lies within a
-// volume of the plugin's, or in any logical volume, belongs to whoever has the volume.
+// candidate returns the node of a device that may be a disk of LVM. What lies in a volume
+// of the plugin's, or in any logical volume, belongs to the user of that volume.
 func candidate(name string) (path string, fit bool) {
 	if strangers.MatchString(name) || empty(name) || nested(name) {
 		return "", false

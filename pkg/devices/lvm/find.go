@@ -16,9 +16,9 @@ import (
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
-// Find tells of the device by the device mapper, and of the rest by the report of the
-// group, which is in memory while nothing changes. A volume that was not zeroed yet has
-// no device for anybody, though it is active while it is zeroed.
+// Find asks the device mapper for the device, and takes the rest from the report of the
+// group, which is in memory while nothing changes. A volume that was not zeroed yet has no
+// device for anybody, though it is active while it is zeroed.
 func (b *Backend) Find(ctx context.Context, v devices.Volume) (state.Device, error) {
 	id, own, err := parseID(v.ID)
 	if err != nil {

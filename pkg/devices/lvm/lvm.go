@@ -8,15 +8,15 @@
 //	Find ──> device mapper (one ioctl), report of the group in memory
 //	else ──> the group's turn ──> lvm, limited to the group's own disks ──> fsync of the disks
 //
-// A volume that is at rest is looked at without a program. A group has one report, which
-// is read again after a change. Whatever runs lvm takes the group's turn; an lvm that
-// hangs is killed after a while, and until it is gone holds up its own group alone. A
-// group is locked before anything of it is believed: a second plugin of the driver's name
-// would take the devices of the first for what nobody asks for.
+// A volume at rest is observed without running a program. A group has one report, which
+// is read again after a change. Whatever runs lvm takes the group's turn; an lvm that hangs
+// is killed after a while, and until it is gone it holds up its own group alone. A group is
+// locked before it is used: a second plugin with the same driver name would take the
+// devices of the first for leftovers.
 //
-// A thick volume has the bytes of whoever had its extents before. It bears the tag
-// "unzeroed" from the moment at which it is made, and is not attached for anybody before
-// it was zeroed. What it grows by is zeroed before it becomes a part of it.
+// A new thick volume shows the bytes of whoever had its extents before. It bears the tag
+// "unzeroed" from the moment at which it is made, and is attached for nobody before it is
+// zeroed. What it grows by is zeroed before it becomes a part of it.
 //
 // Read lvm.go first, then groups.go, attach.go and provision.go.
 package lvm

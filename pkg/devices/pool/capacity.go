@@ -13,12 +13,11 @@ import (
 
 // Capacity is how much room a pool has, in bytes, and who has it.
 //
-// Every volume has a claim: its size, or the share of its size that its
-// overcommit leaves. What it has not taken of the claim is promised to it, and
-// given to no other volume. So the claims never exceed the room, and thick, thin
-// and overcommitted volumes are added up alike. An overcommitted volume may take
-// more than its claim from what is free; when that brings Free below Promised, the
-// promises are broken.
+// Every volume has a claim: its size, or the share of its size that its overcommit leaves.
+// What it has not taken of the claim is promised to it, and given to no other volume. So
+// the claims never exceed the room, and thick, thin and overcommitted volumes are counted
+// in the same way. An overcommitted volume may take more than its claim from what is free;
+// when that brings Free below Promised, the promises are broken.
 type Capacity struct {
 	Total     int64 // of the pool's file system
 	Free      int64 // of that, free blocks
