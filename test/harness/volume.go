@@ -28,6 +28,9 @@ type Volume struct {
 	Capability *csi.VolumeCapability
 	Context    map[string]string
 	Secrets    map[string]string // of Stage and Publish
+
+	// PublishContext is what ControllerPublishVolume answered.
+	PublishContext map[string]string
 }
 
 // NewVolume names a volume and makes the directory that its staging path stands
@@ -119,7 +122,7 @@ func (v *Volume) Delete(ctx context.Context) error {
 
 // StageRequest is what Stage sends.
 func (v *Volume) StageRequest() *csi.NodeStageVolumeRequest {
-	return &csi.NodeStageVolumeRequest{VolumeId: v.ID, StagingTargetPath: v.Staging, VolumeCapability: v.Capability, VolumeContext: v.Context, Secrets: v.Secrets}
+	return &csi.NodeStageVolumeRequest{VolumeId: v.ID, StagingTargetPath: v.Staging, VolumeCapability: v.Capability, VolumeContext: v.Context, PublishContext: v.PublishContext, Secrets: v.Secrets}
 }
 
 // Stage calls NodeStageVolume.
@@ -136,7 +139,7 @@ func (v *Volume) Unstage(ctx context.Context) error {
 
 // PublishRequest is what Publish sends.
 func (v *Volume) PublishRequest(target string) *csi.NodePublishVolumeRequest {
-	return &csi.NodePublishVolumeRequest{VolumeId: v.ID, StagingTargetPath: v.Staging, TargetPath: target, VolumeCapability: v.Capability, VolumeContext: v.Context, Secrets: v.Secrets}
+	return &csi.NodePublishVolumeRequest{VolumeId: v.ID, StagingTargetPath: v.Staging, TargetPath: target, VolumeCapability: v.Capability, VolumeContext: v.Context, PublishContext: v.PublishContext, Secrets: v.Secrets}
 }
 
 // Publish calls NodePublishVolume.
@@ -185,12 +188,17 @@ func (v *Volume) Expand(ctx context.Context, bytes int64) (int64, error) {
 	return v.ExpandAt(ctx, v.Staging, bytes)
 }
 
-// ExpandAt is Expand by any path of the volume.
-func (v *Volume) ExpandAt(ctx context.Context, path string, bytes int64) (int64, error) {
-	resp, err := v.Node.NodeExpandVolume(ctx, &csi.NodeExpandVolumeRequest{
+// ExpandRequest is what ExpandAt sends.
+func (v *Volume) ExpandRequest(path string, bytes int64) *csi.NodeExpandVolumeRequest {
+	return &csi.NodeExpandVolumeRequest{
 		VolumeId: v.ID, VolumePath: path, StagingTargetPath: v.Staging, VolumeCapability: v.Capability,
 		CapacityRange: &csi.CapacityRange{RequiredBytes: bytes},
-	})
+	}
+}
+
+// ExpandAt is Expand by any path of the volume.
+func (v *Volume) ExpandAt(ctx context.Context, path string, bytes int64) (int64, error) {
+	resp, err := v.Node.NodeExpandVolume(ctx, v.ExpandRequest(path, bytes))
 	return resp.GetCapacityBytes(), err
 }
 

@@ -25,6 +25,7 @@ type life struct {
 	harness Harness
 	raw     bool
 	volume  Volume
+	kubelet *harness.Volume // calls the plugin for the volume as kubelet does
 	staging string
 }
 
@@ -36,6 +37,10 @@ func (l *life) begin() {
 	l.makeDir(filepath.Dir(l.staging))
 	if !l.raw {
 		l.makeDir(l.staging)
+	}
+	l.kubelet = &harness.Volume{
+		Plugin: l.Plugin, T: l.t, ID: l.volume.ID, Staging: l.staging, Capability: l.capability(),
+		Context: l.volume.Context, PublishContext: l.volume.Publish, Secrets: l.volume.Secrets,
 	}
 }
 
@@ -70,37 +75,31 @@ func (l *life) target(pod string) string {
 }
 
 func (l *life) capability() *csi.VolumeCapability {
-	c := &csi.VolumeCapability{AccessMode: &csi.VolumeCapability_AccessMode{Mode: csi.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER}}
-	if c.AccessType = (&csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{FsType: l.harness.Filesystem}}); l.raw {
-		c.AccessType = &csi.VolumeCapability_Block{Block: &csi.VolumeCapability_BlockVolume{}}
+	const mode = csi.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER
+	if l.raw {
+		return harness.BlockAs(mode)
 	}
-	return c
+	return harness.MountAs(l.harness.Filesystem, mode)
 }
 
 func (l *life) stage(ctx context.Context) error {
-	_, err := l.Node.NodeStageVolume(ctx, &csi.NodeStageVolumeRequest{
-		VolumeId: l.volume.ID, StagingTargetPath: l.staging, VolumeCapability: l.capability(),
-		VolumeContext: l.volume.Context, PublishContext: l.volume.Publish, Secrets: l.volume.Secrets,
-	})
-	return wrap("NodeStageVolume", err)
+	return wrap("NodeStageVolume", l.kubelet.Stage(ctx))
 }
 
 func (l *life) publish(ctx context.Context, target string, readOnly bool) error {
-	_, err := l.Node.NodePublishVolume(ctx, &csi.NodePublishVolumeRequest{
-		VolumeId: l.volume.ID, StagingTargetPath: l.staging, TargetPath: target, VolumeCapability: l.capability(), Readonly: readOnly,
-		VolumeContext: l.volume.Context, PublishContext: l.volume.Publish, Secrets: l.volume.Secrets,
-	})
-	return wrap("NodePublishVolume", err)
+	call := l.kubelet.Publish
+	if readOnly {
+		call = l.kubelet.PublishReadOnly
+	}
+	return wrap("NodePublishVolume", call(ctx, target))
 }
 
 func (l *life) unpublish(ctx context.Context, target string) error {
-	_, err := l.Node.NodeUnpublishVolume(ctx, &csi.NodeUnpublishVolumeRequest{VolumeId: l.volume.ID, TargetPath: target})
-	return wrap("NodeUnpublishVolume", err)
+	return wrap("NodeUnpublishVolume", l.kubelet.Unpublish(ctx, target))
 }
 
 func (l *life) unstage(ctx context.Context) error {
-	_, err := l.Node.NodeUnstageVolume(ctx, &csi.NodeUnstageVolumeRequest{VolumeId: l.volume.ID, StagingTargetPath: l.staging})
-	return wrap("NodeUnstageVolume", err)
+	return wrap("NodeUnstageVolume", l.kubelet.Unstage(ctx))
 }
 
 // up stages and publishes the volume.
@@ -120,10 +119,9 @@ func (l *life) down(ctx context.Context, target string) {
 // expand calls NodeExpandVolume. later: an ext4 that the kernel lets nobody here grow while
 // it is mounted grows when it is staged next.
 func (l *life) expand(ctx context.Context, target string) (later bool, err error) {
-	resp, err := l.Node.NodeExpandVolume(ctx, &csi.NodeExpandVolumeRequest{
-		VolumeId: l.volume.ID, VolumePath: target, StagingTargetPath: l.staging, VolumeCapability: l.capability(),
-		CapacityRange: &csi.CapacityRange{RequiredBytes: larger}, Secrets: l.volume.Secrets,
-	})
+	req := l.kubelet.ExpandRequest(target, larger)
+	req.Secrets = l.volume.Secrets
+	resp, err := l.Node.NodeExpandVolume(ctx, req)
 	if got := resp.GetCapacityBytes(); err == nil && got < larger-layerTakes {
 		err = fmt.Errorf("%d bytes, not %d", got, larger)
 	}

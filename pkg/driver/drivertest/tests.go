@@ -8,7 +8,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/container-storage-interface/spec/lib/go/csi"
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -282,6 +281,5 @@ func testUnknown(t *testing.T, fresh func(*testing.T, bool) *life) {
 	if code := status.Code(err); code == codes.OK || code == codes.Internal || code == codes.Unknown {
 		t.Errorf("a volume that was deleted is staged, or refused with the wrong code: %v", err)
 	}
-	_, err = l.Node.NodeUnstageVolume(ctx, &csi.NodeUnstageVolumeRequest{VolumeId: l.volume.ID, StagingTargetPath: l.staging})
-	l.must(err)
+	l.must(l.unstage(ctx))
 }
