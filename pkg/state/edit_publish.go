@@ -1,0 +1,168 @@
+package state
+
+import (
+	"maps"
+	"slices"
+	"strings"
+	"time"
+)
+
+// singleTargetModes holds the access modes under which one target at a time may be
+// published on a node (CSI spec v1.13, NodePublishVolume, table of second calls).
+var singleTargetModes = []string{"SINGLE_NODE_SINGLE_WRITER", "SINGLE_NODE_WRITER", "SINGLE_NODE_READER_ONLY"}
+
+// AskPublish asks for the target t, bound from stagingPath. A volume without a
+// stage gets a provisional one there.
+//
+// FailedPrecondition: the stage is elsewhere or unlike the target, or the access
+// mode allows no second target. AlreadyExists: the target was accepted with other
+// arguments. Aborted: a caller waits for another publish there, or something is
+// being taken down that must be gone first, or an earlier request is still pending.
+func (v *Volume) AskPublish(t *Target, stagingPath string, now time.Time) error {
+	have := v.Targets[t.Path]
+	stage, size, targets := v.Stage, v.Size, maps.Clone(v.Targets)
+	err := v.Presume(stagingPath, t.Capability, t.Context, now)
+	if err == nil {
+		err = v.askPublish(t, stagingPath, now)
+	}
+	if err != nil {
+		v.Stage, v.Size, v.Targets = stage, size, targets
+	}
+	if ClassOf(err).Final() && have != nil && (have.Next != nil || !have.Gone && !have.Told()) {
+		return Errorf(Aborted, "%w; and an earlier request for %s is still pending", err, t.Path)
+	}
+	return err
+}
+
+func (v *Volume) askPublish(t *Target, stagingPath string, now time.Time) error {
+	s := v.Stage
+	have := v.Targets[t.Path]
+	if t.Capability.FSType == "" && s != nil && s.Capability.Access == t.Capability.Access {
+		t.Capability.FSType = s.Capability.FSType
+	}
+	switch {
+	case have != nil && have.Next != nil && have.Next.SameAs(t) && s.Path == stagingPath:
+		have.Next.Context = t.Context
+		return nil
+	case have != nil && have.Next != nil && have.Next.Asked, have != nil && !have.Gone && !have.Told() && have.Asked && !have.SameAs(t):
+		return pending(TargetPart(t.Path))
+	case have != nil && !have.Gone && have.SameAs(t) && s.Path == stagingPath:
+		have.Context = t.Context
+		return nil
+	case have != nil && !have.Gone && have.Told() && s.Path == stagingPath:
+		return Errorf(AlreadyExists, "the volume is published already at %s with another capability, context or read-only setting", t.Path)
+	case s.Gone:
+		return Errorf(Aborted, "the volume is being unstaged from %s", s.Path)
+	case s.Provisional && have != nil && have.Gone: // a refusal would drop the tombstone
+		return Errorf(Aborted, "the volume is still being unpublished from %s", t.Path)
+	case s.Path != stagingPath:
+		return Errorf(FailedPrecondition, "the volume is staged at %s, not at the staging target path %s", s.Path, stagingPath)
+	case s.Capability.Access == t.Capability.Access && s.Capability.FSType == "" && t.Capability.FSType != "":
+		return Errorf(Aborted, "the volume is being staged at %s, and the type of its file system is not chosen yet", s.Path)
+	case s.Capability.Access != t.Capability.Access, s.Capability.FSType != t.Capability.FSType:
+		return Errorf(FailedPrecondition, "the volume is staged as %s, not as %s", s.Capability, t.Capability)
+	case s.ReadOnly && !t.ReadOnly:
+		return Errorf(FailedPrecondition, "the volume is staged read-only at %s, and publishing it for writing was asked for", s.Path)
+	case have != nil && have.Gone && have.Next == nil && !have.SameAs(t):
+		return Errorf(Aborted, "the volume is still being unpublished from %s", t.Path)
+	}
+	if have != nil {
+		t.Device = have.Device
+	}
+	if err := v.checkPath(t.Path); err != nil {
+		return err
+	}
+	if err := t.flagsBeyond(s); err != nil {
+		return err
+	}
+	if err := v.allowsAnother(t); err != nil {
+		return err
+	}
+	if v.Targets == nil {
+		v.Targets = map[string]*Target{}
+	}
+	// If this target is refused, what is still being unpublished must be taken down.
+	t.Intent = Intent{Revision: v.Revision, Since: now, Begun: have != nil && have.Gone && have.SameAs(t)}
+	switch {
+	case have == nil, have.SameAs(t), !have.Gone && !have.Begun && !have.Accepted:
+		v.Targets[t.Path] = t
+	default: // what was begun is undone first
+		if !have.Gone {
+			have.Intent = Intent{Gone: true, Withdrawn: true, Revision: v.Revision, Since: now}
+		}
+		have.Next = t
+	}
+	return nil
+}
+
+// checkPath refuses a target path at, above or below another path of the volume.
+// Aborted: that one is being taken down.
+func (v *Volume) checkPath(path string) error {
+	if place := v.Stage.Path; place == path || Within(path, place) || Within(place, path) {
+		return Errorf(InvalidArgument, "the target path %s and the staging path %s must lie apart", path, place)
+	}
+	for _, place := range v.TargetPaths() {
+		switch {
+		case !Within(path, place) && !Within(place, path):
+		case v.Targets[place].Gone:
+			return Errorf(Aborted, "the volume is still being unpublished from %s", place)
+		default:
+			return Errorf(InvalidArgument, "the target path %s and %s, where the volume is published, must lie apart", path, place)
+		}
+	}
+	return nil
+}
+
+// Within reports whether a path lies below a directory.
+func Within(path, dir string) bool { return strings.HasPrefix(path, dir+"/") }
+
+// flagsBeyond refuses superblock flags that the stage was not mounted with: a bind
+// cannot add them.
+func (t *Target) flagsBeyond(s *Stage) error {
+	mine, err := ParseFlags(t.Capability.Flags)
+	if err != nil {
+		return err
+	}
+	staged, err := ParseFlags(s.Capability.Flags)
+	if err != nil {
+		return err
+	}
+	if flag := mine.Beyond(staged); flag != "" {
+		return Errorf(InvalidArgument, "mount flag %q: the volume was staged without it or with another value, and a publish cannot change it: stage the volume with it", flag)
+	}
+	return nil
+}
+
+// allowsAnother applies the access modes to a target beside those that are there.
+func (v *Volume) allowsAnother(t *Target) error {
+	for _, path := range v.TargetPaths() {
+		other := v.Targets[path]
+		if path == t.Path || !slices.Contains(singleTargetModes, t.Capability.Mode) && !slices.Contains(singleTargetModes, other.Capability.Mode) {
+			continue
+		}
+		if other.Gone {
+			return Errorf(Aborted, "the volume is still being unpublished from %s, and access mode %s allows one target", path, t.Capability.Mode)
+		}
+		return Errorf(FailedPrecondition, "the volume is published at %s, and access mode %s allows one target", path, t.Capability.Mode)
+	}
+	return nil
+}
+
+// AskUnpublish asks that the volume is not published at path. It leaves alone the
+// stage, and paths inside the mounted volume, which are a pod's.
+func (v *Volume) AskUnpublish(path string, now time.Time) error {
+	t := v.Targets[path]
+	if t == nil {
+		if v.Stage != nil && path == v.Stage.Path || v.isInsideVolume(path) {
+			return ErrNothingThere
+		}
+		if v.Targets == nil {
+			v.Targets = map[string]*Target{}
+		}
+		t = &Target{Path: path}
+		v.Targets[path] = t
+	}
+	t.Next = nil
+	t.remove(v.Revision, now)
+	return nil
+}
