@@ -31,7 +31,7 @@ func (r *Reconciler) run(ctx context.Context, step Step, want *state.Volume, hav
 	if err != nil {
 		logger.Error(err, "Step failed", "step", step.Action, "part", step.Part, "took", took)
 	} else {
-		logger.V(2).Info("Step done", "step", step.Action, "part", step.Part, "took", took)
+		logger.V(4).Info("Step done", "step", step.Action, "part", step.Part, "took", took)
 	}
 	return err
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"reflect"
+	"runtime"
 	"slices"
 	"strings"
 	"time"
@@ -27,6 +28,7 @@ type pass struct {
 	waiters []*waiter              // those armed before the record was read
 	failed  map[state.Part]failure // steps of this pass
 	steps   int
+	done    doneSteps
 	last    Step // the last step that succeeded, and what was observed before it
 	before  state.Actual
 	seen    *earlier   // what may be taken over from before the last step; nil: nothing
@@ -46,6 +48,10 @@ func (r *Reconciler) converge(ctx context.Context, id string) {
 	p := &pass{r: r, id: id, failed: map[state.Part]failure{}, trace: r.newTrace()}
 	defer p.traceEnd()
 	for ctx.Err() == nil && p.advance(ctx) {
+	}
+	runtime.Gosched() // callers that were answered go on before what is left to do here
+	if len(p.done) > 0 {
+		klog.FromContext(ctx).V(2).Info("Steps done", "steps", p.done)
 	}
 	if ctx.Err() == nil {
 		p.retryLater()
@@ -176,7 +182,9 @@ func (p *pass) step(ctx context.Context, step Step, want *state.Volume, have sta
 	if step.Action == Erase && step.Layer == "" && p.last.Action == BeginFormat {
 		run = p.r.leaveData
 	}
+	start := time.Now()
 	err := run(told, step, want, have)
+	took := time.Since(start)
 	endSpan(span, err)
 	p.r.end(p.id)
 	if err != nil {
@@ -187,8 +195,28 @@ func (p *pass) step(ctx context.Context, step Step, want *state.Volume, have sta
 		}
 		return false
 	}
+	p.done = append(p.done, doneStep{step, took})
 	p.last, p.before = step, seen
 	return true
+}
+
+// doneSteps are the steps of a pass that succeeded. They are one line of the log.
+type doneSteps []doneStep
+
+type doneStep struct {
+	step Step
+	took time.Duration
+}
+
+// MarshalLog makes klog print the String.
+func (d doneSteps) MarshalLog() any { return d.String() }
+
+func (d doneSteps) String() string {
+	words := make([]string, len(d))
+	for i, done := range d {
+		words[i] = fmt.Sprintf("%s in %s", done.step, done.took)
+	}
+	return strings.Join(words, ", ")
 }
 
 // revision returns the revision of a part's intent; 0 if there is none.
