@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/csi-node/csi-node/pkg/internal/devnode"
 	"github.com/csi-node/csi-node/pkg/loop"
 	"github.com/csi-node/csi-node/pkg/state"
 )
@@ -208,7 +209,7 @@ func findNode(path string) (string, state.DeviceNumber, error) {
 	if st.Mode&unix.S_IFMT != unix.S_IFBLK {
 		return "", state.DeviceNumber{}, state.Errorf(state.FailedPrecondition, "%s is no block device", path)
 	}
-	return node, split(st.Rdev), nil
+	return node, devnode.NumberOf(st.Rdev), nil
 }
 
 func openNode(path string, flags int) (*os.File, error) {
@@ -235,11 +236,7 @@ func numberOf(f *os.File) (n state.DeviceNumber, err error) {
 	if st.Mode&unix.S_IFMT != unix.S_IFBLK {
 		return n, state.Errorf(state.FailedPrecondition, "%s is no block device", f.Name())
 	}
-	return split(st.Rdev), nil
-}
-
-func split(rdev uint64) state.DeviceNumber {
-	return state.DeviceNumber{Major: unix.Major(rdev), Minor: unix.Minor(rdev)}
+	return devnode.NumberOf(st.Rdev), nil
 }
 
 // addBacking adds the backing file of a loop device as an identity: nothing else of it

@@ -7,7 +7,6 @@ import (
 	"strings"
 
 	"github.com/moby/sys/mountinfo"
-	"golang.org/x/sys/unix"
 
 	"github.com/csi-node/csi-node/pkg/internal/devnode"
 	"github.com/csi-node/csi-node/pkg/process"
@@ -73,9 +72,12 @@ func MountedAt(number state.DeviceNumber, path string) (places []string) {
 	return places
 }
 
-// shows reports whether a mount is of the device with the number and the node. A file
+// shows reports whether a mount may be of the device with the number and the node. A file
 // system with a number of its own, such as btrfs, is known by the node that it was
-// mounted from.
+// mounted from. It may be of any kind, because it need not be the plugin's: a mount too
+// many refuses a device, and a mount too few would give away one in use. Which mounts are
+// the plugin's own is for package mounts, which believes the source only of the kinds that
+// the plugin makes. No source outside /dev is asked for: its file system might not answer.
 func shows(m *mountinfo.Info, number state.DeviceNumber, path string) bool {
 	if m.Major != 0 {
 		return m.Major == int(number.Major) && m.Minor == int(number.Minor)
@@ -83,9 +85,8 @@ func shows(m *mountinfo.Info, number state.DeviceNumber, path string) bool {
 	if !strings.HasPrefix(m.Source, "/dev/") {
 		return false
 	}
-	var st unix.Stat_t
-	if err := unix.Stat(m.Source, &st); err != nil { // no other disk has the name as long as it is mounted
-		return m.Source == path
+	if at, ok := devnode.NumberAt(m.Source); ok {
+		return at == number
 	}
-	return st.Mode&unix.S_IFMT == unix.S_IFBLK && devnode.NumberOf(st.Rdev) == number
+	return m.Source == path // no other disk has the name as long as it is mounted
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 
+	"github.com/csi-node/csi-node/pkg/internal/devnode"
 	"github.com/csi-node/csi-node/pkg/process"
 	"github.com/csi-node/csi-node/pkg/state"
 )
@@ -182,7 +183,7 @@ func (h *Host) BoundAt(ctx context.Context, device state.DeviceNumber) ([]string
 	}
 	var paths []string
 	for _, i := range infos {
-		number, ok := blockNumber(i.Mountpoint)
+		number, ok := devnode.NumberAt(i.Mountpoint)
 		if i.FSType == "devtmpfs" && (!ok || number != device) { // something may lie over it
 			number = diskNumber(filepath.Base(strings.TrimSuffix(i.Root, "//deleted")))
 		}
@@ -215,7 +216,7 @@ func (h *Host) ShownAt(ctx context.Context) (map[state.DeviceNumber][]string, er
 		switch {
 		case bindsNode(i):
 			var ok bool
-			if number, ok = blockNumber(i.Mountpoint); !ok {
+			if number, ok = devnode.NumberAt(i.Mountpoint); !ok {
 				continue
 			}
 		case m.Root != "/": // a part of it, as kubelet binds for a subPath

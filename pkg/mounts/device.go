@@ -12,6 +12,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/csi-node/csi-node/pkg/filesystem"
+	"github.com/csi-node/csi-node/pkg/internal/devnode"
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
@@ -75,7 +76,7 @@ func (h *Host) mountDevice(ctx context.Context, device state.Device, path, fsTyp
 // verifyNode makes sure that a device node was not made anew for another device:
 // mounting that would already write to it.
 func verifyNode(device state.Device) error {
-	switch number, ok := blockNumber(device.Path); {
+	switch number, ok := devnode.NumberAt(device.Path); {
 	case !ok:
 		return fmt.Errorf("%s is no block device now: it should be device %s", device.Path, device.Number)
 	case number != device.Number:

@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/csi-node/csi-node/pkg/internal/devnode"
 	"github.com/csi-node/csi-node/pkg/state"
 	"github.com/csi-node/csi-node/test/machine"
 )
@@ -259,7 +260,7 @@ func sameDevice(t *testing.T, image string, use func(state.Device)) {
 		t.Fatalf("losetup %s: %v: %s", path, err, out)
 	}
 	defer run(t, "losetup", "--detach", path)
-	device, ok := blockNumber(path)
+	device, ok := devnode.NumberAt(path)
 	mustBe(t, path+" is a block device", ok, true)
 	use(state.Device{State: state.DeviceAttached, Path: path, Number: device, Backing: image})
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 
+	"github.com/csi-node/csi-node/pkg/internal/devnode"
 	"github.com/csi-node/csi-node/pkg/state"
 	"github.com/csi-node/csi-node/test/machine"
 	"github.com/csi-node/csi-node/test/require"
@@ -90,7 +91,7 @@ func attach(t testing.TB, root, image string, options ...string) state.Device {
 		unmountBelow(t, root)
 		machine.LosetupDetach(t, path)
 	})
-	number, ok := blockNumber(path)
+	number, ok := devnode.NumberAt(path)
 	if !ok {
 		t.Fatalf("%s is no block device", path)
 	}

@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/csi-node/csi-node/pkg/filesystem"
+	"github.com/csi-node/csi-node/pkg/internal/devnode"
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
@@ -56,7 +57,10 @@ func chooseTable(fd int) (table, error) {
 	return statmountTable{}, nil
 }
 
-// mount returns an entry as a state.Mount.
+// mount returns an entry as a state.Mount. The source of a mount says what device it is of
+// only for the kinds that HasOwnNumber: of any other, such as a tmpfs, it may be any word,
+// and a mount that is taken for the volume's is unmounted, or bound for a pod.
+// blockdev.MountedAt, which asks whether anybody may use a device, believes all sources.
 func (e entry) mount() state.Mount {
 	m := state.Mount{
 		Device:        e.device,
@@ -71,11 +75,11 @@ func (e entry) mount() state.Mount {
 	}
 	switch {
 	case e.fsType == "devtmpfs" && e.root != "/":
-		if number, ok := blockNumber("/dev" + e.root); ok {
+		if number, ok := devnode.NumberAt("/dev" + e.root); ok {
 			m.Node, m.Device = true, number
 		}
 	case filesystem.HasOwnNumber(e.fsType):
-		if number, ok := blockNumber(e.source); ok {
+		if number, ok := devnode.NumberAt(e.source); ok {
 			m.Device = number
 		} else if strings.HasPrefix(e.source, "/dev/") {
 			m.Pulled = true
@@ -139,13 +143,4 @@ func diskNumber(name string) (number state.DeviceNumber) {
 		return state.DeviceNumber{}
 	}
 	return number
-}
-
-// blockNumber returns the number of a block device node.
-func blockNumber(path string) (state.DeviceNumber, bool) {
-	var st unix.Stat_t
-	if err := unix.Stat(path, &st); err != nil || st.Mode&unix.S_IFMT != unix.S_IFBLK {
-		return state.DeviceNumber{}, false
-	}
-	return state.DeviceNumber{Major: unix.Major(st.Rdev), Minor: unix.Minor(st.Rdev)}, true
 }

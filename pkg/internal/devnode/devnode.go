@@ -63,6 +63,16 @@ func ReadNumber(file string) (n state.DeviceNumber, err error) {
 	return n, nil
 }
 
+// NumberAt returns the number of the block device whose node is at a path, or where a link
+// there leads. It opens nothing. False: there is no such node.
+func NumberAt(path string) (state.DeviceNumber, bool) {
+	var st unix.Stat_t
+	if err := unix.Stat(path, &st); err != nil || st.Mode&unix.S_IFMT != unix.S_IFBLK {
+		return state.DeviceNumber{}, false
+	}
+	return NumberOf(st.Rdev), true
+}
+
 // NumberOf returns a device number as stat(2) tells it.
 func NumberOf(dev uint64) state.DeviceNumber {
 	return state.DeviceNumber{Major: unix.Major(dev), Minor: unix.Minor(dev)}
