@@ -11,8 +11,30 @@ import (
 )
 
 // podGoneGrace is the time between the two looks that must both find a pod gone before
-// its publish retires. Whether a look finds it gone is decided by Pods.Gone (package pods).
+// anything of it ends. Whether a look finds it gone is decided by Pods.Gone (package pods).
 const podGoneGrace = time.Minute
+
+// podsGone holds since when the looks have found a pod gone, by a name of the caller's.
+// There may be looks between the first and the last, but none that finds the pod.
+type podsGone map[string]time.Time
+
+// note takes in a look, and reports how long a pod that is gone has yet to stay away; 0:
+// it is gone. Whoever acts on that deletes the name, to begin anew.
+func (g *podsGone) note(name string, gone bool) (left time.Duration) {
+	if !gone {
+		delete(*g, name)
+		return podGoneGrace
+	}
+	since, before := (*g)[name]
+	if !before {
+		if *g == nil {
+			*g = podsGone{}
+		}
+		since = time.Now()
+		(*g)[name] = since
+	}
+	return max(podGoneGrace-time.Since(since), 0)
+}
 
 // retire asks for the end of publishes whose pods are gone, because nobody else will.
 // It reports whether the record is to be read again.
@@ -72,18 +94,9 @@ func (r *Reconciler) podGone(id, path string, gone bool) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	v := r.volume(id)
-	since, before := v.podGoneSince[path]
-	switch {
-	case !gone:
-		delete(v.podGoneSince, path)
-	case !before:
-		if v.podGoneSince == nil {
-			v.podGoneSince = map[string]time.Time{}
-		}
-		v.podGoneSince[path] = time.Now()
-	case time.Since(since) >= podGoneGrace:
-		delete(v.podGoneSince, path)
-		return true
+	if v.podGoneSince.note(path, gone) > 0 {
+		return false
 	}
-	return false
+	delete(v.podGoneSince, path)
+	return true
 }

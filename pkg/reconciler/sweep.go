@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"sync/atomic"
 	"time"
 
@@ -15,9 +16,9 @@ import (
 // sweep ends the inline volumes of pods that are gone, which nobody else unpublishes.
 // It does so by the same edit as an unpublish.
 type sweep struct {
-	look    chan struct{}        // holds a token if Sweep is to look now
-	looking atomic.Bool          // a look is scheduled
-	gone    map[string]time.Time // by volume: since when its pod is seen to be gone; Sweep's alone
+	look    chan struct{} // holds a token if Sweep is to look now
+	looking atomic.Bool   // a look is scheduled
+	gone    podsGone      // by volume; Sweep's alone
 }
 
 const (
@@ -79,7 +80,7 @@ func (r *Reconciler) sweepOnce(ctx context.Context) (wait time.Duration, err err
 	if err != nil {
 		return 0, err
 	}
-	still := map[string]time.Time{}
+	gone := map[string]bool{}
 	for _, id := range ids {
 		owner, target, err := r.kernel.Inline.ownerOf(ctx, id)
 		if state.ClassOf(err) == state.NotFound || err == nil && owner == nil {
@@ -94,22 +95,17 @@ func (r *Reconciler) sweepOnce(ctx context.Context) (wait time.Duration, err err
 		if !r.kernel.Pods.Gone(target) {
 			continue
 		}
-		since, before := r.sweep.gone[id]
-		if !before {
-			since = time.Now()
-		}
-		still[id] = since
-		left := podGoneGrace - time.Since(since)
-		if left <= 0 {
+		left := r.sweep.gone.note(id, true)
+		if left == 0 {
 			if err := r.endGone(ctx, id, target); err == nil {
-				delete(still, id)
 				continue
 			}
 			left = podGoneGrace
 		}
+		gone[id] = true
 		wait = min(wait, left)
 	}
-	r.sweep.gone = still
+	maps.DeleteFunc(r.sweep.gone, func(id string, _ time.Time) bool { return !gone[id] })
 	return wait, ctx.Err()
 }
 

@@ -15,7 +15,7 @@ type volume struct {
 	attempts     map[state.Part]*attempt // of parts that failed or are stuck
 	visits       []*visit                // that wait for their turn
 	repairs      map[state.Part]*repair  // of parts that were lost
-	podGoneSince map[string]time.Time    // by target path: since when its pod is seen to be gone
+	podGoneSince podsGone                // by target path
 	running      Step
 	since        time.Time // when running began; zero when no step runs
 	progress     string    // how far that step is, for humans; may be empty
