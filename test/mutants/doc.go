@@ -32,5 +32,7 @@
 // and a loop device over a file of theirs is detached. A mutant must not reach
 // for anything else: one that takes every loop device for its own has no place
 // here. Nor has one that changes nothing that can be seen, because two checks
-// refuse the same.
+// refuse the same. Nor has one that makes things only slower, or later by no more
+// than a back-off or a resync, or changes words, logs, traces and counters: a mutant
+// loses data, breaks the contract with the CO, tells a secret, leaks or hangs.
 package main
