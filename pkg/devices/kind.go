@@ -30,9 +30,9 @@ type Environment struct {
 	NodeID     string
 	StateDir   string // on a tmpfs: lost with a reboot
 	LibDir     string // survives reboots: for notes about storage that does; need not exist yet
-	// LookOnly: a tool observes a node on which no plugin runs. Nothing may be made or
+	// ObserveOnly: a tool observes a node on which no plugin runs. Nothing may be made or
 	// changed, and no lock taken.
-	LookOnly bool
+	ObserveOnly bool
 	// Wanted returns the volumes of this backend that are asked for on this node,
 	// without secrets. As long as there are any, objects that they share are needed.
 	Wanted func() []Volume

@@ -19,21 +19,21 @@ type backend struct {
 }
 
 // openBackends opens all kinds, the default one first.
-func (p *plugin) openBackends(ctx context.Context, lookOnly bool) error {
-	if err := setFlags(p.options.Backends, p.BackendFlags, lookOnly); err != nil {
+func (p *plugin) openBackends(ctx context.Context, observeOnly bool) error {
+	if err := setFlags(p.options.Backends, p.BackendFlags, observeOnly); err != nil {
 		return err
 	}
 	var err error
 	if p.loops, err = loop.New(ctx); err != nil {
 		return err
 	}
-	if !lookOnly {
+	if !observeOnly {
 		p.loops.Reserve(p.numbers())
 	}
 	byName := map[string]devices.Backend{}
 	for _, kind := range p.options.Backends {
 		opened, err := kind.Open(ctx, devices.Environment{
-			DriverName: p.DriverName, NodeID: p.NodeID, StateDir: p.StateDir, LibDir: p.LibDir, LookOnly: lookOnly,
+			DriverName: p.DriverName, NodeID: p.NodeID, StateDir: p.StateDir, LibDir: p.LibDir, ObserveOnly: observeOnly,
 			Wanted: func() []devices.Volume { return p.wanted(kind.Name) }, Loops: p.loops,
 		})
 		if err == nil && opened == nil {
@@ -51,7 +51,7 @@ func (p *plugin) openBackends(ctx context.Context, lookOnly bool) error {
 		return fmt.Errorf("--lib-dir %s: %w", p.LibDir, err)
 	}
 	p.devices.KeepFacts(facts)
-	p.layers = devices.PlaceLayers(p.options.Layers, devices.Environment{DriverName: p.DriverName, NodeID: p.NodeID, StateDir: p.StateDir, LibDir: p.LibDir, LookOnly: lookOnly})
+	p.layers = devices.PlaceLayers(p.options.Layers, devices.Environment{DriverName: p.DriverName, NodeID: p.NodeID, StateDir: p.StateDir, LibDir: p.LibDir, ObserveOnly: observeOnly})
 	p.devices.KeepLayers(p.layers)
 	p.views = blockdev.New(p.loops, p.volumeAt)
 	return nil

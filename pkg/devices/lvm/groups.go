@@ -80,7 +80,7 @@ func (b *Backend) command(ctx context.Context, group string, args ...string) ([]
 // change is command for what writes to the group's metadata. The change is durable when it
 // returns.
 func (b *Backend) change(ctx context.Context, group string, args ...string) error {
-	if b.lookOnly {
+	if b.observeOnly {
 		return state.Errorf(state.FailedPrecondition, "volume group %s: this program only looks", group)
 	}
 	paths, err := b.members(ctx, group)
@@ -247,7 +247,7 @@ const maxPerCommand = 100
 // mend cleans up what a process that was killed has left, and reports whether there was
 // anything. The caller has the group's turn.
 func (b *Backend) mend(ctx context.Context, group string, r *report) (mended bool) {
-	if b.lookOnly {
+	if b.observeOnly {
 		return false
 	}
 	for _, cleanup := range cleanups {

@@ -212,9 +212,9 @@ func TestGroupOnASilentDisk(t *testing.T) {
 func TestLock(t *testing.T) {
 	report, lockDir, stateDir := reportOf(t, 1), t.TempDir(), t.TempDir()
 	ctx, id := t.Context(), volumeID{group, "pvc-0"}.String()
-	plugin := func(driver, stateDir string, lookOnly bool) *Backend {
+	plugin := func(driver, stateDir string, observeOnly bool) *Backend {
 		t.Helper()
-		b, _ := newFake(t, devices.Environment{DriverName: driver, StateDir: stateDir, LookOnly: lookOnly}, lockDir, report)
+		b, _ := newFake(t, devices.Environment{DriverName: driver, StateDir: stateDir, ObserveOnly: observeOnly}, lockDir, report)
 		return b
 	}
 	list := func(b *Backend) error { _, err := b.ListVolumes(ctx); return err }
@@ -260,10 +260,10 @@ func TestNameOfAThinPool(t *testing.T) {
 func TestInterruptedCreate(t *testing.T) {
 	const keep, deactivate = "lvchange --setautoactivation n vg0/pvc-0", "lvchange --activate n vg0/pvc-0"
 	for name, c := range map[string]struct {
-		is       []string // pairs: what the report says, and says in its place
-		volumes  int
-		lookOnly bool
-		want     []string
+		is          []string // pairs: what the report says, and says in its place
+		volumes     int
+		observeOnly bool
+		want        []string
 	}{
 		"at rest":         {},
 		"two at once":     {volumes: 2, is: []string{`"lv_autoactivation":""`, `"lv_autoactivation":"enabled"`}, want: []string{keep + " vg0/pvc-1"}},
@@ -271,11 +271,11 @@ func TestInterruptedCreate(t *testing.T) {
 		"half a mirror":   {is: []string{`"lv_autoactivation":""`, `"lv_autoactivation":"enabled"`, `"lv_active":""`, `"lv_active":"active"`, `driver=d`, `driver=d,csi-node.unzeroed`}, want: []string{keep, deactivate}},
 		"in use":          {is: []string{`"lv_active":""`, `"lv_active":"active"`}},
 		"another's":       {is: []string{`"lv_autoactivation":""`, `"lv_autoactivation":"enabled"`, `driver=d`, `driver=e`}},
-		"only looked at":  {is: []string{`"lv_autoactivation":""`, `"lv_autoactivation":"enabled"`}, lookOnly: true},
+		"only looked at":  {is: []string{`"lv_autoactivation":""`, `"lv_autoactivation":"enabled"`}, observeOnly: true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			report := strings.NewReplacer(c.is...).Replace(string(reportOf(t, max(c.volumes, 1))))
-			b, _ := newFake(t, devices.Environment{DriverName: "d", StateDir: t.TempDir(), LookOnly: c.lookOnly}, t.TempDir(), nil)
+			b, _ := newFake(t, devices.Environment{DriverName: "d", StateDir: t.TempDir(), ObserveOnly: c.observeOnly}, t.TempDir(), nil)
 			ran := recorded(t, b, &report)
 			_, err := b.ListVolumes(t.Context())
 			require.NoError(t, err)

@@ -17,7 +17,7 @@ const lockDir = "/run/lock/lvm"
 func (b *Backend) lock(group, uuid string) (err error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.lookOnly || b.locks[uuid] != nil {
+	if b.observeOnly || b.locks[uuid] != nil {
 		return nil
 	}
 	defer func() {

@@ -60,14 +60,14 @@ func Kind() devices.Kind {
 // Backend is a devices.Backend, a Grower, Formatter, Eraser, Clearer, Provisioner, Owner,
 // Lister, Locator, Checker, Meter and io.Closer. Its methods may be called concurrently.
 type Backend struct {
-	names    []string // of the volume groups
-	driver   string
-	stateDir string
-	lookOnly bool
-	wanted   func() []devices.Volume
-	lvm      runner
-	disks    finder
-	lockDir  string
+	names       []string // of the volume groups
+	driver      string
+	stateDir    string
+	observeOnly bool
+	wanted      func() []devices.Volume
+	lvm         runner
+	disks       finder
+	lockDir     string
 
 	volumes keylock.Map          // turns, by volume id
 	turns   hang.Calls[struct{}] // by name of the group
@@ -83,7 +83,7 @@ var fitGroup = regexp.MustCompile(`^[A-Za-z0-9+_.][A-Za-z0-9+_.-]*$`)
 // New returns the backend of the groups whose names are given with commas between them.
 func New(groups string, env devices.Environment) (*Backend, error) {
 	b := &Backend{
-		driver: env.DriverName, stateDir: env.StateDir, lookOnly: env.LookOnly, wanted: env.Wanted, lvm: newRunner("lvm", commandLimit), disks: newFinder(),
+		driver: env.DriverName, stateDir: env.StateDir, observeOnly: env.ObserveOnly, wanted: env.Wanted, lvm: newRunner("lvm", commandLimit), disks: newFinder(),
 		lockDir: lockDir, groups: map[string]*groupState{}, locks: map[string]*os.File{}, zeroing: map[string]bool{},
 	}
 	for _, name := range strings.FieldsFunc(groups, func(r rune) bool { return r == ',' || r == ' ' }) {

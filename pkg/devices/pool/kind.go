@@ -63,7 +63,7 @@ func (o *options) open(ctx context.Context, env devices.Environment) (devices.Ba
 	if !filepath.IsAbs(o.dir) {
 		return nil, fmt.Errorf("--pool-dir %q: must be an absolute path", o.dir)
 	}
-	if env.LookOnly {
+	if env.ObserveOnly {
 		p, err := OpenReadOnly(o.dir)
 		if err != nil {
 			return nil, err

@@ -71,7 +71,7 @@ func TestKind(t *testing.T) {
 	wantError(t, err, state.InvalidArgument, "--inline-max-size")
 	_, err = openKind(t, devices.Environment{StateDir: t.TempDir()}, "--pool-dir="+dir)
 	wantError(t, err, state.Unavailable, "--pool-dir "+dir, "in use by process")
-	look, err := openKind(t, devices.Environment{LookOnly: true}, "--pool-dir="+dir)
+	look, err := openKind(t, devices.Environment{ObserveOnly: true}, "--pool-dir="+dir)
 	if err != nil || !look.Pool().ReadOnly() {
 		t.Errorf("a look beside the plugin: %v", err)
 	}
@@ -79,7 +79,7 @@ func TestKind(t *testing.T) {
 	if _, err := openKind(t, devices.Environment{StateDir: t.TempDir()}, "--pool-dir="+dir); err != nil {
 		t.Errorf("after it was closed: %v", err)
 	}
-	if _, err := openKind(t, devices.Environment{LookOnly: true}, "--pool-dir="+filepath.Join(t.TempDir(), "none")); err == nil {
+	if _, err := openKind(t, devices.Environment{ObserveOnly: true}, "--pool-dir="+filepath.Join(t.TempDir(), "none")); err == nil {
 		t.Error("a look made a pool")
 	}
 }
