@@ -9,6 +9,7 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
+	"github.com/csi-node/csi-node/pkg/internal/deadline"
 	"github.com/csi-node/csi-node/pkg/internal/hang"
 	"github.com/csi-node/csi-node/pkg/state"
 )
@@ -19,12 +20,12 @@ const answerTimeout = 2 * time.Second
 
 // waitTime is how long a call may wait for a volume and still answer in time.
 func waitTime(ctx context.Context) time.Duration {
-	deadline, ok := ctx.Deadline()
+	at, ok := ctx.Deadline()
 	if !ok {
 		return answerTimeout
 	}
-	left := time.Until(deadline)
-	return min(left-left/10, answerTimeout)
+	left := time.Until(at)
+	return min(left-deadline.Margin(left), answerTimeout)
 }
 
 // queries asks volumes for NodeGetVolumeStats and NodeGetVolumeHealth. It runs at most one
@@ -156,13 +157,13 @@ const keptUsages = 64
 // dropUnknown drops the usage of volumes that have no record any more: an inline volume
 // whose pod is gone ends without a call. It does so only when the number of kept usages
 // has doubled.
-func (p *queries) dropUnknown(known func(id string) bool) {
+func (p *queries) dropUnknown(exists func(id string) bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if len(p.last) <= max(p.dropAbove, keptUsages) {
 		return
 	}
-	maps.DeleteFunc(p.last, func(id string, _ keptUsage) bool { return !known(id) })
+	maps.DeleteFunc(p.last, func(id string, _ keptUsage) bool { return !exists(id) })
 	p.dropAbove = 2 * len(p.last)
 }
 
