@@ -73,7 +73,7 @@ func (s scripted) Watch(_ context.Context, changed func(id string)) error {
 // volumes when events were lost.
 func TestEventsWakeVolumes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		node := &fakeNode{volumes: map[string]*fakeVolume{}, mounts: map[string][]state.Mount{}, files: map[string]state.FileType{}}
+		node := newFakeNode(nil)
 		seen := &watched{fakeBackend: fakeBackend{node}}
 		store, err := store.Open(t.Context(), t.TempDir(), "boot")
 		require.NoError(t, err)
@@ -162,7 +162,7 @@ func TestDeviceThatComesIsAttached(t *testing.T) {
 	var st unix.Stat_t
 	require.NoError(t, unix.Stat(node, &st))
 
-	fake := &fakeNode{volumes: map[string]*fakeVolume{}, mounts: map[string][]state.Mount{}, files: map[string]state.FileType{}}
+	fake := newFakeNode(nil)
 	if _, err := fake.Create(t.Context(), pool.Volume{ID: "v", Bytes: 1 << 20}); err != nil {
 		t.Fatal(err)
 	}

@@ -36,7 +36,6 @@ import (
 	"github.com/csi-node/csi-node/pkg/nodeserver"
 	"github.com/csi-node/csi-node/pkg/reconciler"
 	"github.com/csi-node/csi-node/pkg/report"
-	"github.com/csi-node/csi-node/pkg/state"
 	"github.com/csi-node/csi-node/pkg/state/store"
 	"github.com/csi-node/csi-node/test/require"
 )
@@ -175,7 +174,7 @@ func newScene(log *logText) (*scene, error) {
 	if err != nil {
 		return nil, err
 	}
-	s.node = &fakeNode{Host: host, volumes: map[string]*fakeVolume{}, mounts: map[string][]state.Mount{}, files: map[string]state.FileType{}}
+	s.node = newFakeNode(host)
 	if err := s.open(); err != nil {
 		return nil, err
 	}

@@ -36,11 +36,17 @@ type fakeVolume struct {
 
 const room = 1 << 40 // bytes
 
+// newFakeNode returns an empty node. The host, which answers for paths, may be nil.
+func newFakeNode(host *mounts.Host) *fakeNode {
+	return &fakeNode{Host: host, volumes: map[string]*fakeVolume{}, mounts: map[string][]state.Mount{}, files: map[string]state.FileType{}}
+}
+
 // clone returns a copy of the node that is independent of it.
 func (f *fakeNode) clone() *fakeNode {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	c := &fakeNode{Host: f.Host, volumes: map[string]*fakeVolume{}, mounts: map[string][]state.Mount{}, files: maps.Clone(f.files), minors: f.minors}
+	c := newFakeNode(f.Host)
+	c.files, c.minors = maps.Clone(f.files), f.minors
 	for id, v := range f.volumes {
 		own := *v
 		c.volumes[id] = &own
@@ -125,11 +131,10 @@ func (f *fakeNode) Smallest(string) int64 { return 2 << 20 }
 // Devices.
 
 func (f *fakeNode) Find(_ context.Context, volume devices.Volume) (d state.Device, err error) {
-	id := volume.ID
-	if err := pool.ValidateID(id); err != nil {
+	if err := pool.ValidateID(volume.ID); err != nil {
 		return d, err
 	}
-	err = f.locked(id, func(v *fakeVolume) error {
+	err = f.locked(volume.ID, func(v *fakeVolume) error {
 		d = orAbsent(v.device)
 		d.Size, d.Capacity, d.Formatting, d.Formatted, d.Raw = v.Bytes, v.Bytes, v.Formatting, v.Formatted, v.Raw
 		return nil
@@ -165,13 +170,11 @@ func (f *fakeNode) attached(size int64, readOnly bool) state.Device {
 }
 
 func (f *fakeNode) Attach(_ context.Context, volume devices.Volume, readOnly bool) error {
-	id := volume.ID
-	return f.locked(id, func(v *fakeVolume) error { v.device = f.attached(v.Bytes, readOnly); return nil })
+	return f.locked(volume.ID, func(v *fakeVolume) error { v.device = f.attached(v.Bytes, readOnly); return nil })
 }
 
 func (f *fakeNode) Detach(_ context.Context, volume devices.Volume) error {
-	id := volume.ID
-	return f.locked(id, func(v *fakeVolume) error { v.device = state.Device{}; return nil })
+	return f.locked(volume.ID, func(v *fakeVolume) error { v.device = state.Device{}; return nil })
 }
 
 func (f *fakeNode) byDevice(d state.Device, act func(*fakeVolume) error) error {
@@ -199,13 +202,11 @@ func (f *fakeNode) DetachView(_ context.Context, d state.Device) error {
 }
 
 func (f *fakeNode) BeginFormat(_ context.Context, volume devices.Volume) error {
-	id := volume.ID
-	return f.locked(id, func(v *fakeVolume) error { v.Formatting = true; return nil })
+	return f.locked(volume.ID, func(v *fakeVolume) error { v.Formatting = true; return nil })
 }
 
 func (f *fakeNode) BeginRaw(_ context.Context, volume devices.Volume) error {
-	id := volume.ID
-	return f.locked(id, func(v *fakeVolume) error { v.Raw = true; return nil })
+	return f.locked(volume.ID, func(v *fakeVolume) error { v.Raw = true; return nil })
 }
 
 func (f *fakeNode) Erase(context.Context, devices.Volume) error { return nil }
@@ -213,8 +214,7 @@ func (f *fakeNode) Erase(context.Context, devices.Volume) error { return nil }
 func (f *fakeNode) AbandonFormat(context.Context, devices.Volume) error { return nil }
 
 func (f *fakeNode) EndFormat(_ context.Context, volume devices.Volume, fsType string) error {
-	id := volume.ID
-	return f.locked(id, func(v *fakeVolume) error { v.Formatting, v.Formatted, v.used = false, fsType, v.Bytes; return nil })
+	return f.locked(volume.ID, func(v *fakeVolume) error { v.Formatting, v.Formatted, v.used = false, fsType, v.Bytes; return nil })
 }
 
 // Validate accepts any id.
@@ -230,8 +230,7 @@ type fakeProvisioner struct {
 }
 
 func (f fakeBackend) Grow(_ context.Context, volume devices.Volume, bytes int64) error {
-	id := volume.ID
-	return f.locked(id, func(v *fakeVolume) error { v.Bytes = max(v.Bytes, bytes); return nil })
+	return f.locked(volume.ID, func(v *fakeVolume) error { v.Bytes = max(v.Bytes, bytes); return nil })
 }
 
 type fakeFilesystems struct{ *fakeNode }
