@@ -110,6 +110,11 @@ var causes = map[string]func(t *testing.T, n *node){
 		must(t, unix.Flock(int(lock.Fd()), unix.LOCK_EX))
 		n.await("csi_node_lvm_seen_timestamp_seconds", stands())
 	},
+	"CSINodeDown": func(t *testing.T, n *node) {
+		n.start()
+		n.Kill()
+		n.miss()
+	},
 	"CSINodeNotRegistered": func(t *testing.T, n *node) {
 		registry := filepath.Join(n.Dir, "registry")
 		n.run("--registration-dir", registry)
@@ -129,12 +134,11 @@ var causes = map[string]func(t *testing.T, n *node){
 
 // elsewhere is, for the alerts whose cause no plugin on this machine can have, what Prometheus is told from the sixth minute
 // on. Those of LVM need the device mapper: TestLostMirror of pkg/devices/lvm and TestThinPoolThatFillsBeneathAWriter of
-// test/node make them in a virtual machine. The last is of kube-state-metrics.
+// test/node make them in a virtual machine.
 var elsewhere = map[string]string{
 	"CSINodeLVMMirrorDegraded": `csi_node_lvm_degraded_volumes{group="vg0", ` + target + `} 0x4 2x60`,
 	"CSINodeLVMThinPoolNearlyFull": `csi_node_lvm_thin_pool_data_used_ratio{group="vg0", thin_pool="thin", ` + target + `} 0.1x60
 		csi_node_lvm_thin_pool_metadata_used_ratio{group="vg0", thin_pool="thin", ` + target + `} 0.1x4 0.8x60`,
-	"CSINodeDown": `kube_daemonset_status_number_unavailable{namespace="csi-node", daemonset="csi-node"} 0x4 1x60`,
 }
 
 // stands reports whether a value is that of the scrape before. The time of what is seen is another in each.

@@ -18,8 +18,8 @@ import (
 
 const mib = 1 << 20
 
-// What a Prometheus adds when it scrapes by deploy/monitoring/podmonitor.yaml.
-const target = `namespace="csi-node", pod="csi-node-x", node="node-1", job="csi-node/csi-node", instance="10.0.0.1:9810"`
+// What a Prometheus adds when it scrapes by deploy/monitoring/podmonitor.yaml: the operator's labels, and the node.
+const target = `namespace="csi-node", pod="csi-node-x", container="csi-node", endpoint="http", job="csi-node/csi-node", instance="10.0.0.1:9810", node="node-1"`
 
 // node is a plugin on the real kernel, and what it told whenever it was scraped. A scrape is made when a test wants one;
 // for Prometheus there is a minute between two.
@@ -81,7 +81,7 @@ func (n *node) scrape() map[string]string {
 	if n.from.IsZero() {
 		n.from = time.Now()
 	}
-	told := map[string]string{}
+	told := map[string]string{"up": "1"} // which Prometheus adds
 	for line := range strings.Lines(string(text)) {
 		if at := strings.LastIndexByte(line, ' '); !strings.HasPrefix(line, "#") {
 			told[line[:at]] = strings.TrimSpace(line[at:])
@@ -89,6 +89,15 @@ func (n *node) scrape() map[string]string {
 	}
 	n.scrapes = append(n.scrapes, told)
 	return told
+}
+
+// miss scrapes a plugin that does not answer.
+func (n *node) miss() {
+	n.t.Helper()
+	if resp, err := http.Get("http://" + n.address + "/metrics"); err == nil {
+		n.t.Fatal("it answers", resp.Status, resp.Body.Close())
+	}
+	n.scrapes = append(n.scrapes, map[string]string{"up": "0"})
 }
 
 // await scrapes until a series is what it is to be. Of what comes before it Prometheus is told nothing.
@@ -123,6 +132,9 @@ func (n *node) told(goesOn time.Duration) database {
 				last = "stale"
 			}
 			text.WriteString(" " + last)
+			if last == "stale" { // once: then there are no samples
+				last = "_"
+			}
 		}
 		fmt.Fprintf(&text, " %sx%d\n", last, int(goesOn.Minutes()))
 	}
