@@ -132,14 +132,8 @@ var causes = map[string]func(t *testing.T, n *node){
 	},
 }
 
-// elsewhere is, for the alerts whose cause no plugin on this machine can have, what Prometheus is told from the sixth minute
-// on. Those of LVM need the device mapper: TestLostMirror of pkg/devices/lvm and TestThinPoolThatFillsBeneathAWriter of
-// test/node make them in a virtual machine.
-var elsewhere = map[string]string{
-	"CSINodeLVMMirrorDegraded": `csi_node_lvm_degraded_volumes{group="vg0", ` + target + `} 0x4 2x60`,
-	"CSINodeLVMThinPoolNearlyFull": `csi_node_lvm_thin_pool_data_used_ratio{group="vg0", thin_pool="thin", ` + target + `} 0.1x60
-		csi_node_lvm_thin_pool_metadata_used_ratio{group="vg0", thin_pool="thin", ` + target + `} 0.1x4 0.8x60`,
-}
+// inGuest are the alerts whose causes need the device mapper: TestAlertsOfLVM makes them in a virtual machine of test/vm.
+var inGuest = []string{"CSINodeLVMMirrorDegraded", "CSINodeLVMThinPoolNearlyFull"}
 
 // stands reports whether a value is that of the scrape before. The time of what is seen is another in each.
 func stands() func(string) bool {
@@ -154,12 +148,25 @@ func stands() func(string) bool {
 // volumeGroup makes a volume group of two disks, of which pull pulls one.
 func (n *node) volumeGroup() (name string, pull func()) {
 	n.t.Helper()
-	name = filepath.Base(n.Dir)
 	one, _ := n.disk("one", 64)
 	two, pull := n.disk("two", 64)
-	config := `devices{use_devicesfile=0 obtain_device_list_from_udev=0 global_filter=["a|^` + one + `$|", "a|^` + two + `$|", "r|.*|"]} backup{backup=0 archive=0}`
-	harness.Command(n.t, "lvm", "vgcreate", "--yes", "--config", config, name, one, two)
-	told := strings.Fields(harness.Command(n.t, "lvm", "vgs", "--config", config, "--noheadings", "--options", "vg_uuid", name))
-	n.lock = "/run/lock/lvm/csi-node.csi-node.local." + strings.ReplaceAll(told[len(told)-1], "-", "") // behind warnings
+	name, _ = n.groupOf(one, two)
 	return name, pull
+}
+
+// groupOf makes a volume group of disks, and returns lvm, which sees no others.
+func (n *node) groupOf(disks ...string) (name string, lvm func(args ...string) string) {
+	n.t.Helper()
+	name = filepath.Base(n.Dir)
+	config := `activation{udev_sync=0 udev_rules=0 monitoring=0} backup{backup=0 archive=0}
+		devices{use_devicesfile=0 obtain_device_list_from_udev=0 global_filter=["a|^(` + strings.Join(disks, "|") + `)$|", "r/.*/"]}`
+	config = strings.Join(strings.Fields(config), " ")
+	lvm = func(args ...string) string {
+		n.t.Helper()
+		return harness.Command(n.t, "env", append([]string{"DM_DISABLE_UDEV=1", "lvm", args[0], "--config", config}, args[1:]...)...)
+	}
+	lvm(append([]string{"vgcreate", "--yes", name}, disks...)...)
+	told := strings.Fields(lvm("vgs", "--noheadings", "--options", "vg_uuid", name))
+	n.lock = "/run/lock/lvm/csi-node.csi-node.local." + strings.ReplaceAll(told[len(told)-1], "-", "") // behind warnings
+	return name, lvm
 }

@@ -19,7 +19,7 @@ import (
 func TestDemo(t *testing.T) {
 	image := newImage(t)
 	binary := filepath.Join(t.TempDir(), "csi-node")
-	build := exec.Command("go", "build", "-o", binary, module+"cmd/csi-node")
+	build := exec.Command("go", "build", "-o", binary, filepath.Join(root, "cmd/csi-node"))
 	build.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"os"
 	"os/exec"
+	"path"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -16,14 +17,16 @@ import (
 	"github.com/csi-node/csi-node/test/require"
 )
 
-const module = "github.com/csi-node/csi-node/"
+const root = "../.."
 
 // guest is a machine, and the tests that run in it, all of those of its packages or those
 // of a pattern (go test -run).
 type guest struct {
 	name     string
+	module   string // the directory of the packages' module; empty: the repository's root
 	packages []string
 	run      string
+	files    []string // of the repository, which the tests read
 }
 
 // guests have the tests that meet the kernel, of about the same length, as two of them run
@@ -34,6 +37,7 @@ var guests = []guest{
 	{name: "lvm", packages: []string{"pkg/devices/lvm"}},
 	{name: "node-A-M", packages: []string{"test/node"}, run: "^Test[A-M]"},
 	{name: "node-N-Z", packages: []string{"test/node"}, run: "^Test[^A-M]"},
+	{name: "alerts", module: "test/deploy", packages: []string{"."}, run: "^TestAlertsOfLVM$", files: []string{"deploy/monitoring/rules.yaml"}},
 }
 
 // Flags is the environment variable of flags for the guests' test programs, with blanks
@@ -49,11 +53,18 @@ func TestOtherKernel(t *testing.T) {
 			t.Parallel()
 			job := t.TempDir()
 			link(t, binaries, filepath.Join(job, "bin"))
-			compile(t, job, g.packages)
+			compile(t, job, g.module, g.packages)
 			copyProgram(t, "run-tests", filepath.Join(job, "run"))
 			var order []string
 			for _, p := range g.packages {
-				order = append(order, filepath.Base(p))
+				order = append(order, path.Join(g.module, p))
+			}
+			for _, name := range g.files {
+				file := filepath.Join(job, "src", name)
+				require.NoError(t, os.MkdirAll(filepath.Dir(file), 0o755))
+				text, err := os.ReadFile(filepath.Join(root, name))
+				require.NoError(t, err)
+				write(t, file, string(text))
 			}
 			write(t, filepath.Join(job, "order"), strings.Join(order, "\n")+"\n")
 			write(t, filepath.Join(job, "flags"), strings.TrimSpace("-test.run="+g.run+" "+os.Getenv(Flags))+"\n")
@@ -69,15 +80,15 @@ func TestOtherKernel(t *testing.T) {
 	}
 }
 
-// compile makes the test programs of packages, named <last element>.test.
-func compile(t *testing.T, dir string, packages []string) {
+// compile makes the test programs of packages of a module, named <last element>.test.
+func compile(t *testing.T, dir, module string, packages []string) {
 	t.Helper()
 	args := []string{"test", "-c", "-tags", "vm", "-ldflags", "-s -w", "-o", dir + "/"}
 	for _, p := range packages {
-		args = append(args, module+p)
+		args = append(args, "./"+p)
 	}
 	cmd := exec.Command("go", args...)
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+	cmd.Dir, cmd.Env = filepath.Join(root, module), append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("compiling the tests: %v\n%s", err, out)
 	}

@@ -169,7 +169,7 @@ func lifeJob(t *testing.T, l life, binaries, test string, disks []Disk) string {
 	t.Helper()
 	job := t.TempDir()
 	link(t, binaries, filepath.Join(job, "bin"))
-	compile(t, job, []string{"test/vm/life"})
+	compile(t, job, "", []string{"test/vm/life"})
 	var devices []string
 	for _, d := range disks {
 		devices = append(devices, "/dev/by-serial/"+d.Serial)
