@@ -67,7 +67,7 @@ test-all: ## the whole: race detector, every state, random histories, crashes, t
 	@hack/install-deps --try race
 	@hack/install-deps --try lvm
 	@# Helm and Prometheus take minutes to build: as test/vm builds them, too
-	cd test/deploy && export CGO_ENABLED=0 && $(GO) vet ./... && $(GO) run $(STATICCHECK) ./... && $(GO) test -count 1 ./...
+	cd test/deploy && export CGO_ENABLED=0 && $(GO) vet -tags vm ./... && $(GO) run $(STATICCHECK) -tags vm ./... && $(GO) test -count 1 ./...
 	@hack/install-deps --try browser
 	cd test/ui && $(GO) vet ./... && $(GO) run $(STATICCHECK) ./... && $(GO) test -count 1 ./... # the page, in Chromium
 	CGO_ENABLED=1 $(SUITE) -race -skip '^($(WALK)|$(ALONE))$$' $(TESTS) \
