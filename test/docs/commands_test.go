@@ -148,3 +148,24 @@ func TestMakeTargetsExist(t *testing.T) {
 		t.Errorf("found only %d targets of make", seen)
 	}
 }
+
+// TestTheFirstPageInstallsAsInstallDoes: the commands by which README.md installs are those of docs/install.md, which
+// test/e2e runs.
+func TestTheFirstPageInstallsAsInstallDoes(t *testing.T) {
+	said := map[string]bool{}
+	for _, line := range pageNamed(t, "docs/install.md").code() {
+		said[strings.Join(strings.Fields(line), " ")] = true
+	}
+	seen := 0
+	for _, line := range pageNamed(t, "README.md").code() {
+		if strings.HasPrefix(line, "helm ") || strings.HasPrefix(line, "kubectl ") && !strings.HasPrefix(line, "kubectl csi-node") {
+			seen++
+			if command := strings.Join(strings.Fields(line), " "); !said[command] {
+				t.Errorf("docs/install.md does not say %s", command)
+			}
+		}
+	}
+	if seen < 5 {
+		t.Errorf("found only %d commands", seen)
+	}
+}

@@ -6,45 +6,57 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
 )
 
-// documented returns the commands of the first block that follows some words on a page, with the words in them replaced that
-// stand for names or are others here.
-func documented(t *testing.T, page, words string, replaced ...string) (commands [][]string) {
+// documented returns the first block of commands that follows some words on a page, with the words in it replaced that stand
+// for names or are others here. A command of several lines is one.
+func documented(t *testing.T, page, words string, replaced ...string) (commands []string) {
 	t.Helper()
-	text, err := os.ReadFile("../../docs/" + page)
+	text, err := os.ReadFile("../../" + page)
 	if err != nil {
 		t.Fatal(err)
 	}
 	_, after, _ := strings.Cut(string(text), "\n"+words)
-	for line := range strings.Lines(after) {
+	for line := range strings.Lines(strings.ReplaceAll(after, "\\\n", " ")) {
 		switch command := strings.TrimSpace(line); {
-		case strings.HasPrefix(line, "    ") && (strings.HasPrefix(command, "kubectl ") || strings.HasPrefix(command, "helm ")):
-			commands = append(commands, strings.Fields(strings.NewReplacer(replaced...).Replace(command)))
+		case strings.HasPrefix(line, "    ") && (len(commands) > 0 || beginning.MatchString(command)):
+			commands = append(commands, strings.NewReplacer(replaced...).Replace(command))
 		case len(commands) > 0:
 			return commands
 		}
 	}
-	t.Fatalf("docs/%s has no command after %q", page, words)
+	t.Fatalf("%s has no command after %q", page, words)
 	return nil
 }
 
-// follow runs a documented command where it is to be run, in the root of a checkout, and returns what it prints.
-func follow(t *testing.T, checkout string, command []string, more ...string) string {
+// beginning is that of a command.
+var beginning = regexp.MustCompile(`^(kubectl|helm|on\(\)) `)
+
+// follow runs documented commands where they are to be run, by a shell in the root of a checkout, and returns what they
+// print.
+func follow(t *testing.T, checkout string, commands ...string) string {
+	t.Helper()
+	out, err := tryFollow(t, checkout, commands...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return out
+}
+
+func tryFollow(t *testing.T, checkout string, commands ...string) (string, error) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), patience+time.Minute)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, the.built[command[0]], append(command[1:], more...)...)
+	cmd := exec.CommandContext(ctx, "bash", "-euo", "pipefail", "-c", strings.Join(commands, "\n"))
 	cmd.Dir, cmd.Env = checkout, append(os.Environ(), "KUBECONFIG="+the.kubeconfig("admin"), "HOME="+the.file("helm"),
-		"PATH="+the.Work+":"+filepath.Dir(the.built["kubectl"])+":"+os.Getenv("PATH")) // the plugin of kubectl, and kubectl
+		"PATH="+strings.Join([]string{the.Work, filepath.Dir(the.built["kubectl"]), filepath.Dir(the.built["helm"]), os.Getenv("PATH")}, ":")) // the plugin of kubectl first
 	out, err := cmd.CombinedOutput()
-	if t.Logf("%s\n%s", strings.Join(cmd.Args, " "), out); err != nil {
-		t.Fatal(err)
-	}
-	return string(out)
+	t.Logf("%s\n%s", strings.Join(commands, "\n"), out)
+	return string(out), err
 }
 
 // TestGrowthTakenBack: a growth without room is told, and taken back by a request for more than the volume has: as
@@ -92,9 +104,59 @@ func TestTwoDefaultClasses(t *testing.T) {
 		})
 	}
 	gets("two", "e2e-newer")
-	for _, command := range documented(t, "troubleshoot.md", "### A claim got another class than expected", "NAME", "e2e-newer") {
-		follow(t, "../..", command)
-	}
+	follow(t, "../..", documented(t, "docs/troubleshoot.md", "### A claim got another class than expected", "NAME", "e2e-newer")...)
 	gets("one", "e2e-older")
 	s.remove("persistentvolumeclaim/one", "persistentvolumeclaim/two")
+}
+
+// TestLooks: the commands by which docs/operate.md and docs/troubleshoot.md look at a node tell of it.
+func TestLooks(t *testing.T) {
+	s := newSpace(t)
+	s.apply(claim("data", "csi-node-local", "32Mi"), pod("pod", "data", idle))
+	s.ready("pod")
+	if out := follow(t, "../..", documented(t, "docs/operate.md", "## Run commands on a node", "NODE", nodeName)...); !strings.Contains(out, s.name+"/pod") {
+		t.Errorf("the status of the node has not the pod:\n%s", out)
+	}
+	id := follow(t, "../..", documented(t, "docs/operate.md", "VOLUME is the id of a volume", "NAME", "--namespace="+s.name+" data")...)
+	if want := s.volumeOf("data"); id != want {
+		t.Errorf("the volume's id is %q, and not %q", id, want)
+	}
+	if out := follow(t, "../..", documented(t, "docs/troubleshoot.md", "2. What has it left")...); !regexp.MustCompile(`csi-node-local +[0-9]+[KMG]i? +map\[topology.csi-node.local/node:` + nodeName + `]`).MatchString(out) {
+		t.Errorf("of the node's room is told\n%s", out)
+	}
+	s.remove("pod/pod", "persistentvolumeclaim/data")
+}
+
+// TestExamples: the examples run that need no disk, volume group or encryption of the node, and so does the pod on
+// docs/volumes.md.
+func TestExamples(t *testing.T) {
+	s := newSpace(t)
+	page, err := os.ReadFile("../../docs/volumes.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, scratch, _ := strings.Cut(string(page), "## Scratch disks")
+	_, scratch, _ = strings.Cut(scratch, "```yaml\n")
+	scratch, _, _ = strings.Cut(scratch, "```")
+	manifests := []string{scratch}
+	for _, name := range []string{"raw-block", "ephemeral", "inline-ephemeral", "statefulset"} {
+		text, err := os.ReadFile("../../deploy/examples/" + name + ".yaml")
+		if err != nil {
+			t.Fatal(err)
+		}
+		manifests = append(manifests, string(text))
+	}
+	for _, manifest := range manifests {
+		s.apply(manifest)
+		if strings.Contains(manifest, "kind: StatefulSet") {
+			s.kubectl("rollout", "status", "statefulset/replicated", "--timeout="+patience.String())
+		}
+		if _, err := s.try("wait", "--for=condition=Ready", "pod", "--all", "--timeout="+patience.String()); err != nil {
+			t.Fatalf("%v\n%s", err, manifest)
+		}
+		if _, err := try(manifest, "delete", "--namespace="+s.name, "--filename=-", "--grace-period=1", "--timeout="+patience.String()); err != nil {
+			t.Error(err)
+		}
+		s.remove("persistentvolumeclaim", "--all") // those of the set
+	}
 }

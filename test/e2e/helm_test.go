@@ -21,7 +21,6 @@ const (
 	secondPool   = "/var/lib/csi-node/second"
 	secondSet    = "daemonset/second-csi-node"
 	secondValues = `
-image: {registry: e2e.local, repository: csi-node, tag: e2e}
 driver: {name: ` + secondDriver + `}
 pool: {dir: ` + secondPool + `/pool}
 selfRegistration: true
@@ -38,7 +37,16 @@ func TestHelm(t *testing.T) {
 		t.Fatal(err)
 	}
 	s := newSpace(t)
-	helm(t, secondValues, "install", "second", "../../deploy/chart", "--namespace=second", "--create-namespace", "--wait", "--values=-")
+	values := the.file("second.yaml")
+	if err := os.WriteFile(values, []byte(secondValues), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	second := func(page, words string, more ...string) []string { // the commands are those for the release csi-node
+		return documented(t, page, words, append(more, "namespace csi-node", "namespace second", "csi-node deploy/chart", "second deploy/chart", "-n csi-node", "-n second",
+			"daemonset/csi-node", secondSet, "rollback csi-node", "rollback second", "history csi-node", "history second", "uninstall csi-node", "uninstall second",
+			"REGISTRY", "e2e.local", "tag=v1", "tag=e2e")...)
+	}
+	follow(t, "../..", second("docs/install.md", "Where Pod Security admission is enforced")...)
 	gone := false
 	t.Cleanup(func() {
 		if gone {
@@ -52,6 +60,9 @@ func TestHelm(t *testing.T) {
 			t.Error(err)
 		}
 	})
+	install := second("docs/install.md", "## With Helm")
+	install[0] += " --values=" + values
+	follow(t, "../..", install...)
 	await(t, "registration", func() error { return drivers(t, 2) })
 
 	u := startWriters(s, "second", secondDriver, "second-csi-node")
@@ -60,37 +71,30 @@ func TestHelm(t *testing.T) {
 	}
 	scraped(t)
 
-	run := func(words, checkout, tag string, more ...string) {
-		for _, command := range documented(t, "upgrade.md", words, "csi-node deploy/chart -n csi-node", "second deploy/chart -n second",
-			"tag=v2", "tag="+tag, "-n csi-node rollout status daemonset/csi-node", "-n second rollout status "+secondSet) {
-			if command[0] == "helm" {
-				command = append(command, more...)
-			}
-			follow(t, checkout, command)
-		}
-	}
-	u.to(olderImage, func() { run("3. With Helm", the.older(), "older") })
-	u.to(pluginImage, func() { run("3. With Helm", "../..", "e2e", "--set=driver.loggingFormat=json,driver.logLevel=4") })
+	upgrade := func(tag string) []string { return second("docs/upgrade.md", "3. With Helm", "tag=v2", "tag="+tag) }
+	u.to(olderImage, func() { follow(t, the.older(), upgrade("older")...) })
+	u.to(pluginImage, func() {
+		commands := upgrade("e2e")
+		commands[0] += " --set=driver.loggingFormat=json,driver.logLevel=4"
+		follow(t, "../..", commands...)
+	})
 	allInJSON(t)
 	if out, err := tryHelm("replicas: 3", "upgrade", "second", "../../deploy/chart", "--namespace=second", "--reset-then-reuse-values", "--values=-"); err == nil || !strings.Contains(err.Error(), "replicas") {
 		t.Errorf("a value that is none is not refused: %s, %v", out, err)
 	}
-	back := documented(t, "upgrade.md", "With Helm to the release before", "csi-node -n csi-node", "second -n second", "csi-node 1 -n csi-node", "second 1 -n second")
+	back := second("docs/upgrade.md", "With Helm to the release before")
 	if len(back) != 3 {
 		t.Fatalf("docs/upgrade.md rolls back by %q", back)
 	}
 	u.to(olderImage, func() { follow(t, "../..", back[0]) })
-	u.to(pluginImage, func() {
-		follow(t, "../..", back[1])
-		follow(t, "../..", back[2])
-	})
+	u.to(pluginImage, func() { follow(t, "../..", back[1:]...) })
 	if args := kubectl(t, "get", "--namespace=second", secondSet, "--output=jsonpath={.spec.template.spec.containers[0].args}"); strings.Contains(args, "json") {
 		t.Errorf("after the rollback to the first release its arguments are %s", args)
 	}
 	s.remove("pod", "--all")
 	s.remove("persistentvolumeclaim", "--all")
 
-	helm(t, "", "uninstall", "second", "--namespace=second", "--wait")
+	follow(t, "../..", second("docs/install.md", "   With Helm:")...)
 	gone = true
 	await(t, "end of the second driver", func() error { return drivers(t, 1) })
 	if out, err := try("", "get", "all,csidrivers,storageclasses,clusterroles,clusterrolebindings,roles,rolebindings,networkpolicies,configmaps,csistoragecapacities",
@@ -122,15 +126,6 @@ func tryHelm(values string, args ...string) (string, error) {
 		return out.String(), fmt.Errorf("helm %s: %w: %s", strings.Join(args, " "), err, strings.TrimSpace(errs.String()))
 	}
 	return out.String(), nil
-}
-
-func helm(t testing.TB, values string, args ...string) {
-	t.Helper()
-	out, err := tryHelm(values, args...)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Logf("helm %s:\n%s", args[0], out)
 }
 
 // drivers tells whether the node has so many.

@@ -127,6 +127,8 @@ const (
 	shellImage  = "e2e.local/shell:1"
 	pluginImage = "e2e.local/csi-node:e2e"
 	olderImage  = "e2e.local/csi-node:older"
+
+	exampleImage = "docker.io/library/busybox:1.37" // of deploy/examples, which the shell of the tests stands in for
 )
 
 // makeImages makes all that the cluster needs, from this machine's files only. older is the tree of the older version.
@@ -171,6 +173,7 @@ func sidecarImages(manifest string) (map[string]string, error) {
 // makeShell makes the image of the tests' pods.
 func makeShell(dir string) error {
 	i := newImage(shellImage, "/bin/sh")
+	i.aliases = []string{exampleImage}
 	if err := i.addBusybox(); err != nil {
 		return err
 	}

@@ -82,13 +82,13 @@ func testRoom(s *space, two *node) {
 	s.ready("next")
 	s.isOn("next", two)
 
-	status, top := follow(s.T, "../..", []string{"kubectl", "csi-node", "status"}), follow(s.T, "../..", []string{"kubectl", "csi-node", "top"})
+	status, top := follow(s.T, "../..", "kubectl csi-node status"), follow(s.T, "../..", "kubectl csi-node top")
 	for pod, n := range map[string]*node{"large": the.node, "next": two} {
 		s.sh(pod, "echo "+pod+" | dd of=/data/file conv=fsync 2>/dev/null")
 		if !regexp.MustCompile(`(?m)^` + n.name + ` +` + s.name + `/` + pod + ` .*settled`).MatchString(status) {
 			s.Errorf("status does not tell of pod %s on node %s", pod, n.name)
 		}
-		if told := follow(s.T, "../..", []string{"kubectl", "csi-node", "explain", s.name + "/" + pod}); !strings.HasPrefix(told, "On node "+n.name+": ") {
+		if told := follow(s.T, "../..", "kubectl csi-node explain "+s.name+"/"+pod); !strings.HasPrefix(told, "On node "+n.name+": ") {
 			s.Errorf("explain tells of %s:\n%s", pod, told)
 		}
 		if !strings.Contains(top, "\n"+n.name+" ") {
@@ -170,7 +170,7 @@ func testLost(s *space, two *node) {
 	s.holds("set-0", "cat /data/starts", "start\nstart")
 	s.wrote("stays")
 	deployed(s)
-	if told := follow(s.T, "../..", []string{"kubectl", "csi-node", "status", "--failing"}); strings.Contains(told, s.name) {
+	if told := follow(s.T, "../..", "kubectl csi-node status --failing"); strings.Contains(told, s.name) {
 		s.Errorf("something fails:\n%s", told)
 	}
 	s.remove("statefulset/set")
@@ -193,9 +193,7 @@ func testExcluded(s *space, two *node) {
 		if room(s, two) == "" || label() == "" {
 			s.Errorf("docs/install.md says that this stays: room told by %q, label %q", room(s, two), label())
 		}
-		for _, command := range documented(s.T, "install.md", "3. `kubectl label node NODE", "NODE", two.name) {
-			follow(s.T, "../..", command)
-		}
+		follow(s.T, "../..", documented(s.T, "docs/install.md", "3. `kubectl label node NODE", "NODE", two.name)...)
 		if room(s, two) != "" || label() != "" || room(s, the.node) == "" {
 			s.Errorf("after the commands of docs/install.md: room told by %q, label %q, room of the other by %q", room(s, two), label(), room(s, the.node))
 		}

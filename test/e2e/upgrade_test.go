@@ -18,15 +18,11 @@ func TestUpgrade(t *testing.T) {
 		deployed(t)
 	})
 	u.to(olderImage, func() {
-		for _, command := range documented(t, "upgrade.md", "   With kustomize put the tag", "deploy/base", "test/e2e/deploy") {
-			follow(t, the.older(), command)
-		}
+		follow(t, the.older(), documented(t, "docs/upgrade.md", "   With kustomize put the tag", "deploy/base", "test/e2e/deploy")...)
 	})
 	u.grows("352Mi")
 	u.to(pluginImage, func() {
-		for _, command := range documented(t, "upgrade.md", "With kustomize:") {
-			follow(t, "../..", command)
-		}
+		follow(t, "../..", documented(t, "docs/upgrade.md", "With kustomize:")...)
 		deployed(t)
 	})
 	u.grows("384Mi")

@@ -1,11 +1,13 @@
 package e2e
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 )
 
 // TestStatefulSet: each replica has a volume of its own and finds it again.
@@ -204,4 +206,36 @@ func TestRights(t *testing.T) {
 			}
 		}
 	}
+}
+
+// TestTakenOff: after the tests before it, which have let their volumes go, the commands of docs/install.md take the driver
+// off the cluster, and nothing of it stays there; installed again, it has a volume for the README's pod, which grows.
+func TestTakenOff(t *testing.T) {
+	assertNothingLeft(t)
+	const driver, ours = "deploy/base", "test/e2e/deploy"
+	follow(t, "../..", documented(t, "docs/install.md", "4. Remove it.", driver, ours)...)
+	await(t, "end of the driver", func() error {
+		out, err := try("", "get", "all,csidrivers,storageclasses,clusterroles,clusterrolebindings,roles,rolebindings,serviceaccounts,configmaps,csistoragecapacities",
+			"--all-namespaces", "--output=custom-columns=KIND:.kind,SPACE:.metadata.namespace,NAME:.metadata.name,CLASS:.storageClassName")
+		if err == nil && strings.Contains(out, "csi-node") {
+			err = fmt.Errorf("there is\n%s", out)
+		}
+		return errors.Join(err, drivers(t, 0))
+	})
+	follow(t, "../..", documented(t, "docs/install.md", "## With kustomize", driver, ours)...)
+	await(t, "registration", func() error { return registered(t, time.Time{}) })
+
+	tryIt := documented(t, "docs/install.md", "## Try it")
+	follow(t, "../..", tryIt[:2]...)
+	await(t, "what the pod writes", func() error {
+		out, err := tryFollow(t, "../..", tryIt[2:]...)
+		if err == nil && !strings.Contains(out, "UTC") {
+			err = fmt.Errorf("it writes %q", out)
+		}
+		return err
+	})
+	follow(t, "../..", documented(t, "docs/volumes.md", "Raise the claim", "20Gi", "1100Mi")...)
+	(&space{t, "default"}).grown("data", "1100Mi")
+	follow(t, "../..", "kubectl delete -f deploy/examples/pod.yaml")
+	assertNothingLeft(t)
 }
