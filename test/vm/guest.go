@@ -84,6 +84,8 @@ type Guest struct {
 	Job   string // directory with an executable `run`
 	Disks []Disk
 
+	Kernel string // more of its command line
+
 	// Line is called with each line of the console as it comes. When it
 	// returns true, the machine's power is cut at once.
 	Line func(line string) (cut bool)
@@ -186,7 +188,7 @@ func (g *Guest) arguments(job string) []string {
 		"-nodefaults", "-no-user-config", "-display", "none", "-no-reboot", "-serial", "stdio",
 		"-kernel", filepath.Join(g.Image, "vmlinuz"),
 		"-append", "console=ttyS0 quiet loglevel=2 panic=-1 mitigations=off root=/dev/nvme0n1 rw rootfstype=ext4" +
-			" nvme_core.io_timeout=3600", // s: on a host with much work a disk may be slow; it is not dead
+			" nvme_core.io_timeout=3600 " + g.Kernel, // s: on a host with much work a disk may be slow; it is not dead
 		"-drive", "if=none,id=root,format=raw,cache=unsafe,snapshot=on,file=" + filepath.Join(g.Image, "root.ext4"),
 		"-device", "nvme,drive=root,serial=root",
 		"-drive", "if=none,id=job,format=raw,cache=unsafe,file=" + job,

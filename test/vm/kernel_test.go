@@ -27,6 +27,7 @@ type guest struct {
 	packages []string
 	run      string
 	files    []string // of the repository, which the tests read
+	kernel   string   // more of its command line
 }
 
 // guests have the tests that meet the kernel, of about the same length, as two of them run
@@ -37,6 +38,7 @@ var guests = []guest{
 	{name: "lvm", packages: []string{"pkg/devices/lvm"}},
 	{name: "node-A-M", packages: []string{"test/node"}, run: "^Test[A-M]"},
 	{name: "node-N-Z", packages: []string{"test/node"}, run: "^Test[^A-M]"},
+	{name: "selinux", packages: []string{"test/selinux"}, kernel: "security=selinux selinux=1"},
 	{name: "alerts", module: "test/deploy", packages: []string{"."}, run: "^TestAlertsOfLVM$", files: []string{"deploy/monitoring/rules.yaml"}},
 }
 
@@ -69,7 +71,7 @@ func TestOtherKernel(t *testing.T) {
 			write(t, filepath.Join(job, "order"), strings.Join(order, "\n")+"\n")
 			write(t, filepath.Join(job, "flags"), strings.TrimSpace("-test.run="+g.run+" "+os.Getenv(Flags))+"\n")
 			scratch := newDisk(t, "scratch", 20<<30)
-			machine := Guest{Image: image, Job: job, Disks: []Disk{scratch}, Line: func(line string) bool {
+			machine := Guest{Image: image, Job: job, Disks: []Disk{scratch}, Kernel: g.kernel, Line: func(line string) bool {
 				t.Log(line)
 				return false
 			}}
