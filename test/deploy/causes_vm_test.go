@@ -12,6 +12,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/csi-node/csi-node/test/harness"
 )
@@ -56,10 +57,7 @@ var mapped = map[string]func(t *testing.T, n *node){
 		v.EndInTime()
 	},
 	"CSINodeLVMThinPoolNearlyFull": func(t *testing.T, n *node) {
-		disk, _ := n.disk("disk", 160)
-		group, lvm := n.groupOf(disk)
-		t.Cleanup(func() { lvm("vgremove", "--force", "--force", "--yes", group) })
-		lvm("lvcreate", "--yes", "--type", "thin-pool", "--size", "64M", "--poolmetadatasize", "4M", "--chunksize", "64k", "--name", "tank", group)
+		group := n.thinPool()
 		n.run("--lvm-groups", group)
 		v := n.logical(group, 96, map[string]string{"thinPool": "tank", "overcommit": "2"})
 		must(t, v.Stage(t.Context()))
@@ -71,6 +69,26 @@ var mapped = map[string]func(t *testing.T, n *node){
 		n.await(used, func(value string) bool { return ratio(t, value) > 0.85 })
 		v.EndInTime()
 	},
+}
+
+// TestDashboardOfThinPools: those queries of the dashboard that ask for thin pools find some.
+func TestDashboardOfThinPools(t *testing.T) {
+	t.Parallel()
+	d, n := readDashboard(t), newNode(t)
+	n.start("--lvm-groups", n.thinPool())
+	if d.ask(t, n.told(10*time.Minute), ofThinPools) == 0 {
+		t.Error("there are none")
+	}
+}
+
+// thinPool makes a thin pool of 64 MiB in a volume group.
+func (n *node) thinPool() (group string) {
+	n.t.Helper()
+	disk, _ := n.disk("disk", 160)
+	group, lvm := n.groupOf(disk)
+	n.t.Cleanup(func() { lvm("vgremove", "--force", "--force", "--yes", group) })
+	lvm("lvcreate", "--yes", "--type", "thin-pool", "--size", "64M", "--poolmetadatasize", "4M", "--chunksize", "64k", "--name", "tank", group)
+	return group
 }
 
 func ratio(t *testing.T, value string) float64 {
