@@ -4,12 +4,14 @@ import (
 	"encoding/json"
 	"fmt"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
 
 	"helm.sh/helm/v3/pkg/lint"
 	"helm.sh/helm/v3/pkg/lint/support"
+	"helm.sh/helm/v3/pkg/strvals"
 )
 
 // TestChartIsKustomize: the chart makes the objects of deploy/base, and with an overlay's values.yaml those of the
@@ -304,6 +306,25 @@ func TestValues(t *testing.T) {
 			if strings.Contains(text, words) {
 				t.Errorf("with %s there is %q in\n%s", test.values, words, text)
 			}
+		}
+	}
+}
+
+// TestValuesOfThePage: the chart's page names values that there are, in its block and in its commands.
+func TestValuesOfThePage(t *testing.T) {
+	page := read(t, filepath.Join(root, "chart", "README.md"))
+	_, block, is := strings.Cut(page, "```yaml\n")
+	block, _, _ = strings.Cut(block, "```")
+	if made := helm(t, usual, block); !is || !slices.ContainsFunc(made, func(o object) bool { return o["kind"] == "PodMonitor" }) {
+		t.Errorf("the block makes no PodMonitor: %v", made)
+	}
+	for _, set := range regexp.MustCompile(`--set (\S+)`).FindAllStringSubmatch(page, -1) {
+		values, err := strvals.ToYAML(set[1])
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := tryHelm(t, usual, values); err != nil {
+			t.Errorf("--set %s: %v", set[1], err)
 		}
 	}
 }

@@ -38,11 +38,14 @@ type heading struct {
 // block is a block of code. The language is that of its fence; one that is only indented has none.
 type block struct{ language, text string }
 
+// chartPage is that of the Helm chart.
+const chartPage = "deploy/chart/README.md"
+
 // pages returns every page that is written for people.
 func pages(t *testing.T) []page {
 	t.Helper()
 	var names []string
-	for _, pattern := range []string{"*.md", "docs/*.md"} {
+	for _, pattern := range []string{"*.md", "docs/*.md", chartPage} {
 		found, err := filepath.Glob(filepath.Join(root, pattern))
 		require.NoError(t, err)
 		names = append(names, found...)
