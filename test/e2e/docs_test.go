@@ -128,7 +128,8 @@ func TestLooks(t *testing.T) {
 }
 
 // TestExamples: the examples run that need no disk, volume group or encryption of the node, and so does the pod on
-// docs/volumes.md.
+// docs/volumes.md. The first of them is run by TestTakenOff, and those of a disk and of a volume that is there by tests of
+// their own.
 func TestExamples(t *testing.T) {
 	s := newSpace(t)
 	page, err := os.ReadFile("../../docs/volumes.md")

@@ -4,6 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
+	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
@@ -171,6 +173,40 @@ func TestStaticVolume(t *testing.T) {
 	s.remove("pod/second", "persistentvolumeclaim/static")
 	kubectl(t, "delete", "persistentvolume/static", "storageclass/csi-node-static")
 	inPlugin(t, "volume", "delete", handle)
+}
+
+// TestDisk: a disk of the node, as deploy/examples has it, is formatted once, and its data stays when the claim goes.
+func TestDisk(t *testing.T) {
+	s := newSpace(t)
+	example, err := os.ReadFile("../../deploy/examples/disk.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	file := filepath.Join(t.TempDir(), "disk")
+	if err := errors.Join(os.WriteFile(file, nil, 0o600), os.Truncate(file, 320<<20)); err != nil {
+		t.Fatal(err)
+	}
+	out, err := exec.Command("losetup", "--find", "--show", file).CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	device := strings.TrimSpace(string(out))
+	t.Cleanup(func() {
+		if out, err := exec.Command("losetup", "--detach", device).CombinedOutput(); err != nil {
+			t.Errorf("%v: %s", err, out)
+		}
+	})
+	manifest := strings.NewReplacer("wwid: naa.600140512345678", "path: "+device, "name-of-the-node", nodeName, "1Ti", "320Mi").Replace(string(example))
+	for _, pods := range []struct{ name, script, want string }{
+		{"first", "echo kept > /data/file && cat /data/file && grep ' /data ' /proc/mounts | cut -d' ' -f1,3", "kept\n" + device + " xfs"},
+		{"second", "cat /data/file", "kept"},
+	} {
+		s.apply(manifest, pod(pods.name, "disk", idle))
+		s.ready(pods.name)
+		s.holds(pods.name, pods.script, pods.want)
+		s.remove("pod/"+pods.name, "persistentvolumeclaim/disk")
+		kubectl(t, "delete", "persistentvolume/disk", "storageclass/csi-node-static")
+	}
 }
 
 // scratch is a pod with an inline ephemeral volume at /data.
