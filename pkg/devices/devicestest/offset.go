@@ -61,6 +61,7 @@ func (o Offset) find(v devices.Volume) (path string, info *unix.LoopInfo64, err 
 			info, err := status(path)
 			switch {
 			case errors.Is(err, unix.ENXIO) || errors.Is(err, unix.ENODEV) || errors.Is(err, unix.ENOENT): // it is nobody's now
+			case errors.Is(err, unix.EIO): // it is over a file whose file system broke down, and never the layer's, which is over a device
 			case err != nil:
 				return "", nil, err
 			case unix.ByteSliceToString(info.File_name[:]) == o.tag(v):
