@@ -95,7 +95,7 @@ func profileProcessor(t *testing.T, r *report) {
 	binary, samples := profiledBinary(t, dir), filepath.Join(dir, "samples")
 	n := start(t, oursName) // for its directories
 	n.Terminate()
-	n.Driver = &harness.Driver{Path: binary}
+	n.Driver = &harness.Driver{Path: binary, Flags: []string{"--pool-dir", n.PoolDir, "--pool-reserve", "0"}}
 	n.Start(harness.Options{Env: []string{"BENCH_PROFILE=" + samples}, Flags: []string{"--v", "2"}})
 
 	callers := r.callers[len(r.callers)/2]

@@ -17,12 +17,18 @@ import (
 	"github.com/csi-node/csi-node/test/require"
 )
 
-// measureCrowds times the calls of one caller on a node with many mounts and loop
-// devices of others, and before and after, which is what they are compared with.
+// measureCrowds times the calls of one caller, and repairs, on a node with many mounts and
+// loop devices of others, and before and after, which is what they are compared with.
 func measureCrowds(t *testing.T, r *report) {
 	floor, ours := start(t, floorName), start(t, oursName)
 	volumes := []*harness.Volume{floor.formatted("ext4", "ext4"), ours.formatted("ext4", "ext4")}
 	const none = "no others"
+	var toRepair []*harness.Volume // each is lost once: what is lost again soon is repaired later
+	for i := range 5 * r.repairs {
+		v := ours.volume(fmt.Sprint("repaired-", i), "ext4")
+		ours.must(newSamples().run(t.Context(), life(v, v.Target("pod"))[:3]))
+		toRepair = append(toRepair, v)
+	}
 	measure := func(where string) {
 		progress("%s", where)
 		for range r.rounds {
@@ -34,7 +40,12 @@ func measureCrowds(t *testing.T, r *report) {
 				r.crowd.add(n.name, where, s)
 			}
 		}
+		s := newSamples()
+		s.times[repairName] = ours.repairs(toRepair[:r.repairs])
+		r.crowd.add(oursName, where, s)
+		toRepair = toRepair[r.repairs:]
 	}
+	repaired := toRepair
 	measure(none)
 	removeMounts := otherMounts(t, r.mounts)
 	measure(fmt.Sprint(r.mounts, " mounts"))
@@ -44,6 +55,9 @@ func measureCrowds(t *testing.T, r *report) {
 	measure(fmt.Sprint(r.loops, " loop devices"))
 	removeLoops()
 	measure(none)
+	for _, v := range repaired {
+		ours.must(takeDown(v))
+	}
 	floor.must(volumes[0].Delete(t.Context()))
 	ours.must(volumes[1].Delete(t.Context()))
 }
@@ -126,10 +140,7 @@ func measureHeld(t *testing.T, r *report) {
 			return // the harness removes what is there
 		}
 		progress("taking %d volumes down", len(all))
-		ours.must(parallel(all, func(v *harness.Volume) error {
-			ctx := context.Background()
-			return errors.Join(v.Unpublish(ctx, v.Target("pod")), v.Unstage(ctx), v.Delete(ctx))
-		}))
+		ours.must(parallel(all, takeDown))
 		floor.must(floorVolume.Delete(context.Background()))
 		ours.must(volume.Delete(context.Background()))
 	})
@@ -191,18 +202,18 @@ func parallel(volumes []*harness.Volume, do func(*harness.Volume) error) error {
 	return group.Wait()
 }
 
+// takeDown ends a volume that is published once.
+func takeDown(v *harness.Volume) error {
+	ctx := context.Background()
+	return errors.Join(v.Unpublish(ctx, v.Target("pod")), v.Unstage(ctx), v.Delete(ctx))
+}
+
 // measureRepairs takes mounts away behind the plugin's back, of one volume after the
 // other and then of many at once, and waits for them.
 func (h *held) measureRepairs(n *node, all []*harness.Volume, r *report) {
 	// A part that is lost again soon is repaired later: each size has volumes of its own to lose.
 	once := all[len(all)-min(len(all), r.repairs):]
-	for _, v := range once {
-		second := v.Target("second")
-		n.must(v.Publish(n.t.Context(), second))
-		n.AwaitRest()
-		h.repair = append(h.repair, n.repair([]string{v.Staging, v.Target("pod"), second}))
-		n.must(v.Unpublish(n.t.Context(), second))
-	}
+	h.repair = n.repairs(once)
 	if h.volumes == r.scale.held[len(r.scale.held)-1] {
 		rest := all[min(r.repairs, len(all)-len(once)) : len(all)-len(once)]
 		var stages []string
@@ -212,6 +223,23 @@ func (h *held) measureRepairs(n *node, all []*harness.Volume, r *report) {
 		n.AwaitRest()
 		h.repairOnceCount, h.repairOnce = len(stages), n.repair(stages)
 	}
+}
+
+// repairName is the row of repairs in the table of crowds.
+const repairName = "repair of a stage and two binds"
+
+// repairs takes the stage and two binds of each volume away, and returns how long their
+// repair takes.
+func (n *node) repairs(volumes []*harness.Volume) (took []time.Duration) {
+	n.t.Helper()
+	for _, v := range volumes {
+		second := v.Target("second")
+		n.must(v.Publish(n.t.Context(), second))
+		n.AwaitRest()
+		took = append(took, n.repair([]string{v.Staging, v.Target("pod"), second}))
+		n.must(v.Unpublish(n.t.Context(), second))
+	}
+	return took
 }
 
 // repair unmounts paths, and returns how long it takes from the last one's loss until
