@@ -29,7 +29,8 @@ type pass struct {
 	failed  map[state.Part]failure // steps of this pass
 	steps   int
 	done    doneSteps
-	last    Step // the last step that succeeded, and what was observed before it
+	logger  klog.Logger // of the last step done, which has its trace
+	last    Step        // the last step that succeeded, and what was observed before it
 	before  state.Actual
 	seen    *earlier   // what may be taken over from before the last step; nil: nothing
 	trace   *passTrace // nil: nothing is traced
@@ -51,7 +52,7 @@ func (r *Reconciler) converge(ctx context.Context, id string) {
 	}
 	runtime.Gosched() // callers that were answered go on before what is left to do here
 	if len(p.done) > 0 {
-		klog.FromContext(ctx).V(2).Info("Steps done", "steps", p.done)
+		p.logger.V(2).Info("Steps done", "steps", p.done)
 	}
 	if ctx.Err() == nil {
 		p.retryLater()
@@ -195,7 +196,7 @@ func (p *pass) step(ctx context.Context, step Step, want *state.Volume, have sta
 		}
 		return false
 	}
-	p.done = append(p.done, doneStep{step, took})
+	p.done, p.logger = append(p.done, doneStep{step, took}), klog.FromContext(told)
 	p.last, p.before = step, seen
 	return true
 }
