@@ -185,6 +185,23 @@ func TestNormal(t *testing.T) {
 	}
 }
 
+// A device that goes while the others are listed is no reason to find none of them.
+func TestDeviceGoesWhileAllAreListed(t *testing.T) {
+	machine.Kernel(t)
+	s := tree(t, map[string]map[string]string{"sda": {"dev": "8:0\n"}, "sdb": {"dev": "8:16\n"}})
+	dev := filepath.Join(string(s), "class/block/sda/dev")
+	const noMisc = 10<<8 | 250 // of no driver: to read it is ENODEV, as a file of sysfs whose device is gone
+	require.NoError(t, os.Remove(dev))
+	require.NoError(t, unix.Mknod(dev, unix.S_IFCHR|0o600, noMisc))
+	if _, err := os.ReadFile(dev); !errors.Is(err, unix.ENODEV) {
+		t.Fatalf("reading it: %v", err)
+	}
+	numbers, err := s.numbers()
+	if want := []state.DeviceNumber{{Major: 8, Minor: 16}}; err != nil || !slices.Equal(numbers, want) {
+		t.Errorf("%v, %v, want %v", numbers, err, want)
+	}
+}
+
 func TestOpen(t *testing.T) {
 	machine.Kernel(t)
 	dir := t.TempDir()

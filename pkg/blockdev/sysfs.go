@@ -31,10 +31,13 @@ func (s sysfs) numbers() (numbers []state.DeviceNumber, err error) {
 	for _, entry := range entries {
 		text, err := read(filepath.Join(string(s), "class/block", entry.Name(), "dev"))
 		var n state.DeviceNumber
-		if _, scanErr := fmt.Sscanf(text, "%d:%d", &n.Major, &n.Minor); err == nil && scanErr == nil {
-			numbers = append(numbers, n)
-		} else if err != nil {
+		_, scanErr := fmt.Sscanf(text, "%d:%d", &n.Major, &n.Minor)
+		switch {
+		case errors.Is(err, os.ErrNotExist): // it went since it was listed
+		case err != nil:
 			return nil, err
+		case scanErr == nil:
+			numbers = append(numbers, n)
 		}
 	}
 	return numbers, nil
