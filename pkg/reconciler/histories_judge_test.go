@@ -175,9 +175,9 @@ func (k *fakeKernel) asked(id string) bool {
 }
 
 // withdrawnWith reports whether a target was taken back because its stage, which
-// was never accepted, gave way to another.
+// nobody was told of, gave way to another.
 func withdrawnWith(by *demand, was, is *state.Intent) bool {
-	return by.part == state.StagePart() && by.asksFor != nil && was != nil && !was.Accepted &&
+	return by.part == state.StagePart() && by.asksFor != nil && was != nil && !was.Told() &&
 		(is == nil && !was.Begun || is != nil && is.Gone && is.Withdrawn)
 }
 

@@ -128,6 +128,7 @@ func TestHistoriesOfFaults(t *testing.T) {
 		"the making of a layer went on for a read-only stage":                                 "volume b blank layer; fault end-format b 0 crashes 2 0s; stage b; stage b ro",
 		"a wrong key was tried over and over on a layer on its way out":                       "volume b blank layer; stage b; stage b badkey; layer-d b",
 		"an open layer on a device that does not bear it was told to be held":                 "delays 140627056; volume a blank layer; stage a block; sleep 80ms; swap a; unstage a; stage a block",
+		"the judge took a target of which nobody was told for one that stays":                 "volume a blank; fault end-format a 0 halfway 1 0s; fault erase a 0 halfway 1 0s; stage a; publish a 2; sleep 1s; stage a single",
 		"a volume was formatted that a target of no record showed":                            "volume b blank; stage b block; publish b 3 block ro; stop; lose-store; stage b",
 	} {
 		t.Run(fault, func(t *testing.T) { replay(t, text) })
