@@ -33,8 +33,10 @@ type Layer interface {
 	// what that lies on.
 	Find(ctx context.Context, lower state.Device, v Volume) (state.Device, error)
 	// Create makes the layer on a lower element that was proved blank and bears the
-	// formatting mark, and stamps it new, durably. It does nothing if there is a layer that
-	// is stamped new. If it is interrupted, either such a layer is there or none (Unmade).
+	// formatting mark, and stamps it new, durably. Its header has the lower element's
+	// FormatUUID from the first moment, if that is not empty. It does nothing if there is a
+	// layer that is stamped new. If it is interrupted, either such a layer is there or none
+	// (Unmade).
 	Create(ctx context.Context, lower state.Device, v Volume) error
 	// Open makes the layer's device, or reclaims one that is going away; it does
 	// nothing if it is open so already. Unauthenticated: v.Secrets lack the key, or

@@ -23,6 +23,7 @@ func (btrfsKind) traits() traits {
 		smallest:     btrfsSmallest,
 		growsMounted: true,
 		onlyAsked:    true,
+		anyUUID:      true, // with -U mkfs.btrfs opens the other disks of the node, to see that none has it
 	}
 }
 
@@ -69,7 +70,7 @@ func (btrfsKind) live(d *device, mountpoint string, sb *superblock) error {
 //
 // Before it writes anything, mkfs.btrfs looks at every loop device that is mounted
 // on the node, and fails when one goes away just then: it is run again.
-func (btrfsKind) format(ctx context.Context, d *device, _ bool) error {
+func (btrfsKind) format(ctx context.Context, d *device, _ string, _ bool) error {
 	for try := 1; ; try++ {
 		err := alone("mkfs.btrfs", "-q", "-K", "-m", "dup", "-d", "single", "--csum", "crc32c", d.Name()).Check(ctx)
 		if err == nil || try == btrfsTries || !strings.Contains(err.Error(), "cannot check mount status") {

@@ -44,6 +44,13 @@
 // proven; Prove reads, once, before a format is begun, and Format what may be
 // data when it begins.
 //
+// # The trial
+//
+// A disk behind a fault reads as zeros for a while, and has its data again. So one that others
+// made is tried before it is formatted (Try): it must keep a stamp. What a format leaves has
+// the UUID of the stamp, so that it is told from data which turns up later
+// (state.Contents.Origin).
+//
 // # Kinds
 //
 // A kind of file system is a file of its own (ext4.go, xfs.go, btrfs.go) behind the small

@@ -65,7 +65,7 @@ func (ext4) live(*device, string, *superblock) error { return nil }
 //
 // mkfs.ext4 before e2fsprogs 1.47 knows nothing of zeroed devices, says so
 // before it writes anything, and is then run without that option.
-func (k ext4) format(ctx context.Context, d *device, zeroed bool) error {
+func (k ext4) format(ctx context.Context, d *device, uuid string, zeroed bool) error {
 	const prezeroed = "assume_storage_prezeroed"
 	options := []string{"-q", "-m", "0", "-E", "nodiscard"}
 	if zeroed {
@@ -74,10 +74,13 @@ func (k ext4) format(ctx context.Context, d *device, zeroed bool) error {
 	if d.bytes >= 2048*4096 {
 		options = append(options, "-b", "4096")
 	}
+	if uuid != "" {
+		options = append(options, "-U", uuid)
+	}
 	o, err := alone("mkfs.ext4", append(options, d.Name())...).Run(ctx)
 	switch {
 	case err == nil && o.Code != 0 && zeroed && strings.Contains(o.Output, prezeroed):
-		return k.format(ctx, d, false)
+		return k.format(ctx, d, uuid, false)
 	case err == nil && o.Code != 0:
 		return o.Failure()
 	}

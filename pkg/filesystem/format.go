@@ -15,13 +15,18 @@ import (
 
 // Prove returns nil if the device is blank: if everything on it that may be data
 // was read and is zero, or the device is Fresh. What is no local file is read twice,
-// because a disk behind a fault may read as zeros for a while. It writes nothing, blocks as
-// long as the reading takes, and tells ctx how far it is (state.Progress).
+// because a disk behind a fault may read as zeros for a while. It writes nothing, but for
+// zeros over the stamp of an earlier trial (Device.Trial), blocks as long as the reading
+// takes, and tells ctx how far it is (state.Progress).
 //
 // FailedPrecondition: the device is not blank, or there is more than ProveLimit
 // to read. A device that somebody else holds is an error without a class.
 func (h *Host) Prove(ctx context.Context, facts state.Device) error {
-	d, err := open(facts, 0)
+	err := unstamp(ctx, facts)
+	var d *device
+	if err == nil {
+		d, err = open(facts, 0)
+	}
 	if err == nil {
 		err = errors.Join(h.prove(ctx, d), d.Close())
 	}
@@ -56,13 +61,20 @@ func (h *Host) prove(ctx context.Context, d *device) error {
 // InvalidArgument: the type is not of Types. A device that somebody else holds
 // is an error without a class.
 func (h *Host) Format(ctx context.Context, facts state.Device, fsType string) error {
-	if err := h.format(ctx, facts, fsType); err != nil {
+	return h.FormatAfter(ctx, facts, fsType, func(context.Context) (string, error) { return "", nil })
+}
+
+// FormatAfter is Format, and calls last when the device was proved blank, right before mkfs.
+// last returns the UUID of the file system to make, which is as mkfs wants it if it is "" or
+// the type is btrfs. Its error is that of FormatAfter.
+func (h *Host) FormatAfter(ctx context.Context, facts state.Device, fsType string, last func(context.Context) (uuid string, err error)) error {
+	if err := h.format(ctx, facts, fsType, last); err != nil {
 		return fmt.Errorf("format %s as %s: %w", facts.Path, fsType, err)
 	}
 	return nil
 }
 
-func (h *Host) format(ctx context.Context, facts state.Device, fsType string) error {
+func (h *Host) format(ctx context.Context, facts state.Device, fsType string, last func(context.Context) (string, error)) error {
 	k, err := h.kind(fsType)
 	if err != nil {
 		return err
@@ -80,10 +92,10 @@ func (h *Host) format(ctx context.Context, facts state.Device, fsType string) er
 	if err != nil {
 		return err
 	}
-	return errors.Join(h.formatOpen(ctx, d, k), d.Close())
+	return errors.Join(h.formatOpen(ctx, d, k, last), d.Close())
 }
 
-func (h *Host) formatOpen(ctx context.Context, d *device, k kind) error {
+func (h *Host) formatOpen(ctx context.Context, d *device, k kind, last func(context.Context) (string, error)) error {
 	t := k.traits()
 	if d.bytes < t.smallest {
 		return state.Errorf(state.FailedPrecondition, "the device has %d bytes, and %s needs at least %d: use a larger volume or another file system", d.bytes, t.name, t.smallest)
@@ -94,7 +106,14 @@ func (h *Host) formatOpen(ctx context.Context, d *device, k kind) error {
 	case err != nil:
 		return err
 	}
-	if err := k.format(ctx, d, !d.facts.Noise || d.facts.Fresh); err != nil {
+	uuid, err := last(ctx)
+	if err != nil {
+		return err
+	}
+	if t.anyUUID {
+		uuid = ""
+	}
+	if err := k.format(ctx, d, uuid, !d.facts.Noise || d.facts.Fresh); err != nil {
 		return err
 	}
 	if err := d.flush(); err != nil {
@@ -108,6 +127,8 @@ func (h *Host) formatOpen(ctx context.Context, d *device, k kind) error {
 		return &state.Unwritten{Err: errors.New("mkfs reported success, and there is no file system on the device")}
 	case sb.fsType != t.name:
 		return fmt.Errorf("mkfs reported success, and the device holds a file system of type %s", sb.fsType)
+	case uuid != "" && uuidString(sb.uuid) != uuid:
+		return &state.Unwritten{Err: fmt.Errorf("mkfs reported success, and the device holds another file system, %s", uuidString(sb.uuid))}
 	case sb.bytes < d.bytes/2:
 		return fmt.Errorf("mkfs reported success, and the file system has only %d of the device's %d bytes", sb.bytes, d.bytes)
 	}

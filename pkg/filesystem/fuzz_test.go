@@ -41,7 +41,7 @@ func heads(t testing.TB, h *Host) [][]byte {
 	for _, k := range h.kinds {
 		d, err := open(state.Device{Path: newImage(t, imageBytes)}, 0)
 		must0(t, err)
-		must0(t, k.format(t.Context(), d, true))
+		must0(t, k.format(t.Context(), d, "", true))
 		must0(t, d.Close())
 		all = append(all, read(d.Name()))
 	}

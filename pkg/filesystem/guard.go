@@ -30,8 +30,9 @@ const (
 
 // proof is the outcome of proveBlank.
 type proof struct {
-	found  string // what speaks against it, for humans
-	unread int64  // bytes that may be data and were not read, being more than the limit
+	found  string       // what speaks against it, for humans
+	unread int64        // bytes that may be data and were not read, being more than the limit
+	origin state.Origin // of what was found, if a format was begun
 }
 
 // blank reports whether every byte is known to be zero.
@@ -67,14 +68,13 @@ func proveBlank(ctx context.Context, d *device, limit int64) (proof, error) {
 	case err != nil:
 		return proof{found: describeReadError(err)}, nil
 	case len(far) > 0:
-		return proof{found: joinFindings(far)}, nil
+		return proof{found: joinFindings(far), origin: state.OriginOther}, nil
 	case total > lookLimit && d.facts.Fresh:
 		return proof{}, nil
 	case total > limit:
 		return proof{unread: total}, nil
 	}
-	found, err := d.firstData(ctx, total)
-	return proof{found: found}, err
+	return d.firstData(ctx, total)
 }
 
 // isHole reports whether a device that nobody is known to have had (Device.Fresh) shows
@@ -224,14 +224,14 @@ func (d *device) openBacking() (f *os.File, bytes int64) {
 }
 
 // firstData says where the first byte is that is not zero, or why the device
-// cannot be read; "" when all is zero. total is how much there is to read.
-func (d *device) firstData(ctx context.Context, total int64) (found string, err error) {
+// cannot be read. total is how much there is to read.
+func (d *device) firstData(ctx context.Context, total int64) (proof, error) {
 	r, err := newReader(d)
 	if err != nil {
-		return describeReadError(err), nil
+		return proof{found: describeReadError(err)}, nil
 	}
 	defer r.close()
-	read := int64(0)
+	read, found, origin := int64(0), "", state.OriginUnknown
 	err = d.eachData(ctx, func(e extent) bool {
 		for offset := e.start - e.start%pageBytes; offset < e.end && found == "" && ctx.Err() == nil; {
 			state.Progress(ctx, "proving that it is blank: %s of %s read", state.Tenths(read, total), state.FormatSize(total))
@@ -244,7 +244,7 @@ func (d *device) firstData(ctx context.Context, total int64) (found string, err 
 				found = fmt.Sprintf("%s, between bytes %d and %d", describeReadError(err), offset, min(offset+chunkBytes, e.end))
 			case !isZero(chunk):
 				i := bytes.IndexFunc(chunk, func(r rune) bool { return r != 0 })
-				found = fmt.Sprintf("data at byte %d", offset+int64(i))
+				found, origin = fmt.Sprintf("data at byte %d", offset+int64(i)), state.OriginUnnamed
 			}
 			read, offset = read+end-max(offset, e.start), end
 		}
@@ -254,9 +254,9 @@ func (d *device) firstData(ctx context.Context, total int64) (found string, err 
 		err = ctx.Err()
 	}
 	if err != nil {
-		return "", err
+		return proof{}, err
 	}
-	return found, nil
+	return proof{found: found, origin: origin}, nil
 }
 
 func gib(bytes int64) float64 { return float64(bytes) / (1 << 30) }

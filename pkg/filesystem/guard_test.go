@@ -514,7 +514,7 @@ func TestGuardAsksTheDevice(t *testing.T) {
 	closed, err := open(device, 0)
 	must0(t, err)
 	must0(t, closed.Close())
-	if found, err := closed.firstData(t.Context(), mib); err != nil || !strings.Contains(found, "cannot be read") {
-		t.Errorf("a device that fails: %q, %v", found, err)
+	if found, err := closed.firstData(t.Context(), mib); err != nil || !strings.Contains(found.found, "cannot be read") {
+		t.Errorf("a device that fails: %q, %v", found.found, err)
 	}
 }

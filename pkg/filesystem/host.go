@@ -34,8 +34,9 @@ type kind interface {
 	// live adds to sb what only the kernel knows about a file system that is mounted at
 	// mountpoint.
 	live(d *device, mountpoint string, sb *superblock) error
-	// format runs mkfs. zeroed says that every byte of the device reads as zero.
-	format(ctx context.Context, d *device, zeroed bool) error
+	// format runs mkfs; the file system is to have the UUID, unless that is "". zeroed says
+	// that every byte of the device reads as zero.
+	format(ctx context.Context, d *device, uuid string, zeroed bool) error
 	// check repairs what can be repaired without a human, unmounted.
 	check(ctx context.Context, path string) error
 	// grow grows the file system to bytes, unmounted if mountpoint is "".
@@ -61,6 +62,7 @@ type traits struct {
 	growsOffline bool
 	capability   uint // that growing mounted takes beyond CAP_SYS_ADMIN; 0: none
 	onlyAsked    bool // never made unless somebody names it
+	anyUUID      bool // mkfs chooses the UUID
 }
 
 // mostBytes is more than any file system spans, and safe to compute with.

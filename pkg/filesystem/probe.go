@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 
 	"github.com/csi-node/csi-node/pkg/state"
 )
@@ -52,6 +53,9 @@ func (h *Host) probe(ctx context.Context, d *device, mountpoint string) (state.C
 	if hole, err := d.isHole(ctx); hole || err != nil {
 		return blank, err
 	}
+	if d.isStamped() {
+		return state.Contents{Kind: state.ContentsUnproven, Found: "the stamp of a format that was about to begin, and the rest is read before that is begun again"}, nil
+	}
 	k, sb, other := h.recognise(d)
 	switch {
 	case other != nil:
@@ -68,9 +72,21 @@ func (h *Host) probe(ctx context.Context, d *device, mountpoint string) (state.C
 	case p.unread > 0:
 		return state.Contents{Kind: state.ContentsUnproven, Found: fmt.Sprintf("no known signature, and %.1f GiB that may be data, which are read before it is formatted", gib(p.unread))}, nil
 	case !p.blank():
-		return state.Contents{Kind: state.ContentsOther, Found: p.found}, nil
+		if d.facts.FormatUUID == "" {
+			p.origin = state.OriginUnknown
+		}
+		return state.Contents{Kind: state.ContentsOther, Found: p.found, Origin: p.origin}, nil
 	}
 	return blank, nil
+}
+
+// isStamped reports whether a trial has left its stamp on a device.
+func (d *device) isStamped() bool {
+	if d.facts.Trial == "" {
+		return false
+	}
+	head, err := d.readAt(0, stampBytes)
+	return err == nil && hasStamp(head, d.facts.Trial) // recognise tells what cannot be read
 }
 
 // recognise looks at the known places of a device. It returns the one file
@@ -105,12 +121,25 @@ func (h *Host) recognise(d *device) (kind, *superblock, *state.Contents) {
 	case len(found) == 0:
 		return nil, nil, nil
 	case len(found) > 1 || sb == nil:
-		return nil, nil, &state.Contents{Kind: state.ContentsOther, FSType: fsType, Found: joinFindings(found)}
+		return nil, nil, &state.Contents{Kind: state.ContentsOther, FSType: fsType, Found: joinFindings(found), Origin: d.origin(head, found)}
 	case sb.bytes > d.bytes:
-		return nil, nil, &state.Contents{Kind: state.ContentsOther, FSType: sb.fsType,
+		return nil, nil, &state.Contents{Kind: state.ContentsOther, FSType: sb.fsType, Origin: d.origin(head, found),
 			Found: fmt.Sprintf("%s file system of %d bytes, of which the device has only %d", sb.fsType, sb.bytes, d.bytes)}
 	}
 	return k, sb, nil
+}
+
+// origin says whether what was found at the head of a device is what a format has left.
+func (d *device) origin(head []byte, found []string) state.Origin {
+	switch {
+	case d.facts.FormatUUID == "":
+		return state.OriginUnknown
+	case bears(head, d.facts.FormatUUID):
+		return state.OriginFormat
+	case len(found) == 1 && strings.HasPrefix(found[0], unfinishedBtrfs):
+		return state.OriginUnnamed
+	}
+	return state.OriginOther
 }
 
 // parse tries all kinds on the head of a device.
@@ -142,6 +171,13 @@ func (h *Host) describe(d *device, k kind, sb *superblock, mountpoint string) (s
 		Found:      sb.fsType + " file system",
 		NeedsCheck: sb.needsCheck,
 		Growable:   sb.grown(d.bytes) > sb.bytes,
+	}
+	switch {
+	case d.facts.FormatUUID == "":
+	case c.UUID == d.facts.FormatUUID:
+		c.Origin = state.OriginFormat
+	default:
+		c.Origin = state.OriginOther
 	}
 	if t := k.traits(); t.name == sb.fsType {
 		c.GrowsMounted, c.GrowsUnmounted = h.growsMounted[t.name], t.growsOffline

@@ -36,6 +36,7 @@ var headTable = []signature{
 	{"Ceph BlueStore device", "", 0, "bluestore block device"},
 	{"BitLocker volume", "", 3, "-FVE-FS-"},
 	{"ZFS label", "", 16 << 10, "\x01\x01\x00\x00\x00\x00\x00\x00\x00\x00\x00\x01"},
+	{"stamp of a format that csi-node was about to begin", "", 0, stampMagic},
 	{"swap area", "", 4<<10 - 10, "SWAPSPACE2"},
 	{"swap area", "", 8<<10 - 10, "SWAPSPACE2"},
 	{"swap area", "", 16<<10 - 10, "SWAPSPACE2"},
@@ -44,7 +45,7 @@ var headTable = []signature{
 	{"swap area", "", 4<<10 - 10, "SWAP-SPACE"},
 	{"suspend image", "", 4<<10 - 10, "S1SUSPEND"},
 	{"suspend image", "", 4<<10 - 10, "S2SUSPEND"},
-	{"btrfs that mkfs.btrfs did not finish", "", btrfsOffset + 0x40, btrfsUnmade},
+	{unfinishedBtrfs, "", btrfsOffset + 0x40, btrfsUnmade},
 	{"f2fs file system", "f2fs", 1024, "\x10\x20\xf5\xf2"},
 	{"erofs file system", "erofs", 1024, "\xe2\xe1\xf5\xe0"},
 	{"squashfs file system", "squashfs", 0, "hsqs"},
@@ -67,6 +68,9 @@ var headTable = []signature{
 	{"vfat file system", "vfat", 54, "FAT16   "},
 	{"vfat file system", "vfat", 54, "FAT12   "},
 }
+
+// unfinishedBtrfs is what is found of a btrfs that nobody can have used.
+const unfinishedBtrfs = "btrfs that mkfs.btrfs did not finish"
 
 const (
 	mdMagic    = "\xfc\x4e\x2b\xa9" // little-endian; 0.90 may be of either order

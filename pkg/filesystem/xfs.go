@@ -148,8 +148,12 @@ func xfsAsk(root *os.File) (geometry xfsFSOpGeomV1, err error) {
 // format discards nothing (-K), which would punch holes into the file of a
 // thick volume. Without -f, mkfs.xfs itself refuses a device on which libblkid
 // finds anything.
-func (xfs) format(ctx context.Context, d *device, _ bool) error {
-	return alone("mkfs.xfs", "-q", "-K", d.Name()).Check(ctx)
+func (xfs) format(ctx context.Context, d *device, uuid string, _ bool) error {
+	options := []string{"-q", "-K"}
+	if uuid != "" {
+		options = append(options, "-m", "uuid="+uuid)
+	}
+	return alone("mkfs.xfs", append(options, d.Name())...).Check(ctx)
 }
 
 // check does nothing but say so: an xfs repairs itself from its log at mount,

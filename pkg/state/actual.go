@@ -137,7 +137,15 @@ type Device struct {
 	StaleMark  bool   // Formatting is noted on this node alone, and others may have used the device since
 	Formatted  string // the fs type of the last format that completed
 	Raw        bool   // it was published as a raw block device for writing, and not cleared since
+	FormatUUID string // with Formatting: all that the format leaves bears it; empty: the mark lets anything be erased
 	Fresh      bool   // nobody has had it since it was made or cleared: every byte is zero; of a layer: it is stamped new
+
+	// Noted: the facts are notes of the node about a device that others made, and which may
+	// read as zeros for a while. The mark is set right before the format then, once the device
+	// was seen to keep what is written to it.
+	Noted  bool
+	Trial  string // the UUID of a stamp that may be left on it, and on which there is no mark
+	Proved bool   // the step before has proved it blank, and there is no mark yet
 
 	// NeedsSecret: attaching, making, opening or growing it takes a secret that is
 	// missing, whether it is attached now or not.
@@ -195,6 +203,7 @@ type Contents struct {
 	Size   int64  // bytes that the file system spans on its device
 	Found  string // for humans: "ext4 file system", "LUKS header at byte 0", "data at byte 4096"
 	Err    error  // the device could not be looked at now
+	Origin Origin // of what is on a device with a FormatUUID
 
 	NeedsCheck bool // the superblock asks for a check before the next mount
 	Growable   bool // the device has room for the file system to grow into
@@ -203,6 +212,25 @@ type Contents struct {
 	GrowsMounted   bool
 	GrowsUnmounted bool
 }
+
+// Origin says whether the contents of a device are what a format left that was begun and
+// has not ended (Device.FormatUUID).
+type Origin int
+
+const (
+	// OriginUnknown: nobody compared, or not all could be read that would tell.
+	OriginUnknown Origin = iota
+	// OriginFormat: they bear the UUID of the format.
+	OriginFormat
+	// OriginUnnamed: nothing is recognised, as after a format that was interrupted early.
+	OriginUnnamed
+	// OriginOther: something is recognised, and does not bear the UUID.
+	OriginOther
+)
+
+var originNames = [...]string{"unknown", "the format", "unnamed", "other"}
+
+func (o Origin) String() string { return originNames[o] }
 
 // FileType is the type of the file at a path, beneath whatever is mounted there
 // if the mount hides it no better than its own root.

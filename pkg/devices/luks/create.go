@@ -36,6 +36,9 @@ func (l *Layer) Create(ctx context.Context, lower state.Device, v devices.Volume
 		args := append([]string{"luksFormat", "--type", "luks2", "--key-file", keyFile(0), "--subsystem", stampNew,
 			"--offset", strconv.Itoa(HeaderBytes / 512), "--sector-size", strconv.Itoa(sectorFor(lower.Size)),
 			"--cipher", "aes-xts-plain64", "--key-size", "512", "--hash", "sha256"}, l.cost...)
+		if lower.FormatUUID != "" {
+			args = append(args, "--uuid", lower.FormatUUID)
+		}
 		if err := l.try(ctx, []string{passphrase}, append(args, lower.Path)...); err != nil {
 			return err
 		}
