@@ -12,6 +12,11 @@ import (
 type Facts interface {
 	// Tell adds the facts to a device; if they cannot be read, it sets Device.Err.
 	Tell(v Volume, d *state.Device)
+	// TryFormat notes, durably, that a stamp with a new UUID is about to be written to a
+	// device that was proved blank. It takes back an earlier mark, and is none itself.
+	TryFormat(ctx context.Context, v Volume, d state.Device) (uuid string, err error)
+	// BeginFormat sets the mark, durably. After TryFormat it bears the UUID of that, and
+	// what does not is not the format's.
 	BeginFormat(ctx context.Context, v Volume, d state.Device) error
 	EndFormat(ctx context.Context, v Volume, d state.Device, fsType string) error
 	// AbandonFormat clears the mark, durably: what is on the device is not what was

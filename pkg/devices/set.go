@@ -129,6 +129,16 @@ func (s *Set) Grow(ctx context.Context, v Volume, bytes int64) error {
 	return g.Grow(ctx, v, bytes)
 }
 
+// TryFormat notes, before BeginFormat, that the volume is tried for whether it keeps what is
+// written to it, and with what UUID; "" for a Formatter: its volumes need no trial.
+func (s *Set) TryFormat(ctx context.Context, v Volume) (uuid string, err error) {
+	facts, v, d, err := s.noted(ctx, v)
+	if facts == nil || err != nil {
+		return "", err
+	}
+	return facts.TryFormat(ctx, v, d)
+}
+
 // BeginFormat is Formatter's.
 func (s *Set) BeginFormat(ctx context.Context, v Volume) error {
 	if facts, v, d, err := s.noted(ctx, v); err != nil {

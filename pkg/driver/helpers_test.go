@@ -211,6 +211,8 @@ func (f *fakeNode) BeginRaw(_ context.Context, volume devices.Volume) error {
 
 func (f *fakeNode) Erase(context.Context, devices.Volume) error { return nil }
 
+func (f *fakeNode) TryFormat(context.Context, devices.Volume) (string, error) { return "", nil }
+
 func (f *fakeNode) AbandonFormat(context.Context, devices.Volume) error { return nil }
 
 func (f *fakeNode) EndFormat(_ context.Context, volume devices.Volume, fsType string) error {
@@ -250,7 +252,11 @@ func (f fakeFilesystems) Prove(context.Context, state.Device) error          { r
 func (f fakeFilesystems) Smallest(string) int64                              { return 0 }
 func (f fakeFilesystems) Options(m state.Mount) string                       { return m.Options }
 func (f fakeFilesystems) Format(context.Context, state.Device, string) error { return nil }
-func (f fakeFilesystems) Check(context.Context, state.Device, string) error  { return nil }
+func (f fakeFilesystems) FormatAfter(context.Context, state.Device, string, func(context.Context) (string, error)) error {
+	return nil
+}
+func (f fakeFilesystems) Try(context.Context, state.Device, string) error   { return nil }
+func (f fakeFilesystems) Check(context.Context, state.Device, string) error { return nil }
 func (f fakeFilesystems) Grow(_ context.Context, d state.Device, _, _ string) error {
 	return f.byDevice(d, func(v *fakeVolume) error { v.used = v.Bytes; return nil })
 }

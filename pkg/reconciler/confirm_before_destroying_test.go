@@ -2,6 +2,7 @@ package reconciler
 
 import (
 	"context"
+	"slices"
 	"testing"
 	"time"
 
@@ -118,6 +119,9 @@ func TestDataThatComesBackIsKept(t *testing.T) {
 				}
 				h.restart()
 				h.refuse(h.do(stage("v")), state.Unavailable)
+				if v.formatting {
+					t.Error("it bears the mark")
+				}
 				if row.at == "" {
 					back()
 				}
@@ -126,6 +130,156 @@ func TestDataThatComesBackIsKept(t *testing.T) {
 					t.Errorf("the device holds %+v", v.contents)
 				}
 				h.atRest("v")
+			})
+		})
+	}
+}
+
+// The plugin is killed at any call while a disk reads as zeros, and the disk has its data
+// again: that is neither formatted over nor erased, be it known or not.
+func TestDataThatComesBackAfterAKillIsKept(t *testing.T) {
+	for _, layered := range []bool{false, true} {
+		for name, data := range map[string]state.Contents{
+			"known":   {Kind: state.ContentsOther, Found: "somebody's"},
+			"unknown": {Kind: state.ContentsOther, Found: "half of something"},
+		} {
+			for _, at := range slices.Concat(mutators(), trials(), []op{opProve}) {
+				for _, mode := range []mode{fails, halfway, crashes} {
+					bubble(t, func(h *harness) {
+						v, options := h.volume("v"), []func(*state.Stage){}
+						v.noted, v.zeros = true, true
+						if layered {
+							v.layer, options = &fakeLayer{}, append(options, stageLayer)
+						}
+						*v.lowest() = data
+						h.k.fault(&fault{op: at, key: "v", times: 1, mode: mode, err: errBoom})
+						if err := h.staged(options...); err == nil {
+							t.Errorf("%t %s %s: staged on zeros", layered, name, at)
+						}
+						if h.dead() {
+							<-h.p.done
+							h.start()
+						}
+						h.k.with(func() {
+							v.zeros = false
+							h.k.drift("v")
+						})
+						if err := h.staged(options...); err == nil {
+							t.Errorf("%t %s %s: staged on somebody's data", layered, name, at)
+						}
+						if *v.lowest() != data || v.formatting {
+							t.Errorf("%t %s %s: it holds %+v, mark %t", layered, name, at, *v.lowest(), v.formatting)
+						}
+						h.wantCalls(0, opErase, "v")
+					})
+				}
+			}
+		}
+	}
+}
+
+// What turns up between the worker's look and a step that erases is left as it is: under a mark
+// that was just set, and under one that says what its format leaves.
+func TestDataThatTurnsUpBeforeAnEraseIsKept(t *testing.T) {
+	for name, c := range map[string]struct {
+		noted  bool
+		at     Action
+		moment Moment
+	}{
+		"just marked":       {false, BeginFormat, After},
+		"marked long since": {true, Erase, Before},
+	} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(h *harness) {
+				v, came := h.volume("v"), false
+				if v.noted = c.noted; c.noted {
+					v.formatting, v.uuid, v.contents = true, "the format's", state.Contents{Kind: state.ContentsOther, Found: "half of ext4"}
+				}
+				h.hook = func(_ context.Context, _ string, step Step, moment Moment) error {
+					if step.Action == c.at && moment == c.moment && !came {
+						came = true
+						h.k.with(func() {
+							v.contents = state.Contents{Kind: state.ContentsOther, Found: "somebody's"}
+							h.k.drift("v")
+						})
+						time.Sleep(2 * takeOver)
+					}
+					return nil
+				}
+				h.restart()
+				h.refuse(h.do(stage("v")), state.Unavailable, "found somebody's")
+				h.wantCalls(0, opErase, "v")
+			})
+		})
+	}
+}
+
+// staged stages the volume v, with the secret of a layer.
+func (h *harness) staged(options ...func(*state.Stage)) error {
+	h.p.r.Remember("v", map[string]string{layerKey: rightKey})
+	return h.do(stage("v", options...))
+}
+
+// A format of a disk goes on by itself wherever it was cut off, once somebody asks again.
+func TestFormatOfADiskIsTakenUp(t *testing.T) {
+	for _, layered := range []bool{false, true} {
+		for _, at := range append(trials(), opBeginFormat, opCreateLayer, opFormat, opEndFormat) {
+			for _, mode := range []mode{fails, halfway, crashes} {
+				bubble(t, func(h *harness) {
+					v, options := h.volume("v"), []func(*state.Stage){}
+					v.noted = true
+					if layered {
+						v.layer, options = &fakeLayer{}, append(options, stageLayer)
+					}
+					h.k.fault(&fault{op: at, key: "v", times: 1, mode: mode, err: errBoom})
+					err := h.staged(options...)
+					if met := layered || at != opCreateLayer; (err != nil) != met {
+						t.Errorf("%t %s: %v", layered, at, err)
+					}
+					if h.dead() {
+						<-h.p.done
+						h.start()
+					}
+					if err := h.staged(options...); err != nil {
+						t.Errorf("%t %s: the second time: %v", layered, at, err)
+					}
+					if v.formatting || v.stamp != "" || v.formatted == "" {
+						t.Errorf("%t %s: mark %t, stamp %q, formatted %q", layered, at, v.formatting, v.stamp, v.formatted)
+					}
+				})
+			}
+		}
+	}
+}
+
+// What does not bear the UUID of a format that was begun is left as it is, and mounted if it is
+// a file system.
+func TestMarkIsOnAnothersData(t *testing.T) {
+	for name, c := range map[string]struct {
+		layered bool
+		holds   state.Contents
+		staged  bool
+		stale   string // noted as formatted in the end
+	}{
+		"a file system":  {holds: state.Contents{Kind: state.ContentsFilesystem, FSType: "ext4", UUID: "somebody's"}, staged: true, stale: "ext4"},
+		"something":      {holds: state.Contents{Kind: state.ContentsOther, Found: "swap"}},
+		"beneath layers": {layered: true, holds: state.Contents{Kind: state.ContentsFilesystem, FSType: "ext4", UUID: "somebody's"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(h *harness) {
+				v, options := h.volume("v"), []func(*state.Stage){}
+				v.noted, v.formatting, v.uuid = true, true, "the format's"
+				if c.layered {
+					v.layer, options = &fakeLayer{}, append(options, stageLayer)
+				}
+				*v.lowest() = c.holds
+				if err := h.staged(options...); (err == nil) != c.staged {
+					t.Errorf("staged: %v", err)
+				}
+				h.wantCalls(0, opErase, "v")
+				if v.formatting || v.formatted != c.stale || v.lowest().UUID != c.holds.UUID {
+					t.Errorf("mark %t, formatted %q, holds %+v", v.formatting, v.formatted, *v.lowest())
+				}
 			})
 		})
 	}

@@ -2,6 +2,7 @@ package reconciler
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -117,7 +118,7 @@ func (l fakeLayers) Find(ctx context.Context, lower state.Device, volume devices
 			return nil
 		}
 		if lower.Attached() {
-			have.Unmade, have.Fresh, have.Capacity = v.header == "", v.header == stampedNew, lower.Size-headerBytes
+			have.Unmade, have.Fresh, have.Capacity = v.header == "" || v.zeros, v.header == stampedNew && !v.zeros, lower.Size-headerBytes
 		}
 		if !v.open() {
 			return nil
@@ -150,6 +151,8 @@ func (l fakeLayers) change(ctx context.Context, o op, lower state.Device, id str
 func (l fakeLayers) Create(ctx context.Context, lower state.Device, volume devices.Volume) error {
 	return l.change(ctx, opCreateLayer, lower, volume.ID, func(v *fakeVolume, half bool) error {
 		switch {
+		case v.zeros:
+			return errors.New("cryptsetup reported success, and there is no header")
 		case v.header == stampedNew:
 			return nil
 		case half:

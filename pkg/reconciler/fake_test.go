@@ -1,6 +1,7 @@
 package reconciler
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -82,6 +83,7 @@ type fakeVolume struct {
 	spare   fakeData // of another device, which may come in the place of this one
 	first   string   // the identity that the record remembers
 	noted   bool     // the facts about its format are notes of the node
+	zeros   bool     // it reads as zeros, and keeps nothing that is written to it
 	guessed bool     // the flags of a stage that is but a record were once those of a publish
 }
 
@@ -89,6 +91,9 @@ type fakeVolume struct {
 type fakeData struct {
 	identity   string
 	formatting bool
+	uuid       string // of the mark
+	trial      string // UUID of the stamp that was last to be written
+	stamp      string // UUID of the one that is there
 	formatted  string
 	raw        bool           // published raw for writing
 	header     string         // of a layer: stampedNew, or used
@@ -129,6 +134,8 @@ const (
 	opAttach        op = "attach"
 	opDetach        op = "detach"
 	opGrowDevice    op = "grow-device"
+	opTryFormat     op = "try-format"
+	opTry           op = "try"
 	opBeginFormat   op = "begin-format"
 	opBeginRaw      op = "begin-raw"
 	opErase         op = "erase"
@@ -163,6 +170,9 @@ func mutators() []op {
 		opCreateLayer, opOpenLayer, opCloseLayer, opGrowLayer, opEraseLayer, opUseLayer,
 		opFormat, opCheck, opGrow, opMount, opMountSource, opBind, opBindDevice, opSetAttributes, opUnmount, opRemove, opRenew}
 }
+
+// trials lists the calls of a trial, before the mark of a volume whose facts are notes.
+func trials() []op { return []op{opTryFormat, opTry} }
 
 func (o op) reads() bool {
 	return o == opProve || o == opCommit || slices.Contains(lookers(), o)
@@ -253,6 +263,9 @@ func (f *fault) open() { f.opened.Do(func() { close(f.hang) }) }
 func (k *fakeKernel) mend() {
 	k.mu.Lock()
 	defer k.mu.Unlock()
+	for _, v := range k.volumes {
+		v.zeros = false
+	}
 	for _, f := range k.faults {
 		f.times = 0
 		if f.hang != nil {
@@ -634,7 +647,7 @@ func (k *fakeKernel) facts(id string) state.Device {
 	if v.source {
 		return state.Device{State: state.DeviceAbsent}
 	}
-	d := state.Device{State: state.DeviceAbsent, Identity: v.identity, Shared: v.shared, Exclusive: v.exclusive, Size: v.size, Capacity: v.capacity, Backing: "/pool/" + id, Formatting: v.formatting, Formatted: v.formatted, CreatedFor: v.created, Raw: v.raw}
+	d := state.Device{State: state.DeviceAbsent, Identity: v.identity, Shared: v.shared, Exclusive: v.exclusive, Size: v.size, Capacity: v.capacity, Backing: "/pool/" + id, Formatting: v.formatting, Formatted: v.formatted, CreatedFor: v.created, Raw: v.raw, Noted: v.noted, FormatUUID: v.uuid, Trial: v.trial}
 	switch {
 	case v.foreign != "":
 		d.State, d.Holder = state.DeviceForeign, v.foreign
@@ -745,6 +758,20 @@ func (d fakeDevices) Grow(ctx context.Context, volume devices.Volume, bytes int6
 	})
 }
 
+// TryFormat begins the trial of a volume whose facts are notes.
+func (d fakeDevices) TryFormat(ctx context.Context, volume devices.Volume) (uuid string, err error) {
+	id := volume.ID
+	return uuid, d.onVolume(ctx, opTryFormat, id, func(v *fakeVolume, _ bool) error {
+		if !v.noted {
+			return d.k.refuse(id, "trial of what nobody else can have")
+		}
+		d.k.formats++
+		uuid = fmt.Sprintf("uuid-%d", d.k.formats)
+		v.formatting, v.uuid, v.trial = false, "", uuid
+		return nil
+	})
+}
+
 func (d fakeDevices) BeginFormat(ctx context.Context, volume devices.Volume) error {
 	id := volume.ID
 	return d.onVolume(ctx, opBeginFormat, id, func(v *fakeVolume, _ bool) error {
@@ -761,7 +788,10 @@ func (d fakeDevices) BeginFormat(ctx context.Context, volume devices.Volume) err
 				return err
 			}
 		}
-		v.formatting = true
+		if v.noted && v.trial == "" {
+			return d.k.refuse(id, "formatting mark without a trial")
+		}
+		v.formatting, v.uuid, v.trial = true, v.trial, ""
 		return nil
 	})
 }
@@ -778,8 +808,12 @@ func (d fakeDevices) Erase(ctx context.Context, volume devices.Volume) error {
 		if err := d.k.exclusive(id, "erase"); err != nil {
 			return err
 		}
-		if !half {
+		if c := *v.lowest(); v.uuid != "" && c.Kind != state.ContentsBlank && c.Kind != state.ContentsUnproven && c.UUID != v.uuid && !strings.HasPrefix(c.Found, "half") && !v.zeros {
+			return d.k.refuse(id, "erased %+v under the mark of %s", c, v.uuid)
+		}
+		if !half && !v.zeros {
 			*v.lowest() = state.Contents{Kind: state.ContentsBlank}
+			v.stamp = ""
 		}
 		return nil
 	})
@@ -796,7 +830,7 @@ func (d fakeDevices) BeginRaw(ctx context.Context, volume devices.Volume) error 
 func (d fakeDevices) AbandonFormat(_ context.Context, volume devices.Volume) error {
 	d.k.with(func() {
 		if v := d.k.volumes[volume.ID]; v != nil && v.noted {
-			v.formatting = false
+			v.formatting, v.uuid = false, ""
 		}
 	})
 	return nil
@@ -814,7 +848,7 @@ func (d fakeDevices) EndFormat(ctx context.Context, volume devices.Volume, fsTyp
 			}
 		}
 		if !half {
-			v.formatting, v.formatted = false, fsType
+			v.formatting, v.uuid, v.trial, v.formatted = false, "", "", fsType
 		}
 		return nil
 	})
@@ -911,12 +945,12 @@ func (f fakeFilesystems) Probe(ctx context.Context, device state.Device, mountpo
 		v := f.k.volumes[id]
 		switch top := v.top(); {
 		case v.layer != nil && v.device != nil && v.device.number == device.Number:
-			c = v.beneath
+			c = v.shown(v.beneath, device)
 			return nil
 		case top == nil:
 			return fmt.Errorf("no device of %s", id)
 		}
-		c = v.contents
+		c = v.shown(v.contents, device)
 		if c.Kind == state.ContentsFilesystem {
 			c.Growable = c.Size < v.top().size
 			c.GrowsMounted, c.GrowsUnmounted = growsMounted(c.FSType), !growsMounted(c.FSType)
@@ -924,6 +958,62 @@ func (f fakeFilesystems) Probe(ctx context.Context, device state.Device, mountpo
 		return nil
 	})
 	return c, err
+}
+
+// shown is what a look finds where there are such contents.
+func (v *fakeVolume) shown(c state.Contents, device state.Device) state.Contents {
+	switch {
+	case v.zeros:
+		return state.Contents{Kind: state.ContentsBlank}
+	case v.stamp != "" && v.stamp == device.Trial:
+		return state.Contents{Kind: state.ContentsUnproven, Found: "a stamp"}
+	case v.stamp != "":
+		c = state.Contents{Kind: state.ContentsOther, Found: "half a trial"}
+	}
+	switch {
+	case device.FormatUUID == "" || maybeBlank(c):
+	case c.UUID == device.FormatUUID:
+		c.Origin = state.OriginFormat
+	case strings.HasPrefix(c.Found, "half"):
+		c.Origin = state.OriginUnnamed
+	default:
+		c.Origin = state.OriginOther
+	}
+	return c
+}
+
+// Try leaves the stamp when it is cut short.
+func (f fakeFilesystems) Try(ctx context.Context, device state.Device, uuid string) error {
+	id := path.Base(device.Backing)
+	return f.call(ctx, opTry, id, id, func(half bool) error {
+		v := f.k.volumes[id]
+		switch c := v.shown(*v.lowest(), device); {
+		case v.trial != uuid:
+			return f.k.refuse(id, "trial of %s, and %q was begun", uuid, v.trial)
+		case !maybeBlank(c) || v.zeros:
+			return &state.Unwritten{Err: fmt.Errorf("it keeps nothing, or holds %v", c.Kind)}
+		case half:
+			v.stamp = uuid
+		}
+		return f.k.exclusive(id, "try")
+	})
+}
+
+// FormatAfter is Format, as mkfs is told a UUID.
+func (f fakeFilesystems) FormatAfter(ctx context.Context, device state.Device, fsType string, last func(context.Context) (string, error)) error {
+	var blank bool
+	f.k.with(func() {
+		blank = maybeBlank(f.k.volumes[path.Base(device.Backing)].shown(f.k.volumes[path.Base(device.Backing)].contents, device))
+	})
+	if !blank {
+		return &state.Unwritten{Err: state.Errorf(state.FailedPrecondition, "only a blank device is formatted")}
+	}
+	uuid, err := last(ctx)
+	if err != nil {
+		return err
+	}
+	device.FormatUUID = uuid
+	return f.Format(ctx, device, fsType)
 }
 
 func (f fakeFilesystems) Prove(ctx context.Context, device state.Device) error {
@@ -939,7 +1029,11 @@ func (f fakeFilesystems) Prove(ctx context.Context, device state.Device) error {
 		}
 	}
 	return f.call(ctx, opProve, id, id, func(bool) error {
-		if kind := f.k.volumes[id].lowest().Kind; kind != state.ContentsBlank && kind != state.ContentsUnproven {
+		v := f.k.volumes[id]
+		if v.stamp != "" && v.stamp == device.Trial {
+			v.stamp = ""
+		}
+		if kind := v.shown(*v.lowest(), device).Kind; kind != state.ContentsBlank && kind != state.ContentsUnproven {
 			return f.k.refuse(id, "proof of %v", kind)
 		}
 		return nil
@@ -952,6 +1046,9 @@ func (f fakeFilesystems) Format(ctx context.Context, device state.Device, fsType
 	id := path.Base(device.Backing)
 	return f.call(ctx, opFormat, id, id, func(half bool) error {
 		v := f.k.volumes[id]
+		if v.zeros {
+			return &state.Unwritten{Err: errors.New("mkfs reported success, and there is no file system on the device")}
+		}
 		blank := v.contents.Kind == state.ContentsBlank || v.contents.Kind == state.ContentsUnproven && device.Fresh
 		if !v.marked() || !blank || v.data {
 			return f.k.refuse(id, "format of %v, mark %t", v.contents.Kind, v.marked())
@@ -964,7 +1061,7 @@ func (f fakeFilesystems) Format(ctx context.Context, device state.Device, fsType
 			return nil
 		}
 		f.k.formats++
-		v.contents = state.Contents{Kind: state.ContentsFilesystem, FSType: fsType, UUID: fmt.Sprintf("uuid-%d", f.k.formats), Size: v.top().size}
+		v.contents = state.Contents{Kind: state.ContentsFilesystem, FSType: fsType, UUID: cmp.Or(device.FormatUUID, fmt.Sprintf("uuid-%d", f.k.formats)), Size: v.top().size}
 		return nil
 	})
 }

@@ -106,9 +106,9 @@ func (a argument) is(word string) bool {
 	case contents:
 		return slices.Contains([]string{"blank", "ext4", "xfs", "other"}, word)
 	case natures:
-		return slices.Contains([]string{"layer", "source", "shared", "exclusive"}, word)
+		return slices.Contains([]string{"layer", "source", "shared", "exclusive", "noted"}, word)
 	case calls:
-		return slices.Contains(append(mutators(), lookers()...), op(word))
+		return slices.Contains(slices.Concat(mutators(), lookers(), trials()), op(word))
 	case modes:
 		return slices.Contains(faultModes, word)
 	}
@@ -174,7 +174,8 @@ func grammar() map[string]sentence {
 	return all
 }
 
-// generate makes the history of a seed, of at most 50 operations.
+// generate makes the history of a seed, of at most 50 operations, and a few more where the
+// facts about formats are notes.
 func generate(seed uint64) []operation {
 	g := &generator{random: rand.New(rand.NewPCG(seed, 2)), staged: map[string]string{}}
 	if g.one(4) != 0 {
@@ -200,7 +201,33 @@ func generate(seed uint64) []operation {
 	for left := 5 + g.one(44-len(g.history)); left > 0 && len(g.history) < 49; left-- {
 		g.next()
 	}
+	if seed%3 == 0 {
+		g.random = rand.New(rand.NewPCG(seed, 3))
+		g.noted()
+	}
 	return g.history
+}
+
+// noted makes the volumes of a history disks, which may read as zeros for a while.
+func (g *generator) noted() {
+	for i, o := range g.history {
+		if o[0] == "volume" && !slices.Contains(o, "source") {
+			g.history[i] = append(o, "noted")
+		}
+	}
+	first := slices.IndexFunc(g.history, func(o operation) bool { return o[0] == "volume" }) + len(g.volumes)
+	rest := g.history[first:]
+	g.history = slices.Clone(g.history[:first])
+	for _, o := range rest {
+		switch id := g.volumes[g.one(len(g.volumes))]; g.one(12) {
+		case 0, 1:
+			g.say("zeros %s", id)
+		case 2:
+			calls := append(trials(), opBeginFormat, opFormat, opCreateLayer, opEndFormat)
+			g.say("fault %s %s 0 %s %d 0s", calls[g.one(len(calls))], id, g.among("fails", "halfway", "crashes", "crashes", "late"), 1+g.one(2))
+		}
+		g.history = append(g.history, o)
+	}
 }
 
 // generator makes a history up as it goes along.

@@ -190,7 +190,7 @@ func (y *history) add(o operation) {
 		v.identity, v.spare.identity = "disk", "another disk"
 		has := func(nature string) bool { return slices.Contains(o[3:], nature) }
 		v.source, v.shared, v.exclusive = has("source"), has("shared"), has("exclusive")
-		if has("layer") {
+		if v.noted = has("noted"); has("layer") {
 			v.layer = &fakeLayer{}
 		}
 		switch content := o[2]; content {
@@ -405,6 +405,9 @@ var onVolumes = map[string]func(y *history, v *fakeVolume){
 	"release": func(y *history, v *fakeVolume) {
 		v.held = false
 		y.k.autoclear(v)
+	},
+	"zeros": func(y *history, v *fakeVolume) { // it reads as zeros and keeps nothing, or does not any more
+		v.zeros = !v.zeros && v.noted && !v.open() && !y.k.mountedAnywhere(v)
 	},
 	"private": func(_ *history, v *fakeVolume) { v.private = true },
 	"loop": func(_ *history, v *fakeVolume) { // somebody else's, over the backing

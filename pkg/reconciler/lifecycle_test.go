@@ -157,16 +157,18 @@ func TestEveryStepMayFailHalfwayOrDie(t *testing.T) {
 		"mount": {stage("v"), publish("v", 1), publish("v", 2, publishReadOnly), unpublish("v", 1), unpublish("v", 2), unstage("v")},
 		"block": {stage("v", stageBlock), publish("v", 1, publishBlock), publish("v", 2, publishBlock, publishReadOnly), resize("v", 2*gib),
 			unpublish("v", 1), unpublish("v", 2), unstage("v")},
-		"xfs":   {stage("v", stageXFS), publish("v", 1, publishXFS), resize("v", 2*gib), unpublish("v", 1), unstage("v")},
-		"layer": {stage("v", stageXFS, stageLayer), publish("v", 1, publishXFS, publishLayer), resize("v", 2*gib), unpublish("v", 1), unstage("v")},
+		"xfs":             {stage("v", stageXFS), publish("v", 1, publishXFS), resize("v", 2*gib), unpublish("v", 1), unstage("v")},
+		"disk":            {stage("v"), unstage("v")},
+		"layer on a disk": {stage("v", stageXFS, stageLayer), unstage("v")},
+		"layer":           {stage("v", stageXFS, stageLayer), publish("v", 1, publishXFS, publishLayer), resize("v", 2*gib), unpublish("v", 1), unstage("v")},
 	}
 	for life, requests := range lives {
-		for _, o := range mutators() {
+		for _, o := range append(mutators(), trials()...) {
 			for _, m := range []mode{fails, halfway, idles, crashes} {
 				t.Run(fmt.Sprintf("%s/%s/%d", life, o, m), func(t *testing.T) {
 					bubble(t, func(h *harness) {
 						v := h.volume("v")
-						if life == "layer" {
+						if v.noted = strings.HasSuffix(life, "disk"); strings.HasPrefix(life, "layer") {
 							h.k.with(func() { v.layer = &fakeLayer{} })
 						}
 						h.k.fault(&fault{op: o, times: 1, mode: m, err: errBoom})

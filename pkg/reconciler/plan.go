@@ -33,7 +33,8 @@ const (
 	CloseLayer     Action = "close-layer"     // remove the device of a layer
 	GrowLayer      Action = "grow-layer"      // let the device of a layer fill the element beneath
 	GrowDevice     Action = "grow-device"     // grow the backing and the device
-	BeginFormat    Action = "begin-format"    // make the formatting mark durable
+	BeginFormat    Action = "begin-format"    // prove the device blank; make the formatting mark durable, unless the device is Noted
+	AbandonFormat  Action = "abandon-format"  // clear the formatting mark: the device holds something else
 	Erase          Action = "erase"           // zero what an interrupted format left
 	Format         Action = "format"          // mkfs, read back, clear the mark
 	Check          Action = "check"           // fsck

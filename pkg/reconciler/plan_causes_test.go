@@ -158,6 +158,12 @@ var (
 		{state.FailedPrecondition, "holds what others may have put there", func(c *planCase) bool {
 			return c.have.Device.Unmade && c.source().StaleMark && !blankKind(c.have.Beneath.Kind)
 		}},
+		{state.Unavailable, "was proved blank, and is not any more", func(c *planCase) bool {
+			return c.have.Device.Unmade && c.source().Proved && !blankKind(c.have.Beneath.Kind)
+		}},
+		{state.Unavailable, "is what it left is not known", func(c *planCase) bool {
+			return c.source().FormatUUID != "" && !blankKind(c.have.Beneath.Kind) && c.have.Beneath.Origin == state.OriginUnknown
+		}},
 		{state.FailedPrecondition, "neither blank nor bears the layer L", func(c *planCase) bool {
 			return c.have.Device.Unmade && !c.source().Formatting && !blankKind(c.have.Beneath.Kind)
 		}},
@@ -217,6 +223,10 @@ var (
 		{state.FailedPrecondition, "needs at least 1000", func(c *planCase) bool { return c.toFormat() && c.have.Device.Size < c.have.Smallest }},
 		{state.Unavailable, "still held, which must end before formatting", func(c *planCase) bool { return c.toFormat() && c.claimed() }},
 		{state.FailedPrecondition, "holds what others may have put there", func(c *planCase) bool { return c.have.Device.StaleMark && !c.maybeBlank() }},
+		{state.Unavailable, "was proved blank, and is not any more", func(c *planCase) bool { return c.have.Device.Proved && !c.maybeBlank() }},
+		{state.Unavailable, "is what it left is not known", func(c *planCase) bool {
+			return c.have.Device.FormatUUID != "" && !c.maybeBlank() && c.have.Contents.Origin == state.OriginUnknown
+		}},
 		{state.FailedPrecondition, "of type xfs, and ext4 was asked for", func(c *planCase) bool { return c.have.Contents.FSType == "xfs" }},
 		{state.FailedPrecondition, "neither blank nor a file system that this node can mount: found something", func(c *planCase) bool { return c.have.Contents.Kind == state.ContentsOther }},
 		{state.Unavailable, "still held, which must end before checking or growing", func(c *planCase) bool {

@@ -67,6 +67,8 @@ func (p *planner) layer(s *state.Stage, i int) Verdict {
 		return p.doOn(name, CreateLayer, state.StagePart())
 	case lower.Formatting && d.Fresh && !p.maybeInUse():
 		return p.reopen(p.highest())
+	case lower.Formatting && lower.FormatUUID != "" && !present(d) && !lower.StaleMark: // a layer of the format would be new
+		return p.do(AbandonFormat, state.StagePart())
 	case lower.Formatting:
 		return stuck(state.FailedPrecondition, "the volume bears the mark of an interrupted format, and a layer %s that is in use, or not new: it is left as it is", name)
 	case d.State != state.DeviceAttached:
@@ -101,8 +103,12 @@ func (p *planner) create(s *state.Stage, i int) Verdict {
 	case source.StaleMark && !maybeBlank(c):
 		return p.staleMark(c)
 	case lower.Formatting && !maybeBlank(c):
-		return p.doOn(p.stack[i-1].Layer, Erase, state.StagePart())
+		return p.eraseRemains(p.stack[i-1].Layer, lower, c)
 	case lower.Formatting:
+		return p.doOn(name, CreateLayer, state.StagePart())
+	case lower.Proved && !maybeBlank(c):
+		return p.turnedUp(lower, c)
+	case lower.Proved && lower.Noted && i == 1 && maybeBlank(c):
 		return p.doOn(name, CreateLayer, state.StagePart())
 	case i > 1 || !maybeBlank(c):
 		return stuck(state.FailedPrecondition, "the volume is neither blank nor bears the layer %s: found %s. Its backing%s is left as it is; to destroy what is there deliberately, unstage the volume and run csi-node volume clear-device %s --i-understand-this-destroys-data", name, c.Found, backing(source), p.want.ID)

@@ -119,11 +119,12 @@ var planStepRules = map[reconciler.Action]planStepRule{
 	reconciler.BeginFormat: {"begin-format needs a provably blank device that never was formatted", func(c *planCase, part state.Part) string {
 		d := c.have.Device
 		if c.layered() {
-			return firstOf(c.whyNotMake() != "", c.whyNotMake(), c.source().Formatting, "it has the mark", !blankKind(c.have.Beneath.Kind), "the source is not blank")
+			return firstOf(c.whyNotMake() != "", c.whyNotMake(), c.source().Formatting, "it has the mark", c.source().Proved, "it was proved just now", !blankKind(c.have.Beneath.Kind), "the source is not blank")
 		}
 		return c.whyNotWrite(part, firstOf(
 			!c.maybeBlank(), "the device is not blank",
 			d.Formatting, "it has the mark",
+			d.Proved, "it was proved just now",
 			d.Raw, "it was published raw",
 			d.Size < c.have.Smallest, "it is too small",
 			d.Formatted != "", "it was formatted before",
@@ -131,18 +132,34 @@ var planStepRules = map[reconciler.Action]planStepRule{
 	}},
 	reconciler.Erase: {"erase needs the formatting mark, and that nobody else can have had the device since", func(c *planCase, part state.Part) string {
 		if c.layered() && c.layer == "" {
-			return firstOf(c.whyNotMake() != "", c.whyNotMake(), !c.source().Formatting, "without the mark", c.source().StaleMark, "with a mark that is stale")
+			return firstOf(c.whyNotMake() != "", c.whyNotMake(), !c.source().Formatting, "without the mark", c.source().StaleMark, "with a mark that is stale", foreignTo(c.source(), c.have.Beneath), "it is not of the format")
 		}
 		return c.whyNotWrite(part, firstOf(
 			!c.have.Device.Formatting, "without the mark",
+			foreignTo(c.have.Device, c.have.Contents), "it is not of the format",
 			c.have.Device.StaleMark, "with a mark that is stale",
 			c.have.Device.Raw, "it was published raw",
 			c.have.Device.Size < c.have.Smallest, "it is too small",
 			c.remembers(), "the stage was seen with a file system"))
 	}},
-	reconciler.Format: {"format needs the formatting mark and a provably blank device", func(c *planCase, part state.Part) string {
+	reconciler.AbandonFormat: {"abandon-format needs a mark with a UUID, and something that does not bear it", func(c *planCase, part state.Part) string {
+		d, found := c.source(), c.have.Contents
+		if c.layered() {
+			found = c.have.Beneath
+		}
+		return firstOf(
+			part != state.StagePart() || !c.stageWanted() || !c.sourceAsAsked(), "no stage is wanted, or its source is not as asked",
+			!d.Formatting || d.FormatUUID == "", "there is no such mark",
+			d.StaleMark, "the mark is stale",
+			c.layered() && c.open(), "the layer is open",
+			c.layered() && !c.have.Device.Unmade && c.have.Device.Fresh, "the layer is new",
+			(!c.layered() || c.have.Device.Unmade) && found.Origin != state.OriginOther, "nothing says that it is somebody's")
+	}},
+	reconciler.Format: {"format needs the formatting mark, or a device that is marked late, and a provably blank device", func(c *planCase, part state.Part) string {
+		d := c.have.Device
 		return c.whyNotWrite(part, firstOf(
-			!c.have.Device.Formatting, "without the mark",
+			!d.Formatting && !(d.Noted && d.Proved), "without the mark",
+			!d.Formatting && d.Formatted != "", "it was formatted before",
 			c.have.Device.Raw, "it was published raw",
 			c.have.Device.Size < c.have.Smallest, "it is too small",
 			!c.maybeBlank(), "the device is not blank",
@@ -152,7 +169,8 @@ var planStepRules = map[reconciler.Action]planStepRule{
 		if d := c.have.Device; !d.Unmade {
 			return firstOf(!c.layered() || !c.source().Attached(), "no source", !c.source().Formatting, "without the mark", c.source().ReadOnly || c.want.Stage == nil || c.want.Stage.ReadOnly, "nothing is to be written", !d.Fresh || c.open(), "the layer is in use, or not new")
 		}
-		return firstOf(c.whyNotMake() != "", c.whyNotMake(), !c.source().Formatting, "without the mark", !blankKind(c.have.Beneath.Kind), "the source is not blank")
+		d := c.source()
+		return firstOf(c.whyNotMake() != "", c.whyNotMake(), !d.Formatting && !(d.Noted && d.Proved), "without the mark", !blankKind(c.have.Beneath.Kind), "the source is not blank")
 	}},
 	reconciler.OpenLayer: {"open-layer needs a source that is as asked, the layer on it, and its secret", func(c *planCase, part state.Part) string {
 		d := c.have.Device
@@ -292,6 +310,12 @@ func (c *planCase) whyNotMake() string {
 		c.have.Device.NeedsSecret, "its secret is not at hand",
 		c.have.Beneath.Err != nil || c.have.Beneath.Kind == state.ContentsUnread, "the source was not read",
 		c.remembers(), "the stage was seen with a file system")
+}
+
+// foreignTo reports whether the mark of a device says what the format leaves, and what was found
+// may be something else.
+func foreignTo(d state.Device, found state.Contents) bool {
+	return d.FormatUUID != "" && found.Origin != state.OriginFormat && found.Origin != state.OriginUnnamed
 }
 
 func blankKind(kind state.ContentsKind) bool {

@@ -332,6 +332,8 @@ func (p *planner) contents(s *state.Stage) Verdict {
 		return stuck(state.FailedPrecondition, "the volume was published as a raw block device before, so it is not formatted, whatever it holds. Its backing%s is left as it is; to have it formatted, unstage the volume and run csi-node volume clear-device %s --i-understand-this-destroys-data", backing(d), p.want.ID)
 	case d.Formatting:
 		return p.finishFormat(s)
+	case d.Proved && !maybeBlank(c):
+		return p.turnedUp(d, c)
 	}
 	switch c.Kind {
 	case state.ContentsFilesystem:
@@ -360,6 +362,8 @@ func (p *planner) contents(s *state.Stage) Verdict {
 			return p.tooSmall(s)
 		case p.inUse():
 			return p.held(d, "formatting")
+		case d.Proved && d.Noted:
+			return p.do(Format, state.StagePart())
 		}
 		return p.do(BeginFormat, state.StagePart())
 	}
@@ -380,9 +384,26 @@ func (p *planner) finishFormat(s *state.Stage) Verdict {
 	case d.StaleMark && !maybeBlank(p.have.Contents):
 		return p.staleMark(p.have.Contents)
 	case !maybeBlank(p.have.Contents) && !d.Noise:
-		return p.doOn(p.have.Layer, Erase, state.StagePart())
+		return p.eraseRemains(p.have.Layer, d, p.have.Contents)
 	}
 	return p.doOn(p.have.Layer, Format, state.StagePart())
+}
+
+// eraseRemains plans for the element of a layer, or the source, that bears the formatting mark
+// and is not blank: it is erased if that can be what the format has left.
+func (p *planner) eraseRemains(layer string, d state.Device, c state.Contents) Verdict {
+	switch {
+	case d.FormatUUID == "" || c.Origin == state.OriginFormat || c.Origin == state.OriginUnnamed:
+		return p.doOn(layer, Erase, state.StagePart())
+	case c.Origin == state.OriginOther:
+		return p.do(AbandonFormat, state.StagePart())
+	}
+	return stuck(state.Unavailable, "a format of the volume was begun and has not ended, and whether what is on the device %s is what it left is not known: found %s", d.Path, c.Found)
+}
+
+// turnedUp is the verdict on a device that was proved blank and is not any more.
+func (p *planner) turnedUp(d state.Device, c state.Contents) Verdict {
+	return stuck(state.Unavailable, "the device %s was proved blank, and is not any more: found %s; it is left as it is", d.Path, c.Found)
 }
 
 // staleMark is the verdict on a device that bears the formatting mark and holds something

@@ -36,6 +36,7 @@ type layerWorld struct {
 	made, stamped, stray          bool // what the source bears, and on what the layer's device stands
 	readOnly, held, short, locked bool
 	beneath                       contentsKind // of a source that does not bear the layer
+	origin                        state.Origin // of that
 }
 
 type wish uint8
@@ -93,6 +94,8 @@ type deviceWorld struct {
 	view                  deviceCondition
 	viewHeld, viewShort   bool // it is smaller than its device
 	formatting, formatted bool
+	uuid                  bool // the mark has one
+	noted, proved         bool // it is marked late, and was proved blank just now
 	stale                 bool // others may have had it since formatting began
 	unread                bool // what the backend knows of the volume
 	raw                   bool
@@ -139,6 +142,7 @@ type contentsWorld struct {
 	check, growable, growsMounted, growsUnmounted bool
 	swapped                                       bool // for another than a stage remembers
 	tooSmall                                      bool // the device, for the file system wanted
+	origin                                        state.Origin
 }
 
 type contentsKind uint8
@@ -284,6 +288,10 @@ func (w *planWorld) lookAtDevice(c *planCase) {
 	c.have.Device = state.Device{State: d.state.state(), Missing: d.missing, Formatting: d.formatting, StaleMark: d.stale, Raw: d.raw, ReadOnly: there && d.readOnly}
 	have := &c.have.Device
 	have.Identity, have.Shared, have.Exclusive, have.NeedsSecret = d.identity, d.shared, d.exclusive, d.locked
+	have.Noted, have.Proved = d.noted, d.proved
+	if d.uuid {
+		have.FormatUUID = "the format's"
+	}
 	if d.state == isForeign {
 		have.Holder = "somebody"
 	}
@@ -328,6 +336,7 @@ func (w *planWorld) lookAtDevice(c *planCase) {
 	}
 	if d.state == isAttached && !d.unread && w.stage.want == wantThere && !w.stage.block {
 		c.have.Contents = w.contents.look()
+		c.have.Contents.Origin = w.contents.origin
 		if w.contents.tooSmall {
 			c.have.Smallest = 1000
 		}
@@ -363,6 +372,7 @@ func (w *planWorld) lookAtLayer(c *planCase) {
 	}
 	if d.Unmade && wanted {
 		c.have.Beneath = contentsWorld{kind: l.beneath}.look()
+		c.have.Beneath.Origin = l.origin
 	}
 	c.have.Device = d
 }
@@ -524,6 +534,7 @@ func (w planWorld) after(step reconciler.Step) planWorld {
 		t = &w.targets[i]
 	}
 	d, s := &w.device, w.stage
+	d.proved = step.Action == reconciler.BeginFormat && d.noted
 	switch step.Action {
 	case reconciler.Unbind:
 		t.at.pop()
@@ -555,21 +566,23 @@ func (w planWorld) after(step reconciler.Step) planWorld {
 		}
 		w.contents.growable = w.contents.kind == holdsExt4 || w.contents.kind == holdsXFS
 	case reconciler.CreateLayer:
-		w.layer.made, w.layer.stamped, d.formatting, d.stale, d.formatted = true, true, false, false, true
+		w.layer.made, w.layer.stamped, d.formatting, d.uuid, d.stale, d.formatted = true, true, false, false, false, true
 	case reconciler.OpenLayer:
 		w.layer.state, w.layer.readOnly = isAttached, s.readOnly
 	case reconciler.CloseLayer:
-		w.layer = layerWorld{wanted: true, made: w.layer.made, stamped: w.layer.stamped, locked: w.layer.locked, beneath: w.layer.beneath}
+		w.layer = layerWorld{wanted: true, made: w.layer.made, stamped: w.layer.stamped, locked: w.layer.locked, beneath: w.layer.beneath, origin: w.layer.origin}
 	case reconciler.GrowLayer:
 		w.layer.short = false
 		w.contents.growable = w.contents.kind == holdsExt4
 	case reconciler.BeginFormat:
-		d.formatting = true
+		d.formatting = !d.noted
+	case reconciler.AbandonFormat:
+		d.formatting, d.uuid, d.formatted = false, false, !w.layer.wanted && (w.contents.kind == holdsExt4 || w.contents.kind == holdsXFS)
 	case reconciler.MarkRaw:
 		d.raw, w.layer.stamped = true, false
 	case reconciler.Erase:
 		if w.layer.wanted && step.Layer == "" {
-			w.layer.beneath = holdsNothing
+			w.layer.beneath, w.layer.origin = holdsNothing, state.OriginUnknown
 			break
 		}
 		w.contents = contentsWorld{growsMounted: w.contents.growsMounted, growsUnmounted: w.contents.growsUnmounted}
@@ -578,7 +591,7 @@ func (w planWorld) after(step reconciler.Step) planWorld {
 			w.layer.stamped, w.contents.kind = false, holdsExt4
 			break
 		}
-		d.formatting, d.stale, d.formatted, w.contents.kind = false, false, true, holdsExt4
+		d.formatting, d.uuid, d.stale, d.formatted, w.contents.kind = false, false, false, true, holdsExt4
 	case reconciler.Check:
 		w.contents.check = false
 	case reconciler.GrowFilesystem:
@@ -787,6 +800,29 @@ func contentsFor(stage stageWorld, d *deviceWorld) iter.Seq2[int, contentsWorld]
 		if !read {
 			all = all[:3]
 		}
+		d.formatting, d.formatted, d.raw, d.stale, d.noted = false, false, false, false, true // its facts are notes
+		for _, contents := range all[:min(len(all), 5)] {
+			for origin := range state.OriginOther + 1 {
+				contents.origin = origin
+				for _, d.stale = range []bool{false, true} {
+					d.formatting, d.uuid = true, true
+					if !yield(0, contents) {
+						return
+					}
+				}
+			}
+			d.formatting, d.uuid, d.stale = false, false, false
+			for _, d.proved = range []bool{false, true} {
+				if contents.origin = state.OriginUnknown; !yield(0, contents) {
+					return
+				}
+			}
+			d.proved = false
+			if !read {
+				break
+			}
+		}
+		d.noted = false
 		for mark := range 7 { // what was published raw is not formatted, and seldom marked
 			d.formatting, d.formatted, d.raw = mark&1 != 0, mark&2 != 0, mark&4 != 0
 			if d.stale = mark == 6; d.stale {
@@ -859,15 +895,19 @@ func planLayerWorlds(yield func(planWorld) bool) {
 		{}, {missing: true}, {unread: true}, {state: isUnlooked}, {state: isForeign}, {bytes: bytesFewer}, {state: isDetaching},
 		{state: isAttached}, {state: isAttached, readOnly: true}, {state: isAttached, bytes: bytesFewer}, {state: isAttached, held: heldElsewhere},
 		{state: isAttached, unread: true}, {state: isAttached, raw: true}, {state: isAttached, identity: "another"}, {state: isAttached, shared: true},
-		{state: isAttached, stale: true},
+		{state: isAttached, stale: true}, {state: isAttached, noted: true}, {state: isAttached, noted: true, proved: true}, {state: isAttached, noted: true, stale: true},
 	} {
 		marked, formatted := d, d
 		marked.formatting, formatted.formatted = true, true
+		if marked.uuid = d.noted; d.proved {
+			marked = d
+		}
 		sources = append(sources, d, marked, formatted)
 	}
 	layers := []layerWorld{
 		{state: isUnlooked}, {state: isForeign}, {state: isForeign, stray: true}, {state: isForeign, stray: true, held: true}, {state: isForeign, stray: true, made: true},
 		{beneath: holdsNothing}, {beneath: holdsExt4}, {beneath: holdsOther}, {beneath: holdsUnreadable}, {beneath: holdsUnlooked}, {beneath: holdsUnproven}, {locked: true},
+		{beneath: holdsOther, origin: state.OriginFormat}, {beneath: holdsOther, origin: state.OriginUnnamed}, {beneath: holdsOther, origin: state.OriginOther},
 		{made: true}, {made: true, stamped: true}, {made: true, locked: true}, {made: true, state: isDetaching}, {state: isAttached},
 	}
 	for _, l := range []layerWorld{{made: true, state: isAttached}, {made: true, state: isAttached, stamped: true}} {

@@ -31,6 +31,9 @@ type Devices interface {
 	devices.Grower
 	devices.Formatter
 	devices.Eraser
+	// TryFormat comes before BeginFormat where a device is Noted, and returns the UUID for
+	// Try and FormatAfter.
+	TryFormat(ctx context.Context, v devices.Volume) (uuid string, err error)
 	// AbandonFormat clears the formatting mark of a device that turned out to hold
 	// somebody's data. It does nothing for a backend whose devices nobody else writes to.
 	AbandonFormat(ctx context.Context, v devices.Volume) error
@@ -53,6 +56,10 @@ type Filesystems interface {
 	// 0: unknown.
 	Smallest(fsType string) int64
 	Format(ctx context.Context, device state.Device, fsType string) error
+	// FormatAfter is Format, and calls last right before mkfs, which is given the UUID.
+	FormatAfter(ctx context.Context, device state.Device, fsType string, last func(context.Context) (uuid string, err error)) error
+	// Try returns state.Unwritten for a blank device that does not keep what is written.
+	Try(ctx context.Context, device state.Device, uuid string) error
 	Check(ctx context.Context, device state.Device, fsType string) error
 	Grow(ctx context.Context, device state.Device, fsType, mountpoint string) error
 	// Default returns the type to make on a device of that size if nobody names one.

@@ -98,7 +98,12 @@ func (r *Reconciler) do(ctx context.Context, step Step, want *state.Volume, have
 		if err := k.Filesystems.Prove(ctx, have.Stack()[0].Device); err != nil {
 			return err
 		}
+		if have.Stack()[0].Device.Noted {
+			return nil // the mark comes right before the format
+		}
 		return k.Devices.BeginFormat(ctx, r.spec(want))
+	case AbandonFormat:
+		return r.abandonFormat(ctx, want, have)
 	case Erase:
 		return r.erase(ctx, step.Layer, want, have)
 	case Format:
@@ -107,13 +112,18 @@ func (r *Reconciler) do(ctx context.Context, step Step, want *state.Volume, have
 		// put there, and then Format refuses it. Noise is nobody's data, as long as the
 		// device is stamped new.
 		d = proven(state.Element{Layer: have.Layer, Device: d})
-		if have.Contents.Kind != state.ContentsBlank && !d.Fresh && !d.Noise && !d.StaleMark {
+		if have.Contents.Kind != state.ContentsBlank && !d.Fresh && !d.Noise && !d.StaleMark && !d.Proved {
 			if err := r.erase(ctx, step.Layer, want, have); err != nil {
 				return err
 			}
 			d.Fresh = have.Layer != "" // every byte of it is zero now
 		}
-		if err := k.Filesystems.Format(ctx, d, s.Capability.FSType); err != nil && step.Layer == "" {
+		format := func() error { return k.Filesystems.Format(ctx, d, s.Capability.FSType) }
+		if d.Noted {
+			last := func(ctx context.Context) (string, error) { return r.tryFormat(ctx, want, d) }
+			format = func() error { return k.Filesystems.FormatAfter(ctx, d, s.Capability.FSType, last) }
+		}
+		if err := format(); err != nil && step.Layer == "" {
 			return r.unlessWritten(ctx, want, err)
 		} else if err != nil {
 			return err
@@ -169,7 +179,7 @@ func (r *Reconciler) attachView(ctx context.Context, want *state.Volume, d state
 func (r *Reconciler) confirm(ctx context.Context, step Step, want *state.Volume, have state.Actual) error {
 	at := 0 // in the stack
 	switch step.Action {
-	case Detach, BeginFormat:
+	case Detach, BeginFormat, AbandonFormat:
 	case Erase, Format:
 		at = indexOf(have, step.Layer)
 	case CreateLayer:
@@ -207,6 +217,9 @@ func (r *Reconciler) confirm(ctx context.Context, step Step, want *state.Volume,
 	if now.Held {
 		return fmt.Errorf("the device %s is held since it was looked at: %s", now.Path, r.whoHolds(ctx, now))
 	}
+	if step.Action == Erase && now.FormatUUID != "" {
+		return r.confirmRemains(ctx, now)
+	}
 	if step.Action != Format && step.Action != CreateLayer || step.Action == Format && now.Noise {
 		return nil // Erase destroys any contents, BeginFormat proves them blank, and a new layer's may be noise
 	}
@@ -219,6 +232,18 @@ func (r *Reconciler) confirm(ctx context.Context, step Step, want *state.Volume,
 		}
 	}
 	return err
+}
+
+// confirmRemains returns an error unless what is on a device can be what a format has left.
+func (r *Reconciler) confirmRemains(ctx context.Context, d state.Device) error {
+	c, err := r.kernel.Filesystems.Probe(ctx, d, "")
+	switch {
+	case err != nil:
+		return err
+	case maybeBlank(c), c.Origin == state.OriginFormat, c.Origin == state.OriginUnnamed:
+		return nil
+	}
+	return state.Errorf(state.Unavailable, "the device %s holds something else since it was looked at: found %s", d.Path, c.Found)
 }
 
 // indexOf returns the index in the stack of the element that a layer made; 0, which is
@@ -264,7 +289,7 @@ func (r *Reconciler) createLayer(ctx context.Context, step Step, want *state.Vol
 		return err
 	}
 	v, beneath := r.spec(want), have.Stack()[indexOf(have, step.Layer)-1].Layer
-	if have.Beneath.Kind == state.ContentsUnproven && !proven(state.Element{Layer: beneath, Device: lower}).Fresh { // as for Format
+	if have.Beneath.Kind == state.ContentsUnproven && !lower.Proved && !proven(state.Element{Layer: beneath, Device: lower}).Fresh { // as for Format
 		blank := func() error { return r.erase(ctx, beneath, want, have) }
 		if lower.StaleMark {
 			blank = func() error { return r.kernel.Filesystems.Prove(ctx, lower) }
@@ -273,13 +298,61 @@ func (r *Reconciler) createLayer(ctx context.Context, step Step, want *state.Vol
 			return err
 		}
 	}
+	if lower.Noted && have.Stack()[indexOf(have, step.Layer)].Device.Unmade { // what is made must not get a stamp
+		if lower.FormatUUID, err = r.tryFormat(ctx, want, lower); err != nil {
+			return r.unlessWritten(ctx, want, err)
+		}
+	}
 	if err := l.Create(ctx, lower, v); err != nil {
-		if c, unread := r.kernel.Filesystems.Probe(ctx, lower, ""); beneath == "" && unread == nil && maybeBlank(c) {
+		lower.Fresh = false // it may have been written to
+		c, unread := r.kernel.Filesystems.Probe(ctx, lower, "")
+		if c.Kind == state.ContentsUnproven && lower.Noted { // what is left of a layer may begin behind all signatures
+			unread = errors.Join(unread, r.kernel.Filesystems.Prove(ctx, lower))
+		}
+		if beneath == "" && unread == nil && maybeBlank(c) {
 			err = &state.Unwritten{Err: err}
 		}
 		return r.unlessWritten(ctx, want, err)
 	}
 	return r.endFormat(ctx, beneath, want, have, l.Name())
+}
+
+// tryFormat sets the formatting mark of a Noted device that was proved blank, once the device
+// was seen to keep what is written to it, and returns the UUID of the mark. What a disk
+// holds that only read as zeros is never erased then, whenever the plugin is killed: it
+// does not bear the UUID.
+func (r *Reconciler) tryFormat(ctx context.Context, want *state.Volume, d state.Device) (uuid string, err error) {
+	v := r.spec(want)
+	noted := func(such func(state.Device) bool) error { // nothing is believed
+		now, err := r.kernel.Devices.Find(ctx, v)
+		if err == nil && (uuid == "" || now.Number != d.Number || !such(now)) {
+			err = state.Errorf(state.Unavailable, "the device has changed, or its note was not written: it was %s, and is %s", describeDevice(d), describeDevice(now))
+		}
+		return err
+	}
+	if uuid, err = r.kernel.Devices.TryFormat(ctx, v); err != nil {
+		return "", err
+	}
+	if err := noted(func(now state.Device) bool { return now.Trial == uuid && !now.Formatting }); err != nil {
+		return "", err
+	}
+	if err := r.kernel.Filesystems.Try(ctx, d, uuid); err != nil {
+		return "", err
+	}
+	if err := r.kernel.Devices.BeginFormat(ctx, v); err != nil {
+		return "", err
+	}
+	return uuid, noted(func(now state.Device) bool { return now.Formatting && now.FormatUUID == uuid })
+}
+
+// abandonFormat ends a format whose mark is on a device that holds something else. A file
+// system there is no new one, and never formatted.
+func (r *Reconciler) abandonFormat(ctx context.Context, want *state.Volume, have state.Actual) error {
+	klog.FromContext(ctx).Info("A format was begun, and the device holds something else, which is left as it is", "found", have.Contents.Found+have.Beneath.Found)
+	if have.Layer == "" && have.Contents.Kind == state.ContentsFilesystem {
+		return r.kernel.Devices.EndFormat(ctx, r.spec(want), have.Contents.FSType)
+	}
+	return r.kernel.Devices.AbandonFormat(ctx, r.spec(want))
 }
 
 // leaveData is what becomes of an Erase when nothing was written since the device was proved
@@ -337,7 +410,7 @@ func (r *Reconciler) markRaw(ctx context.Context, want *state.Volume, have state
 // about formatting it.
 func sameDevice(a, b state.Device) bool {
 	return a.State == b.State && a.Number == b.Number && a.Identity == b.Identity && a.ReadOnly == b.ReadOnly && a.Missing == b.Missing && a.Unmade == b.Unmade && a.Stray == b.Stray &&
-		a.Formatting == b.Formatting && a.Formatted == b.Formatted && a.Raw == b.Raw && (a.Err == nil) == (b.Err == nil)
+		a.Formatting == b.Formatting && a.FormatUUID == b.FormatUUID && a.Formatted == b.Formatted && a.Raw == b.Raw && (a.Err == nil) == (b.Err == nil)
 }
 
 // describeDevices says what sameDevice compares.

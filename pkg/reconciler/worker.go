@@ -100,6 +100,7 @@ func (p *pass) advance(ctx context.Context) bool {
 		p.answer(ctx, want, Plan{})
 		return false
 	}
+	p.noteProof(&have)
 	if p.retire(ctx, want) {
 		return true
 	}
@@ -191,7 +192,7 @@ func (p *pass) step(ctx context.Context, step Step, want *state.Volume, have sta
 	if err != nil {
 		p.fail(want, step.Part, err)
 		p.r.noteSecretRefused(p.id, state.ClassOf(err) == state.Unauthenticated)
-		if step.Action == Format {
+		if step.Action == Format || step.Action == CreateLayer {
 			p.last = Step{} // mkfs may have written, so the device is not proved blank any more
 		}
 		return false
@@ -199,6 +200,21 @@ func (p *pass) step(ctx context.Context, step Step, want *state.Volume, have sta
 	p.done, p.logger = append(p.done, doneStep{step, took}), klog.FromContext(told)
 	p.last, p.before = step, seen
 	return true
+}
+
+// noteProof notes on a device that takes its mark late that the last step has proved it blank.
+func (p *pass) noteProof(have *state.Actual) {
+	source := have.Stack()[0].Device
+	was := p.before.Stack()[0].Device
+	if p.last.Action != BeginFormat || !source.Noted || source.Formatting || !source.Attached() || source.Number != was.Number || source.Identity != was.Identity {
+		return
+	}
+	if len(have.Lower) == 0 {
+		have.Device.Proved = true
+		return
+	}
+	have.Lower = slices.Clone(have.Lower) // it may be taken over
+	have.Lower[0].Device.Proved = true
 }
 
 // doneSteps are the steps of a pass that succeeded. They are one line of the log.

@@ -11,6 +11,7 @@ package note
 import (
 	"cmp"
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"os"
@@ -30,6 +31,10 @@ import (
 // Facts keeps the facts about formatting by what the device says that it is
 // (state.Device.Identity), whichever volume it is and wherever it is plugged in. It
 // is the devices.Facts of a Set.
+//
+// A format has two phases. First a trial is noted (TryFormat), which is no mark: earlier
+// versions do not see it. Then BeginFormat sets the mark, with the UUID of the trial; earlier
+// versions take it for one of theirs, and drop the UUID when they write the note.
 //
 // A device that says nothing of what it is has a note by its volume's id. That
 // another device has come to be the volume cannot be seen then. So what only
@@ -56,8 +61,14 @@ type fact struct {
 	Volume     string `json:"volume"` // the last that the device was
 	Backend    string `json:"backend,omitempty"`
 	Formatting bool   `json:"formatting,omitempty"`
-	Formatted  string `json:"formatted,omitempty"`
-	Raw        bool   `json:"raw,omitempty"`
+	// UUID is that of the format: what does not bear it, and is recognised, is not the
+	// format's. Marks of earlier versions, and of a clearing, have none.
+	UUID string `json:"uuid,omitempty"`
+	// Trial is the UUID of the stamp that was last to be written, before the mark was set. It
+	// lets nothing be erased but that stamp. Earlier versions do not know it, and see no mark.
+	Trial     string `json:"trial,omitempty"`
+	Formatted string `json:"formatted,omitempty"`
+	Raw       bool   `json:"raw,omitempty"`
 	// Cleared is the device that was cleared, which nobody has had since by this plugin.
 	Cleared *sighting `json:"cleared,omitempty"`
 	// Seen is the device on which a format was begun; of one without identity, the device
@@ -87,6 +98,10 @@ func (f *Facts) Tell(v devices.Volume, d *state.Device) {
 	n := fact{}
 	_, err := f.dir.Read(keyOf(v, *d), &n)
 	d.Formatting, d.Formatted, d.Raw, d.Fresh = n.Formatting, n.Formatted, n.Raw, f.isAsCleared(n, *d)
+	d.Noted, d.Trial = true, n.Trial
+	if n.Formatting {
+		d.FormatUUID = n.UUID
+	}
 	d.StaleMark = n.Formatting && d.Attached() && !f.isStill(n.Seen, *d)
 	if err == nil && d.Attached() {
 		err = f.check(v, *d, n)
@@ -128,25 +143,59 @@ func (f *Facts) sight(d state.Device) (sighting, error) {
 	return sighting{Boot: f.boot, Number: d.Number, Sequence: info.Sequence}, err
 }
 
-// BeginFormat is devices.Formatter's, for a device that was found.
+// TryFormat implements devices.Facts. The device is still as it was cleared, if it was.
+func (f *Facts) TryFormat(ctx context.Context, v devices.Volume, d state.Device) (uuid string, err error) {
+	if err := usable(v, d); err != nil {
+		return "", err
+	}
+	uuid = newUUID()
+	return uuid, f.edit(ctx, v, d, func(n *fact) error {
+		if err := f.formattable(v, d, *n); err != nil {
+			return err
+		}
+		n.Formatting, n.UUID, n.Trial = false, "", uuid
+		return nil
+	})
+}
+
+// newUUID returns a random UUID (RFC 9562, version 4).
+func newUUID() string {
+	var u [16]byte
+	_, _ = rand.Read(u[:]) // it never fails
+	u[6], u[8] = u[6]&0x0f|0x40, u[8]&0x3f|0x80
+	return fmt.Sprintf("%x-%x-%x-%x-%x", u[0:4], u[4:6], u[6:8], u[8:10], u[10:])
+}
+
+// BeginFormat implements devices.Facts.
 func (f *Facts) BeginFormat(ctx context.Context, v devices.Volume, d state.Device) error {
 	if err := usable(v, d); err != nil {
 		return err
 	}
 	return f.edit(ctx, v, d, func(n *fact) error {
-		if n.Formatted != "" {
-			return state.Errorf(state.FailedPrecondition, "volume %s: it was formatted as %s before, and is never formatted again", v.ID, n.Formatted)
+		if err := f.formattable(v, d, *n); err != nil {
+			return err
 		}
-		if n.Raw {
-			return state.Errorf(state.FailedPrecondition, "volume %s: it was published as a raw block device, and is never formatted unless it is cleared", v.ID)
-		}
-		if err := f.check(v, d, *n); err != nil {
-			return fmt.Errorf("volume %s: %w", v.ID, err)
+		if n.Trial != "" || !n.Formatting {
+			n.UUID, n.Trial = n.Trial, ""
 		}
 		now, err := f.sight(d)
 		n.Formatting, n.Cleared, n.Seen = true, nil, &now
 		return err
 	})
+}
+
+// formattable returns FailedPrecondition for a device on which no format may be begun.
+func (f *Facts) formattable(v devices.Volume, d state.Device, n fact) error {
+	if n.Formatted != "" {
+		return state.Errorf(state.FailedPrecondition, "volume %s: it was formatted as %s before, and is never formatted again", v.ID, n.Formatted)
+	}
+	if n.Raw {
+		return state.Errorf(state.FailedPrecondition, "volume %s: it was published as a raw block device, and is never formatted unless it is cleared", v.ID)
+	}
+	if err := f.check(v, d, n); err != nil {
+		return fmt.Errorf("volume %s: %w", v.ID, err)
+	}
+	return nil
 }
 
 // EndFormat is devices.Formatter's, for a device that was found.
@@ -158,18 +207,19 @@ func (f *Facts) EndFormat(ctx context.Context, v devices.Volume, d state.Device,
 		if !n.Formatting && n.Formatted != fsType {
 			return state.Errorf(state.FailedPrecondition, "volume %s: the end of a format as %s, and none was begun", v.ID, fsType)
 		}
-		n.Formatting, n.Formatted = false, fsType
+		n.Formatting, n.UUID, n.Trial, n.Formatted = false, "", "", fsType
 		return nil
 	})
 }
 
-// AbandonFormat clears the formatting mark of a device that was found.
+// AbandonFormat clears the formatting mark of a device that was found. If the stamp of a
+// trial turns up on it, that is still known.
 func (f *Facts) AbandonFormat(ctx context.Context, v devices.Volume, d state.Device) error {
 	if err := usable(v, d); err != nil {
 		return err
 	}
 	return f.edit(ctx, v, d, func(n *fact) error {
-		n.Formatting, n.Seen = false, nil
+		n.Formatting, n.UUID, n.Cleared, n.Seen = false, "", nil, nil
 		return nil
 	})
 }
@@ -180,7 +230,7 @@ func (f *Facts) BeginRaw(ctx context.Context, v devices.Volume, d state.Device) 
 		return err
 	}
 	return f.edit(ctx, v, d, func(n *fact) error {
-		n.Raw, n.Cleared = true, nil
+		n.Raw, n.Cleared, n.Trial = true, nil, ""
 		return nil
 	})
 }

@@ -232,3 +232,66 @@ func TestStaleMark(t *testing.T) {
 	}
 	stale("unplugged", open(t, lib))
 }
+
+// A trial is no mark, and its UUID is that of the mark which comes after it.
+func TestTrial(t *testing.T) {
+	d, file := newDevice(t)
+	info, err := blockdev.Look(d.Path)
+	require.NoError(t, err)
+	d.Identity = info.Identity()
+	lib, v := t.TempDir(), devices.Volume{ID: "v", Backend: "b"}
+	f := open(t, lib)
+	told := func(formatting bool, uuid, trial string) {
+		t.Helper()
+		if now := open(t, lib).told(v, d); now.Formatting != formatting || now.FormatUUID != uuid || now.Trial != trial || !now.Noted || now.Err != nil {
+			t.Errorf("%+v", now)
+		}
+		old := struct{ Formatting bool }{} // what an earlier version knows
+		if _, err := f.dir.Read(keyOf(v, d), &old); err != nil || old.Formatting != formatting {
+			t.Errorf("an earlier version sees the mark %t, %v", old.Formatting, err)
+		}
+	}
+	begin := func() (uuid string) {
+		t.Helper()
+		uuid, err := f.TryFormat(t.Context(), v, d)
+		require.NoError(t, err)
+		told(false, "", uuid)
+		wantError(t, f.Erase(t.Context(), v, f.told(v, d)), state.FailedPrecondition, "may be data")
+		return uuid
+	}
+	first := begin()
+	uuid := begin()
+	if first == uuid {
+		t.Error("two trials have one UUID")
+	}
+	for range 2 {
+		require.NoError(t, f.BeginFormat(t.Context(), v, d))
+		told(true, uuid, "")
+	}
+	require.NoError(t, f.AbandonFormat(t.Context(), v, d))
+	told(false, "", "")
+	uuid = begin()
+	require.NoError(t, f.AbandonFormat(t.Context(), v, d))
+	told(false, "", uuid) // its stamp may turn up
+	require.NoError(t, f.BeginFormat(t.Context(), v, d))
+	uuid = begin() // again, after what was left was erased
+	require.NoError(t, errors.Join(f.BeginFormat(t.Context(), v, d), f.EndFormat(t.Context(), v, d, "ext4")))
+	told(false, "", "")
+	if _, err := f.TryFormat(t.Context(), v, d); state.ClassOf(err) != state.FailedPrecondition {
+		t.Errorf("tried after a format: %v", err)
+	}
+	if raw, err := os.ReadFile(file); err != nil || !strings.HasPrefix(string(raw), "junk") {
+		t.Errorf("%.10q, %v", raw, err)
+	}
+
+	cleared := d
+	cleared.State = state.DeviceAbsent
+	require.NoError(t, f.Clear(t.Context(), v, cleared, func() error { told(true, "", ""); return nil }))
+	begin()
+	require.NoError(t, f.BeginRaw(t.Context(), v, d))
+	told(false, "", "")
+
+	// An earlier version has begun it: its mark lets anything be erased.
+	require.NoError(t, f.dir.Write(keyOf(v, d), fact{Volume: "v", Formatting: true}))
+	told(true, "", "")
+}
