@@ -2,6 +2,8 @@ package node
 
 import (
 	"errors"
+	"fmt"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -121,6 +123,55 @@ func TestDiskFormatIsInterrupted(t *testing.T) {
 	mustRefuse(t, v.Stage(t.Context()), codes.FailedPrecondition, "was formatted as ext4 before")
 	must(t, v.Unstage(t.Context()))
 	mustBeFree(t, node)
+}
+
+// Whenever mkfs is killed on a disk, and the plugin with it, the next one takes the format up
+// by itself.
+func TestMkfsOfADiskIsKilled(t *testing.T) {
+	for _, fsType := range []string{"ext4", "xfs", "btrfs"} {
+		t.Run(fsType, func(t *testing.T) {
+			t.Parallel()
+			formatsAfterAKill(t, fsType, "mkfs."+fsType, "", nil, "0.001", "0.004", "0.01", "0.02", "0.05", "0.1", "0.3", "60")
+		})
+	}
+}
+
+// formatsAfterAKill kills a program that formats disks after one of the times, in seconds, and
+// then the plugin. command is the one of its arguments that says that it formats; "" if it always does.
+func formatsAfterAKill(t *testing.T, fsType, program, command string, encrypted map[string]string, times ...string) {
+	t.Helper()
+	ctx := t.Context()
+	p, o, r := disks(t, harness.Options{})
+	real, err := exec.LookPath(program)
+	must(t, err)
+	bin := filepath.Join(p.Dir, "bin")
+	makeDir(t, bin)
+	for i, after := range times {
+		machine.WriteProgram(t, filepath.Join(bin, program), fmt.Sprintf(`#!/bin/sh
+case "$*" in *%s*) timeout --signal KILL %s %s "$@"; exit 137; esac
+exec %s "$@"
+`, command, after, real, real))
+		node, _ := r.disk(fmt.Sprintf("disk-%d", i), 320*mib)
+		v := onDisk(p, t, fmt.Sprintf("disk-%d", i), node, fsType)
+		if encrypted != nil {
+			maps.Copy(v.Context, encrypted)
+			v.Secrets = map[string]string{"encryptionPassphrase": "a passphrase"}
+		}
+		p.Start(harness.Options{Flags: o.Flags, Env: []string{"PATH=" + bin + ":" + os.Getenv("PATH")}})
+		if err := v.Stage(ctx); err == nil {
+			t.Fatalf("%s killed after %s s, and staged", program, after)
+		}
+		p.Kill()
+		p.Start(o)
+		must(t, v.Stage(ctx))
+		write(t, filepath.Join(v.Staging, "file"), "kept")
+		must(t, v.Unstage(ctx))
+		must(t, v.Stage(ctx))
+		mustRead(t, filepath.Join(v.Staging, "file"), "kept")
+		must(t, v.Unstage(ctx))
+		mustBeFree(t, node)
+		p.Terminate()
+	}
 }
 
 // A read-only raw publish is as large as the disk, whoever has noticed that the disk grew.

@@ -265,6 +265,55 @@ func TestDataBehindZerosIsKept(t *testing.T) {
 	})
 }
 
+// So it is wherever the plugin is killed before the disk has its data again.
+func TestDataBehindZerosIsKeptWhenThePluginIsKilled(t *testing.T) {
+	kindsOfDisk(t, func(t *testing.T, k kind) {
+		ctx, p := t.Context(), k.p
+		for _, kind := range []string{"filesystem", "anything"} {
+			v, d := k.make("killed-"+kind, 100*mib)
+			if kind == "filesystem" {
+				with := t.TempDir()
+				write(t, filepath.Join(with, "file"), "kept")
+				harness.Command(t, "mkfs.ext4", "-q", "-d", with, d.node)
+			} else {
+				harness.Command(t, "dd", "if=/dev/urandom", "of="+d.node, "bs=1M", "seek=70", "count=1", "conv=fsync,notrunc")
+			}
+			mounted := kind == "filesystem" && len(v.Secrets) == 0
+			before, last := sum(t, d.file), "format"
+			if len(v.Secrets) > 0 {
+				last = "create-layer"
+			}
+			for _, at := range []string{"after:attach", "before:begin-format", "after:begin-format", "before:" + last} {
+				d.become(d.zeros())
+				p.Restart(harness.Options{Flags: k.o.Flags, Faults: true, Env: []string{"CSI_NODE_FAULT=" + at + "=die"}})
+				if err := v.Stage(ctx); err == nil {
+					t.Fatalf("%s: staged, and the plugin should have died", at)
+				}
+				<-p.Exited()
+				d.become(d.whole())
+				p.Start(k.o)
+				switch err := v.Stage(ctx); {
+				case mounted:
+					must(t, err)
+					mustRead(t, filepath.Join(v.Staging, "file"), "kept")
+				case err == nil:
+					t.Errorf("%s: staged, though the disk holds something else", at)
+				}
+				must(t, v.Unstage(ctx))
+				if !mounted {
+					mustHoldAsBefore(t, d.file, before)
+				}
+				mustBeFree(t, d.node)
+			}
+		}
+	})
+}
+
+// Whenever cryptsetup is killed while it makes a layer, the next plugin takes that up by itself.
+func TestCryptsetupOnADiskIsKilled(t *testing.T) {
+	formatsAfterAKill(t, "ext4", "cryptsetup", "luksFormat", map[string]string{luks.EncryptionKey: luks.LUKS2}, "0.1", "0.3", "0.5", "60")
+}
+
 // A disk that reads as zeros for a while, as behind a controller that has lost its map, is
 // not formatted when it was before, and has its data when they are back: also when the
 // plugin was restarted meanwhile, and has lost its record.
