@@ -274,7 +274,7 @@ func TestTrial(t *testing.T) {
 	require.NoError(t, f.AbandonFormat(t.Context(), v, d))
 	told(false, "", uuid) // its stamp may turn up
 	require.NoError(t, f.BeginFormat(t.Context(), v, d))
-	uuid = begin() // again, after what was left was erased
+	begin() // again, after what was left was erased
 	require.NoError(t, errors.Join(f.BeginFormat(t.Context(), v, d), f.EndFormat(t.Context(), v, d, "ext4")))
 	told(false, "", "")
 	if _, err := f.TryFormat(t.Context(), v, d); state.ClassOf(err) != state.FailedPrecondition {
