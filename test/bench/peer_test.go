@@ -222,6 +222,9 @@ func (b *bare) attach(id, file string) (string, error) {
 			return "", err
 		}
 		device, err := os.OpenFile(fmt.Sprintf("/dev/loop%d", number), os.O_RDWR, 0)
+		if errors.Is(err, unix.ENXIO) || errors.Is(err, unix.ENODEV) || errors.Is(err, unix.ENOENT) {
+			continue // somebody has removed it since
+		}
 		if err != nil {
 			return "", err
 		}
