@@ -89,8 +89,11 @@ func (a *array) ListVolumes(context.Context) ([]string, error) {
 }
 
 func (a *array) GetCapacity(_ context.Context, parameters map[string]string) (devices.Capacity, error) {
-	if parameters["tier"] == "fast" {
+	switch parameters["tier"] {
+	case "fast":
 		return devices.Capacity{Available: extent, Smallest: extent}, nil
+	case "full":
+		return devices.Capacity{Available: mib, Largest: mib, Smallest: extent}, nil
 	}
 	return devices.Capacity{Available: 1000 * gib, Largest: 10 * gib, Smallest: extent}, nil
 }

@@ -56,7 +56,7 @@ func (s *Server) GetCapacity(ctx context.Context, req *csi.GetCapacityRequest) (
 	}
 	return &csi.GetCapacityResponse{
 		AvailableCapacity: room,
-		MaximumVolumeSize: wrapperspb.Int64(min(room, cmp.Or(capacity.Largest, devices.LargestBytes)-overhead, devices.LargestBytes)),
+		MaximumVolumeSize: wrapperspb.Int64(max(0, min(room, cmp.Or(capacity.Largest, devices.LargestBytes)-overhead, devices.LargestBytes))),
 		MinimumVolumeSize: wrapperspb.Int64(smallest),
 	}, nil
 }

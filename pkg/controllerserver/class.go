@@ -23,7 +23,7 @@ type class struct {
 func (s *Server) class(parameters map[string]string) (class, error) {
 	name, named := parameters[devices.BackendKey]
 	if !named {
-		name = s.Backends.Usual()
+		name = s.Backends.Default()
 	}
 	p, err := s.Backends.Provisioner(name)
 	if err != nil {
@@ -50,7 +50,7 @@ func ownParameters(parameters, layers map[string]string) map[string]string {
 // anyClass returns a class without parameters: of the default backend if that creates
 // volumes, else of another.
 func (s *Server) anyClass() (c class, err error) {
-	for _, name := range append([]string{s.Backends.Usual()}, s.Backends.Provisioners()...) {
+	for _, name := range append([]string{s.Backends.Default()}, s.Backends.Provisioners()...) {
 		if c, err = s.class(map[string]string{devices.BackendKey: name}); err == nil {
 			break
 		}

@@ -80,5 +80,12 @@ func TestLayerOfAClass(t *testing.T) {
 		if got := capacity.GetMaximumVolumeSize().GetValue(); got > capacity.GetAvailableCapacity() || got > plain.GetMaximumVolumeSize().GetValue()-20*mib {
 			t.Errorf("%s: one may have %d bytes, without the layer %d", backend, got, plain.GetMaximumVolumeSize().GetValue())
 		}
+		if backend != "array" {
+			continue
+		}
+		full, err := s.GetCapacity(t.Context(), &csi.GetCapacityRequest{Parameters: map[string]string{"backend": backend, "tier": "full", "seal": "wax"}})
+		if err != nil || full.GetAvailableCapacity() != 0 || full.GetMaximumVolumeSize().GetValue() != 0 {
+			t.Errorf("%s: with less room than the layer takes: %v (%v)", backend, full, err)
+		}
 	}
 }

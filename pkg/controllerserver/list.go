@@ -122,7 +122,7 @@ func (s *Server) provisionerOf(ctx context.Context, v devices.Volume) (string, d
 // not name it.
 func (s *Server) describe(backend string, v devices.Provisioned) *csi.Volume {
 	volume := &csi.Volume{VolumeId: v.ID, CapacityBytes: max(v.Bytes-s.Backends.Overhead(v.Context), 0), VolumeContext: maps.Clone(v.Context)}
-	if backend != s.Backends.Usual() {
+	if backend != s.Backends.Default() {
 		if volume.VolumeContext == nil {
 			volume.VolumeContext = map[string]string{}
 		}

@@ -16,7 +16,7 @@ import (
 // BackendKey is the key of the volume context that names the backend of a volume.
 const BackendKey = "backend"
 
-// Volume is what a backend is told of a volume.
+// Volume is what the engine tells a backend about a volume.
 type Volume struct {
 	ID string
 	// Backend is the name of the volume's backend in a Set; empty: not known.
@@ -26,8 +26,8 @@ type Volume struct {
 	// store: Find and Detach must work with the id alone.
 	Context map[string]string
 	Publish map[string]string
-	// Secrets are those that a caller has named since the plugin started. They
-	// must reach no log, no error and no file.
+	// Secrets are those that callers have sent since the plugin started. They must not get
+	// into any log, error or file.
 	Secrets map[string]string `json:"-"`
 }
 
@@ -121,8 +121,8 @@ type Owner interface {
 	Owns(ctx context.Context, id string) (bool, error)
 }
 
-// Lister is a backend that can list the devices on the node that it has made, whoever
-// asked for them and whenever.
+// Lister is a backend that can list all devices that it has made on the node, also in
+// earlier runs.
 type Lister interface {
 	// Attached returns the devices of volumes, in the order of the volumes' ids. It
 	// may block for as long as one of the devices does.
@@ -158,7 +158,7 @@ type Viewer interface {
 	// AttachView attaches a view, or reclaims one that is going away; one that is
 	// smaller than its device grows.
 	AttachView(ctx context.Context, device state.Device) error
-	// DetachView is to a view what Detach is to a volume.
+	// DetachView detaches a view, by the rules of Detach.
 	DetachView(ctx context.Context, device state.Device) error
 }
 

@@ -7,16 +7,16 @@ import (
 )
 
 // Facts keeps the durable facts about formatting, by the identity of the device, and
-// erases devices, for backends that are no Formatter. Its methods take the device that
-// Find returned; *note.Facts is one.
+// erases devices, for backends that do not implement Formatter. Its methods take the
+// device that Find returned; *note.Facts is one.
 type Facts interface {
 	// Tell adds the facts to a device; if they cannot be read, it sets Device.Err.
 	Tell(v Volume, d *state.Device)
 	// TryFormat notes, durably, that a stamp with a new UUID is about to be written to a
-	// device that was proved blank. It takes back an earlier mark, and is none itself.
+	// device that was proved blank. It clears an earlier mark, and does not set one.
 	TryFormat(ctx context.Context, v Volume, d state.Device) (uuid string, err error)
-	// BeginFormat sets the mark, durably. After TryFormat it bears the UUID of that, and
-	// what does not is not the format's.
+	// BeginFormat sets the mark, durably. After TryFormat the mark has the UUID of the
+	// stamp: what does not bear that UUID was not left by the format.
 	BeginFormat(ctx context.Context, v Volume, d state.Device) error
 	EndFormat(ctx context.Context, v Volume, d state.Device, fsType string) error
 	// AbandonFormat clears the mark, durably: what is on the device is not what was

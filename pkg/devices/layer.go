@@ -71,7 +71,8 @@ type ClassLayer interface {
 	// have: a volume must not lack a layer because of a typing error.
 	Validate(Volume) error
 	// Overhead is how many bytes of the element beneath the layer takes for itself. The
-	// backend's volume is made larger by them; the sizes that the CO sees leave them out.
+	// backend's volume is made larger by them; the sizes that the CO sees do not include
+	// them.
 	Overhead() int64
 }
 
@@ -96,9 +97,9 @@ func (s *Set) KeepLayers(layers []Layer) {
 	}
 }
 
-// LayerContext returns those of the parameters of a StorageClass that ask for layers.
-// They are to be in the volume context. nil: there are none. InvalidArgument: there is
-// no such layer.
+// LayerContext returns the parameters of a StorageClass that ask for layers, which belong
+// in the volume context; nil: no layer is asked for. InvalidArgument: there is no such
+// layer.
 func (s *Set) LayerContext(parameters map[string]string) (layers map[string]string, err error) {
 	for _, l := range s.layers {
 		if value, named := parameters[l.ContextKey()]; named {

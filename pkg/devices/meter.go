@@ -8,8 +8,8 @@ import (
 
 // Meter is a backend whose place can be measured, for the metrics.
 type Meter interface {
-	// Measure may block for as long as the place does. The names and labels are
-	// the same each time. With an error it returns what could be measured all the same.
+	// Measure may block for as long as the storage does. Names and labels are the same
+	// each time. With an error it also returns what could be measured.
 	Measure(ctx context.Context) ([]Measurement, error)
 }
 
@@ -25,6 +25,6 @@ type Measurement struct {
 // Locator is a backend that knows which volume a device number belongs to.
 type Locator interface {
 	// VolumeAt returns the id of the volume that the device with the number shows; ""
-	// if it is none of the backend's. It does not block on the device.
+	// if the device is not the backend's. It does not block on the device.
 	VolumeAt(number state.DeviceNumber) string
 }

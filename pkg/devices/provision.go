@@ -16,7 +16,7 @@ const KubernetesPrefix = "csi.storage.k8s.io/"
 
 // Provisioner is a backend that makes volumes and deletes them. Its methods may be called
 // concurrently, also for one name or one id. They may block for as long as the storage
-// does; ctx bounds every wait that can be given up. A Provisioner that is not the usual
+// does; ctx bounds every wait that can be given up. A Provisioner that is not the default
 // backend of its plugin must be an Owner, too, because a call to delete a volume names only
 // the id.
 type Provisioner interface {
@@ -157,8 +157,8 @@ type Capacity struct {
 	Smallest  int64 // size of one volume; 0: any
 }
 
-// Usual returns the name of the backend of volumes that name none.
-func (s *Set) Usual() string { return s.usual }
+// Default returns the name of the backend of volumes that name none.
+func (s *Set) Default() string { return s.byDefault }
 
 // Provisioners returns the names of the backends that make volumes, in order.
 func (s *Set) Provisioners() (names []string) {

@@ -68,8 +68,8 @@ type (
 
 func TestWhoMakesVolumes(t *testing.T) {
 	s := NewSet("b", map[string]Backend{"a": plain{}, "b": inliner{}, "c": maker{}})
-	if got := strings.Join(s.Provisioners(), " "); got != "c" || s.Usual() != "b" {
-		t.Errorf("%q make volumes, %q is the usual one", got, s.Usual())
+	if got := strings.Join(s.Provisioners(), " "); got != "c" || s.Default() != "b" {
+		t.Errorf("%q make volumes, %q is the usual one", got, s.Default())
 	}
 	if p, err := s.Provisioner("c"); err != nil || p == nil {
 		t.Errorf("c: %v", err)

@@ -20,10 +20,10 @@ func (s *Set) PublishIdentity(v Volume, key string) bool {
 }
 
 // Named returns the name of the backend that the context of a volume asks for: the
-// usual one unless it says otherwise. The Set may lack it.
+// default one unless it says otherwise. The Set may lack it.
 func (s *Set) Named(v Volume) string {
 	if name := v.Context[BackendKey]; name != "" {
 		return name
 	}
-	return s.usual
+	return s.byDefault
 }

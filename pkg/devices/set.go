@@ -14,16 +14,16 @@ import (
 // the one that a Volume names. Volumes of a backend that the Set lacks are unknown, and
 // nothing is done to them.
 type Set struct {
-	backends map[string]Backend
-	usual    string
-	facts    Facts // nil: none are kept for backends that are no Formatter
-	layers   []ClassLayer
+	backends  map[string]Backend
+	byDefault string
+	facts     Facts // nil: none are kept for backends that are no Formatter
+	layers    []ClassLayer
 }
 
-// NewSet returns a Set. Volumes that name no backend, and that no Owner claims,
-// are of the usual one.
-func NewSet(usual string, backends map[string]Backend) *Set {
-	return &Set{backends: maps.Clone(backends), usual: usual}
+// NewSet returns a Set. A volume that names no backend, and that no Owner claims, belongs
+// to the default one.
+func NewSet(byDefault string, backends map[string]Backend) *Set {
+	return &Set{backends: maps.Clone(backends), byDefault: byDefault}
 }
 
 // Names returns the names of the backends, in order.
@@ -33,20 +33,20 @@ func (s *Set) Names() []string { return slices.Sorted(maps.Keys(s.backends)) }
 func (s *Set) Get(name string) Backend { return s.backends[name] }
 
 // Resolve names the backend of a volume whose record does not: the one that its
-// context names, else the one that claims the id as an Owner, else the usual one. The
-// error is that of an Owner.
+// context names, else the one that claims the id as an Owner, else the default one. An error
+// comes from an Owner.
 func (s *Set) Resolve(ctx context.Context, v Volume) (string, error) {
 	if name := v.Context[BackendKey]; name != "" {
 		return name, nil
 	}
 	for _, name := range s.Names() {
-		if o, ok := s.backends[name].(Owner); ok && name != s.usual {
+		if o, ok := s.backends[name].(Owner); ok && name != s.byDefault {
 			if owns, err := o.Owns(ctx, v.ID); owns || err != nil {
 				return name, err
 			}
 		}
 	}
-	return s.usual, nil
+	return s.byDefault, nil
 }
 
 // of returns the backend of a volume. Unavailable: this plugin lacks it.
@@ -77,7 +77,7 @@ func (s *Set) Validate(v Volume) error {
 		name = v.Context[BackendKey]
 	}
 	if name == "" {
-		name = s.usual
+		name = s.byDefault
 	}
 	b := s.backends[name]
 	if b == nil {
@@ -129,8 +129,9 @@ func (s *Set) Grow(ctx context.Context, v Volume, bytes int64) error {
 	return g.Grow(ctx, v, bytes)
 }
 
-// TryFormat notes, before BeginFormat, that the volume is tried for whether it keeps what is
-// written to it, and with what UUID; "" for a Formatter: its volumes need no trial.
+// TryFormat notes, before BeginFormat, that it will be tried whether the volume keeps what
+// is written to it, and returns the UUID of the trial; "" for a Formatter, whose volumes
+// need no trial.
 func (s *Set) TryFormat(ctx context.Context, v Volume) (uuid string, err error) {
 	facts, v, d, err := s.noted(ctx, v)
 	if facts == nil || err != nil {

@@ -39,6 +39,10 @@ type BundleFile struct {
 const (
 	maxBundleText = 1 << 20 // bytes of each text: with all of them, an archive unpacks to less than 16 MiB
 	maxExplained  = 100     // volumes
+
+	// textTimeout is how long the plugin is asked for one text. A disk that hangs holds up a
+	// few texts, and must leave time for the others.
+	textTimeout = 10 * time.Second
 )
 
 // ReadBundle reads all that a Bundle has, from the plugin that runs on the state directory
@@ -47,44 +51,55 @@ const (
 // is changed. ctx bounds the requests to the plugin.
 func ReadBundle(ctx context.Context, stateDir string, o Options, log string) Bundle {
 	var b Bundle
-	add := func(name, what string, read func(io.Writer) error) {
+	add := func(name, what string, read func(context.Context, io.Writer) error) {
+		ctx, cancel := context.WithTimeout(ctx, textTimeout)
+		defer cancel()
 		var text bytes.Buffer
-		if err := read(&text); err != nil {
+		if err := read(ctx, &text); err != nil {
 			fmt.Fprintf(&text, "\nThis could not be read, or not all of it: %v\n", err)
 		}
 		b = append(b, BundleFile{name, what, bounded(redactSecretWords(text.String()))})
 	}
-	node, nodeErr := ReadReport(ctx, stateDir, o)
-	status := func(write func(io.Writer) error) func(io.Writer) error {
-		return func(out io.Writer) error { return errors.Join(nodeErr, write(out)) }
+	var node Report
+	var nodeErr error
+	status := func(write func(io.Writer) error) func(context.Context, io.Writer) error {
+		return func(_ context.Context, out io.Writer) error { return errors.Join(nodeErr, write(out)) }
 	}
-	add("about.json", "versions, settings, and the plugin's process", func(out io.Writer) error { return readAbout(ctx, stateDir, o, out) })
-	add("status.txt", "what `csi-node status --output wide` prints", status(node.PrintWide))
+	asked := func(path string) func(context.Context, io.Writer) error {
+		return func(ctx context.Context, out io.Writer) error { return askText(ctx, stateDir, path, out) }
+	}
+	add("about.json", "versions, settings, and the plugin's process", func(ctx context.Context, out io.Writer) error {
+		err := readAbout(ctx, stateDir, o, out)
+		node, nodeErr = ReadReport(ctx, stateDir, o)
+		return err
+	})
+	add("status.txt", "what `csi-node status --output wide` prints", status(func(out io.Writer) error { return node.PrintWide(out) }))
 	add("status.json", "the same as JSON", status(func(out io.Writer) error { return writeObject(out, node) }))
-	add("explain.txt", fmt.Sprintf("what `csi-node explain` prints, of %d volumes at most, those that fail first", maxExplained), func(out io.Writer) error {
-		return errors.Join(nodeErr, explainAll(ctx, stateDir, o, node, out))
-	})
-	add("volumes.json", "the volumes that the backends have", func(out io.Writer) error {
-		all, err := ReadInventory(ctx, stateDir, o)
-		return errors.Join(err, writeObject(out, all))
-	})
-	add("orphans.json", "what `csi-node orphans` finds", func(out io.Writer) error {
-		found, err := Orphans(ctx, stateDir, o)
-		return errors.Join(err, writeObject(out, found))
-	})
-	add("metrics.txt", "the plugin's metrics", func(out io.Writer) error { return askText(ctx, stateDir, "/metrics", out) })
-	add("goroutines.txt", "what the plugin's goroutines do", func(out io.Writer) error { return askText(ctx, stateDir, "/goroutines", out) })
-	add("log.txt", fmt.Sprintf("the last %d KiB of the running plugin's log", maxLogTail>>10), func(out io.Writer) error { return askText(ctx, stateDir, "/log", out) })
+	// Those that ask no disk come first.
+	add("goroutines.txt", "what the plugin's goroutines do", asked("/goroutines"))
+	add("log.txt", fmt.Sprintf("the last %d KiB of the running plugin's log", maxLogTail>>10), asked("/log"))
 	if log != "" {
-		add("log-given.txt", "the end of the log that --log names", func(out io.Writer) error {
+		add("log-given.txt", "the end of the log that --log names", func(_ context.Context, out io.Writer) error {
 			_, err := io.WriteString(out, log[max(len(log)-maxBundleText, 0):])
 			return err
 		})
 	}
+	add("metrics.txt", "the plugin's metrics", asked("/metrics"))
 	ours := oursOf(stateDir, node)
-	add("mounts.txt", "the mounts of volumes, as the kernel has them", func(out io.Writer) error { return readMounts(ours, out) })
-	add("devices.txt", "the loop devices of volumes, as sysfs has them", func(out io.Writer) error { return readDevices(ours, out) })
-	add("kernel.txt", "the kernel, its file systems, and the tools", func(out io.Writer) error { return readKernel(ctx, out) })
+	add("mounts.txt", "the mounts of volumes, as the kernel has them", func(_ context.Context, out io.Writer) error { return readMounts(ours, out) })
+	add("devices.txt", "the loop devices of volumes, as sysfs has them", func(_ context.Context, out io.Writer) error { return readDevices(ours, out) })
+	add("kernel.txt", "the kernel, its file systems, and the tools", readKernel)
+	add("explain.txt", fmt.Sprintf("what `csi-node explain` prints, of %d volumes at most, those that fail first", maxExplained), func(ctx context.Context, out io.Writer) error {
+		return errors.Join(nodeErr, explainAll(ctx, stateDir, o, node, out))
+	})
+	add("volumes.json", "the volumes that the backends have", func(ctx context.Context, out io.Writer) error {
+		all, err := ReadInventory(ctx, stateDir, o)
+		return errors.Join(err, writeObject(out, all))
+	})
+	add("orphans.json", "what `csi-node orphans` finds", func(ctx context.Context, out io.Writer) error {
+		found, err := Orphans(ctx, stateDir, o)
+		return errors.Join(err, writeObject(out, found))
+	})
 	return b
 }
 

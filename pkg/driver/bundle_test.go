@@ -7,7 +7,10 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
+	"net"
+	"net/http"
 	"os"
 	"path/filepath"
 	"slices"
@@ -91,6 +94,36 @@ func TestBundle(t *testing.T) {
 	conn, _ = serving(t, c) // takes up what is there, and ends it
 	_, err = csi.NewNodeClient(conn).NodeUnstageVolume(t.Context(), &csi.NodeUnstageVolumeRequest{VolumeId: "vol", StagingTargetPath: stage.StagingTargetPath})
 	require.NoError(t, err)
+}
+
+// A disk that hangs holds up what asks it, and nothing else that the report is for.
+func TestBundleWhileADiskHangs(t *testing.T) {
+	dir := t.TempDir()
+	socket, err := net.Listen("unix", filepath.Join(dir, StatusSocket))
+	require.NoError(t, err)
+	server := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		switch r.URL.Path {
+		case "/volumes", "/orphans":
+			<-r.Context().Done() // its client has gone
+		case "/log", "/goroutines", "/metrics":
+			fmt.Fprintln(w, "the text of", r.URL.Path)
+		default:
+			fmt.Fprintln(w, "{}")
+		}
+	})}
+	go func() { _ = server.Serve(socket) }()
+	defer server.Close()
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second) // less than for all texts
+	defer cancel()
+	b := ReadBundle(ctx, dir, testOptions(), "")
+	for _, name := range []string{"log", "goroutines", "metrics"} {
+		if text := b.text(t, name+".txt"); text != "the text of /"+name+"\n" {
+			t.Errorf("%s: %s", name, text)
+		}
+	}
+	if text := b.text(t, "volumes.json"); !strings.Contains(text, "could not be read") {
+		t.Errorf("the volumes: %s", text)
+	}
 }
 
 // Even where nothing ever ran there is something to send.

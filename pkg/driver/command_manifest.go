@@ -184,7 +184,7 @@ func (i Inventory) withLayers(volumes []persistentVolume) (ids []string) {
 
 func (i Inventory) manifest(v Volume, add additions) persistentVolume {
 	attributes := maps.Clone(v.Context)
-	if v.Backend != i.Usual {
+	if v.Backend != i.Default {
 		if attributes == nil {
 			attributes = map[string]string{}
 		}

@@ -186,7 +186,7 @@ func (p *plugin) register() error {
 		return err
 	}
 	p.registrar = registration.New(registration.Config{Dir: p.RegistrationDir, DriverName: p.DriverName, Endpoint: path})
-	p.metrics.watchRegistration(func() bool { return p.registrar.Status().Registered })
+	p.metrics.addRegistration(func() bool { return p.registrar.Status().Registered })
 	return nil
 }
 
@@ -258,10 +258,10 @@ func (p *plugin) openVolumes(ctx context.Context) (err error) {
 	if p.options.Controller != nil {
 		p.controller = p.options.Controller(p.controller)
 	}
-	p.metrics.watch(p.reconciler)
+	p.metrics.addVolumes(p.reconciler)
 	for _, b := range p.backends {
 		if meter, ok := b.Backend.(devices.Meter); ok {
-			p.metrics.watchBackend(b.name, func() ([]devices.Measurement, error) { return meter.Measure(context.WithoutCancel(ctx)) })
+			p.metrics.addBackend(b.name, func() ([]devices.Measurement, error) { return meter.Measure(context.WithoutCancel(ctx)) })
 		}
 	}
 	return nil
@@ -363,6 +363,7 @@ func (p *plugin) serve(ctx context.Context) error {
 		group.Go(func() { p.watchDevices(working, events) })
 	}
 	raiseGCPercent()
+	relaxTimers()
 	group.Go(func() { releaseIdleMemory(working) })
 	for _, b := range p.backends {
 		if w, ok := b.Backend.(devices.Watcher); ok {

@@ -96,8 +96,8 @@ func (p *plugin) checks() []func(context.Context) error {
 	}
 }
 
-// defaultStorage checks whether the default backend can serve volumes. Roll-outs and
-// sidecars wait for a plugin that is not ready. So what another backend lacks does not
+// defaultStorage checks whether the default backend can serve volumes. Roll-outs
+// wait for a plugin that is not ready, and external-provisioner does not start. So what another backend lacks does not
 // count here: its volumes and NodeGetStorageHealth report it.
 func (p *plugin) defaultStorage() func(context.Context) error {
 	place, ok := p.backends[0].Backend.(devices.Checker)

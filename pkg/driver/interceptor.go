@@ -14,7 +14,7 @@ import (
 	"google.golang.org/protobuf/proto"
 	"k8s.io/klog/v2"
 
-	"github.com/csi-node/csi-node/pkg/reconciler"
+	"github.com/csi-node/csi-node/pkg/internal/deadline"
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
@@ -65,7 +65,7 @@ func (o Options) ownNameInErrors(ctx context.Context, req any, _ *grpc.UnaryServ
 
 // inTime fixes the time by which the call must be answered, before it waits for anything.
 func inTime(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
-	return handler(reconciler.InTime(ctx), req)
+	return handler(deadline.WithAnswerTime(ctx), req)
 }
 
 // maxMessage bounds the message of an answer, in bytes. It may quote a string of

@@ -17,8 +17,8 @@ import (
 
 // Inventory is what the backends of a plugin have on this node.
 type Inventory struct {
-	Driver string `json:"driver"`
-	Usual  string `json:"usualBackend"` // of volumes whose context names none
+	Driver  string `json:"driver"`
+	Default string `json:"usualBackend"` // of volumes whose context names none
 	// Topology is the segment that names the node, of a driver whose volumes are local
 	// to one; nil: they are accessible from everywhere.
 	Topology map[string]string `json:"topology,omitempty"`
@@ -69,7 +69,7 @@ func (p *plugin) inventory(ctx context.Context) (Inventory, error) {
 }
 
 func (p *plugin) listAll(ctx context.Context) (Inventory, error) {
-	all := Inventory{Driver: p.DriverName, Usual: p.devices.Usual(), Volumes: []Volume{}}
+	all := Inventory{Driver: p.DriverName, Default: p.devices.Default(), Volumes: []Volume{}}
 	if p.properties.NodeLocal {
 		all.Topology = map[string]string{topologyKey(p.DriverName): topologyValue(p.NodeID)}
 	}

@@ -28,7 +28,7 @@ func TestInventory(t *testing.T) {
 	require.NoError(t, err)
 	check := func(all Inventory, err error) {
 		t.Helper()
-		if err != nil || all.Driver != c.DriverName || all.Usual != "pool" || all.Topology["topology."+c.DriverName+"/node"] == "" || len(all.Volumes) != 2 {
+		if err != nil || all.Driver != c.DriverName || all.Default != "pool" || all.Topology["topology."+c.DriverName+"/node"] == "" || len(all.Volumes) != 2 {
 			t.Fatalf("the inventory is %+v (%v)", all, err)
 		}
 		a, b := all.Volumes[0], all.Volumes[1]
@@ -54,7 +54,7 @@ func TestInventory(t *testing.T) {
 }
 
 func inventory() Inventory {
-	return Inventory{Driver: "csi.test", Usual: "pool", Topology: map[string]string{"topology.csi.test/node": "n1"}, Volumes: []Volume{
+	return Inventory{Driver: "csi.test", Default: "pool", Topology: map[string]string{"topology.csi.test/node": "n1"}, Volumes: []Volume{
 		{ID: "blank", Backend: "pool", Bytes: 3 << 29, FSType: "xfs", Layers: []string{"luks"}},
 		{ID: "csi-1", Backend: "pool", Bytes: 1 << 20, FSType: "ext4", Inline: true},
 		{ID: "formatted", Backend: "pool", Bytes: 1 << 30, FSType: "xfs", Formatted: "xfs"},

@@ -97,8 +97,8 @@ func (m *metrics) intercept(ctx context.Context, req any, info *grpc.UnaryServer
 	return resp, err
 }
 
-// watch adds the number of volumes by state, which is counted on each scrape.
-func (m *metrics) watch(r *reconciler.Reconciler) {
+// addVolumes adds the number of volumes by state, which is counted on each scrape.
+func (m *metrics) addVolumes(r *reconciler.Reconciler) {
 	m.registry.MustRegister(&volumesByState{
 		reconciler: r,
 		desc:       prometheus.NewDesc("csi_node_volumes", "Volumes with an intent on this node, by the worst state among their parts.", []string{"state"}, nil),
@@ -122,8 +122,8 @@ func (c *volumesByState) Collect(out chan<- prometheus.Metric) {
 	}
 }
 
-// watchRegistration adds whether kubelet has registered the plugin.
-func (m *metrics) watchRegistration(registered func() bool) {
+// addRegistration adds whether kubelet has registered the plugin.
+func (m *metrics) addRegistration(registered func() bool) {
 	m.registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 		Name: "csi_node_registered", Help: "1 if kubelet has registered the plugin, which serves its own registration (--registration-dir).",
 	}, func() float64 {
@@ -134,8 +134,8 @@ func (m *metrics) watchRegistration(registered func() bool) {
 	}))
 }
 
-// watchBackend adds what a backend measures of its storage. measure may hang.
-func (m *metrics) watchBackend(name string, measure func() ([]devices.Measurement, error)) {
+// addBackend adds what a backend measures of its storage. measure may hang.
+func (m *metrics) addBackend(name string, measure func() ([]devices.Measurement, error)) {
 	u := newBackendUse(name, measure)
 	m.backends = append(m.backends, u)
 	m.registry.MustRegister(u)

@@ -135,13 +135,13 @@ func TestPlaces(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var hung chan struct{}
 		m := newMetrics("v1")
-		m.watchBackend("pool", func() ([]devices.Measurement, error) {
+		m.addBackend("pool", func() ([]devices.Measurement, error) {
 			if hung != nil {
 				<-hung
 			}
 			return []devices.Measurement{{Name: "free_bytes", Help: "Free.", Labels: map[string]string{"group": "vg"}, Value: 5}}, nil
 		})
-		m.watchBackend("away", func() ([]devices.Measurement, error) { return nil, errors.New("it never was there") })
+		m.addBackend("away", func() ([]devices.Measurement, error) { return nil, errors.New("it never was there") })
 		want := []report.Place{{Backend: "pool", Seen: time.Now(), Values: []report.Value{{Name: "free_bytes", Help: "Free.", Labels: map[string]string{"group": "vg"}, Value: 5}}}}
 		if got := m.places(placesWait); !reflect.DeepEqual(got, want) {
 			t.Errorf("measured is %+v", got)

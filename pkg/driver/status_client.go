@@ -158,9 +158,8 @@ func askFor(ctx context.Context, stateDir, method, path string, read func(io.Rea
 	if err != nil {
 		return err
 	}
-	if at, ok := ctx.Deadline(); ok {
-		left := time.Until(at)
-		req.Header.Set(timeoutHeader, (left - deadline.Margin(left)).String())
+	if at, ok := deadline.AnswerTime(ctx); ok {
+		req.Header.Set(timeoutHeader, time.Until(at).String())
 	}
 	resp, err := client.Do(req)
 	switch {

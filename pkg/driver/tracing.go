@@ -34,7 +34,7 @@ func startTracing(ctx context.Context, c Config, version string) (*tracing.Traci
 }
 
 // traceCalls makes a span of each call, below that of the caller if it names one in the
-// way of the W3C (traceparent). Of the request only the volume's id is told. The log lines
+// way of the W3C (traceparent). Of the request it has only the volume's id. The log lines
 // of a call whose trace is kept have its id.
 func traceCalls(tracer trace.Tracer) grpc.UnaryServerInterceptor {
 	return func(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {

@@ -27,15 +27,13 @@ func (btrfsKind) traits() traits {
 	}
 }
 
-// mountRules: a btrfs is mounted whole (subvolid=5), whatever subvolume a user has
-// made the default: a mount that shows another root is nobody's volume. It discards
-// only when asked: since Linux 6.2 it would by itself, and punch holes into the file
-// of a thick volume.
+// mountRules: a btrfs is mounted whole (subvolid=5), also if a user has made another
+// subvolume the default: a mount that shows another root is not taken for the volume. It
+// discards only if asked: since Linux 6.2 it discards by default, which would punch holes
+// into the file of a thick volume.
 func (btrfsKind) mountRules() mountRules {
-	const onlyWhole = "a volume is mounted whole, with all subvolumes"
 	return mountRules{
 		always:     []string{"subvolid=5", "nodiscard"},
-		refused:    map[string]string{"subvol": onlyWhole, "subvolid": onlyWhole, "device": "a volume is one device"},
 		noRecovery: "rescue=nologreplay",
 		ownNumber:  true,
 		logPrefix:  "BTRFS",

@@ -3,7 +3,7 @@
 // system. It mounts nothing, and knows nothing of volumes and intents.
 //
 // Read first: host.go (the interface kind) and ext4.go (one kind). Then probe.go,
-// guard.go (the proof), format.go, grow.go, check.go, and mount.go with kernellog.go.
+// guard.go (the proof), stamp.go (the trial), format.go, grow.go, check.go, and mount.go with kernellog.go.
 //
 // # What Probe answers
 //

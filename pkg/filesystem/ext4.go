@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"regexp"
 	"strings"
 	"unsafe"
 
@@ -96,6 +97,7 @@ func (ext4) check(ctx context.Context, path string) error {
 
 func preen(ctx context.Context, path string, options ...string) error {
 	o, err := alone("e2fsck", append(options, path)...).Run(ctx)
+	o.Output = withoutNames(o.Output, path)
 	switch {
 	case err != nil:
 		return err
@@ -108,6 +110,26 @@ func preen(ctx context.Context, path string, options ...string) error {
 		klog.FromContext(ctx).Info("e2fsck repaired a file system", "device", path, "output", o.Output)
 	}
 	return nil
+}
+
+// e2fsckNames match the names of files in what e2fsck prints: an entry of a directory whose
+// begin was cut off, any other, a path before an inode number, and any other path.
+var e2fsckNames = []*regexp.Regexp{
+	regexp.MustCompile(`^()[^']*?(' (?:in|found)\b)`),
+	regexp.MustCompile(`(').*?(' in |' found|'\.|'$)`),
+	regexp.MustCompile(`([ (])/.*?( \((?:inode #)?[0-9]+)`),
+	regexp.MustCompile(`([ (])/.*?(\)|;|$)`),
+}
+
+// withoutNames leaves the names of files out of what e2fsck printed about a device, as they
+// are no business of those who read logs, events and bug reports. Inode numbers stay.
+func withoutNames(output, device string) string {
+	const this = "\x00"
+	output = strings.ReplaceAll(output, device, this)
+	for _, names := range e2fsckNames {
+		output = names.ReplaceAllString(output, "${1}…${2}")
+	}
+	return strings.ReplaceAll(output, this, device)
 }
 
 // grow asks the kernel if the file system is mounted. Else resize2fs does it,

@@ -136,8 +136,8 @@ func (h *Host) formatOpen(ctx context.Context, d *device, k kind, last func(cont
 }
 
 // prepare proves that a device is blank. One that is noise cannot be: the caller knows
-// that nobody's data is on it, and what a program could take for a sign of something is
-// made zero, be it chance or what an interrupted mkfs left.
+// that nobody's data is on it. The places where programs look for signatures are zeroed, in
+// case the noise, or an interrupted mkfs, left something there that looks like one.
 func (h *Host) prepare(ctx context.Context, d *device) error {
 	if !d.facts.Noise || d.facts.Fresh {
 		return h.refuseUnlessBlank(ctx, d, math.MaxInt64)
@@ -159,10 +159,11 @@ func (h *Host) prepare(ctx context.Context, d *device) error {
 	return errors.Join(f.Sync(), f.Close())
 }
 
-// signsBytes is how much of each end of a device holds the signs of what it is.
+// signsBytes is how much of each end of a device can hold signatures.
 const signsBytes = 1 << 20
 
-// refuseUnlessBlank is the guard; it reads no more than limit bytes.
+// refuseUnlessBlank returns FailedPrecondition unless the device is blank (guard.go has the
+// proof). If more than limit bytes may be data, it reads none of them.
 func (h *Host) refuseUnlessBlank(ctx context.Context, d *device, limit int64) error {
 	if err := claim(ctx, d); err != nil {
 		return err

@@ -30,7 +30,7 @@ const (
 
 // proof is the outcome of proveBlank.
 type proof struct {
-	found  string       // what speaks against it, for humans
+	found  string       // what is there that is not blank, for humans
 	unread int64        // bytes that may be data and were not read, being more than the limit
 	origin state.Origin // of what was found, if a format was begun
 }
@@ -102,17 +102,10 @@ func (d *device) flush() error {
 // behind it shows where data is, and drops the pages as flush does. Nothing of it
 // need be durable: the disk behind the file is not flushed.
 func (d *device) writeBack() error {
-	const all = unix.SYNC_FILE_RANGE_WAIT_BEFORE | unix.SYNC_FILE_RANGE_WRITE | unix.SYNC_FILE_RANGE_WAIT_AFTER
-	for {
-		err := unix.SyncFileRange(int(d.Fd()), 0, 0, all)
-		if err == unix.EINTR {
-			continue
-		}
-		if err != nil {
-			return fmt.Errorf("sync_file_range: %w", err)
-		}
-		return d.dropPages()
+	if err := rawfile.WriteBack(d.File); err != nil {
+		return fmt.Errorf("sync_file_range: %w", err)
 	}
+	return d.dropPages()
 }
 
 // dropPages drops the pages that the cache has of a block device.
@@ -274,7 +267,7 @@ func newReader(d *device) (*reader, error) {
 		return nil, fmt.Errorf("mmap: %w", err)
 	}
 	r := &reader{d: d, buffer: buffer}
-	// The very device that is open, whatever its path leads to by now.
+	// Reopen the device that is open, even if its path leads elsewhere now.
 	if f, err := rawfile.Open(fmt.Sprintf("/proc/self/fd/%d", d.Fd()), os.O_RDONLY|unix.O_DIRECT, 0); err == nil {
 		r.direct = f
 	}

@@ -43,13 +43,13 @@ type kind interface {
 	grow(ctx context.Context, d *device, mountpoint string, bytes int64) error
 }
 
-// alone is a program of a kind: neither it nor what it starts outlives its caller, or
-// writes on unseen.
+// alone is a program of a kind: neither it nor what it starts outlives its caller, or goes
+// on writing unnoticed.
 func alone(name string, args ...string) helper.Program {
 	return helper.Program{Name: name, Args: args, Alone: true}
 }
 
-// kinds are all kinds; the first one is the usual one.
+// kinds are all kinds; the first one is the default.
 var kinds = []kind{ext4{}, xfs{}, btrfsKind{}}
 
 // traits are the facts about a kind that need no device.
@@ -57,7 +57,7 @@ type traits struct {
 	name         string   // the type, as mount(2) takes it
 	programs     []string // that format, check and grow run
 	debian       string   // the Debian package that has them
-	smallest     int64    // bytes; mkfs makes nothing smaller. 0: mkfs tells itself
+	smallest     int64    // in bytes: mkfs makes nothing smaller; 0: only mkfs knows
 	growsMounted bool
 	growsOffline bool
 	capability   uint // that growing mounted takes beyond CAP_SYS_ADMIN; 0: none
@@ -65,10 +65,10 @@ type traits struct {
 	anyUUID      bool // mkfs chooses the UUID
 }
 
-// mostBytes is more than any file system spans, and safe to compute with.
+// mostBytes is larger than any file system, and small enough to compute with.
 const mostBytes = 1 << 60
 
-// superblock is what a file system's superblock tells.
+// superblock is what was read from a file system's superblock.
 type superblock struct {
 	fsType     string
 	uuid       [16]byte
@@ -132,7 +132,7 @@ func (h *Host) Types() []string {
 }
 
 // Smallest returns the bytes below which Format makes no file system of the
-// type; 0 when mkfs tells itself, or there is no such type.
+// type; 0 if only mkfs knows, or if there is no such type.
 func (h *Host) Smallest(fsType string) int64 {
 	for _, k := range h.kinds {
 		if k.traits().name == fsType {

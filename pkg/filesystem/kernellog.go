@@ -12,13 +12,12 @@ import (
 	"github.com/csi-node/csi-node/pkg/internal/rawfile"
 )
 
-// KernelLog is the kernel's log from one moment on: file systems tell there, and
-// nowhere else, why they refuse to mount. It is for error texts, so whatever cannot be
-// read is left out.
+// KernelLog is the kernel's log from one moment on: only there do file systems say why they
+// refuse to mount. It is for error texts, so whatever cannot be read is left out.
 type KernelLog struct{ file *os.File }
 
-// kernelLogs are open files of the kernel's log that nobody reads: to open one takes the
-// kernel 0.1 ms, and each has a place of its own in the log.
+// kernelLogs are open files of the kernel's log that are not in use: opening one takes 0.1
+// ms, and each has its own position in the log.
 var kernelLogs sync.Pool
 
 // OpenKernelLog begins to listen now.

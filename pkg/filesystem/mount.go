@@ -16,9 +16,8 @@ import (
 
 // mountRules are what must be known about a kind of file system to mount it.
 type mountRules struct {
-	always     []string          // options, set before those that were asked for
-	refused    map[string]string // options that would mount something else, and why
-	noRecovery string            // the option with which a read-only mount leaves the log alone
+	always     []string // options, set before those that were asked for
+	noRecovery string   // the option with which a read-only mount leaves the log alone
 	// ownNumber: it gives itself a number, which is not that of its device.
 	ownNumber bool
 	// logPrefix begins the messages in the kernel's log that name no device yet,
@@ -35,17 +34,11 @@ var rules = func() map[string]mountRules {
 	return all
 }()
 
-// MountOptions returns what to tell the kernel at a mount: what a file system of
-// the type is always told, and what was asked for. InvalidArgument: an option that
-// would mount something else.
-func MountOptions(fsType string, asked []string) ([]string, error) {
-	r := rules[fsType]
-	for _, option := range asked {
-		if why := r.refused[optionName(option)]; why != "" {
-			return nil, state.Errorf(state.InvalidArgument, "the mount option %q is not taken: %s", option, why)
-		}
-	}
-	return slices.Concat(r.always, asked), nil
+// MountOptions returns the options of a mount: those that a file system of the type
+// always gets, and those that were asked for. state.ParseFlags has refused the options
+// that would mount something else.
+func MountOptions(fsType string, asked []string) []string {
+	return slices.Concat(rules[fsType].always, asked)
 }
 
 func optionName(option string) string {
@@ -81,8 +74,8 @@ func ExplainMount(fsType string, cause error, said string, asked []string, readO
 	return nil
 }
 
-// OnDisk reports whether a type of file system is one that the plugin makes on devices.
-func OnDisk(fsType string) bool {
+// IsDiskFilesystem reports whether a type of file system is one that the plugin makes on devices.
+func IsDiskFilesystem(fsType string) bool {
 	_, known := rules[fsType]
 	return known
 }

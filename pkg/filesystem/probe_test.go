@@ -4,9 +4,12 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
+	"k8s.io/klog/v2"
+	"k8s.io/klog/v2/textlogger"
 
 	"github.com/csi-node/csi-node/pkg/state"
 )
@@ -90,6 +93,37 @@ func TestCheck(t *testing.T) {
 	command(t, "debugfs", "-w", "-R", "clri <2>", device.Path)
 	command(t, "debugfs", "-w", "-R", "set_super_value state 2", device.Path)
 	wantClass(t, h.Check(t.Context(), device, "ext4"), state.FailedPrecondition, "run e2fsck "+device.Path+" by hand", "oot inode")
+}
+
+// How files are called is in no log and no error; which inodes they are is.
+func TestCheckLeavesOutNames(t *testing.T) {
+	const device = "/dev/loop7"
+	for said, want := range map[string]string{
+		device + ": Entry 'pay 2024; it's.xlsx' in /to the/boss (12) has deleted/unused inode 13.  CLEARED.": device + ": Entry '…' in … (12) has deleted/unused inode 13.  CLEARED.",
+		"24.xlsx' in / (2) has deleted/unused inode 13.; " + device + ": clean":                              "…' in … (2) has deleted/unused inode 13.; " + device + ": clean",
+		device + ": Symlink /a/secret (inode #12) is invalid.":                                               device + ": Symlink … (inode #12) is invalid.",
+		device + ": Duplicate entry 'secret' found.":                                                         device + ": Duplicate entry '…' found.",
+		device + ": Unconnected directory inode 12 (was in /secret/dir)":                                     device + ": Unconnected directory inode 12 (was in …)",
+		device + ": File /a (secret) b (inode #15, mod time) has 1 shared block":                             device + ": File … (inode #15, mod time) has 1 shared block",
+		device + ": UNEXPECTED INCONSISTENCY; RUN fsck MANUALLY.; (i.e., without -a or -p options)":          device + ": UNEXPECTED INCONSISTENCY; RUN fsck MANUALLY.; (i.e., without -a or -p options)",
+	} {
+		if got := withoutNames(said, device); got != want {
+			t.Errorf("%s\nis told as %s\nnot        %s", said, got, want)
+		}
+	}
+	h := newHost(t)
+	d := attach(t, newImage(t, 64*mib))
+	must0(t, h.Format(t.Context(), d, "ext4"))
+	secret := filepath.Join(t.TempDir(), "salaries")
+	must0(t, os.WriteFile(secret, []byte("much"), 0o600))
+	command(t, "debugfs", "-w", "-R", "write "+secret+" salaries", d.Path)
+	command(t, "debugfs", "-w", "-R", "clri salaries", d.Path)
+	command(t, "debugfs", "-w", "-R", "set_super_value state 2", d.Path)
+	var log strings.Builder
+	must0(t, h.Check(klog.NewContext(t.Context(), textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(&log)))), d, "ext4"))
+	if text := log.String(); !strings.Contains(text, "deleted/unused inode") || strings.Contains(text, "salaries") {
+		t.Errorf("the log says %s", text)
+	}
 }
 
 func TestCheckRefuses(t *testing.T) {

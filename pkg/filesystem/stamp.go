@@ -16,7 +16,7 @@ import (
 // stampBytes is how much of the start of a device a stamp takes.
 const stampBytes = pageBytes
 
-// stampMagic begins a stamp, so that it is told by name where nobody knows its UUID.
+// stampMagic begins a stamp, so that a stamp can be recognised also without its UUID.
 const stampMagic = "csi-node tries to format "
 
 // stampOf returns the stamp of a trial.
@@ -31,9 +31,9 @@ func stampOf(uuid string) []byte {
 // does not pass.
 //
 // state.Unwritten: it does not keep what is written, or was not blank. After any other error
-// it bears the stamp, or a part of it, or does not.
+// it may have all of the stamp, a part of it, or nothing of it.
 func (h *Host) Try(ctx context.Context, facts state.Device, uuid string) error {
-	err := onDisk(ctx, facts, func(d *stamped) error {
+	err := pastCache(ctx, facts, func(d *stamped) error {
 		if err := d.expect(make([]byte, stampBytes)); err != nil {
 			return err
 		}
@@ -79,7 +79,7 @@ func unstamp(ctx context.Context, facts state.Device) error {
 	if facts.Trial == "" {
 		return nil
 	}
-	err := onDisk(ctx, facts, func(d *stamped) error {
+	err := pastCache(ctx, facts, func(d *stamped) error {
 		found, err := d.get()
 		if err != nil || !hasStamp(found, facts.Trial) {
 			return err
@@ -98,8 +98,8 @@ type stamped struct {
 	buffer []byte // aligned
 }
 
-// onDisk calls do with a device that nobody has claimed.
-func onDisk(ctx context.Context, facts state.Device, do func(*stamped) error) error {
+// pastCache calls do with a device that nobody had claimed right before, past its cache.
+func pastCache(ctx context.Context, facts state.Device, do func(*stamped) error) error {
 	d, err := open(facts, unix.O_RDWR|unix.O_DIRECT)
 	if err != nil {
 		return err
@@ -161,7 +161,7 @@ func hasStamp(head []byte, uuid string) bool {
 }
 
 // bears reports whether the head of a device has the UUID of a format where the formats that
-// the plugin begins write it, be the rest whole or not. mkfs.btrfs is given none.
+// the plugin begins write it, whether or not the rest is whole. mkfs.btrfs gets no UUID.
 func bears(head []byte, uuid string) bool {
 	if uuid == "" {
 		return false

@@ -174,7 +174,7 @@ func (c *cluster) retryCommand() *cobra.Command {
 		Args:    command.One("a POD, a CLAIM, or the id of a VOLUME"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return c.atVolumes(cmd, args[0], func(p plugin, volume string) error {
-				return c.run(cmd.Context(), p, cmd.OutOrStdout(), "volume", "retry", volume)
+				return c.run(cmd.Context(), p, cmd.OutOrStdout(), "volume", "retry", volume, c.timeout())
 			})
 		},
 	}
@@ -282,7 +282,7 @@ func (c *cluster) save(ctx context.Context, p plugin, name string) error {
 	if err != nil {
 		return err
 	}
-	if err = errors.Join(c.run(ctx, p, f, "report", "--file=-"), f.Close()); err != nil {
+	if err = errors.Join(c.run(ctx, p, f, "report", "--file=-", c.timeout()), f.Close()); err != nil {
 		err = errors.Join(err, os.Remove(name))
 	}
 	return err

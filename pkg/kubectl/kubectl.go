@@ -143,6 +143,10 @@ func (c *cluster) run(ctx context.Context, p plugin, out io.Writer, args ...stri
 	return c.kubectlTo(ctx, out, append([]string{"exec", "--namespace=" + p.namespace, p.name, "--container=" + c.container, "--", c.command}, args...)...)
 }
 
+// timeout is --timeout of a command on a node: it ends by itself, with what it has, before the
+// node counts as one that does not answer.
+func (c *cluster) timeout() string { return "--timeout=" + (c.nodeTimeout * 4 / 5).String() }
+
 // mostAtOnce bounds how many nodes are asked at a time.
 const mostAtOnce = 16
 

@@ -175,7 +175,7 @@ func TestExplain(t *testing.T) {
 	if out, _, err := run(t, "explain", "vol-2"); err != nil || !strings.HasPrefix(out, "On node b: ") {
 		t.Errorf("of a volume, to who may not read claims, prints (%v)\n%s", err, out)
 	}
-	if out, _, err := run(t, "retry", "vol-2"); err != nil || !strings.Contains(out, "-- csi-node volume retry vol-2") {
+	if out, _, err := run(t, "retry", "vol-2"); err != nil || !strings.Contains(out, "-- csi-node volume retry vol-2 --timeout=24s") {
 		t.Errorf("retry prints (%v)\n%s", err, out)
 	}
 }
@@ -189,7 +189,7 @@ func TestOrphansAndReport(t *testing.T) {
 	if err != nil || strings.Count(out, "is written") != 2 {
 		t.Errorf("report prints (%v)\n%s", err, out)
 	}
-	if text, err := os.ReadFile(filepath.Join(dir, "csi-node-report-a.tar.gz")); err != nil || !strings.Contains(string(text), "-- csi-node report --file=-") {
+	if text, err := os.ReadFile(filepath.Join(dir, "csi-node-report-a.tar.gz")); err != nil || !strings.Contains(string(text), "-- csi-node report --file=- --timeout=24s") {
 		t.Errorf("written is %s (%v)", text, err)
 	}
 	if _, _, err := run(t, "report", "--directory", dir, "--node", "a"); err == nil || !strings.Contains(err.Error(), "node a:") {

@@ -20,8 +20,8 @@ const attachTries = 256
 // Shape is how a device shows its backing.
 type Shape struct {
 	ReadOnly bool
-	Sector   int  // of the device, in bytes: a logical one
-	Solid    bool // writable, and a discard must not take blocks from the backing
+	Sector   int  // the logical sector size, in bytes
+	Solid    bool // writable, and a discard must not free blocks of the backing
 }
 
 // Request is what Attach is asked for.
@@ -30,20 +30,23 @@ type Request struct {
 	Shape
 	// Volume is the volume that the device is for, as in Numbers; empty: that is not known.
 	Volume string
-	// Open opens what is to be shown, for writing unless the Shape is read-only. It is
-	// called only if no device shows it yet. Open must make sure that the file is the
-	// Target's.
+	// Open opens the file to show, for writing unless the Shape is read-only. It is called
+	// only if no device shows the file yet, and must make sure that it is the Target's.
 	Open func() (*os.File, error)
 }
 
-// Attach attaches what the request names, or reclaims a device of it that is going
-// away. One of another shape that nobody uses is attached anew.
+// Attach attaches a device for the request's target, or reclaims one that is being
+// detached. A device of another shape that nobody uses is attached anew.
 //
-// FailedPrecondition: something else shows the file, the device shows another one
-// than that, or it is held in another shape. Unavailable: somebody has the file
-// open, and a loop device that does not answer may be it.
+// FailedPrecondition: something else shows the file, the target's device shows another
+// file, or it is held in another shape. Unavailable: somebody has the file open, and that
+// may be a loop device that does not answer.
 func (s *Devices) Attach(ctx context.Context, r Request) error {
-	d, err := s.Current(ctx, r.Target)
+	d, err := s.Recall(ctx, r.Target)
+	unused := d == nil && err == nil && r.nobodyHasItOpen()
+	if d == nil && err == nil && !unused {
+		d, err = s.search(ctx, r.Target)
+	}
 	if err == nil && d != nil && r.Owns(d) && !d.is(r.Shape) {
 		if err = s.detachToReattach(ctx, r, d); err == nil {
 			d, err = s.search(ctx, r.Target)
@@ -53,7 +56,7 @@ func (s *Devices) Attach(ctx context.Context, r Request) error {
 	case err != nil:
 		return err
 	case d == nil:
-		return s.attach(ctx, r)
+		return s.attach(ctx, r, unused)
 	case !r.Owns(d):
 		return Foreign(d)
 	case r.File != nil && d.File() != r.File.ID:
@@ -70,13 +73,13 @@ func Foreign(d *Device) error {
 	return state.Errorf(state.FailedPrecondition, "its data is in use by %s, which the plugin did not attach: detach it (losetup -d %s)", d, d.Path())
 }
 
-func (s *Devices) attach(ctx context.Context, r Request) (err error) {
+func (s *Devices) attach(ctx context.Context, r Request, unused bool) (err error) {
 	backing, err := r.Open()
 	if err != nil {
 		return err
 	}
 	defer closeAfter(backing, &err)
-	return s.configure(ctx, r, backing)
+	return s.configure(ctx, r, backing, unused)
 }
 
 // modeOf returns how backings and devices are opened. A loop device that is
@@ -89,7 +92,8 @@ func modeOf(readOnly bool) int {
 }
 
 // configure makes a free loop device show an open file or device, and checks that it does.
-func (s *Devices) configure(ctx context.Context, r Request, backing *os.File) (err error) {
+// unused says that a lease has just proved that nobody else has the file open.
+func (s *Devices) configure(ctx context.Context, r Request, backing *os.File, unused bool) (err error) {
 	// Size 0 is another default with direct I/O than without, since Linux 6.14.
 	config := unix.LoopConfig{Fd: uint32(backing.Fd()), Size: uint32(r.Sector)}
 	copy(config.Info.File_name[:tagSize], r.Tag)
@@ -106,7 +110,7 @@ func (s *Devices) configure(ctx context.Context, r Request, backing *os.File) (e
 	}
 	defer closeAfter(control, &err)
 
-	taken := map[string]bool{} // those that others were faster to take
+	taken := map[string]bool{} // devices that another process took first
 	for try := range attachTries {
 		if err := ctx.Err(); err != nil {
 			return err
@@ -120,7 +124,7 @@ func (s *Devices) configure(ctx context.Context, r Request, backing *os.File) (e
 			switch err := recreate(name); {
 			case err == nil:
 				continue
-			case !sure: // Somebody looks at it just now: then another, which nobody had yet.
+			case !sure: // somebody looks at it just now: try another one, which nobody had before
 				if name, err = s.addUnreserved(control, r); err != nil {
 					return err
 				}
@@ -128,22 +132,26 @@ func (s *Devices) configure(ctx context.Context, r Request, backing *os.File) (e
 				discards = false // a pod has its number
 			}
 		}
-		alone := false
-		if r.File != nil {
+		alone := unused && try == 0
+		if r.File != nil && !alone {
 			if alone, err = s.proveUnused(ctx, r.Target, backing); err != nil {
 				return err
 			}
 		}
 		var d *Device
-		taken[name], err = s.bind(ctx, name, backing, &config, r.Shape, alone, func() (shown bool, err error) {
-			s.remember(r.key(), &Device{name: name})
-			if d, err = s.askIndexed(ctx, r.key(), name, r.shown); err == nil && d == nil {
+		taken[name], err = s.bind(ctx, name, backing, &config, r.Shape, alone, func(f *os.File) (shown bool, err error) {
+			if d, err = describe(int(f.Fd()), name); err == nil && (d == nil || !r.shown(d)) {
 				err = fmt.Errorf("%s was configured for %s and does not show it so", name, backing.Name())
 			}
-			if err == nil { // somebody may have bound it since it was chosen, or had it as a solid one
-				shown, err = s.reserved(name, r)
+			if err != nil {
+				return false, err
 			}
-			return shown || discards && discardDisabled(name), err
+			s.rememberOver(r.key(), d, backing.Name())
+			shown, err = s.reservedNumber(d.number, r) // somebody may have bound it since it was chosen, or had it as a solid one
+			if shown = shown || discards && discardDisabled(name); shown || err != nil {
+				s.forgetAs(r.key(), name)
+			}
+			return shown, err
 		})
 		switch {
 		case err != nil:
@@ -154,19 +162,19 @@ func (s *Devices) configure(ctx context.Context, r Request, backing *os.File) (e
 		if buffered == "" && !d.direct() {
 			buffered = "the kernel declined"
 		}
-		klog.FromContext(ctx).V(2).Info("Attached a loop device", "device", d.Path(), "backing", backing.Name(), "readOnly", d.readOnly, "sectorBytes", d.sector, "directIO", d.direct(), "whyBuffered", buffered)
+		klog.FromContext(ctx).V(3).Info("Attached a loop device", "device", d.Path(), "backing", backing.Name(), "readOnly", d.readOnly, "sectorBytes", d.sector, "directIO", d.direct(), "whyBuffered", buffered)
 		return nil
 	}
 	return fmt.Errorf("no free loop device could be had in %d tries: other processes took each one first", attachTries)
 }
 
-// shown accepts the device that is to come of the request.
+// shown reports whether a device shows what the request asks for, in its shape.
 func (r Request) shown(d *Device) bool {
 	return r.Owns(d) && d.is(r.Shape) && (r.File == nil || d.File() == r.File.ID)
 }
 
-// proveUnused makes sure that no device shows an open file: nobody else has it open, or
-// none of all devices shows it.
+// proveUnused makes sure that no device shows an open file: either nobody else has the
+// file open (alone), or all devices were asked.
 func (s *Devices) proveUnused(ctx context.Context, t Target, backing *os.File) (alone bool, err error) {
 	if alone, err := lease.Alone(backing); alone && err == nil {
 		return true, nil
@@ -178,10 +186,10 @@ func (s *Devices) proveUnused(ctx context.Context, t Target, backing *os.File) (
 	return false, err
 }
 
-// bind configures one device; taken says that another process was faster, or has
-// opened the backing that nobody else had open, shows the device's number, or had it
-// meanwhile. After an error the device is free again.
-func (s *Devices) bind(ctx context.Context, name string, backing *os.File, config *unix.LoopConfig, as Shape, alone bool, look func() (shown bool, err error)) (taken bool, err error) {
+// bind configures one device. taken: the device cannot be used, because another process
+// took it first, has opened the backing that nobody else had open, shows the device's
+// number, or used the device meanwhile. After an error the device is free again.
+func (s *Devices) bind(ctx context.Context, name string, backing *os.File, config *unix.LoopConfig, as Shape, alone bool, look func(*os.File) (shown bool, err error)) (taken bool, err error) {
 	f, err := s.configureFree(ctx, name, config, as.ReadOnly)
 	if lostRace(err) || errors.Is(err, os.ErrNotExist) {
 		return true, nil
@@ -209,7 +217,7 @@ func (s *Devices) bind(ctx context.Context, name string, backing *os.File, confi
 	if as.Solid {
 		disableDiscard(ctx, name)
 	}
-	return look()
+	return look(f)
 }
 
 // configureFree configures a device, if it is free, and returns it open. LOOP_CONFIGURE
@@ -231,8 +239,8 @@ func (s *Devices) configureFree(ctx context.Context, name string, config *unix.L
 	return f, nil
 }
 
-// undoConfigure detaches what was configured through an open device just now. It goes
-// when that is closed.
+// undoConfigure detaches an open device that was configured just now. The backing is let
+// go when f is closed.
 func undoConfigure(f *os.File) error {
 	return pathError("LOOP_CLR_FD", f, unix.IoctlSetInt(int(f.Fd()), unix.LOOP_CLR_FD, 0))
 }
@@ -242,7 +250,7 @@ func lostRace(err error) bool {
 	return errors.Is(err, unix.EBUSY) || errors.Is(err, unix.ENXIO) || errors.Is(err, unix.ENODEV)
 }
 
-// reclaim keeps a device that is going away.
+// reclaim cancels the detach of a device.
 func (s *Devices) reclaim(ctx context.Context, key string, d *Device, solid bool) error {
 	unlock, err := s.nodes.Lock(ctx, d.name)
 	if err != nil {
@@ -258,14 +266,14 @@ func (s *Devices) reclaim(ctx context.Context, key string, d *Device, solid bool
 }
 
 // cancelDetach is reclaim for a caller that has the device's turn. While the device is open
-// here it cannot go, so what is seen then stays true.
+// here its detach cannot complete, so what is seen then stays true.
 func cancelDetach(ctx context.Context, d *Device, solid bool) (gone bool, err error) {
 	f, err := open(d.name, os.O_RDONLY)
 	if err != nil {
 		return false, fmt.Errorf("reclaim: %w", err)
 	}
 	defer closeAfter(f, &err)
-	now, err := describe(f, d.name)
+	now, err := identify(int(f.Fd()), d.name)
 	switch {
 	case err != nil:
 		return false, err
@@ -279,7 +287,7 @@ func cancelDetach(ctx context.Context, d *Device, solid bool) (gone bool, err er
 	if solid { // LOOP_SET_STATUS64 turned it on again, before Linux 6.11
 		disableDiscard(ctx, d.name)
 	}
-	switch now, err = describe(f, d.name); {
+	switch now, err = identify(int(f.Fd()), d.name); {
 	case err != nil:
 		return false, err
 	case now == nil || now.Detaching():

@@ -10,7 +10,9 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+	"k8s.io/klog/v2"
 
+	"github.com/csi-node/csi-node/pkg/internal/rawfile"
 	"github.com/csi-node/csi-node/pkg/process"
 	"github.com/csi-node/csi-node/pkg/state"
 )
@@ -80,8 +82,8 @@ func (s *Devices) release(ctx context.Context, d *Device) error {
 		return err
 	}
 	defer unlock()
-	if now, err := ask(d.name); err == nil && now != nil && !now.same(d) {
-		return nil // somebody else's by now, who is not to meet a claim
+	if now, err := askFor(d.name, identify); err == nil && now != nil && !now.same(d) {
+		return nil // it belongs to somebody else now, whom a claim would disturb
 	}
 	gone, err := s.clear(ctx, d)
 	if err != nil || gone {
@@ -97,6 +99,9 @@ func (s *Devices) clear(ctx context.Context, d *Device) (gone bool, err error) {
 	f, err := claim(ctx, d.name, os.O_RDONLY)
 	switch {
 	case errors.Is(err, unix.EBUSY):
+		if err := heldBy(d, stackedOn(d)); err != nil {
+			return false, err
+		}
 		return false, fmt.Errorf("%s is %w: it is mounted or claimed, perhaps in another mount namespace", d, errHeld)
 	case errors.Is(err, unix.ENXIO): // it is being cleared
 		return false, nil
@@ -104,8 +109,8 @@ func (s *Devices) clear(ctx context.Context, d *Device) (gone bool, err error) {
 		return false, err
 	}
 	defer closeAfter(f, &err)
-	now, err := describe(f, d.name)
-	if err != nil && d.still(f) {
+	now, err := identify(int(f.Fd()), d.name)
+	if err != nil && d.still(int(f.Fd())) {
 		now, err = d, nil
 	}
 	switch {
@@ -114,8 +119,16 @@ func (s *Devices) clear(ctx context.Context, d *Device) (gone bool, err error) {
 	case !now.same(d):
 		return true, nil
 	}
-	if err := s.checkNotStacked(ctx, d); err != nil {
+	switch view, err := s.Recall(ctx, ViewOf(d.number)); { // which does not claim it
+	case err != nil:
 		return false, err
+	case view != nil:
+		return false, heldBy(d, []string{view.String()})
+	}
+	// Before Linux 6.11 the ioctl drops the pages that somebody has written and closed since the
+	// claim. An error must not keep a dead disk attached.
+	if err := rawfile.WriteBack(f); err != nil {
+		klog.FromContext(ctx).Error(err, "Not all that was written to a loop device could be written back", "device", d.name)
 	}
 	if err := unix.IoctlSetInt(int(f.Fd()), unix.LOOP_CLR_FD, 0); err != nil && !errors.Is(err, unix.ENXIO) {
 		return false, &os.PathError{Op: "LOOP_CLR_FD", Path: d.Path(), Err: err}
@@ -174,23 +187,14 @@ func (s *Devices) awaitGone(ctx context.Context, d *Device) error {
 	}
 }
 
-// checkNotStacked returns an error that names the plugin's view over d, and what sysfs
-// lists as holders (device-mapper, md, bcache).
-func (s *Devices) checkNotStacked(ctx context.Context, d *Device) error {
-	var users []string
-	if view, err := s.Recall(ctx, ViewOf(d.number)); err != nil {
-		return err
-	} else if view != nil {
-		users = append(users, view.String())
+// stackedOn names what sysfs lists as holders of a device (device-mapper, md, bcache): they
+// claim it.
+func stackedOn(d *Device) (holders []string) {
+	entries, _ := os.ReadDir(filepath.Join(sysBlock, d.name, "holders")) // it may be gone
+	for _, e := range entries {
+		holders = append(holders, "/dev/"+e.Name())
 	}
-	holders, err := os.ReadDir(filepath.Join(sysBlock, d.name, "holders"))
-	if err != nil && !errors.Is(err, os.ErrNotExist) {
-		return err
-	}
-	for _, holder := range holders {
-		users = append(users, "/dev/"+holder.Name())
-	}
-	return heldBy(d, users)
+	return holders
 }
 
 // checkNotShown returns an error that names other loop devices over d, which was

@@ -25,7 +25,7 @@ const (
 	loopMajor = 7 // LOOP_MAJOR in the kernel's include/uapi/linux/major.h
 )
 
-// Tests have others.
+// Tests replace these paths.
 var (
 	sysBlock    = "/sys/block"
 	sysNumbers  = "/sys/dev/block"
@@ -38,21 +38,21 @@ type Device struct {
 	number   state.DeviceNumber
 	info     unix.LoopInfo64
 	bytes    int64
-	sector   int // bytes, of a logical one
+	sector   int // the logical sector size, in bytes
 	readOnly bool
-	sequence uint64 // another at each attach; 0: this kernel tells none
+	sequence uint64 // a new one at each attach; 0: this kernel has none
 }
 
 // Name is the name of the device, such as "loop3".
 func (d *Device) Name() string { return d.name }
 
-// Path is that of the device's node.
+// Path is the path of the device's node.
 func (d *Device) Path() string { return "/dev/" + d.name }
 
-// Number is that of the device's node.
+// Number is the number of the device's node.
 func (d *Device) Number() state.DeviceNumber { return d.number }
 
-// Tag is what whoever attached the device called it.
+// Tag is the name (lo_file_name) that the device got when it was attached.
 func (d *Device) Tag() string { return unix.ByteSliceToString(d.info.File_name[:]) }
 
 // File is the file, or the node, that the device shows.
@@ -121,7 +121,7 @@ type Backing struct {
 
 // BackingOf asks an open loop device what it shows; nil when it is not bound.
 func BackingOf(f *os.File) (*Backing, error) {
-	info, err := statusOf(f)
+	info, err := statusOf(int(f.Fd()), f.Name())
 	if info == nil || err != nil {
 		return nil, err
 	}
@@ -141,55 +141,66 @@ func BackingAt(number state.DeviceNumber) (name, backing string) {
 	return name, backingOf(name)
 }
 
-// statusOf asks an open loop device for its status; nil when it is not bound.
-func statusOf(f *os.File) (*unix.LoopInfo64, error) {
-	info, err := unix.IoctlLoopGetStatus64(int(f.Fd()))
+// statusOf asks an open loop device, whose node is at the path, for its status; nil when it
+// is not bound.
+func statusOf(fd int, path string) (*unix.LoopInfo64, error) {
+	info, err := unix.IoctlLoopGetStatus64(fd)
 	if errors.Is(err, unix.ENXIO) {
 		return nil, nil
 	}
 	if err != nil {
-		return nil, &os.PathError{Op: "LOOP_GET_STATUS64", Path: f.Name(), Err: err}
+		return nil, &os.PathError{Op: "LOOP_GET_STATUS64", Path: path, Err: err}
 	}
 	return info, nil
 }
 
-// describe asks the kernel about an open device; nil when it is not bound.
-func describe(f *os.File, name string) (*Device, error) {
-	var st unix.Stat_t
-	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
-		return nil, &os.PathError{Op: "fstat", Path: f.Name(), Err: err}
-	}
-	info, err := statusOf(f)
+// identify asks an open device only what it shows, and for whom: what same compares.
+func identify(fd int, name string) (*Device, error) {
+	info, err := statusOf(fd, "/dev/"+name)
 	if info == nil || err != nil {
 		return nil, err
 	}
-	d := &Device{name: name, number: devnode.NumberOf(st.Rdev), info: *info, sequence: sequenceOf(f)}
-	if d.bytes, err = f.Seek(0, io.SeekEnd); err != nil {
-		return nil, fmt.Errorf("size of %s: %w", f.Name(), err)
+	return &Device{name: name, info: *info}, nil
+}
+
+// describe asks the kernel about an open device; nil when it is not bound.
+func describe(fd int, name string) (*Device, error) {
+	path := "/dev/" + name
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		return nil, &os.PathError{Op: "fstat", Path: path, Err: err}
 	}
-	readOnly, err := unix.IoctlGetInt(int(f.Fd()), unix.BLKROGET)
+	d, err := identify(fd, name)
+	if d == nil || err != nil {
+		return nil, err
+	}
+	d.number, d.sequence = devnode.NumberOf(st.Rdev), sequenceOf(fd)
+	if d.bytes, err = unix.Seek(fd, 0, io.SeekEnd); err != nil {
+		return nil, fmt.Errorf("size of %s: %w", path, err)
+	}
+	readOnly, err := unix.IoctlGetInt(fd, unix.BLKROGET)
 	if err != nil {
-		return nil, &os.PathError{Op: "BLKROGET", Path: f.Name(), Err: err}
+		return nil, &os.PathError{Op: "BLKROGET", Path: path, Err: err}
 	}
 	d.readOnly = readOnly != 0
-	if d.sector, err = unix.IoctlGetInt(int(f.Fd()), unix.BLKSSZGET); err != nil {
-		return nil, &os.PathError{Op: "BLKSSZGET", Path: f.Name(), Err: err}
+	if d.sector, err = unix.IoctlGetInt(fd, unix.BLKSSZGET); err != nil {
+		return nil, &os.PathError{Op: "BLKSSZGET", Path: path, Err: err}
 	}
 	return d, nil
 }
 
-// sequenceOf returns the number that an open device got when it was last
-// attached or detached, which no other has (BLKGETDISKSEQ, Linux 5.15); 0: none.
-func sequenceOf(f *os.File) (n uint64) {
+// sequenceOf returns the unique number that an open device got when it was last attached
+// or detached (BLKGETDISKSEQ, Linux 5.15); 0: none.
+func sequenceOf(fd int) (n uint64) {
 	const blkGetDiskSeq = 0x80081280 // linux/fs.h
-	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, f.Fd(), blkGetDiskSeq, uintptr(unsafe.Pointer(&n))); errno != 0 {
+	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), blkGetDiskSeq, uintptr(unsafe.Pointer(&n))); errno != 0 {
 		return 0
 	}
 	return n
 }
 
 // still reports whether an open device is attached as it was when d was asked.
-func (d *Device) still(f *os.File) bool { return d.sequence != 0 && sequenceOf(f) == d.sequence }
+func (d *Device) still(fd int) bool { return d.sequence != 0 && sequenceOf(fd) == d.sequence }
 
 // open opens the node of a loop device. Its number is not the one in its name where
 // the driver keeps minors for partitions (max_part).
@@ -217,8 +228,11 @@ func numberOf(name string) (state.DeviceNumber, error) {
 
 // ask opens a device for as long as it takes to describe it; nil when it is
 // not bound, or being cleared (the open says ENXIO).
-func ask(name string) (*Device, error) {
-	if d := askByNode(name, "/dev/"+name); d != nil {
+func ask(name string) (*Device, error) { return askFor(name, describe) }
+
+// askFor is ask with another question.
+func askFor(name string, question func(fd int, name string) (*Device, error)) (*Device, error) {
+	if d := askByNode(name, "/dev/"+name, question); d != nil {
 		return d, nil
 	}
 	f, err := open(name, os.O_RDONLY)
@@ -228,25 +242,25 @@ func ask(name string) (*Device, error) {
 	case err != nil:
 		return nil, err
 	}
-	d, err := describe(f, name)
+	d, err := question(int(f.Fd()), name)
 	return d, errors.Join(err, f.Close())
 }
 
-// askByNode describes the device whose node is at a path, if that is a loop device which
-// says itself that it has the name: then sysfs need not be asked for the number. nil: it is
-// not bound, or something is not as it should be.
-func askByNode(name, path string) *Device {
-	var st unix.Stat_t
+// askByNode asks the device whose node is at a path, if that is a loop device which says
+// itself that it has the name: then sysfs need not be asked for the number. nil: it is not
+// bound, or something is not as it should be. Whatever else is there is opened for reading
+// at most, and never waited for.
+func askByNode(name, path string, question func(fd int, name string) (*Device, error)) *Device {
 	index, err := strconv.ParseUint(strings.TrimPrefix(name, "loop"), 10, 32)
-	if err != nil || unix.Lstat(path, &st) != nil || st.Mode&unix.S_IFMT != unix.S_IFBLK || unix.Major(st.Rdev) != loopMajor {
-		return nil
-	}
-	f, err := rawfile.Open(path, unix.O_RDONLY|unix.O_NOFOLLOW, 0)
 	if err != nil {
 		return nil
 	}
-	d, err := describe(f, name)
-	if err = errors.Join(err, f.Close()); err != nil || d == nil || d.info.Number != uint32(index) {
+	fd, err := rawfile.OpenIn(unix.AT_FDCWD, path, unix.O_RDONLY|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return nil
+	}
+	d, err := question(fd, name)
+	if err = errors.Join(err, unix.Close(fd)); err != nil || d == nil || d.info.Number != uint32(index) {
 		return nil
 	}
 	return d
@@ -278,7 +292,7 @@ func isFree(name string) bool {
 // readBacking returns what sysfs names as the backing of a loop device; "" when
 // the device is not bound. The kernel has the file only while it is.
 func readBacking(name string) (string, error) {
-	raw, err := rawfile.Read(filepath.Join(sysBlock, name, "loop", "backing_file"))
+	raw, err := rawfile.ReadAttribute(filepath.Join(sysBlock, name, "loop", "backing_file"))
 	if errors.Is(err, os.ErrNotExist) || errors.Is(err, unix.ENODEV) {
 		return "", nil
 	}

@@ -15,17 +15,16 @@ import (
 	"github.com/csi-node/csi-node/pkg/internal/rawfile"
 )
 
-// A discard of a loop device punches holes into its backing: so a thin file
-// gives back what the file system in it frees. A solid one must not lose blocks:
-// its device's discard_max_bytes is 0, with which the driver refuses discards
-// and all else that calls fallocate on the file. The kernel then writes zeros
-// where it is asked for them, and Linux 6.1 logs that each time.
+// A discard of a loop device punches holes into its backing: in this way a thin file
+// gives back what the file system in it frees. A solid file must not lose blocks: its
+// device's discard_max_bytes is 0, with which the driver refuses discards and whatever
+// else would call fallocate on the file. A request for zeros is then served by writing
+// zeros, which Linux 6.1 logs each time.
 //
 // That limit outlives the backing. From Linux 6.10 on even LOOP_CONFIGURE keeps
-// it, and no write to sysfs takes it back, as 0 is the only multiple of the
-// granularity that the kernel then has. The next solid file on that device is
-// spared the setting, which takes the kernel 15 ms; a thin one has the device made
-// anew before, which takes 40 ms. Others may be given the device meanwhile, and
+// it, and no write to sysfs takes it back, because the kernel then accepts no value
+// but 0. The next solid file on that device needs no new setting, which saves 15 ms; for a
+// thin one the device is made anew, which takes 40 ms. Other programs that get the device before that
 // cannot discard on it.
 const (
 	discardMax   = "discard_max_bytes"    // that are in force, settable
@@ -88,7 +87,7 @@ func recreate(name string) (err error) {
 	return nil
 }
 
-// add makes a device of the first number that there is none of.
+// add makes a device with the lowest number that has no device.
 func add(control *os.File) (number int, err error) {
 	const any = ^uintptr(0) // -1
 	n, _, errno := unix.Syscall(unix.SYS_IOCTL, control.Fd(), unix.LOOP_CTL_ADD, any)
@@ -101,7 +100,7 @@ func add(control *os.File) (number int, err error) {
 func queueFile(name, file string) string { return filepath.Join(sysBlock, name, "queue", file) }
 
 func readQueue(name, file string) (uint64, error) {
-	raw, err := rawfile.Read(queueFile(name, file))
+	raw, err := rawfile.ReadAttribute(queueFile(name, file))
 	if err != nil {
 		return 0, err
 	}

@@ -1,27 +1,26 @@
-// Package loop attaches files and block devices as loop devices. What they hold,
-// and for whom, is not its business: it knows each thing to show by a Target.
+// Package loop attaches files and block devices as loop devices. It does not know what
+// they hold, or for whom: a Target names what a device is to show.
 //
-// A device is the plugin's when its lo_file_name is a tag, which the plugin sets,
-// and it shows its backing from the first byte to the last; what it shows is told
-// by the inode, or the device number, as LOOP_GET_STATUS64 gives it:
+// A device is the plugin's if its lo_file_name is a tag, which the plugin sets, and if it
+// shows its backing from the first byte to the last. LOOP_GET_STATUS64 gives the inode, or
+// the device number, of the backing:
 //
 //	csi-node:<place>:<name>   a file: see Tag
 //	csi-node:view             a read-only view of the block device lo_rdevice
 //
 // Any other loop device over the file of a Target is foreign: it is reported, and
-// neither detached nor attached a second time. Tables of loop devices are not
-// believed: an index remembers which device was last seen to stand for a Target,
-// and the kernel is asked about that device each time. All devices are looked at
-// at the start. That none shows a file is asked of the file: a write lease proves
-// that nobody has it open. Only when that is refused, as it is when anybody reads
-// the file, are all devices looked at again. A device that does not answer may
-// show any file of which a lease does not prove otherwise.
+// neither detached nor attached a second time. An index remembers which device was last
+// seen to show a Target, but is never trusted: the kernel is asked about that device each
+// time. All devices are looked at at the start. To prove that no device shows a file, the
+// file is asked: a write lease on it is granted only if nobody has it open. If the lease
+// is refused, such as when anybody reads the file, all devices are looked at again. A
+// device that does not answer may show any file for which there is no lease.
 //
-// A device does direct I/O where the file system of its backing can. It lets
-// discards through to its backing unless it is Solid.
+// A device does direct I/O if the file system of its backing supports it. It passes
+// discards on to its backing unless it is Solid.
 //
-// The loop ioctls take no deadline: one that meets a hung disk blocks until
-// the disk answers, and with it the calls for that Target only.
+// The loop ioctls take no deadline: on a hung disk, one blocks until the disk answers,
+// and holds up the calls for that Target only.
 //
 // Read first: target.go (what a device is to show) and device.go (what the kernel
 // says of one). Then attach.go and detach.go, scan.go (the index, and the look at all
@@ -55,8 +54,8 @@ const (
 	tagSize = 63
 )
 
-// Tag returns the tag of a name in a place, which holds no colon. Names that do
-// not fit are told apart by a hash.
+// Tag returns the tag of a name in a place, which must not contain a colon. A name that
+// is too long is cut, and gets a hash at its end.
 func Tag(place, name string) string {
 	prefix := tagPrefix + place + ":"
 	if room := tagSize - len(prefix); len(name) > room {
@@ -67,34 +66,34 @@ func Tag(place, name string) string {
 	return prefix + name
 }
 
-// IsTag reports whether a loop device of that name (lo_file_name) is a plugin's.
+// IsTag reports whether a lo_file_name is a tag of this plugin.
 func IsTag(name string) bool { return strings.HasPrefix(name, tagPrefix) }
 
-// Devices are the loop devices of the node, as one process uses them: it should
-// have but one. The methods may be called concurrently, but those that change what
-// stands for one Target must take turns.
+// Devices are the loop devices of the node. A process should have only one Devices. The
+// methods may be called concurrently, but those that change the device of one Target must
+// take turns.
 type Devices struct {
-	numbers Numbers // that are somebody's
+	numbers Numbers // device numbers that are in use
 
 	// nodes is held, by the name of a device, while it is open here: two O_EXCL
 	// opens at a time would take each other for a holder, and a detach completes
 	// only when it has the device to itself.
 	nodes keylock.Map
 
-	// looks are at devices whose backing may be dead, by their names.
+	// looks are the questions to devices whose backing may not answer, by name.
 	looks hang.Calls[*Device]
 
 	mu    sync.Mutex
 	index map[string]indexEntry // by the key of a Target
-	// silent are the devices that did not answer when they were last asked.
+	// unresponsive are the devices that did not answer when they were last asked.
 	unresponsive map[string]bool
 }
 
-// indexEntry is a device that was seen to stand for a Target.
+// indexEntry is a device that was seen to show a Target.
 type indexEntry struct {
 	name    string // such as "loop3"
 	backing string // what sysfs said of its backing then
-	was     Device // what it said itself; nothing yet if sequence is 0
+	was     Device // what it said itself; empty, with sequence 0, until it was asked
 }
 
 // New finds the devices that were attached before. The error says what to do when
@@ -134,8 +133,8 @@ func (s *Devices) Check(context.Context) error {
 	return nil
 }
 
-// Recognize finds devices over files that the plugin did not attach. It is told
-// the tag that the plugin's own device over each file would have.
+// Recognize finds devices over files that the plugin did not attach. tags has, by file,
+// the tag that the plugin's own device would have.
 func (s *Devices) Recognize(ctx context.Context, tags map[FileID]string) error {
 	all, _, err := s.scan(ctx, nil)
 	if err != nil {
@@ -150,14 +149,15 @@ func (s *Devices) Recognize(ctx context.Context, tags map[FileID]string) error {
 }
 
 // Seen returns the name of the device last seen for a tag, such as "loop3"; "" when
-// there is none. It asks nobody.
+// there is none. It reads only the index.
 func (s *Devices) Seen(tag string) string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.index[tag].name
 }
 
-// AnySeen reports whether a device was seen whose tag begins so. It asks nobody.
+// AnySeen reports whether a device was seen whose tag begins with the prefix. It reads
+// only the index.
 func (s *Devices) AnySeen(prefix string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -201,11 +201,14 @@ func (s *Devices) Tagged(ctx context.Context, prefix string, skip func(tag strin
 	return tagged, nil
 }
 
-func (s *Devices) remember(key string, d *Device) {
-	h := indexEntry{name: d.name, backing: backingOf(d.name), was: *d}
+func (s *Devices) remember(key string, d *Device) { s.rememberOver(key, d, backingOf(d.name)) }
+
+// rememberOver is remember for a caller that has read the backing's name in sysfs already.
+// If that name is outdated, the device is only asked more often.
+func (s *Devices) rememberOver(key string, d *Device, backing string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.index[key] = h
+	s.index[key] = indexEntry{name: d.name, backing: backing, was: *d}
 }
 
 func (s *Devices) forget(key string) {

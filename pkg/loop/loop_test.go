@@ -99,7 +99,7 @@ func TestDetachTakesEveryDeviceOfTheTag(t *testing.T) {
 	config := unix.LoopConfig{Fd: uint32(backing.Fd()), Size: 512}
 	copy(config.Info.File_name[:tagSize], to.Tag)
 	name := addLoop(t, ownNumber(t))
-	if taken, err := s.bind(t.Context(), name, backing, &config, Shape{Sector: 512}, false, func() (bool, error) { return false, nil }); taken || err != nil {
+	if taken, err := s.bind(t.Context(), name, backing, &config, Shape{Sector: 512}, false, func(*os.File) (bool, error) { return false, nil }); taken || err != nil {
 		t.Fatal(taken, err)
 	}
 	require.NoError(t, backing.Close())
@@ -153,7 +153,7 @@ func TestAskByNode(t *testing.T) {
 	bind := func(file string) (name string, want *Device) {
 		t.Helper()
 		name = addLoop(t, ownNumber(t))
-		if d := askByNode(name, "/dev/"+name); d != nil {
+		if d := askByNode(name, "/dev/"+name, describe); d != nil {
 			t.Errorf("not bound: %s", d)
 		}
 		if out, err := exec.Command("losetup", "/dev/"+name, newFile(t, file).Path).CombinedOutput(); err != nil {
@@ -166,14 +166,14 @@ func TestAskByNode(t *testing.T) {
 	}
 	name, want := bind("data")
 	other, _ := bind("other")
-	if d := askByNode(name, "/dev/"+name); d == nil || *d != *want {
+	if d := askByNode(name, "/dev/"+name, describe); d == nil || *d != *want {
 		t.Errorf("%+v, want %+v", d, want)
 	}
 	file, link := filepath.Join(t.TempDir(), "file"), filepath.Join(t.TempDir(), "link")
 	require.NoError(t, os.WriteFile(file, nil, 0o600))
 	require.NoError(t, os.Symlink("/dev/"+name, link))
 	for what, path := range map[string]string{"nothing": file + "2", "a file": file, "a link": link, "the node of another device": "/dev/" + other} {
-		if d := askByNode(name, path); d != nil {
+		if d := askByNode(name, path, describe); d != nil {
 			t.Errorf("%s: %+v", what, d)
 		}
 	}

@@ -30,9 +30,9 @@ type Numbers struct {
 	Published func(volume string, view bool) []state.DeviceNumber
 }
 
-// Reserve sets what keeps numbers from being given away: one that somebody shows is
-// given only to the volume that is published with it, and that gets it again if it
-// can. It must be called before anything is attached.
+// Reserve sets which numbers are in use. Such a number is given only to the volume that is
+// published with it; that volume gets it again if possible. Reserve must be called before
+// anything is attached.
 func (s *Devices) Reserve(numbers Numbers) { s.numbers = numbers }
 
 // reserved reports whether the number of a free device is kept for somebody else.
@@ -41,6 +41,10 @@ func (s *Devices) reserved(name string, r Request) (bool, error) {
 	if err != nil {
 		return false, err
 	}
+	return s.reservedNumber(number, r)
+}
+
+func (s *Devices) reservedNumber(number state.DeviceNumber, r Request) (bool, error) {
 	owner := ""
 	if s.numbers.Owner != nil {
 		owner = s.numbers.Owner(number)
@@ -54,9 +58,9 @@ func (s *Devices) reserved(name string, r Request) (bool, error) {
 	return s.numbers.Bound(number)
 }
 
-// free returns the name of a device that nobody has; another process may still take it.
-// With again, it first tries the one that the volume is published as: sure says that it is
-// that one, and no other will do. A taken one is not offered again: it may look free while
+// free returns the name of a free device; another process may still take it. With again,
+// it first tries the device that the volume is published as. sure: it is that device, and
+// no other one will do. A device in taken is not offered again: it may look free while
 // somebody has it claimed.
 func (s *Devices) free(ctx context.Context, control *os.File, r Request, again bool, taken map[string]bool) (name string, sure bool, err error) {
 	if again {
@@ -78,6 +82,9 @@ func (s *Devices) free(ctx context.Context, control *os.File, r Request, again b
 		klog.FromContext(ctx).V(2).Info("The number of a free loop device is shown to somebody, and left alone", "device", name)
 	}
 	for n++; ; n++ { // the kernel names the lowest one only
+		if err := ctx.Err(); err != nil {
+			return "", false, err
+		}
 		name := nameOf(n)
 		if taken[name] || !isFree(name) {
 			continue

@@ -17,16 +17,14 @@ import (
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
-// lookLimit is how long scans wait for one device that is not known, all of them
-// together: the kernel asks the backing's file system, and a dead NFS server
-// never answers.
+// lookLimit bounds the wait of all scans together for one device that is not in the index:
+// the kernel asks the backing's file system, and a dead NFS server never answers.
 const lookLimit = 2 * time.Second
 
-// scan asks the bound loop devices, but those that the index knows and sysfs
-// confirms: opening a device that another goroutine detaches would delay that. only,
-// if there is one, says by the name of the backing which others it asks; that is ""
-// where sysfs does not tell it. Of the silent ones, which did not answer now or
-// before, nothing is known but their names.
+// scan asks all bound loop devices except those whose index entry sysfs confirms: opening
+// a device that another goroutine detaches would delay the detach. If only is set, it
+// selects the other devices to ask by the name of their backing, which is "" if sysfs does
+// not tell it. silent are the names of the devices that did not answer, now or before.
 func (s *Devices) scan(ctx context.Context, only func(backing string) bool) (all []*Device, silent []string, err error) {
 	names, err := bound()
 	if err != nil {
@@ -127,8 +125,8 @@ func (s *Devices) Recall(ctx context.Context, t Target) (*Device, error) {
 	return nil, nil
 }
 
-// askIndexed asks the device of the index. It is forgotten if it is not bound, or not
-// accepted.
+// askIndexed asks the device that the index has for a key. The entry is dropped if the
+// device is not bound, or not accepted.
 func (s *Devices) askIndexed(ctx context.Context, key, name string, accept func(*Device) bool) (*Device, error) {
 	unlock, err := s.nodes.Lock(ctx, name)
 	if err != nil {
@@ -150,9 +148,9 @@ func (s *Devices) askIndexed(ctx context.Context, key, name string, accept func(
 	return d, nil
 }
 
-// lastAnswer returns what a device of the index said last, if it is attached as it
-// was then, else nil. A file system that was shut down may fail every question
-// about its files (xfs does), that for the tag of a loop device with it.
+// lastAnswer returns what a device of the index said last, if it has not been attached
+// anew since, else nil. A file system that was shut down may fail every question about its
+// files (xfs does); then a loop device over one of them cannot tell its tag either.
 func (s *Devices) lastAnswer(key, name string) *Device {
 	s.mu.Lock()
 	was := s.index[key].was
@@ -162,7 +160,7 @@ func (s *Devices) lastAnswer(key, name string) *Device {
 		return nil
 	}
 	defer f.Close()
-	if was.name != name || !was.still(f) {
+	if was.name != name || !was.still(int(f.Fd())) {
 		return nil
 	}
 	return &was
@@ -194,7 +192,7 @@ func (s *Devices) Claim(ctx context.Context, d *Device, mode int, do func(*os.Fi
 		return err
 	}
 	defer closeAfter(f, &err)
-	now, err := describe(f, d.name)
+	now, err := identify(int(f.Fd()), d.name)
 	switch {
 	case err != nil:
 		return err

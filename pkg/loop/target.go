@@ -15,12 +15,13 @@ import (
 type Target struct {
 	// Tag is that of the plugin's own device.
 	Tag string
-	// File is the file that the device is to show, at Path; nil when there is none,
-	// or it is not known: then the tag alone tells.
+	// File is the file that the device is to show, at Path; nil when there is none, or
+	// it is not known: then a device is recognised by its tag alone.
 	File *File
 	Path string
-	// Place is a part of the path that is in no other's, wherever the file system
-	// is mounted: it tells which of the devices that say nothing may be meant.
+	// Place is a part of the path that no other path has, wherever the file system is
+	// mounted. A device that does not answer may be the target's only if its backing's
+	// name has it.
 	Place string
 
 	over state.DeviceNumber // what a view shows
@@ -31,7 +32,7 @@ func ViewOf(device state.DeviceNumber) Target { return Target{Tag: viewTag, over
 
 func (t Target) isView() bool { return t.Tag == viewTag }
 
-// key is by what the index knows the target's device.
+// key is the key of the target's device in the index.
 func (t Target) key() string {
 	if t.isView() {
 		return viewTag + " of " + t.over.String()
@@ -50,8 +51,8 @@ func (t Target) Owns(d *Device) bool {
 // is accepts the plugin's device, and any other over the file.
 func (t Target) is(d *Device) bool { return t.Owns(d) || t.File != nil && d.File() == t.File.ID }
 
-// mayShow accepts a device that says nothing, by the name of its backing, which is
-// "" where sysfs does not tell that either.
+// mayShow reports whether a device that does not answer may be the target's, by the name
+// of its backing, which is "" if sysfs does not tell it.
 func (t Target) mayShow(backing string) bool {
 	if t.isView() { // by the last name: the path depends on who attached it, and where
 		number, err := devnode.ReadNumber(filepath.Join(sysClass, filepath.Base(strings.TrimSuffix(backing, deleted)), "dev"))
@@ -60,7 +61,7 @@ func (t Target) mayShow(backing string) bool {
 	return t.Place != "" && strings.Contains(backing, t.Place)
 }
 
-// deleted is what sysfs puts behind the path of a file that has none any more.
+// deleted is what sysfs appends to the path of a deleted file.
 const deleted = " (deleted)"
 
 // candidates describes the devices that do not answer and may be the target's.
@@ -83,8 +84,8 @@ func (t Target) candidates(silent []string) (maybe []string) {
 	return maybe
 }
 
-// nobodyHasItOpen reports whether a lease proves that nobody has the file open, no
-// device either. It has the file open itself, for microseconds.
+// nobodyHasItOpen reports whether a lease proves that nobody, not even a device, has the
+// file open. For that it opens the file itself, for microseconds.
 func (t Target) nobodyHasItOpen() bool {
 	if t.File == nil {
 		return false

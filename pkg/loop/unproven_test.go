@@ -47,7 +47,7 @@ func TestUnreadableBackingIsNotAbsent(t *testing.T) {
 func TestFileOpenedMeanwhile(t *testing.T) {
 	to := newFile(t, "vol")
 	name := addLoop(t, ownNumber(t))
-	bindOver := func(backing *os.File, look func() (bool, error)) (bool, error) {
+	bindOver := func(backing *os.File, look func(*os.File) (bool, error)) (bool, error) {
 		config := unix.LoopConfig{Fd: uint32(backing.Fd()), Size: 512}
 		return newDevices(t).bind(t.Context(), name, backing, &config, Shape{Sector: 512}, true, look)
 	}
@@ -58,7 +58,7 @@ func TestFileOpenedMeanwhile(t *testing.T) {
 	}
 	backing, other := open(), open()
 	defer backing.Close()
-	if taken, err := bindOver(backing, func() (bool, error) { return false, nil }); err != nil || !taken {
+	if taken, err := bindOver(backing, func(*os.File) (bool, error) { return false, nil }); err != nil || !taken {
 		t.Errorf("taken by another: %t, %v", taken, err)
 	}
 	if !isFree(name) {
@@ -66,7 +66,7 @@ func TestFileOpenedMeanwhile(t *testing.T) {
 	}
 	require.NoError(t, other.Close())
 	// And no lease is left on it, for which whoever opens the file would wait, if it ends here.
-	taken, err := bindOver(backing, func() (bool, error) { return true, open().Close() })
+	taken, err := bindOver(backing, func(*os.File) (bool, error) { return true, open().Close() })
 	if err != nil || !taken {
 		t.Errorf("shown: %t, %v", taken, err)
 	}

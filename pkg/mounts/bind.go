@@ -84,21 +84,11 @@ func (h *Host) openMounted(path string, device state.DeviceNumber) (int, error) 
 	notMounted := func(found string) error {
 		return state.Errorf(state.FailedPrecondition, "%s is not mounted with the volume's device %s: %s", path, device, found)
 	}
-	p, err := h.open(path)
+	fd, err := h.openWhole(path, unix.O_PATH, 0)
 	if missing(err) {
 		return -1, notMounted(err.Error())
 	} else if err != nil {
 		return -1, err
-	}
-	defer p.close()
-	fd, err := openat2(p.dir, p.name, unix.O_PATH, 0)
-	switch {
-	case err == unix.ELOOP:
-		return -1, refuseLink(path)
-	case missing(err):
-		return -1, notMounted("it does not exist")
-	case err != nil:
-		return -1, fmt.Errorf("open %s: %w", path, err)
 	}
 	if err := h.verifyRoot(fd, device, notMounted); err != nil {
 		unix.Close(fd)

@@ -51,7 +51,7 @@ func TestBindMountRefusals(t *testing.T) {
 		must(t, unix.Mount(filepath.Join(stage, "sub"), filepath.Join(root, "part"), "", unix.MS_BIND, ""))
 		mountTmpfs(t, "foreign", filepath.Join(root, "foreign"), 0)
 		for source, word := range map[string]string{
-			"none": "does not exist", "none/none": "no such file", "stage/sub": "no mount point", "part": "/sub", "foreign": "foreign", "": "",
+			"none": "no such file", "none/none": "no such file", "stage/sub": "no mount point", "part": "/sub", "foreign": "foreign", "": "",
 		} {
 			if source == "" { // the right source of another device
 				wantClass(t, h.BindMount(ctx, stage, state.DeviceNumber{Major: 7, Minor: 1 << 19}, filepath.Join(root, "target"), state.Flags{}),

@@ -69,7 +69,7 @@ func (h *Host) mountDevice(ctx context.Context, device state.Device, path, fsTyp
 	if err := h.attach(p, mnt, state.Directory, mode); err != nil {
 		return err
 	}
-	h.setDisk(path, filesystem.OnDisk(fsType))
+	h.setDisk(path, filesystem.IsDiskFilesystem(fsType))
 	return nil
 }
 
@@ -141,10 +141,7 @@ func newMount(device state.Device, fsType string, flags state.Flags, readOnly bo
 			return -1, fmt.Errorf("set read-only: %w", withMessages(err, contextMessages(fs)))
 		}
 	}
-	options, err := filesystem.MountOptions(fsType, flags.Super)
-	if err != nil {
-		return -1, err
-	}
+	options := filesystem.MountOptions(fsType, flags.Super)
 	log := filesystem.OpenKernelLog()
 	defer log.Close()
 	for _, option := range options {
@@ -205,7 +202,7 @@ func (h *Host) attach(p *place, mnt int, kind state.FileType, mode createMode) e
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for w := range h.watchers {
-		if err := w.made(mnt, p.real); err != nil { // it is mounted, and its event may be enough
+		if err := w.made(mnt, p.real, kind); err != nil { // it is mounted, and its event may be enough
 			klog.Background().Error(err, "If somebody else unmounts this soon, that is noticed late", "path", p.path)
 		}
 	}
@@ -227,7 +224,7 @@ func (p *place) attach(mnt int, kind state.FileType, mode createMode) (err error
 			err = errors.Join(err, p.unlink(kind))
 		}
 	}()
-	target, err := p.openUnmounted(kind)
+	target, err := p.openUnmounted(kind, made)
 	if err != nil {
 		return err
 	}
@@ -238,14 +235,17 @@ func (p *place) attach(mnt int, kind state.FileType, mode createMode) (err error
 	return nil
 }
 
-// openUnmounted opens (O_PATH) a directory or file on which nothing is mounted.
-func (p *place) openUnmounted(kind state.FileType) (int, error) {
+// openUnmounted opens (O_PATH) a directory or file on which nothing is mounted. It was made
+// just now, or else what it is must be found out.
+func (p *place) openUnmounted(kind state.FileType, made bool) (int, error) {
 	fd, err := openat2(p.dir, p.name, unix.O_PATH|unix.O_NOFOLLOW, unix.RESOLVE_NO_XDEV)
 	switch {
 	case err == unix.EXDEV:
 		return -1, state.Errorf(state.FailedPrecondition, "%s is a mount point already, and binding twice stacks two mounts: unmount it first", p.path)
 	case err != nil:
 		return -1, fmt.Errorf("open %s: %w", p.path, err)
+	case made:
+		return fd, nil
 	}
 	st, err := statx(fd, "", 0)
 	switch {

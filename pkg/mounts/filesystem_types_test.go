@@ -174,7 +174,8 @@ func TestBtrfsSubvolumes(t *testing.T) {
 		must(t, h.Unmount(ctx, path))
 
 		for _, option := range []string{"subvol=sub", "subvolid=256", "device=/dev/null"} {
-			wantClass(t, h.MountDevice(ctx, d, path, "btrfs", state.Flags{Super: []string{option}}, false), state.InvalidArgument, option, "a volume is")
+			_, err := state.ParseFlags([]string{option})
+			wantClass(t, err, state.InvalidArgument, state.OptionName(option), "a volume is")
 		}
 		must(t, h.MountDevice(ctx, d, path, "btrfs", state.Flags{}, false))
 		wantMount(t, h, path, d.Number)

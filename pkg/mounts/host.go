@@ -39,9 +39,9 @@ import (
 // change the same path must not overlap.
 //
 // A method that changes something may block for as long as the file system
-// does, whatever becomes of ctx: an operation under way in the kernel cannot
-// be called off. ctx that has ended keeps it from starting. Look, Check and
-// Usage say of themselves how long they wait.
+// does, even if ctx ends: an operation under way in the kernel cannot be cancelled. A ctx
+// that has ended keeps it from starting. The comments of Look, Check and Usage say how
+// long they wait.
 //
 // Errors name the path and what was found there. One with no class of package
 // state is worth another try.
@@ -50,6 +50,7 @@ type Host struct {
 	real  string // the same directory without symbolic links
 	table table
 
+	rootID    uint64 // of the mount that real was in at New; it may be given again
 	rootMount uint64 // the mount that real is in, if its id is not given again (Linux 6.8)
 
 	// The calls that may never return, by path.
@@ -88,6 +89,11 @@ func New(root string) (*Host, error) {
 	if h.table, err = chooseTable(fd); err != nil {
 		return nil, err
 	}
+	st, err := statx(fd, "", unix.STATX_MNT_ID)
+	if err != nil {
+		return nil, fmt.Errorf("statx %s: %w", real, err)
+	}
+	h.rootID = st.Mnt_id
 	if st, err := statx(fd, "", unix.STATX_MNT_ID_UNIQUE); err == nil && st.Mask&unix.STATX_MNT_ID_UNIQUE != 0 {
 		h.rootMount = st.Mnt_id
 	}
@@ -108,19 +114,16 @@ func (h *Host) Check(path string) error {
 		return err
 	}
 	defer p.close()
-	fd, err := openat2(p.dir, p.name, unix.O_PATH|unix.O_NOFOLLOW, unix.RESOLVE_NO_XDEV)
+	fd, err := openat2(p.dir, p.name, unix.O_PATH, unix.RESOLVE_NO_XDEV)
 	switch {
 	case missing(err), errors.Is(err, unix.EXDEV): // a mount point is no symbolic link
 		return nil
+	case err == unix.ELOOP:
+		return refuseLink(path)
 	case err != nil:
 		return fmt.Errorf("open %s: %w", path, err)
 	}
-	defer unix.Close(fd)
-	st, err := statx(fd, "", 0)
-	if err == nil && st.Mode&unix.S_IFMT == unix.S_IFLNK {
-		err = refuseLink(path)
-	}
-	return err
+	return unix.Close(fd)
 }
 
 // relative returns the part of path below the root, or InvalidArgument.

@@ -47,26 +47,48 @@ func (h *Host) Look(ctx context.Context, path string) (state.Mountpoint, error) 
 
 // lookInCache is look where the kernel has all that it takes in its caches and asks no file
 // system (RESOLVE_CACHED, Linux 5.12), so that the call cannot hang and needs no goroutine
-// of its own. ok is false if it has not, or if there is more to look at: what is in a
-// directory, what hides a path. It goes to a mount only where the last look met none but
-// file systems of disks: of others, such as an NFS, the kernel may ask the server even so.
+// of its own. ok is false if the caches do not suffice, or if there is more to look at, such
+// as what hides a path. It goes to a mount only if the last look found only file systems of
+// disks there: for others, such as NFS, the kernel may ask the server in spite of
+// RESOLVE_CACHED. A directory is read only if it is in the mount of the root, without whose
+// disk nothing can be mounted anyway.
 func (h *Host) lookInCache(path string) (m state.Mountpoint, ok bool) {
+	if h.showedDisk(path) {
+		if m, ok = h.lookAtMountInCache(path); ok {
+			return m, true
+		}
+	}
 	p, err := h.openResolving(path, rawfile.ResolveCached)
 	if err != nil {
 		return m, false
 	}
 	defer p.close()
-	resolve := uint64(rawfile.ResolveCached)
-	if !h.showedDisk(path) {
-		resolve |= unix.RESOLVE_NO_XDEV
-	}
-	fd, err := openat2(p.dir, p.name, unix.O_PATH|unix.O_NOFOLLOW, resolve)
+	fd, err := openat2(p.dir, p.name, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW, rawfile.ResolveCached|unix.RESOLVE_NO_XDEV)
 	switch {
-	case err == unix.ENOENT && h.onRoot(p):
+	case err == unix.ENOENT && h.onRoot(p.dir):
 		m.File = state.NoFile
-		h.noteDisk(path, m)
-		return m, true
 	case err != nil:
+		return m, false
+	default:
+		defer unix.Close(fd)
+		if !h.onRoot(fd) {
+			return m, false
+		}
+		m.File = state.Directory
+		if m.Empty, err = noEntries(fd); err != nil {
+			return m, false
+		}
+	}
+	m.Apart = true
+	h.noteDisk(path, m)
+	return m, true
+}
+
+// lookAtMountInCache is lookInCache for a path that was a mount point when it was last
+// looked at.
+func (h *Host) lookAtMountInCache(path string) (m state.Mountpoint, ok bool) {
+	fd, err := h.openWhole(path, unix.O_PATH|unix.O_NOFOLLOW, rawfile.ResolveCached)
+	if err != nil {
 		return m, false
 	}
 	defer unix.Close(fd)
@@ -81,10 +103,10 @@ func (h *Host) lookInCache(path string) (m state.Mountpoint, ok bool) {
 	return m, true
 }
 
-// onRoot reports whether the directory of a place is in the mount of the root, so that
-// nothing that is mounted on the way hides what is there.
-func (h *Host) onRoot(p *place) bool {
-	dir, err := statx(p.dir, "", unix.STATX_MNT_ID_UNIQUE)
+// onRoot reports whether an open directory is in the mount of the root, so that nothing
+// that is mounted on the way hides what is there.
+func (h *Host) onRoot(fd int) bool {
+	dir, err := statx(fd, "", unix.STATX_MNT_ID_UNIQUE)
 	return err == nil && dir.Mask&unix.STATX_MNT_ID_UNIQUE != 0 && dir.Mnt_id == h.rootMount
 }
 
@@ -92,7 +114,7 @@ func (h *Host) onRoot(p *place) bool {
 func (h *Host) noteDisk(path string, m state.Mountpoint) {
 	disk := len(m.Mounts) > 0
 	for _, m := range m.Mounts {
-		disk = disk && !m.Corrupt && filesystem.OnDisk(m.FSType)
+		disk = disk && !m.Corrupt && filesystem.IsDiskFilesystem(m.FSType)
 	}
 	h.setDisk(path, disk)
 }
@@ -137,28 +159,19 @@ func (h *Host) look(path string) (state.Mountpoint, error) {
 
 // hidden returns Unavailable if there is a mount at a path at which none can be
 // seen. It reads the mount table only if another file system, or a bind, is
-// mounted on the way to the path.
+// mounted on the way to the path, or on the root or above it since New.
 func (h *Host) hidden(path string) error {
 	rel, err := h.relative(path)
 	if err != nil {
 		return err
 	}
-	root, err := openat2(unix.AT_FDCWD, h.real, unix.O_PATH|unix.O_DIRECTORY, 0)
-	if err != nil {
-		return nil // the look has told
-	}
-	defer unix.Close(root)
-	switch fd, err := openat2(root, filepath.Dir(rel), unix.O_PATH, unix.RESOLVE_NO_XDEV); err {
-	case nil:
-		unix.Close(fd)
-		return nil
-	case unix.EXDEV:
-	default: // it ends before it comes to a mount
+	covered := h.rootCovered()
+	if !covered && !h.crossed(rel) {
 		return nil
 	}
 	real := filepath.Join(h.real, rel)
 	infos, err := mountinfo.GetMounts(func(i *mountinfo.Info) (bool, bool) {
-		return real != i.Mountpoint && (!strings.HasPrefix(real, i.Mountpoint+"/") || len(i.Mountpoint) <= len(h.real)), false
+		return real != i.Mountpoint && (!strings.HasPrefix(real, strings.TrimSuffix(i.Mountpoint, "/")+"/") || !covered && len(i.Mountpoint) <= len(h.real)), false
 	})
 	if err != nil {
 		return err
@@ -176,6 +189,26 @@ func (h *Host) hidden(path string) error {
 		return nil
 	}
 	return state.Errorf(state.Unavailable, "what is mounted there is hidden by %s (%s), which is mounted at %s: unmount that", above.Source, above.FSType, above.Mountpoint)
+}
+
+// rootCovered reports whether something is mounted on the root, or above it, since New.
+func (h *Host) rootCovered() bool {
+	st, err := statx(unix.AT_FDCWD, h.real, unix.STATX_MNT_ID)
+	return err == nil && st.Mnt_id != h.rootID
+}
+
+// crossed reports whether the way from the root to the directory of a path leads over a mount.
+func (h *Host) crossed(rel string) bool {
+	root, err := openat2(unix.AT_FDCWD, h.real, unix.O_PATH|unix.O_DIRECTORY, 0)
+	if err != nil {
+		return false // the look has told
+	}
+	defer unix.Close(root)
+	fd, err := openat2(root, filepath.Dir(rel), unix.O_PATH, unix.RESOLVE_NO_XDEV)
+	if err == nil {
+		unix.Close(fd)
+	}
+	return err == unix.EXDEV // else it ends before it comes to a mount
 }
 
 // errChanged: the mount table changed during the look.

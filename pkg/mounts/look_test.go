@@ -274,6 +274,7 @@ func wantLook(t *testing.T, h *Host, path string, want state.Mountpoint) {
 		got.Mounts[i].Options = "" // which TestSuperblockOptions looks at
 		got.Mounts[i].ID = 0       // another one each time
 	}
+	got.Apart = false // which TestLookInCache looks at
 	if err != nil || !reflect.DeepEqual(got, want) {
 		t.Errorf("look at %q:\n got %+v, %v\nwant %+v", path, got, err, want)
 	}
@@ -391,8 +392,31 @@ func TestLookAtWhatIsHidden(t *testing.T) {
 	wantFile(t, h, hidden, state.NoFile)
 }
 
-// What the kernel has in its caches is looked at in line: nothing there can hang. A directory
-// has to be read, and about a file system that is on no disk its server may be asked.
+// So does a mount on the directory that holds all mounts, or above it.
+func TestLookBelowACoveredRoot(t *testing.T) {
+	h, root := newHost(t)
+	target := filepath.Join(root, "pods/target")
+	must(t, os.MkdirAll(target, 0o750))
+	mountTmpfs(t, "ours", target, 0)
+	for _, cover := range []string{root, filepath.Dir(root)} {
+		mountTmpfs(t, "theirs", cover, 0)
+		must(t, os.MkdirAll(root, 0o750))
+		for range 2 {
+			_, err := h.Look(t.Context(), target)
+			wantClass(t, err, state.Unavailable, target, "hidden by theirs (tmpfs)", "mounted at "+cover)
+			must(t, os.MkdirAll(target, 0o750)) // that of the cover
+		}
+		wantFile(t, h, filepath.Join(root, "pods"), state.Directory)
+		must(t, unix.Unmount(cover, 0))
+		if m, err := h.Look(t.Context(), target); err != nil || len(m.Mounts) != 1 {
+			t.Errorf("uncovered it is %+v (%v)", m, err)
+		}
+	}
+}
+
+// What the kernel has in its caches is looked at in line: nothing there can hang. So is a
+// directory in the mount of the root. About a file system that is on no disk its server may
+// be asked.
 func TestLookInCache(t *testing.T) {
 	h, root := newHost(t)
 	path := filepath.Join(root, "stage")
@@ -410,11 +434,18 @@ func TestLookInCache(t *testing.T) {
 		return m
 	}
 	look()
-	if h.rootMount != 0 { // else the kernel gives ids again
-		wantInCache("nothing", path, true)
+	unique := h.rootMount != 0 // else the kernel gives ids again
+	if m := wantInCache("nothing", path, unique); m.Apart != unique {
+		t.Errorf("nothing that is mounted hides what is there: %t", m.Apart)
 	}
 	must(t, os.Mkdir(path, 0o750))
-	wantInCache("a directory", path, false)
+	for _, empty := range []bool{true, false} {
+		if m := wantInCache("a directory", path, unique); unique && (!m.Apart || m.Empty != empty || m.File != state.Directory) {
+			t.Errorf("empty: %t, %+v", empty, m)
+		}
+		must(t, os.WriteFile(filepath.Join(path, "file"), nil, 0o600))
+	}
+	must(t, os.Remove(filepath.Join(path, "file")))
 	d := newDevice(t, root, "ext4")
 	must(t, h.MountDevice(t.Context(), d, path, "ext4", state.Flags{}, false))
 	own := wantInCache("the mount of a disk that was made here", path, true)
@@ -436,7 +467,7 @@ func TestLookInCache(t *testing.T) {
 	wantInCache("the disk again", path, true)
 	must(t, h.Unmount(t.Context(), path))
 	look()
-	wantInCache("a mount point that was", path, false)
+	wantInCache("a mount point that was", path, unique)
 
 	above, other := filepath.Join(root, "above"), filepath.Join(root, "other")
 	must(t, os.Mkdir(above, 0o750))
@@ -445,6 +476,8 @@ func TestLookInCache(t *testing.T) {
 	_, err := h.Look(t.Context(), above+"/gone")
 	must(t, err)
 	wantInCache("nothing, where another mount may hide what is there", above+"/gone", false)
+	must(t, os.Mkdir(above+"/dir", 0o750))
+	wantInCache("a directory of another mount", above+"/dir", false)
 }
 
 // Since Linux 6.15 an ext4 tells by an option alone that it refuses writes.

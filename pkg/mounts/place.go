@@ -44,12 +44,25 @@ func (h *Host) openResolving(path string, resolve uint64) (*place, error) {
 		return nil, err
 	}
 	if err != nil {
-		return nil, h.whyNot(path, rel, err)
+		return nil, h.whyNot(filepath.Dir(path), rel, err)
 	}
 	return &place{path: path, real: filepath.Join(h.real, rel), dir: dir, name: name}, nil
 }
 
-// whyNot explains why the directory of a path cannot be opened.
+// openWhole opens a path at once, with what is mounted there.
+func (h *Host) openWhole(path string, flags int, resolve uint64) (int, error) {
+	rel, err := h.relative(path)
+	if err != nil {
+		return -1, err
+	}
+	fd, err := openat2(unix.AT_FDCWD, filepath.Join(h.real, rel), flags, resolve)
+	if err != nil && err != unix.EAGAIN {
+		err = h.whyNot(path, rel, err)
+	}
+	return fd, err
+}
+
+// whyNot explains why a path, or its directory, cannot be opened.
 func (h *Host) whyNot(path, rel string, cause error) error {
 	root, err := openat2(unix.AT_FDCWD, h.real, unix.O_PATH|unix.O_DIRECTORY, 0)
 	if err != nil {
@@ -60,7 +73,7 @@ func (h *Host) whyNot(path, rel string, cause error) error {
 	if cause == unix.ELOOP {
 		return refuseLink(filepath.Join(h.root, firstLink(root, rel)))
 	}
-	return fmt.Errorf("open %s: %w", filepath.Dir(path), cause)
+	return fmt.Errorf("open %s: %w", path, cause)
 }
 
 // openFor opens the place of a mount.

@@ -78,6 +78,9 @@ func (h *Host) Sweep() error {
 }
 
 func (p *place) remove() error {
+	if err := unix.Unlinkat(p.dir, p.name, unix.AT_REMOVEDIR); err == nil || err == unix.ENOENT {
+		return err
+	}
 	fd, err := openat2(p.dir, p.name, unix.O_PATH|unix.O_NOFOLLOW, unix.RESOLVE_NO_XDEV)
 	switch {
 	case err == unix.EXDEV:

@@ -12,17 +12,19 @@ import (
 
 // statmountTable asks the kernel for one mount at a time, so a look costs the
 // same however many mounts there are.
-type statmountTable struct{}
+type statmountTable struct {
+	root uint64 // the mount that holds the root, and so is mounted at no path below it
+}
 
 func (statmountTable) mask() int { return unix.STATX_MNT_ID_UNIQUE }
 
-func (statmountTable) stack(id uint64) ([]entry, error) {
+func (t statmountTable) stack(id uint64) ([]entry, error) {
 	top, err := statmount(id)
 	if err != nil {
 		return nil, err
 	}
 	stack := []entry{top}
-	for e := top; e.parent != e.id; {
+	for e := top; e.parent != e.id && e.parent != t.root; {
 		// An error: the parent is beyond the root of this process, or went just now.
 		if e, err = statmount(e.parent); err != nil || e.point != top.point {
 			break

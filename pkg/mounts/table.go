@@ -38,7 +38,7 @@ type entry struct {
 }
 
 // chooseTable returns statmount(2) if the kernel's version of it tells everything that
-// is needed, else mountinfo. fd is of any directory.
+// is needed, else mountinfo. fd is of the root.
 func chooseTable(fd int) (table, error) {
 	st, err := statx(fd, "", unix.STATX_MNT_ID_UNIQUE)
 	switch {
@@ -54,7 +54,7 @@ func chooseTable(fd int) (table, error) {
 	if e, err := statmount(st.Mnt_id); err != nil || e.source == "" {
 		return mountinfoTable{}, nil
 	}
-	return statmountTable{}, nil
+	return statmountTable{st.Mnt_id}, nil
 }
 
 // mount returns an entry as a state.Mount. The source of a mount says what device it is of

@@ -33,6 +33,7 @@ func (h *Host) Unmount(ctx context.Context, path string) error {
 	}
 	switch {
 	case err == nil:
+		h.setDisk(path, false)
 		return nil
 	case err == unix.EINVAL, missing(err):
 		err = fmt.Errorf("it is not a mount point (%w)", err)

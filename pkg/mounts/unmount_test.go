@@ -124,7 +124,7 @@ func TestBusyUnmountNamesALoopDevice(t *testing.T) {
 			over := attach(t, root, image).Path
 			node, err := os.Open(d.Path)
 			must(t, err)
-			user := "the loop device " + over + " over " + image
+			user := "a loop device over it, " + over
 			wantClass(t, h.Unmount(ctx, path), state.Unavailable, "in use by "+user)
 			found, self := Holders(ctx, d.Number), strings.Replace(process.Name(os.Getpid()), "process", "pid", 1)
 			if !slices.Contains(found, user) || !slices.Contains(found, self) {

@@ -309,7 +309,7 @@ func (w *Watcher) compareSome(ids []uint64, changed func(string)) {
 
 // made notes a mount that this process has just made. If somebody else unmounts it before
 // its event is read, only this note tells where it was.
-func (w *Watcher) made(fd int, point string) error {
+func (w *Watcher) made(fd int, point string, kind state.FileType) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	id, m, err := w.source.find(fd, point)
@@ -322,8 +322,10 @@ func (w *Watcher) made(fd int, point string) error {
 	if _, found := w.mounts[id]; found {
 		return nil
 	}
-	if st, err := statx(fd, "", 0); err == nil && fileType(st.Mode) == state.BlockDevice {
-		m.nodes[0] = state.DeviceNumber{Major: st.Rdev_major, Minor: st.Rdev_minor}
+	if kind != state.Directory {
+		if st, err := statx(fd, "", 0); err == nil && fileType(st.Mode) == state.BlockDevice {
+			m.nodes[0] = state.DeviceNumber{Major: st.Rdev_major, Minor: st.Rdev_minor}
+		}
 	}
 	w.set(id, m)
 	return nil

@@ -81,7 +81,7 @@ func (s *Server) checkExpandPaths(req *csi.NodeExpandVolumeRequest) error {
 // presumedStage returns where, and with what capability, a volume without a record is
 // staged according to the request; both are empty if the request does not say.
 func (s *Server) presumedStage(req *csi.NodeExpandVolumeRequest) (staging string, c state.Capability) {
-	if staging = req.GetStagingTargetPath(); staging == "" || req.GetVolumeCapability() == nil || s.path("staging_target_path", staging) != nil {
+	if staging = req.GetStagingTargetPath(); staging == "" || req.GetVolumeCapability() == nil || s.path(req.GetVolumeId(), "staging_target_path", staging) != nil {
 		return "", state.Capability{}
 	}
 	c, _, err := s.capability(req.GetVolumeCapability())

@@ -57,6 +57,13 @@ func (f *fakeNode) Changed(path string) {
 	f.changed = append(f.changed, path)
 }
 
+func (f *fakeNode) Has(id string) bool { return f.records[id] != nil }
+
+func (f *fakeNode) IsAt(id, path string) bool {
+	v := f.records[id]
+	return v != nil && (v.Targets[path] != nil || v.Stage != nil && v.Stage.Path == path)
+}
+
 func (f *fakeNode) Get(id string) *state.Volume {
 	if v := f.records[id]; v != nil {
 		return v.Clone()

@@ -46,7 +46,7 @@ func (s *Server) NodePublishVolume(ctx context.Context, req *csi.NodePublishVolu
 	if staging == "" {
 		err = state.Errorf(state.FailedPrecondition, "staging_target_path is missing: the volume must be staged first")
 	} else {
-		err = s.path("staging_target_path", staging)
+		err = s.path(req.GetVolumeId(), "staging_target_path", staging)
 	}
 	if err != nil {
 		return nil, s.whilePending(req.GetVolumeId(), err, pending...)
@@ -102,13 +102,13 @@ func (s *Server) NodeUnpublishVolume(ctx context.Context, req *csi.NodeUnpublish
 	if err := s.volumeID(ctx, req.GetVolumeId()); err != nil {
 		return nil, err
 	}
-	if err := s.path("target_path", req.GetTargetPath()); err != nil {
+	if err := s.path(req.GetVolumeId(), "target_path", req.GetTargetPath()); err != nil {
 		return nil, err
 	}
 	err = s.Reconciler.Ensure(ctx, req.GetVolumeId(), state.TargetPart(req.GetTargetPath()), func(v *state.Volume) error {
 		return v.AskEnd(req.GetTargetPath(), s.Inline.Staging(req.GetVolumeId()), time.Now())
 	})
-	if s.Records.Get(req.GetVolumeId()) == nil { // an inline volume is not unstaged by kubelet
+	if !s.Records.Has(req.GetVolumeId()) { // an inline volume is not unstaged by kubelet
 		s.queries.forget(req.GetVolumeId())
 	}
 	if err != nil {

@@ -20,12 +20,11 @@ const answerTimeout = 2 * time.Second
 
 // waitTime is how long a call may wait for a volume and still answer in time.
 func waitTime(ctx context.Context) time.Duration {
-	at, ok := ctx.Deadline()
+	at, ok := deadline.AnswerTime(ctx)
 	if !ok {
 		return answerTimeout
 	}
-	left := time.Until(at)
-	return min(left-deadline.Margin(left), answerTimeout)
+	return min(time.Until(at), answerTimeout)
 }
 
 // queries asks volumes for NodeGetVolumeStats and NodeGetVolumeHealth. It runs at most one

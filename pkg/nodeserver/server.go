@@ -4,9 +4,9 @@
 // Errors are classified by package state; the gRPC server's interceptor turns
 // the class into a status code. The rules are those of the CSI specification
 // v1.13, section "Node Service RPC". A request to stage, unstage, publish,
-// unpublish or expand asks the kernel nothing: whether it is valid is decided from the
-// request, from the record and from the spelling of its paths; everything else is
-// the worker's. Only questions (stats, health) look at the node.
+// unpublish or expand looks at no mount and no device: whether it is valid is decided from
+// the request, from the record, from the way to its paths (mounts.Host.Check) and from the
+// mount options that the kernel knows; everything else is the worker's. Only questions (stats, health) look at the node.
 //
 // Read stage.go first: a request becomes an edit of the volume's record, and
 // Reconciler.Ensure waits for it. validate.go holds the checks that requests share;
@@ -42,6 +42,10 @@ type Reconciler interface {
 // Records reads the desired state; *store.Store is one.
 type Records interface {
 	Get(id string) *state.Volume
+	// Has reports whether a volume has a record.
+	Has(id string) bool
+	// IsAt reports whether a stage or a target of the record has the path.
+	IsAt(id, path string) bool
 }
 
 // Backends are the backends of this plugin; a *devices.Set is one.

@@ -56,7 +56,7 @@ func (s *Server) NodeUnstageVolume(ctx context.Context, req *csi.NodeUnstageVolu
 	if err := s.volumeID(ctx, req.GetVolumeId()); err != nil {
 		return nil, err
 	}
-	if err := s.path("staging_target_path", req.GetStagingTargetPath()); err != nil {
+	if err := s.path(req.GetVolumeId(), "staging_target_path", req.GetStagingTargetPath()); err != nil {
 		return nil, err
 	}
 	path := req.GetStagingTargetPath()

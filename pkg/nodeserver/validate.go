@@ -27,7 +27,7 @@ func (s *Server) volumeID(ctx context.Context, id string) error {
 	if id == "" {
 		return state.Errorf(state.InvalidArgument, "volume_id is missing")
 	}
-	if s.Records.Get(id) != nil {
+	if s.Records.Has(id) {
 		return nil
 	}
 	return s.Backends.ValidateID(ctx, id)
@@ -74,9 +74,10 @@ func (s *Server) remembering(req interface {
 }
 
 // path checks a required path of a request, at which something is to be made or
-// removed.
-func (s *Server) path(field, path string) error {
-	if err := wellFormed(field, path); err != nil {
+// removed. One that the record of the volume has was checked before, and is looked at by
+// the worker.
+func (s *Server) path(id, field, path string) error {
+	if err := wellFormed(field, path); err != nil || s.Records.IsAt(id, path) {
 		return err
 	}
 	return s.Paths.Check(path)
@@ -115,7 +116,7 @@ func (s *Server) asked(req interface {
 			err = fmt.Errorf("volume %s: %w", req.GetVolumeId(), err)
 		}
 	}()
-	if err = s.path(field, path); err != nil {
+	if err = s.path(req.GetVolumeId(), field, path); err != nil {
 		return
 	}
 	if c, readOnly, err = s.capability(req.GetVolumeCapability()); err != nil {
@@ -162,16 +163,16 @@ func (s *Server) capability(c *csi.VolumeCapability) (state.Capability, bool, er
 }
 
 // whilePending returns the error for an invalid request. The error is not final while an
-// earlier request for one of the parts is pending, or no caller was told that it holds:
-// after a final one kubelet would take it that nothing is there, and never remove what the
-// earlier request makes.
+// earlier request for one of the parts is pending, is being undone, or is fulfilled but not
+// Confirmed: after a final error kubelet would assume that nothing is there, and never remove
+// what the earlier request makes.
 func (s *Server) whilePending(id string, err error, parts ...state.Part) error {
 	record := s.Records.Get(id)
 	if record == nil || !state.ClassOf(err).Final() {
 		return err
 	}
 	for _, part := range parts {
-		if asked := record.Latest(part); asked != nil && !asked.Gone && !asked.Told() {
+		if asked := record.Latest(part); asked != nil && (asked.Withdrawn || !asked.Gone && !asked.Confirmed()) {
 			return state.Errorf(state.Aborted, "%w; and an earlier request is still pending", err)
 		}
 	}

@@ -4,6 +4,7 @@ import (
 	"reflect"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/protobuf/proto"
@@ -196,6 +197,17 @@ func TestFailuresPass(t *testing.T) {
 			check(t, r.call(s, id), class, "the step failed")
 		}
 	}
+}
+
+// Nor about one that was refused, and is not undone yet.
+func TestWrongRequestWhileAnotherIsUndone(t *testing.T) {
+	s, f := newServer()
+	f.err = state.Errorf(state.Unavailable, "taking back what was begun fails")
+	check(t, stage(t, s), state.Unavailable, "")
+	v := f.records[id]
+	v.Stage.Begun = true
+	v.Withdraw(state.StagePart(), time.Now())
+	check(t, stage(t, s, func(r *csi.NodeStageVolumeRequest) { r.VolumeCapability = mount(writer, "ext4", "move") }), state.Aborted, "move")
 }
 
 // An invalid request says nothing about an earlier one that is pending.

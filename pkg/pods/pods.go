@@ -18,7 +18,7 @@ type Directory struct {
 	roots []string // spellings of kubelet's directory
 
 	mu     sync.Mutex
-	device uint64 // on which pods/ was first seen; 0: not seen yet
+	device uint64 // that the directory pods/ was on when it was first seen; 0: not seen yet
 }
 
 // New returns the Directory below kubelet's directory, an absolute path. Paths

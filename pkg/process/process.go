@@ -21,11 +21,10 @@ import (
 // Dead reports whether a process was killed and can run no instruction of its
 // own again, though it is still there: each of its threads has ended, is ending,
 // or is in the kernel with a SIGKILL pending, which ends it before it would
-// return from there. What the kernel does for such a thread may still come to
-// its end. A process that is gone, or that is not seen from this PID namespace,
-// is not Dead.
+// return from there. A system call of such a thread may still complete. A process
+// that is gone, or that is not seen from this PID namespace, is not Dead.
 //
-// A process that was killed a moment ago, and ends in the next, is Dead, too.
+// A process that was just killed and is about to end is Dead, too.
 func Dead(pid int) (bool, error) {
 	if pid <= 0 {
 		return false, nil

@@ -51,7 +51,7 @@ func Users(device state.DeviceNumber, mountsOf MountsOf) iter.Seq[string] {
 	return users(files{device: device}, mountsOf)
 }
 
-// Holders is Users with those of the device's node.
+// Holders is Users, and also names who has the device's node open.
 func Holders(device state.DeviceNumber, mountsOf MountsOf) iter.Seq[string] {
 	return users(files{device: device, node: true}, mountsOf)
 }
@@ -253,7 +253,7 @@ func (f files) mappedIn(proc string) bool {
 func loopsOver(f files) iter.Seq[string] {
 	return func(yield func(string) bool) {
 		for name, path := range devnode.Loops() {
-			if f.mayHave(path) && f.match(path) && !yield(fmt.Sprintf("the loop device /dev/%s over %s", name, path)) {
+			if f.mayHave(path) && f.match(path) && !yield("a loop device over it, /dev/"+name) {
 				return
 			}
 		}

@@ -88,6 +88,7 @@ func TestDataThatComesBackIsKept(t *testing.T) {
 		at     Action
 		moment Moment
 	}{
+		"before it is proved blank":   {BeginFormat, Before},
 		"once it is marked":           {BeginFormat, After},
 		"before mkfs":                 {Format, Before},
 		"after mkfs wrote to nothing": {},

@@ -59,7 +59,7 @@ func (r *Reconciler) attach(ctx context.Context, want *state.Volume) error {
 			r.arrived(want.ID)
 			return err
 		}
-		if !stageAsked(want) {
+		if !callerNeedsStage(want) {
 			return err
 		}
 		trace.SpanFromContext(ctx).AddEvent("waits for the device")

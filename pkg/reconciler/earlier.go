@@ -12,7 +12,7 @@ import (
 // pass looks only at what that step can have changed, and takes over the rest.
 type earlier struct {
 	want *state.Volume
-	have state.Actual
+	have *state.Actual
 	step Step      // that succeeded since
 	at   time.Time // of the observation; of its oldest part, if it took some over
 }
@@ -32,7 +32,9 @@ func (s Step) onDevice() bool {
 }
 
 // atStage reports whether a step changes nothing but what is at the staging path.
-func (s Step) atStage() bool { return s.Action == Mount && s.Part == state.StagePart() }
+func (s Step) atStage() bool {
+	return (s.Action == Mount || s.Action == Unmount) && s.Part == state.StagePart()
+}
 
 // holds reports whether anything can be taken over: only from an observation that
 // saw the device, for the same stage, and for a plain volume, which is one file
@@ -44,6 +46,17 @@ func (e *earlier) holds(want *state.Volume) bool {
 	s, d := want.Stage, e.have.Device
 	plain := s.Inline == nil && s.Capability.Access == state.MountAccess && len(e.have.Lower) == 0 && e.have.Source == nil && !present(e.have.View)
 	return plain && !notBegun(s) && d.Err == nil && d.State != state.DeviceUnknown && e.have.Elsewhere == nil
+}
+
+// device returns what was seen of the device, if the step left it as it was: it is mounted,
+// or not mounted any more. Who holds it must be asked again.
+func (e *earlier) device() (d state.Device, ok bool) {
+	if e == nil || !e.step.atStage() || !e.have.Device.Attached() {
+		return d, false
+	}
+	d = e.have.Device
+	d.Held, d.Holder = false, ""
+	return d, true
 }
 
 // mounted reports whether the stage is mounted and stays so. Then the device is held
@@ -89,7 +102,7 @@ func (r *Reconciler) lookAgain(ctx context.Context, want *state.Volume, before *
 	case before.holds(want) && (before.step.onDevice() || before.step.atStage()):
 		return r.observeAfter(ctx, want, before, nil)
 	case before.holds(want) && before.step.atTarget() && before.mounted():
-		have := before.have
+		have := *before.have
 		have.Targets = r.lookAtTargets(ctx, want, before)
 		have.Unfit = r.unfit(want, have)
 		return have, nil

@@ -18,10 +18,10 @@ func TestLooksOfACycle(t *testing.T) {
 			request                    request
 			find, stage, target, probe int
 		}{
-			{"stage", stage("v"), 7, 2, 0, 3},
+			{"stage", stage("v"), 6, 2, 0, 3},
 			{"publish", publish("v", 1), 1, 1, 2, 0},
 			{"unpublish", unpublish("v", 1), 1, 1, 3, 0},
-			{"unstage", unstage("v"), 4, 2, 0, 0},
+			{"unstage", unstage("v"), 3, 2, 0, 0},
 		} {
 			before := func(o op, key string) int { return h.k.count(o, key) }
 			find, atStage, atTarget, probe := before(opFind, "v"), before(opLook, stagePath("v")), before(opLook, targetPath("v", 1)), before(opProbe, "v")
@@ -42,7 +42,7 @@ func TestNothingUncertainIsTakenOver(t *testing.T) {
 	attached := state.Device{State: state.DeviceAttached, Number: mount.Device}
 	v := &state.Volume{ID: "v", Stage: &state.Stage{Intent: state.Intent{Begun: true}, Path: "/s", Capability: state.Capability{Access: state.MountAccess}}}
 	seen := func(step Step) *earlier {
-		return &earlier{want: v, step: step, at: time.Now(), have: state.Actual{
+		return &earlier{want: v, step: step, at: time.Now(), have: &state.Actual{
 			Device: attached, View: state.Device{State: state.DeviceAbsent}, Contents: state.Contents{Kind: state.ContentsBlank},
 			Stage:   state.Mountpoint{File: state.Directory, Mounts: []state.Mount{mount}},
 			Targets: map[string]state.Mountpoint{"/t": {File: state.NoFile}, "/u": {Err: errUnseen}},
@@ -70,6 +70,16 @@ func TestNothingUncertainIsTakenOver(t *testing.T) {
 	made := seen(Step{Action: Mount, Part: state.StagePart()})
 	if _, ok := made.mountpoint("/s"); ok {
 		t.Error("what is at the staging path is taken over after a mount there")
+	}
+	made.have.Device.Held, made.have.Device.Holder = true, "a process"
+	if d, ok := made.device(); !ok || d != attached {
+		t.Errorf("the device is not taken over after a mount, without who held it: %+v", d)
+	}
+	made.have.Device.State = state.DeviceDetaching
+	for what, e := range map[string]*earlier{"that is on its way out": made, "after a bind": bind, "after the mark": mark} {
+		if _, ok := e.device(); ok {
+			t.Errorf("a device %s is taken over", what)
+		}
 	}
 	for name, tt := range map[string]struct {
 		change func(*state.Contents)

@@ -9,13 +9,13 @@ import (
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
-// visit is a function that a caller runs in a volume's worker, between two passes, when
+// job is a function that a caller runs in a volume's worker, between two passes, when
 // nothing else acts on the volume. act is called at most once, and never after the
-// caller has left.
-type visit struct {
-	act   func(ctx context.Context)
-	stays bool          // the caller also waits until the next pass has ended
-	ended chan struct{} // closed when the caller may go
+// caller has cancelled the job.
+type job struct {
+	act       func(ctx context.Context)
+	untilPass bool          // the caller also waits until the next pass has ended
+	ended     chan struct{} // closed when the caller may go
 }
 
 // Exclusive runs f in the volume's worker while nothing else acts on the
@@ -28,7 +28,7 @@ type visit struct {
 // stops. If the observation fails, f is not called and its error is returned.
 func (r *Reconciler) Exclusive(ctx context.Context, id string, f func(ctx context.Context, want *state.Volume, have state.Actual) error) error {
 	var failed error
-	err := r.visit(ctx, id, &visit{act: func(ctx context.Context) {
+	err := r.runJob(ctx, id, &job{act: func(ctx context.Context) {
 		want := r.store.Get(id)
 		if want == nil {
 			want = &state.Volume{ID: id}
@@ -59,7 +59,7 @@ func (r *Reconciler) Retry(ctx context.Context, id string) (report.Volume, error
 	if r.store.Get(id) == nil {
 		return report.Volume{}, state.Errorf(state.NotFound, "volume %s: nothing is asked of it on this node, so there is nothing to try again", id)
 	}
-	err := r.visit(ctx, id, &visit{stays: true, act: func(context.Context) {
+	err := r.runJob(ctx, id, &job{untilPass: true, act: func(context.Context) {
 		r.mu.Lock()
 		defer r.mu.Unlock()
 		for _, a := range r.volume(id).attempts {
@@ -84,19 +84,20 @@ func (r *Reconciler) Retry(ctx context.Context, id string) (report.Volume, error
 	return report.Make(r.facts(record), time.Now()), nil
 }
 
-// visit waits until the visit has ended, or ctx, or the plugin.
-func (r *Reconciler) visit(ctx context.Context, id string, v *visit) error {
-	v.ended = make(chan struct{})
+// runJob gives the volume's worker a job, and waits until it has ended. If ctx or the
+// plugin ends first, a job that has not begun is cancelled.
+func (r *Reconciler) runJob(ctx context.Context, id string, j *job) error {
+	j.ended = make(chan struct{})
 	r.mu.Lock()
-	entry := r.volume(id)
-	entry.visits = append(entry.visits, v)
+	v := r.volume(id)
+	v.jobs = append(v.jobs, j)
 	r.mu.Unlock()
 	r.queue.Add(id)
-	early, stop := beforeDeadline(ctx)
+	early, stop := answerTimer(ctx)
 	defer stop()
 	var err error
 	select {
-	case <-v.ended:
+	case <-j.ended:
 		return nil
 	case <-early:
 		err = r.busy(id, state.DeadlineExceeded)
@@ -105,51 +106,51 @@ func (r *Reconciler) visit(ctx context.Context, id string, v *visit) error {
 	case <-r.stopped:
 		err = state.Errorf(state.Unavailable, "volume %s: the plugin is stopping", id)
 	}
-	if !r.leave(id, v) && !v.stays {
-		<-v.ended // it acts already
+	if !r.cancelJob(id, j) && !j.untilPass {
+		<-j.ended // it acts already
 		return nil
 	}
 	return err
 }
 
-// leave cancels a visit. It reports false if the visit has begun.
-func (r *Reconciler) leave(id string, v *visit) bool {
+// cancelJob reports false if the job has begun.
+func (r *Reconciler) cancelJob(id string, j *job) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	entry := r.volume(id)
-	i := slices.Index(entry.visits, v)
+	v := r.volume(id)
+	i := slices.Index(v.jobs, j)
 	if i >= 0 {
-		entry.visits = slices.Delete(entry.visits, i, i+1)
+		v.jobs = slices.Delete(v.jobs, i, i+1)
 	}
 	r.forget(id)
 	return i >= 0
 }
 
-// receive runs the visits that wait, one after the other, and returns those that
-// stay for the pass.
-func (r *Reconciler) receive(ctx context.Context, id string) []*visit {
-	var staying []*visit
+// runJobs runs the jobs that wait, one after the other, and returns those whose callers
+// wait for the next pass.
+func (r *Reconciler) runJobs(ctx context.Context, id string) []*job {
+	var untilPass []*job
 	for ctx.Err() == nil {
 		r.mu.Lock()
-		entry := r.volumes[id]
-		if entry == nil || len(entry.visits) == 0 {
+		v := r.volumes[id]
+		if v == nil || len(v.jobs) == 0 {
 			r.mu.Unlock()
 			break
 		}
-		v := entry.visits[0]
-		entry.visits = entry.visits[1:]
+		j := v.jobs[0]
+		v.jobs = v.jobs[1:]
 		r.mu.Unlock()
-		v.act(ctx)
-		if v.stays {
-			staying = append(staying, v)
+		j.act(ctx)
+		if j.untilPass {
+			untilPass = append(untilPass, j)
 		} else {
-			close(v.ended)
+			close(j.ended)
 		}
 	}
-	return staying
+	return untilPass
 }
 
-// busy is the answer to a visitor whose time is up.
+// busy is the answer to the caller of a job whose time is up.
 func (r *Reconciler) busy(id string, class state.Class) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -56,9 +56,10 @@ type fakeKernel struct {
 	left      map[string]event                // by volume: when the last of them left
 	copies    map[state.DeviceNumber][]string // binds of nodes in other mount namespaces
 
-	// By volume: the last look, the last one of an earlier moment, the last drift.
-	looked, lookedBefore, drifted map[string]event
-	ended                         map[string]time.Time // by volume: when a part of a look that took its time last ended
+	// By volume: the last look, the last one of an earlier moment, the last one at what its
+	// device holds, the last drift.
+	looked, lookedBefore, probed, drifted map[string]event
+	ended                                 map[string]time.Time // by volume: when a part of a look that took its time last ended
 }
 
 // fakeVolume is the data of one volume and what is attached of it.
@@ -229,7 +230,7 @@ func newFakeKernel() *fakeKernel {
 	return &fakeKernel{
 		volumes: map[string]*fakeVolume{}, mounts: map[string][]fakeMount{}, files: map[string]*fakeFile{},
 		calls: map[callKey]int{}, acting: map[string]op{}, looks: map[string]spin{}, began: time.Now(),
-		forgotten: map[string]bool{}, known: map[string]state.DeviceNumber{}, strangers: map[string]int{}, askers: map[string]int{}, left: map[string]event{}, looked: map[string]event{}, lookedBefore: map[string]event{}, drifted: map[string]event{}, ended: map[string]time.Time{},
+		forgotten: map[string]bool{}, known: map[string]state.DeviceNumber{}, strangers: map[string]int{}, askers: map[string]int{}, left: map[string]event{}, looked: map[string]event{}, lookedBefore: map[string]event{}, probed: map[string]event{}, drifted: map[string]event{}, ended: map[string]time.Time{},
 	}
 }
 
@@ -468,6 +469,9 @@ func (k *fakeKernel) enter(p *process, o op, volume, key string) (met, error) {
 			p.die() // or the test would never end
 			return met{}, errDead
 		}
+	}
+	if o == opProbe {
+		k.probed[volume] = k.event()
 	}
 	nth := k.calls[callKey{o, key}]
 	if o.reads() {
@@ -1034,6 +1038,9 @@ func (f fakeFilesystems) Prove(ctx context.Context, device state.Device) error {
 			v.stamp = ""
 		}
 		if kind := v.shown(*v.lowest(), device).Kind; kind != state.ContentsBlank && kind != state.ContentsUnproven {
+			if f.k.drifted[id].n > f.k.probed[id].n { // the look right before a proof is not at this
+				return state.Errorf(state.Unavailable, "it is %v by now", kind)
+			}
 			return f.k.refuse(id, "proof of %v", kind)
 		}
 		return nil
@@ -1383,19 +1390,35 @@ func (m fakeMounts) Renew(ctx context.Context, at string) error {
 type fakeStore struct {
 	mu       sync.Mutex
 	records  map[string][]byte
+	written  map[string][]byte // of records with proposals: what a process that begins now would find
 	revision uint64
 	fail     func(id string) error             // asked before each commit; nil for none
 	edits    func(id string)                   // called before each edit, without the lock; nil for none
 	edited   func(before, after *state.Volume) // called after each edit, with the lock; after is before when nothing was committed; nil for none
 }
 
-func newFakeStore() *fakeStore { return &fakeStore{records: map[string][]byte{}} }
+func newFakeStore() *fakeStore {
+	return &fakeStore{records: map[string][]byte{}, written: map[string][]byte{}}
+}
+
+// begin forgets what was only proposed: a process has ended.
+func (s *fakeStore) begin() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for id, raw := range s.written {
+		if s.records[id] = raw; raw == nil {
+			delete(s.records, id)
+		}
+	}
+	clear(s.written)
+}
 
 // lose forgets all records.
 func (s *fakeStore) lose() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	clear(s.records)
+	clear(s.written)
 }
 
 func (s *fakeStore) Get(id string) *state.Volume {
@@ -1441,6 +1464,26 @@ func (s *fakeStore) VolumesAt(path string) []string {
 }
 
 func (s *fakeStore) Edit(id string, edit func(*state.Volume) error) (*state.Volume, error) {
+	return s.edit(id, edit, true)
+}
+
+func (s *fakeStore) Propose(id string, edit func(*state.Volume) error) (*state.Volume, error) {
+	return s.edit(id, edit, false)
+}
+
+func (s *fakeStore) Flush(id string) error {
+	_, err := s.Edit(id, func(*state.Volume) error { return nil })
+	return err
+}
+
+func (s *fakeStore) proposed(id string) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	_, is := s.written[id]
+	return is
+}
+
+func (s *fakeStore) edit(id string, edit func(*state.Volume) error, write bool) (*state.Volume, error) {
 	if s.edits != nil {
 		s.edits(id)
 	}
@@ -1461,13 +1504,23 @@ func (s *fakeStore) Edit(id string, edit func(*state.Volume) error) (*state.Volu
 	}
 	committed := v.Revision
 	v.Revision = before.Revision
-	if marshal(v) == marshal(before) {
+	_, proposed := s.written[id]
+	same := marshal(v) == marshal(before)
+	if same && !(write && proposed) {
 		return before, nil
 	}
-	if s.fail != nil {
+	if s.fail != nil && write {
 		if err := s.fail(id); err != nil {
 			return nil, err
 		}
+	}
+	if !write && !proposed {
+		s.written[id] = s.records[id]
+	} else if write {
+		delete(s.written, id)
+	}
+	if same {
+		return before, nil
 	}
 	v.Revision, s.revision = committed, committed
 	after = v
@@ -1494,6 +1547,22 @@ type processStore struct {
 }
 
 func (s processStore) Edit(id string, edit func(*state.Volume) error) (*state.Volume, error) {
+	return s.edit(id, edit, true)
+}
+
+func (s processStore) Propose(id string, edit func(*state.Volume) error) (*state.Volume, error) {
+	return s.edit(id, edit, false)
+}
+
+func (s processStore) Flush(id string) error {
+	if !s.proposed(id) {
+		return nil
+	}
+	_, err := s.Edit(id, func(*state.Volume) error { return nil })
+	return err
+}
+
+func (s processStore) edit(id string, edit func(*state.Volume) error, write bool) (*state.Volume, error) {
 	k := s.p.k
 	var dead bool
 	var before, after time.Duration
@@ -1506,7 +1575,7 @@ func (s processStore) Edit(id string, edit func(*state.Volume) error) (*state.Vo
 	if k.with(func() { dead = s.p.dead }); dead {
 		return nil, errDead
 	}
-	record, err := s.fakeStore.Edit(id, edit)
+	record, err := s.fakeStore.edit(id, edit, write)
 	time.Sleep(after)
 	return record, err
 }
@@ -1628,6 +1697,7 @@ func (h *harness) formatted(id, fsType string) *fakeVolume {
 }
 
 func (h *harness) start() {
+	h.store.begin()
 	ctx, cancel := context.WithCancel(klog.NewContext(context.Background(), klog.Logger{}))
 	p := &process{k: h.k, end: cancel, done: make(chan struct{})}
 	kernel := p.kernel()

@@ -177,7 +177,7 @@ func (k *fakeKernel) asked(id string) bool {
 // withdrawnWith reports whether a target was taken back because its stage, which
 // nobody was told of, gave way to another.
 func withdrawnWith(by *demand, was, is *state.Intent) bool {
-	return by.part == state.StagePart() && by.asksFor != nil && was != nil && !was.Told() &&
+	return by.part == state.StagePart() && by.asksFor != nil && was != nil && !was.Confirmed() &&
 		(is == nil && !was.Begun || is != nil && is.Gone && is.Withdrawn)
 }
 

@@ -126,9 +126,9 @@ func (y *history) loseStore(operation) {
 	if !y.down {
 		return
 	}
+	y.store.lose()
 	y.store.mu.Lock()
 	defer y.store.mu.Unlock()
-	clear(y.store.records)
 	y.amnesia = true
 	y.k.with(func() {
 		clear(y.k.known)

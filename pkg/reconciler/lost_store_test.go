@@ -51,7 +51,7 @@ func TestStagedTwiceAfterLostStore(t *testing.T) {
 // Whoever was never told that it is staged at another path may go back to where it was
 // staged when the store was lost: it is mounted there still, which holds the device.
 func TestStagedBackAfterLostStore(t *testing.T) {
-	for name, heard := range map[string]bool{"before it was done": false, "when it was done": true} {
+	for name, done := range map[string]bool{"before it was done": false, "when it was done": true} {
 		t.Run(name, func(t *testing.T) {
 			bubble(t, func(h *harness) {
 				h.volume("v")
@@ -59,12 +59,12 @@ func TestStagedBackAfterLostStore(t *testing.T) {
 				h.lose()
 				hang := h.k.hang(opMount, stagePath("v"), true)
 				h.refuse(h.within(time.Second, stage("v")), state.DeadlineExceeded)
-				if heard {
+				if done {
 					hang.open()
 					synctest.Wait()
 				}
 				back := h.begin(stage("v", stageOther))
-				if !heard {
+				if !done {
 					hang.open()
 				}
 				require.NoError(h.t, h.got(back))
@@ -365,8 +365,8 @@ func TestDeviceOfAForgottenVolume(t *testing.T) {
 		h.ok(unpublish("v", 1))
 		synctest.Wait()
 		h.forgotten("v")
-		if len(h.p.r.devices) > 0 {
-			t.Errorf("numbers of no volume are kept: %v", h.p.r.devices)
+		if len(h.p.r.volumesByDevice) > 0 {
+			t.Errorf("numbers of no volume are kept: %v", h.p.r.volumesByDevice)
 		}
 	})
 }

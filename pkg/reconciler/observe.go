@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/csi-node/csi-node/pkg/devices"
+	"github.com/csi-node/csi-node/pkg/internal/deadline"
 	"github.com/csi-node/csi-node/pkg/internal/hang"
 	"github.com/csi-node/csi-node/pkg/state"
 )
@@ -17,7 +18,7 @@ import (
 // cannot be read are an error. ctx ends only the wait: if a look hangs, the next one at
 // the volume waits for it.
 func (r *Reconciler) Observe(ctx context.Context, want *state.Volume) (state.Actual, error) {
-	waiting, stop := untilAnswer(ctx)
+	waiting, stop := deadline.UntilAnswer(ctx)
 	defer stop()
 	have, err := r.looks.Do(waiting, want.ID, hang.NoLimit, func() (state.Actual, error) {
 		have, err := r.observe(ctx, want, nil, nil)
@@ -69,21 +70,32 @@ func (r *Reconciler) observeAfter(ctx context.Context, want *state.Volume, befor
 	wrong := func(e state.Element) bool { return e.Device.Stray || e.Device.ReadOnly != want.Stage.ReadOnly } // it may have to be taken down
 	if s := want.Stage; s == nil || s.Gone || present(have.View) || slices.ContainsFunc(have.Stack(), wrong) {
 		for _, d := range devicesOf(&have) {
-			if err := r.boundElsewhere(ctx, want, d, mayHaveCopies(want)); err != nil {
+			if err := r.noteBoundElsewhere(ctx, want, d, mayHaveCopies(want)); err != nil {
 				return have, err
 			}
 		}
 	}
-	if s := want.Stage; s != nil && !s.Gone && newPlanner(want, have).broken() {
+	if s := want.Stage; s != nil && !s.Gone && anyCorrupt(have) && newPlanner(want, have).broken() {
 		have.Keepers = r.kernel.Mounts.Keepers(ctx, have.Device.Number, append(want.TargetPaths(), s.Path))
 	}
 	leaving := want.Stage != nil && want.Stage.Gone && len(have.Stage.Mounts) == 0
 	for _, d := range devicesOf(&have) {
 		if leaving && d != &have.View && d.Holder == "" && (d.Held || d.State == state.DeviceDetaching) {
-			d.Holder = r.holders(ctx, *d)
+			d.Holder = r.findHolder(ctx, *d)
 		}
 	}
 	return have, nil
+}
+
+// anyCorrupt reports whether a mount is seen that does not work any more.
+func anyCorrupt(have state.Actual) bool {
+	corrupt := func(m state.Mount) bool { return m.Corrupt }
+	for _, m := range have.Targets {
+		if slices.ContainsFunc(m.Mounts, corrupt) {
+			return true
+		}
+	}
+	return slices.ContainsFunc(have.Stage.Mounts, corrupt)
 }
 
 // asksElsewhere reports whether the plan depends on where else the file system is mounted:
@@ -108,11 +120,11 @@ func devicesOf(have *state.Actual) []*state.Device {
 	return append(all, &have.View)
 }
 
-// boundElsewhere sets Held for a device whose node is bound where the record has no
+// noteBoundElsewhere sets Held for a device whose node is bound where the record has no
 // target, because the number must not become another volume's beneath that bind.
 // Kernel.Bound excludes such a bind in this mount namespace without a look at the mount
 // table. Copies in other mount namespaces are found only in the mount tables of all.
-func (r *Reconciler) boundElsewhere(ctx context.Context, want *state.Volume, d *state.Device, copies bool) error {
+func (r *Reconciler) noteBoundElsewhere(ctx context.Context, want *state.Volume, d *state.Device, copies bool) error {
 	if !presentOrStray(*d) {
 		return nil
 	}
@@ -128,7 +140,7 @@ func (r *Reconciler) boundElsewhere(ctx context.Context, want *state.Volume, d *
 	paths = slices.DeleteFunc(paths, func(path string) bool { return want.Targets[path] != nil })
 	if len(paths) > 0 {
 		d.Held, d.Holder = true, "it is bound at "+strings.Join(paths, ", ")+", unpublish it there"
-		if others := r.holders(ctx, *d); others != "" {
+		if others := r.findHolder(ctx, *d); others != "" {
 			d.Holder += "; " + others
 		}
 	}
@@ -155,7 +167,9 @@ func (r *Reconciler) observe(ctx context.Context, want *state.Volume, before *ea
 			err = state.InVolume(want.ID, "observe", err)
 		}
 	}()
-	if have, err = r.stack(ctx, want); err != nil {
+	if d, ok := before.device(); ok {
+		have.Device = d
+	} else if have, err = r.stack(ctx, want); err != nil {
 		return have, err
 	}
 	if presentOrStray(have.Device) {
@@ -178,7 +192,7 @@ func (r *Reconciler) observe(ctx context.Context, want *state.Volume, before *ea
 	if have.Unfit = r.unfit(want, have); want.Stage != nil && want.Stage.Inline != nil && makePlan(want, have).asks {
 		have.Owner = r.owner(ctx, want)
 	}
-	if readContents(want, have) {
+	if needsContents(want, have) {
 		mountpoint := ""
 		if len(have.Stage.Mounts) > 0 && have.Stage.Mounts[0].Is(have.Device.Number) && !have.Stage.Mounts[0].Corrupt {
 			mountpoint = want.Stage.Path
@@ -187,21 +201,24 @@ func (r *Reconciler) observe(ctx context.Context, want *state.Volume, before *ea
 			have.Contents = c
 		} else if c, ok := contentsOfMount(last, have); ok {
 			have.Contents = c
-		} else if have.Contents, err = r.kernel.Filesystems.Probe(ctx, proven(state.Element{Layer: have.Layer, Device: have.Device}), mountpoint); err != nil {
+		} else if have.Contents, err = r.kernel.Filesystems.Probe(ctx, sourceFresh(state.Element{Layer: have.Layer, Device: have.Device}), mountpoint); err != nil {
 			have.Contents = state.Contents{Err: err}
 		}
 		have.Smallest = r.kernel.Filesystems.Smallest(want.Stage.Capability.FSType)
 	}
-	if lower := unmade(have); lower != nil && want.Stage != nil && !want.Stage.Gone {
-		if have.Beneath, err = r.kernel.Filesystems.Probe(ctx, proven(*lower), ""); err != nil {
+	if lower := beneathUnmade(have); lower != nil && want.Stage != nil && !want.Stage.Gone {
+		if have.Beneath, err = r.kernel.Filesystems.Probe(ctx, sourceFresh(*lower), ""); err != nil {
 			have.Beneath = state.Contents{Err: err}
 		}
 	}
 	return have, nil
 }
 
-// unmade returns the attached element on which the next layer is to be made; nil: none.
-func unmade(have state.Actual) *state.Element {
+// beneathUnmade returns the attached element on which the next layer is to be made; nil: none.
+func beneathUnmade(have state.Actual) *state.Element {
+	if len(have.Lower) == 0 {
+		return nil
+	}
 	stack := have.Stack()
 	for i, e := range stack {
 		if e.Device.Unmade && i > 0 && stack[i-1].Device.Attached() {
@@ -211,11 +228,11 @@ func unmade(have state.Actual) *state.Element {
 	return nil
 }
 
-// proven returns the device of an element for those who read or format it: Fresh is
-// true only for the source. The stamp of a new layer says that its device holds
+// sourceFresh returns the device of an element for those who read or format it, as Fresh
+// only if it is the source. The stamp of a new layer says that its device holds
 // nobody's data, but not that it is zero: it may show older data of the element
 // beneath, or what an interrupted format wrote.
-func proven(e state.Element) state.Device {
+func sourceFresh(e state.Element) state.Device {
 	e.Device.Fresh = e.Device.Fresh && e.Layer == ""
 	return e.Device
 }
@@ -307,16 +324,32 @@ func (r *Reconciler) look(ctx context.Context, path string) state.Mountpoint {
 	return m
 }
 
-// readContents reports whether the plan depends on what the device holds.
-func readContents(want *state.Volume, have state.Actual) bool {
+// needsContents reports whether the plan depends on what the device holds.
+func needsContents(want *state.Volume, have state.Actual) bool {
 	s := want.Stage
 	return have.Device.Attached() && have.Device.Err == nil && s != nil && !s.Gone && s.Capability.Access == state.MountAccess
 }
 
-// holders names who holds a device, for humans.
-func (r *Reconciler) holders(ctx context.Context, d state.Device) string {
+// findHolder names who holds a device, for humans; empty: nobody is seen.
+func (r *Reconciler) findHolder(ctx context.Context, d state.Device) string {
 	if r.kernel.Holders == nil {
 		return ""
 	}
 	return strings.Join(r.kernel.Holders(ctx, d.Number), ", ")
+}
+
+// holder names who holds a device that is held.
+func (r *Reconciler) holder(ctx context.Context, d state.Device) string {
+	if d.Holder == "" {
+		d.Holder = r.findHolder(ctx, d)
+	}
+	return knownHolder(d)
+}
+
+// knownHolder is holder without a look.
+func knownHolder(d state.Device) string {
+	if d.Holder != "" {
+		return d.Holder
+	}
+	return "it is mounted or claimed elsewhere, perhaps in another mount namespace"
 }

@@ -211,9 +211,9 @@ func (r *Reconciler) inspectOrphan(ctx context.Context, id string, detach bool) 
 		orphan = true
 		switch {
 		case have.Device.Held:
-			kept = "it is in use: " + r.whoHolds(ctx, have.Device)
+			kept = "it is in use: " + r.holder(ctx, have.Device)
 		case have.View.Held:
-			kept = "its read-only view is in use: " + r.whoHolds(ctx, have.View)
+			kept = "its read-only view is in use: " + r.holder(ctx, have.View)
 		case present(have.View):
 			kept = r.inUse(ctx, have.View)
 		default:
@@ -249,16 +249,8 @@ func (r *Reconciler) inspectOrphan(ctx context.Context, id string, detach bool) 
 // has its node open, such as one in a pod with a raw volume, would find another volume
 // behind that node once the device is detached.
 func (r *Reconciler) inUse(ctx context.Context, d state.Device) string {
-	if who := r.holders(ctx, d); who != "" {
+	if who := r.findHolder(ctx, d); who != "" {
 		return d.Path + " is open: " + who
 	}
 	return ""
-}
-
-// whoHolds names who holds a device, as far as that can be seen.
-func (r *Reconciler) whoHolds(ctx context.Context, d state.Device) string {
-	if d.Holder == "" {
-		d.Holder = r.holders(ctx, d)
-	}
-	return holder(d)
 }

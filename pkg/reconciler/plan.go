@@ -23,7 +23,7 @@ const (
 	AdoptInline    Action = "adopt-inline"    // write the lost record of an inline volume that is to be deleted
 	RemoveStage    Action = "remove-stage"    // delete the empty staging directory of an inline volume
 	DeleteVolume   Action = "delete-volume"   // delete an inline volume with its data
-	LeaveVolume    Action = "leave-volume"    // keep the data of an inline volume whose owner is unknown: the sweep deletes it
+	LeaveVolume    Action = "leave-volume"    // leave the data of an inline volume whose owner is unknown to the sweep, which deletes it
 	CreateVolume   Action = "create-volume"   // let the backend make an inline volume, or find it
 	Adopt          Action = "adopt"           // write the lost record of a stage that is mounted
 	Choose         Action = "choose"          // choose the file system of a stage that names none
@@ -162,7 +162,7 @@ func newPlanner(want *state.Volume, have state.Actual) *planner {
 			p.have.Targets[path] = m
 		}
 	}
-	if c := &p.have.Contents; c.Kind == state.ContentsUnread && c.Err == nil && readContents(want, have) {
+	if c := &p.have.Contents; c.Kind == state.ContentsUnread && c.Err == nil && needsContents(want, have) {
 		c.Err = errUnseen
 	}
 	return p
@@ -207,7 +207,7 @@ func (p *planner) allowed(action Action) Verdict {
 	default:
 		return settled
 	}
-	if !stageAsked(p.want) {
+	if !callerNeedsStage(p.want) {
 		return stuck(state.Unavailable, "the volume's storage can be reached by other nodes, so what was lost of it is set up again only when somebody asks: by a stage or a publish")
 	}
 	return settled

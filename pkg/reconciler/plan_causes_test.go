@@ -261,7 +261,7 @@ var (
 			return len(c.place.Mounts) > 0 && (!c.showsAt(c.target, c.place.Mounts[0]) || !c.rightKind(c.target, c.place.Mounts[0]))
 		}},
 		{state.FailedPrecondition, "made again only when the volume is published there again", func(c *planCase) bool {
-			return c.place.File == state.NoFile && c.target.Accepted && !c.target.Asked
+			return c.place.File == state.NoFile && c.target.Accepted && !c.target.CallerWaits
 		}},
 		{state.FailedPrecondition, ", not a ", func(c *planCase) bool { return c.place.File != state.NoFile && c.place.File != fileFor(c.target) }},
 		{state.FailedPrecondition, "holds data that the volume would hide", func(c *planCase) bool { return c.place.File == fileFor(c.target) && !c.place.Empty }},

@@ -367,11 +367,11 @@ func (c *planCase) rawCause() bool {
 // asked reports whether a caller waits for the stage, or for a target that needs it.
 func (c *planCase) asked() bool {
 	for _, t := range c.want.Targets {
-		if t.Asked && !t.Gone {
+		if t.CallerWaits && !t.Gone {
 			return true
 		}
 	}
-	return c.want.Stage != nil && c.want.Stage.Asked
+	return c.want.Stage != nil && c.want.Stage.CallerWaits
 }
 
 // stranger reports whether the device is, or may be, another than the one that

@@ -293,7 +293,7 @@ func (c *planCase) whyNotTarget(t *state.Target) string {
 	return firstOf(
 		!c.stageWanted() || !c.stageAsAsked(), "the stage is not as asked",
 		!freePath(m, fileFor(t)), "the target is not free",
-		m.File == state.NoFile && t.Accepted && !t.Asked, "a removed target is made again though nobody asks")
+		m.File == state.NoFile && t.Accepted && !t.CallerWaits, "a removed target is made again though nobody asks")
 }
 
 // whyNotMake says why no layer must be made on the source.

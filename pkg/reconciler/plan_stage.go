@@ -109,7 +109,7 @@ func (p *planner) stagingPath(s *state.Stage) Verdict {
 		return unseen(m.Err)
 	case m.File != state.NoFile && m.File != state.Directory:
 		return stuck(state.FailedPrecondition, "the staging path %s is %s, not a directory", s.Path, m.File)
-	case m.File == state.NoFile && s.Accepted && !stageAsked(p.want):
+	case m.File == state.NoFile && s.Accepted && !callerNeedsStage(p.want):
 		return stuck(state.FailedPrecondition, "the staging directory %s is not there any more; it is made again only when the volume is staged or published", s.Path)
 	case m.File == state.Directory && !m.Empty:
 		return stuck(state.FailedPrecondition, "the staging directory %s holds files that the mount would hide: move them away", s.Path)
@@ -200,14 +200,15 @@ func access(readOnly bool) string {
 	return "read-write"
 }
 
-// stageAsked reports whether a caller waits for the stage, or for a target: targets need it.
-func stageAsked(want *state.Volume) bool {
+// callerNeedsStage reports whether a caller waits for the stage, or for a target, which
+// needs the stage.
+func callerNeedsStage(want *state.Volume) bool {
 	for _, t := range want.Targets {
-		if t.Asked && !t.Gone {
+		if t.CallerWaits && !t.Gone {
 			return true
 		}
 	}
-	return want.Stage.Asked
+	return want.Stage.CallerWaits
 }
 
 // stageIsOurs reports whether the volume is mounted anywhere in the stack at the staging path.
@@ -401,9 +402,12 @@ func (p *planner) eraseRemains(layer string, d state.Device, c state.Contents) V
 	return stuck(state.Unavailable, "a format of the volume was begun and has not ended, and whether what is on the device %s is what it left is not known: found %s", d.Path, c.Found)
 }
 
+// turnedUpText says of the device at a path that something was found on it after all.
+const turnedUpText = "the device %s was proved blank, and is not any more: found %s; it is left as it is"
+
 // turnedUp is the verdict on a device that was proved blank and is not any more.
 func (p *planner) turnedUp(d state.Device, c state.Contents) Verdict {
-	return stuck(state.Unavailable, "the device %s was proved blank, and is not any more: found %s; it is left as it is", d.Path, c.Found)
+	return stuck(state.Unavailable, turnedUpText, d.Path, c.Found)
 }
 
 // staleMark is the verdict on a device that bears the formatting mark and holds something
@@ -445,14 +449,7 @@ func (p *planner) held(d state.Device, before string) Verdict {
 	if !d.Held && p.have.View.Held {
 		d = p.have.View
 	}
-	return stuck(state.Unavailable, "the device %s is still held, which must end before %s: %s", d.Path, before, holder(d))
-}
-
-func holder(d state.Device) string {
-	if d.Holder != "" {
-		return d.Holder
-	}
-	return "it is mounted or claimed elsewhere, perhaps in another mount namespace"
+	return stuck(state.Unavailable, "the device %s is still held, which must end before %s: %s", d.Path, before, knownHolder(d))
 }
 
 // unstage plans the end of a stage: mount, view, device.
@@ -561,8 +558,14 @@ func (p *planner) growMounted() {
 
 // stageFlags returns the flags of the stage mount.
 func stageFlags(s *state.Stage) (state.Flags, error) {
-	flags, err := state.ParseFlags(s.Capability.Flags)
-	if s.ReadOnly {
+	return mountFlags(s.Capability.Flags, s.ReadOnly)
+}
+
+// mountFlags parses mount flags of a request. A read-only mount is so whatever they say; any
+// other is written to unless they say that it is not.
+func mountFlags(words []string, readOnly bool) (state.Flags, error) {
+	flags, err := state.ParseFlags(words)
+	if readOnly {
 		flags.Set |= state.ReadOnly
 		flags.Clear &^= state.ReadOnly
 	} else if flags.Set&state.ReadOnly == 0 {

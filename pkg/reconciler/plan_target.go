@@ -60,11 +60,11 @@ func (p *planner) publish(t *state.Target) Verdict {
 		return stuck(state.ClassOf(err), "%v", err)
 	case len(m.Mounts) == 0:
 		return p.bind(t, state.Directory)
-	case m.Mounts[0].Node || !p.filesystem(m.Mounts[0]):
+	case m.Mounts[0].Node || !p.isFilesystem(m.Mounts[0]):
 		return p.foreign(t)
 	case m.Mounts[0].Corrupt:
 		return p.do(Unbind, state.TargetPart(t.Path))
-	case len(m.Mounts) > 1 && p.filesystem(m.Mounts[1]):
+	case len(m.Mounts) > 1 && p.isFilesystem(m.Mounts[1]):
 		return p.do(Unbind, state.TargetPart(t.Path)) // bound twice
 	case !flags.Met(m.Mounts[0].Attributes):
 		return p.do(SetAttributes, state.TargetPart(t.Path))
@@ -113,7 +113,7 @@ func needsView(t *state.Target, d state.Device) bool {
 // a missing target again, because kubelet removes the directories of dead pods.
 func (p *planner) bind(t *state.Target, want state.FileType) Verdict {
 	switch m := p.have.Targets[t.Path]; {
-	case m.File == state.NoFile && t.Accepted && !t.Asked:
+	case m.File == state.NoFile && t.Accepted && !t.CallerWaits:
 		return stuck(state.FailedPrecondition, "the target %s is not there any more; it is made again only when the volume is published there again", t.Path)
 	case m.File != state.NoFile && m.File != want:
 		return stuck(state.FailedPrecondition, "the target %s is %s, not %s", t.Path, m.File, want)
@@ -129,8 +129,8 @@ func (p *planner) bind(t *state.Target, want state.FileType) Verdict {
 	return p.do(Bind, state.TargetPart(t.Path))
 }
 
-// filesystem reports whether a mount is of the volume's own file system.
-func (p *planner) filesystem(m state.Mount) bool {
+// isFilesystem reports whether a mount is of the volume's own file system.
+func (p *planner) isFilesystem(m state.Mount) bool {
 	return m.Is(p.have.Device.Number) || p.have.Source.Is(m)
 }
 
@@ -180,12 +180,5 @@ func (p *planner) viewLags() bool {
 // targetFlags returns the flags of a bind: those of the stage, those of the
 // target, and its read-only setting.
 func targetFlags(s *state.Stage, t *state.Target) (state.Flags, error) {
-	flags, err := state.ParseFlags(append(slices.Clone(s.Capability.Flags), t.Capability.Flags...))
-	if s.ReadOnly || t.ReadOnly {
-		flags.Set |= state.ReadOnly
-		flags.Clear &^= state.ReadOnly
-	} else if flags.Set&state.ReadOnly == 0 {
-		flags.Clear |= state.ReadOnly
-	}
-	return flags, err
+	return mountFlags(append(slices.Clone(s.Capability.Flags), t.Capability.Flags...), s.ReadOnly || t.ReadOnly)
 }

@@ -227,7 +227,7 @@ func (w *planWorld) look() planCase {
 		if s.open {
 			capability.FSType = ""
 		}
-		c.want.Stage = &state.Stage{Path: planStagePath, Capability: capability, ReadOnly: s.readOnly, Intent: state.Intent{Gone: s.want == wantGone, Withdrawn: s.withdrawn, Accepted: s.accepted, Asked: s.asked}}
+		c.want.Stage = &state.Stage{Path: planStagePath, Capability: capability, ReadOnly: s.readOnly, Intent: state.Intent{Gone: s.want == wantGone, Withdrawn: s.withdrawn, Accepted: s.accepted, CallerWaits: s.asked}}
 		if s.remembers {
 			c.want.Stage.UUID = "its"
 		}
@@ -243,7 +243,7 @@ func (w *planWorld) look() planCase {
 		path := planPaths[i]
 		c.want.Targets[path] = &state.Target{
 			Path: path, Capability: planCapability(t.block, t.noDev), ReadOnly: t.readOnly, SeenDevice: state.SeenDevice{Device: t.remembers.number()},
-			Intent: state.Intent{Gone: t.want == wantGone, Withdrawn: t.withdrawn, Accepted: t.accepted, Asked: t.asked},
+			Intent: state.Intent{Gone: t.want == wantGone, Withdrawn: t.withdrawn, Accepted: t.accepted, CallerWaits: t.asked},
 		}
 		if t.at.err != errUnlooked {
 			c.have.Targets[path] = t.at.look()

@@ -21,6 +21,9 @@ import (
 type Store interface {
 	Get(id string) *state.Volume
 	Edit(id string, edit func(*state.Volume) error) (*state.Volume, error)
+	// Propose is an Edit that a crash may forget, until the next Edit of the volume or Flush.
+	Propose(id string, edit func(*state.Volume) error) (*state.Volume, error)
+	Flush(id string) error
 	List() []*state.Volume
 	VolumesAt(path string) []string
 }
@@ -191,7 +194,7 @@ type Reconciler struct {
 	hook    func(context.Context, string, Step, Moment) error
 	metrics Metrics
 	tracer  trace.Tracer
-	heals   bool
+	repairs bool
 	resync  time.Duration
 	queue   *queue
 	stopped chan struct{}  // closed when Run is told to end
@@ -204,31 +207,31 @@ type Reconciler struct {
 	looks  hang.Calls[state.Actual] // for callers of Observe, by volume
 	owners hang.Calls[state.Owner]  // questions to the backend, by volume
 
-	mu       sync.Mutex
-	volumes  map[string]*volume
-	devices  map[state.DeviceNumber][]string // volumes by the numbers of their devices
-	awaited  map[string]*awaiting            // of volumes whose device is missing, see await
-	noEvents bool                            // there are no device events
+	mu              sync.Mutex
+	volumes         map[string]*volume
+	volumesByDevice map[state.DeviceNumber][]string
+	awaited         map[string]*awaiting // of volumes whose device is missing, see await
+	noEvents        bool                 // there are no device events
 }
 
 // New returns a Reconciler that does nothing until Run. Every record of the
 // store is queued when it returns.
 func New(cfg Config) *Reconciler {
 	r := &Reconciler{
-		store:   cfg.Store,
-		kernel:  cfg.Kernel,
-		hook:    cfg.Hook,
-		metrics: cfg.Metrics,
-		tracer:  cfg.Tracer,
-		heals:   !cfg.DetectOnly,
-		resync:  cfg.Resync,
-		queue:   newQueue(),
-		stopped: make(chan struct{}),
-		random:  rand.Float64,
-		volumes: map[string]*volume{},
-		devices: map[state.DeviceNumber][]string{},
-		awaited: map[string]*awaiting{},
-		sweep:   sweep{look: make(chan struct{}, 1), gone: map[string]time.Time{}},
+		store:           cfg.Store,
+		kernel:          cfg.Kernel,
+		hook:            cfg.Hook,
+		metrics:         cfg.Metrics,
+		tracer:          cfg.Tracer,
+		repairs:         !cfg.DetectOnly,
+		resync:          cfg.Resync,
+		queue:           newQueue(),
+		stopped:         make(chan struct{}),
+		random:          rand.Float64,
+		volumes:         map[string]*volume{},
+		volumesByDevice: map[state.DeviceNumber][]string{},
+		awaited:         map[string]*awaiting{},
+		sweep:           sweep{look: make(chan struct{}, 1), gone: map[string]time.Time{}},
 	}
 	for _, v := range r.store.List() {
 		known := r.volume(v.ID)
@@ -247,7 +250,8 @@ func (r *Reconciler) Run(ctx context.Context) {
 	}, func() { close(r.stopped) })
 }
 
-// Ensure commits the edit and waits until part is seen to be as the edit asks.
+// Ensure makes the edit and waits until part is seen to be as the edit asks. The edit is
+// durable before a step is made for it, and before Ensure returns.
 //
 // If the edit refuses, its error is returned, and nothing has changed.
 // DeadlineExceeded and Canceled: ctx ended first (the answer comes a little before
@@ -277,12 +281,22 @@ func (r *Reconciler) ensure(ctx context.Context, id string, w *waiter, edit func
 	part := w.part
 	w.call = r.traced(ctx)
 	var asked waitedFor
-	record, err := r.store.Edit(id, func(v *state.Volume) error {
+	var refused error
+	// It is written before the first step that is made for it, and before the caller is answered.
+	record, err := r.store.Propose(id, func(v *state.Volume) error {
 		// The edit of a caller that has gone must not be made after that of a later call.
 		if err := ctx.Err(); err != nil {
 			return fmt.Errorf("nothing was asked: %w", err)
 		}
-		if err := r.waits.during(v, edit); err != nil {
+		err := r.waits.during(v, func(v *state.Volume) error {
+			err := edit(v)
+			if errors.Is(err, state.ErrEarlierPending) { // which nobody may ask for any more
+				v.GiveUp(part, time.Now())
+				refused, err = err, nil
+			}
+			return err
+		})
+		if err != nil || refused != nil {
 			return err
 		}
 		if intent := v.Latest(part); intent != nil { // from now on, the next edit sees that a caller waits
@@ -291,14 +305,24 @@ func (r *Reconciler) ensure(ctx context.Context, id string, w *waiter, edit func
 		}
 		return nil
 	})
-	if asked != (waitedFor{}) {
-		defer r.waits.drop(asked)
+	stopWaiting := func() {
+		if asked != (waitedFor{}) {
+			r.waits.drop(asked)
+			asked = waitedFor{}
+		}
 	}
+	defer stopWaiting()
 	switch {
 	case errors.Is(err, state.ErrNothingThere):
 		return nil
 	case err != nil:
 		return fmt.Errorf("volume %s: %w", id, err)
+	case refused != nil:
+		r.queue.Add(id)
+		if lost := r.store.Flush(id); lost != nil { // or a crash would bring back what was given up
+			refused = lost
+		}
+		return fmt.Errorf("volume %s: %w", id, refused)
 	}
 	intent := record.Latest(part)
 	if intent == nil {
@@ -306,47 +330,44 @@ func (r *Reconciler) ensure(ctx context.Context, id string, w *waiter, edit func
 	}
 	r.arm(id, w, intent, intent != record.Intent(part), record.Stage.LivesFor(part.Path))
 	r.queue.Add(id)
+	err = r.awaitAnswer(ctx, id, w)
+	stopWaiting() // what is accepted from now on, this caller does not hear of
+	if lost := r.store.Flush(id); lost != nil && err == nil {
+		err = fmt.Errorf("volume %s: %w", id, lost)
+	}
+	return err
+}
 
-	early, stop := beforeDeadline(ctx)
+// awaitAnswer returns the answer to a caller.
+func (r *Reconciler) awaitAnswer(ctx context.Context, id string, w *waiter) error {
+	early, stop := answerTimer(ctx)
 	defer stop()
+	var class state.Class
 	select {
 	case err := <-w.answer:
 		return err
 	case <-early:
-		return r.late(id, part, state.DeadlineExceeded)
+		class = state.DeadlineExceeded
 	case <-ctx.Done():
-		return r.late(id, part, state.ClassOf(ctx.Err()))
+		class = state.ClassOf(ctx.Err())
 	case <-r.stopped:
-		return state.Errorf(state.Unavailable, "volume %s: %s: the plugin is stopping; the intent is kept, ask again", id, part)
+		class = state.Unavailable
 	}
+	select {
+	case err := <-w.answer: // which came at the same time, and counts as heard
+		return err
+	default:
+	}
+	if class == state.Unavailable {
+		return state.Errorf(class, "volume %s: %s: the plugin is stopping; the intent is kept, ask again", id, w.part)
+	}
+	return r.late(id, w.part, class)
 }
 
-type answerTime struct{}
-
-// InTime fixes the moment at which a call must be answered, whatever it waits for: its
-// deadline less the margin (deadline.Margin) of the time left now. Without a deadline, or
-// if the moment is fixed already, it returns ctx.
-func InTime(ctx context.Context) context.Context {
-	at, ok := ctx.Deadline()
-	if !ok || ctx.Value(answerTime{}) != nil {
-		return ctx
-	}
-	return context.WithValue(ctx, answerTime{}, at.Add(-deadline.Margin(time.Until(at))))
-}
-
-// untilAnswer returns a context that ends when a call must be answered, see InTime.
-func untilAnswer(ctx context.Context) (context.Context, context.CancelFunc) {
-	at, ok := InTime(ctx).Value(answerTime{}).(time.Time)
-	if _, bounded := ctx.Deadline(); !ok || !bounded {
-		return context.WithCancel(ctx)
-	}
-	return context.WithDeadline(ctx, at)
-}
-
-// beforeDeadline returns a channel that fires when a call must be answered, see InTime.
-func beforeDeadline(ctx context.Context) (<-chan time.Time, func() bool) {
-	at, ok := InTime(ctx).Value(answerTime{}).(time.Time)
-	if _, bounded := ctx.Deadline(); !ok || !bounded {
+// answerTimer returns a channel that fires when a call must be answered, see package deadline.
+func answerTimer(ctx context.Context) (<-chan time.Time, func() bool) {
+	at, ok := deadline.AnswerTime(ctx)
+	if !ok {
 		return nil, func() bool { return true }
 	}
 	timer := time.NewTimer(time.Until(at))

@@ -75,7 +75,7 @@ func (r *Reconciler) loss(id string, part state.Part, asked bool) (now repair, t
 	before := lost.state
 	switch at := time.Now(); {
 	case lost.state == repairing:
-	case !asked && !r.heals:
+	case !asked && !r.repairs:
 		lost.state = repairOff
 	case !asked && at.Before(lost.next):
 		lost.state = repairPutOff

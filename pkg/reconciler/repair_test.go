@@ -175,8 +175,8 @@ func TestLostDeviceIsLookedAt(t *testing.T) {
 		}
 		h.ok(unpublish("v", 1), unstage("v"), unstage("other"))
 		synctest.Wait()
-		if len(h.p.r.devices) > 0 {
-			t.Errorf("numbers of no volume are kept: %v", h.p.r.devices)
+		if len(h.p.r.volumesByDevice) > 0 {
+			t.Errorf("numbers of no volume are kept: %v", h.p.r.volumesByDevice)
 		}
 	})
 }

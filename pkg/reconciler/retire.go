@@ -14,12 +14,13 @@ import (
 // anything of it ends. Whether a look finds it gone is decided by Pods.Gone (package pods).
 const podGoneGrace = time.Minute
 
-// podsGone holds since when the looks have found a pod gone, by a name of the caller's.
-// There may be looks between the first and the last, but none that finds the pod.
+// podsGone holds, by a name that the caller chooses, since when every look at a pod has found
+// it gone.
 type podsGone map[string]time.Time
 
-// note takes in a look, and reports how long a pod that is gone has yet to stay away; 0:
-// it is gone. Whoever acts on that deletes the name, to begin anew.
+// note notes the result of one look, and returns how much longer a pod must stay away until
+// it counts as gone; 0: it is gone. A caller that acts on that deletes the name, so that the
+// count begins anew.
 func (g *podsGone) note(name string, gone bool) (left time.Duration) {
 	if !gone {
 		delete(*g, name)
@@ -44,7 +45,7 @@ func (p *pass) retire(ctx context.Context, want *state.Volume) bool {
 	}
 	var dead []string
 	for path, t := range want.Targets {
-		gone := !t.Gone && !t.Asked && p.r.kernel.Pods.Gone(path)
+		gone := !t.Gone && !t.CallerWaits && p.r.kernel.Pods.Gone(path)
 		if p.r.podGone(p.id, path, gone) {
 			dead = append(dead, path)
 		}

@@ -19,7 +19,7 @@ func (h *harness) retry(id string) (report.Volume, error) {
 	return h.p.r.Retry(ctx, id)
 }
 
-// exclusive begins a visit whose f blocks until its ctx ends or release is called.
+// exclusive begins an Exclusive whose f blocks until its ctx ends or release is called.
 func (h *harness) exclusive(ctx context.Context, id string, f func()) (answer <-chan error, release func()) {
 	open, done := make(chan struct{}), make(chan error, 1)
 	go func() {
@@ -241,11 +241,11 @@ func TestExclusiveWhenThePluginStops(t *testing.T) {
 	})
 }
 
-// Visits of one volume are never two at a time, and none is lost.
-func TestManyVisits(t *testing.T) {
+// Jobs of one volume are never two at a time, and none is lost.
+func TestManyJobs(t *testing.T) {
 	bubble(t, func(h *harness) {
 		h.volume("v")
-		inside, visits := 0, 0
+		inside, jobs := 0, 0
 		var group sync.WaitGroup
 		for i := range 20 {
 			group.Go(func() {
@@ -256,7 +256,7 @@ func TestManyVisits(t *testing.T) {
 					}
 					time.Sleep(time.Millisecond)
 					inside--
-					visits++
+					jobs++
 					return nil
 				})
 				if err != nil {
@@ -273,8 +273,8 @@ func TestManyVisits(t *testing.T) {
 			group.Go(func() { _, _ = h.retry("v") })
 		}
 		group.Wait()
-		if visits != 20 {
-			t.Errorf("%d visits", visits)
+		if jobs != 20 {
+			t.Errorf("%d jobs", jobs)
 		}
 		h.ok(stage("v"))
 		h.atRest("v")

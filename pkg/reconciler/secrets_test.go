@@ -2,6 +2,7 @@ package reconciler
 
 import (
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/csi-node/csi-node/pkg/state"
@@ -18,7 +19,10 @@ func TestSecretOfALayer(t *testing.T) {
 			t.Helper()
 			h.wantCalls(want, opOpenLayer, "v")
 		}
-		key := func(value string) { h.p.r.Remember("v", map[string]string{layerKey: value}) }
+		key := func(value string) { // as an edit does, so the volume is not forgotten meanwhile
+			synctest.Wait()
+			h.p.r.Remember("v", map[string]string{layerKey: value})
+		}
 
 		h.refuse(h.do(staged), state.Unavailable, "waits for its secret")
 		opens(0)

@@ -53,7 +53,7 @@ func (r *Reconciler) hooked(ctx context.Context, step Step, want *state.Volume, 
 func (r *Reconciler) do(ctx context.Context, step Step, want *state.Volume, have state.Actual) error {
 	k, s, t, d := r.kernel, want.Stage, want.Targets[step.Part.Path], have.Device
 	if err := r.confirm(ctx, step, want, have); err != nil {
-		return r.unlessWritten(ctx, want, err)
+		return r.abandonUnlessWritten(ctx, want, err)
 	}
 	switch step.Action {
 	case Unbind:
@@ -85,7 +85,7 @@ func (r *Reconciler) do(ctx context.Context, step Step, want *state.Volume, have
 	case Attach:
 		return r.attach(ctx, want)
 	case GrowDevice:
-		bytes := have.Stack()[0].Device.Capacity
+		bytes := have.Lowest().Capacity
 		if step.Part == state.SizePart() {
 			bytes = state.RoundUp(want.Size.Bytes + missingOverhead(want, have))
 		}
@@ -95,10 +95,10 @@ func (r *Reconciler) do(ctx context.Context, step Step, want *state.Volume, have
 	case OpenLayer, CloseLayer, GrowLayer:
 		return r.onLayer(ctx, step, want, have)
 	case BeginFormat:
-		if err := k.Filesystems.Prove(ctx, have.Stack()[0].Device); err != nil {
+		if err := k.Filesystems.Prove(ctx, have.Lowest()); err != nil {
 			return err
 		}
-		if have.Stack()[0].Device.Noted {
+		if have.Lowest().Noted {
 			return nil // the mark comes right before the format
 		}
 		return k.Devices.BeginFormat(ctx, r.spec(want))
@@ -111,7 +111,7 @@ func (r *Reconciler) do(ctx context.Context, step Step, want *state.Volume, have
 		// it blank, or it may hold the remains of an interrupted format; or what others have
 		// put there, and then Format refuses it. Noise is nobody's data, as long as the
 		// device is stamped new.
-		d = proven(state.Element{Layer: have.Layer, Device: d})
+		d = sourceFresh(state.Element{Layer: have.Layer, Device: d})
 		if have.Contents.Kind != state.ContentsBlank && !d.Fresh && !d.Noise && !d.StaleMark && !d.Proved {
 			if err := r.erase(ctx, step.Layer, want, have); err != nil {
 				return err
@@ -124,7 +124,7 @@ func (r *Reconciler) do(ctx context.Context, step Step, want *state.Volume, have
 			format = func() error { return k.Filesystems.FormatAfter(ctx, d, s.Capability.FSType, last) }
 		}
 		if err := format(); err != nil && step.Layer == "" {
-			return r.unlessWritten(ctx, want, err)
+			return r.abandonUnlessWritten(ctx, want, err)
 		} else if err != nil {
 			return err
 		}
@@ -211,11 +211,11 @@ func (r *Reconciler) confirm(ctx context.Context, step Step, want *state.Volume,
 	unbound := *want
 	unbound.Targets = nil // the planner saw that they do not show it
 	// Other mount namespaces need no look: copies there come from a bind here.
-	if err := r.boundElsewhere(ctx, &unbound, &now, false); err != nil {
+	if err := r.noteBoundElsewhere(ctx, &unbound, &now, false); err != nil {
 		return err
 	}
 	if now.Held {
-		return fmt.Errorf("the device %s is held since it was looked at: %s", now.Path, r.whoHolds(ctx, now))
+		return fmt.Errorf("the device %s is held since it was looked at: %s", now.Path, r.holder(ctx, now))
 	}
 	if step.Action == Erase && now.FormatUUID != "" {
 		return r.confirmRemains(ctx, now)
@@ -224,7 +224,7 @@ func (r *Reconciler) confirm(ctx context.Context, step Step, want *state.Volume,
 		return nil // Erase destroys any contents, BeginFormat proves them blank, and a new layer's may be noise
 	}
 	now.Fresh = now.Fresh || was[at].Device.Fresh // though it bears the mark by now, see pass.step
-	c, err := r.kernel.Filesystems.Probe(ctx, proven(state.Element{Layer: is[at].Layer, Device: now}), "")
+	c, err := r.kernel.Filesystems.Probe(ctx, sourceFresh(state.Element{Layer: is[at].Layer, Device: now}), "")
 	if err == nil && !maybeBlank(c) && !(step.Action == CreateLayer && !have.Stack()[at+1].Device.Unmade) {
 		err = state.Errorf(state.Unavailable, "the device %s is not blank any more since it was looked at: found %s", now.Path, c.Found)
 		if at == 0 {
@@ -289,7 +289,7 @@ func (r *Reconciler) createLayer(ctx context.Context, step Step, want *state.Vol
 		return err
 	}
 	v, beneath := r.spec(want), have.Stack()[indexOf(have, step.Layer)-1].Layer
-	if have.Beneath.Kind == state.ContentsUnproven && !lower.Proved && !proven(state.Element{Layer: beneath, Device: lower}).Fresh { // as for Format
+	if have.Beneath.Kind == state.ContentsUnproven && !lower.Proved && !sourceFresh(state.Element{Layer: beneath, Device: lower}).Fresh { // as for Format
 		blank := func() error { return r.erase(ctx, beneath, want, have) }
 		if lower.StaleMark {
 			blank = func() error { return r.kernel.Filesystems.Prove(ctx, lower) }
@@ -300,7 +300,7 @@ func (r *Reconciler) createLayer(ctx context.Context, step Step, want *state.Vol
 	}
 	if lower.Noted && have.Stack()[indexOf(have, step.Layer)].Device.Unmade { // what is made must not get a stamp
 		if lower.FormatUUID, err = r.tryFormat(ctx, want, lower); err != nil {
-			return r.unlessWritten(ctx, want, err)
+			return r.abandonUnlessWritten(ctx, want, err)
 		}
 	}
 	if err := l.Create(ctx, lower, v); err != nil {
@@ -312,7 +312,7 @@ func (r *Reconciler) createLayer(ctx context.Context, step Step, want *state.Vol
 		if beneath == "" && unread == nil && maybeBlank(c) {
 			err = &state.Unwritten{Err: err}
 		}
-		return r.unlessWritten(ctx, want, err)
+		return r.abandonUnlessWritten(ctx, want, err)
 	}
 	return r.endFormat(ctx, beneath, want, have, l.Name())
 }
@@ -362,16 +362,16 @@ func (r *Reconciler) leaveData(ctx context.Context, _ Step, want *state.Volume, 
 	if len(have.Stack()) > 1 {
 		found = have.Beneath.Found
 	}
-	err := state.Errorf(state.Unavailable, "the device %s was proved blank, and is not any more: found %s; it is left as it is", have.Stack()[0].Device.Path, found)
-	err = state.InVolume(want.ID, "format", r.unlessWritten(ctx, want, &state.Unwritten{Err: err}))
+	err := state.Errorf(state.Unavailable, turnedUpText, have.Lowest().Path, found)
+	err = state.InVolume(want.ID, "format", r.abandonUnlessWritten(ctx, want, &state.Unwritten{Err: err}))
 	klog.FromContext(ctx).Error(err, "Data has turned up on a device that was proved blank")
 	return err
 }
 
-// unlessWritten returns err, and takes the formatting mark of the volume's source back if
+// abandonUnlessWritten returns err, and takes the formatting mark of the volume's source back if
 // nothing there is of the format that failed: a disk that read as zeros for a while has
 // its data again later, and what bears the mark would be erased.
-func (r *Reconciler) unlessWritten(ctx context.Context, want *state.Volume, err error) error {
+func (r *Reconciler) abandonUnlessWritten(ctx context.Context, want *state.Volume, err error) error {
 	if errors.As(err, new(*state.Unwritten)) {
 		err = errors.Join(err, r.kernel.Devices.AbandonFormat(context.WithoutCancel(ctx), r.spec(want)))
 	}
@@ -509,15 +509,12 @@ func (r *Reconciler) release(ctx context.Context, want *state.Volume) error {
 		}
 	}
 	if err == nil {
-		err = r.boundElsewhere(ctx, want, &d, mayHaveCopies(want))
+		err = r.noteBoundElsewhere(ctx, want, &d, mayHaveCopies(want))
 	}
 	if err != nil || !d.Held {
 		return err
 	}
-	if d.Holder == "" {
-		d.Holder = r.holders(ctx, d)
-	}
-	return fmt.Errorf("the device %s is still held, which must end before it is detached: %s", d.Path, holder(d))
+	return fmt.Errorf("the device %s is still held, which must end before it is detached: %s", d.Path, r.holder(ctx, d))
 }
 
 func (r *Reconciler) setAttributes(ctx context.Context, s *state.Stage, t *state.Target) error {
@@ -536,7 +533,7 @@ func (r *Reconciler) setAttributes(ctx context.Context, s *state.Stage, t *state
 // mounter returns Existing, which does not make missing mount points, for a repair
 // that nobody waits for; else Mounts.
 func (r *Reconciler) mounter(step Step, want *state.Volume) Mounter {
-	if intent := want.Intent(step.Part); intent.Accepted && !intent.Asked && !(step.Part == state.StagePart() && stageAsked(want)) {
+	if intent := want.Intent(step.Part); intent.Accepted && !intent.CallerWaits && !(step.Part == state.StagePart() && callerNeedsStage(want)) {
 		return r.kernel.Existing
 	}
 	return r.kernel.Mounts

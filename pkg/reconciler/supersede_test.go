@@ -13,9 +13,9 @@ import (
 	"github.com/csi-node/csi-node/test/require"
 )
 
-// What holds since nobody waited any more is not there for the CO, which would never
-// remove it if it heard a final code: it gives way, until somebody is told of it.
-func TestUnheardGivesWay(t *testing.T) {
+// What was brought about when nobody waited any more does not exist for the CO, which would
+// never remove it if it were answered a final code: it gives way, until a caller is told of it.
+func TestUnconfirmedGivesWay(t *testing.T) {
 	for name, row := range map[string]struct {
 		before        []request
 		hangs         op
@@ -36,7 +36,7 @@ func TestUnheardGivesWay(t *testing.T) {
 						hang.open()
 						synctest.Wait()
 						h.atRest("v")
-						if intent := h.store.Get("v").Intent(row.first.part); !intent.Accepted || !intent.Unheard {
+						if intent := h.store.Get("v").Intent(row.first.part); !intent.Accepted || !intent.Unconfirmed {
 							t.Fatalf("nobody was told, and the record has %+v", intent)
 						}
 						if told {

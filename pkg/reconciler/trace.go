@@ -99,7 +99,7 @@ func (r *Reconciler) newTrace() *passTrace {
 func (p *pass) calls(part state.Part) []*callSpan {
 	var waiting []*waiter
 	for _, w := range p.waiters {
-		if w.call != nil && !w.told {
+		if w.call != nil && !w.answered {
 			waiting = append(waiting, w)
 		}
 	}

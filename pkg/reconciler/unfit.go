@@ -2,8 +2,8 @@ package reconciler
 
 import "github.com/csi-node/csi-node/pkg/state"
 
-// unfit returns, for parts for which nothing was done yet, errors that do not depend
-// on the device. With such an error the volume must not even be attached.
+// unfit returns the errors that do not depend on the device, of parts for which nothing was
+// done yet. With such an error the volume must not even be attached.
 func (r *Reconciler) unfit(want *state.Volume, have state.Actual) map[state.Part]error {
 	var all map[state.Part]error
 	note := func(part state.Part, err error) {
@@ -16,7 +16,7 @@ func (r *Reconciler) unfit(want *state.Volume, have state.Actual) map[state.Part
 		all[part] = err
 	}
 	if s := want.Stage; s != nil && notBegun(s) && !s.Provisional && have.Stage.Err == nil {
-		err := r.inLostVolume(want, s.Path)
+		err := r.inLostVolume(want, s.Path, have.Stage)
 		if err == nil {
 			err = r.refusedOptions(s.Capability)
 		}
@@ -24,7 +24,7 @@ func (r *Reconciler) unfit(want *state.Volume, have state.Actual) map[state.Part
 	}
 	for path, t := range want.Targets {
 		if !t.Gone && !t.Accepted && !t.Begun && have.Targets[path].Err == nil {
-			note(state.TargetPart(path), r.inLostVolume(want, path))
+			note(state.TargetPart(path), r.inLostVolume(want, path, have.Targets[path]))
 		}
 	}
 	return all
@@ -45,8 +45,8 @@ func (r *Reconciler) refusedOptions(c state.Capability) error {
 // inLostVolume refuses a path inside a volume without a record, such as after the loss
 // of the store, or inside a mount of the volume itself that is not in its record. For
 // volumes with a record, the store refuses paths that overlap.
-func (r *Reconciler) inLostVolume(want *state.Volume, path string) error {
-	if r.kernel.VolumeAt == nil {
+func (r *Reconciler) inLostVolume(want *state.Volume, path string, seen state.Mountpoint) error {
+	if r.kernel.VolumeAt == nil || seen.Apart {
 		return nil
 	}
 	m, point, err := r.kernel.Mounts.Above(path)

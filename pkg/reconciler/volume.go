@@ -13,7 +13,7 @@ import (
 type volume struct {
 	waiters      map[*waiter]struct{}
 	attempts     map[state.Part]*attempt // of parts that failed or are stuck
-	visits       []*visit                // that wait for their turn
+	jobs         []*job                  // that wait for their turn
 	repairs      map[state.Part]*repair  // of parts that were lost
 	podGoneSince podsGone                // by target path
 	running      Step
@@ -28,7 +28,7 @@ type volume struct {
 	planDropped bool          // plan settled all and was dropped, to save memory
 
 	locked  bool                 // the secret was missing or wrong, and no call has come since
-	numbers []state.DeviceNumber // its keys in Reconciler.devices
+	numbers []state.DeviceNumber // its keys in Reconciler.volumesByDevice
 
 	called trace.SpanContext // the last traced call that asked for something
 	span   trace.SpanContext // of the running step
@@ -49,7 +49,7 @@ func (r *Reconciler) volume(id string) *volume {
 // The caller holds mu.
 func (r *Reconciler) forget(id string) {
 	v := r.volumes[id]
-	if v != nil && len(v.waiters) == 0 && len(v.attempts) == 0 && len(v.visits) == 0 && v.since.IsZero() && v.want.Empty() && r.store.Get(id) == nil {
+	if v != nil && len(v.waiters) == 0 && len(v.attempts) == 0 && len(v.jobs) == 0 && v.since.IsZero() && v.want.Empty() && r.store.Get(id) == nil {
 		v.have = state.Actual{}
 		r.index(id, v) // drops its device numbers
 		delete(r.volumes, id)

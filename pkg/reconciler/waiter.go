@@ -16,18 +16,18 @@ import (
 // waiter is one caller of Ensure. Reconciler.mu guards all fields but part and call, which
 // do not change once it is armed, and bytes and answer, which the worker hands over.
 type waiter struct {
-	part    state.Part
-	intent  uint64 // revision of the intent it waits for; 0 until its edit is committed
-	gone    bool   // it waits for the removal of its part
-	ends    bool   // with its target, the stage of an inline volume is removed too
-	undoes  bool   // an earlier intent must be undone first
-	refused error  // the final failure of its request, answered once the undo is seen
-	residue error  // what the removal of the intent ended has left behind
-	ended   uint64 // revision of the intent that was removed before this waiter was armed
-	told    bool   // it was answered
-	bytes   int64  // size of the device when the answer was given
-	answer  chan error
-	call    *callSpan // nil: it is not traced
+	part     state.Part
+	intent   uint64 // revision of the intent it waits for; 0 until its edit is made
+	gone     bool   // it waits for the removal of its part
+	ends     bool   // with its target, the stage of an inline volume is removed too
+	undoes   bool   // an earlier intent must be undone first
+	refused  error  // the final failure of its request, answered once the undo is seen
+	residue  error  // what the removal of the intent ended has left behind
+	ended    uint64 // revision of the intent that was removed before this waiter was armed
+	answered bool   // its caller has the answer
+	bytes    int64  // size of the device when the answer was given
+	answer   chan error
+	call     *callSpan // nil: it is not traced
 }
 
 func (r *Reconciler) register(id string, part state.Part) *waiter {
@@ -52,7 +52,7 @@ func (r *Reconciler) unregister(id string, w *waiter) {
 	r.forget(id)
 }
 
-// arm lets the waiter be answered from now on. It ends the back-off of what the caller
+// arm allows that the waiter is answered from now on. It ends the back-off of what the caller
 // waits for: its part, the stage that a publish needs, the targets that an unstage needs
 // gone.
 func (r *Reconciler) arm(id string, w *waiter, intent *state.Intent, undoes, ends bool) {
@@ -95,21 +95,21 @@ type waitCounts struct {
 	waiting map[waitedFor]int
 }
 
-// during runs an edit of a record. While it runs, Asked tells for each intent of the
-// record whether somebody waits for it.
+// during runs an edit of a record. While it runs, CallerWaits is set for each intent
+// of the record that a caller waits for.
 func (c *waitCounts) during(v *state.Volume, edit func(*state.Volume) error) error {
 	c.mu.Lock()
 	marked := map[*state.Intent]bool{}
 	for _, part := range v.Parts() {
 		for _, intent := range []*state.Intent{v.Intent(part), v.Latest(part)} {
-			intent.Asked = c.waiting[waitedFor{v.ID, part, intent.Revision}] > 0
+			intent.CallerWaits = c.waiting[waitedFor{v.ID, part, intent.Revision}] > 0
 			marked[intent] = true
 		}
 	}
 	c.mu.Unlock()
 	defer func() {
 		for intent := range marked {
-			intent.Asked = false
+			intent.CallerWaits = false
 		}
 	}()
 	return edit(v)
@@ -132,7 +132,7 @@ func (c *waitCounts) drop(what waitedFor) {
 	}
 }
 
-// armed returns the waiters whose edits are committed.
+// armed returns the waiters whose edits are made.
 func (r *Reconciler) armed(id string) []*waiter {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -172,8 +172,8 @@ func (p *pass) waitForUndo(want *state.Volume, plan Plan, record *state.Volume) 
 	})
 }
 
-// rememberEnds is for callers whose edit is committed and who are not armed yet: it keeps
-// for them what their removal has left behind. The tombstone is gone when they are armed.
+// rememberEnds keeps what a removal has left behind, for callers whose edit is made and who
+// are not armed yet: when they are, the tombstone is gone.
 func (p *pass) rememberEnds(want *state.Volume, plan Plan) {
 	p.r.mu.Lock()
 	defer p.r.mu.Unlock()
@@ -189,8 +189,8 @@ func (p *pass) answer(ctx context.Context, want *state.Volume, plan Plan) {
 	p.r.mu.Lock()
 	defer p.r.mu.Unlock()
 	for _, w := range p.waiters {
-		if err, known := p.outcome(want, plan, w); known && !w.told {
-			w.told, w.bytes = true, p.r.volume(p.id).have.Device.Size
+		if err, known := p.outcome(want, plan, w); known && !w.answered {
+			w.answered, w.bytes = true, p.r.volume(p.id).have.Device.Size
 			w.answer <- err
 			klog.FromContext(ctx).V(4).Info("Answered", "part", w.part, "err", err)
 		}

@@ -20,7 +20,7 @@ func (r *Reconciler) Changed(path string) {
 func (r *Reconciler) DeviceChanged(number state.DeviceNumber) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	for _, id := range r.devices[number] {
+	for _, id := range r.volumesByDevice[number] {
 		r.queue.Add(id)
 	}
 }
@@ -51,8 +51,8 @@ func (r *Reconciler) AllChanged() {
 // holds mu.
 func (r *Reconciler) index(id string, v *volume) {
 	for _, n := range v.numbers {
-		if r.devices[n] = slices.DeleteFunc(r.devices[n], func(other string) bool { return other == id }); len(r.devices[n]) == 0 {
-			delete(r.devices, n)
+		if r.volumesByDevice[n] = slices.DeleteFunc(r.volumesByDevice[n], func(other string) bool { return other == id }); len(r.volumesByDevice[n]) == 0 {
+			delete(r.volumesByDevice, n)
 		}
 	}
 	v.numbers = v.numbers[:0]
@@ -61,7 +61,7 @@ func (r *Reconciler) index(id string, v *volume) {
 			return
 		}
 		v.numbers = append(v.numbers, n)
-		r.devices[n] = append(r.devices[n], id)
+		r.volumesByDevice[n] = append(r.volumesByDevice[n], id)
 	}
 	add(v.have.Device.Number)
 	add(v.have.View.Number)

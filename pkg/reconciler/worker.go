@@ -45,7 +45,7 @@ type failure struct {
 // converge brings a volume as close to its desired state as is possible now. The
 // queue runs at most one converge for each volume at a time.
 func (r *Reconciler) converge(ctx context.Context, id string) {
-	staying := r.receive(ctx, id)
+	jobs := r.runJobs(ctx, id)
 	p := &pass{r: r, id: id, failed: map[state.Part]failure{}, trace: r.newTrace()}
 	defer p.traceEnd()
 	for ctx.Err() == nil && p.advance(ctx) {
@@ -56,8 +56,8 @@ func (r *Reconciler) converge(ctx context.Context, id string) {
 	}
 	if ctx.Err() == nil {
 		p.retryLater()
-		for _, v := range staying {
-			close(v.ended)
+		for _, j := range jobs {
+			close(j.ended)
 		}
 	}
 }
@@ -75,17 +75,17 @@ func (p *pass) advance(ctx context.Context) bool {
 	}
 	for _, w := range p.waiters {
 		if intent := want.Intent(w.part); intent != nil && intent.Revision == w.intent {
-			intent.Asked = true
+			intent.CallerWaits = true
 		}
 	}
 	p.r.begin(p.id, Step{Action: Look})
-	began, before := time.Now(), p.seen
+	began, prior := time.Now(), p.seen
 	at := began
-	if before.holds(want) {
-		at = before.at
+	if prior.holds(want) {
+		at = prior.at
 	}
 	p.seen = nil
-	have, err := p.r.lookAgain(ctx, want, before)
+	have, err := p.r.lookAgain(ctx, want, prior)
 	p.r.end(p.id)
 	if ctx.Err() != nil {
 		return false // the plugin stops, and Ensure tells the callers
@@ -107,7 +107,7 @@ func (p *pass) advance(ctx context.Context) bool {
 	plan := MakePlan(want, have)
 	p.tracePlan(plan)
 	p.r.observed(p.id, want, have, plan)
-	if p.settle(ctx, want, have, plan) {
+	if p.settle(ctx, want, &have, plan) {
 		return true
 	}
 	step, ok := p.next(ctx, want, plan)
@@ -115,7 +115,7 @@ func (p *pass) advance(ctx context.Context) bool {
 		return false
 	}
 	if p.step(ctx, step, want, have) {
-		p.seen = &earlier{want, have, step, at}
+		p.seen = &earlier{want, &have, step, at}
 	}
 	return true
 }
@@ -162,30 +162,30 @@ func (p *pass) step(ctx context.Context, step Step, want *state.Volume, have sta
 		return false
 	}
 	p.r.begin(p.id, step)
-	seen := have
+	observed := have
 	if step.Action == Format && p.last.Action == BeginFormat && have.Device.Number == p.before.Device.Number {
 		have.Device.Fresh = true // the step that set the mark has just proved it blank
 	}
-	if step.Action == CreateLayer && p.last.Action == BeginFormat && have.Lower[0].Device.Number == p.before.Stack()[0].Device.Number {
-		have.Lower = slices.Clone(have.Lower) // seen must not change
+	if step.Action == CreateLayer && p.last.Action == BeginFormat && have.Lower[0].Device.Number == p.before.Lowest().Number {
+		have.Lower = slices.Clone(have.Lower) // that of observed must not change
 		have.Lower[0].Device.Fresh = true
 	}
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
 	intent := revision(want, step.Part)
-	told := state.WithProgress(ctx, func(words string) {
+	stepCtx := state.WithProgress(ctx, func(words string) {
 		p.r.progress(p.id, words)
 		if revision(p.r.store.Get(p.id), step.Part) != intent {
 			stop() // a superseded intent needs no more reading
 		}
 	})
-	told, span := p.traceStep(told, step, want)
+	stepCtx, span := p.traceStep(stepCtx, step, want)
 	run := p.r.run
 	if step.Action == Erase && step.Layer == "" && p.last.Action == BeginFormat {
 		run = p.r.leaveData
 	}
 	start := time.Now()
-	err := run(told, step, want, have)
+	err := run(stepCtx, step, want, have)
 	took := time.Since(start)
 	endSpan(span, err)
 	p.r.end(p.id)
@@ -197,16 +197,18 @@ func (p *pass) step(ctx context.Context, step Step, want *state.Volume, have sta
 		}
 		return false
 	}
-	p.done, p.logger = append(p.done, doneStep{step, took}), klog.FromContext(told)
-	p.last, p.before = step, seen
+	p.done, p.logger = append(p.done, doneStep{step, took}), klog.FromContext(stepCtx)
+	p.last, p.before = step, observed
 	return true
 }
 
 // noteProof notes on a device that takes its mark late that the last step has proved it blank.
 func (p *pass) noteProof(have *state.Actual) {
-	source := have.Stack()[0].Device
-	was := p.before.Stack()[0].Device
-	if p.last.Action != BeginFormat || !source.Noted || source.Formatting || !source.Attached() || source.Number != was.Number || source.Identity != was.Identity {
+	if p.last.Action != BeginFormat {
+		return
+	}
+	source, was := have.Lowest(), p.before.Lowest()
+	if !source.Noted || source.Formatting || !source.Attached() || source.Number != was.Number || source.Identity != was.Identity {
 		return
 	}
 	if len(have.Lower) == 0 {
@@ -244,12 +246,16 @@ func revision(v *state.Volume, part state.Part) uint64 {
 	return v.Intent(part).Revision
 }
 
-// noteBegun records that steps are made for a part, before the first one. It reports
-// whether the intent is still current: one that was superseded before it was begun
-// leaves nothing to undo. Nor does a step on a device that it finds attached.
+// noteBegun records that steps are made for a part, before the first one; with that the
+// intent itself is written. It reports whether the intent is still current: one that was
+// superseded before it was begun leaves nothing to undo. Nor does a step on a device that it
+// finds attached.
 func (p *pass) noteBegun(step Step, want *state.Volume) (current bool, err error) {
 	have := want.Intent(step.Part)
 	if slices.Contains(stepsWithoutUndo, step.Action) || have == nil || have.Gone || have.Accepted || have.Begun {
+		if err := p.r.store.Flush(p.id); err != nil {
+			return false, fmt.Errorf("volume %s: writing the record: %w", p.id, err)
+		}
 		return true, nil
 	}
 	_, err = p.r.store.Edit(p.id, func(v *state.Volume) error {
@@ -310,19 +316,25 @@ func (p *pass) reason(want *state.Volume, plan Plan, part state.Part) error {
 // settle brings the record up to date with what was seen: it drops tombstones that
 // hold, accepts intents that hold and withdraws refused ones. Then it answers the
 // callers. It reports whether another observation is needed.
-func (p *pass) settle(ctx context.Context, want *state.Volume, have state.Actual, plan Plan) bool {
-	edits := map[state.Part]func(*state.Volume){}
+func (p *pass) settle(ctx context.Context, want *state.Volume, have *state.Actual, plan Plan) bool {
+	var edits map[state.Part]func(*state.Volume)
+	edit := func(part state.Part, f func(*state.Volume)) {
+		if edits == nil {
+			edits = map[state.Part]func(*state.Volume){}
+		}
+		edits[part] = f
+	}
 	for _, part := range want.Parts() {
 		intent, seen := want.Intent(part), plan.Verdicts[part].Settled
 		switch {
 		case seen && intent.Gone:
-			edits[part] = func(v *state.Volume) { v.Drop(part) }
-		case seen && !intent.Accepted, seen && intent.Unheard && heard(want, part):
-			edits[part] = func(v *state.Volume) { accept(v, part, have) }
+			edit(part, func(v *state.Volume) { v.Drop(part) })
+		case seen && !intent.Accepted, seen && intent.Unconfirmed && callerWaits(want, part):
+			edit(part, func(v *state.Volume) { accept(v, part, have) })
 		case seen && part.Kind == state.StageKind && remembersLess(want.Stage, have): // it could not be read before, or the stage was adopted
-			edits[part] = func(v *state.Volume) { remember(v.Stage, have) }
+			edit(part, func(v *state.Volume) { remember(v.Stage, have) })
 		case !seen && !intent.Gone && !intent.Accepted && p.refused(want, plan, part):
-			edits[part] = func(v *state.Volume) { v.Withdraw(part, time.Now()) }
+			edit(part, func(v *state.Volume) { v.Withdraw(part, time.Now()) })
 		}
 	}
 	if len(edits) == 0 {
@@ -348,7 +360,7 @@ func (p *pass) settle(ctx context.Context, want *state.Volume, have state.Actual
 		p.answer(ctx, want, Plan{})
 		return false
 	}
-	p.r.observed(p.id, record, have, MakePlan(record, have)) // plan does not know the intents that have just taken over
+	p.r.observed(p.id, record, *have, MakePlan(record, *have)) // plan does not know the intents that have just taken over
 	p.waitForUndo(want, plan, record)
 	p.rememberEnds(want, plan)
 	p.answer(ctx, want, plan)
@@ -374,19 +386,19 @@ func sameStage(a, b *state.Volume) bool {
 
 // remember notes the identity of a stage's device and the UUID of its file system,
 // unless they are noted already.
-func remember(s *state.Stage, have state.Actual) {
+func remember(s *state.Stage, have *state.Actual) {
 	s.UUID, s.Identity = cmp.Or(s.UUID, have.Contents.UUID), cmp.Or(s.Identity, have.Device.Identity)
 }
 
 // remembersLess reports whether remember has something to note.
-func remembersLess(s *state.Stage, have state.Actual) bool {
+func remembersLess(s *state.Stage, have *state.Actual) bool {
 	return s.UUID == "" && have.Contents.UUID != "" || s.Identity == "" && have.Device.Identity != ""
 }
 
-// accept notes that a part holds, and whether a caller waits to hear it. For a stage it
+// accept notes that a part holds, and whether a caller waits for it. For a stage it
 // also notes the device and the file system, for a block target the device that it shows.
-func accept(v *state.Volume, part state.Part, have state.Actual) {
-	v.Accept(part, heard(v, part))
+func accept(v *state.Volume, part state.Part, have *state.Actual) {
+	v.Accept(part, callerWaits(v, part))
 	if part.Kind == state.StageKind {
 		remember(v.Stage, have)
 	}
@@ -400,10 +412,10 @@ func accept(v *state.Volume, part state.Part, have state.Actual) {
 	}
 }
 
-// heard reports whether a caller waits to be told that a part holds. Whoever publishes
-// relies on the stage.
-func heard(v *state.Volume, part state.Part) bool {
-	return v.Intent(part).Asked || part.Kind == state.StageKind && stageAsked(v)
+// callerWaits reports whether a caller waits for a part. A caller who publishes waits for
+// the stage, too.
+func callerWaits(v *state.Volume, part state.Part) bool {
+	return v.Intent(part).CallerWaits || part.Kind == state.StageKind && callerNeedsStage(v)
 }
 
 // refused reports whether the part failed for good while a caller waits to be told.
@@ -461,7 +473,7 @@ func (p *pass) retryLater() {
 		}
 	}
 	for w := range v.waiters {
-		if w.intent != 0 && !slices.Contains(p.waiters, w) && !w.told { // it came after this pass took in its waiters
+		if w.intent != 0 && !slices.Contains(p.waiters, w) && !w.answered { // it came after this pass took in its waiters
 			v.endBackOff(w)
 		}
 	}

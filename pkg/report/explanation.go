@@ -162,7 +162,7 @@ func (v Volume) actualSentences() []string {
 
 // dataSentence says what the volume's data is, as its backend knows it.
 func dataSentence(have state.Actual) string {
-	d := have.Stack()[0].Device
+	d := have.Lowest()
 	switch {
 	case d.Missing:
 		return "There is no such volume on this node, or its data is gone."

@@ -48,13 +48,13 @@ func (n Node) Unsettled() []string {
 	return all
 }
 
-// Knows reports whether anything is told of a volume.
+// Knows reports whether the node's report has anything about a volume.
 func (n Node) Knows(volume string) bool {
 	return slices.ContainsFunc(n.Volumes, func(v Status) bool { return v.Volume == volume }) ||
 		slices.ContainsFunc(n.Refusals, func(r Refusal) bool { return r.Volume == volume })
 }
 
-// Told is what is told of the node as a whole, in sentences.
+// Told returns what there is to say about the node as a whole, in sentences.
 func (n Node) Told() []string {
 	var all []string
 	if !n.Running {

@@ -63,7 +63,7 @@ func (n Node) refused(text *strings.Builder, width int) {
 	}
 }
 
-// row is a row of a table, and what is told beneath it.
+// row is a row of a table, and the lines beneath it.
 type row struct {
 	cells   []string
 	beneath []string

@@ -85,6 +85,14 @@ func (a Actual) Stack() []Element {
 	return append(slices.Clip(a.Lower), Element{a.Layer, a.Device})
 }
 
+// Lowest returns the first device of the Stack: that of the backend.
+func (a *Actual) Lowest() Device {
+	if len(a.Lower) > 0 {
+		return a.Lower[0].Device
+	}
+	return a.Device
+}
+
 // DeviceNumber identifies a block device; the zero value is no device.
 type DeviceNumber struct {
 	Major uint32 `json:"major"`
@@ -124,7 +132,7 @@ type Device struct {
 	Capacity int64        // bytes that the backend's metadata promises; 0 when unknown
 	ReadOnly bool         // the device refuses writes
 	Held     bool         // mounted or claimed by somebody, in whatever namespace (an O_EXCL open says EBUSY)
-	Holder   string       // of a foreign device: what holds the backing, for humans
+	Holder   string       // what holds the device, or of a foreign device its backing, for humans; empty: not known
 	Backing  string       // the path of the file behind the device, whose holes read as zeros; or another name for humans, such as vg/lv; empty when there is none
 
 	// Identity is what the hardware, or the metadata of the volume, says that the
@@ -137,14 +145,14 @@ type Device struct {
 	StaleMark  bool   // Formatting is noted on this node alone, and others may have used the device since
 	Formatted  string // the fs type of the last format that completed
 	Raw        bool   // it was published as a raw block device for writing, and not cleared since
-	FormatUUID string // with Formatting: all that the format leaves bears it; empty: the mark lets anything be erased
+	FormatUUID string // with Formatting: whatever the format leaves bears this UUID; empty: the mark allows to erase anything
 	Fresh      bool   // nobody has had it since it was made or cleared: every byte is zero; of a layer: it is stamped new
 
 	// Noted: the facts are notes of the node about a device that others made, and which may
 	// read as zeros for a while. The mark is set right before the format then, once the device
 	// was seen to keep what is written to it.
 	Noted  bool
-	Trial  string // the UUID of a stamp that may be left on it, and on which there is no mark
+	Trial  string // the UUID of a stamp that may be left on it while there is no mark
 	Proved bool   // the step before has proved it blank, and there is no mark yet
 
 	// NeedsSecret: attaching, making, opening or growing it takes a secret that is
@@ -157,11 +165,11 @@ type Device struct {
 	Exclusive bool
 
 	// Of the device of a layer only.
-	Unmade bool // the element beneath, which is attached, does not bear the layer yet
+	Unmade bool // the element beneath is attached, and does not have the layer yet
 	Stray  bool // it has the volume's name, but lies on another element than the volume's
 
 	GrowsOpen bool // while it is open it grows without a secret, whatever NeedsSecret says
-	Noise     bool // what was never written to it reads as noise, so that a new one is no blank device
+	Noise     bool // bytes that were never written read as noise, so that a new one is not blank
 
 	CreatedFor string // the fs type that whoever created the volume asked for; may be empty
 
@@ -218,7 +226,7 @@ type Contents struct {
 type Origin int
 
 const (
-	// OriginUnknown: nobody compared, or not all could be read that would tell.
+	// OriginUnknown: they were not compared, or could not be read completely.
 	OriginUnknown Origin = iota
 	// OriginFormat: they bear the UUID of the format.
 	OriginFormat
@@ -260,6 +268,7 @@ type Mountpoint struct {
 	File   FileType // what a look at the path meets: the root of the top mount, or the file itself
 	Empty  bool     // nothing is mounted, and the directory has no entries or the file no bytes
 	Mounts []Mount  // stacked here, the top first; empty when the path is no mount point
+	Apart  bool     // nothing is mounted on the way to the path, as far as a look that finds no mount there can tell
 	Err    error    // why the path could not be looked at now; then nothing else is known
 }
 
@@ -293,5 +302,5 @@ func (m Mount) Is(device DeviceNumber) bool {
 // Usage is how full a file system is.
 type Usage struct{ Bytes, Inodes Amount }
 
-// Amount is in bytes, or in inodes.
+// Amount is a number of bytes, or of inodes.
 type Amount struct{ Total, Used, Available int64 }

@@ -23,9 +23,8 @@ var ErrStagedElsewhere = Errorf(NotFound, "the volume is staged at another path"
 // leaves the record as asked. A repeated request changes nothing, and so joins the one
 // before.
 //
-// An intent of which the CO was never told that it holds is superseded by another
-// request for the same part as soon as no caller waits for it: it becomes a tombstone,
-// and the new intent its Next.
+// An intent that is not Confirmed is superseded by another request for the same part as
+// soon as no caller waits for it: it becomes a tombstone, and the new intent its Next.
 
 // pending is the error of a request while a caller waits for one that contradicts it.
 func pending(part Part) error {
@@ -33,13 +32,13 @@ func pending(part Part) error {
 }
 
 // Withdraw takes back the part's intent, after a final failure or in favour of another
-// intent. It does nothing if the CO was told that the intent holds. A stage or a target
+// intent. It does nothing if the intent is Confirmed. A stage or a target
 // becomes a tombstone, or is dropped if nothing was done for it; a size returns to the
 // last accepted one. A provisional stage is dropped with the last part that needs it. An
 // inline volume ends with its publish, unless it may hold a pod's data.
 func (v *Volume) Withdraw(p Part, now time.Time) {
 	intent := v.Intent(p)
-	if intent == nil || intent.Told() || intent.Gone {
+	if intent == nil || intent.Confirmed() || intent.Gone {
 		return
 	}
 	if p.Kind == SizeKind {
@@ -74,10 +73,11 @@ func (v *Volume) Withdraw(p Part, now time.Time) {
 	intent.Withdrawn = true
 }
 
-// Accept notes that the part was seen to hold, and whether a caller is told so.
-func (v *Volume) Accept(p Part, told bool) {
+// Accept notes that an observation found the part's intent fulfilled. confirmed: a caller
+// waits, and will be told.
+func (v *Volume) Accept(p Part, confirmed bool) {
 	if intent := v.Intent(p); intent != nil {
-		intent.Accepted, intent.Unheard = true, !told && p.Kind != SizeKind
+		intent.Accepted, intent.Unconfirmed = true, !confirmed && p.Kind != SizeKind
 	}
 	if v.Stage.LivesFor(p.Path) {
 		v.Stage.Inline.Used = true
@@ -112,7 +112,7 @@ func (v *Volume) Choose(fsType string) {
 	}
 }
 
-// remove turns the intent into a tombstone that the CO asked for.
+// remove turns the intent into a tombstone. Withdraw marks its own as Withdrawn.
 func (i *Intent) remove(revision uint64, now time.Time) {
 	if i.Gone && !i.Withdrawn {
 		return

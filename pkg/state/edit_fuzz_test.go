@@ -84,7 +84,7 @@ func edited(t *testing.T, before *Volume, op, arg byte) *Volume {
 			v.Accept(part, arg&32 == 0)
 		}
 	case 7:
-		told := before.Intent(part) != nil && before.Intent(part).Told()
+		told := before.Intent(part) != nil && before.Intent(part).Confirmed()
 		if arg&128 == 0 {
 			v.Drop(part)
 		} else if v.Withdraw(part, now); told && !reflect.DeepEqual(v.Intent(part), before.Intent(part)) {

@@ -8,8 +8,8 @@ import (
 )
 
 // Presume gives a volume without a stage a provisional one at path. If the path or the
-// capability is empty, it is never adopted: its refusal then tells whether the volume
-// exists.
+// capability is empty, that stage is never adopted, and is only there so that the worker
+// finds out whether the volume exists.
 //
 // Aborted: a caller waits for another one.
 func (v *Volume) Presume(path string, c Capability, context map[string]string, now time.Time) error {
@@ -45,11 +45,11 @@ func (v *Volume) dropProvisional() error {
 		v.Stage = nil
 		return nil
 	}
-	if v.Size != nil && v.Size.Asked {
+	if v.Size != nil && v.Size.CallerWaits {
 		return pending(SizePart())
 	}
 	for _, path := range v.TargetPaths() {
-		if t := v.Targets[path]; t.Asked && !t.Gone {
+		if t := v.Targets[path]; t.CallerWaits && !t.Gone {
 			return pending(TargetPart(path))
 		}
 	}

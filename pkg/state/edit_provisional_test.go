@@ -83,7 +83,7 @@ func TestProvisionalStageGoesWithTheLast(t *testing.T) {
 // It gives way to whatever is asked for in earnest, when nobody waits.
 func TestProvisionalStageGivesWay(t *testing.T) {
 	asked := func(v *Volume) error {
-		v.Targets["/a"].Asked = true
+		v.Targets["/a"].CallerWaits = true
 		return nil
 	}
 	xfs := func(t *Target) { t.Capability.FSType = "xfs" }
@@ -115,7 +115,7 @@ func TestProvisionalStageGivesWay(t *testing.T) {
 		"publish in the volume": {have: lost(t), edit: publishAt("/stage/a"), class: InvalidArgument, words: "apart"},
 		"a size, waited for": {have: lost(t, func(v *Volume) error {
 			err := grow(v)
-			v.Size.Asked = true
+			v.Size.CallerWaits = true
 			return err
 		}), edit: publishAt("/a"), class: Aborted, words: "size"},
 	}.run(t)

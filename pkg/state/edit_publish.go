@@ -1,6 +1,7 @@
 package state
 
 import (
+	"errors"
 	"maps"
 	"slices"
 	"strings"
@@ -11,13 +12,17 @@ import (
 // published on a node (CSI spec v1.13, NodePublishVolume, table of second calls).
 var singleTargetModes = []string{"SINGLE_NODE_SINGLE_WRITER", "SINGLE_NODE_WRITER", "SINGLE_NODE_READER_ONLY"}
 
+// ErrEarlierPending is wrapped by the refusal of a publish while an earlier one at the same
+// target is neither fulfilled nor taken back. It gives way by GiveUp.
+var ErrEarlierPending = errors.New("an earlier request is still pending")
+
 // AskPublish asks for the target t, bound from stagingPath. A volume without a
 // stage gets a provisional one there.
 //
 // FailedPrecondition: the stage is elsewhere or unlike the target, or the access
 // mode allows no second target. AlreadyExists: the target was accepted with other
 // arguments. Aborted: a caller waits for another publish there, or something is
-// being taken down that must be gone first, or an earlier request is still pending.
+// being taken down that must be gone first, or ErrEarlierPending.
 func (v *Volume) AskPublish(t *Target, stagingPath string, now time.Time) error {
 	have := v.Targets[t.Path]
 	stage, size, targets := v.Stage, v.Size, maps.Clone(v.Targets)
@@ -28,10 +33,24 @@ func (v *Volume) AskPublish(t *Target, stagingPath string, now time.Time) error 
 	if err != nil {
 		v.Stage, v.Size, v.Targets = stage, size, targets
 	}
-	if ClassOf(err).Final() && have != nil && (have.Next != nil || !have.Gone && !have.Told()) {
-		return Errorf(Aborted, "%w; and an earlier request for %s is still pending", err, t.Path)
+	if ClassOf(err).Final() && have != nil && (have.Next != nil || have.Withdrawn || !have.Gone && !have.Confirmed()) {
+		return Errorf(Aborted, "%w; and %w for %s", err, ErrEarlierPending, t.Path)
 	}
 	return err
+}
+
+// GiveUp takes back what was last asked for a target, if the CO was never told that it
+// holds and no caller waits for it: the CO asks for something else there by now, which
+// cannot be had.
+func (v *Volume) GiveUp(target Part, now time.Time) {
+	have := v.Targets[target.Path]
+	switch {
+	case have == nil || v.Latest(target).CallerWaits:
+	case have.Next != nil:
+		have.Next = nil
+	default:
+		v.Withdraw(target, now)
+	}
 }
 
 func (v *Volume) askPublish(t *Target, stagingPath string, now time.Time) error {
@@ -44,12 +63,12 @@ func (v *Volume) askPublish(t *Target, stagingPath string, now time.Time) error 
 	case have != nil && have.Next != nil && have.Next.SameAs(t) && s.Path == stagingPath:
 		have.Next.Context = t.Context
 		return nil
-	case have != nil && have.Next != nil && have.Next.Asked, have != nil && !have.Gone && !have.Told() && have.Asked && !have.SameAs(t):
+	case have != nil && have.Next != nil && have.Next.CallerWaits, have != nil && !have.Gone && !have.Confirmed() && have.CallerWaits && !have.SameAs(t):
 		return pending(TargetPart(t.Path))
 	case have != nil && !have.Gone && have.SameAs(t) && s.Path == stagingPath:
 		have.Context = t.Context
 		return nil
-	case have != nil && !have.Gone && have.Told() && s.Path == stagingPath:
+	case have != nil && !have.Gone && have.Confirmed() && s.Path == stagingPath:
 		return Errorf(AlreadyExists, "the volume is published already at %s with another capability, context or read-only setting", t.Path)
 	case s.Gone:
 		return Errorf(Aborted, "the volume is being unstaged from %s", s.Path)

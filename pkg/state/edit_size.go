@@ -19,7 +19,7 @@ func (v *Volume) AskSize(bytes, limit int64, now time.Time) error {
 	case v.Size == nil:
 	case v.Size.Accepted && v.Size.Bytes >= bytes, v.Size.Bytes == bytes && v.Size.Limit == limit:
 		return nil
-	case !v.Size.Accepted && v.Size.Asked:
+	case !v.Size.Accepted && v.Size.CallerWaits:
 		return pending(SizePart())
 	case v.Size.Accepted:
 		before = v.Size.Bytes

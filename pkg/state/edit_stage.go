@@ -23,7 +23,7 @@ func (v *Volume) AskStage(s *Stage, now time.Time) error {
 	case have.Next != nil && have.Next.meets(s):
 		have.Next.Context = s.Context
 		return nil
-	case have.Next != nil && have.Next.Asked:
+	case have.Next != nil && have.Next.CallerWaits:
 		return pending(StagePart())
 	case have.Next != nil && !have.meets(s):
 		s.Intent = Intent{Revision: v.Revision, Since: now}
@@ -89,15 +89,15 @@ func (s *Stage) meets(asked *Stage) bool {
 	return s.SameAs(&o)
 }
 
-// replaceable reports whether the stage may give way to another one: the CO was told
-// neither of it nor of a target of it.
+// replaceable reports whether the stage may give way to another one: neither it nor any
+// of its targets is Confirmed.
 func (v *Volume) replaceable() bool {
 	for _, t := range v.Targets {
-		if t.Told() {
+		if t.Confirmed() {
 			return false
 		}
 	}
-	return !v.Stage.Gone && !v.Stage.Told()
+	return !v.Stage.Gone && !v.Stage.Confirmed()
 }
 
 // replaceStage replaces a replaceable stage by s, and withdraws the targets with it.
@@ -105,11 +105,11 @@ func (v *Volume) replaceable() bool {
 func (v *Volume) replaceStage(s *Stage, now time.Time) error {
 	have := v.Stage
 	begun := have.Begun || have.Accepted || have.Inline.Fresh()
-	if have.Asked {
+	if have.CallerWaits {
 		return pending(StagePart())
 	}
 	for path, t := range v.Targets {
-		if t.Asked && !t.Gone || t.Next != nil && t.Next.Asked {
+		if t.CallerWaits && !t.Gone || t.Next != nil && t.Next.CallerWaits {
 			return pending(TargetPart(path))
 		}
 	}

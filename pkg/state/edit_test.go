@@ -45,11 +45,11 @@ func with(path string, changes ...func(*Target)) func(*Volume) {
 
 func acceptedStage(v *Volume) { v.Stage.Accepted = true }
 
-func unheardStage(v *Volume) { v.Stage.Accepted, v.Stage.Unheard = true, true }
+func unconfirmedStage(v *Volume) { v.Stage.Accepted, v.Stage.Unconfirmed = true, true }
 
 func acceptedTarget(t *Target) { t.Accepted = true }
 
-func unheardTarget(t *Target) { t.Accepted, t.Unheard = true, true }
+func unconfirmedTarget(t *Target) { t.Accepted, t.Unconfirmed = true, true }
 
 func goneTarget(t *Target) { gone(&t.Intent) }
 
@@ -105,9 +105,9 @@ func TestAskStage(t *testing.T) {
 		"fs type left open":  {have: record(), edit: ask(func(s *Stage) { s.Capability.FSType = "" })},
 		"elsewhere":          {have: record(acceptedStage), edit: ask(elsewhere), class: AlreadyExists, words: "/stage"},
 		"other fs type":      {have: record(acceptedStage), edit: ask(xfs), class: AlreadyExists, words: "xfs"},
-		"unheard, again":     {have: record(unheardStage), edit: ask()},
-		"unheard, other":     {have: record(unheardStage, with("/a", unheardTarget)), edit: ask(xfs), part: StagePart()},
-		"told of a target":   {have: record(unheardStage, with("/a", acceptedTarget)), edit: ask(xfs), class: AlreadyExists, words: "xfs"},
+		"unconfirmed, again": {have: record(unconfirmedStage), edit: ask()},
+		"unconfirmed, other": {have: record(unconfirmedStage, with("/a", unconfirmedTarget)), edit: ask(xfs), part: StagePart()},
+		"target confirmed":   {have: record(unconfirmedStage, with("/a", acceptedTarget)), edit: ask(xfs), class: AlreadyExists, words: "xfs"},
 		"while going":        {have: record(func(v *Volume) { gone(&v.Stage.Intent) }), edit: ask(), part: StagePart()},
 		"other, while going": {have: record(func(v *Volume) { gone(&v.Stage.Intent) }), edit: ask(xfs), class: Aborted, words: "unstaged"},
 		// An adopted stage is a guess only where the kernel does not tell.
@@ -116,9 +116,9 @@ func TestAskStage(t *testing.T) {
 		"adopted, other fs type": {have: record(adopted), edit: ask(xfs), class: AlreadyExists, words: "xfs"},
 	}.run(t)
 
-	unheard := record(unheardStage, with("/a", unheardTarget))
-	if err := ask(xfs)(unheard); err != nil || !unheard.Stage.Withdrawn || unheard.Stage.Next == nil || !unheard.Targets["/a"].Withdrawn {
-		t.Errorf("what stands and is to give way became %+v (%v), and is to be taken down first", unheard, err)
+	unconfirmed := record(unconfirmedStage, with("/a", unconfirmedTarget))
+	if err := ask(xfs)(unconfirmed); err != nil || !unconfirmed.Stage.Withdrawn || unconfirmed.Stage.Next == nil || !unconfirmed.Targets["/a"].Withdrawn {
+		t.Errorf("what stands and is to give way became %+v (%v), and is to be taken down first", unconfirmed, err)
 	}
 	going := record(func(v *Volume) { gone(&v.Stage.Intent) })
 	if err := going.AskStage(aStage(), editTime); err != nil || !going.Stage.Begun {
@@ -186,35 +186,35 @@ func TestAskPublish(t *testing.T) {
 	stagedReadOnly := func(v *Volume) { v.Stage.ReadOnly = true }
 	block := func(t *Target) { t.Capability.Access, t.Capability.FSType = BlockAccess, "" }
 	asks{
-		"first":               {have: record(), edit: ask(aTarget("/a")), part: TargetPart("/a")},
-		"again":               {have: record(with("/a")), edit: ask(aTarget("/a"))},
-		"again, unstaged":     {have: record(with("/a"), func(v *Volume) { v.Stage = nil }), edit: ask(aTarget("/a")), part: StagePart()},
-		"again, otherwise":    {have: record(with("/a", acceptedTarget)), edit: ask(aTarget("/a", reading)), class: AlreadyExists, words: "/a"},
-		"unheard, otherwise":  {have: record(with("/a", unheardTarget)), edit: ask(aTarget("/a", reading)), part: TargetPart("/a")},
-		"second":              {have: record(with("/a")), edit: ask(aTarget("/b")), part: TargetPart("/b")},
-		"unstaged":            {have: &Volume{ID: "v", Revision: 10}, edit: ask(aTarget("/a")), part: TargetPart("/a")},
-		"unstaging":           {have: record(func(v *Volume) { gone(&v.Stage.Intent) }), edit: ask(aTarget("/a")), class: Aborted, words: "unstaged"},
-		"staged elsewhere":    {have: record(func(v *Volume) { v.Stage.Path = "/x" }), edit: ask(aTarget("/a")), class: FailedPrecondition, words: "/x"},
-		"staged as block":     {have: record(), edit: ask(aTarget("/a", block)), class: FailedPrecondition, words: "block"},
-		"while going":         {have: record(with("/a", goneTarget)), edit: ask(aTarget("/a")), part: TargetPart("/a")},
-		"other, going":        {have: record(with("/a", goneTarget)), edit: ask(aTarget("/a", reading)), class: Aborted, words: "unpublished"},
-		"staged flag":         {have: record(), edit: ask(aTarget("/a", flags("ro,discard"))), part: TargetPart("/a")},
-		"new flag":            {have: record(), edit: ask(aTarget("/a", flags("data=journal"))), class: InvalidArgument, words: "data"},
-		"bad flag":            {have: record(), edit: ask(aTarget("/a", flags("bind"))), class: InvalidArgument, words: "bind"},
-		"at the stage":        {have: record(), edit: ask(aTarget("/stage")), class: InvalidArgument, words: "/stage"},
-		"in the stage":        {have: record(), edit: ask(aTarget("/stage/a")), class: InvalidArgument, words: "/stage/a"},
-		"beside the stage":    {have: record(), edit: ask(aTarget("/stage2")), part: TargetPart("/stage2")},
-		"in a target":         {have: record(with("/a")), edit: ask(aTarget("/a/b")), class: InvalidArgument, words: "/a/b"},
-		"over a target":       {have: record(with("/a/b")), edit: ask(aTarget("/a")), class: InvalidArgument, words: "/a/b"},
-		"beside a target":     {have: record(with("/a")), edit: ask(aTarget("/ab")), part: TargetPart("/ab")},
-		"in what is going":    {have: record(with("/a", goneTarget)), edit: ask(aTarget("/a/b")), class: Aborted, words: "unpublished"},
-		"read-only stage":     {have: record(stagedReadOnly), edit: ask(aTarget("/a")), class: FailedPrecondition, words: "staged read-only"},
-		"read-only both":      {have: record(stagedReadOnly), edit: ask(aTarget("/a", reading)), part: TargetPart("/a")},
-		"single, first":       {have: record(), edit: ask(aTarget("/a", single)), part: TargetPart("/a")},
-		"single, second":      {have: record(with("/a", single)), edit: ask(aTarget("/b", single)), class: FailedPrecondition, words: "/a"},
-		"single after multi":  {have: record(with("/a")), edit: ask(aTarget("/b", single)), class: FailedPrecondition, words: "/a"},
-		"multi after single":  {have: record(with("/a", single)), edit: ask(aTarget("/b")), class: FailedPrecondition, words: "/a"},
-		"single, while going": {have: record(with("/a", single, goneTarget)), edit: ask(aTarget("/b", single)), class: Aborted, words: "/a"},
+		"first":                  {have: record(), edit: ask(aTarget("/a")), part: TargetPart("/a")},
+		"again":                  {have: record(with("/a")), edit: ask(aTarget("/a"))},
+		"again, unstaged":        {have: record(with("/a"), func(v *Volume) { v.Stage = nil }), edit: ask(aTarget("/a")), part: StagePart()},
+		"again, otherwise":       {have: record(with("/a", acceptedTarget)), edit: ask(aTarget("/a", reading)), class: AlreadyExists, words: "/a"},
+		"unconfirmed, otherwise": {have: record(with("/a", unconfirmedTarget)), edit: ask(aTarget("/a", reading)), part: TargetPart("/a")},
+		"second":                 {have: record(with("/a")), edit: ask(aTarget("/b")), part: TargetPart("/b")},
+		"unstaged":               {have: &Volume{ID: "v", Revision: 10}, edit: ask(aTarget("/a")), part: TargetPart("/a")},
+		"unstaging":              {have: record(func(v *Volume) { gone(&v.Stage.Intent) }), edit: ask(aTarget("/a")), class: Aborted, words: "unstaged"},
+		"staged elsewhere":       {have: record(func(v *Volume) { v.Stage.Path = "/x" }), edit: ask(aTarget("/a")), class: FailedPrecondition, words: "/x"},
+		"staged as block":        {have: record(), edit: ask(aTarget("/a", block)), class: FailedPrecondition, words: "block"},
+		"while going":            {have: record(with("/a", goneTarget)), edit: ask(aTarget("/a")), part: TargetPart("/a")},
+		"other, going":           {have: record(with("/a", goneTarget)), edit: ask(aTarget("/a", reading)), class: Aborted, words: "unpublished"},
+		"staged flag":            {have: record(), edit: ask(aTarget("/a", flags("ro,discard"))), part: TargetPart("/a")},
+		"new flag":               {have: record(), edit: ask(aTarget("/a", flags("data=journal"))), class: InvalidArgument, words: "data"},
+		"bad flag":               {have: record(), edit: ask(aTarget("/a", flags("bind"))), class: InvalidArgument, words: "bind"},
+		"at the stage":           {have: record(), edit: ask(aTarget("/stage")), class: InvalidArgument, words: "/stage"},
+		"in the stage":           {have: record(), edit: ask(aTarget("/stage/a")), class: InvalidArgument, words: "/stage/a"},
+		"beside the stage":       {have: record(), edit: ask(aTarget("/stage2")), part: TargetPart("/stage2")},
+		"in a target":            {have: record(with("/a")), edit: ask(aTarget("/a/b")), class: InvalidArgument, words: "/a/b"},
+		"over a target":          {have: record(with("/a/b")), edit: ask(aTarget("/a")), class: InvalidArgument, words: "/a/b"},
+		"beside a target":        {have: record(with("/a")), edit: ask(aTarget("/ab")), part: TargetPart("/ab")},
+		"in what is going":       {have: record(with("/a", goneTarget)), edit: ask(aTarget("/a/b")), class: Aborted, words: "unpublished"},
+		"read-only stage":        {have: record(stagedReadOnly), edit: ask(aTarget("/a")), class: FailedPrecondition, words: "staged read-only"},
+		"read-only both":         {have: record(stagedReadOnly), edit: ask(aTarget("/a", reading)), part: TargetPart("/a")},
+		"single, first":          {have: record(), edit: ask(aTarget("/a", single)), part: TargetPart("/a")},
+		"single, second":         {have: record(with("/a", single)), edit: ask(aTarget("/b", single)), class: FailedPrecondition, words: "/a"},
+		"single after multi":     {have: record(with("/a")), edit: ask(aTarget("/b", single)), class: FailedPrecondition, words: "/a"},
+		"multi after single":     {have: record(with("/a", single)), edit: ask(aTarget("/b")), class: FailedPrecondition, words: "/a"},
+		"single, while going":    {have: record(with("/a", single, goneTarget)), edit: ask(aTarget("/b", single)), class: Aborted, words: "/a"},
 	}.run(t)
 
 	// The table of second publishes (CSI spec v1.13, NodePublishVolume).

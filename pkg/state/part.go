@@ -52,7 +52,7 @@ func (v *Volume) Intent(p Part) *Intent {
 	return nil
 }
 
-// Latest is Intent, but of what is to take the place of a tombstone, if there is such.
+// Latest is Intent, or the Next of a tombstone that has one.
 func (v *Volume) Latest(p Part) *Intent {
 	switch t := v.Targets[p.Path]; {
 	case p.Kind == StageKind && v.Stage != nil && v.Stage.Next != nil:

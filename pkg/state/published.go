@@ -1,8 +1,7 @@
 package state
 
-// PublishedAs returns the numbers with which a raw volume is published: of its
-// device, or of the view over that, which read-only targets of a stage that is
-// written show.
+// PublishedAs returns the device numbers with which a raw volume is published: that of its
+// device, or that of its read-only view, which read-only targets of a writable stage show.
 func (v *Volume) PublishedAs(view bool) (numbers []DeviceNumber) {
 	if v == nil || v.Stage == nil {
 		return nil

@@ -82,8 +82,8 @@ func kernelWord(fsType, option string) string {
 	return key + "=" + value
 }
 
-// defaults holds, by type and the kernel's word, what holds without being shown,
-// and the word, or the name of the option, that is shown where it does not.
+// defaults holds, by type, the options that are the default, which the kernel does not show.
+// Each comes with its contrary: the word, or the name of the option, that is shown instead.
 var defaults = map[string]map[string]string{
 	"":     {"async": "sync", "nolazytime": "lazytime", "nodiscard": "discard"},
 	"ext4": {"commit=5": "commit", "data=ordered": "data", "barrier": "nobarrier", "delalloc": "nodelalloc"},

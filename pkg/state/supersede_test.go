@@ -59,15 +59,15 @@ func TestStageGivesWay(t *testing.T) {
 }
 
 func TestWhatIsWaitedForDoesNotGiveWay(t *testing.T) {
-	asked := func(v *Volume) { v.Stage.Asked = true }
-	askedTarget := func(t *Target) { t.Asked = true }
+	asked := func(v *Volume) { v.Stage.CallerWaits = true }
+	askedTarget := func(t *Target) { t.CallerWaits = true }
 	next := func(v *Volume) {
 		gone(&v.Stage.Intent)
-		v.Stage.Next = aStage(func(s *Stage) { s.Asked = true })
+		v.Stage.Next = aStage(func(s *Stage) { s.CallerWaits = true })
 	}
 	nextTarget := func(t *Target) {
 		gone(&t.Intent)
-		t.Next = aTarget("/a", func(t *Target) { t.Asked = true })
+		t.Next = aTarget("/a", func(t *Target) { t.CallerWaits = true })
 	}
 	restage := func(v *Volume) error { return v.AskStage(aStage(noatime), editTime) }
 	republish := func(v *Volume) error { return v.AskPublish(aTarget("/a", reading), "/stage", editTime) }
@@ -77,7 +77,7 @@ func TestWhatIsWaitedForDoesNotGiveWay(t *testing.T) {
 		"next stage":           {have: record(next), edit: restage, class: Aborted, words: "a caller waits"},
 		"target":               {have: record(with("/a", askedTarget)), edit: republish, class: Aborted, words: "target /a"},
 		"next target":          {have: record(with("/a", nextTarget)), edit: republish, class: Aborted, words: "target /a"},
-		"size":                 {have: record(func(v *Volume) { v.Size = &Size{Intent: Intent{Asked: true}, Bytes: 1} }), edit: func(v *Volume) error { return v.AskSize(2, 0, editTime) }, class: Aborted, words: "size"},
+		"size":                 {have: record(func(v *Volume) { v.Size = &Size{Intent: Intent{CallerWaits: true}, Bytes: 1} }), edit: func(v *Volume) error { return v.AskSize(2, 0, editTime) }, class: Aborted, words: "size"},
 		"what a pod was shown": {have: record(with("/a", acceptedTarget)), edit: restage, class: AlreadyExists, words: "staged already"},
 	}.run(t)
 }
@@ -117,8 +117,39 @@ func TestNoFinalRefusalOverAPendingPublish(t *testing.T) {
 	asks{
 		"flags":          {have: record(with("/a", begun)), edit: func(v *Volume) error { return v.AskPublish(aTarget("/a", flags), "/stage", editTime) }, class: Aborted, words: "data"},
 		"staged at /x":   {have: record(with("/a", begun)), edit: func(v *Volume) error { return v.AskPublish(aTarget("/a"), "/x", editTime) }, class: Aborted, words: "/x"},
+		"taken back":     {have: record(with("/a", goneTarget, func(t *Target) { t.Withdrawn = true })), edit: func(v *Volume) error { return v.AskPublish(aTarget("/a"), "/x", editTime) }, class: Aborted, words: "/x"},
 		"beside another": {have: record(with("/a", begun)), edit: func(v *Volume) error { return v.AskPublish(aTarget("/b", flags), "/stage", editTime) }, class: InvalidArgument, words: "data"},
 	}.run(t)
+}
+
+// What a refused publish met gives way, unless the CO was told of it or a caller waits.
+func TestGiveUp(t *testing.T) {
+	next := func(t *Target) { t.Next = aTarget("/a", reading) }
+	for title, test := range map[string]struct {
+		have       []func(*Target)
+		gone, next bool // what stands then; none of both: as before
+		dropped    bool
+	}{
+		"asked":             {dropped: true},
+		"begun":             {have: []func(*Target){func(t *Target) { t.Begun = true }}, gone: true},
+		"told":              {have: []func(*Target){func(t *Target) { t.Accepted = true }}},
+		"held, never told":  {have: []func(*Target){func(t *Target) { t.Accepted, t.Unconfirmed = true, true }}, gone: true},
+		"waited for":        {have: []func(*Target){func(t *Target) { t.Begun, t.CallerWaits = true, true }}},
+		"next":              {have: []func(*Target){goneTarget, next}, gone: true},
+		"next, waited for":  {have: []func(*Target){goneTarget, next, func(t *Target) { t.Next.CallerWaits = true }}, gone: true, next: true},
+		"unpublished, only": {have: []func(*Target){goneTarget}, gone: true},
+	} {
+		v := record(with("/a", test.have...))
+		v.GiveUp(TargetPart("/a"), editTime)
+		have := v.Targets["/a"]
+		if dropped := have == nil; dropped != test.dropped || !dropped && (have.Gone != test.gone || (have.Next != nil) != test.next) {
+			t.Errorf("%s: became %+v", title, have)
+		}
+	}
+	v := record()
+	if v.GiveUp(TargetPart("/a"), editTime); len(v.Targets) > 0 {
+		t.Errorf("nothing became %+v", v.Targets)
+	}
 }
 
 // An unstage ends what was begun and what was to follow.

@@ -33,32 +33,33 @@ type Intent struct {
 	// Gone makes the intent a tombstone: what it describes must not be there.
 	// It stays until that is observed.
 	Gone bool `json:"gone,omitzero"`
-	// Withdrawn tells a tombstone that undoes a refused request, which removes
-	// nothing but mounts, from one that the CO asked for.
+	// Withdrawn marks a tombstone that undoes a refused request. It removes nothing but
+	// mounts, unlike a tombstone that the CO asked for.
 	Withdrawn bool `json:"withdrawn,omitzero"`
-	// Accepted is set once the intent was seen to hold. What was accepted is
-	// never withdrawn, unless it is Unheard.
+	// Accepted is set once an observation found the intent fulfilled. An accepted intent
+	// is never withdrawn, unless it is Unconfirmed.
 	Accepted bool `json:"accepted,omitzero"`
-	// Unheard is set for a stage or target that was accepted when its caller's time was
-	// up already, until a caller waits for it again. The CO believes that nothing is
-	// there, so another request supersedes it.
-	Unheard bool `json:"unheard,omitzero"`
-	// Begun is set before the first step that is made for the intent: until
-	// then a withdrawal has nothing to undo, and whatever is there is not its own.
+	// Unconfirmed marks a stage or target that was accepted after the last caller who
+	// waited for it had given up. The CO does not know that it is there, so another request
+	// supersedes it. The mark goes when a caller waits for the intent again. Records of
+	// earlier versions have it under this name.
+	Unconfirmed bool `json:"unheard,omitzero"`
+	// Begun is set before the first step for the intent. Until then a withdrawal has
+	// nothing to undo, and whatever is there was not made for the intent.
 	Begun bool `json:"begun,omitzero"`
 	// Revision is that of the record when this intent last changed its meaning.
 	Revision uint64 `json:"revision"`
 	// Since is when it did so.
 	Since time.Time `json:"since"`
 
-	// Asked is set by the reconciler while a caller waits for the intent. Only
-	// then may a directory be made that was there before and is not, and another
-	// request for the same part is refused for now.
-	Asked bool `json:"-"`
+	// CallerWaits is set by the reconciler while a caller waits for the intent. Only then
+	// may a missing directory be made again that was there before. Meanwhile a different
+	// request for the same part is refused with Aborted.
+	CallerWaits bool `json:"-"`
 }
 
-// Told reports whether the CO was told that the intent holds.
-func (i *Intent) Told() bool { return i.Accepted && !i.Unheard }
+// Confirmed reports whether the CO was told that the intent is fulfilled.
+func (i *Intent) Confirmed() bool { return i.Accepted && !i.Unconfirmed }
 
 // AccessType is how a volume appears to a pod.
 type AccessType string
@@ -350,26 +351,26 @@ func (v *Volume) Clone() *Volume {
 	return &c
 }
 
-// Stored returns a copy as it would be read back: without the marks that are
+// Stored returns a copy as it would be read back: without CallerWaits, which is
 // never stored.
 func (v *Volume) Stored() *Volume {
 	c := v.Clone()
-	c.ForgetAsked()
+	c.ForgetCallers()
 	return c
 }
 
-// ForgetAsked takes away the marks that are never stored.
-func (v *Volume) ForgetAsked() {
+// ForgetCallers clears CallerWaits of all intents.
+func (v *Volume) ForgetCallers() {
 	for s := v.Stage; s != nil; s = s.Next {
-		s.Asked = false
+		s.CallerWaits = false
 	}
 	for _, t := range v.Targets {
 		for ; t != nil; t = t.Next {
-			t.Asked = false
+			t.CallerWaits = false
 		}
 	}
 	if v.Size != nil {
-		v.Size.Asked = false
+		v.Size.CallerWaits = false
 	}
 }
 

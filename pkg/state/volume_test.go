@@ -12,7 +12,7 @@ import (
 // fullVolume has every field set.
 func fullVolume() *Volume {
 	at := time.Date(2026, 1, 2, 3, 4, 5, 6, time.UTC)
-	intent := Intent{Gone: true, Withdrawn: true, Accepted: true, Revision: 7, Since: at, Asked: true}
+	intent := Intent{Gone: true, Withdrawn: true, Accepted: true, Revision: 7, Since: at, CallerWaits: true}
 	c := Capability{Access: MountAccess, Mode: "SINGLE_NODE_WRITER", FSType: "ext4", Flags: []string{"ro"}}
 	return &Volume{
 		ID: "v", Revision: 9,
@@ -47,7 +47,7 @@ func TestStoredSharesNothing(t *testing.T) {
 	if !reflect.DeepEqual(v, fullVolume()) {
 		t.Errorf("a change of the copy changed %+v", v)
 	}
-	if c.Stage.Asked || c.Size.Asked || c.Targets["/pod"].Asked {
+	if c.Stage.CallerWaits || c.Size.CallerWaits || c.Targets["/pod"].CallerWaits {
 		t.Error("the copy keeps a mark that is never stored")
 	}
 }
@@ -64,8 +64,8 @@ func TestVolumeJSON(t *testing.T) {
 	if want := fullVolume().Stored(); !reflect.DeepEqual(&back, want) {
 		t.Errorf("read back %+v, not %+v", back, want)
 	}
-	if strings.Contains(string(text), "sked") {
-		t.Errorf("%s holds the mark Asked", text)
+	if strings.Contains(string(text), "allerWaits") {
+		t.Errorf("%s holds the mark CallerWaits", text)
 	}
 }
 

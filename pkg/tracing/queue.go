@@ -19,7 +19,7 @@ const (
 	gatherTime = 2 * time.Second
 	// exportTime bounds the sending of a batch, with its retries.
 	exportTime = 10 * time.Second
-	// tellEvery is how often lost spans are told at most.
+	// tellEvery is the least time between two log lines about lost spans.
 	tellEvery = time.Minute
 )
 

@@ -50,7 +50,7 @@ type node struct {
 	Driver  string         `json:"driver"`
 	Version string         `json:"version"`
 	Told    []string       `json:"told"`  // of the node as a whole
-	Wrong   bool           `json:"wrong"` // what is told is wrong
+	Wrong   bool           `json:"wrong"` // something is wrong with the node
 	Places  []report.Place `json:"places"`
 	Fills   []report.Fill  `json:"fills"`
 	Volumes []volume       `json:"volumes"`

@@ -62,7 +62,7 @@ var purposes = []struct {
 }{
 	{"memory: to allocate and to collect it", []string{"runtime.mallocgc", "runtime.growslice", "runtime.gcBgMarkWorker", "runtime.gcAssist", "runtime.bgsweep", "runtime.bgscavenge"}},
 	{"the log", []string{"k8s.io/klog"}},
-	{"records: what is asked, begun, seen to hold", []string{"pkg/state/store."}},
+	{"records: what is asked and begun, and seen to hold", []string{"pkg/state/store."}},
 	{"to plan", []string{"reconciler.MakePlan", "reconciler.makePlan"}},
 	{"to look: device, mounts, file system", []string{"(*Reconciler).lookAgain"}},
 	{"steps: attach, mount, bind, and back", []string{"(*Reconciler).run"}},

@@ -12,6 +12,7 @@ import (
 	"strings"
 	"sync"
 	"syscall"
+	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"golang.org/x/sys/unix"
@@ -288,7 +289,16 @@ func (b *bare) mounted(path string) (bool, error) {
 	return s.Attributes&unix.STATX_ATTR_MOUNT_ROOT != 0, err
 }
 
-func (b *bare) unmount(path string) error { return unix.Unmount(path, unix.UMOUNT_NOFOLLOW) }
+// unmount tries again while a mkfs that is just being started has a copy of the descriptor
+// by which another call has made the mount.
+func (b *bare) unmount(path string) error {
+	err := unix.Unmount(path, unix.UMOUNT_NOFOLLOW)
+	for tries := 0; err == unix.EBUSY && tries < 100; tries++ {
+		time.Sleep(time.Millisecond)
+		err = unix.Unmount(path, unix.UMOUNT_NOFOLLOW)
+	}
+	return err
+}
 
 func (b *bare) detach(id, _ string) error {
 	b.mu.Lock()
@@ -329,13 +339,17 @@ func (u usual) mounted(path string) (bool, error) {
 func (u usual) unmount(path string) error { return mount.CleanupMountPoint(path, u, true) }
 
 func (u usual) detach(_, file string) error {
-	out, err := u.Exec.Command("losetup", "--associated", file, "--noheadings", "--output", "NAME").CombinedOutput()
+	out, err := u.Exec.Command("losetup", "--associated", file, "--noheadings", "--output", "NAME,BACK-FILE").CombinedOutput()
 	if err != nil {
 		return fmt.Errorf("losetup: %w\n%s", err, out)
 	}
-	// A device that is just being detached still shows the inode of a file that is
-	// gone, and this file may have got the same number.
-	for _, device := range strings.Fields(string(out)) {
+	for line := range strings.Lines(string(out)) {
+		// A device that is just being detached still shows the inode of a file that is
+		// gone, and this file may have got the same number. By now it may be another's.
+		device, of, _ := strings.Cut(strings.TrimSpace(line), " ")
+		if strings.TrimSpace(of) != file {
+			continue
+		}
 		out, err := u.Exec.Command("losetup", "--detach", device).CombinedOutput()
 		if err != nil && !strings.Contains(string(out), "No such device") {
 			return fmt.Errorf("losetup: %w\n%s", err, out)

@@ -342,15 +342,16 @@ life from create to delete, mkfs included.
 {{.Programs}}
 ## Where the time goes
 
-System calls of the driver and of the programs that it starts, those of threads that wait for work included.
+One caller. What is left of a cycle's time is the caller's own, or a wait for the disk and the kernel. System calls are
+those of the driver and of the programs that it starts, those of threads that wait for work included.
 
 {{.Profile}}
 A profile of csi-node's own processor time, in cycles of formatted volumes by {{.PurposesOf}} callers:
 
 {{.Purposes}}
-The floor has the steps and gRPC, too, and leaves the rest out: it does not look before and after, writes one record
-for a volume and not one for each thing that is asked, begun or seen, hands no call over to a worker and back, so that it
-outlives its caller, and logs nothing. That is what stands between the two, and no one part of it is the most.
+The floor has the steps and gRPC, too, and leaves the rest out: it does not look before and after, writes one record of
+a call and not one before the steps and one after, hands no call over to a worker that outlives the caller, and logs
+nothing. That is what stands between the two, and no one part of it is the most.
 
 ## A crowded node
 

@@ -237,13 +237,30 @@ func (m *member) word(a ask) (c call) {
 		return c // what is not answered now is a consequence
 	}
 	_ = harness.Insist(m.T.Context(), func(ctx context.Context) error {
-		c = m.make(ctx, a)
+		if c = m.make(ctx, a); m.heldByForgotten(c.err) {
+			for _, target := range m.targets { // as the answer says
+				m.make(ctx, ask{verb: unpublish, path: target})
+			}
+		}
 		return c.err
 	})
 	if !harness.Final(c.err) {
 		m.complain("not answered for good: %s", c)
 	}
 	return c
+}
+
+// heldByForgotten reports whether an answer names targets that were lost with the store as
+// what must be unpublished first.
+func (m *member) heldByForgotten(err error) bool {
+	return m.storeWasDamaged() && strings.Contains(status.Convert(err).Message(), "unpublish it there")
+}
+
+// storeWasDamaged reports whether the store was damaged since the volume was last judged.
+func (m *member) storeWasDamaged() bool {
+	m.c.mu.Lock()
+	defer m.c.mu.Unlock()
+	return m.c.damaged > m.judged
 }
 
 // insist makes a call that must be answered OK in the end.
@@ -329,10 +346,7 @@ func (m *member) race(random *rand.Rand) {
 // the store it is not refused: it waits until they are unpublished.
 func (m *member) finishUnstage() {
 	m.T.Helper()
-	m.c.mu.Lock()
-	damaged := m.c.damaged > m.judged
-	m.c.mu.Unlock()
-	if damaged && m.Leaving() {
+	if m.storeWasDamaged() && m.Leaving() {
 		m.clear()
 	}
 }

@@ -83,6 +83,14 @@ func (v *volume) number() string {
 	return numberOf(v.T, devices[0].Path)
 }
 
+// isAt reports whether the volume's file system is what is met at a path.
+func (v *volume) isAt(path string) bool {
+	v.T.Helper()
+	var st unix.Stat_t
+	must(v.T, unix.Stat(path, &st))
+	return fmt.Sprintf("%d:%d", unix.Major(st.Dev), unix.Minor(st.Dev)) == v.number()
+}
+
 // numberOf is that of a device node, as mountinfo writes it.
 func numberOf(t testing.TB, path string) string {
 	t.Helper()

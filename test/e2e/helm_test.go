@@ -29,7 +29,7 @@ metrics: {dashboard: {enabled: true}}
 `
 )
 
-// TestHelm: the chart installs a second driver beside the first; by the commands of docs/upgrade.md it becomes the older
+// TestHelm: the chart installs a second driver beside the first, and its own test passes; by the commands of docs/upgrade.md it becomes the older
 // version, is upgraded to this one, and rolled back to each, under pods that write; values that cannot be change nothing;
 // and the uninstall leaves nothing in the cluster.
 func TestHelm(t *testing.T) {
@@ -64,6 +64,7 @@ func TestHelm(t *testing.T) {
 	install[0] += " --values=" + values
 	follow(t, "../..", install...)
 	await(t, "registration", func() error { return drivers(t, 2) })
+	follow(t, "../..", second("docs/install.md", "Then let Helm try it.", "helm test csi-node", "helm test second")...)
 
 	u := startWriters(s, "second", secondDriver, "second-csi-node")
 	if out := inSecond(t, "csi-node", "status"); !strings.Contains(out, s.name+"/local") {

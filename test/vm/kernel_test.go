@@ -30,8 +30,8 @@ type guest struct {
 	kernel   string   // more of its command line
 }
 
-// guests have the tests that meet the kernel, of about the same length, as two of them run
-// side by side. The rest of the packages are left out: they are pure, or speak to fakes.
+// guests have the tests that meet the kernel, the longest first, as some of them run side by
+// side. The rest of the packages are left out: they are pure, or speak to fakes.
 var guests = []guest{
 	{name: "packages", packages: []string{"pkg/state", "pkg/state/store", "pkg/mounts", "pkg/filesystem", "pkg/loop", "pkg/blockdev", "pkg/devices/pool",
 		"pkg/devices/disk", "pkg/devices/luks", "pkg/devices/note", "pkg/controllerserver", "pkg/driver", "test/sanity"}},
@@ -47,6 +47,7 @@ var guests = []guest{
 const Flags = "CSI_NODE_VM_FLAGS"
 
 func TestOtherKernel(t *testing.T) {
+	t.Parallel()
 	image := newImage(t)
 	binaries := t.TempDir()
 	require.NoError(t, harness.BuildAll(binaries))

@@ -68,6 +68,7 @@ const atOnce = 12
 // Killing QEMU alone would lose what the guest had in its page cache, and
 // never a write that the host had already got: too kind.
 func TestPowerCuts(t *testing.T) {
+	t.Parallel()
 	seed := number(t, Seed, uint64(time.Now().UnixNano()))
 	t.Logf("%s=%d", Seed, seed)
 	image := newImage(t)

@@ -64,7 +64,7 @@ func (b *Backend) turn(ctx context.Context, info blockdev.Info) (done func(), er
 	if err != nil || info.Identity() == "" {
 		return whole, err
 	}
-	own, err := b.disks.Lock(ctx, info.Identity()) // after the number, always: so no two wait for each other
+	own, err := b.disks.Lock(ctx, info.Identity()) // always after the number, so that two callers never wait for each other
 	if err != nil {
 		whole()
 		return nil, err
@@ -136,7 +136,7 @@ func nobodys(f *os.File, info blockdev.Info) error {
 	return nil
 }
 
-// ownContents says what to do where a volume's disk is not known here for the volume's.
+// ownContents says what to do if a disk is the volume's, and this node does not know that.
 const ownContents = "if pods of this very volume have made that, elsewhere or before the note of it was lost here, a PersistentVolume with " + ContentsKey + ": " + anyContents + " in its volumeAttributes takes the disk as it is"
 
 // free returns FailedPrecondition when another volume has the disk, a partition of it or

@@ -46,7 +46,7 @@ const (
 func Kind() devices.Kind {
 	return devices.Kind{
 		Name: Name,
-		// As the pool's, beside which it is of one driver.
+		// The same as the pool's, because both may be backends of one driver.
 		Properties: devices.Properties{NodeLocal: true, CapacityTracked: true},
 		Open:       func(_ context.Context, env devices.Environment) (devices.Backend, error) { return New(env) },
 	}
@@ -58,7 +58,7 @@ type Backend struct {
 	claims  note.Dir
 	boot    string
 	volumes keylock.Map // by id
-	disks   keylock.Map // by what they are
+	disks   keylock.Map // by number and identity
 
 	mu    sync.Mutex
 	hints map[string]state.DeviceNumber // where an identity was last
@@ -155,13 +155,13 @@ func specOf(v devices.Volume) (s spec, err error) {
 type claim struct {
 	Volume   string            `json:"volume"`
 	Context  map[string]string `json:"context"`  // what names the disk, of both contexts
-	Identity string            `json:"identity"` // of the disk (blockdev.Info.Identity); empty: it tells none
+	Identity string            `json:"identity"` // of the disk (blockdev.Info.Identity); empty: it has none
 	Attached *attachment       `json:"attached,omitempty"`
 }
 
 // attachment is the volume's hold on its disk.
 type attachment struct {
-	Boot     string             `json:"boot"` // ends it
+	Boot     string             `json:"boot"` // the attachment ends with this boot
 	Number   state.DeviceNumber `json:"number"`
 	Path     string             `json:"path"` // of the device node
 	Sequence uint64             `json:"sequence"`
@@ -214,8 +214,8 @@ func (c claim) mountedAt() []string {
 
 // known returns the claim of a volume, without an attachment of an earlier boot, and the
 // disk that its contexts name: those of its claim when the volume has none.
-// InvalidArgument: no volume can be so. Internal: the note is damaged; the disk is
-// told as far as the volume names it.
+// InvalidArgument: there can be no such volume. Internal: the note is damaged; the disk is
+// then the one that the contexts name.
 func (b *Backend) known(v devices.Volume) (c claim, s spec, err error) {
 	if s, err = specOf(v); err != nil {
 		return c, s, err

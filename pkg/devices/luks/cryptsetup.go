@@ -25,7 +25,7 @@ const (
 	longest = 4096
 )
 
-// errPassphrase: no passphrase of the header is the one that was tried.
+// errPassphrase: the header does not have the passphrase that was tried.
 var errPassphrase = errors.New("no key is available with this passphrase")
 
 // exitPassphrase is cryptsetup's exit code for errPassphrase.

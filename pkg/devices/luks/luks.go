@@ -16,7 +16,6 @@ package luks
 import (
 	"context"
 	"crypto/sha256"
-	"encoding/hex"
 	"fmt"
 	"strings"
 
@@ -24,6 +23,7 @@ import (
 
 	"github.com/csi-node/csi-node/pkg/devices"
 	"github.com/csi-node/csi-node/pkg/internal/keylock"
+	dm "github.com/csi-node/csi-node/pkg/internal/mapper"
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
@@ -115,7 +115,7 @@ func (*Layer) Overhead() int64 { return HeaderBytes }
 // volume's on the node.
 func (l *Layer) device(v devices.Volume) string {
 	sum := sha256.Sum256([]byte(l.owner + "\x00" + v.ID))
-	return "csi-" + hex.EncodeToString(sum[:20])
+	return dm.LayerName([20]byte(sum[:20]))
 }
 
 // Find implements devices.Layer. It reads the header, and asks the kernel for the

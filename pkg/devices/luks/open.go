@@ -151,15 +151,8 @@ func (l *Layer) Close(ctx context.Context, _ state.Device, v devices.Volume) err
 		case <-limit.C:
 		case <-ctx.Done():
 		}
-		return state.Errorf(state.Unavailable, "volume %s: close: the device %s (%s) is still in use: %s", v.ID, name, m.path, users(ctx, m))
+		return state.Errorf(state.Unavailable, "volume %s: close: the device %s (%s) is still in use: it is mounted, or another device is over it, or it is open in %s", v.ID, name, m.path, process.Openers(ctx, m.number))
 	}
-}
-
-func users(ctx context.Context, m *mapper) string {
-	if names := process.Openers(ctx, m.number); names != "" {
-		return names
-	}
-	return "it is mounted, or another device stands on it"
 }
 
 // Grow implements devices.Layer. It takes the passphrase only if somebody else has

@@ -46,6 +46,9 @@ func (b *Backend) attach(ctx context.Context, v devices.Volume, readOnly bool) e
 	if at.volume.tags.unzeroed {
 		b.mark(deviceName(at.group, at.volume.name), true)
 		defer b.mark(deviceName(at.group, at.volume.name), false)
+		if at, err = b.lookAgain(ctx, at); err != nil {
+			return err
+		}
 	}
 	d, err := b.activate(ctx, at)
 	if err != nil {
@@ -100,9 +103,9 @@ func (b *Backend) activate(ctx context.Context, at place) (*mapper.Device, error
 // come late, would be out of date from then on. Unavailable: a disk that may be the group's
 // does not answer. A disk that is not there at all is not waited for.
 func (b *Backend) awaitLegs(ctx context.Context, group string) error {
-	_, late, err := b.findMembers(ctx, group)
-	if err == nil && len(late) > 0 {
-		err = state.Errorf(state.Unavailable, "the volume group %s lacks disks, which may be among those that do not answer (%s): a mirror is not activated without them", group, strings.Join(late, ", "))
+	m, err := b.findMembers(ctx, group, "")
+	if err == nil && len(m.silent) > 0 {
+		err = state.Errorf(state.Unavailable, "the volume group %s lacks disks%s: a mirror is not activated without them", group, m.perhaps())
 	}
 	return err
 }

@@ -48,7 +48,7 @@ func (r *report) spare(pool thinPool) int64 {
 // room returns how many bytes volumes of a class can have together, in whole extents.
 // FailedPrecondition: there can be none, such as without the thin pool.
 func (r *report) room(c class) (int64, error) {
-	if r.missing > 0 { // then LVM changes nothing of the group
+	if r.missing > 0 { // then the group is not changed
 		return 0, nil
 	}
 	if c.pool == "" {
@@ -131,9 +131,12 @@ func (r *report) takeOn(paths []string, extents int64) error {
 	return nil
 }
 
+// attachThem says what to do about the missing disks of a group.
+const attachThem = "attach them; if they are, LVM has noted them as lost, and vgextend --restoremissing ends that"
+
 // incomplete is the refusal of a change to a group that lacks disks.
 func (r *report) incomplete() error {
-	return state.Errorf(state.ResourceExhausted, "the volume group %s lacks %d of its disks, and LVM makes and enlarges nothing there until they are back: attach them", r.name, r.missing)
+	return state.Errorf(state.ResourceExhausted, "the volume group %s lacks %d of its disks, and LVM makes and enlarges nothing there until they are back: %s", r.name, r.missing, attachThem)
 }
 
 // full returns ResourceExhausted for a thin pool that is nearly full, or broken.

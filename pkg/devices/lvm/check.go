@@ -17,17 +17,13 @@ import (
 // volumes that are asked for. It blocks for as long as one of the groups does.
 func (b *Backend) Check(ctx context.Context) error {
 	var broken, serves error // what is wrong with groups, and with those whose volumes can be used
-	here, gone := map[string]bool{}, errGone
+	seen := groupsSeen{}
 	for _, name := range b.names {
 		r, err := b.reportOf(ctx, name, reportAge, turnLimit)
-		if errors.Is(err, errGone) {
-			if silent := (hidden{}); errors.As(err, &silent) {
-				gone = fmt.Errorf("%w; %w", errGone, silent)
-			}
+		if seen.note(r, err); errors.Is(err, errGone) {
 			continue
 		}
 		if err == nil {
-			here[r.uuid] = true
 			err = r.health(b.own)
 		}
 		if err == nil || state.ClassOf(err) == state.ResourceExhausted || errors.As(err, new(*state.Degraded)) {
@@ -36,15 +32,43 @@ func (b *Backend) Check(ctx context.Context) error {
 			broken = errors.Join(broken, err)
 		}
 	}
-	if broken != nil || b.wanted == nil {
-		return cmp.Or(broken, serves)
+	return cmp.Or(broken, b.wantedGroups(seen), serves)
+}
+
+// groupsSeen are the groups that were found, and why others may have been missed.
+type groupsSeen struct {
+	uuids  map[string]bool
+	silent error // disks that did not answer
+}
+
+func (g *groupsSeen) note(r *report, err error) {
+	if err == nil {
+		if g.uuids == nil {
+			g.uuids = map[string]bool{}
+		}
+		g.uuids[r.uuid] = true
+	}
+	if silent := (hidden{}); errors.As(err, &silent) {
+		g.silent = silent
+	}
+}
+
+// wantedGroups returns an error if a volume that is asked for is of a group that was not
+// found.
+func (b *Backend) wantedGroups(seen groupsSeen) error {
+	if b.wanted == nil {
+		return nil
 	}
 	for _, v := range b.wanted() {
-		if id, own, err := parseID(v.ID); err == nil && own && !here[id.group] {
+		if id, own, err := parseID(v.ID); err == nil && own && !seen.uuids[id.group] {
+			gone := errGone
+			if seen.silent != nil {
+				gone = fmt.Errorf("%w; %w", errGone, seen.silent)
+			}
 			return fmt.Errorf("volume %s: the volume group with the UUID %s: %w: see that its disks are attached to this node, and that --lvm-groups names it", v.ID, id.group, gone)
 		}
 	}
-	return serves
+	return nil
 }
 
 // health judges a group: nil if nothing is wrong. state.Degraded: all of the driver's
@@ -64,7 +88,7 @@ func (r *report) health(own func(logical) bool) error {
 		}
 	}
 	if r.missing > 0 && (lost || len(mirrors) == 0) {
-		return state.Errorf(state.Unavailable, "the volume group %s lacks %d of its disks: attach them; what has extents there cannot be used", r.name, r.missing)
+		return state.Errorf(state.Unavailable, "the volume group %s lacks %d of its disks, and what has extents there cannot be used: %s", r.name, r.missing, attachThem)
 	}
 	if len(mirrors) > 0 {
 		return &state.Degraded{Err: fmt.Errorf("mirrors in the volume group %s, which lacks %d of its disks, are on one disk alone or not the same on both: %s: attach the disk and run lvchange --refresh, or replace it (lvconvert --repair); see lvmraid(7)", r.name, r.missing, strings.Join(mirrors, ", "))}
@@ -95,11 +119,13 @@ func (v logical) flaw() string {
 	return v.broken
 }
 
-// Measure implements devices.Meter.
+// Measure implements devices.Meter. That a group with volumes that are asked for cannot be
+// found is an error, though its other groups are measured; a node need not have the rest.
 func (b *Backend) Measure(ctx context.Context) (all []devices.Measurement, failed error) {
+	seen := groupsSeen{}
 	for _, name := range b.names {
 		r, err := b.reportOf(ctx, name, reportAge, turnLimit)
-		if errors.Is(err, errGone) {
+		if seen.note(r, err); errors.Is(err, errGone) {
 			continue
 		}
 		if err != nil {
@@ -108,7 +134,7 @@ func (b *Backend) Measure(ctx context.Context) (all []devices.Measurement, faile
 		}
 		all = append(all, r.measure(b.own)...)
 	}
-	return all, failed
+	return all, errors.Join(failed, b.wantedGroups(seen))
 }
 
 func (r *report) measure(own func(logical) bool) []devices.Measurement {

@@ -17,6 +17,7 @@ import (
 	"github.com/csi-node/csi-node/pkg/blockdev"
 	"github.com/csi-node/csi-node/pkg/internal/devnode"
 	"github.com/csi-node/csi-node/pkg/internal/hang"
+	"github.com/csi-node/csi-node/pkg/internal/mapper"
 	"github.com/csi-node/csi-node/pkg/internal/rawfile"
 	"github.com/csi-node/csi-node/pkg/state"
 )
@@ -43,14 +44,15 @@ func (h hidden) Error() string {
 	return "it may be on disks that do not answer: " + strings.Join(h, ", ")
 }
 
-// membersOf returns the paths of the disks of a group, and how many are missing. errGone,
-// wrapped: there are none. FailedPrecondition: two groups have that name.
-func membersOf(group string, disks []disk) (paths []string, missing int, err error) {
+// membersOf returns the paths of the disks of a group, and how many are missing. known is the
+// group's UUID; empty: it is not known. errGone, wrapped: there are none. FailedPrecondition:
+// two groups have that name.
+func membersOf(group, known string, disks []disk) (paths []string, missing int, err error) {
 	var latest label
 	uuid := ""
 	for _, d := range disks {
 		switch {
-		case d.silent, d.group != group:
+		case d.silent, d.group != group, known != "" && d.groupUUID != known:
 		case uuid != "" && d.groupUUID != uuid:
 			return nil, 0, state.Errorf(state.FailedPrecondition, "volume group %s: two groups on this node have that name, with the UUIDs %s and %s: rename one of them (vgrename)", group, uuid, d.groupUUID)
 		default:
@@ -144,7 +146,7 @@ func candidate(name string) (path string, fit bool) {
 		return "", false
 	}
 	info, err := blockdev.InfoOf(number)
-	if err != nil || info.Ours || !fitPath.MatchString(info.Path) {
+	if err != nil || !fitPath.MatchString(info.Path) {
 		return "", false
 	}
 	return info.Path, true
@@ -156,14 +158,17 @@ func empty(name string) bool {
 	return err != nil || string(size) == "0\n"
 }
 
-// nested reports whether a device lies in a logical volume, or shows a block device as a
-// loop device does.
+// nested reports whether a device lies in a volume of the plugin's, or in any logical
+// volume, or shows a block device as a loop device does.
 func nested(name string) bool {
 	dir := filepath.Join("/sys/class/block", name)
 	if uuid, err := rawfile.Read(filepath.Join(dir, "dm/uuid")); err == nil && strings.HasPrefix(string(uuid), uuidPrefix) {
 		return true
 	}
-	if backing, err := rawfile.Read(filepath.Join(dir, "loop/backing_file")); err == nil && strings.HasPrefix(string(backing), "/dev/") {
+	if layer, err := rawfile.Read(filepath.Join(dir, "dm/name")); err == nil && mapper.IsLayer(strings.TrimSpace(string(layer))) {
+		return true
+	}
+	if backing, err := rawfile.Read(filepath.Join(dir, "loop/backing_file")); err == nil && (strings.HasPrefix(string(backing), "/dev/") || ours(dir)) {
 		return true
 	}
 	if _, err := os.Stat(filepath.Join(dir, "partition")); err == nil {
@@ -180,6 +185,16 @@ func nested(name string) bool {
 		}
 	}
 	return false
+}
+
+// ours reports whether a loop device is one that the plugin has attached, or may be.
+func ours(dir string) bool {
+	number, err := devnode.ReadNumber(filepath.Join(dir, "dev"))
+	if err != nil {
+		return true // it is going away
+	}
+	info, err := blockdev.InfoOf(number)
+	return err != nil || info.Ours
 }
 
 // labelAt reads the label of the disk with a node.

@@ -42,8 +42,8 @@ func (b *Backend) Find(ctx context.Context, v devices.Volume) (state.Device, err
 		return state.Device{}, ctx.Err()
 	case errors.Is(err, errMissing):
 		d.Missing = true
-	case errors.Is(err, errGone): // Attach says so
-	case err != nil:
+	case errors.Is(err, errGone) && active == nil: // Attach says so
+	case err != nil: // the tags may say that what is on the device is no data, or somebody else's
 		d.Err = fmt.Errorf("volume %s: find: %w", v.ID, err)
 	default:
 		at.tell(&d)
@@ -63,7 +63,7 @@ func (b *Backend) Find(ctx context.Context, v devices.Volume) (state.Device, err
 // identity is what a device of the device mapper says that it is.
 func identity(uuid string) string { return string(blockdev.DMUUID) + ":" + uuid }
 
-// tell tells what the report has of a volume.
+// tell adds to a device what the report has about the volume.
 func (p place) tell(d *state.Device) {
 	t := p.volume.tags
 	d.Identity = identity(uuidPrefix + p.report.uuid + p.volume.uuid)
@@ -73,7 +73,7 @@ func (p place) tell(d *state.Device) {
 	d.Fresh = t.fresh && !t.formatting && !t.raw && t.formatted == ""
 }
 
-// tellDevice tells what the kernel has of an active volume.
+// tellDevice adds to a device what the kernel has about an active volume.
 func tellDevice(d *state.Device, active *mapper.Device) error {
 	info, err := blockdev.InfoOf(active.Number)
 	if err != nil {

@@ -32,22 +32,19 @@ const (
 	// findLimit is turnLimit for Find. It is short, because what is attached is found, and
 	// taken down, without LVM.
 	findLimit = 10 * time.Second
-	// reportAge is how old a report may be that says how much room there is, or that there
-	// is no such volume: others change the group, too.
+	// reportAge is the greatest age of a report that is used for how much room there is, or
+	// for the absence of a volume: others change the group, too.
 	reportAge = 10 * time.Second
 )
 
 // inTurn runs f when nobody else works on the group. Once f has begun, it runs to its end
 // even if ctx ends first; so f may still run when inTurn returns an error. If the group
-// does not answer, a caller with a deadline is told so a little before it.
+// does not answer, a caller with a deadline gets that error a little before it.
 func (b *Backend) inTurn(ctx context.Context, group string, limit time.Duration, f func(context.Context) error) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	waiting, stop := ctx, func() {}
-	if at, has := ctx.Deadline(); has {
-		waiting, stop = context.WithDeadline(ctx, at.Add(-deadline.Margin(time.Until(at))))
-	}
+	waiting, stop := deadline.UntilAnswer(ctx)
 	defer stop()
 	_, err := b.turns.Do(waiting, group, limit, func() (struct{}, error) { return struct{}{}, f(context.WithoutCancel(ctx)) })
 	late, hangs := err.(*hang.Unanswered)
@@ -79,18 +76,29 @@ func (b *Backend) command(ctx context.Context, group string, args ...string) ([]
 
 // change is command for what writes to the group's metadata. The change is durable when it
 // returns.
+//
+// Unavailable: a disk of the group is not there. LVM would make most changes all the same,
+// and note the disk as lost: it would not use the volumes on it, nor make new ones in the
+// group, when it is back (vgextend --restoremissing).
 func (b *Backend) change(ctx context.Context, group string, args ...string) error {
 	if b.observeOnly {
 		return state.Errorf(state.FailedPrecondition, "volume group %s: this program only looks", group)
 	}
-	paths, err := b.members(ctx, group)
+	known := ""
+	if r := b.cachedReport(group, 0); r != nil {
+		known = r.uuid // another group of the name may have come since
+	}
+	m, err := b.findMembers(ctx, group, known)
+	if err == nil && m.missing > 0 {
+		err = state.Errorf(state.Unavailable, "the volume group %s lacks %d of its disks%s: it is not changed, as LVM would note them as lost. Attach them; if they are lost for good, remove them from the group (vgreduce --removemissing)", group, m.missing, m.perhaps())
+	}
 	if err != nil {
 		return err
 	}
 	if _, err := b.command(ctx, group, args...); err != nil {
 		return noRoom(err)
 	}
-	if err := flush(paths); err != nil {
+	if err := flush(m.paths); err != nil {
 		return fmt.Errorf("volume group %s: make the change durable: %w", group, err)
 	}
 	return nil
@@ -114,36 +122,52 @@ func (b *Backend) members(ctx context.Context, group string) ([]string, error) {
 	if paths != nil {
 		return paths, nil
 	}
-	paths, _, err := b.findMembers(ctx, group)
-	return paths, err
+	m, err := b.findMembers(ctx, group, "")
+	return m.paths, err
 }
 
-// findMembers finds the disks of a group. If some are missing, late are the disks of this
-// node that do not answer: they may be the missing ones. errGone, wrapped: no disk of the
-// group was found; hidden is wrapped with it if there are disks that do not answer.
-func (b *Backend) findMembers(ctx context.Context, group string) (paths, late []string, err error) {
+// members are the disks of a group.
+type members struct {
+	paths   []string
+	missing int
+	silent  []string // disks of this node that do not answer, if some are missing: they may be these
+}
+
+// perhaps says which disks the missing ones may be; empty: none that is here.
+func (m members) perhaps() string {
+	if len(m.silent) == 0 {
+		return ""
+	}
+	return ", which may be among those that do not answer (" + strings.Join(m.silent, ", ") + ")"
+}
+
+// findMembers finds the disks of a group, by its UUID, too, if that is known. errGone,
+// wrapped: no disk of the group was found; hidden is wrapped with it if there are disks that
+// do not answer.
+func (b *Backend) findMembers(ctx context.Context, group, known string) (m members, err error) {
 	disks, err := b.disks(ctx)
 	if err != nil {
-		return nil, nil, err
+		return m, err
 	}
+	var silent []string
 	for _, d := range disks {
 		if d.silent {
-			late = append(late, d.path)
+			silent = append(silent, d.path)
 		}
 	}
-	paths, missing, err := membersOf(group, disks)
+	m.paths, m.missing, err = membersOf(group, known, disks)
 	switch {
-	case errors.Is(err, errGone) && len(late) > 0:
-		return nil, nil, fmt.Errorf("%w; %w", err, hidden(late))
+	case errors.Is(err, errGone) && len(silent) > 0:
+		return members{}, fmt.Errorf("%w; %w", err, hidden(silent))
 	case err != nil:
-		return nil, nil, err
-	case missing == 0:
-		late = nil
+		return members{}, err
+	case m.missing > 0:
+		m.silent = silent
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.groups[group].paths = paths
-	return paths, late, nil
+	b.groups[group].paths = m.paths
+	return m, nil
 }
 
 // forgetDisks makes the next command find the disks of a group anew.
@@ -251,6 +275,9 @@ func (b *Backend) mend(ctx context.Context, group string, r *report) (mended boo
 		return false
 	}
 	for _, cleanup := range cleanups {
+		if cleanup.metadata && r.missing > 0 {
+			continue // it is done when the disks are back
+		}
 		var volumes []string
 		for _, name := range slices.Sorted(maps.Keys(r.volumes)) {
 			v := r.volumes[name]
@@ -262,7 +289,14 @@ func (b *Backend) mend(ctx context.Context, group string, r *report) (mended boo
 		for some := range slices.Chunk(volumes, maxPerCommand) {
 			mended = true // even if the command fails, it may have changed some of them
 			log := klog.FromContext(ctx).WithValues("logicalVolumes", some, "by", strings.Join(cleanup.command, " "))
-			if err := b.change(ctx, group, slices.Concat(cleanup.command, some)...); err != nil {
+			arguments := slices.Concat(cleanup.command, some)
+			var err error
+			if cleanup.metadata {
+				err = b.change(ctx, group, arguments...)
+			} else {
+				_, err = b.command(ctx, group, arguments...)
+			}
+			if err != nil {
 				log.Error(err, "Cannot end what an interrupted change has left")
 				continue
 			}
@@ -274,15 +308,17 @@ func (b *Backend) mend(ctx context.Context, group string, r *report) (mended boo
 
 // cleanups are the commands for volumes that an interrupted change has left, in this
 // order: resume a device, remove what a volume was to grow by, keep udev from activating
-// a new volume, and deactivate one that was being zeroed.
+// a new volume, and deactivate one that was being zeroed. Those that write no metadata are
+// run even while a disk of the group is missing.
 var cleanups = []struct {
-	of      func(logical) bool
-	command []string
+	of       func(logical) bool
+	metadata bool
+	command  []string
 }{
-	{func(v logical) bool { return v.suspended }, []string{"lvchange", "--refresh"}},
-	{func(v logical) bool { return !v.suspended && v.tags.growth }, []string{"lvremove", "--force", "--yes"}},
-	{func(v logical) bool { return !v.suspended && !v.tags.growth && v.automatic }, []string{"lvchange", "--setautoactivation", "n"}},
-	{func(v logical) bool { return !v.suspended && !v.tags.growth && v.tags.unzeroed && v.active }, []string{"lvchange", "--activate", "n"}},
+	{func(v logical) bool { return v.suspended }, false, []string{"lvchange", "--refresh"}},
+	{func(v logical) bool { return !v.suspended && v.tags.growth }, true, []string{"lvremove", "--force", "--yes"}},
+	{func(v logical) bool { return !v.suspended && !v.tags.growth && v.automatic }, true, []string{"lvchange", "--setautoactivation", "n"}},
+	{func(v logical) bool { return !v.suspended && !v.tags.growth && v.tags.unzeroed && v.active }, false, []string{"lvchange", "--activate", "n"}},
 }
 
 // busy reports whether this process writes zeros to a device.
@@ -384,6 +420,21 @@ func (b *Backend) locate(ctx context.Context, v devices.Volume) (place, error) {
 		return place{}, state.Errorf(state.Unavailable, "%w: see that its disks are attached to this node: %w", err, devices.ErrNoDevice)
 	}
 	return at, err
+}
+
+// lookAgain returns where a volume is by a report of now, for a caller that is about to
+// write zeros because of its tags: another node may have used it since the last report, if
+// its disks were carried there and back. Unavailable: it is not there any more.
+func (b *Backend) lookAgain(ctx context.Context, was place) (place, error) {
+	r, err := b.reportOf(ctx, was.group, reportAge, turnLimit)
+	if err != nil {
+		return place{}, err
+	}
+	now := place{was.group, r.volumes[was.volume.name], r}
+	if r.uuid != was.report.uuid || now.volume.uuid != was.volume.uuid || !b.own(now.volume) {
+		return place{}, state.Errorf(state.Unavailable, "the logical volume %s has changed since it was looked at", was.path())
+	}
+	return now, nil
 }
 
 // locateAlone is locate, and keeps other calls from changing the volume until done is

@@ -185,6 +185,78 @@ func TestHungGroupHoldsUpNoOther(t *testing.T) {
 	})
 }
 
+// While a disk of a group is away nothing is changed there: LVM would note it as lost. What
+// an interrupted change has left is cleaned up when it is back.
+func TestIncompleteGroupIsNotChanged(t *testing.T) {
+	left := strings.Replace(string(reportOf(t, 1)), "csi-node.name=pvc-0", "csi-node.name=pvc-0,csi-node.formatting", 1)
+	b, _ := newFake(t, devices.Environment{DriverName: "d", StateDir: t.TempDir()}, t.TempDir(), nil)
+	var ran []string
+	b.lvm = func(_ context.Context, args ...string) ([]byte, error) {
+		if args[0] != "fullreport" {
+			ran = append(ran, args[0])
+		}
+		return []byte(left), nil
+	}
+	file := filepath.Join(t.TempDir(), "disk") // each change of the group is flushed
+	require.NoError(t, os.WriteFile(file, nil, 0o600))
+	here := disk{path: file, label: label{uuid: "here", group: "vg0", groupUUID: group, members: []string{"here", "away"}}}
+	away := disk{path: file, label: label{uuid: "away", group: "vg0", groupUUID: group, members: []string{"here", "away"}}}
+	ctx, v := t.Context(), devices.Volume{ID: volumeID{group, "pvc-0"}.String()}
+	for _, c := range []struct {
+		disks []disk
+		words string
+	}{
+		{[]disk{here}, "lacks 1 of its disks: it is not changed"},
+		{[]disk{here, {path: "/dev/sdx", silent: true}}, "lacks 1 of its disks, which may be among those that do not answer (/dev/sdx): it is not changed"},
+	} {
+		b.disks = func(context.Context) ([]disk, error) { return []disk{here, away}, nil }
+		_, err := b.ListVolumes(ctx) // so that the disks and a report are at hand
+		require.NoError(t, err)
+		b.disks = func(context.Context) ([]disk, error) { return c.disks, nil }
+		require.Class(t, b.EndFormat(ctx, v, "ext4"), state.Unavailable, c.words)
+		require.Class(t, b.DeleteVolume(ctx, v), state.Unavailable, c.words)
+		if len(ran) > 0 {
+			t.Fatalf("lvm was run for %q", ran)
+		}
+	}
+	b.disks = func(context.Context) ([]disk, error) { return []disk{here, away}, nil }
+	require.NoError(t, b.EndFormat(ctx, v, "ext4"))
+	if !slices.Equal(ran, []string{"lvchange"}) {
+		t.Errorf("lvm was run for %q", ran)
+	}
+}
+
+// What is zeroed because of a tag has the tag now: its disks may have been used on another
+// node since the last report.
+func TestZeroesByTagsOfNow(t *testing.T) {
+	for tag, zeroes := range map[string]func(context.Context, *Backend, devices.Volume) error{
+		"csi-node.unzeroed": func(ctx context.Context, b *Backend, v devices.Volume) error { return b.Attach(ctx, v, false) },
+		"csi-node.formatting": func(ctx context.Context, b *Backend, v devices.Volume) error {
+			err := b.Erase(ctx, v)
+			require.Class(t, err, state.FailedPrecondition, "no format was begun")
+			return err
+		},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			b, _ := newFake(t, devices.Environment{DriverName: "d", StateDir: t.TempDir()}, t.TempDir(), nil)
+			report, ran := strings.Replace(string(reportOf(t, 1)), "csi-node.name=pvc-0", "csi-node.name=pvc-0,"+tag, 1), []string(nil)
+			b.lvm = func(_ context.Context, args ...string) ([]byte, error) {
+				if ran = append(ran, args[0]); args[0] != "fullreport" {
+					return nil, errors.New("nobody asked for that")
+				}
+				return []byte(report), nil
+			}
+			_, err := b.ListVolumes(t.Context())
+			require.NoError(t, err)
+			report, ran = strings.Replace(report, tag, "csi-node.formatted=ext4", 1), nil
+			time.Sleep(time.Hour)
+			if err := zeroes(t.Context(), b, devices.Volume{ID: volumeID{group, "pvc-0"}.String()}); err == nil || len(ran) == 0 || ran[0] != "fullreport" {
+				t.Errorf("%s: lvm was run for %q (%v)", tag, ran, err)
+			}
+		})
+	}
+}
+
 // A group that is not found may be on a disk that does not answer: then that is told, and a
 // volume of it is asked for again, as no event tells when the disk answers.
 func TestGroupOnASilentDisk(t *testing.T) {
@@ -194,9 +266,11 @@ func TestGroupOnASilentDisk(t *testing.T) {
 	for _, disks := range [][]disk{{{path: "/dev/sdx", silent: true}}, nil} {
 		b.disks = func(context.Context) ([]disk, error) { return disks, nil }
 		attached, checked := b.Attach(t.Context(), v, false), b.Check(t.Context())
+		_, measured := b.Measure(t.Context()) // or no alert would fire
 		require.Class(t, attached, state.Unavailable, "no such volume group")
 		require.Class(t, checked, state.Unavailable, "no such volume group")
-		for _, err := range []error{attached, checked} {
+		require.Class(t, measured, state.Unavailable, "no such volume group")
+		for _, err := range []error{attached, checked, measured} {
 			if strings.Contains(err.Error(), "do not answer: /dev/sdx") != (disks != nil) {
 				t.Errorf("of the disks %+v it says %v", disks, err)
 			}

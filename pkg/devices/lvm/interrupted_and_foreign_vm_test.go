@@ -240,6 +240,76 @@ func TestOtherGroupOfTheName(t *testing.T) {
 	require.NoError(t, b.Detach(ctx, v))
 }
 
+// hide makes disks silent to a backend, until it finds its disks anew.
+func hide(b *Backend, hidden ...string) (unhide func()) {
+	real := b.disks
+	b.disks = func(ctx context.Context) (all []disk, err error) {
+		all, err = real(ctx)
+		for i := range all {
+			if slices.Contains(hidden, all[i].path) {
+				all[i] = disk{path: all[i].path, silent: true}
+			}
+		}
+		return all, err
+	}
+	return func() { b.disks = real }
+}
+
+// A disk that does not answer for a while has its volumes, and its group takes new ones,
+// when it answers again; and what is on a volume whose tags cannot be read is not guessed.
+func TestSilentDisk(t *testing.T) {
+	machine.Kernel(t)
+	const group = "silent"
+	disks := newWideGroup(t, group, 36*mib, 36*mib)
+	b, ctx := newBackend(t, group), t.Context()
+	v := create(t, b, "volume", 4*mib, nil)
+	attach(t, b, v)
+	require.NoError(t, b.BeginFormat(ctx, v))
+	again := func() { b.dropReport(group); b.forgetDisks(group) }
+	for _, disk := range disks {
+		unhide := hide(b, disk)
+		again()
+		require.Class(t, b.EndFormat(ctx, v, "ext4"), state.Unavailable, "lacks 1", disk, "is not changed")
+		if _, err := b.CreateVolume(ctx, devices.CreateRequest{Name: "more", Size: devices.SizeRange{Required: 4 * mib}}); err == nil {
+			t.Error("a volume is made without a disk")
+		}
+		unhide()
+	}
+	unhide := hide(b, disks...)
+	again()
+	if d := find(t, b, v); !d.Attached() || d.Err == nil {
+		t.Errorf("without its group it is %+v", d)
+	}
+	unhide()
+	again()
+	if d := find(t, b, v); !d.Formatting || d.Err != nil {
+		t.Errorf("with its group it is %+v", d)
+	}
+	require.NoError(t, b.EndFormat(ctx, v, "ext4"))
+	if lost := strings.TrimSpace(lvmOn(t, disks, "vgs", "--noheadings", "--options", "vg_missing_pv_count", group)); lost != "0" {
+		t.Errorf("%s disks count as lost", lost)
+	}
+	create(t, b, "more", 4*mib, nil)
+	require.NoError(t, b.Detach(ctx, v))
+}
+
+// What a pod writes to an encrypted volume is no disk of the node's.
+func TestLayerIsNoDisk(t *testing.T) {
+	machine.Kernel(t)
+	for name, want := range map[string]bool{"theirs": true, mapper.LayerName([20]byte{1}): false} {
+		d := newLosable(t, name, 36*mib)
+		lvmOn(t, []string{d.node}, "vgcreate", "--yes", "inside", d.node)
+		_, err := newBackend(t, "inside").ListVolumes(t.Context())
+		require.NoError(t, err) // a node need not have a group
+		disks, err := newFinder()(t.Context())
+		require.NoError(t, err)
+		if found := slices.ContainsFunc(disks, func(d disk) bool { return d.group == "inside" }); found != want {
+			t.Errorf("a group on %s is found: %t", name, found)
+		}
+		removeGroup(t, "inside", d.node)
+	}
+}
+
 // losable is a disk that can be lost: a device over another, by the tables.
 type losable struct{ name, node, whole, broken string }
 
@@ -334,7 +404,15 @@ func TestOthers(t *testing.T) {
 	if out := lvmOn(t, []string{disk}, "lvs", "--noheadings", "--options", "lv_name", "others"); !strings.Contains(out, "root") {
 		t.Errorf("the group has %q", out)
 	}
-	release := devicestest.Hold(t, attach(t, b, v).Path)
+	root, err := mapper.Find(deviceName("others", "root"))
+	if err != nil || root == nil || b.VolumeAt(root.Number) != "" {
+		t.Errorf("the device %+v (%v) is said to be a volume", root, err)
+	}
+	d := attach(t, b, v)
+	if id := b.VolumeAt(d.Number); id != v.ID {
+		t.Errorf("the device of %s is said to be that of %q", v.ID, id)
+	}
+	release := devicestest.Hold(t, d.Path)
 	require.Class(t, b.DeleteVolume(ctx, v), state.FailedPrecondition, "unstage")
 	release()
 	require.NoError(t, b.Detach(ctx, v))

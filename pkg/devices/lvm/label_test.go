@@ -150,15 +150,29 @@ func TestMembersOf(t *testing.T) {
 		"another group is no harm": {[]disk{of("/dev/b", pv0, "vg0", group, 7, pv0), of("/dev/x", pv1, "vg1", other, 7, pv1)}, "/dev/b", 0},
 	} {
 		t.Run(name, func(t *testing.T) {
-			paths, missing, err := membersOf("vg0", c.disks)
+			paths, missing, err := membersOf("vg0", "", c.disks)
 			if err != nil || missing != c.missing || strings.Join(paths, " ") != c.want {
 				t.Errorf("%q and %d more (%v), want %s", paths, missing, err, c.want)
 			}
 		})
 	}
-	if _, _, err := membersOf("vg0", nil); !errors.Is(err, errGone) {
+	if _, _, err := membersOf("vg0", "", nil); !errors.Is(err, errGone) {
 		t.Error(err)
 	}
-	_, _, err := membersOf("vg0", []disk{of("/dev/b", pv0, "vg0", group, 7, pv0), of("/dev/x", pv1, "vg0", other, 7, pv1)})
+	both := []disk{of("/dev/b", pv0, "vg0", group, 7, pv0), of("/dev/x", pv1, "vg0", other, 7, pv1)}
+	if paths, missing, err := membersOf("vg0", group, both); err != nil || missing != 0 || !slices.Equal(paths, []string{"/dev/b"}) {
+		t.Errorf("of the UUID are %q and %d more (%v)", paths, missing, err)
+	}
+	_, _, err := membersOf("vg0", "", both)
 	require.Class(t, err, state.FailedPrecondition, group, other, "vgrename")
+}
+
+// What each change of a group's metadata pays to be sure that no disk of it is away.
+func BenchmarkFindDisks(b *testing.B) {
+	find := newFinder()
+	for b.Loop() {
+		if _, err := find(b.Context()); err != nil {
+			b.Fatal(err)
+		}
+	}
 }

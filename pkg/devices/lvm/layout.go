@@ -42,13 +42,13 @@ const mostRaidMetadata = 8<<10 + 1<<21/8
 
 var stripeSize = regexp.MustCompile(`^([1-9][0-9]{0,3})(Ki|Mi)$`)
 
-// parseStripe reads the size of a stripe, such as 64Ki; 0: it is none.
+// parseStripe reads the size of a stripe, such as 64Ki; 0: the text is not a size.
 func parseStripe(text string) int64 {
 	m := stripeSize.FindStringSubmatch(text)
 	if m == nil {
 		return 0
 	}
-	bytes, _ := strconv.ParseInt(m[1], 10, 64) // four digits at most
+	bytes, _ := strconv.ParseInt(m[1], 10, 64) // cannot fail: it has at most four digits
 	bytes <<= map[string]int{"Ki": 10, "Mi": 20}[m[2]]
 	if bytes < leastStripe || bytes > mostStripe || bytes&(bytes-1) != 0 {
 		return 0

@@ -14,9 +14,9 @@
 // locked before it is used: a second plugin with the same driver name would take the
 // devices of the first for leftovers.
 //
-// A new thick volume shows the bytes of whoever had its extents before. It bears the tag
-// "unzeroed" from the moment at which it is made, and is attached for nobody before it is
-// zeroed. What it grows by is zeroed before it becomes a part of it.
+// A new thick volume shows the bytes of the earlier users of its extents. It has the tag
+// "unzeroed" from the moment at which it is made, and is not attached before it is zeroed.
+// Extents that a volume grows by are zeroed before they become part of it.
 //
 // Read lvm.go first, then groups.go, attach.go and provision.go.
 package lvm
@@ -48,7 +48,7 @@ func Kind() devices.Kind {
 	groups := ""
 	return devices.Kind{
 		Name: Name,
-		// As the pool's, beside which it is of one driver.
+		// The same as the pool's, because both may be backends of one driver.
 		Properties: devices.Properties{NodeLocal: true, CapacityTracked: true},
 		Flags: func(f *pflag.FlagSet) {
 			f.StringVar(&groups, "lvm-groups", "", "LVM volume groups in which volumes may be, with commas between them; a node need not have all of them; empty: none")
@@ -110,8 +110,8 @@ var (
 	reservedName = regexp.MustCompile(`^snapshot|^pvmove|_`) // all that LVM reserves begins so, or has a "_" (lvm(8))
 )
 
-// parseID reads the id of a volume. own is false for one that no volume of a group can
-// have. InvalidArgument: it is no id at all.
+// parseID reads the id of a volume. own is false for an id that no volume of a group can
+// have. InvalidArgument: it is not an id at all.
 func parseID(id string) (v volumeID, own bool, err error) {
 	if !fitID.MatchString(id) || strings.Contains(id, "..") {
 		return v, false, state.Errorf(state.InvalidArgument, "volume id %.200q: must be 1 to 128 letters, digits, dots, dashes and underscores, begin with a letter or digit, and hold no two dots in a row", id)
@@ -223,7 +223,7 @@ func (b *Backend) VolumeAt(number state.DeviceNumber) string {
 	if g == nil || g.report == nil || !strings.HasPrefix(uuid, uuidPrefix+g.report.uuid) {
 		return ""
 	}
-	if _, has := g.report.volumes[lv]; !has {
+	if v, has := g.report.volumes[lv]; !has || !b.own(v) {
 		return ""
 	}
 	return volumeID{g.report.uuid, lv}.String()

@@ -116,6 +116,9 @@ func (b *Backend) erase(ctx context.Context, v devices.Volume) error {
 		return err
 	}
 	defer done()
+	if at, err = b.lookAgain(ctx, at); err != nil {
+		return err
+	}
 	if !at.volume.tags.formatting {
 		return state.Errorf(state.FailedPrecondition, "no format was begun that was not ended, so its contents may be data")
 	}

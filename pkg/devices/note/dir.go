@@ -15,14 +15,14 @@ import (
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
-// Dir is a directory of notes: sealed files of JSON, one a key, that outlive
-// reboots and power cuts. It need not be there yet. Notes with different keys may
-// be written concurrently, one with the same key not.
+// Dir is a directory of notes: JSON files with a checksum, one for each key, that survive
+// reboots and power cuts. The directory is made with the first note. Notes with different
+// keys may be written concurrently, those with the same key may not.
 //
 //	<dir>/<hash of the key>.json  {"key": …, "note": …, "seal": "sha256 of key and note"}
 type Dir string
 
-// suffix is that of a note, and newSuffix that of one that is being written.
+// suffix ends the name of a note's file, and newSuffix that of one that is being written.
 const (
 	suffix    = ".json"
 	newSuffix = ".new"
@@ -91,8 +91,8 @@ func damaged(path string, why error) error {
 	return state.Errorf(state.Internal, "the note %s is damaged, so what became of the volume before is not known (%w): restore it from a backup; or see for yourself what is on the device, and remove the note", path, why)
 }
 
-// Write replaces the note with a key, or makes it. After a power cut at any time
-// it is the old note or the new one, and when Write has returned the new one.
+// Write replaces the note with a key, or makes it. After a power cut the note is either the
+// old one or the new one; once Write has returned, it is the new one.
 func (d Dir) Write(key string, note any) error {
 	raw, err := json.Marshal(note)
 	if err != nil {
@@ -142,8 +142,7 @@ func (d Dir) Remove(key string) error {
 }
 
 // Each calls f with the key of each note that is whole, and a function that reads
-// the note into a struct. The errors are of notes that are damaged: the others are
-// told all the same.
+// the note into a struct. Damaged notes are errors, and do not keep Each from the others.
 func (d Dir) Each(f func(key string, read func(into any) error) error) error {
 	entries, err := os.ReadDir(string(d))
 	if errors.Is(err, fs.ErrNotExist) {

@@ -1,6 +1,6 @@
-// Package note keeps what must outlive a reboot and has no place with the data: the
-// facts about formatting of devices whose backend has none for them, and whatever
-// a backend has to remember of what it attached.
+// Package note keeps what must survive a reboot and cannot be kept with the data: the
+// facts about formatting of devices whose backend has no place for them, and what a
+// backend has to remember about its attachments.
 //
 // A note is as old as the data: it stays when the volume is unstaged or its
 // PersistentVolume is deleted, and ends when the volume is cleared, or when an
@@ -36,11 +36,10 @@ import (
 // versions do not see it. Then BeginFormat sets the mark, with the UUID of the trial; earlier
 // versions take it for one of theirs, and drop the UUID when they write the note.
 //
-// A device that says nothing of what it is has a note by its volume's id. That
-// another device has come to be the volume cannot be seen then. So what only
-// forbids holds for good (it was formatted, it was raw), and the mark that lets a
-// device be erased only for the same device: it was not detached since, and the
-// machine not rebooted.
+// A device without an identity has a note by its volume's id. Then it cannot be seen
+// whether another device has become the volume. So facts that only forbid something stay
+// valid (it was formatted, it was raw). The mark that lets a device be erased is valid only
+// for the same device: until it is detached, or the machine rebooted.
 type Facts struct {
 	dir   Dir
 	locks keylock.Map
@@ -58,25 +57,25 @@ func Open(libDir string) (*Facts, error) {
 
 // fact is the note of one device.
 type fact struct {
-	Volume     string `json:"volume"` // the last that the device was
+	Volume     string `json:"volume"` // the volume that the device was last
 	Backend    string `json:"backend,omitempty"`
 	Formatting bool   `json:"formatting,omitempty"`
-	// UUID is that of the format: what does not bear it, and is recognised, is not the
-	// format's. Marks of earlier versions, and of a clearing, have none.
+	// UUID is the UUID of the format: recognised contents that do not bear it were not left
+	// by the format. Marks of earlier versions, and of a clearing, have no UUID.
 	UUID string `json:"uuid,omitempty"`
 	// Trial is the UUID of the stamp that was last to be written, before the mark was set. It
 	// lets nothing be erased but that stamp. Earlier versions do not know it, and see no mark.
 	Trial     string `json:"trial,omitempty"`
 	Formatted string `json:"formatted,omitempty"`
 	Raw       bool   `json:"raw,omitempty"`
-	// Cleared is the device that was cleared, which nobody has had since by this plugin.
+	// Cleared is the device that was cleared, if this plugin has given it to nobody since.
 	Cleared *sighting `json:"cleared,omitempty"`
 	// Seen is the device on which a format was begun; of one without identity, the device
 	// of which the note was written.
 	Seen *sighting `json:"seen,omitempty"`
 }
 
-// sighting tells a device from others until the next boot.
+// sighting distinguishes a device from all others until the next boot.
 type sighting struct {
 	Boot     string             `json:"boot"`
 	Number   state.DeviceNumber `json:"number"`
@@ -90,7 +89,7 @@ func keyOf(v devices.Volume, d state.Device) string {
 	return "volume " + v.Backend + " " + v.ID
 }
 
-// Tell adds to a device what is noted of it. What cannot be read is Device.Err.
+// Tell adds to a device what is noted about it. If that cannot be read, it sets Device.Err.
 func (f *Facts) Tell(v devices.Volume, d *state.Device) {
 	if d.Missing && !d.Attached() {
 		return
@@ -119,10 +118,10 @@ func (f *Facts) check(v devices.Volume, d state.Device, n fact) error {
 	return state.Errorf(state.FailedPrecondition, "a format of the volume, or its clearing, was begun and has not ended, and the device %s tells nothing by which it could be known as the one on which it was: it is not erased. See what is on it, and remove the note %s", d.Path, f.dir.Path(keyOf(v, d)))
 }
 
-// isAsCleared reports whether a device that was cleared may be believed to be blank. Others
-// may have had it since, here or on another node, of which a note says nothing: so what
-// can be read is read, and of a larger device it is believed until it is unplugged, or
-// the machine rebooted.
+// isAsCleared reports whether a device that was cleared may be taken for blank. Others may
+// have used it since, here or on another node, and the note would not say so. So a device
+// that is small enough is read. A larger one is believed to be blank until it is unplugged,
+// or the machine rebooted.
 func (f *Facts) isAsCleared(n fact, d state.Device) bool {
 	return d.Size > filesystem.ProveLimit && d.Attached() && f.isStill(n.Cleared, d)
 }
@@ -134,7 +133,8 @@ func (f *Facts) isStill(seen *sighting, d state.Device) bool {
 	return err == nil && seen != nil && now == *seen && now.Sequence != 0
 }
 
-// sight returns what no device matches that is not attached.
+// sight returns the sighting of a device; that of a device that is not attached matches
+// none.
 func (f *Facts) sight(d state.Device) (sighting, error) {
 	if !d.Attached() {
 		return sighting{Boot: f.boot}, nil

@@ -27,9 +27,9 @@ type Capacity struct {
 	Kept      int64 // of Free, that is given to no volume (see Limits)
 	Inline    int64 // sizes of the inline ephemeral volumes
 	Available int64 // for the claims of new volumes and of growth
-	Largest   int64 // size that a volume can have, whatever the room
+	Largest   int64 // the largest size that a volume can have, even if there is room for more
 
-	Thick, Thin, Damaged int // volumes, by provisioning; that of the damaged is not known
+	Thick, Thin, Damaged int // numbers of volumes, by provisioning; damaged: it is not known
 }
 
 // Room returns how many bytes new volumes with that overcommit (see Volume) can have

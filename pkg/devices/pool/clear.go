@@ -25,10 +25,10 @@ const (
 )
 
 // Clear makes every byte of a volume zero and forgets that it was ever
-// formatted or published raw, durably: it is then as it was created. A thick volume keeps its blocks
-// unless some were lost and the pool is full; a thin one gives them back. The
-// formatting mark is set meanwhile, so that a volume on which Clear was
-// interrupted is erased before it is next mounted.
+// formatted or published raw, durably: then it is like a new volume. A thick volume keeps
+// its blocks unless some were lost and the pool is full; a thin one gives them back. The
+// formatting mark is set meanwhile, so that a volume on which Clear was interrupted is
+// erased before it is next mounted.
 //
 // Nobody else can open the data meanwhile. FailedPrecondition: somebody, such as a loop
 // device, has it open, or that is unknown. NotFound: there is no such volume.

@@ -21,8 +21,8 @@ import (
 // SectorBytes and Ephemeral, and returns it. It is on the disk then. If there is such a
 // volume already, that one is returned.
 //
-// AlreadyExists, with the volume that is there: it was created otherwise, or has
-// grown since. ResourceExhausted: there is no room. OutOfRange: larger than a file can
+// AlreadyExists, with the volume that is there: it was created with other parameters, or
+// has grown since. ResourceExhausted: there is no room. OutOfRange: larger than a file can
 // be. InvalidArgument: an invalid id, or facts that no volume can have.
 // A failed Create leaves nothing.
 func (p *Pool) Create(ctx context.Context, v Volume) (Volume, error) {

@@ -65,9 +65,9 @@ func (p *Pool) emptyTrash(id string) (string, error) {
 	return p.path(trashDir, id+"~"), err
 }
 
-// takeApart deletes a volume where it is, the data first: until the facts follow, the
-// volume exists without data, so it is neither attached nor forgotten, and the caller,
-// who has no answer yet, asks again.
+// takeApart deletes a volume in its place, the data first. Until the facts are deleted too,
+// the volume exists without data: it cannot be attached, but is still known, and the
+// caller, who has no answer yet, asks again.
 func takeApart(place string) error {
 	if err := ignore(os.Remove(filepath.Join(place, dataFile)), os.ErrNotExist); err != nil {
 		return err

@@ -70,7 +70,7 @@ func makeFacts(dir string, facts []byte) (file fileState, err error) {
 	return overwrite(filepath.Join(dir, volumeFile), pad(facts))
 }
 
-// overwrite writes a file in place, durably. Where it has blocks it takes no others.
+// overwrite writes a file in place, durably, and into the blocks that it already has.
 func overwrite(path string, contents []byte) (file fileState, err error) {
 	f, err := writeInPlace(path, contents)
 	if err != nil {
@@ -83,8 +83,8 @@ func overwrite(path string, contents []byte) (file fileState, err error) {
 	return stateOf(f)
 }
 
-// syncContents makes durable what is in a file: no more of a file that has its size and
-// blocks already, so that no journal is waited for.
+// syncContents makes the contents of a file durable. If the file had its size and blocks
+// already, it syncs only the contents, so that it waits for no journal.
 func syncContents(f *os.File) error {
 	for {
 		if err := unix.Fdatasync(int(f.Fd())); err != unix.EINTR {
@@ -109,8 +109,8 @@ func writeInPlace(path string, contents []byte) (*os.File, error) {
 	return f, nil
 }
 
-// cutTo shortens a file that has more bytes. One that has as many is left alone, as the
-// kernel would journal even that.
+// cutTo shortens a file that has more bytes. It does nothing to a file of the right size,
+// because the kernel would journal even that.
 func cutTo(f *os.File, bytes int64) error {
 	info, err := f.Stat()
 	if err != nil || info.Size() <= bytes {
@@ -119,9 +119,9 @@ func cutTo(f *os.File, bytes int64) error {
 	return f.Truncate(bytes)
 }
 
-// exchange lets a file that was written beside another change places with it
-// in one step and durably: nothing is allocated, and the other's blocks stay for
-// the next time. Where the file system cannot, the other is replaced.
+// exchange exchanges the names of a file and of another one that was written beside it, in
+// one step and durably: nothing is allocated, and the blocks of the other file stay for the
+// next write. If the file system cannot do that, the other file is replaced.
 func exchange(path, beside string) error {
 	err := unix.Renameat2(unix.AT_FDCWD, beside, unix.AT_FDCWD, path, unix.RENAME_EXCHANGE)
 	if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENOSYS) || errors.Is(err, unix.EOPNOTSUPP) {

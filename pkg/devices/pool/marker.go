@@ -53,8 +53,8 @@ func identify(dir string) (string, error) {
 }
 
 // initialize makes an empty or missing directory a pool. The marker comes
-// before everything else, <dir>.uuid included, so that a crash at any point
-// leaves what the next Open takes up.
+// before everything else, also before <dir>.uuid, so that the next Open can go on after a
+// crash at any point.
 func initialize(dir string) (*marker, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, err

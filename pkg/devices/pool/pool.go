@@ -14,9 +14,9 @@
 // disk, and it is renamed into trash before it is taken apart: what is in
 // volumes is whole, whenever the power goes. Open empties tmp and trash.
 //
-// A pool without a free block or inode loses no volume and keeps none: what is
-// deleted is renamed and taken apart, and new facts are written to blocks that
-// the volume has had since it was created, see writeFacts.
+// On a full pool no volume is lost, and every volume can be deleted: a deletion needs only
+// renames, and new facts are written to blocks that the volume has had since it was
+// created, see writeFacts.
 //
 // <dir>.uuid must live as long as the node: in a container, mount the parent
 // of the pool's directory from the host. It tells a pool whose disk is not
@@ -115,9 +115,9 @@ func OpenAbsent(dir string) (*Pool, error) {
 	return newPool(dir, seen), nil
 }
 
-// makeDirs makes the directories that are missing: even a mkdir of one that is
-// there waits for ever on a disk that takes no writes any more. When none is
-// missing, such a disk is no error: what stands on it is yet to be taken down.
+// makeDirs makes only the directories that are missing, because even a mkdir of an existing
+// one hangs on a disk that takes no writes any more. If none is missing, such a disk is no
+// error: its volumes must still be taken down.
 func (p *Pool) makeDirs() error {
 	made := false
 	for _, name := range []string{volumesDir, tmpDir, trashDir} {
@@ -182,7 +182,7 @@ func (p *Pool) Check(ctx context.Context) error {
 	return nil
 }
 
-// DataPath returns the path of a volume's bytes, be they there or not.
+// DataPath returns the path of a volume's data file, which need not exist.
 // InvalidArgument: no volume can have that id.
 func (p *Pool) DataPath(id string) (string, error) {
 	if err := ValidateID(id); err != nil {

@@ -220,7 +220,7 @@ func (p *Pool) claimSlot(id string) (path string, err error) {
 
 // writeFacts replaces the facts about a volume, durably, and returns the file that holds
 // them. It takes no space: they are written over the slot, which then changes places
-// with them. What a crash leaves in the slot is nobody's.
+// with them. What a crash leaves in the slot is ignored.
 func (p *Pool) writeFacts(ctx context.Context, id, slot string, facts []byte) (file fileState, err error) {
 	unlock, err := p.facts.Lock(ctx, id) // the slot may be what somebody opened as the facts, two changes ago
 	if err != nil {
@@ -332,7 +332,7 @@ func changedAt(path string) (time.Time, error) {
 	return info.ModTime().UTC(), nil
 }
 
-// check says what of the facts that are chosen no volume can have.
+// check returns an error for facts that no volume can have.
 func (v Volume) check() error {
 	switch {
 	case v.Provisioning != Thick && v.Provisioning != Thin:
@@ -372,7 +372,7 @@ func encode(v Volume, before []byte) ([]byte, error) {
 	return json.MarshalIndent(own, "", "  ")
 }
 
-// sameRequest reports whether two volumes were asked for alike.
+// sameRequest reports whether two volumes were requested with the same parameters.
 func sameRequest(a, b Volume) bool {
 	return a.Name == b.Name && a.Bytes == b.Bytes && a.Provisioning == b.Provisioning &&
 		a.OvercommitPercent == b.OvercommitPercent && a.FSType == b.FSType && a.SectorBytes == b.SectorBytes &&

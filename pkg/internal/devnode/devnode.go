@@ -50,7 +50,7 @@ func PathOf(number state.DeviceNumber) (string, error) {
 // ReadNumber reads a file of sysfs that holds the number of a device.
 // os.ErrNotExist: there is no such device, or it is going away.
 func ReadNumber(file string) (n state.DeviceNumber, err error) {
-	raw, err := rawfile.Read(file)
+	raw, err := rawfile.ReadAttribute(file)
 	if errors.Is(err, unix.ENODEV) { // it was removed since the file was opened
 		return n, fmt.Errorf("%w: %w", err, os.ErrNotExist)
 	}

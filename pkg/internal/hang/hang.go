@@ -27,7 +27,7 @@ type call[T any] struct {
 	err   error
 }
 
-// Unanswered says that nobody waits for a call any more, which runs on.
+// Unanswered is the error of a call that was given up, and that still runs.
 type Unanswered struct {
 	// Since is when the call began.
 	Since time.Time
@@ -46,7 +46,7 @@ func (e *Unanswered) Error() string {
 // limit was reached.
 func (e *Unanswered) Unwrap() error { return e.cause }
 
-// NoLimit leaves it to the context how long a call is waited for.
+// NoLimit is the limit of a call whose wait only the context ends.
 const NoLimit time.Duration = 0
 
 // Do makes a call, once no other with its key runs, and returns what it returns. It

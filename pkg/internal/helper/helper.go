@@ -27,12 +27,12 @@ type Program struct {
 	Args   []string
 	Env    []string   // beyond the plugin's own, by which an operator may configure it, and LC_ALL=C
 	Files  []*os.File // its descriptors from 3 on
-	Stdout io.Writer  // nil: what it prints is kept with what it complains of
+	Stdout io.Writer  // nil: standard output is kept together with the error output
 
 	// Alone makes the program the first process of a PID namespace of its own, so that the
 	// kernel kills every descendant with it (pid_namespaces(7)): a wrapper's mkfs, too,
-	// never writes on unseen. There is no fallback without the namespace: who may not make
-	// one may not mount either.
+	// never goes on writing unnoticed. There is no fallback without the namespace: a process
+	// that may not make one may not mount either.
 	Alone bool
 	// Outlives keeps the program running when the plugin dies.
 	Outlives bool
@@ -42,7 +42,7 @@ type Program struct {
 type Result struct {
 	title  string
 	Code   int    // exit code
-	Output string // the last of what it complained of, as one line
+	Output string // the end of its error output, as one line
 }
 
 // Run starts the program and waits until it is gone. An exit code other than 0 is no
@@ -109,7 +109,7 @@ func (r Result) Failure() error {
 	return r.complained(fmt.Errorf("%s failed with exit code %d", r.title, r.Code))
 }
 
-// complained adds to an error what the program complained of, if it did.
+// complained adds the program's output, if there is any, to an error.
 func (r Result) complained(err error) error {
 	if r.Output == "" {
 		return err

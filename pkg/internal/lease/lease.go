@@ -16,9 +16,9 @@ import (
 // kernel grants only if nobody else has it open. Until the file is closed, whoever
 // opens it waits, at most for /proc/sys/fs/lease-break-time. It never blocks.
 //
-// EAGAIN: somebody has the file open, be it only to read it. Any other error says
-// that it cannot be told here, as on a file of an overlay, whose leases are of
-// the overlay's own files and prove nothing.
+// EAGAIN: somebody has the file open, even if only for reading. Any other error means that
+// this cannot be known, such as for a file of an overlay: its leases are on the overlay's
+// own files and prove nothing.
 func Take(f *os.File) error {
 	var fs unix.Statfs_t
 	if err := unix.Fstatfs(int(f.Fd()), &fs); err != nil {

@@ -4,6 +4,7 @@ package mapper
 
 import (
 	"bytes"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"os"
@@ -51,6 +52,21 @@ type Device struct {
 	UUID      string // "LVM-…", "CRYPT-…"; may be empty
 	Opens     int    // who has it open, mounts among them
 	Suspended bool   // whoever reads or writes it waits
+}
+
+// layerPrefix begins the names of the devices that the plugin's own layers make, such as
+// encryption.
+const layerPrefix = "csi-"
+
+// LayerName returns the name for the device of a layer. The hash, of 20 bytes, tells it from
+// those of all other layers of the node.
+func LayerName(hash [20]byte) string { return layerPrefix + hex.EncodeToString(hash[:]) }
+
+// IsLayer reports whether a name is one of LayerName's.
+func IsLayer(name string) bool {
+	hash, is := strings.CutPrefix(name, layerPrefix)
+	raw, err := hex.DecodeString(hash)
+	return is && err == nil && len(raw) == 20
 }
 
 // Find returns the device of a name; nil: there is none. It does not block on the device.

@@ -9,6 +9,18 @@ import (
 	"github.com/csi-node/csi-node/test/machine"
 )
 
+func TestLayerName(t *testing.T) {
+	name := LayerName([20]byte{0xab})
+	if name != "csi-ab"+strings.Repeat("0", 38) || !IsLayer(name) {
+		t.Errorf("%s is a layer's: %t", name, IsLayer(name))
+	}
+	for _, other := range []string{"", "csi-", "csi-node", name + "00", name[:42], "x" + name, "csi-" + strings.Repeat("z", 40)} {
+		if IsLayer(other) {
+			t.Errorf("%q is taken for a layer's", other)
+		}
+	}
+}
+
 // The kernel tells requests apart by their size, too.
 func TestRequestIsAsLargeAsTheKernels(t *testing.T) {
 	if size := unsafe.Sizeof(request{}); size != 312 {

@@ -5,7 +5,9 @@
 package rawfile
 
 import (
+	"bytes"
 	"os"
+	"sync"
 
 	"golang.org/x/sys/unix"
 )
@@ -27,6 +29,29 @@ func Open(path string, flags int, mode uint32) (*os.File, error) {
 // not followed.
 func OpenIn(dir int, name string, flags int, mode uint32) (fd int, err error) {
 	return open(dir, name, flags|unix.O_NOFOLLOW, mode)
+}
+
+var pages = sync.Pool{New: func() any { return new([4 << 10]byte) }}
+
+// ReadAttribute reads a file of sysfs: one read gets all of it, which is a page at most
+// (Documentation/filesystems/sysfs.rst of Linux).
+func ReadAttribute(path string) ([]byte, error) {
+	fd, err := open(unix.AT_FDCWD, path, unix.O_RDONLY, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer unix.Close(fd)
+	page := pages.Get().(*[4 << 10]byte)
+	defer pages.Put(page)
+	for {
+		n, err := unix.Read(fd, page[:])
+		if err == nil {
+			return bytes.Clone(page[:n]), nil
+		}
+		if err != unix.EINTR {
+			return nil, &os.PathError{Op: "read", Path: path, Err: err}
+		}
+	}
 }
 
 // Read is os.ReadFile for small files.
@@ -62,6 +87,17 @@ func open(dir int, path string, flags int, mode uint32) (int, error) {
 		}
 		if err != unix.EINTR {
 			return -1, &os.PathError{Op: "open", Path: path, Err: err}
+		}
+	}
+}
+
+// WriteBack writes what the page cache holds of a file or a device, and waits for that. Nothing
+// of it need be durable then: the disk is not flushed (sync_file_range(2)).
+func WriteBack(f *os.File) error {
+	const all = unix.SYNC_FILE_RANGE_WAIT_BEFORE | unix.SYNC_FILE_RANGE_WRITE | unix.SYNC_FILE_RANGE_WAIT_AFTER
+	for {
+		if err := unix.SyncFileRange(int(f.Fd()), 0, 0, all); err != unix.EINTR {
+			return err
 		}
 	}
 }

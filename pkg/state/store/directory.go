@@ -15,26 +15,26 @@ import (
 )
 
 const (
-	// nextSuffix is of the file beside a record in which its next text is written.
-	nextSuffix = ".new"
-	// successorInfix is in the names of directories that are to take the store's
-	// place, or have lost it. None is ever given twice.
+	// spareSuffix ends the name of a record's spare file.
+	spareSuffix = ".new"
+	// successorInfix is part of the names of directories that are to take the store's
+	// place, or have lost it. No such name is used twice.
 	successorInfix = ".successor-"
 )
 
-// directory is the open directory of the records. Every file is opened below the
-// open directory, whatever has its name by now: a system call that a process began
-// before its store was taken over reaches no file of the new one.
+// directory is the open directory of the records. Every file is opened relative to the
+// open directory, not by its path: a system call that a process began before its store
+// was taken over reaches no file of the new store.
 //
-// A record has two files, which change places when it is written: the one that
-// counts, and the next, which nobody reads. In both, blocks are reserved for the
-// tombstones that will end what the record asks for, so that these can be written
+// A record has two files: the current one, which is read, and a spare one. A write goes
+// to the spare file, and then the two exchange their names. In both, blocks are reserved
+// for the tombstones that will end what the record asks for, so that these can be written
 // on a full file system, too.
 type directory struct {
 	boot  string
 	root  *os.Root
-	self  *os.File
-	tmpfs bool // blocks that a file has are kept for it, and overwritten in place
+	self  *held
+	block int64 // the size of a block, where files are overwritten in place (tmpfs); 0: not known
 }
 
 // openDirectory opens the directory at the path, and makes it if it is not there.
@@ -46,47 +46,65 @@ func openDirectory(path, boot string) (*directory, error) {
 	if err != nil {
 		return nil, err
 	}
-	self, err := root.Open(".")
+	f, err := root.Open(".")
 	if err != nil {
 		return nil, errors.Join(err, root.Close())
 	}
-	var fs unix.Statfs_t // of a file system that is not known, nothing is taken for granted
-	_ = unix.Fstatfs(int(self.Fd()), &fs)
-	return &directory{boot, root, self, fs.Type == unix.TMPFS_MAGIC}, nil
+	self, err := hold(f)
+	if err != nil {
+		return nil, errors.Join(err, root.Close())
+	}
+	d := &directory{boot, root, self, 0}
+	var fs unix.Statfs_t
+	if err := unix.Fstatfs(int(self.Fd()), &fs); err == nil && fs.Type == unix.TMPFS_MAGIC {
+		d.block = fs.Bsize
+	}
+	return d, nil
 }
 
 func (d *directory) close() error { return errors.Join(d.self.Close(), d.root.Close()) }
 
-// put writes a record, or removes the files of an empty one. If the record asks for
-// more than before, it is an error, too, that no blocks can be reserved for its end.
-// After an error the record's file is as it was.
-func (d *directory) put(v *state.Volume, more bool) error {
-	name, next := fileName(v.ID), fileName(v.ID)+nextSuffix
+// put writes a record, or removes the files of an empty one. known says whether the record
+// has its files already; a wrong value costs time only. more says whether the record asks
+// for more than before: then it is an error, too, if no blocks can be reserved for its end.
+// After an error the current file is as it was.
+func (d *directory) put(v *state.Volume, known, more bool) error {
+	current, spare := fileName(v.ID), fileName(v.ID)+spareSuffix
 	if v.Empty() {
-		return d.remove(name)
+		return d.remove(current)
 	}
 	text, err := encode(d.boot, v)
 	if err != nil {
 		return fmt.Errorf("encoding the record: %w", err)
 	}
-	fresh := false
-	if more {
-		err := d.reserve(name, 0, text)
-		if fresh = errors.Is(err, os.ErrNotExist); err != nil && !fresh {
+	if known && more && !d.fits(text) {
+		if err := d.reserve(current, 0, text); err != nil && !errors.Is(err, os.ErrNotExist) {
 			return err
 		}
 	}
-	err = d.write(next, text, more)
-	if err == nil {
-		err = exchange(int(d.self.Fd()), next, name)
+	if err := d.write(spare, text, more); err != nil {
+		return err
 	}
-	if err == nil && fresh {
-		err = d.reserve(next, unix.O_CREAT, text)
+	fresh, err := d.replace(spare, current, known)
+	if err != nil || !fresh || !more {
+		return err
 	}
-	if err != nil && fresh {
-		err = errors.Join(err, d.remove(name))
+	if err := d.reserve(spare, unix.O_CREAT, text); err != nil {
+		return errors.Join(err, d.remove(current))
 	}
-	return err
+	return nil
+}
+
+// replace lets the spare and the current file of a record exchange their names. It reports
+// whether there was no current file.
+func (d *directory) replace(spare, current string, known bool) (fresh bool, err error) {
+	dir := int(d.self.Fd())
+	if !known {
+		if err := rename(dir, spare, current, unix.RENAME_NOREPLACE); err == nil {
+			return true, nil
+		}
+	}
+	return exchange(dir, spare, current)
 }
 
 // reserveBoth reserves the blocks for the end of a record in both of its files.
@@ -95,41 +113,46 @@ func (d *directory) reserveBoth(v *state.Volume) error {
 	if err != nil {
 		return err
 	}
-	return errors.Join(d.reserve(fileName(v.ID), 0, text), d.reserve(fileName(v.ID)+nextSuffix, unix.O_CREAT, text))
+	for _, name := range []string{fileName(v.ID), fileName(v.ID) + spareSuffix} {
+		var st unix.Stat_t
+		if err := unix.Fstatat(int(d.self.Fd()), name, &st, unix.AT_SYMLINK_NOFOLLOW); err == nil && d.block > 0 && st.Blocks*512 >= reservation(text) {
+			continue
+		}
+		flags := 0
+		if name != fileName(v.ID) {
+			flags = unix.O_CREAT
+		}
+		err = errors.Join(err, d.reserve(name, flags, text))
+	}
+	return err
 }
 
-// write makes a text the contents of a file that nobody reads meanwhile. If it must
-// reserve, it is an error, too, that no blocks can be reserved for the record's end.
+// write makes a text the contents of a spare file. must says whether it is an error if no
+// blocks can be reserved for the record's end.
 func (d *directory) write(name string, text []byte, must bool) error {
 	return d.open(name, unix.O_CREAT, func(fd int) error {
-		st, err := fstat(fd)
-		if err == nil && st.Size > int64(len(text)) { // which frees the blocks behind it, too
-			err = uninterrupted("ftruncate", func() error { return unix.Ftruncate(fd, int64(len(text))) })
-			if err == nil {
-				st, err = fstat(fd)
+		rest := text
+		for len(rest) > 0 {
+			n, err := unix.Write(fd, rest)
+			if err != nil && err != unix.EINTR {
+				return os.NewSyscallError("write", err)
 			}
+			rest = rest[max(n, 0):]
 		}
-		if full := d.allocate(fd, st, text); err == nil && must {
-			err = full
+		err := uninterrupted("ftruncate", func() error { return unix.Ftruncate(fd, int64(len(text))) }) // which frees the blocks behind it, too
+		if err != nil || d.fits(text) {
+			return err
 		}
-		for err == nil && len(text) > 0 {
-			err = uninterrupted("write", func() error {
-				n, err := unix.Write(fd, text)
-				text = text[max(n, 0):]
-				return err
-			})
+		if full := d.allocate(fd, text); must {
+			return full
 		}
-		return err
+		return nil
 	})
 }
 
 // reserve reserves the blocks for the end of a record in a file.
 func (d *directory) reserve(name string, flags int, text []byte) error {
-	var st unix.Stat_t
-	if err := unix.Fstatat(int(d.self.Fd()), name, &st, unix.AT_SYMLINK_NOFOLLOW); err == nil && d.reserved(st, text) {
-		return nil
-	}
-	return d.open(name, flags, func(fd int) error { return d.allocate(fd, st, text) })
+	return d.open(name, flags, func(fd int) error { return d.allocate(fd, text) })
 }
 
 // open opens a file for writing. A symbolic link is not followed.
@@ -141,31 +164,22 @@ func (d *directory) open(name string, flags int, use func(fd int) error) error {
 	return errors.Join(use(fd), os.NewSyscallError("close", unix.Close(fd)))
 }
 
-// reservation is how many bytes of blocks a record needs: half as much again as its
-// text, because a tombstone is longer than what it ends, but not by so much.
+// reservation is how many bytes of blocks a record needs: one and a half times its text,
+// because a tombstone is longer than the intent that it ends, but by less than half.
 func reservation(text []byte) int64 { return int64(len(text) + len(text)/2) }
 
-// reserved reports whether a file is known to have the blocks that a record needs.
-func (d *directory) reserved(st unix.Stat_t, text []byte) bool {
-	return d.tmpfs && st.Blocks*512 >= reservation(text)
-}
+// fits reports whether the first block of a file has room for the end of a record. A file
+// that was ever written to has that block, so nothing needs to be reserved.
+func (d *directory) fits(text []byte) bool { return reservation(text) <= d.block }
 
 // allocate reserves the blocks of a record, if the file does not have them. Where the
 // file system cannot reserve blocks, there is no error.
-func (d *directory) allocate(fd int, st unix.Stat_t, text []byte) error {
-	if d.reserved(st, text) {
-		return nil
-	}
+func (d *directory) allocate(fd int, text []byte) error {
 	err := uninterrupted("fallocate", func() error { return unix.Fallocate(fd, unix.FALLOC_FL_KEEP_SIZE, 0, reservation(text)) })
 	if errors.Is(err, unix.EOPNOTSUPP) {
 		return nil
 	}
 	return err
-}
-
-func fstat(fd int) (st unix.Stat_t, err error) {
-	err = os.NewSyscallError("fstat", unix.Fstat(fd, &st))
-	return st, err
 }
 
 // uninterrupted makes a system call until no signal interrupts it.
@@ -180,33 +194,39 @@ func uninterrupted(name string, call func() error) error {
 // putAll puts as many records as it can.
 func (d *directory) putAll(records map[string]*state.Volume, more bool) (err error) {
 	for _, v := range records {
-		err = errors.Join(err, d.put(v, more))
+		err = errors.Join(err, d.put(v, false, more))
 	}
 	return err
 }
 
 // remove removes both files of a record.
-func (d *directory) remove(name string) error {
-	if err := d.root.Remove(name); err != nil && !errors.Is(err, os.ErrNotExist) {
+func (d *directory) remove(current string) error {
+	if err := d.root.Remove(current); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return err
 	}
-	_ = d.root.Remove(name + nextSuffix) // or the next start does
+	_ = d.root.Remove(current + spareSuffix) // or the next start does
 	return nil
 }
 
 func isFull(err error) bool { return errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) }
 
-// exchange gives two files, or directories, the names of each other. The second one
-// need not be there; where the file system cannot exchange names, it is replaced.
-func exchange(dir int, from, to string) error {
-	err := unix.Renameat2(dir, from, dir, to, unix.RENAME_EXCHANGE)
+// exchange exchanges the names of two files, or directories. If to is not there, from is
+// renamed to it, and fresh is true. Where the file system cannot exchange names, to is
+// replaced.
+func exchange(dir int, from, to string) (fresh bool, err error) {
+	err = rename(dir, from, to, unix.RENAME_EXCHANGE)
 	if errors.Is(err, unix.ENOENT) {
-		err = unix.Renameat2(dir, from, dir, to, unix.RENAME_NOREPLACE)
+		err = rename(dir, from, to, unix.RENAME_NOREPLACE)
+		fresh = err == nil
 	}
 	if errors.Is(err, unix.EINVAL) { // some network file systems do neither
-		err = unix.Renameat(dir, from, dir, to)
+		err = rename(dir, from, to, 0)
 	}
-	return os.NewSyscallError("renameat2", err)
+	return fresh, err
+}
+
+func rename(dir int, from, to string, flags uint) error {
+	return os.NewSyscallError("renameat2", unix.Renameat2(dir, from, dir, to, flags))
 }
 
 // replace puts a new directory, with what fill writes to it, in the place of the one
@@ -224,7 +244,7 @@ func replace(path, boot string, fill func(*directory) error) (*directory, error)
 		return nil, err
 	}
 	if err = fill(d); err == nil {
-		err = exchange(unix.AT_FDCWD, name, path)
+		_, err = exchange(unix.AT_FDCWD, name, path)
 	}
 	if err != nil {
 		return nil, errors.Join(err, d.close(), os.RemoveAll(name))
@@ -267,10 +287,10 @@ func newContents() *contents {
 // read reads all files of a directory.
 func read(path, bootID string) (*contents, error) {
 	c, sound := newContents(), map[string]bool{}
-	entries, err := os.ReadDir(path) // in the order of their names: a record stands before its next file
+	entries, err := os.ReadDir(path) // in the order of their names: a current file comes before its spare one
 	for _, e := range entries {
 		name := e.Name()
-		if record, next := strings.CutSuffix(name, nextSuffix); next && !sound[record] {
+		if current, isSpare := strings.CutSuffix(name, spareSuffix); isSpare && !sound[current] {
 			c.old = append(c.old, name)
 		}
 		if !strings.HasSuffix(name, suffix) {

@@ -31,29 +31,58 @@ var errClosed = errors.New("the store is closed, because the plugin is stopping,
 //
 // edit is called once, with a copy of the record (a fresh one with only ID and
 // Revision, and Targets not nil, if there is none). Its Revision is the one that
-// this edit will commit: revisions rise for as long as the process lives, a later
-// process begins behind those of the records that it finds, and not every one is
-// used. If edit returns an error, nothing has changed and Edit returns that error.
-// If edit leaves the record as it was, nothing is written and the record comes back
-// with its old revision. A record that is Empty after the edit is deleted and comes
+// this edit will commit. Revisions rise, with gaps: a new process begins above the
+// highest of the records that it finds. If edit returns an error, nothing has changed
+// and Edit returns that error.
+// If edit changes nothing, the record comes back with its old revision, and only an
+// earlier proposal is written. A record that is Empty after the edit is deleted and comes
 // back empty.
 //
 // Edits of one volume are atomic, and run one after the other; those of different
-// volumes wait for nothing in common. edit must not call Edit.
+// volumes do not wait for each other. edit must not call Edit.
 //
 // An edit that asks for a stage or a target at, above or below the path of another
 // one, of whatever volume, is refused: FailedPrecondition if that one is to stay,
 // Aborted while it is being taken down.
 //
-// What was asked for can be ended on a full file system. If the volume has no file
-// there, whose content a restart would bring back, the end is kept in memory, and
-// written with the next edit for which there is room.
+// What was asked for can be ended on a full file system. If the end cannot be written, and
+// the volume has no file that a restart would read, the end is kept in memory, and written
+// with the next edit for which there is room.
 //
 // Edit blocks for as long as the file system does. InvalidArgument: no record can
 // have that id. ResourceExhausted: there is no room for what the edit asks for, and
 // for its end. Any other error of Edit's own is unclassified: the write failed, and
 // nothing has changed.
 func (s *Store) Edit(id string, edit func(*state.Volume) error) (*state.Volume, error) {
+	return s.edit(id, edit, true)
+}
+
+// Propose is an Edit that is not written yet: everybody sees the change at once, and it is
+// written with the next Edit of the volume, or by Flush. Until then a crash forgets it, so
+// nothing may be done for it.
+func (s *Store) Propose(id string, edit func(*state.Volume) error) (*state.Volume, error) {
+	return s.edit(id, edit, false)
+}
+
+// Flush writes what was proposed of a volume, if that is not written yet. Its errors are
+// those of Edit.
+func (s *Store) Flush(id string) error {
+	if s.proposal(id) == nil {
+		return nil
+	}
+	_, err := s.edit(id, func(*state.Volume) error { return nil }, true)
+	return err
+}
+
+// proposal returns, for a record that has changes which are not written, what it was before
+// them, perhaps Empty; nil: all is written.
+func (s *Store) proposal(id string) (written *state.Volume) {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	return s.proposed[id]
+}
+
+func (s *Store) edit(id string, edit func(*state.Volume) error, write bool) (*state.Volume, error) {
 	if id == "" || len(id) > maxIDBytes || !utf8.ValidString(id) {
 		return nil, state.Errorf(state.InvalidArgument, "volume id %q: must have 1 to %d bytes of UTF-8", id, maxIDBytes)
 	}
@@ -66,20 +95,22 @@ func (s *Store) Edit(id string, edit func(*state.Volume) error) (*state.Volume, 
 	if err := edit(after); err != nil {
 		return nil, err
 	}
-	after.ForgetAsked()
+	after.ForgetCallers()
 	after.ID, after.Revision = id, current.Revision
 	if after.Empty() {
 		after.Size, after.Targets = nil, map[string]*state.Target{}
 	}
-	if reflect.DeepEqual(after, current) {
+	switch same := reflect.DeepEqual(after, current); {
+	case !same:
+		after.Revision = revision
+	case !write || s.proposal(id) == nil:
 		return after, nil
 	}
-	after.Revision = revision
 	record := after.Clone() // the caller may have kept parts of after
 	if err := s.claim(current, record); err != nil {
 		return nil, err
 	}
-	if err := s.commit(current, record); err != nil {
+	if err := s.commit(current, record, write); err != nil {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		s.places.remove(difference(record, current))
@@ -99,17 +130,20 @@ func (s *Store) claim(before, after *state.Volume) error {
 	return nil
 }
 
-// commit writes what a record has become, and shows it.
-func (s *Store) commit(before, after *state.Volume) error {
-	err := s.recreateLost()
+// commit writes what a record has become, unless it is a proposal, and shows it.
+func (s *Store) commit(before, after *state.Volume, write bool) (err error) {
+	written := cmp.Or(s.proposal(after.ID), before)
+	more := asksMore(written, after)
+	if write {
+		err = s.recreateLost()
+	}
 	s.disk.RLock()
 	defer s.disk.RUnlock()
-	more := asksMore(before, after)
 	switch {
 	case s.dir == nil:
 		err = errClosed
-	case err == nil:
-		err = s.dir.put(after, more)
+	case err == nil && write:
+		err = s.dir.put(after, !written.Empty(), more)
 	}
 	switch {
 	case isFull(err) && more:
@@ -119,7 +153,10 @@ func (s *Store) commit(before, after *state.Volume) error {
 	case err != nil:
 		return fmt.Errorf("store %s: volume %s: writing the record: %w", s.path, after.ID, err)
 	}
-	s.apply(before, after)
+	if write {
+		written = nil
+	}
+	s.apply(before, after, written)
 	return nil
 }
 
@@ -134,12 +171,12 @@ func (s *Store) intact() error {
 	if s.dir == nil { // closed
 		return nil
 	}
-	for _, held := range []struct {
-		file *os.File
+	for _, place := range []struct {
+		file *held
 		path string
 	}{{s.lock, s.lockPath()}, {s.dir.self, s.path}} {
-		if same, err := stillAt(held.file, held.path); err == nil && !same {
-			return fmt.Errorf("%s was taken away while the plugin runs", held.path)
+		if same, err := place.file.stillAt(place.path); err == nil && !same {
+			return fmt.Errorf("%s was taken away while the plugin runs", place.path)
 		}
 	}
 	return nil
@@ -173,7 +210,7 @@ func (s *Store) recreate() error {
 	if err := os.MkdirAll(filepath.Dir(s.path), 0o750); err != nil {
 		return err
 	}
-	if same, err := stillAt(s.lock, s.lockPath()); err != nil {
+	if same, err := s.lock.stillAt(s.lockPath()); err != nil {
 		return err
 	} else if !same {
 		f, err := s.acquire(ctx, unix.LOCK_EX)
@@ -195,10 +232,14 @@ func (s *Store) recreate() error {
 	return nil
 }
 
-// apply makes a change visible.
-func (s *Store) apply(before, after *state.Volume) {
+// apply makes a change visible. written is what the record was before its changes that are
+// not written; nil: all is written.
+func (s *Store) apply(before, after, written *state.Volume) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if s.proposed[after.ID] = written; written == nil {
+		delete(s.proposed, after.ID)
+	}
 	s.places.remove(difference(before, after))
 	s.indexDevices(before, after)
 	if s.volumes[after.ID] = after; after.Empty() {

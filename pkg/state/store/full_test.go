@@ -9,8 +9,10 @@ import (
 	"sync"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/csi-node/csi-node/pkg/state"
+	"github.com/csi-node/csi-node/test/require"
 )
 
 // fill takes all room of a file system with files of a size: 4096 takes all blocks, 0
@@ -115,6 +117,51 @@ func TestFullFileSystem(t *testing.T) {
 	}
 }
 
+// What is proposed on a full file system waits until there is room.
+func TestProposalWithoutRoom(t *testing.T) {
+	dir := mountAt(t, "tmpfs", "size=512k")
+	s := openStore(t, dir, testBoot)
+	give := fill(t, dir, 4096)
+	v, err := s.Propose("v", staged("/stage"))
+	must(t, err)
+	for range 2 {
+		require.Class(t, s.Flush("v"), state.ResourceExhausted, "full")
+	}
+	give()
+	must(t, s.Flush("v"))
+	if s = reopen(t, s, testBoot); text(s.Get("v")) != text(v) {
+		t.Errorf("there is %s", text(s.Get("v")))
+	}
+}
+
+// A call proposes, and flushes before anything is done: it can end what is there, too, be
+// there a file of it or not, and though another call has proposed what there is no room for.
+func TestProposedEndWithoutRoom(t *testing.T) {
+	dir := mountAt(t, "tmpfs", "size=512k")
+	s := openStore(t, dir, testBoot)
+	inUse(t, s, "v")
+	give := fill(t, dir, 4096)
+	defer give()
+	long := "/" + strings.Repeat("long/", 250) // which takes two blocks more
+	for id, ends := range map[string][]func(*state.Volume) error{
+		"lost": {unpublished("/pod")},
+		"v": {
+			published(long),
+			func(v *state.Volume) error { v.Withdraw(state.TargetPart(long), time.Now()); return nil },
+			unpublished("/pod/v"),
+		},
+	} {
+		for i, edit := range ends {
+			if _, err := s.Propose(id, edit); err != nil {
+				t.Errorf("volume %s, edit %d: %v", id, i, err)
+			}
+		}
+		if err := s.Flush(id); err != nil {
+			t.Errorf("volume %s: %v", id, err)
+		}
+	}
+}
+
 // Every record finds room for its end, whatever it was before the file system was full.
 func TestRoomForTheEnd(t *testing.T) {
 	for name, prepare := range map[string]func(s *Store, dir string) error{
@@ -133,8 +180,8 @@ func TestRoomForTheEnd(t *testing.T) {
 		"a kill came before its file had the room": func(s *Store, dir string) error {
 			return errors.Join(os.Remove(fileOf(dir, "v")), os.WriteFile(fileOf(dir, "v"), []byte(text(s.Get("v"))), 0o600))
 		},
-		"a kill came before its next file had the room": func(s *Store, dir string) error {
-			return os.Truncate(fileOf(dir, "v")+nextSuffix, 0)
+		"a kill came before its spare file had the room": func(s *Store, dir string) error {
+			return os.Truncate(fileOf(dir, "v")+spareSuffix, 0)
 		},
 	} {
 		dir := mountAt(t, "tmpfs", "size=512k")
@@ -169,7 +216,7 @@ func TestRemovalWithoutFile(t *testing.T) {
 	if s = reopen(t, s, testBoot); idsOf(s) != "v w" || !s.Get("v").Targets["/pod/v"].Gone {
 		t.Errorf("there are %v", s.List())
 	}
-	must(t, os.Remove(fileOf(dir, "w")+nextSuffix))
+	must(t, os.Remove(fileOf(dir, "w")+spareSuffix))
 	fill(t, dir, 4096)
 	if _, err := s.Edit("w", unpublished("/pod/w")); !isFull(err) || s.Get("w").Targets["/pod/w"].Gone {
 		t.Errorf("a removal that would come back: %v; there is %s", err, text(s.Get("w")))

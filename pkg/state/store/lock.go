@@ -25,32 +25,32 @@ const (
 	lookTries = 20
 	// logTries is after how many tries a wait for the lock is logged: every ten seconds.
 	logTries = 200
-	// lockSuccessor is of the file by which a lock is taken over; older versions
+	// lockSuccessor ends the name of the file by which a lock is taken over; older versions
 	// use that name, too.
 	lockSuccessor = ".successor"
 )
 
 // acquire locks the lock file with flock(2), shared or exclusive, and waits until
-// ctx ends. For an exclusive lock the file is made. Closing it releases the lock.
-// It is the one that the path names once the lock is held: whoever held it before
-// may have replaced the one that was opened first. An exclusive lock that a dead
-// process has is left to it, and another file takes the place of the one that it has.
-func (s *Store) acquire(ctx context.Context, how int) (*os.File, error) {
+// ctx ends. For an exclusive lock the file is made. Closing the file releases the lock.
+// It is the file that is at the path once the lock is held, because an earlier holder may
+// have replaced the one that was opened first. If a dead process has the lock, its lock
+// file is replaced by another one.
+func (s *Store) acquire(ctx context.Context, how int) (*held, error) {
 	flags := os.O_RDWR | os.O_CREATE
 	if how == unix.LOCK_SH {
 		flags = os.O_RDONLY | unix.O_NONBLOCK // which does not wait for a pipe that is in the way
 	}
 	for {
-		f, err := os.OpenFile(s.lockPath(), flags, 0o600)
+		f, err := openHeld(s.lockPath(), flags)
 		if err != nil {
 			return nil, err
 		}
 		ours := false
-		dead, err := s.waitForLock(ctx, f, how)
+		dead, err := s.waitForLock(ctx, f.File, how)
 		switch {
 		case err != nil:
 		case dead == 0:
-			ours, err = stillAt(f, s.lockPath())
+			ours, err = f.stillAt(s.lockPath())
 		default:
 			if err = s.takeOver(ctx, f, dead); err != nil {
 				err = fmt.Errorf("taking over from %s, which was killed and hangs in the kernel: %w", process.Name(dead), err)
@@ -110,9 +110,9 @@ func deadHolder(f *os.File) (int, error) {
 // reads any more, or at the name of a directory that was to succeed, which is gone
 // by then. The directory comes first: who is killed in between leaves the old lock.
 // It does nothing if another process is faster.
-func (s *Store) takeOver(ctx context.Context, old *os.File, dead int) error {
+func (s *Store) takeOver(ctx context.Context, old *held, dead int) error {
 	path := s.lockPath() + lockSuccessor
-	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
+	f, err := openHeld(path, os.O_RDWR|os.O_CREATE)
 	if err != nil {
 		return err
 	}
@@ -122,10 +122,10 @@ func (s *Store) takeOver(ctx context.Context, old *os.File, dead int) error {
 	} else if err != nil {
 		return os.NewSyscallError("flock", err)
 	}
-	if ours, err := stillAt(f, path); err != nil || !ours {
+	if ours, err := f.stillAt(path); err != nil || !ours {
 		return err
 	}
-	first, err := stillAt(old, s.lockPath())
+	first, err := old.stillAt(s.lockPath())
 	if err == nil && first {
 		// An older version's records are whole: a commit that was cut short is none.
 		if err = f.Truncate(0); err == nil {
@@ -164,15 +164,35 @@ func (s *Store) moveRecords() error {
 	return d.close()
 }
 
-// stillAt reports whether path names the open file f.
-func stillAt(f *os.File, path string) (bool, error) {
-	var opened, named unix.Stat_t
-	if err := unix.Fstat(int(f.Fd()), &opened); err != nil {
-		return false, os.NewSyscallError("fstat", err)
+// held is an open file, and which one it is.
+type held struct {
+	*os.File
+	device, inode uint64
+}
+
+func openHeld(path string, flags int) (*held, error) {
+	f, err := os.OpenFile(path, flags, 0o600)
+	if err != nil {
+		return nil, err
 	}
-	err := unix.Stat(path, &named)
+	return hold(f)
+}
+
+// hold closes the file if it cannot be told which one it is.
+func hold(f *os.File) (*held, error) {
+	var st unix.Stat_t
+	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
+		return nil, errors.Join(os.NewSyscallError("fstat", err), f.Close())
+	}
+	return &held{f, st.Dev, st.Ino}, nil
+}
+
+// stillAt reports whether the path names the file.
+func (h *held) stillAt(path string) (bool, error) {
+	var st unix.Stat_t
+	err := unix.Stat(path, &st)
 	if errors.Is(err, unix.ENOENT) {
 		return false, nil
 	}
-	return err == nil && opened.Dev == named.Dev && opened.Ino == named.Ino, os.NewSyscallError("stat", err)
+	return err == nil && h.device == st.Dev && h.inode == st.Ino, os.NewSyscallError("stat", err)
 }

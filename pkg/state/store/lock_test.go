@@ -64,7 +64,7 @@ func TestKilledWhileWriting(t *testing.T) {
 	if must(t, errors.Join(err, counts.Close())); string(raw) != before {
 		t.Errorf("the file that counted has %s", raw)
 	}
-	must(t, os.WriteFile(fileOf(dir, "v")+nextSuffix, []byte("half of wh"), 0o600))
+	must(t, os.WriteFile(fileOf(dir, "v")+spareSuffix, []byte("half of wh"), 0o600))
 	if s = reopen(t, s, testBoot); text(s.Get("v")) != want || len(asides(t, dir)) > 0 {
 		t.Errorf("there is %s, was %s; set aside: %q", text(s.Get("v")), want, asides(t, dir))
 	}
@@ -116,7 +116,7 @@ func TestTakeOver(t *testing.T) {
 	}
 	half := old.path + successorInfix + "half" // about to take the place
 	must(t, os.MkdirAll(half, 0o700))
-	pending, err := old.dir.root.OpenFile(fileName("a")+nextSuffix, os.O_WRONLY, 0) // about to be written
+	pending, err := old.dir.root.OpenFile(fileName("a")+spareSuffix, os.O_WRONLY, 0) // about to be written
 	must(t, err)
 	s := <-opening(t, dir, 4711)
 	if s.TakenFrom() != 4711 || idsOf(s) != "a b c" {
@@ -125,12 +125,12 @@ func TestTakeOver(t *testing.T) {
 	before := mustEdit(t, s, "a", toggled)
 	_, err = pending.WriteString("late")
 	for _, late := range []error{
-		errors.Join(err, pending.Close()), old.dir.put(old.Get("b"), false), old.dir.remove(fileName("c")),
-		exchange(int(old.dir.self.Fd()), fileName("a")+nextSuffix, fileName("a")), exchange(unix.AT_FDCWD, half, s.path),
+		errors.Join(err, pending.Close()), old.dir.put(old.Get("b"), true, false), old.dir.remove(fileName("c")),
+		rename(int(old.dir.self.Fd()), fileName("a")+spareSuffix, fileName("a"), unix.RENAME_EXCHANGE), rename(unix.AT_FDCWD, half, s.path, unix.RENAME_EXCHANGE),
 	} {
 		t.Logf("late: %v", late)
 	}
-	pairs, err := filepath.Glob(filepath.Join(s.path, "*"+nextSuffix))
+	pairs, err := filepath.Glob(filepath.Join(s.path, "*"+spareSuffix))
 	if must(t, err); len(pairs) != 3 || left(t, dir) != "a b c" || s.intact() != nil {
 		t.Errorf("there is %q, with room for the end of %q (%v)", left(t, dir), pairs, s.intact())
 	}

@@ -12,7 +12,7 @@ import (
 // keeps it busy. A check takes a step for each directory of a path, whatever the
 // number of volumes.
 type places struct {
-	at    map[string][]occupant // by path; more than one where something goes
+	at    map[string][]occupant // by path; more than one while something is taken down there
 	below map[string]int        // how many occupants there are below a directory
 }
 
@@ -21,13 +21,13 @@ type occupant struct {
 	volume string
 	part   state.Part
 	path   string
-	gone   bool // it is to go from there
+	gone   bool // it is being taken down
 }
 
 // occupants returns the parts of a record that have a path.
 func occupants(v *state.Volume) (all []occupant) {
 	for s := v.Stage; s != nil; s = s.Next {
-		if s.Path != "" { // no place is known of some provisional ones
+		if s.Path != "" { // the path of some provisional stages is not known
 			all = append(all, occupant{v.ID, state.StagePart(), s.Path, s.Gone})
 		}
 	}

@@ -14,7 +14,7 @@ import (
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
-// suffix is of the names of records; other files in the directory are none.
+// suffix ends the names of the current files of records.
 const suffix = ".json"
 
 // fileName returns the name of the file of a volume, whose id may be of any
@@ -24,20 +24,19 @@ func fileName(id string) string {
 	return hex.EncodeToString(sum[:]) + suffix
 }
 
-// document is what a file holds, but for the checksum.
+// document is what a file holds, without the checksum.
 type document struct {
 	Boot string `json:"boot"` // the kernel's boot id
 	*state.Volume
 }
 
-// options: the same record is always the same text, and a path that is no UTF-8
-// is written as well as it can be.
+// options make the text of a record deterministic, and allow paths that are not UTF-8.
 var options = json.JoinOptions(json.Deterministic(true), jsontext.AllowInvalidUTF8(true))
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// seal puts the CRC-32C of a JSON object, without its last brace, behind it as
-// its last member, so that the whole is JSON.
+// seal adds the CRC-32C of a JSON object, without its closing brace, as the object's last
+// member, so that the result is JSON again.
 func seal(object []byte) []byte {
 	object = object[:len(object)-1]
 	return append(object, sealOf(object)...)
@@ -47,7 +46,7 @@ func sealOf(text []byte) []byte {
 	return fmt.Appendf(nil, `,"crc32c":"%08x"}`+"\n", crc32.Checksum(text, castagnoli))
 }
 
-// unseal turns what it is given into the object.
+// unseal checks a sealed object and returns it without its checksum. It overwrites raw.
 func unseal(raw []byte) (object []byte, err error) {
 	at := max(0, len(raw)-len(sealOf(nil)))
 	text, sealed := raw[:at], raw[at:]

@@ -52,10 +52,10 @@ func TestDamagedFileCostsOneRecord(t *testing.T) {
 	}
 	must(t, os.Remove(fileOf(dir, "bad")))
 	must(t, os.MkdirAll(filepath.Join(fileOf(dir, "bad"), "in", "the", "way"), 0o700))
-	must(t, os.WriteFile(fileOf(dir, "other")+nextSuffix, []byte("half"), 0o600))
+	must(t, os.WriteFile(fileOf(dir, "other")+spareSuffix, []byte("half"), 0o600))
 	s = openStore(t, dir, testBoot)
 	mustEdit(t, s, "bad", staged("/stage/anew"))
-	if _, err := os.Stat(fileOf(dir, "other") + nextSuffix); !os.IsNotExist(err) || len(asides(t, dir)) != 1 {
+	if _, err := os.Stat(fileOf(dir, "other") + spareSuffix); !os.IsNotExist(err) || len(asides(t, dir)) != 1 {
 		t.Errorf("a directory in the way is set aside as %q; half a file: %v", asides(t, dir), err)
 	}
 }

@@ -5,15 +5,19 @@
 //	├── intents.db            locked by the plugin that has the store; empty, see lockName
 //	└── volumes
 //	    ├── <hash>.json       the record of the volume whose id has that SHA-256
-//	    └── <hash>.json.new   where its next text is written; the two change places then
+//	    ├── <hash>.json.new   its spare file, which the next write goes to; the two exchange names then
+//	    └── <hash>.json.corrupt-<time>   a record that could not be read, set aside
 //
-// A file is a JSON object, a state.Volume with the boot id of the kernel, whose
-// last member is the CRC-32C of all before it: a path with a flipped bit is a
-// wrong mount. One that is damaged costs one volume its record. Memory is what is
-// served, and the directory what the next process begins with: nothing is synced,
-// because intents end with the mounts that they describe, at a reboot.
+// A file is a JSON object: a state.Volume and the boot id of the kernel. Its last member
+// is the CRC-32C of all before it: a path with a flipped bit would be a wrong mount. A
+// damaged file costs one volume its record: its mounts are adopted then. Records are served from memory; the directory
+// is what the next process begins with. Nothing is synced to disk, because intents end at
+// a reboot, with the mounts that they describe.
 //
 // The schema is additive: fields that a newer version wrote are kept.
+//
+// Read first: record.go (a file), then edit.go, directory.go and places.go. legacy.go is only
+// for the intents.db of earlier versions.
 package store
 
 import (
@@ -47,7 +51,7 @@ var ErrLocked = errors.New("the store is in use by a running csi-node: ask that 
 const readOnlyWait = time.Second
 
 // Store keeps the desired state of this node's volumes. Reading is from memory;
-// every edit is in the file system before it is seen. Its methods may be called
+// every edit but a proposal is in the file system before it is seen. Its methods may be called
 // concurrently.
 type Store struct {
 	path      string // of the directory
@@ -57,14 +61,15 @@ type Store struct {
 
 	edits keylock.Map // by id; held through an edit
 
-	mu       sync.RWMutex                    // held shortly; guards all up to the next blank line
+	mu       sync.RWMutex                    // held briefly; guards the fields up to the next blank line
 	volumes  map[string]*state.Volume        // the records by id; none is changed in place
 	places   *places                         // of all records, and of what is being written
 	byDevice map[state.DeviceNumber][]string // ids
+	proposed map[string]*state.Volume        // by id, of records with changes that are not written: what they were before them
 
 	disk sync.RWMutex // held for reading while a record is written and shown; guards the next two
 	dir  *directory   // nil when closed, or opened for reading
-	lock *os.File     // see lockName
+	lock *held        // see lockName
 
 	dead func(lock *os.File) (holder int, err error) // deadHolder, but for tests
 }
@@ -72,8 +77,8 @@ type Store struct {
 // Open opens the store in a state directory, and makes both (mode 0750 and 0700)
 // if they are not there. The caller is its only user until Close: while another
 // process has it, Open waits until ctx ends, or until that process is dead
-// (process.Dead): killed, and kept by a thread that hangs in the kernel. Such a
-// one is taken over. Where the other process is not seen, in another PID
+// (process.Dead): killed, and kept by a thread that hangs in the kernel. From such
+// a process the store is taken over. Where the other process is not seen, in another PID
 // namespace, Open waits. A version that keeps its records in intents.db is another
 // process, too, and what it left there counts, and is taken in.
 //
@@ -214,7 +219,7 @@ func newStore(stateDir, bootID string) *Store {
 
 // serve replaces the records in memory, and their indexes.
 func (s *Store) serve(records map[string]*state.Volume) {
-	s.volumes, s.byDevice = records, map[state.DeviceNumber][]string{}
+	s.volumes, s.byDevice, s.proposed = records, map[state.DeviceNumber][]string{}, map[string]*state.Volume{}
 	s.places = &places{at: map[string][]occupant{}, below: map[string]int{}}
 	for _, v := range records {
 		s.places.add(occupants(v))
@@ -291,6 +296,16 @@ func (s *Store) Get(id string) *state.Volume {
 		return record.Stored()
 	}
 	return nil
+}
+
+// Has reports whether the volume has a record.
+func (s *Store) Has(id string) bool { return s.record(id) != nil }
+
+// IsAt reports whether a stage or a target of the volume has the path, be it on its way out.
+func (s *Store) IsAt(id, path string) bool {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	return slices.ContainsFunc(s.places.at[path], func(o occupant) bool { return o.volume == id })
 }
 
 // record returns the record that is served.

@@ -182,10 +182,10 @@ func TestEditOutcomes(t *testing.T) {
 	}
 
 	again := mustEdit(t, s, "v", func(v *state.Volume) error {
-		v.Stage.Asked = true
+		v.Stage.CallerWaits = true
 		return staged("/stage")(v)
 	})
-	if !reflect.DeepEqual(again, s.Get("v")) || again.Revision != first.Revision || again.Stage.Asked {
+	if !reflect.DeepEqual(again, s.Get("v")) || again.Revision != first.Revision || again.Stage.CallerWaits {
 		t.Errorf("an edit that changed nothing returned %+v, the record is %+v", again, first)
 	}
 
@@ -212,6 +212,62 @@ func TestEditOutcomes(t *testing.T) {
 	for _, id := range []string{"", "\xff", strings.Repeat("x", maxIDBytes+1)} {
 		_, err := s.Edit(id, staged("/stage"))
 		require.Class(t, err, state.InvalidArgument, "volume id")
+	}
+}
+
+// A proposal is seen at once, has its place, and is written with the next edit, or by Flush.
+func TestProposal(t *testing.T) {
+	dir := t.TempDir()
+	s := openStore(t, dir, testBoot)
+	propose := func(edit func(*state.Volume) error) *state.Volume {
+		t.Helper()
+		v, err := s.Propose("v", edit)
+		must(t, err)
+		if text(s.Get("v")) != text(v) {
+			t.Errorf("%s was proposed, and there is %s", text(v), text(s.Get("v")))
+		}
+		return v
+	}
+	onDisk := func(want *state.Volume) {
+		t.Helper()
+		c, err := read(filepath.Join(dir, Directory), testBoot)
+		must(t, err)
+		if is := c.records["v"]; is == nil != (want == nil) || want != nil && text(is) != text(want) {
+			t.Errorf("a crash would leave %+v, want %+v", is, want)
+		}
+	}
+	first := propose(staged("/stage"))
+	onDisk(nil)
+	if again := propose(staged("/stage")); again.Revision != first.Revision {
+		t.Errorf("the same proposal has the revision %d after %d", again.Revision, first.Revision)
+	}
+	_, err := s.Edit("w", staged("/stage/in"))
+	require.Class(t, err, state.FailedPrecondition, "/stage")
+	for range 2 {
+		must(t, s.Flush("v"))
+		onDisk(first)
+	}
+	propose(published("/pod"))
+	onDisk(first)
+	onDisk(first)
+	accepted := mustEdit(t, s, "v", func(v *state.Volume) error { v.Stage.Accepted = true; return nil })
+	if onDisk(accepted); accepted.Targets["/pod"] == nil {
+		t.Error("the edit after a proposal lacks it")
+	}
+	propose(unpublished("/pod"))
+	s = reopen(t, s, testBoot) // a crash would do the same
+	if text(s.Get("v")) != text(accepted) {
+		t.Errorf("after what was proposed only there is %s", text(s.Get("v")))
+	}
+	mustEdit(t, s, "v", emptied)
+	onDisk(nil)
+	propose(staged("/stage"))
+	mustEdit(t, s, "v", emptied)
+	onDisk(nil)
+	must(t, s.Flush("v"))
+	must(t, s.Close())
+	if _, err := s.Propose("v", staged("/stage")); !errors.Is(err, errClosed) {
+		t.Errorf("proposed to a closed store: %v", err)
 	}
 }
 
