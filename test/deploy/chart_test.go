@@ -41,7 +41,9 @@ func same(t *testing.T, title string, want, have []object) {
 		}
 	}
 	for _, o := range have {
-		had[o.key()] = plain(t, o)
+		if o.at("metadata", "annotations", "helm.sh/hook") == nil { // what `helm test` makes
+			had[o.key()] = plain(t, o)
+		}
 	}
 	if len(wanted) == 0 {
 		t.Errorf("%s: kustomize makes nothing", title)
@@ -177,13 +179,21 @@ func TestSchema(t *testing.T) {
 		"livenessProbe: {timeoutSeconds: 2}", // nothing would be left for the answer
 		"readinessProbe: {timeoutSeconds: 1}",
 		"readinessProbe: {timeoutSeconds: null}",
-		"dnsPolicy: None", // that needs a dnsConfig
+		"dnsPolicy: None", // that needs nameservers
+		"{dnsPolicy: None, dnsConfig: {searches: [a.example]}}",
 		"registrar: {healthPort: 0}",
 		"tolerations: {operator: Exists}",
 		"updateStrategy: {rollingUpdate: {maxUnavailable: most}}",
 		"updateStrategy: {rollingUpdate: {maxSurge: 1}}", // two plugins on one node: the second waits, and is never ready
 		"extraArgs: [v=4]",
 		"networkPolicy: {ingress: []}",
+		"nameOverride: Upper",
+		"global: {imagePullSecrets: [registry]}",
+		"inline: {enabled: perhaps}",
+		"provisioner: {healthPort: 99999}",
+		"resizer: {extraEnv: {A: b}}",
+		"test: {size: large}",
+		"test: {pod: {}}",
 	} {
 		if text, err := tryHelm(t, usual, values); err == nil {
 			t.Errorf("%s is not refused, and makes\n%s", values, text)
@@ -207,7 +217,7 @@ func TestEveryValueIsInTheSchema(t *testing.T) {
 			return // an object of Kubernetes, or labels
 		}
 		for name := range properties {
-			if _, is := values[name]; !is && path+name != "global" { // Helm's own
+			if _, is := values[name]; !is {
 				t.Errorf("values.yaml does not tell of %s%s", path, name)
 			}
 		}
@@ -225,13 +235,15 @@ func TestEveryValueIsInTheSchema(t *testing.T) {
 const everything = `
 image: {registry: r.example, repository: x/csi-node, tag: v9, digest: "sha256:` + "0000000000000000000000000000000000000000000000000000000000000000" + `"}
 imagePullPolicy: Always
+global: {imagePullSecrets: [{name: all-charts}]}
 imagePullSecrets: [{name: registry}]
+nameOverride: storage
 commonLabels: {team: storage}
 driver: {name: fast.example, maxVolumesPerNode: 1000000, heal: false, logLevel: 4, loggingFormat: json}
 kubeletDir: /data/kubelet
 selfRegistration: true
 pool: {dir: /mnt/fast, reserve: 1%}
-inline: {maxSize: 0, maxTotal: "0"}
+inline: {enabled: false, maxSize: 0, maxTotal: "0"}
 storageClasses:
   - {name: fast, parameters: {provisioning: thin, overcommit: 1.5}, mountOptions: [noatime], allowVolumeExpansion: false, volumeBindingMode: Immediate,
      reclaimPolicy: Retain, labels: {a: b}, annotations: {c: d}, allowedTopologies: [{matchLabelExpressions: [{key: k, values: [v]}]}]}
@@ -241,12 +253,14 @@ tracing: {endpoint: "collector.example:4317", samplingRatePerMillion: 1000000}
 livenessProbe: {timeoutSeconds: 20, failureThreshold: 9}
 readinessProbe: {timeoutSeconds: 15, periodSeconds: 20}
 dnsPolicy: ClusterFirstWithHostNet
+dnsConfig: {options: [{name: ndots, value: "2"}]}
 extraArgs: [--v=5]
 extraEnv: [{name: GOGC, value: "50"}]
 extraVolumes: [{name: extra, emptyDir: {}}]
 extraVolumeMounts: [{name: extra, mountPath: /extra}]
-provisioner: {extraArgs: [--v=4]}
-resizer: {extraArgs: [--v=4]}
+provisioner: {healthPort: 9001, extraArgs: [--v=4], extraEnv: [{name: HTTPS_PROXY, value: "a:1"}], extraVolumeMounts: [{name: extra, mountPath: /extra-p}]}
+resizer: {healthPort: 9002, extraArgs: [--v=4], extraEnv: [{name: HTTPS_PROXY, value: "b:1"}], extraVolumeMounts: [{name: extra, mountPath: /extra-r}]}
+test: {image: {registry: t.example}, storageClass: slow, size: 1Gi, nodeSelector: {kubernetes.io/hostname: one}}
 initContainers: [{name: first, image: "x:1"}]
 extraContainers: [{name: more, image: "x:1"}]
 nodeSelector: {disk: fast}
@@ -276,7 +290,18 @@ func TestValues(t *testing.T) {
 	}{
 		{"imageRegistry: mirror.example:5000", []string{
 			"image: mirror.example:5000/csi-node/csi-node:v", "image: mirror.example:5000/sig-storage/csi-resizer:v"}, []string{"registry.k8s.io", "ghcr.io"}},
+		{"global: {imageRegistry: global.example}\nimageRegistry: mirror.example:5000", []string{
+			"image: global.example/csi-node/csi-node:v", "image: global.example/library/busybox:1"}, []string{"mirror.example"}},
+		{"{dnsPolicy: None, dnsConfig: {nameservers: [10.0.0.10]}}", []string{"dnsPolicy: None", "10.0.0.10"}, nil},
+		{"registrar: {extraEnv: [{name: A, value: b}], extraVolumeMounts: [{name: extra, mountPath: /extra}]}", []string{"name: A\n", "mountPath: /extra\n"}, nil},
+		{"test: {tolerations: [{key: dedicated}]}", []string{"- key: dedicated\n"}, nil},
+		{"fullnameOverride: short", []string{"name: short-local\n", "kind: DaemonSet\nmetadata:\n  name: short\n", "storageClassName: short-local\n"}, nil},
+		{"nameOverride: disks", []string{"name: csi-node-disks-thin\n", "name: csi-node-disks-test\n"}, nil},
 		{everything, []string{
+			"kind: DaemonSet\nmetadata:\n  name: csi-node-storage\n", "name: all-charts", "volumeLifecycleModes: [Persistent]\n", "name: ndots",
+			"--http-endpoint=:9001 ", "{name: provisioner, containerPort: 9001}", "--http-endpoint=:9002 ", "{name: resizer, containerPort: 9002}",
+			"value: a:1", "value: b:1", "mountPath: /extra-p", "mountPath: /extra-r", "csi-node.local/driver: fast.example ",
+			"image: t.example/library/busybox:1", "storageClassName: slow", "{storage: 1Gi}", "kubernetes.io/hostname: one",
 			"image: r.example/x/csi-node:v9@sha256:0000", "imagePullPolicy: Always", "team: storage", "--endpoint=unix://$(CSI_NODE_KUBELET_DIR)/plugins/fast.example/csi.sock",
 			"--driver-name=fast.example", "--lib-dir=/var/lib/fast.example", "--pool-dir=/mnt/fast", "mountPath: /mnt, mountPropagation: HostToContainer", "path: /mnt, type: Directory", "--max-volumes-per-node=1000000",
 			"--heal=false", "--v=4", "--logging-format=json", "--v=5", "--pool-reserve=1%", "--inline-max-size=0", "--http-endpoint=:9000", "CSI_NODE_STATE_DIR, value: /run/fast.example",
@@ -291,7 +316,7 @@ func TestValues(t *testing.T) {
 		{"affinity: null\nupdateStrategy: {type: OnDelete, rollingUpdate: null}", []string{"type: OnDelete"}, []string{"affinity", "rollingUpdate"}},
 		{"metrics: {port: 0}\nnetworkPolicy: {enabled: true}", []string{"policyTypes: [Ingress]\n"}, []string{"--http-endpoint=:9810", "prometheus.io", "name: http", "--tracing", "--lvm-groups", "lvm-locks", "dnsPolicy"}},
 		{"csiDriver: {create: false}\nstorageClasses: []\nrbac: {create: false}\nserviceAccount: {create: false, name: given}",
-			[]string{"serviceAccountName: given"}, []string{"kind: CSIDriver", "kind: StorageClass", "kind: ClusterRole", "kind: ServiceAccount\nmetadata"}},
+			[]string{"serviceAccountName: given"}, []string{"helm.sh/hook", "kind: CSIDriver", "kind: StorageClass", "kind: ClusterRole", "kind: ServiceAccount\nmetadata"}},
 	} {
 		text, err := tryHelm(t, usual, test.values)
 		if err != nil {
@@ -307,6 +332,45 @@ func TestValues(t *testing.T) {
 				t.Errorf("with %s there is %q in\n%s", test.values, words, text)
 			}
 		}
+	}
+}
+
+// TestClassesThatCannotBe: a class that is named twice, or is the default and not there, is refused.
+func TestClassesThatCannotBe(t *testing.T) {
+	for values, says := range map[string]string{
+		"defaultStorageClass: thin":                                "defaultStorageClass thin is not in storageClasses, which has csi-node-local, csi-node-xfs, csi-node-thin",
+		"{defaultStorageClass: csi-node-thin, storageClasses: []}": "defaultStorageClass csi-node-thin is not in storageClasses",
+		"storageClasses: [{name: csi-node-thin}, {suffix: thin}]":  "storageClasses has two classes csi-node-thin",
+	} {
+		if text, err := tryHelm(t, usual, values); err == nil || !strings.Contains(err.Error(), says) {
+			t.Errorf("with %s Helm says %v and makes\n%s", values, err, text)
+		}
+	}
+}
+
+// TestHelmTest: what `helm test` makes is a pod with a claim of the first class, which the DaemonSet does not take for one
+// of its own.
+func TestHelmTest(t *testing.T) {
+	objects := helm(t, usual, "")
+	selected := daemonSet(t, objects).at("spec", "selector", "matchLabels", "app.kubernetes.io/name")
+	tests := 0
+	for _, o := range objects {
+		if o.at("metadata", "annotations", "helm.sh/hook") != "test" {
+			continue
+		}
+		tests++
+		if name := o.at("metadata", "labels", "app.kubernetes.io/name"); o["kind"] != "Pod" || name == selected {
+			t.Errorf("the test is a %s with the label %s, by which the DaemonSet selects its pods", o["kind"], name)
+		}
+		volumes, _ := o.at("spec", "volumes").([]any)
+		if !slices.ContainsFunc(volumes, func(v any) bool {
+			return object(v.(map[string]any)).at("ephemeral", "volumeClaimTemplate", "spec", "storageClassName") == "csi-node-local"
+		}) {
+			t.Errorf("the test has no claim of the class csi-node-local, but %v", volumes)
+		}
+	}
+	if tests != 1 {
+		t.Errorf("there are %d tests", tests)
 	}
 }
 

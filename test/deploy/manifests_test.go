@@ -104,6 +104,9 @@ func TestLeastPrivilege(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
+			if pod, is := decoded.(*core.Pod); is && pod.Annotations["helm.sh/hook"] != "" {
+				checkRestricted(t, where, pod)
+			}
 			set, is := decoded.(*apps.DaemonSet)
 			if !is {
 				continue
@@ -133,6 +136,25 @@ func TestLeastPrivilege(t *testing.T) {
 					t.Errorf("%s: container %s has a token: %t", where, c.Name, has)
 				}
 			}
+		}
+	}
+}
+
+// checkRestricted: the pod of `helm test` is nothing but a user of a volume, as Pod Security's level "restricted" wants it.
+func checkRestricted(t *testing.T, where string, pod *core.Pod) {
+	t.Helper()
+	if all := pod.Spec.SecurityContext; !*all.RunAsNonRoot || *all.RunAsUser == 0 || all.FSGroup == nil || all.SeccompProfile.Type != core.SeccompProfileTypeRuntimeDefault {
+		t.Errorf("%s: the pod of the test may %v", where, all)
+	}
+	if *pod.Spec.AutomountServiceAccountToken || pod.Spec.HostPID || pod.Spec.HostNetwork {
+		t.Errorf("%s: the pod of the test has a token, or a namespace of the node", where)
+	}
+	for _, c := range pod.Spec.Containers {
+		if may := c.SecurityContext; *may.AllowPrivilegeEscalation || may.Privileged != nil || !*may.ReadOnlyRootFilesystem || !reflect.DeepEqual(may.Capabilities, &core.Capabilities{Drop: []core.Capability{"ALL"}}) {
+			t.Errorf("%s: container %s of the test may %v", where, c.Name, may)
+		}
+		if c.Resources.Requests.Cpu().IsZero() || c.Resources.Requests.Memory().IsZero() {
+			t.Errorf("%s: container %s of the test asks for no CPU or memory", where, c.Name)
 		}
 	}
 }

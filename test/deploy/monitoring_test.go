@@ -61,10 +61,18 @@ func TestDashboard(t *testing.T) {
 	s := used(t)
 	queries := d.ask(t, s, func(query string) bool { return !ofThinPools(query) })
 	for _, v := range d.Templating.List {
-		if metric, _, is := strings.Cut(strings.TrimPrefix(v.Definition, "label_values("), ","); is {
-			queries++
-			if found, err := s.ask(t, metric, 10*time.Minute); err != nil || len(found) == 0 {
-				t.Errorf("the variable %s: %s finds nothing: %v", v.Name, v.Definition, err)
+		m := variable.FindStringSubmatch(v.Definition)
+		if m == nil {
+			continue
+		}
+		queries++
+		found, err := s.ask(t, grafana.Replace(m[1]), 10*time.Minute)
+		if err != nil || len(found) == 0 {
+			t.Errorf("the variable %s: %s finds nothing: %v", v.Name, v.Definition, err)
+		}
+		for _, sample := range found {
+			if sample.Metric.Get(m[2]) == "" {
+				t.Errorf("the variable %s: %s has no label %s", v.Name, sample.Metric, m[2])
 			}
 		}
 	}
@@ -73,10 +81,15 @@ func TestDashboard(t *testing.T) {
 	}
 }
 
+// variable is what one of the dashboard asks for: the values of a label.
+var variable = regexp.MustCompile(`^label_values\((.*), (\w+)\)$`)
+
+// grafana puts values in the place of variables.
+var grafana = strings.NewReplacer("$__rate_interval", "5m", "$node", ".*", "$driver", ".*")
+
 // ask asks the queries that are chosen, each of which is to find something.
 func (d dashboard) ask(t *testing.T, s database, chosen func(query string) bool) (queries int) {
 	t.Helper()
-	grafana := strings.NewReplacer("$__rate_interval", "5m", "$node", ".*")
 	for _, p := range d.Panels {
 		for _, target := range p.Targets {
 			if !chosen(target.Expr) {
@@ -207,6 +220,11 @@ var named = regexp.MustCompile(`\$labels\.(\w+)`)
 // checkLabels: what the texts name, the series have.
 func checkLabels(t *testing.T, r rule, found promql.Vector) {
 	t.Helper()
+	for _, sample := range found {
+		if sample.Metric.Get("driver") == "" {
+			t.Errorf("%s says of no driver: %v", r.Alert, sample.Metric)
+		}
+	}
 	for _, text := range r.Annotations {
 		for _, name := range named.FindAllStringSubmatch(text, -1) {
 			for _, sample := range found {

@@ -18,8 +18,8 @@ import (
 
 const mib = 1 << 20
 
-// What a Prometheus adds when it scrapes by deploy/monitoring/podmonitor.yaml: the operator's labels, and the node.
-const target = `namespace="csi-node", pod="csi-node-x", container="csi-node", endpoint="http", job="csi-node/csi-node", instance="10.0.0.1:9810", node="node-1"`
+// What a Prometheus adds when it scrapes by deploy/monitoring/podmonitor.yaml: the operator's labels, node and driver.
+const target = `namespace="csi-node", pod="csi-node-x", container="csi-node", endpoint="http", job="csi-node/csi-node", instance="10.0.0.1:9810", node="node-1", driver="csi-node.local"`
 
 // node is a plugin on the real kernel, and what it told whenever it was scraped. A scrape is made when a test wants one;
 // for Prometheus there is a minute between two.

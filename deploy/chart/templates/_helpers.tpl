@@ -1,11 +1,12 @@
 {{/* The name of all objects. It is also the label by which the DaemonSet selects its pods, as in deploy/base. */}}
 {{- define "csi-node.name" -}}
+{{- $name := .Values.nameOverride | default "csi-node" -}}
 {{- if .Values.fullnameOverride -}}
 {{- .Values.fullnameOverride -}}
-{{- else if contains "csi-node" .Release.Name -}}
+{{- else if contains $name .Release.Name -}}
 {{- .Release.Name -}}
 {{- else -}}
-{{- .Release.Name }}-csi-node
+{{- printf "%s-%s" .Release.Name $name | trunc 63 | trimSuffix "-" -}}
 {{- end -}}
 {{- end -}}
 
@@ -40,7 +41,7 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version | replace "+" "_" }}
 {{- define "csi-node.image" -}}
 {{- $root := index . 0 -}}
 {{- $image := index . 1 -}}
-{{- $registry := $root.Values.imageRegistry | default $image.registry -}}
+{{- $registry := $root.Values.global.imageRegistry | default $root.Values.imageRegistry | default $image.registry -}}
 {{- with $registry }}{{ . }}/{{ end -}}
 {{- $image.repository }}:{{ $image.tag | default $root.Chart.AppVersion -}}
 {{- with $image.digest }}@{{ . }}{{ end -}}
@@ -52,9 +53,23 @@ imagePullPolicy: {{ . }}
 {{- end }}
 {{- end -}}
 
+{{- define "csi-node.pullSecrets" -}}
+{{- with concat (.Values.global.imagePullSecrets | default list) (.Values.imagePullSecrets | default list) | uniq }}
+imagePullSecrets:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end -}}
+
+{{/* The name of a class: a list of the root context and of an item of storageClasses. */}}
+{{- define "csi-node.className" -}}
+{{- $class := index . 1 -}}
+{{- get $class "name" | default (printf "%s-%s" (include "csi-node.name" (index . 0)) (get $class "suffix")) -}}
+{{- end -}}
+
 {{/* All that a sidecar may. */}}
 {{- define "csi-node.sidecarSecurityContext" -}}
-runAsUser: 0 # no runAsNonRoot: the plugin's socket is open to root alone; of root's capabilities it needs none
+# Only root can use the plugin's socket, so there is no runAsNonRoot.
+runAsUser: 0
 allowPrivilegeEscalation: false
 capabilities: {drop: [ALL]}
 readOnlyRootFilesystem: true
