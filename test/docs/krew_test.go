@@ -1,6 +1,11 @@
 package docs
 
 import (
+	"crypto/sha256"
+	"fmt"
+	"os"
+	"path"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
@@ -8,11 +13,12 @@ import (
 
 	"sigs.k8s.io/yaml"
 
+	"github.com/csi-node/csi-node/test/harness"
 	"github.com/csi-node/csi-node/test/require"
 )
 
 var (
-	// addURIAndSha is what krew-release-bot replaces by the lines uri and sha256.
+	// addURIAndSha is what hack/krew-manifest, or krew-release-bot, replaces by the lines uri and sha256.
 	addURIAndSha = regexp.MustCompile(`(?m)^( +)\{\{addURIAndSha "([^"]+)" \.TagName }}$`)
 	platforms    = regexp.MustCompile(`(?m)^PLATFORMS \?= (.+)$`)
 )
@@ -40,11 +46,17 @@ type krewPlugin struct {
 	} `json:"spec"`
 }
 
-// TestKrewManifest: filled in for a release, it is a manifest of krew, and names the archives that
-// `make kubectl-plugin` makes, with the program in them.
+// TestKrewManifest: hack/krew-manifest fills it in for a release: it is a manifest of krew, and names the archives that
+// `make kubectl-plugin` makes, by their checksums, with the program in them.
 func TestKrewManifest(t *testing.T) {
-	text := addURIAndSha.ReplaceAllString(read(t, ".krew.yaml"), "${1}uri: $2\n${1}sha256: "+strings.Repeat("0", 64))
-	text = strings.ReplaceAll(text, "{{ .TagName }}", "v1.2.3")
+	template, archives := read(t, ".krew.yaml"), t.TempDir()
+	sums := map[string]string{}
+	for _, m := range addURIAndSha.FindAllStringSubmatch(template, -1) {
+		name := path.Base(m[2])
+		require.NoError(t, os.WriteFile(filepath.Join(archives, name), []byte(name), 0o600))
+		sums[name] = fmt.Sprintf("%x", sha256.Sum256([]byte(name)))
+	}
+	text := harness.Command(t, filepath.Join(root, "hack", "krew-manifest"), "v1.2.3", archives)
 	var p krewPlugin
 	require.NoError(t, yaml.UnmarshalStrict([]byte(text), &p))
 	if p.APIVersion != "krew.googlecontainertools.github.com/v1alpha2" || p.Kind != "Plugin" || p.Spec.Version != "v1.2.3" {
@@ -57,7 +69,7 @@ func TestKrewManifest(t *testing.T) {
 	// kubectl finds the plugin csi-node as kubectl-csi_node.
 	bin := "kubectl-" + strings.ReplaceAll(p.Metadata.Name, "-", "_")
 	makefile := read(t, "Makefile")
-	if archive := "tar -czf bin/" + bin + "-$$p.tar.gz LICENSE -C bin/$$p " + bin + ";"; !strings.Contains(makefile, archive) {
+	if archive := "LICENSE -C bin/$$p " + bin + " | gzip -n > bin/" + bin + "-$$p.tar.gz;"; !strings.Contains(makefile, archive) {
 		t.Fatalf("make kubectl-plugin does not run %q", archive)
 	}
 	made := platforms.FindStringSubmatch(makefile)
@@ -70,6 +82,9 @@ func TestKrewManifest(t *testing.T) {
 		named = append(named, name)
 		if want := p.Spec.Homepage + "/releases/download/v1.2.3/" + bin + "-" + name + ".tar.gz"; platform.URI != want {
 			t.Errorf("the archive for %s is %s, and not %s", name, platform.URI, want)
+		}
+		if platform.SHA256 != sums[path.Base(platform.URI)] {
+			t.Errorf("the checksum for %s is %q", name, platform.SHA256)
 		}
 		if platform.Bin != bin {
 			t.Errorf("the program for %s is %s, and not %s", name, platform.Bin, bin)

@@ -14,7 +14,7 @@ import (
 )
 
 var (
-	metricName  = regexp.MustCompile(`csi_node_[a-z_]*[a-z]`)
+	metricName  = regexp.MustCompile(`\bcsi_node_[a-z_]*[a-z]`)
 	metricType  = regexp.MustCompile(`(?m)^# TYPE (csi_node_[a-z_]+) `)
 	groupMetric = regexp.MustCompile(`Name: "([a-z_]+)", Help:`)
 	metricRow   = regexp.MustCompile("(?m)^\\| `(csi_node_[a-z_]+)` \\|")
