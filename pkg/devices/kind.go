@@ -6,6 +6,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/csi-node/csi-node/pkg/loop"
+	"github.com/csi-node/csi-node/pkg/state"
 )
 
 // Kind is a type of backend. A program's main function lists the ones that it has.
@@ -36,6 +37,10 @@ type Environment struct {
 	// Wanted returns the volumes of this backend that are asked for on this node,
 	// without secrets. As long as there are any, objects that they share are needed.
 	Wanted func() []Volume
+	// Raw returns an error that says why if what is on a device belongs to pods, and means
+	// nothing to the node: it is a volume of any backend, or was published as a raw block
+	// volume.
+	Raw func(state.DeviceNumber) error
 	// Loops attaches files as loop devices: one for all backends of a process.
 	Loops *loop.Devices
 }

@@ -30,11 +30,21 @@ func (p *plugin) openBackends(ctx context.Context, observeOnly bool) error {
 	if !observeOnly {
 		p.loops.Reserve(p.numbers())
 	}
+	facts, err := note.Open(p.LibDir)
+	if err != nil {
+		return fmt.Errorf("--lib-dir %s: %w", p.LibDir, err)
+	}
+	raw := func(number state.DeviceNumber) error {
+		if id := p.store.VolumeOfDevice(number); id != "" {
+			return fmt.Errorf("it is the volume %s", id)
+		}
+		return facts.Raw(number)
+	}
 	byName := map[string]devices.Backend{}
 	for _, kind := range p.options.Backends {
 		opened, err := kind.Open(ctx, devices.Environment{
 			DriverName: p.DriverName, NodeID: p.NodeID, StateDir: p.StateDir, LibDir: p.LibDir, ObserveOnly: observeOnly,
-			Wanted: func() []devices.Volume { return p.wanted(kind.Name) }, Loops: p.loops,
+			Wanted: func() []devices.Volume { return p.wanted(kind.Name) }, Raw: raw, Loops: p.loops,
 		})
 		if err == nil && opened == nil {
 			err = fmt.Errorf("this driver was built with a backend %s that opens as nothing", kind.Name)
@@ -46,10 +56,6 @@ func (p *plugin) openBackends(ctx context.Context, observeOnly bool) error {
 		byName[kind.Name] = opened
 	}
 	p.devices = devices.NewSet(p.options.Backends[0].Name, byName)
-	facts, err := note.Open(p.LibDir)
-	if err != nil {
-		return fmt.Errorf("--lib-dir %s: %w", p.LibDir, err)
-	}
 	p.devices.KeepFacts(facts)
 	p.layers = devices.PlaceLayers(p.options.Layers, devices.Environment{DriverName: p.DriverName, NodeID: p.NodeID, StateDir: p.StateDir, LibDir: p.LibDir, ObserveOnly: observeOnly})
 	p.devices.KeepLayers(p.layers)

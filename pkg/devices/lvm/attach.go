@@ -101,10 +101,10 @@ func (b *Backend) activate(ctx context.Context, at place) (*mapper.Device, error
 // awaitLegs finds the disks of a group anew before a mirror of it is activated. LVM would
 // also activate a mirror with a single leg, and the other leg, whose disk may only have
 // come late, would be out of date from then on. Unavailable: a disk that may be the group's
-// does not answer. A disk that is not there at all is not waited for.
+// does not answer, or counts as a pod's. A disk that is not there at all is not waited for.
 func (b *Backend) awaitLegs(ctx context.Context, group string) error {
 	m, err := b.findMembers(ctx, group, "")
-	if err == nil && len(m.silent) > 0 {
+	if err == nil && m.missing > 0 && m.hidden.any() {
 		err = state.Errorf(state.Unavailable, "the volume group %s lacks disks%s: a mirror is not activated without them", group, m.perhaps())
 	}
 	return err

@@ -37,8 +37,8 @@ func (b *Backend) Check(ctx context.Context) error {
 
 // groupsSeen are the groups that were found, and why others may have been missed.
 type groupsSeen struct {
-	uuids  map[string]bool
-	silent error // disks that did not answer
+	uuids map[string]bool
+	hides error // hidden
 }
 
 func (g *groupsSeen) note(r *report, err error) {
@@ -48,8 +48,8 @@ func (g *groupsSeen) note(r *report, err error) {
 		}
 		g.uuids[r.uuid] = true
 	}
-	if silent := (hidden{}); errors.As(err, &silent) {
-		g.silent = silent
+	if hides := (hidden{}); errors.As(err, &hides) {
+		g.hides = hides
 	}
 }
 
@@ -62,8 +62,8 @@ func (b *Backend) wantedGroups(seen groupsSeen) error {
 	for _, v := range b.wanted() {
 		if id, own, err := parseID(v.ID); err == nil && own && !seen.uuids[id.group] {
 			gone := errGone
-			if seen.silent != nil {
-				gone = fmt.Errorf("%w; %w", errGone, seen.silent)
+			if seen.hides != nil {
+				gone = fmt.Errorf("%w; %w", errGone, seen.hides)
 			}
 			return fmt.Errorf("volume %s: the volume group with the UUID %s: %w: see that its disks are attached to this node, and that --lvm-groups names it", v.ID, id.group, gone)
 		}

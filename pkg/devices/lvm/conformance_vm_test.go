@@ -74,7 +74,7 @@ func mibs(bytes int64) string { return fmt.Sprintf("%dm", bytes/mib) }
 
 func newBackend(t testing.TB, groups string) *Backend {
 	t.Helper()
-	b, err := New(groups, devices.Environment{DriverName: "csi-node.local", StateDir: os.TempDir()})
+	b, err := New(groups, devices.Environment{DriverName: "csi-node.local", StateDir: os.TempDir(), Raw: nobodys})
 	require.NoError(t, err)
 	return b
 }

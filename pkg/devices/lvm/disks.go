@@ -25,9 +25,13 @@ import (
 // disk is a disk of LVM on this node, or one that may be.
 type disk struct {
 	path   string
-	label       // unknown if the disk is silent
-	silent bool // it does not answer
+	label        // unknown if the disk is silent
+	silent bool  // it does not answer
+	theirs error // not nil: what is on it is a pod's, and this says why
 }
+
+// usable reports whether a disk counts as one of its group.
+func (d disk) usable() bool { return !d.silent && d.theirs == nil }
 
 // finder returns the disks of LVM on this node, and the silent ones, of which it is not
 // known whether they are LVM's.
@@ -36,12 +40,37 @@ type finder func(ctx context.Context) ([]disk, error)
 // errGone says that a group is not on this node.
 var errGone = errors.New("there is no such volume group on this node")
 
-// hidden is an error that lists disks which do not answer: a group that was not found may
-// be on them. No event tells when one answers again.
-type hidden []string
+// hidden is an error that lists disks which may be a group's that was not found, or that
+// lacks some. No event tells when that changes.
+type hidden struct {
+	silent []string // they do not answer
+	theirs []string // they bear the group's name, and are pods', with why
+}
+
+// hiddenDisks lists the disks that may be a group's, and do not count.
+func hiddenDisks(group string, disks []disk) (h hidden) {
+	for _, d := range disks {
+		switch {
+		case d.silent:
+			h.silent = append(h.silent, d.path)
+		case d.theirs != nil && d.group == group:
+			h.theirs = append(h.theirs, d.theirs.Error())
+		}
+	}
+	return h
+}
+
+func (h hidden) any() bool { return len(h.silent)+len(h.theirs) > 0 }
 
 func (h hidden) Error() string {
-	return "it may be on disks that do not answer: " + strings.Join(h, ", ")
+	var all []string
+	if len(h.silent) > 0 {
+		all = append(all, "it may be on disks that do not answer: "+strings.Join(h.silent, ", "))
+	}
+	if len(h.theirs) > 0 {
+		all = append(all, "a pod's disk does not count: "+strings.Join(h.theirs, "; "))
+	}
+	return strings.Join(all, "; ")
 }
 
 // membersOf returns the paths of the disks of a group, and how many are missing. known is the
@@ -52,7 +81,7 @@ func membersOf(group, known string, disks []disk) (paths []string, missing int, 
 	uuid := ""
 	for _, d := range disks {
 		switch {
-		case d.silent, d.group != group, known != "" && d.groupUUID != known:
+		case !d.usable(), d.group != group, known != "" && d.groupUUID != known:
 		case uuid != "" && d.groupUUID != uuid:
 			return nil, 0, state.Errorf(state.FailedPrecondition, "volume group %s: two groups on this node have that name, with the UUIDs %s and %s: rename one of them (vgrename)", group, uuid, d.groupUUID)
 		default:
@@ -67,7 +96,7 @@ func membersOf(group, known string, disks []disk) (paths []string, missing int, 
 	}
 	there := map[string]bool{}
 	for _, d := range disks {
-		if !d.silent && slices.Contains(latest.members, d.uuid) {
+		if d.usable() && slices.Contains(latest.members, d.uuid) {
 			paths, there[d.uuid] = append(paths, d.path), true
 		}
 	}
@@ -85,8 +114,8 @@ var strangers = regexp.MustCompile(`^(ram|zram|sr|fd|nbd|rbd|drbd|mtdblock)[0-9]
 var fitPath = regexp.MustCompile(`^/dev/[A-Za-z0-9/_.!-]+$`) // no character of a regular expression, but the dot
 
 // newFinder returns a finder that reads the labels of this node's disks. A disk that does
-// not answer is asked once at a time.
-func newFinder() finder {
+// not answer is asked once at a time. theirs is devices.Environment.Raw.
+func newFinder(theirs func(state.DeviceNumber) error) finder {
 	looks := &hang.Calls[*label]{}
 	return func(ctx context.Context) (found []disk, err error) {
 		entries, err := os.ReadDir("/sys/class/block")
@@ -109,7 +138,7 @@ func newFinder() finder {
 					found = append(found, disk{path: path, silent: true})
 				}
 			case l != nil:
-				found = append(found, disk{path: path, label: *l})
+				found = append(found, disk{path: path, label: *l, theirs: whose(entry.Name(), theirs)})
 			}
 		}
 		return found, nil
@@ -158,9 +187,42 @@ func empty(name string) bool {
 	return err != nil || string(size) == "0\n"
 }
 
+// lineage returns a device and those that it is made of: the disk of a partition, what the
+// device mapper or md puts together.
+func lineage(name string) (all []string, err error) {
+	dir := filepath.Join("/sys/class/block", name)
+	var below []string
+	if _, err := os.Stat(filepath.Join(dir, "partition")); err == nil {
+		real, err := filepath.EvalSymlinks(dir)
+		if err != nil {
+			return nil, err
+		}
+		below = append(below, filepath.Base(filepath.Dir(real)))
+	}
+	slaves, _ := os.ReadDir(filepath.Join(dir, "slaves")) // a device that has no such directory is made of nothing
+	for _, slave := range slaves {
+		below = append(below, slave.Name())
+	}
+	all = append(all, name)
+	for _, name := range below {
+		more, err := lineage(name)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, more...)
+	}
+	return all, nil
+}
+
 // nested reports whether a device lies in a volume of the plugin's, or in any logical
 // volume, or shows a block device as a loop device does.
 func nested(name string) bool {
+	all, err := lineage(name)
+	return err != nil || slices.ContainsFunc(all, isVolume)
+}
+
+// isVolume is nested for one device of the lineage.
+func isVolume(name string) bool {
 	dir := filepath.Join("/sys/class/block", name)
 	if uuid, err := rawfile.Read(filepath.Join(dir, "dm/uuid")); err == nil && strings.HasPrefix(string(uuid), uuidPrefix) {
 		return true
@@ -168,23 +230,26 @@ func nested(name string) bool {
 	if layer, err := rawfile.Read(filepath.Join(dir, "dm/name")); err == nil && mapper.IsLayer(strings.TrimSpace(string(layer))) {
 		return true
 	}
-	if backing, err := rawfile.Read(filepath.Join(dir, "loop/backing_file")); err == nil && (strings.HasPrefix(string(backing), "/dev/") || ours(dir)) {
-		return true
-	}
-	if _, err := os.Stat(filepath.Join(dir, "partition")); err == nil {
-		real, err := filepath.EvalSymlinks(dir)
-		return err != nil || nested(filepath.Base(filepath.Dir(real)))
-	}
-	slaves, err := os.ReadDir(filepath.Join(dir, "slaves"))
+	backing, err := rawfile.Read(filepath.Join(dir, "loop/backing_file"))
+	return err == nil && (strings.HasPrefix(string(backing), "/dev/") || ours(dir))
+}
+
+// whose returns the first error that theirs has for a device or one that it is made of.
+func whose(name string, theirs func(state.DeviceNumber) error) error {
+	all, err := lineage(name)
 	if err != nil {
-		return false // a device that has no such directory is made of nothing
+		return err
 	}
-	for _, slave := range slaves {
-		if nested(slave.Name()) {
-			return true
+	for _, name := range all {
+		number, err := devnode.ReadNumber(filepath.Join("/sys/class/block", name, "dev"))
+		if err != nil {
+			return err
+		}
+		if err := theirs(number); err != nil {
+			return fmt.Errorf("/dev/%s: %w", name, err)
 		}
 	}
-	return false
+	return nil
 }
 
 // ours reports whether a loop device is one that the plugin has attached, or may be.

@@ -130,39 +130,32 @@ func (b *Backend) members(ctx context.Context, group string) ([]string, error) {
 type members struct {
 	paths   []string
 	missing int
-	silent  []string // disks of this node that do not answer, if some are missing: they may be these
+	hidden  hidden // the missing ones may be these
 }
 
 // perhaps says which disks the missing ones may be; empty: none that is here.
 func (m members) perhaps() string {
-	if len(m.silent) == 0 {
+	if !m.hidden.any() {
 		return ""
 	}
-	return ", which may be among those that do not answer (" + strings.Join(m.silent, ", ") + ")"
+	return fmt.Sprintf(" (%v)", m.hidden)
 }
 
 // findMembers finds the disks of a group, by its UUID, too, if that is known. errGone,
 // wrapped: no disk of the group was found; hidden is wrapped with it if there are disks that
-// do not answer.
+// it may be on.
 func (b *Backend) findMembers(ctx context.Context, group, known string) (m members, err error) {
 	disks, err := b.disks(ctx)
 	if err != nil {
 		return m, err
 	}
-	var silent []string
-	for _, d := range disks {
-		if d.silent {
-			silent = append(silent, d.path)
-		}
-	}
+	m.hidden = hiddenDisks(group, disks)
 	m.paths, m.missing, err = membersOf(group, known, disks)
 	switch {
-	case errors.Is(err, errGone) && len(silent) > 0:
-		return members{}, fmt.Errorf("%w; %w", err, hidden(silent))
+	case errors.Is(err, errGone) && m.hidden.any():
+		return members{}, fmt.Errorf("%w; %w", err, m.hidden)
 	case err != nil:
 		return members{}, err
-	case m.missing > 0:
-		m.silent = silent
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -345,7 +338,7 @@ var errMissing = errors.New("there is no such volume")
 
 // placeOf returns where a volume is, by the reports of the groups. errMissing: its group is
 // there and has no such volume. errGone, wrapped: its group is not on this node; hidden is
-// wrapped with it if the group may be on disks that do not answer. FailedPrecondition: this
+// wrapped with it if there are disks that the group may be on. FailedPrecondition: this
 // node has another group of the name that the volume's context gives.
 func (b *Backend) placeOf(ctx context.Context, v devices.Volume, id volumeID, limit time.Duration) (place, error) {
 	for _, name := range b.names {
@@ -358,11 +351,11 @@ func (b *Backend) placeOf(ctx context.Context, v devices.Volume, id volumeID, li
 		}
 	}
 	var failed, other error
-	var silent hidden
+	var hides hidden
 	for _, name := range askedFirst(b.names, v.Context[groupKey]) {
 		switch r, err := b.reportOf(ctx, name, reportAge, limit); {
 		case errors.Is(err, errGone):
-			errors.As(err, &silent)
+			errors.As(err, &hides)
 		case err != nil:
 			failed = errors.Join(failed, err)
 		case r.uuid == id.group:
@@ -384,8 +377,8 @@ func (b *Backend) placeOf(ctx context.Context, v devices.Volume, id volumeID, li
 		return place{}, state.Errorf(state.FailedPrecondition, "the plugin on this node has no volume groups: name them with --lvm-groups")
 	}
 	err := fmt.Errorf("the volume group with the UUID %s is not among %s: %w", id.group, strings.Join(b.names, ", "), errGone)
-	if len(silent) > 0 {
-		err = fmt.Errorf("%w; %w", err, silent)
+	if hides.any() {
+		err = fmt.Errorf("%w; %w", err, hides)
 	}
 	return place{}, err
 }
@@ -414,7 +407,7 @@ func (b *Backend) locate(ctx context.Context, v devices.Volume) (place, error) {
 	switch {
 	case errors.Is(err, errMissing):
 		return place{}, state.Errorf(state.NotFound, "%w", err)
-	case errors.As(err, new(hidden)): // it is tried again after a back-off: no event tells when the disks answer
+	case errors.As(err, new(hidden)): // it is tried again after a back-off: no event tells when the disks can be used
 		return place{}, state.Errorf(state.Unavailable, "%w", err)
 	case errors.Is(err, errGone):
 		return place{}, state.Errorf(state.Unavailable, "%w: see that its disks are attached to this node: %w", err, devices.ErrNoDevice)

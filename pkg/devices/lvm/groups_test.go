@@ -201,13 +201,16 @@ func TestIncompleteGroupIsNotChanged(t *testing.T) {
 	require.NoError(t, os.WriteFile(file, nil, 0o600))
 	here := disk{path: file, label: label{uuid: "here", group: "vg0", groupUUID: group, members: []string{"here", "away"}}}
 	away := disk{path: file, label: label{uuid: "away", group: "vg0", groupUUID: group, members: []string{"here", "away"}}}
+	theirs := away
+	theirs.theirs = errors.New("it was a raw volume")
 	ctx, v := t.Context(), devices.Volume{ID: volumeID{group, "pvc-0"}.String()}
 	for _, c := range []struct {
 		disks []disk
 		words string
 	}{
 		{[]disk{here}, "lacks 1 of its disks: it is not changed"},
-		{[]disk{here, {path: "/dev/sdx", silent: true}}, "lacks 1 of its disks, which may be among those that do not answer (/dev/sdx): it is not changed"},
+		{[]disk{here, {path: "/dev/sdx", silent: true}}, "lacks 1 of its disks (it may be on disks that do not answer: /dev/sdx): it is not changed"},
+		{[]disk{here, theirs}, "lacks 1 of its disks (a pod's disk does not count: it was a raw volume): it is not changed"},
 	} {
 		b.disks = func(context.Context) ([]disk, error) { return []disk{here, away}, nil }
 		_, err := b.ListVolumes(ctx) // so that the disks and a report are at hand
@@ -257,13 +260,22 @@ func TestZeroesByTagsOfNow(t *testing.T) {
 	}
 }
 
-// A group that is not found may be on a disk that does not answer: then that is told, and a
-// volume of it is asked for again, as no event tells when the disk answers.
-func TestGroupOnASilentDisk(t *testing.T) {
+// A group that is not found may be on a disk that does not answer, or that a pod had: then
+// that is told, and a volume of it is asked for again, as no event tells when that changes.
+func TestGroupOnAHiddenDisk(t *testing.T) {
 	b, _ := newFake(t, devices.Environment{DriverName: "d", StateDir: t.TempDir()}, t.TempDir(), reportOf(t, 1))
 	v := devices.Volume{ID: volumeID{group, "pvc-0"}.String()}
 	b.wanted = func() []devices.Volume { return []devices.Volume{v} }
-	for _, disks := range [][]disk{{{path: "/dev/sdx", silent: true}}, nil} {
+	pods := disk{path: "/dev/sdy", label: label{uuid: "disk", group: "vg0", groupUUID: group, members: []string{"disk"}}, theirs: errors.New("/dev/sdy: it was a raw volume")}
+	for _, c := range []struct {
+		disks []disk
+		words string
+	}{
+		{[]disk{{path: "/dev/sdx", silent: true}}, "do not answer: /dev/sdx"},
+		{[]disk{pods}, "does not count: /dev/sdy: it was a raw volume"},
+		{},
+	} {
+		disks := c.disks
 		b.disks = func(context.Context) ([]disk, error) { return disks, nil }
 		attached, checked := b.Attach(t.Context(), v, false), b.Check(t.Context())
 		_, measured := b.Measure(t.Context()) // or no alert would fire
@@ -271,7 +283,7 @@ func TestGroupOnASilentDisk(t *testing.T) {
 		require.Class(t, checked, state.Unavailable, "no such volume group")
 		require.Class(t, measured, state.Unavailable, "no such volume group")
 		for _, err := range []error{attached, checked, measured} {
-			if strings.Contains(err.Error(), "do not answer: /dev/sdx") != (disks != nil) {
+			if !strings.Contains(err.Error(), c.words) {
 				t.Errorf("of the disks %+v it says %v", disks, err)
 			}
 		}

@@ -13,6 +13,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/csi-node/csi-node/pkg/blockdev"
 	"github.com/csi-node/csi-node/pkg/devices"
 	"github.com/csi-node/csi-node/pkg/devices/devicestest"
 	"github.com/csi-node/csi-node/pkg/internal/devnode"
@@ -293,32 +294,40 @@ func TestSilentDisk(t *testing.T) {
 	require.NoError(t, b.Detach(ctx, v))
 }
 
-// What a pod writes to an encrypted volume is no disk of the node's.
-func TestLayerIsNoDisk(t *testing.T) {
+// What a pod writes to an encrypted or a raw volume is no disk of the node's.
+func TestPodsGroupIsNoDisk(t *testing.T) {
 	machine.Kernel(t)
-	for name, want := range map[string]bool{"theirs": true, mapper.LayerName([20]byte{1}): false} {
+	encrypted := mapper.LayerName([20]byte{1})
+	for name, want := range map[string]bool{"theirs": true, "raw": false, encrypted: false} {
 		d := newLosable(t, name, 36*mib)
 		lvmOn(t, []string{d.node}, "vgcreate", "--yes", "inside", d.node)
 		_, err := newBackend(t, "inside").ListVolumes(t.Context())
 		require.NoError(t, err) // a node need not have a group
-		disks, err := newFinder()(t.Context())
+		below, err := blockdev.Look(d.below)
 		require.NoError(t, err)
-		if found := slices.ContainsFunc(disks, func(d disk) bool { return d.group == "inside" }); found != want {
-			t.Errorf("a group on %s is found: %t", name, found)
+		disks, err := newFinder(func(number state.DeviceNumber) error {
+			if name == "raw" && number == below.Number {
+				return errors.New("it was a raw volume")
+			}
+			return nil
+		})(t.Context())
+		require.NoError(t, err)
+		if _, _, err := membersOf("inside", "", disks); (err == nil) != want {
+			t.Errorf("a group on %s: %v", name, err)
 		}
 		removeGroup(t, "inside", d.node)
 	}
 }
 
 // losable is a disk that can be lost: a device over another, by the tables.
-type losable struct{ name, node, whole, broken string }
+type losable struct{ name, node, below, whole, broken string }
 
 func newLosable(t *testing.T, name string, bytes int64) losable {
 	t.Helper()
 	t.Setenv("DM_DISABLE_UDEV", "1") // as the guest has none
 	below, sectors := newPV(t, bytes), bytes/512
 	d := losable{
-		name: name, whole: fmt.Sprintf("0 %d linear %s 0\n", sectors, below),
+		name: name, below: below, whole: fmt.Sprintf("0 %d linear %s 0\n", sectors, below),
 		// Its last sectors are there, so that what is below remains its own.
 		broken: fmt.Sprintf("0 %d error\n%d 8 linear %s %d\n", sectors-8, sectors-8, below, sectors-8),
 	}

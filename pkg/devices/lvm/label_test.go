@@ -146,6 +146,7 @@ func TestMembersOf(t *testing.T) {
 		"one that has left since":  {[]disk{of("/dev/c", pv1, "vg0", group, 6, pv0, pv1), of("/dev/b", pv0, "vg0", group, 7, pv0)}, "/dev/b", 0},
 		"one is lost":              {[]disk{of("/dev/b", pv0, "vg0", group, 7, pv0, pv1)}, "/dev/b", 1},
 		"one does not answer":      {[]disk{of("/dev/b", pv0, "vg0", group, 7, pv0, pv1), {path: "/dev/c", silent: true}}, "/dev/b", 1},
+		"one is a pod's":           {[]disk{of("/dev/b", pv0, "vg0", group, 7, pv0), {path: "/dev/x", label: label{pv1, "vg0", other, 9, []string{pv1}}, theirs: errors.New("raw")}}, "/dev/b", 0},
 		"two ways to one":          {[]disk{of("/dev/b", pv0, "vg0", group, 7, pv0, pv1), of("/dev/d", pv0, "vg0", group, 7, pv0, pv1)}, "/dev/b /dev/d", 1},
 		"another group is no harm": {[]disk{of("/dev/b", pv0, "vg0", group, 7, pv0), of("/dev/x", pv1, "vg1", other, 7, pv1)}, "/dev/b", 0},
 	} {
@@ -167,9 +168,12 @@ func TestMembersOf(t *testing.T) {
 	require.Class(t, err, state.FailedPrecondition, group, other, "vgrename")
 }
 
+// nobodys is the devices.Environment.Raw of a node without raw volumes.
+func nobodys(state.DeviceNumber) error { return nil }
+
 // What each change of a group's metadata pays to be sure that no disk of it is away.
 func BenchmarkFindDisks(b *testing.B) {
-	find := newFinder()
+	find := newFinder(nobodys)
 	for b.Loop() {
 		if _, err := find(b.Context()); err != nil {
 			b.Fatal(err)

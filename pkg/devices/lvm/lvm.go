@@ -83,7 +83,7 @@ var fitGroup = regexp.MustCompile(`^[A-Za-z0-9+_.][A-Za-z0-9+_.-]*$`)
 // New returns the backend of the groups whose names are given with commas between them.
 func New(groups string, env devices.Environment) (*Backend, error) {
 	b := &Backend{
-		driver: env.DriverName, stateDir: env.StateDir, observeOnly: env.ObserveOnly, wanted: env.Wanted, lvm: newRunner("lvm", commandLimit), disks: newFinder(),
+		driver: env.DriverName, stateDir: env.StateDir, observeOnly: env.ObserveOnly, wanted: env.Wanted, lvm: newRunner("lvm", commandLimit), disks: newFinder(env.Raw),
 		lockDir: lockDir, groups: map[string]*groupState{}, locks: map[string]*os.File{}, zeroing: map[string]bool{},
 	}
 	for _, name := range strings.FieldsFunc(groups, func(r rune) bool { return r == ',' || r == ' ' }) {

@@ -84,10 +84,12 @@ type sighting struct {
 
 func keyOf(v devices.Volume, d state.Device) string {
 	if d.Identity != "" {
-		return "device " + d.Identity
+		return deviceKey(d.Identity)
 	}
 	return "volume " + v.Backend + " " + v.ID
 }
+
+func deviceKey(identity string) string { return "device " + identity }
 
 // Tell adds to a device what is noted about it. If that cannot be read, it sets Device.Err.
 func (f *Facts) Tell(v devices.Volume, d *state.Device) {
@@ -108,6 +110,26 @@ func (f *Facts) Tell(v devices.Volume, d *state.Device) {
 	if err != nil {
 		d.Err = errors.Join(d.Err, fmt.Errorf("volume %s: %w", v.ID, err))
 	}
+}
+
+// Raw returns an error that names the note if a device was published as a raw block volume,
+// or if its note is damaged: what is on it was written by pods. That is not known of a
+// device without an identity.
+func (f *Facts) Raw(number state.DeviceNumber) error {
+	info, err := blockdev.InfoOf(number)
+	if err != nil {
+		return err
+	}
+	for kind, value := range info.Identities {
+		n, key := fact{}, deviceKey(string(kind)+":"+value)
+		if _, err := f.dir.Read(key, &n); err != nil {
+			return err
+		}
+		if n.Raw {
+			return fmt.Errorf("it was the raw block volume %s, so pods have written what is on it; if the node has it for itself now, remove the note %s", n.Volume, f.dir.Path(key))
+		}
+	}
+	return nil
 }
 
 // check returns FailedPrecondition for a mark that may be another device's.

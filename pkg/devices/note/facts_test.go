@@ -143,6 +143,29 @@ func TestDamagedFacts(t *testing.T) {
 	wantError(t, f.Clear(t.Context(), v, d, func() error { return nil }), state.Internal, path)
 }
 
+// What pods have written to a disk means nothing to the node, until the note is removed.
+func TestDiskThatWasARawVolume(t *testing.T) {
+	f, v := open(t, t.TempDir()), devices.Volume{ID: "v", Backend: "b"}
+	d, _ := newDevice(t)
+	info, err := blockdev.Look(d.Path)
+	require.NoError(t, err)
+	d.Identity = info.Identity()
+	require.NoError(t, errors.Join(f.BeginFormat(t.Context(), v, d), f.EndFormat(t.Context(), v, d, "xfs")))
+	require.NoError(t, f.Raw(d.Number))
+	require.NoError(t, f.BeginRaw(t.Context(), v, d))
+	path := f.dir.Path("device " + d.Identity)
+	if err := f.Raw(d.Number); err == nil || !strings.Contains(err.Error(), "the raw block volume v") || !strings.Contains(err.Error(), path) {
+		t.Error(err)
+	}
+	require.NoError(t, os.Truncate(path, 20))
+	wantError(t, f.Raw(d.Number), state.Internal, path)
+	require.NoError(t, os.Remove(path))
+	require.NoError(t, f.Raw(d.Number))
+	if err := f.Raw(state.DeviceNumber{Major: 4000}); err == nil {
+		t.Error("no error for a device that is not there")
+	}
+}
+
 // What was cleared is believed to be blank only where it is too large to be read, and while
 // nobody can have had it elsewhere.
 func TestClearedDevice(t *testing.T) {
