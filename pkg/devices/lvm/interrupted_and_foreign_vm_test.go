@@ -172,8 +172,9 @@ func TestInterruptedGrowth(t *testing.T) {
 	require.NoError(t, b.Detach(ctx, v))
 }
 
-// A volume of a group that --lvm-groups names no more, or by its former name, is seen as
-// long as it is active, and detached: else its mount would be taken for somebody else's.
+// A volume of a group that --lvm-groups names no more, or by its former name, also if it was
+// renamed just now, is seen as long as it is active, and detached: else its mount would be
+// taken for somebody else's.
 func TestForgottenGroup(t *testing.T) {
 	machine.Kernel(t)
 	disk, name, ctx := newPV(t, 68*mib), "forgotten", t.Context()
@@ -181,16 +182,21 @@ func TestForgottenGroup(t *testing.T) {
 	t.Cleanup(func() { removeGroup(t, name, disk) })
 	b := newBackend(t, name)
 	v := create(t, b, "volume", 4*mib, nil)
-	for _, again := range []string{"", "forgotten"} {
+	for _, c := range []struct {
+		groups, rename string
+		running        bool
+	}{{groups: ""}, {groups: "forgotten", rename: "renamed"}, {groups: "renamed", rename: "again", running: true}} {
 		attached := attach(t, b, v)
-		if again != "" {
-			lvmOn(t, []string{disk}, "vgrename", name, "renamed")
-			name = "renamed"
+		if c.rename != "" {
+			lvmOn(t, []string{disk}, "vgrename", name, c.rename)
+			name = c.rename
 		}
-		b = newBackend(t, again)
+		if !c.running {
+			b = newBackend(t, c.groups)
+		}
 		d := find(t, b, v)
 		if !d.Attached() || d.Number != attached.Number {
-			t.Errorf("of the groups %q it is %+v", again, d)
+			t.Errorf("%+v: it is %+v", c, d)
 		}
 		release := devicestest.Hold(t, d.Path)
 		require.Class(t, b.Detach(ctx, v), state.Unavailable, "in use")

@@ -181,10 +181,22 @@ func (b *Backend) active(v volumeID) (d *mapper.Device, group string, err error)
 			return d, name, nil
 		}
 	}
-	if b.has(v.group) {
-		return nil, "", nil
+	// Its group may have another name by now, or be left out of the flag.
+	if uuid, known := b.uuidOf(v); known {
+		if uuid == "" {
+			return nil, "", nil
+		}
+		d, err := mapper.FindUUID(uuidPrefix + v.group + uuid)
+		if d == nil || err != nil {
+			return nil, "", err
+		}
+		group, lv, ok := splitDeviceName(d.Name)
+		if !ok || lv != v.name { // it was renamed, and is another volume now
+			return nil, "", nil
+		}
+		return d, group, nil
 	}
-	names, err := mapper.Having(uuidPrefix + v.group) // its group may have another name by now, or be left out of the flag
+	names, err := mapper.Having(uuidPrefix + v.group)
 	if err != nil {
 		return nil, "", err
 	}
@@ -197,16 +209,17 @@ func (b *Backend) active(v volumeID) (d *mapper.Device, group string, err error)
 	return nil, "", nil
 }
 
-// has reports whether a group has that UUID in its last report.
-func (b *Backend) has(uuid string) bool {
+// uuidOf returns the UUID of the logical volume by the last report of its group; empty:
+// the group has none of that name. known is false if there is no report.
+func (b *Backend) uuidOf(v volumeID) (uuid string, known bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	for _, g := range b.groups {
-		if g.report != nil && g.report.uuid == uuid {
-			return true
+		if g.report != nil && g.report.uuid == v.group {
+			return g.report.volumes[v.name].uuid, true
 		}
 	}
-	return false
+	return "", false
 }
 
 // VolumeAt returns the id of the volume that a device shows, as far as the last report

@@ -1,5 +1,5 @@
-// Package mapper asks the device mapper for devices without a program: by a name, which
-// takes one system call, however many devices there are, or by how a UUID begins.
+// Package mapper asks the device mapper for devices without a program: by a name or a UUID,
+// which takes one system call, however many devices there are, or by how a UUID begins.
 package mapper
 
 import (
@@ -48,6 +48,7 @@ const suspended = 1 << 1
 
 // Device is a device of the device mapper.
 type Device struct {
+	Name      string
 	Number    state.DeviceNumber
 	UUID      string // "LVM-…", "CRYPT-…"; may be empty
 	Opens     int    // who has it open, mounts among them
@@ -70,21 +71,32 @@ func IsLayer(name string) bool {
 }
 
 // Find returns the device of a name; nil: there is none. It does not block on the device.
-func Find(name string) (*Device, error) {
-	r, err := ask(statusRequest, name)
+func Find(name string) (*Device, error) { return find(name, "") }
+
+// FindUUID is Find by a UUID.
+func FindUUID(uuid string) (*Device, error) { return find("", uuid) }
+
+func find(name, uuid string) (*Device, error) {
+	r, err := ask(statusRequest, name, uuid)
 	if errors.Is(err, unix.ENXIO) || errors.Is(err, os.ErrNotExist) || errors.Is(err, unix.ENODEV) { // without the module there are no devices
 		return nil, nil
 	}
 	if err != nil {
-		return nil, fmt.Errorf("device mapper: %s: %w", name, err)
+		return nil, fmt.Errorf("device mapper: %s%s: %w", name, uuid, err)
 	}
-	uuid, _, _ := bytes.Cut(r.uuid[:], []byte{0})
 	return &Device{
+		Name:      text(r.name[:]),
 		Number:    state.DeviceNumber{Major: unix.Major(r.device), Minor: unix.Minor(r.device)},
-		UUID:      string(uuid),
+		UUID:      text(r.uuid[:]),
 		Opens:     int(r.openCount),
 		Suspended: r.flags&suspended != 0,
 	}, nil
+}
+
+// text returns what stands before the first zero.
+func text(field []byte) string {
+	before, _, _ := bytes.Cut(field, []byte{0})
+	return string(before)
 }
 
 // Having returns the names of the devices whose UUIDs begin with a prefix. It looks at all
@@ -108,25 +120,27 @@ func Having(prefix string) (names []string, err error) {
 // Remove removes the device of a name, whatever it is made of; there may be none. EBUSY:
 // it is open.
 func Remove(name string) error {
-	_, err := ask(removeRequest, name)
+	_, err := ask(removeRequest, name, "")
 	if err == nil || errors.Is(err, unix.ENXIO) {
 		return nil
 	}
 	return fmt.Errorf("device mapper: remove %s: %w", name, err)
 }
 
-func ask(number uintptr, name string) (r request, err error) {
+// ask makes a request about the device of a name, or, if that is empty, of a UUID.
+func ask(number uintptr, name, uuid string) (r request, err error) {
 	f, err := rawfile.Open(control, unix.O_RDWR, 0)
 	if err != nil {
 		return r, err
 	}
 	defer func() { err = errors.Join(err, f.Close()) }()
-	if len(name) >= len(r.name) {
+	if len(name) >= len(r.name) || len(uuid) >= len(r.uuid) {
 		return r, unix.ENAMETOOLONG
 	}
 	r.version = [3]uint32{4, 0, 0}
 	r.dataSize = uint32(unsafe.Sizeof(r))
 	copy(r.name[:], name)
+	copy(r.uuid[:], uuid)
 	const readWrite, magic = 3, 0xfd
 	request := readWrite<<30 | unsafe.Sizeof(r)<<16 | magic<<8 | number
 	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, f.Fd(), request, uintptr(unsafe.Pointer(&r))); errno != 0 {

@@ -34,6 +34,9 @@ func TestNoDevice(t *testing.T) {
 	if d, err := Find("csi-node-no-such-device"); d != nil || err != nil {
 		t.Errorf("%+v, %v", d, err)
 	}
+	if d, err := FindUUID("LVM-no-such-device"); d != nil || err != nil {
+		t.Errorf("%+v, %v", d, err)
+	}
 	if d, err := Find(strings.Repeat("x", 200)); d != nil {
 		t.Errorf("%+v, %v", d, err)
 	}
