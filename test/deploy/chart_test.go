@@ -166,7 +166,7 @@ func TestSchema(t *testing.T) {
 		"storageClasses: [{name: a, suffix: b}]",
 		"storageClasses: [{name: a, reclaimPolicy: Keep}]",
 		"imagePullPolicy: Sometimes",
-		"imagePullSecrets: [registry]",
+		"imagePullSecrets: [1]",
 		"metrics: {port: 99999}",
 		"metrics: {serviceMonitor: {enabled: true}}",
 		"registrar: {resource: {}}",
@@ -188,7 +188,7 @@ func TestSchema(t *testing.T) {
 		"extraArgs: [v=4]",
 		"networkPolicy: {ingress: []}",
 		"nameOverride: Upper",
-		"global: {imagePullSecrets: [registry]}",
+		"global: {imagePullSecrets: [1]}",
 		"inline: {enabled: perhaps}",
 		"provisioner: {healthPort: 99999}",
 		"resizer: {extraEnv: {A: b}}",
@@ -235,7 +235,7 @@ func TestEveryValueIsInTheSchema(t *testing.T) {
 const everything = `
 image: {registry: r.example, repository: x/csi-node, tag: v9, digest: "sha256:` + "0000000000000000000000000000000000000000000000000000000000000000" + `"}
 imagePullPolicy: Always
-global: {imagePullSecrets: [{name: all-charts}]}
+global: {imagePullSecrets: [all-charts, {name: registry}]}
 imagePullSecrets: [{name: registry}]
 nameOverride: storage
 commonLabels: {team: storage}
@@ -313,6 +313,9 @@ func TestValues(t *testing.T) {
 			"namespace: monitors", "namespaceSelector: {matchNames: [csi-node]}",
 			"e: f", "g: h", "name: storage, namespace: csi-node", "interval: 30s", "release: prometheus", "grafana_dashboard: \"1\"", "namespace: grafana", "policyTypes: [Ingress, Egress]", "path: /data/kubelet, type: Directory"},
 			[]string{"node-driver-registrar:v", "prometheus.io/scrape", "csi-node.local\n", "/var/lib/kubelet", "tolerations", "priorityClassName"}},
+		{"provisioner: {enabled: false}\nstorageClasses: []", []string{"external-resizer", "leases", "persistentvolumeclaims/status"}, []string{"external-provisioner\n", "csistoragecapacities", "create, delete]", "update]}\n  - {apiGroups: [\"\"], resources: [persistentvolumeclaims/status"}},
+		{"resizer: {enabled: false}", []string{"external-provisioner\n", "csistoragecapacities", "patch, create, delete]"}, []string{"external-resizer\n", "leases", "persistentvolumeclaims/status"}},
+		{"{provisioner: {enabled: false}, resizer: {enabled: false}, storageClasses: []}", []string{"kind: ServiceAccount\n", "node-driver-registrar"}, []string{"external-", "kind: ClusterRole", "kind: Role"}},
 		{"affinity: null\nupdateStrategy: {type: OnDelete, rollingUpdate: null}", []string{"type: OnDelete"}, []string{"affinity", "rollingUpdate"}},
 		{"metrics: {port: 0}\nnetworkPolicy: {enabled: true}", []string{"policyTypes: [Ingress]\n"}, []string{"--http-endpoint=:9810", "prometheus.io", "name: http", "--tracing", "--lvm-groups", "lvm-locks", "dnsPolicy"}},
 		{"csiDriver: {create: false}\nstorageClasses: []\nrbac: {create: false}\nserviceAccount: {create: false, name: given}",
