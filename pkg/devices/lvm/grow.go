@@ -116,12 +116,18 @@ func (b *Backend) extend(ctx context.Context, at place, extents int64, ranges []
 // activeMeanwhile sees that a volume is active until end is called. The caller has the
 // group's turn.
 func (b *Backend) activeMeanwhile(ctx context.Context, at place) (end func() error, err error) {
-	change := func(to string) error {
-		_, err := b.command(ctx, at.group, "lvchange", "--activate", to, at.path())
-		return err
-	}
 	if d, err := at.device(); err != nil || d != nil {
 		return func() error { return nil }, err
+	}
+	return b.wake(ctx, at.group, at.volume.name)
+}
+
+// wake activates a logical volume that is not active, until end is called. The caller
+// has the group's turn.
+func (b *Backend) wake(ctx context.Context, group, name string) (end func() error, err error) {
+	change := func(to string) error {
+		_, err := b.command(ctx, group, "lvchange", "--activate", to, group+"/"+name)
+		return err
 	}
 	return func() error { return change("n") }, change("y")
 }

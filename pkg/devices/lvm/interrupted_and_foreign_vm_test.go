@@ -386,6 +386,35 @@ func newPoolOf(t *testing.T, group, disk string, bytes int64) {
 	lvmOn(t, []string{disk}, "lvchange", "--errorwhenfull", "y", group+"/thin")
 }
 
+// A thin pool that is full takes no new volume, though none of its volumes is active, so that
+// LVM does not say how full it is.
+func TestFullPoolAsleep(t *testing.T) {
+	machine.Kernel(t)
+	disk := newGroup(t, "asleep", 68*mib)
+	newPoolOf(t, "asleep", disk, 32*mib)
+	b, ctx, thin := newBackend(t, "asleep"), t.Context(), map[string]string{poolKey: "thin", "overcommit": "10"}
+	v := create(t, b, "first", 48*mib, thin)
+	w := create(t, b, "second", 8*mib, thin) // while the pool has room
+	f, err := os.OpenFile(attach(t, b, v).Path, os.O_WRONLY, 0)
+	require.NoError(t, err)
+	_, err = f.Write(make([]byte, 31*mib)) // the pool has it in its blocks, though it is zeros
+	require.NoError(t, errors.Join(err, f.Sync(), f.Close(), b.Detach(ctx, v)))
+	lvmOn(t, []string{disk}, "lvchange", "--activate", "n", "asleep/thin") // as after a reboot
+	b = newBackend(t, "asleep")
+	parameters, err := b.CheckParameters(thin)
+	require.NoError(t, err)
+	request := devices.CreateRequest{Name: "third", Parameters: parameters, Size: devices.SizeRange{Required: 8 * mib}, Use: devices.Use{FSType: "ext4"}}
+	_, err = b.CreateVolume(ctx, request)
+	require.Class(t, err, state.ResourceExhausted, "% full")
+	require.NoError(t, b.DeleteVolume(ctx, v))
+	_, err = b.CreateVolume(ctx, request)
+	require.NoError(t, err)
+	if d, err := mapper.Find(deviceName("asleep", "thin")); d != nil || err != nil {
+		t.Errorf("the pool stays active: %+v, %v", d, err)
+	}
+	require.NoError(t, b.DeleteVolume(ctx, w))
+}
+
 // A thin pool that hands out what was in its blocks is refused.
 func TestUnzeroedPool(t *testing.T) {
 	machine.Kernel(t)

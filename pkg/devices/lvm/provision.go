@@ -42,7 +42,7 @@ func (b *Backend) create(ctx context.Context, r devices.CreateRequest) (devices.
 			return at.provisioned(at.volumes[name]), nil
 		}
 	}
-	err = b.inTurn(ctx, c.group, turnLimit, func(ctx context.Context) error {
+	err = b.inTurn(ctx, c.group, turnLimit, func(ctx context.Context) (err error) {
 		at, err := b.refresh(ctx, c.group)
 		if err != nil {
 			return err
@@ -64,6 +64,16 @@ func (b *Backend) create(ctx context.Context, r devices.CreateRequest) (devices.
 			return nil
 		case has || pool:
 			return state.Errorf(state.AlreadyExists, "the logical volume %s/%s is there, and was not made by this driver", c.group, name)
+		}
+		if at.pools[c.pool].asleep {
+			var end func() error
+			if end, err = b.wake(ctx, c.group, c.pool); err != nil {
+				return err
+			}
+			defer func() { err = errors.Join(err, end()) }()
+			if at, err = b.refresh(ctx, c.group); err != nil {
+				return err
+			}
 		}
 		if c.layout.stripe > at.extent {
 			return state.Errorf(state.InvalidArgument, "parameter %s: %s is more than an extent of the volume group %s, which has %d bytes", stripeSizeKey, stripeText(c.layout.stripe), c.group, at.extent)

@@ -41,7 +41,8 @@ type logical struct {
 type thinPool struct {
 	name           string
 	bytes          int64
-	data, metadata float64 // percent that is used; 0 while the pool is not active
+	data, metadata float64 // percent that is used; 0 if asleep
+	asleep         bool    // it is not active, so how full it is is not known
 	zeroes         bool    // it zeroes what it hands out
 	broken         string  // what LVM says of its health; empty: nothing
 }
@@ -115,7 +116,7 @@ func (r *report) add(p *parser) {
 	name, layout, attributes := p.text("lv_name"), p.text("lv_layout"), p.text("lv_attr")
 	if is(layout, "thin") && is(layout, "pool") {
 		r.pools[name] = thinPool{
-			name: name, bytes: p.number("lv_size"), data: p.percent("data_percent"), metadata: p.percent("metadata_percent"),
+			name: name, bytes: p.number("lv_size"), data: p.percent("data_percent"), metadata: p.percent("metadata_percent"), asleep: p.text("data_percent") == "",
 			zeroes: len(attributes) > 7 && attributes[7] == 'z', broken: p.text("lv_health_status"),
 		}
 		return
