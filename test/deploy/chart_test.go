@@ -145,6 +145,8 @@ func parseOne(t testing.TB, text string) map[string]any {
 func TestSchema(t *testing.T) {
 	for _, values := range []string{
 		"replicas: 3",
+		"podLabels: {app.kubernetes.io/name: other}",
+		"storageClasses: [{suffix: Local_X}]",
 		"image: {repo: x}",
 		"image: {digest: sha256:12}",
 		"driver: {name: Upper.local}",
@@ -240,6 +242,7 @@ imagePullSecrets: [{name: registry}]
 nameOverride: storage
 commonLabels: {team: storage}
 driver: {name: fast.example, maxVolumesPerNode: 1000000, heal: false, logLevel: 4, loggingFormat: json}
+csiDriver: {labels: {team: drivers}, annotations: {why: policy}}
 kubeletDir: /data/kubelet
 selfRegistration: true
 pool: {dir: /mnt/fast, reserve: 1%}
@@ -277,7 +280,7 @@ serviceAccount: {name: storage, annotations: {i: j}}
 metrics:
   port: 9000
   podMonitor: {enabled: true, namespace: monitors, labels: {release: prometheus}, interval: 30s, scrapeTimeout: 10s, relabelings: [{targetLabel: cluster, replacement: c}], metricRelabelings: [{action: drop, sourceLabels: [__name__], regex: go_.*}]}
-  prometheusRule: {enabled: true, labels: {release: prometheus}}
+  prometheusRule: {enabled: true, namespace: rules, labels: {release: prometheus}}
   dashboard: {enabled: true, annotations: {k: l}, namespace: grafana}
 networkPolicy: {enabled: true, from: [{podSelector: {}}], egress: [{ports: [{port: 443}]}]}
 `
@@ -310,7 +313,7 @@ func TestValues(t *testing.T) {
 			"--lvm-groups=vg0,vg1\n", "mountPath: /run/lock/lvm", "mountPath: /lib/modules, readOnly: true", "path: /run/lock/lvm, type: DirectoryOrCreate", "path: /lib/modules, type: Directory",
 			"--tracing-endpoint=collector.example:4317\n", "--tracing-sampling-rate-per-million=1000000\n", "dnsPolicy: ClusterFirstWithHostNet",
 			"probe, live, --timeout=18s]", "failureThreshold: 9", "timeoutSeconds: 20", "probe, ready, --timeout=14s]", "periodSeconds: 20",
-			"namespace: monitors", "namespaceSelector: {matchNames: [csi-node]}",
+			"namespace: monitors", "namespace: rules", "team: drivers", "why: policy", "namespaceSelector: {matchNames: [csi-node]}",
 			"e: f", "g: h", "name: storage, namespace: csi-node", "interval: 30s", "release: prometheus", "grafana_dashboard: \"1\"", "namespace: grafana", "policyTypes: [Ingress, Egress]", "path: /data/kubelet, type: Directory"},
 			[]string{"node-driver-registrar:v", "prometheus.io/scrape", "csi-node.local\n", "/var/lib/kubelet", "tolerations", "priorityClassName"}},
 		{"provisioner: {enabled: false}\nstorageClasses: []", []string{"external-resizer", "leases", "persistentvolumeclaims/status"}, []string{"external-provisioner\n", "csistoragecapacities", "create, delete]", "update]}\n  - {apiGroups: [\"\"], resources: [persistentvolumeclaims/status"}},
@@ -338,12 +341,18 @@ func TestValues(t *testing.T) {
 	}
 }
 
-// TestClassesThatCannotBe: a class that is named twice, or is the default and not there, is refused.
-func TestClassesThatCannotBe(t *testing.T) {
+// TestValuesThatDoNotFitTogether: they are refused, with what does not fit.
+func TestValuesThatDoNotFitTogether(t *testing.T) {
 	for values, says := range map[string]string{
 		"defaultStorageClass: thin":                                "defaultStorageClass thin is not in storageClasses, which has csi-node-local, csi-node-xfs, csi-node-thin",
 		"{defaultStorageClass: csi-node-thin, storageClasses: []}": "defaultStorageClass csi-node-thin is not in storageClasses",
 		"storageClasses: [{name: csi-node-thin}, {suffix: thin}]":  "storageClasses has two classes csi-node-thin",
+		"provisioner: {enabled: false}":                            "set storageClasses to []",
+		"metrics: {port: 0, podMonitor: {enabled: true}}":          "podMonitor.enabled needs a metrics.port",
+		"metrics: {port: 9809}":                                    "must differ: they are [9809 9809 9807 9808]",
+		"resizer: {healthPort: 9807}":                              "must differ",
+		"pool: {dir: /usr/local/pool}":                             "needs its own /usr/local",
+		"pool: {dir: /var/lib/kubelet/pool}":                       "needs its own /var/lib/kubelet",
 	} {
 		if text, err := tryHelm(t, usual, values); err == nil || !strings.Contains(err.Error(), says) {
 			t.Errorf("with %s Helm says %v and makes\n%s", values, err, text)

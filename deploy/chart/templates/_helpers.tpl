@@ -79,3 +79,26 @@ capabilities: {drop: [ALL]}
 readOnlyRootFilesystem: true
 seccompProfile: {type: RuntimeDefault}
 {{- end -}}
+
+{{/* Refuses values that do not fit together. What one value alone may be is in values.schema.json. */}}
+{{- define "csi-node.check" -}}
+{{- if and .Values.storageClasses (not .Values.provisioner.enabled) -}}
+{{- fail "without provisioner.enabled nothing makes the volumes of classes: set storageClasses to []" -}}
+{{- end -}}
+{{- if and .Values.metrics.podMonitor.enabled (not .Values.metrics.port) -}}
+{{- fail "metrics.podMonitor.enabled needs a metrics.port" -}}
+{{- end -}}
+{{- $ports := list -}}
+{{- with .Values.metrics.port }}{{ $ports = append $ports (int .) }}{{ end -}}
+{{- if not .Values.selfRegistration }}{{ $ports = append $ports (int .Values.registrar.healthPort) }}{{ end -}}
+{{- range list .Values.provisioner .Values.resizer -}}
+{{- if .enabled }}{{ $ports = append $ports (int .healthPort) }}{{ end -}}
+{{- end -}}
+{{- if ne (len $ports) (len (uniq $ports)) -}}
+{{- fail (printf "metrics.port and the healthPort of the sidecars must differ: they are %v" $ports) -}}
+{{- end -}}
+{{- $parent := dir (include "csi-node.poolDir" .) -}}
+{{- if or (eq $parent .Values.kubeletDir) (regexMatch "^/(usr|etc|bin|sbin|lib|lib64|dev|sys|proc|csi)(/|$)" $parent) -}}
+{{- fail (printf "pool.dir: the plugin's container needs its own %s" $parent) -}}
+{{- end -}}
+{{- end -}}
