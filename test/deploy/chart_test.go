@@ -245,7 +245,7 @@ driver: {name: fast.example, maxVolumesPerNode: 1000000, heal: false, logLevel: 
 csiDriver: {labels: {team: drivers}, annotations: {why: policy}}
 kubeletDir: /data/kubelet
 selfRegistration: true
-pool: {dir: /mnt/fast, reserve: 1%}
+pool: {dir: /mnt/fast, requireMount: true, reserve: 1%}
 inline: {enabled: false, maxSize: 0, maxTotal: "0"}
 storageClasses:
   - {name: fast, parameters: {provisioning: thin, overcommit: 1.5}, mountOptions: [noatime], allowVolumeExpansion: false, volumeBindingMode: Immediate,
@@ -307,7 +307,7 @@ func TestValues(t *testing.T) {
 			"image: t.example/library/busybox:1", "storageClassName: slow", "{storage: 1Gi}", "kubernetes.io/hostname: one",
 			"image: r.example/x/csi-node:v9@sha256:0000", "imagePullPolicy: Always", "team: storage", "--endpoint=unix://$(CSI_NODE_KUBELET_DIR)/plugins/fast.example/csi.sock",
 			"--driver-name=fast.example", "--lib-dir=/var/lib/fast.example", "--pool-dir=/mnt/fast", "mountPath: /mnt, mountPropagation: HostToContainer", "path: /mnt, type: Directory", "--max-volumes-per-node=1000000",
-			"--heal=false", "--v=4", "--logging-format=json", "--v=5", "--pool-reserve=1%", "--inline-max-size=0", "--http-endpoint=:9000", "CSI_NODE_STATE_DIR, value: /run/fast.example",
+			"--heal=false", "--v=4", "--logging-format=json", "--v=5", "--pool-reserve=1%", "--pool-require-mount\n", "--inline-max-size=0", "--http-endpoint=:9000", "CSI_NODE_STATE_DIR, value: /run/fast.example",
 			"provisioner: fast.example", `overcommit: "1.5"`, "allowVolumeExpansion: false", "volumeBindingMode: Immediate", `is-default-class: "true"`, "noatime",
 			"name: first", "name: more", "disk: fast", "maxUnavailable: 3", "minReadySeconds: 5", "terminationGracePeriodSeconds: 60", "revisionHistoryLimit: 0", "hostNetwork: true",
 			"--lvm-groups=vg0,vg1\n", "mountPath: /run/lock/lvm", "mountPath: /lib/modules, readOnly: true", "path: /run/lock/lvm, type: DirectoryOrCreate", "path: /lib/modules, type: Directory",

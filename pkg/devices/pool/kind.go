@@ -26,13 +26,15 @@ func Kind() devices.Kind {
 
 // options are the backend's flags.
 type options struct {
-	dir string
+	dir          string
+	requireMount bool
 	// What is kept of the pool: amounts as ParseAmount reads them; empty: none.
 	reserve, inlineSize, inlineTotal string
 }
 
 func (o *options) flags(f *pflag.FlagSet) {
 	f.StringVar(&o.dir, "pool-dir", "/var/lib/csi-node/pool", "directory of the volumes' files; made if it was never seen before")
+	f.BoolVar(&o.requireMount, "pool-require-mount", false, "make a pool only where a disk is mounted at --pool-dir, so that none is made on the root disk before that")
 	f.StringVar(&o.reserve, "pool-reserve", "1Gi,5%", "of the pool's file system, given to no volume: a quantity, a percentage, or both with a comma, of which the larger counts; 0: none")
 	f.StringVar(&o.inlineSize, "inline-max-size", "0", "largest inline ephemeral volume, such as 10Gi or 5% of the pool's file system; 0: no limit but the pool's")
 	f.StringVar(&o.inlineTotal, "inline-max-total", "0", "most that all inline ephemeral volumes of the node have together, likewise")
@@ -69,6 +71,11 @@ func (o *options) open(ctx context.Context, env devices.Environment) (devices.Ba
 			return nil, err
 		}
 		return NewBackend(ctx, p, env.Loops)
+	}
+	if o.requireMount {
+		if err := mountedOrKnown(o.dir); err != nil {
+			return nil, fmt.Errorf("--pool-dir %s: %w", o.dir, err)
+		}
 	}
 	p, err := Open(ctx, o.dir)
 	absent := err

@@ -2,12 +2,14 @@ package pool_test
 
 import (
 	"errors"
+	"fmt"
 	"io"
 	"os"
 	"path/filepath"
 	"testing"
 
 	"github.com/spf13/pflag"
+	"golang.org/x/sys/unix"
 
 	"github.com/csi-node/csi-node/pkg/devices"
 	"github.com/csi-node/csi-node/pkg/devices/pool"
@@ -82,6 +84,41 @@ func TestKind(t *testing.T) {
 	if _, err := openKind(t, devices.Environment{ObserveOnly: true}, "--pool-dir="+filepath.Join(t.TempDir(), "none")); err == nil {
 		t.Error("a look made a pool")
 	}
+}
+
+// With --pool-require-mount no pool is made on the disk below, and one that exists is taken.
+func TestKindRequiresAMount(t *testing.T) {
+	machine.Kernel(t)
+	dir := filepath.Join(t.TempDir(), "pool")
+	open := func(require bool) error {
+		b, err := openKind(t, devices.Environment{StateDir: t.TempDir()}, "--pool-dir="+dir, fmt.Sprintf("--pool-require-mount=%t", require))
+		if err == nil {
+			err = b.Close()
+		}
+		return err
+	}
+	for _, make := range []func() error{func() error { return nil }, func() error { return os.Mkdir(dir, 0o700) }} {
+		require.NoError(t, make())
+		wantError(t, open(true), state.Unavailable, "--pool-dir "+dir, "mount the disk of the pool")
+		if entries, err := os.ReadDir(filepath.Dir(dir)); err != nil || len(entries) > 1 {
+			t.Errorf("beside it are %v, %v", entries, err)
+		}
+	}
+	require.NoError(t, unix.Mount("disk", dir, "tmpfs", 0, ""))
+	mounted := true
+	t.Cleanup(func() {
+		if mounted {
+			require.NoError(t, unix.Unmount(dir, 0))
+		}
+	})
+	require.NoError(t, open(true))
+	require.NoError(t, unix.Unmount(dir, 0))
+	mounted = false
+	wantError(t, open(true), state.Unavailable, "perhaps its disk is not mounted")
+	require.NoError(t, os.Remove(dir+".uuid"))
+	require.NoError(t, open(false))
+	require.NoError(t, os.Remove(dir+".uuid"))
+	require.NoError(t, open(true)) // it is a pool already
 }
 
 // A pool that is away is served without, if anything is to be taken down.

@@ -9,6 +9,8 @@ import (
 	"path/filepath"
 	"strings"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/csi-node/csi-node/pkg/internal/rawfile"
 )
 
@@ -50,6 +52,28 @@ func identify(dir string) (string, error) {
 		return have.UUID, writeFile(dir+seenSuffix, []byte(have.UUID+"\n"))
 	}
 	return have.UUID, nil
+}
+
+// mountedOrKnown returns an error unless there is, or was, a pool in dir, or a file system is
+// mounted there.
+func mountedOrKnown(dir string) error {
+	seen, err := readSeen(dir)
+	if err != nil || seen != "" {
+		return err
+	}
+	have, err := readMarker(dir)
+	if err != nil || have != nil {
+		return err
+	}
+	var st unix.Statx_t
+	err = unix.Statx(unix.AT_FDCWD, dir, 0, unix.STATX_TYPE, &st)
+	if err == nil && st.Attributes&unix.STATX_ATTR_MOUNT_ROOT != 0 { // Linux 5.8
+		return nil
+	}
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return &os.PathError{Op: "statx", Path: dir, Err: err}
+	}
+	return errors.New("no disk is mounted there, and with --pool-require-mount no pool is made elsewhere: mount the disk of the pool")
 }
 
 // initialize makes an empty or missing directory a pool. The marker comes
