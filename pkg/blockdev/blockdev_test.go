@@ -153,9 +153,7 @@ func TestViewGetsItsNumberBack(t *testing.T) {
 		}
 		return ""
 	})
-	free := machine.Losetup(t, d.Path) // a number that nobody else is given
-	published = []state.DeviceNumber{numberOf(t, free)}
-	machine.LosetupDetach(t, free)
+	published = []state.DeviceNumber{{Major: 7, Minor: machine.FreeLoop(t)}} // which nobody else is given
 	if v := attachView(t, b, d); v.Number != published[0] {
 		t.Errorf("the view is %s, and was published as %s", v.Number, published[0])
 	}

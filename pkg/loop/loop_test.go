@@ -116,7 +116,7 @@ func TestDetachWaitsOutAClaim(t *testing.T) {
 	f, err := open(d.name, os.O_RDONLY|unix.O_EXCL)
 	require.NoError(t, err)
 	closed := make(chan error, 1)
-	time.AfterFunc(goneLimit/5, func() { closed <- f.Close() })
+	time.AfterFunc(goneLimit/20, func() { closed <- f.Close() })
 	detached(t, s, to)
 	require.NoError(t, <-closed)
 }

@@ -145,7 +145,7 @@ func TestUnmountOfWhatIsBusyForAMoment(t *testing.T) {
 	f, err := os.Open(filepath.Join(path, "file"))
 	must(t, err)
 	closed := make(chan error, 1)
-	time.AfterFunc(busyLimit/5, func() { closed <- f.Close() })
+	time.AfterFunc(busyLimit/20, func() { closed <- f.Close() })
 	must(t, h.Unmount(t.Context(), path))
 	must(t, <-closed)
 }

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"testing"
 
+	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
@@ -174,7 +175,10 @@ func TestStaleFormatMarkErasesNothing(t *testing.T) {
 	p, o, w, v := interruptedFormat(t)
 	node := v.Context["path"]
 	file := strings.TrimSpace(backingOf(node))
+	var st unix.Stat_t
+	must(t, unix.Stat(node, &st))
 	machine.LosetupDetach(t, node)
+	machine.RemoveLoops(t, unix.Minor(st.Rdev)) // or somebody else is given it; losetup makes it anew
 	must(t, os.WriteFile(file, make([]byte, 32*mib), 0o600))
 	must(t, exec.Command("mkfs.ext4", "-q", file).Run()) // on another node
 	before := sum(t, file)

@@ -15,6 +15,7 @@ import (
 	"github.com/csi-node/csi-node/pkg/devices/devicestest"
 	"github.com/csi-node/csi-node/pkg/loop"
 	"github.com/csi-node/csi-node/pkg/state"
+	"github.com/csi-node/csi-node/test/machine"
 	"github.com/csi-node/csi-node/test/require"
 )
 
@@ -266,7 +267,7 @@ func TestDiskIsBackWhileItIsMounted(t *testing.T) {
 	for _, fsType := range []string{"ext4", "btrfs"} {
 		t.Run(fsType, func(t *testing.T) {
 			node, file := newDisk(t, smallest(fsType))
-			run(t, "mkfs."+fsType, "-q", node)
+			machine.Mkfs(t, fsType, "-q", node)
 			link := "/dev/shm/" + filepath.Base(t.TempDir()) + "-" + filepath.Base(node)
 			require.NoError(t, os.Symlink(node, link))
 			t.Cleanup(func() { require.NoError(t, os.Remove(link)) })
@@ -284,7 +285,7 @@ func TestDiskIsBackWhileItIsMounted(t *testing.T) {
 // The node of a disk that was pulled is gone, and a btrfs on it is known by the node all the same.
 func TestBtrfsOfADiskThatIsGone(t *testing.T) {
 	node, file := newDisk(t, smallest("btrfs"))
-	run(t, "mkfs.btrfs", "-q", node)
+	machine.Mkfs(t, "btrfs", "-q", node)
 	b, v, dir := newBackend(t, t.TempDir()), at("v", node), t.TempDir()
 	number := attach(t, b, v, false).Number
 	gone := "/dev/shm/" + filepath.Base(node)
@@ -555,7 +556,7 @@ func TestNoteIsLost(t *testing.T) {
 		t.Run(fsType, func(t *testing.T) {
 			lib := t.TempDir()
 			node, _ := newDisk(t, smallest(fsType))
-			run(t, "mkfs."+fsType, "-q", node)
+			machine.Mkfs(t, fsType, "-q", node)
 			b, v := newBackend(t, lib), at("v", node)
 			number := attach(t, b, v, false).Number
 			dir := t.TempDir()
