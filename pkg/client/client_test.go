@@ -9,6 +9,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
@@ -52,6 +54,24 @@ func TestSocketPath(t *testing.T) {
 		if path, err := SocketPath(endpoint); err == nil {
 			t.Errorf("%q names %q", endpoint, path)
 		}
+	}
+}
+
+// A path is no URL.
+func TestPathsThatURLsHaveNot(t *testing.T) {
+	for _, name := range []string{"a%41b", "a#b", "a?b", "a%zz", "a b"} {
+		path := filepath.Join(t.TempDir(), name)
+		listener, err := net.Listen("unix", path)
+		require.NoError(t, err)
+		server := grpc.NewServer()
+		go func() { _ = server.Serve(listener) }()
+		c, err := Connect(path)
+		require.NoError(t, err)
+		if _, err := c.Identity.Probe(t.Context(), &csi.ProbeRequest{}); status.Code(err) != codes.Unimplemented {
+			t.Errorf("%s: %v", path, err)
+		}
+		require.NoError(t, c.Close())
+		server.Stop()
 	}
 }
 

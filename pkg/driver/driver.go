@@ -79,15 +79,14 @@ type Config struct {
 	log *logTail // nil: the log's end is not kept
 }
 
+// longestSocketPath is sun_path without the zero at its end (unix(7)).
+const longestSocketPath = 107
+
 // StatusSocket is the name of a socket in the state directory.
 const StatusSocket = "status.sock"
 
 // resync is how often a volume is looked at when no event asks for it.
 const resync = 10 * time.Minute
-
-// stopTimeout bounds the wait, at shutdown, for calls to be answered and for
-// steps to end. A step that hangs longer is left to the next start.
-const stopTimeout = 10 * time.Second
 
 // CSI spec v1.13, GetPluginInfo: domain name notation, at most 63 characters.
 // The topology key contains it, and Kubernetes requires that in lower case.
@@ -111,7 +110,8 @@ func (c Config) validate() error {
 	if c.TracingPerMillion < 0 || c.TracingPerMillion > tracing.AllTraces {
 		return fmt.Errorf("--tracing-sampling-rate-per-million %d: must be 0 to %d", c.TracingPerMillion, tracing.AllTraces)
 	}
-	if _, err := socketPath(c.Endpoint); err != nil {
+	endpoint, err := socketPath(c.Endpoint)
+	if err != nil {
 		return err
 	}
 	for _, dir := range []struct{ flag, path string }{
@@ -119,6 +119,13 @@ func (c Config) validate() error {
 	} {
 		if !filepath.IsAbs(dir.path) && (dir.flag != "--registration-dir" || dir.path != "") {
 			return fmt.Errorf("%s %q: must be an absolute path", dir.flag, dir.path)
+		}
+	}
+	for _, socket := range []struct{ flag, path string }{
+		{"--endpoint", endpoint}, {"--state-dir", filepath.Join(c.StateDir, StatusSocket)}, {"--registration-dir", registration.NewSocket(c.RegistrationDir, c.DriverName)},
+	} {
+		if len(socket.path) > longestSocketPath {
+			return fmt.Errorf("%s: the path of the socket %s is too long: it has %d bytes, and the kernel takes %d", socket.flag, socket.path, len(socket.path), longestSocketPath)
 		}
 	}
 	return nil
@@ -172,7 +179,10 @@ func Run(ctx context.Context, cfg Config, o Options) (err error) {
 			return err
 		}
 	}
-	if err := p.open(ctx); err != nil {
+	if !endInTime(ctx, func() { err = p.open(ctx) }) {
+		return errors.New("stopped while the storage was being opened, which does not end: perhaps a disk does not answer")
+	}
+	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, p.release()) }()
@@ -388,7 +398,7 @@ func (p *plugin) serve(ctx context.Context) error {
 	case err = <-failed:
 	}
 	stop() // answers every waiting call with Unavailable
-	stopServer(server)
+	stopServer(working, server)
 	for _, w := range web {
 		err = errors.Join(err, w.close())
 	}
@@ -403,13 +413,6 @@ func (p *plugin) serve(ctx context.Context) error {
 		}
 	}
 	return err
-}
-
-// stopServer stops accepting calls and answers those under way, within stopTimeout.
-func stopServer(server *grpc.Server) {
-	timer := time.AfterFunc(stopTimeout, server.Stop)
-	defer timer.Stop()
-	server.GracefulStop()
 }
 
 func (p *plugin) grpcServer() (*grpc.Server, error) {

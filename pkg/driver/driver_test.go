@@ -43,9 +43,15 @@ func TestConfigValidate(t *testing.T) {
 		"a rate above 100%": {func(c *Config) { c.TracingPerMillion = 1_000_001 }, "--tracing-sampling-rate-per-million"},
 		"an endpoint":       {func(c *Config) { c.Endpoint = "unix://csi.sock" }, "--endpoint"},
 		"no state":          {func(c *Config) { c.StateDir = "" }, "--state-dir"},
-		"relative state":    {func(c *Config) { c.StateDir = "run" }, "--state-dir"},
-		"relative kubelet":  {func(c *Config) { c.KubeletDir = "./kubelet" }, "--kubelet-dir"},
-		"relative lib":      {func(c *Config) { c.LibDir = "lib" }, "--lib-dir"},
+		"a long endpoint":   {func(c *Config) { c.Endpoint = "unix:///" + strings.Repeat("x", 107) }, "--endpoint: the path"},
+		"a long state":      {func(c *Config) { c.StateDir = "/" + strings.Repeat("x", 96) }, "--state-dir: the path"},
+		"long registration": {func(c *Config) { c.RegistrationDir = "/" + strings.Repeat("x", 82) }, "--registration-dir: the path"},
+		"longest paths": {func(c *Config) {
+			c.Endpoint, c.StateDir = "unix:///"+strings.Repeat("x", 106), "/"+strings.Repeat("x", 94)
+		}, ""},
+		"relative state":   {func(c *Config) { c.StateDir = "run" }, "--state-dir"},
+		"relative kubelet": {func(c *Config) { c.KubeletDir = "./kubelet" }, "--kubelet-dir"},
+		"relative lib":     {func(c *Config) { c.LibDir = "lib" }, "--lib-dir"},
 	} {
 		t.Run(title, func(t *testing.T) {
 			c := goodConfig()

@@ -46,19 +46,17 @@ type Volume struct {
 }
 
 // ReadInventory asks the plugin that runs on the state directory for the volumes of
-// its backends, and if none does, looks at them itself. It changes nothing. ctx
-// bounds it, unless a disk hangs while no plugin runs.
+// its backends, and if none does, looks at them itself. It changes nothing, and ctx
+// bounds it.
 func ReadInventory(ctx context.Context, stateDir string, o Options) (all Inventory, err error) {
 	err = ask(ctx, stateDir, http.MethodGet, "/volumes", &all)
 	if !errors.Is(err, errNotRunning) {
 		return all, err
 	}
-	err = offline(ctx, stateDir, o, func(p *plugin) (err error) {
+	return offline(ctx, stateDir, o, func(p *plugin) (Inventory, error) {
 		p.reconciler.Inspect(ctx)
-		all, err = p.inventory(ctx)
-		return err
+		return p.inventory(ctx)
 	})
-	return all, err
 }
 
 // inventory lists the volumes of all backends that list them. While a disk hangs, one

@@ -63,13 +63,21 @@ func jsonLogger(out io.Writer, verbosity int) logr.Logger {
 }
 
 // jsonAttribute writes what text logs would: what something prints of itself, which is
-// also where secrets are left out, and never its fields.
-func jsonAttribute(groups []string, a slog.Attr) slog.Attr {
+// also where secrets are left out, and never its fields. What panics at that, such as a nil
+// pointer, is written as the panic.
+func jsonAttribute(groups []string, a slog.Attr) (written slog.Attr) {
+	defer func() {
+		if p := recover(); p != nil {
+			written = slog.String(a.Key, fmt.Sprintf("<panic: %v>", p))
+		}
+	}()
 	value := a.Value.Any()
 	if len(groups) == 0 {
 		switch a.Key {
 		case slog.TimeKey:
-			return slog.Float64("ts", float64(a.Value.Time().UnixMicro())/1000)
+			if a.Value.Kind() == slog.KindTime { // else it is a caller's
+				return slog.Float64("ts", float64(a.Value.Time().UnixMicro())/1000)
+			}
 		case slog.LevelKey:
 			if level, is := value.(slog.Level); is && level <= 0 {
 				return slog.Int("v", int(-level))

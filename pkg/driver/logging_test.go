@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"os"
 	"strings"
 	"testing"
 	"time"
@@ -54,6 +55,15 @@ func TestJSONLog(t *testing.T) {
 		`{"err":"step: no room","msg":"Failed","request":` + quoted(withoutSecrets{&csi.NodeStageVolumeRequest{VolumeId: "v-1", Secrets: map[string]string{"key": "x"}}}.String()) + `,"volume":"v-1"}]`
 	if string(got) != want {
 		t.Errorf("logs\n%s\nwant\n%s", got, want)
+	}
+}
+
+// What panics when it is written ends no plugin.
+func TestJSONLogOfWhatPanics(t *testing.T) {
+	var out bytes.Buffer
+	jsonLogger(&out, 0).Info("Odd", "time", time.Second, "nobody", (*os.PathError)(nil))
+	if !strings.Contains(out.String(), `"time":"1s"`) || !strings.Contains(out.String(), `"nobody":"<panic: `) {
+		t.Error(out.String())
 	}
 }
 

@@ -20,6 +20,7 @@ import (
 func Main(o Options) {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
+	context.AfterFunc(ctx, stop) // a second signal ends it at once
 	_, err := o.check()
 	if err == nil {
 		err = Command(o).ExecuteContext(ctx)

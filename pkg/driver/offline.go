@@ -12,6 +12,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/csi-node/csi-node/pkg/filesystem"
+	"github.com/csi-node/csi-node/pkg/internal/hang"
 	"github.com/csi-node/csi-node/pkg/mounts"
 	"github.com/csi-node/csi-node/pkg/reconciler"
 	"github.com/csi-node/csi-node/pkg/state/store"
@@ -120,11 +121,20 @@ func (p *plugin) close() error {
 	return p.release()
 }
 
-// offline calls f with parts that look at a node on which no plugin runs.
-func offline(ctx context.Context, stateDir string, o Options, f func(*plugin) error) error {
-	p, err := openOffline(ctx, stateDir, o)
+// offline returns what look finds with parts that look at a node on which no plugin runs. If
+// a disk hangs, look is left behind when ctx ends.
+func offline[T any](ctx context.Context, stateDir string, o Options, look func(*plugin) (T, error)) (T, error) {
+	var looks hang.Calls[T]
+	found, err := looks.Do(ctx, stateDir, hang.NoLimit, func() (found T, err error) {
+		p, err := openOffline(ctx, stateDir, o)
+		if err != nil {
+			return found, err
+		}
+		defer func() { err = errors.Join(err, p.close()) }()
+		return look(p)
+	})
 	if err != nil {
-		return fmt.Errorf("no plugin runs on %s, so the node is looked at without it: %w", stateDir, err)
+		err = fmt.Errorf("no plugin runs on %s, so the node is looked at without it: %w", stateDir, err)
 	}
-	return errors.Join(f(p), p.close())
+	return found, err
 }

@@ -38,12 +38,11 @@ func ReadReport(ctx context.Context, stateDir string, o Options) (node Report, e
 	if !errors.Is(err, errNotRunning) {
 		return node, err
 	}
-	err = offline(ctx, stateDir, o, func(p *plugin) error {
+	return offline(ctx, stateDir, o, func(p *plugin) (node Report, _ error) {
 		p.reconciler.Inspect(ctx)
 		node.NodeID, node.Volumes, node.StorageProblems = p.NodeID, report.Statuses(p.reconciler.Reports()), p.storageProblems(placesWait)
-		return nil
+		return node, nil
 	})
-	return node, err
 }
 
 // Explain reports on a volume in sentences: as the plugin says that runs on the state
@@ -54,17 +53,15 @@ func Explain(ctx context.Context, stateDir, volume string, o Options) (explanati
 	if !errors.Is(err, errNotRunning) {
 		return explanation, err
 	}
-	err = offline(ctx, stateDir, o, func(p *plugin) error {
+	return offline(ctx, stateDir, o, func(p *plugin) (explanation Explanation, _ error) {
 		p.reconciler.Inspect(ctx)
 		found, err := p.reconciler.Explain(ctx, volume)
 		if err != nil {
-			return err
+			return explanation, err
 		}
 		found.Unattended = true
-		explanation = found.Explanation()
-		return nil
+		return found.Explanation(), nil
 	})
-	return explanation, err
 }
 
 // Orphans lists what the plugin made and no intent explains. It changes nothing, and
@@ -74,11 +71,7 @@ func Orphans(ctx context.Context, stateDir string, o Options) (orphans []Orphan,
 	if !errors.Is(err, errNotRunning) {
 		return orphans, err
 	}
-	err = offline(ctx, stateDir, o, func(p *plugin) (err error) {
-		orphans, err = p.reconciler.InspectOrphans(ctx)
-		return err
-	})
-	return orphans, err
+	return offline(ctx, stateDir, o, func(p *plugin) ([]Orphan, error) { return p.reconciler.InspectOrphans(ctx) })
 }
 
 // CleanOrphans makes the plugin that runs on the state directory detach the orphans

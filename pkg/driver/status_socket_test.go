@@ -14,6 +14,7 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
+	"github.com/csi-node/csi-node/pkg/devices"
 	"github.com/csi-node/csi-node/pkg/report"
 	"github.com/csi-node/csi-node/pkg/state/store"
 	"github.com/csi-node/csi-node/test/require"
@@ -137,6 +138,27 @@ func TestRetryThroughTheSocket(t *testing.T) {
 }
 
 // Only root may use the status socket. It knows its methods, and bounds what it reads.
+// While no plugin runs and a disk hangs, who asks is answered when the time is up.
+func TestOfflineLookThatHangs(t *testing.T) {
+	release, ended := make(chan struct{}), make(chan struct{})
+	o := testOptions()
+	open := o.Backends[0].Open
+	o.Backends[0].Open = func(ctx context.Context, env devices.Environment) (devices.Backend, error) {
+		defer close(ended)
+		<-release
+		return open(ctx, env)
+	}
+	p := openPlugin(t)
+	require.NoError(t, p.release())
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	if _, err := ReadReport(ctx, p.StateDir, o); !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "no plugin runs on") {
+		t.Error(err)
+	}
+	close(release)
+	<-ended
+}
+
 func TestStatusSocket(t *testing.T) {
 	c := testConfig(t)
 	serving(t, c)

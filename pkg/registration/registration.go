@@ -163,12 +163,14 @@ func (l *placed) inPlace() bool {
 	return err == nil && os.SameFile(now, l.file)
 }
 
+// NewSocket returns where the socket of a driver is made: under a name that kubelet ignores.
+func NewSocket(dir, driver string) string { return filepath.Join(dir, "."+driver+"-reg.sock") }
+
 // listen creates the socket under a name that kubelet ignores, and then renames it:
-// kubelet never finds a socket that does not answer, and does not unregister the
-// plugin when the new socket replaces an old one.
+// kubelet never finds a socket that does not answer.
 func (r *Registrar) listen() (*placed, error) {
 	path := r.Status().Socket
-	fresh := filepath.Join(r.cfg.Dir, "."+filepath.Base(path))
+	fresh := NewSocket(r.cfg.Dir, r.cfg.DriverName)
 	if err := os.Remove(fresh); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, err
 	}

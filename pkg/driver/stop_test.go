@@ -1,0 +1,80 @@
+package driver
+
+import (
+	"context"
+	"net"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/test/bufconn"
+
+	"github.com/csi-node/csi-node/test/require"
+)
+
+// hung never answers, whatever becomes of the call.
+type hung struct {
+	csi.UnimplementedIdentityServer
+	asked, release chan struct{}
+}
+
+func (h hung) Probe(context.Context, *csi.ProbeRequest) (*csi.ProbeResponse, error) {
+	close(h.asked)
+	<-h.release
+	return &csi.ProbeResponse{}, nil
+}
+
+// A call that hangs does not keep the plugin from its end, in which others would wait for
+// its locks.
+func TestServerStopsInTime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := hung{asked: make(chan struct{}), release: make(chan struct{})}
+		listener, server := bufconn.Listen(1<<10), grpc.NewServer()
+		csi.RegisterIdentityServer(server, h)
+		served := make(chan error, 1)
+		go func() { served <- server.Serve(listener) }()
+		conn, err := grpc.NewClient("passthrough:///test", grpc.WithTransportCredentials(insecure.NewCredentials()),
+			grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return listener.DialContext(ctx) }))
+		require.NoError(t, err)
+		answered := make(chan error, 1)
+		go func() {
+			_, err := csi.NewIdentityClient(conn).Probe(context.Background(), &csi.ProbeRequest{})
+			answered <- err
+		}()
+		<-h.asked
+		ended, end := context.WithCancel(t.Context())
+		end()
+		start := time.Now()
+		stopServer(ended, server)
+		if took := time.Since(start); took != stopTimeout {
+			t.Errorf("it took %s", took)
+		}
+		if err := <-answered; err == nil {
+			t.Error("the call was answered")
+		}
+		require.NoError(t, <-served)
+		close(h.release)
+		require.NoError(t, conn.Close())
+	})
+}
+
+func TestEndInTime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ended, end := context.WithCancel(t.Context())
+		release := make(chan struct{})
+		if !endInTime(ended, func() { time.Sleep(time.Hour) }) {
+			t.Error("nobody stopped it")
+		}
+		end()
+		if !endInTime(ended, func() { time.Sleep(stopTimeout / 2) }) {
+			t.Error("it ended in time")
+		}
+		if endInTime(ended, func() { <-release }) {
+			t.Error("it hangs")
+		}
+		close(release)
+	})
+}
