@@ -29,6 +29,7 @@ var serveFlags = map[string]string{
 	"lib-dir":                           "/var/lib/csi-node",
 	"pool-dir":                          "/var/lib/csi-node/pool",
 	"pool-reserve":                      "1Gi,5%",
+	"pool-require-mount":                "false",
 	"inline-max-size":                   "0",
 	"inline-max-total":                  "0",
 	"lvm-groups":                        "",
