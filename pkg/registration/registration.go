@@ -65,12 +65,19 @@ func (r *Registrar) Status() Status {
 // plugin. A socket or a directory that somebody removes is created again, so that a
 // kubelet that restarts finds it. Whatever fails is tried again.
 func (r *Registrar) Run(ctx context.Context) {
-	for ctx.Err() == nil {
-		if err := r.serve(ctx); err != nil && ctx.Err() == nil {
+	for removed := false; ctx.Err() == nil; {
+		err := r.serve(ctx)
+		again := errors.Is(err, errRemoved) && !removed
+		if err != nil && !again && ctx.Err() == nil {
 			r.fail(ctx, err)
 		}
+		removed = errors.Is(err, errRemoved)
 	}
 }
+
+// errRemoved says that the directory went away as soon as it was there. It is made again at
+// once; if that happens twice in a row, it is something else.
+var errRemoved = errors.New("the directory of the registration socket was removed; if it is a mount whose source is gone, restart the pod")
 
 // retryTime is the pause after serving failed.
 const retryTime = 10 * time.Second
@@ -103,14 +110,14 @@ func (r *Registrar) serve(ctx context.Context) error {
 	// Watching the parent notices when the directory itself is removed.
 	for _, dir := range []string{filepath.Dir(r.cfg.Dir), r.cfg.Dir} {
 		if err := watcher.Add(dir); errors.Is(err, os.ErrNotExist) {
-			return nil // Run tries again
+			return fmt.Errorf("%w: %w", errRemoved, err)
 		} else if err != nil {
 			return fmt.Errorf("watch %s: %w", dir, err)
 		}
 	}
 	listener, err := r.listen()
 	if errors.Is(err, os.ErrNotExist) {
-		return nil // Run tries again
+		return fmt.Errorf("%w: %w", errRemoved, err)
 	}
 	if err != nil {
 		return err

@@ -14,6 +14,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
+	"github.com/csi-node/csi-node/test/machine"
 	"github.com/csi-node/csi-node/test/require"
 )
 
@@ -170,4 +171,25 @@ func failed(r *Registrar) Status {
 		time.Sleep(time.Millisecond)
 	}
 	return r.Status()
+}
+
+// A directory in which nothing can be made, as its source was removed from under a mount, is
+// told, and not tried without a pause.
+func TestRegistrationDirectoryWhoseSourceIsGone(t *testing.T) {
+	machine.Kernel(t)
+	dir, source := directory(t), filepath.Join(t.TempDir(), "source")
+	for _, d := range []string{dir, source} {
+		require.NoError(t, os.Mkdir(d, 0o750))
+	}
+	require.NoError(t, unix.Mount(source, dir, "", unix.MS_BIND, ""))
+	t.Cleanup(func() { require.NoError(t, unix.Unmount(dir, unix.MNT_DETACH)) })
+	r, stop := start(t, dir)
+	defer stop()
+	asKubelet(t, filepath.Join(dir, "csi.test-reg.sock"))
+	require.NoError(t, os.RemoveAll(source))
+	for until := time.Now().Add(time.Minute); !strings.Contains(r.Status().Error, "restart the pod"); time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(until) {
+			t.Fatalf("the status is %+v", r.Status())
+		}
+	}
 }
