@@ -21,7 +21,9 @@ type cachedFacts struct {
 	raw  []byte
 }
 
-// fileState tells a file from any other, and from itself after a change.
+// fileState tells a file from any other, and from itself after a change. Before Linux 6.13
+// the kernel counts times in ticks: it does not tell a change by somebody else, to as many
+// bytes, in the 10 ms after the last one. The pool's own changes are told by forget.
 type fileState struct {
 	device, inode    uint64
 	bytes            int64
