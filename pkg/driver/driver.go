@@ -179,11 +179,12 @@ func Run(ctx context.Context, cfg Config, o Options) (err error) {
 			return err
 		}
 	}
-	if !endInTime(ctx, func() { err = p.open(ctx) }) {
+	var opened error // not err, which may be returned before it is set
+	if !endInTime(ctx, func() { opened = p.open(ctx) }) {
 		return errors.New("stopped while the storage was being opened, which does not end: perhaps a disk does not answer")
 	}
-	if err != nil {
-		return err
+	if opened != nil {
+		return opened
 	}
 	defer func() { err = errors.Join(err, p.release()) }()
 	return p.serve(ctx)

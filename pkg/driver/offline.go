@@ -133,6 +133,9 @@ func offline[T any](ctx context.Context, stateDir string, o Options, look func(*
 		defer func() { err = errors.Join(err, p.close()) }()
 		return look(p)
 	})
+	if _, late := err.(*hang.Unanswered); late {
+		err = fmt.Errorf("perhaps a disk does not answer (see dmesg): %w", err)
+	}
 	if err != nil {
 		err = fmt.Errorf("no plugin runs on %s, so the node is looked at without it: %w", stateDir, err)
 	}

@@ -2,7 +2,9 @@ package driver
 
 import (
 	"context"
+	"errors"
 	"net"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -12,6 +14,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/test/bufconn"
 
+	"github.com/csi-node/csi-node/pkg/devices"
 	"github.com/csi-node/csi-node/test/require"
 )
 
@@ -58,6 +61,31 @@ func TestServerStopsInTime(t *testing.T) {
 		require.NoError(t, <-served)
 		close(h.release)
 		require.NoError(t, conn.Close())
+	})
+}
+
+// A backend that hangs while it is opened keeps nobody from ending the plugin.
+func TestStopWhileTheStorageIsOpened(t *testing.T) {
+	c := testConfig(t)
+	synctest.Test(t, func(t *testing.T) {
+		opening, release, ended := make(chan struct{}), make(chan struct{}), make(chan struct{})
+		o := testOptions()
+		o.Backends[0].Open = func(context.Context, devices.Environment) (devices.Backend, error) {
+			defer close(ended)
+			close(opening)
+			<-release
+			return nil, errors.New("too late")
+		}
+		ctx, stop := context.WithCancel(t.Context())
+		run := make(chan error, 1)
+		go func() { run <- Run(ctx, c, o) }()
+		<-opening
+		stop()
+		if err := <-run; err == nil || !strings.Contains(err.Error(), "a disk does not answer") {
+			t.Error(err)
+		}
+		close(release)
+		<-ended
 	})
 }
 
