@@ -183,7 +183,7 @@ func (h *Host) BoundAt(ctx context.Context, device state.DeviceNumber) ([]string
 	}
 	slices.Sort(paths)
 	if len(paths) == 0 {
-		paths, _ = process.Collect(ctx, fmt.Sprintf("binds of %s", device), inOtherNamespaces(device))
+		paths, _ = process.Collect(ctx, namesTime, fmt.Sprintf("binds of %s", device), inOtherNamespaces(device))
 	}
 	return slices.Compact(paths), nil
 }

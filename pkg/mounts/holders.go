@@ -7,12 +7,20 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"time"
 
 	"github.com/moby/sys/mountinfo"
 
 	"github.com/csi-node/csi-node/pkg/filesystem"
 	"github.com/csi-node/csi-node/pkg/process"
 	"github.com/csi-node/csi-node/pkg/state"
+)
+
+// A stuck process can make a search in /proc wait for it, and so can a busy node: thousands
+// of processes, each with its files and mounts.
+const (
+	namesTime   = 2 * time.Second  // of one whose names are for a person
+	keepersTime = 20 * time.Second // of one that must end before a broken file system is mounted anew
 )
 
 // Holders names what keeps a device, as "pid 123 (bash)": processes that have a
@@ -25,7 +33,7 @@ import (
 // devices whose file has a path here. What else the kernel itself holds (swap) has
 // no process, and a file of a btrfs is known by its mount, so not once that is gone.
 func Holders(ctx context.Context, device state.DeviceNumber) []string {
-	found, _ := process.Collect(ctx, fmt.Sprintf("holders of %s", device), func(yield func(string) bool) {
+	found, _ := process.Collect(ctx, namesTime, fmt.Sprintf("holders of %s", device), func(yield func(string) bool) {
 		for name := range process.Holders(device, mountsOn(device)) {
 			if !yield(name) {
 				return
@@ -41,9 +49,9 @@ func Holders(ctx context.Context, device state.DeviceNumber) []string {
 }
 
 // Keepers names what would keep the file system on a device alive if its mounts
-// at the paths were taken away, in the words of Holders and with its limits:
-// processes that use its files, mounts below the paths, and mounts elsewhere, in
-// other mount namespaces those that would not go along by propagation.
+// at the paths were taken away, in the words of Holders and with its limits, but within
+// twenty seconds: processes that use its files, mounts below the paths, and mounts
+// elsewhere, in other mount namespaces those that would not go along by propagation.
 func (h *Host) Keepers(ctx context.Context, device state.DeviceNumber, paths []string) []string {
 	going := map[string]bool{}
 	for _, path := range paths {
@@ -51,7 +59,7 @@ func (h *Host) Keepers(ctx context.Context, device state.DeviceNumber, paths []s
 			going[filepath.Join(h.real, rel)] = true
 		}
 	}
-	found, complete := process.Collect(ctx, fmt.Sprintf("keepers of %s", device), func(yield func(string) bool) {
+	found, complete := process.Collect(ctx, keepersTime, fmt.Sprintf("keepers of %s", device), func(yield func(string) bool) {
 		for name := range process.Users(device, mountsOn(device)) {
 			if !yield(name) {
 				return

@@ -79,7 +79,7 @@ func (h *Host) users(ctx context.Context, p *place) []string {
 		if m.Mounts[0].Node { // of which an open node keeps the mount through which it was opened
 			usersOf = process.Holders
 		}
-		found, _ := process.Collect(ctx, fmt.Sprintf("users of %s", device), usersOf(device, mountsOn(device)))
+		found, _ := process.Collect(ctx, namesTime, fmt.Sprintf("users of %s", device), usersOf(device, mountsOn(device)))
 		users = append(users, found...)
 	}
 	return users

@@ -24,8 +24,7 @@ const (
 	// NameLimit is how many names Collect returns: no error text should have more.
 	NameLimit = 16
 
-	searchTime = 2 * time.Second // a stuck process can make /proc wait for it
-	maxOpeners = 5               // that Openers names
+	maxOpeners = 5 // that Openers names
 )
 
 // Mount is a mount of a file system that is on a block device.
@@ -116,11 +115,11 @@ func InOtherNamespaces(find func(proc string) (at string, found bool)) iter.Seq[
 // searches are those of Collect. A stuck process can make one hang in /proc.
 var searches hang.Calls[struct{}]
 
-// Collect gathers at most NameLimit names, for two seconds or until ctx ends, and tells
+// Collect gathers at most NameLimit names, within a time or until ctx ends, and tells
 // whether the search was complete. An incomplete one returns what it has found so far. A
 // search that hangs is left behind, and until it ends there is no other with its key.
-func Collect(ctx context.Context, key string, names iter.Seq[string]) (found []string, complete bool) {
-	ctx, cancel := context.WithTimeout(ctx, searchTime)
+func Collect(ctx context.Context, within time.Duration, key string, names iter.Seq[string]) (found []string, complete bool) {
+	ctx, cancel := context.WithTimeout(ctx, within)
 	defer cancel()
 	var mu sync.Mutex
 	_, err := searches.Do(ctx, key, hang.NoLimit, func() (struct{}, error) {
