@@ -96,31 +96,71 @@ func (e *earlier) contents(d state.Device, mounted bool) (c state.Contents, ok b
 	return c, false
 }
 
-// lookAgain is observeAlone after a step; before is what was seen before it.
-func (r *Reconciler) lookAgain(ctx context.Context, want *state.Volume, before *earlier) (state.Actual, error) {
+// lookAgain is observeAlone after a step; before is what was seen before it. It also returns
+// when the oldest of what it takes over was seen.
+func (r *Reconciler) lookAgain(ctx context.Context, want *state.Volume, before *earlier) (state.Actual, time.Time, error) {
 	switch {
 	case before.holds(want) && (before.step.onDevice() || before.step.atStage()):
-		return r.observeAfter(ctx, want, before, nil)
+		have, err := r.observeAfter(ctx, want, before, nil)
+		return have, before.at, err
 	case before.holds(want) && before.step.atTarget() && before.mounted():
 		have := *before.have
 		have.Targets = r.lookAtTargets(ctx, want, before)
 		have.Unfit = r.unfit(want, have)
-		return have, nil
+		return have, before.at, nil
 	}
-	return r.observeAfter(ctx, want, nil, r.lastAsked(want.ID))
+	began, last := time.Now(), r.lastAsked(want.ID)
+	if have, ok := r.stillMounted(ctx, want, last); ok {
+		return have, last.at, nil
+	}
+	have, err := r.observeAfter(ctx, want, nil, last.have)
+	return have, began, err
 }
 
 // lastAsked returns what was last observed of a volume of which a caller asks something;
-// nil if nobody does, so that all of it is looked at.
-func (r *Reconciler) lastAsked(id string) *state.Actual {
+// nothing if nobody does, so that all of it is looked at. It has no time, and so is too old
+// for stillMounted, if a change of the device was told since, or if callers ask for more
+// than the ends of targets.
+func (r *Reconciler) lastAsked(id string) (last earlier) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	v := r.volume(id)
-	if len(v.waiters) == 0 {
-		return nil
+	if len(v.waiters) > 0 {
+		have := v.have
+		last.want, last.have = v.want, &have
+		if !v.deviceChanged && v.onlyTargetsEnd() {
+			last.at = v.deviceSeen
+		}
 	}
-	last := v.have
-	return &last
+	v.deviceChanged = false // it is looked at now, or did not change
+	return last
+}
+
+// onlyTargetsEnd reports whether all that callers ask for is that targets are unpublished,
+// for which the device need not be asked. The caller holds mu.
+func (v *volume) onlyTargetsEnd() bool {
+	for w := range v.waiters {
+		if w.part.Kind != state.TargetKind || !w.gone || w.ends {
+			return false
+		}
+	}
+	return true
+}
+
+// stillMounted looks at the paths of a volume, and takes over what was last seen of its
+// device, if that is not too old and the same mount shows it.
+func (r *Reconciler) stillMounted(ctx context.Context, want *state.Volume, last earlier) (have state.Actual, ok bool) {
+	if !last.holds(want) || !last.mounted() {
+		return have, false
+	}
+	have = *last.have
+	have.Stage = r.look(ctx, want.Stage.Path)
+	if _, ok := contentsOfMount(last.have, have); !ok {
+		return have, false
+	}
+	have.Targets = r.lookAtTargets(ctx, want, nil)
+	have.Unfit = r.unfit(want, have)
+	return have, true
 }
 
 // contentsOfMount returns what was seen on a device before, if the same mount shows it

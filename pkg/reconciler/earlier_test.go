@@ -2,6 +2,7 @@ package reconciler
 
 import (
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/csi-node/csi-node/pkg/state"
@@ -20,7 +21,7 @@ func TestLooksOfACycle(t *testing.T) {
 		}{
 			{"stage", stage("v"), 6, 2, 0, 3},
 			{"publish", publish("v", 1), 1, 1, 2, 0},
-			{"unpublish", unpublish("v", 1), 1, 1, 3, 0},
+			{"unpublish", unpublish("v", 1), 0, 1, 3, 0},
 			{"unstage", unstage("v"), 3, 2, 0, 0},
 		} {
 			before := func(o op, key string) int { return h.k.count(o, key) }
@@ -34,6 +35,45 @@ func TestLooksOfACycle(t *testing.T) {
 		}
 		h.atRest("v")
 	})
+}
+
+// The device is not asked for the end of a target if it was seen just now beneath the same
+// mount, unless more is asked, or a change of the device was told.
+func TestEndOfATargetNeedsNoDevice(t *testing.T) {
+	for name, tt := range map[string]struct {
+		meanwhile func(h *harness)
+		asked     request
+		asks      bool
+	}{
+		"just seen":     {func(*harness) {}, unpublish("v", 1), false},
+		"seen long ago": {func(h *harness) { h.sleep(2 * takeOver) }, unpublish("v", 1), true},
+		"a publish":     {func(*harness) {}, publish("v", 3), true},
+		"torn off":      {func(h *harness) { h.k.with(func() { h.k.unmount(stagePath("v")); h.k.drift("v") }) }, unpublish("v", 1), true},
+		"its device":    {func(h *harness) { h.p.r.DeviceChanged(h.k.volumes["v"].device.number) }, unpublish("v", 1), true},
+		"its storage":   {func(h *harness) { h.p.r.VolumeChanged("v") }, unpublish("v", 1), true},
+		"all may have":  {func(h *harness) { h.p.r.AllChanged() }, unpublish("v", 1), true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(h *harness) {
+				h.volume("v")
+				h.ok(stage("v"), publish("v", 1), publish("v", 2))
+				hang := h.k.hang(opUnmount, targetPath("v", 2), true) // so that the worker is at no look of its own
+				first := h.begin(unpublish("v", 2))
+				h.pending(first)
+				tt.meanwhile(h)
+				h.k.slow(opFind, "v", 1, time.Second)
+				second := h.begin(tt.asked)
+				h.pending(second)
+				hang.open()
+				if synctest.Wait(); len(second) == 0 != tt.asks {
+					t.Errorf("the device is asked: %t", !tt.asks)
+				}
+				h.sleep(time.Second)
+				require.NoError(h.t, h.got(first))
+				require.NoError(h.t, h.got(second))
+			})
+		})
+	}
 }
 
 // What the step may have changed is never taken over, nor what could not be seen.

@@ -63,7 +63,7 @@ func TestStatusOfWhatWasAskedSince(t *testing.T) {
 	bubble(t, func(h *harness) {
 		h.volume("v")
 		h.ok(stage("v"), publish("v", 1))
-		hang := h.k.hang(opFind, "v", true)
+		hang := h.k.hang(opLook, targetPath("v", 1), true)
 		answer := h.begin(unpublish("v", 1))
 		if p := part(t, h.one(), "target "+targetPath("v", 1)); p.Is != report.UnderWay || p.Asked != "gone" {
 			t.Errorf("%+v", p)

@@ -24,8 +24,11 @@ type volume struct {
 	unseen      bool          // it was in the store at the start, and is not observed yet
 	want        *state.Volume // at the last observation
 	have        state.Actual  // never changed in place: reports share it
+	deviceSeen  time.Time     // when the device was looked at for have; zero: unknown, or steps came after
 	plan        Plan          // of the last observation, see lastPlan
 	planDropped bool          // plan settled all and was dropped, to save memory
+
+	deviceChanged bool // a change of the device was told since it was last looked at
 
 	locked  bool                 // the secret was missing or wrong, and no call has come since
 	numbers []state.DeviceNumber // its keys in Reconciler.volumesByDevice
@@ -58,12 +61,13 @@ func (r *Reconciler) forget(id string) {
 	}
 }
 
-// observed keeps the last observation of a volume.
-func (r *Reconciler) observed(id string, want *state.Volume, have state.Actual, plan Plan) {
+// observed keeps the last observation of a volume. at is when its device was looked at; zero:
+// no call is answered by that.
+func (r *Reconciler) observed(id string, want *state.Volume, have state.Actual, plan Plan, at time.Time) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	v := r.volume(id)
-	v.unseen, v.want, v.have, v.plan, v.planDropped = false, want, have, plan, false
+	v.unseen, v.want, v.have, v.deviceSeen, v.plan, v.planDropped = false, want, have, at, plan, false
 	r.index(id, v)
 }
 
@@ -72,7 +76,7 @@ func (r *Reconciler) unobserved(id string, want *state.Volume) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	v := r.volume(id)
-	v.want, v.plan, v.planDropped = want, Plan{}, false
+	v.want, v.deviceSeen, v.plan, v.planDropped = want, time.Time{}, Plan{}, false
 	clear(v.podGoneSince) // podGoneGrace starts again with the next observation
 }
 
@@ -113,6 +117,9 @@ func (r *Reconciler) begin(id string, step Step) {
 	defer r.mu.Unlock()
 	v := r.volume(id)
 	v.running, v.since, v.progress = step, time.Now(), ""
+	if step.Action != Look && !step.atTarget() {
+		v.deviceSeen = time.Time{}
+	}
 }
 
 func (r *Reconciler) end(id string) {

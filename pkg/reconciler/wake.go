@@ -21,6 +21,7 @@ func (r *Reconciler) DeviceChanged(number state.DeviceNumber) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for _, id := range r.volumesByDevice[number] {
+		r.volumes[id].deviceChanged = true
 		r.queue.Add(id)
 	}
 }
@@ -30,7 +31,8 @@ func (r *Reconciler) DeviceChanged(number state.DeviceNumber) {
 func (r *Reconciler) VolumeChanged(id string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.volumes[id] != nil {
+	if v := r.volumes[id]; v != nil {
+		v.deviceChanged = true
 		r.queue.Add(id)
 		r.wakeAwaiting(id)
 	}
@@ -40,7 +42,8 @@ func (r *Reconciler) VolumeChanged(id string) {
 func (r *Reconciler) AllChanged() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	for id := range r.volumes {
+	for id, v := range r.volumes {
+		v.deviceChanged = true
 		r.queue.Add(id)
 		r.wakeAwaiting(id)
 	}

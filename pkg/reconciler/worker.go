@@ -70,7 +70,7 @@ func (p *pass) advance(ctx context.Context) bool {
 	if want == nil {
 		want = &state.Volume{ID: p.id}
 		p.answer(ctx, want, Plan{})
-		p.r.observed(p.id, want, state.Actual{}, Plan{})
+		p.r.observed(p.id, want, state.Actual{}, Plan{}, time.Time{})
 		return false
 	}
 	for _, w := range p.waiters {
@@ -80,12 +80,8 @@ func (p *pass) advance(ctx context.Context) bool {
 	}
 	p.r.begin(p.id, Step{Action: Look})
 	began, prior := time.Now(), p.seen
-	at := began
-	if prior.holds(want) {
-		at = prior.at
-	}
 	p.seen = nil
-	have, err := p.r.lookAgain(ctx, want, prior)
+	have, at, err := p.r.lookAgain(ctx, want, prior)
 	p.r.end(p.id)
 	if ctx.Err() != nil {
 		return false // the plugin stops, and Ensure tells the callers
@@ -106,8 +102,8 @@ func (p *pass) advance(ctx context.Context) bool {
 	}
 	plan := MakePlan(want, have)
 	p.tracePlan(plan)
-	p.r.observed(p.id, want, have, plan)
-	if p.settle(ctx, want, &have, plan) {
+	p.r.observed(p.id, want, have, plan, at)
+	if p.settle(ctx, want, &have, plan, at) {
 		return true
 	}
 	step, ok := p.next(ctx, want, plan)
@@ -316,7 +312,7 @@ func (p *pass) reason(want *state.Volume, plan Plan, part state.Part) error {
 // settle brings the record up to date with what was seen: it drops tombstones that
 // hold, accepts intents that hold and withdraws refused ones. Then it answers the
 // callers. It reports whether another observation is needed.
-func (p *pass) settle(ctx context.Context, want *state.Volume, have *state.Actual, plan Plan) bool {
+func (p *pass) settle(ctx context.Context, want *state.Volume, have *state.Actual, plan Plan, at time.Time) bool {
 	var edits map[state.Part]func(*state.Volume)
 	edit := func(part state.Part, f func(*state.Volume)) {
 		if edits == nil {
@@ -360,7 +356,7 @@ func (p *pass) settle(ctx context.Context, want *state.Volume, have *state.Actua
 		p.answer(ctx, want, Plan{})
 		return false
 	}
-	p.r.observed(p.id, record, *have, MakePlan(record, *have)) // plan does not know the intents that have just taken over
+	p.r.observed(p.id, record, *have, MakePlan(record, *have), at) // plan does not know the intents that have just taken over
 	p.waitForUndo(want, plan, record)
 	p.rememberEnds(want, plan)
 	p.answer(ctx, want, plan)
