@@ -105,6 +105,7 @@ func write(t testing.TB, path string, offset int64, b []byte) {
 	}
 	_, err = f.WriteAt(b, offset)
 	must0(t, err)
+	must0(t, f.Sync()) // or the kernel writes it later, over what was written with O_DIRECT since
 	must0(t, f.Close())
 }
 

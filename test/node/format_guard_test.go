@@ -3,6 +3,7 @@ package node
 import (
 	"crypto/rand"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -238,7 +239,7 @@ func put(places map[int64]string) func(*testing.T, string) {
 			_, err := f.WriteAt([]byte(text), offset)
 			must(t, err)
 		}
-		must(t, f.Close())
+		must(t, errors.Join(f.Sync(), f.Close()))
 	}
 }
 
