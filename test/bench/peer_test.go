@@ -48,7 +48,7 @@ func wayOf(name, stateDir string) (w way, records string, err error) {
 	case bareName:
 		return &bare{devices: map[string]*os.File{}}, "", nil
 	case usualName:
-		return usual{&mount.SafeFormatAndMount{Interface: mount.New(""), Exec: utilexec.New()}}, "", nil
+		return usual{&mount.SafeFormatAndMount{Interface: mount.New(""), Exec: utilexec.New()}, &sync.Mutex{}}, "", nil
 	}
 	return nil, "", fmt.Errorf("there is no peer %q", name)
 }
@@ -308,10 +308,16 @@ func (b *bare) detach(id, _ string) error {
 	return errors.Join(unix.IoctlSetInt(int(device.Fd()), unix.LOOP_CLR_FD, 0), device.Close())
 }
 
-// usual does what other drivers do.
-type usual struct{ *mount.SafeFormatAndMount }
+// usual does what other drivers do. Its losetup names a device by a number that may be
+// another volume's by then, so one call at a time attaches or detaches.
+type usual struct {
+	*mount.SafeFormatAndMount
+	losetup *sync.Mutex
+}
 
 func (u usual) attach(_, file string) (string, error) {
+	u.losetup.Lock()
+	defer u.losetup.Unlock()
 	out, err := u.Exec.Command("losetup", "--find", "--show", file).CombinedOutput()
 	if err != nil {
 		return "", fmt.Errorf("losetup: %w\n%s", err, out)
@@ -339,6 +345,8 @@ func (u usual) mounted(path string) (bool, error) {
 func (u usual) unmount(path string) error { return mount.CleanupMountPoint(path, u, true) }
 
 func (u usual) detach(_, file string) error {
+	u.losetup.Lock()
+	defer u.losetup.Unlock()
 	out, err := u.Exec.Command("losetup", "--associated", file, "--noheadings", "--output", "NAME,BACK-FILE").CombinedOutput()
 	if err != nil {
 		return fmt.Errorf("losetup: %w\n%s", err, out)

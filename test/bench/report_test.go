@@ -319,7 +319,7 @@ All drivers were measured in one run, in turn, {{.Rounds}} rounds; a ratio is ma
 - **floor**: one gRPC handler a call, which does the same by bare system calls, and writes one record. What is slower
   than this is the plugin's own doing.
 - **bare**: the floor without records.
-- **usual**: how other drivers do it, by k8s.io/mount-utils and losetup.
+- **usual**: how other drivers do it, by k8s.io/mount-utils and losetup. It attaches or detaches one device at a time.
 
 Volumes are thin files of 10 MiB (ext4) and 300 MiB (xfs) on the disk of the machine, the records are on a tmpfs.
 
