@@ -373,6 +373,7 @@ func (p *plugin) serve(ctx context.Context) error {
 	if events != nil {
 		group.Go(func() { p.watchDevices(working, events) })
 	}
+	raiseProcessors()
 	raiseGCPercent()
 	relaxTimers()
 	group.Go(func() { releaseIdleMemory(working) })
