@@ -47,8 +47,8 @@ func room(t *testing.T, p *harness.Plugin) int64 {
 	return resp.GetAvailableCapacity()
 }
 
-// used makes thick volumes, one with a file system and one without, and writes to them. What is returned ends their use, and tells that they hold that
-// once they are used again.
+// used makes thick volumes, one with a file system and one without, writes to them, and takes them down. hold takes them up
+// and down again, and says whether they hold what was written, in blocks of their own.
 func used(t *testing.T, p *harness.Plugin) (volumes []*volume, hold func()) {
 	t.Helper()
 	for name, c := range map[string]*csi.VolumeCapability{"pvc-ext4": mountAs("ext4", singleWriter), "pvc-raw": blockAs(singleWriter)} {
