@@ -167,6 +167,11 @@ func TestSchema(t *testing.T) {
 		"storageClasses: [{parameters: {}}]",
 		"storageClasses: [{name: a, suffix: b}]",
 		"storageClasses: [{name: a, reclaimPolicy: Keep}]",
+		"extraStorageClasses: {name: a}",
+		"extraStorageClasses: [{parameters: {}}]",
+		"extraStorageClasses: [{name: a, provisioner: other.example}]", // it is always the driver
+		"sidecarSELinuxOptions: {type: 1}",
+		"sidecarSELinuxOptions: {label: spc_t}",
 		"imagePullPolicy: Sometimes",
 		"imagePullSecrets: [1]",
 		"metrics: {port: 99999}",
@@ -184,6 +189,10 @@ func TestSchema(t *testing.T) {
 		"dnsPolicy: None", // that needs nameservers
 		"{dnsPolicy: None, dnsConfig: {searches: [a.example]}}",
 		"registrar: {healthPort: 0}",
+		"registrar: {livenessProbe: {httpGet: {port: http}}}",
+		"registrar: {readinessProbe: {periodSeconds: 1}}",
+		"provisioner: {livenessProbe: {timeoutSeconds: 0}}",
+		"resizer: {livenessProbe: {periodSeconds: 10s}}",
 		"tolerations: {operator: Exists}",
 		"updateStrategy: {rollingUpdate: {maxUnavailable: most}}",
 		"updateStrategy: {rollingUpdate: {maxSurge: 1}}", // two plugins on one node: the second waits, and is never ready
@@ -250,6 +259,7 @@ inline: {enabled: false, maxSize: 0, maxTotal: "0"}
 storageClasses:
   - {name: fast, parameters: {provisioning: thin, overcommit: 1.5}, mountOptions: [noatime], allowVolumeExpansion: false, volumeBindingMode: Immediate,
      reclaimPolicy: Retain, labels: {a: b}, annotations: {c: d}, allowedTopologies: [{matchLabelExpressions: [{key: k, values: [v]}]}]}
+extraStorageClasses: [{suffix: kept, reclaimPolicy: Retain}, {name: loose, parameters: {overcommit: 2.5}, labels: {m: q}, annotations: {o: p}, mountOptions: [nodiratime]}]
 defaultStorageClass: fast
 lvm: {groups: [vg0, vg1]}
 tracing: {endpoint: "collector.example:4317", samplingRatePerMillion: 1000000}
@@ -261,8 +271,9 @@ extraArgs: [--v=5]
 extraEnv: [{name: GOGC, value: "50"}]
 extraVolumes: [{name: extra, emptyDir: {}}]
 extraVolumeMounts: [{name: extra, mountPath: /extra}]
-provisioner: {healthPort: 9001, extraArgs: [--v=4], extraEnv: [{name: HTTPS_PROXY, value: "a:1"}], extraVolumeMounts: [{name: extra, mountPath: /extra-p}]}
-resizer: {healthPort: 9002, extraArgs: [--v=4], extraEnv: [{name: HTTPS_PROXY, value: "b:1"}], extraVolumeMounts: [{name: extra, mountPath: /extra-r}]}
+provisioner: {healthPort: 9001, livenessProbe: {initialDelaySeconds: 0, timeoutSeconds: 31}, extraArgs: [--v=4], extraEnv: [{name: HTTPS_PROXY, value: "a:1"}], extraVolumeMounts: [{name: extra, mountPath: /extra-p}]}
+sidecarSELinuxOptions: {type: spc_t, level: s0}
+resizer: {healthPort: 9002, livenessProbe: {periodSeconds: 121, failureThreshold: 7}, extraArgs: [--v=4], extraEnv: [{name: HTTPS_PROXY, value: "b:1"}], extraVolumeMounts: [{name: extra, mountPath: /extra-r}]}
 test: {image: {registry: t.example}, storageClass: slow, size: 1Gi, nodeSelector: {kubernetes.io/hostname: one}}
 initContainers: [{name: first, image: "x:1"}]
 extraContainers: [{name: more, image: "x:1"}]
@@ -297,6 +308,10 @@ func TestValues(t *testing.T) {
 			"image: global.example/csi-node/csi-node:v", "image: global.example/library/busybox:1"}, []string{"mirror.example"}},
 		{"{dnsPolicy: None, dnsConfig: {nameservers: [10.0.0.10]}}", []string{"dnsPolicy: None", "10.0.0.10"}, nil},
 		{"registrar: {extraEnv: [{name: A, value: b}], extraVolumeMounts: [{name: extra, mountPath: /extra}]}", []string{"name: A\n", "mountPath: /extra\n"}, nil},
+		{"registrar: {livenessProbe: {failureThreshold: 4}}", []string{"port: registrar}\n            failureThreshold: 4\n            initialDelaySeconds: 10\n"}, nil},
+		{"registrar: {livenessProbe: {periodSeconds: null}}", []string{"port: registrar}\n            initialDelaySeconds: 10\n            timeoutSeconds: 5\n"}, nil},
+		{"extraStorageClasses: [{suffix: more}]\ndefaultStorageClass: csi-node-more", []string{"name: csi-node-local\n", "name: csi-node-more\n", "is-default-class", "storageClassName: csi-node-local\n"}, []string{"seLinuxOptions"}},
+		{"storageClasses: []\nextraStorageClasses: [{name: only}]", []string{"storageClassName: only\n"}, []string{"csi-node-local"}},
 		{"test: {tolerations: [{key: dedicated}]}", []string{"- key: dedicated\n"}, nil},
 		{"fullnameOverride: short", []string{"name: short-local\n", "kind: DaemonSet\nmetadata:\n  name: short\n", "storageClassName: short-local\n"}, nil},
 		{"nameOverride: disks", []string{"name: csi-node-disks-thin\n", "name: csi-node-disks-test\n"}, nil},
@@ -313,6 +328,9 @@ func TestValues(t *testing.T) {
 			"--lvm-groups=vg0,vg1\n", "mountPath: /run/lock/lvm", "mountPath: /lib/modules, readOnly: true", "path: /run/lock/lvm, type: DirectoryOrCreate", "path: /lib/modules, type: Directory",
 			"--tracing-endpoint=collector.example:4317\n", "--tracing-sampling-rate-per-million=1000000\n", "dnsPolicy: ClusterFirstWithHostNet",
 			"probe, live, --timeout=18s]", "failureThreshold: 9", "timeoutSeconds: 20", "probe, ready, --timeout=14s]", "periodSeconds: 20",
+			"port: provisioner}\n            failureThreshold: 5\n            initialDelaySeconds: 0\n            periodSeconds: 60\n            timeoutSeconds: 31\n",
+			"port: resizer}\n            failureThreshold: 7\n            initialDelaySeconds: 10\n            periodSeconds: 121\n            timeoutSeconds: 10\n",
+			"name: csi-node-storage-kept\n", "name: loose\n", `overcommit: "2.5"`, "nodiratime", "m: q", "o: p",
 			"namespace: monitors", "namespace: rules", "team: drivers", "why: policy", "namespaceSelector: {matchNames: [csi-node]}",
 			"e: f", "g: h", "name: storage, namespace: csi-node", "interval: 30s", "release: prometheus", "grafana_dashboard: \"1\"", "namespace: grafana", "policyTypes: [Ingress, Egress]", "path: /data/kubelet, type: Directory"},
 			[]string{"node-driver-registrar:v", "prometheus.io/scrape", "csi-node.local\n", "/var/lib/kubelet", "tolerations", "priorityClassName"}},
@@ -344,15 +362,17 @@ func TestValues(t *testing.T) {
 // TestValuesThatDoNotFitTogether: they are refused, with what does not fit.
 func TestValuesThatDoNotFitTogether(t *testing.T) {
 	for values, says := range map[string]string{
-		"defaultStorageClass: thin":                                "defaultStorageClass thin is not in storageClasses, which has csi-node-local, csi-node-xfs, csi-node-thin",
-		"{defaultStorageClass: csi-node-thin, storageClasses: []}": "defaultStorageClass csi-node-thin is not in storageClasses",
-		"storageClasses: [{name: csi-node-thin}, {suffix: thin}]":  "storageClasses has two classes csi-node-thin",
-		"provisioner: {enabled: false}":                            "set storageClasses to []",
-		"metrics: {port: 0, podMonitor: {enabled: true}}":          "podMonitor.enabled needs a metrics.port",
-		"metrics: {port: 9809}":                                    "must differ: they are [9809 9809 9807 9808]",
-		"resizer: {healthPort: 9807}":                              "must differ",
-		"pool: {dir: /usr/local/pool}":                             "needs its own /usr/local",
-		"pool: {dir: /var/lib/kubelet/pool}":                       "needs its own /var/lib/kubelet",
+		"defaultStorageClass: thin":                                                             "defaultStorageClass thin is not one of the classes, which are csi-node-local, csi-node-xfs, csi-node-thin",
+		"{defaultStorageClass: csi-node-thin, storageClasses: []}":                              "defaultStorageClass csi-node-thin is not one of the classes",
+		"storageClasses: [{name: csi-node-thin}, {suffix: thin}]":                               "have two classes csi-node-thin",
+		"extraStorageClasses: [{name: csi-node-thin}]":                                          "have two classes csi-node-thin",
+		"{provisioner: {enabled: false}, storageClasses: [], extraStorageClasses: [{name: a}]}": "extraStorageClasses to []",
+		"provisioner: {enabled: false}":                                                         "set storageClasses and extraStorageClasses to []",
+		"metrics: {port: 0, podMonitor: {enabled: true}}":                                       "podMonitor.enabled needs a metrics.port",
+		"metrics: {port: 9809}":                                                                 "must differ: they are [9809 9809 9807 9808]",
+		"resizer: {healthPort: 9807}":                                                           "must differ",
+		"pool: {dir: /usr/local/pool}":                                                          "needs its own /usr/local",
+		"pool: {dir: /var/lib/kubelet/pool}":                                                    "needs its own /var/lib/kubelet",
 	} {
 		if text, err := tryHelm(t, usual, values); err == nil || !strings.Contains(err.Error(), says) {
 			t.Errorf("with %s Helm says %v and makes\n%s", values, err, text)

@@ -1,6 +1,7 @@
 package deploy
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -94,3 +95,43 @@ func (s sample) H() *histogram.Histogram       { return nil }
 func (s sample) FH() *histogram.FloatHistogram { return nil }
 func (s sample) Type() chunkenc.ValueType      { return chunkenc.ValFloat }
 func (s sample) Copy() chunks.Sample           { return s }
+
+// TestQueriesOfThePage: the queries in docs/metrics.md about full claims find those, and neither one that has room, nor a
+// btrfs, which counts no inodes, nor a raw block volume, of which kubelet tells the capacity alone.
+func TestQueriesOfThePage(t *testing.T) {
+	series := func(claim string, values map[string]string) (text string) {
+		for name, value := range values {
+			text += fmt.Sprintf("kubelet_volume_stats_%s{namespace=\"default\", persistentvolumeclaim=%q} %s\n", name, claim, value)
+		}
+		return text
+	}
+	const hours = "x420" // of 60 minutes, seven
+	with := func(changed ...string) map[string]string {
+		values := map[string]string{
+			"capacity_bytes": "1000" + hours, "used_bytes": "100" + hours, "available_bytes": "900" + hours,
+			"inodes": "1000" + hours, "inodes_used": "100" + hours, "inodes_free": "900" + hours,
+		}
+		for i := 0; i < len(changed); i += 2 {
+			values[changed[i]] = changed[i+1] + hours
+		}
+		return values
+	}
+	all := load(t, time.Now().Add(-8*time.Hour), strings.TrimSpace(series("well", with())+
+		series("full", with("used_bytes", "950", "available_bytes", "50"))+
+		series("fills", with("used_bytes", "600+0.1", "available_bytes", "400-0.1"))+
+		series("many files", with("inodes_free", "50", "inodes_used", "950"))+
+		series("btrfs", with("inodes", "0", "inodes_free", "0", "inodes_used", "0"))+
+		series("raw", with("used_bytes", "0", "available_bytes", "0", "inodes", "0", "inodes_free", "0", "inodes_used", "0"))))
+	blocks := strings.Split(read(t, "../../docs/metrics.md"), "```promql\n")[1:]
+	if len(blocks) != 3 {
+		t.Fatalf("docs/metrics.md has %d queries", len(blocks))
+	}
+	for i, want := range []string{"full", "fills", "many files"} {
+		query, _, _ := strings.Cut(blocks[i], "```")
+		found, err := all.ask(t, query, 7*time.Hour)
+		must(t, err)
+		if len(found) != 1 || found[0].Metric.Get("persistentvolumeclaim") != want {
+			t.Errorf("%sfinds %v, and not only %q", query, found, want)
+		}
+	}
+}

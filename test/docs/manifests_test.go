@@ -27,6 +27,7 @@ var types = map[string]func() any{
 	"rbac.authorization.k8s.io/v1 RoleBinding":      func() any { return new(rbacv1.RoleBinding) },
 	"storage.k8s.io/v1 CSIDriver":                   func() any { return new(storagev1.CSIDriver) },
 	"storage.k8s.io/v1 StorageClass":                func() any { return new(storagev1.StorageClass) },
+	"storage.k8s.io/v1 CSIStorageCapacity":          func() any { return new(storagev1.CSIStorageCapacity) },
 	"kustomize.config.k8s.io/v1beta1 Kustomization": nil,
 	"monitoring.coreos.com/v1 PodMonitor":           nil,
 	"monitoring.coreos.com/v1 PrometheusRule":       nil,

@@ -127,6 +127,27 @@ func TestLooks(t *testing.T) {
 	s.remove("pod/pod", "persistentvolumeclaim/data")
 }
 
+// TestOperates: by the commands of docs/operate.md the files of a volume get into a new one, and a node is kept by the
+// autoscaler.
+func TestOperates(t *testing.T) {
+	s := newSpace(t)
+	s.apply(claim("old", "csi-node-local", "32Mi"), pod("old", "old", "echo kept > /data/file; "+idle), claim("new", "csi-node-local", "32Mi"), pod("new", "new", idle))
+	s.ready("old")
+	s.ready("new")
+	follow(t, "../..", documented(t, "docs/operate.md", "- **File by file**",
+		"NEW-POD", "--namespace="+s.name+" new", "POD", "--namespace="+s.name+" old", "data.tar", filepath.Join(t.TempDir(), "data.tar"))...)
+	if out := s.kubectl("exec", "new", "--", "cat", "/data/file"); strings.TrimSpace(out) != "kept" {
+		t.Errorf("the new volume holds %q", out)
+	}
+	const annotation = "cluster-autoscaler.kubernetes.io/scale-down-disabled"
+	follow(t, "../..", documented(t, "docs/operate.md", "protect each node that has volumes", "NODE", nodeName)...)
+	if out := kubectl(t, "get", "node", nodeName, "--output=jsonpath={.metadata.annotations}"); !strings.Contains(out, `"`+annotation+`":"true"`) {
+		t.Errorf("the node has the annotations %s", out)
+	}
+	kubectl(t, "annotate", "node", nodeName, annotation+"-")
+	s.remove("pod/old", "pod/new", "persistentvolumeclaim/old", "persistentvolumeclaim/new")
+}
+
 // TestExamples: the examples run that need no disk, volume group or encryption of the node, and so does the pod on
 // docs/volumes.md. The first of them is run by TestTakenOff, and those of a disk and of a volume that is there by tests of
 // their own.

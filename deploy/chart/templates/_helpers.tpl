@@ -64,7 +64,12 @@ imagePullSecrets:
 {{- end }}
 {{- end -}}
 
-{{/* The name of a class: a list of the root context and of an item of storageClasses. */}}
+{{/* All classes, as JSON. */}}
+{{- define "csi-node.classes" -}}
+{{- concat (.Values.storageClasses | default list) (.Values.extraStorageClasses | default list) | toJson -}}
+{{- end -}}
+
+{{/* The name of a class: a list of the root context and of one of csi-node.classes. */}}
 {{- define "csi-node.className" -}}
 {{- $class := index . 1 -}}
 {{- get $class "name" | default (printf "%s-%s" (include "csi-node.name" (index . 0)) (get $class "suffix")) -}}
@@ -78,12 +83,25 @@ allowPrivilegeEscalation: false
 capabilities: {drop: [ALL]}
 readOnlyRootFilesystem: true
 seccompProfile: {type: RuntimeDefault}
+{{- with .Values.sidecarSELinuxOptions }}
+seLinuxOptions:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end -}}
+
+{{/* The values of a sidecar's probe. Kubernetes decides those that are null. */}}
+{{- define "csi-node.timing" -}}
+{{- range $name, $value := . -}}
+{{- if not (kindIs "invalid" $value) }}
+{{ $name }}: {{ int $value }}
+{{- end -}}
+{{- end -}}
 {{- end -}}
 
 {{/* Refuses values that do not fit together. What one value alone may be is in values.schema.json. */}}
 {{- define "csi-node.check" -}}
-{{- if and .Values.storageClasses (not .Values.provisioner.enabled) -}}
-{{- fail "without provisioner.enabled nothing makes the volumes of classes: set storageClasses to []" -}}
+{{- if and (include "csi-node.classes" . | fromJsonArray) (not .Values.provisioner.enabled) -}}
+{{- fail "without provisioner.enabled nothing makes the volumes of classes: set storageClasses and extraStorageClasses to []" -}}
 {{- end -}}
 {{- if and .Values.metrics.podMonitor.enabled (not .Values.metrics.port) -}}
 {{- fail "metrics.podMonitor.enabled needs a metrics.port" -}}
