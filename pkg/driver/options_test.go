@@ -325,7 +325,7 @@ func TestReadyWhileItServes(t *testing.T) {
 		for _, f := range p.storage(t.Context()) {
 			health += f.Reason + " "
 		}
-		if ready := p.checks()[0](t.Context()); ready != test.ready || health != test.health {
+		if ready := p.newNeeds().checks[0](t.Context()); ready != test.ready || health != test.health {
 			t.Errorf("%s: ready %v, storage %v", title, ready, health)
 		}
 	}

@@ -102,7 +102,7 @@ func (p *plugin) serveCSI(t *testing.T, listener net.Listener) {
 func TestHealthEndpoints(t *testing.T) {
 	p := openPlugin(t)
 	probe := func() error {
-		i := &identity{checks: p.checks()}
+		i := &identity{needs: p.needs}
 		resp, err := i.Probe(t.Context(), &csi.ProbeRequest{})
 		if err == nil && !resp.GetReady().GetValue() {
 			return errors.New("not ready")
