@@ -253,6 +253,7 @@ func (p *plugin) openVolumes(ctx context.Context) (err error) {
 		return err
 	}
 	p.needs = p.newNeeds()
+	p.metrics.addReadiness(p.needs)
 	if p.inline, err = p.inlineVolumes(ctx); err != nil {
 		return err
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"k8s.io/klog/v2"
@@ -18,6 +19,7 @@ import (
 type needs struct {
 	checks []func(context.Context) error // of everything that may go missing while the plugin runs
 	looks  hang.Calls[struct{}]
+	lacked atomic.Bool // something was missing in the last round that ended
 }
 
 func (p *plugin) newNeeds() *needs {
@@ -45,12 +47,23 @@ func (n *needs) missing(ctx context.Context) error {
 	return nil
 }
 
+// ready tells what Probe would, and waits for so long at most. Until a round has ended, or
+// has taken checkTime, the last one counts.
+func (n *needs) ready(wait time.Duration) bool {
+	err := n.look(context.Background(), wait)
+	if late, is := err.(*hang.Unanswered); is {
+		return time.Since(late.Since) >= checkTime || !n.lacked.Load()
+	}
+	return err == nil
+}
+
 // look waits for a round of checks, for so long at most, and returns what is missing. The
 // error is a *hang.Unanswered if the round goes on.
 func (n *needs) look(ctx context.Context, wait time.Duration) error {
 	waiting, stop := context.WithTimeout(ctx, wait)
 	defer stop()
-	_, _, err := n.looks.Join(waiting, "", hang.NoLimit, func() (struct{}, error) {
+	_, _, err := n.looks.Join(waiting, "", hang.NoLimit, func() (_ struct{}, err error) {
+		defer func() { n.lacked.Store(err != nil) }()
 		for _, check := range n.checks {
 			if err := check(context.WithoutCancel(ctx)); err != nil {
 				return struct{}{}, err

@@ -132,6 +132,9 @@ func TestHealthEndpoints(t *testing.T) {
 		}
 	}
 	require.NoError(t, probe())
+	if _, body := p.get(t, "/metrics"); !strings.Contains(body, "\ncsi_node_ready 1\n") {
+		t.Errorf("with a pool: %s", body)
+	}
 	if s := p.storage(t.Context()); len(s) > 0 {
 		t.Errorf("the pool: %v", s)
 	}
@@ -145,6 +148,9 @@ func TestHealthEndpoints(t *testing.T) {
 	}
 	if code, body := p.get(t, "/readyz"); code != http.StatusServiceUnavailable || body != "not ready: `"+program+" probe ready` says why\n" {
 		t.Errorf("without a pool: %d %q", code, body)
+	}
+	if _, body := p.get(t, "/metrics"); !strings.Contains(body, "\ncsi_node_ready 0\n") {
+		t.Errorf("without a pool: %s", body)
 	}
 	if err := probe(); state.ClassOf(err) != state.FailedPrecondition || !strings.Contains(err.Error(), p.poolDir()) {
 		t.Errorf("without a pool Probe says %v", err)

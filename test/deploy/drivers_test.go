@@ -55,6 +55,10 @@ var alertSeries = map[string]struct{ ill, well string }{
 		`csi_node_lvm_seen_timestamp_seconds{} 0x60`,
 		`csi_node_lvm_seen_timestamp_seconds{} 1e10x60`,
 	},
+	"CSINodeNotReady": {
+		`csi_node_ready{} 0x60`,
+		`csi_node_ready{} 1x60`,
+	},
 	"CSINodeNotRegistered": {
 		`csi_node_registered{} 0x60`,
 		`csi_node_registered{} 1x60`,
