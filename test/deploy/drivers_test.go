@@ -94,6 +94,18 @@ func TestAlertsTellDriversApart(t *testing.T) {
 	}
 }
 
+// TestDownIsOfDrivers: a scrape that fails of another job, also one that asks the same container, is no driver's.
+func TestDownIsOfDrivers(t *testing.T) {
+	s := load(t, time.Now().Add(-time.Hour), `up{container="csi-node", job="all-pods", namespace="csi-node", pod="p"} 0x60
+		up{container="prometheus", job="prometheus"} 0x60
+		up{container="other", driver="fast.example", job="other", node="one"} 0x60`)
+	for _, r := range rules(t) {
+		if found, err := s.ask(t, r.Expr, 50*time.Minute); err != nil || len(found) > 0 {
+			t.Errorf("%s finds %v: %v", r.Alert, found, err)
+		}
+	}
+}
+
 // TestDashboardTellsDriversApart: whatever a panel shows is of the drivers and nodes that are chosen.
 func TestDashboardTellsDriversApart(t *testing.T) {
 	seen := 0
