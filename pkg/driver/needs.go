@@ -99,13 +99,10 @@ func (p *plugin) storage(ctx context.Context) []report.Finding {
 	return p.checkStorage(ctx, storageTime, 0)
 }
 
-// storageProblems is storage in sentences. It waits for the given time. A backend that has
-// not answered by then is named only if its check has been running for storageTime.
-func (p *plugin) storageProblems(wait time.Duration) (all []string) {
-	for _, f := range p.checkStorage(context.Background(), wait, storageTime) {
-		all = append(all, f.Message)
-	}
-	return all
+// storageProblems is storage for a report, which waits for the given time. A backend that
+// has not answered by then is named only if its check has been running for storageTime.
+func (p *plugin) storageProblems(wait time.Duration) []report.StorageProblem {
+	return report.StorageProblems(p.checkStorage(context.Background(), wait, storageTime))
 }
 
 // checkStorage waits for the check of each backend, and reports those whose check has been
@@ -128,7 +125,9 @@ func (p *plugin) checkStorage(ctx context.Context, wait, silence time.Duration) 
 				return struct{}{}, place.Check(ctx)
 			})
 			if late, is := err.(*hang.Unanswered); is {
-				err = nil
+				if err = nil; i == 0 {
+					late = p.longerSilent(late)
+				}
 				if time.Since(late.Since) >= silence {
 					err = fmt.Errorf("the backend %s: %w", b.name, late)
 				}
@@ -138,4 +137,16 @@ func (p *plugin) checkStorage(ctx context.Context, wait, silence time.Duration) 
 	}
 	asked.Wait()
 	return report.StorageHealth(errs)
+}
+
+// longerSilent returns the check of the default backend that has hung longer: the one that
+// is given, or that of Probe, which kubelet asks again and again.
+func (p *plugin) longerSilent(late *hang.Unanswered) *hang.Unanswered {
+	if p.needs == nil { // no plugin runs
+		return late
+	}
+	if probe, is := p.needs.look(context.Background(), 0).(*hang.Unanswered); is && probe.Since.Before(late.Since) {
+		return probe
+	}
+	return late
 }

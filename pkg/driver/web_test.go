@@ -158,7 +158,7 @@ func TestHealthEndpoints(t *testing.T) {
 	if s := p.storage(t.Context()); len(s) != 1 || s[0].Reason != "PoolUnusable" {
 		t.Errorf("without a pool the storage is %v", s)
 	}
-	if _, body := get(t, status, "/status"); !strings.Contains(body, `"storageProblems":["`) || !strings.Contains(body, p.poolDir()) {
+	if _, body := get(t, status, "/status"); !strings.Contains(body, `"storageProblems":[{"reason":"PoolUnusable","message":"`) || !strings.Contains(body, p.poolDir()) {
 		t.Errorf("without a pool the status is %s", body)
 	}
 	if code, _ := p.get(t, "/other"); code != http.StatusNotFound {
