@@ -153,7 +153,8 @@ type plugin struct {
 	tracing    *tracing.Tracing // nil: nothing is traced
 	refusals   refusals
 	listing    hang.Calls[Inventory]
-	looks      hang.Calls[struct{}]    // checks of the backends, by name
+	looks      hang.Calls[struct{}] // checks of the backends, by name
+	needs      *needs
 	registrar  *registration.Registrar // nil when somebody else registers the plugin
 }
 
@@ -251,6 +252,8 @@ func (p *plugin) openVolumes(ctx context.Context) (err error) {
 	if err := p.openBackends(ctx, false); err != nil {
 		return err
 	}
+	p.needs = p.newNeeds()
+	p.metrics.addReadiness(p.needs)
 	if p.inline, err = p.inlineVolumes(ctx); err != nil {
 		return err
 	}
@@ -432,7 +435,7 @@ func (p *plugin) grpcServer() (*grpc.Server, error) {
 		Storage:       p.storage,
 	}
 	services := services{
-		identity: &identity{name: p.DriverName, version: p.options.version(), capabilities: p.capabilities(), checks: p.checks()},
+		identity: &identity{name: p.DriverName, version: p.options.version(), capabilities: p.capabilities(), needs: p.needs},
 		node:     withTopology{nodeserver.New(node), p.properties.NodeLocal, p.options.Topology}, controller: p.controller, more: p.options.Services,
 	}
 	if p.options.Identity != nil {

@@ -13,7 +13,7 @@ import (
 func TestProbeWithAHungCheck(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		hang, looks := make(chan struct{}), 0
-		i := &identity{checks: []func(context.Context) error{func(context.Context) error { looks++; <-hang; return nil }}}
+		i := &identity{needs: &needs{checks: []func(context.Context) error{func(context.Context) error { looks++; <-hang; return nil }}}}
 		for range 5 {
 			if resp, err := i.Probe(context.Background(), &csi.ProbeRequest{}); err != nil || !resp.GetReady().GetValue() {
 				t.Errorf("%v, %v", resp, err)

@@ -124,10 +124,18 @@ func (c *volumesByState) Collect(out chan<- prometheus.Metric) {
 
 // addRegistration adds whether kubelet has registered the plugin.
 func (m *metrics) addRegistration(registered func() bool) {
-	m.registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
-		Name: "csi_node_registered", Help: "1 if kubelet has registered the plugin, which serves its own registration (--registration-dir).",
-	}, func() float64 {
-		if registered() {
+	m.addTruth("csi_node_registered", "1 if kubelet has registered the plugin, which serves its own registration (--registration-dir).", registered)
+}
+
+// addReadiness adds whether the plugin has all that it needs.
+func (m *metrics) addReadiness(n *needs) {
+	m.addTruth("csi_node_ready", "1 if the plugin has all that it needs to serve, as Probe tells it.", func() bool { return n.ready(measureWait) })
+}
+
+// addTruth adds a gauge that is 1 while something is true, and else 0.
+func (m *metrics) addTruth(name, help string, is func() bool) {
+	m.registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: help}, func() float64 {
+		if is() {
 			return 1
 		}
 		return 0
@@ -158,8 +166,8 @@ func (m *metrics) places(wait time.Duration) []report.Place {
 	return all
 }
 
-// measureWait is how long a scrape waits for the measurement of a backend. After that
-// it shows the last measurement, with its time.
+// measureWait is how long a scrape waits for the measurement of a backend, and for the
+// checks of what the plugin needs. After that it shows the last measurement, with its time.
 const measureWait = 2 * time.Second
 
 // backendUse shows how the storage of a backend is used. At most one measurement is

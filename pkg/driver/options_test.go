@@ -325,7 +325,7 @@ func TestReadyWhileItServes(t *testing.T) {
 		for _, f := range p.storage(t.Context()) {
 			health += f.Reason + " "
 		}
-		if ready := p.checks()[0](t.Context()); ready != test.ready || health != test.health {
+		if ready := p.newNeeds().checks[0](t.Context()); ready != test.ready || health != test.health {
 			t.Errorf("%s: ready %v, storage %v", title, ready, health)
 		}
 	}
@@ -353,8 +353,9 @@ func TestStorageThatHangs(t *testing.T) {
 				return errors.New("no such disk")
 			}}},
 		}}
+		away := report.StorageProblem{Reason: report.PoolUnusable, Message: "no such disk"}
 		begin := time.Now()
-		if got := p.storageProblems(placesWait); !slices.Equal(got, []string{"no such disk"}) || time.Since(begin) != placesWait {
+		if got := p.storageProblems(placesWait); !slices.Equal(got, []report.StorageProblem{away}) || time.Since(begin) != placesWait {
 			t.Errorf("after %s a report tells %q", time.Since(begin), got)
 		}
 		silent := "the backend silent: no answer since " + begin.UTC().Format(time.RFC3339) + ": context deadline exceeded"
@@ -363,7 +364,7 @@ func TestStorageThatHangs(t *testing.T) {
 		if got := p.storage(t.Context()); !slices.Equal(got, want) || time.Since(begin) != storageTime {
 			t.Errorf("after %s the health is %+v", time.Since(begin), got)
 		}
-		if got := p.storageProblems(placesWait); !slices.Equal(got, []string{silent, "no such disk"}) {
+		if got := p.storageProblems(placesWait); !slices.Equal(got, []report.StorageProblem{{Reason: report.PoolUnusable, Message: silent}, away}) {
 			t.Errorf("of one that hangs a report tells %q", got)
 		}
 		if n := asked.Load(); n != 1 {
@@ -371,8 +372,34 @@ func TestStorageThatHangs(t *testing.T) {
 		}
 		close(hung)
 		synctest.Wait()
-		if got := p.storageProblems(placesWait); !slices.Equal(got, []string{"no such disk"}) {
+		if got := p.storageProblems(placesWait); !slices.Equal(got, []report.StorageProblem{away}) {
 			t.Errorf("once it answers, a report tells %q", got)
+		}
+	})
+}
+
+// Of a default backend that does not answer Probe, which kubelet asks all the time, already
+// the first report tells, and since when.
+func TestStorageThatHangsForProbe(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		hung := make(chan struct{})
+		defer close(hung)
+		p := &plugin{backends: []backend{{"silent", checked{fakeBackend{}, func(context.Context) error { <-hung; return nil }}}}}
+		p.needs = &needs{checks: []func(context.Context) error{p.defaultStorage()}}
+		begin := time.Now()
+		if err := p.needs.missing(t.Context()); err != nil {
+			t.Error(err)
+		}
+		if got := p.storageProblems(placesWait); got != nil {
+			t.Errorf("after %s a report tells %q", time.Since(begin), got)
+		}
+		time.Sleep(storageTime - time.Since(begin) - placesWait)
+		want := []report.StorageProblem{{Reason: report.PoolUnusable, Message: "the backend silent: no answer since " + begin.UTC().Format(time.RFC3339) + ": context deadline exceeded"}}
+		for range 2 {
+			if got := p.storageProblems(placesWait); !slices.Equal(got, want) {
+				t.Errorf("after %s a report tells %q", time.Since(begin), got)
+			}
+			time.Sleep(time.Hour)
 		}
 	})
 }

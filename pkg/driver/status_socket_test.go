@@ -66,7 +66,7 @@ func TestStatusWithoutPlugin(t *testing.T) {
 	// With its pool away a plugin may not start, and that is when this is asked for.
 	require.NoError(t, os.Rename(p.poolDir(), p.poolDir()+".away"))
 	away, err := ReadReport(t.Context(), p.StateDir, testOptions())
-	if err != nil || len(away.Volumes) != 1 || len(away.StorageProblems) != 1 || !strings.Contains(away.StorageProblems[0], p.poolDir()) {
+	if err != nil || len(away.Volumes) != 1 || len(away.StorageProblems) != 1 || away.StorageProblems[0].Reason != report.PoolUnusable || !strings.Contains(away.StorageProblems[0].Message, p.poolDir()) {
 		t.Errorf("without the pool: %+v (%v)", away, err)
 	}
 	require.NoError(t, os.Rename(p.poolDir()+".away", p.poolDir()))

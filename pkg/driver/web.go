@@ -176,7 +176,7 @@ func (p *plugin) probes() (live, ready func(context.Context) error) {
 		_, err, _ := looks.Do("", func() (any, error) { return nil, p.socketAnswers(context.WithoutCancel(ctx)) })
 		return err
 	}
-	return live, (&identity{checks: p.checks()}).healthy
+	return live, p.needs.missing
 }
 
 // socketTime bounds how long the CSI socket may take to answer.

@@ -102,7 +102,7 @@ func (p *plugin) serveCSI(t *testing.T, listener net.Listener) {
 func TestHealthEndpoints(t *testing.T) {
 	p := openPlugin(t)
 	probe := func() error {
-		i := &identity{checks: p.checks()}
+		i := &identity{needs: p.needs}
 		resp, err := i.Probe(t.Context(), &csi.ProbeRequest{})
 		if err == nil && !resp.GetReady().GetValue() {
 			return errors.New("not ready")
@@ -132,6 +132,9 @@ func TestHealthEndpoints(t *testing.T) {
 		}
 	}
 	require.NoError(t, probe())
+	if _, body := p.get(t, "/metrics"); !strings.Contains(body, "\ncsi_node_ready 1\n") {
+		t.Errorf("with a pool: %s", body)
+	}
 	if s := p.storage(t.Context()); len(s) > 0 {
 		t.Errorf("the pool: %v", s)
 	}
@@ -146,13 +149,16 @@ func TestHealthEndpoints(t *testing.T) {
 	if code, body := p.get(t, "/readyz"); code != http.StatusServiceUnavailable || body != "not ready: `"+program+" probe ready` says why\n" {
 		t.Errorf("without a pool: %d %q", code, body)
 	}
+	if _, body := p.get(t, "/metrics"); !strings.Contains(body, "\ncsi_node_ready 0\n") {
+		t.Errorf("without a pool: %s", body)
+	}
 	if err := probe(); state.ClassOf(err) != state.FailedPrecondition || !strings.Contains(err.Error(), p.poolDir()) {
 		t.Errorf("without a pool Probe says %v", err)
 	}
 	if s := p.storage(t.Context()); len(s) != 1 || s[0].Reason != "PoolUnusable" {
 		t.Errorf("without a pool the storage is %v", s)
 	}
-	if _, body := get(t, status, "/status"); !strings.Contains(body, `"storageProblems":["`) || !strings.Contains(body, p.poolDir()) {
+	if _, body := get(t, status, "/status"); !strings.Contains(body, `"storageProblems":[{"reason":"PoolUnusable","message":"`) || !strings.Contains(body, p.poolDir()) {
 		t.Errorf("without a pool the status is %s", body)
 	}
 	if code, _ := p.get(t, "/other"); code != http.StatusNotFound {

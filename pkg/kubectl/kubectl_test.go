@@ -39,7 +39,7 @@ case "$*" in
 *"exec --namespace=csi-node plugin-b "*)
 	if [ -e "$FAKE/silent" ]; then echo "error dialing backend" >&2; exit 1; fi
 	case "$*" in
-	*status*) echo '{"running":true,"driver":"x","volumes":[{"volume":"vol-2","device":"x","parts":[{"part":"stage","asked":"staged at /x","is":"failing","error":"boom"}]}],"storage":[{"backend":"pool","values":[{"name":"size_bytes","value":4096},{"name":"free_bytes","value":1024}]}]}' ;;
+	*status*) echo '{"running":true,"driver":"x","volumes":[{"volume":"vol-2","device":"x","parts":[{"part":"stage","asked":"staged at /x","is":"failing","error":"boom"}]}],"storage":[{"backend":"pool","values":[{"name":"size_bytes","value":4096},{"name":"free_bytes","value":1024}]}],"storageProblems":[{"reason":"PoolFull","message":"the pool /p is nearly full"}]}' ;;
 	*) echo "b says: $*" ;;
 	esac ;;
 *"exec --namespace=csi-node plugin-a "*)
@@ -92,7 +92,7 @@ func TestStatus(t *testing.T) {
 	dir := fake(t)
 	out, _, err := run(t, "status", "--context", "c1")
 	lines := strings.Split(out, "\n")
-	if err != nil || !strings.HasPrefix(lines[0], "NODE  VOLUME") || !strings.HasPrefix(lines[1], "a     default/data  default/writer") || !strings.HasPrefix(lines[2], "b     vol-2         stage") || strings.TrimSpace(lines[3]) != "boom" {
+	if err != nil || !strings.HasPrefix(lines[0], "NODE  VOLUME") || !strings.HasPrefix(lines[1], "a     default/data  default/writer") || !strings.HasPrefix(lines[2], "b     vol-2         stage") || strings.TrimSpace(lines[3]) != "boom" || lines[len(lines)-2] != "Node b: storage: PoolFull: the pool /p is nearly full" {
 		t.Errorf("prints (%v)\n%s", err, out)
 	}
 	calls, err := os.ReadFile(filepath.Join(dir, "calls"))
@@ -105,7 +105,10 @@ func TestStatus(t *testing.T) {
 	if out, _, err := run(t, "status", "--pod", "writer", "-o", "yaml"); err != nil || !strings.Contains(out, "volume: vol-1") || strings.Contains(out, "vol-2") {
 		t.Errorf("prints (%v)\n%s", err, out)
 	}
-	if out, _, err := run(t, "status", "--node", "b", "-o", "wide"); err != nil || strings.Contains(out, "vol-1") || !strings.Contains(out, "Node b (pod csi-node/plugin-b):") {
+	if out, _, err := run(t, "status", "-o", "json"); err != nil || strings.Count(out, `"reason": "PoolFull"`) != 1 {
+		t.Errorf("prints (%v)\n%s", err, out)
+	}
+	if out, _, err := run(t, "status", "--node", "b", "-o", "wide"); err != nil || strings.Contains(out, "vol-1") || !strings.Contains(out, "Node b (pod csi-node/plugin-b):\nStorage: PoolFull: the pool /p is nearly full\n") {
 		t.Errorf("prints (%v)\n%s", err, out)
 	}
 	for _, flags := range [][]string{{"--claim", "data"}, {"--claim", "default/data"}, {"--class", "fast"}} {

@@ -93,7 +93,7 @@ func (c Cluster) foot(text *strings.Builder, width int) {
 			write(text, "", fmt.Sprintf("Node %s: %s", n.Name, r.tell()), width)
 		}
 		for _, problem := range n.StorageProblems {
-			write(text, "", fmt.Sprintf("Node %s: storage: %s", n.Name, problem), width)
+			write(text, "", fmt.Sprintf("Node %s: storage: %s", n.Name, problem.tell()), width)
 		}
 	}
 }

@@ -23,8 +23,8 @@ type Node struct {
 	Registration *Registration `json:"registration,omitempty"`
 	// Storage is what the plugin measured of its backends' places.
 	Storage []Place `json:"storage,omitempty"`
-	// StorageProblems is what is wrong with them, in sentences.
-	StorageProblems []string `json:"storageProblems,omitempty"`
+	// StorageProblems is what is wrong with them.
+	StorageProblems []StorageProblem `json:"storageProblems,omitempty"`
 }
 
 // Registration is the last answer of kubelet to a plugin that registers itself.
@@ -64,7 +64,7 @@ func (n Node) Told() []string {
 		all = append(all, n.Registration.tell())
 	}
 	for _, problem := range n.StorageProblems {
-		all = append(all, "Storage: "+problem)
+		all = append(all, "Storage: "+problem.tell())
 	}
 	return all
 }

@@ -47,11 +47,12 @@ v2      size                          4096 bytes  unseen   0s
 			node Node
 			want string
 		}{
-			"running":    {Node{Running: true, Volumes: volumes}, table[1:]},
-			"down":       {Node{Volumes: volumes}, down + table[1:]},
-			"new":        {Node{Running: true, Registration: &Registration{Socket: "/reg/x.sock"}}, "kubelet has not asked at /reg/x.sock yet: is it running, and is this its plugins_registry?\nNo volume is asked of this node.\n"},
-			"refused":    {Node{Running: true, Registration: &Registration{Error: "no answer", Since: past}}, "The plugin is not registered with kubelet, as of 1s ago: no answer\nNo volume is asked of this node.\n"},
-			"storage":    {Node{Running: true, StorageProblems: []string{"the pool /p is away", "vg0 is full"}}, "Storage: the pool /p is away\nStorage: vg0 is full\nNo volume is asked of this node.\n"},
+			"running": {Node{Running: true, Volumes: volumes}, table[1:]},
+			"down":    {Node{Volumes: volumes}, down + table[1:]},
+			"new":     {Node{Running: true, Registration: &Registration{Socket: "/reg/x.sock"}}, "kubelet has not asked at /reg/x.sock yet: is it running, and is this its plugins_registry?\nNo volume is asked of this node.\n"},
+			"refused": {Node{Running: true, Registration: &Registration{Error: "no answer", Since: past}}, "The plugin is not registered with kubelet, as of 1s ago: no answer\nNo volume is asked of this node.\n"},
+			"storage": {Node{Running: true, StorageProblems: []StorageProblem{{PoolUnusable, "the pool /p is away"}, {PoolFull, "vg0 is full\nvg1 is full"}}},
+				"Storage: PoolUnusable: the pool /p is away\nStorage: PoolFull: vg0 is full; vg1 is full\nNo volume is asked of this node.\n"},
 			"registered": {Node{Running: true, Registration: &Registration{Registered: true, Since: past}}, "Registered with kubelet 1s ago.\nNo volume is asked of this node.\n"},
 			"idle":       {Node{Running: true}, "No volume is asked of this node.\n"},
 			"a refusal": {Node{Running: true, Refusals: []Refusal{{Volume: "v", Call: "NodeStageVolume", Code: "InvalidArgument", Error: "bad flag", Since: past, At: past, Times: 1}}},

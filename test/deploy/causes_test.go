@@ -115,6 +115,12 @@ var causes = map[string]func(t *testing.T, n *node){
 		n.Kill()
 		n.miss()
 	},
+	"CSINodeNotReady": func(t *testing.T, n *node) {
+		n.start()
+		must(t, os.Rename(n.PoolDir, n.PoolDir+".away"))
+		n.await("csi_node_ready", func(value string) bool { return value == "0" })
+		must(t, os.Rename(n.PoolDir+".away", n.PoolDir))
+	},
 	"CSINodeNotRegistered": func(t *testing.T, n *node) {
 		registry := filepath.Join(n.Dir, "registry")
 		n.run("--registration-dir", registry)

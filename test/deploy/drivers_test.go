@@ -55,6 +55,10 @@ var alertSeries = map[string]struct{ ill, well string }{
 		`csi_node_lvm_seen_timestamp_seconds{} 0x60`,
 		`csi_node_lvm_seen_timestamp_seconds{} 1e10x60`,
 	},
+	"CSINodeNotReady": {
+		`csi_node_ready{} 0x60`,
+		`csi_node_ready{} 1x60`,
+	},
 	"CSINodeNotRegistered": {
 		`csi_node_registered{} 0x60`,
 		`csi_node_registered{} 1x60`,
@@ -87,6 +91,18 @@ func TestAlertsTellDriversApart(t *testing.T) {
 			t.Errorf("%s finds %v", r.Alert, found)
 		}
 		checkLabels(t, r, found)
+	}
+}
+
+// TestDownIsOfDrivers: a scrape that fails of another job, also one that asks the same container, is no driver's.
+func TestDownIsOfDrivers(t *testing.T) {
+	s := load(t, time.Now().Add(-time.Hour), `up{container="csi-node", job="all-pods", namespace="csi-node", pod="p"} 0x60
+		up{container="prometheus", job="prometheus"} 0x60
+		up{container="other", driver="fast.example", job="other", node="one"} 0x60`)
+	for _, r := range rules(t) {
+		if found, err := s.ask(t, r.Expr, 50*time.Minute); err != nil || len(found) > 0 {
+			t.Errorf("%s finds %v: %v", r.Alert, found, err)
+		}
 	}
 }
 

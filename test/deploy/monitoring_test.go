@@ -3,6 +3,7 @@ package deploy
 import (
 	"cmp"
 	"encoding/json"
+	"fmt"
 	"maps"
 	"path/filepath"
 	"regexp"
@@ -231,6 +232,49 @@ func checkLabels(t *testing.T, r rule, found promql.Vector) {
 				if sample.Metric.Get(name[1]) == "" {
 					t.Errorf("%q names the label %s, and the series are %v", text, name[1], sample.Metric)
 				}
+			}
+		}
+	}
+}
+
+// ofDaemonSets finds the query in metrics.md that tells of nodes without a pod of the plugin.
+var ofDaemonSets = regexp.MustCompile("(?m)^```text\n([^`]*\\bkube_daemonset_[^`]*)^```$")
+
+// TestQueryOfDaemonSets: the query finds the DaemonSet of the plugin while it lacks a pod, and no other.
+func TestQueryOfDaemonSets(t *testing.T) {
+	all := ofDaemonSets.FindAllStringSubmatch(read(t, filepath.Join(root, "..", "docs", "metrics.md")), -1)
+	if len(all) != 1 {
+		t.Fatalf("docs/metrics.md has %d queries of DaemonSets", len(all))
+	}
+	// What kube-state-metrics has of one that should be on three nodes, and is on so many.
+	of := func(namespace, name string, running int) (text string) {
+		for metric, value := range map[string]int{"desired_number_scheduled": 3, "current_number_scheduled": running, "number_ready": running,
+			"number_available": running, "number_unavailable": 3 - running, "number_misscheduled": 0, "updated_number_scheduled": running} {
+			text += fmt.Sprintf("kube_daemonset_status_%s{job=\"kube-state-metrics\", namespace=%q, daemonset=%q} %dx60\n", metric, namespace, name, value)
+		}
+		return text
+	}
+	own := object(parseOne(t, read(t, filepath.Join(root, "base", "daemonset.yaml")))).at("metadata", "name").(string)
+	for title, test := range map[string]struct {
+		series string
+		found  int
+	}{
+		"a pod is missing":   {of("csi-node", own, 2), 1},
+		"all pods are":       {of("csi-node", own, 0), 1},
+		"whole":              {of("csi-node", own, 3), 0},
+		"another's":          {of("csi-node", own, 3) + of("csi-node", "other", 2), 0},
+		"of another place":   {of("csi-node", own, 3) + of("other", own, 2), 0},
+		"no DaemonSet":       {"", 0},
+		"the other is whole": {of("csi-node", own, 2) + of("kube-system", "other", 3), 1},
+	} {
+		found, err := load(t, time.Now().Add(-time.Hour), test.series).ask(t, all[0][1], 30*time.Minute)
+		must(t, err)
+		if len(found) != test.found {
+			t.Errorf("%s: it finds %v", title, found)
+		}
+		for _, sample := range found {
+			if sample.Metric.Get("daemonset") != own || sample.Metric.Get("namespace") != "csi-node" {
+				t.Errorf("%s: it finds %s", title, sample.Metric)
 			}
 		}
 	}
