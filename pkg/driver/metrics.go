@@ -124,22 +124,31 @@ func (c *volumesByState) Collect(out chan<- prometheus.Metric) {
 
 // addRegistration adds whether kubelet has registered the plugin.
 func (m *metrics) addRegistration(registered func() bool) {
-	m.addTruth("csi_node_registered", "1 if kubelet has registered the plugin, which serves its own registration (--registration-dir).", registered)
+	m.registry.MustRegister(&truth{registered,
+		prometheus.NewDesc("csi_node_registered", "1 if kubelet has registered the plugin, which serves its own registration (--registration-dir).", nil, nil)})
 }
 
 // addReadiness adds whether the plugin has all that it needs.
 func (m *metrics) addReadiness(n *needs) {
-	m.addTruth("csi_node_ready", "1 if the plugin has all that it needs to serve, as Probe tells it.", func() bool { return n.ready(measureWait) })
+	m.registry.MustRegister(&truth{func() bool { return n.ready(measureWait) },
+		prometheus.NewDesc("csi_node_ready", "1 if the plugin has all that it needs to serve, as Probe tells it.", nil, nil)})
 }
 
-// addTruth adds a gauge that is 1 while something is true, and else 0.
-func (m *metrics) addTruth(name, help string, is func() bool) {
-	m.registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: help}, func() float64 {
-		if is() {
-			return 1
-		}
-		return 0
-	}))
+// truth is a gauge that is 1 while something is true, and else 0. It may wait to learn that:
+// a scrape asks the collectors at the same time, and functions of gauges one by one.
+type truth struct {
+	is   func() bool
+	desc *prometheus.Desc
+}
+
+func (c *truth) Describe(descs chan<- *prometheus.Desc) { descs <- c.desc }
+
+func (c *truth) Collect(out chan<- prometheus.Metric) {
+	value := 0.0
+	if c.is() {
+		value = 1
+	}
+	out <- gauge(c.desc, value)
 }
 
 // addBackend adds what a backend measures of its storage. measure may hang.

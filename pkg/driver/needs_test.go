@@ -9,6 +9,7 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
+	"github.com/csi-node/csi-node/pkg/devices"
 	"github.com/csi-node/csi-node/test/require"
 )
 
@@ -44,6 +45,16 @@ func TestReadyInTheMetrics(t *testing.T) {
 		}}}
 		i, m := &identity{needs: n}, newMetrics("v1")
 		m.addReadiness(n)
+		m.addBackend("hung", func() ([]devices.Measurement, error) { // scrapes wait for both at a time
+			if hung != nil {
+				<-hung
+			}
+			return nil, nil
+		})
+		settle := func() {
+			time.Sleep(time.Minute)
+			synctest.Wait()
+		}
 		check := func(title string, want float64, took time.Duration) {
 			t.Helper()
 			begin := time.Now()
@@ -57,12 +68,12 @@ func TestReadyInTheMetrics(t *testing.T) {
 
 		slow = measureWait + time.Second/2
 		check("away, and slow to say it", 0, measureWait)
-		time.Sleep(time.Minute)
+		settle()
 		lacks = nil
 		check("back, and slow to say it", 0, measureWait)
-		time.Sleep(time.Minute)
+		settle()
 		check("back for a while", 1, measureWait)
-		time.Sleep(time.Minute)
+		settle()
 
 		lacks, slow, hung, rounds = errors.New("away"), 0, make(chan struct{}), 0
 		for range 3 {
@@ -71,11 +82,11 @@ func TestReadyInTheMetrics(t *testing.T) {
 			}
 			check("hung", 1, measureWait)
 		}
-		if rounds != 1 {
-			t.Errorf("%d rounds hang", rounds)
-		}
 		close(hung)
 		synctest.Wait()
+		if rounds != 1 {
+			t.Errorf("%d rounds hung", rounds)
+		}
 		check("hung no more", 0, 0)
 	})
 }
