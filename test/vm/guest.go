@@ -28,6 +28,7 @@ import (
 	"strconv"
 	"strings"
 	"syscall"
+	"time"
 )
 
 // ImageCache is the environment variable of the directory where images are
@@ -86,8 +87,8 @@ type Guest struct {
 
 	Kernel string // more of its command line
 
-	// Line is called with each line of the console as it comes. When it
-	// returns true, the machine's power is cut at once.
+	// Line is called with each line of the job as it comes. When it returns
+	// true, the machine's power is cut at once.
 	Line func(line string) (cut bool)
 }
 
@@ -101,27 +102,52 @@ type JobError struct {
 
 func (e JobError) Error() string { return fmt.Sprintf("the job failed with exit code %d", e.Code) }
 
-// ended is what init prints of a job, before its exit code.
-const ended = "job ended with "
+// What init prints before the job, and after it, with its exit code.
+const (
+	begins = "job begins"
+	ended  = "job ended with "
+)
 
-// Run runs the machine until its job ends, its power is cut by Line, or ctx
-// ends. It returns nil if the job ended with 0 or the power was cut, a JobError
-// if the job failed; any other error holds the end of the console.
+// A boot takes seconds. One of some hundreds had said nothing after 45 minutes:
+// on a host with much work, an emulated kernel can lose a timer, and waits for
+// it for ever. The job has not begun then, and the power is turned on again.
+const (
+	boots    = 3
+	bootTime = 3 * time.Minute
+)
+
+// Run boots the machine and runs it until its job ends, its power is cut by
+// Line, or ctx ends. It returns nil if the job ended with 0 or the power was
+// cut, a JobError if the job failed; any other error holds the end of the
+// console.
 func (g *Guest) Run(ctx context.Context) error {
 	work, err := os.MkdirTemp("", "csi-node-vm-")
 	if err != nil {
 		return err
 	}
-	return errors.Join(g.run(ctx, work), os.RemoveAll(work))
+	return errors.Join(g.boot(ctx, work), os.RemoveAll(work))
 }
 
-func (g *Guest) run(ctx context.Context, work string) error {
+func (g *Guest) boot(ctx context.Context, work string) error {
 	job := filepath.Join(work, "job.tar") // which is the disk
-	if out, err := exec.CommandContext(ctx, "tar", "-C", g.Job, "-cf", job, "--record-size=1M", ".").CombinedOutput(); err != nil {
+	out, err := exec.CommandContext(ctx, "tar", "-C", g.Job, "-cf", job, "--record-size=1M", ".").CombinedOutput()
+	if err != nil {
 		return fmt.Errorf("tar: %w: %s", err, out)
 	}
+	for range boots {
+		if err = g.run(ctx, job); !errors.Is(err, errNotUp) {
+			break
+		}
+		fmt.Fprintln(os.Stderr, "vm:", err)
+	}
+	return err
+}
+
+func (g *Guest) run(ctx context.Context, job string) error {
 	ctx, cut := context.WithCancelCause(ctx)
 	defer cut(nil)
+	booting := time.AfterFunc(bootTime, func() { cut(errNotUp) })
+	defer booting.Stop()
 	// It must not outlive the test, which may be killed: Pdeathsig, sent when the
 	// thread ends that started it.
 	runtime.LockOSThread()
@@ -138,7 +164,7 @@ func (g *Guest) run(ctx context.Context, work string) error {
 		return err
 	}
 	var tail []string
-	result := "" // of the job
+	begun, result := false, "" // the job
 	lines := bufio.NewScanner(console)
 	lines.Buffer(nil, 1<<20)
 	for lines.Scan() {
@@ -146,10 +172,14 @@ func (g *Guest) run(ctx context.Context, work string) error {
 		if tail = append(tail, line); len(tail) > consoleTail {
 			tail = tail[1:]
 		}
+		if line == begins {
+			begun = booting.Stop()
+			continue
+		}
 		if status, is := strings.CutPrefix(line, ended); is {
 			result = status
 		}
-		if g.Line != nil && g.Line(line) {
+		if begun && g.Line != nil && g.Line(line) {
 			cut(errPowerCut)
 			break
 		}
@@ -177,7 +207,10 @@ func (g *Guest) run(ctx context.Context, work string) error {
 	return fmt.Errorf("%w\n%sthe end of the console:\n  %s", err, complaints.String(), strings.Join(tail, "\n  "))
 }
 
-var errPowerCut = errors.New("power cut")
+var (
+	errPowerCut = errors.New("power cut")
+	errNotUp    = fmt.Errorf("its job has not begun %s after power on", bootTime)
+)
 
 func (g *Guest) arguments(job string) []string {
 	args := []string{
@@ -188,7 +221,8 @@ func (g *Guest) arguments(job string) []string {
 		"-nodefaults", "-no-user-config", "-display", "none", "-no-reboot", "-serial", "stdio",
 		"-kernel", filepath.Join(g.Image, "vmlinuz"),
 		"-append", "console=ttyS0 quiet loglevel=2 panic=-1 mitigations=off root=/dev/nvme0n1 rw rootfstype=ext4" +
-			" nvme_core.io_timeout=3600 " + g.Kernel, // s: on a host with much work a disk may be slow; it is not dead
+			" no_timer_check" + // which fails on a host with much work
+			" nvme_core.io_timeout=300 " + g.Kernel, // s: there a disk may be slow, too; it is not dead
 		"-drive", "if=none,id=root,format=raw,cache=unsafe,snapshot=on,file=" + filepath.Join(g.Image, "root.ext4"),
 		"-device", "nvme,drive=root,serial=root",
 		"-drive", "if=none,id=job,format=raw,cache=unsafe,file=" + job,
