@@ -1,9 +1,6 @@
 package filesystem
 
 import (
-	"bytes"
-	"crypto/sha256"
-	"fmt"
 	"io"
 	"os"
 	"os/exec"
@@ -14,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/csi-node/csi-node/pkg/state"
+	"github.com/csi-node/csi-node/test/digest"
 	"github.com/csi-node/csi-node/test/machine"
 	"github.com/csi-node/csi-node/test/require"
 )
@@ -109,32 +107,6 @@ func write(t testing.TB, path string, offset int64, b []byte) {
 	must0(t, f.Close())
 }
 
-func digest(t testing.TB, path string) []byte {
-	t.Helper()
-	f, err := os.Open(path)
-	must0(t, err)
-	defer f.Close()
-	size, err := f.Seek(0, io.SeekEnd)
-	must0(t, err)
-	sum := sha256.New()
-	fmt.Fprintf(sum, "%d bytes", size)
-	chunk, next := make([]byte, mib), int64(0)
-	for _, e := range dataOf(t, f, size) { // most images are mostly holes
-		for offset := max(e.start&^(mib-1), next); offset < e.end; offset += mib {
-			n, err := f.ReadAt(chunk, offset)
-			if err != nil && err != io.EOF {
-				t.Fatal(err)
-			}
-			if !isZero(chunk[:n]) { // like a hole
-				fmt.Fprintf(sum, "%d:", offset)
-				sum.Write(chunk[:n])
-			}
-			next = offset + mib
-		}
-	}
-	return sum.Sum(nil)
-}
-
 // dataOf returns where a file has data.
 func dataOf(t testing.TB, f *os.File, size int64) (extents []extent) {
 	t.Helper()
@@ -190,9 +162,9 @@ func probesBusy(t *testing.T, h *Host, device state.Device, dir string, looks in
 // unchanged runs f and fails when the file is another one afterwards.
 func unchanged(t testing.TB, path string, f func()) {
 	t.Helper()
-	before := digest(t, path)
+	before := digest.Of(t, path)
 	f()
-	if !bytes.Equal(before, digest(t, path)) {
+	if before != digest.Of(t, path) {
 		t.Errorf("%s was written to", path)
 	}
 }

@@ -1,9 +1,7 @@
 package mounts
 
 import (
-	"crypto/sha256"
 	"fmt"
-	"io"
 	"os"
 	"path/filepath"
 	"strings"
@@ -13,6 +11,7 @@ import (
 
 	"github.com/csi-node/csi-node/pkg/internal/devnode"
 	"github.com/csi-node/csi-node/pkg/state"
+	"github.com/csi-node/csi-node/test/digest"
 	"github.com/csi-node/csi-node/test/machine"
 )
 
@@ -33,17 +32,6 @@ func written(t *testing.T, d state.Device, dir, name, text string) string {
 	image := filepath.Join(t.TempDir(), "copy")
 	run(t, "cp", "--sparse=always", d.Backing, image)
 	return image
-}
-
-func digest(t *testing.T, path string) string {
-	t.Helper()
-	f, err := os.Open(path)
-	must(t, err)
-	defer f.Close()
-	sum := sha256.New()
-	_, err = io.Copy(sum, f)
-	must(t, err)
-	return fmt.Sprintf("%x", sum.Sum(nil))
 }
 
 func mustRead(t *testing.T, want string, path ...string) {
@@ -111,7 +99,7 @@ func TestReadOnlyMountWithALog(t *testing.T) {
 			image := written(t, d, path, "file", "in the log")
 			must(t, h.Unmount(ctx, path)) // or a kernel before 6.7 mounts no copy of a btrfs
 			without := state.Flags{Super: []string{noRecovery}}
-			before := digest(t, image)
+			before := digest.Of(t, image)
 
 			reader := attach(t, root, image, "--read-only")
 			wantClass(t, h.MountDevice(ctx, reader, path, fsType, state.Flags{}, true), state.FailedPrecondition,
@@ -120,7 +108,7 @@ func TestReadOnlyMountWithALog(t *testing.T) {
 			must(t, h.MountDevice(ctx, reader, path, fsType, without, true))
 			mustRead(t, "settled", path, "older")
 			must(t, h.Unmount(ctx, path))
-			mustBe(t, "the image", digest(t, image), before)
+			mustBe(t, "the image", digest.Of(t, image), before)
 
 			writer := attach(t, root, image)
 			wantClass(t, h.MountDevice(ctx, writer, path, fsType, without, false), state.InvalidArgument,
@@ -143,12 +131,12 @@ func TestRefusedOptionsLeaveTheLogAlone(t *testing.T) {
 		path := filepath.Join(root, "stage")
 		image := written(t, mountedAs(t, h, path, fsType), path, "file", "in the log")
 		must(t, h.Unmount(t.Context(), path))
-		before := digest(t, image)
+		before := digest.Of(t, image)
 		d := attach(t, root, image)
 		flags := state.Flags{Super: []string{noRecovery[fsType], wrong}}
 		wantClass(t, h.MountDevice(t.Context(), d, path, fsType, flags, true), state.InvalidArgument, "the kernel refuses", strings.Split(wrong, "=")[0])
 		run(t, "blockdev", "--flushbufs", d.Path)
-		mustBe(t, "the image of an "+fsType, digest(t, image), before)
+		mustBe(t, "the image of an "+fsType, digest.Of(t, image), before)
 	}
 }
 

@@ -312,7 +312,8 @@ func machineFacts(t *testing.T) string {
 
 var page = template.Must(template.New("").Parse(`# Performance
 
-Measured by ` + "`make bench`" + `, which writes this page anew, on {{.Machine}}.
+Measured by ` + "`make bench`" + `, which writes this page anew, on
+{{.Machine}}.
 All drivers were measured in one run, in turn, {{.Rounds}} rounds; a ratio is made within a round, and told as median
 (least–greatest).
 

@@ -1,12 +1,7 @@
 package node
 
 import (
-	"bytes"
-	"crypto/sha256"
-	"encoding/hex"
-	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -18,6 +13,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/csi-node/csi-node/test/digest"
 	"github.com/csi-node/csi-node/test/harness"
 	"github.com/csi-node/csi-node/test/require"
 )
@@ -62,7 +58,7 @@ func mustHaveNoLoop(t testing.TB, p *harness.Plugin) {
 // mustHoldAsBefore ends the test unless a file still has the sum that it had.
 func mustHoldAsBefore(t testing.TB, path, before string) {
 	t.Helper()
-	if sum(t, path) != before {
+	if digest.Of(t, path) != before {
 		t.Fatalf("%s has changed", path)
 	}
 }
@@ -93,35 +89,6 @@ func mustRead(t testing.TB, path, want string) {
 	got, err := os.ReadFile(path)
 	if err != nil || string(got) != want {
 		t.Errorf("%s reads %.40q (%v), want %.40q", path, got, err, want)
-	}
-}
-
-// sum is a SHA-256 of a file's bytes. Zeros do not count, so that holes need not be read.
-func sum(t testing.TB, path string) string {
-	t.Helper()
-	f, err := os.Open(path)
-	must(t, err)
-	defer func() { _ = f.Close() }() // only read from
-	info, err := f.Stat()
-	must(t, err)
-	h, zeros, block := sha256.New(), make([]byte, 64<<10), make([]byte, 64<<10)
-	fmt.Fprintln(h, info.Size())
-	for at := int64(0); ; {
-		at, err = unix.Seek(int(f.Fd()), at, unix.SEEK_DATA)
-		if errors.Is(err, unix.ENXIO) { // nothing but a hole is left
-			return hex.EncodeToString(h.Sum(nil))
-		}
-		must(t, err)
-		at -= at % int64(len(block))
-		n, err := f.ReadAt(block, at)
-		if err != nil && !errors.Is(err, io.EOF) {
-			t.Fatal(err)
-		}
-		if !bytes.Equal(block[:n], zeros[:n]) {
-			fmt.Fprintln(h, at)
-			h.Write(block[:n])
-		}
-		at += int64(len(block))
 	}
 }
 

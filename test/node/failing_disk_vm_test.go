@@ -3,11 +3,8 @@
 package node
 
 import (
-	"crypto/sha256"
-	"encoding/hex"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -17,6 +14,7 @@ import (
 	"google.golang.org/grpc/codes"
 
 	"github.com/csi-node/csi-node/pkg/devices/luks"
+	"github.com/csi-node/csi-node/test/digest"
 	"github.com/csi-node/csi-node/test/harness"
 )
 
@@ -108,16 +106,10 @@ func (d *failingDisk) mustBeAsBefore(before string) {
 	}
 }
 
-// sum is a SHA-256 of the volume's bytes.
+// sum is a digest of the volume's bytes.
 func (d *failingDisk) sum() string {
 	d.t.Helper()
-	f, err := os.Open(d.file)
-	must(d.t, err)
-	defer func() { _ = f.Close() }() // only read from
-	h := sha256.New()
-	_, err = io.Copy(h, io.NewSectionReader(f, d.start, d.end-d.start))
-	must(d.t, err)
-	return hex.EncodeToString(h.Sum(nil))
+	return digest.OfRange(d.t, d.file, d.start, d.end)
 }
 
 // kind is a kind of volume on a disk that can fail.
@@ -242,7 +234,7 @@ func TestDataBehindZerosIsKept(t *testing.T) {
 			} else {
 				harness.Command(t, "dd", "if=/dev/urandom", "of="+d.node, "bs=1M", "seek=70", "count=1", "conv=fsync,notrunc")
 			}
-			before := sum(t, d.file)
+			before := digest.Of(t, d.file)
 			d.become(d.zeros())
 			for range 2 {
 				if err := v.Stage(ctx); err == nil {
@@ -279,7 +271,7 @@ func TestDataBehindZerosIsKeptWhenThePluginIsKilled(t *testing.T) {
 				harness.Command(t, "dd", "if=/dev/urandom", "of="+d.node, "bs=1M", "seek=70", "count=1", "conv=fsync,notrunc")
 			}
 			mounted := kind == "filesystem" && len(v.Secrets) == 0
-			before, last := sum(t, d.file), "format"
+			before, last := digest.Of(t, d.file), "format"
 			if len(v.Secrets) > 0 {
 				last = "create-layer"
 			}

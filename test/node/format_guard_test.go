@@ -15,6 +15,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/csi-node/csi-node/test/digest"
 	"github.com/csi-node/csi-node/test/harness"
 	"github.com/csi-node/csi-node/test/machine"
 )
@@ -39,7 +40,7 @@ func TestNothingIsFormattedOverData(t *testing.T) {
 		t.Run(row.name, func(t *testing.T) {
 			v := create(t, p, strings.ReplaceAll(row.name, " ", "-"), row.bytes, mountAs(row.fsType, multiWriter))
 			row.fill(t, v.Data())
-			before := sum(t, v.Data())
+			before := digest.Of(t, v.Data())
 			for range 2 {
 				mustRefuse(t, v.Stage(t.Context()), codes.FailedPrecondition, v.ID, row.told)
 				mustHoldAsBefore(t, v.Data(), before)
@@ -70,7 +71,7 @@ func TestRawDataIsNotFormattedOver(t *testing.T) {
 	must(t, err)
 	must(t, device.Close())
 	must(t, v.Down(ctx, pod))
-	before := sum(t, v.Data())
+	before := digest.Of(t, v.Data())
 
 	v.Capability = mountAs("ext4", multiWriter)
 	found := fmt.Sprintf("data at byte %d", place)
@@ -163,7 +164,7 @@ func TestLostFilesystemIsNotMadeAnew(t *testing.T) {
 	must(t, v.Unstage(t.Context()))
 	must(t, os.Truncate(v.Data(), 0))
 	must(t, os.Truncate(v.Data(), 32*mib))
-	before := sum(t, v.Data())
+	before := digest.Of(t, v.Data())
 	mustRefuse(t, v.Stage(t.Context()), codes.FailedPrecondition, "lost", "formatted as ext4 before")
 	mustHoldAsBefore(t, v.Data(), before)
 	must(t, v.Delete(t.Context()))
@@ -182,7 +183,7 @@ func TestStaleFormatMarkErasesNothing(t *testing.T) {
 	machine.RemoveLoops(t, unix.Minor(st.Rdev)) // or somebody else is given it; losetup makes it anew
 	must(t, os.WriteFile(file, make([]byte, 32*mib), 0o600))
 	must(t, exec.Command("mkfs.ext4", "-q", file).Run()) // on another node
-	before := sum(t, file)
+	before := digest.Of(t, file)
 	must(t, exec.Command("losetup", node, file).Run())
 
 	w.open()
@@ -190,7 +191,7 @@ func TestStaleFormatMarkErasesNothing(t *testing.T) {
 	mustRefuse(t, v.Stage(t.Context()), codes.FailedPrecondition, v.ID, "has not ended", "ext4 file system", "clear-device")
 	mustHoldAsBefore(t, file, before)
 	random(t, file) // without any signature
-	before = sum(t, file)
+	before = digest.Of(t, file)
 	mustRefuse(t, v.Stage(t.Context()), codes.FailedPrecondition, v.ID, "data at byte 0")
 	mustHoldAsBefore(t, file, before)
 	must(t, exec.Command("blkdiscard", "-f", "-z", node).Run())

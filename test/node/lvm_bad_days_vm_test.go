@@ -23,6 +23,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/csi-node/csi-node/pkg/devices/luks"
+	"github.com/csi-node/csi-node/test/digest"
 	"github.com/csi-node/csi-node/test/harness"
 	"github.com/csi-node/csi-node/test/require"
 )
@@ -284,7 +285,7 @@ func TestVolumeGroupLosesDisks(t *testing.T) {
 		d.become(d.unreadable(0, bytesOf-4<<10))
 	}
 	gone(disk)
-	before[disk] = sum(t, disk.file)
+	before[disk] = digest.Of(t, disk.file)
 	awaitHealth(t, p, "torn", "lacks 1 of its disks")
 	if err := os.WriteFile(filepath.Join(lost.Target("pod"), "more"), bytes.Repeat([]byte("x"), mib), 0o600); err == nil {
 		err = exec.Command("sync", "--file-system", lost.Staging).Run()
@@ -314,7 +315,7 @@ func TestVolumeGroupLosesDisks(t *testing.T) {
 	must(t, kept.Down(ctx, kept.Target("pod")))
 
 	gone(other)
-	before[other] = sum(t, other.file)
+	before[other] = digest.Of(t, other.file)
 	awaitHealth(t, p, "no such volume group", lost.ID)
 	for _, v := range []*volume{lost, kept} {
 		soon, end := context.WithTimeout(ctx, 5*time.Second)
@@ -402,7 +403,7 @@ func TestVolumeGroupMovesToAnotherNode(t *testing.T) {
 	other, otherFile := r.disk("other", 68*mib)
 	lvm := volumeGroupOf(t, "moving", other)
 	lvm("lvcreate", "--yes", "--activate", "n", "--zero", "n", "--size", "16M", "--name", "plain", "moving")
-	before := sum(t, otherFile)
+	before := digest.Of(t, otherFile)
 	p.Start(o)
 	mustRefuse(t, plain.Stage(ctx), codes.Unavailable, plain.ID, "moving", "another one", "Nothing is done to it") // until its own is there
 	must(t, plain.Unstage(ctx))

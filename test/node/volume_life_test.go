@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 
+	"github.com/csi-node/csi-node/test/digest"
 	"github.com/csi-node/csi-node/test/harness"
 	"github.com/csi-node/csi-node/test/machine"
 )
@@ -29,11 +30,11 @@ func TestLifeOfAMountedVolume(t *testing.T) {
 				must(t, v.Up(ctx, pod1, pod2))
 				must(t, v.PublishReadOnly(ctx, pod3))
 				write(t, filepath.Join(pod1, "file"), strings.Repeat(rand.Text(), 100_000)) // 2.6 MB
-				data := sum(t, filepath.Join(pod1, "file"))
+				data := digest.Of(t, filepath.Join(pod1, "file"))
 				unharmed := func(pods ...string) {
 					t.Helper()
 					for _, pod := range pods {
-						if got := sum(t, filepath.Join(pod, "file")); got != data {
+						if got := digest.Of(t, filepath.Join(pod, "file")); got != data {
 							t.Errorf("%s: the data has changed", pod)
 						}
 					}
@@ -106,7 +107,7 @@ func TestStageOfReadersIsReadOnly(t *testing.T) {
 			must(t, v.Up(ctx, pod))
 			write(t, filepath.Join(pod, "file"), "kept")
 			must(t, v.Down(ctx, pod))
-			before := sum(t, v.Data())
+			before := digest.Of(t, v.Data())
 
 			v.Capability = mountAs(fsType, readerOnly)
 			must(t, v.Up(ctx, pod))

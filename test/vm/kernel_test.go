@@ -33,7 +33,7 @@ type guest struct {
 // guests have the tests that meet the kernel, the longest first, as some of them run side by
 // side. The rest of the packages are left out: they are pure, or speak to fakes.
 var guests = []guest{
-	{name: "packages", packages: []string{"pkg/state", "pkg/state/store", "pkg/mounts", "pkg/filesystem", "pkg/loop", "pkg/blockdev", "pkg/devices/pool",
+	{name: "packages", packages: []string{"pkg/state/store", "pkg/mounts", "pkg/filesystem", "pkg/loop", "pkg/blockdev", "pkg/devices/pool",
 		"pkg/devices/disk", "pkg/devices/luks", "pkg/devices/note", "pkg/controllerserver", "pkg/driver", "test/sanity"}},
 	{name: "lvm", packages: []string{"pkg/devices/lvm"}},
 	{name: "node-A-M", packages: []string{"test/node"}, run: "^Test[A-M]", files: []string{"docs/operate.md"}},
