@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -270,29 +271,30 @@ func TestGuardChecksBacking(t *testing.T) {
 // Every byte that may be data is read before a format: a look says that it did
 // not, and a proof finds what is anywhere.
 func TestGuardReadsAll(t *testing.T) {
+	const size, middle = 6 * lookLimit, 3 * lookLimit
 	h := newHost(t)
-	image := newImage(t, 3<<30)
+	image := newImage(t, size)
 	device := attach(t, image)
-	command(t, "fallocate", "--length", "3GiB", image)
-	write(t, image, 3<<29, []byte(random(600<<10)))
-	if c := probe(t, h, device, ""); c.Found != fmt.Sprintf("data at byte %d", 3<<29) {
+	command(t, "fallocate", "--length", strconv.Itoa(size), image)
+	write(t, image, middle, []byte(random(600<<10)))
+	if c := probe(t, h, device, ""); c.Found != fmt.Sprintf("data at byte %d", middle) {
 		t.Errorf("data among unwritten extents: %+v", c)
 	}
 	device.Backing = "" // so that nothing tells where it is
-	wantProbe(t, h, device, state.ContentsUnproven, "3.0 GiB that may be data")
+	wantProbe(t, h, device, state.ContentsUnproven, "0.4 GiB that may be data")
 	var told []string
 	ctx := state.WithProgress(t.Context(), func(words string) { told = append(told, words) })
 	unchanged(t, image, func() {
-		wantClass(t, h.Prove(ctx, device), state.FailedPrecondition, fmt.Sprintf("data at byte %d", 3<<29), device.Path)
-		wantClass(t, h.Format(t.Context(), device, "ext4"), state.FailedPrecondition, fmt.Sprintf("data at byte %d", 3<<29))
+		wantClass(t, h.Prove(ctx, device), state.FailedPrecondition, fmt.Sprintf("data at byte %d", middle), device.Path)
+		wantClass(t, h.Format(t.Context(), device, "ext4"), state.FailedPrecondition, fmt.Sprintf("data at byte %d", middle))
 	})
-	if len(told) == 0 || told[len(told)-1] != "proving that it is blank: 50 % of 3Gi read" {
+	if len(told) == 0 || told[len(told)-1] != "proving that it is blank: 50 % of 384Mi read" {
 		t.Errorf("told %d times, at last %q", len(told), told[max(len(told)-1, 0):])
 	}
-	command(t, "fallocate", "--zero-range", "--offset", "1536MiB", "--length", "1MiB", image)
-	write(t, image, 3<<30-1, []byte("x"))
-	wantClass(t, h.Prove(t.Context(), device), state.FailedPrecondition, fmt.Sprintf("data at byte %d", 3<<30-1))
-	write(t, image, 3<<30-1, []byte{0})
+	command(t, "fallocate", "--zero-range", "--offset", strconv.Itoa(middle), "--length", "1MiB", image)
+	write(t, image, size-1, []byte("x"))
+	wantClass(t, h.Prove(t.Context(), device), state.FailedPrecondition, fmt.Sprintf("data at byte %d", size-1))
+	write(t, image, size-1, []byte{0})
 	must0(t, h.Prove(t.Context(), device))
 	must0(t, h.Format(t.Context(), device, "ext4"))
 }
