@@ -215,14 +215,13 @@ var (
 func (g *Guest) arguments(job string) []string {
 	args := []string{
 		// Without la57 because Linux 6.1 mangles paths in mountinfo with it; without erms and fsrm because
-		// string instructions that the emulator does byte by byte are slow, and Linux then copies by words;
-		// without xsave (and AVX, which needs it) as a switch between tasks saves less (a tenth of all time).
+		// string instructions that the emulator does byte by byte are slow, and Linux then copies by words.
 		// One processor: to keep a second one in step costs more than it does.
-		"-accel", "tcg", "-cpu", "max,-la57,-erms,-fsrm,-xsave,-avx", "-smp", "1", "-m", "2G", "-M", "q35",
+		"-accel", "tcg", "-cpu", "max,-la57,-erms,-fsrm", "-smp", "1", "-m", "2G", "-M", "q35",
 		"-nodefaults", "-no-user-config", "-display", "none", "-no-reboot", "-serial", "stdio",
 		"-kernel", filepath.Join(g.Image, "vmlinuz"),
 		"-append", "console=ttyS0 quiet loglevel=2 panic=-1 mitigations=off root=/dev/nvme0n1 rw rootfstype=ext4" +
-			" init_on_alloc=0 hardened_usercopy=off" + // a tenth of all time, too
+			" init_on_alloc=0 hardened_usercopy=off" + // a tenth of all time
 			" no_timer_check" + // which fails on a host with much work
 			" nvme_core.io_timeout=300 " + g.Kernel, // s: there a disk may be slow, too; it is not dead
 		"-drive", "if=none,id=root,format=raw,cache=unsafe,snapshot=on,file=" + filepath.Join(g.Image, "root.ext4"),
