@@ -332,8 +332,13 @@ func TestGuardReadsTwice(t *testing.T) {
 // What would take too long to read is refused, unless its past is known.
 func TestGuardBound(t *testing.T) {
 	h := newHost(t)
-	device := attach(t, newImage(t, ProveLimit+mib))
+	image := newImage(t, ProveLimit+mib)
+	device := attach(t, image)
 	wantProbe(t, h, device, state.ContentsBlank, "")
+	write(t, image, ProveLimit, []byte("x")) // where the file tells that it may be, however far
+	wantProbe(t, h, device, state.ContentsOther, fmt.Sprintf("data at byte %d", ProveLimit))
+	wantClass(t, h.Format(t.Context(), device, "ext4"), state.FailedPrecondition, fmt.Sprintf("data at byte %d", ProveLimit))
+	command(t, "fallocate", "--punch-hole", "--offset", strconv.Itoa(ProveLimit), "--length", "1MiB", image)
 	device.Backing = ""
 	wantProbe(t, h, device, state.ContentsOther, "no more than 64.0 GiB are read")
 	wantClass(t, h.Prove(t.Context(), device), state.FailedPrecondition, "no more than 64.0 GiB are read")
