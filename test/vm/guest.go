@@ -221,7 +221,6 @@ func (g *Guest) arguments(job string) []string {
 		"-nodefaults", "-no-user-config", "-display", "none", "-no-reboot", "-serial", "stdio",
 		"-kernel", filepath.Join(g.Image, "vmlinuz"),
 		"-append", "console=ttyS0 quiet loglevel=2 panic=-1 mitigations=off root=/dev/nvme0n1 rw rootfstype=ext4" +
-			" init_on_alloc=0 hardened_usercopy=off" + // a tenth of all time
 			" no_timer_check" + // which fails on a host with much work
 			" nvme_core.io_timeout=300 " + g.Kernel, // s: there a disk may be slow, too; it is not dead
 		"-drive", "if=none,id=root,format=raw,cache=unsafe,snapshot=on,file=" + filepath.Join(g.Image, "root.ext4"),
