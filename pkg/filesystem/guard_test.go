@@ -362,7 +362,7 @@ func TestGuardOnEveryPool(t *testing.T) {
 			if fsType == "tmpfs" {
 				machine.Kernel(t)
 				must0(t, unix.Mount("tmpfs", dir, "tmpfs", 0, "size=200m"))
-				t.Cleanup(func() { must0(t, unix.Unmount(dir, 0)) })
+				t.Cleanup(func() { must0(t, machine.Unmount(dir)) })
 			} else {
 				dir = mount(t, formatted(t, h, fsType, 1<<30), fsType)
 			}

@@ -1,6 +1,7 @@
 package filesystem
 
 import (
+	"errors"
 	"io"
 	"os"
 	"os/exec"
@@ -69,8 +70,8 @@ func mount(t testing.TB, device state.Device, fsType string) string {
 	dir := t.TempDir()
 	must0(t, unix.Mount(device.Path, dir, fsType, 0, ""))
 	t.Cleanup(func() {
-		if err := unix.Unmount(dir, 0); err != nil && err != unix.EINVAL {
-			t.Errorf("unmount %s: %v", dir, err)
+		if err := machine.Unmount(dir); err != nil && !errors.Is(err, unix.EINVAL) {
+			t.Error(err)
 		}
 	})
 	return dir
@@ -78,7 +79,7 @@ func mount(t testing.TB, device state.Device, fsType string) string {
 
 func unmount(t testing.TB, dir string) {
 	t.Helper()
-	must0(t, unix.Unmount(dir, 0))
+	must0(t, machine.Unmount(dir))
 }
 
 // command runs a program that must succeed and returns what it wrote.

@@ -382,12 +382,12 @@ func TestLookAtWhatIsHidden(t *testing.T) {
 		must(t, os.MkdirAll(hidden, 0o750)) // the directory is not the one that was mounted on
 		_, err = h.Look(t.Context(), hidden)
 		wantClass(t, err, state.Unavailable, "hidden by")
-		must(t, unix.Unmount(above, 0))
+		must(t, machine.Unmount(above))
 		if m, err := h.Look(t.Context(), hidden); err != nil || len(m.Mounts) != 1 {
 			t.Errorf("uncovered it is %+v (%v)", m, err)
 		}
 	}
-	must(t, unix.Unmount(hidden, 0))
+	must(t, machine.Unmount(hidden))
 	mountTmpfs(t, "theirs", above, 0)
 	wantFile(t, h, hidden, state.NoFile)
 }
@@ -407,7 +407,7 @@ func TestLookBelowACoveredRoot(t *testing.T) {
 			must(t, os.MkdirAll(target, 0o750)) // that of the cover
 		}
 		wantFile(t, h, filepath.Join(root, "pods"), state.Directory)
-		must(t, unix.Unmount(cover, 0))
+		must(t, machine.Unmount(cover))
 		if m, err := h.Look(t.Context(), target); err != nil || len(m.Mounts) != 1 {
 			t.Errorf("uncovered it is %+v (%v)", m, err)
 		}
@@ -462,7 +462,7 @@ func TestLookInCache(t *testing.T) {
 	mountTmpfs(t, "tmpfs", path, 0)
 	look()
 	wantInCache("the mount of something else", path, false)
-	must(t, unix.Unmount(path, 0))
+	must(t, machine.Unmount(path))
 	look()
 	wantInCache("the disk again", path, true)
 	must(t, h.Unmount(t.Context(), path))

@@ -69,7 +69,7 @@ func TestNothingIsGoneInADirectoryThatIsNotTrusted(t *testing.T) {
 	t.Cleanup(func() { _ = unix.Unmount(pods, unix.MNT_DETACH) })
 	require.NoError(t, os.Mkdir(filepath.Join(pods, "other"), 0o700))
 	check("another disk", false)
-	require.NoError(t, unix.Unmount(pods, 0))
+	require.NoError(t, machine.Unmount(pods))
 	check("the first disk again", true)
 	require.NoError(t, os.WriteFile(filepath.Join(pods, "dead"), nil, 0o600))
 	check("something of that name", false)
@@ -88,7 +88,7 @@ func TestFirstSeenAtTheStart(t *testing.T) {
 	require.NoError(t, os.Mkdir(filepath.Join(pods, "other"), 0o700))
 	d, err := New(root)
 	require.NoError(t, err)
-	require.NoError(t, unix.Unmount(pods, 0))
+	require.NoError(t, machine.Unmount(pods))
 	if d.Gone(filepath.Join(root, "pods/dead/volumes/v/mount")) {
 		t.Error("gone from a directory that is beneath the first one")
 	}

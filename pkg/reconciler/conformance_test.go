@@ -382,7 +382,7 @@ func (n *realNode) path(i int) string {
 }
 
 func (n *realNode) umount(i int) error {
-	return unix.Unmount(n.path(i), unix.UMOUNT_NOFOLLOW)
+	return machine.Unmount(n.path(i))
 }
 
 func (n *realNode) tmpfs(i int) error {

@@ -9,7 +9,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -116,24 +115,11 @@ func tear(paths ...string) error {
 }
 
 func cover(path string) (func() error, error) {
-	return func() error { return uncover(path) }, unix.Mount("theirs", path, "tmpfs", 0, "size=1m")
-}
-
-// uncover unmounts what covers a path. A pod that has opened it, or whoever looks
-// at it just now, keeps it busy for a moment.
-func uncover(path string) error {
-	var err error
-	for range 1000 {
-		if err = unix.Unmount(path, 0); err != unix.EBUSY {
-			return err
-		}
-		time.Sleep(time.Millisecond)
-	}
-	return fmt.Errorf("unmount %s: %w", path, err)
+	return func() error { return machine.Unmount(path) }, unix.Mount("theirs", path, "tmpfs", 0, "size=1m")
 }
 
 func bindOver(source, path string) (func() error, error) {
-	return func() error { return uncover(path) }, unix.Mount(source, path, "", unix.MS_BIND, "")
+	return func() error { return machine.Unmount(path) }, unix.Mount(source, path, "", unix.MS_BIND, "")
 }
 
 func (s *scene) bindOther(path string) (func() error, error) { return bindOver(s.other.Staging, path) }

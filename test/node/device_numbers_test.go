@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/csi-node/csi-node/test/harness"
+	"github.com/csi-node/csi-node/test/machine"
 )
 
 // bindFreeLoop binds the loop device at a path that the kernel gives next, until
@@ -35,10 +36,10 @@ func bindFreeLoop(t *testing.T, path string) {
 		}
 		must(t, unix.Mount(node, path, "", unix.MS_BIND, ""))
 		if backingOf(node) == "" {
-			t.Cleanup(func() { must(t, unix.Unmount(path, 0)) })
+			t.Cleanup(func() { must(t, machine.Unmount(path)) })
 			return
 		}
-		must(t, unix.Unmount(path, 0)) // somebody was faster
+		must(t, machine.Unmount(path)) // somebody was faster
 	}
 }
 

@@ -13,6 +13,7 @@ import (
 
 	"github.com/csi-node/csi-node/pkg/devices/luks"
 	"github.com/csi-node/csi-node/test/harness"
+	"github.com/csi-node/csi-node/test/machine"
 )
 
 var loopNumber = regexp.MustCompile(`/dev/loop[0-9]+`)
@@ -40,7 +41,7 @@ func TestMissingModule(t *testing.T) {
 				must(t, exec.Command("modprobe", other).Run())
 			}
 			must(t, unix.Mount("none", "/lib/modules", "tmpfs", 0, ""))
-			t.Cleanup(func() { _ = unix.Unmount("/lib/modules", 0) }) // it is, unless the test failed
+			t.Cleanup(func() { _ = machine.Unmount("/lib/modules") }) // it is, unless the test failed
 			v := harness.NewVolume(t, p, "volume", mountAs(tt.fsType, multiWriter))
 			v.Secrets = map[string]string{luks.PassphraseKey: "a passphrase"}
 			made, err := p.Controller.CreateVolume(ctx, v.CreateRequest(smallest("btrfs"), tt.parameters))
@@ -51,7 +52,7 @@ func TestMissingModule(t *testing.T) {
 			if told != tt.told {
 				t.Errorf("it says %s, and not %s", told, tt.told)
 			}
-			must(t, unix.Unmount("/lib/modules", 0))
+			must(t, machine.Unmount("/lib/modules"))
 			must(t, exec.Command("modprobe", module).Run())
 			must(t, v.Stage(ctx))
 			v.End()

@@ -1,6 +1,7 @@
 package node
 
 import (
+	"errors"
 	"net"
 	"os"
 	"path/filepath"
@@ -12,6 +13,7 @@ import (
 	"google.golang.org/grpc/codes"
 
 	"github.com/csi-node/csi-node/test/harness"
+	"github.com/csi-node/csi-node/test/machine"
 )
 
 // place is what may be at a path already.
@@ -70,8 +72,8 @@ func mountTmpfs(t *testing.T, path string) {
 // clearPlace removes what a place has made.
 func clearPlace(t *testing.T, path string) {
 	t.Helper()
-	if err := unix.Unmount(path, unix.UMOUNT_NOFOLLOW); err != nil && err != unix.EINVAL && err != unix.ENOENT {
-		t.Errorf("unmount %s: %v", path, err)
+	if err := machine.Unmount(path); err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOENT) {
+		t.Error(err)
 	}
 	must(t, os.RemoveAll(path))
 }
@@ -171,12 +173,12 @@ func TestUnpublishSparesForeignMountsAndFiles(t *testing.T) {
 	write(t, filepath.Join(target, "file"), "theirs")
 	mustRefuse(t, v.Unpublish(ctx, target), codes.FailedPrecondition, target, "tmpfs")
 	mustRead(t, filepath.Join(target, "file"), "theirs")
-	must(t, unix.Unmount(target, 0))
+	must(t, machine.Unmount(target))
 	must(t, v.Unpublish(ctx, target))
 
 	must(t, v.Publish(ctx, target))
 	p.Kill()
-	must(t, unix.Unmount(target, 0))
+	must(t, machine.Unmount(target))
 	write(t, filepath.Join(target, "file"), "theirs")
 	p.Start(harness.Options{})
 	mustRefuse(t, v.Unpublish(ctx, target), codes.FailedPrecondition, target)

@@ -23,6 +23,7 @@ import (
 	"github.com/csi-node/csi-node/pkg/driver/drivertest"
 	"github.com/csi-node/csi-node/pkg/state"
 	"github.com/csi-node/csi-node/test/harness"
+	"github.com/csi-node/csi-node/test/machine"
 	"github.com/csi-node/csi-node/test/require"
 )
 
@@ -187,7 +188,7 @@ func TestLifeWithPassphrases(t *testing.T) {
 	// What is lost without a passphrase waits for it, and takes that of a publish.
 	p.Kill()
 	for _, path := range []string{pod, pod2, v.Staging} {
-		v.must(unix.Unmount(path, 0))
+		v.must(machine.Unmount(path))
 	}
 	v.must(remove(v.mapper(p)))
 	p.Start(harness.Options{})

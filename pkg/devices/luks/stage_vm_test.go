@@ -48,7 +48,7 @@ func BenchmarkStage(b *testing.B) {
 			require.NoError(b, unix.Mount("/dev/mapper/"+name, dir, "ext4", 0, ""))
 		},
 		func(b *testing.B, dir string) {
-			require.NoError(b, unix.Unmount(dir, 0))
+			require.NoError(b, machine.Unmount(dir))
 			cryptsetup(b, "", "close", name)
 			machine.LosetupDetach(b, node)
 		})

@@ -203,7 +203,7 @@ func mounted(t *testing.T, path string, do func(dir string)) {
 	t.Helper()
 	dir := t.TempDir()
 	require.NoError(t, unix.Mount(path, dir, "ext4", 0, ""))
-	defer func() { require.NoError(t, unix.Unmount(dir, 0)) }()
+	defer func() { require.NoError(t, machine.Unmount(dir)) }()
 	do(dir)
 }
 

@@ -45,7 +45,7 @@ func BenchmarkStage(b *testing.B) {
 					require.NoError(b, unix.Mount(filepath.Join("/dev/mapper", deviceName("stage", name)), dir, "ext4", 0, ""))
 				},
 				func(b *testing.B, dir string) {
-					require.NoError(b, unix.Unmount(dir, 0))
+					require.NoError(b, machine.Unmount(dir))
 					lvmOn(b, []string{disk}, "lvchange", "--activate", "n", path)
 				})
 		})

@@ -46,7 +46,7 @@ func mountTmpfs(t testing.TB, dir string, bytes int64) (unmount func()) {
 	unmount = func() {
 		if mounted {
 			mounted = false
-			if err := unix.Unmount(dir, 0); err != nil {
+			if err := machine.Unmount(dir); err != nil {
 				t.Error(err)
 			}
 		}

@@ -108,11 +108,11 @@ func TestKindRequiresAMount(t *testing.T) {
 	mounted := true
 	t.Cleanup(func() {
 		if mounted {
-			require.NoError(t, unix.Unmount(dir, 0))
+			require.NoError(t, machine.Unmount(dir))
 		}
 	})
 	require.NoError(t, open(true))
-	require.NoError(t, unix.Unmount(dir, 0))
+	require.NoError(t, machine.Unmount(dir))
 	mounted = false
 	wantError(t, open(true), state.Unavailable, "perhaps its disk is not mounted")
 	require.NoError(t, os.Remove(dir+".uuid"))

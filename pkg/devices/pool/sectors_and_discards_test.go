@@ -10,7 +10,6 @@ import (
 	"strconv"
 	"strings"
 	"testing"
-	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -71,13 +70,8 @@ func poolOn(t testing.TB, source, fsType, options string) (*pool.Pool, string) {
 	}
 	t.Cleanup(func() {
 		// A device that was detached goes with the last who has it open: others look at all devices.
-		err := unix.Unmount(mountpoint, 0)
-		for end := time.Now().Add(time.Minute); errors.Is(err, unix.EBUSY) && time.Now().Before(end); {
-			time.Sleep(10 * time.Millisecond)
-			err = unix.Unmount(mountpoint, 0)
-		}
-		if err != nil {
-			t.Errorf("unmount %s: %v", mountpoint, err)
+		if err := machine.Unmount(mountpoint); err != nil {
+			t.Error(err)
 		}
 	})
 	dir := filepath.Join(mountpoint, "pool")
@@ -182,7 +176,7 @@ func trimmed(t *testing.T, d state.Device) error {
 	dir := t.TempDir()
 	require.NoError(t, unix.Mount(d.Path, dir, "ext4", 0, ""))
 	defer func() {
-		if err := unix.Unmount(dir, 0); err != nil {
+		if err := machine.Unmount(dir); err != nil {
 			t.Error(err)
 		}
 	}()

@@ -9,6 +9,7 @@ import (
 
 	"github.com/csi-node/csi-node/pkg/devices/pool"
 	"github.com/csi-node/csi-node/pkg/state"
+	"github.com/csi-node/csi-node/test/machine"
 	"github.com/csi-node/csi-node/test/require"
 )
 
@@ -27,7 +28,7 @@ func TestVolumeAtOfAnEarlierContainer(t *testing.T) {
 	require.NoError(t, os.Mkdir(elsewhere, 0o700))
 	require.NoError(t, unix.Mount(dir, elsewhere, "", unix.MS_BIND, ""))
 	t.Cleanup(func() {
-		if err := unix.Unmount(elsewhere, 0); err != nil {
+		if err := machine.Unmount(elsewhere); err != nil {
 			t.Error(err)
 		}
 	})

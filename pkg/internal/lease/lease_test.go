@@ -66,7 +66,7 @@ func TestOverlayProvesNothing(t *testing.T) {
 	merged := filepath.Join(dir, "merged")
 	require.NoError(t, unix.Mount("overlay", merged, "overlay", 0, "lowerdir="+dir+"/lower,upperdir="+dir+"/upper,workdir="+dir+"/work"))
 	t.Cleanup(func() {
-		if err := unix.Unmount(merged, 0); err != nil {
+		if err := machine.Unmount(merged); err != nil {
 			t.Error(err)
 		}
 	})

@@ -15,6 +15,7 @@ import (
 
 	"github.com/csi-node/csi-node/pkg/devices/pool"
 	"github.com/csi-node/csi-node/test/harness"
+	"github.com/csi-node/csi-node/test/machine"
 	"github.com/csi-node/csi-node/test/vm"
 )
 
@@ -48,7 +49,7 @@ func openPool(t *testing.T, p *harness.Plugin, device string, _ bool) (storage, 
 	disk := filepath.Join(p.Dir, "disk")
 	must(t, os.Mkdir(disk, 0o755))
 	must(t, unix.Mount(device, disk, "ext4", 0, ""))
-	closed(t, p, func() { must(t, unix.Unmount(disk, 0)) })
+	closed(t, p, func() { must(t, machine.Unmount(disk)) })
 	p.PoolDir = filepath.Join(disk, "pool")
 	return directory{p}, harness.Options{}
 }
