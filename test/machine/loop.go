@@ -1,6 +1,7 @@
 package machine
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"math/bits"
@@ -14,6 +15,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/csi-node/csi-node/pkg/process"
+	"github.com/csi-node/csi-node/pkg/state"
 	"golang.org/x/sys/unix"
 )
 
@@ -63,7 +66,16 @@ func LosetupDetach(t testing.TB, node string) {
 	if out, err := exec.Command("losetup", "--detach", node).CombinedOutput(); err != nil && !strings.Contains(string(out), "No such device") {
 		t.Errorf("losetup --detach %s: %v: %s", node, err, out)
 	}
-	AwaitDetached(node)
+	if AwaitDetached(node) {
+		return
+	}
+	var st unix.Stat_t
+	if err := unix.Stat(node, &st); err != nil {
+		t.Errorf("%s, which is being detached: %v", node, err)
+		return
+	}
+	number := state.DeviceNumber{Major: unix.Major(st.Rdev), Minor: unix.Minor(st.Rdev)}
+	t.Logf("%s is detached, and still in use: it is open in %s", node, process.Openers(context.Background(), number))
 }
 
 // Detach tells the kernel to let go of a loop device that is over backing. Another
@@ -93,14 +105,22 @@ func Detach(node, backing string) (was bool, err error) {
 }
 
 // AwaitDetached waits, for ten seconds at most, until a device has gone that goes
-// when the last one closes it.
-func AwaitDetached(node string) {
-	for since := time.Now(); time.Since(since) < 10*time.Second; time.Sleep(time.Millisecond) {
-		going, err := os.ReadFile(filepath.Join("/sys/block", filepath.Base(node), "loop/autoclear"))
-		if err != nil || string(going) != "1\n" { // it has gone, or is somebody else's by now
-			return
+// when the last one closes it. It reports whether it has: what is attached there next,
+// by somebody else, has another sequence number.
+func AwaitDetached(node string) bool {
+	attribute := func(name string) string {
+		text, err := os.ReadFile(filepath.Join("/sys/block", filepath.Base(node), name))
+		if err != nil {
+			return "" // it is removed, or not attached
+		}
+		return string(text)
+	}
+	for since, was := time.Now(), attribute("diskseq"); time.Since(since) < 10*time.Second; time.Sleep(time.Millisecond) {
+		if attribute("loop/autoclear") != "1\n" || attribute("diskseq") != was {
+			return true
 		}
 	}
+	return false
 }
 
 // RemoveNewLoops removes, when the test has ended, the loop devices that the node has

@@ -36,13 +36,12 @@ func (r rack) disk(name string, bytes int64) (node, file string) {
 func (r rack) plug(file string) (node string) {
 	r.t.Helper()
 	node = machine.Losetup(r.t, file)
-	r.t.Cleanup(func() { r.unplug(node) })
+	r.t.Cleanup(func() { // somebody else may have the node when it is detached
+		_, err := machine.Detach(node, file)
+		must(r.t, err)
+		machine.AwaitDetached(node)
+	})
 	return node
-}
-
-func (r rack) unplug(node string) {
-	r.t.Helper()
-	machine.LosetupDetach(r.t, node)
 }
 
 // disks returns a plugin with notes of its own, and a rack.

@@ -174,18 +174,8 @@ func TestLostFilesystemIsNotMadeAnew(t *testing.T) {
 // formatted if it is blank, and keeps what others have put there.
 func TestStaleFormatMarkErasesNothing(t *testing.T) {
 	t.Parallel()
-	p, o, w, v := interruptedFormat(t)
-	node := v.Context["path"]
-	file := strings.TrimSpace(backingOf(node))
-	var st unix.Stat_t
-	must(t, unix.Stat(node, &st))
-	machine.LosetupDetach(t, node)
-	machine.RemoveLoops(t, unix.Minor(st.Rdev)) // or somebody else is given it; losetup makes it anew
-	must(t, os.WriteFile(file, make([]byte, 32*mib), 0o600))
-	must(t, exec.Command("mkfs.ext4", "-q", file).Run()) // on another node
-	before := digest.Of(t, file)
-	must(t, exec.Command("losetup", node, file).Run())
-
+	p, o, w, v, file := diskThatWasAway(t)
+	node, before := v.Context["path"], digest.Of(t, file)
 	w.open()
 	p.Start(o)
 	mustRefuse(t, v.Stage(t.Context()), codes.FailedPrecondition, v.ID, "has not ended", "ext4 file system", "clear-device")
@@ -198,6 +188,31 @@ func TestStaleFormatMarkErasesNothing(t *testing.T) {
 	must(t, v.Stage(t.Context()))
 	must(t, v.Unstage(t.Context()))
 	mustBeFree(t, node)
+}
+
+// diskThatWasAway interrupts a format of a disk, which then comes back with an ext4 of
+// another node. While it is away its number is free, and if somebody else is given it,
+// another disk is tried.
+func diskThatWasAway(t *testing.T) (p *harness.Plugin, o harness.Options, w *wrapper, v *volume, file string) {
+	t.Helper()
+	for try := 1; ; try++ {
+		p, o, w, v = interruptedFormat(t)
+		node := v.Context["path"]
+		file = strings.TrimSpace(backingOf(node))
+		var st unix.Stat_t
+		must(t, unix.Stat(node, &st))
+		machine.LosetupDetach(t, node)
+		machine.RemoveLoops(t, unix.Minor(st.Rdev)) // losetup makes it anew
+		must(t, os.WriteFile(file, make([]byte, 32*mib), 0o600))
+		machine.Mkfs(t, "ext4", "-q", file)
+		out, err := exec.Command("losetup", node, file).CombinedOutput()
+		if err == nil {
+			return p, o, w, v, file
+		}
+		if try == 5 || !strings.Contains(string(out), "busy") {
+			t.Fatalf("losetup %s %s: %v: %s", node, file, err, out)
+		}
+	}
 }
 
 // What a refusal tells an operator to run does what it says.
@@ -247,5 +262,6 @@ func put(places map[int64]string) func(*testing.T, string) {
 func random(t *testing.T, path string) {
 	text := make([]byte, 32*mib)
 	_, _ = rand.Read(text) // never fails
+	text[0] = 1            // where data is found first
 	must(t, os.WriteFile(path, text, 0o600))
 }

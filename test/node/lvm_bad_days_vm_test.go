@@ -25,6 +25,7 @@ import (
 	"github.com/csi-node/csi-node/pkg/devices/luks"
 	"github.com/csi-node/csi-node/test/digest"
 	"github.com/csi-node/csi-node/test/harness"
+	"github.com/csi-node/csi-node/test/machine"
 	"github.com/csi-node/csi-node/test/require"
 )
 
@@ -398,7 +399,7 @@ func TestVolumeGroupMovesToAnotherNode(t *testing.T) {
 		}
 	}
 	p.Terminate()
-	r.unplug(node)
+	machine.LosetupDetach(t, node)
 
 	other, otherFile := r.disk("other", 68*mib)
 	lvm := volumeGroupOf(t, "moving", other)
