@@ -13,11 +13,11 @@ import (
 	"github.com/csi-node/csi-node/test/machine"
 )
 
-// follow runs the first block of commands that follows some words in docs/operate.md, as root on the node, with the words in
+// follow runs the first block of commands that follows some words in a page of docs, as root on the node, with the words in
 // it replaced that stand for names or are others here.
-func follow(t *testing.T, words string, replaced ...string) {
+func follow(t *testing.T, page, words string, replaced ...string) {
 	t.Helper()
-	text, err := os.ReadFile("../../docs/operate.md")
+	text, err := os.ReadFile(filepath.Join("../../docs", page))
 	must(t, err)
 	_, after, is := strings.Cut(string(text), "\n"+words)
 	var commands []string
@@ -29,7 +29,7 @@ func follow(t *testing.T, words string, replaced ...string) {
 		}
 	}
 	if !is || len(commands) == 0 {
-		t.Fatalf("docs/operate.md has no commands after %q", words)
+		t.Fatalf("docs/%s has no commands after %q", page, words)
 	}
 	harness.Command(t, "sh", "-euxc", strings.Join(commands, "\n"))
 }
@@ -89,10 +89,10 @@ func TestBackedUp(t *testing.T) {
 	backup := t.TempDir()
 	for _, v := range volumes {
 		replaced := inPool(p, "/backup", backup, "VOLUME", v.ID)
-		follow(t, "- **The file in the pool**", replaced...)
+		follow(t, "operate.md", "- **The file in the pool**", replaced...)
 		must(t, v.Delete(t.Context()))
 		mustBeGone(t, v.Data())
-		follow(t, "To put that copy back", replaced...)
+		follow(t, "operate.md", "To put that copy back", replaced...)
 		var list corev1.PersistentVolumeList
 		typed(t, p, "csi-node volume manifest "+v.ID, &list)
 		if len(list.Items) != 1 || list.Items[0].Spec.CSI.VolumeHandle != v.ID {
@@ -120,7 +120,7 @@ func TestLargerDisk(t *testing.T) {
 				must(t, os.Truncate(harness.Command(t, "losetup", "--noheadings", "--output=BACK-FILE", device), 1024*mib))
 				harness.Command(t, "losetup", "--set-capacity", device)
 				other := map[string]string{"mkfs.ext4": "xfs_growfs", "mkfs.xfs": "resize2fs"}[mkfs[0]]
-				follow(t, "**If the disk itself can grow**", inPool(p, "DEVICE", device, other, "true")...)
+				follow(t, "operate.md", "**If the disk itself can grow**", inPool(p, "DEVICE", device, other, "true")...)
 				if have := room(t, p); have < before+400*mib {
 					t.Errorf("there was room for %d bytes, and is for %d", before, have)
 				}
@@ -132,8 +132,8 @@ func TestLargerDisk(t *testing.T) {
 			write(t, disk, "")
 			must(t, os.Truncate(disk, 2048*mib))
 			replaced := inPool(p, "NEW", disk, "/mnt/new", t.TempDir())
-			follow(t, "2. On the node, as root, copy the pool", replaced...)
-			follow(t, "3. Mount it in the place of the old one", replaced...)
+			follow(t, "operate.md", "2. On the node, as root, copy the pool", replaced...)
+			follow(t, "operate.md", "3. Mount it in the place of the old one", replaced...)
 			p.Start(harness.Options{})
 			if have := room(t, p); have < before+1300*mib {
 				t.Errorf("there was room for %d bytes, and is for %d", before, have)

@@ -37,7 +37,7 @@ func volumeGroupOf(t *testing.T, name string, disks ...string) (lvm func(args ..
 
 // lvmOf returns lvm, which sees only some disks.
 func lvmOf(t *testing.T, disks ...string) func(args ...string) string {
-	config := `activation{udev_sync=0 udev_rules=0 monitoring=0} devices{use_devicesfile=0 obtain_device_list_from_udev=0 global_filter=["a/^(` + strings.ReplaceAll(strings.Join(disks, "|"), "/", `\/`) + `)$/","r/.*/"]}`
+	config := lvmConfig(disks...)
 	return func(args ...string) string {
 		t.Helper()
 		cmd := exec.Command("lvm", append([]string{args[0], "--config", config}, args[1:]...)...)
@@ -48,6 +48,11 @@ func lvmOf(t *testing.T, disks ...string) func(args ...string) string {
 		}
 		return strings.TrimSpace(string(out))
 	}
+}
+
+// lvmConfig is the configuration of an lvm that sees only some disks, in a guest without udev.
+func lvmConfig(disks ...string) string {
+	return `activation{udev_sync=0 udev_rules=0 monitoring=0} devices{use_devicesfile=0 obtain_device_list_from_udev=0 global_filter=["a/^(` + strings.ReplaceAll(strings.Join(disks, "|"), "/", `\/`) + `)$/","r/.*/"]}`
 }
 
 // logical makes a volume in a volume group, with the parameters of a class.
@@ -83,6 +88,30 @@ func holds(t *testing.T, file, text string) bool {
 			return true
 		}
 		last = append([]byte(nil), window[max(len(window)-len(text), 0):]...)
+	}
+}
+
+// The commands of docs/lvm.md make a group in which the classes of deploy/overlays/lvm have volumes.
+func TestGroupOfTheDocs(t *testing.T) {
+	disk, _ := rack{t, t.TempDir()}.disk("disk", 256*mib)
+	lvm := lvmOf(t, disk)
+	t.Cleanup(func() { lvm("vgremove", "--force", "--force", "--yes", "docs") })
+	t.Run("commands", func(t *testing.T) {
+		dir := t.TempDir()
+		write(t, filepath.Join(dir, "lvm.conf"), lvmConfig(disk))
+		t.Setenv("LVM_SYSTEM_DIR", dir)
+		t.Setenv("DM_DISABLE_UDEV", "1")
+		follow(t, "lvm.md", "## What the node needs", "/dev/nvme1n1", disk, "vg0", "docs", "400g", "64m", "4g", "4m")
+	})
+	p := harness.Start(t, harness.Options{Flags: []string{"--lvm-groups", "docs"}})
+	for name, parameters := range map[string][]string{
+		"one-thick": {"provisioning=thick"}, "one-thin": {"provisioning=thin", "thinPool=thin", "overcommit=1"},
+	} {
+		v := logical(t, p, "docs", name, 32*mib, mountAs("ext4", multiWriter), parameters...)
+		must(t, v.Up(t.Context(), v.Target("pod")))
+		write(t, filepath.Join(v.Target("pod"), "file"), "kept")
+		must(t, v.Down(t.Context(), v.Target("pod")))
+		must(t, v.Delete(t.Context()))
 	}
 }
 
