@@ -105,7 +105,7 @@ test-vm-long: ## POWER_CUTS (200) of each life of a node, and bad days of LVM at
 
 e2e: deps ## pods on a real Kubernetes, built first: twenty minutes in all (root, Debian; E2E='-run TestX -hold')
 	hack/install-e2e-deps
-	cd test/e2e && $(GO) vet ./... && $(GO) test -v -count 1 -timeout 120m . $(E2E)
+	cd test/e2e && $(GO) vet ./... && $(GO) test -v -count 1 -timeout 120m -parallel 4 . $(E2E)
 
 e2e-upstream: deps ## the storage tests of Kubernetes itself there, writes docs/upstream.md: half an hour, once built (root, Debian; E2E='-upstream.focus=subPath')
 	hack/install-e2e-deps upstream

@@ -61,14 +61,21 @@ func await(t testing.TB, what string, check func() error) {
 	}
 }
 
-// space is a namespace of one test. When the test ends it is deleted, and
-// nothing of its volumes may be left on the node.
+// space is a namespace of one test. When the test ends it is deleted.
 type space struct {
 	*testing.T
 	name string
 }
 
+// newSpace makes the space of a test that has the node for itself: when it ends, no volume
+// may have left anything there.
 func newSpace(t *testing.T) *space {
+	t.Helper()
+	t.Cleanup(func() { assertNothingLeft(t) })
+	return newSpaceAmongOthers(t)
+}
+
+func newSpaceAmongOthers(t *testing.T) *space {
 	t.Helper()
 	s := &space{t, strings.ReplaceAll(strings.ToLower(t.Name()), "/", "-")}
 	kubectl(t, "create", "namespace", s.name)
@@ -77,7 +84,6 @@ func newSpace(t *testing.T) *space {
 			s.tell()
 		}
 		kubectl(t, "delete", "namespace", s.name, "--timeout="+patience.String())
-		assertNothingLeft(t)
 	})
 	await(t, "service account", func() error {
 		_, err := s.try("get", "serviceaccount", "default")
@@ -204,7 +210,7 @@ spec: {terminationGracePeriodSeconds: 1, automountServiceAccountToken: false, co
 }
 
 // class is a manifest of a StorageClass; it is deleted with the test.
-func class(t *testing.T, name, fsType string, fields ...string) {
+func class(t testing.TB, name, fsType string, fields ...string) {
 	t.Helper()
 	manifest := fmt.Sprintf(`apiVersion: storage.k8s.io/v1
 kind: StorageClass

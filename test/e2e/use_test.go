@@ -12,9 +12,28 @@ import (
 	"time"
 )
 
-// TestStatefulSet: each replica has a volume of its own and finds it again.
-func TestStatefulSet(t *testing.T) {
-	s := newSpace(t)
+// TestWorkloads: what pods ask of volumes, several of them at once.
+func TestWorkloads(t *testing.T) {
+	t.Cleanup(func() { assertNothingLeft(t) })
+	for name, workload := range map[string]func(*space){
+		"StatefulSet":      statefulSet,
+		"SharedByTwoPods":  sharedByTwoPods,
+		"ReadWriteOncePod": readWriteOncePod,
+		"SubPath":          subPath,
+		"RawBlock":         rawBlock,
+		"FSGroup":          fsGroup,
+		"Filesystems":      filesystems,
+		"StaticVolume":     staticVolume,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			workload(newSpaceAmongOthers(t))
+		})
+	}
+}
+
+// statefulSet: each replica has a volume of its own and finds it again.
+func statefulSet(s *space) {
 	s.apply(`apiVersion: apps/v1
 kind: StatefulSet
 metadata: {name: set}
@@ -48,9 +67,8 @@ spec:
 	s.remove("statefulset/set")
 }
 
-// TestSharedByTwoPods: two pods of the node write to one ReadWriteOnce volume, and one that has it read-only cannot.
-func TestSharedByTwoPods(t *testing.T) {
-	s := newSpace(t)
+// sharedByTwoPods: two pods of the node write to one ReadWriteOnce volume, and one that has it read-only cannot.
+func sharedByTwoPods(s *space) {
 	s.apply(claim("data", "csi-node-local", "32Mi"), pod("one", "data", idle), pod("two", "data", idle),
 		podOf("reader", idle, "volumeMounts: [{name: data, mountPath: /data}]", "volumes: [{name: data, persistentVolumeClaim: {claimName: data, readOnly: true}}]"))
 	s.ready("one", "two", "reader")
@@ -64,9 +82,8 @@ func TestSharedByTwoPods(t *testing.T) {
 	s.holds("two", "echo still > /data/two && cat /data/two", "still")
 }
 
-// TestReadWriteOncePod: a second pod waits until the first is gone.
-func TestReadWriteOncePod(t *testing.T) {
-	s := newSpace(t)
+// readWriteOncePod: a second pod waits until the first is gone.
+func readWriteOncePod(s *space) {
 	s.apply(claim("data", "csi-node-local", "32Mi", "accessModes: [ReadWriteOncePod]"), pod("first", "data", "echo first > /data/file; "+idle))
 	s.ready("first")
 	s.apply(pod("second", "data", idle))
@@ -76,9 +93,8 @@ func TestReadWriteOncePod(t *testing.T) {
 	s.holds("second", "cat /data/file", "first")
 }
 
-// TestSubPath: two containers' worth of paths in one volume, one of them read-only.
-func TestSubPath(t *testing.T) {
-	s := newSpace(t)
+// subPath: two containers' worth of paths in one volume, one of them read-only.
+func subPath(s *space) {
 	s.apply(claim("data", "csi-node-local", "32Mi"),
 		podOf("pod", idle, "volumeMounts: [{name: data, mountPath: /a, subPath: a/deep}, {name: data, mountPath: /all}, {name: data, mountPath: /ro, subPath: a, readOnly: true}]",
 			"volumes: [{name: data, persistentVolumeClaim: {claimName: data}}]"))
@@ -87,9 +103,8 @@ func TestSubPath(t *testing.T) {
 	s.holds("pod", "cat /all/a/deep/file /ro/deep/file; touch /ro/x 2>/dev/null; echo $?", "below\nbelow\n1")
 }
 
-// TestRawBlock: a device that two pods share, one of them read-only, grows under them and keeps its bytes for the next pod.
-func TestRawBlock(t *testing.T) {
-	s := newSpace(t)
+// rawBlock: a device that two pods share, one of them read-only, grows under them and keeps its bytes for the next pod.
+func rawBlock(s *space) {
 	device := func(name string, readOnly bool) string {
 		return podOf(name, idle, "volumeDevices: [{name: data, devicePath: /dev/data}]",
 			fmt.Sprintf("volumes: [{name: data, persistentVolumeClaim: {claimName: data, readOnly: %t}}]", readOnly))
@@ -111,13 +126,12 @@ func TestRawBlock(t *testing.T) {
 	s.holds("next", "head -c 5 /dev/data", "bytes")
 }
 
-// TestFSGroup: a pod of an ordinary user owns the thousands of files that root has left.
-func TestFSGroup(t *testing.T) {
-	s := newSpace(t)
+// fsGroup: a pod of an ordinary user owns the thousands of files that root has left.
+func fsGroup(s *space) {
 	s.apply(claim("data", "csi-node-local", "64Mi"),
 		pod("root", "data", "mkdir -p /data/d && for i in $(seq 4000); do echo $i > /data/d/$i; done; touch /tmp/done; "+idle))
 	s.ready("root")
-	await(t, "files", func() error {
+	await(s, "files", func() error {
 		_, err := s.try("exec", "root", "--", "test", "-e", "/tmp/done")
 		return err
 	})
@@ -127,18 +141,17 @@ func TestFSGroup(t *testing.T) {
 	s.holds("user", "cat /data/d/4000 && echo mine > /data/d/1 && find /data/d -group 2000 | wc -l", "4000\n4001")
 }
 
-// TestFilesystems: each file system, with mount options of its class.
-func TestFilesystems(t *testing.T) {
-	s := newSpace(t)
+// filesystems: each file system, with mount options of its class.
+func filesystems(s *space) {
 	for _, fsType := range []string{"ext4", "xfs", "btrfs"} {
-		class(t, "e2e-"+fsType+"-options", fsType, "mountOptions: [noatime, nodev]")
+		class(s, "e2e-"+fsType+"-options", fsType, "mountOptions: [noatime, nodev]")
 		s.apply(claim(fsType, "e2e-"+fsType+"-options", "320Mi"), pod(fsType, fsType, idle))
 	}
 	for _, fsType := range []string{"ext4", "xfs", "btrfs"} {
 		s.ready(fsType)
 		line := s.sh(fsType, "echo data | dd of=/data/file conv=fsync 2>/dev/null && cat /data/file && grep ' /data ' /proc/mounts | cut -d' ' -f3,4")
 		if !strings.HasPrefix(line, "data\n"+fsType+" rw,") || !strings.Contains(line, "nodev") || !strings.Contains(line, "noatime") {
-			t.Errorf("%s: %s", fsType, line)
+			s.Errorf("%s: %s", fsType, line)
 		}
 		s.remove("pod/" + fsType)
 		s.apply(pod(fsType, fsType, idle))
@@ -150,29 +163,28 @@ func TestFilesystems(t *testing.T) {
 	// The classes go before the volumes: these do not need them any more.
 }
 
-// TestStaticVolume: a volume that somebody else has made, as deploy/examples has it; it stays when the claim goes, and
+// staticVolume: a volume that somebody else has made, as deploy/examples has it; it stays when the claim goes, and
 // grows.
-func TestStaticVolume(t *testing.T) {
-	s := newSpace(t)
+func staticVolume(s *space) {
 	handle := s.created("static", "--size=320Mi", "--fs-type=xfs")
 	example, err := os.ReadFile("../../deploy/examples/static.yaml")
 	if err != nil {
-		t.Fatal(err)
+		s.Fatal(err)
 	}
 	manifest := strings.NewReplacer("id-of-the-volume", handle, "name-of-the-node", nodeName, "1Gi", "320Mi").Replace(string(example))
 	s.apply(manifest, pod("first", "static", idle))
 	s.ready("first")
 	s.sh("first", "echo kept > /data/file")
 	s.remove("pod/first", "persistentvolumeclaim/static")
-	kubectl(t, "delete", "persistentvolume", "static")
+	kubectl(s, "delete", "persistentvolume", "static")
 	s.apply(manifest, pod("second", "static", idle))
 	s.ready("second")
 	s.holds("second", "cat /data/file", "kept")
 	s.grow("static", "384Mi")
 	s.grown("static", "384Mi")
 	s.remove("pod/second", "persistentvolumeclaim/static")
-	kubectl(t, "delete", "persistentvolume/static", "storageclass/csi-node-static")
-	inPlugin(t, "volume", "delete", handle)
+	kubectl(s, "delete", "persistentvolume/static", "storageclass/csi-node-static")
+	inPlugin(s, "volume", "delete", handle)
 }
 
 // TestDisk: a disk of the node, as deploy/examples has it, is formatted once, and its data stays when the claim goes.
