@@ -64,7 +64,7 @@ demo-vm: build ## the same in a virtual machine, emulated: some 20 s (anybody wh
 	@$(GO) build -trimpath -o bin/demo-vm ./test/vm/demo
 	@bin/demo-vm bin/csi-node test/vm
 
-test: lint ## what to run before a commit: every test, the random ones for a short time (root, within 5 minutes on 2 cores)
+test: lint ## what to run before a commit: every test, the random ones for a short time (root, some 5 minutes on 2 cores)
 	@hack/install-deps --try
 	CGO_ENABLED=0 $(SUITE) -short -skip '^$(ALONE)$$' $(TESTS)
 
