@@ -12,9 +12,9 @@ import (
 	"strings"
 	"sync"
 	"syscall"
-	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/csi-node/csi-node/test/machine"
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
 	"google.golang.org/protobuf/types/known/wrapperspb"
@@ -289,16 +289,7 @@ func (b *bare) mounted(path string) (bool, error) {
 	return s.Attributes&unix.STATX_ATTR_MOUNT_ROOT != 0, err
 }
 
-// unmount tries again while a mkfs that is just being started has a copy of the descriptor
-// by which another call has made the mount.
-func (b *bare) unmount(path string) error {
-	err := unix.Unmount(path, unix.UMOUNT_NOFOLLOW)
-	for tries := 0; err == unix.EBUSY && tries < 100; tries++ {
-		time.Sleep(time.Millisecond)
-		err = unix.Unmount(path, unix.UMOUNT_NOFOLLOW)
-	}
-	return err
-}
+func (b *bare) unmount(path string) error { return machine.Unmount(path) }
 
 func (b *bare) detach(id, _ string) error {
 	b.mu.Lock()

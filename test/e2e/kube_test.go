@@ -75,6 +75,7 @@ func newSpace(t *testing.T) *space {
 	return newSpaceAmongOthers(t)
 }
 
+// newSpaceAmongOthers makes the space of a test that has others beside it, with volumes of theirs.
 func newSpaceAmongOthers(t *testing.T) *space {
 	t.Helper()
 	s := &space{t, strings.ReplaceAll(strings.ToLower(t.Name()), "/", "-")}
