@@ -81,7 +81,7 @@ func detachLeft(t testing.TB, node, backing string) {
 	t.Helper()
 	_, err := machine.Detach(node, backing)
 	require.NoError(t, err)
-	machine.AwaitDetached(node)
+	machine.AwaitDetached(node, backing)
 }
 
 func losetupDetach(t testing.TB, node string) {

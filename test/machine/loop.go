@@ -15,9 +15,10 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/csi-node/csi-node/pkg/process"
 	"github.com/csi-node/csi-node/pkg/state"
-	"golang.org/x/sys/unix"
 )
 
 // Losetup is losetup --find --show with those options, and the file to attach as
@@ -63,10 +64,14 @@ func Losetup(t testing.TB, args ...string) string {
 // longer than ten seconds is left to the caller.
 func LosetupDetach(t testing.TB, node string) {
 	t.Helper()
+	backing, err := backingOf(node)
+	if err != nil {
+		t.Error(err)
+	}
 	if out, err := exec.Command("losetup", "--detach", node).CombinedOutput(); err != nil && !strings.Contains(string(out), "No such device") {
 		t.Errorf("losetup --detach %s: %v: %s", node, err, out)
 	}
-	if AwaitDetached(node) {
+	if AwaitDetached(node, backing) {
 		return
 	}
 	var st unix.Stat_t
@@ -90,9 +95,8 @@ func Detach(node, backing string) (was bool, err error) {
 		return false, err
 	}
 	defer func() { err = errors.Join(err, f.Close()) }()
-	now, err := os.ReadFile(filepath.Join("/sys/block", filepath.Base(node), "loop/backing_file"))
-	shown := strings.TrimSuffix(strings.TrimSuffix(string(now), "\n"), " (deleted)")
-	if errors.Is(err, os.ErrNotExist) || err == nil && shown != strings.TrimSuffix(backing, " (deleted)") {
+	shown, err := backingOf(node)
+	if err == nil && (shown == "" || shown != strings.TrimSuffix(backing, " (deleted)")) {
 		return false, nil
 	}
 	if err == nil {
@@ -104,19 +108,27 @@ func Detach(node, backing string) (was bool, err error) {
 	return true, nil
 }
 
-// AwaitDetached waits, for ten seconds at most, until a device has gone that goes
-// when the last one closes it. It reports whether it has: what is attached there next,
-// by somebody else, has another sequence number.
-func AwaitDetached(node string) bool {
-	attribute := func(name string) string {
-		text, err := os.ReadFile(filepath.Join("/sys/block", filepath.Base(node), name))
-		if err != nil {
-			return "" // it is removed, or not attached
-		}
-		return string(text)
+// backingOf returns the path of the file behind a loop device, which may be deleted; empty if
+// nothing is attached.
+func backingOf(node string) (string, error) {
+	text, err := os.ReadFile(filepath.Join("/sys/block", filepath.Base(node), "loop/backing_file"))
+	if errors.Is(err, os.ErrNotExist) || errors.Is(err, unix.ENODEV) { // the latter, if it goes just now
+		err = nil
 	}
-	for since, was := time.Now(), attribute("diskseq"); time.Since(since) < 10*time.Second; time.Sleep(time.Millisecond) {
-		if attribute("loop/autoclear") != "1\n" || attribute("diskseq") != was {
+	return strings.TrimSuffix(strings.TrimSuffix(string(text), "\n"), " (deleted)"), err
+}
+
+// AwaitDetached waits, for ten seconds at most, until a device over backing has gone that goes
+// when the last one closes it, and reports whether it has. What somebody else has attached
+// there since is none of it.
+func AwaitDetached(node, backing string) bool {
+	for since := time.Now(); time.Since(since) < 10*time.Second; time.Sleep(time.Millisecond) {
+		shown, err := backingOf(node)
+		if err != nil || shown == "" || shown != strings.TrimSuffix(backing, " (deleted)") {
+			return true
+		}
+		going, err := os.ReadFile(filepath.Join("/sys/block", filepath.Base(node), "loop/autoclear"))
+		if err != nil || string(going) != "1\n" { // it has gone meanwhile, or nobody has detached it
 			return true
 		}
 	}

@@ -1,7 +1,8 @@
 // Package machine says whether this machine can run the tests that need the
 // kernel: those that mount, and that attach loop devices. A test that does
 // begins with Kernel; it is left out where that cannot be, and by this package
-// alone. make test counts what was left out, and with CI=true nothing is.
+// alone. make test counts what was left out, and with CI=true nothing is. The
+// rest of it mounts, attaches and runs programs for tests that share the machine.
 package machine
 
 import (

@@ -39,7 +39,7 @@ func (r rack) plug(file string) (node string) {
 	r.t.Cleanup(func() { // somebody else may have the node when it is detached
 		_, err := machine.Detach(node, file)
 		must(r.t, err)
-		machine.AwaitDetached(node)
+		machine.AwaitDetached(node, file)
 	})
 	return node
 }

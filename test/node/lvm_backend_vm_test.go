@@ -13,6 +13,7 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
+	"sigs.k8s.io/yaml"
 
 	"github.com/csi-node/csi-node/pkg/devices/luks"
 	"github.com/csi-node/csi-node/test/harness"
@@ -103,11 +104,25 @@ func TestGroupOfTheDocs(t *testing.T) {
 		t.Setenv("DM_DISABLE_UDEV", "1")
 		follow(t, "lvm.md", "## What the node needs", "/dev/nvme1n1", disk, "vg0", "docs", "400g", "64m", "4g", "4m")
 	})
+	text, err := os.ReadFile("../../deploy/overlays/lvm/values.yaml")
+	must(t, err)
+	var values struct {
+		ExtraStorageClasses []struct {
+			Suffix     string
+			Parameters map[string]string
+		}
+	}
+	must(t, yaml.Unmarshal([]byte(strings.ReplaceAll(string(text), "vg0", "docs")), &values))
+	if len(values.ExtraStorageClasses) != 2 {
+		t.Errorf("the classes are %+v", values)
+	}
 	p := harness.Start(t, harness.Options{Flags: []string{"--lvm-groups", "docs"}})
-	for name, parameters := range map[string][]string{
-		"one-thick": {"provisioning=thick"}, "one-thin": {"provisioning=thin", "thinPool=thin", "overcommit=1"},
-	} {
-		v := logical(t, p, "docs", name, 32*mib, mountAs("ext4", multiWriter), parameters...)
+	for _, class := range values.ExtraStorageClasses {
+		var parameters []string
+		for key, value := range class.Parameters {
+			parameters = append(parameters, key+"="+value)
+		}
+		v := logical(t, p, "docs", "in-"+class.Suffix, 32*mib, mountAs("ext4", multiWriter), parameters...)
 		must(t, v.Up(t.Context(), v.Target("pod")))
 		write(t, filepath.Join(v.Target("pod"), "file"), "kept")
 		must(t, v.Down(t.Context(), v.Target("pod")))

@@ -36,7 +36,7 @@ var guests = []guest{
 	{name: "packages", packages: []string{"pkg/state/store", "pkg/mounts", "pkg/filesystem", "pkg/loop", "pkg/blockdev", "pkg/devices/pool",
 		"pkg/devices/disk", "pkg/devices/luks", "pkg/devices/note", "pkg/controllerserver", "pkg/driver", "test/sanity"}},
 	{name: "lvm", packages: []string{"pkg/devices/lvm"}},
-	{name: "node-A-M", packages: []string{"test/node"}, run: "^Test[A-M]", files: []string{"docs/lvm.md", "docs/operate.md"}},
+	{name: "node-A-M", packages: []string{"test/node"}, run: "^Test[A-M]", files: []string{"docs/lvm.md", "docs/operate.md", "deploy/overlays/lvm/values.yaml"}},
 	{name: "node-N-Z", packages: []string{"test/node"}, run: "^Test[^A-M]"},
 	{name: "selinux", packages: []string{"test/selinux"}, kernel: "security=selinux selinux=1"},
 	{name: "alerts", module: "test/deploy", packages: []string{"."}, run: "^Test(AlertsOfLVM|DashboardOfThinPools)$", files: []string{"deploy/monitoring/rules.yaml", "deploy/monitoring/dashboard.json"}},

@@ -62,7 +62,7 @@ func TestDetachOfOpenDeviceNamesTheOpener(t *testing.T) {
 	}
 	want(t, newBackend(t, b.Pool()), "vol", state.DeviceDetaching)
 	closeIt()
-	machine.AwaitDetached(before.Path)
+	machine.AwaitDetached(before.Path, before.Backing)
 	want(t, b, "vol", state.DeviceAbsent)
 	require.NoError(t, b.Detach(t.Context(), "vol"))
 }

@@ -61,7 +61,7 @@ func detachLeft(t testing.TB, path, backing string) {
 	was, err := machine.Detach(path, backing)
 	require.NoError(t, err)
 	if was {
-		machine.AwaitDetached(path)
+		machine.AwaitDetached(path, backing)
 		leaveAsNew(t, path)
 	}
 }
