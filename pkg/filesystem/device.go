@@ -41,6 +41,11 @@ func open(facts state.Device, flags int) (*device, error) {
 	return d, nil
 }
 
+// again opens the device once more, with other flags of open(2).
+func (d *device) again(flags int) (*device, error) {
+	return open(state.Device{Path: d.Name(), Number: d.number}, flags)
+}
+
 func (d *device) identify() error {
 	var st unix.Stat_t
 	if err := unix.Fstat(int(d.Fd()), &st); err != nil {
@@ -85,9 +90,12 @@ func (d *device) readHead(buffer *[headSize]byte, direct bool) ([]byte, error) {
 	if !direct {
 		return d.readInto(buffer[:], 0)
 	}
-	f, err := os.OpenFile(d.Name(), os.O_RDONLY|unix.O_DIRECT, 0)
-	if err != nil {
+	f, err := d.again(unix.O_DIRECT)
+	if errors.Is(err, unix.EINVAL) {
 		return d.readInto(buffer[:], 0) // a file on a file system without O_DIRECT
+	}
+	if err != nil {
+		return nil, err
 	}
 	aligned, err := unix.Mmap(-1, 0, headSize, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON)
 	if err != nil {

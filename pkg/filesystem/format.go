@@ -146,7 +146,7 @@ func (h *Host) prepare(ctx context.Context, d *device) error {
 	if err != nil {
 		return err
 	}
-	f, err := os.OpenFile(d.Name(), os.O_WRONLY, 0)
+	f, err := d.again(os.O_RDWR)
 	if err != nil {
 		return err
 	}
@@ -200,7 +200,7 @@ func (p proof) describeUnread() string {
 // from its fork to its exec, and mkfs would be refused.
 func claim(ctx context.Context, d *device) error {
 	f, err := devnode.Claim(ctx, d.number, func() (*os.File, error) {
-		again, err := open(d.facts, unix.O_EXCL)
+		again, err := d.again(unix.O_EXCL)
 		if err != nil {
 			return nil, err
 		}
