@@ -9,6 +9,7 @@ import (
 	"hash/fnv"
 	"maps"
 	"path"
+	"reflect"
 	"slices"
 	"strings"
 	"sync"
@@ -1386,11 +1387,13 @@ func (m fakeMounts) Renew(ctx context.Context, at string) error {
 
 // fakeStore keeps records as JSON, with the contract of store.Store: the edit
 // sees the revision it would commit, revisions rise for ever, an edit that
-// changes nothing commits nothing, an empty record goes.
+// changes nothing commits nothing, an empty record goes. It sees that nobody changes
+// the records that it serves.
 type fakeStore struct {
 	mu       sync.Mutex
 	records  map[string][]byte
-	written  map[string][]byte // of records with proposals: what a process that begins now would find
+	served   map[string]*state.Volume // by record
+	written  map[string][]byte        // of records with proposals: what a process that begins now would find
 	revision uint64
 	fail     func(id string) error             // asked before each commit; nil for none
 	edits    func(id string)                   // called before each edit, without the lock; nil for none
@@ -1398,7 +1401,7 @@ type fakeStore struct {
 }
 
 func newFakeStore() *fakeStore {
-	return &fakeStore{records: map[string][]byte{}, written: map[string][]byte{}}
+	return &fakeStore{records: map[string][]byte{}, served: map[string]*state.Volume{}, written: map[string][]byte{}}
 }
 
 // begin forgets what was only proposed: a process has ended.
@@ -1436,7 +1439,14 @@ func (s *fakeStore) get(id string) *state.Volume {
 	if err := json.Unmarshal(raw, v); err != nil {
 		panic(err)
 	}
-	return v
+	served := s.served[string(raw)]
+	if served == nil {
+		served, s.served[string(raw)] = v, v
+	}
+	if !reflect.DeepEqual(served, v) {
+		panic(fmt.Sprintf("somebody changed the record %s: it is %s now", raw, marshal(served)))
+	}
+	return served
 }
 
 func (s *fakeStore) List() []*state.Volume {

@@ -19,6 +19,7 @@ import (
 
 // Store is the durable desired state; *store.Store is one.
 type Store interface {
+	// Get returns the record that everybody gets, which nobody changes; so do Edit and List.
 	Get(id string) *state.Volume
 	Edit(id string, edit func(*state.Volume) error) (*state.Volume, error)
 	// Propose is an Edit that a crash may forget, until the next Edit of the volume or Flush.

@@ -22,7 +22,7 @@ type volume struct {
 
 	spread      bool          // it was in the store at the start, and its first resync is not scheduled yet
 	unseen      bool          // it was in the store at the start, and is not observed yet
-	want        *state.Volume // at the last observation
+	want        *state.Volume // at the last observation; never changed in place
 	have        state.Actual  // never changed in place: reports share it
 	deviceSeen  time.Time     // when the device was looked at for have; zero: unknown, or steps came after
 	plan        Plan          // of the last observation, see lastPlan

@@ -66,17 +66,12 @@ func (r *Reconciler) converge(ctx context.Context, id string) {
 // called again.
 func (p *pass) advance(ctx context.Context) bool {
 	p.join(p.r.armed(p.id))
-	want := p.r.store.Get(p.id)
+	want := p.asked()
 	if want == nil {
 		want = &state.Volume{ID: p.id}
 		p.answer(ctx, want, Plan{})
 		p.r.observed(p.id, want, state.Actual{}, Plan{}, time.Time{})
 		return false
-	}
-	for _, w := range p.waiters {
-		if intent := want.Intent(w.part); intent != nil && intent.Revision == w.intent {
-			intent.CallerWaits = true
-		}
 	}
 	p.r.begin(p.id, Step{Action: Look})
 	began, prior := time.Now(), p.seen
@@ -114,6 +109,22 @@ func (p *pass) advance(ctx context.Context) bool {
 		p.seen = &earlier{want, &have, step, at}
 	}
 	return true
+}
+
+// asked returns the volume's record, with CallerWaits of the intents that callers wait for;
+// nil when there is none.
+func (p *pass) asked() *state.Volume {
+	record := p.r.store.Get(p.id)
+	if record == nil || len(p.waiters) == 0 {
+		return record
+	}
+	want := record.Clone()
+	for _, w := range p.waiters {
+		if intent := want.Intent(w.part); intent != nil && intent.Revision == w.intent {
+			intent.CallerWaits = true
+		}
+	}
+	return want
 }
 
 // join takes in the waiters. A new waiter is answered neither by a step that failed

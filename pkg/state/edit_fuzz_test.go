@@ -32,7 +32,7 @@ func FuzzEdits(f *testing.F) {
 // edited makes the edit number op with an argument on a copy of the record.
 func edited(t *testing.T, before *Volume, op, arg byte) *Volume {
 	t.Helper()
-	v, now := before.Stored(), time.Unix(int64(before.Revision), 0).UTC()
+	v, now := before.Clone(), time.Unix(int64(before.Revision), 0).UTC()
 	v.Revision++
 	path := fmt.Sprintf("/p/%d", arg%4)
 	c := Capability{Access: MountAccess, Mode: "SINGLE_NODE_MULTI_WRITER", FSType: "ext4"}
@@ -102,7 +102,7 @@ func edited(t *testing.T, before *Volume, op, arg byte) *Volume {
 			}
 			return before
 		}
-		once := v.Stored()
+		once := v.Clone()
 		v.Revision++
 		if err := ask(v); err != nil && err != ErrNothingThere && err != ErrStagedElsewhere {
 			t.Fatalf("asked again: %v of %+v", err, once)

@@ -351,15 +351,7 @@ func (v *Volume) Clone() *Volume {
 	return &c
 }
 
-// Stored returns a copy as it would be read back: without CallerWaits, which is
-// never stored.
-func (v *Volume) Stored() *Volume {
-	c := v.Clone()
-	c.ForgetCallers()
-	return c
-}
-
-// ForgetCallers clears CallerWaits of all intents.
+// ForgetCallers clears CallerWaits of all intents: it is never stored.
 func (v *Volume) ForgetCallers() {
 	for s := v.Stage; s != nil; s = s.Next {
 		s.CallerWaits = false

@@ -26,8 +26,8 @@ const recreateTime = time.Second
 
 var errClosed = errors.New("the store is closed, because the plugin is stopping, or was opened only for reading")
 
-// Edit changes one record and returns a copy of it. The change is in the file
-// system when Edit returns, and nobody sees it before.
+// Edit puts a changed record in the place of a volume's record, and returns it as Get does.
+// The change is in the file system when Edit returns, and nobody sees it before.
 //
 // edit is called once, with a copy of the record (a fresh one with only ID and
 // Revision, and Targets not nil, if there is none). Its Revision is the one that
@@ -88,9 +88,9 @@ func (s *Store) edit(id string, edit func(*state.Volume) error, write bool) (*st
 	}
 	unlock, _ := s.edits.Lock(context.Background(), id) // a wait that nobody ends
 	defer unlock()
-	current := cmp.Or(s.record(id), &state.Volume{ID: id, Targets: map[string]*state.Target{}})
+	current := cmp.Or(s.Get(id), &state.Volume{ID: id, Targets: map[string]*state.Target{}})
 	revision := s.revision.Add(1)
-	after := current.Stored()
+	after := current.Clone()
 	after.Revision = revision
 	if err := edit(after); err != nil {
 		return nil, err
@@ -104,34 +104,38 @@ func (s *Store) edit(id string, edit func(*state.Volume) error, write bool) (*st
 	case !same:
 		after.Revision = revision
 	case !write || s.proposal(id) == nil:
-		return after, nil
+		return current, nil
 	}
-	record := after.Clone() // the caller may have kept parts of after
-	if err := s.claim(current, record); err != nil {
+	record := after.Clone() // edit may have kept parts of after
+	// While a record is being written, the places of both its versions are taken.
+	was, is := occupants(current), occupants(record)
+	added, left := difference(is, was), difference(was, is)
+	if err := s.claim(current, added); err != nil {
 		return nil, err
 	}
-	if err := s.commit(current, record, write); err != nil {
+	if err := s.commit(current, record, left, write); err != nil {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		s.places.remove(difference(record, current))
+		s.places.remove(added)
 		return nil, err
 	}
-	return after, nil
+	return record, nil
 }
 
 // claim takes the places that an edit asks for.
-func (s *Store) claim(before, after *state.Volume) error {
+func (s *Store) claim(before *state.Volume, added []occupant) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if err := s.places.check(before, after); err != nil {
+	if err := s.places.check(before, added); err != nil {
 		return err
 	}
-	s.places.add(difference(after, before))
+	s.places.add(added)
 	return nil
 }
 
-// commit writes what a record has become, unless it is a proposal, and shows it.
-func (s *Store) commit(before, after *state.Volume, write bool) (err error) {
+// commit writes what a record has become, unless it is a proposal, shows it, and gives back
+// the places that it has left.
+func (s *Store) commit(before, after *state.Volume, left []occupant, write bool) (err error) {
 	written := cmp.Or(s.proposal(after.ID), before)
 	more := asksMore(written, after)
 	if write {
@@ -156,7 +160,7 @@ func (s *Store) commit(before, after *state.Volume, write bool) (err error) {
 	if write {
 		written = nil
 	}
-	s.apply(before, after, written)
+	s.apply(before, after, left, written)
 	return nil
 }
 
@@ -232,15 +236,15 @@ func (s *Store) recreate() error {
 	return nil
 }
 
-// apply makes a change visible. written is what the record was before its changes that are
-// not written; nil: all is written.
-func (s *Store) apply(before, after, written *state.Volume) {
+// apply makes a change visible, which has left some places. written is what the record was
+// before its changes that are not written; nil: all is written.
+func (s *Store) apply(before, after *state.Volume, left []occupant, written *state.Volume) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.proposed[after.ID] = written; written == nil {
 		delete(s.proposed, after.ID)
 	}
-	s.places.remove(difference(before, after))
+	s.places.remove(left)
 	s.indexDevices(before, after)
 	if s.volumes[after.ID] = after; after.Empty() {
 		delete(s.volumes, after.ID)

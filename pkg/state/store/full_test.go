@@ -166,10 +166,10 @@ func TestProposedEndWithoutRoom(t *testing.T) {
 func TestRoomForTheEnd(t *testing.T) {
 	for name, prepare := range map[string]func(s *Store, dir string) error{
 		"one that fills its block, and takes one more in the end": func(s *Store, dir string) error {
-			v := s.Get("v")
+			v := s.Get("v").Clone()
 			must(t, published("/pod/")(v))
 			_, err := s.Edit("v", published("/pod/"+strings.Repeat("x", (4096-len(text(v)))/2-8)))
-			v = s.Get("v")
+			v = s.Get("v").Clone()
 			before := len(text(v))
 			must(t, errors.Join(unpublished("/pod/v")(v), unpublished(v.TargetPaths()[1])(v)))
 			if after := len(text(v)); before > 4096 || after <= 4096 {

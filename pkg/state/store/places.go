@@ -39,11 +39,14 @@ func occupants(v *state.Volume) (all []occupant) {
 	return all
 }
 
-// difference returns the occupants of a record that another one does not have. While
-// a record is being written, the places of both its versions are taken.
-func difference(v, other *state.Volume) []occupant {
-	has := occupants(other)
-	return slices.DeleteFunc(occupants(v), func(o occupant) bool { return slices.Contains(has, o) })
+// difference returns the occupants of one record that another one does not have.
+func difference(all, others []occupant) (only []occupant) {
+	for _, o := range all {
+		if !slices.Contains(others, o) {
+			only = append(only, o)
+		}
+	}
+	return only
 }
 
 // add adds occupants, and remove takes them away again.
@@ -78,14 +81,14 @@ func above(path string) (dirs []string) {
 	return dirs
 }
 
-// check refuses an edit that asks for a part of a volume at, above or below the
-// path of another one. It asks nothing of what the record had before, nor of what is
-// to be unmounted.
+// check refuses the occupants that an edit adds to a record, where one asks for a part of a
+// volume at, above or below the path of another part. It asks nothing of what is to be
+// unmounted.
 //
 // FailedPrecondition: another part is to stay there. Aborted: it is to go, or the
 // part was asked for elsewhere before and may yet come.
-func (p *places) check(before, after *state.Volume) error {
-	for _, o := range difference(after, before) {
+func (p *places) check(before *state.Volume, added []occupant) error {
+	for _, o := range added {
 		if o.gone {
 			continue
 		}

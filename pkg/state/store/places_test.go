@@ -143,7 +143,7 @@ func TestIndexesAgreeWithAWalk(t *testing.T) {
 
 // walk is the rule for paths without an index; Unavailable, the zero Class, is no refusal.
 func walk(records map[string]*state.Volume, before, after *state.Volume) (class state.Class) {
-	for _, asked := range difference(after, before) {
+	for _, asked := range difference(occupants(after), occupants(before)) {
 		was := before.Intent(asked.part)
 		for _, v := range records {
 			for _, o := range occupants(v) {

@@ -290,16 +290,16 @@ func checkPlace(ctx context.Context, dir string) error {
 	return nil
 }
 
-// Get returns a copy of the volume's record, nil when there is none.
+// Get returns the volume's record, nil when there is none. It is the one that everybody
+// gets, and must not be changed: Edit puts another one in its place.
 func (s *Store) Get(id string) *state.Volume {
-	if record := s.record(id); record != nil {
-		return record.Stored()
-	}
-	return nil
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	return s.volumes[id]
 }
 
 // Has reports whether the volume has a record.
-func (s *Store) Has(id string) bool { return s.record(id) != nil }
+func (s *Store) Has(id string) bool { return s.Get(id) != nil }
 
 // IsAt reports whether a stage or a target of the volume has the path, be it on its way out.
 func (s *Store) IsAt(id, path string) bool {
@@ -308,20 +308,9 @@ func (s *Store) IsAt(id, path string) bool {
 	return slices.ContainsFunc(s.places.at[path], func(o occupant) bool { return o.volume == id })
 }
 
-// record returns the record that is served.
-func (s *Store) record(id string) *state.Volume {
-	s.mu.RLock()
-	defer s.mu.RUnlock()
-	return s.volumes[id]
-}
-
-// List returns copies of all records in the order of their ids.
+// List returns all records, as Get does, in the order of their ids.
 func (s *Store) List() []*state.Volume {
-	list := slices.SortedFunc(maps.Values(s.records()), func(a, b *state.Volume) int { return cmp.Compare(a.ID, b.ID) })
-	for i, v := range list {
-		list[i] = v.Stored()
-	}
-	return list
+	return slices.SortedFunc(maps.Values(s.records()), func(a, b *state.Volume) int { return cmp.Compare(a.ID, b.ID) })
 }
 
 // records returns the records that are served.

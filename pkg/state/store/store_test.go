@@ -190,11 +190,18 @@ func TestEditOutcomes(t *testing.T) {
 	}
 
 	kept := mustEdit(t, s, "v", published("/pod"))
-	for _, copied := range []*state.Volume{kept, s.Get("v"), s.List()[0]} {
-		copied.Stage.Context["key"], copied.Targets["/pod"].Path = "mine", "mine"
+	before := text(kept)
+	if s.Get("v") != kept || s.List()[0] != kept {
+		t.Error("not everybody gets the same record")
 	}
-	if got := s.Get("v"); got.Stage.Context["key"] != "value" || got.Targets["/pod"].Path != "/pod" {
-		t.Errorf("the caller's copy is shared with the store: %+v", got)
+	var inEdit *state.Volume
+	mustEdit(t, s, "v", func(v *state.Volume) error {
+		inEdit = v
+		return published("/pod-2")(v)
+	})
+	inEdit.Stage.Context["key"], inEdit.Targets["/pod"].Path = "mine", "mine"
+	if got := s.Get("v"); text(kept) != before || got.Stage.Context["key"] != "value" || got.Targets["/pod"].Path != "/pod" {
+		t.Errorf("a record was changed in place: %s, and %s, which was %s", text(got), text(kept), before)
 	}
 	renamed := mustEdit(t, s, "v", func(v *state.Volume) error { v.ID, v.Revision = "w", 1; v.Stage.Path = "/s"; return nil })
 	if renamed.ID != "v" || renamed.Revision <= kept.Revision || s.Get("w") != nil {
