@@ -12,29 +12,15 @@ import (
 	"time"
 )
 
-// documented returns the first block of commands that follows some words on a page, with the words in it replaced that stand
-// for names or are others here. A command of several lines is one.
-func documented(t *testing.T, page, words string, replaced ...string) (commands []string) {
+// documented is commandsAfter, which must be there.
+func documented(t *testing.T, page, words string, replaced ...string) []string {
 	t.Helper()
-	text, err := os.ReadFile("../../" + page)
+	commands, err := commandsAfter(page, words, replaced...)
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, after, _ := strings.Cut(string(text), "\n"+words)
-	for line := range strings.Lines(strings.ReplaceAll(after, "\\\n", " ")) {
-		switch command := strings.TrimSpace(line); {
-		case strings.HasPrefix(line, "    ") && (len(commands) > 0 || beginning.MatchString(command)):
-			commands = append(commands, strings.NewReplacer(replaced...).Replace(command))
-		case len(commands) > 0:
-			return commands
-		}
-	}
-	t.Fatalf("%s has no command after %q", page, words)
-	return nil
+	return commands
 }
-
-// beginning is that of a command.
-var beginning = regexp.MustCompile(`^(kubectl|helm|on\(\)) `)
 
 // follow runs documented commands where they are to be run, by a shell in the root of a checkout, and returns what they
 // print.

@@ -44,7 +44,7 @@ func TestHelm(t *testing.T) {
 	second := func(page, words string, more ...string) []string { // the commands are those for the release csi-node
 		return documented(t, page, words, append(more, "namespace csi-node", "namespace second", "csi-node deploy/chart", "second deploy/chart", "-n csi-node", "-n second",
 			"daemonset/csi-node", secondSet, "rollback csi-node", "rollback second", "history csi-node", "history second", "uninstall csi-node", "uninstall second",
-			"REGISTRY", "e2e.local", "tag=v1", "tag=e2e")...)
+			"REGISTRY", registry)...)
 	}
 	follow(t, "../..", second("docs/install.md", "## With Helm")...)
 	gone := false
@@ -64,6 +64,9 @@ func TestHelm(t *testing.T) {
 	install[0] += " --values=" + values
 	follow(t, "../..", install...)
 	await(t, "registration", func() error { return drivers(t, 2) })
+	if version := inSecond(t, "csi-node", "version"); strings.TrimSpace(version) != "v1" {
+		t.Errorf("the image that was built with VERSION=v1 has the version %s", version)
+	}
 	follow(t, "../..", second("docs/install.md", "Then let Helm try it.", "helm test csi-node", "helm test second")...)
 
 	u := startWriters(s, "second", secondDriver, "second-csi-node")
@@ -75,7 +78,7 @@ func TestHelm(t *testing.T) {
 	upgrade := func(tag string) []string { return second("docs/upgrade.md", "3. With Helm", "tag=v2", "tag="+tag) }
 	u.to(olderImage, func() { follow(t, the.older(), upgrade("older")...) })
 	u.to(pluginImage, func() {
-		commands := upgrade("e2e")
+		commands := upgrade("v1")
 		commands[0] += " --set=driver.loggingFormat=json,driver.logLevel=4"
 		follow(t, "../..", commands...)
 	})

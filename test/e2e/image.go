@@ -123,15 +123,17 @@ func (i *image) write(dir string) (string, error) {
 }
 
 const (
-	pauseImage  = "e2e.local/pause:1"
-	shellImage  = "e2e.local/shell:1"
-	pluginImage = "e2e.local/csi-node:e2e"
-	olderImage  = "e2e.local/csi-node:older"
+	registry    = "e2e.local"
+	pauseImage  = registry + "/pause:1"
+	shellImage  = registry + "/shell:1"
+	pluginImage = registry + "/csi-node:v1" // as docs/install.md calls it
+	olderImage  = registry + "/csi-node:older"
 
 	exampleImage = "docker.io/library/busybox:1.37" // of deploy/examples, which the shell of the tests stands in for
 )
 
-// makeImages makes all that the cluster needs, from this machine's files only. older is the tree of the older version.
+// makeImages makes what the cluster needs beside the plugin's image, from this machine's files only. older is the tree of the
+// older version.
 func makeImages(dir string, built map[string]string, older string) error {
 	// The sidecars have the names that deploy/base gives them, so that it is tested as it is.
 	sidecars, err := sidecarImages("../../deploy/base/daemonset.yaml")
@@ -149,8 +151,7 @@ func makeImages(dir string, built map[string]string, older string) error {
 			return err
 		}
 	}
-	err = errors.Join(makeShell(dir), makePlugin(dir, pluginImage, built["csi-node"], "../../Dockerfile"),
-		makePlugin(dir, olderImage, built["csi-node-older"], filepath.Join(older, "Dockerfile")))
+	err = errors.Join(makeShell(dir), makePlugin(dir, olderImage, built["csi-node-older"], filepath.Join(older, "Dockerfile")))
 	if err != nil || !upstream {
 		return err
 	}

@@ -98,7 +98,7 @@ func (r *run) prepare(ctx context.Context) error {
 		return err
 	}
 	for _, p := range []struct{ name, dir, pkg string }{
-		{"csi-node", "../..", "./cmd/csi-node"}, {"csi-node-older", r.older(), "./cmd/csi-node"}, {"pause", ".", "./pause"},
+		{"csi-node-older", r.older(), "./cmd/csi-node"}, {"pause", ".", "./pause"},
 		{"kubectl-csi_node", "../..", "./cmd/kubectl-csi_node"},
 	} {
 		r.built[p.name] = filepath.Join(r.Work, p.name)
@@ -114,7 +114,7 @@ func (r *run) prepare(ctx context.Context) error {
 			return err
 		}
 	}
-	if err := makeImages(r.images(), r.built, r.older()); err != nil {
+	if err := errors.Join(makeImages(r.images(), r.built, r.older()), buildPlugin(ctx, r.cache, r.images())); err != nil {
 		return err
 	}
 	return firstNode(r).prepare()
