@@ -89,7 +89,7 @@ func TestFlags(t *testing.T) {
 		t.Setenv(name, "")
 	}
 	for name, want := range map[string]map[string]string{
-		"":                    serveFlags,
+		"":                    union(serveFlags, map[string]string{"version": "false"}),
 		"serve":               serveFlags,
 		"status":              {"output": "table", "state-dir": "/run/csi-node", "volume": "[]", "pod": "", "failing": "false", "watch": "false"},
 		"explain":             union(pluginDefaults, map[string]string{"timeout": "10s"}),
@@ -194,8 +194,10 @@ func TestVersion(t *testing.T) {
 	linked := version
 	t.Cleanup(func() { version = linked })
 	for _, version = range []string{"", "v1.2.3"} {
-		if out, err := run(t, "version"); err != nil || version != "" && out != version+"\n" || !strings.HasPrefix(out, "v") || len(out) < 3 {
-			t.Errorf("the version %q prints %q (%v)", version, out, err)
+		for _, asked := range []string{"version", "--version"} { // as the sidecars of Kubernetes are asked
+			if out, err := run(t, asked); err != nil || version != "" && out != version+"\n" || !strings.HasPrefix(out, "v") || len(out) < 3 {
+				t.Errorf("%s of the version %q prints %q (%v)", asked, version, out, err)
+			}
 		}
 	}
 }
