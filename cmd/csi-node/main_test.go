@@ -118,6 +118,9 @@ func TestFlags(t *testing.T) {
 			t.Errorf("csi-node %s has the flags %v, not %v", name, got, want)
 		}
 	}
+	if v := find(t, "serve").Flags().ShorthandLookup("v"); v == nil || v.Name != "v" {
+		t.Errorf("-v is %v, and --v in all programs of Kubernetes", v)
+	}
 }
 
 func TestCSIEndpoint(t *testing.T) {

@@ -72,7 +72,7 @@ func engineFlags(o Options, cfg *Config, heal *bool, logging *loggingFlags) *pfl
 	f.BoolVar(heal, "heal", true, "restore mounts that are lost behind the plugin's back; false: only report them")
 	f.StringVar(&cfg.TracingEndpoint, "tracing-endpoint", "", "collector of traces, by OTLP over gRPC without TLS: host:port, or unix:///path (default: none)")
 	f.IntVar(&cfg.TracingPerMillion, "tracing-sampling-rate-per-million", tracing.AllTraces, "how many of a million traces are kept that begin here; those of callers are kept if the caller keeps them")
-	f.IntVar(&logging.verbosity, "v", 2, "log level: 2 logs each step, 4 each call")
+	f.IntVarP(&logging.verbosity, "v", "v", 2, "log level: 2 logs each step, 4 each call")
 	f.StringVar(&logging.format, "logging-format", textFormat, "of the log: text, or json, an object a line with the keys of Kubernetes")
 	return f
 }
