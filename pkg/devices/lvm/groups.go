@@ -301,8 +301,8 @@ func (b *Backend) mend(ctx context.Context, group string, r *report) (mended boo
 
 // cleanups are the commands for volumes that an interrupted change has left, in this
 // order: resume a device, remove what a volume was to grow by, keep udev from activating
-// a new volume, and deactivate one that was being zeroed. Those that write no metadata are
-// run even while a disk of the group is missing.
+// a new volume, unless it is unfinished and will be made anew, and deactivate one that was
+// being zeroed. Those that write no metadata are run even while a disk of the group is missing.
 var cleanups = []struct {
 	of       func(logical) bool
 	metadata bool
@@ -310,7 +310,7 @@ var cleanups = []struct {
 }{
 	{func(v logical) bool { return v.suspended }, false, []string{"lvchange", "--refresh"}},
 	{func(v logical) bool { return !v.suspended && v.tags.growth }, true, []string{"lvremove", "--force", "--yes"}},
-	{func(v logical) bool { return !v.suspended && !v.tags.growth && v.automatic }, true, []string{"lvchange", "--setautoactivation", "n"}},
+	{func(v logical) bool { return !v.suspended && !v.tags.growth && v.automatic && !v.unfinished }, true, []string{"lvchange", "--setautoactivation", "n"}},
 	{func(v logical) bool { return !v.suspended && !v.tags.growth && v.tags.unzeroed && v.active }, false, []string{"lvchange", "--activate", "n"}},
 }
 

@@ -33,7 +33,7 @@ type logical struct {
 	layout     layout  // of a thick volume
 	odd        string  // else what its layout is: one that no class has
 	broken     string  // what LVM says of its health; empty: nothing
-	unfinished bool    // lvcreate was cut short, see takeParts
+	unfinished bool    // its creation was cut short, see takeParts and noteUnfinished
 	synced     float64 // percent of a mirror that is the same on its disks; 100 while it is not active
 }
 
@@ -95,6 +95,7 @@ func parseReport(text []byte) (*report, error) {
 			seen[name] = true
 		}
 	}
+	r.noteUnfinished()
 	for _, row := range raw.Report[0].PV {
 		p.row = row
 		if free := p.number("pv_pe_count") - p.number("pv_pe_alloc_count"); p.text("pv_missing") == "" && p.text("pv_allocatable") != "" {
@@ -149,6 +150,18 @@ func (r *report) takeParts() {
 		if whole, has := r.volumes[match[1]]; has {
 			whole.unfinished = whole.tags.unzeroed
 			r.volumes[match[1]] = whole
+		}
+	}
+}
+
+// noteUnfinished notes the mirrors that LVM has laid out, and whose creation was cut short
+// before udev was kept from activating them. By then the kernel may have noted the mirror on
+// one of its disks only, and would refuse to activate it from then on (dm-raid: EINVAL).
+func (r *report) noteUnfinished() {
+	for name, v := range r.volumes {
+		if v.layout.raid1 && v.tags.unzeroed && v.automatic {
+			v.unfinished = true
+			r.volumes[name] = v
 		}
 	}
 }

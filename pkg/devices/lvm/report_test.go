@@ -103,6 +103,15 @@ func TestUnfinishedMirror(t *testing.T) {
 			}
 		}
 	}
+	// LVM has hidden the parts, and the first change after lvcreate was not made.
+	for automatic, unfinished := range map[string]bool{"enabled": true, "": false} {
+		tagged := strings.NewReplacer(`"lv_tags":""`, `"lv_tags":"csi-node.unzeroed"`, `"lv_autoactivation":""`, `"lv_autoactivation":"`+automatic+`"`).Replace(row)
+		r, err := parseReport([]byte(strings.Replace(reportText, row, tagged, 1)))
+		require.NoError(t, err)
+		if r.volumes["twice"].unfinished != unfinished || r.volumes["wide"].unfinished {
+			t.Errorf("autoactivation %q: %t", automatic, r.volumes["twice"].unfinished)
+		}
+	}
 }
 
 func TestParseRanges(t *testing.T) {
