@@ -89,7 +89,7 @@ func TestFlags(t *testing.T) {
 		t.Setenv(name, "")
 	}
 	for name, want := range map[string]map[string]string{
-		"":                    union(serveFlags, map[string]string{"version": "false"}),
+		"":                    serveFlags,
 		"serve":               serveFlags,
 		"status":              {"output": "table", "state-dir": "/run/csi-node", "volume": "[]", "pod": "", "failing": "false", "watch": "false"},
 		"explain":             union(pluginDefaults, map[string]string{"timeout": "10s"}),

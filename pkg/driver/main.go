@@ -60,7 +60,6 @@ Exit codes: 0 done, 1 refused or failed, 2 wrong use.`),
 		SilenceErrors: true,
 	}
 	root.Flags().AddFlagSet(serve.Flags())
-	root.Flags().Bool("version", false, "print the version") // cobra's own would take -v, too
 	root.SetVersionTemplate("{{.Version}}\n")
 	root.AddGroup(&cobra.Group{ID: "plugin", Title: "The plugin:"}, &cobra.Group{ID: "hand", Title: "By hand:"}, &cobra.Group{ID: "more", Title: "More:"})
 	for _, c := range []struct {

@@ -57,8 +57,6 @@ func (f *fakeNode) Changed(path string) {
 	f.changed = append(f.changed, path)
 }
 
-func (f *fakeNode) Has(id string) bool { return f.records[id] != nil }
-
 func (f *fakeNode) IsAt(id, path string) bool {
 	v := f.records[id]
 	return v != nil && (v.Targets[path] != nil || v.Stage != nil && v.Stage.Path == path)

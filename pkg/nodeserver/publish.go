@@ -108,7 +108,7 @@ func (s *Server) NodeUnpublishVolume(ctx context.Context, req *csi.NodeUnpublish
 	err = s.Reconciler.Ensure(ctx, req.GetVolumeId(), state.TargetPart(req.GetTargetPath()), func(v *state.Volume) error {
 		return v.AskEnd(req.GetTargetPath(), s.Inline.Staging(req.GetVolumeId()), time.Now())
 	})
-	if !s.Records.Has(req.GetVolumeId()) { // an inline volume is not unstaged by kubelet
+	if s.Records.Get(req.GetVolumeId()) == nil { // an inline volume is not unstaged by kubelet
 		s.queries.forget(req.GetVolumeId())
 	}
 	if err != nil {

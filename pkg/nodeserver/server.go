@@ -42,8 +42,6 @@ type Reconciler interface {
 // Records reads the desired state; *store.Store is one.
 type Records interface {
 	Get(id string) *state.Volume
-	// Has reports whether a volume has a record.
-	Has(id string) bool
 	// IsAt reports whether a stage or a target of the record has the path.
 	IsAt(id, path string) bool
 }

@@ -48,7 +48,7 @@ func (s *Server) NodeGetVolumeStats(ctx context.Context, req *csi.NodeGetVolumeS
 	if err != nil {
 		return nil, fmt.Errorf("volume %s: usage of %s: %w", id, path, err)
 	}
-	s.queries.dropUnknown(s.Records.Has)
+	s.queries.dropUnknown(func(id string) bool { return s.Records.Get(id) != nil })
 	return &csi.NodeGetVolumeStatsResponse{Usage: usage}, nil
 }
 

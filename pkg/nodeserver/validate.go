@@ -27,7 +27,7 @@ func (s *Server) volumeID(ctx context.Context, id string) error {
 	if id == "" {
 		return state.Errorf(state.InvalidArgument, "volume_id is missing")
 	}
-	if s.Records.Has(id) {
+	if s.Records.Get(id) != nil {
 		return nil
 	}
 	return s.Backends.ValidateID(ctx, id)

@@ -19,7 +19,7 @@ case $1 in
 build)
 	buildah bud --isolation chroot --pull-never \
 		--volume "$(go env GOROOT):/usr/local/go:ro" --volume "$(go env GOMODCACHE):/go/pkg/mod" \
-		--volume "$(go env GOCACHE):/root/.cache/go-build" --volume /etc/ssl/certs:/etc/ssl/certs:ro "${@:2}";;
+		--volume "$(go env GOCACHE):/go/cache" --volume /etc/ssl/certs:/etc/ssl/certs:ro "${@:2}";;
 push)
 	buildah push "$2" "docker-archive:$ARCHIVE:$2"
 	buildah rmi "$2";;
@@ -35,7 +35,7 @@ runroot = "%[1]s.run"
 
 // buildPlugin builds the plugin's image from the Dockerfile, by the commands of docs/install.md, and writes it to dir.
 // The images that the Dockerfile begins with stay in the cache.
-func buildPlugin(ctx context.Context, cache, dir string) error {
+func buildPlugin(ctx context.Context, cache, dir string) (err error) {
 	commands, err := commandsAfter("docs/install.md", "## The image", "REGISTRY", registry)
 	if err != nil {
 		return err
@@ -49,7 +49,7 @@ func buildPlugin(ctx context.Context, cache, dir string) error {
 		return fmt.Errorf("the Dockerfile begins with %q, not with golang and debian", bases)
 	}
 	work := filepath.Join(cache, "docker")
-	defer os.RemoveAll(work)
+	defer func() { err = errors.Join(err, os.RemoveAll(work)) }()
 	err = errors.Join(os.RemoveAll(work), os.Mkdir(work, 0o755), os.WriteFile(filepath.Join(work, "docker"), []byte(dockerScript), 0o755),
 		os.WriteFile(filepath.Join(work, "storage.conf"), fmt.Appendf(nil, storage, filepath.Join(cache, "images")), 0o600))
 	if err != nil {
@@ -94,7 +94,7 @@ func (b builder) makeBases(ctx context.Context, debian, golang string) error {
 		{golang, "true", `
 			FROM ` + debian + `
 			RUN apt-get update && apt-get install -y --no-install-recommends git && rm -rf /var/lib/apt/lists/*
-			ENV PATH=/usr/local/go/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin GOPATH=/go GOTOOLCHAIN=local GOPROXY=` + strings.TrimSpace(string(proxy))},
+			ENV PATH=/usr/local/go/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin GOPATH=/go GOCACHE=/go/cache GOTOOLCHAIN=local GOPROXY=` + strings.TrimSpace(string(proxy))},
 	} {
 		name := "docker.io/library/" + base.name
 		if b.run(ctx, ".", "buildah inspect --type image "+name) == nil {

@@ -107,9 +107,6 @@ func TestIndexesAgreeWithAWalk(t *testing.T) {
 				t.Fatalf("%q is shown as %s, a walk over all says %q", got, number, shown)
 			}
 		}
-		if has := s.Has(id); has != (s.Get(id) != nil) {
-			t.Fatalf("%s has a record: %t", id, has)
-		}
 		for id, v := range s.records() {
 			if at := slices.ContainsFunc(occupants(v), func(o occupant) bool { return o.path == where }); s.IsAt(id, where) != at {
 				t.Fatalf("%s is at %s: a walk over all says %t", id, where, at)

@@ -298,9 +298,6 @@ func (s *Store) Get(id string) *state.Volume {
 	return s.volumes[id]
 }
 
-// Has reports whether the volume has a record.
-func (s *Store) Has(id string) bool { return s.Get(id) != nil }
-
 // IsAt reports whether a stage or a target of the volume has the path, be it on its way out.
 func (s *Store) IsAt(id, path string) bool {
 	s.mu.RLock()
