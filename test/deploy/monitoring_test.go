@@ -34,7 +34,7 @@ type panel struct {
 
 func readDashboard(t *testing.T) (d dashboard) {
 	t.Helper()
-	must(t, json.Unmarshal([]byte(read(t, filepath.Join(root, "monitoring", "dashboard.json"))), &d))
+	must(t, json.Unmarshal([]byte(read(t, filepath.Join(root, "chart", "files", "dashboard.json"))), &d))
 	for _, p := range d.Panels {
 		d.Panels = append(d.Panels, p.Panels...)
 	}
@@ -135,7 +135,7 @@ type rule struct {
 
 func rules(t *testing.T) (all []rule) {
 	t.Helper()
-	groups := parseOne(t, read(t, filepath.Join(root, "monitoring", "rules.yaml")))
+	groups := parseOne(t, read(t, filepath.Join(root, "chart", "files", "rules.yaml")))
 	text, err := json.Marshal(object(groups).at("spec", "groups"))
 	if err != nil {
 		t.Fatal(err)

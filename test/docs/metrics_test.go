@@ -71,7 +71,7 @@ func TestMetricsAreDocumented(t *testing.T) {
 		}
 	}
 	texts := map[string]string{}
-	for _, name := range []string{"deploy/monitoring/rules.yaml", "deploy/monitoring/dashboard.json"} {
+	for _, name := range []string{"deploy/chart/files/rules.yaml", "deploy/chart/files/dashboard.json"} {
 		texts[name] = read(t, name)
 	}
 	for _, p := range pages(t) {
@@ -88,7 +88,7 @@ func TestMetricsAreDocumented(t *testing.T) {
 
 // TestAlertsAreExplained: metrics.md has a heading for each alert, and for no other.
 func TestAlertsAreExplained(t *testing.T) {
-	alerts := matches(alertName, read(t, "deploy/monitoring/rules.yaml"))
+	alerts := matches(alertName, read(t, "deploy/chart/files/rules.yaml"))
 	var explained []string
 	for _, h := range pageNamed(t, "docs/metrics.md").headings {
 		if h.level == 3 {

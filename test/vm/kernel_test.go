@@ -39,7 +39,7 @@ var guests = []guest{
 	{name: "node-A-M", packages: []string{"test/node"}, run: "^Test[A-M]", files: []string{"docs/lvm.md", "docs/operate.md", "deploy/overlays/lvm/values.yaml"}},
 	{name: "node-N-Z", packages: []string{"test/node"}, run: "^Test[^A-M]"},
 	{name: "selinux", packages: []string{"test/selinux"}, kernel: "security=selinux selinux=1"},
-	{name: "alerts", module: "test/deploy", packages: []string{"."}, run: "^Test(AlertsOfLVM|DashboardOfThinPools)$", files: []string{"deploy/monitoring/rules.yaml", "deploy/monitoring/dashboard.json"}},
+	{name: "alerts", module: "test/deploy", packages: []string{"."}, run: "^Test(AlertsOfLVM|DashboardOfThinPools)$", files: []string{"deploy/chart/files/rules.yaml", "deploy/chart/files/dashboard.json"}},
 }
 
 // Flags is the environment variable of flags for the guests' test programs, with blanks
