@@ -205,6 +205,8 @@ func TestSchema(t *testing.T) {
 		"resizer: {extraEnv: {A: b}}",
 		"test: {size: large}",
 		"test: {pod: {}}",
+		"commonLabels: {app.kubernetes.io/name: x}", // it is there already
+		"csiDriver: {labels: {helm.sh/chart: x}}",
 	} {
 		if text, err := tryHelm(t, usual, values); err == nil {
 			t.Errorf("%s is not refused, and makes\n%s", values, text)
@@ -240,6 +242,31 @@ func TestEveryValueIsInTheSchema(t *testing.T) {
 		}
 	}
 	compare("", c.Values, schema)
+}
+
+// TestNulls: a value that is null is not there. The schema names it if the chart needs it.
+func TestNulls(t *testing.T) {
+	var try func(path []string, value any)
+	try = func(path []string, value any) {
+		below, _ := value.(map[string]any)
+		for name, value := range below {
+			try(append(slices.Clone(path), name), value)
+		}
+		if len(path) == 0 {
+			return
+		}
+		values := strings.Join(path, ": {") + ": null" + strings.Repeat("}", len(path)-1)
+		text, err := tryHelm(t, usual, values)
+		if err != nil && !strings.Contains(err.Error(), "missing propert") && !strings.Contains(err.Error(), "set storageClasses") {
+			t.Errorf("with %s Helm says %v", values, err)
+		}
+		for _, o := range parse(t, text) {
+			if _, err := decode(t, o); err != nil {
+				t.Errorf("with %s Helm makes a %s that Kubernetes does not know: %v", values, o["kind"], err)
+			}
+		}
+	}
+	try(nil, loadChart(t).Values)
 }
 
 // everything sets every value that changes what is made.
@@ -306,6 +333,9 @@ func TestValues(t *testing.T) {
 			"image: mirror.example:5000/csi-node/csi-node:v", "image: mirror.example:5000/sig-storage/csi-resizer:v"}, []string{"registry.k8s.io", "ghcr.io"}},
 		{"global: {imageRegistry: global.example}\nimageRegistry: mirror.example:5000", []string{
 			"image: global.example/csi-node/csi-node:v", "image: global.example/library/busybox:1"}, []string{"mirror.example"}},
+		{`podAnnotations: {prometheus.io/scrape: "false"}`, []string{`prometheus.io/scrape: "false"`}, []string{`prometheus.io/scrape: "true"`}},
+		{"commonLabels: {team: a, more: b}\ncsiDriver: {labels: {team: c}}", []string{"more: b\n    team: a\n", "more: b\n    team: c\n"}, nil},
+		{"extraStorageClasses: [{name: a, annotations: {storageclass.kubernetes.io/is-default-class: 'true'}}]\ndefaultStorageClass: a", []string{"is-default-class"}, nil},
 		{"{dnsPolicy: None, dnsConfig: {nameservers: [10.0.0.10]}}", []string{"dnsPolicy: None", "10.0.0.10"}, nil},
 		{"registrar: {extraEnv: [{name: A, value: b}], extraVolumeMounts: [{name: extra, mountPath: /extra}]}", []string{"name: A\n", "mountPath: /extra\n"}, nil},
 		{"registrar: {livenessProbe: {failureThreshold: 4}}", []string{"port: registrar}\n            failureThreshold: 4\n            initialDelaySeconds: 10\n"}, nil},
@@ -373,6 +403,8 @@ func TestValuesThatDoNotFitTogether(t *testing.T) {
 		"resizer: {healthPort: 9807}":                                                           "must differ",
 		"pool: {dir: /usr/local/pool}":                                                          "needs its own /usr/local",
 		"pool: {dir: /var/lib/kubelet/pool}":                                                    "needs its own /var/lib/kubelet",
+		"pool: {dir: /run/csi-node/pool}":                                                       "needs its own /run/csi-node",
+		"driver: {stateDir: /var/lib/csi-node}":                                                 "must differ: they are [/var/lib/kubelet /var/lib/csi-node /var/lib/csi-node]",
 	} {
 		if text, err := tryHelm(t, usual, values); err == nil || !strings.Contains(err.Error(), says) {
 			t.Errorf("with %s Helm says %v and makes\n%s", values, err, text)

@@ -50,7 +50,7 @@ func parse(t testing.TB, text string) (objects []object) {
 	t.Helper()
 	for document := range strings.SplitSeq("\n"+text, "\n---") {
 		var o object
-		if err := yaml.Unmarshal([]byte(document), &o); err != nil {
+		if err := yaml.UnmarshalStrict([]byte(document), &o); err != nil {
 			t.Fatalf("%v in\n%s", err, document)
 		}
 		if len(o) > 0 {

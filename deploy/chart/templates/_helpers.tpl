@@ -10,13 +10,15 @@
 {{- end -}}
 {{- end -}}
 
+{{/* The labels of an object: a list of the root context and of its own labels, which come before commonLabels. */}}
 {{- define "csi-node.labels" -}}
-app.kubernetes.io/name: {{ include "csi-node.name" . }}
-app.kubernetes.io/instance: {{ .Release.Name }}
-app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
-app.kubernetes.io/managed-by: {{ .Release.Service }}
-helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version | replace "+" "_" }}
-{{- with .Values.commonLabels }}
+{{- $root := index . 0 -}}
+app.kubernetes.io/name: {{ include "csi-node.name" $root }}
+app.kubernetes.io/instance: {{ $root.Release.Name }}
+app.kubernetes.io/version: {{ $root.Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ $root.Release.Service }}
+helm.sh/chart: {{ $root.Chart.Name }}-{{ $root.Chart.Version | replace "+" "_" }}
+{{- with merge dict (index . 1 | default dict) ($root.Values.commonLabels | default dict) }}
 {{ toYaml . }}
 {{- end }}
 {{- end -}}
@@ -115,8 +117,12 @@ seLinuxOptions:
 {{- if ne (len $ports) (len (uniq $ports)) -}}
 {{- fail (printf "metrics.port and the healthPort of the sidecars must differ: they are %v" $ports) -}}
 {{- end -}}
+{{- $dirs := list .Values.kubeletDir (include "csi-node.stateDir" .) (include "csi-node.libDir" .) -}}
+{{- if ne (len $dirs) (len (uniq $dirs)) -}}
+{{- fail (printf "kubeletDir, driver.stateDir and driver.libDir must differ: they are %v" $dirs) -}}
+{{- end -}}
 {{- $parent := dir (include "csi-node.poolDir" .) -}}
-{{- if or (eq $parent .Values.kubeletDir) (regexMatch "^/(usr|etc|bin|sbin|lib|lib64|dev|sys|proc|csi)(/|$)" $parent) -}}
+{{- if or (has $parent (initial $dirs)) (regexMatch "^/(usr|etc|bin|sbin|lib|lib64|dev|sys|proc|csi)(/|$)" $parent) -}}
 {{- fail (printf "pool.dir: the plugin's container needs its own %s" $parent) -}}
 {{- end -}}
 {{- end -}}
