@@ -79,7 +79,7 @@ func (o Output) doesNotStage(cmd *cobra.Command, volume string) error {
 type contextFlags struct{ volume, publish []string }
 
 func (c *contextFlags) add(cmd *cobra.Command) {
-	cmd.Flags().StringArrayVar(&c.volume, "context", nil, "volume context as key=value, as `volume create` printed it; may be given several times")
+	cmd.Flags().StringArrayVar(&c.volume, "context", nil, "volume context as key=value, as volume create printed it; may be given several times")
 	cmd.Flags().StringArrayVar(&c.publish, "publish-context", nil, "publish context as key=value, as ControllerPublishVolume answered it; may be given several times")
 }
 

@@ -136,12 +136,13 @@ func TestWhatAPersonCanDo(t *testing.T) {
 		unattended bool
 		want       string // in the only sentence, or in the first
 	}{
-		"nothing":                 {Facts{Want: staged(), Parts: map[state.Part]PartFacts{stage: {Verdict: Verdict{Settled: true}}}}, false, "Nothing is left to do."},
-		"an orphan":               {Facts{Want: &state.Volume{ID: "v"}, Have: state.Actual{Device: attachedDevice()}}, false, "`csi-node orphans --clean`"},
-		"a step that hangs":       {Facts{Want: staged(), Running: slow}, false, "dmesg"},
-		"a step that makes way":   {Facts{Want: staged(), Running: &Running{Step: "look", Since: slow.Since, Progress: "half"}}, false, ""},
-		"something is in the way": {Facts{Want: staged(), Parts: map[state.Part]PartFacts{stage: {Failure: errors.New("boom")}}}, false, "`csi-node volume retry v`"},
-		"no plugin runs":          {Facts{Want: staged(), Parts: map[state.Part]PartFacts{stage: {Failure: errors.New("boom")}}}, true, "Start the plugin"},
+		"nothing":                   {Facts{Want: staged(), Parts: map[state.Part]PartFacts{stage: {Verdict: Verdict{Settled: true}}}}, false, "Nothing is left to do."},
+		"an orphan":                 {Facts{Want: &state.Volume{ID: "v"}, Have: state.Actual{Device: attachedDevice()}}, false, "`csi-node orphans --clean`"},
+		"a step that hangs":         {Facts{Want: staged(), Running: slow}, false, "dmesg"},
+		"a step that makes way":     {Facts{Want: staged(), Running: &Running{Step: "look", Since: slow.Since, Progress: "half"}}, false, ""},
+		"something is in the way":   {Facts{Want: staged(), Parts: map[state.Part]PartFacts{stage: {Failure: errors.New("boom")}}}, false, "`csi-node volume retry v`"},
+		"no plugin runs":            {Facts{Want: staged(), Parts: map[state.Part]PartFacts{stage: {Failure: errors.New("boom")}}}, true, "Start the plugin: it takes up"},
+		"no plugin, nothing failed": {Facts{Want: staged(), Parts: map[state.Part]PartFacts{stage: {Verdict: Verdict{Settled: true}}}}, true, "Start the plugin: without it"},
 	} {
 		test.facts.Seen = true
 		v := Make(test.facts, now)

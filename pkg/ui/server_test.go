@@ -301,7 +301,7 @@ func TestEventsAreLive(t *testing.T) {
 	}
 	set(nodes(report.PartStatus{Part: "stage", Asked: "staged", Is: report.Failing, Error: "volume v: boom"}, report.Refusal{Volume: "other", Call: "NodeStageVolume", Code: "InvalidArgument", Error: "bad", Times: 1, At: time.Now()}))
 	v = events.until(func(v view) bool { return v.Nodes[0].Volumes[0].Is == report.Failing })
-	if all := v.Nodes[0].Volumes; len(all) != 2 || all[1].Volume != "other" || all[1].Is != "" || !strings.Contains(all[1].Refused, "NodeStageVolume was refused") ||
+	if all := v.Nodes[0].Volumes; len(all) != 2 || all[1].Volume != "other" || all[1].Is != "" || all[1].Refused == nil || all[1].Refused.Call != "NodeStageVolume" ||
 		len(all[0].Story) != 1 || all[0].Story[0].Text != "stage is failing: boom" || len(all[1].Story) != 1 || all[1].Story[0].Text != "NodeStageVolume was refused with InvalidArgument: bad" {
 		t.Errorf("shows %+v", all)
 	}

@@ -61,7 +61,7 @@ type volume struct {
 	// Is is the condition of the worst part; empty: nothing is asked of the volume, and a
 	// call for it was refused.
 	Is      report.Condition `json:"is"`
-	Refused string           `json:"refused"` // the last call that was refused
+	Refused *report.Refusal  `json:"refused"` // the last call that was refused; nil: none
 	Story   []moment         `json:"story"`   // the newest first
 }
 
@@ -189,7 +189,7 @@ func (w *watcher) shown(nodes []report.NodeOf) []node {
 			v := volume{Status: s, Is: is}
 			r, refused := refusals[s.Volume]
 			if refused {
-				v.Refused = r.Tell(time.Now())
+				v.Refused = &r
 				delete(refusals, s.Volume)
 			}
 			v.Story = w.stories.tell(of, s, r)

@@ -14,6 +14,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/chromedp/chromedp"
 	"github.com/chromedp/chromedp/kb"
@@ -56,7 +57,7 @@ func TestPageShowsTheCluster(t *testing.T) {
 	for _, words := range []string{
 		"kubectl csi-node", "worker-1", "worker-2", "worker-3", "This node could not be asked: kubectl exec: error dialing backend", "no route to host",
 		"212Gi of 500Gi free, 187Gi for new volumes", "92% used", "lvm vg-fast", "412Gi of 930Gi free", "4 volumes, 1 failing",
-		"it is not formatted over", "was refused", "does not know it", "Format for stage has been running for 12s: 31 of 200Gi proved blank", "8 of 8 volumes shown", "9d ago",
+		"it is not formatted over", "Refused: mount option \"noatim\": ext4 does not know it", "Format for stage has been running for 12s: 31 of 200Gi proved blank", "8 of 8 volumes shown", "9d ago",
 	} {
 		if !strings.Contains(text, words) {
 			t.Errorf("the page does not say %q", words)
@@ -65,7 +66,7 @@ func TestPageShowsTheCluster(t *testing.T) {
 	eval[any](p, openAll)
 	p.until(explained)
 	text = eval[string](p, "document.body.innerText")
-	for _, words := range []string{"In the way", "You can", "Mend what is in the way", "Next try: ", "Registered with kubelet 220h", "Pod csi-node/csi-node-17xq2", "Lost once, last ", "Asked: published", "What new volumes and growth can be promised.", "187Gi", "shop/postgres-0 was lost, not by the plugin's doing"} {
+	for _, words := range []string{"In the way", "You can", "Mend what is in the way", "Next try: ", "Registered with kubelet 220h", "Pod csi-node/csi-node-17xq2", "Lost once, last ", "NodeStageVolume was refused with InvalidArgument 5", "s ago, 4 times, first 6m ago: mount option", "Asked: published", "What new volumes and growth can be promised.", "187Gi", "shop/postgres-0 was lost, not by the plugin's doing"} {
 		if !strings.Contains(text, words) {
 			t.Errorf("the page does not say %q in\n%s", words, text)
 		}
@@ -127,6 +128,25 @@ func TestPageIsLive(t *testing.T) {
 	serve(t, s, port(p.address)) // with another token
 	p.until(`document.getElementById("live").innerText.startsWith("Ended: start the program again")`)
 	p.forget() // that it was refused
+}
+
+// What is selected stays while only ages change.
+func TestSelectionStays(t *testing.T) {
+	s := shop()
+	p := open(t, s, desk)
+	p.until(shown)
+	eval[any](p, openAll)
+	p.until(explained)
+	for _, callout := range []string{"refused", "under-way"} {
+		eval[any](p, fmt.Sprintf(`getSelection().selectAllChildren(document.querySelector(".callout.%s"))`, callout))
+		before := eval[string](p, "getSelection().toString()")
+		s.change(func(s *scene) { s.nodes[1].Volumes[0].Step.Age += time.Minute })
+		p.until(fmt.Sprintf(`document.querySelector(".glance .running").innerText === %q`, map[string]string{"refused": "1m", "under-way": "2m"}[callout]))
+		if after := eval[string](p, "getSelection().toString()"); len(after) < len("was refused with") || len(after) < len(before)-2 {
+			t.Errorf("of %q %q is selected", before, after)
+		}
+	}
+	p.forget() // the explanation of the refused volume
 }
 
 // Names and errors come from whoever may make a pod: they are text, whatever is in them.

@@ -209,9 +209,11 @@ class Row {
 	}
 
 	update(node, volume) {
-		const now = JSON.stringify([node.name, volume]);
+		const step = volume.step && { ...volume.step, ageNanoseconds: undefined };
+		const now = JSON.stringify([node.name, { ...volume, step }]);
 		this.node = node;
 		this.volume = volume;
+		if (step) for (const age of this.element.getElementsByClassName("running")) say(age, ageOf(volume.step));
 		if (now === this.shown) return;
 		this.shown = now;
 		this.summarise();
@@ -228,24 +230,24 @@ class Row {
 			make("span", { class: ids.length ? "name" : "name id" }, title, ...ids),
 			make("span", { class: "small" }, pods.filter((pod) => pod !== title).join(", "), make("span", { class: "sub" }, `on ${node.name}`)),
 			make("span", { class: "age" }, oldest ? time(oldest) : ""),
-			...this.glance().map((text) => make("span", { class: `glance ${style(state)}` }, ...coded(text))));
+			...[this.glance()].filter(Boolean).map((words) => make("span", { class: `glance ${style(state)}` }, ...words)));
 	}
 
 	// glance is what is wrong, in one sentence.
 	glance() {
 		const { volume } = this;
 		const wrong = volume.parts.find((part) => part.is === "failing" && part.error) || volume.parts.find((part) => part.error);
-		if (wrong) return [brief(wrong.error, volume.volume)];
-		if (volume.step) return [running(volume.step)];
-		return volume.refused ? [volume.refused] : [];
+		if (wrong) return coded(brief(wrong.error, volume.volume));
+		if (volume.step) return running(volume.step);
+		return volume.refused && coded(`Refused: ${brief(volume.refused.error, volume.volume)}`);
 	}
 
 	fill() {
 		const { volume } = this;
 		const parts = volume.parts.map((part) => this.part(part));
 		const device = volume.device ? [make("p", { class: "asked" }, `Device: ${volume.device}${volume.holder ? `; held by ${volume.holder}` : ""}`)] : [];
-		const step = volume.step ? [make("p", { class: "callout under-way" }, running(volume.step))] : [];
-		const refused = volume.refused ? [make("p", { class: "callout refused" }, volume.refused)] : [];
+		const step = volume.step ? [make("p", { class: "callout under-way" }, ...running(volume.step))] : [];
+		const refused = volume.refused ? [make("p", { class: "callout refused" }, ...refusal(volume.refused))] : [];
 		this.parts.replaceChildren(make("ul", {}, ...parts), ...device, ...step, ...refused);
 		this.story.replaceChildren(...volume.story.map(({ at, text, is }) =>
 			make("li", { class: is ? style(is) : undefined }, moment(at), ...coded(brief(text, volume.volume)))));
@@ -263,7 +265,7 @@ class Row {
 		return make("li", { class: "part" },
 			make("div", { class: "line" }, pill(part.is), make("strong", {}, nameOf(part)), Date.parse(part.since) > 0 ? make("span", { class: "age" }, time(part.since)) : ""),
 			make("p", { class: "asked" }, `Asked: ${part.asked}`),
-			part.path && !part.asked.includes(part.path) ? make("p", { class: "asked path" }, part.path) : "",
+			part.path && !nameOf(part).includes(part.path) && !part.asked.includes(part.path) ? make("p", { class: "asked path" }, part.path) : "",
 			...error, ...next, ...lost);
 	}
 
@@ -289,8 +291,16 @@ class Row {
 	}
 }
 
+const ageOf = (step) => span(step.ageNanoseconds / 1e6);
+
 function running(step) {
-	return `${step.step} has been running for ${span(step.ageNanoseconds / 1e6)}${step.progress ? `: ${step.progress}` : ""}`;
+	return [`${step.step} has been running for `, make("span", { class: "running" }, ageOf(step)), step.progress ? `: ${step.progress}` : ""];
+}
+
+// refusal tells of a call that was refused.
+function refusal({ volume, call, code, error, at, since, times }) {
+	const often = times > 1 ? [`, ${times} times, first `, time(since)] : [];
+	return [`${call} was refused with ${code} `, time(at), ...often, ": ", ...coded(error.replace(`volume ${volume}: `, ""))];
 }
 
 const isAdvice = ({ title }) => title === "You can";
