@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/csi-node/csi-node/pkg/internal/devnode"
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
@@ -94,5 +95,5 @@ func btrfsNodeNumber(path string) (state.DeviceNumber, error) {
 	if st.Mode&unix.S_IFMT != unix.S_IFBLK {
 		return state.DeviceNumber{}, fmt.Errorf("the kernel says that the btrfs is on %q, which is no block device here", path)
 	}
-	return numberOf(st.Rdev), nil
+	return devnode.NumberOf(st.Rdev), nil
 }

@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/csi-node/csi-node/pkg/internal/devnode"
 	"github.com/csi-node/csi-node/pkg/internal/rawfile"
 	"github.com/csi-node/csi-node/pkg/state"
 )
@@ -56,7 +57,7 @@ func (d *device) identify() error {
 		return fmt.Errorf("%s is no block device", d.Name())
 	}
 	if d.block {
-		d.number = numberOf(st.Rdev)
+		d.number = devnode.NumberOf(st.Rdev)
 	}
 	if d.number != d.facts.Number && d.facts.Number != (state.DeviceNumber{}) {
 		return fmt.Errorf("%s is device %s now, not %s", d.Name(), d.number, d.facts.Number)
@@ -120,14 +121,10 @@ func (d *device) openRoot(path string) (*os.File, error) {
 	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
 		return nil, errors.Join(fmt.Errorf("fstat %s: %w", path, err), f.Close())
 	}
-	if numberOf(st.Dev) != d.number {
-		return nil, errors.Join(fmt.Errorf("what is mounted at %s is device %s, not %s (%s)", path, numberOf(st.Dev), d.number, d.Name()), f.Close())
+	if devnode.NumberOf(st.Dev) != d.number {
+		return nil, errors.Join(fmt.Errorf("what is mounted at %s is device %s, not %s (%s)", path, devnode.NumberOf(st.Dev), d.number, d.Name()), f.Close())
 	}
 	return f, nil
-}
-
-func numberOf(dev uint64) state.DeviceNumber {
-	return state.DeviceNumber{Major: unix.Major(dev), Minor: unix.Minor(dev)}
 }
 
 // describeReadError tells a human what failed while the device was read.

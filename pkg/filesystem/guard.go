@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/csi-node/csi-node/pkg/internal/devnode"
 	"github.com/csi-node/csi-node/pkg/internal/rawfile"
 	"github.com/csi-node/csi-node/pkg/state"
 )
@@ -209,7 +210,7 @@ func (d *device) openBacking() (f *os.File, bytes int64) {
 	}
 	var st unix.Stat_t
 	err = unix.Fstat(int(f.Fd()), &st)
-	if err == nil && st.Mode&unix.S_IFMT == unix.S_IFREG && st.Ino == loop.Inode && numberOf(st.Dev) == numberOf(loop.Device) {
+	if err == nil && st.Mode&unix.S_IFMT == unix.S_IFREG && st.Ino == loop.Inode && devnode.NumberOf(st.Dev) == devnode.NumberOf(loop.Device) {
 		return f, st.Size
 	}
 	f.Close()

@@ -41,16 +41,11 @@ func MountOptions(fsType string, asked []string) []string {
 	return slices.Concat(rules[fsType].always, asked)
 }
 
-func optionName(option string) string {
-	name, _, _ := strings.Cut(option, "=")
-	return name
-}
-
 // SkipsRecovery reports whether an option makes a mount leave the log alone. All
 // kinds take such options for read-only mounts only, or for a file system whose log
 // is empty.
 func SkipsRecovery(option string) bool {
-	return slices.Contains([]string{"noload", "norecovery", "nologreplay", "rescue"}, optionName(option))
+	return slices.Contains([]string{"noload", "norecovery", "nologreplay", "rescue"}, state.OptionName(option))
 }
 
 // ExplainMount says in plain words why a mount failed, if the reason is the log of the

@@ -43,9 +43,6 @@ type Device struct {
 	sequence uint64 // a new one at each attach; 0: this kernel has none
 }
 
-// Name is the name of the device, such as "loop3".
-func (d *Device) Name() string { return d.name }
-
 // Path is the path of the device's node.
 func (d *Device) Path() string { return "/dev/" + d.name }
 

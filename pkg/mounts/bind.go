@@ -183,7 +183,11 @@ func (h *Host) BoundAt(ctx context.Context, device state.DeviceNumber) ([]string
 	}
 	slices.Sort(paths)
 	if len(paths) == 0 {
-		paths, _ = process.Collect(ctx, namesTime, fmt.Sprintf("binds of %s", device), inOtherNamespaces(device))
+		var complete bool
+		paths, complete = process.Collect(ctx, keepersTime, fmt.Sprintf("binds of %s", device), inOtherNamespaces(device))
+		if !complete && len(paths) == 0 {
+			return nil, fmt.Errorf("where device %s is bound: not all mount namespaces could be looked at in time", device)
+		}
 	}
 	return slices.Compact(paths), nil
 }

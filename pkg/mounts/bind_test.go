@@ -1,15 +1,18 @@
 package mounts
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/csi-node/csi-node/pkg/process"
 	"github.com/csi-node/csi-node/pkg/state"
 	"github.com/csi-node/csi-node/test/machine"
 )
@@ -226,7 +229,22 @@ func TestBoundInAnotherNamespace(t *testing.T) {
 		t.Errorf("bound at %q (%v), want %q", paths, err, want)
 	}
 	stop(cmd)
-	if paths, err := h.BoundAt(ctx, d.Number); err != nil || len(paths) > 0 {
-		t.Errorf("bound at %q (%v) at the end", paths, err)
+
+	// A search that does not end has not shown that there is none.
+	release := make(chan struct{})
+	process.Collect(ctx, time.Millisecond, fmt.Sprintf("binds of %s", d.Number), func(func(string) bool) { <-release })
+	short, cancel := context.WithTimeout(ctx, time.Second)
+	defer cancel()
+	if paths, err := h.BoundAt(short, d.Number); err == nil {
+		t.Errorf("bound at %q, by a search that has not ended", paths)
+	}
+	close(release)
+	for {
+		if paths, err := h.BoundAt(ctx, d.Number); err == nil {
+			if len(paths) > 0 {
+				t.Errorf("bound at %q at the end", paths)
+			}
+			break
+		}
 	}
 }

@@ -20,7 +20,7 @@ import (
 // of processes, each with its files and mounts.
 const (
 	namesTime   = 2 * time.Second  // of one whose names are for a person
-	keepersTime = 20 * time.Second // of one that must end before a broken file system is mounted anew
+	keepersTime = 20 * time.Second // of one that must end before a broken file system is mounted anew, or a raw device detached
 )
 
 // Holders names what keeps a device, as "pid 123 (bash)": processes that have a

@@ -10,6 +10,7 @@ import (
 
 	"github.com/csi-node/csi-node/pkg/filesystem"
 	"github.com/csi-node/csi-node/pkg/internal/devnode"
+	"github.com/csi-node/csi-node/pkg/internal/rawfile"
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
@@ -104,11 +105,8 @@ func (e entry) nodes() (numbers [2]state.DeviceNumber) {
 	return numbers
 }
 
-const (
-	resolveCached = 0x20 // RESOLVE_CACHED of linux/openat2.h, Linux 5.12
-	// cachedTries bounds how often a walk that met a change of the tree begins anew.
-	cachedTries = 8
-)
+// cachedTries bounds how often a walk that met a change of the tree begins anew.
+const cachedTries = 8
 
 // cachedNumber returns the number of the block device node at a mount point, zero
 // if there is none. The walk to the directory above asks no file system that might
@@ -116,7 +114,7 @@ const (
 // mount itself is kept busy no longer than statx(2) takes.
 func cachedNumber(point string) (number state.DeviceNumber) {
 	for range cachedTries {
-		dir, err := openat2(unix.AT_FDCWD, filepath.Dir(point), unix.O_PATH|unix.O_DIRECTORY, resolveCached)
+		dir, err := openat2(unix.AT_FDCWD, filepath.Dir(point), unix.O_PATH|unix.O_DIRECTORY, rawfile.ResolveCached)
 		if err == unix.EAGAIN {
 			continue
 		}

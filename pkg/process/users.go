@@ -103,8 +103,11 @@ func InOtherNamespaces(find func(proc string) (at string, found bool)) iter.Seq[
 			if err != nil || seen[namespace] {
 				continue
 			}
-			seen[namespace] = true
 			at, found := find(proc)
+			if _, err := os.Readlink(proc + "/ns/mnt"); err != nil && !found {
+				continue // it has ended, perhaps before its mounts were read: another one tells
+			}
+			seen[namespace] = true
 			if found && !yield(fmt.Sprintf("%s with a mount at %s in its own mount namespace", shortName(proc), at)) {
 				return
 			}

@@ -12,9 +12,12 @@ import (
 	"golang.org/x/sys/unix"
 	"k8s.io/klog/v2"
 
+	"github.com/moby/sys/mountinfo"
+
 	"github.com/csi-node/csi-node/pkg/blockdev"
 	"github.com/csi-node/csi-node/pkg/devices"
 	"github.com/csi-node/csi-node/pkg/filesystem"
+	"github.com/csi-node/csi-node/pkg/internal/devnode"
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
@@ -204,7 +207,7 @@ func openAlone(ctx context.Context, info blockdev.Info, mode int) (*os.File, blo
 		case <-limit.C:
 			return nil, now, err
 		case <-ctx.Done():
-			return nil, now, ctx.Err()
+			return nil, now, errors.Join(ctx.Err(), err)
 		}
 	}
 }
@@ -291,26 +294,19 @@ func (b *Backend) release(ctx context.Context, c claim) (err error) {
 // boundAt returns where the node of a disk is bound in this mount namespace, as
 // raw volumes are shown to pods, of whatever driver.
 func boundAt(info blockdev.Info) (places []string) {
-	table, err := os.ReadFile("/proc/self/mountinfo")
+	infos, err := mountinfo.GetMounts(func(i *mountinfo.Info) (skip, stop bool) {
+		return i.Root == "/" || i.FSType != "devtmpfs" && i.FSType != "tmpfs", false
+	})
 	if err != nil {
 		return nil // a claim is refused all the same
 	}
-	for line := range strings.Lines(string(table)) {
-		fields := strings.Fields(line)
-		if len(fields) < 5 || fields[3] == "/" || !strings.Contains(line, " - devtmpfs ") && !strings.Contains(line, " - tmpfs ") {
-			continue
-		}
-		var st unix.Stat_t
-		if unix.Lstat(fields[4], &st) == nil && st.Mode&unix.S_IFMT == unix.S_IFBLK && numberOf(st.Rdev) == info.Number {
-			places = append(places, fields[4])
+	for _, i := range infos {
+		if number, ok := devnode.NumberAt(i.Mountpoint); ok && number == info.Number {
+			places = append(places, i.Mountpoint)
 		}
 	}
 	slices.Sort(places)
 	return places
-}
-
-func numberOf(rdev uint64) state.DeviceNumber {
-	return state.DeviceNumber{Major: unix.Major(rdev), Minor: unix.Minor(rdev)}
 }
 
 // closeAfter closes f and joins the error, if any, to *err.

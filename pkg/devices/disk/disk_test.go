@@ -2,6 +2,7 @@ package disk
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"os"
 	"path/filepath"
@@ -443,6 +444,25 @@ func TestReadOnly(t *testing.T) {
 	want(t, b, p, state.DeviceAbsent)
 }
 
+// A detach that is stopped while it waits for somebody's claim has not given the disk up.
+func TestDetachIsStopped(t *testing.T) {
+	b := newBackend(t, t.TempDir())
+	node, _ := newDisk(t, size)
+	v := at("v", node)
+	attach(t, b, v, true)
+	claim, _, err := blockdev.Open(node, os.O_RDONLY|unix.O_EXCL)
+	require.NoError(t, err)
+	ctx, cancel := context.WithTimeout(t.Context(), claimTime/10)
+	defer cancel()
+	wantError(t, b.Detach(ctx, v), state.DeadlineExceeded, "in use")
+	require.NoError(t, claim.Close())
+	want(t, b, v, state.DeviceAttached)
+	require.NoError(t, b.Detach(t.Context(), v))
+	if info, err := blockdev.Look(node); err != nil || info.ReadOnly {
+		t.Errorf("%+v, %v", info, err)
+	}
+}
+
 // A disk may yet be on its way to the node, which is told apart from what is wrong.
 func TestDiskThatIsNotThere(t *testing.T) {
 	node, file := newDisk(t, size)
@@ -592,7 +612,7 @@ func TestDiskAndItsPartition(t *testing.T) {
 func TestRawDevicesOfOthers(t *testing.T) {
 	b := newBackend(t, t.TempDir())
 	node, _ := newDisk(t, size)
-	target := filepath.Join(t.TempDir(), "raw")
+	target := filepath.Join(t.TempDir(), "r w") // mountinfo escapes it
 	require.NoError(t, os.WriteFile(target, nil, 0o600))
 	run(t, "mount", "--bind", node, target)
 	bound := true

@@ -11,7 +11,6 @@ package note
 import (
 	"cmp"
 	"context"
-	"crypto/rand"
 	"errors"
 	"fmt"
 	"os"
@@ -20,10 +19,13 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/google/uuid"
+
 	"github.com/csi-node/csi-node/pkg/blockdev"
 	"github.com/csi-node/csi-node/pkg/devices"
 	"github.com/csi-node/csi-node/pkg/filesystem"
 	"github.com/csi-node/csi-node/pkg/internal/boot"
+	"github.com/csi-node/csi-node/pkg/internal/devnode"
 	"github.com/csi-node/csi-node/pkg/internal/keylock"
 	"github.com/csi-node/csi-node/pkg/state"
 )
@@ -166,26 +168,18 @@ func (f *Facts) sight(d state.Device) (sighting, error) {
 }
 
 // TryFormat implements devices.Facts. The device is still as it was cleared, if it was.
-func (f *Facts) TryFormat(ctx context.Context, v devices.Volume, d state.Device) (uuid string, err error) {
+func (f *Facts) TryFormat(ctx context.Context, v devices.Volume, d state.Device) (trial string, err error) {
 	if err := usable(v, d); err != nil {
 		return "", err
 	}
-	uuid = newUUID()
-	return uuid, f.edit(ctx, v, d, func(n *fact) error {
+	trial = uuid.NewString()
+	return trial, f.edit(ctx, v, d, func(n *fact) error {
 		if err := f.formattable(v, d, *n); err != nil {
 			return err
 		}
-		n.Formatting, n.UUID, n.Trial = false, "", uuid
+		n.Formatting, n.UUID, n.Trial = false, "", trial
 		return nil
 	})
-}
-
-// newUUID returns a random UUID (RFC 9562, version 4).
-func newUUID() string {
-	var u [16]byte
-	_, _ = rand.Read(u[:]) // it never fails
-	u[6], u[8] = u[6]&0x0f|0x40, u[8]&0x3f|0x80
-	return fmt.Sprintf("%x-%x-%x-%x-%x", u[0:4], u[4:6], u[6:8], u[8:10], u[10:])
 }
 
 // BeginFormat implements devices.Facts.
@@ -366,7 +360,7 @@ func (f *Facts) same(file *os.File, d state.Device) error {
 	if err := unix.Fstat(int(file.Fd()), &st); err != nil {
 		return &os.PathError{Op: "fstat", Path: file.Name(), Err: err}
 	}
-	if number := (state.DeviceNumber{Major: unix.Major(st.Rdev), Minor: unix.Minor(st.Rdev)}); st.Mode&unix.S_IFMT != unix.S_IFBLK || number != d.Number {
+	if st.Mode&unix.S_IFMT != unix.S_IFBLK || devnode.NumberOf(st.Rdev) != d.Number {
 		return fmt.Errorf("%s is not the node of device %s any more", d.Path, d.Number)
 	}
 	kind, _, known := strings.Cut(d.Identity, ":")

@@ -1,7 +1,6 @@
 package pool
 
 import (
-	"crypto/rand"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -10,6 +9,8 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/google/uuid"
 
 	"github.com/csi-node/csi-node/pkg/internal/rawfile"
 )
@@ -92,7 +93,7 @@ func initialize(dir string) (*marker, error) {
 			return nil, fmt.Errorf("the directory is no pool, and it holds %q: give an empty directory, or move away what is in this one", name)
 		}
 	}
-	m := &marker{Version: markerVersion, UUID: newUUID()}
+	m := &marker{Version: markerVersion, UUID: uuid.NewString()}
 	raw, err := json.Marshal(m)
 	if err != nil {
 		return nil, err
@@ -146,13 +147,4 @@ func absentError(dir, uuid string) error {
 
 func otherError(dir, have, want string) error {
 	return fmt.Errorf("here is the pool %s, and the one seen here before is %s: mount the right disk, or remove %s if this pool is to be used from now on", have, want, dir+seenSuffix)
-}
-
-// newUUID returns a random UUID (RFC 9562, version 4).
-func newUUID() string {
-	var b [16]byte
-	rand.Read(b[:]) // never fails
-	b[6] = b[6]&0x0f | 0x40
-	b[8] = b[8]&0x3f | 0x80
-	return fmt.Sprintf("%x-%x-%x-%x-%x", b[:4], b[4:6], b[6:8], b[8:10], b[10:])
 }

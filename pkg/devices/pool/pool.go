@@ -44,6 +44,8 @@ import (
 	"golang.org/x/sys/unix"
 	"k8s.io/klog/v2"
 
+	"github.com/google/uuid"
+
 	"github.com/csi-node/csi-node/pkg/internal/keylock"
 )
 
@@ -97,8 +99,8 @@ func Open(ctx context.Context, dir string) (*Pool, error) {
 	return p, nil
 }
 
-func newPool(dir, uuid string) *Pool {
-	return &Pool{dir: dir, uuid: uuid, slot: slotFile + "~" + newUUID()[:8], counted: map[string]countedFacts{}}
+func newPool(dir, identity string) *Pool {
+	return &Pool{dir: dir, uuid: identity, slot: slotFile + "~" + uuid.NewString()[:8], counted: map[string]countedFacts{}}
 }
 
 // OpenAbsent opens the pool that was seen in dir before, of which Open says
