@@ -10,25 +10,29 @@ import (
 )
 
 // job is a function that a caller runs in a volume's worker, between two passes, when
-// nothing else acts on the volume. act is called at most once, and never after the
-// caller has cancelled the job.
+// nothing else acts on the volume. act is called at most once.
 type job struct {
 	act       func(ctx context.Context)
 	untilPass bool          // the caller also waits until the next pass has ended
 	ended     chan struct{} // closed when the caller may go
+
+	// Of Exclusive; Reconciler.mu guards them.
+	left   bool // the caller has gone before f was called
+	called bool // f was called, or will be at once: the caller stays
 }
 
 // Exclusive runs f in the volume's worker while nothing else acts on the
 // volume: a request that comes meanwhile is carried out afterwards. want is the
 // record, empty if there is none; have is what was just observed.
 //
-// It waits for its turn until ctx ends (DeadlineExceeded, Canceled) or the
-// plugin stops (Unavailable); then f was not called. Once f runs, Exclusive
-// waits for its end and returns its error; f's own context ends when the plugin
-// stops. If the observation fails, f is not called and its error is returned.
+// It waits for its turn and for the observation until ctx ends (DeadlineExceeded,
+// Canceled) or the plugin stops (Unavailable); then f is not called. Once f runs,
+// Exclusive waits for its end and returns its error; f's own context ends when the
+// plugin stops. If the observation fails, f is not called and its error is returned.
 func (r *Reconciler) Exclusive(ctx context.Context, id string, f func(ctx context.Context, want *state.Volume, have state.Actual) error) error {
 	var failed error
-	err := r.runJob(ctx, id, &job{act: func(ctx context.Context) {
+	j := &job{}
+	j.act = func(ctx context.Context) {
 		want := r.store.Get(id)
 		if want == nil {
 			want = &state.Volume{ID: id}
@@ -37,15 +41,23 @@ func (r *Reconciler) Exclusive(ctx context.Context, id string, f func(ctx contex
 		if err == nil {
 			err = have.Device.Err
 		}
-		if err == nil {
+		if err == nil && r.mayCall(j) {
 			err = f(ctx, want, have)
 		}
 		failed = err
-	}})
-	if err != nil {
+	}
+	if err := r.runJob(ctx, id, j); err != nil {
 		return err
 	}
 	return failed
+}
+
+// mayCall reports whether the caller of a job of Exclusive is still there; then it stays.
+func (r *Reconciler) mayCall(j *job) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	j.called = !j.left
+	return j.called
 }
 
 // Retry ends the back-off of every part of a volume, and repairs also those parts
@@ -106,14 +118,14 @@ func (r *Reconciler) runJob(ctx context.Context, id string, j *job) error {
 	case <-r.stopped:
 		err = state.Errorf(state.Unavailable, "volume %s: the plugin is stopping", id)
 	}
-	if !r.cancelJob(id, j) && !j.untilPass {
-		<-j.ended // it acts already
+	if !r.cancelJob(id, j) {
+		<-j.ended
 		return nil
 	}
 	return err
 }
 
-// cancelJob reports false if the job has begun.
+// cancelJob lets the caller of a job leave. It reports false if the caller must stay.
 func (r *Reconciler) cancelJob(id string, j *job) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -123,7 +135,8 @@ func (r *Reconciler) cancelJob(id string, j *job) bool {
 		v.jobs = slices.Delete(v.jobs, i, i+1)
 	}
 	r.forget(id)
-	return i >= 0
+	j.left = !j.called
+	return j.left
 }
 
 // runJobs runs the jobs that wait, one after the other, and returns those whose callers

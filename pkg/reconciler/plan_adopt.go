@@ -16,7 +16,7 @@ func (p *planner) provisional(s *state.Stage) Verdict {
 	case s.Path != "" && p.have.Stage.Err != nil:
 		return unseen(p.have.Stage.Err)
 	}
-	as := p.adopted(s)
+	as := p.adopted()
 	if p.have.Source != nil && s.Path != "" && s.Capability.Access != "" { // such a stage is only a record, so there is nothing to see
 		if v := as.sourceStage(as.want.Stage); !v.Settled {
 			return v
@@ -37,7 +37,7 @@ func (p *planner) provisional(s *state.Stage) Verdict {
 
 // adopted returns a planner for the stage that would be adopted. What the provisional
 // stage does not say is taken from the mount.
-func (p *planner) adopted(s *state.Stage) *planner {
+func (p *planner) adopted() *planner {
 	as := &planner{want: p.want.Clone(), have: p.have}
 	as.want.Stage.ReadOnly = p.have.Device.ReadOnly
 	if c := &as.want.Stage.Capability; c.Access == state.MountAccess && c.FSType == "" && len(p.have.Stage.Mounts) > 0 {

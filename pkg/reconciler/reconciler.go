@@ -98,11 +98,8 @@ type Mounter interface {
 	MountDevice(ctx context.Context, device state.Device, path, fsType string, flags state.Flags, readOnly bool) error
 	BindMount(ctx context.Context, source string, device state.DeviceNumber, target string, flags state.Flags) error
 	BindDevice(ctx context.Context, device state.Device, target string) error
-}
-
-// SourceMounter is a Mounts that also mounts sources that are no devices.
-type SourceMounter interface {
-	// MountSource ends with ctx or the source's deadline, whatever the server does.
+	// MountSource mounts what is no device. It ends with ctx or the source's deadline,
+	// whatever the server does.
 	MountSource(ctx context.Context, source state.Source, path string, flags state.Flags) error
 }
 

@@ -224,6 +224,22 @@ func TestExclusiveOfACallerWhoLeaves(t *testing.T) {
 	})
 }
 
+// A caller who leaves during the look, which may hang, has f not called later.
+func TestExclusiveOfACallerWhoLeavesDuringTheLook(t *testing.T) {
+	bubble(t, func(h *harness) {
+		h.volume("v")
+		hung := h.k.hang(opFind, "v", true)
+		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+		defer cancel()
+		answer, _ := h.exclusive(ctx, "v", func() { t.Error("called for somebody who has left") })
+		h.sleep(time.Minute)
+		h.refuse(h.got(answer), state.DeadlineExceeded, "v")
+		hung.open()
+		h.sleep(time.Minute)
+		h.forgotten("v")
+	})
+}
+
 func TestExclusiveWhenThePluginStops(t *testing.T) {
 	bubble(t, func(h *harness) {
 		h.volume("v")

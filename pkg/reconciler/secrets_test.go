@@ -52,3 +52,22 @@ func TestSecretOfALayer(t *testing.T) {
 		h.atRest("v")
 	})
 }
+
+// A secret that comes while a step fails with another one is tried.
+func TestSecretThatComesDuringAnAttempt(t *testing.T) {
+	bubble(t, func(h *harness) {
+		v := h.volume("v")
+		h.k.with(func() { v.layer = &fakeLayer{} })
+		h.k.slow(opOpenLayer, "v", 1, 5*time.Second)
+		key := func(value string) { h.p.r.Remember("v", map[string]string{layerKey: value}) }
+		staged := stage("v", stageLayer)
+		h.refuse(h.do(staged), state.Unavailable, "waits for its secret")
+		key("wrong")
+		h.refuse(h.within(2*time.Second, staged), state.DeadlineExceeded)
+		h.sleep(time.Second)
+		key(rightKey)
+		h.ok(staged, unstage("v"))
+		h.wantCalls(2, opOpenLayer, "v")
+		h.atRest("v")
+	})
+}

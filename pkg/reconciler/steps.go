@@ -544,11 +544,7 @@ func mountSource(ctx context.Context, to Mounter, s *state.Stage, t *state.Targe
 	if err != nil {
 		return err
 	}
-	m, ok := to.(SourceMounter)
-	if !ok {
-		return state.Errorf(state.Unimplemented, "this node mounts devices only")
-	}
-	return m.MountSource(ctx, *have.Source, t.Path, flags)
+	return to.MountSource(ctx, *have.Source, t.Path, flags)
 }
 
 func bind(ctx context.Context, m Mounter, s *state.Stage, t *state.Target, have state.Actual) error {

@@ -96,12 +96,12 @@ func (v *volume) lastPlan() Plan {
 	return v.plan
 }
 
-// noteSecretRefused notes whether a step failed because the secret was missing or wrong.
-func (r *Reconciler) noteSecretRefused(id string, refused bool) {
+// noteSecretRefused notes that a step failed because the secret that is known was missing
+// or wrong.
+func (r *Reconciler) noteSecretRefused(id string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	v := r.volume(id)
-	v.locked = v.locked || refused
+	r.volume(id).locked = true
 }
 
 // needsSecretFromCall reports whether only a call can bring the secret that a volume needs.

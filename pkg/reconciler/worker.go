@@ -191,14 +191,16 @@ func (p *pass) step(ctx context.Context, step Step, want *state.Volume, have sta
 	if step.Action == Erase && step.Layer == "" && p.last.Action == BeginFormat {
 		run = p.r.leaveData
 	}
-	start := time.Now()
+	named, start := p.r.secrets.get(p.id), time.Now()
 	err := run(stepCtx, step, want, have)
 	took := time.Since(start)
 	endSpan(span, err)
 	p.r.end(p.id)
 	if err != nil {
 		p.fail(want, step.Part, err)
-		p.r.noteSecretRefused(p.id, state.ClassOf(err) == state.Unauthenticated)
+		if state.ClassOf(err) == state.Unauthenticated && maps.Equal(named, p.r.secrets.get(p.id)) {
+			p.r.noteSecretRefused(p.id)
+		}
 		if step.Action == Format || step.Action == CreateLayer {
 			p.last = Step{} // mkfs may have written, so the device is not proved blank any more
 		}
