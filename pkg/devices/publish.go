@@ -1,5 +1,7 @@
 package devices
 
+import "cmp"
+
 // PublishIdentity is a backend that knows which keys of a publish context identify the
 // storage. For other backends all keys do.
 type PublishIdentity interface {
@@ -11,19 +13,12 @@ type PublishIdentity interface {
 
 // PublishIdentity asks the backend that the volume, or its context, names.
 func (s *Set) PublishIdentity(v Volume, key string) bool {
-	name := v.Backend
-	if name == "" {
-		name = s.Named(v)
-	}
-	b, ok := s.backends[name].(PublishIdentity)
+	b, ok := s.backends[cmp.Or(v.Backend, s.Named(v))].(PublishIdentity)
 	return !ok || b.PublishIdentity(v, key)
 }
 
 // Named returns the name of the backend that the context of a volume asks for: the
 // default one unless it says otherwise. The Set may lack it.
 func (s *Set) Named(v Volume) string {
-	if name := v.Context[BackendKey]; name != "" {
-		return name
-	}
-	return s.byDefault
+	return cmp.Or(v.Context[BackendKey], s.byDefault)
 }

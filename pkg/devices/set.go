@@ -1,6 +1,7 @@
 package devices
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"maps"
@@ -72,13 +73,7 @@ func (s *Set) named(ctx context.Context, v Volume) (name string, b Backend, err 
 // Validate returns InvalidArgument also for a backend, and for a layer, that the Set
 // lacks.
 func (s *Set) Validate(v Volume) error {
-	name := v.Backend
-	if name == "" {
-		name = v.Context[BackendKey]
-	}
-	if name == "" {
-		name = s.byDefault
-	}
+	name := cmp.Or(v.Backend, s.Named(v))
 	b := s.backends[name]
 	if b == nil {
 		return state.Errorf(state.InvalidArgument, "volume %s: %s: %.200q is no backend of this plugin, which has %s", v.ID, BackendKey, name, strings.Join(s.Names(), ", "))

@@ -42,6 +42,7 @@ type fakeNode struct {
 	mounts  map[string]state.Mountpoint
 	err     error // of Ensure, once the edit was made
 	blind   error // of Observe
+	source  *state.Source
 
 	asked   []state.Part // by Ensure
 	looks   atomic.Int64 // of Observe
@@ -118,7 +119,7 @@ func (f *fakeNode) Report(want *state.Volume, have state.Actual) report.Volume {
 func (f *fakeNode) Observe(_ context.Context, want *state.Volume) (state.Actual, error) {
 	f.looks.Add(1)
 	d, ok := f.devices[want.ID]
-	have := state.Actual{Device: d, View: state.Device{State: state.DeviceAbsent}, Targets: map[string]state.Mountpoint{}}
+	have := state.Actual{Device: d, Source: f.source, View: state.Device{State: state.DeviceAbsent}, Targets: map[string]state.Mountpoint{}}
 	if have.Device.Missing = !ok; !ok {
 		have.Device.State = state.DeviceAbsent
 	}

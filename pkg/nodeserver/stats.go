@@ -81,7 +81,7 @@ func (s *Server) usage(ctx context.Context, id, path string) ([]*csi.VolumeUsage
 		return nil, err
 	case at.Node && (at.Is(have.Device.Number) || at.Is(have.View.Number)):
 		return bytes, nil
-	case at.Node, !at.Is(have.Device.Number):
+	case at.Node, !at.Is(have.Device.Number) && !have.Source.Is(at):
 		return nil, state.Errorf(state.NotFound, "the volume is not mounted there")
 	case at.Corrupt:
 		return nil, state.Errorf(state.Unavailable, "its file system is broken: it was shut down, or its device failed")

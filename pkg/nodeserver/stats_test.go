@@ -44,8 +44,16 @@ func TestStats(t *testing.T) {
 		class state.Class
 		words string
 	}{
-		"file system":          {node: mounted(ours), want: filesystem},
-		"ours over another":    {node: mounted(ours, state.Mount{Device: other, Root: "/"}), want: filesystem},
+		"file system":       {node: mounted(ours), want: filesystem},
+		"ours over another": {node: mounted(ours, state.Mount{Device: other, Root: "/"}), want: filesystem},
+		"a source": {node: func(f *fakeNode) {
+			f.source = &state.Source{FSType: "nfs4", Source: "server:/export"}
+			mounted(state.Mount{FSType: "nfs4", Source: "server:/export", Root: "/"})(f)
+		}, want: filesystem},
+		"another source": {node: func(f *fakeNode) {
+			f.source = &state.Source{FSType: "nfs4", Source: "server:/export"}
+			mounted(state.Mount{FSType: "nfs4", Source: "server:/other", Root: "/"})(f)
+		}, class: state.NotFound, words: "not mounted"},
 		"block":                {node: mounted(state.Mount{Device: device, Node: true, Root: "/loop1"}), want: bytes},
 		"read-only block":      {node: mounted(state.Mount{Device: view, Node: true, Root: "/loop2"}), want: bytes},
 		"staged block":         {node: blockStage(func(*state.Stage) {}), want: bytes},

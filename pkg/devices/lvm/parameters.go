@@ -46,7 +46,7 @@ var number = regexp.MustCompile(`^([0-9]{1,3})(?:\.([0-9]{1,2}))?$`)
 // what it may be.
 func (b *Backend) parse(parameters map[string]string) (class, error) {
 	if len(b.names) == 0 {
-		return class{}, state.Errorf(state.InvalidArgument, "the plugin has no volume groups: set --lvm-groups")
+		return class{}, state.Errorf(state.InvalidArgument, "parameter %s: the plugin has no volume groups: set --lvm-groups", groupKey)
 	}
 	values := map[string]string{
 		groupKey:        "one of the groups of --lvm-groups (" + strings.Join(b.names, ", ") + "), which may be left out where there is one",
