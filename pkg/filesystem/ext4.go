@@ -105,7 +105,7 @@ func preen(ctx context.Context, path string, options ...string) error {
 		return o.Failure()
 	case o.Code&4 != 0:
 		return state.Errorf(state.FailedPrecondition,
-			"e2fsck found damage that it repairs only with consent; with the volume unstaged everywhere, run e2fsck %s by hand: %s", path, o.Output)
+			"e2fsck found damage that it repairs only with consent; with the volume unstaged everywhere, run e2fsck -f by hand on its data, which `explain` names (the device may be another volume's by then): %s", o.Output)
 	case o.Code != 0:
 		klog.FromContext(ctx).Info("e2fsck repaired a file system", "device", path, "output", o.Output)
 	}

@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 	mountutils "k8s.io/mount-utils"
 
+	"github.com/csi-node/csi-node/pkg/internal/devnode"
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
@@ -125,21 +126,49 @@ func ShowsShutdown(options string) bool { return HasOption(options, "shutdown") 
 // setting the flag of the superblock (ext4_show_options).
 func ShowsEmergency(options string) bool { return HasOption(options, "emergency_ro") }
 
+// RefusesWrites reports whether nothing can be written at a path: its file system, or the
+// mount of that, is read-only, or it has met an error.
+func RefusesWrites(path string) (bool, error) {
+	var fs unix.Statfs_t
+	if err := unix.Statfs(path, &fs); err != nil {
+		return false, &os.PathError{Op: "statfs", Path: path, Err: err}
+	}
+	if fs.Flags&unix.ST_RDONLY != 0 || fs.Type != unix.EXT4_SUPER_MAGIC {
+		return fs.Flags&unix.ST_RDONLY != 0, nil
+	}
+	var st unix.Stat_t
+	if err := unix.Stat(path, &st); err != nil {
+		return false, &os.PathError{Op: "stat", Path: path, Err: err}
+	}
+	return ShowsEmergency(ext4Options(devnode.NumberOf(st.Dev))), nil
+}
+
+func inSysfs(device state.DeviceNumber) string { return "/sys/dev/block/" + device.String() }
+
+// ext4Options returns the options of the ext4 that is mounted from a device, separated by
+// commas; none if the kernel does not tell.
+func ext4Options(device state.DeviceNumber) string {
+	place, err := os.Readlink(inSysfs(device))
+	if err != nil {
+		return ""
+	}
+	text, err := os.ReadFile(filepath.Join("/proc/fs/ext4", filepath.Base(place), "options"))
+	if err != nil {
+		return ""
+	}
+	return strings.Join(strings.Fields(string(text)), ",")
+}
+
 // Options returns all that the kernel shows of the options of a superblock that
 // was seen mounted, separated by commas. The mount table leaves out the defaults
 // of an ext4; /proc/fs/ext4 has them. On a device that takes no discards the
 // options about them make no difference, so both count as shown.
 func (h *Host) Options(m state.Mount) string {
 	all := m.Options
-	device := "/sys/dev/block/" + m.Device.String()
 	if m.FSType == "ext4" {
-		if place, err := os.Readlink(device); err == nil {
-			if text, err := os.ReadFile(filepath.Join("/proc/fs/ext4", filepath.Base(place), "options")); err == nil {
-				all += "," + strings.Join(strings.Fields(string(text)), ",")
-			}
-		}
+		all += "," + ext4Options(m.Device)
 	}
-	if most, err := os.ReadFile(device + "/queue/discard_max_bytes"); err == nil && strings.TrimSpace(string(most)) == "0" {
+	if most, err := os.ReadFile(inSysfs(m.Device) + "/queue/discard_max_bytes"); err == nil && strings.TrimSpace(string(most)) == "0" {
 		all += ",discard,nodiscard"
 	}
 	return all

@@ -92,7 +92,7 @@ func TestCheck(t *testing.T) {
 	}
 	command(t, "debugfs", "-w", "-R", "clri <2>", device.Path)
 	command(t, "debugfs", "-w", "-R", "set_super_value state 2", device.Path)
-	wantClass(t, h.Check(t.Context(), device, "ext4"), state.FailedPrecondition, "run e2fsck "+device.Path+" by hand", "oot inode")
+	wantClass(t, h.Check(t.Context(), device, "ext4"), state.FailedPrecondition, "run e2fsck -f by hand on its data", "oot inode")
 }
 
 // How files are called is in no log and no error; which inodes they are is.

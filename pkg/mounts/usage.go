@@ -3,6 +3,7 @@ package mounts
 import (
 	"context"
 	"fmt"
+	"math"
 
 	"golang.org/x/sys/unix"
 
@@ -91,17 +92,28 @@ func statfs(fd int) (state.Usage, error) {
 	if err != nil {
 		return state.Usage{}, fmt.Errorf("statfs: %w", err)
 	}
+	return usageOf(st)
+}
+
+// usageOf refuses bytes that cannot be, as a superblock that was overwritten while it was
+// mounted may tell: the CSI specification allows no negative number. Of inodes some servers
+// tell nothing that makes sense; then they are not known.
+func usageOf(st unix.Statfs_t) (usage state.Usage, err error) {
 	block := int64(st.Frsize)
-	return state.Usage{
-		Bytes: state.Amount{
-			Total:     int64(st.Blocks) * block,
-			Used:      int64(st.Blocks-st.Bfree) * block,
-			Available: int64(st.Bavail) * block,
-		},
-		Inodes: state.Amount{
+	if st.Bfree > st.Blocks || st.Bavail > st.Blocks || st.Blocks > uint64(math.MaxInt64/max(block, 1)) {
+		return usage, state.Errorf(state.Unavailable, "the file system tells numbers that cannot be: of %d blocks %d are free; it is damaged", st.Blocks, st.Bfree)
+	}
+	usage.Bytes = state.Amount{
+		Total:     int64(st.Blocks) * block,
+		Used:      int64(st.Blocks-st.Bfree) * block,
+		Available: int64(st.Bavail) * block,
+	}
+	if st.Ffree <= st.Files && st.Files <= math.MaxInt64 {
+		usage.Inodes = state.Amount{
 			Total:     int64(st.Files),
 			Used:      int64(st.Files - st.Ffree),
 			Available: int64(st.Ffree),
-		},
-	}, nil
+		}
+	}
+	return usage, nil
 }

@@ -5,6 +5,8 @@ import (
 	"path/filepath"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
@@ -70,5 +72,26 @@ func TestBtrfsUsage(t *testing.T) {
 	must(t, err)
 	if b := usage.Bytes; b.Total != d.Size || b.Used <= 0 || b.Available <= 0 || b.Used+b.Available > b.Total || usage.Inodes != (state.Amount{}) {
 		t.Errorf("%+v", usage)
+	}
+}
+
+func TestUsageThatCannotBe(t *testing.T) {
+	good := unix.Statfs_t{Frsize: 4096, Blocks: 10, Bfree: 7, Bavail: 5, Files: 6, Ffree: 2}
+	for title, test := range map[string]struct {
+		change func(*unix.Statfs_t)
+		want   state.Usage
+	}{
+		"good":                  {func(*unix.Statfs_t) {}, state.Usage{Bytes: state.Amount{Total: 40960, Used: 12288, Available: 20480}, Inodes: state.Amount{Total: 6, Used: 4, Available: 2}}},
+		"more free than blocks": {func(st *unix.Statfs_t) { st.Bfree = 11 }, state.Usage{}},
+		"more for others":       {func(st *unix.Statfs_t) { st.Bavail = 1 << 63 }, state.Usage{}},
+		"too large":             {func(st *unix.Statfs_t) { st.Blocks = 1 << 52 }, state.Usage{}},
+		"inodes without number": {func(st *unix.Statfs_t) { st.Files, st.Ffree = 6, 1<<64-1 }, state.Usage{Bytes: state.Amount{Total: 40960, Used: 12288, Available: 20480}}},
+	} {
+		st := good
+		test.change(&st)
+		usage, err := usageOf(st)
+		if usage != test.want || (err != nil) != (usage == state.Usage{}) || err != nil && state.ClassOf(err) != state.Unavailable {
+			t.Errorf("%s: %+v, %v", title, usage, err)
+		}
 	}
 }

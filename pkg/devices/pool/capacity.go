@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/csi-node/csi-node/pkg/filesystem"
 )
 
 // Capacity is how much room a pool has, in bytes, and who has it.
@@ -66,6 +68,12 @@ func (p *Pool) Capacity(ctx context.Context) (Capacity, error) {
 func (p *Pool) capacity(ctx context.Context) (Capacity, error) {
 	if err := p.Check(ctx); err != nil {
 		return Capacity{}, err
+	}
+	switch refuses, err := filesystem.RefusesWrites(p.dir); {
+	case err != nil:
+		return Capacity{}, fmt.Errorf("pool %s: %w", p.dir, err)
+	case refuses:
+		return Capacity{}, fmt.Errorf("pool %s: its file system takes no writes: it was mounted read-only, or has met an error, which dmesg tells: no volume can be made, attached or deleted until it does", p.dir)
 	}
 	c, err := p.countFiles(ctx)
 	if err != nil {

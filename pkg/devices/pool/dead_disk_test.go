@@ -4,6 +4,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -68,6 +69,37 @@ func TestDeviceOfADeadDiskIsTakenDown(t *testing.T) {
 
 // onDisk returns a backend with a volume, "vol", in a pool that is a file system
 // of its own.
+// A pool that takes no writes is unusable, and offers no room.
+func TestPoolThatTakesNoWrites(t *testing.T) {
+	machine.Kernel(t)
+	remount := func(options string) func(*testing.T, string) {
+		return func(t *testing.T, dir string) { run(t, "mount", "-o", "remount,"+options, dir) }
+	}
+	for name, test := range map[string]struct {
+		mkfs []string
+		stop func(*testing.T, string)
+	}{
+		"read-only ext4": {[]string{"mkfs.ext4", "-q", "-F"}, remount("ro")},
+		"read-only xfs":   {[]string{"mkfs.xfs", "-q"}, remount("ro")},
+		"ext4 that met an error": {[]string{"mkfs.ext4", "-q", "-F"}, func(t *testing.T, dir string) {
+			remount("errors=remount-ro")(t, dir)
+			device := run(t, "findmnt", "-no", "SOURCE", dir)
+			require.NoError(t, os.WriteFile("/sys/fs/ext4/"+filepath.Base(device)+"/trigger_fs_error", []byte("a test"), 0))
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b, dir := onDisk(t, test.mkfs...)
+			require.NoError(t, b.Check(t.Context()))
+			test.stop(t, dir)
+			for what, err := range map[string]error{"check": b.Check(t.Context()), "capacity": func() error { _, err := b.Pool().Capacity(t.Context()); return err }()} {
+				if err == nil || !strings.Contains(err.Error(), "takes no writes") {
+					t.Errorf("%s: %v", what, err)
+				}
+			}
+		})
+	}
+}
+
 func onDisk(t *testing.T, mkfs ...string) (b *backend, dir string) {
 	t.Helper()
 	machine.Kernel(t)
