@@ -5,8 +5,8 @@
 // the class into a status code. The rules are those of the CSI specification
 // v1.13, section "Node Service RPC". A request to stage, unstage, publish,
 // unpublish or expand looks at no mount and no device: whether it is valid is decided from
-// the request, from the record, from the way to its paths (mounts.Host.Check) and from the
-// mount options that the kernel knows; everything else is the worker's. Only questions (stats, health) look at the node.
+// the request, from the record and from the way to its paths (mounts.Host.Check);
+// everything else is the worker's. Only questions (stats, health) look at the node.
 //
 // Read stage.go first: a request becomes an edit of the volume's record, and
 // Reconciler.Ensure waits for it. validate.go holds the checks that requests share;

@@ -23,6 +23,7 @@ type fakeInliner struct {
 	away    error                           // of questions
 	makes   error
 	deletes error
+	during  func() // a deletion
 	hang    chan struct{} // that questions hang on
 	asked   int
 	sweeps  int
@@ -92,6 +93,9 @@ func (f *fakeInliner) ListInline(context.Context) ([]string, error) {
 }
 
 func (f *fakeInliner) DeleteVolume(_ context.Context, v devices.Volume) error {
+	if f.during != nil {
+		f.during()
+	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.tries++; f.deletes != nil {
@@ -518,6 +522,33 @@ func TestInlineDeletionLooksAgain(t *testing.T) {
 			})
 		})
 	}
+}
+
+// An end that is asked for while a refused publish is undone joins the deletion.
+func TestInlineEndDuringTheUndo(t *testing.T) {
+	inlineBubble(t, func(h *inlineHarness) {
+		h.k.fail(opBind, "", 1, state.Errorf(state.InvalidArgument, "refused"))
+		h.at(func(step Step, moment Moment) error { // so that the deletion is not seen in what is observed
+			if step.Action == RemoveStage && moment == Before {
+				h.in.with(func() { h.in.away = errors.New("away") })
+				h.k.with(func() { delete(h.k.volumes, "v") })
+			}
+			return nil
+		})
+		end := make(chan error, 1)
+		h.in.during = func() {
+			h.in.during = nil
+			go func() { end <- h.do(inlineEnd("v", 1)) }()
+			time.Sleep(time.Millisecond)
+		}
+		h.refuse(h.do(inlinePublish("v", 1, inlineXFS)), state.InvalidArgument, "refused")
+		h.sleep(time.Second)
+		if err := h.got(end); err != nil {
+			t.Errorf("the end: %v", err)
+		}
+		h.gone("v")
+		h.atRest("v")
+	})
 }
 
 // A process that dies at any step leaves what the next one ends.

@@ -196,6 +196,12 @@ func (c *planCase) holdsFilesystem() bool {
 // remembers reports whether the stage was seen to hold with a file system.
 func (c *planCase) remembers() bool { return c.want.Stage != nil && c.want.Stage.UUID != "" }
 
+// mountedByOther reports whether something is mounted in the place of a stage that was seen
+// to hold, and is not known to be the volume's.
+func (c *planCase) mountedByOther() bool {
+	return c.remembers() && len(c.have.Stage.Mounts) > 0 && !c.somewhere(c.showsAt)
+}
+
 // swapped reports whether the device shows another file system than that one.
 func (c *planCase) swapped() bool {
 	f := c.have.Contents
@@ -300,7 +306,7 @@ func (c *planCase) holds(part state.Part) bool {
 		if c.stageWanted() {
 			return c.stageAsAsked()
 		}
-		return !notSeen(c.have.Stage) && !c.somewhere(c.showsAt) && !c.someTargetUnseen() && c.have.View.State == state.DeviceAbsent &&
+		return !notSeen(c.have.Stage) && !c.mountedByOther() && !c.somewhere(c.showsAt) && !c.someTargetUnseen() && c.have.View.State == state.DeviceAbsent &&
 			!(c.layered() && (c.open() || c.have.Device.State == state.DeviceUnknown)) && (d.State == state.DeviceAbsent || d.State == state.DeviceForeign)
 	case state.SizeKind:
 		if !c.stageWanted() || !c.stageAsAsked() || c.sourced() || d.Size < c.want.Size.Bytes {

@@ -473,7 +473,11 @@ func (p *planner) unstage(s *state.Stage) Verdict {
 		return p.unseenDevice()
 	}
 	switch d := p.top(); {
-	case !presentOrStray(d), p.mountedForNext(s, d):
+	case p.mountedForNext(s, d):
+		return settled
+	case !presentOrStray(d) && len(mounts) > 0 && s.UUID != "": // it was mounted, and its storage may be known no more
+		return stuck(state.FailedPrecondition, "%s is mounted at the staging path %s, and is not known to be this volume's; find out whose before you unmount it", describe(mounts[0]), s.Path)
+	case !presentOrStray(d):
 		return settled
 	case d.Held && p.have.Stage.File == state.Directory && p.have.Stage.Empty:
 		return p.do(Release, state.StagePart())

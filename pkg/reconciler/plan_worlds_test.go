@@ -694,7 +694,7 @@ var stageWishes = []stageWorld{
 	{want: wantThere, block: true}, {want: wantThere, block: true, readOnly: true},
 	{}, {want: wantGone}, {want: wantGone, withdrawn: true}, {want: wantGone, block: true},
 	{want: wantThere, remembers: true, accepted: true}, {want: wantThere, readOnly: true, remembers: true},
-	{want: wantThere, identity: true, accepted: true, asked: true}, {want: wantThere, block: true, identity: true, accepted: true}, {want: wantGone, identity: true},
+	{want: wantThere, identity: true, accepted: true, asked: true}, {want: wantThere, block: true, identity: true, accepted: true}, {want: wantGone, identity: true, remembers: true},
 	{want: wantThere, open: true},
 }
 

@@ -29,11 +29,12 @@ type pass struct {
 	failed  map[state.Part]failure // steps of this pass
 	steps   int
 	done    doneSteps
-	logger  klog.Logger // of the last step done, which has its trace
-	last    Step        // the last step that succeeded, and what was observed before it
-	before  state.Actual
-	seen    *earlier   // what may be taken over from before the last step; nil: nothing
-	trace   *passTrace // nil: nothing is traced
+	logger  klog.Logger  // of the last step done, which has its trace
+	last    Step         // the last step that succeeded
+	lastFor uint64       // the revision of the intent that it was for
+	before  state.Actual // what was observed before it
+	seen    *earlier     // what may be taken over from before the last step; nil: nothing
+	trace   *passTrace   // nil: nothing is traced
 }
 
 // failure is a failed step and the intent that it was made for.
@@ -155,7 +156,7 @@ func (p *pass) next(ctx context.Context, want *state.Volume, plan Plan) (Step, b
 func (p *pass) step(ctx context.Context, step Step, want *state.Volume, have state.Actual) bool {
 	p.steps++
 	switch {
-	case step == p.last && reflect.DeepEqual(have, p.before):
+	case step == p.last && revision(want, step.Part) == p.lastFor && reflect.DeepEqual(have, p.before):
 		p.fail(want, step.Part, fmt.Errorf("volume %s: step %s reported success and changed nothing", p.id, step))
 		return false
 	case p.steps > maxSteps:
@@ -207,7 +208,7 @@ func (p *pass) step(ctx context.Context, step Step, want *state.Volume, have sta
 		return false
 	}
 	p.done, p.logger = append(p.done, doneStep{step, took}), klog.FromContext(stepCtx)
-	p.last, p.before = step, observed
+	p.last, p.lastFor, p.before = step, intent, observed
 	return true
 }
 

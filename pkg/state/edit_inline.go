@@ -16,8 +16,9 @@ func (v *Volume) AskInline(s *Stage, t *Target, now time.Time) error {
 }
 
 // AskEnd is AskUnpublish for the publish of what may be an inline volume, staged at
-// staging: such a volume ends with it. If the record does not tell whether it is one,
-// the backend is asked first. An empty staging means that it is none.
+// staging: such a volume ends with it, also if its record has another path from when the
+// driver had another name. If the record does not tell whether it is one, the backend is
+// asked first. An empty staging means that it is none.
 func (v *Volume) AskEnd(path, staging string, now time.Time) error {
 	if err := v.AskUnpublish(path, now); err != nil || staging == "" || len(v.publishedPaths()) > 0 {
 		return err
@@ -25,9 +26,9 @@ func (v *Volume) AskEnd(path, staging string, now time.Time) error {
 	switch s := v.Stage; {
 	case s == nil:
 		v.Stage = &Stage{Path: staging, Provisional: true, Inline: &Inline{Target: path, Made: true}}
-	case s.Path == staging && s.Inline == nil: // of an earlier version
+	case s.Inline == nil && s.Path == staging: // of an earlier version
 		s.Inline = &Inline{Target: path, Made: true}
-	case s.Path != staging || s.Inline.Target != path:
+	case s.Inline == nil || s.Inline.Target != path:
 		return nil
 	case !s.Inline.Made && !s.Inline.Ended: // or it is being made
 		s.Provisional, s.Inline.Made = !s.Begun && !s.Accepted, true

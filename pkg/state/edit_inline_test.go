@@ -140,4 +140,8 @@ func TestAskEnd(t *testing.T) {
 	if !ended(v) || v.Stage.Provisional {
 		t.Errorf("of an earlier version's there is %+v", v.Stage)
 	}
+	v = lost(t, askInline(), made, stageHolds, targetHolds, func(v *Volume) error { v.Stage.Path = "/other"; return nil }, askEnd("/a"))
+	if !ended(v) || v.Stage.Path != "/other" {
+		t.Errorf("of a driver with another name there is %+v", v.Stage)
+	}
 }

@@ -142,7 +142,7 @@ type Stage struct {
 	// Inline, when set, makes the volume one that lives as long as one publish.
 	Inline *Inline `json:"inline,omitempty"`
 	// Next is the stage that was asked for in place of this one, which was never
-	// accepted and is a tombstone now: it takes its place once that holds.
+	// confirmed and is a tombstone now: it takes its place once that holds.
 	Next *Stage `json:"next,omitempty"`
 
 	Unknown Unknown `json:",embed"`
