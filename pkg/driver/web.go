@@ -149,9 +149,20 @@ func (p *plugin) httpHandler() http.Handler {
 	return mux
 }
 
-// metricsHandler serves the metrics, not compressed: that takes more memory than they.
+// metricsHandler serves the metrics, not compressed: that takes more memory than they. Those
+// of a backend that cannot be, such as two with one name, are logged and left out.
 func (p *plugin) metricsHandler() http.Handler {
-	return promhttp.HandlerFor(&sharedGatherer{from: p.metrics.registry}, promhttp.HandlerOpts{DisableCompression: true})
+	return promhttp.HandlerFor(&sharedGatherer{from: p.metrics.registry}, promhttp.HandlerOpts{
+		DisableCompression: true, ErrorHandling: promhttp.ContinueOnError, ErrorLog: metricsLog{},
+	})
+}
+
+// metricsLog implements promhttp.Logger.
+type metricsLog struct{}
+
+// Println implements promhttp.Logger.
+func (metricsLog) Println(v ...any) {
+	klog.Background().Error(nil, "Some metrics cannot be told", "why", fmt.Sprint(v...))
 }
 
 // sharedGatherer gathers once for all callers of the same moment.

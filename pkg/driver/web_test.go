@@ -16,6 +16,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/csi-node/csi-node/pkg/devices"
 	"github.com/csi-node/csi-node/pkg/reconciler"
 	"github.com/csi-node/csi-node/pkg/state"
 	"github.com/csi-node/csi-node/pkg/state/store"
@@ -163,6 +164,17 @@ func TestHealthEndpoints(t *testing.T) {
 	}
 	if code, _ := p.get(t, "/other"); code != http.StatusNotFound {
 		t.Errorf("another path answers %d", code)
+	}
+}
+
+// What a backend measures wrongly does not take the other metrics away.
+func TestMetricsThatCannotBe(t *testing.T) {
+	p := openPlugin(t)
+	p.metrics.addBackend("odd", func() ([]devices.Measurement, error) {
+		return []devices.Measurement{{Name: "free_bytes", Help: "Free."}, {Name: "free_bytes", Help: "Free."}}, nil
+	})
+	if code, body := p.get(t, "/metrics"); code != http.StatusOK || !strings.Contains(body, "csi_node_backoffs_total 0") || !strings.Contains(body, "csi_node_pool_free_bytes") {
+		t.Errorf("answers %d: %s", code, body)
 	}
 }
 

@@ -23,7 +23,7 @@ type fakeInliner struct {
 	away    error                           // of questions
 	makes   error
 	deletes error
-	during  func() // a deletion
+	during  func()        // a deletion
 	hang    chan struct{} // that questions hang on
 	asked   int
 	sweeps  int

@@ -79,8 +79,13 @@ func (r *Registrar) Run(ctx context.Context) {
 // once; if that happens twice in a row, it is something else.
 var errRemoved = errors.New("the directory of the registration socket was removed; if it is a mount whose source is gone, restart the pod")
 
-// retryTime is the pause after serving failed.
-const retryTime = 10 * time.Second
+// errServed says that somebody else serves in the plugin's place.
+var errServed = errors.New("another process has put its registration socket in the place of this plugin's: two plugins of the node have the same driver name")
+
+const (
+	retryTime = 10 * time.Second // the pause after serving failed
+	dialTime  = time.Second      // bounds the question whether somebody serves
+)
 
 // fail reports why kubelet cannot find the plugin, and waits for retryTime. The plugin
 // serves its volumes all the same.
@@ -150,6 +155,9 @@ func (r *Registrar) awaitLoss(ctx context.Context, watcher *fsnotify.Watcher, li
 				return err
 			}
 		}
+	}
+	if conn, err := net.DialTimeout("unix", listener.path, dialTime); err == nil {
+		return errors.Join(errServed, conn.Close())
 	}
 	klog.FromContext(ctx).Info("The registration socket was removed and is created again", "socket", listener.path)
 	r.mu.Lock()

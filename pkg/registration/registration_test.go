@@ -133,6 +133,26 @@ func TestRegistrationTakesOver(t *testing.T) {
 	asKubelet(t, filepath.Join(dir, "csi.test-reg.sock"))
 }
 
+// Two plugins of one name are told of each other, and do not fight without a pause.
+func TestTwoPluginsOfOneName(t *testing.T) {
+	dir := directory(t)
+	first, stop := start(t, dir)
+	defer stop()
+	socket := filepath.Join(dir, "csi.test-reg.sock")
+	asKubelet(t, socket)
+	_, stopSecond := start(t, dir)
+	defer stopSecond()
+	if s := failed(first); !strings.Contains(s.Error, "the same driver name") || s.Registered {
+		t.Errorf("tells %+v", s)
+	}
+	before, err := os.Stat(socket)
+	require.NoError(t, err)
+	asKubelet(t, socket)
+	if now, err := os.Stat(socket); err != nil || !os.SameFile(before, now) {
+		t.Errorf("the socket was replaced: %v", err)
+	}
+}
+
 // A directory that cannot be created is reported, and used as soon as it can be.
 func TestRegistrationFailsAndGoesOn(t *testing.T) {
 	dir := directory(t)

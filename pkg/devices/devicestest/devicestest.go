@@ -238,8 +238,20 @@ func (s *suite) attach() {
 		s.Errorf("attached again: %+v, before %+v", again, first)
 	}
 	other := s.Create(s.T, "other")
-	if d := s.attached(other, false); d.Number == first.Number {
-		s.Errorf("two volumes have the device %s", d.Path)
+	second := s.attached(other, false)
+	if second.Number == first.Number {
+		s.Errorf("two volumes have the device %s", second.Path)
+	}
+	if second.Path == first.Path {
+		s.Errorf("two volumes have the node %s", second.Path)
+	}
+	if first.Identity != "" && second.Identity == first.Identity {
+		s.Errorf("two volumes have the identity %q", first.Identity)
+	}
+	s.ok(s.b.Detach(s.ctx, of(v)))
+	s.ok(s.b.Detach(s.ctx, of(other)))
+	if d := s.attached(other, false); d.Identity != second.Identity { // it has the other's number now, if that is free again
+		s.Errorf("the identity was %q and is %q when attached again", second.Identity, d.Identity)
 	}
 }
 

@@ -80,7 +80,7 @@ func TestPoolThatTakesNoWrites(t *testing.T) {
 		stop func(*testing.T, string)
 	}{
 		"read-only ext4": {[]string{"mkfs.ext4", "-q", "-F"}, remount("ro")},
-		"read-only xfs":   {[]string{"mkfs.xfs", "-q"}, remount("ro")},
+		"read-only xfs":  {[]string{"mkfs.xfs", "-q"}, remount("ro")},
 		"ext4 that met an error": {[]string{"mkfs.ext4", "-q", "-F"}, func(t *testing.T, dir string) {
 			remount("errors=remount-ro")(t, dir)
 			device := run(t, "findmnt", "-no", "SOURCE", dir)

@@ -153,12 +153,32 @@ func (l *life) grow(ctx context.Context, target string, do func(call func() erro
 // system that fills one.
 func (l *life) mustHave(target string, bytes int64) {
 	l.t.Helper()
-	var got int64
+	got := l.bytes(target)
+	if !l.raw {
+		got = got * 5 / 4 // what is left of the metadata's part
+	}
+	if got < bytes {
+		l.t.Errorf("%s has %d bytes, not %d", target, got, bytes)
+	}
+}
+
+// mustLack fails the test if a target shows that many bytes already: then it would not be
+// seen whether the volume grows.
+func (l *life) mustLack(target string, bytes int64) {
+	l.t.Helper()
+	if got := l.bytes(target); got >= bytes {
+		l.t.Errorf("%s has %d bytes before it grows to %d: Create is to make it with Size bytes", target, got, bytes)
+	}
+}
+
+// bytes returns how many bytes a target shows: of the device, or of the file system.
+func (l *life) bytes(target string) (got int64) {
+	l.t.Helper()
 	l.must(l.within("a look at "+target, func() error {
 		if !l.raw {
 			var st unix.Statfs_t
 			err := unix.Statfs(target, &st)
-			got = int64(st.Blocks) * st.Bsize * 5 / 4 // what is left of the metadata's part
+			got = int64(st.Blocks) * st.Bsize
 			return err
 		}
 		f, err := os.Open(target)
@@ -168,9 +188,7 @@ func (l *life) mustHave(target string, bytes int64) {
 		got, err = f.Seek(0, io.SeekEnd)
 		return errors.Join(err, f.Close())
 	}))
-	if got < bytes {
-		l.t.Errorf("%s has %d bytes, not %d", target, got, bytes)
-	}
+	return got
 }
 
 func wrap(method string, err error) error {

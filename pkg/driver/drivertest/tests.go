@@ -181,6 +181,7 @@ func testGrow(t *testing.T, fresh func(*testing.T, bool) *life) {
 		l.up(ctx, target)
 		l.must(l.write(target, "kept"))
 		if l.volume.Grows {
+			l.mustLack(target, larger-layerTakes)
 			do := func(call func() error) { l.must(call()) }
 			l.grow(ctx, target, do)
 			l.grow(ctx, target, do) // a repeated call
