@@ -101,5 +101,5 @@ func (c *Client) needNode(ctx context.Context, want csi.NodeServiceCapability_RP
 }
 
 func notOffered(service string, want fmt.Stringer) error {
-	return fmt.Errorf("the driver does not offer this: its %s service lacks the capability %s (`csi-node volume capabilities` shows what it has)", service, want)
+	return fmt.Errorf("the driver does not offer this: its %s service lacks the capability %s (`volume capabilities` shows what it has)", service, want)
 }

@@ -73,7 +73,7 @@ func ReadBundle(ctx context.Context, stateDir string, o Options, log string) Bun
 		node, nodeErr = ReadReport(ctx, stateDir, o)
 		return err
 	})
-	add("status.txt", "what `csi-node status --output wide` prints", status(func(out io.Writer) error { return node.PrintWide(out) }))
+	add("status.txt", "what `status --output wide` prints", status(func(out io.Writer) error { return node.PrintWide(out) }))
 	add("status.json", "the same as JSON", status(func(out io.Writer) error { return writeObject(out, node) }))
 	// Those that ask no disk come first.
 	add("goroutines.txt", "what the plugin's goroutines do", asked("/goroutines"))
@@ -89,14 +89,14 @@ func ReadBundle(ctx context.Context, stateDir string, o Options, log string) Bun
 	add("mounts.txt", "the mounts of volumes, as the kernel has them", func(_ context.Context, out io.Writer) error { return readMounts(ours, out) })
 	add("devices.txt", "the loop devices of volumes, as sysfs has them", func(_ context.Context, out io.Writer) error { return readDevices(ours, out) })
 	add("kernel.txt", "the kernel, its file systems, and the tools", readKernel)
-	add("explain.txt", fmt.Sprintf("what `csi-node explain` prints, of %d volumes at most, those that fail first", maxExplained), func(ctx context.Context, out io.Writer) error {
+	add("explain.txt", fmt.Sprintf("what `explain` prints, of %d volumes at most, those that fail first", maxExplained), func(ctx context.Context, out io.Writer) error {
 		return errors.Join(nodeErr, explainAll(ctx, stateDir, o, node, out))
 	})
 	add("volumes.json", "the volumes that the backends have", func(ctx context.Context, out io.Writer) error {
 		all, err := ReadInventory(ctx, stateDir, o)
 		return errors.Join(err, writeObject(out, all))
 	})
-	add("orphans.json", "what `csi-node orphans` finds", func(ctx context.Context, out io.Writer) error {
+	add("orphans.json", "what `orphans` finds", func(ctx context.Context, out io.Writer) error {
 		found, err := Orphans(ctx, stateDir, o)
 		return errors.Join(err, writeObject(out, found))
 	})

@@ -25,7 +25,7 @@ reach --http-endpoint could keep that from answering, and so restart the plugin.
   csi-node probe ready --state-dir /tmp/csi-state --timeout 2s`,
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) != 1 || args[0] != Live && args[0] != Ready {
-				return fmt.Errorf("`csi-node probe` takes one argument, %s or %s, not %q", Live, Ready, args)
+				return fmt.Errorf("`probe` takes one argument, %s or %s, not %q", Live, Ready, args)
 			}
 			return nil
 		},

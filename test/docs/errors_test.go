@@ -26,9 +26,10 @@ import (
 // foreign are the errors of Kubernetes itself that troubleshoot.md explains, with the place in
 // k8s.io/kubernetes v1.36.3 that has them.
 var foreign = map[string]string{
-	"waiting for first consumer":       "pkg/controller/volume/persistentvolume/pv_controller.go",
-	"did not have enough free storage": "pkg/scheduler/framework/plugins/volumebinding/volume_binding.go; test/e2e asks for it",
-	"violates PodSecurity":             "k8s.io/pod-security-admission/admission/admission.go",
+	"insufficient quota to match these scopes": "k8s.io/apiserver/pkg/admission/plugin/resourcequota/controller.go",
+	"waiting for first consumer":               "pkg/controller/volume/persistentvolume/pv_controller.go",
+	"did not have enough free storage":         "pkg/scheduler/framework/plugins/volumebinding/volume_binding.go; test/e2e asks for it",
+	"violates PodSecurity":                     "k8s.io/pod-security-admission/admission/admission.go",
 }
 
 // quoted returns the errors that troubleshoot.md explains: its headings in code, each as its fixed
