@@ -65,7 +65,7 @@ func tellAge(ctx context.Context, path string, at time.Time, hangs noAnswer) {
 // usage looks at the volume. It may never return.
 func (s *Server) usage(ctx context.Context, id, path string) ([]*csi.VolumeUsage, error) {
 	have, err := s.Reconciler.Observe(ctx, &state.Volume{ID: id})
-	if err != nil {
+	if err != nil && (have.Device.Err == nil || !have.Device.Attached()) { // else only the backend's facts are not known
 		return nil, err
 	}
 	bytes := []*csi.VolumeUsage{{Unit: csi.VolumeUsage_BYTES, Total: have.Device.Size}}

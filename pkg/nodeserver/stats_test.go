@@ -66,9 +66,15 @@ func TestStats(t *testing.T) {
 		"another over ours":    {node: mounted(state.Mount{Device: other, Root: "/"}, ours), class: state.NotFound, words: "not mounted"},
 		"a part of it":         {node: mounted(state.Mount{Device: device, Root: "/sub"}), class: state.NotFound, words: "not mounted"},
 		"unknown volume":       {node: func(f *fakeNode) { clear(f.devices); mounted(ours)(f) }, class: state.NotFound, words: "not mounted"},
-		"relative":             {node: mounted(ours), path: "kubelet/x", class: state.NotFound, words: "relative"},
-		"path cannot be seen":  {node: func(f *fakeNode) { f.mounts[target] = state.Mountpoint{Err: state.Errorf(state.Unavailable, "stale")} }, class: state.Unavailable, words: "stale"},
-		"blind":                {node: func(f *fakeNode) { f.blind = state.Errorf(state.DeadlineExceeded, "hangs") }, class: state.DeadlineExceeded, words: "hangs"},
+		"facts are unread": {node: func(f *fakeNode) {
+			d := f.devices[id]
+			d.Err = errors.New("unread")
+			f.devices[id], f.blind = d, d.Err
+			mounted(ours)(f)
+		}, want: filesystem},
+		"relative":            {node: mounted(ours), path: "kubelet/x", class: state.NotFound, words: "relative"},
+		"path cannot be seen": {node: func(f *fakeNode) { f.mounts[target] = state.Mountpoint{Err: state.Errorf(state.Unavailable, "stale")} }, class: state.Unavailable, words: "stale"},
+		"blind":               {node: func(f *fakeNode) { f.blind = state.Errorf(state.DeadlineExceeded, "hangs") }, class: state.DeadlineExceeded, words: "hangs"},
 	} {
 		t.Run(title, func(t *testing.T) {
 			s, f := newServer()

@@ -2,6 +2,7 @@ package state
 
 import (
 	"cmp"
+	"fmt"
 	"maps"
 	"slices"
 	"strings"
@@ -46,7 +47,7 @@ func (v *Volume) AskStage(s *Stage, now time.Time) error {
 	case !have.Gone && have.Path != s.Path:
 		return Errorf(AlreadyExists, "the volume is staged already at %s", have.Path)
 	case !have.Gone:
-		return Errorf(AlreadyExists, "the volume is staged already at %s with another capability, other mount flags or another context: asked for %s, staged with %s", have.Path, s.Capability, have.Capability)
+		return Errorf(AlreadyExists, "the volume is staged already at %s with %s", have.Path, have.difference(s))
 	case !have.meets(s):
 		return Errorf(Aborted, "the volume is still being unstaged from %s", have.Path)
 	}
@@ -81,12 +82,28 @@ func (s *Stage) checkFoundFlags(have *Stage) error {
 }
 
 // meets reports whether the stage is as asked; an empty fs type asks for any.
-func (s *Stage) meets(asked *Stage) bool {
+func (s *Stage) meets(asked *Stage) bool { return s.SameAs(s.filled(asked)) }
+
+// filled returns what is asked, with the stage's fs type if it leaves that open.
+func (s *Stage) filled(asked *Stage) *Stage {
 	o := *asked
-	if o.Capability.FSType == "" {
-		o.Capability.FSType = s.Capability.FSType
+	o.Capability.FSType = cmp.Or(o.Capability.FSType, s.Capability.FSType)
+	return &o
+}
+
+// difference says in what the stage, at the same path, does not meet what is asked. Values of
+// flags and contexts stay out of it: they may be secret.
+func (s *Stage) difference(asked *Stage) string {
+	o := s.filled(asked)
+	switch {
+	case s.Capability.String() != o.Capability.String():
+		return fmt.Sprintf("another capability: asked for %s, staged with %s", o.Capability, s.Capability)
+	case !s.Capability.Equal(o.Capability):
+		return "other mount flags"
+	case s.ReadOnly != o.ReadOnly:
+		return "another read-only setting"
 	}
-	return s.SameAs(&o)
+	return "another volume_context or publish_context"
 }
 
 // replaceable reports whether the stage may give way to another one: neither it nor any

@@ -100,11 +100,16 @@ func TestAskStage(t *testing.T) {
 		v.Stage.Adopted, v.Stage.Accepted, v.Stage.Capability.Flags, v.Stage.Found = true, true, nil, "rw,discard"
 	}
 	asks{
-		"first":              {have: &Volume{ID: "v", Revision: 10}, edit: ask(), part: StagePart()},
-		"again":              {have: record(), edit: ask()},
-		"fs type left open":  {have: record(), edit: ask(func(s *Stage) { s.Capability.FSType = "" })},
-		"elsewhere":          {have: record(acceptedStage), edit: ask(elsewhere), class: AlreadyExists, words: "/stage"},
-		"other fs type":      {have: record(acceptedStage), edit: ask(xfs), class: AlreadyExists, words: "xfs"},
+		"first":             {have: &Volume{ID: "v", Revision: 10}, edit: ask(), part: StagePart()},
+		"again":             {have: record(), edit: ask()},
+		"fs type left open": {have: record(), edit: ask(func(s *Stage) { s.Capability.FSType = "" })},
+		"elsewhere":         {have: record(acceptedStage), edit: ask(elsewhere), class: AlreadyExists, words: "/stage"},
+		"other fs type":     {have: record(acceptedStage), edit: ask(xfs), class: AlreadyExists, words: "xfs"},
+		"other flags":       {have: record(acceptedStage), edit: ask(noatime), class: AlreadyExists, words: "with other mount flags"},
+		"read-only":         {have: record(acceptedStage), edit: ask(func(s *Stage) { s.ReadOnly = true }), class: AlreadyExists, words: "with another read-only setting"},
+		"other context, fs type left open": {have: record(acceptedStage), edit: ask(func(s *Stage) {
+			s.Capability.FSType, s.Context = "", map[string]string{"key": "value"}
+		}), class: AlreadyExists, words: "with another volume_context or publish_context"},
 		"unconfirmed, again": {have: record(unconfirmedStage), edit: ask()},
 		"unconfirmed, other": {have: record(unconfirmedStage, with("/a", unconfirmedTarget)), edit: ask(xfs), part: StagePart()},
 		"target confirmed":   {have: record(unconfirmedStage, with("/a", acceptedTarget)), edit: ask(xfs), class: AlreadyExists, words: "xfs"},
