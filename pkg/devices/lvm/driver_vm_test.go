@@ -51,7 +51,7 @@ func TestDriver(t *testing.T) {
 				mu.Unlock()
 				answer, err := p.Controller.CreateVolume(t.Context(), &csi.CreateVolumeRequest{
 					Name: t.Name() + name, Parameters: class, CapacityRange: &csi.CapacityRange{RequiredBytes: drivertest.Size},
-					VolumeCapabilities: []*csi.VolumeCapability{harness.Shared("")},
+					VolumeCapabilities: []*csi.VolumeCapability{harness.Shared("ext4")}, // another might make it larger
 				})
 				require.NoError(t, err)
 				v := answer.GetVolume()
