@@ -243,7 +243,7 @@ var (
 			m := c.have.Stage.Mounts
 			return len(m) > 1 && !c.shows(m[0]) && c.shows(m[1])
 		}},
-		{state.FailedPrecondition, "is not known to be this volume's", (*planCase).mountedByOther},
+		{state.FailedPrecondition, "of which it may be, is not found", (*planCase).mountedByOther},
 		{state.Unavailable, "still held, which must end before it is detached", func(c *planCase) bool {
 			d, v := c.highest(), c.have.View
 			return v.State == state.DeviceDetaching || v.Held || d.State == state.DeviceDetaching || d.Held

@@ -476,7 +476,7 @@ func (p *planner) unstage(s *state.Stage) Verdict {
 	case p.mountedForNext(s, d):
 		return settled
 	case !presentOrStray(d) && len(mounts) > 0 && s.UUID != "": // it was mounted, and its storage may be known no more
-		return stuck(state.FailedPrecondition, "%s is mounted at the staging path %s, and is not known to be this volume's; find out whose before you unmount it", describe(mounts[0]), s.Path)
+		return stuck(state.FailedPrecondition, "%s is mounted at the staging path %s, and the volume's storage, of which it may be, is not found: give the plugin the storage that the volume was staged from; else find out whose the mount is before you unmount it", describe(mounts[0]), s.Path)
 	case !presentOrStray(d):
 		return settled
 	case d.Held && p.have.Stage.File == state.Directory && p.have.Stage.Empty:

@@ -80,7 +80,7 @@ func (r *Registrar) Run(ctx context.Context) {
 var errRemoved = errors.New("the directory of the registration socket was removed; if it is a mount whose source is gone, restart the pod")
 
 // errServed says that somebody else serves in the plugin's place.
-var errServed = errors.New("another process has put its registration socket in the place of this plugin's: two plugins of the node have the same driver name")
+var errServed = errors.New("another process has put its registration socket in the place of this plugin's: two plugins of the node have the same driver name: end one, or give it another --driver-name and directories of its own")
 
 const (
 	retryTime = 10 * time.Second // the pause after serving failed

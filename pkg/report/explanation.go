@@ -46,9 +46,9 @@ func (v Volume) Explanation() Explanation {
 	explanation.YouCan = v.helpSentences(explanation)
 	if v.Unattended {
 		explanation.InTheWay = append([]string{"No plugin runs on this node."}, explanation.InTheWay...)
-		explanation.YouCan = []string{"Start the plugin: without it, no pod with the volume starts or ends."}
-		if len(explanation.Missing) > 0 {
-			explanation.YouCan = []string{"Start the plugin: it takes up what is missing."}
+		explanation.YouCan = []string{"Start the plugin: it takes up what is missing."}
+		if len(explanation.Missing) == 0 {
+			explanation.YouCan = []string{"Start the plugin: without it, no pod with the volume starts or ends."}
 		}
 	}
 	return explanation

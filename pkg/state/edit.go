@@ -18,10 +18,10 @@ var ErrNothingThere = Errorf(NotFound, "nothing is there")
 var ErrStagedElsewhere = Errorf(NotFound, "the volume is staged at another path")
 
 // The edits named Ask… are all the requests that exist: edit_stage.go, edit_publish.go,
-// edit_inline.go, edit_size.go. Each is made inside Edit or Propose of the
-// store, on a record that already carries the revision of the edit. It either refuses with a classified error or
-// leaves the record as asked. A repeated request changes nothing, and so joins the one
-// before.
+// edit_inline.go, edit_size.go. Each is made inside Edit or Propose of the store, on a
+// record that already carries the revision of the edit. It either refuses with a classified
+// error or leaves the record as asked. A repeated request changes nothing, and so joins the
+// one before.
 //
 // An intent that is not Confirmed is superseded by another request for the same part as
 // soon as no caller waits for it: it becomes a tombstone, and the new intent its Next.

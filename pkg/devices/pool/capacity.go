@@ -30,6 +30,7 @@ type Capacity struct {
 	Inline    int64 // sizes of the inline ephemeral volumes
 	Available int64 // for the claims of new volumes and of growth
 	Largest   int64 // the largest size that a volume can have, even if there is room for more
+	ReadOnly  bool  // the pool's file system takes no writes, so that nothing is Available
 
 	Thick, Thin, Damaged int // numbers of volumes, by provisioning; damaged: it is not known
 }
@@ -69,12 +70,6 @@ func (p *Pool) capacity(ctx context.Context) (Capacity, error) {
 	if err := p.Check(ctx); err != nil {
 		return Capacity{}, err
 	}
-	switch refuses, err := filesystem.RefusesWrites(p.dir); {
-	case err != nil:
-		return Capacity{}, fmt.Errorf("pool %s: %w", p.dir, err)
-	case refuses:
-		return Capacity{}, fmt.Errorf("pool %s: its file system takes no writes: it was mounted read-only, or has met an error, which dmesg tells: no volume can be made, attached or deleted until it does", p.dir)
-	}
 	c, err := p.countFiles(ctx)
 	if err != nil {
 		return Capacity{}, fmt.Errorf("pool: %w", err)
@@ -85,7 +80,12 @@ func (p *Pool) capacity(ctx context.Context) (Capacity, error) {
 	}
 	c.Total, c.Free = int64(fs.Blocks)*fs.Bsize, free(fs)
 	c.Kept = p.kept(c.Total)
-	c.Available = max(c.Free-c.Promised-c.Kept, 0)
+	if c.ReadOnly, err = filesystem.RefusesWrites(p.dir); err != nil {
+		return Capacity{}, fmt.Errorf("pool %s: %w", p.dir, err)
+	}
+	if !c.ReadOnly {
+		c.Available = max(c.Free-c.Promised-c.Kept, 0)
+	}
 	c.Largest = largestFile(fs)
 	p.ledger = ledger{at: time.Now(), free: c.Free, spare: c.Free - c.Promised}
 	return c, nil

@@ -2,6 +2,7 @@ package pool
 
 import (
 	"context"
+	"fmt"
 
 	"github.com/csi-node/csi-node/pkg/state"
 )
@@ -19,6 +20,9 @@ func (b *Backend) Check(ctx context.Context) error {
 	capacity, err := b.pool.Capacity(ctx)
 	if err != nil {
 		return err
+	}
+	if capacity.ReadOnly {
+		return fmt.Errorf("pool %s: %s", b.pool.dir, takesNoWrites)
 	}
 	return roomLeft(b.pool.dir, capacity)
 }

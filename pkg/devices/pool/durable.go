@@ -147,11 +147,15 @@ func lacksRoom(err error) bool {
 	return errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT)
 }
 
-// noRoom gives errors of a full or limited file system their class.
+const takesNoWrites = "its file system takes no writes: it was mounted read-only, or has met an error, which dmesg tells; repair it, and mount it for writing again"
+
+// noRoom gives errors of a file system that is full, limited or read-only their class.
 func noRoom(err error) error {
 	switch {
 	case lacksRoom(err):
 		return state.Errorf(state.ResourceExhausted, "the pool has no room: %w", err)
+	case errors.Is(err, unix.EROFS): // another node is asked then
+		return state.Errorf(state.ResourceExhausted, "the pool has no room, as %s: %w", takesNoWrites, err)
 	case errors.Is(err, unix.EFBIG):
 		return state.Errorf(state.OutOfRange, "larger than a file can be in the pool: %w", err)
 	case errors.Is(err, unix.EOPNOTSUPP):

@@ -41,10 +41,9 @@ import (
 	"os"
 	"path/filepath"
 
+	"github.com/google/uuid"
 	"golang.org/x/sys/unix"
 	"k8s.io/klog/v2"
-
-	"github.com/google/uuid"
 
 	"github.com/csi-node/csi-node/pkg/internal/keylock"
 )
