@@ -91,8 +91,10 @@ func (b *Backend) take(ctx context.Context, v devices.Volume, c claim, s spec, i
 	if err := b.free(v, c, info); err != nil {
 		return err
 	}
-	if places := boundAt(info); len(places) > 0 && (c.Attached == nil || c.Attached.Number != info.Number) { // its own pods keep the number
-		return state.Errorf(state.FailedPrecondition, "%s is in use: it is shown as a raw block device at %s", info.Path, strings.Join(places, ", "))
+	if c.Attached == nil || c.Attached.Number != info.Number { // its own pods keep the number
+		if err := unbound(info); err != nil {
+			return err
+		}
 	}
 	f, now, err := open(ctx, info, s, os.O_RDONLY)
 	if err != nil {
@@ -153,7 +155,7 @@ func (b *Backend) free(v devices.Volume, c claim, info blockdev.Info) error {
 		if id == v.ID {
 			continue
 		}
-		if part, err := blockdev.InfoOf(other.Attached.Number); err == nil && other.is(part) && part.Disk == info.Disk && (part.Partition == 0) != (info.Partition == 0) {
+		if part, err := blockdev.InfoOf(other.Attached.Number); err == nil && other.is(part) && isPart(part, info) {
 			return state.Errorf(state.FailedPrecondition, "%s is in use: it is of the same disk as %s, which is the volume %s on this node. Unstage that one first, or name another disk", info.Path, part.Path, id)
 		}
 		if other.is(info) || info.Has(other.Identity) && other.stands() {
@@ -290,22 +292,36 @@ func (b *Backend) release(ctx context.Context, c claim) (err error) {
 	return nil
 }
 
-// boundAt returns where the node of a disk is bound in this mount namespace, as
-// raw volumes are shown to pods, of whatever driver.
-func boundAt(info blockdev.Info) (places []string) {
+// isPart reports whether one of two devices is a partition of the other.
+func isPart(a, b blockdev.Info) bool {
+	return a.Disk == b.Disk && (a.Partition == 0) != (b.Partition == 0)
+}
+
+// unbound returns FailedPrecondition if the node of a disk, of a partition of it, or of the
+// disk that it is a partition of, is bound in this mount namespace, as raw volumes are shown to
+// pods, of whatever driver. They do not claim it.
+func unbound(info blockdev.Info) error {
 	infos, err := mountinfo.GetMounts(func(i *mountinfo.Info) (skip, stop bool) {
 		return i.Root == "/" || i.FSType != "devtmpfs" && i.FSType != "tmpfs", false
 	})
 	if err != nil {
-		return nil // a claim is refused all the same
+		return fmt.Errorf("see whether %s is shown as a raw block device: %w", info.Path, err)
 	}
+	var places []string
 	for _, i := range infos {
-		if number, ok := devnode.NumberAt(i.Mountpoint); ok && number == info.Number {
+		number, ok := devnode.NumberAt(i.Mountpoint)
+		if !ok {
+			continue
+		}
+		if bound, err := blockdev.InfoOf(number); number == info.Number || err == nil && isPart(bound, info) {
 			places = append(places, i.Mountpoint)
 		}
 	}
+	if len(places) == 0 {
+		return nil
+	}
 	slices.Sort(places)
-	return places
+	return state.Errorf(state.FailedPrecondition, "%s is in use: it, or a part of it, is shown as a raw block device at %s", info.Path, strings.Join(places, ", "))
 }
 
 // closeAfter closes f and joins the error, if any, to *err.

@@ -1,10 +1,13 @@
 package disk
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"os"
+	"slices"
+	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -74,7 +77,7 @@ func (b *Backend) claimed(ctx context.Context, v devices.Volume, c claim, s spec
 	if c.is(info) {
 		return state.Errorf(state.FailedPrecondition, "it is attached as %s: unstage it first", info.Path)
 	}
-	if err := b.free(v, c, info); err != nil {
+	if err := cmp.Or(b.free(v, c, info), unbound(info)); err != nil {
 		return err
 	}
 	file, now, err := open(ctx, info, s, mode)
@@ -82,5 +85,8 @@ func (b *Backend) claimed(ctx context.Context, v devices.Volume, c claim, s spec
 		return err
 	}
 	defer closeAfter(file, &err)
+	if over := slices.Concat(now.Holders, now.Loops()); len(over) > 0 { // which need not claim it
+		return state.Errorf(state.FailedPrecondition, "%s is in use: %s is over it", now.Path, strings.Join(over, ", "))
+	}
 	return f(file, now)
 }

@@ -612,18 +612,9 @@ func TestDiskAndItsPartition(t *testing.T) {
 func TestRawDevicesOfOthers(t *testing.T) {
 	b := newBackend(t, t.TempDir())
 	node, _ := newDisk(t, size)
-	target := filepath.Join(t.TempDir(), "r w") // mountinfo escapes it
-	require.NoError(t, os.WriteFile(target, nil, 0o600))
-	run(t, "mount", "--bind", node, target)
-	bound := true
-	t.Cleanup(func() {
-		if bound {
-			run(t, "umount", target)
-		}
+	showRaw(t, node, func(target string) {
+		wantError(t, b.Attach(t.Context(), at("v", node), false), state.FailedPrecondition, target)
 	})
-	wantError(t, b.Attach(t.Context(), at("v", node), false), state.FailedPrecondition, target)
-	run(t, "umount", target)
-	bound = false
 	attach(t, b, at("v", node), false)
 
 	loops, err := loop.New(t.Context())
@@ -635,6 +626,50 @@ func TestRawDevicesOfOthers(t *testing.T) {
 	require.NoError(t, err)
 	wantError(t, b.Attach(t.Context(), at("w", view.Path), true), state.FailedPrecondition, view.Path, "a volume of its own")
 	require.NoError(t, views.DetachView(t.Context(), d))
+}
+
+// showRaw calls f while a device node is bound, as raw volumes are shown to pods.
+func showRaw(t *testing.T, node string, f func(target string)) {
+	t.Helper()
+	target := filepath.Join(t.TempDir(), "r w") // mountinfo escapes it
+	require.NoError(t, os.WriteFile(target, nil, 0o600))
+	run(t, "mount", "--bind", node, target)
+	defer run(t, "umount", target)
+	f(target)
+}
+
+// A disk that another driver shows raw is neither taken nor cleared, nor is one of which it
+// shows a partition, or a partition of one that it shows. What is over a disk keeps it from
+// being cleared, too.
+func TestClearWhatOthersShowRaw(t *testing.T) {
+	_, file := newDisk(t, 8<<20)
+	disk := plug(t, file, "--partscan")
+	run(t, "addpart", disk, "1", "2048", "2048")
+	defer run(t, "delpart", disk, "1")
+	b := newBackend(t, t.TempDir())
+	volumes := map[string]devices.Volume{}
+	for _, node := range []string{disk, disk + "p1"} {
+		v := at(filepath.Base(node), node)
+		v.Context[ContentsKey] = anyContents
+		attach(t, b, v, false) // so that it is known which disk is to be cleared
+		require.NoError(t, b.Detach(t.Context(), v))
+		volumes[node] = v
+	}
+	for _, shown := range []string{disk, disk + "p1"} {
+		showRaw(t, shown, func(target string) {
+			for node, v := range volumes {
+				t.Run(filepath.Base(node)+" while it is "+filepath.Base(shown), func(t *testing.T) {
+					wantError(t, b.Attach(t.Context(), v, false), state.FailedPrecondition, target)
+					wantError(t, b.Unused(t.Context(), v), state.FailedPrecondition, target)
+					wantError(t, b.Clear(t.Context(), v), state.FailedPrecondition, target)
+				})
+			}
+		})
+	}
+	over := machine.Losetup(t, disk)
+	wantError(t, b.Clear(t.Context(), volumes[disk]), state.FailedPrecondition, over)
+	machine.LosetupDetach(t, over)
+	require.NoError(t, b.Unused(t.Context(), volumes[disk]))
 }
 
 // A name that no path can have is refused before anything is kept of the volume.
