@@ -10,6 +10,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/csi-node/csi-node/pkg/devices"
+	"github.com/csi-node/csi-node/pkg/filesystem"
 	"github.com/csi-node/csi-node/pkg/internal/hang"
 	"github.com/csi-node/csi-node/pkg/state"
 )
@@ -46,7 +47,7 @@ func (r *Reconciler) Orphans(ctx context.Context, clean bool) ([]Orphan, error) 
 }
 
 // CleanOrphansAtStart logs the orphans and detaches the devices that nobody can use any
-// more: those of formatted volumes that are mounted nowhere. The device of a raw volume is
+// more: those of volumes with a file system that are mounted nowhere. The device of a raw volume is
 // kept, because kubelet may believe that the volume is staged.
 func (r *Reconciler) CleanOrphansAtStart(ctx context.Context) {
 	logger := klog.FromContext(ctx)
@@ -169,7 +170,7 @@ func (r *Reconciler) attachments(ctx context.Context) ([]attachment, error) {
 
 // orphanOf compares a device with the record of its volume, nil if there is none.
 func orphanOf(a attachment, shown map[state.DeviceNumber][]string, record *state.Volume) (o Orphan, is bool) {
-	o = Orphan{Volume: a.Volume, Device: a.Device.Path, Backing: a.Device.Backing, formatted: a.Device.Formatted != ""}
+	o = Orphan{Volume: a.Volume, Device: a.Device.Path, Backing: a.Device.Backing, formatted: filesystem.IsDiskFilesystem(a.Device.Formatted) && !a.Device.Raw}
 	o.Paths = slices.Concat(shown[a.Device.Number], shown[a.view.Number])
 	slices.Sort(o.Paths)
 	if record != nil {

@@ -86,3 +86,21 @@ func TestWhatIsAnOrphan(t *testing.T) {
 		}
 	}
 }
+
+// At the start only the device of a volume that holds a file system is taken for nobody's: kubelet
+// may believe that a raw volume is staged, and what is in a layer is not known.
+func TestWhatKubeletMayBelieveStaged(t *testing.T) {
+	for _, test := range []struct {
+		device state.Device
+		goes   bool
+	}{
+		{state.Device{}, false},
+		{state.Device{Formatted: "ext4"}, true},
+		{state.Device{Formatted: "ext4", Raw: true}, false},
+		{state.Device{Formatted: "luks2"}, false},
+	} {
+		if o, _ := orphanOf(attachment{Attachment: devices.Attachment{Volume: "v", Device: test.device}}, nil, nil); o.formatted != test.goes {
+			t.Errorf("%+v: %t", test.device, o.formatted)
+		}
+	}
+}
