@@ -12,7 +12,7 @@ import (
 
 // KubernetesPrefix begins the keys that Kubernetes adds to parameters and to
 // attributes. Backends never see them.
-const KubernetesPrefix = "csi.storage.k8s.io/"
+const KubernetesPrefix = state.KubernetesPrefix
 
 // Provisioner is a backend that makes volumes and deletes them. Its methods may be called
 // concurrently, also for one name or one id. They may block for as long as the storage

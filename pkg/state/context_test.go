@@ -10,6 +10,7 @@ func TestPodInformationIsNoPartOfTheRequest(t *testing.T) {
 	pod := map[string]string{
 		"a": "1", "csi.storage.k8s.io/pod.name": "web-0", "csi.storage.k8s.io/pod.namespace": "shop",
 		"csi.storage.k8s.io/pod.uid": "u", "csi.storage.k8s.io/serviceAccount.name": "default", "csi.storage.k8s.io/serviceAccount.tokens": "t", "csi.storage.k8s.io/ephemeral": "false",
+		"csi.storage.k8s.io/pod.of-a-later-kubelet": "x",
 	}
 	plain := map[string]string{"a": "1"}
 	for title, test := range map[string]struct{ have, asked map[string]string }{"on": {plain, pod}, "off": {pod, plain}} {

@@ -219,22 +219,20 @@ func (t *Target) SameAs(o *Target) bool {
 	return t.Path == o.Path && t.ReadOnly == o.ReadOnly && t.Capability.Equal(o.Capability) && sameContext(t.Context, o.Context)
 }
 
+// KubernetesPrefix begins the keys that Kubernetes adds to contexts and parameters. Backends
+// never see them.
+const KubernetesPrefix = "csi.storage.k8s.io/"
+
 // Keys of the volume context with which kubelet names the pod, where the
 // CSIDriver has podInfoOnMount.
 const (
-	podNamespaceKey = "csi.storage.k8s.io/pod.namespace"
-	podNameKey      = "csi.storage.k8s.io/pod.name"
+	podNamespaceKey = KubernetesPrefix + "pod.namespace"
+	podNameKey      = KubernetesPrefix + "pod.name"
 )
 
-// podKeys are the keys of the volume context that describe the pod, not the volume that
-// is asked for (getPodInfoAttrs in kubelet's pkg/volume/csi/csi_mounter.go).
-var podKeys = []string{
-	podNamespaceKey, podNameKey, "csi.storage.k8s.io/pod.uid",
-	"csi.storage.k8s.io/serviceAccount.name", "csi.storage.k8s.io/serviceAccount.tokens",
-}
-
-// ephemeralKey comes and goes with them. False means what its absence means.
-const ephemeralKey = "csi.storage.k8s.io/ephemeral"
+// ephemeralKey comes and goes with them, and is the only key of Kubernetes by which requests
+// differ. False means what its absence means.
+const ephemeralKey = KubernetesPrefix + "ephemeral"
 
 // The keys of a Context that are of the publish context have one of these
 // prefixes: those that count when requests are compared, and those that do not.
@@ -292,14 +290,15 @@ func withoutDetails(context map[string]string) map[string]string {
 	return c
 }
 
+// withoutPod returns a context without the keys that describe the pod, and not the volume that
+// is asked for: those that kubelet adds today (getPodInfoAttrs in its
+// pkg/volume/csi/csi_mounter.go), and whatever a later one adds. A volume that a kubelet has
+// asked for before its upgrade is the same after it.
 func withoutPod(context map[string]string) map[string]string {
 	c := maps.Clone(context)
-	for _, key := range podKeys {
-		delete(c, key)
-	}
-	if c[ephemeralKey] == "false" {
-		delete(c, ephemeralKey)
-	}
+	maps.DeleteFunc(c, func(key, value string) bool {
+		return strings.HasPrefix(key, KubernetesPrefix) && (key != ephemeralKey || value == "false")
+	})
 	return c
 }
 
