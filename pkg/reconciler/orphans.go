@@ -10,7 +10,6 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/csi-node/csi-node/pkg/devices"
-	"github.com/csi-node/csi-node/pkg/filesystem"
 	"github.com/csi-node/csi-node/pkg/internal/hang"
 	"github.com/csi-node/csi-node/pkg/state"
 )
@@ -26,7 +25,7 @@ type Orphan struct {
 	Kept    string   `json:"kept,omitempty"` // why it stays; else `orphans --clean` detaches it
 	Cleaned bool     `json:"cleaned"`        // it was detached just now
 
-	formatted bool // so it can be published only from where it is mounted
+	holds string // the file system or layer that is known to be on it; empty: it may be raw
 }
 
 // Lister is a backend that lists the devices it made, and the backend's name.
@@ -47,11 +46,14 @@ func (r *Reconciler) Orphans(ctx context.Context, clean bool) ([]Orphan, error) 
 }
 
 // CleanOrphansAtStart logs the orphans and detaches the devices that nobody can use any
-// more: those of volumes with a file system that are mounted nowhere. The device of a raw volume is
-// kept, because kubelet may believe that the volume is staged.
+// more: those of volumes with a file system that are mounted nowhere. The device of a raw
+// volume is kept, because kubelet may believe that the volume is staged; and so is one with a
+// layer, in which a raw volume may be.
 func (r *Reconciler) CleanOrphansAtStart(ctx context.Context) {
 	logger := klog.FromContext(ctx)
-	found, err := r.orphans(ctx, func(o Orphan) bool { return o.formatted })
+	found, err := r.orphans(ctx, func(o Orphan) bool { // a file system can be published only from where it is mounted
+		return o.holds != "" && !slices.ContainsFunc(r.kernel.Layers, func(l devices.Layer) bool { return l.Name() == o.holds })
+	})
 	if err != nil {
 		if ctx.Err() == nil {
 			logger.Error(err, "What no intent explains is not known")
@@ -170,7 +172,10 @@ func (r *Reconciler) attachments(ctx context.Context) ([]attachment, error) {
 
 // orphanOf compares a device with the record of its volume, nil if there is none.
 func orphanOf(a attachment, shown map[state.DeviceNumber][]string, record *state.Volume) (o Orphan, is bool) {
-	o = Orphan{Volume: a.Volume, Device: a.Device.Path, Backing: a.Device.Backing, formatted: filesystem.IsDiskFilesystem(a.Device.Formatted) && !a.Device.Raw}
+	o = Orphan{Volume: a.Volume, Device: a.Device.Path, Backing: a.Device.Backing}
+	if !a.Device.Raw {
+		o.holds = a.Device.Formatted
+	}
 	o.Paths = slices.Concat(shown[a.Device.Number], shown[a.view.Number])
 	slices.Sort(o.Paths)
 	if record != nil {

@@ -87,20 +87,46 @@ func TestWhatIsAnOrphan(t *testing.T) {
 	}
 }
 
-// At the start only the device of a volume that holds a file system is taken for nobody's: kubelet
-// may believe that a raw volume is staged, and what is in a layer is not known.
-func TestWhatKubeletMayBelieveStaged(t *testing.T) {
-	for _, test := range []struct {
-		device state.Device
-		goes   bool
+// listed lists the device of one volume.
+type listed struct {
+	h  *harness
+	id string
+}
+
+func (l listed) Attached(ctx context.Context) ([]devices.Attachment, error) {
+	d, err := l.h.p.r.kernel.Devices.Find(ctx, devices.Volume{ID: l.id})
+	return []devices.Attachment{{Volume: l.id, Device: d}}, err
+}
+
+// At the start only the device of a volume that holds a file system is taken for nobody's:
+// kubelet may believe that a raw volume is staged, and what is in a layer is not known.
+func TestOrphansAtTheStart(t *testing.T) {
+	for title, test := range map[string]struct {
+		asked request
+		layer *fakeLayer
+		goes  bool
 	}{
-		{state.Device{}, false},
-		{state.Device{Formatted: "ext4"}, true},
-		{state.Device{Formatted: "ext4", Raw: true}, false},
-		{state.Device{Formatted: "luks2"}, false},
+		"a file system": {stage("v"), nil, true},
+		"raw":           {stage("v", stageBlock), nil, false},
+		"in a layer":    {stage("v", stageBlock, stageLayer), &fakeLayer{}, false},
 	} {
-		if o, _ := orphanOf(attachment{Attachment: devices.Attachment{Volume: "v", Device: test.device}}, nil, nil); o.formatted != test.goes {
-			t.Errorf("%+v: %t", test.device, o.formatted)
-		}
+		t.Run(title, func(t *testing.T) {
+			bubble(t, func(h *harness) {
+				v := h.volume("v")
+				h.k.with(func() { v.layer = test.layer })
+				h.p.r.Remember("v", map[string]string{layerKey: rightKey})
+				h.ok(test.asked)
+				h.lose()
+				h.k.with(func() { delete(h.k.mounts, stagePath("v")) })
+				h.p.r.kernel.Listers = []Lister{{Backend: "fake", Lister: listed{h, "v"}}}
+				h.p.r.kernel.ShownAt = func(context.Context) (map[state.DeviceNumber][]string, error) { return nil, nil }
+				h.p.r.CleanOrphansAtStart(context.Background())
+				h.k.with(func() {
+					if (v.device == nil) != test.goes {
+						t.Errorf("its device is gone: %t", v.device == nil)
+					}
+				})
+			})
+		})
 	}
 }
