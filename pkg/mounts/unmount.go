@@ -20,9 +20,25 @@ import (
 // class that names what keeps it: mounts below it and processes, see Holders. What
 // keeps it for a moment only is waited for.
 func (h *Host) Unmount(ctx context.Context, path string) error {
+	return h.unmountAfter(ctx, path, func(*place) {})
+}
+
+// UnmountDevice is Unmount for what MountDevice has mounted. A file system that somebody has
+// frozen, such as for a backup, is thawed first: once no mount shows it nobody can do that,
+// and it would keep its device, and each write to it would hang when it is mounted again.
+func (h *Host) UnmountDevice(ctx context.Context, path string) error {
+	return h.unmountAfter(ctx, path, func(p *place) {
+		if h.showedDisk(path) {
+			thaw(p)
+		}
+	})
+}
+
+func (h *Host) unmountAfter(ctx context.Context, path string, prepare func(*place)) error {
 	p, err := h.begin(ctx, path)
 	if err == nil {
 		defer p.close()
+		prepare(p)
 		err = unmount(p)
 	}
 	if err == unix.EBUSY {
@@ -39,6 +55,20 @@ func (h *Host) Unmount(ctx context.Context, path string) error {
 		err = fmt.Errorf("it is not a mount point (%w)", err)
 	}
 	return fmt.Errorf("unmount %s: %w", path, err)
+}
+
+// fiThaw is FITHAW of linux/fs.h.
+const fiThaw = 0xc0045878
+
+// thaw ends a freeze of the file system that is mounted at a place. Whatever hinders it is left
+// to the unmount, and that nothing is frozen is an error of the kernel, too.
+func thaw(p *place) {
+	fd, err := openat2(p.dir, p.name, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW, 0)
+	if err != nil {
+		return
+	}
+	_ = unix.IoctlSetInt(fd, fiThaw, 0)
+	unix.Close(fd)
 }
 
 func unmount(p *place) error { return unix.Unmount(p.proc(), unix.UMOUNT_NOFOLLOW) }

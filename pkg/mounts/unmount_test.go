@@ -33,6 +33,36 @@ func TestUnmount(t *testing.T) {
 	})
 }
 
+// A file system that somebody froze and left so does not keep its device once it is unmounted.
+// The unmount of a bind leaves it frozen.
+func TestUnmountOfWhatIsFrozen(t *testing.T) {
+	const fiFreeze = 0xc0045877 // FIFREEZE of linux/fs.h
+	freeze := func(path string, request uint) error {
+		dir, err := os.Open(path)
+		must(t, err)
+		defer dir.Close()
+		return unix.IoctlSetInt(int(dir.Fd()), request, 0)
+	}
+	for _, fsType := range []string{"ext4", "xfs", "btrfs"} {
+		t.Run(fsType, func(t *testing.T) {
+			h, root := newHost(t)
+			stage, target := filepath.Join(root, "stage"), filepath.Join(root, "target")
+			d := mountedAs(t, h, stage, fsType)
+			must(t, h.BindMount(t.Context(), stage, d.Number, target, state.Flags{}))
+			must(t, freeze(stage, fiFreeze))
+			must(t, h.Unmount(t.Context(), target))
+			if err := freeze(stage, fiFreeze); err != unix.EBUSY {
+				t.Errorf("it is not frozen any more: %v", err)
+			}
+			must(t, h.UnmountDevice(t.Context(), stage))
+			if wantFree(t, d); t.Failed() { // so that it does not outlive the test
+				must(t, h.MountDevice(t.Context(), d, stage, fsType, state.Flags{}, false))
+				must(t, freeze(stage, fiThaw))
+			}
+		})
+	}
+}
+
 func TestEndedContextKeepsChangesFromStarting(t *testing.T) {
 	h, root := newHost(t)
 	path := filepath.Join(root, "stage")

@@ -1317,6 +1317,8 @@ func (m fakeMounts) Keepers(_ context.Context, device state.DeviceNumber, _ []st
 	return names
 }
 
+func (m fakeMounts) UnmountDevice(ctx context.Context, at string) error { return m.Unmount(ctx, at) }
+
 func (m fakeMounts) Unmount(ctx context.Context, at string) error {
 	id := volumeOf(at)
 	return m.call(ctx, opUnmount, id, at, func(bool) error {

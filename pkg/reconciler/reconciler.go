@@ -78,6 +78,8 @@ type Mounts interface {
 	Mounter
 	SetAttributes(ctx context.Context, path string, flags state.Flags) error
 	Unmount(ctx context.Context, path string) error
+	// UnmountDevice is Unmount of a stage: what is there may be frozen, and is thawed first.
+	UnmountDevice(ctx context.Context, path string) error
 	// Elsewhere returns a mount of the file system on a device, wherever it is; nil: none.
 	Elsewhere(ctx context.Context, device state.DeviceNumber) (*state.Sighting, error)
 	// BoundAt returns where the node of a device is bound, whoever bound it.

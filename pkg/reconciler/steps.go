@@ -61,7 +61,7 @@ func (r *Reconciler) do(ctx context.Context, step Step, want *state.Volume, have
 	case RemoveTarget:
 		return k.Directories.Remove(ctx, t.Path)
 	case Unmount:
-		return k.Mounts.Unmount(ctx, s.Path)
+		return k.Mounts.UnmountDevice(ctx, s.Path)
 	case Release:
 		return r.release(ctx, want)
 	case DetachView:
