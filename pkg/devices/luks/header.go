@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strconv"
 
 	"golang.org/x/sys/unix"
@@ -27,7 +28,7 @@ const (
 )
 
 // secondOffsets are where the second copy can begin, which is also the size of each.
-var secondOffsets = [...]int64{16 << 10, 32 << 10, 64 << 10, 128 << 10, 256 << 10, 512 << 10, 1 << 20, 2 << 20, 4 << 20}
+var secondOffsets = []int64{16 << 10, 32 << 10, 64 << 10, 128 << 10, 256 << 10, 512 << 10, 1 << 20, 2 << 20, 4 << 20}
 
 // What the header's subsystem, a text for whoever made it, says of a layer that Create
 // made: nobody has had it yet, or somebody has.
@@ -88,7 +89,7 @@ func parseHeader(from io.ReaderAt, thorough bool) (header, error) {
 	if err != nil {
 		return best, err
 	}
-	offsets := secondOffsets[:]
+	offsets := secondOffsets
 	switch {
 	case best.size > 0:
 		offsets = []int64{best.size} // the first copy says where it is
@@ -137,7 +138,7 @@ func parseCopy(from io.ReaderAt, offset int64, magic string) (h header, err erro
 	}
 	h.magic = true
 	size := int64(binary.BigEndian.Uint64(head[8:]))
-	if binary.BigEndian.Uint16(head[6:]) != 2 || int64(binary.BigEndian.Uint64(head[256:])) != offset || !isSize(size) {
+	if binary.BigEndian.Uint16(head[6:]) != 2 || int64(binary.BigEndian.Uint64(head[256:])) != offset || !slices.Contains(secondOffsets, size) {
 		return h, nil
 	}
 	whole := make([]byte, size)
@@ -171,15 +172,6 @@ func parseCopy(from io.ReaderAt, offset int64, magic string) (h header, err erro
 	h.sectorSize, h.keyslots = data.SectorSize, len(a.Keyslots)
 	h.made = h.keyslots > 0 // luksFormat writes a header without one first
 	return h, nil
-}
-
-func isSize(size int64) bool {
-	for _, offset := range secondOffsets {
-		if size == offset {
-			return true
-		}
-	}
-	return false
 }
 
 // text is what is before the first NUL.

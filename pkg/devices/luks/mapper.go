@@ -1,20 +1,18 @@
 package luks
 
 import (
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"strings"
-	"unsafe"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/csi-node/csi-node/pkg/internal/devnode"
+	dm "github.com/csi-node/csi-node/pkg/internal/mapper"
 	"github.com/csi-node/csi-node/pkg/internal/rawfile"
 	"github.com/csi-node/csi-node/pkg/state"
 )
@@ -142,107 +140,22 @@ func (m *mapper) beneath() string {
 	return strings.Join(names, ", ")
 }
 
-const control = "/dev/mapper/control"
-
-// Commands of the device mapper (linux/dm-ioctl.h): _IOWR(0xfd, N, struct dm_ioctl).
-const (
-	dmRemove       = 0xc138fd04
-	dmStatus       = 0xc138fd07
-	dmListVersions = 0xc138fd0d
-)
-
-// request is struct dm_ioctl.
-type request struct {
-	version                          [3]uint32
-	dataSize, dataStart, targetCount uint32
-	openCount                        int32
-	flags, event, _                  uint32
-	device                           uint64
-	name                             [128]byte
-	uuid                             [129]byte
-	_                                [7]byte
-}
-
-// ask sends a command about the device of a name. ENXIO: there is none.
-func ask(command uintptr, name string) (r request, err error) {
-	f, err := rawfile.Open(control, os.O_RDWR, 0)
-	if err != nil {
-		return r, err
-	}
-	defer func() { err = errors.Join(err, f.Close()) }()
-	r = request{version: [3]uint32{4, 0, 0}, dataSize: uint32(unsafe.Sizeof(r)), dataStart: uint32(unsafe.Sizeof(r))}
-	if len(name) >= len(r.name) {
-		return r, unix.ENAMETOOLONG
-	}
-	copy(r.name[:], name)
-	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, f.Fd(), command, uintptr(unsafe.Pointer(&r))); errno != 0 {
-		return r, errno
-	}
-	return r, nil
-}
-
 // numberOf asks the kernel for the device of a name.
 func numberOf(name string) (n state.DeviceNumber, there bool, err error) {
-	r, err := ask(dmStatus, name)
-	switch {
-	case errors.Is(err, unix.ENXIO):
-		return n, false, nil
-	case errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENODEV):
-		// There is no device mapper yet; or there is, and no node of it here.
-		if _, loaded := os.Stat("/sys/class/misc/device-mapper"); loaded == nil {
-			return n, false, fmt.Errorf("%w: mount the node's /dev here", err)
-		}
-		return n, false, nil
-	case err != nil:
-		return n, false, fmt.Errorf("%s: %w", control, err)
+	d, err := dm.Find(name)
+	if d == nil || err != nil {
+		return n, false, err
 	}
-	return devnode.NumberOf(r.device), true, nil
-}
-
-// encrypts reports whether the device mapper has the target of dm_crypt: it may be there
-// for others, without that module.
-func encrypts() (bool, error) {
-	f, err := rawfile.Open(control, os.O_RDWR, 0)
-	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENODEV) || errors.Is(err, unix.ENXIO) {
-		return false, nil
-	}
-	if err != nil {
-		return false, err
-	}
-	defer func() { _ = f.Close() }() // only asked
-	var asked struct {
-		request
-		targets [16 << 10]byte
-	}
-	asked.version, asked.dataSize, asked.dataStart = [3]uint32{4, 0, 0}, uint32(unsafe.Sizeof(asked)), uint32(unsafe.Sizeof(asked.request))
-	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, f.Fd(), dmListVersions, uintptr(unsafe.Pointer(&asked))); errno != 0 {
-		return false, fmt.Errorf("%s: %w", control, errno)
-	}
-	return slices.Contains(targetNames(asked.targets[:]), "crypt"), nil
-}
-
-// targetNames reads a list of struct dm_target_versions: the distance to the next one, 0
-// for the last, a version of three numbers, and a name.
-func targetNames(list []byte) (names []string) {
-	const head = 16
-	for len(list) > head {
-		names = append(names, unix.ByteSliceToString(list[head:]))
-		next := int(binary.NativeEndian.Uint32(list))
-		if next == 0 || next > len(list) {
-			break
-		}
-		list = list[next:]
-	}
-	return names
+	return d.Number, true, nil
 }
 
 // remove removes the device of a name, and the node that cryptsetup has made for it
 // beside the kernel's. EBUSY: somebody has it open.
 func remove(name string) error {
-	if _, err := ask(dmRemove, name); err != nil && !errors.Is(err, unix.ENXIO) {
+	if err := dm.Remove(name); err != nil {
 		return err
 	}
-	if err := os.Remove(filepath.Join(filepath.Dir(control), name)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	if err := os.Remove("/dev/mapper/" + name); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
 	return nil

@@ -1,10 +1,8 @@
 package luks
 
 import (
-	"encoding/binary"
 	"os"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -123,22 +121,5 @@ func TestNoDeviceOfTheMapper(t *testing.T) {
 	l.mappers = s.mappers()
 	if _, err := l.Find(t.Context(), state.Device{State: state.DeviceAbsent}, devices.Volume{ID: "v"}); err == nil {
 		t.Error("a device of another name is the volume's, or none is")
-	}
-}
-
-// The list that the kernel makes of its targets is read as far as it goes.
-func TestTargetNames(t *testing.T) {
-	entry := func(next uint32, name string) []byte {
-		e := append(binary.NativeEndian.AppendUint32(nil, next), make([]byte, 12)...)
-		return append(append(e, name...), 0, 0, 0)
-	}
-	list := slices.Concat(entry(24, "crypt"), entry(0, "linear"), entry(0, "behind the last"))
-	if got := targetNames(list); !slices.Equal(got, []string{"crypt", "linear"}) {
-		t.Errorf("%q", got)
-	}
-	for _, broken := range [][]byte{nil, make([]byte, 16), entry(1<<31, "one")[:17], entry(4096, "x")} {
-		if got := targetNames(broken); len(got) > 1 {
-			t.Errorf("of %v it reads %q", broken, got)
-		}
 	}
 }

@@ -1,9 +1,10 @@
 // Package mapper asks the device mapper for devices without a program: by a name or a UUID,
-// which takes one system call, however many devices there are, or by how a UUID begins.
+// which takes one system call, however many devices there are, or by how a UUID begins; and
+// for its targets.
 package mapper
 
 import (
-	"bytes"
+	"encoding/binary"
 	"encoding/hex"
 	"errors"
 	"fmt"
@@ -13,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/csi-node/csi-node/pkg/internal/devnode"
 	"github.com/csi-node/csi-node/pkg/internal/rawfile"
 	"github.com/csi-node/csi-node/pkg/state"
 )
@@ -20,31 +22,6 @@ import (
 // control is the node to which the device mapper's requests go. An open of it loads the
 // module.
 const control = "/dev/mapper/control"
-
-// The requests (linux/dm-ioctl.h).
-const (
-	removeRequest = 4
-	statusRequest = 7
-)
-
-// request is struct dm_ioctl.
-type request struct {
-	version     [3]uint32
-	dataSize    uint32
-	dataStart   uint32
-	targetCount uint32
-	openCount   int32
-	flags       uint32
-	eventNumber uint32
-	_           uint32
-	device      uint64
-	name        [128]byte
-	uuid        [129]byte
-	_           [7]byte
-}
-
-// suspended is DM_SUSPEND_FLAG.
-const suspended = 1 << 1
 
 // Device is a device of the device mapper.
 type Device struct {
@@ -77,26 +54,20 @@ func Find(name string) (*Device, error) { return find(name, "") }
 func FindUUID(uuid string) (*Device, error) { return find("", uuid) }
 
 func find(name, uuid string) (*Device, error) {
-	r, err := ask(statusRequest, name, uuid)
-	if errors.Is(err, unix.ENXIO) || errors.Is(err, os.ErrNotExist) || errors.Is(err, unix.ENODEV) { // without the module there are no devices
-		return nil, nil
-	}
+	r, there, err := ask(unix.DM_DEV_STATUS, name, uuid)
 	if err != nil {
 		return nil, fmt.Errorf("device mapper: %s%s: %w", name, uuid, err)
 	}
+	if !there {
+		return nil, nil
+	}
 	return &Device{
-		Name:      text(r.name[:]),
-		Number:    state.DeviceNumber{Major: unix.Major(r.device), Minor: unix.Minor(r.device)},
-		UUID:      text(r.uuid[:]),
-		Opens:     int(r.openCount),
-		Suspended: r.flags&suspended != 0,
+		Name:      unix.ByteSliceToString(r.Name[:]),
+		Number:    devnode.NumberOf(r.Dev),
+		UUID:      unix.ByteSliceToString(r.Uuid[:]),
+		Opens:     int(r.Open_count),
+		Suspended: r.Flags&unix.DM_SUSPEND_FLAG != 0,
 	}, nil
-}
-
-// text returns what stands before the first zero.
-func text(field []byte) string {
-	before, _, _ := bytes.Cut(field, []byte{0})
-	return string(before)
 }
 
 // Having returns the names of the devices whose UUIDs begin with a prefix. It looks at all
@@ -120,33 +91,75 @@ func Having(prefix string) (names []string, err error) {
 // Remove removes the device of a name, whatever it is made of; there may be none. EBUSY:
 // it is open.
 func Remove(name string) error {
-	_, err := ask(removeRequest, name, "")
-	if err == nil || errors.Is(err, unix.ENXIO) {
-		return nil
+	if _, _, err := ask(unix.DM_DEV_REMOVE, name, ""); err != nil {
+		return fmt.Errorf("device mapper: remove %s: %w", name, err)
 	}
-	return fmt.Errorf("device mapper: remove %s: %w", name, err)
+	return nil
 }
 
-// ask makes a request about the device of a name, or, if that is empty, of a UUID.
-func ask(number uintptr, name, uuid string) (r request, err error) {
+// Targets returns the names of what a device can be made of, such as "crypt": each comes
+// with its module.
+func Targets() ([]string, error) {
+	var r struct {
+		unix.DmIoctl
+		list [16 << 10]byte
+	}
+	if there, err := send(unix.DM_LIST_VERSIONS, &r.DmIoctl, unsafe.Sizeof(r)); err != nil {
+		return nil, fmt.Errorf("device mapper: %w", err)
+	} else if !there {
+		return nil, nil
+	}
+	return targetNames(r.list[:]), nil
+}
+
+// targetNames reads a list of struct dm_target_versions: the distance to the next one, 0
+// for the last, a version of three numbers, and a name.
+func targetNames(list []byte) (names []string) {
+	const head = 16
+	for len(list) > head {
+		names = append(names, unix.ByteSliceToString(list[head:]))
+		next := int(binary.NativeEndian.Uint32(list))
+		if next == 0 || next > len(list) {
+			break
+		}
+		list = list[next:]
+	}
+	return names
+}
+
+// ask makes a request about the device of a name, or, if that is empty, of a UUID, and
+// reports whether there is one.
+func ask(command uintptr, name, uuid string) (r unix.DmIoctl, there bool, err error) {
+	if len(name) >= len(r.Name) || len(uuid) >= len(r.Uuid) {
+		return r, false, unix.ENAMETOOLONG
+	}
+	copy(r.Name[:], name)
+	copy(r.Uuid[:], uuid)
+	there, err = send(command, &r, unsafe.Sizeof(r))
+	return r, there, err
+}
+
+// send sends a request, which r begins, of so many bytes. Without the module there is nothing.
+func send(command uintptr, r *unix.DmIoctl, size uintptr) (there bool, err error) {
 	f, err := rawfile.Open(control, unix.O_RDWR, 0)
-	if err != nil {
-		return r, err
+	switch {
+	case errors.Is(err, unix.ENXIO):
+		return false, nil
+	case errors.Is(err, unix.ENOENT), errors.Is(err, unix.ENODEV):
+		if _, loaded := os.Stat("/sys/class/misc/device-mapper"); loaded == nil { // and its node is not here
+			return false, fmt.Errorf("%w: mount the node's /dev here", err)
+		}
+		return false, nil
+	case err != nil:
+		return false, err
 	}
 	defer func() { err = errors.Join(err, f.Close()) }()
-	if len(name) >= len(r.name) || len(uuid) >= len(r.uuid) {
-		return r, unix.ENAMETOOLONG
+	r.Version, r.Data_size, r.Data_start = [3]uint32{unix.DM_VERSION_MAJOR}, uint32(size), uint32(unsafe.Sizeof(*r))
+	_, _, errno := unix.Syscall(unix.SYS_IOCTL, f.Fd(), command, uintptr(unsafe.Pointer(r)))
+	if errno != 0 && errno != unix.ENXIO {
+		return false, errno
 	}
-	r.version = [3]uint32{4, 0, 0}
-	r.dataSize = uint32(unsafe.Sizeof(r))
-	copy(r.name[:], name)
-	copy(r.uuid[:], uuid)
-	const readWrite, magic = 3, 0xfd
-	request := readWrite<<30 | unsafe.Sizeof(r)<<16 | magic<<8 | number
-	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, f.Fd(), request, uintptr(unsafe.Pointer(&r))); errno != 0 {
-		return r, errno
-	}
-	return r, nil
+	return errno == 0, nil
 }
 
 // At returns the name and the UUID of the device with a number; empty if it is none of

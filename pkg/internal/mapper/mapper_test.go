@@ -1,9 +1,10 @@
 package mapper
 
 import (
+	"encoding/binary"
+	"slices"
 	"strings"
 	"testing"
-	"unsafe"
 
 	"github.com/csi-node/csi-node/pkg/state"
 	"github.com/csi-node/csi-node/test/machine"
@@ -21,13 +22,6 @@ func TestLayerName(t *testing.T) {
 	}
 }
 
-// The kernel tells requests apart by their size, too.
-func TestRequestIsAsLargeAsTheKernels(t *testing.T) {
-	if size := unsafe.Sizeof(request{}); size != 312 {
-		t.Errorf("a request has %d bytes", size)
-	}
-}
-
 // There may be no device mapper at all, and so no device.
 func TestNoDevice(t *testing.T) {
 	machine.Kernel(t)
@@ -40,7 +34,27 @@ func TestNoDevice(t *testing.T) {
 	if d, err := Find(strings.Repeat("x", 200)); d != nil {
 		t.Errorf("%+v, %v", d, err)
 	}
+	if targets, err := Targets(); err != nil {
+		t.Errorf("%q, %v", targets, err)
+	}
 	if name, uuid := At(state.DeviceNumber{}); name != "" || uuid != "" {
 		t.Errorf("%q, %q", name, uuid)
+	}
+}
+
+// The list that the kernel makes of its targets is read as far as it goes.
+func TestTargetNames(t *testing.T) {
+	entry := func(next uint32, name string) []byte {
+		e := append(binary.NativeEndian.AppendUint32(nil, next), make([]byte, 12)...)
+		return append(append(e, name...), 0, 0, 0)
+	}
+	list := slices.Concat(entry(24, "crypt"), entry(0, "linear"), entry(0, "behind the last"))
+	if got := targetNames(list); !slices.Equal(got, []string{"crypt", "linear"}) {
+		t.Errorf("%q", got)
+	}
+	for _, broken := range [][]byte{nil, make([]byte, 16), entry(1<<31, "one")[:17], entry(4096, "x")} {
+		if got := targetNames(broken); len(got) > 1 {
+			t.Errorf("of %v it reads %q", broken, got)
+		}
 	}
 }
