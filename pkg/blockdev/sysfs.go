@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/csi-node/csi-node/pkg/internal/devnode"
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
@@ -29,14 +30,12 @@ func (s sysfs) numbers() (numbers []state.DeviceNumber, err error) {
 		return nil, err
 	}
 	for _, entry := range entries {
-		text, err := read(filepath.Join(string(s), "class/block", entry.Name(), "dev"))
-		var n state.DeviceNumber
-		_, scanErr := fmt.Sscanf(text, "%d:%d", &n.Major, &n.Minor)
+		n, err := devnode.ReadNumber(filepath.Join(string(s), "class/block", entry.Name(), "dev"))
 		switch {
-		case errors.Is(err, os.ErrNotExist): // it went since it was listed
+		case errors.Is(err, os.ErrNotExist): // it is hidden, or went since it was listed
 		case err != nil:
 			return nil, err
-		case scanErr == nil:
+		default:
 			numbers = append(numbers, n)
 		}
 	}
@@ -78,12 +77,8 @@ func (s sysfs) read(number state.DeviceNumber) (e entry, err error) {
 	if e.Partition != 0 {
 		e.disk = filepath.Dir(e.dir)
 		e.Parent = filepath.Base(e.disk)
-		text, err := read(filepath.Join(e.disk, "dev"))
-		if err != nil {
+		if e.Disk, err = devnode.ReadNumber(filepath.Join(e.disk, "dev")); err != nil {
 			return e, err
-		}
-		if _, err := fmt.Sscanf(text, "%d:%d", &e.Disk.Major, &e.Disk.Minor); err != nil {
-			return e, fmt.Errorf("device number of %s: %w", e.Parent, err)
 		}
 	}
 	if e.Sequence, err = s.sequence(e.dir); err != nil {

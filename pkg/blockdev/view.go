@@ -8,7 +8,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/csi-node/csi-node/pkg/internal/devnode"
 	"github.com/csi-node/csi-node/pkg/loop"
 	"github.com/csi-node/csi-node/pkg/state"
 )
@@ -84,12 +83,8 @@ func openBacking(over state.Device) (*os.File, error) {
 	if err != nil {
 		return nil, err
 	}
-	var st unix.Stat_t
-	if err := unix.Fstat(int(backing.Fd()), &st); err != nil {
-		return nil, errors.Join(&os.PathError{Op: "fstat", Path: over.Path, Err: err}, backing.Close())
-	}
-	if st.Mode&unix.S_IFMT != unix.S_IFBLK || devnode.NumberOf(st.Rdev) != over.Number {
-		return nil, errors.Join(fmt.Errorf("%s is not the device %s any more", over.Path, over.Number), backing.Close())
+	if now, err := numberOf(backing); err != nil || now != over.Number {
+		return nil, errors.Join(fmt.Errorf("%s is not the device %s any more", over.Path, over.Number), err, backing.Close())
 	}
 	return backing, nil
 }

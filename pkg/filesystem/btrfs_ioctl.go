@@ -1,7 +1,6 @@
 package filesystem
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"os"
@@ -62,9 +61,12 @@ func askBtrfs(root *os.File) (btrfsDevice, error) {
 	if err != nil {
 		return btrfsDevice{}, fmt.Errorf("BTRFS_IOC_DEV_INFO of device %d at %s: %w", one.id, root.Name(), err)
 	}
-	path, _, _ := bytes.Cut(one.path[:], []byte{0})
-	number, err := btrfsNodeNumber(string(path))
-	return btrfsDevice{id: one.id, bytes: int64(one.bytes), number: number}, err
+	path := unix.ByteSliceToString(one.path[:])
+	number, there := devnode.NumberAt(path)
+	if !there {
+		return btrfsDevice{}, fmt.Errorf("the kernel says that the btrfs is on %q, which is no block device here", path)
+	}
+	return btrfsDevice{id: one.id, bytes: int64(one.bytes), number: number}, nil
 }
 
 // resizeBtrfs makes the btrfs of root span so many bytes of its device. It blocks
@@ -84,16 +86,4 @@ func resizeBtrfs(root *os.File, device btrfsDevice, bytes int64) error {
 		return fmt.Errorf("BTRFS_IOC_RESIZE to %d bytes at %s: a balance or another such operation is under way in it", bytes, root.Name())
 	}
 	return nil
-}
-
-// btrfsNodeNumber returns the number of the block device node that the kernel named.
-func btrfsNodeNumber(path string) (state.DeviceNumber, error) {
-	var st unix.Stat_t
-	if err := unix.Stat(path, &st); err != nil {
-		return state.DeviceNumber{}, fmt.Errorf("the kernel says that the btrfs is on %q: %w", path, err)
-	}
-	if st.Mode&unix.S_IFMT != unix.S_IFBLK {
-		return state.DeviceNumber{}, fmt.Errorf("the kernel says that the btrfs is on %q, which is no block device here", path)
-	}
-	return devnode.NumberOf(st.Rdev), nil
 }

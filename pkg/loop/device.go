@@ -189,8 +189,7 @@ func describe(fd int, name string) (*Device, error) {
 // sequenceOf returns the unique number that an open device got when it was last attached
 // or detached (BLKGETDISKSEQ, Linux 5.15); 0: none.
 func sequenceOf(fd int) (n uint64) {
-	const blkGetDiskSeq = 0x80081280 // linux/fs.h
-	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), blkGetDiskSeq, uintptr(unsafe.Pointer(&n))); errno != 0 {
+	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), unix.BLKGETDISKSEQ, uintptr(unsafe.Pointer(&n))); errno != 0 {
 		return 0
 	}
 	return n

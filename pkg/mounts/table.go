@@ -2,7 +2,6 @@ package mounts
 
 import (
 	"fmt"
-	"os"
 	"path/filepath"
 	"strings"
 
@@ -132,12 +131,9 @@ func cachedNumber(point string) (number state.DeviceNumber) {
 }
 
 // diskNumber returns the number of a disk by its name, zero if there is none.
-func diskNumber(name string) (number state.DeviceNumber) {
-	raw, err := os.ReadFile(filepath.Join("/sys/class/block", name, "dev"))
+func diskNumber(name string) state.DeviceNumber {
+	number, err := devnode.ReadNumber(filepath.Join("/sys/class/block", name, "dev"))
 	if err != nil {
-		return state.DeviceNumber{}
-	}
-	if _, err := fmt.Sscanf(string(raw), "%d:%d", &number.Major, &number.Minor); err != nil {
 		return state.DeviceNumber{}
 	}
 	return number

@@ -367,7 +367,7 @@ func (f *Facts) same(file *os.File, d state.Device) error {
 	if err != nil || !known || info.Identities[blockdev.IdentityKind(kind)] == "" {
 		return err // an identity that is not the hardware's, such as one from a vendor's backend
 	}
-	if string(kind)+":"+info.Identities[blockdev.IdentityKind(kind)] != d.Identity {
+	if !info.Has(d.Identity) {
 		return fmt.Errorf("%s was the device %s, and is %s now", d.Path, d.Identity, info.Identity())
 	}
 	return nil
