@@ -203,7 +203,7 @@ func TestCreateVolume(t *testing.T) {
 					t.Errorf("is accessible from %v", at)
 				}
 			}
-			test.want.OvercommitPercent = max(test.want.OvercommitPercent, pool.NoOvercommit)
+			test.want.OvercommitPercent = max(test.want.OvercommitPercent, devices.NoOvercommit)
 			if got := p.volumes[test.want.ID]; !reflect.DeepEqual(got, test.want) {
 				t.Errorf("made %+v, not %+v", got, test.want)
 			}

@@ -1,11 +1,11 @@
 package lvm
 
 import (
-	"math"
 	"slices"
 
 	"k8s.io/klog/v2"
 
+	"github.com/csi-node/csi-node/pkg/devices"
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
@@ -20,13 +20,6 @@ const (
 // outOfData is what LVM says of the health of a thin pool whose data is full.
 const outOfData = "out_of_data"
 
-// claim returns the bytes of its thin pool that a volume counts for: its size, or the
-// share of it that its overcommit leaves.
-func claim(bytes, overcommit int64) int64 {
-	hundreds, rest := bytes/overcommit, bytes%overcommit
-	return hundreds*100 + (rest*100+overcommit-1)/overcommit
-}
-
 // spare returns how many bytes of a thin pool new claims may take: what no volume claims,
 // and no more than what is free. Volumes of others count in full.
 func (r *report) spare(pool thinPool) int64 {
@@ -35,11 +28,7 @@ func (r *report) spare(pool thinPool) int64 {
 		if v.pool != pool.name {
 			continue
 		}
-		overcommit := v.tags.overcommit
-		if overcommit < noOvercommit || overcommit > mostOvercommit {
-			overcommit = noOvercommit
-		}
-		claimed += claim(v.bytes, overcommit)
+		claimed += devices.Claim(v.bytes, v.tags.overcommitOrNone())
 	}
 	free := pool.bytes - int64(float64(pool.bytes)*pool.data/100)
 	return max(min(pool.bytes-claimed, free), 0)
@@ -64,12 +53,7 @@ func (r *report) room(c class) (int64, error) {
 	if r.full(pool) != nil {
 		return 0, nil
 	}
-	spare := r.spare(pool)
-	hundreds, rest := spare/100, spare%100
-	if hundreds >= math.MaxInt64/c.overcommit {
-		return math.MaxInt64 / r.extent * r.extent, nil
-	}
-	return (hundreds*c.overcommit + rest*c.overcommit/100) / r.extent * r.extent, nil
+	return devices.RoomFor(r.spare(pool), c.overcommit) / r.extent * r.extent, nil
 }
 
 // largest returns how many bytes one thick volume can have.

@@ -83,10 +83,7 @@ func (b *Backend) roomFor(ctx context.Context, at place, extents int64) (paths [
 		}
 		return paths, r.takeOn(paths, extents)
 	}
-	c := class{group: at.group, pool: at.volume.pool, overcommit: at.volume.tags.overcommit}
-	if c.overcommit < noOvercommit || c.overcommit > mostOvercommit {
-		c.overcommit = noOvercommit
-	}
+	c := class{group: at.group, pool: at.volume.pool, overcommit: at.volume.tags.overcommitOrNone()}
 	c.layout = at.volume.layout
 	return r.emptiest(c.layout.legs()), r.take(c, extents*r.extent)
 }

@@ -2,11 +2,11 @@ package lvm
 
 import (
 	"maps"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
 
+	"github.com/csi-node/csi-node/pkg/devices"
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
@@ -15,7 +15,7 @@ const (
 	groupKey        = "volumeGroup"
 	poolKey         = "thinPool"
 	provisioningKey = "provisioning"
-	overcommitKey   = "overcommit"
+	overcommitKey   = devices.OvercommitKey
 	stripesKey      = "stripes"
 	stripeSizeKey   = "stripeSize"
 	raidKey         = "raid"
@@ -26,12 +26,6 @@ const (
 	thin  = "thin"
 )
 
-// The bounds of a volume's overcommit, in percent.
-const (
-	noOvercommit   = 100
-	mostOvercommit = 100 * 100
-)
-
 // class is what the parameters of a StorageClass ask for.
 type class struct {
 	group      string
@@ -39,8 +33,6 @@ type class struct {
 	overcommit int64  // percent: a volume counts for size × 100 / overcommit of its pool
 	layout     layout // of thick volumes
 }
-
-var number = regexp.MustCompile(`^([0-9]{1,3})(?:\.([0-9]{1,2}))?$`)
 
 // parse reads the parameters of a StorageClass. InvalidArgument names what is known and
 // what it may be.
@@ -52,7 +44,7 @@ func (b *Backend) parse(parameters map[string]string) (class, error) {
 		groupKey:        "one of the groups of --lvm-groups (" + strings.Join(b.names, ", ") + "), which may be left out where there is one",
 		poolKey:         "the name of a thin pool in the group, for thin volumes",
 		provisioningKey: "thick (default without thinPool) or thin",
-		overcommitKey:   "1 (default) to 100 with at most two decimals, for thin volumes",
+		overcommitKey:   devices.OvercommitValues,
 		stripesKey:      "1 (default) to 128, the disks that a thick volume is spread over",
 		stripeSizeKey:   "a power of two from 4Ki to 512Mi (default 64Ki), where stripes is more than 1",
 		raidKey:         raid1 + ", two mirrors of a thick volume on two disks, or left out",
@@ -69,7 +61,7 @@ func (b *Backend) parse(parameters map[string]string) (class, error) {
 			return class{}, state.Errorf(state.InvalidArgument, "parameter %.200q is not known; there are %s", key, strings.Join(list, "; "))
 		}
 	}
-	c := class{group: parameters[groupKey], pool: parameters[poolKey], overcommit: noOvercommit}
+	c := class{group: parameters[groupKey], pool: parameters[poolKey], overcommit: devices.NoOvercommit}
 	if _, named := parameters[groupKey]; !named && len(b.names) == 1 {
 		c.group = b.names[0]
 	}
@@ -90,10 +82,11 @@ func (b *Backend) parse(parameters map[string]string) (class, error) {
 		return class{}, state.Errorf(state.InvalidArgument, "parameter %s: a %s volume is in no thin pool: leave it out, or add %s: %s", poolKey, thick, provisioningKey, thin)
 	}
 	if text, named := parameters[overcommitKey]; named {
-		if c.overcommit = percent(text); c.overcommit < noOvercommit || c.overcommit > mostOvercommit {
+		var ok bool
+		if c.overcommit, ok = devices.ParseOvercommit(text); !ok {
 			return refuse(overcommitKey)
 		}
-		if c.overcommit > noOvercommit && c.pool == "" {
+		if c.overcommit > devices.NoOvercommit && c.pool == "" {
 			return class{}, state.Errorf(state.InvalidArgument, "parameter %s: only thin volumes can be overcommitted; add the parameter %s", overcommitKey, poolKey)
 		}
 	}
@@ -142,7 +135,7 @@ func (l *layout) parse(parameters map[string]string) (bad string, err error) {
 
 // parameters is the inverse of parse, each in one spelling.
 func (c class) parameters() map[string]string {
-	p := map[string]string{groupKey: c.group, provisioningKey: thick, overcommitKey: strconv.FormatFloat(float64(c.overcommit)/100, 'f', -1, 64)}
+	p := map[string]string{groupKey: c.group, provisioningKey: thick, overcommitKey: devices.FormatOvercommit(c.overcommit)}
 	if c.pool != "" {
 		p[poolKey], p[provisioningKey] = c.pool, thin
 	}
@@ -153,14 +146,4 @@ func (c class) parameters() map[string]string {
 		p[raidKey] = raid1
 	}
 	return p
-}
-
-// percent reads a number such as 1 or 2.75 as 100 or 275. It returns 0 for anything else.
-func percent(s string) int64 {
-	m := number.FindStringSubmatch(s)
-	if m == nil {
-		return 0
-	}
-	n, _ := strconv.ParseInt(m[1]+(m[2] + "00")[:2], 10, 64) // three to five digits
-	return n
 }

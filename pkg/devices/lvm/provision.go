@@ -1,7 +1,6 @@
 package lvm
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -143,7 +142,7 @@ func tagged(arguments []string, t tags) []string {
 
 // provisioned describes a volume as package devices asks for it.
 func (r *report) provisioned(v logical) devices.Provisioned {
-	c := class{group: r.name, pool: v.pool, overcommit: cmp.Or(v.tags.overcommit, noOvercommit), layout: v.layout}
+	c := class{group: r.name, pool: v.pool, overcommit: v.tags.overcommitOrNone(), layout: v.layout}
 	volumeContext := map[string]string{groupKey: r.name}
 	maps.Copy(volumeContext, v.tags.layers)
 	return devices.Provisioned{

@@ -6,6 +6,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/csi-node/csi-node/pkg/devices"
 )
 
 // The tags of a logical volume, all of which begin with tagPrefix. Tags of others stay.
@@ -79,6 +81,14 @@ func (t *tags) apply(tag string) {
 		}
 		t.layers[layer] = value
 	}
+}
+
+// overcommitOrNone returns the overcommit of a volume, which somebody may have edited.
+func (t tags) overcommitOrNone() int64 {
+	if devices.ValidOvercommit(t.overcommit) {
+		return t.overcommit
+	}
+	return devices.NoOvercommit
 }
 
 // list returns the tags with their prefix.

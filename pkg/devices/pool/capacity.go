@@ -4,12 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math"
 	"os"
 	"time"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/csi-node/csi-node/pkg/devices"
 	"github.com/csi-node/csi-node/pkg/filesystem"
 )
 
@@ -33,23 +33,6 @@ type Capacity struct {
 	ReadOnly  bool  // the pool's file system takes no writes, so that nothing is Available
 
 	Thick, Thin, Damaged int // numbers of volumes, by provisioning; damaged: it is not known
-}
-
-// Room returns how many bytes new volumes with that overcommit (see Volume) can have
-// together.
-func (c Capacity) Room(overcommitPercent int64) int64 {
-	hundreds, rest := c.Available/100, c.Available%100
-	if hundreds >= math.MaxInt64/overcommitPercent {
-		return math.MaxInt64
-	}
-	return hundreds*overcommitPercent + rest*overcommitPercent/100
-}
-
-// claim returns the bytes that a volume of that size counts for: the inverse of Room,
-// rounded up.
-func claim(bytes, overcommitPercent int64) int64 {
-	hundreds, rest := bytes/overcommitPercent, bytes%overcommitPercent
-	return hundreds*100 + (rest*100+overcommitPercent-1)/overcommitPercent
 }
 
 // Capacity counts the pool's room. It looks at every volume's file, and waits
@@ -153,7 +136,7 @@ func (p *Pool) countFiles(ctx context.Context) (Capacity, error) {
 func (c *Capacity) add(st unix.Stat_t, v countedFacts) {
 	taken := st.Blocks * 512 // see stat(2)
 	c.Allocated += taken
-	c.Promised += max(claim(st.Size, v.overcommit)-taken, 0)
+	c.Promised += max(devices.Claim(st.Size, v.overcommit)-taken, 0)
 	c.Owed += max(st.Size-taken, 0)
 	if v.inline {
 		c.Inline += st.Size
@@ -206,7 +189,7 @@ func (p *Pool) factsForCount(ctx context.Context, name, entry string, inode uint
 	if v, ok := p.counted[entry]; ok && v.inode == inode {
 		return v
 	}
-	none := countedFacts{inode: inode, overcommit: NoOvercommit}
+	none := countedFacts{inode: inode, overcommit: devices.NoOvercommit}
 	if name != volumesDir {
 		return none // its facts are not written yet
 	}

@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/csi-node/csi-node/pkg/devices"
 	"github.com/csi-node/csi-node/pkg/internal/rawfile"
 	"github.com/csi-node/csi-node/pkg/state"
 )
@@ -36,7 +37,7 @@ func (p *Pool) Create(ctx context.Context, v Volume) (Volume, error) {
 	if v.Bytes, err = roundUp(v.Bytes); err != nil {
 		return Volume{}, fmt.Errorf("volume %s: %w", v.ID, err)
 	}
-	v.OvercommitPercent = cmp.Or(v.OvercommitPercent, NoOvercommit)
+	v.OvercommitPercent = cmp.Or(v.OvercommitPercent, devices.NoOvercommit)
 	if err := v.check(); err != nil {
 		return Volume{}, state.Errorf(state.InvalidArgument, "volume %s: %w", v.ID, err)
 	}

@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/csi-node/csi-node/pkg/devices"
 	"github.com/csi-node/csi-node/pkg/state"
 	"github.com/csi-node/csi-node/test/machine"
 	"github.com/csi-node/csi-node/test/require"
@@ -143,7 +144,7 @@ func TestCreate(t *testing.T) {
 			asked := Volume{ID: "v", Name: "name of v", Bytes: 8*mib - 5, Provisioning: how, FSType: "xfs", SectorBytes: 4096, Formatted: "ignored", Formatting: true}
 			made, err := p.Create(t.Context(), asked)
 			ok(t, err)
-			if made.Bytes != 8*mib || made.Formatting || made.Formatted != "" || made.Created.IsZero() || made.Version != 1 || made.FSType != "xfs" || made.SectorBytes != 4096 || made.OvercommitPercent != NoOvercommit {
+			if made.Bytes != 8*mib || made.Formatting || made.Formatted != "" || made.Created.IsZero() || made.Version != 1 || made.FSType != "xfs" || made.SectorBytes != 4096 || made.OvercommitPercent != devices.NoOvercommit {
 				t.Errorf("made %+v", made)
 			}
 			path, err := p.DataPath("v")
@@ -201,7 +202,7 @@ func TestCreateRefuses(t *testing.T) {
 		"bad id":       {volume("../v", mib, Thin), state.InvalidArgument},
 		"provisioning": {volume("v", mib, "fat"), state.InvalidArgument},
 		"overcommit":   {Volume{ID: "v", Bytes: mib, Provisioning: Thin, OvercommitPercent: 99}, state.InvalidArgument},
-		"more":         {Volume{ID: "v", Bytes: mib, Provisioning: Thin, OvercommitPercent: MaxOvercommit + 1}, state.InvalidArgument},
+		"more":         {Volume{ID: "v", Bytes: mib, Provisioning: Thin, OvercommitPercent: devices.MaxOvercommit + 1}, state.InvalidArgument},
 		"of thick":     {Volume{ID: "v", Bytes: mib, Provisioning: Thick, OvercommitPercent: 101}, state.InvalidArgument},
 		"sectors":      {Volume{ID: "v", Bytes: mib, Provisioning: Thin, SectorBytes: 1024}, state.InvalidArgument},
 		"largest":      {volume("v", 1<<63-1, Thin), state.OutOfRange},

@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/csi-node/csi-node/pkg/devices"
 )
 
 // FuzzFacts reads a volume.json, changes it as Grow and EndFormat do, and reads
@@ -84,9 +86,9 @@ func FuzzCreated(f *testing.F) {
 		}
 		valid := func(s string) string { return strings.ToValidUTF8(s, "?") } // as protobuf sees to
 		v := Volume{Version: volumeVersion, ID: ID(name), Name: valid(name), Bytes: bytes, Provisioning: Thick, FSType: "ext4",
-			OvercommitPercent: NoOvercommit, Created: time.Unix(0, bytes).UTC()}
+			OvercommitPercent: devices.NoOvercommit, Created: time.Unix(0, bytes).UTC()}
 		if thin {
-			v.Provisioning, v.OvercommitPercent = Thin, min(max(overcommit, NoOvercommit), MaxOvercommit)
+			v.Provisioning, v.OvercommitPercent = Thin, min(max(overcommit, devices.NoOvercommit), devices.MaxOvercommit)
 		}
 		raw, err := encode(v, nil)
 		ok(t, err)

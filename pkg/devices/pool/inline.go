@@ -44,7 +44,7 @@ func wantedInline(r devices.InlineRequest) (Volume, error) {
 	switch {
 	case err != nil:
 		return v, err
-	case v.OvercommitPercent != NoOvercommit:
+	case v.OvercommitPercent != devices.NoOvercommit:
 		return v, state.Errorf(state.InvalidArgument, "attribute %s: whoever writes a pod cannot overcommit the pool; a StorageClass can", overcommitKey)
 	}
 	size := devices.SizeRange{}

@@ -52,7 +52,7 @@ func TestMakeInline(t *testing.T) {
 		if got.Ephemeral == nil || *got.Ephemeral != (Owner{PodUID: "uid", Target: "/pods/uid/mount"}) {
 			t.Errorf("%s: made for %+v", name, got.Ephemeral)
 		}
-		row.want.ID, row.want.OvercommitPercent, got.Ephemeral = "csi-1", NoOvercommit, nil
+		row.want.ID, row.want.OvercommitPercent, got.Ephemeral = "csi-1", devices.NoOvercommit, nil
 		if !reflect.DeepEqual(got, row.want) {
 			t.Errorf("%s: made %+v, not %+v", name, got, row.want)
 		}

@@ -2,7 +2,6 @@ package pool
 
 import (
 	"fmt"
-	"math"
 	"math/rand/v2"
 	"os"
 	"sync"
@@ -11,32 +10,13 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/csi-node/csi-node/pkg/devices"
 	"github.com/csi-node/csi-node/pkg/state"
 	"github.com/csi-node/csi-node/test/machine"
 )
 
 func thin(id string, bytes, overcommitPercent int64) Volume {
 	return Volume{ID: id, Name: id, Bytes: bytes, Provisioning: Thin, OvercommitPercent: overcommitPercent}
-}
-
-func TestClaimAndRoom(t *testing.T) {
-	for _, percent := range []int64{NoOvercommit, 101, 150, 333, 9999, MaxOvercommit} {
-		for _, available := range []int64{0, 1, 99, 4096, 1<<30 + 1, 1 << 45, 1<<62 - 1} {
-			room := Capacity{Available: available}.Room(percent)
-			if room < available || room < math.MaxInt64 && claim(room, percent) > available {
-				t.Errorf("at %d%%, %d bytes are room for %d, which claim %d", percent, available, room, claim(room, percent))
-			}
-			if room < math.MaxInt64 && claim(room+1, percent) <= available {
-				t.Errorf("at %d%%, %d bytes are room for more than %d", percent, available, room)
-			}
-		}
-		if claim(0, percent) != 0 || claim(1, percent) != 1 {
-			t.Errorf("at %d%%, a byte claims %d, none %d", percent, claim(1, percent), claim(0, percent))
-		}
-	}
-	if claim(3*mib, 150) != 2*mib || claim(mib, NoOvercommit) != mib {
-		t.Errorf("claims of %d and %d", claim(3*mib, 150), claim(mib, NoOvercommit))
-	}
 }
 
 // TestOvercommit: each volume counts for its claim, and no volume counts on
@@ -87,10 +67,10 @@ func TestOvercommit(t *testing.T) {
 // TestAllThatIsAvailable can be had, whatever it is asked as, and not much more.
 func TestAllThatIsAvailable(t *testing.T) {
 	for title, p := range map[string]*Pool{"tmpfs": small(t, 32*mib), "ext4": onExt4(t, 64*mib)} {
-		for _, v := range []Volume{volume("v", 0, Thick), volume("v", 0, Thin), thin("v", 0, 250), thin("v", 0, MaxOvercommit)} {
+		for _, v := range []Volume{volume("v", 0, Thick), volume("v", 0, Thin), thin("v", 0, 250), thin("v", 0, devices.MaxOvercommit)} {
 			t.Run(fmt.Sprintf("%s %s %d", title, v.Provisioning, v.OvercommitPercent), func(t *testing.T) {
-				room := capacity(t, p).Room(max(v.OvercommitPercent, NoOvercommit)) / BlockSize * BlockSize
-				v.Bytes = room + ownBytes*max(v.OvercommitPercent, NoOvercommit)/100
+				room := devices.RoomFor(capacity(t, p).Available, max(v.OvercommitPercent, devices.NoOvercommit)) / BlockSize * BlockSize
+				v.Bytes = room + ownBytes*max(v.OvercommitPercent, devices.NoOvercommit)/100
 				_, err := p.Create(t.Context(), v)
 				wantError(t, err, state.ResourceExhausted)
 				v.Bytes = room
@@ -153,7 +133,7 @@ func TestRandomHistory(t *testing.T) {
 				switch _, err := p.Get(t.Context(), id); {
 				case err != nil:
 					_, err := p.Create(t.Context(), v)
-					takes := claim(v.Bytes, max(v.OvercommitPercent, NoOvercommit))
+					takes := devices.Claim(v.Bytes, max(v.OvercommitPercent, devices.NoOvercommit))
 					if err != nil && (state.ClassOf(err) != state.ResourceExhausted || takes <= before.Available) || err == nil && takes > before.Free-before.Promised {
 						t.Errorf("%+v in %+v: %v", v, before, err)
 					}
@@ -272,7 +252,7 @@ func TestConcurrentChanges(t *testing.T) {
 			for range 30 {
 				v := thin(fmt.Sprintf("v%d", r.IntN(8)), r.Int64N(12*mib/BlockSize)*BlockSize+BlockSize, []int64{100, 200, 1000}[r.IntN(3)])
 				if r.IntN(2) == 0 {
-					v.Provisioning, v.OvercommitPercent = Thick, NoOvercommit
+					v.Provisioning, v.OvercommitPercent = Thick, devices.NoOvercommit
 				}
 				var err error
 				switch r.IntN(4) {

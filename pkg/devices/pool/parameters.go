@@ -2,32 +2,32 @@ package pool
 
 import (
 	"maps"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
 
+	"github.com/csi-node/csi-node/pkg/devices"
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
 // The parameters of a StorageClass.
 const (
 	provisioningKey = "provisioning"
-	overcommitKey   = "overcommit"
+	overcommitKey   = devices.OvercommitKey
 	sectorSizeKey   = "sectorSize"
 )
 
 // values tells what each parameter may be.
 var values = map[string]string{
 	provisioningKey: "thick (default) or thin",
-	overcommitKey:   "1 (default) to 100 with at most two decimals, for thin volumes",
+	overcommitKey:   devices.OvercommitValues,
 	sectorSizeKey:   "512 or 4096",
 }
 
 // parse returns a volume with the facts that the parameters ask for.
 // InvalidArgument names the parameters that are known and what they may be.
 func parse(parameters map[string]string) (Volume, error) {
-	v := Volume{Provisioning: Thick, OvercommitPercent: NoOvercommit}
+	v := Volume{Provisioning: Thick, OvercommitPercent: devices.NoOvercommit}
 	for _, key := range slices.Sorted(maps.Keys(parameters)) {
 		known, good := set(&v, key, parameters[key])
 		switch {
@@ -37,7 +37,7 @@ func parse(parameters map[string]string) (Volume, error) {
 			return v, state.Errorf(state.InvalidArgument, "parameter %s: %.200q is not %s", key, parameters[key], values[key])
 		}
 	}
-	if v.OvercommitPercent > NoOvercommit && v.Provisioning != Thin {
+	if v.OvercommitPercent > devices.NoOvercommit && v.Provisioning != Thin {
 		return v, state.Errorf(state.InvalidArgument, "parameter %s: only thin volumes can be overcommitted; add the parameter %s: %s", overcommitKey, provisioningKey, Thin)
 	}
 	return v, nil
@@ -50,8 +50,8 @@ func set(v *Volume, key, value string) (known, good bool) {
 		v.Provisioning = Provisioning(value)
 		return true, v.Provisioning == Thick || v.Provisioning == Thin
 	case overcommitKey:
-		v.OvercommitPercent = percent(value)
-		return true, v.OvercommitPercent >= NoOvercommit && v.OvercommitPercent <= MaxOvercommit
+		v.OvercommitPercent, good = devices.ParseOvercommit(value)
+		return true, good
 	case sectorSizeKey:
 		v.SectorBytes = map[string]int64{"512": 512, "4096": 4096}[value]
 		return true, v.SectorBytes != 0
@@ -63,7 +63,7 @@ func set(v *Volume, key, value string) (known, good bool) {
 func parametersOf(v Volume) map[string]string {
 	parameters := map[string]string{
 		provisioningKey: string(v.Provisioning),
-		overcommitKey:   strconv.FormatFloat(float64(v.OvercommitPercent)/100, 'f', -1, 64),
+		overcommitKey:   devices.FormatOvercommit(v.OvercommitPercent),
 	}
 	if v.SectorBytes != 0 {
 		parameters[sectorSizeKey] = strconv.FormatInt(v.SectorBytes, 10)
@@ -78,17 +78,4 @@ func manual(keys ...string) string {
 		list = append(list, key+": "+values[key])
 	}
 	return strings.Join(list, "; ")
-}
-
-var number = regexp.MustCompile(`^([0-9]{1,3})(?:\.([0-9]{1,2}))?$`)
-
-// percent reads a number such as 1 or 2.75 as 100 or 275. It returns 0 for
-// anything that is no such number.
-func percent(s string) int64 {
-	m := number.FindStringSubmatch(s)
-	if m == nil {
-		return 0
-	}
-	n, _ := strconv.ParseInt(m[1]+(m[2] + "00")[:2], 10, 64) // three to five digits
-	return n
 }

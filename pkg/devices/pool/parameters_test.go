@@ -5,6 +5,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/csi-node/csi-node/pkg/devices"
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
@@ -53,7 +54,7 @@ func TestParametersAreRead(t *testing.T) {
 			t.Errorf("%s: %q is told as %q", p.key, p.value, parametersOf(v)[p.key])
 		}
 	}
-	if v, err := parse(nil); err != nil || !reflect.DeepEqual(v, Volume{Provisioning: Thick, OvercommitPercent: NoOvercommit}) {
+	if v, err := parse(nil); err != nil || !reflect.DeepEqual(v, Volume{Provisioning: Thick, OvercommitPercent: devices.NoOvercommit}) {
 		t.Errorf("no parameters: %+v (%v)", v, err)
 	}
 }
@@ -64,7 +65,7 @@ func FuzzParameters(f *testing.F) {
 	f.Add("\x00", "\xff")
 	f.Fuzz(func(t *testing.T, key, value string) {
 		v, err := parse(map[string]string{"provisioning": "thin", key: value})
-		if err == nil && (v.OvercommitPercent < NoOvercommit || v.OvercommitPercent > MaxOvercommit || v.Provisioning != Thin && key != provisioningKey) ||
+		if err == nil && (v.OvercommitPercent < devices.NoOvercommit || v.OvercommitPercent > devices.MaxOvercommit || v.Provisioning != Thin && key != provisioningKey) ||
 			err != nil && (state.ClassOf(err) != state.InvalidArgument || len(err.Error()) > 4096) {
 			t.Errorf("%q: %q gives %+v, %v", key, value, v, err)
 		}

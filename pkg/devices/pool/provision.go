@@ -84,5 +84,5 @@ func (p Provisioner) GetCapacity(ctx context.Context, parameters map[string]stri
 	if err != nil {
 		return devices.Capacity{}, err
 	}
-	return devices.Capacity{Available: c.Room(v.OvercommitPercent) / BlockSize * BlockSize, Largest: c.Largest, Smallest: BlockSize}, nil
+	return devices.Capacity{Available: devices.RoomFor(c.Available, v.OvercommitPercent) / BlockSize * BlockSize, Largest: c.Largest, Smallest: BlockSize}, nil
 }

@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 	"k8s.io/klog/v2"
 
+	"github.com/csi-node/csi-node/pkg/devices"
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
@@ -89,7 +90,7 @@ func (p *Pool) extend(ctx context.Context, f *os.File, v Volume, bytes int64) er
 			return err
 		}
 	}
-	missing := claim(bytes, v.OvercommitPercent) - claim(st.Size, v.OvercommitPercent)
+	missing := devices.Claim(bytes, v.OvercommitPercent) - devices.Claim(st.Size, v.OvercommitPercent)
 	if missing > 0 {
 		if err := p.take(ctx, missing); err != nil {
 			return err

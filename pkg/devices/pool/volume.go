@@ -48,8 +48,7 @@ type Volume struct {
 	Created      time.Time    `json:"created"`     // set by Create
 
 	// OvercommitPercent, of a thin volume, says how far promises may exceed the
-	// pool: the volume counts for Bytes × 100 / OvercommitPercent of it. It is
-	// NoOvercommit to MaxOvercommit; 0 stands for NoOvercommit.
+	// pool, see devices.Claim; 0 stands for devices.NoOvercommit.
 	OvercommitPercent int64 `json:"overcommitPercent"`
 
 	// Ephemeral, when set, says whose inline ephemeral volume this is.
@@ -77,12 +76,6 @@ type Owner struct {
 	PodUID string `json:"podUID"`
 	Target string `json:"target"` // target path
 }
-
-// The bounds of Volume.OvercommitPercent.
-const (
-	NoOvercommit  = 100
-	MaxOvercommit = 100 * 100
-)
 
 // BlockSize is what the sizes of volumes are multiples of, in bytes.
 const BlockSize = 4096
@@ -301,7 +294,7 @@ func decode(raw []byte, id string) (Volume, error) {
 	case v.Bytes <= 0 || v.Bytes%BlockSize != 0:
 		return Volume{}, fmt.Errorf("a size of %d bytes", v.Bytes)
 	}
-	v.OvercommitPercent = cmp.Or(v.OvercommitPercent, NoOvercommit) // older versions wrote none
+	v.OvercommitPercent = cmp.Or(v.OvercommitPercent, devices.NoOvercommit) // older versions wrote none
 	return v, v.check()
 }
 
@@ -337,9 +330,9 @@ func (v Volume) check() error {
 	switch {
 	case v.Provisioning != Thick && v.Provisioning != Thin:
 		return fmt.Errorf("provisioning %q: must be %s or %s", v.Provisioning, Thick, Thin)
-	case v.OvercommitPercent < NoOvercommit || v.OvercommitPercent > MaxOvercommit:
-		return fmt.Errorf("overcommit of %d%%: must be %d%% to %d%%", v.OvercommitPercent, NoOvercommit, MaxOvercommit)
-	case v.OvercommitPercent > NoOvercommit && v.Provisioning != Thin:
+	case !devices.ValidOvercommit(v.OvercommitPercent):
+		return fmt.Errorf("overcommit of %d%%: must be %d%% to %d%%", v.OvercommitPercent, devices.NoOvercommit, devices.MaxOvercommit)
+	case v.OvercommitPercent > devices.NoOvercommit && v.Provisioning != Thin:
 		return fmt.Errorf("overcommit of %d%%: a %s volume takes all of its space", v.OvercommitPercent, v.Provisioning)
 	case v.SectorBytes != 0 && v.SectorBytes != 512 && v.SectorBytes != 4096:
 		return fmt.Errorf("sectors of %d bytes: must be 512 or 4096", v.SectorBytes)
