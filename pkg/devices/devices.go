@@ -135,6 +135,13 @@ type Attachment struct {
 	Device state.Device // as Find returns it
 }
 
+// Locator is a backend that knows which volume a device number belongs to.
+type Locator interface {
+	// VolumeAt returns the id of the volume that the device with the number shows; ""
+	// if the device is not the backend's. It does not block on the device.
+	VolumeAt(number state.DeviceNumber) string
+}
+
 // Checker is a backend that can check the place in which it keeps its volumes.
 type Checker interface {
 	// Check returns nil when it is there and has room. ResourceExhausted: it is

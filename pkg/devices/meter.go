@@ -1,10 +1,6 @@
 package devices
 
-import (
-	"context"
-
-	"github.com/csi-node/csi-node/pkg/state"
-)
+import "context"
 
 // Meter is a backend whose place can be measured, for the metrics.
 type Meter interface {
@@ -20,11 +16,4 @@ type Measurement struct {
 	Help   string
 	Labels map[string]string
 	Value  float64
-}
-
-// Locator is a backend that knows which volume a device number belongs to.
-type Locator interface {
-	// VolumeAt returns the id of the volume that the device with the number shows; ""
-	// if the device is not the backend's. It does not block on the device.
-	VolumeAt(number state.DeviceNumber) string
 }

@@ -498,7 +498,7 @@ func (p *planner) mountedForNext(s *state.Stage, d state.Device) bool {
 
 // missingOverhead returns the overhead of the layers, in bytes, that is missing from a requested
 // size. NodeExpandVolume adds it by the volume context, which an adopted stage may lack;
-// then untold is what the layers take of the source, else 0.
+// then it is what the layers take of the source, else 0.
 func missingOverhead(want *state.Volume, have state.Actual) int64 {
 	if s := want.Stage; s == nil || !s.Adopted || len(s.Context) > 0 || len(have.Lower) == 0 || have.Device.Capacity <= 0 {
 		return 0

@@ -284,25 +284,15 @@ func (p *pass) noteBegun(step Step, want *state.Volume) (current bool, err error
 var stepsWithoutUndo = []Action{Choose, Adopt, CreateVolume, DetachView, GrowDevice}
 
 func (p *pass) fail(want *state.Volume, part state.Part, err error) {
-	f := failure{err: err}
-	if intent := want.Intent(part); intent != nil {
-		f.intent = intent.Revision
-	}
-	p.failed[part] = f
+	p.failed[part] = failure{err: err, intent: revision(want, part)}
 }
 
 // failure returns why a step for the part failed in this pass, for its current intent.
 func (p *pass) failure(want *state.Volume, part state.Part) error {
-	f, failed := p.failed[part]
-	intent := want.Intent(part)
-	now := uint64(0)
-	if intent != nil {
-		now = intent.Revision
+	if f := p.failed[part]; f.intent == revision(want, part) {
+		return f.err
 	}
-	if !failed || now != f.intent {
-		return nil
-	}
-	return f.err
+	return nil
 }
 
 // reason returns why a part is not settled and not under way: its own failure,
