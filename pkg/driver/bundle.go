@@ -60,7 +60,7 @@ func ReadBundle(ctx context.Context, stateDir string, o Options, log string) Bun
 		}
 		b = append(b, BundleFile{name, what, bounded(redactSecretWords(text.String()))})
 	}
-	var node Report
+	var node report.Node
 	var nodeErr error
 	status := func(write func(io.Writer) error) func(context.Context, io.Writer) error {
 		return func(_ context.Context, out io.Writer) error { return errors.Join(nodeErr, write(out)) }
@@ -182,7 +182,7 @@ func readAbout(ctx context.Context, stateDir string, o Options, out io.Writer) e
 }
 
 // explainAll explains the volumes of a report, those that fail first.
-func explainAll(ctx context.Context, stateDir string, o Options, node Report, out io.Writer) error {
+func explainAll(ctx context.Context, stateDir string, o Options, node report.Node, out io.Writer) error {
 	order := report.Conditions()
 	volumes := slices.Clone(node.Volumes)
 	slices.SortStableFunc(volumes, func(a, b report.Status) int {

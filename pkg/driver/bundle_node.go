@@ -16,6 +16,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/csi-node/csi-node/pkg/report"
 )
 
 // ours tells which mounts and devices of the node are the plugin's.
@@ -26,7 +28,7 @@ type ours struct {
 }
 
 // oursOf returns what is the plugin's, by a report and the settings that the plugin left.
-func oursOf(stateDir string, node Report) ours {
+func oursOf(stateDir string, node report.Node) ours {
 	u := ours{driver: node.Driver, dirs: []string{stateDir}}
 	if s, err := readSettings(stateDir); err == nil {
 		u.driver = s.DriverName

@@ -139,7 +139,7 @@ func TestBundleIsBounded(t *testing.T) {
 	if text := bounded(strings.Repeat("ü", maxBundleText)); len(text) > maxBundleText || !strings.HasSuffix(text, "is left out]\n") {
 		t.Errorf("%d bytes are left", len(text))
 	}
-	var many Report
+	var many report.Node
 	for i := range 3 * maxExplained {
 		many.Volumes = append(many.Volumes, report.Status{Volume: strings.Repeat("v", i+1)})
 	}
@@ -257,24 +257,24 @@ func TestWatchStatus(t *testing.T) {
 		cmd.SetOut(&out)
 		cmd.SetErr(&errs)
 		reads := 0
-		err := command.Watch(cmd, watchEvery, "json", func(context.Context) (Report, error) {
+		err := command.Watch(cmd, watchEvery, "json", func(context.Context) (report.Node, error) {
 			reads++
 			switch reads {
 			case 1, 2: // they differ in an age alone
 				step := &report.StepStatus{Step: "format", Age: time.Duration(reads)}
-				return Report{Running: true, Volumes: []report.Status{{Volume: "v", Step: step, Parts: []report.PartStatus{{Part: "stage", Is: report.UnderWay}}}}}, nil
+				return report.Node{Running: true, Volumes: []report.Status{{Volume: "v", Step: step, Parts: []report.PartStatus{{Part: "stage", Is: report.UnderWay}}}}}, nil
 			case 3, 4:
-				return Report{}, errors.New("away")
+				return report.Node{}, errors.New("away")
 			case 5:
-				return Report{Running: true}, nil
+				return report.Node{Running: true}, nil
 			}
 			stop()
-			return Report{}, errors.New("stopped")
-		}, Report.WithoutAges, func(node Report) error { return show(&out, "json", node) })
+			return report.Node{}, errors.New("stopped")
+		}, report.Node.WithoutAges, func(node report.Node) error { return show(&out, "json", node) })
 		require.NoError(t, err)
 		seen := 0
 		for d := json.NewDecoder(&out); d.More(); seen++ {
-			var node Report
+			var node report.Node
 			require.NoError(t, d.Decode(&node))
 		}
 		if seen != 2 || strings.Count(errs.String(), "away") != 1 {

@@ -11,6 +11,7 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
+	"github.com/csi-node/csi-node/pkg/reconciler"
 	"github.com/csi-node/csi-node/test/require"
 )
 
@@ -56,7 +57,7 @@ func TestClearDevice(t *testing.T) {
 	junk := bytes.Repeat([]byte("junk"), testVolumeBytes/4)
 	require.NoError(t, os.WriteFile(data, junk, 0o600))
 	found, err := InspectDevice(ctx, c.StateDir, "vol")
-	want := Clearance{Volume: "vol", Backing: data, Bytes: testVolumeBytes, Found: "data at byte 0"}
+	want := reconciler.Clearance{Volume: "vol", Backing: data, Bytes: testVolumeBytes, Found: "data at byte 0"}
 	if err != nil || found != want {
 		t.Errorf("found %+v (%v), not %+v", found, err, want)
 	}
@@ -72,7 +73,7 @@ func TestClearDevice(t *testing.T) {
 	t.Cleanup(func() { // of a test that fails in between
 		_, _ = node.NodeUnstageVolume(context.Background(), &csi.NodeUnstageVolumeRequest{VolumeId: "vol", StagingTargetPath: stage.StagingTargetPath})
 	})
-	for _, act := range []func(context.Context, string, string) (Clearance, error){InspectDevice, ClearDevice} {
+	for _, act := range []func(context.Context, string, string) (reconciler.Clearance, error){InspectDevice, ClearDevice} {
 		_, err := act(ctx, c.StateDir, "vol")
 		wantWords(t, err, "vol", "in use", stage.StagingTargetPath, "unstage")
 	}
@@ -81,7 +82,7 @@ func TestClearDevice(t *testing.T) {
 	}
 	f, err := os.Open(data)
 	require.NoError(t, err)
-	for _, act := range []func(context.Context, string, string) (Clearance, error){InspectDevice, ClearDevice} {
+	for _, act := range []func(context.Context, string, string) (reconciler.Clearance, error){InspectDevice, ClearDevice} {
 		_, err := act(ctx, c.StateDir, "vol")
 		wantWords(t, err, data, "open")
 	}

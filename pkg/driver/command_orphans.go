@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+
+	"github.com/csi-node/csi-node/pkg/reconciler"
 )
 
 func newOrphansCommand(o Options) *cobra.Command {
@@ -33,7 +35,7 @@ staged and not published looks like an orphan, too: detached, it must be staged 
 			}
 			ctx, cancel := f.context(cmd)
 			defer cancel()
-			var found []Orphan
+			var found []reconciler.Orphan
 			var err error
 			if clean {
 				found, err = CleanOrphans(ctx, f.stateDir)
@@ -51,7 +53,7 @@ staged and not published looks like an orphan, too: detached, it must be staged 
 	return cmd
 }
 
-func printOrphans(out io.Writer, found []Orphan) {
+func printOrphans(out io.Writer, found []reconciler.Orphan) {
 	if len(found) == 0 {
 		fmt.Fprintln(out, "No orphans: an intent explains every device and mount of the plugin's.")
 		return

@@ -35,14 +35,14 @@ has paths and devices, too. With --watch it prints again whenever something chan
   csi-node status --volume try --output json`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			read := func(ctx context.Context) (Report, error) {
+			read := func(ctx context.Context) (report.Node, error) {
 				ctx, cancel := context.WithTimeout(ctx, statusTime)
 				defer cancel()
 				node, err := ReadReport(ctx, stateDir, o)
 				return node.Pick(filter), err
 			}
 			if watch {
-				return command.Watch(cmd, watchEvery, output, read, Report.WithoutAges, func(node Report) error { return show(cmd.OutOrStdout(), output, node) })
+				return command.Watch(cmd, watchEvery, output, read, report.Node.WithoutAges, func(node report.Node) error { return show(cmd.OutOrStdout(), output, node) })
 			}
 			node, err := read(cmd.Context())
 			if err != nil {
@@ -73,7 +73,7 @@ func completeWith(cmd *cobra.Command, flag string, values func(*cobra.Command) [
 }
 
 // show prints a report in the format that was asked for.
-func show(out io.Writer, format command.Output, node Report) error {
+func show(out io.Writer, format command.Output, node report.Node) error {
 	switch format {
 	case "table":
 		return node.Print(out)

@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/csi-node/csi-node/pkg/command"
+	"github.com/csi-node/csi-node/pkg/reconciler"
 )
 
 // pluginFlags are the flags of the commands that ask csi-node itself.
@@ -126,7 +127,7 @@ plugin on --state-dir, which lets nothing else use the volume meanwhile.`,
 	return cmd
 }
 
-func printClearance(out io.Writer, c Clearance) {
+func printClearance(out io.Writer, c reconciler.Clearance) {
 	fmt.Fprintf(out, "volume\t%s\n", c.Volume)
 	fmt.Fprintf(out, "data\t%s\n", c.Backing)
 	fmt.Fprintf(out, "size\t%s\n", command.Size(c.Bytes))

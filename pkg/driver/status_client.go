@@ -20,25 +20,15 @@ import (
 	"github.com/csi-node/csi-node/pkg/report"
 )
 
-// What the plugin answers with, for those who print it.
-type (
-	Report       = report.Node
-	PartStatus   = report.PartStatus
-	Registration = report.Registration
-	Explanation  = report.Explanation
-	Orphan       = reconciler.Orphan
-	Clearance    = reconciler.Clearance
-)
-
 // ReadReport asks the plugin that runs on the state directory, and if none
 // does, looks at its store and the kernel, with the backends and layers of the driver
 // o. It changes nothing, and ctx bounds it.
-func ReadReport(ctx context.Context, stateDir string, o Options) (node Report, err error) {
+func ReadReport(ctx context.Context, stateDir string, o Options) (node report.Node, err error) {
 	err = ask(ctx, stateDir, http.MethodGet, "/status", &node)
 	if !errors.Is(err, errNotRunning) {
 		return node, err
 	}
-	return offline(ctx, stateDir, o, func(p *plugin) (node Report, _ error) {
+	return offline(ctx, stateDir, o, func(p *plugin) (node report.Node, _ error) {
 		p.reconciler.Inspect(ctx)
 		node.NodeID, node.Volumes, node.StorageProblems = p.NodeID, report.Statuses(p.reconciler.Reports()), p.storageProblems(placesWait)
 		return node, nil
@@ -48,12 +38,12 @@ func ReadReport(ctx context.Context, stateDir string, o Options) (node Report, e
 // Explain reports on a volume in sentences: as the plugin says that runs on the state
 // directory, else by a look at its store and the kernel, which changes nothing.
 // NotFound: nothing is known of the volume.
-func Explain(ctx context.Context, stateDir, volume string, o Options) (explanation Explanation, err error) {
+func Explain(ctx context.Context, stateDir, volume string, o Options) (explanation report.Explanation, err error) {
 	err = ask(ctx, stateDir, http.MethodGet, volumePath(volume, "explain"), &explanation)
 	if !errors.Is(err, errNotRunning) {
 		return explanation, err
 	}
-	return offline(ctx, stateDir, o, func(p *plugin) (explanation Explanation, _ error) {
+	return offline(ctx, stateDir, o, func(p *plugin) (explanation report.Explanation, _ error) {
 		p.reconciler.Inspect(ctx)
 		found, err := p.reconciler.Explain(ctx, volume)
 		if err != nil {
@@ -66,17 +56,17 @@ func Explain(ctx context.Context, stateDir, volume string, o Options) (explanati
 
 // Orphans lists what the plugin made and no intent explains. It changes nothing, and
 // works also when no plugin runs on the state directory.
-func Orphans(ctx context.Context, stateDir string, o Options) (orphans []Orphan, err error) {
+func Orphans(ctx context.Context, stateDir string, o Options) (orphans []reconciler.Orphan, err error) {
 	err = ask(ctx, stateDir, http.MethodGet, "/orphans", &orphans)
 	if !errors.Is(err, errNotRunning) {
 		return orphans, err
 	}
-	return offline(ctx, stateDir, o, func(p *plugin) ([]Orphan, error) { return p.reconciler.InspectOrphans(ctx) })
+	return offline(ctx, stateDir, o, func(p *plugin) ([]reconciler.Orphan, error) { return p.reconciler.InspectOrphans(ctx) })
 }
 
 // CleanOrphans makes the plugin that runs on the state directory detach the orphans
 // that nobody uses, and returns all that it found.
-func CleanOrphans(ctx context.Context, stateDir string) (orphans []Orphan, err error) {
+func CleanOrphans(ctx context.Context, stateDir string) (orphans []reconciler.Orphan, err error) {
 	err = ask(ctx, stateDir, http.MethodPost, "/orphans/clean", &orphans)
 	return orphans, err
 }
@@ -84,7 +74,7 @@ func CleanOrphans(ctx context.Context, stateDir string) (orphans []Orphan, err e
 // Retry makes the plugin that runs on the state directory take a volume out of
 // back-off, and returns the report of that volume after the attempt. ctx bounds the
 // wait, not the attempt.
-func Retry(ctx context.Context, stateDir, volume string) (node Report, err error) {
+func Retry(ctx context.Context, stateDir, volume string) (node report.Node, err error) {
 	err = ask(ctx, stateDir, http.MethodPost, volumePath(volume, "retry"), &node)
 	return node, err
 }
@@ -92,7 +82,7 @@ func Retry(ctx context.Context, stateDir, volume string) (node Report, err error
 // InspectDevice makes the plugin that runs on the state directory look at what
 // ClearDevice would destroy. If ClearDevice would refuse, its error is returned. It
 // changes nothing.
-func InspectDevice(ctx context.Context, stateDir, volume string) (c Clearance, err error) {
+func InspectDevice(ctx context.Context, stateDir, volume string) (c reconciler.Clearance, err error) {
 	err = ask(ctx, stateDir, http.MethodGet, volumePath(volume, "clear-device"), &c)
 	return c, err
 }
@@ -100,7 +90,7 @@ func InspectDevice(ctx context.Context, stateDir, volume string) (c Clearance, e
 // ClearDevice makes the plugin that runs on the state directory destroy what is
 // on a volume that nothing uses, and returns what that was. ctx bounds the wait
 // for the volume's turn and for the answer: once begun, the plugin goes on.
-func ClearDevice(ctx context.Context, stateDir, volume string) (c Clearance, err error) {
+func ClearDevice(ctx context.Context, stateDir, volume string) (c reconciler.Clearance, err error) {
 	err = ask(ctx, stateDir, http.MethodPost, volumePath(volume, "clear-device"), &c)
 	return c, err
 }

@@ -295,8 +295,8 @@ func (p *plugin) explain(ctx context.Context, id string) (report.Volume, error) 
 const placesWait = 200 * time.Millisecond
 
 // report is the answer about volumes of this node.
-func (p *plugin) report(volumes ...report.Volume) Report {
-	node := Report{Running: true, NodeID: p.NodeID, Driver: p.DriverName, Version: p.options.version(), Volumes: report.Statuses(volumes), Refusals: p.refusedBeside(volumes)}
+func (p *plugin) report(volumes ...report.Volume) report.Node {
+	node := report.Node{Running: true, NodeID: p.NodeID, Driver: p.DriverName, Version: p.options.version(), Volumes: report.Statuses(volumes), Refusals: p.refusedBeside(volumes)}
 	if p.registrar != nil {
 		answer := report.Registration(p.registrar.Status())
 		node.Registration = &answer

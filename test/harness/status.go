@@ -19,22 +19,22 @@ import (
 )
 
 // Status returns what `csi-node status --output json` says.
-func (p *Plugin) Status() driver.Report {
+func (p *Plugin) Status() report.Node {
 	p.t.Helper()
 	result := Run(p.t, nil, Binary(p.t), "status", "--state-dir", p.StateDir, "--output", "json")
 	if result.Code != 0 {
 		p.t.Fatalf("csi-node status: %s", result.Stderr)
 	}
-	var report driver.Report
-	if err := json.Unmarshal([]byte(result.Stdout), &report); err != nil {
+	var node report.Node
+	if err := json.Unmarshal([]byte(result.Stdout), &node); err != nil {
 		p.t.Fatalf("csi-node status: %v in %s", err, result.Stdout)
 	}
-	return report
+	return node
 }
 
 // Report asks the plugin, or its store, for what Status shows, without a process
 // of its own for that.
-func (p *Plugin) Report() driver.Report {
+func (p *Plugin) Report() report.Node {
 	p.t.Helper()
 	ctx, cancel := context.WithTimeout(p.t.Context(), Patience)
 	defer cancel()
@@ -46,7 +46,7 @@ func (p *Plugin) Report() driver.Report {
 }
 
 // Retry is `csi-node volume retry`, and returns how the volume stands then.
-func (p *Plugin) Retry(volume string) driver.Report {
+func (p *Plugin) Retry(volume string) report.Node {
 	p.t.Helper()
 	ctx, cancel := context.WithTimeout(p.t.Context(), Patience)
 	defer cancel()

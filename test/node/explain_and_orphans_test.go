@@ -6,7 +6,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/csi-node/csi-node/pkg/driver"
+	"github.com/csi-node/csi-node/pkg/reconciler"
 	"github.com/csi-node/csi-node/pkg/report"
 	"github.com/csi-node/csi-node/pkg/state/store"
 	"github.com/csi-node/csi-node/test/harness"
@@ -68,7 +68,7 @@ func TestToolsWithoutThePlugin(t *testing.T) {
 			t.Errorf("explain does not say %q:\n%s%s", words, told.Stdout, told.Stderr)
 		}
 	}
-	var orphans []driver.Orphan
+	var orphans []reconciler.Orphan
 	typed(t, p, "csi-node orphans", &orphans)
 	if len(orphans) != 0 {
 		t.Errorf("orphans: %+v", orphans)
@@ -115,10 +115,10 @@ func TestOrphansStayWhileInUse(t *testing.T) {
 	harness.Eventually(t, "the idle device of a file system is gone", func() bool { return deviceOf(t, idle) == "" })
 	harness.Eventually(t, "the others are counted", func() bool { return harness.Metrics(t, address)["csi_node_orphans"] == 4 })
 
-	list := func(line string) map[string]driver.Orphan {
-		var found []driver.Orphan
+	list := func(line string) map[string]reconciler.Orphan {
+		var found []reconciler.Orphan
 		typed(t, p, line, &found)
-		byVolume := map[string]driver.Orphan{}
+		byVolume := map[string]reconciler.Orphan{}
 		for _, o := range found {
 			byVolume[o.Volume] = o
 		}
