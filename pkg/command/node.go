@@ -35,11 +35,7 @@ there. If the driver has no stage, it does nothing and says so.`,
 			if err := cmp.Or(access.check(), p.check(), contextErr, secretErr); err != nil {
 				return err
 			}
-			return f.call(cmd, func(ctx context.Context, c *client.Client) error {
-				paths, err := p.paths(ctx, c, args[0])
-				if err != nil {
-					return err
-				}
+			return f.callAt(cmd, &p, args[0], func(ctx context.Context, c *client.Client, paths client.Paths) error {
 				if paths.Staging == "" {
 					return f.output.doesNotStage(cmd, args[0])
 				}
@@ -111,11 +107,7 @@ at the target: a directory, or a device file with --block.`,
 			if err := cmp.Or(access.check(), p.check(), contextErr, secretErr); err != nil {
 				return err
 			}
-			return f.call(cmd, func(ctx context.Context, c *client.Client) error {
-				paths, err := p.paths(ctx, c, args[0])
-				if err != nil {
-					return err
-				}
+			return f.callAt(cmd, &p, args[0], func(ctx context.Context, c *client.Client, paths client.Paths) error {
 				capability, err := c.Capability(ctx, access.Access)
 				if err != nil {
 					return err
@@ -161,12 +153,8 @@ that is not published is no error.`,
 			if err := p.check(); err != nil {
 				return err
 			}
-			return f.call(cmd, func(ctx context.Context, c *client.Client) error {
-				paths, err := p.paths(ctx, c, args[0])
-				if err == nil {
-					err = c.Unpublish(ctx, args[0], paths)
-				}
-				if err != nil {
+			return f.callAt(cmd, &p, args[0], func(ctx context.Context, c *client.Client, paths client.Paths) error {
+				if err := c.Unpublish(ctx, args[0], paths); err != nil {
 					return err
 				}
 				return f.output.Print(cmd.OutOrStdout(), outcome{Volume: args[0], Target: paths.Target, Result: "unpublished"}, func(out io.Writer) {
@@ -198,15 +186,11 @@ staged is no error.`,
 			if err := p.check(); err != nil {
 				return err
 			}
-			return f.call(cmd, func(ctx context.Context, c *client.Client) error {
-				paths, err := p.paths(ctx, c, args[0])
-				if err == nil && paths.Staging == "" {
+			return f.callAt(cmd, &p, args[0], func(ctx context.Context, c *client.Client, paths client.Paths) error {
+				if paths.Staging == "" {
 					return f.output.doesNotStage(cmd, args[0])
 				}
-				if err == nil {
-					err = c.Unstage(ctx, args[0], paths)
-				}
-				if err != nil {
+				if err := c.Unstage(ctx, args[0], paths); err != nil {
 					return err
 				}
 				return f.output.Print(cmd.OutOrStdout(), outcome{Volume: args[0], Staging: paths.Staging, Result: "unstaged"}, func(out io.Writer) {
@@ -245,11 +229,7 @@ left as it is.`,
 			if err != nil {
 				return WrongUse("--size: %w", err)
 			}
-			return f.call(cmd, func(ctx context.Context, c *client.Client) error {
-				paths, err := p.paths(ctx, c, args[0])
-				if err != nil {
-					return err
-				}
+			return f.callAt(cmd, &p, args[0], func(ctx context.Context, c *client.Client, paths client.Paths) error {
 				capability, err := c.Capability(ctx, access.Access)
 				if err != nil {
 					return err
@@ -298,11 +278,7 @@ func newStatsCommand() *cobra.Command {
 			if err := cmp.Or(p.check(), absolute("path", path)); err != nil {
 				return err
 			}
-			return f.call(cmd, func(ctx context.Context, c *client.Client) error {
-				paths, err := p.paths(ctx, c, args[0])
-				if err != nil {
-					return err
-				}
+			return f.callAt(cmd, &p, args[0], func(ctx context.Context, c *client.Client, paths client.Paths) error {
 				if path == "" {
 					path = paths.Shown()
 				}

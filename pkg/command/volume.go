@@ -93,6 +93,17 @@ func (f *callFlags) call(cmd *cobra.Command, do func(context.Context, *client.Cl
 	return errors.Join(err, c.Close())
 }
 
+// callAt is call with the paths of a volume.
+func (f *callFlags) callAt(cmd *cobra.Command, p *pathFlags, volume string, do func(context.Context, *client.Client, client.Paths) error) error {
+	return f.call(cmd, func(ctx context.Context, c *client.Client) error {
+		paths, err := p.paths(ctx, c, volume)
+		if err != nil {
+			return err
+		}
+		return do(ctx, c, paths)
+	})
+}
+
 // pathFlags say where a volume is staged and published.
 type pathFlags struct {
 	kubeletDir, staging, target string
