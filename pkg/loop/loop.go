@@ -126,7 +126,7 @@ func New(ctx context.Context) (*Devices, error) {
 }
 
 // Check returns an error when the node offers no loop devices any more.
-func (s *Devices) Check(context.Context) error {
+func (s *Devices) Check() error {
 	if _, err := os.Stat(controlPath); err != nil {
 		return fmt.Errorf("this node offers no loop devices: %w", err)
 	}

@@ -14,7 +14,7 @@ func (b *Backend) Check(ctx context.Context) error {
 	if err := b.pool.Check(ctx); err != nil {
 		return err
 	}
-	if err := b.loops.Check(ctx); err != nil {
+	if err := b.loops.Check(); err != nil {
 		return err
 	}
 	capacity, err := b.pool.Capacity(ctx)
