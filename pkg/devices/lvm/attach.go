@@ -40,15 +40,18 @@ func (b *Backend) attach(ctx context.Context, v devices.Volume, readOnly bool) e
 		return err
 	}
 	defer done()
-	if pool, thin := at.report.pools[at.volume.pool]; thin && !pool.zeroes {
-		return unzeroedPool(at.group, pool.name)
-	}
-	if at.volume.tags.unzeroed {
+	t := at.volume.tags
+	if t.unzeroed {
 		b.mark(deviceName(at.group, at.volume.name), true)
 		defer b.mark(deviceName(at.group, at.volume.name), false)
+	}
+	if t.unzeroed || t.fresh || t.formatting || at.volume.pool != "" { // else no old report says less than is so
 		if at, err = b.lookAgain(ctx, at); err != nil {
 			return err
 		}
+	}
+	if pool, thin := at.report.pools[at.volume.pool]; thin && !pool.zeroes {
+		return unzeroedPool(at.group, pool.name)
 	}
 	d, err := b.activate(ctx, at)
 	if err != nil {

@@ -9,14 +9,18 @@ import (
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
-// BeginFormat implements devices.Formatter: the mark is a tag.
+// BeginFormat implements devices.Formatter: the mark is a tag. A volume that was fresh, which
+// spares the caller a look at its contents, must still be.
 func (b *Backend) BeginFormat(ctx context.Context, v devices.Volume) error {
-	return b.edit(ctx, v, "begin to format", func(t *tags) error {
+	return b.edit(ctx, v, "begin to format", func(was tags, t *tags) error {
 		if t.formatted != "" {
 			return state.Errorf(state.FailedPrecondition, "it was formatted as %s before, and is never formatted again", t.formatted)
 		}
 		if t.raw {
 			return state.Errorf(state.FailedPrecondition, "it was published as a raw block device, and is never formatted unless it is cleared")
+		}
+		if was.fresh && !t.fresh {
+			return state.Errorf(state.Unavailable, "it is not new any more, since it was looked at: another node may have used it")
 		}
 		t.formatting, t.fresh = true, false
 		return nil
@@ -25,7 +29,7 @@ func (b *Backend) BeginFormat(ctx context.Context, v devices.Volume) error {
 
 // EndFormat implements devices.Formatter.
 func (b *Backend) EndFormat(ctx context.Context, v devices.Volume, fsType string) error {
-	return b.edit(ctx, v, "end to format", func(t *tags) error {
+	return b.edit(ctx, v, "end to format", func(_ tags, t *tags) error {
 		if !t.formatting && t.formatted != fsType {
 			return state.Errorf(state.FailedPrecondition, "the end of a format as %s, and none was begun", fsType)
 		}
@@ -36,17 +40,22 @@ func (b *Backend) EndFormat(ctx context.Context, v devices.Volume, fsType string
 
 // BeginRaw implements devices.Formatter.
 func (b *Backend) BeginRaw(ctx context.Context, v devices.Volume) error {
-	return b.edit(ctx, v, "publish raw", func(t *tags) error {
+	return b.edit(ctx, v, "publish raw", func(_ tags, t *tags) error {
 		t.raw, t.fresh = true, false
 		return nil
 	})
 }
 
-// edit changes the tags of a volume, durably.
-func (b *Backend) edit(ctx context.Context, v devices.Volume, step string, change func(*tags) error) error {
+// edit changes the tags of a volume, durably, by a report of now; change gets those that were
+// known before, too.
+func (b *Backend) edit(ctx context.Context, v devices.Volume, step string, change func(was tags, t *tags) error) error {
 	at, err := b.locate(ctx, v)
+	was := at.volume.tags
 	if err == nil {
-		err = b.retag(ctx, at, change)
+		at, err = b.lookAgain(ctx, at)
+	}
+	if err == nil {
+		err = b.retag(ctx, at, func(t *tags) error { return change(was, t) })
 	}
 	if err != nil {
 		return fmt.Errorf("volume %s: %s: %w", v.ID, step, err)

@@ -404,24 +404,31 @@ func (b *Backend) locate(ctx context.Context, v devices.Volume) (place, error) {
 		return place{}, state.Errorf(state.NotFound, "this is no id of a volume of the backend %s", Name)
 	}
 	at, err := b.placeOf(ctx, v, id, turnLimit)
-	switch {
-	case errors.Is(err, errMissing):
+	if errors.Is(err, errMissing) {
 		return place{}, state.Errorf(state.NotFound, "%w", err)
-	case errors.As(err, new(hidden)): // it is tried again after a back-off: no event tells when the disks can be used
-		return place{}, state.Errorf(state.Unavailable, "%w", err)
-	case errors.Is(err, errGone):
-		return place{}, state.Errorf(state.Unavailable, "%w: see that its disks are attached to this node: %w", err, devices.ErrNoDevice)
 	}
-	return at, err
+	return at, classified(err)
+}
+
+// classified returns an error with the class of a group that is not on this node, if it is that.
+func classified(err error) error {
+	switch {
+	case errors.As(err, new(hidden)): // it is tried again after a back-off: no event tells when the disks can be used
+		return state.Errorf(state.Unavailable, "%w", err)
+	case errors.Is(err, errGone):
+		return state.Errorf(state.Unavailable, "%w: see that its disks are attached to this node: %w", err, devices.ErrNoDevice)
+	}
+	return err
 }
 
 // lookAgain returns where a volume is by a report of now, for a caller that is about to
-// write zeros because of its tags: another node may have used it since the last report, if
-// its disks were carried there and back. Unavailable: it is not there any more.
+// decide by it what becomes of data: another node may have used the volume since the last
+// report, if its disks were carried there and back, and an operator may have changed its
+// pool. Unavailable: it is not there any more. ErrNoDevice, Unavailable: its group is not.
 func (b *Backend) lookAgain(ctx context.Context, was place) (place, error) {
 	r, err := b.reportOf(ctx, was.group, reportAge, turnLimit)
 	if err != nil {
-		return place{}, err
+		return place{}, classified(err)
 	}
 	now := place{was.group, r.volumes[was.volume.name], r}
 	if r.uuid != was.report.uuid || now.volume.uuid != was.volume.uuid || !b.own(now.volume) {

@@ -260,6 +260,65 @@ func TestZeroesByTagsOfNow(t *testing.T) {
 	}
 }
 
+// What says that nobody has had a volume, or that its pool zeroes what it hands out, says so
+// now: the group may have been used on another node since the last report, or by hand. Of
+// what an old report cannot say too little, it is taken.
+func TestDecidesByAReportOfNow(t *testing.T) {
+	attach := func(ctx context.Context, b *Backend, v devices.Volume) error { return b.Attach(ctx, v, false) }
+	begin := func(ctx context.Context, b *Backend, v devices.Volume) error { return b.BeginFormat(ctx, v) }
+	const read, activate = "fullreport", "lvchange --activate y --yes vg0/pvc-0"
+	for name, c := range map[string]struct {
+		tag   string
+		since []string // pairs: what the report says, and says in its place an hour later
+		thin  bool
+		do    func(context.Context, *Backend, devices.Volume) error
+		words string // of the refusal
+		ran   []string
+	}{
+		"published raw since":        {tag: "fresh", since: []string{"fresh", "raw"}, do: begin, words: "published as a raw block device", ran: []string{read}},
+		"formatted since":            {tag: "fresh", since: []string{"fresh", "formatted=ext4"}, do: begin, words: "formatted as ext4 before", ran: []string{read}},
+		"a format begun since":       {tag: "fresh", since: []string{"fresh", "formatting"}, do: begin, words: "not new any more", ran: []string{read}},
+		"not fresh any more":         {tag: "fresh", since: []string{"fresh", "other"}, do: begin, words: "not new any more", ran: []string{read}},
+		"its format ended elsewhere": {tag: "formatting", since: []string{"formatting", "formatted=ext4"}, do: begin, words: "formatted as ext4 before", ran: []string{read}},
+		"fresh, attached":            {tag: "fresh", do: attach, words: "no such device", ran: []string{read, activate}},
+		"a format begun, attached":   {tag: "formatting", do: attach, words: "no such device", ran: []string{read, activate}},
+		"formatted, attached":        {tag: "formatted=ext4", do: attach, words: "no such device", ran: []string{activate}},
+		"raw, attached":              {tag: "raw", do: attach, words: "no such device", ran: []string{activate}},
+		"thin, attached":             {tag: "formatted=ext4", thin: true, do: attach, words: "no such device", ran: []string{read, activate}},
+		"its pool zeroes no more":    {tag: "formatted=ext4", thin: true, since: []string{"twi---tz--", "twi---t---"}, do: attach, words: "--zero y", ran: []string{read}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				b, _ := newFake(t, devices.Environment{DriverName: "d", StateDir: t.TempDir()}, t.TempDir(), nil)
+				report, ran := strings.Replace(string(reportOf(t, 1)), "csi-node.name=pvc-0", "csi-node.name=pvc-0,csi-node."+c.tag, 1), []string(nil)
+				if c.thin {
+					_, row, _ := strings.Cut(string(reportOf(t, 1)), `{"lv_name":"pvc-0"`)
+					row, _, _ = strings.Cut(row, "}")
+					row = strings.NewReplacer("v0", "p0", "-wi-------", "twi---tz--", `"linear"`, `"thin,pool"`, "csi-node.", "").Replace(row)
+					report = strings.Replace(report, `"lv_layout":"linear", "pool_lv":""`, `"lv_layout":"thin,sparse", "pool_lv":"thin"`, 1)
+					report = strings.Replace(report, `"lv": [`, `"lv": [{"lv_name":"thin"`+row+"},", 1)
+				}
+				b.lvm = func(_ context.Context, args ...string) ([]byte, error) {
+					if args[0] == read {
+						ran = append(ran, read)
+						return []byte(report), nil
+					}
+					ran = append(ran, strings.Join(append(args[:1:1], args[3:]...), " "))
+					return nil, nil
+				}
+				_, err := b.ListVolumes(t.Context())
+				require.NoError(t, err)
+				report, ran = strings.NewReplacer(c.since...).Replace(report), nil
+				time.Sleep(time.Hour)
+				err = c.do(t.Context(), b, devices.Volume{ID: volumeID{group, "pvc-0"}.String()})
+				if err == nil || !strings.Contains(err.Error(), c.words) || !slices.Equal(ran, c.ran) {
+					t.Errorf("lvm was run %q, not %q (%v)", ran, c.ran, err)
+				}
+			})
+		})
+	}
+}
+
 // A group that is not found may be on a disk that does not answer, or that a pod had: then
 // that is told, and a volume of it is asked for again, as no event tells when that changes.
 func TestGroupOnAHiddenDisk(t *testing.T) {

@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/csi-node/csi-node/pkg/blockdev"
 	"github.com/csi-node/csi-node/pkg/devices"
@@ -415,6 +416,37 @@ func TestFullPoolAsleep(t *testing.T) {
 	require.NoError(t, b.DeleteVolume(ctx, w))
 }
 
+// outdate makes what a backend knows of a group an hour old.
+func outdate(b *Backend, group string) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.groups[group].read = b.groups[group].read.Add(-time.Hour)
+}
+
+// A group that was carried to another node and back is not what this one remembers: what was
+// written to a raw volume there is not formatted over.
+func TestCarriedThereAndBack(t *testing.T) {
+	machine.Kernel(t)
+	newGroup(t, "carried", 68*mib)
+	b, there, ctx := newBackend(t, "carried"), newBackend(t, "carried"), t.Context()
+	v := create(t, b, "volume", 4*mib, nil)
+	attach(t, b, v)
+	require.NoError(t, b.Detach(ctx, v))
+	d := attach(t, there, v)
+	require.NoError(t, there.BeginRaw(ctx, v))
+	write(t, d.Path, "data")
+	require.NoError(t, there.Detach(ctx, v))
+	outdate(b, "carried")
+	if d := find(t, b, v); !d.Fresh { // or this test is of no use
+		t.Errorf("unattached, it is %+v", d)
+	}
+	require.Class(t, b.BeginFormat(ctx, v), state.FailedPrecondition, "published as a raw block device")
+	if d := attach(t, b, v); d.Fresh || !d.Raw {
+		t.Errorf("attached, it is %+v", d)
+	}
+	require.NoError(t, b.Detach(ctx, v))
+}
+
 // A thin pool that hands out what was in its blocks is refused.
 func TestUnzeroedPool(t *testing.T) {
 	machine.Kernel(t)
@@ -423,6 +455,8 @@ func TestUnzeroedPool(t *testing.T) {
 	b, class := newBackend(t, "leaky"), map[string]string{poolKey: "thin"}
 	v := create(t, b, "volume", 4*mib, class)
 	lvmOn(t, []string{disk}, "lvchange", "--zero", "n", "leaky/thin")
+	outdate(b, "leaky")
+	require.Class(t, b.Attach(t.Context(), v, false), state.FailedPrecondition, "--zero y")
 	b = newBackend(t, "leaky")
 	require.Class(t, b.Attach(t.Context(), v, false), state.FailedPrecondition, "--zero y")
 	_, err := b.CreateVolume(t.Context(), devices.CreateRequest{Name: "more", Parameters: class, Size: devices.SizeRange{Required: 4 * mib}})
