@@ -134,12 +134,21 @@ func withoutNames(output, device string) string {
 
 // grow asks the kernel if the file system is mounted. Else resize2fs does it,
 // which demands a full check before.
+//
+// What an interrupted resize2fs leaves e2fsck -p may refuse to repair. So neither the end of ctx
+// nor that of the plugin kills it: a successor sees that it holds the device (O_EXCL) until
+// it ends. As the first process of a PID namespace it survives its output's reader (SIGPIPE).
 func (ext4) grow(ctx context.Context, d *device, mountpoint string, bytes int64) error {
 	if mountpoint == "" {
 		if err := preen(ctx, d.Name(), "-f", "-p"); err != nil {
 			return err
 		}
-		return alone("resize2fs", d.Name()).Check(ctx)
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		resize := alone("resize2fs", d.Name())
+		resize.Outlives = true
+		return resize.Check(context.WithoutCancel(ctx))
 	}
 	root, err := d.openRoot(mountpoint)
 	if err != nil {

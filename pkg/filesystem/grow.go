@@ -11,8 +11,8 @@ import (
 // Grow makes a file system as large as its device allows and verifies that
 // nothing is left to grow; one that is as large already is left alone.
 // mountpoint is where it is mounted on this node, "" when it is not mounted.
-// It blocks as long as the kernel or the helper program works; when ctx ends,
-// the program is killed (an unmounted ext4 may then ask for a check).
+// It blocks as long as the kernel or the helper program works, also when ctx ends: only the
+// check before an unmounted ext4 grows is killed then.
 //
 // FailedPrecondition: this kind cannot grow as things are (Contents.GrowsMounted
 // and GrowsUnmounted tell beforehand), or the device is read-only.

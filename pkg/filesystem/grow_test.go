@@ -1,10 +1,13 @@
 package filesystem
 
 import (
+	"context"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"testing"
+	"time"
 
 	"github.com/csi-node/csi-node/pkg/state"
 	"github.com/csi-node/csi-node/test/machine"
@@ -178,6 +181,66 @@ func TestGrowVerified(t *testing.T) {
 	device = resize(t, device, 128*mib)
 	script(t, "resize2fs", "exit 0")
 	wantClass(t, h.Grow(t.Context(), device, "ext4", ""), state.Unavailable, "fewer than the device allows")
+}
+
+// growsDevice makes this test program a plugin that grows the unmounted ext4 on a device, and
+// can be killed.
+const growsDevice = "FILESYSTEM_TEST_GROWS_DEVICE"
+
+// A resize2fs that was begun ends, whatever becomes of the plugin: what it leaves in the middle
+// may be beyond repair.
+func TestGrowIsNotCutShort(t *testing.T) {
+	if path := os.Getenv(growsDevice); path != "" {
+		t.Fatal(newHost(t).Grow(t.Context(), deviceOf(t, path, ""), "ext4", ""))
+	}
+	real, err := exec.LookPath("resize2fs")
+	must0(t, err)
+	h := newHost(t)
+	for name, interrupt := range map[string]func(t *testing.T, device state.Device) (begin, end func()){
+		"the plugin stops": func(t *testing.T, device state.Device) (begin, end func()) {
+			ctx, stop := context.WithCancel(t.Context())
+			done := make(chan error, 1)
+			return func() { go func() { done <- h.Grow(ctx, device, "ext4", "") }() }, func() {
+				stop()
+				select {
+				case err := <-done:
+					t.Errorf("it does not wait for resize2fs: %v", err)
+				case <-time.After(200 * time.Millisecond):
+				}
+			}
+		},
+		"the plugin is killed": func(t *testing.T, device state.Device) (begin, end func()) {
+			self, err := os.Executable()
+			must0(t, err)
+			plugin := exec.Command(self, "-test.run=^TestGrowIsNotCutShort$")
+			return func() {
+					plugin.Env = append(os.Environ(), growsDevice+"="+device.Path)
+					must0(t, plugin.Start())
+				}, func() {
+					must0(t, plugin.Process.Kill())
+					if err := plugin.Wait(); err == nil {
+						t.Error("the plugin ended well")
+					}
+				}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			device := resize(t, formatted(t, h, "ext4", 64*mib), 256*mib)
+			line, may := machine.NewFIFO(t), filepath.Join(t.TempDir(), "may")
+			script(t, "resize2fs", fmt.Sprintf(`exec 9>%s; echo started >&9; i=0; until [ -e %s ] || [ $i = 1200 ]; do sleep 0.05; i=$((i+1)); done
+exec %s "$@"`, line.Path, may, real))
+			begin, end := interrupt(t, device)
+			begin()
+			line.WaitFor(t, "started")
+			end()
+			must0(t, os.WriteFile(may, nil, 0o600))
+			line.WaitForEnd(t)
+			command(t, "e2fsck", "-f", "-n", device.Path)
+			if c := probe(t, h, device, ""); c.Growable || c.NeedsCheck || c.Size != 256*mib {
+				t.Errorf("it is left as %+v", c)
+			}
+		})
+	}
 }
 
 // Without the capability the operator is told which one is missing.
