@@ -48,6 +48,14 @@ func (i Info) Users(ctx context.Context) string {
 	return strings.Join(words, ", ")
 }
 
+// TakesCommands reports whether who has a device open can send it commands that its read-only
+// mode does not stop (SG_IO, NVMe passthrough): a whole disk of a driver, or what the device
+// mapper makes of such disks. The kernel refuses those of partitions.
+func (i Info) TakesCommands() bool {
+	_, err := os.Lstat("/sys/class/block/" + i.Name + "/device")
+	return i.Partition == 0 && (err == nil || i.Identities[DMUUID] != "")
+}
+
 // Loops returns the nodes of the loop devices that show a device, which do not claim it.
 func (i Info) Loops() (paths []string) {
 	for name, backing := range devnode.Loops() {

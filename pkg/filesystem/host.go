@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"os/exec"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -120,6 +121,11 @@ func (h *Host) CheckPrograms() error {
 		}
 	}
 	return nil
+}
+
+// TakesUUID reports whether Format makes a file system of a type with the UUID that it is given.
+func TakesUUID(fsType string) bool {
+	return slices.ContainsFunc(kinds, func(k kind) bool { return k.traits().name == fsType && !k.traits().anyUUID })
 }
 
 // Types returns the file system types that Format makes.

@@ -1,6 +1,7 @@
 package reconciler
 
 import (
+	"cmp"
 	"slices"
 	"strings"
 
@@ -306,15 +307,19 @@ func (p *planner) remountBroken(s *state.Stage) Verdict {
 }
 
 // swapped reports whether the device holds another file system than when the stage
-// was accepted.
+// was accepted, or than was made on it.
 func (p *planner) swapped(s *state.Stage) bool {
 	c := p.have.Contents
-	return c.Err == nil && s.UUID != "" && c.UUID != "" && c.UUID != s.UUID
+	was := cmp.Or(s.UUID, p.have.Device.MadeUUID)
+	return c.Err == nil && was != "" && c.UUID != "" && c.UUID != was
 }
 
 // dataSwapped is the verdict on a device that was swapped.
 func (p *planner) dataSwapped(s *state.Stage) Verdict {
 	d := p.have.Device
+	if s.UUID == "" {
+		return stuck(state.FailedPrecondition, "the device %s holds the file system %s, and %s was made on the volume's: it is another volume's disk, and tells no identity by which that could be seen before. Name the right one by the path; or, to take what is there, give the PersistentVolume another volume handle", d.Path, p.have.Contents.UUID, d.MadeUUID)
+	}
 	return stuck(state.FailedPrecondition, "the device %s holds the file system %s, and the volume was staged with %s: its data was swapped. Put the right data back into its backing%s; or, to take what is there, unpublish and unstage the volume and stage it again", d.Path, p.have.Contents.UUID, s.UUID, backing(d))
 }
 

@@ -104,9 +104,16 @@ func (p *planner) writesUnmarked(t *state.Target) bool {
 	return t.Capability.Access == state.BlockAccess && !t.ReadOnly && !d.ReadOnly && !d.Raw
 }
 
-// needsView reports whether a target shows the read-only view of the device.
+// needsView reports whether a target shows the read-only view of the device, which takes no
+// commands. A pod that has a read-only device itself keeps it.
 func needsView(t *state.Target, d state.Device) bool {
-	return t.Capability.Access == state.BlockAccess && t.ReadOnly && !d.ReadOnly
+	switch {
+	case t.Capability.Access != state.BlockAccess:
+		return false
+	case d.ReadOnly:
+		return d.Commands && (!t.Accepted || t.Device != d.Number)
+	}
+	return t.ReadOnly
 }
 
 // bind plans a bind onto a target at which nothing is mounted. A repair does not make

@@ -70,6 +70,61 @@ func TestPlanPulledDisk(t *testing.T) {
 	}
 }
 
+// A disk that tells no identity, and was given another's path, is known by the file system that
+// was made on the volume's: what is there is not mounted.
+func TestPlanAnotherDiskAtThePath(t *testing.T) {
+	for made, mounts := range map[string]bool{"": true, "its": true, "another": false} {
+		t.Run(made, func(t *testing.T) {
+			stage := &state.Stage{Path: "/k/stage", Capability: state.Capability{Access: state.MountAccess, FSType: "ext4"}}
+			plan := reconciler.MakePlan(&state.Volume{ID: "v", Stage: stage}, state.Actual{
+				Device:   state.Device{State: state.DeviceAttached, Path: "/dev/vdb", Number: state.DeviceNumber{Major: 252, Minor: 16}, Noted: true, Formatted: "ext4", MadeUUID: made},
+				View:     state.Device{State: state.DeviceAbsent},
+				Stage:    state.Mountpoint{File: state.Directory, Empty: true},
+				Contents: state.Contents{Kind: state.ContentsFilesystem, FSType: "ext4", UUID: "its"},
+			})
+			if got := slices.Contains(plan.Steps, reconciler.Step{Action: reconciler.Mount, Part: state.StagePart()}); got != mounts {
+				t.Errorf("steps %v, %+v", plan.Steps, plan.Verdicts)
+			}
+			if p := plan.Verdicts[state.StagePart()].Problem; !mounts && p.Class != state.FailedPrecondition {
+				t.Errorf("%+v", p)
+			}
+		})
+	}
+}
+
+// A pod sees a disk that takes commands in spite of its read-only mode by a view of it, unless
+// it was given the disk itself before.
+func TestPlanReadOnlyDiskThatTakesCommands(t *testing.T) {
+	disk := state.Device{State: state.DeviceAttached, Path: "/dev/sdb", Number: state.DeviceNumber{Major: 8, Minor: 16}, ReadOnly: true}
+	block := state.Capability{Access: state.BlockAccess}
+	for name, tt := range map[string]struct {
+		commands bool
+		shown    state.DeviceNumber // before
+		step     reconciler.Action
+	}{
+		"it takes none":                        {false, state.DeviceNumber{}, reconciler.Bind},
+		"it takes some":                        {true, state.DeviceNumber{}, reconciler.AttachView},
+		"it is shown itself":                   {true, disk.Number, reconciler.Bind},
+		"it takes some, and its view is shown": {true, state.DeviceNumber{Major: 7}, reconciler.AttachView},
+	} {
+		t.Run(name, func(t *testing.T) {
+			d := disk
+			d.Commands = tt.commands
+			stage := &state.Stage{Path: "/k/stage", Capability: block, ReadOnly: true}
+			stage.Accepted = true
+			target := &state.Target{Path: "/k/pod", Capability: block, SeenDevice: state.SeenDevice{Device: tt.shown}}
+			target.Accepted = tt.shown != state.DeviceNumber{}
+			plan := reconciler.MakePlan(&state.Volume{ID: "v", Stage: stage, Targets: map[string]*state.Target{target.Path: target}}, state.Actual{
+				Device: d, View: state.Device{State: state.DeviceAbsent}, Stage: state.Mountpoint{File: state.Directory, Empty: true},
+				Targets: map[string]state.Mountpoint{target.Path: {File: state.RegularFile, Empty: true}},
+			})
+			if !slices.Contains(plan.Steps, reconciler.Step{Action: tt.step, Part: state.TargetPart(target.Path)}) {
+				t.Errorf("steps %v, %+v", plan.Steps, plan.Verdicts)
+			}
+		})
+	}
+}
+
 // BenchmarkMakePlan plans for a volume at rest with two targets, which is what
 // a republish and a resync cost.
 func BenchmarkMakePlan(b *testing.B) {

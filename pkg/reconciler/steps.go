@@ -409,7 +409,7 @@ func (r *Reconciler) markRaw(ctx context.Context, want *state.Volume, have state
 // sameDevice reports whether two looks saw the same device, and the same facts
 // about formatting it.
 func sameDevice(a, b state.Device) bool {
-	return a.State == b.State && a.Number == b.Number && a.Identity == b.Identity && a.ReadOnly == b.ReadOnly && a.Missing == b.Missing && a.Unmade == b.Unmade && a.Stray == b.Stray &&
+	return a.State == b.State && a.Number == b.Number && a.Identity == b.Identity && a.ReadOnly == b.ReadOnly && a.Commands == b.Commands && a.Missing == b.Missing && a.Unmade == b.Unmade && a.Stray == b.Stray &&
 		a.Formatting == b.Formatting && a.FormatUUID == b.FormatUUID && a.Formatted == b.Formatted && a.Raw == b.Raw && (a.Err == nil) == (b.Err == nil)
 }
 

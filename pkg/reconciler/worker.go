@@ -398,18 +398,16 @@ func remembersLess(s *state.Stage, have *state.Actual) bool {
 // accept notes that a part holds, and whether a caller waits for it. For a stage it
 // also notes the device and the file system, for a block target the device that it shows.
 func accept(v *state.Volume, part state.Part, have *state.Actual) {
-	v.Accept(part, callerWaits(v, part))
-	if part.Kind == state.StageKind {
+	switch t := v.Targets[part.Path]; {
+	case part.Kind == state.StageKind:
 		remember(v.Stage, have)
-	}
-	t := v.Targets[part.Path]
-	if part.Kind != state.TargetKind || t.Capability.Access != state.BlockAccess {
-		return
-	}
-	t.Device = have.Device.Number
-	if needsView(t, have.Device) {
+	case part.Kind != state.TargetKind || t.Capability.Access != state.BlockAccess:
+	case needsView(t, have.Device):
 		t.Device = have.View.Number
+	default:
+		t.Device = have.Device.Number
 	}
+	v.Accept(part, callerWaits(v, part))
 }
 
 // callerWaits reports whether a caller waits for a part. A caller who publishes waits for

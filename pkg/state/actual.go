@@ -131,6 +131,7 @@ type Device struct {
 	Size     int64        // bytes; of the device when there is one
 	Capacity int64        // bytes that the backend's metadata promises; 0 when unknown
 	ReadOnly bool         // the device refuses writes
+	Commands bool         // and yet it takes commands that write (SG_IO, NVMe passthrough) of who has it open
 	Held     bool         // mounted or claimed by somebody, in whatever namespace (an O_EXCL open says EBUSY)
 	Holder   string       // what holds the device, or of a foreign device its backing, for humans; empty: not known
 	Backing  string       // the path of the file behind the device, whose holes read as zeros; or another name for humans, such as vg/lv; empty when there is none
@@ -144,6 +145,7 @@ type Device struct {
 	Formatting bool   // a format was begun and its end is not known
 	StaleMark  bool   // Formatting is noted on this node alone, and others may have used the device since
 	Formatted  string // the fs type of the last format that completed
+	MadeUUID   string // of the file system of that format, where no Identity tells one device from another; empty: not known
 	Raw        bool   // it was published as a raw block device for writing, and not cleared since
 	FormatUUID string // with Formatting: whatever the format leaves bears this UUID; empty: the mark allows to erase anything
 	Fresh      bool   // nobody has had it since it was made or cleared: every byte is zero; of a layer: it is stamped new

@@ -10,12 +10,15 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"golang.org/x/sys/unix"
+
 	"github.com/csi-node/csi-node/test/harness"
 )
 
-// A disk that is pulled while its volume is in use, and whose node goes with it: the volume
-// is taken down, and set up again when the disk is back.
-func TestPulledDisk(t *testing.T) {
+// scsiDisk gives the node a SCSI disk until the test ends. plug looks for it, and names it.
+func scsiDisk(t *testing.T) (plug func() (name string)) {
+	t.Helper()
 	for _, module := range [][]string{{"sd_mod"}, {"scsi_debug", "dev_size_mb=272"}} {
 		if out, err := exec.Command("modprobe", module...).CombinedOutput(); err != nil {
 			t.Fatalf("%v: %s", err, out)
@@ -32,7 +35,7 @@ func TestPulledDisk(t *testing.T) {
 		t.Fatalf("hosts: %q", host)
 	}
 	rescan := filepath.Join("/sys/class/scsi_host", filepath.Base(host[0]), "scan")
-	plug := func() (name string) {
+	return func() (name string) {
 		t.Helper()
 		must(t, os.WriteFile(rescan, []byte("- - -"), 0))
 		harness.Eventually(t, "the disk is there", func() bool {
@@ -45,6 +48,41 @@ func TestPulledDisk(t *testing.T) {
 		})
 		return name
 	}
+}
+
+// A SCSI disk takes commands that write even in its read-only mode. A pod that has it raw for
+// reading sees a device that takes none.
+func TestReadOnlyDiskTakesNoCommands(t *testing.T) {
+	name := scsiDisk(t)()
+	p, o, _ := disks(t, harness.Options{})
+	p.Start(o)
+	v := harness.NewVolume(t, p, "a-disk", harness.BlockAs(csi.VolumeCapability_AccessMode_MULTI_NODE_READER_ONLY))
+	v.Context = map[string]string{"backend": "disk", "path": "/dev/" + name}
+	pod := v.Target("pod")
+	must(t, v.Up(t.Context(), pod))
+	takesCommands := func(path string) bool {
+		t.Helper()
+		f, err := os.Open(path)
+		must(t, err)
+		defer f.Close()
+		const version = 0x2282 // SG_GET_VERSION_NUM of scsi/sg.h
+		_, err = unix.IoctlGetInt(int(f.Fd()), version)
+		return err == nil
+	}
+	if !takesCommands("/dev/" + name) {
+		t.Error("the disk itself takes no commands, so nothing is shown")
+	}
+	if takesCommands(pod) {
+		t.Error("the pod's device takes commands")
+	}
+	must(t, v.Down(t.Context(), pod))
+	mustBeFree(t, "/dev/"+name)
+}
+
+// A disk that is pulled while its volume is in use, and whose node goes with it: the volume
+// is taken down, and set up again when the disk is back.
+func TestPulledDisk(t *testing.T) {
+	plug := scsiDisk(t)
 	for _, fsType := range []string{"ext4", "btrfs"} {
 		t.Run(fsType, func(t *testing.T) {
 			p, o, _ := disks(t, harness.Options{})

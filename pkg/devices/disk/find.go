@@ -38,7 +38,7 @@ func (b *Backend) Find(_ context.Context, v devices.Volume) (state.Device, error
 		}
 		if err == nil && info.Size > 0 && c.is(info) && c.identityOf(info) == c.Identity {
 			d.State, d.Path, d.ReadOnly = state.DeviceAttached, info.Path, info.ReadOnly
-			d.Size, d.Backing = info.Size, info.Path
+			d.Size, d.Backing, d.Commands = info.Size, info.Path, info.ReadOnly && info.TakesCommands()
 			return d, nil
 		}
 	}

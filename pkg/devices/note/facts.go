@@ -68,7 +68,10 @@ type fact struct {
 	// lets nothing be erased but that stamp. Earlier versions do not know it, and see no mark.
 	Trial     string `json:"trial,omitempty"`
 	Formatted string `json:"formatted,omitempty"`
-	Raw       bool   `json:"raw,omitempty"`
+	// Made is the UUID of the file system that was made on a device without an identity, which
+	// can be known by that alone.
+	Made string `json:"made,omitempty"`
+	Raw  bool   `json:"raw,omitempty"`
 	// Cleared is the device that was cleared, if this plugin has given it to nobody since.
 	Cleared *sighting `json:"cleared,omitempty"`
 	// Seen is the device on which a format was begun; of one without identity, the device
@@ -101,6 +104,9 @@ func (f *Facts) Tell(v devices.Volume, d *state.Device) {
 	_, err := f.dir.Read(keyOf(v, *d), &n)
 	d.Formatting, d.Formatted, d.Raw, d.Fresh = n.Formatting, n.Formatted, n.Raw, f.isAsCleared(n, *d)
 	d.Noted, d.Trial = true, n.Trial
+	if d.Identity == "" {
+		d.MadeUUID = n.Made
+	}
 	if n.Formatting {
 		d.FormatUUID = n.UUID
 	}
@@ -221,6 +227,9 @@ func (f *Facts) EndFormat(ctx context.Context, v devices.Volume, d state.Device,
 	return f.edit(ctx, v, d, func(n *fact) error {
 		if !n.Formatting && n.Formatted != fsType {
 			return state.Errorf(state.FailedPrecondition, "volume %s: the end of a format as %s, and none was begun", v.ID, fsType)
+		}
+		if n.Formatting && filesystem.TakesUUID(fsType) {
+			n.Made = n.UUID
 		}
 		n.Formatting, n.UUID, n.Trial, n.Formatted = false, "", "", fsType
 		return nil

@@ -91,6 +91,33 @@ func TestDeviceWithoutIdentity(t *testing.T) {
 	}
 }
 
+// Of a device that tells nothing of what it is, the file system that was made on it is known.
+func TestMadeOnADeviceWithoutIdentity(t *testing.T) {
+	f, v := open(t, t.TempDir()), devices.Volume{ID: "v", Backend: "b"}
+	d, _ := newDevice(t)
+	for _, test := range []struct {
+		fsType string
+		known  bool
+	}{{"ext4", true}, {"xfs", true}, {"btrfs", false}, {"luks2", false}} { // the last two do not bear the UUID of the format, or not alone
+		t.Run(test.fsType, func(t *testing.T) {
+			trial, err := f.TryFormat(t.Context(), v, d)
+			require.NoError(t, err)
+			require.NoError(t, errors.Join(f.BeginFormat(t.Context(), v, d), f.EndFormat(t.Context(), v, d, test.fsType)))
+			if now := f.told(v, d); now.Formatted != test.fsType || (now.MadeUUID == trial) != test.known || !test.known && now.MadeUUID != "" {
+				t.Errorf("after the trial %s: %+v", trial, now)
+			}
+			require.NoError(t, f.EndFormat(t.Context(), v, d, test.fsType)) // again
+			if now := f.told(v, d); (now.MadeUUID == trial) != test.known {
+				t.Errorf("ended again: %+v", now)
+			}
+			require.NoError(t, f.Clear(t.Context(), v, d, func() error { return nil }))
+			if now := f.told(v, d); now.MadeUUID != "" {
+				t.Errorf("cleared: %+v", now)
+			}
+		})
+	}
+}
+
 // A device that another has replaced is neither erased nor noted of.
 func TestFactsFollowTheDevice(t *testing.T) {
 	f, v := open(t, t.TempDir()), devices.Volume{ID: "v", Backend: "b"}
