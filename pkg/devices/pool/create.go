@@ -49,7 +49,7 @@ func (p *Pool) Create(ctx context.Context, v Volume) (Volume, error) {
 
 	switch have, err := p.Get(ctx, v.ID); {
 	case err == nil && sameRequest(have, v):
-		return have, nil
+		return have, p.settle(ctx, v.ID)
 	case err == nil:
 		return have, state.Errorf(state.AlreadyExists, "volume %s: it exists already, with %d bytes, %s, for name %q", v.ID, have.Bytes, have.Provisioning, have.Name)
 	case state.ClassOf(err) != state.NotFound:
@@ -94,9 +94,10 @@ func (p *Pool) build(ctx context.Context, v *Volume) (err error) {
 	if err := os.Rename(tmp, p.path(volumesDir, v.ID)); err != nil {
 		return noRoom(err)
 	}
-	if err := syncDir(p.path(volumesDir)); err != nil {
+	if err := p.durable.sync(p.path(volumesDir)); err != nil {
 		return errors.Join(err, p.remove(v.ID))
 	}
+	p.durable.known.Store(v.ID, true)
 	p.cache.put(v.ID, facts)
 	return nil
 }

@@ -25,6 +25,7 @@ func (p *Pool) Delete(ctx context.Context, id string) error {
 	if err := p.Check(ctx); err != nil { // a pool that is away looks empty
 		return fmt.Errorf("volume %s: delete: %w", id, err)
 	}
+	p.durable.known.Delete(id)
 	return wrap(p.remove(id), "volume %s: delete", id)
 }
 
@@ -44,7 +45,7 @@ func (p *Pool) remove(id string) error {
 		return fmt.Errorf("rename %s to %s: %w", place, trash, err)
 	}
 	// The new name in trash need not be durable: if it is lost, the volume is gone all the same.
-	if err := syncDir(p.path(volumesDir)); err != nil {
+	if err := p.durable.sync(p.path(volumesDir)); err != nil {
 		return err
 	}
 	return os.RemoveAll(trash)

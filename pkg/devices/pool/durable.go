@@ -2,13 +2,16 @@ package pool
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
+	"sync"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/csi-node/csi-node/pkg/internal/keylock"
 	"github.com/csi-node/csi-node/pkg/internal/rawfile"
 	"github.com/csi-node/csi-node/pkg/state"
 )
@@ -120,7 +123,7 @@ func cutTo(f *os.File, bytes int64) error {
 }
 
 // exchange exchanges the names of a file and of another one that was written beside it, in
-// one step and durably: nothing is allocated, and the blocks of the other file stay for the
+// one step: nothing is allocated, and the blocks of the other file stay for the
 // next write. If the file system cannot do that, the other file is replaced.
 func exchange(path, beside string) error {
 	err := unix.Renameat2(unix.AT_FDCWD, beside, unix.AT_FDCWD, path, unix.RENAME_EXCHANGE)
@@ -130,7 +133,74 @@ func exchange(path, beside string) error {
 	if err != nil {
 		return fmt.Errorf("exchange %s and %s: %w", beside, path, err)
 	}
-	return syncDir(filepath.Dir(path))
+	return nil
+}
+
+// durability is what is known of volumes: whether what is seen of one survives a loss of power. A
+// call that finds what it was to do may find what an earlier one did and could not sync.
+type durability struct {
+	turns keylock.Map // by volume id; held while names of a volume's files change and are synced
+	// known is false for a volume of which a sync failed, true for one of which all is durable. Of
+	// others it is not known: the process before may have been killed before it synced them.
+	known sync.Map                // by volume id
+	fail  func(path string) error // in tests
+}
+
+func (d *durability) sync(path string) error {
+	if d.fail != nil {
+		if err := d.fail(path); err != nil {
+			return err
+		}
+	}
+	return syncDir(path)
+}
+
+// failed reports whether what is seen of a volume was not synced, though it should have been.
+func (d *durability) failed(id string) bool {
+	durable, known := d.known.Load(id)
+	return known && durable == false
+}
+
+// settle makes durable what is seen of a volume, unless that is known to be.
+func (p *Pool) settle(ctx context.Context, id string) error {
+	unlock, err := p.durable.turns.Lock(ctx, id)
+	if err != nil {
+		return fmt.Errorf("volume %s: %w", id, err)
+	}
+	defer unlock()
+	if durable, _ := p.durable.known.Load(id); durable == true {
+		return nil
+	}
+	dir := p.path(volumesDir, id)
+	for _, path := range []string{filepath.Join(dir, volumeFile), dir, p.path(volumesDir)} {
+		if err := p.durable.sync(path); err != nil {
+			return fmt.Errorf("volume %s: make durable what was done before: %w", id, err) // of no class: the volume is here, and no other node is to be asked
+		}
+	}
+	p.durable.known.Store(id, true)
+	return nil
+}
+
+// change makes a change of a volume's files, and syncs their directory.
+func (p *Pool) change(ctx context.Context, id string, change func() error) error {
+	unlock, err := p.durable.turns.Lock(ctx, id)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	durable, _ := p.durable.known.Swap(id, nil)
+	if err = change(); err == nil {
+		err = p.durable.sync(p.path(volumesDir, id))
+	}
+	switch {
+	case err != nil:
+		p.durable.known.Store(id, false)
+	case durable == true:
+		p.durable.known.Store(id, true)
+	default: // whether the volume's own name is durable is not known
+		p.durable.known.Delete(id)
+	}
+	return err
 }
 
 // syncDir makes the names in a directory durable.

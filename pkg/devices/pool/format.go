@@ -36,10 +36,13 @@ func (p *Pool) EndFormat(ctx context.Context, id, fsType string) error {
 }
 
 // BeginRaw notes, durably, that the volume is shown as a raw block device which
-// takes writes. It writes nothing if that was noted before.
+// takes writes. It writes no facts if that was noted before.
 func (p *Pool) BeginRaw(ctx context.Context, id string) error {
-	if v, err := p.Get(ctx, id); err != nil || v.Raw {
+	switch v, err := p.Get(ctx, id); {
+	case err != nil:
 		return err
+	case v.Raw:
+		return p.settle(ctx, id)
 	}
 	return p.mark(ctx, id, func(v *Volume) error {
 		v.Raw, v.Fresh = true, time.Time{}

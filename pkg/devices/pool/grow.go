@@ -30,7 +30,7 @@ func (p *Pool) Grow(ctx context.Context, id string, bytes int64) error {
 		return err
 	}
 	if v.Bytes >= bytes {
-		return nil
+		return p.settle(ctx, id)
 	}
 	// The file first: a file longer than its facts say is harmless.
 	if err := p.growData(ctx, v, bytes); err != nil {

@@ -70,6 +70,7 @@ type Pool struct {
 	volumes keylock.Map // by volume id
 	facts   keylock.Map // by volume id; held while the facts are read, and while the slot is written
 	cache   factsCache
+	durable durability
 	// space is held, under the key "", while room is counted and taken.
 	space keylock.Map
 	// The results of the last count, of each volume's file by the name of its directory,

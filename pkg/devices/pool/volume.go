@@ -112,7 +112,7 @@ func (p *Pool) Get(ctx context.Context, id string) (Volume, error) {
 // caches show that the file is unchanged: no disk is asked.
 func (p *Pool) getCached(id string) (Volume, bool) {
 	v, _, ok := p.cache.get(id, p.path(volumesDir, id, volumeFile), rawfile.ResolveCached)
-	return v, ok
+	return v, ok && !p.durable.failed(id)
 }
 
 // IDs returns the ids of all volumes, in order, also of those whose facts
@@ -134,8 +134,21 @@ func (p *Pool) IDs(ctx context.Context) ([]string, error) {
 	return ids, nil
 }
 
-// read returns the facts about a volume, parsed and as they are on the disk.
+// read returns the facts about a volume, parsed and as they are on the disk. If the sync of
+// their last change failed, it must succeed now: whoever sees them believes that they last.
 func (p *Pool) read(ctx context.Context, id string) (Volume, []byte, error) {
+	v, raw, err := p.readAny(ctx, id)
+	if err == nil && p.durable.failed(id) {
+		err = p.settle(ctx, id)
+	}
+	if err != nil {
+		return Volume{}, nil, err
+	}
+	return v, raw, nil
+}
+
+// readAny is read of facts that need not be durable.
+func (p *Pool) readAny(ctx context.Context, id string) (Volume, []byte, error) {
 	if err := ValidateID(id); err != nil {
 		return Volume{}, nil, err
 	}
@@ -228,7 +241,7 @@ func (p *Pool) writeFacts(ctx context.Context, id, slot string, facts []byte) (f
 	if err := syncContents(f); err != nil {
 		return file, err
 	}
-	if err := exchange(p.path(volumesDir, id, volumeFile), slot); err != nil {
+	if err := p.change(ctx, id, func() error { return exchange(p.path(volumesDir, id, volumeFile), slot) }); err != nil {
 		return file, err
 	}
 	return stateOf(f)
@@ -253,8 +266,10 @@ func (p *Pool) overwriteFacts(ctx context.Context, id string, facts []byte) erro
 		return &os.PathError{Op: "write", Path: path, Err: unix.ENOSPC}
 	}
 	p.cache.forget(id) // before the kernel counts times in less than its ticks (Linux 6.13), they may be the same after
-	_, err = overwrite(path, facts)
-	return err
+	return p.change(ctx, id, func() error {
+		_, err := overwrite(path, facts)
+		return err
+	})
 }
 
 // readUncached reads the facts about a volume from the disk and puts them into the cache,
