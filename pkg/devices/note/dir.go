@@ -173,7 +173,8 @@ func writeFile(path string, text []byte) error {
 	return errors.Join(err, f.Close())
 }
 
-func syncDir(path string) error {
+// syncDir is replaced by tests.
+var syncDir = func(path string) error {
 	f, err := os.Open(path)
 	if err != nil {
 		return err

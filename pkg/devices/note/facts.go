@@ -16,6 +16,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 
 	"github.com/google/uuid"
 	"golang.org/x/sys/unix"
@@ -45,6 +46,9 @@ type Facts struct {
 	dir   Dir
 	locks keylock.Map
 	boot  string
+	// durable is false for a note whose sync failed, true for one that is known to be durable. Of others
+	// it is not known: the process before may have been killed before it synced them.
+	durable sync.Map // by key
 }
 
 // Open returns the facts that are kept in a directory of a --lib-dir.
@@ -102,6 +106,7 @@ func (f *Facts) Tell(v devices.Volume, d *state.Device) {
 	}
 	n := fact{}
 	_, err := f.dir.Read(keyOf(v, *d), &n)
+	err = errors.Join(err, f.settleFailed(keyOf(v, *d)))
 	d.Formatting, d.Formatted, d.Raw, d.Fresh = n.Formatting, n.Formatted, n.Raw, f.isAsCleared(n, *d)
 	d.Noted, d.Trial = true, n.Trial
 	if d.Identity == "" {
@@ -329,12 +334,41 @@ func (f *Facts) edit(ctx context.Context, v devices.Volume, d state.Device, chan
 		}
 	}
 	if n == before {
-		return nil
+		err = f.settle(key)
+	} else {
+		err = f.dir.Write(key, n)
+		f.durable.Store(key, err == nil)
 	}
-	if err := f.dir.Write(key, n); err != nil {
+	if err != nil {
 		return fmt.Errorf("volume %s: note what becomes of its device: %w", v.ID, err)
 	}
 	return nil
+}
+
+// settle makes the note that is seen durable, unless it is known to be. The caller has its turn.
+func (f *Facts) settle(key string) error {
+	if durable, _ := f.durable.Load(key); durable == true {
+		return nil
+	}
+	err := syncDir(string(f.dir))
+	if errors.Is(err, os.ErrNotExist) { // then there is no note
+		err = nil
+	}
+	f.durable.Store(key, err == nil)
+	return err
+}
+
+// settleFailed makes a note durable whose sync failed: whoever is told it believes that it lasts.
+func (f *Facts) settleFailed(key string) error {
+	if durable, known := f.durable.Load(key); !known || durable == true {
+		return nil
+	}
+	unlock, err := f.locks.Lock(context.Background(), key)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	return f.settle(key)
 }
 
 // Erase is devices.Eraser's, through a device of which Tell has told.
