@@ -265,7 +265,7 @@ func removeSuccessors(path string) error {
 	return err
 }
 
-// asideName returns the path at which a file that cannot be read is kept, which has
+// asideName returns the path at which a damaged file is kept, which has
 // the time (UTC) in it.
 func asideName(path string) string {
 	return path + ".corrupt-" + time.Now().UTC().Format("20060102T150405.000000000Z")
@@ -275,7 +275,7 @@ func asideName(path string) string {
 type contents struct {
 	records  map[string]*state.Volume
 	revision uint64           // the highest
-	bad      map[string]error // names or ids of records that cannot be read, and why
+	bad      map[string]error // names or ids of damaged records, and why
 	old      []string         // names of files of another boot, or that nobody needs
 	raw      []byte           // of intents.db
 }
@@ -284,10 +284,11 @@ func newContents() *contents {
 	return &contents{records: map[string]*state.Volume{}, bad: map[string]error{}}
 }
 
-// read reads all files of a directory.
+// read reads all files of a directory. A file that cannot be read is an error, and may be
+// sound: only what was read is bad.
 func read(path, bootID string) (*contents, error) {
 	c, sound := newContents(), map[string]bool{}
-	entries, err := os.ReadDir(path) // in the order of their names: a current file comes before its spare one
+	entries, dirErr := os.ReadDir(path) // in the order of their names: a current file comes before its spare one
 	for _, e := range entries {
 		name := e.Name()
 		if current, isSpare := strings.CutSuffix(name, spareSuffix); isSpare && !sound[current] {
@@ -296,10 +297,13 @@ func read(path, bootID string) (*contents, error) {
 		if !strings.HasSuffix(name, suffix) {
 			continue
 		}
-		boot, v, err := readFile(path, e)
+		boot, v, damage, err := readFile(path, e)
 		switch {
+		case errors.Is(err, os.ErrNotExist):
 		case err != nil:
-			c.bad[name] = err
+			return nil, fmt.Errorf("a record cannot be read, and it may be sound: %w. If it stays so, remove the file: what is mounted of its volume is then found without it", err)
+		case damage != nil:
+			c.bad[name] = damage
 		case boot != bootID:
 			c.old = append(c.old, name)
 			c.revision = max(c.revision, v.Revision)
@@ -308,19 +312,19 @@ func read(path, bootID string) (*contents, error) {
 			c.revision = max(c.revision, v.Revision)
 		}
 	}
-	return c, err
+	return c, dirErr
 }
 
-func readFile(dir string, e os.DirEntry) (boot string, v *state.Volume, err error) {
+func readFile(dir string, e os.DirEntry) (boot string, v *state.Volume, damage, err error) {
 	if !e.Type().IsRegular() {
-		return "", nil, fmt.Errorf("it is no regular file (its type is %s)", e.Type())
+		return "", nil, fmt.Errorf("it is no regular file (its type is %s)", e.Type()), nil
 	}
 	raw, err := os.ReadFile(filepath.Join(dir, e.Name()))
 	if err != nil {
-		return "", nil, err
+		return "", nil, nil, err
 	}
-	if boot, v, err = decode(raw); err == nil && fileName(v.ID) != e.Name() {
-		err = fmt.Errorf("it is the record of %q", v.ID)
+	if boot, v, damage = decode(raw); damage == nil && fileName(v.ID) != e.Name() {
+		damage = fmt.Errorf("it is the record of %q", v.ID)
 	}
-	return boot, v, err
+	return boot, v, damage, nil
 }

@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 )
 
@@ -57,6 +58,37 @@ func TestDamagedFileCostsOneRecord(t *testing.T) {
 	mustEdit(t, s, "bad", staged("/stage/anew"))
 	if _, err := os.Stat(fileOf(dir, "other") + spareSuffix); !os.IsNotExist(err) || len(asides(t, dir)) != 1 {
 		t.Errorf("a directory in the way is set aside as %q; half a file: %v", asides(t, dir), err)
+	}
+}
+
+// A file that cannot be read now may be sound: it is neither set aside nor taken for no record, and the start says which
+// one it is.
+func TestFileThatCannotBeReadNowIsKept(t *testing.T) {
+	dir := mountAt(t, "tmpfs", "")
+	s := openStore(t, dir, testBoot)
+	want := text(mustEdit(t, s, "v", staged("/stage/v")))
+	must(t, s.Close())
+	must(t, syscall.Mount("/proc/self/mem", fileOf(dir, "v"), "", syscall.MS_BIND, "")) // a read of its first byte is an I/O error
+	mounted := true
+	t.Cleanup(func() {
+		if mounted {
+			must(t, syscall.Unmount(fileOf(dir, "v"), syscall.MNT_DETACH))
+		}
+	})
+	opened, err := Open(t.Context(), dir, testBoot)
+	if err == nil {
+		must(t, opened.Close())
+	}
+	if err == nil || !strings.Contains(err.Error(), fileOf(dir, "v")+": input/output error") {
+		t.Errorf("one record cannot be read, and the store opens: %v", err)
+	}
+	must(t, syscall.Unmount(fileOf(dir, "v"), syscall.MNT_DETACH))
+	mounted = false
+	if s = openStore(t, dir, testBoot); text(s.Get("v")) != want || len(asides(t, dir)) > 0 {
+		t.Errorf("there is %s, set aside %q", text(s.Get("v")), asides(t, dir))
+	}
+	if _, err := os.Stat(fileOf(dir, "v") + spareSuffix); err != nil {
+		t.Errorf("its spare file: %v", err)
 	}
 }
 

@@ -83,10 +83,11 @@ type Store struct {
 // process, too, and what it left there counts, and is taken in.
 //
 // Records that were written under another boot id are dropped, because the
-// mounts that they speak of are gone. One that cannot be read is set aside, with a
-// name of its own, and logged. An error is returned for what a human must mend: a file
-// in the way, missing permission, a state directory on an overlay, which goes with
-// the container. A store opens without any space.
+// mounts that they speak of are gone. One that is damaged is set aside, with a
+// name of its own, and logged. An error is returned if a file cannot be read, as it may be
+// sound, and for what a human must mend: a file in the way, missing permission, a
+// state directory on an overlay, which goes with the container. A store opens without any
+// space.
 func Open(ctx context.Context, stateDir, bootID string) (*Store, error) {
 	s := newStore(stateDir, bootID)
 	if err := s.open(ctx); err != nil {
@@ -115,7 +116,7 @@ func (s *Store) open(ctx context.Context) (err error) {
 // OpenReadOnly reads the store in a state directory into memory and lets go of
 // it: it waits for a lock for at most a second (then ErrLocked), keeps none, and
 // changes nothing. Where there is no store it is empty. Records of an earlier boot
-// are left out; records that cannot be read are left out and logged. There is
+// are left out; damaged ones are left out and logged. There is
 // nothing to Edit in it.
 func OpenReadOnly(ctx context.Context, stateDir string) (*Store, error) {
 	bootID, err := boot.ID()
@@ -159,7 +160,7 @@ func (s *Store) readAll(ctx context.Context) (own, counts *contents, err error) 
 		}
 	}
 	for name, err := range counts.bad {
-		klog.FromContext(ctx).Error(err, "Record cannot be read and counts as none; mounts of its volume stay until they are unpublished", "store", s.path, "record", name)
+		klog.FromContext(ctx).Error(err, "Record is damaged and counts as none; mounts of its volume stay until they are unpublished", "store", s.path, "record", name)
 	}
 	return own, counts, nil
 }
@@ -179,7 +180,7 @@ func (s *Store) load(ctx context.Context) error {
 		path := filepath.Join(s.path, name)
 		aside := asideName(path)
 		if err := os.Rename(path, aside); err != nil {
-			log.Error(err, "Record that cannot be read stays where it is until the next start", "store", s.path, "record", name)
+			log.Error(err, "Damaged record stays where it is until the next start", "store", s.path, "record", name)
 			continue
 		}
 		log.Info("Record was set aside", "file", aside)
