@@ -50,7 +50,11 @@ func (h *Host) check(ctx context.Context, facts state.Device, fsType string) err
 // require probes a device that must hold a file system of the type.
 func (h *Host) require(ctx context.Context, facts state.Device, fsType, mountpoint string) (state.Contents, error) {
 	c, err := h.Probe(ctx, facts, mountpoint)
-	if err == nil && (c.Kind != state.ContentsFilesystem || c.FSType != fsType) {
+	switch {
+	case err != nil:
+	case c.Unreadable:
+		err = state.Errorf(state.Unavailable, "found %s: %w", c.Found, errUnreadable)
+	case c.Kind != state.ContentsFilesystem || c.FSType != fsType:
 		err = state.Errorf(state.FailedPrecondition, "the device holds %s", c.Found)
 	}
 	return c, err

@@ -29,7 +29,8 @@
 // A btrfs that needs, or serves, other devices is something else, too: a volume
 // is one device.
 //
-// What cannot be read is something else, too: never blank, never mounted.
+// What cannot be read is something else, too: never blank, never mounted. It may be read
+// again later, so nobody is advised to destroy it.
 //
 // # The proof of blankness
 //

@@ -20,7 +20,8 @@ import (
 // takes, and tells ctx how far it is (state.Progress).
 //
 // FailedPrecondition: the device is not blank, or there is more than ProveLimit
-// to read. A device that somebody else holds is an error without a class.
+// to read. Unavailable: it cannot be read. A device that somebody else holds is an error
+// without a class.
 func (h *Host) Prove(ctx context.Context, facts state.Device) error {
 	err := unstamp(ctx, facts)
 	var d *device
@@ -101,7 +102,7 @@ func (h *Host) formatOpen(ctx context.Context, d *device, k kind, last func(cont
 		return state.Errorf(state.FailedPrecondition, "the device has %d bytes, and %s needs at least %d: use a larger volume or another file system", d.bytes, t.name, t.smallest)
 	}
 	switch err := h.prepare(ctx, d); {
-	case state.ClassOf(err) == state.FailedPrecondition:
+	case state.ClassOf(err) == state.FailedPrecondition, errors.Is(err, errUnreadable):
 		return &state.Unwritten{Err: err}
 	case err != nil:
 		return err
@@ -162,8 +163,11 @@ func (h *Host) prepare(ctx context.Context, d *device) error {
 // signsBytes is how much of each end of a device can hold signatures.
 const signsBytes = 1 << 20
 
+// errUnreadable is in the errors about a device that may be blank, and cannot be read now.
+var errUnreadable = errors.New("see the kernel's log")
+
 // refuseUnlessBlank returns FailedPrecondition unless the device is blank (guard.go has the
-// proof). If more than limit bytes may be data, it reads none of them.
+// proof), and Unavailable if it cannot be read. If more than limit bytes may be data, it reads none of them.
 func (h *Host) refuseUnlessBlank(ctx context.Context, d *device, limit int64) error {
 	if err := claim(ctx, d); err != nil {
 		return err
@@ -174,7 +178,7 @@ func (h *Host) refuseUnlessBlank(ctx context.Context, d *device, limit int64) er
 	var p proof
 	var err error
 	if _, sb, other := h.recognise(d); other != nil {
-		p.found = other.Found
+		p.found, p.failed = other.Found, other.Unreadable
 	} else if sb != nil {
 		p.found = sb.fsType + " file system"
 	} else if p, err = proveBlank(ctx, d, limit); err != nil {
@@ -182,6 +186,9 @@ func (h *Host) refuseUnlessBlank(ctx context.Context, d *device, limit int64) er
 	}
 	if p.unread > 0 {
 		p.found = p.describeUnread()
+	}
+	if p.failed {
+		return state.Errorf(state.Unavailable, "only a blank device is formatted; found %s: %w", p.found, errUnreadable)
 	}
 	if p.found != "" {
 		return state.Errorf(state.FailedPrecondition, "only a blank device is formatted; found %s", p.found)

@@ -34,6 +34,7 @@ type proof struct {
 	found  string       // what is there that is not blank, for humans
 	unread int64        // bytes that may be data and were not read, being more than the limit
 	origin state.Origin // of what was found, if a format was begun
+	failed bool         // what was found is only that the device cannot be read
 }
 
 // blank reports whether every byte is known to be zero.
@@ -55,7 +56,7 @@ func proveBlank(ctx context.Context, d *device, limit int64) (proof, error) {
 		return proof{found: fmt.Sprintf("a device of %d bytes whose file %s was cut short by %d bytes", d.bytes, d.facts.Backing, d.missing())}, nil
 	}
 	if err := d.writeBack(); err != nil {
-		return proof{found: fmt.Sprintf("a device that cannot be flushed: %v", err)}, nil
+		return proof{found: fmt.Sprintf("a device that cannot be flushed: %v", err), failed: true}, nil
 	}
 	total := int64(0)
 	if err := d.eachData(ctx, func(e extent) bool { total += e.end - e.start; return true }); err != nil {
@@ -67,7 +68,7 @@ func proveBlank(ctx context.Context, d *device, limit int64) (proof, error) {
 	far, err := farSignatures(d)
 	switch {
 	case err != nil:
-		return proof{found: describeReadError(err)}, nil
+		return proof{found: describeReadError(err), failed: true}, nil
 	case len(far) > 0:
 		return proof{found: joinFindings(far), origin: state.OriginOther}, nil
 	case total > lookLimit && d.facts.Fresh:
@@ -222,10 +223,10 @@ func (d *device) openBacking() (f *os.File, bytes int64) {
 func (d *device) firstData(ctx context.Context, total int64) (proof, error) {
 	r, err := newReader(d)
 	if err != nil {
-		return proof{found: describeReadError(err)}, nil
+		return proof{found: describeReadError(err), failed: true}, nil
 	}
 	defer r.close()
-	read, found, origin := int64(0), "", state.OriginUnknown
+	read, found, origin, failed := int64(0), "", state.OriginUnknown, false
 	err = d.eachData(ctx, func(e extent) bool {
 		for offset := e.start - e.start%pageBytes; offset < e.end && found == "" && ctx.Err() == nil; {
 			state.Progress(ctx, "proving that it is blank: %s of %s read", state.Tenths(read, total), state.FormatSize(total))
@@ -235,7 +236,7 @@ func (d *device) firstData(ctx context.Context, total int64) (proof, error) {
 			case errors.Is(err, io.EOF):
 				found = fmt.Sprintf("a device that ends before byte %d, though it should have %d", min(offset+chunkBytes, e.end), d.bytes)
 			case err != nil:
-				found = fmt.Sprintf("%s, between bytes %d and %d", describeReadError(err), offset, min(offset+chunkBytes, e.end))
+				found, failed = fmt.Sprintf("%s, between bytes %d and %d", describeReadError(err), offset, min(offset+chunkBytes, e.end)), true
 			case !isZero(chunk):
 				i := bytes.IndexFunc(chunk, func(r rune) bool { return r != 0 })
 				found, origin = fmt.Sprintf("data at byte %d", offset+int64(i)), state.OriginUnnamed
@@ -250,7 +251,7 @@ func (d *device) firstData(ctx context.Context, total int64) (proof, error) {
 	if err != nil {
 		return proof{}, err
 	}
-	return proof{found: found, origin: origin}, nil
+	return proof{found: found, origin: origin, failed: failed}, nil
 }
 
 func gib(bytes int64) float64 { return float64(bytes) / (1 << 30) }

@@ -191,7 +191,16 @@ func TestGuardCutShort(t *testing.T) {
 			if c.Kind != state.ContentsOther || !told {
 				t.Errorf("%d bytes left, backing %t: %+v", left, backed, c)
 			}
-			wantClass(t, h.Format(t.Context(), device, "ext4"), state.FailedPrecondition, c.Found)
+			class := state.FailedPrecondition
+			if strings.Contains(c.Found, "cannot be read") { // now
+				class = state.Unavailable
+			}
+			err := h.Format(t.Context(), device, "ext4")
+			wantClass(t, err, class, c.Found)
+			wantClass(t, h.Grow(t.Context(), device, "ext4", ""), class, c.Found)
+			if c.Unreadable != (class == state.Unavailable) || !errors.As(err, new(*state.Unwritten)) {
+				t.Errorf("%d bytes left, backing %t: %+v; %#v", left, backed, c, err)
+			}
 		}
 	}
 }
@@ -521,7 +530,13 @@ func TestGuardAsksTheDevice(t *testing.T) {
 	closed, err := open(device, 0)
 	must0(t, err)
 	must0(t, closed.Close())
-	if found, err := closed.firstData(t.Context(), mib); err != nil || !strings.Contains(found.found, "cannot be read") {
+	if found, err := closed.firstData(t.Context(), mib); err != nil || !found.failed || !strings.Contains(found.found, "cannot be read") {
 		t.Errorf("a device that fails: %q, %v", found.found, err)
+	}
+	if _, _, other := newHost(t).recognise(closed); other == nil || !other.Unreadable || other.Kind != state.ContentsOther {
+		t.Errorf("the head of a device that fails: %+v", other)
+	}
+	if p, err := proveBlank(t.Context(), closed, mib); err != nil || !p.failed || p.blank() {
+		t.Errorf("the proof of a device that fails: %+v, %v", p, err)
 	}
 }

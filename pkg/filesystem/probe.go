@@ -31,8 +31,8 @@ const parseAttempts = 5
 // uses as a raw block volume.
 //
 // An error means that the device could not be looked at now (no such node,
-// ctx ended). A device that cannot be read is ContentsOther. A read from a dead
-// device ends when the kernel gives it up; ctx is looked at between reads.
+// ctx ended). A device that cannot be read is ContentsOther, and Unreadable. A read from a
+// dead device ends when the kernel gives it up; ctx is looked at between reads.
 func (h *Host) Probe(ctx context.Context, facts state.Device, mountpoint string) (state.Contents, error) {
 	if err := ctx.Err(); err != nil {
 		return state.Contents{}, fmt.Errorf("probe %s: %w", facts.Path, err)
@@ -75,7 +75,7 @@ func (h *Host) probe(ctx context.Context, d *device, mountpoint string) (state.C
 		if d.facts.FormatUUID == "" {
 			p.origin = state.OriginUnknown
 		}
-		return state.Contents{Kind: state.ContentsOther, Found: p.found, Origin: p.origin}, nil
+		return state.Contents{Kind: state.ContentsOther, Found: p.found, Origin: p.origin, Unreadable: p.failed}, nil
 	}
 	return blank, nil
 }
@@ -101,7 +101,7 @@ func (h *Host) recognise(d *device) (kind, *superblock, *state.Contents) {
 	for attempt := range parseAttempts {
 		var err error
 		if head, err = d.readHead(buffer, attempt > 0); err != nil {
-			return nil, nil, &state.Contents{Kind: state.ContentsOther, Found: describeReadError(err)}
+			return nil, nil, &state.Contents{Kind: state.ContentsOther, Found: describeReadError(err), Unreadable: true}
 		}
 		if k, sb, found, damaged = h.parse(head); len(damaged) == 0 {
 			break
@@ -112,7 +112,7 @@ func (h *Host) recognise(d *device) (kind, *superblock, *state.Contents) {
 	if sb != nil {
 		tail, err := tailOwners(d, sb.bytes)
 		if err != nil {
-			return nil, nil, &state.Contents{Kind: state.ContentsOther, Found: describeReadError(err)}
+			return nil, nil, &state.Contents{Kind: state.ContentsOther, Found: describeReadError(err), Unreadable: true}
 		}
 		found = append(found, tail...)
 	}

@@ -100,6 +100,8 @@ func (p *planner) create(s *state.Stage, i int) Verdict {
 		return stuck(state.FailedPrecondition, "the volume has no layer %s yet, and read-only access was asked for: stage it once for writing", name)
 	case lower.Held:
 		return p.held(lower, "its layer "+name+" is made")
+	case c.Unreadable && (!lower.Formatting || source.StaleMark):
+		return unreadable(lower, c)
 	case source.StaleMark && !maybeBlank(c):
 		return p.staleMark(c)
 	case lower.Formatting && !maybeBlank(c):

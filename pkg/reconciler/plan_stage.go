@@ -43,6 +43,9 @@ func (p *planner) stage(s *state.Stage) Verdict {
 		if err := p.have.Contents.Err; err != nil {
 			return unseen(err)
 		}
+		if p.have.Contents.Unreadable {
+			return unreadable(p.have.Device, p.have.Contents)
+		}
 		return p.do(Choose, state.StagePart())
 	}
 	if s.Capability.Access == state.BlockAccess {
@@ -289,6 +292,8 @@ func (p *planner) remountBroken(s *state.Stage) Verdict {
 	switch {
 	case c.Err != nil:
 		return unseen(c.Err)
+	case c.Unreadable:
+		return unreadable(p.have.Device, c)
 	case p.swapped(s):
 		return p.dataSwapped(s)
 	case p.have.Device.Formatting || c.Kind != state.ContentsFilesystem:
@@ -330,6 +335,8 @@ func (p *planner) contents(s *state.Stage) Verdict {
 	switch {
 	case c.Err != nil:
 		return unseen(c.Err)
+	case c.Unreadable && (!d.Formatting || d.StaleMark):
+		return unreadable(d, c)
 	case p.swapped(s):
 		return p.dataSwapped(s)
 	case s.UUID != "" && (d.Formatting || maybeBlank(c)):
@@ -405,6 +412,11 @@ func (p *planner) eraseRemains(layer string, d state.Device, c state.Contents) V
 		return p.do(AbandonFormat, state.StagePart())
 	}
 	return stuck(state.Unavailable, "a format of the volume was begun and has not ended, and whether what is on the device %s is what it left is not known: found %s", d.Path, c.Found)
+}
+
+// unreadable is the verdict on a device of which it is not known what it holds.
+func unreadable(d state.Device, c state.Contents) Verdict {
+	return stuck(state.Unavailable, "what is on the device %s is not known: found %s; see the kernel's log", d.Path, c.Found)
 }
 
 // turnedUpText says of the device at a path that something was found on it after all.

@@ -214,6 +214,8 @@ type Contents struct {
 	Found  string // for humans: "ext4 file system", "LUKS header at byte 0", "data at byte 4096"
 	Err    error  // the device could not be looked at now
 	Origin Origin // of what is on a device with a FormatUUID
+	// Unreadable, of ContentsOther: what is there is not known, as a read failed.
+	Unreadable bool
 
 	NeedsCheck bool // the superblock asks for a check before the next mount
 	Growable   bool // the device has room for the file system to grow into
