@@ -55,8 +55,8 @@ func (o *options) limits() (l Limits, err error) {
 	return l, nil
 }
 
-// open opens the pool and locks it. A pool that is away is served all the same if
-// volumes of it are attached or on record, so that they can be taken down.
+// open opens the pool and locks it. A pool that is away, or whose marker is damaged, is served
+// all the same if volumes of it are attached or on record, so that they can be taken down.
 func (o *options) open(ctx context.Context, env devices.Environment) (devices.Backend, error) {
 	limits, err := o.limits()
 	if err != nil {

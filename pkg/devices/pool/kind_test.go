@@ -161,6 +161,39 @@ func TestKindOfAPoolThatIsAway(t *testing.T) {
 	require.NoError(t, b.Detach(t.Context(), of("vol")))
 }
 
+// A pool whose marker is damaged is served without, likewise: nothing could be unpublished before somebody mends it.
+func TestKindOfAPoolWithADamagedMarker(t *testing.T) {
+	dir, env := filepath.Join(t.TempDir(), "pool"), devices.Environment{StateDir: t.TempDir()}
+	t.Cleanup(func() { detachAll(t, filepath.Dir(dir)) })
+	flags, marker := "--pool-dir="+dir, filepath.Join(dir, ".csi-node-pool")
+	b, err := openKind(t, env, flags)
+	require.NoError(t, err)
+	create(t, b.Pool(), "vol", pool.Thin)
+	require.NoError(t, errors.Join(b.Attach(t.Context(), of("vol"), false), b.Close()))
+	whole, err := os.ReadFile(marker)
+	require.NoError(t, errors.Join(err, os.Truncate(marker, 0)))
+	if b, err = openKind(t, env, flags); err != nil {
+		t.Fatalf("with a device that stands: %v", err)
+	}
+	wantError(t, b.Check(t.Context()), state.Unavailable, marker, "is damaged", "with the UUID that "+dir+".uuid holds")
+	_, err = b.Pool().Create(t.Context(), pool.Volume{Name: "other", Bytes: pool.BlockSize, Provisioning: pool.Thin})
+	if err == nil {
+		t.Error("a volume was made in a pool that is not known to be the one seen before")
+	}
+	require.NoError(t, b.Detach(t.Context(), of("vol")))
+	require.NoError(t, b.Close())
+	_, err = openKind(t, env, flags)
+	wantError(t, err, state.Unavailable, flags[:10]+" "+dir, marker, "is damaged")
+	looks := devices.Environment{ObserveOnly: true}
+	b, err = openKind(t, looks, flags)
+	require.NoError(t, err)
+	require.NoError(t, errors.Join(b.Close(), os.WriteFile(marker, whole, 0o600)))
+	if b, err = openKind(t, env, flags); err != nil {
+		t.Fatalf("after it was mended: %v", err)
+	}
+	require.NoError(t, b.Close())
+}
+
 func TestOwns(t *testing.T) {
 	b, _ := setup(t, pool.Thin)
 	for id, want := range map[string]bool{"vol": true, "other": false, "": false, "..": false, "a/b": false} {

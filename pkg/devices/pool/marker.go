@@ -37,6 +37,8 @@ func identify(dir string) (string, error) {
 	switch {
 	case seen != "" && errors.As(err, new(*os.PathError)): // its disk does not answer
 		return "", fmt.Errorf("%w: %w", absentError(dir, seen), err)
+	case seen != "" && err != nil: // what was attached of it must still be taken down
+		return "", fmt.Errorf("the pool %s %w: %w", seen, ErrAbsent, err)
 	case err != nil:
 		return "", err
 	case have == nil && seen != "":
@@ -137,7 +139,7 @@ func readSeen(dir string) (string, error) {
 }
 
 // ErrAbsent is in the errors about a pool that was seen in its directory before
-// and is not there now.
+// and is not there now, as far as its marker tells.
 var ErrAbsent = errors.New("that was seen here is not here now")
 
 func absentError(dir, uuid string) error {

@@ -149,8 +149,8 @@ func OpenReadOnly(dir string) (*Pool, error) {
 	}
 	m, err := readMarker(dir)
 	switch {
-	case seen != "" && (err == nil && m == nil || errors.As(err, new(*os.PathError))):
-		m = &marker{UUID: seen} // away
+	case seen != "" && (err != nil || m == nil):
+		m = &marker{UUID: seen} // away, or its marker is damaged
 	case err != nil:
 		return nil, fmt.Errorf("pool %s: %w", dir, err)
 	case m == nil:
