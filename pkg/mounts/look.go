@@ -143,7 +143,7 @@ func (h *Host) look(path string) (state.Mountpoint, error) {
 	p, err := h.open(path)
 	switch {
 	case missing(err):
-		return state.Mountpoint{File: state.NoFile}, nil
+		return state.Mountpoint{File: state.NoFile, InFile: errors.Is(err, unix.ENOTDIR)}, nil
 	case err != nil:
 		return state.Mountpoint{}, err
 	}

@@ -139,7 +139,7 @@ func TestLookBelowWhatIsNoDirectory(t *testing.T) {
 	bothTables(t, func(t *testing.T, h *Host, root string) {
 		must(t, os.WriteFile(filepath.Join(root, "file"), nil, 0o600))
 		must(t, os.Symlink(root, filepath.Join(root, "link")))
-		wantLook(t, h, filepath.Join(root, "file", "x"), state.Mountpoint{File: state.NoFile})
+		wantLook(t, h, filepath.Join(root, "file", "x"), state.Mountpoint{File: state.NoFile, InFile: true})
 		wantLook(t, h, filepath.Join(root, "none", "x"), state.Mountpoint{File: state.NoFile})
 		_, err := h.Look(t.Context(), filepath.Join(root, "link", "x"))
 		wantClass(t, err, state.InvalidArgument, filepath.Join(root, "link")+" is a symbolic link")

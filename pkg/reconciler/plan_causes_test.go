@@ -204,6 +204,7 @@ var (
 		{state.Unavailable, "targets are covered, not broken, or cannot be looked at", (*planCase).brokenElsewhere},
 	}
 	stagingCauses = []*planCause{
+		{state.FailedPrecondition, "below a file, not a directory", func(c *planCase) bool { return c.place.InFile }},
 		{state.FailedPrecondition, ", not a directory", func(c *planCase) bool { return c.place.File != state.NoFile && c.place.File != state.Directory }},
 		{state.FailedPrecondition, "holds files that the mount would hide", func(c *planCase) bool { return c.place.File == state.Directory && !c.place.Empty }},
 		{state.FailedPrecondition, "made again only when the volume is staged or published", func(c *planCase) bool {
@@ -264,6 +265,7 @@ var (
 		{state.FailedPrecondition, "made again only when the volume is published there again", func(c *planCase) bool {
 			return c.place.File == state.NoFile && c.target.Accepted && !c.target.CallerWaits
 		}},
+		{state.FailedPrecondition, "below a file, not a directory", func(c *planCase) bool { return c.place.InFile }},
 		{state.FailedPrecondition, ", not a ", func(c *planCase) bool { return c.place.File != state.NoFile && c.place.File != fileFor(c.target) }},
 		{state.FailedPrecondition, "holds data that the volume would hide", func(c *planCase) bool { return c.place.File == fileFor(c.target) && !c.place.Empty }},
 	}

@@ -247,7 +247,7 @@ func (c *planCase) brokenElsewhere() bool {
 // freePath reports whether something may be mounted at a path: nothing is
 // there, or an empty directory or file of the kind.
 func freePath(m state.Mountpoint, kind state.FileType) bool {
-	return !notSeen(m) && len(m.Mounts) == 0 && (m.File == state.NoFile || m.File == kind && m.Empty)
+	return !notSeen(m) && len(m.Mounts) == 0 && (m.File == state.NoFile && !m.InFile || m.File == kind && m.Empty)
 }
 
 // attributesMet reports whether a mount has the attributes that flags and the

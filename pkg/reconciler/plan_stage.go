@@ -111,6 +111,8 @@ func (p *planner) stagingPath(s *state.Stage) Verdict {
 	switch m := p.have.Stage; {
 	case m.Err != nil:
 		return unseen(m.Err)
+	case m.InFile:
+		return stuck(state.FailedPrecondition, "the staging path %s lies below a file, not a directory", s.Path)
 	case m.File != state.NoFile && m.File != state.Directory:
 		return stuck(state.FailedPrecondition, "the staging path %s is %s, not a directory", s.Path, m.File)
 	case m.File == state.NoFile && s.Accepted && !callerNeedsStage(p.want):

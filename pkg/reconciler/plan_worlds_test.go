@@ -173,6 +173,7 @@ const (
 	fileEmpty
 	fileFull
 	fileSpecial
+	fileInFile
 )
 
 type errWorld uint8
@@ -451,8 +452,9 @@ func (p placeWorld) look() state.Mountpoint {
 		return state.Mountpoint{Err: errPlanPath}
 	}
 	m := state.Mountpoint{
-		File:  [...]state.FileType{state.NoFile, state.Directory, state.Directory, state.RegularFile, state.RegularFile, state.OtherFile}[p.file],
-		Empty: p.file == fileEmptyDirectory || p.file == fileEmpty,
+		File:   [...]state.FileType{state.NoFile, state.Directory, state.Directory, state.RegularFile, state.RegularFile, state.OtherFile, state.NoFile}[p.file],
+		InFile: p.file == fileInFile,
+		Empty:  p.file == fileEmptyDirectory || p.file == fileEmpty,
 	}
 	for _, mount := range p.mounts {
 		if mount.kind != noMount {
@@ -666,7 +668,7 @@ func placesOf(file fileWorld, stacks ...[2]mountWorld) []placeWorld {
 
 // unmounted are the places at which nothing is mounted.
 var unmounted = []placeWorld{
-	{}, {file: fileEmptyDirectory}, {file: fileFullDirectory}, {file: fileEmpty}, {file: fileFull}, {file: fileSpecial}, {err: errNow}, {err: errPath}, {err: errUnlooked},
+	{}, {file: fileEmptyDirectory}, {file: fileFullDirectory}, {file: fileEmpty}, {file: fileFull}, {file: fileSpecial}, {file: fileInFile}, {err: errNow}, {err: errPath}, {err: errUnlooked},
 }
 
 var (

@@ -270,6 +270,7 @@ func (t FileType) String() string { return fileTypeNames[t] }
 // Mountpoint is what is seen at one path.
 type Mountpoint struct {
 	File   FileType // what a look at the path meets: the root of the top mount, or the file itself
+	InFile bool     // of NoFile: the path leads through what is no directory, so that nothing can be made there
 	Empty  bool     // nothing is mounted, and the directory has no entries or the file no bytes
 	Mounts []Mount  // stacked here, the top first; empty when the path is no mount point
 	Apart  bool     // nothing is mounted on the way to the path, as far as a look that finds no mount there can tell
