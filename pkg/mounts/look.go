@@ -34,7 +34,7 @@ func (h *Host) Look(ctx context.Context, path string) (state.Mountpoint, error) 
 	m, err := answered(h.looks.Do(ctx, path, hang.NoLimit, func() (state.Mountpoint, error) {
 		m, err := h.look(path)
 		if err == nil && len(m.Mounts) == 0 {
-			err = h.hidden(path)
+			m.Apart, err = h.hidden(path)
 		}
 		return m, err
 	}))
@@ -159,22 +159,23 @@ func (h *Host) look(path string) (state.Mountpoint, error) {
 
 // hidden returns Unavailable if there is a mount at a path at which none can be
 // seen. It reads the mount table only if another file system, or a bind, is
-// mounted on the way to the path, or on the root or above it since New.
-func (h *Host) hidden(path string) error {
+// mounted on the way to the path, or on the root or above it since New; otherwise
+// the path is apart.
+func (h *Host) hidden(path string) (apart bool, err error) {
 	rel, err := h.relative(path)
 	if err != nil {
-		return err
+		return false, err
 	}
 	covered := h.rootCovered()
 	if !covered && !h.crossed(rel) {
-		return nil
+		return true, nil
 	}
 	real := filepath.Join(h.real, rel)
 	infos, err := mountinfo.GetMounts(func(i *mountinfo.Info) (bool, bool) {
 		return real != i.Mountpoint && (!strings.HasPrefix(real, strings.TrimSuffix(i.Mountpoint, "/")+"/") || !covered && len(i.Mountpoint) <= len(h.real)), false
 	})
 	if err != nil {
-		return err
+		return false, err
 	}
 	var above *mountinfo.Info // the last one is the one that is seen
 	below := false
@@ -186,9 +187,9 @@ func (h *Host) hidden(path string) error {
 		}
 	}
 	if !below || above == nil {
-		return nil
+		return false, nil
 	}
-	return state.Errorf(state.Unavailable, "what is mounted there is hidden by %s (%s), which is mounted at %s: unmount that", above.Source, above.FSType, above.Mountpoint)
+	return false, state.Errorf(state.Unavailable, "what is mounted there is hidden by %s (%s), which is mounted at %s: unmount that", above.Source, above.FSType, above.Mountpoint)
 }
 
 // rootCovered reports whether something is mounted on the root, or above it, since New.

@@ -339,6 +339,40 @@ func TestPathsInAVolumeWithoutARecord(t *testing.T) {
 	})
 }
 
+// An unpublish at a path in the data of a volume, be it another one's, one that nobody
+// knows, or one whose record is lost, removes nothing of the data.
+func TestUnpublishInAVolume(t *testing.T) {
+	bubble(t, func(h *harness) {
+		h.volume("a")
+		h.volume("b")
+		h.ok(stage("a"), publish("a", 1))
+		ask := func(id string, kind state.FileType, full bool) {
+			t.Helper()
+			at := targetPath("a", 1) + "/sub"
+			h.k.with(func() { h.k.files[at] = &fakeFile{kind: kind, inUse: full} })
+			require.NoError(t, h.do(request{id, state.TargetPart(at), func(v *state.Volume) error { return v.AskUnpublish(at, time.Now()) }}))
+			if h.k.look(at).File != kind {
+				t.Errorf("an unpublish of %s removed %s", id, kind)
+			}
+			if id != "a" {
+				h.noRecord(id)
+			}
+		}
+		for _, lost := range []bool{false, true} {
+			for _, id := range []string{"a", "b", "unknown"} {
+				ask(id, state.Directory, false)
+				ask(id, state.RegularFile, false)
+				ask(id, state.Directory, true)
+			}
+			if !lost {
+				h.lose()
+			}
+		}
+		h.k.with(func() { delete(h.k.files, targetPath("a", 1)+"/sub") })
+		h.ok(unpublish("a", 1), unstage("a"))
+	})
+}
+
 // The backend of an adopted stage is found out once, and remembered.
 func TestAdoptedStageRemembersItsBackend(t *testing.T) {
 	bubble(t, func(h *harness) {

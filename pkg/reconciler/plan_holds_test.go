@@ -326,7 +326,7 @@ func (c *planCase) holds(part state.Part) bool {
 	case c.unknown() && len(m.Mounts) > 0:
 		return false // it may be the volume's
 	}
-	return (t.Withdrawn || m.File == state.NoFile) && !slices.ContainsFunc(m.Mounts, func(m state.Mount) bool { return c.showsAt(t, m) })
+	return (t.Withdrawn || m.File == state.NoFile || c.have.Unfit[part] != nil) && !slices.ContainsFunc(m.Mounts, func(m state.Mount) bool { return c.showsAt(t, m) })
 }
 
 // leftBehind reports whether a target that is to go shows nothing of the volume

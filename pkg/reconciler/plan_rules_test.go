@@ -30,6 +30,7 @@ var planStepRules = map[reconciler.Action]planStepRule{
 		return firstOf(
 			t == nil || !t.Gone, "the target is not to go",
 			t != nil && t.Withdrawn, "what a refused request found is not its to remove",
+			c.have.Unfit[part] != nil, "it is part of a volume's data",
 			notSeen(m), "the path was not seen",
 			len(m.Mounts) > 0, "something is mounted",
 			!m.Empty, "it is not empty",

@@ -10,6 +10,7 @@ import (
 // unmounted, and only what is empty is removed.
 func (p *planner) unpublish(t *state.Target) Verdict {
 	part, m := state.TargetPart(t.Path), p.have.Targets[t.Path]
+	unfit := p.have.Unfit[part]
 	covered := slices.ContainsFunc(m.Mounts, func(m state.Mount) bool { return p.oursAt(t, m) })
 	switch {
 	case m.Err != nil && t.Withdrawn && state.ClassOf(m.Err).Final():
@@ -26,6 +27,10 @@ func (p *planner) unpublish(t *state.Target) Verdict {
 		return settled // an undo removes nothing but mounts
 	case len(m.Mounts) > 0:
 		return residue("%s is mounted at %s: it is not this volume's; find out whose before you unmount it", describe(m.Mounts[0]), t.Path)
+	case unfit != nil && !state.ClassOf(unfit).Final():
+		return unseen(unfit)
+	case unfit != nil:
+		return settled // it is part of a volume's data
 	case m.Empty && (m.File == state.Directory || m.File == state.RegularFile):
 		return p.do(RemoveTarget, part)
 	case m.File == state.Directory:

@@ -59,6 +59,7 @@ type stageWorld struct {
 type targetWorld struct {
 	want                                               wish
 	block, readOnly, noDev, withdrawn, accepted, asked bool
+	inside                                             bool // its path lies in the data of a volume
 	remembers                                          number
 	at                                                 placeWorld
 }
@@ -216,8 +217,9 @@ var (
 
 	planSource = state.Source{FSType: "nfs4", Source: "server:/export"}
 
-	errPlanNow  = errors.New("input/output error")
-	errPlanPath = state.Errorf(state.InvalidArgument, "a symbolic link")
+	errPlanNow    = errors.New("input/output error")
+	errPlanInside = state.Errorf(state.FailedPrecondition, "in a volume")
+	errPlanPath   = state.Errorf(state.InvalidArgument, "a symbolic link")
 )
 
 // look returns what the planner is told of a world, and what it decides.
@@ -247,7 +249,11 @@ func (w *planWorld) look() planCase {
 			Intent: state.Intent{Gone: t.want == wantGone, Withdrawn: t.withdrawn, Accepted: t.accepted, CallerWaits: t.asked},
 		}
 		if t.at.err != errUnlooked {
-			c.have.Targets[path] = t.at.look()
+			m := t.at.look()
+			c.have.Targets[path] = m
+			if t.inside && t.want == wantGone && m.Err == nil && len(m.Mounts) == 0 && m.File != state.NoFile {
+				c.have.Unfit = map[state.Part]error{state.TargetPart(path): errPlanInside}
+			}
 		}
 	}
 	if w.size.want {
@@ -1026,9 +1032,9 @@ func targetWorldsAt(block bool, places []placeWorld) []targetWorld {
 		}
 	}
 	gone := targetWorld{want: wantGone, block: block}
-	withdrawn := gone
-	withdrawn.withdrawn = true
-	wishes = append(wishes, gone, withdrawn)
+	withdrawn, inside := gone, gone
+	withdrawn.withdrawn, inside.inside = true, true
+	wishes = append(wishes, gone, withdrawn, inside)
 	if block {
 		for gone.remembers = theDevice; gone.remembers <= olderDevice; gone.remembers++ {
 			wishes = append(wishes, gone)

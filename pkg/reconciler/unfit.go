@@ -3,7 +3,8 @@ package reconciler
 import "github.com/csi-node/csi-node/pkg/state"
 
 // unfit returns the errors that do not depend on the device, of parts for which nothing was
-// done yet. With such an error the volume must not even be attached.
+// done yet: with such an error the volume must not even be attached. It also returns why the
+// file or directory at a target that ends is not the plugin's to remove.
 func (r *Reconciler) unfit(want *state.Volume, have state.Actual) map[state.Part]error {
 	var all map[state.Part]error
 	note := func(part state.Part, err error) {
@@ -23,8 +24,12 @@ func (r *Reconciler) unfit(want *state.Volume, have state.Actual) map[state.Part
 		note(state.StagePart(), err)
 	}
 	for path, t := range want.Targets {
-		if !t.Gone && !t.Accepted && !t.Begun && have.Targets[path].Err == nil {
-			note(state.TargetPart(path), r.inLostVolume(want, path, have.Targets[path]))
+		switch m := have.Targets[path]; {
+		case m.Err != nil:
+		case !t.Gone && !t.Accepted && !t.Begun:
+			note(state.TargetPart(path), r.inLostVolume(want, path, m))
+		case t.Gone && !t.Withdrawn && len(m.Mounts) == 0 && m.File != state.NoFile:
+			note(state.TargetPart(path), r.inSomeVolume(path, m))
 		}
 	}
 	return all
@@ -61,4 +66,25 @@ func (r *Reconciler) inLostVolume(want *state.Volume, path string, seen state.Mo
 		return nil
 	}
 	return state.Errorf(state.FailedPrecondition, "the path %s lies in volume %s, which is mounted at %s, and two must lie apart: choose another path, or end that by NodeUnpublishVolume and NodeUnstageVolume", path, other, point)
+}
+
+// inSomeVolume tells of the volume that a path lies in: what is there is part of its data.
+func (r *Reconciler) inSomeVolume(path string, seen state.Mountpoint) error {
+	if r.kernel.VolumeAt == nil || seen.Apart {
+		return nil
+	}
+	m, point, err := r.kernel.Mounts.Above(path)
+	if err != nil || point == "" {
+		return err
+	}
+	id := r.kernel.VolumeAt(m.Device)
+	for _, other := range r.store.VolumesAt(point) { // one that is mounted from a source has no device
+		if v := r.store.Get(other); v != nil && v.Targets[point] != nil {
+			id = other
+		}
+	}
+	if id == "" {
+		return nil
+	}
+	return state.Errorf(state.FailedPrecondition, "the path %s lies in volume %s, which is mounted at %s", path, id, point)
 }

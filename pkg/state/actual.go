@@ -34,7 +34,8 @@ type Actual struct {
 	Owner Owner
 	// Unfit is why nothing can be done for a part, whatever the device: the kernel
 	// refuses its mount options, or its path is inside another volume. It has only parts
-	// for which nothing was done yet. The errors are classified.
+	// for which nothing was done yet, and targets that end in a volume's data, of which
+	// nothing is removed. The errors are classified.
 	Unfit map[Part]error
 }
 
