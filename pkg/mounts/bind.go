@@ -244,6 +244,26 @@ func (h *Host) Elsewhere(ctx context.Context, device state.DeviceNumber) (*state
 	return nil, nil
 }
 
+// MountedAt returns the paths below the root, in order, at which the whole file system on a
+// device is mounted in this mount namespace, be it covered. It reads the whole mount table.
+func (h *Host) MountedAt(ctx context.Context, device state.DeviceNumber) ([]string, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	infos, err := mountinfo.GetMounts(nil)
+	if err != nil {
+		return nil, fmt.Errorf("where device %s is mounted: %w", device, err)
+	}
+	var paths []string
+	for _, i := range infos {
+		if m := entryOf(i).mount(); m.Device == device && m.Root == "/" && !bindsNode(i) && state.Within(i.Mountpoint, strings.TrimSuffix(h.real, "/")) {
+			paths = append(paths, i.Mountpoint)
+		}
+	}
+	slices.Sort(paths)
+	return slices.Compact(paths), nil
+}
+
 // bindsNode reports whether a mount may be a bound device node.
 func bindsNode(i *mountinfo.Info) bool {
 	return i.Root != "/" && (i.FSType == "devtmpfs" || i.FSType == "tmpfs")

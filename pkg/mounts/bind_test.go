@@ -198,6 +198,24 @@ func TestBindsShareNothingWithTheirSource(t *testing.T) {
 	wantMount(t, h, file, d.Number)
 }
 
+// Where a file system is mounted as a whole is told of the paths below the root only.
+func TestMountedAt(t *testing.T) {
+	h, root := newHost(t)
+	ctx, stage, target := t.Context(), filepath.Join(root, "stage"), filepath.Join(root, "target")
+	d := mounted(t, h, stage)
+	must(t, h.BindMount(ctx, stage, d.Number, target, state.Flags{}))
+	part, outside := filepath.Join(root, "part"), t.TempDir()
+	must(t, os.Mkdir(part, 0o700))
+	must(t, os.Mkdir(filepath.Join(stage, "sub"), 0o700))
+	must(t, unix.Mount(filepath.Join(stage, "sub"), part, "", unix.MS_BIND, ""))
+	must(t, unix.Mount(stage, outside, "", unix.MS_BIND, ""))
+	t.Cleanup(func() { must(t, unix.Unmount(outside, unix.MNT_DETACH)) })
+	mountTmpfs(t, "cover", target, 0)
+	if paths, err := h.MountedAt(ctx, d.Number); err != nil || !slices.Equal(paths, []string{stage, target}) {
+		t.Errorf("mounted at %q (%v)", paths, err)
+	}
+}
+
 // What lies over a bound node does not take the number away from it.
 func TestBoundAtUnderACover(t *testing.T) {
 	h, root := newHost(t)

@@ -1285,6 +1285,19 @@ func (m fakeMounts) Elsewhere(_ context.Context, device state.DeviceNumber) (see
 	return seen, nil
 }
 
+func (m fakeMounts) MountedAt(_ context.Context, device state.DeviceNumber) (paths []string, err error) {
+	m.k.with(func() {
+		m.k.tables++
+		for at, stack := range m.k.mounts {
+			if slices.ContainsFunc(stack, func(m fakeMount) bool { return !m.Node && m.Is(device) }) {
+				paths = append(paths, at)
+			}
+		}
+	})
+	slices.Sort(paths)
+	return paths, nil
+}
+
 func (m fakeMounts) BoundAt(_ context.Context, device state.DeviceNumber) (paths []string, err error) {
 	m.k.with(func() {
 		m.k.tables++

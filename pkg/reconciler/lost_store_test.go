@@ -48,6 +48,27 @@ func TestStagedTwiceAfterLostStore(t *testing.T) {
 	})
 }
 
+// An unstage takes no stage from beneath a target of which no record is left.
+func TestUnstageWhilePublishedAfterLostStore(t *testing.T) {
+	bubble(t, func(h *harness) {
+		h.volume("v")
+		h.ok(stage("v"), publish("v", 1), publish("v", 2))
+		h.lose()
+		for range 2 {
+			before := h.k.changes()
+			h.refuse(h.do(unstage("v")), state.FailedPrecondition, "still published at "+targetPath("v", 1)+", "+targetPath("v", 2))
+			h.noStepSince(before)
+			h.noRecord("v")
+		}
+		h.ok(unpublish("v", 1))
+		h.refuse(h.do(unstage("v")), state.FailedPrecondition, "still published at "+targetPath("v", 2)+": ")
+		h.ok(publish("v", 3), unpublish("v", 3)) // it is staged as before
+		h.lose()
+		h.ok(unpublish("v", 2), unstage("v"))
+		h.atRest("v")
+	})
+}
+
 // Whoever was never told that it is staged at another path may go back to where it was
 // staged when the store was lost: it is mounted there still, which holds the device.
 func TestStagedBackAfterLostStore(t *testing.T) {

@@ -67,6 +67,12 @@ func (r *Reconciler) observeAfter(ctx context.Context, want *state.Volume, befor
 			have.Elsewhere.Mount.Options = r.kernel.Filesystems.Options(have.Elsewhere.Mount)
 		}
 	}
+	if s := want.Stage; s != nil && s.Unrecorded() && have.Device.Held && have.Stage.Err == nil {
+		if have.Others, err = r.kernel.Mounts.MountedAt(ctx, have.Device.Number); err != nil {
+			return have, state.InVolume(want.ID, "observe", err)
+		}
+		have.Others = slices.DeleteFunc(have.Others, func(path string) bool { return path == s.Path })
+	}
 	wrong := func(e state.Element) bool { return e.Device.Stray || e.Device.ReadOnly != want.Stage.ReadOnly } // it may have to be taken down
 	if s := want.Stage; s == nil || s.Gone || present(have.View) || slices.ContainsFunc(have.Stack(), wrong) {
 		for _, d := range devicesOf(&have) {

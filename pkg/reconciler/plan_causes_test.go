@@ -40,7 +40,7 @@ func (c *planCase) causeOf(part state.Part, v reconciler.Verdict) *planCause {
 // causesFor returns the causes on which a part can be stuck.
 func (c *planCase) causesFor(part state.Part, settled bool) [][]*planCause {
 	switch {
-	case settled && part.Kind == state.TargetKind && c.leftBehind(part):
+	case settled && c.leftBehind(part):
 		return [][]*planCause{residueCauses}
 	case settled:
 		return nil
@@ -279,6 +279,7 @@ var (
 
 	// What an end leaves, which is told when it is over.
 	residueCauses = []*planCause{
+		{state.FailedPrecondition, "still published at", func(c *planCase) bool { return c.target == nil }},
 		{state.FailedPrecondition, "it is not this volume's", func(c *planCase) bool { return len(c.place.Mounts) > 0 }},
 		{state.FailedPrecondition, "holds files: move them away", func(c *planCase) bool { return c.place.File == state.Directory && !c.place.Empty }},
 		{state.FailedPrecondition, "the plugin did not make", func(c *planCase) bool { return c.place.File != state.Directory }},

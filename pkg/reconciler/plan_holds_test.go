@@ -329,10 +329,20 @@ func (c *planCase) holds(part state.Part) bool {
 	return (t.Withdrawn || m.File == state.NoFile || c.have.Unfit[part] != nil) && !slices.ContainsFunc(m.Mounts, func(m state.Mount) bool { return c.showsAt(t, m) })
 }
 
+// publishedUnrecorded reports whether the volume may be published where no record says so.
+func (c *planCase) publishedUnrecorded() bool {
+	return slices.ContainsFunc(c.have.Others, func(at string) bool { return at != "/plugins/v/globalmount" })
+}
+
 // leftBehind reports whether a target that is to go shows nothing of the volume
-// and something that the plugin did not make.
+// and something that the plugin did not make, or whether a stage that is to go is, or
+// may be, what targets of which no record is left were bound from.
 func (c *planCase) leftBehind(part state.Part) bool {
 	t, m := c.want.Targets[part.Path], c.have.Targets[part.Path]
+	if part == state.StagePart() {
+		m = c.have.Stage
+		return c.publishedUnrecorded() && !c.unknown() && !notSeen(m) && len(m.Mounts) > 0 && c.shows(m.Mounts[0]) && !c.someTargetBound() && !c.someTargetUnseen()
+	}
 	if t == nil || !t.Gone || notSeen(m) || c.unknown() && len(m.Mounts) > 0 || slices.ContainsFunc(m.Mounts, func(m state.Mount) bool { return c.showsAt(t, m) }) {
 		return false
 	}

@@ -43,6 +43,7 @@ var planStepRules = map[reconciler.Action]planStepRule{
 			part != state.StagePart() || s == nil, "not for the stage",
 			notSeen(m), "the path was not seen",
 			len(m.Mounts) == 0 || !c.shows(m.Mounts[0]), "the top mount is not the volume's",
+			c.publishedUnrecorded(), "a target of which no record is left may be mounted from it",
 			c.stageWanted() && c.stageAsAsked(), "the stage is as asked",
 			c.stageWanted() && c.broken() && c.brokenCause(), "what is broken is taken down and stays so",
 			!(doubled && c.stageWanted()) && c.someTargetBound(), "a target is mounted from it",

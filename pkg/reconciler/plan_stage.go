@@ -2,6 +2,7 @@ package reconciler
 
 import (
 	"cmp"
+	"path"
 	"slices"
 	"strings"
 
@@ -480,6 +481,11 @@ func (p *planner) unstage(s *state.Stage) Verdict {
 	switch {
 	case p.have.Stage.Err != nil:
 		return unseen(p.have.Stage.Err)
+	case len(mounts) > 0 && p.ours(mounts[0]) && len(p.publishedUnrecorded()) > 0:
+		if p.unknownDevice() {
+			return p.unseenDevice()
+		}
+		return residue("the volume is still published at %s: NodeUnpublishVolume comes first", strings.Join(p.publishedUnrecorded(), ", "))
 	case len(mounts) > 0 && p.ours(mounts[0]):
 		return p.do(Unmount, state.StagePart())
 	case p.stageIsOurs():
@@ -506,6 +512,12 @@ func (p *planner) unstage(s *state.Stage) Verdict {
 		return p.close(p.highest())
 	}
 	return p.do(Detach, state.StagePart())
+}
+
+// publishedUnrecorded returns where the volume may be published without a record. Kubelet
+// stages at …/globalmount, and publishes elsewhere.
+func (p *planner) publishedUnrecorded() []string {
+	return slices.DeleteFunc(slices.Clone(p.have.Others), func(at string) bool { return path.Base(at) == "globalmount" })
 }
 
 // mountedForNext reports whether the device is mounted already at the path of the next

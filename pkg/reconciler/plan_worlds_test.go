@@ -21,6 +21,20 @@ type planWorld struct {
 	contents contentsWorld // of the device, whether it can be read now or not
 	layer    layerWorld    // on the device, and then contents and mounts are of the layer's
 	source   sourceWorld
+	others   othersWorld // where the file system is mounted and no record is left
+}
+
+type othersWorld uint8
+
+const (
+	noOthers othersWorld = iota
+	otherStage
+	otherPod
+	otherPath // either
+)
+
+func (o othersWorld) look() []string {
+	return [][]string{nil, {"/plugins/v/globalmount"}, {"/pods/c/volume"}, {"/other"}}[o]
 }
 
 // sourceWorld is what a volume without a device is mounted from.
@@ -54,6 +68,7 @@ type stageWorld struct {
 	remembers                         bool // the file system that it was seen with
 	identity                          bool // it remembers that of the device
 	accepted, asked                   bool
+	lost                              bool // the record of it
 }
 
 type targetWorld struct {
@@ -230,6 +245,9 @@ func (w *planWorld) look() planCase {
 		if s.open {
 			capability.FSType = ""
 		}
+		if s.lost {
+			capability = state.Capability{}
+		}
 		c.want.Stage = &state.Stage{Path: planStagePath, Capability: capability, ReadOnly: s.readOnly, Intent: state.Intent{Gone: s.want == wantGone, Withdrawn: s.withdrawn, Accepted: s.accepted, CallerWaits: s.asked}}
 		if s.remembers {
 			c.want.Stage.UUID = "its"
@@ -334,7 +352,8 @@ func (w *planWorld) lookAtDevice(c *planCase) {
 	if d.held == heldElsewhere {
 		c.have.Keepers = []string{"somebody"}
 	}
-	have.Held = d.held == heldElsewhere || d.held == heldByMounts && w.mounted(theDevice)
+	have.Held = d.held == heldElsewhere || d.held == heldByMounts && w.mounted(theDevice) || w.others != noOthers
+	c.have.Others = w.others.look()
 	if d.view != isAbsent && d.view != isUnlooked {
 		c.have.View = state.Device{State: d.view.state(), Number: theView.number(), ReadOnly: true, Held: d.viewHeld || w.mounted(theView), Size: have.Size}
 		if d.viewShort {
@@ -703,7 +722,7 @@ var stageWishes = []stageWorld{
 	{}, {want: wantGone}, {want: wantGone, withdrawn: true}, {want: wantGone, block: true},
 	{want: wantThere, remembers: true, accepted: true}, {want: wantThere, readOnly: true, remembers: true},
 	{want: wantThere, identity: true, accepted: true, asked: true}, {want: wantThere, block: true, identity: true, accepted: true}, {want: wantGone, identity: true, remembers: true},
-	{want: wantThere, open: true},
+	{want: wantThere, open: true}, {want: wantGone, lost: true},
 }
 
 // planDeviceWorlds ranges over everything that a device, its contents, the
@@ -718,6 +737,14 @@ func planDeviceWorlds(yield func(planWorld) bool) {
 						w.stage, w.at, w.device, w.contents = stage, at, device, contents
 						if !yield(w) {
 							return
+						}
+						if !stage.lost || (device.state != isAttached && device.state != isDetaching) || contents != (contentsWorld{kind: holdsExt4}) {
+							continue
+						}
+						for w.others = otherStage; w.others <= otherPath; w.others++ {
+							if !yield(w) {
+								return
+							}
 						}
 					}
 				}

@@ -82,6 +82,8 @@ type Mounts interface {
 	UnmountDevice(ctx context.Context, path string) error
 	// Elsewhere returns a mount of the file system on a device, wherever it is; nil: none.
 	Elsewhere(ctx context.Context, device state.DeviceNumber) (*state.Sighting, error)
+	// MountedAt returns where below kubelet's directory the file system on a device is mounted.
+	MountedAt(ctx context.Context, device state.DeviceNumber) ([]string, error)
 	// BoundAt returns where the node of a device is bound, whoever bound it.
 	BoundAt(ctx context.Context, device state.DeviceNumber) ([]string, error)
 	// Keepers names what would keep the file system on a device alive if its

@@ -24,6 +24,9 @@ type Actual struct {
 	// Elsewhere is a mount of the volume's file system at another path than the staging
 	// path, while it is not mounted there; nil if there is none, or nobody looked.
 	Elsewhere *Sighting
+	// Others are the paths below kubelet's directory, but for the staging path, at which
+	// the volume's file system is mounted. They are looked for when an Unrecorded stage ends.
+	Others []string
 	// Keepers are what would keep a corrupt file system alive if all mounts at
 	// the record's paths went, for humans.
 	Keepers []string

@@ -161,7 +161,7 @@ func (v *Volume) AskUnstage(path string, now time.Time) error {
 			s.Next = nil
 		}
 	}
-	if v.Stage != nil && v.Stage.Path != path && !v.Stage.Provisional && !v.Stage.unrecorded() {
+	if v.Stage != nil && v.Stage.Path != path && !v.Stage.Provisional && !v.Stage.Unrecorded() {
 		return ErrStagedElsewhere
 	}
 	if published := v.publishedPaths(); len(published) > 0 {
@@ -209,8 +209,8 @@ func (v *Volume) isInsideVolume(path string) bool {
 	return v.Stage != nil && v.Stage.Path != "" && Within(path, v.Stage.Path)
 }
 
-// unrecorded reports whether the stage is the tombstone of an unstage that found no
+// Unrecorded reports whether the stage is the tombstone of an unstage that found no
 // record. The volume may be staged at another path, so an unstage there replaces it.
-func (s *Stage) unrecorded() bool {
+func (s *Stage) Unrecorded() bool {
 	return s.Gone && s.Capability.Access == "" && s.Inline == nil && s.Next == nil
 }
