@@ -48,6 +48,46 @@ func TestStagedTwiceAfterLostStore(t *testing.T) {
 	})
 }
 
+// An unstage at a path at which the volume is not staged is OK without a record, too, and in
+// the way of nobody. Where nothing of the volume is mounted, the device goes.
+func TestUnstageElsewhereAfterLostStore(t *testing.T) {
+	unstageOther := request{"v", state.StagePart(), func(v *state.Volume) error { return v.AskUnstage(otherStagePath, time.Now()) }}
+	bubble(t, func(h *harness) {
+		h.volume("v")
+		h.ok(stage("v"), publish("v", 1))
+		h.kill()
+		h.store = newFakeStore() // lost
+		h.start()
+		before := h.k.changes()
+		require.NoError(t, h.do(unstageOther))
+		h.noStepSince(before)
+		h.noRecord("v")
+		h.ok(stage("v"), publish("v", 1))
+		h.wantCalls(1, opAttach, "v")
+		h.lose()
+		require.NoError(t, h.do(unstageOther))
+		h.ok(unpublish("v", 1), unstage("v"))
+		h.atRest("v")
+	})
+	bubble(t, func(h *harness) {
+		h.volume("v")
+		h.ok(stage("v"))
+		h.k.with(func() { h.k.unmount(stagePath("v")) })
+		h.lose()
+		require.NoError(t, h.do(unstageOther))
+		h.atRest("v")
+	})
+	bubble(t, func(h *harness) { // of the stage nothing is left, so that no other unstage will come
+		h.volume("v")
+		h.ok(stage("v"), publish("v", 1))
+		h.k.with(func() { h.k.unmount(stagePath("v")) })
+		h.lose()
+		h.refuse(h.do(unstage("v")), state.Unavailable, "still held")
+		h.ok(unpublish("v", 1), unstage("v"))
+		h.atRest("v")
+	})
+}
+
 // An unstage takes no stage from beneath a target of which no record is left.
 func TestUnstageWhilePublishedAfterLostStore(t *testing.T) {
 	bubble(t, func(h *harness) {

@@ -306,6 +306,9 @@ func (c *planCase) holds(part state.Part) bool {
 		if c.stageWanted() {
 			return c.stageAsAsked()
 		}
+		if c.stagedUnrecorded() {
+			return true
+		}
 		return !notSeen(c.have.Stage) && !c.mountedByOther() && !c.somewhere(c.showsAt) && !c.someTargetUnseen() && c.have.View.State == state.DeviceAbsent &&
 			!(c.layered() && (c.open() || c.have.Device.State == state.DeviceUnknown)) && (d.State == state.DeviceAbsent || d.State == state.DeviceForeign)
 	case state.SizeKind:
@@ -332,6 +335,13 @@ func (c *planCase) holds(part state.Part) bool {
 // publishedUnrecorded reports whether the volume may be published where no record says so.
 func (c *planCase) publishedUnrecorded() bool {
 	return slices.ContainsFunc(c.have.Others, func(at string) bool { return at != "/plugins/v/globalmount" })
+}
+
+// stagedUnrecorded reports whether the volume may be staged where no record says so, and
+// has nothing at its paths.
+func (c *planCase) stagedUnrecorded() bool {
+	return slices.ContainsFunc(c.have.Others, func(at string) bool { return at != "/pods/c/volume" }) && !notSeen(c.have.Stage) && len(c.have.Stage.Mounts) == 0 &&
+		!c.someTargetBound() && !c.someTargetUnseen() && c.have.View.State == state.DeviceAbsent
 }
 
 // leftBehind reports whether a target that is to go shows nothing of the volume

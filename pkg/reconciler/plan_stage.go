@@ -500,6 +500,8 @@ func (p *planner) unstage(s *state.Stage) Verdict {
 	switch d := p.top(); {
 	case p.mountedForNext(s, d):
 		return settled
+	case len(mounts) == 0 && p.stagedUnrecorded():
+		return settled
 	case !presentOrStray(d) && len(mounts) > 0 && s.UUID != "": // it was mounted, and its storage may be known no more
 		return stuck(state.FailedPrecondition, "%s is mounted at the staging path %s, and the volume's storage, of which it may be, is not found: give the plugin the storage that the volume was staged from; else find out whose the mount is before you unmount it", describe(mounts[0]), s.Path)
 	case !presentOrStray(d):
@@ -518,6 +520,12 @@ func (p *planner) unstage(s *state.Stage) Verdict {
 // stages at …/globalmount, and publishes elsewhere.
 func (p *planner) publishedUnrecorded() []string {
 	return slices.DeleteFunc(slices.Clone(p.have.Others), func(at string) bool { return path.Base(at) == "globalmount" })
+}
+
+// stagedUnrecorded reports whether the volume may be staged at another path without a
+// record, so that an unstage there will detach the device. Kubelet stages outside pods/.
+func (p *planner) stagedUnrecorded() bool {
+	return slices.ContainsFunc(p.have.Others, func(at string) bool { return !strings.Contains(at, "/pods/") })
 }
 
 // mountedForNext reports whether the device is mounted already at the path of the next
