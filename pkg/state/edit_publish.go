@@ -155,16 +155,27 @@ func (t *Target) flagsBeyond(s *Stage) error {
 // allowsAnother applies the access modes to a target beside those that are there.
 func (v *Volume) allowsAnother(t *Target) error {
 	for _, path := range v.TargetPaths() {
-		other := v.Targets[path]
-		if path == t.Path || !slices.Contains(singleTargetModes, t.Capability.Mode) && !slices.Contains(singleTargetModes, other.Capability.Mode) {
-			continue
+		mode := v.singleMode(t, path)
+		switch {
+		case path == t.Path || mode == "":
+		case v.Targets[path].Gone:
+			return Errorf(Aborted, "the volume is still being unpublished from %s, and access mode %s allows one target", path, mode)
+		default:
+			return Errorf(FailedPrecondition, "the volume is published at %s, and access mode %s allows one target", path, mode)
 		}
-		if other.Gone {
-			return Errorf(Aborted, "the volume is still being unpublished from %s, and access mode %s allows one target", path, t.Capability.Mode)
-		}
-		return Errorf(FailedPrecondition, "the volume is published at %s, and access mode %s allows one target", path, t.Capability.Mode)
 	}
 	return nil
+}
+
+// singleMode returns the mode, of a target or of the one at path, that allows one target;
+// empty: neither is such a mode.
+func (v *Volume) singleMode(t *Target, path string) string {
+	for _, mode := range []string{t.Capability.Mode, v.Targets[path].Capability.Mode} {
+		if slices.Contains(singleTargetModes, mode) {
+			return mode
+		}
+	}
+	return ""
 }
 
 // AskUnpublish asks that the volume is not published at path. It leaves alone the

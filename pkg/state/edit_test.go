@@ -216,10 +216,11 @@ func TestAskPublish(t *testing.T) {
 		"read-only stage":        {have: record(stagedReadOnly), edit: ask(aTarget("/a")), class: FailedPrecondition, words: "staged read-only"},
 		"read-only both":         {have: record(stagedReadOnly), edit: ask(aTarget("/a", reading)), part: TargetPart("/a")},
 		"single, first":          {have: record(), edit: ask(aTarget("/a", single)), part: TargetPart("/a")},
-		"single, second":         {have: record(with("/a", single)), edit: ask(aTarget("/b", single)), class: FailedPrecondition, words: "/a"},
-		"single after multi":     {have: record(with("/a")), edit: ask(aTarget("/b", single)), class: FailedPrecondition, words: "/a"},
-		"multi after single":     {have: record(with("/a", single)), edit: ask(aTarget("/b")), class: FailedPrecondition, words: "/a"},
+		"single, second":         {have: record(with("/a", single)), edit: ask(aTarget("/b", single)), class: FailedPrecondition, words: "at /a, and access mode SINGLE_NODE_SINGLE_WRITER allows one"},
+		"single after multi":     {have: record(with("/a")), edit: ask(aTarget("/b", single)), class: FailedPrecondition, words: "at /a, and access mode SINGLE_NODE_SINGLE_WRITER allows one"},
+		"multi after single":     {have: record(with("/a", single)), edit: ask(aTarget("/b")), class: FailedPrecondition, words: "at /a, and access mode SINGLE_NODE_SINGLE_WRITER allows one"},
 		"single, while going":    {have: record(with("/a", single, goneTarget)), edit: ask(aTarget("/b", single)), class: Aborted, words: "/a"},
+		"multi, while it goes":   {have: record(with("/a", single, goneTarget)), edit: ask(aTarget("/b")), class: Aborted, words: "from /a, and access mode SINGLE_NODE_SINGLE_WRITER allows one"},
 	}.run(t)
 
 	// The table of second publishes (CSI spec v1.13, NodePublishVolume).
