@@ -41,10 +41,14 @@ func (s *Server) fsTypeOf(capabilities []*csi.VolumeCapability, unnamed string) 
 	if err := complete(capabilities); err != nil {
 		return "", err
 	}
-	fsType := ""
+	fsType, asBlock, asMount := "", false, false
 	for _, c := range capabilities {
 		if mode := c.GetAccessMode().GetMode(); !slices.Contains(modes, mode) {
 			return "", state.Errorf(state.InvalidArgument, "access mode %s: a volume of this driver is on one node and can be reached from that node alone; use a SINGLE_NODE mode (ReadWriteOnce, ReadWriteOncePod)", mode)
+		}
+		asBlock, asMount = asBlock || c.GetBlock() != nil, asMount || c.GetMount() != nil
+		if asBlock && asMount {
+			return "", state.Errorf(state.InvalidArgument, "access types block and mount: a volume is one or the other; what was used as a raw block device is never formatted")
 		}
 		if c.GetMount() == nil {
 			continue
