@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"path/filepath"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
@@ -17,6 +18,11 @@ func (s *Server) NodeGetVolumeHealth(ctx context.Context, req *csi.NodeGetVolume
 	id := req.GetVolumeId()
 	if err := s.volumeID(ctx, id); err != nil {
 		return nil, err
+	}
+	for _, given := range []struct{ field, path string }{{"volume_publish_path", req.GetVolumePublishPath()}, {"staging_target_path", req.GetStagingTargetPath()}} {
+		if given.path != "" && !filepath.IsAbs(given.path) {
+			return nil, state.Errorf(state.InvalidArgument, "volume %s: %s %.200q is not an absolute path", id, given.field, given.path)
+		}
 	}
 	record := s.Records.Get(id)
 	want := record

@@ -59,6 +59,25 @@ func TestVolumeHealthOfUnknownVolumes(t *testing.T) {
 	check(t, err, state.DeadlineExceeded, "hangs")
 }
 
+// The paths are not needed, but one that is given must be absolute.
+func TestVolumeHealthPaths(t *testing.T) {
+	s, _ := newServer()
+	for field, asks := range map[string]func(path string) *csi.NodeGetVolumeHealthRequest{
+		"volume_publish_path": func(path string) *csi.NodeGetVolumeHealthRequest {
+			return &csi.NodeGetVolumeHealthRequest{VolumeId: id, VolumePublishPath: path}
+		},
+		"staging_target_path": func(path string) *csi.NodeGetVolumeHealthRequest {
+			return &csi.NodeGetVolumeHealthRequest{VolumeId: id, StagingTargetPath: path}
+		},
+	} {
+		_, err := s.NodeGetVolumeHealth(t.Context(), asks("kubelet/pods/1"))
+		check(t, err, state.InvalidArgument, field)
+		if _, err := s.NodeGetVolumeHealth(t.Context(), asks("/kubelet/pods/1")); err != nil {
+			t.Errorf("%s: %v", field, err)
+		}
+	}
+}
+
 func TestStorageHealth(t *testing.T) {
 	for title, test := range map[string]struct {
 		found []report.Finding
