@@ -3,8 +3,8 @@ package nodeserver
 import (
 	"context"
 	"errors"
-	"fmt"
 	"path/filepath"
+	"strings"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
@@ -12,7 +12,9 @@ import (
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
-// NodeGetVolumeHealth returns what is wrong with a volume, and nothing for a healthy one.
+// NodeGetVolumeHealth returns what is wrong with a volume, and nothing for a healthy one. That
+// a volume of which something is asked cannot be looked at is wrong with it, and no error: to
+// kubelet an error says nothing of the volume.
 // It answers within answerTimeout, even if the volume does not.
 func (s *Server) NodeGetVolumeHealth(ctx context.Context, req *csi.NodeGetVolumeHealthRequest) (*csi.NodeGetVolumeHealthResponse, error) {
 	id := req.GetVolumeId()
@@ -30,8 +32,8 @@ func (s *Server) NodeGetVolumeHealth(ctx context.Context, req *csi.NodeGetVolume
 		want = &state.Volume{ID: id}
 	}
 	have, err := s.observe(ctx, want)
-	if hangs := (noAnswer{}); errors.As(err, &hangs) && record != nil {
-		return volumeHealth(id, report.Finding{Kind: report.Inaccessible, Reason: "DoesNotAnswer", Message: err.Error()}), nil
+	if reason := unusable(err); reason != "" && record != nil {
+		return volumeHealth(id, report.Finding{Kind: report.Inaccessible, Reason: reason, Message: err.Error()}), nil
 	}
 	if err != nil {
 		return nil, err
@@ -40,6 +42,19 @@ func (s *Server) NodeGetVolumeHealth(ctx context.Context, req *csi.NodeGetVolume
 		return nil, state.Errorf(state.NotFound, "volume %s: no such volume on this node", id)
 	}
 	return volumeHealth(id, s.Reconciler.Report(want, have).Health()...), nil
+}
+
+// unusable returns the reason of a volume whose look failed with err; empty: err says nothing of
+// the volume, but that the caller has left.
+func unusable(err error) (reason string) {
+	class := state.ClassOf(err)
+	switch hangs := (noAnswer{}); {
+	case errors.As(err, &hangs):
+		return "DoesNotAnswer"
+	case err == nil, class == state.DeadlineExceeded, class == state.Canceled:
+		return ""
+	}
+	return "StorageUnusable"
 }
 
 func volumeHealth(id string, findings ...report.Finding) *csi.NodeGetVolumeHealthResponse {
@@ -63,7 +78,8 @@ func (s *Server) observe(ctx context.Context, want *state.Volume) (state.Actual,
 		return nil, err
 	})
 	if err != nil {
-		return state.Actual{}, fmt.Errorf("volume %s: %w", want.ID, err)
+		volume := "volume " + want.ID + ": "
+		return state.Actual{}, state.Reword(err, volume+strings.TrimPrefix(err.Error(), volume))
 	}
 	return have, nil
 }

@@ -2,6 +2,7 @@ package nodeserver
 
 import (
 	"context"
+	"fmt"
 	"strings"
 	"testing"
 
@@ -57,6 +58,33 @@ func TestVolumeHealthOfUnknownVolumes(t *testing.T) {
 	f.blind = state.Errorf(state.DeadlineExceeded, "hangs")
 	_, err = s.NodeGetVolumeHealth(t.Context(), &csi.NodeGetVolumeHealthRequest{VolumeId: id})
 	check(t, err, state.DeadlineExceeded, "hangs")
+}
+
+// A volume of which something is asked, and that cannot be looked at, is inaccessible: an error
+// would be no information. What says nothing of the volume stays an error.
+func TestVolumeHealthOfStorageThatIsAway(t *testing.T) {
+	s, f := newServer()
+	f.staged(asExt4)
+	for _, class := range []state.Class{state.Unavailable, state.Internal, state.NotFound} {
+		f.blind = fmt.Errorf("volume %s: observe: %w", id, state.Errorf(class, "the pool is away"))
+		resp, err := s.NodeGetVolumeHealth(t.Context(), &csi.NodeGetVolumeHealthRequest{VolumeId: id})
+		require.NoError(t, err)
+		e := resp.GetVolumeHealth().GetHealthStatuses()
+		if len(e) != 1 || e[0].GetStatus() != csi.VolumeHealthErrorType_INACCESSIBLE || e[0].GetReason() != "StorageUnusable" || e[0].GetMessage() != "volume pvc-1: observe: the pool is away" {
+			t.Errorf("%s: its health is %v", class, e)
+		}
+	}
+	f.blind = context.Canceled
+	_, err := s.NodeGetVolumeHealth(t.Context(), &csi.NodeGetVolumeHealthRequest{VolumeId: id})
+	check(t, err, state.Canceled, "volume pvc-1: ")
+	f.blind = state.Errorf(state.Unavailable, "volume %s: the pool is away", id)
+	_, err = s.NodeGetVolumeStats(t.Context(), &csi.NodeGetVolumeStatsRequest{VolumeId: id, VolumePath: target})
+	if check(t, err, state.Unavailable, ""); err.Error() != "volume pvc-1: usage of "+target+": the pool is away" {
+		t.Errorf("the stats say %v", err)
+	}
+	delete(f.records, id)
+	_, err = s.NodeGetVolumeHealth(t.Context(), &csi.NodeGetVolumeHealthRequest{VolumeId: id})
+	check(t, err, state.Unavailable, "the pool is away")
 }
 
 // The paths are not needed, but one that is given must be absolute.

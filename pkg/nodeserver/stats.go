@@ -3,7 +3,6 @@ package nodeserver
 import (
 	"context"
 	"errors"
-	"fmt"
 	"strconv"
 	"time"
 
@@ -46,7 +45,7 @@ func (s *Server) NodeGetVolumeStats(ctx context.Context, req *csi.NodeGetVolumeS
 		}
 	}
 	if err != nil {
-		return nil, fmt.Errorf("volume %s: usage of %s: %w", id, path, err)
+		return nil, state.InVolume(id, "usage of "+path, err)
 	}
 	s.queries.dropUnknown(func(id string) bool { return s.Records.Get(id) != nil })
 	return &csi.NodeGetVolumeStatsResponse{Usage: usage}, nil
