@@ -182,7 +182,11 @@ func dataSentence(have state.Actual) string {
 	if d.Raw {
 		format += ", and published as a raw block device before"
 	}
-	return sentence("its data is %s: %s, %s", cmp.Or(d.Backing, d.Path), state.FormatSize(d.Capacity), format)
+	size := state.FormatSize(d.Capacity)
+	if d.Lacks > 0 {
+		size += ", of which the last " + state.FormatSize(d.Lacks) + " are lost"
+	}
+	return sentence("its data is %s: %s, %s", cmp.Or(d.Backing, d.Path), size, format)
 }
 
 // away reports whether nothing is known of a device, as when its storage is not on this node.

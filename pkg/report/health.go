@@ -61,12 +61,16 @@ func (v Volume) Health() []Finding {
 
 // dataLoss compares what is on the volume with what its backend's facts say of it.
 func (v Volume) dataLoss() []Finding {
-	d := v.Have.Device
+	d, source := v.Have.Device, v.Have.Lowest()
+	lacks := source.Lacks
+	if !source.Attached() { // an attached device lags behind its backing while it grows
+		lacks = max(lacks, source.Capacity-source.Size)
+	}
 	switch {
 	case d.Formatted != "" && v.Have.Contents.Kind == state.ContentsBlank:
 		return []Finding{{DataLoss, "FilesystemLost", fmt.Sprintf("the volume was formatted as %s and is blank now", d.Formatted)}}
-	case !d.Attached() && d.Size < d.Capacity: // a device lags behind its backing while it grows
-		return []Finding{{DataLoss, "BackingTruncated", fmt.Sprintf("the volume has %d bytes of %d", d.Size, d.Capacity)}}
+	case lacks > 0:
+		return []Finding{{DataLoss, "BackingTruncated", fmt.Sprintf("the volume has %d bytes of %d", source.Capacity-lacks, source.Capacity)}}
 	}
 	return nil
 }

@@ -180,6 +180,26 @@ func TestHealth(t *testing.T) {
 	if want := []Finding{{DataLoss, "BackingTruncated", fmt.Sprintf("the volume has %d bytes of %d", gib/2, gib)}}; !slices.Equal(got, want) {
 		t.Errorf("the health of a truncated volume is %v, not %v", got, want)
 	}
+
+	// A device that is attached shows its old size, and so does what lies on it.
+	cut := attachedDevice()
+	cut.Capacity, cut.Lacks = gib, gib/2
+	v := Make(Facts{Want: staged(), Have: state.Actual{
+		Device: state.Device{State: state.DeviceAbsent, Capacity: gib}, Layer: "luks", Lower: []state.Element{{Device: cut}},
+	}, Looked: true}, now)
+	if got, want := v.Health(), []Finding{{DataLoss, "BackingTruncated", fmt.Sprintf("the volume has %d bytes of %d", gib/2, gib)}}; !slices.Equal(got, want) {
+		t.Errorf("the health of a volume that was truncated under its device is %v, not %v", got, want)
+	}
+	if text := strings.Join(v.Explanation().Is, "\n"); !strings.Contains(text, "1Gi, of which the last 512Mi are lost") {
+		t.Errorf("it is explained as %q", text)
+	}
+
+	// A layer that is not open yet has no size.
+	whole := attachedDevice()
+	v.Have.Lower[0].Device = whole
+	if got := v.Health(); len(got) > 0 {
+		t.Errorf("the health of a volume whose layer is not open is %v", got)
+	}
 }
 
 // Of what could not be read nothing is claimed, least of all that there is no data.

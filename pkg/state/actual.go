@@ -134,6 +134,7 @@ type Device struct {
 	Number   DeviceNumber // of the device node
 	Size     int64        // bytes; of the device when there is one
 	Capacity int64        // bytes that the backend's metadata promises; 0 when unknown
+	Lacks    int64        // bytes of Capacity that its backing was seen to lack, whatever an attached device shows
 	ReadOnly bool         // the device refuses writes
 	Commands bool         // and yet it takes commands that write (SG_IO, NVMe passthrough) of who has it open
 	Held     bool         // mounted or claimed by somebody, in whatever namespace (an O_EXCL open says EBUSY)

@@ -134,7 +134,7 @@ func newFound(v Volume, path string, data *loop.File, fresh bool) found {
 		thick:  v.Provisioning == Thick,
 	}
 	if data != nil {
-		k.facts.Size = data.Bytes
+		k.facts.Size, k.facts.Lacks = data.Bytes, max(v.Bytes-data.Bytes, 0)
 	}
 	return k
 }

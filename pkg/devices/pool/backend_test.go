@@ -218,6 +218,23 @@ func TestTruncatedDataIsNotAttached(t *testing.T) {
 	wantError(t, b.Grow(t.Context(), "vol", 2*devicestest.Size), state.FailedPrecondition, data, "truncated")
 }
 
+// The device keeps its size when its data is truncated, so Find tells what is missing.
+func TestTruncationBehindTheDeviceIsSeen(t *testing.T) {
+	b, data := setup(t, pool.Thick)
+	attach(t, b, "vol", false)
+	if d := want(t, b, "vol", state.DeviceAttached); d.Lacks != 0 {
+		t.Errorf("whole: %+v", d)
+	}
+	require.NoError(t, os.Truncate(data, devicestest.Size/2))
+	if d := want(t, b, "vol", state.DeviceAttached); d.Size != devicestest.Size || d.Lacks != devicestest.Size/2 {
+		t.Errorf("truncated: %+v", d)
+	}
+	require.NoError(t, os.Truncate(data, 2*devicestest.Size))
+	if d := want(t, b, "vol", state.DeviceAttached); d.Lacks != 0 {
+		t.Errorf("longer than the volume: %+v", d)
+	}
+}
+
 func TestInterruptedGrowthReachesTheDevice(t *testing.T) {
 	b, _ := setup(t, pool.Thick)
 	attach(t, b, "vol", false)
