@@ -181,6 +181,7 @@ func TestCreateVolume(t *testing.T) {
 		"overcommit":        {[]change{parameters("provisioning", "thin", "overcommit", "2.5")}, pool.Volume{ID: "pvc-1", Name: "pvc-1", Bytes: gib, Provisioning: pool.Thin, OvercommitPercent: 250, FSType: "ext4"}},
 		"no overcommit":     {[]change{parameters("overcommit", "1.00")}, pool.Volume{ID: "pvc-1", Name: "pvc-1", Bytes: gib, Provisioning: pool.Thick, FSType: "ext4"}},
 		"sectors":           {[]change{parameters("sectorSize", "4096")}, pool.Volume{ID: "pvc-1", Name: "pvc-1", Bytes: gib, Provisioning: pool.Thick, SectorBytes: 4096, FSType: "ext4"}},
+		"default sectors":   {[]change{parameters("sectorSize", "512")}, pool.Volume{ID: "pvc-1", Name: "pvc-1", Bytes: gib, Provisioning: pool.Thick, FSType: "ext4"}},
 		"longest name":      {[]change{name(long)}, pool.Volume{ID: long, Name: long, Bytes: gib, Provisioning: pool.Thick, FSType: "ext4"}},
 		"odd name":          {[]change{name("../π\t")}, pool.Volume{ID: pool.ID("../π\t"), Name: "../π\t", Bytes: gib, Provisioning: pool.Thick, FSType: "ext4"}},
 		"default and ext4":  {[]change{capable(mount(writer, ""), mount(writer, "ext4", "noatime"))}, pool.Volume{ID: "pvc-1", Name: "pvc-1", Bytes: gib, Provisioning: pool.Thick, FSType: "ext4"}},
@@ -281,6 +282,8 @@ func TestCreateVolumeThatExists(t *testing.T) {
 	}{
 		"same":             {func(*csi.CreateVolumeRequest) {}, ""},
 		"explicit default": {capable(mount(writer, "ext4")), ""},
+		"default sectors":  {parameters("sectorSize", "512"), ""},
+		"other sectors":    {parameters("sectorSize", "4096"), "sectorSize 512, not 4096"},
 		"other mode":       {capable(mount(csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER, "")), ""},
 		"smaller":          {size(gib/2, 2*gib), ""},
 		"no range":         {func(r *csi.CreateVolumeRequest) { r.CapacityRange = nil }, ""},

@@ -1,7 +1,6 @@
 package pool
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"time"
@@ -11,11 +10,6 @@ import (
 	"github.com/csi-node/csi-node/pkg/loop"
 	"github.com/csi-node/csi-node/pkg/state"
 )
-
-// defaultSector is the logical sector, in bytes, of a volume whose metadata
-// names none: what loop devices have by default. It never depends on the pool's
-// disk, as data made with sectors of 512 bytes cannot be used with 4096.
-const defaultSector = 512
 
 // found is what the pool says of a volume, whether or not it has a device.
 type found struct {
@@ -130,7 +124,7 @@ func newFound(v Volume, path string, data *loop.File, fresh bool) found {
 	k := found{
 		facts:  state.Device{Capacity: v.Bytes, Backing: path, Formatting: v.Formatting, Formatted: v.Formatted, Raw: v.Raw, Fresh: fresh, CreatedFor: v.FSType, Missing: data == nil},
 		data:   data,
-		sector: cmp.Or(int(v.SectorBytes), defaultSector),
+		sector: int(v.sector()),
 		thick:  v.Provisioning == Thick,
 	}
 	if data != nil {

@@ -179,7 +179,7 @@ func TestCreateOfOtherAttributesShowsTheExisting(t *testing.T) {
 		"provisioning": func(v *Volume) { v.Provisioning = Thick },
 		"fs type":      func(v *Volume) { v.FSType = "xfs" },
 		"overcommit":   func(v *Volume) { v.OvercommitPercent = 150 },
-		"sectors":      func(v *Volume) { v.SectorBytes = 512 },
+		"sectors":      func(v *Volume) { v.SectorBytes = 4096 },
 	} {
 		v := volume("v", mib, Thin)
 		change(&v)
@@ -188,6 +188,11 @@ func TestCreateOfOtherAttributesShowsTheExisting(t *testing.T) {
 		if have.Name != "v" || have.Bytes != mib {
 			t.Errorf("%s: %+v", name, have)
 		}
+	}
+	v := volume("v", mib, Thin)
+	v.SectorBytes = 512 // the default, as older versions noted it if it was spelled out
+	if _, err := p.Create(t.Context(), v); err != nil {
+		t.Errorf("with the default sectors: %v", err)
 	}
 }
 

@@ -53,22 +53,20 @@ func set(v *Volume, key, value string) (known, good bool) {
 		v.OvercommitPercent, good = devices.ParseOvercommit(value)
 		return true, good
 	case sectorSizeKey:
-		v.SectorBytes = map[string]int64{"512": 512, "4096": 4096}[value]
-		return true, v.SectorBytes != 0
+		v.SectorBytes, good = map[string]int64{"512": 0, "4096": 4096}[value] // 0 is the default
+		return true, good
 	}
 	return false, false
 }
 
-// parametersOf is the inverse of parse: the parameters of a volume, each in one spelling.
+// parametersOf is the inverse of parse: the parameters of a volume, each in one spelling,
+// and those that were not given as the defaults that they have.
 func parametersOf(v Volume) map[string]string {
-	parameters := map[string]string{
+	return map[string]string{
 		provisioningKey: string(v.Provisioning),
 		overcommitKey:   devices.FormatOvercommit(v.OvercommitPercent),
+		sectorSizeKey:   strconv.FormatInt(v.sector(), 10),
 	}
-	if v.SectorBytes != 0 {
-		parameters[sectorSizeKey] = strconv.FormatInt(v.SectorBytes, 10)
-	}
-	return parameters
 }
 
 // manual lists parameters and what they may be.

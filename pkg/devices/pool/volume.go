@@ -380,10 +380,18 @@ func encode(v Volume, before []byte) ([]byte, error) {
 	return json.MarshalIndent(own, "", "  ")
 }
 
+// defaultSector is the logical sector, in bytes, of a volume whose metadata
+// names none: what loop devices have by default. It never depends on the pool's
+// disk, as data made with sectors of 512 bytes cannot be used with 4096.
+const defaultSector = 512
+
+// sector returns the logical sector that the volume's device is to have, in bytes.
+func (v Volume) sector() int64 { return cmp.Or(v.SectorBytes, defaultSector) }
+
 // sameRequest reports whether two volumes were requested with the same parameters.
 func sameRequest(a, b Volume) bool {
 	return a.Name == b.Name && a.Bytes == b.Bytes && a.Provisioning == b.Provisioning &&
-		a.OvercommitPercent == b.OvercommitPercent && a.FSType == b.FSType && a.SectorBytes == b.SectorBytes &&
+		a.OvercommitPercent == b.OvercommitPercent && a.FSType == b.FSType && a.sector() == b.sector() &&
 		(a.Ephemeral == nil) == (b.Ephemeral == nil) && (a.Ephemeral == nil || *a.Ephemeral == *b.Ephemeral)
 }
 
