@@ -36,11 +36,7 @@ func (s *Server) NodeExpandVolume(ctx context.Context, req *csi.NodeExpandVolume
 		return nil, fmt.Errorf("volume %s: %w", id, err)
 	}
 	if req.GetVolumeCapability() != nil {
-		c, _, err := s.capability(req.GetVolumeCapability())
-		if err == nil {
-			err = s.checkExpandAccess(id, c)
-		}
-		if err != nil {
+		if _, _, err := s.capability(req.GetVolumeCapability()); err != nil {
 			return nil, err
 		}
 	}
@@ -67,15 +63,6 @@ func (s *Server) NodeExpandVolume(ctx context.Context, req *csi.NodeExpandVolume
 		return nil, state.Errorf(state.OutOfRange, "volume %s: it has %s by now, more than the limit of %s, and never shrinks", id, state.FormatSize(size), state.FormatSize(limit))
 	}
 	return &csi.NodeExpandVolumeResponse{CapacityBytes: size}, nil
-}
-
-// checkExpandAccess refuses a capability that contradicts how the volume is staged.
-func (s *Server) checkExpandAccess(id string, c state.Capability) error {
-	record := s.Records.Get(id)
-	if record == nil || record.Stage == nil || !record.Stage.Accepted || record.Stage.Capability.Access == "" || record.Stage.Capability.Access == c.Access {
-		return nil
-	}
-	return state.Errorf(state.InvalidArgument, "volume %s: volume_capability: the volume is staged as %s, not as %s", id, record.Stage.Capability, c)
 }
 
 // checkExpandPaths refuses paths that have nothing to do with a staged volume. If the volume

@@ -44,9 +44,6 @@ func TestExpand(t *testing.T) {
 			r.CapacityRange = &csi.CapacityRange{RequiredBytes: required, LimitBytes: limit}
 		}
 	}
-	as := func(c *csi.VolumeCapability) []expandChange {
-		return []expandChange{func(r *csi.NodeExpandVolumeRequest) { r.VolumeCapability = c }}
-	}
 	all := func(changes ...expandChange) []expandChange { return changes }
 	for title, test := range map[string]struct {
 		changes []expandChange
@@ -59,11 +56,7 @@ func TestExpand(t *testing.T) {
 		"by the staging path":      {want: 2 * gib},
 		"by a target":              {changes: all(path(target, "")), want: 2 * gib},
 		"by a target that is gone": {changes: all(path("/kubelet/gone", staging)), want: 2 * gib},
-		"a capability":             {changes: as(mount(writer, "ext4")), want: 2 * gib},
-		"raw, mounted":             {changes: as(block(writer)), class: state.InvalidArgument, words: "staged as mount SINGLE_NODE_MULTI_WRITER ext4, not as block"},
-		"mounted, raw":             {changes: as(mount(writer, "")), node: func(f *fakeNode) { f.records[id].Stage.Capability = asBlock }, class: state.InvalidArgument, words: "staged as block SINGLE_NODE_MULTI_WRITER, not as mount"},
-		"raw both":                 {changes: as(block(writer)), node: func(f *fakeNode) { f.records[id].Stage.Capability = asBlock }, want: 2 * gib},
-		"raw, staged by nobody":    {changes: as(block(writer)), node: func(f *fakeNode) { f.records[id].Stage.Accepted = false }, want: 2 * gib},
+		"a capability":             {changes: all(func(r *csi.NodeExpandVolumeRequest) { r.VolumeCapability = mount(writer, "ext4") }), want: 2 * gib},
 		"no range":                 {changes: all(func(r *csi.NodeExpandVolumeRequest) { r.CapacityRange = nil }), asked: 1, want: gib},
 		"as large already":         {changes: all(size(mib, 0)), asked: mib, want: gib},
 		"within a limit":           {changes: all(size(2*gib, 3*gib)), want: 2 * gib},

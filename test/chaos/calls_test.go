@@ -241,6 +241,7 @@ func (m *member) word(a ask) (c call) {
 			for _, target := range m.targets { // as the answer says
 				m.make(ctx, ask{verb: unpublish, path: target})
 			}
+			c = m.make(ctx, a)
 		}
 		return c.err
 	})
@@ -253,7 +254,8 @@ func (m *member) word(a ask) (c call) {
 // heldByForgotten reports whether an answer names targets that were lost with the store as
 // what must be unpublished first.
 func (m *member) heldByForgotten(err error) bool {
-	return m.storeWasDamaged() && strings.Contains(status.Convert(err).Message(), "unpublish it there")
+	said := status.Convert(err).Message()
+	return m.storeWasDamaged() && (strings.Contains(said, "unpublish it there") || strings.Contains(said, "NodeUnpublishVolume comes first"))
 }
 
 // storeWasDamaged reports whether the store was damaged since the volume was last judged.
