@@ -94,6 +94,14 @@ func damaged(path string, why error) error {
 // Write replaces the note with a key, or makes it. After a power cut the note is either the
 // old one or the new one; once Write has returned, it is the new one.
 func (d Dir) Write(key string, note any) error {
+	if err := d.write(key, note); err != nil {
+		return err
+	}
+	return syncDir(string(d))
+}
+
+// write is Write without making the name of a new note durable.
+func (d Dir) write(key string, note any) error {
 	raw, err := json.Marshal(note)
 	if err != nil {
 		return err
@@ -113,10 +121,7 @@ func (d Dir) Write(key string, note any) error {
 	if err := writeFile(path+newSuffix, append(text, '\n')); err != nil {
 		return err
 	}
-	if err := os.Rename(path+newSuffix, path); err != nil {
-		return err
-	}
-	return syncDir(string(d))
+	return os.Rename(path+newSuffix, path)
 }
 
 // make makes the directory, durably.
@@ -173,8 +178,7 @@ func writeFile(path string, text []byte) error {
 	return errors.Join(err, f.Close())
 }
 
-// syncDir is replaced by tests.
-var syncDir = func(path string) error {
+func syncDir(path string) error {
 	f, err := os.Open(path)
 	if err != nil {
 		return err

@@ -11,20 +11,20 @@ import (
 // A note that is found as it should be is durable before that is believed: its sync may have failed, or its process may
 // have been killed before. Once that is known no further sync is made.
 func TestNoteThatIsFoundIsDurable(t *testing.T) {
-	lost, failing, synced, real := errors.New("the sync failed"), 0, 0, syncDir
-	t.Cleanup(func() { syncDir = real })
+	lost, failing, synced := errors.New("the sync failed"), 0, 0
 	lib, v := t.TempDir(), devices.Volume{ID: "v", Backend: "b"}
 	d, _ := newDevice(t)
 	d.Identity = "wwid:naa.60"
 	f := open(t, lib)
 	require.NoError(t, f.BeginFormat(t.Context(), v, d)) // which makes the directory
-	syncDir = func(path string) error {
+	count := func(path string) error {
 		if failing--; failing >= 0 {
 			return lost
 		}
 		synced++
-		return real(path)
+		return syncDir(path)
 	}
+	f.sync = count
 	is := func(title string, err error, fails bool) {
 		t.Helper()
 		if errors.Is(err, lost) != fails || !fails && err != nil {
@@ -45,6 +45,7 @@ func TestNoteThatIsFoundIsDurable(t *testing.T) {
 	synced = 0
 	is("the end of what is known to be durable", end(), false)
 	f = open(t, lib)
+	f.sync = count
 	is("a look after a start", f.told(v, d).Err, false)
 	if synced != 0 {
 		t.Errorf("what is known to be durable, or is only looked at, was synced %d times", synced)

@@ -38,17 +38,18 @@ import (
 // versions do not see it. Then BeginFormat sets the mark, with the UUID of the trial; earlier
 // versions take it for one of theirs, and drop the UUID when they write the note.
 //
-// A device without an identity has a note by its volume's id. Then it cannot be seen
-// whether another device has become the volume. So facts that only forbid something stay
+// A device without an identity has a note by its volume's id. Whether another device has
+// become the volume is then seen only by the file system that was made on it. So facts that only forbid something stay
 // valid (it was formatted, it was raw). The mark that lets a device be erased is valid only
 // for the same device: until it is detached, or the machine rebooted.
 type Facts struct {
 	dir   Dir
 	locks keylock.Map
 	boot  string
-	// durable is false for a note whose sync failed, true for one that is known to be durable. Of others
-	// it is not known: the process before may have been killed before it synced them.
-	durable sync.Map // by key
+	// durable is false for a note whose sync failed, true for one that is known to be durable. Of
+	// others it is not known: the process before may have been killed before it synced them.
+	durable sync.Map                     // by key
+	sync    func(directory string) error // syncDir, but in tests
 }
 
 // Open returns the facts that are kept in a directory of a --lib-dir.
@@ -57,7 +58,7 @@ func Open(libDir string) (*Facts, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Facts{dir: Dir(filepath.Join(libDir, "notes")), boot: bootID}, nil
+	return &Facts{dir: Dir(filepath.Join(libDir, "notes")), boot: bootID, sync: syncDir}, nil
 }
 
 // fact is the note of one device.
@@ -108,10 +109,7 @@ func (f *Facts) Tell(v devices.Volume, d *state.Device) {
 	_, err := f.dir.Read(keyOf(v, *d), &n)
 	err = errors.Join(err, f.settleFailed(keyOf(v, *d)))
 	d.Formatting, d.Formatted, d.Raw, d.Fresh = n.Formatting, n.Formatted, n.Raw, f.isAsCleared(n, *d)
-	d.Noted, d.Trial = true, n.Trial
-	if d.Identity == "" {
-		d.MadeUUID = n.Made
-	}
+	d.Noted, d.Trial, d.MadeUUID = true, n.Trial, n.Made
 	if n.Formatting {
 		d.FormatUUID = n.UUID
 	}
@@ -233,7 +231,7 @@ func (f *Facts) EndFormat(ctx context.Context, v devices.Volume, d state.Device,
 		if !n.Formatting && n.Formatted != fsType {
 			return state.Errorf(state.FailedPrecondition, "volume %s: the end of a format as %s, and none was begun", v.ID, fsType)
 		}
-		if n.Formatting && filesystem.TakesUUID(fsType) {
+		if n.Formatting && d.Identity == "" && filesystem.TakesUUID(fsType) {
 			n.Made = n.UUID
 		}
 		n.Formatting, n.UUID, n.Trial, n.Formatted = false, "", "", fsType
@@ -335,8 +333,8 @@ func (f *Facts) edit(ctx context.Context, v devices.Volume, d state.Device, chan
 	}
 	if n == before {
 		err = f.settle(key)
-	} else {
-		err = f.dir.Write(key, n)
+	} else if err = f.dir.write(key, n); err == nil {
+		err = f.sync(string(f.dir))
 		f.durable.Store(key, err == nil)
 	}
 	if err != nil {
@@ -350,7 +348,7 @@ func (f *Facts) settle(key string) error {
 	if durable, _ := f.durable.Load(key); durable == true {
 		return nil
 	}
-	err := syncDir(string(f.dir))
+	err := f.sync(string(f.dir))
 	if errors.Is(err, os.ErrNotExist) { // then there is no note
 		err = nil
 	}

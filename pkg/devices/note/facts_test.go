@@ -116,6 +116,12 @@ func TestMadeOnADeviceWithoutIdentity(t *testing.T) {
 			}
 		})
 	}
+	d.Identity = "wwid:naa.60"
+	_, err := f.TryFormat(t.Context(), v, d)
+	require.NoError(t, errors.Join(err, f.BeginFormat(t.Context(), v, d), f.EndFormat(t.Context(), v, d, "ext4")))
+	if now := f.told(v, d); now.MadeUUID != "" {
+		t.Errorf("it has an identity: %+v", now)
+	}
 }
 
 // A device that another has replaced is neither erased nor noted of.
