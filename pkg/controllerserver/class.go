@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/csi-node/csi-node/pkg/devices"
+	"github.com/csi-node/csi-node/pkg/state"
 )
 
 // class is the parsed parameters of a StorageClass.
@@ -42,7 +43,7 @@ func ownParameters(parameters, layers map[string]string) map[string]string {
 	own := maps.Clone(parameters)
 	maps.DeleteFunc(own, func(key, _ string) bool {
 		_, layer := layers[key]
-		return layer || key == devices.BackendKey || strings.HasPrefix(key, devices.KubernetesPrefix)
+		return layer || key == devices.BackendKey || strings.HasPrefix(key, state.KubernetesPrefix)
 	})
 	return own
 }

@@ -53,7 +53,7 @@ func (s *Server) lacks(backend string, p devices.Provisioner, v devices.Provisio
 	}
 	for key, value := range req.GetVolumeContext() {
 		// external-provisioner and kubelet add these; the backend chose the others.
-		if strings.HasPrefix(key, devices.KubernetesPrefix) || strings.HasPrefix(key, "storage.kubernetes.io/") || key == devices.BackendKey && value == backend {
+		if strings.HasPrefix(key, state.KubernetesPrefix) || strings.HasPrefix(key, "storage.kubernetes.io/") || key == devices.BackendKey && value == backend {
 			continue
 		}
 		if has, there := v.Context[key]; !there {

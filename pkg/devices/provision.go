@@ -10,10 +10,6 @@ import (
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
-// KubernetesPrefix begins the keys that Kubernetes adds to parameters and to
-// attributes. Backends never see them.
-const KubernetesPrefix = state.KubernetesPrefix
-
 // Provisioner is a backend that makes volumes and deletes them. Its methods may be called
 // concurrently, also for one name or one id. They may block for as long as the storage
 // does; ctx bounds every wait that can be given up. A Provisioner that is not the default

@@ -76,7 +76,7 @@ func (s *Server) inlineStage(req *csi.NodePublishVolumeRequest, target *state.Ta
 		return nil, state.Errorf(state.InvalidArgument, "volume %s: an inline ephemeral volume must have an id that can be the name of a directory", id)
 	}
 	podUID := attributes[podUIDKey]
-	maps.DeleteFunc(attributes, func(key, _ string) bool { return strings.HasPrefix(key, devices.KubernetesPrefix) })
+	maps.DeleteFunc(attributes, func(key, _ string) bool { return strings.HasPrefix(key, state.KubernetesPrefix) })
 	return &state.Stage{
 		Path: s.Inline.Staging(id), Capability: target.Capability, Backend: s.Inline.Backend,
 		Inline: &state.Inline{PodUID: podUID, Target: target.Path, Attributes: attributes},

@@ -55,9 +55,7 @@ func TestUnstageElsewhereAfterLostStore(t *testing.T) {
 	bubble(t, func(h *harness) {
 		h.volume("v")
 		h.ok(stage("v"), publish("v", 1))
-		h.kill()
-		h.store = newFakeStore() // lost
-		h.start()
+		h.lose()
 		before := h.k.changes()
 		require.NoError(t, h.do(unstageOther))
 		h.noStepSince(before)

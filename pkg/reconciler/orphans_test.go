@@ -24,9 +24,7 @@ func TestOrphanIsDetachedWhenNobodyUsesIt(t *testing.T) {
 		ask(true, false, "")
 		h.ok(stage("v", stageBlock), publish("v", 1, publishBlock, publishReadOnly))
 		ask(true, false, "")
-		h.stop()
-		h.store = newFakeStore() // lost
-		h.start()
+		h.lose()
 		ask(true, true, "bound at "+targetPath("v", 1))
 		h.k.with(func() { delete(h.k.mounts, targetPath("v", 1)); v.held = true })
 		ask(true, true, "in use: pid 7")

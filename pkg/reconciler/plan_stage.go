@@ -113,7 +113,7 @@ func (p *planner) stagingPath(s *state.Stage) Verdict {
 	case m.Err != nil:
 		return unseen(m.Err)
 	case m.InFile:
-		return stuck(state.FailedPrecondition, "the staging path %s lies below a file, not a directory", s.Path)
+		return stuck(state.FailedPrecondition, "the staging path %s lies below a file, not a directory: move that away", s.Path)
 	case m.File != state.NoFile && m.File != state.Directory:
 		return stuck(state.FailedPrecondition, "the staging path %s is %s, not a directory", s.Path, m.File)
 	case m.File == state.NoFile && s.Accepted && !callerNeedsStage(p.want):

@@ -128,7 +128,7 @@ func (p *planner) bind(t *state.Target, want state.FileType) Verdict {
 	case m.File == state.NoFile && t.Accepted && !t.CallerWaits:
 		return stuck(state.FailedPrecondition, "the target %s is not there any more; it is made again only when the volume is published there again", t.Path)
 	case m.InFile:
-		return stuck(state.FailedPrecondition, "the target %s lies below a file, not a directory", t.Path)
+		return stuck(state.FailedPrecondition, "the target %s lies below a file, not a directory: move that away", t.Path)
 	case m.File != state.NoFile && m.File != want:
 		return stuck(state.FailedPrecondition, "the target %s is %s, not %s", t.Path, m.File, want)
 	case m.File != state.NoFile && !m.Empty:

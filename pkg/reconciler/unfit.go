@@ -51,15 +51,10 @@ func (r *Reconciler) refusedOptions(c state.Capability) error {
 // of the store, or inside a mount of the volume itself that is not in its record. For
 // volumes with a record, the store refuses paths that overlap.
 func (r *Reconciler) inLostVolume(want *state.Volume, path string, seen state.Mountpoint) error {
-	if r.kernel.VolumeAt == nil || seen.Apart {
-		return nil
-	}
-	m, point, err := r.kernel.Mounts.Above(path)
-	if err != nil || point == "" {
-		return err
-	}
-	other := r.kernel.VolumeAt(m.Device)
+	other, point, err := r.volumeAbove(path, seen)
 	switch {
+	case err != nil:
+		return err
 	case other == "", other != want.ID && r.store.Get(other) != nil:
 		return nil
 	case other == want.ID && (want.Targets[point] != nil || want.Stage != nil && want.Stage.Path == point):
@@ -70,14 +65,10 @@ func (r *Reconciler) inLostVolume(want *state.Volume, path string, seen state.Mo
 
 // inSomeVolume tells of the volume that a path lies in: what is there is part of its data.
 func (r *Reconciler) inSomeVolume(path string, seen state.Mountpoint) error {
-	if r.kernel.VolumeAt == nil || seen.Apart {
-		return nil
-	}
-	m, point, err := r.kernel.Mounts.Above(path)
+	id, point, err := r.volumeAbove(path, seen)
 	if err != nil || point == "" {
 		return err
 	}
-	id := r.kernel.VolumeAt(m.Device)
 	for _, other := range r.store.VolumesAt(point) { // one that is mounted from a source has no device
 		if v := r.store.Get(other); v != nil && v.Targets[point] != nil {
 			id = other
@@ -87,4 +78,17 @@ func (r *Reconciler) inSomeVolume(path string, seen state.Mountpoint) error {
 		return nil
 	}
 	return state.Errorf(state.FailedPrecondition, "the path %s lies in volume %s, which is mounted at %s", path, id, point)
+}
+
+// volumeAbove returns the volume, by its device, in a mount of which a path lies, and where that
+// is; an empty point if the path lies in none.
+func (r *Reconciler) volumeAbove(path string, seen state.Mountpoint) (id, point string, err error) {
+	if r.kernel.VolumeAt == nil || seen.Apart {
+		return "", "", nil
+	}
+	m, point, err := r.kernel.Mounts.Above(path)
+	if err != nil || point == "" {
+		return "", "", err
+	}
+	return r.kernel.VolumeAt(m.Device), point, nil
 }

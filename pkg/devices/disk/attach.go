@@ -321,7 +321,7 @@ func unbound(info blockdev.Info) error {
 		return nil
 	}
 	slices.Sort(places)
-	return state.Errorf(state.FailedPrecondition, "%s is in use: it, or a part of it, is shown as a raw block device at %s", info.Path, strings.Join(places, ", "))
+	return state.Errorf(state.FailedPrecondition, "%s is in use: it, a part of it, or the disk that it is a part of, is shown as a raw block device at %s: end that first", info.Path, strings.Join(places, ", "))
 }
 
 // closeAfter closes f and joins the error, if any, to *err.

@@ -86,7 +86,7 @@ func (b *Backend) claimed(ctx context.Context, v devices.Volume, c claim, s spec
 	}
 	defer closeAfter(file, &err)
 	if over := slices.Concat(now.Holders, now.Loops()); len(over) > 0 { // which need not claim it
-		return state.Errorf(state.FailedPrecondition, "%s is in use: %s is over it", now.Path, strings.Join(over, ", "))
+		return state.Errorf(state.FailedPrecondition, "%s is in use: %s is over it: detach that first", now.Path, strings.Join(over, ", "))
 	}
 	return f(file, now)
 }
