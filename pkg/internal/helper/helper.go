@@ -10,9 +10,12 @@ import (
 	"os"
 	"os/exec"
 	"runtime"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 const (
@@ -34,7 +37,8 @@ type Program struct {
 	// never goes on writing unnoticed. There is no fallback without the namespace: a process
 	// that may not make one may not mount either.
 	Alone bool
-	// Outlives keeps the program running when the plugin dies.
+	// Outlives keeps the program running when the plugin dies. Its output is then kept in
+	// memory until it ends, all of it.
 	Outlives bool
 }
 
@@ -67,6 +71,13 @@ func (p Program) Run(ctx context.Context) (Result, error) {
 	if p.Stdout == nil {
 		cmd.Stdout = &output
 	}
+	var written spool
+	if p.Outlives {
+		defer written.close()
+		if err := written.replace(&cmd.Stdout, &cmd.Stderr); err != nil {
+			return r, fmt.Errorf("start %s: %w", r.title, err)
+		}
+	}
 	cmd.WaitDelay = pipeDelay
 	cmd.Cancel = func() error { return killGroup(cmd.Process.Pid) }
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
@@ -85,6 +96,9 @@ func (p Program) Run(ctx context.Context) (Result, error) {
 		return r, fmt.Errorf("start %s: %w", r.title, err)
 	}
 	err = cmd.Wait()
+	if err := written.copy(); err != nil {
+		return r, fmt.Errorf("read what %s wrote: %w", r.title, err)
+	}
 	r.Code, r.Output = cmd.ProcessState.ExitCode(), output.String()
 	switch {
 	case err != nil && ctx.Err() != nil:
@@ -123,6 +137,49 @@ func killGroup(pid int) error {
 		return err
 	}
 	return os.ErrProcessDone
+}
+
+// spool takes what a program writes in files in memory. A pipe would end with the plugin,
+// and with its next line the program, by SIGPIPE (signal(7)), in the middle of a change.
+type spool struct {
+	files   []*os.File
+	writers []io.Writer // of the files: who is to get what is in them
+}
+
+// replace puts files in the place of writers.
+func (s *spool) replace(writers ...*io.Writer) error {
+	for _, w := range writers {
+		i := slices.Index(s.writers, *w)
+		if i < 0 {
+			fd, err := unix.MemfdCreate("output", unix.MFD_CLOEXEC)
+			if err != nil {
+				return os.NewSyscallError("memfd_create", err)
+			}
+			i = len(s.files)
+			s.files, s.writers = append(s.files, os.NewFile(uintptr(fd), "output")), append(s.writers, *w)
+		}
+		*w = s.files[i]
+	}
+	return nil
+}
+
+// copy hands on what was written.
+func (s *spool) copy() error {
+	for i, f := range s.files {
+		if _, err := f.Seek(0, io.SeekStart); err != nil {
+			return err
+		}
+		if _, err := io.Copy(s.writers[i], f); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (s *spool) close() {
+	for _, f := range s.files {
+		f.Close() // in memory: nothing is left to write
+	}
 }
 
 // tail is a writer that keeps the last outputBytes bytes.

@@ -17,9 +17,16 @@ import (
 // so that a test can kill the runner.
 const runProgram = "HELPER_TEST_RUN"
 
+// runOutlives makes that program one which outlives the process.
+const runOutlives = "HELPER_TEST_OUTLIVES"
+
 func TestMain(m *testing.M) {
 	if program := os.Getenv(runProgram); program != "" {
-		_, err := alone(program).Run(context.Background())
+		p := alone(program)
+		if os.Getenv(runOutlives) != "" {
+			p = Program{Name: program, Outlives: true}
+		}
+		_, err := p.Run(context.Background())
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
@@ -110,6 +117,41 @@ func TestRunDiesWithItsParent(t *testing.T) {
 	line.WaitForEnd(t)
 	if err := parent.Wait(); err == nil {
 		t.Error("the parent ended well")
+	}
+}
+
+// It goes on, and may go on to write, to both of its outputs.
+func TestRunOutlivesItsParent(t *testing.T) {
+	line, ends := machine.NewFIFO(t), machine.NewFIFO(t)
+	machine.Script(t, "helper", "exec 9>"+line.Path+"; echo started >&9; read x <"+ends.Path+"; echo more; echo more >&2; echo done >&9")
+	self, err := os.Executable()
+	require.NoError(t, err)
+	parent := exec.Command(self)
+	parent.Env = append(os.Environ(), runProgram+"=helper", runOutlives+"=1")
+	require.NoError(t, parent.Start())
+	line.WaitFor(t, "started")
+	require.NoError(t, parent.Process.Kill())
+	if err := parent.Wait(); err == nil {
+		t.Error("the parent ended well")
+	}
+	require.NoError(t, os.WriteFile(ends.Path, []byte("now\n"), 0))
+	line.WaitFor(t, "done")
+	line.WaitForEnd(t)
+}
+
+// What it writes is kept like that of others.
+func TestRunKeepsOutputOfWhatOutlives(t *testing.T) {
+	machine.Script(t, "helper", "echo out; echo err >&2; exit 7")
+	o, err := Program{Name: "helper", Outlives: true}.Run(t.Context())
+	require.NoError(t, err)
+	if o.Code != 7 || o.Output != "out; err" {
+		t.Errorf("%+v", o)
+	}
+	var out strings.Builder
+	o, err = Program{Name: "helper", Outlives: true, Stdout: &out}.Run(t.Context())
+	require.NoError(t, err)
+	if o.Output != "err" || out.String() != "out\n" {
+		t.Errorf("%+v, and %q", o, out.String())
 	}
 }
 
