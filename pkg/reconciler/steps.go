@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -95,40 +94,13 @@ func (r *Reconciler) do(ctx context.Context, step Step, want *state.Volume, have
 	case OpenLayer, CloseLayer, GrowLayer:
 		return r.onLayer(ctx, step, want, have)
 	case BeginFormat:
-		if err := k.Filesystems.Prove(ctx, have.Lowest()); err != nil {
-			return err
-		}
-		if have.Lowest().Noted {
-			return nil // the mark comes right before the format
-		}
-		return k.Devices.BeginFormat(ctx, r.spec(want))
+		return r.beginFormat(ctx, want, have)
 	case AbandonFormat:
 		return r.abandonFormat(ctx, want, have)
 	case Erase:
 		return r.erase(ctx, step.Layer, want, have)
 	case Format:
-		// If an observation did not read all of the device, the step before has proved
-		// it blank, or it may hold the remains of an interrupted format; or what others have
-		// put there, and then Format refuses it. Noise is nobody's data, as long as the
-		// device is stamped new.
-		d = sourceFresh(state.Element{Layer: have.Layer, Device: d})
-		if have.Contents.Kind != state.ContentsBlank && !d.Fresh && !d.Noise && !d.StaleMark && !d.Proved {
-			if err := r.erase(ctx, step.Layer, want, have); err != nil {
-				return err
-			}
-			d.Fresh = have.Layer != "" // every byte of it is zero now
-		}
-		format := func() error { return k.Filesystems.Format(ctx, d, s.Capability.FSType) }
-		if d.Noted {
-			last := func(ctx context.Context) (string, error) { return r.tryFormat(ctx, want, d) }
-			format = func() error { return k.Filesystems.FormatAfter(ctx, d, s.Capability.FSType, last) }
-		}
-		if err := format(); err != nil && step.Layer == "" {
-			return r.abandonUnlessWritten(ctx, want, err)
-		} else if err != nil {
-			return err
-		}
-		return r.endFormat(ctx, step.Layer, want, have, s.Capability.FSType)
+		return r.format(ctx, step.Layer, want, have)
 	case Check:
 		return k.Filesystems.Check(ctx, d, have.Contents.FSType)
 	case GrowFilesystem:
@@ -173,79 +145,6 @@ func (r *Reconciler) attachView(ctx context.Context, want *state.Volume, d state
 	return errors.Join(err, r.kernel.Views.DetachView(ctx, d))
 }
 
-// confirm observes the device again right before a step that destroys or takes
-// something away: it must be the same device that the planner saw, with the same
-// marks, and nobody may hold it.
-func (r *Reconciler) confirm(ctx context.Context, step Step, want *state.Volume, have state.Actual) error {
-	at := 0 // in the stack
-	switch step.Action {
-	case Detach, BeginFormat, AbandonFormat:
-	case Erase, Format:
-		at = indexOf(have, step.Layer)
-	case CreateLayer:
-		at = indexOf(have, step.Layer) - 1
-	default:
-		return nil
-	}
-	look, err := r.stack(ctx, want)
-	if err != nil {
-		return err
-	}
-	was, is := have.Stack(), look.Stack()
-	for i := range was {
-		if len(is) != len(was) || !sameDevice(is[i].Device, was[i].Device) || i > at && presentOrStray(is[i].Device) {
-			return state.Errorf(state.Unavailable, "the device has changed since it was looked at: it was %s, and is %s", describeDevices(was), describeDevices(is))
-		}
-	}
-	now := is[at].Device
-	view, err := r.kernel.Views.FindView(ctx, now)
-	if err != nil {
-		return err
-	}
-	if view.State != state.DeviceAbsent {
-		return state.Errorf(state.Unavailable, "the device %s has a read-only view, %s, since it was looked at", now.Path, view.Path)
-	}
-	if now.Held, err = r.kernel.Views.Held(ctx, now); err != nil {
-		return err
-	}
-	unbound := *want
-	unbound.Targets = nil // the planner saw that they do not show it
-	// Other mount namespaces need no look: copies there come from a bind here.
-	if err := r.noteBoundElsewhere(ctx, &unbound, &now, false); err != nil {
-		return err
-	}
-	if now.Held {
-		return fmt.Errorf("the device %s is held since it was looked at: %s", now.Path, r.holder(ctx, now))
-	}
-	if step.Action == Erase && now.FormatUUID != "" {
-		return r.confirmRemains(ctx, now)
-	}
-	if step.Action != Format && step.Action != CreateLayer || step.Action == Format && now.Noise {
-		return nil // Erase destroys any contents, BeginFormat proves them blank, and a new layer's may be noise
-	}
-	now.Fresh = now.Fresh || was[at].Device.Fresh // though it bears the mark by now, see pass.step
-	c, err := r.kernel.Filesystems.Probe(ctx, sourceFresh(state.Element{Layer: is[at].Layer, Device: now}), "")
-	if err == nil && !maybeBlank(c) && !(step.Action == CreateLayer && !have.Stack()[at+1].Device.Unmade) {
-		err = state.Errorf(state.Unavailable, "the device %s is not blank any more since it was looked at: found %s", now.Path, c.Found)
-		if at == 0 {
-			err = &state.Unwritten{Err: err}
-		}
-	}
-	return err
-}
-
-// confirmRemains returns an error unless what is on a device can be what a format has left.
-func (r *Reconciler) confirmRemains(ctx context.Context, d state.Device) error {
-	c, err := r.kernel.Filesystems.Probe(ctx, d, "")
-	switch {
-	case err != nil:
-		return err
-	case maybeBlank(c), c.Origin == state.OriginFormat, c.Origin == state.OriginUnnamed:
-		return nil
-	}
-	return state.Errorf(state.Unavailable, "the device %s holds something else since it was looked at: found %s", d.Path, c.Found)
-}
-
 // indexOf returns the index in the stack of the element that a layer made; 0, which is
 // the source, for the empty name.
 func indexOf(have state.Actual, layer string) int {
@@ -280,154 +179,6 @@ func (r *Reconciler) onLayer(ctx context.Context, step Step, want *state.Volume,
 		return l.Erase(ctx, lower, v)
 	}
 	return state.Errorf(state.Internal, "unknown step %s", step)
-}
-
-// createLayer makes a layer on the element beneath, which then counts as formatted.
-func (r *Reconciler) createLayer(ctx context.Context, step Step, want *state.Volume, have state.Actual) error {
-	l, lower, err := r.layerOf(have, step.Layer)
-	if err != nil {
-		return err
-	}
-	v, beneath := r.spec(want), have.Stack()[indexOf(have, step.Layer)-1].Layer
-	if have.Beneath.Kind == state.ContentsUnproven && !lower.Proved && !sourceFresh(state.Element{Layer: beneath, Device: lower}).Fresh { // as for Format
-		blank := func() error { return r.erase(ctx, beneath, want, have) }
-		if lower.StaleMark {
-			blank = func() error { return r.kernel.Filesystems.Prove(ctx, lower) }
-		}
-		if err := blank(); err != nil {
-			return err
-		}
-	}
-	if lower.Noted && have.Stack()[indexOf(have, step.Layer)].Device.Unmade { // what is made must not get a stamp
-		if lower.FormatUUID, err = r.tryFormat(ctx, want, lower); err != nil {
-			return r.abandonUnlessWritten(ctx, want, err)
-		}
-	}
-	if err := l.Create(ctx, lower, v); err != nil {
-		lower.Fresh = false // it may have been written to
-		c, unread := r.kernel.Filesystems.Probe(ctx, lower, "")
-		if c.Kind == state.ContentsUnproven && lower.Noted { // what is left of a layer may begin behind all signatures
-			unread = errors.Join(unread, r.kernel.Filesystems.Prove(ctx, lower))
-		}
-		if beneath == "" && unread == nil && maybeBlank(c) {
-			err = &state.Unwritten{Err: err}
-		}
-		return r.abandonUnlessWritten(ctx, want, err)
-	}
-	return r.endFormat(ctx, beneath, want, have, l.Name())
-}
-
-// tryFormat sets the formatting mark of a Noted device that was proved blank, once the device
-// was seen to keep what is written to it, and returns the UUID of the mark. What a disk
-// holds that only read as zeros is never erased then, whenever the plugin is killed: it
-// does not bear the UUID.
-func (r *Reconciler) tryFormat(ctx context.Context, want *state.Volume, d state.Device) (uuid string, err error) {
-	v := r.spec(want)
-	noted := func(such func(state.Device) bool) error { // nothing is believed
-		now, err := r.kernel.Devices.Find(ctx, v)
-		if err == nil && (uuid == "" || now.Number != d.Number || !such(now)) {
-			err = state.Errorf(state.Unavailable, "the device has changed, or its note was not written: it was %s, and is %s", describeDevice(d), describeDevice(now))
-		}
-		return err
-	}
-	if uuid, err = r.kernel.Devices.TryFormat(ctx, v); err != nil {
-		return "", err
-	}
-	if err := noted(func(now state.Device) bool { return now.Trial == uuid && !now.Formatting }); err != nil {
-		return "", err
-	}
-	if err := r.kernel.Filesystems.Try(ctx, d, uuid); err != nil {
-		return "", err
-	}
-	if err := r.kernel.Devices.BeginFormat(ctx, v); err != nil {
-		return "", err
-	}
-	return uuid, noted(func(now state.Device) bool { return now.Formatting && now.FormatUUID == uuid })
-}
-
-// abandonFormat ends a format whose mark is on a device that holds something else. A file
-// system there is no new one, and never formatted.
-func (r *Reconciler) abandonFormat(ctx context.Context, want *state.Volume, have state.Actual) error {
-	klog.FromContext(ctx).Info("A format was begun, and the device holds something else, which is left as it is", "found", have.Contents.Found+have.Beneath.Found)
-	if have.Layer == "" && have.Contents.Kind == state.ContentsFilesystem {
-		return r.kernel.Devices.EndFormat(ctx, r.spec(want), have.Contents.FSType)
-	}
-	return r.kernel.Devices.AbandonFormat(ctx, r.spec(want))
-}
-
-// leaveData is what becomes of an Erase when nothing was written since the device was proved
-// blank and marked: what has turned up there is left as it is.
-func (r *Reconciler) leaveData(ctx context.Context, _ Step, want *state.Volume, have state.Actual) error {
-	found := have.Contents.Found
-	if len(have.Stack()) > 1 {
-		found = have.Beneath.Found
-	}
-	err := state.Errorf(state.Unavailable, turnedUpText, have.Lowest().Path, found)
-	err = state.InVolume(want.ID, "format", r.abandonUnlessWritten(ctx, want, &state.Unwritten{Err: err}))
-	klog.FromContext(ctx).Error(err, "Data has turned up on a device that was proved blank")
-	return err
-}
-
-// abandonUnlessWritten returns err, and takes the formatting mark of the volume's source back if
-// nothing there is of the format that failed: a disk that read as zeros for a while has
-// its data again later, and what bears the mark would be erased.
-func (r *Reconciler) abandonUnlessWritten(ctx context.Context, want *state.Volume, err error) error {
-	if errors.As(err, new(*state.Unwritten)) {
-		err = errors.Join(err, r.kernel.Devices.AbandonFormat(context.WithoutCancel(ctx), r.spec(want)))
-	}
-	return err
-}
-
-// erase zeroes the element of a layer, or the source.
-func (r *Reconciler) erase(ctx context.Context, layer string, want *state.Volume, have state.Actual) error {
-	if layer != "" {
-		return r.onLayer(ctx, Step{Action: Erase, Layer: layer}, want, have)
-	}
-	return r.kernel.Devices.Erase(ctx, r.spec(want))
-}
-
-// endFormat clears the mark of the element of a layer, or of the source.
-func (r *Reconciler) endFormat(ctx context.Context, layer string, want *state.Volume, have state.Actual, as string) error {
-	if layer == "" {
-		return r.kernel.Devices.EndFormat(ctx, r.spec(want), as)
-	}
-	l, lower, err := r.layerOf(have, layer)
-	if err != nil {
-		return err
-	}
-	return l.Used(ctx, lower, r.spec(want))
-}
-
-// markRaw sets the durable mark of a device that is published raw for writing.
-func (r *Reconciler) markRaw(ctx context.Context, want *state.Volume, have state.Actual) error {
-	if err := r.kernel.Devices.BeginRaw(ctx, r.spec(want)); err != nil || have.Layer == "" || !have.Device.Fresh {
-		return err
-	}
-	return r.endFormat(ctx, have.Layer, want, have, "")
-}
-
-// sameDevice reports whether two looks saw the same device, and the same facts
-// about formatting it.
-func sameDevice(a, b state.Device) bool {
-	return a.State == b.State && a.Number == b.Number && a.Identity == b.Identity && a.ReadOnly == b.ReadOnly && a.Commands == b.Commands && a.Missing == b.Missing && a.Unmade == b.Unmade && a.Stray == b.Stray &&
-		a.Formatting == b.Formatting && a.FormatUUID == b.FormatUUID && a.Formatted == b.Formatted && a.Raw == b.Raw && (a.Err == nil) == (b.Err == nil)
-}
-
-// describeDevices says what sameDevice compares.
-func describeDevices(stack []state.Element) string {
-	var words []string
-	for _, e := range stack {
-		words = append(words, strings.TrimSpace(e.Layer+" "+describeDevice(e.Device)))
-	}
-	return strings.Join(words, "; beneath ")
-}
-
-func describeDevice(d state.Device) string {
-	text := fmt.Sprintf("%s %s, %s", d.Number, d.State, access(d.ReadOnly))
-	if d.Identity != "" {
-		text += ", " + d.Identity
-	}
-	return fmt.Sprintf("%s (missing %t, mark %t, formatted %q, raw %t, facts unread %t)", text, d.Missing, d.Formatting, d.Formatted, d.Raw, d.Err != nil)
 }
 
 // choose decides the type of file system for an empty fs_type: what the volume was
