@@ -41,82 +41,7 @@ func (b *Backend) create(ctx context.Context, r devices.CreateRequest) (devices.
 			return at.provisioned(at.volumes[name]), nil
 		}
 	}
-	err = b.inTurn(ctx, c.group, turnLimit, func(ctx context.Context) (err error) {
-		at, err := b.refresh(ctx, c.group)
-		if err != nil {
-			return err
-		}
-		lv, has := at.volumes[name]
-		_, pool := at.pools[name]
-		switch {
-		case has && b.own(lv) && lv.unfinished: // no caller was told of it
-			if err := (place{c.group, lv, at}).unused(); err != nil {
-				return err
-			}
-			if err := b.change(ctx, c.group, "lvremove", "--yes", c.group+"/"+name); err != nil {
-				return err
-			}
-			if at, err = b.refresh(ctx, c.group); err != nil {
-				return err
-			}
-		case has && b.own(lv):
-			return nil
-		case has || pool:
-			return state.Errorf(state.AlreadyExists, "the logical volume %s/%s is there, and was not made by this driver", c.group, name)
-		}
-		if at.pools[c.pool].asleep {
-			var end func() error
-			if end, err = b.wake(ctx, c.group, c.pool); err != nil {
-				return err
-			}
-			defer func() { err = errors.Join(err, end()) }()
-			if at, err = b.refresh(ctx, c.group); err != nil {
-				return err
-			}
-		}
-		if c.layout.stripe > at.extent {
-			return state.Errorf(state.InvalidArgument, "parameter %s: %s is more than an extent of the volume group %s, which has %d bytes", stripeSizeKey, stripeText(c.layout.stripe), c.group, at.extent)
-		}
-		bytes, err := r.Size.Choose(c.layout.unit(at.extent))
-		if err == nil {
-			err = at.take(c, bytes)
-		}
-		if err != nil {
-			return err
-		}
-		t := tags{driver: b.driver, name: r.Name, fsType: r.Use.FSType, layers: r.Layers, fresh: true}
-		activate := "n"
-		if c.layout.raid1 { // which has LVM note on the disks that they need not be copied to each other
-			activate = "y"
-		}
-		arguments := []string{"lvcreate", "--yes", "--activate", activate, "--name", name}
-		if c.pool == "" {
-			t.unzeroed = true
-			if !c.layout.raid1 {
-				arguments = append(arguments, "--setautoactivation", "n")
-			}
-			arguments = append(arguments, "--wipesignatures", "n", "--zero", "n", "--extents", strconv.FormatInt(bytes/at.extent, 10))
-			arguments = append(tagged(append(arguments, c.layout.arguments()...), t), c.group)
-			arguments = append(arguments, at.emptiest(c.layout.legs())...)
-		} else {
-			t.overcommit = c.overcommit
-			arguments = append(tagged(arguments, t), "--virtualsize", strconv.FormatInt(bytes, 10)+"b", "--thinpool", c.pool, c.group)
-		}
-		defer b.renew(ctx, c.group)
-		if err := b.change(ctx, c.group, arguments...); err != nil {
-			return err
-		}
-		if c.pool != "" || c.layout.raid1 { // of which lvcreate takes it only since 2.03.34, or not at all
-			if err := b.change(ctx, c.group, "lvchange", "--setautoactivation", "n", c.group+"/"+name); err != nil {
-				return err
-			}
-		}
-		if c.layout.raid1 {
-			_, err := b.command(ctx, c.group, "lvchange", "--activate", "n", c.group+"/"+name)
-			return err
-		}
-		return nil
-	})
+	err = b.inTurn(ctx, c.group, turnLimit, func(ctx context.Context) error { return b.make(ctx, c, name, r) })
 	if err != nil {
 		return devices.Provisioned{}, err
 	}
@@ -130,6 +55,89 @@ func (b *Backend) create(ctx context.Context, r devices.CreateRequest) (devices.
 		return devices.Provisioned{}, state.Errorf(state.Aborted, "the logical volume %s/%s was deleted meanwhile", c.group, name)
 	}
 	return at.provisioned(at.volumes[name]), nil
+}
+
+// make makes a logical volume, unless it is there. The caller has the group's turn.
+func (b *Backend) make(ctx context.Context, c class, name string, r devices.CreateRequest) (err error) {
+	at, err := b.refresh(ctx, c.group)
+	if err != nil {
+		return err
+	}
+	lv, has := at.volumes[name]
+	_, pool := at.pools[name]
+	switch {
+	case has && b.own(lv) && lv.unfinished: // no caller was told of it
+		if err := (place{c.group, lv, at}).unused(); err != nil {
+			return err
+		}
+		if err := b.change(ctx, c.group, "lvremove", "--yes", c.group+"/"+name); err != nil {
+			return err
+		}
+		if at, err = b.refresh(ctx, c.group); err != nil {
+			return err
+		}
+	case has && b.own(lv):
+		return nil
+	case has || pool:
+		return state.Errorf(state.AlreadyExists, "the logical volume %s/%s is there, and was not made by this driver", c.group, name)
+	}
+	if at.pools[c.pool].asleep {
+		var end func() error
+		if end, err = b.wake(ctx, c.group, c.pool); err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, end()) }()
+		if at, err = b.refresh(ctx, c.group); err != nil {
+			return err
+		}
+	}
+	if c.layout.stripe > at.extent {
+		return state.Errorf(state.InvalidArgument, "parameter %s: %s is more than an extent of the volume group %s, which has %d bytes", stripeSizeKey, stripeText(c.layout.stripe), c.group, at.extent)
+	}
+	bytes, err := r.Size.Choose(c.layout.unit(at.extent))
+	if err == nil {
+		err = at.take(c, bytes)
+	}
+	if err != nil {
+		return err
+	}
+	return b.lvcreate(ctx, at, c, name, bytes, tags{driver: b.driver, name: r.Name, fsType: r.Use.FSType, layers: r.Layers, fresh: true})
+}
+
+// lvcreate makes a logical volume of the class that is not active, and that nobody
+// activates but the plugin.
+func (b *Backend) lvcreate(ctx context.Context, at *report, c class, name string, bytes int64, t tags) error {
+	activate := "n"
+	if c.layout.raid1 { // which has LVM note on the disks that they need not be copied to each other
+		activate = "y"
+	}
+	arguments := []string{"lvcreate", "--yes", "--activate", activate, "--name", name}
+	if c.pool == "" {
+		t.unzeroed = true
+		if !c.layout.raid1 {
+			arguments = append(arguments, "--setautoactivation", "n")
+		}
+		arguments = append(arguments, "--wipesignatures", "n", "--zero", "n", "--extents", strconv.FormatInt(bytes/at.extent, 10))
+		arguments = append(tagged(append(arguments, c.layout.arguments()...), t), c.group)
+		arguments = append(arguments, at.emptiest(c.layout.legs())...)
+	} else {
+		t.overcommit = c.overcommit
+		arguments = append(tagged(arguments, t), "--virtualsize", strconv.FormatInt(bytes, 10)+"b", "--thinpool", c.pool, c.group)
+	}
+	defer b.renew(ctx, c.group)
+	if err := b.change(ctx, c.group, arguments...); err != nil {
+		return err
+	}
+	if c.pool != "" || c.layout.raid1 { // of which lvcreate takes it only since 2.03.34, or not at all
+		if err := b.change(ctx, c.group, "lvchange", "--setautoactivation", "n", c.group+"/"+name); err != nil {
+			return err
+		}
+	}
+	if c.layout.raid1 {
+		_, err := b.command(ctx, c.group, "lvchange", "--activate", "n", c.group+"/"+name)
+		return err
+	}
+	return nil
 }
 
 // tagged adds the arguments that set tags.
