@@ -311,6 +311,8 @@ func (v Volume) helpSentences(explanation Explanation) []string {
 		all = append(all, "Nothing is left to do.")
 		if len(v.Parts) == 0 {
 			all = append(all, "If a pod waits for it, `kubectl describe pod` tells why its calls are refused.")
+		} else if v.Refusal != nil {
+			all = append(all, "If a pod still waits for the call that was refused, put right what the refusal names: whoever made the call makes it again.")
 		}
 	}
 	return all

@@ -43,10 +43,10 @@ func TestExplainARefusal(t *testing.T) {
 	if err := told.Print(&text); err != nil || !strings.Contains(text.String(), "\nRefused last:\n  NodeStageVolume was refused") {
 		t.Errorf("prints %s (%v)", text.String(), err)
 	}
-	// Of a volume that is as asked it is history.
+	// Of a volume that is as asked it is history, unless somebody waits for the call.
 	v = Make(Facts{Want: staged(), Have: state.Actual{Device: attachedDevice()}, Seen: true, Parts: map[state.Part]PartFacts{stage: {Verdict: Verdict{Settled: true}}}}, now)
 	v.Refusal = &Refusal{Volume: "v", Call: "NodePublishVolume", Code: "FailedPrecondition", Error: "busy", Since: now, At: now, Times: 1}
-	if told := v.Explanation(); len(told.Refused) != 1 || told.YouCan[0] != "Nothing is left to do." {
+	if told := v.Explanation(); len(told.Refused) != 1 || len(told.YouCan) != 2 || told.YouCan[0] != "Nothing is left to do." || !strings.HasPrefix(told.YouCan[1], "If a pod still waits for the call that was refused") {
 		t.Errorf("told is %+v", told)
 	}
 }

@@ -130,6 +130,28 @@ func TestPageIsLive(t *testing.T) {
 	p.forget() // that it was refused
 }
 
+// A pod whose call is refused waits, however well the volume is for others: it is not among the settled ones.
+func TestRefusedIsNotSettled(t *testing.T) {
+	s := shop()
+	refused := report.Refusal{Volume: id("e3c8d6b4"), Call: "NodePublishVolume", Code: "FailedPrecondition", Since: time.Now(), At: time.Now(), Times: 1, Error: "shop/nats-0 has it alone"}
+	s.nodes[1].Refusals = append(s.nodes[1].Refusals, refused)
+	busy := refused
+	busy.Volume = id("d80b5512") // is under way
+	s.nodes[1].Refusals = append(s.nodes[1].Refusals, busy)
+	p := open(t, s, desk)
+	p.until(shown)
+	if got, want := eval[[]string](p, `[...document.querySelectorAll(".group h3")].map((e) => e.textContent)`), []string{"Failing · 1", "Refused · 2", "Under way · 1", "Settled · 4"}; !slices.Equal(got, want) {
+		t.Errorf("the groups are %q, not %q", got, want)
+	}
+	eval[any](p, `document.querySelectorAll(".tile")[2].click()`)
+	if got, want := eval[[]string](p, names), []string{id("0d94b7aa"), "shop/queue"}; !slices.Equal(got, want) {
+		t.Errorf("refused are %q, not %q", got, want)
+	}
+	if got := eval[string](p, `document.querySelectorAll(".node")[1].querySelector(".quiet").textContent`); got != "4 volumes, 2 refused, 1 under way" {
+		t.Errorf("the node has %s", got)
+	}
+}
+
 // What is selected stays while only ages change.
 func TestSelectionStays(t *testing.T) {
 	s := shop()

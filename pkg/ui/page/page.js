@@ -87,7 +87,9 @@ function brief(text, volume) {
 	return text.replace(`volume ${volume}: `, "").replace(/(?:\/[^\s/:;,"'`()]+){5,}/g, (path) => `…/${path.split("/").pop()}`);
 }
 
-const stateOf = (volume) => volume.is || "refused";
+// stateOf is what a volume counts as: one that is as asked, and for which another call was
+// refused, has somebody who waits for that.
+const stateOf = (volume) => (volume.refused && volume.is === "settled") || !volume.is ? "refused" : volume.is;
 const style = (state) => state.replace(" ", "-");
 const nameOf = (part) => part.pod || part.part;
 const podsOf = (volume) => [...new Set(volume.parts.map((part) => part.pod).filter(Boolean))];
