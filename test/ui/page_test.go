@@ -105,15 +105,23 @@ func TestPageIsLive(t *testing.T) {
 	}
 	p.until(`document.querySelector(".row details[open] .story").innerText.includes("monitoring/prometheus-0 is failing: ` + told + `")`)
 	p.until(`document.querySelector(".row details[open] .sections").innerText.includes("it is in use by pid 8 (sleep)")`)
+	var before []report.NodeOf
 	s.change(func(s *scene) {
 		if len(s.asked) != 2 {
 			t.Errorf("asked to explain were %q", s.asked)
 		}
 		s.nodes[0].Volumes = s.nodes[0].Volumes[:3]
 		s.nodes = s.nodes[:2]
+		before = s.nodes
 		s.notes = []string{"Claims are not named: forbidden"}
 	})
 	p.until(`document.querySelectorAll(".row").length === 7 && document.querySelectorAll(".node").length === 2 && document.querySelector(".banner").innerText === "Claims are not named: forbidden"`)
+	s.change(func(s *scene) {
+		s.nodes = []report.NodeOf{{Name: "worker-1", Error: "it is away"}, {Name: "worker-2", Error: "it is away"}}
+	})
+	p.until(`document.getElementById("count").innerText === "No volume is known; 2 nodes could not be asked"`)
+	s.change(func(s *scene) { s.nodes = before })
+	p.until(`document.getElementById("count").innerText === "7 of 7 volumes shown"`)
 	s.change(func(s *scene) { s.err = errors.New("the cluster is away") })
 	p.until(`document.querySelector(".banner").innerText === "The nodes could not be read: the cluster is away" && document.getElementById("live").innerText.startsWith("Not up to date")`)
 	if n := eval[int](p, `document.querySelectorAll(".row").length`); n != 7 {
@@ -240,7 +248,7 @@ func TestKeyboard(t *testing.T) {
 	eval[any](p, `document.getElementById("find").focus()`)
 	p.press("SHOP", " ", "worker-1")
 	p.until(`document.querySelectorAll(".row").length === 3`)
-	if got := eval[string](p, `document.getElementById("count").innerText`); got != "3 of 8 volumes shown" {
+	if got := eval[string](p, `document.getElementById("count").innerText`); got != "3 of 8 volumes shown; 1 node could not be asked" {
 		t.Errorf("it says %s", got)
 	}
 	p.press(kb.Enter) // loads nothing

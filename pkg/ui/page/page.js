@@ -338,7 +338,7 @@ function show() {
 	const found = all.filter(({ node, volume }) => matches(node, volume));
 	const shown = found.filter(({ volume }) => !chosen.state || stateOf(volume) === chosen.state);
 	showTiles(found);
-	say(byId("count"), all.length === 0 ? "No volume is asked of these nodes." : `${shown.length} of ${all.length} volumes shown`);
+	say(byId("count"), countOf(shown.length, all.length));
 	shown.sort((a, b) => rank(stateOf(a.volume)) - rank(stateOf(b.volume)) || titleOf(a.volume).localeCompare(titleOf(b.volume)) || a.node.name.localeCompare(b.node.name));
 	const inGroups = new Map();
 	for (const each of shown) {
@@ -349,6 +349,15 @@ function show() {
 	if (chosen.group !== "state") names = names.sort();
 	showGroups(names, inGroups);
 	forget(rows, all.map(({ node, volume }) => keyOf(node, volume)));
+}
+
+// countOf says how many volumes are shown. Those of a node that could not be asked are
+// not known, rather than none.
+function countOf(shown, all) {
+	const away = view.nodes.filter((node) => node.error).length;
+	const unknown = away ? `; ${away === 1 ? "1 node" : `${away} nodes`} could not be asked` : "";
+	if (all) return `${shown} of ${all} volumes shown${unknown}`;
+	return away ? `No volume is known${unknown}` : "No volume is asked of these nodes.";
 }
 
 const keyOf = (node, volume) => JSON.stringify([node.name, node.pod, volume && volume.volume]);
