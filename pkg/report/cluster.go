@@ -32,13 +32,18 @@ const nodeWidth = 16
 func (c Cluster) Print(out io.Writer) error {
 	var text strings.Builder
 	rows := []row{of("NODE", head)}
+	left, empty := 0, "No volume is asked of these nodes."
 	for _, n := range c.Nodes {
+		left += n.left
+		if n.Error != "" {
+			empty = "No volume is known."
+		}
 		for _, r := range n.rows(time.Now()) {
 			rows = append(rows, of(shortened(n.Name, nodeWidth), r))
 		}
 	}
 	if len(rows) == 1 {
-		text.WriteString("No volume is asked of these nodes.\n")
+		text.WriteString(none(left, "the nodes that answered have", empty) + "\n")
 	} else {
 		align(&text, rows)
 	}

@@ -37,6 +37,16 @@ Node c: kubelet has not asked at /s yet: is it running, and is this its plugins_
 	if err := c.Err(); err == nil || err.Error() != "node b: it does not answer" {
 		t.Errorf("the error is %v", err)
 	}
+	for want, c := range map[string]Cluster{
+		"No volume matches; the nodes that answered have 2 in all.\nNode b could not": c.Pick(Filter{Volumes: []string{"v4"}}),
+		"No volume is known.\nNode b could not":                                       {Nodes: c.Nodes[1:2]},
+		"No volume is asked of these nodes.\n":                                        {Nodes: []NodeOf{{Node: Node{Running: true}}}},
+	} {
+		text.Reset()
+		if err := c.Print(&text); err != nil || !strings.HasPrefix(text.String(), want) {
+			t.Errorf("prints (%v)\n%s\nnot\n%s", err, text.String(), want)
+		}
+	}
 	text.Reset()
 	if err := c.Pick(Filter{Volumes: []string{"v2"}}).PrintWide(&text); err != nil || strings.Contains(text.String(), "v1") || !strings.Contains(text.String(), "Node c (pod ):") || len(c.Nodes[0].Volumes) != 2 {
 		t.Errorf("wide is (%v)\n%s", err, text.String())

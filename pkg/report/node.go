@@ -25,6 +25,8 @@ type Node struct {
 	Storage []Place `json:"storage,omitempty"`
 	// StorageProblems is what is wrong with them.
 	StorageProblems []StorageProblem `json:"storageProblems,omitempty"`
+
+	left int // how many volumes a filter left out
 }
 
 // Registration is the last answer of kubelet to a plugin that registers itself.
@@ -80,6 +82,7 @@ func (n Node) WithoutAges() Node {
 		}
 	}
 	n.Storage = nil // which every write of a pod changes
+	n.left = 0
 	return n
 }
 

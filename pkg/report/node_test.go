@@ -1,6 +1,7 @@
 package report
 
 import (
+	"io"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -143,6 +144,13 @@ func TestPick(t *testing.T) {
 		}
 		if got := strings.Join(volumes, " ") + ", " + strings.Join(refused, " "); got != test.want {
 			t.Errorf("%s: picked are %s, not %s", title, got, test.want)
+		}
+	}
+	// A table of none does not say that there are none.
+	for _, print := range []func(Node, io.Writer) error{Node.Print, Node.PrintWide} {
+		var text strings.Builder
+		if err := print(node.Pick(Filter{Pod: "x/q"}).Pick(Filter{}), &text); err != nil || !strings.HasSuffix(text.String(), "\nNo volume matches; this node has 3 in all.\n") {
+			t.Errorf("prints (%v)\n%s", err, text.String())
 		}
 	}
 	if len(node.Volumes) != 3 || len(node.Refusals) != 2 {

@@ -27,7 +27,7 @@ func (n Node) Print(out io.Writer) error {
 		text.WriteString(told + "\n")
 	}
 	if len(n.Volumes) == 0 {
-		text.WriteString("No volume is asked of this node.\n")
+		text.WriteString(none(n.left, "this node has", "No volume is asked of this node.") + "\n")
 	} else {
 		align(&text, append([]row{head}, n.rows(time.Now())...))
 	}
@@ -44,13 +44,21 @@ func (n Node) PrintWide(out io.Writer) error {
 		text.WriteString(told + "\n")
 	}
 	if len(n.Volumes) == 0 {
-		text.WriteString("No volume is asked of this node.\n")
+		text.WriteString(none(n.left, "this node has", "No volume is asked of this node.") + "\n")
 	} else if err := n.wide(&text, time.Now()); err != nil {
 		return err
 	}
 	n.refused(&text, 0)
 	_, err := io.WriteString(out, text.String())
 	return err
+}
+
+// none says that there is no volume: unless a filter left some out, in these words.
+func none(left int, has, words string) string {
+	if left > 0 {
+		return fmt.Sprintf("No volume matches; %s %d in all.", has, left)
+	}
+	return words
 }
 
 // refused lists the calls that were refused not long ago.
@@ -235,12 +243,13 @@ func (n Node) Pick(f Filter) Node {
 	for _, r := range n.Refusals {
 		refused[r.Volume] = true
 	}
-	picked := map[string]bool{}
+	picked, all := map[string]bool{}, len(n.Volumes)
 	n.Volumes = slices.DeleteFunc(slices.Clone(n.Volumes), func(v Status) bool {
 		in := f.names(v.Volume) && f.claims(v) && (f.Pod == "" || slices.ContainsFunc(v.Parts, f.isFor)) && (!f.Failing || v.Worst() != Settled || refused[v.Volume])
 		picked[v.Volume] = in
 		return !in
 	})
+	n.left += all - len(n.Volumes)
 	n.Refusals = slices.DeleteFunc(slices.Clone(n.Refusals), func(r Refusal) bool {
 		in, known := picked[r.Volume]
 		return known && !in || !known && (!f.names(r.Volume) || f.Pod+f.Claim+f.Class != "")
