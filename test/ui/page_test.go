@@ -179,6 +179,35 @@ func TestSelectionStays(t *testing.T) {
 	p.forget() // the explanation of the refused volume
 }
 
+// A volume that comes, goes or changes leaves the others where they are, with what is selected in them.
+func TestOthersAreNotMoved(t *testing.T) {
+	s := shop()
+	p := open(t, s, desk)
+	p.until(shown)
+	const pick = `getSelection().selectAllChildren([...document.querySelectorAll(".row .name")].find((e) => e.textContent.startsWith("shop/queue")))`
+	eval[any](p, pick)
+	was := s.nodes[0].Volumes
+	for _, c := range []struct {
+		what, until string
+		change      func(*scene)
+	}{
+		{"a group went", `document.querySelectorAll(".row").length === 7`, func(s *scene) { s.nodes[0].Volumes = slices.Delete(s.nodes[0].Volumes, 1, 2) }},
+		{"the first of the group went", `document.querySelectorAll(".row").length === 6`, func(s *scene) { s.nodes[1].Volumes = slices.Delete(s.nodes[1].Volumes, 1, 2) }},
+		{"a group came", `document.querySelectorAll(".row").length === 7`, func(s *scene) { s.nodes[0].Volumes = was }},
+		{"the first of the group became the last", `[...document.querySelectorAll(".rows .name")].pop().textContent.startsWith("shop/search-index")`, func(s *scene) {
+			eval[any](p, `(() => { const by = document.getElementById("group"); by.value = "namespace"; by.dispatchEvent(new Event("change")); })()`)
+			eval[any](p, pick)
+			s.nodes[0].Volumes[1].Parts[0].Is, s.nodes[0].Volumes[1].Parts[0].Error = report.Settled, ""
+		}},
+	} {
+		s.change(c.change)
+		p.until(c.until)
+		if got := eval[string](p, "getSelection().toString()"); !strings.HasPrefix(got, "shop/queue") {
+			t.Errorf("%s: %q is selected", c.what, got)
+		}
+	}
+}
+
 // Names and errors come from whoever may make a pod: they are text, whatever is in them.
 func TestTextIsNoMarkup(t *testing.T) {
 	const evil = `<img src=x onerror="document.title='taken'"><script>document.title='taken'</script><a href="https://evil.example">`

@@ -26,13 +26,17 @@ function say(element, text) {
 }
 
 // arrange makes the children of an element these, in this order. What is in its place
-// stays there, and what has the keyboard keeps it.
+// stays there, and what has the keyboard keeps it. What others make room for is not moved:
+// it would lose what is selected in it, and the place of a screen reader.
 function arrange(parent, children) {
-	const focused = document.activeElement;
+	const focused = document.activeElement, wanted = new Set(children);
+	for (const child of [...parent.childNodes]) if (!wanted.has(child)) child.remove();
 	children.forEach((child, i) => {
-		if (parent.childNodes[i] !== child) parent.insertBefore(child, parent.childNodes[i] || null);
+		const there = parent.childNodes[i];
+		if (there === child) return;
+		if (there && there.nextSibling === child) there.remove(); // its place comes later
+		else parent.insertBefore(child, there || null);
 	});
-	while (parent.childNodes.length > children.length) parent.lastChild.remove();
 	if (focused !== document.activeElement && focused.isConnected) focused.focus({ preventScroll: true });
 }
 
