@@ -165,6 +165,15 @@ func TestSelectionStays(t *testing.T) {
 	s := shop()
 	p := open(t, s, desk)
 	p.until(shown)
+	eval[any](p, `getSelection().selectAllChildren(document.querySelector(".node .told"))`)
+	was := s.nodes[0].Volumes
+	s.change(func(s *scene) { s.nodes[0].Volumes = was[:3] })
+	p.until(`document.querySelectorAll(".row").length === 7`)
+	if got := eval[string](p, "getSelection().toString()"); !strings.HasPrefix(got, "This node could not be asked") {
+		t.Errorf("of a node that is as it was %q is selected", got)
+	}
+	s.change(func(s *scene) { s.nodes[0].Volumes = was })
+	p.until(shown)
 	eval[any](p, openAll)
 	p.until(explained)
 	for _, callout := range []string{"refused", "under-way"} {

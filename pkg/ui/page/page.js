@@ -25,6 +25,17 @@ function say(element, text) {
 	if (element.textContent !== text) element.textContent = text;
 }
 
+// contents are the values of which the children of elements were made.
+const contents = new WeakMap();
+
+// refill makes the children of an element of a value, unless they are of the same one.
+function refill(element, value, build) {
+	const text = JSON.stringify(value);
+	if (contents.get(element) === text) return;
+	contents.set(element, text);
+	element.replaceChildren(...value.flatMap(build));
+}
+
 // arrange makes the children of an element these, in this order. What is in its place
 // stays there, and what has the keyboard keeps it. What others make room for is not moved:
 // it would lose what is selected in it, and the place of a screen reader.
@@ -145,16 +156,16 @@ class Card {
 		say(this.count, node.error ? "" : counted(node.volumes));
 		this.element.classList.toggle("away", Boolean(node.error || node.wrong));
 		const told = node.told || [], wrong = node.error ? [`This node could not be asked: ${node.error}`] : node.wrong ? told : [];
-		this.wrong.replaceChildren(...wrong.map((text) => make("p", { class: "told" }, text)));
-		this.fills.replaceChildren(...(node.fills || []).map(filled));
+		refill(this.wrong, wrong, (text) => make("p", { class: "told" }, text));
+		refill(this.fills, node.fills || [], filled);
 		const more = [node.driver && `${node.driver} ${node.version || ""}`, node.pod && `Pod ${node.pod}`, ...(node.wrong ? [] : told)].filter(Boolean);
-		this.told.replaceChildren(...more.map((text) => make("p", {}, text)));
+		refill(this.told, more, (text) => make("p", {}, text));
 		this.more.hidden = more.length === 0;
-		this.list.replaceChildren(...(node.places || []).filter((place) => place.values).flatMap((place) => [ // a backend may have nothing to tell, as LVM without a group
+		refill(this.list, (node.places || []).filter((place) => place.values), (place) => [ // a backend may have nothing to tell, as LVM without a group
 			...place.values.map((value) => make("div", {},
 				make("dt", {}, [place.backend, ...Object.values(value.labels || {})].join(" ") + ": ", value.help), make("dd", {}, amount(value)))),
 			make("div", {}, make("dt", {}, `${place.backend}: measured`), make("dd", {}, time(place.seen))),
-		]));
+		]);
 	}
 }
 
