@@ -138,6 +138,29 @@ func TestStatus(t *testing.T) {
 	}
 }
 
+// A claim whose call was refused is named and found like the others: of its volume there is nothing else to see.
+func TestRefusedClaim(t *testing.T) {
+	dir := fake(t)
+	const stage = "exec --namespace=csi-node plugin-b "
+	refusing := strings.Replace(fakeKubectl, `*"`+stage+`"*)`, `*"`+stage+`"*status*)
+	echo '{"running":true,"driver":"x","volumes":[],"refusals":[{"volume":"vol-1","call":"NodeStageVolume","code":"InvalidArgument","error":"bad flag","times":1},{"volume":"vol-3","call":"NodeStageVolume","code":"InvalidArgument","error":"worse","times":1}]}' ;;
+*"`+stage+`"*)`, 1)
+	machine.WriteProgram(t, filepath.Join(dir, "kubectl"), refusing)
+	for _, flags := range [][]string{{"--claim", "default/data"}, {"--class", "fast"}, {"--claim", "data", "-o", "wide"}} {
+		out, _, err := run(t, append(flags, "status", "--node", "b")...)
+		if err != nil || !strings.Contains(out, "volume vol-1 (default/data): NodeStageVolume was refused") || strings.Contains(out, "worse") {
+			t.Errorf("%q: prints (%v)\n%s", flags, err, out)
+		}
+	}
+	if out, _, err := run(t, "status", "--node", "b", "--class", "slow"); err != nil || strings.Contains(out, "refused") {
+		t.Errorf("prints (%v)\n%s", err, out)
+	}
+	shown, err := pageOf(t, "--node", "b").Read(t.Context())
+	if err != nil || shown.Nodes[0].Refusals[0].Claim != "default/data" || shown.Nodes[0].Refusals[1].Claim != "" {
+		t.Errorf("the page shows %+v (%v)", shown, err)
+	}
+}
+
 func TestTop(t *testing.T) {
 	dir := fake(t)
 	const want = "NODE  STORAGE  USED  ROOM\nb     pool     75%   1Ki of 4Ki free\na     pool     25%   3Ki of 4Ki free\n"

@@ -102,6 +102,10 @@ func (k *claims) name(ctx context.Context, all report.Cluster) error {
 			of := k.of[volumeOf{n.Driver, v.Volume}]
 			n.Volumes[i].Claim, n.Volumes[i].Class = of.claim, of.class
 		}
+		for i, r := range n.Refusals {
+			of := k.of[volumeOf{n.Driver, r.Volume}]
+			n.Refusals[i].Claim, n.Refusals[i].Class = of.claim, of.class
+		}
 	}
 	return k.err
 }
@@ -110,6 +114,11 @@ func (k *claims) knows(all report.Cluster) bool {
 	for _, n := range all.Nodes {
 		for _, v := range n.Volumes {
 			if k.of[volumeOf{n.Driver, v.Volume}].claim == "" {
+				return false
+			}
+		}
+		for _, r := range n.Refusals {
+			if k.of[volumeOf{n.Driver, r.Volume}].claim == "" {
 				return false
 			}
 		}

@@ -85,7 +85,7 @@ func (c Cluster) foot(text *strings.Builder, width int) {
 				text.WriteString("\nCalls that were refused, the last one of each volume:\n")
 				titled = true
 			}
-			write(text, "  ", fmt.Sprintf("node %s: volume %s: %s", n.Name, r.Volume, r.Tell(time.Now())), width)
+			write(text, "  ", fmt.Sprintf("node %s: volume %s: %s", n.Name, inFull(r.Volume, r.Claim), r.Tell(time.Now())), width)
 		}
 	}
 	for _, n := range c.Nodes {

@@ -11,6 +11,8 @@ import (
 // it. A plugin remembers it for a while: such a call leaves no intent behind.
 type Refusal struct {
 	Volume string    `json:"volume"`
+	Claim  string    `json:"claim,omitempty"` // and Class: as those of a Status
+	Class  string    `json:"class,omitempty"`
 	Call   string    `json:"call"`           // such as NodeStageVolume
 	Path   string    `json:"path,omitempty"` // that the call named
 	Code   string    `json:"code"`           // such as InvalidArgument

@@ -67,7 +67,7 @@ func (n Node) refused(text *strings.Builder, width int) {
 		if i == 0 {
 			text.WriteString("\nCalls that were refused, the last one of each volume:\n")
 		}
-		write(text, "  ", fmt.Sprintf("volume %s: %s", r.Volume, r.Tell(time.Now())), width)
+		write(text, "  ", fmt.Sprintf("volume %s: %s", inFull(r.Volume, r.Claim), r.Tell(time.Now())), width)
 	}
 }
 
@@ -126,15 +126,19 @@ func (n Node) wide(text *strings.Builder, now time.Time) error {
 	fmt.Fprintln(t, "VOLUME\tPART\tASKED\tIS\tSINCE\tNEXT TRY\tVOLUME IS\tDEVICE\tPATH\tDETAIL")
 	for _, v := range n.Volumes {
 		for _, p := range v.Parts {
-			volume := v.Volume
-			if v.Claim != "" {
-				volume += " (" + v.Claim + ")"
-			}
-			fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", volume, p.name(), strings.Replace(p.Asked, " at "+p.Path, "", 1), p.Is,
+			fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", inFull(v.Volume, v.Claim), p.name(), strings.Replace(p.Asked, " at "+p.Path, "", 1), p.Is,
 				age(now.Sub(p.Since)), p.next(now), v.Worst(), v.detail(), p.Path, p.detail(now))
 		}
 	}
 	return t.Flush()
+}
+
+// inFull is a volume by its id and, where it is known, its claim.
+func inFull(volume, claim string) string {
+	if claim == "" {
+		return volume
+	}
+	return volume + " (" + claim + ")"
 }
 
 // write writes words on lines that begin with the indent and are no longer than width,
@@ -245,14 +249,14 @@ func (n Node) Pick(f Filter) Node {
 	}
 	picked, all := map[string]bool{}, len(n.Volumes)
 	n.Volumes = slices.DeleteFunc(slices.Clone(n.Volumes), func(v Status) bool {
-		in := f.names(v.Volume) && f.claims(v) && (f.Pod == "" || slices.ContainsFunc(v.Parts, f.isFor)) && (!f.Failing || v.Worst() != Settled || refused[v.Volume])
+		in := f.names(v.Volume) && f.claims(v.Claim, v.Class) && (f.Pod == "" || slices.ContainsFunc(v.Parts, f.isFor)) && (!f.Failing || v.Worst() != Settled || refused[v.Volume])
 		picked[v.Volume] = in
 		return !in
 	})
 	n.left += all - len(n.Volumes)
 	n.Refusals = slices.DeleteFunc(slices.Clone(n.Refusals), func(r Refusal) bool {
 		in, known := picked[r.Volume]
-		return known && !in || !known && (!f.names(r.Volume) || f.Pod+f.Claim+f.Class != "")
+		return known && !in || !known && (!f.names(r.Volume) || !f.claims(r.Claim, r.Class) || f.Pod != "")
 	})
 	return n
 }
@@ -261,8 +265,8 @@ func (f Filter) names(volume string) bool {
 	return len(f.Volumes) == 0 || slices.Contains(f.Volumes, volume)
 }
 
-func (f Filter) claims(v Status) bool {
-	return (f.Claim == "" || called(v.Claim, f.Claim)) && (f.Class == "" || v.Class == f.Class)
+func (f Filter) claims(claim, class string) bool {
+	return (f.Claim == "" || called(claim, f.Claim)) && (f.Class == "" || class == f.Class)
 }
 
 // isFor reports whether a part is a publish to the pod.

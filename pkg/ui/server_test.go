@@ -299,9 +299,9 @@ func TestEventsAreLive(t *testing.T) {
 	if got := v.Nodes[0]; got.Volumes[0].Is != report.UnderWay || len(got.Fills) != 1 || got.Fills[0].Used != 0.75 || v.Notes[0] != "a note" || v.Error != "" {
 		t.Errorf("shows %+v", v)
 	}
-	set(nodes(report.PartStatus{Part: "stage", Asked: "staged", Is: report.Failing, Error: "volume v: boom"}, report.Refusal{Volume: "other", Call: "NodeStageVolume", Code: "InvalidArgument", Error: "bad", Times: 1, At: time.Now()}))
+	set(nodes(report.PartStatus{Part: "stage", Asked: "staged", Is: report.Failing, Error: "volume v: boom"}, report.Refusal{Volume: "other", Claim: "ns/claim", Call: "NodeStageVolume", Code: "InvalidArgument", Error: "bad", Times: 1, At: time.Now()}))
 	v = events.until(func(v view) bool { return v.Nodes[0].Volumes[0].Is == report.Failing })
-	if all := v.Nodes[0].Volumes; len(all) != 2 || all[1].Volume != "other" || all[1].Is != "" || all[1].Refused == nil || all[1].Refused.Call != "NodeStageVolume" ||
+	if all := v.Nodes[0].Volumes; len(all) != 2 || all[1].Volume != "other" || all[1].Claim != "ns/claim" || all[1].Is != "" || all[1].Refused == nil || all[1].Refused.Call != "NodeStageVolume" ||
 		len(all[0].Story) != 1 || all[0].Story[0].Text != "stage is failing: boom" || len(all[1].Story) != 1 || all[1].Story[0].Text != "NodeStageVolume was refused with InvalidArgument: bad" {
 		t.Errorf("shows %+v", all)
 	}

@@ -200,7 +200,7 @@ func (w *watcher) shown(nodes []report.NodeOf) []node {
 		}
 		for _, r := range of.Refusals {
 			if _, left := refusals[r.Volume]; left {
-				add(report.Status{Volume: r.Volume, Parts: []report.PartStatus{}}, "")
+				add(report.Status{Volume: r.Volume, Claim: r.Claim, Class: r.Class, Parts: []report.PartStatus{}}, "")
 			}
 		}
 		all = append(all, n)
