@@ -61,20 +61,23 @@ func (c *cluster) statusCommand() *cobra.Command {
 		Short: "Show the volumes of all nodes in one table",
 		Long: `status asks csi-node on each node what is asked of it and what is, as csi-node status
 does there. With --watch it prints again whenever something changed. To name claims it
-lists PersistentVolumes; without the right to do that it names volumes by their ids.`,
+lists PersistentVolumes; without the right to do that it names volumes by their ids.
+Volumes of all namespaces are shown, or those of --namespace.`,
 		Example: `  kubectl csi-node status
   kubectl csi-node status --pod default/writer
+  kubectl csi-node status -n default
   kubectl csi-node status --class csi-node-xfs -o wide
   kubectl csi-node status --failing --watch`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			c.within(&filter)
 			known := &claims{cluster: c}
 			read := func(ctx context.Context) (report.Cluster, error) {
 				all, _, err := c.status(ctx)
 				if err != nil {
 					return all, err
 				}
-				if err := known.name(ctx, all); err != nil && filter.Claim+filter.Class != "" {
+				if err := known.name(ctx, all); err != nil && filter.Claim+filter.Class+filter.Namespace != "" {
 					return all, err
 				}
 				return all.Pick(filter), nil
@@ -98,6 +101,22 @@ lists PersistentVolumes; without the right to do that it names volumes by their 
 	f.BoolVar(&filter.Failing, "failing", false, "only volumes that are not as asked, or for which a call was refused")
 	f.BoolVarP(&watch, "watch", "w", false, "print again whenever something changed, until interrupted")
 	return cmd
+}
+
+// within applies --namespace to a filter: to a pod or a claim that is named without one, or
+// else to all volumes.
+func (c *cluster) within(f *report.Filter) {
+	if c.namespace == "" {
+		return
+	}
+	if f.Pod+f.Claim == "" {
+		f.Namespace = c.namespace
+	}
+	for _, word := range []*string{&f.Pod, &f.Claim} {
+		if *word != "" && !strings.Contains(*word, "/") {
+			*word = c.namespace + "/" + *word
+		}
+	}
 }
 
 // withoutAges returns a report without what changes while nothing happens.

@@ -43,7 +43,7 @@ var connectionFlags = []string{"kubeconfig", "context", "cluster", "user", "as",
 
 func (c *cluster) addFlags(cmd *cobra.Command) {
 	f := cmd.PersistentFlags()
-	f.StringVarP(&c.namespace, "namespace", "n", "", "namespace of a pod that is named without one (default: that of the context)")
+	f.StringVarP(&c.namespace, "namespace", "n", "", "namespace of a pod or claim that is named without one (default: that of the context; status: only volumes of this one)")
 	f.StringVar(&c.node, "node", "", "only this node")
 	f.StringVarP(&c.selector, "selector", "l", "app.kubernetes.io/part-of=csi-node", "label selector of the plugin's pods, in whatever namespace they are")
 	f.StringVar(&c.container, "container", "csi-node", "container of the plugin in its pods")

@@ -116,6 +116,16 @@ func TestStatus(t *testing.T) {
 			t.Errorf("%q: prints (%v)\n%s", flags, err, out)
 		}
 	}
+	for _, flags := range [][]string{{"-n", "default"}, {"-n", "default", "--pod", "writer"}, {"-n", "default", "--claim", "data"}, {"-n", "other", "--pod", "default/writer"}} {
+		if out, _, err := run(t, append(flags, "status", "-o", "wide")...); err != nil || !strings.Contains(out, "vol-1 (default/data)") || strings.Contains(out, "vol-2") {
+			t.Errorf("%q: prints (%v)\n%s", flags, err, out)
+		}
+	}
+	for _, flags := range [][]string{{"-n", "defaul"}, {"-n", "other", "--pod", "writer"}, {"-n", "other", "--claim", "data"}} {
+		if out, _, err := run(t, append(flags, "status")...); err != nil || !strings.HasPrefix(out, "No volume matches; the nodes that answered have 2 in all.\n") {
+			t.Errorf("%q: prints (%v)\n%s", flags, err, out)
+		}
+	}
 	if out, _, err := run(t, "status", "--class", "slow"); err != nil || !strings.HasPrefix(out, "No volume") {
 		t.Errorf("prints (%v)\n%s", err, out)
 	}

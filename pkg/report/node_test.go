@@ -131,6 +131,7 @@ func TestPick(t *testing.T) {
 		"pod":         {Filter{Pod: "p"}, "a b, "},
 		"pod in full": {Filter{Pod: "y/p"}, "b, "},
 		"no pod":      {Filter{Pod: "x/q"}, ", "},
+		"namespace":   {Filter{Namespace: "y"}, "b c, c"},
 		"failing":     {Filter{Failing: true}, "b c, c d"},
 		"both":        {Filter{Failing: true, Pod: "p"}, "b, "},
 	} {

@@ -238,7 +238,9 @@ type Filter struct {
 	Pod     string   // namespace/name, or a name in any namespace; empty: any
 	Claim   string   // likewise
 	Class   string   // a StorageClass; empty: any
-	Failing bool     // only those that are not as asked, or for which a call was refused
+	// Namespace is that of the claim or of a pod; empty: any.
+	Namespace string
+	Failing   bool // only those that are not as asked, or for which a call was refused
 }
 
 // Pick returns the report of the volumes that a filter picks.
@@ -249,14 +251,14 @@ func (n Node) Pick(f Filter) Node {
 	}
 	picked, all := map[string]bool{}, len(n.Volumes)
 	n.Volumes = slices.DeleteFunc(slices.Clone(n.Volumes), func(v Status) bool {
-		in := f.names(v.Volume) && f.claims(v.Claim, v.Class) && (f.Pod == "" || slices.ContainsFunc(v.Parts, f.isFor)) && (!f.Failing || v.Worst() != Settled || refused[v.Volume])
+		in := f.names(v.Volume) && f.claims(v.Claim, v.Class) && (f.within(v.Claim) || slices.ContainsFunc(v.Parts, func(p PartStatus) bool { return f.within(p.Pod) })) && (f.Pod == "" || slices.ContainsFunc(v.Parts, f.isFor)) && (!f.Failing || v.Worst() != Settled || refused[v.Volume])
 		picked[v.Volume] = in
 		return !in
 	})
 	n.left += all - len(n.Volumes)
 	n.Refusals = slices.DeleteFunc(slices.Clone(n.Refusals), func(r Refusal) bool {
 		in, known := picked[r.Volume]
-		return known && !in || !known && (!f.names(r.Volume) || !f.claims(r.Claim, r.Class) || f.Pod != "")
+		return known && !in || !known && (!f.names(r.Volume) || !f.claims(r.Claim, r.Class) || !f.within(r.Claim) || f.Pod != "")
 	})
 	return n
 }
@@ -267,6 +269,11 @@ func (f Filter) names(volume string) bool {
 
 func (f Filter) claims(claim, class string) bool {
 	return (f.Claim == "" || called(claim, f.Claim)) && (f.Class == "" || class == f.Class)
+}
+
+// within reports whether an object, namespace/name, is in the namespace.
+func (f Filter) within(object string) bool {
+	return f.Namespace == "" || strings.HasPrefix(object, f.Namespace+"/")
 }
 
 // isFor reports whether a part is a publish to the pod.
