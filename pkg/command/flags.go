@@ -40,12 +40,19 @@ func ExitCode(err error) int {
 	return 1
 }
 
-// Strict turns errors about the arguments of all commands into usage errors.
+// Strict turns errors about the arguments of all commands into usage errors, those of cobra's
+// help and completion, too.
 func Strict(cmd *cobra.Command) {
+	switch {
+	case cmd.Name() == "help" && cmd.HasParent():
+		cmd.Run, cmd.RunE = nil, help
+	case cmd.HasSubCommands() && !cmd.Runnable():
+		cmd.RunE = func(cmd *cobra.Command, _ []string) error { return cmd.Help() }
+	}
 	if check := cmd.Args; check != nil {
 		cmd.Args = func(cmd *cobra.Command, args []string) error {
 			if err := check(cmd, args); err != nil {
-				return WrongUse("%w; `%s --help` shows how", err, cmd.CommandPath())
+				return WrongUse("%w%s; `%s --help` shows how", err, meant(cmd, args), cmd.CommandPath())
 			}
 			return nil
 		}
@@ -53,6 +60,36 @@ func Strict(cmd *cobra.Command) {
 	for _, sub := range cmd.Commands() {
 		Strict(sub)
 	}
+}
+
+// help shows the help of the command that the arguments name.
+func help(cmd *cobra.Command, args []string) error {
+	of, left, err := cmd.Root().Find(args)
+	if err != nil {
+		return usageError{err}
+	}
+	if len(left) > 0 {
+		return WrongUse("unknown command %q for %q%s; `%s --help` shows how", left[0], of.CommandPath(), meant(of, left), of.CommandPath())
+	}
+	of.InitDefaultHelpFlag()
+	of.InitDefaultVersionFlag()
+	return of.Help()
+}
+
+// meant asks whether a command was meant that is called almost like the first argument.
+func meant(cmd *cobra.Command, args []string) string {
+	if len(args) == 0 || len(args[0]) < 3 || !cmd.HasSubCommands() {
+		return ""
+	}
+	cmd.SuggestionsMinimumDistance = 2 // letters that differ
+	var commands []string
+	for _, name := range cmd.SuggestionsFor(args[0]) {
+		commands = append(commands, fmt.Sprintf("`%s %s`", cmd.CommandPath(), name))
+	}
+	if len(commands) == 0 {
+		return ""
+	}
+	return " (did you mean " + strings.Join(commands, " or ") + "?)"
 }
 
 // One accepts exactly one argument; what describes it.

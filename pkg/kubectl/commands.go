@@ -45,6 +45,8 @@ Exit codes: 0 done, 1 refused or failed, 2 wrong use.`,
 	}
 	c.addFlags(root)
 	root.AddCommand(c.statusCommand(), c.topCommand(), c.explainCommand(), c.uiCommand(), c.orphansCommand(), c.retryCommand(), c.reportCommand())
+	root.InitDefaultHelpCmd()
+	root.InitDefaultCompletionCmd()
 	command.Strict(root)
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
 		return command.WrongUse("%w; `%s --help` lists the flags", err, cmd.CommandPath())
