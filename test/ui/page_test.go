@@ -306,7 +306,8 @@ func TestKeyboard(t *testing.T) {
 	}
 }
 
-// contrast returns the texts that are hard to read: less than 4.5 to 1 against what is behind them (WCAG 2.2, 1.4.3).
+// contrast returns the texts that are hard to read: less than 4.5 to 1 against what is behind them (WCAG 2.2, 1.4.3), and
+// the controls whose edges are hard to see: less than 3 to 1 (1.4.11).
 const contrast = `(() => {
 	const canvas = document.createElement("canvas").getContext("2d", {willReadFrequently: true});
 	const rgba = (colour) => { canvas.clearRect(0, 0, 1, 1); canvas.fillStyle = colour; canvas.fillRect(0, 0, 1, 1); return [...canvas.getImageData(0, 0, 1, 1).data]; };
@@ -314,10 +315,15 @@ const contrast = `(() => {
 	const behind = (e) => { for (; e; e = e.parentElement) { const c = rgba(getComputedStyle(e).backgroundColor); if (c[3] === 255) return c; } return [255, 255, 255, 255]; };
 	const bad = [];
 	let seen = 0;
+	const ratioOf = (one, other) => { const [a, b] = [light(one), light(other)].sort((x, y) => y - x); return (a + 0.05) / (b + 0.05); };
+	for (const e of document.querySelectorAll("input, select, button")) {
+		const ratio = ratioOf(rgba(getComputedStyle(e).borderTopColor), behind(e.parentElement));
+		if (e.checkVisibility() && ratio < 3) bad.push(ratio.toFixed(2) + ": the edge of " + (e.id || e.textContent.trim()));
+	}
 	for (const e of document.querySelectorAll("body *")) {
 		if (![...e.childNodes].some((n) => n.nodeType === 3 && n.textContent.trim()) || !e.checkVisibility()) continue;
 		seen++;
-		const [a, b] = [light(rgba(getComputedStyle(e).color)), light(behind(e))].sort((x, y) => y - x), ratio = (a + 0.05) / (b + 0.05);
+		const ratio = ratioOf(rgba(getComputedStyle(e).color), behind(e));
 		if (ratio < 4.5) bad.push(ratio.toFixed(2) + ": " + e.textContent.trim());
 	}
 	return {seen, bad};
