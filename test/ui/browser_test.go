@@ -63,6 +63,7 @@ func (m inBrowser) Run() int {
 type look struct {
 	width, height int64
 	dark, phone   bool
+	forced        bool // in the colours of the system, as of who needs a high contrast
 }
 
 var desk = look{width: 1280, height: 900}
@@ -172,13 +173,14 @@ func (p *tab) forget() {
 func (p *tab) look(l look) {
 	p.t.Helper()
 	scheme := map[bool]string{true: "dark", false: "light"}[l.dark]
+	forced := map[bool]string{true: "active", false: "none"}[l.forced]
 	var options []chromedp.EmulateViewportOption
 	if l.phone {
 		options = append(options, chromedp.EmulateMobile, chromedp.EmulateTouch)
 	}
 	must(p.t, chromedp.Do(p.context, chromedp.EmulateViewport(l.width, l.height, options...), chromedp.Func(func(ctx context.Context, target *chromedp.Target) error {
 		_, err := cdp.Call(ctx, target, emulation.SetEmulatedMedia, emulation.SetEmulatedMediaParams{Features: []*emulation.MediaFeature{
-			{Name: "prefers-color-scheme", Value: scheme}, {Name: "prefers-reduced-motion", Value: "reduce"},
+			{Name: "prefers-color-scheme", Value: scheme}, {Name: "prefers-reduced-motion", Value: "reduce"}, {Name: "forced-colors", Value: forced},
 		}})
 		return err
 	})))

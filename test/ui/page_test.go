@@ -413,6 +413,22 @@ func TestPhoneAndDark(t *testing.T) {
 	p.forget() // one explanation is an error
 }
 
+// In the colours of the system there are no backgrounds and no shadows: how full a pool is, and which volumes are shown,
+// is seen all the same.
+func TestForcedColours(t *testing.T) {
+	p := open(t, shop(), look{width: 1280, height: 900, dark: true, forced: true})
+	p.until(shown)
+	const ground = `getComputedStyle(document.querySelector(%q)).backgroundColor`
+	if bar, node := eval[string](p, fmt.Sprintf(ground, ".bar span")), eval[string](p, fmt.Sprintf(ground, ".node")); bar == node {
+		t.Errorf("how full it is has the colour %s of what is behind it", bar)
+	}
+	edges := eval[[]string](p, `[...document.querySelectorAll(".tile")].slice(0, 2).map((e) => getComputedStyle(e).border)`)
+	if edges[0] == edges[1] {
+		t.Errorf("what is pressed has the edge of what is not: %s", edges[0])
+	}
+	p.shoot("forced")
+}
+
 const (
 	mostPicture  = 150 << 10 // bytes of docs/ui.png
 	pictureWidth = 1120
