@@ -275,6 +275,15 @@ func TestDirectoriesAreTidied(t *testing.T) {
 	}
 }
 
+// Wrong use of the other commands has the same exit code.
+func TestExitCodeOfWrongUse(t *testing.T) {
+	for _, args := range []string{"report --stdout --file x", "report --timeout 0s", "ui --port 65536", "ui --port -1", "help nonsense"} {
+		if out, err := run(t, strings.Fields(args)...); out != "" || command.ExitCode(err) != 2 || strings.Contains(err.Error(), "\n") {
+			t.Errorf("%s prints %q; %v (exit code %d)", args, out, err, command.ExitCode(err))
+		}
+	}
+}
+
 func TestVolumeWrongUse(t *testing.T) {
 	p := newFakePlugin(t)
 	for _, row := range []struct{ args, word string }{

@@ -38,6 +38,9 @@ are. The log of a plugin that has ended is known to kubectl alone: --log adds it
 			if err := timeout.Check(); err != nil {
 				return err
 			}
+			if all && file != "" {
+				return command.WrongUse("--stdout prints all texts, and --file writes them: give one of them")
+			}
 			given, err := readLog(cmd, log)
 			if err != nil {
 				return err
@@ -74,7 +77,6 @@ are. The log of a plugin that has ended is known to kubectl alone: --log adds it
 	cmd.Flags().StringVar(&file, "file", "", "write the archive (tar.gz) to this new file; - for standard output")
 	cmd.Flags().BoolVar(&all, "stdout", false, "print all texts instead")
 	cmd.Flags().StringVar(&log, "log", "", "a file with the plugin's log, of which the end is added; - for standard input, such as from kubectl logs --previous")
-	cmd.MarkFlagsMutuallyExclusive("file", "stdout")
 	return cmd
 }
 

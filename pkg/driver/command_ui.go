@@ -12,7 +12,7 @@ import (
 )
 
 func newUICommand(o Options) *cobra.Command {
-	stateDir, port := "", 0
+	stateDir, port := "", uint16(0)
 	cmd := &cobra.Command{
 		Use:   "ui",
 		Short: "Show this node and its volumes on a page for the browser",
@@ -28,7 +28,7 @@ plugin of kubectl has such a page of all nodes.`,
   csi-node ui --port 8080`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			listener, err := ui.Listen(port)
+			listener, err := ui.Listen(int(port))
 			if err != nil {
 				return err
 			}
@@ -36,7 +36,7 @@ plugin of kubectl has such a page of all nodes.`,
 		},
 	}
 	addStateDir(cmd, o, &stateDir)
-	cmd.Flags().IntVar(&port, "port", 0, "port of the loopback interface; 0: one that is free")
+	cmd.Flags().Uint16Var(&port, "port", 0, "port of the loopback interface; 0: one that is free")
 	return cmd
 }
 

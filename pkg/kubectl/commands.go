@@ -39,8 +39,12 @@ Exit codes: 0 done, 1 refused or failed, 2 wrong use.`,
 		RunE:          func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 		SilenceUsage:  true,
 		SilenceErrors: true,
-		PersistentPreRun: func(cmd *cobra.Command, _ []string) {
+		PersistentPreRunE: func(cmd *cobra.Command, _ []string) error {
 			c.connect(cmd)
+			if c.nodeTimeout <= 0 {
+				return command.WrongUse("--node-timeout %s: must be more than 0", c.nodeTimeout)
+			}
+			return nil
 		},
 	}
 	c.addFlags(root)

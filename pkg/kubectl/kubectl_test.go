@@ -262,7 +262,7 @@ func TestWithoutKubectl(t *testing.T) {
 	if _, _, err := run(t, "status"); err == nil || !strings.Contains(err.Error(), "kubectl is not in the PATH") {
 		t.Errorf("without kubectl: %v", err)
 	}
-	for _, args := range [][]string{{"status", "x"}, {"explain"}, {"status", "-o", "xml"}, {"status", "--nonsense"}, {"stauts"}, {"help", "nonsense"}, {"completion", "nonsense"}} {
+	for _, args := range [][]string{{"status", "x"}, {"explain"}, {"status", "-o", "xml"}, {"status", "--nonsense"}, {"status", "--node-timeout", "0s"}, {"stauts"}, {"help", "nonsense"}, {"completion", "nonsense"}} {
 		if _, _, err := run(t, args...); command.ExitCode(err) != 2 {
 			t.Errorf("%q: %v", args, err)
 		}

@@ -15,7 +15,7 @@ import (
 )
 
 func (c *cluster) uiCommand() *cobra.Command {
-	port := 0
+	port := uint16(0)
 	cmd := &cobra.Command{
 		Use:   "ui",
 		Short: "Show all nodes and their volumes on a page for the browser",
@@ -31,14 +31,14 @@ claims it lists PersistentVolumes; without the right to do that it does without.
   kubectl csi-node ui --node worker-1 --port 8080`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			listener, err := ui.Listen(port)
+			listener, err := ui.Listen(int(port))
 			if err != nil {
 				return err
 			}
 			return ui.Serve(cmd.Context(), listener, cmd.OutOrStdout(), c.page())
 		},
 	}
-	cmd.Flags().IntVar(&port, "port", 0, "port of the loopback interface; 0: one that is free")
+	cmd.Flags().Uint16Var(&port, "port", 0, "port of the loopback interface; 0: one that is free")
 	return cmd
 }
 

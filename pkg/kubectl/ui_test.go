@@ -66,8 +66,10 @@ func TestPage(t *testing.T) {
 	if _, err := pageOf(t, "--node", "z").Read(t.Context()); err == nil || !strings.Contains(err.Error(), "no pod of csi-node runs on node z") {
 		t.Errorf("of a node without csi-node: %v", err)
 	}
-	if _, _, err := run(t, "ui", "--port", "-1"); err == nil || !strings.Contains(err.Error(), "--port -1") {
-		t.Errorf("at a port that is none: %v", err)
+	for _, port := range []string{"-1", "65536"} {
+		if _, _, err := run(t, "ui", "--port", port); command.ExitCode(err) != 2 || !strings.Contains(err.Error(), "--port") {
+			t.Errorf("at a port that is none: %v", err)
+		}
 	}
 	if _, _, err := run(t, "ui", "all"); command.ExitCode(err) != 2 {
 		t.Errorf("with an argument: %v", err)
