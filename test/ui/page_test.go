@@ -294,7 +294,7 @@ func TestKeyboard(t *testing.T) {
 	for _, c := range []struct {
 		key    string
 		groups []string
-	}{{"n", []string{"Worker-1 · 3"}}, {"namespace", []string{"Shop · 3"}}} {
+	}{{"n", []string{"worker-1 · 3"}}, {"namespace", []string{"shop · 3"}}} {
 		p.press(c.key)
 		p.until(fmt.Sprintf(`document.querySelector(".group h3").innerText === %q`, c.groups[0]))
 	}

@@ -392,7 +392,8 @@ function showGroups(names, inGroups) {
 			boxes.set(name, { head, list, element: make("section", { class: "group" }, head, list) });
 		}
 		const box = boxes.get(name), members = inGroups.get(name);
-		say(box.head, `${name[0].toUpperCase()}${name.slice(1)} · ${members.length}`);
+		const title = chosen.group === "state" ? name[0].toUpperCase() + name.slice(1) : name; // other names are as they are written
+		say(box.head, `${title} · ${members.length}`);
 		arrange(box.list, members.map(({ node, volume }) => {
 			const key = keyOf(node, volume);
 			if (!rows.has(key)) rows.set(key, new Row());
