@@ -306,6 +306,20 @@ func TestKeyboard(t *testing.T) {
 	}
 }
 
+// Who hears the page, and walks by buttons or meters alone, knows of what each of them is.
+func TestNamesTellApart(t *testing.T) {
+	p := open(t, shop(), desk)
+	p.until(shown)
+	eval[any](p, openAll)
+	p.until(explained)
+	called := eval[[]string](p, `[...document.querySelectorAll("summary, button, [role=meter]")].map((e) => e.getAttribute("aria-label") || e.textContent)`)
+	slices.Sort(called)
+	if all := slices.Clone(called); len(all) < 25 || len(slices.Compact(called)) != len(all) {
+		t.Errorf("of these some are called the same: %q", all)
+	}
+	p.forget() // one explanation is an error
+}
+
 // contrast returns the texts that are hard to read: less than 4.5 to 1 against what is behind them (WCAG 2.2, 1.4.3), and
 // the controls whose edges are hard to see: less than 3 to 1 (1.4.11).
 const contrast = `(() => {

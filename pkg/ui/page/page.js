@@ -147,17 +147,19 @@ class Card {
 		this.fills = make("div");
 		this.told = make("div");
 		this.list = make("dl");
-		this.more = make("details", { class: "more" }, make("summary", {}, "More"), this.told, this.list);
+		this.summary = make("summary", {}, "More");
+		this.more = make("details", { class: "more" }, this.summary, this.told, this.list);
 		this.element = make("li", { class: "node" }, make("div", { class: "between" }, this.head, this.count), this.wrong, this.fills, this.more);
 	}
 
 	update(node) {
 		say(this.head, node.name);
+		this.summary.setAttribute("aria-label", `More of ${node.name}`); // of many: each has a name of its own
 		say(this.count, node.error ? "" : counted(node.volumes));
 		this.element.classList.toggle("away", Boolean(node.error || node.wrong));
 		const told = node.told || [], wrong = node.error ? [`This node could not be asked: ${node.error}`] : node.wrong ? told : [];
 		refill(this.wrong, wrong, (text) => make("p", { class: "told" }, text));
-		refill(this.fills, node.fills || [], filled);
+		refill(this.fills, node.fills || [], (fill) => filled(fill, node.name));
 		const more = [node.driver && `${node.driver} ${node.version || ""}`, node.pod && `Pod ${node.pod}`, ...(node.wrong ? [] : told)].filter(Boolean);
 		refill(this.told, more, (text) => make("p", {}, text));
 		this.more.hidden = more.length === 0;
@@ -191,13 +193,13 @@ function troubleOf(nodes) {
 	return [away && `${away} in trouble`, full && `${full} nearly full`].filter(Boolean).join(", ");
 }
 
-function filled(fill) {
+function filled(fill, node) {
 	const used = Math.round(100 * fill.used);
 	const level = make("span");
 	level.style.width = `${used}%`;
 	return make("div", { class: `fill ${fullness(fill)}` },
 		make("div", { class: "between" }, make("span", {}, fill.name), make("span", { class: "quiet" }, `${used}% used`)),
-		make("span", { class: "bar", role: "meter", "aria-valuemin": 0, "aria-valuemax": 100, "aria-valuenow": used, "aria-label": `${fill.name}: used` }, level),
+		make("span", { class: "bar", role: "meter", "aria-valuemin": 0, "aria-valuemax": 100, "aria-valuenow": used, "aria-label": `${fill.name} of ${node}: used`, "aria-valuetext": `${used}% used; ${fill.text}` }, level),
 		make("span", { class: "quiet" }, fill.text));
 }
 
@@ -242,6 +244,7 @@ class Row {
 		const state = stateOf(volume), title = titleOf(volume), pods = podsOf(volume);
 		const ids = title === volume.volume ? [] : [make("span", { class: "sub id" }, volume.volume)];
 		const oldest = volume.parts.map((part) => part.since).filter((since) => Date.parse(since) > 0).sort()[0];
+		this.again.setAttribute("aria-label", `Look again at ${title}`);
 		this.summary.replaceChildren(
 			pill(state),
 			make("span", { class: ids.length ? "name" : "name id" }, title, ...ids),
