@@ -206,7 +206,8 @@ func (c *cluster) retryCommand() *cobra.Command {
 }
 
 // atVolumes calls do for each volume that a word names, on each node where csi-node
-// knows it. A volume of a pod is looked for on the pod's node.
+// knows it. A volume of a pod is looked for on the pod's node, and no other node is asked:
+// one that is down would be waited for.
 func (c *cluster) atVolumes(cmd *cobra.Command, word string, do func(p plugin, volume string) error) error {
 	places, notes, err := c.find(cmd.Context(), word)
 	if err != nil {
@@ -218,7 +219,7 @@ func (c *cluster) atVolumes(cmd *cobra.Command, word string, do func(p plugin, v
 	if len(places) == 0 {
 		return fmt.Errorf("%s has no volume that a driver is asked for yet", word)
 	}
-	all, plugins, err := c.status(cmd.Context())
+	all, plugins, err := c.status(cmd.Context(), nodesOf(places)...)
 	if err != nil {
 		return err
 	}

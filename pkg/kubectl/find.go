@@ -52,6 +52,18 @@ func (p pod) has(container string) bool {
 // place is a volume, and the node and the driver by which a pod uses it; empty: any.
 type place struct{ volume, node, driver string }
 
+// nodesOf returns the nodes on which the places are; none: some may be on any.
+func nodesOf(places []place) []string {
+	var nodes []string
+	for _, at := range places {
+		if at.node == "" {
+			return nil
+		}
+		nodes = append(nodes, at.node)
+	}
+	return nodes
+}
+
 // is tells whether the plugin that made a report is asked for the volume.
 func (at place) is(n report.NodeOf) bool {
 	if at.node == "" {

@@ -164,12 +164,14 @@ func each(plugins []plugin, do func(i int, p plugin)) {
 	group.Wait()
 }
 
-// status asks all nodes how they stand. A node that does not answer is in the report.
-func (c *cluster) status(ctx context.Context) (report.Cluster, []plugin, error) {
+// status asks these nodes, or all, how they stand. A node that does not answer is in the
+// report.
+func (c *cluster) status(ctx context.Context, nodes ...string) (report.Cluster, []plugin, error) {
 	plugins, err := c.plugins(ctx)
 	if err != nil {
 		return report.Cluster{}, nil, err
 	}
+	plugins = slices.DeleteFunc(plugins, func(p plugin) bool { return len(nodes) > 0 && !slices.Contains(nodes, p.node) })
 	all := report.Cluster{Nodes: make([]report.NodeOf, len(plugins))}
 	each(plugins, func(i int, p plugin) {
 		n := report.NodeOf{Name: p.node, Pod: p.namespace + "/" + p.name}

@@ -207,6 +207,15 @@ func TestExplain(t *testing.T) {
 	if _, _, err := run(t, "explain", "default/stranger"); err == nil || !strings.Contains(err.Error(), "NotFound") {
 		t.Errorf("of a pod that is not there: %v", err)
 	}
+	// A pod's volumes are on its node: one that is down elsewhere is not waited for.
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "silent"), nil, 0o600))
+	if out, _, err := run(t, "explain", "writer"); err != nil || !strings.HasPrefix(out, "On node a: ") {
+		t.Errorf("while another node is down prints (%v)\n%s", err, out)
+	}
+	if _, _, err := run(t, "explain", "vol-1"); err == nil || !strings.Contains(err.Error(), "node b: ") {
+		t.Errorf("of a volume that may be on a node that is down: %v", err)
+	}
+	require.NoError(t, os.Remove(filepath.Join(dir, "silent")))
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "forbidden"), nil, 0o600))
 	if out, _, err := run(t, "explain", "vol-2"); err != nil || !strings.HasPrefix(out, "On node b: ") {
 		t.Errorf("of a volume, to who may not read claims, prints (%v)\n%s", err, out)
