@@ -182,9 +182,15 @@ is no pod's is taken for a claim's, and else for the id of a volume.`,
   kubectl csi-node explain pvc-1ba1c44d-7b0f-4f5e-8f2e-0a3c5d2a4a5e`,
 		Args: command.One("a POD, a CLAIM, or the id of a VOLUME"),
 		RunE: func(cmd *cobra.Command, args []string) error {
+			between := ""
 			return c.atVolumes(cmd, args[0], func(p plugin, volume string) error {
-				fmt.Fprintf(cmd.OutOrStdout(), "On node %s: ", p.node)
-				return c.run(cmd.Context(), p, cmd.OutOrStdout(), "explain", volume)
+				var text bytes.Buffer
+				if err := c.run(cmd.Context(), p, &text, "explain", volume); err != nil {
+					return fmt.Errorf("node %s: volume %s: %w", p.node, volume, err)
+				}
+				_, err := fmt.Fprintf(cmd.OutOrStdout(), "%sOn node %s: %s", between, p.node, text.String())
+				between = "\n"
+				return err
 			})
 		},
 	}

@@ -148,6 +148,16 @@ func TestStatus(t *testing.T) {
 	}
 }
 
+// What cannot be explained is an error that says which volume it is, and nothing is printed of it.
+func TestExplainFails(t *testing.T) {
+	dir := fake(t)
+	machine.WriteProgram(t, filepath.Join(dir, "kubectl"), strings.Replace(fakeKubectl, `case "$*" in`, `case "$*" in
+*"explain vol-2") echo "it hangs" >&2; exit 1 ;;`, 1))
+	if out, _, err := run(t, "explain", "vol-2"); out != "" || err == nil || err.Error() != "node b: volume vol-2: kubectl exec: it hangs" {
+		t.Errorf("prints %q (%v)", out, err)
+	}
+}
+
 // A claim whose call was refused is named and found like the others: of its volume there is nothing else to see.
 func TestRefusedClaim(t *testing.T) {
 	dir := fake(t)
@@ -186,7 +196,7 @@ func TestTop(t *testing.T) {
 func TestExplain(t *testing.T) {
 	dir := fake(t)
 	out, errs, err := run(t, "explain", "writer")
-	if err != nil || !strings.Contains(out, "On node a: a says: exec --namespace=csi-node plugin-a --container=csi-node -- csi-node explain vol-1\n") || !strings.Contains(out, "explain "+inlineHandle("u1", "s")+"\n") || strings.Contains(out, "b says") {
+	if err != nil || !strings.Contains(out, "On node a: a says: exec --namespace=csi-node plugin-a --container=csi-node -- csi-node explain vol-1\n") || !strings.Contains(out, "vol-1\n\nOn node a: ") || !strings.Contains(out, "explain "+inlineHandle("u1", "s")+"\n") || strings.Contains(out, "b says") {
 		t.Errorf("prints (%v)\n%s", err, out)
 	}
 	if !strings.Contains(errs, "Claim default/writer-e has no volume yet") {
