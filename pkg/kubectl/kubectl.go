@@ -33,6 +33,7 @@ type cluster struct {
 	selector    string   // of the plugin's pods
 	container   string   // in them
 	command     string   // that is run there
+	groups      []string // as which --as asks
 	node        string   // only this one; empty: all
 	namespace   string   // of pods that are named without one; empty: that of the context
 	nodeTimeout time.Duration
@@ -52,6 +53,7 @@ func (c *cluster) addFlags(cmd *cobra.Command) {
 	for _, name := range connectionFlags {
 		f.String(name, "", "as kubectl's")
 	}
+	f.StringArrayVar(&c.groups, "as-group", nil, "as kubectl's; may be given several times")
 }
 
 // connect takes over the flags of kubectl.
@@ -60,6 +62,9 @@ func (c *cluster) connect(cmd *cobra.Command) {
 		if f := cmd.Flag(name); f.Changed {
 			c.connection = append(c.connection, "--"+name+"="+f.Value.String())
 		}
+	}
+	for _, group := range c.groups {
+		c.connection = append(c.connection, "--as-group="+group)
 	}
 }
 

@@ -102,6 +102,13 @@ func TestStatus(t *testing.T) {
 			t.Errorf("called was kubectl %s", call)
 		}
 	}
+	_, _, err = run(t, "status", "--as", "me", "--as-group", "g1", "--as-group", "g2")
+	require.NoError(t, err)
+	calls, err = os.ReadFile(filepath.Join(dir, "calls"))
+	require.NoError(t, err)
+	if !strings.Contains(string(calls), "\n--as=me --as-group=g1 --as-group=g2 get pods ") {
+		t.Errorf("called was\n%s", calls)
+	}
 	if out, _, err := run(t, "status", "--pod", "writer", "-o", "yaml"); err != nil || !strings.Contains(out, "volume: vol-1") || strings.Contains(out, "vol-2") {
 		t.Errorf("prints (%v)\n%s", err, out)
 	}
