@@ -100,3 +100,12 @@ func TestAlertsAreExplained(t *testing.T) {
 		t.Errorf("docs/metrics.md explains the alerts %q, and there are %q", explained, alerts)
 	}
 }
+
+var countedNoun = regexp.MustCompile(`\{\{ \$value \}\} [a-z]+ *[a-z]*`)
+
+// TestAlertsCountOne: what an alert counts may be one, so that no plural stands behind the number.
+func TestAlertsCountOne(t *testing.T) {
+	if found := countedNoun.FindAllString(read(t, "deploy/chart/files/rules.yaml"), -1); len(found) > 0 {
+		t.Errorf("of one these are wrong: %q", found)
+	}
+}
