@@ -33,6 +33,9 @@ func (c Cluster) Print(out io.Writer) error {
 	var text strings.Builder
 	rows := []row{of("NODE", head)}
 	left, empty := 0, "No volume is asked of these nodes."
+	if len(c.Nodes) == 1 {
+		empty = "No volume is asked of this node."
+	}
 	for _, n := range c.Nodes {
 		left += n.left
 		if n.Error != "" {

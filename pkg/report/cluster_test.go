@@ -40,7 +40,8 @@ Node c: kubelet has not asked at /s yet: is it running, and is this its plugins_
 	for want, c := range map[string]Cluster{
 		"No volume matches; the nodes that answered have 2 in all.\nNode b could not": c.Pick(Filter{Volumes: []string{"v4"}}),
 		"No volume is known.\nNode b could not":                                       {Nodes: c.Nodes[1:2]},
-		"No volume is asked of these nodes.\n":                                        {Nodes: []NodeOf{{Node: Node{Running: true}}}},
+		"No volume is asked of these nodes.\n":                                        {Nodes: []NodeOf{{Node: Node{Running: true}}, {Node: Node{Running: true}}}},
+		"No volume is asked of this node.\n":                                          {Nodes: []NodeOf{{Node: Node{Running: true}}}},
 	} {
 		text.Reset()
 		if err := c.Print(&text); err != nil || !strings.HasPrefix(text.String(), want) {

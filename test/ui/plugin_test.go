@@ -30,7 +30,7 @@ func TestPageOfAPlugin(t *testing.T) {
 	must(t, err)
 	p := &tab{t: t, address: strings.TrimSpace(strings.TrimPrefix(line, "The page is at "))}
 	p.open(look{width: 390, height: 844, phone: true})
-	p.until(`document.querySelector(".row .pill")?.innerText.includes("settled") && document.getElementById("live").innerText.startsWith("Live")`)
+	p.until(`document.querySelector(".row .pill")?.innerText.includes("settled") && document.getElementById("live").innerText.startsWith("Live") && document.getElementById("count").innerText === "1 of 1 volume shown"`)
 	if err := v.Unstage(t.Context()); err == nil {
 		t.Error("it is unstaged while somebody is in it")
 	}
@@ -43,5 +43,5 @@ func TestPageOfAPlugin(t *testing.T) {
 	p.shoot("plugin")
 	must(t, holder.Close())
 	v.EndInTime()
-	p.until(`document.querySelectorAll(".row").length === 0 && document.getElementById("count").innerText === "No volume is asked of these nodes."`)
+	p.until(`document.querySelectorAll(".row").length === 0 && document.getElementById("count").innerText === "No volume is asked of this node."`)
 }

@@ -374,8 +374,8 @@ function show() {
 function countOf(shown, all) {
 	const away = view.nodes.filter((node) => node.error).length;
 	const unknown = away ? `; ${away === 1 ? "1 node" : `${away} nodes`} could not be asked` : "";
-	if (all) return `${shown} of ${all} volumes shown${unknown}`;
-	return away ? `No volume is known${unknown}` : "No volume is asked of these nodes.";
+	if (all) return `${shown} of ${all} ${all === 1 ? "volume" : "volumes"} shown${unknown}`;
+	return away ? `No volume is known${unknown}` : `No volume is asked of ${view.nodes.length === 1 ? "this node" : "these nodes"}.`;
 }
 
 const keyOf = (node, volume) => JSON.stringify([node.name, node.pod, volume && volume.volume]);
