@@ -2,6 +2,7 @@ package deploy
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -103,6 +104,22 @@ func TestDownIsOfDrivers(t *testing.T) {
 		if found, err := s.ask(t, r.Expr, 50*time.Minute); err != nil || len(found) > 0 {
 			t.Errorf("%s finds %v: %v", r.Alert, found, err)
 		}
+	}
+}
+
+// TestDashboardCountsWhoIsDown: a plugin that is down has no other series, so that of these each panel leaves it out.
+func TestDashboardCountsWhoIsDown(t *testing.T) {
+	s := load(t, time.Now().Add(-time.Hour), `up{container="csi-node", driver="fast.example", node="one"} 0x60
+		up{container="csi-node", driver="fast.example", node="two"} 1x60
+		up{container="csi-node", job="all-pods", namespace="csi-node", pod="p"} 0x60
+		up{container="other", driver="fast.example", job="other", node="one"} 0x60`)
+	panels := readDashboard(t).Panels
+	at := slices.IndexFunc(panels, func(p panel) bool { return p.Title == "Not answering" })
+	if at < 0 {
+		t.Fatal("no panel counts them")
+	}
+	if found, err := s.ask(t, grafana.Replace(panels[at].Targets[0].Expr), 50*time.Minute); err != nil || len(found) != 1 || found[0].F != 1 {
+		t.Errorf("it counts %v: %v", found, err)
 	}
 }
 
