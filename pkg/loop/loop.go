@@ -8,6 +8,8 @@
 //	csi-node:<place>:<name>   a file: see Tag
 //	csi-node:view             a read-only view of the block device lo_rdevice
 //
+// A pod can change the tag of a device that it has raw, which is undone: see restore.go.
+//
 // Any other loop device over the file of a Target is foreign: it is reported, and
 // neither detached nor attached a second time. An index remembers which device was last
 // seen to show a Target, but is never trusted: the kernel is asked about that device each
@@ -24,7 +26,7 @@
 //
 // Read first: target.go (what a device is to show) and device.go (what the kernel
 // says of one). Then attach.go and detach.go, scan.go (the index, and the look at all
-// devices), numbers.go (device numbers that are kept for somebody), discard.go.
+// devices), numbers.go (device numbers that are kept for somebody), discard.go, restore.go.
 package loop
 
 import (
@@ -33,6 +35,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"slices"
 	"strings"
@@ -133,16 +136,40 @@ func (s *Devices) Check() error {
 	return nil
 }
 
-// Recognize finds devices over files that the plugin did not attach. tags has, by file,
-// the tag that the plugin's own device would have.
-func (s *Devices) Recognize(ctx context.Context, tags map[FileID]string) error {
+// Known is what is known of a file that a device may show.
+type Known struct {
+	Tag    string // that the plugin's own device over it has
+	Volume string // as in Numbers
+}
+
+// Recognize finds devices over files that the plugin did not attach, or of which somebody
+// has changed the tag. One that a volume is published as is the plugin's, whatever its tag.
+func (s *Devices) Recognize(ctx context.Context, files map[FileID]Known) error {
+	s.mu.Lock()
+	maps.DeleteFunc(s.index, func(key string, h indexEntry) bool { // a tag alone may be a lie
+		known, is := files[h.was.File()]
+		return is && known.Tag != key
+	})
+	s.mu.Unlock()
 	all, _, err := s.scan(ctx, nil)
 	if err != nil {
 		return err
 	}
 	for _, d := range all {
-		if tag := tags[d.File()]; tag != "" && s.Seen(tag) == "" {
-			s.remember(tag, d)
+		known, is := files[d.File()]
+		if !is {
+			continue
+		}
+		if published := s.numbers.Owner != nil && s.numbers.Owner(d.number) == known.Volume; published && !(Target{Tag: known.Tag}).Owns(d) {
+			done, err := s.Turn(ctx, d.name)
+			if err != nil {
+				return err
+			}
+			d = restore(ctx, d, known.Tag)
+			done()
+		}
+		if s.Seen(known.Tag) == "" {
+			s.remember(known.Tag, d)
 		}
 	}
 	return nil

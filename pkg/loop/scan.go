@@ -134,8 +134,11 @@ func (s *Devices) askIndexed(ctx context.Context, key, name string, accept func(
 	}
 	defer unlock()
 	d, err := ask(name)
-	if err != nil {
+	switch {
+	case err != nil:
 		d = s.lastAnswer(key, name)
+	case d != nil:
+		d = s.restored(ctx, key, d)
 	}
 	switch {
 	case err != nil && d == nil:
@@ -170,7 +173,7 @@ func (s *Devices) lastAnswer(key, name string) *Device {
 func (s *Devices) updateIndex(key string, d *Device) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if h := s.index[key]; h.name == d.name {
+	if h := s.index[key]; h.name == d.name && !d.altered(&h.was) {
 		h.was = *d
 		s.index[key] = h
 	}

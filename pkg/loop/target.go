@@ -45,7 +45,14 @@ func (t Target) Owns(d *Device) bool {
 	if t.isView() {
 		return d.isView() && d.over() == t.over
 	}
-	return d.Tag() == t.Tag && d.showsAll()
+	return d.Tag() == t.Tag && d.showsAll() && (t.File == nil || d.readOnly || d.File() == t.File.ID || t.mayBeAt(backingOf(d.name)))
+}
+
+// mayBeAt reports whether a device whose backing has a name in sysfs may show an earlier
+// file of the target: a pod can give the device of its own volume the tag of another, if it
+// has that for writing.
+func (t Target) mayBeAt(backing string) bool {
+	return backing == "" || t.Place == "" || strings.Contains(backing, t.Place)
 }
 
 // is accepts the plugin's device, and any other over the file.

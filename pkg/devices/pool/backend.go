@@ -41,16 +41,16 @@ func NewBackend(ctx context.Context, p *Pool, loops *loop.Devices) (*Backend, er
 		klog.FromContext(ctx).Error(err, "Cannot read the volumes, so devices over their data that the plugin did not attach are unknown")
 		return b, nil
 	}
-	tags := map[loop.FileID]string{}
+	files := map[loop.FileID]loop.Known{}
 	for _, id := range ids {
 		data, err := b.data(id)
 		if err != nil {
 			klog.FromContext(ctx).Error(err, "Skipped a volume's data, so what uses it is not known", "volume", id)
 		} else if data != nil {
-			tags[data.ID] = b.tag(id)
+			files[data.ID] = loop.Known{Tag: b.tag(id), Volume: id}
 		}
 	}
-	if err := loops.Recognize(ctx, tags); err != nil {
+	if err := loops.Recognize(ctx, files); err != nil {
 		return nil, err
 	}
 	if !p.ReadOnly() {
