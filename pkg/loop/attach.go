@@ -43,6 +43,9 @@ type Request struct {
 // may be a loop device that does not answer.
 func (s *Devices) Attach(ctx context.Context, r Request) error {
 	d, err := s.Recall(ctx, r.Target)
+	if d == nil && err == nil && r.isView() {
+		d, err = s.restorePublished(ctx, r)
+	}
 	unused := d == nil && err == nil && r.nobodyHasItOpen()
 	if d == nil && err == nil && !unused {
 		d, err = s.search(ctx, r.Target)

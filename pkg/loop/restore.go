@@ -4,10 +4,16 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"slices"
 
 	"golang.org/x/sys/unix"
 	"k8s.io/klog/v2"
+
+	"github.com/csi-node/csi-node/pkg/internal/devnode"
+	"github.com/csi-node/csi-node/pkg/state"
 )
+
+const loopChangeFD = 0x4c06 // LOOP_CHANGE_FD in the kernel's include/uapi/linux/loop.h
 
 // A pod that has a loop device as its raw volume needs no capability to change how that is
 // attached: LOOP_SET_STATUS64 sets its tag and which part of the backing it shows. The plugin
@@ -58,10 +64,122 @@ func restoreStatus(d *Device, tag string) (restored *Device, err error) {
 // was one. The caller has the device's turn.
 func (s *Devices) restored(ctx context.Context, key string, d *Device) *Device {
 	s.mu.Lock()
-	was := s.index[key].was
+	was, backing := s.index[key].was, s.index[key].backing
 	s.mu.Unlock()
-	if d.altered(&was) {
+	switch {
+	case was.name != d.name:
+	case d.altered(&was):
 		return restore(ctx, d, was.Tag())
+	case was.isView() && s.swapped(d, was.over()):
+		return restoreView(ctx, d, was.over())
+	case d.swappedFile(&was, backing):
+		return restoreSwapped(ctx, d, func() (*os.File, error) { return OpenFile(backing, was.File(), os.O_RDONLY) })
 	}
 	return d
+}
+
+// swapped reports whether a device was a view of another one, and somebody has put something
+// else behind it: a pod that has it for reading can (LOOP_CHANGE_FD), which leaves the tag.
+// What shows a block device may be the view of that one by now, unless a volume is published
+// as it: no other gets the number then.
+func (s *Devices) swapped(d *Device, over state.DeviceNumber) bool {
+	if !d.isView() || d.over() == over {
+		return false
+	}
+	if d.over() == (state.DeviceNumber{}) {
+		return true
+	}
+	if s.numbers.Owner == nil || s.numbers.Published == nil {
+		return false
+	}
+	volume := s.numbers.Owner(d.number)
+	return volume != "" && slices.Contains(s.numbers.Published(volume, true), d.number)
+}
+
+// restorePublished returns the view that a volume is published as, if somebody has put
+// something else behind it while no index knew it; nil if not.
+func (s *Devices) restorePublished(ctx context.Context, r Request) (*Device, error) {
+	if s.numbers.Published == nil || r.Volume == "" {
+		return nil, nil
+	}
+	for _, number := range s.numbers.Published(r.Volume, true) {
+		index, err := indexOf(number)
+		if err != nil {
+			return nil, err
+		}
+		d, err := s.restoreOver(ctx, nameOf(index), r.over)
+		if d != nil || err != nil {
+			return d, err
+		}
+	}
+	return nil, nil
+}
+
+func (s *Devices) restoreOver(ctx context.Context, name string, over state.DeviceNumber) (*Device, error) {
+	done, err := s.Turn(ctx, name)
+	if err != nil {
+		return nil, err
+	}
+	defer done()
+	d, err := ask(name)
+	if d == nil || err != nil || !s.swapped(d, over) {
+		return nil, err
+	}
+	if d = restoreView(ctx, d, over); d.over() != over {
+		return nil, nil
+	}
+	s.remember(ViewOf(over).key(), d)
+	return d, nil
+}
+
+// swappedFile is swapped for a read-only device over a file, which is at its path still.
+func (d *Device) swappedFile(was *Device, path string) bool {
+	if !d.readOnly || d.isView() || d.Tag() != was.Tag() || d.File() == was.File() {
+		return false
+	}
+	file, err := StatFile(path)
+	return err == nil && file != nil && file.ID == was.File()
+}
+
+// restoreView lets a view show the device again that it showed. The caller has its turn.
+func restoreView(ctx context.Context, d *Device, over state.DeviceNumber) *Device {
+	return restoreSwapped(ctx, d, func() (*os.File, error) {
+		path, err := devnode.PathOf(over)
+		if err != nil {
+			return nil, err
+		}
+		return devnode.Open(path, over, os.O_RDONLY)
+	})
+}
+
+// restoreSwapped puts the backing that is opened behind a read-only device again.
+func restoreSwapped(ctx context.Context, d *Device, open func() (*os.File, error)) *Device {
+	swapped := d.Backing()
+	restored, err := changeBack(d, open)
+	if err != nil {
+		klog.FromContext(ctx).Error(err, "Somebody has put something else behind a read-only device, and that cannot be undone", "device", d.name, "backing", swapped)
+		return d
+	}
+	klog.FromContext(ctx).Info("Somebody had put something else behind a read-only device: a pod that has it raw can", "device", d.name, "backing", swapped, "restored", restored.Backing())
+	return restored
+}
+
+func changeBack(d *Device, openBacking func() (*os.File, error)) (restored *Device, err error) {
+	backing, err := openBacking()
+	if err != nil {
+		return nil, err
+	}
+	defer closeAfter(backing, &err)
+	f, err := open(d.name, os.O_RDONLY)
+	if err != nil {
+		return nil, err
+	}
+	defer closeAfter(f, &err)
+	if !d.still(int(f.Fd())) {
+		return nil, fmt.Errorf("%s was attached anew meanwhile", d.Path())
+	}
+	if err := unix.IoctlSetInt(int(f.Fd()), loopChangeFD, int(backing.Fd())); err != nil {
+		return nil, pathError("LOOP_CHANGE_FD", f, err)
+	}
+	return describe(int(f.Fd()), d.name)
 }

@@ -2,6 +2,7 @@ package loop
 
 import (
 	"os"
+	"slices"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -102,5 +103,83 @@ func TestTagIsNotBelievedAgainstTheFile(t *testing.T) {
 	}
 	if now, err := s.Recall(t.Context(), theirs); now != nil || err != nil {
 		t.Errorf("the other volume has %v, %v", now, err)
+	}
+}
+
+// swap puts a file behind a read-only device, as a pod can that has it for reading.
+func swap(t *testing.T, d *Device, path string) {
+	t.Helper()
+	f, err := os.Open(d.Path())
+	require.NoError(t, err)
+	defer f.Close()
+	backing, err := os.Open(path)
+	require.NoError(t, err)
+	defer backing.Close()
+	require.NoError(t, unix.IoctlSetInt(int(f.Fd()), loopChangeFD, int(backing.Fd())))
+}
+
+// A pod that has a view for reading can make it show a file of its own. That neither stays,
+// nor keeps the view from being taken down.
+func TestSwappedViewIsRestored(t *testing.T) {
+	s, to, own := newDevices(t), newFile(t, "shown"), newFile(t, "own")
+	d := attach(t, s, request(to, "vol"))
+	r := Request{Target: ViewOf(d.number), Shape: Shape{ReadOnly: true, Sector: 512}, Volume: "vol", Open: func() (*os.File, error) { return os.Open(d.Path()) }}
+	view := attach(t, s, r)
+	numbers := s.numbers
+	numbers.Owner = func(n state.DeviceNumber) string { return map[state.DeviceNumber]string{view.number: "vol"}[n] }
+	numbers.Published = func(volume string, ofView bool) []state.DeviceNumber { return []state.DeviceNumber{view.number} }
+	s.Reserve(numbers)
+	swap := func(path string) { t.Helper(); swap(t, view, path) }
+	for _, path := range []string{own.Path, attach(t, s, request(own, "own")).Path()} {
+		swap(path)
+		now, err := s.Recall(t.Context(), r.Target)
+		if err != nil || now == nil || now.number != view.number || now.over() != d.number || now.Backing() != d.Path() {
+			t.Errorf("after %s was put behind it: %+v, %v", path, now, err)
+		}
+	}
+	swap(own.Path)
+	restarted := newDevices(t)
+	restarted.Reserve(numbers)
+	if now := attach(t, restarted, r); now.number != view.number || now.Backing() != d.Path() {
+		t.Errorf("after a restart: %+v", now)
+	}
+	swap(own.Path)
+	detached(t, s, r.Target)
+	if left := slices.Concat(overDevice(t, d.Path()), over(t, own.Path)[1:]); len(left) > 0 { // the first is its own
+		t.Errorf("still attached: %q", left)
+	}
+}
+
+// The same holds for a volume that is attached read-only itself. It is taken down without its
+// file, too.
+func TestSwappedFileIsRestored(t *testing.T) {
+	s, to, own := newDevices(t), newFile(t, "shown"), newFile(t, "own")
+	r := Request{Target: to, Shape: Shape{ReadOnly: true, Sector: 512}, Volume: "vol", Open: func() (*os.File, error) { return OpenFile(to.Path, to.File.ID, os.O_RDONLY) }}
+	for _, away := range []bool{false, true} {
+		d := attach(t, s, r)
+		swap(t, d, own.Path)
+		if away {
+			require.NoError(t, os.Rename(to.Path, to.Path+".away"))
+		}
+		now, err := s.Recall(t.Context(), to)
+		if err != nil || now == nil || now.number != d.number || (now.File() == to.File.ID) == away {
+			t.Errorf("away %t: %+v, %v", away, now, err)
+		}
+		detached(t, s, to)
+		if left := over(t, own.Path); len(left) > 0 {
+			t.Errorf("away %t: still attached: %q", away, left)
+		}
+	}
+}
+
+// What shows another device, and is published as nothing, may be the view of that one.
+func TestViewOfAnotherDeviceIsNotTaken(t *testing.T) {
+	s := newDevices(t)
+	s.numbers.Published = func(string, bool) []state.DeviceNumber { return nil }
+	was, now := state.DeviceNumber{Major: loopMajor, Minor: 1}, Device{name: "loop9", readOnly: true}
+	now.info.Flags, now.info.Rdevice = unix.LO_FLAGS_READ_ONLY, unix.Mkdev(loopMajor, 2)
+	copy(now.info.File_name[:], viewTag)
+	if s.swapped(&now, was) {
+		t.Error("the view of another device counts as swapped")
 	}
 }
