@@ -56,7 +56,7 @@ func (d *Device) Tag() string { return unix.ByteSliceToString(d.info.File_name[:
 func (d *Device) File() FileID { return FileID{devnode.NumberOf(d.info.Device), d.info.Inode} }
 
 // Backing is what sysfs names as what the device shows, for humans; "" if it is not known.
-func (d *Device) Backing() string { return backingOf(d.name) }
+func (d *Device) Backing() string { return state.Plain(backingOf(d.name)) }
 
 // Bytes is the size of the device.
 func (d *Device) Bytes() int64 { return d.bytes }
@@ -88,7 +88,7 @@ func (d *Device) isView() bool {
 
 func (d *Device) String() string {
 	text := d.Path()
-	if backing := backingOf(d.name); backing != "" {
+	if backing := d.Backing(); backing != "" {
 		text += " (backing " + backing
 		if !d.showsAll() {
 			text += fmt.Sprintf(", from byte %d", d.info.Offset)

@@ -86,7 +86,7 @@ func (t Target) candidates(silent []string) (maybe []string) {
 		case unopened && !strings.HasSuffix(backing, deleted): // of the same name in another place
 			continue
 		}
-		maybe = append(maybe, fmt.Sprintf("/dev/%s (backing %s)", name, backing))
+		maybe = append(maybe, fmt.Sprintf("/dev/%s (backing %s)", name, state.Plain(backing)))
 	}
 	return maybe
 }

@@ -16,6 +16,8 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/csi-node/csi-node/pkg/state"
 )
 
 // Dead reports whether a process was killed and can run no instruction of its
@@ -149,5 +151,5 @@ func named(proc string) string {
 	if err != nil {
 		return pid
 	}
-	return fmt.Sprintf("%s (%s)", pid, strings.TrimSpace(string(comm)))
+	return fmt.Sprintf("%s (%s)", pid, state.Plain(strings.TrimSuffix(string(comm), "\n")))
 }

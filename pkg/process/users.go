@@ -108,7 +108,7 @@ func InOtherNamespaces(find func(proc string) (at string, found bool)) iter.Seq[
 				continue // it has ended, perhaps before its mounts were read: another one tells
 			}
 			seen[namespace] = true
-			if found && !yield(fmt.Sprintf("%s with a mount at %s in its own mount namespace", shortName(proc), at)) {
+			if found && !yield(fmt.Sprintf("%s with a mount at %s in its own mount namespace", shortName(proc), state.Plain(at))) {
 				return
 			}
 		}

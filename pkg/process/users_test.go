@@ -41,6 +41,38 @@ func TestCollectIsBounded(t *testing.T) {
 	}
 }
 
+// What a pod chose, the name of a program or a path in its own mount namespace, does not reach
+// a terminal or break a line of the log.
+func TestNamesThatAPodChose(t *testing.T) {
+	const bad = "a\n\x1b[1m\xffz"
+	sleep, err := exec.LookPath("sleep")
+	require.NoError(t, err)
+	program := filepath.Join(t.TempDir(), bad)
+	text, err := os.ReadFile(sleep)
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile(program, text, 0o700))
+	cmd := exec.CommandContext(t.Context(), "unshare", "--mount", program, "1000")
+	require.NoError(t, cmd.Start())
+	defer func() { _, _ = cmd.Process.Kill(), cmd.Wait() }()
+	proc := fmt.Sprint("/proc/", cmd.Process.Pid)
+	for comm := ""; comm != bad+"\n"; time.Sleep(time.Millisecond) { // until it is started, in its namespace
+		read, err := os.ReadFile(proc + "/comm")
+		require.NoError(t, err)
+		comm = string(read)
+	}
+	want := fmt.Sprintf("%d (a??[1m?z)", cmd.Process.Pid)
+	if got := Name(cmd.Process.Pid); got != "process "+want {
+		t.Errorf("%q, want %q at its end", got, want)
+	}
+	for name := range InOtherNamespaces(func(of string) (string, bool) { return "/mnt/" + bad, of == proc }) {
+		if want := "pid " + want + " with a mount at /mnt/a??[1m?z in its own mount namespace"; name != want {
+			t.Errorf("%q, want %q", name, want)
+		}
+		return
+	}
+	t.Error("the process was not found")
+}
+
 // A namespace whose first process has ended when it is asked is looked at by another one's.
 func TestNamespaceOfAProcessThatEnds(t *testing.T) {
 	cmd := exec.CommandContext(t.Context(), "unshare", "--mount", "sh", "-c", "sleep 1000 & echo $!; exec sleep 1000")
