@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"regexp"
 	"slices"
 
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -15,6 +16,11 @@ import (
 // sizeKey is the attribute of an inline ephemeral volume for its size, a Kubernetes
 // quantity; the other attributes are the parameters of a StorageClass except overcommit.
 const sizeKey = "size"
+
+// sizeText is what a size may look like before it is calculated with: whoever writes a pod
+// chooses it, and a number with a large exponent, such as 1e2000000000, takes hours and
+// gigabytes.
+var sizeText = regexp.MustCompile(`^[+-]?[0-9.]{1,40}(?:[KMGTPE]i|[numkMGTPE]|[eE][+-]?[0-9]{1,2})?$`)
 
 // MakeInline implements devices.Inliner.
 func (p Provisioner) MakeInline(ctx context.Context, r devices.InlineRequest) (devices.InlineVolume, error) {
@@ -49,7 +55,7 @@ func wantedInline(r devices.InlineRequest) (Volume, error) {
 	}
 	size := devices.SizeRange{}
 	if text, given := r.Attributes[sizeKey]; given {
-		q, err := resource.ParseQuantity(text)
+		q, err := parseSize(text)
 		if err != nil || q.Sign() <= 0 || q.Cmp(*resource.NewQuantity(devices.LargestBytes, resource.BinarySI)) > 0 {
 			return v, state.Errorf(state.InvalidArgument, "attribute %s: %.200q is not a size such as 500Mi or 1Gi", sizeKey, text)
 		}
@@ -61,6 +67,13 @@ func wantedInline(r devices.InlineRequest) (Volume, error) {
 	v.FSType, size.Smallest = r.Filesystem(v.Bytes)
 	v.Bytes, err = size.Choose(BlockSize)
 	return v, err
+}
+
+func parseSize(text string) (resource.Quantity, error) {
+	if !sizeText.MatchString(text) {
+		return resource.Quantity{}, resource.ErrFormatWrong
+	}
+	return resource.ParseQuantity(text)
 }
 
 // InlineOwner implements devices.Inliner.

@@ -6,6 +6,7 @@ import (
 	"os"
 	"reflect"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/csi-node/csi-node/pkg/devices"
@@ -40,6 +41,7 @@ func TestMakeInline(t *testing.T) {
 		"by default":             {nil, "", Volume{Bytes: 1 << 30, FSType: "ext4", Provisioning: Thick}},
 		"as asked":               {map[string]string{"size": "1.5Gi", "provisioning": "thin", "sectorSize": "4096"}, "xfs", Volume{Bytes: 3 << 29, FSType: "xfs", Provisioning: Thin, SectorBytes: 4096}},
 		"rounded up":             {map[string]string{"size": "5000001"}, "", Volume{Bytes: 5001216, FSType: "ext4", Provisioning: Thick}},
+		"with an exponent":       {map[string]string{"size": "+3.5E+6"}, "", Volume{Bytes: 3502080, FSType: "ext4", Provisioning: Thick}},
 		"too small for the type": {map[string]string{"size": "1"}, "xfs", Volume{Bytes: 300 << 20, FSType: "xfs", Provisioning: Thick}},
 	} {
 		d := &drawn{}
@@ -63,6 +65,9 @@ func TestMakeInline(t *testing.T) {
 	}{
 		{map[string]string{"size": ""}, "as 500Mi"}, {map[string]string{"size": "much"}, "as 500Mi"}, {map[string]string{"size": "0"}, "as 500Mi"},
 		{map[string]string{"size": "-1Gi"}, "as 500Mi"}, {map[string]string{"size": "1e40"}, "as 500Mi"}, {map[string]string{"provisioning": "fat"}, "thick (default) or thin"},
+		// These would take seconds or hours to calculate.
+		{map[string]string{"size": "1e-9999999"}, "as 500Mi"}, {map[string]string{"size": "1E9999999"}, "as 500Mi"}, {map[string]string{"size": "1e2000000000"}, "as 500Mi"},
+		{map[string]string{"size": strings.Repeat("0", 1<<20)}, "as 500Mi"},
 		{map[string]string{"colour": "red"}, "size: such as 500Mi"}, {map[string]string{"overcommit": "2", "provisioning": "thin"}, "cannot overcommit"},
 	} {
 		d := &drawn{}
