@@ -23,19 +23,19 @@ import (
 	"github.com/csi-node/csi-node/pkg/report"
 )
 
-// Bundle is what somebody who debugs the plugin wants to know about a node: texts, from
+// bundle is what somebody who debugs the plugin wants to know about a node: texts, from
 // which `csi-node report` makes one archive. It holds neither secrets nor the names of
 // files on volumes.
-type Bundle []BundleFile
+type bundle []bundleFile
 
-// BundleFile is one text of a Bundle.
-type BundleFile struct {
+// bundleFile is one text of a bundle.
+type bundleFile struct {
 	Name string
 	What string // is in it
 	Text string // at most maxBundleText bytes
 }
 
-// Bounds of a Bundle.
+// Bounds of a bundle.
 const (
 	maxBundleText = 1 << 20 // bytes of each text: with all of them, an archive unpacks to less than 16 MiB
 	maxExplained  = 100     // volumes
@@ -45,12 +45,12 @@ const (
 	textTimeout = 10 * time.Second
 )
 
-// ReadBundle reads all that a Bundle has, from the plugin that runs on the state directory
+// readBundle reads all that a bundle has, from the plugin that runs on the state directory
 // or, if none does, from its store and the kernel. A text that cannot be read is replaced
 // by the error. log is a part of the plugin's log, which is added; it may be empty. Nothing
 // is changed. ctx bounds the requests to the plugin.
-func ReadBundle(ctx context.Context, stateDir string, o Options, log string) Bundle {
-	var b Bundle
+func readBundle(ctx context.Context, stateDir string, o Options, log string) bundle {
+	var b bundle
 	add := func(name, what string, read func(context.Context, io.Writer) error) {
 		ctx, cancel := context.WithTimeout(ctx, textTimeout)
 		defer cancel()
@@ -58,7 +58,7 @@ func ReadBundle(ctx context.Context, stateDir string, o Options, log string) Bun
 		if err := read(ctx, &text); err != nil {
 			fmt.Fprintf(&text, "\nThis could not be read, or not all of it: %v\n", err)
 		}
-		b = append(b, BundleFile{name, what, bounded(redactSecretWords(text.String()))})
+		b = append(b, bundleFile{name, what, bounded(redactSecretWords(text.String()))})
 	}
 	var node report.Node
 	var nodeErr error
@@ -93,11 +93,11 @@ func ReadBundle(ctx context.Context, stateDir string, o Options, log string) Bun
 		return errors.Join(nodeErr, explainAll(ctx, stateDir, o, node, out))
 	})
 	add("volumes.json", "the volumes that the backends have", func(ctx context.Context, out io.Writer) error {
-		all, err := ReadInventory(ctx, stateDir, o)
+		all, err := readInventory(ctx, stateDir, o)
 		return errors.Join(err, writeObject(out, all))
 	})
 	add("orphans.json", "what `orphans` finds", func(ctx context.Context, out io.Writer) error {
-		found, err := Orphans(ctx, stateDir, o)
+		found, err := readOrphans(ctx, stateDir, o)
 		return errors.Join(err, writeObject(out, found))
 	})
 	return b
@@ -130,7 +130,7 @@ func writeObject(out io.Writer, value any) error {
 	return e.Encode(value)
 }
 
-// about is what is told of the plugin and of the program that makes the Bundle.
+// about is what is told of the plugin and of the program that makes the bundle.
 type about struct {
 	Made     time.Time      `json:"made"`
 	Version  string         `json:"version"` // of the program that made it
@@ -199,7 +199,7 @@ func explainAll(ctx context.Context, stateDir string, o Options, node report.Nod
 	}
 	left := max(len(ids)-maxExplained, 0)
 	for _, id := range ids[:len(ids)-left] {
-		explanation, err := Explain(ctx, stateDir, id, o)
+		explanation, err := readExplanation(ctx, stateDir, id, o)
 		if err != nil {
 			fmt.Fprintf(out, "volume %s\n\n  It cannot be explained: %v\n", id, err)
 		} else if err := explanation.Print(out); err != nil {
@@ -215,8 +215,8 @@ func explainAll(ctx context.Context, stateDir string, o Options, node report.Nod
 
 func writeGoroutines(out io.Writer) error { return pprof.Lookup("goroutine").WriteTo(out, 1) }
 
-// Write writes the archive, a gzipped tar with one directory.
-func (b Bundle) Write(out io.Writer, made time.Time) error {
+// write writes the archive, a gzipped tar with one directory.
+func (b bundle) write(out io.Writer, made time.Time) error {
 	zipped := gzip.NewWriter(out)
 	archive := tar.NewWriter(zipped)
 	for _, f := range b {

@@ -26,9 +26,9 @@ import (
 	"github.com/csi-node/csi-node/test/require"
 )
 
-func (b Bundle) text(t *testing.T, name string) string {
+func (b bundle) text(t *testing.T, name string) string {
 	t.Helper()
-	i := slices.IndexFunc(b, func(f BundleFile) bool { return f.Name == name })
+	i := slices.IndexFunc(b, func(f bundleFile) bool { return f.Name == name })
 	if i < 0 {
 		t.Fatalf("there is no %s", name)
 	}
@@ -51,7 +51,7 @@ func TestBundle(t *testing.T) {
 	}
 	_, _ = c.log.Write([]byte("a line with password=hunter2\n"))
 	o := testOptions()
-	with := ReadBundle(t.Context(), c.StateDir, o, "")
+	with := readBundle(t.Context(), c.StateDir, o, "")
 	for name, words := range map[string][]string{
 		"about.json":     {`"plugin": {`, c.KubeletDir, "driverName"},
 		"status.txt":     {"vol", "settled", "volume stranger: NodeStageVolume was refused"},
@@ -82,7 +82,7 @@ func TestBundle(t *testing.T) {
 		}
 	}
 	require.NoError(t, stop())
-	without := ReadBundle(t.Context(), c.StateDir, o, "the log of before\n")
+	without := readBundle(t.Context(), c.StateDir, o, "the log of before\n")
 	for name, word := range map[string]string{
 		"about.json": "no plugin runs", "status.txt": "No plugin is running.", "explain.txt": "volume vol", "volumes.json": `"id": "vol"`, "log.txt": "no plugin runs",
 		"log-given.txt": "the log of before", "kernel.txt": "kernel: ", "devices.txt": "/volumes/vol/data",
@@ -99,7 +99,7 @@ func TestBundle(t *testing.T) {
 // A disk that hangs holds up what asks it, and nothing else that the report is for.
 func TestBundleWhileADiskHangs(t *testing.T) {
 	dir := t.TempDir()
-	socket, err := net.Listen("unix", filepath.Join(dir, StatusSocket))
+	socket, err := net.Listen("unix", filepath.Join(dir, statusSocket))
 	require.NoError(t, err)
 	server := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Path {
@@ -115,7 +115,7 @@ func TestBundleWhileADiskHangs(t *testing.T) {
 	defer server.Close()
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second) // less than for all texts
 	defer cancel()
-	b := ReadBundle(ctx, dir, testOptions(), "")
+	b := readBundle(ctx, dir, testOptions(), "")
 	for _, name := range []string{"log", "goroutines", "metrics"} {
 		if text := b.text(t, name+".txt"); text != "the text of /"+name+"\n" {
 			t.Errorf("%s: %s", name, text)
@@ -128,7 +128,7 @@ func TestBundleWhileADiskHangs(t *testing.T) {
 
 // Even where nothing ever ran there is something to send.
 func TestBundleOfNothing(t *testing.T) {
-	for _, f := range ReadBundle(t.Context(), t.TempDir(), testOptions(), "") {
+	for _, f := range readBundle(t.Context(), t.TempDir(), testOptions(), "") {
 		if f.Text == "" {
 			t.Errorf("%s is empty", f.Name)
 		}

@@ -56,7 +56,7 @@ func TestClearDevice(t *testing.T) {
 
 	junk := bytes.Repeat([]byte("junk"), testVolumeBytes/4)
 	require.NoError(t, os.WriteFile(data, junk, 0o600))
-	found, err := InspectDevice(ctx, c.StateDir, "vol")
+	found, err := inspectDevice(ctx, c.StateDir, "vol")
 	want := reconciler.Clearance{Volume: "vol", Backing: data, Bytes: testVolumeBytes, Found: "data at byte 0"}
 	if err != nil || found != want {
 		t.Errorf("found %+v (%v), not %+v", found, err, want)
@@ -73,7 +73,7 @@ func TestClearDevice(t *testing.T) {
 	t.Cleanup(func() { // of a test that fails in between
 		_, _ = node.NodeUnstageVolume(context.Background(), &csi.NodeUnstageVolumeRequest{VolumeId: "vol", StagingTargetPath: stage.StagingTargetPath})
 	})
-	for _, act := range []func(context.Context, string, string) (reconciler.Clearance, error){InspectDevice, ClearDevice} {
+	for _, act := range []func(context.Context, string, string) (reconciler.Clearance, error){inspectDevice, clearDevice} {
 		_, err := act(ctx, c.StateDir, "vol")
 		wantWords(t, err, "vol", "in use", stage.StagingTargetPath, "unstage")
 	}
@@ -82,7 +82,7 @@ func TestClearDevice(t *testing.T) {
 	}
 	f, err := os.Open(data)
 	require.NoError(t, err)
-	for _, act := range []func(context.Context, string, string) (reconciler.Clearance, error){InspectDevice, ClearDevice} {
+	for _, act := range []func(context.Context, string, string) (reconciler.Clearance, error){inspectDevice, clearDevice} {
 		_, err := act(ctx, c.StateDir, "vol")
 		wantWords(t, err, data, "open")
 	}
@@ -92,28 +92,28 @@ func TestClearDevice(t *testing.T) {
 	}
 
 	want.Cleared = true
-	if done, err := ClearDevice(ctx, c.StateDir, "vol"); err != nil || done != want {
+	if done, err := clearDevice(ctx, c.StateDir, "vol"); err != nil || done != want {
 		t.Errorf("answers %+v (%v), not %+v", done, err, want)
 	}
 	if now, err := os.ReadFile(data); err != nil || !bytes.Equal(now, make([]byte, testVolumeBytes)) {
 		t.Errorf("the data is not zero (%v)", err)
 	}
-	if again, err := ClearDevice(ctx, c.StateDir, "vol"); err != nil || !again.Blank || !again.Cleared {
+	if again, err := clearDevice(ctx, c.StateDir, "vol"); err != nil || !again.Blank || !again.Cleared {
 		t.Errorf("once more: %+v (%v)", again, err)
 	}
 	require.NoError(t, os.Truncate(data, 4096))
-	_, err = ClearDevice(ctx, c.StateDir, "vol")
+	_, err = clearDevice(ctx, c.StateDir, "vol")
 	wantWords(t, err, data, "fewer")
 
-	_, err = ClearDevice(ctx, c.StateDir, "other")
+	_, err = clearDevice(ctx, c.StateDir, "other")
 	wantWords(t, err, "other", "no such volume")
-	_, err = ClearDevice(ctx, c.StateDir, "../vol")
+	_, err = clearDevice(ctx, c.StateDir, "../vol")
 	wantWords(t, err, "volume id")
 	_, err = Retry(ctx, c.StateDir, "vol")
 	wantWords(t, err, "vol", "nothing is asked")
 	require.NoError(t, stop())
 	for _, act := range []func() error{
-		func() error { _, err := ClearDevice(ctx, c.StateDir, "vol"); return err },
+		func() error { _, err := clearDevice(ctx, c.StateDir, "vol"); return err },
 		func() error { _, err := Retry(ctx, c.StateDir, "vol"); return err },
 	} {
 		err := act()

@@ -29,7 +29,7 @@ itself.`,
 			}
 			ctx, cancel := f.context(cmd)
 			defer cancel()
-			explanation, err := Explain(ctx, f.stateDir, args[0], o)
+			explanation, err := readExplanation(ctx, f.stateDir, args[0], o)
 			if err != nil {
 				return fmt.Errorf("explain volume %s: %w", args[0], err)
 			}

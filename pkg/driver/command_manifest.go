@@ -45,7 +45,7 @@ it the policy Retain, then delete it. A claim takes one by its spec.volumeName.`
 			}
 			ctx, cancel := contextWithin(cmd, timeout)
 			defer cancel()
-			all, err := ReadInventory(ctx, stateDir, o)
+			all, err := readInventory(ctx, stateDir, o)
 			if err != nil {
 				return fmt.Errorf("volume manifest: %w", err)
 			}
@@ -148,7 +148,7 @@ type nodeSelectorRequirement struct {
 
 // manifests returns the PersistentVolumes of the named volumes; without names, of all
 // that live longer than a pod.
-func (i Inventory) manifests(ids []string, add additions) ([]persistentVolume, error) {
+func (i inventory) manifests(ids []string, add additions) ([]persistentVolume, error) {
 	var all []persistentVolume
 	found := map[string]bool{}
 	for _, v := range i.Volumes {
@@ -173,7 +173,7 @@ func (i Inventory) manifests(ids []string, add additions) ([]persistentVolume, e
 }
 
 // withLayers returns the ids of those that have layers.
-func (i Inventory) withLayers(volumes []persistentVolume) (ids []string) {
+func (i inventory) withLayers(volumes []persistentVolume) (ids []string) {
 	for _, v := range i.Volumes {
 		if len(v.Layers) > 0 && slices.ContainsFunc(volumes, func(pv persistentVolume) bool { return pv.Spec.CSI.VolumeHandle == v.ID }) {
 			ids = append(ids, v.ID)
@@ -182,7 +182,7 @@ func (i Inventory) withLayers(volumes []persistentVolume) (ids []string) {
 	return ids
 }
 
-func (i Inventory) manifest(v Volume, add additions) persistentVolume {
+func (i inventory) manifest(v listedVolume, add additions) persistentVolume {
 	attributes := maps.Clone(v.Context)
 	if v.Backend != i.Default {
 		if attributes == nil {

@@ -38,9 +38,9 @@ staged and not published looks like an orphan, too: detached, it must be staged 
 			var found []reconciler.Orphan
 			var err error
 			if clean {
-				found, err = CleanOrphans(ctx, f.stateDir)
+				found, err = cleanOrphans(ctx, f.stateDir)
 			} else {
-				found, err = Orphans(ctx, f.stateDir, o)
+				found, err = readOrphans(ctx, f.stateDir, o)
 			}
 			if err != nil {
 				return fmt.Errorf("orphans: %w", err)

@@ -24,19 +24,19 @@ reach --http-endpoint could keep that from answering, and so restart the plugin.
 		Example: `  csi-node probe live --state-dir /tmp/csi-state
   csi-node probe ready --state-dir /tmp/csi-state --timeout 2s`,
 		Args: func(_ *cobra.Command, args []string) error {
-			if len(args) != 1 || args[0] != Live && args[0] != Ready {
-				return fmt.Errorf("`probe` takes one argument, %s or %s, not %q", Live, Ready, args)
+			if len(args) != 1 || args[0] != liveProbe && args[0] != readyProbe {
+				return fmt.Errorf("`probe` takes one argument, %s or %s, not %q", liveProbe, readyProbe, args)
 			}
 			return nil
 		},
-		ValidArgs: []string{Live, Ready},
+		ValidArgs: []string{liveProbe, readyProbe},
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if err := timeout.Check(); err != nil {
 				return err
 			}
 			ctx, cancel := context.WithTimeout(cmd.Context(), time.Duration(timeout))
 			defer cancel()
-			if err := Probe(ctx, stateDir, args[0]); err != nil {
+			if err := askProbe(ctx, stateDir, args[0]); err != nil {
 				return err
 			}
 			_, err := fmt.Fprintln(cmd.OutOrStdout(), "ok")

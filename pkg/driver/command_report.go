@@ -47,15 +47,15 @@ are. The log of a plugin that has ended is known to kubectl alone: --log adds it
 			}
 			ctx, cancel := contextWithin(cmd, timeout)
 			defer cancel()
-			bundle := ReadBundle(ctx, stateDir, o, given)
+			b := readBundle(ctx, stateDir, o, given)
 			if all {
-				return bundle.print(cmd.OutOrStdout())
+				return b.print(cmd.OutOrStdout())
 			}
 			listing := cmd.OutOrStdout()
 			if file == "-" {
 				listing = cmd.ErrOrStderr()
 			}
-			if err := bundle.list(listing); err != nil {
+			if err := b.list(listing); err != nil {
 				return err
 			}
 			switch file {
@@ -63,9 +63,9 @@ are. The log of a plugin that has ended is known to kubectl alone: --log adds it
 				_, err := fmt.Fprintf(listing, "\nNothing is written yet: --stdout prints all of it, --file FILE writes it.\n")
 				return err
 			case "-":
-				return bundle.Write(cmd.OutOrStdout(), time.Now())
+				return b.write(cmd.OutOrStdout(), time.Now())
 			}
-			if err := bundle.save(file); err != nil {
+			if err := b.save(file); err != nil {
 				return err
 			}
 			_, err = fmt.Fprintf(listing, "\n%s is written.\n", file)
@@ -103,7 +103,7 @@ func readLog(cmd *cobra.Command, name string) (text string, err error) {
 }
 
 // list writes which texts there are.
-func (b Bundle) list(out io.Writer) error {
+func (b bundle) list(out io.Writer) error {
 	t := tabwriter.NewWriter(out, 0, 8, 2, ' ', 0)
 	fmt.Fprintln(t, "FILE\tSIZE\tWHAT IS IN IT")
 	for _, f := range b {
@@ -113,7 +113,7 @@ func (b Bundle) list(out io.Writer) error {
 }
 
 // print writes all texts.
-func (b Bundle) print(out io.Writer) error {
+func (b bundle) print(out io.Writer) error {
 	for _, f := range b {
 		if _, err := fmt.Fprintf(out, "==> %s: %s <==\n%s\n", f.Name, f.What, f.Text); err != nil {
 			return err
@@ -123,12 +123,12 @@ func (b Bundle) print(out io.Writer) error {
 }
 
 // save writes the archive to a new file, which only its owner can read.
-func (b Bundle) save(name string) (err error) {
+func (b bundle) save(name string) (err error) {
 	f, err := os.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
 		return fmt.Errorf("--file: %w", err)
 	}
-	if err = errors.Join(b.Write(f, time.Now()), f.Close()); err != nil {
+	if err = errors.Join(b.write(f, time.Now()), f.Close()); err != nil {
 		err = errors.Join(err, os.Remove(name))
 	}
 	return err

@@ -56,7 +56,7 @@ func ownPage(stateDir string, o Options) ui.Source {
 			return ui.Snapshot{Cluster: report.Cluster{Nodes: []report.NodeOf{{Name: cmp.Or(node.NodeID, name, "this node"), Node: node}}}}, nil
 		},
 		Explain: func(ctx context.Context, _ report.NodeOf, volume string) (report.Explanation, error) {
-			return Explain(ctx, stateDir, volume, o)
+			return readExplanation(ctx, stateDir, volume, o)
 		},
 	}
 }

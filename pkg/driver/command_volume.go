@@ -106,9 +106,9 @@ plugin on --state-dir, which lets nothing else use the volume meanwhile.`,
 			}
 			ctx, cancel := f.context(cmd)
 			defer cancel()
-			act := InspectDevice
+			act := inspectDevice
 			if sure {
-				act = ClearDevice
+				act = clearDevice
 			}
 			c, err := act(ctx, f.stateDir, args[0])
 			if err != nil {

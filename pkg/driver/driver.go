@@ -82,8 +82,8 @@ type Config struct {
 // longestSocketPath is sun_path without the zero at its end (unix(7)).
 const longestSocketPath = 107
 
-// StatusSocket is the name of a socket in the state directory.
-const StatusSocket = "status.sock"
+// statusSocket is the name of a socket in the state directory.
+const statusSocket = "status.sock"
 
 // resync is how often a volume is looked at when no event asks for it.
 const resync = 10 * time.Minute
@@ -122,7 +122,7 @@ func (c Config) validate() error {
 		}
 	}
 	for _, socket := range []struct{ flag, path string }{
-		{"--endpoint", endpoint}, {"--state-dir", filepath.Join(c.StateDir, StatusSocket)}, {"--registration-dir", registration.NewSocket(c.RegistrationDir, c.DriverName)},
+		{"--endpoint", endpoint}, {"--state-dir", filepath.Join(c.StateDir, statusSocket)}, {"--registration-dir", registration.NewSocket(c.RegistrationDir, c.DriverName)},
 	} {
 		if len(socket.path) > longestSocketPath {
 			return fmt.Errorf("%s: the path of the socket %s is too long: it has %d bytes, and the kernel takes %d", socket.flag, socket.path, len(socket.path), longestSocketPath)
@@ -152,7 +152,7 @@ type plugin struct {
 	metrics    *metrics
 	tracing    *tracing.Tracing // nil: nothing is traced
 	refusals   refusals
-	listing    hang.Calls[Inventory]
+	listing    hang.Calls[inventory]
 	looks      hang.Calls[struct{}] // checks of the backends, by name
 	needs      *needs
 	registrar  *registration.Registrar // nil when somebody else registers the plugin

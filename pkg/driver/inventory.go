@@ -15,18 +15,18 @@ import (
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
-// Inventory is what the backends of a plugin have on this node.
-type Inventory struct {
+// inventory is what the backends of a plugin have on this node.
+type inventory struct {
 	Driver  string `json:"driver"`
 	Default string `json:"usualBackend"` // of volumes whose context names none
 	// Topology is the segment that names the node, of a driver whose volumes are local
 	// to one; nil: they are accessible from everywhere.
 	Topology map[string]string `json:"topology,omitempty"`
-	Volumes  []Volume          `json:"volumes"` // in the order of their ids
+	Volumes  []listedVolume    `json:"volumes"` // in the order of their ids
 }
 
-// Volume is a volume that a backend has, whether anything is asked of it or not.
-type Volume struct {
+// listedVolume is a volume that a backend has, whether anything is asked of it or not.
+type listedVolume struct {
 	ID        string `json:"id"`
 	Backend   string `json:"backend"`
 	Bytes     int64  `json:"bytes,omitempty"`
@@ -45,15 +45,15 @@ type Volume struct {
 	Pods []string         `json:"pods,omitempty"` // to which it is to be published, as namespace/name
 }
 
-// ReadInventory asks the plugin that runs on the state directory for the volumes of
+// readInventory asks the plugin that runs on the state directory for the volumes of
 // its backends, and if none does, looks at them itself. It changes nothing, and ctx
 // bounds it.
-func ReadInventory(ctx context.Context, stateDir string, o Options) (all Inventory, err error) {
+func readInventory(ctx context.Context, stateDir string, o Options) (all inventory, err error) {
 	err = ask(ctx, stateDir, http.MethodGet, "/volumes", &all)
 	if !errors.Is(err, errNotRunning) {
 		return all, err
 	}
-	return offline(ctx, stateDir, o, func(p *plugin) (Inventory, error) {
+	return offline(ctx, stateDir, o, func(p *plugin) (inventory, error) {
 		p.reconciler.Inspect(ctx)
 		return p.inventory(ctx)
 	})
@@ -61,13 +61,13 @@ func ReadInventory(ctx context.Context, stateDir string, o Options) (all Invento
 
 // inventory lists the volumes of all backends that list them. While a disk hangs, one
 // listing at a time waits for it.
-func (p *plugin) inventory(ctx context.Context) (Inventory, error) {
-	all, _, err := p.listing.Join(ctx, "", hang.NoLimit, func() (Inventory, error) { return p.listAll(context.WithoutCancel(ctx)) })
+func (p *plugin) inventory(ctx context.Context) (inventory, error) {
+	all, _, err := p.listing.Join(ctx, "", hang.NoLimit, func() (inventory, error) { return p.listAll(context.WithoutCancel(ctx)) })
 	return all, err
 }
 
-func (p *plugin) listAll(ctx context.Context) (Inventory, error) {
-	all := Inventory{Driver: p.DriverName, Default: p.devices.Default(), Volumes: []Volume{}}
+func (p *plugin) listAll(ctx context.Context) (inventory, error) {
+	all := inventory{Driver: p.DriverName, Default: p.devices.Default(), Volumes: []listedVolume{}}
 	if p.properties.NodeLocal {
 		all.Topology = map[string]string{topologyKey(p.DriverName): topologyValue(p.NodeID)}
 	}
@@ -97,13 +97,13 @@ func (p *plugin) listAll(ctx context.Context) (Inventory, error) {
 			all.Volumes = append(all.Volumes, v)
 		}
 	}
-	slices.SortFunc(all.Volumes, func(a, b Volume) int { return cmp.Compare(a.ID, b.ID) })
+	slices.SortFunc(all.Volumes, func(a, b listedVolume) int { return cmp.Compare(a.ID, b.ID) })
 	return all, nil
 }
 
 // describe returns a volume as its backend has it, and whether it is there.
-func (p *plugin) describe(ctx context.Context, name string, backend devices.Provisioner, id string) (Volume, bool) {
-	v := Volume{ID: id, Backend: name}
+func (p *plugin) describe(ctx context.Context, name string, backend devices.Provisioner, id string) (listedVolume, bool) {
+	v := listedVolume{ID: id, Backend: name}
 	of := devices.Volume{ID: id, Backend: name}
 	have, err := backend.GetVolume(ctx, of)
 	if state.ClassOf(err) == state.NotFound {
@@ -134,7 +134,7 @@ func (p *plugin) describe(ctx context.Context, name string, backend devices.Prov
 // details returns what the plugin of that driver on a state directory knows of its
 // volumes; nil: none answers, or it is another driver's.
 func details(ctx context.Context, stateDir, driver string) map[string]command.Detail {
-	var all Inventory
+	var all inventory
 	if err := ask(ctx, stateDir, http.MethodGet, "/volumes", &all); err != nil || all.Driver != driver {
 		return nil
 	}

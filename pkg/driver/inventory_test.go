@@ -26,7 +26,7 @@ func TestInventory(t *testing.T) {
 	stage := &csi.NodeStageVolumeRequest{VolumeId: "b", StagingTargetPath: c.KubeletDir + "/stage", VolumeCapability: rawCapability()}
 	_, err := csi.NewNodeClient(conn).NodeStageVolume(t.Context(), stage)
 	require.NoError(t, err)
-	check := func(all Inventory, err error) {
+	check := func(all inventory, err error) {
 		t.Helper()
 		if err != nil || all.Driver != c.DriverName || all.Default != "pool" || all.Topology["topology."+c.DriverName+"/node"] == "" || len(all.Volumes) != 2 {
 			t.Fatalf("the inventory is %+v (%v)", all, err)
@@ -36,7 +36,7 @@ func TestInventory(t *testing.T) {
 			t.Errorf("the volumes are %+v", all.Volumes)
 		}
 	}
-	check(ReadInventory(t.Context(), c.StateDir, Options{}))
+	check(readInventory(t.Context(), c.StateDir, Options{}))
 	if known := details(t.Context(), c.StateDir, c.DriverName); len(known) != 2 || known["b"].State != "settled" || known["a"].Provisioning == "" {
 		t.Errorf("the details are %+v", known)
 	}
@@ -44,7 +44,7 @@ func TestInventory(t *testing.T) {
 		t.Errorf("of another driver are known %+v", known)
 	}
 	require.NoError(t, stop())
-	check(ReadInventory(t.Context(), c.StateDir, testOptions()))
+	check(readInventory(t.Context(), c.StateDir, testOptions()))
 	if known := details(t.Context(), c.StateDir, c.DriverName); known != nil {
 		t.Errorf("without a plugin are known %+v", known)
 	}
@@ -53,8 +53,8 @@ func TestInventory(t *testing.T) {
 	require.NoError(t, err)
 }
 
-func inventory() Inventory {
-	return Inventory{Driver: "csi.test", Default: "pool", Topology: map[string]string{"topology.csi.test/node": "n1"}, Volumes: []Volume{
+func exampleInventory() inventory {
+	return inventory{Driver: "csi.test", Default: "pool", Topology: map[string]string{"topology.csi.test/node": "n1"}, Volumes: []listedVolume{
 		{ID: "blank", Backend: "pool", Bytes: 3 << 29, FSType: "xfs", Layers: []string{"luks"}},
 		{ID: "csi-1", Backend: "pool", Bytes: 1 << 20, FSType: "ext4", Inline: true},
 		{ID: "formatted", Backend: "pool", Bytes: 1 << 30, FSType: "xfs", Formatted: "xfs"},
@@ -64,7 +64,7 @@ func inventory() Inventory {
 
 // Kubernetes reads what is printed, and knows every field of it.
 func TestManifest(t *testing.T) {
-	all, err := inventory().manifests(nil, additions{secret: &secretReference{"s", "ns"}})
+	all, err := exampleInventory().manifests(nil, additions{secret: &secretReference{"s", "ns"}})
 	require.NoError(t, err)
 	var text bytes.Buffer
 	require.NoError(t, printManifests(&text, "yaml", all))
@@ -120,11 +120,11 @@ func TestManifest(t *testing.T) {
 }
 
 func TestManifestOfSome(t *testing.T) {
-	all, err := inventory().manifests([]string{"blank"}, additions{class: "local"})
+	all, err := exampleInventory().manifests([]string{"blank"}, additions{class: "local"})
 	if err != nil || len(all) != 1 || all[0].Spec.StorageClassName != "local" {
 		t.Errorf("printed are %+v (%v)", all, err)
 	}
-	if locked := inventory().withLayers(all); !slices.Equal(locked, []string{"blank"}) {
+	if locked := exampleInventory().withLayers(all); !slices.Equal(locked, []string{"blank"}) {
 		t.Errorf("those that need a secret are %v", locked)
 	}
 	for secret, want := range map[string]*secretReference{"": nil, "ns/s": {"s", "ns"}} {
@@ -137,20 +137,20 @@ func TestManifestOfSome(t *testing.T) {
 			t.Errorf("%q: %v", secret, err)
 		}
 	}
-	broken := inventory()
+	broken := exampleInventory()
 	broken.Volumes[0].Error = "damaged"
-	everywhere := inventory()
+	everywhere := exampleInventory()
 	everywhere.Topology = nil
 	if all, err := everywhere.manifests([]string{"blank"}, additions{}); err != nil || all[0].Spec.NodeAffinity != nil {
 		t.Errorf("of a driver that is everywhere: %+v (%v)", all, err)
 	}
 	for title, test := range map[string]struct {
-		of    Inventory
+		of    inventory
 		ids   []string
 		words string
 	}{
-		"unknown": {inventory(), []string{"stranger"}, "no backend of this plugin has such a volume"},
-		"inline":  {inventory(), []string{"csi-1"}, "ends with its pod"},
+		"unknown": {exampleInventory(), []string{"stranger"}, "no backend of this plugin has such a volume"},
+		"inline":  {exampleInventory(), []string{"csi-1"}, "ends with its pod"},
 		"damaged": {broken, nil, "damaged"},
 	} {
 		if _, err := test.of.manifests(test.ids, additions{}); err == nil || !strings.Contains(err.Error(), test.words) {

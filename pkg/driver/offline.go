@@ -63,7 +63,7 @@ func readSettings(stateDir string) (s settings, err error) {
 	path := filepath.Join(stateDir, settingsFile)
 	raw, err := os.ReadFile(path)
 	if errors.Is(err, os.ErrNotExist) {
-		return s, fmt.Errorf("no plugin answers at %s, and none has ever run on this directory since the node started (%s is missing): is --state-dir right?", filepath.Join(stateDir, StatusSocket), path)
+		return s, fmt.Errorf("no plugin answers at %s, and none has ever run on this directory since the node started (%s is missing): is --state-dir right?", filepath.Join(stateDir, statusSocket), path)
 	}
 	if err != nil {
 		return s, err

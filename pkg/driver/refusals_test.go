@@ -120,7 +120,7 @@ func TestRefusalIsTold(t *testing.T) {
 		if err == nil {
 			t.Fatalf("volume %s is staged with a mount flag that is none", id)
 		}
-		told, err := Explain(t.Context(), c.StateDir, id, Options{})
+		told, err := readExplanation(t.Context(), c.StateDir, id, Options{})
 		require.NoError(t, err)
 		if len(told.Refused) != 1 || !strings.Contains(told.Refused[0], "NodeStageVolume was refused") {
 			t.Errorf("of %s is told %+v", id, told)
@@ -130,7 +130,7 @@ func TestRefusalIsTold(t *testing.T) {
 	if err != nil || len(node.Volumes) != 0 || len(node.Refusals) != 2 || node.Refusals[0].Volume != "stranger" || node.Refusals[1].Call != "NodeStageVolume" {
 		t.Errorf("the status tells %+v (%v)", node, err)
 	}
-	if _, err := Explain(t.Context(), c.StateDir, "unheard-of", Options{}); err == nil {
+	if _, err := readExplanation(t.Context(), c.StateDir, "unheard-of", Options{}); err == nil {
 		t.Error("a volume of which nothing is known is explained")
 	}
 }

@@ -35,10 +35,10 @@ func ReadReport(ctx context.Context, stateDir string, o Options) (node report.No
 	})
 }
 
-// Explain reports on a volume in sentences: as the plugin says that runs on the state
+// readExplanation reports on a volume in sentences: as the plugin says that runs on the state
 // directory, else by a look at its store and the kernel, which changes nothing.
 // NotFound: nothing is known of the volume.
-func Explain(ctx context.Context, stateDir, volume string, o Options) (explanation report.Explanation, err error) {
+func readExplanation(ctx context.Context, stateDir, volume string, o Options) (explanation report.Explanation, err error) {
 	err = ask(ctx, stateDir, http.MethodGet, volumePath(volume, "explain"), &explanation)
 	if !errors.Is(err, errNotRunning) {
 		return explanation, err
@@ -54,9 +54,9 @@ func Explain(ctx context.Context, stateDir, volume string, o Options) (explanati
 	})
 }
 
-// Orphans lists what the plugin made and no intent explains. It changes nothing, and
+// readOrphans lists what the plugin made and no intent explains. It changes nothing, and
 // works also when no plugin runs on the state directory.
-func Orphans(ctx context.Context, stateDir string, o Options) (orphans []reconciler.Orphan, err error) {
+func readOrphans(ctx context.Context, stateDir string, o Options) (orphans []reconciler.Orphan, err error) {
 	err = ask(ctx, stateDir, http.MethodGet, "/orphans", &orphans)
 	if !errors.Is(err, errNotRunning) {
 		return orphans, err
@@ -64,9 +64,9 @@ func Orphans(ctx context.Context, stateDir string, o Options) (orphans []reconci
 	return offline(ctx, stateDir, o, func(p *plugin) ([]reconciler.Orphan, error) { return p.reconciler.InspectOrphans(ctx) })
 }
 
-// CleanOrphans makes the plugin that runs on the state directory detach the orphans
+// cleanOrphans makes the plugin that runs on the state directory detach the orphans
 // that nobody uses, and returns all that it found.
-func CleanOrphans(ctx context.Context, stateDir string) (orphans []reconciler.Orphan, err error) {
+func cleanOrphans(ctx context.Context, stateDir string) (orphans []reconciler.Orphan, err error) {
 	err = ask(ctx, stateDir, http.MethodPost, "/orphans/clean", &orphans)
 	return orphans, err
 }
@@ -79,31 +79,31 @@ func Retry(ctx context.Context, stateDir, volume string) (node report.Node, err 
 	return node, err
 }
 
-// InspectDevice makes the plugin that runs on the state directory look at what
-// ClearDevice would destroy. If ClearDevice would refuse, its error is returned. It
+// inspectDevice makes the plugin that runs on the state directory look at what
+// clearDevice would destroy. If clearDevice would refuse, its error is returned. It
 // changes nothing.
-func InspectDevice(ctx context.Context, stateDir, volume string) (c reconciler.Clearance, err error) {
+func inspectDevice(ctx context.Context, stateDir, volume string) (c reconciler.Clearance, err error) {
 	err = ask(ctx, stateDir, http.MethodGet, volumePath(volume, "clear-device"), &c)
 	return c, err
 }
 
-// ClearDevice makes the plugin that runs on the state directory destroy what is
+// clearDevice makes the plugin that runs on the state directory destroy what is
 // on a volume that nothing uses, and returns what that was. ctx bounds the wait
 // for the volume's turn and for the answer: once begun, the plugin goes on.
-func ClearDevice(ctx context.Context, stateDir, volume string) (c reconciler.Clearance, err error) {
+func clearDevice(ctx context.Context, stateDir, volume string) (c reconciler.Clearance, err error) {
 	err = ask(ctx, stateDir, http.MethodPost, volumePath(volume, "clear-device"), &c)
 	return c, err
 }
 
-// Probes are what Probe can ask.
+// What askProbe can ask.
 const (
-	Live  = "live"  // the CSI socket answers
-	Ready = "ready" // nothing that the plugin needs is missing
+	liveProbe  = "live"  // the CSI socket answers
+	readyProbe = "ready" // nothing that the plugin needs is missing
 )
 
-// Probe asks the plugin that runs on the state directory for its health. It uses the
+// askProbe asks the plugin that runs on the state directory for its health. It uses the
 // status socket, so that only root can keep the plugin from answering.
-func Probe(ctx context.Context, stateDir, probe string) error {
+func askProbe(ctx context.Context, stateDir, probe string) error {
 	var word string
 	return ask(ctx, stateDir, http.MethodGet, "/probes/"+probe, &word)
 }
@@ -123,7 +123,7 @@ func ask(ctx context.Context, stateDir, method, path string, answer any) error {
 	return askFor(ctx, stateDir, method, path, func(body io.Reader) error { return json.NewDecoder(body).Decode(answer) })
 }
 
-// askText is ask for an answer that is a text, of which it reads no more than a Bundle
+// askText is ask for an answer that is a text, of which it reads no more than a bundle
 // takes.
 func askText(ctx context.Context, stateDir, path string, out io.Writer) error {
 	return askFor(ctx, stateDir, http.MethodGet, path, func(body io.Reader) error {
@@ -133,7 +133,7 @@ func askText(ctx context.Context, stateDir, path string, out io.Writer) error {
 }
 
 func askFor(ctx context.Context, stateDir, method, path string, read func(io.Reader) error) (err error) {
-	socket := filepath.Join(stateDir, StatusSocket)
+	socket := filepath.Join(stateDir, statusSocket)
 	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 		return (&net.Dialer{}).DialContext(ctx, "unix", socket)
 	}}}

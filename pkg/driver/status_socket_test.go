@@ -24,7 +24,7 @@ import (
 // neither in the plugin nor in itself.
 func TestStatusLeavesNoConnection(t *testing.T) {
 	dir := filepath.Dir(strings.TrimPrefix(testConfig(t).Endpoint, "unix://"))
-	listener, err := net.Listen("unix", filepath.Join(dir, StatusSocket))
+	listener, err := net.Listen("unix", filepath.Join(dir, statusSocket))
 	require.NoError(t, err)
 	closed := make(chan struct{}, 1)
 	server := &http.Server{
@@ -71,7 +71,7 @@ func TestStatusWithoutPlugin(t *testing.T) {
 	}
 	require.NoError(t, os.Rename(p.poolDir()+".away", p.poolDir()))
 	// A socket that a killed plugin left behind.
-	l, err := listenUnix(filepath.Join(p.StateDir, StatusSocket))
+	l, err := listenUnix(filepath.Join(p.StateDir, statusSocket))
 	require.NoError(t, err)
 	leaveSocket(t, l)
 	if again, err := ReadReport(t.Context(), p.StateDir, testOptions()); err != nil || again.Running || len(again.Volumes) != 1 {
@@ -85,7 +85,7 @@ func TestStatusWhereNoPluginEverRan(t *testing.T) {
 	if err == nil {
 		t.Fatalf("reports %+v", report)
 	}
-	for _, words := range []string{filepath.Join(dir, StatusSocket), filepath.Join(dir, settingsFile), "--state-dir"} {
+	for _, words := range []string{filepath.Join(dir, statusSocket), filepath.Join(dir, settingsFile), "--state-dir"} {
 		if !strings.Contains(err.Error(), words) {
 			t.Errorf("no %q in: %v", words, err)
 		}
@@ -98,7 +98,7 @@ func TestStatusWhereNoPluginEverRan(t *testing.T) {
 // A plugin that does not answer delays the reader no longer than its context.
 func TestStatusOfAHungPlugin(t *testing.T) {
 	dir := t.TempDir()
-	l, err := listenUnix(filepath.Join(dir, StatusSocket))
+	l, err := listenUnix(filepath.Join(dir, statusSocket))
 	require.NoError(t, err)
 	defer l.Close()
 	ctx, cancel := context.WithCancel(t.Context())
@@ -163,7 +163,7 @@ func TestOfflineLookThatHangs(t *testing.T) {
 func TestStatusSocket(t *testing.T) {
 	c := testConfig(t)
 	serving(t, c)
-	socket := filepath.Join(c.StateDir, StatusSocket)
+	socket := filepath.Join(c.StateDir, statusSocket)
 	info, err := os.Stat(socket)
 	if err != nil || info.Mode().Perm() != 0o600 {
 		t.Errorf("the socket has the mode %v (%v)", info.Mode(), err)

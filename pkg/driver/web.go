@@ -67,7 +67,7 @@ func (w *web) close() error {
 // the next one needs, which a full file system could not provide. If there is no
 // room for the first one, the plugin serves without.
 func (p *plugin) webServers(ctx context.Context, most limits) ([]*web, error) {
-	path := filepath.Join(p.StateDir, StatusSocket)
+	path := filepath.Join(p.StateDir, statusSocket)
 	listener, err := listenUnix(path)
 	if errors.Is(err, syscall.ENOSPC) {
 		klog.FromContext(ctx).Error(err, "There is no status socket: status, explain and probe get no answer until the plugin is started with room for it", "socket", path)
@@ -144,8 +144,8 @@ func (p *plugin) httpHandler() http.Handler {
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", p.metricsHandler())
 	live, ready := p.probes()
-	mux.HandleFunc("GET /healthz", p.probed("not alive", Live, live))
-	mux.HandleFunc("GET /readyz", p.probed("not ready", Ready, ready))
+	mux.HandleFunc("GET /healthz", p.probed("not alive", liveProbe, live))
+	mux.HandleFunc("GET /readyz", p.probed("not ready", readyProbe, ready))
 	return mux
 }
 
