@@ -10,11 +10,13 @@ import (
 	"sync"
 	"time"
 
+	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
 	"github.com/csi-node/csi-node/pkg/report"
+	"github.com/csi-node/csi-node/pkg/state"
 )
 
 // refusals remembers, for each volume, the last call that was refused. A refused call
@@ -42,7 +44,7 @@ func (r *refusals) note(ctx context.Context, req any, info *grpc.UnaryServerInfo
 	case err == nil:
 		r.succeeded(volume, call, at)
 	case isRefusal(status.Code(err)):
-		r.refused(report.Refusal{Volume: volume, Call: call, Path: short(at, maxRefusalText), Code: status.Code(err).String(), Error: short(status.Convert(err).Message(), maxRefusalText)}, time.Now())
+		r.refused(report.Refusal{Volume: volume, Call: call, Path: short(at, maxRefusalText), Pod: podOf(req), Claim: claimOf(req), Code: status.Code(err).String(), Error: short(status.Convert(err).Message(), maxRefusalText)}, time.Now())
 	}
 	return resp, err
 }
@@ -86,6 +88,25 @@ func pathOf(req any) string {
 		return r.GetStagingTargetPath()
 	}
 	return ""
+}
+
+// podOf returns the pod that a publish is for, if kubelet told it.
+func podOf(req any) string {
+	r, is := req.(*csi.NodePublishVolumeRequest)
+	if !is {
+		return ""
+	}
+	return (&state.Target{Context: r.GetVolumeContext()}).Pod()
+}
+
+// claimOf returns the claim for which a volume is to be created, if the provisioner told it
+// (--extra-create-metadata).
+func claimOf(req any) string {
+	r, is := req.(*csi.CreateVolumeRequest)
+	if !is {
+		return ""
+	}
+	return state.ClaimOf(r.GetParameters())
 }
 
 func (r *refusals) refused(now report.Refusal, at time.Time) {

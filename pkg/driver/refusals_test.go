@@ -90,6 +90,17 @@ func TestRefusalsAreBounded(t *testing.T) {
 	})
 }
 
+// A refusal names the pod of a publish, and the claim of a creation, if the caller told them.
+func TestRefusalNamesWhoWaits(t *testing.T) {
+	var r refusals
+	r.called(&csi.NodePublishVolumeRequest{VolumeId: "v", VolumeContext: map[string]string{"csi.storage.k8s.io/pod.namespace": "default", "csi.storage.k8s.io/pod.name": "writer"}}, "NodePublishVolume", codes.InvalidArgument, "bad")
+	r.called(&csi.CreateVolumeRequest{Name: "w", Parameters: map[string]string{"csi.storage.k8s.io/pvc/namespace": "default", "csi.storage.k8s.io/pvc/name": "data"}}, "CreateVolume", codes.InvalidArgument, "bad")
+	r.called(&csi.NodePublishVolumeRequest{VolumeId: "x"}, "NodePublishVolume", codes.InvalidArgument, "bad")
+	if all := r.list(); len(all) != 3 || all[0].Pod != "default/writer" || all[0].Claim != "" || all[1].Claim != "default/data" || all[1].Pod != "" || all[2].Pod+all[2].Claim != "" {
+		t.Errorf("remembered are %+v", all)
+	}
+}
+
 // The call that succeeds at last ends the memory of its refusal, and no other does.
 func TestRefusalEnds(t *testing.T) {
 	var r refusals

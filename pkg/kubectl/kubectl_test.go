@@ -50,7 +50,7 @@ case "$*" in
 	esac ;;
 *"exec --namespace=csi-node plugin-c "*)
 	case "$*" in
-	*status*) echo '{"running":true,"driver":"y","volumes":[]}' ;;
+	*status*) echo '{"running":true,"driver":"y","volumes":[],"refusals":[{"volume":"vol-2","call":"NodeStageVolume","code":"InvalidArgument","error":"bad"}]}' ;;
 	*explain*) echo "there is no such volume" >&2; exit 1 ;;
 	*) echo "c says: $*" ;;
 	esac ;;
@@ -274,6 +274,10 @@ func TestTwoDriversOnANode(t *testing.T) {
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "plugins"), []byte(strings.Replace(pods, "[", "["+second, 1)), 0o600))
 	if out, _, err := run(t, "explain", "writer"); err != nil || strings.Count(out, "On node a: ") != 2 {
 		t.Errorf("explain prints (%v)\n%s", err, out)
+	}
+	// A call that was refused is found by the claim of its volume, of which nothing else is asked.
+	if out, _, err := run(t, "status", "--claim", "other/driver"); err != nil || !strings.HasPrefix(out, "No volume matches; the nodes that answered have ") || !strings.Contains(out, "node a: volume vol-2 (other/driver): NodeStageVolume was refused") {
+		t.Errorf("status prints (%v)\n%s", err, out)
 	}
 	if out, _, err := run(t, "orphans"); err != nil || !strings.Contains(out, "Node a/plugin-a:\na says") || !strings.Contains(out, "Node a/plugin-c:\nc says") || !strings.Contains(out, "Node b:\n") {
 		t.Errorf("orphans prints (%v)\n%s", err, out)

@@ -103,8 +103,9 @@ func (k *claims) name(ctx context.Context, all report.Cluster) error {
 			n.Volumes[i].Claim, n.Volumes[i].Class = of.claim, of.class
 		}
 		for i, r := range n.Refusals {
-			of := k.of[volumeOf{n.Driver, r.Volume}]
-			n.Refusals[i].Claim, n.Refusals[i].Class = of.claim, of.class
+			if of, is := k.of[volumeOf{n.Driver, r.Volume}]; is {
+				n.Refusals[i].Claim, n.Refusals[i].Class = of.claim, of.class
+			}
 		}
 	}
 	return k.err

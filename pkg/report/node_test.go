@@ -115,12 +115,13 @@ func TestAge(t *testing.T) {
 
 func TestPick(t *testing.T) {
 	node := Node{
+		Running: true,
 		Volumes: []Status{
 			{Volume: "a", Parts: []PartStatus{{Pod: "x/p", Is: Settled}, {Part: "stage", Is: Settled}}},
 			{Volume: "b", Parts: []PartStatus{{Pod: "y/p", Is: Settled}, {Part: "stage", Is: Failing}}},
 			{Volume: "c", Parts: []PartStatus{{Pod: "y/q", Is: Settled}}},
 		},
-		Refusals: []Refusal{{Volume: "c"}, {Volume: "d"}},
+		Refusals: []Refusal{{Volume: "c"}, {Volume: "d", Pod: "x/r", Claim: "x/e", Class: "fast"}},
 	}
 	for title, test := range map[string]struct {
 		filter Filter
@@ -132,6 +133,10 @@ func TestPick(t *testing.T) {
 		"pod in full": {Filter{Pod: "y/p"}, "b, "},
 		"no pod":      {Filter{Pod: "x/q"}, ", "},
 		"namespace":   {Filter{Namespace: "y"}, "b c, c"},
+		"refused pod": {Filter{Pod: "r"}, ", d"},
+		"claim":       {Filter{Claim: "e"}, ", d"},
+		"class":       {Filter{Class: "fast"}, ", d"},
+		"other class": {Filter{Class: "slow", Claim: "e"}, ", "},
 		"failing":     {Filter{Failing: true}, "b c, c d"},
 		"both":        {Filter{Failing: true, Pod: "p"}, "b, "},
 	} {
@@ -150,7 +155,7 @@ func TestPick(t *testing.T) {
 	// A table of none does not say that there are none.
 	for _, print := range []func(Node, io.Writer) error{Node.Print, Node.PrintWide} {
 		var text strings.Builder
-		if err := print(node.Pick(Filter{Pod: "x/q"}).Pick(Filter{}), &text); err != nil || !strings.HasSuffix(text.String(), "\nNo volume matches; this node has 3 in all.\n") {
+		if err := print(node.Pick(Filter{Pod: "x/q"}).Pick(Filter{}), &text); err != nil || text.String() != "No volume matches; this node has 3 in all.\n" {
 			t.Errorf("prints (%v)\n%s", err, text.String())
 		}
 	}

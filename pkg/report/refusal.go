@@ -11,11 +11,12 @@ import (
 // it. A plugin remembers it for a while: such a call leaves no intent behind.
 type Refusal struct {
 	Volume string    `json:"volume"`
-	Claim  string    `json:"claim,omitempty"` // and Class: as those of a Status
-	Class  string    `json:"class,omitempty"`
-	Call   string    `json:"call"`           // such as NodeStageVolume
-	Path   string    `json:"path,omitempty"` // that the call named
-	Code   string    `json:"code"`           // such as InvalidArgument
+	Call   string    `json:"call"`            // such as NodeStageVolume
+	Path   string    `json:"path,omitempty"`  // that the call named
+	Pod    string    `json:"pod,omitempty"`   // that the call was for, as namespace/name; only of a publish
+	Claim  string    `json:"claim,omitempty"` // of the volume, likewise, where it is known
+	Class  string    `json:"class,omitempty"` // of the claim
+	Code   string    `json:"code"`            // such as InvalidArgument
 	Error  string    `json:"error"`
 	Since  time.Time `json:"since"` // of the first of those that were answered the same in a row
 	At     time.Time `json:"at"`    // of the last
@@ -30,7 +31,11 @@ func (v Volume) Tells(r Refusal) bool {
 
 // Tell says which call was refused, when and why, in one line.
 func (r Refusal) Tell(now time.Time) string {
-	text := fmt.Sprintf("%s was refused %s with %s", r.Call, ago(r.At, now), r.Code)
+	call := r.Call
+	if r.Pod != "" {
+		call += " for pod " + r.Pod
+	}
+	text := fmt.Sprintf("%s was refused %s with %s", call, ago(r.At, now), r.Code)
 	if r.Times > 1 {
 		text += fmt.Sprintf(", %d times since %s", r.Times, ago(r.Since, now))
 	}

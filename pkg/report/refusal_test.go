@@ -14,8 +14,8 @@ func TestTellRefusal(t *testing.T) {
 	if got, want := r.Tell(now), `NodeStageVolume was refused 3s ago with InvalidArgument: mount flag "bad"`; got != want {
 		t.Errorf("told is %q, not %q", got, want)
 	}
-	r.Times = 4
-	if got, want := r.Tell(now), `NodeStageVolume was refused 3s ago with InvalidArgument, 4 times since 1m0s ago: mount flag "bad"`; got != want {
+	r.Times, r.Pod = 4, "default/writer"
+	if got, want := r.Tell(now), `NodeStageVolume for pod default/writer was refused 3s ago with InvalidArgument, 4 times since 1m0s ago: mount flag "bad"`; got != want {
 		t.Errorf("told is %q, not %q", got, want)
 	}
 }

@@ -257,8 +257,8 @@ func (n Node) Pick(f Filter) Node {
 	})
 	n.left += all - len(n.Volumes)
 	n.Refusals = slices.DeleteFunc(slices.Clone(n.Refusals), func(r Refusal) bool {
-		in, known := picked[r.Volume]
-		return known && !in || !known && (!f.names(r.Volume) || !f.claims(r.Claim, r.Class) || !f.within(r.Claim) || f.Pod != "")
+		waits := f.names(r.Volume) && f.claims(r.Claim, r.Class) && (f.within(r.Claim) || f.within(r.Pod)) && (f.Pod == "" || called(r.Pod, f.Pod))
+		return !picked[r.Volume] && !waits
 	})
 	return n
 }

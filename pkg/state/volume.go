@@ -230,6 +230,12 @@ const (
 	podNameKey      = KubernetesPrefix + "pod.name"
 )
 
+// Keys of the parameters with which external-provisioner names the claim.
+const (
+	claimNamespaceKey = KubernetesPrefix + "pvc/namespace"
+	claimNameKey      = KubernetesPrefix + "pvc/name"
+)
+
 // ephemeralKey comes and goes with them, and is the only key of Kubernetes by which requests
 // differ. False means what its absence means.
 const ephemeralKey = KubernetesPrefix + "ephemeral"
@@ -307,8 +313,19 @@ var namespacedName = regexp.MustCompile(`^[a-z0-9.-]+/[a-z0-9.-]+$`)
 // Pod names the pod that the target is for, as namespace/name; empty when the
 // caller did not tell.
 func (t *Target) Pod() string {
-	if pod := t.Context[podNamespaceKey] + "/" + t.Context[podNameKey]; namespacedName.MatchString(pod) {
-		return pod
+	return object(t.Context[podNamespaceKey], t.Context[podNameKey])
+}
+
+// ClaimOf names the claim for which a volume with these parameters is created, as
+// namespace/name; empty when the caller did not tell.
+func ClaimOf(parameters map[string]string) string {
+	return object(parameters[claimNamespaceKey], parameters[claimNameKey])
+}
+
+// object is namespace/name; empty if that is the name of no object.
+func object(namespace, name string) string {
+	if both := namespace + "/" + name; namespacedName.MatchString(both) {
+		return both
 	}
 	return ""
 }

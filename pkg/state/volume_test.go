@@ -101,6 +101,17 @@ func TestPod(t *testing.T) {
 	}
 }
 
+func TestClaimOf(t *testing.T) {
+	parameters := map[string]string{claimNamespaceKey: "default", claimNameKey: "data-writer-0", "provisioning": "thin"}
+	if got := ClaimOf(parameters); got != "default/data-writer-0" {
+		t.Errorf("the claim is %q", got)
+	}
+	delete(parameters, claimNamespaceKey)
+	if got := ClaimOf(parameters); got != "" {
+		t.Errorf("%q names no claim", got)
+	}
+}
+
 func TestStrings(t *testing.T) {
 	for got, want := range map[string]string{
 		Capability{Access: BlockAccess, Mode: "M"}.String():    "block M",
