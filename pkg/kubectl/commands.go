@@ -154,15 +154,19 @@ are, the fullest first.`,
 		Example: `  kubectl csi-node top`,
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			all, _, err := c.status(cmd.Context())
+			all, plugins, err := c.status(cmd.Context())
 			if err != nil {
 				return err
+			}
+			called := map[string]string{} // by pod
+			for i, name := range names(plugins) {
+				called[all.Nodes[i].Pod] = name
 			}
 			fills := all.Fills()
 			return errors.Join(output.Print(cmd.OutOrStdout(), fills, func(out io.Writer) {
 				fmt.Fprintln(out, "NODE\tSTORAGE\tUSED\tROOM")
 				for _, f := range fills {
-					fmt.Fprintf(out, "%s\t%s\t%.0f%%\t%s\n", f.Node, f.Name, 100*f.Used, f.Text)
+					fmt.Fprintf(out, "%s\t%s\t%.0f%%\t%s\n", called[f.Pod], f.Name, 100*f.Used, f.Text)
 				}
 			}), all.Err())
 		},

@@ -103,9 +103,13 @@ func (c *cluster) get(ctx context.Context, into any, args ...string) error {
 }
 
 // plugin is a pod of csi-node.
-type plugin struct{ node, namespace, name string }
+type plugin struct {
+	node, namespace, name string
 
-// plugins returns the pods of csi-node that run, in the order of their nodes.
+	waits bool // its containers have not all been started yet
+}
+
+// plugins returns the pods of csi-node that run, or are to start, in the order of their nodes.
 func (c *cluster) plugins(ctx context.Context) ([]plugin, error) {
 	var pods struct{ Items []pod }
 	if err := c.get(ctx, &pods, "pods", "--all-namespaces", "--selector="+c.selector); err != nil {
@@ -113,8 +117,8 @@ func (c *cluster) plugins(ctx context.Context) ([]plugin, error) {
 	}
 	var all []plugin
 	for _, p := range pods.Items {
-		if p.Spec.NodeName != "" && (c.node == "" || c.node == p.Spec.NodeName) && p.Status.Phase == "Running" && p.Metadata.DeletionTimestamp == "" && p.has(c.container) {
-			all = append(all, plugin{p.Spec.NodeName, p.Metadata.Namespace, p.Metadata.Name})
+		if p.Spec.NodeName != "" && (c.node == "" || c.node == p.Spec.NodeName) && (p.Status.Phase == "Running" || p.Status.Phase == "Pending") && p.Metadata.DeletionTimestamp == "" && p.has(c.container) {
+			all = append(all, plugin{p.Spec.NodeName, p.Metadata.Namespace, p.Metadata.Name, p.Status.Phase == "Pending"})
 		}
 	}
 	if len(all) == 0 {
@@ -141,11 +145,19 @@ func names(plugins []plugin) []string {
 	return all
 }
 
-// run runs csi-node in its pod on a node.
+// run runs csi-node in its pod on a node. If it does not run there, the error says which
+// command of kubectl tells why.
 func (c *cluster) run(ctx context.Context, p plugin, out io.Writer, args ...string) error {
 	ctx, cancel := context.WithTimeout(ctx, c.nodeTimeout)
 	defer cancel()
-	return c.kubectlTo(ctx, out, append([]string{"exec", "--namespace=" + p.namespace, p.name, "--container=" + c.container, "--", c.command}, args...)...)
+	if p.waits {
+		return fmt.Errorf("the pod has not started: `kubectl --namespace=%s describe pod %s` tells why", p.namespace, p.name)
+	}
+	err := c.kubectlTo(ctx, out, append([]string{"exec", "--namespace=" + p.namespace, p.name, "--container=" + c.container, "--", c.command}, args...)...)
+	if err != nil && strings.Contains(err.Error(), "container not found") {
+		return fmt.Errorf("%w: it does not run now: `kubectl --namespace=%s logs %s --container=%s` tells why", err, p.namespace, p.name, c.container)
+	}
+	return err
 }
 
 // timeout is --timeout of a command on a node: it ends by itself, with what it has, before the

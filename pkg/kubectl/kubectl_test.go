@@ -49,6 +49,7 @@ case "$*" in
 	*) echo "a says: $*" ;;
 	esac ;;
 *"exec --namespace=csi-node plugin-c "*)
+	if [ -e "$FAKE/ended" ]; then echo 'error: unable to upgrade connection: container not found ("csi-node")' >&2; exit 1; fi
 	case "$*" in
 	*status*) echo '{"running":true,"driver":"y","volumes":[],"refusals":[{"volume":"vol-2","call":"NodeStageVolume","code":"InvalidArgument","error":"bad"}]}' ;;
 	*explain*) echo "there is no such volume" >&2; exit 1 ;;
@@ -63,7 +64,8 @@ const pods = `{"items":[
 {"metadata":{"name":"plugin-b","namespace":"csi-node"},"spec":{"nodeName":"b","containers":[{"name":"csi-node"}]},"status":{"phase":"Running"}},
 {"metadata":{"name":"plugin-a","namespace":"csi-node"},"spec":{"nodeName":"a","containers":[{"name":"registrar"},{"name":"csi-node"}]},"status":{"phase":"Running"}},
 {"metadata":{"name":"old","namespace":"csi-node","deletionTimestamp":"x"},"spec":{"nodeName":"a","containers":[{"name":"csi-node"}]},"status":{"phase":"Running"}},
-{"metadata":{"name":"pending","namespace":"csi-node"},"spec":{"nodeName":"c","containers":[{"name":"csi-node"}]},"status":{"phase":"Pending"}},
+{"metadata":{"name":"unplaced","namespace":"csi-node"},"spec":{"containers":[{"name":"csi-node"}]},"status":{"phase":"Pending"}},
+{"metadata":{"name":"evicted","namespace":"csi-node"},"spec":{"nodeName":"c","containers":[{"name":"csi-node"}]},"status":{"phase":"Failed"}},
 {"metadata":{"name":"other","namespace":"x"},"spec":{"nodeName":"d","containers":[{"name":"y"}]},"status":{"phase":"Running"}}]}`
 
 // fake puts a kubectl into the PATH that knows that cluster, and returns its directory.
@@ -282,8 +284,30 @@ func TestTwoDriversOnANode(t *testing.T) {
 	if out, _, err := run(t, "orphans"); err != nil || !strings.Contains(out, "Node a/plugin-a:\na says") || !strings.Contains(out, "Node a/plugin-c:\nc says") || !strings.Contains(out, "Node b:\n") {
 		t.Errorf("orphans prints (%v)\n%s", err, out)
 	}
+	if out, _, err := run(t, "top"); err != nil || !strings.Contains(out, "\na/plugin-a  pool ") || !strings.Contains(out, "\nb           pool ") {
+		t.Errorf("top prints (%v)\n%s", err, out)
+	}
 	if out, _, err := run(t, "report", "--directory", dir); err != nil || strings.Count(out, "is written") != 3 || !strings.Contains(out, "csi-node-report-a_plugin-c.tar.gz") {
 		t.Errorf("report prints (%v)\n%s", err, out)
+	}
+}
+
+// A node is not left out because the plugin does not run there, and the error says where to look.
+func TestPluginThatDoesNotRun(t *testing.T) {
+	dir := fake(t)
+	const waiting = `{"metadata":{"name":"waiting","namespace":"csi-node"},"spec":{"nodeName":"c","containers":[{"name":"csi-node"}]},"status":{"phase":"Pending"}},`
+	const ended = `{"metadata":{"name":"plugin-c","namespace":"csi-node"},"spec":{"nodeName":"d","containers":[{"name":"csi-node"}]},"status":{"phase":"Running"}},`
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "plugins"), []byte(strings.Replace(pods, "[", "["+waiting+ended, 1)), 0o600))
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "ended"), nil, 0o600))
+	const describe, logs = "node c: the pod has not started: `kubectl --namespace=csi-node describe pod waiting` tells why", "`kubectl --namespace=csi-node logs plugin-c --container=csi-node` tells why"
+	for _, name := range []string{"status", "top", "orphans"} {
+		out, _, err := run(t, name)
+		if err == nil || command.ExitCode(err) != 1 || !strings.Contains(err.Error(), describe) || !strings.Contains(err.Error(), logs) {
+			t.Errorf("%s prints (%v)\n%s", name, err, out)
+		}
+	}
+	if out, _, err := run(t, "status"); !strings.Contains(out, "default/data") || !strings.Contains(out, "Node c could not be asked: the pod has not started") {
+		t.Errorf("prints (%v)\n%s", err, out)
 	}
 }
 

@@ -62,7 +62,7 @@ func (c *cluster) page() ui.Source {
 		Explain: func(ctx context.Context, node report.NodeOf, volume string) (explanation report.Explanation, err error) {
 			var text bytes.Buffer
 			namespace, name, _ := strings.Cut(node.Pod, "/")
-			if err = c.run(ctx, plugin{node.Name, namespace, name}, &text, "explain", "--output=json", "--", volume); err == nil {
+			if err = c.run(ctx, plugin{node: node.Name, namespace: namespace, name: name}, &text, "explain", "--output=json", "--", volume); err == nil {
 				err = json.Unmarshal(text.Bytes(), &explanation)
 			}
 			return explanation, err

@@ -109,6 +109,7 @@ func (c Cluster) foot(text *strings.Builder, width int) {
 // FillOf is how full a place of one of several nodes is.
 type FillOf struct {
 	Node string `json:"node"`
+	Pod  string `json:"pod"` // of the plugin there, as namespace/name
 	Fill
 }
 
@@ -118,7 +119,7 @@ func (c Cluster) Fills() []FillOf {
 	for _, n := range c.Nodes {
 		for _, place := range n.Storage {
 			for _, fill := range place.Fills() {
-				all = append(all, FillOf{n.Name, fill})
+				all = append(all, FillOf{n.Name, n.Pod, fill})
 			}
 		}
 	}
