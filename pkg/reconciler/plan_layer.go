@@ -38,7 +38,7 @@ func (p *planner) waitsForSecret(i int) Verdict {
 	if name := p.stack[i].Layer; name != "" {
 		what = "the volume's layer " + name
 	}
-	return stuck(state.Unavailable, "%s waits for its secret, which nobody has named since the plugin started, or which is not the right one: a stage or a publish that names it brings it", what)
+	return stuck(state.Unavailable, "%s waits for its secret, which nobody has named since the plugin started, or which is not the right one: a stage or a publish brings it, if the StorageClass or the PersistentVolume names it (%snode-stage-secret-name and -namespace, and the same for node-publish)", what, state.KubernetesPrefix)
 }
 
 // layer plans towards the device of layer i, on the attached element beneath.

@@ -38,7 +38,7 @@ func TestSecretOfALayer(t *testing.T) {
 			clear(h.k.mounts)
 			v.layer.device, v.device = nil, nil
 		})
-		h.refuse(h.do(published), state.Unavailable, "waits for its secret")
+		h.refuse(h.do(published), state.Unavailable, "if the StorageClass or the PersistentVolume names it (csi.storage.k8s.io/node-stage-secret-name")
 		opens(2)
 		key("wrong")
 		h.refuse(h.do(published), state.Unavailable, "does not fit")
