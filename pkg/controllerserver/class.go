@@ -1,6 +1,7 @@
 package controllerserver
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"slices"
@@ -34,8 +35,23 @@ func (s *Server) class(parameters map[string]string) (class, error) {
 	if err != nil {
 		return class{}, fmt.Errorf("parameter %w", err)
 	}
-	completed, err := p.CheckParameters(ownParameters(parameters, layers))
+	own := ownParameters(parameters, layers)
+	completed, err := p.CheckParameters(own)
+	if err != nil {
+		err = cmp.Or(misnamed(own), err)
+	}
 	return class{p, name, completed, layers}, err
+}
+
+// misnamed explains a parameter that is how other drivers, or their older versions, call what
+// Kubernetes has a key of its own for; nil: there is none.
+func misnamed(parameters map[string]string) error {
+	for _, key := range slices.Sorted(maps.Keys(parameters)) {
+		if strings.EqualFold(key, "fsType") {
+			return state.Errorf(state.InvalidArgument, "parameter %q is not known: the file system is named by %sfstype", key, state.KubernetesPrefix)
+		}
+	}
+	return nil
 }
 
 // ownParameters returns the parameters that are meant for the backend.

@@ -257,6 +257,7 @@ func TestCreateVolumeRefuses(t *testing.T) {
 		"beyond sums":       {size(1<<63-1, 0), state.OutOfRange, "9223372036854775807"},
 		"beyond the pool":   {size(11*gib, 0), state.ResourceExhausted, "no room"},
 		"name not UTF-8":    {name("a\xff"), state.InvalidArgument, "UTF-8"},
+		"file system":       {parameters("fsType", "xfs"), state.InvalidArgument, `parameter "fsType" is not known: the file system is named by csi.storage.k8s.io/fstype`},
 		"parameter":         {parameters("Provisioning", "thin"), state.InvalidArgument, "there are overcommit: 1 (default) to 100"},
 		"elsewhere":         {requisite(topology(topologyKey, "node-2"), topology("zone", "z")), state.ResourceExhausted, "node-1 alone"},
 		"more than here":    {requisite(topology(topologyKey, "node-1", "zone", "z")), state.ResourceExhausted, "node-1 alone"},
