@@ -247,7 +247,7 @@ func TestCreateVolumeRefuses(t *testing.T) {
 		"two fs types":      {capable(mount(writer, "xfs"), mount(writer, "")), state.InvalidArgument, "one file system"},
 		"block and mount":   {capable(block(writer), mount(writer, "xfs")), state.InvalidArgument, "block and mount"},
 		"mount and block":   {capable(mount(writer, ""), block(writer)), state.InvalidArgument, "block and mount"},
-		"mount flag":        {capable(mount(writer, "", "bind")), state.InvalidArgument, `"bind"`},
+		"mount flag":        {capable(mount(writer, "", "bind")), state.InvalidArgument, `mount flag "bind": it asks for something else than a new mount: leave it out`},
 		"mount group":       {capable(group), state.InvalidArgument, "fsGroupPolicy"},
 		"negative required": {size(-1, 0), state.InvalidArgument, "negative"},
 		"negative limit":    {size(0, -1), state.InvalidArgument, "negative"},

@@ -110,7 +110,7 @@ func (f *Flags) add(word string) error {
 		return errors.New("it asks for more than a mount")
 	case slices.Contains(userspaceWords, word), strings.HasPrefix(word, "x-"), strings.HasPrefix(word, "X-"), name == "comment":
 	case slices.Contains(refusedWords, name):
-		return errors.New("not a flag of a file system")
+		return errors.New("it asks for something else than a new mount: leave it out")
 	case slices.Contains(otherDeviceOptions, name):
 		return errors.New("a volume is one device, and is mounted whole")
 	default:
