@@ -96,7 +96,14 @@ func TestEventsTellWhatToDo(t *testing.T) {
 	run("misspelt parameter", func(s *space) {
 		class(s.T, "misspelt", "ext4, provisionning: thin")
 		s.apply(claim("misspelt", "misspelt", "32Mi"), pod("misspelt", "misspelt", idle))
-		s.event("misspelt", `parameter "provisionning" is not known`, "provisioning: thick (default) or thin")
+		s.event("misspelt", "Volume provisioning failed with infeasible error. Retries will be delayed. rpc error: code = InvalidArgument",
+			`parameter "provisionning" is not known`, "provisioning: thick (default) or thin")
+		// When the class is made again, the claim needs nobody.
+		right := strings.ReplaceAll(kubectl(s, "get", "storageclass", "misspelt", "--output=yaml"), "provisionning", "provisioning")
+		if _, err := try(right, "replace", "--force", "--filename=-"); err != nil {
+			s.Fatal(err)
+		}
+		s.ready("misspelt")
 		s.remove("pod/misspelt", "persistentvolumeclaim/misspelt")
 	})
 
