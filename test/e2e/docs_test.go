@@ -107,7 +107,7 @@ func TestLooks(t *testing.T) {
 	if want := s.volumeOf("data"); id != want {
 		t.Errorf("the volume's id is %q, and not %q", id, want)
 	}
-	if out := follow(t, "../..", documented(t, "docs/troubleshoot.md", "2. What has it left")...); !regexp.MustCompile(`csi-node-local +[0-9]+[KMG]i? +map\[topology.csi-node.local/node:` + nodeName + `]`).MatchString(out) {
+	if out := follow(t, "../..", documented(t, "docs/troubleshoot.md", "3. What has it left")...); !regexp.MustCompile(`csi-node-local +[0-9]+[KMG]i? +map\[topology.csi-node.local/node:` + nodeName + `]`).MatchString(out) {
 		t.Errorf("of the node's room is told\n%s", out)
 	}
 	s.remove("pod/pod", "persistentvolumeclaim/data")
