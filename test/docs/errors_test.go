@@ -27,6 +27,7 @@ import (
 // k8s.io/kubernetes v1.36.3 that has them.
 var foreign = map[string]string{
 	"insufficient quota to match these scopes": "k8s.io/apiserver/pkg/admission/plugin/resourcequota/controller.go",
+	"Waiting for a volume to be created":       "pkg/controller/volume/persistentvolume/pv_controller.go",
 	"waiting for first consumer":               "pkg/controller/volume/persistentvolume/pv_controller.go",
 	"did not have enough free storage":         "pkg/scheduler/framework/plugins/volumebinding/volume_binding.go; test/e2e asks for it",
 	"violates PodSecurity":                     "k8s.io/pod-security-admission/admission/admission.go",
