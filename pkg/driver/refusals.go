@@ -34,7 +34,7 @@ const (
 )
 
 // note remembers calls that are refused. A call that succeeds ends the memory of its
-// own refusal.
+// own refusal, and the deletion of a volume that of all.
 func (r *refusals) note(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
 	resp, err := handler(ctx, req)
 	call, at := path.Base(info.FullMethod), pathOf(req)
@@ -126,7 +126,7 @@ func (r *refusals) refused(now report.Refusal, at time.Time) {
 func (r *refusals) succeeded(volume, call, path string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if was := r.all[volume]; was.Call == call && was.Path == short(path, maxRefusalText) {
+	if was := r.all[volume]; call == "DeleteVolume" || was.Call == call && was.Path == short(path, maxRefusalText) {
 		delete(r.all, volume)
 	}
 }

@@ -101,7 +101,7 @@ func TestRefusalNamesWhoWaits(t *testing.T) {
 	}
 }
 
-// The call that succeeds at last ends the memory of its refusal, and no other does.
+// The call that succeeds at last ends the memory of its refusal, and so does the deletion of the volume; no other does.
 func TestRefusalEnds(t *testing.T) {
 	var r refusals
 	publish := &csi.NodePublishVolumeRequest{VolumeId: "v", TargetPath: "/pod"}
@@ -114,6 +114,15 @@ func TestRefusalEnds(t *testing.T) {
 	r.called(publish, "NodePublishVolume", codes.OK, "")
 	if one := r.of("v"); one != nil {
 		t.Errorf("after its success %+v is remembered", one)
+	}
+	r.called(publish, "NodePublishVolume", codes.FailedPrecondition, "busy")
+	r.called(&csi.DeleteVolumeRequest{VolumeId: "v"}, "DeleteVolume", codes.FailedPrecondition, "in use")
+	if r.of("v") == nil {
+		t.Error("a deletion that is refused ends it")
+	}
+	r.called(&csi.DeleteVolumeRequest{VolumeId: "v"}, "DeleteVolume", codes.OK, "")
+	if one := r.of("v"); one != nil {
+		t.Errorf("of a volume that is deleted %+v is remembered", one)
 	}
 }
 
