@@ -158,6 +158,11 @@ func TestSchema(t *testing.T) {
 		`kubeletDir: ""`,
 		"pool: {size: 1Gi}",
 		"pool: {reserve: much}",
+		"pool: {reserve: 5percent}",
+		"pool: {reserve: 10GB}",
+		"pool: {reserve: 101%}",
+		`pool: {reserve: "1Gi, 5%"}`,
+		"inline: {maxSize: 10g}",
 		"inline: {maxSize: 10737418240}", // Helm would write it as 1.073741824e+10
 		"pool: {dir: mnt/fast}",
 		"pool: {dir: /data}", // its parent would be mounted over the container's root
