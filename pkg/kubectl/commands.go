@@ -226,14 +226,16 @@ func (c *cluster) atVolumes(cmd *cobra.Command, word string, do func(p plugin, v
 	for _, note := range notes {
 		fmt.Fprintln(cmd.ErrOrStderr(), note)
 	}
+	none := fmt.Errorf("%s has no volume that a driver is asked for yet", word)
 	if len(places) == 0 {
-		return fmt.Errorf("%s has no volume that a driver is asked for yet", word)
+		return none
 	}
 	all, plugins, err := c.status(cmd.Context(), nodesOf(places)...)
 	if err != nil {
 		return err
 	}
 	var errs []error
+	known := false
 	for _, at := range places {
 		found := false
 		for i, p := range plugins {
@@ -242,9 +244,13 @@ func (c *cluster) atVolumes(cmd *cobra.Command, word string, do func(p plugin, v
 				errs = append(errs, do(p, at.volume))
 			}
 		}
-		if !found {
+		known = known || found || !at.maybe
+		if !found && !at.maybe {
 			errs = append(errs, fmt.Errorf("volume %s: csi-node knows of it on no node that was asked", at.volume))
 		}
+	}
+	if !known {
+		errs = append(errs, none)
 	}
 	return errors.Join(append(errs, all.Err())...)
 }

@@ -32,6 +32,8 @@ type (
 		CSI                   *struct{ Driver string }
 	}
 	claim struct {
+		Metadata metadata
+
 		Spec   struct{ VolumeName string }
 		Status struct{ Phase string }
 	}
@@ -50,7 +52,11 @@ func (p pod) has(container string) bool {
 }
 
 // place is a volume, and the node and the driver by which a pod uses it; empty: any.
-type place struct{ volume, node, driver string }
+type place struct {
+	volume, node, driver string
+
+	maybe bool // it is not there yet: all that is known of it may be a call that was refused
+}
 
 // nodesOf returns the nodes on which the places are; none: some may be on any.
 func nodesOf(places []place) []string {
@@ -91,7 +97,7 @@ func (c *cluster) find(ctx context.Context, word string) (places []place, notes 
 		at, note, claimErr := c.claimed(ctx, namespace, name)
 		switch {
 		case claimErr == nil && note != "":
-			return nil, []string{note}, nil
+			return []place{at}, []string{note}, nil
 		case claimErr == nil && at.volume != "":
 			return []place{{volume: at.volume}}, nil, nil
 		case claimErr == nil:
@@ -111,7 +117,7 @@ func (c *cluster) find(ctx context.Context, word string) (places []place, notes 
 		case err != nil:
 			return nil, nil, err
 		case note != "":
-			notes = append(notes, note)
+			notes, places = append(notes, note), append(places, at)
 		case at.volume != "":
 			at.node = p.Spec.NodeName
 			places = append(places, at)
@@ -137,8 +143,8 @@ func (c *cluster) handle(ctx context.Context, p pod, v podVolume) (at place, not
 	return place{}, "", nil
 }
 
-// claimed returns the driver and the id of the volume that a claim has; empty: none of
-// CSI, or none yet, which the note says.
+// claimed returns the driver and the id of the volume that a claim has; empty: none of CSI. If
+// it has none yet, the note says so, and the id is the one that external-provisioner asks for.
 func (c *cluster) claimed(ctx context.Context, namespace, name string) (at place, note string, err error) {
 	args := []string{"persistentvolumeclaim", name}
 	if namespace != "" {
@@ -149,7 +155,7 @@ func (c *cluster) claimed(ctx context.Context, namespace, name string) (at place
 		return place{}, "", err
 	}
 	if of.Spec.VolumeName == "" {
-		return place{}, fmt.Sprintf("Claim %s has no volume yet: `kubectl describe pvc` tells why.", strings.TrimPrefix(namespace+"/"+name, "/")), nil
+		return place{volume: "pvc-" + of.Metadata.UID, maybe: true}, fmt.Sprintf("Claim %s has no volume yet: `kubectl describe pvc` tells why.", strings.TrimPrefix(namespace+"/"+name, "/")), nil
 	}
 	var pv persistentVolume
 	if err := c.get(ctx, &pv, "persistentvolume", of.Spec.VolumeName); err != nil {

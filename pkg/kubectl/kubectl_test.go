@@ -28,6 +28,8 @@ case "$*" in
 	echo '{"spec":{"volumeName":"pv-1"}}' ;;
 *"get persistentvolumeclaim writer-e "* | *"get persistentvolumeclaim waiting "*)
 	echo '{"spec":{}}' ;;
+*"get persistentvolumeclaim refused "*)
+	echo '{"metadata":{"uid":"u9"},"spec":{}}' ;;
 *"get persistentvolumeclaim "*)
 	if [ -e "$FAKE/forbidden" ]; then echo "Error from server (Forbidden): persistentvolumeclaims is forbidden" >&2; exit 1; fi
 	echo 'Error from server (NotFound): persistentvolumeclaims "x" not found' >&2; exit 1 ;;
@@ -44,7 +46,7 @@ case "$*" in
 	esac ;;
 *"exec --namespace=csi-node plugin-a "*)
 	case "$*" in
-	*status*) echo '{"running":true,"driver":"x","volumes":[{"volume":"vol-1","device":"x","parts":[{"part":"target /y","pod":"default/writer","asked":"published","is":"settled"}]}],"storage":[{"backend":"pool","values":[{"name":"size_bytes","value":4096},{"name":"free_bytes","value":3072}]}]}' ;;
+	*status*) echo '{"running":true,"driver":"x","volumes":[{"volume":"vol-1","device":"x","parts":[{"part":"target /y","pod":"default/writer","asked":"published","is":"settled"}]}],"refusals":[{"volume":"pvc-u9","call":"CreateVolume","code":"InvalidArgument","error":"bad"}],"storage":[{"backend":"pool","values":[{"name":"size_bytes","value":4096},{"name":"free_bytes","value":3072}]}]}' ;;
 	*"explain --output=json"*) echo "{\"volume\":\"$*\"}" ;;
 	*) echo "a says: $*" ;;
 	esac ;;
@@ -219,6 +221,9 @@ func TestExplain(t *testing.T) {
 	}
 	if _, errs, err := run(t, "explain", "waiting"); err == nil || !strings.Contains(errs, "Claim waiting has no volume yet") {
 		t.Errorf("of a claim without a volume: %v\n%s", err, errs)
+	}
+	if out, errs, err := run(t, "explain", "refused"); err != nil || !strings.Contains(errs, "Claim refused has no volume yet") || !strings.HasSuffix(out, "On node a: a says: exec --namespace=csi-node plugin-a --container=csi-node -- csi-node explain pvc-u9\n") {
+		t.Errorf("of a claim whose volume was refused prints (%v)\n%s%s", err, out, errs)
 	}
 	if _, _, err := run(t, "explain", "vol-9"); err == nil || !strings.Contains(err.Error(), "knows of it on no node") {
 		t.Errorf("of a stranger: %v", err)
