@@ -117,7 +117,10 @@ func (c *cluster) find(ctx context.Context, word string) (places []place, notes 
 		case err != nil:
 			return nil, nil, err
 		case note != "":
-			notes, places = append(notes, note), append(places, at)
+			notes = append(notes, note)
+			if p.Spec.NodeName == "" { // one that has a node waits for no volume to be made
+				places = append(places, at)
+			}
 		case at.volume != "":
 			at.node = p.Spec.NodeName
 			places = append(places, at)
