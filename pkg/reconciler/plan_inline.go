@@ -65,13 +65,14 @@ func (p *planner) end(s *state.Stage) Verdict {
 }
 
 // endUnrecorded plans the end of a volume whose record was lost, which may be an inline one.
-// If the backend cannot tell whether it is one, its data is left.
+// If the backend cannot tell whether it is one, its data is left. One that is mounted where
+// only inline volumes are is taken down, also if the backend has it no more.
 func (p *planner) endUnrecorded(s *state.Stage) Verdict {
 	if !s.Inline.Made {
 		return settled // it was left
 	}
 	switch o := p.owner(); {
-	case o.State == state.OwnerSame:
+	case o.State == state.OwnerSame, o.State == state.OwnerNone && p.stageIsOurs():
 		return p.do(AdoptInline, state.StagePart())
 	case o.State != state.OwnerUnknown:
 		return settled

@@ -105,7 +105,7 @@ func (w inlineWorld) why(step reconciler.Step) string {
 		switch {
 		case !w.gone || !w.ended || w.bound == 2:
 			return "it is still published"
-		case step.Action == reconciler.AdoptInline && (!w.provisional || w.owner != state.OwnerSame):
+		case step.Action == reconciler.AdoptInline && (!w.provisional || w.owner != state.OwnerSame && (w.owner != state.OwnerNone || w.staged != 2)):
 			return "it is not known to be this publish's"
 		case step.Action == reconciler.LeaveVolume && w.owner != state.OwnerUnknown:
 			return "its owner is known"
@@ -168,7 +168,7 @@ func TestPlanForEveryInlineState(t *testing.T) {
 		if len(plan.Steps) > 0 || !w.gone {
 			return
 		}
-		lost := w.provisional && (w.owner != state.OwnerSame || !w.made)
+		lost := w.provisional && (!w.made || w.owner != state.OwnerSame && (w.owner != state.OwnerNone || w.staged != 2))
 		unknown := w.owner == state.OwnerUnknown && w.err == nil && w.made && w.ended // nobody asked
 		switch down := w.device != isAttached && w.staged != 2 && w.bound != 2; {
 		case w.device == isUnlooked, unknown:

@@ -10,6 +10,7 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
 
+	"github.com/csi-node/csi-node/pkg/state/store"
 	"github.com/csi-node/csi-node/test/harness"
 )
 
@@ -108,4 +109,22 @@ func TestInlineVolumeOfAPodThatIsGone(t *testing.T) {
 	must(t, alive.Unpublish(t.Context(), alive.pod))
 	v.gone()
 	alive.gone()
+}
+
+// What the pool has no more is taken down with its publish, also if its record was lost.
+func TestInlineVolumeThatThePoolHasNoMore(t *testing.T) {
+	t.Parallel()
+	for _, lost := range []bool{false, true} {
+		p := harness.Start(t, harness.Options{})
+		v := newInline(t, p, "csi-inline", mountAs("ext4", singleWriter), map[string]string{"size": "32Mi"})
+		must(t, v.publishInline(t.Context()))
+		p.Kill()
+		must(t, os.RemoveAll(filepath.Dir(v.Data())))
+		if lost {
+			must(t, os.RemoveAll(filepath.Join(p.StateDir, store.Directory)))
+		}
+		p.Start(harness.Options{})
+		must(t, v.Unpublish(t.Context(), v.pod))
+		v.gone()
+	}
 }
