@@ -114,3 +114,27 @@ func hang(t *testing.T, dir string) (revive func()) {
 	t.Cleanup(revive)
 	return revive
 }
+
+// A plugin that starts while the disk of the pool does not answer serves: what is staged
+// is taken down, and the pool is used when it answers again.
+func TestStartWhileThePoolHangs(t *testing.T) {
+	t.Parallel()
+	for _, part := range []string{"volumes", "tmp"} {
+		p := harness.Start(t, harness.Options{})
+		v := create(t, p, "v", 32*mib, mountAs("ext4", multiWriter))
+		pod := v.Target("pod")
+		must(t, v.Up(t.Context(), pod))
+		p.Kill()
+		revive := hang(t, filepath.Join(p.PoolDir, part))
+		p.Process = p.Launch(harness.Options{})
+		p.AwaitServing(p.Process)
+		must(t, v.Unpublish(t.Context(), pod))
+		must(t, v.Unstage(t.Context()))
+		if devices := v.Devices(); len(devices) > 0 {
+			t.Errorf("attached: %v", devices)
+		}
+		revive()
+		must(t, harness.Insist(t.Context(), func(ctx context.Context) error { return v.Up(ctx, pod) }))
+		v.EndInTime(pod)
+	}
+}

@@ -36,10 +36,28 @@ type Backend struct {
 func NewBackend(ctx context.Context, p *Pool, loops *loop.Devices) (*Backend, error) {
 	b := &Backend{pool: p, loops: loops}
 	b.Provisioner = Provisioner{Volumes: p, Delete: b.Delete}
-	ids, err := p.IDs(ctx)
-	if err != nil { // if the pool is away or its disk does not answer, the devices' tags tell
-		klog.FromContext(ctx).Error(err, "Cannot read the volumes, so devices over their data that the plugin did not attach are unknown")
-		return b, nil
+	var looking hang.Calls[struct{}]
+	_, err := looking.Do(ctx, p.dir, startTime, func() (struct{}, error) { return struct{}{}, b.recognize(ctx) })
+	if hangs(err) {
+		unknownDevices(ctx, err)
+	} else if err != nil {
+		return nil, err
+	}
+	return b, nil
+}
+
+// unknownDevices logs why only the tags of devices tell whose they are: the pool is away, or
+// its disk does not answer.
+func unknownDevices(ctx context.Context, err error) {
+	klog.FromContext(ctx).Error(err, "Cannot read the volumes, so devices over their data that the plugin did not attach are unknown")
+}
+
+// recognize finds devices over the volumes' data that the plugin did not attach.
+func (b *Backend) recognize(ctx context.Context) error {
+	ids, err := b.pool.IDs(ctx)
+	if err != nil {
+		unknownDevices(ctx, err)
+		return nil
 	}
 	files := map[loop.FileID]loop.Known{}
 	for _, id := range ids {
@@ -50,13 +68,16 @@ func NewBackend(ctx context.Context, p *Pool, loops *loop.Devices) (*Backend, er
 			files[data.ID] = loop.Known{Tag: b.tag(id), Volume: id}
 		}
 	}
-	if err := loops.Recognize(ctx, files); err != nil {
-		return nil, err
+	if ctx.Err() != nil {
+		return ctx.Err()
 	}
-	if !p.ReadOnly() {
+	if err := b.loops.Recognize(ctx, files); err != nil {
+		return err
+	}
+	if !b.pool.ReadOnly() {
 		b.keepBlocks(ctx, ids)
 	}
-	return b, nil
+	return nil
 }
 
 // keepBlocks makes the devices of thick volumes refuse discards, for those that a
@@ -66,7 +87,7 @@ func (b *Backend) keepBlocks(ctx context.Context, ids []string) {
 		if b.loops.Seen(b.tag(id)) == "" {
 			continue
 		}
-		if v, err := b.pool.Get(ctx, id); err != nil || v.Provisioning != Thick {
+		if v, err := b.pool.Get(ctx, id); err != nil || v.Provisioning != Thick || ctx.Err() != nil {
 			continue
 		}
 		if err := b.loops.KeepSolid(ctx, b.target(id, nil)); err != nil {

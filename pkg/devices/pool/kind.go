@@ -5,11 +5,13 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
+	"time"
 
 	"github.com/spf13/pflag"
 	"k8s.io/klog/v2"
 
 	"github.com/csi-node/csi-node/pkg/devices"
+	"github.com/csi-node/csi-node/pkg/internal/hang"
 )
 
 // Name is the name of this backend in volume contexts, records and ids.
@@ -55,8 +57,12 @@ func (o *options) limits() (l Limits, err error) {
 	return l, nil
 }
 
+// startTime bounds how long a start waits for the pool's disk, each time it asks.
+const startTime = 5 * time.Second
+
 // open opens the pool and locks it. A pool that is away, or whose marker is damaged, is served
-// all the same if volumes of it are attached or on record, so that they can be taken down.
+// all the same if volumes of it are attached or on record, so that they can be taken down; one
+// whose disk does not answer in any case.
 func (o *options) open(ctx context.Context, env devices.Environment) (devices.Backend, error) {
 	limits, err := o.limits()
 	if err != nil {
@@ -77,11 +83,7 @@ func (o *options) open(ctx context.Context, env devices.Environment) (devices.Ba
 			return nil, fmt.Errorf("--pool-dir %s: %w", o.dir, err)
 		}
 	}
-	p, err := Open(ctx, o.dir)
-	absent := err
-	if errors.Is(err, ErrAbsent) {
-		p, err = OpenAbsent(o.dir)
-	}
+	p, absent, err := o.openPool(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("--pool-dir %s: %w", o.dir, err)
 	}
@@ -96,10 +98,30 @@ func (o *options) open(ctx context.Context, env devices.Environment) (devices.Ba
 	}
 	b.unlock = unlock
 	switch {
-	case absent != nil && !b.Any() && (env.Wanted == nil || len(env.Wanted()) == 0):
+	case absent != nil && !hangs(absent) && !b.Any() && (env.Wanted == nil || len(env.Wanted()) == 0):
 		return nil, errors.Join(fmt.Errorf("--pool-dir %s: %w", o.dir, absent), b.Close())
 	case absent != nil:
 		klog.FromContext(ctx).Error(absent, "Serving without the pool, so that its volumes can be unpublished and unstaged", "pool", o.dir)
 	}
 	return b, nil
 }
+
+// openPool opens the pool. If that can be used only once it is back, absent says why: it is
+// away, or its disk does not answer.
+func (o *options) openPool(ctx context.Context) (p *Pool, absent, err error) {
+	var opening hang.Calls[*Pool]
+	open := func() (*Pool, error) { return Open(ctx, o.dir) }
+	p, err = opening.Do(ctx, o.dir, startTime, open)
+	if !hangs(err) && !errors.Is(err, ErrAbsent) {
+		return p, nil, err
+	}
+	absent = err
+	if p, err = OpenAbsent(o.dir); err != nil && hangs(absent) { // it was not seen before, and has no volumes
+		p, err = opening.Do(ctx, o.dir, hang.NoLimit, open)
+		absent = nil
+	}
+	return p, absent, err
+}
+
+// hangs reports whether an error is that of a call which was left behind.
+func hangs(err error) bool { return errors.As(err, new(*hang.Unanswered)) }
