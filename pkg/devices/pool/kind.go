@@ -110,17 +110,27 @@ func (o *options) open(ctx context.Context, env devices.Environment) (devices.Ba
 // away, or its disk does not answer.
 func (o *options) openPool(ctx context.Context) (p *Pool, absent, err error) {
 	var opening hang.Calls[*Pool]
-	open := func() (*Pool, error) { return Open(ctx, o.dir) }
+	open := func() (*Pool, error) { return openUnswept(o.dir) }
 	p, err = opening.Do(ctx, o.dir, startTime, open)
-	if !hangs(err) && !errors.Is(err, ErrAbsent) {
-		return p, nil, err
+	if hangs(err) || errors.Is(err, ErrAbsent) {
+		away, unseen := OpenAbsent(o.dir)
+		switch {
+		case unseen == nil:
+			return away, err, nil
+		case hangs(err): // it was not seen before, and has no volumes
+			p, err = opening.Do(ctx, o.dir, hang.NoLimit, open)
+		default:
+			err = unseen
+		}
 	}
-	absent = err
-	if p, err = OpenAbsent(o.dir); err != nil && hangs(absent) { // it was not seen before, and has no volumes
-		p, err = opening.Do(ctx, o.dir, hang.NoLimit, open)
-		absent = nil
+	if err != nil {
+		return nil, nil, err
 	}
-	return p, absent, err
+	var sweeping hang.Calls[struct{}]
+	if _, err := sweeping.Do(ctx, o.dir, startTime, func() (struct{}, error) { p.sweep(ctx); return struct{}{}, nil }); hangs(err) {
+		klog.FromContext(ctx).Info("Still removing what interrupted creations and deletions have left in the pool", "pool", o.dir)
+	}
+	return p, nil, nil
 }
 
 // hangs reports whether an error is that of a call which was left behind.

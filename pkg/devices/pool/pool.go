@@ -83,6 +83,15 @@ type Pool struct {
 // directory a pool. It is an error, which says what to do, when the pool that
 // was seen here before is not here now, or when dir holds anything else.
 func Open(ctx context.Context, dir string) (*Pool, error) {
+	p, err := openUnswept(dir)
+	if err == nil {
+		p.sweep(ctx)
+	}
+	return p, err
+}
+
+// openUnswept is Open, and leaves what a crash left.
+func openUnswept(dir string) (*Pool, error) {
 	dir = filepath.Clean(dir)
 	if !filepath.IsAbs(dir) || dir == "/" {
 		return nil, fmt.Errorf("pool directory %s: must be an absolute path below /", dir)
@@ -95,7 +104,6 @@ func Open(ctx context.Context, dir string) (*Pool, error) {
 	if err := p.makeDirs(); err != nil {
 		return nil, fmt.Errorf("pool: %w", err)
 	}
-	p.sweep(ctx)
 	return p, nil
 }
 
