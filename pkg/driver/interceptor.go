@@ -45,7 +45,8 @@ func statusCodes(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler 
 	if _, ok := status.FromError(err); ok {
 		return nil, err
 	}
-	return nil, status.Error(grpcCodes[state.ClassOf(err)], short(err.Error(), maxMessage))
+	message := strings.ReplaceAll(err.Error(), "\n", "; ") // joined errors are on several lines
+	return nil, status.Error(grpcCodes[state.ClassOf(err)], short(message, maxMessage))
 }
 
 // ownNameInErrors writes the program's own name into errors that name the engine's program.

@@ -66,9 +66,11 @@ func TestStatusCodes(t *testing.T) {
 	}
 }
 
+// A message is one line, as long as a caller takes.
 func TestMessagesAreBounded(t *testing.T) {
 	for text, want := range map[string]string{
 		"words":                                 "words",
+		"of two\nparts":                         "of two; parts",
 		strings.Repeat("x", maxMessage):         strings.Repeat("x", maxMessage),
 		strings.Repeat("x", maxMessage+1):       strings.Repeat("x", maxMessage) + "…",
 		strings.Repeat("x", maxMessage-1) + "é": strings.Repeat("x", maxMessage-1) + "…",

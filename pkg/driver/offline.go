@@ -48,7 +48,10 @@ func (p *plugin) writeSettings(ctx context.Context) error {
 	}
 	err = os.WriteFile(path+".new", raw, 0o600)
 	if err == nil {
-		return os.Rename(path+".new", path)
+		err = os.Rename(path+".new", path)
+	}
+	if err == nil {
+		return nil
 	}
 	klog.FromContext(ctx).Error(err, "Settings cannot be written: while no plugin runs, the tools that look at this node will not find its directories", "file", path)
 	for _, wrong := range []string{path + ".new", path} {

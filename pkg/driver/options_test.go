@@ -418,6 +418,10 @@ func TestSettings(t *testing.T) {
 	if s, err = readSettings(dir); err != nil || s.KubeletDir != "/k" || !maps.Equal(s.Flags, map[string]string{"pool-dir": "/old"}) {
 		t.Errorf("of the version before: %+v (%v)", s, err)
 	}
+	// Only the commands need it: what is in its way is no reason not to serve.
+	require.NoError(t, os.Remove(filepath.Join(dir, settingsFile)))
+	require.NoError(t, os.Mkdir(filepath.Join(dir, settingsFile), 0o700))
+	require.NoError(t, p.writeSettings(t.Context()))
 	kinds := []devices.Kind{pool.Kind()}
 	if err := setFlags(kinds, map[string]string{"pool-dir": "/p", "of-another-version": "x"}, true); err != nil {
 		t.Errorf("a flag that was written by another version: %v", err)
