@@ -1,6 +1,7 @@
 package docs
 
 import (
+	"maps"
 	"regexp"
 	"slices"
 	"strings"
@@ -8,6 +9,7 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+	"sigs.k8s.io/yaml"
 
 	"github.com/csi-node/csi-node/pkg/kubectl"
 	"github.com/csi-node/csi-node/test/harness"
@@ -167,5 +169,46 @@ func TestTheFirstPageInstallsAsInstallDoes(t *testing.T) {
 	}
 	if seen < 5 {
 		t.Errorf("found only %d commands", seen)
+	}
+}
+
+var (
+	serveFlag = regexp.MustCompile(`(?m)^ +(?:-\w, )?--([\w-]+)(?: (?:string|int))? {2,}(.*)$`)
+	flagItem  = regexp.MustCompile("^`--([\\w-]+)`(?: \\(`([\\w.]+)`\\))?: (.*)$")
+)
+
+// TestFlagsAreExplained: flags.md has each flag of serve in the words of its help, and names values that the chart has.
+func TestFlagsAreExplained(t *testing.T) {
+	result := harness.Run(t, nil, harness.Binary(t), "serve", "--help")
+	want := map[string]string{}
+	for _, m := range serveFlag.FindAllStringSubmatch(result.Stdout, -1) {
+		if m[1] != "help" {
+			want[m[1]] = m[2]
+		}
+	}
+	var values map[string]any
+	if err := yaml.Unmarshal([]byte(read(t, "deploy/chart/values.yaml")), &values); err != nil {
+		t.Fatal(err)
+	}
+	have := map[string]string{}
+	for _, part := range strings.Split(read(t, "docs/flags.md"), "\n- ")[1:] {
+		part, _, _ = strings.Cut(part, "\n\n")
+		m := flagItem.FindStringSubmatch(strings.Join(strings.Fields(part), " "))
+		if m == nil {
+			t.Errorf("flags.md has the item %q", part)
+			continue
+		}
+		have[m[1]] = m[3]
+		at, found := any(values), true
+		for _, key := range strings.Split(m[2], ".") {
+			within, _ := at.(map[string]any)
+			if at, found = within[key]; !found && m[2] != "" {
+				t.Errorf("flags.md names the value %s, which the chart has not", m[2])
+				break
+			}
+		}
+	}
+	if len(want) < 20 || !maps.Equal(have, want) {
+		t.Errorf("flags.md has\n%q\nand csi-node serve --help\n%q", have, want)
 	}
 }
