@@ -194,14 +194,16 @@ func TestRunRegisters(t *testing.T) {
 		}
 		return report.Registration.Registered
 	}
-	if registered() {
-		t.Error("registered before kubelet said so")
+	ready := func() error { return askProbe(t.Context(), c.StateDir, readyProbe) }
+	if err := ready(); registered() || err == nil || !strings.Contains(err.Error(), "kubelet has not asked at "+c.RegistrationDir) {
+		t.Errorf("registered, or ready (%v), before kubelet said so", err)
 	}
+	require.NoError(t, askProbe(t.Context(), c.StateDir, liveProbe))
 	if _, err := kubelet.NotifyRegistrationStatus(t.Context(), &registerapi.RegistrationStatus{PluginRegistered: true}); err != nil {
 		t.Fatal(err)
 	}
-	if !registered() {
-		t.Error("not registered though kubelet said so")
+	if err := ready(); !registered() || err != nil {
+		t.Errorf("not registered, or not ready (%v), though kubelet said so", err)
 	}
 	require.NoError(t, stop())
 	if names, err := os.ReadDir(c.RegistrationDir); err != nil || len(names) > 0 {

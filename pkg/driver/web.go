@@ -179,15 +179,25 @@ func (g *sharedGatherer) Gather() ([]*dto.MetricFamily, error) {
 }
 
 // probes returns the functions that check whether the plugin lives (the CSI socket
-// answers) and whether it is ready (nothing that it needs is missing). Concurrent
-// callers share one check.
+// answers) and whether it is ready (nothing that it needs is missing, and if it registers
+// itself, kubelet has registered it: else a rollout would succeed on a node where no pod
+// finds the driver). Concurrent callers share one check.
 func (p *plugin) probes() (live, ready func(context.Context) error) {
 	var looks singleflight.Group
 	live = func(ctx context.Context) error {
 		_, err, _ := looks.Do("", func() (any, error) { return nil, p.socketAnswers(context.WithoutCancel(ctx)) })
 		return err
 	}
-	return live, p.needs.missing
+	ready = func(ctx context.Context) error {
+		if err := p.needs.missing(ctx); err != nil || p.registrar == nil {
+			return err
+		}
+		if answer := report.Registration(p.registrar.Status()); !answer.Registered {
+			return errors.New(answer.Tell())
+		}
+		return nil
+	}
+	return live, ready
 }
 
 // socketTime bounds how long the CSI socket may take to answer.

@@ -98,7 +98,7 @@ func (c Cluster) foot(text *strings.Builder, width int) {
 		case !n.Running:
 			write(text, "", fmt.Sprintf("On node %s no plugin answers.", n.Name), width)
 		case r != nil && !r.Registered:
-			write(text, "", fmt.Sprintf("Node %s: %s", n.Name, r.tell()), width)
+			write(text, "", fmt.Sprintf("Node %s: %s", n.Name, r.Tell()), width)
 		}
 		for _, problem := range n.StorageProblems {
 			write(text, "", fmt.Sprintf("Node %s: storage: %s", n.Name, problem.tell()), width)

@@ -63,7 +63,7 @@ func (n Node) Told() []string {
 		all = append(all, "No plugin is running. This is what the store asks for and what is on the node; nothing is done about it until one is started.")
 	}
 	if n.Registration != nil {
-		all = append(all, n.Registration.tell())
+		all = append(all, n.Registration.Tell())
 	}
 	for _, problem := range n.StorageProblems {
 		all = append(all, "Storage: "+problem.tell())
@@ -86,7 +86,8 @@ func (n Node) WithoutAges() Node {
 	return n
 }
 
-func (r Registration) tell() string {
+// Tell says in a sentence how that stands.
+func (r Registration) Tell() string {
 	switch {
 	case r.Registered:
 		return fmt.Sprintf("Registered with kubelet %s ago.", time.Since(r.Since).Round(time.Second))
