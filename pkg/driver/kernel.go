@@ -3,6 +3,7 @@ package driver
 import (
 	"context"
 	"errors"
+	"slices"
 
 	"github.com/csi-node/csi-node/pkg/devices"
 	"github.com/csi-node/csi-node/pkg/loop"
@@ -52,7 +53,25 @@ func (p *plugin) hook() func(context.Context, string, reconciler.Step, reconcile
 func (p *plugin) numbers() loop.Numbers {
 	return loop.Numbers{Owner: p.store.VolumeOfDevice, Bound: p.bound, Published: func(volume string, view bool) []state.DeviceNumber {
 		return p.store.Get(volume).PublishedAs(view)
-	}}
+	}, Shown: p.shown}
+}
+
+// shown reports whether a node of the device is bound where a volume is published with it.
+func (p *plugin) shown(ctx context.Context, volume string, number state.DeviceNumber) bool {
+	record := p.store.Get(volume)
+	if record == nil {
+		return false
+	}
+	for path, t := range record.Targets {
+		if t.Device != number {
+			continue
+		}
+		at, err := p.mounts.Look(ctx, path)
+		if err == nil && slices.ContainsFunc(at.Mounts, func(m state.Mount) bool { return m.Node && m.Is(number) }) {
+			return true
+		}
+	}
+	return false
 }
 
 // bound reports whether a node of the device is bound anywhere on this node.

@@ -28,6 +28,9 @@ type Numbers struct {
 	// Published returns the numbers with which a volume is published: those of its
 	// device, or those of its read-only view.
 	Published func(volume string, view bool) []state.DeviceNumber
+	// Shown reports whether a device node with the number is bound where the volume is
+	// published with it. nil: none is.
+	Shown func(ctx context.Context, volume string, number state.DeviceNumber) bool
 }
 
 // Reserve sets which numbers are in use. Such a number is given only to the volume that is

@@ -70,7 +70,7 @@ func (s *Devices) restored(ctx context.Context, key string, d *Device) *Device {
 	case was.name != d.name:
 	case d.altered(&was):
 		return restore(ctx, d, was.Tag())
-	case was.isView() && s.swapped(d, was.over()):
+	case was.isView() && s.swapped(ctx, d, was.over()):
 		return restoreView(ctx, d, was.over())
 	case d.swappedFile(&was, backing):
 		return restoreSwapped(ctx, d, func() (*os.File, error) { return OpenFile(backing, was.File(), os.O_RDONLY) })
@@ -80,20 +80,22 @@ func (s *Devices) restored(ctx context.Context, key string, d *Device) *Device {
 
 // swapped reports whether a device was a view of another one, and somebody has put something
 // else behind it: a pod that has it for reading can (LOOP_CHANGE_FD), which leaves the tag.
-// What shows a block device may be the view of that one by now, unless a volume is published
-// as it: no other gets the number then.
-func (s *Devices) swapped(d *Device, over state.DeviceNumber) bool {
+// What shows a block device may be the view of that one by now, perhaps another plugin's.
+func (s *Devices) swapped(ctx context.Context, d *Device, over state.DeviceNumber) bool {
 	if !d.isView() || d.over() == over {
 		return false
 	}
 	if d.over() == (state.DeviceNumber{}) {
 		return true
 	}
-	if s.numbers.Owner == nil || s.numbers.Published == nil {
-		return false
-	}
-	volume := s.numbers.Owner(d.number)
-	return volume != "" && slices.Contains(s.numbers.Published(volume, true), d.number)
+	return s.numbers.Owner != nil && s.shownAsView(ctx, s.numbers.Owner(d.number), d.number)
+}
+
+// shownAsView reports whether the view of a volume has a number for sure: nobody gets one
+// that the volume is published with and that is bound there.
+func (s *Devices) shownAsView(ctx context.Context, volume string, number state.DeviceNumber) bool {
+	n := s.numbers
+	return volume != "" && n.Published != nil && n.Shown != nil && slices.Contains(n.Published(volume, true), number) && n.Shown(ctx, volume, number)
 }
 
 // restorePublished returns the view that a volume is published as, if somebody has put
@@ -106,6 +108,9 @@ func (s *Devices) restorePublished(ctx context.Context, r Request) (*Device, err
 		index, err := indexOf(number)
 		if err != nil {
 			return nil, err
+		}
+		if !s.shownAsView(ctx, r.Volume, number) {
+			continue
 		}
 		d, err := s.restoreOver(ctx, nameOf(index), r.over)
 		if d != nil || err != nil {
@@ -122,7 +127,7 @@ func (s *Devices) restoreOver(ctx context.Context, name string, over state.Devic
 	}
 	defer done()
 	d, err := ask(name)
-	if d == nil || err != nil || !s.swapped(d, over) {
+	if d == nil || err != nil || !s.swapped(ctx, d, over) {
 		return nil, err
 	}
 	if d = restoreView(ctx, d, over); d.over() != over {

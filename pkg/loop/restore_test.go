@@ -1,6 +1,7 @@
 package loop
 
 import (
+	"context"
 	"os"
 	"slices"
 	"testing"
@@ -118,17 +119,32 @@ func swap(t *testing.T, d *Device, path string) {
 	require.NoError(t, unix.IoctlSetInt(int(f.Fd()), loopChangeFD, int(backing.Fd())))
 }
 
+func viewRequest(d *Device, volume string) Request {
+	return Request{Target: ViewOf(d.number), Shape: Shape{ReadOnly: true, Sector: 512}, Volume: volume, Open: func() (*os.File, error) { return os.Open(d.Path()) }}
+}
+
+// publishAs publishes the view of a volume with a number, whose node is bound there or not.
+func publishAs(s *Devices, number state.DeviceNumber, volume string, bound bool) Numbers {
+	numbers := s.numbers
+	numbers.Owner = func(n state.DeviceNumber) string { return map[state.DeviceNumber]string{number: volume}[n] }
+	numbers.Published = func(v string, view bool) []state.DeviceNumber {
+		return map[string][]state.DeviceNumber{volume: {number}}[v]
+	}
+	numbers.Shown = func(_ context.Context, v string, n state.DeviceNumber) bool {
+		return bound && v == volume && n == number
+	}
+	s.Reserve(numbers)
+	return numbers
+}
+
 // A pod that has a view for reading can make it show a file of its own. That neither stays,
 // nor keeps the view from being taken down.
 func TestSwappedViewIsRestored(t *testing.T) {
 	s, to, own := newDevices(t), newFile(t, "shown"), newFile(t, "own")
 	d := attach(t, s, request(to, "vol"))
-	r := Request{Target: ViewOf(d.number), Shape: Shape{ReadOnly: true, Sector: 512}, Volume: "vol", Open: func() (*os.File, error) { return os.Open(d.Path()) }}
+	r := viewRequest(d, "vol")
 	view := attach(t, s, r)
-	numbers := s.numbers
-	numbers.Owner = func(n state.DeviceNumber) string { return map[state.DeviceNumber]string{view.number: "vol"}[n] }
-	numbers.Published = func(volume string, ofView bool) []state.DeviceNumber { return []state.DeviceNumber{view.number} }
-	s.Reserve(numbers)
+	numbers := publishAs(s, view.number, "vol", true)
 	swap := func(path string) { t.Helper(); swap(t, view, path) }
 	for _, path := range []string{own.Path, attach(t, s, request(own, "own")).Path()} {
 		swap(path)
@@ -179,7 +195,25 @@ func TestViewOfAnotherDeviceIsNotTaken(t *testing.T) {
 	was, now := state.DeviceNumber{Major: loopMajor, Minor: 1}, Device{name: "loop9", readOnly: true}
 	now.info.Flags, now.info.Rdevice = unix.LO_FLAGS_READ_ONLY, unix.Mkdev(loopMajor, 2)
 	copy(now.info.File_name[:], viewTag)
-	if s.swapped(&now, was) {
+	if s.swapped(t.Context(), &now, was) {
 		t.Error("the view of another device counts as swapped")
 	}
+}
+
+// If a volume's view and what it was bound at were lost, another plugin may have the number,
+// and shows a volume of its own.
+func TestViewOfAnotherPluginIsNotTaken(t *testing.T) {
+	other, s, theirs, mine := newDevices(t), newDevices(t), newFile(t, "theirs"), newFile(t, "mine")
+	to := viewRequest(attach(t, other, request(theirs, "theirs")), "theirs")
+	view := attach(t, other, to)
+	publishAs(s, view.number, "mine", false)
+	r := viewRequest(attach(t, s, request(mine, "mine")), "mine")
+	if d := attach(t, s, r); d.number == view.number {
+		t.Errorf("it is %s", d)
+	}
+	if now, err := other.Recall(t.Context(), to.Target); err != nil || now == nil || now.sequence != view.sequence {
+		t.Errorf("the other plugin's is %v, %v", now, err)
+	}
+	detached(t, s, r.Target)
+	detached(t, other, to.Target)
 }

@@ -99,3 +99,68 @@ func TestAnotherPluginSparesShownNumbers(t *testing.T) {
 	p.Start(harness.Options{})
 	v.End(target)
 }
+
+// A read-only pod's number that was lost, with what it was bound at, while its plugin was
+// not there may be another plugin's by then, whose pod keeps its own data.
+func TestAnotherPluginsViewIsLeftAlone(t *testing.T) {
+	t.Parallel()
+	p, other := harness.Start(t, harness.Options{}), harness.Start(t, harness.Options{})
+	v, w := create(t, p, "lost", 16*mib, blockAs(multiWriter)), create(t, other, "other", 16*mib, blockAs(multiWriter))
+	target, theirs := v.Target("pod"), w.Target("pod")
+	must(t, v.Stage(t.Context()))
+	must(t, v.PublishReadOnly(t.Context(), target))
+	must(t, w.Stage(t.Context()))
+	number := numberAt(t, target)
+	node := fmt.Sprint("/dev/loop", unix.Minor(number))
+	p.Kill()
+	must(t, machine.Unmount(target))
+	if out, err := exec.Command("losetup", "--detach", node).CombinedOutput(); err != nil {
+		t.Fatalf("losetup --detach %s: %v: %s", node, err, out)
+	}
+	must(t, w.PublishReadOnly(t.Context(), theirs))
+	if numberAt(t, theirs) != number { // somebody else was faster
+		t.Log("the number was not free")
+	}
+	node = fmt.Sprint("/dev/loop", unix.Minor(numberAt(t, theirs)))
+	shows := backingOf(node)
+	p.Start(harness.Options{})
+	_ = v.PublishReadOnly(t.Context(), target) // which is another number by now, and refused
+	if now := backingOf(node); now != shows {
+		t.Errorf("the other plugin's pod is shown %s, was %s", now, shows)
+	}
+	must(t, v.Unpublish(t.Context(), target))
+	must(t, v.Unstage(t.Context()))
+	must(t, w.Unpublish(t.Context(), theirs))
+	must(t, w.Unstage(t.Context()))
+}
+
+// What a read-only pod has put behind its device while its plugin was not there does not
+// stay.
+func TestSwappedViewIsPutRight(t *testing.T) {
+	t.Parallel()
+	p := harness.Start(t, harness.Options{})
+	v := create(t, p, "volume", 16*mib, blockAs(multiWriter))
+	target := v.Target("pod")
+	must(t, v.Stage(t.Context()))
+	must(t, v.PublishReadOnly(t.Context(), target))
+	node := fmt.Sprint("/dev/loop", unix.Minor(numberAt(t, target)))
+	shows := backingOf(node)
+	p.Kill()
+	path := filepath.Join(t.TempDir(), "own")
+	write(t, path, "")
+	must(t, os.Truncate(path, 16*mib))
+	own, err := os.Open(path)
+	must(t, err)
+	defer own.Close()
+	device, err := os.Open(node)
+	must(t, err)
+	const loopChangeFD = 0x4c06
+	must(t, unix.IoctlSetInt(int(device.Fd()), loopChangeFD, int(own.Fd())))
+	must(t, device.Close())
+	p.Start(harness.Options{})
+	must(t, v.PublishReadOnly(t.Context(), target))
+	if now := backingOf(node); now != shows {
+		t.Errorf("the pod is shown %s, want %s", now, shows)
+	}
+	v.End(target)
+}
