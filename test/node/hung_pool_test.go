@@ -116,7 +116,7 @@ func hang(t *testing.T, dir string) (revive func()) {
 }
 
 // A plugin that starts while the disk of the pool does not answer serves: what is staged
-// is taken down, and the pool is used when it answers again.
+// is taken down, and the pool is used, and cleared of remains, when it answers again.
 func TestStartWhileThePoolHangs(t *testing.T) {
 	t.Parallel()
 	for _, part := range []string{"volumes", "tmp"} {
@@ -125,6 +125,8 @@ func TestStartWhileThePoolHangs(t *testing.T) {
 		pod := v.Target("pod")
 		must(t, v.Up(t.Context(), pod))
 		p.Kill()
+		remains := filepath.Join(p.PoolDir, "trash", "w~")
+		must(t, os.Mkdir(remains, 0o700))
 		revive := hang(t, filepath.Join(p.PoolDir, part))
 		p.Process = p.Launch(harness.Options{})
 		p.AwaitServing(p.Process)
@@ -136,5 +138,9 @@ func TestStartWhileThePoolHangs(t *testing.T) {
 		revive()
 		must(t, harness.Insist(t.Context(), func(ctx context.Context) error { return v.Up(ctx, pod) }))
 		v.EndInTime(pod)
+		harness.Eventually(t, "the remains are removed", func() bool {
+			_, err := os.Stat(remains)
+			return os.IsNotExist(err)
+		})
 	}
 }

@@ -107,7 +107,7 @@ func (o *options) open(ctx context.Context, env devices.Environment) (devices.Ba
 }
 
 // openPool opens the pool. If that can be used only once it is back, absent says why: it is
-// away, or its disk does not answer.
+// away, or its disk does not answer; what is left in that one is removed when it does.
 func (o *options) openPool(ctx context.Context) (p *Pool, absent, err error) {
 	var opening hang.Calls[*Pool]
 	open := func() (*Pool, error) { return openUnswept(o.dir) }
@@ -115,6 +115,13 @@ func (o *options) openPool(ctx context.Context) (p *Pool, absent, err error) {
 	if hangs(err) || errors.Is(err, ErrAbsent) {
 		away, unseen := OpenAbsent(o.dir)
 		switch {
+		case unseen == nil && hangs(err):
+			go func() {
+				if p, err := opening.Do(ctx, o.dir, hang.NoLimit, open); err == nil {
+					p.sweep(ctx)
+				}
+			}()
+			return away, err, nil
 		case unseen == nil:
 			return away, err, nil
 		case hangs(err): // it was not seen before, and has no volumes
