@@ -200,6 +200,33 @@ func TestViewOfAnotherDeviceIsNotTaken(t *testing.T) {
 	}
 }
 
+// A view that went late, when its last user closed it, leaves its number to that of another
+// volume, which stays that one's.
+func TestViewWithTheNumberOfAnEarlierOne(t *testing.T) {
+	s, first, second := newDevices(t), newFile(t, "first"), newFile(t, "second")
+	over, to := attach(t, s, request(first, "first")), attach(t, s, request(second, "second"))
+	name := addLoop(t, ownNumber(t))
+	number, err := numberOf(name)
+	require.NoError(t, err)
+	publishAs(s, number, "first", true)
+	early := viewRequest(over, "first")
+	user, err := os.Open(attach(t, s, early).Path())
+	require.NoError(t, err)
+	wantError(t, s.Detach(t.Context(), early.Target), state.Unavailable, "when it is closed")
+	require.NoError(t, user.Close())
+	publishAs(s, number, "second", true)
+	late := viewRequest(to, "second")
+	view := attach(t, s, late)
+	if view.number != number {
+		t.Fatalf("it is %s", view)
+	}
+	detached(t, s, early.Target)
+	if now, err := s.Recall(t.Context(), late.Target); err != nil || now == nil || now.number != number || now.over() != to.number {
+		t.Errorf("it is %v, %v", now, err)
+	}
+	detached(t, s, late.Target)
+}
+
 // If a volume's view and what it was bound at were lost, another plugin may have the number,
 // and shows a volume of its own.
 func TestViewOfAnotherPluginIsNotTaken(t *testing.T) {
