@@ -231,12 +231,10 @@ func (s *Devices) Tagged(ctx context.Context, prefix string, skip func(tag strin
 func (s *Devices) remember(key string, d *Device) { s.rememberOver(key, d, backingOf(d.name)) }
 
 // rememberOver is remember for a caller that has read the backing's name in sysfs already.
-// If that name is outdated, the device is only asked more often. What the device showed
-// before, it does not show any more.
+// If that name is outdated, the device is only asked more often.
 func (s *Devices) rememberOver(key string, d *Device, backing string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	maps.DeleteFunc(s.index, func(_ string, h indexEntry) bool { return h.name == d.name })
 	s.index[key] = indexEntry{name: d.name, backing: backing, was: *d}
 }
 

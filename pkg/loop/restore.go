@@ -88,6 +88,9 @@ func (s *Devices) swapped(ctx context.Context, d *Device, over state.DeviceNumbe
 	if d.over() == (state.DeviceNumber{}) {
 		return true
 	}
+	if s.Seen(ViewOf(d.over()).key()) == d.name {
+		return false // another volume's view has the number by now
+	}
 	return s.numbers.Owner != nil && s.shownAsView(ctx, s.numbers.Owner(d.number), d.number)
 }
 
