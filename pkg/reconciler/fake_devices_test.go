@@ -214,7 +214,9 @@ func (k *fakeKernel) exclusive(id, what string) error {
 func (d fakeDevices) Held(_ context.Context, device state.Device) (bool, error) {
 	d.k.mu.Lock()
 	defer d.k.mu.Unlock()
-	v := d.k.volumes[path.Base(device.Backing)]
+	id := path.Base(device.Backing)
+	d.k.calls[callKey{opHeld, id}]++
+	v := d.k.volumes[id]
 	switch {
 	case v == nil || v.highest() == nil:
 		return false, nil

@@ -122,6 +122,7 @@ const (
 	opLook      op = "look"
 	opProve     op = "prove"
 	opCommit    op = "commit" // of the store: it only counts
+	opHeld      op = "held"   // of a volume's device or view: it only counts
 
 	opAttach        op = "attach"
 	opDetach        op = "detach"
@@ -167,7 +168,7 @@ func mutators() []op {
 func trials() []op { return []op{opTryFormat, opTry} }
 
 func (o op) reads() bool {
-	return o == opProve || o == opCommit || slices.Contains(lookers(), o)
+	return o == opProve || o == opCommit || o == opHeld || slices.Contains(lookers(), o)
 }
 
 type callKey struct {

@@ -51,7 +51,7 @@ func (r *Reconciler) observeAfter(ctx context.Context, want *state.Volume, befor
 	have, err := r.observe(ctx, want, before, last)
 	for _, d := range devicesOf(&have) {
 		if err == nil && presentOrStray(*d) {
-			if d.Held = isMountedAt(have.Stage, d.Number); !d.Held {
+			if d.Held = isMounted(have, d.Number); !d.Held { // to ask would wait for the end of a claim
 				d.Held, err = r.kernel.Views.Held(ctx, *d)
 			}
 		}
@@ -111,8 +111,21 @@ func asksElsewhere(s *state.Stage, have state.Actual) bool {
 		(notBegun(s) || have.Contents.NeedsCheck || have.Contents.Growable)
 }
 
-// isMountedAt reports whether the file system on a device is seen mounted: then the
-// device is held.
+// isMounted reports whether the file system on a device is seen mounted at the stage or at a
+// target: then the device is held.
+func isMounted(have state.Actual, device state.DeviceNumber) bool {
+	if isMountedAt(have.Stage, device) {
+		return true
+	}
+	for _, m := range have.Targets {
+		if isMountedAt(m, device) {
+			return true
+		}
+	}
+	return false
+}
+
+// isMountedAt reports whether the file system on a device is seen mounted at one place.
 func isMountedAt(m state.Mountpoint, device state.DeviceNumber) bool {
 	return slices.ContainsFunc(m.Mounts, func(m state.Mount) bool { return !m.Node && m.Is(device) })
 }

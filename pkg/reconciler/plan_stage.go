@@ -190,7 +190,7 @@ func (p *planner) maybeInUse() bool {
 // record has none. Then the stage can be mounted without a check or a growth.
 func (p *planner) mountedElsewhere() bool {
 	return p.have.Elsewhere != nil || len(p.targets(func(_ *state.Target, m state.Mountpoint) bool {
-		return slices.ContainsFunc(m.Mounts, func(m state.Mount) bool { return !m.Node && m.Is(p.have.Device.Number) })
+		return isMountedAt(m, p.have.Device.Number)
 	})) > 0
 }
 

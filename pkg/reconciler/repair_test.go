@@ -96,6 +96,8 @@ func (h *harness) published() *countingMetrics {
 	return m
 }
 
+// As long as one mount is left, nobody is asked whether the device is held: it is, and the answer would wait for the end
+// of that.
 func TestLostMountsAreRestored(t *testing.T) {
 	for name, test := range map[string]struct {
 		torn []string
@@ -108,12 +110,16 @@ func TestLostMountsAreRestored(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			bubble(t, func(h *harness) {
 				m := h.published()
+				asked := h.k.count(opHeld, "v")
 				for _, path := range test.torn {
 					h.tear(path)
 				}
 				h.atRest("v")
 				if !slices.Equal(m.repairs, test.want) {
 					t.Errorf("repaired %v, want %v", m.repairs, test.want)
+				}
+				if again := h.k.count(opHeld, "v") - asked; again > 0 {
+					t.Errorf("asked %d times whether the device is held", again)
 				}
 				h.ok(unpublish("v", 1), unpublish("v", 2), unstage("v"))
 				h.atRest("v")

@@ -13,17 +13,15 @@ import (
 )
 
 // A claim that this process has ended may live on for a moment in a program that is just
-// being started: from its fork to its exec, a child has all files of its parent. Another
-// process claims a device for as long to see whether it is free. On a node that is busy
-// such a moment has lasted more than 30 ms. The kernel wakes nobody when it ends, so the
-// device is asked again at pauses that double.
+// being started: from its fork to its exec, a child has all files of its parent. The kernel
+// wakes nobody when it ends, so the device is asked again at pauses that double.
 const (
 	firstPause = time.Millisecond
-	lastPause  = 128 * time.Millisecond
+	lastPause  = 16 * time.Millisecond
 )
 
 // Claim opens a block device O_EXCL by calling open. If somebody has claimed it, Claim
-// waits up to 255 ms for the end of that, unless the kernel names a device that is stacked
+// waits up to 31 ms for the end of that, unless the kernel names a device that is stacked
 // on it.
 //
 // EBUSY: it is mounted or claimed.

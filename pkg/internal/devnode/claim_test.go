@@ -24,7 +24,7 @@ func TestClaim(t *testing.T) {
 	}{
 		"free":              {false, 0, nil, nil, 0},
 		"gone in a moment":  {false, 3, nil, nil, 7 * time.Millisecond},
-		"held":              {false, 1000, nil, unix.EBUSY, 255 * time.Millisecond},
+		"held":              {false, 1000, nil, unix.EBUSY, 31 * time.Millisecond},
 		"no device":         {false, 0, unix.ENXIO, unix.ENXIO, 0},
 		"no device by then": {false, 1, unix.ENXIO, unix.ENXIO, time.Millisecond},
 		"called off":        {true, 1000, nil, unix.EBUSY, 0},
