@@ -41,7 +41,7 @@ func measureCrowds(t *testing.T, r *report) {
 			}
 		}
 		s := newSamples()
-		s.times[repairName] = ours.repairs(toRepair[:r.repairs])
+		s.times[repairName] = ours.repairs(toRepair[:r.repairs], allMounts)
 		r.crowd.add(oursName, where, s)
 		toRepair = toRepair[r.repairs:]
 	}
@@ -124,8 +124,9 @@ type held struct {
 	idle            time.Duration
 	idleCPU         time.Duration
 	rss             int64
-	ready, adopted  time.Duration // after a restart
-	repair          []time.Duration
+	ready, adopted  time.Duration   // after a restart
+	repair          []time.Duration // of all mounts
+	repairStage     []time.Duration // of the stage, whose binds are left
 	repairOnceCount int
 	repairOnce      time.Duration
 }
@@ -212,8 +213,9 @@ func takeDown(v *harness.Volume) error {
 // other and then of many at once, and waits for them.
 func (h *held) measureRepairs(n *node, all []*harness.Volume, r *report) {
 	// A part that is lost again soon is repaired later: each size has volumes of its own to lose.
-	once := all[len(all)-min(len(all), r.repairs):]
-	h.repair = n.repairs(once)
+	once := all[len(all)-min(len(all), 2*r.repairs):]
+	h.repair = n.repairs(once[:len(once)/2], allMounts)
+	h.repairStage = n.repairs(once[len(once)/2:], stageAlone)
 	if h.volumes == r.scale.held[len(r.scale.held)-1] {
 		rest := all[min(r.repairs, len(all)-len(once)) : len(all)-len(once)]
 		var stages []string
@@ -228,15 +230,21 @@ func (h *held) measureRepairs(n *node, all []*harness.Volume, r *report) {
 // repairName is the row of repairs in the table of crowds.
 const repairName = "repair of a stage and two binds"
 
-// repairs takes the stage and two binds of each volume away, and returns how long their
-// repair takes.
-func (n *node) repairs(volumes []*harness.Volume) (took []time.Duration) {
+// What is lost of a volume with two binds.
+func allMounts(v *harness.Volume, first, second string) []string {
+	return []string{v.Staging, first, second}
+}
+func stageAlone(v *harness.Volume, _, _ string) []string { return []string{v.Staging} }
+
+// repairs takes mounts of each volume with two binds away, and returns how long their repair
+// takes.
+func (n *node) repairs(volumes []*harness.Volume, lost func(v *harness.Volume, first, second string) []string) (took []time.Duration) {
 	n.t.Helper()
 	for _, v := range volumes {
 		second := v.Target("second")
 		n.must(v.Publish(n.t.Context(), second))
 		n.AwaitRest()
-		took = append(took, n.repair([]string{v.Staging, v.Target("pod"), second}))
+		took = append(took, n.repair(lost(v, v.Target("pod"), second)))
 		n.must(v.Unpublish(n.t.Context(), second))
 	}
 	return took

@@ -267,13 +267,13 @@ func (r *report) HeldCalls() string {
 func (r *report) Held() string {
 	t := table{
 		{"volumes held"}, {"own processor time per cycle, ms"}, {fmt.Sprintf("processor at rest over %s, %% of a core", r.idle)},
-		{"resident memory, MiB"}, {"one torn-off stage with two binds repaired, ms (p50, worst)"},
+		{"resident memory, MiB"}, {"one stage and its two binds repaired, ms (p50, worst)"}, {"one stage repaired, whose binds were left, ms (p50, worst)"},
 		{"start until ready, ms"}, {"start until all are adopted, ms"},
 	}
 	for _, h := range r.heldCosts {
 		for i, cell := range []string{
 			fmt.Sprint(h.volumes), fmt.Sprintf("%.1f", h.cycle.per(h.cycle.own)), fmt.Sprintf("%.3f", 100*h.idleCPU.Seconds()/h.idle.Seconds()),
-			fmt.Sprintf("%.1f", float64(h.rss)/(1<<20)), ms(quantile(h.repair, 0.5)) + ", " + ms(slices.Max(h.repair)),
+			fmt.Sprintf("%.1f", float64(h.rss)/(1<<20)), ms(quantile(h.repair, 0.5)) + ", " + ms(slices.Max(h.repair)), ms(quantile(h.repairStage, 0.5)) + ", " + ms(slices.Max(h.repairStage)),
 			ms(h.ready), ms(h.adopted),
 		} {
 			t[i] = append(t[i], cell)
