@@ -39,9 +39,10 @@ import (
 // versions take it for one of theirs, and drop the UUID when they write the note.
 //
 // A device without an identity has a note by its volume's id. Whether another device has
-// become the volume is then seen only by the file system that was made on it. So facts that only forbid something stay
-// valid (it was formatted, it was raw). The mark that lets a device be erased is valid only
-// for the same device: until it is detached, or the machine rebooted.
+// become the volume is then seen only by the file system that was made on it. So facts that
+// only forbid something stay valid (it was formatted, it was raw). The mark that lets a
+// device be erased is valid only for the same device: until it is detached, or the machine
+// rebooted.
 type Facts struct {
 	dir   Dir
 	locks keylock.Map

@@ -32,7 +32,8 @@ type Backend struct {
 }
 
 // NewBackend returns a Backend for the volumes of a pool, and finds devices over
-// their data that the plugin did not attach.
+// their data that the plugin did not attach. While the pool's disk does not answer, it is
+// waited for some seconds; the devices are found when it answers.
 func NewBackend(ctx context.Context, p *Pool, loops *loop.Devices) (*Backend, error) {
 	b := &Backend{pool: p, loops: loops}
 	b.Provisioner = Provisioner{Volumes: p, Delete: b.Delete}

@@ -57,8 +57,12 @@ func (o *options) limits() (l Limits, err error) {
 	return l, nil
 }
 
-// startTime bounds how long a start waits for the pool's disk, each time it asks.
-const startTime = 5 * time.Second
+const (
+	// startTime bounds how long a start waits for the pool's disk, each time it asks.
+	startTime = 5 * time.Second
+	// atOnce is the limit of a call that is not waited for.
+	atOnce = time.Nanosecond
+)
 
 // open opens the pool and locks it. A pool that is away, or whose marker is damaged, is served
 // all the same if volumes of it are attached or on record, so that they can be taken down; one
@@ -116,11 +120,7 @@ func (o *options) openPool(ctx context.Context) (p *Pool, absent, err error) {
 		away, unseen := OpenAbsent(o.dir)
 		switch {
 		case unseen == nil && hangs(err):
-			go func() {
-				if p, err := opening.Do(ctx, o.dir, hang.NoLimit, open); err == nil {
-					p.sweep(ctx)
-				}
-			}()
+			o.sweep(ctx, atOnce, func() (*Pool, error) { return opening.Do(ctx, o.dir, hang.NoLimit, open) })
 			return away, err, nil
 		case unseen == nil:
 			return away, err, nil
@@ -133,11 +133,26 @@ func (o *options) openPool(ctx context.Context) (p *Pool, absent, err error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	var sweeping hang.Calls[struct{}]
-	if _, err := sweeping.Do(ctx, o.dir, startTime, func() (struct{}, error) { p.sweep(ctx); return struct{}{}, nil }); hangs(err) {
-		klog.FromContext(ctx).Info("Still removing what interrupted creations and deletions have left in the pool", "pool", o.dir)
-	}
+	o.sweep(ctx, startTime, func() (*Pool, error) { return p, nil })
 	return p, nil, nil
+}
+
+// sweep removes what a crash left in the pool that opened returns. If that takes longer than
+// the limit, it goes on while the plugin serves.
+func (o *options) sweep(ctx context.Context, limit time.Duration, opened func() (*Pool, error)) {
+	var sweeping hang.Calls[struct{}]
+	_, err := sweeping.Do(ctx, o.dir, limit, func() (struct{}, error) {
+		p, err := opened()
+		if err == nil {
+			p.sweep(ctx)
+		} else if ctx.Err() == nil {
+			klog.FromContext(ctx).Error(err, "What interrupted creations and deletions have left in the pool stays until the next start", "pool", o.dir)
+		}
+		return struct{}{}, nil
+	})
+	if hangs(err) {
+		klog.FromContext(ctx).Info("What interrupted creations and deletions have left in the pool is removed while the plugin serves", "pool", o.dir)
+	}
 }
 
 // hangs reports whether an error is that of a call which was left behind.
