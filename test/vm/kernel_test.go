@@ -10,6 +10,7 @@ import (
 	"path"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -51,6 +52,12 @@ func TestOtherKernel(t *testing.T) {
 	image := newImage(t)
 	binaries := t.TempDir()
 	require.NoError(t, harness.BuildAll(binaries))
+	var failures failures
+	t.Cleanup(func() { // after all guests: the end of the output says what failed
+		for _, line := range failures.lines {
+			t.Log(line)
+		}
+	})
 	for _, g := range guests {
 		t.Run(g.name, func(t *testing.T) {
 			t.Parallel()
@@ -72,8 +79,10 @@ func TestOtherKernel(t *testing.T) {
 			write(t, filepath.Join(job, "order"), strings.Join(order, "\n")+"\n")
 			write(t, filepath.Join(job, "flags"), strings.TrimSpace("-test.run="+g.run+" "+os.Getenv(Flags))+"\n")
 			scratch := newDisk(t, "scratch", 20<<30)
+			var before []string
 			machine := Guest{Image: image, Job: job, Disks: []Disk{scratch}, Kernel: g.kernel, Line: func(line string) bool {
 				t.Log(line)
+				before = failures.look(g.name, before, line)
 				return false
 			}}
 			if err := machine.Run(within(t, 45*time.Minute)); err != nil {
@@ -81,6 +90,27 @@ func TestOtherKernel(t *testing.T) {
 			}
 		})
 	}
+}
+
+// failures are what the guests told of tests that failed.
+type failures struct {
+	mu    sync.Mutex
+	lines []string
+}
+
+// look looks at a line of a guest, given the few lines before it, and returns those before
+// the next one.
+func (f *failures) look(guest string, before []string, line string) []string {
+	before = append(before[max(0, len(before)-9):len(before):len(before)], line)
+	if !strings.Contains(line, "--- FAIL: ") && !strings.HasPrefix(line, "panic: ") {
+		return before
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, line := range before {
+		f.lines = append(f.lines, guest+": "+line)
+	}
+	return nil
 }
 
 // compile makes the test programs of packages of a module, named <last element>.test.
