@@ -39,11 +39,20 @@ func New(kubeletDir string) (*Directory, error) {
 // one that cannot be looked at.
 func (d *Directory) Gone(target string) bool {
 	uid := d.uid(target)
-	if uid == "" || !d.trusted() {
-		return false
-	}
+	return uid != "" && !(d.seen() && d.has(uid)) && d.trusted() && !d.has(uid)
+}
+
+// has reports whether a pod has a directory, or may have one.
+func (d *Directory) has(uid string) bool {
 	_, err := os.Lstat(filepath.Join(d.pods(), uid))
-	return errors.Is(err, os.ErrNotExist)
+	return !errors.Is(err, os.ErrNotExist)
+}
+
+// seen reports whether the directory of all pods was seen before.
+func (d *Directory) seen() bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.device != 0
 }
 
 func (d *Directory) pods() string { return filepath.Join(d.roots[1], "pods") }
