@@ -67,7 +67,8 @@ func (c *cluster) statusCommand() *cobra.Command {
 		Short: "Show the volumes of all nodes in one table",
 		Long: `status asks csi-node on each node what is asked of it and what is, as csi-node status
 does there. With --watch it prints again whenever something changed. To name claims it
-lists PersistentVolumes; without the right to do that it names volumes by their ids.
+lists PersistentVolumes; without the right to do that it names volumes by their ids. With
+the right to list CSIStorageCapacity objects it tells of those that nobody keeps any more.
 Volumes of all namespaces are shown, or those of --namespace.`,
 		Example: `  kubectl csi-node status
   kubectl csi-node status --pod default/writer
@@ -79,10 +80,11 @@ Volumes of all namespaces are shown, or those of --namespace.`,
 			c.within(&filter)
 			known := &claims{cluster: c}
 			read := func(ctx context.Context) (report.Cluster, error) {
-				all, _, err := c.status(ctx)
+				all, plugins, err := c.status(ctx)
 				if err != nil {
 					return all, err
 				}
+				all.StaleRoom = c.staleRoom(ctx, all, plugins)
 				if err := known.name(ctx, all); err != nil && filter.Claim+filter.Class+filter.Namespace != "" {
 					return all, err
 				}

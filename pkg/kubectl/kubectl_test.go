@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -36,6 +37,9 @@ case "$*" in
 *"get persistentvolumes "*)
 	if [ -e "$FAKE/forbidden" ]; then echo "Error from server (Forbidden): persistentvolumes is forbidden" >&2; exit 1; fi
 	echo '{"items":[{"spec":{"csi":{"driver":"x","volumeHandle":"vol-1"},"claimRef":{"namespace":"default","name":"data"},"storageClassName":"fast"}},{"spec":{"csi":{"driver":"y","volumeHandle":"vol-2"},"claimRef":{"namespace":"other","name":"driver"}}},{"spec":{"csi":{"driver":"x","volumeHandle":"vol-2"}}},{"spec":{}}]}' ;;
+*"get csistoragecapacities --all-namespaces --selector=csi.storage.k8s.io/drivername "*)
+	if [ -e "$FAKE/forbidden" ]; then echo "Error from server (Forbidden): csistoragecapacities is forbidden" >&2; exit 1; fi
+	cat "$FAKE/room" ;;
 *"get persistentvolume pv-1 "*)
 	echo '{"spec":{"csi":{"driver":"x","volumeHandle":"vol-1"}}}' ;;
 *"exec --namespace=csi-node plugin-b "*)
@@ -76,6 +80,7 @@ func fake(t *testing.T) (dir string) {
 	dir = t.TempDir()
 	machine.WriteProgram(t, filepath.Join(dir, "kubectl"), fakeKubectl)
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "plugins"), []byte(pods), 0o600))
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "room"), []byte(`{"items":[]}`), 0o600))
 	t.Setenv("PATH", dir+":"+os.Getenv("PATH"))
 	t.Setenv("FAKE", dir)
 	return dir
@@ -90,6 +95,35 @@ func run(t *testing.T, args ...string) (out, errs string, err error) {
 	cmd.SetErr(&stderr)
 	err = cmd.ExecuteContext(t.Context())
 	return stdout.String(), stderr.String(), err
+}
+
+// Room that is told of is stale only on a node without the plugin, and only where it is that of
+// one node, and of a driver that was asked.
+func TestStaleRoom(t *testing.T) {
+	dir := fake(t)
+	room := func(driver, key, node string) string {
+		return `{"metadata":{"namespace":"csi-node","labels":{"csi.storage.k8s.io/drivername":"` + driver + `","csi.storage.k8s.io/managed-by":"external-provisioner-` + node + `"}},"nodeTopology":{"matchLabels":{` + key + `:"` + node + `"}}}`
+	}
+	own := `"topology.x/node"`
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "room"), []byte(`{"items":[`+strings.Join([]string{room("x", own, "gone"), room("x", own, "gone"),
+		room("x", own, "a"), room("other", own, "far"), room("x", `"topology.x/zone"`, "south"), room("x", `"topology.x/rack":"1",`+own, "racked"), `{"metadata":{"labels":{}}}`}, ",")+`]}`), 0o600))
+	const command = "`kubectl --namespace=csi-node delete csistoragecapacities --selector=csi.storage.k8s.io/drivername=x,csi.storage.k8s.io/managed-by=external-provisioner-gone`"
+	for _, output := range []string{"table", "wide"} {
+		out, _, err := run(t, "status", "-o", output)
+		if words := strings.Join(strings.Fields(out), " "); err != nil || strings.Count(words, "On node ") != 1 || !strings.Contains(words, "On node gone the plugin of x does not run, ") || !strings.Contains(words, command) {
+			t.Errorf("prints (%v)\n%s", err, out)
+		}
+	}
+	for _, args := range [][]string{{"status", "--node", "a"}, {"status", "-o", "json"}} {
+		out, _, err := run(t, args...)
+		if told := strings.Contains(out, `"node": "gone"`); err != nil || told != slices.Contains(args, "json") || strings.Contains(out, "On node ") {
+			t.Errorf("%v prints (%v)\n%s", args, err, out)
+		}
+	}
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "forbidden"), nil, 0o600))
+	if out, _, err := run(t, "status"); err != nil || strings.Contains(out, "On node ") {
+		t.Errorf("without the right to know, prints (%v)\n%s", err, out)
+	}
 }
 
 func TestStatus(t *testing.T) {

@@ -13,7 +13,17 @@ import (
 // Cluster is the report of several nodes: what `kubectl csi-node status` prints. The
 // JSON is the contract of its --output json.
 type Cluster struct {
-	Nodes []NodeOf `json:"nodes"` // in the order of their names
+	Nodes     []NodeOf    `json:"nodes"`               // in the order of their names
+	StaleRoom []StaleRoom `json:"staleRoom,omitempty"` // in the order of their nodes
+}
+
+// StaleRoom is room that CSIStorageCapacity objects tell of on a node without the plugin, such
+// as one that was excluded: the scheduler still sends pods there.
+type StaleRoom struct {
+	Node      string `json:"node"`
+	Driver    string `json:"driver"`
+	Namespace string `json:"namespace"` // of the objects
+	Selector  string `json:"selector"`  // of labels, which picks them
 }
 
 // NodeOf is the report of one of several nodes.
@@ -22,6 +32,10 @@ type NodeOf struct {
 	Pod   string `json:"pod"`             // of the plugin there, as namespace/name
 	Error string `json:"error,omitempty"` // why the node could not be asked; then nothing else is known
 	Node
+}
+
+func (s StaleRoom) tell() string {
+	return fmt.Sprintf("On node %s the plugin of %s does not run, and CSIStorageCapacity objects still tell of room there, so that pods may be sent there in vain. If it is not to come back: `kubectl --namespace=%s delete csistoragecapacities --selector=%s`", s.Node, s.Driver, s.Namespace, s.Selector)
 }
 
 // nodeWidth bounds the column of the nodes, as volumeWidth does that of the volumes.
@@ -61,7 +75,7 @@ func of(node string, r row) row {
 	return r
 }
 
-// PrintWide writes the whole report of each node.
+// PrintWide writes the whole report of each node, and the room that is told of elsewhere.
 func (c Cluster) PrintWide(out io.Writer) error {
 	for i, n := range c.Nodes {
 		if i > 0 {
@@ -73,6 +87,11 @@ func (c Cluster) PrintWide(out io.Writer) error {
 		if n.Error != "" {
 			fmt.Fprintln(out, n.Error)
 		} else if err := n.PrintWide(out); err != nil {
+			return err
+		}
+	}
+	for _, s := range c.StaleRoom {
+		if _, err := fmt.Fprintf(out, "\n%s\n", s.tell()); err != nil {
 			return err
 		}
 	}
@@ -103,6 +122,9 @@ func (c Cluster) foot(text *strings.Builder, width int) {
 		for _, problem := range n.StorageProblems {
 			write(text, "", fmt.Sprintf("Node %s: storage: %s", n.Name, problem.tell()), width)
 		}
+	}
+	for _, s := range c.StaleRoom {
+		write(text, "", s.tell(), width)
 	}
 }
 

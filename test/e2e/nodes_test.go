@@ -193,6 +193,10 @@ func testExcluded(s *space, two *node) {
 		if room(s, two) == "" || label() == "" {
 			s.Errorf("docs/install.md says that this stays: room told by %q, label %q", room(s, two), label())
 		}
+		told := strings.Join(strings.Fields(follow(s.T, "../..", "kubectl csi-node status")), " ")
+		if !strings.Contains(told, "On node "+two.name+" the plugin of csi-node.local does not run") || strings.Contains(told, "On node "+nodeName) {
+			s.Errorf("of that room status tells %q", told)
+		}
 		follow(s.T, "../..", documented(s.T, "docs/install.md", "3. `kubectl label node NODE", "NODE", two.name)...)
 		if room(s, two) != "" || label() != "" || room(s, the.node) == "" {
 			s.Errorf("after the commands of docs/install.md: room told by %q, label %q, room of the other by %q", room(s, two), label(), room(s, the.node))
