@@ -86,7 +86,7 @@ func TestTakeOverFromAKilledPluginThatHangs(t *testing.T) {
 
 	second := p.Launch(options)
 	t.Cleanup(func() { second.Signal(t, syscall.SIGTERM) })
-	serves, cancel := context.WithTimeout(ctx, 30*time.Second)
+	serves, cancel := context.WithTimeout(ctx, harness.Patience)
 	defer cancel()
 	if err := second.Log.Await(serves, `"Serving"`); err != nil {
 		t.Fatalf("the second does not serve: %v\n%s", err, second.Log)
