@@ -2,6 +2,7 @@ package controllerserver
 
 import (
 	"context"
+	"errors"
 	"maps"
 	"slices"
 	"strings"
@@ -230,6 +231,31 @@ func TestCapacityOfABackend(t *testing.T) {
 	}
 	_, err = s.ControllerGetVolume(t.Context(), &csi.ControllerGetVolumeRequest{VolumeId: "a-disk"})
 	check(t, err, state.NotFound, "a-disk")
+}
+
+// TestMoreTopology: a CO names all segments of a node together, those of the driver's builder, too.
+func TestMoreTopology(t *testing.T) {
+	s, _ := newServer()
+	s.MoreTopology = func(context.Context) (map[string]string, error) { return map[string]string{"rack": "r1"}, nil }
+	for at, here := range map[*csi.Topology]bool{
+		topology(topologyKey, "node-1", "Rack", "r1"): true,
+		topology("rack", "r1"):                        true,
+		topology(topologyKey, "node-1", "rack", "r2"): false,
+		topology(topologyKey, "node-2", "rack", "r1"): false,
+		topology(topologyKey, "node-1", "zone", "r1"): false,
+	} {
+		_, err := s.CreateVolume(t.Context(), request(requisite(at)))
+		room, e := s.GetCapacity(t.Context(), &csi.GetCapacityRequest{AccessibleTopology: at})
+		require.NoError(t, e)
+		if (err == nil) != here || (room.GetAvailableCapacity() > 0) != here {
+			t.Errorf("%v: created: %v; room: %v", at, err, room)
+		}
+	}
+	s.MoreTopology = func(context.Context) (map[string]string, error) { return nil, errors.New("the rack is not known") }
+	_, err := s.CreateVolume(t.Context(), request(requisite(topology(topologyKey, "node-1", "rack", "r1"))))
+	check(t, err, state.Unavailable, "the rack is not known")
+	_, err = s.CreateVolume(t.Context(), request(requisite(topology(topologyKey, "node-1"))))
+	require.NoError(t, err)
 }
 
 // TestAccessibleFromEverywhere: without a topology there is no other node.

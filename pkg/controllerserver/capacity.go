@@ -33,7 +33,9 @@ func (s *Server) GetCapacity(ctx context.Context, req *csi.GetCapacityRequest) (
 			return nil, err
 		}
 	}
-	if !s.here(req.GetAccessibleTopology()) {
+	if here, err := s.here(ctx, req.GetAccessibleTopology()); err != nil {
+		return nil, err
+	} else if !here {
 		return &csi.GetCapacityResponse{}, nil
 	}
 	fsType := ""

@@ -31,7 +31,11 @@ func (s *Server) CreateVolume(ctx context.Context, req *csi.CreateVolumeRequest)
 		return nil, err
 	}
 	var have devices.Provisioned
-	if s.reaches(req.GetAccessibilityRequirements()) {
+	reaches, err := s.reaches(ctx, req.GetAccessibilityRequirements())
+	if err != nil {
+		return nil, err
+	}
+	if reaches {
 		have, err = c.CreateVolume(ctx, want)
 	} else {
 		have, err = s.elsewhere(ctx, c, want.Name)
@@ -39,7 +43,7 @@ func (s *Server) CreateVolume(ctx context.Context, req *csi.CreateVolumeRequest)
 	if err != nil {
 		return nil, err
 	}
-	if err := s.compatible(have, want, req); err != nil {
+	if err := s.compatible(have, want, req, reaches); err != nil {
 		return nil, err
 	}
 	return &csi.CreateVolumeResponse{Volume: s.describe(c.backend, have)}, nil
@@ -120,7 +124,7 @@ func banned(r rune) bool {
 
 // compatible returns AlreadyExists unless the existing volume meets the request. It
 // may have grown since it was created.
-func (s *Server) compatible(have devices.Provisioned, want devices.CreateRequest, req *csi.CreateVolumeRequest) error {
+func (s *Server) compatible(have devices.Provisioned, want devices.CreateRequest, req *csi.CreateVolumeRequest, reaches bool) error {
 	fsType, err := s.fsTypeOf(req.GetVolumeCapabilities(), cmp.Or(have.Use.FSType, want.Use.FSType))
 	other := differs(have.Parameters, want.Parameters, func(string) bool { return true })
 	if layers, _ := s.Backends.LayerContext(have.Context); other == "" { // those that it has were valid once
@@ -137,7 +141,7 @@ func (s *Server) compatible(have devices.Provisioned, want devices.CreateRequest
 		return state.Errorf(state.AlreadyExists, "volume %s: it exists with %d bytes, outside of the capacity_range", want.Name, have.Bytes-s.Backends.Overhead(have.Context))
 	case have.Use != (devices.Use{}) && have.Use != useOf(fsType):
 		return state.Errorf(state.AlreadyExists, "volume %s: it exists as %s, not as %s", want.Name, have.Use, useOf(fsType))
-	case !s.reaches(req.GetAccessibilityRequirements()):
+	case !reaches:
 		return state.Errorf(state.AlreadyExists, "volume %s: it exists on node %s, which the accessibility_requirements do not name", want.Name, s.NodeID)
 	}
 	return nil

@@ -2,6 +2,9 @@ package controllerserver
 
 import (
 	"cmp"
+	"context"
+	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
@@ -78,23 +81,38 @@ func (s *Server) mountType(m *csi.VolumeCapability_MountVolume, unnamed string) 
 	return t, err
 }
 
-// here reports whether volumes that are created here are accessible from the topology.
-// CSI spec v1.13: the keys of segments are case-insensitive.
-func (s *Server) here(t *csi.Topology) bool {
+// here reports whether volumes that are created here are accessible from the topology:
+// this node is in each segment that it names.
+func (s *Server) here(ctx context.Context, t *csi.Topology) (bool, error) {
 	if len(s.Topology) == 0 {
-		return true
+		return true, nil
 	}
+	if within(t, s.Topology) || s.MoreTopology == nil {
+		return within(t, s.Topology), nil
+	}
+	more, err := s.MoreTopology(ctx)
+	if err != nil {
+		return false, fmt.Errorf("the topology of this node: %w", err)
+	}
+	own := maps.Clone(s.Topology)
+	maps.Copy(own, more)
+	return within(t, own), nil
+}
+
+// within reports whether a node of the segments own is in the topology. CSI spec v1.13: the
+// keys of segments are case-insensitive.
+func within(t *csi.Topology, own map[string]string) bool {
 	for key, value := range t.GetSegments() {
-		if !s.segment(key, value) {
+		if !segment(own, key, value) {
 			return false
 		}
 	}
 	return true
 }
 
-func (s *Server) segment(key, value string) bool {
-	for own, is := range s.Topology {
-		if strings.EqualFold(key, own) && value == is {
+func segment(own map[string]string, key, value string) bool {
+	for name, is := range own {
+		if strings.EqualFold(key, name) && value == is {
 			return true
 		}
 	}
@@ -103,6 +121,11 @@ func (s *Server) segment(key, value string) bool {
 
 // reaches reports whether a volume here meets the requirement: that names no
 // requisite topology, or one that this node is in.
-func (s *Server) reaches(r *csi.TopologyRequirement) bool {
-	return len(r.GetRequisite()) == 0 || slices.ContainsFunc(r.GetRequisite(), s.here)
+func (s *Server) reaches(ctx context.Context, r *csi.TopologyRequirement) (bool, error) {
+	for _, t := range r.GetRequisite() {
+		if is, err := s.here(ctx, t); is || err != nil {
+			return is, err
+		}
+	}
+	return len(r.GetRequisite()) == 0, nil
 }

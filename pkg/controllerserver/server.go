@@ -42,6 +42,9 @@ type Config struct {
 	// Topology holds the segments from which a volume that is created here is
 	// accessible; empty: from everywhere.
 	Topology map[string]string
+	// MoreTopology returns further segments that this node is in, which a CO may name
+	// together with those of Topology; nil: there are none.
+	MoreTopology func(ctx context.Context) (map[string]string, error)
 
 	Filesystems Filesystems
 	Backends    *devices.Set

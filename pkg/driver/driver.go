@@ -284,10 +284,11 @@ func (p *plugin) openVolumes(ctx context.Context) (err error) {
 // provisioner returns the Controller service of the backends that create volumes.
 func (p *plugin) provisioner() csi.ControllerServer {
 	cfg := controllerserver.Config{
-		NodeID:      topologyValue(p.NodeID),
-		Filesystems: p.filesystem,
-		Backends:    p.devices,
-		Intents:     p.store,
+		NodeID:       topologyValue(p.NodeID),
+		MoreTopology: p.options.Topology,
+		Filesystems:  p.filesystem,
+		Backends:     p.devices,
+		Intents:      p.store,
 	}
 	if p.properties.NodeLocal {
 		cfg.Topology = map[string]string{topologyKey(p.DriverName): topologyValue(p.NodeID)}
