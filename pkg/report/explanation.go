@@ -182,7 +182,7 @@ func dataSentence(have state.Actual) string {
 	if d.Raw {
 		format += ", and published as a raw block device before"
 	}
-	size := state.FormatSize(d.Capacity)
+	size := state.FormatSize(cmp.Or(d.Capacity, d.Size)) // not every backend knows what it promised
 	if d.Lacks > 0 {
 		size += ", of which the last " + state.FormatSize(d.Lacks) + " are lost"
 	}

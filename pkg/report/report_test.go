@@ -244,3 +244,13 @@ func TestStorageHealth(t *testing.T) {
 		}
 	}
 }
+
+// TestSizeWithoutCapacity: a backend need not know what it promised.
+func TestSizeWithoutCapacity(t *testing.T) {
+	d := attachedDevice()
+	d.Capacity = 0
+	v := Make(Facts{Want: staged(), Have: state.Actual{Device: d}, Seen: true}, now)
+	if is := strings.Join(v.Explanation().Is, " "); !strings.Contains(is, "Its data is /pool/v: 1Gi, formatted as ext4.") {
+		t.Errorf("the explanation tells %q", is)
+	}
+}
