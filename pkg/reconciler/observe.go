@@ -52,7 +52,9 @@ func (r *Reconciler) observeAfter(ctx context.Context, want *state.Volume, befor
 	for _, d := range devicesOf(&have) {
 		if err == nil && presentOrStray(*d) {
 			if d.Held = isMounted(have, d.Number); !d.Held { // to ask would wait for the end of a claim
-				d.Held, err = r.kernel.Views.Held(ctx, *d)
+				if d.Held, err = r.kernel.Views.Held(ctx, *d); err != nil {
+					err = state.InVolume(want.ID, "observe", fmt.Errorf("whether %s (%s) is in use: %w", d.Path, d.Number, err))
+				}
 			}
 		}
 	}
