@@ -124,7 +124,12 @@ const (
 
 var deviceStateNames = [...]string{"unknown", "absent", "attached", "detaching", "foreign"}
 
-func (s DeviceState) String() string { return deviceStateNames[s] }
+func (s DeviceState) String() string {
+	if s < 0 || int(s) >= len(deviceStateNames) { // a backend returned it
+		return fmt.Sprintf("DeviceState(%d)", int(s))
+	}
+	return deviceStateNames[s]
+}
 
 // Device is the device of a volume, or of one of its layers, on this node.
 type Device struct {

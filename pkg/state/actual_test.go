@@ -42,3 +42,12 @@ func TestSourceIs(t *testing.T) {
 		t.Error("no source is a source")
 	}
 }
+
+// TestDeviceStateNames: a backend may return any.
+func TestDeviceStateNames(t *testing.T) {
+	for s, want := range map[DeviceState]string{DeviceUnknown: "unknown", DeviceForeign: "foreign", 99: "DeviceState(99)", -1: "DeviceState(-1)"} {
+		if got := s.String(); got != want {
+			t.Errorf("%d is %q, not %q", int(s), got, want)
+		}
+	}
+}
