@@ -5,8 +5,12 @@ package devicestest
 
 import (
 	"context"
+	"os"
+	"path/filepath"
 	"sync"
 	"testing"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/csi-node/csi-node/pkg/devices"
 	"github.com/csi-node/csi-node/pkg/state"
@@ -19,8 +23,8 @@ const Size = 4 << 20
 // if it cannot do its work, and the test's clean-up undoes all of it.
 type Harness struct {
 	// Open returns a backend over the same volumes each time, as after a
-	// restart of the plugin. A backend that is also a Formatter, a Clearer, a
-	// Provisioner or an Inliner is tested as such.
+	// restart of the plugin. Which of the optional interfaces are tested, too,
+	// docs/backends.md says.
 	Open func(t *testing.T) devices.Backend
 	// Views returns what the engine keeps over the devices of the backend that was
 	// opened last.
@@ -102,6 +106,15 @@ func Backend(t *testing.T, fresh func(t *testing.T) Harness) {
 			"ProvisionParameters": (*suite).provisionParameters,
 			"Capacity":            (*suite).capacity,
 		}},
+		{can[devices.Lister](b), map[string]func(*suite){
+			"List": (*suite).list,
+		}},
+		{can[devices.Locator](b), map[string]func(*suite){
+			"Locate": (*suite).locate,
+		}},
+		{can[devices.Meter](b), map[string]func(*suite){
+			"Measure": (*suite).measure,
+		}},
 		{can[devices.Inliner](b), map[string]func(*suite){
 			"Inline": (*suite).inline,
 		}},
@@ -111,8 +124,9 @@ func Backend(t *testing.T, fresh func(t *testing.T) Harness) {
 				continue
 			}
 			t.Run(name, func(t *testing.T) {
-				h := fresh(t).onNodes()
-				test(&suite{T: t, Harness: h, ctx: t.Context(), b: h.Open(t)})
+				h := fresh(t)
+				nodes := h.Hold == nil && h.Write == nil && h.Read == nil
+				test(&suite{T: t, Harness: h.onNodes(), nodes: nodes, ctx: t.Context(), b: h.Open(t)})
 			})
 		}
 	}
@@ -127,8 +141,9 @@ func can[T any](b devices.Backend) bool {
 type suite struct {
 	*testing.T
 	Harness
-	ctx context.Context
-	b   devices.Backend
+	nodes bool // its devices have nodes
+	ctx   context.Context
+	b     devices.Backend
 }
 
 func (s *suite) ok(err error) {
@@ -179,7 +194,23 @@ func (s *suite) attached(volume string, readOnly bool) state.Device {
 	if d.ReadOnly != readOnly || d.Missing || d.Held || d.Path == "" || d.Number == (state.DeviceNumber{}) {
 		s.Fatalf("attached, read-only %t: %+v", readOnly, d)
 	}
+	if s.nodes {
+		s.isNode(d)
+	}
 	return d
+}
+
+// isNode sees that the path of a device is the node of its number.
+func (s *suite) isNode(d state.Device) {
+	s.Helper()
+	var at unix.Stat_t
+	if err := unix.Stat(d.Path, &at); err != nil {
+		s.Fatalf("the path of the device %s: %v", d.Number, &os.PathError{Op: "stat", Path: d.Path, Err: err})
+	}
+	number := state.DeviceNumber{Major: unix.Major(at.Rdev), Minor: unix.Minor(at.Rdev)}
+	if !filepath.IsAbs(d.Path) || at.Mode&unix.S_IFMT != unix.S_IFBLK || number != d.Number {
+		s.Fatalf("the path %q is not that of the block device %s: it is absolute, and a node of that number", d.Path, d.Number)
+	}
 }
 
 func (s *suite) size(d state.Device, want int64) {
@@ -190,6 +221,9 @@ func (s *suite) size(d state.Device, want int64) {
 }
 
 func (s *suite) unknown() {
+	if err := s.b.Validate(of("unknown")); err != nil {
+		s.Fatalf("no volume has the id \"unknown\", and Validate must allow it all the same, as a CO asks for such ids: %v", err)
+	}
 	d := s.find("unknown")
 	if d.State != state.DeviceAbsent || !d.Missing {
 		s.Errorf("unknown volume: %+v", d)
@@ -204,11 +238,19 @@ func (s *suite) unknown() {
 func (s *suite) badID() {
 	for _, id := range s.badIDs() {
 		_, err := s.b.Find(s.ctx, of(id))
-		s.class(err, state.InvalidArgument)
-		s.class(s.b.Attach(s.ctx, s.asked(id), false), state.InvalidArgument)
-		s.class(s.b.Detach(s.ctx, of(id)), state.InvalidArgument)
+		answers := map[string]error{
+			"Validate": s.b.Validate(of(id)),
+			"Find":     err,
+			"Attach":   s.b.Attach(s.ctx, s.asked(id), false),
+			"Detach":   s.b.Detach(s.ctx, of(id)),
+		}
 		if can[devices.Grower](s.b) {
-			s.class(s.grower().Grow(s.ctx, s.asked(id), Size), state.InvalidArgument)
+			answers["Grow"] = s.grower().Grow(s.ctx, s.asked(id), Size)
+		}
+		for method, err := range answers {
+			if err == nil || state.ClassOf(err) != state.InvalidArgument {
+				s.Errorf("%s of the id %q, which no volume can have: error %v, want one of class %s", method, id, err, state.InvalidArgument)
+			}
 		}
 	}
 }

@@ -1,6 +1,7 @@
 package devicestest
 
 import (
+	"bytes"
 	"maps"
 	"slices"
 	"strings"
@@ -61,14 +62,25 @@ func (s *suite) provision() {
 	spec.Context = v.Context
 	s.ok(s.b.Validate(spec))
 	s.ok(s.b.Attach(s.ctx, spec, false))
-	if d := s.want(v.ID, state.DeviceAttached); d.Size < v.Bytes || d.Formatted != "" {
+	d := s.want(v.ID, state.DeviceAttached)
+	if d.Size < v.Bytes || d.Formatted != "" {
 		s.Errorf("its device is %+v", d)
 	}
+	if can[devices.Grower](s.b) {
+		s.ok(s.grower().Grow(s.ctx, spec, v.Bytes+Size))
+		if have, err := p.GetVolume(s.ctx, of(v.ID)); err != nil || have.Bytes < v.Bytes+Size {
+			s.Errorf("grown to %d bytes: %+v (%v)", v.Bytes+Size, have, err)
+		}
+	}
+	s.Write(s.T, d, 0, bytes.Repeat([]byte("old"), Size/3))
 	s.class(p.DeleteVolume(s.ctx, of(v.ID)), state.FailedPrecondition)
 	if d := s.want(v.ID, state.DeviceAttached); d.Missing {
 		s.Errorf("after a refused deletion: %+v", d)
 	}
 	s.ok(s.b.Detach(s.ctx, spec))
+	if ids := s.ids(p); !slices.Contains(ids, v.ID) {
+		s.Errorf("%s is not listed: %q", v.ID, ids)
+	}
 	for range 2 {
 		s.ok(p.DeleteVolume(s.ctx, of(v.ID)))
 	}
@@ -77,6 +89,21 @@ func (s *suite) provision() {
 	if d := s.find(v.ID); d.State != state.DeviceAbsent || !d.Missing {
 		s.Errorf("after the deletion: %+v", d)
 	}
+	if ids := s.ids(p); slices.Contains(ids, v.ID) {
+		s.Errorf("after the deletion %s is listed: %q", v.ID, ids)
+	}
+
+	v = s.made(p, r) // as if that name had never been
+	spec = s.asked(v.ID)
+	spec.Context = v.Context
+	s.ok(s.b.Attach(s.ctx, spec, false))
+	got := make([]byte, Size)
+	s.Read(s.T, s.want(v.ID, state.DeviceAttached), 0, got)
+	if i := slices.IndexFunc(got, func(b byte) bool { return b != 0 }); i >= 0 {
+		s.Errorf("byte %d of a new volume is %#x: it must be empty, whatever its storage held", i, got[i])
+	}
+	s.ok(s.b.Detach(s.ctx, spec))
+	s.ok(p.DeleteVolume(s.ctx, of(v.ID)))
 }
 
 // provisionSizes makes volumes whose size is limited.
