@@ -117,7 +117,8 @@ type Clearer interface {
 // Owner is a backend that knows its volumes by their id alone.
 type Owner interface {
 	// Owns reports whether a volume of which only the id is known is this
-	// backend's. It looks at no device.
+	// backend's. It looks at no device. A stage and a publish do not ask: they come with
+	// the volume context, and without BackendKey there the volume is the default backend's.
 	Owns(ctx context.Context, id string) (bool, error)
 }
 

@@ -10,7 +10,10 @@ import (
 // that is no block device, such as a file server. Nothing is attached, read or
 // formatted for them: the stage is a record, and each target is a mount of its own,
 // because kubelet refuses to unstage a device of which it sees another mount. Find
-// tells whether the volume exists (Missing), and returns no device.
+// tells whether the volume exists (Missing), and returns no device: it is DeviceAbsent,
+// which is not the zero value. Such a volume has no raw block access and does not grow on the
+// node. It may be staged with every access mode; the engine's Controller makes no volumes
+// for several nodes.
 type MountSource interface {
 	// Source returns what is mounted for a volume; not ok: it has a device. It asks no
 	// server. If only the id is known, it uses the id alone, or fails.

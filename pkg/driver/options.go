@@ -34,9 +34,9 @@ type Options struct {
 	// Short, Long and Example are the help texts of the program; empty: general ones.
 	Short, Long, Example string
 
-	// Backends are the kinds of storage that the driver has. Volumes that name no
-	// backend, and that no devices.Owner claims, belong to the first. A Kind belongs
-	// to one program: it is opened once at a time.
+	// Backends are the kinds of storage that the driver has. Volumes whose context names
+	// none belong to the first; if only the id is known, a devices.Owner may claim it. A Kind
+	// belongs to one program: it is opened once at a time.
 	Backends []devices.Kind
 
 	// Layers are the layers that volumes of any backend can have, from the lowest to the

@@ -45,9 +45,9 @@ type Actual struct {
 // Source is what is mounted for a volume that has no device: at each target, the
 // file system of that type and source.
 type Source struct {
-	FSType   string        // "nfs4"
+	FSType   string        // "nfs4": a type of the kernel; a bind mount is none
 	Source   string        // as the mount table tells it: "server:/export"
-	Options  []string      // of the mount, before those that are asked for
+	Options  []string      // of the mount, one option each, before those that are asked for
 	Deadline time.Duration // of one mount; 0: that of the call
 }
 
