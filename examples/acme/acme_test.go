@@ -67,7 +67,7 @@ func TestBackend(t *testing.T) {
 				loops, err := loop.New(t.Context())
 				must(t, err)
 				b = &array{dir: b.dir, name: b.name, loops: loops}
-				return b
+				return ordering{b}
 			},
 			Views: func() devicestest.Views { return blockdev.New(b.loops, nil) },
 			Create: func(t *testing.T, name string) string {

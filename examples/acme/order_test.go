@@ -7,6 +7,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/csi-node/csi-node/pkg/devices"
@@ -47,6 +48,9 @@ func orderOptions() driver.Options {
 // it asks for at once.
 type ordering struct{ *array }
 
+// orders is locked while one is taken: two for one name make one volume.
+var orders sync.Mutex
+
 func (ordering) CheckParameters(parameters map[string]string) (map[string]string, error) {
 	for key := range parameters {
 		return nil, state.Errorf(state.InvalidArgument, "parameter %.200q: the array has none", key)
@@ -60,6 +64,8 @@ func (a ordering) CreateVolume(ctx context.Context, r devices.CreateRequest) (de
 		return devices.Provisioned{}, err
 	}
 	id := idOf(r.Name)
+	orders.Lock()
+	defer orders.Unlock()
 	if have, err := a.GetVolume(ctx, devices.Volume{ID: id}); state.ClassOf(err) != state.NotFound {
 		return have, err
 	}
@@ -126,8 +132,17 @@ func (a ordering) ListVolumes(context.Context) (ids []string, err error) {
 	return ids, err
 }
 
-func (ordering) GetCapacity(context.Context, map[string]string) (devices.Capacity, error) {
-	return devices.Capacity{Available: 1 << 40}, nil
+func (a ordering) GetCapacity(ctx context.Context, _ map[string]string) (devices.Capacity, error) {
+	room := int64(1 << 40)
+	ids, err := a.ListVolumes(ctx)
+	for _, id := range ids {
+		have, err := a.GetVolume(ctx, devices.Volume{ID: id})
+		if err != nil && state.ClassOf(err) != state.NotFound { // it was deleted meanwhile
+			return devices.Capacity{}, err
+		}
+		room -= have.Bytes
+	}
+	return devices.Capacity{Available: room}, err
 }
 
 func TestSanity(t *testing.T) {
