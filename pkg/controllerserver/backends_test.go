@@ -134,6 +134,10 @@ func TestBackendOfAClass(t *testing.T) {
 		t.Errorf("of a backend that does not keep the parameters: %v", err)
 	}
 	a.forgets = false
+	a.volumes["x"] = devices.Provisioned{Name: "nameless", Bytes: 2 * gib}
+	_, err = s.CreateVolume(t.Context(), of("nameless"))
+	check(t, err, state.Internal, "the backend array", "without an id")
+	delete(a.volumes, "x")
 	for words, change := range map[string]change{
 		`"tape" is no backend of this plugin, which has array, disk, pool`: parameters("backend", "tape"),
 		`"" is no backend`:                 parameters("backend", ""),

@@ -43,6 +43,9 @@ func (s *Server) CreateVolume(ctx context.Context, req *csi.CreateVolumeRequest)
 	if err != nil {
 		return nil, err
 	}
+	if have.ID == "" {
+		return nil, state.Errorf(state.Internal, "volume %s: the backend %s returned it without an id", want.Name, c.backend)
+	}
 	if err := s.compatible(have, want, req, reaches); err != nil {
 		return nil, err
 	}

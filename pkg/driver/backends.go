@@ -46,8 +46,8 @@ func (p *plugin) openBackends(ctx context.Context, observeOnly bool) error {
 			DriverName: p.DriverName, NodeID: p.NodeID, StateDir: p.StateDir, LibDir: p.LibDir, ObserveOnly: observeOnly,
 			Wanted: func() []devices.Volume { return p.wanted(kind.Name) }, Raw: raw, Loops: p.loops,
 		})
-		if err == nil && opened == nil {
-			err = fmt.Errorf("this driver was built with a backend %s that opens as nothing", kind.Name)
+		if err == nil {
+			err = whole(kind, opened, len(p.backends) == 0)
 		}
 		if err != nil {
 			return err
@@ -61,6 +61,25 @@ func (p *plugin) openBackends(ctx context.Context, observeOnly bool) error {
 	p.devices.KeepLayers(p.layers)
 	p.views = blockdev.New(p.loops, p.volumeAt)
 	return nil
+}
+
+// whole returns an error if a backend lacks what its place in the driver, or its kind, asks of it.
+func whole(kind devices.Kind, b devices.Backend, first bool) error {
+	_, makes := b.(devices.Provisioner)
+	_, owns := b.(devices.Owner)
+	_, inline := b.(devices.Inliner)
+	lacks := ""
+	switch {
+	case b == nil:
+		lacks = "opens as nothing"
+	case makes && !owns && !first:
+		lacks = "makes volumes, is not the first one, and is no devices.Owner: a call that deletes a volume names only its id, and would go to the first one"
+	case kind.Properties.Inline && !inline:
+		lacks = "says Properties.Inline, and is no devices.Inliner"
+	default:
+		return nil
+	}
+	return fmt.Errorf("this driver was built with a backend %s that %s", kind.Name, lacks)
 }
 
 // wanted returns the volumes of a backend that are asked for on this node.

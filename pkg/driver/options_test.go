@@ -66,6 +66,13 @@ func TestOptionsCheck(t *testing.T) {
 }
 
 func TestOptionsCheckNames(t *testing.T) {
+	second := func(b devices.Backend, inline bool) func(*Options) {
+		return func(o *Options) {
+			san := devices.Kind{Name: "san", Properties: o.Backends[0].Properties, Open: func(context.Context, devices.Environment) (devices.Backend, error) { return b, nil }}
+			san.Properties.Inline = inline
+			o.Backends = append(o.Backends, san)
+		}
+	}
 	for words, change := range map[string]func(*Options){
 		`the name ""`:       func(o *Options) { o.Name = "" },
 		`the name "Acme"`:   func(o *Options) { o.Name = "Acme" },
@@ -73,6 +80,11 @@ func TestOptionsCheckNames(t *testing.T) {
 		"opens as nothing": func(o *Options) {
 			o.Backends[0].Open = func(context.Context, devices.Environment) (devices.Backend, error) { return nil, nil }
 		},
+		"san that makes volumes, is not the first one, and is no devices.Owner": second(struct {
+			devices.Backend
+			devices.Provisioner
+		}{}, false),
+		"san that says Properties.Inline, and is no devices.Inliner": second(struct{ devices.Backend }{}, true),
 		"a Node that is nil": func(o *Options) { o.Node = func(csi.NodeServer) csi.NodeServer { return nil } },
 	} {
 		o := testOptions()
