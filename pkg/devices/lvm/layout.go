@@ -3,7 +3,6 @@ package lvm
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"fmt"
 	"regexp"
 	"slices"
@@ -171,24 +170,17 @@ func (b *Backend) mirrorDisks(ctx context.Context, at place) ([]string, error) {
 }
 
 func parseMirror(text []byte, name string) (paths []string, err error) {
-	var raw struct {
-		Report []struct {
-			Seg []map[string]string `json:"seg"`
-			LV  []map[string]string `json:"lv"`
-		} `json:"report"`
-	}
-	if err := json.Unmarshal(text, &raw); err != nil {
-		return nil, fmt.Errorf("the report of lvm: %w", err)
+	rows, err := parseRows(text)
+	if err != nil {
+		return nil, err
 	}
 	legs := map[string][]string{}
-	for _, r := range raw.Report {
-		for _, row := range append(r.Seg, r.LV...) {
-			leg, is := strings.CutPrefix(strings.Trim(row["lv_name"], "[]"), name+imageSuffix)
-			for _, extents := range strings.Fields(row["seg_pe_ranges"]) {
-				if path := extents[:max(strings.LastIndexByte(extents, ':'), 0)]; is && !slices.Contains(legs[leg], path) {
-					legs[leg] = append(legs[leg], path)
-					paths = append(paths, path)
-				}
+	for _, row := range rows {
+		leg, is := strings.CutPrefix(strings.Trim(row["lv_name"], "[]"), name+imageSuffix)
+		for _, extents := range strings.Fields(row["seg_pe_ranges"]) {
+			if path := extents[:max(strings.LastIndexByte(extents, ':'), 0)]; is && !slices.Contains(legs[leg], path) {
+				legs[leg] = append(legs[leg], path)
+				paths = append(paths, path)
 			}
 		}
 	}

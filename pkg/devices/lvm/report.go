@@ -233,6 +233,21 @@ func (p *parser) percent(key string) float64 {
 // parseRanges reads the extents of a logical volume as `lvs -o seg_pe_ranges` lists them,
 // such as /dev/sdb:3-7.
 func parseRanges(text []byte) (ranges []string, err error) {
+	rows, err := parseRows(text)
+	if err != nil {
+		return nil, err
+	}
+	for _, row := range rows {
+		ranges = append(ranges, strings.Fields(row["seg_pe_ranges"])...)
+	}
+	if len(ranges) == 0 {
+		return nil, fmt.Errorf("the report of lvm tells no extents: %.200s", text)
+	}
+	return ranges, nil
+}
+
+// parseRows reads the segments, or else the volumes, that lvs lists.
+func parseRows(text []byte) (rows []map[string]string, err error) {
 	var raw struct {
 		Report []struct {
 			Seg []map[string]string `json:"seg"`
@@ -243,12 +258,7 @@ func parseRanges(text []byte) (ranges []string, err error) {
 		return nil, fmt.Errorf("the report of lvm: %w", err)
 	}
 	for _, r := range raw.Report {
-		for _, row := range append(r.Seg, r.LV...) {
-			ranges = append(ranges, strings.Fields(row["seg_pe_ranges"])...)
-		}
+		rows = append(append(rows, r.Seg...), r.LV...)
 	}
-	if len(ranges) == 0 {
-		return nil, fmt.Errorf("the report of lvm tells no extents: %.200s", text)
-	}
-	return ranges, nil
+	return rows, nil
 }
