@@ -31,6 +31,23 @@ func (o Output) Print(out io.Writer, value any, table func(io.Writer)) error {
 	return t.Flush()
 }
 
+// Tables is a report that prints itself as a table, and as one with all columns.
+type Tables interface {
+	Print(out io.Writer) error
+	PrintWide(out io.Writer) error
+}
+
+// PrintTables is Print, with AddWide, for a report that has both tables.
+func (o Output) PrintTables(out io.Writer, report Tables) error {
+	switch o {
+	case "table":
+		return report.Print(out)
+	case Wide:
+		return report.PrintWide(out)
+	}
+	return o.Print(out, report, nil)
+}
+
 func writeJSON(out io.Writer, value any) error {
 	e := json.NewEncoder(out)
 	e.SetEscapeHTML(false)

@@ -270,7 +270,7 @@ func TestWatchStatus(t *testing.T) {
 			}
 			stop()
 			return report.Node{}, errors.New("stopped")
-		}, report.Node.WithoutAges, func(node report.Node) error { return show(&out, "json", node) })
+		}, report.Node.WithoutAges, func(node report.Node) error { return command.Output("json").PrintTables(&out, node) })
 		require.NoError(t, err)
 		seen := 0
 		for d := json.NewDecoder(&out); d.More(); seen++ {

@@ -2,7 +2,6 @@ package driver
 
 import (
 	"context"
-	"io"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -42,13 +41,13 @@ has paths and devices, too. With --watch it prints again whenever something chan
 				return node.Pick(filter), err
 			}
 			if watch {
-				return command.Watch(cmd, watchEvery, output, read, report.Node.WithoutAges, func(node report.Node) error { return show(cmd.OutOrStdout(), output, node) })
+				return command.Watch(cmd, watchEvery, output, read, report.Node.WithoutAges, func(node report.Node) error { return output.PrintTables(cmd.OutOrStdout(), node) })
 			}
 			node, err := read(cmd.Context())
 			if err != nil {
 				return err
 			}
-			return show(cmd.OutOrStdout(), output, node)
+			return output.PrintTables(cmd.OutOrStdout(), node)
 		},
 	}
 	addStateDir(cmd, o, &stateDir)
@@ -70,15 +69,4 @@ func completeWith(cmd *cobra.Command, flag string, values func(*cobra.Command) [
 	if err != nil {
 		panic(err) // the flag is not defined, or completed twice
 	}
-}
-
-// show prints a report in the format that was asked for.
-func show(out io.Writer, format command.Output, node report.Node) error {
-	switch format {
-	case "table":
-		return node.Print(out)
-	case command.Wide:
-		return node.PrintWide(out)
-	}
-	return format.Print(out, node, nil)
 }

@@ -63,7 +63,7 @@ It asks the plugin on --state-dir, and so works with csi-node only.`,
 			if err != nil {
 				return fmt.Errorf("retry volume %s: %w", args[0], err)
 			}
-			err = show(cmd.OutOrStdout(), f.output, report)
+			err = f.output.PrintTables(cmd.OutOrStdout(), report)
 			if failed := report.Unsettled(); err == nil && len(failed) > 0 {
 				err = fmt.Errorf("retry volume %s: %s", args[0], strings.Join(failed, "; "))
 			}

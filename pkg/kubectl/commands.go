@@ -91,13 +91,13 @@ Volumes of all namespaces are shown, or those of --namespace.`,
 				return all.Pick(filter), nil
 			}
 			if watch {
-				return command.Watch(cmd, watchEvery, output, read, withoutAges, func(all report.Cluster) error { return show(cmd.OutOrStdout(), output, all) })
+				return command.Watch(cmd, watchEvery, output, read, withoutAges, func(all report.Cluster) error { return output.PrintTables(cmd.OutOrStdout(), all) })
 			}
 			all, err := read(cmd.Context())
 			if err != nil {
 				return err
 			}
-			return errors.Join(show(cmd.OutOrStdout(), output, all), all.Err())
+			return errors.Join(output.PrintTables(cmd.OutOrStdout(), all), all.Err())
 		},
 	}
 	output.AddWide(cmd)
@@ -134,16 +134,6 @@ func withoutAges(all report.Cluster) report.Cluster {
 		all.Nodes[i].Node = all.Nodes[i].WithoutAges()
 	}
 	return all
-}
-
-func show(out io.Writer, format command.Output, all report.Cluster) error {
-	switch format {
-	case "table":
-		return all.Print(out)
-	case command.Wide:
-		return all.PrintWide(out)
-	}
-	return format.Print(out, all, nil)
 }
 
 func (c *cluster) topCommand() *cobra.Command {
