@@ -113,7 +113,7 @@ func (p *planner) create(s *state.Stage, i int) Verdict {
 	case lower.Proved && lower.Noted && i == 1 && maybeBlank(c):
 		return p.doOn(name, CreateLayer, state.StagePart())
 	case i > 1 || !maybeBlank(c):
-		return stuck(state.FailedPrecondition, "the volume is neither blank nor bears the layer %s: found %s. Its backing%s is left as it is; to destroy what is there deliberately, unstage the volume and run csi-node volume clear-device %s --i-understand-this-destroys-data", name, c.Found, backing(source), p.want.ID)
+		return stuck(state.FailedPrecondition, "the volume is neither blank nor bears the layer %s: found %s. Its backing%s is left as it is; to destroy what is there deliberately, %s", name, c.Found, backing(source), p.clearing())
 	}
 	return p.do(BeginFormat, state.StagePart())
 }

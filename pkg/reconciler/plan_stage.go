@@ -345,7 +345,7 @@ func (p *planner) contents(s *state.Stage) Verdict {
 	case s.UUID != "" && (d.Formatting || maybeBlank(c)):
 		return stuck(state.FailedPrecondition, "the volume was staged with the file system %s, and is blank or to be formatted now: its data is lost, and it is not formatted again. Restore its backing%s from a backup; or, to have it formatted, unpublish and unstage the volume and stage it again", s.UUID, backing(d))
 	case d.Raw && (d.Formatting || maybeBlank(c)):
-		return stuck(state.FailedPrecondition, "the volume was published as a raw block device before, so it is not formatted, whatever it holds. Its backing%s is left as it is; to have it formatted, unstage the volume and run csi-node volume clear-device %s --i-understand-this-destroys-data", backing(d), p.want.ID)
+		return stuck(state.FailedPrecondition, "the volume was published as a raw block device before, so it is not formatted, whatever it holds. Its backing%s is left as it is; to have it formatted, %s", backing(d), p.clearing())
 	case d.Formatting:
 		return p.finishFormat(s)
 	case d.Proved && !maybeBlank(c):
@@ -383,7 +383,7 @@ func (p *planner) contents(s *state.Stage) Verdict {
 		}
 		return p.do(BeginFormat, state.StagePart())
 	}
-	return stuck(state.FailedPrecondition, "the volume is neither blank nor a file system that this node can mount: found %s. Its backing%s is left as it is; to destroy what is there deliberately, unstage the volume and run csi-node volume clear-device %s --i-understand-this-destroys-data", c.Found, backing(d), p.want.ID)
+	return stuck(state.FailedPrecondition, "the volume is neither blank nor a file system that this node can mount: found %s. Its backing%s is left as it is; to destroy what is there deliberately, %s", c.Found, backing(d), p.clearing())
 }
 
 // finishFormat plans the format of a device that bears the formatting mark: it was
@@ -433,7 +433,12 @@ func (p *planner) turnedUp(d state.Device, c state.Contents) Verdict {
 // staleMark is the verdict on a device that bears the formatting mark and holds something
 // that others may have put there since.
 func (p *planner) staleMark(c state.Contents) Verdict {
-	return stuck(state.FailedPrecondition, "a format of the volume was begun on this node and has not ended; the node was rebooted or the disk unplugged since, and it holds what others may have put there: found %s. It is left as it is; to destroy that, unstage the volume and run csi-node volume clear-device %s --i-understand-this-destroys-data; to keep it, remove the note of the format in --lib-dir", c.Found, p.want.ID)
+	return stuck(state.FailedPrecondition, "a format of the volume was begun on this node and has not ended; the node was rebooted or the disk unplugged since, and it holds what others may have put there: found %s. It is left as it is; to destroy that, %s; to keep it, remove the note of the format in --lib-dir", c.Found, p.clearing())
+}
+
+// clearing is how a person has what is on the volume destroyed.
+func (p *planner) clearing() string {
+	return "unstage the volume and run csi-node volume clear-device " + p.want.ID + " --i-understand-this-destroys-data"
 }
 
 // maybeBlank reports whether a device may be blank, as far as an observation can
