@@ -26,7 +26,7 @@ type Capacity struct {
 	Allocated int64 // that volumes have taken
 	Promised  int64 // to volumes that have not taken it yet
 	Owed      int64 // that volumes may yet take; more than Free if the pool is overcommitted
-	Kept      int64 // of Free, that is given to no volume (see Limits)
+	Kept      int64 // of Free, that is given to no volume (see limits)
 	Inline    int64 // sizes of the inline ephemeral volumes
 	Available int64 // for the claims of new volumes and of growth
 	Largest   int64 // the largest size that a volume can have, even if there is room for more
@@ -82,12 +82,12 @@ func (p *Pool) statfs() (unix.Statfs_t, error) {
 
 func free(fs unix.Statfs_t) int64 { return int64(fs.Bavail) * fs.Bsize }
 
-// largestFile returns the size of the largest file, a multiple of BlockSize.
+// largestFile returns the size of the largest file, a multiple of blockSize.
 // ext4 numbers a file's blocks with 32 bits; no other file system that pools
 // are kept on has a limit below what sizes are computed with.
 func largestFile(fs unix.Statfs_t) int64 {
 	if fs.Type == unix.EXT4_SUPER_MAGIC {
-		return (1<<32 - 1) * fs.Bsize / BlockSize * BlockSize
+		return (1<<32 - 1) * fs.Bsize / blockSize * blockSize
 	}
 	return 1 << 62
 }

@@ -18,7 +18,7 @@ import (
 )
 
 // Create makes a volume of v's ID (ID(v.Name) when it is empty), Name, Bytes
-// (rounded up to BlockSize), Provisioning, OvercommitPercent, FSType,
+// (rounded up to blockSize), Provisioning, OvercommitPercent, FSType,
 // SectorBytes and Ephemeral, and returns it. It is on the disk then. If there is such a
 // volume already, that one is returned.
 //

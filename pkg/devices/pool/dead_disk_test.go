@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/csi-node/csi-node/pkg/devices"
 	"github.com/csi-node/csi-node/pkg/devices/pool"
 	"github.com/csi-node/csi-node/pkg/report"
 	"github.com/csi-node/csi-node/pkg/state"
@@ -28,17 +29,13 @@ func TestStartOnADeadDisk(t *testing.T) {
 			b, dir := onDisk(t, "mkfs.ext4", "-q", "-F")
 			attach(t, b, "vol", false)
 			stop(t, dir)
-			p, err := pool.Open(t.Context(), dir)
-			if errors.Is(err, pool.ErrAbsent) {
-				p, err = pool.OpenAbsent(dir)
-			}
+			again, err := openKind(t, devices.Environment{StateDir: t.TempDir()}, "--pool-dir="+dir)
 			require.NoError(t, err)
-			b = newBackend(t, p)
-			if !b.Any() {
+			if !again.Any() {
 				t.Error("the device was not found")
 			}
-			require.NoError(t, b.Detach(t.Context(), "vol"))
-			if d, err := b.Find(t.Context(), "vol"); err != nil || d.State == state.DeviceAttached {
+			require.NoError(t, again.Detach(t.Context(), of("vol")))
+			if d, err := again.Find(t.Context(), of("vol")); err != nil || d.State == state.DeviceAttached {
 				t.Errorf("%+v, %v", d, err)
 			}
 		})

@@ -17,7 +17,7 @@ import (
 func TestRememberedFactsAreThoseOnTheDisk(t *testing.T) {
 	p, err := Open(t.Context(), t.TempDir()+"/pool")
 	ok(t, err)
-	v, err := p.Create(t.Context(), Volume{Name: "vol", Bytes: BlockSize, Provisioning: Thin})
+	v, err := p.Create(t.Context(), Volume{Name: "vol", Bytes: blockSize, Provisioning: Thin})
 	ok(t, err)
 	mark := func(want bool) {
 		t.Helper()
@@ -81,7 +81,7 @@ func TestFewFactsAreRemembered(t *testing.T) {
 func TestInspectCached(t *testing.T) {
 	p, err := Open(t.Context(), t.TempDir()+"/pool")
 	ok(t, err)
-	v, err := p.Create(t.Context(), Volume{Name: "vol", Bytes: BlockSize, Provisioning: Thin})
+	v, err := p.Create(t.Context(), Volume{Name: "vol", Bytes: blockSize, Provisioning: Thin})
 	ok(t, err)
 	b := &Backend{pool: p}
 	if k, seen := b.inspectCached(v.ID); seen {
@@ -100,7 +100,7 @@ func TestInspectCached(t *testing.T) {
 	same("formatted")
 	path, err := p.DataPath(v.ID)
 	ok(t, err)
-	ok(t, os.Truncate(path, 2*BlockSize))
+	ok(t, os.Truncate(path, 2*blockSize))
 	same("grown")
 	ok(t, os.Remove(path))
 	same("without data")

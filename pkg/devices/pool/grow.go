@@ -9,7 +9,7 @@ import (
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
-// Grow makes a volume at least that many bytes large (rounded up to BlockSize).
+// Grow makes a volume at least that many bytes large (rounded up to blockSize).
 // It never shrinks one. A growth that was interrupted is completed by the next.
 //
 // NotFound: there is no such volume. ResourceExhausted: there is no room.

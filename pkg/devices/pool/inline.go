@@ -61,11 +61,11 @@ func wantedInline(r devices.InlineRequest) (Volume, error) {
 		}
 		size.Required = q.Value()
 	}
-	if v.Bytes, err = size.Choose(BlockSize); err != nil {
+	if v.Bytes, err = size.Choose(blockSize); err != nil {
 		return v, err
 	}
 	v.FSType, size.Smallest = r.Filesystem(v.Bytes)
-	v.Bytes, err = size.Choose(BlockSize)
+	v.Bytes, err = size.Choose(blockSize)
 	return v, err
 }
 

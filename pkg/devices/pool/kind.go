@@ -30,7 +30,7 @@ func Kind() devices.Kind {
 type options struct {
 	dir          string
 	requireMount bool
-	// What is kept of the pool: amounts as ParseAmount reads them; empty: none.
+	// What is kept of the pool: amounts as parseAmount reads them; empty: none.
 	reserve, inlineSize, inlineTotal string
 }
 
@@ -43,15 +43,15 @@ func (o *options) flags(f *pflag.FlagSet) {
 }
 
 // limits reads what is kept of the pool.
-func (o *options) limits() (l Limits, err error) {
-	for _, amount := range []struct {
-		flag, text string
-		to         *Amount
+func (o *options) limits() (l limits, err error) {
+	for _, f := range []struct {
+		name, text string
+		to         *amount
 	}{
 		{"--pool-reserve", o.reserve, &l.Reserve}, {"--inline-max-size", o.inlineSize, &l.InlineSize}, {"--inline-max-total", o.inlineTotal, &l.InlineTotal},
 	} {
-		if *amount.to, err = ParseAmount(amount.text); err != nil {
-			return l, fmt.Errorf("%s %q: %w", amount.flag, amount.text, err)
+		if *f.to, err = parseAmount(f.text); err != nil {
+			return l, fmt.Errorf("%s %q: %w", f.name, f.text, err)
 		}
 	}
 	return l, nil
@@ -68,7 +68,7 @@ const (
 // all the same if volumes of it are attached or on record, so that they can be taken down; one
 // whose disk does not answer in any case.
 func (o *options) open(ctx context.Context, env devices.Environment) (devices.Backend, error) {
-	limits, err := o.limits()
+	most, err := o.limits()
 	if err != nil {
 		return nil, err
 	}
@@ -76,7 +76,7 @@ func (o *options) open(ctx context.Context, env devices.Environment) (devices.Ba
 		return nil, fmt.Errorf("--pool-dir %q: must be an absolute path", o.dir)
 	}
 	if env.ObserveOnly {
-		p, err := OpenReadOnly(o.dir)
+		p, err := openReadOnly(o.dir)
 		if err != nil {
 			return nil, err
 		}
@@ -91,7 +91,7 @@ func (o *options) open(ctx context.Context, env devices.Environment) (devices.Ba
 	if err != nil {
 		return nil, fmt.Errorf("--pool-dir %s: %w", o.dir, err)
 	}
-	p.SetLimits(limits)
+	p.limits = most
 	unlock, err := p.Lock(env.StateDir)
 	if err != nil {
 		return nil, fmt.Errorf("--pool-dir %s: %w", o.dir, err)
@@ -116,8 +116,8 @@ func (o *options) openPool(ctx context.Context) (p *Pool, absent, err error) {
 	var opening hang.Calls[*Pool]
 	open := func() (*Pool, error) { return openUnswept(o.dir) }
 	p, err = opening.Do(ctx, o.dir, startTime, open)
-	if hangs(err) || errors.Is(err, ErrAbsent) {
-		away, unseen := OpenAbsent(o.dir)
+	if hangs(err) || errors.Is(err, errAbsent) {
+		away, unseen := openAbsent(o.dir)
 		switch {
 		case unseen == nil && hangs(err):
 			o.sweep(ctx, atOnce, func() (*Pool, error) { return opening.Do(ctx, o.dir, hang.NoLimit, open) })

@@ -176,7 +176,7 @@ func TestKindOfAPoolWithADamagedMarker(t *testing.T) {
 		t.Fatalf("with a device that stands: %v", err)
 	}
 	wantError(t, b.Check(t.Context()), state.Unavailable, marker, "is damaged", "with the UUID that "+dir+".uuid holds")
-	_, err = b.Pool().Create(t.Context(), pool.Volume{Name: "other", Bytes: pool.BlockSize, Provisioning: pool.Thin})
+	_, err = b.Pool().Create(t.Context(), pool.Volume{Name: "other", Bytes: 1 << 20, Provisioning: pool.Thin})
 	if err == nil {
 		t.Error("a volume was made in a pool that is not known to be the one seen before")
 	}

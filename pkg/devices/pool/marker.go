@@ -38,7 +38,7 @@ func identify(dir string) (string, error) {
 	case seen != "" && errors.As(err, new(*os.PathError)): // its disk does not answer
 		return "", fmt.Errorf("%w: %w", absentError(dir, seen), err)
 	case seen != "" && err != nil: // what was attached of it must still be taken down
-		return "", fmt.Errorf("the pool %s %w: %w", seen, ErrAbsent, err)
+		return "", fmt.Errorf("the pool %s %w: %w", seen, errAbsent, err)
 	case err != nil:
 		return "", err
 	case have == nil && seen != "":
@@ -138,12 +138,12 @@ func readSeen(dir string) (string, error) {
 	return uuid, nil
 }
 
-// ErrAbsent is in the errors about a pool that was seen in its directory before
+// errAbsent is in the errors about a pool that was seen in its directory before
 // and is not there now, as far as its marker tells.
-var ErrAbsent = errors.New("that was seen here is not here now")
+var errAbsent = errors.New("that was seen here is not here now")
 
 func absentError(dir, uuid string) error {
-	return fmt.Errorf("the pool %s %w, perhaps its disk is not mounted: mount it, or remove %s if a new pool is to be made", uuid, ErrAbsent, dir+seenSuffix)
+	return fmt.Errorf("the pool %s %w, perhaps its disk is not mounted: mount it, or remove %s if a new pool is to be made", uuid, errAbsent, dir+seenSuffix)
 }
 
 func otherError(dir, have, want string) error {

@@ -69,7 +69,7 @@ func TestAllThatIsAvailable(t *testing.T) {
 	for title, p := range map[string]*Pool{"tmpfs": small(t, 32*mib), "ext4": onExt4(t, 64*mib)} {
 		for _, v := range []Volume{volume("v", 0, Thick), volume("v", 0, Thin), thin("v", 0, 250), thin("v", 0, devices.MaxOvercommit)} {
 			t.Run(fmt.Sprintf("%s %s %d", title, v.Provisioning, v.OvercommitPercent), func(t *testing.T) {
-				room := devices.RoomFor(capacity(t, p).Available, max(v.OvercommitPercent, devices.NoOvercommit)) / BlockSize * BlockSize
+				room := devices.RoomFor(capacity(t, p).Available, max(v.OvercommitPercent, devices.NoOvercommit)) / blockSize * blockSize
 				v.Bytes = room + ownBytes*max(v.OvercommitPercent, devices.NoOvercommit)/100
 				_, err := p.Create(t.Context(), v)
 				wantError(t, err, state.ResourceExhausted)
@@ -92,10 +92,10 @@ func TestLargestFile(t *testing.T) {
 	f, err := os.Create(p.path(tmpDir, "largest"))
 	ok(t, err)
 	defer f.Close()
-	if err := f.Truncate(largest); err != nil || largest%BlockSize != 0 {
+	if err := f.Truncate(largest); err != nil || largest%blockSize != 0 {
 		t.Errorf("%d bytes: %v", largest, err)
 	}
-	if err := f.Truncate(largest + BlockSize); err == nil {
+	if err := f.Truncate(largest + blockSize); err == nil {
 		t.Errorf("a file can have more than %d bytes", largest)
 	}
 }
@@ -126,7 +126,7 @@ func TestRandomHistory(t *testing.T) {
 			p := small(t, 64*mib)
 			for range 60 {
 				id, before := fmt.Sprintf("v%d", r.IntN(6)), capacity(t, p)
-				v := thin(id, r.Int64N(24*mib/BlockSize)*BlockSize+BlockSize, []int64{0, 100, 125, 200, 700}[r.IntN(5)])
+				v := thin(id, r.Int64N(24*mib/blockSize)*blockSize+blockSize, []int64{0, 100, 125, 200, 700}[r.IntN(5)])
 				if r.IntN(3) == 0 {
 					v = volume(id, v.Bytes, Thick)
 				}
@@ -166,8 +166,8 @@ func scribble(t testing.TB, r *rand.Rand, path string) {
 	defer f.Close()
 	info, err := f.Stat()
 	ok(t, err)
-	offset := r.Int64N(info.Size()/BlockSize) * BlockSize
-	bytes := r.Int64N((info.Size()-offset)/BlockSize)*BlockSize + BlockSize
+	offset := r.Int64N(info.Size()/blockSize) * blockSize
+	bytes := r.Int64N((info.Size()-offset)/blockSize)*blockSize + blockSize
 	mode := uint32(unix.FALLOC_FL_KEEP_SIZE)
 	if r.IntN(2) == 0 {
 		mode |= unix.FALLOC_FL_PUNCH_HOLE
@@ -250,7 +250,7 @@ func TestConcurrentChanges(t *testing.T) {
 		group.Go(func() {
 			r := rand.New(rand.NewPCG(worker, 0))
 			for range 30 {
-				v := thin(fmt.Sprintf("v%d", r.IntN(8)), r.Int64N(12*mib/BlockSize)*BlockSize+BlockSize, []int64{100, 200, 1000}[r.IntN(3)])
+				v := thin(fmt.Sprintf("v%d", r.IntN(8)), r.Int64N(12*mib/blockSize)*blockSize+blockSize, []int64{100, 200, 1000}[r.IntN(3)])
 				if r.IntN(2) == 0 {
 					v.Provisioning, v.OvercommitPercent = Thick, devices.NoOvercommit
 				}

@@ -65,7 +65,7 @@ type Pool struct {
 	uuid     string
 	slot     string // the name that slots have when this Pool uses them
 	readOnly bool
-	limits   Limits
+	limits   limits
 
 	volumes keylock.Map // by volume id
 	facts   keylock.Map // by volume id; held while the facts are read, and while the slot is written
@@ -111,9 +111,9 @@ func newPool(dir, identity string) *Pool {
 	return &Pool{dir: dir, uuid: identity, slot: slotFile + "~" + uuid.NewString()[:8], counted: map[string]countedFacts{}}
 }
 
-// OpenAbsent opens the pool that was seen in dir before, of which Open says
-// ErrAbsent: what needs the pool fails until it is there.
-func OpenAbsent(dir string) (*Pool, error) {
+// openAbsent opens the pool that was seen in dir before, of which Open says
+// errAbsent: what needs the pool fails until it is there.
+func openAbsent(dir string) (*Pool, error) {
 	dir = filepath.Clean(dir)
 	seen, err := readSeen(dir)
 	if err == nil && seen == "" {
@@ -146,10 +146,10 @@ func (p *Pool) makeDirs() error {
 	return nil
 }
 
-// OpenReadOnly opens the pool in dir to look at it: nothing is made or removed,
+// openReadOnly opens the pool in dir to look at it: nothing is made or removed,
 // and whoever uses the pool may go on. Of a pool that is away, the attached devices of
 // its volumes are seen. It is an error when there never was a pool.
-func OpenReadOnly(dir string) (*Pool, error) {
+func openReadOnly(dir string) (*Pool, error) {
 	dir = filepath.Clean(dir)
 	seen, err := readSeen(dir)
 	if err != nil {

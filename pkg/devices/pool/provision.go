@@ -39,7 +39,7 @@ func (p Provisioner) CheckParameters(parameters map[string]string) (map[string]s
 func (p Provisioner) CreateVolume(ctx context.Context, r devices.CreateRequest) (devices.Provisioned, error) {
 	v, err := parse(r.Parameters)
 	if err == nil {
-		v.Bytes, err = r.Size.Choose(BlockSize)
+		v.Bytes, err = r.Size.Choose(blockSize)
 	}
 	if err != nil {
 		return devices.Provisioned{}, fmt.Errorf("volume %s: %w", r.Name, err)
@@ -84,5 +84,5 @@ func (p Provisioner) GetCapacity(ctx context.Context, parameters map[string]stri
 	if err != nil {
 		return devices.Capacity{}, err
 	}
-	return devices.Capacity{Available: devices.RoomFor(c.Available, v.OvercommitPercent) / BlockSize * BlockSize, Largest: c.Largest, Smallest: BlockSize}, nil
+	return devices.Capacity{Available: devices.RoomFor(c.Available, v.OvercommitPercent) / blockSize * blockSize, Largest: c.Largest, Smallest: blockSize}, nil
 }

@@ -41,7 +41,7 @@ type Volume struct {
 	Version      int          `json:"version"` // of the file's layout; set by Create
 	ID           string       `json:"id"`
 	Name         string       `json:"name"`  // as the CO asked for it
-	Bytes        int64        `json:"bytes"` // a multiple of BlockSize
+	Bytes        int64        `json:"bytes"` // a multiple of blockSize
 	Provisioning Provisioning `json:"provisioning"`
 	FSType       string       `json:"fsType"`      // that the volume was created for; may be empty
 	SectorBytes  int64        `json:"sectorBytes"` // logical sectors of its device: 512 or 4096; 0 is the default
@@ -77,13 +77,13 @@ type Owner struct {
 	Target string `json:"target"` // target path
 }
 
-// BlockSize is what the sizes of volumes are multiples of, in bytes.
-const BlockSize = 4096
+// blockSize is what the sizes of volumes are multiples of, in bytes.
+const blockSize = 4096
 
 const volumeVersion = 1
 
 // maxID is the length of the longest volume id, in bytes (CSI spec v1.13,
-// "Size Limits").
+// "Size limits").
 const maxID = 128
 
 var fitID = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]*$`)
@@ -306,7 +306,7 @@ func decode(raw []byte, id string) (Volume, error) {
 	switch {
 	case v.ID != id:
 		return Volume{}, fmt.Errorf("it is about volume %q", v.ID)
-	case v.Bytes <= 0 || v.Bytes%BlockSize != 0:
+	case v.Bytes <= 0 || v.Bytes%blockSize != 0:
 		return Volume{}, fmt.Errorf("a size of %d bytes", v.Bytes)
 	}
 	v.OvercommitPercent = cmp.Or(v.OvercommitPercent, devices.NoOvercommit) // older versions wrote none
@@ -400,8 +400,8 @@ func roundUp(bytes int64) (int64, error) {
 	switch {
 	case bytes <= 0:
 		return 0, state.Errorf(state.InvalidArgument, "a size of %d bytes: must be at least 1", bytes)
-	case bytes > math.MaxInt64-BlockSize:
+	case bytes > math.MaxInt64-blockSize:
 		return 0, state.Errorf(state.OutOfRange, "a size of %d bytes: no file can have it", bytes)
 	}
-	return (bytes + BlockSize - 1) / BlockSize * BlockSize, nil
+	return (bytes + blockSize - 1) / blockSize * blockSize, nil
 }
