@@ -25,7 +25,7 @@ import (
 
 // Client is a connection to a plugin. Its methods may be called concurrently;
 // they block until the plugin answers or ctx ends. Their errors say what to do
-// (see Explain); the clients in its fields return plain errors of gRPC.
+// (see explain.go); the clients in its fields return plain errors of gRPC.
 type Client struct {
 	Identity   csi.IdentityClient
 	Controller csi.ControllerClient

@@ -112,20 +112,20 @@ func TestDial(t *testing.T) {
 }
 
 func TestExplain(t *testing.T) {
-	require.NoError(t, Explain(nil, "stage volume %s", "v"))
+	require.NoError(t, explain(nil, "stage volume %s", "v"))
 	late := status.Error(codes.DeadlineExceeded, "it takes long")
-	err := Explain(late, "stage volume %s", "v")
+	err := explain(late, "stage volume %s", "v")
 	wantWords(t, err, "stage volume v: DeadlineExceeded: it takes long", "the plugin goes on; repeat the command to join")
 	if !errors.Is(err, late) || status.Code(err) != codes.DeadlineExceeded {
 		t.Error("the error within is lost")
 	}
-	wantWords(t, Explain(status.Error(codes.DataLoss, "oh"), "x"), "DataLoss: oh", "the plugin's log")
-	if err := Explain(context.Canceled, "x"); !errors.Is(err, context.Canceled) {
+	wantWords(t, explain(status.Error(codes.DataLoss, "oh"), "x"), "DataLoss: oh", "the plugin's log")
+	if err := explain(context.Canceled, "x"); !errors.Is(err, context.Canceled) {
 		t.Error("an error that is none of gRPC is lost")
 	}
 	for code := codes.Canceled; code <= codes.Unauthenticated; code++ {
 		kubelet := map[codes.Code]bool{codes.Canceled: true, codes.DeadlineExceeded: true, codes.Aborted: true, codes.Unavailable: true, codes.ResourceExhausted: true}
-		if got := underWay(Explain(status.Error(code, "x"), "y")); got != kubelet[code] {
+		if got := underWay(explain(status.Error(code, "x"), "y")); got != kubelet[code] {
 			t.Errorf("%s: under way %t", code, got)
 		}
 	}

@@ -13,7 +13,7 @@ func (c *Client) Create(ctx context.Context, req *csi.CreateVolumeRequest) (*csi
 		return nil, err
 	}
 	resp, err := c.Controller.CreateVolume(ctx, req)
-	return resp, Explain(err, "create volume %s", req.GetName())
+	return resp, explain(err, "create volume %s", req.GetName())
 }
 
 // Delete calls DeleteVolume.
@@ -22,7 +22,7 @@ func (c *Client) Delete(ctx context.Context, req *csi.DeleteVolumeRequest) error
 		return err
 	}
 	_, err := c.Controller.DeleteVolume(ctx, req)
-	return Explain(err, "delete volume %s", req.GetVolumeId())
+	return explain(err, "delete volume %s", req.GetVolumeId())
 }
 
 // List returns the entries of all pages of ListVolumes.
@@ -35,7 +35,7 @@ func (c *Client) List(ctx context.Context) ([]*csi.ListVolumesResponse_Entry, er
 	for token := ""; ; {
 		resp, err := c.Controller.ListVolumes(ctx, &csi.ListVolumesRequest{StartingToken: token})
 		if err != nil {
-			return nil, Explain(err, "list volumes")
+			return nil, explain(err, "list volumes")
 		}
 		all = append(all, resp.GetEntries()...)
 		if token = resp.GetNextToken(); token == "" {

@@ -33,9 +33,9 @@ type rpcError struct {
 func (e *rpcError) Error() string { return e.text }
 func (e *rpcError) Unwrap() error { return e.error }
 
-// Explain returns an error of gRPC with its code, its message and what to do next. The
+// explain returns an error of gRPC with its code, its message and what to do next. The
 // format says what was being done, which comes first.
-func Explain(err error, format string, args ...any) error {
+func explain(err error, format string, args ...any) error {
 	if err == nil {
 		return nil
 	}

@@ -12,9 +12,9 @@ import (
 	"google.golang.org/grpc/metadata"
 )
 
-// StatsAge is the response header that holds the age of the values of
+// statsAge is the response header that holds the age of the values of
 // NodeGetVolumeStats, if the plugin has them from an earlier look.
-const StatsAge = "csi-node-stats-age"
+const statsAge = "csi-node-stats-age"
 
 // Stages reports whether the driver stages volumes. With one that does not, volumes
 // are published at once, without a staging path.
@@ -26,7 +26,7 @@ func (c *Client) Stages(ctx context.Context) (bool, error) {
 func (c *Client) Stage(ctx context.Context, req *csi.NodeStageVolumeRequest) error {
 	return within(req.GetStagingTargetPath(), func() error {
 		_, err := c.Node.NodeStageVolume(ctx, req)
-		return Explain(err, "stage volume %s at %s", req.GetVolumeId(), req.GetStagingTargetPath())
+		return explain(err, "stage volume %s at %s", req.GetVolumeId(), req.GetStagingTargetPath())
 	})
 }
 
@@ -34,7 +34,7 @@ func (c *Client) Stage(ctx context.Context, req *csi.NodeStageVolumeRequest) err
 func (c *Client) Publish(ctx context.Context, req *csi.NodePublishVolumeRequest) error {
 	return within(filepath.Dir(req.GetTargetPath()), func() error {
 		_, err := c.Node.NodePublishVolume(ctx, req)
-		return Explain(err, "publish volume %s at %s", req.GetVolumeId(), req.GetTargetPath())
+		return explain(err, "publish volume %s at %s", req.GetVolumeId(), req.GetTargetPath())
 	})
 }
 
@@ -56,7 +56,7 @@ func within(dir string, call func() error) error {
 func (c *Client) Unpublish(ctx context.Context, volume string, paths Paths) error {
 	_, err := c.Node.NodeUnpublishVolume(ctx, &csi.NodeUnpublishVolumeRequest{VolumeId: volume, TargetPath: paths.Target})
 	if err != nil {
-		return Explain(err, "unpublish volume %s from %s", volume, paths.Target)
+		return explain(err, "unpublish volume %s from %s", volume, paths.Target)
 	}
 	return paths.tidyTarget()
 }
@@ -66,7 +66,7 @@ func (c *Client) Unpublish(ctx context.Context, volume string, paths Paths) erro
 func (c *Client) Unstage(ctx context.Context, volume string, paths Paths) error {
 	_, err := c.Node.NodeUnstageVolume(ctx, &csi.NodeUnstageVolumeRequest{VolumeId: volume, StagingTargetPath: paths.Staging})
 	if err != nil {
-		return Explain(err, "unstage volume %s from %s", volume, paths.Staging)
+		return explain(err, "unstage volume %s from %s", volume, paths.Staging)
 	}
 	return paths.tidyStaging()
 }
@@ -92,7 +92,7 @@ func (c *Client) Expand(ctx context.Context, req *csi.NodeExpandVolumeRequest) (
 			VolumeId: req.GetVolumeId(), CapacityRange: req.GetCapacityRange(), Secrets: req.GetSecrets(), VolumeCapability: req.GetVolumeCapability(),
 		})
 		if err != nil {
-			return 0, Explain(err, "expand volume %s (controller)", req.GetVolumeId())
+			return 0, explain(err, "expand volume %s (controller)", req.GetVolumeId())
 		}
 		bytes = resp.GetCapacityBytes()
 		if !resp.GetNodeExpansionRequired() {
@@ -104,7 +104,7 @@ func (c *Client) Expand(ctx context.Context, req *csi.NodeExpandVolumeRequest) (
 	}
 	resp, err := c.Node.NodeExpandVolume(ctx, req)
 	if err != nil {
-		return bytes, Explain(err, "expand volume %s at %s", req.GetVolumeId(), req.GetVolumePath())
+		return bytes, explain(err, "expand volume %s at %s", req.GetVolumeId(), req.GetVolumePath())
 	}
 	return max(bytes, resp.GetCapacityBytes()), nil
 }
@@ -118,9 +118,9 @@ func (c *Client) Stats(ctx context.Context, req *csi.NodeGetVolumeStatsRequest) 
 	var header metadata.MD
 	resp, err = c.Node.NodeGetVolumeStats(ctx, req, grpc.Header(&header))
 	if err != nil {
-		return nil, "", Explain(err, "stats of volume %s at %s", req.GetVolumeId(), req.GetVolumePath())
+		return nil, "", explain(err, "stats of volume %s at %s", req.GetVolumeId(), req.GetVolumePath())
 	}
-	if ages := header.Get(StatsAge); len(ages) > 0 {
+	if ages := header.Get(statsAge); len(ages) > 0 {
 		age = ages[0]
 	}
 	return resp, age, nil

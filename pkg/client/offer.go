@@ -26,19 +26,19 @@ func (c *Client) Offer(ctx context.Context) (*Offer, error) {
 	o := &Offer{}
 	var err error
 	if o.Info, err = c.Identity.GetPluginInfo(ctx, &csi.GetPluginInfoRequest{}); err != nil {
-		return nil, Explain(err, "GetPluginInfo")
+		return nil, explain(err, "GetPluginInfo")
 	}
 	if o.Plugin, err = c.Identity.GetPluginCapabilities(ctx, &csi.GetPluginCapabilitiesRequest{}); err != nil {
-		return nil, Explain(err, "GetPluginCapabilities")
+		return nil, explain(err, "GetPluginCapabilities")
 	}
 	if o.Controller, err = optional(c.Controller.ControllerGetCapabilities(ctx, &csi.ControllerGetCapabilitiesRequest{})); err != nil {
-		return nil, Explain(err, "ControllerGetCapabilities")
+		return nil, explain(err, "ControllerGetCapabilities")
 	}
 	if o.Node, err = optional(c.Node.NodeGetCapabilities(ctx, &csi.NodeGetCapabilitiesRequest{})); err != nil {
-		return nil, Explain(err, "NodeGetCapabilities")
+		return nil, explain(err, "NodeGetCapabilities")
 	}
 	if o.NodeInfo, err = optional(c.Node.NodeGetInfo(ctx, &csi.NodeGetInfoRequest{})); err != nil {
-		return nil, Explain(err, "NodeGetInfo")
+		return nil, explain(err, "NodeGetInfo")
 	}
 	switch ready, err := c.Identity.Probe(ctx, &csi.ProbeRequest{}); {
 	case err != nil:
@@ -61,7 +61,7 @@ func optional[T any](resp *T, err error) (*T, error) {
 func (c *Client) DriverName(ctx context.Context) (string, error) {
 	info, err := c.Identity.GetPluginInfo(ctx, &csi.GetPluginInfoRequest{})
 	if err != nil {
-		return "", Explain(err, "GetPluginInfo")
+		return "", explain(err, "GetPluginInfo")
 	}
 	return info.GetName(), nil
 }
@@ -69,7 +69,7 @@ func (c *Client) DriverName(ctx context.Context) (string, error) {
 func (c *Client) nodeOffers(ctx context.Context, want csi.NodeServiceCapability_RPC_Type) (bool, error) {
 	resp, err := optional(c.Node.NodeGetCapabilities(ctx, &csi.NodeGetCapabilitiesRequest{}))
 	if err != nil {
-		return false, Explain(err, "NodeGetCapabilities")
+		return false, explain(err, "NodeGetCapabilities")
 	}
 	return slices.ContainsFunc(resp.GetCapabilities(), func(have *csi.NodeServiceCapability) bool { return have.GetRpc().GetType() == want }), nil
 }
@@ -77,7 +77,7 @@ func (c *Client) nodeOffers(ctx context.Context, want csi.NodeServiceCapability_
 func (c *Client) controllerOffers(ctx context.Context, want csi.ControllerServiceCapability_RPC_Type) (bool, error) {
 	resp, err := optional(c.Controller.ControllerGetCapabilities(ctx, &csi.ControllerGetCapabilitiesRequest{}))
 	if err != nil {
-		return false, Explain(err, "ControllerGetCapabilities")
+		return false, explain(err, "ControllerGetCapabilities")
 	}
 	return slices.ContainsFunc(resp.GetCapabilities(), func(have *csi.ControllerServiceCapability) bool { return have.GetRpc().GetType() == want }), nil
 }

@@ -123,7 +123,7 @@ func BackingOf(f *os.File) (*Backing, error) {
 		return nil, err
 	}
 	d := Device{info: *info}
-	return &Backing{File: d.File(), Offset: info.Offset, Ours: IsTag(d.Tag())}, nil
+	return &Backing{File: d.File(), Offset: info.Offset, Ours: isTag(d.Tag())}, nil
 }
 
 // BackingAt returns the name of the loop device with a number, such as "loop3", and its

@@ -69,8 +69,8 @@ func Tag(place, name string) string {
 	return prefix + name
 }
 
-// IsTag reports whether a lo_file_name is a tag of this plugin.
-func IsTag(name string) bool { return strings.HasPrefix(name, tagPrefix) }
+// isTag reports whether a lo_file_name is a tag of this plugin.
+func isTag(name string) bool { return strings.HasPrefix(name, tagPrefix) }
 
 // Devices are the loop devices of the node. A process should have only one Devices. The
 // methods may be called concurrently, but those that change the device of one Target must
@@ -121,7 +121,7 @@ func New(ctx context.Context) (*Devices, error) {
 		switch {
 		case d.isView():
 			s.remember(ViewOf(d.over()).key(), d)
-		case IsTag(d.Tag()) && d.showsAll():
+		case isTag(d.Tag()) && d.showsAll():
 			s.remember(d.Tag(), d)
 		}
 	}

@@ -23,7 +23,7 @@ const loopChangeFD = 0x4c06 // LOOP_CHANGE_FD in the kernel's include/uapi/linux
 // altered reports whether a device is attached as it was, and has another tag or shows
 // another part of its backing.
 func (d *Device) altered(was *Device) bool {
-	return was.sequence != 0 && d.sequence == was.sequence && d.File() == was.File() && IsTag(was.Tag()) && was.showsAll() &&
+	return was.sequence != 0 && d.sequence == was.sequence && d.File() == was.File() && isTag(was.Tag()) && was.showsAll() &&
 		(d.Tag() != was.Tag() || !d.showsAll())
 }
 

@@ -14,9 +14,9 @@ import (
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
-// StatsAgeHeader is the gRPC response header of a NodeGetVolumeStats answer that
+// statsAgeHeader is the gRPC response header of a NodeGetVolumeStats answer that
 // repeats an earlier look: the age of that in whole seconds.
-const StatsAgeHeader = "csi-node-stats-age"
+const statsAgeHeader = "csi-node-stats-age"
 
 // NodeGetVolumeStats returns how full a volume is. It answers within answerTimeout. If
 // the volume does not, the answer is its last known usage, or DeadlineExceeded.
@@ -56,7 +56,7 @@ func tellAge(ctx context.Context, path string, at time.Time, hangs noAnswer) {
 	logger := klog.FromContext(ctx)
 	logger.Info("The volume does not answer: told its last known usage", "path", path, "age", age(at), "silent", age(hangs.since))
 	seconds := strconv.FormatInt(int64(time.Since(at)/time.Second), 10)
-	if err := grpc.SetHeader(ctx, metadata.Pairs(StatsAgeHeader, seconds)); err != nil {
+	if err := grpc.SetHeader(ctx, metadata.Pairs(statsAgeHeader, seconds)); err != nil {
 		logger.Error(err, "The answer does not tell its age")
 	}
 }

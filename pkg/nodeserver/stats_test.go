@@ -163,7 +163,7 @@ func (p *patient) stats(t *testing.T, id, path string, wait time.Duration) (tota
 	if err == nil {
 		total = resp.GetUsage()[0].GetTotal()
 	}
-	return total, strings.Join(stream.md.Get(StatsAgeHeader), " "), time.Since(start), err
+	return total, strings.Join(stream.md.Get(statsAgeHeader), " "), time.Since(start), err
 }
 
 // headers is a stream that keeps the headers that are set.

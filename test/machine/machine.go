@@ -43,22 +43,17 @@ var Missing = sync.OnceValue(func() string {
 	if err := privileges(); err != nil {
 		return err.Error()
 	}
-	if tools := MissingTools(); len(tools) > 0 {
-		return "no " + strings.Join(tools, ", ")
-	}
-	return ""
-})
-
-// MissingTools returns those of Tools that are not in PATH.
-func MissingTools() []string {
 	var missing []string
 	for _, tool := range Tools {
 		if _, err := exec.LookPath(tool); err != nil {
 			missing = append(missing, tool)
 		}
 	}
-	return missing
-}
+	if len(missing) > 0 {
+		return "no " + strings.Join(missing, ", ")
+	}
+	return ""
+})
 
 func privileges() error {
 	if os.Geteuid() != 0 {
