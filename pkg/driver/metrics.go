@@ -130,7 +130,7 @@ func (m *metrics) addRegistration(registered func() bool) {
 
 // addReadiness adds whether the plugin has all that it needs.
 func (m *metrics) addReadiness(n *needs) {
-	m.registry.MustRegister(&truth{func() bool { return n.ready(measureWait) },
+	m.registry.MustRegister(&truth{n.ready,
 		prometheus.NewDesc("csi_node_ready", "1 if the plugin has all that it needs to serve, as Probe tells it.", nil, nil)})
 }
 
@@ -158,11 +158,11 @@ func (m *metrics) addBackend(name string, measure func() ([]devices.Measurement,
 	m.registry.MustRegister(u)
 }
 
-// places returns what the backends measure, and waits for each for so long at most.
-func (m *metrics) places(wait time.Duration) []report.Place {
+// places returns what the backends measure, and waits for each for placesWait at most.
+func (m *metrics) places() []report.Place {
 	var all []report.Place
 	for _, u := range m.backends {
-		measured, seen := u.look(wait)
+		measured, seen := u.look(placesWait)
 		if seen.IsZero() {
 			continue
 		}

@@ -47,10 +47,10 @@ func (n *needs) missing(ctx context.Context) error {
 	return nil
 }
 
-// ready tells what Probe would, and waits for so long at most. Until a round has ended, or
+// ready tells what Probe would, and waits for measureWait at most. Until a round has ended, or
 // has taken checkTime, the last one counts.
-func (n *needs) ready(wait time.Duration) bool {
-	err := n.look(context.Background(), wait)
+func (n *needs) ready() bool {
+	err := n.look(context.Background(), measureWait)
 	if late, is := err.(*hang.Unanswered); is {
 		return time.Since(late.Since) >= checkTime || !n.lacked.Load()
 	}
@@ -99,10 +99,10 @@ func (p *plugin) storage(ctx context.Context) []report.Finding {
 	return p.checkStorage(ctx, storageTime, 0)
 }
 
-// storageProblems is storage for a report, which waits for the given time. A backend that
-// has not answered by then is named only if its check has been running for storageTime.
-func (p *plugin) storageProblems(wait time.Duration) []report.StorageProblem {
-	return report.StorageProblems(p.checkStorage(context.Background(), wait, storageTime))
+// storageProblems is storage for a report, which waits for placesWait. A backend that has
+// not answered by then is named only if its check has been running for storageTime.
+func (p *plugin) storageProblems() []report.StorageProblem {
+	return report.StorageProblems(p.checkStorage(context.Background(), placesWait, storageTime))
 }
 
 // checkStorage waits for the check of each backend, and reports those whose check has been

@@ -102,15 +102,15 @@ func TestReadyOnceWhatIsAwayHangs(t *testing.T) {
 			}
 			return errors.New("away")
 		}}}
-		if n.ready(measureWait) {
+		if n.ready() {
 			t.Error("it is ready")
 		}
 		hung = make(chan struct{})
-		if n.ready(measureWait) {
+		if n.ready() {
 			t.Error("it is ready, and nobody knows that it hangs")
 		}
 		time.Sleep(checkTime)
-		if !n.ready(measureWait) || n.missing(t.Context()) != nil {
+		if !n.ready() || n.missing(t.Context()) != nil {
 			t.Error("it is not ready")
 		}
 		close(hung)

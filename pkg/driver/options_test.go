@@ -367,7 +367,7 @@ func TestStorageThatHangs(t *testing.T) {
 		}}
 		away := report.StorageProblem{Reason: report.PoolUnusable, Message: "no such disk"}
 		begin := time.Now()
-		if got := p.storageProblems(placesWait); !slices.Equal(got, []report.StorageProblem{away}) || time.Since(begin) != placesWait {
+		if got := p.storageProblems(); !slices.Equal(got, []report.StorageProblem{away}) || time.Since(begin) != placesWait {
 			t.Errorf("after %s a report tells %q", time.Since(begin), got)
 		}
 		silent := "the backend silent: no answer since " + begin.UTC().Format(time.RFC3339) + ": context deadline exceeded"
@@ -376,7 +376,7 @@ func TestStorageThatHangs(t *testing.T) {
 		if got := p.storage(t.Context()); !slices.Equal(got, want) || time.Since(begin) != storageTime {
 			t.Errorf("after %s the health is %+v", time.Since(begin), got)
 		}
-		if got := p.storageProblems(placesWait); !slices.Equal(got, []report.StorageProblem{{Reason: report.PoolUnusable, Message: silent}, away}) {
+		if got := p.storageProblems(); !slices.Equal(got, []report.StorageProblem{{Reason: report.PoolUnusable, Message: silent}, away}) {
 			t.Errorf("of one that hangs a report tells %q", got)
 		}
 		if n := asked.Load(); n != 1 {
@@ -384,7 +384,7 @@ func TestStorageThatHangs(t *testing.T) {
 		}
 		close(hung)
 		synctest.Wait()
-		if got := p.storageProblems(placesWait); !slices.Equal(got, []report.StorageProblem{away}) {
+		if got := p.storageProblems(); !slices.Equal(got, []report.StorageProblem{away}) {
 			t.Errorf("once it answers, a report tells %q", got)
 		}
 	})
@@ -402,13 +402,13 @@ func TestStorageThatHangsForProbe(t *testing.T) {
 		if err := p.needs.missing(t.Context()); err != nil {
 			t.Error(err)
 		}
-		if got := p.storageProblems(placesWait); got != nil {
+		if got := p.storageProblems(); got != nil {
 			t.Errorf("after %s a report tells %q", time.Since(begin), got)
 		}
 		time.Sleep(storageTime - time.Since(begin) - placesWait)
 		want := []report.StorageProblem{{Reason: report.PoolUnusable, Message: "the backend silent: no answer since " + begin.UTC().Format(time.RFC3339) + ": context deadline exceeded"}}
 		for range 2 {
-			if got := p.storageProblems(placesWait); !slices.Equal(got, want) {
+			if got := p.storageProblems(); !slices.Equal(got, want) {
 				t.Errorf("after %s a report tells %q", time.Since(begin), got)
 			}
 			time.Sleep(time.Hour)

@@ -30,7 +30,7 @@ func ReadReport(ctx context.Context, stateDir string, o Options) (node report.No
 	}
 	return offline(ctx, stateDir, o, func(p *plugin) (node report.Node, _ error) {
 		p.reconciler.Inspect(ctx)
-		node.NodeID, node.Volumes, node.StorageProblems = p.NodeID, report.Statuses(p.reconciler.Reports()), p.storageProblems(placesWait)
+		node.NodeID, node.Volumes, node.StorageProblems = p.NodeID, report.Statuses(p.reconciler.Reports()), p.storageProblems()
 		return node, nil
 	})
 }

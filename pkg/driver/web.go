@@ -236,7 +236,7 @@ func (p *plugin) statusHandler() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /status", serve(func(*http.Request) (any, error) {
 		node := p.report(p.reconciler.Reports()...)
-		node.Storage, node.StorageProblems = p.metrics.places(placesWait), p.storageProblems(placesWait)
+		node.Storage, node.StorageProblems = p.metrics.places(), p.storageProblems()
 		return node, nil
 	}))
 	live, ready := p.probes()
