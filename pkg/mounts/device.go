@@ -13,6 +13,7 @@ import (
 
 	"github.com/csi-node/csi-node/pkg/filesystem"
 	"github.com/csi-node/csi-node/pkg/internal/devnode"
+	"github.com/csi-node/csi-node/pkg/internal/rawfile"
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
@@ -172,7 +173,7 @@ func contextMessages(fs int) string {
 	var words []string
 	buf := make([]byte, 4<<10)
 	for {
-		n, err := retryEINTR(func() (int, error) { return unix.Read(fs, buf) })
+		n, err := rawfile.Retry(func() (int, error) { return unix.Read(fs, buf) })
 		if err != nil || n <= 0 {
 			return strings.Join(words, "; ")
 		}

@@ -296,7 +296,7 @@ func (p *place) empty(kind state.FileType, size uint64) (bool, error) {
 func noEntries(fd int) (bool, error) {
 	buf := make([]byte, 1<<10) // holds "." and ".." and at least one more
 	for {
-		n, err := retryEINTR(func() (int, error) { return unix.Getdents(fd, buf) })
+		n, err := rawfile.Retry(func() (int, error) { return unix.Getdents(fd, buf) })
 		switch {
 		case err == unix.ENOENT:
 			return false, errChanged

@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/csi-node/csi-node/pkg/internal/rawfile"
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
@@ -172,7 +173,7 @@ func openat2(dir int, name string, flags int, resolve uint64) (int, error) {
 		Flags:   uint64(flags | unix.O_CLOEXEC),
 		Resolve: resolve | unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_MAGICLINKS,
 	}
-	return retryEINTR(func() (int, error) { return unix.Openat2(dir, name, &how) })
+	return rawfile.Retry(func() (int, error) { return unix.Openat2(dir, name, &how) })
 }
 
 // statx looks without waking an automount and without asking a server; an empty
@@ -182,20 +183,10 @@ func statx(dir int, name string, mask int) (unix.Statx_t, error) {
 	if name == "" {
 		flags |= unix.AT_EMPTY_PATH
 	}
-	return retryEINTR(func() (st unix.Statx_t, err error) {
+	return rawfile.Retry(func() (st unix.Statx_t, err error) {
 		err = unix.Statx(dir, name, flags, unix.STATX_BASIC_STATS|mask, &st)
 		return st, err
 	})
-}
-
-// retryEINTR repeats a call that a signal interrupted, such as those by which the Go
-// runtime preempts goroutines.
-func retryEINTR[T any](call func() (T, error)) (T, error) {
-	for {
-		if v, err := call(); err != unix.EINTR {
-			return v, err
-		}
-	}
 }
 
 // missing reports whether an error says that there is no file at a path.

@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/csi-node/csi-node/pkg/internal/hang"
+	"github.com/csi-node/csi-node/pkg/internal/rawfile"
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
@@ -76,7 +77,7 @@ type directory struct{ mount, inode uint64 }
 // other mount namespaces.
 func (h *Host) directory(path string) (directory, error) {
 	how := unix.OpenHow{Flags: unix.O_PATH | unix.O_DIRECTORY | unix.O_CLOEXEC, Resolve: unix.RESOLVE_NO_MAGICLINKS}
-	fd, err := retryEINTR(func() (int, error) { return unix.Openat2(unix.AT_FDCWD, path, &how) })
+	fd, err := rawfile.Retry(func() (int, error) { return unix.Openat2(unix.AT_FDCWD, path, &how) })
 	if err != nil {
 		return directory{}, err
 	}

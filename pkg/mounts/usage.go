@@ -8,6 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/csi-node/csi-node/pkg/internal/hang"
+	"github.com/csi-node/csi-node/pkg/internal/rawfile"
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
@@ -85,7 +86,7 @@ func (h *Host) mountOf(fd int) (state.Mount, error) {
 }
 
 func statfs(fd int) (state.Usage, error) {
-	st, err := retryEINTR(func() (st unix.Statfs_t, err error) {
+	st, err := rawfile.Retry(func() (st unix.Statfs_t, err error) {
 		err = unix.Fstatfs(fd, &st)
 		return st, err
 	})

@@ -9,6 +9,8 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/csi-node/csi-node/pkg/internal/rawfile"
 )
 
 // fanotify gets an event for each mount, with its id and the process that made it
@@ -53,7 +55,7 @@ func (*fanotify) name() string { return "fanotify" }
 func (s *fanotify) wait() error {
 	return s.raw.Read(func(fd uintptr) bool {
 		fds := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
-		n, err := retryEINTR(func() (int, error) { return unix.Poll(fds, 0) })
+		n, err := rawfile.Retry(func() (int, error) { return unix.Poll(fds, 0) })
 		return n > 0 || err != nil // an error is met again by read
 	})
 }
@@ -63,7 +65,7 @@ func (s *fanotify) read() (changes []change, all bool, err error) {
 		var n int
 		var failed error
 		if err := s.raw.Control(func(fd uintptr) {
-			n, failed = retryEINTR(func() (int, error) { return unix.Read(int(fd), s.buf) })
+			n, failed = rawfile.Retry(func() (int, error) { return unix.Read(int(fd), s.buf) })
 		}); err != nil {
 			return nil, false, err
 		}

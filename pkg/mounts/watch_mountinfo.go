@@ -8,6 +8,8 @@ import (
 
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
+
+	"github.com/csi-node/csi-node/pkg/internal/rawfile"
 )
 
 // mountinfoPoll is woken by the kernel when the table changes, without learning
@@ -53,7 +55,7 @@ func (s *mountinfoPoll) wait() error {
 		return os.ErrClosed
 	}
 	fds := []unix.PollFd{{Fd: int32(s.table), Events: unix.POLLPRI}, {Fd: int32(s.wake), Events: unix.POLLIN}}
-	if _, err := retryEINTR(func() (int, error) { return unix.Poll(fds, -1) }); err != nil {
+	if _, err := rawfile.Retry(func() (int, error) { return unix.Poll(fds, -1) }); err != nil {
 		return fmt.Errorf("poll %s: %w", tablePath, err)
 	}
 	if fds[1].Revents != 0 {
@@ -69,7 +71,7 @@ func (s *mountinfoPoll) read() (changes []change, all bool, err error) {
 		return nil, false, os.ErrClosed
 	}
 	fds := []unix.PollFd{{Fd: int32(s.seen), Events: unix.POLLPRI}}
-	n, err := retryEINTR(func() (int, error) { return unix.Poll(fds, 0) })
+	n, err := rawfile.Retry(func() (int, error) { return unix.Poll(fds, 0) })
 	if err != nil {
 		return nil, false, fmt.Errorf("poll %s: %w", tablePath, err)
 	}

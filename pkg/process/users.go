@@ -17,6 +17,7 @@ import (
 
 	"github.com/csi-node/csi-node/pkg/internal/devnode"
 	"github.com/csi-node/csi-node/pkg/internal/hang"
+	"github.com/csi-node/csi-node/pkg/internal/rawfile"
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
@@ -220,12 +221,10 @@ func (f files) match(link string) bool {
 }
 
 func statx(link string) (st unix.Statx_t, err error) {
-	for {
-		err = unix.Statx(unix.AT_FDCWD, link, unix.AT_NO_AUTOMOUNT|unix.AT_STATX_DONT_SYNC, unix.STATX_BASIC_STATS|unix.STATX_MNT_ID, &st)
-		if err != unix.EINTR {
-			return st, err
-		}
-	}
+	err = rawfile.RetryErr(func() error {
+		return unix.Statx(unix.AT_FDCWD, link, unix.AT_NO_AUTOMOUNT|unix.AT_STATX_DONT_SYNC, unix.STATX_BASIC_STATS|unix.STATX_MNT_ID, &st)
+	})
+	return st, err
 }
 
 // mappedIn reports whether a process has one of the files in its memory. A line

@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/csi-node/csi-node/pkg/internal/rawfile"
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
@@ -124,11 +125,11 @@ func (l *Listener) Run(ctx context.Context, changed func(Event), all func()) err
 // receive returns the next message. If there is none it waits, or returns EAGAIN.
 func (l *Listener) receive(buf []byte, wait bool) (n int, from unix.Sockaddr, err error) {
 	failed := l.raw.Read(func(fd uintptr) bool {
-		for {
-			if n, from, err = unix.Recvfrom(int(fd), buf, 0); err != unix.EINTR {
-				return err != unix.EAGAIN || !wait
-			}
-		}
+		err = rawfile.RetryErr(func() error {
+			n, from, err = unix.Recvfrom(int(fd), buf, 0)
+			return err
+		})
+		return err != unix.EAGAIN || !wait
 	})
 	if failed != nil {
 		return 0, nil, failed

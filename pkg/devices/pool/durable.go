@@ -89,11 +89,7 @@ func overwrite(path string, contents []byte) (file fileState, err error) {
 // syncContents makes the contents of a file durable. If the file had its size and blocks
 // already, it syncs only the contents, so that it waits for no journal.
 func syncContents(f *os.File) error {
-	for {
-		if err := unix.Fdatasync(int(f.Fd())); err != unix.EINTR {
-			return wrap(err, "fdatasync %s", f.Name())
-		}
-	}
+	return wrap(rawfile.RetryErr(func() error { return unix.Fdatasync(int(f.Fd())) }), "fdatasync %s", f.Name())
 }
 
 // writeInPlace writes a file, which need not be there, and leaves it open.

@@ -1,7 +1,8 @@
 // Package rawfile opens and reads files without the Go runtime's poller, which is of no use
 // for them: device nodes, sysfs, files on disks. Package os makes each one non-blocking and
 // offers it to epoll first, which refuses most of them and wakes a thread for the rest: six
-// system calls more for an open, eight for a read.
+// system calls more for an open, eight for a read. What package os does for its callers and
+// package unix does not is here, too: see Retry.
 package rawfile
 
 import (
@@ -43,15 +44,11 @@ func ReadAttribute(path string) ([]byte, error) {
 	defer unix.Close(fd)
 	page := pages.Get().(*[4 << 10]byte)
 	defer pages.Put(page)
-	for {
-		n, err := unix.Read(fd, page[:])
-		if err == nil {
-			return bytes.Clone(page[:n]), nil
-		}
-		if err != unix.EINTR {
-			return nil, &os.PathError{Op: "read", Path: path, Err: err}
-		}
+	n, err := Retry(func() (int, error) { return unix.Read(fd, page[:]) })
+	if err != nil {
+		return nil, &os.PathError{Op: "read", Path: path, Err: err}
 	}
+	return bytes.Clone(page[:n]), nil
 }
 
 // Read is os.ReadFile for small files.
@@ -66,9 +63,8 @@ func Read(path string) ([]byte, error) {
 		if len(contents) == cap(contents) {
 			contents = append(contents, 0)[:len(contents)]
 		}
-		n, err := unix.Read(fd, contents[len(contents):cap(contents)])
+		n, err := Retry(func() (int, error) { return unix.Read(fd, contents[len(contents):cap(contents)]) })
 		switch {
-		case err == unix.EINTR:
 		case err != nil:
 			return nil, &os.PathError{Op: "read", Path: path, Err: err}
 		case n == 0:
@@ -80,24 +76,32 @@ func Read(path string) ([]byte, error) {
 }
 
 func open(dir int, path string, flags int, mode uint32) (int, error) {
-	for {
-		fd, err := unix.Openat(dir, path, flags|unix.O_CLOEXEC, mode)
-		if err == nil {
-			return fd, nil
-		}
-		if err != unix.EINTR {
-			return -1, &os.PathError{Op: "open", Path: path, Err: err}
-		}
+	fd, err := Retry(func() (int, error) { return unix.Openat(dir, path, flags|unix.O_CLOEXEC, mode) })
+	if err != nil {
+		return -1, &os.PathError{Op: "open", Path: path, Err: err}
 	}
+	return fd, nil
 }
 
 // WriteBack writes what the page cache holds of a file or a device, and waits for that. Nothing
 // of it need be durable then: the disk is not flushed (sync_file_range(2)).
 func WriteBack(f *os.File) error {
 	const all = unix.SYNC_FILE_RANGE_WAIT_BEFORE | unix.SYNC_FILE_RANGE_WRITE | unix.SYNC_FILE_RANGE_WAIT_AFTER
+	return RetryErr(func() error { return unix.SyncFileRange(int(f.Fd()), 0, 0, all) })
+}
+
+// Retry makes a system call until no signal interrupts it, such as those by which the Go
+// runtime preempts goroutines. Package os does so by itself.
+func Retry[T any](call func() (T, error)) (T, error) {
 	for {
-		if err := unix.SyncFileRange(int(f.Fd()), 0, 0, all); err != unix.EINTR {
-			return err
+		if v, err := call(); err != unix.EINTR {
+			return v, err
 		}
 	}
+}
+
+// RetryErr is Retry for a call that returns only an error.
+func RetryErr(call func() error) error {
+	_, err := Retry(func() (struct{}, error) { return struct{}{}, call() })
+	return err
 }

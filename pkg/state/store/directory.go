@@ -133,15 +133,15 @@ func (d *directory) write(name string, text []byte, must bool) error {
 	return d.open(name, unix.O_CREAT, func(fd int) error {
 		rest := text
 		for len(rest) > 0 {
-			n, err := unix.Write(fd, rest)
-			if err != nil && err != unix.EINTR {
+			n, err := rawfile.Retry(func() (int, error) { return unix.Write(fd, rest) })
+			if err != nil {
 				return os.NewSyscallError("write", err)
 			}
-			rest = rest[max(n, 0):]
+			rest = rest[n:]
 		}
-		err := uninterrupted("ftruncate", func() error { return unix.Ftruncate(fd, int64(len(text))) }) // which frees the blocks behind it, too
+		err := rawfile.RetryErr(func() error { return unix.Ftruncate(fd, int64(len(text))) }) // which frees the blocks behind it, too
 		if err != nil || d.fits(text) {
-			return err
+			return os.NewSyscallError("ftruncate", err)
 		}
 		if full := d.allocate(fd, text); must {
 			return full
@@ -175,20 +175,11 @@ func (d *directory) fits(text []byte) bool { return reservation(text) <= d.block
 // allocate reserves the blocks of a record, if the file does not have them. Where the
 // file system cannot reserve blocks, there is no error.
 func (d *directory) allocate(fd int, text []byte) error {
-	err := uninterrupted("fallocate", func() error { return unix.Fallocate(fd, unix.FALLOC_FL_KEEP_SIZE, 0, reservation(text)) })
+	err := rawfile.RetryErr(func() error { return unix.Fallocate(fd, unix.FALLOC_FL_KEEP_SIZE, 0, reservation(text)) })
 	if errors.Is(err, unix.EOPNOTSUPP) {
 		return nil
 	}
-	return err
-}
-
-// uninterrupted makes a system call until no signal interrupts it.
-func uninterrupted(name string, call func() error) error {
-	for {
-		if err := call(); err != unix.EINTR {
-			return os.NewSyscallError(name, err)
-		}
-	}
+	return os.NewSyscallError("fallocate", err)
 }
 
 // putAll puts as many records as it can.
