@@ -122,7 +122,7 @@ func TestProbeOtherBtrfs(t *testing.T) {
 	renamed := mkfsBtrfs(t)
 	before := probe(t, h, state.Device{Path: renamed}, "")
 	command(t, "btrfstune", "-m", renamed)
-	uuid := strings.TrimSpace(command(t, "blkid", "-p", "-o", "value", "-s", "UUID", renamed))
+	uuid := command(t, "blkid", "-p", "-o", "value", "-s", "UUID", renamed)
 	if c := probe(t, h, state.Device{Path: renamed}, ""); c.Kind != state.ContentsFilesystem || c.UUID != uuid || c.UUID == before.UUID {
 		t.Errorf("renamed from %s to %s: %+v", before.UUID, uuid, c)
 	}

@@ -7,7 +7,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -58,7 +57,7 @@ func formatsSoundly(t *testing.T, h *Host, k traits) {
 	device := formatted(t, h, k.name, kindBytes)
 	want := state.Contents{
 		Kind: state.ContentsFilesystem, FSType: k.name, Size: kindBytes, Found: k.name + " file system",
-		UUID:         strings.TrimSpace(command(t, "blkid", "-p", "-o", "value", "-s", "UUID", device.Path)),
+		UUID:         command(t, "blkid", "-p", "-o", "value", "-s", "UUID", device.Path),
 		GrowsMounted: h.growsMounted[k.name], GrowsUnmounted: k.growsOffline,
 	}
 	if got := probe(t, h, device, ""); got != want {

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"io"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -82,15 +81,7 @@ func unmount(t testing.TB, dir string) {
 	must0(t, machine.Unmount(dir))
 }
 
-// command runs a program that must succeed and returns what it wrote.
-func command(t testing.TB, name string, args ...string) string {
-	t.Helper()
-	out, err := exec.Command(name, args...).CombinedOutput()
-	if err != nil {
-		t.Fatalf("%s %s: %v\n%s", name, strings.Join(args, " "), err, out)
-	}
-	return string(out)
-}
+var command = machine.Command
 
 // write puts bytes at an offset of a file; a negative offset counts from its end.
 func write(t testing.TB, path string, offset int64, b []byte) {

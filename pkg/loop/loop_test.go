@@ -4,7 +4,6 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -128,9 +127,7 @@ func TestDetachOfANumberThatIsAnothers(t *testing.T) {
 	name := addLoop(t, ownNumber(t))
 	node := filepath.Join("/dev", name)
 	bind := func(to Target) *Device {
-		if out, err := exec.Command("losetup", node, to.Path).CombinedOutput(); err != nil {
-			t.Fatalf("losetup: %v: %s", err, out)
-		}
+		machine.Command(t, "losetup", node, to.Path)
 		d, err := ask(name)
 		if err != nil || d == nil {
 			t.Fatalf("%v, %v", d, err)
@@ -156,9 +153,7 @@ func TestAskByNode(t *testing.T) {
 		if d := askByNode(name, "/dev/"+name, describe); d != nil {
 			t.Errorf("not bound: %s", d)
 		}
-		if out, err := exec.Command("losetup", "/dev/"+name, newFile(t, file).Path).CombinedOutput(); err != nil {
-			t.Fatalf("losetup: %v: %s", err, out)
-		}
+		machine.Command(t, "losetup", "/dev/"+name, newFile(t, file).Path)
 		t.Cleanup(func() { losetupDetach(t, "/dev/"+name) })
 		want, err := ask(name)
 		require.NoError(t, err)

@@ -173,14 +173,7 @@ func wantFile(t testing.TB, h *Host, path string, want state.FileType) {
 	}
 }
 
-func run(t testing.TB, args ...string) string {
-	t.Helper()
-	out, err := tryRun(args...)
-	if err != nil {
-		t.Fatalf("%q: %v: %s", args, err, out)
-	}
-	return out
-}
+var run = machine.Command
 
 func tryRun(args ...string) (string, error) {
 	out, err := exec.Command(args[0], args[1:]...).CombinedOutput()

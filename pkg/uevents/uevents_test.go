@@ -85,9 +85,7 @@ func TestGrowthIsHeard(t *testing.T) {
 	backing, err := os.ReadFile("/sys/block/" + filepath.Base(path) + "/loop/backing_file")
 	must(t, err)
 	must(t, os.Truncate(strings.TrimSpace(string(backing)), 2<<20))
-	if out, err := exec.Command("losetup", "--set-capacity", path).CombinedOutput(); err != nil {
-		t.Fatalf("losetup: %v: %s", err, out)
-	}
+	machine.Command(t, "losetup", "--set-capacity", path)
 	events := heard(t, l)
 	for e := range events {
 		if e.Number == number && e.Resized {

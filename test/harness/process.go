@@ -15,6 +15,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/csi-node/csi-node/test/machine"
 )
 
 // Patience bounds every wait of the harness. It is no measure of speed: the
@@ -174,13 +176,5 @@ func Run(t testing.TB, env []string, path string, args ...string) Result {
 	return Result{cmd.ProcessState.ExitCode(), stdout.String(), stderr.String()}
 }
 
-// Command runs a tool of the system that must succeed, and returns its output
-// without the last newline.
-func Command(t testing.TB, name string, args ...string) string {
-	t.Helper()
-	out, err := exec.Command(name, args...).CombinedOutput()
-	if err != nil {
-		t.Fatalf("%s %s: %v: %s", name, strings.Join(args, " "), err, out)
-	}
-	return strings.TrimRight(string(out), "\n")
-}
+// Command runs a tool of the system that must succeed.
+var Command = machine.Command

@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"io"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -14,6 +15,17 @@ import (
 
 	"github.com/csi-node/csi-node/test/require"
 )
+
+// Command runs a tool of the system that must succeed, and returns its output
+// without the last newline.
+func Command(t testing.TB, name string, args ...string) string {
+	t.Helper()
+	out, err := exec.Command(name, args...).CombinedOutput()
+	if err != nil {
+		t.Fatalf("%s %s: %v: %s", name, strings.Join(args, " "), err, out)
+	}
+	return strings.TrimRight(string(out), "\n")
+}
 
 // WriteProgram writes a program that can be executed at once. No process may be forked
 // meanwhile, by another test: it would have the file open for writing for a moment longer,

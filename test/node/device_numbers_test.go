@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -83,9 +82,7 @@ func TestAnotherPluginSparesShownNumbers(t *testing.T) {
 	must(t, v.Up(t.Context(), target))
 	loop := p.Loops()[0].Path
 	p.Kill()
-	if out, err := exec.Command("losetup", "--detach", loop).CombinedOutput(); err != nil {
-		t.Fatalf("losetup --detach %s: %v: %s", loop, err, out)
-	}
+	harness.Command(t, "losetup", "--detach", loop)
 	for i := range 3 {
 		w := create(t, other, fmt.Sprint("other-", i), 16*mib, blockAs(multiWriter))
 		must(t, w.Stage(t.Context()))
@@ -114,9 +111,7 @@ func TestAnotherPluginsViewIsLeftAlone(t *testing.T) {
 	node := fmt.Sprint("/dev/loop", unix.Minor(number))
 	p.Kill()
 	must(t, machine.Unmount(target))
-	if out, err := exec.Command("losetup", "--detach", node).CombinedOutput(); err != nil {
-		t.Fatalf("losetup --detach %s: %v: %s", node, err, out)
-	}
+	harness.Command(t, "losetup", "--detach", node)
 	must(t, w.PublishReadOnly(t.Context(), theirs))
 	if numberAt(t, theirs) != number { // somebody else was faster
 		t.Log("the number was not free")

@@ -105,9 +105,7 @@ func TestLostDeviceWhoseNumberIsTaken(t *testing.T) {
 // devices may have it open for a moment.
 func detach(t *testing.T, path string) {
 	t.Helper()
-	if out, err := exec.Command("losetup", "--detach", path).CombinedOutput(); err != nil {
-		t.Fatalf("losetup --detach %s: %v: %s", path, err, out)
-	}
+	harness.Command(t, "losetup", "--detach", path)
 }
 
 // told reports whether the status says of a publish that its number is another's.

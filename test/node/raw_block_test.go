@@ -257,9 +257,7 @@ func kubeletMaps(t *testing.T, v *volume, target, pod string) mapped {
 
 func (m mapped) end(t *testing.T) {
 	t.Helper()
-	if out, err := exec.Command("losetup", "--detach", m.loop).CombinedOutput(); err != nil {
-		t.Fatalf("losetup --detach %s: %v: %s", m.loop, err, out)
-	}
+	harness.Command(t, "losetup", "--detach", m.loop)
 	must(t, machine.Unmount(m.bind)) // whoever lists loop devices may have it open for a moment more
 	must(t, os.Remove(m.bind))
 }

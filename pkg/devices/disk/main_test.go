@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -22,7 +21,10 @@ import (
 	"github.com/csi-node/csi-node/test/require"
 )
 
-var wantError = require.Class
+var (
+	wantError = require.Class
+	run       = machine.Command
+)
 
 // newDisk makes a disk: a loop device over a file, which the backend does not know for one.
 func newDisk(t testing.TB, bytes int64) (node, file string) {
@@ -115,15 +117,6 @@ func want(t testing.TB, b devices.Backend, v devices.Volume, want state.DeviceSt
 		t.Fatalf("volume %s is %s, want %s: %+v, %v", v.ID, d.State, want, d, err)
 	}
 	return d
-}
-
-func run(t testing.TB, name string, args ...string) string {
-	t.Helper()
-	out, err := exec.Command(name, args...).CombinedOutput()
-	if err != nil {
-		t.Fatalf("%s %s: %v: %s", name, strings.Join(args, " "), err, out)
-	}
-	return strings.TrimSpace(string(out))
 }
 
 // rack is what gives disks to nodes: it knows which volume is which, and makes them larger.

@@ -63,9 +63,7 @@ func TestDeviceWithoutIdentity(t *testing.T) {
 	rebooted := open(t, lib)
 	rebooted.boot = "another"
 	detach(t, d.Path)
-	if out, err := exec.Command("losetup", d.Path, file).CombinedOutput(); err != nil {
-		t.Fatalf("%v: %s", err, out)
-	}
+	machine.Command(t, "losetup", d.Path, file)
 	for name, f := range map[string]*Facts{"another boot": rebooted, "another device with its number": f} {
 		t.Run(name, func(t *testing.T) {
 			now := f.told(v, d)
@@ -207,9 +205,7 @@ func TestClearedDevice(t *testing.T) {
 	replug := func() {
 		t.Helper()
 		detach(t, d.Path)
-		if out, err := exec.Command("losetup", d.Path, file).CombinedOutput(); err != nil {
-			t.Fatalf("%v: %s", err, out)
-		}
+		machine.Command(t, "losetup", d.Path, file)
 		info, err := blockdev.Look(d.Path)
 		require.NoError(t, err)
 		d.Size, d.Identity = info.Size, info.Identity()
@@ -283,9 +279,7 @@ func TestStaleMark(t *testing.T) {
 	}
 	stale("rebooted", rebooted)
 	detach(t, d.Path)
-	if out, err := exec.Command("losetup", d.Path, file).CombinedOutput(); err != nil {
-		t.Fatalf("%v: %s", err, out)
-	}
+	machine.Command(t, "losetup", d.Path, file)
 	stale("unplugged", open(t, lib))
 }
 

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -22,7 +21,10 @@ import (
 	"github.com/csi-node/csi-node/test/require"
 )
 
-var wantError = require.Class
+var (
+	wantError = require.Class
+	run       = machine.Command
+)
 
 // newPool makes a pool in a directory of the test, whose devices are all
 // detached when the test ends, whatever became of it.
@@ -195,15 +197,6 @@ func want(t testing.TB, b *backend, volume string, want state.DeviceState) state
 		t.Fatalf("volume %s is %s, want %s: %+v", volume, d.State, want, d)
 	}
 	return d
-}
-
-func run(t testing.TB, name string, args ...string) string {
-	t.Helper()
-	out, err := exec.Command(name, args...).CombinedOutput()
-	if err != nil {
-		t.Fatalf("%s %s: %v: %s", name, strings.Join(args, " "), err, out)
-	}
-	return strings.TrimSpace(string(out))
 }
 
 // openFile opens a file and closes it when the test ends, if close was not

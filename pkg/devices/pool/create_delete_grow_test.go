@@ -17,7 +17,7 @@ import (
 	"github.com/csi-node/csi-node/test/require"
 )
 
-var ok, wantError = require.NoError, require.Class
+var ok, wantError, run = require.NoError, require.Class, machine.Command
 
 const mib = 1 << 20
 
@@ -81,13 +81,6 @@ func files(t testing.TB, dir string) []string {
 		return err
 	}))
 	return found
-}
-
-func run(t testing.TB, command ...string) {
-	t.Helper()
-	if out, err := exec.Command(command[0], command[1:]...).CombinedOutput(); err != nil {
-		t.Fatalf("%q: %v: %s", command, err, out)
-	}
 }
 
 func write(t testing.TB, path, text string) {

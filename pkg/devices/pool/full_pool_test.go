@@ -23,7 +23,7 @@ func mountImage(t testing.TB, dir string, bytes int64, mkfs ...string) {
 	image := filepath.Join(memory, "image")
 	ok(t, os.WriteFile(image, nil, 0o600))
 	ok(t, os.Truncate(image, bytes))
-	run(t, append(mkfs, image)...)
+	run(t, mkfs[0], append(mkfs[1:], image)...)
 	mountSmall(t, dir, "-o", "loop", image)
 }
 
@@ -31,7 +31,7 @@ func mountSmall(t testing.TB, dir string, arguments ...string) {
 	t.Helper()
 	machine.Kernel(t)
 	ok(t, os.MkdirAll(dir, 0o700))
-	run(t, append(append([]string{"mount"}, arguments...), dir)...)
+	run(t, "mount", append(arguments, dir)...)
 	t.Cleanup(func() { run(t, "umount", "--lazy", dir) }) // a loop device is let go of a moment later
 }
 
