@@ -75,18 +75,6 @@ func TestPathsThatURLsHaveNot(t *testing.T) {
 	}
 }
 
-func wantWords(t *testing.T, err error, words ...string) {
-	t.Helper()
-	if err == nil {
-		t.Fatalf("no error, want one of %q", words)
-	}
-	for _, word := range words {
-		if !strings.Contains(err.Error(), word) {
-			t.Errorf("no %q in: %v", word, err)
-		}
-	}
-}
-
 func TestDial(t *testing.T) {
 	dir, err := os.MkdirTemp("", "client-test-") // t.TempDir may be too long for a socket
 	require.NoError(t, err)
@@ -97,7 +85,7 @@ func TestDial(t *testing.T) {
 	})
 	path := filepath.Join(dir, "csi.sock")
 	_, err = Dial(t.Context(), "unix://"+path)
-	wantWords(t, err, path, "is the plugin running", "--endpoint", "CSI_ENDPOINT")
+	require.Words(t, err, path, "is the plugin running", "--endpoint", "CSI_ENDPOINT")
 	l, err := net.Listen("unix", path)
 	require.NoError(t, err)
 	c, err := Dial(t.Context(), path)
@@ -106,20 +94,20 @@ func TestDial(t *testing.T) {
 	l.(*net.UnixListener).SetUnlinkOnClose(false)
 	require.NoError(t, l.Close())
 	_, err = Dial(t.Context(), path)
-	wantWords(t, err, path, "not running")
+	require.Words(t, err, path, "not running")
 	_, err = Dial(t.Context(), "tcp://127.0.0.1:1")
-	wantWords(t, err, "tcp://127.0.0.1:1", "unix://")
+	require.Words(t, err, "tcp://127.0.0.1:1", "unix://")
 }
 
 func TestExplain(t *testing.T) {
 	require.NoError(t, explain(nil, "stage volume %s", "v"))
 	late := status.Error(codes.DeadlineExceeded, "it takes long")
 	err := explain(late, "stage volume %s", "v")
-	wantWords(t, err, "stage volume v: DeadlineExceeded: it takes long", "the plugin goes on; repeat the command to join")
+	require.Words(t, err, "stage volume v: DeadlineExceeded: it takes long", "the plugin goes on; repeat the command to join")
 	if !errors.Is(err, late) || status.Code(err) != codes.DeadlineExceeded {
 		t.Error("the error within is lost")
 	}
-	wantWords(t, explain(status.Error(codes.DataLoss, "oh"), "x"), "DataLoss: oh", "the plugin's log")
+	require.Words(t, explain(status.Error(codes.DataLoss, "oh"), "x"), "DataLoss: oh", "the plugin's log")
 	if err := explain(context.Canceled, "x"); !errors.Is(err, context.Canceled) {
 		t.Error("an error that is none of gRPC is lost")
 	}

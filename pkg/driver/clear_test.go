@@ -6,7 +6,6 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
-	"strings"
 	"testing"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -32,18 +31,6 @@ func rawCapability() *csi.VolumeCapability {
 	return &csi.VolumeCapability{
 		AccessMode: &csi.VolumeCapability_AccessMode{Mode: csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER},
 		AccessType: &csi.VolumeCapability_Block{Block: &csi.VolumeCapability_BlockVolume{}},
-	}
-}
-
-func wantWords(t *testing.T, err error, words ...string) {
-	t.Helper()
-	if err == nil {
-		t.Fatalf("no error, want one of %q", words)
-	}
-	for _, word := range words {
-		if !strings.Contains(err.Error(), word) {
-			t.Errorf("no %q in: %v", word, err)
-		}
 	}
 }
 
@@ -75,7 +62,7 @@ func TestClearDevice(t *testing.T) {
 	})
 	for _, act := range []func(context.Context, string, string) (reconciler.Clearance, error){inspectDevice, clearDevice} {
 		_, err := act(ctx, c.StateDir, "vol")
-		wantWords(t, err, "vol", "in use", stage.StagingTargetPath, "unstage")
+		require.Words(t, err, "vol", "in use", stage.StagingTargetPath, "unstage")
 	}
 	if _, err := node.NodeUnstageVolume(ctx, &csi.NodeUnstageVolumeRequest{VolumeId: "vol", StagingTargetPath: stage.StagingTargetPath}); err != nil {
 		t.Fatal(err)
@@ -84,7 +71,7 @@ func TestClearDevice(t *testing.T) {
 	require.NoError(t, err)
 	for _, act := range []func(context.Context, string, string) (reconciler.Clearance, error){inspectDevice, clearDevice} {
 		_, err := act(ctx, c.StateDir, "vol")
-		wantWords(t, err, data, "open")
+		require.Words(t, err, data, "open")
 	}
 	require.NoError(t, f.Close())
 	if now, err := os.ReadFile(data); err != nil || !bytes.Equal(now, junk) {
@@ -103,21 +90,21 @@ func TestClearDevice(t *testing.T) {
 	}
 	require.NoError(t, os.Truncate(data, 4096))
 	_, err = clearDevice(ctx, c.StateDir, "vol")
-	wantWords(t, err, data, "fewer")
+	require.Words(t, err, data, "fewer")
 
 	_, err = clearDevice(ctx, c.StateDir, "other")
-	wantWords(t, err, "other", "no such volume")
+	require.Words(t, err, "other", "no such volume")
 	_, err = clearDevice(ctx, c.StateDir, "../vol")
-	wantWords(t, err, "volume id")
+	require.Words(t, err, "volume id")
 	_, err = Retry(ctx, c.StateDir, "vol")
-	wantWords(t, err, "vol", "nothing is asked")
+	require.Words(t, err, "vol", "nothing is asked")
 	require.NoError(t, stop())
 	for _, act := range []func() error{
 		func() error { _, err := clearDevice(ctx, c.StateDir, "vol"); return err },
 		func() error { _, err := Retry(ctx, c.StateDir, "vol"); return err },
 	} {
 		err := act()
-		wantWords(t, err, "no plugin runs", c.StateDir, "--state-dir")
+		require.Words(t, err, "no plugin runs", c.StateDir, "--state-dir")
 		if !errors.Is(err, errNotRunning) {
 			t.Errorf("%v is not errNotRunning", err)
 		}

@@ -23,6 +23,15 @@ func Class(t testing.TB, err error, class state.Class, words ...string) {
 	if err == nil || state.ClassOf(err) != class {
 		t.Fatalf("error %v, want one of class %s", err, class)
 	}
+	Words(t, err, words...)
+}
+
+// Words ends the test if there is no error. It fails the test unless its text holds all words.
+func Words(t testing.TB, err error, words ...string) {
+	t.Helper()
+	if err == nil {
+		t.Fatalf("no error, want one of %q", words)
+	}
 	for _, word := range words {
 		if !strings.Contains(err.Error(), word) {
 			t.Errorf("error %q does not name %q", err, word)
