@@ -74,3 +74,17 @@ func (b *Devices) claim(ctx context.Context, d state.Device, mode int) (f *os.Fi
 	}
 	return f, done, nil
 }
+
+// SetReadOnly sets the mode of an open device, and returns the one that it has then: a
+// device that takes no writes by itself stays read-only.
+func SetReadOnly(f *os.File, readOnly bool) (is bool, err error) {
+	mode := 0
+	if readOnly {
+		mode = 1
+	}
+	if err := unix.IoctlSetPointerInt(int(f.Fd()), unix.BLKROSET, mode); err != nil {
+		return false, pathError("BLKROSET", f, err)
+	}
+	mode, err = unix.IoctlGetInt(int(f.Fd()), unix.BLKROGET)
+	return mode != 0, pathError("BLKROGET", f, err)
+}

@@ -215,18 +215,10 @@ func openAlone(ctx context.Context, info blockdev.Info, mode int) (*os.File, blo
 
 // setReadOnly sets the mode of an open device. FailedPrecondition: the disk itself takes no writes.
 func setReadOnly(f *os.File, readOnly bool) error {
-	mode := 0
-	if readOnly {
-		mode = 1
-	}
-	if err := unix.IoctlSetPointerInt(int(f.Fd()), unix.BLKROSET, mode); err != nil {
-		return &os.PathError{Op: "BLKROSET", Path: f.Name(), Err: err}
-	}
-	is, err := unix.IoctlGetInt(int(f.Fd()), unix.BLKROGET)
-	if err != nil {
-		return &os.PathError{Op: "BLKROGET", Path: f.Name(), Err: err}
-	}
-	if is != mode {
+	switch is, err := blockdev.SetReadOnly(f, readOnly); {
+	case err != nil:
+		return err
+	case is != readOnly:
 		return state.Errorf(state.FailedPrecondition, "%s takes no writes by itself, and is asked for to be written: ask for it read-only, or see to its write protection", f.Name())
 	}
 	return nil

@@ -137,18 +137,10 @@ func setReadOnly(d *mapper.Device, readOnly bool) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, f.Close()) }()
-	mode := 0
-	if readOnly {
-		mode = 1
-	}
-	if err := unix.IoctlSetPointerInt(int(f.Fd()), unix.BLKROSET, mode); err != nil {
-		return &os.PathError{Op: "BLKROSET", Path: f.Name(), Err: err}
-	}
-	now, err := unix.IoctlGetInt(int(f.Fd()), unix.BLKROGET)
-	if err != nil {
-		return &os.PathError{Op: "BLKROGET", Path: f.Name(), Err: err}
-	}
-	if now != mode {
+	switch now, err := blockdev.SetReadOnly(f, readOnly); {
+	case err != nil:
+		return err
+	case now != readOnly:
 		return state.Errorf(state.FailedPrecondition, "%s takes no writes, as LVM has made it read-only: lvchange --permission rw of the logical volume changes that, unless lvm.conf has it in read_only_volume_list", info.Path)
 	}
 	return nil
