@@ -32,12 +32,12 @@ var _ interface {
 const size = 4 << 20 // bytes of a disk
 
 // disk returns a block device that the plugin did not attach, and its file.
-func disk(t *testing.T, options ...string) (d state.Device, image string) {
+func disk(t *testing.T) (d state.Device, image string) {
 	t.Helper()
 	machine.Kernel(t)
 	image = filepath.Join(t.TempDir(), "disk")
 	ok(t, os.WriteFile(image, bytes.Repeat([]byte("disk"), size/4), 0o600))
-	path := machine.Losetup(t, append(options, image)...)
+	path := machine.Losetup(t, image)
 	t.Cleanup(func() { losetup(t, "-d", path) })
 	return state.Device{State: state.DeviceAttached, Path: path, Number: numberOf(t, path), Size: size}, image
 }

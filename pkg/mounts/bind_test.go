@@ -236,7 +236,7 @@ func TestBoundInAnotherNamespace(t *testing.T) {
 	d := newDevice(t, root, "")
 	must(t, h.BindDevice(ctx, d, target))
 	must(t, os.WriteFile(other, nil, 0o600))
-	cmd := start(t, "", machine.InNamespace("private", root, "mount --bind "+target+" "+other+"; exec "+waiting(t))...)
+	cmd := start(t, machine.InNamespace("private", root, "mount --bind "+target+" "+other+"; exec "+waiting(t))...)
 	if paths, err := h.BoundAt(ctx, d.Number); err != nil || !slices.Equal(paths, []string{target}) {
 		t.Errorf("bound at %q (%v)", paths, err)
 	}

@@ -30,10 +30,10 @@ func TestBrokenFilesystem(t *testing.T) {
 			run(t, "sync", file)
 
 			wait := "; exec " + waiting(t)
-			user := start(t, "", "sh", "-c", "exec 5<"+file+wait)
-			looker := start(t, "", "sh", "-c", "exec 5<"+d.Path+wait)
-			slave := start(t, "", machine.InNamespace("slave", root, "true"+wait)...)
-			private := start(t, "", machine.InNamespace("private", root, "true"+wait)...)
+			user := start(t, "sh", "-c", "exec 5<"+file+wait)
+			looker := start(t, "sh", "-c", "exec 5<"+d.Path+wait)
+			slave := start(t, machine.InNamespace("slave", root, "true"+wait)...)
+			private := start(t, machine.InNamespace("private", root, "true"+wait)...)
 			machine.ShutDown(t, stage)
 			for _, path := range []string{stage, target} {
 				told := fsType != "ext4" || !kernelBefore(t, 6, 15) // by then a mount is the first to tell

@@ -268,7 +268,7 @@ func TestBusyBtrfsNamesTheProcess(t *testing.T) {
 			"an open file":        "exec 5<" + dir + "/file",
 		} {
 			t.Run(name, func(t *testing.T) {
-				cmd := start(t, "", "sh", "-c", program+"; exec "+waiting(t))
+				cmd := start(t, "sh", "-c", program+"; exec "+waiting(t))
 				wantClass(t, h.Unmount(ctx, path), state.Unavailable, "in use by", fmt.Sprintf("pid %d (tail)", cmd.Process.Pid))
 				stop(cmd)
 			})

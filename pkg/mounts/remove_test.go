@@ -78,7 +78,7 @@ func TestRenewFreesCopiesInOtherNamespaces(t *testing.T) {
 	h, root := newHost(t)
 	ctx, path := t.Context(), filepath.Join(root, "stage")
 	d := mounted(t, h, path)
-	cmd := start(t, "", machine.InNamespace("private", root, "exec "+waiting(t))...)
+	cmd := start(t, machine.InNamespace("private", root, "exec "+waiting(t))...)
 	wantClass(t, h.Renew(ctx, path), state.FailedPrecondition, "is a mount point")
 	must(t, h.Unmount(ctx, path))
 	if err := claim(d); !errors.Is(err, unix.EBUSY) {

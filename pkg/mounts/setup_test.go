@@ -2,7 +2,7 @@ package mounts
 
 import (
 	"bufio"
-	"cmp"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -121,10 +121,9 @@ func mountTmpfs(t testing.TB, source, path string, flags uintptr) {
 }
 
 // start runs a program until the test ends and waits for its first line.
-func start(t testing.TB, dir string, args ...string) *exec.Cmd {
+func start(t testing.TB, args ...string) *exec.Cmd {
 	t.Helper()
 	cmd := exec.Command(args[0], args[1:]...)
-	cmd.Dir = dir
 	out, err := cmd.StdoutPipe()
 	must(t, err)
 	must(t, cmd.Start())
@@ -192,15 +191,8 @@ func kernelBefore(t testing.TB, major, minor int) bool {
 	t.Helper()
 	var uts unix.Utsname
 	must(t, unix.Uname(&uts))
-	release := strings.FieldsFunc(unix.ByteSliceToString(uts.Release[:]), func(r rune) bool { return r < '0' || r > '9' })
-	return cmp.Or(cmp.Compare(atoi(t, release[0]), major), cmp.Compare(atoi(t, release[1]), minor)) < 0
-}
-
-func atoi(t testing.TB, digits string) int {
-	t.Helper()
-	n := 0
-	for _, d := range digits {
-		n = n*10 + int(d-'0')
-	}
-	return n
+	var is [2]int
+	_, err := fmt.Sscanf(unix.ByteSliceToString(uts.Release[:]), "%d.%d", &is[0], &is[1])
+	must(t, err)
+	return slices.Compare(is[:], []int{major, minor}) < 0
 }

@@ -103,7 +103,7 @@ func TestBusyUnmountNamesTheProcess(t *testing.T) {
 		"a mount namespace in which it was replaced": machine.InNamespace("slave", root, "cd "+path+"; mount -t tmpfs x "+root+wait),
 	} {
 		t.Run(name, func(t *testing.T) {
-			cmd := start(t, "", program...)
+			cmd := start(t, program...)
 			wantClass(t, h.Unmount(ctx, path), state.Unavailable, path, "in use by", fmt.Sprintf("pid %d (tail)", cmd.Process.Pid))
 			wantMount(t, h, path, d.Number)
 			stop(cmd)

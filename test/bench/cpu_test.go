@@ -102,7 +102,7 @@ func profileProcessor(t *testing.T, r *report) {
 	each := max(1, r.profiled*4/callers)
 	volumes := func(caller int) func(int) []step {
 		v := n.volume(fmt.Sprint("caller-", caller), "ext4")
-		return func(int) []step { return pod(v, v.Target("pod"), "") }
+		return func(int) []step { return pod(v, v.Target("pod")) }
 	}
 	for caller := range callers {
 		n.formatted(fmt.Sprint("caller-", caller), "ext4")

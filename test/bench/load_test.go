@@ -112,18 +112,18 @@ func (s *samples) run(ctx context.Context, steps []step) error {
 }
 
 // pod returns the calls of kubelet for a pod, from the stage of a formatted volume to its end.
-func pod(v *harness.Volume, target string, suffix string) []step {
+func pod(v *harness.Volume, target string) []step {
 	return []step{
-		{"stage" + suffix, v.Stage},
-		{"publish" + suffix, func(ctx context.Context) error { return v.Publish(ctx, target) }},
-		{"unpublish" + suffix, func(ctx context.Context) error { return v.Unpublish(ctx, target) }},
-		{"unstage" + suffix, v.Unstage},
+		{"stage", v.Stage},
+		{"publish", func(ctx context.Context) error { return v.Publish(ctx, target) }},
+		{"unpublish", func(ctx context.Context) error { return v.Unpublish(ctx, target) }},
+		{"unstage", v.Unstage},
 	}
 }
 
 // life returns the calls of a volume's whole life.
 func life(v *harness.Volume, target string) []step {
-	steps := pod(v, target, "")
+	steps := pod(v, target)
 	steps[0].name = "stage, blank " + v.Capability.GetMount().GetFsType()
 	steps = append([]step{{"create", func(ctx context.Context) error { return create(ctx, v) }}}, steps...)
 	return append(steps, step{"delete", v.Delete})
@@ -141,7 +141,7 @@ func questions(v *harness.Volume, target, readOnly string) []step {
 
 // podWithQuestions is pod, with questions in its middle.
 func podWithQuestions(v *harness.Volume, target string) []step {
-	steps := pod(v, target, "")
+	steps := pod(v, target)
 	steps[0].name = "stage, formatted ext4"
 	all := append([]step{}, steps[:2]...)
 	all = append(all, questions(v, target, v.Target("reader"))...)
@@ -190,7 +190,7 @@ func measureCalls(t *testing.T, r *report) {
 				b.must(s.run(t.Context(), podWithQuestions(b.ext4, b.ext4.Target("pod"))))
 				b.must(s.run(t.Context(), life(blank, blank.Target("pod"))))
 				if i%3 == 0 { // mkfs.xfs takes long
-					xfs := pod(b.xfs, b.xfs.Target("pod"), "")
+					xfs := pod(b.xfs, b.xfs.Target("pod"))
 					xfs[0].name, xfs[1].name, xfs[2].name, xfs[3].name = "stage, formatted xfs", "", "", "unstage xfs"
 					b.must(s.run(t.Context(), xfs))
 				}
@@ -225,7 +225,7 @@ func measureCycles(t *testing.T, r *report) {
 				r.busy.add(n.name, "formatted", callers, n.busy(callers, each, func(caller int) func(int) []step {
 					v := n.formatted(fmt.Sprint("caller-", caller), "ext4")
 					target := v.Target("pod")
-					return func(int) []step { return pod(v, target, "") }
+					return func(int) []step { return pod(v, target) }
 				}, func(ctx context.Context, caller int) error {
 					return n.volume(fmt.Sprint("caller-", caller), "ext4").Delete(ctx)
 				}))
@@ -324,7 +324,7 @@ func countPrograms(t *testing.T, r *report) {
 			return strings.Join(strings.Fields(string(raw)), ", ")
 		}
 		v := n.formatted("formatted", "ext4")
-		r.programs = append(r.programs, programs{name, "of a formatted volume", count(pod(v, v.Target("pod"), ""))})
+		r.programs = append(r.programs, programs{name, "of a formatted volume", count(pod(v, v.Target("pod")))})
 		n.must(v.Delete(t.Context()))
 		v = n.volume("blank", "ext4")
 		r.programs = append(r.programs, programs{name, "of a new volume", count(life(v, v.Target("pod")))})

@@ -37,7 +37,7 @@ func profileCycles(t *testing.T, r *report) {
 		target := v.Target("pod")
 		cycles := func() {
 			for range r.profiled {
-				n.must(newSamples().run(t.Context(), pod(v, target, "")))
+				n.must(newSamples().run(t.Context(), pod(v, target)))
 			}
 		}
 		cycles() // which finds what later ones remember

@@ -44,7 +44,7 @@ func viewStory(t *testing.T, p *harness.Plugin) story {
 	return story{v: v, parts: []func(context.Context) error{
 		v.Stage,
 		func(ctx context.Context) error { return v.PublishReadOnly(ctx, pod) },
-		func(context.Context) error { refuseWrite(t, pod, 0); return nil },
+		func(context.Context) error { refuseWrite(t, pod); return nil },
 		func(ctx context.Context) error { return v.Unpublish(ctx, pod) },
 		v.Unstage,
 	}}

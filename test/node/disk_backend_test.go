@@ -193,7 +193,7 @@ func TestReadOnlyRawDiskGrows(t *testing.T) {
 			t.Errorf("%s has %d bytes", pod, size)
 		}
 	}
-	refuseWrite(t, reader, 0)
+	refuseWrite(t, reader)
 	must(t, v.Down(ctx, reader, writer))
 	mustBeFree(t, node)
 }

@@ -170,7 +170,7 @@ func TestBlockSharedByPods(t *testing.T) {
 // refuseEveryWrite tries what a root in a pod can.
 func refuseEveryWrite(t *testing.T, path string, buffer []byte) {
 	t.Helper()
-	refuseWrite(t, path, 0)
+	refuseWrite(t, path)
 	for name, try := range map[string]func() error{
 		"O_DIRECT": func() error {
 			f, err := os.OpenFile(path, os.O_RDWR|unix.O_DIRECT, 0)

@@ -40,11 +40,9 @@ func testLife(t *testing.T, fresh func(*testing.T, bool) *life) {
 			l.must(l.unpublish(ctx, two))
 			l.must(l.unstage(ctx))
 		}
-		l.must(l.stage(ctx))
-		l.must(l.publish(ctx, one, false))
+		l.up(ctx, one)
 		l.mustRead(one, "of one")
-		l.must(l.unpublish(ctx, one))
-		l.must(l.unstage(ctx))
+		l.down(ctx, one)
 		l.end()
 	})
 }
@@ -230,8 +228,7 @@ func testLostStore(t *testing.T, fresh func(*testing.T, bool) *life) {
 		l.Start(harness.Options{})
 		l.begin()
 		one, two := l.target("one"), l.target("two")
-		l.must(l.stage(ctx))
-		l.must(l.publish(ctx, one, false))
+		l.up(ctx, one)
 		l.must(l.write(one, "kept"))
 		l.loseStore()
 		if l.raw { // nothing at the staging path tells of a raw stage: kubelet's next call makes it
@@ -241,13 +238,10 @@ func testLostStore(t *testing.T, fresh func(*testing.T, bool) *life) {
 		l.mustRead(two, "kept")
 		l.loseStore()
 		l.must(l.unpublish(ctx, two))
-		l.must(l.unpublish(ctx, one))
-		l.must(l.unstage(ctx))
-		l.must(l.stage(ctx))
-		l.must(l.publish(ctx, one, false))
+		l.down(ctx, one)
+		l.up(ctx, one)
 		l.mustRead(one, "kept")
-		l.must(l.unpublish(ctx, one))
-		l.must(l.unstage(ctx))
+		l.down(ctx, one)
 		l.end()
 	})
 }
@@ -270,8 +264,7 @@ func testUnknown(t *testing.T, fresh func(*testing.T, bool) *life) {
 	ctx := t.Context()
 	l.Start(harness.Options{})
 	l.begin()
-	l.must(l.unpublish(ctx, l.target("pod")))
-	l.must(l.unstage(ctx))
+	l.down(ctx, l.target("pod"))
 	if l.volume.Delete == nil {
 		return
 	}
