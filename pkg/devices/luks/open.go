@@ -192,7 +192,7 @@ func (l *Layer) Erase(ctx context.Context, lower state.Device, v devices.Volume)
 		case d.State != state.DeviceAttached:
 			return state.Errorf(state.Unavailable, "the device is %s", d.State)
 		}
-		f, err := devnode.Open(d.Path, d.Number, os.O_RDWR|unix.O_EXCL)
+		f, err := devnode.Claim(ctx, d.Number, func() (*os.File, error) { return devnode.Open(d.Path, d.Number, os.O_RDWR|unix.O_EXCL) })
 		if err != nil {
 			return err
 		}

@@ -62,7 +62,7 @@ func (b *Backend) attach(ctx context.Context, v devices.Volume, readOnly bool) e
 			return errors.Join(err, b.deactivate(context.WithoutCancel(ctx), at.group, at.volume.name))
 		}
 	}
-	return setReadOnly(d, readOnly)
+	return setReadOnly(ctx, d, readOnly)
 }
 
 // unzeroedPool is the refusal of a thin pool whose volumes show what was in their blocks.
@@ -122,16 +122,21 @@ func open(d *mapper.Device, flags int) (*os.File, error) {
 	return devnode.Open(path, d.Number, flags)
 }
 
+// claim opens the node of a device O_EXCL. EBUSY: it is mounted or claimed.
+func claim(ctx context.Context, d *mapper.Device, mode int) (*os.File, error) {
+	return devnode.Claim(ctx, d.Number, func() (*os.File, error) { return open(d, mode|unix.O_EXCL) })
+}
+
 // setReadOnly sets the mode of a device. FailedPrecondition: it has the other one and is
 // in use, or LVM lets nobody write to it.
-func setReadOnly(d *mapper.Device, readOnly bool) (err error) {
+func setReadOnly(ctx context.Context, d *mapper.Device, readOnly bool) (err error) {
 	info, err := blockdev.InfoOf(d.Number)
 	if err != nil || info.ReadOnly == readOnly {
 		return err
 	}
-	f, err := open(d, os.O_RDONLY|unix.O_EXCL)
+	f, err := claim(ctx, d, os.O_RDONLY)
 	if errors.Is(err, unix.EBUSY) {
-		return state.Errorf(state.FailedPrecondition, "%s is in use in the other mode: %s", info.Path, info.Users(context.Background()))
+		return state.Errorf(state.FailedPrecondition, "%s is in use in the other mode: %s", info.Path, info.Users(ctx))
 	}
 	if err != nil {
 		return err
@@ -173,7 +178,7 @@ func (b *Backend) detach(ctx context.Context, id volumeID) error {
 	if err != nil {
 		return err
 	}
-	f, err := open(d, os.O_RDONLY|unix.O_EXCL)
+	f, err := claim(ctx, d, os.O_RDONLY)
 	switch {
 	case errors.Is(err, unix.EBUSY):
 		return fmt.Errorf("%s is in use: %s: %w", info.Path, info.Users(ctx), err)

@@ -28,7 +28,7 @@ func (b *Backend) zeroFirst(ctx context.Context, at place, d *mapper.Device) err
 // zero makes every byte of a device zero, durably. Of a thin volume the blocks are given
 // back, so that the pool does not fill.
 func (b *Backend) zero(ctx context.Context, device string, d *mapper.Device, thin bool) (err error) {
-	f, err := open(d, os.O_RDWR|unix.O_EXCL)
+	f, err := claim(ctx, d, os.O_RDWR)
 	if errors.Is(err, unix.EBUSY) {
 		return fmt.Errorf("%s is mounted or claimed, perhaps by a mkfs that has not ended: %w", device, err)
 	}

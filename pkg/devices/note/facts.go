@@ -378,7 +378,9 @@ func (f *Facts) Erase(ctx context.Context, v devices.Volume, d state.Device) (er
 	if !d.Formatting || d.StaleMark {
 		return state.Errorf(state.FailedPrecondition, "volume %s: erase: no format was begun on it just now that was not ended, so its contents may be data", v.ID)
 	}
-	file, err := os.OpenFile(d.Path, os.O_RDWR|unix.O_EXCL|unix.O_NOFOLLOW, 0)
+	file, err := devnode.Claim(ctx, d.Number, func() (*os.File, error) {
+		return os.OpenFile(d.Path, os.O_RDWR|unix.O_EXCL|unix.O_NOFOLLOW, 0)
+	})
 	if errors.Is(err, unix.EBUSY) {
 		return fmt.Errorf("volume %s: erase: %s is mounted or claimed, perhaps by a mkfs that has not ended: %w", v.ID, d.Path, err)
 	}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -13,22 +14,32 @@ import (
 )
 
 // A claim that this process has ended may live on for a moment in a program that is just
-// being started: from its fork to its exec, a child has all files of its parent. The kernel
-// wakes nobody when it ends, so the device is asked again at pauses that double.
+// being started: from its fork until exec has closed them, a child has all files of its
+// parent. Others claim a device for as long to see whether it is free. The kernel wakes
+// nobody when that ends, so the device is asked again at pauses that double.
 const (
 	firstPause = time.Millisecond
 	lastPause  = 16 * time.Millisecond
+	claimTime  = 2*lastPause - firstPause
+	// startTime bounds the wait while this process starts programs. On a busy node one
+	// has taken 17 ms.
+	startTime = 500 * time.Millisecond
 )
 
 // Claim opens a block device O_EXCL by calling open. If somebody has claimed it, Claim
-// waits up to 31 ms for the end of that, unless the kernel names a device that is stacked
-// on it.
+// waits for the end of that: 31 ms from when it came or this process was last seen to start
+// a program, but no longer than some 500 ms. It does not wait if the kernel names a device
+// that is stacked on it.
 //
 // EBUSY: it is mounted or claimed.
 func Claim(ctx context.Context, number state.DeviceNumber, open func() (*os.File, error)) (*os.File, error) {
-	for pause := firstPause; ; pause *= 2 {
+	limit := claimTime
+	for waited, pause := time.Duration(0), firstPause; ; waited, pause = waited+pause, min(2*pause, lastPause) {
+		if starting() { // to be known before the device is asked
+			limit = min(waited+claimTime, startTime)
+		}
 		f, err := open()
-		if !errors.Is(err, unix.EBUSY) || pause > lastPause || hasHolders(number) {
+		if !errors.Is(err, unix.EBUSY) || waited >= limit || hasHolders(number) {
 			return f, err
 		}
 		select {
@@ -37,6 +48,16 @@ func Claim(ctx context.Context, number state.DeviceNumber, open func() (*os.File
 			return nil, err
 		}
 	}
+}
+
+// starting reports whether this process is starting a program. Go keeps ForkLock until the
+// child is in exec, as its fork is a vfork (vfork(2)).
+func starting() bool {
+	if !syscall.ForkLock.TryRLock() {
+		return true
+	}
+	syscall.ForkLock.RUnlock()
+	return false
 }
 
 // hasHolders reports whether sysfs lists a device, such as one of the device mapper,

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"os"
+	"sync"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -45,6 +47,40 @@ func TestClaim(t *testing.T) {
 				})
 				if waited := time.Since(start); !errors.Is(err, tt.want) || waited != tt.waited {
 					t.Errorf("%v after %s, want %v after %s", err, waited, tt.want, tt.waited)
+				}
+			})
+		})
+	}
+}
+
+// A claim that a program may have, which is being started, is waited for.
+func TestClaimWaitsForProgramsBeingStarted(t *testing.T) {
+	for name, tt := range map[string]struct {
+		starts, ends, want time.Duration // when the program is in exec, and when it has closed its parent's files
+		err                error
+	}{
+		"for a while":         {200 * time.Millisecond, 200 * time.Millisecond, 207 * time.Millisecond, nil}, // 31 ms, and 16 each time
+		"its files are later": {200 * time.Millisecond, 220 * time.Millisecond, 223 * time.Millisecond, nil},
+		"its files stay":      {200 * time.Millisecond, time.Hour, 239 * time.Millisecond, unix.EBUSY},
+		"for ever":            {time.Hour, time.Hour, 511 * time.Millisecond, unix.EBUSY},
+	} {
+		t.Run(name, func(t *testing.T) {
+			syscall.ForkLock.Lock() // as from a fork to its exec
+			unlock := sync.OnceFunc(syscall.ForkLock.Unlock)
+			defer unlock()
+			synctest.Test(t, func(t *testing.T) {
+				start := time.Now()
+				_, err := Claim(t.Context(), state.DeviceNumber{}, func() (*os.File, error) {
+					if time.Since(start) >= tt.starts {
+						unlock()
+					}
+					if time.Since(start) < tt.ends {
+						return nil, &os.PathError{Op: "open", Path: "device", Err: unix.EBUSY}
+					}
+					return nil, nil
+				})
+				if waited := time.Since(start); !errors.Is(err, tt.err) || waited != tt.want {
+					t.Errorf("%v after %s, want %v after %s", err, waited, tt.err, tt.want)
 				}
 			})
 		})
