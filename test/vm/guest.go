@@ -75,7 +75,7 @@ type Disk struct {
 	Path   string // a raw image
 
 	// Log, if any, is a file that gets every write and flush of the guest, in
-	// their order, for readLog.
+	// their order, for OpenLog.
 	Log string
 }
 

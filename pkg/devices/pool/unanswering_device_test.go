@@ -135,6 +135,12 @@ func TestSilentDeviceIsNotAbsent(t *testing.T) {
 
 	again()
 	awaitLooks(t, d.Path)
+	for range 2000 { // the look itself ends a moment after it has closed the device
+		if _, err := b.Find(t.Context(), silent); state.ClassOf(err) != state.Unavailable {
+			break
+		}
+		time.Sleep(5 * time.Millisecond)
+	}
 	if now := want(t, b, silent, state.DeviceAttached); now.Number != d.Number {
 		t.Errorf("attached as %+v, before as %+v", now, d)
 	}
