@@ -28,7 +28,7 @@ func newCreateCommand() *cobra.Command {
 does for a claim. It prints the volume's id, which the other commands take. The
 same command again finds the same volume.`,
 		Example: `  csi-node volume create try --size 320Mi
-  csi-node volume create raw --size 64Mi --block --parameter provisioning=thin`,
+  csi-node volume create raw --size 64Mi --block`,
 		Args: One("the NAME of the volume"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			req := &csi.CreateVolumeRequest{Name: args[0]}
