@@ -100,14 +100,12 @@ func (c Cluster) PrintWide(out io.Writer) error {
 
 // foot tells what no part of a volume tells.
 func (c Cluster) foot(text *strings.Builder, width int) {
-	titled := false
+	if slices.ContainsFunc(c.Nodes, func(n NodeOf) bool { return len(n.Refusals) > 0 }) {
+		text.WriteString(refusedTitle)
+	}
 	for _, n := range c.Nodes {
-		for _, r := range n.Refusals {
-			if !titled {
-				text.WriteString("\nCalls that were refused, the last one of each volume:\n")
-				titled = true
-			}
-			write(text, "  ", fmt.Sprintf("node %s: volume %s: %s", n.Name, inFull(r.Volume, r.Claim), r.Tell(time.Now())), width)
+		for _, told := range tellRefusals(n.Refusals, false, time.Now()) {
+			write(text, "  ", "node "+n.Name+": "+told, width)
 		}
 	}
 	for _, n := range c.Nodes {

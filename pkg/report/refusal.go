@@ -46,3 +46,46 @@ func (r Refusal) Tell(now time.Time) string {
 func (r Refusal) Reason() string {
 	return strings.TrimPrefix(strings.Join(strings.Fields(r.Error), " "), "volume "+r.Volume+": ")
 }
+
+const refusedTitle = "\nCalls that were refused, the last one of each volume:\n"
+
+// mostNamed is how many of the volumes are named whose calls were refused alike.
+const mostNamed = 3
+
+// tellRefusals says which calls were refused, in a line for each volume; or, unless each is
+// wanted, for all volumes whose calls were refused alike, with the time of the last.
+func tellRefusals(all []Refusal, each bool, now time.Time) (lines []string) {
+	type kind struct{ call, code, reason string }
+	alike := map[kind][]Refusal{}
+	for _, r := range all {
+		k := kind{r.Call, r.Code, r.Reason()}
+		alike[k] = append(alike[k], r)
+	}
+	for _, r := range all {
+		k := kind{r.Call, r.Code, r.Reason()}
+		switch others := alike[k]; {
+		case len(others) == 0: // told with the first of them
+		case each || len(others) == 1:
+			lines = append(lines, fmt.Sprintf("volume %s: %s", inFull(r.Volume, r.Claim), r.Tell(now)))
+		default:
+			lines = append(lines, tellAlike(others, now))
+			delete(alike, k)
+		}
+	}
+	return lines
+}
+
+// tellAlike is tellRefusals for those that differ in the volume, the pod and the time.
+func tellAlike(all []Refusal, now time.Time) string {
+	last := slices.MaxFunc(all, func(a, b Refusal) int { return a.At.Compare(b.At) })
+	last.Pod, last.Times = "", 1
+	var names []string
+	for _, r := range all[:min(len(all), mostNamed)] {
+		names = append(names, inFull(r.Volume, r.Claim))
+	}
+	more := ""
+	if n := len(all) - len(names); n > 0 {
+		more = fmt.Sprintf(" and %d more", n)
+	}
+	return fmt.Sprintf("volumes %s%s: %s", strings.Join(names, ", "), more, last.Tell(now))
+}

@@ -2,6 +2,7 @@ package report
 
 import (
 	"errors"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -48,5 +49,30 @@ func TestExplainARefusal(t *testing.T) {
 	v.Refusal = &Refusal{Volume: "v", Call: "NodePublishVolume", Code: "FailedPrecondition", Error: "busy", Since: now, At: now, Times: 1}
 	if told := v.Explanation(); len(told.Refused) != 1 || len(told.YouCan) != 2 || told.YouCan[0] != "Nothing is left to do." || !strings.HasPrefix(told.YouCan[1], "If a pod still waits for the call that was refused") {
 		t.Errorf("told is %+v", told)
+	}
+}
+
+// What many volumes have in common is told once, unless each is wanted.
+func TestTellRefusals(t *testing.T) {
+	now := time.Now()
+	refused := func(volume, call, why string, ago time.Duration) Refusal {
+		return Refusal{Volume: volume, Call: call, Pod: "ns/" + volume, Code: "InvalidArgument", Error: "volume " + volume + ": " + why, At: now.Add(-ago), Times: 2}
+	}
+	all := []Refusal{refused("a", "NodeStageVolume", "bad", 3*time.Second), refused("b", "NodeStageVolume", "worse", 0), refused("c", "NodeStageVolume", "bad", time.Second),
+		refused("d", "CreateVolume", "bad", 0), refused("e", "NodeStageVolume", "bad", 4*time.Second), refused("f", "NodeStageVolume", "bad", 2*time.Second), refused("g", "CreateVolume", "bad", time.Second)}
+	all[2].Claim = "ns/claim"
+	got, want := tellRefusals(all, false, now), []string{
+		"volumes a, c (ns/claim), e and 1 more: NodeStageVolume was refused 1s ago with InvalidArgument: bad",
+		"volume b: " + all[1].Tell(now),
+		"volumes d, g: CreateVolume was refused 0s ago with InvalidArgument: bad",
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("tells %q, not %q", got, want)
+	}
+	got = tellRefusals(all, true, now)
+	for i, r := range all {
+		if want := "volume " + inFull(r.Volume, r.Claim) + ": " + r.Tell(now); len(got) != len(all) || got[i] != want {
+			t.Fatalf("of each tells %q, not %q", got, want)
+		}
 	}
 }

@@ -63,11 +63,11 @@ func none(left int, has, words string) string {
 
 // refused lists the calls that were refused not long ago.
 func (n Node) refused(text *strings.Builder, width int) {
-	for i, r := range n.Refusals {
-		if i == 0 {
-			text.WriteString("\nCalls that were refused, the last one of each volume:\n")
-		}
-		write(text, "  ", fmt.Sprintf("volume %s: %s", inFull(r.Volume, r.Claim), r.Tell(time.Now())), width)
+	if len(n.Refusals) > 0 {
+		text.WriteString(refusedTitle)
+	}
+	for _, told := range tellRefusals(n.Refusals, width == 0, time.Now()) {
+		write(text, "  ", told, width)
 	}
 }
 
