@@ -73,8 +73,15 @@ func diskVolume(t *testing.T, fsType string) (p *harness.Plugin, v *volume, node
 // mustBeFree fails unless nobody has a disk, and it takes writes.
 func mustBeFree(t *testing.T, node string) {
 	t.Helper()
-	f, err := os.OpenFile(node, os.O_RDWR|unix.O_EXCL, 0)
-	must(t, err)
+	var f *os.File
+	harness.Eventually(t, node+" is free", func() (free bool) { // a program that is being started may have it for a moment
+		var err error
+		if f, err = os.OpenFile(node, os.O_RDWR|unix.O_EXCL, 0); !errors.Is(err, unix.EBUSY) {
+			must(t, err)
+			return true
+		}
+		return false
+	})
 	readOnly, err := unix.IoctlGetInt(int(f.Fd()), unix.BLKROGET)
 	if err := errors.Join(err, f.Close()); err != nil || readOnly != 0 {
 		t.Errorf("%s: read-only %d, %v", node, readOnly, err)
