@@ -255,11 +255,22 @@ func TestMoreTopology(t *testing.T) {
 			t.Errorf("%v: created: %v; room: %v", at, err, room)
 		}
 	}
-	s.MoreTopology = func(context.Context) (map[string]string, error) { return nil, errors.New("the rack is not known") }
+	asked := 0
+	s.MoreTopology = func(context.Context) (map[string]string, error) {
+		asked++
+		return nil, errors.New("the rack is not known")
+	}
 	_, err := s.CreateVolume(t.Context(), request(requisite(topology(topologyKey, "node-1", "rack", "r1"))))
 	check(t, err, state.Unavailable, "the rack is not known")
-	_, err = s.CreateVolume(t.Context(), request(requisite(topology(topologyKey, "node-1"))))
-	require.NoError(t, err)
+	for _, without := range [][]*csi.Topology{{topology(topologyKey, "node-1", "rack", "r1"), topology(topologyKey, "node-1")}, {topology(topologyKey, "node-1")}} {
+		_, err = s.CreateVolume(t.Context(), request(requisite(without...)))
+		require.NoError(t, err)
+	}
+	_, err = s.CreateVolume(t.Context(), request(name("far"), requisite(topology(topologyKey, "node-2", "rack", "r1"), topology(topologyKey, "node-3", "rack", "r1"))))
+	check(t, err, state.ResourceExhausted, "other nodes")
+	if asked != 1 {
+		t.Errorf("asked %d times for more segments, want once", asked)
+	}
 }
 
 // TestAccessibleFromEverywhere: without a topology there is no other node.

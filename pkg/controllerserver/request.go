@@ -84,11 +84,29 @@ func (s *Server) mountType(m *csi.VolumeCapability_MountVolume, unnamed string) 
 // here reports whether volumes that are created here are accessible from the topology:
 // this node is in each segment that it names.
 func (s *Server) here(ctx context.Context, t *csi.Topology) (bool, error) {
-	if len(s.Topology) == 0 {
+	return s.inOneOf(ctx, []*csi.Topology{t})
+}
+
+// reaches reports whether a volume here meets the requirement: that names no
+// requisite topology, or one that this node is in.
+func (s *Server) reaches(ctx context.Context, r *csi.TopologyRequirement) (bool, error) {
+	if len(r.GetRequisite()) == 0 {
 		return true, nil
 	}
-	if within(t, s.Topology) || s.MoreTopology == nil {
-		return within(t, s.Topology), nil
+	return s.inOneOf(ctx, r.GetRequisite())
+}
+
+// inOneOf reports whether this node is in one of the topologies. The driver's builder is asked
+// for his segments at most once, and only if the engine's leave it open.
+func (s *Server) inOneOf(ctx context.Context, all []*csi.Topology) (bool, error) {
+	known := func(own map[string]string) bool {
+		return slices.ContainsFunc(all, func(t *csi.Topology) bool { return within(t, own) })
+	}
+	if len(s.Topology) == 0 || known(s.Topology) {
+		return true, nil
+	}
+	if s.MoreTopology == nil || !slices.ContainsFunc(all, func(t *csi.Topology) bool { return agrees(t, s.Topology) }) {
+		return false, nil
 	}
 	more, err := s.MoreTopology(ctx)
 	if err != nil {
@@ -96,7 +114,7 @@ func (s *Server) here(ctx context.Context, t *csi.Topology) (bool, error) {
 	}
 	own := maps.Clone(s.Topology)
 	maps.Copy(own, more)
-	return within(t, own), nil
+	return known(own), nil
 }
 
 // within reports whether a node of the segments own is in the topology. CSI spec v1.13: the
@@ -110,6 +128,18 @@ func within(t *csi.Topology, own map[string]string) bool {
 	return true
 }
 
+// agrees reports whether a topology names no other value for a key of own.
+func agrees(t *csi.Topology, own map[string]string) bool {
+	for key, value := range t.GetSegments() {
+		for name, is := range own {
+			if strings.EqualFold(key, name) && value != is {
+				return false
+			}
+		}
+	}
+	return true
+}
+
 func segment(own map[string]string, key, value string) bool {
 	for name, is := range own {
 		if strings.EqualFold(key, name) && value == is {
@@ -117,15 +147,4 @@ func segment(own map[string]string, key, value string) bool {
 		}
 	}
 	return false
-}
-
-// reaches reports whether a volume here meets the requirement: that names no
-// requisite topology, or one that this node is in.
-func (s *Server) reaches(ctx context.Context, r *csi.TopologyRequirement) (bool, error) {
-	for _, t := range r.GetRequisite() {
-		if is, err := s.here(ctx, t); is || err != nil {
-			return is, err
-		}
-	}
-	return len(r.GetRequisite()) == 0, nil
 }

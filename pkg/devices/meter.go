@@ -12,8 +12,8 @@ type Meter interface {
 // Measurement is one value of a backend's place, shown as the gauge
 // csi_node_<kind>_<name>. No label holds a volume, a path or any other value without bound.
 type Measurement struct {
-	Name   string // with its unit, such as free_bytes
-	Help   string
-	Labels map[string]string
+	Name   string            // in lower case, with its unit, such as free_bytes
+	Help   string            // one sentence, the same each time
+	Labels map[string]string // in lower case
 	Value  float64
 }

@@ -46,13 +46,13 @@ func (p *plugin) openBackends(ctx context.Context, observeOnly bool) error {
 			DriverName: p.DriverName, NodeID: p.NodeID, StateDir: p.StateDir, LibDir: p.LibDir, ObserveOnly: observeOnly,
 			Wanted: func() []devices.Volume { return p.wanted(kind.Name) }, Raw: raw, Loops: p.loops,
 		})
-		if err == nil {
-			err = whole(kind, opened, len(p.backends) == 0)
-		}
 		if err != nil {
 			return err
 		}
 		p.backends = append(p.backends, backend{kind.Name, opened})
+		if err := whole(kind, opened, len(p.backends) == 1); err != nil {
+			return err
+		}
 		byName[kind.Name] = opened
 	}
 	p.devices = devices.NewSet(p.options.Backends[0].Name, byName)

@@ -80,11 +80,11 @@ Volumes of all namespaces are shown, or those of --namespace.`,
 			c.within(&filter)
 			known := &claims{cluster: c}
 			read := func(ctx context.Context) (report.Cluster, error) {
-				all, plugins, err := c.status(ctx)
+				all, _, err := c.status(ctx)
 				if err != nil {
 					return all, err
 				}
-				all.StaleRoom = c.staleRoom(ctx, all, plugins)
+				all.StaleRoom = c.staleRoom(ctx, all)
 				if err := known.name(ctx, all); err != nil && filter.Claim+filter.Class+filter.Namespace != "" {
 					return all, err
 				}

@@ -39,6 +39,9 @@ type cluster struct {
 	nodeTimeout time.Duration
 }
 
+// allPlugins selects the pods of all releases.
+const allPlugins = "app.kubernetes.io/part-of=csi-node"
+
 // connectionFlags are those of kubectl that say which cluster is meant, and who asks.
 var connectionFlags = []string{"kubeconfig", "context", "cluster", "user", "as", "server", "request-timeout"}
 
@@ -46,7 +49,7 @@ func (c *cluster) addFlags(cmd *cobra.Command) {
 	f := cmd.PersistentFlags()
 	f.StringVarP(&c.namespace, "namespace", "n", "", "namespace of a pod or claim that is named without one (default: that of the context; status: only volumes of this one)")
 	f.StringVar(&c.node, "node", "", "only this node")
-	f.StringVarP(&c.selector, "selector", "l", "app.kubernetes.io/part-of=csi-node", "label selector of the plugin's pods, in whatever namespace they are")
+	f.StringVarP(&c.selector, "selector", "l", allPlugins, "label selector of the plugin's pods, in whatever namespace they are")
 	f.StringVar(&c.container, "container", "csi-node", "container of the plugin in its pods")
 	f.StringVar(&c.command, "command", "csi-node", "program to run there")
 	f.DurationVar(&c.nodeTimeout, "node-timeout", 30*time.Second, "how long to wait for each node")

@@ -2,9 +2,9 @@ package kubectl
 
 import (
 	"bytes"
+	"fmt"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 
@@ -50,7 +50,7 @@ case "$*" in
 	esac ;;
 *"exec --namespace=csi-node plugin-a "*)
 	case "$*" in
-	*status*) echo '{"running":true,"driver":"x","volumes":[{"volume":"vol-1","device":"x","parts":[{"part":"target /y","pod":"default/writer","asked":"published","is":"settled"}]}],"refusals":[{"volume":"pvc-u9","call":"CreateVolume","code":"InvalidArgument","error":"bad"}],"storage":[{"backend":"pool","values":[{"name":"size_bytes","value":4096},{"name":"free_bytes","value":3072}]}]}' ;;
+	*status*) echo '{"running":true,"driver":"x","nodeID":"id-of-a","volumes":[{"volume":"vol-1","device":"x","parts":[{"part":"target /y","pod":"default/writer","asked":"published","is":"settled"}]}],"refusals":[{"volume":"pvc-u9","call":"CreateVolume","code":"InvalidArgument","error":"bad"}],"storage":[{"backend":"pool","values":[{"name":"size_bytes","value":4096},{"name":"free_bytes","value":3072}]}]}' ;;
 	*"explain --output=json"*) echo "{\"volume\":\"$*\"}" ;;
 	*) echo "a says: $*" ;;
 	esac ;;
@@ -97,33 +97,43 @@ func run(t *testing.T, args ...string) (out, errs string, err error) {
 	return stdout.String(), stderr.String(), err
 }
 
-// Room that is told of is stale only on a node without the plugin, and only where it is that of
-// one node, and of a driver that was asked.
+// Room that is told of is stale only on a node without a pod of the plugin, and only where it is
+// that of one node, and of a driver that was asked.
 func TestStaleRoom(t *testing.T) {
 	dir := fake(t)
+	names := 0
 	room := func(driver, key, node string) string {
-		return `{"metadata":{"namespace":"csi-node","labels":{"csi.storage.k8s.io/drivername":"` + driver + `","csi.storage.k8s.io/managed-by":"external-provisioner-` + node + `"}},"nodeTopology":{"matchLabels":{` + key + `:"` + node + `"}}}`
+		names++
+		return fmt.Sprintf(`{"metadata":{"name":"o%d","namespace":"csi-node","labels":{"csi.storage.k8s.io/drivername":"%s"}},"nodeTopology":{"matchLabels":{%s:"%s"}}}`, names, driver, key, node)
 	}
 	own := `"topology.x/node"`
-	require.NoError(t, os.WriteFile(filepath.Join(dir, "room"), []byte(`{"items":[`+strings.Join([]string{room("x", own, "gone"), room("x", own, "gone"),
-		room("x", own, "a"), room("other", own, "far"), room("x", `"topology.x/zone"`, "south"), room("x", `"topology.x/rack":"1",`+own, "racked"), `{"metadata":{"labels":{}}}`}, ",")+`]}`), 0o600))
-	const command = "`kubectl --namespace=csi-node delete csistoragecapacities --selector=csi.storage.k8s.io/drivername=x,csi.storage.k8s.io/managed-by=external-provisioner-gone`"
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "room"), []byte(`{"items":[`+strings.Join([]string{room("x", own, "gone"), room("x", own, "gone"), room("x", `"x/node"`, "gone"),
+		room("x", own, "a"), room("x", own, "c") /* evicted */, room("other", own, "far"), room("x", `"topology.x/zone"`, "south"), room("x", `"topology.y/node"`, "of-y"),
+		room("x", own, "node-0123456789abcdef0123456789abcdef"), room("x", own, "id-of-a"), room("x", `"topology.x/rack":"1",`+own, "racked"), `{"metadata":{"labels":{}}}`}, ",")+`]}`), 0o600))
 	for _, output := range []string{"table", "wide"} {
 		out, _, err := run(t, "status", "-o", output)
-		if words := strings.Join(strings.Fields(out), " "); err != nil || strings.Count(words, "On node ") != 1 || !strings.Contains(words, "On node gone the plugin of x does not run, ") || !strings.Contains(words, command) {
+		if words := strings.Join(strings.Fields(out), " "); err != nil || strings.Count(words, "On node ") != 1 || !strings.Contains(words, "On node gone the plugin of x does not run, ") ||
+			!strings.Contains(words, "`kubectl --namespace=csi-node delete csistoragecapacities o1 o2 o3`") {
 			t.Errorf("prints (%v)\n%s", err, out)
 		}
 	}
-	for _, args := range [][]string{{"status", "--node", "a"}, {"status", "-o", "json"}} {
-		out, _, err := run(t, args...)
-		if told := strings.Contains(out, `"node": "gone"`); err != nil || told != slices.Contains(args, "json") || strings.Contains(out, "On node ") {
-			t.Errorf("%v prints (%v)\n%s", args, err, out)
+	if out, _, err := run(t, "status", "-o", "json"); err != nil || !strings.Contains(out, `"node": "gone"`) {
+		t.Errorf("prints (%v)\n%s", err, out)
+	}
+	none := func(file string, args ...string) {
+		t.Helper()
+		if file != "" {
+			require.NoError(t, os.WriteFile(filepath.Join(dir, file), nil, 0o600))
+		}
+		if out, _, _ := run(t, append([]string{"status"}, args...)...); strings.Contains(out, "On node ") {
+			t.Errorf("%s %v: prints\n%s", file, args, out)
 		}
 	}
-	require.NoError(t, os.WriteFile(filepath.Join(dir, "forbidden"), nil, 0o600))
-	if out, _, err := run(t, "status"); err != nil || strings.Contains(out, "On node ") {
-		t.Errorf("without the right to know, prints (%v)\n%s", err, out)
-	}
+	none("", "--node", "a")
+	none("", "--selector", "app=x")
+	none("silent")
+	require.NoError(t, os.Remove(filepath.Join(dir, "silent")))
+	none("forbidden")
 }
 
 func TestStatus(t *testing.T) {

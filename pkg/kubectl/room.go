@@ -3,49 +3,61 @@ package kubectl
 import (
 	"cmp"
 	"context"
+	"regexp"
 	"slices"
-	"strings"
 
 	"github.com/csi-node/csi-node/pkg/report"
 )
 
-// The labels that external-provisioner gives to its CSIStorageCapacity objects, and what ends
-// the key of the one topology segment of an object that tells of one node's room.
-const (
-	driverLabel  = "csi.storage.k8s.io/drivername"
-	managerLabel = "csi.storage.k8s.io/managed-by"
-	nodeSegment  = "/node"
-)
+// driverLabel is the label of external-provisioner's CSIStorageCapacity objects that names
+// the driver.
+const driverLabel = "csi.storage.k8s.io/drivername"
 
-// staleRoom returns the room that is told of on nodes that have none of the plugins; nothing
-// if the nodes are limited, or the cluster does not tell.
-func (c *cluster) staleRoom(ctx context.Context, all report.Cluster, plugins []plugin) (stale []report.StaleRoom) {
-	var list struct {
+// hashedNode is the topology value of a node whose name can be none.
+var hashedNode = regexp.MustCompile(`^node-[0-9a-f]{32}$`)
+
+// staleRoom returns the room that is told of on nodes that have no pod of the plugin. It
+// returns nothing unless it is sure of that: if not all pods are asked for, a node has not
+// answered, or the cluster does not tell.
+func (c *cluster) staleRoom(ctx context.Context, all report.Cluster) (stale []report.StaleRoom) {
+	var pods struct{ Items []pod }
+	var room struct {
 		Items []struct {
 			Metadata struct {
-				Namespace string
-				Labels    map[string]string
+				Name, Namespace string
+				Labels          map[string]string
 			}
 			NodeTopology struct{ MatchLabels map[string]string }
 		}
 	}
-	if c.node != "" || c.get(ctx, &list, "csistoragecapacities", "--all-namespaces", "--selector="+driverLabel) != nil {
+	if c.node != "" || c.selector != allPlugins || all.Err() != nil ||
+		c.get(ctx, &room, "csistoragecapacities", "--all-namespaces", "--selector="+driverLabel) != nil || len(room.Items) == 0 ||
+		c.get(ctx, &pods, "pods", "--all-namespaces", "--selector="+c.selector) != nil {
 		return nil
 	}
-	for _, item := range list.Items {
-		driver := item.Metadata.Labels[driverLabel]
-		ours := slices.ContainsFunc(all.Nodes, func(n report.NodeOf) bool { return n.Driver == driver })
-		for key, node := range item.NodeTopology.MatchLabels {
-			runs := slices.ContainsFunc(plugins, func(p plugin) bool { return p.node == node })
-			if !ours || runs || len(item.NodeTopology.MatchLabels) > 1 || !strings.HasSuffix(key, nodeSegment) {
+	for _, object := range room.Items {
+		driver := object.Metadata.Labels[driverLabel]
+		for key, node := range object.NodeTopology.MatchLabels {
+			ofDriver := func(n report.NodeOf) bool { return n.Driver == driver }
+			isNode := func(n report.NodeOf) bool { return ofDriver(n) && n.NodeID == node }
+			runsOn := func(p pod) bool { return p.Spec.NodeName == node }
+			switch {
+			case !slices.ContainsFunc(all.Nodes, ofDriver), slices.ContainsFunc(all.Nodes, isNode), slices.ContainsFunc(pods.Items, runsOn),
+				len(object.NodeTopology.MatchLabels) > 1, key != "topology."+driver+"/node" && key != driver+"/node", hashedNode.MatchString(node):
 				continue
 			}
-			selector := driverLabel + "=" + driver + "," + managerLabel + "=" + item.Metadata.Labels[managerLabel]
-			stale = append(stale, report.StaleRoom{Node: node, Driver: driver, Namespace: item.Metadata.Namespace, Selector: selector})
+			place := report.StaleRoom{Node: node, Driver: driver, Namespace: object.Metadata.Namespace}
+			i := slices.IndexFunc(stale, func(s report.StaleRoom) bool {
+				return s.Node == place.Node && s.Driver == place.Driver && s.Namespace == place.Namespace
+			})
+			if i < 0 {
+				i, stale = len(stale), append(stale, place)
+			}
+			stale[i].Objects = append(stale[i].Objects, object.Metadata.Name)
 		}
 	}
-	slices.SortFunc(stale, func(a, b report.StaleRoom) int {
+	slices.SortStableFunc(stale, func(a, b report.StaleRoom) int {
 		return cmp.Or(cmp.Compare(a.Node, b.Node), cmp.Compare(a.Driver, b.Driver))
 	})
-	return slices.Compact(stale)
+	return stale
 }

@@ -20,10 +20,10 @@ type Cluster struct {
 // StaleRoom is room that CSIStorageCapacity objects tell of on a node without the plugin, such
 // as one that was excluded: the scheduler still sends pods there.
 type StaleRoom struct {
-	Node      string `json:"node"`
-	Driver    string `json:"driver"`
-	Namespace string `json:"namespace"` // of the objects
-	Selector  string `json:"selector"`  // of labels, which picks them
+	Node      string   `json:"node"`
+	Driver    string   `json:"driver"`
+	Namespace string   `json:"namespace"` // of the objects
+	Objects   []string `json:"objects"`   // their names
 }
 
 // NodeOf is the report of one of several nodes.
@@ -35,7 +35,7 @@ type NodeOf struct {
 }
 
 func (s StaleRoom) tell() string {
-	return fmt.Sprintf("On node %s the plugin of %s does not run, and CSIStorageCapacity objects still tell of room there, so that pods may be sent there in vain. If it is not to come back: `kubectl --namespace=%s delete csistoragecapacities --selector=%s`", s.Node, s.Driver, s.Namespace, s.Selector)
+	return fmt.Sprintf("On node %s the plugin of %s does not run, and CSIStorageCapacity objects still tell of room there, so that pods may be sent there in vain. If it is not to come back: `kubectl --namespace=%s delete csistoragecapacities %s`", s.Node, s.Driver, s.Namespace, strings.Join(s.Objects, " "))
 }
 
 // nodeWidth bounds the column of the nodes, as volumeWidth does that of the volumes.

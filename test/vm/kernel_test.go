@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"path"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"sync"
 	"testing"
@@ -98,11 +99,13 @@ type failures struct {
 	lines []string
 }
 
+var failed = regexp.MustCompile(`--- FAIL: |^(panic: |fatal error: |running tests:|WARNING: DATA RACE|FAIL )`)
+
 // look looks at a line of a guest, given the few lines before it, and returns those before
 // the next one.
 func (f *failures) look(guest string, before []string, line string) []string {
 	before = append(before[max(0, len(before)-9):len(before):len(before)], line)
-	if !strings.Contains(line, "--- FAIL: ") && !strings.HasPrefix(line, "panic: ") {
+	if !failed.MatchString(line) {
 		return before
 	}
 	f.mu.Lock()

@@ -27,15 +27,15 @@ const (
 )
 
 // Claim opens a block device O_EXCL by calling open. If somebody has claimed it, Claim
-// waits for the end of that: 31 ms from when it came or this process was last seen to start
-// a program, but no longer than some 500 ms. It does not wait if the kernel names a device
-// that is stacked on it.
+// waits for the end of that: 31 ms, from when the programs run that this process was
+// starting when it came, but no longer than some 500 ms. It does not wait if the kernel
+// names a device that is stacked on it.
 //
 // EBUSY: it is mounted or claimed.
 func Claim(ctx context.Context, number state.DeviceNumber, open func() (*os.File, error)) (*os.File, error) {
-	limit := claimTime
+	limit, started := claimTime, false
 	for waited, pause := time.Duration(0), firstPause; ; waited, pause = waited+pause, min(2*pause, lastPause) {
-		if starting() { // to be known before the device is asked
+		if started = started || !starting(); !started { // to be known before the device is asked
 			limit = min(waited+claimTime, startTime)
 		}
 		f, err := open()
