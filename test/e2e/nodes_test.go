@@ -194,7 +194,7 @@ func testExcluded(s *space, two *node) {
 			s.Errorf("docs/install.md says that this stays: room told by %q, label %q", room(s, two), label())
 		}
 		told := strings.Join(strings.Fields(follow(s.T, "../..", "kubectl csi-node status")), " ")
-		if !strings.Contains(told, "On node "+two.name+" the plugin of csi-node.local does not run") || strings.Contains(told, "On node "+nodeName) {
+		if !strings.Contains(told, "On node "+two.name+" the plugin of csi-node.local does not run") || strings.Contains(told, "On node "+nodeName+" ") {
 			s.Errorf("of that room status tells %q", told)
 		}
 		follow(s.T, "../..", documented(s.T, "docs/install.md", "3. `kubectl label node NODE", "NODE", two.name)...)
