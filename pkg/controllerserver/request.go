@@ -96,8 +96,8 @@ func (s *Server) reaches(ctx context.Context, r *csi.TopologyRequirement) (bool,
 	return s.inOneOf(ctx, r.GetRequisite())
 }
 
-// inOneOf reports whether this node is in one of the topologies. The driver's builder is asked
-// for his segments at most once, and only if the engine's leave it open.
+// inOneOf reports whether this node is in one of the topologies. MoreTopology is asked at
+// most once, and only if the engine's own segments leave it open.
 func (s *Server) inOneOf(ctx context.Context, all []*csi.Topology) (bool, error) {
 	known := func(own map[string]string) bool {
 		return slices.ContainsFunc(all, func(t *csi.Topology) bool { return within(t, own) })
@@ -117,11 +117,10 @@ func (s *Server) inOneOf(ctx context.Context, all []*csi.Topology) (bool, error)
 	return known(own), nil
 }
 
-// within reports whether a node of the segments own is in the topology. CSI spec v1.13: the
-// keys of segments are case-insensitive.
+// within reports whether a node of the segments own is in the topology.
 func within(t *csi.Topology, own map[string]string) bool {
 	for key, value := range t.GetSegments() {
-		if !segment(own, key, value) {
+		if is, known := segment(own, key); !known || value != is {
 			return false
 		}
 	}
@@ -131,20 +130,20 @@ func within(t *csi.Topology, own map[string]string) bool {
 // agrees reports whether a topology names no other value for a key of own.
 func agrees(t *csi.Topology, own map[string]string) bool {
 	for key, value := range t.GetSegments() {
-		for name, is := range own {
-			if strings.EqualFold(key, name) && value != is {
-				return false
-			}
+		if is, known := segment(own, key); known && value != is {
+			return false
 		}
 	}
 	return true
 }
 
-func segment(own map[string]string, key, value string) bool {
+// segment returns the value of a key. CSI spec v1.13: the keys of segments are
+// case-insensitive.
+func segment(own map[string]string, key string) (value string, known bool) {
 	for name, is := range own {
-		if strings.EqualFold(key, name) && value == is {
-			return true
+		if strings.EqualFold(key, name) {
+			return is, true
 		}
 	}
-	return false
+	return "", false
 }
