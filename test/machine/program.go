@@ -54,6 +54,7 @@ const patience = 20 * time.Second
 // ends when the last of them is gone.
 type FIFO struct {
 	Path   string
+	file   *os.File // open for reading since it was first waited for
 	reader *bufio.Reader
 }
 
@@ -65,8 +66,20 @@ func NewFIFO(t *testing.T) *FIFO {
 	return &FIFO{Path: path}
 }
 
-// WaitFor blocks until a program has opened the pipe and written the line.
+// WaitFor blocks until a program has opened the pipe and written the next line.
 func (f *FIFO) WaitFor(t *testing.T, want string) {
+	t.Helper()
+	if f.file == nil { // else the program may have written the line, and ended
+		f.open(t)
+	}
+	require.NoError(t, f.file.SetReadDeadline(time.Now().Add(patience)))
+	line, err := f.reader.ReadString('\n')
+	if err != nil || strings.TrimSpace(line) != want {
+		t.Fatalf("read %q, %v; want %q", line, err, want)
+	}
+}
+
+func (f *FIFO) open(t *testing.T) {
 	t.Helper()
 	opened := make(chan *os.File, 1)
 	go func() {
@@ -76,19 +89,13 @@ func (f *FIFO) WaitFor(t *testing.T, want string) {
 		}
 		opened <- file
 	}()
-	var file *os.File
 	select {
-	case file = <-opened:
-		t.Cleanup(func() { require.NoError(t, file.Close()) })
+	case f.file = <-opened:
+		t.Cleanup(func() { require.NoError(t, f.file.Close()) })
 	case <-time.After(patience):
 		t.Fatalf("nobody has opened %s", f.Path)
 	}
-	require.NoError(t, file.SetReadDeadline(time.Now().Add(patience)))
-	f.reader = bufio.NewReader(file)
-	line, err := f.reader.ReadString('\n')
-	if err != nil || strings.TrimSpace(line) != want {
-		t.Fatalf("read %q, %v; want %q", line, err, want)
-	}
+	f.reader = bufio.NewReader(f.file)
 }
 
 // WaitForEnd blocks until no process has the pipe open.
