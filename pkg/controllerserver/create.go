@@ -33,7 +33,7 @@ func (s *Server) CreateVolume(ctx context.Context, req *csi.CreateVolumeRequest)
 	var have devices.Provisioned
 	reaches, err := s.reaches(ctx, req.GetAccessibilityRequirements())
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("volume %s: %w", want.Name, err)
 	}
 	if reaches {
 		have, err = c.CreateVolume(ctx, want)

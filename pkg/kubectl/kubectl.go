@@ -112,14 +112,21 @@ type plugin struct {
 	waits bool // its containers have not all been started yet
 }
 
+// pods returns the pods of csi-node, whatever their state.
+func (c *cluster) pods(ctx context.Context) ([]pod, error) {
+	var list struct{ Items []pod }
+	err := c.get(ctx, &list, "pods", "--all-namespaces", "--selector="+c.selector)
+	return list.Items, err
+}
+
 // plugins returns the pods of csi-node that run, or are to start, in the order of their nodes.
 func (c *cluster) plugins(ctx context.Context) ([]plugin, error) {
-	var pods struct{ Items []pod }
-	if err := c.get(ctx, &pods, "pods", "--all-namespaces", "--selector="+c.selector); err != nil {
+	pods, err := c.pods(ctx)
+	if err != nil {
 		return nil, err
 	}
 	var all []plugin
-	for _, p := range pods.Items {
+	for _, p := range pods {
 		if p.Spec.NodeName != "" && (c.node == "" || c.node == p.Spec.NodeName) && (p.Status.Phase == "Running" || p.Status.Phase == "Pending") && p.Metadata.DeletionTimestamp == "" && p.has(c.container) {
 			all = append(all, plugin{p.Spec.NodeName, p.Metadata.Namespace, p.Metadata.Name, p.Status.Phase == "Pending"})
 		}

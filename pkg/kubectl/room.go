@@ -20,7 +20,6 @@ var hashedNode = regexp.MustCompile(`^node-[0-9a-f]{32}$`)
 // returns nothing unless it is sure of that: if not all pods are asked for, a node has not
 // answered, or the cluster does not tell.
 func (c *cluster) staleRoom(ctx context.Context, all report.Cluster) (stale []report.StaleRoom) {
-	var pods struct{ Items []pod }
 	var room struct {
 		Items []struct {
 			Metadata struct {
@@ -31,8 +30,11 @@ func (c *cluster) staleRoom(ctx context.Context, all report.Cluster) (stale []re
 		}
 	}
 	if c.node != "" || c.selector != allPlugins || all.Err() != nil ||
-		c.get(ctx, &room, "csistoragecapacities", "--all-namespaces", "--selector="+driverLabel) != nil || len(room.Items) == 0 ||
-		c.get(ctx, &pods, "pods", "--all-namespaces", "--selector="+c.selector) != nil {
+		c.get(ctx, &room, "csistoragecapacities", "--all-namespaces", "--selector="+driverLabel) != nil || len(room.Items) == 0 {
+		return nil
+	}
+	pods, err := c.pods(ctx)
+	if err != nil {
 		return nil
 	}
 	for _, object := range room.Items {
@@ -42,7 +44,7 @@ func (c *cluster) staleRoom(ctx context.Context, all report.Cluster) (stale []re
 			isNode := func(n report.NodeOf) bool { return ofDriver(n) && n.NodeID == node }
 			runsOn := func(p pod) bool { return p.Spec.NodeName == node }
 			switch {
-			case !slices.ContainsFunc(all.Nodes, ofDriver), slices.ContainsFunc(all.Nodes, isNode), slices.ContainsFunc(pods.Items, runsOn),
+			case !slices.ContainsFunc(all.Nodes, ofDriver), slices.ContainsFunc(all.Nodes, isNode), slices.ContainsFunc(pods, runsOn),
 				len(object.NodeTopology.MatchLabels) > 1, key != "topology."+driver+"/node" && key != driver+"/node", hashedNode.MatchString(node):
 				continue
 			}

@@ -75,6 +75,28 @@ func TestNothingIsGoneInADirectoryThatIsNotTrusted(t *testing.T) {
 	check("something of that name", false)
 }
 
+// The directory of all pods may be made after the start. It is first seen with whichever pod is
+// asked for, also one that is there.
+func TestFirstSeenWithALivePod(t *testing.T) {
+	machine.Kernel(t)
+	root, err := filepath.EvalSymlinks(t.TempDir())
+	require.NoError(t, err)
+	d, err := New(root)
+	require.NoError(t, err)
+	pods := filepath.Join(root, "pods")
+	target := func(uid string) string { return filepath.Join(pods, uid, "volumes/v/mount") }
+	require.NoError(t, os.MkdirAll(filepath.Join(pods, "alive"), 0o700))
+	if d.Gone(target("alive")) {
+		t.Error("a pod that is there is gone")
+	}
+	require.NoError(t, unix.Mount("elsewhere", pods, "tmpfs", 0, ""))
+	t.Cleanup(func() { _ = unix.Unmount(pods, unix.MNT_DETACH) })
+	require.NoError(t, os.Mkdir(filepath.Join(pods, "other"), 0o700))
+	if d.Gone(target("dead")) {
+		t.Error("another disk is believed")
+	}
+}
+
 // New looks at the directory of all pods. When Gone is first called, its disk may not
 // be there any more.
 func TestFirstSeenAtTheStart(t *testing.T) {

@@ -2,6 +2,7 @@ package reconciler
 
 import (
 	"context"
+	"errors"
 	"strings"
 	"sync"
 	"testing"
@@ -27,6 +28,27 @@ type askedFilesystems struct {
 func (f askedFilesystems) Probe(ctx context.Context, d state.Device, mountpoint string) (state.Contents, error) {
 	*f.mountpoints = append(*f.mountpoints, mountpoint)
 	return f.fakeFilesystems.Probe(ctx, d, mountpoint)
+}
+
+// unaskedDevices cannot say whether anything is held.
+type unaskedDevices struct{ fakeDevices }
+
+func (unaskedDevices) Held(context.Context, state.Device) (bool, error) {
+	return false, errors.New("no such device")
+}
+
+// Whose device it is that cannot be asked is in the error.
+func TestUnansweredHeldNamesTheDevice(t *testing.T) {
+	bubble(t, func(h *harness) {
+		v := h.volume("v")
+		h.ok(stage("v", stageBlock))
+		k := h.p.kernel()
+		k.Views = unaskedDevices{fakeDevices{h.p}}
+		r := New(Config{Store: newFakeStore(), Kernel: k})
+		defer r.queue.ShutDown()
+		_, err := r.observeAlone(context.Background(), h.store.Get("v"))
+		require.Class(t, err, state.Unavailable, "volume v: observe: whether ", v.device.number.String(), "is in use: no such device")
+	})
 }
 
 // What a look asks of the kernel, and what it does not.

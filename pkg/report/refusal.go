@@ -81,7 +81,11 @@ func tellAlike(all []Refusal, now time.Time) string {
 	last.Pod, last.Times = "", 1
 	var names []string
 	for _, r := range all[:min(len(all), mostNamed)] {
-		names = append(names, inFull(r.Volume, r.Claim))
+		who := r.Claim
+		if who == "" && r.Pod != "" {
+			who = "pod " + r.Pod
+		}
+		names = append(names, inFull(r.Volume, who))
 	}
 	more := ""
 	if n := len(all) - len(names); n > 0 {

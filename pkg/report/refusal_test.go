@@ -60,11 +60,11 @@ func TestTellRefusals(t *testing.T) {
 	}
 	all := []Refusal{refused("a", "NodeStageVolume", "bad", 3*time.Second), refused("b", "NodeStageVolume", "worse", 0), refused("c", "NodeStageVolume", "bad", time.Second),
 		refused("d", "CreateVolume", "bad", 0), refused("e", "NodeStageVolume", "bad", 4*time.Second), refused("f", "NodeStageVolume", "bad", 2*time.Second), refused("g", "CreateVolume", "bad", time.Second)}
-	all[2].Claim = "ns/claim"
+	all[2].Claim, all[3].Pod = "ns/claim", ""
 	got, want := tellRefusals(all, false, now), []string{
-		"volumes a, c (ns/claim), e and 1 more: NodeStageVolume was refused 1s ago with InvalidArgument: bad",
+		"volumes a (pod ns/a), c (ns/claim), e (pod ns/e) and 1 more: NodeStageVolume was refused 1s ago with InvalidArgument: bad",
 		"volume b: " + all[1].Tell(now),
-		"volumes d, g: CreateVolume was refused 0s ago with InvalidArgument: bad",
+		"volumes d, g (pod ns/g): CreateVolume was refused 0s ago with InvalidArgument: bad",
 	}
 	if !slices.Equal(got, want) {
 		t.Errorf("tells %q, not %q", got, want)

@@ -6,7 +6,11 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/csi-node/csi-node/pkg/blockdev"
 	"github.com/csi-node/csi-node/pkg/devices"
@@ -153,6 +157,23 @@ func TestFactsFollowTheDevice(t *testing.T) {
 		wantError(t, f.BeginRaw(t.Context(), v, changed), state.FailedPrecondition, "not attached for writing")
 	}
 	require.NoError(t, f.Erase(t.Context(), v, f.told(v, d)))
+}
+
+// A device that a program which is being started has open for a moment is erased all the same.
+func TestEraseWaitsForProgramsBeingStarted(t *testing.T) {
+	f, v := open(t, t.TempDir()), devices.Volume{ID: "v", Backend: "b"}
+	d, _ := newDevice(t)
+	require.NoError(t, f.BeginFormat(t.Context(), v, d))
+	now := f.told(v, d)
+	inherited, err := os.OpenFile(d.Path, os.O_RDONLY|unix.O_EXCL, 0)
+	require.NoError(t, err)
+	syscall.ForkLock.Lock() // as from a fork to its exec
+	erased := make(chan error, 1)
+	go func() { erased <- f.Erase(t.Context(), v, now) }()
+	time.Sleep(100 * time.Millisecond)
+	err = inherited.Close()
+	syscall.ForkLock.Unlock()
+	require.NoError(t, errors.Join(err, <-erased))
 }
 
 // A damaged note stops formats, and is told as what cannot be known.
