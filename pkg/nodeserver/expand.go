@@ -36,14 +36,14 @@ func (s *Server) NodeExpandVolume(ctx context.Context, req *csi.NodeExpandVolume
 		return nil, fmt.Errorf("volume %s: %w", id, err)
 	}
 	if req.GetVolumeCapability() != nil {
-		if _, _, err := s.capability(req.GetVolumeCapability()); err != nil {
+		if _, _, err := s.capability(ctx, s.recorded(id), req.GetVolumeCapability()); err != nil {
 			return nil, err
 		}
 	}
 	if err := s.checkExpandPaths(req); err != nil {
 		return nil, err
 	}
-	staging, c := s.presumedStage(req)
+	staging, c := s.presumedStage(ctx, req)
 	bytes, limit := max(req.GetCapacityRange().GetRequiredBytes(), 1), req.GetCapacityRange().GetLimitBytes()
 	size, err := s.Reconciler.EnsureSize(ctx, id, func(v *state.Volume) error {
 		if err := v.Presume(staging, c, nil, time.Now()); err != nil {
@@ -80,15 +80,23 @@ func (s *Server) checkExpandPaths(req *csi.NodeExpandVolumeRequest) error {
 
 // presumedStage returns where, and with what capability, a volume without a record is
 // staged according to the request; both are empty if the request does not say.
-func (s *Server) presumedStage(req *csi.NodeExpandVolumeRequest) (staging string, c state.Capability) {
+func (s *Server) presumedStage(ctx context.Context, req *csi.NodeExpandVolumeRequest) (staging string, c state.Capability) {
 	if staging = req.GetStagingTargetPath(); staging == "" || req.GetVolumeCapability() == nil || s.path(req.GetVolumeId(), "staging_target_path", staging) != nil {
 		return "", state.Capability{}
 	}
-	c, _, err := s.capability(req.GetVolumeCapability())
+	c, _, err := s.capability(ctx, s.recorded(req.GetVolumeId()), req.GetVolumeCapability())
 	if err != nil {
 		return "", state.Capability{}
 	}
 	return staging, c
+}
+
+// recorded is a volume as its record has it, for requests that tell only the id.
+func (s *Server) recorded(id string) devices.Volume {
+	if record := s.Records.Get(id); record != nil {
+		return devices.Recorded(record)
+	}
+	return devices.Volume{ID: id}
 }
 
 // checkRange returns InvalidArgument for a range without any size in it, and

@@ -25,7 +25,7 @@ func (s *Server) NodePublishVolume(ctx context.Context, req *csi.NodePublishVolu
 	if inline { // this call stages it, too
 		pending = append(pending, state.StagePart())
 	}
-	target, err := s.target(req)
+	target, err := s.target(ctx, req)
 	if err != nil {
 		return nil, s.whilePending(req.GetVolumeId(), err, pending...)
 	}
@@ -84,8 +84,8 @@ func (s *Server) inlineStage(req *csi.NodePublishVolumeRequest, target *state.Ta
 }
 
 // target translates the request without its staging path.
-func (s *Server) target(req *csi.NodePublishVolumeRequest) (*state.Target, error) {
-	capability, readOnly, joined, err := s.asked(req, "target_path", req.GetTargetPath())
+func (s *Server) target(ctx context.Context, req *csi.NodePublishVolumeRequest) (*state.Target, error) {
+	capability, readOnly, joined, err := s.asked(ctx, req, "target_path", req.GetTargetPath())
 	if err != nil {
 		return nil, err
 	}

@@ -60,6 +60,8 @@ type Backends interface {
 	// PublishIdentity reports whether a key of the publish context is part of
 	// what is asked for.
 	PublishIdentity(v devices.Volume, key string) bool
+	// Source returns what is mounted for a volume; not ok: it has a device.
+	Source(ctx context.Context, v devices.Volume) (source state.Source, ok bool, err error)
 	// Overhead returns how many bytes of a volume with that context its layers take.
 	Overhead(context map[string]string) int64
 }

@@ -18,7 +18,7 @@ func (s *Server) NodeStageVolume(ctx context.Context, req *csi.NodeStageVolumeRe
 	if err != nil {
 		return nil, err
 	}
-	stage, err := s.stage(req)
+	stage, err := s.stage(ctx, req)
 	if err != nil {
 		return nil, s.whilePending(req.GetVolumeId(), err, state.StagePart())
 	}
@@ -33,8 +33,8 @@ func (s *Server) NodeStageVolume(ctx context.Context, req *csi.NodeStageVolumeRe
 }
 
 // stage translates the request.
-func (s *Server) stage(req *csi.NodeStageVolumeRequest) (*state.Stage, error) {
-	capability, readOnly, joined, err := s.asked(req, "staging_target_path", req.GetStagingTargetPath())
+func (s *Server) stage(ctx context.Context, req *csi.NodeStageVolumeRequest) (*state.Stage, error) {
+	capability, readOnly, joined, err := s.asked(ctx, req, "staging_target_path", req.GetStagingTargetPath())
 	if err != nil {
 		return nil, err
 	}

@@ -104,7 +104,7 @@ func (s *Server) volumePath(id, path string) error {
 
 // asked checks and translates what requests to stage and to publish have in common, in
 // the order in which the specification wants it checked.
-func (s *Server) asked(req interface {
+func (s *Server) asked(ctx context.Context, req interface {
 	volumeRequest
 	GetVolumeCapability() *csi.VolumeCapability
 }, field, path string) (c state.Capability, readOnly bool, joined map[string]string, err error) {
@@ -119,7 +119,7 @@ func (s *Server) asked(req interface {
 	if err = s.path(req.GetVolumeId(), field, path); err != nil {
 		return
 	}
-	if c, readOnly, err = s.capability(req.GetVolumeCapability()); err != nil {
+	if c, readOnly, err = s.capability(ctx, volumeOf(req), req.GetVolumeCapability()); err != nil {
 		return
 	}
 	joined, err = s.volumeContext(volumeOf(req))
@@ -132,9 +132,9 @@ var modesReading = []csi.VolumeCapability_AccessMode_Mode{
 	csi.VolumeCapability_AccessMode_MULTI_NODE_READER_ONLY,
 }
 
-// capability normalises a capability, and reports whether it is read-only. An empty
-// fs_type stays empty.
-func (s *Server) capability(c *csi.VolumeCapability) (state.Capability, bool, error) {
+// capability normalises the capability that is asked for of a volume, and reports whether it
+// is read-only. An empty fs_type stays empty.
+func (s *Server) capability(ctx context.Context, v devices.Volume, c *csi.VolumeCapability) (state.Capability, bool, error) {
 	none := state.Capability{}
 	if c == nil {
 		return none, false, state.Errorf(state.InvalidArgument, "volume_capability is missing")
@@ -150,8 +150,8 @@ func (s *Server) capability(c *csi.VolumeCapability) (state.Capability, bool, er
 		return state.Capability{Access: state.BlockAccess, Mode: name}, reading, nil
 	case *csi.VolumeCapability_Mount:
 		out := state.Capability{Access: state.MountAccess, Mode: name, FSType: access.Mount.GetFsType(), Flags: access.Mount.GetMountFlags()}
-		if types := s.Filesystems.Types(); out.FSType != "" && !slices.Contains(types, out.FSType) {
-			return none, false, state.Errorf(state.InvalidArgument, "fs_type %q is not one that this node can make (%s)", out.FSType, strings.Join(types, ", "))
+		if err := s.checkFSType(ctx, v, out.FSType); err != nil {
+			return none, false, err
 		}
 		if access.Mount.GetVolumeMountGroup() != "" {
 			return none, false, state.Errorf(state.InvalidArgument, "volume_mount_group: the file systems of this node take no group at mount; leave it to fsGroupPolicy File")
@@ -160,6 +160,19 @@ func (s *Server) capability(c *csi.VolumeCapability) (state.Capability, bool, er
 		return out, reading || flags.Set&state.ReadOnly != 0, err
 	}
 	return none, false, state.Errorf(state.InvalidArgument, "volume_capability.access_type is missing")
+}
+
+// checkFSType returns InvalidArgument for a file system that nobody can make on the volume's
+// device. Where there is none, the worker compares the type with that of the source.
+func (s *Server) checkFSType(ctx context.Context, v devices.Volume, fsType string) error {
+	types := s.Filesystems.Types()
+	if fsType == "" || slices.Contains(types, fsType) {
+		return nil
+	}
+	if _, mounted, err := s.Backends.Source(ctx, v); mounted || err != nil {
+		return err
+	}
+	return state.Errorf(state.InvalidArgument, "fs_type %q is not one that this node can make (%s)", fsType, strings.Join(types, ", "))
 }
 
 // whilePending returns the error for an invalid request. The error is not final while an

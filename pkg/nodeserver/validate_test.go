@@ -1,6 +1,7 @@
 package nodeserver
 
 import (
+	"context"
 	"reflect"
 	"strings"
 	"testing"
@@ -10,6 +11,7 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
 
+	"github.com/csi-node/csi-node/pkg/devices"
 	"github.com/csi-node/csi-node/pkg/state"
 	"github.com/csi-node/csi-node/test/require"
 )
@@ -172,6 +174,47 @@ func TestBadCapabilities(t *testing.T) {
 			})
 		}
 	}
+}
+
+// fakeShares are mounted from a server, except that nothing is known of a volume without its
+// context.
+type fakeShares struct{ fakeBackend }
+
+func (fakeShares) Source(_ context.Context, v devices.Volume) (state.Source, bool, error) {
+	if len(v.Context) == 0 {
+		return state.Source{}, false, state.Errorf(state.InvalidArgument, "which server is not known")
+	}
+	return state.Source{FSType: "nfs4"}, true, nil
+}
+
+// The type of a file system that is mounted from a source is compared by the worker.
+func TestTypeOfMountSource(t *testing.T) {
+	server := map[string]string{"server": "a"}
+	nfs := mount(writer, "nfs4")
+	for title, call := range map[string]func(*Server) error{
+		"stage": func(s *Server) error {
+			return stage(t, s, func(r *csi.NodeStageVolumeRequest) { r.VolumeCapability, r.VolumeContext = nfs, server })
+		},
+		"publish": func(s *Server) error {
+			return publish(t, s, func(r *csi.NodePublishVolumeRequest) { r.VolumeCapability, r.VolumeContext = nfs, server })
+		},
+		"expand": func(s *Server) error {
+			return expand(t, s, func(r *csi.NodeExpandVolumeRequest) { r.VolumeCapability = nfs })
+		},
+	} {
+		s, f := newServer()
+		s.Backends = devices.NewSet("shares", map[string]devices.Backend{"shares": fakeShares{}})
+		f.staged(state.Capability{Access: state.MountAccess, Mode: "SINGLE_NODE_MULTI_WRITER", FSType: "nfs4"}).Stage.Context = server
+		if err := call(s); err != nil {
+			t.Errorf("%s: %v", title, err)
+		}
+		if len(f.asked) != 1 {
+			t.Errorf("%s: asked for %v", title, f.asked)
+		}
+	}
+	s, f := newServer()
+	s.Backends = devices.NewSet("shares", map[string]devices.Backend{"shares": fakeShares{}})
+	refused(t, f, stage(t, s, func(r *csi.NodeStageVolumeRequest) { r.VolumeCapability = nfs }), state.InvalidArgument, "which server is not known")
 }
 
 func TestBadContexts(t *testing.T) {
