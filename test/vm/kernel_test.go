@@ -36,7 +36,7 @@ type guest struct {
 // side. The rest of the packages are left out: they are pure, or speak to fakes.
 var guests = []guest{
 	{name: "packages", packages: []string{"pkg/state/store", "pkg/mounts", "pkg/filesystem", "pkg/loop", "pkg/blockdev", "pkg/devices/pool",
-		"pkg/devices/disk", "pkg/devices/luks", "pkg/devices/note", "pkg/controllerserver", "pkg/driver", "test/sanity"}},
+		"pkg/devices/disk", "pkg/devices/luks", "pkg/devices/note", "pkg/controllerserver", "pkg/driver", "examples/nfs", "test/sanity"}},
 	{name: "lvm", packages: []string{"pkg/devices/lvm"}},
 	{name: "node-A-M", packages: []string{"test/node"}, run: "^Test[A-M]", files: []string{"docs/lvm.md", "docs/operate.md", "deploy/overlays/lvm/values.yaml"}},
 	{name: "node-N-Z", packages: []string{"test/node"}, run: "^Test[^A-M]"},

@@ -62,6 +62,9 @@ type Harness struct {
 	Create func(t *testing.T, p *harness.Plugin, name string) Volume
 	// Filesystem is asked for; empty: the driver chooses.
 	Filesystem string
+	// Mounted: no volume has a device, as all are mounted from a source
+	// (devices.MountSource). Raw access must be refused.
+	Mounted bool
 }
 
 // Volume is what a CO knows of a volume.

@@ -14,11 +14,13 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/csi-node/csi-node/test/harness"
 )
 
-// life is one volume's, formatted or raw, and the plugin that it is lived with.
+// life is one volume's, with a file system or raw, and the plugin that it is lived with.
 type life struct {
 	*harness.Plugin
 	t       *testing.T
@@ -293,12 +295,30 @@ func (l *life) mustBeGone(path string) {
 	}
 }
 
-// both runs a test for a formatted and for a raw volume.
+// both runs a test for a volume with a file system and for a raw one, which must be
+// refused where no volume has a device.
 func both(t *testing.T, fresh func(*testing.T, bool) *life, test func(*life)) {
-	for name, raw := range map[string]bool{"formatted": false, "raw": true} {
+	for name, raw := range map[string]bool{"filesystem": false, "raw": true} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			test(fresh(t, raw))
+			l := fresh(t, raw)
+			if raw && l.harness.Mounted {
+				refusesRaw(l)
+			} else {
+				test(l)
+			}
 		})
 	}
+}
+
+// refusesRaw: a volume without a device is no block device.
+func refusesRaw(l *life) {
+	ctx := l.t.Context()
+	l.Start(harness.Options{})
+	l.begin()
+	if err := errors.Unwrap(l.stage(ctx)); status.Code(err) != codes.InvalidArgument {
+		l.t.Errorf("a volume that is mounted from a source is staged as a block device: %v", err)
+	}
+	l.must(l.unstage(ctx))
+	l.end()
 }

@@ -71,32 +71,37 @@ func testReadOnly(t *testing.T, fresh func(*testing.T, bool) *life) {
 }
 
 // deaths are the steps after which the plugin is killed, and whether every driver
-// takes them in such a life.
-var deaths = map[bool]map[string]bool{
-	false: {
+// takes them in such a life: of a volume that is formatted, raw, or mounted from a source.
+var deaths = map[string]map[string]bool{
+	"formatted": {
 		"choose": false, "attach": false, "begin-format": false, "format": false, "mount": true, "bind": true,
 		"unbind": true, "remove-target": true, "unmount": true, "release": false, "detach": false,
 		"grow-device": false, "grow-layer": false, "grow-filesystem": false,
 	},
-	true: {
+	"raw": {
 		"attach": false, "mark-raw": false, "bind": true, "unbind": true, "remove-target": true, "detach": false,
 		"grow-device": false, "grow-layer": false,
 	},
+	"mounted": {"mount-source": true, "unbind": true, "remove-target": true},
 }
 
 // testKill: whatever step the plugin dies at, the next process goes on where it
 // was, and nothing that was written is lost. To die before a step is to die after
 // the one before it, but for those that begin by what they alone do.
 func testKill(t *testing.T, fresh func(*testing.T, bool) *life) {
-	for name, raw := range map[string]bool{"formatted": false, "raw": true} {
-		for step, always := range deaths[raw] {
+	lives := []string{"formatted", "raw"}
+	if fresh(t, false).harness.Mounted {
+		lives = []string{"mounted"}
+	}
+	for _, name := range lives {
+		for step, always := range deaths[name] {
 			for _, moment := range []string{"before", "after"} {
 				if moment == "before" && testing.Short() && step != "format" {
 					continue
 				}
 				t.Run(name+"-"+moment+"-"+step, func(t *testing.T) {
 					t.Parallel()
-					(&dying{life: fresh(t, raw)}).live(moment+":"+step+"=die", always)
+					(&dying{life: fresh(t, name == "raw")}).live(moment+":"+step+"=die", always)
 				})
 			}
 		}
@@ -205,7 +210,7 @@ func testHeal(t *testing.T, fresh func(*testing.T, bool) *life) {
 		l.up(ctx, target)
 		l.must(l.write(target, "there"))
 		lost := []string{target}
-		if !l.raw {
+		if !l.raw && !l.harness.Mounted {
 			lost = append(lost, l.staging)
 		}
 		for _, path := range lost {
