@@ -29,7 +29,12 @@ type panel struct {
 	Title, Type, Description string
 	GridPos                  struct{ X, Y, W, H int }
 	Targets                  []struct{ Expr string }
-	Panels                   []panel // of a row that is folded
+	FieldConfig              struct {
+		Defaults struct {
+			Thresholds struct{ Steps []struct{ Value float64 } } // the first has none
+		}
+	}
+	Panels []panel // of a row that is folded
 }
 
 func readDashboard(t *testing.T) (d dashboard) {
@@ -79,6 +84,42 @@ func TestDashboard(t *testing.T) {
 	}
 	if queries < 20 {
 		t.Errorf("the dashboard asks %d times", queries)
+	}
+}
+
+// TestDashboardShowsWhatAlertsTell: each metric of an alert is on the dashboard, and that of thin pools has lines where
+// the alert fires.
+func TestDashboardShowsWhatAlertsTell(t *testing.T) {
+	metric, bound := regexp.MustCompile(`\b(?:csi_node_\w+|up)\b`), regexp.MustCompile(`_used_ratio > (0\.\d+)`)
+	shown := map[string]panel{}
+	for _, p := range readDashboard(t).Panels {
+		for _, target := range p.Targets {
+			for _, name := range metric.FindAllString(target.Expr, -1) {
+				shown[name] = p
+			}
+		}
+	}
+	for _, r := range rules(t) {
+		for _, name := range metric.FindAllString(r.Expr, -1) {
+			if _, is := shown[name]; !is {
+				t.Errorf("%s asks for %s, which no panel shows", r.Alert, name)
+			}
+		}
+		if !ofThinPools(r.Expr) {
+			continue
+		}
+		var fires, lines []string
+		for _, m := range bound.FindAllStringSubmatch(r.Expr, -1) {
+			fires = append(fires, m[1])
+		}
+		for _, step := range shown["csi_node_lvm_thin_pool_data_used_ratio"].FieldConfig.Defaults.Thresholds.Steps {
+			if step.Value != 0 {
+				lines = append(lines, fmt.Sprint(step.Value))
+			}
+		}
+		if slices.Sort(fires); len(fires) != 2 || !slices.Equal(fires, lines) {
+			t.Errorf("%s fires at %v, and the lines of the panel are at %v", r.Alert, fires, lines)
+		}
 	}
 }
 
