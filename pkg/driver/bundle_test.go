@@ -218,8 +218,12 @@ func TestReportCommand(t *testing.T) {
 	if info, err := os.Stat(file); err != nil || info.Mode().Perm() != 0o600 {
 		t.Errorf("the file is %v (%v)", info, err)
 	}
-	if _, _, err := run("--file", file); !errors.Is(err, os.ErrExist) {
-		t.Errorf("over a file that is there: %v", err)
+	// A file that cannot be made is an error before all the work, of which nothing is listed.
+	if out, _, err := run("--file", file); !errors.Is(err, os.ErrExist) || out != "" {
+		t.Errorf("over a file that is there: %v, and prints %s", err, out)
+	}
+	if out, _, err := run("--file", filepath.Join(dir, "none", "x")); !errors.Is(err, os.ErrNotExist) || out != "" {
+		t.Errorf("in a directory that is not there: %v, and prints %s", err, out)
 	}
 	if _, _, err := run("--file", file, "--stdout"); err == nil {
 		t.Error("both at once")

@@ -45,11 +45,22 @@ are. The log of a plugin that has ended is known to kubectl alone: --log adds it
 			if err != nil {
 				return err
 			}
+			var archive *os.File // made before all the work: it may not be possible
+			if file != "" && file != "-" {
+				if archive, err = os.OpenFile(file, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600); err != nil {
+					return fmt.Errorf("--file: %w", err)
+				}
+			}
 			ctx, cancel := contextWithin(cmd, timeout)
 			defer cancel()
 			b := readBundle(ctx, stateDir, o, given)
 			if all {
 				return b.print(cmd.OutOrStdout())
+			}
+			if archive != nil {
+				if err := b.save(archive); err != nil {
+					return err
+				}
 			}
 			listing := cmd.OutOrStdout()
 			if file == "-" {
@@ -60,15 +71,12 @@ are. The log of a plugin that has ended is known to kubectl alone: --log adds it
 			}
 			switch file {
 			case "":
-				_, err := fmt.Fprintf(listing, "\nNothing is written yet: --stdout prints all of it, --file FILE writes it.\n")
-				return err
+				_, err = fmt.Fprintf(listing, "\nNothing is written yet: --stdout prints all of it, --file FILE writes it.\n")
 			case "-":
-				return b.write(cmd.OutOrStdout(), time.Now())
+				err = b.write(cmd.OutOrStdout(), time.Now())
+			default:
+				_, err = fmt.Fprintf(listing, "\n%s is written.\n", file)
 			}
-			if err := b.save(file); err != nil {
-				return err
-			}
-			_, err = fmt.Fprintf(listing, "\n%s is written.\n", file)
 			return err
 		},
 	}
@@ -122,14 +130,11 @@ func (b bundle) print(out io.Writer) error {
 	return nil
 }
 
-// save writes the archive to a new file, which only its owner can read.
-func (b bundle) save(name string) (err error) {
-	f, err := os.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+// save writes the archive to a new file, and removes the file if that fails.
+func (b bundle) save(f *os.File) error {
+	err := errors.Join(b.write(f, time.Now()), f.Close())
 	if err != nil {
-		return fmt.Errorf("--file: %w", err)
-	}
-	if err = errors.Join(b.write(f, time.Now()), f.Close()); err != nil {
-		err = errors.Join(err, os.Remove(name))
+		err = errors.Join(err, os.Remove(f.Name()))
 	}
 	return err
 }
