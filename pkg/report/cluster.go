@@ -41,9 +41,13 @@ func (s StaleRoom) tell() string {
 // nodeWidth bounds the column of the nodes, as volumeWidth does that of the volumes.
 const nodeWidth = 16
 
-// Print writes the report as a table of at most tableWidth columns, like that of a
-// node, without what is asked.
+// Print writes the report as a table like that of a node, without what is asked.
 func (c Cluster) Print(out io.Writer) error {
+	_, err := io.WriteString(out, c.table(widthFor(out)))
+	return err
+}
+
+func (c Cluster) table(width int) string {
 	var text strings.Builder
 	rows := []row{of("NODE", head)}
 	left, empty := 0, "No volume is asked of these nodes."
@@ -62,11 +66,10 @@ func (c Cluster) Print(out io.Writer) error {
 	if len(rows) == 1 {
 		text.WriteString(none(left, "the nodes that answered have", empty) + "\n")
 	} else {
-		align(&text, rows)
+		align(&text, rows, width)
 	}
-	c.foot(&text, tableWidth)
-	_, err := io.WriteString(out, text.String())
-	return err
+	c.foot(&text, width)
+	return text.String()
 }
 
 // of puts the name of a node before a row, in the place of what is asked.

@@ -2,11 +2,16 @@ package report
 
 import (
 	"io"
+	"os"
 	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
 	"unicode/utf8"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/csi-node/csi-node/test/require"
 )
 
 func TestPrintStatus(t *testing.T) {
@@ -87,14 +92,30 @@ func TestTableFits(t *testing.T) {
 		}}},
 		Refusals: []Refusal{{Volume: "v", Call: "NodeStageVolume", Code: "InvalidArgument", Error: strings.Repeat("words of an error ", 50), Times: 1}},
 	}
-	var text strings.Builder
-	if err := node.Print(&text); err != nil {
-		t.Fatal(err)
-	}
-	for line := range strings.Lines(text.String()) {
-		if n := utf8.RuneCountInString(strings.TrimSuffix(line, "\n")); n > tableWidth && strings.Count(strings.TrimSpace(line), " ") > 0 {
-			t.Errorf("%d columns: %s", n, line)
+	// It is as wide as its terminal, but no wider than tableWidth.
+	terminal, err := os.OpenFile("/dev/ptmx", os.O_RDWR, 0)
+	require.NoError(t, err)
+	defer terminal.Close()
+	for columns, want := range map[uint16]int{200: tableWidth, 120: tableWidth, 100: 100, 80: 80, 0: tableWidth} {
+		require.NoError(t, unix.IoctlSetWinsize(int(terminal.Fd()), unix.TIOCSWINSZ, &unix.Winsize{Col: columns, Row: 24}))
+		width := widthFor(terminal)
+		if width != want {
+			t.Errorf("in a terminal of %d columns it has %d", columns, width)
 		}
+		for _, text := range []string{node.table(width), Cluster{Nodes: []NodeOf{{Name: long, Node: node}}}.table(width)} {
+			widest := 0
+			for line := range strings.Lines(text) {
+				if strings.Count(strings.TrimSpace(line), " ") > 0 { // more than a long word
+					widest = max(widest, utf8.RuneCountInString(strings.TrimSuffix(line, "\n")))
+				}
+			}
+			if widest > width || widest < width-12 {
+				t.Errorf("%d columns and not %d:\n%s", widest, width, text)
+			}
+		}
+	}
+	if width := widthFor(new(strings.Builder)); width != tableWidth {
+		t.Errorf("without a terminal it has %d columns", width)
 	}
 	var wide strings.Builder
 	if err := node.PrintWide(&wide); err != nil || !strings.Contains(wide.String(), node.Volumes[0].Parts[0].Pod) || strings.Count(wide.String(), "\n") != 5 {

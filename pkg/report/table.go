@@ -4,11 +4,14 @@ import (
 	"cmp"
 	"fmt"
 	"io"
+	"os"
 	"slices"
 	"strings"
 	"text/tabwriter"
 	"time"
 	"unicode/utf8"
+
+	"golang.org/x/sys/unix"
 )
 
 // Bounds of the table, in columns. What does not fit into a cell loses its middle;
@@ -17,11 +20,27 @@ const (
 	tableWidth  = 120
 	volumeWidth = 40 // the id of a provisioned volume
 	partWidth   = 28
+	leastWidth  = 12 // no column is made narrower for a narrow terminal
 )
 
-// Print writes the report as a table of at most tableWidth columns: one row for each
-// part, and beneath it what is wrong with it.
+// widthFor is how wide a table may be where it is written: as the terminal, or tableWidth.
+func widthFor(out io.Writer) int {
+	if f, is := out.(*os.File); is {
+		if size, err := unix.IoctlGetWinsize(int(f.Fd()), unix.TIOCGWINSZ); err == nil && size.Col > 0 {
+			return min(int(size.Col), tableWidth)
+		}
+	}
+	return tableWidth
+}
+
+// Print writes the report as a table of at most tableWidth columns, or those of a narrower
+// terminal: one row for each part, and beneath it what is wrong with it.
 func (n Node) Print(out io.Writer) error {
+	_, err := io.WriteString(out, n.table(widthFor(out)))
+	return err
+}
+
+func (n Node) table(width int) string {
 	var text strings.Builder
 	for _, told := range n.Told() {
 		text.WriteString(told + "\n")
@@ -29,11 +48,10 @@ func (n Node) Print(out io.Writer) error {
 	if len(n.Volumes) == 0 {
 		text.WriteString(none(n.left, "this node has", "No volume is asked of this node.") + "\n")
 	} else {
-		align(&text, append([]row{head}, n.rows(time.Now())...))
+		align(&text, append([]row{head}, n.rows(time.Now())...), width)
 	}
-	n.refused(&text, tableWidth)
-	_, err := io.WriteString(out, text.String())
-	return err
+	n.refused(&text, width)
+	return text.String()
 }
 
 // PrintWide writes the report as a table with all that Print leaves out, in lines of
@@ -100,22 +118,31 @@ func (n Node) rows(now time.Time) []row {
 	return rows
 }
 
-// align writes rows in columns.
-func align(text *strings.Builder, rows []row) {
+// align writes rows in columns, which are made narrower until they fit.
+func align(text *strings.Builder, rows []row, width int) {
 	widths := make([]int, len(rows[0].cells))
 	for _, r := range rows {
 		for i, cell := range r.cells {
 			widths[i] = max(widths[i], utf8.RuneCountInString(cell))
 		}
 	}
+	all := 2 * (len(widths) - 1)
+	for _, w := range widths {
+		all += w
+	}
+	for widest := slices.Max(widths); all > width && widest > leastWidth; widest = slices.Max(widths) {
+		widths[slices.Index(widths, widest)]--
+		all--
+	}
 	for _, r := range rows {
 		var line strings.Builder
 		for i, cell := range r.cells {
+			cell = shortened(cell, widths[i])
 			line.WriteString(cell + strings.Repeat(" ", widths[i]-utf8.RuneCountInString(cell)+2))
 		}
 		text.WriteString(strings.TrimRight(line.String(), " ") + "\n")
 		for _, words := range r.beneath {
-			write(text, "    ", words, tableWidth)
+			write(text, "    ", words, width)
 		}
 	}
 }
