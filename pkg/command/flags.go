@@ -113,10 +113,13 @@ func KubeletDirDefault() string { return cmp.Or(os.Getenv("CSI_NODE_KUBELET_DIR"
 type Output string
 
 // outputs are the values that every command has; those of AddWide have Wide, too.
-var outputs = []string{"table", "json", "yaml"} // the default first
+var outputs = []string{Table, "json", "yaml"} // the default first
 
-// Wide is the output with all columns.
-const Wide = "wide"
+// Table is the output for people, and Wide the one with all columns.
+const (
+	Table = "table"
+	Wide  = "wide"
+)
 
 // Add adds the flag to a command.
 func (o *Output) Add(cmd *cobra.Command) { o.add(cmd, outputs...) }

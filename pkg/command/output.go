@@ -40,7 +40,7 @@ type Tables interface {
 // PrintTables is Print, with AddWide, for a report that has both tables.
 func (o Output) PrintTables(out io.Writer, report Tables) error {
 	switch o {
-	case "table":
+	case Table:
 		return report.Print(out)
 	case Wide:
 		return report.PrintWide(out)

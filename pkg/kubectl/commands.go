@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -167,8 +168,17 @@ are, the fullest first.`,
 	return cmd
 }
 
+// explained is the explanation of a volume on one of several nodes. The JSON is the contract of
+// explain's --output json, a list of them.
+type explained struct {
+	Node string `json:"node"`
+	Pod  string `json:"pod"` // of the plugin there, as namespace/name
+	report.Explanation
+}
+
 func (c *cluster) explainCommand() *cobra.Command {
-	return &cobra.Command{
+	var output command.Output
+	cmd := &cobra.Command{
 		Use:   "explain POD|CLAIM|VOLUME",
 		Short: "Explain the state of the volumes of a pod, of a claim, or of one volume",
 		Long: `explain finds the volumes of a pod (namespace/name, or a name in --namespace) by its
@@ -178,18 +188,39 @@ is no pod's is taken for a claim's, and else for the id of a volume.`,
   kubectl csi-node explain pvc-1ba1c44d-7b0f-4f5e-8f2e-0a3c5d2a4a5e`,
 		Args: command.One("a POD, a CLAIM, or the id of a VOLUME"),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			between := ""
-			return c.atVolumes(cmd, args[0], func(p plugin, volume string) error {
+			all, between := []explained{}, ""
+			told := func(p plugin, volume string) error {
 				var text bytes.Buffer
 				if err := c.run(cmd.Context(), p, &text, "explain", volume); err != nil {
-					return fmt.Errorf("node %s: volume %s: %w", p.node, volume, err)
+					return err
 				}
 				_, err := fmt.Fprintf(cmd.OutOrStdout(), "%sOn node %s: %s", between, p.node, text.String())
 				between = "\n"
 				return err
+			}
+			listed := func(p plugin, volume string) error {
+				e := explained{Node: p.node, Pod: p.pod()}
+				err := c.ask(cmd.Context(), p, &e.Explanation, "explain", "--output=json", "--", volume)
+				if err == nil {
+					all = append(all, e)
+				}
+				return err
+			}
+			tell := map[bool]func(plugin, string) error{true: told, false: listed}[output == command.Table]
+			err := c.atVolumes(cmd, args[0], func(p plugin, volume string) error {
+				if err := tell(p, volume); err != nil {
+					return fmt.Errorf("node %s: volume %s: %w", p.node, volume, err)
+				}
+				return nil
 			})
+			if len(all) > 0 {
+				err = errors.Join(output.Print(cmd.OutOrStdout(), all, nil), err)
+			}
+			return err
 		},
 	}
+	output.Add(cmd)
+	return cmd
 }
 
 func (c *cluster) retryCommand() *cobra.Command {
@@ -247,8 +278,17 @@ func (c *cluster) atVolumes(cmd *cobra.Command, word string, do func(p plugin, v
 	return errors.Join(append(errs, all.Err())...)
 }
 
+// orphansOf are those of one of several nodes. The JSON is the contract of orphans' --output json,
+// a list of them.
+type orphansOf struct {
+	Node    string          `json:"node"`
+	Pod     string          `json:"pod"`     // of the plugin there, as namespace/name
+	Orphans json.RawMessage `json:"orphans"` // as csi-node orphans lists them
+}
+
 func (c *cluster) orphansCommand() *cobra.Command {
-	return &cobra.Command{
+	var output command.Output
+	cmd := &cobra.Command{
 		Use:     "orphans",
 		Short:   "List devices and mounts that no record explains, of all nodes",
 		Long:    `orphans runs csi-node orphans on each node. It changes nothing.`,
@@ -259,20 +299,34 @@ func (c *cluster) orphansCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
+			asked := []string{"orphans"}
+			if output != command.Table {
+				asked = append(asked, "--output=json")
+			}
 			texts, errs := make([]bytes.Buffer, len(plugins)), make([]error, len(plugins))
 			each(plugins, func(i int, p plugin) {
-				if err := c.run(cmd.Context(), p, &texts[i], "orphans"); err != nil {
+				if err := c.run(cmd.Context(), p, &texts[i], asked...); err != nil {
 					errs[i] = fmt.Errorf("node %s: %w", p.node, err)
 				}
 			})
+			all := []orphansOf{}
 			for i, name := range names(plugins) {
-				if errs[i] == nil {
+				switch {
+				case errs[i] != nil:
+				case output == command.Table:
 					fmt.Fprintf(cmd.OutOrStdout(), "Node %s:\n%s", name, texts[i].String())
+				default:
+					all = append(all, orphansOf{plugins[i].node, plugins[i].pod(), texts[i].Bytes()})
 				}
+			}
+			if output != command.Table {
+				errs = append(errs, output.Print(cmd.OutOrStdout(), all, nil))
 			}
 			return errors.Join(errs...)
 		},
 	}
+	output.Add(cmd)
+	return cmd
 }
 
 func (c *cluster) reportCommand() *cobra.Command {

@@ -112,6 +112,8 @@ type plugin struct {
 	waits bool // its containers have not all been started yet
 }
 
+func (p plugin) pod() string { return p.namespace + "/" + p.name }
+
 // pods returns the pods of csi-node, whatever their state.
 func (c *cluster) pods(ctx context.Context) ([]pod, error) {
 	var list struct{ Items []pod }
@@ -170,6 +172,16 @@ func (c *cluster) run(ctx context.Context, p plugin, out io.Writer, args ...stri
 	return err
 }
 
+// ask runs csi-node in its pod on a node, and reads what it prints as JSON.
+func (c *cluster) ask(ctx context.Context, p plugin, into any, args ...string) error {
+	var text bytes.Buffer
+	err := c.run(ctx, p, &text, args...)
+	if err == nil {
+		err = json.Unmarshal(text.Bytes(), into)
+	}
+	return err
+}
+
 // timeout is --timeout of a command on a node: it ends by itself, with what it has, before the
 // node counts as one that does not answer.
 func (c *cluster) timeout() string { return "--timeout=" + (c.nodeTimeout * 4 / 5).String() }
@@ -201,13 +213,8 @@ func (c *cluster) status(ctx context.Context, nodes ...string) (report.Cluster, 
 	plugins = slices.DeleteFunc(plugins, func(p plugin) bool { return len(nodes) > 0 && !slices.Contains(nodes, p.node) })
 	all := report.Cluster{Nodes: make([]report.NodeOf, len(plugins))}
 	each(plugins, func(i int, p plugin) {
-		n := report.NodeOf{Name: p.node, Pod: p.namespace + "/" + p.name}
-		var text bytes.Buffer
-		err := c.run(ctx, p, &text, "status", "--output=json")
-		if err == nil {
-			err = json.Unmarshal(text.Bytes(), &n.Node)
-		}
-		if err != nil {
+		n := report.NodeOf{Name: p.node, Pod: p.pod()}
+		if err := c.ask(ctx, p, &n.Node, "status", "--output=json"); err != nil {
 			n.Error = err.Error()
 		}
 		all.Nodes[i] = n

@@ -46,12 +46,14 @@ case "$*" in
 	if [ -e "$FAKE/silent" ]; then echo "error dialing backend" >&2; exit 1; fi
 	case "$*" in
 	*status*) echo '{"running":true,"driver":"x","volumes":[{"volume":"vol-2","device":"x","parts":[{"part":"stage","asked":"staged at /x","is":"failing","error":"boom"}]}],"storage":[{"backend":"pool","values":[{"name":"size_bytes","value":4096},{"name":"free_bytes","value":1024}]}],"storageProblems":[{"reason":"PoolFull","message":"the pool /p is nearly full"}]}' ;;
+	*"orphans --output=json") echo '[{"volume":"vol-3"}]' ;;
 	*) echo "b says: $*" ;;
 	esac ;;
 *"exec --namespace=csi-node plugin-a "*)
 	case "$*" in
 	*status*) echo '{"running":true,"driver":"x","nodeID":"id-of-a","volumes":[{"volume":"vol-1","device":"x","parts":[{"part":"target /y","pod":"default/writer","asked":"published","is":"settled"}]}],"refusals":[{"volume":"pvc-u9","call":"CreateVolume","code":"InvalidArgument","error":"bad"}],"storage":[{"backend":"pool","values":[{"name":"size_bytes","value":4096},{"name":"free_bytes","value":3072}]}]}' ;;
 	*"explain --output=json"*) echo "{\"volume\":\"$*\"}" ;;
+	*"orphans --output=json") echo '[]' ;;
 	*) echo "a says: $*" ;;
 	esac ;;
 *"exec --namespace=csi-node plugin-c "*)
@@ -263,6 +265,12 @@ func TestExplain(t *testing.T) {
 	if out, _, err := run(t, "explain", "default/data"); err != nil || !strings.HasSuffix(out, "-- csi-node explain vol-1\n") {
 		t.Errorf("of a claim prints (%v)\n%s", err, out)
 	}
+	if out, errs, err := run(t, "explain", "writer", "-o", "json"); err != nil || !strings.HasPrefix(out, "[\n  {\n    \"node\": \"a\",\n    \"pod\": \"csi-node/plugin-a\",\n    \"volume\": ") || strings.Count(out, "-- vol-1") != 1 || strings.Count(out, `"node"`) != 2 || !strings.Contains(errs, "writer-e") {
+		t.Errorf("as JSON prints (%v)\n%s%s", err, out, errs)
+	}
+	if out, _, err := run(t, "explain", "vol-9", "-o", "yaml"); err == nil || out != "" {
+		t.Errorf("of a stranger as YAML prints (%v)\n%s", err, out)
+	}
 	if _, errs, err := run(t, "explain", "waiting"); err == nil || !strings.Contains(errs, "Claim waiting has no volume yet") {
 		t.Errorf("of a claim without a volume: %v\n%s", err, errs)
 	}
@@ -298,6 +306,9 @@ func TestOrphansAndReport(t *testing.T) {
 	if out, _, err := run(t, "orphans"); err != nil || !strings.HasPrefix(out, "Node a:\na says") || !strings.Contains(out, "Node b:\nb says") {
 		t.Errorf("orphans prints (%v)\n%s", err, out)
 	}
+	if out, _, err := run(t, "orphans", "-o", "yaml"); err != nil || out != "- node: a\n  pod: csi-node/plugin-a\n  orphans: []\n- node: b\n  pod: csi-node/plugin-b\n  orphans:\n    - volume: vol-3\n" {
+		t.Errorf("orphans as YAML prints (%v)\n%s", err, out)
+	}
 	out, _, err := run(t, "report", "--directory", dir)
 	if err != nil || strings.Count(out, "is written") != 2 {
 		t.Errorf("report prints (%v)\n%s", err, out)
@@ -309,6 +320,9 @@ func TestOrphansAndReport(t *testing.T) {
 		t.Errorf("over a file that is there: %v", err)
 	}
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "silent"), nil, 0o600))
+	if out, _, err := run(t, "orphans", "-o", "json"); err == nil || !strings.Contains(out, `"node": "a"`) || strings.Contains(out, `"node": "b"`) {
+		t.Errorf("orphans while a node is silent prints (%v)\n%s", err, out)
+	}
 	require.NoError(t, os.Remove(filepath.Join(dir, "csi-node-report-b.tar.gz")))
 	if _, _, err := run(t, "report", "--directory", dir, "--node", "b"); err == nil {
 		t.Error("a node that does not answer is reported")

@@ -1,9 +1,7 @@
 package kubectl
 
 import (
-	"bytes"
 	"context"
-	"encoding/json"
 	"fmt"
 	"strings"
 	"time"
@@ -60,11 +58,8 @@ func (c *cluster) page() ui.Source {
 			return s, nil
 		},
 		Explain: func(ctx context.Context, node report.NodeOf, volume string) (explanation report.Explanation, err error) {
-			var text bytes.Buffer
 			namespace, name, _ := strings.Cut(node.Pod, "/")
-			if err = c.run(ctx, plugin{node: node.Name, namespace: namespace, name: name}, &text, "explain", "--output=json", "--", volume); err == nil {
-				err = json.Unmarshal(text.Bytes(), &explanation)
-			}
+			err = c.ask(ctx, plugin{node: node.Name, namespace: namespace, name: name}, &explanation, "explain", "--output=json", "--", volume)
 			return explanation, err
 		},
 	}
