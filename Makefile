@@ -49,7 +49,7 @@ kubectl-plugin: ## bin/kubectl-csi_node, and its archives for PLATFORMS in bin/
 	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o bin/kubectl-csi_node ./cmd/kubectl-csi_node
 	@set -e; for p in $(PLATFORMS); do \
 		CGO_ENABLED=0 GOOS=$${p%-*} GOARCH=$${p#*-} $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o bin/$$p/kubectl-csi_node ./cmd/kubectl-csi_node; \
-		$(TAR) LICENSE -C bin/$$p kubectl-csi_node | gzip -n > bin/kubectl-csi_node-$$p.tar.gz; rm -r bin/$$p; \
+		$(TAR) LICENSE -C cmd/kubectl-csi_node kubectl_complete-csi_node -C $(CURDIR)/bin/$$p kubectl-csi_node | gzip -n > bin/kubectl-csi_node-$$p.tar.gz; rm -r bin/$$p; \
 	done
 
 krew-manifest: kubectl-plugin ## bin/csi-node.yaml, krew's manifest of a release with the checksums of its archives: VERSION=v1.2.3

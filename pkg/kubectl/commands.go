@@ -49,6 +49,7 @@ Exit codes: 0 done, 1 refused or failed, 2 wrong use.`,
 		},
 	}
 	c.addFlags(root)
+	root.CompletionOptions.SetDefaultShellCompDirective(cobra.ShellCompDirectiveNoFileComp) // but --kubeconfig and --directory nothing is a file
 	root.AddCommand(c.statusCommand(), c.topCommand(), c.explainCommand(), c.uiCommand(), c.orphansCommand(), c.retryCommand(), c.reportCommand())
 	root.InitDefaultHelpCmd()
 	root.InitDefaultCompletionCmd()
@@ -109,6 +110,7 @@ Volumes of all namespaces are shown, or those of --namespace.`,
 	f.StringVar(&filter.Class, "class", "", "only volumes of this StorageClass")
 	f.BoolVar(&filter.Failing, "failing", false, "only volumes that are not as asked, or for which a call was refused")
 	f.BoolVarP(&watch, "watch", "w", false, "print again whenever something changed, until interrupted")
+	c.completeFlag(cmd, "claim", c.claimNames)
 	return cmd
 }
 
@@ -218,6 +220,7 @@ is no pod's is taken for a claim's, and else for the id of a volume.`,
 			}
 			return err
 		},
+		ValidArgsFunction: c.completeClaim,
 	}
 	output.Add(cmd)
 	return cmd
@@ -235,6 +238,7 @@ func (c *cluster) retryCommand() *cobra.Command {
 				return c.run(cmd.Context(), p, cmd.OutOrStdout(), "volume", "retry", volume, c.timeout())
 			})
 		},
+		ValidArgsFunction: c.completeClaim,
 	}
 }
 
@@ -361,6 +365,9 @@ node has several drivers. csi-node report --stdout shows on a node what is in it
 		},
 	}
 	cmd.Flags().StringVar(&dir, "directory", ".", "directory of the files")
+	complete(cmd, "directory", func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
+		return nil, cobra.ShellCompDirectiveFilterDirs
+	})
 	return cmd
 }
 

@@ -15,6 +15,8 @@ import (
 type (
 	metadata struct {
 		Name, Namespace, UID, DeletionTimestamp string
+
+		Labels map[string]string
 	}
 	pod struct {
 		Metadata metadata

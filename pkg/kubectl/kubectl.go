@@ -4,7 +4,8 @@
 // but by `retry`.
 //
 // Read this file for how the cluster is asked, find.go for how the volumes of a pod are
-// found, commands.go for the commands, and ui.go for the page.
+// found, commands.go for the commands, complete.go for what the shell offers, and ui.go for
+// the page.
 package kubectl
 
 import (
@@ -57,6 +58,10 @@ func (c *cluster) addFlags(cmd *cobra.Command) {
 		f.String(name, "", "as kubectl's")
 	}
 	f.StringArrayVar(&c.groups, "as-group", nil, "as kubectl's; may be given several times")
+	c.completeFlag(cmd, "node", c.nodeNames)
+	complete(cmd, "kubeconfig", func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
+		return nil, cobra.ShellCompDirectiveDefault // a file
+	})
 }
 
 // connect takes over the flags of kubectl.

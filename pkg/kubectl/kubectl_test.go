@@ -332,6 +332,43 @@ func TestOrphansAndReport(t *testing.T) {
 	}
 }
 
+// The shell is offered the commands, and the claims and nodes of the plugins' drivers; and no files where none is meant.
+func TestCompletion(t *testing.T) {
+	dir := fake(t)
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "plugins"), []byte(strings.Replace(pods, `"plugin-a",`, `"plugin-a","labels":{"csi-node.local/driver":"x"},`, 1)), 0o600))
+	for args, want := range map[string]string{
+		"st":                           "status\tShow the volumes of all nodes in one table\n:4\n",
+		"explain ":                     "default/data\n:4\n",
+		"retry -n default ":            "default/data\n:4\n",
+		"retry -n other ":              ":4\n",
+		"explain default/data ":        ":4\n",
+		"explain default/data --node ": "a\nb\n:4\n",
+		"status --claim ":              "default/data\n:4\n",
+		"status --class ":              ":4\n",
+		"orphans ":                     ":4\n",
+		"top --kubeconfig ":            ":0\n",
+		"report --directory ":          ":16\n",
+		"top --output ":                "table\njson\nyaml\n:4\n",
+	} {
+		out, _, err := run(t, append([]string{"__complete"}, strings.Split(args, " ")...)...)
+		if err != nil || out != want {
+			t.Errorf("%q: offers (%v)\n%s", args, err, out)
+		}
+	}
+	if _, _, err := run(t, "__complete", "explain", "--context", "c1", ""); err != nil {
+		t.Error(err)
+	}
+	calls, err := os.ReadFile(filepath.Join(dir, "calls"))
+	require.NoError(t, err)
+	if !strings.Contains(string(calls), "\n--context=c1 get persistentvolumes ") {
+		t.Errorf("called was\n%s", calls)
+	}
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "forbidden"), nil, 0o600))
+	if out, _, err := run(t, "__complete", "explain", ""); err != nil || out != ":4\n" {
+		t.Errorf("where nothing can be read it offers (%v)\n%s", err, out)
+	}
+}
+
 // The selector finds the plugins of all drivers, of which a node may have several.
 func TestTwoDriversOnANode(t *testing.T) {
 	dir := fake(t)

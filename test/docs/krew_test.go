@@ -35,6 +35,7 @@ type krewPlugin struct {
 		Homepage         string `json:"homepage"`
 		ShortDescription string `json:"shortDescription"`
 		Description      string `json:"description"`
+		Caveats          string `json:"caveats"`
 		Platforms        []struct {
 			Selector struct {
 				MatchLabels map[string]string `json:"matchLabels"`
@@ -69,8 +70,11 @@ func TestKrewManifest(t *testing.T) {
 	// kubectl finds the plugin csi-node as kubectl-csi_node.
 	bin := "kubectl-" + strings.ReplaceAll(p.Metadata.Name, "-", "_")
 	makefile := read(t, "Makefile")
-	if archive := "LICENSE -C bin/$$p " + bin + " | gzip -n > bin/" + bin + "-$$p.tar.gz;"; !strings.Contains(makefile, archive) {
+	if archive := "LICENSE -C cmd/" + bin + " " + completion + " -C $(CURDIR)/bin/$$p " + bin + " | gzip -n > bin/" + bin + "-$$p.tar.gz;"; !strings.Contains(makefile, archive) {
 		t.Fatalf("make kubectl-plugin does not run %q", archive)
+	}
+	if !strings.Contains(p.Spec.Caveats, "install ~/.krew/store/"+p.Metadata.Name+"/v1.2.3/"+completion+" ") {
+		t.Errorf("whoever installs it is told %q", p.Spec.Caveats)
 	}
 	made := platforms.FindStringSubmatch(makefile)
 	if made == nil {
@@ -92,5 +96,23 @@ func TestKrewManifest(t *testing.T) {
 	}
 	if want := strings.Fields(made[1]); !slices.Equal(named, want) {
 		t.Errorf("the platforms are %v, and make kubectl-plugin is for %v", named, want)
+	}
+}
+
+// completion is what kubectl looks for in the PATH to complete what is typed after `kubectl csi-node`.
+const completion = "kubectl_complete-csi_node"
+
+// TestCompletionIsInstalled: by the command of docs/tools.md kubectl finds what completes its plugin.
+func TestCompletionIsInstalled(t *testing.T) {
+	bin := t.TempDir()
+	i := slices.IndexFunc(pageNamed(t, "docs/tools.md").code(), func(line string) bool { return strings.HasPrefix(line, "install ") })
+	if i < 0 {
+		t.Fatal("docs/tools.md does not install it")
+	}
+	command := strings.Replace(pageNamed(t, "docs/tools.md").code()[i], "/usr/local/bin", bin, 1)
+	harness.Command(t, "sh", "-c", "cd "+root+" && "+command+" && go build -o "+bin+" ./cmd/kubectl-csi_node")
+	t.Setenv("PATH", bin+":"+os.Getenv("PATH"))
+	if out := harness.Command(t, completion, "orp"); !strings.HasPrefix(out, "orphans\tList devices and mounts that no record explains, of all nodes\n:4\n") {
+		t.Errorf("it offers %q", out)
 	}
 }

@@ -95,6 +95,7 @@ func parse(name, text string) page {
 		switch {
 		case strings.HasPrefix(strings.TrimSpace(line), "```"):
 			if fence = !fence; fence {
+				end()
 				now = &block{language: strings.TrimPrefix(strings.TrimSpace(line), "```")}
 			} else {
 				end()
