@@ -50,7 +50,7 @@ Exit codes: 0 done, 1 refused or failed, 2 wrong use.`,
 	}
 	c.addFlags(root)
 	root.CompletionOptions.SetDefaultShellCompDirective(cobra.ShellCompDirectiveNoFileComp) // but --kubeconfig and --directory nothing is a file
-	root.AddCommand(c.statusCommand(), c.topCommand(), c.explainCommand(), c.uiCommand(), c.orphansCommand(), c.retryCommand(), c.reportCommand())
+	root.AddCommand(c.statusCommand(), c.topCommand(), c.volumesCommand(), c.explainCommand(), c.uiCommand(), c.orphansCommand(), c.retryCommand(), c.reportCommand())
 	root.InitDefaultHelpCmd()
 	root.InitDefaultCompletionCmd()
 	command.Strict(root)

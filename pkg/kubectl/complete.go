@@ -12,9 +12,6 @@ import (
 // completeTime bounds how long whoever pressed Tab waits.
 const completeTime = 5 * time.Second
 
-// ofDriver is the label of the plugin's pods that names the driver.
-const ofDriver = "csi-node.local/driver"
-
 // complete says how the shell completes a flag.
 func complete(cmd *cobra.Command, flag string, with cobra.CompletionFunc) {
 	if err := cmd.RegisterFlagCompletionFunc(flag, with); err != nil {
@@ -62,13 +59,13 @@ func (c *cluster) nodeNames(ctx context.Context) (nodes []string, err error) {
 // claimNames returns the claims of the plugins' drivers, as namespace/name: all, or those in
 // --namespace.
 func (c *cluster) claimNames(ctx context.Context) (names []string, err error) {
-	pods, err := c.pods(ctx)
+	plugins, err := c.plugins(ctx)
 	if err != nil {
 		return nil, err
 	}
 	drivers := map[string]bool{}
-	for _, p := range pods {
-		drivers[p.Metadata.Labels[ofDriver]] = true
+	for _, p := range plugins {
+		drivers[p.driver] = true
 	}
 	all, err := c.claims(ctx)
 	for of, by := range all {

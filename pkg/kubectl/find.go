@@ -40,12 +40,14 @@ type (
 		Status struct{ Phase string }
 	}
 	persistentVolume struct {
-		Spec struct {
+		Metadata metadata
+		Spec     struct {
 			CSI      *struct{ Driver, VolumeHandle string }
 			ClaimRef *struct{ Namespace, Name string }
 
 			StorageClassName string
 		}
+		Status struct{ Phase string }
 	}
 )
 

@@ -4,7 +4,7 @@
 // but by `retry`.
 //
 // Read this file for how the cluster is asked, find.go for how the volumes of a pod are
-// found, commands.go for the commands, complete.go for what the shell offers, and ui.go for
+// found, commands.go and volumes.go for the commands, complete.go for what the shell offers, and ui.go for
 // the page.
 package kubectl
 
@@ -40,8 +40,11 @@ type cluster struct {
 	nodeTimeout time.Duration
 }
 
-// allPlugins selects the pods of all releases.
-const allPlugins = "app.kubernetes.io/part-of=csi-node"
+// allPlugins selects the pods of all releases, and ofDriver is their label that names the driver.
+const (
+	allPlugins = "app.kubernetes.io/part-of=csi-node"
+	ofDriver   = "csi-node.local/driver"
+)
 
 // connectionFlags are those of kubectl that say which cluster is meant, and who asks.
 var connectionFlags = []string{"kubeconfig", "context", "cluster", "user", "as", "server", "request-timeout"}
@@ -114,6 +117,8 @@ func (c *cluster) get(ctx context.Context, into any, args ...string) error {
 type plugin struct {
 	node, namespace, name string
 
+	driver string // by its label; empty: it has none
+
 	waits bool // its containers have not all been started yet
 }
 
@@ -135,7 +140,7 @@ func (c *cluster) plugins(ctx context.Context) ([]plugin, error) {
 	var all []plugin
 	for _, p := range pods {
 		if p.Spec.NodeName != "" && (c.node == "" || c.node == p.Spec.NodeName) && (p.Status.Phase == "Running" || p.Status.Phase == "Pending") && p.Metadata.DeletionTimestamp == "" && p.has(c.container) {
-			all = append(all, plugin{p.Spec.NodeName, p.Metadata.Namespace, p.Metadata.Name, p.Status.Phase == "Pending"})
+			all = append(all, plugin{p.Spec.NodeName, p.Metadata.Namespace, p.Metadata.Name, p.Metadata.Labels[ofDriver], p.Status.Phase == "Pending"})
 		}
 	}
 	if len(all) == 0 {

@@ -36,7 +36,7 @@ case "$*" in
 	echo 'Error from server (NotFound): persistentvolumeclaims "x" not found' >&2; exit 1 ;;
 *"get persistentvolumes "*)
 	if [ -e "$FAKE/forbidden" ]; then echo "Error from server (Forbidden): persistentvolumes is forbidden" >&2; exit 1; fi
-	echo '{"items":[{"spec":{"csi":{"driver":"x","volumeHandle":"vol-1"},"claimRef":{"namespace":"default","name":"data"},"storageClassName":"fast"}},{"spec":{"csi":{"driver":"y","volumeHandle":"vol-2"},"claimRef":{"namespace":"other","name":"driver"}}},{"spec":{"csi":{"driver":"x","volumeHandle":"vol-2"}}},{"spec":{}}]}' ;;
+	echo '{"items":[{"metadata":{"name":"pv-1"},"status":{"phase":"Bound"},"spec":{"csi":{"driver":"x","volumeHandle":"vol-1"},"claimRef":{"namespace":"default","name":"data"},"storageClassName":"fast"}},{"spec":{"csi":{"driver":"y","volumeHandle":"vol-2"},"claimRef":{"namespace":"other","name":"driver"}}},{"metadata":{"name":"pv-2"},"status":{"phase":"Released"},"spec":{"csi":{"driver":"x","volumeHandle":"vol-2"}}},{"spec":{}}]}' ;;
 *"get csistoragecapacities --all-namespaces --selector=csi.storage.k8s.io/drivername "*)
 	if [ -e "$FAKE/forbidden" ]; then echo "Error from server (Forbidden): csistoragecapacities is forbidden" >&2; exit 1; fi
 	cat "$FAKE/room" ;;
@@ -47,6 +47,7 @@ case "$*" in
 	case "$*" in
 	*status*) echo '{"running":true,"driver":"x","volumes":[{"volume":"vol-2","device":"x","parts":[{"part":"stage","asked":"staged at /x","is":"failing","error":"boom"}]}],"storage":[{"backend":"pool","values":[{"name":"size_bytes","value":4096},{"name":"free_bytes","value":1024}]}],"storageProblems":[{"reason":"PoolFull","message":"the pool /p is nearly full"}]}' ;;
 	*"orphans --output=json") echo '[{"volume":"vol-3"}]' ;;
+	*"volume list --output=json --timeout=24s") echo '{"entries":[{"volume":{"volumeId":"vol-2"}},{"volume":{"volumeId":"vol-3","capacityBytes":"1024"}}]}' ;;
 	*) echo "b says: $*" ;;
 	esac ;;
 *"exec --namespace=csi-node plugin-a "*)
@@ -54,6 +55,7 @@ case "$*" in
 	*status*) echo '{"running":true,"driver":"x","nodeID":"id-of-a","volumes":[{"volume":"vol-1","device":"x","parts":[{"part":"target /y","pod":"default/writer","asked":"published","is":"settled"}]}],"refusals":[{"volume":"pvc-u9","call":"CreateVolume","code":"InvalidArgument","error":"bad"}],"storage":[{"backend":"pool","values":[{"name":"size_bytes","value":4096},{"name":"free_bytes","value":3072}]}]}' ;;
 	*"explain --output=json"*) echo "{\"volume\":\"$*\"}" ;;
 	*"orphans --output=json") echo '[]' ;;
+	*"volume list --output=json --timeout=24s") echo '{"entries":[{"volume":{"volumeId":"vol-1","capacityBytes":"1048576"}},{"volume":{"volumeId":"'$INLINE'","capacityBytes":"2048"}}]}' ;;
 	*) echo "a says: $*" ;;
 	esac ;;
 *"exec --namespace=csi-node plugin-c "*)
@@ -85,6 +87,7 @@ func fake(t *testing.T) (dir string) {
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "room"), []byte(`{"items":[]}`), 0o600))
 	t.Setenv("PATH", dir+":"+os.Getenv("PATH"))
 	t.Setenv("FAKE", dir)
+	t.Setenv("INLINE", inlineHandle("u1", "s"))
 	return dir
 }
 
@@ -329,6 +332,39 @@ func TestOrphansAndReport(t *testing.T) {
 	}
 	if _, err := os.Stat(filepath.Join(dir, "csi-node-report-b.tar.gz")); !os.IsNotExist(err) {
 		t.Errorf("a half report is left (%v)", err)
+	}
+}
+
+// Each volume that a node keeps is beside its PersistentVolume, or said to have none.
+func TestVolumes(t *testing.T) {
+	dir := fake(t)
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "plugins"), []byte(strings.ReplaceAll(pods, `"namespace":"csi-node"`, `"namespace":"csi-node","labels":{"csi-node.local/driver":"x"}`)), 0o600))
+	inline := inlineHandle("u1", "s")
+	space := strings.Repeat(" ", len(inline)-len("vol-1"))
+	want := "NODE  VOLUME" + space[1:] + "  SIZE  CLAIM         PV IS\n" +
+		"a     vol-1" + space + "  1Mi   default/data  Bound\n" +
+		"a     " + inline + "  2Ki   -             none: inline\n" +
+		"b     vol-2" + space + "  0     -             Released\n" +
+		"b     vol-3" + space + "  1Ki   -             missing\n"
+	if out, _, err := run(t, "volumes"); err != nil || out != want {
+		t.Errorf("prints (%v)\n%s\nnot\n%s", err, out, want)
+	}
+	const json = "[\n  {\n    \"node\": \"b\",\n    \"pod\": \"csi-node/plugin-b\",\n    \"volume\": \"vol-3\",\n    \"size\": 1024\n  }\n]\n"
+	if out, _, err := run(t, "volumes", "--without-pv", "-o", "json"); err != nil || out != json {
+		t.Errorf("prints (%v)\n%s", err, out)
+	}
+	if out, _, err := run(t, "volumes", "--without-pv", "--node", "a"); err != nil || out != "There are no such volumes.\n" {
+		t.Errorf("prints (%v)\n%s", err, out)
+	}
+	// A node that does not answer is an error beside what is known.
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "silent"), nil, 0o600))
+	if out, _, err := run(t, "volumes"); err == nil || !strings.Contains(err.Error(), "node b: ") || !strings.Contains(out, "vol-1") {
+		t.Errorf("prints (%v)\n%s", err, out)
+	}
+	// Who may not list PersistentVolumes is not told that there are none.
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "forbidden"), nil, 0o600))
+	if out, _, err := run(t, "volumes"); err == nil || !strings.Contains(err.Error(), "Forbidden") || out != "" {
+		t.Errorf("prints (%v)\n%s", err, out)
 	}
 }
 

@@ -83,10 +83,14 @@ func testRoom(s *space, two *node) {
 	s.isOn("next", two)
 
 	status, top := follow(s.T, "../..", "kubectl csi-node status"), follow(s.T, "../..", "kubectl csi-node top")
+	kept := follow(s.T, "../..", "kubectl csi-node volumes")
 	for pod, n := range map[string]*node{"large": the.node, "next": two} {
 		s.sh(pod, "echo "+pod+" | dd of=/data/file conv=fsync 2>/dev/null")
 		if !regexp.MustCompile(`(?m)^` + n.name + ` +` + s.name + `/` + pod + ` .*settled`).MatchString(status) {
 			s.Errorf("status does not tell of pod %s on node %s", pod, n.name)
+		}
+		if !regexp.MustCompile(`(?m)^` + n.name + ` +` + s.volumeOf(pod) + ` .* ` + s.name + `/` + pod + ` +Bound$`).MatchString(kept) {
+			s.Errorf("volumes does not tell of pod %s on node %s", pod, n.name)
 		}
 		if told := follow(s.T, "../..", "kubectl csi-node explain "+s.name+"/"+pod); !strings.HasPrefix(told, "On node "+n.name+": ") {
 			s.Errorf("explain tells of %s:\n%s", pod, told)
