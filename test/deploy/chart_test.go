@@ -199,6 +199,7 @@ func TestSchema(t *testing.T) {
 		"provisioner: {livenessProbe: {timeoutSeconds: 0}}",
 		"resizer: {livenessProbe: {periodSeconds: 10s}}",
 		"tolerations: {operator: Exists}",
+		"daemonSetAnnotations: {a: 1}",
 		"updateStrategy: {rollingUpdate: {maxUnavailable: most}}",
 		"updateStrategy: {rollingUpdate: {maxSurge: 1}}", // two plugins on one node: the second waits, and is never ready
 		"extraArgs: [v=4]",
@@ -317,6 +318,7 @@ minReadySeconds: 5
 terminationGracePeriodSeconds: 60
 revisionHistoryLimit: 0
 hostNetwork: true
+daemonSetAnnotations: {r: s}
 podLabels: {e: f}
 podAnnotations: {g: h}
 serviceAccount: {name: storage, annotations: {i: j}}
@@ -351,6 +353,7 @@ func TestValues(t *testing.T) {
 		{"fullnameOverride: short", []string{"name: short-local\n", "kind: DaemonSet\nmetadata:\n  name: short\n", "storageClassName: short-local\n"}, nil},
 		{"nameOverride: disks", []string{"name: csi-node-disks-thin\n", "name: csi-node-disks-test\n"}, nil},
 		{everything, []string{
+			"  annotations:\n    r: s\nspec:\n  selector:\n    matchLabels: {app.kubernetes.io/name: csi-node-storage}\n",
 			"kind: DaemonSet\nmetadata:\n  name: csi-node-storage\n", "name: all-charts", "volumeLifecycleModes: [Persistent]\n", "name: ndots",
 			"--http-endpoint=:9001 ", "{name: provisioner, containerPort: 9001}", "--http-endpoint=:9002 ", "{name: resizer, containerPort: 9002}",
 			"value: a:1", "value: b:1", "mountPath: /extra-p", "mountPath: /extra-r", "csi-node.local/driver: fast.example ",
