@@ -134,6 +134,28 @@ func TestOperates(t *testing.T) {
 	s.remove("pod/old", "pod/new", "persistentvolumeclaim/old", "persistentvolumeclaim/new")
 }
 
+// TestClassOfSomeNodes: the class on docs/volumes.md makes volumes on the nodes that it names, and on no others.
+func TestClassOfSomeNodes(t *testing.T) {
+	s := newSpace(t)
+	page, err := os.ReadFile("../../docs/volumes.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, class, _ := strings.Cut(string(page), "**A class for some nodes only**")
+	_, class, _ = strings.Cut(class, "```yaml\n")
+	class, _, _ = strings.Cut(class, "```")
+	for name, node := range map[string]string{"e2e-here": nodeName, "e2e-elsewhere": "elsewhere"} {
+		if _, err := try(strings.NewReplacer("two-nodes", name, "worker-1", node).Replace(class), "apply", "--filename=-"); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { kubectl(t, "delete", "storageclass", name) })
+		s.apply(claim(name, name, "32Mi"), pod(name, name, idle))
+	}
+	s.ready("e2e-here")
+	s.event("e2e-elsewhere", "didn't find available persistent volumes to bind")
+	s.remove("pod/e2e-here", "pod/e2e-elsewhere", "persistentvolumeclaim/e2e-here", "persistentvolumeclaim/e2e-elsewhere")
+}
+
 // TestExamples: the examples run that need no disk, volume group or encryption of the node, and so does the pod on
 // docs/volumes.md. The first of them is run by TestTakenOff, and those of a disk and of a volume that is there by tests of
 // their own.
