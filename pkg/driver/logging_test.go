@@ -13,6 +13,7 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
 	"github.com/csi-node/csi-node/pkg/command"
+	"github.com/csi-node/csi-node/test/require"
 )
 
 type spelt struct{ Field string }
@@ -48,9 +49,7 @@ func TestJSONLog(t *testing.T) {
 		lines = append(lines, fields)
 	}
 	got, err := json.Marshal(lines)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	want := `[{"count":7,"device":"spelt out","msg":"Done","paths":["/a"],"took":"1.5s","v":3,"volume":"v-1"},` +
 		`{"err":"step: no room","msg":"Failed","request":` + quoted(withoutSecrets{&csi.NodeStageVolumeRequest{VolumeId: "v-1", Secrets: map[string]string{"key": "x"}}}.String()) + `,"volume":"v-1"}]`
 	if string(got) != want {

@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/csi-node/csi-node/test/machine"
+	"github.com/csi-node/csi-node/test/require"
 )
 
 // All threads of a plugin that serves have coarse timers, Go's monitor thread too.
@@ -17,9 +18,7 @@ func TestTimersAreRelaxed(t *testing.T) {
 	machine.Kernel(t)
 	relaxTimers()
 	tasks, err := os.ReadDir("/proc/self/task")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	for _, task := range tasks {
 		raw, err := os.ReadFile(fmt.Sprintf("/proc/%s/timerslack_ns", task.Name()))
 		if os.IsNotExist(err) || errors.Is(err, unix.ESRCH) { // it has ended

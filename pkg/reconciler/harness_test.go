@@ -3,7 +3,6 @@ package reconciler
 import (
 	"context"
 	"fmt"
-	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -13,6 +12,7 @@ import (
 
 	"github.com/csi-node/csi-node/pkg/devices"
 	"github.com/csi-node/csi-node/pkg/state"
+	"github.com/csi-node/csi-node/test/require"
 )
 
 // process is one life of the plugin over a kernel and a store.
@@ -304,17 +304,7 @@ func (h *harness) atOnce(do func()) {
 // refuse checks that err has the class and names all the words.
 func (h *harness) refuse(err error, class state.Class, words ...string) {
 	h.t.Helper()
-	if err == nil {
-		h.t.Fatalf("OK, want %s", class)
-	}
-	if got := state.ClassOf(err); got != class {
-		h.t.Fatalf("%s (%v), want %s", got, err, class)
-	}
-	for _, w := range words {
-		if !strings.Contains(err.Error(), w) {
-			h.t.Errorf("error %q does not say %q", err, w)
-		}
-	}
+	require.Class(h.t, err, class, words...)
 }
 
 // got returns an answer that must be there already.

@@ -2,6 +2,7 @@ package reconciler
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -14,6 +15,7 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/csi-node/csi-node/pkg/state"
+	"github.com/csi-node/csi-node/test/require"
 )
 
 // traces is what a test sees of a plugin that traces.
@@ -110,15 +112,11 @@ func TestStepsAreBelowTheCallThatWaits(t *testing.T) {
 	bubble(t, func(h *harness) {
 		tr := h.traced()
 		h.volume("v")
-		if err := <-tr.call(h, "stage", time.Minute, stage("v")); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, <-tr.call(h, "stage", time.Minute, stage("v")))
 		h.sleep(time.Second)
 		want := append(below("stage", Attach, BeginFormat, Format, Mount), "stage")
 		wantStory(t, tr.story(), want)
-		if err := <-tr.call(h, "publish", time.Minute, publish("v", 1)); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, <-tr.call(h, "publish", time.Minute, publish("v", 1)))
 		h.sleep(time.Second)
 		wantStory(t, tr.story(), append(append(want, below("publish", Bind)...), "publish"))
 		bind := tr.named("bind")[0]
@@ -140,9 +138,7 @@ func TestFailedStepIsTracedAndTriedAgain(t *testing.T) {
 		h.k.fail(opMount, "", 2, errBoom)
 		h.refuse(<-tr.call(h, "first", time.Minute, stage("v")), state.Unavailable, "boom")
 		h.sleep(time.Second) // the plugin tries once more
-		if err := <-tr.call(h, "second", time.Minute, stage("v")); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, <-tr.call(h, "second", time.Minute, stage("v")))
 		h.sleep(time.Second)
 		var mounts []string
 		for _, s := range tr.named("mount") {
@@ -204,11 +200,7 @@ func TestTraceTellsOfWaits(t *testing.T) {
 		h.sleep(time.Second)
 		h.come(v)
 		h.p.r.DeviceAppeared()
-		for _, answer := range []<-chan error{first, second} {
-			if err := <-answer; err != nil {
-				t.Fatal(err)
-			}
-		}
+		require.NoError(t, errors.Join(<-first, <-second))
 		h.sleep(time.Second)
 		if events := tr.named("attach")[0].Events(); len(events) == 0 || events[0].Name != "waits for the device" {
 			t.Errorf("attach tells %v", events)
@@ -260,9 +252,7 @@ func TestCallLeadsToTheStepThatItWaitsFor(t *testing.T) {
 		h.sleep(10 * time.Second)
 		second := tr.call(h, "second", 2*time.Minute, stage("v"))
 		h.refuse(<-first, state.DeadlineExceeded)
-		if err := <-second; err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, <-second)
 		h.sleep(time.Second)
 		format, call := tr.named("format")[0], tr.named("second")[0]
 		if tr.find(format.Parent().SpanID()).Name() != "first" {
@@ -290,11 +280,7 @@ func TestEachCallHasItsOwnSteps(t *testing.T) {
 		a := tr.call(h, "a", time.Minute, publish("v", 2))
 		h.sleep(time.Millisecond)
 		b := tr.call(h, "b", time.Minute, publish("v", 1))
-		for _, answer := range []<-chan error{a, b} {
-			if err := <-answer; err != nil {
-				t.Fatal(err)
-			}
-		}
+		require.NoError(t, errors.Join(<-a, <-b))
 		h.sleep(time.Second)
 		binds := map[string]sdktrace.ReadOnlySpan{}
 		for _, s := range tr.named("bind") {
@@ -321,11 +307,7 @@ func TestStepsAreBelowACallWhoseTraceIsKept(t *testing.T) {
 		first := tr.call(h, "dropped", time.Minute, stage("v"))
 		h.sleep(time.Millisecond)
 		second := tr.call(h, "kept", time.Minute, stage("v"))
-		for _, answer := range []<-chan error{first, second} {
-			if err := <-answer; err != nil {
-				t.Fatal(err)
-			}
-		}
+		require.NoError(t, errors.Join(<-first, <-second))
 		h.sleep(time.Second)
 		if got := tr.story(); !slices.Contains(got, "kept > mount") || slices.ContainsFunc(got, func(line string) bool { return !strings.Contains(line, "kept") }) {
 			t.Errorf("the spans are %q", got)

@@ -4,6 +4,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/csi-node/csi-node/test/require"
 )
 
 func TestPrintCluster(t *testing.T) {
@@ -17,9 +19,7 @@ func TestPrintCluster(t *testing.T) {
 		{Name: "c", Node: Node{Running: true, Registration: &Registration{Socket: "/s"}}},
 	}}
 	var text strings.Builder
-	if err := c.Print(&text); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, c.Print(&text))
 	const want = `NODE              VOLUME  PART   IS       SINCE  NEXT TRY
 a-node-w…example  v1      stage  settled  0s
 a-node-w…example  v2      stage  failing  0s

@@ -14,6 +14,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/csi-node/csi-node/test/require"
 )
 
 const (
@@ -137,9 +139,7 @@ func drawing(t *testing.T) map[string]bool {
 func imports(t *testing.T) map[string][]string {
 	t.Helper()
 	out, err := exec.Command("go", "list", "-json=ImportPath,Imports", module+"pkg/...", module+"cmd/...", module+"examples/...").Output()
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	all := map[string][]string{}
 	for decoder := json.NewDecoder(strings.NewReader(string(out))); ; {
 		var p struct {
@@ -158,8 +158,6 @@ func imports(t *testing.T) map[string][]string {
 func read(t *testing.T, name string) string {
 	t.Helper()
 	text, err := os.ReadFile(filepath.Join(root, name))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return string(text)
 }

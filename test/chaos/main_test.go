@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/csi-node/csi-node/test/harness"
+	"github.com/csi-node/csi-node/test/require"
 )
 
 var (
@@ -30,9 +31,7 @@ const mib = 1 << 20
 
 func must(t testing.TB, errs ...error) {
 	t.Helper()
-	if err := errors.Join(errs...); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, errors.Join(errs...))
 }
 
 // pause waits for a moment that is drawn, or until something has ended.

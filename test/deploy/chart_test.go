@@ -76,9 +76,7 @@ func plain(t *testing.T, o object) string {
 		}
 	}
 	text, err := json.MarshalIndent(o, "", " ")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return string(text)
 }
 
@@ -456,9 +454,7 @@ func TestValuesOfThePage(t *testing.T) {
 	}
 	for _, set := range regexp.MustCompile(`--set (\S+)`).FindAllStringSubmatch(page, -1) {
 		values, err := strvals.ToYAML(set[1])
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		if _, err := tryHelm(t, usual, values); err != nil {
 			t.Errorf("--set %s: %v", set[1], err)
 		}

@@ -22,14 +22,10 @@ func decode(t *testing.T, o object) (runtime.Object, error) {
 	t.Helper()
 	known := runtime.NewScheme()
 	for _, add := range []func(*runtime.Scheme) error{scheme.AddToScheme, monitoring.AddToScheme} {
-		if err := add(known); err != nil {
-			t.Fatal(err)
-		}
+		must(t, add(known))
 	}
 	text, err := yaml.Marshal(o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	decoded, _, err := serializer.NewCodecFactory(known, serializer.EnableStrict).UniversalDeserializer().Decode(text, nil, nil)
 	return decoded, err
 }
@@ -68,9 +64,7 @@ func TestManifestsAreKnown(t *testing.T) {
 		}
 		return nil
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for where, objects := range all {
 		for _, o := range objects {
 			if _, err := decode(t, o); err != nil {
@@ -101,9 +95,7 @@ func TestLeastPrivilege(t *testing.T) {
 	for where, objects := range made(t) {
 		for _, o := range objects {
 			decoded, err := decode(t, o)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			if pod, is := decoded.(*core.Pod); is && pod.Annotations["helm.sh/hook"] != "" {
 				checkRestricted(t, where, pod)
 			}

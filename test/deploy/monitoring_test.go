@@ -178,13 +178,9 @@ func rules(t *testing.T) (all []rule) {
 	t.Helper()
 	groups := parseOne(t, read(t, filepath.Join(root, "chart", "files", "rules.yaml")))
 	text, err := json.Marshal(object(groups).at("spec", "groups"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	var read []struct{ Rules []rule }
-	if err := json.Unmarshal(text, &read); err != nil {
-		t.Fatal(err)
-	}
+	must(t, json.Unmarshal(text, &read))
 	for _, g := range read {
 		all = append(all, g.Rules...)
 	}

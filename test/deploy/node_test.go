@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/csi-node/csi-node/test/harness"
+	"github.com/csi-node/csi-node/test/require"
 )
 
 const mib = 1 << 20
@@ -181,9 +182,4 @@ func (n *node) smallPool() {
 	})
 }
 
-func must(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
+var must = require.NoError

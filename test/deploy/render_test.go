@@ -63,9 +63,7 @@ func parse(t testing.TB, text string) (objects []object) {
 func loadChart(t testing.TB) *chart.Chart {
 	t.Helper()
 	c, err := loader.LoadDir(filepath.Join(root, "chart"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return c
 }
 
@@ -78,9 +76,7 @@ var usual = release{"csi-node", "csi-node"}
 func tryHelm(t testing.TB, r release, values string) (string, error) {
 	t.Helper()
 	all, err := chartutil.ReadValues([]byte(values))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	c := loadChart(t)
 	v, err := chartutil.ToRenderValues(c, all, chartutil.ReleaseOptions{Name: r.name, Namespace: r.namespace, Revision: 1, IsInstall: true}, chartutil.DefaultCapabilities)
 	if err != nil {
@@ -103,9 +99,7 @@ func tryHelm(t testing.TB, r release, values string) (string, error) {
 func helm(t testing.TB, r release, values string) []object {
 	t.Helper()
 	text, err := tryHelm(t, r, values)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return parse(t, text)
 }
 
@@ -117,9 +111,7 @@ func kustomize(t testing.TB, dir string) []object {
 		t.Fatalf("%s: %v", dir, err)
 	}
 	text, err := built.AsYaml()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return parse(t, string(text))
 }
 
@@ -142,22 +134,16 @@ func overlays(t testing.TB) map[string]string {
 func over(t testing.TB, name, below string) string {
 	t.Helper()
 	dir := t.TempDir()
-	if err := os.CopyFS(dir, os.DirFS(root)); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.CopyFS(dir, os.DirFS(root)))
 	overlay := filepath.Join(dir, "overlays", name)
 	file := filepath.Join(overlay, "kustomization.yaml")
-	if err := os.WriteFile(file, []byte(strings.Replace(read(t, file), "../../base", "../"+below, 1)), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(file, []byte(strings.Replace(read(t, file), "../../base", "../"+below, 1)), 0o600))
 	return overlay
 }
 
 func read(t testing.TB, path string) string {
 	t.Helper()
 	text, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return string(text)
 }

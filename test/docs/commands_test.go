@@ -13,6 +13,7 @@ import (
 
 	"github.com/csi-node/csi-node/pkg/kubectl"
 	"github.com/csi-node/csi-node/test/harness"
+	"github.com/csi-node/csi-node/test/require"
 )
 
 var (
@@ -187,9 +188,7 @@ func TestFlagsAreExplained(t *testing.T) {
 		}
 	}
 	var values map[string]any
-	if err := yaml.Unmarshal([]byte(read(t, "deploy/chart/values.yaml")), &values); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, yaml.Unmarshal([]byte(read(t, "deploy/chart/values.yaml")), &values))
 	have := map[string]string{}
 	for _, part := range strings.Split(read(t, "docs/flags.md"), "\n- ")[1:] {
 		part, _, _ = strings.Cut(part, "\n\n")

@@ -16,6 +16,8 @@ import (
 	"slices"
 	"sync"
 	"testing"
+
+	"github.com/csi-node/csi-node/test/require"
 )
 
 // Main runs the tests of a package, a *testing.M, and removes the binaries that were
@@ -79,9 +81,7 @@ func SanityBinary(t testing.TB) string {
 func found(t testing.TB, binary func() (string, error)) string {
 	t.Helper()
 	path, err := binary()
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return path
 }
 

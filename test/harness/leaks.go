@@ -18,6 +18,7 @@ import (
 	"github.com/csi-node/csi-node/pkg/devices/pool"
 	"github.com/csi-node/csi-node/pkg/driver"
 	"github.com/csi-node/csi-node/test/machine"
+	"github.com/csi-node/csi-node/test/require"
 )
 
 // Mounts returns the mount points below Dir in the order of their mounting: a
@@ -25,9 +26,7 @@ import (
 func (p *Plugin) Mounts() []string {
 	p.t.Helper()
 	infos, err := mountinfo.GetMounts(mountinfo.PrefixFilter(p.Dir))
-	if err != nil {
-		p.t.Fatal(err)
-	}
+	require.NoError(p.t, err)
 	var paths []string
 	for _, info := range infos {
 		paths = append(paths, info.Mountpoint)
@@ -65,9 +64,7 @@ func (p *Plugin) Loops() []Loop {
 func (p *Plugin) allLoops() []Loop {
 	p.t.Helper()
 	dirs, err := filepath.Glob("/sys/block/loop*/loop")
-	if err != nil {
-		p.t.Fatal(err)
-	}
+	require.NoError(p.t, err)
 	var all []Loop
 	for _, dir := range dirs {
 		backing, err := os.ReadFile(filepath.Join(dir, "backing_file"))

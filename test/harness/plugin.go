@@ -19,6 +19,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/csi-node/csi-node/test/machine"
+	"github.com/csi-node/csi-node/test/require"
 )
 
 // Plugin is a place for a plugin to run in: directories, a socket, and clients
@@ -74,9 +75,7 @@ func New(t testing.TB) *Plugin {
 	machine.Kernel(t)
 	// Not t.TempDir, which may be too long for a socket.
 	dir, err := os.MkdirTemp("", "csi-node-test-")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if dir, err = filepath.EvalSymlinks(dir); err != nil {
 		t.Fatal(err)
 	}
@@ -90,9 +89,7 @@ func New(t testing.TB) *Plugin {
 	}
 	t.Cleanup(p.cleanUp)
 	for _, sub := range []string{p.KubeletDir, filepath.Dir(p.Socket)} {
-		if err := os.MkdirAll(sub, 0o750); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, os.MkdirAll(sub, 0o750))
 	}
 	p.dial()
 	return p
@@ -232,9 +229,7 @@ func (p *Plugin) dial() {
 	}
 	conn, err := grpc.NewClient("unix://"+p.Socket, grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithConnectParams(quickly), grpc.WithUnaryInterceptor(patiently), grpc.WithDefaultCallOptions(grpc.WaitForReady(true)))
-	if err != nil {
-		p.t.Fatal(err)
-	}
+	require.NoError(p.t, err)
 	p.conn = conn
 	p.Identity, p.Controller, p.Node = csi.NewIdentityClient(conn), csi.NewControllerClient(conn), csi.NewNodeClient(conn)
 }

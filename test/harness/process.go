@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/csi-node/csi-node/test/machine"
+	"github.com/csi-node/csi-node/test/require"
 )
 
 // Patience bounds every wait of the harness. It is no measure of speed: the
@@ -39,9 +40,7 @@ func launch(t testing.TB, path string, env []string, args ...string) *Process {
 	p.cmd.Stdout, p.cmd.Stderr = p.Log, p.Log
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	p.cmd.WaitDelay = 5 * time.Second
-	if err := p.cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, p.cmd.Start())
 	go func() {
 		defer close(p.exited)
 		_ = p.cmd.Wait() // ProcessState tells
@@ -97,9 +96,7 @@ func (p *Process) Wait(t testing.TB) *os.ProcessState {
 func (p *Process) Helpers(t testing.TB) []*Helper {
 	t.Helper()
 	all, err := filepath.Glob("/proc/[0-9]*/stat")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	var helpers []*Helper
 	for _, file := range all {
 		stat, err := os.ReadFile(file)
@@ -107,9 +104,7 @@ func (p *Process) Helpers(t testing.TB) []*Helper {
 			continue // it has ended
 		}
 		pid, err := strconv.Atoi(filepath.Base(filepath.Dir(file)))
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		// pid (comm) state ppid pgrp session …; comm may hold anything.
 		fields := strings.Fields(string(stat[strings.LastIndexByte(string(stat), ')')+1:]))
 		if pid == p.PID() || fields[0] == "Z" || fields[3] != strconv.Itoa(p.PID()) {

@@ -16,6 +16,7 @@ import (
 	"github.com/csi-node/csi-node/pkg/devices/pool"
 	"github.com/csi-node/csi-node/pkg/driver"
 	"github.com/csi-node/csi-node/pkg/report"
+	"github.com/csi-node/csi-node/test/require"
 )
 
 // Status returns what `csi-node status --output json` says.
@@ -39,9 +40,7 @@ func (p *Plugin) Report() report.Node {
 	ctx, cancel := context.WithTimeout(p.t.Context(), Patience)
 	defer cancel()
 	report, err := driver.ReadReport(ctx, p.StateDir, driver.Options{Backends: []devices.Kind{pool.Kind()}})
-	if err != nil {
-		p.t.Fatal(err)
-	}
+	require.NoError(p.t, err)
 	return report
 }
 
@@ -51,9 +50,7 @@ func (p *Plugin) Retry(volume string) report.Node {
 	ctx, cancel := context.WithTimeout(p.t.Context(), Patience)
 	defer cancel()
 	report, err := driver.Retry(ctx, p.StateDir, volume)
-	if err != nil {
-		p.t.Fatal(err)
-	}
+	require.NoError(p.t, err)
 	return report
 }
 
@@ -92,12 +89,8 @@ func Eventually(t testing.TB, what string, true func() bool) {
 func FreeAddress(t testing.TB) string {
 	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := listener.Close(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
+	require.NoError(t, listener.Close())
 	return listener.Addr().String()
 }
 
@@ -106,9 +99,7 @@ func FreeAddress(t testing.TB) string {
 func Metrics(t testing.TB, address string) map[string]float64 {
 	t.Helper()
 	resp, err := http.Get("http://" + address + "/metrics")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer func() { _ = resp.Body.Close() }() // only read from
 	if resp.StatusCode != http.StatusOK {
 		t.Fatal(fmt.Errorf("/metrics answers %s", resp.Status))
@@ -127,8 +118,6 @@ func Metrics(t testing.TB, address string) map[string]float64 {
 		}
 		sums[name] += value
 	}
-	if err := lines.Err(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, lines.Err())
 	return sums
 }

@@ -15,6 +15,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/csi-node/csi-node/pkg/report"
+	"github.com/csi-node/csi-node/test/require"
 )
 
 // Volume is one volume and how kubelet calls the plugin for it: at the paths that
@@ -324,7 +325,5 @@ func Insist(ctx context.Context, call func(context.Context) error) error {
 
 func (v *Volume) makeDir(path string) {
 	v.T.Helper()
-	if err := os.MkdirAll(path, 0o750); err != nil {
-		v.T.Fatal(err)
-	}
+	require.NoError(v.T, os.MkdirAll(path, 0o750))
 }

@@ -6,15 +6,15 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/csi-node/csi-node/test/require"
 )
 
 // Allocated is how many bytes of a file have blocks.
 func Allocated(t testing.TB, path string) int64 {
 	t.Helper()
 	var st unix.Stat_t
-	if err := unix.Stat(path, &st); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, unix.Stat(path, &st))
 	return st.Blocks * 512 // see stat(2)
 }
 
@@ -24,10 +24,6 @@ func ShutDown(t testing.TB, path string) {
 	t.Helper()
 	const goingDown = 0x8004587d // FS_IOC_SHUTDOWN, XFS_IOC_GOINGDOWN
 	f, err := os.Open(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := errors.Join(unix.IoctlSetPointerInt(int(f.Fd()), goingDown, 2), f.Close()); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
+	require.NoError(t, errors.Join(unix.IoctlSetPointerInt(int(f.Fd()), goingDown, 2), f.Close()))
 }

@@ -19,6 +19,7 @@ import (
 
 	"github.com/csi-node/csi-node/pkg/process"
 	"github.com/csi-node/csi-node/pkg/state"
+	"github.com/csi-node/csi-node/test/require"
 )
 
 // Losetup is losetup --find --show with those options, and the file to attach as
@@ -33,9 +34,7 @@ import (
 func Losetup(t testing.TB, args ...string) string {
 	t.Helper()
 	control, err := os.OpenFile("/dev/loop-control", os.O_RDWR, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer control.Close()
 	options, file := args[:len(args)-1], args[len(args)-1]
 	for number := 1<<16 + os.Getpid()%1024*512; ; number++ {
@@ -141,9 +140,7 @@ func AwaitDetached(node, backing string) bool {
 func RemoveNewLoops(t testing.TB) {
 	loops := func() map[int]bool {
 		nodes, err := filepath.Glob("/sys/block/loop*")
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		numbers := map[int]bool{}
 		for _, node := range nodes {
 			if n, err := strconv.Atoi(strings.TrimPrefix(filepath.Base(node), "loop")); err == nil {
@@ -270,8 +267,6 @@ func partitionBits(t testing.TB) int {
 		return 0
 	}
 	parts, parseErr := strconv.ParseUint(strings.TrimSpace(string(text)), 10, 32)
-	if err := errors.Join(err, parseErr); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, errors.Join(err, parseErr))
 	return bits.Len64(parts)
 }

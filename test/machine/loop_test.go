@@ -6,6 +6,8 @@ import (
 	"path/filepath"
 	"testing"
 	"time"
+
+	"github.com/csi-node/csi-node/test/require"
 )
 
 // A device that somebody keeps open goes when it is closed; what is attached there is not
@@ -13,15 +15,11 @@ import (
 func TestAwaitDetached(t *testing.T) {
 	Kernel(t)
 	file := filepath.Join(t.TempDir(), "file")
-	if err := os.WriteFile(file, make([]byte, 1<<20), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.WriteFile(file, make([]byte, 1<<20), 0o600))
 	node := Losetup(t, file)
 	t.Cleanup(func() { _, _ = Detach(node, file) }) // it is, unless the test failed
 	f, err := os.Open(node)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if out, err := exec.Command("losetup", "--detach", node).CombinedOutput(); err != nil {
 		t.Errorf("%v: %s", err, out)
 	}

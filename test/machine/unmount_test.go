@@ -9,6 +9,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/csi-node/csi-node/test/require"
 )
 
 // A program that is being started beside keeps what was open, for a moment.
@@ -33,14 +35,10 @@ func TestUnmountWhileProgramsStart(t *testing.T) {
 		})
 	}
 	for running.Load() > 0 {
-		if err := unix.Mount("test", dir, "tmpfs", 0, "size=1m"); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, unix.Mount("test", dir, "tmpfs", 0, "size=1m"))
 		if err := os.WriteFile(filepath.Join(dir, "file"), nil, 0o600); err != nil {
 			t.Error(err)
 		}
-		if err := Unmount(dir); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, Unmount(dir))
 	}
 }

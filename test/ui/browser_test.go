@@ -22,6 +22,7 @@ import (
 
 	"github.com/csi-node/csi-node/pkg/ui"
 	"github.com/csi-node/csi-node/test/harness"
+	"github.com/csi-node/csi-node/test/require"
 )
 
 // patience bounds every wait: it is no measure of speed.
@@ -218,9 +219,4 @@ func (p *tab) press(keys ...string) {
 	}
 }
 
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
+var must = require.NoError

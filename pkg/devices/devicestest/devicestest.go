@@ -126,7 +126,7 @@ func Backend(t *testing.T, fresh func(t *testing.T) Harness) {
 			t.Run(name, func(t *testing.T) {
 				h := fresh(t)
 				nodes := h.Hold == nil && h.Write == nil && h.Read == nil
-				test(&suite{T: t, Harness: h.onNodes(), nodes: nodes, ctx: t.Context(), b: h.Open(t)})
+				test(&suite{checks: checks{t}, Harness: h.onNodes(), nodes: nodes, ctx: t.Context(), b: h.Open(t)})
 			})
 		}
 	}
@@ -139,21 +139,24 @@ func can[T any](b devices.Backend) bool {
 }
 
 type suite struct {
-	*testing.T
+	checks
 	Harness
 	nodes bool // its devices have nodes
 	ctx   context.Context
 	b     devices.Backend
 }
 
-func (s *suite) ok(err error) {
+// checks are what both suites require of an error.
+type checks struct{ *testing.T }
+
+func (s checks) ok(err error) {
 	s.Helper()
 	if err != nil {
 		s.Fatal(err)
 	}
 }
 
-func (s *suite) class(err error, want state.Class) {
+func (s checks) class(err error, want state.Class) {
 	s.Helper()
 	if err == nil || state.ClassOf(err) != want {
 		s.Fatalf("error %v, want one of class %s", err, want)

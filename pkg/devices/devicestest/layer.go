@@ -42,7 +42,7 @@ func Layer(t *testing.T, fresh func(t *testing.T) LayerHarness) {
 		"Secret":   (*layerSuite).secret,
 	} {
 		t.Run(name, func(t *testing.T) {
-			s := &layerSuite{T: t, LayerHarness: fresh(t), ctx: t.Context()}
+			s := &layerSuite{checks: checks{t}, LayerHarness: fresh(t), ctx: t.Context()}
 			s.Size = cmp.Or(s.Size, Size)
 			s.lower = s.attach("lower")
 			t.Cleanup(func() {
@@ -56,7 +56,7 @@ func Layer(t *testing.T, fresh func(t *testing.T) LayerHarness) {
 }
 
 type layerSuite struct {
-	*testing.T
+	checks
 	LayerHarness
 	ctx   context.Context
 	lower state.Device
@@ -93,20 +93,6 @@ func (s *layerSuite) look(d state.Device) state.Device {
 	s.ok(err)
 	d.Number, d.Size = state.DeviceNumber{Major: unix.Major(st.Rdev), Minor: unix.Minor(st.Rdev)}, size
 	return d
-}
-
-func (s *layerSuite) ok(err error) {
-	s.Helper()
-	if err != nil {
-		s.Fatal(err)
-	}
-}
-
-func (s *layerSuite) class(err error, want state.Class) {
-	s.Helper()
-	if err == nil || state.ClassOf(err) != want {
-		s.Fatalf("error %v, want one of class %s", err, want)
-	}
 }
 
 // find returns what there is of the layer, which must be as wanted.

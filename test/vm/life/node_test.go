@@ -18,6 +18,7 @@ import (
 
 	"github.com/csi-node/csi-node/pkg/devices/luks"
 	"github.com/csi-node/csi-node/test/harness"
+	"github.com/csi-node/csi-node/test/require"
 	"github.com/csi-node/csi-node/test/vm"
 )
 
@@ -243,9 +244,4 @@ func (v *volume) mustHaveRoom() {
 	}
 }
 
-func must(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
+var must = require.NoError
