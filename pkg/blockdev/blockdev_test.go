@@ -66,7 +66,7 @@ func loops(t *testing.T) *loop.Devices {
 	t.Helper()
 	loops, err := loop.New(t.Context())
 	ok(t, err)
-	loops.Reserve(loop.Numbers{Bound: func(n state.DeviceNumber) (bool, error) { return machine.Bound(n.Major, n.Minor) }})
+	loops.Reserve(loop.Numbers{Bound: machine.Bound})
 	return loops
 }
 
@@ -139,7 +139,7 @@ func TestViewGetsItsNumberBack(t *testing.T) {
 			}
 			return ""
 		},
-		Bound: func(n state.DeviceNumber) (bool, error) { return machine.Bound(n.Major, n.Minor) },
+		Bound: machine.Bound,
 		Published: func(volume string, view bool) []state.DeviceNumber {
 			if volume == "vol" && view {
 				return published

@@ -6,7 +6,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/csi-node/csi-node/pkg/state"
 	"github.com/csi-node/csi-node/test/machine"
 	"github.com/csi-node/csi-node/test/require"
 )
@@ -21,7 +20,7 @@ func newDevices(t testing.TB) *Devices {
 	s, err := New(t.Context())
 	require.NoError(t, err)
 	// What another package's test waits for to get again is not taken.
-	s.Reserve(Numbers{Bound: func(n state.DeviceNumber) (bool, error) { return machine.Bound(n.Major, n.Minor) }})
+	s.Reserve(Numbers{Bound: machine.Bound})
 	return s
 }
 

@@ -327,7 +327,7 @@ func newRealNode(t *testing.T) *realNode {
 	b, err := pool.NewBackend(t.Context(), p, loops)
 	must(err)
 	// What another package's test waits for to get again is not taken.
-	loops.Reserve(loop.Numbers{Bound: func(n state.DeviceNumber) (bool, error) { return machine.Bound(n.Major, n.Minor) }})
+	loops.Reserve(loop.Numbers{Bound: machine.Bound})
 	fs, err := filesystem.New(1)
 	must(err)
 	m, err := mounts.New(root)

@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 
 	"github.com/csi-node/csi-node/pkg/process"
@@ -182,62 +183,25 @@ func removeLoop(t testing.TB, number int) {
 
 // Bound reports whether a node of the block device is bound anywhere, by this test
 // or another: a free loop device that is has a number that somebody waits for.
-func Bound(major, minor uint32) (bool, error) {
-	table, err := mountPoints()
+func Bound(device state.DeviceNumber) (bool, error) {
+	table, err := mountinfo.GetMounts(mountinfo.FSTypeFilter("devtmpfs"))
 	if err != nil {
 		return false, err
 	}
 	for _, m := range table {
-		if m.fsType != "devtmpfs" || m.root == "/" {
+		if m.Root == "/" {
 			continue
 		}
 		var st unix.Stat_t
-		switch err := unix.Lstat("/dev"+m.root, &st); {
+		switch err := unix.Lstat("/dev"+m.Root, &st); {
 		case errors.Is(err, unix.ENOENT), errors.Is(err, unix.ENOTDIR): // its node was removed, and so has no number to give
 		case err != nil:
 			return false, err
-		case st.Mode&unix.S_IFMT == unix.S_IFBLK && unix.Major(st.Rdev) == major && unix.Minor(st.Rdev) == minor:
+		case st.Mode&unix.S_IFMT == unix.S_IFBLK && unix.Major(st.Rdev) == device.Major && unix.Minor(st.Rdev) == device.Minor:
 			return true, nil
 		}
 	}
 	return false, nil
-}
-
-// mountPoint is a line of mountinfo (proc(5)), with its escapes undone.
-type mountPoint struct{ root, path, fsType string }
-
-func mountPoints() ([]mountPoint, error) {
-	text, err := os.ReadFile("/proc/self/mountinfo")
-	if err != nil {
-		return nil, err
-	}
-	var all []mountPoint
-	for line := range strings.Lines(string(text)) {
-		// id parent major:minor root path options [optional ...] - type source options
-		before, after, _ := strings.Cut(line, " - ")
-		fields, rest := strings.Fields(before), strings.Fields(after)
-		if len(fields) < 5 || len(rest) < 1 {
-			return nil, fmt.Errorf("mountinfo: %q", line)
-		}
-		all = append(all, mountPoint{unescape(fields[3]), unescape(fields[4]), rest[0]})
-	}
-	return all, nil
-}
-
-// unescape undoes \ooo.
-func unescape(field string) string {
-	var b strings.Builder
-	for i := 0; i < len(field); i++ {
-		if field[i] == '\\' && i+4 <= len(field) {
-			if n, err := strconv.ParseUint(field[i+1:i+4], 8, 8); err == nil {
-				b.WriteByte(byte(n))
-				i += 3
-				continue
-			}
-		}
-		b.WriteByte(field[i])
-	}
-	return b.String()
 }
 
 // FreeLoop returns the minor number of a loop device that nobody else uses, and that there

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 )
 
@@ -71,13 +72,13 @@ func enter(propagation, keep string, args []string) error {
 	if err := unix.Mount("", "/", "", flags|unix.MS_REC, ""); err != nil {
 		return fmt.Errorf("make / %s: %w", propagation, err)
 	}
-	table, err := mountPoints()
+	table, err := mountinfo.GetMounts(nil)
 	if err != nil {
 		return err
 	}
 	for _, m := range slices.Backward(table) {
-		if below(m.path, os.TempDir()) && m.path != keep && !below(m.path, keep) && !below(keep, m.path) {
-			_ = unix.Unmount(m.path, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW) // it may have gone with one above
+		if below(m.Mountpoint, os.TempDir()) && m.Mountpoint != keep && !below(m.Mountpoint, keep) && !below(keep, m.Mountpoint) {
+			_ = unix.Unmount(m.Mountpoint, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW) // it may have gone with one above
 		}
 	}
 	return fmt.Errorf("exec %s: %w", program, unix.Exec(program, args, os.Environ()))

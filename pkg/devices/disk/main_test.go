@@ -188,7 +188,7 @@ func TestConformance(t *testing.T) {
 			Open: func(t *testing.T) devices.Backend {
 				loops, err := loop.New(t.Context())
 				require.NoError(t, err)
-				loops.Reserve(loop.Numbers{Bound: func(n state.DeviceNumber) (bool, error) { return machine.Bound(n.Major, n.Minor) }})
+				loops.Reserve(loop.Numbers{Bound: machine.Bound})
 				views = blockdev.New(loops, nil)
 				return rack{newSet(t, lib), views, mu, disks}
 			},

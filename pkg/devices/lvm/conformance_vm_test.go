@@ -177,7 +177,7 @@ func TestConformance(t *testing.T) {
 				open := func(t *testing.T) devices.Backend {
 					loops, err := loop.New(t.Context())
 					require.NoError(t, err)
-					loops.Reserve(loop.Numbers{Bound: func(n state.DeviceNumber) (bool, error) { return machine.Bound(n.Major, n.Minor) }})
+					loops.Reserve(loop.Numbers{Bound: machine.Bound})
 					e = engine{reopened(t, "suite"), blockdev.New(loops, nil)}
 					if parameters == nil {
 						return e

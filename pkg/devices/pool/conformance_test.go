@@ -156,7 +156,7 @@ func newBackend(t testing.TB, p *pool.Pool) *backend {
 	loops, err := loop.New(t.Context())
 	require.NoError(t, err)
 	// What another package's test waits for to get again is not taken.
-	loops.Reserve(loop.Numbers{Bound: func(n state.DeviceNumber) (bool, error) { return machine.Bound(n.Major, n.Minor) }})
+	loops.Reserve(loop.Numbers{Bound: machine.Bound})
 	b, err := pool.NewBackend(t.Context(), p, loops)
 	require.NoError(t, err)
 	return &backend{b, blockdev.New(loops, b.VolumeAt), loops}

@@ -41,7 +41,7 @@ func openKind(t *testing.T, env devices.Environment, flags ...string) (*pool.Bac
 	require.NoError(t, set.Parse(flags))
 	loops, err := loop.New(t.Context())
 	require.NoError(t, err)
-	loops.Reserve(loop.Numbers{Bound: func(n state.DeviceNumber) (bool, error) { return machine.Bound(n.Major, n.Minor) }})
+	loops.Reserve(loop.Numbers{Bound: machine.Bound})
 	env.Loops = loops
 	b, err := kind.Open(t.Context(), env)
 	if err != nil {
