@@ -18,6 +18,7 @@ import (
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
 	"github.com/csi-node/csi-node/pkg/command"
+	"github.com/csi-node/csi-node/test/machine"
 	"github.com/csi-node/csi-node/test/require"
 )
 
@@ -58,8 +59,7 @@ type call struct {
 // newFakePlugin serves a plugin that offers everything, until the test ends.
 func newFakePlugin(t *testing.T) *fakePlugin {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "cmd-test-") // t.TempDir may be too long for a socket
-	require.NoError(t, err)
+	dir := machine.ShortDir(t)
 	p := &fakePlugin{
 		Dir: dir, Endpoint: "unix://" + filepath.Join(dir, "csi.sock"),
 		node: []nodeCapability{
@@ -78,12 +78,7 @@ func newFakePlugin(t *testing.T) *fakePlugin {
 	csi.RegisterControllerServer(server, p)
 	csi.RegisterNodeServer(server, p)
 	go func() { _ = server.Serve(listener) }()
-	t.Cleanup(func() {
-		server.Stop()
-		if err := os.RemoveAll(dir); err != nil {
-			t.Error(err)
-		}
-	})
+	t.Cleanup(server.Stop)
 	for name, value := range map[string]string{"CSI_ENDPOINT": p.Endpoint, "CSI_NODE_KUBELET_DIR": filepath.Join(dir, "kubelet"), "CSI_NODE_STATE_DIR": filepath.Join(dir, "state")} {
 		t.Setenv(name, value)
 	}

@@ -38,7 +38,6 @@ func disk(t *testing.T) (d state.Device, image string) {
 	image = filepath.Join(t.TempDir(), "disk")
 	ok(t, os.WriteFile(image, bytes.Repeat([]byte("disk"), size/4), 0o600))
 	path := machine.Losetup(t, image)
-	t.Cleanup(func() { losetup(t, "-d", path) })
 	return state.Device{State: state.DeviceAttached, Path: path, Number: numberOf(t, path), Size: size}, image
 }
 
@@ -47,13 +46,6 @@ func numberOf(t *testing.T, path string) state.DeviceNumber {
 	var st unix.Stat_t
 	ok(t, unix.Stat(path, &st))
 	return state.DeviceNumber{Major: unix.Major(st.Rdev), Minor: unix.Minor(st.Rdev)}
-}
-
-func losetup(t *testing.T, args ...string) {
-	t.Helper()
-	if out, err := exec.Command("losetup", args...).CombinedOutput(); err != nil {
-		t.Errorf("losetup %q: %v: %s", args, err, out)
-	}
 }
 
 // open returns what the plugin has after a start.
@@ -85,10 +77,8 @@ func attachView(t *testing.T, b *blockdev.Devices, d state.Device) state.Device 
 	ok(t, b.AttachView(t.Context(), d))
 	v := view(t, b, d, state.DeviceAttached)
 	t.Cleanup(func() {
-		backing, err := os.ReadFile("/sys/block/" + filepath.Base(v.Path) + "/loop/backing_file")
-		if err == nil && strings.TrimSpace(string(backing)) == d.Path {
-			losetup(t, "-d", v.Path)
-		}
+		_, err := machine.Detach(v.Path, d.Path)
+		ok(t, err)
 	})
 	return v
 }
@@ -115,7 +105,6 @@ func read(t *testing.T, path string) []byte {
 func TestForeignLoopDeviceIsNoView(t *testing.T) {
 	d, _ := disk(t)
 	other := machine.Losetup(t, "-r", d.Path)
-	t.Cleanup(func() { losetup(t, "-d", other) })
 	b := open(t)
 	view(t, b, d, state.DeviceAbsent)
 	if v := attachView(t, b, d); v.Path == other {

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"maps"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -208,11 +207,6 @@ func TestOpen(t *testing.T) {
 	file, link := filepath.Join(dir, "file"), filepath.Join(dir, "link")
 	require.NoError(t, os.WriteFile(file, make([]byte, 4<<20), 0o600))
 	node := machine.Losetup(t, file)
-	t.Cleanup(func() {
-		if out, err := exec.Command("losetup", "-d", node).CombinedOutput(); err != nil {
-			t.Errorf("%v: %s", err, out)
-		}
-	})
 	require.NoError(t, os.Symlink(node, link))
 	for _, path := range []string{node, link} {
 		f, info, err := Open(path, unix.O_EXCL)

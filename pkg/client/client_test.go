@@ -14,6 +14,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/csi-node/csi-node/test/machine"
 	"github.com/csi-node/csi-node/test/require"
 )
 
@@ -76,15 +77,8 @@ func TestPathsThatURLsHaveNot(t *testing.T) {
 }
 
 func TestDial(t *testing.T) {
-	dir, err := os.MkdirTemp("", "client-test-") // t.TempDir may be too long for a socket
-	require.NoError(t, err)
-	t.Cleanup(func() {
-		if err := os.RemoveAll(dir); err != nil {
-			t.Error(err)
-		}
-	})
-	path := filepath.Join(dir, "csi.sock")
-	_, err = Dial(t.Context(), "unix://"+path)
+	path := filepath.Join(machine.ShortDir(t), "csi.sock")
+	_, err := Dial(t.Context(), "unix://"+path)
 	require.Words(t, err, path, "is the plugin running", "--endpoint", "CSI_ENDPOINT")
 	l, err := net.Listen("unix", path)
 	require.NoError(t, err)

@@ -27,14 +27,7 @@ import (
 // testConfig returns the Config of a plugin with directories of its own.
 func testConfig(t *testing.T) Config {
 	t.Helper()
-	// Not named after the test: the path of a socket has at most 107 bytes.
-	dir, err := os.MkdirTemp("", "driver-test-")
-	require.NoError(t, err)
-	t.Cleanup(func() {
-		if err := os.RemoveAll(dir); err != nil {
-			t.Error(err)
-		}
-	})
+	dir := machine.ShortDir(t)
 	c := goodConfig()
 	c.Endpoint = "unix://" + filepath.Join(dir, "csi.sock")
 	c.StateDir, c.KubeletDir, c.LibDir = filepath.Join(dir, "state"), filepath.Join(dir, "kubelet"), filepath.Join(dir, "lib")

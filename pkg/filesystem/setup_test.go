@@ -4,7 +4,6 @@ import (
 	"errors"
 	"io"
 	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 
@@ -27,23 +26,11 @@ func newHost(t testing.TB) *Host {
 	return h
 }
 
-// newImage makes a sparse file.
-func newImage(t testing.TB, size int64) string {
-	t.Helper()
-	path := filepath.Join(t.TempDir(), "image")
-	f, err := os.Create(path)
-	must0(t, err)
-	must0(t, f.Truncate(size))
-	must0(t, f.Close())
-	return path
-}
-
 // attach puts a loop device over a file until the test ends. Its Backing is set.
 func attach(t testing.TB, path string, options ...string) state.Device {
 	t.Helper()
 	machine.Kernel(t)
 	node := machine.Losetup(t, append(options, path)...)
-	t.Cleanup(func() { machine.LosetupDetach(t, node) })
 	return deviceOf(t, node, path)
 }
 
@@ -81,7 +68,7 @@ func unmount(t testing.TB, dir string) {
 	must0(t, machine.Unmount(dir))
 }
 
-var command = machine.Command
+var command, newImage = machine.Command, machine.Image
 
 // write puts bytes at an offset of a file; a negative offset counts from its end.
 func write(t testing.TB, path string, offset int64, b []byte) {

@@ -82,7 +82,7 @@ func TestRefusedDetachKeepsTheDevice(t *testing.T) {
 	if now, err := s.Recall(t.Context(), to); err != nil || now == nil || now.Detaching() || now.sequence != d.sequence || !discardDisabled(d.name) {
 		t.Errorf("after the refusal: %+v, %v", now, err)
 	}
-	losetupDetach(t, above)
+	machine.LosetupDetach(t, above)
 	detached(t, s, to)
 	if err := recreate(d.name); err != nil && !lostRace(err) {
 		t.Error(err)
@@ -135,9 +135,9 @@ func TestDetachOfANumberThatIsAnothers(t *testing.T) {
 		return d
 	}
 	d := bind(newFile(t, "data"))
-	losetupDetach(t, node)
+	machine.LosetupDetach(t, node)
 	bind(newFile(t, "other"))
-	defer losetupDetach(t, node)
+	defer machine.LosetupDetach(t, node)
 	f, err := open(d.name, os.O_RDONLY|unix.O_EXCL)
 	require.NoError(t, err)
 	defer f.Close()
@@ -154,7 +154,7 @@ func TestAskByNode(t *testing.T) {
 			t.Errorf("not bound: %s", d)
 		}
 		machine.Command(t, "losetup", "/dev/"+name, newFile(t, file).Path)
-		t.Cleanup(func() { losetupDetach(t, "/dev/"+name) })
+		t.Cleanup(func() { machine.LosetupDetach(t, "/dev/"+name) })
 		want, err := ask(name)
 		require.NoError(t, err)
 		return name, want

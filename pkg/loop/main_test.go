@@ -83,11 +83,6 @@ func detachLeft(t testing.TB, node, backing string) {
 	machine.AwaitDetached(node, backing)
 }
 
-func losetupDetach(t testing.TB, node string) {
-	t.Helper()
-	machine.LosetupDetach(t, node)
-}
-
 // request asks for a writable device over a target, for a volume.
 func request(to Target, volume string) Request {
 	return Request{Target: to, Shape: Shape{Sector: 512}, Volume: volume, Open: func() (*os.File, error) { return OpenFile(to.Path, to.File.ID, os.O_RDWR) }}

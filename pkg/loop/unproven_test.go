@@ -16,7 +16,6 @@ import (
 func TestUnreadableBackingIsNotAbsent(t *testing.T) {
 	s, to := newDevices(t), newFile(t, "vol")
 	path := machine.Losetup(t, to.Path)
-	defer losetupDetach(t, path)
 	name, dir := filepath.Base(path), t.TempDir()
 	number, err := os.ReadFile(filepath.Join(sysBlock, name, "dev"))
 	require.NoError(t, err)

@@ -66,8 +66,6 @@ func unmountBelow(t testing.TB, root string) {
 // newDevice returns a loop device with a file system on it; "" leaves it blank.
 func newDevice(t testing.TB, root, fsType string) state.Device {
 	t.Helper()
-	image := filepath.Join(t.TempDir(), "image")
-	must(t, os.WriteFile(image, nil, 0o600))
 	size := int64(16 << 20)
 	switch fsType {
 	case "xfs":
@@ -75,7 +73,7 @@ func newDevice(t testing.TB, root, fsType string) state.Device {
 	case "btrfs":
 		size = 128 << 20 // nor does mkfs.btrfs, much
 	}
-	must(t, os.Truncate(image, size))
+	image := machine.Image(t, size)
 	if fsType != "" {
 		machine.Mkfs(t, fsType, "-q", image)
 	}
@@ -87,10 +85,7 @@ func attach(t testing.TB, root, image string, options ...string) state.Device {
 	t.Helper()
 	machine.Kernel(t)
 	path := machine.Losetup(t, append(options, image)...)
-	t.Cleanup(func() {
-		unmountBelow(t, root)
-		machine.LosetupDetach(t, path)
-	})
+	t.Cleanup(func() { unmountBelow(t, root) })
 	number, ok := devnode.NumberAt(path)
 	if !ok {
 		t.Fatalf("%s is no block device", path)

@@ -50,18 +50,7 @@ func asKubelet(t *testing.T, socket string) (registerapi.RegistrationClient, *re
 	return client, info
 }
 
-// directory is short enough for the path of a socket.
-func directory(t *testing.T) string {
-	t.Helper()
-	dir, err := os.MkdirTemp("", "registration-")
-	require.NoError(t, err)
-	t.Cleanup(func() {
-		if err := os.RemoveAll(dir); err != nil {
-			t.Error(err)
-		}
-	})
-	return filepath.Join(dir, "plugins_registry")
-}
+func directory(t *testing.T) string { return filepath.Join(machine.ShortDir(t), "plugins_registry") }
 
 func TestRegistration(t *testing.T) {
 	dir := directory(t)

@@ -47,20 +47,9 @@ func loopDevice(t *testing.T) (path string, number state.DeviceNumber, detach fu
 	file := filepath.Join(t.TempDir(), "file")
 	must(t, os.WriteFile(file, make([]byte, 1<<20), 0o600))
 	path = machine.Losetup(t, file)
-	detached := false
-	detach = func() {
-		if detached {
-			return
-		}
-		detached = true
-		if out, err := exec.Command("losetup", "--detach", path).CombinedOutput(); err != nil {
-			t.Errorf("losetup: %v: %s", err, out)
-		}
-	}
-	t.Cleanup(detach)
 	var st unix.Stat_t
 	must(t, unix.Stat(path, &st))
-	return path, state.DeviceNumber{Major: unix.Major(st.Rdev), Minor: unix.Minor(st.Rdev)}, detach
+	return path, state.DeviceNumber{Major: unix.Major(st.Rdev), Minor: unix.Minor(st.Rdev)}, func() { machine.LosetupDetach(t, path) }
 }
 
 func TestDetachIsHeard(t *testing.T) {

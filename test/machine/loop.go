@@ -24,8 +24,8 @@ import (
 )
 
 // Losetup is losetup --find --show with those options, and the file to attach as
-// the last argument: it returns the path of the device. To detach that is the
-// caller's, be it with --detach or by a cleanup.
+// the last argument: it returns the path of the device, which is detached when the test
+// ends if it is over that file still.
 //
 // The device has a number of its own, far from those that the kernel offers, and
 // that nobody had before. An offered one may be shown in another test by a node
@@ -50,6 +50,14 @@ func Losetup(t testing.TB, args ...string) string {
 		out, err := exec.Command("losetup", append(append([]string{}, options...), node, file)...).CombinedOutput()
 		switch {
 		case err == nil:
+			backing, err := backingOf(node)
+			require.NoError(t, err)
+			t.Cleanup(func() {
+				if _, err := Detach(node, backing); err != nil {
+					t.Error(err)
+				}
+				AwaitDetached(node, backing)
+			})
 			return node
 		// When all others are in use, somebody who asks for any free device gets this one first.
 		case !strings.Contains(string(out), "busy"):

@@ -17,39 +17,20 @@ import (
 	"github.com/csi-node/csi-node/test/machine"
 )
 
-// rack holds disks: loop devices over files that the plugin does not know for such.
-type rack struct {
-	t   *testing.T
-	dir string
+// newDisk makes a disk, a loop device over a file that the plugin does not know for one, and
+// returns its node and its file.
+func newDisk(t *testing.T, bytes int64) (node, file string) {
+	t.Helper()
+	file = machine.Image(t, bytes)
+	return machine.Losetup(t, file), file
 }
 
-// disk makes a disk and returns its node and its file.
-func (r rack) disk(name string, bytes int64) (node, file string) {
-	r.t.Helper()
-	file = filepath.Join(r.dir, name)
-	f, err := os.Create(file)
-	must(r.t, err)
-	must(r.t, errors.Join(f.Truncate(bytes), f.Close()))
-	return r.plug(file), file
-}
-
-func (r rack) plug(file string) (node string) {
-	r.t.Helper()
-	node = machine.Losetup(r.t, file)
-	r.t.Cleanup(func() { // somebody else may have the node when it is detached
-		_, err := machine.Detach(node, file)
-		must(r.t, err)
-		machine.AwaitDetached(node, file)
-	})
-	return node
-}
-
-// disks returns a plugin with notes of its own, and a rack.
-func disks(t *testing.T, o harness.Options) (*harness.Plugin, harness.Options, rack) {
+// disks returns a plugin with notes of its own.
+func disks(t *testing.T, o harness.Options) (*harness.Plugin, harness.Options) {
 	t.Helper()
 	p := harness.New(t)
 	o.Flags = append(o.Flags, "--lib-dir", filepath.Join(p.Dir, "lib"))
-	return p, o, rack{t, t.TempDir()}
+	return p, o
 }
 
 // onDisk is a volume that is a disk.
@@ -64,9 +45,9 @@ func onDisk(p *harness.Plugin, t *testing.T, id, node, fsType string) *volume {
 // node of the disk and the file behind it.
 func diskVolume(t *testing.T, fsType string) (p *harness.Plugin, v *volume, node, file string) {
 	t.Helper()
-	p, o, r := disks(t, harness.Options{})
+	p, o := disks(t, harness.Options{})
 	p.Start(o)
-	node, file = r.disk("disk", 32*mib)
+	node, file = newDisk(t, 32*mib)
 	return p, onDisk(p, t, "a-disk", node, fsType), node, file
 }
 
@@ -92,11 +73,11 @@ func mustBeFree(t *testing.T, node string) {
 // the options for the next one, in which mkfs waits until w is open.
 func interruptedFormat(t *testing.T) (p *harness.Plugin, o harness.Options, w *wrapper, v *volume) {
 	t.Helper()
-	p, o, r := disks(t, harness.Options{})
+	p, o = disks(t, harness.Options{})
 	w = wrapMkfs(t, p, byExec)
 	o.Env = w.env()
 	p.Start(o)
-	node, _ := r.disk("disk", 32*mib)
+	node, _ := newDisk(t, 32*mib)
 	v = onDisk(p, t, "a-disk", node, "ext4")
 	staged := w.stageInto(v)
 	killWithHelpers(t, p, syscall.SIGKILL)
@@ -147,7 +128,7 @@ func TestMkfsOfADiskIsKilled(t *testing.T) {
 func formatsAfterAKill(t *testing.T, fsType, program, command string, encrypted map[string]string, times ...string) {
 	t.Helper()
 	ctx := t.Context()
-	p, o, r := disks(t, harness.Options{})
+	p, o := disks(t, harness.Options{})
 	real, err := exec.LookPath(program)
 	must(t, err)
 	bin := filepath.Join(p.Dir, "bin")
@@ -157,7 +138,7 @@ func formatsAfterAKill(t *testing.T, fsType, program, command string, encrypted 
 case "$*" in *%s*) timeout --signal KILL %s %s "$@"; exit 137; esac
 exec %s "$@"
 `, command, after, real, real))
-		node, _ := r.disk(fmt.Sprintf("disk-%d", i), 320*mib)
+		node, _ := newDisk(t, 320*mib)
 		v := onDisk(p, t, fmt.Sprintf("disk-%d", i), node, fsType)
 		if encrypted != nil {
 			maps.Copy(v.Context, encrypted)

@@ -37,7 +37,7 @@ const sectorBytes = 512
 func newFailingDisk(t *testing.T, name string, bytes int64) *failingDisk {
 	t.Helper()
 	d := &failingDisk{t: t, name: name, bytes: bytes, end: bytes}
-	d.below, d.file = rack{t, t.TempDir()}.disk(name, bytes)
+	d.below, d.file = newDisk(t, bytes)
 	d.dmsetup(d.whole(), "create", "--noudevsync", name)
 	t.Cleanup(func() { d.dmsetup("", "remove", "--noudevsync", "--retry", name) })
 	minor := d.dmsetup("", "info", "--columns", "--noheadings", "--options", "minor", name)
@@ -128,7 +128,7 @@ type kind struct {
 func kindsOfDisk(t *testing.T, test func(t *testing.T, k kind)) {
 	for name, attributes := range map[string]map[string]string{"plain": nil, "encrypted": {luks.EncryptionKey: luks.LUKS2}} {
 		t.Run(name, func(t *testing.T) {
-			p, o, _ := disks(t, harness.Options{})
+			p, o := disks(t, harness.Options{})
 			p.Start(o)
 			test(t, kind{p, o, false, func(id string, bytes int64) (*volume, *failingDisk) {
 				d := newFailingDisk(t, id+"-"+name, bytes)
@@ -150,7 +150,7 @@ func kindsOfVolume(t *testing.T, test func(t *testing.T, k kind)) {
 	kindsOfDisk(t, test)
 	t.Run("logical", func(t *testing.T) {
 		const groupStart = mib // of the first extent on a disk of LVM
-		p, o, _ := disks(t, harness.Options{Flags: []string{"--lvm-groups", "unwell"}})
+		p, o := disks(t, harness.Options{Flags: []string{"--lvm-groups", "unwell"}})
 		p.Start(o)
 		test(t, kind{p, o, true, func(id string, bytes int64) (*volume, *failingDisk) {
 			d := newFailingDisk(t, id, groupStart+bytes+4*mib)

@@ -23,8 +23,8 @@ import (
 // file behind the disk, and lvm, which sees no other disk.
 func volumeGroup(t *testing.T, name string, bytes int64) (file string, lvm func(args ...string) string) {
 	t.Helper()
-	disk, file := rack{t, t.TempDir()}.disk(name, bytes)
-	return file, volumeGroupOf(t, name, disk)
+	node, file := newDisk(t, bytes)
+	return file, volumeGroupOf(t, name, node)
 }
 
 // volumeGroupOf makes a volume group of disks, until the test ends.
@@ -94,15 +94,15 @@ func holds(t *testing.T, file, text string) bool {
 
 // The commands of docs/lvm.md make a group in which the classes of deploy/overlays/lvm have volumes.
 func TestGroupOfTheDocs(t *testing.T) {
-	disk, _ := rack{t, t.TempDir()}.disk("disk", 256*mib)
-	lvm := lvmOf(t, disk)
+	node, _ := newDisk(t, 256*mib)
+	lvm := lvmOf(t, node)
 	t.Cleanup(func() { lvm("vgremove", "--force", "--force", "--yes", "docs") })
 	t.Run("commands", func(t *testing.T) {
 		dir := t.TempDir()
-		write(t, filepath.Join(dir, "lvm.conf"), lvmConfig(disk))
+		write(t, filepath.Join(dir, "lvm.conf"), lvmConfig(node))
 		t.Setenv("LVM_SYSTEM_DIR", dir)
 		t.Setenv("DM_DISABLE_UDEV", "1")
-		follow(t, "lvm.md", "## What the node needs", "/dev/nvme1n1", disk, "vg0", "docs", "400g", "64m", "4g", "4m")
+		follow(t, "lvm.md", "## What the node needs", "/dev/nvme1n1", node, "vg0", "docs", "400g", "64m", "4g", "4m")
 	})
 	text, err := os.ReadFile("../../deploy/overlays/lvm/values.yaml")
 	must(t, err)

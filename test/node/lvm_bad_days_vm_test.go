@@ -76,7 +76,7 @@ func TestHungVolumeGroup(t *testing.T) {
 	disk := newFailingDisk(t, "silent", 132*mib)
 	volumeGroupOf(t, "hung", disk.node)
 	volumeGroup(t, "answers", 100*mib)
-	p, o, r := disks(t, harness.Options{Flags: []string{"--lvm-groups", "hung,answers"}})
+	p, o := disks(t, harness.Options{Flags: []string{"--lvm-groups", "hung,answers"}})
 	p.Start(o)
 	ctx := t.Context()
 	ext4 := mountAs("ext4", multiWriter)
@@ -95,7 +95,7 @@ func TestHungVolumeGroup(t *testing.T) {
 	must(t, used.Up(ctx, pod))
 	write(t, filepath.Join(pod, "file"), "kept")
 	require.NoError(t, exec.Command("sync", "--file-system", pod).Run())
-	diskNode, _ := r.disk("disk", 32*mib)
+	diskNode, _ := newDisk(t, 32*mib)
 
 	disk.dmsetup("", "suspend", "--noflush", "--nolockfs", disk.name)
 	answers := sync.OnceFunc(func() { disk.dmsetup("", "resume", disk.name) })
@@ -366,8 +366,7 @@ func manifests(t *testing.T, p *harness.Plugin) map[string]corev1.PersistentVolu
 // its volumes, and they have their data. A group of the same name that is not theirs is
 // left alone.
 func TestVolumeGroupMovesToAnotherNode(t *testing.T) {
-	r := rack{t, t.TempDir()}
-	node, file := r.disk("moving", 132*mib)
+	node, file := newDisk(t, 132*mib)
 	lvmOf(t, node)("vgcreate", "--yes", "moving", node)
 	p := harness.New(t)
 	o := harness.Options{Flags: []string{"--lvm-groups", "moving"}}
@@ -399,7 +398,7 @@ func TestVolumeGroupMovesToAnotherNode(t *testing.T) {
 	p.Terminate()
 	machine.LosetupDetach(t, node)
 
-	other, otherFile := r.disk("other", 68*mib)
+	other, otherFile := newDisk(t, 68*mib)
 	lvm := volumeGroupOf(t, "moving", other)
 	lvm("lvcreate", "--yes", "--activate", "n", "--zero", "n", "--size", "16M", "--name", "plain", "moving")
 	before := digest.Of(t, otherFile)
@@ -412,7 +411,7 @@ func TestVolumeGroupMovesToAnotherNode(t *testing.T) {
 	lvm("vgrename", "moving", "stays")
 	t.Cleanup(func() { lvm("vgrename", "stays", "moving") })
 
-	node = r.plug(file)
+	node = machine.Losetup(t, file)
 	t.Cleanup(func() { lvmOf(t, node)("vgremove", "--force", "--force", "--yes", "moving") })
 	q := harness.New(t)
 	q.Start(harness.Options{Flags: []string{"--lvm-groups", "moving", "--node-id", "node-2"}})

@@ -54,7 +54,7 @@ func scsiDisk(t *testing.T) (plug func() (name string)) {
 // reading sees a device that takes none.
 func TestReadOnlyDiskTakesNoCommands(t *testing.T) {
 	name := scsiDisk(t)()
-	p, o, _ := disks(t, harness.Options{})
+	p, o := disks(t, harness.Options{})
 	p.Start(o)
 	v := harness.NewVolume(t, p, "a-disk", harness.BlockAs(csi.VolumeCapability_AccessMode_MULTI_NODE_READER_ONLY))
 	v.Context = map[string]string{"backend": "disk", "path": "/dev/" + name}
@@ -85,7 +85,7 @@ func TestPulledDisk(t *testing.T) {
 	plug := scsiDisk(t)
 	for _, fsType := range []string{"ext4", "btrfs"} {
 		t.Run(fsType, func(t *testing.T) {
-			p, o, _ := disks(t, harness.Options{})
+			p, o := disks(t, harness.Options{})
 			p.Start(o)
 			ctx, name := t.Context(), plug()
 			wwid, err := os.ReadFile(fmt.Sprintf("/sys/block/%s/device/wwid", name))

@@ -18,9 +18,7 @@ import (
 // mountPool mounts a new file system where the plugin's pool is to be.
 func mountPool(t *testing.T, p *harness.Plugin, bytes int64, mkfs ...string) {
 	t.Helper()
-	image := filepath.Join(t.TempDir(), "image")
-	must(t, os.WriteFile(image, nil, 0o600))
-	must(t, os.Truncate(image, bytes))
+	image := machine.Image(t, bytes)
 	harness.Command(t, mkfs[0], append(mkfs[1:], image)...)
 	must(t, os.MkdirAll(p.PoolDir, 0o700))
 	harness.Command(t, "mount", "-o", "loop", image, p.PoolDir)

@@ -30,12 +30,8 @@ var (
 func newDisk(t testing.TB, bytes int64) (node, file string) {
 	t.Helper()
 	machine.Kernel(t)
-	file = filepath.Join(t.TempDir(), "disk")
-	f, err := os.Create(file)
-	require.NoError(t, err)
-	require.NoError(t, errors.Join(f.Truncate(bytes), f.Close()))
-	node = plug(t, file)
-	return node, file
+	file = machine.Image(t, bytes)
+	return plug(t, file), file
 }
 
 // plug attaches a file as a disk until the test ends, or unplug.

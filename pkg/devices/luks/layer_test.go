@@ -77,11 +77,8 @@ func newBench(t *testing.T) *bench {
 // attach makes an element of 32 MiB.
 func (b *bench) attach() (d state.Device, file string) {
 	b.Helper()
-	file = filepath.Join(b.TempDir(), "lower")
-	require.NoError(b, os.WriteFile(file, nil, 0o600))
-	require.NoError(b, os.Truncate(file, 32*mib))
+	file = machine.Image(b, 32*mib)
 	path := machine.Losetup(b, file)
-	b.Cleanup(func() { machine.LosetupDetach(b, path) })
 	var st unix.Stat_t
 	require.NoError(b, unix.Stat(path, &st))
 	return state.Device{State: state.DeviceAttached, Path: path, Size: 32 * mib, Number: state.DeviceNumber{Major: unix.Major(st.Rdev), Minor: unix.Minor(st.Rdev)}}, file

@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"strings"
 	"testing"
 
@@ -28,13 +27,7 @@ const mib = 1 << 20
 // newPV makes a disk: a loop device over a file, which the backend does not know for one.
 func newPV(t testing.TB, bytes int64) (node string) {
 	t.Helper()
-	file := filepath.Join(t.TempDir(), "pv")
-	f, err := os.Create(file)
-	require.NoError(t, err)
-	require.NoError(t, errors.Join(f.Truncate(bytes), f.Close()))
-	node = machine.Losetup(t, file)
-	t.Cleanup(func() { machine.LosetupDetach(t, node) })
-	return node
+	return machine.Losetup(t, machine.Image(t, bytes))
 }
 
 // lvmOn runs lvm by hand, on disks.

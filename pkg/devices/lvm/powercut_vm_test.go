@@ -119,7 +119,6 @@ func powerCuts(t *testing.T, random *rand.Rand, disks int, parameters map[string
 				require.NoError(t, err)
 				require.NoError(t, errors.Join(log.Replay(disk, cut.entries, cut.keep), disk.Close()))
 				node := machine.Losetup(t, copied)
-				t.Cleanup(func() { machine.LosetupDetach(t, node) })
 				_ = split(t, node, disks)
 				survive(t, v, parameters, steps[:promised+1])
 			})
@@ -137,11 +136,7 @@ func live(t *testing.T, blank, logFile string, disks int, parameters map[string]
 	below, log := machine.Losetup(t, file), machine.Losetup(t, logFile)
 	disk := losable{name: "logged"}
 	disk.dmsetup(t, fmt.Sprintf("0 %d log-writes %s %s\n", (cutGap+disks*cutDisk)/512, below, log), "create", disk.name)
-	t.Cleanup(func() {
-		disk.dmsetup(t, "", "remove", "--retry", disk.name)
-		machine.LosetupDetach(t, below)
-		machine.LosetupDetach(t, log)
-	})
+	t.Cleanup(func() { disk.dmsetup(t, "", "remove", "--retry", disk.name) })
 	nodes := split(t, nodeOf(t, disk.name), disks)
 	lvmOn(t, nodes, append([]string{"vgcreate", "--yes", cutGroup}, nodes...)...)
 	promised := func(name string) {

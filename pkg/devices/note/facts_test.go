@@ -3,7 +3,6 @@ package note
 import (
 	"errors"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -29,17 +28,9 @@ func newDevice(t *testing.T) (d state.Device, file string) {
 	file = filepath.Join(t.TempDir(), "disk")
 	require.NoError(t, os.WriteFile(file, []byte(strings.Repeat("junk", 1<<20)), 0o600))
 	node := machine.Losetup(t, file)
-	t.Cleanup(func() { detach(t, node) })
 	info, err := blockdev.Look(node)
 	require.NoError(t, err)
 	return state.Device{State: state.DeviceAttached, Path: node, Number: info.Number, Size: info.Size}, file
-}
-
-func detach(t *testing.T, node string) {
-	t.Helper()
-	if out, err := exec.Command("losetup", "-d", node).CombinedOutput(); err != nil && !strings.Contains(string(out), "No such device") {
-		t.Errorf("%v: %s", err, out)
-	}
 }
 
 func open(t *testing.T, dir string) *Facts {
@@ -66,7 +57,7 @@ func TestDeviceWithoutIdentity(t *testing.T) {
 	}
 	rebooted := open(t, lib)
 	rebooted.boot = "another"
-	detach(t, d.Path)
+	machine.LosetupDetach(t, d.Path)
 	machine.Command(t, "losetup", d.Path, file)
 	for name, f := range map[string]*Facts{"another boot": rebooted, "another device with its number": f} {
 		t.Run(name, func(t *testing.T) {
@@ -225,7 +216,7 @@ func TestClearedDevice(t *testing.T) {
 	require.NoError(t, os.Truncate(file, filesystem.ProveLimit+1<<20)) // a hole
 	replug := func() {
 		t.Helper()
-		detach(t, d.Path)
+		machine.LosetupDetach(t, d.Path)
 		machine.Command(t, "losetup", d.Path, file)
 		info, err := blockdev.Look(d.Path)
 		require.NoError(t, err)
@@ -299,7 +290,7 @@ func TestStaleMark(t *testing.T) {
 		wantError(t, f.Erase(t.Context(), v, now), state.FailedPrecondition, "may be data")
 	}
 	stale("rebooted", rebooted)
-	detach(t, d.Path)
+	machine.LosetupDetach(t, d.Path)
 	machine.Command(t, "losetup", d.Path, file)
 	stale("unplugged", open(t, lib))
 }

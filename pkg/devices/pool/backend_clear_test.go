@@ -13,16 +13,9 @@ import (
 func TestClearRefusesAForeignDevice(t *testing.T) {
 	b, data := setup(t, pool.Thin)
 	device := machine.Losetup(t, data)
-	attached := true
-	t.Cleanup(func() {
-		if attached {
-			losetupDetach(t, device)
-		}
-	})
 	wantError(t, b.Unused(t.Context(), "vol"), state.FailedPrecondition, device, "losetup -d")
 	wantError(t, b.Clear(t.Context(), "vol"), state.FailedPrecondition, device)
 	losetupDetach(t, device)
-	attached = false
 	require.NoError(t, b.Clear(t.Context(), "vol"))
 }
 

@@ -1,7 +1,6 @@
 package pool_test
 
 import (
-	"errors"
 	"os"
 	"path/filepath"
 	"strings"
@@ -109,11 +108,10 @@ func onDisk(t *testing.T, mkfs ...string) (b *backend, dir string) {
 	t.Helper()
 	machine.Kernel(t)
 	dir = filepath.Join(t.TempDir(), "pool")
-	image := dir + ".img"
-	require.NoError(t, errors.Join(os.Mkdir(dir, 0o700), os.WriteFile(image, nil, 0o600), os.Truncate(image, 320<<20)))
+	require.NoError(t, os.Mkdir(dir, 0o700))
+	image := machine.Image(t, 320<<20)
 	run(t, mkfs[0], append(mkfs[1:], image)...)
 	device := machine.Losetup(t, image)
-	t.Cleanup(func() { losetupDetach(t, device) })
 	run(t, "mount", device, dir)
 	t.Cleanup(func() { run(t, "umount", dir) })
 	t.Cleanup(func() { detachAll(t, dir) })

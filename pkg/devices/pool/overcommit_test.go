@@ -104,9 +104,7 @@ func TestLargestFile(t *testing.T) {
 func onExt4(t testing.TB, bytes int64) *Pool {
 	t.Helper()
 	machine.Kernel(t)
-	image, dir := newDir(t)+".img", newDir(t)
-	ok(t, os.WriteFile(image, nil, 0o600))
-	ok(t, os.Truncate(image, bytes))
+	image, dir := machine.Image(t, bytes), newDir(t)
 	run(t, "mkfs.ext4", "-q", "-m", "0", image)
 	ok(t, os.Mkdir(dir, 0o700))
 	device := machine.Losetup(t, image)

@@ -85,11 +85,7 @@ func poolOn(t testing.TB, source, fsType, options string) (*pool.Pool, string) {
 func disk(t testing.TB, sector int, fsType string, bytes int64) string {
 	t.Helper()
 	machine.Kernel(t)
-	image := filepath.Join(t.TempDir(), "disk")
-	require.NoError(t, os.WriteFile(image, nil, 0o600))
-	require.NoError(t, os.Truncate(image, bytes))
-	path := machine.Losetup(t, "--sector-size", fmt.Sprint(sector), image)
-	t.Cleanup(func() { losetupDetach(t, path) })
+	path := machine.Losetup(t, "--sector-size", fmt.Sprint(sector), machine.Image(t, bytes))
 	machine.Mkfs(t, fsType, "-q", path)
 	return path
 }
