@@ -296,29 +296,31 @@ func (l *life) mustBeGone(path string) {
 }
 
 // both runs a test for a volume with a file system and for a raw one, which must be
-// refused where no volume has a device.
+// refused where no volume has a device. The volume is there then, and nothing of it is to
+// be left.
 func both(t *testing.T, fresh func(*testing.T, bool) *life, test func(*life)) {
 	for name, raw := range map[string]bool{"filesystem": false, "raw": true} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			l := fresh(t, raw)
+			l.Start(harness.Options{})
+			l.begin()
 			if raw && l.harness.Mounted {
-				refusesRaw(l)
+				l.refusesRaw()
 			} else {
 				test(l)
 			}
+			l.end()
 		})
 	}
 }
 
 // refusesRaw: a volume without a device is no block device.
-func refusesRaw(l *life) {
+func (l *life) refusesRaw() {
+	l.t.Helper()
 	ctx := l.t.Context()
-	l.Start(harness.Options{})
-	l.begin()
 	if err := errors.Unwrap(l.stage(ctx)); status.Code(err) != codes.InvalidArgument {
 		l.t.Errorf("a volume that is mounted from a source is staged as a block device: %v", err)
 	}
 	l.must(l.unstage(ctx))
-	l.end()
 }

@@ -20,8 +20,6 @@ import (
 func testLife(t *testing.T, fresh func(*testing.T, bool) *life) {
 	both(t, fresh, func(l *life) {
 		ctx := l.t.Context()
-		l.Start(harness.Options{})
-		l.begin()
 		one, two := l.target("one"), l.target("two")
 		for range 2 {
 			l.must(l.stage(ctx))
@@ -43,7 +41,6 @@ func testLife(t *testing.T, fresh func(*testing.T, bool) *life) {
 		l.up(ctx, one)
 		l.mustRead(one, "of one")
 		l.down(ctx, one)
-		l.end()
 	})
 }
 
@@ -51,8 +48,6 @@ func testLife(t *testing.T, fresh func(*testing.T, bool) *life) {
 func testReadOnly(t *testing.T, fresh func(*testing.T, bool) *life) {
 	both(t, fresh, func(l *life) {
 		ctx := l.t.Context()
-		l.Start(harness.Options{})
-		l.begin()
 		writer, reader := l.target("writer"), l.target("reader")
 		l.must(l.stage(ctx))
 		l.must(l.publish(ctx, writer, false))
@@ -66,7 +61,6 @@ func testReadOnly(t *testing.T, fresh func(*testing.T, bool) *life) {
 		l.must(l.unpublish(ctx, reader))
 		l.must(l.unpublish(ctx, writer))
 		l.must(l.unstage(ctx))
-		l.end()
 	})
 }
 
@@ -178,8 +172,6 @@ func (d *dying) again() {
 func testGrow(t *testing.T, fresh func(*testing.T, bool) *life) {
 	both(t, fresh, func(l *life) {
 		ctx := l.t.Context()
-		l.Start(harness.Options{})
-		l.begin()
 		target := l.target("pod")
 		l.up(ctx, target)
 		l.must(l.write(target, "kept"))
@@ -196,7 +188,6 @@ func testGrow(t *testing.T, fresh func(*testing.T, bool) *life) {
 		l.up(ctx, target)
 		l.mustRead(target, "kept")
 		l.down(ctx, target)
-		l.end()
 	})
 }
 
@@ -204,8 +195,6 @@ func testGrow(t *testing.T, fresh func(*testing.T, bool) *life) {
 func testHeal(t *testing.T, fresh func(*testing.T, bool) *life) {
 	both(t, fresh, func(l *life) {
 		ctx := l.t.Context()
-		l.Start(harness.Options{})
-		l.begin()
 		target := l.target("pod")
 		l.up(ctx, target)
 		l.must(l.write(target, "there"))
@@ -221,7 +210,6 @@ func testHeal(t *testing.T, fresh func(*testing.T, bool) *life) {
 			return err == nil && got == "there"
 		})
 		l.down(ctx, target)
-		l.end()
 	})
 }
 
@@ -230,8 +218,6 @@ func testHeal(t *testing.T, fresh func(*testing.T, bool) *life) {
 func testLostStore(t *testing.T, fresh func(*testing.T, bool) *life) {
 	both(t, fresh, func(l *life) {
 		ctx := l.t.Context()
-		l.Start(harness.Options{})
-		l.begin()
 		one, two := l.target("one"), l.target("two")
 		l.up(ctx, one)
 		l.must(l.write(one, "kept"))
@@ -247,7 +233,6 @@ func testLostStore(t *testing.T, fresh func(*testing.T, bool) *life) {
 		l.up(ctx, one)
 		l.mustRead(one, "kept")
 		l.down(ctx, one)
-		l.end()
 	})
 }
 
