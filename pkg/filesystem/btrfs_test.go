@@ -24,17 +24,6 @@ func mkfsBtrfs(t testing.TB, options ...string) string {
 	return image
 }
 
-func btrfsHead(t testing.TB, image string) []byte {
-	t.Helper()
-	f, err := os.Open(image)
-	must0(t, err)
-	defer f.Close()
-	head := make([]byte, headSize)
-	_, err = f.ReadAt(head, 0)
-	must0(t, err)
-	return head
-}
-
 // seal gives a changed superblock a checksum that is right.
 func seal(head []byte) {
 	b := head[btrfsOffset:]
@@ -67,7 +56,7 @@ func TestParseBtrfs(t *testing.T) {
 		"blake2b":         {func(b []byte) { b[0xc4] = 3 }, "type blake2b, which"},
 		"unknown":         {func(b []byte) { b[0xc4] = 4 }, "unknown type 4"},
 	} {
-		head := btrfsHead(t, image)
+		head := readHead(t, image)
 		c.change(head[btrfsOffset:])
 		seal(head)
 		s, err := parseBtrfs(head)
@@ -78,7 +67,7 @@ func TestParseBtrfs(t *testing.T) {
 			t.Errorf("%s: %v, want %q", name, err, c.want)
 		}
 	}
-	head := btrfsHead(t, image)
+	head := readHead(t, image)
 	head[btrfsOffset+0x300]++
 	if _, err := parseBtrfs(head); err == nil || !strings.Contains(err.Error(), "damaged btrfs superblock at byte 65536: its checksum is wrong") {
 		t.Errorf("one byte changed: %v", err)
@@ -161,34 +150,6 @@ func TestGuardFindsBtrfsMirrors(t *testing.T) {
 			t.Errorf("without its magic: %+v", c)
 		}
 	}
-}
-
-// A btrfs grows by whole sectors, and to no less than 256 MiB.
-func TestGrowBtrfs(t *testing.T) {
-	h := newHost(t)
-	device := attach(t, mkfsBtrfs(t))
-	dir := mount(t, device, "btrfs")
-	for _, c := range []struct{ device, size int64 }{
-		{128 * mib, 128 * mib},
-		{256*mib - 512, 128 * mib},
-		{256 * mib, 256 * mib},
-		{256*mib + 3584, 256 * mib},
-		{256*mib + 4096, 256*mib + 4096},
-		{256*mib + 8192 + 512, 256*mib + 8192},
-		{2<<30 + 4096, 2<<30 + 4096},
-	} {
-		device = resize(t, device, c.device)
-		old := probe(t, h, device, dir)
-		if old.Growable != (c.size > old.Size) {
-			t.Errorf("on %d bytes, before: %+v", c.device, old)
-		}
-		must0(t, h.Grow(t.Context(), device, "btrfs", dir))
-		if got := probe(t, h, device, dir); got.Growable || got.Size != c.size {
-			t.Errorf("on %d bytes: %+v", c.device, got)
-		}
-	}
-	unmount(t, dir)
-	verify(t, device, "btrfs")
 }
 
 // What the kernel says of a mounted btrfs is about its device and no other.

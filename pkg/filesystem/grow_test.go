@@ -24,35 +24,72 @@ func TestGrowExt4AfterCrash(t *testing.T) {
 	}
 }
 
-// Whether a mounted ext4 grows depends on this process's capabilities.
-func TestGrowExt4Mounted(t *testing.T) {
+// A mounted ext4 grows by block groups, an xfs by allocation groups, and a btrfs by sectors, and to
+// no less than 256 MiB. Whether an ext4 does depends on this process's capabilities.
+func TestGrowMounted(t *testing.T) {
 	h := newHost(t)
-	device := formatted(t, h, "ext4", 64*mib)
-	dir := mount(t, device, "ext4")
-	device = resize(t, device, 512*mib)
-	before := probe(t, h, device, dir)
-	err := h.Grow(t.Context(), device, "ext4", dir)
-	if !before.GrowsMounted {
-		wantClass(t, err, state.FailedPrecondition, "CAP_SYS_RESOURCE")
-		return
-	}
-	must0(t, err)
-	for _, c := range []struct{ device, size int64 }{
-		{512 * mib, 512 * mib},
-		{512*mib + 4096, 512 * mib},        // too little for a group
-		{513*mib + 512, 512 * mib},         // still too little
-		{640*mib + 512, 640 * mib},         // no whole page
-		{4<<30 + 64*mib, 4<<30 + 64*mib},   // many groups at once
-		{16<<30 + 64*mib, 16<<30 + 64*mib}, // more descriptor blocks
+	const block, most = 4096, 300 * mib
+	type sizes []struct{ device, size int64 }
+	for fsType, row := range map[string]struct {
+		device state.Device
+		sizes  sizes
+	}{
+		"ext4": {formatted(t, h, "ext4", 64*mib), sizes{
+			{512 * mib, 512 * mib},
+			{512*mib + 4096, 512 * mib},        // too little for a group
+			{513*mib + 512, 512 * mib},         // still too little
+			{640*mib + 512, 640 * mib},         // no whole page
+			{4<<30 + 64*mib, 4<<30 + 64*mib},   // many groups at once
+			{16<<30 + 64*mib, 16<<30 + 64*mib}, // more descriptor blocks
+		}},
+		"xfs": {formatted(t, h, "xfs", most), sizes{
+			{most, most},
+			{most + block - 512, most},
+			{most + 63*block, most},
+			{most + 64*block, most + 64*block},
+			{most + 64*block + 3584, most + 64*block},
+			{most + 65*block, most + 65*block},
+			{375*mib + 63*block, 375 * mib},
+			{450 * mib, 450 * mib},
+		}},
+		"btrfs": {attach(t, mkfsBtrfs(t)), sizes{
+			{128 * mib, 128 * mib},
+			{256*mib - 512, 128 * mib},
+			{256 * mib, 256 * mib},
+			{256*mib + 3584, 256 * mib},
+			{256*mib + 4096, 256*mib + 4096},
+			{256*mib + 8192 + 512, 256*mib + 8192},
+			{2<<30 + 4096, 2<<30 + 4096},
+		}},
 	} {
-		device = resize(t, device, c.device)
-		must0(t, h.Grow(t.Context(), device, "ext4", dir))
-		if got := probe(t, h, device, dir); got.Growable || got.Size != c.size {
-			t.Errorf("on %d bytes: %+v", c.device, got)
-		}
+		t.Run(fsType, func(t *testing.T) {
+			device, dir := row.device, mount(t, row.device, fsType)
+			for _, c := range row.sizes {
+				device = resize(t, device, c.device)
+				before := probe(t, h, device, dir)
+				if before.Growable != (c.size > before.Size) {
+					t.Errorf("on %d bytes, before: %+v", c.device, before)
+				}
+				err := h.Grow(t.Context(), device, fsType, dir)
+				if before.Growable && !before.GrowsMounted {
+					wantClass(t, err, state.FailedPrecondition, "CAP_SYS_RESOURCE")
+					return
+				}
+				must0(t, err)
+				if fsType == "xfs" {
+					command(t, "xfs_growfs", "-d", dir) // must find nothing left to do
+				}
+				if after := probe(t, h, device, dir); after.Growable || after.Size != c.size {
+					t.Errorf("on %d bytes: %+v", c.device, after)
+				}
+			}
+			unmount(t, dir)
+			if c := probe(t, h, device, ""); c.Growable || c.Size != row.sizes[len(row.sizes)-1].size {
+				t.Errorf("unmounted: %+v", c)
+			}
+			verify(t, device, fsType)
+		})
 	}
-	unmount(t, dir)
-	command(t, "e2fsck", "-f", "-n", device.Path)
 }
 
 func TestGrowRefuses(t *testing.T) {
@@ -134,44 +171,6 @@ func growExactly(t *testing.T, h *Host, fresh string, size int64) {
 		t.Errorf("%d bytes: grew from %d to %d bytes, foretold %d; growable %t", size, before.Size, after.Size, foretold, after.Growable)
 	}
 	must0(t, os.Remove(image))
-}
-
-// TestGrowXFS grows a mounted xfs by sizes around what makes a new allocation group.
-func TestGrowXFS(t *testing.T) {
-	h := newHost(t)
-	device := formatted(t, h, "xfs", 300*mib)
-	dir := mount(t, device, "xfs")
-	before := probe(t, h, device, dir)
-	if before.Growable || before.Size != 300*mib {
-		t.Fatalf("fresh: %+v", before)
-	}
-	const block, most = 4096, 300 * mib
-	for _, c := range []struct{ device, size int64 }{
-		{most + block - 512, most},
-		{most + 63*block, most},
-		{most + 64*block, most + 64*block},
-		{most + 64*block + 3584, most + 64*block},
-		{most + 65*block, most + 65*block},
-		{375*mib + 63*block, 375 * mib},
-		{450 * mib, 450 * mib},
-	} {
-		t.Run(fmt.Sprint(c.device), func(t *testing.T) {
-			device = resize(t, device, c.device)
-			old := probe(t, h, device, dir)
-			if old.Growable != (c.size > old.Size) {
-				t.Errorf("before: %+v", old)
-			}
-			must0(t, h.Grow(t.Context(), device, "xfs", dir))
-			command(t, "xfs_growfs", "-d", dir) // must find nothing left to do
-			if c2 := probe(t, h, device, dir); c2.Growable || c2.Size != c.size {
-				t.Errorf("after: %+v", c2)
-			}
-		})
-	}
-	unmount(t, dir)
-	if c := probe(t, h, device, ""); c.Growable || c.Size != 450*mib {
-		t.Errorf("unmounted: %+v", c)
-	}
 }
 
 // resize2fs is not believed that the file system has grown.

@@ -12,6 +12,11 @@ func headOf(t *testing.T, size int64, mkfs ...string) []byte {
 	t.Helper()
 	image := newImage(t, size)
 	command(t, mkfs[0], append(mkfs[1:], image)...)
+	return readHead(t, image)
+}
+
+func readHead(t *testing.T, image string) []byte {
+	t.Helper()
 	f, err := os.Open(image)
 	must0(t, err)
 	defer f.Close()
