@@ -36,9 +36,7 @@ func TestMain(m *testing.M) {
 func alone(name string, args ...string) Program { return Program{Name: name, Args: args, Alone: true} }
 
 // family is a script whose descendants have left its session and its process group.
-func family(line *machine.FIFO) string {
-	return "exec 9>" + line.Path + "\nsetsid sh -c 'sleep 60 & sleep 60' &\necho started >&9\nwait"
-}
+const family = "setsid sh -c 'sleep 60 & sleep 60' &\necho started >&9\nwait"
 
 func TestRunOutcome(t *testing.T) {
 	machine.Script(t, "helper", `echo "out $1 $LC_ALL $HOME"; echo err >&2; [ "$$" = 1 ] || exit 99; read line; exit 7`)
@@ -75,46 +73,56 @@ func TestRunFailures(t *testing.T) {
 	require.Class(t, err, state.Canceled, "was not started")
 }
 
-// What a program leaves behind when it ends is gone with it.
+// What a program has started is gone with it, however it ends.
 func TestRunLeavesNothing(t *testing.T) {
-	line := machine.NewFIFO(t)
-	machine.Script(t, "helper", "exec 9>"+line.Path+"\nsetsid sleep 60 &\necho started >&9")
-	done := make(chan error, 1)
-	go func() {
-		_, err := alone("helper").Run(t.Context())
-		done <- err
-	}()
-	line.WaitFor(t, "started")
-	require.NoError(t, <-done)
-	line.WaitForEnd(t)
-}
-
-func TestRunCancelKillsDescendants(t *testing.T) {
-	line := machine.NewFIFO(t)
-	machine.Script(t, "helper", family(line))
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error, 1)
-	go func() {
-		_, err := alone("helper").Run(ctx)
-		done <- err
-	}()
-	line.WaitFor(t, "started")
-	cancel()
-	require.Class(t, <-done, state.Canceled, "helper was killed")
-	line.WaitForEnd(t)
+	for name, row := range map[string]struct {
+		program Program
+		script  string
+		killed  string // the words for that; empty: it ends
+	}{
+		"ends":   {alone("helper"), "setsid sleep 60 &\necho started >&9", ""},
+		"killed": {alone("helper"), family, "helper was killed"},
+		"killed without a namespace of its own": {
+			Program{Name: "helper", Title: "helper change", Outlives: true},
+			"sleep 60 & echo started >&9; echo waiting >&2; sleep 60", "helper change was killed",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			line := machine.NewFIFO(t)
+			machine.Script(t, "helper", "exec 9>"+line.Path+"\n"+row.script)
+			ctx, kill := context.WithCancel(t.Context())
+			defer kill()
+			done := make(chan error, 1)
+			go func() { done <- row.program.Check(ctx) }()
+			line.WaitFor(t, "started")
+			if row.killed == "" {
+				require.NoError(t, <-done)
+			} else {
+				kill()
+				require.Class(t, <-done, state.Canceled, row.killed)
+			}
+			line.WaitForEnd(t)
+		})
+	}
 }
 
 func TestRunDiesWithItsParent(t *testing.T) {
 	line := machine.NewFIFO(t)
-	machine.Script(t, "helper", family(line))
+	machine.Script(t, "helper", "exec 9>"+line.Path+"\n"+family)
+	killParent(t, line, runProgram+"=helper")
+	line.WaitForEnd(t)
+}
+
+// killParent makes a process run the program, and kills it when the program has started.
+func killParent(t *testing.T, line *machine.FIFO, env ...string) {
+	t.Helper()
 	self, err := os.Executable()
 	require.NoError(t, err)
 	parent := exec.Command(self)
-	parent.Env = append(os.Environ(), runProgram+"=helper")
+	parent.Env = append(os.Environ(), env...)
 	require.NoError(t, parent.Start())
 	line.WaitFor(t, "started")
 	require.NoError(t, parent.Process.Kill())
-	line.WaitForEnd(t)
 	if err := parent.Wait(); err == nil {
 		t.Error("the parent ended well")
 	}
@@ -124,16 +132,7 @@ func TestRunDiesWithItsParent(t *testing.T) {
 func TestRunOutlivesItsParent(t *testing.T) {
 	line, ends := machine.NewFIFO(t), machine.NewFIFO(t)
 	machine.Script(t, "helper", "exec 9>"+line.Path+"; echo started >&9; read x <"+ends.Path+"; echo more; echo more >&2; echo done >&9")
-	self, err := os.Executable()
-	require.NoError(t, err)
-	parent := exec.Command(self)
-	parent.Env = append(os.Environ(), runProgram+"=helper", runOutlives+"=1")
-	require.NoError(t, parent.Start())
-	line.WaitFor(t, "started")
-	require.NoError(t, parent.Process.Kill())
-	if err := parent.Wait(); err == nil {
-		t.Error("the parent ended well")
-	}
+	killParent(t, line, runProgram+"=helper", runOutlives+"=1")
 	require.NoError(t, os.WriteFile(ends.Path, []byte("now\n"), 0))
 	line.WaitFor(t, "done")
 	line.WaitForEnd(t)
@@ -153,17 +152,4 @@ func TestRunKeepsOutputOfWhatOutlives(t *testing.T) {
 	if o.Output != "err" || out.String() != "out\n" {
 		t.Errorf("%+v, and %q", o, out.String())
 	}
-}
-
-// What is no process of a namespace of its own is killed with what it has started.
-func TestRunKillsTheGroup(t *testing.T) {
-	line := machine.NewFIFO(t)
-	machine.Script(t, "helper", "exec 9>"+line.Path+"; sleep 60 & echo started >&9; echo waiting >&2; sleep 60")
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error, 1)
-	go func() { done <- Program{Name: "helper", Title: "helper change", Outlives: true}.Check(ctx) }()
-	line.WaitFor(t, "started")
-	cancel()
-	require.Class(t, <-done, state.Canceled, "helper change was killed")
-	line.WaitForEnd(t)
 }
