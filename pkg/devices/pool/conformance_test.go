@@ -31,7 +31,11 @@ var (
 func newPool(t testing.TB) (p *pool.Pool, dir string) {
 	t.Helper()
 	machine.Kernel(t)
-	dir = filepath.Join(t.TempDir(), "pool")
+	return openPool(t, filepath.Join(t.TempDir(), "pool"))
+}
+
+func openPool(t testing.TB, dir string) (*pool.Pool, string) {
+	t.Helper()
 	p, err := pool.Open(t.Context(), dir)
 	require.NoError(t, err)
 	t.Cleanup(func() { detachAll(t, dir) })
@@ -172,12 +176,7 @@ func setup(t testing.TB, how pool.Provisioning) (b *backend, data string) {
 // create makes a volume and returns the path of its data.
 func create(t testing.TB, p *pool.Pool, id string, how pool.Provisioning) string {
 	t.Helper()
-	if _, err := p.Create(t.Context(), pool.Volume{ID: id, Name: id, Bytes: devicestest.Size, Provisioning: how}); err != nil {
-		t.Fatal(err)
-	}
-	path, err := p.DataPath(id)
-	require.NoError(t, err)
-	return path
+	return createWith(t, p, id, how, 0)
 }
 
 func attach(t testing.TB, b *backend, volume string, readOnly bool) state.Device {

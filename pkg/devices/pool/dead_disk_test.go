@@ -114,11 +114,7 @@ func onDisk(t *testing.T, mkfs ...string) (b *backend, dir string) {
 	device := machine.Losetup(t, image)
 	run(t, "mount", device, dir)
 	t.Cleanup(func() { run(t, "umount", dir) })
-	t.Cleanup(func() { detachAll(t, dir) })
-	p, err := pool.Open(t.Context(), dir)
-	require.NoError(t, err)
-	if _, err := p.Create(t.Context(), pool.Volume{ID: "vol", Name: "vol", Bytes: 4 << 20, Provisioning: pool.Thin}); err != nil {
-		t.Fatal(err)
-	}
+	p, _ := openPool(t, dir)
+	create(t, p, "vol", pool.Thin)
 	return newBackend(t, p), dir
 }

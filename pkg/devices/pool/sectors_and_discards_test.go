@@ -25,9 +25,8 @@ import (
 // createWith makes a volume of a sector size and returns the path of its data.
 func createWith(t testing.TB, p *pool.Pool, id string, how pool.Provisioning, sector int64) string {
 	t.Helper()
-	if _, err := p.Create(t.Context(), pool.Volume{ID: id, Name: id, Bytes: devicestest.Size, Provisioning: how, SectorBytes: sector}); err != nil {
-		t.Fatal(err)
-	}
+	_, err := p.Create(t.Context(), pool.Volume{ID: id, Name: id, Bytes: devicestest.Size, Provisioning: how, SectorBytes: sector})
+	require.NoError(t, err)
 	path, err := p.DataPath(id)
 	require.NoError(t, err)
 	return path
@@ -74,11 +73,7 @@ func poolOn(t testing.TB, source, fsType, options string) (*pool.Pool, string) {
 			t.Error(err)
 		}
 	})
-	dir := filepath.Join(mountpoint, "pool")
-	p, err := pool.Open(t.Context(), dir)
-	require.NoError(t, err)
-	t.Cleanup(func() { detachAll(t, dir) })
-	return p, dir
+	return openPool(t, filepath.Join(mountpoint, "pool"))
 }
 
 // disk makes a disk with sectors of so many bytes and a file system on it.
