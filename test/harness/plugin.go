@@ -166,13 +166,8 @@ func (p *Plugin) await(process *Process, call func(context.Context) (bool, error
 	p.t.Helper()
 	ctx, cancel := context.WithTimeout(p.t.Context(), Patience)
 	defer cancel()
-	go func() {
-		select {
-		case <-process.Exited():
-			cancel()
-		case <-ctx.Done():
-		}
-	}()
+	ctx, end := process.WhileAlive(ctx)
+	defer end()
 	for {
 		done, err := call(ctx)
 		switch {

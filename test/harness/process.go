@@ -61,6 +61,20 @@ func (p *Process) PID() int { return p.cmd.Process.Pid }
 // Exited is closed when the process has ended.
 func (p *Process) Exited() <-chan struct{} { return p.exited }
 
+// WhileAlive returns a context that ends with the process: a call made after its death would
+// wait for the next one.
+func (p *Process) WhileAlive(ctx context.Context) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithCancel(ctx)
+	go func() {
+		select {
+		case <-p.exited:
+			cancel()
+		case <-ctx.Done():
+		}
+	}()
+	return ctx, cancel
+}
+
 // Signal sends a signal; a process that has ended takes it in silence.
 func (p *Process) Signal(t testing.TB, signal syscall.Signal) {
 	t.Helper()

@@ -1,7 +1,6 @@
 package node
 
 import (
-	"context"
 	"path/filepath"
 	"syscall"
 	"testing"
@@ -186,7 +185,7 @@ func TestKillAtEachStep(t *testing.T) {
 func tell(t *testing.T, p *harness.Plugin, s story) (died bool) {
 	t.Helper()
 	for i, part := range s.parts {
-		ctx, cancel := whileAlive(t.Context(), p.Process)
+		ctx, cancel := p.WhileAlive(t.Context())
 		err := part(ctx)
 		if err != nil && !died && (status.Code(err) == codes.Unavailable || ctx.Err() != nil) {
 			died = true
@@ -202,18 +201,4 @@ func tell(t *testing.T, p *harness.Plugin, s story) (died bool) {
 		}
 	}
 	return died
-}
-
-// whileAlive returns a context that ends with the process: a call made after
-// its death would wait for the next one.
-func whileAlive(ctx context.Context, process *harness.Process) (context.Context, context.CancelFunc) {
-	ctx, cancel := context.WithCancel(ctx)
-	go func() {
-		select {
-		case <-process.Exited():
-			cancel()
-		case <-ctx.Done():
-		}
-	}()
-	return ctx, cancel
 }
