@@ -157,10 +157,7 @@ func TestDataThatComesBackAfterAKillIsKept(t *testing.T) {
 						if err := h.staged(options...); err == nil {
 							t.Errorf("%t %s %s: staged on zeros", layered, name, at)
 						}
-						if h.dead() {
-							<-h.p.done
-							h.start()
-						}
+						h.revive()
 						h.k.with(func() {
 							v.zeros = false
 							h.k.drift("v")
@@ -237,10 +234,7 @@ func TestFormatOfADiskIsTakenUp(t *testing.T) {
 					if met := layered || at != opCreateLayer; (err != nil) != met {
 						t.Errorf("%t %s: %v", layered, at, err)
 					}
-					if h.dead() {
-						<-h.p.done
-						h.start()
-					}
+					h.revive()
 					if err := h.staged(options...); err != nil {
 						t.Errorf("%t %s: the second time: %v", layered, at, err)
 					}

@@ -88,10 +88,7 @@ func TestUnstageReleasesCopies(t *testing.T) {
 				if err := h.do(unstage("v")); err == nil {
 					t.Error("OK")
 				}
-				if h.dead() {
-					<-h.p.done
-					h.start()
-				}
+				h.revive()
 				h.sleep(5 * time.Minute)
 				require.NoError(h.t, h.do(unstage("v")))
 				h.atRest("v")
@@ -103,6 +100,14 @@ func TestUnstageReleasesCopies(t *testing.T) {
 func (h *harness) dead() (dead bool) {
 	h.k.with(func() { dead = h.p.dead })
 	return dead
+}
+
+// revive starts the next process if this one has died.
+func (h *harness) revive() {
+	if h.dead() {
+		<-h.p.done
+		h.start()
+	}
 }
 
 func TestHeldDeviceNamesItsHolder(t *testing.T) {
@@ -183,10 +188,7 @@ func TestEveryStepMayFailHalfwayOrDie(t *testing.T) {
 								if state.ClassOf(err) != state.Unavailable || try == 5 {
 									t.Fatalf("%s: %v", r, err)
 								}
-								if h.dead() {
-									<-h.p.done
-									h.start()
-								}
+								h.revive()
 							}
 							if lie := h.lie(r); lie != "" {
 								t.Fatalf("%s: answered OK, and %s", r, lie)
