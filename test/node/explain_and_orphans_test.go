@@ -18,17 +18,6 @@ func loseStore(t *testing.T, p *harness.Plugin) {
 	must(t, os.RemoveAll(filepath.Join(p.StateDir, store.Directory)))
 }
 
-// deviceOf returns the loop device over the volume's file, "" when there is none.
-func deviceOf(t *testing.T, v *volume) string {
-	t.Helper()
-	for _, l := range v.Loops() {
-		if l.Backing == v.Data() {
-			return l.Path
-		}
-	}
-	return ""
-}
-
 // The three tools tell the same with the plugin and without it, and change nothing.
 func TestToolsWithoutThePlugin(t *testing.T) {
 	t.Parallel()
@@ -106,13 +95,13 @@ func TestOrphansStayWhileInUse(t *testing.T) {
 	write(t, filepath.Join(usedPod, "file"), "kept")
 	p.Kill()
 	harness.Command(t, "umount", idle.Staging)
-	holder, err := os.OpenFile(deviceOf(t, open), os.O_RDONLY|os.O_EXCL, 0)
+	holder, err := os.OpenFile(open.Devices()[0].Path, os.O_RDONLY|os.O_EXCL, 0)
 	must(t, err)
 	defer holder.Close()
 	loseStore(t, p)
 	address := harness.FreeAddress(t)
 	p.Start(harness.Options{Flags: []string{"--http-endpoint", address}})
-	harness.Eventually(t, "the idle device of a file system is gone", func() bool { return deviceOf(t, idle) == "" })
+	harness.Eventually(t, "the idle device of a file system is gone", func() bool { return len(idle.Devices()) == 0 })
 	harness.Eventually(t, "the others are counted", func() bool { return harness.Metrics(t, address)["csi_node_orphans"] == 4 })
 
 	list := func(line string) map[string]reconciler.Orphan {
@@ -130,7 +119,7 @@ func TestOrphansStayWhileInUse(t *testing.T) {
 			t.Fatalf("%s: %+v", line, found)
 		}
 		for v, paths := range map[*volume]int{used: 2, bound: 1, open: 0} {
-			if o := found[v.ID]; o.Cleaned || o.Kept == "" || len(o.Paths) != paths || deviceOf(t, v) == "" {
+			if o := found[v.ID]; o.Cleaned || o.Kept == "" || len(o.Paths) != paths || len(v.Devices()) == 0 {
 				t.Errorf("%s: %+v", line, o)
 			}
 		}
@@ -138,8 +127,8 @@ func TestOrphansStayWhileInUse(t *testing.T) {
 			t.Errorf("%s: %+v", line, o)
 		}
 	}
-	if device := deviceOf(t, raw); device != "" {
-		t.Errorf("%s is left", device)
+	if device := raw.Devices(); len(device) > 0 {
+		t.Errorf("%+v is left", device)
 	}
 	mustRead(t, filepath.Join(usedPod, "file"), "kept")
 

@@ -79,9 +79,7 @@ func TestTeardownNeedsNoFacts(t *testing.T) {
 			for _, path := range append(pods, short.pod) {
 				mustBeGone(t, path)
 			}
-			for _, l := range p.Loops() {
-				t.Errorf("attached: %v", l)
-			}
+			mustHaveNoLoop(t, p)
 			mustHaveNoRecord(t, p)
 			if !strings.HasPrefix(title, "a pool") && title != "silent facts" { // else it is deleted when the pool answers
 				mustBeGone(t, filepath.Dir(short.Data()))
@@ -128,9 +126,7 @@ func TestStartWithoutThePool(t *testing.T) {
 			for i, v := range []*volume{v, raw} {
 				must(t, v.Down(t.Context(), v.Target(fmt.Sprint(i))))
 			}
-			for _, l := range p.Loops() {
-				t.Errorf("attached: %v", l)
-			}
+			mustHaveNoLoop(t, p)
 			mustHaveNoRecord(t, p)
 			must(t, unix.Mount(aside, p.PoolDir, "", unix.MS_BIND, ""))
 			must(t, later.Stage(t.Context()))
