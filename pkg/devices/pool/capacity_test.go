@@ -89,3 +89,32 @@ func TestThickNeedsFallocate(t *testing.T) {
 	wantError(t, noRoom(fmt.Errorf("write: %w", unix.EDQUOT)), state.ResourceExhausted)
 	wantError(t, noRoom(fmt.Errorf("fallocate: %w", unix.EFBIG)), state.OutOfRange)
 }
+
+// TestNoRoomWithoutThePool: a pool whose disk is away, or is another one, has no room; that is no error, after which
+// Kubernetes would count with the room of before.
+func TestNoRoomWithoutThePool(t *testing.T) {
+	dir, other := newDir(t), newDir(t)
+	p := open(t, dir)
+	open(t, other)
+	available := func() int64 {
+		c, err := Provisioner{Volumes: p}.GetCapacity(t.Context(), nil)
+		ok(t, err)
+		return c.Available
+	}
+	if available() == 0 {
+		t.Skip("the disk of the tests is full")
+	}
+	ok(t, os.Rename(dir, dir+".away"))
+	if room := available(); room != 0 {
+		t.Errorf("%d bytes without the pool", room)
+	}
+	ok(t, os.Rename(other, dir))
+	if room := available(); room != 0 {
+		t.Errorf("%d bytes with another pool in its place", room)
+	}
+	ok(t, os.RemoveAll(dir))
+	ok(t, os.Rename(dir+".away", dir))
+	if available() == 0 {
+		t.Error("no room with the pool")
+	}
+}

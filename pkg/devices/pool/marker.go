@@ -146,6 +146,9 @@ func absentError(dir, uuid string) error {
 	return fmt.Errorf("the pool %s %w, perhaps its disk is not mounted: mount it, or remove %s if a new pool is to be made", uuid, errAbsent, dir+seenSuffix)
 }
 
+// errOther is in the errors about a directory that has another pool than was seen there.
+var errOther = errors.New("and the one seen here before is")
+
 func otherError(dir, have, want string) error {
-	return fmt.Errorf("here is the pool %s, and the one seen here before is %s: mount the right disk, or remove %s if this pool is to be used from now on", have, want, dir+seenSuffix)
+	return fmt.Errorf("here is the pool %s, %w %s: mount the right disk, or remove %s if this pool is to be used from now on", have, errOther, want, dir+seenSuffix)
 }

@@ -2,6 +2,7 @@ package pool
 
 import (
 	"context"
+	"errors"
 	"fmt"
 
 	"github.com/csi-node/csi-node/pkg/devices"
@@ -74,13 +75,17 @@ func (p Provisioner) GetVolume(ctx context.Context, v devices.Volume) (devices.P
 func (p Provisioner) ListVolumes(ctx context.Context) ([]string, error) { return p.Volumes.IDs(ctx) }
 
 // GetCapacity implements devices.Provisioner: what is free and not promised, times
-// the overcommit that the parameters ask for.
+// the overcommit that the parameters ask for; none while the pool is not here. An error would
+// leave the room told that was told last, and pods be sent to it.
 func (p Provisioner) GetCapacity(ctx context.Context, parameters map[string]string) (devices.Capacity, error) {
 	v, err := parse(parameters)
 	if err != nil {
 		return devices.Capacity{}, err
 	}
 	c, err := p.Volumes.Capacity(ctx)
+	if errors.Is(err, errAbsent) || errors.Is(err, errOther) {
+		return devices.Capacity{}, nil
+	}
 	if err != nil {
 		return devices.Capacity{}, err
 	}
