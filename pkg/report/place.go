@@ -29,8 +29,12 @@ type Value struct {
 type Fill struct {
 	Name string  `json:"name"` // such as "pool" or "lvm vg0"
 	Used float64 `json:"used"` // from 0 to 1
-	Text string  `json:"text"` // such as "58Gi of 100Gi free, 53Gi for new volumes"
+	Text string  `json:"text"` // such as "58Gi of 100Gi free, 53Gi for new volumes", and when that was if it was long ago
 }
+
+// oldMeasure is how old a measurement is that was not made for who asks: the place hangs or
+// is away. It leaves room for clocks that differ.
+const oldMeasure = time.Minute
 
 // Fills returns how full the place is, or each part of it. It knows the measurements that
 // all backends can make (size_bytes, free_bytes, available_bytes) and those of thin pools.
@@ -50,6 +54,10 @@ func (p Place) Fills() []Fill {
 		}
 		values[name][v.Name] = v.Value
 	}
+	was := ""
+	if age := time.Since(p.Seen); !p.Seen.IsZero() && age > oldMeasure {
+		was = " when last measured, " + age.Round(time.Second).String() + " ago"
+	}
 	for _, name := range names {
 		have := values[name]
 		size, sized := have["size_bytes"]
@@ -57,9 +65,9 @@ func (p Place) Fills() []Fill {
 		thin, isThin := have["thin_pool_size_bytes"]
 		switch data := have["thin_pool_data_used_ratio"]; {
 		case sized && freed && size > 0:
-			fills = append(fills, Fill{name, within((size - free) / size), fill(free, size, have, "available_bytes")})
+			fills = append(fills, Fill{name, within((size - free) / size), fill(free, size, have, "available_bytes") + was})
 		case isThin:
-			fills = append(fills, Fill{name, within(data), fill(thin*(1-data), thin, have, "thin_pool_available_bytes")})
+			fills = append(fills, Fill{name, within(data), fill(thin*(1-data), thin, have, "thin_pool_available_bytes") + was})
 		}
 	}
 	return fills

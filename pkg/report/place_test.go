@@ -3,6 +3,7 @@ package report
 import (
 	"slices"
 	"testing"
+	"time"
 )
 
 func TestFills(t *testing.T) {
@@ -24,6 +25,9 @@ func TestFills(t *testing.T) {
 			value("thin_pool_size_bytes", 4*gib, "vg0", "thin"), value("thin_pool_data_used_ratio", 0.25, "vg0", "thin"), value("thin_pool_available_bytes", 2*gib, "vg0", "thin"),
 			value("size_bytes", 8*gib, "vg1"), value("free_bytes", 2*gib, "vg1"),
 		}}, []Fill{{"lvm vg0", 0, "10Gi of 10Gi free"}, {"lvm vg0 thin", 0.25, "3Gi of 4Gi free, 2Gi for new volumes"}, {"lvm vg1", 0.75, "2Gi of 8Gi free"}}},
+		"just measured": {Place{Backend: "pool", Seen: time.Now(), Values: []Value{value("size_bytes", 4*gib), value("free_bytes", gib)}}, []Fill{{"pool", 0.75, "1Gi of 4Gi free"}}},
+		"away": {Place{Backend: "pool", Seen: time.Now().Add(-90 * time.Second), Values: []Value{value("size_bytes", 4*gib), value("free_bytes", gib)}},
+			[]Fill{{"pool", 0.75, "1Gi of 4Gi free when last measured, 1m30s ago"}}},
 		"nothing known": {Place{Backend: "acme", Values: []Value{value("luns", 3)}}, nil},
 		"no size":       {Place{Backend: "pool", Values: []Value{value("size_bytes", 0), value("free_bytes", 0)}}, nil},
 	} {
