@@ -219,7 +219,7 @@ const takesNoWrites = "its file system takes no writes: it was mounted read-only
 func noRoom(err error) error {
 	switch {
 	case lacksRoom(err):
-		return state.Errorf(state.ResourceExhausted, "the pool has no room: %w", err)
+		return state.Errorf(state.ResourceExhausted, "the pool has no room; delete volumes or data, or enlarge the pool: %w", err)
 	case errors.Is(err, unix.EROFS): // another node is asked then
 		return state.Errorf(state.ResourceExhausted, "the pool has no room, as %s: %w", takesNoWrites, err)
 	case errors.Is(err, unix.EFBIG):

@@ -3,7 +3,12 @@ package pool
 import (
 	"context"
 	"errors"
+	"strings"
 	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/csi-node/csi-node/pkg/state"
 )
 
 // What a call finds done is durable before it is answered: the sync of the call that did it may have failed, or its
@@ -79,5 +84,15 @@ func TestWhatIsFoundDoneIsDurable(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// A full pool says what to do, also where its file system finds first that it is full.
+func TestNoRoomSaysWhatToDo(t *testing.T) {
+	for _, full := range []error{unix.ENOSPC, unix.EDQUOT} {
+		err := noRoom(full)
+		if state.ClassOf(err) != state.ResourceExhausted || !errors.Is(err, full) || !strings.Contains(err.Error(), "delete volumes or data, or enlarge the pool") {
+			t.Errorf("%v: %v", full, err)
+		}
 	}
 }
