@@ -30,7 +30,7 @@ func (p *planner) provisional(s *state.Stage) Verdict {
 	case s.Path != "" && s.Capability.Access != "" && adoptable(as.want, p.have):
 		return p.do(Adopt, state.StagePart())
 	case d.Missing:
-		return stuck(state.NotFound, "no such volume on this node")
+		return stuck(state.NotFound, noSuchVolume)
 	}
 	return stuck(state.FailedPrecondition, "%v", state.ErrNotStaged)
 }

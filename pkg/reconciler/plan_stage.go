@@ -147,6 +147,9 @@ func (p *planner) device(s *state.Stage) Verdict {
 	return v
 }
 
+// noSuchVolume is what is wrong with a volume that its backend does not have.
+const noSuchVolume = "no such volume on this node, or its data is gone: `csi-node volume list` shows those that are here; name one of them in the PersistentVolume (volumeHandle), or bring the data back"
+
 // source plans towards the attached device of the backend.
 func (p *planner) source(s *state.Stage) Verdict {
 	d := p.stack[0].Device
@@ -154,7 +157,7 @@ func (p *planner) source(s *state.Stage) Verdict {
 	case d.Err != nil:
 		return unseen(d.Err)
 	case d.Missing:
-		return stuck(state.NotFound, "no such volume on this node")
+		return stuck(state.NotFound, noSuchVolume)
 	case s.Identity != "" && d.Identity != "" && d.Identity != s.Identity:
 		return stuck(state.FailedPrecondition, "the volume was staged from the device %s, and what is there now%s is the device %s: nothing is done to it. Bring the right one back; or, to take what is there, unpublish and unstage the volume and stage it again", s.Identity, nodeOf(d), d.Identity)
 	case s.Identity != "" && d.Identity == "" && d.Attached():

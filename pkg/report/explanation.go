@@ -301,6 +301,9 @@ func (v Volume) helpSentences(explanation Explanation) []string {
 	if r := v.Running; r != nil && v.Made.Sub(r.Since) > longStep && r.Progress == "" {
 		all = append(all, "Look into the kernel's log (dmesg) for errors of the disk: a step that waits for a dead disk ends only when the disk answers. Other volumes are not held up.")
 	}
+	if d := v.Have.Lowest(); d.Missing && d.Attached() {
+		all = append(all, sentence("save the data before the last of the pods ends: until then %s has all of it, though its file is gone. Copy their files from within the pods, or read the device while nothing writes", d.Path))
+	}
 	if len(explanation.InTheWay) > 0 && v.Running == nil {
 		all = append(all, sentence("mend what is in the way; `csi-node volume retry %s` then tries at once", v.ID))
 	}

@@ -131,6 +131,8 @@ func TestWhatComesNext(t *testing.T) {
 
 func TestWhatAPersonCanDo(t *testing.T) {
 	slow := &Running{Step: "look", Since: now.Add(-time.Hour)}
+	goneDevice := attachedDevice()
+	goneDevice.Missing = true
 	for title, test := range map[string]struct {
 		facts      Facts
 		unattended bool
@@ -138,6 +140,7 @@ func TestWhatAPersonCanDo(t *testing.T) {
 	}{
 		"nothing":                   {Facts{Want: staged(), Parts: map[state.Part]PartFacts{stage: {Verdict: Verdict{Settled: true}}}}, false, "Nothing is left to do."},
 		"an orphan":                 {Facts{Want: &state.Volume{ID: "v"}, Have: state.Actual{Device: attachedDevice()}}, false, "`csi-node orphans --clean`"},
+		"the file is gone":          {Facts{Want: staged(), Have: state.Actual{Device: goneDevice}, Parts: map[state.Part]PartFacts{stage: {Failure: errors.New("boom")}}}, false, goneDevice.Path + " has all of it"},
 		"a step that hangs":         {Facts{Want: staged(), Running: slow}, false, "dmesg"},
 		"a step that makes way":     {Facts{Want: staged(), Running: &Running{Step: "look", Since: slow.Since, Progress: "half"}}, false, ""},
 		"something is in the way":   {Facts{Want: staged(), Parts: map[state.Part]PartFacts{stage: {Failure: errors.New("boom")}}}, false, "`csi-node volume retry v`"},

@@ -215,11 +215,12 @@ func TestErrorsThatUsersMeet(t *testing.T) {
 			elsewhere.Staging = "/data/kubelet/plugins/kubernetes.io/csi/csi-node.local/blank/globalmount"
 			return elsewhere.Stage(t.Context())
 		}()},
-		"data on the volume":  {"the volume is neither blank nor a file system that this node can mount", foreignData.Stage(t.Context())},
-		"raw before":          {"the volume was published as a raw block device before", raw.Stage(t.Context())},
-		"blank and read-only": {"the volume is blank and read-only access was asked for", blank.Stage(t.Context())},
-		"no CAP_SYS_ADMIN":    {"needs CAP_SYS_ADMIN", stageAt(t, unprivileged, map[string]string{"provisioning": "thin"})},
-		"no dm_crypt":         {"this node's kernel cannot encrypt devices", stageAt(t, plain, map[string]string{luks.EncryptionKey: luks.LUKS2})},
+		"a wrong volumeHandle": {"no such volume on this node, or its data is gone", harness.NewVolume(t, p, "nowhere", ext4).Stage(t.Context())},
+		"data on the volume":   {"the volume is neither blank nor a file system that this node can mount", foreignData.Stage(t.Context())},
+		"raw before":           {"the volume was published as a raw block device before", raw.Stage(t.Context())},
+		"blank and read-only":  {"the volume is blank and read-only access was asked for", blank.Stage(t.Context())},
+		"no CAP_SYS_ADMIN":     {"needs CAP_SYS_ADMIN", stageAt(t, unprivileged, map[string]string{"provisioning": "thin"})},
+		"no dm_crypt":          {"this node's kernel cannot encrypt devices", stageAt(t, plain, map[string]string{luks.EncryptionKey: luks.LUKS2})},
 		"two at one path": {"two must lie apart", func() error {
 			other := harness.NewVolume(t, p, "blank", ext4)
 			other.Staging = v.Staging
