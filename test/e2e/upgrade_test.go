@@ -22,7 +22,7 @@ func TestUpgrade(t *testing.T) {
 	})
 	u.grows("352Mi")
 	u.to(pluginImage, func() {
-		follow(t, "../..", documented(t, "docs/upgrade.md", "With kustomize:")...)
+		follow(t, "../..", documented(t, "docs/upgrade.md", "If it has to be quick,")...)
 		deployed(t)
 	})
 	u.grows("384Mi")
