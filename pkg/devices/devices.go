@@ -110,7 +110,9 @@ type Clearer interface {
 	Unused(ctx context.Context, v Volume) error
 	// Clear makes every byte of an unused volume zero and forgets that it was
 	// ever formatted or published raw, durably. The formatting mark is set meanwhile:
-	// a volume on which Clear was interrupted is erased before it is next mounted.
+	// a volume on which Clear was interrupted is erased before it is next mounted. A Clear
+	// that fails before it has written anything leaves the volume without the mark, or, if
+	// the mark is in the Facts, returns state.Unwritten.
 	Clear(ctx context.Context, v Volume) error
 }
 

@@ -25,7 +25,8 @@ type Facts interface {
 	BeginRaw(ctx context.Context, v Volume, d state.Device) error
 	// Erase makes every byte of an attached device zero, as Eraser's does.
 	Erase(ctx context.Context, v Volume, d state.Device) error
-	// Clear sets the formatting mark, calls clear, and forgets all facts.
+	// Clear sets the formatting mark, calls clear, and forgets all facts. If clear returns
+	// state.Unwritten, the facts are what they were.
 	Clear(ctx context.Context, v Volume, d state.Device, clear func() error) error
 }
 

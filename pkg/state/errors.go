@@ -69,8 +69,8 @@ type Degraded struct{ Err error }
 func (e *Degraded) Error() string { return e.Err.Error() }
 func (e *Degraded) Unwrap() error { return e.Err }
 
-// Unwritten is the error of a format that has left nothing of its own on the device: if
-// there are any contents later, they are somebody's data.
+// Unwritten is the error of a format, or of a clearing, that has left nothing of its own on
+// the device: if there are any contents later, they are somebody's data.
 type Unwritten struct{ Err error }
 
 func (e *Unwritten) Error() string { return e.Err.Error() }

@@ -112,6 +112,24 @@ func TestDiskFormatIsInterrupted(t *testing.T) {
 	mustBeFree(t, node)
 }
 
+// A clearing that was refused destroys nothing later, either: the disk may have become writable,
+// or free, and somebody may count on what it holds.
+func TestRefusedClearingKeepsTheDisk(t *testing.T) {
+	t.Parallel()
+	p, v, node, _ := diskVolume(t, "ext4")
+	ctx := t.Context()
+	must(t, v.Stage(ctx))
+	write(t, filepath.Join(v.Staging, "file"), "kept")
+	must(t, v.Unstage(ctx))
+	must(t, exec.Command("blockdev", "--setro", node).Run())
+	refused(t, p, 1, "csi-node volume clear-device "+v.ID+" --i-understand-this-destroys-data", node, "takes no writes")
+	must(t, exec.Command("blockdev", "--setrw", node).Run())
+	must(t, v.Stage(ctx))
+	mustRead(t, filepath.Join(v.Staging, "file"), "kept")
+	must(t, v.Unstage(ctx))
+	mustBeFree(t, node)
+}
+
 // Whenever mkfs is killed on a disk, and the plugin with it, the next one takes the format up
 // by itself.
 func TestMkfsOfADiskIsKilled(t *testing.T) {

@@ -24,8 +24,15 @@ func (b *Backend) Unused(ctx context.Context, v devices.Volume) error {
 
 // Clear makes every byte of the disk zero, a partition table included, and tells
 // ctx how far it is. Nobody else can claim the disk meanwhile.
+//
+// FailedPrecondition, and state.Unwritten: somebody uses the disk, or it takes no writes.
 func (b *Backend) Clear(ctx context.Context, v devices.Volume) error {
-	return b.alone(ctx, v, os.O_RDWR, func(f *os.File, info blockdev.Info) error {
+	begun := false
+	err := b.alone(ctx, v, os.O_RDWR, func(f *os.File, info blockdev.Info) error {
+		if info.ReadOnly {
+			return state.Errorf(state.FailedPrecondition, "%s takes no writes: see to its write protection", info.Path)
+		}
+		begun = true
 		err := blockdev.Zero(ctx, f, info.Size, func(offset, bytes int64) error { return blockdev.ZeroRange(f, offset, bytes) })
 		if err != nil {
 			return err
@@ -39,6 +46,10 @@ func (b *Backend) Clear(ctx context.Context, v devices.Volume) error {
 		}
 		return &os.PathError{Op: "BLKRRPART", Path: f.Name(), Err: err}
 	})
+	if err != nil && !begun {
+		return &state.Unwritten{Err: err}
+	}
+	return err
 }
 
 // alone runs f with the disk of a volume that is not attached.

@@ -442,6 +442,10 @@ func TestReadOnly(t *testing.T) {
 	attach(t, b, p, true)
 	require.NoError(t, b.Detach(t.Context(), p))
 	want(t, b, p, state.DeviceAbsent)
+	err := b.Clear(t.Context(), p)
+	if wantError(t, err, state.FailedPrecondition, protected, "takes no writes"); !errors.As(err, new(*state.Unwritten)) {
+		t.Errorf("something may have been written: %v", err)
+	}
 }
 
 // A detach that is stopped while it waits for somebody's claim has not given the disk up.

@@ -100,20 +100,18 @@ func (b *Backend) clear(ctx context.Context, v devices.Volume) error {
 	if err := at.unused(); err != nil {
 		return err
 	}
-	err = b.retag(ctx, at, func(t *tags) error {
-		t.formatting, t.formatted, t.raw, t.fresh = true, "", false, false
-		return nil
-	})
-	if err != nil {
-		return err
-	}
 	b.mark(deviceName(at.group, at.volume.name), true)
 	defer b.mark(deviceName(at.group, at.volume.name), false)
 	d, err := b.activate(ctx, at)
 	if err != nil {
 		return err
 	}
-	err = b.zero(ctx, deviceName(at.group, at.volume.name), d, at.volume.pool != "")
+	err = b.zeroAfter(ctx, deviceName(at.group, at.volume.name), d, at.volume.pool != "", func() error {
+		return b.retag(ctx, at, func(t *tags) error {
+			t.formatting, t.formatted, t.raw, t.fresh = true, "", false, false
+			return nil
+		})
+	})
 	if err := errors.Join(err, b.deactivate(context.WithoutCancel(ctx), at.group, at.volume.name)); err != nil {
 		return err
 	}

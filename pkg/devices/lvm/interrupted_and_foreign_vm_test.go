@@ -447,6 +447,27 @@ func TestCarriedThereAndBack(t *testing.T) {
 	require.NoError(t, b.Detach(ctx, v))
 }
 
+// A clearing that was refused leaves no mark by which the volume would be erased later.
+func TestRefusedClearing(t *testing.T) {
+	machine.Kernel(t)
+	disk, ctx := newGroup(t, "refused", 68*mib), t.Context()
+	b := newBackend(t, "refused")
+	v := create(t, b, "volume", 4*mib, nil)
+	write(t, attach(t, b, v).Path, "data")
+	require.NoError(t, errors.Join(b.BeginFormat(ctx, v), b.EndFormat(ctx, v, "ext4"), b.Detach(ctx, v)))
+	lvmOn(t, []string{disk}, "lvchange", "--permission", "r", "refused/volume")
+	outdate(b, "refused")
+	require.Class(t, b.Clear(ctx, v), state.FailedPrecondition, "takes no writes")
+	if d := find(t, b, v); d.Formatting || d.Formatted != "ext4" || d.Attached() {
+		t.Errorf("refused: %+v", d)
+	}
+	lvmOn(t, []string{disk}, "lvchange", "--permission", "rw", "refused/volume")
+	outdate(b, "refused")
+	require.NoError(t, b.Clear(ctx, v))
+	mustBeZero(t, attach(t, b, v).Path, 0, 4*mib)
+	require.NoError(t, b.Detach(ctx, v))
+}
+
 // A thin pool that hands out what was in its blocks is refused.
 func TestUnzeroedPool(t *testing.T) {
 	machine.Kernel(t)

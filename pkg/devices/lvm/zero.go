@@ -27,7 +27,13 @@ func (b *Backend) zeroFirst(ctx context.Context, at place, d *mapper.Device) err
 
 // zero makes every byte of a device zero, durably. Of a thin volume the blocks are given
 // back, so that the pool does not fill.
-func (b *Backend) zero(ctx context.Context, device string, d *mapper.Device, thin bool) (err error) {
+func (b *Backend) zero(ctx context.Context, device string, d *mapper.Device, thin bool) error {
+	return b.zeroAfter(ctx, device, d, thin, func() error { return nil })
+}
+
+// zeroAfter is zero, and calls begin right before the first write, when nobody else can claim
+// the device. FailedPrecondition: it takes no writes; begin was not called then.
+func (b *Backend) zeroAfter(ctx context.Context, device string, d *mapper.Device, thin bool, begin func() error) (err error) {
 	f, err := claim(ctx, d, os.O_RDWR)
 	if errors.Is(err, unix.EBUSY) {
 		return fmt.Errorf("%s is mounted or claimed, perhaps by a mkfs that has not ended: %w", device, err)
@@ -36,7 +42,16 @@ func (b *Backend) zero(ctx context.Context, device string, d *mapper.Device, thi
 		return err
 	}
 	defer func() { err = errors.Join(err, f.Close()) }()
+	switch readOnly, err := unix.IoctlGetInt(int(f.Fd()), unix.BLKROGET); {
+	case err != nil:
+		return &os.PathError{Op: "BLKROGET", Path: f.Name(), Err: err}
+	case readOnly != 0:
+		return state.Errorf(state.FailedPrecondition, "%s takes no writes: lvchange --permission rw of the logical volume changes that", device)
+	}
 	bytes, err := f.Seek(0, io.SeekEnd)
+	if err == nil {
+		err = begin()
+	}
 	if err != nil {
 		return err
 	}

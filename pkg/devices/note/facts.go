@@ -264,16 +264,26 @@ func (f *Facts) BeginRaw(ctx context.Context, v devices.Volume, d state.Device) 
 }
 
 // Clear marks the device as one to be erased, lets clear make it zero, and
-// forgets what it was used for.
+// forgets what it was used for. If nothing was written, all is noted as before: the device
+// holds what it held, and must not be erased later.
 func (f *Facts) Clear(ctx context.Context, v devices.Volume, d state.Device, clear func() error) error {
+	before := fact{}
 	err := f.edit(ctx, v, d, func(n *fact) error {
+		before = *n
 		*n = fact{Formatting: true, Seen: f.sightCleared(d)}
 		return nil
 	})
 	if err != nil {
 		return err
 	}
-	if err := clear(); err != nil {
+	err = clear()
+	if errors.As(err, new(*state.Unwritten)) {
+		return errors.Join(err, f.edit(context.WithoutCancel(ctx), v, d, func(n *fact) error {
+			*n = before
+			return nil
+		}))
+	}
+	if err != nil {
 		return err
 	}
 	return f.edit(ctx, v, d, func(n *fact) error {

@@ -251,6 +251,39 @@ func TestClearedDevice(t *testing.T) {
 	}
 }
 
+// A clearing that has failed erases the device later only if it may have written to it.
+func TestClearingThatWroteNothing(t *testing.T) {
+	f, v := open(t, t.TempDir()), devices.Volume{ID: "v", Backend: "b"}
+	d, _ := newDevice(t)
+	info, err := blockdev.Look(d.Path)
+	require.NoError(t, err)
+	d.Identity = info.Identity()
+	require.NoError(t, errors.Join(f.BeginFormat(t.Context(), v, d), f.EndFormat(t.Context(), v, d, "ext4"), f.BeginRaw(t.Context(), v, d)))
+	detached := d
+	detached.State = state.DeviceAbsent
+	refused := &state.Unwritten{Err: state.Errorf(state.FailedPrecondition, "it is in use")}
+	for _, test := range []struct {
+		name string
+		err  error
+		mark bool
+	}{{"nothing was written", refused, false}, {"something may have been written", errors.New("EIO"), true}} {
+		t.Run(test.name, func(t *testing.T) {
+			err := f.Clear(t.Context(), v, detached, func() error {
+				if !f.told(v, d).Formatting {
+					t.Error("it is zeroed without a mark")
+				}
+				return test.err
+			})
+			if !errors.Is(err, test.err) {
+				t.Error(err)
+			}
+			if now := f.told(v, d); now.Formatting != test.mark || (now.Formatted == "ext4") == test.mark || now.Raw == test.mark || now.Err != nil {
+				t.Errorf("%+v", now)
+			}
+		})
+	}
+}
+
 // A format of which nothing is on the device is forgotten, and nothing there is erased.
 func TestAbandonedFormat(t *testing.T) {
 	d, _ := newDevice(t)
