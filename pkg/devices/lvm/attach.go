@@ -25,8 +25,8 @@ import (
 // nobody has had is zeroed first; ctx gets the progress.
 //
 // FailedPrecondition: it is held in the other mode, or its thin pool would show it what
-// others have written, or the group of that name is another one. ErrNoDevice: its group is
-// not on this node.
+// others have written, or the group of that name is another one, or the metadata of the group
+// says of a volume that was used that it was not. ErrNoDevice: its group is not on this node.
 func (b *Backend) Attach(ctx context.Context, v devices.Volume, readOnly bool) error {
 	if err := b.attach(ctx, v, readOnly); err != nil {
 		return fmt.Errorf("volume %s: attach: %w", v.ID, err)
@@ -53,6 +53,9 @@ func (b *Backend) attach(ctx context.Context, v devices.Volume, readOnly bool) e
 	if pool, thin := at.report.pools[at.volume.pool]; thin && !pool.zeroes {
 		return unzeroedPool(at.group, pool.name)
 	}
+	if err := b.refuseUsed(at); err != nil {
+		return err
+	}
 	d, err := b.activate(ctx, at)
 	if err != nil {
 		return err
@@ -62,6 +65,7 @@ func (b *Backend) attach(ctx context.Context, v devices.Volume, readOnly bool) e
 			return errors.Join(err, b.deactivate(context.WithoutCancel(ctx), at.group, at.volume.name))
 		}
 	}
+	b.noteUsed(ctx, at)
 	return setReadOnly(ctx, d, readOnly)
 }
 

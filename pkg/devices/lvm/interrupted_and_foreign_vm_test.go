@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -445,6 +446,47 @@ func TestCarriedThereAndBack(t *testing.T) {
 		t.Errorf("attached, it is %+v", d)
 	}
 	require.NoError(t, b.Detach(ctx, v))
+}
+
+// An older backup of a group's metadata says of a volume that nobody has used it. What pods have
+// written since is not zeroed.
+func TestRestoredMetadata(t *testing.T) {
+	machine.Kernel(t)
+	disk, ctx, lib := newGroup(t, "restored", 68*mib), t.Context(), t.TempDir()
+	open := func() *Backend {
+		b, err := New("restored", devices.Environment{DriverName: "csi-node.local", StateDir: os.TempDir(), LibDir: lib, Raw: nobodys})
+		require.NoError(t, err)
+		return b
+	}
+	b := open()
+	v := create(t, b, "volume", 4*mib, nil)
+	backup := filepath.Join(t.TempDir(), "backup")
+	lvmOn(t, []string{disk}, "vgcfgbackup", "--file", backup, "restored")
+	write(t, attach(t, b, v).Path, "data")
+	attach(t, b, v) // again
+	require.NoError(t, b.Detach(ctx, v))
+	lvmOn(t, []string{disk}, "vgcfgrestore", "--file", backup, "restored")
+	for _, b := range []*Backend{open(), open()} {
+		require.Class(t, b.Attach(ctx, v, false), state.FailedPrecondition, "restored/volume", "vgcfgrestore", "clear-device")
+		if d := find(t, b, v); d.State != state.DeviceAbsent || d.Missing || d.Err != nil {
+			t.Errorf("it is %+v", d)
+		}
+	}
+	lvmOn(t, []string{disk}, "lvchange", "--deltag", "csi-node.unzeroed", "--deltag", "csi-node.fresh", "restored/volume") // as the error says
+	b = open()
+	if got := readAt(t, attach(t, b, v).Path, 0); !bytes.HasPrefix(got, []byte("data")) {
+		t.Errorf("it holds %.8q", got)
+	}
+	require.NoError(t, b.Detach(ctx, v))
+
+	lvmOn(t, []string{disk}, "vgcfgrestore", "--file", backup, "restored")
+	b = open()
+	require.NoError(t, b.Clear(ctx, v)) // an operator's word
+	mustBeZero(t, attach(t, b, v).Path, 0, 4*mib)
+	require.NoError(t, errors.Join(b.Detach(ctx, v), b.DeleteVolume(ctx, v)))
+	if notes, err := filepath.Glob(filepath.Join(lib, "lvm", "*")); err != nil || len(notes) > 0 {
+		t.Errorf("the notes %q are left (%v)", notes, err)
+	}
 }
 
 // A clearing that was refused leaves no mark by which the volume would be erased later.

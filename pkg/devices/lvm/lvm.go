@@ -18,6 +18,9 @@
 // "unzeroed" from the moment at which it is made, and is not attached before it is zeroed.
 // Extents that a volume grows by are zeroed before they become part of it.
 //
+// LVM's own backups of the metadata (vgcfgrestore) bring that tag back, and the data stays: so
+// it is noted below --lib-dir which volumes were zeroed on this node, and these never are again.
+//
 // Read lvm.go first, then groups.go, attach.go and provision.go.
 package lvm
 
@@ -27,6 +30,7 @@ import (
 	"encoding/hex"
 	"fmt"
 	"os"
+	"path/filepath"
 	"regexp"
 	"strings"
 	"sync"
@@ -34,6 +38,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/csi-node/csi-node/pkg/devices"
+	"github.com/csi-node/csi-node/pkg/devices/note"
 	"github.com/csi-node/csi-node/pkg/internal/hang"
 	"github.com/csi-node/csi-node/pkg/internal/keylock"
 	"github.com/csi-node/csi-node/pkg/internal/mapper"
@@ -68,6 +73,7 @@ type Backend struct {
 	lvm         runner
 	disks       finder
 	lockDir     string
+	used        note.Dir // of volumes that were attached here, by their UUID; empty: nothing is noted
 
 	volumes keylock.Map          // turns, by volume id
 	turns   hang.Calls[struct{}] // by name of the group
@@ -85,6 +91,9 @@ func New(groups string, env devices.Environment) (*Backend, error) {
 	b := &Backend{
 		driver: env.DriverName, stateDir: env.StateDir, observeOnly: env.ObserveOnly, wanted: env.Wanted, lvm: newRunner("lvm", commandLimit), disks: newFinder(env.Raw),
 		lockDir: lockDir, groups: map[string]*groupState{}, locks: map[string]*os.File{}, zeroing: map[string]bool{},
+	}
+	if env.LibDir != "" {
+		b.used = note.Dir(filepath.Join(env.LibDir, "lvm"))
 	}
 	for _, name := range strings.FieldsFunc(groups, func(r rune) bool { return r == ',' || r == ' ' }) {
 		if !fitGroup.MatchString(name) || b.groups[name] != nil {

@@ -198,7 +198,11 @@ func (b *Backend) delete(ctx context.Context, v devices.Volume) error {
 			return err
 		}
 		defer b.renew(ctx, at.group)
-		return b.change(ctx, at.group, "lvremove", "--yes", now.path())
+		if err := b.change(ctx, at.group, "lvremove", "--yes", now.path()); err != nil {
+			return err
+		}
+		b.forgetUsed(ctx, now)
+		return nil
 	})
 }
 
