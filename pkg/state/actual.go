@@ -141,7 +141,7 @@ type Device struct {
 	Capacity int64        // bytes that the backend's metadata promises; 0 when unknown
 	Lacks    int64        // bytes of Capacity that its backing was seen to lack, whatever an attached device shows
 	ReadOnly bool         // the device refuses writes
-	Commands bool         // and yet it takes commands that write (SG_IO, NVMe passthrough) of who has it open
+	Commands bool         // and yet who has its node may come to write: by commands (SG_IO, NVMe passthrough), or as it is a partition, whose mode may be lost
 	Held     bool         // mounted or claimed by somebody, in whatever namespace (an O_EXCL open says EBUSY)
 	Holder   string       // what holds the device, or of a foreign device its backing, for humans; empty: not known
 	Backing  string       // the path of the file behind the device, whose holes read as zeros; or another name for humans, such as vg/lv; empty when there is none

@@ -10,6 +10,7 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/container-storage-interface/spec/lib/go/csi"
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 
@@ -128,6 +129,32 @@ func TestRefusedClearingKeepsTheDisk(t *testing.T) {
 	mustRead(t, filepath.Join(v.Staging, "file"), "kept")
 	must(t, v.Unstage(ctx))
 	mustBeFree(t, node)
+}
+
+// A partition that a pod has for reading stays read-only, though nobody has it open: nobody can
+// have the kernel read the partition table again, by which a partition loses that mode.
+func TestReadOnlyPartitionStaysReadOnly(t *testing.T) {
+	t.Parallel()
+	p, o := disks(t, harness.Options{})
+	p.Start(o)
+	ctx := t.Context()
+	node := machine.Losetup(t, "--partscan", machine.Image(t, 64*mib)) // as the disks that can have partitions
+	harness.Command(t, "addpart", node, "1", "2048", "65536")          // sectors; the kernel here may not know any table
+	v := onDisk(p, t, "a-partition", node+"p1", "")
+	v.Capability = blockAs(csi.VolumeCapability_AccessMode_SINGLE_NODE_READER_ONLY)
+	target := v.Target("pod")
+	must(t, v.Stage(ctx))
+	must(t, v.PublishReadOnly(ctx, target))
+	if err := exec.Command("blockdev", "--rereadpt", node).Run(); err == nil {
+		t.Error("the partition table was read again: the partition, which has the same number a little later, takes writes then")
+	}
+	if err := os.WriteFile(target, []byte("written"), 0); err == nil {
+		t.Error("the pod has written")
+	}
+	must(t, v.Unpublish(ctx, target))
+	must(t, v.Unstage(ctx))
+	mustBeFree(t, node+"p1")
+	harness.Command(t, "delpart", node, "1")
 }
 
 // Whenever mkfs is killed on a disk, and the plugin with it, the next one takes the format up

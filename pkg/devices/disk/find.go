@@ -38,7 +38,9 @@ func (b *Backend) Find(_ context.Context, v devices.Volume) (state.Device, error
 		}
 		if err == nil && info.Size > 0 && c.is(info) && c.identityOf(info) == c.Identity {
 			d.State, d.Path, d.ReadOnly = state.DeviceAttached, info.Path, info.ReadOnly
-			d.Size, d.Backing, d.Commands = info.Size, info.Path, info.ReadOnly && info.TakesCommands()
+			d.Size, d.Backing = info.Size, info.Path
+			// A view keeps a partition open: else its mode is lost when the table is read again.
+			d.Commands = info.ReadOnly && (info.TakesCommands() || info.Partition != 0)
 			return d, nil
 		}
 	}
