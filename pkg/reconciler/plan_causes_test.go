@@ -280,6 +280,7 @@ var (
 	// What an end leaves, which is told when it is over.
 	residueCauses = []*planCause{
 		{state.FailedPrecondition, "still published at", func(c *planCase) bool { return c.target == nil }},
+		{state.FailedPrecondition, "of no device of the volume that is known", func(c *planCase) bool { return c.target == nil && c.takenDown() && c.mountedByUnknown() }},
 		{state.FailedPrecondition, "it is not this volume's", func(c *planCase) bool { return len(c.place.Mounts) > 0 }},
 		{state.FailedPrecondition, "holds files: move them away", func(c *planCase) bool { return c.place.File == state.Directory && !c.place.Empty }},
 		{state.FailedPrecondition, "the plugin did not make", func(c *planCase) bool { return c.place.File != state.Directory }},

@@ -202,6 +202,13 @@ func (c *planCase) mountedByOther() bool {
 	return c.remembers() && len(c.have.Stage.Mounts) > 0 && !c.somewhere(c.showsAt)
 }
 
+// mountedByUnknown reports whether a disk of which nothing is known is mounted in the place of a
+// stage that was not refused.
+func (c *planCase) mountedByUnknown() bool {
+	m := c.have.Stage.Mounts
+	return !c.want.Stage.Withdrawn && len(m) > 0 && !m[0].Node && m[0].Device.Major != 0
+}
+
 // swapped reports whether the device shows another file system than that one.
 func (c *planCase) swapped() bool {
 	f := c.have.Contents
@@ -298,6 +305,13 @@ func (c *planCase) targetAsAsked(t *state.Target) bool {
 		attributesMet(top.Attributes, s.ReadOnly || t.ReadOnly, append(slices.Clone(s.Capability.Flags), t.Capability.Flags...)...)
 }
 
+// takenDown reports whether nothing of the volume is left that can be known for it.
+func (c *planCase) takenDown() bool {
+	d := c.source()
+	return !notSeen(c.have.Stage) && !c.somewhere(c.showsAt) && !c.someTargetUnseen() && c.have.View.State == state.DeviceAbsent &&
+		!(c.layered() && (c.open() || c.have.Device.State == state.DeviceUnknown)) && (d.State == state.DeviceAbsent || d.State == state.DeviceForeign)
+}
+
 // holds reports whether a part is exactly as asked.
 func (c *planCase) holds(part state.Part) bool {
 	d, f := c.source(), c.have.Contents
@@ -309,8 +323,7 @@ func (c *planCase) holds(part state.Part) bool {
 		if c.stagedUnrecorded() {
 			return true
 		}
-		return !notSeen(c.have.Stage) && !c.mountedByOther() && !c.somewhere(c.showsAt) && !c.someTargetUnseen() && c.have.View.State == state.DeviceAbsent &&
-			!(c.layered() && (c.open() || c.have.Device.State == state.DeviceUnknown)) && (d.State == state.DeviceAbsent || d.State == state.DeviceForeign)
+		return c.takenDown() && !c.mountedByOther() && !c.mountedByUnknown()
 	case state.SizeKind:
 		if !c.stageWanted() || !c.stageAsAsked() || c.sourced() || d.Size < c.want.Size.Bytes {
 			return false
@@ -346,11 +359,15 @@ func (c *planCase) stagedUnrecorded() bool {
 
 // leftBehind reports whether a target that is to go shows nothing of the volume
 // and something that the plugin did not make, or whether a stage that is to go is, or
-// may be, what targets of which no record is left were bound from.
+// may be, what targets of which no record is left were bound from, or something of which
+// nothing is known is mounted in its place.
 func (c *planCase) leftBehind(part state.Part) bool {
 	t, m := c.want.Targets[part.Path], c.have.Targets[part.Path]
 	if part == state.StagePart() {
 		m = c.have.Stage
+		if c.takenDown() && !c.mountedByOther() && c.mountedByUnknown() {
+			return true
+		}
 		return c.publishedUnrecorded() && !c.unknown() && !notSeen(m) && len(m.Mounts) > 0 && c.shows(m.Mounts[0]) && !c.someTargetBound() && !c.someTargetUnseen()
 	}
 	if t == nil || !t.Gone || notSeen(m) || c.unknown() && len(m.Mounts) > 0 || slices.ContainsFunc(m.Mounts, func(m state.Mount) bool { return c.showsAt(t, m) }) {

@@ -512,6 +512,8 @@ func (p *planner) unstage(s *state.Stage) Verdict {
 		return settled
 	case !presentOrStray(d) && len(mounts) > 0 && s.UUID != "": // it was mounted, and its storage may be known no more
 		return stuck(state.FailedPrecondition, "%s is mounted at the staging path %s, and the volume's storage, of which it may be, is not found: give the plugin the storage that the volume was staged from; else find out whose the mount is before you unmount it", describe(mounts[0]), s.Path)
+	case !presentOrStray(d) && len(mounts) > 0 && mayBeDisk(mounts[0]) && !s.Withdrawn: // what tells of the volume's device may be lost, too
+		return residue("%s is mounted at the staging path %s, and is of no device of the volume that is known: find out whose before you unmount it", describe(mounts[0]), s.Path)
 	case !presentOrStray(d):
 		return settled
 	case d.Held && p.have.Stage.File == state.Directory && p.have.Stage.Empty:
@@ -523,6 +525,9 @@ func (p *planner) unstage(s *state.Stage) Verdict {
 	}
 	return p.do(Detach, state.StagePart())
 }
+
+// mayBeDisk reports whether a mount shows a file system on a block device.
+func mayBeDisk(m state.Mount) bool { return !m.Node && m.Device.Major != 0 }
 
 // publishedUnrecorded returns where the volume may be published without a record. Kubelet
 // stages at …/globalmount, and publishes elsewhere.

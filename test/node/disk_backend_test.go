@@ -157,6 +157,26 @@ func TestReadOnlyPartitionStaysReadOnly(t *testing.T) {
 	harness.Command(t, "delpart", node, "1")
 }
 
+// A disk stays mounted, and nothing is known of that any more: neither the store nor the notes are
+// left. The unstage says so, as kubelet would give the disk away.
+func TestUnstageTellsOfAnUnknownMount(t *testing.T) {
+	t.Parallel()
+	p, o := disks(t, harness.Options{})
+	p.Start(o)
+	ctx := t.Context()
+	node, _ := newDisk(t, 32*mib)
+	v := onDisk(p, t, "a-disk", node, "ext4")
+	must(t, v.Stage(ctx))
+	p.Kill()
+	must(t, os.RemoveAll(p.StateDir))
+	must(t, os.RemoveAll(filepath.Join(p.Dir, "lib")))
+	p.Start(o)
+	mustRefuse(t, v.Unstage(ctx), codes.FailedPrecondition, v.Staging, node, "is mounted")
+	must(t, machine.Unmount(v.Staging))
+	must(t, v.Unstage(ctx))
+	mustBeFree(t, node)
+}
+
 // Whenever mkfs is killed on a disk, and the plugin with it, the next one takes the format up
 // by itself.
 func TestMkfsOfADiskIsKilled(t *testing.T) {
