@@ -53,10 +53,15 @@ func Losetup(t testing.TB, args ...string) string {
 			backing, err := backingOf(node)
 			require.NoError(t, err)
 			t.Cleanup(func() {
-				if _, err := Detach(node, backing); err != nil {
+				// Once the mount that the file is in was taken away, its path begins there.
+				shown, err := backingOf(node)
+				if err == nil && strings.HasSuffix(backing, shown) {
+					_, err = Detach(node, shown)
+				}
+				if err != nil {
 					t.Error(err)
 				}
-				AwaitDetached(node, backing)
+				AwaitDetached(node, shown)
 			})
 			return node
 		// When all others are in use, somebody who asks for any free device gets this one first.
