@@ -1,12 +1,14 @@
 package docs
 
 import (
+	"errors"
 	"fmt"
 	"go/ast"
 	"go/parser"
 	"go/token"
 	"io/fs"
 	"maps"
+	"os"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -181,7 +183,10 @@ func TestErrorsThatUsersMeet(t *testing.T) {
 	for _, volume := range []*harness.Volume{v, raw, foreignData, blank} {
 		require.NoError(t, volume.Create(t.Context(), 32*mib, "thin"))
 	}
-	harness.Command(t, "dd", "if=/dev/urandom", "of="+foreignData.Data(), "bs=4096", "count=1", "conv=notrunc", "status=none")
+	data, err := os.OpenFile(foreignData.Data(), os.O_WRONLY, 0)
+	require.NoError(t, err)
+	_, err = data.WriteString("somebody's")
+	require.NoError(t, errors.Join(err, data.Close()))
 	rawPod := raw.Target("pod")
 	require.NoError(t, raw.Up(t.Context(), rawPod))
 	require.NoError(t, raw.Down(t.Context(), rawPod))
