@@ -45,10 +45,9 @@ are. The log of a plugin that has ended is known to kubectl alone: --log adds it
 			if err != nil {
 				return err
 			}
-			var archive *os.File // made before all the work: it may not be possible
 			if file != "" && file != "-" {
-				if archive, err = os.OpenFile(file, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600); err != nil {
-					return fmt.Errorf("--file: %w", err)
+				if err := tryFile(file); err != nil {
+					return err
 				}
 			}
 			ctx, cancel := contextWithin(cmd, timeout)
@@ -56,11 +55,6 @@ are. The log of a plugin that has ended is known to kubectl alone: --log adds it
 			b := readBundle(ctx, stateDir, o, given)
 			if all {
 				return b.print(cmd.OutOrStdout())
-			}
-			if archive != nil {
-				if err := b.save(archive); err != nil {
-					return err
-				}
 			}
 			listing := cmd.OutOrStdout()
 			if file == "-" {
@@ -75,7 +69,9 @@ are. The log of a plugin that has ended is known to kubectl alone: --log adds it
 			case "-":
 				err = b.write(cmd.OutOrStdout(), time.Now())
 			default:
-				_, err = fmt.Fprintf(listing, "\n%s is written.\n", file)
+				if err = b.save(file); err == nil {
+					_, err = fmt.Fprintf(listing, "\n%s is written.\n", file)
+				}
 			}
 			return err
 		},
@@ -130,11 +126,33 @@ func (b bundle) print(out io.Writer) error {
 	return nil
 }
 
-// save writes the archive to a new file, and removes the file if that fails.
-func (b bundle) save(f *os.File) error {
-	err := errors.Join(b.write(f, time.Now()), f.Close())
+// newFile makes the file of --file, which only its owner can read.
+func newFile(name string) (*os.File, error) {
+	f, err := os.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
-		err = errors.Join(err, os.Remove(f.Name()))
+		return nil, fmt.Errorf("--file: %w", err)
+	}
+	return f, nil
+}
+
+// tryFile says before all the work why the file cannot be made, and leaves none: who is ended
+// in the middle of the work may try again.
+func tryFile(name string) error {
+	f, err := newFile(name)
+	if err != nil {
+		return err
+	}
+	return errors.Join(f.Close(), os.Remove(name))
+}
+
+// save writes the archive to a new file, and removes the file if that fails.
+func (b bundle) save(name string) error {
+	f, err := newFile(name)
+	if err != nil {
+		return err
+	}
+	if err = errors.Join(b.write(f, time.Now()), f.Close()); err != nil {
+		err = errors.Join(err, os.Remove(name))
 	}
 	return err
 }

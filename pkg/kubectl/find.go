@@ -46,6 +46,9 @@ type (
 			ClaimRef *struct{ Namespace, Name string }
 
 			StorageClassName string
+			NodeAffinity     struct {
+				Required struct{ NodeSelectorTerms []nodeSelectorTerm }
+			}
 		}
 		Status struct{ Phase string }
 	}

@@ -36,7 +36,7 @@ case "$*" in
 	echo 'Error from server (NotFound): persistentvolumeclaims "x" not found' >&2; exit 1 ;;
 *"get persistentvolumes "*)
 	if [ -e "$FAKE/forbidden" ]; then echo "Error from server (Forbidden): persistentvolumes is forbidden" >&2; exit 1; fi
-	echo '{"items":[{"metadata":{"name":"pv-1"},"status":{"phase":"Bound"},"spec":{"csi":{"driver":"x","volumeHandle":"vol-1"},"claimRef":{"namespace":"default","name":"data"},"storageClassName":"fast"}},{"spec":{"csi":{"driver":"y","volumeHandle":"vol-2"},"claimRef":{"namespace":"other","name":"driver"}}},{"metadata":{"name":"pv-2"},"status":{"phase":"Released"},"spec":{"csi":{"driver":"x","volumeHandle":"vol-2"}}},{"spec":{}}]}' ;;
+	echo '{"items":[{"metadata":{"name":"pv-1"},"status":{"phase":"Bound"},"spec":{"csi":{"driver":"x","volumeHandle":"vol-1"},"claimRef":{"namespace":"default","name":"data"},"storageClassName":"fast","nodeAffinity":{"required":{"nodeSelectorTerms":[{"matchExpressions":[{"key":"topology.x/node","operator":"In","values":["a"]}]}]}}}},{"spec":{"csi":{"driver":"y","volumeHandle":"vol-2"},"claimRef":{"namespace":"other","name":"driver"}}},{"metadata":{"name":"pv-2"},"status":{"phase":"Released"},"spec":{"csi":{"driver":"x","volumeHandle":"vol-2"}}},{"spec":{}}]}' ;;
 *"get csistoragecapacities --all-namespaces --selector=csi.storage.k8s.io/drivername "*)
 	if [ -e "$FAKE/forbidden" ]; then echo "Error from server (Forbidden): csistoragecapacities is forbidden" >&2; exit 1; fi
 	cat "$FAKE/room" ;;
@@ -47,7 +47,7 @@ case "$*" in
 	case "$*" in
 	*status*) echo '{"running":true,"driver":"x","volumes":[{"volume":"vol-2","device":"x","parts":[{"part":"stage","asked":"staged at /x","is":"failing","error":"boom"}]}],"storage":[{"backend":"pool","values":[{"name":"size_bytes","value":4096},{"name":"free_bytes","value":1024}]}],"storageProblems":[{"reason":"PoolFull","message":"the pool /p is nearly full"}]}' ;;
 	*"orphans --output=json") echo '[{"volume":"vol-3"}]' ;;
-	*"volume list --output=json --timeout=24s") echo '{"entries":[{"volume":{"volumeId":"vol-2"}},{"volume":{"volumeId":"vol-3","capacityBytes":"1024"}}]}' ;;
+	*"volume list --output=json --timeout=24s") echo '{"entries":[{"volume":{"volumeId":"vol-1","capacityBytes":"1024","accessibleTopology":[{"segments":{"topology.x/node":"b"}}]}},{"volume":{"volumeId":"vol-2"}},{"volume":{"volumeId":"vol-3","capacityBytes":"1024"}}]}' ;;
 	*) echo "b says: $*" ;;
 	esac ;;
 *"exec --namespace=csi-node plugin-a "*)
@@ -55,7 +55,7 @@ case "$*" in
 	*status*) echo '{"running":true,"driver":"x","nodeID":"id-of-a","volumes":[{"volume":"vol-1","device":"x","parts":[{"part":"target /y","pod":"default/writer","asked":"published","is":"settled"}]}],"refusals":[{"volume":"pvc-u9","call":"CreateVolume","code":"InvalidArgument","error":"bad"}],"storage":[{"backend":"pool","values":[{"name":"size_bytes","value":4096},{"name":"free_bytes","value":3072}]}]}' ;;
 	*"explain --output=json"*) echo "{\"volume\":\"$*\"}" ;;
 	*"orphans --output=json") echo '[]' ;;
-	*"volume list --output=json --timeout=24s") echo '{"entries":[{"volume":{"volumeId":"vol-1","capacityBytes":"1048576"}},{"volume":{"volumeId":"'$INLINE'","capacityBytes":"2048"}}]}' ;;
+	*"volume list --output=json --timeout=24s") echo '{"entries":[{"volume":{"volumeId":"vol-1","capacityBytes":"1048576","accessibleTopology":[{"segments":{"topology.x/node":"a"}}]}},{"volume":{"volumeId":"'$INLINE'","capacityBytes":"2048"}}]}' ;;
 	*) echo "a says: $*" ;;
 	esac ;;
 *"exec --namespace=csi-node plugin-c "*)
@@ -335,7 +335,8 @@ func TestOrphansAndReport(t *testing.T) {
 	}
 }
 
-// Each volume that a node keeps is beside its PersistentVolume, or said to have none.
+// Each volume that a node keeps is beside its PersistentVolume, or said to have none: that of
+// another node, which has a volume of the same id, is not its own.
 func TestVolumes(t *testing.T) {
 	dir := fake(t)
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "plugins"), []byte(strings.ReplaceAll(pods, `"namespace":"csi-node"`, `"namespace":"csi-node","labels":{"csi-node.local/driver":"x"}`)), 0o600))
@@ -344,12 +345,13 @@ func TestVolumes(t *testing.T) {
 	want := "NODE  VOLUME" + space[1:] + "  SIZE  CLAIM         PV IS\n" +
 		"a     vol-1" + space + "  1Mi   default/data  Bound\n" +
 		"a     " + inline + "  2Ki   -             none: inline\n" +
+		"b     vol-1" + space + "  1Ki   -             missing\n" +
 		"b     vol-2" + space + "  0     -             Released\n" +
 		"b     vol-3" + space + "  1Ki   -             missing\n"
 	if out, _, err := run(t, "volumes"); err != nil || out != want {
 		t.Errorf("prints (%v)\n%s\nnot\n%s", err, out, want)
 	}
-	const json = "[\n  {\n    \"node\": \"b\",\n    \"pod\": \"csi-node/plugin-b\",\n    \"volume\": \"vol-3\",\n    \"size\": 1024\n  }\n]\n"
+	const json = "[\n  {\n    \"node\": \"b\",\n    \"pod\": \"csi-node/plugin-b\",\n    \"volume\": \"vol-1\",\n    \"size\": 1024\n  },\n  {\n    \"node\": \"b\",\n    \"pod\": \"csi-node/plugin-b\",\n    \"volume\": \"vol-3\",\n    \"size\": 1024\n  }\n]\n"
 	if out, _, err := run(t, "volumes", "--without-pv", "-o", "json"); err != nil || out != json {
 		t.Errorf("prints (%v)\n%s", err, out)
 	}

@@ -94,18 +94,23 @@ func (c *cluster) volumes(ctx context.Context) ([]kept, error) {
 	if err := c.get(ctx, &list, "persistentvolumes"); err != nil {
 		return nil, err
 	}
-	named := map[volumeOf]persistentVolume{}
+	named := map[volumeOf][]persistentVolume{}
 	for _, pv := range list.Items {
 		if csi := pv.Spec.CSI; csi != nil {
-			named[volumeOf{csi.Driver, csi.VolumeHandle}] = pv
-			named[volumeOf{"", csi.VolumeHandle}] = pv // for a plugin without the label
+			for _, driver := range []string{csi.Driver, ""} { // the latter for a plugin without the label
+				named[volumeOf{driver, csi.VolumeHandle}] = append(named[volumeOf{driver, csi.VolumeHandle}], pv)
+			}
 		}
 	}
 	all := []kept{}
 	for i, p := range plugins {
 		for _, entry := range lists[i].Entries {
 			id := entry.Volume.VolumeID
-			pv := named[volumeOf{p.driver, id}]
+			var pv persistentVolume
+			of := named[volumeOf{p.driver, id}]
+			if i := slices.IndexFunc(of, func(pv persistentVolume) bool { return pv.on(entry.Volume.AccessibleTopology) }); i >= 0 {
+				pv = of[i]
+			}
 			v := kept{Node: p.node, Pod: p.pod(), Volume: id, Size: entry.Volume.CapacityBytes, PV: pv.Metadata.Name, Phase: pv.Status.Phase, Inline: inlineID.MatchString(id)}
 			if claim := pv.Spec.ClaimRef; claim != nil {
 				v.Claim = claim.Namespace + "/" + claim.Name
@@ -116,12 +121,36 @@ func (c *cluster) volumes(ctx context.Context) ([]kept, error) {
 	return all, errors.Join(errs...)
 }
 
+// on reports whether the volume of a PersistentVolume may be one that is told with a topology.
+// On two nodes there may be volumes of one id: what is left of the one is not the other.
+func (pv persistentVolume) on(topology []segments) bool {
+	terms := pv.Spec.NodeAffinity.Required.NodeSelectorTerms
+	return len(terms) == 0 || len(topology) == 0 || slices.ContainsFunc(terms, func(term nodeSelectorTerm) bool {
+		return !slices.ContainsFunc(term.MatchExpressions, func(e matchExpression) bool {
+			value, told := topology[0].Segments[e.Key]
+			return told && e.Operator == "In" && !slices.Contains(e.Values, value)
+		})
+	})
+}
+
+type (
+	nodeSelectorTerm struct{ MatchExpressions []matchExpression }
+	matchExpression  struct {
+		Key, Operator string
+		Values        []string
+	}
+	// segments are a Topology of CSI.
+	segments struct{ Segments map[string]string }
+)
+
 // volumeList is what csi-node volume list prints: a ListVolumesResponse.
 type volumeList struct {
 	Entries []struct {
 		Volume struct {
 			VolumeID      string `json:"volumeId"`
 			CapacityBytes int64  `json:"capacityBytes,string"`
+
+			AccessibleTopology []segments
 		} `json:"volume"`
 	} `json:"entries"`
 }

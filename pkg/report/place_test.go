@@ -3,10 +3,13 @@ package report
 import (
 	"slices"
 	"testing"
+	"testing/synctest"
 	"time"
 )
 
-func TestFills(t *testing.T) {
+func TestFills(t *testing.T) { synctest.Test(t, testFills) }
+
+func testFills(t *testing.T) {
 	value := func(name string, v float64, labels ...string) Value {
 		all := map[string]string{}
 		for i, label := range labels {

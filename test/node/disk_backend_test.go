@@ -154,7 +154,6 @@ func TestReadOnlyPartitionStaysReadOnly(t *testing.T) {
 	must(t, v.Unpublish(ctx, target))
 	must(t, v.Unstage(ctx))
 	mustBeFree(t, node+"p1")
-	harness.Command(t, "delpart", node, "1")
 }
 
 // A disk stays mounted, and nothing is known of that any more: neither the store nor the notes are

@@ -415,6 +415,23 @@ func TestMemberOfAnother(t *testing.T) {
 	}
 }
 
+// Of a partition the mode is lost when its table is read again: who has it for reading has a
+// view of it, as of a disk that takes commands.
+func TestReadOnlyPartition(t *testing.T) {
+	machine.Kernel(t)
+	whole, divided := plug(t, machine.Image(t, size)), plug(t, machine.Image(t, size), "--partscan")
+	b := newBackend(t, t.TempDir())
+	run(t, "addpart", divided, "1", "2048", "2048") // sectors; the kernel here may not know any table
+	for node, needsView := range map[string]bool{divided + "p1": true, whole: false} {
+		v := at(filepath.Base(node), node)
+		attach(t, b, v, true)
+		if d := want(t, b, v, state.DeviceAttached); !d.ReadOnly || d.Commands != needsView {
+			t.Errorf("%s: %+v", node, d)
+		}
+		require.NoError(t, b.Detach(t.Context(), v))
+	}
+}
+
 func TestReadOnly(t *testing.T) {
 	b := newBackend(t, t.TempDir())
 	node, file := newDisk(t, size)

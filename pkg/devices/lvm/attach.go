@@ -195,6 +195,11 @@ func (b *Backend) detach(ctx context.Context, id volumeID) error {
 	if views := info.Loops(); len(views) > 0 { // which do not claim it
 		return fmt.Errorf("%s is in use: %s is over it", info.Path, strings.Join(views, ", "))
 	}
+	if r := b.cachedReport(group, 0); r != nil && r.uuid == id.group { // a version that made no notes may have attached it
+		if lv, has := r.volumes[id.name]; has && !lv.tags.unzeroed {
+			b.noteUsed(ctx, place{group, lv, r})
+		}
+	}
 	return b.deactivate(ctx, group, id.name)
 }
 

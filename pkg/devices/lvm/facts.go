@@ -107,10 +107,16 @@ func (b *Backend) clear(ctx context.Context, v devices.Volume) error {
 		return err
 	}
 	err = b.zeroAfter(ctx, deviceName(at.group, at.volume.name), d, at.volume.pool != "", func() error {
-		return b.retag(ctx, at, func(t *tags) error {
-			t.formatting, t.formatted, t.raw, t.fresh = true, "", false, false
+		marked := at.volume.tags
+		marked.formatting, marked.formatted, marked.raw, marked.fresh = true, "", false, false
+		err := b.retag(ctx, at, func(t *tags) error {
+			*t = marked
 			return nil
 		})
+		if err != nil { // the mark may be there, or come yet
+			err = errors.Join(err, b.takeBack(context.WithoutCancel(ctx), at, marked))
+		}
+		return err
 	})
 	if err := errors.Join(err, b.deactivate(context.WithoutCancel(ctx), at.group, at.volume.name)); err != nil {
 		return err

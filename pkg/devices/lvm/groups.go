@@ -489,6 +489,15 @@ func (b *Backend) retag(ctx context.Context, p place, edit func(*tags) error) er
 	})
 }
 
+// takeBack gives a volume the tags that it had, after an edit to others of which it is not
+// known whether it was made.
+func (b *Backend) takeBack(ctx context.Context, p place, edited tags) error {
+	return b.inTurn(ctx, p.group, turnLimit, func(ctx context.Context) error {
+		defer b.dropReport(p.group)
+		return b.change(ctx, p.group, append(append([]string{"lvchange"}, changes(edited, p.volume.tags)...), p.path())...)
+	})
+}
+
 // updateReport replaces one volume in the report of a group.
 func (b *Backend) updateReport(group string, lv logical) {
 	b.mu.Lock()

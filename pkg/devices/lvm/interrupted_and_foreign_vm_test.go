@@ -451,41 +451,50 @@ func TestCarriedThereAndBack(t *testing.T) {
 // An older backup of a group's metadata says of a volume that nobody has used it. What pods have
 // written since is not zeroed.
 func TestRestoredMetadata(t *testing.T) {
-	machine.Kernel(t)
-	disk, ctx, lib := newGroup(t, "restored", 68*mib), t.Context(), t.TempDir()
-	open := func() *Backend {
-		b, err := New("restored", devices.Environment{DriverName: "csi-node.local", StateDir: os.TempDir(), LibDir: lib, Raw: nobodys})
-		require.NoError(t, err)
-		return b
-	}
-	b := open()
-	v := create(t, b, "volume", 4*mib, nil)
-	backup := filepath.Join(t.TempDir(), "backup")
-	lvmOn(t, []string{disk}, "vgcfgbackup", "--file", backup, "restored")
-	write(t, attach(t, b, v).Path, "data")
-	attach(t, b, v) // again
-	require.NoError(t, b.Detach(ctx, v))
-	lvmOn(t, []string{disk}, "vgcfgrestore", "--file", backup, "restored")
-	for _, b := range []*Backend{open(), open()} {
-		require.Class(t, b.Attach(ctx, v, false), state.FailedPrecondition, "restored/volume", "vgcfgrestore", "clear-device")
-		if d := find(t, b, v); d.State != state.DeviceAbsent || d.Missing || d.Err != nil {
-			t.Errorf("it is %+v", d)
-		}
-	}
-	lvmOn(t, []string{disk}, "lvchange", "--deltag", "csi-node.unzeroed", "--deltag", "csi-node.fresh", "restored/volume") // as the error says
-	b = open()
-	if got := readAt(t, attach(t, b, v).Path, 0); !bytes.HasPrefix(got, []byte("data")) {
-		t.Errorf("it holds %.8q", got)
-	}
-	require.NoError(t, b.Detach(ctx, v))
+	for _, noted := range []string{"attached", "detached"} {
+		t.Run(noted, func(t *testing.T) {
+			machine.Kernel(t)
+			disk, ctx, lib := newGroup(t, noted, 68*mib), t.Context(), t.TempDir()
+			notes := filepath.Join(lib, "lvm")
+			open := func() *Backend {
+				b, err := New(noted, devices.Environment{DriverName: "csi-node.local", StateDir: os.TempDir(), LibDir: lib, Raw: nobodys})
+				require.NoError(t, err)
+				return b
+			}
+			b := open()
+			v := create(t, b, "volume", 4*mib, nil)
+			backup := filepath.Join(t.TempDir(), "backup")
+			lvmOn(t, []string{disk}, "vgcfgbackup", "--file", backup, noted)
+			write(t, attach(t, b, v).Path, "data")
+			attach(t, b, v)          // again
+			if noted == "detached" { // a version that made no notes has attached it
+				require.NoError(t, os.RemoveAll(notes))
+				find(t, b, v)
+			}
+			require.NoError(t, b.Detach(ctx, v))
+			lvmOn(t, []string{disk}, "vgcfgrestore", "--file", backup, noted)
+			for _, b := range []*Backend{open(), open()} {
+				require.Class(t, b.Attach(ctx, v, false), state.FailedPrecondition, noted+"/volume", "vgcfgrestore", "clear-device")
+				if d := find(t, b, v); d.State != state.DeviceAbsent || d.Missing || d.Err != nil {
+					t.Errorf("it is %+v", d)
+				}
+			}
+			lvmOn(t, []string{disk}, "lvchange", "--deltag", "csi-node.unzeroed", "--deltag", "csi-node.fresh", noted+"/volume") // as the error says
+			b = open()
+			if got := readAt(t, attach(t, b, v).Path, 0); !bytes.HasPrefix(got, []byte("data")) {
+				t.Errorf("it holds %.8q", got)
+			}
+			require.NoError(t, b.Detach(ctx, v))
 
-	lvmOn(t, []string{disk}, "vgcfgrestore", "--file", backup, "restored")
-	b = open()
-	require.NoError(t, b.Clear(ctx, v)) // an operator's word
-	mustBeZero(t, attach(t, b, v).Path, 0, 4*mib)
-	require.NoError(t, errors.Join(b.Detach(ctx, v), b.DeleteVolume(ctx, v)))
-	if notes, err := filepath.Glob(filepath.Join(lib, "lvm", "*")); err != nil || len(notes) > 0 {
-		t.Errorf("the notes %q are left (%v)", notes, err)
+			lvmOn(t, []string{disk}, "vgcfgrestore", "--file", backup, noted)
+			b = open()
+			require.NoError(t, b.Clear(ctx, v)) // an operator's word
+			mustBeZero(t, attach(t, b, v).Path, 0, 4*mib)
+			require.NoError(t, errors.Join(b.Detach(ctx, v), b.DeleteVolume(ctx, v)))
+			if left, err := filepath.Glob(filepath.Join(notes, "*")); err != nil || len(left) > 0 {
+				t.Errorf("the notes %q are left (%v)", left, err)
+			}
+		})
 	}
 }
 
@@ -505,6 +514,28 @@ func TestRefusedClearing(t *testing.T) {
 	}
 	lvmOn(t, []string{disk}, "lvchange", "--permission", "rw", "refused/volume")
 	outdate(b, "refused")
+
+	// An error does not say whether the mark was set: it is taken back.
+	run, lost := b.lvm, errors.New("the answer is lost")
+	for _, made := range []bool{true, false} {
+		b.lvm = func(ctx context.Context, args ...string) (out []byte, err error) {
+			if i := slices.Index(args, "csi-node.formatting"); i < 1 || args[i-1] != "--addtag" {
+				return run(ctx, args...)
+			}
+			if made {
+				_, err = run(ctx, args...)
+			}
+			return nil, errors.Join(lost, err)
+		}
+		if err := b.Clear(ctx, v); !errors.Is(err, lost) {
+			t.Errorf("made %v: %v", made, err)
+		}
+		outdate(b, "refused")
+		if d := find(t, b, v); d.Formatting || d.Formatted != "ext4" || d.Attached() {
+			t.Errorf("made %v: %+v", made, d)
+		}
+	}
+	b.lvm = run
 	require.NoError(t, b.Clear(ctx, v))
 	mustBeZero(t, attach(t, b, v).Path, 0, 4*mib)
 	require.NoError(t, b.Detach(ctx, v))

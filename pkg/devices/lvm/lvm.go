@@ -19,7 +19,7 @@
 // Extents that a volume grows by are zeroed before they become part of it.
 //
 // LVM's own backups of the metadata (vgcfgrestore) bring that tag back, and the data stays: so
-// it is noted below --lib-dir which volumes were zeroed on this node, and these never are again.
+// it is noted below --lib-dir which volumes were used on this node, and these are not zeroed by it.
 //
 // Read lvm.go first, then groups.go, attach.go and provision.go.
 package lvm

@@ -30,7 +30,7 @@ func (b *Backend) refuseUsed(at place) error {
 		"To keep what it holds: lvchange --deltag %[2]s%[3]s --deltag %[2]s%[4]s %[1]s; to destroy that, run csi-node volume clear-device", at.path(), tagPrefix, unzeroedTag, freshTag)
 }
 
-// noteUsed notes that a thick volume was attached. A note that cannot be written is logged: a
+// noteUsed notes that a thick volume is attached, or was until now. A note that cannot be written is logged: a
 // volume can be used without.
 func (b *Backend) noteUsed(ctx context.Context, at place) {
 	if b.used == "" || at.volume.pool != "" {

@@ -267,19 +267,21 @@ func (f *Facts) BeginRaw(ctx context.Context, v devices.Volume, d state.Device) 
 // forgets what it was used for. If nothing was written, all is noted as before: the device
 // holds what it held, and must not be erased later.
 func (f *Facts) Clear(ctx context.Context, v devices.Volume, d state.Device, clear func() error) error {
-	before := fact{}
+	var before *fact
 	err := f.edit(ctx, v, d, func(n *fact) error {
-		before = *n
+		was := *n
+		before = &was
 		*n = fact{Formatting: true, Seen: f.sightCleared(d)}
 		return nil
 	})
-	if err != nil {
-		return err
+	unwritten := err != nil // and yet the mark may be there, if it is not known to be durable
+	if err == nil {
+		err = clear()
+		unwritten = errors.As(err, new(*state.Unwritten))
 	}
-	err = clear()
-	if errors.As(err, new(*state.Unwritten)) {
+	if unwritten && before != nil {
 		return errors.Join(err, f.edit(context.WithoutCancel(ctx), v, d, func(n *fact) error {
-			*n = before
+			*n = *before
 			return nil
 		}))
 	}

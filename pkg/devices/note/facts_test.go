@@ -284,6 +284,31 @@ func TestClearingThatWroteNothing(t *testing.T) {
 	}
 }
 
+// A mark that is not known to be durable may be there: it is taken back, as nothing is zeroed then.
+func TestClearingThatCouldNotBegin(t *testing.T) {
+	f, v := open(t, t.TempDir()), devices.Volume{ID: "v", Backend: "b"}
+	d, _ := newDevice(t)
+	info, err := blockdev.Look(d.Path)
+	require.NoError(t, err)
+	d.Identity = info.Identity()
+	require.NoError(t, errors.Join(f.BeginFormat(t.Context(), v, d), f.EndFormat(t.Context(), v, d, "ext4")))
+	sync, lost := f.sync, errors.New("the sync failed")
+	f.sync = func(directory string) error {
+		f.sync = sync
+		return lost
+	}
+	err = f.Clear(t.Context(), v, d, func() error {
+		t.Error("it is zeroed")
+		return nil
+	})
+	if !errors.Is(err, lost) {
+		t.Error(err)
+	}
+	if now := f.told(v, d); now.Formatting || now.Formatted != "ext4" || now.Err != nil {
+		t.Errorf("%+v", now)
+	}
+}
+
 // A format of which nothing is on the device is forgotten, and nothing there is erased.
 func TestAbandonedFormat(t *testing.T) {
 	d, _ := newDevice(t)
