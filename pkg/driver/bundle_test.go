@@ -15,6 +15,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -248,6 +249,34 @@ func TestReportCommand(t *testing.T) {
 	}
 	if len(names) != 13 || names[0] != "csi-node-report/about.json" {
 		t.Errorf("the archive has %q", names)
+	}
+}
+
+// The file is there once all is known, and not while a node is asked that may hang: who ends the
+// command by force may run it again.
+func TestReportIsWrittenAtTheEnd(t *testing.T) {
+	dir := t.TempDir()
+	file := filepath.Join(dir, "report.tar.gz")
+	listener, err := net.Listen("unix", filepath.Join(dir, statusSocket))
+	require.NoError(t, err)
+	var asked atomic.Int64
+	server := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		asked.Add(1)
+		if _, err := os.Lstat(file); !errors.Is(err, os.ErrNotExist) {
+			t.Errorf("the file is there while the plugin is asked (%v)", err)
+		}
+		w.WriteHeader(http.StatusServiceUnavailable)
+	})}
+	ended := make(chan error, 1)
+	go func() { ended <- server.Serve(listener) }()
+	cmd := Command(testOptions())
+	cmd.SetArgs([]string{"report", "--state-dir", dir, "--file", file})
+	cmd.SetOut(io.Discard)
+	require.NoError(t, cmd.ExecuteContext(t.Context()))
+	require.NoError(t, server.Close())
+	<-ended
+	if _, err := os.Stat(file); err != nil || asked.Load() == 0 {
+		t.Errorf("the plugin was asked %d times (%v)", asked.Load(), err)
 	}
 }
 

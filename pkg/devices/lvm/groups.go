@@ -462,6 +462,9 @@ func (p place) device() (*mapper.Device, error) {
 
 func (p place) path() string { return p.group + "/" + p.volume.name }
 
+// id is that of the volume.
+func (p place) id() string { return volumeID{p.report.uuid, p.volume.name}.String() }
+
 // retag edits the tags of a volume, durably, and in the report.
 func (b *Backend) retag(ctx context.Context, p place, edit func(*tags) error) error {
 	return b.inTurn(ctx, p.group, turnLimit, func(ctx context.Context) error {

@@ -474,7 +474,7 @@ func TestRestoredMetadata(t *testing.T) {
 			require.NoError(t, b.Detach(ctx, v))
 			lvmOn(t, []string{disk}, "vgcfgrestore", "--file", backup, noted)
 			for _, b := range []*Backend{open(), open()} {
-				require.Class(t, b.Attach(ctx, v, false), state.FailedPrecondition, noted+"/volume", "vgcfgrestore", "clear-device")
+				require.Class(t, b.Attach(ctx, v, false), state.FailedPrecondition, "lvchange --deltag csi-node.unzeroed --deltag csi-node.fresh "+noted+"/volume", "vgcfgrestore", "clear-device "+v.ID+" --")
 				if d := find(t, b, v); d.State != state.DeviceAbsent || d.Missing || d.Err != nil {
 					t.Errorf("it is %+v", d)
 				}

@@ -27,18 +27,19 @@ func (b *Backend) refuseUsed(at place) error {
 		return nil
 	}
 	return state.Errorf(state.FailedPrecondition, "the metadata of the volume group says that nobody has used the logical volume %s, and it was used on this node: the metadata was restored from a backup that is older (vgcfgrestore). It is not zeroed. "+
-		"To keep what it holds: lvchange --deltag %[2]s%[3]s --deltag %[2]s%[4]s %[1]s; to destroy that, run csi-node volume clear-device", at.path(), tagPrefix, unzeroedTag, freshTag)
+		"To keep what it holds: lvchange --deltag %[2]s%[3]s --deltag %[2]s%[4]s %[1]s; to destroy that, unstage the volume and run csi-node volume clear-device %[5]s --i-understand-this-destroys-data",
+		at.path(), tagPrefix, unzeroedTag, freshTag, at.id())
 }
 
-// noteUsed notes that a thick volume is attached, or was until now. A note that cannot be written is logged: a
-// volume can be used without.
+// noteUsed notes that a thick volume is attached, or was until now. A note that cannot be
+// written is logged: a volume can be used without.
 func (b *Backend) noteUsed(ctx context.Context, at place) {
 	if b.used == "" || at.volume.pool != "" {
 		return
 	}
 	was, err := b.used.Read(at.volume.uuid, &used{})
 	if !was && err == nil {
-		err = b.used.Write(at.volume.uuid, used{volumeID{at.report.uuid, at.volume.name}.String()})
+		err = b.used.Write(at.volume.uuid, used{at.id()})
 	}
 	if err != nil {
 		klog.FromContext(ctx).Error(err, "Cannot note that a volume was used, so an older backup of its group's metadata, if one is restored, would have it zeroed", "logicalVolume", at.path())

@@ -33,6 +33,16 @@ func newDevice(t *testing.T) (d state.Device, file string) {
 	return state.Device{State: state.DeviceAttached, Path: node, Number: info.Number, Size: info.Size}, file
 }
 
+// newIdentified is newDevice, with what the kernel says that the device is.
+func newIdentified(t *testing.T) (d state.Device, file string) {
+	t.Helper()
+	d, file = newDevice(t)
+	info, err := blockdev.Look(d.Path)
+	require.NoError(t, err)
+	d.Identity = info.Identity()
+	return d, file
+}
+
 func open(t *testing.T, dir string) *Facts {
 	t.Helper()
 	f, err := Open(dir)
@@ -120,10 +130,7 @@ func TestMadeOnADeviceWithoutIdentity(t *testing.T) {
 // A device that another has replaced is neither erased nor noted of.
 func TestFactsFollowTheDevice(t *testing.T) {
 	f, v := open(t, t.TempDir()), devices.Volume{ID: "v", Backend: "b"}
-	d, _ := newDevice(t)
-	info, err := blockdev.Look(d.Path)
-	require.NoError(t, err)
-	d.Identity = info.Identity()
+	d, _ := newIdentified(t)
 	require.NoError(t, f.BeginFormat(t.Context(), v, d))
 	w := devices.Volume{ID: "w", Backend: "other"} // the same device by another name
 	if now := f.told(w, d); !now.Formatting {
@@ -132,7 +139,7 @@ func TestFactsFollowTheDevice(t *testing.T) {
 	other, file := newDevice(t)
 	swapped := f.told(v, d)
 	swapped.Path, swapped.Number = other.Path, other.Number
-	if err := f.Erase(t.Context(), v, swapped); err == nil || !strings.Contains(err.Error(), info.Identity()) {
+	if err := f.Erase(t.Context(), v, swapped); err == nil || !strings.Contains(err.Error(), d.Identity) {
 		t.Errorf("another device is erased: %v", err)
 	}
 	if raw, err := os.ReadFile(file); err != nil || !strings.HasPrefix(string(raw), "junk") {
@@ -189,10 +196,7 @@ func TestDamagedFacts(t *testing.T) {
 // What pods have written to a disk means nothing to the node, until the note is removed.
 func TestDiskThatWasARawVolume(t *testing.T) {
 	f, v := open(t, t.TempDir()), devices.Volume{ID: "v", Backend: "b"}
-	d, _ := newDevice(t)
-	info, err := blockdev.Look(d.Path)
-	require.NoError(t, err)
-	d.Identity = info.Identity()
+	d, _ := newIdentified(t)
 	require.NoError(t, errors.Join(f.BeginFormat(t.Context(), v, d), f.EndFormat(t.Context(), v, d, "xfs")))
 	require.NoError(t, f.Raw(d.Number))
 	require.NoError(t, f.BeginRaw(t.Context(), v, d))
@@ -254,10 +258,7 @@ func TestClearedDevice(t *testing.T) {
 // A clearing that has failed erases the device later only if it may have written to it.
 func TestClearingThatWroteNothing(t *testing.T) {
 	f, v := open(t, t.TempDir()), devices.Volume{ID: "v", Backend: "b"}
-	d, _ := newDevice(t)
-	info, err := blockdev.Look(d.Path)
-	require.NoError(t, err)
-	d.Identity = info.Identity()
+	d, _ := newIdentified(t)
 	require.NoError(t, errors.Join(f.BeginFormat(t.Context(), v, d), f.EndFormat(t.Context(), v, d, "ext4"), f.BeginRaw(t.Context(), v, d)))
 	detached := d
 	detached.State = state.DeviceAbsent
@@ -287,17 +288,14 @@ func TestClearingThatWroteNothing(t *testing.T) {
 // A mark that is not known to be durable may be there: it is taken back, as nothing is zeroed then.
 func TestClearingThatCouldNotBegin(t *testing.T) {
 	f, v := open(t, t.TempDir()), devices.Volume{ID: "v", Backend: "b"}
-	d, _ := newDevice(t)
-	info, err := blockdev.Look(d.Path)
-	require.NoError(t, err)
-	d.Identity = info.Identity()
+	d, _ := newIdentified(t)
 	require.NoError(t, errors.Join(f.BeginFormat(t.Context(), v, d), f.EndFormat(t.Context(), v, d, "ext4")))
 	sync, lost := f.sync, errors.New("the sync failed")
 	f.sync = func(directory string) error {
 		f.sync = sync
 		return lost
 	}
-	err = f.Clear(t.Context(), v, d, func() error {
+	err := f.Clear(t.Context(), v, d, func() error {
 		t.Error("it is zeroed")
 		return nil
 	})
@@ -328,10 +326,7 @@ func TestAbandonedFormat(t *testing.T) {
 
 // The mark of a format lets nothing be erased that others may have written since.
 func TestStaleMark(t *testing.T) {
-	d, file := newDevice(t)
-	info, err := blockdev.Look(d.Path)
-	require.NoError(t, err)
-	d.Identity = info.Identity()
+	d, file := newIdentified(t)
 	lib, v := t.TempDir(), devices.Volume{ID: "v", Backend: "b"}
 	require.NoError(t, open(t, lib).BeginFormat(t.Context(), v, d))
 	if now := open(t, lib).told(v, d); !now.Formatting || now.StaleMark || now.Err != nil {
@@ -355,10 +350,7 @@ func TestStaleMark(t *testing.T) {
 
 // A trial is no mark, and its UUID is that of the mark which comes after it.
 func TestTrial(t *testing.T) {
-	d, file := newDevice(t)
-	info, err := blockdev.Look(d.Path)
-	require.NoError(t, err)
-	d.Identity = info.Identity()
+	d, file := newIdentified(t)
 	lib, v := t.TempDir(), devices.Volume{ID: "v", Backend: "b"}
 	f := open(t, lib)
 	told := func(formatting bool, uuid, trial string) {

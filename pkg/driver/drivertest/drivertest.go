@@ -87,8 +87,8 @@ func Driver(program string, flags ...string) *harness.Driver {
 }
 
 // Run runs the suite. fresh returns storage in a directory of its own, which is
-// removed afterwards, and is called once for each test; what it makes elsewhere it
-// undoes by t.Cleanup.
+// removed afterwards, and is called for each test; what it makes elsewhere it undoes
+// by t.Cleanup.
 func Run(t *testing.T, fresh func(t *testing.T, dir string) Harness) {
 	for name, test := range map[string]func(*testing.T, func(*testing.T, bool) *life){
 		"Life":      testLife,
