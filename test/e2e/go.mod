@@ -4,4 +4,4 @@ module github.com/csi-node/csi-node/test/e2e
 
 go 1.26.0
 
-require golang.org/x/sys v0.49.0
+require golang.org/x/sys v0.50.0
