@@ -15,6 +15,7 @@ LDFLAGS := -s -w -X main.version=$(VERSION)
 
 # Versions are fixed, so that what was clean stays so until somebody looks at a newer one.
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
+ACTIONLINT := github.com/rhysd/actionlint/cmd/actionlint@v1.7.12
 
 STORM ?= 20000
 KILLS ?= 300
@@ -40,7 +41,7 @@ PLATFORMS ?= linux-amd64 linux-arm64 darwin-amd64 darwin-arm64
 # The same files make the same archive, so that whoever builds a release again gets its checksums.
 TAR := tar --create --owner 0 --group 0 --numeric-owner --mtime @0
 
-.PHONY: build kubectl-plugin krew-manifest demo demo-vm test test-all test-crash test-histories test-vm test-vm-long e2e e2e-upstream test-mutants fuzz storm lint deps bench clean
+.PHONY: build kubectl-plugin release demo demo-vm test test-all test-crash test-histories test-vm test-vm-long e2e e2e-upstream test-mutants fuzz storm lint deps bench clean
 
 build: ## bin/csi-node, a static binary
 	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o bin/csi-node ./cmd/csi-node
@@ -52,8 +53,10 @@ kubectl-plugin: ## bin/kubectl-csi_node, and its archives for PLATFORMS in bin/
 		$(TAR) LICENSE -C cmd/kubectl-csi_node kubectl_complete-csi_node -C $(CURDIR)/bin/$$p kubectl-csi_node | gzip -n > bin/kubectl-csi_node-$$p.tar.gz; rm -r bin/$$p; \
 	done
 
-krew-manifest: kubectl-plugin ## bin/csi-node.yaml, krew's manifest of a release with the checksums of its archives: VERSION=v1.2.3
-	@hack/krew-manifest "$(VERSION)" "$(CURDIR)/bin" > bin/csi-node.yaml || { rm bin/csi-node.yaml; exit 1; }
+release: kubectl-plugin ## bin/release/, what a release publishes beside its image: VERSION=v1.2.3
+	rm -rf bin/release && mkdir bin/release
+	cp $(PLATFORMS:%=bin/kubectl-csi_node-%.tar.gz) bin/release
+	hack/release "$(VERSION)" bin/release
 
 demo: build ## play kubelet for one volume (root)
 	@[ "$$(id -u)" != 0 ] || hack/install-deps || : # the demo says what it lacks
@@ -114,7 +117,7 @@ e2e-upstream: deps ## the storage tests of Kubernetes itself there, writes docs/
 test-mutants: deps ## small faults, one at a time: a test must notice each (root, 6 minutes on 2 cores)
 	$(GO) run ./test/mutants
 
-lint: ## formatting, vet, staticcheck, go.mod, shell scripts, known vulnerabilities (within a minute, once built)
+lint: ## formatting, vet, staticcheck, go.mod, workflows, shell scripts, known vulnerabilities (within a minute, once built)
 	@hack/install-deps --try lint
 	@test -z "$$(gofmt -l .)" || { echo "gofmt these files:"; gofmt -l .; exit 1; }
 	$(GO) vet ./...
@@ -128,6 +131,7 @@ lint: ## formatting, vet, staticcheck, go.mod, shell scripts, known vulnerabilit
 	cd test/e2e && $(GO) mod tidy -diff
 	cd test/deploy && $(GO) mod tidy -diff
 	cd test/ui && $(GO) mod tidy -diff
+	$(GO) run $(ACTIONLINT)
 	@hack/shellcheck
 	@hack/govulncheck
 

@@ -11,8 +11,8 @@ import (
 	"github.com/csi-node/csi-node/test/require"
 )
 
-// TestGitHubFiles: they are YAML; the workflow runs what CI runs, with the Go of the Dockerfile; and the form for bugs asks
-// for what helps most.
+// TestGitHubFiles: they are YAML; the workflow runs what CI runs, with the Go of the Dockerfile, also before a release; and
+// the form for bugs asks for what helps most.
 func TestGitHubFiles(t *testing.T) {
 	names, err := filepath.Glob(filepath.Join(root, ".github", "*", "*.yml"))
 	require.NoError(t, err)
@@ -28,8 +28,9 @@ func TestGitHubFiles(t *testing.T) {
 	}
 	image := regexp.MustCompile(`golang:\S+`).FindString(read(t, "Dockerfile"))
 	for name, words := range map[string][]string{
-		"ci.yml":  {"run: .ci/run", "image: " + image},
-		"bug.yml": {"csi-node explain VOLUME", "csi-node report"},
+		"ci.yml":      {"run: .ci/run", "image: " + image},
+		"release.yml": {"uses: ./.github/workflows/ci.yml", "needs: ci", `run: make release VERSION="$VERSION"`},
+		"bug.yml":     {"csi-node explain VOLUME", "csi-node report"},
 	} {
 		for _, word := range words {
 			if !strings.Contains(texts[name], word+"\n") {
