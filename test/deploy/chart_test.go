@@ -12,6 +12,8 @@ import (
 	"helm.sh/helm/v3/pkg/lint"
 	"helm.sh/helm/v3/pkg/lint/support"
 	"helm.sh/helm/v3/pkg/strvals"
+
+	"github.com/csi-node/csi-node/test/harness"
 )
 
 // TestChartIsKustomize: the chart makes the objects of deploy/base, and with an overlay's values.yaml those of the
@@ -352,7 +354,7 @@ func TestValues(t *testing.T) {
 		{"nameOverride: disks", []string{"name: csi-node-disks-thin\n", "name: csi-node-disks-test\n"}, nil},
 		{everything, []string{
 			"  annotations:\n    r: s\nspec:\n  selector:\n    matchLabels: {app.kubernetes.io/name: csi-node-storage}\n",
-			"kind: DaemonSet\nmetadata:\n  name: csi-node-storage\n", "name: all-charts", "volumeLifecycleModes: [Persistent]\n", "name: ndots",
+			"kind: DaemonSet\nmetadata:\n  name: csi-node-storage\n", "name: all-charts", "  volumeLifecycleModes:\n  - Persistent\n", "name: ndots",
 			"--http-endpoint=:9001 ", "{name: provisioner, containerPort: 9001}", "--http-endpoint=:9002 ", "{name: resizer, containerPort: 9002}",
 			"value: a:1", "value: b:1", "mountPath: /extra-p", "mountPath: /extra-r", "csi-node.local/driver: fast.example ",
 			"image: t.example/library/busybox:1", "storageClassName: slow", "{storage: 1Gi}", "kubernetes.io/hostname: one",
@@ -369,7 +371,7 @@ func TestValues(t *testing.T) {
 			"name: csi-node-storage-kept\n", "name: loose\n", `overcommit: "2.5"`, "nodiratime", "m: q", "o: p",
 			"namespace: monitors", "namespace: rules", "team: drivers", "why: policy", "namespaceSelector: {matchNames: [csi-node]}",
 			"e: f", "g: h", "name: storage, namespace: csi-node", "interval: 30s", "release: prometheus", "grafana_dashboard: \"1\"", "namespace: grafana", "policyTypes: [Ingress, Egress]", "path: /data/kubelet, type: Directory"},
-			[]string{"node-driver-registrar:v", "prometheus.io/scrape", "csi-node.local\n", "/var/lib/kubelet", "tolerations", "priorityClassName"}},
+			[]string{"- Ephemeral\n", "node-driver-registrar:v", "prometheus.io/scrape", "csi-node.local\n", "/var/lib/kubelet", "tolerations", "priorityClassName"}},
 		{"provisioner: {enabled: false}\nstorageClasses: []", []string{"external-resizer", "leases", "persistentvolumeclaims/status"}, []string{"external-provisioner\n", "csistoragecapacities", "create, delete]", "update]}\n  - {apiGroups: [\"\"], resources: [persistentvolumeclaims/status"}},
 		{"resizer: {enabled: false}", []string{"external-provisioner\n", "csistoragecapacities", "patch, create, delete]"}, []string{"external-resizer\n", "leases", "persistentvolumeclaims/status"}},
 		{"{provisioner: {enabled: false}, resizer: {enabled: false}, storageClasses: []}", []string{"kind: ServiceAccount\n", "node-driver-registrar"}, []string{"external-", "kind: ClusterRole", "kind: Role"}},
@@ -404,6 +406,7 @@ func TestValuesThatDoNotFitTogether(t *testing.T) {
 		"extraStorageClasses: [{name: csi-node-thin}]":                                          "have two classes csi-node-thin",
 		"{provisioner: {enabled: false}, storageClasses: [], extraStorageClasses: [{name: a}]}": "extraStorageClasses to []",
 		"provisioner: {enabled: false}":                                                         "set storageClasses and extraStorageClasses to []",
+		"{driver: {program: /bin/acme}, lvm: {groups: [vg0]}}":                                  "name the flags of this one in extraArgs",
 		"metrics: {port: 0, podMonitor: {enabled: true}}":                                       "podMonitor.enabled needs a metrics.port",
 		"metrics: {port: 9809}":                                                                 "must differ: they are [9809 9809 9807 9808]",
 		"resizer: {healthPort: 9807}":                                                           "must differ",
@@ -459,6 +462,43 @@ func TestValuesOfThePage(t *testing.T) {
 			t.Errorf("--set %s: %v", set[1], err)
 		}
 	}
+}
+
+// TestAnotherProgram: with the values of examples/acme the chart installs another driver of the engine. Its program
+// knows all flags and probes that it is given, and the CSIDriver is the one that it prints.
+func TestAnotherProgram(t *testing.T) {
+	objects := helm(t, release{"acme", "acme"}, read(t, filepath.Join(root, "..", "examples", "acme", "values.yaml")))
+	acme := filepath.Join(t.TempDir(), "acme")
+	harness.Command(t, "go", "build", "-C", filepath.Join(root, ".."), "-o", acme, "./examples/acme")
+
+	printed := object(parseOne(t, harness.Command(t, acme, "csidriver")))
+	i := slices.IndexFunc(objects, func(o object) bool { return o["kind"] == "CSIDriver" })
+	if spec := objects[i]["spec"]; fmt.Sprint(spec) != fmt.Sprint(printed["spec"]) || objects[i].key() != printed.key() {
+		t.Errorf("the chart makes %s with %v, and the program %s with %v", objects[i].key(), spec, printed.key(), printed["spec"])
+	}
+
+	containers, _ := daemonSet(t, objects).at("spec", "template", "spec", "containers").([]any)
+	plugin := object(containers[0].(map[string]any))
+	commands := [][]string{append(words(plugin["command"]), words(plugin["args"])...)}
+	for _, probe := range []string{"livenessProbe", "readinessProbe"} {
+		commands = append(commands, words(plugin.at(probe, "exec", "command")))
+	}
+	for _, command := range commands {
+		if command[0] != "/usr/local/bin/acme" || len(command) < 4 {
+			t.Errorf("it runs %q", command)
+			continue
+		}
+		// What is before --help is parsed first.
+		harness.Command(t, acme, append(command[1:], "--help")...)
+	}
+}
+
+func words(list any) (words []string) {
+	all, _ := list.([]any)
+	for _, word := range all {
+		words = append(words, word.(string))
+	}
+	return words
 }
 
 // TestPodsAreFound: all pods of the plugin have the label by which `kubectl csi-node` looks for them, whatever the release.

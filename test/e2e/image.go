@@ -128,6 +128,7 @@ const (
 	shellImage  = registry + "/shell:1"
 	pluginImage = registry + "/csi-node:v1" // as docs/install.md calls it
 	olderImage  = registry + "/csi-node:older"
+	acmeImage   = "registry.example.com/acme/csi:v1.0.0" // of examples/acme/values.yaml
 
 	exampleImage = "docker.io/library/busybox:1.37" // of deploy/examples, which the shell of the tests stands in for
 )
@@ -151,7 +152,8 @@ func makeImages(dir string, built map[string]string, older string) error {
 			return err
 		}
 	}
-	err = errors.Join(makeShell(dir), makePlugin(dir, olderImage, built["csi-node-older"], filepath.Join(older, "Dockerfile")))
+	err = errors.Join(makeShell(dir), makePlugin(dir, olderImage, "/usr/local/bin/csi-node", built["csi-node-older"], filepath.Join(older, "Dockerfile")),
+		makePlugin(dir, acmeImage, "/usr/local/bin/acme", built["acme"], "../../Dockerfile"))
 	if err != nil || !upstream {
 		return err
 	}
@@ -199,9 +201,9 @@ func (i *image) addBusybox() error {
 	return errors.Join(errs...)
 }
 
-// makePlugin makes the image that a Dockerfile describes: the packages that it
-// names and what they depend on, as they are installed on this machine, and the plugin.
-func makePlugin(dir, name, plugin, dockerfile string) error {
+// makePlugin makes the image that a Dockerfile describes: the packages that it names and what they depend on, as they are
+// installed on this machine, and at path the plugin.
+func makePlugin(dir, name, path, plugin, dockerfile string) error {
 	text, err := os.ReadFile(dockerfile)
 	if err != nil {
 		return err
@@ -210,11 +212,11 @@ func makePlugin(dir, name, plugin, dockerfile string) error {
 	if m == nil {
 		return fmt.Errorf("%s: no list of packages found", dockerfile)
 	}
-	i := newImage(name, "/usr/local/bin/csi-node")
+	i := newImage(name, path)
 	if err := i.addPackages(append(strings.Fields(string(m[1])), "base-files")...); err != nil {
 		return err
 	}
-	if err := errors.Join(i.directory("/tmp", 0o1777), i.add(plugin, "/usr/local/bin/csi-node")); err != nil {
+	if err := errors.Join(i.directory("/tmp", 0o1777), i.add(plugin, path)); err != nil {
 		return err
 	}
 	_, err = i.write(dir)

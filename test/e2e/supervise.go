@@ -99,7 +99,7 @@ func (r *run) prepare(ctx context.Context) error {
 	}
 	for _, p := range []struct{ name, dir, pkg string }{
 		{"csi-node-older", r.older(), "./cmd/csi-node"}, {"pause", ".", "./pause"},
-		{"kubectl-csi_node", "../..", "./cmd/kubectl-csi_node"},
+		{"kubectl-csi_node", "../..", "./cmd/kubectl-csi_node"}, {"acme", "../..", "./examples/acme"},
 	} {
 		r.built[p.name] = filepath.Join(r.Work, p.name)
 		if err := goBuild(ctx, p.dir, []string{"build"}, p.pkg, r.built[p.name], "-trimpath", "-ldflags", "-s -w"); err != nil {

@@ -105,6 +105,9 @@ seLinuxOptions:
 {{- if and (include "csi-node.classes" . | fromJsonArray) (not .Values.provisioner.enabled) -}}
 {{- fail "without provisioner.enabled nothing makes the volumes of classes: set storageClasses and extraStorageClasses to []" -}}
 {{- end -}}
+{{- if and .Values.driver.program (or .Values.pool.dir .Values.pool.requireMount .Values.lvm.groups) -}}
+{{- fail "driver.program: the values of pool and lvm are for csi-node's own program; name the flags of this one in extraArgs" -}}
+{{- end -}}
 {{- if and .Values.metrics.podMonitor.enabled (not .Values.metrics.port) -}}
 {{- fail "metrics.podMonitor.enabled needs a metrics.port" -}}
 {{- end -}}
