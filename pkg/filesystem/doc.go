@@ -26,8 +26,8 @@
 // file system, past its head, is a user's file and does not count, nor does
 // the backup of a partition table, which nobody reads without the primary.
 //
-// A btrfs that needs, or serves, other devices is something else, too: a volume
-// is one device.
+// A btrfs that needs, or serves, other devices is something else, too, and so is an
+// ext4 with its journal on another device: a volume is one device.
 //
 // What cannot be read is something else, too: never blank, never mounted. It may be read
 // again later, so nobody is advised to destroy it.

@@ -89,6 +89,9 @@ func parseExt4(head []byte) (*ext4Super, error) {
 	if logBlock > 6 {
 		return nil, damagedExt4("its block size is 2^%d KiB", logBlock)
 	}
+	if s.compat&compatHasJournal != 0 && u32(0xe0) == 0 { // s_journal_inum: the kernel would write to the device that s_journal_dev names by its number
+		return nil, fmt.Errorf("an ext4 with its journal on another device: only an ext4 on a single device is mounted as a volume")
+	}
 	s.blockSize = 1024 << logBlock
 	if s.roCompat&roBigalloc != 0 {
 		if logCluster < logBlock || logCluster > 20 {

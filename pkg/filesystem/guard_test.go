@@ -83,6 +83,7 @@ var guardCases = []guardCase{
 
 	{name: "swap", make: tool("mkswap", "-q"), kind: state.ContentsOther, found: "swap area at byte 4086"},
 	{name: "external journal", make: tool("mke2fs", "-q", "-O", "journal_dev"), kind: state.ContentsOther, found: "external ext4 journal"},
+	{name: "ext4 with an external journal", make: both(tool("mkfs.ext4", "-q"), tool("debugfs", "-w", "-R", "set_super_value journal_inum 0"), tool("debugfs", "-w", "-R", "set_super_value journal_dev 0x702")), kind: state.ContentsOther, found: "its journal on another device"},
 	{name: "the magic of btrfs", make: at(btrfsOffset+0x40, btrfsMagic), kind: state.ContentsOther, found: "damaged btrfs superblock at byte 65536"},
 	{name: "a btrfs being made", make: at(btrfsOffset+0x40, btrfsUnmade), kind: state.ContentsOther, found: "mkfs.btrfs did not finish at byte 65600"},
 	{name: "vfat", make: both(at(0, "\xeb\x3c\x90mkfs.fat"), at(54, "FAT16   "), at(510, bootMagic)), kind: state.ContentsOther, found: "vfat file system"},
