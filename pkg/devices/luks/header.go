@@ -11,6 +11,7 @@ import (
 	"os"
 	"slices"
 	"strconv"
+	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -112,17 +113,39 @@ func parseHeader(from io.ReaderAt, thorough bool) (header, error) {
 
 // area is the JSON of a header, as far as it matters here.
 type area struct {
-	Keyslots map[string]struct{} `json:"keyslots"`
+	Keyslots map[string]struct {
+		Area struct {
+			Encryption string `json:"encryption"`
+		} `json:"area"`
+	} `json:"keyslots"`
 	Segments map[string]struct {
 		Type       string `json:"type"`
 		Offset     string `json:"offset"`
 		SectorSize int64  `json:"sector_size"`
+		Encryption string `json:"encryption"`
 	} `json:"segments"`
 	Config struct {
 		Requirements struct {
 			Mandatory []string `json:"mandatory"`
 		} `json:"requirements"`
 	} `json:"config"`
+}
+
+// encryptsNothing reports whether the data, or a copy of its key, is in clear: cipher_null
+// encrypts nothing, and a key that it "encrypts" opens with any passphrase.
+func (a area) encryptsNothing() bool {
+	null := func(cipher string) bool { return strings.Contains(cipher, "null") }
+	for _, k := range a.Keyslots {
+		if null(k.Area.Encryption) {
+			return true
+		}
+	}
+	for _, s := range a.Segments {
+		if null(s.Encryption) {
+			return true
+		}
+	}
+	return false
 }
 
 // parseCopy reads one copy. What ends too early is no header.
@@ -161,6 +184,9 @@ func parseCopy(from io.ReaderAt, offset int64, magic string) (h header, err erro
 	}
 	if len(a.Config.Requirements.Mandatory) > 0 || len(a.Segments) > 1 {
 		return h, state.Errorf(state.FailedPrecondition, "it is being encrypted anew, or asks for a newer program (%.80q): finish that with cryptsetup", a.Config.Requirements.Mandatory)
+	}
+	if a.encryptsNothing() {
+		return h, state.Errorf(state.FailedPrecondition, "it encrypts nothing (its cipher is cipher_null), or opens with any passphrase: whoever made it can read what is written to the volume. It is left as it is; if nobody needs what is on it, csi-node volume clear-device makes it blank")
 	}
 	data, ok := a.Segments["0"]
 	if !ok || data.Type != "crypt" || data.SectorSize < 512 || data.SectorSize > 4096 {

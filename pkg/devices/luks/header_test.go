@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"strings"
 	"testing"
 
 	"github.com/csi-node/csi-node/pkg/devices"
@@ -125,6 +126,13 @@ func TestHeader(t *testing.T) {
 	})
 	_, err := parseHeader(bytes.NewReader(disk(1<<20, busy)), true)
 	require.Class(t, err, state.FailedPrecondition, "online-reencrypt-v2")
+	for _, null := range []string{
+		`{"keyslots":{"0":{"area":{"encryption":"aes-xts-plain64"}}},"segments":{"0":` + strings.Replace(crypt, "aes-xts-plain64", "cipher_null-ecb", 1) + `}}`,
+		`{"keyslots":{"0":{"area":{"encryption":"aes-xts-plain64"}},"1":{"area":{"encryption":"cipher_null-ecb"}}},"segments":{"0":` + crypt + `}}`,
+	} {
+		_, err := parseHeader(bytes.NewReader(disk(1<<20, with(func(w *written) { w.json = null }))), true)
+		require.Class(t, err, state.FailedPrecondition, "encrypts nothing")
+	}
 }
 
 // broken is a device of which some byte cannot be read.
