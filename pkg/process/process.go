@@ -15,6 +15,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 
 	"github.com/csi-node/csi-node/pkg/state"
@@ -104,11 +105,10 @@ func LockHolder(f *os.File) (int, error) {
 	if err != nil {
 		return 0, err
 	}
-	var st unix.Stat_t
-	if controlErr := conn.Control(func(fd uintptr) { err = unix.Fstat(int(fd), &st) }); errors.Join(controlErr, err) != nil {
+	var file string
+	if controlErr := conn.Control(func(fd uintptr) { file, err = lockedFile(int(fd)) }); errors.Join(controlErr, err) != nil {
 		return 0, errors.Join(controlErr, err)
 	}
-	file := fmt.Sprintf("%02x:%02x:%d", unix.Major(st.Dev), unix.Minor(st.Dev), st.Ino)
 	locks, err := os.Open("/proc/locks")
 	if err != nil {
 		return 0, err
@@ -127,6 +127,27 @@ func LockHolder(f *os.File) (int, error) {
 		return max(pid, 0), nil
 	}
 	return 0, scanner.Err()
+}
+
+// lockedFile is what /proc/locks calls an open file. Its device is that of the superblock,
+// which stat(2) does not tell of a file on a btrfs.
+func lockedFile(fd int) (string, error) {
+	var st unix.Statx_t
+	if err := unix.Statx(fd, "", unix.AT_EMPTY_PATH, unix.STATX_INO|unix.STATX_MNT_ID, &st); err != nil {
+		return "", os.NewSyscallError("statx", err)
+	}
+	major, minor := st.Dev_major, st.Dev_minor
+	mounts, err := mountinfo.GetMounts(func(m *mountinfo.Info) (skip, stop bool) {
+		found := uint64(m.ID) == st.Mnt_id
+		return !found, found
+	})
+	if err != nil {
+		return "", err
+	}
+	for _, m := range mounts {
+		major, minor = uint32(m.Major), uint32(m.Minor)
+	}
+	return fmt.Sprintf("%02x:%02x:%d", major, minor, st.Ino), nil
 }
 
 // Name describes a process to a person: its number and its command, or that it is not

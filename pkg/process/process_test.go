@@ -1,12 +1,10 @@
 package process
 
 import (
-	"bufio"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -76,40 +74,4 @@ func TestThreads(t *testing.T) {
 			}
 		})
 	}
-}
-
-func TestLockHolder(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "file")
-	f, err := os.Create(path)
-	require.NoError(t, err)
-	defer f.Close()
-	holder := func(want int) {
-		t.Helper()
-		if got, err := LockHolder(f); err != nil || got != want {
-			t.Errorf("holder %d, not %d (%v)", got, want, err)
-		}
-	}
-	holder(0)
-	require.NoError(t, unix.Flock(int(f.Fd()), unix.LOCK_EX))
-	holder(os.Getpid())
-	require.NoError(t, unix.Flock(int(f.Fd()), unix.LOCK_UN))
-	child := exec.Command("flock", path, "sh", "-c", "echo locked; exec cat")
-	in, err := child.StdinPipe()
-	require.NoError(t, err)
-	out, err := child.StdoutPipe()
-	require.NoError(t, err)
-	require.NoError(t, child.Start())
-	if line, err := bufio.NewReader(out).ReadString('\n'); err != nil || line != "locked\n" {
-		t.Fatal(line, err)
-	}
-	holder(child.Process.Pid)
-	if name := Name(child.Process.Pid); !strings.Contains(name, "flock") || !strings.Contains(name, fmt.Sprint(child.Process.Pid)) {
-		t.Errorf("it is called %q", name)
-	}
-	if name := Name(0); !strings.Contains(name, "not seen") {
-		t.Errorf("nobody is called %q", name)
-	}
-	in.Close()
-	require.NoError(t, child.Wait())
-	holder(0)
 }
