@@ -110,6 +110,9 @@ func (p *Pool) fill(ctx context.Context, v *Volume, dir string) (made cachedFact
 		return made, noRoom(err)
 	}
 	defer func() { err = errors.Join(err, data.Close()) }()
+	if err := keepInPlace(data); err != nil {
+		return made, err
+	}
 	if err := p.extend(ctx, data, *v, v.Bytes); err != nil {
 		return made, err
 	}
@@ -122,4 +125,26 @@ func (p *Pool) fill(ctx context.Context, v *Volume, dir string) (made cachedFact
 	}
 	file, err := makeFacts(dir, facts)
 	return cachedFacts{file, *v, facts}, noRoom(errors.Join(err, data.Sync()))
+}
+
+// keepInPlace has a btrfs write an empty file in place from now on. Otherwise it writes each
+// block to a new place, for which there is none in a full pool, though a thick volume has
+// all its blocks; and a block that changes while it is written gets a checksum that is wrong.
+func keepInPlace(f *os.File) error {
+	const compressed, noCopy = 0x4, 0x800000 // FS_COMPR_FL, FS_NOCOW_FL of linux/fs.h
+	var fs unix.Statfs_t
+	if err := unix.Fstatfs(int(f.Fd()), &fs); err != nil {
+		return &os.PathError{Op: "fstatfs", Path: f.Name(), Err: err}
+	}
+	if fs.Type != unix.BTRFS_SUPER_MAGIC {
+		return nil
+	}
+	flags, err := unix.IoctlGetUint32(int(f.Fd()), unix.FS_IOC_GETFLAGS)
+	flags &^= compressed
+	for _, next := range []uint32{flags, flags | noCopy} { // not both at once
+		if err == nil {
+			err = unix.IoctlSetPointerInt(int(f.Fd()), unix.FS_IOC_SETFLAGS, int(next))
+		}
+	}
+	return wrap(err, "have the btrfs write %s in place (chattr +C)", f.Name())
 }

@@ -2,6 +2,7 @@ package pool_test
 
 import (
 	"bytes"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"os"
@@ -280,6 +281,35 @@ func TestAttachWithoutRoomForTheBlocks(t *testing.T) {
 			t.Errorf("%s: %d bytes are allocated, %d before: the rest of the room was taken in vain", fsType, got, before)
 		}
 	}
+}
+
+// TestThickVolumeOnAFullBtrfs: what the volume holds is written over in place, also where
+// new files are compressed.
+func TestThickVolumeOnAFullBtrfs(t *testing.T) {
+	p, dir := poolOn(t, disk(t, 512, "btrfs", 128<<20), "btrfs", "")
+	run(t, "chattr", "+c", filepath.Join(dir, "tmp"))
+	contents, err := unix.Mmap(-1, 0, 32<<20, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON) // aligned
+	require.NoError(t, err)
+	defer func() { require.NoError(t, unix.Munmap(contents)) }()
+	_, _ = rand.Read(contents) // never fails
+	_, err = p.Create(t.Context(), pool.Volume{ID: "vol", Name: "vol", Bytes: int64(len(contents)), Provisioning: pool.Thick})
+	require.NoError(t, err)
+	path, err := p.DataPath("vol")
+	require.NoError(t, err)
+	fill := func(path string, flags int) error {
+		f, err := os.OpenFile(path, os.O_WRONLY|unix.O_DIRECT|flags, 0o600) // as a loop device writes
+		require.NoError(t, err)
+		_, err = f.Write(contents)
+		return errors.Join(err, f.Sync(), f.Close())
+	}
+	require.NoError(t, fill(path, 0))
+	for i := 0; err == nil; i++ {
+		err = fill(filepath.Join(filepath.Dir(dir), fmt.Sprint(i)), os.O_CREATE)
+	}
+	if !errors.Is(err, unix.ENOSPC) {
+		t.Fatal(err)
+	}
+	require.NoError(t, fill(path, 0))
 }
 
 // TestNextUserOfTheDevice: whoever gets the number next can write to it, in
