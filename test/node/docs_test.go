@@ -84,15 +84,21 @@ func used(t *testing.T, p *harness.Plugin) (volumes []*volume, hold func()) {
 // a PersistentVolume then.
 func TestBackedUp(t *testing.T) {
 	t.Parallel()
-	p := harness.Start(t, harness.Options{})
+	p := harness.New(t)
+	mountPool(t, p, 512*mib, "mkfs.xfs", "-q")
+	p.Start(harness.Options{})
 	volumes, hold := used(t, p)
-	backup := t.TempDir()
+	backup := filepath.Join(p.PoolDir, "backup") // on the same file system, which can share blocks
+	makeDir(t, backup)
 	for _, v := range volumes {
 		replaced := inPool(p, "/backup", backup, "VOLUME", v.ID)
 		follow(t, "operate.md", "- **The file in the pool**", replaced...)
 		must(t, v.Delete(t.Context()))
 		mustBeGone(t, v.Data())
 		follow(t, "operate.md", "To put that copy back", replaced...)
+		if blocks := harness.Command(t, "filefrag", "-v", v.Data()); strings.Contains(blocks, "shared") {
+			t.Errorf("%s shares blocks with its copy, for which a full pool has no other: %s", v.ID, blocks)
+		}
 		var list corev1.PersistentVolumeList
 		typed(t, p, "csi-node volume manifest "+v.ID, &list)
 		if len(list.Items) != 1 || list.Items[0].Spec.CSI.VolumeHandle != v.ID {
