@@ -30,6 +30,7 @@ const (
 	areaHeader   = 512
 	ignoredFlag  = 1
 	mostMetadata = 64 << 20
+	mostAreas    = 2 // pvcreate makes no more; a pod may list many on its disk
 )
 
 // readLabel reads the label of a disk; nil: it has none. It reads some KiB.
@@ -59,8 +60,8 @@ func readLabel(disk io.ReaderAt) (*label, error) {
 // readAreas reads the metadata in the areas that the header of a disk lists: the areas for
 // data, a zero, the areas for metadata, a zero.
 func (l *label) readAreas(disk io.ReaderAt, list []byte) error {
-	metadata := false
-	for ; len(list) >= 16; list = list[16:] {
+	metadata, read := false, 0
+	for ; len(list) >= 16 && read < mostAreas; list = list[16:] {
 		offset := int64(binary.LittleEndian.Uint64(list))
 		switch {
 		case offset == 0 && metadata:
@@ -68,6 +69,7 @@ func (l *label) readAreas(disk io.ReaderAt, list []byte) error {
 		case offset == 0:
 			metadata = true
 		case metadata:
+			read++
 			if err := l.readArea(disk, offset); err != nil {
 				return err
 			}

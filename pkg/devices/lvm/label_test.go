@@ -83,6 +83,32 @@ func diskImage(sector int, uuid, text string, at int) []byte {
 	return image
 }
 
+// countedReads counts the reads at the area for metadata of diskImage.
+type countedReads struct {
+	*bytes.Reader
+	areas int
+}
+
+func (r *countedReads) ReadAt(b []byte, offset int64) (int, error) {
+	if offset == 4096 {
+		r.areas++
+	}
+	return r.Reader.ReadAt(b, offset)
+}
+
+// A pod may write a label to its disk that lists as many areas as there is room for, each of
+// the largest size.
+func TestFewAreasAreRead(t *testing.T) {
+	image := diskImage(1, pv0, metadataText, 512)
+	for at := 512 + 72 + 48; at < 1000; at += 16 {
+		copy(image[at:], image[512+72+32:][:16])
+	}
+	disk := &countedReads{Reader: bytes.NewReader(image)}
+	if l, err := readLabel(disk); err != nil || l.group != "vg0" || disk.areas != 2 {
+		t.Errorf("%+v, %v: %d areas were read", l, err, disk.areas)
+	}
+}
+
 func TestReadLabel(t *testing.T) {
 	whole := label{uuid: pv0, group: "vg0", groupUUID: group, sequence: 7, members: []string{pv0, pv1}}
 	ignored := diskImage(1, pv0, metadataText, 512)
