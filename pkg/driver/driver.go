@@ -436,7 +436,7 @@ func (p *plugin) grpcServer() (*grpc.Server, error) {
 		Storage:       p.storage,
 	}
 	services := services{
-		identity: &identity{name: p.DriverName, version: p.options.version(), capabilities: p.capabilities(), needs: p.needs},
+		identity: &identity{name: p.DriverName, version: p.options.version(), capabilities: p.capabilities(), programs: p.filesystem.CheckPrograms},
 		node:     withTopology{nodeserver.New(node), p.properties.NodeLocal, p.options.Topology}, controller: p.controller, more: p.options.Services,
 	}
 	if p.options.Identity != nil {

@@ -131,7 +131,7 @@ func (m *metrics) addRegistration(registered func() bool) {
 // addReadiness adds whether the plugin has all that it needs.
 func (m *metrics) addReadiness(n *needs) {
 	m.registry.MustRegister(&truth{n.ready,
-		prometheus.NewDesc("csi_node_ready", "1 if the plugin has all that it needs to serve, as Probe tells it.", nil, nil)})
+		prometheus.NewDesc("csi_node_ready", "1 if nothing is missing that the plugin needs: programs, and the storage of the default backend.", nil, nil)})
 }
 
 // truth is a gauge that is 1 while something is true, and else 0. It may wait to learn that:

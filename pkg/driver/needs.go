@@ -14,7 +14,7 @@ import (
 	"github.com/csi-node/csi-node/pkg/report"
 )
 
-// needs is what the plugin needs to serve: Probe, the HTTP probes and the metrics ask
+// needs is what the plugin needs to make and mount volumes: the probes and the metrics ask
 // whether it is there, and share one round of checks.
 type needs struct {
 	checks []func(context.Context) error // of everything that may go missing while the plugin runs
@@ -47,7 +47,7 @@ func (n *needs) missing(ctx context.Context) error {
 	return nil
 }
 
-// ready tells what Probe would, and waits for measureWait at most. Until a round has ended, or
+// ready tells whether anything is missing, and waits for measureWait at most. Until a round has ended, or
 // has taken checkTime, the last one counts.
 func (n *needs) ready() bool {
 	err := n.look(context.Background(), measureWait)
@@ -75,7 +75,7 @@ func (n *needs) look(ctx context.Context, wait time.Duration) error {
 }
 
 // defaultStorage checks whether the default backend can serve volumes. Roll-outs
-// wait for a plugin that is not ready, and external-provisioner does not start. So what another backend lacks does not
+// wait for a plugin that is not ready. So what another backend lacks does not
 // count here: its volumes and NodeGetStorageHealth report it.
 func (p *plugin) defaultStorage() func(context.Context) error {
 	place, ok := p.backends[0].Backend.(devices.Checker)
@@ -140,7 +140,7 @@ func (p *plugin) checkStorage(ctx context.Context, wait, silence time.Duration) 
 }
 
 // longerSilent returns the check of the default backend that has hung longer: the one that
-// is given, or that of Probe, which kubelet asks again and again.
+// is given, or that of the probe `ready`, which kubelet asks again and again.
 func (p *plugin) longerSilent(late *hang.Unanswered) *hang.Unanswered {
 	if p.needs == nil { // no plugin runs
 		return late

@@ -7,8 +7,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/container-storage-interface/spec/lib/go/csi"
-
 	"github.com/csi-node/csi-node/pkg/devices"
 	"github.com/csi-node/csi-node/test/require"
 )
@@ -27,7 +25,7 @@ func readiness(t *testing.T, m *metrics) (ready float64) {
 	return -1
 }
 
-// A scrape tells what Probe does, and takes part in its round of checks. It is answered in
+// A scrape tells what the probe `ready` does, and takes part in its round of checks. It is answered in
 // time while that hangs, and by one that is only slow with what the last round found.
 func TestReadyInTheMetrics(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -43,7 +41,7 @@ func TestReadyInTheMetrics(t *testing.T) {
 			}
 			return lacks
 		}}}
-		i, m := &identity{needs: n}, newMetrics("v1")
+		m := newMetrics("v1")
 		m.addReadiness(n)
 		m.addBackend("hung", func() ([]devices.Measurement, error) { // scrapes wait for both at a time
 			if hung != nil {
@@ -77,7 +75,7 @@ func TestReadyInTheMetrics(t *testing.T) {
 
 		lacks, slow, hung, rounds = errors.New("away"), 0, make(chan struct{}), 0
 		for range 3 {
-			if _, err := i.Probe(t.Context(), &csi.ProbeRequest{}); err != nil {
+			if err := n.missing(t.Context()); err != nil {
 				t.Error(err)
 			}
 			check("hung", 1, measureWait)
@@ -91,8 +89,7 @@ func TestReadyInTheMetrics(t *testing.T) {
 	})
 }
 
-// Of storage that was away and then hangs Probe says that the plugin is ready, so that
-// nobody restarts it. So does a scrape.
+// Of storage that was away and then hangs the probe `ready` says that the plugin is ready. So does a scrape.
 func TestReadyOnceWhatIsAwayHangs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var hung chan struct{}
@@ -114,5 +111,24 @@ func TestReadyOnceWhatIsAwayHangs(t *testing.T) {
 			t.Error("it is not ready")
 		}
 		close(hung)
+	})
+}
+
+// A check that hangs does not make the plugin unready, and probes do not pile
+// up behind it.
+func TestHungCheck(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		hang, looks := make(chan struct{}), 0
+		n := &needs{checks: []func(context.Context) error{func(context.Context) error { looks++; <-hang; return nil }}}
+		for range 5 {
+			if err := n.missing(t.Context()); err != nil {
+				t.Error(err)
+			}
+		}
+		close(hang)
+		synctest.Wait()
+		if looks != 1 {
+			t.Errorf("%d checks hung", looks)
+		}
 	})
 }

@@ -63,7 +63,7 @@ func TestStatusWithoutPlugin(t *testing.T) {
 	if parts := node.Volumes[0].Parts; len(parts) != 1 || parts[0].Is != report.Failing || !strings.Contains(parts[0].Error, "no such volume") || !strings.Contains(parts[0].Asked, "/kubelet/v1") {
 		t.Errorf("reports %+v", parts)
 	}
-	// With its pool away a plugin may not start, and that is when this is asked for.
+	// The pool may be away, too.
 	require.NoError(t, os.Rename(p.poolDir(), p.poolDir()+".away"))
 	away, err := ReadReport(t.Context(), p.StateDir, testOptions())
 	if err != nil || len(away.Volumes) != 1 || len(away.StorageProblems) != 1 || away.StorageProblems[0].Reason != report.PoolUnusable || !strings.Contains(away.StorageProblems[0].Message, p.poolDir()) {

@@ -203,10 +203,9 @@ func (p *plugin) probes() (live, ready func(context.Context) error) {
 // socketTime bounds how long the CSI socket may take to answer.
 const socketTime = 5 * time.Second
 
-// socketAnswers calls the plugin as kubelet does. It asks for less than the
-// livenessprobe sidecar, whose Probe also fails while a pool is not there: a restart
-// of the plugin would not bring the pool back, and would kill the helper programs
-// that work on other disks.
+// socketAnswers calls the plugin as kubelet does. A pool that is not there does not count: a
+// restart of the plugin would not bring it back, and would kill the helper programs that work
+// on other disks.
 func (p *plugin) socketAnswers(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, socketTime)
 	defer cancel()

@@ -183,19 +183,6 @@ func (s *Devices) Seen(tag string) string {
 	return s.index[tag].name
 }
 
-// AnySeen reports whether a device was seen whose tag begins with the prefix. It reads
-// only the index.
-func (s *Devices) AnySeen(prefix string) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for tag := range s.index {
-		if strings.HasPrefix(tag, prefix) {
-			return true
-		}
-	}
-	return false
-}
-
 // Tagged returns the plugin's devices whose tag begins with the prefix, but for
 // those that skip names. It blocks for as long as one of them does.
 func (s *Devices) Tagged(ctx context.Context, prefix string, skip func(tag string) bool) ([]*Device, error) {

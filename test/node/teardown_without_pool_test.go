@@ -116,8 +116,11 @@ func TestStartWithoutThePool(t *testing.T) {
 			must(t, unix.Unmount(p.PoolDir, unix.MNT_DETACH))
 			p.Process = p.Launch(harness.Options{}) // it is not ready without the pool
 			p.AwaitServing(p.Process)
-			if _, err := p.Identity.Probe(t.Context(), &csi.ProbeRequest{}); err == nil {
-				t.Error("it is well without the pool")
+			if probe, err := p.Identity.Probe(t.Context(), &csi.ProbeRequest{}); err != nil || !probe.GetReady().GetValue() {
+				t.Errorf("external-provisioner, which tells Kubernetes of the room, would not start: %v, %v", probe, err)
+			}
+			if room, err := p.Controller.GetCapacity(t.Context(), &csi.GetCapacityRequest{}); err != nil || room.GetAvailableCapacity() != 0 {
+				t.Errorf("room without the pool: %v, %v", room, err)
 			}
 			if err := later.Stage(t.Context()); err == nil {
 				t.Error("staged without the pool")

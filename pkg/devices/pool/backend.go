@@ -108,9 +108,6 @@ func (b *Backend) Close() error {
 	return b.unlock()
 }
 
-// Any reports whether a device of one of the pool's volumes was seen.
-func (b *Backend) Any() bool { return b.loops.AnySeen(b.tag("")) }
-
 // Validate returns InvalidArgument for an id that no volume can have.
 func (b *Backend) Validate(v devices.Volume) error { return ValidateID(v.ID) }
 

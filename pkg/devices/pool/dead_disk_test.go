@@ -30,8 +30,8 @@ func TestStartOnADeadDisk(t *testing.T) {
 			stop(t, dir)
 			again, err := openKind(t, devices.Environment{StateDir: t.TempDir()}, "--pool-dir="+dir)
 			require.NoError(t, err)
-			if !again.Any() {
-				t.Error("the device was not found")
+			if d, err := again.Find(t.Context(), of("vol")); err != nil || d.State != state.DeviceAttached {
+				t.Errorf("the device was not found: %+v, %v", d, err)
 			}
 			require.NoError(t, again.Detach(t.Context(), of("vol")))
 			if d, err := again.Find(t.Context(), of("vol")); err != nil || d.State == state.DeviceAttached {

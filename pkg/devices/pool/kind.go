@@ -64,9 +64,10 @@ const (
 	atOnce = time.Nanosecond
 )
 
-// open opens the pool and locks it. A pool that is away, or whose marker is damaged, is served
-// all the same if volumes of it are attached or on record, so that they can be taken down; one
-// whose disk does not answer in any case.
+// open opens the pool and locks it. A pool that was seen before and is away, whose marker is
+// damaged, or whose disk does not answer is served all the same: what stands of its volumes can
+// be taken down, Kubernetes is told that there is no room, pods are told why they wait, and all
+// goes on when the pool is back.
 func (o *options) open(ctx context.Context, env devices.Environment) (devices.Backend, error) {
 	most, err := o.limits()
 	if err != nil {
@@ -101,11 +102,8 @@ func (o *options) open(ctx context.Context, env devices.Environment) (devices.Ba
 		return nil, errors.Join(err, unlock())
 	}
 	b.unlock = unlock
-	switch {
-	case absent != nil && !hangs(absent) && !b.Any() && (env.Wanted == nil || len(env.Wanted()) == 0):
-		return nil, errors.Join(fmt.Errorf("--pool-dir %s: %w", o.dir, absent), b.Close())
-	case absent != nil:
-		klog.FromContext(ctx).Error(absent, "Serving without the pool, so that its volumes can be unpublished and unstaged", "pool", o.dir)
+	if absent != nil {
+		klog.FromContext(ctx).Error(absent, "Serving without the pool until it is there", "pool", o.dir)
 	}
 	return b, nil
 }
