@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"unicode/utf8"
 
@@ -93,12 +94,24 @@ func (s *Server) wanted(req *csi.CreateVolumeRequest) (c class, want devices.Cre
 	if c, err = s.class(req.GetParameters()); err != nil {
 		return c, want, fmt.Errorf("volume %s: %w", name, err)
 	}
+	if _, mounts := s.Backends.Get(c.backend).(devices.MountSource); !mounts && neverWritten(req.GetVolumeCapabilities()) {
+		return c, want, state.Errorf(state.InvalidArgument, "volume %s: mount flag \"ro\": a new volume is blank, and is formatted when it is first mounted for writing: leave it out, and let pods mount it read-only", name)
+	}
 	want = devices.CreateRequest{Name: name, Parameters: c.parameters, Use: useOf(fsType), Secrets: req.GetSecrets(), Layers: c.layers}
 	if want.Size, err = s.sizeOf(req.GetCapacityRange(), want.Use); err != nil {
 		return c, want, fmt.Errorf("volume %s: %w", name, err)
 	}
 	want.Size = larger(want.Size, s.Backends.Overhead(c.layers))
 	return c, want, nil
+}
+
+// neverWritten reports whether the volume would be mounted by all capabilities for reading only.
+// Their flags are valid.
+func neverWritten(capabilities []*csi.VolumeCapability) bool {
+	return !slices.ContainsFunc(capabilities, func(c *csi.VolumeCapability) bool {
+		flags, _ := state.ParseFlags(c.GetMount().GetMountFlags())
+		return flags.Set&state.ReadOnly == 0
+	})
 }
 
 // larger returns the range for a volume of which layers take so many bytes.

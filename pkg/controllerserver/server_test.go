@@ -184,7 +184,7 @@ func TestCreateVolume(t *testing.T) {
 		"default sectors":   {[]change{parameters("sectorSize", "512")}, pool.Volume{ID: "pvc-1", Name: "pvc-1", Bytes: gib, Provisioning: pool.Thick, FSType: "ext4"}},
 		"longest name":      {[]change{name(long)}, pool.Volume{ID: long, Name: long, Bytes: gib, Provisioning: pool.Thick, FSType: "ext4"}},
 		"odd name":          {[]change{name("../π\t")}, pool.Volume{ID: pool.ID("../π\t"), Name: "../π\t", Bytes: gib, Provisioning: pool.Thick, FSType: "ext4"}},
-		"default and ext4":  {[]change{capable(mount(writer, ""), mount(writer, "ext4", "noatime"))}, pool.Volume{ID: "pvc-1", Name: "pvc-1", Bytes: gib, Provisioning: pool.Thick, FSType: "ext4"}},
+		"default and ext4":  {[]change{capable(mount(writer, ""), mount(writer, "ext4", "noatime,ro"))}, pool.Volume{ID: "pvc-1", Name: "pvc-1", Bytes: gib, Provisioning: pool.Thick, FSType: "ext4"}},
 		"here":              {[]change{requisite(topology(topologyKey, "node-2"), topology(strings.ToUpper(topologyKey), "node-1"))}, pool.Volume{ID: "pvc-1", Name: "pvc-1", Bytes: gib, Provisioning: pool.Thick, FSType: "ext4"}},
 		"preferred elsewhere": {[]change{func(r *csi.CreateVolumeRequest) {
 			r.AccessibilityRequirements = &csi.TopologyRequirement{Preferred: []*csi.Topology{topology(topologyKey, "node-2")}}
@@ -248,6 +248,7 @@ func TestCreateVolumeRefuses(t *testing.T) {
 		"block and mount":   {capable(block(writer), mount(writer, "xfs")), state.InvalidArgument, "block and mount"},
 		"mount and block":   {capable(mount(writer, ""), block(writer)), state.InvalidArgument, "block and mount"},
 		"mount flag":        {capable(mount(writer, "", "bind")), state.InvalidArgument, `mount flag "bind": it asks for something else than a new mount: leave it out`},
+		"mounted to read":   {capable(mount(writer, "", "noatime,ro")), state.InvalidArgument, `mount flag "ro": a new volume is blank`},
 		"mount group":       {capable(group), state.InvalidArgument, "fsGroupPolicy"},
 		"negative required": {size(-1, 0), state.InvalidArgument, "negative"},
 		"negative limit":    {size(0, -1), state.InvalidArgument, "negative"},
