@@ -1,12 +1,15 @@
 package kubectl
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
 	"slices"
 	"strings"
+
+	"k8s.io/apimachinery/pkg/api/resource"
 
 	"github.com/csi-node/csi-node/pkg/report"
 )
@@ -36,8 +39,17 @@ type (
 	claim struct {
 		Metadata metadata
 
-		Spec   struct{ VolumeName string }
+		Spec struct {
+			VolumeName, StorageClassName string
+
+			Resources struct {
+				Requests struct{ Storage resource.Quantity }
+			}
+		}
 		Status struct{ Phase string }
+	}
+	csiNode struct {
+		Spec struct{ Drivers []struct{ Name string } }
 	}
 	persistentVolume struct {
 		Metadata metadata
@@ -56,6 +68,10 @@ type (
 
 func (p pod) has(container string) bool {
 	return slices.ContainsFunc(p.Spec.Containers, func(c struct{ Name string }) bool { return c.Name == container })
+}
+
+func (n csiNode) has(driver string) bool {
+	return slices.ContainsFunc(n.Spec.Drivers, func(d struct{ Name string }) bool { return d.Name == driver })
 }
 
 // place is a volume, and the node and the driver by which a pod uses it; empty: any.
@@ -165,7 +181,8 @@ func (c *cluster) claimed(ctx context.Context, namespace, name string) (at place
 		return place{}, "", err
 	}
 	if of.Spec.VolumeName == "" {
-		return place{volume: "pvc-" + of.Metadata.UID, maybe: true}, fmt.Sprintf("Claim %s has no volume yet: `kubectl describe pvc` tells why.", strings.TrimPrefix(namespace+"/"+name, "/")), nil
+		why := cmp.Or(c.untold(ctx, of), "`kubectl describe pvc` tells why.")
+		return place{volume: "pvc-" + of.Metadata.UID, maybe: true}, fmt.Sprintf("Claim %s has no volume yet: %s", strings.TrimPrefix(namespace+"/"+name, "/"), why), nil
 	}
 	var pv persistentVolume
 	if err := c.get(ctx, &pv, "persistentvolume", of.Spec.VolumeName); err != nil {

@@ -31,6 +31,23 @@ case "$*" in
 	echo '{"spec":{}}' ;;
 *"get persistentvolumeclaim refused "*)
 	echo '{"metadata":{"uid":"u9"},"spec":{}}' ;;
+*"get persistentvolumeclaim large "*)
+	echo '{"spec":{"storageClassName":"fast","resources":{"requests":{"storage":"50Gi"}}}}' ;;
+*"get persistentvolumeclaim fitting "*)
+	echo '{"spec":{"storageClassName":"fast","resources":{"requests":{"storage":"2Gi"}}}}' ;;
+*"get persistentvolumeclaim misnamed "*)
+	echo '{"spec":{"storageClassName":"typo","resources":{"requests":{"storage":"2Gi"}}}}' ;;
+*"get storageclass fast "*)
+	echo '{"provisioner":"x","volumeBindingMode":"Immediate"}' ;;
+*"get storageclass typo "*)
+	echo '{"provisioner":"X"}' ;;
+*"get csinodes "*)
+	if [ -e "$FAKE/forbidden" ]; then echo "Error from server (Forbidden): csinodes is forbidden" >&2; exit 1; fi
+	echo '{"items":[{"spec":{"drivers":null}},{"spec":{"drivers":[{"name":"y"},{"name":"x"}]}}]}' ;;
+*"get csistoragecapacities --all-namespaces --selector=csi.storage.k8s.io/drivername=x "*)
+	echo '{"items":[{"storageClassName":"fast","capacity":"1Gi","nodeTopology":{"matchLabels":{"topology.x/node":"a"}}},{"storageClassName":"slow","capacity":"99Gi","nodeTopology":{"matchLabels":{"topology.x/node":"a"}}},{"storageClassName":"fast","capacity":"9Gi","maximumVolumeSize":"2Gi","nodeTopology":{"matchLabels":{"topology.x/node":"b"}}},{"storageClassName":"fast"}]}' ;;
+*"get csistoragecapacities --all-namespaces --selector=csi.storage.k8s.io/drivername=X "*)
+	echo '{"items":[]}' ;;
 *"get persistentvolumeclaim "*)
 	if [ -e "$FAKE/forbidden" ]; then echo "Error from server (Forbidden): persistentvolumeclaims is forbidden" >&2; exit 1; fi
 	echo 'Error from server (NotFound): persistentvolumeclaims "x" not found' >&2; exit 1 ;;
@@ -277,6 +294,15 @@ func TestExplain(t *testing.T) {
 	if _, errs, err := run(t, "explain", "waiting"); err == nil || !strings.Contains(errs, "Claim waiting has no volume yet") {
 		t.Errorf("of a claim without a volume: %v\n%s", err, errs)
 	}
+	for claim, why := range map[string]string{
+		"large":    "it asks for 50Gi, and the most that any node has room for in its class fast is 2Gi, on b.\n",
+		"misnamed": "its class typo names the provisioner X, and no node has a CSI driver of that name (`kubectl get csinodes -o yaml`).\n",
+		"fitting":  "`kubectl describe pvc` tells why.\n",
+	} {
+		if _, errs, err := run(t, "explain", claim); err == nil || errs != "Claim "+claim+" has no volume yet: "+why {
+			t.Errorf("of a claim that no event tells of: %v\n%s", err, errs)
+		}
+	}
 	if out, errs, err := run(t, "explain", "refused"); err != nil || !strings.Contains(errs, "Claim refused has no volume yet") || !strings.HasSuffix(out, "On node a: a says: exec --namespace=csi-node plugin-a --container=csi-node -- csi-node explain pvc-u9\n") {
 		t.Errorf("of a claim whose volume was refused prints (%v)\n%s%s", err, out, errs)
 	}
@@ -296,6 +322,9 @@ func TestExplain(t *testing.T) {
 	}
 	require.NoError(t, os.Remove(filepath.Join(dir, "silent")))
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "forbidden"), nil, 0o600))
+	if _, errs, _ := run(t, "explain", "large"); !strings.Contains(errs, "describe pvc") {
+		t.Errorf("of a claim, to who may not read what tells of room:\n%s", errs)
+	}
 	if out, _, err := run(t, "explain", "vol-2"); err != nil || !strings.HasPrefix(out, "On node b: ") {
 		t.Errorf("of a volume, to who may not read claims, prints (%v)\n%s", err, out)
 	}

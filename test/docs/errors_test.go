@@ -28,11 +28,12 @@ import (
 // foreign are the errors of Kubernetes itself that troubleshoot.md explains, with the place in
 // k8s.io/kubernetes v1.36.3 that has them.
 var foreign = map[string]string{
-	"insufficient quota to match these scopes": "k8s.io/apiserver/pkg/admission/plugin/resourcequota/controller.go",
-	"Waiting for a volume to be created":       "pkg/controller/volume/persistentvolume/pv_controller.go",
-	"waiting for first consumer":               "pkg/controller/volume/persistentvolume/pv_controller.go",
-	"did not have enough free storage":         "pkg/scheduler/framework/plugins/volumebinding/volume_binding.go; test/e2e asks for it",
-	"violates PodSecurity":                     "k8s.io/pod-security-admission/admission/admission.go",
+	"insufficient quota to match these scopes":         "k8s.io/apiserver/pkg/admission/plugin/resourcequota/controller.go",
+	"Waiting for a volume to be created":               "pkg/controller/volume/persistentvolume/pv_controller.go",
+	"waiting for first consumer":                       "pkg/controller/volume/persistentvolume/pv_controller.go",
+	"did not have enough free storage":                 "pkg/scheduler/framework/plugins/volumebinding/volume_binding.go; test/e2e asks for it",
+	"didn't find available persistent volumes to bind": "pkg/scheduler/framework/plugins/volumebinding/volume_binding.go",
+	"violates PodSecurity":                             "k8s.io/pod-security-admission/admission/admission.go",
 }
 
 // infeasible is what external-provisioner v6.3.0 writes before an answer that no retry will change; test/e2e asks for it.
